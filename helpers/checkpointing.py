@@ -2,8 +2,8 @@
 
 Node 1 of a chain is the input, node n the loss, and y_i = f_i(y_{i-1}). A schedule is a list of actions:
 ("forward", i) computes y_i from y_{i-1}, ("backward", i) computes the gradient g_i from y_i and g_{i+1}, after which
-those two are no longer needed, ("drop", i) gives y_i up. Each computation is a *moment*: what is alive at it includes the
-result and what it was computed from. Gradients of the weights are not counted: every schedule makes the same ones.
+those two are no longer needed, ("drop", i) gives y_i up. Each computation is a *moment*: what is alive at it includes
+the result and what it was computed from. Gradients of the weights are not counted: every schedule makes the same ones.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Chain:
         """The gradients of the input and of every weight as PyTorch's autograd has them, in the order of the nodes."""
         import torch
 
-        leaves = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (self.input, *self.weights.values())]
+        leaves = [
+            torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (self.input, *self.weights.values())
+        ]
         y = leaves[0]
         for weight in leaves[1:]:
             y = y + 0.1 * torch.sin(weight * y)
@@ -65,7 +67,7 @@ class Chain:
 
 @dataclass
 class Recording:
-    """What a schedule did. `moments[t]` is what was computed at moment t; a life is (kind, node, born, end), end excluded.
+    """What a schedule did: `moments[t]` was computed at moment t; a life is (kind, node, born, end), end excluded.
 
     gradients: of the input and of every weight, in the order of the nodes. In a notebook it draws its fullest moment.
     """
@@ -116,7 +118,7 @@ class Recording:
             ) from None
 
     def alive_at(self, moment: int) -> dict[str, list[int]]:
-        """"forward" and "backward" → the nodes whose value or gradient is alive at that moment."""
+        """ "forward" and "backward" → the nodes whose value or gradient is alive at that moment."""
         moment = range(len(self.moments))[moment]
         alive: dict[str, list[int]] = {"forward": [], "backward": []}
         for kind, node, born, end in self.lives:
@@ -181,7 +183,9 @@ def execute(schedule: Iterable[Action], nodes: int, title: str = "") -> Recordin
             recording.moments.append((kind, node))
     if next_backward:
         missing = tr(ko=f"backward {next_backward}부터 남아 있다", en=f"backward {next_backward} is still to do")
-        raise ValueError(tr(ko=f"일정이 끝까지 가지 않는다: {missing}.", en=f"The schedule is not complete: {missing}."))
+        raise ValueError(
+            tr(ko=f"일정이 끝까지 가지 않는다: {missing}.", en=f"The schedule is not complete: {missing}.")
+        )
     end = len(recording.moments)
     recording.lives += [("forward", node, start, end) for node, start in born.items()]
     recording.lives.append(("backward", 1, gradient_born, end))
@@ -217,22 +221,22 @@ def record_chain(
     *,
     checkpoints: Iterable[int] | None = None,
     segments: int | None = None,
-    slots: int | None = None,
+    budget: int | None = None,
 ) -> Recording:
     """Run a chain under a strategy, one of:
 
     "everything" (each value is kept until its gradient is there), "minimum" (only the input is kept, everything else is
     computed from it each time), `checkpoints` (nodes that are kept besides the input; between two of them all is
-    recomputed once), `segments` (so many even parts, their first nodes kept), `slots` (the fewest recomputations that
-    so many kept nodes, the input among them, allow).
+    recomputed once), `segments` (so many even parts, their first nodes kept), `budget` (the fewest recomputations of
+    all schedules that never store more values than that).
     """
-    given = [value for value in (strategy, checkpoints, segments, slots) if value is not None]
+    given = [value for value in (strategy, checkpoints, segments, budget) if value is not None]
     if len(given) != 1:
         raise ValueError(
             tr(
-                ko=f"전략을 하나만 고른다: {', '.join(STRATEGIES)}, checkpoints=…, segments=…, slots=… "
+                ko=f"전략을 하나만 고른다: {', '.join(STRATEGIES)}, checkpoints=…, segments=…, budget=… "
                 f"(지금은 {len(given)}개)",
-                en=f"Choose one of {', '.join(STRATEGIES)}, checkpoints=…, segments=…, slots=… ({len(given)} given).",
+                en=f"Choose one of {', '.join(STRATEGIES)}, checkpoints=…, segments=…, budget=… ({len(given)} given).",
             )
         )
     nodes = Chain(nodes).nodes
@@ -251,8 +255,8 @@ def record_chain(
         schedule = keep_checkpoints(nodes, segment_starts(nodes, segments))
         label = tr(ko=f"구간 {segments}개", en=f"{segments} segments")
     else:
-        schedule = optimal_schedule(nodes, slots)
-        label = tr(ko=f"보관 {slots}개, 재계산 최소", en=f"{slots} kept, fewest recomputations")
+        schedule = optimal_schedule(nodes, budget)
+        label = tr(ko=f"최대 {budget}개 안에서 재계산 최소", en=f"fewest recomputations within {budget}")
     return execute(schedule, nodes, f"{label} · " + tr(ko=f"노드 {nodes}개", en=f"{nodes} nodes"))
 
 
@@ -263,7 +267,10 @@ def keep_everything(nodes: int) -> list[Action]:
 
 def keep_minimum(nodes: int) -> list[Action]:
     """Only the input stays; for each gradient its node is computed from the input again."""
-    return schedule_by_splitting(nodes, 1, lambda start, end, slots: start)
+    schedule = []
+    for node in range(nodes, 1, -1):
+        schedule += [*_walk(1, node, {1}), ("backward", node)]
+    return [*schedule, ("backward", 1)]
 
 
 def keep_checkpoints(nodes: int, checkpoints: Iterable[int]) -> list[Action]:
@@ -278,7 +285,7 @@ def keep_checkpoints(nodes: int, checkpoints: Iterable[int]) -> list[Action]:
                 )
             )
         kept.add(node)
-    schedule = _walk(1, nodes, kept) + [("backward", nodes)]
+    schedule = [*_walk(1, nodes, kept), ("backward", nodes)]
     end = nodes - 1
     for start in sorted(kept - {nodes}, reverse=True):
         schedule += [("forward", i) for i in range(start + 1, end + 1)]
@@ -293,36 +300,38 @@ def segment_starts(nodes: int, segments: int) -> list[int]:
     if segments > nodes:
         raise ValueError(
             tr(
-                ko=f"segments={segments}: 노드 {nodes}개를 그보다 많은 구간으로 나눌 수 없다. 1부터 {nodes}까지 고른다.",
+                ko=f"segments={segments}: 노드 {nodes}개보다 많은 구간으로 나눌 수 없다. 1부터 {nodes}까지 고른다.",
                 en=f"segments={segments}: {nodes} nodes cannot be cut into more parts. Choose 1 to {nodes}.",
             )
         )
     return [1 + i * nodes // segments for i in range(segments)]
 
 
-def schedule_by_splitting(nodes: int, slots: int, split: Callable[[int, int, int], int]) -> list[Action]:
-    """The schedule that keeps at most `slots` nodes, the input among them, where `split` says which comes next.
+def schedule_by_splitting(nodes: int, budget: int, split: Callable[[int, int, int], int]) -> list[Action]:
+    """A schedule that never stores more than `budget` values, where `split` says which node is kept next.
 
     split(start, end, slots): y_start is kept, the gradients from `end` down to `start` are wanted, and `slots` nodes
     may be kept, `start` among them. It returns the next node to keep, start < node <= end; asked only where slots > 1.
+    Of the budget three values are at work: the one that is computed and, in backward, two gradients, in forward its
+    source and one gradient. The loss has but one gradient, so the node before it can wait for it: `end` begins there.
     """
-    nodes, slots = positive_int(nodes, "nodes"), positive_int(slots, "slots")
+    nodes, slots = Chain(nodes).nodes, slots_of(budget)
     schedule: list[Action] = []
-    todo = [(1, nodes, slots)]
+    todo = [(1, nodes - 1, slots)]
     while todo:
         start, end, free = todo.pop()
         if start == end:
-            schedule.append(("backward", start))
+            schedule += [*_loss(start, nodes), ("backward", start)]
         elif free == 1:
             for node in range(end, start, -1):
-                schedule += [*_walk(start, node, {start}), ("backward", node)]
+                schedule += [*_walk(start, node, {start}), *_loss(node, nodes), ("backward", node)]
             schedule.append(("backward", start))
         else:
             node = positive_int(split(start, end, free), "split")
             if not start < node <= end:
                 raise ValueError(
                     tr(
-                        ko=f"split({start}, {end}, {free})이 {node}을(를) 돌려주었다. {start + 1}부터 {end}까지여야 한다.",
+                        ko=f"split({start}, {end}, {free})의 답 {node}: {start + 1}부터 {end}까지여야 한다.",
                         en=f"split({start}, {end}, {free}) returned {node}; it must lie in {start + 1}…{end}.",
                     )
                 )
@@ -331,42 +340,65 @@ def schedule_by_splitting(nodes: int, slots: int, split: Callable[[int, int, int
     return schedule
 
 
-def optimal_schedule(nodes: int, slots: int) -> list[Action]:
-    """The fewest recomputations with at most `slots` kept nodes, the input among them."""
+def slots_of(budget: int) -> int:
+    """The nodes that a budget of stored values lets keep, the input among them; ValueError below 4."""
+    budget = positive_int(budget, "budget")
+    if budget < 4:
+        raise ValueError(
+            tr(
+                ko=f"budget={budget}: 입력, 지금 계산한 값, 그레이디언트 둘을 위해 적어도 4여야 한다.",
+                en=f"budget={budget}: the input, the value at work and two gradients take 4.",
+            )
+        )
+    return budget - 3
+
+
+def _loss(node: int, nodes: int) -> list[Action]:
+    """At the node before the loss: compute the loss and its gradient."""
+    return [("forward", nodes), ("backward", nodes)] if node == nodes - 1 else []
+
+
+def optimal_schedule(nodes: int, budget: int) -> list[Action]:
+    """A schedule with the fewest recomputations of all that never store more than `budget` values."""
+    nodes = Chain(nodes).nodes
+    table = _table(nodes, slots_of(budget))
 
     def best_split(start: int, end: int, free: int) -> int:
-        return start + int(_costs_of_splits(end - start + 1, free).argmin()) + 1
+        return start + 1 + int(_costs_of_splits(table, end - start + 1, free).argmin())
 
-    return schedule_by_splitting(nodes, slots, best_split)
+    return schedule_by_splitting(nodes, budget, best_split)
 
 
-def fewest_computations(nodes: int, slots: int) -> int:
-    """The fewest computations of the forward pass (the first ones too) with at most `slots` kept nodes.
+def fewest_recomputations(nodes: int, budget: int) -> int:
+    """The fewest recomputations of a chain that never stores more than `budget` values."""
+    return fewest_computations(Chain(nodes).nodes - 1, slots_of(budget)) - (nodes - 2)
 
-    Dynamic programming over the next kept node. The result is binomial: Griewank and Walther 2000, "Revolve", §2.
+
+def fewest_computations(length: int, slots: int) -> int:
+    """The fewest computations that give all gradients of a part of `length` nodes, the first of which is kept.
+
+    At most `slots` nodes may be kept, that one among them. Dynamic programming over the next kept node; the result is
+    binomial: Griewank and Walther 2000, "Revolve", §2.
     """
-    return int(_table(positive_int(nodes, "nodes"), positive_int(slots, "slots"))[-1, -1])
-
-
-def _costs_of_splits(length: int, slots: int) -> np.ndarray:
-    """For a part of `length` nodes: the cost of keeping node 1, 2, … length-1 steps after the first one next."""
-    table = _table(length, slots)
-    steps = np.arange(1, length)
-    return steps + table[slots - 1, length - steps] + table[slots, steps]
+    return int(_table(positive_int(length, "length"), positive_int(slots, "slots"))[-1, -1])
 
 
 @lru_cache(maxsize=256)
-def _table(length: int, slots: int) -> np.ndarray:
+def _table(nodes: int, slots: int) -> np.ndarray:
     """[k, l] → fewest computations to get all gradients of l nodes, the first of which is kept, with k kept nodes."""
-    lengths = np.arange(length + 1)
-    table = np.zeros((slots + 1, length + 1), dtype=np.int64)
+    lengths = np.arange(nodes + 1)
+    table = np.zeros((slots + 1, nodes + 1), dtype=np.int64)
     table[1] = lengths * (lengths - 1) // 2
-    table[1, 0] = 0
     for k in range(2, slots + 1):
-        for size in range(2, length + 1):
-            steps = np.arange(1, size)
-            table[k, size] = (steps + table[k - 1, size - steps] + table[k, steps]).min()
+        for length in range(2, nodes + 1):
+            table[k, length] = _costs_of_splits(table, length, k).min()
     return table
+
+
+def _costs_of_splits(table: np.ndarray, length: int, slots: int) -> np.ndarray:
+    """For a part of `length` nodes: the computations where the next kept node is 1, 2, … length-1 steps on."""
+    steps = np.arange(1, length)
+    return steps + table[slots - 1, length - 1 : 0 : -1] + table[slots, 1:length]
 
 
 def _walk(start: int, end: int, kept: set[int]) -> list[Action]:

@@ -1,4 +1,4 @@
-"""What checkpointing costs and saves: a real step on the CPU, a model's FLOPs, what fits a GPU, both levers together."""
+"""What checkpointing costs and saves: a real step on the CPU, a model's FLOPs, what fits a GPU, both levers at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .language import tr
 from .models import build_model, build_on_gpu, checkpoint_dtype, load_config
 from .report import html_table
 from .timeline import Timeline
-from .training import enable_checkpointing, make_optimizer, train_model
+from .training import disable_checkpointing, enable_checkpointing, make_optimizer, train_model
 from .units import choose, human_bytes, positive_int
 from .virtual_gpu import VirtualGPU
 
@@ -70,6 +70,10 @@ class Step:
     peak_bytes: int
     gradients: dict[str, torch.Tensor] = field(repr=False)
     difference: float = 0.0  # from the first step's gradients, the largest absolute one
+
+    def __repr__(self) -> str:
+        held, peak = human_bytes(self.held_bytes), human_bytes(self.peak_bytes)
+        return f"{self.name}: " + tr(ko=f"순전파 뒤 {held}, 최대 {peak}", en=f"{held} after forward, peak {peak}")
 
 
 class StepTable(dict):
@@ -139,14 +143,21 @@ def _run_step(name: str, step: Callable[[], torch.Tensor], model: nn.Module) -> 
         if not loss.requires_grad:
             raise ValueError(
                 tr(
-                    ko=f"{name}: 손실에 grad_fn이 없어 역전파할 수 없다. 체크포인트한 함수의 입력 가운데 requires_grad=True인 것이 "
-                    "하나도 없고 use_reentrant=True가 아닌지 확인한다.",
-                    en=f"{name}: the loss has no grad_fn. Is it use_reentrant=True with no input that requires a gradient?",
+                    ko=f"{name}: 손실에 grad_fn이 없어 역전파할 수 없다. 감싼 함수의 입력에 requires_grad=True인 것이 "
+                    "없다면 use_reentrant=False를 쓴다.",
+                    en=f"{name}: the loss has no grad_fn. Where no input requires a gradient, use_reentrant must be "
+                    "False.",
                 )
             )
         loss.backward()
     gradients = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
     return Step(name, held, meter.peak, gradients)
+
+
+def set_checkpointing(model: Any, on: bool) -> Any:
+    """Switch a transformers model's checkpointing on or off, and return the model."""
+    (enable_checkpointing if on else disable_checkpointing)(model)
+    return model
 
 
 def checkpoint_modules(model: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> nn.Module:
@@ -217,14 +228,14 @@ def _training_flops(model_id: str, batch_size: int, sequence_length: int, checkp
     depth = config.num_hidden_layers
     kinds = getattr(config, "layer_types", None) or ["layer"]
     if len(set(kinds)) > 1 or depth <= 3:
-        return _flops_of_config(config, batch_size, sequence_length, checkpointing)
+        return flops_of_config(config, batch_size, sequence_length, checkpointing)
     runs = []
     for layers in (2, 3):
         shallow = copy.deepcopy(config)
         shallow.num_hidden_layers = layers
         if getattr(shallow, "layer_types", None):
             shallow.layer_types = shallow.layer_types[:layers]
-        runs.append(_flops_of_config(shallow, batch_size, sequence_length, checkpointing))
+        runs.append(flops_of_config(shallow, batch_size, sequence_length, checkpointing))
     two, three = runs
     more = depth - 2
     return Flops(
@@ -232,15 +243,9 @@ def _training_flops(model_id: str, batch_size: int, sequence_length: int, checkp
     )
 
 
-def flops_of_model(model_id: str, batch_size: int, sequence_length: int, checkpointing: bool) -> Flops:
+def flops_of_config(config: Any, batch_size: int, sequence_length: int, checkpointing: bool) -> Flops:
     """The FLOPs of one micro-batch with every layer run, under whatever `set_checkpoint_early_stop` says."""
-    return _flops_of_config(load_config(model_id), batch_size, sequence_length, checkpointing)
-
-
-def _flops_of_config(config: Any, batch_size: int, sequence_length: int, checkpointing: bool) -> Flops:
-    model = build_model(config, torch.float16).train()
-    if checkpointing:
-        enable_checkpointing(model)
+    model = set_checkpointing(build_model(config, torch.float16).train(), checkpointing)
     model.config.use_cache = False
     ids = torch.zeros(batch_size, sequence_length, dtype=torch.int64)
     return count_flops(model, {"input_ids": ids, "labels": ids})
@@ -418,9 +423,7 @@ def both_levers(batch: int, *, gpu: str | None = None, **settings: Any) -> Lever
             micro = {**settings, "batch_size": batch // steps, "gradient_checkpointing": checkpointing}
             report = predict_memory(Setting(**micro, gradient_accumulation_steps=min(steps, 2)), gpu=gpu)
             flops = steps * training_flops(**micro).total
-            levers.append(
-                Combination(batch // steps, steps, checkpointing, report.needed_bytes, report.fits, flops)
-            )
+            levers.append(Combination(batch // steps, steps, checkpointing, report.needed_bytes, report.fits, flops))
     return levers
 
 

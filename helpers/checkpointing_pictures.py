@@ -154,7 +154,7 @@ def _legend(drawing: svg.Drawing, y: float) -> None:
 
 def draw_sweep(sweep: Any) -> svg.Drawing:
     """Peak and recomputations over the number of segments, both axes logarithmic for the segments."""
-    segments, peak, again = sweep.best
+    segments, peak, _ = sweep.best
     root = 2 * math.sqrt(sweep.nodes)
     drawing = svg.Drawing(760, 330, f"{sweep!r}; 2√N = {root:.1f}")
     drawing.text(20, 30, repr(sweep), size=svg.fit_size(repr(sweep), 720, 15), bold=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..checkpointing import execute, fewest_computations, record_chain, schedule_by_splitting
+from ..checkpointing import execute, fewest_recomputations, record_chain, schedule_by_splitting
 from ..checkpointing_costs import training_flops
 from ..experiment import predict_memory
 from ..language import tr
@@ -63,19 +63,19 @@ def _judge_levers(changes: dict[str, Any]) -> str:
     )
 
 
-_PUZZLES = ((5, 2), (10, 3), (16, 4), (30, 3), (40, 5))
+_PUZZLES = ((6, 5), (11, 6), (17, 7), (31, 6), (41, 8))
 
 
 def _judge_split(split: Callable[[int, int, int], int]) -> str:
     done = []
-    for nodes, slots in _PUZZLES:
-        schedule = schedule_by_splitting(nodes, slots, lambda *part: filled(split(*part)))
+    for nodes, budget in _PUZZLES:
+        schedule = schedule_by_splitting(nodes, budget, lambda *part: filled(split(*part)))
         run = execute(schedule, nodes)
-        fewest = fewest_computations(nodes, slots) - (nodes - 1)
+        fewest = fewest_recomputations(nodes, budget)
         if run.recomputations > fewest:
             return tr(
-                ko=f"노드 {nodes}개, 보관 {slots}개: 재계산 {run.recomputations}번. {fewest}번으로도 된다.",
-                en=f"{nodes} nodes, {slots} kept: {run.recomputations} recomputations; {fewest} are enough.",
+                ko=f"노드 {nodes}개, 예산 {budget}개: 재계산 {run.recomputations}번. {fewest}번으로도 된다.",
+                en=f"{nodes} nodes, budget {budget}: {run.recomputations} recomputations; {fewest} are enough.",
             )
         done.append(fewest)
     return right(tr(ko=f"재계산 {done}번, 모두 최소다.", en=f"{done} recomputations, the fewest in every case."))
@@ -87,7 +87,7 @@ EXERCISES = {
         _judge_segments,
         lambda: [
             tr(
-                ko="record_chain(16, segments=4)를 그려 본다. 최대인 순간에 파란 동그라미는 몇 개, 주황 동그라미는 몇 개인가?",
+                ko="record_chain(16, segments=4)를 그려 본다. 최대인 순간에 파란 것과 주황색인 것은 몇 개씩인가?",
                 en="Look at record_chain(16, segments=4): how many blue and orange nodes at the peak?",
             ),
             tr(
@@ -106,8 +106,8 @@ EXERCISES = {
                 en="Go down to a micro-batch of 1 without checkpointing. What is left if that does not fit?",
             ),
             tr(
-                ko="both_levers(8, model_id=…, sequence_length=2048, optimizer='adamw_8bit', gpu='T4')가 표를 만들어 준다.",
-                en="both_levers(8, model_id=…, sequence_length=2048, optimizer='adamw_8bit', gpu='T4') makes the table.",
+                ko="both_levers(8, model_id=…, sequence_length=…, optimizer=…, gpu='T4')가 표를 만들어 준다.",
+                en="both_levers(8, model_id=…, sequence_length=…, optimizer=…, gpu='T4') makes the table.",
             ),
         ],
         'changes = {"batch_size": 1, "gradient_accumulation_steps": 8, "gradient_checkpointing": True}',
@@ -118,10 +118,10 @@ EXERCISES = {
         lambda: [
             tr(
                 ko="m걸음 뒤의 노드를 보관하면 드는 계산은 m + (뒤쪽을 slots - 1개로) + (앞쪽을 slots개로)이다.",
-                en="Keeping the node m steps on costs m + (the later part with slots - 1) + (the earlier part with slots).",
+                en="The node m steps on costs m + (the later part with slots - 1) + (the earlier one with slots).",
             ),
             tr(
-                ko="fewest_computations(노드 수, 보관 수)가 어느 부분이든 최소의 계산 횟수를 알려 준다. 모든 m을 견준다.",
+                ko="어느 부분이든 fewest_computations(노드 수, 보관 수)가 최소 횟수를 알려 준다. 모든 m을 견준다.",
                 en="fewest_computations(nodes, slots) knows the fewest computations of any part. Compare every m.",
             ),
         ],

@@ -29,7 +29,7 @@ class CheckpointingPanel(widgets.VBox):
             tr(ko="모두 저장", en="keep everything"): "everything",
             tr(ko="되도록 적게 저장", en="keep as little as possible"): "minimum",
             tr(ko="같은 길이의 구간", en="even segments"): "segments",
-            tr(ko="보관 수에 맞춘 최적", en="best for so many kept"): "slots",
+            tr(ko="예산 안에서 재계산 최소", en="best within a budget"): "budget",
         }
         self.nodes = control(
             widgets.IntSlider, "nodes", tr(ko="노드", en="nodes"), value=12, min=2, max=64, continuous_update=False
@@ -38,7 +38,7 @@ class CheckpointingPanel(widgets.VBox):
             widgets.Dropdown, "strategy", tr(ko="전략", en="strategy"), options=[*strategies.items()], value="segments"
         )
         self.count = control(
-            widgets.IntText, "count", tr(ko="구간/보관 수", en="segments/kept"), value=3, continuous_update=False
+            widgets.IntText, "count", tr(ko="구간 수 / 예산", en="segments/budget"), value=3, continuous_update=False
         )
         self.moment = control(widgets.IntSlider, "moment", tr(ko="순간", en="moment"), value=1, min=1, max=2)
         self.status = widgets.HTML()

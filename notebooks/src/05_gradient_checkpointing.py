@@ -23,7 +23,7 @@
 # - PyTorch와 transformers에서 체크포인팅을 켜고, 그레이디언트가 그대로인지 확인한다.
 # - 4장의 누적과 이 장의 체크포인팅 가운데 무엇을 먼저 쓸지 판단한다.
 #
-# 아래에 저장된 출력은 가상 T4(3장)의 것이다. 작은 모델의 그레이디언트 비교만 CPU에서 진짜 숫자로 계산한다.
+# 아래에 저장된 출력은 가상 T4(3장)의 것이다. 그레이디언트가 같은지는 작은 모델을 CPU에서 진짜 숫자로 계산해 확인한다. 이렇게 작은 모델은 스레드 하나로 계산하는 편이 빠르다.
 
 # %%
 from functools import partial
@@ -40,6 +40,7 @@ from helpers import (
 )  # fmt: skip
 
 transformers.logging.set_verbosity_error()
+torch.set_num_threads(1)
 gpu = use_gpu()
 gpu
 
@@ -63,7 +64,7 @@ report
 # ## 5.2 노드 다섯 개와 세 가지 전략
 #
 # 신경망을 한 줄로 이어진 노드로 본다. 노드 1은 입력, 마지막 노드는 손실이고 $y_i = f_i(y_{i-1})$이다. 역전파는 거꾸로 오면서 그레이디언트 $g_i$를 계산하는데,
-# $g_i$에는 두 가지 재료가 든다. 뒤에서 온 $g_{i+1}$과 순전파의 값 $y_i$다. 그래서 순전파의 값이 필요하다.
+# 여기에는 두 가지 재료가 든다. 뒤에서 온 $g_{i+1}$과 순전파의 값 $y_i$다. 순전파의 값을 간직하는 까닭이 이것이다.
 #
 # `record_chain`은 이런 사슬을 숫자로 **실제로 계산하면서** 순간마다 어떤 값이 살아 있는지 기록한다. 값 하나를 막 계산했고 그 재료를 아직 놓지 않은 때가 한 순간이다.
 # 먼저 순전파의 값을 **모두 저장**한다. 파랑은 살아 있는 순전파 값, 주황은 살아 있는 그레이디언트, 굵은 테두리는 그 순간에 계산한 것이다.
@@ -82,7 +83,7 @@ minimum = record_chain(5, "minimum")
 minimum
 
 # %% [markdown] lang="ko"
-# 저장한 값은 줄었지만 같은 노드를 몇 번씩 계산한다. 동그라미 위의 ×2, ×3이 그 횟수다. 노드가 n개면 재계산은 n²에 비례해 늘어난다.
+# 저장한 값은 줄었지만 같은 노드를 몇 번씩 계산한다. 동그라미 위의 ×2가 그때까지 계산한 횟수다. 노드가 n개면 재계산은 n²에 비례해 늘어난다.
 #
 # 그 사이에 **체크포인트**(checkpoint)가 있다. 중간의 노드 3을 하나 남겨 두고, 다시 계산할 때는 가장 가까운 체크포인트에서 출발한다.
 
@@ -91,17 +92,21 @@ checkpointed = record_chain(5, checkpoints=[3])
 checkpointed
 
 # %% [markdown] lang="ko"
-# 책은 세 전략을 한 순간에서 비교해 저장한 값이 각각 6개, 4개, 5개라고 한다. 어느 순간일까? 모든 순간을 대조해 보면 **$g_4$를 막 계산한 순간** 하나에서만 세 수가 함께 나온다.
-# 남아 있는 값을 확인한다. 열은 저장된 수, 살아 있는 순전파 노드, 살아 있는 그레이디언트, 그리고 전체 실행에서의 최대와 재계산 횟수다.
+# 책은 세 전략을 한 순간에서 비교해 저장한 값이 각각 6개, 4개, 5개라고 한다. 어느 순간일까? 그레이디언트를 하나씩 계산하는 다섯 순간을 모두 대조한다.
+# 열은 차례로 모두 저장, 되도록 적게 저장, 체크포인트 3이다.
 
 # %%
-for run in (everything, minimum, checkpointed):
-    moment = run.moment("backward", 4)
-    print(run.stored[moment], run.alive_at(moment), run.peak, run.recomputations)
+runs = (everything, minimum, checkpointed)
+for node in (5, 4, 3, 2, 1):
+    print(f"g{node}", [run.stored[run.moment("backward", node)] for run in runs])
 
 # %% [markdown] lang="ko"
-# 책의 6, 4, 5가 그대로 나왔고, 이 값은 각 전략의 최대이기도 하다. 입력 $y_1$과 갓 계산한 $g_4$, 그 재료 $g_5$와 $y_4$는 어느 전략에나 있으므로 4보다 적을 수는 없다.
-# '모두 저장'은 여기에 $y_2$, $y_3$을, 체크포인트는 $y_3$만 더한다. 가중치의 그레이디언트는 전략과 상관없이 똑같이 생기므로 세지 않았다.
+# 6, 4, 5가 함께 나오는 곳은 **g4를 막 계산한 순간**뿐이다. 세 그림의 제목을 보면 이 값은 각 전략의 최대이기도 하다. 이 순간에 무엇이 살아 있는지 나란히 놓아 본다.
+#
+# ![g4를 계산한 순간의 세 전략. 모두 저장하면 6개, 되도록 적게 저장하면 4개, 노드 3을 체크포인트로 두면 5개가 저장되어 있다.](../../image/05_three_strategies.svg)
+#
+# 입력 y1, 갓 계산한 g4, 그 재료인 g5와 y4는 어느 전략에나 있으므로 4보다 적을 수는 없다. '모두 저장'은 여기에 y2와 y3을, 체크포인트는 y3만 더 들고 있다.
+# (가중치의 그레이디언트는 어느 전략에서나 똑같이 생기므로 세지 않았다.)
 #
 # 다시 계산해도 결과는 같을까? 세 실행의 그레이디언트가 서로 같은지, 그리고 PyTorch의 autograd가 계산한 값과 같은지 본다.
 
@@ -116,15 +121,15 @@ torch.allclose(torch.tensor(everything.gradients, dtype=torch.float64), autograd
 # > **주장 1.** "체크포인팅은 모델의 파라미터와 상태를 저장해 두었다가 이전 상태를 불러오는 것이다" — **틀리다.** 저장하고 다시 계산하는 것은 순전파의 중간값이다. 파라미터와 옵티마이저 상태는 건드리지 않는다.
 # > 학습을 이어서 하려고 디스크에 남기는 '체크포인트 파일'과 이름만 같다. "역전파 중에 가중치를 저장한다"는 설명도 같은 까닭으로 틀리다.
 #
-# 아래 그림은 세 전략의 같은 순간이고, 패널에서는 노드의 수와 전략을 바꾸며 순간을 하나씩 넘겨 볼 수 있다.
+# 패널에서 노드의 수와 전략을 바꾸며 순간을 하나씩 넘겨 본다. 아래 그림은 처음 모습이다.
 #
-# ![g4를 계산한 순간의 세 전략. 모두 저장하면 6개, 되도록 적게 저장하면 4개, 노드 3을 체크포인트로 두면 5개가 저장되어 있다.](../../image/05_three_strategies.svg)
+# ![노드 12개를 구간 3개로 나눈 실행. 체크포인트는 노드 1, 5, 9이고 최대 7개를 저장하며 8번 다시 계산한다.](../../image/05_three_segments.svg)
 #
 # 이렇게 해 본다.
 #
 # - '순간'을 처음부터 끝까지 옮기며 파란 점이 쌓이고 사라지는 것을 본다.
 # - 구간 수를 1부터 12까지 바꾸며 최대가 가장 낮은 곳을 찾는다.
-# - 같은 최대에서 '보관 수에 맞춘 최적'이 재계산을 몇 번이나 아끼는지 본다.
+# - 같은 최대를 예산으로 주고 '예산 안에서 재계산 최소'를 고르면 재계산을 몇 번이나 아끼는지 본다.
 
 # %%
 checkpointing_panel()
@@ -151,22 +156,25 @@ for nodes in (16, 100, 256, 1024, 4096):
 # %% [markdown] lang="ko"
 # N이 256배가 되어도 저장은 16배만 늘고, 재계산은 순전파 한 번을 넘지 않는다. 한 번 더 순전파를 하는 값으로 메모리를 N에서 2√N으로 줄인 것이다.
 #
-# 여러 번 다시 계산해도 괜찮다면 더 줄일 수 있다. 보관하는 노드의 수를 정해 주면 재계산이 가장 적은 일정을 동적 계획법으로 찾을 수 있는데(Griewank와 Walther, 2000), 그 결과가 아래다.
-# N = 1024에서 보관 수를 줄여 가며 최대와 재계산을 본다.
+# 여러 번 다시 계산해도 괜찮다면 더 줄일 수 있다. 저장할 수 있는 값의 수, 곧 **예산**(budget)을 정해 주면 재계산이 가장 적은 일정을 동적 계획법으로 찾을 수 있다(Griewank와 Walther, 2000).
+# N = 1024에서 예산을 줄여 가며 실행한다. 첫 줄은 √N 방법과 예산이 같다.
 
 # %%
-for slots in (31, 16, 8, 4):
-    print(record_chain(1024, slots=slots))
+for budget in (64, 32, 16, 8, 4):
+    print(record_chain(1024, budget=budget))
 
 # %% [markdown] lang="ko"
-# 그렇다면 계층 열 개에서 다섯 개를 저장한다는 예는 어떨까? 하나 걸러 하나를 남긴 것과 √N에 가깝게 나눈 것을 비교한다.
+# 예산이 64개일 때는 √N 방법(991번)보다 나을 것이 거의 없다. 그러나 예산을 4분의 1로 줄여도 재계산은 두 배 반이면 된다. 끝까지 줄인 4개에서는 n²에 비례하는 재계산이 기다린다. 이 일정을 찾는 것이 연습 문제 5-3이다.
+#
+# 한편 '계층 열 개에서 다섯 개만 저장한다'는 예도 있다. 열 개를 모두 저장한 것과 다섯 구간, 세 구간으로 나눈 것을 비교한다.
 
 # %%
 for segments in (10, 5, 3):
     print(record_chain(10, segments=segments))
 
 # %% [markdown] lang="ko"
-# > **주장 2.** "계층 10개 가운데 5개만 저장한다" — **조건부로 맞다.** 그렇게 나눌 수는 있지만 가장 좋은 수도, 라이브러리의 기본값도 아니다. 다섯 개를 남긴 실행과 세 개를 남긴 실행의 최대를 견주어 보라.
+# > **주장 2.** "계층 10개 가운데 5개만 저장한다" — **조건부로 맞다.** 그렇게 나눌 수 있고 이 크기에서는 좋은 선택이다. 세 구간(√10에 가깝다)과 최대가 같고 재계산은 더 적다.
+# > 다만 다섯이라는 수를 라이브러리가 골라 주지는 않는다. 기본값은 다음 절에서 보듯 층마다 입력을 하나씩, 곧 열 개를 모두 남기는 것이다.
 #
 # ## 5.4 PyTorch가 저장하는 것
 #
@@ -197,7 +205,7 @@ len(shapes), shapes
 shapes_saved(lambda x: checkpoint(blocks[0], x, use_reentrant=False))
 
 # %% [markdown] lang="ko"
-# 입력 하나뿐이다(모양이 (0,)인 것은 PyTorch가 표시로 넣는 빈 텐서다). 나머지는 버리고, 역전파가 이 블록에 오면 입력에서 다시 계산한다.
+# 입력 하나뿐이다. 나머지는 버리고, 역전파가 이 블록에 오면 입력에서 다시 계산한다.
 #
 # 블록 아홉 개를 잇고 여러 방법으로 감싸 비교한다. `compare_steps`는 같은 가중치와 같은 난수 시드로 순전파와 역전파를 하고, 순전파 뒤에 남은 바이트와 최대, 그리고 첫 줄과의 그레이디언트 차이를 센다.
 # `whole`은 전체를 한 번에, `thirds`는 `checkpoint_sequential`로 세 구간, `each`는 블록마다 감싼 것이다.
@@ -225,7 +233,7 @@ compare_steps(
 #
 # - `whole`은 순전파 뒤에 아무것도 남기지 않지만 **최대는 줄지 않았다.** 되살릴 때 전부를 한꺼번에 되살리기 때문이다. 구간이 하나면 체크포인팅은 소용이 없다.
 # - `each`는 블록의 입력을 아홉 개 저장한다. 되살리는 것은 한 번에 블록 하나다. **transformers의 기본값이 이것이다.**
-# - `thirds`가 √N에 가까운 방법인데, 여기서는 `each`가 낫다. 블록 하나의 속(16배)에 견주어 블록의 입력이 아주 작아서다.
+# - `thirds`는 √9 = 3개의 구간이다. `checkpoint_sequential`은 마지막 구간을 감싸지 않는다. 곧바로 역전파가 시작되니 버릴 까닭이 없다. 여기서는 `each`가 낫다. 블록의 입력이 그 속에서 생기는 값의 16분의 1밖에 되지 않아서다.
 #
 # > **주장 3.** "메모리가 O(N)에서 O(√N)이 된다" — **조건부로 맞다.** √N개의 구간으로 나누었을 때의 이야기다. 라이브러리는 층마다 입력을 저장하므로 여전히 O(N)이고, 비례 상수만 작아진다.
 #
@@ -330,12 +338,14 @@ for name in ("plain", "checkpoint"):
 # %% [markdown] lang="ko"
 # 그레이디언트는 같지만 평가할 때 쓰는 이동 평균이 조금 달라진다. 목록에 값을 더하거나 출력하는 코드도 마찬가지로 두 번 실행된다.
 #
-# 셋째, **실행할 때마다 다른 함수**다. 되살린 텐서의 모양이 처음과 다르면 PyTorch가 알아채고 오류를 낸다(새 구현의 또 다른 장점이다).
+# 셋째, **실행할 때마다 다른 함수**다. 되살린 텐서의 모양이 처음과 다르면 새 구현이 알아채고 오류를 낸다. 처음에는 32열, 되살릴 때는 16열을 고르는 함수를 감싼다.
 
-# %% tags=["raises-exception"]
-widths = iter([32, 16])
-linear = nn.Linear(64, 64)
-checkpoint(lambda x: linear(x)[:, : next(widths)].relu().square(), x[0], use_reentrant=False).sum().backward()
+# %%
+widths, linear = iter([32, 16]), nn.Linear(64, 64)
+try:
+    each(lambda x: linear(x)[..., : next(widths)].square(), x).sum().backward()
+except RuntimeError as error:
+    print(type(error).__name__, *str(error).splitlines()[:4], sep="\n")
 
 # %% [markdown] lang="ko"
 # 파라미터가 없는 모듈을 감싸는 것은 오류가 아니지만 얻는 것이 없다. 입력에 `requires_grad`가 없다면 결과에도 없고, 애초에 저장되는 것도 없다.
@@ -346,11 +356,11 @@ shapes_saved(nn.ReLU()), each(nn.ReLU(), x).requires_grad
 # %% [markdown] lang="ko"
 # ### 선형 계층 열 개를 몇 구간으로?
 #
-# `checkpoint_sequential(layers, 2, x)`는 차례로 이어진 계층을 두 구간으로 나눈다. 글에 나오는 예대로 선형 계층 열 개를 쓰고, 구간 수를 바꾸어 본다. 마지막 구간은 감싸지 않는다는 점을 알아 둔다. 곧바로 역전파가 시작되니 버릴 까닭이 없다.
+# `checkpoint_sequential(layers, 2, x)`는 차례로 이어진 계층을 두 구간으로 나눈다. 글에 나오는 예대로 선형 계층 열 개를 쓰고, 구간 수를 바꾸어 본다.
 
 # %%
 layers = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(10)])
-data = torch.randn(64, 256)
+data = torch.randn(1024, 256)
 segments = {
     f"segments_{s}": lambda s=s: checkpoint_sequential(layers, s, data, use_reentrant=False).square().mean()
     for s in (2, 3, 5, 10)
@@ -367,59 +377,80 @@ compare_steps(layers, plain=lambda: layers(data).square().mean(), **segments)
 
 # %%
 class HeavyMiddle(nn.Module):
-    def __init__(self, save):
+    def __init__(self):
         super().__init__()
-        self.first, self.last, self.save = nn.Linear(64, 64), nn.Linear(64, 64), save
+        self.first, self.last, self.save = nn.Linear(64, 64), nn.Linear(64, 64), False
         self.heavy = nn.Sequential(nn.Linear(64, 2048), nn.GELU(), nn.Linear(2048, 64))
 
     def forward(self, x):
         x = self.first(x)
-        x = checkpoint(self.heavy, x, use_reentrant=False) if self.save and self.training else self.heavy(x)
+        x = each(self.heavy, x) if self.save and self.training else self.heavy(x)
         return self.last(x)
 
 
-model = HeavyMiddle(save=False)
-wrapped = HeavyMiddle(save=True)
-wrapped.load_state_dict(model.state_dict())
-plain, less = (compare_steps(m, step=lambda m=m: m(x).square().mean())["step"] for m in (model, wrapped))
-all(torch.equal(plain.gradients[k], less.gradients[k]) for k in plain.gradients), plain, less
+stack = nn.Sequential(*[HeavyMiddle() for _ in range(4)])
+sum(p.numel() for p in stack.parameters())
 
 # %% [markdown] lang="ko"
+# 이런 모듈 넷을 이어 비교한다. 가운데 계층이 실행된 횟수도 센다. 출력의 수는 차례로 감싸지 않은 스텝, 감싼 스텝, 추론까지 더해 간 횟수다.
+
+# %%
+calls = []
+stack[0].heavy.register_forward_pre_hook(lambda *_: calls.append(1))
+
+
+def step(save):
+    for module in stack:
+        module.save = save
+    return stack(x).square().mean()
+
+
+table = compare_steps(stack, plain=lambda: step(False), heavy=lambda: step(True))
+trained = len(calls)
+stack.eval()(x)
+print(trained, len(calls))
+table
+
+# %% [markdown] lang="ko"
+# 학습에서는 1 + 2 = 3번, 추론에서는 한 번 더해 4번이다. 가벼운 계층의 결과는 그대로 저장했는데도 남은 바이트의 대부분이 사라졌다.
+#
 # ## 5.6 transformers에서
 #
 # 한 줄이면 된다. 5.23부터는 `model.activation_checkpointing_enable()`, 그 전에는 `model.gradient_checkpointing_enable()`이라고 쓴다. 둘 다 `{"use_reentrant": False}`를 받는다.
-# 이 과정의 `enable_checkpointing(model)`은 있는 쪽을 부른다. 작은 GPT-2를 만들어 켜 본다. GPT-2에는 드롭아웃이 있다.
+# 이 과정의 `enable_checkpointing(model)`은 있는 쪽을 부른다. 작은 GPT-2를 만들어 비교한다(`set_checkpointing`은 켜거나 끄고 그 모델을 돌려준다). GPT-2에는 드롭아웃이 있다.
 
 
 # %%
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from helpers.checkpointing_costs import set_checkpointing
+
 
 def small_gpt(checkpointing=False):
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=512, n_positions=64, n_embd=64, n_layer=4, n_head=4, bos_token_id=None, eos_token_id=None
-    )
-    model = GPT2LMHeadModel(config).train()
-    if checkpointing:
-        enable_checkpointing(model)
-    return model
+    sizes = {"vocab_size": 512, "n_positions": 64, "n_embd": 64, "n_layer": 4, "n_head": 4}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)).train()
+    return set_checkpointing(model, checkpointing)
 
 
 dataset = make_dummy_dataset(size=16, sequence_length=64, vocab_size=512)
-batch = dataset[:4]
-plain, less = small_gpt(), small_gpt(checkpointing=True)
-a = compare_steps(plain, step=lambda: plain(**batch, use_cache=False).loss)["step"]
-b = compare_steps(less, step=lambda: less(**batch, use_cache=False).loss)["step"]
-all(torch.equal(a.gradients[k], b.gradients[k]) for k in a.gradients), a, b
+batch, gpt = dataset[:4], small_gpt()
+
+
+def loss(checkpointing):
+    return set_checkpointing(gpt, checkpointing)(**batch, use_cache=False).loss
+
+
+compare_steps(gpt, plain=lambda: loss(False), checkpoint=lambda: loss(True))
 
 # %% [markdown] lang="ko"
-# `use_cache=False`는 생성할 때 쓰는 키-값 캐시를 끈다. 학습에는 쓸모가 없는데도 켜져 있으면 층마다 키와 값을 붙들고 있다. 체크포인팅과는 함께 쓸 수 없어서, 켜 두면 transformers가 경고를 내고 끈다.
-# 캐시가 정말 비는지 본다.
+# `use_cache=False`는 생성할 때 쓰는 키-값 캐시를 끈다. 학습에는 쓸모가 없는데도 켜져 있으면 층마다 키와 값을 붙들고 있다. 체크포인팅과는 함께 쓸 수 없어서, 둘 다 켜면 transformers가 경고하고 캐시를 끈다.
+# 64토큰을 넣은 뒤 캐시에 든 토큰의 수를 체크포인팅 없이, 그리고 켜고 센다.
 
 # %%
-cache = {name: m(**batch, use_cache=True).past_key_values for name, m in (("plain", plain), ("checkpoint", less))}
-{name: value.get_seq_length() if value is not None else 0 for name, value in cache.items()}
+for checkpointing in (False, True):
+    cache = small_gpt(checkpointing)(**batch, use_cache=True).past_key_values
+    print(checkpointing, cache.get_seq_length() if cache is not None else 0)
 
 # %% [markdown] lang="ko"
 # ### 내가 쓴 학습 루프, 자동 혼합 정밀도, GradScaler
@@ -494,7 +525,7 @@ largest_difference(train_with_accelerate(small_gpt()), train_with_accelerate(sma
 # ### DeepSpeed ZeRO-3와 함께
 #
 # ZeRO-3는 파라미터, 그레이디언트, 옵티마이저 상태를 여러 GPU에 나눈다(6장). 순전파 상태는 나누지 않으므로 체크포인팅과 함께 쓰는 일이 많다. 어떤 글은 DeepSpeed 설정에 키 하나를 넣으면 된다고 한다.
-# 설정을 Accelerate의 해석기로 읽고, 그 상태로 모델을 만들어 순전파 뒤에 남은 바이트를 잰다.
+# 설정을 Accelerate의 해석기로 읽은 뒤 모델을 만들어 순전파 뒤에 남은 바이트를 잰다. 첫 줄은 해석기가 이해한 ZeRO-3, 오프로드, 그리고 문제의 키다. 아래 두 줄은 모델에서 켜지 않은 것(False)과 켠 것(True)이다.
 
 # %%
 from accelerate.utils.deepspeed import HfDeepSpeedConfig
@@ -509,12 +540,12 @@ config = HfDeepSpeedConfig(
 print(config.is_zero3(), config.is_offload(), config.get_value("gradient_checkpointing"))
 for checkpointing in (False, True):
     model = small_gpt(checkpointing)
-    print(checkpointing, compare_steps(model, step=lambda m=model: m(**batch, use_cache=False).loss)["step"])
+    print(compare_steps(model, **{str(checkpointing): lambda m=model: m(**batch, use_cache=False).loss}))
 
 # %% [markdown] lang="ko"
 # 설정에 키가 있어도 남은 바이트는 그대로고, 모델에서 켜야 줄어든다.
 #
-# > **주장 6.** "DeepSpeed 설정에 `\"gradient_checkpointing\": True`를 넣으면 켜진다" — **틀리다.** DeepSpeed 0.19.6의 소스에서 설정을 읽는 코드에는 그런 키가 없고, 모르는 키는 조용히 무시된다.
+# > **주장 6.** "DeepSpeed 설정에 `"gradient_checkpointing": True`를 넣으면 켜진다" — **틀리다.** DeepSpeed 0.19.6의 소스에서 설정을 읽는 코드에는 그런 키가 없고, 모르는 키는 조용히 무시된다.
 # > 비슷한 이름의 `activation_checkpointing` 절은 `deepspeed.checkpointing.checkpoint`로 직접 감싼 함수가 어떻게 저장할지를 정할 뿐이다. 모델에서 켜거나 `Trainer`의 인자로 켠다.
 #
 # ZeRO-3가 파라미터를 나누는 것과 함께 도는 모습은 6장에서 여러 프로세스로 실행한다.
@@ -526,13 +557,7 @@ for checkpointing in (False, True):
 # %% tags=["raises-exception"]
 from transformers import ResNetConfig, ResNetForImageClassification
 
-
-def resnet():
-    with torch.device("meta"):
-        return ResNetForImageClassification(ResNetConfig()).train()
-
-
-enable_checkpointing(resnet())
+enable_checkpointing(ResNetForImageClassification(ResNetConfig()))
 
 # %% [markdown] lang="ko"
 # 이럴 때는 반복되는 블록의 `forward`를 직접 감싼다. `checkpoint_modules(model, kind)`는 그 종류의 모듈을 찾아 하나하나 `checkpoint`로 바꾸어 준다. 다음 절에서 쓴다.
@@ -575,7 +600,7 @@ for on in (False, True):
 # ### 메모리 70%를 확보한다?
 #
 # 언어 모델 셋과 이미지 모델 둘로 시험한다. 언어 모델은 배치 8에 길이 1024, ResNet-50은 512 × 512, ViT-Base는 768 × 768 이미지 8장이다. 옵티마이저는 모두 AdamW이고, 언어 모델은 저장된 자료형, 이미지 모델은 fp32다.
-# 한도가 없는 가상 T4에서 두 스텝을 실행한다. 순전파 상태만 보았을 때와 전체 최대를 보았을 때의 비율을 견준다.
+# 한도가 없는 가상 T4에서 두 스텝을 실행해, 순전파 상태만 보았을 때와 전체 최대를 보았을 때의 비율을 견준다. 먼저 이미지 모델을 준비한다. 값이 없는 `meta` 장치에 만들어 두면 가상 GPU로 옮길 수 있다.
 
 # %%
 from transformers import ViTConfig, ViTForImageClassification
@@ -584,24 +609,39 @@ from transformers.models.resnet.modeling_resnet import ResNetBottleNeckLayer
 from helpers.checkpointing_costs import SavingTable, checkpoint_modules, count_flops
 
 
-def vit():
+def resnet(checkpointing):
     with torch.device("meta"):
-        return ViTForImageClassification(ViTConfig(image_size=768)).train()
+        model = ResNetForImageClassification(ResNetConfig()).train()
+    return checkpoint_modules(model, ResNetBottleNeckLayer) if checkpointing else model
+
+
+def vit(checkpointing):
+    with torch.device("meta"):
+        model = ViTForImageClassification(ViTConfig(image_size=768)).train()
+    return set_checkpointing(model, checkpointing)
 
 
 def images(size):
     return {"pixel_values": torch.empty(8, 3, size, size, device="meta"), "labels": torch.zeros(8, dtype=torch.long)}
 
 
-vit_checkpointed = vit()
-enable_checkpointing(vit_checkpointed)
-resnet_checkpointed = checkpoint_modules(resnet(), ResNetBottleNeckLayer)
+vision = {"ResNet-50": (resnet, images(512)), "ViT-Base": (vit, images(768))}
+{name: tuple(inputs["pixel_values"].shape) for name, (_, inputs) in vision.items()}
+
+# %% [markdown] lang="ko"
+# 모델마다 두 번씩, 체크포인팅 없이 그리고 켜고 실행한다. '순전파 상태'는 첫 순전파가 끝났을 때의 값이다.
+
+# %%
+languages = [
+    {"model_id": name, "batch_size": 8, "sequence_length": 1024}
+    for name in ("gpt2-large", "Llama-3.2-1B", "polyglot-ko-1.3b")
+]
 table = SavingTable()
-table["ResNet-50"] = [step_timeline(m, images(512)) for m in (resnet(), resnet_checkpointed)]
-table["ViT-Base"] = [step_timeline(m, images(768)) for m in (vit(), vit_checkpointed)]
-for model_id in ("gpt2-large", "Llama-3.2-1B", "polyglot-ko-1.3b"):
-    setting = {"model_id": model_id, "batch_size": 8, "sequence_length": 1024}
-    table[model_id] = [predict_memory(**setting, gradient_checkpointing=on).timeline for on in (False, True)]
+for name, (make, inputs) in vision.items():
+    table[name] = [step_timeline(make(on), inputs) for on in (False, True)]
+for setting in languages:
+    reports = [predict_memory(**setting, gradient_checkpointing=on) for on in (False, True)]
+    table[setting["model_id"]] = [report.timeline for report in reports]
 table
 
 # %% [markdown] lang="ko"
@@ -620,13 +660,10 @@ def extra(plain, more):
     return f"{more.total / plain.total - 1:.1%}"
 
 
-vit_again, resnet_again = vit(), checkpoint_modules(resnet(), ResNetBottleNeckLayer)
-enable_checkpointing(vit_again)
-print("ResNet-50", extra(count_flops(resnet(), images(512)), count_flops(resnet_again, images(512))))
-print("ViT-Base", extra(count_flops(vit(), images(768)), count_flops(vit_again, images(768))))
-for model_id in ("gpt2-large", "Llama-3.2-1B", "polyglot-ko-1.3b"):
-    setting = {"model_id": model_id, "batch_size": 8, "sequence_length": 1024}
-    print(model_id, extra(*(training_flops(**setting, gradient_checkpointing=on) for on in (False, True))))
+for name, (make, inputs) in vision.items():
+    print(name, extra(*(count_flops(make(on), inputs) for on in (False, True))))
+for setting in languages:
+    print(setting["model_id"], extra(*(training_flops(**setting, gradient_checkpointing=on) for on in (False, True))))
 
 # %% [markdown] lang="ko"
 # 33%를 넘는 것은 없고, 많이 모자라는 것도 있다. 두 가지 때문이다.
@@ -639,34 +676,40 @@ for model_id in ("gpt2-large", "Llama-3.2-1B", "polyglot-ko-1.3b"):
 # %%
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from helpers.checkpointing_costs import flops_of_model
+from helpers.checkpointing_costs import flops_of_config
 
-setting = ("polyglot-ko-1.3b", 8, 1024)
-plain = flops_of_model(*setting, False)
+config = load_config("polyglot-ko-1.3b")
+plain, stopped = (flops_of_config(config, 8, 1024, on) for on in (False, True))
 with set_checkpoint_early_stop(False):
-    print(extra(plain, flops_of_model(*setting, True)))
-extra(plain, flops_of_model(*setting, True))
+    print(extra(plain, stopped), extra(plain, flops_of_config(config, 8, 1024, True)))
 
 # %% [markdown] lang="ko"
 # > **주장 9.** "약 33%의 추가 연산이 든다" — **조건부로 맞다.** 33%는 위쪽 한계다. 오늘날의 PyTorch에서 센 값은 20%에서 33% 사이다.
 #
-# 시간은 어떨까? 읽는 사람의 CPU에서 재어 본다. 블록 아홉 개의 한 스텝에 걸린 시간이며, 마지막 수는 몇 배인지다. 기계마다 다르다.
+# 시간은 어떨까? 이 노트북을 실행한 기계에서 잰다. GPU가 있으면 GPU, 없으면 CPU다. 블록 아홉 개의 한 스텝에 걸린 시간의 중앙값이며, 마지막 수는 몇 배인지다. 기계마다 다르다.
 
 # %% tags=["nbval-ignore-output"]
+import statistics
 import time
 
+device = "cuda" if torch.cuda.is_available() else "cpu"
+timed, timed_x = copy.deepcopy(blocks).to(device), x.to(device)
 
-def seconds(step, repeats=10):
+
+def seconds(wrap, repeats=7):
     times = []
     for _ in range(repeats):
-        start = time.perf_counter()
-        step().backward()
+        start, y = time.perf_counter(), timed_x
+        for block in timed:
+            y = wrap(block, y)
+        y.square().mean().backward()
+        y.sum().item()
         times.append(time.perf_counter() - start)
-    return sorted(times)[repeats // 2]
+    return statistics.median(times)
 
 
-without, with_checkpoints = seconds(lambda: run(lambda block, y: block(y))), seconds(lambda: run(each))
-print(f"{without * 1e3:.1f} ms, {with_checkpoints * 1e3:.1f} ms, x{with_checkpoints / without:.2f}")
+without, with_checkpoints = seconds(lambda block, y: block(y)), seconds(each)
+print(f"{device}: {without * 1e3:.1f} ms, {with_checkpoints * 1e3:.1f} ms, x{with_checkpoints / without:.2f}")
 
 # %% [markdown] lang="ko"
 # > **주장 10.** "약 20% 느려진다", "20~30% 느려진다" — **조건부로 맞다.** 연산이 20~33% 늘어나니 연산이 시간을 정하는 곳에서는 그쯤 된다. 모델과 라이브러리의 판, 장치에 따라 다르므로 자기 기계에서 재는 것이 답이다. 이 과정은 GPU에서 잰 시간을 싣지 않는다.
@@ -687,10 +730,10 @@ both_levers(16)
 # 배치 16을 4장처럼 나누는 것으로 충분하다. **나눌 수 있으면 먼저 나누고**, 마이크로 배치 1도 들어가지 않을 때 체크포인팅을 켠다. 나누는 데는 추가 연산이 없기 때문이다. 배치 4 이하에서 체크포인팅은 메모리를 하나도 줄이지 않으면서 연산만 늘린다.
 # (마이크로 배치가 너무 작으면 GPU가 논다. 그 손해는 4장에서 잰 처리량으로 판단한다.)
 #
-# 시퀀스가 길면 사정이 달라진다. Llama-3.2-1B를 길이 2048, 8비트 AdamW로 배치 4를 만드는 조합이다.
+# 시퀀스가 길면 사정이 달라진다. Llama-3.2-1B를 길이 3072, 8비트 AdamW로 배치 2를 만드는 조합이다.
 
 # %%
-both_levers(4, model_id="Llama-3.2-1B", sequence_length=2048, optimizer="adamw_8bit")
+both_levers(2, model_id="Llama-3.2-1B", sequence_length=3072, optimizer="adamw_8bit")
 
 # %% [markdown] lang="ko"
 # 이번에는 샘플 하나도 그냥은 들어가지 않는다. 더 나눌 수 없으니 체크포인팅만 남는다.
@@ -711,7 +754,7 @@ checkpointing_memory_panel()
 # |---|---|---|---|
 # | 파라미터와 상태를 저장하고 이전 상태를 불러온다 | 사슬의 기록(5.2) | 저장하는 것은 순전파 값뿐 | 틀리다 |
 # | 역전파 중에 가중치를 저장한다 | 같은 기록 | 가중치는 그대로 | 틀리다 |
-# | 계층 10개 가운데 5개를 저장한다 | 구간 10, 5, 3개(5.3) | 3개가 더 적다 | 조건부 |
+# | 계층 10개 가운데 5개를 저장한다 | 구간 10, 5, 3개(5.3) | 나누기 나름이다. 기본값은 열 개를 모두 남긴다 | 조건부 |
 # | O(N)에서 O(√N)으로 | N을 4096까지(5.3), 깊이 4·8·16(5.4) | √N 구간이면 2√N, 라이브러리의 기본은 N에 비례 | 조건부 |
 # | `checkpoint(model, x)`로 충분하다 | 옛 구현에 평범한 입력(5.4) | `requires_grad`가 False | 조건부 |
 # | 순전파 상태가 큰 계층을 고른다 | 합성곱만 저장(5.5) | 연산은 그대로, 메모리는 감소 | 맞다 |
@@ -748,8 +791,9 @@ changes = ...
 exercise("5-2").check(changes)
 
 # %% [markdown] lang="ko"
-# **5-3.** (퍼즐) 보관할 수 있는 노드가 `slots`개뿐일 때 재계산이 가장 적은 일정을 찾아라. `split(start, end, slots)`은 노드 `start`가 보관되어 있고 `end`부터 `start`까지의 그레이디언트가 필요할 때, 다음에 보관할 노드의 번호를 돌려준다
-# (`start` < 번호 ≤ `end`). `slots`는 `start`까지 합한 수이며 2 이상일 때만 불린다. 한가운데를 고르는 `(start + end + 1) // 2`에서 시작해 본다.
+# **5-3.** (퍼즐) 저장할 수 있는 값의 수(예산)가 정해져 있을 때 재계산이 가장 적은 일정을 찾아라. 일정은 다음에 보관할 노드를 거듭 고르는 것으로 정해진다. `split(start, end, slots)`은 노드 `start`가 보관되어 있고
+# `end`부터 `start`까지의 그레이디언트가 필요할 때, 다음에 보관할 노드의 번호(`start` < 번호 ≤ `end`)를 돌려준다. `slots`는 보관할 수 있는 노드의 수로 `start`도 센 것이며, 2 이상일 때만 불린다.
+# 한가운데를 고르는 `(start + end + 1) // 2`에서 시작해 본다.
 
 
 # %%
