@@ -199,7 +199,7 @@ shapes = shapes_saved(blocks[0])
 len(shapes), shapes
 
 # %% [markdown] lang="ko"
-# 모양이 (배치, 길이, 너비)인 순전파 상태가 여럿이고, 너비가 네 배인 MLP의 중간값도 두 개 있다. 같은 블록을 `checkpoint`로 감싸면 무엇이 남는지 본다.
+# 모양이 (배치, 길이, 너비)이거나 그것을 편 (512, 64)인 순전파 상태가 여럿이고, 너비가 네 배인 MLP의 중간값도 두 개 있다. (64, 192) 같은 가중치도 섞여 있지만 이미 있는 것을 가리킬 뿐이니 메모리가 더 들지는 않는다. 같은 블록을 `checkpoint`로 감싸면 무엇이 남는지 본다.
 
 # %%
 shapes_saved(lambda x: checkpoint(blocks[0], x, use_reentrant=False))
@@ -231,8 +231,8 @@ compare_steps(
 # %% [markdown] lang="ko"
 # 그레이디언트는 한 비트도 다르지 않다. 메모리는 눈여겨볼 데가 있다.
 #
-# - `whole`은 순전파 뒤에 아무것도 남기지 않지만 **최대는 줄지 않았다.** 되살릴 때 전부를 한꺼번에 되살리기 때문이다. 구간이 하나면 체크포인팅은 소용이 없다.
-# - `each`는 블록의 입력을 아홉 개 저장한다. 되살리는 것은 한 번에 블록 하나다. **transformers의 기본값이 이것이다.**
+# - `whole`은 순전파 뒤에 마지막 결과만 남기지만 **최대는 줄지 않았다.** 되살릴 때 전부를 한꺼번에 되살리기 때문이다. 구간이 하나면 체크포인팅은 소용이 없다.
+# - `each`는 블록마다 입력을 저장한다(첫 입력 `x`는 이미 있던 것이라 세지 않았다). 되살리는 것은 한 번에 블록 하나다. **transformers의 기본값이 이것이다.**
 # - `thirds`는 √9 = 3개의 구간이다. `checkpoint_sequential`은 마지막 구간을 감싸지 않는다. 곧바로 역전파가 시작되니 버릴 까닭이 없다. 여기서는 `each`가 낫다. 블록의 입력이 그 속에서 생기는 값의 16분의 1밖에 되지 않아서다.
 #
 # > **주장 3.** "메모리가 O(N)에서 O(√N)이 된다" — **조건부로 맞다.** √N개의 구간으로 나누었을 때의 이야기다. 라이브러리는 층마다 입력을 저장하므로 여전히 O(N)이고, 비례 상수만 작아진다.
@@ -263,16 +263,17 @@ def activations(layers):
 # ### use_reentrant는 왜 False인가
 #
 # `checkpoint`에는 옛 구현(`use_reentrant=True`)과 새 구현(`False`)이 있다. 옛 구현은 **입력 가운데 하나라도** `requires_grad=True`여야 그레이디언트를 계산한다.
-# 모델의 첫 층에 데이터를 그대로 넣으면 그런 입력이 없다. 결과에 `grad_fn`이 있는지 본다. (경고는 보이도록 붙잡아 출력한다.)
+# 모델의 첫 층에 데이터를 그대로 넣으면 그런 입력이 없다. 결과에 그레이디언트가 이어지는지(`requires_grad`) 본다. 차례로 True, 아무것도 적지 않은 것, False다. (경고는 붙잡아서 출력한다.)
 
 # %%
 import warnings
 
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    old = checkpoint(blocks[0], x, use_reentrant=True)
+    outputs = [checkpoint(blocks[0], x, use_reentrant=True), checkpoint(blocks[0], x)]
+outputs.append(checkpoint(blocks[0], x, use_reentrant=False))
 print(caught[-1].message)
-print(old.requires_grad, checkpoint(blocks[0], x, use_reentrant=False).requires_grad)
+[y.requires_grad for y in outputs]
 
 # %% [markdown] lang="ko"
 # 옛 구현에서는 블록의 가중치가 하나도 학습되지 않는다. 오류도 아니고 경고 한 줄뿐이라 놓치기 쉽다. 손실까지 이어 `backward()`를 부르면 그제야 오류가 난다. 새 구현에는 이 문제가 없다.
@@ -309,10 +310,12 @@ compare_steps(conv, **ways)
 # %%
 from torch.utils.flop_counter import FlopCounterMode
 
+flops = {}
 for name, way in ways.items():
     with FlopCounterMode(display=False) as counter:
         way().backward()
-    print(f"{name:11} {counter.get_total_flops():,}")
+    flops[name] = counter.get_total_flops()
+{name: f"{count:,} ({count / flops['plain'] - 1:+.1%})" for name, count in flops.items()}
 
 # %% [markdown] lang="ko"
 # > **주장 5.** "계산이 비싼 합성곱보다 순전파 상태가 큰 계층을 골라 체크포인팅하라" — **맞다.** 합성곱의 결과만 남긴 `selective`는 세어지는 연산이 하나도 늘지 않았는데 메모리는 절반 넘게 줄었다.
@@ -336,7 +339,7 @@ for name in ("plain", "checkpoint"):
     print(name, int(conv[1].num_batches_tracked))
 
 # %% [markdown] lang="ko"
-# 그레이디언트는 같지만 평가할 때 쓰는 이동 평균이 조금 달라진다. 목록에 값을 더하거나 출력하는 코드도 마찬가지로 두 번 실행된다.
+# 그레이디언트는 같지만 평가할 때 쓰는 이동 평균이 달라진다. 목록에 값을 더하거나 출력하는 코드도 마찬가지로 두 번 실행된다.
 #
 # 셋째, **실행할 때마다 다른 함수**다. 되살린 텐서의 모양이 처음과 다르면 새 구현이 알아채고 오류를 낸다. 처음에는 32열, 되살릴 때는 16열을 고르는 함수를 감싼다.
 
@@ -368,7 +371,25 @@ segments = {
 compare_steps(layers, plain=lambda: layers(data).square().mean(), **segments)
 
 # %% [markdown] lang="ko"
-# 구간의 수가 계층의 수보다 많거나 0이면 PyTorch의 오류는 알아보기 어렵다("range() arg 3 must not be zero"). `record_chain(10, segments=0)`은 무엇이 틀렸는지 말해 준다.
+# 남은 바이트는 다섯 구간에서 가장 적다. 앞의 네 구간은 입력만 남고, 감싸지 않는 마지막 구간은 두 계층의 속까지 남는다. 두 구간이면 마지막 구간이 길고, 열 구간이면 남겨야 할 입력이 많다.
+#
+# 구간의 수가 0이거나 계층의 수보다 많으면 어떻게 될까? PyTorch의 오류와 `record_chain`의 오류를 나란히 본다.
+
+
+# %%
+def message(function, *args, **kwargs):
+    try:
+        return function(*args, **kwargs)
+    except (ValueError, ZeroDivisionError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+for bad in (0, 20):
+    print(message(checkpoint_sequential, layers, bad, data, use_reentrant=False))
+    print(message(record_chain, 10, segments=bad))
+
+# %% [markdown] lang="ko"
+# PyTorch의 오류로는 무엇이 틀렸는지 알기 어렵다.
 #
 # ### 무거운 계층 하나만, 학습할 때만
 #
@@ -545,7 +566,7 @@ for checkpointing in (False, True):
 # %% [markdown] lang="ko"
 # 설정에 키가 있어도 남은 바이트는 그대로고, 모델에서 켜야 줄어든다.
 #
-# > **주장 6.** "DeepSpeed 설정에 `"gradient_checkpointing": True`를 넣으면 켜진다" — **틀리다.** DeepSpeed 0.19.6의 소스에서 설정을 읽는 코드에는 그런 키가 없고, 모르는 키는 조용히 무시된다.
+# > **주장 6.** "DeepSpeed 설정에 `"gradient_checkpointing": True`를 넣으면 켜진다" — **틀리다.** DeepSpeed 0.19.6의 소스에서 설정을 읽는 코드(`runtime/config.py`)에는 그런 키를 찾는 곳이 없다.
 # > 비슷한 이름의 `activation_checkpointing` 절은 `deepspeed.checkpointing.checkpoint`로 직접 감싼 함수가 어떻게 저장할지를 정할 뿐이다. 모델에서 켜거나 `Trainer`의 인자로 켠다.
 #
 # ZeRO-3가 파라미터를 나누는 것과 함께 도는 모습은 6장에서 여러 프로세스로 실행한다.
@@ -554,10 +575,10 @@ for checkpointing in (False, True):
 #
 # 모든 모델이 한 줄로 되지는 않는다. transformers의 ResNet이 그렇다. 오류가 무엇이라고 말하는지 본다.
 
-# %% tags=["raises-exception"]
+# %%
 from transformers import ResNetConfig, ResNetForImageClassification
 
-enable_checkpointing(ResNetForImageClassification(ResNetConfig()))
+message(enable_checkpointing, ResNetForImageClassification(ResNetConfig()))
 
 # %% [markdown] lang="ko"
 # 이럴 때는 반복되는 블록의 `forward`를 직접 감싼다. `checkpoint_modules(model, kind)`는 그 종류의 모듈을 찾아 하나하나 `checkpoint`로 바꾸어 준다. 다음 절에서 쓴다.
@@ -648,7 +669,7 @@ table
 # > **주장 7.** "메모리를 70% 확보한다" — **조건부로 맞다.** 순전파 상태만 보면 다섯 모델 모두 60% 넘게 줄고, 언어 모델은 80%를 넘는다. 그러나 GPU가 버텨야 하는 전체 최대에서는 45%에서 76%까지 모델마다 다르다.
 # > 배치나 길이가 작으면 0%일 수도 있다. 순전파 상태가 최대를 만들고 있을 때만 줄어든다.
 #
-# > **주장 8.** "ResNet, EfficientNet, 강화 학습에도 쓸 수 있다" — **맞다.** 위 표의 ResNet과 ViT가 그렇다(EfficientNet과 강화 학습은 실행해 보지 않았다). 층을 차례로 지나가는 신경망이면 무엇이든 되지만, ResNet처럼 직접 감싸야 하는 모델도 있다.
+# > **주장 8.** "ResNet 같은 이미지 모델에도 쓸 수 있다" — **맞다.** 위 표의 ResNet과 ViT에서 그렇다. 다만 ResNet처럼 직접 감싸야 하는 모델도 있다. 같은 글이 함께 드는 EfficientNet과 강화 학습은 실행해 보지 않았다.
 #
 # ### 연산은 얼마나 늘어날까
 #
@@ -666,7 +687,7 @@ for setting in languages:
     print(setting["model_id"], extra(*(training_flops(**setting, gradient_checkpointing=on) for on in (False, True))))
 
 # %% [markdown] lang="ko"
-# 33%를 넘는 것은 없고, 많이 모자라는 것도 있다. 두 가지 때문이다.
+# 다섯 모델 가운데 33%를 넘는 것은 없고, 많이 모자라는 것도 있다. 두 가지 때문이다.
 #
 # 1. **감싸지 않은 곳은 다시 계산하지 않는다.** 어휘가 128,256개인 Llama-3.2-1B는 출력층의 몫이 커서 가장 적게 늘었다.
 # 2. **재계산은 필요한 데까지만 한다.** 블록의 마지막 행렬곱은 결과가 버려질 뿐이니 early stop이 건너뛴다. 다만 GPT-2는 그 뒤에 드롭아웃이 있어 끝까지 가야 한다.
@@ -684,9 +705,11 @@ with set_checkpoint_early_stop(False):
     print(extra(plain, stopped), extra(plain, flops_of_config(config, 8, 1024, True)))
 
 # %% [markdown] lang="ko"
-# > **주장 9.** "약 33%의 추가 연산이 든다" — **조건부로 맞다.** 33%는 위쪽 한계다. 오늘날의 PyTorch에서 센 값은 20%에서 33% 사이다.
+# > **주장 9.** "약 33%의 추가 연산이 든다" — **조건부로 맞다.** 역전파가 순전파의 두 배이고 순전파를 모두 다시 할 때의 값이다. 다섯 모델에서는 20%에서 33% 사이였다. 5.5절의 작은 합성곱 블록은 35%였는데,
+# > 첫 층이 이미지의 그레이디언트를 계산하지 않아 역전파가 두 배에 못 미쳐서다.
 #
-# 시간은 어떨까? 이 노트북을 실행한 기계에서 잰다. GPU가 있으면 GPU, 없으면 CPU다. 블록 아홉 개의 한 스텝에 걸린 시간의 중앙값이며, 마지막 수는 몇 배인지다. 기계마다 다르다.
+# 시간은 어떨까? 이 노트북을 실행한 기계에서 잰다. GPU가 있으면 GPU, 없으면 CPU다. 첫 줄은 블록 아홉 개의 한 스텝이 체크포인팅 없이, 그리고 켜고 걸린 시간의 중앙값과 그 비율이다.
+# 둘째 줄은 샘플 하나에 걸린 시간으로, 체크포인팅 없이 배치 8일 때와 체크포인팅을 켜고 배치를 32로 키웠을 때다. 기계마다 다르다.
 
 # %% tags=["nbval-ignore-output"]
 import statistics
@@ -710,14 +733,17 @@ def seconds(wrap, repeats=7):
 
 without, with_checkpoints = seconds(lambda block, y: block(y)), seconds(each)
 print(f"{device}: {without * 1e3:.1f} ms, {with_checkpoints * 1e3:.1f} ms, x{with_checkpoints / without:.2f}")
+small_batch, timed_x = seconds(lambda block, y: block(y)), timed_x.repeat(4, 1, 1)
+print(f"{small_batch / 8 * 1e3:.2f} ms, {seconds(each) / 32 * 1e3:.2f} ms")
 
 # %% [markdown] lang="ko"
-# > **주장 10.** "약 20% 느려진다", "20~30% 느려진다" — **조건부로 맞다.** 연산이 20~33% 늘어나니 연산이 시간을 정하는 곳에서는 그쯤 된다. 모델과 라이브러리의 판, 장치에 따라 다르므로 자기 기계에서 재는 것이 답이다. 이 과정은 GPU에서 잰 시간을 싣지 않는다.
+# > **주장 10.** "약 20% 느려진다", "20~30% 느려진다" — **조건부로 맞다.** 연산이 20~33% 늘어나니 연산이 시간을 정하는 곳에서는 그쯤 된다. 모델과 라이브러리의 판, 장치에 따라 다르므로 자기 기계에서 재는 것이 답이다. 여기에 저장된 시간은 CPU의 것이다.
 #
 # > **주장 11.** "훈련 속도가 빨라진다", "불필요한 계산을 피한다" — **틀리다.** 같은 배치라면 연산은 늘 늘어난다. 줄어드는 것은 메모리다.
 #
-# > **주장 12.** "배치를 키울 수 있어 시간을 되찾는다" — **조건부로 맞다.** 배치를 키워도 샘플마다 드는 추가 연산은 그대로다. 작은 배치가 GPU를 놀리고 있었다면 그만큼은 되찾을 수 있다. "텐서 코어가 재계산을 값싸게 한다"는 말은 비율에 관한 한 **틀리다.**
-# > 재계산하는 행렬곱은 순전파의 그것과 같은 커널이므로, 순전파가 빨라지는 만큼 재계산도 빨라지고 비율은 제자리다.
+# > **주장 12.** "배치를 키울 수 있어 시간을 되찾는다" — **조건부로 맞다.** 배치를 키워도 샘플마다 드는 추가 연산은 그대로다. 작은 배치가 GPU를 놀리고 있었을 때만 그만큼을 되찾는다. 위의 둘째 줄에서 뒤의 수가 더 작다면 그런 경우다.
+#
+# > **주장 13.** "텐서 코어 덕분에 재계산이 값싸다" — **조건부로 맞다.** 재계산하는 행렬곱은 순전파와 같은 행렬곱이므로 빨라지기는 한다. 그러나 순전파와 역전파도 함께 빨라지니 늘어나는 비율까지 줄어들 까닭은 없다. GPU가 없는 이 기계에서는 시간을 재지 못했다.
 #
 # ## 5.8 두 지렛대를 함께
 #
@@ -738,7 +764,7 @@ both_levers(2, model_id="Llama-3.2-1B", sequence_length=3072, optimizer="adamw_8
 # %% [markdown] lang="ko"
 # 이번에는 샘플 하나도 그냥은 들어가지 않는다. 더 나눌 수 없으니 체크포인팅만 남는다.
 #
-# > **주장 13.** "분산 학습을 하려면 꼭 필요하다", "기본 설정이면 충분하다" — **틀리다.** 들어가는 모델에는 필요 없고, 켜면 느려지기만 한다. 기본 설정(층마다)은 좋은 출발점이지만 5.5절의 `selective`처럼 연산을 늘리지 않고 줄이는 방법도 있다.
+# > **주장 14.** "분산 학습을 하려면 꼭 필요하다", "기본 설정이면 충분하다" — **틀리다.** 들어가는 모델에는 필요 없고, 켜면 느려지기만 한다. 기본 설정(층마다)은 좋은 출발점이지만 5.5절의 `selective`처럼 연산을 늘리지 않고 줄이는 방법도 있다.
 #
 # 아래 패널에서 모델과 GPU를 바꾸어 본다. 그림은 처음 모습이다.
 #
@@ -760,12 +786,12 @@ checkpointing_memory_panel()
 # | 순전파 상태가 큰 계층을 고른다 | 합성곱만 저장(5.5) | 연산은 그대로, 메모리는 감소 | 맞다 |
 # | DeepSpeed 설정의 키로 켜진다 | 키를 넣고 바이트를 쟀다(5.6) | 그대로 | 틀리다 |
 # | 메모리 70% 확보 | 다섯 모델(5.7) | 순전파 상태 64~93%, 전체 45~76% | 조건부 |
-# | 추가 연산 33% | FLOPs를 셈(5.7) | 19.6~32.7% | 조건부 |
+# | 추가 연산 33% | FLOPs를 셈(5.5, 5.7) | 다섯 모델 19.6~32.7%, 합성곱 블록 35.2% | 조건부 |
 # | 약 20%, 20~30% 느려진다 | FLOPs와 CPU 시간(5.7) | 연산은 20~33%, 시간은 기계마다 다름 | 조건부 |
 # | 빨라진다, 불필요한 계산을 피한다 | 같은 셈 | 늘 더 계산한다 | 틀리다 |
-# | 큰 배치로 시간을 되찾는다 | 조합의 표(5.8) | 샘플마다 드는 연산은 그대로 | 조건부 |
-# | 텐서 코어가 재계산을 값싸게 한다 | 같은 행렬곱이 되풀이됨 | 비율은 그대로 | 틀리다 |
-# | ResNet 같은 모델에도 쓴다 | ResNet-50, ViT(5.7) | 줄어든다. 직접 감싸야 하기도 한다 | 맞다 |
+# | 큰 배치로 시간을 되찾는다 | 샘플마다 걸린 시간(5.7) | 샘플마다 드는 연산은 그대로, 시간은 기계마다 다름 | 조건부 |
+# | 텐서 코어가 재계산을 값싸게 한다 | GPU가 없어 재지 못함 | 순전파와 역전파도 함께 빨라진다 | 조건부 |
+# | ResNet 같은 이미지 모델에도 쓴다 | ResNet-50, ViT(5.7) | 줄어든다. 직접 감싸야 하기도 한다 | 맞다 |
 # | 기본 설정으로 충분하다 | 연산별 선택(5.5) | 더 나은 선택이 있다 | 틀리다 |
 # | 분산 학습에는 늘 필요하다 | 조합의 표(5.8) | 들어가면 필요 없다 | 틀리다 |
 #
