@@ -24,6 +24,7 @@ from .units import choose, positive_int
 
 Action = tuple[str, int]
 STRATEGIES = ("everything", "minimum")
+MOST_NODES, MOST_COMPUTATIONS = 2**14, 2**22  # beyond these a run takes longer than a reader waits
 LOWEST_NODE = {"forward": 2, "backward": 1, "drop": 1}  # action -> the first node that it can be done to
 
 
@@ -39,6 +40,7 @@ class Chain:
                     en=f"nodes={nodes}: a chain has an input and a loss, at least 2 nodes.",
                 )
             )
+        _check_work(self.nodes, MOST_NODES, tr(ko="노드", en="nodes"))
         generator = random.Random(seed)
         self.input = 0.5
         self.weights = {i: generator.uniform(0.5, 1.5) for i in range(2, self.nodes + 1)}
@@ -208,6 +210,17 @@ def _checked(action: Action, nodes: int, number: int) -> Action:
     return kind, node
 
 
+def _check_work(count: int, most: int, what: str) -> None:
+    """ValueError where a run would take too long."""
+    if count > most:
+        raise ValueError(
+            tr(
+                ko=f"{what} {count:,}: 너무 오래 걸린다. {most:,} 이하가 되도록 사슬을 줄이거나 더 많이 저장한다.",
+                en=f"{what} {count:,}: too long a run. At most {most:,}: a shorter chain, or more stored.",
+            )
+        )
+
+
 def _refused(number: int, action: object, reason: str) -> ValueError:
     return ValueError(tr(ko=f"{number}번째 동작 {action!r}: {reason}.", en=f"Action {number}, {action!r}: {reason}."))
 
@@ -267,6 +280,7 @@ def keep_everything(nodes: int) -> list[Action]:
 
 def keep_minimum(nodes: int) -> list[Action]:
     """Only the input stays; for each gradient its node is computed from the input again."""
+    _check_work(nodes * (nodes - 1) // 2, MOST_COMPUTATIONS, tr(ko="계산", en="computations"))
     schedule = []
     for node in range(nodes, 1, -1):
         schedule += [*_walk(1, node, {1}), ("backward", node)]
@@ -315,7 +329,7 @@ def schedule_by_splitting(nodes: int, budget: int, split: Callable[[int, int, in
     Of the budget three values are at work: the one that is computed and, in backward, two gradients, in forward its
     source and one gradient. The loss has but one gradient, so the node before it can wait for it: `end` begins there.
     """
-    nodes, slots = Chain(nodes).nodes, slots_of(budget)
+    nodes, slots = Chain(nodes).nodes, slots_of(budget, nodes)
     schedule: list[Action] = []
     todo = [(1, nodes - 1, slots)]
     while todo:
@@ -340,7 +354,7 @@ def schedule_by_splitting(nodes: int, budget: int, split: Callable[[int, int, in
     return schedule
 
 
-def slots_of(budget: int) -> int:
+def slots_of(budget: int, nodes: int) -> int:
     """The nodes that a budget of stored values lets keep, the input among them; ValueError below 4."""
     budget = positive_int(budget, "budget")
     if budget < 4:
@@ -350,7 +364,7 @@ def slots_of(budget: int) -> int:
                 en=f"budget={budget}: the input, the value at work and two gradients take 4.",
             )
         )
-    return budget - 3
+    return min(budget - 3, nodes)
 
 
 def _loss(node: int, nodes: int) -> list[Action]:
@@ -361,7 +375,9 @@ def _loss(node: int, nodes: int) -> list[Action]:
 def optimal_schedule(nodes: int, budget: int) -> list[Action]:
     """A schedule with the fewest recomputations of all that never store more than `budget` values."""
     nodes = Chain(nodes).nodes
-    table = _table(nodes, slots_of(budget))
+    slots = slots_of(budget, nodes)
+    _check_work(fewest_computations(nodes - 1, slots), MOST_COMPUTATIONS, tr(ko="계산", en="computations"))
+    table = _table(nodes - 1, slots)
 
     def best_split(start: int, end: int, free: int) -> int:
         return start + 1 + int(_costs_of_splits(table, end - start + 1, free).argmin())
@@ -371,7 +387,7 @@ def optimal_schedule(nodes: int, budget: int) -> list[Action]:
 
 def fewest_recomputations(nodes: int, budget: int) -> int:
     """The fewest recomputations of a chain that never stores more than `budget` values."""
-    return fewest_computations(Chain(nodes).nodes - 1, slots_of(budget)) - (nodes - 2)
+    return fewest_computations(Chain(nodes).nodes - 1, slots_of(budget, nodes)) - (nodes - 2)
 
 
 def fewest_computations(length: int, slots: int) -> int:
@@ -386,6 +402,7 @@ def fewest_computations(length: int, slots: int) -> int:
 @lru_cache(maxsize=256)
 def _table(nodes: int, slots: int) -> np.ndarray:
     """[k, l] → fewest computations to get all gradients of l nodes, the first of which is kept, with k kept nodes."""
+    _check_work(nodes * slots, MOST_COMPUTATIONS // 16, tr(ko="노드 × 보관 수", en="nodes × kept"))
     lengths = np.arange(nodes + 1)
     table = np.zeros((slots + 1, nodes + 1), dtype=np.int64)
     table[1] = lengths * (lengths - 1) // 2

@@ -99,7 +99,7 @@ def _map(drawing: svg.Drawing, recording: Any, top: float, row: float, x: float)
     nodes = recording.nodes
     every = next(step for step in (1, 2, 5, 10, 20, 50, 100) if row * step >= 11)
     for node in range(1, nodes + 1):
-        if node == 1 or node % every == 0:
+        if node == 1 or (node % every == 0 and (node - 1) * row >= 11):
             drawing.text(LEFT - 8, top + (node - 0.5) * row + 4, str(node), size=10, anchor="end", fill=svg.MUTED)
     drawing.text(20, top + 10, tr(ko="노드", en="node"), size=11, fill=svg.MUTED)
     drawing.rect(LEFT, top, WIDTH, row * nodes, "#f4f6f8")

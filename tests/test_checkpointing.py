@@ -104,6 +104,11 @@ def test_no_schedule_at_all_beats_the_optimal_one(nodes):
     assert fewest_by_search(nodes, 3) is None
 
 
+def test_a_budget_beyond_the_chain_is_no_more_than_everything():
+    assert record_chain(5, budget=10**9).recomputations == 0
+    assert record_chain(2, budget=4).peak == 3 and record_chain(2, "minimum").recomputations == 0
+
+
 def test_every_splitting_is_a_valid_schedule_and_none_beats_the_optimal():
     nodes, budget = 8, 6
     found = set()
@@ -159,6 +164,9 @@ def test_segments_are_even_and_cover_the_chain(nodes):
         (lambda: record_chain(5, checkpoints=[6]), "체크포인트 6"),
         (lambda: record_chain(5, checkpoints=[0]), "checkpoint=0"),
         (lambda: record_chain(1, "everything"), "적어도 노드 2개"),
+        (lambda: record_chain(10**9, "everything"), "노드 1,000,000,000: 너무 오래"),
+        (lambda: record_chain(10_000, "minimum"), "계산 49,995,000: 너무 오래"),
+        (lambda: record_chain(10_000, budget=100), "노드 × 보관 수"),
         (lambda: record_chain(5, "evrything"), "혹시 everything"),
         (lambda: record_chain(5), "지금은 0개"),
         (lambda: record_chain(5, "minimum", segments=2), "지금은 2개"),
