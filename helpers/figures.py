@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from . import svg
+from .checkpointing import record_chain, sweep_segments
+from .checkpointing_pictures import draw_moments
 from .experiment import predict_memory
 from .language import tr
 from .number_formats import FORMATS, draw_layouts, draw_number, draw_spacing
@@ -79,6 +82,50 @@ def one_tenth() -> svg.Drawing:
     return draw_number(0.1)
 
 
+def _chain_at(*moments: tuple[str, int], **strategy: Any) -> svg.Drawing:
+    """A chain of five nodes at these moments of its run."""
+    run = record_chain(5, **strategy)
+    return draw_moments([(run.title, run, run.moment(*moment)) for moment in moments])
+
+
+def keep_everything() -> svg.Drawing:
+    """Chapter 5, the book's picture 8: everything is kept, at two moments."""
+    return _chain_at(("forward", 5), ("backward", 4), strategy="everything")
+
+
+def keep_minimum() -> svg.Drawing:
+    """Chapter 5, the book's picture 9: only the input is kept."""
+    return _chain_at(("forward", 5), ("backward", 4), strategy="minimum")
+
+
+def checkpoint_at_three() -> svg.Drawing:
+    """Chapter 5, the book's picture 10: node three of five is a checkpoint."""
+    return _chain_at(("forward", 5), ("backward", 4), checkpoints=[3])
+
+
+def three_strategies() -> svg.Drawing:
+    """Chapter 5: the three strategies at the one moment at which the book compares them."""
+    runs = [record_chain(5, "everything"), record_chain(5, "minimum"), record_chain(5, checkpoints=[3])]
+    return draw_moments([(run.title, run, run.moment("backward", 4)) for run in runs])
+
+
+def twelve_nodes_in_three_segments() -> svg.Drawing:
+    """Chapter 5: the panel's first picture."""
+    return record_chain(12, segments=3).draw()
+
+
+def segments_of_1024_nodes() -> svg.Drawing:
+    """Chapter 5: the number of segments against what is stored."""
+    return sweep_segments(1024).draw()
+
+
+def with_and_without_checkpointing() -> svg.Drawing:
+    """Chapter 5: polyglot-ko-1.3b at batch 16 on a T4, without and with checkpointing."""
+    return MemoryTable(
+        predict_memory(batch_size=16, gradient_checkpointing=on, gpu="T4") for on in (False, True)
+    ).chart()
+
+
 FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "01_bit_layouts": bit_layouts,
     "01_spacing": spacing,
@@ -91,6 +138,13 @@ FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "03_batch_4_on_a_t4": batch_4_on_a_t4,
     "03_batch_16_on_a_t4": batch_16_on_a_t4,
     "03_batches_on_a_t4": batches_on_a_t4,
+    "05_keep_everything": keep_everything,
+    "05_keep_minimum": keep_minimum,
+    "05_checkpoint_at_three": checkpoint_at_three,
+    "05_three_strategies": three_strategies,
+    "05_three_segments": twelve_nodes_in_three_segments,
+    "05_segments": segments_of_1024_nodes,
+    "05_with_and_without": with_and_without_checkpointing,
 }
 
 

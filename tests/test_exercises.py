@@ -54,6 +54,14 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("3-3", {"optimizer": "adamw_fused"}, "예산을"),
         ("3-3", {"optimizer": "sgd"}, "Adam 계열"),
         ("3-3", {"batch_size": 1}, "모르는 설정"),
+        ("5-1", lambda nodes, segments: (segments + nodes // segments, nodes), "재계산"),
+        ("5-1", lambda nodes, segments: (nodes, nodes - segments - 1), "2배"),
+        ("5-1", lambda nodes, segments: segments, "두 수를"),
+        ("5-2", {"batch_size": 1, "gradient_accumulation_steps": 8}, "한도를"),
+        ("5-2", {"batch_size": 1, "gradient_accumulation_steps": 4}, "8이어야"),
+        ("5-2", {"batch_size": 8, "optimizer": "sgd"}, "모르는 설정"),
+        ("5-3", lambda start, end, slots: (start + end + 1) // 2, "6번으로도"),
+        ("5-3", lambda start, end, slots: start, "까지여야"),
     ],
 )
 def test_a_wrong_answer_is_told_how_wrong(number, answer, verdict, capsys):

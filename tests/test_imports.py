@@ -22,10 +22,10 @@ ORDER = [
     ["four_bit"],
     ["models", "data", "small_model"],
     ["training"],
-    ["report", "quantization_pictures"],
+    ["report", "quantization_pictures", "checkpointing_pictures"],
     ["experiment"],
     # A chapter's own machinery: it knows no other chapter's.
-    ["number_formats", "quantization", "checkpointing", "distributed", "lora", "planner"],
+    ["number_formats", "quantization", "checkpointing", "checkpointing_costs", "distributed", "lora", "planner"],
     ["figures", "plots"],
     ["exercises"],
     ["panels"],

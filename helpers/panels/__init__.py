@@ -42,3 +42,17 @@ def number_panel() -> Any:
     from .number_formats import NumberPanel
 
     return NumberPanel()
+
+
+def checkpointing_panel() -> Any:
+    """Chapter 5: a chain's depth, strategy, segments, moment → who is alive, memory curve, recomputations."""
+    from .checkpointing import CheckpointingPanel
+
+    return CheckpointingPanel()
+
+
+def checkpointing_memory_panel() -> Any:
+    """Chapter 5: model, GPU, batch, length → memory without and with checkpointing, and the extra FLOPs."""
+    from .checkpointing import CheckpointingMemoryPanel
+
+    return CheckpointingMemoryPanel()
