@@ -22,6 +22,7 @@ _HOME = {
     "quantize": "quantization",
     "example_tensor": "quantization",
     "quantization_panel": "panels",
+    "lora_panel": "panels",
     "exercise": "exercises",
     "human_bytes": "units",
 }
