@@ -16,10 +16,10 @@ def draw_update(weight: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> svg.D
     """W (n, m) + B (n, r) · A (r, m) = W + BA; colour is sign and size, W and BA each on their own scale."""
     update = b @ a
     n, m, r = *weight.shape, a.shape[0]
-    cell, top = 11, 62
+    cell, top, height = 14, 74, max(n, r) * 14
     drawing = svg.Drawing(
         760,
-        top + n * cell + 62,
+        top + height + 58,
         tr(
             ko=f"고정된 가중치 W에 좁은 행렬 B와 A의 곱을 더한다. 조각 {n} × {m}, rank {r}",
             en=f"A frozen weight W plus the product of two thin matrices B and A: a piece of {n} × {m}, rank {r}",
@@ -29,7 +29,7 @@ def draw_update(weight: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> svg.D
         20, 28, tr(ko="W는 그대로 두고 B와 A만 학습한다", en="W stays; only B and A are trained"), 16, bold=True
     )
     gap = 44
-    x = 30.0
+    x = (760 - (2 * m + r + m) * cell - 3 * gap) / 2
     pieces = [
         ("W", weight, tr(ko="고정", en="frozen"), weight.abs().max()),
         ("+", None, "", None),
@@ -41,17 +41,17 @@ def draw_update(weight: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> svg.D
     ]
     for name, matrix, note, largest in pieces:
         if matrix is None:
-            drawing.text(x - gap / 2, top + n * cell / 2 + 8, name, 22, anchor="middle")
+            drawing.text(x - gap / 2, top + height / 2 + 8, name, 22, anchor="middle")
             continue
         rows, columns = matrix.shape
-        y = top + (n - rows) * cell / 2
+        y = top + (height - rows * cell) / 2
         _cells(drawing, x, y, matrix / largest, cell)
         stroke = svg.RED if name in ("A", "B") else svg.INK
         drawing.rect(x, y, columns * cell, rows * cell, "none", stroke=stroke, stroke_width=2)
         middle = x + columns * cell / 2
         drawing.text(middle, y - 8, name, 14, anchor="middle", bold=True)
-        drawing.text(middle, top + n * cell + 20, f"{rows} × {columns}", 12, anchor="middle", fill=svg.MUTED)
-        drawing.text(middle, top + n * cell + 38, note, 12, anchor="middle", fill=stroke)
+        drawing.text(middle, top + height + 20, f"{rows} × {columns}", 12, anchor="middle", fill=svg.MUTED)
+        drawing.text(middle, top + height + 38, note, 12, anchor="middle", fill=stroke)
         x += columns * cell + gap
     return drawing
 
@@ -70,7 +70,7 @@ def draw_singular_values(series: dict[str, torch.Tensor]) -> svg.Drawing:
     )
     drawing.text(20, 28, drawing.alt, 15, bold=True)
     left, top, width, height = 60, 52, 660, 220
-    _frame(drawing, left, top, width, height, 1.0, lambda v: f"{v:.0%}")
+    _frame(drawing, left, top, width, height, 1.0, 0.25, "{:.0%}")
     for colour, (i, (name, values)) in zip((svg.RED, svg.GREY, svg.BLUE), enumerate(series.items()), strict=False):
         share = [0.0, *(values.square().cumsum(0) / values.square().sum()).tolist()]
         step = width / (len(share) - 1)
@@ -100,17 +100,10 @@ def draw_runs(runs: list[Any], count: int) -> svg.Drawing:
     steps = max(len(run.losses) for run in runs)
     top, width, height = 52, 300, 220
     highest = max(max(run.losses) for run in runs) * 1.05
-    for left, title, largest, show in (
-        (60, "loss", highest, lambda v: f"{v:.1f}"),
-        (
-            430,
-            tr(ko="맞히는 답(실선: 새 과제, 점선: 옛 과제)", en="answers known (solid: new, dashed: old)"),
-            count,
-            str,
-        ),
-    ):
+    answers = tr(ko="맞히는 답(실선: 새 과제, 점선: 옛 과제)", en="answers known (solid: new, dashed: old)")
+    for left, title, largest, show in ((60, "loss", highest, "{:.1f}"), (430, answers, count, "{:.0f}")):
         drawing.text(left, 30, title, 14, bold=True)
-        _frame(drawing, left, top, width, height, largest, show)
+        _frame(drawing, left, top, width, height, largest, svg.nice_step(largest) if left == 60 else count / 4, show)
         for k in range(0, steps + 1, 20):
             drawing.text(left + width * k / steps, top + height + 18, str(k), 11, anchor="middle", fill=svg.MUTED)
         caption = tr(ko="스텝 →", en="steps →")
@@ -127,14 +120,12 @@ def draw_runs(runs: list[Any], count: int) -> svg.Drawing:
 
 
 def _frame(
-    drawing: svg.Drawing, left: float, top: float, width: float, height: float, largest: float, show: Any
+    drawing: svg.Drawing, left: float, top: float, width: float, height: float, largest: float, step: float, show: str
 ) -> None:
-    for i in range(5):
-        y = top + height * (1 - i / 4)
+    for i in range(int(largest / step + 1e-9) + 1):
+        y = top + height * (1 - i * step / largest)
         drawing.line(left, y, left + width, y, svg.GRID)
-        value = largest * i / 4
-        text = show(int(value)) if show is str else show(value)
-        drawing.text(left - 6, y + 4, text, 11, anchor="end", fill=svg.MUTED)
+        drawing.text(left - 6, y + 4, show.format(i * step), 11, anchor="end", fill=svg.MUTED)
 
 
 def _legend(drawing: svg.Drawing, x: float, y: float, colour: str, name: str) -> None:

@@ -57,7 +57,7 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("7-1", lambda shapes, r: sum(out * into for out, into in shapes), "12.5배"),
         ("7-1", lambda shapes, r: sum(r * out for out, into in shapes), "0.5배"),
         ("7-2", lambda W, A, B, alpha: W + B @ A, "다르다"),
-        ("7-2", lambda W, A, B, alpha: A @ B, "같은 모양 (6, 4)"),
+        ("7-2", lambda W, A, B, alpha: A, "같은 모양 (6, 4)"),
         ("7-3", {"peft": "lora", "gradient_checkpointing": True}, "T4의 한도를"),
         ("7-3", {"peft": "qlora", "gradient_checkpointing": True}, "모자란다"),
         ("7-3", {"batch_size": 1}, "모르는 설정"),

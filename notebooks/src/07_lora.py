@@ -26,19 +26,21 @@
 # 작은 모델은 CPU에서 실제로 학습하고, 큰 모델은 3장의 가상 GPU에서 바이트를 센다. 저장된 출력은 가상 T4의 것이다. 출력에서 GPU의 이름을 확인한다.
 
 # %%
+import copy
 import tempfile
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from helpers import (
-    count_parameters, exercise, gpu_memory_sweep, human_bytes, load_model_and_tokenizer, lora_panel,
-    make_dummy_dataset, predict_memory, use_gpu,
+    count_parameters, exercise, gpu_memory_sweep, human_bytes, load_model_and_tokenizer,
+    lora_panel, make_dummy_dataset, predict_memory, use_gpu,
 )  # fmt: skip
 from helpers.lora import (
-    TASKS, LargestModels, Runs, complete, fine_tune, known, load_adapter, merge, picture_of_update, pretrained_model,
-    quantized_model, share_of_singular_values, small_tokenizer, storage_table, trainable_parameters, unmerge, updates,
-    with_rank,
+    TASKS, LargestModels, Runs, complete, fine_tune, known, load_adapter, merge,
+    picture_of_update, pretrained_model, quantized_model, share_of_singular_values,
+    small_tokenizer, storage_table, trainable_parameters, unmerge, updates, with_rank,
 )  # fmt: skip
 from peft import LoraConfig, PeftModel, get_peft_model
 
@@ -52,7 +54,7 @@ gpu
 #
 # $$W' = W + \frac{\alpha}{r} BA$$
 #
-# W는 얼려 두고 A와 B만 학습한다. 이렇게 만든 ΔW는 아무리 애써도 **계수**(rank)가 r을 넘지 못한다. d = 100, r = 4일 때 학습하는 수가 몇 개로 주는지 센다.
+# W는 얼려 두고 A와 B만 학습한다. 이렇게 만든 ΔW는 **rank**(계수, 서로 독립인 행의 수)가 r을 넘지 못한다. d = 100, r = 4일 때 학습하는 수가 몇 개로 주는지 센다.
 
 # %%
 d, r = 100, 4
@@ -63,7 +65,7 @@ print(f"{d * d:,} -> {d * r + r * d:,} ({(d * r + r * d) / (d * d):.0%})")
 #
 # > **주장 1.** "LoRA는 소수의 파라미터를 더해 그것만 학습한다" — **맞다.** 다만 **더한다**는 말에 주의한다. 원래의 가중치는 하나도 사라지지 않는다. 줄어드는 것은 모델이 아니라 **학습할 것**이다.
 #
-# ## 7.2 미세 조정의 변화량은 정말 계수가 낮을까
+# ## 7.2 미세 조정의 변화량은 정말 rank가 낮을까
 #
 # 믿기 전에 재 보자. 2층짜리 작은 GPT-NeoX(polyglot-ko와 같은 계열)를 준비했다. "프랑스의 수도는 파리이다."와 같은 문장 32개로 사전 학습한 모델이다. 거꾸로 물으면 어떻게 되는지 본다.
 
@@ -90,14 +92,14 @@ change = updates(base, full.model)["gpt_neox.layers.1.attention.dense"]
 share_of_singular_values(change)
 
 # %% [markdown] lang="ko"
-# 변화량은 무작위 행렬보다 앞쪽에 훨씬 몰려 있지만, 특잇값 몇 개로 끝나지도 않는다. 그렇다면 뒤쪽을 잘라 내면 모델이 망가질까? 모든 선형층의 ΔW를 **가장 가까운 계수 r의 행렬**로 바꾸어 넣고, 새 과제를 몇 개나 맞히는지 센다.
+# 변화량은 무작위 행렬보다 앞쪽에 훨씬 몰려 있지만, 특잇값 몇 개로 끝나지도 않는다. 그렇다면 뒤쪽을 잘라 내면 모델이 망가질까? 선형층의 ΔW를 모두 **가장 가까운 rank r 행렬**로 바꾸어 넣고(임베딩, 정규화, 출력층의 변화는 그대로 둔다), 새 과제를 몇 개나 맞히는지 센다. 왼쪽이 r이다.
 
 # %%
 for rank in (1, 2, 4, 8, 16, 64):
     print(rank, known(with_rank(base, full.model, rank), "country"))
 
 # %% [markdown] lang="ko"
-# 꽤 많은 몫을 버리고도 계수 4면 32개를 모두 맞힌다. 64차원이 다 필요하지는 않았던 것이다. LoRA는 이 관찰을 뒤집어, **처음부터 계수 r 안에서만** 찾는다.
+# 꽤 많은 몫을 버리고도 r = 4면 32개를 모두 맞힌다. 64차원이 다 필요하지는 않았던 것이다. LoRA는 이 관찰을 뒤집어, 처음부터 **rank r 안에서만** 찾는다.
 #
 # ## 7.3 LoRA를 직접 만들기
 #
@@ -167,17 +169,17 @@ print(f"{trained:,} / {total:,} ({trained / total:.3%})")
 print(f"{24 * 8 * (2048 + 3 * 2048):,}")
 
 # %% [markdown] lang="ko"
-# 13억 개 가운데 157만 개, **0.118%**만 학습한다. 손으로 센 값(층 24개 × r × (입력 2048 + 출력 6144))과도 같다. rank와 대상을 바꾸면 얼마나 달라질까? `all-linear`는 출력층을 뺀 모든 선형층이다.
+# 13억 개 가운데 157만 개(**0.118%**), 천 개에 하나꼴로 학습한다. 손으로 센 값(층 24개 × r × (입력 2048 + 출력 6144))과도 같다. rank와 대상을 바꾸면 얼마나 달라질까? `all-linear`는 출력층을 뺀 모든 선형층이다.
 
 # %%
 del model
 for targets in ("attention", "all-linear"):
-    for rank in (8, 64, 256):
+    for rank in (8, 64):
         trained, total = trainable_parameters("polyglot-ko-1.3b", "lora", rank, targets)
         print(f"{targets:10} r={rank:<3} {trained:12,} {trained / total:8.3%}")
 
 # %% [markdown] lang="ko"
-# > **주장 2.** "파라미터의 1% 미만만 학습한다" — **조건부로 맞다.** r = 8이라면 맞다. 모든 선형층에 붙이고 r을 64로 올리면 3.6%, 256이면 13%다. 1%는 LoRA의 성질이 아니라 **rank와 대상 계층을 고른 결과**다.
+# > **주장 2.** "파라미터의 1% 미만만 학습한다" — **조건부로 맞다.** r = 8이라면 맞지만, 모든 선형층에 붙이고 r을 64로 올리면 3.6%가 된다. 1%는 LoRA의 성질이 아니라 **rank와 대상 계층을 고른 결과**다.
 #
 # ## 7.5 메모리는 어디에서 줄까
 #
@@ -195,18 +197,24 @@ by_method
 by_method.chart()
 
 # %% [markdown] lang="ko"
-# 보라색, 곧 **순전파 상태**가 그대로다. 어댑터가 층마다 있으니 그레이디언트는 맨 아래층까지 내려가야 하고, 그러려면 중간 결과가 필요하다. 얼린 선형층의 입력은 저장하지 않아도 되므로 조금 줄기는 한다(8.0 → 6.6 GiB).
+# 보라색, 곧 **순전파 상태**가 남았다. 최대가 된 순간의 보라색만 차례로 꺼내 본다(전체 미세 조정은 한도가 없다고 치고 끝까지 간 값이다).
+
+# %%
+for peft in (None, "lora", "qlora"):
+    print(peft, human_bytes(predict_memory(batch_size=16, peft=peft).at_peak["activations"]))
+
+# %% [markdown] lang="ko"
+# LoRA의 순전파 상태는 전체 미세 조정보다 조금 작을 뿐이다. 어댑터가 층마다 있으니 그레이디언트는 맨 아래층까지 내려가야 하고, 그러려면 중간 결과가 필요하다. 얼린 선형층의 입력만은 저장하지 않아도 되므로 그만큼 준다.
 #
-# 더 놀라운 것은 맨 아랫줄이다. **QLoRA가 LoRA보다 더 많이 쓴다.** 파란색은 절반 아래로 줄었는데 보라색이 6.6에서 10.9 GiB로 늘었다. 까닭은 7.9절에서 찾는다.
+# 더 놀라운 것은 QLoRA다. **LoRA보다 더 많이 쓴다.** 파라미터는 절반 아래로 줄었는데 순전파 상태가 오히려 늘었다. 까닭은 7.9절에서 찾는다.
 #
 # 그렇다면 순전파 상태는 무엇으로 줄일까? 체크포인팅(5장)과 짧은 길이다. 둘을 LoRA에 더해 본다.
 
 # %%
-less = gpu_memory_sweep(batch_size=16, peft="lora", gradient_checkpointing=[False, True], sequence_length=[256, 128])
-less
+gpu_memory_sweep(batch_size=16, peft="lora", gradient_checkpointing=True, sequence_length=[256, 128])
 
 # %% [markdown] lang="ko"
-# 체크포인팅을 켜니 9.12에서 4.51 GiB로, 길이까지 반으로 줄이니 3.5 GiB로 주었다. LoRA가 그레이디언트와 옵티마이저 상태를 없애고 나면 남는 것은 **얼린 가중치와 순전파 상태**다. 앞의 것은 QLoRA가, 뒤의 것은 체크포인팅이 맡는다.
+# 체크포인팅을 켜니 9.12에서 4.51 GiB로, 길이까지 반으로 줄이니 3.51 GiB로 주었다. LoRA가 그레이디언트와 옵티마이저 상태를 없애고 나면 남는 것은 **얼린 가중치와 순전파 상태**다. 앞의 것은 QLoRA가, 뒤의 것은 체크포인팅이 맡는다.
 #
 # ## 7.6 정말 배우는가
 #
@@ -220,6 +228,10 @@ def with_lora(rank, model=None, **more):
     return get_peft_model(model or pretrained_model(), config)
 
 
+# %% [markdown] lang="ko"
+# 왼쪽 그림에서 loss가 어디까지 내려가는지, 오른쪽에서 실선(새 과제)과 점선(옛 과제)이 어떻게 엇갈리는지 본다.
+
+# %%
 runs = Runs([full])
 for rank in (1, 4, 16):
     runs.append(fine_tune(with_lora(rank), f"LoRA r={rank}"))
@@ -227,13 +239,13 @@ runs.append(fine_tune(with_lora(16, quantized_model(base)).double(), "QLoRA r=16
 runs.chart()
 
 # %% [markdown] lang="ko"
-# 왼쪽에서 loss가 어디까지 내려가는지, 오른쪽에서 실선(새 과제)과 점선(옛 과제)이 어떻게 엇갈리는지 본다. 같은 것을 표로 적는다.
+# 같은 것을 표로 적는다. 학습하는 파라미터의 수와 새 과제의 점수를 견주어 본다.
 
 # %%
 runs
 
 # %% [markdown] lang="ko"
-# - **rank가 모자라면 배우지 못한다.** r = 1은 14개에 그쳤고 r = 16은 31개까지 갔다. 서로 상관없는 사실 32개를 외우는 일이라 rank가 바로 용량이 된다.
+# - **rank가 모자라면 배우지 못한다.** r = 1은 14개에 그쳤고 r = 16은 31개까지 갔다. 서로 상관없는 사실 32개를 외우는 일이라 rank가 바로 용량이 된다. 7.2절에서는 rank 4면 충분했는데 r = 4인 LoRA는 24개에 그친 까닭이 있다. 그때는 임베딩과 출력층도 함께 움직였지만, LoRA에서는 둘 다 얼어 있다.
 # - **QLoRA는 LoRA와 같다.** 4비트로 저장한 가중치 위에서도 같은 수를 배웠다. 양자화 오차가 있어도 어댑터는 그 위에서 학습되기 때문이다.
 # - **모두 잊었다.** 옛 과제의 점선은 30스텝이 되기도 전에 바닥에 닿는다. LoRA라고 덜 잊지 않았다.
 #
@@ -250,10 +262,11 @@ print(known(adapted, "capital"), complete(adapted, "프랑스의 수도는 "))
 # %% [markdown] lang="ko"
 # 끄면 32개가 모두 돌아온다. 전체 미세 조정에서는 원래 모델을 따로 저장해 두지 않았다면 되찾을 길이 없다.
 #
-# 학습한 어댑터를 들여다본다. 첫 층 `dense`의 W와 B, A의 앞쪽 12행, 12열이다. 색은 부호와 크기다.
+# 학습한 어댑터를 들여다본다. r = 4인 모델의 첫 층 `dense`에서 W의 왼쪽 위 12 × 12와, 거기에 더해지는 B와 A다. 색은 부호, 짙기는 크기다.
 
 # %%
-picture_of_update(adapted.get_submodule("base_model.model.gpt_neox.layers.0.attention.dense"))
+layer = "base_model.model.gpt_neox.layers.0.attention.dense"
+picture_of_update(runs[2].model.get_submodule(layer))
 
 # %% [markdown] lang="ko"
 # ## 7.7 무엇을 고를까: 대상 계층, α, 변형
@@ -276,22 +289,17 @@ Runs([attention, runs[2]])
 
 # %%
 for rank in (1, 4, 16, 64):
-    scales = []
-    for rslora in (False, True):
-        lora = with_lora(rank, lora_alpha=16, use_rslora=rslora, target_modules=["query_key_value"])
-        scales.append(
-            lora.get_submodule("base_model.model.gpt_neox.layers.0.attention.query_key_value").scaling["default"]
-        )
-    print(rank, scales)
+    pair = [with_lora(rank, lora_alpha=16, use_rslora=on) for on in (False, True)]
+    print(rank, [model.get_submodule(layer).scaling["default"] for model in pair])
 
 # %% [markdown] lang="ko"
-# r = 64에서 여덟 배 차이가 난다. 이 장은 α = 2r을 써서 곱하는 값을 2로 고정했다. 이 값이 결과를 바꿀까? r = 16에서 α만 바꾸어 본다.
+# r = 64에서 여덟 배 차이가 난다. 이 장은 α = 2r을 써서 곱하는 값을 2로 고정했다. 이 값이 결과를 바꿀까? r = 16에서 α만 32에서 64로 올려 본다.
 
 # %%
-Runs([fine_tune(with_lora(16, lora_alpha=alpha), f"alpha={alpha}") for alpha in (8, 64)])
+Runs([runs[3], fine_tune(with_lora(16, lora_alpha=64), "LoRA r=16, alpha=64")])
 
 # %% [markdown] lang="ko"
-# 곱하는 값이 0.5면 덜 배우고, 4면 32개를 모두 배웠다. α는 학습률과 비슷하게 움직인다. r을 키웠는데 나아지지 않는다면 rank가 아니라 α/r이 작아진 탓은 아닌지 먼저 의심한다.
+# 곱하는 값이 2에서 4가 되자 남은 하나까지 맞혔다. α를 키우는 것은 어댑터의 학습률을 키우는 것과 비슷하다. r을 키웠는데 나아지지 않는다면 rank가 아니라 α/r이 작아진 탓은 아닌지 먼저 의심한다.
 #
 # ### DoRA
 #
@@ -302,19 +310,21 @@ dora = fine_tune(with_lora(16, use_dora=True), "DoRA r=16")
 Runs([runs[3], dora])
 
 # %% [markdown] lang="ko"
-# 늘어난 1,152개는 선형층의 출력 수를 모두 더한 것이다. 이 과제에서는 나아지지 않았다. 순전파마다 W + BA의 크기를 계산하므로 더 느리기도 하다. 변형은 많지만 기본 LoRA부터 시작해도 잃는 것이 적다.
+# 늘어난 1,152개는 선형층의 출력 수를 모두 더한 것이다. 이 과제에서는 나아지지 않았다. 순전파마다 W + BA의 크기를 구하므로 계산도 더 든다. 변형은 많지만 기본 LoRA부터 시작해도 잃는 것이 적다.
 #
 # ## 7.8 합치고, 떼고, 갈아 끼우기
 #
-# 학습이 끝나면 BA를 W에 더해 하나의 행렬로 만들 수 있다. 그러면 추론할 때 곱셈이 늘지 않는다. 합치기 전과 후의 출력이 얼마나 다른지, 다시 떼면 W가 돌아오는지 본다.
+# 학습이 끝나면 BA를 W에 더해 하나의 행렬로 만들 수 있다. 그러면 추론할 때 곱셈이 늘지 않는다. 합치기 전과 후의 출력이 얼마나 다른지, 다시 떼고 어댑터를 끄면 원래 모델의 출력이 나오는지 본다. 차이가 10⁻¹²보다 작으면 True다.
 
 # %%
 ids = small_tokenizer()("\n파리는 프랑스의 수도이다.", return_tensors="pt").input_ids
 before = adapted(input_ids=ids).logits
 merge(adapted)
-print((adapted(input_ids=ids).logits - before).abs().max() < 1e-12)
+print("merged:", torch.allclose(adapted(input_ids=ids).logits, before, rtol=0, atol=1e-12))
 unmerge(adapted)
-print(max((p - q).abs().max() for p, q in zip(base.parameters(), adapted.unload().parameters(), strict=True)) < 1e-12)
+with adapted.disable_adapter():
+    original = adapted(input_ids=ids).logits
+print("unmerged:", torch.allclose(original, base(input_ids=ids).logits, rtol=0, atol=1e-12))
 
 # %% [markdown] lang="ko"
 # fp64의 반올림 오차 안에서 같다. 16비트라면 합칠 때의 반올림이 더 크다. 그리고 4비트 가중치에 합치면 다시 4비트로 반올림해야 하므로, QLoRA로 배운 어댑터는 16비트로 불러온 모델에 합치는 것이 낫다.
@@ -322,27 +332,25 @@ print(max((p - q).abs().max() for p, q in zip(base.parameters(), adapted.unload(
 # 같은 어댑터를 두 번 합치면 BA가 두 번 더해진다. `merge`는 이를 막는다. 오류 메시지를 읽어 본다.
 
 # %% tags=["raises-exception"]
-adapted = runs[2].model
-merge(adapted)
-merge(adapted)
+twice = copy.deepcopy(runs[2].model)
+merge(twice)
+merge(twice)
 
 # %% [markdown] lang="ko"
-# 떼어 놓고 저장한다. `save_pretrained`는 어댑터만 적는다. 원래 모델을 저장한 것과 크기를 비교한다.
+# 이제 저장한다. `save_pretrained`는 어댑터만 적는다. 원래 모델을 저장한 것과 크기를 비교한다.
 
 # %%
-from pathlib import Path
 from transformers import utils
 
 utils.logging.disable_progress_bar()
-unmerge(adapted)
 folder = Path(tempfile.mkdtemp())
 base.save_pretrained(folder / "base")
-adapted.save_pretrained(folder / "country")
+runs[2].model.save_pretrained(folder / "country")
 for name in ("base/model.safetensors", "country/adapter_model.safetensors"):
     print(f"{name:36} {human_bytes((folder / name).stat().st_size)}")
 
 # %% [markdown] lang="ko"
-# 이 작은 모델에서는 15분의 1쯤이다. polyglot-ko-1.3b라면 가중치가 2.48 GiB, r = 8 어댑터가 fp32로 6 MiB다. 모델 하나에 과제마다 어댑터를 두고 갈아 끼우는 까닭이다.
+# 이 작은 모델에서는 14분의 1쯤이다. polyglot-ko-1.3b라면 가중치가 2.48 GiB, r = 8 어댑터가 fp32로 6 MiB다. 모델 하나에 과제마다 어댑터를 두고 갈아 끼우는 까닭이다.
 #
 # 짧게 대답하는 어댑터를 하나 더 배워("프랑스의 수도는 파리.") 저장하고, 한 모델에 둘을 올려 갈아 끼운다.
 
@@ -359,7 +367,7 @@ for name in ("country", "short"):
 # 어댑터는 **그것을 학습한 모델에만** 맞는다. 모양이 다른 모델에 올리면 `load_adapter`가 막는다. (모양까지 같은 다른 모델이라면 기계가 알아낼 수 없다. 어느 모델의 어댑터인지 적어 두자.) 너비가 다른 모델을 만들어 올려 본다.
 
 # %% tags=["raises-exception"]
-other = get_peft_model(pretrained_model(width=32), LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM"))
+other = with_lora(4, pretrained_model(width=32))
 load_adapter(other, folder / "country", "country")
 
 # %% [markdown] lang="ko"
@@ -375,7 +383,7 @@ storage_table(model)
 # %% [markdown] lang="ko"
 # 4비트 선형층은 파라미터 하나에 0.516바이트다. 코드가 0.5바이트, 2장에서 계산한 이중 양자화의 0.127비트가 0.016바이트다.
 #
-# 그런데 **4비트가 아닌 것**이 눈에 띈다. 임베딩과 출력층은 양자화하지 않고, `prepare_model_for_kbit_training`이 fp16이던 것을 모두 **fp32로 올린다**. 학습을 안정시키려는 것이지만, 이 모델에서는 파라미터의 9%인 임베딩과 출력층이 4비트로 줄인 나머지 91%와 맞먹는 바이트를 쓴다.
+# 그런데 **4비트가 아닌 것**이 눈에 띈다. 임베딩과 출력층은 양자화하지 않고, `prepare_model_for_kbit_training`이 fp16이던 것을 모두 **fp32로 올린다**. 학습을 안정시키려는 것이지만, 이 모델에서는 파라미터의 9%인 임베딩과 출력층이 470 MiB를 써서, 4비트로 줄인 나머지 91%(594 MiB)에 가깝다.
 #
 # 7.5절에서 순전파 상태가 늘어난 까닭도 여기에 있다. 임베딩이 fp32를 내놓으니 층 사이를 흐르는 값이 모두 fp32가 되고, 크기도 두 배가 된다. 정말 그런지는 `autocast`로 선형층의 출력을 fp16으로 되돌려 보면 안다(`Trainer`의 `fp16=True`, `bf16=True`가 하는 일이다).
 # 순전파가 끝난 뒤의 순전파 상태를 네 경우에 센다.
@@ -395,17 +403,15 @@ for peft in ("lora", "qlora"):
 # %% [markdown] lang="ko"
 # `autocast`를 켜면 QLoRA의 순전파 상태가 LoRA와 비슷해진다. QLoRA를 쓸 때 혼합 정밀도를 함께 켜는 데에는 이런 까닭도 있다.
 #
-# 이제 `autocast` 없이, LoRA와 QLoRA의 최대 메모리를 배치와 체크포인팅을 바꾸며 비교한다. 마지막 열은 QLoRA / LoRA다.
+# 이제 `autocast` 없이, LoRA와 QLoRA의 최대 메모리를 비교한다. 열은 체크포인팅, 배치 크기, LoRA, QLoRA, QLoRA / LoRA다.
 
 # %%
 del model
 for checkpointing in (False, True):
     for batch in (1, 16):
-        lora, qlora = (
-            predict_memory(batch_size=batch, peft=peft, gradient_checkpointing=checkpointing).needed_bytes
-            for peft in ("lora", "qlora")
-        )
-        print(f"{checkpointing!s:5} {batch:3} {human_bytes(lora):>10} {human_bytes(qlora):>10} {qlora / lora:6.0%}")
+        setting = {"batch_size": batch, "gradient_checkpointing": checkpointing}
+        lora, qlora = (predict_memory(**setting, peft=peft).needed_bytes for peft in ("lora", "qlora"))
+        print(f"{checkpointing!s:5} {batch:2} {human_bytes(lora)} {human_bytes(qlora)} {qlora / lora:.0%}")
 
 # %% [markdown] lang="ko"
 # 같은 비교를 80억 파라미터 모델로 한다. 체크포인팅을 켰고, T4에 들어가지 않아도 끝까지 세었다.
@@ -414,7 +420,7 @@ for checkpointing in (False, True):
 for batch in (1, 16):
     setting = {"batch_size": batch, "model_id": "Llama-3.1-8B", "gradient_checkpointing": True}
     lora, qlora = (predict_memory(**setting, peft=peft).needed_bytes for peft in ("lora", "qlora"))
-    print(f"{batch:3} {human_bytes(lora):>10} {human_bytes(qlora):>10} {qlora / lora:6.0%}")
+    print(f"{batch:2} {human_bytes(lora)} {human_bytes(qlora)} {qlora / lora:.0%}")
 
 # %% [markdown] lang="ko"
 # > **주장 4.** "QLoRA는 메모리를 절반 이하로" — **조건부로 맞다.** **가중치**만 보면 맞다(2.49 → 1.05 GiB). 최대 메모리로는 위의 여섯 경우 가운데 절반 이하가 된 것이 하나뿐이고(배치 1, 체크포인팅), 배치 16을 그냥 학습하면 오히려 **늘었다**.
@@ -422,20 +428,21 @@ for batch in (1, 16):
 #
 # ### 진짜 4비트로 한 스텝
 #
-# 지금까지 바이트는 가상 GPU에서 세었다. 이번에는 진짜 bitsandbytes다. 작은 모델을 fp32로 저장했다가 4비트로 불러와 준비하고 어댑터를 붙인다. 실제로 쓰는 코드와 같다. 이 모델에서 무엇이 4비트인지 표로 확인한다.
+# 지금까지 바이트는 가상 GPU에서 세었다. 이번에는 진짜 bitsandbytes다. 작은 모델을 fp32로 저장했다가 4비트로 불러와 준비하고 어댑터를 붙인다. 실제로 쓰는 코드와 같다. GPU가 있으면 GPU에서, 없으면 CPU에서 돈다. 이 모델에서 무엇이 4비트인지 표로 확인한다.
 
 # %%
 from peft import prepare_model_for_kbit_training
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-base.float().save_pretrained(folder / "base")
+pretrained_model().float().save_pretrained(folder / "base")
 nf4 = BitsAndBytesConfig(
     load_in_4bit=True,
     bnb_4bit_quant_type="nf4",
     bnb_4bit_use_double_quant=True,
     bnb_4bit_compute_dtype=torch.float32,
 )
-model = AutoModelForCausalLM.from_pretrained(folder / "base", quantization_config=nf4, device_map={"": "cpu"})
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = AutoModelForCausalLM.from_pretrained(folder / "base", quantization_config=nf4, device_map={"": device})
 model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 model = with_lora(16, model)
 storage_table(model)
@@ -448,7 +455,7 @@ import bitsandbytes as bnb
 
 optimizer = bnb.optim.AdamW8bit([p for p in model.parameters() if p.requires_grad], lr=1e-2)
 for _ in range(4):
-    loss = model(input_ids=ids, labels=ids).loss
+    loss = model(input_ids=ids.to(device), labels=ids.to(device)).loss
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -456,7 +463,7 @@ for _ in range(4):
 {p.numel(): optimizer.state[p]["state1"].dtype for p in model.parameters() if p.requires_grad}
 
 # %% [markdown] lang="ko"
-# 4비트 가중치를 지나 어댑터까지 그레이디언트가 흘러 loss가 내려간다. 상태를 보면 원소가 4,096개 이상인 텐서만 8비트(uint8)이고 더 작은 것은 fp32다. bitsandbytes의 기본값이다.
+# 층이 작아서 코드 표와 같은 고정된 몫이 도드라져 파라미터당 0.605바이트가 되었다. 4비트 가중치를 지나 어댑터까지 그레이디언트가 흘러 loss가 내려간다. 상태를 보면 원소가 4,096개 이상인 텐서만 8비트(uint8)이고 더 작은 것은 fp32다. bitsandbytes의 기본값이다.
 #
 # 논문은 **페이지 옵티마이저**(`PagedAdamW8bit`)도 쓴다. GPU 메모리가 모자라는 순간 옵티마이저 상태를 CPU 메모리로 옮겨 두는 것으로, CUDA의 통합 메모리 기능이라 **CUDA에서만** 동작한다(CPU에서는 경고를 내고 보통의 8비트로 돌아간다).
 # 그런데 LoRA에서 옵티마이저 상태를 줄이는 것이 얼마나 도움이 될까? 최대 메모리의 차이를 본다.
@@ -480,10 +487,10 @@ LargestModels(
 )
 
 # %% [markdown] lang="ko"
-# 같은 GPU에서 LoRA는 전체 미세 조정보다 서너 배, QLoRA는 여덟 배 안팎으로 큰 모델을 다룬다. H200에서 LoRA와 QLoRA의 답이 같은 것은 이 목록에 720억 다음이 4,050억이기 때문이다.
+# 같은 GPU에서 LoRA는 전체 미세 조정보다 세 배에서 다섯 배, QLoRA는 다섯 배에서 열여섯 배 큰 모델을 다룬다. H200에서 LoRA와 QLoRA의 답이 같은 것은 이 목록에 720억 다음이 4,050억이기 때문이다.
 # 최대가 한도에 바짝 붙은 칸(H200의 LoRA)은 조각남을 생각하면 믿기 어렵고, T4에는 bf16 연산 장치가 없으므로 bf16 모델을 실제로 학습할 때는 fp16으로 바꾸어야 한다(1장).
 #
-# > **주장 5.** "LLM 전체 미세 조정은 GPU 하나에 들어가지 않는다" — **조건부로 맞다.** 어느 모델, 어느 GPU냐에 달렸다. 17억 모델은 T4 하나에, 140억 모델은 H200 하나에 들어간다(순수 16비트일 때다. 3.8절의 혼합 정밀도라면 두 배가 든다). 흔히 쓰는 80억 모델은 80 GB가 있어야 한다.
+# > **주장 5.** "LLM 전체 미세 조정은 GPU 하나에 들어가지 않는다" — **조건부로 맞다.** 어느 모델, 어느 GPU냐에 달렸다. 17억 모델은 T4 하나에, 140억 모델은 H200 하나에 들어간다(순수 16비트일 때다. 3.8절의 혼합 정밀도라면 두 배가 든다). 80억 모델에는 61 GiB가 들어 A100-80GB가 있어야 한다.
 #
 # ## 7.11 Trainer로 하기
 #
@@ -511,6 +518,7 @@ arguments = TrainingArguments(
     max_steps=60,
     learning_rate=1e-2,
     seed=0,
+    use_cpu=True,
     report_to="none",
     save_strategy="no",
     logging_strategy="no",
@@ -595,7 +603,7 @@ exercise("7-3").check(changes)
 # | 원래 모델로 돌아가기 | 따로 저장해 두어야 | 어댑터를 끄면 된다 | 어댑터를 끄면 된다 |
 #
 # - 학습하는 파라미터는 **r × (in + out)을 붙인 층만큼** 더한 것이다.
-# - LoRA 다음에 줄일 것은 **얼린 가중치(QLoRA)와 순전파 상태(체크포인팅)** 다. 둘을 함께 쓴다.
+# - LoRA 다음에 줄일 것은 **얼린 가중치**와 **순전파 상태**다. 앞의 것은 QLoRA가, 뒤의 것은 체크포인팅이 줄인다. 함께 쓴다.
 # - rank는 배울 양이 정한다. 모자라면 배우지 못하고, 남으면 조금 낭비할 뿐이다.
 # - QLoRA가 LoRA보다 많이 쓴다면 **fp32로 올라간 것**을 의심한다.
 #
