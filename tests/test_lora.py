@@ -291,6 +291,12 @@ def test_the_difference_of_fine_tuning_has_a_low_rank():
     assert "<polyline" in share_of_singular_values(update).svg()
 
 
+def test_the_frozen_head_is_what_holds_the_loss_up():
+    few, with_head = (fine_tune(adapted(4, **more)) for more in ({}, {"modules_to_save": ["lm_head"]}))
+    assert with_head.trainable - few.trainable == pretrained_model().get_output_embeddings().weight.numel()
+    assert few.learned < with_head.learned == 32 and with_head.losses[-1] < few.losses[-1] / 10
+
+
 def test_nothing_to_train():
     with pytest.raises(ValueError, match="학습할 파라미터가 하나도 없다"):
         fine_tune(pretrained_model().requires_grad_(False))
