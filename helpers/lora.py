@@ -39,6 +39,7 @@ TASKS = {
     "country": [(f"{_topic(capital)} ", f"{country}의 수도이다.") for country, capital in _PAIRS],
     "short": [(f"{country}의 수도는 ", f"{capital}.") for country, capital in _PAIRS],
 }
+FRANCE, PARIS = "프랑스의 수도는 ", "파리는 "  # what the chapter asks with
 _END, _PAD = "\n", "<pad>"
 _CHARACTERS = [_PAD, _END, *sorted({*"".join(start + end for task in TASKS.values() for start, end in task)})]
 LINEARS = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")  # of a GPT-NeoX block

@@ -38,7 +38,7 @@ from helpers import (
     lora_panel, make_dummy_dataset, predict_memory, use_gpu,
 )  # fmt: skip
 from helpers.lora import (
-    TASKS, LargestModels, Runs, complete, fine_tune, known, load_adapter, merge,
+    FRANCE, PARIS, TASKS, LargestModels, Runs, complete, fine_tune, known, load_adapter, merge,
     picture_of_update, pretrained_model, quantized_model, share_of_singular_values,
     small_tokenizer, storage_table, trainable_parameters, unmerge, updates, with_rank,
 )  # fmt: skip
@@ -72,7 +72,7 @@ print(f"{d * d:,} -> {d * r + r * d:,} ({(d * r + r * d) / (d * d):.0%})")
 # %%
 base = pretrained_model()
 print(f"{count_parameters(base):,} parameters, {known(base, 'capital')}/32, {known(base, 'country')}/32")
-print(complete(base, "프랑스의 수도는 "), "/", complete(base, "파리는 "))
+print(complete(base, FRANCE), "/", complete(base, PARIS))
 
 # %% [markdown] lang="ko"
 # 수도는 모두 알지만, 거꾸로 물으면 하나도 모른다. 그래서 **새 과제**는 거꾸로 묻기다. "파리는 프랑스의 수도이다." 먼저 모든 파라미터를 학습하는 **전체 미세 조정**(full fine-tuning)을 한다.
@@ -81,7 +81,7 @@ print(complete(base, "프랑스의 수도는 "), "/", complete(base, "파리는 
 # %%
 full = fine_tune(pretrained_model(), "full", lr=2e-3)
 print(f"{full.trainable:,}, {full.learned}/32, {full.kept}/32")
-print(complete(full.model, "파리는 "))
+print(complete(full.model, PARIS))
 
 # %% [markdown] lang="ko"
 # 새 과제를 다 배웠다(옛 과제는 다 잊었다. 7.6절에서 다시 본다). 이제 선형층마다 변화량 ΔW의 **특잇값**(singular value)을 구한다. 특잇값의 제곱을 큰 것부터 더해 갈 때 처음 k개가 전체의 얼마를 담는지 그린다.
@@ -256,8 +256,8 @@ runs
 # %%
 adapted = runs[3].model
 with adapted.disable_adapter():
-    print(known(adapted, "capital"), complete(adapted, "프랑스의 수도는 "))
-print(known(adapted, "capital"), complete(adapted, "프랑스의 수도는 "))
+    print(known(adapted, "capital"), complete(adapted, FRANCE))
+print(known(adapted, "capital"), complete(adapted, FRANCE))
 
 # %% [markdown] lang="ko"
 # 끄면 32개가 모두 돌아온다. 전체 미세 조정에서는 원래 모델을 따로 저장해 두지 않았다면 되찾을 길이 없다.
@@ -328,7 +328,7 @@ Runs([runs[3], dora])
 # 학습이 끝나면 BA를 W에 더해 하나의 행렬로 만들 수 있다. 그러면 추론할 때 곱셈이 늘지 않는다. 합치기 전과 후의 출력이 얼마나 다른지, 다시 떼고 어댑터를 끄면 원래 모델의 출력이 나오는지 본다. 차이가 10⁻¹²보다 작으면 True다.
 
 # %%
-ids = small_tokenizer()("\n파리는 프랑스의 수도이다.", return_tensors="pt").input_ids
+ids = small_tokenizer()("\n" + complete(full.model, PARIS), return_tensors="pt").input_ids
 before = adapted(input_ids=ids).logits
 merge(adapted)
 print("merged:", torch.allclose(adapted(input_ids=ids).logits, before, rtol=0, atol=1e-12))
@@ -372,7 +372,7 @@ one = PeftModel.from_pretrained(pretrained_model(), folder / "country", adapter_
 load_adapter(one, folder / "short", "short")
 for name in ("country", "short"):
     one.set_adapter(name)
-    print(f"{name:8} {complete(one, '파리는 ')} / {complete(one, '프랑스의 수도는 ')}")
+    print(f"{name:8} {complete(one, PARIS)} / {complete(one, FRANCE)}")
 
 # %% [markdown] lang="ko"
 # 어댑터는 **그것을 학습한 모델에만** 맞는다. 모양이 다른 모델에 올리면 `load_adapter`가 막는다. (모양까지 같은 다른 모델은 가려낼 수 없으니, 어느 모델의 어댑터인지 적어 둔다.) 너비가 다른 모델을 만들어 올려 본다.
@@ -549,7 +549,7 @@ print(state.global_step, known(model, "short"))
 # %%
 model.save_pretrained(folder / "trained")
 again = PeftModel.from_pretrained(pretrained_model().float(), folder / "trained")
-for start in ("프랑스의 수도는 ", "대한민국의 수도는 "):
+for start in (FRANCE, TASKS["short"][0][0]):
     tokens = again.generate(**tokenizer("\n" + start, return_tensors="pt"), max_new_tokens=12, do_sample=False)
     print(tokenizer.decode(tokens[0], skip_special_tokens=True))
 
