@@ -78,7 +78,16 @@ class Setting:
         if self.peft is not None:
             put(self, "peft", choose(self.peft, PEFT, "peft"))
         rank = positive_int(self.lora_rank, "lora_rank")
-        targets = self.lora_targets if isinstance(self.lora_targets, str) else tuple(self.lora_targets)
+        targets = self.lora_targets
+        if not isinstance(targets, str):
+            if not isinstance(targets, Sequence) or not all(isinstance(target, str) for target in targets):
+                raise ValueError(
+                    tr(
+                        ko=f"lora_targets={targets!r}: 'attention', 'all-linear'나 계층 이름의 목록이어야 한다.",
+                        en=f"lora_targets={targets!r}: must be 'attention', 'all-linear' or a list of layers' names.",
+                    )
+                )
+            targets = tuple(targets)
         put(self, "lora_rank", rank if self.peft else LORA_RANK)  # without adapters neither says anything
         put(self, "lora_targets", targets if self.peft else "attention")
         check_size(self.samples, self.sequence_length)

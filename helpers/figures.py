@@ -81,9 +81,14 @@ def one_tenth() -> svg.Drawing:
     return draw_number(0.1)
 
 
+def _small_lora(rank: int) -> torch.nn.Module:
+    torch.manual_seed(1)
+    return add_adapters(pretrained_model(), rank, "all-linear", lora_alpha=2 * rank, lora_dropout=0.0)
+
+
 def lora_update() -> svg.Drawing:
     """Chapter 7: W + BA, a piece of a trained layer."""
-    run = fine_tune(add_adapters(pretrained_model(), 4, "all-linear", lora_alpha=8, lora_dropout=0.0))
+    run = fine_tune(_small_lora(4))
     return picture_of_update(run.model.get_submodule("base_model.model.gpt_neox.layers.0.attention.dense"))
 
 
@@ -100,10 +105,7 @@ def lora_batch_16_on_a_t4() -> svg.Drawing:
 def loss_and_forgetting() -> svg.Drawing:
     """Chapter 7: the small model learns a second task, in full and with LoRA, and forgets the first."""
     runs = Runs([fine_tune(pretrained_model(), tr(ko="전체", en="full"), lr=2e-3)])
-    for rank in (1, 4, 16):
-        torch.manual_seed(1)
-        model = add_adapters(pretrained_model(), rank, "all-linear", lora_alpha=2 * rank, lora_dropout=0.0)
-        runs.append(fine_tune(model, f"LoRA r={rank}"))
+    runs += [fine_tune(_small_lora(rank), f"LoRA r={rank}") for rank in (1, 4, 16)]
     return runs.chart()
 
 

@@ -45,6 +45,7 @@ def test_chapter_7_runs_and_its_panel_follows(open_notebook):
     notebook.choose(".lora-method", "전체 미세 조정")
     shown("1,331,810,304 / 1,331,810,304 (100.000%)")
     assert notebook.find(".lora-rank input").is_disabled()
+    assert notebook.find(".lora-method select").input_value() == "전체 미세 조정"
     notebook.press_slider(".lora-batch", "End")
     notebook.wait_until(lambda: "배치 64" in notebook.html(".lora-picture"), "the picture follows the slider")
     notebook.choose(".lora-gpu", "H200")

@@ -223,6 +223,8 @@ def test_the_default_is_as_before():
         ),
         ({"lora_targets": ["dense", "k_proj"]}, "찾지 못했다: k_proj"),
         ({"lora_targets": []}, "찾지 못했다: -"),
+        ({"lora_targets": 8}, "lora_targets=8: 'attention'"),
+        ({"lora_targets": [8]}, r"lora_targets=\[8\]: 'attention'"),
         ({"lora_targets": "lm_head"}, "찾지 못했다: lm_head"),
     ],
     ids=str,

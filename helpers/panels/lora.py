@@ -25,7 +25,7 @@ class LoraPanel(widgets.VBox):
             widget.observe(self._changed, names="value")
             return widget
 
-        methods = {tr(ko="전체 미세 조정", en="full fine-tuning"): None, "LoRA": "lora", "QLoRA": "qlora"}
+        methods = {tr(ko="전체 미세 조정", en="full fine-tuning"): "full", "LoRA": "lora", "QLoRA": "qlora"}
         targets = {
             tr(ko="어텐션(기본값)", en="attention (default)"): LORA_TARGETS[0],
             tr(ko="모든 선형층", en="all linear layers"): LORA_TARGETS[1],
@@ -81,7 +81,7 @@ class LoraPanel(widgets.VBox):
         return "LoraPanel()"
 
     def _changed(self, _: Any) -> None:
-        adapters = self.controls["peft"].value is not None
+        adapters = self.controls["peft"].value != "full"
         for name in ("lora_rank", "lora_targets"):
             self.controls[name].disabled = not adapters
         try:
@@ -105,8 +105,8 @@ class LoraPanel(widgets.VBox):
     def _setting(self) -> tuple[Setting, str]:
         values = {name: widget.value for name, widget in self.controls.items()}
         gpu = values.pop("gpu")
-        if not values["peft"]:
-            del values["lora_rank"]
+        if values["peft"] == "full":  # a drop-down shows nothing for a value of None
+            del values["peft"], values["lora_rank"]
         elif values["lora_rank"].strip().lstrip("-").isdecimal():  # of anything else, Setting says what is wrong
             values["lora_rank"] = int(values["lora_rank"])
         return Setting(**values), gpu
