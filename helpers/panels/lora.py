@@ -107,6 +107,6 @@ class LoraPanel(widgets.VBox):
         gpu = values.pop("gpu")
         if values["peft"] == "full":  # a drop-down shows nothing for a value of None
             del values["peft"], values["lora_rank"]
-        elif values["lora_rank"].strip().lstrip("-").isdecimal():  # of anything else, Setting says what is wrong
+        elif values["lora_rank"].strip().removeprefix("-").isdecimal():  # of anything else, Setting says what is wrong
             values["lora_rank"] = int(values["lora_rank"])
         return Setting(**values), gpu
