@@ -31,6 +31,7 @@ _HOME = {
     "both_levers": "checkpointing_costs",
     "checkpointing_panel": "panels",
     "checkpointing_memory_panel": "panels",
+    "lora_panel": "panels",
     "exercise": "exercises",
     "human_bytes": "units",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, fields, replace
 from io import StringIO
@@ -20,6 +21,7 @@ from .language import tr
 from .models import (
     ATTENTION,
     DEFAULT_MODEL,
+    LORA_RANK,
     PEFT,
     build_on_gpu,
     checkpoint_dtype,
@@ -59,6 +61,8 @@ class Setting:
     precision: str = "auto"
     optimizer: str = "adamw"
     attention: str = "sdpa"
+    lora_rank: int = LORA_RANK
+    lora_targets: str | tuple[str, ...] = "attention"
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -73,6 +77,19 @@ class Setting:
         put(self, "model_id", resolve_model_id(self.model_id))
         if self.peft is not None:
             put(self, "peft", choose(self.peft, PEFT, "peft"))
+        rank = positive_int(self.lora_rank, "lora_rank")
+        targets = self.lora_targets
+        if not isinstance(targets, str):
+            if not isinstance(targets, Sequence) or not all(isinstance(target, str) for target in targets):
+                raise ValueError(
+                    tr(
+                        ko=f"lora_targets={targets!r}: 'attention', 'all-linear'나 계층 이름의 목록이어야 한다.",
+                        en=f"lora_targets={targets!r}: must be 'attention', 'all-linear' or a list of layers' names.",
+                    )
+                )
+            targets = tuple(targets)
+        put(self, "lora_rank", rank if self.peft else LORA_RANK)  # without adapters neither says anything
+        put(self, "lora_targets", targets if self.peft else "attention")
         check_size(self.samples, self.sequence_length)
 
     @property
@@ -95,7 +112,20 @@ class Setting:
         defaults = {f.name: f.default for f in fields(self)}
         names = ("peft", "precision", "optimizer", "attention")
         parts += [str(getattr(self, name)) for name in names if getattr(self, name) != defaults[name]]
+        if self.lora_rank != LORA_RANK:
+            parts.append(f"rank {self.lora_rank}")
+        if self.lora_targets != "attention":
+            parts.append(self.lora_targets if isinstance(self.lora_targets, str) else ", ".join(self.lora_targets))
         return " · ".join(parts)
+
+    @property
+    def adapters(self) -> dict[str, Any]:
+        """The settings that only LoRA and QLoRA have; none without adapters."""
+        return {"lora_rank": self.lora_rank, "lora_targets": self.lora_targets} if self.peft else {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings by name; without adapters, without theirs."""
+        return {name: value for name, value in asdict(self).items() if self.peft or not name.startswith("lora_")}
 
     def check_length(self, config: Any) -> None:
         """ValueError where the sequence is longer than the model's positions."""
@@ -120,18 +150,21 @@ def gpu_memory_experiment(
     precision: str = "auto",
     optimizer: str = "adamw",
     attention: str = "sdpa",
+    lora_rank: int = LORA_RANK,
+    lora_targets: str | Sequence[str] = "attention",
     gpu: GPU | str | None = None,
 ) -> MemoryReport:
     """Train for two optimizer steps on the GPU in use, print the book's lines, and report what lay in memory.
 
     precision: "auto" (the checkpoint's dtype), "fp16", "bf16", "fp32", or "mixed_fp16"/"mixed_bf16" (autocast over fp32
     weights). optimizer: "adamw", "adamw_fused", "adamw_8bit", "sgd", "adafactor". attention: "sdpa" or "eager".
+    peft: None, "lora" or "qlora", with lora_rank and lora_targets ("attention", "all-linear" or ends of layers' names).
     gpu: another GPU than the one in use, or a name of the catalogue for a virtual one.
     An out-of-memory error is caught and reported; all memory is given back, after an error or an interrupt too.
     """
     setting = Setting(
         batch_size, gradient_accumulation_steps, gradient_checkpointing, model_id, peft,
-        sequence_length, precision, optimizer, attention,
+        sequence_length, precision, optimizer, attention, lora_rank, lora_targets,
     )  # fmt: skip
     gpu = _chosen(gpu)
     config = load_config(setting.model_id)
@@ -222,7 +255,13 @@ def _run(setting: Setting, gpu: GPU, dataset: Any, log: TrainingLog, parameters:
     dtype, autocast = PRECISIONS[setting.precision]
     try:
         model, _ = load_model_and_tokenizer(
-            setting.model_id, peft=setting.peft, dtype=dtype, attention=setting.attention, gpu=gpu, quiet=True
+            setting.model_id,
+            peft=setting.peft,
+            dtype=dtype,
+            attention=setting.attention,
+            gpu=gpu,
+            quiet=True,
+            **setting.adapters,
         )
         parameters[0] = model_bytes(model)
         train_model(model, dataset, _training_args(setting, autocast), log=log)
@@ -295,7 +334,7 @@ def _report(
         peak_bytes=timeline.peak_bytes,
         needed_bytes=timeline.peak_bytes,
         peak_phase=timeline.peak_phase,
-        setting=asdict(setting) | {"gpu": gpu.name},
+        setting=setting.to_dict() | {"gpu": gpu.name},
         timeline=timeline,
     )
 
@@ -314,7 +353,7 @@ def _virtual_run(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, in
     log = TrainingLog()
     dtype, autocast = PRECISIONS[setting.precision]
     dtype = checkpoint_dtype(setting.model_id, config) if dtype == "auto" else dtype
-    model = build_on_gpu(config, dtype, setting.attention, setting.peft, gpu)
+    model = build_on_gpu(config, dtype, setting.attention, setting.peft, gpu, **setting.adapters)
     batch = {"input_ids": torch.zeros(setting.sequence_length, dtype=torch.int64)}
     batch["labels"] = batch["input_ids"]
     with redirect_stdout(StringIO()):

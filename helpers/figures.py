@@ -13,6 +13,8 @@ from .checkpointing import record_chain, sweep_segments
 from .checkpointing_pictures import draw_moments
 from .experiment import predict_memory
 from .language import tr
+from .lora import Runs, fine_tune, picture_of_update, pretrained_model
+from .models import add_adapters
 from .number_formats import FORMATS, draw_layouts, draw_number, draw_spacing
 from .quantization import NINE_NUMBERS, book_numbers, example_tensor, quantize
 from .quantization_pictures import draw_code_stems, draw_codes, draw_mappings
@@ -126,6 +128,34 @@ def with_and_without_checkpointing() -> svg.Drawing:
     ).chart()
 
 
+def _small_lora(rank: int) -> torch.nn.Module:
+    torch.manual_seed(1)
+    return add_adapters(pretrained_model(), rank, "all-linear", lora_alpha=2 * rank, lora_dropout=0.0)
+
+
+def lora_update() -> svg.Drawing:
+    """Chapter 7: W + BA, a piece of a trained layer."""
+    run = fine_tune(_small_lora(4))
+    return picture_of_update(run.model.get_submodule("base_model.model.gpt_neox.layers.0.attention.dense"))
+
+
+def full_lora_qlora_on_a_t4() -> svg.Drawing:
+    """Chapter 7: where the memory goes at batch 16."""
+    return MemoryTable(predict_memory(batch_size=16, peft=peft, gpu="T4") for peft in (None, "lora", "qlora")).chart()
+
+
+def lora_batch_16_on_a_t4() -> svg.Drawing:
+    """Chapter 7: the panel's first picture."""
+    return draw_report(predict_memory(batch_size=16, peft="lora", gpu="T4"))
+
+
+def loss_and_forgetting() -> svg.Drawing:
+    """Chapter 7: the small model learns a second task, in full and with LoRA, and forgets the first."""
+    runs = Runs([fine_tune(pretrained_model(), tr(ko="전체", en="full"), lr=2e-3)])
+    runs += [fine_tune(_small_lora(rank), f"LoRA r={rank}") for rank in (1, 4, 16)]
+    return runs.chart()
+
+
 FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "01_bit_layouts": bit_layouts,
     "01_spacing": spacing,
@@ -145,6 +175,10 @@ FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "05_three_segments": twelve_nodes_in_three_segments,
     "05_segments": segments_of_1024_nodes,
     "05_with_and_without": with_and_without_checkpointing,
+    "07_w_plus_ba": lora_update,
+    "07_full_lora_qlora_on_a_t4": full_lora_qlora_on_a_t4,
+    "07_lora_batch_16_on_a_t4": lora_batch_16_on_a_t4,
+    "07_loss_and_forgetting": loss_and_forgetting,
 }
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from .gpu import GPU
+from .language import tr
 
 BLOCK = 64  # weights that share an absmax (QLoRA, arXiv 2305.14314, section 3)
 NESTED_BLOCK = 256  # absmax values that share a second-level absmax
@@ -34,8 +35,25 @@ def _as_linear(layer: Conv1D) -> nn.Linear:
     return linear
 
 
+def check_kernels(device: Any) -> None:
+    """RuntimeError, with what to do, where bitsandbytes cannot quantize to 4 bits on this device."""
+    try:
+        bnb.functional.quantize_4bit(torch.ones(BLOCK, device=device), quant_type="nf4")
+    except (RuntimeError, NotImplementedError, AttributeError, OSError) as error:
+        raise RuntimeError(
+            tr(
+                ko=f"bitsandbytes {bnb.__version__}에는 이 장치({device})에서 4비트로 양자화할 커널이 없다. "
+                "CUDA에 맞는 bitsandbytes를 설치하거나, 가상 GPU(use_gpu('T4'))나 peft='lora'를 쓴다. "
+                f"bitsandbytes가 알린 것: {error}",
+                en=f"bitsandbytes {bnb.__version__} has no 4-bit kernel for {device}. Install one for your CUDA, "
+                f"or use a virtual GPU (use_gpu('T4')) or peft='lora'. bitsandbytes says: {error}",
+            )
+        ) from error
+
+
 def _real_layer(linear: nn.Linear, compute_dtype: torch.dtype) -> nn.Module:
-    layer = bnb.nn.Linear4bit(
+    kind = Linear4bitDouble if compute_dtype == torch.float64 else bnb.nn.Linear4bit
+    layer = kind(
         linear.in_features,
         linear.out_features,
         bias=linear.bias is not None,
@@ -82,6 +100,15 @@ class VirtualLinear4bit(bnb.nn.Linear4bit):
         bias = None if self.bias is None else self.bias.to(self.compute_dtype)
         shape = (self.out_features, self.in_features)
         return _DequantizedLinear.apply(x.to(self.compute_dtype), self.weight, bias, shape).to(x.dtype)
+
+
+class Linear4bitDouble(bnb.nn.Linear4bit):
+    """bitsandbytes' weights, multiplied in fp64, which its own kernels do not do (0.50 returns wrong numbers)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (…, in_features) → (…, out_features)."""
+        weight = bnb.functional.dequantize_4bit(self.weight.data, self.weight.quant_state)
+        return nn.functional.linear(x, weight.to(x.dtype), self.bias)
 
 
 class Params4bit(nn.Parameter):

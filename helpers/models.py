@@ -7,8 +7,9 @@ import functools
 import importlib.util
 import json
 import logging
-import re
 import socket
+import warnings
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +20,7 @@ from torch import nn
 
 from .gpu import GPU, current_gpu
 from .language import tr
-from .units import choose
+from .units import choose, positive_int
 from .virtual_gpu import on_virtual_gpu
 
 DEFAULT_MODEL = "EleutherAI/polyglot-ko-1.3b"
@@ -27,7 +28,11 @@ ATTENTION = ("sdpa", "eager")
 PEFT = ("lora", "qlora")
 # peft imports bitsandbytes, which on a machine without CUDA warns of optional CPU kernels that the course does not use.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-_LORA = {"r": 8, "lora_alpha": 32, "lora_dropout": 0.05, "bias": "none", "task_type": "CAUSAL_LM"}
+# peft asks every model for `is_gradient_checkpointing`, which transformers renamed in 5.23.
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+LORA_RANK = 8
+LORA_TARGETS = ("attention", "all-linear")
+_LORA = {"lora_alpha": 32, "lora_dropout": 0.05, "bias": "none", "task_type": "CAUSAL_LM"}
 
 
 @functools.cache
@@ -89,12 +94,22 @@ def _run_as_eager() -> None:
         import_utils.is_fake_tensor = lambda x: is_fake_tensor(x) and not on_virtual_gpu(x)
 
 
-def build_on_gpu(config: Any, dtype: torch.dtype, attention: str, peft: str | None, gpu: GPU) -> nn.Module:
+def build_on_gpu(
+    config: Any,
+    dtype: torch.dtype,
+    attention: str,
+    peft: str | None,
+    gpu: GPU,
+    lora_rank: int = LORA_RANK,
+    lora_targets: str | Sequence[str] = "attention",
+) -> nn.Module:
     """The architecture on the GPU: without values on a virtual one, with random weights on a real one."""
     # bitsandbytes quantizes while it moves a layer to the GPU: until then the weights lie on the CPU.
     device = "meta" if gpu.is_virtual else "cpu" if peft == "qlora" else gpu.device
     model = build_model(config, dtype, attention, device)
-    return gpu.place(model if peft is None else _with_peft(model, peft, dtype, gpu))
+    if peft == "qlora":
+        _quantize(model, dtype, gpu)
+    return gpu.place(model if peft is None else add_adapters(model, lora_rank, lora_targets))
 
 
 def checkpoint_dtype(model_id: str, config: Any) -> torch.dtype:
@@ -112,13 +127,15 @@ def load_model_and_tokenizer(
     attention: str = "sdpa",
     gpu: GPU | None = None,
     quiet: bool = False,
+    lora_rank: int = LORA_RANK,
+    lora_targets: str | Sequence[str] = "attention",
 ) -> tuple[nn.Module, Any]:
     """A causal language model on the GPU in use, and its tokenizer.
 
     On a real GPU: the hub's weights, or random ones in the bundled architecture when the hub does not answer. On a
     virtual GPU: the architecture alone, nothing is downloaded, with a byte-level tokenizer. One line says which.
-    peft: None, "lora" (r=8, alpha=32, dropout 0.05 on peft's default attention projections) or "qlora" (the same on
-    weights in NF4 with double quantization; `prepare_model_for_kbit_training` without its checkpointing).
+    peft: None, "lora" (r=8, alpha=32, dropout 0.05) or "qlora" (the same on weights in NF4 with double quantization;
+    `prepare_model_for_kbit_training` without its checkpointing). lora_rank, lora_targets: see `add_adapters`.
     dtype: "auto" is the checkpoint's. ValueError for unknown names; ImportError where peft or bitsandbytes is missing.
     """
     gpu = gpu or current_gpu()
@@ -129,7 +146,7 @@ def load_model_and_tokenizer(
     model_id = resolve_model_id(model_id)
     if not gpu.is_virtual:
         try:
-            return _load_from_hub(model_id, peft, dtype, attention, gpu)
+            return _load_from_hub(model_id, peft, dtype, attention, gpu, lora_rank, lora_targets)
         except OSError as error:  # no network, a gated or an unknown repository
             if model_id not in architectures():
                 load_config(model_id)  # raises with the nearest names
@@ -137,7 +154,7 @@ def load_model_and_tokenizer(
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     config = load_config(model_id)
     dtype = checkpoint_dtype(model_id, config) if dtype == "auto" else dtype
-    model = build_on_gpu(config, dtype, attention, peft, gpu)
+    model = build_on_gpu(config, dtype, attention, peft, gpu, lora_rank, lora_targets)
     if gpu.is_virtual:
         line = tr(
             ko=f"{model_id}: 구조만 만들었다. 가중치는 내려받지 않는다 (가상 {gpu.name}).",
@@ -175,7 +192,15 @@ def byte_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|endoftext|>")
 
 
-def _load_from_hub(model_id: str, peft: str | None, dtype: Any, attention: str, gpu: GPU) -> tuple[nn.Module, Any]:
+def _load_from_hub(
+    model_id: str,
+    peft: str | None,
+    dtype: Any,
+    attention: str,
+    gpu: GPU,
+    lora_rank: int,
+    lora_targets: str | Sequence[str],
+) -> tuple[nn.Module, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     hub = _hub_argument()
@@ -185,6 +210,9 @@ def _load_from_hub(model_id: str, peft: str | None, dtype: Any, attention: str, 
     if peft == "qlora":
         from transformers import BitsAndBytesConfig
 
+        from .four_bit import check_kernels
+
+        check_kernels(gpu.device)
         compute = checkpoint_dtype(model_id, load_config(model_id)) if dtype == "auto" else dtype
         arguments["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
@@ -196,21 +224,21 @@ def _load_from_hub(model_id: str, peft: str | None, dtype: Any, attention: str, 
     model = model if "device_map" in arguments else gpu.place(model)
     tokenizer = AutoTokenizer.from_pretrained(model_id, **hub)
     if peft is not None:
-        model = _add_adapters(_prepare_4bit(model) if peft == "qlora" else model)
+        model = add_adapters(_prepare_4bit(model) if peft == "qlora" else model, lora_rank, lora_targets)
     return model, tokenizer
 
 
-def _with_peft(model: nn.Module, peft: str, dtype: torch.dtype, gpu: GPU) -> nn.Module:
-    """Add adapters to a model, for "qlora" after its linear layers became 4-bit ones."""
-    if peft == "qlora":
-        from .four_bit import quantize_linears
+def _quantize(model: nn.Module, dtype: torch.dtype, gpu: GPU) -> None:
+    """Make the model's linear layers 4-bit ones and prepare it for training, in place."""
+    from .four_bit import check_kernels, quantize_linears
 
-        quantize_linears(model, dtype, gpu)
-        if not gpu.is_virtual:
-            gpu.place(model)
-        model.is_loaded_in_4bit = True
-        _prepare_4bit(model)
-    return _add_adapters(model)
+    if not gpu.is_virtual:
+        check_kernels(gpu.device)
+    quantize_linears(model, dtype, gpu)
+    if not gpu.is_virtual:
+        gpu.place(model)
+    model.is_loaded_in_4bit = True
+    _prepare_4bit(model)
 
 
 def _prepare_4bit(model: nn.Module) -> nn.Module:
@@ -219,24 +247,72 @@ def _prepare_4bit(model: nn.Module) -> nn.Module:
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
-def _add_adapters(model: nn.Module) -> nn.Module:
+def add_adapters(
+    model: nn.Module, rank: int = LORA_RANK, targets: str | Sequence[str] = "attention", **more: Any
+) -> nn.Module:
+    """The model with LoRA adapters from peft; everything else is frozen.
+
+    targets: "attention" (the projections that peft takes by default: query and value, as in the LoRA paper),
+    "all-linear" (every linear layer but the output head) or ends of layers' names. more: LoraConfig's other arguments.
+    ValueError for a rank below 1 or above a layer's smaller side, and for targets that no linear layer has.
+    """
     from peft import LoraConfig, get_peft_model
 
-    try:
-        return get_peft_model(model, LoraConfig(**_LORA))
-    except ValueError:  # peft knows no default for this family: the query and value projections, as in the LoRA paper
-        targets = [
-            name for name in ("q_proj", "v_proj") if re.search(rf"\.{name}\b", str(dict(model.named_modules()).keys()))
-        ]
-        if not targets:
-            linears = sorted({name.split(".")[-1] for name, m in model.named_modules() if isinstance(m, nn.Linear)})
+    rank = positive_int(rank, "lora_rank")
+    linears = linear_layers(model)
+    ends = _ends(model, targets, linears)
+    chosen = {name: layer for name, layer in linears.items() if any(_fits(name, end) for end in ends)}
+    for name, layer in chosen.items():
+        sides = layer.weight.shape if not hasattr(layer, "in_features") else (layer.in_features, layer.out_features)
+        if rank > min(sides):
             raise ValueError(
                 tr(
-                    ko=f"LoRA를 붙일 어텐션 계층을 찾지 못했다. 이 모델의 선형 계층: {', '.join(linears)}",
-                    en=f"No attention projection to put LoRA on. Linear layers of this model: {', '.join(linears)}",
+                    ko=f"lora_rank={rank}: {name}은(는) {sides[0]} × {sides[1]} 계층이라 rank가 {min(sides)}을(를) "
+                    "넘을 수 없다.",
+                    en=f"lora_rank={rank}: {name} is {sides[0]} × {sides[1]}; its rank is at most {min(sides)}.",
                 )
-            ) from None
-        return get_peft_model(model, LoraConfig(**_LORA, target_modules=targets))
+            )
+    transposed = any(type(layer).__name__ == "Conv1D" for layer in chosen.values())  # GPT-2's
+    config = LoraConfig(**{"r": rank, **_LORA, "fan_in_fan_out": transposed, "target_modules": ends, **more})
+    return get_peft_model(model, config)
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """name → linear layer, without the output head."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D") and module is not head
+    }
+
+
+def _ends(model: nn.Module, targets: str | Sequence[str], linears: dict[str, nn.Module]) -> list[str]:
+    """The ends of names that `targets` stands for in this model."""
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
+
+    there = sorted({name.split(".")[-1] for name in linears})
+    ends = [targets] if isinstance(targets, str) else list(targets)
+    if ends == ["all-linear"]:
+        ends = there
+    elif ends == ["attention"]:
+        ends = DEFAULTS.get(getattr(getattr(model, "config", None), "model_type", None)) or ["q_proj", "v_proj"]
+    missing = [str(end) for end in ends if not any(_fits(name, end) for name in linears)]
+    if missing or not ends:
+        what = ", ".join(missing) or "-"
+        raise ValueError(
+            tr(
+                ko=f"LoRA를 붙일 계층을 찾지 못했다: {what}. 이 모델의 선형 계층: {', '.join(there)}. "
+                "'attention'이나 'all-linear'를 써도 된다.",
+                en=f"No layer to put LoRA on: {what}. Linear layers of this model: {', '.join(there)}. "
+                "'attention' and 'all-linear' work as well.",
+            )
+        )
+    return list(ends)
+
+
+def _fits(name: str, end: str) -> bool:
+    return name == end or name.endswith(f".{end}")
 
 
 def require(*modules: str) -> None:

@@ -164,7 +164,7 @@ class MemoryTable(list):
             peak = report.needed_bytes if report.needed_bytes is not None else report.peak_bytes
             rows.append(
                 [
-                    *(str(report.setting.get(name)) for name in names),
+                    *(str(report.setting.get(name, "-")) for name in names),
                     human_bytes(report.parameters_bytes),
                     human_bytes(report.gradients_bytes) if done else "-",
                     human_bytes(report.optimizer_bytes) if done else "-",
@@ -184,7 +184,7 @@ class MemoryTable(list):
         return "\n".join(map(str, self))
 
     def _varies(self, name: str) -> bool:
-        return len({str(report.setting.get(name)) for report in self}) > 1 or len(self) == 1
+        return len({str(report.setting[name]) for report in self if name in report.setting}) > 1 or len(self) == 1
 
 
 def setting_label(name: str) -> str:
@@ -199,6 +199,8 @@ def setting_label(name: str) -> str:
         "optimizer": tr(ko="옵티마이저", en="optimizer"),
         "attention": tr(ko="어텐션", en="attention"),
         "peft": "peft",
+        "lora_rank": "rank",
+        "lora_targets": tr(ko="대상 계층", en="target layers"),
         "gpu": "GPU",
     }.get(name, name)
 
@@ -227,7 +229,8 @@ def draw_bars(reports: list[MemoryReport]) -> svg.Drawing:
     capacity = max(report.capacity_bytes for report in reports)
     gpus = list(dict.fromkeys(report.gpu_name for report in reports))
     labels = [
-        ", ".join(f"{setting_label(name)} {report.setting[name]}" for name in varying) or report.title
+        ", ".join(f"{setting_label(name)} {report.setting[name]}" for name in varying if name in report.setting)
+        or report.title
         for report in reports
     ]
     size = min(svg.fit_size(label, 400, 12) for label in labels)

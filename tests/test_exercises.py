@@ -62,6 +62,14 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("5-2", {"batch_size": 8, "optimizer": "sgd"}, "모르는 설정"),
         ("5-3", lambda start, end, slots: (start + end + 1) // 2, "6번으로도"),
         ("5-3", lambda start, end, slots: start, "까지여야"),
+        ("7-1", lambda shapes, r: sum(out * into for out, into in shapes), "12.5배"),
+        ("7-1", lambda shapes, r: sum(r * out for out, into in shapes), "0.5배"),
+        ("7-2", lambda W, A, B, alpha: W + B @ A, "다르다"),
+        ("7-2", lambda W, A, B, alpha: A, "같은 모양 (6, 4)"),
+        ("7-3", {"peft": "lora", "gradient_checkpointing": True}, "T4의 한도를"),
+        ("7-3", {"peft": "qlora", "gradient_checkpointing": True}, "모자란다"),
+        ("7-3", {"batch_size": 1}, "모르는 설정"),
+        ("7-3", {"peft": "qlora", "lora_rank": 0}, "lora_rank=0"),
     ],
 )
 def test_a_wrong_answer_is_told_how_wrong(number, answer, verdict, capsys):

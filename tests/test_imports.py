@@ -22,7 +22,7 @@ ORDER = [
     ["four_bit"],
     ["models", "data", "small_model"],
     ["training"],
-    ["report", "quantization_pictures", "checkpointing_pictures"],
+    ["report", "quantization_pictures", "checkpointing_pictures", "lora_pictures"],
     ["experiment"],
     # A chapter's own machinery: it knows no other chapter's.
     ["number_formats", "quantization", "checkpointing", "checkpointing_costs", "distributed", "lora", "planner"],

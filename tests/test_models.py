@@ -204,13 +204,15 @@ def test_adapters_on_every_family(model_id, peft, gpu):
 
 
 def test_a_family_that_peft_does_not_know():
-    layer = nn.ModuleDict({name: nn.Linear(4, 4) for name in ("q_proj", "k_proj", "v_proj", "mlp")})
+    layer = nn.ModuleDict({name: nn.Linear(8, 8) for name in ("q_proj", "k_proj", "v_proj", "mlp")})
     model = nn.Sequential(layer)
     model.prepare_inputs_for_generation = None  # which peft takes from every causal language model
-    model = models._add_adapters(model)
+    model = models.add_adapters(model)
     assert {name.split(".")[-4] for name, p in model.named_parameters() if p.requires_grad} == {"q_proj", "v_proj"}
-    with pytest.raises(ValueError, match=r"LoRA를 붙일 어텐션 계층을 찾지 못했다\. 이 모델의 선형 계층: head, mix"):
-        models._add_adapters(nn.ModuleDict({"mix": nn.Linear(4, 4), "head": nn.Linear(4, 4)}))
+    with pytest.raises(
+        ValueError, match=r"LoRA를 붙일 계층을 찾지 못했다: q_proj, v_proj\. 이 모델의 선형 계층: head, mix"
+    ):
+        models.add_adapters(nn.ModuleDict({"mix": nn.Linear(4, 4), "head": nn.Linear(4, 4)}))
 
 
 def test_english(gpu, small, capsys):

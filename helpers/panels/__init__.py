@@ -37,6 +37,13 @@ def quantization_panel(weights: Any = None) -> Any:
     return QuantizationPanel(weights)
 
 
+def lora_panel() -> Any:
+    """Chapter 7: model, GPU, method, rank, target layers, batch, length → what is trained, and the memory by kind."""
+    from .lora import LoraPanel
+
+    return LoraPanel()
+
+
 def number_panel() -> Any:
     """Chapter 1: a number, typed, dragged or a preset → its bits in every format, what is stored, the error."""
     from .number_formats import NumberPanel
