@@ -22,6 +22,9 @@ _HOME = {
     "quantize": "quantization",
     "example_tensor": "quantization",
     "quantization_panel": "panels",
+    "shard_ledger": "distributed.ledger",
+    "rank_step": "distributed.rank_step",
+    "zero_panel": "panels",
     "exercise": "exercises",
     "human_bytes": "units",
 }

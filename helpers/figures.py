@@ -8,6 +8,9 @@ from pathlib import Path
 import torch
 
 from . import svg
+from .distributed.ledger import shard_ledger
+from .distributed.rank_step import rank_step, steps_by_ranks
+from .distributed.zero_pictures import draw_gpus, draw_stages, draw_step
 from .experiment import predict_memory
 from .language import tr
 from .number_formats import FORMATS, draw_layouts, draw_number, draw_spacing
@@ -79,6 +82,22 @@ def one_tenth() -> svg.Drawing:
     return draw_number(0.1)
 
 
+def zero_stages() -> svg.Drawing:
+    """Chapter 6: the ZeRO paper's figure 1, from sharded modules."""
+    return draw_stages([shard_ledger("ZeRO-7.5B", 64, stage) for stage in range(4)])
+
+
+def zero_gpus() -> svg.Drawing:
+    """Chapter 6: memory of a GPU against the number of GPUs, down to the floor."""
+    return draw_gpus(steps_by_ranks("meta-llama/Llama-3.1-70B"))
+
+
+def zero_panel_at_first() -> svg.Drawing:
+    """Chapter 6: the panel's first picture."""
+    setting = {"batch_size": 1, "sequence_length": 4096, "gradient_checkpointing": True}
+    return draw_step(rank_step("meta-llama/Llama-3.1-70B", 64, exact=False, **setting))
+
+
 FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "01_bit_layouts": bit_layouts,
     "01_spacing": spacing,
@@ -91,6 +110,9 @@ FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "03_batch_4_on_a_t4": batch_4_on_a_t4,
     "03_batch_16_on_a_t4": batch_16_on_a_t4,
     "03_batches_on_a_t4": batches_on_a_t4,
+    "06_zero_stages": zero_stages,
+    "06_zero_gpus": zero_gpus,
+    "06_zero_panel": zero_panel_at_first,
 }
 
 

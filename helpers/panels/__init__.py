@@ -42,3 +42,10 @@ def number_panel() -> Any:
     from .number_formats import NumberPanel
 
     return NumberPanel()
+
+
+def zero_panel() -> Any:
+    """Chapter 6: model, GPUs, ZeRO stage, tensor parallelism, batch, length → one GPU's bytes and messages."""
+    from .zero import ZeroPanel
+
+    return ZeroPanel()
