@@ -33,13 +33,18 @@ def main() -> None:
     if args.worker:
         measure(args.worker[0], int(args.worker[1]), int(args.worker[2]))
         return
-    print(f"{'model':16}{'ranks':>7}{'TP':>4}{'s':>8}{'closed form':>13}{'MiB':>7}{'GB a rank':>11}{'paper':>9}{'sent/Ψ':>8}")
+    heads = f"{'model':16}{'ranks':>7}{'TP':>4}{'s':>8}{'closed form':>13}{'MiB':>7}"
+    print(f"{heads}{'GB a rank':>11}{'paper':>9}{'sent/Ψ':>8}")
     for model in args.models:
         for degree in args.tensor_parallel:
             if degree > 1 and model.startswith("ZeRO"):  # GPT-2 has no tensor-parallel plan
                 continue
             for ranks in args.ranks:
-                row = worker(model, ranks, degree).rows[0]
+                child = worker(model, ranks, degree)
+                if not child.rows:
+                    print(f"{model.split('/')[-1]:16}{ranks:7}{degree:4}  {child.last_words}")
+                    continue
+                row = child.rows[0]
                 print(
                     f"{model.split('/')[-1]:16}{ranks:7}{degree:4}{row['seconds']:8.2f}{row['closed']:12.4f}s"
                     f"{row['mib']:7.0f}{row['gb']:11.3f}{row['paper']:9.3f}{row['sent']:8.2f}",
@@ -65,12 +70,14 @@ def measure(model: str, ranks: int, degree: int) -> None:
     closed = time.perf_counter() - start
     assert memory == ledger.ranks[0]
     emit(
-        seconds=seconds,
-        closed=closed,
-        mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        gb=memory.total / 1e9,
-        paper=ledger.paper / 1e9,
-        sent=ledger.travelled / (ledger.parameters / degree),
+        {
+            "seconds": seconds,
+            "closed": closed,
+            "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "gb": memory.total / 1e9,
+            "paper": ledger.paper / 1e9,
+            "sent": ledger.travelled / (ledger.parameters / degree),
+        }
     )
 
 

@@ -36,6 +36,7 @@ from .ledger import (
 from .zero_pictures import draw_step
 
 REFERENCE = 64  # data-parallel ranks of the run that stands for other numbers of them
+PADDING = 0.002
 PARTS = ("parameters", "gathered", "gradients", "optimizer", "activations", "communication")
 
 
@@ -165,9 +166,9 @@ def rank_step(
     """The peak of a training step (forward and backward, optimizer state present) on one of `ranks` ranks.
 
     batch_size and sequence_length are one rank's micro-batch (with tensor parallelism: its group's). exact: run at this
-    number of ranks. Otherwise a run with 64 data-parallel ranks stands for all: shards by `closed_form`, gathered
-    parameters and buffers by the padding. The optimizer step's temporaries are not counted (a fused one has none).
-    DDP's buckets, which its C++ reducer makes, count as the gradients, from the beginning of the step.
+    number of ranks. Otherwise a run with 64 data-parallel ranks stands for it, with the shards of `closed_form`, unless
+    there are so many ranks that padding adds over 0.2 %. The optimizer step's temporaries are not counted (a fused one
+    has none). DDP's buckets, which its C++ reducer makes, count as the gradients, from the beginning of the step.
     """
     config, spec = config_of(model), CATALOG[choose(gpu, CATALOG, "GPU")]
     layout = Layout(ranks, stage, tensor_parallel)
@@ -177,33 +178,32 @@ def rank_step(
     _check_length(model, config, positive_int(sequence_length, "sequence_length"))
     memory = _first_or_fullest(model, layout, precision)
     sharded = stage >= 2
-    run_as = Layout(tensor_parallel * (layout.data_parallel if exact else REFERENCE), stage, tensor_parallel)
-    if not sharded:
-        run_as = Layout(tensor_parallel, 0, tensor_parallel)
+    run_as = layout if sharded else Layout(tensor_parallel, 0, tensor_parallel)
+    if sharded and not exact:
+        reference = Layout(tensor_parallel * REFERENCE, stage, tensor_parallel)
+        ratio = padded_elements(model, layout) / padded_elements(model, reference)
+        run_as = reference if ratio < 1 + PADDING else layout
     timeline, messages = _timeline(model, run_as, precision, batch_size, sequence_length, bool(gradient_checkpointing))
     reference = closed_form(model, run_as, precision)
-    padding = padded_elements(model, layout) / padded_elements(model, run_as) if sharded else 1
-    at_peak, phase = _peak(timeline, memory, reference, padding, sharded)
+    at_peak, phase = _peak(timeline, memory, reference, sharded)
     return RankStep(
         resolve_model_id(model), layout, precision, batch_size, sequence_length, bool(gradient_checkpointing),
         memory, at_peak, phase, elements_sent(model, layout), messages, spec.name, spec.capacity_bytes,
     )  # fmt: skip
 
 
-def _peak(
-    timeline: Timeline, memory: RankMemory, reference: RankMemory, padding: float, sharded: bool
-) -> tuple[dict[str, int], str]:
+def _peak(timeline: Timeline, memory: RankMemory, reference: RankMemory, sharded: bool) -> tuple[dict[str, int], str]:
     """The parts at the fullest moment, from the curves of the reference run."""
     best, phase_name = None, ""
     for phase in timeline.phases:
         live = dict(zip(CATEGORIES, phase.live.T.astype(np.float64), strict=True))
         parts = {
             "parameters": np.full(len(phase.live), memory.parameters),
-            "gathered": np.maximum(live["parameters"] - reference.parameters, 0) * padding,
+            "gathered": np.maximum(live["parameters"] - reference.parameters, 0),
             "gradients": live["gradients"] * memory.gradients / reference.gradients,
             "optimizer": np.full(len(phase.live), memory.optimizer),
             "activations": live["activations"],
-            "communication": live["other"] * padding,
+            "communication": live["other"],
         }
         if not sharded:
             parts["gathered"] = np.zeros(len(phase.live))
