@@ -54,6 +54,11 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("3-3", {"optimizer": "adamw_fused"}, "예산을"),
         ("3-3", {"optimizer": "sgd"}, "Adam 계열"),
         ("3-3", {"batch_size": 1}, "모르는 설정"),
+        ("6-3", lambda stage, parameters, n: 16 * parameters / max(n * (stage == 3), 1), "stage=1"),
+        ("6-3", lambda stage, parameters, n: 1 / 0, "ZeroDivisionError"),
+        ("6-4", 8, "넘친다"),
+        ("6-4", 16, "하나 줄여도"),
+        ("6-4", 8.5, "1 이상의 정수"),
     ],
 )
 def test_a_wrong_answer_is_told_how_wrong(number, answer, verdict, capsys):

@@ -50,20 +50,20 @@ class MasterAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """One tensor at a time, as a fused kernel would: no temporaries of the model's size."""
+        """One tensor at a time (no temporaries of the model's size), each rank on its own piece of it."""
         for group in self.param_groups:
             for p in (p for p in group["params"] if p.grad is not None):
-                state = self.state[p]
+                state, (mine, gradient) = self.state[p], _locals([p, p.grad])
                 if not state:
-                    master = p.detach().float()
+                    master = mine.detach().float()
                     zeros = (torch.zeros_like(master), torch.zeros_like(master))
                     state.update(step=torch.zeros(()), master=master, exp_avg=zeros[0], exp_avg_sq=zeros[1])
                 adamw(
-                    [state["master"]], [p.grad.float()], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]],
-                    foreach=False, amsgrad=False, beta1=group["betas"][0], beta2=group["betas"][1], lr=group["lr"],
-                    weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+                    [state["master"]], [gradient.float()], [state["exp_avg"]], [state["exp_avg_sq"]], [],
+                    [state["step"]], foreach=False, amsgrad=False, beta1=group["betas"][0], beta2=group["betas"][1],
+                    lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
                 )  # fmt: skip
-                p.copy_(state["master"])
+                mine.copy_(state["master"])
 
 
 def run_rank(
