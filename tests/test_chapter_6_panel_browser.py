@@ -28,7 +28,12 @@ def test_the_zero_panel_follows(open_notebook):
     assert "텐서 병렬 2" in notebook.html(".zero-picture")
     notebook.press_slider(".zero-tensor-parallel", "End")
     notebook.wait_until_text(".zero-status", lambda text: "나누어떨어지지 않는다" in text)
-    notebook.press_slider(".zero-tensor-parallel", "Home")
+
+    def back_to_one() -> bool:  # pressed again: the kernel's echo of the value before may still be on its way
+        notebook.press_slider(".zero-tensor-parallel", "Home")
+        return "들어간다" in notebook.text(".zero-status")
+
+    notebook.wait_until(back_to_one, "one GPU a group fits again")
 
     # The stage, another model, another GPU.
     notebook.choose(".zero-stage", "0 · DDP")

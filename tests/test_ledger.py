@@ -1,10 +1,15 @@
 """The ledger: what sharded modules hold is what the closed form says, to the byte; what they send is what ZeRO says."""
 
+import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from real_ranks import tiny
 
 from helpers import rank_step, shard_ledger
 from helpers.distributed import fake_rank
@@ -13,10 +18,12 @@ from helpers.distributed.fake_rank import fake_world, run_rank
 from helpers.distributed.layout import CONVENTIONS, Layout
 from helpers.distributed.ledger import (
     PAPER_MODELS,
+    RankMemory,
     closed_form,
     config_of,
     count_elements,
     elements_sent,
+    local_shapes,
     paper_bytes,
 )
 from helpers.distributed.rank_step import steps_by_ranks
@@ -148,6 +155,25 @@ def test_shapes_are_those_of_the_model():
         assert count_elements(model) == count_parameters(whole)
 
 
+def test_real_ranks_hold_the_same(tmp_path, monkeypatch):
+    """Three processes over gloo, real tensors, real collectives: the closed form's bytes, stage by stage."""
+    results = tmp_path / "held"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    command += [str(Path(__file__).with_name("real_ranks.py")), str(results)]
+    paths = os.pathsep.join([str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=os.environ | {"PYTHONPATH": paths})
+    assert done.returncode == 0, done.stderr[-3000:]
+    monkeypatch.setattr(ledger_module, "config_of", lambda _: tiny())
+    local_shapes.cache_clear()
+    try:
+        for rank in range(3):
+            counted = json.loads((tmp_path / f"held.{rank}").read_text())
+            for stage in range(4):
+                assert RankMemory(rank, **counted[str(stage)]) == closed_form("tiny", Layout(3, stage), rank=rank)
+    finally:
+        local_shapes.cache_clear()
+
+
 # -- a whole step --------------------------------------------------------------------------------------------------
 
 
@@ -255,13 +281,14 @@ def test_an_error_in_the_middle_leaves_no_process_group(monkeypatch):
     assert sys.excepthook is hook and torch.UntypedStorage.resize_ is resize
 
 
-def test_pieces_are_those_of_torch_chunk():
+def test_pieces_are_those_that_fsdp_makes():
+    from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
+
     for rows, n in ((1, 1), (10, 3), (10, 4), (3, 8), (8, 8), (100, 7)):
         tensor = torch.empty(rows, 5, device="meta")
-        plain = [piece.shape for piece in torch.chunk(tensor, n, dim=0)]
+        plain = [piece.shape for piece in _chunk_with_empty(tensor, n, dim=0)]
         with fake_rank._FewPieces():
-            assert [piece.shape for piece in torch.chunk(tensor, n, dim=0)] == plain
-            assert tensor.new_empty(0).shape == (0,)
+            assert [piece.shape for piece in _chunk_with_empty(tensor, n, dim=0)] == plain
 
 
 def test_a_process_group_that_is_there_is_not_touched():

@@ -192,27 +192,21 @@ def shard(config: Any, layout: Layout, convention: Convention) -> tuple[torch.nn
 class _FewPieces(TorchFunctionMode):
     """To take one of N pieces FSDP2 makes all N, for each parameter: here equal pieces of a meta tensor are one tensor.
 
-    They have no values that could differ. At 16,384 ranks this is what makes a ledger a matter of seconds.
+    They have no values that could differ. Ranks for which no row is left get their empty piece here already; FSDP2 adds
+    them one by one. At 16,384 ranks this is what makes a ledger a matter of a second.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.empty: dict[torch.dtype, torch.Tensor] = {}
-
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is torch.Tensor.new_empty and args[1] == 0:  # the pieces of ranks for which no row is left
-            tensor = args[0]
-            if tensor.dtype not in self.empty:
-                self.empty[tensor.dtype] = func(*args)
-            return self.empty[tensor.dtype]
-        if func is torch.chunk and args[0].is_meta:
-            tensor, n, dim = args[0], args[1], kwargs["dim"]
-            rows = tensor.size(dim)
-            piece = max(-(-rows // n), 1)
-            whole, rest = divmod(rows, piece)
-            last = [tensor.narrow(dim, rows - rest, rest)] if rest else []
-            return [tensor.narrow(dim, 0, piece)] * whole + last
-        return func(*args, **(kwargs or {}))
+        if func is not torch.chunk or not args[0].is_meta:
+            return func(*args, **(kwargs or {}))
+        tensor, n, dim = args[0], args[1], kwargs["dim"]
+        rows = tensor.size(dim)
+        piece = max(-(-rows // n), 1)
+        whole, rest = divmod(rows, piece)
+        pieces = [tensor.narrow(dim, 0, piece)] * whole
+        if rest:
+            pieces.append(tensor.narrow(dim, rows - rest, rest))
+        return pieces + [tensor.new_empty(0)] * (n - len(pieces))
 
 
 def blocks_of(model: torch.nn.Module) -> torch.nn.ModuleList:
