@@ -37,7 +37,6 @@ from .zero_pictures import draw_step
 
 REFERENCE = 64  # data-parallel ranks of the run that stands for other numbers of them
 PADDING = 0.002
-PARTS = ("parameters", "gathered", "gradients", "optimizer", "activations", "communication")
 
 
 @dataclass
