@@ -51,6 +51,7 @@ def main():
         rows[stage] = row
     with open(f"{sys.argv[1]}.{dist.get_rank()}", "w") as file:
         json.dump(rows, file)
+    dist.barrier()  # a rank that leaves while another still sends aborts now and then
     dist.destroy_process_group()
 
 
