@@ -1,6 +1,7 @@
 """Run by torchrun from test_ledger: one step at each stage on real tensors, and what this rank's storages weigh."""
 
 import json
+import os
 import sys
 
 import torch
@@ -51,8 +52,11 @@ def main():
         rows[stage] = row
     with open(f"{sys.argv[1]}.{dist.get_rank()}", "w") as file:
         json.dump(rows, file)
-    dist.barrier()  # a rank that leaves while another still sends aborts now and then
+    dist.barrier()
     dist.destroy_process_group()
+    # All is written. Now and then a thread of PyTorch's aborts the interpreter at its exit ("terminate called
+    # without an active exception"), after destroy_process_group too.
+    os._exit(0)
 
 
 if __name__ == "__main__":
