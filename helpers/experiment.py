@@ -367,16 +367,10 @@ def _predict_by_depth(setting: Setting, config: Any, spec: Any) -> tuple[Timelin
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and len(set(kinds)) > 1:
         return None
-    runs = [_virtual_run(setting, _with_depth(config, layers), spec) for layers in (2, 3, 4)]
-    timelines = [run[0] for run in runs]
-    if len({len(timeline.phases) for timeline in timelines}) > 1:
+    runs = [_virtual_run(setting, with_depth(config, layers), spec) for layers in (2, 3, 4)]
+    timeline = timeline_at_depth([run[0] for run in runs], depth)
+    if timeline is None:
         return None
-    phases = []
-    for curves in zip(*(timeline.phases for timeline in timelines), strict=True):
-        curve = _extrapolate(*curves, depth=depth)
-        if curve is None:
-            return None
-        phases.append(curve)
     numbers = [
         (parameters, log.gradients_bytes, log.optimizer_bytes, log.allocated_bytes) for _, parameters, log in runs
     ]
@@ -384,7 +378,17 @@ def _predict_by_depth(setting: Setting, config: Any, spec: Any) -> tuple[Timelin
         return None
     at_depth = [a + (depth - 2) * (b - a) for a, b in zip(*numbers[:2], strict=True)]
     log = TrainingLog(allocated_bytes=at_depth[3], gradients_bytes=at_depth[1], optimizer_bytes=at_depth[2])
-    return Timeline(phases), at_depth[0], log
+    return timeline, at_depth[0], log
+
+
+def timeline_at_depth(timelines: list[Timeline], depth: int) -> Timeline | None:
+    """The timeline at `depth` layers from those at 2, 3 and 4; None where they do not grow linearly with depth."""
+    if len({len(timeline.phases) for timeline in timelines}) > 1:
+        return None
+    phases = [
+        _extrapolate(*curves, depth=depth) for curves in zip(*(timeline.phases for timeline in timelines), strict=True)
+    ]
+    return None if None in phases else Timeline(phases)
 
 
 def _extrapolate(two: PhaseCurve, three: PhaseCurve, four: PhaseCurve, depth: int) -> PhaseCurve | None:
@@ -413,7 +417,8 @@ def _extrapolate(two: PhaseCurve, three: PhaseCurve, four: PhaseCurve, depth: in
     return PhaseCurve(two.name, live, moments)
 
 
-def _with_depth(config: Any, layers: int) -> Any:
+def with_depth(config: Any, layers: int) -> Any:
+    """A copy of the config with that many layers."""
     config = copy.deepcopy(config)
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):

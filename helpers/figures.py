@@ -11,6 +11,9 @@ import torch
 from . import svg
 from .checkpointing import record_chain, sweep_segments
 from .checkpointing_pictures import draw_moments
+from .distributed.ledger import shard_ledger
+from .distributed.rank_step import rank_step, steps_by_ranks
+from .distributed.zero_pictures import draw_gpus, draw_stages, draw_step
 from .experiment import predict_memory
 from .language import tr
 from .lora import Runs, fine_tune, picture_of_update, pretrained_model
@@ -128,6 +131,22 @@ def with_and_without_checkpointing() -> svg.Drawing:
     ).chart()
 
 
+def zero_stages() -> svg.Drawing:
+    """Chapter 6: the ZeRO paper's figure 1, from sharded modules."""
+    return draw_stages([shard_ledger("ZeRO-7.5B", 64, stage) for stage in range(4)])
+
+
+def zero_gpus() -> svg.Drawing:
+    """Chapter 6: memory of a GPU against the number of GPUs, down to the floor."""
+    return draw_gpus(steps_by_ranks("meta-llama/Llama-3.1-70B"))
+
+
+def zero_panel_at_first() -> svg.Drawing:
+    """Chapter 6: the panel's first picture."""
+    setting = {"batch_size": 1, "sequence_length": 4096, "gradient_checkpointing": True}
+    return draw_step(rank_step("meta-llama/Llama-3.1-70B", 64, exact=False, **setting))
+
+
 def _small_lora(rank: int) -> torch.nn.Module:
     torch.manual_seed(1)
     return add_adapters(pretrained_model(), rank, "all-linear", lora_alpha=2 * rank, lora_dropout=0.0)
@@ -175,6 +194,9 @@ FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "05_three_segments": twelve_nodes_in_three_segments,
     "05_segments": segments_of_1024_nodes,
     "05_with_and_without": with_and_without_checkpointing,
+    "06_zero_stages": zero_stages,
+    "06_zero_gpus": zero_gpus,
+    "06_zero_panel": zero_panel_at_first,
     "07_w_plus_ba": lora_update,
     "07_full_lora_qlora_on_a_t4": full_lora_qlora_on_a_t4,
     "07_lora_batch_16_on_a_t4": lora_batch_16_on_a_t4,

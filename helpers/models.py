@@ -81,6 +81,8 @@ def build_model(config: Any, dtype: torch.dtype, attention: str = "sdpa", device
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, **_dtype_argument(dtype), attn_implementation=attention)
         model.tie_weights()  # transformers 5.0 does not tie on the meta device
+    if getattr(model, "loss_type", "") is None:
+        model.loss_type = "ForCausalLM"  # what transformers takes anyway for GPT-2, with a warning
     return model
 
 

@@ -93,7 +93,8 @@ class _CountingMode(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
         self.gpu = gpu
         self.inside = False
-        self.storages: dict[int, tuple[weakref.ref, int]] = {}  # storage address -> (its weak reference, allocation id)
+        # storage address -> (its weak reference, allocation id; None while the storage is resized to nothing)
+        self.storages: dict[int, tuple[weakref.ref, int | None]] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is _DEVICE_QUERY and type(args[0]) is FakeTensor:  # nearly half of all calls
@@ -131,11 +132,22 @@ class _CountingMode(FakeTensorMode):
             return
         block = self.gpu._allocate(storage.nbytes(), category)
 
-        def release(_, key=key, block=block, storages=self.storages, meter=self.gpu.meter):
-            del storages[key]
-            meter.free(block)
+        def release(_, key=key, storages=self.storages, meter=self.gpu.meter):
+            block = storages.pop(key)[1]
+            if block is not None:
+                meter.free(block)
 
         self.storages[key] = (weakref.ref(storage, release), block)
+
+    def resized(self, storage: torch.UntypedStorage, category: str) -> None:
+        """Count a known storage anew after its `resize_`; what it holds from now on is `category`."""
+        if storage._cdata not in self.storages:
+            return
+        reference, block = self.storages[storage._cdata]
+        if block is not None:
+            self.gpu.meter.free(block)
+        block = self.gpu._allocate(storage.nbytes(), category) if storage.nbytes() else None
+        self.storages[storage._cdata] = (reference, block)
 
 
 def on_virtual_gpu(thing: Any) -> bool:
@@ -233,7 +245,7 @@ class VirtualGPU:
         """Count these tensors' storages as `category`."""
         for tensor in tensors:
             entry = self.mode.storages.get(tensor.untyped_storage()._cdata)
-            if entry is not None:
+            if entry is not None and entry[1] is not None:
                 self.meter.label(entry[1], category)
 
     def autocast(self, dtype: torch.dtype | None):

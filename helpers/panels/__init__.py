@@ -63,3 +63,10 @@ def checkpointing_memory_panel() -> Any:
     from .checkpointing import CheckpointingMemoryPanel
 
     return CheckpointingMemoryPanel()
+
+
+def zero_panel() -> Any:
+    """Chapter 6: model, GPUs, ZeRO stage, tensor parallelism, batch, length → one GPU's bytes and messages."""
+    from .zero import ZeroPanel
+
+    return ZeroPanel()

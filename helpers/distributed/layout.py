@@ -1,0 +1,113 @@
+"""How N GPUs share a model, and how many bytes a parameter has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..language import tr
+from ..units import positive_int
+
+STAGES = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`ranks` GPUs in groups of `tensor_parallel`; ZeRO's `stage` over the ranks / tensor_parallel data-parallel ranks.
+
+    0: DDP. 1: ZeroRedundancyOptimizer. 2, 3: FSDP2 with reshard_after_forward False, True. ValueError in the reader's
+    language, also from `check_model`, for what cannot be split.
+    """
+
+    ranks: int
+    stage: int = 3
+    tensor_parallel: int = 1
+
+    def __post_init__(self) -> None:
+        positive_int(self.ranks, tr(ko="GPU 수", en="number of GPUs"))
+        positive_int(self.tensor_parallel, tr(ko="텐서 병렬 크기", en="tensor-parallel degree"))
+        if isinstance(self.stage, bool) or self.stage not in STAGES:
+            raise ValueError(
+                tr(ko=f"stage={self.stage!r}: 0, 1, 2, 3 가운데 하나다.", en=f"stage={self.stage!r}: 0, 1, 2 or 3.")
+            )
+        if self.ranks % self.tensor_parallel:
+            raise ValueError(
+                tr(
+                    ko=f"GPU {self.ranks}개를 텐서 병렬 {self.tensor_parallel}개씩 묶을 수 없다. "
+                    "GPU 수가 텐서 병렬 크기의 배수여야 한다.",
+                    en=f"{self.ranks} GPUs do not make groups of {self.tensor_parallel}: "
+                    "the number of GPUs must be a multiple of the tensor-parallel degree.",
+                )
+            )
+        if self.stage == 1 and self.tensor_parallel > 1:
+            raise ValueError(
+                tr(
+                    ko="1단계와 텐서 병렬은 함께 쓸 수 없다. PyTorch의 ZeroRedundancyOptimizer는 텐서 병렬의 "
+                    "파라미터(DTensor)를 받지 못한다. 2단계나 3단계를 고른다.",
+                    en="Stage 1 and tensor parallelism do not go together: PyTorch's ZeroRedundancyOptimizer does not "
+                    "take tensor-parallel parameters (DTensor). Choose stage 2 or 3.",
+                )
+            )
+
+    @property
+    def data_parallel(self) -> int:
+        """N of ZeRO's formulas: the ranks that share one slice of the model."""
+        return self.ranks // self.tensor_parallel
+
+    def check_model(self, config: Any) -> None:
+        """ValueError where the model's heads or layers cannot be split by the tensor-parallel degree."""
+        degree = self.tensor_parallel
+        if degree == 1:
+            return
+        if not getattr(config, "base_model_tp_plan", None):
+            raise ValueError(
+                tr(
+                    ko=f"{config.model_type}: transformers에 텐서 병렬 계획이 없는 모델이다. 텐서 병렬을 1로 한다.",
+                    en=f"{config.model_type}: transformers has no tensor-parallel plan for it; use degree 1.",
+                )
+            )
+        heads = {
+            tr(ko="어텐션 헤드", en="attention heads"): config.num_attention_heads,
+            tr(ko="키·값 헤드", en="key-value heads"): getattr(config, "num_key_value_heads", None),
+            tr(ko="MLP의 폭", en="MLP width"): config.intermediate_size,
+        }
+        for what, number in heads.items():
+            if number and number % degree:
+                raise ValueError(
+                    tr(
+                        ko=f"{what} {number}개는 텐서 병렬 {degree}로 나누어떨어지지 않는다.",
+                        en=f"{number} {what} do not divide by a tensor-parallel degree of {degree}.",
+                    )
+                )
+
+
+@dataclass(frozen=True)
+class Convention:
+    """The bytes of one parameter by kind, and the dtype that parameters and gradients have."""
+
+    dtype: torch.dtype
+    parameters: int
+    gradients: int
+    master: int
+    momentum: int
+    variance: int
+
+    @property
+    def total(self) -> int:
+        """Bytes a parameter, all kinds together."""
+        return self.parameters + self.gradients + self.optimizer
+
+    @property
+    def optimizer(self) -> int:
+        """Bytes a parameter that belong to the optimizer (K of the ZeRO paper, for "mixed": 12)."""
+        return self.master + self.momentum + self.variance
+
+
+# "mixed": ZeRO (arXiv 1910.02054), section 3.1: 16-bit weights and gradients, fp32 weights, momentum and variance.
+CONVENTIONS = {
+    "mixed": Convention(torch.bfloat16, 2, 2, 4, 4, 4),
+    "bf16": Convention(torch.bfloat16, 2, 2, 0, 2, 2),
+    "fp32": Convention(torch.float32, 4, 4, 0, 4, 4),
+}
