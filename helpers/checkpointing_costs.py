@@ -1,14 +1,13 @@
-"""What checkpointing costs and saves: a real step on the CPU, a model's FLOPs, what fits a GPU, both levers at once."""
+"""What checkpointing costs and saves: a real step on the CPU, training on a virtual GPU, both levers at once."""
 
 from __future__ import annotations
 
-import copy
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any
@@ -18,16 +17,16 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
 
 from .experiment import Setting, predict_memory
+from .flops import training_flops
 from .gpu_catalog import CATALOG
 from .language import tr
-from .models import build_model, build_on_gpu, checkpoint_dtype, load_config
+from .models import build_on_gpu, checkpoint_dtype, load_config
 from .report import html_table
 from .timeline import Timeline
-from .training import disable_checkpointing, enable_checkpointing, make_optimizer, train_model
-from .units import choose, human_bytes, positive_int
+from .training import make_optimizer, train_model
+from .units import human_bytes, positive_int
 from .virtual_gpu import VirtualGPU
 
 # -- one step of a real model on the CPU ---------------------------------------------------------------------------
@@ -154,12 +153,6 @@ def _run_step(name: str, step: Callable[[], torch.Tensor], model: nn.Module) -> 
     return Step(name, held, meter.peak, gradients)
 
 
-def set_checkpointing(model: Any, on: bool) -> Any:
-    """Switch a transformers model's checkpointing on or off, and return the model."""
-    (enable_checkpointing if on else disable_checkpointing)(model)
-    return model
-
-
 def checkpoint_modules(model: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> nn.Module:
     """Checkpoint every module of that kind in place, while it trains; for models that do not support it themselves."""
     found = [module for module in model.modules() if isinstance(module, kind)]
@@ -182,116 +175,7 @@ def _forward(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwarg
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
-# -- FLOPs ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Flops:
-    """Floating-point operations of the matrix products (attention among them) of one forward and one backward."""
-
-    forward: int
-    backward: int
-
-    @property
-    def total(self) -> int:
-        return self.forward + self.backward
-
-    def __repr__(self) -> str:
-        return f"Flops(forward={self.forward / 1e12:.3f} T, backward={self.backward / 1e12:.3f} T)"
-
-
-def count_flops(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Flops:
-    """The FLOPs of `model(**inputs).loss` and its backward, counted by PyTorch's FlopCounterMode on a virtual GPU."""
-    gpu = VirtualGPU(CATALOG["A100-80GB"], limited=False)
-    model, inputs = gpu.place(model), gpu.place(inputs)
-    with FlopCounterMode(display=False) as counter, gpu:
-        loss = model(**inputs).loss
-        forward = counter.get_total_flops()
-        loss.backward()
-    return Flops(forward, counter.get_total_flops() - forward)
-
-
-def training_flops(setting: Setting | None = None, **settings: Any) -> Flops:
-    """The FLOPs of one micro-batch of the experiment's setting. They are linear in depth: run at 2 and 3 layers.
-
-    Where a model's layers are of several kinds, all of them are run.
-    """
-    setting = setting or Setting(**settings)
-    return _training_flops(
-        setting.model_id, setting.batch_size, setting.sequence_length, setting.gradient_checkpointing
-    )
-
-
-@lru_cache(maxsize=512)
-def _training_flops(model_id: str, batch_size: int, sequence_length: int, checkpointing: bool) -> Flops:
-    config = load_config(model_id)
-    depth = config.num_hidden_layers
-    kinds = getattr(config, "layer_types", None) or ["layer"]
-    if len(set(kinds)) > 1 or depth <= 3:
-        return flops_of_config(config, batch_size, sequence_length, checkpointing)
-    runs = []
-    for layers in (2, 3):
-        shallow = copy.deepcopy(config)
-        shallow.num_hidden_layers = layers
-        if getattr(shallow, "layer_types", None):
-            shallow.layer_types = shallow.layer_types[:layers]
-        runs.append(flops_of_config(shallow, batch_size, sequence_length, checkpointing))
-    two, three = runs
-    more = depth - 2
-    return Flops(
-        two.forward + more * (three.forward - two.forward), two.backward + more * (three.backward - two.backward)
-    )
-
-
-def flops_of_config(config: Any, batch_size: int, sequence_length: int, checkpointing: bool) -> Flops:
-    """The FLOPs of one micro-batch with every layer run, under whatever `set_checkpoint_early_stop` says."""
-    model = set_checkpointing(build_model(config, torch.float16).train(), checkpointing)
-    model.config.use_cache = False
-    ids = torch.zeros(batch_size, sequence_length, dtype=torch.int64)
-    return count_flops(model, {"input_ids": ids, "labels": ids})
-
-
 # -- memory --------------------------------------------------------------------------------------------------------
-
-
-def largest_fitting(name: str, *, multiple: int = 1, gpu: str | None = None, **settings: Any) -> int:
-    """The largest `batch_size` or `sequence_length` (a multiple of `multiple`) that fits; 0 where not even the first.
-
-    Memory grows with either. The next guess lies where a straight line between the nearest known ones meets the
-    capacity. A length stops at the model's positions.
-    """
-    name = choose(name, ("batch_size", "sequence_length"), tr(ko="설정", en="setting"))
-    multiple = positive_int(multiple, "multiple")
-    settings = {"batch_size": 1} | settings
-    most = 2**17 // multiple
-    if name == "sequence_length":
-        config = load_config(settings.get("model_id", Setting.model_id))
-        most = min(most, getattr(config, "max_position_embeddings", 2**17) // multiple)
-
-    def over(count: int) -> int:
-        """Bytes beyond the capacity; negative where it fits."""
-        report = predict_memory(Setting(**{**settings, name: count * multiple}), gpu=gpu)
-        return report.needed_bytes - report.capacity_bytes
-
-    low, high, below, above = 0, 1, 0, 0
-    while (above := over(high)) <= 0:
-        low, below = high, above
-        if low == most:
-            return low * multiple
-        high = min(low * 4, most)
-    while high - low > 1:
-        guess = low + int((high - low) * -below / (above - below))
-        guess = min(max(guess, low + 1), high - 1)
-        need = over(guess)
-        if need <= 0:
-            low, below = guess, need
-            if high - low > 1 and (need := over(low + 1)) > 0:  # a good guess is right at once
-                high, above = low + 1, need
-            elif high - low > 1:
-                low, below = low + 1, need
-        else:
-            high, above = guess, need
-    return low * multiple
 
 
 def printed_after_step(use_cache: bool, gradient_checkpointing: bool, batch_size: int = 16) -> tuple[int, int]:

@@ -15,8 +15,8 @@ from .distributed.ledger import shard_ledger
 from .distributed.rank_step import rank_step, steps_by_ranks
 from .distributed.zero_pictures import draw_gpus, draw_stages, draw_step
 from .experiment import predict_memory
+from .fine_tuning import Runs, fine_tune, picture_of_update, pretrained_model
 from .language import tr
-from .lora import Runs, fine_tune, picture_of_update, pretrained_model
 from .models import add_adapters
 from .number_formats import FORMATS, draw_layouts, draw_number, draw_spacing
 from .quantization import NINE_NUMBERS, book_numbers, example_tensor, quantize

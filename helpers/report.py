@@ -164,7 +164,7 @@ class MemoryTable(list):
             peak = report.needed_bytes if report.needed_bytes is not None else report.peak_bytes
             rows.append(
                 [
-                    *(str(report.setting.get(name, "-")) for name in names),
+                    *(setting_value(report.setting.get(name, "-")) for name in names),
                     human_bytes(report.parameters_bytes),
                     human_bytes(report.gradients_bytes) if done else "-",
                     human_bytes(report.optimizer_bytes) if done else "-",
@@ -205,6 +205,11 @@ def setting_label(name: str) -> str:
     }.get(name, name)
 
 
+def setting_value(value: Any) -> str:
+    """A setting's value in the reader's language: a switch is on or off."""
+    return tr(ko="켬" if value else "끔", en="on" if value else "off") if isinstance(value, bool) else str(value)
+
+
 def html_table(heads: list[str], rows: list[list[str]]) -> str:
     """A plain HTML table; every cell is escaped."""
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
@@ -229,7 +234,9 @@ def draw_bars(reports: list[MemoryReport]) -> svg.Drawing:
     capacity = max(report.capacity_bytes for report in reports)
     gpus = list(dict.fromkeys(report.gpu_name for report in reports))
     labels = [
-        ", ".join(f"{setting_label(name)} {report.setting[name]}" for name in varying if name in report.setting)
+        ", ".join(
+            f"{setting_label(name)} {setting_value(report.setting[name])}" for name in varying if name in report.setting
+        )
         or report.title
         for report in reports
     ]

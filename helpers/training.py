@@ -159,6 +159,12 @@ def disable_checkpointing(model: torch.nn.Module) -> None:
     (getattr(model, "activation_checkpointing_disable", None) or model.gradient_checkpointing_disable)()
 
 
+def set_checkpointing(model: Any, on: bool) -> Any:
+    """Switch a transformers model's checkpointing on or off, and return the model."""
+    (enable_checkpointing if on else disable_checkpointing)(model)
+    return model
+
+
 def gpu_of(model: torch.nn.Module) -> GPU:
     """The GPU that holds the model; ValueError where none does."""
     parameter = next(model.parameters(), None)

@@ -11,17 +11,15 @@ from helpers.checkpointing_costs import (
     both_levers,
     checkpoint_modules,
     compare_steps,
-    count_flops,
-    flops_of_config,
     largest_difference,
-    largest_fitting,
     printed_after_step,
-    set_checkpointing,
     step_timeline,
     train_with_trainer,
-    training_flops,
 )
+from helpers.flops import count_flops, flops_of_config, training_flops
+from helpers.largest import largest_fitting
 from helpers.models import load_config
+from helpers.training import set_checkpointing
 
 each = {"use_reentrant": False}
 

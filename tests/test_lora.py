@@ -10,31 +10,32 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig
 
-from helpers import gpu_memory_experiment, gpu_memory_sweep, lora, predict_memory, use_gpu
+from helpers import fine_tuning, gpu_memory_experiment, gpu_memory_sweep, largest, predict_memory, use_gpu
 from helpers.experiment import Setting, model_bytes
-from helpers.four_bit import check_kernels
-from helpers.gpu_catalog import CATALOG
-from helpers.language import set_language
-from helpers.lora import (
+from helpers.fine_tuning import (
     TASKS,
-    LargestModels,
     Runs,
     complete,
     fine_tune,
     known,
-    largest_model,
-    load_adapter,
-    merge,
     picture_of_update,
     pretrained_model,
     quantized_model,
     share_of_singular_values,
     small_tokenizer,
+    updates,
+    with_rank,
+)
+from helpers.four_bit import check_kernels
+from helpers.gpu_catalog import CATALOG
+from helpers.language import set_language
+from helpers.largest import LargestModels, largest_model
+from helpers.lora import (
+    load_adapter,
+    merge,
     storage_table,
     trainable_parameters,
     unmerge,
-    updates,
-    with_rank,
 )
 from helpers.models import add_adapters, build_on_gpu, count_parameters, load_model_and_tokenizer
 from helpers.virtual_gpu import VirtualGPU
@@ -85,7 +86,7 @@ def test_our_module_is_pefts(lora_class):
         layer.B.data.copy_(b.data)
         pairs += [(layer.A, a), (layer.B, b)]
     assert len(pairs) == 8
-    losses = [lora._task_loss(model, "country") for model in (ours, theirs)]
+    losses = [fine_tuning._task_loss(model, "country") for model in (ours, theirs)]
     for loss in losses:
         loss.backward()
     torch.testing.assert_close(*losses)
@@ -323,7 +324,7 @@ def test_training_leaves_the_threads_as_they_were(learned):
 
 def test_merged_is_the_same_function(learned):
     model = copy.deepcopy(learned.model)
-    tokens = lora._lesson("country")[0]
+    tokens = fine_tuning._lesson("country")[0]
     before, weights = model(input_ids=tokens).logits, [p.clone() for p in model.parameters()]
     merge(model)
     torch.testing.assert_close(model(input_ids=tokens).logits, before, rtol=0, atol=1e-11)
@@ -410,21 +411,21 @@ def test_the_largest_model_is_the_largest(monkeypatch):
     """Against trying every architecture: those passed over without a run do not fit either."""
     setting = {"sequence_length": 128, "gradient_checkpointing": True, "optimizer": "adamw_fused"}
     names = ["gpt2", "gpt2-xl", "polyglot-ko-1.3b", "polyglot-ko-3.8b", "Qwen3-0.6B", "Llama-3.2-3B", "Llama-3.1-8B"]
-    some = {lora.Setting(1, model_id=name).model_id: {} for name in names}
-    monkeypatch.setattr(lora, "architectures", lambda: some)
+    some = {Setting(1, model_id=name).model_id: {} for name in names}
+    monkeypatch.setattr(largest, "architectures", lambda: some)
     for peft in (None, "lora", "qlora"):
         fitting = []
         for name in some:
             report = predict_memory(batch_size=1, model_id=name, peft=peft, gpu="T4", **setting)
-            assert lora._held_bytes(Setting(1, model_id=name, peft=peft, **setting)) <= report.needed_bytes
+            assert largest._held_bytes(Setting(1, model_id=name, peft=peft, **setting)) <= report.needed_bytes
             if report.fits:
-                fitting.append((lora._parameters(name)[0], name, report.needed_bytes))
+                fitting.append((largest._parameters(name)[0], name, report.needed_bytes))
         parameters, name, needed = max(fitting)
         assert largest_model("T4", peft, **setting) == (name, parameters, needed)
 
 
 def test_where_nothing_fits(monkeypatch):
-    monkeypatch.setattr(lora, "architectures", lambda: {"meta-llama/Llama-3.1-70B": {}})
+    monkeypatch.setattr(largest, "architectures", lambda: {"meta-llama/Llama-3.1-70B": {}})
     assert largest_model("T4", "qlora") is None
     table = LargestModels(("T4",))
     assert repr(table) == "T4: -, -, -" and "<td>-</td>" in table._repr_html_()

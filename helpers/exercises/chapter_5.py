@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..checkpointing import execute, fewest_recomputations, record_chain, schedule_by_splitting
-from ..checkpointing_costs import training_flops
 from ..experiment import predict_memory
+from ..flops import training_flops
 from ..language import tr
 from ..units import choose, human_bytes
 from . import Exercise, compare, filled, right

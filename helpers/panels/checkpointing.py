@@ -7,8 +7,8 @@ from typing import Any
 import ipywidgets as widgets
 
 from ..checkpointing import Recording, record_chain
-from ..checkpointing_costs import training_flops
 from ..experiment import Setting, predict_memory
+from ..flops import training_flops
 from ..gpu_catalog import CATALOG
 from ..language import tr
 from ..models import DEFAULT_MODEL, architectures

@@ -445,7 +445,7 @@ table
 # %%
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from helpers.checkpointing_costs import set_checkpointing
+from helpers.training import set_checkpointing
 
 
 def small_gpt(checkpointing=False):
@@ -628,7 +628,8 @@ for on in (False, True):
 from transformers import ViTConfig, ViTForImageClassification
 from transformers.models.resnet.modeling_resnet import ResNetBottleNeckLayer
 
-from helpers.checkpointing_costs import SavingTable, checkpoint_modules, count_flops
+from helpers.checkpointing_costs import SavingTable, checkpoint_modules
+from helpers.flops import count_flops
 
 
 def resnet(checkpointing):
@@ -701,7 +702,7 @@ for setting in languages:
 # %%
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from helpers.checkpointing_costs import flops_of_config
+from helpers.flops import flops_of_config
 
 config = load_config("polyglot-ko-1.3b")
 plain, stopped = (flops_of_config(config, 8, 1024, on) for on in (False, True))
