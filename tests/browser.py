@@ -58,6 +58,8 @@ RUN_ALL = f"""async timeout => await ({WITHIN})(async () => {{
     const app = window.jupyterapp;
     app.shell.activateById(window.courseNotebook.id);
     await app.commands.execute("notebook:run-all-cells");
+    // The command ends at the first error, also at a wanted one; the kernel answers when the cells behind it are done.
+    await window.courseNotebook.sessionContext.session.kernel.requestKernelInfo();
 }}, "every cell has run", timeout)"""
 CELLS = "() => window.courseNotebook.content.model.sharedModel.toJSON().cells"
 

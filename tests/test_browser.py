@@ -49,6 +49,18 @@ def test_an_error_in_a_cell_is_seen(open_notebook, tmp_path):
 
 
 @pytest.mark.browser
+def test_run_all_waits_beyond_a_wanted_error(open_notebook, tmp_path):
+    path = write_notebook(tmp_path / "wanted.ipynb", "1 / 0", "import time; time.sleep(3)", 'print("ran to the end")')
+    content = nbformat.read(path, as_version=4)
+    content.cells[1].metadata["tags"] = ["raises-exception"]
+    nbformat.write(content, path)
+    notebook = open_notebook(path)
+    notebook.run_all()
+    assert notebook.cells()[-1]["outputs"][0]["text"] == "ran to the end\n"
+    assert notebook.errors() == []
+
+
+@pytest.mark.browser
 def test_a_picture_that_is_not_there_is_seen(open_notebook, tmp_path):
     there = "data:image/svg+xml;utf8,<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>"
     text = f'<img src="{there}" alt="there"> ![missing](../../image/nothing.svg)'
