@@ -143,6 +143,7 @@ def train(args: argparse.Namespace, asked: engine.Asked, accelerator: Accelerato
         "by_hand": by_hand,
         "ranks": len(rows),
         "precision": accelerator.mixed_precision,
+        "clipping": model.gradient_clipping() if asked.deepspeed else 0,  # DeepSpeed clips by itself
         "parameters": parameters,
         "losses": losses,
         "rows": rows,
@@ -169,6 +170,8 @@ def as_text(report: dict, args: argparse.Namespace, asked: engine.Asked) -> str:
         ),
         tr(ko="길이", en="length"): args.length,
     }
+    if report["clipping"]:
+        setting[tr(ko="그레이디언트 클리핑", en="gradient clipping")] = f"{report['clipping']:g}"
     lines = [
         f"{name}: {report['engine']}{hand} ({was_asked}: {asked.engine}) · "
         f"{ranks}: {report['ranks']} ({was_asked}: {asked.ranks})",

@@ -7,7 +7,9 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import runpy
+import shlex
 import socket
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+import torch.distributed.run
 import yaml
 from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -74,9 +77,11 @@ def launch(*commands, timeout=240, **more):
     running = [start(command, mark, **more) for command in commands]
     try:
         ended = [(one.communicate(timeout=timeout), one.returncode) for one in running]
+        _, alive = psutil.wait_procs(carriers(mark), timeout=5)
     finally:
-        left, _ = psutil.wait_procs(carriers(mark), timeout=5), [one.kill() for one in carriers(mark)]
-    assert not left[1], f"processes are left over: {left[1]}"
+        for process in carriers(mark):
+            process.kill()
+    assert not alive, f"processes are left over: {alive}"
     return [(status, out, err) for (out, err), status in ended]
 
 
@@ -206,6 +211,7 @@ def test_deepspeed(model, one_process, tmp_path, name):
     arguments = ["--model", model / "weights", "--pretrained", "--batch-size", 2, "--accumulation", 2]
     report = run(from_file(name), *arguments, report=tmp_path / "report.json", timeout=500)
     assert (report["engine"], report["ranks"]) == (f"DeepSpeed ZeRO-{name[-1]}", 2)
+    assert report["clipping"] == 1e9 and "그레이디언트 클리핑: 1e+09" in report["text"]
     own_weights = 2 * ELEMENTS  # half of them, in fp32
     for row in report["rows"]:
         assert row["parameters"] == pytest.approx(WHOLE["parameters"] / (2 if name[-1] == "3" else 1), rel=0.01)
@@ -230,7 +236,7 @@ def test_accelerate_launch_on_a_cpu_starts_one_process(model):
     assert "하나만 떴다" in refusal(*run(launcher, *arguments))
     assert "하나만 떴다" in refusal(*run([*ACCELERATE, "--cpu", "--config_file", str(FILES["fsdp2"])], *arguments))
     status, out, err = run(launcher, *arguments, "--expect-ranks", 1)
-    assert status == 0 and out.startswith("엔진: single process"), err
+    assert status == 0 and out.startswith(f"엔진: {engine.ALONE}"), err
 
 
 @pytest.mark.slow
@@ -293,7 +299,7 @@ def test_what_came_is_compared():
     plain = torch.nn.Linear(2, 2)
     engine.check_engine(Asked("DDP", 1), plain)  # nothing to share: the same
     for asked in (Asked("DDP", 2), Asked("FSDP2", 1), Asked("DeepSpeed ZeRO-3", 2)):
-        with pytest.raises(EngineError, match="실제로 쓰인 것은 single process"):
+        with pytest.raises(EngineError, match="실제로 쓰인 것은 프로세스 하나"):
             engine.check_engine(asked, plain)
     rows = [{"optimizer_on": ["cpu"]}, {"optimizer_on": ["cuda"]}]
     engine.check_offload(Asked("DeepSpeed ZeRO-3", 2), rows)
@@ -365,7 +371,7 @@ def test_a_file_leads_to_its_engine(name):
     assert what_was_asked(env | {"LOCAL_RANK": "0", "WORLD_SIZE": str(args.num_processes)}) == ENGINES[name][1]
     assert env["ACCELERATE_MIXED_PRECISION"] == "bf16"
     if args.use_deepspeed:
-        assert env["ACCELERATE_GRADIENT_CLIPPING"] == "0.0", "accelerate would clip at 1.0"
+        assert float(env["ACCELERATE_GRADIENT_CLIPPING"]) == 1e9
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -386,6 +392,20 @@ def test_the_lines_for_several_nodes(name, tmp_path):
         assert f"deepspeed_multinode_launcher: {DEEPSPEED_MULTINODE_LAUNCHERS[1]}" in lines
 
 
+@pytest.mark.parametrize("page", ["README.md", "README.ko.md"])
+def test_the_pages_beside_the_files(page, monkeypatch):
+    """Both name every file, and their command is one that torchrun and the script understand."""
+    text = (ROOT / "configs" / page).read_text(encoding="utf-8")
+    assert {f"`{path.name}`" for path in FILES.values()} <= set(re.findall(r"`[a-z0-9_]+\.yaml`", text))
+    (block,) = re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    name, *words = shlex.split(block.replace("\\\n", " "))
+    args = torch.distributed.run.get_args_parser().parse_args(words)
+    assert name == "torchrun" and (ROOT / args.training_script) == SCRIPT
+    assert (args.nnodes, args.nproc_per_node, args.node_rank) == ("2", "8", 0)
+    monkeypatch.setattr(sys, "argv", [args.training_script, *args.training_script_args])
+    assert runpy.run_path(str(SCRIPT))["read_arguments"]().expect_ranks == 16
+
+
 @pytest.mark.skipif(not DEEPSPEED, reason="DeepSpeed is not installed")
 @pytest.mark.parametrize("name", [name for name in ENGINES if name.startswith("deepspeed")])
 def test_deepspeed_takes_the_file(name, monkeypatch):
@@ -404,6 +424,6 @@ def test_deepspeed_takes_the_file(name, monkeypatch):
     settings = plugin.deepspeed_config | {"train_batch_size": 1, "train_micro_batch_size_per_gpu": 1}
     config = DeepSpeedConfig(settings)
     assert config.zero_optimization_stage == fields["zero_stage"]
-    assert config.gradient_clipping == 0.0
+    assert config.gradient_clipping == 1e9  # with 0.0 it would be 1.0
     for key, place in places.items():
         assert str(getattr(config.zero_config, key).device.value) == place

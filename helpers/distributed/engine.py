@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..gpu import storage_bytes
 from ..language import tr
 
-ALONE, DDP, FSDP2 = "single process", "DDP", "FSDP2"
+ALONE, DDP, FSDP2 = tr(ko="프로세스 하나", en="single process"), "DDP", "FSDP2"
 
 
 class EngineError(RuntimeError):
@@ -166,9 +166,11 @@ def engine_of(model: torch.nn.Module) -> str:
 
 
 def shard(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """FSDP2 without accelerate: each layer is a group, gathered for its computation and let go after it (ZeRO-3)."""
+    """FSDP2 without accelerate: each layer is a group, gathered for its computation and let go after it (ZeRO-3).
+
+    The model lies on the CPU; one layer after the other goes to `device`, where only this rank's shard of it stays.
+    """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    model.to(device)
     layers = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=len, default=())
     for layer in layers:
         fully_shard(layer, mesh=mesh)
