@@ -63,9 +63,11 @@ def start(args: argparse.Namespace, asked: engine.Asked) -> Accelerator:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         cpu, handlers = False, [InitProcessGroupKwargs(backend="gloo")]
     try:
-        return Accelerator(cpu=cpu, gradient_accumulation_steps=args.accumulation, kwargs_handlers=handlers)
+        accelerator = Accelerator(cpu=cpu, gradient_accumulation_steps=args.accumulation, kwargs_handlers=handlers)
     except ValueError as error:  # a precision that this machine cannot compute in
         stop(error)
+    engine.check_precision(asked, accelerator.mixed_precision, accelerator.native_amp)
+    return accelerator
 
 
 def experiment(args: argparse.Namespace, ranks: int) -> tuple[torch.nn.Module, Any]:
@@ -103,6 +105,8 @@ def train(args: argparse.Namespace, asked: engine.Asked, accelerator: Accelerato
     """Train, and return the report: what came, the mean loss of every optimizer step, a row for every rank (bytes)."""
     by_hand = args.fully_shard and accelerator.distributed_type != DistributedType.FSDP
     if by_hand:
+        if accelerator.mixed_precision == "fp16":  # a loss scale that overflows on one rank must be known to all
+            stop(tr(ko="--fully-shard에는 fp16 대신 bf16을 쓴다.", en="--fully-shard wants bf16, not fp16."))
         os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # or transformers loads weights on rank 0 alone
     model, dataset = experiment(args, asked.ranks)
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())

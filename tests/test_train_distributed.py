@@ -246,6 +246,14 @@ def test_accelerate_ignores_fsdp_on_a_cpu(model):
 
 
 @pytest.mark.slow
+def test_accelerate_ignores_fp16_on_a_cpu(model):
+    said = refusal(
+        *run([*ACCELERATE, "--config_file", str(FILES["ddp"]), "--mixed_precision", "fp16"], "--model", model)
+    )
+    assert "fp16" in said and "fp32로 계산한다" in said
+
+
+@pytest.mark.slow
 def test_another_number_of_ranks(model):
     said = refusal(*run(TWO_RANKS, "--model", model / "alone", "--expect-ranks", 4))
     assert "4개를 기대했는데 2개" in said

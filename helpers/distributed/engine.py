@@ -2,7 +2,8 @@
 
 accelerate (seen with 1.15) does less than asked, without a word, in these cases:
 `accelerate launch --cpu` starts one process, whatever `--num_processes` and the file say; without a GPU `Accelerator()`
-leaves every rank alone, under DeepSpeed too; `Accelerator(cpu=True)` ignores `fsdp_config` and DeepSpeed and takes DDP.
+leaves every rank alone, under DeepSpeed too; `Accelerator(cpu=True)` ignores `fsdp_config` and DeepSpeed and takes DDP,
+and computes in fp32 where fp16 was asked for.
 """
 
 from __future__ import annotations
@@ -132,6 +133,19 @@ def check_group(asked: Asked, known: int) -> None:
                 f"{known}개다. 이대로면 랭크가 데이터를 나누지 않고 따로 학습한다.",
                 en=f"{asked.ranks} ranks were asked for, {world} communicate, and accelerate knows of {known}: they "
                 "would not divide the data, each would train on its own.",
+            )
+        )
+
+
+def check_precision(asked: Asked, mixed_precision: str, autocast: bool) -> None:
+    """EngineError where accelerate will not compute in the mixed precision that it names; DeepSpeed checks its own."""
+    if mixed_precision != "no" and not autocast and not asked.deepspeed:
+        raise EngineError(
+            tr(
+                ko=f"혼합 정밀도 {mixed_precision}을(를) 요청했는데 이 장치에서는 적용되지 않고 fp32로 계산한다. "
+                "--mixed_precision bf16이나 no를 준다.",
+                en=f"Mixed precision {mixed_precision} was asked for and this device would compute in fp32: "
+                "--mixed_precision bf16 or no.",
             )
         )
 
