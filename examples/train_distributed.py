@@ -163,13 +163,13 @@ def as_text(report: dict, args: argparse.Namespace, asked: engine.Asked) -> str:
         "optimizer": tr(ko="옵티마이저 상태", en="optimizer state"),
         "peak": tr(ko="최대 메모리", en="peak memory"),
     }
-    name, ranks, rank = tr(ko="엔진", en="engine"), tr(ko="랭크", en="ranks"), tr(ko="랭크", en="rank")
+    name, ranks, rank = tr(ko="엔진", en="engine"), tr(ko="rank", en="ranks"), tr(ko="rank", en="rank")
     was_asked, losses = tr(ko="요청", en="asked for"), tr(ko="손실", en="losses")
     setting = {
         tr(ko="모델", en="model"): args.model,
         words["parameters"]: f"{report['parameters']:,}",
         tr(ko="혼합 정밀도", en="mixed precision"): report["precision"],
-        tr(ko="배치 × 누적 × 랭크", en="batch × accumulation × ranks"): (
+        tr(ko="배치 × 누적 × rank", en="batch × accumulation × ranks"): (
             f"{args.batch_size} × {args.accumulation} × {report['ranks']}"
         ),
         tr(ko="길이", en="length"): args.length,

@@ -150,8 +150,8 @@ def test_torchrun_is_data_parallel(model, one_process, tmp_path):
     assert [held(row) for row in report["rows"]] == [WHOLE, WHOLE]
     assert is_equal(report, one_process["alone"])
     lines = report["text"].splitlines()
-    assert lines[0] == "엔진: DDP (요청: DDP) · 랭크: 2 (요청: 2)"
-    assert [line.split()[:2] for line in lines[2:4]] == [["랭크", "0"], ["랭크", "1"]] and len(lines) == 5
+    assert lines[0] == "엔진: DDP (요청: DDP) · rank: 2 (요청: 2)"
+    assert [line.split()[:2] for line in lines[2:4]] == [["rank", "0"], ["rank", "1"]] and len(lines) == 5
 
 
 @pytest.mark.slow
@@ -274,7 +274,7 @@ def test_ranks_that_do_not_know_of_each_other(tmp_path, deepspeed):
     launcher = from_file("deepspeed_zero2" if deepspeed else "ddp")
     status, out, err = launch([*launcher, str(program)], DS_ACCELERATOR="cpu")[0]
     assert status == 0, err[-2000:]
-    assert out.count("랭크 2개를 요청했는데 서로 통신하는 랭크는 2개, accelerate가 아는 랭크는 1개다") == 2
+    assert out.count("rank 2개를 요청했는데 서로 통신하는 rank는 2개, accelerate가 아는 rank는 1개다") == 2
 
 
 @pytest.mark.slow
@@ -318,7 +318,7 @@ def test_what_came_is_compared():
 def test_more_ranks_than_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     engine.check_machine(Asked("DDP", 2), {"LOCAL_WORLD_SIZE": "1"})
-    with pytest.raises(EngineError, match="GPU가 1개인데 랭크가 2개"):
+    with pytest.raises(EngineError, match="GPU가 1개인데 rank가 2개"):
         engine.check_machine(Asked("DDP", 2), {"LOCAL_WORLD_SIZE": "2"})
 
 

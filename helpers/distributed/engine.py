@@ -66,7 +66,7 @@ def what_was_asked(
     if expect_ranks not in (None, ranks):
         raise EngineError(
             tr(
-                ko=f"랭크 {expect_ranks}개를 기대했는데 {ranks}개가 떴다. torchrun의 --nnodes와 --nproc-per-node, "
+                ko=f"rank {expect_ranks}개를 기대했는데 {ranks}개가 떴다. torchrun의 --nnodes와 --nproc-per-node, "
                 "또는 설정 파일의 num_processes를 확인한다.",
                 en=f"{expect_ranks} ranks were expected and {ranks} came: look at torchrun's --nnodes and "
                 "--nproc-per-node, or at the file's num_processes.",
@@ -117,7 +117,7 @@ def check_machine(asked: Asked, env: Mapping[str, str] = os.environ) -> None:
     if 0 < gpus < here:
         raise EngineError(
             tr(
-                ko=f"이 노드에는 GPU가 {gpus}개인데 랭크가 {here}개 떴다. 랭크마다 GPU가 하나씩 있어야 한다.",
+                ko=f"이 노드에는 GPU가 {gpus}개인데 rank가 {here}개 떴다. rank마다 GPU가 하나씩 있어야 한다.",
                 en=f"{here} ranks on a node with {gpus} GPUs: every rank needs one of its own.",
             )
         )
@@ -129,8 +129,8 @@ def check_group(asked: Asked, known: int) -> None:
     if not world == known == asked.ranks:
         raise EngineError(
             tr(
-                ko=f"랭크 {asked.ranks}개를 요청했는데 서로 통신하는 랭크는 {world}개, accelerate가 아는 랭크는 "
-                f"{known}개다. 이대로면 랭크가 데이터를 나누지 않고 따로 학습한다.",
+                ko=f"rank {asked.ranks}개를 요청했는데 서로 통신하는 rank는 {world}개, accelerate가 아는 rank는 "
+                f"{known}개다. 이대로면 rank가 데이터를 나누지 않고 따로 학습한다.",
                 en=f"{asked.ranks} ranks were asked for, {world} communicate, and accelerate knows of {known}: they "
                 "would not divide the data, each would train on its own.",
             )
