@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 QUIET_MACHINE := CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 PYTHONHASHSEED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help course test check format notebooks figures bench measure-gpu environment
+.PHONY: help course test stress check format notebooks figures bench measure-gpu environment
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ test: $(READY)  ## set everything up, run every check (several minutes)
 	@$(MAKE) --no-print-directory check
 	@$(QUIET_MACHINE) $(BIN)/python -m pytest tests $(wildcard notebooks/ko) -q -n 2 --dist loadfile \
 		--nbval --nbval-current-env --nbval-cell-timeout 300
+
+stress: $(READY)  ## every panel and every notebook, treated badly (half an hour)
+	@$(QUIET_MACHINE) $(BIN)/python -m pytest tests/test_stress.py -q -m stress -n 2
 
 check: $(READY)  ## style, and: is every notebook what its source builds?
 	@$(BIN)/ruff check .

@@ -1,3 +1,11 @@
 """Fixtures that several test files share."""
 
 from browser import open_notebook  # noqa: F401
+
+
+def pytest_collection_modifyitems(config, items):
+    """What is marked stress runs only where it is asked for: `-m stress`."""
+    if "stress" not in config.option.markexpr:
+        stress = [item for item in items if item.get_closest_marker("stress")]
+        items[:] = [item for item in items if item not in stress]
+        config.hook.pytest_deselected(items=stress)

@@ -1,0 +1,183 @@
+"""What readers do to a course: run it twice, out of order, turn every knob, have no network, no home, a full GPU.
+
+The panels get a few random moves in every run of the tests. `make stress` does the rest: 200 moves a panel, and
+every notebook again, run twice and then in random order, in a folder that cannot be written and without a network.
+"""
+
+import gc
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import ipywidgets as widgets
+import nbformat
+import pytest
+
+from helpers import panels
+from helpers.gpu import current_gpu
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks/ko").glob("*.ipynb"))
+PANELS = sorted(name for name in vars(panels) if name.endswith("_panel"))
+SILLY = ["", " ", "0", "-1", "abc", "팔", "1e400", "nan", "9" * 40, "3.5", "<script>", "1_000", "８", "\n", "None"]
+
+
+# -- panels -----------------------------------------------------------------------------------------------------------
+
+
+def parts(widget):
+    """A widget and everything in it."""
+    yield widget
+    for child in getattr(widget, "children", ()):
+        yield from parts(child)
+
+
+def move(widget, chance):
+    """Do what a hand can do to a control: any value that it can take, silly text, a double click."""
+    match widget:
+        case widgets.Button():
+            widget.click()
+            widget.click()
+        case widgets.Checkbox() | widgets.ToggleButton():
+            widget.value = chance.random() < 0.5
+        case widgets.Text():
+            widget.value = chance.choice([*SILLY, *map(str, range(1, 20))])
+        case widgets.SelectionSlider() | widgets.Dropdown() | widgets.ToggleButtons() | widgets.RadioButtons():
+            widget.index = chance.randrange(len(widget.options))
+        case widgets.IntSlider() | widgets.BoundedIntText():
+            widget.value = chance.choice([widget.min, widget.max, chance.randint(widget.min, widget.max)])
+        case widgets.FloatSlider():
+            widget.value = chance.choice([widget.min, widget.max, chance.uniform(widget.min, widget.max)])
+        case widgets.IntText():
+            widget.value = chance.choice([-(10**9), -1, 0, 10**9, chance.randint(1, 30)])
+        case widgets.FloatText():
+            widget.value = chance.choice([-1e308, -1.0, 0.0, 1e308, chance.random()])
+        case _:
+            raise AssertionError(f"this test does not know how to move a {type(widget).__name__}")
+
+
+def drive(name, moves, seed):
+    """Make a panel and move its controls at random; nothing may be raised, and something is shown all the time."""
+    chance = random.Random(seed)
+    panel = getattr(panels, name)()
+    controls = [part for part in parts(panel) if isinstance(part, widgets.DOMWidget) and _moves(part)]
+    assert controls
+    before = current_gpu().memory_allocated()
+    for _ in range(moves):
+        control = chance.choice(controls)
+        if getattr(control, "disabled", False):
+            continue
+        move(control, chance)
+        shown = "".join(part.value for part in parts(panel) if isinstance(part, widgets.HTML))
+        assert shown and "Traceback" not in shown and "<script" not in shown
+        for control in controls:  # a run that ended leaves its buttons to press
+            assert not (isinstance(control, widgets.Button) and control.disabled)
+    assert repr(panel) == f"{type(panel).__name__}()"
+    del panel, controls, control
+    gc.collect()
+    assert current_gpu().memory_allocated() == before
+
+
+def _moves(widget):
+    return not isinstance(widget, widgets.Box | widgets.HTML | widgets.Label) and hasattr(widget, "description")
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_a_panel_survives_random_moves(name):
+    drive(name, moves=6, seed=0)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", PANELS)
+def test_a_panel_survives_two_hundred_random_moves(name):
+    drive(name, moves=200, seed=1)
+
+
+# -- notebooks --------------------------------------------------------------------------------------------------------
+
+# Runs a notebook's cells in one kernel without a network: in order, again in order, then the first (imports) and the
+# others at random in a fresh kernel. Prints a line for everything that is not as it should be.
+RUNNER = """
+import random, sys, nbformat
+from jupyter_client.manager import start_new_kernel
+
+NO_NETWORK = '''
+import socket as _socket, sys as _sys
+_connected = []
+def _hook(event, arguments):
+    if event == "socket.connect" and isinstance(arguments[1], tuple) and arguments[1][0] not in ("127.0.0.1", "::1"):
+        _connected.append(arguments[1])
+        raise OSError("no network here")
+_sys.addaudithook(_hook)
+'''
+MISSING = ("NameError",)  # a cell run before the one that makes its names: Python says which name
+
+def run(client, source):
+    failures = []
+    def note(message):
+        if message["msg_type"] == "error":
+            content = message["content"]
+            failures.append(f"{content['ename']}: {content['evalue']}")
+    reply = client.execute_interactive(source, timeout=600, output_hook=note, allow_stdin=False)
+    return failures
+
+cells = [c for c in nbformat.read(sys.argv[1], as_version=4).cells if c.cell_type == "code"]
+for order in ("twice", "at random"):
+    manager, client = start_new_kernel()
+    try:
+        run(client, NO_NETWORK)
+        if order == "twice":
+            chosen = cells + cells
+        else:
+            others = cells[1:]
+            random.Random(0).shuffle(others)
+            chosen = [cells[0], *others]
+        for cell in chosen:
+            wanted = "raises-exception" in cell.metadata.get("tags", ())
+            for failure in run(client, cell.source):
+                if wanted or (order == "at random" and failure.startswith(MISSING)):
+                    continue
+                print(f"{order}: {failure}\\n{cell.source}\\n---")
+        for failure in run(client, "assert not _connected, _connected"):
+            print(f"{order}: {failure}")
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+print("ran to the end")
+"""
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_survives_its_reader(path, tmp_path):
+    """Twice in one kernel, then in random order: in a folder that cannot be written, with no home and no network."""
+    if os.getuid() or not shutil.which("unshare"):
+        pytest.skip("only root can make a folder that root cannot write")
+    course = tmp_path / "course"
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, files.split("\0")):
+        (course / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, course / name)
+    environment = {name: value for name, value in os.environ.items() if not re.match("HF_|XDG_|JUPYTER_", name)} | {
+        "HOME": "/nonexistent",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": str(course),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"),
+        "IPYTHONDIR": str(tmp_path / "ipython"),
+        "TMPDIR": str(tmp_path),
+    }
+    locked = f"mount --bind {course} {course} && mount -o remount,ro,bind {course} && cd {course}/notebooks/ko && exec "
+    command = ["unshare", "--mount", "sh", "-c", f'{locked} "$@"', "sh", sys.executable, "-c", RUNNER, path.name]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment)
+    assert ran.stdout == "ran to the end\n", ran.stdout + ran.stderr[-2000:]
+
+
+def test_every_panel_has_a_notebook():
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "notebooks/src").glob("*.py"))
+    assert [name for name in PANELS if f"{name}(" not in sources] == []
+    assert all(nbformat.read(path, as_version=4).cells for path in NOTEBOOKS)
