@@ -22,6 +22,7 @@ _HOME = {
     "quantize": "quantization",
     "example_tensor": "quantization",
     "quantization_panel": "panels",
+    "run_ranks": "distributed.launcher",
     "shard_ledger": "distributed.ledger",
     "rank_step": "distributed.rank_step",
     "zero_panel": "panels",

@@ -8,8 +8,18 @@ from pathlib import Path
 import torch
 
 from . import svg
+from .distributed.drawings import (
+    draw_block_splits,
+    draw_data_parallel,
+    draw_matrix_splits,
+    draw_model_splits,
+    draw_pipeline,
+)
+from .distributed.launcher import run_ranks
 from .distributed.ledger import shard_ledger
+from .distributed.model_parallel import SCHEDULES, pipeline, tensor_parallel
 from .distributed.rank_step import rank_step, steps_by_ranks
+from .distributed.ranks import data_parallel
 from .distributed.zero_pictures import draw_gpus, draw_stages, draw_step
 from .experiment import predict_memory
 from .language import tr
@@ -82,6 +92,21 @@ def one_tenth() -> svg.Drawing:
     return draw_number(0.1)
 
 
+def four_copies() -> svg.Drawing:
+    """Chapter 6: four ranks that train together, as they reported."""
+    return draw_data_parallel(run_ranks(data_parallel, 4, 1))
+
+
+def block_on_two_ranks() -> svg.Drawing:
+    """Chapter 6: attention and MLP of GPT-NeoX as two ranks split them."""
+    return draw_block_splits(run_ranks(tensor_parallel, 2)[0].shapes, heads=4)
+
+
+def pipeline_timeline() -> svg.Drawing:
+    """Chapter 6: GPipe and 1F1B on four ranks, as recorded."""
+    return draw_pipeline({schedule: run_ranks(pipeline, 4, schedule) for schedule in SCHEDULES})
+
+
 def zero_stages() -> svg.Drawing:
     """Chapter 6: the ZeRO paper's figure 1, from sharded modules."""
     return draw_stages([shard_ledger("ZeRO-7.5B", 64, stage) for stage in range(4)])
@@ -110,6 +135,11 @@ FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "03_batch_4_on_a_t4": batch_4_on_a_t4,
     "03_batch_16_on_a_t4": batch_16_on_a_t4,
     "03_batches_on_a_t4": batches_on_a_t4,
+    "06_data_parallel": four_copies,
+    "06_model_splits": draw_model_splits,
+    "06_matrix_splits": draw_matrix_splits,
+    "06_block_splits": block_on_two_ranks,
+    "06_pipeline": pipeline_timeline,
     "06_zero_stages": zero_stages,
     "06_zero_gpus": zero_gpus,
     "06_zero_panel": zero_panel_at_first,
