@@ -108,7 +108,7 @@ def draw_matrix_splits() -> svg.Drawing:
                 drawing.text(x + 11, y + 32, part, size=17, anchor="middle")
                 x += 26
             else:
-                x = _matrix(drawing, x, y, *part) + 6
+                x = _matrix(drawing, x, y, *part) + 4
 
     columns, rows = A.chunk(2, dim=1), A.chunk(2, dim=0)
     slices = X.chunk(2, dim=1)
@@ -129,10 +129,10 @@ def draw_matrix_splits() -> svg.Drawing:
     first, second = (part @ rows[i] for i, part in enumerate(slices))
     parts = [(slices[0], [one]), "·", (rows[0], [one] * 4), "+", (slices[1], [two]), "·", (rows[1], [two] * 4)]
     row(314, by_rows, parts)
-    x, y = 400.0, 314.0
+    x, y = 380.0, 314.0
     for sign, matrix, color in (("=", first, one), ("+", second, two), ("=", first + second, both)):
         drawing.text(x + 9, y + 32, sign, size=17, anchor="middle")
-        x = _matrix(drawing, x + 22, y, matrix, [color] * 4, cell=23) + 4
+        x = _matrix(drawing, x + 22, y, matrix, [color] * 4) + 4
     for i, color in enumerate((one, two)):
         drawing.rect(20 + i * 90, 398, 11, 11, color)
         drawing.text(37 + i * 90, 408, tr(ko=f"기계 {i}", en=f"machine {i}"), size=12)
@@ -140,7 +140,7 @@ def draw_matrix_splits() -> svg.Drawing:
 
 
 def _matrix(
-    drawing: svg.Drawing, x: float, y: float, matrix: torch.Tensor, colors: Sequence[str], cell: int = 27
+    drawing: svg.Drawing, x: float, y: float, matrix: torch.Tensor, colors: Sequence[str], cell: int = 25
 ) -> float:
     """Draw it with its columns' colours, centred on a height of two rows; where it ends."""
     rows, columns = matrix.shape
@@ -217,7 +217,7 @@ def draw_pipeline(runs_of: Mapping[str, Sequence[PipelineRun]]) -> svg.Drawing:
     summary = ", ".join(f"{name}: {bubble(runs)}" for name, runs in runs_of.items())
     drawing = svg.Drawing(760, 84 + len(tables) * (stages * 30 + 56), f"{title} ({summary})")
     drawing.text(20, 30, title, size=16, bold=True)
-    unit, top = 660 / length, 70.0
+    unit, top = 600 / length, 70.0
     for name, rows in tables.items():
         share = float(bubble(runs_of[name]))
         drawing.text(20, top, name, size=14, bold=True)
@@ -227,14 +227,16 @@ def draw_pipeline(runs_of: Mapping[str, Sequence[PipelineRun]]) -> svg.Drawing:
             y = top + 12 + stage * 30
             in_flight = runs_of[name][stage].in_flight
             drawing.text(72, y + 18, tr(ko=f"단계 {stage}", en=f"stage {stage}"), size=12, anchor="end")
-            drawing.rect(80, y, 660, 26, svg.GRID)
+            drawing.rect(80, y, 600, 26, svg.GRID)
             for kind, chunk, start in row:
                 width = DURATION[kind] * unit
                 fill = svg.BLUE if kind == "F" else svg.ORANGE
                 drawing.rect(80 + start * unit + 0.5, y, width - 1, 26, fill)
-                drawing.text(80 + start * unit + width / 2, y + 18, f"{chunk}", size=12, anchor="middle", fill=svg.PAPER)
+                drawing.text(
+                    80 + start * unit + width / 2, y + 18, f"{chunk}", size=12, anchor="middle", fill=svg.PAPER
+                )
             label = tr(ko=f"최대 {in_flight}", en=f"at most {in_flight}")
-            drawing.text(736, y + 18, label, size=11, anchor="end", fill=svg.MUTED)
+            drawing.text(740, y + 18, label, size=12, anchor="end", fill=svg.MUTED)
         top += stages * 30 + 56
     legend = (
         (svg.BLUE, tr(ko="순전파", en="forward")),

@@ -158,9 +158,7 @@ def _rank(rank: int, job: _Job, program: Callable[..., Any], args: Sequence[Any]
             torch.cuda.set_device(rank)
         store = f"file://{job.folder}/store"
         patience = timedelta(seconds=job.time_limit)
-        dist.init_process_group(
-            job.backend, init_method=store, rank=rank, world_size=job.world_size, timeout=patience
-        )
+        dist.init_process_group(job.backend, init_method=store, rank=rank, world_size=job.world_size, timeout=patience)
         result = pickle.dumps(program(*args))
         _file(job.folder, rank, "result").write_bytes(result)
         dist.barrier()  # who leaves first takes the connections away from the others

@@ -41,6 +41,13 @@ class TrainingRun:
     seconds: float
 
 
+def add_up() -> tuple[int, int, int]:
+    """(rank, world size, the sum of all ranks' own number + 1): every rank gets the same sum."""
+    rank, number = dist.get_rank(), torch.tensor(dist.get_rank() + 1, device=rank_device())
+    dist.all_reduce(number)
+    return rank, dist.get_world_size(), int(number)
+
+
 def small_model() -> SmallLanguageModel:
     """The model of 64 capitals in fp64: the same numbers on every rank, and on every machine."""
     with torch.random.fork_rng(devices=[]):
