@@ -1,4 +1,4 @@
-"""Pictures of how a training is split: data, pipeline and tensor parallelism, matrices, a block, a recorded timeline."""
+"""Pictures of how a training is split: data, pipeline and tensor parallelism, matrices, a block, who works when."""
 
 from __future__ import annotations
 
@@ -67,11 +67,8 @@ def draw_model_splits(layers: int = 8, machines: int = 4) -> svg.Drawing:
         for layer in range(layers):
             y = 74 + layer * 30
             for machine in range(machines):
-                if left == 20:
-                    color = MACHINES[sum(layer >= first for first in stages) - 1]
-                else:
-                    color = MACHINES[machine]
-                drawing.rect(left + 42 + machine * 72, y, 72, 24, color)
+                owner = sum(layer >= first for first in stages) - 1 if left == 20 else machine
+                drawing.rect(left + 42 + machine * 72, y, 72, 24, MACHINES[owner])
             drawing.text(left + 36, y + 17, f"{layer + 1}", size=12, anchor="end", fill=svg.MUTED)
             if left == 400:
                 continue

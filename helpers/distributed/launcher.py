@@ -194,7 +194,7 @@ def _wait(ranks: Sequence[Any], job: _Job) -> None:
             while (left := end - time.monotonic()) > 0 and any(rank.exitcode is None for rank in ranks):
                 connection.wait([rank.sentinel for rank in ranks if rank.exitcode is None], timeout=left)
             break
-    if any(rank.exitcode for rank in ranks):
+    if any(rank.exitcode or not _file(job.folder, i, "result").exists() for i, rank in enumerate(ranks)):
         raise _failure(ranks, job)
 
 
@@ -206,21 +206,26 @@ def _failure(ranks: Sequence[Any], job: _Job) -> RankError:
             reason = tr(ko=f"{of} rank {i}이(가) 신호 {name}로 끝났다.", en=f"{of} rank {i} was ended by {name}.")
             if name == "SIGKILL":
                 reason = tr(
-                    ko=f"{of} rank {i}을(를) 시스템이 끝냈다({name}). 메모리가 모자랐을 수 있다. rank 수나 모델을 줄인다.",
+                    ko=f"{of} rank {i}을(를) 시스템이 끝냈다({name}). 메모리가 모자랐을 수 있다. "
+                    "rank 수나 모델을 줄인다.",
                     en=f"{of} rank {i} was ended by the system ({name}): perhaps there was not enough memory. "
                     "Use fewer ranks or a smaller model.",
                 )
             return RankError(_with(reason, _tail(job, i)), i)
-    errors = [(path.stat().st_mtime_ns, i, path) for i, path in _errors(job)]
-    if errors:
-        _, i, path = min(errors)
-        text = path.read_text(encoding="utf-8").rstrip()
-        last = text.splitlines()[-1]
-        reason = tr(ko=f"{of} rank {i}에서 오류가 났다: {last}", en=f"{of} rank {i} raised {last}")
-        return RankError(_with(reason, text), i)
-    i, code = next((i, rank.exitcode) for i, rank in enumerate(ranks) if rank.exitcode)
-    reason = tr(ko=f"{of} rank {i}이(가) 코드 {code}로 끝났다.", en=f"{of} rank {i} left with code {code}.")
-    return RankError(_with(reason, _tail(job, i)), i)
+    for i, rank in enumerate(ranks):  # the others' errors, if any, say that this one was gone
+        if rank.exitcode is not None and not any(_file(job.folder, i, kind).exists() for kind in ("result", "error")):
+            code = rank.exitcode
+            reason = tr(
+                ko=f"{of} rank {i}이(가) 결과를 남기지 않고 코드 {code}로 끝났다.",
+                en=f"{of} rank {i} left with code {code} and no result.",
+            )
+            return RankError(_with(reason, _tail(job, i)), i)
+    errors = [(i, _file(job.folder, i, "error")) for i, rank in enumerate(ranks)]
+    _, i, path = min((path.stat().st_mtime_ns, i, path) for i, path in errors if path.exists())
+    text = path.read_text(encoding="utf-8").rstrip()
+    last = text.splitlines()[-1]
+    reason = tr(ko=f"{of} rank {i}에서 오류가 났다: {last}", en=f"{of} rank {i} raised {last}")
+    return RankError(_with(reason, text), i)
 
 
 def _too_late(ranks: Sequence[Any], job: _Job) -> RankError:
@@ -230,18 +235,13 @@ def _too_late(ranks: Sequence[Any], job: _Job) -> RankError:
     time.sleep(GRACE_S)
     names = ", ".join(map(str, late))
     reason = tr(
-        ko=f"rank {names}이(가) {job.time_limit:g}초 안에 끝나지 않아 모두 끝냈다. 한 rank만 집합 통신을 부르면 나머지를 "
-        "끝없이 기다린다. rank마다 멈춘 곳:",
+        ko=f"rank {names}이(가) {job.time_limit:g}초 안에 끝나지 않아 모두 끝냈다. 한 rank만 집합 통신을 부르면 "
+        "나머지를 끝없이 기다린다. rank마다 멈춘 곳:",
         en=f"rank {names} did not finish in {job.time_limit:g} s, so all were ended. A rank that alone calls a "
         "collective waits for the others for ever. Where each stood:",
     )
     places = [f"rank {i}:\n" + "\n".join(_tail(job, i).splitlines()[-12:][:6]) for i in late]
     return RankError(_with(reason, "\n".join(places)), late[0])
-
-
-def _errors(job: _Job) -> list[tuple[int, Path]]:
-    files = [(i, _file(job.folder, i, "error")) for i in range(job.world_size)]
-    return [(i, path) for i, path in files if path.exists()]
 
 
 def _tail(job: _Job, rank: int, lines: int = 12) -> str:

@@ -72,7 +72,7 @@ run_ranks(add_up, 4)
 print(inspect.getsource(data_parallel))
 
 # %% [markdown] lang="ko"
-# 다른 곳은 자기 몫의 행을 고르는 줄(`share_of`)과 모델을 `DistributedDataParallel`(DDP)로 감싸는 줄뿐이다(`Collectives`는 오간 양을 세려고, `mean_over_ranks`는 손실을 출력하려고 넣었다).
+# 다른 곳은 자기 몫의 행을 고르는 줄(`share_of`)과 모델을 `DistributedDataParallel`(DDP)로 감싸는 줄뿐이다(`Collectives`는 오간 양을 세려고, `mean_over_ranks`는 rank들의 손실을 평균해 출력하려고, `seconds`는 시간을 재려고 넣었다).
 # DDP는 역전파를 하면서 그레이디언트를 rank끼리 평균한다.
 #
 # rank 두 개, 네 개로 학습하고, 프로세스 하나에서 문장 64개를 한 배치로 학습한 것과 비교한다. 열은 스텝, 프로세스 하나, rank 둘, rank 넷의 손실이다.
@@ -80,7 +80,7 @@ print(inspect.getsource(data_parallel))
 # %%
 alone = one_process()
 runs = {n: run_ranks(data_parallel, n) for n in (2, 4)}
-for step, losses in enumerate(zip(alone.losses, runs[2][0].losses, runs[4][0].losses)):
+for step, losses in enumerate(zip(alone.losses, runs[2][0].losses, runs[4][0].losses, strict=True)):
     print(step, *(f"{loss:10.6f}" for loss in losses))
 
 # %% [markdown] lang="ko"
@@ -130,8 +130,8 @@ runs[2][0].sent, runs[4][0].sent
 # %% [markdown] lang="ko"
 # rank가 둘이든 넷이든 파라미터 수만큼(Ψ) all-reduce한다. 계산은 rank를 늘리면 줄어들지만 통신은 줄지 않는다.
 #
-# T4 네 개에 polyglot-ko-1.3b를 두 벌씩이 아니라 한 벌씩 올린다고 하고 **제조사가 밝힌 최고 속도**로 셈해 본다(측정이 아니다). T4는 fp16으로 초당 65조 번 연산하고, PCIe 3.0 x16은 한 방향으로 초당 15.75 GB를 보낸다.
-# 학습의 연산은 토큰과 파라미터마다 약 6번이다. all-reduce를 고리(ring) 방식으로 하면 GPU마다 2Ψ × (N − 1)/N개를 보낸다. 열은 GPU 하나가 한 스텝에 처리하는 토큰 수, GPU 네 개가 같은 시간에
+# T4 네 개로 polyglot-ko-1.3b를 학습한다고 하고 **제조사가 밝힌 최고 속도**로 셈해 본다(측정이 아니다). T4는 fp16으로 초당 65조 번 연산하고, PCIe 3.0 x16은 한 방향으로 초당 15.75 GB를 보낸다.
+# 학습의 연산은 토큰 하나, 파라미터 하나에 약 6번이다(순전파 2, 역전파 4). all-reduce를 고리(ring) 방식으로 하면 GPU마다 2Ψ × (N − 1)/N개를 보낸다. 열은 GPU 하나가 한 스텝에 처리하는 토큰 수, GPU 네 개가 같은 시간에
 # 처리하는 양이 하나의 몇 배인지(통신을 계산과 겹치지 못할 때, 완전히 겹칠 때)다.
 
 # %%
@@ -227,7 +227,7 @@ draw_matrix_splits()
 # %%
 x, a = torch.randint(-9, 10, (2, 6, 6), generator=torch.manual_seed(0))
 by_columns = torch.cat([x @ part for part in a.chunk(2, dim=1)], dim=1)
-by_rows = sum(part @ rows for part, rows in zip(x.chunk(2, dim=1), a.chunk(2, dim=0)))
+by_rows = sum(part @ rows for part, rows in zip(x.chunk(2, dim=1), a.chunk(2, dim=0), strict=True))
 torch.equal(by_columns, x @ a), torch.equal(by_rows, x @ a)
 
 # %% [markdown] lang="ko"
