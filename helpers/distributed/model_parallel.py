@@ -33,9 +33,9 @@ class PartOfModel(torch.nn.Module):
         super().__init__()
         share = [len(part) for part in torch.arange(len(model.blocks)).tensor_split(stages)]
         first = sum(share[:stage])
-        self.blocks = model.blocks[first : first + share[stage]]
         if stage == 0:
             self.embedding, self.position = model.embedding, model.position
+        self.blocks = model.blocks[first : first + share[stage]]
         if stage == stages - 1:
             self.norm, self.head = model.norm, model.head
 
@@ -53,7 +53,7 @@ class PipelineRun:
 
     order: ("F" or "B", micro-batch) one after another; spans: their seconds since the start; in_flight: the most
     micro-batches whose activations it held at once, kept_bytes: the bytes of these; loss: of the batch (last stage
-    only); gradients: of its parameters, as one vector.
+    only); gradients: of its parameters, as one vector, which one stage after another make the whole model's.
     """
 
     order: list[tuple[str, int]] = field(default_factory=list)

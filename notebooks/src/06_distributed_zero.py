@@ -169,13 +169,13 @@ piped = {schedule: run_ranks(pipeline, 4, schedule, 8) for schedule in SCHEDULES
 draw_pipeline(piped)
 
 # %% [markdown] lang="ko"
-# 먼저 결과가 같은지 확인한다. 단계마다 가진 그레이디언트를 이어 붙여, 프로세스 하나가 첫 스텝에서 구한 것과 비교한다. 파라미터를 늘어놓는 순서가 달라서 크기순으로 정렬해 비교한다.
+# 먼저 결과가 같은지 확인한다. 단계마다 가진 그레이디언트를 차례로 이어 붙여, 프로세스 하나가 첫 스텝에서 구한 것과 비교한다. 출력은 두 손실과 그레이디언트가 같은지다.
 
 # %%
 first = one_process(steps=1)
 for schedule, ranks in piped.items():
-    gradients = torch.cat([run.gradients for run in ranks]).sort().values
-    same = torch.allclose(gradients, first.gradients.sort().values, rtol=0, atol=1e-12)
+    gradients = torch.cat([run.gradients for run in ranks])
+    same = torch.allclose(gradients, first.gradients, rtol=0, atol=1e-12)
     print(schedule, f"{ranks[-1].loss:.6f} {first.losses[0]:.6f}", same)
 
 # %% [markdown] lang="ko"
@@ -250,7 +250,8 @@ side_by_side, torch.allclose(gelu(u) + gelu(v), gelu(u + v))
 # %%
 q, k, v = torch.randn(3, 1, 4, 8, 16, generator=torch.manual_seed(0), dtype=torch.float64)
 whole = scaled_dot_product_attention(q, k, v, is_causal=True)
-halves = [scaled_dot_product_attention(*(t[:, h] for t in (q, k, v)), is_causal=True) for h in ([0, 1], [2, 3])]
+parts = zip(q.chunk(2, dim=1), k.chunk(2, dim=1), v.chunk(2, dim=1), strict=True)
+halves = [scaled_dot_product_attention(*part, is_causal=True) for part in parts]
 torch.allclose(torch.cat(halves, dim=1), whole, rtol=0, atol=1e-12)
 
 # %% [markdown] lang="ko"
@@ -267,7 +268,7 @@ for n in (2, 4):
     print(n, run.shapes, dict(run.forward), dict(run.backward), run.difference < 1e-12)
 
 # %% [markdown] lang="ko"
-# rank가 몇이든 순전파에 all-reduce 한 번, 역전파에 한 번이다. 역전파의 한 번은 입력의 그레이디언트를 더하는 것이다. (PyTorch는 가중치를 전치해 저장하므로 `up`의 (16, 8)은 그림의 8×16이다.)
+# rank가 몇이든 순전파에 all-reduce 한 번, 역전파에 한 번이다. 역전파의 한 번은 입력의 그레이디언트를 더하는 것이다. (PyTorch의 `Linear`는 가중치를 전치해 저장하므로 (16, 8)은 X의 오른쪽에 곱하는 8×16 행렬이다.)
 #
 # 이번에는 transformers의 GPT-NeoX를 나눈다. polyglot-ko와 구조가 같고 크기만 줄였다(2층, 은닉층 64, 헤드 4개). 모델의 코드는 한 줄도 고치지 않는다.
 
@@ -293,7 +294,7 @@ except RuntimeError as error:
 # %% [markdown] lang="ko"
 # ## 6.4 ZeRO: 중복을 없앤다
 #
-# 데이터 병렬은 모두가 같은 것을 갖고 있어서 낭비다. 그렇다고 파이프라인이나 텐서 병렬처럼 모델의 계산을 쪼개면 계산이 복잡해진다. **ZeRO**(Zero Redundancy Optimizer; Rajbhandari 외, 2020)는 데이터 병렬을 그대로 두고
+# 데이터 병렬은 모두가 같은 것을 갖고 있어서 낭비다. 그렇다고 계산을 쪼개려면 모델마다 어디를 어떻게 나눌지 정해야 한다. **ZeRO**(Zero Redundancy Optimizer; Rajbhandari 외, 2020)는 데이터 병렬을 그대로 두고
 # **저장만** 나눈다. 필요할 때 모으고, 쓰고 나면 버린다. 무엇까지 나누느냐에 따라 단계가 있다. Ψ는 파라미터 수, N은 rank 수다. 16비트로 계산하고 옵티마이저가 fp32 가중치와 momentum, variance를 갖는
 # 혼합 정밀도(파라미터 하나에 2 + 2 + 12바이트)일 때다.
 #
@@ -313,13 +314,14 @@ for (n, stage), ranks in zeros.items():
     print(n, stage, *(f"{loss:.6f}" for loss in ranks[0].losses), same)
 
 # %% [markdown] lang="ko"
-# 모두 같다. 메모리만 다르다는 뜻이다. 이제 혼합 정밀도로 한 스텝을 밟은 뒤 rank마다 가진 텐서의 저장 공간을 센다. 열은 N, 단계, 논문의 식, 그리고 rank마다 센 값이고, 단위는 **파라미터 하나에 몇 바이트**다.
-# 식과 다른 줄을 찾는다.
+# 모두 같다. 메모리만 다르다는 뜻이다. 이제 혼합 정밀도로 학습하면서 rank마다 가진 텐서의 저장 공간을 센다. 스텝이 끝났을 때 세고, 2단계에서 순전파와 역전파 사이에만 있는 것을 더했다.
+# 열은 N, 단계, 논문의 식, 그리고 rank마다 센 값이고, 단위는 **파라미터 하나에 몇 바이트**다. 식과 다른 줄을 찾는다.
 
 # %%
 for (n, stage), ranks in zeros.items():
     psi = ranks[0].parameters
-    print(n, stage, f"{paper_bytes(psi, Layout(n, stage)) / psi:6.2f} |", *(f"{r.total / psi:6.2f}" for r in ranks))
+    formula = paper_bytes(psi, Layout(n, stage))
+    print(n, stage, f"{formula / psi:6.2f} |", *(f"{run.total / psi:6.2f}" for run in ranks))
 
 # %% [markdown] lang="ko"
 # 0단계와 3단계는 식과 정확히 같다. 1단계와 2단계가 다른 까닭을 종류별로 나누어 본다. rank 네 개일 때이고, 단위는 역시 파라미터 하나에 몇 바이트다.
@@ -333,7 +335,7 @@ for stage in (1, 2):
 # - **1단계.** 옵티마이저 상태가 12/4 = 3바이트씩이어야 하는데 rank마다 다르다. `ZeroRedundancyOptimizer`는 텐서를 자르지 않고 통째로 나누어 주기 때문이다. 임베딩과 출력층처럼 큰 텐서를 받은 rank가 더 갖는다.
 #   rank가 둘일 때는 마침 똑같이 나뉘었다.
 # - **2단계.** `gathered`는 순전파에서 모아 역전파까지 두는 파라미터 전체(2Ψ)다. 논문의 2단계에서는 이것이 전부지만, FSDP2는 자기 조각(2Ψ/N)을 따로 갖고 있다가 옵티마이저 스텝에 쓴다. 그만큼 더 든다.
-#   옵티마이저 스텝 뒤에는 모은 것을 버린다.
+#   역전파가 끝나면 모은 것을 버린다.
 #
 # ## 6.5 무엇이 오가는가
 #
@@ -440,7 +442,7 @@ for model in PAPER_MODELS:
         print(f"{model:10}{n:5}{by_formula}{counted:13,.2f}")
 
 # %% [markdown] lang="ko"
-# 1조 파라미터 모델도 GPU 1,024개에 나누면 하나에 16 GB 남짓이다. 논문이 "1조 파라미터"를 말한 근거가 마지막 줄이다. 논문의 표에는 15.6이라고 적혀 있는데, 여기서 쓴 모양은 1조보다 조금 큰 1.008조다.
+# 1조 파라미터 모델도 GPU 1,024개에 나누면 하나에 16 GB가 채 안 된다. 논문이 "1조 파라미터"를 말한 근거가 마지막 줄이다. 논문의 표에는 15.6이라고 적혀 있는데, 여기서 쓴 모양은 1조보다 조금 큰 1.008조다.
 #
 # ## 6.8 Llama 70B와 405B, GPU 16,384개까지
 #
@@ -606,13 +608,14 @@ exercise("6-4").check(smallest)
 # | 방법 | 나누는 것 | 나누지 않는 것 | 주고받는 것 |
 # |---|---|---|---|
 # | 데이터 병렬 (DDP) | 배치, 따라서 순전파 상태 | 모델 전체: 16Ψ | 그레이디언트 all-reduce, 2Ψ |
-# | 파이프라인 병렬 | 층 | 배치 하나의 순서. 버블 (p − 1)/(m + p − 1) | 단계 사이의 순전파 상태 |
+# | 파이프라인 병렬 | 층 | 배치(모두 차례로 지나간다). 버블 (p − 1)/(m + p − 1) | 단계 사이의 순전파 상태와 그 그레이디언트 |
 # | 텐서 병렬 | 층 안의 행렬, 헤드 | 블록의 입력, 층 정규화 | 블록마다 all-reduce |
 # | ZeRO-1 (`ZeroRedundancyOptimizer`) | 옵티마이저 상태: 4Ψ + 12Ψ/N, 텐서 통째로 | 계산, 순전파 상태 | 3Ψ (논문은 2Ψ) |
 # | ZeRO-2 (FSDP2, `reshard_after_forward=False`) | + 그레이디언트: 2Ψ + 14Ψ/N, 자기 조각 2Ψ/N 더 | 계산, 순전파 상태 | 2Ψ |
 # | ZeRO-3 (FSDP2, `reshard_after_forward=True`) | + 파라미터: 16Ψ/N | 계산, 순전파 상태 | 3Ψ |
 #
-# - 데이터 병렬은 빠르게 할 뿐이고 모델을 더 크게 하지는 못한다. ZeRO는 데이터 병렬에서 저장만 나눈다.
+# - GPU 네 개로 네 배 빨라지려면 통신이 계산 뒤에 숨어야 한다. 네 배 큰 모델을 학습하려면 데이터 병렬만으로는 안 되고 ZeRO나 파이프라인 병렬, 텐서 병렬이 있어야 한다.
+# - ZeRO는 데이터 병렬에서 저장만 나눈다. 계산은 모든 rank가 모든 층에서 한다.
 # - GPipe는 마이크로배치 m개의 순전파 상태를, 1F1B는 단계 i에서 p − i개만 붙든다. 버블은 같다.
 # - 텐서 병렬은 열로 나누고 행으로 나누어 블록 하나에 all-reduce 두 번으로 끝낸다. 순전파 상태도 나누지만 블록 안쪽만 나눈다.
 # - ZeRO는 순전파 상태를 나누지 않는다. GPU를 늘려도 순전파 상태, 모아 둔 블록, 통신 버퍼는 바닥에 남는다.
