@@ -31,6 +31,7 @@ _HOME = {
     "both_levers": "checkpointing_costs",
     "checkpointing_panel": "panels",
     "checkpointing_memory_panel": "panels",
+    "run_ranks": "distributed.launcher",
     "shard_ledger": "distributed.ledger",
     "rank_step": "distributed.rank_step",
     "zero_panel": "panels",

@@ -11,8 +11,18 @@ import torch
 from . import svg
 from .checkpointing import record_chain, sweep_segments
 from .checkpointing_pictures import draw_moments
+from .distributed.drawings import (
+    draw_block_splits,
+    draw_data_parallel,
+    draw_matrix_splits,
+    draw_model_splits,
+    draw_pipeline,
+)
+from .distributed.launcher import run_ranks
 from .distributed.ledger import shard_ledger
+from .distributed.model_parallel import SCHEDULES, pipeline, tensor_parallel
 from .distributed.rank_step import rank_step, steps_by_ranks
+from .distributed.ranks import data_parallel
 from .distributed.zero_pictures import draw_gpus, draw_stages, draw_step
 from .experiment import predict_memory
 from .fine_tuning import Runs, fine_tune, picture_of_update, pretrained_model
@@ -131,6 +141,21 @@ def with_and_without_checkpointing() -> svg.Drawing:
     ).chart()
 
 
+def four_copies() -> svg.Drawing:
+    """Chapter 6: four ranks that train together, as they reported."""
+    return draw_data_parallel(run_ranks(data_parallel, 4, 1))
+
+
+def block_on_two_ranks() -> svg.Drawing:
+    """Chapter 6: attention and MLP of GPT-NeoX as two ranks split them."""
+    return draw_block_splits(run_ranks(tensor_parallel, 2)[0].shapes, heads=4)
+
+
+def pipeline_timeline() -> svg.Drawing:
+    """Chapter 6: GPipe and 1F1B on four ranks, as recorded."""
+    return draw_pipeline({schedule: run_ranks(pipeline, 4, schedule) for schedule in SCHEDULES})
+
+
 def zero_stages() -> svg.Drawing:
     """Chapter 6: the ZeRO paper's figure 1, from sharded modules."""
     return draw_stages([shard_ledger("ZeRO-7.5B", 64, stage) for stage in range(4)])
@@ -194,6 +219,11 @@ FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "05_three_segments": twelve_nodes_in_three_segments,
     "05_segments": segments_of_1024_nodes,
     "05_with_and_without": with_and_without_checkpointing,
+    "06_data_parallel": four_copies,
+    "06_model_splits": draw_model_splits,
+    "06_matrix_splits": draw_matrix_splits,
+    "06_block_splits": block_on_two_ranks,
+    "06_pipeline": pipeline_timeline,
     "06_zero_stages": zero_stages,
     "06_zero_gpus": zero_gpus,
     "06_zero_panel": zero_panel_at_first,

@@ -45,6 +45,12 @@ def _lesson() -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, (first <= places) & (places < last)
 
 
+def sentences() -> tuple[torch.Tensor, torch.Tensor]:
+    """The 64 sentences to learn: (64, length) characters, and for each the next one, or -100 outside the answer."""
+    tokens, answer = _lesson()
+    return tokens[:, :-1], tokens[:, 1:].masked_fill(~answer[:, 1:], -100)
+
+
 class Block(nn.Module):
     """Attention and MLP, as in GPT-2."""
 

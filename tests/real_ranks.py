@@ -1,14 +1,16 @@
-"""Run by torchrun from test_ledger: one step at each stage on real tensors, and what this rank's storages weigh."""
+"""What the tests' ranks run: a step at each ZeRO stage whose bytes are counted, and everything that can go wrong."""
 
-import json
 import os
-import sys
+import signal
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from helpers.distributed.fake_rank import _locals, _optimizer, _states, shard
 from helpers.distributed.layout import CONVENTIONS, Layout
+from helpers.distributed.ranks import weigh
 from helpers.experiment import with_depth
 from helpers.models import load_config
 
@@ -20,13 +22,8 @@ def tiny():
     return config
 
 
-def weigh(tensors):
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(nbytes for address, nbytes in storages.items() if address)
-
-
-def main():
-    dist.init_process_group("gloo")
+def one_step_at_each_stage():
+    """Stage → bytes by kind of this rank, after one step on real tensors."""
     rows = {}
     for stage in range(4):
         layout = Layout(dist.get_world_size(), stage)
@@ -39,25 +36,67 @@ def main():
         optimizer = _optimizer(model, layout, CONVENTIONS["mixed"], mesh)
         tokens = torch.randint(1000, (1, 16))
         outputs = model(input_ids=tokens, labels=tokens, use_cache=False)
-        gathered = weigh(_locals(model.parameters()))
+        gathered = weigh(model.parameters())
         outputs.loss.backward()
         optimizer.step()
-        row = {"parameters": weigh(_locals(model.parameters()))}
+        row = {"parameters": weigh(model.parameters())}
         row["gathered"] = gathered if stage == 2 else 0
-        row["gradients"] = weigh(_locals(p.grad for p in model.parameters()))
+        row["gradients"] = weigh(p.grad for p in model.parameters())
         row |= {
             kind: weigh(_states(optimizer, name))
             for kind, name in (("master", "master"), ("momentum", "exp_avg"), ("variance", "exp_avg_sq"))
         }
         rows[stage] = row
-    with open(f"{sys.argv[1]}.{dist.get_rank()}", "w") as file:
-        json.dump(rows, file)
+    return rows
+
+
+def who(number):
+    """Rank, world size, threads, and what was given."""
+    print("a rank's print is not shown")
+    return dist.get_rank(), dist.get_world_size(), torch.get_num_threads(), number
+
+
+def raise_on(rank):
+    """The rank divides by zero; the others wait for it."""
+    if dist.get_rank() == rank:
+        return rank / 0
     dist.barrier()
-    dist.destroy_process_group()
-    # All is written. Now and then a thread of PyTorch's aborts the interpreter at its exit ("terminate called
-    # without an active exception"), after destroy_process_group too.
-    os._exit(0)
 
 
-if __name__ == "__main__":
-    main()
+def leave_on(rank, code):
+    """The rank leaves without a word."""
+    if dist.get_rank() == rank:
+        os._exit(code)
+    dist.barrier()
+
+
+def exit_on(rank):
+    """The rank calls sys.exit."""
+    if dist.get_rank() == rank:
+        raise SystemExit("enough")
+    dist.barrier()
+
+
+def kill_on(rank, number=signal.SIGKILL):
+    """The rank is ended by a signal, as the system ends one that needs too much memory."""
+    if dist.get_rank() == rank:
+        os.kill(os.getpid(), number)
+    dist.barrier()
+
+
+def wait_alone(rank):
+    """One rank calls a collective that the others never call: they sleep."""
+    if dist.get_rank() == rank:
+        dist.barrier()
+    time.sleep(600)
+
+
+def write_pid_and_wait(folder):
+    """Leave this process's id in the folder, then hang."""
+    Path(folder, str(os.getpid())).touch()
+    time.sleep(600)
+
+
+def not_picklable():
+    """Return what cannot be sent back."""
+    return lambda: None

@@ -1,17 +1,13 @@
 """The ledger: what sharded modules hold is what the closed form says, to the byte; what they send is what ZeRO says."""
 
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from real_ranks import tiny
+from real_ranks import one_step_at_each_stage, tiny
 
-from helpers import rank_step, shard_ledger
+from helpers import rank_step, run_ranks, shard_ledger
 from helpers.distributed import fake_rank
 from helpers.distributed import ledger as ledger_module
 from helpers.distributed.fake_rank import fake_world, run_rank
@@ -155,21 +151,15 @@ def test_shapes_are_those_of_the_model():
         assert count_elements(model) == count_parameters(whole)
 
 
-def test_real_ranks_hold_the_same(tmp_path, monkeypatch):
-    """Three processes over gloo, real tensors, real collectives: the closed form's bytes, stage by stage."""
-    results = tmp_path / "held"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    command += [str(Path(__file__).with_name("real_ranks.py")), str(results)]
-    paths = os.pathsep.join([str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=os.environ | {"PYTHONPATH": paths})
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_real_ranks_hold_the_same(monkeypatch):
+    """Three processes, real tensors, real collectives: the closed form's bytes, stage by stage."""
+    counted = run_ranks(one_step_at_each_stage, 3)
     monkeypatch.setattr(ledger_module, "config_of", lambda _: tiny())
     local_shapes.cache_clear()
     try:
-        for rank in range(3):
-            counted = json.loads((tmp_path / f"held.{rank}").read_text())
-            for stage in range(4):
-                assert RankMemory(rank, **counted[str(stage)]) == closed_form("tiny", Layout(3, stage), rank=rank)
+        for rank, stages in enumerate(counted):
+            for stage, held in stages.items():
+                assert RankMemory(rank, **held) == closed_form("tiny", Layout(3, stage), rank=rank)
     finally:
         local_shapes.cache_clear()
 

@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch.distributed.tensor import debug as tensor_debug
 from torch.optim.adamw import adamw
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..gpu import storage_bytes
 from ..gpu_catalog import CATALOG
@@ -29,6 +28,7 @@ from ..models import build_model
 from ..timeline import Timeline
 from ..training import enable_checkpointing
 from ..virtual_gpu import VirtualGPU
+from .collectives import Collectives
 from .layout import Convention, Layout
 
 
@@ -283,29 +283,19 @@ def _resizes_counted(gpu: VirtualGPU) -> Iterator[None]:
         torch.UntypedStorage.resize_ = original
 
 
-class _Messages(TorchDispatchMode):
-    """Counts the elements of every collective, and labels what only serves to send: buffers count as "other".
-
-    DDP, ZeroRedundancyOptimizer and FSDP2 call c10d's collectives, tensor parallelism the functional ones.
-    """
+class _Messages(Collectives):
+    """Counts the elements of every collective, and labels what only serves to send: buffers count as "other"."""
 
     def __init__(self, gpu: VirtualGPU):
         super().__init__()
         self.gpu = gpu
-        self.elements: Counter = Counter()
-        self.activations: Counter = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace in ("c10d", "_c10d_functional"):
-            name = func._schema.name.split("::")[1].strip("_")
-            tensors = [t for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
-            if name == "allgather_base":  # output, input
-                self.gpu.label(tensors[:1], "other")
-            elif name == "reduce_scatter_base":
-                self.gpu.label(tensors[1:2], "other")
-            if name != "wait_tensor":
-                counter = self.elements if func.namespace == "c10d" else self.activations
-                counter[name] += max(t.numel() for t in tensors)
+        name = func._schema.name.split("::")[1].strip("_")
+        if name == "allgather_base":  # output, input
+            self.gpu.label(args[:1], "other")
+        elif name == "reduce_scatter_base":
+            self.gpu.label(args[1:2], "other")
         elif func is torch.ops.fsdp.split_with_sizes_copy.default:
             self.gpu.label(kwargs["out"], "parameters")  # what was gathered, as the blocks compute with it
-        return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)

@@ -24,6 +24,31 @@ def _judge_bytes_per_rank(function: Callable[[int, int, int], float]) -> str:
     return right()
 
 
+_SHARES = (
+    ([3000.0, 1000.0], [48, 16]),
+    ([1000.0, 2000.0, 3000.0, 4000.0], [32, 16, 8, 8]),
+    ([500.0, 1500.0], [32, 32]),
+)
+
+
+def _judge_whole_gradient(function: Callable[[list[float], list[int]], float]) -> str:
+    for means, rows in _SHARES:
+        expected = sum(mean * number for mean, number in zip(means, rows, strict=True)) / sum(rows)
+        wrong = compare(function([*means], [*rows]), expected, f"means={means}, rows={rows}")
+        if wrong:
+            return wrong
+    return right()
+
+
+def _judge_micro_batches(function: Callable[[int, float], int]) -> str:
+    for stages, most in ((4, 0.21), (8, 0.11), (16, 0.07)):
+        expected = next(m for m in range(1, 10**4) if (stages - 1) / (m + stages - 1) <= most)
+        wrong = compare(function(stages, most), expected, f"stages={stages}, most={most}")
+        if wrong:
+            return wrong
+    return right()
+
+
 FOR_70B = {"batch_size": 1, "sequence_length": 4096, "gradient_checkpointing": True, "gpu": "H200"}
 
 
@@ -49,6 +74,41 @@ def _judge_smallest_cluster(ranks: int) -> str:
 
 
 EXERCISES = {
+    "6-1": lambda: Exercise(
+        "6-1",
+        _judge_whole_gradient,
+        lambda: [
+            tr(
+                ko="rank 하나가 구한 평균에 그 rank의 행 수를 곱하면 무엇이 되는가?",
+                en="What do you get if you multiply a rank's mean by its number of rows?",
+            ),
+            tr(
+                ko="그 합을 모두 더한 다음 전체 행 수로 나눈다.",
+                en="Add these sums up and divide by the number of all rows.",
+            ),
+        ],
+        "def whole_gradient(means, rows):\n"
+        "    return sum(mean * number for mean, number in zip(means, rows)) / sum(rows)",
+    ),
+    "6-2": lambda: Exercise(
+        "6-2",
+        _judge_micro_batches,
+        lambda: [
+            tr(
+                ko="버블은 (p − 1)/(m + p − 1)이다. p는 단계 수, m은 마이크로배치 수다.",
+                en="The bubble is (p - 1)/(m + p - 1): p stages, m micro-batches.",
+            ),
+            tr(
+                ko="m을 1부터 하나씩 늘리다가 처음으로 most 이하가 되는 곳에서 멈춘다.",
+                en="Count m up from 1 and stop where the bubble is first at most `most`.",
+            ),
+        ],
+        "def micro_batches(stages, most):\n"
+        "    m = 1\n"
+        "    while (stages - 1) / (m + stages - 1) > most:\n"
+        "        m += 1\n"
+        "    return m",
+    ),
     "6-3": lambda: Exercise(
         "6-3",
         _judge_bytes_per_rank,

@@ -1,0 +1,41 @@
+"""Counts what ranks say to each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+NOTHING_SENT = {"wait_tensor", "wrap_tensor_autograd", "barrier"}
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the calls and the elements of every collective: the larger of what goes in and what comes out.
+
+    DDP, ZeroRedundancyOptimizer and FSDP2 call c10d's collectives (`elements`: parameters and gradients), tensor
+    parallelism the functional ones (`activations`). `calls`: both.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter = Counter()
+        self.elements: Counter = Counter()
+        self.activations: Counter = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count(func, args)
+        return func(*args, **(kwargs or {}))
+
+    def count(self, func: Any, args: Any) -> None:
+        """Take `func` down if it is a collective."""
+        if func.namespace not in ("c10d", "_c10d_functional"):
+            return
+        name = func._schema.name.split("::")[1].strip("_")
+        if name in NOTHING_SENT:
+            return
+        tensors = [t for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+        counter = self.elements if func.namespace == "c10d" else self.activations
+        counter[name] += max(t.numel() for t in tensors)
+        self.calls[name] += 1

@@ -1,0 +1,706 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown] lang="ko"
+# # 6장. GPU가 여러 개라면
+#
+# 지금까지는 GPU 하나로 버텼다. GPU가 네 개 있으면 네 배 빨라질까? 네 배 큰 모델을 학습할 수 있을까? 둘은 다른 질문이고, 답도 다르다.
+#
+# 이 장을 마치면 다음을 할 수 있다.
+#
+# - **데이터 병렬**(data parallelism), **파이프라인 병렬**(pipeline parallelism), **텐서 병렬**(tensor parallelism)이 각각 무엇을 나누고 무엇을 주고받는지 설명한다.
+# - **ZeRO**의 단계마다 GPU 하나가 갖는 메모리와 오가는 양을 계산한다.
+# - 모델과 GPU가 주어졌을 때 몇 개를 어떻게 묶어야 하는지 판단한다.
+#
+# 책은 Colab에 GPU가 하나뿐이어서 여기를 그림으로 설명한다. 이 장에서는 실행한다. 앞부분은 **진짜 프로세스** 두 개와 네 개로, PyTorch의 분산 엔진을 그대로 쓴다. GPU가 그만큼 있으면 GPU에서(nccl),
+# 없으면 CPU에서(gloo) 돈다. 뒷부분은 집에 없는 규모, 곧 GPU 64개에서 16,384개까지를 가상 GPU에서 센다.
+#
+# 함께 학습하는 프로세스 하나하나를 **rank**라 하고 0부터 번호를 붙인다. rank의 수가 **world size**다. 보통 GPU 하나에 rank 하나를 둔다. `run_ranks(함수, rank 수)`는 그만큼 프로세스를 띄워
+# 저마다 함수를 실행하게 하고, 돌려준 값을 rank 순서로 모아 온다. 한 rank에서 오류가 나면 그 rank의 번호와 오류를 보여 주고 나머지를 모두 끝낸다.
+#
+# 가장 작은 실행이다. rank마다 자기 번호에 1을 더한 수를 내고, **all-reduce**로 모두 더한다. 출력은 rank마다 (번호, world size, 합)이다. 합이 모두에게 있는지 본다.
+
+# %%
+import inspect
+import os
+
+import torch
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+from helpers import exercise, human_bytes, rank_step, run_ranks, shard_ledger, zero_panel
+from helpers.distributed.drawings import (
+    draw_block_splits, draw_data_parallel, draw_matrix_splits, draw_model_splits, draw_pipeline,
+)  # fmt: skip
+from helpers.distributed.layout import Layout
+from helpers.distributed.ledger import PAPER_MODELS, count_elements, paper_bytes
+from helpers.distributed.model_parallel import (
+    SCHEDULES, bubble, measured_bubble, pipeline, tensor_parallel, tensor_parallel_mlp,
+)  # fmt: skip
+from helpers.distributed.rank_step import steps_by_ranks
+from helpers.distributed.ranks import add_up, data_parallel, one_process, zero
+from helpers.distributed.zero_pictures import draw_gpus, draw_stages
+
+run_ranks(add_up, 4)
+
+# %% [markdown] lang="ko"
+# 1 + 2 + 3 + 4 = 10을 네 rank가 모두 갖고 있다. 이렇게 모든 rank가 함께 부르는 통신을 **집합 통신**(collective)이라고 한다. 이 장에는 네 가지가 나온다.
+#
+# | 집합 통신 | 하는 일 |
+# |---|---|
+# | all-reduce | 모두의 텐서를 더해(또는 평균해) 모두에게 준다 |
+# | reduce-scatter | 더한 결과를 조각내어 rank마다 자기 조각만 준다 |
+# | all-gather | rank마다 가진 조각을 모아 모두에게 전체를 준다 |
+# | broadcast | 한 rank의 텐서를 모두에게 준다 |
+#
+# reduce-scatter 다음에 all-gather를 하면 all-reduce와 같다. 이 사실을 뒤에서 여러 번 쓴다.
+#
+# ## 6.1 데이터 병렬: 배치를 나눈다
+#
+# 2장에서 쓴 작은 언어 모델에 나라 64곳의 수도를 가르친다(층은 네 개로 늘렸다). 데이터 병렬에서는 rank마다 **모델 전체**를 갖고 배치를 나누어 맡는다. 각 rank가 실행하는 함수는 이렇다.
+# GPU 하나로 학습하는 코드와 다른 줄이 어디인지 찾는다.
+
+# %%
+print(inspect.getsource(data_parallel))
+
+# %% [markdown] lang="ko"
+# 다른 곳은 자기 몫의 행을 고르는 줄(`share_of`)과 모델을 `DistributedDataParallel`(DDP)로 감싸는 줄뿐이다(`Collectives`는 오간 양을 세려고, `mean_over_ranks`는 rank들의 손실을 평균해 출력하려고, `seconds`는 시간을 재려고 넣었다).
+# DDP는 역전파를 하면서 그레이디언트를 rank끼리 평균한다.
+#
+# rank 두 개, 네 개로 학습하고, 프로세스 하나에서 문장 64개를 한 배치로 학습한 것과 비교한다. 열은 스텝, 프로세스 하나, rank 둘, rank 넷의 손실이다.
+
+# %%
+alone = one_process()
+runs = {n: run_ranks(data_parallel, n) for n in (2, 4)}
+for step, losses in enumerate(zip(alone.losses, runs[2][0].losses, runs[4][0].losses, strict=True)):
+    print(step, *(f"{loss:10.6f}" for loss in losses))
+
+# %% [markdown] lang="ko"
+# 같다. 마지막 스텝의 그레이디언트 22만여 개도 모두 비교한다. 더하는 순서가 달라 생기는 fp64의 반올림 오차(10⁻¹⁵ 안팎)를 넘지 않는지 본다.
+
+# %%
+for n, ranks in runs.items():
+    same = [torch.allclose(run.gradients, alone.gradients, rtol=0, atol=1e-12) for run in ranks]
+    print(n, len(alone.gradients), same)
+
+# %% [markdown] lang="ko"
+# 수학으로도 그렇다. 행 수가 같은 몫의 평균을 다시 평균하면 전체의 평균이다. 몫의 크기가 다르면 그렇지 않다. 그래서 `share_of`는 64를 나누어떨어지게 하지 못하는 rank 수를 거절한다(연습 문제 6-1).
+#
+# 그러면 rank마다 무엇을 갖고 있을까? 학습이 끝난 뒤 rank가 직접 센 바이트를 그림에 적는다.
+
+# %%
+draw_data_parallel(runs[4])
+
+# %% [markdown] lang="ko"
+# 배치는 넷으로 나뉘었지만 모델은 나뉘지 않았다. 프로세스 하나와 비교한다.
+
+# %%
+{run.rows: human_bytes(sum(run.held.values())) for run in (alone, *runs[2], *runs[4])}
+
+# %% [markdown] lang="ko"
+# 행이 64개든 16개든 rank 하나가 갖는 것은 6.83 MiB로 같다(fp64라서 파라미터 하나에 8 + 8 + 16 = 32바이트다). 네 rank가 같은 것을 네 벌 갖고 있다.
+#
+# > **주장 1.** "데이터 병렬은 모든 GPU에 모델 전체를 중복해서 저장한다" — **맞다.** 파라미터, 그레이디언트, 옵티마이저 상태가 모두 그렇다. GPU 하나에 들어가지 않는 모델은 데이터 병렬만으로는 학습할 수 없다.
+# > 다만 순전파 상태는 행 수에 비례하므로 나뉜다.
+#
+# ### 네 배 빨라질까
+#
+# 이 기계에서 한 스텝에 걸리는 시간을 잰다. 열은 CPU 코어 수, rank 수, rank 하나의 행 수, 가장 빠른 스텝의 밀리초다. 시간은 실행할 때마다, 기계마다 다르다.
+
+# %% tags=["nbval-ignore-output"]
+for n in (1, 2, 4):
+    run = run_ranks(data_parallel, n)[0]
+    print(os.cpu_count(), n, run.rows, f"{run.seconds * 1000:.1f}")
+
+# %% [markdown] lang="ko"
+# 이 측정으로 알 수 있는 것은 rank 하나의 일이 1/4로 줄었다는 것뿐이다. rank 네 개가 코어 몇 개를 나누어 쓰고, 통신은 한 기계의 메모리 안에서 일어나므로 GPU 네 개의 속도는 알 수 없다.
+# GPU에서 어떨지는 오가는 양에서 짐작한다. 마지막 스텝에 오간 원소를 본다.
+
+# %%
+runs[2][0].sent, runs[4][0].sent
+
+# %% [markdown] lang="ko"
+# rank가 둘이든 넷이든 파라미터 수만큼(Ψ) all-reduce한다. 계산은 rank를 늘리면 줄어들지만 통신은 줄지 않는다.
+#
+# T4 네 개로 polyglot-ko-1.3b를 학습한다고 하고 **제조사가 밝힌 최고 속도**로 셈해 본다(측정이 아니다). T4는 fp16으로 초당 65조 번 연산하고, PCIe 3.0 x16은 한 방향으로 초당 15.75 GB를 보낸다.
+# 학습의 연산은 토큰 하나, 파라미터 하나에 약 6번이다(순전파 2, 역전파 4). all-reduce를 고리(ring) 방식으로 하면 GPU마다 2Ψ × (N − 1)/N개를 보낸다. 열은 GPU 하나가 한 스텝에 처리하는 토큰 수, GPU 네 개가 같은 시간에
+# 처리하는 양이 하나의 몇 배인지(통신을 계산과 겹치지 못할 때, 완전히 겹칠 때)다.
+
+# %%
+psi, n = 1_331_810_304, 4
+communication = 2 * psi * 2 * (n - 1) / n / 15.75e9
+for tokens in (1024, 4096, 16384):
+    computation = 6 * psi * tokens / 65e12
+    apart, together = computation + communication, max(computation, communication)
+    print(f"{tokens:6}{n * computation / apart:6.1f}{n * computation / together:6.1f}")
+
+# %% [markdown] lang="ko"
+# > **주장 2.** "4개의 GPU로 4배 가까이 빨라진다" — **조건부로 맞다.** 한 스텝에 처리하는 토큰이 많고 통신이 빨라서 all-reduce가 역전파 뒤에 숨을 때 그렇다. 배치가 작거나 연결이 느리면 4배에 한참 못 미친다.
+# > 게다가 빨라지는 것은 같은 시간에 처리하는 데이터의 양이다. 한 스텝의 배치가 4배가 되므로 스텝 수와 학습률을 다시 정해야 한다.
+#
+# DDP는 역전파가 끝나기를 기다리지 않고, 그레이디언트를 25 MiB쯤씩 묶어(bucket) 구해지는 대로 보낸다. 계산과 통신을 겹치려는 것이다.
+#
+# ## 6.2 파이프라인 병렬: 층을 나눈다
+#
+# 모델이 GPU 하나에 들어가지 않으면 모델을 나누어야 한다. 나누는 방향은 둘이다. 층과 층 사이를 자르거나(파이프라인), 층 하나하나를 쪼갠다(텐서).
+
+# %%
+draw_model_splits()
+
+# %% [markdown] lang="ko"
+# 왼쪽부터 해 본다. 층이 네 개인 모델을 rank 네 개에 한 층씩 둔다. 이렇게 나눈 조각이 **단계**(stage)다. rank 0이 순전파한 결과를 rank 1에 보내고, rank 1은 rank 2에 보낸다. 역전파는 거꾸로 온다.
+# 배치 하나를 통째로 넣으면 한 rank가 일하는 동안 나머지 셋은 쉰다. 그래서 배치를 **마이크로배치**(micro-batch) 여덟 개로 잘라 잇달아 넣는다. 넣는 순서를 정하는 방법 가운데 둘을 실행한다.
+#
+# - **GPipe**: 순전파를 모두 끝낸 다음 역전파를 한다.
+# - **1F1B**(one forward, one backward): 역전파를 할 수 있게 되면 바로 해서 순전파 하나와 역전파 하나를 번갈아 한다.
+#
+# 둘 다 `torch.distributed.pipelining`에 있다. rank가 실제로 일한 순서를 기록해 그린다. 숫자는 마이크로배치의 번호다. 순서는 기록한 것이고, 시간은 순전파를 1, 역전파를 2로 놓고 다시 계산했다.
+
+# %%
+piped = {schedule: run_ranks(pipeline, 4, schedule, 8) for schedule in SCHEDULES}
+draw_pipeline(piped)
+
+# %% [markdown] lang="ko"
+# 먼저 결과가 같은지 확인한다. 단계마다 가진 그레이디언트를 차례로 이어 붙여, 프로세스 하나가 첫 스텝에서 구한 것과 비교한다. 출력은 두 손실과 그레이디언트가 같은지다.
+
+# %%
+first = one_process(steps=1)
+for schedule, ranks in piped.items():
+    gradients = torch.cat([run.gradients for run in ranks])
+    same = torch.allclose(gradients, first.gradients, rtol=0, atol=1e-12)
+    print(schedule, f"{ranks[-1].loss:.6f} {first.losses[0]:.6f}", same)
+
+# %% [markdown] lang="ko"
+# ### 버블
+#
+# 회색이 쉬는 시간, **버블**(bubble)이다. 단계가 p개, 마이크로배치가 m개이고 단계마다 걸리는 시간이 같으면, 마이크로배치 하나의 순전파와 역전파에 걸리는 시간을 단위로 해서 모두 m + p − 1이 걸리고
+# 그 가운데 p − 1은 쉰다. 버블의 비율은 **(p − 1)/(m + p − 1)** 이다. m을 바꾸어 실행하고, 기록한 순서에서 구한 비율과 식을 비교한다.
+
+# %%
+for m in (4, 8, 16):
+    shares = [bubble(run_ranks(pipeline, 4, schedule, m)) for schedule in SCHEDULES]
+    print(m, *shares, f"{3 / (m + 3):.3f}")
+
+# %% [markdown] lang="ko"
+# 두 순서의 버블이 같고, 식과도 같다. 버블은 마이크로배치를 많이 넣어야 줄어든다.
+#
+# 시계로 재도 그럴까? 이 모델은 너무 작아서 시간의 대부분이 통신이고, 코어는 rank보다 적을 수도 있다. 그래서 단계마다 일부러 쉬게 해서(순전파 0.05초, 역전파 0.1초) 계산이 오래 걸리는 척한다. 쉬는 데에는 코어가 들지 않는다.
+# 출력은 시계로 잰 버블과 식의 값이다. 잰 값은 실행할 때마다 조금씩 다르다.
+
+# %% tags=["nbval-ignore-output"]
+slow = run_ranks(pipeline, 4, "1F1B", 8, 0.05)
+f"{measured_bubble(slow):.3f}", f"{3 / 11:.3f}"
+
+# %% [markdown] lang="ko"
+# ### 붙들고 있는 순전파 상태
+#
+# 버블이 같다면 1F1B는 왜 쓸까? 그림의 오른쪽 끝에 답이 있다. 역전파가 끝날 때까지 그 마이크로배치의 순전파 상태를 버릴 수 없다. 단계마다 한꺼번에 붙들고 있던 마이크로배치의 최대 수와, 그때의 순전파 상태를
+# 바이트로 센 것을 출력한다.
+
+# %%
+for schedule, ranks in piped.items():
+    print(schedule, [run.in_flight for run in ranks], [human_bytes(run.kept_bytes) for run in ranks])
+
+# %% [markdown] lang="ko"
+# GPipe는 모든 단계가 m개를, 1F1B는 단계 i가 **p − i개**만 붙든다. 그래서 1F1B는 마이크로배치를 늘려 버블을 줄여도 순전파 상태가 늘지 않는다. GPipe는 m에 비례해 늘어난다.
+# 앞 단계일수록 많이 붙드는 것도 눈여겨본다. 파이프라인에서는 GPU마다 메모리가 고르지 않다.
+#
+# ## 6.3 텐서 병렬: 행렬을 나눈다
+#
+# 층 하나가 GPU 하나에 들어가지 않거나, 층을 계산하는 데 너무 오래 걸린다면 층을 쪼갠다. 층의 대부분은 행렬곱이므로 행렬곱을 나누는 방법을 알면 된다. 두 가지다.
+
+# %%
+draw_matrix_splits()
+
+# %% [markdown] lang="ko"
+# **(b)** 행렬을 열로 나누면 저마다 결과의 일부 열을 얻는다. 나란히 놓으면(concatenate) 전체다. **(c)** 행으로 나누면 입력도 열로 나누어야 하고, 저마다 크기가 온전한 행렬을 얻는다. 모두 더하면 전체다.
+# 더 큰 행렬로 확인한다.
+
+# %%
+x, a = torch.randint(-9, 10, (2, 6, 6), generator=torch.manual_seed(0))
+by_columns = torch.cat([x @ part for part in a.chunk(2, dim=1)], dim=1)
+by_rows = sum(part @ rows for part, rows in zip(x.chunk(2, dim=1), a.chunk(2, dim=0), strict=True))
+torch.equal(by_columns, x @ a), torch.equal(by_rows, x @ a)
+
+# %% [markdown] lang="ko"
+# 그러면 어느 쪽을 쓸까? MLP에는 행렬이 둘이고 사이에 GELU가 있다. 비선형 함수라서 더하기 전에 씌우면 결과가 달라진다. 두 조각 u, v로 확인한다. 첫째 값은 열로 나누었을 때(나란히 놓기)
+# GELU를 먼저 씌워도 되는지, 둘째 값은 행으로 나누었을 때(더하기) 되는지다.
+
+# %%
+u, v = torch.randn(2, 4, 4, generator=torch.manual_seed(0), dtype=torch.float64)
+side_by_side = torch.equal(torch.cat([gelu(u), gelu(v)], 1), gelu(torch.cat([u, v], 1)))
+side_by_side, torch.allclose(gelu(u) + gelu(v), gelu(u + v))
+
+# %% [markdown] lang="ko"
+# 그래서 **첫째 행렬은 열로, 둘째 행렬은 행으로** 나눈다. 첫째의 결과가 열로 나뉜 채 GELU를 지나 둘째의 입력이 되므로 중간에 아무것도 주고받지 않는다. 마지막에 한 번만 더하면 된다(Shoeybi 외, 2019, Megatron-LM).
+#
+# > **주장 3.** "행렬을 열로 나누든 행으로 나누든 결과는 똑같다" — **조건부로 맞다.** 행렬곱만 보면 똑같다(실수라면 더하는 순서 때문에 마지막 자리가 다를 수 있다). 그러나 행으로 나누면 비선형 함수보다 먼저 더해야 하므로,
+# > 어느 쪽이든 된다는 뜻은 아니다.
+#
+# 어텐션은 더 쉽다. 헤드는 서로를 보지 않고 계산하므로 헤드째 나누면 된다. 헤드 네 개를 두 개씩 따로 계산해 나란히 놓는다.
+
+# %%
+q, k, v = torch.randn(3, 1, 4, 8, 16, generator=torch.manual_seed(0), dtype=torch.float64)
+whole = scaled_dot_product_attention(q, k, v, is_causal=True)
+parts = zip(q.chunk(2, dim=1), k.chunk(2, dim=1), v.chunk(2, dim=1), strict=True)
+halves = [scaled_dot_product_attention(*part, is_causal=True) for part in parts]
+torch.allclose(torch.cat(halves, dim=1), whole, rtol=0, atol=1e-12)
+
+# %% [markdown] lang="ko"
+# Q, K, V를 만드는 행렬은 열로(헤드째), 출력 투영은 행으로 나눈다. 여기도 마지막에 한 번만 더한다.
+#
+# ### 진짜 rank에서
+#
+# PyTorch의 `parallelize_module`에 어느 행렬을 열로(`ColwiseParallel`), 어느 행렬을 행으로(`RowwiseParallel`) 나눌지 알려 주면 된다. 먼저 MLP 하나를 나눈다. 출력은 순전파와 역전파에서 부른
+# 집합 통신의 수, 그리고 손실과 그레이디언트가 나누지 않은 것과 같은지다.
+
+# %%
+for n in (2, 4):
+    run = run_ranks(tensor_parallel_mlp, n)[0]
+    print(n, run.shapes, dict(run.forward), dict(run.backward), run.difference < 1e-12)
+
+# %% [markdown] lang="ko"
+# rank가 몇이든 순전파에 all-reduce 한 번, 역전파에 한 번이다. 역전파의 한 번은 입력의 그레이디언트를 더하는 것이다. (PyTorch의 `Linear`는 가중치를 전치해 저장하므로 (16, 8)은 X의 오른쪽에 곱하는 8×16 행렬이다.)
+#
+# 이번에는 transformers의 GPT-NeoX를 나눈다. polyglot-ko와 구조가 같고 크기만 줄였다(2층, 은닉층 64, 헤드 4개). 모델의 코드는 한 줄도 고치지 않는다.
+
+# %%
+split = {n: run_ranks(tensor_parallel, n) for n in (2, 4)}
+for n, ranks in split.items():
+    run = ranks[0]
+    print(n, dict(run.forward), dict(run.backward), run.difference < 1e-12, human_bytes(run.held))
+draw_block_splits(split[2][0].shapes, heads=4)
+
+# %% [markdown] lang="ko"
+# 층이 둘이고 층마다 어텐션과 MLP에서 한 번씩이므로 순전파에 4번, 역전파에 4번이다. 손실도 그레이디언트도 나누지 않은 모델과 같다. rank 수를 두 배로 늘려도 rank 하나의 파라미터가 절반이 되지 않는 것은
+# 임베딩과 출력층을 나누지 않았기 때문이다. 이렇게 작은 모델에서는 그 몫이 크다.
+#
+# 헤드 네 개를 rank 세 개에 나눌 수는 없다. 시키면 어떻게 되는지 본다.
+
+# %%
+try:
+    run_ranks(tensor_parallel, 3)
+except RuntimeError as error:
+    print(str(error).splitlines()[0].split(": ", 1)[1])
+
+# %% [markdown] lang="ko"
+# ## 6.4 ZeRO: 중복을 없앤다
+#
+# 데이터 병렬은 모두가 같은 것을 갖고 있어서 낭비다. 그렇다고 계산을 쪼개려면 모델마다 어디를 어떻게 나눌지 정해야 한다. **ZeRO**(Zero Redundancy Optimizer; Rajbhandari 외, 2020)는 데이터 병렬을 그대로 두고
+# **저장만** 나눈다. 필요할 때 모으고, 쓰고 나면 버린다. 무엇까지 나누느냐에 따라 단계가 있다. Ψ는 파라미터 수, N은 rank 수다. 16비트로 계산하고 옵티마이저가 fp32 가중치와 momentum, variance를 갖는
+# 혼합 정밀도(파라미터 하나에 2 + 2 + 12바이트)일 때다.
+#
+# | 단계 | 나누는 것 | rank 하나의 바이트 | PyTorch |
+# |---|---|---|---|
+# | 0 | 없음 | 16Ψ | `DistributedDataParallel` |
+# | 1 | 옵티마이저 상태 | 4Ψ + 12Ψ/N | `ZeroRedundancyOptimizer` |
+# | 2 | + 그레이디언트 | 2Ψ + 14Ψ/N | `fully_shard(reshard_after_forward=False)` |
+# | 3 | + 파라미터 | 16Ψ/N | `fully_shard(reshard_after_forward=True)` |
+#
+# `fully_shard`는 FSDP2라고 부르는 PyTorch의 엔진이다. 앞의 작은 GPT-NeoX를 네 단계로, rank 둘과 넷에서 학습한다. 먼저 네 단계가 정말 같은 학습인지 본다. fp64로 세 스텝을 밟았을 때의 손실이다.
+
+# %%
+zeros = {(n, stage): run_ranks(zero, n, stage) for n in (2, 4) for stage in range(4)}
+for (n, stage), ranks in zeros.items():
+    same = torch.allclose(ranks[0].gradients, zeros[2, 0][0].gradients, rtol=0, atol=1e-9)
+    print(n, stage, *(f"{loss:.6f}" for loss in ranks[0].losses), same)
+
+# %% [markdown] lang="ko"
+# 모두 같다. 메모리만 다르다는 뜻이다. 이제 혼합 정밀도로 학습하면서 rank마다 가진 텐서의 저장 공간을 센다. 스텝이 끝났을 때 세고, 2단계에서 순전파와 역전파 사이에만 있는 것을 더했다.
+# 열은 N, 단계, 논문의 식, 그리고 rank마다 센 값이고, 단위는 **파라미터 하나에 몇 바이트**다. 식과 다른 줄을 찾는다.
+
+# %%
+for (n, stage), ranks in zeros.items():
+    psi = ranks[0].parameters
+    formula = paper_bytes(psi, Layout(n, stage))
+    print(n, stage, f"{formula / psi:6.2f} |", *(f"{run.total / psi:6.2f}" for run in ranks))
+
+# %% [markdown] lang="ko"
+# 0단계와 3단계는 식과 정확히 같다. 1단계와 2단계가 다른 까닭을 종류별로 나누어 본다. rank 네 개일 때이고, 단위는 역시 파라미터 하나에 몇 바이트다.
+
+# %%
+for stage in (1, 2):
+    for rank, run in enumerate(zeros[4, stage]):
+        print(stage, rank, {kind: round(nbytes / psi, 3) for kind, nbytes in run.held.items()})
+
+# %% [markdown] lang="ko"
+# - **1단계.** 옵티마이저 상태가 12/4 = 3바이트씩이어야 하는데 rank마다 다르다. `ZeroRedundancyOptimizer`는 텐서를 자르지 않고 통째로 나누어 주기 때문이다. 임베딩과 출력층처럼 큰 텐서를 받은 rank가 더 갖는다.
+#   rank가 둘일 때는 마침 똑같이 나뉘었다.
+# - **2단계.** `gathered`는 순전파에서 모아 역전파까지 두는 파라미터 전체(2Ψ)다. 논문의 2단계에서는 이것이 전부지만, FSDP2는 자기 조각(2Ψ/N)을 따로 갖고 있다가 옵티마이저 스텝에 쓴다. 그만큼 더 든다.
+#   역전파가 끝나면 모은 것을 버린다.
+#
+# ## 6.5 무엇이 오가는가
+#
+# 나누어 가지면 모아야 한다. 한 스텝에 오간 원소를 집합 통신별로 세어 Ψ로 나눈다. 마지막 열은 합인데, all-reduce는 reduce-scatter와 all-gather를 이은 것이므로 두 번으로 친다(ZeRO 논문, 7.1절).
+
+# %%
+for stage in range(4):
+    run = zeros[4, stage][0]
+    print(stage, {name: count / psi for name, count in run.sent.items()}, run.travelled / psi)
+
+# %% [markdown] lang="ko"
+# - **0단계**: 그레이디언트의 all-reduce. 2Ψ.
+# - **1단계**: DDP의 all-reduce를 그대로 하고, 저마다 갱신한 파라미터를 broadcast한다. 3Ψ. 논문의 방법은 reduce-scatter와 all-gather로 2Ψ에 맞추는데, PyTorch의 구현은 그렇게 하지 않는다.
+# - **2단계**: 파라미터를 한 번 모으고(all-gather), 그레이디언트를 자기 조각만 받는다(reduce-scatter). 2Ψ. 메모리를 줄이고도 통신이 늘지 않았다.
+# - **3단계**: 순전파에서 모은 파라미터를 버렸으므로 역전파에서 다시 모은다. 3Ψ.
+#
+# ### 누가 무엇을 계산하는가
+#
+# 파라미터를 나누어 가졌으니 계산도 나누어 할까? rank 하나가 한 스텝에 한 행렬곱의 연산 수(FLOPs)를 센다. 0단계와 비교하고, rank 둘과 넷을 비교한다.
+
+# %%
+for n in (2, 4):
+    print(n, [f"{zeros[n, stage][0].flops:,}" for stage in range(4)])
+
+# %% [markdown] lang="ko"
+# 단계가 달라도 계산은 같다. rank 수를 두 배로 늘리면 절반이 되는 것은 행이 절반이기 때문이다.
+#
+# > **주장 4.** "ZeRO에서는 각 GPU가 모델의 자기 부분만 계산한다" — **틀리다.** 모든 rank가 모든 층을 계산한다. 나누어 가진 것은 저장뿐이고, 계산은 데이터 병렬과 똑같이 행으로 나눈다. 자기 부분만 계산하는 것은
+# > 파이프라인과 텐서 병렬이다.
+#
+# ## 6.6 빌릴 수 없는 GPU 64개로 실험하기
+#
+# ZeRO 논문(Rajbhandari 외, 2020)에서 가장 유명한 것은 그림 1이다. 75억 파라미터 모델을 GPU 64개로 학습할 때 GPU 하나에 필요한 메모리가 120 GB에서 1.9 GB까지 줄어든다.
+# 지금까지는 rank 두 개와 네 개를 정말로 실행해 바이트를 세었다. 64개는 어떻게 셀까?
+#
+# 두 가지를 합치면 된다.
+#
+# - PyTorch에는 **fake**라는 process group이 있다. rank가 64개 있는 것처럼 대답하지만 아무것도 보내지 않는다. FSDP2는 그런 줄 모르고 64조각을 내어 자기 것만 남기고, 모으고, 보낸다.
+# - 그 rank의 텐서는 **가상 GPU**에 둔다. 모양만 있고 값이 없으므로 모델이 아무리 커도 된다.
+#
+# `shard_ledger`는 처음, 가운데, 마지막 rank에서 이렇게 한 스텝을 밟고 텐서의 저장 공간을 종류별로 센다. 깊은 모델은 층을 하나, 둘, 셋만 두고 실행해
+# 바이트가 정확히 한 층씩 늘어나는지 확인한 다음 전체 깊이의 값을 구한다. 표의 둘째 열은 논문의 식이 주는 값이다. rank의 열과 얼마나 다른지 본다.
+
+# %%
+shard_ledger("ZeRO-7.5B", 64, stage=3)
+
+# %% [markdown] lang="ko"
+# 논문은 모델의 모양을 밝히지 않았다. 여기서는 GPT-2를 36층, 은닉층 4096으로 키웠고, 파라미터가 74.6억 개라서 논문보다 0.5% 작다. 단위는 논문을 따라 GB(10⁹바이트)다.
+#
+# ## 6.7 논문의 그림 1을 모델에서 얻기
+#
+# 네 단계를 모두 실행해 그린다. 점선은 논문의 그림 1과 표 1에 적힌 값이다. 막대가 점선을 넘는 곳이 두 군데 있다.
+
+# %%
+ledgers = [shard_ledger("ZeRO-7.5B", 64, stage) for stage in range(4)]
+draw_stages(ledgers)
+
+# %% [markdown] lang="ko"
+# 0단계와 3단계는 모델이 0.5% 작은 만큼만 다르다. 나머지 둘은 6.4절에서 본 대로 PyTorch가 논문과 다르게 하기 때문이다.
+#
+# - **1단계.** 논문은 옵티마이저 상태를 64등분한다. `ZeroRedundancyOptimizer`는 텐서를 자르지 않고 통째로 나누어 준다. 가장 큰 것부터, 지금까지 가장 적게 받은 rank에게 준다.
+#   그래서 가장 큰 텐서인 임베딩을 받은 rank 0이 남들보다 많이 갖는다.
+# - **2단계.** FSDP2는 순전파에서 모은 파라미터 전체를 역전파까지 두면서 자기 조각도 그대로 갖고 있다. 그래서 2Ψ/N만큼 더 든다.
+#
+# 1단계의 표에서 rank 0과 rank 32를 비교한다.
+
+# %%
+ledgers[1]
+
+# %% [markdown] lang="ko"
+# 이 방법으로 셀 수 없는 것이 하나 있다. DDP의 reducer는 값을 읽는 C++ 코드라서 값이 없는 텐서로는 돌지 않는다. 그래서 0단계와 1단계는 reducer 없이 실행했고, 아래 출력의 `allreduce`는 센 값이 아니라
+# 계산한 값이다. 진짜 rank에서 센 값은 6.5절에 있다.
+#
+# 한 스텝에 오가는 원소 수를 본다. 마지막 열은 Ψ의 몇 배인지를 나타낸다. all-reduce는 reduce-scatter와 all-gather를 이은 것이므로 두 번으로 친다(논문 7.1절).
+
+# %%
+for ledger in ledgers:
+    sent = {name: round(count / ledger.parameters, 3) for name, count in ledger.sent.items()}
+    print(ledger.layout.stage, f"{ledger.travelled / ledger.parameters:.3f}", sent)
+
+# %% [markdown] lang="ko"
+# 논문에서는 차례로 2Ψ, 2Ψ, 2Ψ, 3Ψ다. 1단계만 다르다. `ZeroRedundancyOptimizer`는 DDP의 all-reduce가 끝난 뒤 갱신된 파라미터를 따로 broadcast하므로 Ψ가 더 오간다.
+# 논문의 1단계는 reduce-scatter와 all-gather로 2Ψ에 맞춘다.
+#
+# 그림 1을 소개하는 글은 흔히 메모리가 "1/60 수준"으로 줄었다고 한다. 0단계를 3단계로 나누어 본다.
+
+# %%
+round(ledgers[0].largest.total / ledgers[3].largest.total, 1)
+
+# %% [markdown] lang="ko"
+# > **주장 5.** "GPU 64개면 메모리가 1/60 수준으로 줄어든다" — **조건부로 맞다.** 파라미터, 그레이디언트, 옵티마이저 상태의 합은 정확히 GPU 수만큼, 1/64로 줄어든다.
+# > 그러나 GPU 메모리에는 다른 것도 있다. 6.9절에서 그것까지 센다.
+#
+# ### 표 1: 75억, 1,280억, 1조
+#
+# 논문의 표 1은 같은 계산을 더 큰 모델과 더 많은 GPU로 넓힌 것이다. 열은 차례로 모델, GPU 수, 식으로 구한 1, 2, 3단계의 GB, 그리고 3단계를 실행해서 센 GB다. 마지막 두 열을 비교한다.
+
+# %%
+for model in PAPER_MODELS:
+    psi = count_elements(model)
+    for n in (1, 4, 16, 64, 256, 1024):
+        by_formula = "".join(f"{paper_bytes(psi, Layout(n, stage)) / 1e9:11,.2f}" for stage in (1, 2, 3))
+        counted = shard_ledger(model, n, stage=3, look_at=[0]).largest.total / 1e9
+        print(f"{model:10}{n:5}{by_formula}{counted:13,.2f}")
+
+# %% [markdown] lang="ko"
+# 1조 파라미터 모델도 GPU 1,024개에 나누면 하나에 16 GB가 채 안 된다. 논문이 "1조 파라미터"를 말한 근거가 마지막 줄이다. 논문의 표에는 15.6이라고 적혀 있는데, 여기서 쓴 모양은 1조보다 조금 큰 1.008조다.
+#
+# ## 6.8 Llama 70B와 405B, GPU 16,384개까지
+#
+# 실제로 쓰이는 모델로 넘어간다. Meta는 Llama 3.1 405B를 GPU 16,384개까지 써서 학습했다고 밝혔다(Llama 3 논문, arXiv 2407.21783, 3.3절). 열은 모델, GPU 수, 센 GB, 식의 GB, 오가는 양(Ψ의 배수)이다.
+# GPU가 늘어날 때 센 값과 식이 어디서부터 벌어지는지 본다.
+
+# %%
+for model, n in [("70B", 64), ("70B", 1024), ("405B", 64), ("405B", 1024), ("405B", 16384)]:
+    ledger = shard_ledger(f"meta-llama/Llama-3.1-{model}", n, look_at=[0])
+    held, formula = ledger.largest.total / 1e9, ledger.paper / 1e9
+    print(f"{model:5}{n:7,}{held:10.3f}{formula:10.3f}{ledger.travelled / ledger.parameters:8.2f}")
+
+# %% [markdown] lang="ko"
+# GPU 1,024개까지는 식과 같다가 16,384개에서 벌어진다. 메모리는 식보다 28% 많고, 오가는 양은 3Ψ가 아니라 3.84Ψ다. **패딩**(padding) 때문이다.
+# FSDP2는 텐서마다 첫째 차원(행)을 GPU 수로 자른다. 405B의 MLP에는 53,248행짜리 행렬이 있는데, 16,384로 나누면 3.25행이므로 모두가 4행짜리 자리를 만든다.
+# 키 투영(k_proj)은 1,024행뿐이라 GPU 15,360개에는 돌아갈 행이 없다. 그래도 all-gather는 모두가 같은 크기를 내야 하므로 빈 GPU도 한 행짜리 자리를 만든다.
+# 나눌 행보다 GPU가 많으면 더는 나누어지지 않고, 오가는 빈자리만 늘어난다.
+#
+# ## 6.9 ZeRO가 나누지 않는 것
+#
+# 지금까지는 모델이 차지하는 몫만 세었다. 학습에는 순전파 상태도 필요하고(3장), FSDP2는 조각을 모아 두었다가 쓰고 버린다. `rank_step`은 rank 하나에서 배치 하나로 순전파와 역전파를 실행해
+# 가장 많이 든 순간의 구성을 보여 준다. Llama-3.1-70B를 H100 64개에 3단계로 나누고, GPU마다 길이 4096인 글 하나를 넣는다. 보라색이 얼마나 되는지 본다.
+
+# %%
+rank_step("Llama-3.1-70B", 64, sequence_length=4096)
+
+# %% [markdown] lang="ko"
+# 모델의 몫은 16 GiB인데 순전파 상태가 그 몇 배다. GPU마다 자기 글을 계산하므로 순전파 상태는 저마다 자기 것이고, ZeRO는 이것을 나누지 않는다. 이 몫을 줄이는 방법은 5장의 체크포인팅이다.
+
+# %%
+checkpointed = rank_step("Llama-3.1-70B", 64, sequence_length=4096, gradient_checkpointing=True)
+checkpointed
+
+# %% [markdown] lang="ko"
+# 이제 들어간다. 하늘색과 회색은 나누었기 때문에 새로 생긴 것이다.
+#
+# - **모아 둔 파라미터**(하늘색): 계산하려면 그 층의 파라미터가 온전히 있어야 한다. FSDP2는 계산할 블록 하나를 all-gather로 모으고, 다음 블록을 미리 모으고(prefetch), 쓴 것은 버린다.
+# - **통신 버퍼**(회색): all-gather가 받는 자리와 reduce-scatter로 보낼 그레이디언트를 늘어놓는 자리다. cuBLAS의 작업 공간도 여기에 넣었다.
+#
+# 옵티마이저 스텝의 임시 텐서는 세지 않았다. 3.7절에서 본 대로 융합(fused) 구현에는 없다.
+#
+# ### GPU를 늘리면 어디까지 줄어들까
+#
+# 같은 설정에서 GPU를 8개부터 4,096개까지 늘린다. 막대의 윗부분과 아랫부분을 나누어 본다.
+
+# %%
+steps = steps_by_ranks("meta-llama/Llama-3.1-70B")
+draw_gpus(steps)
+
+# %% [markdown] lang="ko"
+# 파라미터, 그레이디언트, 옵티마이저 상태는 GPU 수에 반비례해 사라지고, 순전파 상태와 모아 둔 파라미터와 통신 버퍼는 바닥에 남는다. 8개와 16개에서는 역전파의 끝에 최대가 있어서 그때까지 모인 그레이디언트가 보이고,
+# 그 뒤로는 역전파의 시작에 있다.
+# 64개일 때와 4,096개일 때를 숫자로 견준다.
+
+# %%
+for step in (steps[3], steps[-1]):
+    print(f"{step.layout.ranks:5,} GPUs: {step.total / 2**30:5.1f} GiB, floor {step.floor / 2**30:4.1f} GiB")
+
+# %% [markdown] lang="ko"
+# > **주장 6.** "GPU를 많이 쓸수록 GPU당 메모리가 줄어든다" — **조건부로 맞다.** 모델의 몫은 그렇다. 그러나 바닥이 있다. GPU를 64배로 늘려도 메모리는 절반으로 줄 뿐이고, 바닥은 패딩 때문에 오히려 조금 높아진다.
+# > 바닥을 낮추려면 GPU를 더 살 것이 아니라 배치와 길이를 줄이거나, 체크포인팅을 켜거나, 층 자체를 쪼개야 한다.
+#
+# ## 6.10 텐서 병렬과 함께
+#
+# 층을 쪼개는 방법이 앞에서 본 텐서 병렬이다. 둘을 함께 쓰려면 GPU를 바둑판처럼 배열한다(2-D mesh). 가로로 놓인 GPU 여덟 개는 한 층을 나누어 같은 글을 계산하고, 세로로는 ZeRO가 조각을 나눈다.
+# 텐서 병렬은 층마다 주고받아야 해서 보통 한 서버 안의 GPU끼리 한다.
+#
+# Llama-3.1-70B를 GPU 512개에 두 방법으로 나눈다. 한 번은 512개 모두를 ZeRO로, 한 번은 여덟 개씩 텐서 병렬로 묶고 64개의 묶음을 ZeRO로 나눈다. 글은 앞에서는 GPU마다, 뒤에서는 묶음마다 하나다(체크포인팅 없음).
+# 출력은 GPU 하나의 최대 메모리, 그 가운데 순전파 상태, 텐서 병렬로 보내는 양(GiB)이다. 순전파 상태가 1/8로 줄어드는지 본다.
+
+# %%
+for degree in (1, 8):
+    step = rank_step("Llama-3.1-70B", 512, tensor_parallel=degree, sequence_length=4096)
+    parts = (step.total, step.at_peak["activations"], step.activations_sent)
+    print(degree, "".join(f"{nbytes / 2**30:9.2f}" for nbytes in parts))
+
+# %% [markdown] lang="ko"
+# 여덟 개가 층 하나를 나누어 계산하는데도 순전파 상태는 절반 가까이 남는다. 텐서 병렬이 나누는 것은 블록 안의 넓은 부분(어텐션의 헤드, MLP의 폭)뿐이기 때문이다. 블록의 입력, 층 정규화, 그리고 여기서는
+# 로짓까지 여덟 GPU가 저마다 온전히 갖는다. Korthikanti 외(2022)는 t개로 나눈 한 층을 sbh(10 + 24/t + 5as/ht)로 적었는데, t로 나누어지지 않는 10이 바로 이것이다.
+# 체크포인팅을 켜면 층마다 남는 것이 블록의 입력뿐이므로 그때는 거의 나누어지지 않는다. 같은 논문은 나머지도 시퀀스 방향으로 나누는 **시퀀스 병렬**(sequence parallelism)을 내놓았다. 여기서는 쓰지 않았다.
+#
+# 통신도 잦아진다. 블록 하나에 all-reduce가 몇 번 있는지 세려면 전체 원소 수를 (층 수 × 토큰 수 × 은닉층 크기)로 나눈다.
+
+# %%
+step.sent_activations["all_reduce"] / (80 * 4096 * 8192)
+
+# %% [markdown] lang="ko"
+# 블록마다 일곱 번이다(0.0125 = 1/80은 출력층의 몫이다). 순전파에서 두 번(어텐션 뒤, MLP 뒤), 역전파에서 다섯 번이다. Megatron-LM 논문(Shoeybi 외, 2019)은 역전파도 두 번으로 끝낸다.
+# transformers의 Llama는 q, k, v와 gate, up이 서로 다른 행렬이고, `parallelize_module`은 행렬마다 입력의 그레이디언트를 따로 더하기 때문이다.
+
+# %% [markdown] lang="ko"
+# ## 6.11 진짜로 돌릴 때: 스크립트 하나, 설정 파일 다섯 개
+#
+# 지금까지는 노트북 안에서 rank를 띄웠다. GPU가 여러 개인 컴퓨터나 여러 노드에서는 스크립트를 파일로 두고 **런처**(launcher)로 시작한다. 런처는 노드마다 프로세스를 띄우고
+# 각 프로세스에 자기 번호(`RANK`)와 전체 수(`WORLD_SIZE`)를 환경 변수로 알려 준다. PyTorch에는 `torchrun`이 있고, accelerate에는 `accelerate launch`가 있다.
+# `accelerate launch`는 설정 파일에 적힌 엔진까지 골라 주므로 스크립트를 고치지 않고 DDP, FSDP2, DeepSpeed를 바꿔 가며 쓸 수 있다.
+#
+# [examples/train_distributed.py](../../examples/train_distributed.py)는 이 강의의 실험을 그렇게 쓴 것이다. `python`으로 실행하면 프로세스 하나로, 런처로 시작하면 여럿이 나누어 같은 일을 한다.
+# 먼저 rank 두 개로 돌린다. 어느 컴퓨터에서나 같도록 GPU는 숨기고 CPU에서 gloo로 통신한다. `--fully-shard`는 FSDP2로 나누라는 뜻이다. 첫 줄에서 요청한 엔진과 실제로 쓰인 엔진이 같은지, 그리고 rank마다 무엇을 몇 바이트 들고 있는지 본다.
+
+# %% tags=["nbval-ignore-output"]
+import subprocess
+import sys
+
+script = ["../../examples/train_distributed.py", "--model", "gpt2", "--layers", "2", "--length", "64"]
+torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+settings = {
+    "env": os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": "../.."},
+    "capture_output": True,
+    "text": True,
+}
+print(subprocess.run([*torchrun, *script, "--fully-shard"], **settings).stdout)
+
+# %% [markdown] lang="ko"
+# 그레이디언트는 파라미터와 같고 옵티마이저 상태는 파라미터의 두 배다. fp32로 학습했으니 파라미터 하나에 4 + 4 + 8 = 16바이트이고, rank 두 개가 그것을 절반씩 들고 있다. `--fully-shard`를 빼면
+# 엔진이 DDP가 되고 rank 두 개가 모두 16바이트를 든다. 직접 해 보면 손실은 그대로다.
+#
+# 엔진을 설정 파일로 고를 때는 다음과 같은 파일을 쓴다. `fsdp_reshard_after_forward`가 앞에서 본 `reshard_after_forward`다. 주석으로 남긴 마지막 줄들은 노드가 여럿일 때 위의 값을 대신한다.
+
+# %%
+from pathlib import Path
+
+print(Path("../../configs/fsdp2.yaml").read_text(encoding="utf-8"))
+
+# %% [markdown] lang="ko"
+# 그런데 이 파일이 요청한 대로 되었는지는 따로 확인해야 한다. accelerate는 요청보다 적게 하고도 아무 말을 하지 않을 때가 있다. 프로세스 둘을 요청하는 `configs/ddp.yaml`에 `--cpu`를 붙여 본다.
+# 스크립트가 무엇을 알아채고 어떻게 끝나는지 본다. 상태 코드가 0이 아니면 실패로 끝난 것이다.
+
+# %%
+accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "../../configs/ddp.yaml", "--cpu"]
+refused = subprocess.run([*accelerate, *script], **settings)
+print(refused.stderr.splitlines()[0])
+print(refused.returncode)
+
+# %% [markdown] lang="ko"
+# 스크립트가 확인하지 않았다면 프로세스 하나가 끝까지 학습하고 상태 코드 0을 돌려주었을 것이다. accelerate 1.15에서 확인한, 말없이 덜 하는 경우는 다음과 같다.
+#
+# | 요청 | 실제 | 알아채는 방법 |
+# |---|---|---|
+# | `accelerate launch --cpu --num_processes 2` | 프로세스 하나. 설정 파일의 엔진도 무시한다 | 만날 주소(`MASTER_ADDR`)는 있는데 `LOCAL_RANK`가 없다 |
+# | GPU 없이 `Accelerator()` | rank는 둘인데 서로 모른 채 같은 데이터로 따로 학습한다 | `num_processes`가 1이다 |
+# | GPU 없이 DeepSpeed | 통신은 하지만 데이터를 나누지 않는다 | `num_processes`가 1이다 |
+# | `Accelerator(cpu=True)`와 `fsdp_config` | DDP | 파라미터가 `DTensor`가 아니다 |
+# | CPU에서 `mixed_precision: fp16` | fp32로 계산한다 | 정밀도는 fp16인데 autocast가 꺼져 있다 |
+# | DeepSpeed에서 `gradient_clipping`을 적지 않거나 0.0으로 적음 | 그레이디언트의 노름을 1.0으로 자른다 | 엔진에 물어 보고서에 적는다 |
+#
+# 그래서 스크립트는 설정값이 아니라 **모델이 실제로 무엇이 되었는지**를 보고 엔진의 이름을 적는다. 노드가 많을수록 `--expect-ranks`로 rank 수를 못 박아 두는 편이 안전하다.
+#
+# 다섯 가지 설정을 CPU에서 rank 두 개로 돌린 결과는 다음과 같다. 실행된 것은 모두 손실이 프로세스 하나로 돌렸을 때와 같았다(fp32, 차이 0.0001 미만). 여러 GPU에서는 아직 돌려 보지 않았다.
+#
+# | 엔진 | 설정 파일 | 나누는 것 | CPU에서 |
+# |---|---|---|---|
+# | DDP | `configs/ddp.yaml` | 없음 | 실행된다 |
+# | FSDP2 | `configs/fsdp2.yaml` | 전부 | accelerate가 DDP로 바꾸므로 멈춘다. `--fully-shard`를 주면 실행된다 |
+# | DeepSpeed ZeRO-2 | `configs/deepspeed_zero2.yaml` | 그레이디언트, 옵티마이저 상태 | DeepSpeed 0.19.8을 설치하면 실행된다 |
+# | DeepSpeed ZeRO-3 | `configs/deepspeed_zero3.yaml` | 전부 | 위와 같다 |
+# | ZeRO-3 오프로드 | `configs/deepspeed_zero3_offload.yaml` | 전부. CPU 메모리에 둔다 | 위와 같다. CPU에서는 옮길 곳이 따로 없다 |
+#
+# 무엇을 쓸까? 모델과 옵티마이저 상태가 GPU 하나에 들어가면 DDP가 가장 단순하다. 파라미터는 들어가는데 옵티마이저 상태가 넘치면 ZeRO-2나 `fsdp_reshard_after_forward: false`, 파라미터도
+# 들어가지 않으면 FSDP2나 ZeRO-3를 쓴다. 모든 GPU를 합쳐도 모자라면 오프로드가 남는데, 옵티마이저 스텝을 CPU가 하므로 느리다. DeepSpeed의 옵티마이저 상태에는 fp32 가중치의 사본이 하나 더 들어
+# 있어서, fp32로 학습하면 파라미터마다 4바이트를 나누어 더 든다.
+#
+# 노드가 둘이면 같은 명령을 노드마다 한 번씩 실행한다. 다른 것은 노드 번호뿐이다.
+#
+# ```sh
+# # torchrun: node 0 (on the other node: --node-rank 1)
+# torchrun --nnodes 2 --nproc-per-node 8 --node-rank 0 --master-addr 10.0.0.1 --master-port 29500 \
+#     examples/train_distributed.py --model EleutherAI/polyglot-ko-1.3b --fully-shard --expect-ranks 16
+#
+# # accelerate: num_machines, num_processes, main_process_ip in the file (on the other node: --machine_rank 1)
+# accelerate launch --config_file configs/fsdp2.yaml --machine_rank 0 \
+#     examples/train_distributed.py --model EleutherAI/polyglot-ko-1.3b --expect-ranks 16
+# ```
+#
+# 노드 사이의 통신은 노드 안의 통신보다 느리다. 스텝마다 오가는 양이 DDP는 파라미터 수의 2배, ZeRO-3는 3배였다는 것을 떠올리면, 노드가 늘 때 무엇부터 느려지는지 짐작할 수 있다.
+
+# %% [markdown] lang="ko"
+# ## 6.12 직접 바꿔 보기
+#
+# 모델, GPU의 종류와 수, ZeRO의 단계, 텐서 병렬, 배치와 길이를 바꾸면 GPU 하나의 메모리와 한 스텝에 보내는 양이 따라 바뀐다. 아래 그림은 처음 모습이다. GPU 수만 바꿀 때는 64개로 나눈 실행 하나에서
+# 다른 수의 값을 구한다. 그 수로 나누어 실행한 값과 1% 안에서 같다. 패딩이 눈에 띌 만큼 GPU가 많으면 그 수로 다시 실행한다.
+#
+# ![Llama-3.1-70B를 H100 64개에 3단계로 나누어 배치 1, 길이 4096, 체크포인팅으로 학습할 때 GPU 하나의 메모리 구성. 최대 28.11 GiB로 한도 78.60 GiB 안에 들어간다.](../../image/06_zero_panel.svg)
+#
+# 이렇게 해 본다.
+#
+# - 단계를 3에서 2, 1, 0으로 내린다. 어느 단계부터 들어가지 않는가? 보내는 양은 어떻게 달라지는가?
+# - 체크포인팅을 끄고, 들어가게 만드는 방법을 찾는다. GPU 수를 늘려서 될까?
+# - 모델을 Llama-3.1-405B로 바꾸고, 들어가는 가장 적은 GPU 수를 찾는다.
+
+# %%
+zero_panel()
+
+# %% [markdown] lang="ko"
+# ## 6.13 연습 문제
+#
+# **6-1.** rank마다 행 수가 다르면 DDP의 평균은 전체 배치의 평균이 아니다. rank마다 자기 행에서 구한 평균 그레이디언트(여기서는 숫자 하나)의 목록 `means`와 행 수의 목록 `rows`를 받아,
+# 전체 배치의 평균 그레이디언트를 돌려주는 함수를 완성하라.
+
+
+# %%
+def whole_gradient(means, rows):
+    return ...
+
+
+exercise("6-1").check(whole_gradient)
+
+# %% [markdown] lang="ko"
+# **6-2.** 파이프라인의 단계 수 `stages`와 참을 수 있는 버블의 비율 `most`를 받아, 버블이 `most` 이하가 되는 가장 작은 마이크로배치 수를 돌려주는 함수를 완성하라. 단계마다 걸리는 시간은 같다.
+
+
+# %%
+def micro_batches(stages, most):
+    return ...
+
+
+exercise("6-2").check(micro_batches)
+
+# %% [markdown] lang="ko"
+# **6-3.** ZeRO의 단계, 파라미터 수, GPU 수를 받아 GPU 하나가 갖는 모델의 바이트를 돌려주는 함수를 완성하라. 혼합 정밀도(파라미터 하나에 16바이트)이고, 논문의 식을 따른다. 0단계는 나누지 않는 것이다.
+
+
+# %%
+def bytes_per_rank(stage, parameters, n):
+    return ...
+
+
+exercise("6-3").check(bytes_per_rank)
+
+# %% [markdown] lang="ko"
+# **6-4.** Llama-3.1-70B를 H200으로 전체 파인튜닝하려고 한다. 3단계, GPU마다 배치 1, 길이 4096, 체크포인팅이다. GPU가 적어도 몇 개 있어야 하는가? H200 여덟 개짜리 서버 한 대로 될까?
+# 먼저 6-3의 함수로 어림하고, `rank_step("Llama-3.1-70B", GPU 수, batch_size=1, sequence_length=4096, gradient_checkpointing=True, gpu="H200")`으로 확인한다.
+
+# %%
+smallest = ...
+exercise("6-4").check(smallest)
+
+# %% [markdown] lang="ko"
+
+# %% [markdown] lang="ko"
+# 막히면 `exercise("6-1").hint()`와 `exercise("6-1").solution()`을 쓴다.
+#
+# ## 6.14 기억할 것
+#
+# | 방법 | 나누는 것 | 나누지 않는 것 | 주고받는 것 |
+# |---|---|---|---|
+# | 데이터 병렬 (DDP) | 배치, 따라서 순전파 상태 | 모델 전체: 16Ψ | 그레이디언트 all-reduce, 2Ψ |
+# | 파이프라인 병렬 | 층 | 배치(모두 차례로 지나간다). 버블 (p − 1)/(m + p − 1) | 단계 사이의 순전파 상태와 그 그레이디언트 |
+# | 텐서 병렬 | 층 안의 행렬, 헤드 | 블록의 입력, 층 정규화 | 블록마다 all-reduce |
+# | ZeRO-1 (`ZeroRedundancyOptimizer`) | 옵티마이저 상태: 4Ψ + 12Ψ/N, 텐서 통째로 | 계산, 순전파 상태 | 3Ψ (논문은 2Ψ) |
+# | ZeRO-2 (FSDP2, `reshard_after_forward=False`) | + 그레이디언트: 2Ψ + 14Ψ/N, 자기 조각 2Ψ/N 더 | 계산, 순전파 상태 | 2Ψ |
+# | ZeRO-3 (FSDP2, `reshard_after_forward=True`) | + 파라미터: 16Ψ/N | 계산, 순전파 상태 | 3Ψ |
+#
+# - GPU 네 개로 네 배 빨라지려면 통신이 계산 뒤에 숨어야 한다. 네 배 큰 모델을 학습하려면 데이터 병렬만으로는 안 되고 ZeRO나 파이프라인 병렬, 텐서 병렬이 있어야 한다.
+# - ZeRO는 데이터 병렬에서 저장만 나눈다. 계산은 모든 rank가 모든 층에서 한다.
+# - GPipe는 마이크로배치 m개의 순전파 상태를, 1F1B는 단계 i에서 p − i개만 붙든다. 버블은 같다.
+# - 텐서 병렬은 열로 나누고 행으로 나누어 블록 하나에 all-reduce 두 번으로 끝낸다. 순전파 상태도 나누지만 블록 안쪽만 나눈다.
+# - ZeRO는 순전파 상태를 나누지 않는다. GPU를 늘려도 순전파 상태, 모아 둔 블록, 통신 버퍼는 바닥에 남는다.
+# - 나눌 행보다 GPU가 많으면 패딩이 생겨 메모리도 통신도 식보다 커진다.
+#
+# GPU를 64개 빌려 옵티마이저 상태를 64등분했다. 그런데 학습할 파라미터 자체를 1/100로 줄일 수 있다면 그레이디언트도 옵티마이저 상태도 처음부터 1/100이다. GPU 하나로도 될까? 7장의 LoRA가 답한다.

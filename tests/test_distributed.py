@@ -1,0 +1,332 @@
+"""Real ranks: what they compute equals one process, what they hold and send is counted, and nothing is left behind."""
+
+import multiprocessing.forkserver
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+import psutil
+import pytest
+import real_ranks
+import torch
+
+from helpers import run_ranks, set_language
+from helpers.distributed import launcher
+from helpers.distributed.drawings import (
+    draw_block_splits,
+    draw_data_parallel,
+    draw_matrix_splits,
+    draw_model_splits,
+    draw_pipeline,
+)
+from helpers.distributed.launcher import MAX_RANKS, RankError
+from helpers.distributed.layout import Layout
+from helpers.distributed.ledger import paper_bytes
+from helpers.distributed.model_parallel import (
+    SCHEDULES,
+    PipelineRun,
+    bubble,
+    measured_bubble,
+    pipeline,
+    tensor_parallel,
+    tensor_parallel_mlp,
+    timetable,
+)
+from helpers.distributed.ranks import add_up, data_parallel, one_process, tiny_model, zero
+
+
+def ranks_alive():
+    """The processes that the fork server has started and that still live."""
+    server = multiprocessing.forkserver._forkserver._forkserver_pid
+    return psutil.Process(server).children() if server else []
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("ranks")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    deadline = time.monotonic() + 5  # the fork server reaps a dead rank a moment after we have seen its end
+    while ranks_alive() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert ranks_alive() == []
+    assert [path.name for path in folder.glob("course-ranks-*")] == []
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+# -- the launcher --------------------------------------------------------------------------------------------------
+
+
+def test_results_come_back_by_rank_and_nothing_is_printed(capfd):
+    assert run_ranks(real_ranks.who, 3, 7) == [(rank, 3, 1, 7) for rank in range(3)]
+    assert run_ranks(add_up, 4) == [(rank, 4, 10) for rank in range(4)]
+    assert run_ranks(add_up, 1) == [(0, 1, 1)]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_rank_that_raises_shows_its_traceback():
+    with pytest.raises(RankError, match="rank 3개 가운데 rank 1에서 오류가 났다: ZeroDivisionError") as caught:
+        run_ranks(real_ranks.raise_on, 3, 1)
+    assert caught.value.rank == 1
+    assert "real_ranks.py" in str(caught.value) and "return rank / 0" in str(caught.value)
+    assert "launcher.py" not in str(caught.value)
+
+
+def test_the_reader_s_language_reaches_the_ranks():
+    set_language("en")
+    try:
+        with pytest.raises(RankError, match="raised ValueError: 64 rows do not divide by 3 ranks"):
+            run_ranks(data_parallel, 3)
+    finally:
+        set_language("ko")
+
+
+def test_a_rank_that_is_killed_may_have_wanted_memory():
+    with pytest.raises(RankError, match=r"rank 1을\(를\) 시스템이 끝냈다\(SIGKILL\). 메모리가 모자랐을") as caught:
+        run_ranks(real_ranks.kill_on, 2, 1)
+    assert caught.value.rank == 1
+    with pytest.raises(RankError, match=r"rank 0이\(가\) 신호 SIGTERM로"):
+        run_ranks(real_ranks.kill_on, 2, 0, signal.SIGTERM)
+
+
+def test_a_rank_that_leaves():
+    for code in (3, 0):
+        with pytest.raises(RankError, match=rf"rank 1이\(가\) 결과를 남기지 않고 코드 {code}로"):
+            run_ranks(real_ranks.leave_on, 2, 1, code)
+    with pytest.raises(RankError, match="rank 0에서 오류가 났다: SystemExit: enough"):
+        run_ranks(real_ranks.exit_on, 2, 0)
+    with pytest.raises(RankError, match="pickle"):
+        run_ranks(real_ranks.not_picklable, 2)
+
+
+def test_a_hang_ends_at_the_time_limit_and_says_where():
+    begin = time.monotonic()
+    with pytest.raises(RankError, match=r"rank 0, 1, 2이\(가\) 4초 안에 끝나지 않아") as caught:
+        run_ranks(real_ranks.wait_alone, 3, 1, time_limit=4)
+    assert time.monotonic() - begin < 30
+    assert str(caught.value).count("in wait_alone") == 3 and "in barrier" in str(caught.value)
+
+
+def test_an_interrupt_ends_all_ranks(tmp_path):
+    run_ranks(add_up, 2)  # the fork server is up
+
+    def interrupt():
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    waiter = threading.Thread(target=interrupt)
+    waiter.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_ranks(real_ranks.write_pid_and_wait, 2, str(tmp_path))
+    waiter.join()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ranks_do_not_outlive_their_parent(tmp_path, number):
+    """Ctrl-C in a terminal reaches parent, fork server and ranks; a kernel that is killed can end nothing itself."""
+    code = (
+        "import sys, real_ranks\nfrom helpers import run_ranks\n"
+        "run_ranks(real_ranks.write_pid_and_wait, 2, sys.argv[1])"
+    )
+    paths = [str(Path(__file__).parent), str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(tmp_path.parent)}
+    (tmp_path / "ranks").mkdir()
+    command = [sys.executable, "-c", code, str(tmp_path / "ranks")]
+    parent = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while len(pids := list((tmp_path / "ranks").iterdir())) < 2:
+            assert time.monotonic() < deadline and parent.poll() is None
+            time.sleep(0.05)
+        ranks = [psutil.Process(int(path.name)) for path in pids]
+        if number == signal.SIGINT:
+            os.killpg(parent.pid, number)
+        else:
+            parent.kill()
+        errors = parent.communicate(timeout=30)[1].decode()
+    finally:
+        if parent.poll() is None:
+            parent.kill()
+    assert psutil.wait_procs(ranks, timeout=10)[1] == []
+    assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    "program, world_size, args, options, words",
+    [
+        (add_up, 0, (), {}, "1 이상의 정수"),
+        (add_up, -1, (), {}, "1 이상의 정수"),
+        (add_up, 3.5, (), {}, "1 이상의 정수"),
+        (add_up, True, (), {}, "1 이상의 정수"),
+        (add_up, "2", (), {}, "1 이상의 정수"),
+        (add_up, MAX_RANKS + 1, (), {}, "16개까지"),
+        (lambda: 1, 2, (), {}, "노트북 칸이나 함수 안에서 만든"),
+        ("add_up", 2, (), {}, "노트북 칸이나 함수 안에서 만든"),
+        (real_ranks.who, 2, (lambda: 1,), {}, "넘기는 값을 다른 프로세스로"),
+        (add_up, 2, (), {"time_limit": 0}, "0보다 큰 초"),
+        (add_up, 2, (), {"time_limit": True}, "0보다 큰 초"),
+        (add_up, 2, (), {"time_limit": float("nan")}, "0보다 큰 초"),
+    ],
+)
+def test_what_cannot_be_started_is_said_before_anything_starts(program, world_size, args, options, words, monkeypatch):
+    monkeypatch.setattr(launcher, "_Job", None)
+    with pytest.raises(ValueError, match=words):
+        run_ranks(program, world_size, *args, **options)
+
+
+def test_a_function_of_a_notebook_cell_is_refused():
+    names = {"__name__": "__main__"}
+    exec("def cell():\n    return 1", names)
+    with pytest.raises(ValueError, match=r"\.py 파일에 두고 import"):
+        run_ranks(names["cell"], 2)
+
+
+# -- data parallelism ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_data_parallel_equals_one_process(n):
+    alone, runs = one_process(3), run_ranks(data_parallel, n, 3)
+    for run in runs:
+        assert run.losses == pytest.approx(alone.losses, rel=1e-12)
+        assert torch.allclose(run.gradients, alone.gradients, rtol=0, atol=1e-12)
+        assert run.held == alone.held and run.rows == 64 // n
+        assert run.sent == ({"allreduce": len(alone.gradients)})
+    assert alone.losses[-1] < alone.losses[0]
+    assert f"{n} × {64 // n}" in draw_data_parallel(runs).alt
+
+
+def test_unequal_shares_are_refused():
+    with pytest.raises(RankError, match="64행을 rank 3개가 똑같이 나눌 수 없다"):
+        run_ranks(data_parallel, 3)
+    with pytest.raises(RankError, match="steps=0"):
+        run_ranks(data_parallel, 2, 0)
+
+
+# -- ZeRO ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """The losses of one process with all rows."""
+    return run_ranks(zero, 1, 0)[0]
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("n", [2, 4])
+def test_zero(n, stage, reference):
+    runs = run_ranks(zero, n, stage)
+    psi = sum(p.numel() for p in tiny_model(torch.float64).parameters())
+    paper = paper_bytes(psi, Layout(n, stage))
+    for run in runs:
+        assert run.parameters == psi and run.flops == reference.flops // n
+        assert run.losses == pytest.approx(reference.losses, rel=1e-9)
+        assert torch.allclose(run.gradients, reference.gradients, rtol=0, atol=1e-9)
+        assert run.travelled == (2, 3, 2, 3)[stage] * psi
+        if stage in (0, 3):
+            assert run.total == paper
+        elif stage == 2:
+            assert run.total == paper + 2 * psi // n and run.held["gathered"] == 2 * psi
+    if stage == 1:
+        assert sum(run.held["optimizer"] for run in runs) == 12 * psi
+        assert all(run.held["parameters"] == run.held["gradients"] == 2 * psi for run in runs)
+        assert max(run.total for run in runs) >= paper
+
+
+def test_bad_stages():
+    with pytest.raises(RankError, match="stage=4: 0, 1, 2, 3"):
+        run_ranks(zero, 2, 4)
+    with pytest.raises(RankError, match="8행을 rank 3개가"):
+        run_ranks(zero, 3, 3)
+
+
+# -- pipeline ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("stages, micro_batches", [(2, 4), (4, 4), (4, 8), (3, 16)])
+def test_pipeline(schedule, stages, micro_batches):
+    runs, alone = run_ranks(pipeline, stages, schedule, micro_batches), one_process(1)
+    assert runs[-1].loss == pytest.approx(alone.losses[0], rel=1e-12)
+    gradients = torch.cat([run.gradients for run in runs])
+    assert torch.allclose(gradients, alone.gradients, rtol=0, atol=1e-12)
+    held = [micro_batches if schedule == "GPipe" else stages - stage for stage in range(stages)]
+    assert [run.in_flight for run in runs] == held
+    each = {run.kept_bytes / run.in_flight for run in runs[1:-1]}
+    assert len(each) == min(stages - 2, 1)  # a micro-batch weighs as much on every stage in the middle
+    everything = {(kind, chunk) for kind in "FB" for chunk in range(micro_batches)}
+    assert all(set(run.order) == everything and len(run.order) == len(everything) for run in runs)
+    assert bubble(runs) == Fraction(stages - 1, micro_batches + stages - 1)
+
+
+def test_the_clock_shows_the_bubble_too():
+    runs = run_ranks(pipeline, 2, "1F1B", 4, 0.05)
+    assert 0 < measured_bubble(runs) < 1
+    assert all(begin < end for run in runs for begin, end in run.spans)
+
+
+def test_a_timetable_keeps_the_dependencies():
+    rows = timetable([PipelineRun([("F", 0), ("B", 0)]), PipelineRun([("F", 0), ("B", 0)])])
+    assert rows == [[("F", 0, 0), ("B", 0, 4)], [("F", 0, 1), ("B", 0, 2)]]
+    with pytest.raises(ValueError, match="wait for each other"):
+        timetable([PipelineRun([("B", 0), ("F", 0)]), PipelineRun([("F", 0), ("B", 0)])])
+
+
+@pytest.mark.parametrize(
+    "stages, args, words",
+    [
+        (5, (), "층이 4개인 모델을 5단계로"),
+        (2, ("GPipe", 7), "64행을 마이크로배치 7개로"),
+        (2, ("GPipe", 0), "1 이상의 정수"),
+        (4, ("1F1B", 2), "마이크로배치가 2개인데"),
+        (2, ("3F3B", 4), "모르는 스케줄"),
+    ],
+)
+def test_bad_pipelines(stages, args, words):
+    with pytest.raises(RankError, match=words):
+        run_ranks(pipeline, stages, *args)
+
+
+# -- tensor --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_tensor_parallel(n):
+    for run in run_ranks(tensor_parallel_mlp, n):
+        assert run.forward == run.backward == Counter(all_reduce=1) and run.difference < 1e-12
+        assert run.shapes == {"up": (32 // n, 8), "down": (8, 32 // n)}
+    whole = 8 * sum(p.numel() for p in tiny_model(torch.float64).parameters())
+    for run in run_ranks(tensor_parallel, n):
+        assert run.forward == run.backward == Counter(all_reduce=4) and run.difference < 1e-12
+        assert run.shapes["attention.query_key_value"] == (192 // n, 64)
+        assert run.shapes["mlp.dense_4h_to_h"] == (64, 256 // n)
+        split = 8 * 2 * (192 * 64 + 64 * 64 + 2 * 64 * 256 + 192 + 256)  # the matrices and the columns' biases
+        assert run.held == whole - split + split // n
+
+
+def test_heads_that_do_not_divide():
+    with pytest.raises(RankError, match="어텐션 헤드 4개는 텐서 병렬 크기 3"):
+        run_ranks(tensor_parallel, 3)
+
+
+# -- pictures ------------------------------------------------------------------------------------------------------
+
+
+def test_pictures():
+    runs = {schedule: run_ranks(pipeline, 2, schedule, 4) for schedule in SCHEDULES}
+    assert "GPipe: 1/5, 1F1B: 1/5" in draw_pipeline(runs).alt and ">최대 4</text>" in draw_pipeline(runs).svg()
+    assert "[[1, 2, 4, 7], [3, 4, 10, 15]]" in draw_matrix_splits().alt
+    shapes = run_ranks(tensor_parallel, 2)[0].shapes
+    assert "64×128" in draw_block_splits(shapes, heads=4).svg()
+    assert draw_model_splits().svg().count("<rect") > 64
