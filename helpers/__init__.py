@@ -22,6 +22,7 @@ _HOME = {
     "quantize": "quantization",
     "example_tensor": "quantization",
     "quantization_panel": "panels",
+    "accumulation_panel": "panels",
     "enable_checkpointing": "training",
     "record_chain": "checkpointing",
     "sweep_segments": "checkpointing",

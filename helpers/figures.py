@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from . import svg
+from .accumulation import draw_splits, splits
+from .accumulation_pictures import draw_gradients
 from .checkpointing import record_chain, sweep_segments
 from .checkpointing_pictures import draw_moments
 from .distributed.drawings import (
@@ -32,6 +34,7 @@ from .number_formats import FORMATS, draw_layouts, draw_number, draw_spacing
 from .quantization import NINE_NUMBERS, book_numbers, example_tensor, quantize
 from .quantization_pictures import draw_code_stems, draw_codes, draw_mappings
 from .report import MemoryTable, draw_report
+from .small_model import SmallLanguageModel, sentences
 
 
 def batch_4_on_a_t4() -> svg.Drawing:
@@ -95,6 +98,27 @@ def spacing() -> svg.Drawing:
 def one_tenth() -> svg.Drawing:
     """Chapter 1: 0.1 in every format, the panel's first picture."""
     return draw_number(0.1)
+
+
+def gradients_add_up() -> svg.Drawing:
+    """Chapter 4: the gradients of four micro-batches and that of the whole batch."""
+    inputs, labels = sentences()
+    rows = ((labels >= 0).sum(1) == 6).nonzero().flatten()[:16]
+    torch.manual_seed(0)
+    model = SmallLanguageModel().double()
+
+    def share(rows: torch.Tensor) -> list[float]:
+        model.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(inputs[rows]).flatten(0, 1), labels[rows].flatten())
+        (loss * len(rows) / 16).backward()
+        return model.head.bias.grad[10:18].tolist()
+
+    return draw_gradients([share(part) for part in rows.split(4)], share(rows))
+
+
+def splits_of_16() -> svg.Drawing:
+    """Chapter 4: the panel's first picture."""
+    return draw_splits(splits(16, gpu="T4", optimizer="adamw"))
 
 
 def _chain_at(*moments: tuple[str, int], **strategy: Any) -> svg.Drawing:
@@ -212,6 +236,8 @@ FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "03_batch_4_on_a_t4": batch_4_on_a_t4,
     "03_batch_16_on_a_t4": batch_16_on_a_t4,
     "03_batches_on_a_t4": batches_on_a_t4,
+    "04_gradients_add_up": gradients_add_up,
+    "04_splits_of_16": splits_of_16,
     "05_keep_everything": keep_everything,
     "05_keep_minimum": keep_minimum,
     "05_checkpoint_at_three": checkpoint_at_three,

@@ -11,14 +11,13 @@ from helpers.checkpointing_costs import (
     both_levers,
     checkpoint_modules,
     compare_steps,
-    largest_difference,
     printed_after_step,
     step_timeline,
-    train_with_trainer,
 )
 from helpers.flops import count_flops, flops_of_config, training_flops
 from helpers.largest import largest_fitting
 from helpers.models import load_config
+from helpers.trainers import largest_difference, train_with_trainer
 from helpers.training import set_checkpointing
 
 each = {"use_reentrant": False}

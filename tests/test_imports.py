@@ -20,15 +20,16 @@ ORDER = [
     ["virtual_gpu"],
     ["gpu"],
     ["four_bit"],
-    ["models", "data", "small_model"],
+    ["models", "data", "small_model", "trainers"],
     ["training"],
-    ["report", "quantization_pictures", "checkpointing_pictures", "lora_pictures"],
+    ["report", "quantization_pictures", "accumulation_pictures", "checkpointing_pictures", "lora_pictures"],
     ["experiment"],
     ["flops", "largest"],
     # A chapter's own machinery: it knows no other chapter's.
     [
         "number_formats",
         "quantization",
+        "accumulation",
         "checkpointing",
         "checkpointing_costs",
         "distributed",

@@ -51,6 +51,13 @@ def number_panel() -> Any:
     return NumberPanel()
 
 
+def accumulation_panel() -> Any:
+    """Chapter 4: model, GPU, optimizer, length, batch, micro-batch → memory of every split, passes and steps."""
+    from .accumulation import AccumulationPanel
+
+    return AccumulationPanel()
+
+
 def checkpointing_panel() -> Any:
     """Chapter 5: a chain's depth, strategy, segments, moment → who is alive, memory curve, recomputations."""
     from .checkpointing import CheckpointingPanel

@@ -482,7 +482,7 @@ for checkpointing in (False, True):
 
 
 # %%
-from helpers.checkpointing_costs import largest_difference
+from helpers.trainers import largest_difference
 
 
 def train(model):
@@ -514,7 +514,7 @@ gpu_memory_sweep(batch_size=16, precision="mixed_fp16", gradient_checkpointing=[
 # CPU에서 조용히 학습할 뿐이다. 끈 것과 켠 것의 최종 가중치를 비교한다.
 
 # %%
-from helpers.checkpointing_costs import train_with_trainer
+from helpers.trainers import train_with_trainer
 
 settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "max_steps": 3}
 off = train_with_trainer(small_gpt(), dataset, **settings)

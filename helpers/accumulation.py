@@ -1,0 +1,97 @@
+"""Chapter 4: comparing gradients, a small GPT-2 for the trainers, and every split of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .experiment import Setting, predict_memory
+from .flops import training_flops
+from .language import tr
+from .models import build_model
+from .report import MemoryReport, MemoryTable
+from .small_model import sentences
+from .units import positive_int
+
+
+def gradient(model: nn.Module) -> torch.Tensor:
+    """All gradients of a model as one vector (elements,), a copy. ValueError where there is none."""
+    found = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    if not found:
+        raise ValueError(
+            tr(
+                ko="그레이디언트가 없다. backward()를 먼저 부르고, zero_grad()보다 앞에서 꺼낸다.",
+                en="There is no gradient: call backward() first, and look before zero_grad().",
+            )
+        )
+    return torch.cat(found)
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The length of a - b as a share of the length of b."""
+    return float((a - b).norm() / b.norm())
+
+
+def small_gpt2(seed: int = 0) -> nn.Module:
+    """transformers' GPT-2 with 2 layers on the CPU, without dropout, in fp64 (printed digits are every machine's)."""
+    from transformers import GPT2Config
+
+    inputs, _ = sentences()
+    config = GPT2Config(
+        n_layer=2,
+        n_embd=64,
+        n_head=4,
+        vocab_size=int(inputs.max()) + 1,
+        n_positions=inputs.shape[1],
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build_model(config, torch.float64, device="cpu")
+
+
+def capital_samples(rows: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    """Some of the 64 sentences as transformers wants them: input_ids and labels (length,), which it shifts itself."""
+    inputs, labels = sentences()
+    shifted = torch.cat([torch.full_like(labels[:, :1], -100), labels[:, :-1]], dim=1)
+    return [{"input_ids": inputs[row], "labels": shifted[row]} for row in rows]
+
+
+@dataclass(frozen=True)
+class Split:
+    """One way to make a batch: `steps` micro-batches of `micro_batch` samples. flops: of all its matrix products."""
+
+    micro_batch: int
+    steps: int
+    report: MemoryReport
+    flops: int
+
+
+def splits(batch: int, *, gpu: str | None = None, **settings: Any) -> list[Split]:
+    """Every split of a batch into equal micro-batches, the largest first, its memory predicted, its FLOPs counted.
+
+    Memory is predicted with at most two micro-batches a step: from the second on each finds the same gradients there.
+    """
+    batch = positive_int(batch, "batch")
+    found = []
+    for steps in (s for s in range(1, batch + 1) if batch % s == 0):
+        setting = Setting(batch // steps, gradient_accumulation_steps=min(steps, 2), **settings)
+        flops = steps * training_flops(setting).total
+        found.append(Split(batch // steps, steps, predict_memory(setting, gpu=gpu), flops))
+    return found
+
+
+def draw_splits(found: list[Split]) -> Any:
+    """The splits' memory as bars, the steps as they are (not as they were predicted)."""
+    table = MemoryTable(split.report for split in found)
+    for split, report in zip(found, table, strict=True):
+        report.setting = {"batch_size": split.micro_batch, "gradient_accumulation_steps": split.steps}
+    return table.chart()
