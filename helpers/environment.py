@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib
 import os
 import platform
+import queue
 import re
 import shutil
 import subprocess
@@ -205,18 +207,22 @@ def _ask_hub(limit_s: float) -> str:
 
     if constants.HF_HUB_OFFLINE:
         return "off"
-    answered = threading.Event()
+    answers: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def ask() -> None:
-        request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
         try:
+            request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
             urllib.request.urlopen(request, timeout=limit_s).close()
         except urllib.error.HTTPError:
-            pass  # an answer, if not a page
-        except (OSError, ValueError):
-            return
-        answered.set()
+            answers.put("reachable")  # an answer, if not a page
+        except (OSError, ValueError, http.client.HTTPException):
+            answers.put("unreachable")
+        else:
+            answers.put("reachable")
 
     # A look-up of a name knows no time limit: the thread is left behind when it takes too long.
     threading.Thread(target=ask, daemon=True).start()
-    return "reachable" if answered.wait(limit_s) else "unreachable"
+    try:
+        return answers.get(timeout=limit_s)
+    except queue.Empty:
+        return "unreachable"

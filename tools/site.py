@@ -29,11 +29,10 @@ extensions = ["myst_nb"]
 exclude_patterns = []
 nb_execution_mode = "off"
 nb_ipywidgets_js = {}
-# A notebook's own relative files (pages beside it) are left as they are; warnings are errors all the same.
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
 html_theme = "furo"
-html_show_sphinx = html_show_sourcelink = html_copy_source = False
+html_show_copyright = html_show_sphinx = html_show_sourcelink = html_copy_source = False
 html_math_renderer = "mathml"
 
 
