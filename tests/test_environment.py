@@ -146,7 +146,7 @@ def test_what_would_replace_torch_is_refused(machine):
     assert "2.6" in machine("-m", "pip", "show", "torch").stdout.splitlines()[1]
 
 
-# ---- the map ------------------------------------------------------------------------------------------------------------
+# ---- the map --------------------
 
 
 def test_the_map_names_every_notebook_of_the_course():

@@ -21,6 +21,8 @@ NEEDED = ("sphinx", "myst_nb", "furo", "latex2mathml")
 RAW_PICTURE = re.compile(r"https://raw\.githubusercontent\.com/[^/]+/[^/]+/main/(image/)")
 PANEL_NOTE = "(조작 패널은 노트북을 실행하면 나타난다. 여기서는 그림이 그 모습을 보여 준다.)"
 PAGES = {"처방 한 장": "cheat_sheet", "용어집": "glossary", "출처": "sources"}
+# Furo lets a formula scroll, which cuts off a fraction's numerator; none of the page's fonts has a formula's signs.
+MATH_CSS = "math { font-family: math, serif; overflow: visible; }\n"
 CONF = """
 import latex2mathml.converter
 project, language, author = "작은 GPU, 큰 모델", "ko", "the gpu-memory-course authors"
@@ -34,13 +36,19 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_show_copyright = html_show_sphinx = html_show_sourcelink = html_copy_source = False
 html_math_renderer = "mathml"
+html_static_path, html_css_files = ["static"], ["math.css"]
 
 
 def _write(display):
+    from docutils.nodes import SkipNode
+
     def visit(self, node):
-        self.body.append(latex2mathml.converter.convert(node.astext(), display=display))
-        from docutils.nodes import SkipNode
+        formula = latex2mathml.converter.convert(node.astext(), display=display)
+        # Room above and below: where it scrolls, what is taller than a line would be cut off.
+        style = "overflow-x: auto; padding: 0.8em 0"
+        self.body.append(formula if display == "inline" else f'<div style="{style}">{formula}</div>')
         raise SkipNode
+
     return visit
 
 
@@ -72,6 +80,8 @@ def prepare(source: Path) -> None:
         + toctree("곁에 두고 보기", [f"{words} <docs/{name}>" for words, name in PAGES.items()]),
         encoding="utf-8",
     )
+    (source / "static").mkdir()
+    (source / "static" / "math.css").write_text(MATH_CSS, encoding="utf-8")
     (source / "conf.py").write_text(CONF, encoding="utf-8")
 
 
