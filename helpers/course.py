@@ -80,6 +80,7 @@ def _chapter(number: int, name: str, title: str, question: str, path: Path) -> C
     if not path.exists():
         return Chapter(number, title, question)
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    cells = [cell for cell in cells if "set-up" not in cell.get("metadata", {}).get("tags", [])]
     text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     heading = re.search(r"^# (?:\d+장\. )?(.+)$", text, re.MULTILINE)

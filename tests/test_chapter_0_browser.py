@@ -1,4 +1,4 @@
-"""Chapter 0 in JupyterLab and Chromium: run all; the table, the picture and the map are there, and its links lead on."""
+"""Chapter 0 in JupyterLab and Chromium: run all; the table is there, and the map's links lead on."""
 
 import pytest
 

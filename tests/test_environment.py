@@ -86,7 +86,7 @@ def test_what_is_lacking_is_named(monkeypatch):
     assert "없거나 오래됨: peft>=0.15, torch>=2.6" in str(check_environment())
 
 
-# ---- the set-up cell's installer: a real pip in an environment of its own ----------------------------------------------
+# ---- the set-up cell's installer: a real pip in an environment of its own ----
 
 
 def wheel(folder, name, version, requires=""):
@@ -146,7 +146,7 @@ def test_what_would_replace_torch_is_refused(machine):
     assert "2.6" in machine("-m", "pip", "show", "torch").stdout.splitlines()[1]
 
 
-# ---- the map --------------------
+# ---- the map ----
 
 
 def test_the_map_names_every_notebook_of_the_course():

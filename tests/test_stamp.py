@@ -13,6 +13,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from helpers import course_map
 from tools import notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,9 +45,10 @@ def contents(home):
 
 
 def test_every_notebook_is_stamped_and_unstamped_without_being_run(home, capsys):
-    before = contents(home)
+    before, chapters = contents(home), course_map(home / "notebooks" / "ko")
     assert run(home, "stamp", ADDRESS) == 0
     after = contents(home)
+    assert course_map(home / "notebooks" / "ko") == chapters  # chapter 0 shows what it showed
     assert run(home, "check", ADDRESS) == 0, capsys.readouterr().out
     for name, stored in after.items():
         text, code = nbformat.reads(stored.decode(), as_version=4).cells[:2]

@@ -360,6 +360,7 @@ def main(argv: list[str] | None = None) -> int:
         repository = repository_of(arguments.pyproject)
     except ValueError as error:
         parser.error(str(error))
+    sources.sort(key=lambda source: source.stem.startswith("00_"))  # last: its map reads the other notebooks
     if arguments.command == "check":
         return check_all(sources, folder, arguments.lang, repository, None if names else every)
     return write_all(build if arguments.command == "build" else stamp, sources, folder, arguments.lang, repository)
