@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 QUIET_MACHINE := CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 PYTHONHASHSEED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help course test stress check format notebooks figures bench measure-gpu environment
+.PHONY: help course test stress check format notebooks stamp figures site bench measure-gpu environment
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,8 +41,14 @@ format: $(READY)  ## let ruff put the code in order
 notebooks: $(READY)  ## build notebooks/ko from notebooks/src (NAME=03_memory_decomposition: that one only)
 	@$(BIN)/python tools/notebooks.py build $(NAME)
 
+stamp: $(READY)  ## put the address of pyproject.toml (badge, set-up cell, pictures) into every notebook
+	@$(BIN)/python tools/notebooks.py stamp
+
 figures: $(READY)  ## draw the figures of image/
 	@$(BIN)/python -m helpers.figures
+
+site: $(READY)  ## the notebooks as a website in tmp/site (needs requirements-site.txt)
+	@$(or $(SITE_PYTHON),$(BIN)/python) tools/site.py
 
 bench: $(READY)  ## the virtual GPU beside its peers, then beside the book (builds a second environment; minutes)
 	@$(BIN)/python benchmarks/virtual_gpu.py

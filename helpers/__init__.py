@@ -4,6 +4,8 @@ import importlib
 
 _HOME = {
     "set_language": "language",
+    "check_environment": "environment",
+    "course_map": "course",
     "use_gpu": "gpu",
     "current_gpu": "gpu",
     "print_gpu_utilization": "gpu",

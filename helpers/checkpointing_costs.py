@@ -283,7 +283,7 @@ class Levers(list):
                 tr(ko="켬", en="on") if c.checkpointing else tr(ko="끔", en="off"),
                 human_bytes(c.needed_bytes),
                 tr(ko="들어간다", en="fits") if c.fits else tr(ko="메모리 부족", en="out of memory"),
-                f"{c.flops / least - 1:+.1%}" if c.flops > least else "0",
+                f"{c.flops / least - 1:+.1%}" if c.flops > 1.0005 * least else "0",
                 tr(ko="← 고른다", en="← choose") if c is best else "",
             ]
             for c in self

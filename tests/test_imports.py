@@ -16,7 +16,8 @@ PACKAGE = ROOT / "helpers"
 ORDER = [
     ["language"],
     ["units"],
-    ["gpu_catalog", "timeline", "cuda_kernels", "svg"],
+    ["gpu_catalog", "timeline", "cuda_kernels", "svg", "environment"],
+    ["course"],
     ["virtual_gpu"],
     ["gpu"],
     ["four_bit"],

@@ -2,11 +2,16 @@
 
     python tools/notebooks.py build [NAME ...] [--lang ko]
     python tools/notebooks.py check [NAME ...] [--lang ko]
+    python tools/notebooks.py stamp [NAME ...] [--lang ko]
 
 A source is `notebooks/src/NAME.py` (jupytext, py:percent). Its text cells say their language
 (`# %% [markdown] lang="ko"`); cells of another language are left out, cells without one are kept. `build` runs the
 cells as on a machine without a GPU or a network and writes `notebooks/LANG/NAME.ipynb` without anything that changes
 from run to run: two builds are the same bytes.
+
+Where `repository` of [tool.course] in pyproject.toml holds the course's public address, every notebook begins with a
+Colab badge and a set-up cell, and its pictures come from there, so that it works when it is opened alone. `stamp` puts
+the address into the notebooks that are built already, without running them; an empty address leaves them plain.
 """
 
 from __future__ import annotations
@@ -18,8 +23,9 @@ import re
 import statistics
 import sys
 import tempfile
+import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jupytext
@@ -47,6 +53,36 @@ IMAGE_WITHOUT_ALT = re.compile(r"!\[\s*\]\([^)]*\)|<img\b(?![^>]*\balt\s*=\s*[\"
 LINK_TARGET = re.compile(r"\]\(\s*<?([^)\s>]+)|\b(?:src|href)\s*=\s*[\"']([^\"']+)[\"']")
 
 
+# What a notebook that was opened alone needs first. Beside its repository, or where `helpers` is installed, it does
+# nothing; elsewhere it fetches the course. What is installed then: helpers/environment.py.
+SET_UP = """\
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+if importlib.util.find_spec("helpers") is None:
+    course = Path("../..").resolve()
+    if not (course / "helpers").is_dir():
+        course = Path("gpu-memory-course").resolve()
+        if not course.exists():
+            subprocess.run(["git", "clone", "--quiet", "--depth", "1", "{repository}", course], check=True)
+    sys.path.insert(0, str(course))
+    from helpers.environment import set_up
+    set_up()"""
+SET_UP_TEXT = {
+    "ko": "Colab에서 이 노트북만 열었다면 다음 셀이 강의의 코드를 내려받고, 없는 패키지만 설치한다. "
+    "이미 있는 torch는 그대로 둔다. 강의 전체를 내려받아 열었다면 아무 일도 하지 않는다.",
+    "en": "Opened alone, on Colab say, this notebook fetches the course's code with the next cell and installs only "
+    "the packages that are missing; the torch that is there stays. Beside the whole course the cell does nothing.",
+}
+SET_UP_TAG = "set-up"
+BADGE = "[![{words}](https://colab.research.google.com/assets/colab-badge.svg)]({address})"
+BADGE_WORDS = {"ko": "Colab에서 열기", "en": "Open in Colab"}
+GITHUB = re.compile(r"https://github\.com/([\w.-]+)/([\w.-]+?)(?:\.git)?/?")
+PICTURE = re.compile(r"(!\[[^\]]*\]\()(?:\.\./){2}(image/[^)\s]+\))")
+
+
 class BuildError(Exception):
     """A chapter that cannot be built; its text says which cell and why."""
 
@@ -54,11 +90,19 @@ class BuildError(Exception):
 # ---- source -> notebook ---------------------------------------------------------------------------------------------
 
 
-def convert(source: Path, lang: str) -> NotebookNode:
-    """The notebook of one language that a source stands for, not yet run."""
+def repository_of(pyproject: Path) -> str:
+    """The course's public address, "" until it is published; ValueError where it is none that git could clone."""
+    address = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["course"]["repository"].strip()
+    if address and not (GITHUB.fullmatch(address) or re.match(r"(https|file)://[^\s\"'{}]+$", address)):
+        raise ValueError(f"{pyproject.name}, [tool.course] repository: not an address that git can clone: {address!r}")
+    return address
+
+
+def convert(source: Path, lang: str, repository: str = "") -> NotebookNode:
+    """The notebook of one language that a source stands for, not yet run; with an address, stamped with it."""
     read = jupytext.read(source, fmt="py:percent")
     seen: Counter[str] = Counter()
-    cells = []
+    cells = set_up_cells(source.stem, lang, repository) if repository else []
     for cell in read.cells:
         metadata = dict(cell.metadata)
         if metadata.pop("lang", lang) != lang:
@@ -70,8 +114,31 @@ def convert(source: Path, lang: str) -> NotebookNode:
         digest = hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:10]
         seen[digest] += 1
         cell_id = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
-        cells.append(make(source=cell.source, metadata=metadata, id=cell_id))
+        text = with_pictures_from(repository, cell.source) if cell.cell_type == "markdown" else cell.source
+        cells.append(make(source=text, metadata=metadata, id=cell_id))
     return nbformat.v4.new_notebook(cells=cells, metadata=NOTEBOOK_METADATA, nbformat_minor=5)
+
+
+def set_up_cells(name: str, lang: str, repository: str) -> list[NotebookNode]:
+    """The badge (Colab opens what is on GitHub, nothing else) with a sentence, and the set-up cell."""
+    text, metadata = SET_UP_TEXT[lang], {"tags": [SET_UP_TAG]}
+    if found := GITHUB.fullmatch(repository):
+        path = f"{found[1]}/{found[2]}/blob/main/notebooks/{lang}/{name}.ipynb"
+        address = f"https://colab.research.google.com/github/{path}"
+        text = f"{BADGE.format(words=BADGE_WORDS[lang], address=address)}\n\n{text}"
+    code = SET_UP.format(repository=repository)
+    return [
+        nbformat.v4.new_markdown_cell(text, metadata=metadata, id="set-up-text"),
+        nbformat.v4.new_code_cell(code, metadata=metadata, id="set-up"),
+    ]
+
+
+def with_pictures_from(repository: str, text: str) -> str:
+    """The text with the pictures of image/ by their public address: on Colab there is no file beside the notebook."""
+    found = GITHUB.fullmatch(repository)
+    if not found:
+        return text
+    return PICTURE.sub(rf"\1https://raw.githubusercontent.com/{found[1]}/{found[2]}/main/\2", text)
 
 
 def execute(notebook: NotebookNode, folder: Path) -> None:
@@ -107,9 +174,9 @@ def normalise(notebook: NotebookNode) -> NotebookNode:
     return notebook
 
 
-def build(source: Path, folder: Path, lang: str) -> Path:
+def build(source: Path, folder: Path, lang: str, repository: str = "") -> Path:
     """Convert, run, normalise and write one chapter."""
-    notebook = convert(source, lang)
+    notebook = convert(source, lang, repository)
     target = folder / f"{source.stem}.ipynb"
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -125,6 +192,33 @@ def build(source: Path, folder: Path, lang: str) -> Path:
         raise BuildError("\n".join(f"{source.name}: {problem}" for problem in stderr))
     target.write_text(serialise(notebook), encoding="utf-8")
     return target
+
+
+def stamp(source: Path, folder: Path, lang: str, repository: str) -> Path:
+    """Write a chapter's notebook anew for this address (or none), with the outputs that it holds; nothing is run."""
+    target = folder / f"{source.stem}.ipynb"
+    notebook = convert(source, lang, repository)
+    stored = {}
+    if target.exists():
+        stored = {cell.id: cell for cell in nbformat.read(target, as_version=4).cells if cell.cell_type == "code"}
+    for number, cell in enumerate((cell for cell in notebook.cells if cell.cell_type == "code"), start=1):
+        if cell.id not in stored and cell.id != SET_UP_TAG:
+            raise BuildError(f"{source.name}: the notebook is not what the source builds: build it")
+        if cell.id in stored:
+            cell.outputs = renumbered(stored[cell.id].outputs, stored[cell.id].execution_count, number)
+        cell.execution_count = number
+    target.write_text(serialise(normalise(notebook)), encoding="utf-8")
+    return target
+
+
+def renumbered(outputs: list[NotebookNode], old: int | None, new: int) -> list[NotebookNode]:
+    """Outputs of cell `old` as those of cell `new`: what counts them, and the place that a traceback names."""
+    for output in outputs:
+        if "execution_count" in output:
+            output.execution_count = new
+        if output.output_type == "error":
+            output.traceback = [part.replace(f"In[{old}]", f"In[{new}]") for part in output.traceback]
+    return outputs
 
 
 def keep_measured_outputs(notebook: NotebookNode, stored_at: Path) -> None:
@@ -144,10 +238,10 @@ def serialise(notebook: NotebookNode) -> str:
 # ---- check ----------------------------------------------------------------------------------------------------------
 
 
-def problems_of(source: Path, folder: Path, lang: str) -> Iterator[str]:
+def problems_of(source: Path, folder: Path, lang: str, repository: str = "") -> Iterator[str]:
     """Everything that is wrong with one chapter, as sentences; nothing is run."""
-    expected = convert(source, lang)
-    yield from problems_in_cells(expected, folder)
+    expected = convert(source, lang, repository)
+    yield from problems_in_cells(convert(source, lang), folder)
     target = folder / f"{source.stem}.ipynb"
     if not target.exists():
         yield "has no notebook: build it"
@@ -248,10 +342,11 @@ def lengths(notebooks: list[NotebookNode]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["build", "check"])
+    parser.add_argument("command", choices=["build", "check", "stamp"])
     parser.add_argument("names", nargs="*", metavar="NAME", help="chapters by name (default: all)")
     parser.add_argument("--lang", default="ko", help="the edition (default: ko)")
     parser.add_argument("--notebooks", type=Path, default=ROOT / "notebooks", help=argparse.SUPPRESS)
+    parser.add_argument("--pyproject", type=Path, default=ROOT / "pyproject.toml", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
 
     folder = arguments.notebooks / arguments.lang
@@ -261,24 +356,31 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := sorted(set(names) - {source.stem for source in every}):
         parser.error(f"no such chapter: {', '.join(unknown)} (there are: {', '.join(s.stem for s in every) or 'none'})")
 
-    if arguments.command == "build":
-        return build_all(sources, folder, arguments.lang)
-    return check_all(sources, folder, arguments.lang, None if names else every)
+    try:
+        repository = repository_of(arguments.pyproject)
+    except ValueError as error:
+        parser.error(str(error))
+    sources.sort(key=lambda source: source.stem.startswith("00_"))  # last: its map reads the other notebooks
+    if arguments.command == "check":
+        return check_all(sources, folder, arguments.lang, repository, None if names else every)
+    return write_all(build if arguments.command == "build" else stamp, sources, folder, arguments.lang, repository)
 
 
-def build_all(sources: list[Path], folder: Path, lang: str) -> int:
+def write_all(write: Callable[..., Path], sources: list[Path], folder: Path, lang: str, repository: str) -> int:
     failed = 0
     for source in sources:
         try:
-            print(f"built {build(source, folder, lang)}")
+            print(f"wrote {write(source, folder, lang, repository)}")
         except BuildError as error:
             failed += 1
             print(error, file=sys.stderr)
     return 1 if failed else 0
 
 
-def check_all(sources: list[Path], folder: Path, lang: str, every: list[Path] | None) -> int:
-    problems = [f"{source.stem}: {problem}" for source in sources for problem in problems_of(source, folder, lang)]
+def check_all(sources: list[Path], folder: Path, lang: str, repository: str, every: list[Path] | None) -> int:
+    problems = [
+        f"{source.stem}: {problem}" for source in sources for problem in problems_of(source, folder, lang, repository)
+    ]
     if every is not None:
         strays = {path.stem for path in folder.glob("*.ipynb")} - {source.stem for source in every}
         problems += [f"{name}: a notebook without a source" for name in sorted(strays)]

@@ -243,6 +243,6 @@ def draw_pipeline(runs_of: Mapping[str, Sequence[PipelineRun]]) -> svg.Drawing:
     for i, (color, label) in enumerate(legend):
         drawing.rect(80 + i * 110, top - 20, 11, 11, color)
         drawing.text(97 + i * 110, top - 10, label, size=12)
-    note = tr(ko="오른쪽: 한꺼번에 붙들고 있는 마이크로배치", en="right: micro-batches held at once")
+    note = tr(ko="오른쪽: 한꺼번에 붙들고 있는 마이크로 배치", en="right: micro-batches held at once")
     drawing.text(740, top - 10, note, size=12, anchor="end", fill=svg.MUTED)
     return drawing

@@ -98,17 +98,17 @@ def _check_pipeline(schedule: str, stages: int, layers: int, micro_batches: int,
                 en=f"A model of {layers} layers does not make {stages} stages: each needs a layer at least.",
             )
         )
-    if rows % positive_int(micro_batches, tr(ko="마이크로배치 수", en="number of micro-batches")):
+    if rows % positive_int(micro_batches, tr(ko="마이크로 배치 수", en="number of micro-batches")):
         raise ValueError(
             tr(
-                ko=f"{rows}행을 마이크로배치 {micro_batches}개로 똑같이 나눌 수 없다.",
+                ko=f"{rows}행을 마이크로 배치 {micro_batches}개로 똑같이 나눌 수 없다.",
                 en=f"{rows} rows do not divide into {micro_batches} equal micro-batches.",
             )
         )
     if micro_batches < stages:
         raise ValueError(
             tr(
-                ko=f"마이크로배치가 {micro_batches}개인데 단계는 {stages}개다. 마이크로배치를 단계 수 이상으로 한다.",
+                ko=f"마이크로 배치가 {micro_batches}개인데 단계는 {stages}개다. 마이크로 배치를 단계 수 이상으로 한다.",
                 en=f"{micro_batches} micro-batches for {stages} stages: use at least as many as there are stages.",
             )
         )

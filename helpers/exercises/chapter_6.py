@@ -95,7 +95,7 @@ EXERCISES = {
         _judge_micro_batches,
         lambda: [
             tr(
-                ko="버블은 (p − 1)/(m + p − 1)이다. p는 단계 수, m은 마이크로배치 수다.",
+                ko="버블은 (p − 1)/(m + p − 1)이다. p는 단계 수, m은 마이크로 배치 수다.",
                 en="The bubble is (p - 1)/(m + p - 1): p stages, m micro-batches.",
             ),
             tr(

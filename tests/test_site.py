@@ -1,0 +1,77 @@
+"""The website, built from what is committed, and the files of .github."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+
+from tools import site
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_without_its_libraries_it_says_what_to_install(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(site, "NEEDED", ("json", "no_such_library"))
+    assert site.main(["--to", str(tmp_path / "site")]) == 1
+    said = capsys.readouterr().out
+    assert "no_such_library not installed" in said and "requirements-site.txt" in said
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_notebook_for_the_web():
+    new = nbformat.v4
+    raw = "https://raw.githubusercontent.com/a/b/main/image/x.svg"
+    panel = new.new_output("display_data", data={"text/plain": "MemoryPanel()"})
+    table = new.new_output("display_data", data={"text/html": '<a href="01_x.ipynb">x</a>', "text/plain": "x"})
+    notebook = new.new_notebook(
+        cells=[
+            new.new_code_cell("import sys", metadata={"tags": ["set-up"]}),
+            new.new_markdown_cell(f"![그림]({raw})"),
+            new.new_code_cell("memory_panel()", outputs=[panel]),
+            new.new_code_cell("course_map()", outputs=[table]),
+        ]
+    )
+    site.for_the_web(notebook)
+    assert [cell.source for cell in notebook.cells] == ["![그림](../../image/x.svg)", "memory_panel()", "course_map()"]
+    assert notebook.cells[1].outputs[0].data == {"text/plain": site.PANEL_NOTE}
+    assert notebook.cells[2].outputs[0].data["text/html"] == '<a href="01_x.html">x</a>'
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in site.NEEDED), reason="requirements-site.txt is not installed"
+)
+def test_the_site_is_built_and_whole(tmp_path):
+    assert site.main(["--to", str(tmp_path / "site")]) == 0
+    for notebook in (ROOT / "notebooks" / "ko").glob("*.ipynb"):
+        page = (tmp_path / "site" / "notebooks" / "ko" / f"{notebook.stem}.html").read_text(encoding="utf-8")
+        assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?:', page), "fetched from elsewhere"
+    index = (tmp_path / "site" / "searchindex.js").read_text(encoding="utf-8")
+    assert json.dumps("그레이디언트").strip('"') in index
+
+
+# ---- .github -------------------------------------------------------------------------------------------------------
+
+
+def load(name):
+    return yaml.safe_load((ROOT / ".github" / name).read_text(encoding="utf-8"))
+
+
+def test_the_workflow_runs_the_checks_on_every_supported_python():
+    jobs = load("workflows/checks.yml")["jobs"]
+    supported = re.findall(r"3\.\d+", (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()[1])
+    pythons = jobs["course"]["strategy"]["matrix"]["python"]
+    assert [pythons[0], pythons[-1]] == supported
+    assert any(step.get("run") == ".ci/run" for step in jobs["course"]["steps"])
+    assert "notebooks/ko" in jobs["colab"]["steps"][-1]["run"]
+
+
+@pytest.mark.parametrize("form", ["problem", "measurement"])
+def test_the_forms_ask_for_gpu_versions_and_the_reports_text(form):
+    fields = {field["id"]: field for field in load(f"ISSUE_TEMPLATE/{form}.yml")["body"]}
+    asked = ["gpu", "versions", "said" if form == "problem" else "measured"]
+    assert all(fields[name]["validations"]["required"] for name in asked)

@@ -1,0 +1,140 @@
+"""Write docs/cheat_sheet.md: out of memory, what to try and in which order. Every number is computed here.
+
+python tools/cheat_sheet.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from helpers import predict_memory, shard_ledger
+from helpers.report import phase_label
+from helpers.units import GiB
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "cheat_sheet.md"
+MODEL = "EleutherAI/polyglot-ko-1.3b"
+BASE = {"model_id": MODEL, "gpu": "T4", "batch_size": 16, "sequence_length": 256}
+PRECISIONS = ("auto", "mixed_fp16")
+RANKS = 4
+
+# What to try, in the order of what it costs; the setting that does it; its price; the chapter that explains it.
+CHECKPOINTED = {"gradient_checkpointing": True}
+STEPS = [
+    ("아무것도 하지 않음", {}, "", "3장"),
+    (
+        "배치를 4로 줄이고 네 번 누적",
+        {"batch_size": 4, "gradient_accumulation_steps": 4},
+        "작은 배치는 GPU를 덜 채운다",
+        "4장",
+    ),
+    ("그레이디언트 체크포인팅", CHECKPOINTED, "순전파를 한 번 더 한다", "5장"),
+    (
+        "체크포인팅 + `adamw_fused`",
+        {**CHECKPOINTED, "optimizer": "adamw_fused"},
+        "위와 같다. 스텝의 임시 텐서가 없어진다",
+        "3장, 5장",
+    ),
+    ("길이를 128로", {"sequence_length": 128}, "긴 글을 잘라야 한다", "3장"),
+    (
+        "체크포인팅 + 8비트 AdamW",
+        {**CHECKPOINTED, "optimizer": "adamw_8bit"},
+        "옵티마이저 상태를 8비트로 양자화한다",
+        "2장, 3장",
+    ),
+    ("LoRA", {"peft": "lora"}, "가중치의 변화량이 rank로 제한된다", "7장"),
+    ("LoRA + 체크포인팅", {"peft": "lora", **CHECKPOINTED}, "둘 다", "5장, 7장"),
+    ("QLoRA + 체크포인팅", {"peft": "qlora", **CHECKPOINTED}, "층마다 4비트를 풀어 쓰는 연산이 더 든다", "2장, 7장"),
+]
+
+PAGE = """\
+# 처방 한 장: CUDA out of memory
+
+<!-- tools/cheat_sheet.py가 계산해서 쓴다. 손으로 고치지 않는다. -->
+
+오류를 만났을 때 **위에서부터** 하나씩 해 본다. 잃는 것이 적은 순서다. 절약은 polyglot-ko-1.3b를 길이 256, 배치 16으로 학습할 때 두 번째 스텝까지의 최대 메모리를
+가상 T4(한도 {capacity})에서 센 것이고, 실제 GPU에서 측정한 것이 아니다. 모델과 길이가 다르면 절약도 다르니 같은 실험을 자기 설정으로 다시 해 본다.
+
+## 먼저 볼 것
+
+1. **최대가 어디에 있는가.** `gpu_memory_experiment(...)`나 `predict_memory(...)`의 보고서가 말해 준다. 최대가 **스텝**에 있으면 옵티마이저를, **역전파**에 있으면 순전파 상태를 줄인다.
+   엉뚱한 쪽을 줄이면 아래 표의 어떤 줄처럼 거의 변하지 않는다.
+2. **남은 것이 있는가.** 앞서 난 오류가 모델을 붙들고 있을 수 있다. `cleanup()`을 부르거나 커널을 다시 시작한다.
+3. **다른 프로세스가 있는가.** `nvidia-smi`로 본다.
+
+## 순서대로
+
+GiB는 필요한 최대 메모리, 괄호 안은 출발점에서 줄어든 비율이다. **굵은 글씨**는 T4에 들어간다.
+
+| | 해 볼 것 | 순수 fp16 | 혼합 정밀도(fp16) | 대가 | 설명 |
+|---|---|---|---|---|---|
+{rows}
+
+- 순수 fp16에 AdamW를 쓰면 메모리에는 들어가도 학습이 되지 않는다(3장). 전체 미세 조정에서 믿을 것은 혼합 정밀도 열이다.
+- `eager` 어텐션은 출발점보다 더 든다. 순수 fp16 {eager_fp16}, 혼합 정밀도 {eager_mixed}. 먼저 확인한다.
+- 혼합 정밀도의 전체 미세 조정에서는 체크포인팅을 켜도 최대가 **{mixed_phase}**에 남는다. 순전파 상태보다 옵티마이저의 임시 텐서가 커서, 배치나 길이만 줄이면 거의 그대로다.
+- QLoRA만 켜고 체크포인팅을 끄면 순수 fp16에서 {qlora_fp16}로, LoRA의 {lora_fp16}보다 오히려 더 든다. 이유는 7장에 있다.
+
+## GPU가 {ranks}개라면
+
+같은 모델을 혼합 정밀도(파라미터 하나에 16바이트)로 학습할 때 GPU 하나가 들고 있는 파라미터, 그레이디언트, 옵티마이저 상태다. 순전파 상태는 들어 있지 않다. 6장에서 설명한다.
+
+| ZeRO 단계 | GPU 하나에 | 줄어든 비율 |
+|---|---|---|
+{stages}
+
+## 그래도 안 되면
+
+- 더 작은 모델을 고르거나 더 큰 GPU를 빌린다. 얼마나 모자라는지는 `predict_memory(...)`의 `needed_bytes`가 말해 준다.
+- CPU로 옮기기(offload)는 메모리를 아끼지만 그 대가는 이 강의의 숫자에 없다.
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    start = {precision: predict_memory(**BASE, precision=precision) for precision in PRECISIONS}
+    rows = []
+    for number, (what, setting, price, chapter) in enumerate(STEPS):
+        cells = [_cell(setting, precision, start[precision]) for precision in PRECISIONS]
+        rows.append(f"| {number or ''} | {what} | {' | '.join(cells)} | {price} | {chapter} |")
+    held = [shard_ledger(MODEL, RANKS, stage).largest.total for stage in range(4)]
+    stages = [
+        f"| {stage or '없음(데이터 병렬)'} | {_gib(size)} | {_less(size, held[0])} |" for stage, size in enumerate(held)
+    ]
+    return PAGE.format(
+        capacity=_gib(start["auto"].capacity_bytes),
+        rows="\n".join(rows),
+        stages="\n".join(stages),
+        ranks=RANKS,
+        eager_fp16=_needed(attention="eager"),
+        eager_mixed=_needed(attention="eager", precision="mixed_fp16"),
+        mixed_phase=phase_label(predict_memory(**BASE, precision="mixed_fp16", **CHECKPOINTED).peak_phase),
+        qlora_fp16=_needed(peft="qlora"),
+        lora_fp16=_needed(peft="lora"),
+    )
+
+
+def _cell(setting: dict, precision: str, start) -> str:
+    report = predict_memory(**{**BASE, **setting}, precision=precision)
+    text = (
+        f"{_gib(report.needed_bytes)} ({_less(report.needed_bytes, start.needed_bytes)})"
+        if setting
+        else _gib(report.needed_bytes)
+    )
+    return f"**{text}**" if report.fits else text
+
+
+def _needed(**setting) -> str:
+    return _gib(predict_memory(**{**BASE, **setting}).needed_bytes)
+
+
+def _gib(nbytes: float) -> str:
+    return f"{nbytes / GiB:.2f} GiB"
+
+
+def _less(nbytes: float, start: float) -> str:
+    return f"−{(1 - nbytes / start) * 100:.0f}%" if nbytes < start else ""
+
+
+if __name__ == "__main__":
+    TARGET.write_text(page(), encoding="utf-8")
+    print(f"wrote {TARGET}")
