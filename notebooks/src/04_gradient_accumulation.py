@@ -74,6 +74,10 @@ mean_loss(rows).item()
 model.zero_grad()
 mean_loss(rows).backward()
 whole = gradient(model)
+whole.shape
+
+# %% [markdown] lang="ko"
+# 파라미터 10만여 개의 그레이디언트를 한 줄로 이었다. 이제 나누어 넣고 같은지 본다.
 
 # %%
 model.zero_grad()
@@ -202,16 +206,22 @@ table
 # %%
 table[1].phases()
 
+# %% [markdown] lang="ko"
+# 다음은 4 × 4다. 순전파와 역전파가 네 번씩 있고 스텝이 하나다.
+
 # %%
 table[2].phases()
 
 # %% [markdown] lang="ko"
 # 누적의 둘째 마이크로 배치부터는 순전파가 2.5 GiB쯤 높은 곳에서 시작한다. 앞의 마이크로 배치가 남긴 **그레이디언트가 그대로 있기 때문이다.** 누적 없는 학습에서는 그레이디언트가 생길 때 순전파 상태가 사라지므로 둘이 겹치지 않는다. 누적에서는 겹친다.
-# 그런데도 전체 최대가 같은 것은 이 설정에서 최대가 **옵티마이저 스텝**의 임시 텐서(3장 3.7절)에 있기 때문이다. 우연이다. 임시 텐서를 만들지 않는 융합(fused) AdamW로 바꾸거나, 마이크로 배치를 8로 키우면 어떻게 되는지 본다.
+# 그런데도 전체 최대가 같은 것은 이 설정에서 최대가 **옵티마이저 스텝**의 임시 텐서(3장 3.7절)에 있기 때문이다. 우연이다. 임시 텐서를 만들지 않는 융합(fused) AdamW로 바꾸어 본다.
 
 # %%
 fused = gpu_memory_sweep(batch_size=4, gradient_accumulation_steps=[1, 4], optimizer="adamw_fused")
 fused
+
+# %% [markdown] lang="ko"
+# 마이크로 배치 8을 두 번 누적한 것도 비교한다.
 
 # %%
 gpu_memory_sweep(batch_size=8, gradient_accumulation_steps=[1, 2])

@@ -540,7 +540,7 @@ step.sent_activations["all_reduce"] / (80 * 4096 * 8192)
 # 각 프로세스에 자기 번호(`RANK`)와 전체 수(`WORLD_SIZE`)를 환경 변수로 알려 준다. PyTorch에는 `torchrun`이 있고, accelerate에는 `accelerate launch`가 있다.
 # `accelerate launch`는 설정 파일에 적힌 엔진까지 골라 주므로 스크립트를 고치지 않고 DDP, FSDP2, DeepSpeed를 바꿔 가며 쓸 수 있다.
 #
-# [examples/train_distributed.py](../../examples/train_distributed.py)는 이 강의의 실험을 그렇게 쓴 것이다. `python`으로 실행하면 프로세스 하나로, 런처로 시작하면 여럿이 나누어 같은 일을 한다.
+# `examples/train_distributed.py`는 이 강의의 실험을 그렇게 쓴 것이다. `python`으로 실행하면 프로세스 하나로, 런처로 시작하면 여럿이 나누어 같은 일을 한다.
 # 먼저 rank 두 개로 돌린다. 어느 컴퓨터에서나 같도록 GPU는 숨기고 CPU에서 gloo로 통신한다. `--fully-shard`는 FSDP2로 나누라는 뜻이다. 첫 줄에서 요청한 엔진과 실제로 쓰인 엔진이 같은지, 그리고 rank마다 무엇을 몇 바이트 들고 있는지 본다.
 
 # %% tags=["nbval-ignore-output"]
@@ -673,7 +673,7 @@ def bytes_per_rank(stage, parameters, n):
 exercise("6-3").check(bytes_per_rank)
 
 # %% [markdown] lang="ko"
-# **6-4.** Llama-3.1-70B를 H200으로 전체 파인튜닝하려고 한다. 3단계, GPU마다 배치 1, 길이 4096, 체크포인팅이다. GPU가 적어도 몇 개 있어야 하는가? H200 여덟 개짜리 서버 한 대로 될까?
+# **6-4.** Llama-3.1-70B를 H200으로 전체 미세 조정하려고 한다. 3단계, GPU마다 배치 1, 길이 4096, 체크포인팅이다. GPU가 적어도 몇 개 있어야 하는가? H200 여덟 개짜리 서버 한 대로 될까?
 # 먼저 6-3의 함수로 어림하고, `rank_step("Llama-3.1-70B", GPU 수, batch_size=1, sequence_length=4096, gradient_checkpointing=True, gpu="H200")`으로 확인한다.
 
 # %%
