@@ -25,7 +25,9 @@ ORDER = [
     ["report", "quantization_pictures", "checkpointing_pictures", "lora_pictures"],
     ["experiment"],
     # A chapter's own machinery: it knows no other chapter's.
-    ["number_formats", "quantization", "checkpointing", "checkpointing_costs", "distributed", "lora", "planner"],
+    ["number_formats", "quantization", "checkpointing", "checkpointing_costs", "distributed", "lora"],
+    # The last chapter puts the tools of the others together.
+    ["planner"],
     ["figures", "plots"],
     ["exercises"],
     ["panels"],
