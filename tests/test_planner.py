@@ -19,8 +19,8 @@ from helpers.language import set_language
 from helpers.models import build_model, byte_tokenizer
 from helpers.planner import METHODS, cheapest
 from helpers.planner.__main__ import main
-from helpers.planner.measure import held, measure
-from helpers.planner.plans import make_request, recipes_of, setting_of
+from helpers.planner.measure import held, measure, setting_of
+from helpers.planner.plans import make_request, recipes_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = {"model": "gpt2-large", "gpu": "T4", "length": 512, "batch": 16}
