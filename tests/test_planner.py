@@ -213,9 +213,8 @@ def test_when_nothing_fits_the_smallest_changes_do():
 
 
 def test_a_shorter_length_is_found_by_searching():
-    plans = plan_training("gpt2-xl", "T4", length=1024, batch=1, methods=("full",), optimizer="sgd", margin=0.2)
-    if plans.plans:
-        pytest.fail(f"choose a request that does not fit: {plans.best}")
+    plans = plan_training("Qwen/Qwen2.5-0.5B", "T4", length=8192, batch=1, methods=("full",), optimizer="adamw_fused")
+    assert not plans.plans
     change = next(change for change in plans.changes if change.what == "length")
     assert change.value % 64 == 0 and change.plan.fits
     assert not cheapest(replace(plans.request, length=change.value + 64)).fits

@@ -139,10 +139,12 @@ def draw_plans(plans: Plans) -> svg.Drawing:
             x += size
         total = plan.needed + (" →" if plan.needed_bytes > largest else "")
         drawing.text(left + width, y, total, 12, anchor="end", fill=svg.INK if plan.fits else svg.RED)
-    bottom = top + row * len(shown) - 14
-    for size, dashes in ((limit, "5 4"), (capacity, None)):
+    for size, dashes in ((limit, "4 3"), (capacity, None)):
         place = left + size * scale
-        drawing.line(place, top - 16, place, bottom, svg.RED, stroke_width=1.5, stroke_dasharray=dashes)
+        drawing.line(place, top - 16, place, top - 12, svg.RED, stroke_width=1.5)
+        for i in range(len(shown)):  # across the bars, not across their names
+            y = top + row * i
+            drawing.line(place, y + 3, place, y + 27, svg.RED, stroke_width=1.5, stroke_dasharray=dashes)
     drawing.text(
         left + capacity * scale,
         top - 22,

@@ -137,7 +137,10 @@ class Plan:
     @property
     def title(self) -> str:
         """One line that names it."""
-        return self.recipe.title + ("" if self.at_least else f" · {self.micro_batch} × {self.accumulation}")
+        parts = [self.recipe.title]
+        parts += ["DDP"] if self.request.gpus > 1 and not self.recipe.stage else []
+        parts += [] if self.at_least else [f"{self.micro_batch} × {self.accumulation}"]
+        return " · ".join(parts)
 
     def why_after(self, other: Plan) -> str:
         """The first criterion by which the other plan is better."""
