@@ -181,12 +181,6 @@ def plans_on_a_t4() -> svg.Drawing:
     return plan_training("EleutherAI/polyglot-ko-5.8b", "T4").chart()
 
 
-def plans_on_eight_h100() -> svg.Drawing:
-    """Chapter 8: the plans for Llama-3.1-8B on eight H100."""
-    only = {"methods": ("full",), "precision": "mixed_bf16"}
-    return plan_training("meta-llama/Llama-3.1-8B", "H100", 8, length=2048, batch=64, **only).chart()
-
-
 FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "01_bit_layouts": bit_layouts,
     "01_spacing": spacing,
@@ -214,7 +208,6 @@ FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "07_lora_batch_16_on_a_t4": lora_batch_16_on_a_t4,
     "07_loss_and_forgetting": loss_and_forgetting,
     "08_plans_on_a_t4": plans_on_a_t4,
-    "08_plans_on_eight_h100": plans_on_eight_h100,
 }
 
 
