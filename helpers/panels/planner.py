@@ -11,6 +11,7 @@ from ..gpu_catalog import CATALOG
 from ..language import tr
 from ..models import architectures
 from ..planner import METHODS, PRECISIONS, Plans, plan_training
+from ..planner.pictures import table_html
 from ..planner.plans import make_request, method_label
 from ..training import OPTIMIZERS
 from . import STYLE, WIDE, error_line, status_line
@@ -150,7 +151,7 @@ class PlannerPanel(widgets.VBox):
             self.table.value = self.picture.value = self.why.value = ""
         else:
             self.status.value = status_line(plans.verdict)
-            self.table.value = plans._repr_html_()
+            self.table.value = table_html(plans)
             self.picture.value = plans.chart().svg()
             head = tr(ko="진 것과 그 까닭", en="the losers, and why")
             self.why.value = f"<details><summary>{escape(head)}</summary>{plans.why()._repr_html_()}</details>"

@@ -60,19 +60,23 @@ def heads_of(sharded: bool) -> list[str]:
 
 
 def plans_html(plans: Plans) -> str:
-    """The ranked table; when nothing fits, what is missing and what would fit."""
-    line = f"<p><b>{escape(plans.verdict)}</b></p>"
+    """The verdict over `table_html`."""
+    return f"<p><b>{escape(plans.verdict)}</b></p>" + table_html(plans)
+
+
+def table_html(plans: Plans) -> str:
+    """The ranked table; when nothing fits, what would."""
     if not plans.plans:
         items = "".join(f"<li>{escape(str(change))}</li>" for change in plans.changes)
         none = tr(ko="하나만 바꾸어서는 들어가지 않는다.", en="No single change makes room.")
         head = tr(ko="하나만 바꾼다면", en="One change that makes room")
-        return line + (f"<p>{escape(head)}:</p><ul>{items}</ul>" if items else f"<p>{escape(none)}</p>")
+        return f"<p>{escape(head)}:</p><ul>{items}</ul>" if items else f"<p>{escape(none)}</p>"
     sharded = plans.request.gpus > 1
     rows = []
     for i, plan in enumerate(plans.plans):
         why = tr(ko="← 고른다", en="← choose") if not i else plan.why_after(plans.plans[i - 1])
         rows.append([str(i + 1), *row_of(plan, sharded), why])
-    return line + html_table(["#", *heads_of(sharded), tr(ko="바로 위보다 못한 점", en="worse than above in")], rows)
+    return html_table(["#", *heads_of(sharded), tr(ko="바로 위보다 못한 점", en="worse than above in")], rows)
 
 
 class Losers:
@@ -120,7 +124,8 @@ def draw_plans(plans: Plans) -> svg.Drawing:
     left, width, top, row = 20, 720, 96, 46
     alt = "; ".join([plans.verdict, *(f"{plan.title} {human_bytes(plan.needed_bytes)}" for plan in shown)])
     drawing = svg.Drawing(760, top + row * len(shown) + 24, alt)
-    drawing.text(20, 28, plans.verdict, svg.fit_size(plans.verdict, 720, 15), bold=True)
+    title = plans.verdict if plans.plans else plans.request.title
+    drawing.text(20, 28, title, svg.fit_size(title, 720, 15), bold=True)
     kinds = [kind for kind in KIND_COLORS if any(plan.at_peak.get(kind) for plan in shown)]
     x = 20
     for kind in kinds:
