@@ -39,6 +39,8 @@ _HOME = {
     "rank_step": "distributed.rank_step",
     "zero_panel": "panels",
     "lora_panel": "panels",
+    "plan_training": "planner",
+    "planner_panel": "panels",
     "exercise": "exercises",
     "human_bytes": "units",
 }

@@ -44,6 +44,11 @@ PRECISIONS = {
     "mixed_fp16": (torch.float32, torch.float16),
     "mixed_bf16": (torch.float32, torch.bfloat16),
 }
+# Frozen 16-bit weights under autocast: as Trainer trains adapters (which peft keeps in fp32).
+ADAPTER_PRECISIONS = {
+    "autocast_fp16": (torch.float16, torch.float16),
+    "autocast_bf16": (torch.bfloat16, torch.bfloat16),
+}
 # The second optimizer step is the first with the whole optimizer state from its beginning; nothing new comes after it.
 OPTIMIZER_STEPS = 2
 
@@ -71,7 +76,8 @@ class Setting:
         put(self, "gradient_accumulation_steps", steps)
         put(self, "sequence_length", positive_int(self.sequence_length, "sequence_length"))
         put(self, "gradient_checkpointing", bool(self.gradient_checkpointing))
-        put(self, "precision", choose(self.precision, PRECISIONS, tr(ko="정밀도", en="precision")))
+        precisions = {**PRECISIONS, **(ADAPTER_PRECISIONS if self.peft else {})}
+        put(self, "precision", choose(self.precision, precisions, tr(ko="정밀도", en="precision")))
         put(self, "optimizer", choose(self.optimizer, OPTIMIZERS, tr(ko="옵티마이저", en="optimizer")))
         put(self, "attention", choose(self.attention, ATTENTION, tr(ko="어텐션", en="attention")))
         put(self, "model_id", resolve_model_id(self.model_id))
@@ -117,6 +123,11 @@ class Setting:
         if self.lora_targets != "attention":
             parts.append(self.lora_targets if isinstance(self.lora_targets, str) else ", ".join(self.lora_targets))
         return " · ".join(parts)
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype | str, torch.dtype | None]:
+        """(dtype of the weights, dtype that autocast computes in); "auto" is the checkpoint's dtype."""
+        return {**PRECISIONS, **ADAPTER_PRECISIONS}[self.precision]
 
     @property
     def adapters(self) -> dict[str, Any]:
@@ -252,7 +263,7 @@ def _chosen(gpu: GPU | str | None) -> GPU:
 
 def _run(setting: Setting, gpu: GPU, dataset: Any, log: TrainingLog, parameters: list[int]) -> str | None:
     """Load and train; the text of the out-of-memory error, or None. Nothing on the GPU outlives this call's frame."""
-    dtype, autocast = PRECISIONS[setting.precision]
+    dtype, autocast = setting.dtypes
     try:
         model, _ = load_model_and_tokenizer(
             setting.model_id,
@@ -351,7 +362,7 @@ def _spec_like(gpu: GPU) -> Any:
 def _virtual_run(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, int, TrainingLog]:
     gpu = VirtualGPU(spec, limited=False)
     log = TrainingLog()
-    dtype, autocast = PRECISIONS[setting.precision]
+    dtype, autocast = setting.dtypes
     dtype = checkpoint_dtype(setting.model_id, config) if dtype == "auto" else dtype
     model = build_on_gpu(config, dtype, setting.attention, setting.peft, gpu, **setting.adapters)
     batch = {"input_ids": torch.zeros(setting.sequence_length, dtype=torch.int64)}

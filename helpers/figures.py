@@ -31,6 +31,7 @@ from .fine_tuning import Runs, fine_tune, picture_of_update, pretrained_model
 from .language import tr
 from .models import add_adapters
 from .number_formats import FORMATS, draw_layouts, draw_number, draw_spacing
+from .planner import plan_training
 from .quantization import NINE_NUMBERS, book_numbers, example_tensor, quantize
 from .quantization_pictures import draw_code_stems, draw_codes, draw_mappings
 from .report import MemoryTable, draw_report
@@ -224,6 +225,11 @@ def loss_and_forgetting() -> svg.Drawing:
     return runs.chart()
 
 
+def plans_on_a_t4() -> svg.Drawing:
+    """Chapter 8: the plans for polyglot-ko-5.8b on a T4, the panel's first picture."""
+    return plan_training("EleutherAI/polyglot-ko-5.8b", "T4").chart()
+
+
 FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "01_bit_layouts": bit_layouts,
     "01_spacing": spacing,
@@ -257,6 +263,7 @@ FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "07_full_lora_qlora_on_a_t4": full_lora_qlora_on_a_t4,
     "07_lora_batch_16_on_a_t4": lora_batch_16_on_a_t4,
     "07_loss_and_forgetting": loss_and_forgetting,
+    "08_plans_on_a_t4": plans_on_a_t4,
 }
 
 

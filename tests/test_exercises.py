@@ -86,6 +86,16 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("7-3", {"peft": "qlora", "gradient_checkpointing": True}, "모자란다"),
         ("7-3", {"batch_size": 1}, "모르는 설정"),
         ("7-3", {"peft": "qlora", "lora_rank": 0}, "lora_rank=0"),
+        ("8-1", lambda plans, limit: plans, "넘는 계획"),
+        ("8-1", lambda plans, limit: [], "들어가는 계획은"),
+        ("8-1", lambda plans, limit: sorted((p for p in plans if p["needed"] <= limit), key=str), "번째 자리"),
+        ("8-2", "T4", "넘친다"),
+        ("8-2", "H100", "더 작은 GPU"),
+        ("8-2", "T5", "모르는 GPU"),
+        ("8-3", {"methods": ("lora",)}, "들어가는 것이 없다"),
+        ("8-3", {"length": 64, "methods": ("qlora",)}, "512 이상"),
+        ("8-3", {"gpu": "H200"}, "모르는 설정"),
+        ("8-3", 3, "사전"),
     ],
 )
 def test_a_wrong_answer_is_told_how_wrong(number, answer, verdict, capsys):

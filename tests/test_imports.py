@@ -36,8 +36,9 @@ ORDER = [
         "distributed",
         "fine_tuning",
         "lora",
-        "planner",
     ],
+    # The last chapter puts the tools of the others together.
+    ["planner"],
     ["figures", "plots"],
     ["exercises"],
     ["panels"],

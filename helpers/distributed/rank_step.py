@@ -161,13 +161,15 @@ def rank_step(
     gradient_checkpointing: bool = False,
     gpu: str = "H100",
     exact: bool = True,
+    accumulating: bool = False,
 ) -> RankStep:
     """The peak of a training step (forward and backward, optimizer state present) on one of `ranks` ranks.
 
     batch_size and sequence_length are one rank's micro-batch (with tensor parallelism: its group's). exact: run at this
     number of ranks. Otherwise a run with 64 data-parallel ranks stands for it, with the shards of `closed_form`, unless
     there are so many ranks that padding adds over 0.2 %. The optimizer step's temporaries are not counted (a fused one
-    has none). DDP's buckets, which its C++ reducer makes, count as the gradients, from the beginning of the step.
+    has none). accumulating: the gradients of earlier micro-batches lie there from the beginning. DDP's
+    buckets, which its C++ reducer makes, count as the gradients, from the beginning of the step.
     """
     config, spec = config_of(model), CATALOG[choose(gpu, CATALOG, "GPU")]
     layout = Layout(ranks, stage, tensor_parallel)
@@ -184,14 +186,16 @@ def rank_step(
         run_as = reference if ratio < 1 + PADDING else layout
     timeline, messages = _timeline(model, run_as, precision, batch_size, sequence_length, bool(gradient_checkpointing))
     reference = closed_form(model, run_as, precision)
-    at_peak, phase = _peak(timeline, memory, reference, sharded)
+    at_peak, phase = _peak(timeline, memory, reference, sharded, accumulating)
     return RankStep(
         resolve_model_id(model), layout, precision, batch_size, sequence_length, bool(gradient_checkpointing),
         memory, at_peak, phase, elements_sent(model, layout), messages, spec.name, spec.capacity_bytes,
     )  # fmt: skip
 
 
-def _peak(timeline: Timeline, memory: RankMemory, reference: RankMemory, sharded: bool) -> tuple[dict[str, int], str]:
+def _peak(
+    timeline: Timeline, memory: RankMemory, reference: RankMemory, sharded: bool, accumulating: bool
+) -> tuple[dict[str, int], str]:
     """The parts at the fullest moment, from the curves of the reference run."""
     best, phase_name = None, ""
     for phase in timeline.phases:
@@ -206,6 +210,7 @@ def _peak(timeline: Timeline, memory: RankMemory, reference: RankMemory, sharded
         }
         if not sharded:
             parts["gathered"] = np.zeros(len(phase.live))
+        if not sharded or accumulating:
             parts["gradients"] = np.full(len(phase.live), memory.gradients)
         total = sum(parts.values())
         moment = int(total.argmax())

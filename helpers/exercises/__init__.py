@@ -74,7 +74,7 @@ def right(more: str = "") -> str:
 
 
 # One module a chapter: chapter_3.EXERCISES is number -> a function that makes the exercise.
-CHAPTERS = ("1", "2", "3", "4", "5", "6", "7")
+CHAPTERS = ("1", "2", "3", "4", "5", "6", "7", "8")
 _opened: dict[str, Exercise] = {}
 
 

@@ -77,3 +77,10 @@ def zero_panel() -> Any:
     from .zero import ZeroPanel
 
     return ZeroPanel()
+
+
+def planner_panel() -> Any:
+    """Chapter 8: model, GPUs, length, batch, methods → ranked plans, why each loser loses, the files of a plan."""
+    from .planner import PlannerPanel
+
+    return PlannerPanel()

@@ -1,0 +1,153 @@
+"""One plan, measured: memory on the virtual GPU (of shards by `rank_step`), FLOPs counted, a bound on time."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import torch
+
+from ..distributed.layout import Layout
+from ..distributed.ledger import closed_form
+from ..distributed.rank_step import rank_step
+from ..experiment import Setting, predict_memory, with_depth
+from ..flops import count_flops
+from ..gpu_catalog import CATALOG
+from ..models import add_adapters, build_model, linear_layers, load_config
+from ..training import set_checkpointing
+from .plans import Plan, Recipe, Request
+
+
+def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Setting:
+    """The experiment that one GPU runs. More than two micro-batches hold no more than two."""
+    precision = recipe.precision
+    if recipe.method != "full" and precision.startswith("mixed_"):
+        precision = precision.replace("mixed", "autocast")
+    return Setting(
+        micro_batch,
+        min(accumulation, 2),
+        recipe.checkpointing,
+        request.model,
+        None if recipe.method == "full" else recipe.method,
+        request.length,
+        precision,
+        recipe.optimizer,
+        lora_rank=request.lora_rank,
+        lora_targets=request.lora_targets,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _one_gpu(setting: Setting, capability: tuple[int, int]) -> tuple[int, dict[str, int], dict[str, int]]:
+    """(bytes needed, states by kind, by kind at the peak); GPUs of one compute capability run the same kernels."""
+    name = next(name for name, spec in CATALOG.items() if spec.compute_capability == capability)
+    report = predict_memory(setting, gpu=name)
+    states = {
+        "parameters": report.parameters_bytes,
+        "gradients": report.gradients_bytes,
+        "optimizer": report.optimizer_bytes,
+    }
+    return report.needed_bytes, states, report.at_peak
+
+
+def held(request: Request, recipe: Recipe) -> dict[str, int]:
+    """kind → bytes of parameters, gradients and optimizer state on each GPU, whatever micro-batch, length and GPU.
+
+    From a run of a few tokens, which stands for every GPU; of shards by `closed_form`, which is exact.
+    """
+    if recipe.stage:
+        memory = closed_form(request.model, Layout(request.gpus, recipe.stage), _convention(recipe))
+        return {
+            "parameters": memory.parameters,
+            "gathered": memory.gathered,
+            "gradients": memory.gradients,
+            "optimizer": memory.optimizer,
+        }
+    anywhere = replace(recipe, precision=recipe.precision.replace("fp16", "bf16"), checkpointing=False)
+    setting = replace(setting_of(request, anywhere, 1, 1), sequence_length=min(16, request.length))
+    states = dict(_one_gpu(setting, (8, 0))[1])
+    return states | ({"other": states["gradients"]} if request.gpus > 1 else {})  # DDP's buckets
+
+
+def hopeless(request: Request, recipe: Recipe) -> Plan:
+    """The recipe as a plan of which only the states are known, which are too much already."""
+    kinds = held(request, recipe)
+    return Plan(request, recipe, 1, request.per_gpu, sum(kinds.values()), kinds, 0, 0, 0, None, at_least=True)
+
+
+def _convention(recipe: Recipe) -> str:
+    return "mixed" if recipe.precision.startswith("mixed") else recipe.precision
+
+
+def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Plan:
+    """One plan, measured: memory on the virtual GPU, FLOPs counted."""
+    if recipe.stage:
+        step = rank_step(
+            request.model, request.gpus, recipe.stage, precision=_convention(recipe), batch_size=micro_batch,
+            sequence_length=request.length, gradient_checkpointing=recipe.checkpointing, gpu=request.gpu,
+            exact=False, accumulating=accumulation > 1,
+        )  # fmt: skip
+        needed, at_peak = step.total, dict(step.at_peak)
+        at_peak["other"] = at_peak.pop("communication")
+        sent = step.parameters_and_gradients_sent * accumulation
+    else:
+        setting = setting_of(request, recipe, micro_batch, accumulation)
+        needed, states, at_peak = _one_gpu(setting, request.spec.compute_capability)
+        at_peak, sent = dict(at_peak), 0
+        if request.gpus > 1:  # DDP's buckets are a second copy of the gradients, and all of them are sent once a step
+            needed, sent = needed + states["gradients"], 2 * states["gradients"]
+            at_peak["other"] += states["gradients"]
+    adapters = (request.lora_rank, request.lora_targets) if recipe.method != "full" else None
+    flops, least = (
+        request.batch * _flops_of_sample(request.model, request.length, adapters, checkpointing)
+        for checkpointing in (recipe.checkpointing, False)
+    )
+    bound = _lower_bound(request, recipe, accumulation, flops)
+    return Plan(request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, bound)
+
+
+@functools.lru_cache(maxsize=256)
+def _flops_of_sample(model: str, length: int, adapters: tuple | None, checkpointing: bool) -> int:
+    """FLOPs of the matrix products of one sample, forward and backward; linear in depth, and in the batch.
+
+    With adapters nothing is computed for the gradients of frozen weights.
+    """
+    config = load_config(model)
+    depth, kinds = config.num_hidden_layers, getattr(config, "layer_types", None) or ["layer"]
+
+    def run(layers: int) -> int:
+        net = build_model(with_depth(config, layers), torch.float16)
+        if adapters:
+            net = add_adapters(net, *adapters)
+        net = set_checkpointing(net.train(), checkpointing)
+        net.config.use_cache = False
+        ids = torch.zeros(1, length, dtype=torch.int64)
+        return count_flops(net, {"input_ids": ids, "labels": ids}).total
+
+    if len(set(kinds)) > 1 or depth <= 3:
+        return run(depth)
+    two, three = run(2), run(3)
+    return two + (depth - 2) * (three - two)
+
+
+@functools.lru_cache(maxsize=256)
+def _weights(model: str) -> tuple[int, int]:
+    """(parameters of the layers' matrices, what NF4 keeps of them in bytes, statistics left out)."""
+    count = sum(
+        layer.weight.numel() for layer in linear_layers(build_model(load_config(model), torch.float16)).values()
+    )
+    return count, count // 2
+
+
+def _lower_bound(request: Request, recipe: Recipe, accumulation: int, flops: int) -> float | None:
+    """Seconds below which no optimizer step can end: the published peak rate, and the weights read in every pass.
+
+    Not counted: everything else (activations, dequantization, communication, launches). The longer of both counts.
+    """
+    spec = request.spec
+    rate = spec.bf16_tflops if "bf16" in recipe.precision else spec.fp16_tflops
+    compute = flops / request.gpus / (rate * 1e12) if rate else 0.0
+    count, packed = _weights(request.model)
+    passes = (3 if recipe.checkpointing else 2) * accumulation
+    reading = passes * (packed if recipe.method == "qlora" else 2 * count) / spec.bandwidth_bytes_per_s
+    return max(compute, reading)

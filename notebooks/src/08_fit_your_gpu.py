@@ -1,0 +1,340 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown] lang="ko"
+# # 8장. 내 GPU에 맞추기
+#
+# "CUDA out of memory"를 만나 이 과정에 왔다면, 처음의 물음은 이것이었을 것이다. **내 모델이 내 GPU에 들어갈까? 들어가지 않는다면 무엇을 바꾸어야 할까?**
+# 이제 도구는 다 있다. 정밀도, 양자화, 누적, 체크포인팅, 여러 GPU, LoRA, QLoRA. 문제는 조합이다. 스위치가 여럿이면 조합은 수십 가지가 되고, 하나를 켜면 다른 것의 값어치가 달라진다.
+#
+# 이 장에서는 조합을 모두 살펴 순위를 매기는 **플래너**(planner)를 쓴다. 어림셈은 하나도 없다. 3장의 가상 GPU에서 실제 학습 연산을 실행하며 바이트를 세고, 5장의 방식으로 FLOPs를 센다.
+#
+# 이 장을 마치면 다음을 할 수 있다.
+#
+# - 모델, GPU, 길이, 배치를 주고 **들어가는 학습 방법**을 순위대로 얻는다.
+# - 진 방법이 **왜 졌는지** 설명한다.
+# - 아무것도 들어가지 않을 때 가장 작은 변화를 찾는다.
+# - 고른 계획을 **실행되는 파일**로 내보낸다.
+# - 남이 쓴 "몇 GB면 된다"를 다시 계산해 본다.
+
+# %%
+from pathlib import Path
+from tempfile import mkdtemp
+
+from transformers import GPT2Config, LlamaConfig, Qwen2Config
+
+from helpers import exercise, plan_training, planner_panel
+from helpers.planner import Recipe, cheapest
+from helpers.planner.measure import held, measure
+from helpers.planner.plans import make_request
+
+# %% [markdown] lang="ko"
+# ## 8.1 58억 모델, T4 하나
+#
+# 한국어 모델 polyglot-ko-5.8b를 무료 T4에서 길이 512, 배치 16으로 학습하고 싶다. 배치 16은 옵티마이저 스텝 하나가 배우는 샘플의 수다. 한 번에 넣든, 4장처럼 나누어 **누적**(gradient accumulation)하든 상관없다.
+# 묻는 데에는 한 줄이면 된다. 표는 위에서부터 순위다.
+
+# %%
+plans = plan_training("EleutherAI/polyglot-ko-5.8b", gpu="T4", length=512, batch=16)
+plans
+
+# %% [markdown] lang="ko"
+# 네 가지가 들어간다. 첫째는 LoRA다. 가중치를 fp16으로 얼려 두고 샘플을 하나씩 16번 누적한다. 4비트까지 가지 않아도 T4에 58억 모델이 들어가는 것이다.
+#
+# 같은 것을 그림으로 본다. 막대는 방법마다 메모리를 가장 많이 쓰는 순간의 구성이고, 빨간 실선은 T4의 한도, 점선은 여유를 뺀 한도다. 파란색(파라미터)과 보라색(순전파 상태)의 비율이 방법마다 어떻게 다른지 본다.
+
+# %%
+plans.chart()
+
+# %% [markdown] lang="ko"
+# 맨 아래 두 막대는 흐리게 그려진 **진 방법**이다. 전체 미세 조정은 상태(파라미터, 그레이디언트, 옵티마이저 상태)만으로도 한도의 몇 배라, 막대가 그림을 벗어난다.
+#
+# ## 8.2 표 읽기
+#
+# 첫 번째 계획만 꺼내 종류별로 본다.
+
+# %%
+best = plans.best
+best
+
+# %% [markdown] lang="ko"
+# 얼린 가중치가 10.98 GiB로 대부분이다. 남은 자리에 순전파 상태가 한 샘플 몫밖에 들어가지 않아 마이크로 배치가 1이 되었다. 표의 열을 하나씩 짚는다.
+#
+# | 열 | 뜻 | 어디서 배웠나 |
+# |---|---|---|
+# | 정밀도 | `mixed_fp16`은 fp16으로 계산한다는 뜻이다. 학습할 파라미터는 fp32로 둔다 | [1장](01_data_types.ipynb), [3장](03_memory_decomposition.ipynb) |
+# | 마이크로 배치 × 누적 | 한 번에 넣는 샘플 × 넣는 횟수. 곱은 늘 16이다 | 4장 |
+# | 체크포인팅 | 순전파 상태를 버리고 다시 계산한다 | [5장](05_gradient_checkpointing.ipynb) |
+# | 추가 연산 | 다시 계산하느라 더 드는 FLOPs. 같은 방법을 체크포인팅 없이 쓸 때와 비교한다 | 5장 |
+# | 스텝 시간의 하한 | **아무리 빨라도** 이보다 빠를 수 없는 시간 | 아래 |
+#
+# ### 시간의 하한
+#
+# GPU의 제조사가 발표한 최대 속도로 나눈 것이다. 두 가지를 계산해 큰 쪽을 택한다. 곱셈의 FLOPs를 최대 연산 속도로 나눈 시간, 그리고 가중치를 순전파와 역전파마다 한 번씩은 읽어야 하므로 그 바이트를 메모리 대역폭으로 나눈 시간이다.
+#
+# $$t \ge \max\left(\frac{\text{FLOPs}}{\text{FLOP/s}},\ \frac{\text{읽는 가중치의 바이트}}{\text{바이트/s}}\right)$$
+#
+# T4의 fp16 최대 속도는 65 TFLOP/s다. 손으로 나누어 표의 값과 비교한다.
+
+# %%
+print(f"{best.flops / 1e12:.0f} TFLOP / 65 TFLOP/s = {best.flops / 65e12:.2f} s")
+
+# %% [markdown] lang="ko"
+# 이것은 **예상이 아니라 하한**이다. 실제로는 최대 속도가 나오지 않고, 4비트를 풀거나 GPU끼리 주고받는 시간도 든다. 그래도 쓸모는 있다. 하한이 하루라면 하루 안에 끝날 가능성은 없다.
+#
+# ### 순위의 규칙
+#
+# 순위는 다음 차례로 비교한다. 앞의 것이 다르면 뒤의 것은 보지 않는다.
+#
+# 1. **학습을 덜 바꾸는 것.** 전체 미세 조정, LoRA, QLoRA의 차례다. 같은 방법에서는 혼합 정밀도가 순수 bf16보다, 보통의 AdamW가 8비트 AdamW보다 앞선다.
+# 2. 추가 연산이 적은 것.
+# 3. GPU끼리 보내는 양이 적은 것(GPU가 여럿일 때).
+# 4. 시간의 하한이 짧은 것.
+# 5. 누적이 적은 것, 곧 마이크로 배치가 큰 것.
+# 6. 메모리가 많이 남는 것.
+#
+# 표의 마지막 열이 바로 위의 계획과 어디에서 갈렸는지 알려 준다. 규칙은 취향이다. 이를테면 속도가 먼저라면 "마이크로 배치가 큰 것"을 앞세울 것이다. 네 번째 계획은 QLoRA지만 16개를 한 번에 넣는다. 하지만 **무엇이 들어가는가**는 취향이 아니다.
+#
+# ### 여유
+#
+# 가상 GPU가 세는 것은 텐서다. CUDA 컨텍스트의 몫은 한도에서 이미 빼 두었지만, PyTorch의 캐싱 할당자가 일으키는 **조각남**(fragmentation)은 세지 않는다. 우리가 백 가지쯤의 설정을 할당자의 규칙대로 재생해 보니 대개 텐서 최대의 1.05배 아래였고,
+# 가장 나쁜 경우(체크포인팅과 큰 어휘)에는 1.2배까지 필요했다(이 장에서 다시 실행하지는 않는다). 그래서 플래너는 최대 메모리의 10%를 **여유**(margin)로 둔다. `margin`으로 바꾼다. 여유를 없애거나 최악의 경우에 맞추면 몇 가지가 들어가는지 센다.
+
+# %%
+for margin in (0.0, 0.1, 0.2):
+    found = plan_training("EleutherAI/polyglot-ko-5.8b", gpu="T4", margin=margin)
+    print(f"{margin:.0%}", len(found), found.best)
+
+# %% [markdown] lang="ko"
+# 20%를 두면 첫째가 바뀐다. 여유는 작은 숫자지만 답을 바꿀 수 있다.
+#
+# ## 8.3 진 것은 왜 졌을까
+#
+# 이긴 것만 보아서는 다음에 무엇을 바꿔야 할지 알 수 없다. `why()`는 진 것을 모두 적는다. 까닭을 세 무리로 나누어 읽는다. 조금 모자라는 것, 상태부터 넘치는 것, 쓸 수 없는 것이다.
+
+# %%
+plans.why()
+
+# %% [markdown] lang="ko"
+# - **조금 모자라는 것.** LoRA를 2개씩 넣으면 14.78 GiB라 한도 14.64 GiB를 살짝 넘는다. 8개씩 체크포인팅하는 것은 한도 안이지만 여유가 모자란다.
+# - **상태부터 넘치는 것.** 전체 미세 조정은 계산할 자리가 아니라 **놓을 자리**부터 없다. 배치를 1로 줄이고 체크포인팅을 켜도 상태는 그대로다. OOM을 만났을 때 먼저 가려야 할 것이 이것이다.
+# - **쓸 수 없는 것.** 순수 fp16의 전체 미세 조정은 들어가더라도 학습이 되지 않고(3장), T4에는 bf16 연산 장치가 없다(1장).
+#
+# > **주장 1.** "OOM이 나면 배치 크기를 줄인다" — **조건부로 맞다.** 순전파 상태가 넘칠 때는 맞다. 상태가 넘칠 때는 배치를 1로 줄여도 소용없다. 위의 표에서 전체 미세 조정이 그렇다.
+#
+# 플래너가 빠른 것도 이 덕이다. 상태는 길이나 배치와 상관없으므로 몇 토큰만 실행해 보고, 그것만으로 넘치면 나머지는 실행하지 않는다. 마이크로 배치에 따라 메모리가 늘기만 하므로 절반씩 좁혀 가며 찾는다.
+#
+# ## 8.4 아무것도 들어가지 않으면
+#
+# Llama-3.1-8B를 RTX 4090에서 **전체 미세 조정만** 하겠다고 고집해 본다. 플래너는 얼마나 모자라는지, 그리고 하나만 바꾼다면 무엇이 가장 작은 변화인지 찾아 알려 준다.
+
+# %%
+stubborn = plan_training("meta-llama/Llama-3.1-8B", "RTX 4090", length=512, batch=4, methods=("full",))
+stubborn
+
+# %% [markdown] lang="ko"
+# 방법, GPU, GPU의 수를 각각 하나씩만 바꾸어 **다시 찾은** 것이다. GPU는 쓸 수 있는 메모리가 작은 것부터 해 본다(H100은 A100-80GB보다 조금 작다). 길이를 줄이라는 말은 없다. 상태만으로 넘치므로 길이를 1로 줄여도 들어가지 않기 때문이다.
+#
+# ## 8.5 GPU가 여럿이면
+#
+# GPU가 여럿이면 갈래가 늘어난다. 모델을 통째로 복제하거나(DDP), ZeRO-2, ZeRO-3으로 나눈다. 나눌 때의 바이트는 6장의 장부가 센다. Llama-3.1-8B를 H100 여덟 장에서 길이 2048, 배치 64로, 혼합 정밀도로 전체 미세 조정한다. "나누기"와 "추가 연산"의 열을 함께 본다.
+
+# %%
+eight = plan_training(
+    "meta-llama/Llama-3.1-8B", "H100", 8,
+    length=2048, batch=64, methods=("full",), precision="mixed_bf16",
+)  # fmt: skip
+eight
+
+# %% [markdown] lang="ko"
+# 모델을 통째로 복제하는 DDP는 표에 없다. GPU마다 상태를 모두 들고 있어야 해서 여덟 장이 있어도 들어가지 않는다. 나누면 들어간다. ZeRO-2와 ZeRO-3은 추가 연산이 같고, 순위를 가른 것은 **보내는 양**이다(마지막 열). 그림에서 DDP와 비교한다.
+
+# %%
+eight.chart()
+
+# %% [markdown] lang="ko"
+# 한도에서 멀리 벗어난 흐린 막대가 DDP다. 하늘색은 ZeRO가 **모아 둔 파라미터**다. ZeRO-2는 모은 것을 순전파가 끝나도 돌려주지 않고, ZeRO-3은 층마다 모았다 버린다.
+#
+# LoRA와 QLoRA는 어떨까? 6장의 장부는 얼린 가중치를 나누지 못한다. 그래서 플래너는 이 둘을 여러 GPU에서 **DDP로만** 다루고, 나누는 쪽은 까닭을 적어 뺀다. 얼린 가중치를 나누는 방법이 세상에 없다는 뜻이 아니라, 우리가 세어 보지 않은 것은 말하지 않는다는 뜻이다.
+#
+# ## 8.6 파일로 내보내기
+#
+# 첫 번째 계획을 폴더에 저장한다. 어떤 파일이 생기는지 보고, 그 가운데 `TrainingArguments`에 넣을 값을 읽는다.
+
+# %%
+folder = Path(mkdtemp())
+print(*(path.name for path in best.save(folder)))
+print((folder / "training_arguments.json").read_text())
+
+# %% [markdown] lang="ko"
+# `per_device_train_batch_size`와 `gradient_accumulation_steps`의 곱이 16이다. LoRA의 설정도 있다. 대상 계층이 이름으로 풀려 있다.
+
+# %%
+print((folder / "lora_config.json").read_text())
+
+# %% [markdown] lang="ko"
+# `train.py`는 이 둘을 읽어 `Trainer`로 학습하는 짧은 스크립트다. 모델을 불러와 어댑터를 붙이고 학습하는 마지막 부분만 본다.
+
+# %%
+print(best.files()["train.py"].split("dataset = ")[1])
+
+# %% [markdown] lang="ko"
+# GPU가 있는 곳에 폴더를 옮겨 `python train.py --text 내글.txt`로 실행한다. GPU가 없어도 `--cpu`를 붙이면 fp32로 예행연습을 한다(작은 모델을 `--model`로 준다). GPU가 여럿이면 `accelerate launch --config_file accelerate.yaml train.py --text 내글.txt`다.
+# 이 스크립트는 저장소의 테스트가 작은 모델로, 세 방법 모두 실제로 실행한다. 여러 GPU의 설정 파일은 accelerate가 읽는 데까지만 확인했다. FSDP는 CPU에서 돌지 않는다.
+#
+# ## 8.7 터미널에서
+#
+# 노트북 없이도 쓴다.
+#
+# ```sh
+# python -m helpers.planner --model EleutherAI/polyglot-ko-5.8b --gpu T4 --length 512 --batch 16
+# ```
+#
+# `--json`은 JSON을, `--save 폴더`는 파일을 내놓는다. 종료 상태는 들어가는 것이 있으면 0, 없으면 1, 인자가 틀렸으면 2다. 작은 모델로 같은 함수를 불러 본다. 마지막 줄이 종료 상태다.
+
+# %%
+from helpers.planner.__main__ import main
+
+status = main(["--model", "EleutherAI/polyglot-ko-1.3b", "--gpu", "T4", "--length", "256", "--methods", "lora"])
+print(status)
+
+# %% [markdown] lang="ko"
+# 배치가 한 번에 다 들어가면 체크포인팅은 실행해 보지도 않는다. 연산만 늘기 때문이다.
+#
+# ## 8.8 남들이 말하는 숫자와 비교
+#
+# 허브에 없는 모델이라도 transformers의 설정만 있으면 된다. 널리 인용되는 세 숫자를 같은 방법으로 다시 세어 본다.
+#
+# ### QLoRA 논문: 650억 모델이 48 GB에
+#
+# QLoRA 논문(Dettmers 외, 2023, arXiv 2305.14314)의 초록은 650억 파라미터 모델을 48 GB GPU 하나에서 미세 조정했다고 말한다. LLaMA-65B의 모양을 설정으로 적고, 길이 512에서 가장 적게 쓰는 계획을 찾는다. rank는 64다. 어댑터를 어텐션에만 붙인 것, 모든 선형층에 붙인 것, 거기에 8비트 AdamW를 쓴 것을 차례로 본다.
+
+# %%
+llama = LlamaConfig(
+    hidden_size=8192, num_hidden_layers=80, num_attention_heads=64, intermediate_size=22016, vocab_size=32000
+)
+for targets, optimizer in (("attention", None), ("all-linear", None), ("all-linear", "adamw_8bit")):
+    request = make_request(
+        llama, "A100-80GB", methods=("qlora",), length=512, lora_rank=64, lora_targets=targets, optimizer=optimizer
+    )
+    plan = cheapest(request)
+    print(f"{targets:10} {plan.recipe.optimizer:11} {plan.needed_bytes / 1e9:.1f} GB")
+
+# %% [markdown] lang="ko"
+# > **주장 2.** "650억 모델을 48 GB GPU 하나에서" — **조건부로 맞다.** 어텐션에만 어댑터를 붙이면 여유 있게 들어간다. 모든 선형층에 rank 64로 붙이면 `peft`와 AdamW가 어댑터와 그 상태를 fp32로 두어 48 GB를 넘고, 상태를 8비트로 줄여야 겨우 들어간다. 논문이 **페이지 옵티마이저**까지 동원한 까닭이 보인다. 옵티마이저 상태를 CPU로 내보내면 그만큼 자리가 난다(플래너는 CPU로 내보내는 것을 다루지 않는다).
+#
+# ### LoRA 논문: 1.2 TB에서 350 GB로
+#
+# LoRA 논문(Hu 외, 2021, arXiv 2106.09685)은 GPT-3 175B를 학습하는 메모리가 1.2 TB에서 350 GB로, 3분의 1로 줄었다고 한다. GPT-3의 모양에서 **상태만** 센다. 전체 미세 조정은 혼합 정밀도와 순수 16비트 두 가지다.
+
+# %%
+gpt3 = GPT2Config(n_embd=12288, n_layer=96, n_head=96, n_positions=2048)
+request = make_request(gpt3, "H200", length=512, batch=1, lora_rank=4)
+for method, precision in (("full", "mixed_bf16"), ("full", "bf16"), ("lora", "mixed_bf16")):
+    size = sum(held(request, Recipe(method, precision, "adamw_fused")).values())
+    print(f"{method:5} {precision:10} {size / 1e9:8,.0f} GB")
+
+# %% [markdown] lang="ko"
+# LoRA의 350 GB는 16비트 가중치 그 자체다. 한 바이트도 줄지 않은 **얼린 가중치**이고, 어댑터는 보이지도 않는다(7장의 결론과 같다).
+# 그런데 1.2 TB는 어느 쪽과도 맞지 않는다. 파라미터 하나에 7바이트꼴인데, 16비트 가중치와 그레이디언트에 Adam의 두 상태를 16비트로 두어도 8바이트다. 논문은 무엇을 어떻게 센 것인지 밝히지 않는다. 혼합 정밀도로 세면 줄어드는 비율은 3분의 1이 아니라 8분의 1이다.
+#
+# > **주장 3.** "LoRA는 GPU 메모리를 3분의 1로 줄인다" — **조건부로 맞다.** 무엇과 비교하느냐에 달렸다. 위의 상태만 보면 4분의 1(순수 16비트)이나 8분의 1(혼합 정밀도)이고, 순전파 상태가 크면 거의 줄지 않기도 한다(7장).
+#
+# ### Qwen의 안내서: 길이에 따른 실측
+#
+# Qwen(1세대)의 저장소는 Qwen-7B를 A100-80GB 하나에서 배치 1로 LoRA 학습한 메모리를 재어 표로 실었다(flash attention 2, 누적 8). 길이 256, 2048, 8192에서 20.1, 23.8, 36.6 GB다. 표에는 rank와 체크포인팅이 적혀 있지 않다. 우리는 같은 크기의 모양에 rank 64를 모든 선형층에 붙이고 체크포인팅을 켜고 센다.
+
+# %%
+qwen = Qwen2Config(
+    hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32,
+    intermediate_size=11008, vocab_size=151936, max_position_embeddings=8192, tie_word_embeddings=False,
+)  # fmt: skip
+lora = Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True)
+for length, published in ((256, 20.1), (2048, 23.8), (8192, 36.6)):
+    request = make_request(
+        qwen, "A100-80GB", length=length, batch=8, methods=("lora",), lora_rank=64, lora_targets="all-linear"
+    )
+    plan = measure(request, lora, 1, 8)
+    print(f"{length:5} {plan.needed_bytes / 1e9:5.1f} GB, {plan.needed_bytes / 1e9 / published - 1:+.0%}")
+
+# %% [markdown] lang="ko"
+# 어느 길이에서도 6% 안에서 맞는다. 남은 차이에는 까닭이 여럿 있을 수 있다. rank와 체크포인팅은 우리가 고른 것이다. 안내서의 GB는 무엇을 잰 값인지 밝히지 않았고(할당자가 잡아 둔 몫과 CUDA 컨텍스트가 들어 있다면 우리보다 커야 한다), Qwen의 구현과 라이브러리는 2023년 것이며, 우리는 같은 크기의 Qwen2 모양으로 세었다.
+#
+# > **주장 4.** "7B 모델의 LoRA는 20 GB면 된다" — **조건부로 맞다.** 길이 256이라면 맞지만, 같은 설정에서 길이를 8192로 하면 두 배쯤 든다. 길이를 말하지 않은 숫자는 절반만 말한 것이다.
+#
+# ## 8.9 직접 골라 보기
+#
+# 이 장의 중심이다. 모델(이름을 쓰거나 목록에서 고른다), GPU, 길이, 배치, 허용할 방법을 정하고 **찾기**를 누른다. 처음 보는 모델이면 몇십 초가 걸린다. 아래 그림은 처음 모습이다.
+#
+# ![polyglot-ko-5.8b를 T4에서 배치 16, 길이 512로 학습하는 방법들의 최대 메모리. LoRA 두 가지와 QLoRA 두 가지가 한도 14.64 GiB 안에 들어가고, 전체 미세 조정 두 가지는 넘친다.](../../image/08_plans_on_a_t4.svg)
+#
+# 이렇게 해 본다.
+#
+# - 길이를 1024로, 2048로 늘린다. 어느 계획부터 사라지는가?
+# - GPU를 L4로 바꾼다. 정밀도의 열에서 무엇이 바뀌는가?
+# - 전체 미세 조정만 남기고, 무엇을 바꾸면 된다고 하는지 읽는다.
+# - 여유를 0%와 20%로 바꾼다.
+# - 여러분의 모델과 GPU를 넣는다.
+
+# %%
+planner_panel()
+
+# %% [markdown] lang="ko"
+# ## 8.10 연습 문제
+#
+# 답을 채우고 실행하면 맞았는지, 틀렸다면 어디가 틀렸는지 알려 준다. 막히면 `exercise("8-1").hint()`, 그래도 막히면 `exercise("8-1").solution()`을 실행한다.
+#
+# **8-1.** 순위를 직접 매긴다. 계획은 `{"method": "lora", "needed": 12, "extra": 0, "steps": 4}`와 같은 사전이다. 한도 `limit`를 넘는 것을 빼고, 방법(`full`, `lora`, `qlora`), 추가 연산, 누적 횟수, 메모리가 적은 차례로 정렬해 돌려주는 함수를 완성하라.
+
+
+# %%
+def rank(plans, limit):
+    return ...
+
+
+exercise("8-1").check(rank)
+
+# %% [markdown] lang="ko"
+# **8-2.** Llama-3.1-8B를 길이 1024, 배치 8로 **LoRA만** 써서 학습하려 한다. 여유 10%를 두고 들어가는, 메모리가 가장 작은 GPU는? `"T4"`처럼 이름으로 답한다.
+
+# %%
+gpu = ...
+exercise("8-2").check(gpu)
+
+# %% [markdown] lang="ko"
+# **8-3.** Qwen3-8B를 T4에서 길이 2048, 배치 8로 전체 미세 조정하려니 들어가지 않는다. 들어가게 하는 변화를 찾아라. `methods`, `length`(512 이상), `batch`(8 이상), `optimizer`, `lora_rank`를 바꿀 수 있다. 예: `{"methods": ("lora",)}`.
+
+# %%
+changes = ...
+exercise("8-3").check(changes)
+
+# %% [markdown] lang="ko"
+# ## 8.11 기억할 것
+#
+# | 넘치는 것 | 어떻게 아나 | 무엇을 바꾸나 |
+# |---|---|---|
+# | 상태(파라미터, 그레이디언트, 옵티마이저) | 배치 1에서도, 체크포인팅을 켜도 넘친다 | 방법(LoRA, QLoRA), 옵티마이저, GPU의 수(ZeRO), 더 큰 GPU |
+# | 순전파 상태 | 배치나 길이를 줄이면 들어간다 | 마이크로 배치와 누적, 체크포인팅, 길이 |
+# | 여유 | 예측으로는 들어가는데 실제로는 넘친다 | 여유를 늘려 다시 찾는다 |
+#
+# - 먼저 **상태**가 들어가는지 본다. 들어가지 않으면 배치를 줄이는 것은 시간 낭비다.
+# - 그다음 **순전파 상태**를 줄인다. 누적은 공짜에 가깝고, 체크포인팅에는 연산이 든다.
+# - 무엇이 들어가는지는 **셀 수 있다**. 어느 것이 좋은지는 규칙을 정해야 순위가 나온다.
+# - 시간은 하한만 말할 수 있다. 예상은 재어 보아야 안다.
+# - 남의 숫자를 볼 때는 **무엇을 센 것인지** 묻는다. 상태만인지, 최대인지, 몇 토큰인지.
+#
+# ## 마치며
+#
+# 1장에서 숫자 하나가 몇 바이트인지부터 물었다. 2장에서 그것을 4비트로 줄였고, 3장에서 메모리에 무엇이 들어 있는지 바이트까지 세었다. 4장과 5장에서 같은 학습을 더 작은 메모리로 하는 두 가지 길을, 6장에서 여러 GPU로 나누는 길을, 7장에서 학습할 것 자체를 줄이는 길을 보았다.
+# 그리고 이 장에서 그것들이 한 표에 모였다.
+#
+# 이제 "CUDA out of memory"를 만나면 어림짐작으로 배치부터 줄이지 말고, 무엇이 넘쳤는지 세어 보자. 세는 법을 알면 고치는 법은 따라온다. 마지막 물음은 여러분의 것이다. **여러분의 GPU에서는 무엇을 학습하고 싶은가?**

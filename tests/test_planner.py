@@ -1,0 +1,345 @@
+"""The planner: what it returns fits, nothing better was overlooked, and its files train."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import GPTNeoXConfig, LlamaConfig
+
+from helpers import plan_training, predict_memory
+from helpers.distributed.rank_step import rank_step
+from helpers.flops import training_flops
+from helpers.gpu_catalog import CATALOG
+from helpers.language import set_language
+from helpers.models import build_model, byte_tokenizer
+from helpers.planner import METHODS, cheapest
+from helpers.planner.__main__ import main
+from helpers.planner.measure import held, measure, setting_of
+from helpers.planner.plans import make_request, recipes_of
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = {"model": "gpt2-large", "gpu": "T4", "length": 512, "batch": 16}
+
+
+def config(**more):
+    sizes = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return LlamaConfig(**sizes, intermediate_size=128, max_position_embeddings=128, **more)
+
+
+@pytest.fixture(scope="module")
+def plans():
+    return plan_training(**SMALL)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    """A small GPT-NeoX with weights and a tokenizer, as `from_pretrained` finds them."""
+    folder = tmp_path_factory.mktemp("model")
+    neox = GPTNeoXConfig(
+        vocab_size=258, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    build_model(neox, torch.float32, device="cpu").save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def predicted(plan, accumulation=None):
+    """Bytes that a plan of one GPU needs, asked for without the planner, every layer run."""
+    setting = setting_of(plan.request, plan.recipe, plan.micro_batch, accumulation or plan.accumulation)
+    return predict_memory(setting, gpu=plan.request.gpu, full=True).needed_bytes
+
+
+# -- what fits -------------------------------------------------------------------------------------------------------
+
+
+def test_every_plan_fits_with_its_margin_and_makes_the_batch(plans):
+    assert len(plans) >= 4
+    capacity = CATALOG["T4"].capacity_bytes
+    for plan in plans:
+        assert plan.micro_batch * plan.accumulation == 16
+        needed = predicted(plan)
+        assert needed == plan.needed_bytes == sum(plan.at_peak.values())
+        assert needed * 1.1 <= capacity + 1
+        assert plan.left_bytes == capacity - needed
+
+
+def test_the_next_larger_micro_batch_does_not_fit(plans):
+    assert plans.refused
+    for recipe, miss in plans.refused.items():
+        fit = next(plan for plan in plans if plan.recipe == recipe)
+        assert miss.micro_batch > fit.micro_batch
+        between = [size for size in (1, 2, 4, 8, 16) if fit.micro_batch < size < miss.micro_batch]
+        assert 16 % miss.micro_batch == 0 and not between
+        assert predicted(miss) > plans.request.limit_bytes
+
+
+def test_nothing_better_was_overlooked(plans):
+    """Every recipe with every micro-batch, one by one: the best of the ranking is the planner's."""
+    everything = [
+        measure(plans.request, replace(recipe, checkpointing=on), size, 16 // size)
+        for recipe in recipes_of(plans.request)
+        for on in (False, True)
+        for size in (1, 2, 4, 8, 16)
+    ]
+    fitting = [plan for plan in everything if plan.fits]
+    assert min(fitting, key=lambda plan: plan.key) == plans.best
+    best = {}
+    for plan in sorted(fitting, key=lambda plan: plan.key):
+        best.setdefault(plan.recipe, plan)
+    found = {plan.recipe: plan for plan in plans}
+    assert found.items() <= best.items()
+    for recipe in best.keys() - found.keys():  # only checkpointing where the whole batch fits without it
+        assert recipe.checkpointing and found[replace(recipe, checkpointing=False)].accumulation == 1
+    needs = {(p.recipe, p.micro_batch): p.needed_bytes for p in everything if p.accumulation > 1}
+    assert all(needs[r, s] < needs[r, 2 * s] for r, s in needs if (r, 2 * s) in needs)
+
+
+def test_the_ranking_is_the_stated_one(plans):
+    keys = [plan.key for plan in plans]
+    assert keys == sorted(keys)
+    order = [METHODS.index(plan.recipe.method) for plan in plans]
+    assert order == sorted(order)
+    for first, second in zip(plans, list(plans)[1:], strict=False):
+        if first.recipe.method == second.recipe.method and first.recipe.optimizer == second.recipe.optimizer:
+            assert first.extra_flops <= second.extra_flops
+    assert plans[1].why_after(plans[0]) in ("추가 연산이 많다", "학습 방법을 더 많이 바꾼다")
+
+
+def test_a_margin_is_kept():
+    tight = plan_training(**SMALL, margin=0.0)
+    wide = plan_training(**SMALL, margin=0.5)
+    assert wide.request.limit_bytes * 1.5 <= CATALOG["T4"].capacity_bytes < wide.request.limit_bytes * 1.5 + 2
+    assert max(p.needed_bytes for p in wide) <= wide.request.limit_bytes < max(p.needed_bytes for p in tight)
+
+
+@pytest.mark.parametrize("gpu, mixed", [("T4", "mixed_fp16"), ("V100", "mixed_fp16"), ("L4", "mixed_bf16")])
+def test_precisions_are_the_gpus(gpu, mixed):
+    found = {recipe.precision for recipe in recipes_of(make_request("gpt2", gpu))}
+    assert found == ({mixed} if gpu in ("T4", "V100") else {mixed, "bf16"})
+
+
+def test_states_are_the_same_at_any_length_batch_and_gpu():
+    for method in METHODS:
+        request = make_request("gpt2", "T4", methods=(method,), length=256, batch=4)
+        recipe = recipes_of(request)[0]
+        report = predict_memory(setting_of(request, recipe, 4, 1), gpu="T4")
+        states = report.parameters_bytes + report.gradients_bytes + report.optimizer_bytes
+        assert sum(held(request, recipe).values()) == states < report.needed_bytes
+
+
+# -- FLOPs and the bound ---------------------------------------------------------------------------------------------
+
+
+def test_flops_are_counted_and_linear_in_the_batch():
+    request = make_request("gpt2", "T4", methods=("full", "lora"), length=128, batch=6)
+    full, lora = (measure(request, replace(r, checkpointing=True), 2, 3) for r in recipes_of(request)[::2])
+    one = training_flops(batch_size=6, model_id="gpt2", sequence_length=128, gradient_checkpointing=True)
+    plain = training_flops(batch_size=6, model_id="gpt2", sequence_length=128)
+    assert full.flops == one.total and full.least_flops == plain.total
+    assert full.extra_flops == one.total - plain.total > 0
+    assert lora.least_flops < 0.8 * full.least_flops  # no gradients of frozen weights
+
+
+def test_the_time_is_a_bound_by_published_rates(plans):
+    for plan in plans:
+        assert plan.seconds >= plan.flops / 65e12
+    assert plan_training("gpt2", "RTX 3060", methods=("lora",), length=64, batch=1).best.seconds > 0  # bandwidth alone
+
+
+# -- several GPUs ----------------------------------------------------------------------------------------------------
+
+
+def test_several_gpus_are_the_ledgers():
+    request = {"length": 1024, "batch": 8, "methods": ("full",)}
+    plans = plan_training("meta-llama/Llama-3.2-1B", "RTX 4090", 4, **request)
+    stages = {plan.recipe.stage for plan in plans}
+    assert stages >= {2, 3}
+    for plan in plans:
+        assert plan.micro_batch * plan.accumulation * 4 == 8 and plan.fits
+        if plan.recipe.stage:
+            step = rank_step(
+                "meta-llama/Llama-3.2-1B", 4, plan.recipe.stage, sequence_length=1024,
+                precision="mixed" if "mixed" in plan.recipe.precision else "bf16", batch_size=plan.micro_batch,
+                gradient_checkpointing=plan.recipe.checkpointing, gpu="RTX 4090", accumulating=plan.accumulation > 1,
+            )  # fmt: skip
+            assert abs(step.total - plan.needed_bytes) < 0.01 * step.total  # a run with 64 ranks stood for 4
+        else:
+            setting = setting_of(plan.request, plan.recipe, plan.micro_batch, plan.accumulation)
+            report = predict_memory(setting, gpu="L4")
+            assert plan.needed_bytes == report.needed_bytes + report.gradients_bytes  # DDP's buckets
+    what = dict(plans.skipped)
+    assert "ZeRO-1" in what
+
+
+def test_accumulating_holds_the_gradients_from_the_beginning():
+    setting = {"batch_size": 1, "sequence_length": 256, "precision": "mixed"}
+    plain, holding = (rank_step("gpt2", 4, 3, **setting, accumulating=on) for on in (False, True))
+    assert holding.at_peak["gradients"] == holding.memory.gradients
+    assert plain.total <= holding.total <= plain.total + holding.memory.gradients
+
+
+def test_adapters_on_several_gpus_are_never_sharded():
+    plans = plan_training("gpt2", "L4", 2, length=64, batch=2, methods=("lora", "qlora"))
+    assert {plan.recipe.stage for plan in plans} == {0}
+    assert [what for what, _ in plans.skipped if "QLoRA" in what and "ZeRO" in what]
+
+
+# -- nothing fits ----------------------------------------------------------------------------------------------------
+
+
+def test_when_nothing_fits_the_smallest_changes_do():
+    plans = plan_training("meta-llama/Llama-3.1-8B", "RTX 4090", length=512, batch=4, methods=("full",))
+    assert not plans.plans and plans.best is None
+    limit = plans.request.limit_bytes
+    assert all(plan.needed_bytes > limit for plan in plans.losers) and plans.closest.needed_bytes > limit
+    assert "모자란다" in plans.verdict
+    changes = {change.what: change for change in plans.changes}
+    assert set(changes) == {"methods", "gpu", "gpus"}  # no length: the states alone are too much
+    assert changes["methods"].value == "lora"
+    for change in changes.values():
+        again = cheapest(change.plan.request)
+        assert again.fits and again.needed_bytes == change.plan.needed_bytes
+    for spec in CATALOG.values():  # no smaller GPU, no smaller number of them
+        if spec.capacity_bytes < CATALOG[changes["gpu"].value].capacity_bytes:
+            assert not cheapest(replace(plans.request, gpu=spec.name)).fits
+    fewer = changes["gpus"].value // 2
+    assert not cheapest(replace(plans.request, gpus=fewer, batch=max(4, fewer))).fits
+
+
+def test_a_shorter_length_is_found_by_searching():
+    plans = plan_training("Qwen/Qwen2.5-0.5B", "T4", length=8192, batch=1, methods=("full",), optimizer="adamw_fused")
+    assert not plans.plans
+    change = next(change for change in plans.changes if change.what == "length")
+    assert change.value % 64 == 0 and change.plan.fits
+    assert not cheapest(replace(plans.request, length=change.value + 64)).fits
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"model": "polyglot-ko-5.9b"}, "polyglot-ko-5.8b"),
+        ({"model": 7}, "transformers"),
+        ({"gpu": "T5"}, "T4"),
+        ({"gpus": 0}, "1 이상의 정수"),
+        ({"gpus": 3}, "15, 18"),
+        ({"length": 4096}, "1024"),
+        ({"length": -1}, "sequence_length=-1"),
+        ({"batch": 1.5}, "1 이상의 정수"),
+        ({"methods": ()}, "하나 이상"),
+        ({"methods": ("prefix",)}, "qlora"),
+        ({"precision": "mixed_bf16"}, "bf16 연산 장치"),
+        ({"precision": "fp8"}, "mixed_fp16"),
+        ({"optimizer": "lion"}, "adamw"),
+        ({"margin": 2}, "0에서 1"),
+        ({"margin": "많이"}, "0에서 1"),
+        ({"lora_rank": 0}, "lora_rank=0"),
+    ],
+)
+def test_bad_input_is_named(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        plan_training(**SMALL | wrong)
+
+
+# -- files and terminal ----------------------------------------------------------------------------------------------
+
+
+def rehearse(folder, text, *more):
+    command = [sys.executable, str(folder / "train.py"), "--text", str(text), "--output", str(folder / "out"), "--cpu"]
+    return subprocess.run(
+        [*command, "--max-steps", "2", *more], capture_output=True, text=True, cwd=folder, timeout=300, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_the_script_trains(method, model_folder, tmp_path):
+    gpu = "L4" if method == "lora" else "T4"
+    plans = plan_training(model_folder, gpu, length=32, batch=4, methods=(method,), lora_targets="all-linear")
+    paths = plans.best.save(tmp_path)
+    names = {path.name for path in paths}
+    assert names == {"train.py", "training_arguments.json", "accelerate.yaml"} | (
+        {"lora_config.json"} if method != "full" else set()
+    )
+    text = tmp_path / "text.txt"
+    text.write_text("대한민국의 수도는 서울이다.\n" * 40, encoding="utf-8")
+    result = rehearse(tmp_path, text)
+    assert result.returncode == 0, result.stderr[-2000:]
+    saved = "model.safetensors" if method == "full" else "adapter_model.safetensors"
+    assert (tmp_path / "out" / saved).is_file()
+    if method == "full":
+        text.write_text("짧다", encoding="utf-8")
+        short = rehearse(tmp_path, text)
+        assert short.returncode != 0 and "fewer than one block of 32" in short.stderr
+
+
+def test_files_say_what_the_plan_says():
+    plans = plan_training("gpt2-large", "L4", length=512, batch=16, methods=("full",))
+    for plan in plans:
+        arguments = json.loads(plan.files()["training_arguments.json"])
+        assert arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"] == 16
+        assert arguments["gradient_checkpointing"] == plan.recipe.checkpointing
+        assert arguments["bf16"] == (plan.recipe.precision == "mixed_bf16") and not arguments["fp16"]
+        assert "torch.bfloat16" in plan.files()["train.py"] or plan.recipe.precision == "mixed_bf16"
+        compile(plan.files()["train.py"], "train.py", "exec")
+
+
+def test_accelerate_reads_the_configuration(tmp_path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    plans = plan_training("meta-llama/Llama-3.2-1B", "L4", 4, length=256, batch=8, methods=("full", "lora"))
+    for plan in plans:
+        text = plan.files()["accelerate.yaml"]
+        (tmp_path / "accelerate.yaml").write_text(text, encoding="utf-8")
+        read = load_config_from_file(str(tmp_path / "accelerate.yaml"))
+        kind = "FSDP" if plan.recipe.stage else "MULTI_GPU"
+        assert read.num_processes == 4 and str(read.distributed_type).split(".")[-1] == kind
+        if plan.recipe.stage:
+            shards = yaml.safe_load(text)["fsdp_config"]
+            assert shards["fsdp_reshard_after_forward"] == (plan.recipe.stage == 3)
+            assert shards["fsdp_activation_checkpointing"] == plan.recipe.checkpointing
+
+
+def test_a_configuration_is_a_model_too():
+    plans = plan_training(config(), "T4", length=64, batch=2, methods=("lora",))
+    assert plans.best.needed_bytes == predicted(plans.best)
+    assert 'add_argument("--model", required=True)' in plans.best.files()["train.py"]
+
+
+def test_the_terminal(capsys, tmp_path):
+    base = ["--model", "gpt2", "--length", "64", "--batch", "2", "--methods", "lora"]
+    assert main([*base, "--json", "--save", str(tmp_path / "plan")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] and found["plans"][0]["method"] == "lora" and found["request"]["gpu"] == "T4"
+    assert (tmp_path / "plan" / "train.py").is_file()
+    assert main(base) == 0
+    assert "예상이 아니다" in capsys.readouterr().out
+    assert main([*base, "--batch", "둘"]) == 2
+    assert "오류" in capsys.readouterr().err
+    assert main(["--model", "gpt3"]) == 2
+    with pytest.raises(SystemExit) as stop:
+        main(["--gpu", "T4"])
+    assert stop.value.code == 2
+
+
+def test_the_terminal_when_nothing_fits_and_in_english(capsys):
+    try:
+        words = ["--model", "Llama-3.1-8B", "--length", "64", "--batch", "1", "--methods", "full", "--language", "en"]
+        assert main(words) == 1
+        assert "nothing fits" in capsys.readouterr().out
+    finally:
+        set_language("ko")
+
+
+def test_the_module_runs():
+    command = [sys.executable, "-m", "helpers.planner", "--model", "gpt2", "--gpu", "없음"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    assert result.returncode == 2 and result.stdout == "" and "T4" in result.stderr
