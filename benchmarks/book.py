@@ -11,8 +11,8 @@ book's optimizer is transformers' own AdamW, a loop over the parameters, ours is
 both hold the same, at its peak they do not, so the peak printed here is ours alone.
 
 "ours" is the meter of the virtual GPU: what tensors ask for, in blocks of 512 bytes. "with rests" replays the same
-allocations through the rules of the caching allocator (caching_allocator.py), which does not split a rest of up to
-1 MiB off a large block and counts it: this is the whole of the remaining difference.
+allocations through the rules of the caching allocator (helpers/caching_allocator.py), which does not split a rest of
+up to 1 MiB off a large block and counts it: this is the whole of the remaining difference.
 
 Exits with 1 unless each of ours is within 0.1 % and batch 16 runs out of memory.
 """
@@ -26,6 +26,7 @@ import sysconfig
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -122,14 +123,35 @@ def inside() -> None:
             emit(_experiment(batch_size, checkpointing))
 
 
+def _watched_meter(capacity_bytes: int) -> Any:
+    """A meter whose allocations and releases the caching allocator follows."""
+    from helpers.caching_allocator import CachingAllocator
+    from helpers.virtual_gpu import AllocationMeter
+
+    class WatchedMeter(AllocationMeter):
+        def __init__(self, capacity_bytes: int):
+            super().__init__(capacity_bytes)
+            self.caching = CachingAllocator()
+
+        def allocate(self, nbytes: int, category: str) -> int:
+            block = super().allocate(nbytes, category)
+            self.caching.allocate(block, nbytes)
+            return block
+
+        def free(self, block: int) -> None:
+            super().free(block)
+            self.caching.free(block)
+
+    return WatchedMeter(capacity_bytes)
+
+
 def _experiment(batch_size: int | None, checkpointing: bool) -> dict:
     import torch
 
-    from benchmarks.caching_allocator import WatchedMeter
     from helpers import load_model_and_tokenizer, make_dummy_dataset, train_model, training, use_gpu
 
     gpu = use_gpu("T4")
-    gpu.meter = WatchedMeter(gpu.capacity_bytes)
+    gpu.meter = _watched_meter(gpu.capacity_bytes)
     model, _ = load_model_and_tokenizer(MODEL, attention="eager")  # the only one that GPT-NeoX had
     row = {"allocated": gpu.memory_allocated(), "peak": gpu.max_memory_allocated(), "error": None, "when": ""}
     row["with_rests"] = gpu.meter.caching.allocated_bytes

@@ -247,7 +247,7 @@ def predict_memory(
     depth = config.num_hidden_layers
     curves = None if full or depth <= 5 else _predict_by_depth(setting, config, spec)
     method = "run" if curves is None else "depth"
-    timeline, parameters, log = curves or _virtual_run(setting, config, spec)
+    timeline, parameters, log = curves or virtual_run(setting, config, spec)
     report = _report(setting, gpu, log, parameters, timeline)
     report.peak_bytes = report.needed_bytes = timeline.peak_bytes
     report.fits, report.method = timeline.peak_bytes <= gpu.capacity_bytes, method
@@ -359,7 +359,8 @@ def _spec_like(gpu: GPU) -> Any:
     )
 
 
-def _virtual_run(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, int, TrainingLog]:
+def virtual_run(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, int, TrainingLog]:
+    """Every operation of the experiment on a virtual GPU without a limit: (timeline, bytes of parameters, log)."""
     gpu = VirtualGPU(spec, limited=False)
     log = TrainingLog()
     dtype, autocast = setting.dtypes
@@ -378,7 +379,7 @@ def _predict_by_depth(setting: Setting, config: Any, spec: Any) -> tuple[Timelin
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and len(set(kinds)) > 1:
         return None
-    runs = [_virtual_run(setting, with_depth(config, layers), spec) for layers in (2, 3, 4)]
+    runs = [virtual_run(setting, with_depth(config, layers), spec) for layers in (2, 3, 4)]
     timeline = timeline_at_depth([run[0] for run in runs], depth)
     if timeline is None:
         return None

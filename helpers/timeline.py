@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .caching_allocator import CachingAllocator
+
 # "activations" is whatever a phase allocates that turns out to be nothing else; "other" are buffers, the batch and
 # library workspaces.
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "other")
@@ -36,11 +38,36 @@ class PhaseCurve:
         return int(self.total.max())
 
 
+@dataclass(frozen=True)
+class Trace:
+    """Every allocation and release of a run in its order, for the caching allocator to go through again.
+
+    before: (id, bytes) of what was there at the start. events: +id allocated, -id released; sizes: id → bytes.
+    """
+
+    before: list[tuple[int, int]]
+    events: list[int]
+    sizes: dict[int, int]
+
+    def reserved_peak(self, capacity_bytes: int | None = None, *, expandable_segments: bool = False) -> int:
+        """The most bytes that the caching allocator reserves on the way; MemoryError where `capacity_bytes` end it."""
+        allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments)
+        for block, nbytes in self.before:
+            allocator.allocate(block, nbytes)
+        for event in self.events:
+            if event > 0:
+                allocator.allocate(event, self.sizes[event])
+            else:
+                allocator.free(-event)
+        return allocator.peak_reserved_bytes
+
+
 @dataclass
 class Timeline:
-    """The phases of a run in their order."""
+    """The phases of a run in their order; its trace, where every operation was run on a virtual GPU."""
 
     phases: list[PhaseCurve] = field(default_factory=list)
+    trace: Trace | None = field(default=None, repr=False)
 
     @property
     def peak(self) -> tuple[int, int]:
@@ -118,4 +145,5 @@ class TimelineRecorder:
             grew = events[start:end] > 0
             tops = np.flatnonzero(grew & ~np.append(grew[1:], False)) + start + 1
             phases.append(PhaseCurve(name, live[np.concatenate(([start], tops, [end]))]))
-        return Timeline(phases)
+        before = [(block, self._sizes[block]) for block in self._before]
+        return Timeline(phases, Trace(before, self._events, self._sizes))

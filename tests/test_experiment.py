@@ -560,6 +560,6 @@ FAMILIES = {entry["config"]["model_type"]: model_id for model_id, entry in archi
 @pytest.mark.parametrize("model_id", FAMILIES.values())
 def test_every_family_runs_on_the_virtual_gpu(model_id):
     config = experiment.with_depth(models.load_config(model_id), 2)
-    timeline, parameters, log = experiment._virtual_run(Setting(1, model_id=model_id), config, CATALOG["A100-80GB"])
+    timeline, parameters, log = experiment.virtual_run(Setting(1, model_id=model_id), config, CATALOG["A100-80GB"])
     assert log.gradients_bytes == parameters
     assert timeline.peak_bytes > 4 * parameters

@@ -16,7 +16,8 @@ PACKAGE = ROOT / "helpers"
 ORDER = [
     ["language"],
     ["units"],
-    ["gpu_catalog", "timeline", "cuda_kernels", "svg", "environment"],
+    ["gpu_catalog", "caching_allocator", "cuda_kernels", "svg", "environment"],
+    ["timeline"],
     ["course"],
     ["virtual_gpu"],
     ["gpu"],
