@@ -257,7 +257,7 @@ def test_the_benchmark_prints_what_it_measures():
     only = "gpt2', 'batch_size': 1, 'gradient_checkpointing': False"
     ran = subprocess.run([sys.executable, script, "--only", only], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    head, line, middle, worst, count = ran.stdout.splitlines()
+    _, line, middle, worst, count = ran.stdout.splitlines()
     needed, reserved, _ = (float(share.rstrip("%")) for share in line.split("{")[0].split())
     assert 0 <= needed <= reserved < 100 and only in line
     assert middle.split()[:3] == worst.split()[:3] == line.split()[:3]

@@ -325,7 +325,7 @@ wrong, right = accumulate(left_over.split(4), 1 / 4), accumulate(left_over.split
 print(f"{wrong.norm() / gradient_of(left_over).norm():.2f} {difference(right, gradient_of(left_over)):.2f}")
 
 # %% [markdown] lang="ko"
-# 4로 나누면 절반이 된다. 버리면 데이터의 끝이 한 번도 학습되지 않고, 4.2절의 루프처럼 `(i + 1) % accumulation`으로만 세면 **다음 에폭의 첫 묶음에 섞인다.** 이 과정의 `train_model`은 남은 것을 실제 샘플 수로 나누어 한 스텝을 더 한다.
+# 4로 나누면 절반이 된다. 버리면 데이터의 끝이 한 번도 학습되지 않고, 4.2절의 루프처럼 `(i + 1) % accumulation`으로만 세면 **다음 에폭의 첫 묶음에 섞인다.** 이 강의의 `train_model`은 남은 것을 실제 샘플 수로 나누어 한 스텝을 더 한다.
 #
 # ### 클리핑과 학습률 일정은 스텝마다
 #

@@ -439,7 +439,7 @@ table
 # ## 5.6 transformers에서
 #
 # 한 줄이면 된다. 5.23부터는 `model.activation_checkpointing_enable()`, 그 전에는 `model.gradient_checkpointing_enable()`이라고 쓴다. 둘 다 `{"use_reentrant": False}`를 받는다.
-# 이 과정의 `enable_checkpointing(model)`은 있는 쪽을 부른다. 작은 GPT-2를 만들어 비교한다(`set_checkpointing`은 켜거나 끄고 그 모델을 돌려준다). GPT-2에는 드롭아웃이 있다.
+# 이 강의의 `enable_checkpointing(model)`은 있는 쪽을 부른다. 작은 GPT-2를 만들어 비교한다(`set_checkpointing`은 켜거나 끄고 그 모델을 돌려준다). GPT-2에는 드롭아웃이 있다.
 
 
 # %%
