@@ -61,6 +61,17 @@ RUN_ALL = f"""async timeout => await ({WITHIN})(async () => {{
     // The command ends at the first error, also at a wanted one; the kernel answers when the cells behind it are done.
     await window.courseNotebook.sessionContext.session.kernel.requestKernelInfo();
 }}, "every cell has run", timeout)"""
+RUN_CELLS = f"""async ([text, timeout]) => await ({WITHIN})(async () => {{
+    const app = window.jupyterapp;
+    app.shell.activateById(window.courseNotebook.id);
+    const content = window.courseNotebook.content;
+    const code = content.widgets.filter(cell => cell.model.type === "code");
+    for (const cell of code.filter((cell, i) => i === 0 || cell.model.sharedModel.source.includes(text))) {{
+        content.activeCellIndex = content.widgets.indexOf(cell);
+        content.deselectAll();
+        await app.commands.execute("notebook:run-cell");
+    }}
+}}, "the cells have run", timeout)"""
 CELLS = "() => window.courseNotebook.content.model.sharedModel.toJSON().cells"
 
 # Browser messages that say nothing about the course. JupyterLab asks for ../../image/… once as it stands, before it
@@ -93,6 +104,13 @@ class OpenNotebook:
     def run_all(self, timeout_s: float = RUN_TIMEOUT_S) -> None:
         """Run every cell and wait until the last one is done."""
         self.page.evaluate(RUN_ALL, timeout_s * 1000)
+
+    def run_cells(self, text: str, timeout_s: float = RUN_TIMEOUT_S) -> None:
+        """Run the first code cell (a chapter's imports) and every cell whose source contains `text`.
+
+        nbval runs the whole of every chapter; here that of the slow ones would cost minutes once more.
+        """
+        self.page.evaluate(RUN_CELLS, [text, timeout_s * 1000])
 
     def find(self, css: str) -> Locator:
         """The first part of the page with this CSS selector, once it is there."""

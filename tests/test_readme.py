@@ -35,6 +35,12 @@ def test_every_command_exists(page):
                 assert (ROOT / file).exists()
             case ["conda", "activate", name]:
                 assert f"name: {name}\n" in (ROOT / "environment.yml").read_text(encoding="utf-8")
+            case ["python", "-m", "helpers.planner", *arguments]:
+                ran = subprocess.run(
+                    [sys.executable, *command[1:]], capture_output=True, text=True, cwd=ROOT, timeout=300
+                )
+                assert ran.returncode == 0 and "1. LoRA" in ran.stdout, ran.stdout + ran.stderr
+                assert "--batch" in arguments
             case ["jupyter", "lab"]:
                 assert "jupyterlab==" in (ROOT / "requirements.txt").read_text(encoding="utf-8")
             case _:

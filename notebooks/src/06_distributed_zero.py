@@ -546,11 +546,15 @@ step.sent_activations["all_reduce"] / (80 * 4096 * 8192)
 # %% tags=["nbval-ignore-output"]
 import subprocess
 import sys
+from pathlib import Path
 
-script = ["../../examples/train_distributed.py", "--model", "gpt2", "--layers", "2", "--length", "64"]
+import helpers
+
+course = Path(helpers.__file__).parents[1]
+script = [course / "examples/train_distributed.py", "--model", "gpt2", "--layers", "2", "--length", "64"]
 torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 settings = {
-    "env": os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": "../.."},
+    "env": os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(course)},
     "capture_output": True,
     "text": True,
 }
@@ -563,16 +567,14 @@ print(subprocess.run([*torchrun, *script, "--fully-shard"], **settings).stdout)
 # 엔진을 설정 파일로 고를 때는 다음과 같은 파일을 쓴다. `fsdp_reshard_after_forward`가 앞에서 본 `reshard_after_forward`다. 주석으로 남긴 마지막 줄들은 노드가 여럿일 때 위의 값을 대신한다.
 
 # %%
-from pathlib import Path
-
-print(Path("../../configs/fsdp2.yaml").read_text(encoding="utf-8"))
+print((course / "configs/fsdp2.yaml").read_text(encoding="utf-8"))
 
 # %% [markdown] lang="ko"
 # 그런데 이 파일이 요청한 대로 되었는지는 따로 확인해야 한다. accelerate는 요청보다 적게 하고도 아무 말을 하지 않을 때가 있다. 프로세스 둘을 요청하는 `configs/ddp.yaml`에 `--cpu`를 붙여 본다.
 # 스크립트가 무엇을 알아채고 어떻게 끝나는지 본다. 상태 코드가 0이 아니면 실패로 끝난 것이다.
 
 # %%
-accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "../../configs/ddp.yaml", "--cpu"]
+accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", course / "configs/ddp.yaml", "--cpu"]
 refused = subprocess.run([*accelerate, *script], **settings)
 print(refused.stderr.splitlines()[0])
 print(refused.returncode)
