@@ -307,7 +307,7 @@ gpu = use_gpu()
 predict_memory(batch_size=1, precision="mixed_fp16")
 
 # %% [markdown] lang="ko"
-# "13억 모델을 T4에서 학습하려면 무엇을 바꿔야 하는가"라는 물음이 여기서 나온다. 답은 5장(체크포인팅), 6장(여러 GPU로 나누기), 7장(LoRA와 QLoRA)에 있다.
+# "13억 모델을 T4에서 학습하려면 무엇을 바꿔야 하는가"라는 물음이 여기서 나온다. 답은 [5장](05_gradient_checkpointing.ipynb)(체크포인팅), [6장](06_distributed_zero.ipynb)(여러 GPU로 나누기), [7장](07_lora.ipynb)(LoRA와 QLoRA)에 있다.
 #
 # ## 3.9 순전파 상태의 크기
 #
@@ -434,4 +434,4 @@ exercise("3-3").check(changes)
 # - 최대가 **스텝**에 있으면 옵티마이저를, **역전파의 시작**에 있으면 순전파 상태를 줄인다.
 # - 메모리에 들어간다고 학습이 되는 것은 아니다. 순수 fp16과 AdamW의 조합은 첫 스텝에서 무너진다.
 #
-# 배치 16이 들어가지 않는다면 4씩 네 번 나누어 넣으면 어떨까? 결과가 정말 같을까? 4장에서 답한다.
+# 배치 16이 들어가지 않는다면 4씩 네 번 나누어 넣으면 어떨까? 결과가 정말 같을까? [4장](04_gradient_accumulation.ipynb)에서 답한다.
