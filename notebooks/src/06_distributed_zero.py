@@ -515,8 +515,8 @@ for step in (steps[3], steps[-1]):
 
 # %%
 for degree in (1, 8):
-    step = rank_step("Llama-3.1-70B", 512, tensor_parallel=degree, sequence_length=4096)
-    parts = (step.total, step.at_peak["activations"], step.activations_sent)
+    two_d = rank_step("Llama-3.1-70B", 512, tensor_parallel=degree, sequence_length=4096)
+    parts = (two_d.total, two_d.at_peak["activations"], two_d.activations_sent)
     print(degree, "".join(f"{nbytes / 2**30:9.2f}" for nbytes in parts))
 
 # %% [markdown] lang="ko"
@@ -527,7 +527,7 @@ for degree in (1, 8):
 # 통신도 잦아진다. 블록 하나에 all-reduce가 몇 번 있는지 세려면 전체 원소 수를 (층 수 × 토큰 수 × 은닉층 크기)로 나눈다.
 
 # %%
-step.sent_activations["all_reduce"] / (80 * 4096 * 8192)
+two_d.sent_activations["all_reduce"] / (80 * 4096 * 8192)
 
 # %% [markdown] lang="ko"
 # 블록마다 일곱 번이다(0.0125 = 1/80은 출력층의 몫이다). 순전파에서 두 번(어텐션 뒤, MLP 뒤), 역전파에서 다섯 번이다. Megatron-LM 논문(Shoeybi 외, 2019)은 역전파도 두 번으로 끝낸다.
