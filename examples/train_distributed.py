@@ -28,8 +28,8 @@ from accelerate.utils import DistributedType, InitProcessGroupKwargs, set_seed
 from torch.utils.data import DataLoader
 
 from helpers.data import make_dummy_dataset
+from helpers.depth import with_depth
 from helpers.distributed import engine
-from helpers.experiment import with_depth
 from helpers.language import tr
 from helpers.models import DEFAULT_MODEL, build_model, load_config
 from helpers.training import enable_checkpointing, make_optimizer

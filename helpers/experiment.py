@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from .data import check_size, make_dummy_dataset
+from .depth import continued, shallow_depths, with_depth
 from .gpu import GPU, clear_frames, current_gpu, gpu_utilization_line, release_memory
 from .gpu_catalog import CATALOG
 from .language import tr
@@ -30,7 +30,7 @@ from .models import (
     resolve_model_id,
 )
 from .report import MemoryReport, MemoryTable
-from .timeline import PhaseCurve, Timeline
+from .timeline import Timeline
 from .training import OPTIMIZERS, TrainingLog, storage_bytes, train_model
 from .units import choose, human_bytes, positive_int
 from .virtual_gpu import VirtualGPU
@@ -213,6 +213,7 @@ def gpu_memory_experiment(
         print(_explain(gpu))
     print(gpu_utilization_line(gpu.memory_allocated()))
     report = _report(setting, gpu, log, parameters[0])
+    report.reserved_bytes = gpu.max_memory_reserved()
     if error:
         report.fits, report.error, report.needed_bytes = False, error, None
         if gpu.is_virtual:
@@ -233,10 +234,10 @@ def gpu_memory_sweep(**settings: Any) -> MemoryTable:
 def predict_memory(
     setting: Setting | None = None, *, gpu: GPU | str | None = None, full: bool = False, **settings: Any
 ) -> MemoryReport:
-    """What the experiment needs without a limit, and whether that fits `gpu` (or a name of the catalogue).
+    """What the experiment needs without a limit, and whether the caching allocator finds room for it on `gpu`.
 
-    The model is run at 2, 3 and 4 layers. Where all curves grow linearly with depth (checked each time, moment by
-    moment), the full depth follows from them; otherwise, or with `full=True`, every layer is run.
+    gpu: as in `gpu_memory_experiment`. Of a deep model the trace follows from three shallow runs (`helpers.depth`),
+    where that is proven; otherwise, or with `full=True`, every layer is run.
     """
     setting = setting or Setting(**settings)
     gpu = _chosen(gpu)
@@ -244,13 +245,17 @@ def predict_memory(
     spec = gpu.spec if gpu.is_virtual else _spec_like(gpu)
     config = load_config(setting.model_id)
     setting.check_length(config)
-    depth = config.num_hidden_layers
-    curves = None if full or depth <= 5 else _predict_by_depth(setting, config, spec)
-    method = "run" if curves is None else "depth"
-    timeline, parameters, log = curves or virtual_run(setting, config, spec)
+    by_depth = None if full else _predict_by_depth(setting, config, spec)
+    timeline, parameters, log = by_depth or virtual_run(setting, config, spec)
     report = _report(setting, gpu, log, parameters, timeline)
     report.peak_bytes = report.needed_bytes = timeline.peak_bytes
-    report.fits, report.method = timeline.peak_bytes <= gpu.capacity_bytes, method
+    report.method = "depth" if by_depth else "run"
+    report.fits = timeline.peak_bytes <= gpu.capacity_bytes
+    if report.fits:
+        try:
+            report.reserved_bytes = timeline.trace.reserved_peak(gpu.capacity_bytes)
+        except MemoryError:
+            report.fits = False
     return report
 
 
@@ -374,65 +379,19 @@ def virtual_run(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, int
 
 
 def _predict_by_depth(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, int, TrainingLog] | None:
-    """The run at full depth from those at 2, 3 and 4 layers; None where it is not linear in depth."""
-    depth = config.num_hidden_layers
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None and len(set(kinds)) > 1:
+    """The run at full depth from three shallow ones; None where that is not less work, or not proven."""
+    depths = shallow_depths(config)
+    if depths is None:
         return None
-    runs = [virtual_run(setting, with_depth(config, layers), spec) for layers in (2, 3, 4)]
-    timeline = timeline_at_depth([run[0] for run in runs], depth)
-    if timeline is None:
+    runs = [virtual_run(setting, with_depth(config, layers), spec) for layers in depths]
+    more = config.num_hidden_layers // (depths[1] - depths[0]) - 2
+    trace = continued([timeline.trace for timeline, _, _ in runs], more)
+    numbers = np.array(
+        [(parameters, log.gradients_bytes, log.optimizer_bytes, log.allocated_bytes) for _, parameters, log in runs]
+    )
+    steps = np.diff(numbers, axis=0)
+    if trace is None or not np.array_equal(*steps):
         return None
-    numbers = [
-        (parameters, log.gradients_bytes, log.optimizer_bytes, log.allocated_bytes) for _, parameters, log in runs
-    ]
-    if any(b - a != c - b for a, b, c in zip(*numbers, strict=True)):
-        return None
-    at_depth = [a + (depth - 2) * (b - a) for a, b in zip(*numbers[:2], strict=True)]
-    log = TrainingLog(allocated_bytes=at_depth[3], gradients_bytes=at_depth[1], optimizer_bytes=at_depth[2])
-    return timeline, at_depth[0], log
-
-
-def timeline_at_depth(timelines: list[Timeline], depth: int) -> Timeline | None:
-    """The timeline at `depth` layers from those at 2, 3 and 4; None where they do not grow linearly with depth."""
-    if len({len(timeline.phases) for timeline in timelines}) > 1:
-        return None
-    phases = [
-        _extrapolate(*curves, depth=depth) for curves in zip(*(timeline.phases for timeline in timelines), strict=True)
-    ]
-    return None if None in phases else Timeline(phases)
-
-
-def _extrapolate(two: PhaseCurve, three: PhaseCurve, four: PhaseCurve, depth: int) -> PhaseCurve | None:
-    """The curve of a phase at `depth` layers, without the middle layers.
-
-    A moment in layer k of L holds a + bL + ck bytes, so the most is held in the first or the last layer: it is enough
-    to follow the moments counted from the beginning of the phase and those counted from its end. Both must grow by
-    the same amount from 2 to 3 and from 3 to 4 layers, and together they must cover the whole curve.
-    """
-    a, b, c = two.live, three.live, four.live
-    per_layer = len(b) - len(a)
-    if len(c) - len(b) != per_layer:
-        return None
-    n = len(a)
-    from_start = (c[:n] - b[:n] == b[:n] - a).all(axis=1)
-    from_end = (c[-n:] - b[-n:] == b[-n:] - a).all(axis=1)
-    head = n if from_start.all() else int(from_start.argmin())
-    tail = n if from_end.all() else int(from_end[::-1].argmin())
-    if head + tail < n:
-        return None
-    cut = min(max(n // 2, n - tail), head)
-    more = depth - 2
-    live = a + more * np.concatenate([b[:n][:cut] - a[:cut], b[-n:][cut:] - a[cut:]])
-    moments = np.arange(n)
-    moments[cut:] += more * per_layer
-    return PhaseCurve(two.name, live, moments)
-
-
-def with_depth(config: Any, layers: int) -> Any:
-    """A copy of the config with that many layers."""
-    config = copy.deepcopy(config)
-    config.num_hidden_layers = layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
-    return config
+    parameters, gradients, optimizer, allocated = map(int, numbers[0] + more * steps[0])
+    log = TrainingLog(allocated_bytes=allocated, gradients_bytes=gradients, optimizer_bytes=optimizer)
+    return trace.timeline(), parameters, log

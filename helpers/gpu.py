@@ -29,7 +29,7 @@ class CudaGPU:
         self.device = torch.device("cuda", index)
         self.name = torch.cuda.get_device_name(self.device)
         self._entered: list[torch.device] = []
-        self._peak = 0  # the highest peak before the last reset, see `CudaRecord`
+        self._peak = self._reserved_peak = 0  # the highest before the last phase, see `start_phase`
 
     def __repr__(self) -> str:
         return f"CudaGPU({self.name!r}, {human_bytes(self.capacity_bytes)})"
@@ -54,14 +54,22 @@ class CudaGPU:
         """The most bytes held at once since the start or the last `reset_peak_memory_stats`."""
         return max(self._peak, torch.cuda.max_memory_allocated(self.device))
 
+    def memory_reserved(self) -> int:
+        """Bytes that the caching allocator has taken from the driver: in use, cached, or lost between blocks."""
+        return torch.cuda.memory_reserved(self.device)
+
+    def max_memory_reserved(self) -> int:
+        """The most bytes reserved at once since the start or the last `reset_peak_memory_stats`."""
+        return max(self._reserved_peak, torch.cuda.max_memory_reserved(self.device))
+
     def reset_peak_memory_stats(self) -> None:
-        """Start `max_memory_allocated` anew from what is held now."""
-        self._peak = 0
+        """Start `max_memory_allocated` and `max_memory_reserved` anew from what is held now."""
+        self._peak = self._reserved_peak = 0
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def start_phase(self) -> None:
-        """Reset CUDA's own peak counter, keeping the highest peak so far for `max_memory_allocated`."""
-        self._peak = self.max_memory_allocated()
+        """Reset CUDA's own peak counters, keeping the highest peaks so far."""
+        self._peak, self._reserved_peak = self.max_memory_allocated(), self.max_memory_reserved()
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def empty_cache(self) -> None:

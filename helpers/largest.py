@@ -38,7 +38,7 @@ def largest_fitting(name: str, *, multiple: int = 1, gpu: str | None = None, **s
     while (above := over(high)) <= 0:
         low, below = high, above
         if low == most:
-            return low * multiple
+            break
         high = min(low * 4, most)
     while high - low > 1:
         guess = low + int((high - low) * -below / (above - below))
@@ -52,6 +52,9 @@ def largest_fitting(name: str, *, multiple: int = 1, gpu: str | None = None, **s
                 low, below = low + 1, need
         else:
             high, above = guess, need
+    # So far the tensors fit. The caching allocator may need more than they do.
+    while low and not predict_memory(Setting(**{**settings, name: low * multiple}), gpu=gpu).fits:
+        low -= 1
     return low * multiple
 
 

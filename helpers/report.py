@@ -43,8 +43,9 @@ class MemoryReport:
 
     parameters_bytes, gradients_bytes, optimizer_bytes: their full sizes. activations_bytes: what else is held at the
     peak (activations, temporaries, buffers, workspaces). allocated_bytes: right after the first optimizer step, what
-    the book prints. peak_bytes: the most that was held. needed_bytes: what the whole experiment needs: peak_bytes
-    when it fits, more when it does not, None when that is unknown (a real GPU that ran out).
+    the book prints. peak_bytes: the most that was held. needed_bytes: what the tensors of the whole experiment need:
+    peak_bytes when it fits, more when it does not, None when that is unknown (a real GPU that ran out).
+    reserved_bytes: the most that the caching allocator took from the driver for them, None where it was not asked.
     """
 
     title: str
@@ -57,6 +58,7 @@ class MemoryReport:
     allocated_bytes: int = 0
     peak_bytes: int = 0
     needed_bytes: int | None = None
+    reserved_bytes: int | None = None
     peak_phase: str | None = None
     fits: bool = True
     error: str | None = None
@@ -99,13 +101,21 @@ class MemoryReport:
         """One line: does it fit, and by how much."""
         capacity, peak = human_bytes(self.capacity_bytes), human_bytes(self.peak_bytes)
         if self.fits:
+            reserved = "" if self.reserved_bytes is None else human_bytes(self.reserved_bytes)
             return tr(
-                ko=f"들어간다. 최대 {peak}, 한도 {capacity}, 최대가 되는 때는 {phase_label(self.peak_phase)}",
-                en=f"fits. Peak {peak} of {capacity}, in {phase_label(self.peak_phase)}",
+                ko=f"들어간다. 최대 {peak}{reserved and f'(예약 {reserved})'}, 한도 {capacity}, "
+                f"최대가 되는 때는 {phase_label(self.peak_phase)}",
+                en=f"fits. Peak {peak}{reserved and f' ({reserved} reserved)'} of {capacity}, "
+                f"in {phase_label(self.peak_phase)}",
             )
         if self.needed_bytes is None:
             return tr(ko=f"메모리 부족. 한도 {capacity}", en=f"out of memory. Capacity {capacity}")
         needed = human_bytes(self.needed_bytes)
+        if self.needed_bytes <= self.capacity_bytes:
+            return tr(
+                ko=f"메모리 부족. 텐서는 {needed}지만, 조각나 못 쓰는 자리까지 합치면 한도 {capacity}를 넘는다",
+                en=f"out of memory. Tensors need {needed}, but with what fragmentation loses it is beyond {capacity}",
+            )
         return tr(
             ko=f"메모리 부족. {needed}가 필요한데 한도는 {capacity}",
             en=f"out of memory. Needs {needed} of {capacity}",
@@ -317,7 +327,7 @@ def _draw_timeline(
     peak_index, peak_moment = report.timeline.peak
     for i, phase in enumerate(phases):
         x0 = left + i * phase_width
-        moments = phase.moments if phase.moments is not None else np.arange(len(phase.live))
+        moments = np.arange(len(phase.live))
         xs = x0 + phase_width * moments / max(moments[-1], 1)
         xs, live = _thin(xs, phase.live, peak_moment if i == peak_index else None)
         upper = np.cumsum(live, axis=1)

@@ -17,15 +17,10 @@ _INDEX = {category: index for index, category in enumerate(CATEGORIES)}
 
 @dataclass
 class PhaseCurve:
-    """One phase: `live[i, c]` bytes of category c at its beginning, at every local maximum, and at its end.
-
-    moments[i] says when, counted in local maxima; None means one after the other. (A predicted curve leaves out the
-    layers in the middle.)
-    """
+    """One phase: `live[i, c]` bytes of category c at its beginning, at every local maximum, and at its end."""
 
     name: str
     live: np.ndarray
-    moments: np.ndarray | None = None
 
     @property
     def total(self) -> np.ndarray:
@@ -40,31 +35,56 @@ class PhaseCurve:
 
 @dataclass(frozen=True)
 class Trace:
-    """Every allocation and release of a run in its order, for the caching allocator to go through again.
+    """Every allocation and release of a run in its order: entry i of each array is about the i-th of them.
 
-    before: (id, bytes) of what was there at the start. events: +id allocated, -id released; sizes: id → bytes.
+    born: the entry that allocated the block (an allocation's own). nbytes: bytes of the block. category: index into
+    CATEGORIES. span: 2k + 1 inside phase k, 2k before it; what was there at the start comes first. names: the phases.
+    Releases that follow each other stand in the order in which their blocks were born: it makes no difference.
     """
 
-    before: list[tuple[int, int]]
-    events: list[int]
-    sizes: dict[int, int]
+    born: np.ndarray
+    nbytes: np.ndarray
+    category: np.ndarray
+    span: np.ndarray
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.born)
+
+    @property
+    def allocates(self) -> np.ndarray:
+        """Which entries are allocations."""
+        return self.born == np.arange(len(self))
+
+    def timeline(self) -> Timeline:
+        """The bytes held over the phases."""
+        allocates = self.allocates
+        changes = np.zeros((len(self) + 1, len(CATEGORIES)), dtype=np.int64)
+        changes[np.arange(1, len(self) + 1), self.category] = np.where(allocates, self.nbytes, -self.nbytes)
+        live = changes.cumsum(axis=0)  # live[i]: before entry i
+        phases = []
+        for k, name in enumerate(self.names):
+            start, end = np.searchsorted(self.span, (2 * k + 1, 2 * k + 2))
+            # Where an allocation is followed by a release, or by the end: nothing higher lies between.
+            grew = allocates[start:end]
+            tops = np.flatnonzero(grew & ~np.append(grew[1:], False)) + start + 1
+            phases.append(PhaseCurve(name, live[np.concatenate(([start], tops, [end]))]))
+        return Timeline(phases, self)
 
     def reserved_peak(self, capacity_bytes: int | None = None, *, expandable_segments: bool = False) -> int:
         """The most bytes that the caching allocator reserves on the way; MemoryError where `capacity_bytes` end it."""
         allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments)
-        for block, nbytes in self.before:
-            allocator.allocate(block, nbytes)
-        for event in self.events:
-            if event > 0:
-                allocator.allocate(event, self.sizes[event])
+        for entry, (born, nbytes) in enumerate(zip(self.born.tolist(), self.nbytes.tolist(), strict=True)):
+            if born == entry:
+                allocator.allocate(entry, nbytes)
             else:
-                allocator.free(-event)
+                allocator.free(born)
         return allocator.peak_reserved_bytes
 
 
 @dataclass
 class Timeline:
-    """The phases of a run in their order; its trace, where every operation was run on a virtual GPU."""
+    """The phases of a run in their order, and on a virtual GPU the trace that they were read from."""
 
     phases: list[PhaseCurve] = field(default_factory=list)
     trace: Trace | None = field(default=None, repr=False)
@@ -127,23 +147,25 @@ class TimelineRecorder:
         self._spans.append((name, start, len(self._events)))
         self._open = None
 
-    def timeline(self) -> Timeline:
-        events = np.array(self._events, dtype=np.int64)
-        blocks = np.abs(events)
-        ids = np.array([*self._sizes, 0])
-        lookup = np.zeros((int(ids.max()) + 1, 2), dtype=np.int64)
+    def trace(self) -> Trace:
+        """All that was recorded so far."""
+        events = np.array(self._before + self._events, dtype=np.int64)
+        entries, blocks, releases = np.arange(len(events)), np.abs(events), events < 0
+        lookup = np.zeros((max(self._sizes, default=0) + 1, 3), dtype=np.int64)  # bytes, category, entry of its birth
         for block, size in self._sizes.items():
-            lookup[block] = size, _INDEX[self._category[block]]
-        changes = np.zeros((len(events) + 1, len(CATEGORIES)), dtype=np.int64)
-        for block in self._before:
-            changes[0, lookup[block, 1]] += lookup[block, 0]
-        changes[np.arange(1, len(events) + 1), lookup[blocks, 1]] = np.sign(events) * lookup[blocks, 0]
-        live = changes.cumsum(axis=0)  # live[i]: before event i
-        phases = []
-        for name, start, end in self._spans:
-            # Where an allocation is followed by a release, or by the end: nothing higher lies between.
-            grew = events[start:end] > 0
-            tops = np.flatnonzero(grew & ~np.append(grew[1:], False)) + start + 1
-            phases.append(PhaseCurve(name, live[np.concatenate(([start], tops, [end]))]))
-        before = [(block, self._sizes[block]) for block in self._before]
-        return Timeline(phases, Trace(before, self._events, self._sizes))
+            lookup[block, :2] = size, _INDEX[self._category[block]]
+        lookup[blocks[~releases], 2] = entries[~releases]
+        span = np.zeros(len(events), dtype=np.int64)
+        for k, (_, start, end) in enumerate(self._spans):
+            span[len(self._before) + start :] = 2 * k + 1
+            span[len(self._before) + end :] = 2 * k + 2
+        # A stretch of releases ends at an allocation and at the edge of a phase.
+        breaks = ~releases
+        breaks[1:] |= ~releases[:-1] | (span[1:] != span[:-1])
+        order = np.lexsort((lookup[blocks, 2], breaks.cumsum()))
+        nbytes, category, born = lookup[blocks[order]].T
+        return Trace(born, nbytes, category, span, tuple(name for name, _, _ in self._spans))
+
+    def timeline(self) -> Timeline:
+        """The phases that ended so far."""
+        return self.trace().timeline()

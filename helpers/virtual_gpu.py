@@ -16,13 +16,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from .caching_allocator import CachingAllocator, round_size
 from .cuda_kernels import CudaKernels, cublas_workspace_bytes
 from .gpu_catalog import GPUSpec
 from .timeline import CATEGORIES, Timeline, TimelineRecorder
 from .units import human_bytes
-
-# Every block of the CUDA caching allocator is a multiple of this (kMinBlockSize, c10/cuda/CUDACachingAllocator.cpp).
-BLOCK_BYTES = 512
 
 _aten = torch.ops.aten
 _DEVICE_QUERY = torch.ops.prim.device.default
@@ -34,13 +32,14 @@ _CUBLAS_OPS = frozenset(
 
 
 class AllocationMeter:
-    """Counts live bytes, as `torch.cuda.memory_allocated` does: each allocation rounded up to 512 bytes.
+    """Counts live bytes, each allocation rounded up to 512 bytes, and lets the caching allocator find room for them.
 
-    `capacity_bytes` None means without limit. `allocate` raises MemoryError *before* it counts what does not fit.
+    `capacity_bytes` None means without limit. `allocate` raises MemoryError *before* it counts what does not fit. The
+    rest of up to 1 MiB that the allocator does not split off a large block is not counted here (`allocator` knows it).
     """
 
-    def __init__(self, capacity_bytes: int | None = None):
-        self.capacity_bytes = capacity_bytes
+    def __init__(self, capacity_bytes: int | None = None, *, expandable_segments: bool = False):
+        self.allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments)
         self.live_bytes = 0
         self.peak_bytes = 0
         self.recorder: TimelineRecorder | None = None
@@ -49,15 +48,14 @@ class AllocationMeter:
 
     def allocate(self, nbytes: int, category: str) -> int:
         """Count `nbytes` (rounded up) and return the allocation's id."""
-        size = -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
-        live = self.live_bytes + size
-        if self.capacity_bytes is not None and live > self.capacity_bytes:
-            raise MemoryError(size)
-        block, self._next_id = self._next_id, self._next_id + 1
+        size = round_size(nbytes)
+        block = self._next_id
+        self.allocator.allocate(block, size)
+        self._next_id += 1
         self._blocks[block] = [size, category]
-        self.live_bytes = live
-        if live > self.peak_bytes:
-            self.peak_bytes = live
+        self.live_bytes += size
+        if self.live_bytes > self.peak_bytes:
+            self.peak_bytes = self.live_bytes
         if self.recorder is not None:
             self.recorder.allocated(block, size, category)
         return block
@@ -65,6 +63,7 @@ class AllocationMeter:
     def free(self, block: int) -> None:
         """Release an allocation by its id."""
         self.live_bytes -= self._blocks.pop(block)[0]
+        self.allocator.free(block)
         if self.recorder is not None:
             self.recorder.freed(block)
 
@@ -158,6 +157,8 @@ def on_virtual_gpu(thing: Any) -> bool:
 class VirtualGPU:
     """A GPU of the catalogue made of fake tensors; with `limited=False` it never runs out of memory.
 
+    expandable_segments: as with `PYTORCH_ALLOC_CONF=expandable_segments:True`.
+
     Used as a context (`with gpu:`) it runs the block "on the GPU": factories such as `torch.randint` make their tensors
     on it. Operations on tensors that already live on it are counted without it too,
     but only inside it they take CUDA's kernels (attention, dropout, autocast).
@@ -165,10 +166,11 @@ class VirtualGPU:
 
     is_virtual = True
 
-    def __init__(self, spec: GPUSpec, *, limited: bool = True):
+    def __init__(self, spec: GPUSpec, *, limited: bool = True, expandable_segments: bool = False):
         self.spec = spec
         self.name = spec.name
-        self.meter = AllocationMeter(spec.capacity_bytes if limited else None)
+        capacity = spec.capacity_bytes if limited else None
+        self.meter = AllocationMeter(capacity, expandable_segments=expandable_segments)
         self.mode = _CountingMode(self)
         self.kernels = CudaKernels(spec.compute_capability)
         self.in_step = False
@@ -193,18 +195,28 @@ class VirtualGPU:
         """The most bytes held at once since the start or the last `reset_peak_memory_stats`."""
         return self.meter.peak_bytes
 
+    def memory_reserved(self) -> int:
+        """Bytes that the caching allocator has taken from the driver: in use, cached, or lost between blocks."""
+        return self.meter.allocator.reserved_bytes
+
+    def max_memory_reserved(self) -> int:
+        """The most bytes reserved at once since the start or the last `reset_peak_memory_stats`."""
+        return self.meter.allocator.peak_reserved_bytes
+
     def reset_peak_memory_stats(self) -> None:
-        """Start `max_memory_allocated` anew from what is held now."""
+        """Start `max_memory_allocated` and `max_memory_reserved` anew from what is held now."""
         self.meter.peak_bytes = self.meter.live_bytes
+        self.meter.allocator.reset_peaks()
 
     def empty_cache(self) -> None:
-        """Free what a failed backward left behind; the meter itself keeps no cache of freed blocks.
+        """Give cached segments back to the driver, after freeing what a failed backward left behind.
 
         What autograd had still to do stays queued in its CPU thread, with the tensors that were saved for it, until the
         next backward: here is one.
         """
         with torch.enable_grad():
             torch.zeros(1, requires_grad=True).sum().backward()
+        self.meter.allocator.empty_cache()
 
     def release_workspaces(self) -> None:
         """Give back the cuBLAS workspaces, as `torch._C._cuda_clearCublasWorkspaces` does."""
@@ -286,11 +298,17 @@ class VirtualGPU:
         try:
             return self.meter.allocate(nbytes, category)
         except MemoryError:
-            free = self.capacity_bytes - self.meter.live_bytes
+            allocator = self.meter.allocator
+            free = self.capacity_bytes - allocator.reserved_bytes
             message = (  # PyTorch's words, so that what is searched for is found
                 f"CUDA out of memory. Tried to allocate {human_bytes(nbytes)}. GPU 0 ({self.name}, virtual) has a "
-                f"total capacity of {human_bytes(self.capacity_bytes)} of which {human_bytes(free)} is free. "
-                f"{human_bytes(self.meter.live_bytes)} is allocated by PyTorch."
+                f"total capacity of {human_bytes(self.spec.memory_bytes)} of which {human_bytes(free)} is free. "
+                f"Including non-PyTorch memory, this process has {human_bytes(self.spec.memory_bytes - free)} memory "
+                f"in use. Of the allocated memory {human_bytes(allocator.allocated_bytes)} is allocated by PyTorch, "
+                f"and {human_bytes(allocator.unused_bytes)} is reserved by PyTorch but unallocated. If reserved but "
+                "unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid "
+                "fragmentation.  See documentation for Memory Management  "
+                "(https://docs.pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
             )
         raise torch.OutOfMemoryError(message)
 

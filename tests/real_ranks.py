@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from helpers.depth import with_depth
 from helpers.distributed.fake_rank import _locals, _optimizer, _states, shard
 from helpers.distributed.layout import CONVENTIONS, Layout
 from helpers.distributed.ranks import weigh
-from helpers.experiment import with_depth
 from helpers.models import load_config
 
 

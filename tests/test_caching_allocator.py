@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.caching_allocator import BLOCK_BYTES, MIB, SMALL_BYTES, CachingAllocator, round_size, segment_size
-from helpers.timeline import Trace
+from helpers.timeline import TimelineRecorder
 
 
 def test_sizes():
@@ -240,10 +240,16 @@ def test_equal_to_a_naive_reference(trace, capacity):
 
 
 def test_a_trace_is_replayed():
-    """before, +id, -id; without a limit, with one, and with one that ends it."""
+    """Without a limit, with one, and with one that ends it."""
     chance = random.Random(0)
-    sizes = {name: chance.randrange(1, 40 * MIB) for name in range(1, 30)}
-    trace = Trace([(1, sizes[1])], [*range(2, 30), *(-name for name in range(2, 30)), 2, 3], sizes)
+    sizes = {name: (chance.randrange(1, 40 * MIB), "other") for name in range(1, 30)}
+    recorder = TimelineRecorder({1: sizes[1]})
+    for name in range(2, 30):
+        recorder.allocated(name, *sizes[name])
+    for name in range(2, 30):
+        recorder.freed(name)
+    trace = recorder.trace()
+    sizes = {name: nbytes for name, (nbytes, _) in sizes.items()}
     free = trace.reserved_peak()
     assert free >= sum(sizes.values())
     assert trace.reserved_peak(free) == free

@@ -18,6 +18,7 @@ ORDER = [
     ["units"],
     ["gpu_catalog", "caching_allocator", "cuda_kernels", "svg", "environment"],
     ["timeline"],
+    ["depth"],
     ["course"],
     ["virtual_gpu"],
     ["gpu"],

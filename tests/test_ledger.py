@@ -8,6 +8,7 @@ import torch.distributed as dist
 from real_ranks import one_step_at_each_stage, tiny
 
 from helpers import rank_step, run_ranks, shard_ledger
+from helpers.depth import with_depth
 from helpers.distributed import fake_rank
 from helpers.distributed import ledger as ledger_module
 from helpers.distributed.fake_rank import fake_world, run_rank
@@ -24,7 +25,7 @@ from helpers.distributed.ledger import (
 )
 from helpers.distributed.rank_step import steps_by_ranks
 from helpers.distributed.zero_pictures import PUBLISHED, draw_gpus, draw_stages
-from helpers.experiment import predict_memory, with_depth
+from helpers.experiment import predict_memory
 from helpers.models import build_model, count_parameters, load_config
 from helpers.units import GB
 

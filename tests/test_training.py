@@ -2,6 +2,7 @@
 
 import math
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -367,18 +368,22 @@ def test_a_model_that_is_on_no_gpu(monkeypatch, gpu):
 @pytest.mark.parametrize("phase", ["forward", "backward", "step"])
 def test_out_of_memory_leaves_nothing_but_the_model(phase):
     gpu = VirtualGPU(CATALOG["T4"])
-    model = build_on_gpu(CONFIG, torch.float16, "sdpa", None, gpu)
+    # Large enough that its phases lie further apart than the caching allocator's segments.
+    config = GPTNeoXConfig(**CONFIG.to_diff_dict() | {"hidden_size": 1024, "intermediate_size": 4096})
+    model = build_on_gpu(config, torch.float16, "sdpa", None, gpu)
     weights = gpu.memory_allocated()
-    first = train_model(model, data(), arguments()).timeline.phases[:3]
+    dataset = data(size=64, sequence_length=32)
+    train = partial(train_model, model, dataset, arguments(32, gradient_accumulation_steps=1))
+    peaks = {"load": weights} | {p.name: p.peak_bytes for p in train().timeline.phases[:3]}
     release_memory(gpu)
-    gpu.meter.capacity_bytes = next(p.peak_bytes for p in first if p.name == phase) - 512
-    dies_in = next(p.name for p in first if p.peak_bytes > gpu.meter.capacity_bytes)
+    before = list(peaks)[list(peaks).index(phase) - 1]
+    gpu.meter.allocator.capacity_bytes = (peaks[before] + peaks[phase]) // 2
     log = TrainingLog()
     with pytest.raises(torch.OutOfMemoryError):
-        train_model(model, data(), arguments(), log=log)
-    assert log.timeline.phases[-1].name == dies_in
-    assert log.timeline.peak_bytes <= gpu.meter.capacity_bytes
+        train(log=log)
+    assert log.timeline.phases[-1].name == phase
+    assert log.timeline.peak_bytes <= gpu.meter.allocator.capacity_bytes
     release_memory(gpu)
     assert gpu.memory_allocated() == weights
-    gpu.meter.capacity_bytes = None
-    assert train_model(model, data(), arguments()).optimizer_steps == 2  # and it trains as if nothing had been
+    gpu.meter.allocator.capacity_bytes = None
+    assert train().optimizer_steps == 2  # and it trains as if nothing had been

@@ -17,7 +17,7 @@ from helpers.gpu_catalog import CATALOG
 from helpers.timeline import CATEGORIES
 from helpers.virtual_gpu import AllocationMeter, VirtualGPU, on_virtual_gpu
 
-KIB = 1024
+KIB, MIB = 2**10, 2**20
 WORKSPACE = 8_519_680  # ":4096:2:16:8", 8.125 MiB
 
 
@@ -46,8 +46,8 @@ def used(gpu):
 
 @settings(deadline=None)
 @given(
-    st.integers(1, 64).map(lambda blocks: blocks * 512),
-    st.lists(st.tuples(st.booleans(), st.integers(0, 20_000), st.sampled_from(CATEGORIES)), max_size=80),
+    st.integers(1, 6).map(lambda segments: segments * 20 * MIB),
+    st.lists(st.tuples(st.booleans(), st.integers(0, 30 * MIB), st.sampled_from(CATEGORIES)), max_size=80),
 )
 def test_meter_against_a_recount(capacity, trace):
     meter = AllocationMeter(capacity)
@@ -58,15 +58,16 @@ def test_meter_against_a_recount(capacity, trace):
             del living[block]
             meter.free(block)
         elif not is_release:
-            if sum(size for size, _ in living.values()) + rounded(number) > capacity:
-                with pytest.raises(MemoryError):
-                    meter.allocate(number, category)
-            else:
+            try:
                 block = meter.allocate(number, category)
+            except MemoryError:  # where it is raised, the allocator's own tests say; here it changes nothing
+                block = None
+            if block is not None:
                 assert block not in living
                 living[block] = (rounded(number), category)
         peak = max(peak, sum(size for size, _ in living.values()))
-        assert meter.live_bytes == sum(size for size, _ in living.values()) <= capacity
+        assert meter.live_bytes == sum(size for size, _ in living.values()) <= meter.allocator.allocated_bytes
+        assert meter.allocator.allocated_bytes <= meter.allocator.reserved_bytes <= capacity
         assert meter.peak_bytes == peak
         assert meter.live_blocks() == living
     assert sum(meter.live_by_category().values()) == meter.live_bytes
@@ -224,7 +225,7 @@ def test_peak_and_reset(gpu):
 # -- capacity and exceptions ------------------------------------------------------------------------------------------
 
 
-WEIGHT, ROWS = 16 * 4096, 2 * 4096  # bytes of a layer's weight, and of a batch of two
+WEIGHT, ROWS = 16 * MIB, 2 * 4096  # bytes of a layer's weight, and of a batch of two
 
 
 class Scale(nn.Module):
@@ -232,7 +233,7 @@ class Scale(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(16, 1024))
+        self.weight = nn.Parameter(torch.empty(4096, 1024))
 
     def forward(self, x):
         return (x * self.weight.mean(0)).tanh()
@@ -247,47 +248,77 @@ def train_step(model, optimizer):
     optimizer.step()
 
 
-def test_the_capacity_is_met_to_the_byte():
-    """What a step needs is enough. Less runs out somewhere in it, and leaves nothing behind."""
+def test_what_is_reserved_is_enough_and_less_than_the_tensors_is_not():
+    """Less than what a step needs runs out somewhere in it, and leaves nothing behind."""
     free = VirtualGPU(CATALOG["T4"], limited=False)
     model = four_layers(free)
     train_step(model, torch.optim.AdamW(model.parameters(), foreach=True))
-    needed = free.max_memory_allocated()
+    needed, reserved = free.max_memory_allocated(), free.max_memory_reserved()
     died_with = set()
-    for capacity in (needed, needed - 512, *range(4 * WEIGHT + 512, 8 * WEIGHT, 50 * KIB)):
+    for capacity in (reserved, needed - 512, *range(4 * WEIGHT + 2 * MIB, 8 * WEIGHT, 8 * MIB)):
         gpu = gpu_of(capacity)
         model = four_layers(gpu)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-        if capacity == needed:
+        if capacity == reserved:
             train_step(model, optimizer)
         else:
             with pytest.raises(torch.OutOfMemoryError):
                 train_step(model, optimizer)
-        assert gpu.max_memory_allocated() <= capacity
+        assert gpu.max_memory_allocated() <= gpu.max_memory_reserved() <= capacity
         died_with.add(sum(p.grad is not None for p in model.parameters()))
         optimizer.state.clear()
         optimizer.zero_grad()
-        assert used(gpu) == 4 * WEIGHT
+        assert used(gpu) == gpu.memory_reserved() == 4 * WEIGHT
     assert died_with >= {0, 2, 4}  # gradients: in forward, in the middle of backward, in the step
 
 
+def test_reserved_memory_stays_until_it_is_given_back(gpu):
+    a = gpu.place(torch.ones(3 * MIB))  # 12 MiB: a segment of its own
+    b = gpu.place(torch.ones(1000))  # the small pool's first segment
+    assert gpu.memory_allocated() == 12 * MIB + 4096
+    assert gpu.memory_reserved() == gpu.max_memory_reserved() == 14 * MIB
+    del a
+    assert (gpu.memory_allocated(), gpu.memory_reserved()) == (4096, 14 * MIB)
+    gpu.empty_cache()
+    assert (gpu.memory_reserved(), gpu.max_memory_reserved()) == (2 * MIB, 14 * MIB)
+    gpu.reset_peak_memory_stats()
+    assert gpu.max_memory_reserved() == 2 * MIB
+    assert b.numel() == 1000
+
+
 def test_out_of_memory_says_what_cuda_says():
-    gpu = gpu_of(2**20)
+    gpu = gpu_of(30 * MIB)
     with gpu, pytest.raises(torch.OutOfMemoryError) as caught:
-        kept = torch.empty(2**19, dtype=torch.uint8), torch.empty(2**20, dtype=torch.uint8)
-    assert str(caught.value) == (
-        "CUDA out of memory. Tried to allocate 1.00 MiB. GPU 0 (T4, virtual) has a total capacity of 1.00 MiB of which "
-        "512.00 KiB is free. 512.00 KiB is allocated by PyTorch."
+        kept = [torch.empty(nbytes, dtype=torch.uint8) for nbytes in (12 * MIB, MIB, 20 * MIB)]
+    assert str(caught.value).startswith(
+        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 (T4, virtual) has a total capacity of 30.00 MiB of "
+        "which 16.00 MiB is free. Including non-PyTorch memory, this process has 14.00 MiB memory in use. Of the "
+        "allocated memory 13.00 MiB is allocated by PyTorch, and 1.00 MiB is reserved by PyTorch but unallocated. "
+        "If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True"
     )
     assert caught.value.__context__ is None
     del caught
-    assert used(gpu) == 0
+    assert used(gpu) == gpu.memory_reserved() == 0
     with pytest.raises(NameError):
         print(kept)
 
 
+def test_expandable_segments_find_room_where_fixed_ones_do_not():
+    def fill(gpu):
+        with gpu:
+            kept = [torch.empty(30 * MIB, dtype=torch.uint8) for _ in range(4)]
+            del kept[1::2]  # two holes of 30 MiB
+            kept.append(torch.empty(45 * MIB, dtype=torch.uint8))
+        return gpu.memory_reserved()
+
+    spec = gpu_of(140 * MIB).spec
+    assert fill(VirtualGPU(spec)) == 60 * MIB + 46 * MIB  # both holes went back to the driver first
+    # The pages of a hole serve elsewhere in the address space.
+    assert fill(VirtualGPU(spec, expandable_segments=True)) <= 140 * MIB
+
+
 def test_a_hundred_times_out_of_memory():
-    gpu = gpu_of(2**20)
+    gpu = gpu_of(8 * MIB)
     for _ in range(100):
         try:
             with gpu:
@@ -295,7 +326,7 @@ def test_a_hundred_times_out_of_memory():
         except torch.OutOfMemoryError:
             continue
         raise AssertionError("it fitted")
-    assert used(gpu) == 0
+    assert used(gpu) == gpu.memory_reserved() == 0
     assert not gpu.mode.storages
     with gpu:
         assert torch.empty(2**18).numel()  # and it works as before

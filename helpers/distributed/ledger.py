@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..experiment import with_depth
+from ..depth import with_depth
 from ..language import tr
 from ..models import build_model, load_config, resolve_model_id
 from ..report import html_table

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..experiment import timeline_at_depth, with_depth
+from ..depth import continued, shallow_depths, with_depth
 from ..gpu_catalog import CATALOG
 from ..language import tr
 from ..models import resolve_model_id
@@ -231,16 +231,16 @@ def _timeline(
             batch_size=batch_size, sequence_length=sequence_length, checkpointing=checkpointing,
         )  # fmt: skip
 
-    depth = config.num_hidden_layers
-    kinds = getattr(config, "layer_types", None)
-    if depth > 5 and len(set(kinds or [0])) == 1:
-        runs = [run(layers) for layers in (2, 3, 4)]
-        timeline = timeline_at_depth([one.timeline for one in runs], depth)
-        if timeline is not None:
+    depths = shallow_depths(config)
+    if depths is not None:
+        runs = [run(layers) for layers in depths]
+        more = config.num_hidden_layers // (depths[1] - depths[0]) - 2
+        trace = continued([one.timeline.trace for one in runs], more)
+        if trace is not None:
             two, three = (one.sent_activations for one in runs[:2])
-            sent = Counter({name: two[name] + (depth - 2) * (three[name] - two[name]) for name in three})
-            return timeline, sent
-    one = run(depth)
+            sent = Counter({name: two[name] + more * (three[name] - two[name]) for name in three})
+            return trace.timeline(), sent
+    one = run(config.num_hidden_layers)
     return one.timeline, one.sent_activations
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..experiment import with_depth
+from ..depth import with_depth
 from ..language import tr
 from ..models import build_model, load_config
 from ..small_model import SmallLanguageModel, sentences

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..experiment import with_depth
+from ..depth import with_depth
 from ..models import add_adapters, build_model, load_config
 from ..training import OPTIMIZERS
 from .plans import Plan, is_written

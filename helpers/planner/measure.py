@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import torch
 
+from ..depth import with_depth
 from ..distributed.layout import Layout
 from ..distributed.ledger import closed_form
 from ..distributed.rank_step import rank_step
-from ..experiment import Setting, predict_memory, with_depth
+from ..experiment import Setting, predict_memory
 from ..flops import count_flops
 from ..gpu_catalog import CATALOG
 from ..models import add_adapters, build_model, linear_layers, load_config

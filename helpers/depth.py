@@ -1,0 +1,178 @@
+"""The trace of a deep model from those of shallow ones: a training step goes through its layers in loops.
+
+Forward, backward, the optimizer's lists and all else repeat a stretch of allocations and releases for every layer. So
+the trace of one layer more has one repetition more in each of these loops, and is otherwise the same. Three traces show
+where the loops are, and that nothing else grows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .timeline import Trace
+
+
+def with_depth(config: Any, layers: int) -> Any:
+    """A copy of the config with that many layers."""
+    config = copy.deepcopy(config)
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    return config
+
+
+def shallow_depths(config: Any) -> tuple[int, int, int] | None:
+    """The three depths to run instead of the config's; None where that is not less work, or layers differ in kind.
+
+    Layers that take turns (`layer_types`) count by whole turns.
+    """
+    depth = config.num_hidden_layers
+    kinds = list(getattr(config, "layer_types", None) or [0] * depth)
+    turn = next(n for n in range(1, depth + 1) if depth % n == 0 and kinds == kinds[:n] * (depth // n))
+    return (2 * turn, 3 * turn, 4 * turn) if depth > 5 * turn else None
+
+
+def continued(traces: Sequence[Trace], more: int) -> Trace | None:
+    """The trace `more` steps in depth after the first of three that lie one step apart; None where that is not proven.
+
+    Every entry must be found in all three, every loop repeat itself entry by entry, and the number of the entry that
+    allocated what is released here must be linear in the repetition and in the depth. What comes out must release
+    blocks of the right size, alive, and once.
+    """
+    if len({trace.names for trace in traces}) > 1:
+        return None
+    table, ids = np.unique(np.concatenate([_labels(trace) for trace in traces]), axis=0, return_inverse=True)
+    labels = np.split(ids.ravel(), np.cumsum([len(trace) for trace in traces])[:2])
+    inserted = _insertions(*labels)
+    if inserted is None:
+        return None
+    births = [trace.born for trace in traces]
+    loops = _Loops(len(labels[0]), [_turned(*loop, births, labels) for loop in inserted])
+    found = _repeat(loops, births, labels, more)
+    if found is None:
+        return None
+    label, born = found
+    kind, nbytes, category, span = table[label, :4].T
+    trace = Trace(born, nbytes, category, span, traces[0].names)
+    return trace if _is_sound(trace, kind.astype(bool)) else None
+
+
+def _labels(trace: Trace) -> np.ndarray:
+    """(entries, 6): what an entry has in common with its like at another depth. The last: the span of its release."""
+    allocates = trace.allocates
+    death = np.full(len(trace), -1)
+    death[trace.born[~allocates]] = trace.span[~allocates]
+    born = trace.born
+    return np.column_stack([allocates, trace.nbytes, trace.category, trace.span, trace.span[born], death[born]])
+
+
+def _common(*sequences: np.ndarray) -> int:
+    """How many entries from their beginning the sequences have in common."""
+    n = min(map(len, sequences))
+    same = np.logical_and.reduce([sequences[0][:n] == other[:n] for other in sequences[1:]])
+    return n if same.all() else int(same.argmin())
+
+
+def _insertions(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> list[tuple[int, int, int]] | None:
+    """(place in a, length, what was inserted before) such that a with each stretch once is b, and twice is c.
+
+    A search from left to right: where the three part, the shortest stretch that repeats itself in c and after which the
+    three meet again; if that leads nowhere, a longer one.
+    """
+    stack = [(0, 0, [])]
+    while stack:
+        place, before, found = stack.pop()
+        i, j, k = place, place + before, place + 2 * before
+        n = _common(a[i:], b[j:], c[k:])
+        i, j, k = i + n, j + n, k + n
+        left = len(b) - len(a) - before
+        if not left and i == len(a) and len(c) == k:
+            return found
+        if i == len(a):
+            lengths = [left] * (left > 0)
+        else:
+            room = min(left, len(b) - j - 1, (len(c) - k - 1) // 2)
+            meets = (b[j + 1 : j + room + 1] == a[i]) & (c[k + 2 : k + 2 * room + 1 : 2] == a[i])
+            lengths = (np.flatnonzero(meets) + 1).tolist()
+        fitting = []
+        for f in lengths:
+            stretch = b[j : j + f]
+            if np.array_equal(stretch, c[k : k + f]) and np.array_equal(stretch, c[k + f : k + 2 * f]):
+                fitting.append((i, before + f, [*found, (i, f, before)]))
+        stack += reversed(fitting)
+    return None
+
+
+def _turned(place: int, length: int, before: int, births: list[np.ndarray], labels: list[np.ndarray]) -> tuple:
+    """The same insertion, begun where the repetition begins.
+
+    A stretch that repeats itself may be cut anywhere; but what stands before the cut must release what it released at
+    the other depths. (place, length, before) as before.
+    """
+    (a, b, c), (born_a, born_b, born_c) = labels, births
+    j, k = place + before + length, place + 2 * (before + length)
+    back = min(_common(a[:place][::-1], b[:j][::-1], c[:k][::-1]), length)
+    entries = np.arange(place - back, place)
+    at_a, at_b, at_c = (born[entries + n * before] for n, born in enumerate((born_a, born_b, born_c)))
+    linear = at_c - at_b == at_b - at_a
+    return (place if linear.all() else place - back + int(linear.argmin()), length, before)
+
+
+@dataclass
+class _Loops:
+    """Where the entries of the first trace, and those of the loops, stand in a trace that is `more` steps deeper."""
+
+    entries: int
+    loops: list[tuple[int, int, int]]
+
+    def outside(self, more: int) -> np.ndarray:
+        shift = np.zeros(self.entries, dtype=np.int64)
+        for place, length, _ in self.loops:
+            shift[place:] += more * length
+        return np.arange(self.entries) + shift
+
+    def inside(self, loop: tuple[int, int, int], turn: int, more: int) -> np.ndarray:
+        place, length, before = loop
+        return place + more * before + turn * length + np.arange(length)
+
+    def length(self, more: int) -> int:
+        return self.entries + more * sum(length for _, length, _ in self.loops)
+
+
+def _repeat(loops: _Loops, births: list[np.ndarray], labels: list[np.ndarray], more: int) -> tuple | None:
+    """(labels, births) of the deeper trace."""
+    label, born = (np.empty(loops.length(more), dtype=np.int64) for _ in range(2))
+    at = [loops.outside(n) for n in range(3)]
+    a, b, c = (birth[where] for birth, where in zip(births, at, strict=True))
+    same = all(np.array_equal(labels[0], labels[n][at[n]]) for n in (1, 2))
+    if not same or not np.array_equal(c - b, b - a):
+        return None
+    label[loops.outside(more)], born[loops.outside(more)] = labels[0], a + more * (b - a)
+    for loop in loops.loops:
+        first, second, third = loops.inside(loop, 0, 1), loops.inside(loop, 0, 2), loops.inside(loop, 1, 2)
+        if not (np.array_equal(labels[1][first], labels[2][second])
+                and np.array_equal(labels[1][first], labels[2][third])):  # fmt: skip
+            return None
+        x, y, z = births[1][first], births[2][second], births[2][third]
+        for turn in range(more):
+            where = loops.inside(loop, turn, more)
+            label[where], born[where] = labels[1][first], x + (more - 1) * (y - x) + turn * (z - y)
+    return label, born
+
+
+def _is_sound(trace: Trace, allocates: np.ndarray) -> bool:
+    """Whether every release is of a block of that size and kind, allocated before, and released once."""
+    released, entries = trace.born[~allocates], np.flatnonzero(~allocates)
+    return (
+        np.array_equal(trace.allocates, allocates)
+        and bool((released >= 0).all() and (released < entries).all())
+        and bool(allocates[released].all())
+        and np.array_equal(trace.nbytes[released], trace.nbytes[entries])
+        and np.array_equal(trace.category[released], trace.category[entries])
+        and len(np.unique(released)) == len(released)
+    )

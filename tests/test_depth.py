@@ -1,0 +1,130 @@
+"""The trace of a deep model from shallow ones: equal, entry by entry, or refused."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from helpers.depth import continued, shallow_depths
+from helpers.timeline import TimelineRecorder
+
+SIZES = st.lists(st.sampled_from([512, 1024, 4096]), max_size=4)
+# What a layer does: weights that are there, activations that are kept and temporaries, gradients, the step's lists.
+PROGRAM = st.fixed_dictionaries(
+    {name: SIZES for name in ("weights", "kept", "temporary", "gradients", "lists", "edge")}
+    | {"backwards": st.booleans(), "head": st.booleans()}
+)
+
+
+class Run:
+    """A training step with the loops of a program, at some depth."""
+
+    def __init__(self, program, layers, grow=lambda layer, layers: 0):
+        self.next = 1
+        before = {}
+        for size in program["edge"] + program["weights"] * layers:
+            before[self.next] = (size, "parameters")
+            self.next += 1
+        self.recorder = TimelineRecorder(before)
+        for _ in range(2):
+            self.step(program, layers, grow)
+        self.trace = self.recorder.trace()
+
+    def take(self, sizes, category="activations"):
+        taken = range(self.next, self.next + len(sizes))
+        for block, size in zip(taken, sizes, strict=True):
+            self.recorder.allocated(block, size, category)
+        self.next += len(sizes)
+        return list(taken)
+
+    def drop(self, blocks):
+        for block in blocks:
+            self.recorder.freed(block)
+
+    def step(self, program, layers, grow):
+        kept, gradients = [], []
+        self.recorder.enter("forward")
+        kept.append(self.take(program["edge"]))
+        for layer in range(layers):
+            mine = self.take(program["kept"])
+            more = grow(layer, layers)
+            self.drop(self.take(program["temporary"] + [512 * more] * (more > 0)))
+            kept.append(mine)
+        if program["head"]:
+            kept.append(self.take(program["edge"] + program["kept"]))
+        self.recorder.leave()
+        self.recorder.enter("backward")
+        for mine in reversed(kept):
+            gradients.append(self.take(program["gradients"], "gradients"))
+            self.drop(reversed(mine))
+        self.recorder.leave()
+        self.recorder.enter("step")
+        lists = [self.take(program["lists"]) for _ in range(layers)]
+        for mine in reversed(lists) if program["backwards"] else lists:
+            self.drop(mine)
+        self.recorder.leave()
+        for mine in gradients:
+            self.drop(mine)
+
+
+def same(a, b):
+    return a.names == b.names and all(
+        np.array_equal(getattr(a, name), getattr(b, name)) for name in ("born", "nbytes", "category", "span")
+    )
+
+
+FULL = {
+    "weights": [4096, 512], "kept": [512, 1024], "temporary": [4096], "gradients": [4096, 512],
+    "lists": [512, 512, 1024], "edge": [1024, 512], "backwards": True, "head": True,
+}  # fmt: skip
+
+
+@settings(deadline=None, max_examples=200)
+@given(PROGRAM, st.integers(0, 9))
+@example(FULL, 30)
+@example(FULL | {"backwards": False, "head": False, "edge": []}, 3)
+def test_what_is_continued_is_what_a_deep_run_does(program, more):
+    trace = continued([Run(program, layers).trace for layers in (2, 3, 4)], more)
+    assert trace is not None
+    assert same(trace, Run(program, 2 + more).trace)
+
+
+@pytest.mark.parametrize(
+    "grow",
+    [
+        lambda layer, layers: layers,  # a temporary as large as the model is deep
+        lambda layer, layers: layer + 1,  # one that grows from layer to layer
+        lambda layer, layers: int(layers == 4 and layer == 2),  # one that only four layers have
+        lambda layer, layers: int(layer % 2 == 0),  # every other layer
+    ],
+    ids=["with the depth", "with the layer", "at four", "every other"],
+)
+def test_what_is_not_a_loop_is_refused(grow):
+    assert continued([Run(FULL, layers, grow).trace for layers in (2, 3, 4)], 6) is None
+
+
+def test_traces_of_other_phases_are_refused():
+    runs = [Run(FULL, layers) for layers in (2, 3, 4)]
+    runs[2].recorder.enter("forward")
+    runs[2].recorder.leave()
+    assert continued([runs[0].trace, runs[1].trace, runs[2].recorder.trace()], 6) is None
+
+
+@pytest.mark.parametrize(
+    ("kinds", "depths"),
+    [
+        (None, (2, 3, 4)),
+        (["full"] * 30, (2, 3, 4)),
+        (["full"] * 5, None),  # not less work
+        (["sliding", "full"] * 6, (4, 6, 8)),
+        (["sliding", "full"] * 5, None),
+        (["sliding"] * 29 + ["full"], None),
+    ],
+)
+def test_which_depths_are_run(kinds, depths):
+    config = SimpleNamespace(num_hidden_layers=len(kinds) if kinds else 24)
+    if kinds:
+        config.layer_types = kinds
+    assert shallow_depths(config) == depths
