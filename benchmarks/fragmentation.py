@@ -24,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from helpers.experiment import Setting, virtual_run
 from helpers.gpu_catalog import CATALOG
 from helpers.models import load_config
-from helpers.timeline import Trace
 
 MODELS = (
     "EleutherAI/polyglot-ko-1.3b",
@@ -54,19 +53,6 @@ def grid() -> Iterator[dict[str, Any]]:
         yield {"model_id": model, "batch_size": 3, "gradient_accumulation_steps": 3}
 
 
-def smallest_capacity(trace: Trace, peak_bytes: int) -> int:
-    """The capacity, to `STEP_BYTES`, from which on the trace goes through; searched up to twice the tensors' peak."""
-    low, high = 0, peak_bytes // STEP_BYTES
-    while low < high:
-        middle = (low + high) // 2
-        try:
-            trace.reserved_peak(peak_bytes + middle * STEP_BYTES)
-            high = middle
-        except MemoryError:
-            low = middle + 1
-    return peak_bytes + low * STEP_BYTES
-
-
 def main() -> None:
     """Print a line a setting, and the middle and the worst of all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -82,7 +68,7 @@ def main() -> None:
         timeline = virtual_run(setting, load_config(setting.model_id), CATALOG["T4"])[0]
         peak = timeline.peak_bytes
         reserved = timeline.trace.reserved_peak(), timeline.trace.reserved_peak(expandable_segments=True)
-        shares = [nbytes / peak - 1 for nbytes in (smallest_capacity(timeline.trace, peak), *reserved)]
+        shares = [nbytes / peak - 1 for nbytes in (timeline.trace.smallest_capacity(STEP_BYTES), *reserved)]
         rows.append(shares)
         print("  ".join(f"{share:7.1%}" for share in shares), settings, flush=True)
     for name, of in (("middle", statistics.median), ("worst", max)):

@@ -116,7 +116,7 @@ def _turned(place: int, length: int, before: int, births: list[np.ndarray], labe
     """
     (a, b, c), (born_a, born_b, born_c) = labels, births
     j, k = place + before + length, place + 2 * (before + length)
-    back = min(_common(a[:place][::-1], b[:j][::-1], c[:k][::-1]), length)
+    back = _common(a[:place][::-1], b[:j][::-1], c[:k][::-1])
     entries = np.arange(place - back, place)
     at_a, at_b, at_c = (born[entries + n * before] for n, born in enumerate((born_a, born_b, born_c)))
     linear = at_c - at_b == at_b - at_a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -257,6 +258,34 @@ def predict_memory(
         except MemoryError:
             report.fits = False
     return report
+
+
+@dataclass(frozen=True)
+class Need:
+    """What an experiment takes of a card, in bytes.
+
+    tensors: their peak. card: the least capacity in which the caching allocator gets through, to 1/128 of the peak.
+    states: parameters, gradients and optimizer state. at_peak: category → bytes of the tensors' peak.
+    """
+
+    tensors: int
+    card: int
+    states: dict[str, int]
+    at_peak: dict[str, int]
+
+
+@functools.lru_cache(maxsize=1024)
+def predict_need(setting: Setting, compute_capability: tuple[int, int]) -> Need:
+    """What the experiment takes on any GPU of the catalogue with this compute capability: they run the same kernels."""
+    name = next(name for name, spec in CATALOG.items() if spec.compute_capability == compute_capability)
+    report = predict_memory(setting, gpu=name)
+    states = {
+        "parameters": report.parameters_bytes,
+        "gradients": report.gradients_bytes,
+        "optimizer": report.optimizer_bytes,
+    }
+    step = max(report.peak_bytes // 128, 2 * 2**20)
+    return Need(report.peak_bytes, report.timeline.trace.smallest_capacity(step), states, report.at_peak)
 
 
 def _chosen(gpu: GPU | str | None) -> GPU:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .experiment import PRECISIONS, Setting, predict_memory
+from .experiment import PRECISIONS, Setting, predict_memory, predict_need
 from .gpu_catalog import CATALOG
 from .language import tr
 from .models import architectures, build_model, count_parameters, linear_layers, load_config
@@ -65,15 +65,8 @@ def _parameters(model_id: str) -> tuple[int, int]:
     return count_parameters(model), sum(layer.weight.numel() for layer in linear_layers(model).values())
 
 
-@functools.lru_cache(maxsize=512)
-def _needed(setting: Setting, capability: tuple[int, int]) -> int:
-    """Bytes that a setting needs; GPUs of one compute capability run the same kernels."""
-    name = next(name for name, spec in CATALOG.items() if spec.compute_capability == capability)
-    return predict_memory(setting, gpu=name).needed_bytes
-
-
 def largest_model(gpu: str, peft: str | None = None, **settings: Any) -> tuple[str, int, int] | None:
-    """(hub id, parameters, bytes needed) of the largest bundled model that trains on a GPU; None where none does.
+    """(hub id, parameters, bytes of the tensors) of the largest bundled model that trains on a GPU, or None.
 
     From the largest down. A model whose weights alone (with gradients and AdamW's state, if all of them are trained)
     exceed the GPU is passed over without a run.
@@ -83,9 +76,9 @@ def largest_model(gpu: str, peft: str | None = None, **settings: Any) -> tuple[s
         setting = Setting(**{"batch_size": 1, **settings, "model_id": name, "peft": peft})
         if _held_bytes(setting) > spec.capacity_bytes:
             continue
-        needed = _needed(setting, spec.compute_capability)
-        if needed <= spec.capacity_bytes:
-            return name, _parameters(name)[0], needed
+        need = predict_need(setting, spec.compute_capability)
+        if need.card <= spec.capacity_bytes:
+            return name, _parameters(name)[0], need.tensors
     return None
 
 

@@ -81,6 +81,19 @@ class Trace:
                 allocator.free(born)
         return allocator.peak_reserved_bytes
 
+    def smallest_capacity(self, step_bytes: int) -> int:
+        """Bytes, `step_bytes` apart from the tensors' peak on, in which the caching allocator gets through."""
+        peak = int(np.where(self.allocates, self.nbytes, -self.nbytes).cumsum().max(initial=0))
+        low, high = 0, -(-(self.reserved_peak() - peak) // step_bytes)
+        while low < high:
+            middle = (low + high) // 2
+            try:
+                self.reserved_peak(peak + middle * step_bytes)
+                high = middle
+            except MemoryError:
+                low = middle + 1
+        return peak + low * step_bytes
+
 
 @dataclass
 class Timeline:

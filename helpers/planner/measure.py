@@ -11,12 +11,15 @@ from ..depth import with_depth
 from ..distributed.layout import Layout
 from ..distributed.ledger import closed_form
 from ..distributed.rank_step import rank_step
-from ..experiment import Setting, predict_memory
+from ..experiment import Setting, predict_need
 from ..flops import count_flops
-from ..gpu_catalog import CATALOG
 from ..models import add_adapters, build_model, linear_layers, load_config
 from ..training import set_checkpointing
 from .plans import Plan, Recipe, Request
+
+# What the caching allocator needs beyond the tensors is replayed where one GPU holds all. FSDP2's streams are not, so
+# its shards are given what 82 of 105 settings on one GPU were content with (benchmarks/fragmentation.py).
+SHARDED_FRAGMENTATION = 0.1
 
 
 def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Setting:
@@ -38,19 +41,6 @@ def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation:
     )
 
 
-@functools.lru_cache(maxsize=1024)
-def _one_gpu(setting: Setting, capability: tuple[int, int]) -> tuple[int, dict[str, int], dict[str, int]]:
-    """(bytes needed, states by kind, by kind at the peak); GPUs of one compute capability run the same kernels."""
-    name = next(name for name, spec in CATALOG.items() if spec.compute_capability == capability)
-    report = predict_memory(setting, gpu=name)
-    states = {
-        "parameters": report.parameters_bytes,
-        "gradients": report.gradients_bytes,
-        "optimizer": report.optimizer_bytes,
-    }
-    return report.needed_bytes, states, report.at_peak
-
-
 def held(request: Request, recipe: Recipe) -> dict[str, int]:
     """kind → bytes of parameters, gradients and optimizer state on each GPU, whatever micro-batch, length and GPU.
 
@@ -66,7 +56,7 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
         }
     anywhere = replace(recipe, precision=recipe.precision.replace("fp16", "bf16"), checkpointing=False)
     setting = replace(setting_of(request, anywhere, 1, 1), sequence_length=min(16, request.length))
-    states = dict(_one_gpu(setting, (8, 0))[1])
+    states = dict(predict_need(setting, (8, 0)).states)
     return states | ({"other": states["gradients"]} if request.gpus > 1 else {})  # DDP's buckets
 
 
@@ -90,14 +80,17 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         )  # fmt: skip
         needed, at_peak = step.total, dict(step.at_peak)
         at_peak["other"] = at_peak.pop("communication")
+        at_peak["fragmentation"] = int(SHARDED_FRAGMENTATION * needed)
+        needed += at_peak["fragmentation"]
         sent = step.parameters_and_gradients_sent * accumulation
     else:
         setting = setting_of(request, recipe, micro_batch, accumulation)
-        needed, states, at_peak = _one_gpu(setting, request.spec.compute_capability)
-        at_peak, sent = dict(at_peak), 0
+        need = predict_need(setting, request.spec.compute_capability)
+        needed, sent = need.card, 0
+        at_peak = need.at_peak | {"fragmentation": need.card - need.tensors}
         if request.gpus > 1:  # DDP's buckets are a second copy of the gradients, and all of them are sent once a step
-            needed, sent = needed + states["gradients"], 2 * states["gradients"]
-            at_peak["other"] += states["gradients"]
+            needed, sent = needed + need.states["gradients"], 2 * need.states["gradients"]
+            at_peak["other"] += need.states["gradients"]
     adapters = (request.lora_rank, request.lora_targets) if recipe.method != "full" else None
     flops, least = (
         request.batch * _flops_of_sample(request.model, request.length, adapters, checkpointing)

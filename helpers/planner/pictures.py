@@ -11,7 +11,7 @@ from ..units import human_bytes
 from .plans import Plan, criteria, kind_label, method_label
 from .search import Plans
 
-KIND_COLORS = {**COLORS, "gathered": svg.SKY}
+KIND_COLORS = {**COLORS, "gathered": svg.SKY, "fragmentation": svg.GRID}
 
 
 def seconds_label(seconds: float | None) -> str:
