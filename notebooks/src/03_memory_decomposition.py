@@ -120,7 +120,7 @@ print_gpu_utilization()
 
 # %% [markdown] lang="ko"
 # 순전파가 끝나자 1.7 GiB쯤 늘었다. 역전파에 쓰려고 간직한 중간 결과, 곧 **순전파 상태**(activation)다. 역전파가 끝나면 이것은 사라지고 **그레이디언트**(gradient)가 남는다.
-# 그레이디언트는 파라미터마다 하나씩, 같은 자료형으로 생긴다. 그래서 크기도 파라미터와 같다.
+# 그레이디언트는 파라미터마다 하나씩, 같은 자료형으로 생긴다. 그래서 크기도 파라미터와 같아야 한다. 두 값을 비교한다.
 
 # %%
 human_bytes(estimate_memory_of_gradients(model)), human_bytes(n * 2)
@@ -223,7 +223,7 @@ report.phases()
 # 2. **배치가 작을 때의 최대는 스텝 안에 있다.** AdamW의 `foreach` 구현은 파라미터를 하나씩 갱신하지 않고 모두 모아 한 번에 갱신한다. 그래서 임시 텐서도 파라미터 전체의 크기(N)로 생긴다.
 # 3. **스텝이 끝나면 흔적이 없다.** 그래서 책이 출력한 값에는 나타나지 않는다.
 #
-# 2번은 바로 고칠 수 있다. 융합(fused) 구현은 임시 텐서 없이 커널 하나로 갱신한다.
+# 2번은 바로 고칠 수 있다. 융합(fused) 구현은 임시 텐서 없이 커널 하나로 갱신한다. 최대 메모리가 얼마나 줄어드는지 마지막 값을 본다.
 
 # %%
 fused = gpu_memory_experiment(batch_size=4, optimizer="adamw_fused")
@@ -250,13 +250,13 @@ rescue
 # ## 3.8 들어가는 것과 학습되는 것은 다르다
 #
 # 지금까지는 책을 따라 순수 fp16 가중치를 AdamW로 학습했다. **메모리 실험으로는 옳지만 이대로 학습하면 안 된다.**
-# AdamW는 분모가 0이 되지 않도록 ε = 10⁻⁸을 더하는데, fp16에서 이 수는 0이다.
+# AdamW는 분모가 0이 되지 않도록 ε = 10⁻⁸을 더한다. 이 수를 fp16과 bf16에 담아 본다.
 
 # %%
 torch.tensor(1e-8, dtype=torch.float16), torch.tensor(1e-8, dtype=torch.bfloat16)
 
 # %% [markdown] lang="ko"
-# 작은 모델을 CPU에서 실제로 학습해, 가중치가 몇 번째 스텝까지 유한한지 센다. 자료형과 ε만 바꾼다.
+# fp16에서는 0이 되었다. 작은 모델을 CPU에서 실제로 학습해, 가중치가 몇 번째 스텝까지 유한한지 센다. 자료형과 ε만 바꾼다.
 
 
 # %%
@@ -275,7 +275,7 @@ def finite_steps(dtype, eps, steps=20):
 
 
 # %% [markdown] lang="ko"
-# 20이면 끝까지 멀쩡한 것이고, 0이면 첫 스텝에서 이미 nan이나 inf가 된 것이다.
+# 20이면 끝까지 멀쩡한 것이고, 0이면 첫 스텝에서 이미 nan이나 inf가 된 것이다. 어느 줄이 20이 아닌지 본다.
 
 # %%
 for dtype, eps in [(torch.float16, 1e-8), (torch.float16, 1e-4), (torch.bfloat16, 1e-8), (torch.float32, 1e-8)]:
