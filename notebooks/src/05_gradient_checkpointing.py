@@ -210,7 +210,7 @@ shapes_saved(lambda x: checkpoint(blocks[0], x, use_reentrant=False))
 # 입력 하나뿐이다. 나머지는 버리고, 역전파가 이 블록에 오면 입력에서 다시 계산한다.
 #
 # 블록 아홉 개를 잇고 여러 방법으로 감싸 비교한다. `compare_steps`는 같은 가중치와 같은 난수 시드로 순전파와 역전파를 하고, 순전파 뒤에 남은 바이트와 최대, 그리고 첫 줄과의 그레이디언트 차이를 센다.
-# `whole`은 전체를 한 번에, `thirds`는 `checkpoint_sequential`로 세 구간, `each`는 블록마다 감싼 것이다.
+# `whole`은 전체를 한 번에, `thirds`는 `checkpoint_sequential`로 세 구간, `each`는 블록마다 감싼 것이다. 남은 것과 최대를 함께 본다.
 
 
 # %%
@@ -262,7 +262,7 @@ def activations(layers):
 # %% [markdown] lang="ko"
 # 층이 하나일 때를 뺀 몫(4, 8, 16개 층)이 정확히 두 배씩 늘어난다. √N이 아니라 N에 비례한다. 그래도 층마다 입력 하나뿐이니 비례 상수가 작다.
 #
-# ### use_reentrant는 왜 False인가
+# ### `use_reentrant`는 왜 False인가
 #
 # `checkpoint`에는 옛 구현(`use_reentrant=True`)과 새 구현(`False`)이 있다. 옛 구현은 **입력 가운데 하나라도** `requires_grad=True`여야 그레이디언트를 계산한다.
 # 모델의 첫 층에 데이터를 그대로 넣으면 그런 입력이 없다. 결과에 그레이디언트가 이어지는지(`requires_grad`) 본다. 차례로 True, 아무것도 적지 않은 것, False다. (경고는 붙잡아서 출력한다.)
@@ -322,7 +322,7 @@ for name, way in ways.items():
 # %% [markdown] lang="ko"
 # > **주장 5.** "계산이 비싼 합성곱보다 순전파 상태가 큰 층을 골라 체크포인팅하라" — **맞다.** 합성곱의 결과만 남긴 `selective`는 세어지는 연산이 하나도 늘지 않았다. 그런데도 순전파 뒤에 남은 메모리는 절반 넘게 줄었고, 최대는 전체를 감쌌을 때와 같다.
 #
-# 감쌀 때 조심할 것이 셋 있다. 첫째, **난수**다. `preserve_rng_state=False`로 조금 빠르게 할 수 있지만, 드롭아웃이 있으면 되살린 값이 처음과 달라 그레이디언트가 틀린다.
+# 감쌀 때 조심할 것이 셋 있다. 첫째, **난수**다. `preserve_rng_state=False`로 조금 빠르게 할 수 있지만, 드롭아웃이 있으면 되살린 값이 처음과 달라 그레이디언트가 틀린다. 그레이디언트의 차이를 본다.
 
 # %%
 compare_steps(
@@ -353,7 +353,7 @@ except RuntimeError as error:
     print(type(error).__name__, *str(error).splitlines()[:4], sep="\n")
 
 # %% [markdown] lang="ko"
-# 파라미터가 없는 모듈을 감싸는 것은 오류가 아니지만 얻는 것이 없다. 입력에 `requires_grad`가 없다면 결과에도 없고, 애초에 저장되는 것도 없다.
+# 파라미터가 없는 모듈을 감싸는 것은 오류가 아니지만 얻는 것이 없다. ReLU 하나에서 저장되는 텐서의 모양과, 감싼 결과의 `requires_grad`를 본다. 입력에 `requires_grad`가 없으면 결과에도 없고, 저장되는 것도 없다.
 
 # %%
 shapes_saved(nn.ReLU()), each(nn.ReLU(), x).requires_grad
@@ -571,7 +571,7 @@ for checkpointing in (False, True):
 # > **주장 6.** "DeepSpeed 설정에 `"gradient_checkpointing": True`를 넣으면 켜진다" — **틀리다.** DeepSpeed 0.19.6의 소스에서 설정을 읽는 코드(`runtime/config.py`)에는 그런 키를 찾는 곳이 없다.
 # > 비슷한 이름의 `activation_checkpointing` 절은 `deepspeed.checkpointing.checkpoint`로 직접 감싼 함수가 어떻게 저장할지를 정할 뿐이다. 모델에서 켜거나 `Trainer`의 인자로 켠다.
 #
-# ZeRO-3가 파라미터를 나누는 것과 함께 도는 모습은 6장에서 여러 프로세스로 실행한다.
+# 파라미터를 나누면서 체크포인팅을 켰을 때의 메모리는 6.9절에서 센다.
 #
 # ### 지원하지 않는 모델
 #
@@ -753,7 +753,7 @@ print(f"{small_batch / 8 * 1e3:.2f} ms, {seconds(each) / 32 * 1e3:.2f} ms")
 #
 # ## 5.8 두 지렛대를 함께
 #
-# 4장의 누적과 이 장의 체크포인팅을 함께 놓고 고른다. GPU는 T4, 모델은 polyglot-ko-1.3b, 목표는 배치 16이다. 만들 수 있는 모든 조합을 나열한다. 추가 연산은 체크포인팅 없이 한 번에 처리할 때를 기준으로 한다.
+# 4장의 누적과 이 장의 체크포인팅을 함께 놓고 고른다. GPU는 T4, 모델은 polyglot-ko-1.3b, 목표는 배치 16이다. 만들 수 있는 모든 조합을 나열한다. 추가 연산은 체크포인팅 없이 한 번에 처리할 때와 비교한 것이다. 들어가는 것 가운데 추가 연산이 없는 줄을 찾는다.
 
 # %%
 both_levers(16)
@@ -762,7 +762,7 @@ both_levers(16)
 # 배치 16을 4장처럼 나누는 것으로 충분하다. **나눌 수 있으면 먼저 나누고**, 마이크로 배치 1도 들어가지 않을 때 체크포인팅을 켠다. 나누는 데는 추가 연산이 없기 때문이다. 배치 4 이하에서 체크포인팅은 메모리를 하나도 줄이지 않으면서 연산만 늘린다.
 # (마이크로 배치가 너무 작으면 GPU가 논다. 그 손해는 4장에서 잰 처리량으로 판단한다.)
 #
-# 시퀀스가 길면 사정이 달라진다. Llama-3.2-1B를 길이 3072, 8비트 AdamW로 배치 2를 만드는 조합이다.
+# 시퀀스가 길면 사정이 달라진다. Llama-3.2-1B를 길이 3072, 8비트 AdamW로 배치 2를 만드는 조합이다. 체크포인팅을 끈 줄이 들어가는지 본다.
 
 # %%
 both_levers(2, model_id="Llama-3.2-1B", sequence_length=3072, optimizer="adamw_8bit")
