@@ -86,7 +86,7 @@ print(complete(full.model, PARIS))
 
 # %% [markdown] lang="ko"
 # 새 과제를 다 배웠다. 옛 과제는 다 잊었는데, 이것은 7.6절에서 다시 본다. 이제 선형층마다 변화량 ΔW의 **특잇값**(singular value)을 구한다. 특잇값의 제곱을 큰 것부터 더해 갈 때 처음 k개가 전체의 얼마를 담는지 그린다.
-# 회색은 같은 크기의 무작위 행렬이다.
+# 회색은 같은 크기의 무작위 행렬이다. 두 선이 얼마나 벌어지는지 본다.
 
 # %%
 change = updates(base, full.model)["gpt_neox.layers.1.attention.dense"]
@@ -161,7 +161,7 @@ print(torch.allclose(ours.B.grad, wrapped.lora_B.default.weight.grad))
 #
 # ## 7.4 13억 모델에 붙이기
 #
-# 3장의 polyglot-ko-1.3b에 r = 8인 LoRA를 붙인다. 대상은 어텐션의 `query_key_value` 24개다. 가상 GPU이므로 가중치는 내려받지 않는다.
+# 3장의 polyglot-ko-1.3b에 r = 8인 LoRA를 붙인다. 대상은 어텐션의 `query_key_value` 24개다. 가상 GPU이므로 가중치는 내려받지 않는다. 학습하는 파라미터의 비율과, 손으로 센 값이 맞는지 본다.
 
 # %%
 model, _ = load_model_and_tokenizer("EleutherAI/polyglot-ko-1.3b", peft="lora", lora_rank=8)
@@ -520,7 +520,7 @@ dataset = dataset.map(lambda row: tokenizer(row["text"]), remove_columns="text")
 print(len(dataset), repr(tokenizer.decode(dataset[0]["input_ids"])))
 
 # %% [markdown] lang="ko"
-# 모델에 LoRA를 붙여 `Trainer`에 넘긴다. 전체 미세 조정과 다른 곳은 `with_lora` 한 줄이다. `task_type="CAUSAL_LM"`은 저장된 어댑터가 언어 모델의 것임을 적어 둔다.
+# 모델에 LoRA를 붙여 `Trainer`에 넘긴다. 전체 미세 조정과 다른 곳은 `with_lora` 한 줄이다. `task_type="CAUSAL_LM"`은 저장된 어댑터가 언어 모델의 것임을 적어 둔다. 출력은 스텝 수와 32개 가운데 맞힌 수다.
 
 # %%
 from transformers import DataCollatorForLanguageModeling, PrinterCallback, Trainer, TrainingArguments
@@ -545,7 +545,7 @@ state = trainer.train()
 print(state.global_step, known(model, "short"))
 
 # %% [markdown] lang="ko"
-# 저장하고, 새 모델에 다시 올려 문장을 만든다. 폴더에는 가중치 전체가 아니라 어댑터와 설정만 있다.
+# 저장하고, 새 모델에 다시 올려 문장을 만든다. 폴더에는 가중치 전체가 아니라 어댑터와 설정만 있다. 짧게 대답하는지 본다.
 
 # %%
 model.save_pretrained(folder / "trained")
