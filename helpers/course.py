@@ -18,7 +18,7 @@ ROUND_TO_MINUTES = 10
 CHAPTERS = (
     (1, "01_data_types", "숫자는 몇 바이트일까", "bf16은 무엇으로 이루어지고 무엇을 잃는가?"),
     (2, "02_quantization", "양자화", "16비트를 8비트나 4비트로 줄이면 무엇이 사라지는가?"),
-    (3, "03_memory_decomposition", "GPU 메모리를 채우는 것", "2.5GB짜리 모델을 왜 16GB GPU에서 학습하지 못하는가?"),
+    (3, "03_memory_decomposition", "GPU 메모리를 채우는 것", "2.7 GB짜리 모델을 왜 16 GB GPU에서 학습하지 못하는가?"),
     (4, "04_gradient_accumulation", "그레이디언트 누적", "메모리를 늘리지 않고 큰 배치로 학습할 수 있는가?"),
     (5, "05_gradient_checkpointing", "그레이디언트 체크포인팅", "순전파 상태를 저장하지 않는 대가는 무엇인가?"),
     (6, "06_distributed_zero", "분산 학습과 ZeRO", "GPU가 N개이면 하나가 무엇을 들고 있어야 하는가?"),

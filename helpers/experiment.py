@@ -90,7 +90,7 @@ class Setting:
             if not isinstance(targets, Sequence) or not all(isinstance(target, str) for target in targets):
                 raise ValueError(
                     tr(
-                        ko=f"lora_targets={targets!r}: 'attention', 'all-linear'나 계층 이름의 목록이어야 한다.",
+                        ko=f"lora_targets={targets!r}: 'attention', 'all-linear'나 층 이름의 목록이어야 한다.",
                         en=f"lora_targets={targets!r}: must be 'attention', 'all-linear' or a list of layers' names.",
                     )
                 )

@@ -269,7 +269,7 @@ def add_adapters(
         if rank > min(sides):
             raise ValueError(
                 tr(
-                    ko=f"lora_rank={rank}: {name}은(는) {sides[0]} × {sides[1]} 계층이라 rank가 {min(sides)}을(를) "
+                    ko=f"lora_rank={rank}: {name}은(는) {sides[0]} × {sides[1]} 층이라 rank가 {min(sides)}을(를) "
                     "넘을 수 없다.",
                     en=f"lora_rank={rank}: {name} is {sides[0]} × {sides[1]}; its rank is at most {min(sides)}.",
                 )
@@ -304,7 +304,7 @@ def _ends(model: nn.Module, targets: str | Sequence[str], linears: dict[str, nn.
         what = ", ".join(missing) or "-"
         raise ValueError(
             tr(
-                ko=f"LoRA를 붙일 계층을 찾지 못했다: {what}. 이 모델의 선형 계층: {', '.join(there)}. "
+                ko=f"LoRA를 붙일 층을 찾지 못했다: {what}. 이 모델의 선형층: {', '.join(there)}. "
                 "'attention'이나 'all-linear'를 써도 된다.",
                 en=f"No layer to put LoRA on: {what}. Linear layers of this model: {', '.join(there)}. "
                 "'attention' and 'all-linear' work as well.",

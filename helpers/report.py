@@ -210,7 +210,7 @@ def setting_label(name: str) -> str:
         "attention": tr(ko="어텐션", en="attention"),
         "peft": "peft",
         "lora_rank": "rank",
-        "lora_targets": tr(ko="대상 계층", en="target layers"),
+        "lora_targets": tr(ko="대상 층", en="target layers"),
         "gpu": "GPU",
     }.get(name, name)
 

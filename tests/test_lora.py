@@ -217,10 +217,10 @@ def test_the_default_is_as_before():
         ({"lora_rank": 0}, "lora_rank=0: 1 이상의 정수"),
         ({"lora_rank": -3}, "lora_rank=-3: 1 이상의 정수"),
         ({"lora_rank": "eight"}, "lora_rank='eight': 1 이상의 정수"),
-        ({"lora_rank": 2049}, r"lora_rank=2049: .*query_key_value은\(는\) 2048 × 6144 계층이라 rank가 2048을"),
+        ({"lora_rank": 2049}, r"lora_rank=2049: .*query_key_value은\(는\) 2048 × 6144 층이라 rank가 2048을"),
         (
             {"lora_targets": ["q_proj"]},
-            "찾지 못했다: q_proj. 이 모델의 선형 계층: dense, dense_4h_to_h, dense_h_to_4h, query_key_value",
+            "찾지 못했다: q_proj. 이 모델의 선형층: dense, dense_4h_to_h, dense_h_to_4h, query_key_value",
         ),
         ({"lora_targets": ["dense", "k_proj"]}, "찾지 못했다: k_proj"),
         ({"lora_targets": []}, "찾지 못했다: -"),

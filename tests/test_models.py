@@ -209,9 +209,7 @@ def test_a_family_that_peft_does_not_know():
     model.prepare_inputs_for_generation = None  # which peft takes from every causal language model
     model = models.add_adapters(model)
     assert {name.split(".")[-4] for name, p in model.named_parameters() if p.requires_grad} == {"q_proj", "v_proj"}
-    with pytest.raises(
-        ValueError, match=r"LoRA를 붙일 계층을 찾지 못했다: q_proj, v_proj\. 이 모델의 선형 계층: head, mix"
-    ):
+    with pytest.raises(ValueError, match=r"LoRA를 붙일 층을 찾지 못했다: q_proj, v_proj\. 이 모델의 선형층: head, mix"):
         models.add_adapters(nn.ModuleDict({"mix": nn.Linear(4, 4), "head": nn.Linear(4, 4)}))
 
 

@@ -92,10 +92,10 @@ EXERCISES = {
         _judge_count,
         lambda: [
             tr(
-                ko="모양이 (out, in)인 계층에서 A는 r × in, B는 out × r이다.",
+                ko="모양이 (out, in)인 층에서 A는 r × in, B는 out × r이다.",
                 en="For a layer (out, in), A is r × in and B is out × r.",
             ),
-            tr(ko="계층마다 r × (out + in)을 더한다.", en="Add r × (out + in) over the layers."),
+            tr(ko="층마다 r × (out + in)을 더한다.", en="Add r × (out + in) over the layers."),
         ],
         "def lora_parameters(shapes, r):\n    return sum(r * (out + into) for out, into in shapes)",
     ),
@@ -122,7 +122,7 @@ EXERCISES = {
                 en="8 billion parameters are 16 GB in 16 bits: begin with the weights.",
             ),
             tr(
-                ko="그래도 넘치면 남은 것은 순전파 상태다. 학습하는 파라미터의 수는 rank와 대상 계층이 정한다.",
+                ko="그래도 넘치면 남은 것은 순전파 상태다. 학습하는 파라미터의 수는 rank와 대상 층이 정한다.",
                 en="What is left then are activations. Rank and target layers set the number of trainable parameters.",
             ),
         ],

@@ -40,7 +40,7 @@ class LoraPanel(widgets.VBox):
             ),
             "lora_rank": control(widgets.Text, "rank", "rank", value="8", continuous_update=False, placeholder="8"),
             "lora_targets": control(
-                widgets.Dropdown, "targets", tr(ko="대상 계층", en="target layers"), options=[*targets.items()]
+                widgets.Dropdown, "targets", tr(ko="대상 층", en="target layers"), options=[*targets.items()]
             ),
             "batch_size": control(
                 widgets.IntSlider,
