@@ -12,6 +12,7 @@ free blocks of the same size): here each lies above the one before.
 from __future__ import annotations
 
 import bisect
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -28,6 +29,12 @@ _ADDRESSES = 2**30  # pages of address space for an expandable segment: more tha
 def round_size(nbytes: int) -> int:
     """Bytes of the block for `nbytes` (round_size): a multiple of 512; nothing takes no block."""
     return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def expandable_segments_asked() -> bool:
+    """Whether the environment asks PyTorch for expandable segments (PYTORCH_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF)."""
+    settings = [os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")]
+    return "expandable_segments:true" in ",".join(settings).replace(" ", "").lower()
 
 
 def segment_size(size: int) -> int:

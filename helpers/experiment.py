@@ -254,7 +254,9 @@ def predict_memory(
     report.fits = timeline.peak_bytes <= gpu.capacity_bytes
     if report.fits:
         try:
-            report.reserved_bytes = timeline.trace.reserved_peak(gpu.capacity_bytes)
+            report.reserved_bytes = timeline.trace.reserved_peak(
+                gpu.capacity_bytes, expandable_segments=gpu.expandable_segments
+            )
         except MemoryError:
             report.fits = False
     return report

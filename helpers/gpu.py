@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .caching_allocator import expandable_segments_asked
 from .gpu_catalog import CATALOG
 from .language import tr
 from .timeline import CATEGORIES, PhaseCurve, Timeline
@@ -61,6 +62,11 @@ class CudaGPU:
     def max_memory_reserved(self) -> int:
         """The most bytes reserved at once since the start or the last `reset_peak_memory_stats`."""
         return max(self._reserved_peak, torch.cuda.max_memory_reserved(self.device))
+
+    @property
+    def expandable_segments(self) -> bool:
+        """Whether the caching allocator was told to use them when Python started."""
+        return expandable_segments_asked()
 
     def reset_peak_memory_stats(self) -> None:
         """Start `max_memory_allocated` and `max_memory_reserved` anew from what is held now."""

@@ -56,6 +56,11 @@ class Trace:
         """Which entries are allocations."""
         return self.born == np.arange(len(self))
 
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes held at once."""
+        return int(np.where(self.allocates, self.nbytes, -self.nbytes).cumsum().max(initial=0))
+
     def timeline(self) -> Timeline:
         """The bytes held over the phases."""
         allocates = self.allocates
@@ -83,7 +88,7 @@ class Trace:
 
     def smallest_capacity(self, step_bytes: int) -> int:
         """Bytes, `step_bytes` apart from the tensors' peak on, in which the caching allocator gets through."""
-        peak = int(np.where(self.allocates, self.nbytes, -self.nbytes).cumsum().max(initial=0))
+        peak = self.peak_bytes
         low, high = 0, -(-(self.reserved_peak() - peak) // step_bytes)
         while low < high:
             middle = (low + high) // 2

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from .caching_allocator import CachingAllocator, round_size
+from .caching_allocator import CachingAllocator, expandable_segments_asked, round_size
 from .cuda_kernels import CudaKernels, cublas_workspace_bytes
 from .gpu_catalog import GPUSpec
 from .timeline import CATEGORIES, Timeline, TimelineRecorder
@@ -157,7 +157,7 @@ def on_virtual_gpu(thing: Any) -> bool:
 class VirtualGPU:
     """A GPU of the catalogue made of fake tensors; with `limited=False` it never runs out of memory.
 
-    expandable_segments: as with `PYTORCH_ALLOC_CONF=expandable_segments:True`.
+    expandable_segments: the caching allocator's setting; None takes it from the environment, as PyTorch does.
 
     Used as a context (`with gpu:`) it runs the block "on the GPU": factories such as `torch.randint` make their tensors
     on it. Operations on tensors that already live on it are counted without it too,
@@ -166,11 +166,12 @@ class VirtualGPU:
 
     is_virtual = True
 
-    def __init__(self, spec: GPUSpec, *, limited: bool = True, expandable_segments: bool = False):
+    def __init__(self, spec: GPUSpec, *, limited: bool = True, expandable_segments: bool | None = None):
         self.spec = spec
+        self.expandable_segments = expandable_segments_asked() if expandable_segments is None else expandable_segments
         self.name = spec.name
         capacity = spec.capacity_bytes if limited else None
-        self.meter = AllocationMeter(capacity, expandable_segments=expandable_segments)
+        self.meter = AllocationMeter(capacity, expandable_segments=self.expandable_segments)
         self.mode = _CountingMode(self)
         self.kernels = CudaKernels(spec.compute_capability)
         self.in_step = False

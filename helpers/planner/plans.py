@@ -90,7 +90,8 @@ class Recipe:
 class Plan:
     """A recipe with its micro-batch, and what that takes on each GPU: bytes, FLOPs and seconds of one optimizer step.
 
-    at_peak: kind → bytes. least_flops: of the same method without checkpointing. sent_bytes: what each GPU sends for
+    at_peak: kind → bytes, together needed_bytes: the tensors at their peak and "fragmentation". least_flops: of the same
+    method without checkpointing. sent_bytes: what each GPU sends for
     parameters and gradients. seconds: a lower bound (None where neither rate is published), never a forecast.
     at_least: only parameters, gradients and optimizer state are known, which alone do not fit.
     """
@@ -111,6 +112,11 @@ class Plan:
     def fits(self) -> bool:
         """Whether the peak leaves the margin free."""
         return self.needed_bytes <= self.request.limit_bytes
+
+    @property
+    def tensors_bytes(self) -> int:
+        """The peak without what the caching allocator loses."""
+        return self.needed_bytes - self.at_peak.get("fragmentation", 0)
 
     @property
     def extra_flops(self) -> int:

@@ -371,7 +371,42 @@ t4 = CATALOG["T4"]
 human_bytes(t4.memory_bytes), human_bytes(t4.capacity_bytes), human_bytes(t4.memory_bytes - t4.capacity_bytes)
 
 # %% [markdown] lang="ko"
-# 가상 GPU는 아직 캐시의 조각남(fragmentation)을 흉내 내지 않는다. 최댓값이 한도에 바짝 붙어 있다면 진짜 GPU에서는 모자랄 수도 있으니 5% 정도는 여유를 둔다.
+# `reserved`가 `allocated`보다 큰 것은 PyTorch가 텐서를 만들 때마다 드라이버에 메모리를 청하지 않기 때문이다. **캐싱 할당자**(caching allocator)가 큰 덩어리(세그먼트, segment)를 받아 잘라 쓰고, 텐서가 사라져도 돌려주지 않고 두었다가 다시 쓴다. 규칙은 다음과 같다.
+#
+# - 1 MiB까지는 2 MiB짜리 세그먼트를, 10 MiB까지는 20 MiB짜리 세그먼트를 받아 잘라 쓴다. 그보다 크면 2 MiB의 배수로 딱 맞게 받는다.
+# - 빈자리 가운데 들어갈 수 있는 가장 작은 것을 고른다. 이웃한 빈자리는 하나로 합친다.
+# - 자리가 없으면 통째로 빈 세그먼트를 모두 돌려주고 다시 한번 청한다. 그래도 없으면 OOM이다.
+#
+# 가상 GPU도 이 규칙을 따른다. T4에서 배치를 13으로 한다. 오류 메시지의 "is reserved by PyTorch but unallocated"와 그림 위의 판정을 읽는다.
+
+# %%
+gpu_memory_experiment(batch_size=13, gpu="T4")
+
+# %% [markdown] lang="ko"
+# 텐서를 모두 합쳐도 13.97 GiB라서 한도 14.64 GiB보다 작다. 그런데도 OOM이 났다. 빈자리의 합은 넉넉하지만 여러 세그먼트에 흩어져 있어서 큰 텐서 하나를 놓을 곳이 없다. 이것이 **조각남**(fragmentation)이다.
+#
+# 오류 메시지는 `PYTORCH_ALLOC_CONF=expandable_segments:True`를 권한다. 세그먼트를 크기가 정해진 여러 개로 두지 않고, 하나를 페이지 단위로 늘였다 줄였다 하는 설정이다. 같은 배치 13을 그 설정으로 다시 실행한다.
+
+# %%
+from helpers.virtual_gpu import VirtualGPU
+
+gpu_memory_experiment(batch_size=13, gpu=VirtualGPU(t4, expandable_segments=True))
+
+# %% [markdown] lang="ko"
+# 들어간다. 판정의 '예약'이 할당자가 드라이버에서 받은 최댓값이다. 다른 배치에서는 어떤지 세 값을 나란히 본다. 텐서의 최대, 한도가 없을 때의 예약, 설정을 켰을 때의 예약이다.
+
+# %%
+for batch_size in (4, 8, 12, 16):
+    trace = predict_memory(batch_size=batch_size, gpu="T4").timeline.trace
+    peaks = trace.peak_bytes, trace.reserved_peak(), trace.reserved_peak(expandable_segments=True)
+    print(batch_size, *map(human_bytes, peaks), sep="   ")
+
+# %% [markdown] lang="ko"
+# > **주장 5.** "OOM이 나면 `expandable_segments:True`부터 켠다" — **조건부로 맞다.** 조각난 자리를 크게 줄이므로 아슬아슬하게 넘칠 때는 이것만으로 들어간다(배치 13). 텐서 자체가 한도보다 크면 소용없다(배치 16).
+#
+# 진짜 GPU에서는 PyTorch가 시작하기 전에 환경 변수로 정한다. 노트북이라면 첫 셀에 `%env PYTORCH_ALLOC_CONF=expandable_segments:True`를 적고 런타임을 다시 시작한다(예전 PyTorch에서는 이름이 `PYTORCH_CUDA_ALLOC_CONF`다).
+#
+# 아직 세지 않는 것도 있다. 커널이 실행되는 동안 잠깐 쓰고 돌려주는 메모리, 드라이버가 세그먼트를 놓는 순서 같은 것이다. 예약이 한도에 바짝 붙어 있다면 진짜 GPU에서는 모자랄 수 있으니 5% 정도는 여유를 둔다.
 #
 # ## 3.11 직접 바꿔 보기
 #

@@ -106,13 +106,15 @@ print(f"{best.flops / 1e12:.0f} TFLOP / 65 TFLOP/s = {best.flops / 65e12:.2f} s"
 #
 # 표의 마지막 열이 바로 위의 계획과 어디에서 갈렸는지 알려 준다. 규칙은 취향에 따라 다를 수 있다. 속도가 먼저라면 "마이크로 배치가 큰 것"을 앞세워, 16개를 한 번에 넣는 네 번째 계획(QLoRA)을 고를 것이다. 그러나 **무엇이 들어가는가**는 취향이 아니다.
 #
-# ### 여유
+# ### 조각난 자리와 여유
 #
-# 가상 GPU가 세는 것은 텐서다. CUDA 컨텍스트의 몫은 한도에서 이미 빼 두었지만, PyTorch의 캐싱 할당자가 일으키는 **조각남**(fragmentation)은 세지 않는다. 저장소의 `benchmarks/fragmentation.py`는
-# 다섯 계열의 설정 105가지에서 일어난 할당을 할당자의 규칙대로 재생한다(몇 분이 걸려 이 장에서는 실행하지 않는다). 텐서의 최대보다 얼마나 더 필요했는지를 보면 가운데값이 5.8%, 가장 나쁜 것이 19.7%였고, 105가지 가운데 82가지가 10% 안에 들었다. 그래서 플래너는 최대 메모리의 10%를 **여유**(margin)로 둔다. `margin`으로 바꾼다. 여유를 없애거나 최악의 경우에 맞추면 몇 가지가 들어가는지 센다.
+# 최대 메모리에는 텐서만 들어 있지 않다. [3장](03_memory_decomposition.ipynb)에서 보았듯이 캐싱 할당자가 조각나서 못 쓰는 자리까지 있어야 학습이 끝까지 간다. 플래너는 계획마다 할당과 해제를 할당자의 규칙대로 재생해서, 끝까지 갈 수 있는 가장 작은 한도를 찾는다. 그림의 옅은 회색이 그 몫이다.
+# 저장소의 `benchmarks/fragmentation.py`로 설정 105가지를 재생해 보면(몇 분이 걸려 이 장에서는 실행하지 않는다) 텐서의 최대보다 가운데값 5.8%, 가장 나쁜 것은 19.7%가 더 필요했다. GPU 여럿에 조각내어 두는 ZeRO는 재생하지 못하므로 10%를 더한다.
+#
+# 그래도 모르는 것이 남는다. 커널이 실행되는 동안 잠깐 쓰는 메모리나 드라이버의 사정 같은 것이다. 그래서 플래너는 5%를 **여유**(margin)로 남긴다. 재어서 정한 값이 아니라 어림이다. `margin`으로 바꾼다. 여유를 없애거나 20%로 늘리면 몇 가지가 들어가고 첫째가 무엇인지 본다.
 
 # %%
-for margin in (0.0, 0.1, 0.2):
+for margin in (0.0, 0.05, 0.2):
     found = plan_training("EleutherAI/polyglot-ko-5.8b", gpu="T4", margin=margin)
     print(f"{margin:.0%}", len(found), found.best)
 
@@ -266,7 +268,7 @@ for length, published in ((256, 20.1), (2048, 23.8), (8192, 36.6)):
         qwen, "A100-80GB", length=length, batch=8, methods=("lora",), lora_rank=64, lora_targets="all-linear"
     )
     plan = measure(request, lora, 1, 8)
-    print(f"{length:5} {plan.needed_bytes / 1e9:5.1f} GB, {plan.needed_bytes / 1e9 / published - 1:+.0%}")
+    print(f"{length:5} {plan.tensors_bytes / 1e9:5.1f} GB, {plan.tensors_bytes / 1e9 / published - 1:+.0%}")
 
 # %% [markdown] lang="ko"
 # 어느 길이에서도 6% 안에서 맞는다. 남은 차이에는 까닭이 여럿 있을 수 있다. rank와 체크포인팅은 여기서 고른 것이다. 안내서는 GB가 무엇을 잰 값인지 밝히지 않았다(할당자가 잡아 둔 몫과 CUDA 컨텍스트가 들어 있다면 센 값보다 커야 한다). Qwen의 구현과 라이브러리는 2023년 것이고, 여기서는 같은 크기의 Qwen2로 세었다.
@@ -306,7 +308,7 @@ def rank(plans, limit):
 exercise("8-1").check(rank)
 
 # %% [markdown] lang="ko"
-# **8-2.** Llama-3.1-8B를 길이 1024, 배치 8로 **LoRA만** 써서 학습하려 한다. 여유 10%를 두고 들어가는, 메모리가 가장 작은 GPU는 무엇인가? `"T4"`처럼 이름으로 답한다.
+# **8-2.** Llama-3.1-8B를 길이 1024, 배치 8로 **LoRA만** 써서 학습하려 한다. 여유 5%를 두고 들어가는, 메모리가 가장 작은 GPU는 무엇인가? `"T4"`처럼 이름으로 답한다.
 
 # %%
 gpu = ...
