@@ -16,8 +16,9 @@ help:  ## this list
 
 # The server's root is the repository, so that notebooks reach ../../image.
 course: $(READY)  ## set everything up, open the course in JupyterLab
-	@echo "Starting JupyterLab on notebooks/ko (Ctrl+C twice ends it)."
-	@exec $(BIN)/python -m jupyterlab --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/ko \
+	@echo "Starting JupyterLab: begin with 00_start_here.ipynb in notebooks/ko (Ctrl+C twice ends it)."
+	@exec $(BIN)/python -m jupyterlab --log-level=WARN \
+		--ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/ko \
 		$(if $(filter 0,$(shell id -u)),--allow-root)
 
 test: $(READY)  ## set everything up, run every check (several minutes)
