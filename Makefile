@@ -17,7 +17,7 @@ help:  ## this list
 # The server's root is the repository, so that notebooks reach ../../image. Of a notebook that is not trusted JupyterLab
 # shows no stored picture before its cells have run.
 course: $(READY)  ## set everything up, open the course in JupyterLab
-	@$(BIN)/python -m jupyter trust $(wildcard notebooks/*/*.ipynb) >/dev/null
+	@$(BIN)/python -m jupyter trust --log-level=WARN $(wildcard notebooks/*/*.ipynb) >/dev/null
 	@echo "Starting JupyterLab: begin with 00_start_here.ipynb in notebooks/ko (Ctrl+C twice ends it)."
 	@exec $(BIN)/python -m jupyterlab --log-level=WARN \
 		--ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/ko \

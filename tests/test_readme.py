@@ -41,6 +41,8 @@ def test_every_command_exists(page):
                 )
                 assert ran.returncode == 0 and "1. LoRA" in ran.stdout, ran.stdout + ran.stderr
                 assert "--batch" in arguments
+            case ["jupyter", "trust", files]:
+                assert list(ROOT.glob(files))
             case ["jupyter", "lab"]:
                 assert "jupyterlab==" in (ROOT / "requirements.txt").read_text(encoding="utf-8")
             case _:
