@@ -40,10 +40,11 @@ def split_setting(micro_batch: int, steps: int, **settings: Any) -> Setting:
 
 def splits(batch: int, *, gpu: str | None = None, **settings: Any) -> list[Combination]:
     """Every split of a batch into equal micro-batches, the largest first, its memory predicted, its FLOPs counted."""
-    found = []
-    for micro_batch, steps in equal_splits(batch):
-        setting = split_setting(micro_batch, steps, **settings)
-        report, flops = predict_memory(setting, gpu=gpu), steps * training_flops(setting).total
-        way = (micro_batch, steps, setting.gradient_checkpointing)
-        found.append(Combination(*way, report.needed_bytes, report.fits, flops, report))
-    return found
+    ways = equal_splits(batch)
+    reports = [predict_memory(split_setting(*way, **settings), gpu=gpu) for way in ways]
+    one = split_setting(1, 1, **settings)
+    flops = batch * training_flops(one).total  # linear in the samples: however they are split
+    return [
+        Combination(*way, one.gradient_checkpointing, report.needed_bytes, report.fits, flops, report)
+        for way, report in zip(ways, reports, strict=True)
+    ]
