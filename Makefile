@@ -14,10 +14,13 @@ QUIET_MACHINE := CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 PYTHONHASHSEED=0
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# The server's root is the repository, so that notebooks reach ../../image.
+# The server's root is the repository, so that notebooks reach ../../image. Of a notebook that is not trusted JupyterLab
+# shows no stored picture before its cells have run.
 course: $(READY)  ## set everything up, open the course in JupyterLab
-	@echo "Starting JupyterLab on notebooks/ko (Ctrl+C twice ends it)."
-	@exec $(BIN)/python -m jupyterlab --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/ko \
+	@$(BIN)/python -m jupyter trust --log-level=WARN $(wildcard notebooks/*/*.ipynb) >/dev/null
+	@echo "Starting JupyterLab: begin with 00_start_here.ipynb in notebooks/ko (Ctrl+C twice ends it)."
+	@exec $(BIN)/python -m jupyterlab --log-level=WARN \
+		--ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/ko \
 		$(if $(filter 0,$(shell id -u)),--allow-root)
 
 test: $(READY)  ## set everything up, run every check (several minutes)

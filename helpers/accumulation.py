@@ -1,20 +1,17 @@
-"""Chapter 4: comparing gradients, a small GPT-2 for the trainers, and every split of a batch."""
+"""Chapter 4: comparing gradients, a small GPT-2 for the trainers, the splits of a batch as bars."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from .experiment import Setting, predict_memory
-from .flops import training_flops
 from .language import tr
 from .models import build_model
-from .report import MemoryReport, MemoryTable
+from .report import MemoryTable
 from .small_model import sentences
-from .units import positive_int
+from .splits import Combination
 
 
 def gradient(model: nn.Module) -> torch.Tensor:
@@ -65,31 +62,7 @@ def capital_samples(rows: torch.Tensor) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": inputs[row], "labels": shifted[row]} for row in rows]
 
 
-@dataclass(frozen=True)
-class Split:
-    """One way to make a batch: `steps` micro-batches of `micro_batch` samples. flops: of all its matrix products."""
-
-    micro_batch: int
-    steps: int
-    report: MemoryReport
-    flops: int
-
-
-def splits(batch: int, *, gpu: str | None = None, **settings: Any) -> list[Split]:
-    """Every split of a batch into equal micro-batches, the largest first, its memory predicted, its FLOPs counted.
-
-    Memory is predicted with at most two micro-batches a step: from the second on each finds the same gradients there.
-    """
-    batch = positive_int(batch, "batch")
-    found = []
-    for steps in (s for s in range(1, batch + 1) if batch % s == 0):
-        setting = Setting(batch // steps, gradient_accumulation_steps=min(steps, 2), **settings)
-        flops = steps * training_flops(setting).total
-        found.append(Split(batch // steps, steps, predict_memory(setting, gpu=gpu), flops))
-    return found
-
-
-def draw_splits(found: list[Split]) -> Any:
+def draw_splits(found: list[Combination]) -> Any:
     """The splits' memory as bars, the steps as they are (not as they were predicted)."""
     table = MemoryTable(split.report for split in found)
     for split, report in zip(found, table, strict=True):

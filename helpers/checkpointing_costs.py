@@ -17,15 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from .experiment import Setting, predict_memory
-from .flops import training_flops
+from .experiment import Setting
 from .gpu_catalog import CATALOG
 from .language import tr
 from .models import build_on_gpu, checkpoint_dtype, load_config
 from .report import html_table
+from .splits import Combination, splits
 from .timeline import Timeline
 from .training import make_optimizer, train_model
-from .units import human_bytes, positive_int
+from .units import human_bytes
 from .virtual_gpu import VirtualGPU
 
 # -- one step of a real model on the CPU ---------------------------------------------------------------------------
@@ -245,18 +245,6 @@ class SavingTable(dict):
 # -- both levers ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Combination:
-    """One way to make a batch: its micro-batch, how many of them, checkpointing or not; memory and FLOPs."""
-
-    micro_batch: int
-    steps: int
-    checkpointing: bool
-    needed_bytes: int
-    fits: bool
-    flops: int
-
-
 class Levers(list):
     """Every `Combination` that makes one batch, as a table with the one to choose."""
 
@@ -295,16 +283,6 @@ class Levers(list):
 
 
 def both_levers(batch: int, *, gpu: str | None = None, **settings: Any) -> Levers:
-    """Every split of `batch` into equal micro-batches, with and without checkpointing: memory predicted, FLOPs counted.
-
-    Memory is predicted with at most two micro-batches a step: from the second on each finds the same gradients there.
-    """
-    batch = positive_int(batch, "batch")
-    levers = Levers()
-    for steps in (s for s in range(1, batch + 1) if batch % s == 0):
-        for checkpointing in (False, True):
-            micro = {**settings, "batch_size": batch // steps, "gradient_checkpointing": checkpointing}
-            report = predict_memory(Setting(**micro, gradient_accumulation_steps=min(steps, 2)), gpu=gpu)
-            flops = steps * training_flops(**micro).total
-            levers.append(Combination(batch // steps, steps, checkpointing, report.needed_bytes, report.fits, flops))
-    return levers
+    """`splits` of a batch, each without and with checkpointing."""
+    off, on = (splits(batch, gpu=gpu, gradient_checkpointing=on, **settings) for on in (False, True))
+    return Levers(way for pair in zip(off, on, strict=True) for way in pair)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from . import svg
-from .accumulation import draw_splits, splits
+from .accumulation import draw_splits
 from .accumulation_pictures import draw_gradients
 from .checkpointing import record_chain, sweep_segments
 from .checkpointing_pictures import draw_moments
@@ -36,6 +36,7 @@ from .quantization import NINE_NUMBERS, book_numbers, example_tensor, quantize
 from .quantization_pictures import draw_code_stems, draw_codes, draw_mappings
 from .report import MemoryTable, draw_report
 from .small_model import SmallLanguageModel, sentences
+from .splits import splits
 
 
 def batch_4_on_a_t4() -> svg.Drawing:

@@ -44,12 +44,8 @@ def largest_fitting(name: str, *, multiple: int = 1, gpu: str | None = None, **s
         guess = low + int((high - low) * -below / (above - below))
         guess = min(max(guess, low + 1), high - 1)
         need = over(guess)
-        if need <= 0:
+        if need <= 0:  # after a guess that was right the next one is low + 1
             low, below = guess, need
-            if high - low > 1 and (need := over(low + 1)) > 0:  # a good guess is right at once
-                high, above = low + 1, need
-            elif high - low > 1:
-                low, below = low + 1, need
         else:
             high, above = guess, need
     # So far the tensors fit. The caching allocator may need more than they do.

@@ -276,7 +276,9 @@ def add_adapters(
             )
     transposed = any(type(layer).__name__ == "Conv1D" for layer in chosen.values())  # GPT-2's
     config = LoraConfig(**{"r": rank, **_LORA, "fan_in_fan_out": transposed, "target_modules": ends, **more})
-    return get_peft_model(model, config)
+    # Beside weights without values the adapters have none either: to draw them would take half of a prediction's time.
+    without_values = all(parameter.is_meta for parameter in model.parameters())
+    return get_peft_model(model, config, low_cpu_mem_usage=without_values)
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:

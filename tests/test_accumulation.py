@@ -4,13 +4,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from helpers import gpu_memory_experiment, predict_memory, training_flops
-from helpers.accumulation import capital_samples, difference, draw_splits, gradient, small_gpt2, splits
+from helpers import predict_memory
+from helpers.accumulation import capital_samples, difference, draw_splits, gradient, small_gpt2
 from helpers.accumulation_pictures import draw_gradients, draw_losses
-from helpers.gpu_catalog import CATALOG
 from helpers.small_model import SmallLanguageModel, sentences
+from helpers.splits import splits
 from helpers.trainers import largest_difference, train_with_trainer
-from helpers.virtual_gpu import VirtualGPU
 
 SETTINGS = {
     "max_steps": 2,
@@ -97,21 +96,6 @@ def test_the_small_gpt2_is_the_same_every_time():
     assert largest_difference(first, small_gpt2(seed=1)) > 0
 
 
-def test_every_split_against_a_run():
-    setting = {"model_id": "gpt2", "sequence_length": 64}
-    found = splits(6, gpu="T4", **setting)
-    assert [(split.micro_batch, split.steps) for split in found] == [(6, 1), (3, 2), (2, 3), (1, 6)]
-    for split in found:
-        run = gpu_memory_experiment(
-            split.micro_batch,
-            gradient_accumulation_steps=split.steps,
-            gpu=VirtualGPU(CATALOG["T4"]),
-            **setting,
-        )
-        assert split.report.needed_bytes == run.peak_bytes
-        assert split.flops == split.steps * training_flops(batch_size=split.micro_batch, **setting).total
-
-
 def test_where_accumulation_needs_more_than_its_micro_batch():
     """Gradients that are held through the next forward and backward; hidden where the optimizer step is the peak."""
     fused = [
@@ -123,12 +107,6 @@ def test_where_accumulation_needs_more_than_its_micro_batch():
     foreach = [predict_memory(batch_size=4, gradient_accumulation_steps=steps, gpu="T4") for steps in (1, 4)]
     assert foreach[0].needed_bytes == foreach[1].needed_bytes
     assert {report.peak_phase for report in foreach} == {"step"}
-
-
-@pytest.mark.parametrize("batch", [0, -4, 2.5, "many", True])
-def test_a_batch_that_cannot_be_split(batch):
-    with pytest.raises(ValueError, match="batch="):
-        splits(batch, gpu="T4")
 
 
 def test_pictures():

@@ -28,6 +28,7 @@ ORDER = [
     ["report", "quantization_pictures", "accumulation_pictures", "checkpointing_pictures", "lora_pictures"],
     ["experiment"],
     ["flops", "largest"],
+    ["splits"],
     # A chapter's own machinery: it knows no other chapter's.
     [
         "number_formats",

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..experiment import Setting, predict_memory
 from ..language import tr
+from ..splits import equal_splits, split_setting
 from ..units import choose, human_bytes
 from . import Exercise, compare, filled, right
 
@@ -62,19 +63,19 @@ def _judge_split(changes: dict[str, Any]) -> str:
             en=f"Micro-batch × accumulation is {setting.batch_size * steps}, not {_BATCH}.",
         )
 
-    def predicted(micro: int) -> Any:
-        split = Setting(micro, gradient_accumulation_steps=min(_BATCH // micro, 2), sequence_length=_LENGTH)
-        return predict_memory(split, gpu="T4")
+    def predicted(micro: int, steps: int) -> Any:
+        return predict_memory(split_setting(micro, steps, sequence_length=_LENGTH), gpu="T4")
 
-    report = predicted(setting.batch_size)
+    report = predicted(setting.batch_size, steps)
     if not report.fits:
         over = human_bytes(report.needed_bytes - report.capacity_bytes)
         return tr(ko=f"T4의 한도를 {over} 넘는다.", en=f"{over} beyond the T4's capacity.")
-    larger = next(size for size in range(setting.batch_size + 1, _BATCH + 1) if _BATCH % size == 0)
-    if predicted(larger).fits:
+    larger = [(micro, fewer) for micro, fewer in equal_splits(_BATCH) if micro > setting.batch_size]
+    if larger and predicted(*larger[-1]).fits:
+        micro, fewer = larger[-1]
         return tr(
-            ko=f"들어간다. 그런데 {larger} × {_BATCH // larger}도 들어간다. 나누는 횟수를 줄여 본다.",
-            en=f"It fits, and so does {larger} × {_BATCH // larger}: split less often.",
+            ko=f"들어간다. 그런데 {micro} × {fewer}도 들어간다. 나누는 횟수를 줄여 본다.",
+            en=f"It fits, and so does {micro} × {fewer}: split less often.",
         )
     return right(tr(ko=f"최대 {human_bytes(report.needed_bytes)}.", en=f"Peak {human_bytes(report.needed_bytes)}."))
 
@@ -120,8 +121,8 @@ EXERCISES = {
                 en="Twice the length, twice the activations: begin at half of what fitted at length 256.",
             ),
             tr(
-                ko="helpers.accumulation의 splits(32, gpu='T4', sequence_length=512)가 나눗셈마다 메모리를 알려 준다.",
-                en="splits(32, gpu='T4', sequence_length=512) of helpers.accumulation knows every split's memory.",
+                ko="helpers.splits의 splits(32, gpu='T4', sequence_length=512)가 나눗셈마다 메모리를 알려 준다.",
+                en="splits(32, gpu='T4', sequence_length=512) of helpers.splits knows every split's memory.",
             ),
         ],
         "changes = {'batch_size': 4, 'gradient_accumulation_steps': 8}",

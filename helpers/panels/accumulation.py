@@ -6,10 +6,11 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from ..accumulation import draw_splits, splits
+from ..accumulation import draw_splits
 from ..gpu_catalog import CATALOG
 from ..language import tr
 from ..models import DEFAULT_MODEL, architectures
+from ..splits import splits
 from ..training import OPTIMIZERS
 from . import STYLE, WIDE, error_line, status_line
 

@@ -14,6 +14,7 @@ from ..distributed.rank_step import rank_step
 from ..experiment import Setting, predict_need
 from ..flops import count_flops
 from ..models import add_adapters, build_model, linear_layers, load_config
+from ..splits import split_setting
 from ..training import set_checkpointing
 from .plans import Plan, Recipe, Request
 
@@ -23,19 +24,19 @@ SHARDED_FRAGMENTATION = 0.1
 
 
 def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Setting:
-    """The experiment that one GPU runs. More than two micro-batches hold no more than two."""
+    """The experiment that one GPU runs."""
     precision = recipe.precision
     if recipe.method != "full" and precision.startswith("mixed_"):
         precision = precision.replace("mixed", "autocast")
-    return Setting(
+    return split_setting(
         micro_batch,
-        min(accumulation, 2),
-        recipe.checkpointing,
-        request.model,
-        None if recipe.method == "full" else recipe.method,
-        request.length,
-        precision,
-        recipe.optimizer,
+        accumulation,
+        gradient_checkpointing=recipe.checkpointing,
+        model_id=request.model,
+        peft=None if recipe.method == "full" else recipe.method,
+        sequence_length=request.length,
+        precision=precision,
+        optimizer=recipe.optimizer,
         lora_rank=request.lora_rank,
         lora_targets=request.lora_targets,
     )

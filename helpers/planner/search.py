@@ -16,6 +16,7 @@ from typing import Any
 
 from ..gpu_catalog import CATALOG
 from ..language import tr
+from ..splits import equal_splits
 from ..units import human_bytes
 from .measure import held, hopeless, measure
 from .plans import METHODS, MOST_GPUS, Plan, Recipe, Request, has_bf16, left_out, make_request, method_label, recipes_of
@@ -143,18 +144,18 @@ def _search(request: Request) -> Plans:
 
 def _largest(request: Request, recipe: Recipe) -> tuple[Plan | None, Plan | None]:
     """(the largest micro-batch that fits, the next larger one, which does not); None where there is none."""
-    whole = request.per_gpu
-    at_once = measure(request, recipe, whole, 1)
+    (whole, once), *rest = equal_splits(request.per_gpu)
+    at_once = measure(request, recipe, whole, once)
     if at_once.fits:
         return at_once, None
-    if whole == 1:
+    if not rest:
         return None, at_once
-    sizes = [size for size in range(1, whole) if whole % size == 0]
-    plans = {len(sizes): at_once}
-    low, high = -1, len(sizes)  # sizes[low] fits, sizes[high] does not
+    ways = rest[::-1]  # the smallest micro-batch first
+    plans = {len(ways): at_once}
+    low, high = -1, len(ways)  # ways[low] fits, ways[high] does not
     while high - low > 1:
         middle = (low + high) // 2
-        plans[middle] = measure(request, recipe, sizes[middle], whole // sizes[middle])
+        plans[middle] = measure(request, recipe, *ways[middle])
         low, high = (middle, high) if plans[middle].fits else (low, middle)
     return plans.get(low), plans[high] if low >= 0 else min(plans.values(), key=lambda plan: plan.needed_bytes)
 
