@@ -42,6 +42,21 @@ def attention_kernel(
     return "math"
 
 
+def grouped_mm_shape(mat_a: torch.Tensor, mat_b: torch.Tensor, offsets: torch.Tensor | None) -> list[int]:
+    """The shape of `torch.nn.functional.grouped_mm`, the product that runs all experts of an MoE layer at once.
+
+    A 2-dimensional matrix has its groups side by side. The kernel takes fp32, fp16 and bf16, PyTorch's own rule of
+    shapes bf16 alone. transformers uses it from compute capability 8.0 on, and below that a loop over the experts with
+    the same tensors.
+
+    Source: create_grouped_gemm_output_tensor in aten/src/ATen/native/GroupedMMUtils.h.
+    """
+    shape = [mat_a.shape[-2], mat_b.shape[-1]]
+    if mat_a.dim() == mat_b.dim():
+        shape.insert(0, offsets.shape[0] if mat_a.dim() == 2 else mat_a.shape[0])
+    return shape
+
+
 # Of what CUDA's autocast runs in fp32 and the CPU's does not, the functions that language models call
 # (AT_FORALL_FP32 and AT_FORALL_FP32_SET_OPT_DTYPE in ATen/autocast_mode.h).
 _FP32_FUNCTIONS = [

@@ -23,11 +23,14 @@ from .models import (
     DEFAULT_MODEL,
     LORA_RANK,
     PEFT,
+    build_model,
     build_on_gpu,
     checkpoint_dtype,
+    count_parameters,
     load_config,
     load_model_and_tokenizer,
     resolve_model_id,
+    text_config,
 )
 from .report import MemoryReport, MemoryTable
 from .timeline import PhaseCurve, Timeline
@@ -140,7 +143,7 @@ class Setting:
 
     def check_length(self, config: Any) -> None:
         """ValueError where the sequence is longer than the model's positions."""
-        limit = getattr(config, "max_position_embeddings", None)
+        limit = getattr(text_config(config), "max_position_embeddings", None)
         if limit is not None and self.sequence_length > limit:
             raise ValueError(
                 tr(
@@ -168,7 +171,8 @@ def gpu_memory_experiment(
     """Train for two optimizer steps on the GPU in use, print the book's lines, and report what lay in memory.
 
     precision: "auto" (the checkpoint's dtype), "fp16", "bf16", "fp32", or "mixed_fp16"/"mixed_bf16" (autocast over fp32
-    weights). optimizer: "adamw", "adamw_fused", "adamw_8bit", "sgd", "adafactor". attention: "sdpa" or "eager".
+    weights). optimizer: "adamw", "adamw_fused", "adamw_8bit", "sgd", "adafactor". attention: "sdpa" or "eager"
+    (the few architectures without sdpa are eager in any case).
     peft: None, "lora" or "qlora", with lora_rank and lora_targets ("attention", "all-linear" or ends of layers' names).
     gpu: another GPU than the one in use, or a name of the catalogue for a virtual one.
     An out-of-memory error is caught and reported; all memory is given back, after an error or an interrupt too.
@@ -180,7 +184,7 @@ def gpu_memory_experiment(
     gpu = _chosen(gpu)
     config = load_config(setting.model_id)
     setting.check_length(config)
-    dataset = _dataset(setting, config.vocab_size)
+    dataset = _dataset(setting, text_config(config).vocab_size)
     print(tr(ko=f"배치 크기: {setting.batch_size}", en=f"Batch size: {setting.batch_size}"))
     log, parameters, error = TrainingLog(), [0], None
     gpu.reset_peak_memory_stats()
@@ -244,7 +248,7 @@ def predict_memory(
     spec = gpu.spec if gpu.is_virtual else _spec_like(gpu)
     config = load_config(setting.model_id)
     setting.check_length(config)
-    depth = config.num_hidden_layers
+    depth = text_config(config).num_hidden_layers
     curves = None if full or depth <= 5 else _predict_by_depth(setting, config, spec)
     method = "run" if curves is None else "depth"
     timeline, parameters, log = curves or virtual_run(setting, config, spec)
@@ -375,9 +379,16 @@ def virtual_run(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, int
 
 def _predict_by_depth(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, int, TrainingLog] | None:
     """The run at full depth from those at 2, 3 and 4 layers; None where it is not linear in depth."""
-    depth = config.num_hidden_layers
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None and len(set(kinds)) > 1:
+    depth = text_config(config).num_hidden_layers
+    if getattr(config, "is_encoder_decoder", False):  # two depths
+        return None
+    if any(kind != kinds[0] for kinds in _of_each_layer(text_config(config)).values() for kind in kinds):
+        return None
+    # Layers that only come later (experts after the first dense ones) are in the whole model's parameters.
+    two, three, whole = (
+        count_parameters(build_model(with_depth(config, layers), torch.float16)) for layers in (2, 3, depth)
+    )
+    if whole - two != (depth - 2) * (three - two):
         return None
     runs = [virtual_run(setting, with_depth(config, layers), spec) for layers in (2, 3, 4)]
     timeline = timeline_at_depth([run[0] for run in runs], depth)
@@ -432,7 +443,14 @@ def _extrapolate(two: PhaseCurve, three: PhaseCurve, four: PhaseCurve, depth: in
 def with_depth(config: Any, layers: int) -> Any:
     """A copy of the config with that many layers."""
     config = copy.deepcopy(config)
-    config.num_hidden_layers = layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
+    text = text_config(config)
+    cut = {name: kinds[:layers] for name, kinds in _of_each_layer(text).items()}
+    for name, value in {**cut, "num_hidden_layers": layers}.items():
+        setattr(text, name, value)
     return config
+
+
+def _of_each_layer(config: Any) -> dict[str, list]:
+    """The lists of a config that are as long as the model is deep: they say something of each layer."""
+    lists = {name: value for name, value in vars(config).items() if isinstance(value, (list, tuple))}
+    return {name: value for name, value in lists.items() if value and len(value) == config.num_hidden_layers}
