@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import json
 import logging
+import re
 import socket
 import warnings
 from collections.abc import Sequence
@@ -101,16 +102,30 @@ def _auto_class(config: Any) -> Any:
 
 
 def build_model(config: Any, dtype: torch.dtype, attention: str = "sdpa", device: Any = "meta") -> nn.Module:
-    """The architecture with random weights; on the meta device, the default, shapes alone: no values, no memory."""
+    """A language model, causal or encoder-decoder, with random weights.
+
+    On the meta device, the default, it has shapes alone: no values, no memory.
+    """
     auto = _auto_class(config)
     _run_as_eager()
     config = copy.deepcopy(config)  # building writes into it
     with torch.device(device):
         model = auto.from_config(config, **_dtype_argument(dtype), **_attention_argument(attention))
         model.tie_weights()  # transformers 5.0 does not tie on the meta device
+    _keep_in_fp32(model, dtype)
     if getattr(model, "loss_type", "") is None:
         model.loss_type = "ForCausalLM"  # what transformers takes anyway for GPT-2, with a warning
     return model
+
+
+def _keep_in_fp32(model: nn.Module, dtype: torch.dtype) -> None:
+    """The parts that transformers loads in fp32 even where the rest has 16 bits (routers, T5's `wo`), in place."""
+    names = {*(getattr(model, "_keep_in_fp32_modules_strict", None) or ())}
+    if dtype == torch.float16:
+        names |= {*(getattr(model, "_keep_in_fp32_modules", None) or ())}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if tensor.dtype in (torch.float16, torch.bfloat16) and any(re.search(part, name) for part in names):
+            tensor.data = tensor.data.float()
 
 
 @functools.cache
@@ -159,13 +174,14 @@ def load_model_and_tokenizer(
     lora_rank: int = LORA_RANK,
     lora_targets: str | Sequence[str] = "attention",
 ) -> tuple[nn.Module, Any]:
-    """A causal language model on the GPU in use, and its tokenizer.
+    """A language model (causal, or an encoder-decoder) on the GPU in use, and its tokenizer.
 
     On a real GPU: the hub's weights, or random ones in the bundled architecture when the hub does not answer. On a
     virtual GPU: the architecture alone, nothing is downloaded, with a byte-level tokenizer. One line says which.
     peft: None, "lora" (r=8, alpha=32, dropout 0.05) or "qlora" (the same on weights in NF4 with double quantization;
     `prepare_model_for_kbit_training` without its checkpointing). lora_rank, lora_targets: see `add_adapters`.
-    dtype: "auto" is the checkpoint's. attention: "sdpa" is eager where an architecture has no other. ValueError for unknown names; ImportError where peft or bitsandbytes is missing.
+    dtype: "auto" is the checkpoint's. attention: "sdpa" is eager where an architecture has no other.
+    ValueError for unknown names; ImportError where peft or bitsandbytes is missing.
     """
     gpu = gpu or current_gpu()
     attention = choose(attention, ATTENTION, tr(ko="어텐션", en="attention"))

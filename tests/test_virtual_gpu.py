@@ -632,3 +632,34 @@ def test_real_tensors_keep_their_values_inside():
     real = torch.tensor([False, True])
     with gpu.kernels:
         assert not real[0].item() and real[1].item()
+
+
+# -- questions about values -------------------------------------------------------------------------------------------
+
+
+def test_what_is_asked_of_the_data(gpu):
+    """As in the experiments' data, where every position is a token: all of it is, and none of it is something else."""
+    mask = gpu.place(torch.ones(2, 3, dtype=torch.bool))
+    assert mask.all() and torch.all(mask == 1)
+    assert not (~mask).any() and not torch.any(mask != 1)
+
+
+@pytest.mark.parametrize("look", [torch.nonzero, torch.Tensor.item, lambda x: x[x > 0], lambda x: list(range(x.int()))])
+def test_values_are_not_there(gpu, look):
+    with pytest.raises(ValueError, match=r"^가상 GPU의 텐서에는 값이 없는데 .*aten\..*진짜 GPU에서만 잴 수 있다\.$"):
+        look(gpu.place(torch.ones(1)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_grouped_product(gpu, dtype):
+    """The experts' rows side by side, forward and both gradients: shapes as with values."""
+    a, b, ends = torch.ones(6, 16, dtype=dtype), torch.ones(3, 16, 8, dtype=dtype), torch.tensor([1, 4, 6]).int()
+    real = [t.requires_grad_() for t in (a, b)]
+    fake = [gpu.place(t).requires_grad_() for t in (a, b)]
+    with gpu:
+        out = F.grouped_mm(*fake, offs=gpu.place(ends))
+        out.backward(torch.ones_like(out))
+    expected = F.grouped_mm(*real, offs=ends)
+    expected.backward(torch.ones_like(expected))
+    assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
+    assert [(t.grad.shape, t.grad.dtype) for t in fake] == [(t.grad.shape, t.grad.dtype) for t in real]
