@@ -27,15 +27,28 @@ def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
 
 
 def attention_kernel(
-    compute_capability: tuple[int, int], dtype: torch.dtype, *, has_mask: bool, grouped_query: bool, head_dim: int
+    compute_capability: tuple[int, int],
+    dtype: torch.dtype,
+    *,
+    has_mask: bool,
+    grouped_query: bool,
+    head_dim: int,
+    value_dim: int | None = None,
 ) -> str:
     """The kernel that `scaled_dot_product_attention` takes on CUDA: "flash", "efficient" or "math".
 
-    Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. Flash wants compute capability 8.0, a 16-bit type and
-    no mask; memory-efficient wants 5.0, no grouped-query heads, and 8.0 for bf16; math takes the rest. This is the rule
-    of torch 2.6 to 2.13 without cuDNN's attention, which saves tensors of the same size.
+    Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. Flash wants compute capability 8.0, a 16-bit type, no
+    mask and values as wide as keys (`value_dim`; None says they are); memory-efficient wants 5.0, no grouped-query
+    heads, and 8.0 for bf16; math takes the rest. This is the rule of torch 2.6 to 2.13 without cuDNN's attention, which
+    saves tensors of the same size.
     """
-    if compute_capability >= (8, 0) and dtype in _HALF and not has_mask and head_dim <= 256:
+    if (
+        compute_capability >= (8, 0)
+        and dtype in _HALF
+        and not has_mask
+        and head_dim <= 256
+        and value_dim in (None, head_dim)
+    ):
         return "flash"
     if not grouped_query and (dtype in (torch.float16, torch.float32) or compute_capability >= (8, 0)):
         return "efficient"
@@ -109,6 +122,7 @@ class CudaKernels:
             has_mask=attn_mask is not None,
             grouped_query=enable_gqa and query.shape[-3] != key.shape[-3],
             head_dim=query.shape[-1],
+            value_dim=value.shape[-1],
         )
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(

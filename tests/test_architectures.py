@@ -268,9 +268,9 @@ def tokens():
     return {"input_ids": ids, "labels": ids.clone()}
 
 
-def both(config, batch, build=build_on_gpu, dtype=torch.float32, gpu="T4", **arguments):
+def both(config, batch, build=build_on_gpu, dtype=torch.float32, gpu="T4", attention="eager", **arguments):
     for place in (OnCPU(), OnVirtualGPU(gpu)):
-        model = build(copy.deepcopy(config), dtype, "eager", None, place.gpu).train()
+        model = build(copy.deepcopy(config), dtype, attention, None, place.gpu).train()
         part = model.config.get_text_config()
         if hasattr(part, "use_cache"):
             part.use_cache = False
@@ -349,6 +349,16 @@ def test_a_step_of_other_models(auto, name, batch):
 
     arguments = {} if auto else {"return_loss": True}
     check_equal(*both(small(name), batch, build=build, **arguments))
+
+
+SDPA = words("gpt2 llama mistral gemma3_text cohere2 exaone4 qwen3_moe deepseek_v3 bamba t5 bart")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SDPA)
+def test_a_step_with_sdpa(name):
+    """With its kernel of plain operations: the masks that are made for it, or left out, are the same."""
+    check_equal(*both(small(name), tokens(), attention="sdpa"))
 
 
 @pytest.mark.filterwarnings("ignore")

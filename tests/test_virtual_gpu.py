@@ -469,6 +469,19 @@ def test_which_attention_kernel_runs(capability, dtype, has_mask, grouped_query,
     assert chosen == kernel
 
 
+def test_values_narrower_than_keys():
+    """Flash attention does not take them, as in DeepSeek's latent attention."""
+    h100 = VirtualGPU(CATALOG["H100"])
+    query, key, value = (h100.place(torch.ones(1, 4, 8, dim, dtype=torch.bfloat16)) for dim in (24, 24, 16))
+    assert attention_kernel((9, 0), torch.bfloat16, has_mask=False, grouped_query=False, head_dim=24) == "flash"
+    assert (
+        attention_kernel((9, 0), torch.bfloat16, has_mask=False, grouped_query=False, head_dim=24, value_dim=16)
+        == "efficient"
+    )
+    with h100:
+        assert F.scaled_dot_product_attention(query, key, value, is_causal=True).shape == (1, 4, 8, 16)
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("T4", HALF), ("T4", BF16), ("A100-40GB", BF16), ("H100", FP32)])
 @pytest.mark.parametrize("mask", [None, "bool", "float"])
 def test_attention_keeps_its_shape_and_dtype(name, dtype, mask):
