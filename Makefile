@@ -29,8 +29,8 @@ test: $(READY)  ## set everything up, run every check (several minutes)
 	@$(QUIET_MACHINE) $(BIN)/python -m pytest tests $(wildcard notebooks/ko) -q -n 2 --dist loadfile \
 		--nbval --nbval-current-env --nbval-cell-timeout 300
 
-stress: $(READY)  ## every panel and every notebook, treated badly (half an hour)
-	@$(QUIET_MACHINE) $(BIN)/python -m pytest tests/test_stress.py -q -m stress -n 2
+stress: $(READY)  ## every panel and notebook treated badly, every architecture (half an hour)
+	@$(QUIET_MACHINE) $(BIN)/python -m pytest tests/test_stress.py tests/test_architectures.py -q -m stress -n 2
 
 check: $(READY)  ## style, and: is every notebook what its source builds?
 	@$(BIN)/ruff check .

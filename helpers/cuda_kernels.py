@@ -27,19 +27,47 @@ def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
 
 
 def attention_kernel(
-    compute_capability: tuple[int, int], dtype: torch.dtype, *, has_mask: bool, grouped_query: bool, head_dim: int
+    compute_capability: tuple[int, int],
+    dtype: torch.dtype,
+    *,
+    has_mask: bool,
+    grouped_query: bool,
+    head_dim: int,
+    value_dim: int | None = None,
 ) -> str:
     """The kernel that `scaled_dot_product_attention` takes on CUDA: "flash", "efficient" or "math".
 
-    Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. Flash wants compute capability 8.0, a 16-bit type and
-    no mask; memory-efficient wants 5.0, no grouped-query heads, and 8.0 for bf16; math takes the rest. This is the rule
-    of torch 2.6 to 2.13 without cuDNN's attention, which saves tensors of the same size.
+    Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. Flash wants compute capability 8.0, a 16-bit type, no
+    mask and values as wide as keys (`value_dim`; None says they are); memory-efficient wants 5.0, no grouped-query
+    heads, and 8.0 for bf16; math takes the rest. This is the rule of torch 2.6 to 2.13 without cuDNN's attention, which
+    saves tensors of the same size.
     """
-    if compute_capability >= (8, 0) and dtype in _HALF and not has_mask and head_dim <= 256:
+    if (
+        compute_capability >= (8, 0)
+        and dtype in _HALF
+        and not has_mask
+        and head_dim <= 256
+        and value_dim in (None, head_dim)
+    ):
         return "flash"
     if not grouped_query and (dtype in (torch.float16, torch.float32) or compute_capability >= (8, 0)):
         return "efficient"
     return "math"
+
+
+def grouped_mm_shape(mat_a: torch.Tensor, mat_b: torch.Tensor, offsets: torch.Tensor | None) -> list[int]:
+    """The shape of `torch.nn.functional.grouped_mm`, the product that runs all experts of an MoE layer at once.
+
+    A 2-dimensional matrix has its groups side by side. The kernel takes fp32, fp16 and bf16, PyTorch's own rule of
+    shapes bf16 alone. transformers uses it from compute capability 8.0 on, and below that a loop over the experts with
+    the same tensors.
+
+    Source: create_grouped_gemm_output_tensor in aten/src/ATen/native/GroupedMMUtils.h.
+    """
+    shape = [mat_a.shape[-2], mat_b.shape[-1]]
+    if mat_a.dim() == mat_b.dim():
+        shape.insert(0, offsets.shape[0] if mat_a.dim() == 2 else mat_a.shape[0])
+    return shape
 
 
 # Of what CUDA's autocast runs in fp32 and the CPU's does not, the functions that language models call
@@ -94,6 +122,7 @@ class CudaKernels:
             has_mask=attn_mask is not None,
             grouped_query=enable_gqa and query.shape[-3] != key.shape[-3],
             head_dim=query.shape[-1],
+            value_dim=value.shape[-1],
         )
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(

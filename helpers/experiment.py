@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from .data import check_size, make_dummy_dataset
-from .depth import continued, shallow_depths, with_depth
+from .depth import continued, shallow_depths, text_config, with_depth
 from .gpu import GPU, clear_frames, current_gpu, gpu_utilization_line, release_memory
 from .gpu_catalog import CATALOG
 from .language import tr
@@ -26,6 +26,7 @@ from .models import (
     PEFT,
     build_on_gpu,
     checkpoint_dtype,
+    grows_evenly,
     load_config,
     load_model_and_tokenizer,
     resolve_model_id,
@@ -141,7 +142,7 @@ class Setting:
 
     def check_length(self, config: Any) -> None:
         """ValueError where the sequence is longer than the model's positions."""
-        limit = getattr(config, "max_position_embeddings", None)
+        limit = getattr(text_config(config), "max_position_embeddings", None)
         if limit is not None and self.sequence_length > limit:
             raise ValueError(
                 tr(
@@ -169,7 +170,8 @@ def gpu_memory_experiment(
     """Train for two optimizer steps on the GPU in use, print the book's lines, and report what lay in memory.
 
     precision: "auto" (the checkpoint's dtype), "fp16", "bf16", "fp32", or "mixed_fp16"/"mixed_bf16" (autocast over fp32
-    weights). optimizer: "adamw", "adamw_fused", "adamw_8bit", "sgd", "adafactor". attention: "sdpa" or "eager".
+    weights). optimizer: "adamw", "adamw_fused", "adamw_8bit", "sgd", "adafactor". attention: "sdpa" or "eager"
+    (the few architectures without sdpa are eager in any case).
     peft: None, "lora" or "qlora", with lora_rank and lora_targets ("attention", "all-linear" or ends of layers' names).
     gpu: another GPU than the one in use, or a name of the catalogue for a virtual one.
     An out-of-memory error is caught and reported; all memory is given back, after an error or an interrupt too.
@@ -181,7 +183,7 @@ def gpu_memory_experiment(
     gpu = _chosen(gpu)
     config = load_config(setting.model_id)
     setting.check_length(config)
-    dataset = _dataset(setting, config.vocab_size)
+    dataset = _dataset(setting, text_config(config).vocab_size)
     print(tr(ko=f"배치 크기: {setting.batch_size}", en=f"Batch size: {setting.batch_size}"))
     log, parameters, error = TrainingLog(), [0], None
     gpu.reset_peak_memory_stats()
@@ -411,11 +413,11 @@ def virtual_run(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, int
 
 def _predict_by_depth(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, int, TrainingLog] | None:
     """The run at full depth from three shallow ones; None where that is not less work, or not proven."""
-    depths = shallow_depths(config)
-    if depths is None:
+    shallow = shallow_depths(config)
+    if shallow is None or not grows_evenly(config, *shallow):
         return None
+    depths, more = shallow
     runs = [virtual_run(setting, with_depth(config, layers), spec) for layers in depths]
-    more = config.num_hidden_layers // (depths[1] - depths[0]) - 2
     trace = continued([timeline.trace for timeline, _, _ in runs], more)
     numbers = np.array(
         [(parameters, log.gradients_bytes, log.optimizer_bytes, log.allocated_bytes) for _, parameters, log in runs]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,9 +11,10 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from .depth import shallow_depths, text_config, with_depth
 from .experiment import Setting
 from .gpu_catalog import CATALOG
-from .models import build_model, load_config
+from .models import add_adapters, build_model, grows_evenly, load_config
 from .training import set_checkpointing
 from .virtual_gpu import VirtualGPU
 
@@ -46,40 +46,44 @@ def count_flops(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Flops:
 
 
 def training_flops(setting: Setting | None = None, **settings: Any) -> Flops:
-    """The FLOPs of one micro-batch of the experiment's setting. They are linear in depth: run at 2 and 3 layers.
+    """The FLOPs of one micro-batch of the experiment's setting, linear in depth: run at two depths, where it can be.
 
-    Where a model's layers are of several kinds, all of them are run.
+    With adapters nothing is computed for the gradients of frozen weights.
     """
     setting = setting or Setting(**settings)
+    adapters = (setting.lora_rank, setting.lora_targets) if setting.peft else None
     return _training_flops(
-        setting.model_id, setting.batch_size, setting.sequence_length, setting.gradient_checkpointing
+        setting.model_id, setting.batch_size, setting.sequence_length, setting.gradient_checkpointing, adapters
     )
 
 
 @lru_cache(maxsize=512)
-def _training_flops(model_id: str, batch_size: int, sequence_length: int, checkpointing: bool) -> Flops:
+def _training_flops(
+    model_id: str, batch_size: int, sequence_length: int, checkpointing: bool, adapters: tuple | None
+) -> Flops:
+    def run(config: Any) -> Flops:
+        return flops_of_config(config, batch_size, sequence_length, checkpointing, adapters)
+
     config = load_config(model_id)
-    depth = config.num_hidden_layers
-    kinds = getattr(config, "layer_types", None) or ["layer"]
-    if len(set(kinds)) > 1 or depth <= 3:
-        return flops_of_config(config, batch_size, sequence_length, checkpointing)
-    runs = []
-    for layers in (2, 3):
-        shallow = copy.deepcopy(config)
-        shallow.num_hidden_layers = layers
-        if getattr(shallow, "layer_types", None):
-            shallow.layer_types = shallow.layer_types[:layers]
-        runs.append(flops_of_config(shallow, batch_size, sequence_length, checkpointing))
-    two, three = runs
-    more = depth - 2
-    return Flops(
-        two.forward + more * (three.forward - two.forward), two.backward + more * (three.backward - two.backward)
-    )
+    shallow = shallow_depths(config)
+    if shallow is None or not grows_evenly(config, *shallow):
+        return run(config)
+    depths, more = shallow
+    one, two = (run(with_depth(config, layers)) for layers in depths[:2])
+    return Flops(one.forward + more * (two.forward - one.forward), one.backward + more * (two.backward - one.backward))
 
 
-def flops_of_config(config: Any, batch_size: int, sequence_length: int, checkpointing: bool) -> Flops:
-    """The FLOPs of one micro-batch with every layer run, under whatever `set_checkpoint_early_stop` says."""
-    model = set_checkpointing(build_model(config, torch.float16).train(), checkpointing)
-    model.config.use_cache = False
+def flops_of_config(
+    config: Any, batch_size: int, sequence_length: int, checkpointing: bool, adapters: tuple | None = None
+) -> Flops:
+    """The FLOPs of one micro-batch with every layer run, under whatever `set_checkpoint_early_stop` says.
+
+    adapters: (rank, targets) of LoRA, see `add_adapters`.
+    """
+    model = build_model(config, torch.float16)
+    if adapters:
+        model = add_adapters(model, *adapters)
+    model = set_checkpointing(model.train(), checkpointing)
+    text_config(model.config).use_cache = False
     ids = torch.zeros(batch_size, sequence_length, dtype=torch.int64)
     return count_flops(model, {"input_ids": ids, "labels": ids})

@@ -17,14 +17,18 @@ NESTED_BLOCK = 256  # absmax values that share a second-level absmax
 
 
 def quantize_linears(model: nn.Module, compute_dtype: torch.dtype, gpu: GPU) -> None:
-    """Replace every linear layer but the output head by a 4-bit one (NF4, double quantization), in place."""
+    """Replace every linear layer but the output head by a 4-bit one (NF4, double quantization), in place.
+
+    As transformers does, it leaves alone what a model keeps in fp32 (T5's `wo`).
+    """
     head = model.get_output_embeddings()
+    kept = tuple(getattr(model, "_keep_in_fp32_modules", None) or ())
     make = VirtualLinear4bit if gpu.is_virtual else _real_layer
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, Conv1D):
                 child = _as_linear(child)
-            if type(child) is nn.Linear and child is not head:
+            if type(child) is nn.Linear and child is not head and not name.endswith(kept):
                 setattr(parent, name, make(child, compute_dtype))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .depth import text_config
 from .experiment import PRECISIONS, Setting, predict_memory, predict_need
 from .gpu_catalog import CATALOG
 from .language import tr
@@ -27,7 +28,7 @@ def largest_fitting(name: str, *, multiple: int = 1, gpu: str | None = None, **s
     most = 2**17 // multiple
     if name == "sequence_length":
         config = load_config(settings.get("model_id", Setting.model_id))
-        most = min(most, getattr(config, "max_position_embeddings", 2**17) // multiple)
+        most = min(most, getattr(text_config(config), "max_position_embeddings", 2**17) // multiple)
 
     def over(count: int) -> int:
         """Bytes beyond the capacity; negative where it fits."""

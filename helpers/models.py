@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import json
 import logging
+import re
 import socket
 import warnings
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from urllib.request import getproxies
 import torch
 from torch import nn
 
+from .depth import with_depth
 from .gpu import GPU, current_gpu
 from .language import tr
 from .units import choose, positive_int
@@ -32,7 +34,7 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 LORA_RANK = 8
 LORA_TARGETS = ("attention", "all-linear")
-_LORA = {"lora_alpha": 32, "lora_dropout": 0.05, "bias": "none", "task_type": "CAUSAL_LM"}
+_LORA = {"lora_alpha": 32, "lora_dropout": 0.05, "bias": "none"}
 
 
 @functools.cache
@@ -50,7 +52,10 @@ def resolve_model_id(model_id: str) -> str:
 
 
 def load_config(model_id: str) -> Any:
-    """A transformers config: bundled, from a local folder, or from the hub; ValueError names the nearest known ids."""
+    """A transformers config: bundled, from a local folder, or from the hub.
+
+    ValueError names the nearest known ids, or says that the config is not a language model's.
+    """
     from transformers import AutoConfig
 
     model_id = resolve_model_id(model_id)
@@ -58,7 +63,7 @@ def load_config(model_id: str) -> Any:
     if entry is not None:
         return AutoConfig.for_model(**entry["config"], name_or_path=model_id)
     try:
-        return AutoConfig.from_pretrained(model_id, **_hub_argument())
+        config = AutoConfig.from_pretrained(model_id, **_hub_argument())
     except (OSError, ValueError) as error:
         short = [name.split("/")[-1] for name in architectures()]
         try:
@@ -70,20 +75,62 @@ def load_config(model_id: str) -> Any:
             )
             raise ValueError(f"{choice} {reason}") from error
         raise
+    _auto_class(config)
+    return config
+
+
+def _auto_class(config: Any) -> Any:
+    """Who builds and loads it: an encoder-decoder learns sequence to sequence, every other model the next token."""
+    import transformers
+
+    pairs = getattr(config, "is_encoder_decoder", False)
+    known = transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if pairs else transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) not in known:
+        raise ValueError(
+            tr(
+                ko=f"{config.model_type}: 토큰을 읽고 토큰을 쓰는 모델이 아니라서 이 과정의 학습 루프로는 학습하지 "
+                "못한다. 언어 모델의 이름을 쓴다.",
+                en=f"{config.model_type} does not read tokens and write tokens, as the course's training loop needs: "
+                "use a language model.",
+            )
+        )
+    return transformers.AutoModelForSeq2SeqLM if pairs else transformers.AutoModelForCausalLM
 
 
 def build_model(config: Any, dtype: torch.dtype, attention: str = "sdpa", device: Any = "meta") -> nn.Module:
-    """The architecture with random weights; on the meta device, the default, shapes alone: no values, no memory."""
-    from transformers import AutoModelForCausalLM
+    """A language model, causal or encoder-decoder, with random weights.
 
+    On the meta device, the default, it has shapes alone: no values, no memory.
+    """
+    auto = _auto_class(config)
     _run_as_eager()
     config = copy.deepcopy(config)  # building writes into it
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, **_dtype_argument(dtype), attn_implementation=attention)
+        model = auto.from_config(config, **_dtype_argument(dtype), **_attention_argument(attention))
         model.tie_weights()  # transformers 5.0 does not tie on the meta device
+    _keep_in_fp32(model, dtype)
     if getattr(model, "loss_type", "") is None:
         model.loss_type = "ForCausalLM"  # what transformers takes anyway for GPT-2, with a warning
     return model
+
+
+def grows_evenly(config: Any, depths: Sequence[int], more: int) -> bool:
+    """Whether the parameters `more` steps after the first two of these depths are what a straight line says.
+
+    They are not where another kind of layer only comes later (experts after the first dense ones).
+    """
+    one, two = (count_parameters(build_model(with_depth(config, layers), torch.float16)) for layers in depths[:2])
+    return count_parameters(build_model(config, torch.float16)) == one + more * (two - one)
+
+
+def _keep_in_fp32(model: nn.Module, dtype: torch.dtype) -> None:
+    """The parts that transformers loads in fp32 even where the rest has 16 bits (routers, T5's `wo`), in place."""
+    names = {*(getattr(model, "_keep_in_fp32_modules_strict", None) or ())}
+    if dtype == torch.float16:
+        names |= {*(getattr(model, "_keep_in_fp32_modules", None) or ())}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if tensor.dtype in (torch.float16, torch.bfloat16) and any(re.search(part, name) for part in names):
+            tensor.data = tensor.data.float()
 
 
 @functools.cache
@@ -132,13 +179,14 @@ def load_model_and_tokenizer(
     lora_rank: int = LORA_RANK,
     lora_targets: str | Sequence[str] = "attention",
 ) -> tuple[nn.Module, Any]:
-    """A causal language model on the GPU in use, and its tokenizer.
+    """A language model (causal, or an encoder-decoder) on the GPU in use, and its tokenizer.
 
     On a real GPU: the hub's weights, or random ones in the bundled architecture when the hub does not answer. On a
     virtual GPU: the architecture alone, nothing is downloaded, with a byte-level tokenizer. One line says which.
     peft: None, "lora" (r=8, alpha=32, dropout 0.05) or "qlora" (the same on weights in NF4 with double quantization;
     `prepare_model_for_kbit_training` without its checkpointing). lora_rank, lora_targets: see `add_adapters`.
-    dtype: "auto" is the checkpoint's. ValueError for unknown names; ImportError where peft or bitsandbytes is missing.
+    dtype: "auto" is the checkpoint's. attention: "sdpa" is eager where an architecture has no other.
+    ValueError for unknown names; ImportError where peft or bitsandbytes is missing.
     """
     gpu = gpu or current_gpu()
     attention = choose(attention, ATTENTION, tr(ko="어텐션", en="attention"))
@@ -203,10 +251,11 @@ def _load_from_hub(
     lora_rank: int,
     lora_targets: str | Sequence[str],
 ) -> tuple[nn.Module, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
+    config = load_config(model_id)
     hub = _hub_argument()
-    arguments = {**hub, **_dtype_argument(dtype), "attn_implementation": attention}
+    arguments = {**hub, **_dtype_argument(dtype), **_attention_argument(attention)}
     if peft == "qlora" or importlib.util.find_spec("accelerate"):
         arguments["device_map"] = {"": gpu.device}  # straight to the GPU; it takes accelerate
     if peft == "qlora":
@@ -215,14 +264,14 @@ def _load_from_hub(
         from .four_bit import check_kernels
 
         check_kernels(gpu.device)
-        compute = checkpoint_dtype(model_id, load_config(model_id)) if dtype == "auto" else dtype
+        compute = checkpoint_dtype(model_id, config) if dtype == "auto" else dtype
         arguments["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=compute,
         )
-    model = AutoModelForCausalLM.from_pretrained(model_id, **arguments)
+    model = _auto_class(config).from_pretrained(model_id, **arguments)
     model = model if "device_map" in arguments else gpu.place(model)
     tokenizer = AutoTokenizer.from_pretrained(model_id, **hub)
     if peft is not None:
@@ -275,7 +324,9 @@ def add_adapters(
                 )
             )
     transposed = any(type(layer).__name__ == "Conv1D" for layer in chosen.values())  # GPT-2's
-    config = LoraConfig(**{"r": rank, **_LORA, "fan_in_fan_out": transposed, "target_modules": ends, **more})
+    pairs = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    task = {"task_type": "SEQ_2_SEQ_LM" if pairs else "CAUSAL_LM"}
+    config = LoraConfig(**{"r": rank, **_LORA, **task, "fan_in_fan_out": transposed, "target_modules": ends, **more})
     # Beside weights without values the adapters have none either: to draw them would take half of a prediction's time.
     without_values = all(parameter.is_meta for parameter in model.parameters())
     return get_peft_model(model, config, low_cpu_mem_usage=without_values)
@@ -343,6 +394,11 @@ def _hub_argument() -> dict:
         except OSError:
             offline = True
     return {"local_files_only": True} if offline else {}
+
+
+def _attention_argument(attention: str) -> dict:
+    """Nothing for "sdpa": transformers takes it by itself, and eager attention in models that do not have it."""
+    return {} if attention == "sdpa" else {"attn_implementation": attention}
 
 
 def _dtype_argument(dtype: Any) -> dict:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from .depth import text_config
 from .gpu import GPU, cuda_gpu, current_gpu, gpu_utilization_line, storage_bytes
 from .language import tr
 from .timeline import Timeline
@@ -247,7 +248,8 @@ def _check_data(model: torch.nn.Module, dataset: Any, setting: _Setting) -> None
             )
         )
     ids = dataset[0]["input_ids"]
-    limit = getattr(model.config, "max_position_embeddings", None)
+    config = text_config(model.config)
+    limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and len(ids) > limit:
         raise ValueError(
             tr(
@@ -257,12 +259,12 @@ def _check_data(model: torch.nn.Module, dataset: Any, setting: _Setting) -> None
         )
     chunks = DataLoader(dataset, batch_size=1024)
     largest = max(int(chunk[name].max()) for chunk in chunks for name in ("input_ids", "labels"))
-    if largest >= model.config.vocab_size:
+    if largest >= config.vocab_size:
         raise ValueError(
             tr(
-                ko=f"토큰 번호 {largest}가 이 모델의 어휘 {model.config.vocab_size}개를 벗어난다. "
-                f"make_dummy_dataset(vocab_size={model.config.vocab_size})로 만든다.",
-                en=f"Token id {largest} is outside this model's vocabulary of {model.config.vocab_size}.",
+                ko=f"토큰 번호 {largest}가 이 모델의 어휘 {config.vocab_size}개를 벗어난다. "
+                f"make_dummy_dataset(vocab_size={config.vocab_size})로 만든다.",
+                en=f"Token id {largest} is outside this model's vocabulary of {config.vocab_size}.",
             )
         )
 
@@ -283,11 +285,12 @@ def _report(log: TrainingLog, gpu: GPU, model: torch.nn.Module, optimizer: torch
 
 @contextlib.contextmanager
 def _use_cache(model: torch.nn.Module, value: bool) -> Iterator[None]:
-    before = getattr(model.config, "use_cache", None)
+    config = text_config(model.config)
+    before = getattr(config, "use_cache", None)
     if before is not None:
-        model.config.use_cache = value
+        config.use_cache = value
     try:
         yield
     finally:
         if before is not None:
-            model.config.use_cache = before
+            config.use_cache = before

@@ -14,17 +14,24 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 
 from .caching_allocator import CachingAllocator, expandable_segments_asked, round_size
-from .cuda_kernels import CudaKernels, cublas_workspace_bytes
+from .cuda_kernels import CudaKernels, cublas_workspace_bytes, grouped_mm_shape
 from .gpu_catalog import GPUSpec
+from .language import tr
 from .timeline import CATEGORIES, Timeline, TimelineRecorder
 from .units import human_bytes
 
 _aten = torch.ops.aten
 _DEVICE_QUERY = torch.ops.prim.device.default
 _ITEM = _aten._local_scalar_dense.default
+_GROUPED_MM = getattr(getattr(_aten, "_grouped_mm", None), "default", None)  # since torch 2.8
 # What asks cuBLAS for a handle, and with it for a workspace.
 _CUBLAS_OPS = frozenset(
     (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.addmv.default)
@@ -103,7 +110,8 @@ class _CountingMode(FakeTensorMode):
             raise KeyboardInterrupt
         if func is _ITEM and isinstance(args[0], FakeTensor):
             if args[0].dtype == torch.bool:
-                return True  # "is there no padding?", "is it one sequence?": as in the data of the experiments
+                # As in the data of the experiments: "is all of it a token?" yes, "is any of it padding?" no.
+                return not getattr(args[0], "says_any", False)
             if self.gpu.in_step:
                 return 1.0  # Adafactor scales its update by a norm: any number does, there are no values
         if func in _CUBLAS_OPS:
@@ -113,10 +121,24 @@ class _CountingMode(FakeTensorMode):
         # How the fake tensor of an operation is found (a decomposition, or a cache) is not what a GPU would allocate.
         self.inside = True
         try:
-            out = super().__torch_dispatch__(func, types, args, kwargs or {})
+            if func is _GROUPED_MM:
+                out = args[0].new_empty(grouped_mm_shape(*args[:3]))
+            else:
+                out = super().__torch_dispatch__(func, types, args, kwargs or {})
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise ValueError(
+                tr(
+                    ko=f"가상 GPU의 텐서에는 값이 없는데 이 모델은 값을 보고 다음 계산을 정한다({func}). 토큰이 어느 "
+                    "전문가로 가는지에 메모리가 달린 일부 MoE가 그렇다. 진짜 GPU에서만 잴 수 있다.",
+                    en=f"Tensors on a virtual GPU have no values, and this model looks at values to go on ({func}), as "
+                    "some MoE do whose memory depends on where the tokens are sent. Only a real GPU can measure it.",
+                )
+            ) from error
         finally:
             self.inside = False
         if isinstance(out, torch.Tensor):
+            if func.overloadpacket is _aten.any:
+                out.says_any = True
             self.count(out)
         elif isinstance(out, (tuple, list)):
             for item in out:

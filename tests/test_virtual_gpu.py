@@ -500,6 +500,19 @@ def test_which_attention_kernel_runs(capability, dtype, has_mask, grouped_query,
     assert chosen == kernel
 
 
+def test_values_narrower_than_keys():
+    """Flash attention does not take them, as in DeepSeek's latent attention."""
+    h100 = VirtualGPU(CATALOG["H100"])
+    query, key, value = (h100.place(torch.ones(1, 4, 8, dim, dtype=torch.bfloat16)) for dim in (24, 24, 16))
+    assert attention_kernel((9, 0), torch.bfloat16, has_mask=False, grouped_query=False, head_dim=24) == "flash"
+    assert (
+        attention_kernel((9, 0), torch.bfloat16, has_mask=False, grouped_query=False, head_dim=24, value_dim=16)
+        == "efficient"
+    )
+    with h100:
+        assert F.scaled_dot_product_attention(query, key, value, is_causal=True).shape == (1, 4, 8, 16)
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("T4", HALF), ("T4", BF16), ("A100-40GB", BF16), ("H100", FP32)])
 @pytest.mark.parametrize("mask", [None, "bool", "float"])
 def test_attention_keeps_its_shape_and_dtype(name, dtype, mask):
@@ -663,3 +676,34 @@ def test_real_tensors_keep_their_values_inside():
     real = torch.tensor([False, True])
     with gpu.kernels:
         assert not real[0].item() and real[1].item()
+
+
+# -- questions about values -------------------------------------------------------------------------------------------
+
+
+def test_what_is_asked_of_the_data(gpu):
+    """As in the experiments' data, where every position is a token: all of it is, and none of it is something else."""
+    mask = gpu.place(torch.ones(2, 3, dtype=torch.bool))
+    assert mask.all() and torch.all(mask == 1)
+    assert not (~mask).any() and not torch.any(mask != 1)
+
+
+@pytest.mark.parametrize("look", [torch.nonzero, torch.Tensor.item, lambda x: x[x > 0], lambda x: list(range(x.int()))])
+def test_values_are_not_there(gpu, look):
+    with pytest.raises(ValueError, match=r"^가상 GPU의 텐서에는 값이 없는데 .*aten\..*진짜 GPU에서만 잴 수 있다\.$"):
+        look(gpu.place(torch.ones(1)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_grouped_product(gpu, dtype):
+    """The experts' rows side by side, forward and both gradients: shapes as with values."""
+    a, b, ends = torch.ones(6, 16, dtype=dtype), torch.ones(3, 16, 8, dtype=dtype), torch.tensor([1, 4, 6]).int()
+    real = [t.requires_grad_() for t in (a, b)]
+    fake = [gpu.place(t).requires_grad_() for t in (a, b)]
+    with gpu:
+        out = F.grouped_mm(*fake, offs=gpu.place(ends))
+        out.backward(torch.ones_like(out))
+    expected = F.grouped_mm(*real, offs=ends)
+    expected.backward(torch.ones_like(expected))
+    assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
+    assert [(t.grad.shape, t.grad.dtype) for t in fake] == [(t.grad.shape, t.grad.dtype) for t in real]

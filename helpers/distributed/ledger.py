@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..depth import with_depth
+from ..depth import text_config, with_depth
 from ..language import tr
 from ..models import build_model, load_config, resolve_model_id
 from ..report import html_table
@@ -235,10 +235,10 @@ def local_shapes(model: str, tensor_parallel: int = 1) -> Counter:
     Two and three layers are built, without values, and continued to the full depth.
     """
     config = config_of(model)
-    if config.num_hidden_layers <= 3:
+    if text_config(config).num_hidden_layers <= 3:
         return _shapes(config, tensor_parallel)
     two, three = (_shapes(with_depth(config, layers), tensor_parallel) for layers in (2, 3))
-    more = config.num_hidden_layers - 2
+    more = text_config(config).num_hidden_layers - 2
     return Counter({shape: two[shape] + more * (three[shape] - two[shape]) for shape in three})
 
 
@@ -301,7 +301,7 @@ def shard_ledger(
 
 
 def _run_by_depth(config: Any, layout: Layout, convention: Convention, rank: int) -> tuple[dict, Counter, str]:
-    depth = config.num_hidden_layers
+    depth = text_config(config).num_hidden_layers
     if layout.stage == 1:  # how whole tensors fall is not linear in depth
         run = run_rank(config, layout, convention, rank, batch_size=None)
         return run.held, run.sent, "run"

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..depth import continued, shallow_depths, with_depth
+from ..depth import continued, shallow_depths, text_config, with_depth
 from ..gpu_catalog import CATALOG
 from ..language import tr
-from ..models import resolve_model_id
+from ..models import grows_evenly, resolve_model_id
 from ..timeline import CATEGORIES, Timeline
 from ..units import choose, human_bytes, positive_int
 from .fake_rank import RankRun, run_rank
@@ -231,16 +231,16 @@ def _timeline(
             batch_size=batch_size, sequence_length=sequence_length, checkpointing=checkpointing,
         )  # fmt: skip
 
-    depths = shallow_depths(config)
-    if depths is not None:
+    shallow = shallow_depths(config)
+    if shallow is not None and grows_evenly(config, *shallow):
+        depths, more = shallow
         runs = [run(layers) for layers in depths]
-        more = config.num_hidden_layers // (depths[1] - depths[0]) - 2
         trace = continued([one.timeline.trace for one in runs], more)
         if trace is not None:
             two, three = (one.sent_activations for one in runs[:2])
             sent = Counter({name: two[name] + more * (three[name] - two[name]) for name in three})
             return trace.timeline(), sent
-    one = run(config.num_hidden_layers)
+    one = run(text_config(config).num_hidden_layers)
     return one.timeline, one.sent_activations
 
 
@@ -256,7 +256,7 @@ def _travelled(sent: Counter) -> int:
 
 
 def _check_length(model: str, config: Any, length: int) -> None:
-    limit = getattr(config, "max_position_embeddings", None)
+    limit = getattr(text_config(config), "max_position_embeddings", None)
     if limit is not None and length > limit:
         raise ValueError(
             tr(

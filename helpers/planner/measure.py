@@ -7,15 +7,13 @@ from dataclasses import replace
 
 import torch
 
-from ..depth import with_depth
 from ..distributed.layout import Layout
 from ..distributed.ledger import closed_form
 from ..distributed.rank_step import rank_step
 from ..experiment import Setting, predict_need
-from ..flops import count_flops
-from ..models import add_adapters, build_model, linear_layers, load_config
+from ..flops import training_flops
+from ..models import build_model, linear_layers, load_config
 from ..splits import split_setting
-from ..training import set_checkpointing
 from .plans import Plan, Recipe, Request
 
 # What the caching allocator needs beyond the tensors is replayed where one GPU holds all. FSDP2's streams are not, so
@@ -92,37 +90,13 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         if request.gpus > 1:  # DDP's buckets are a second copy of the gradients, and all of them are sent once a step
             needed, sent = needed + need.states["gradients"], 2 * need.states["gradients"]
             at_peak["other"] += need.states["gradients"]
-    adapters = (request.lora_rank, request.lora_targets) if recipe.method != "full" else None
+    sample = replace(setting_of(request, recipe, 1, 1), gradient_checkpointing=False)
     flops, least = (
-        request.batch * _flops_of_sample(request.model, request.length, adapters, checkpointing)
+        request.batch * training_flops(replace(sample, gradient_checkpointing=checkpointing)).total
         for checkpointing in (recipe.checkpointing, False)
     )
     bound = _lower_bound(request, recipe, accumulation, flops)
     return Plan(request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, bound)
-
-
-@functools.lru_cache(maxsize=256)
-def _flops_of_sample(model: str, length: int, adapters: tuple | None, checkpointing: bool) -> int:
-    """FLOPs of the matrix products of one sample, forward and backward; linear in depth, and in the batch.
-
-    With adapters nothing is computed for the gradients of frozen weights.
-    """
-    config = load_config(model)
-    depth, kinds = config.num_hidden_layers, getattr(config, "layer_types", None) or ["layer"]
-
-    def run(layers: int) -> int:
-        net = build_model(with_depth(config, layers), torch.float16)
-        if adapters:
-            net = add_adapters(net, *adapters)
-        net = set_checkpointing(net.train(), checkpointing)
-        net.config.use_cache = False
-        ids = torch.zeros(1, length, dtype=torch.int64)
-        return count_flops(net, {"input_ids": ids, "labels": ids}).total
-
-    if len(set(kinds)) > 1 or depth <= 3:
-        return run(depth)
-    two, three = run(2), run(3)
-    return two + (depth - 2) * (three - two)
 
 
 @functools.lru_cache(maxsize=256)

@@ -90,9 +90,9 @@ class Recipe:
 class Plan:
     """A recipe with its micro-batch, and what that takes on each GPU: bytes, FLOPs and seconds of one optimizer step.
 
-    at_peak: kind → bytes, together needed_bytes: the tensors at their peak and "fragmentation". least_flops: of the same
-    method without checkpointing. sent_bytes: what each GPU sends for
-    parameters and gradients. seconds: a lower bound (None where neither rate is published), never a forecast.
+    at_peak: kind → bytes, together needed_bytes: the tensors at their peak and "fragmentation". least_flops: of the
+    same method without checkpointing. sent_bytes: what each GPU sends for parameters and gradients. seconds: a lower
+    bound (None where neither rate is published), never a forecast.
     at_least: only parameters, gradients and optimizer state are known, which alone do not fit.
     """
 
