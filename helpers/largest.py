@@ -12,15 +12,17 @@ from .experiment import PRECISIONS, Setting, predict_memory, predict_need
 from .gpu_catalog import CATALOG
 from .language import tr
 from .models import architectures, build_model, count_parameters, linear_layers, load_config
-from .report import html_table
+from .report import MemoryReport, html_table
 from .units import choose, human_bytes, positive_int
 
 
 def largest_fitting(name: str, *, multiple: int = 1, gpu: str | None = None, **settings: Any) -> int:
     """The largest `batch_size` or `sequence_length` (a multiple of `multiple`) that fits; 0 where not even the first.
 
-    Memory grows with either. The next guess lies where a straight line between the nearest known ones meets the
-    capacity. A length stops at the model's positions.
+    Tensors grow with either: the next guess at what fills the GPU lies where a straight line between the nearest known
+    ones meets the capacity. From there downwards to the first for which the caching allocator finds room (it may fail
+    at one and get through at a larger one), in steps of one, of 1/128 where there are more than 255. A length stops at
+    the model's positions.
     """
     name = choose(name, ("batch_size", "sequence_length"), tr(ko="설정", en="setting"))
     multiple = positive_int(multiple, "multiple")
@@ -31,9 +33,13 @@ def largest_fitting(name: str, *, multiple: int = 1, gpu: str | None = None, **s
         most = min(most, getattr(text_config(config), "max_position_embeddings", 2**17) // multiple)
 
     def over(count: int) -> int:
-        """Bytes beyond the capacity; negative where it fits."""
-        report = predict_memory(Setting(**{**settings, name: count * multiple}), gpu=gpu)
+        """Bytes of tensors beyond the capacity; negative where there is room."""
+        report = predict(count)
         return report.needed_bytes - report.capacity_bytes
+
+    @functools.cache
+    def predict(count: int) -> MemoryReport:
+        return predict_memory(Setting(**{**settings, name: count * multiple}), gpu=gpu)
 
     low, high, below, above = 0, 1, 0, 0
     while (above := over(high)) <= 0:
@@ -49,10 +55,10 @@ def largest_fitting(name: str, *, multiple: int = 1, gpu: str | None = None, **s
             low, below = guess, need
         else:
             high, above = guess, need
-    # So far the tensors fit. The caching allocator may need more than they do.
-    while low and not predict_memory(Setting(**{**settings, name: low * multiple}), gpu=gpu).fits:
-        low -= 1
-    return low * multiple
+    step = max(low // 128, 1)
+    while low > 0 and not predict(low).fits:
+        low -= step
+    return max(low, 0) * multiple
 
 
 @functools.cache

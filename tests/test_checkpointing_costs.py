@@ -135,7 +135,7 @@ def test_recomputation_is_a_forward_without_head_and_without_what_early_stop_spa
 
 @pytest.mark.parametrize("on", [False, True])
 def test_the_largest_that_fits_fits_and_one_more_does_not(on):
-    setting = {"model_id": "gpt2-large", "sequence_length": 256, "gradient_checkpointing": on, "gpu": "T4"}
+    setting = {"model_id": "gpt2-medium", "sequence_length": 256, "gradient_checkpointing": on, "gpu": "T4"}
     batch = largest_fitting("batch_size", **setting)
     assert batch > 0
     assert predict_memory(batch_size=batch, **setting).fits
