@@ -121,6 +121,20 @@ class MemoryReport:
             en=f"out of memory. Needs {needed} of {capacity}",
         )
 
+    @property
+    def excess(self) -> str:
+        """Why it does not fit: by how much tensors exceed the capacity, or that only the allocator finds no room."""
+        over = (self.needed_bytes or 0) - self.capacity_bytes
+        if over > 0:
+            return tr(
+                ko=f"{self.gpu_name}의 한도를 {human_bytes(over)} 넘는다.",
+                en=f"{human_bytes(over)} beyond the capacity of {self.gpu_name}.",
+            )
+        return tr(
+            ko=f"텐서는 {self.gpu_name}의 한도보다 {human_bytes(-over)} 작지만, 조각나서 놓을 자리가 없다.",
+            en=f"{human_bytes(-over)} below the capacity of {self.gpu_name}, but fragmentation leaves no room.",
+        )
+
     def _repr_svg_(self) -> str:
         return draw_report(self).svg()
 

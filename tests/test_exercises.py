@@ -50,7 +50,7 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("3-1", lambda parameters, mixed: parameters * 16, "2배"),
         ("3-1", lambda parameters, mixed: 1 / 0, "ZeroDivisionError"),
         ("3-2", 3, "더 키울 수 있다"),
-        ("3-2", 20, "넘친다"),
+        ("3-2", 20, "한도를"),
         ("3-3", {"optimizer": "adamw_fused"}, "예산을"),
         ("3-3", {"optimizer": "sgd"}, "Adam 계열"),
         ("3-3", {"batch_size": 1}, "모르는 설정"),

@@ -5,17 +5,21 @@ python tools/cheat_sheet.py
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from helpers import predict_memory, shard_ledger
 from helpers.report import phase_label
 from helpers.units import GiB
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "cheat_sheet.md"
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "docs" / "cheat_sheet.md"
 MODEL = "EleutherAI/polyglot-ko-1.3b"
 BASE = {"model_id": MODEL, "gpu": "T4", "batch_size": 16, "sequence_length": 256}
 PRECISIONS = ("auto", "mixed_fp16")
 RANKS = 4
+FRAGMENTED = 13  # a batch whose tensors fit a T4 and whose segments do not
+CHAPTERS = {path.name[1]: path.with_suffix(".ipynb").name for path in (ROOT / "notebooks" / "src").glob("0*.py")}
 
 # What to try, in the order of what it costs; the setting that does it; its price; the chapter that explains it.
 CHECKPOINTED = {"gradient_checkpointing": True}
@@ -60,6 +64,8 @@ PAGE = """\
    엉뚱한 쪽을 줄이면 아래 표의 어떤 줄처럼 거의 변하지 않는다.
 2. **남은 것이 있는가.** 앞서 난 오류가 모델을 붙들고 있을 수 있다. `cleanup()`을 부르거나 커널을 다시 시작한다.
 3. **다른 프로세스가 있는가.** `nvidia-smi`로 본다.
+4. **조각났는가.** 오류 메시지의 "reserved by PyTorch but unallocated"가 모자란 만큼보다 크면 빈자리가 흩어져 있는 것이다. 환경 변수 `PYTORCH_ALLOC_CONF=expandable_segments:True`를 켜고 다시 시작한다. 위의 모델을 배치 {fragmented}으로 학습할 때가 그렇다.
+   텐서는 {tensors}뿐인데 T4에 들어가지 않고, 켜면 {expandable}를 예약하고 들어간다. 잃는 것은 없다(3장).
 
 ## 순서대로
 
@@ -84,6 +90,8 @@ GiB는 필요한 최대 메모리, 괄호 안은 출발점에서 줄어든 비�
 
 ## 그래도 안 되면
 
+- 모델과 GPU, 길이, 배치를 주면 들어가는 설정을 모두 찾아 순위를 매기고, 없으면 가장 작은 변화를 알려 주는 **플래너**에 묻는다. 8장의 패널이나 터미널에서 쓴다.
+  `python -m helpers.planner --model EleutherAI/polyglot-ko-5.8b --gpu T4 --length 512 --batch 16`
 - 더 작은 모델을 고르거나 더 큰 GPU를 빌린다. 얼마나 모자라는지는 `predict_memory(...)`의 `needed_bytes`가 말해 준다.
 - CPU로 옮기기(offload)는 메모리를 아끼지만 그 대가는 이 강의의 숫자에 없다.
 """
@@ -100,7 +108,12 @@ def page() -> str:
     stages = [
         f"| {stage or '없음(데이터 병렬)'} | {_gib(size)} | {_less(size, held[0])} |" for stage, size in enumerate(held)
     ]
-    return PAGE.format(
+    tight = {**BASE, "batch_size": FRAGMENTED}
+    full = predict_memory(**tight)
+    page = PAGE.format(
+        fragmented=FRAGMENTED,
+        tensors=_gib(full.needed_bytes),
+        expandable=_gib(full.timeline.trace.reserved_peak(full.capacity_bytes, expandable_segments=True)),
         capacity=_gib(start["auto"].capacity_bytes),
         rows="\n".join(rows),
         stages="\n".join(stages),
@@ -111,6 +124,9 @@ def page() -> str:
         qlora_fp16=_needed(peft="qlora"),
         lora_fp16=_needed(peft="lora"),
     )
+    if full.fits:
+        raise ValueError(f"batch {FRAGMENTED} fits as it is: another example is needed")
+    return re.sub(r"\b(\d)장", lambda found: f"[{found[0]}](../notebooks/ko/{CHAPTERS[found[1]]})", page)
 
 
 def _cell(setting: dict, precision: str, start) -> str:

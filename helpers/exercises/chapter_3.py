@@ -31,8 +31,7 @@ def _judge_largest_batch(batch: int) -> str:
     batch = filled(batch)
     here = predict_memory(batch_size=batch, sequence_length=512, gpu="T4")
     if not here.fits:
-        over = human_bytes(here.needed_bytes - here.capacity_bytes)
-        return tr(ko=f"배치 크기 {batch}: {over}만큼 넘친다.", en=f"Batch {batch} is {over} too large.")
+        return tr(ko=f"배치 크기 {batch}: {here.excess}", en=f"Batch {batch}: {here.excess}")
     if fits(batch + 1):
         left = human_bytes(here.capacity_bytes - here.needed_bytes)
         return tr(

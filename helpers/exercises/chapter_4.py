@@ -68,8 +68,7 @@ def _judge_split(changes: dict[str, Any]) -> str:
 
     report = predicted(setting.batch_size, steps)
     if not report.fits:
-        over = human_bytes(report.needed_bytes - report.capacity_bytes)
-        return tr(ko=f"T4의 한도를 {over} 넘는다.", en=f"{over} beyond the T4's capacity.")
+        return report.excess
     larger = [(micro, fewer) for micro, fewer in equal_splits(_BATCH) if micro > setting.batch_size]
     if larger and predicted(*larger[-1]).fits:
         micro, fewer = larger[-1]

@@ -50,8 +50,7 @@ def _judge_levers(changes: dict[str, Any]) -> str:
         )
     report = predict_memory(**_TASK, **changes, gpu="T4")
     if not report.fits:
-        over = human_bytes(report.needed_bytes - report.capacity_bytes)
-        return tr(ko=f"T4의 한도를 {over} 넘는다.", en=f"{over} beyond the T4's capacity.")
+        return report.excess
     micro = {**_TASK, "batch_size": changes["batch_size"]}
     plain = training_flops(**micro).total
     extra = training_flops(**micro, gradient_checkpointing=changes.get("gradient_checkpointing", False)).total / plain

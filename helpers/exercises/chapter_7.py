@@ -73,10 +73,9 @@ def _judge_budget(changes: dict[str, Any]) -> str:
         en=f"{count:,} trainable parameters, peak {human_bytes(report.needed_bytes)}.",
     )
     if not report.fits:
-        over = human_bytes(report.needed_bytes - report.capacity_bytes)
         return tr(
-            ko=f"{found} T4의 한도를 {over} 넘는다. 최대가 되는 단계: {phase_label(report.peak_phase)}",
-            en=f"{found} {over} beyond the T4, in {report.peak_phase}.",
+            ko=f"{found} {report.excess} 최대가 되는 단계: {phase_label(report.peak_phase)}",
+            en=f"{found} {report.excess} The peak is in {report.peak_phase}.",
         )
     if count < TRAINABLE:
         return tr(
