@@ -1,19 +1,61 @@
 """Where CUDA does something else than a CPU: which attention kernel runs, what autocast keeps in fp32, workspaces.
 
-Fake tensors carry the device "cpu", so PyTorch would choose the CPU's kernels for them. These rules choose CUDA's.
+Fake tensors carry the device "cpu", so PyTorch would choose the CPU's kernels for them. These rules choose CUDA's. Each
+of them is listed in `DIFFERENCES` and can be left out, so that a measurement on a card can tell which one is wrong.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
+from .language import tr
+from .units import choose
+
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What CUDA does otherwise than the CPU. source: where PyTorch says so."""
+
+    what: str
+    source: str
+
+
+DIFFERENCES = {
+    "attention": Difference(
+        "flash, memory-efficient or math attention, and what each saves: logsumexp, RNG state, probabilities",
+        "aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, attention.cu",
+    ),
+    "dropout_mask": Difference(
+        "a mask of one byte an element instead of a tensor in the input's dtype",
+        "is_fused_kernel_acceptable in aten/src/ATen/native/Dropout.cpp",
+    ),
+    "layer_norm_statistics": Difference(
+        "mean and rstd in fp32 beside a 16-bit input",
+        "acc_type in layer_norm_cuda of aten/src/ATen/native/cuda/layer_norm_kernel.cu",
+    ),
+    "autocast_fp32": Difference(
+        "norms, softmax, losses and pow run in fp32 under autocast",
+        "AT_FORALL_FP32 and AT_FORALL_FP32_SET_OPT_DTYPE in aten/src/ATen/autocast_mode.h",
+    ),
+    "grouped_mm": Difference(
+        "all experts of an MoE layer in one product, for fp32 and fp16 too",
+        "create_grouped_gemm_output_tensor in aten/src/ATen/native/GroupedMMUtils.h",
+    ),
+    "cublas_workspace": Difference(
+        "a workspace for each thread that multiplies, sized by architecture",
+        "parseChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp",
+    ),
+}
 
 
 def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
@@ -70,8 +112,7 @@ def grouped_mm_shape(mat_a: torch.Tensor, mat_b: torch.Tensor, offsets: torch.Te
     return shape
 
 
-# Of what CUDA's autocast runs in fp32 and the CPU's does not, the functions that language models call
-# (AT_FORALL_FP32 and AT_FORALL_FP32_SET_OPT_DTYPE in ATen/autocast_mode.h).
+# Of what CUDA's autocast runs in fp32 and the CPU's does not, the functions that language models call.
 _FP32_FUNCTIONS = [
     *((F, name) for name in ("layer_norm", "rms_norm", "group_norm", "softmax", "log_softmax", "cross_entropy")),
     *((F, "softplus"), (torch, "pow")),
@@ -86,10 +127,23 @@ class CudaKernels:
     Functions are replaced for the time of the context, not caught by a `TorchFunctionMode`: autograd switches those off
     while it recomputes a checkpoint. Real tensors are passed on as they are. What a kernel allocates inside and frees
     before it returns is not known here (flash attention's backward, bitsandbytes' dequantization).
+
+    without: names of `DIFFERENCES` to leave out; there the CPU's way is taken.
     """
 
-    def __init__(self, compute_capability: tuple[int, int]):
+    def __init__(self, compute_capability: tuple[int, int], without: Iterable[str] = ()):
         self.compute_capability = compute_capability
+        self.without = {choose(name, DIFFERENCES, tr(ko="차이", en="difference")) for name in without}
+
+    def applies(self, name: str) -> bool:
+        """Whether this one of `DIFFERENCES` is in force."""
+        return name not in self.without
+
+    def layer_norm(self, out: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """The outputs of `native_layer_norm` with statistics as CUDA keeps them."""
+        if out[0].dtype not in _HALF or not self.applies("layer_norm_statistics"):
+            return out
+        return out[0], *(statistic.new_empty(statistic.shape, dtype=torch.float32) for statistic in out[1:])
 
     def __enter__(self) -> CudaKernels:
         if not _entered:
@@ -113,6 +167,10 @@ class CudaKernels:
     def _attention(
         self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
     ):
+        if not self.applies("attention"):
+            return _originals[F, "scaled_dot_product_attention"](
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
         if torch.is_autocast_enabled("cpu"):
             half = torch.get_autocast_dtype("cpu")
             query, key, value = query.to(half), key.to(half), value.to(half)
@@ -153,16 +211,14 @@ def _replace(owner: Any, name: str, cuda: Any) -> None:
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    # CUDA's fused kernel keeps a mask of one byte an element, the CPU's a tensor of the input's dtype
-    # (is_fused_kernel_acceptable in aten/src/ATen/native/Dropout.cpp).
-    if training and 0 < p < 1 and not inplace:
+    if training and 0 < p < 1 and not inplace and _entered[-1].applies("dropout_mask"):
         return torch.native_dropout(input, p, True)[0]
     return _originals[F, "dropout"](input, p, training, inplace)
 
 
 def _in_fp32(function: Any) -> Any:
     def in_fp32(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if torch.is_autocast_enabled("cpu"):
+        if torch.is_autocast_enabled("cpu") and _entered[-1].applies("autocast_fp32"):
             args = tuple(_to_fp32(value) for value in args)
             kwargs = {name: _to_fp32(value) for name, value in kwargs.items()}
         return function(*args, **kwargs)

@@ -31,6 +31,7 @@ from .units import human_bytes
 _aten = torch.ops.aten
 _DEVICE_QUERY = torch.ops.prim.device.default
 _ITEM = _aten._local_scalar_dense.default
+_LAYER_NORM = _aten.native_layer_norm.default
 _GROUPED_MM = getattr(getattr(_aten, "_grouped_mm", None), "default", None)  # since torch 2.8
 # What asks cuBLAS for a handle, and with it for a workspace.
 _CUBLAS_OPS = frozenset(
@@ -121,10 +122,12 @@ class _CountingMode(FakeTensorMode):
         # How the fake tensor of an operation is found (a decomposition, or a cache) is not what a GPU would allocate.
         self.inside = True
         try:
-            if func is _GROUPED_MM:
+            if func is _GROUPED_MM and self.gpu.kernels.applies("grouped_mm"):
                 out = args[0].new_empty(grouped_mm_shape(*args[:3]))
             else:
                 out = super().__torch_dispatch__(func, types, args, kwargs or {})
+            if func is _LAYER_NORM:
+                out = self.gpu.kernels.layer_norm(out)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise ValueError(
                 tr(
@@ -180,6 +183,7 @@ class VirtualGPU:
     """A GPU of the catalogue made of fake tensors; with `limited=False` it never runs out of memory.
 
     expandable_segments: the caching allocator's setting; None takes it from the environment, as PyTorch does.
+    without: names of `cuda_kernels.DIFFERENCES` in which it is a CPU.
 
     Used as a context (`with gpu:`) it runs the block "on the GPU": factories such as `torch.randint` make their tensors
     on it. Operations on tensors that already live on it are counted without it too,
@@ -188,14 +192,21 @@ class VirtualGPU:
 
     is_virtual = True
 
-    def __init__(self, spec: GPUSpec, *, limited: bool = True, expandable_segments: bool | None = None):
+    def __init__(
+        self,
+        spec: GPUSpec,
+        *,
+        limited: bool = True,
+        expandable_segments: bool | None = None,
+        without: Iterable[str] = (),
+    ):
         self.spec = spec
         self.expandable_segments = expandable_segments_asked() if expandable_segments is None else expandable_segments
         self.name = spec.name
         capacity = spec.capacity_bytes if limited else None
         self.meter = AllocationMeter(capacity, expandable_segments=self.expandable_segments)
         self.mode = _CountingMode(self)
-        self.kernels = CudaKernels(spec.compute_capability)
+        self.kernels = CudaKernels(spec.compute_capability, without)
         self.in_step = False
         self.interrupted = False
         self._workspaces: dict[bool, int] = {}  # made in backward? -> allocation id
@@ -338,7 +349,7 @@ class VirtualGPU:
     def _reserve_workspace(self) -> None:
         # One workspace for each thread that has multiplied: the caller's, and autograd's device thread in backward.
         in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward not in self._workspaces:
+        if in_backward not in self._workspaces and self.kernels.applies("cublas_workspace"):
             nbytes = cublas_workspace_bytes(self.spec.compute_capability)
             self._workspaces[in_backward] = self._allocate(nbytes, "other")
 

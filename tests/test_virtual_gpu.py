@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from helpers.cuda_kernels import CudaKernels, attention_kernel, cublas_workspace_bytes
+from helpers.cuda_kernels import DIFFERENCES, CudaKernels, attention_kernel, cublas_workspace_bytes
 from helpers.gpu_catalog import CATALOG
 from helpers.timeline import CATEGORIES
 from helpers.virtual_gpu import AllocationMeter, VirtualGPU, on_virtual_gpu
@@ -707,3 +707,73 @@ def test_a_grouped_product(gpu, dtype):
     expected.backward(torch.ones_like(expected))
     assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
     assert [(t.grad.shape, t.grad.dtype) for t in fake] == [(t.grad.shape, t.grad.dtype) for t in real]
+
+
+def dropped(gpu):
+    with gpu:
+        x = torch.empty(1024, 1024, dtype=torch.float16, requires_grad=True)
+        return F.dropout(x)
+
+
+def normalized(gpu):
+    with gpu:
+        x = torch.empty(4096, 1024, dtype=torch.float16, requires_grad=True)
+        return F.layer_norm(x, (1024,))
+
+
+def attended(gpu):
+    with gpu:
+        q, k, v = (torch.empty(1, 4, 512, 64, dtype=torch.float16, requires_grad=True) for _ in range(3))
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def under_autocast(gpu):
+    with gpu, gpu.autocast(torch.float16):
+        x = torch.empty(1024, 1024, dtype=torch.float16, requires_grad=True)
+        return F.softmax(x, -1)
+
+
+def multiplied(gpu):
+    with gpu:
+        x = torch.empty(1024, 1024, requires_grad=True)
+        return x @ x
+
+
+KEPT = {  # what is held after the operation with CUDA's way, less with the CPU's
+    "dropout_mask": (dropped, 2**20 - 2 * 2**20),  # one byte an element, not two
+    "layer_norm_statistics": (normalized, 2 * 4096 * (4 - 2)),
+    "attention": (attended, None),
+    "autocast_fp32": (under_autocast, 2**20 * (4 - 2)),  # what softmax keeps is its output
+    "cublas_workspace": (multiplied, WORKSPACE),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_each_difference_can_be_left_out(name):
+    run, more = KEPT[name]
+    held = []
+    for without in ((), (name,)):
+        gpu = VirtualGPU(CATALOG["T4"], without=without)
+        out = run(gpu)
+        held.append(gpu.memory_allocated())
+        assert out.requires_grad
+    assert held[0] != held[1]
+    assert more is None or held[0] - held[1] == more
+
+
+def test_experts_in_one_product_can_be_left_out():
+    assert {*KEPT, "grouped_mm"} == DIFFERENCES.keys()
+
+    def run(gpu):
+        with gpu:
+            offsets = torch.empty(2, dtype=torch.int32)
+            return torch._grouped_mm(torch.empty(64, 32), torch.empty(2, 32, 16), offs=offsets).shape
+
+    assert run(VirtualGPU(CATALOG["H100"])) == (64, 16)
+    with pytest.raises(RuntimeError, match="BF16"):  # PyTorch's own rule
+        run(VirtualGPU(CATALOG["H100"], without=["grouped_mm"]))
+
+
+def test_a_difference_that_does_not_exist():
+    with pytest.raises(ValueError, match="dropout_mask"):
+        VirtualGPU(CATALOG["T4"], without=["dropout"])
