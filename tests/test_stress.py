@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 import ipywidgets as widgets
-import nbformat
 import pytest
 
 import helpers
