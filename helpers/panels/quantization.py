@@ -10,81 +10,52 @@ import torch
 from ..language import tr
 from ..quantization import DISTRIBUTIONS, METHODS, example_tensor, method_label, quantize
 from ..small_model import train_small_model
-from . import STYLE, WIDE, error_line, status_line
+from .panel import Panel
 
 COUNT = 4096
 
 
-class QuantizationPanel(widgets.VBox):
+class QuantizationPanel(Panel):
     """Chapter 2: choose numbers and a quantization; see the histogram with the codes on it, and what it costs."""
 
+    prefix = "quantization"
+
     def __init__(self, weights: torch.Tensor | None = None) -> None:
+        super().__init__()
         self._weights = weights
-
-        def control(kind: Any, name: str, description: str, **arguments: Any) -> Any:
-            widget = kind(description=description, layout=WIDE, style=STYLE, **arguments)
-            widget.add_class(f"quantization-{name}")
-            widget.observe(self._changed, names="value")
-            return widget
-
-        distributions = {
-            tr(ko="정규 분포", en="normal"): "normal",
-            tr(ko="꼬리가 두꺼운 분포", en="heavy-tailed"): "heavy_tailed",
-            tr(ko="이상치 네 개", en="four outliers"): "outliers",
-            tr(ko="한쪽뿐인 분포(ReLU)", en="one-sided (ReLU)"): "one_sided",
-            tr(ko="실제 층의 가중치", en="a real layer's weights"): "layer",
-        }
-        groupings = {
-            tr(ko="텐서 전체", en="whole tensor"): "tensor",
-            tr(ko="채널(행)마다", en="each channel (row)"): "channel",
-            tr(ko="블록", en="blocks"): "block",
-        }
+        distributions = [
+            (tr(ko="정규 분포", en="normal"), "normal"),
+            (tr(ko="꼬리가 두꺼운 분포", en="heavy-tailed"), "heavy_tailed"),
+            (tr(ko="이상치 네 개", en="four outliers"), "outliers"),
+            (tr(ko="한쪽뿐인 분포(ReLU)", en="one-sided (ReLU)"), "one_sided"),
+            (tr(ko="실제 층의 가중치", en="a real layer's weights"), "layer"),
+        ]
+        groupings = [
+            (tr(ko="텐서 전체", en="whole tensor"), "tensor"),
+            (tr(ko="채널(행)마다", en="each channel (row)"), "channel"),
+            (tr(ko="블록", en="blocks"), "block"),
+        ]
+        methods = [(method_label(method), method) for method in METHODS]
+        kind, method = tr(ko="분포", en="numbers"), tr(ko="방법", en="method")
+        bits, block = tr(ko="비트", en="bits"), tr(ko="블록 크기", en="block size")
+        scale = tr(ko="스케일 하나를", en="a scale for")
         self.controls = {
-            "distribution": control(
-                widgets.Dropdown, "distribution", tr(ko="분포", en="numbers"), options=[*distributions.items()]
-            ),
-            "method": control(
-                widgets.Dropdown,
-                "method",
-                tr(ko="방법", en="method"),
-                options=[(method_label(method), method) for method in METHODS],
-                value="absmax",
-            ),
-            "bits": control(
-                widgets.Text, "bits", tr(ko="비트", en="bits"), value="8", continuous_update=False, placeholder="2 … 8"
-            ),
-            "grouping": control(
-                widgets.Dropdown, "grouping", tr(ko="스케일 하나를", en="a scale for"), options=[*groupings.items()]
-            ),
-            "block": control(
-                widgets.Text, "block", tr(ko="블록 크기", en="block size"), value="64", continuous_update=False
-            ),
+            "distribution": self.control(widgets.Dropdown, "distribution", kind, options=distributions),
+            "method": self.control(widgets.Dropdown, "method", method, options=methods, value="absmax"),
+            "bits": self.control(widgets.Text, "bits", bits, value="8", placeholder="2 … 8"),
+            "grouping": self.control(widgets.Dropdown, "grouping", scale, options=groupings),
+            "block": self.control(widgets.Text, "block", block, value="64"),
         }
-        self.status = widgets.HTML()
-        self.status.add_class("quantization-status")
-        self.picture = widgets.HTML()
-        self.picture.add_class("quantization-picture")
-        left, right = [*self.controls.values()][:3], [*self.controls.values()][3:]
-        rows = widgets.HBox([widgets.VBox(left), widgets.VBox(right)], layout={"flex_flow": "row wrap"})
-        super().__init__([rows, self.status, self.picture])
-        self.add_class("quantization-panel")
-        self._changed(None)
+        boxes = [*self.controls.values()]
+        self.lay_out(boxes[:3], boxes[3:])
+        self.move(self._changed)
 
-    def __repr__(self) -> str:
-        return "QuantizationPanel()"
-
-    def _changed(self, _: Any) -> None:
+    def _changed(self) -> None:
         nf4 = self.controls["method"].value == "nf4"
         self.controls["bits"].disabled = nf4  # NF4 has 4 bits, whatever the field says
         self.controls["block"].disabled = self.controls["grouping"].value != "block"
-        try:
-            quantized = quantize(self._numbers(), **self._setting(nf4))
-        except ValueError as error:
-            self.status.value = error_line(error)
-            self.picture.value = ""
-            return
-        self.status.value = status_line(f"{quantized.title}: {quantized.verdict}")
-        self.picture.value = quantized._repr_svg_()
+        quantized = quantize(self._numbers(), **self._setting(nf4))
+        self.show(f"{quantized.title}: {quantized.verdict}", picture=quantized)
 
     def _numbers(self) -> torch.Tensor:
         distribution = self.controls["distribution"].value
@@ -113,3 +84,8 @@ def _integer(text: str, what: str) -> int:
         raise ValueError(
             tr(ko=f"{what}: {text!r}은(는) 정수가 아니다.", en=f"{what}: {text!r} is not an integer.")
         ) from None
+
+
+def quantization_panel(weights: torch.Tensor | None = None) -> QuantizationPanel:
+    """Chapter 2: distribution, method, bits, grouping → histogram with the codes on it. `weights`: a layer's."""
+    return QuantizationPanel(weights)
