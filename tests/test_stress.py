@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import ipywidgets as widgets
+import nbformat
 import pytest
 
 import helpers
