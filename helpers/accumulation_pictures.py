@@ -57,7 +57,7 @@ def draw_gradients(parts: Sequence[Sequence[float]], whole: Sequence[float]) -> 
 
 def draw_losses(runs: Mapping[str, tuple[int, Sequence[float]]]) -> svg.Drawing:
     """name → (samples per optimizer step, the loss of every optimizer step): losses over the samples seen."""
-    title = tr(ko="학습한 샘플 수와 loss", en="loss over the samples seen")
+    title = tr(ko="학습한 샘플 수와 손실", en="loss over the samples seen")
     alt = "; ".join(f"{name}: {len(losses)}, {losses[-1]:.3f}" for name, (_, losses) in runs.items())
     drawing = svg.Drawing(760, 350, f"{title}. {alt}")
     drawing.text(20, 28, title, 15, bold=True)

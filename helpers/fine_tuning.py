@@ -196,7 +196,7 @@ class Runs(list):
         heads = [
             tr(ko="방법", en="method"),
             tr(ko="학습하는 파라미터", en="trainable parameters"),
-            tr(ko="마지막 loss", en="last loss"),
+            tr(ko="마지막 손실", en="last loss"),
             tr(ko=f"새 과제({COUNT}개 중)", en=f"new task (of {COUNT})"),
             tr(ko=f"옛 과제({COUNT}개 중)", en=f"old task (of {COUNT})"),
         ]

@@ -91,7 +91,7 @@ def draw_runs(runs: list[Any], count: int) -> svg.Drawing:
         330 + 22 * rows,
         "; ".join(
             tr(
-                ko=f"{run.name}: loss {run.losses[-1]:.2f}, 새 과제 {run.learned}, 옛 과제 {run.kept}",
+                ko=f"{run.name}: 손실 {run.losses[-1]:.2f}, 새 과제 {run.learned}, 옛 과제 {run.kept}",
                 en=f"{run.name}: loss {run.losses[-1]:.2f}, new task {run.learned}, old task {run.kept}",
             )
             for run in runs

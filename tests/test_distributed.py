@@ -290,7 +290,7 @@ def test_a_timetable_keeps_the_dependencies():
         (2, ("GPipe", 7), "64행을 마이크로 배치 7개로"),
         (2, ("GPipe", 0), "1 이상의 정수"),
         (4, ("1F1B", 2), "마이크로 배치가 2개인데"),
-        (2, ("3F3B", 4), "모르는 스케줄"),
+        (2, ("3F3B", 4), "모르는 순서"),
     ],
 )
 def test_bad_pipelines(stages, args, words):

@@ -232,7 +232,7 @@ def test_a_step_draws_itself_and_says_whether_it_fits():
         ({"ranks": 8, "stage": True}, "0, 1, 2, 3"),
         ({"ranks": 8, "tensor_parallel": 0}, "1 이상의 정수"),
         ({"ranks": 4, "tensor_parallel": 8}, "배수여야"),
-        ({"ranks": 48, "tensor_parallel": 3}, "나누어떨어지지"),
+        ({"ranks": 48, "tensor_parallel": 3}, "똑같이 나눌 수 없다"),
         ({"ranks": 16, "tensor_parallel": 16}, "키·값 헤드 8개"),
         ({"ranks": 8, "stage": 1, "tensor_parallel": 2}, "ZeroRedundancyOptimizer"),
         ({"ranks": 8, "precision": "int3"}, "정밀도"),

@@ -55,7 +55,7 @@ def draw_data_parallel(runs: Sequence[TrainingRun]) -> svg.Drawing:
 
 def draw_model_splits(layers: int = 8, machines: int = 4) -> svg.Drawing:
     """One model over four machines: cut across its layers (pipeline) and along them (tensor)."""
-    title = tr(ko=f"층 {layers}개짜리 모델을 기계 {machines}대에", en=f"{layers} layers over {machines} machines")
+    title = tr(ko=f"층 {layers}개짜리 모델을 GPU {machines}개에", en=f"{layers} layers over {machines} GPUs")
     drawing = svg.Drawing(760, 110 + layers * 30, title)
     drawing.text(20, 30, title, size=16, bold=True)
     stages = [int(part[0]) for part in torch.arange(layers).tensor_split(machines)]
@@ -76,7 +76,7 @@ def draw_model_splits(layers: int = 8, machines: int = 4) -> svg.Drawing:
                 drawing.line(left + 42, y - 3, left + 42 + 72 * machines, y - 3, svg.INK, stroke_dasharray="4 3")
     y = 74 + layers * 30 + 14
     for machine in range(machines):
-        label = tr(ko=f"기계 {machine}", en=f"machine {machine}")
+        label = tr(ko=f"GPU {machine}", en=f"GPU {machine}")
         drawing.rect(62 + machine * 100, y, 11, 11, MACHINES[machine])
         drawing.text(79 + machine * 100, y + 10, label, size=12)
     note = tr(ko="점선에서 순전파 상태를 넘긴다", en="activations are handed on at the dashed lines")
@@ -92,7 +92,7 @@ A = torch.tensor([[1, 0, 2, 1], [0, 1, 1, 3]])
 
 def draw_matrix_splits() -> svg.Drawing:
     """X·A (a) whole, (b) A split by columns and the results put side by side, (c) by rows and the results added."""
-    title = tr(ko="행렬곱을 기계 두 대로 나누기", en="A matrix product on two machines")
+    title = tr(ko="행렬곱을 GPU 두 개로 나누기", en="A matrix product on two GPUs")
     drawing = svg.Drawing(760, 430, f"{title}: {(X @ A).tolist()}")
     drawing.text(20, 30, title, size=16, bold=True)
     one, two, both = svg.BLUE, svg.ORANGE, svg.INK
@@ -132,7 +132,7 @@ def draw_matrix_splits() -> svg.Drawing:
         x = _matrix(drawing, x + 22, y, matrix, [color] * 4) + 4
     for i, color in enumerate((one, two)):
         drawing.rect(20 + i * 90, 398, 11, 11, color)
-        drawing.text(37 + i * 90, 408, tr(ko=f"기계 {i}", en=f"machine {i}"), size=12)
+        drawing.text(37 + i * 90, 408, tr(ko=f"GPU {i}", en=f"GPU {i}"), size=12)
     return drawing
 
 

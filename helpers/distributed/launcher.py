@@ -106,7 +106,7 @@ def _check(program: Callable[..., Any], world_size: int, args: Sequence[Any], ti
     if world_size > MAX_RANKS:
         raise ValueError(
             tr(
-                ko=f"rank 수={world_size}: 한 기계에서 실제로 띄우는 것은 {MAX_RANKS}개까지다. 더 많은 rank는 "
+                ko=f"rank 수={world_size}: 한 컴퓨터에서 실제로 띄우는 것은 {MAX_RANKS}개까지다. 더 많은 rank는 "
                 "shard_ledger로 센다.",
                 en=f"number of ranks={world_size}: at most {MAX_RANKS} are really started on one machine. "
                 "shard_ledger counts for more.",

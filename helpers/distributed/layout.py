@@ -77,7 +77,7 @@ class Layout:
             if number and number % degree:
                 raise ValueError(
                     tr(
-                        ko=f"{what} {number}개는 텐서 병렬 크기 {degree}(으)로 나누어떨어지지 않는다.",
+                        ko=f"{what} {number}개를 텐서 병렬 크기 {degree}에 똑같이 나눌 수 없다.",
                         en=f"{number} {what} do not divide by a tensor-parallel degree of {degree}.",
                     )
                 )

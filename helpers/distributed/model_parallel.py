@@ -90,7 +90,7 @@ def pipeline(schedule: str = "1F1B", micro_batches: int = 8, pause: float = 0.0)
 
 
 def _check_pipeline(schedule: str, stages: int, layers: int, micro_batches: int, rows: int) -> None:
-    choose(schedule, SCHEDULES, tr(ko="스케줄", en="schedule"))
+    choose(schedule, SCHEDULES, tr(ko="순서", en="schedule"))
     if stages > layers:
         raise ValueError(
             tr(

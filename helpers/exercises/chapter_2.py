@@ -67,7 +67,7 @@ def _judge_budget(setting: dict[str, Any]) -> str:
     loss, known = score(quantized.model)
     bits = quantized.bits_per_parameter
     found = tr(
-        ko=f"파라미터당 {bits:.2f}비트, loss {loss:.2f}, 맞힌 수도 {known}개.",
+        ko=f"파라미터당 {bits:.2f}비트, 손실 {loss:.2f}, 맞힌 수도 {known}개.",
         en=f"{bits:.2f} bits a parameter, loss {loss:.2f}, {known} capitals.",
     )
     if bits > BUDGET + 1e-9:

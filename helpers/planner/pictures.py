@@ -76,7 +76,7 @@ def table_html(plans: Plans) -> str:
     for i, plan in enumerate(plans.plans):
         why = tr(ko="← 고른다", en="← choose") if not i else plan.why_after(plans.plans[i - 1])
         rows.append([str(i + 1), *row_of(plan, sharded), why])
-    return html_table(["#", *heads_of(sharded), tr(ko="바로 위보다 못한 점", en="worse than above in")], rows)
+    return html_table(["#", *heads_of(sharded), tr(ko="바로 위에 진 까닭", en="worse than above in")], rows)
 
 
 class Losers:

@@ -356,7 +356,7 @@ def left_out(request: Request) -> list[tuple[str, str]]:
                 (
                     f"{method_label(method)} · ZeRO-2, 3",
                     tr(
-                        ko="6장의 장부는 얼린 가중치를 나누지 못한다. GPU마다 모델을 통째로 둔다(DDP)",
+                        ko="이 강의의 ZeRO 계산은 얼린 가중치를 나누지 못한다. GPU마다 모델을 통째로 둔다(DDP)",
                         en="the ledger cannot shard frozen or 4-bit weights: each GPU holds the whole model (DDP)",
                     ),
                 )
@@ -365,7 +365,7 @@ def left_out(request: Request) -> list[tuple[str, str]]:
             rows.append(
                 (
                     tr(ko="전체 미세 조정 · ZeRO-2, 3", en="full fine-tuning · ZeRO-2, 3"),
-                    tr(ko="장부는 bf16으로만 실행해 보았다", en="the ledger was run in bf16 alone"),
+                    tr(ko="ZeRO 계산은 bf16으로만 실행해 보았다", en="the ledger was run in bf16 alone"),
                 )
             )
     return rows

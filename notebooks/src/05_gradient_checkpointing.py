@@ -568,7 +568,7 @@ for checkpointing in (False, True):
 # %% [markdown] lang="ko"
 # 설정에 키가 있어도 남은 바이트는 그대로고, 모델에서 켜야 줄어든다.
 #
-# > **주장 6.** "DeepSpeed 설정에 `"gradient_checkpointing": True`를 넣으면 켜진다" — **틀리다.** DeepSpeed 0.19.6의 소스에서 설정을 읽는 코드(`runtime/config.py`)에는 그런 키를 찾는 곳이 없다.
+# > **주장 6.** "DeepSpeed 설정에 `"gradient_checkpointing": True`를 넣으면 켜진다" — **틀리다.** DeepSpeed 0.19.8의 소스에서 설정을 읽는 코드(`runtime/config.py`)에는 그런 키를 찾는 곳이 없다.
 # > 비슷한 이름의 `activation_checkpointing` 절은 `deepspeed.checkpointing.checkpoint`로 직접 감싼 함수가 어떻게 저장할지를 정할 뿐이다. 모델에서 켜거나 `Trainer`의 인자로 켠다.
 #
 # 파라미터를 나누면서 체크포인팅을 켰을 때의 메모리는 6.9절에서 센다.
