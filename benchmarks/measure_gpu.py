@@ -249,7 +249,8 @@ def _predicted(task: dict) -> _Side:
     report = predict_memory(gpu=gpu, **task["setting"])
     seconds = round(time.perf_counter() - before, 2)
     trace = report.timeline.trace
-    reserved = sequences.reserved_by_phase(trace, expandable_segments=gpu.expandable_segments)
+    capacity = gpu.capacity_bytes if report.fits else None
+    reserved = sequences.reserved_by_phase(trace, capacity, expandable_segments=gpu.expandable_segments)
     return _Side(_numbers(report, reserved) | {"seconds": seconds, "method": report.method}, trace=trace)
 
 

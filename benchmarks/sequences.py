@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -167,22 +168,23 @@ def text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def reserved_by_phase(trace: Trace, *, expandable_segments: bool = False) -> list[int]:
-    """The most bytes that the caching allocator, without a limit, holds reserved in each phase of the trace."""
-    allocator = CachingAllocator(expandable_segments=expandable_segments)
-    most = [0] * len(trace.names)
-    before = 0
-    columns = (column.tolist() for column in (trace.born, trace.nbytes, trace.span))
-    for entry, (born, nbytes, span) in enumerate(zip(*columns, strict=True)):
-        if span != before:
-            allocator.reset_peaks()
-            before = span
-        if born == entry:
-            allocator.allocate(entry, nbytes)
-        else:
-            allocator.free(born)
+def reserved_by_phase(
+    trace: Trace, capacity_bytes: int | None = None, *, expandable_segments: bool = False
+) -> list[int]:
+    """The most bytes that the caching allocator holds reserved in each phase; MemoryError where there is no room."""
+    allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments)
+    born, nbytes = trace.born.tolist(), trace.nbytes.tolist()
+    edges = np.searchsorted(trace.span, np.arange(2 * len(trace.names) + 1)).tolist()
+    most = []
+    for span, (start, end) in enumerate(pairwise(edges)):
+        allocator.reset_peaks()
+        for entry in range(start, end):
+            if born[entry] == entry:
+                allocator.allocate(entry, nbytes[entry])
+            else:
+                allocator.free(born[entry])
         if span % 2:
-            most[span // 2] = allocator.peak_reserved_bytes
+            most.append(allocator.peak_reserved_bytes)
     return most
 
 

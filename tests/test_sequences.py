@@ -1,5 +1,6 @@
 """benchmarks/sequences.py: allocation histories in PyTorch's documented format, made here, beside virtual traces."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -7,10 +8,11 @@ import numpy as np
 import pytest
 from torch._C._profiler import gather_traceback, symbolize_tracebacks
 
-from benchmarks import sequences
-from benchmarks.children import ROOT
+from benchmarks import measure_gpu, sequences
+from benchmarks.children import ROOT, Child
 from benchmarks.sequences import RealTrace, align, compare, read_history
-from helpers.caching_allocator import CachingAllocator
+from helpers import language
+from helpers.caching_allocator import MIB, CachingAllocator
 from helpers.cuda_kernels import cublas_workspace_bytes
 from helpers.experiment import predict_memory
 from helpers.gpu_catalog import CATALOG
@@ -169,6 +171,29 @@ def test_the_same_allocations_are_found_equal(predicted):
     assert "all" in sequences.text(found)
 
 
+def test_a_child_says_measured_first_and_then_the_comparison_as_json(monkeypatch):
+    """From the prediction to the line for the parent; the card's part is played by a history made of the prediction."""
+    setting = {"model_id": "openai-community/gpt2", "batch_size": 1, "sequence_length": 64}
+    task = {"kind": "grid", "setting": setting, "gpu": {"capability": "7.5"}, "dry_run": False, "record": True}
+    told = []
+    side = measure_gpu._predicted(task)
+    entry = int(side.trace.born[side.trace.span > 0][5])
+    before, after = as_history(without(side.trace, entry))
+    measured = measure_gpu._Side(side.numbers, snapshots=[before, after])
+    monkeypatch.setattr(measure_gpu, "_measured", lambda task: measured)
+    monkeypatch.setattr(language, "_current", "ko")  # a child speaks English: taken back at the end
+    monkeypatch.setattr(measure_gpu, "emit", lambda row: told.append(json.loads(json.dumps(row))))
+    measure_gpu.child(task)
+    assert [list(part) for part in told] == [["predicted"], ["measured", "recorded"], ["sequence"]]
+    found = measure_gpu.outcome(Child(told, 0, ""))
+    assert found["status"] == "ok" and "recorded" not in found
+    assert found["sequence"]["differing_allocations"] == {"virtual_only": 1, "real_only": 0, "shortest": True}
+    phases = found["predicted"]["phases"]
+    assert [phase["phase"] for phase in phases] == [f"{name} {i}" for i in (1, 2) for name in side.trace.names[:3]]
+    assert max(phase["peak_bytes"] for phase in phases) == found["predicted"]["peak_bytes"]
+    assert max(phase["reserved_bytes"] for phase in phases) == found["predicted"]["reserved_bytes"]
+
+
 def test_an_allocation_that_only_the_gpu_makes_is_named_by_its_line(predicted):
     """The virtual side forgets one that is held at the peak."""
     live = np.where(predicted.allocates, predicted.nbytes, -predicted.nbytes).cumsum()
@@ -229,6 +254,8 @@ def test_a_block_that_is_held_longer_is_not_an_allocation_more():
     first = found["first_difference"]
     assert (first["virtual_bytes"], first["real_bytes"], first["kind"]) == (-512, 1024, "released at another place")
     assert found["at_peak"]["difference"] == 0 and found["at_peak"]["explained"] == 0
+    longer = compare(trace(512, ("free", 0), 1024), read_history(snapshot(), snapshot([alloc(1, 512), alloc(2, 1024)])))
+    assert longer["at_peak"]["difference"] == 512 and longer["at_peak"]["explained"] == 0  # not of an allocation more
 
 
 def test_where_one_side_ends_first():
@@ -300,3 +327,14 @@ def test_reserved_by_phase_rises_to_what_the_whole_run_reserves(predicted):
     most = sequences.reserved_by_phase(predicted)
     assert len(most) == len(predicted.names) and max(most) == predicted.reserved_peak()
     assert most == sorted(most)  # without a limit nothing goes back to the driver
+
+
+def test_reserved_by_phase_falls_where_segments_went_back():
+    names = ("forward", "backward", "step", "forward")
+    large, small = 14 * MIB, 512
+    shrinks = trace(large, ("free", 0), small, small, spans=[1, 1, 3, 5], names=names)
+    # Backward starts with 14 MiB reserved, which go back to make room; the last phase does nothing.
+    assert sequences.reserved_by_phase(shrinks, large) == [large, large, 2 * MIB, 2 * MIB]
+    assert sequences.reserved_by_phase(shrinks) == [large, large + 2 * MIB, large + 2 * MIB, large + 2 * MIB]
+    with pytest.raises(MemoryError):
+        sequences.reserved_by_phase(shrinks, large - 1)
