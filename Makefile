@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 QUIET_MACHINE := CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 PYTHONHASHSEED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help course test stress check format notebooks stamp figures site bench measure-gpu environment
+.PHONY: help course test stress check format notebooks stamp figures site bench measure-gpu accuracy environment
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ bench: $(READY)  ## the virtual GPU beside its peers, then beside the book (buil
 # Not the environment's Python but the machine's own: a CUDA image brings its torch with it.
 measure-gpu:  ## on a machine with a CUDA GPU: measured beside predicted (PYTHON=... picks the Python)
 	PYTHONPATH=. $(PYTHON) benchmarks/measure_gpu.py
+
+accuracy: $(READY)  ## the accuracy table of the README pages, from benchmarks/records
+	@$(BIN)/python tools/accuracy.py
 
 environment: $(READY)  ## only set everything up
 

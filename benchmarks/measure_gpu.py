@@ -2,14 +2,20 @@
 
 Each setting runs in a process of its own, which predicts (fake tensors, nothing on the GPU) and then measures
 (`gpu_memory_experiment`: random weights, nothing is downloaded), so an out-of-memory error or a crash is a row of the
-table. Measured and predicted are `memory_allocated` right after the first optimizer step and the highest
-`max_memory_allocated` of two steps. The prediction knows the card's compute capability and nothing else of it.
+table. Measured and predicted are `memory_allocated` right after the first optimizer step, the highest
+`max_memory_allocated` and `max_memory_reserved` of two steps, and the same of each phase of the training. The
+prediction knows the card's compute capability and nothing else of it.
+
+Of a few settings the run is recorded with PyTorch's allocation history, and its allocations are compared with the
+virtual ones one by one (benchmarks/sequences.py): where they first differ, and which operation did it. What
+touches CUDA is kept to `_measured`, `_record_history` and `_ask_for_the_gpu`: they have never run here, without a card.
 
 Then the card plays the T4: `set_per_process_memory_fraction` leaves it a T4's usable bytes, and the settings of the
 book must live and die as the virtual T4 says. The kernels are still the card's own (attention differs by compute
 capability), so this prediction is for the T4's capacity with the card's capability.
 
-The record goes to benchmarks/records/<gpu>-<date>.json, also when the time is up or Ctrl+C is pressed.
+The record goes to benchmarks/records/<gpu>-<date>.json, also when the time is up or Ctrl+C is pressed;
+tools/accuracy.py makes the README's table of the records.
 """
 
 from __future__ import annotations
@@ -26,17 +32,22 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks import sequences
 from benchmarks.children import ROOT, Child, emit, run
 
 RECORDS = ROOT / "benchmarks" / "records"
-NUMBERS = ("allocated_bytes", "peak_bytes")
+VERSION = 1  # of the record's form
+NUMBERS = {"allocated_bytes": "step", "peak_bytes": "peak", "reserved_bytes": "reserved"}
+PHASE_NUMBERS = ("peak_bytes", "end_bytes", "reserved_bytes")
 SETTING_SECONDS = 150  # one setting may take this long
+MAX_ENTRIES = 1_000_000  # of the allocation history; two steps of the largest setting here have some 30,000
 STARTING_SECONDS = 15  # with less left, no further setting is started: the imports alone take about this long
 NEOX, GPT2, LLAMA = "EleutherAI/polyglot-ko-1.3b", "openai-community/gpt2", "meta-llama/Llama-3.2-1B"
 QWEN2, QWEN3, GEMMA = "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B", "google/gemma-3-270m"
@@ -78,6 +89,8 @@ T4_GRID: tuple[dict[str, Any], ...] = (
     {"model_id": NEOX, "batch_size": 16, "gradient_checkpointing": True},
     {"model_id": NEOX, "batch_size": 4, "gradient_accumulation_steps": 4},
 )
+# Recorded allocation by allocation: one setting of each family. Recording costs a second or two and some memory.
+RECORDED = GRID[:5]
 # The T4 is played early, after one setting of each family.
 PLAN = (
     *(("grid", setting) for setting in GRID[:5]),
@@ -95,6 +108,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--capability", default="7.5", help="compute capability that --dry-run predicts for")
     parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the record")
     parser.add_argument("--only", default="", help="only the settings whose line contains this text")
+    parser.add_argument(
+        "--sequences",
+        choices=("few", "all", "none"),
+        default="few",
+        help="compare the allocations one by one of one setting of each family (default), of all, or of none",
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.child:
@@ -116,23 +135,28 @@ def main(arguments: list[str] | None = None) -> int:
         print("datasets is missing: a plain list of tensors takes its place.")
     rows, interrupted = [], False
     try:
-        for row in measure(plan, gpu, args.minutes * 60, dry_run=args.dry_run):
+        for row in measure(plan, gpu, args.minutes * 60, dry_run=args.dry_run, recorded=args.sequences):
             rows.append(row)
             print(line(row), flush=True)
+            print("".join(f"    {told}\n" for told in details(row)), end="", flush=True)
     except KeyboardInterrupt:
         interrupted = True
         print("Interrupted: what follows is what there is.")
     print(summary_text(summarize(rows)))
     if not args.dry_run:
         print("Written:", write_record(args.records, gpu, rows, planned=len(plan), interrupted=interrupted))
+        print("Into the README's table: python tools/accuracy.py")
     return 0
 
 
 # -- the run ---------------------------------------------------------------------------------------------------------
 
 
-def measure(plan: list[tuple[str, dict]], gpu: dict, seconds: float, *, dry_run: bool = False):
-    """A row for each setting, as it ends: measured, predicted, and a status that says what became of it."""
+def measure(plan: list[tuple[str, dict]], gpu: dict, seconds: float, *, dry_run: bool = False, recorded: str = "few"):
+    """A row for each setting, as it ends: measured, predicted, and a status that says what became of it.
+
+    recorded: of which settings the allocations are compared one by one, "few" (RECORDED), "all" or "none".
+    """
     end = time.monotonic() + seconds
     for kind, setting in plan:
         row = {"kind": kind, "setting": setting, "title": title(setting, kind), "measured": None, "predicted": None}
@@ -142,7 +166,8 @@ def measure(plan: list[tuple[str, dict]], gpu: dict, seconds: float, *, dry_run:
         elif left < STARTING_SECONDS:
             yield row | {"status": "not run", "detail": "the time was up"}
         else:
-            task = {"kind": kind, "setting": setting, "gpu": gpu, "dry_run": dry_run}
+            wanted = kind == "grid" and (recorded == "all" or (recorded == "few" and setting in RECORDED))
+            task = {"kind": kind, "setting": setting, "gpu": gpu, "dry_run": dry_run, "record": wanted}
             command = [sys.executable, __file__, "--child", json.dumps(task)]
             environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
             yield row | outcome(run(command, min(SETTING_SECONDS, left), environment), dry_run)
@@ -153,9 +178,12 @@ def outcome(ended: Child, dry_run: bool = False) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part in ended.rows:
         found |= part
-    if ended.returncode is None:
+    if found.pop("recorded", False) and "sequence" not in found:  # both numbers are there: only the comparison is lost
+        why = ended.last_words if ended.returncode is not None else "it took too long"
+        found["sequence"] = {"error": why}
+    elif ended.returncode is None:
         return found | {"status": "timeout", "detail": "killed: it took too long, or the time was up"}
-    if ended.returncode != 0 or "predicted" not in found or not (dry_run or "measured" in found):
+    elif ended.returncode != 0 or "predicted" not in found or not (dry_run or "measured" in found):
         return found | {"status": "failed", "detail": f"exit code {ended.returncode}: {ended.last_words}"}
     measured = found.get("measured")
     if measured is not None and not measured["fits"]:
@@ -185,12 +213,27 @@ def child(task: dict) -> None:
 
     set_language("en")
     with redirect_stdout(sys.stderr):
-        emit({"predicted": _predicted(task)})
+        predicted = _predicted(task)
+        emit({"predicted": predicted.numbers})
         if not task["dry_run"]:
-            emit({"measured": _measured(task)})
+            measured = _measured(task)
+            recorded = bool(measured.snapshots) and measured.numbers["fits"]
+            emit({"measured": measured.numbers, "recorded": recorded})
+            if recorded:
+                real = sequences.read_history(*measured.snapshots)
+                emit({"sequence": sequences.compare(predicted.trace, real)})
 
 
-def _predicted(task: dict) -> dict:
+@dataclass
+class _Side:
+    """One side of a row, and what the comparison of the allocations takes of it."""
+
+    numbers: dict[str, Any]
+    trace: Any = None
+    snapshots: list[dict[str, Any]] = field(default_factory=list)
+
+
+def _predicted(task: dict) -> _Side:
     from dataclasses import replace
 
     from helpers.experiment import predict_memory
@@ -202,11 +245,16 @@ def _predicted(task: dict) -> dict:
     if task["kind"] == "grid" and "bytes" in task["gpu"]:
         spec = replace(spec, name=task["gpu"]["name"], memory_bytes=task["gpu"]["bytes"], usable_bytes=None)
     before = time.perf_counter()
-    report = predict_memory(gpu=VirtualGPU(spec), **task["setting"])
-    return _numbers(report) | {"seconds": round(time.perf_counter() - before, 2), "method": report.method}
+    gpu = VirtualGPU(spec)
+    report = predict_memory(gpu=gpu, **task["setting"])
+    seconds = round(time.perf_counter() - before, 2)
+    trace = report.timeline.trace
+    capacity = gpu.capacity_bytes if report.fits else None
+    reserved = sequences.reserved_by_phase(trace, capacity, expandable_segments=gpu.expandable_segments)
+    return _Side(_numbers(report, reserved) | {"seconds": seconds, "method": report.method}, trace=trace)
 
 
-def _measured(task: dict) -> dict:
+def _measured(task: dict) -> _Side:
     import torch
 
     from helpers.experiment import gpu_memory_experiment
@@ -216,16 +264,49 @@ def _measured(task: dict) -> dict:
     if task["kind"] == "t4":
         total = torch.cuda.mem_get_info(0)[1]
         torch.cuda.set_per_process_memory_fraction(min(1.0, CATALOG["T4"].capacity_bytes / total), 0)
+    gpu = use_gpu("cuda")
+    snapshots = _record_history(gpu) if task["record"] else []
     before = time.perf_counter()
-    report = gpu_memory_experiment(gpu=use_gpu("cuda"), **task["setting"])
-    # Reserved is what the allocator took from the driver: also what lies between the tensors.
-    reserved = torch.cuda.max_memory_reserved(0)
-    return _numbers(report) | {"seconds": round(time.perf_counter() - before, 2), "max_reserved_bytes": reserved}
+    report = gpu_memory_experiment(gpu=gpu, **task["setting"])
+    seconds = round(time.perf_counter() - before, 2)
+    reserved = [phase.reserved_bytes for phase in report.timeline.phases]
+    return _Side(_numbers(report, reserved) | {"seconds": seconds}, snapshots=snapshots)
 
 
-def _numbers(report: Any) -> dict:
+def _record_history(gpu: Any) -> list[dict[str, Any]]:
+    """From now on the allocator's history of a training on `gpu` is kept: its snapshots before and after go here."""
+    import torch
+
+    snapshots: list[dict[str, Any]] = []
+    record = gpu.record
+
+    @contextmanager
+    def record_with_history(model: Any, optimizer: Any):
+        # The stacks of allocations only, and of Python: a C++ stack has to be looked up symbol by symbol.
+        memory = torch.cuda.memory
+        memory._record_memory_history(context="alloc", stacks="python", max_entries=MAX_ENTRIES)
+        try:
+            snapshots.append(memory._snapshot())
+            with record(model, optimizer) as phases:
+                yield phases
+            snapshots.append(memory._snapshot())
+        finally:
+            memory._record_memory_history(None)
+
+    gpu.record = record_with_history
+    return snapshots
+
+
+def _numbers(report: Any, reserved: list[int | None]) -> dict:
     names = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", *NUMBERS, "peak_phase", "fits", "error")
-    return {name: getattr(report, name) for name in names}
+    curves = report.timeline.phases
+    phases = [
+        {"phase": name, "peak_bytes": curve.peak_bytes, "end_bytes": int(curve.total[-1]), "reserved_bytes": most}
+        for name, curve, most in zip(
+            sequences.numbered([curve.name for curve in curves]), curves, reserved, strict=True
+        )
+    ]
+    return {name: getattr(report, name) for name in names} | {"phases": phases}
 
 
 def _ask_for_the_gpu() -> dict | None:
@@ -257,14 +338,14 @@ def title(setting: dict, kind: str = "grid") -> str:
 
 
 def line(row: dict) -> str:
-    """The row as it is printed: GiB measured, predicted and the error of both numbers, and how it ended."""
+    """The row as it is printed: GiB measured, predicted and the error of each number, and how it ended."""
     cells = []
-    for name in NUMBERS:
+    for name, word in NUMBERS.items():
         values = [row[side][name] if row[side] else None for side in ("measured", "predicted")]
         shown = [f"{value / 2**30:8.3f}" if value else f"{'-':>8}" for value in values]
         relative = error(row, name)
-        cells.append(" ".join(shown) + (f"{relative:+9.2%}" if relative is not None else f"{'':>9}"))
-    text = f"{row['title']:<66} step {cells[0]}   peak {cells[1]}   {row['status']}"
+        cells.append(f"{word} {' '.join(shown)}" + (f"{relative:+9.2%}" if relative is not None else f"{'':>9}"))
+    text = f"{row['title']:<66} {'   '.join(cells)}   {row['status']}"
     if row["kind"] == "t4":
         text += {True: ", as predicted", False: ", NOT as predicted", None: ""}[verdict(row)]
         if row["predicted"]:
@@ -272,11 +353,40 @@ def line(row: dict) -> str:
     return text + (f": {row['detail'][:100]}" if row["detail"] and row["status"] != "oom" else "")
 
 
+def details(row: dict) -> list[str]:
+    """What else there is to say of a row: where in the training it differs most, and the comparison one by one."""
+    found = phase_errors(row)
+    lines = []
+    if found:
+        worst = max(found, key=lambda one: abs(one["error"]))
+        lines.append(f"by phase at most {worst['error']:+.2%}: {worst['number']} of {worst['phase']}")
+    return lines + (sequences.text(row["sequence"]).splitlines() if row.get("sequence") else [])
+
+
 def error(row: dict, name: str) -> float | None:
-    """predicted / measured − 1; None unless both are there and the measured run went to its end."""
-    if row["status"] != "ok" or not row["measured"] or not row["predicted"] or not row["measured"][name]:
+    """predicted / measured − 1; None unless both are there and the measured run went to its end.
+
+    Nor where a GradScaler skipped the first step (no optimizer state though there should be): that is another run.
+    """
+    measured, predicted = row["measured"], row["predicted"]
+    if row["status"] != "ok" or not measured or not predicted or not measured[name] or not predicted[name]:
         return None
-    return row["predicted"][name] / row["measured"][name] - 1
+    if not measured.get("optimizer_bytes") and predicted.get("optimizer_bytes"):
+        return None
+    return predicted[name] / measured[name] - 1
+
+
+def phase_errors(row: dict) -> list[dict[str, Any]]:
+    """predicted / measured − 1 of every number of every phase; none where `error` says nothing."""
+    if error(row, "peak_bytes") is None:
+        return []
+    pairs = zip(row["measured"].get("phases", ()), row["predicted"].get("phases", ()), strict=True)
+    return [
+        {"phase": real["phase"], "number": name, "error": virtual[name] / real[name] - 1}
+        for real, virtual in pairs
+        for name in PHASE_NUMBERS
+        if real[name]
+    ]
 
 
 def verdict(row: dict) -> bool | None:
@@ -287,7 +397,7 @@ def verdict(row: dict) -> bool | None:
 
 
 def summarize(rows: list[dict]) -> dict[str, Any]:
-    """Mean and worst absolute error of both numbers over all rows that have one, and the verdicts of the played T4."""
+    """Mean, median and worst absolute error of each number over all rows that have one; the verdicts of the T4."""
     result: dict[str, Any] = {"statuses": {}}
     for row in rows:
         result["statuses"][row["status"]] = result["statuses"].get(row["status"], 0) + 1
@@ -295,8 +405,14 @@ def summarize(rows: list[dict]) -> dict[str, Any]:
         errors = [(abs(value), row["title"]) for row in rows if (value := error(row, name)) is not None]
         if errors:
             worst, where = max(errors)
-            mean = statistics.fmean(value for value, _ in errors)
-            result[name] = {"rows": len(errors), "mean": mean, "worst": worst, "worst_setting": where}
+            values = [value for value, _ in errors]
+            result[name] = {
+                "rows": len(errors),
+                "mean": statistics.fmean(values),
+                "median": statistics.median(values),
+                "worst": worst,
+                "worst_setting": where,
+            }
     verdicts = [found for row in rows if row["kind"] == "t4" and (found := verdict(row)) is not None]
     result["t4"] = {"as_predicted": sum(verdicts), "of": len(verdicts)}
     return result
@@ -323,6 +439,7 @@ def write_record(folder: Path, gpu: dict, rows: list[dict], *, planned: int, int
     ran = [row for row in rows if row["status"] not in ("skipped", "not run")]
     cut = ("not run", "timeout")
     record = {
+        "version": VERSION,
         "gpu": gpu,
         "date": today,
         "versions": versions() | {"cuda": gpu.get("cuda"), "driver": driver_version()},

@@ -142,7 +142,8 @@ class CudaRecord:
             peak_known = known_at_end if name == "step" else known_at_start
             peak = self._row(peak_known, torch.cuda.max_memory_allocated(self.gpu.device))
             end = self._row(known_at_end, self.gpu.memory_allocated())
-            self._phases.append(PhaseCurve(name, np.array([start, peak, end], dtype=np.int64)))
+            reserved = torch.cuda.max_memory_reserved(self.gpu.device)
+            self._phases.append(PhaseCurve(name, np.array([start, peak, end], dtype=np.int64), reserved))
 
     def _known(self) -> tuple[int, int, int]:
         parameters = list(self.model.parameters())

@@ -17,10 +17,14 @@ _INDEX = {category: index for index, category in enumerate(CATEGORIES)}
 
 @dataclass
 class PhaseCurve:
-    """One phase: `live[i, c]` bytes of category c at its beginning, at every local maximum, and at its end."""
+    """One phase: `live[i, c]` bytes of category c at its beginning, at every local maximum, and at its end.
+
+    reserved_bytes: the most that the caching allocator held reserved in it, where a real GPU's counter said so.
+    """
 
     name: str
     live: np.ndarray
+    reserved_bytes: int | None = None
 
     @property
     def total(self) -> np.ndarray:

@@ -1,10 +1,13 @@
 """benchmarks/measure_gpu.py where it needs no GPU: rows, errors, skipping, the time limit, the record."""
 
+import inspect
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
+import torch
 
 from benchmarks import measure_gpu
 from benchmarks.children import ROOT, Child, run
@@ -13,9 +16,12 @@ SETTING = {"model_id": "openai-community/gpt2", "batch_size": 4}
 GPU = {"name": "NVIDIA H200 (SXM)", "capability": "9.0", "bytes": 150_000_000_000, "cuda": "12.8"}
 
 
-def numbers(allocated, peak, fits=True):
+def numbers(allocated, peak, fits=True, reserved=None, phases=(), optimizer=0):
     error = None if fits else "CUDA out of memory."
-    return {"allocated_bytes": allocated, "peak_bytes": peak, "fits": fits, "error": error}
+    return {
+        "allocated_bytes": allocated, "peak_bytes": peak, "reserved_bytes": reserved, "fits": fits, "error": error,
+        "phases": list(phases), "optimizer_bytes": optimizer,
+    }  # fmt: skip
 
 
 def row(measured, predicted, status="ok", kind="grid", title="a setting"):
@@ -33,6 +39,35 @@ def test_errors_are_relative_to_the_measured():
     found = row(numbers(1000, 2000), numbers(1010, 1900))
     assert measure_gpu.error(found, "allocated_bytes") == pytest.approx(0.01)
     assert measure_gpu.error(found, "peak_bytes") == pytest.approx(-0.05)
+
+
+def test_reserved_is_compared_where_both_sides_have_it():
+    found = row(numbers(1, 1, reserved=200), numbers(1, 1, reserved=210))
+    assert measure_gpu.error(found, "reserved_bytes") == pytest.approx(0.05)
+    assert "+5.00%" in measure_gpu.line(found)
+    died = row(numbers(1, 1, reserved=200), numbers(1, 1))  # predicted: the allocator finds no room
+    assert measure_gpu.error(died, "reserved_bytes") is None
+
+
+def test_a_step_that_the_scaler_skipped_is_not_compared():
+    skipped = row(numbers(100, 100), numbers(200, 200, optimizer=50))
+    assert measure_gpu.error(skipped, "peak_bytes") is None
+    assert measure_gpu.error(row(numbers(100, 100), numbers(200, 200)), "peak_bytes") == 1  # no state on either side
+
+
+def test_phases_are_compared_one_by_one():
+    def phase(name, peak, end, reserved):
+        return {"phase": name, "peak_bytes": peak, "end_bytes": end, "reserved_bytes": reserved}
+
+    real = [phase("forward 1", 100, 80, 120), phase("backward 1", 200, 0, 240)]
+    virtual = [phase("forward 1", 100, 80, 120), phase("backward 1", 190, 0, 252)]
+    found = row(numbers(1, 200, phases=real), numbers(1, 200, phases=virtual))
+    errors = {(one["phase"], one["number"]): one["error"] for one in measure_gpu.phase_errors(found)}
+    assert errors.pop(("backward 1", "peak_bytes")) == pytest.approx(-0.05)
+    assert errors.pop(("backward 1", "reserved_bytes")) == pytest.approx(0.05)
+    assert set(errors.values()) == {0} and len(errors) == 3  # nothing is divided by the 0 bytes at its end
+    assert "of backward 1" in measure_gpu.details(found)[0]
+    assert measure_gpu.details(found | {"status": "oom"}) == []
 
 
 @pytest.mark.parametrize(
@@ -58,7 +93,7 @@ def test_summary_takes_mean_and_worst_of_the_absolute_errors():
     summary = measure_gpu.summarize(rows)
     allocated = summary["allocated_bytes"]
     assert (allocated["rows"], allocated["worst_setting"]) == (2, "low")
-    assert allocated["mean"] == pytest.approx(0.02)
+    assert allocated["mean"] == allocated["median"] == pytest.approx(0.02)
     assert allocated["worst"] == pytest.approx(0.03)
     assert summary["peak_bytes"]["worst"] == 0
     assert summary["statuses"] == {"ok": 2, "oom": 1, "skipped": 1}
@@ -123,12 +158,69 @@ def test_how_a_child_ends_is_its_status():
     assert crashed["predicted"] == numbers(1, 1)
 
 
+def test_a_comparison_that_fails_does_not_cost_the_measurement():
+    parts = [{"predicted": numbers(1, 1)}, {"measured": numbers(1, 1), "recorded": True}]
+    found = measure_gpu.outcome(Child([*parts, {"sequence": {"equal_prefix": 3}}], 0, ""))
+    assert (found["status"], found["sequence"]) == ("ok", {"equal_prefix": 3})
+    broken = measure_gpu.outcome(Child(parts, 1, "ValueError: the history does not reach back\n"))
+    assert (broken["status"], broken["sequence"]) == ("ok", {"error": "ValueError: the history does not reach back"})
+    assert "does not reach back" in measure_gpu.details({**row(None, None), **broken})[-1]
+    assert measure_gpu.outcome(Child(parts, None, ""))["sequence"] == {"error": "it took too long"}
+    assert measure_gpu.outcome(Child([parts[0], {"measured": numbers(1, 1)}], 1, "x"))["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "expected"), [("few", [True, False, False]), ("all", [True, True, False]), ("none", [False] * 3)]
+)
+def test_which_settings_are_compared_one_by_one(monkeypatch, recorded, expected):
+    tasks = []
+
+    def answer(command, *_):
+        tasks.append(json.loads(command[-1]))
+        return Child([], 1, "")
+
+    monkeypatch.setattr(measure_gpu, "run", answer)
+    monkeypatch.setattr(measure_gpu, "_has", lambda name: True)
+    plan = [("grid", measure_gpu.GRID[0]), ("grid", measure_gpu.GRID[5]), ("t4", measure_gpu.GRID[0])]
+    list(measure_gpu.measure(plan, GPU, 60, recorded=recorded))
+    assert [task["record"] for task in tasks] == expected
+
+
+def test_the_history_is_kept_around_the_training(monkeypatch):
+    """The order of the calls, and that torch would take them; that CUDA answers as it says needs a card."""
+    said = []
+    history = inspect.signature(torch.cuda.memory._record_memory_history)
+
+    class Card:
+        @contextmanager
+        def record(self, model, optimizer):
+            said.append("training")
+            yield (model, optimizer)
+
+    def record_memory_history(*args, **kwargs):
+        history.bind(*args, **kwargs)
+        said.append(args[0] if args else kwargs["stacks"])
+
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record_memory_history)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: said.append("snapshot") or {"number": len(said)})
+    card = Card()
+    snapshots = measure_gpu._record_history(card)
+    with card.record("model", "optimizer") as phases:
+        assert phases == ("model", "optimizer")
+    assert said == ["python", "snapshot", "training", "snapshot", None]
+    assert snapshots == [{"number": 2}, {"number": 4}]
+    with pytest.raises(MemoryError), card.record("model", "optimizer"):
+        raise MemoryError
+    assert said[-1] is None  # switched off after an error too
+
+
 def test_record_holds_versions_rows_and_whether_it_is_complete(tmp_path):
     rows = [row(numbers(1000, 1000), numbers(1000, 1000)), row(None, None, status="skipped")]
     path = measure_gpu.write_record(tmp_path / "records", GPU, rows, planned=2)
     record = json.loads(path.read_text(encoding="utf-8"))
     assert path.name == f"nvidia-h200-sxm-{record['date']}.json"
     assert record["complete"] and record["settings_run"] == 1
+    assert record["version"] == measure_gpu.VERSION
     assert record["rows"] == rows
     assert {"python", "torch", "transformers", "cuda", "driver"} <= set(record["versions"])
     assert record["versions"]["torch"]

@@ -89,6 +89,7 @@ def test_both_pages_have_the_same_sections_chapters_and_accuracy_table(page):
             "chapters": re.findall(r"^\| (\d) \|", text, re.MULTILINE),
             "links": sorted(re.findall(r"\]\(((?!README)[^)\s]+)\)", text)),
             "accuracy rows": table[1].strip().count("\n"),
+            "rows of all tables": len(re.findall(r"^\|", text, re.MULTILINE)),
         }
 
     assert shape(page) == shape("README.md")

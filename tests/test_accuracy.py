@@ -1,0 +1,115 @@
+"""The accuracy table of the README pages is what the records say."""
+
+import json
+import shutil
+
+import pytest
+
+from benchmarks import measure_gpu
+from helpers.gpu_catalog import CATALOG
+from tools import accuracy
+
+
+def numbers(allocated, peak, reserved):
+    return {
+        "allocated_bytes": allocated, "peak_bytes": peak, "reserved_bytes": reserved, "fits": True, "error": None,
+        "optimizer_bytes": 1,
+    }  # fmt: skip
+
+
+def row(measured, predicted, kind="grid", status="ok"):
+    return {"kind": kind, "status": status, "title": "t", "measured": measured, "predicted": predicted, "setting": {}}
+
+
+ROWS = [
+    row(numbers(1000, 1000, 1000), numbers(1000, 1010, 970)),
+    row(numbers(1000, 1000, 1000), numbers(1002, 1030, 1005)),
+    row(numbers(1000, 1000, 1000), numbers(1004, 980, 1000)),
+    row(numbers(1000, 1000, 1000), numbers(9000, 9000, 9000), kind="t4"),
+    row(numbers(1000, 1000, 1000), numbers(9000, 9000, 9000), status="oom"),
+    row(None, None, status="skipped"),
+]
+
+
+def add(folder, name, *, rows=ROWS, date="2026-01-02", **changes):
+    """A record as `make measure-gpu` writes it, of a made-up card."""
+    gpu = {"name": name, "capability": "7.5", "bytes": 1, "cuda": "12.8"}
+    path = measure_gpu.write_record(folder, gpu, rows, planned=len(rows))
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record |= {"date": date} | changes
+    record["versions"]["torch"] = "2.13.0+cu128"
+    path.unlink()
+    path = folder / f"{path.stem[:-10]}{date}.json"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    return path
+
+
+def test_the_pages_hold_what_the_records_say():
+    records = accuracy.read_records()
+    for language, page in accuracy.PAGES.items():
+        stored = accuracy.MARKERS.search(page.read_text(encoding="utf-8"))
+        assert stored and accuracy.table(language, records) in stored[0], "python tools/accuracy.py"
+
+
+def test_without_a_record_one_line_says_not_yet_measured(tmp_path):
+    assert accuracy.read_records(tmp_path) == {}
+    for language, words in (("en", "Not yet measured: T4, L4,"), ("ko", "아직 재지 않음: T4, L4,")):
+        text = accuracy.table(language, {})
+        assert text.startswith(words) and text.count("\n") == 1 and "|" not in text
+
+
+def test_a_record_makes_its_row(tmp_path):
+    add(tmp_path, CATALOG["T4"].device_name)
+    records = accuracy.read_records(tmp_path)
+    for language in ("en", "ko"):
+        lines = accuracy.table(language, records).splitlines()
+        assert lines[2] == "| T4 | 3 | 0.20 / +0.40 | 2.00 / +3.00 | 0.50 / −3.00 | 2.13.0 | 2026-01-02 |"
+        assert [line.count("|") for line in lines[:3]] == [8, 8, 8]
+        assert "L4" in lines[-1] and "T4," not in lines[-1]
+
+
+def test_a_number_that_nothing_was_compared_of_is_a_dash(tmp_path):
+    add(tmp_path, "Tesla T4", rows=[row(numbers(1000, 1000, None), numbers(1000, 1000, None))])
+    assert "| T4 | 1 | 0.00 / +0.00 | 0.00 / +0.00 | – |" in accuracy.table("en", accuracy.read_records(tmp_path))
+
+
+def test_a_card_of_the_catalogue_comes_before_others_under_its_name_there(tmp_path):
+    for name in ("AMD of nobody", "NVIDIA H200", "Tesla T4"):
+        add(tmp_path, name)
+    assert list(accuracy.read_records(tmp_path)) == ["T4", "H200", "AMD of nobody"]
+
+
+def test_of_a_gpu_the_newest_complete_record_counts(tmp_path):
+    add(tmp_path, "Tesla T4", date="2026-01-02")
+    add(tmp_path, "Tesla T4", date="2026-03-04")
+    add(tmp_path, "Tesla T4", date="2026-05-06", complete=False)
+    assert accuracy.read_records(tmp_path)["T4"]["date"] == "2026-03-04"
+
+
+def test_a_record_of_another_version_is_named(tmp_path):
+    path = add(tmp_path, "Tesla T4", version=99)
+    with pytest.raises(ValueError, match=path.name):
+        accuracy.read_records(tmp_path)
+
+
+def test_writing_changes_the_table_and_nothing_else_and_once(tmp_path):
+    pages = {language: tmp_path / page.name for language, page in accuracy.PAGES.items()}
+    for language, page in accuracy.PAGES.items():
+        shutil.copy(page, pages[language])
+    before = {language: page.read_text(encoding="utf-8") for language, page in pages.items()}
+    records = tmp_path / "records"
+    add(records, "Tesla T4")
+    assert accuracy.write(pages, records) == list(pages.values())
+    assert accuracy.write(pages, records) == []
+    for language, page in pages.items():
+        text = page.read_text(encoding="utf-8")
+        assert "| T4 | 3 |" in text
+        assert accuracy.MARKERS.sub("", text) == accuracy.MARKERS.sub("", before[language])
+
+
+def test_a_page_without_markers_is_refused(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("nothing\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="markers"):
+        accuracy.write({"en": page}, tmp_path)
+    assert page.read_text(encoding="utf-8") == "nothing\n"
