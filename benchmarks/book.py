@@ -26,7 +26,6 @@ import sysconfig
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -123,38 +122,15 @@ def inside() -> None:
             emit(_experiment(batch_size, checkpointing))
 
 
-def _watched_meter(capacity_bytes: int) -> Any:
-    """A meter whose allocations and releases the caching allocator follows."""
-    from helpers.caching_allocator import CachingAllocator
-    from helpers.virtual_gpu import AllocationMeter
-
-    class WatchedMeter(AllocationMeter):
-        def __init__(self, capacity_bytes: int):
-            super().__init__(capacity_bytes)
-            self.caching = CachingAllocator()
-
-        def allocate(self, nbytes: int, category: str) -> int:
-            block = super().allocate(nbytes, category)
-            self.caching.allocate(block, nbytes)
-            return block
-
-        def free(self, block: int) -> None:
-            super().free(block)
-            self.caching.free(block)
-
-    return WatchedMeter(capacity_bytes)
-
-
 def _experiment(batch_size: int | None, checkpointing: bool) -> dict:
     import torch
 
     from helpers import load_model_and_tokenizer, make_dummy_dataset, train_model, training, use_gpu
 
     gpu = use_gpu("T4")
-    gpu.meter = _watched_meter(gpu.capacity_bytes)
     model, _ = load_model_and_tokenizer(MODEL, attention="eager")  # the only one that GPT-NeoX had
     row = {"allocated": gpu.memory_allocated(), "peak": gpu.max_memory_allocated(), "error": None, "when": ""}
-    row["with_rests"] = gpu.meter.caching.allocated_bytes
+    row["with_rests"] = gpu.meter.allocator.allocated_bytes
     if batch_size is None:
         return row
 
@@ -164,7 +140,7 @@ def _experiment(batch_size: int | None, checkpointing: bool) -> dict:
         def __setattr__(self, name, value):
             super().__setattr__(name, value)
             if name == "allocated_bytes":
-                row["with_rests"] = gpu.meter.caching.allocated_bytes
+                row["with_rests"] = gpu.meter.allocator.allocated_bytes
 
     log, args = (
         Log(),
