@@ -404,7 +404,7 @@ for batch_size in (4, 8, 12, 16):
 # %% [markdown] lang="ko"
 # > **주장 5.** "OOM이 나면 `expandable_segments:True`부터 켠다" — **조건부로 맞다.** 조각난 자리를 크게 줄이므로 아슬아슬하게 넘칠 때는 이것만으로 들어간다(배치 13). 텐서 자체가 한도보다 크면 소용없다(배치 16).
 #
-# 진짜 GPU에서는 PyTorch가 시작하기 전에 환경 변수로 정한다. 노트북이라면 첫 셀에 `%env PYTORCH_ALLOC_CONF=expandable_segments:True`를 적고 런타임을 다시 시작한다(예전 PyTorch에서는 이름이 `PYTORCH_CUDA_ALLOC_CONF`다).
+# 진짜 GPU에서는 PyTorch가 GPU를 쓰기 전에 환경 변수로 정한다. 노트북이라면 런타임을 다시 시작하고, `import torch`보다 먼저 `%env PYTORCH_ALLOC_CONF=expandable_segments:True`를 실행한다(예전 PyTorch에서는 이름이 `PYTORCH_CUDA_ALLOC_CONF`다).
 #
 # 아직 세지 않는 것도 있다. 커널이 실행되는 동안 잠깐 쓰고 돌려주는 메모리, 드라이버가 세그먼트를 놓는 순서 같은 것이다. 예약이 한도에 바짝 붙어 있다면 진짜 GPU에서는 모자랄 수 있으니 5% 정도는 여유를 둔다.
 #
