@@ -18,7 +18,7 @@ ORDER = [
     ["units"],
     ["gpu_catalog", "caching_allocator", "cuda_kernels", "fake_outputs", "svg", "environment"],
     ["timeline"],
-    ["depth"],
+    ["depth", "micro_batches"],
     ["course"],
     ["virtual_gpu"],
     ["gpu"],
