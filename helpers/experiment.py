@@ -19,6 +19,7 @@ from .depth import continued, shallow_depths, text_config, with_depth
 from .gpu import GPU, clear_frames, current_gpu, gpu_utilization_line, release_memory
 from .gpu_catalog import CATALOG
 from .language import tr
+from .micro_batches import MICRO_BATCHES, with_micro_batches
 from .models import (
     ATTENTION,
     DEFAULT_MODEL,
@@ -240,7 +241,8 @@ def predict_memory(
     """What the experiment needs without a limit, and whether the caching allocator finds room for it on `gpu`.
 
     gpu: as in `gpu_memory_experiment`. Of a deep model the trace follows from three shallow runs (`helpers.depth`),
-    where that is proven; otherwise, or with `full=True`, every layer is run.
+    where that is proven, and of many micro-batches from four (`helpers.micro_batches`); otherwise, or with `full=True`,
+    all of it is run.
     """
     setting = setting or Setting(**settings)
     gpu = _chosen(gpu)
@@ -248,11 +250,11 @@ def predict_memory(
     spec = gpu.spec if gpu.is_virtual else _spec_like(gpu)
     config = load_config(setting.model_id)
     setting.check_length(config)
-    by_depth = None if full else _predict_by_depth(setting, config, spec)
-    timeline, parameters, log = by_depth or virtual_run(setting, config, spec)
+    run = (*virtual_run(setting, config, spec), "run") if full else _predicted(setting, config, spec)
+    timeline, parameters, log, method = run
     report = _report(setting, gpu, log, parameters, timeline)
     report.peak_bytes = report.needed_bytes = timeline.peak_bytes
-    report.method = "depth" if by_depth else "run"
+    report.method = method
     report.fits = timeline.peak_bytes <= gpu.capacity_bytes
     if report.fits:
         try:
@@ -409,6 +411,19 @@ def virtual_run(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, int
     with redirect_stdout(StringIO()):
         train_model(model, [batch] * setting.samples, _training_args(setting, autocast), log=log)
     return log.timeline, model_bytes(model), log
+
+
+def _predicted(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, int, TrainingLog, str]:
+    """What `virtual_run` gives, from less work where that is proven to give the same; and the method."""
+    wanted = setting.gradient_accumulation_steps
+    if wanted > MICRO_BATCHES:
+        few = replace(setting, gradient_accumulation_steps=MICRO_BATCHES)
+        timeline, parameters, log, method = _predicted(few, config, spec)
+        trace = with_micro_batches(timeline.trace, wanted)
+        if trace is not None:
+            return trace.timeline(), parameters, log, method
+    by_depth = _predict_by_depth(setting, config, spec)
+    return (*by_depth, "depth") if by_depth else (*virtual_run(setting, config, spec), "run")
 
 
 def _predict_by_depth(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, int, TrainingLog] | None:

@@ -119,8 +119,18 @@ def grows_evenly(config: Any, depths: Sequence[int], more: int) -> bool:
 
     They are not where another kind of layer only comes later (experts after the first dense ones).
     """
-    one, two = (count_parameters(build_model(with_depth(config, layers), torch.float16)) for layers in depths[:2])
-    return count_parameters(build_model(config, torch.float16)) == one + more * (two - one)
+    one, two = (_parameters_of(with_depth(config, layers)) for layers in depths[:2])
+    return _parameters_of(config) == one + more * (two - one)
+
+
+_parameters: dict[tuple[type, str], int] = {}  # of a config, all that it says
+
+
+def _parameters_of(config: Any) -> int:
+    key = type(config), config.to_json_string(use_diff=False)
+    if key not in _parameters:
+        _parameters[key] = count_parameters(build_model(config, torch.float16))
+    return _parameters[key]
 
 
 def _keep_in_fp32(model: nn.Module, dtype: torch.dtype) -> None:

@@ -62,7 +62,7 @@ class MemoryReport:
     peak_phase: str | None = None
     fits: bool = True
     error: str | None = None
-    method: str = "run"  # "run": every operation was run; "depth": extrapolated from three depths, proven linear
+    method: str = "run"  # "run": every layer was run; "depth": extrapolated from three depths, proven linear
     setting: dict[str, Any] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline, repr=False)
 

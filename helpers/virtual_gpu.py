@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 
 from .caching_allocator import CachingAllocator, expandable_segments_asked, round_size
 from .cuda_kernels import CudaKernels, cublas_workspace_bytes, grouped_mm_shape
+from .fake_outputs import FakeOutputs
 from .gpu_catalog import GPUSpec
 from .language import tr
 from .timeline import CATEGORIES, Timeline, TimelineRecorder
@@ -37,6 +38,7 @@ _GROUPED_MM = getattr(getattr(_aten, "_grouped_mm", None), "default", None)  # s
 _CUBLAS_OPS = frozenset(
     (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.addmv.default)
 )
+_outputs = FakeOutputs()  # one for all virtual GPUs: shapes are the same on each
 
 
 class AllocationMeter:
@@ -98,10 +100,16 @@ class _CountingMode(FakeTensorMode):
 
     def __init__(self, gpu: VirtualGPU):
         super().__init__(allow_non_fake_inputs=True)
+        self.cache_enabled = False  # PyTorch's own: `_outputs` stands before it
         self.gpu = gpu
         self.inside = False
+        self.products = 0  # made inside other operations: they ask for a workspace, each time
         # storage address -> (its weak reference, allocation id; None while the storage is resized to nothing)
         self.storages: dict[int, tuple[weakref.ref, int | None]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch wraps every call below, to keep torch.compile away from it
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is _DEVICE_QUERY and type(args[0]) is FakeTensor:  # nearly half of all calls
@@ -117,6 +125,7 @@ class _CountingMode(FakeTensorMode):
                 return 1.0  # Adafactor scales its update by a norm: any number does, there are no values
         if func in _CUBLAS_OPS:
             self.gpu._reserve_workspace()
+            self.products += self.inside
         if self.inside:
             return super().__torch_dispatch__(func, types, args, kwargs or {})
         # How the fake tensor of an operation is found (a decomposition, or a cache) is not what a GPU would allocate.
@@ -125,7 +134,7 @@ class _CountingMode(FakeTensorMode):
             if func is _GROUPED_MM and self.gpu.kernels.applies("grouped_mm"):
                 out = args[0].new_empty(grouped_mm_shape(*args[:3]))
             else:
-                out = super().__torch_dispatch__(func, types, args, kwargs or {})
+                out = self._run(func, types, args, kwargs or {})
             if func is _LAYER_NORM:
                 out = self.gpu.kernels.layer_norm(out)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -148,6 +157,15 @@ class _CountingMode(FakeTensorMode):
                 if isinstance(item, torch.Tensor):
                     self.count(item)
         return out
+
+    def _run(self, func, types, args, kwargs):
+        run = super().__torch_dispatch__
+
+        def find():
+            products = self.products
+            return run(func, types, args, kwargs), func in _CUBLAS_OPS or self.products == products
+
+        return _outputs(self, func, args, kwargs, find)
 
     def count(self, tensor: torch.Tensor, category: str = "activations") -> None:
         storage = tensor.untyped_storage()
@@ -322,7 +340,10 @@ class VirtualGPU:
 
     def _empty_like(self, tensor: torch.Tensor, category: str) -> torch.Tensor:
         with self.mode:
-            fake = torch.empty_like(tensor, device="cpu")
+            if tensor.is_contiguous():  # nearly all are, and this one is remembered by its shape
+                fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            else:
+                fake = torch.empty_like(tensor, device="cpu")
         self.label([fake], category)
         return fake
 

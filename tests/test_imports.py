@@ -16,9 +16,9 @@ PACKAGE = ROOT / "helpers"
 ORDER = [
     ["language"],
     ["units"],
-    ["gpu_catalog", "caching_allocator", "cuda_kernels", "svg", "environment"],
+    ["gpu_catalog", "caching_allocator", "cuda_kernels", "fake_outputs", "svg", "environment"],
     ["timeline"],
-    ["depth"],
+    ["depth", "micro_batches"],
     ["course"],
     ["virtual_gpu"],
     ["gpu"],

@@ -1,0 +1,152 @@
+"""What an operation on fake tensors gives, remembered: the same shapes in, the same shapes out.
+
+PyTorch's own cache of this kind spends most of its time on its key. Ours knows less: strided tensors of one fake mode,
+operations of aten. What it does not know is run by PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+_PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
+
+
+class FakeOutputs:
+    """Runs operations, and makes their outputs itself where it has seen the operation with such inputs before.
+
+    The key is all that an output's metadata can depend on. An output is made again as what it was: an input itself, a
+    view of an input, or a tensor with a storage of its own. What is not one of these is not remembered, nor are
+    operations that change their inputs' metadata or raise. It holds at most `limit` entries of keys, then starts anew.
+    """
+
+    def __init__(self, limit: int = 2**19):
+        self.limit = limit
+        self.held = 0
+        self.recipes: dict[tuple, tuple] = {}
+
+    def __call__(
+        self, mode: FakeTensorMode, func: Any, args: Sequence, kwargs: dict, run: Callable[[], tuple[Any, bool]]
+    ) -> Any:
+        """The outputs of func(*args, **kwargs) under the mode.
+
+        `run` finds them where they are not known, and says whether they may be.
+        """
+        key, tensors = [func, torch.get_default_dtype()], []
+        if not (_describe(mode, args, key, tensors) and (not kwargs or _describe(mode, kwargs.items(), key, tensors))):
+            return run()[0]
+        recipe = self.recipes.get(key := tuple(key))
+        if recipe is not None:
+            return _make(mode, recipe, tensors)
+        storages = [tensor.untyped_storage()._cdata for tensor in tensors]
+        out, may_be_known = run()
+        recipe = _recipe(mode, func, out, tensors, storages) if may_be_known else None
+        if recipe is not None:
+            again = [func, key[1]]
+            if _describe(mode, args, again, []) and _describe(mode, kwargs.items(), again, []) and tuple(again) == key:
+                self._remember(key, recipe)
+        return out
+
+    def _remember(self, key: tuple, recipe: tuple) -> None:
+        if self.held + len(key) > self.limit:
+            self.recipes.clear()
+            self.held = 0
+        if len(key) <= self.limit:
+            self.recipes[key] = recipe
+            self.held += len(key)
+
+
+def _describe(mode: FakeTensorMode, values: Any, key: list, tensors: list[FakeTensor]) -> bool:
+    """Append what is to be known of the values to the key, and the tensors among them to `tensors`; False: unknown."""
+    for value in values:
+        kind = type(value)
+        if kind is FakeTensor:
+            dtype = value.dtype
+            if (
+                value.fake_mode is not mode
+                or value.constant is not None  # its value is known, and PyTorch calculates with it
+                or value.layout is not torch.strided
+                or dtype.is_complex
+                or value.is_neg()
+                or value.is_inference()
+            ):
+                return False
+            key += (dtype, value.fake_device, value.storage_offset(), value.shape, value.stride())
+            tensors.append(value)
+        elif kind in _PLAIN:
+            key += (kind, value)  # 1, 1.0 and True are equal
+        elif kind is list or kind is tuple:
+            key += (kind, len(value))
+            if not _describe(mode, value, key, tensors):
+                return False
+        else:
+            return False
+    return True
+
+
+def _recipe(mode: FakeTensorMode, func: Any, out: Any, tensors: list[FakeTensor], storages: list[int]) -> tuple | None:
+    """(list or tuple or None, parts): how to make `out` again from such inputs; None where that is not certain.
+
+    A part is None, the index of the input that it is, or (index of the input that it is a view of, metadata).
+    """
+    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags:
+        return None
+    if storages != [tensor.untyped_storage()._cdata for tensor in tensors]:
+        return None
+    itself = {id(tensor): index for index, tensor in enumerate(tensors)}
+    owner = {storage: index for index, storage in enumerate(storages)}
+    kind = list if isinstance(out, list) else tuple if isinstance(out, tuple) else None
+    parts, new = [], []
+    for item in [out] if kind is None else out:
+        if item is None:
+            parts.append(None)
+        elif id(item) in itself:
+            parts.append(itself[id(item)])
+        elif type(item) is FakeTensor and not item.requires_grad and _describe(mode, [item], [], []):
+            base = owner.get(item.untyped_storage()._cdata)
+            place = item.storage_offset(), item.shape, item.stride()
+            parts.append((base, place, item.dtype, item.fake_device))
+            if base is None:
+                new.append(item)
+        else:
+            return None
+    if len({item.untyped_storage()._cdata for item in new}) < len(new):
+        return None  # they share one
+    for item in new:  # offset zero, and no byte more than it needs
+        alike = torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device="meta")
+        if item.storage_offset() or item.untyped_storage().nbytes() != alike.untyped_storage().nbytes():
+            return None
+    return kind, tuple(parts)
+
+
+def _make(mode: FakeTensorMode, recipe: tuple, tensors: list[FakeTensor]) -> Any:
+    kind, parts = recipe
+    made = []
+    for part in parts:
+        if part is None:
+            made.append(None)
+        elif type(part) is int:
+            made.append(tensors[part])
+        else:
+            base, (offset, shape, stride), dtype, device = part
+            if base is None:
+                meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+            else:
+                meta = torch.empty(0, dtype=dtype, device="meta")
+                meta.set_(tensors[base].untyped_storage(), offset, shape, stride)
+            made.append(_fake_tensor(mode, meta, device))
+    return made[0] if kind is None else kind(made)
+
+
+def _fake_tensor(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> FakeTensor:
+    """What FakeTensor(mode, meta, device) is, but for the questions that it asks anew each time."""
+    attributes = mode.__dict__.setdefault("_attributes_on", {})
+    if device not in attributes:
+        attributes[device] = dict(FakeTensor(mode, torch.empty(0, device="meta"), device).__dict__)
+    fake = torch.Tensor._make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
+    torch._C._set_throw_on_mutable_data_ptr(fake)
+    fake.__dict__.update(attributes[device])
+    return fake

@@ -1,0 +1,251 @@
+"""The memory of operations: with it and without it, the same traces, and tensors that are what real ones are."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import virtual_gpu
+from helpers.depth import with_depth
+from helpers.experiment import Setting, virtual_run
+from helpers.fake_outputs import FakeOutputs
+from helpers.gpu_catalog import CATALOG
+from helpers.models import load_config
+from helpers.virtual_gpu import VirtualGPU
+
+
+@pytest.fixture
+def outputs(monkeypatch):
+    fresh = FakeOutputs()
+    monkeypatch.setattr(virtual_gpu, "_outputs", fresh)
+    return fresh
+
+
+@pytest.fixture
+def gpu(outputs):
+    return VirtualGPU(CATALOG["T4"])
+
+
+def is_remembered(outputs, work):
+    """Whether the second of two runs of the same work adds nothing, and the last thing it ran is known."""
+    seen = []
+    real = outputs._remember
+    outputs._remember = lambda key, recipe: (seen.append(key[0]), real(key, recipe))
+    work()
+    first = len(seen)
+    work()
+    return first > 0 and len(seen) == first
+
+
+# -- predictions ------------------------------------------------------------------------------------------------------
+
+MODEL = "EleutherAI/polyglot-ko-1.3b"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"batch_size": 1},
+        {"batch_size": 2, "gradient_accumulation_steps": 3},
+        {"batch_size": 2, "gradient_checkpointing": True},
+        {"batch_size": 2, "peft": "lora"},
+        {"batch_size": 2, "peft": "qlora", "lora_targets": "all-linear", "gradient_checkpointing": True},
+        {"batch_size": 2, "precision": "mixed_fp16"},
+        {"batch_size": 2, "optimizer": "adamw_fused"},
+        {"batch_size": 2, "optimizer": "adamw_8bit"},
+        {"batch_size": 2, "optimizer": "sgd"},
+        {"batch_size": 2, "optimizer": "adafactor"},
+        {"batch_size": 2, "attention": "eager"},
+        {"batch_size": 2, "model_id": "meta-llama/Llama-3.2-1B"},
+        {"batch_size": 2, "model_id": "gpt2"},
+    ],
+    ids=lambda setting: " ".join(map(str, setting.values())),
+)
+@pytest.mark.parametrize("gpu", ["T4", "H100"])
+def test_a_run_is_the_same_without_the_memory(monkeypatch, setting, gpu):
+    chosen = Setting(**setting)
+    config = with_depth(load_config(chosen.model_id), 2)
+
+    def run():
+        timeline, parameters, log = virtual_run(chosen, config, CATALOG[gpu])
+        return timeline.trace, (parameters, log.allocated_bytes, log.gradients_bytes, log.optimizer_bytes)
+
+    with_it = [run() for _ in range(2)]  # the second hits in all
+    without = FakeOutputs(limit=0)
+    monkeypatch.setattr(virtual_gpu, "_outputs", without)
+    expected, numbers = run()
+    assert not without.recipes
+    for trace, its_numbers in with_it:
+        assert (trace.names, its_numbers) == (expected.names, numbers)
+        for name in ("born", "nbytes", "category", "span"):
+            assert np.array_equal(getattr(trace, name), getattr(expected, name)), name
+
+
+# -- programs of operations, beside real tensors ----------------------------------------------------------------------
+
+OPERATIONS = {
+    "transpose": lambda x, y: x.transpose(0, -1),
+    "flat": lambda x, y: x.reshape(-1),
+    "slice": lambda x, y: x[..., 1:] if x.dim() else x.view(1),
+    "expand": lambda x, y: x.unsqueeze(0).expand(2, *x.shape),
+    "detach": lambda x, y: x.detach(),
+    "chunks": lambda x, y: x.chunk(2, dim=-1)[-1] if x.dim() else x[None],
+    "strided": lambda x, y: x.as_strided((2,), (1,)) if x.numel() > 2 else x.clone(),
+    "add": lambda x, y: x + y if x.shape == y.shape else x + 1,
+    "times 1": lambda x, y: x * 1,
+    "times 1.0": lambda x, y: x * 1.0,
+    "or": lambda x, y: x == 1,
+    "divide": lambda x, y: x / 2,
+    "half": lambda x, y: x.to(torch.float16),
+    "same dtype": lambda x, y: x.to(x.dtype),
+    "sum": lambda x, y: x.sum(-1) if x.dim() else x.sum(),
+    "stack": lambda x, y: torch.stack([x, x]),
+    "like": lambda x, y: torch.zeros_like(x),
+    "largest": lambda x, y: x.max(dim=0).values if x.dim() and x.shape[0] else x.clone(),
+    "clone": lambda x, y: x.clone(),
+    "contiguous": lambda x, y: x.contiguous(),
+    "fill": lambda x, y: x.fill_(1) if not has_overlap(x) else x.clone(),
+    "unsqueeze in place": lambda x, y: x.unsqueeze_(0),
+    "transpose in place": lambda x, y: x.transpose_(0, -1),
+    "other storage": lambda x, y: x.set_(y) if x.dtype == y.dtype else x,
+    "list": lambda x, y: torch._foreach_add([x, x], 1)[1],
+    "list in place": lambda x, y: (torch._foreach_zero_([x]), x)[1] if not has_overlap(x) else x,
+}
+
+
+def has_overlap(x):
+    return any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True))
+
+
+def played(program, make):
+    """What a program leaves: metadata of every tensor, and which of them share a storage or are one object."""
+    tensors = [make((3, 4), torch.float32), make((4,), torch.int64)]
+    for name, a, b in program:
+        x, y = tensors[a % len(tensors)], tensors[b % len(tensors)]
+        if x.dim() < 4 and x.numel() < 1000:
+            tensors.append(OPERATIONS[name](x, y))
+    storages = [t.untyped_storage()._cdata for t in tensors]
+    shared = [storages.index(storage) for storage in storages]
+    same = [[other is t for other in tensors].index(True) for t in tensors]
+    seen = [(t.dtype, t.shape, t.untyped_storage().nbytes()) for t in tensors]
+    return [*zip(seen, shared, same, strict=True)], [(t.storage_offset(), t.stride()) for t in tensors]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 9), st.integers(0, 9)), max_size=12))
+def test_what_is_remembered_is_what_real_tensors_are(program):
+    real, _ = played(program, lambda shape, dtype: torch.ones(shape, dtype=dtype))
+    places = []
+    # The strides are compared with other fake tensors': of a side of length one theirs are not the real ones.
+    for remembers in (False, True, True):
+        card = VirtualGPU(CATALOG["T4"])
+        with pytest.MonkeyPatch.context() as patch:
+            if not remembers:
+                patch.setattr(virtual_gpu, "_outputs", FakeOutputs(limit=0))
+            seen, place = played(program, lambda shape, dtype, card=card: card.place(torch.ones(shape, dtype=dtype)))
+        assert seen == real
+        assert card.memory_allocated() == 0
+        places.append(place)
+    assert places[0] == places[1] == places[2]
+
+
+# -- what is remembered, and what is not ------------------------------------------------------------------------------
+
+
+def test_a_view_shares_and_an_operation_in_place_gives_the_tensor_itself(outputs, gpu):
+    x = gpu.place(torch.ones(4, 4))
+    held = gpu.memory_allocated()
+
+    def work():
+        assert x.t().untyped_storage()._cdata == x.untyped_storage()._cdata
+        assert x.add_(1) is x
+        assert gpu.memory_allocated() == held
+
+    assert is_remembered(outputs, work)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x: x.clone().unsqueeze_(0),
+        lambda x: x.clone().resize_(99),
+        lambda x: x.clone().set_(x.clone()),
+        lambda x: x.clone().t_(),
+    ],
+    ids=["unsqueeze_", "resize_", "set_", "t_"],
+)
+def test_what_changes_its_input_is_not_remembered(outputs, gpu, work):
+    x = gpu.place(torch.ones(4, 4))
+    for _ in range(2):
+        work(x)
+    assert {key[0] for key in outputs.recipes} <= {torch.ops.aten.clone.default, torch.ops.aten.empty.memory_format}
+
+
+def test_a_known_value_is_not_forgotten(gpu):
+    with gpu:
+        for value in (3, 5):
+            number = torch.tensor(value)
+            assert (number + 1).item() == value + 1
+
+
+def test_the_default_dtype_is_part_of_the_question(gpu):
+    x = gpu.place(torch.ones(3, dtype=torch.int64))
+    assert (x / 2).dtype == torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert (x / 2).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_memory_runs_out_in_a_remembered_operation_too(gpu):
+    small = VirtualGPU(CATALOG["T4"])
+    x, y = (card.place(torch.empty(2**30, dtype=torch.float16, device="meta")) for card in (gpu, small))
+    z = x.repeat(3)  # 6 GiB: known from here on
+    del z
+    blocker = small.place(torch.empty(5 * 2**30, dtype=torch.float16, device="meta"))
+    with pytest.raises(torch.OutOfMemoryError):
+        y.repeat(3)
+    assert blocker.numel() == 5 * 2**30
+
+
+def test_each_gpu_gets_its_workspace(outputs):
+    held = []
+    for _ in range(2):
+        card = VirtualGPU(CATALOG["T4"])
+        a = card.place(torch.ones(8, 8))
+        product = a @ a
+        held.append(card.memory_allocated())
+        del product
+    assert held == [2 * 512 + 8_519_680] * 2
+
+
+def test_what_asks_for_a_workspace_inside_is_not_remembered(monkeypatch, outputs, gpu):
+    x, real = gpu.place(torch.ones(8, 8)), virtual_gpu.FakeTensorMode.__torch_dispatch__
+
+    def multiplies(mode, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.neg.default:
+            with mode:
+                torch.mm(args[0], args[0])
+        return real(mode, func, types, args, kwargs)
+
+    monkeypatch.setattr(virtual_gpu.FakeTensorMode, "__torch_dispatch__", multiplies)
+    for _ in range(2):
+        gpu.release_workspaces()
+        held = gpu.memory_allocated()
+        negative = -x
+        assert gpu.memory_allocated() == held + 512 + 8_519_680
+        del negative
+    assert torch.ops.aten.neg.default not in {key[0] for key in outputs.recipes}
+
+
+def test_it_is_bounded(monkeypatch):
+    bounded = FakeOutputs(limit=60)
+    monkeypatch.setattr(virtual_gpu, "_outputs", bounded)
+    card = VirtualGPU(CATALOG["T4"])
+    for n in range(1, 50):
+        x = card.place(torch.ones(n))
+        assert (x + n).shape == (n,)
+        assert bounded.held == sum(map(len, bounded.recipes)) <= 60
+    assert bounded.recipes

@@ -1,0 +1,95 @@
+"""Many micro-batches from four: the trace is the one of a run with all of them, or there is none."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from helpers import experiment
+from helpers.depth import with_depth
+from helpers.experiment import Setting, predict_memory, virtual_run
+from helpers.gpu_catalog import CATALOG
+from helpers.micro_batches import MICRO_BATCHES, with_micro_batches
+from helpers.models import load_config
+
+ARRAYS = ("born", "nbytes", "category", "span")
+
+
+def trace_of(wanted, **setting):
+    chosen = Setting(**{"batch_size": 2, "model_id": "gpt2", "gradient_accumulation_steps": wanted} | setting)
+    return virtual_run(chosen, with_depth(load_config(chosen.model_id), 2), CATALOG["T4"])[0].trace
+
+
+@pytest.fixture(scope="module")
+def four():
+    return trace_of(MICRO_BATCHES)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        {"gradient_checkpointing": True},
+        {"peft": "qlora", "lora_targets": "all-linear"},
+        {"precision": "mixed_fp16", "optimizer": "adafactor"},
+        {"model_id": "meta-llama/Llama-3.2-1B", "optimizer": "adamw_8bit"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("wanted", [5, 9])
+def test_it_is_the_trace_of_a_run_with_all_of_them(setting, wanted):
+    ours, run = with_micro_batches(trace_of(MICRO_BATCHES, **setting), wanted), trace_of(wanted, **setting)
+    assert ours.names == run.names
+    for name in ARRAYS:
+        assert np.array_equal(getattr(ours, name), getattr(run, name)), name
+
+
+@pytest.mark.parametrize("model_id", ["EleutherAI/polyglot-ko-1.3b", "google/gemma-3-270m"])
+def test_the_report_is_that_of_the_full_run(model_id):
+    setting = Setting(1, 6, model_id=model_id)
+    ours, full = (predict_memory(setting, gpu="T4", full=full).to_dict() for full in (False, True))
+    assert ours | {"method": "run"} == full
+
+
+def in_last(trace, step=0):
+    """Entries of the last micro-batch of a step."""
+    phase = step * (2 * MICRO_BATCHES + 1) + 2 * (MICRO_BATCHES - 1)
+    return np.flatnonzero((trace.span > 2 * phase) & (trace.span < 2 * phase + 5))
+
+
+@pytest.mark.parametrize("step", [0, 1])
+@pytest.mark.parametrize("name", ["nbytes", "category", "born"])
+def test_one_entry_that_differs_is_enough_to_refuse(four, step, name):
+    entries = in_last(four, step)
+    for entry in (entries[0], entries[len(entries) // 2], entries[-1]):
+        values = getattr(four, name).copy()
+        values[entry] += 1
+        assert with_micro_batches(replace(four, **{name: values}), 7) is None
+
+
+def test_what_is_kept_longer_is_refused(four):
+    entries = in_last(four)
+    length = len(entries)
+    born = four.born.copy()
+    late = np.flatnonzero(~four.allocates & (np.arange(len(four)) > entries[-1]))[0]
+    born[late] = entries[0] - length  # the step frees what the last but one had left
+    assert with_micro_batches(replace(four, born=born), 7) is None
+
+
+def test_other_phases_are_refused(four):
+    assert with_micro_batches(replace(four, names=("forward", *four.names[1:])), 7) is not None
+    assert with_micro_batches(replace(four, names=("backward", *four.names[1:])), 7) is None
+    assert with_micro_batches(replace(four, names=four.names[:-1]), 7) is None
+
+
+def test_without_the_proof_all_are_run(monkeypatch):
+    setting = Setting(1, 6, model_id="gpt2")
+    proven = predict_memory(setting, gpu="T4").to_dict()
+    ran = []
+    run = experiment.virtual_run
+    monkeypatch.setattr(experiment, "with_micro_batches", lambda *_: None)
+    monkeypatch.setattr(
+        experiment, "virtual_run", lambda s, *rest: (ran.append(s.gradient_accumulation_steps), run(s, *rest))[1]
+    )
+    assert predict_memory(setting, gpu="T4").to_dict() == proven
+    assert ran[-1] == 6
