@@ -16,7 +16,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from ..gpu import clear_frames
+from ..gpu import clear_frames, current_gpu, release_memory
 from ..gpu_catalog import CATALOG
 from ..language import tr
 from ..models import DEFAULT_MODEL, architectures
@@ -140,6 +140,7 @@ class Panel(widgets.VBox):
                 listen(signal.SIG_IGN)  # once is enough: what follows puts things in order
         except KeyboardInterrupt as interrupt:
             clear_frames(interrupt)  # they hold what lay in memory
+            release_memory(current_gpu())
             self.clear()
             stopped = tr(ko="중단했다. 메모리는 모두 돌려주었다.", en="Stopped; all memory was given back.")
             self.status.value = status_line(stopped)

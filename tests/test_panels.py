@@ -1,0 +1,289 @@
+"""What every panel has from its base: labels, a picture with a text, one line for an error, a stop that is heard."""
+
+import asyncio
+import os
+import re
+import signal
+import threading
+
+import ipywidgets as widgets
+import pytest
+from test_stress import PANELS, parts
+
+import helpers
+from helpers import memory_panel, use_gpu
+from helpers.gpu import current_gpu
+from helpers.panels.panel import Panel
+from helpers.virtual_gpu import VirtualGPU
+
+GPT2 = "openai-community/gpt2"
+
+
+class Picture:
+    def __init__(self, value):
+        self.value = value
+
+    def _repr_svg_(self):
+        return f"<svg>{self.value}</svg>"
+
+
+class SquarePanel(Panel):
+    """As small as a panel can be."""
+
+    prefix = "square"
+
+    def __init__(self):
+        super().__init__()
+        self.controls = {"side": self.control(widgets.IntSlider, "side", "변(m)", value=2, max=9)}
+        self.seen = []
+        self.lay_out([self.controls["side"]], [])
+        self.move(self._changed)
+
+    def _changed(self):
+        side = self.values()["side"]
+        self.seen.append((side, threading.current_thread() is threading.main_thread()))
+        self.act(side)
+        self.show(f"{side**2} m²", picture=Picture(side**2))
+
+    def act(self, side):
+        """Something to go wrong."""
+
+
+def interrupt(*_):
+    """What the notebook's stop button does."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def is_empty_after_a_stop(panel):
+    return "중단했다" in panel.status.value and 'role="status"' in panel.status.value and panel.picture.value == ""
+
+
+# -- every panel ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PANELS)
+def test_what_it_shows_can_be_read_by_everybody(name):
+    panel = getattr(helpers, name)()
+    assert repr(panel) == f"{type(panel).__name__}()"
+    assert 'role="status"' in panel.status.value
+    assert re.search(r'<svg [^>]*role="img" aria-label="[^"]{5,}"', panel.picture.value)
+    controls = [part for part in parts(panel) if hasattr(part, "description") and not isinstance(part, widgets.HTML)]
+    for control in controls:
+        assert control.description.strip() and control.tabbable is not False
+        assert any(css.startswith(f"{panel.prefix}-") for css in control._dom_classes)
+
+
+# -- a move's end -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ValueError, ImportError, OSError, RuntimeError], ids=lambda kind: kind.__name__)
+def test_an_error_is_one_line_and_the_next_move_works(error):
+    panel = SquarePanel()
+
+    def fail(side):
+        raise error("a < b")
+
+    panel.act = fail
+    panel.controls["side"].value = 3
+    assert 'role="alert"' in panel.status.value and "a &lt; b" in panel.status.value and panel.picture.value == ""
+    del panel.act
+    panel.controls["side"].value = 4
+    assert "16 m²" in panel.status.value and panel.picture.value == "<svg>16</svg>"
+
+
+def test_a_bug_is_not_hidden():
+    panel = SquarePanel()
+    panel.act = lambda side: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        panel.controls["side"].value = 3
+    del panel.act
+    panel.controls["side"].value = 4
+    assert "16 m²" in panel.status.value
+
+
+def test_a_disabled_button_drops_clicks():
+    panel, pressed = SquarePanel(), []
+    button = panel.button("go", "go", lambda: pressed.append(button.disabled))
+    button.click()
+    button.disabled = True
+    button.click()
+    assert pressed == [False] and list(button._dom_classes) == ["square-go"]
+
+
+# -- a stop -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_a_stop_is_said_and_the_next_move_works(presses):
+    panel, handler = SquarePanel(), signal.getsignal(signal.SIGINT)
+
+    def stopped_twice(side):
+        try:
+            interrupt()
+        finally:
+            if presses == 2:  # while the first is on its way out
+                interrupt()
+
+    panel.act = stopped_twice
+    panel.controls["side"].value = 3
+    assert is_empty_after_a_stop(panel) and "메모리는 모두 돌려주었다" in panel.status.value
+    assert signal.getsignal(signal.SIGINT) is handler
+    del panel.act
+    panel.controls["side"].value = 4
+    assert "16 m²" in panel.status.value
+
+
+# A choice whose run no other test has left in a cache.
+UNUSUAL = {
+    "accumulation_panel": {"batch": 1, "model_id": GPT2, "sequence_length": 64},
+    "checkpointing_memory_panel": {"model_id": GPT2, "sequence_length": 64, "batch_size": 3},
+    "lora_panel": {"model_id": GPT2, "sequence_length": 64, "lora_rank": "3"},
+    "memory_panel": {"model_id": GPT2, "sequence_length": 64, "batch_size": 3},
+    "zero_panel": {"model": GPT2, "sequence_length": 256, "batch_size": 3},
+}
+
+
+@pytest.fixture
+def stop_in_a_run(monkeypatch):
+    """Stops the next run on a virtual GPU, in its middle; the list that it returns has what was held there."""
+    record, held = VirtualGPU.record, []
+
+    def stopped(gpu, *arguments):
+        monkeypatch.setattr(VirtualGPU, "record", record)
+        held.append(gpu.memory_allocated())
+        interrupt()
+        return record(gpu, *arguments)
+
+    return lambda: monkeypatch.setattr(VirtualGPU, "record", stopped) or held
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_a_prediction_is_stopped(name, stop_in_a_run):
+    use_gpu("T4")
+    panel = getattr(helpers, name)()
+    *others, (last, value) = UNUSUAL[name].items()
+    for control, choice in others:
+        panel.controls[control].value = choice
+    shown = panel.picture.value
+    held = stop_in_a_run()
+    panel.controls[last].value = value
+    assert held and held[0] > 0, "it ran"
+    assert is_empty_after_a_stop(panel)
+    assert current_gpu().memory_allocated() == 0
+    panel.move(panel._changed)
+    assert "<svg" in panel.picture.value and panel.picture.value != shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["beginning", "forward", "backward", "step"])
+def test_a_run_is_stopped(where, monkeypatch):
+    """The button's run on the GPU in use: all that it took is given back, and it can be pressed again."""
+    import torch
+
+    gpu = use_gpu("T4")
+    panel = memory_panel()
+    panel.controls["model_id"].value, panel.controls["sequence_length"].value = GPT2, 64
+    place, name = {
+        "beginning": (VirtualGPU, "record"),
+        "forward": (torch.nn.functional, "cross_entropy"),
+        "backward": (torch.Tensor, "backward"),
+        "step": (torch.optim.AdamW, "step"),
+    }[where]
+    whole, held = getattr(place, name), []
+
+    def stopped(*arguments, **named):
+        held.append(gpu.memory_allocated())
+        interrupt()
+        return whole(*arguments, **named)
+
+    monkeypatch.setattr(place, name, stopped)
+    panel.run.click()
+    monkeypatch.undo()
+    assert held[0] > 10**8, "it ran"
+    # What gives memory back has a backward of its own: the stop is pressed again there, and a third time in the panel.
+    assert len(held) == (3 if where == "backward" else 1)
+    assert is_empty_after_a_stop(panel)
+    assert gpu.memory_allocated() == 0 and not panel.run.disabled
+    panel.run.click()
+    assert "가상 GPU에서 실행 (T4)" in panel.status.value and "<svg" in panel.picture.value
+
+
+# -- in JupyterLab: messages come to a thread, and the loop of the main thread ignores interrupts ---------------------
+
+
+def in_a_kernel(steps):
+    """Run `steps(panel)` in a thread beside a loop in which the panel was made, as ipykernel 7 does; the panel then."""
+
+    async def kernel():
+        panel = SquarePanel()
+        await asyncio.to_thread(steps, panel)
+        await asyncio.sleep(0.1)  # what was handed over last
+        return panel
+
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        panel = asyncio.run(kernel())
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        return panel
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def test_a_move_runs_in_the_main_thread():
+    def steps(panel):
+        panel.controls["side"].value = 3
+
+    panel = in_a_kernel(steps)
+    assert panel.seen == [(2, True), (3, True)] and "9 m²" in panel.status.value
+
+
+def test_a_stop_is_heard_there_too():
+    def steps(panel):
+        panel.act = interrupt
+        panel.controls["side"].value = 3
+
+    panel = in_a_kernel(steps)
+    assert is_empty_after_a_stop(panel)
+
+
+def test_after_changes_during_a_move_the_last_counts():
+    def steps(panel):
+        running, changed = threading.Event(), threading.Event()
+
+        def wait(side):
+            running.set()
+            assert changed.wait(10)
+
+        panel.act = wait
+        panel.controls["side"].value = 3
+        assert running.wait(10)
+        for side in (4, 5, 6):
+            panel.controls["side"].value = side
+        changed.set()
+
+    panel = in_a_kernel(steps)
+    assert panel.seen[1] == (3, True) and panel.seen[-1] == (6, True)
+    assert "36 m²" in panel.status.value and panel.picture.value == "<svg>36</svg>"
+
+
+def test_a_click_during_a_run_is_dropped():
+    pressed = []
+
+    def steps(panel):
+        running, clicked = threading.Event(), threading.Event()
+
+        def run():
+            button.disabled = True
+            pressed.append(running.set() or clicked.wait(10))
+            button.disabled = False
+
+        button = panel.button("go", "go", run)
+        button.click()
+        assert running.wait(10)
+        button.click()
+        clicked.set()
+
+    in_a_kernel(steps)
+    assert pressed == [True]
