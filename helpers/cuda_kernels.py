@@ -52,8 +52,8 @@ DIFFERENCES = {
         "create_grouped_gemm_output_tensor in aten/src/ATen/native/GroupedMMUtils.h",
     ),
     "cublas_workspace": Difference(
-        "a workspace for each thread that multiplies, sized by architecture",
-        "parseChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp",
+        "a workspace for each thread that multiplies, sized by architecture; cuBLASLt shares it",
+        "parseChosenWorkspaceSize, unified_cublas_and_lt_workspaces in aten/src/ATen/cuda/CublasHandlePool.cpp",
     ),
 }
 
