@@ -10,11 +10,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .timeline import Trace
+
+SEARCHED = 10_000  # a trace of a training step has 10 to 70 loops, found in about as many steps
 
 
 def text_config(config: Any) -> Any:
@@ -70,7 +72,7 @@ def continued(traces: Sequence[Trace], more: int) -> Trace | None:
     if inserted is None:
         return None
     births = [trace.born for trace in traces]
-    loops = _Loops(len(labels[0]), [_turned(*loop, births, labels) for loop in inserted])
+    loops = _Loops(len(labels[0]), [_turned(loop, births, labels) for loop in inserted])
     found = _repeat(loops, births, labels, more)
     if found is None:
         return None
@@ -96,14 +98,24 @@ def _common(*sequences: np.ndarray) -> int:
     return n if same.all() else int(same.argmin())
 
 
-def _insertions(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> list[tuple[int, int, int]] | None:
-    """(place in a, length, what was inserted before) such that a with each stretch once is b, and twice is c.
+class _Loop(NamedTuple):
+    """A stretch of `length` entries that comes in at `place` of the first trace; `before` it, so many came in."""
+
+    place: int
+    length: int
+    before: int
+
+
+def _insertions(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> list[_Loop] | None:
+    """What comes into a so that with each stretch once it is b, and with each twice it is c.
 
     A search from left to right: where the three part, the shortest stretch that repeats itself in c and after which the
-    three meet again; if that leads nowhere, a longer one.
+    three meet again; if that leads nowhere, a longer one. It gives up after SEARCHED steps.
     """
     stack = [(0, 0, [])]
-    while stack:
+    for _ in range(SEARCHED):
+        if not stack:
+            break
         place, before, found = stack.pop()
         i, j, k = place, place + before, place + 2 * before
         n = _common(a[i:], b[j:], c[k:])
@@ -121,24 +133,25 @@ def _insertions(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> list[tuple[int, 
         for f in lengths:
             stretch = b[j : j + f]
             if np.array_equal(stretch, c[k : k + f]) and np.array_equal(stretch, c[k + f : k + 2 * f]):
-                fitting.append((i, before + f, [*found, (i, f, before)]))
+                fitting.append((i, before + f, [*found, _Loop(i, f, before)]))
         stack += reversed(fitting)
     return None
 
 
-def _turned(place: int, length: int, before: int, births: list[np.ndarray], labels: list[np.ndarray]) -> tuple:
-    """The same insertion, begun where the repetition begins.
+def _turned(loop: _Loop, births: list[np.ndarray], labels: list[np.ndarray]) -> _Loop:
+    """The same loop, begun where the repetition begins.
 
     A stretch that repeats itself may be cut anywhere; but what stands before the cut must release what it released at
-    the other depths. (place, length, before) as before.
+    the other depths.
     """
+    place, length, before = loop
     (a, b, c), (born_a, born_b, born_c) = labels, births
     j, k = place + before + length, place + 2 * (before + length)
     back = _common(a[:place][::-1], b[:j][::-1], c[:k][::-1])
     entries = np.arange(place - back, place)
     at_a, at_b, at_c = (born[entries + n * before] for n, born in enumerate((born_a, born_b, born_c)))
     linear = at_c - at_b == at_b - at_a
-    return (place if linear.all() else place - back + int(linear.argmin()), length, before)
+    return loop if linear.all() else loop._replace(place=place - back + int(linear.argmin()))
 
 
 @dataclass
@@ -146,20 +159,19 @@ class _Loops:
     """Where the entries of the first trace, and those of the loops, stand in a trace that is `more` steps deeper."""
 
     entries: int
-    loops: list[tuple[int, int, int]]
+    loops: list[_Loop]
 
     def outside(self, more: int) -> np.ndarray:
         shift = np.zeros(self.entries, dtype=np.int64)
-        for place, length, _ in self.loops:
-            shift[place:] += more * length
+        for loop in self.loops:
+            shift[loop.place :] += more * loop.length
         return np.arange(self.entries) + shift
 
-    def inside(self, loop: tuple[int, int, int], turn: int, more: int) -> np.ndarray:
-        place, length, before = loop
-        return place + more * before + turn * length + np.arange(length)
+    def inside(self, loop: _Loop, turn: int, more: int) -> np.ndarray:
+        return loop.place + more * loop.before + turn * loop.length + np.arange(loop.length)
 
     def length(self, more: int) -> int:
-        return self.entries + more * sum(length for _, length, _ in self.loops)
+        return self.entries + more * sum(loop.length for loop in self.loops)
 
 
 def _repeat(loops: _Loops, births: list[np.ndarray], labels: list[np.ndarray], more: int) -> tuple | None:
