@@ -27,7 +27,7 @@ def test_the_zero_panel_follows(open_notebook):
     notebook.wait_until_text(".zero-status", lambda text: "들어간다" in text)
     assert "텐서 병렬 2" in notebook.html(".zero-picture")
     notebook.press_slider(".zero-tensor-parallel", "End")
-    notebook.wait_until_text(".zero-status", lambda text: "나누어떨어지지 않는다" in text)
+    notebook.wait_until_text(".zero-status", lambda text: "똑같이 나눌 수 없다" in text)
 
     def back_to_one() -> bool:  # pressed again: the kernel's echo of the value before may still be on its way
         notebook.press_slider(".zero-tensor-parallel", "Home")

@@ -316,7 +316,7 @@ def test_tensor_parallel(n):
 
 
 def test_heads_that_do_not_divide():
-    with pytest.raises(RankError, match="어텐션 헤드 4개는 텐서 병렬 크기 3"):
+    with pytest.raises(RankError, match="어텐션 헤드 4개를 텐서 병렬 크기 3"):
         run_ranks(tensor_parallel, 3)
 
 

@@ -65,7 +65,7 @@ def test_moving_the_number_of_ranks_runs_nothing_new(panel, monkeypatch):
 @pytest.mark.parametrize(
     "values, words",
     [
-        ({"tensor_parallel": 16}, "키·값 헤드 8개는 텐서 병렬 크기 16"),
+        ({"tensor_parallel": 16}, "키·값 헤드 8개를 텐서 병렬 크기 16"),
         ({"ranks": 4, "tensor_parallel": 8}, "GPU 4개를 텐서 병렬 8개씩"),
         ({"stage": 1, "tensor_parallel": 2}, "ZeroRedundancyOptimizer"),
         ({"model": "openai-community/gpt2", "sequence_length": 4096}, "최대 길이는 1024"),
