@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from .depth import shallow_depths, text_config, with_depth
 from .experiment import Setting
@@ -17,6 +17,32 @@ from .gpu_catalog import CATALOG
 from .models import add_adapters, build_model, grows_evenly, load_config
 from .training import set_checkpointing
 from .virtual_gpu import VirtualGPU
+
+
+def _attention(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any) -> int:
+    heads = query[1]
+    return sdpa_flop_count(query, _with_heads(key, heads), _with_heads(value, heads))
+
+
+def _attention_backward(
+    gradient: torch.Size, query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any
+) -> int:
+    heads = query[1]
+    return sdpa_backward_flop_count(gradient, query, _with_heads(key, heads), _with_heads(value, heads))
+
+
+def _with_heads(shape: torch.Size, heads: int) -> tuple[int, ...]:
+    samples, _, *rest = shape
+    return (samples, heads, *rest)
+
+
+# PyTorch's own formulas, which up to 2.11 refuse grouped-query attention: there a head of the keys serves several heads
+# of the queries and is multiplied with each.
+_FORMULAS = {
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention{direction}"): formula
+    for direction, formula in (("", _attention), ("_backward", _attention_backward))
+    for kernel in ("flash", "efficient", "cudnn")
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +64,7 @@ def count_flops(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Flops:
     """The FLOPs of `model(**inputs).loss` and its backward, counted by PyTorch's FlopCounterMode on a virtual GPU."""
     gpu = VirtualGPU(CATALOG["A100-80GB"], limited=False)
     model, inputs = gpu.place(model), gpu.place(inputs)
-    with FlopCounterMode(display=False) as counter, gpu:
+    with FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter, gpu:
         loss = model(**inputs).loss
         forward = counter.get_total_flops()
         loss.backward()

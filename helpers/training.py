@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from .depth import text_config
-from .gpu import GPU, cuda_gpu, current_gpu, gpu_utilization_line, storage_bytes
+from .gpu import GPU, clear_frames, cuda_gpu, current_gpu, gpu_utilization_line, storage_bytes
 from .language import tr
 from .timeline import Timeline
 from .units import book_gb, choose, positive_int
@@ -95,6 +95,9 @@ def train_model(
 
     The last group of micro-batches may be shorter, and its last micro-batch smaller: each loss counts by its share of
     the group's samples, so the gradient is that of one big batch, nothing lost and nothing counted twice.
+
+    After an error nothing of the training stays, even if the error is kept (as a notebook does); only if it came while
+    backward recomputed a checkpointed layer, that layer's activations stay with it.
     """
     log = TrainingLog() if log is None else log
     gpu = gpu_of(model)
@@ -107,6 +110,15 @@ def train_model(
                 en="Mixed precision (fp16=True, bf16=True) wants fp32 weights: load with dtype=torch.float32.",
             )
         )
+    try:
+        _train(model, dataset, setting, gpu, log)
+    except BaseException as error:
+        clear_frames(error)  # a notebook keeps the last error, and with it all that its frames hold
+        raise
+    return log
+
+
+def _train(model: torch.nn.Module, dataset: Any, setting: _Setting, gpu: GPU, log: TrainingLog) -> None:
     if setting.gradient_checkpointing:
         enable_checkpointing(model)
     optimizer = make_optimizer(setting.optimizer, model, setting.learning_rate)
@@ -138,7 +150,6 @@ def train_model(
             optimizer.zero_grad()  # what was half done goes too
             if setting.gradient_checkpointing:
                 disable_checkpointing(model)  # the next run decides for itself
-    return log
 
 
 def enable_checkpointing(model: torch.nn.Module) -> None:

@@ -1,6 +1,11 @@
 """Fixtures that several test files share."""
 
+import signal
+
 from browser import open_notebook  # noqa: F401
+
+# A shell's background job, and all that it starts, ignores Ctrl+C; tests of interrupts must not depend on that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config, items):

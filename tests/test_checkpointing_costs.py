@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig
 
 from helpers import make_dummy_dataset, predict_memory
 from helpers.checkpointing_costs import (
@@ -112,6 +113,18 @@ def test_flops_are_the_matrix_products():
     attention = 5 * layers * tokens * 2 * 128 * h  # the fused kernel computes the scores once more
     assert flops.backward == products + attention
     assert flops.total == flops.forward + flops.backward
+
+
+def test_grouped_queries_multiply_as_often_as_queries_with_keys_of_their_own():
+    config = AutoConfig.for_model(
+        "llama", vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=8, num_key_value_heads=8,
+    )  # fmt: skip
+    each = flops_of_config(config, 2, 32, False)
+    config.num_key_value_heads = 2
+    shared = flops_of_config(config, 2, 32, False)
+    spared = 2 * 2 * 32 * 2 * 2 * 64 * (64 - 16)  # tokens, layers, keys and values, narrower products
+    assert (each.forward - shared.forward, each.backward - shared.backward) == (spared, 2 * spared)
 
 
 @pytest.mark.parametrize("on", [False, True])

@@ -365,25 +365,31 @@ def test_a_model_that_is_on_no_gpu(monkeypatch, gpu):
         train_model(torch.nn.Module(), data(), arguments())
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("phase", ["forward", "backward", "step"])
-def test_out_of_memory_leaves_nothing_but_the_model(phase):
+def test_out_of_memory_leaves_nothing_but_the_model(phase, checkpointing):
     gpu = VirtualGPU(CATALOG["T4"])
     # Large enough that its phases lie further apart than the caching allocator's segments.
     config = GPTNeoXConfig(**CONFIG.to_diff_dict() | {"hidden_size": 1024, "intermediate_size": 4096})
     model = build_on_gpu(config, torch.float16, "sdpa", None, gpu)
     weights = gpu.memory_allocated()
     dataset = data(size=64, sequence_length=32)
-    train = partial(train_model, model, dataset, arguments(32, gradient_accumulation_steps=1))
+    train = partial(train_model, model, dataset, arguments(32, gradient_checkpointing=checkpointing))
     peaks = {"load": weights} | {p.name: p.peak_bytes for p in train().timeline.phases[:3]}
     release_memory(gpu)
     before = list(peaks)[list(peaks).index(phase) - 1]
     gpu.meter.allocator.capacity_bytes = (peaks[before] + peaks[phase]) // 2
     log = TrainingLog()
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(torch.OutOfMemoryError) as held:
         train(log=log)
     assert log.timeline.phases[-1].name == phase
     assert log.timeline.peak_bytes <= gpu.meter.allocator.capacity_bytes
     release_memory(gpu)
-    assert gpu.memory_allocated() == weights
+    # A notebook keeps the error as `held` does. What a hook of checkpointing was recomputing stays with it.
+    recomputing = checkpointing and phase == "backward"
+    assert held.value.__traceback__ and (gpu.memory_allocated() == weights) != recomputing
     gpu.meter.allocator.capacity_bytes = None
-    assert train().optimizer_steps == 2  # and it trains as if nothing had been
+    assert train().optimizer_steps == 2  # as if nothing had been: up to PyTorch 2.11 the hooks themselves stayed, too
+    del held
+    release_memory(gpu)
+    assert gpu.memory_allocated() == weights

@@ -353,6 +353,8 @@ except RuntimeError as error:
     print(type(error).__name__, *str(error).splitlines()[:4], sep="\n")
 
 # %% [markdown] lang="ko"
+# 함수가 멀쩡해도 이 오류를 만날 수 있다. PyTorch 2.11까지는 감싼 함수 안에서 난 오류(OOM도)가 체크포인팅의 훅을 켜진 채로 두고, 노트북은 마지막 오류를 붙들고 있다. 그래서 다음 학습이 엉뚱하게 `CheckpointError`로 죽는다. 2.11과 2.13에서 해 보니 2.13에서는 고쳐져 있었다. `cleanup()`을 부르거나 커널을 다시 시작하면 풀린다. 이 강의의 `train_model`은 오류가 나도 뒤를 치우고 끝난다.
+#
 # 파라미터가 없는 모듈을 감싸는 것은 오류가 아니지만 얻는 것이 없다. ReLU 하나에서 저장되는 텐서의 모양과, 감싼 결과의 `requires_grad`를 본다. 입력에 `requires_grad`가 없으면 결과에도 없고, 저장되는 것도 없다.
 
 # %%
