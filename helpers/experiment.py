@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, fields, replace
 from io import StringIO
 from types import SimpleNamespace
@@ -184,19 +184,36 @@ def gpu_memory_experiment(
     gpu = _chosen(gpu)
     config = load_config(setting.model_id)
     setting.check_length(config)
-    dataset = _dataset(setting, text_config(config).vocab_size)
-    print(tr(ko=f"배치 크기: {setting.batch_size}", en=f"Batch size: {setting.batch_size}"))
     log, parameters, error = TrainingLog(), [0], None
     gpu.reset_peak_memory_stats()
     held_before = gpu.memory_allocated()
+    with _in_words(gpu):
+        with gpu.interruptible():
+            try:
+                error = _run(setting, gpu, config, log, parameters)
+            except BaseException as failure:
+                clear_frames(failure)  # they hold the model and its tensors
+                raise
+            finally:
+                release_memory(gpu)
+        if error:
+            print(error)
+            print(_explain(gpu))
+        print(gpu_utilization_line(gpu.memory_allocated()))
+        report = _report(setting, gpu, log, parameters[0])
+        report.reserved_bytes = gpu.max_memory_reserved()
+        if error:
+            report.fits, report.error, report.needed_bytes = False, error, None
+            if gpu.is_virtual:
+                report.needed_bytes = held_before + predict_memory(setting, gpu=gpu).needed_bytes
+    return report
+
+
+@contextmanager
+def _in_words(gpu: GPU) -> Iterator[None]:
+    """Say what an interrupt has left, and what to do about a GPU that failed."""
     try:
-        try:
-            error = _run(setting, gpu, dataset, log, parameters)
-        except BaseException as failure:
-            clear_frames(failure)  # they hold the model and its tensors
-            raise
-        finally:
-            release_memory(gpu)
+        yield
     except KeyboardInterrupt:
         message = tr(ko="실험을 중단했다. 메모리는 모두 돌려주었다.", en="Interrupted; all memory was given back.")
         raise KeyboardInterrupt(message) from None
@@ -212,17 +229,6 @@ def gpu_memory_experiment(
                 f"CUDA says: {failure}",
             )
         ) from failure
-    if error:
-        print(error)
-        print(_explain(gpu))
-    print(gpu_utilization_line(gpu.memory_allocated()))
-    report = _report(setting, gpu, log, parameters[0])
-    report.reserved_bytes = gpu.max_memory_reserved()
-    if error:
-        report.fits, report.error, report.needed_bytes = False, error, None
-        if gpu.is_virtual:
-            report.needed_bytes = held_before + predict_memory(setting, gpu=gpu).needed_bytes
-    return report
 
 
 def gpu_memory_sweep(**settings: Any) -> MemoryTable:
@@ -301,8 +307,10 @@ def _chosen(gpu: GPU | str | None) -> GPU:
     return gpu or current_gpu()
 
 
-def _run(setting: Setting, gpu: GPU, dataset: Any, log: TrainingLog, parameters: list[int]) -> str | None:
+def _run(setting: Setting, gpu: GPU, config: Any, log: TrainingLog, parameters: list[int]) -> str | None:
     """Load and train; the text of the out-of-memory error, or None. Nothing on the GPU outlives this call's frame."""
+    dataset = _dataset(setting, text_config(config).vocab_size)
+    print(tr(ko=f"배치 크기: {setting.batch_size}", en=f"Batch size: {setting.batch_size}"))
     dtype, autocast = setting.dtypes
     try:
         model, _ = load_model_and_tokenizer(
@@ -402,6 +410,11 @@ def _spec_like(gpu: GPU) -> Any:
 def virtual_run(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, int, TrainingLog]:
     """Every operation of the experiment on a virtual GPU without a limit: (timeline, bytes of parameters, log)."""
     gpu = VirtualGPU(spec, limited=False)
+    with gpu.interruptible():
+        return _run_unlimited(setting, config, gpu)
+
+
+def _run_unlimited(setting: Setting, config: Any, gpu: VirtualGPU) -> tuple[Timeline, int, TrainingLog]:
     log = TrainingLog()
     dtype, autocast = setting.dtypes
     dtype = checkpoint_dtype(setting.model_id, config) if dtype == "auto" else dtype

@@ -110,6 +110,10 @@ class CudaGPU:
         """Mixed precision in `dtype`; None does nothing."""
         return nullcontext() if dtype is None else torch.autocast("cuda", dtype=dtype)
 
+    def interruptible(self):
+        """Ctrl+C may come at any time: CUDA's counters are in C."""
+        return nullcontext()
+
     @contextmanager
     def record(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[CudaRecord]:
         """Record the block's phases; they are named with `record.phase(...)`."""

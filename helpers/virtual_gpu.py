@@ -226,7 +226,7 @@ class VirtualGPU:
         self.mode = _CountingMode(self)
         self.kernels = CudaKernels(spec.compute_capability, without)
         self.in_step = False
-        self.interrupted = False
+        self.interrupted = self._waits = False  # Ctrl+C has come; Ctrl+C has to wait
         self._workspaces: dict[bool, int] = {}  # made in backward? -> allocation id
 
     def __repr__(self) -> str:
@@ -377,10 +377,13 @@ class VirtualGPU:
     # -- recording -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        # An interrupt that falls into a callback of the meter would be swallowed there and leave it wrong: it waits for
-        # the next operation. Only the main thread may set a handler, and only it is interrupted.
-        if threading.current_thread() is not threading.main_thread():
+    def interruptible(self) -> Iterator[None]:
+        """Let Ctrl+C in this block wait for the next operation, or for the block's end.
+
+        An interrupt that falls into a callback of the meter is swallowed there, and leaves it wrong.
+        """
+        # Only the main thread may set a handler, and only it is interrupted.
+        if self._waits or threading.current_thread() is not threading.main_thread():
             yield
             return
 
@@ -388,12 +391,13 @@ class VirtualGPU:
             self.interrupted = True
 
         before = signal.signal(signal.SIGINT, note)
+        self._waits = True
         try:
             yield
             if self.interrupted:
                 raise KeyboardInterrupt
         finally:
-            self.interrupted = False
+            self._waits = self.interrupted = False
             signal.signal(signal.SIGINT, before)
 
     @contextmanager
@@ -402,7 +406,7 @@ class VirtualGPU:
         record = VirtualRecord(self, model, optimizer)
         self.meter.recorder = record.recorder
         try:
-            with self._interruptible():
+            with self.interruptible():
                 yield record
         finally:
             record.label_training()  # also what was half done when the memory ran out

@@ -148,8 +148,11 @@ class OpenNotebook:
 
     def wait_until_text(self, css: str, met: Callable[[str], bool], timeout_s: float = LOOK_TIMEOUT_S) -> str:
         """Wait until the text of an element is as it should be, and return it."""
-        self.wait_until(lambda: met(self.text(css)), f"the text of {css}, now {self.text(css)!r}", timeout_s)
-        return self.text(css)
+        end = time.monotonic() + timeout_s
+        while not met(text := self.text(css)):
+            assert time.monotonic() < end, f"after {timeout_s} s the text of {css} is still {text!r}"
+            self.page.wait_for_timeout(100)
+        return text
 
     def cells(self) -> list[dict]:
         """The notebook's cells as the page holds them, with their outputs."""

@@ -3,6 +3,8 @@
 import gc
 import json
 import re
+import signal
+import sys
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from helpers.gpu_catalog import CATALOG
 from helpers.language import set_language
 from helpers.models import architectures
 from helpers.report import MemoryTable
-from helpers.virtual_gpu import VirtualGPU
+from helpers.virtual_gpu import AllocationMeter, VirtualGPU
 
 WEIGHTS = 2_663_620_608  # 1,331,810,304 parameters in fp16, every tensor a multiple of 512 bytes
 WORKSPACES = 2 * 8_519_680
@@ -358,6 +360,31 @@ def test_interrupted_in_the_middle_of_backward(small, monkeypatch):
     calls.clear()
     gc.collect()
     assert small.memory_allocated() == 0
+
+
+@pytest.mark.parametrize("capacity_bytes", [2**33, 2**26])  # the second ends while the model is loaded
+def test_ctrl_c_falls_into_a_release(small, capacity_bytes, monkeypatch):
+    """In training, in loading, in tidying up: there an exception is swallowed, and what should be freed is not."""
+    free, releases, swallowed = AllocationMeter.free, [], []
+
+    def interrupted(meter, block):
+        releases.append(block)
+        if len(releases) == at:
+            signal.raise_signal(signal.SIGINT)
+        free(meter, block)
+
+    monkeypatch.setattr(AllocationMeter, "free", interrupted)
+    monkeypatch.setattr(sys, "unraisablehook", swallowed.append)
+    limited(small, capacity_bytes)
+    at = 0
+    assert gpu_memory_experiment(2, model_id="middle/neox", sequence_length=16).fits == (capacity_bytes > 2**26)
+    assert releases
+    for at in sorted({round(1 + part * (len(releases) - 1)) for part in (0, 0.2, 0.4, 0.6, 0.8, 1)}):
+        releases.clear()
+        with pytest.raises(KeyboardInterrupt, match="실험을 중단했다"):
+            gpu_memory_experiment(2, model_id="middle/neox", sequence_length=16)
+        assert len(releases) >= at and small.memory_allocated() == 0
+    assert swallowed == []
 
 
 @pytest.mark.parametrize(

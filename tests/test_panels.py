@@ -97,6 +97,7 @@ def test_a_bug_is_not_hidden():
     panel.act = lambda side: 1 / 0
     with pytest.raises(ZeroDivisionError):
         panel.controls["side"].value = 3
+    assert 'role="alert"' in panel.status.value and "ZeroDivisionError: division by zero" in panel.status.value
     del panel.act
     panel.controls["side"].value = 4
     assert "16 m²" in panel.status.value

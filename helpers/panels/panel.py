@@ -146,7 +146,11 @@ class Panel(widgets.VBox):
             self.status.value = status_line(stopped)
         except (ValueError, ImportError, OSError, RuntimeError) as error:
             self.clear()
-            self.status.value = error_line(error)
+            self.status.value = error_line(str(error))
+        except Exception as error:  # a defect, whose traceback belongs into the notebook's log
+            self.clear()
+            self.status.value = error_line(f"{type(error).__name__}: {error}")
+            raise
         finally:
             self._moving = False
             listen(handler)
@@ -169,9 +173,9 @@ def status_line(text: str) -> str:
     return f'<p role="status" style="margin:4px 0"><b>{escape(text)}</b></p>'
 
 
-def error_line(error: BaseException) -> str:
-    """An error in place of a result, as HTML."""
-    return f'<p role="alert" style="margin:4px 0;color:#d55e00"><b>{escape(str(error))}</b></p>'
+def error_line(text: str) -> str:
+    """What went wrong, in place of a result, as HTML."""
+    return f'<p role="alert" style="margin:4px 0;color:#d55e00"><b>{escape(text)}</b></p>'
 
 
 def _in_main_thread() -> bool:
