@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 
 # A built notebook and its check are those of a machine without a GPU and without a network.
 QUIET_MACHINE := CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 PYTHONHASHSEED=0
+# Two processes of two threads each on two cores take four times as long for small products as two of one.
+ONE_THREAD := OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
 .PHONY: help course test stress check format notebooks stamp figures site bench measure-gpu accuracy environment
@@ -26,11 +28,11 @@ course: $(READY)  ## set everything up, open the course in JupyterLab
 test: $(READY)  ## set everything up, run every check (several minutes)
 	@echo "Checking style and notebooks (seconds), then running every test and every notebook (several minutes)."
 	@$(MAKE) --no-print-directory check
-	@$(QUIET_MACHINE) $(BIN)/python -m pytest tests $(wildcard notebooks/ko) -q -n 2 --dist loadfile \
+	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python -m pytest tests $(wildcard notebooks/ko) -q -n 2 --dist loadfile \
 		--nbval --nbval-current-env --nbval-cell-timeout 300
 
 stress: $(READY)  ## every panel and notebook treated badly, every architecture (half an hour)
-	@$(QUIET_MACHINE) $(BIN)/python -m pytest tests/test_stress.py tests/test_architectures.py -q -m stress -n 2
+	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python -m pytest tests/test_stress.py tests/test_architectures.py -q -m stress -n 2
 
 check: $(READY)  ## style, and: is every notebook what its source builds?
 	@$(BIN)/ruff check .
