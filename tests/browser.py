@@ -188,28 +188,32 @@ class OpenNotebook:
         return path
 
 
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory) -> Iterator[tuple[str, Path]]:
+    """A JupyterLab over a copy of the course: its address and the copy's folder."""
+    home = tmp_path_factory.mktemp("course")
+    for part in ("image", "notebooks/ko"):
+        shutil.copytree(ROOT / part, home / part, ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+    with jupyter_lab(home, tmp_path_factory.mktemp("jupyter")) as address:
+        yield address, home
+
+
 # For a file, not the session: Playwright holds an event loop while it is open, and other tests want theirs.
 @pytest.fixture(scope="module")
-def open_notebook(tmp_path_factory) -> Iterator[Callable[[str | Path], OpenNotebook]]:
+def open_notebook(lab) -> Iterator[Callable[[str | Path], OpenNotebook]]:
     """Opens chapters: `open_notebook("03_memory_decomposition")`, or a notebook by its path."""
-    home = tmp_path_factory.mktemp("course")
-    folder = home / "notebooks" / "ko"
-    folder.mkdir(parents=True)
-    for part in ("image", "notebooks/ko"):
-        if (ROOT / part).exists():
-            ignore = shutil.ignore_patterns(".ipynb_checkpoints")
-            shutil.copytree(ROOT / part, home / part, dirs_exist_ok=True, ignore=ignore)
-
-    with chromium() as browser, jupyter_lab(home, tmp_path_factory.mktemp("jupyter")) as address:
+    address, home = lab
+    with chromium() as browser:
 
         def open_(notebook: str | Path) -> OpenNotebook:
             path = Path(notebook)
-            if path.suffix == ".ipynb":
-                shutil.copy(path, folder)
+            if path.suffix != ".ipynb":
+                path = ROOT / "notebooks" / "ko" / f"{notebook}.ipynb"
             # One page at a time: the kernel of the one before ends with it.
             for context in browser.contexts:
                 context.close()
             end_kernels(address)
+            shutil.copy(path, home / "notebooks" / "ko")  # anew: an earlier test may have run it
             page = browser.new_page(viewport={"width": 1280, "height": 1400}, locale="ko-KR")
             opened = OpenNotebook(page)
             page.goto(f"{address}/lab?reset", timeout=START_TIMEOUT_S * 1000)
@@ -218,6 +222,7 @@ def open_notebook(tmp_path_factory) -> Iterator[Callable[[str | Path], OpenNoteb
             return opened
 
         yield open_
+        end_kernels(address)
 
 
 @contextmanager

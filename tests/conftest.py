@@ -2,7 +2,7 @@
 
 import signal
 
-from browser import open_notebook  # noqa: F401
+from browser import lab, open_notebook  # noqa: F401
 
 # A shell's background job, and all that it starts, ignores Ctrl+C; tests of interrupts must not depend on that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -18,7 +18,7 @@ def test_chapter_3_runs_and_its_panel_follows(open_notebook):
     notebook.wait_until(lambda: notebook.html(".memory-picture") != first, "the picture follows the slider")
     notebook.press_slider(".memory-batch", "End")
     notebook.wait_until_text(".memory-status", lambda text: "메모리 부족" in text)
-    assert "배치 64" in notebook.html(".memory-picture")
+    notebook.wait_until(lambda: "배치 64" in notebook.html(".memory-picture"), "the picture shows batch 64")
 
     # The drop-downs: a larger GPU holds it.
     notebook.choose(".memory-gpu", "H200")

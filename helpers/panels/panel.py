@@ -160,8 +160,8 @@ class Panel(widgets.VBox):
 
     def show(self, *lines: str, picture: Any) -> None:
         """The result of a move: lines of status and a picture."""
-        self.status.value = "".join(map(status_line, lines))
         self.picture.value = picture._repr_svg_()
+        self.status.value = "".join(map(status_line, lines))  # last: what it tells of is there to be seen
 
     def clear(self) -> None:
         """Show nothing, and forget what was shown: the move has no result."""
