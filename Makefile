@@ -32,7 +32,7 @@ test: $(READY)  ## set everything up, run every check (several minutes)
 		--nbval --nbval-current-env --nbval-cell-timeout 300
 
 stress: $(READY)  ## every panel and notebook treated badly, every architecture (half an hour)
-	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python -m pytest tests/test_stress.py tests/test_architectures.py -q -m stress -n 2
+	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python -m pytest tests -q -m stress -n 2
 
 check: $(READY)  ## style, and: is every notebook what its source builds?
 	@$(BIN)/ruff check .

@@ -9,7 +9,7 @@ How the bytes are made comparable. MemTracker counts the bytes that a tensor ask
 fake tensors' device, and this is "cpu". Our meter counts what CUDA would hold. So three things differ, all of them
 meant: (1) CUDA's allocator gives blocks of 512 bytes, (2) CUDA's kernels are not the CPU's (attention), and cuBLAS has
 a workspace, (3) AdamW's step counters, 4 bytes a parameter tensor, live on the host, not on the GPU. "like for like" is
-our meter with these three switched off (blocks of one byte, `CudaKernels` not entered, no workspace, the step counted
+our meter with these three switched off (blocks of one byte, without all of `cuda_kernels.DIFFERENCES`, the step counted
 whole); it must be equal to MemTracker to the byte. "peak, as CUDA" is what the course shows. Our time is that of the
 whole prediction (`predict_memory(full=True)`, CUDA's rules, timeline and report), not of the like-for-like run.
 
@@ -231,13 +231,13 @@ def by_depth(_: str, repeats: int) -> None:
 
 def _like_for_like(model_id: str) -> int:
     """The peak on our meter with CUDA's rules switched off; see above."""
-    from helpers import caching_allocator, virtual_gpu
+    from helpers import caching_allocator
+    from helpers.cuda_kernels import DIFFERENCES
     from helpers.gpu_catalog import CATALOG
+    from helpers.virtual_gpu import VirtualGPU
 
     caching_allocator.BLOCK_BYTES = 1
-    gpu = virtual_gpu.VirtualGPU(CATALOG["T4"], limited=False)
-    gpu.kernels = nullcontext()
-    gpu._reserve_workspace = lambda: None
+    gpu = VirtualGPU(CATALOG["T4"], limited=False, without=DIFFERENCES)
 
     @contextmanager
     def phase(name):

@@ -79,8 +79,8 @@ class PlannerPanel(Panel):
 
     def _search(self) -> None:
         text = tr(
-            ko="찾는 중이다. 처음 보는 모델이면 몇십 초 걸린다.",
-            en="Searching; a new model takes some tens of seconds.",
+            ko="찾는 중이다. 처음 보는 모델이면 10초쯤 걸린다.",
+            en="Searching; a new model takes about ten seconds.",
         )
         self.status.value = status_line(text)
         request = make_request(**self.values())
@@ -96,7 +96,6 @@ class PlannerPanel(Panel):
         if plans is None:
             self.table.value = self.picture.value = self.why.value = ""
         else:
-            self.show(plans.verdict, picture=plans.chart())
             self.table.value = table_html(plans)
             head = tr(ko="진 것과 그 까닭", en="the losers, and why")
             self.why.value = f"<details><summary>{escape(head)}</summary>{plans.why()._repr_html_()}</details>"
@@ -104,6 +103,8 @@ class PlannerPanel(Panel):
         self.choice.value = options[0][1] if options else None
         self.choice.disabled = not options
         self._chosen()
+        if plans is not None:
+            self.show(plans.verdict, picture=plans.chart())
 
     def _chosen(self) -> None:
         if self.plans is None or not self.choice.value:
