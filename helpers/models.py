@@ -12,6 +12,7 @@ import socket
 import warnings
 from collections.abc import Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -63,7 +64,10 @@ def load_config(model_id: str) -> Any:
     if entry is not None:
         return AutoConfig.for_model(**entry["config"], name_or_path=model_id)
     try:
-        config = AutoConfig.from_pretrained(model_id, **_hub_argument())
+        if Path(str(model_id)).is_dir():
+            config = AutoConfig.from_pretrained(model_id, local_files_only=True)
+        else:
+            config = copy.deepcopy(_config_from_hub(str(model_id)))
     except (OSError, ValueError) as error:
         short = [name.split("/")[-1] for name in architectures()]
         try:
@@ -77,6 +81,13 @@ def load_config(model_id: str) -> Any:
         raise
     _auto_class(config)
     return config
+
+
+@functools.lru_cache(maxsize=64)
+def _config_from_hub(model_id: str) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(model_id, **_hub_argument())
 
 
 def _auto_class(config: Any) -> Any:

@@ -326,6 +326,23 @@ def test_only_the_cache_is_asked_where_the_hub_is_out_of_reach(monkeypatch, no_n
     assert len(no_network) == 1
 
 
+def test_a_folder_is_not_asked_of_the_hub_and_a_name_only_once(monkeypatch, no_network, tmp_path):
+    from huggingface_hub import constants
+    from transformers import AutoConfig
+
+    monkeypatch.setattr(models, "getproxies", dict)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    load_config("gpt2").save_pretrained(tmp_path)
+    load_config(str(tmp_path))
+    assert no_network == []
+    folder, asked = AutoConfig.from_pretrained, []
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda name, **_: asked.append(name) or folder(tmp_path))
+    first, second = load_config("nobody/nothing"), load_config("nobody/nothing")
+    assert asked == ["nobody/nothing"] and len(no_network) == 1
+    assert first is not second  # whoever changes one leaves the other alone
+    models._config_from_hub.cache_clear()
+
+
 # -- the tokenizer ----------------------------------------------------------------------------------------------------
 
 
