@@ -188,7 +188,7 @@ def gpu_memory_experiment(
     gpu.reset_peak_memory_stats()
     held_before = gpu.memory_allocated()
     with _in_words(gpu):
-        with gpu.interruptible():
+        with gpu.interrupts_wait():
             try:
                 error = _run(setting, gpu, config, log, parameters)
             except BaseException as failure:
@@ -410,7 +410,7 @@ def _spec_like(gpu: GPU) -> Any:
 def virtual_run(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, int, TrainingLog]:
     """Every operation of the experiment on a virtual GPU without a limit: (timeline, bytes of parameters, log)."""
     gpu = VirtualGPU(spec, limited=False)
-    with gpu.interruptible():
+    with gpu.interrupts_wait():
         return _run_unlimited(setting, config, gpu)
 
 

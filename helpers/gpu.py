@@ -110,8 +110,8 @@ class CudaGPU:
         """Mixed precision in `dtype`; None does nothing."""
         return nullcontext() if dtype is None else torch.autocast("cuda", dtype=dtype)
 
-    def interruptible(self):
-        """Ctrl+C may come at any time: CUDA's counters are in C."""
+    def interrupts_wait(self):
+        """Nothing has to wait here: CUDA's counters are not Python's, and Ctrl+C leaves them right."""
         return nullcontext()
 
     @contextmanager

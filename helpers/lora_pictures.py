@@ -101,7 +101,10 @@ def draw_runs(runs: list[Any], count: int) -> svg.Drawing:
     top, width, height = 52, 300, 220
     highest = max(max(run.losses) for run in runs) * 1.05
     answers = tr(ko="맞히는 답(실선: 새 과제, 점선: 옛 과제)", en="answers known (solid: new, dashed: old)")
-    for left, title, largest, show in ((60, "loss", highest, "{:.1f}"), (430, answers, count, "{:.0f}")):
+    for left, title, largest, show in (
+        (60, tr(ko="손실", en="loss"), highest, "{:.1f}"),
+        (430, answers, count, "{:.0f}"),
+    ):
         drawing.text(left, 30, title, 14, bold=True)
         _frame(drawing, left, top, width, height, largest, svg.nice_step(largest) if left == 60 else count / 4, show)
         for k in range(0, steps + 1, 20):

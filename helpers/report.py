@@ -230,7 +230,9 @@ def setting_label(name: str) -> str:
 
 
 def setting_value(value: Any) -> str:
-    """A setting's value in the reader's language: a switch is on or off."""
+    """A setting's value in the reader's language: a switch is on or off, and None is none."""
+    if value is None:
+        return tr(ko="없음", en="none")
     return tr(ko="켬" if value else "끔", en="on" if value else "off") if isinstance(value, bool) else str(value)
 
 

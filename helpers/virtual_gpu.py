@@ -377,8 +377,8 @@ class VirtualGPU:
     # -- recording -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """Let Ctrl+C in this block wait for the next operation, or for the block's end.
+    def interrupts_wait(self) -> Iterator[None]:
+        """In this block Ctrl+C waits for the next operation, or for the block's end.
 
         An interrupt that falls into a callback of the meter is swallowed there, and leaves it wrong.
         """
@@ -406,7 +406,7 @@ class VirtualGPU:
         record = VirtualRecord(self, model, optimizer)
         self.meter.recorder = record.recorder
         try:
-            with self.interruptible():
+            with self.interrupts_wait():
                 yield record
         finally:
             record.label_training()  # also what was half done when the memory ran out

@@ -389,7 +389,7 @@ def test_out_of_memory_leaves_nothing_but_the_model(phase, checkpointing):
     recomputing = checkpointing and phase == "backward"
     assert held.value.__traceback__ and (gpu.memory_allocated() == weights) != recomputing
     gpu.meter.allocator.capacity_bytes = None
-    assert train().optimizer_steps == 2  # as if nothing had been: up to PyTorch 2.11 the hooks themselves stayed, too
+    assert train().optimizer_steps == 2  # as if nothing had been: up to PyTorch 2.12 the hooks themselves stayed, too
     del held
     release_memory(gpu)
     assert gpu.memory_allocated() == weights

@@ -62,7 +62,7 @@ PAGE = """\
 
 1. **최대가 어디에 있는가.** `gpu_memory_experiment(...)`나 `predict_memory(...)`의 보고서가 말해 준다. 최대가 **스텝**에 있으면 옵티마이저를, **역전파**에 있으면 순전파 상태를 줄인다.
    엉뚱한 쪽을 줄이면 아래 표의 어떤 줄처럼 거의 변하지 않는다.
-2. **남은 것이 있는가.** 앞서 난 오류가 모델을 붙들고 있을 수 있다. `cleanup()`을 부르거나 커널을 다시 시작한다. OOM 뒤에 `CheckpointError`가 나는 것도 같은 까닭이다(PyTorch 2.11까지).
+2. **남은 것이 있는가.** 앞서 난 오류가 모델을 붙들고 있을 수 있다. `cleanup()`을 부르거나 커널을 다시 시작한다. OOM 뒤에 `CheckpointError`가 나는 것도 같은 까닭이다(PyTorch 2.12까지).
 3. **다른 프로세스가 있는가.** `nvidia-smi`로 본다.
 4. **조각났는가.** 오류 메시지의 "reserved by PyTorch but unallocated"가 모자란 만큼보다 크면 빈자리가 흩어져 있는 것이다. 환경 변수 `PYTORCH_ALLOC_CONF=expandable_segments:True`를 켜고 다시 시작한다. 위의 모델을 배치 {fragmented}으로 학습할 때가 그렇다.
    텐서는 {tensors}뿐인데 T4에 들어가지 않고, 켜면 {expandable}를 예약하고 들어간다. 잃는 것은 없다(3장).

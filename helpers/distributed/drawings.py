@@ -12,7 +12,7 @@ from ..units import human_bytes
 from .model_parallel import DURATION, PipelineRun, bubble, timetable
 from .ranks import TrainingRun
 
-MACHINES = (svg.BLUE, svg.ORANGE, svg.GREEN, svg.PURPLE)
+COLORS = (svg.BLUE, svg.ORANGE, svg.GREEN, svg.PURPLE)
 
 
 def draw_data_parallel(runs: Sequence[TrainingRun]) -> svg.Drawing:
@@ -32,7 +32,7 @@ def draw_data_parallel(runs: Sequence[TrainingRun]) -> svg.Drawing:
     }
     for i, run in enumerate(runs):
         x, width = 20 + i * step + 6, step - 12
-        color = MACHINES[i % len(MACHINES)]
+        color = COLORS[i % len(COLORS)]
         rows = tr(ko=f"문장 {run.rows}개", en=f"{run.rows} sentences")
         drawing.rect(x, 50, width, 30, color)
         drawing.text(x + width / 2, 70, rows, size=svg.fit_size(rows, width - 8, 13), anchor="middle", fill=svg.PAPER)
@@ -53,12 +53,12 @@ def draw_data_parallel(runs: Sequence[TrainingRun]) -> svg.Drawing:
     return drawing
 
 
-def draw_model_splits(layers: int = 8, machines: int = 4) -> svg.Drawing:
-    """One model over four machines: cut across its layers (pipeline) and along them (tensor)."""
-    title = tr(ko=f"층 {layers}개짜리 모델을 GPU {machines}개에", en=f"{layers} layers over {machines} GPUs")
+def draw_model_splits(layers: int = 8, gpus: int = 4) -> svg.Drawing:
+    """One model over four GPUs: cut across its layers (pipeline) and along them (tensor)."""
+    title = tr(ko=f"층 {layers}개짜리 모델을 GPU {gpus}개에", en=f"{layers} layers over {gpus} GPUs")
     drawing = svg.Drawing(760, 110 + layers * 30, title)
     drawing.text(20, 30, title, size=16, bold=True)
-    stages = [int(part[0]) for part in torch.arange(layers).tensor_split(machines)]
+    stages = [int(part[0]) for part in torch.arange(layers).tensor_split(gpus)]
     for left, name in (
         (20, tr(ko="파이프라인 병렬: 층을 나누어 맡는다", en="pipeline: each has whole layers")),
         (400, tr(ko="텐서 병렬: 층마다 나누어 맡는다", en="tensor: each has a slice of every layer")),
@@ -66,19 +66,19 @@ def draw_model_splits(layers: int = 8, machines: int = 4) -> svg.Drawing:
         drawing.text(left, 60, name, size=13, bold=True)
         for layer in range(layers):
             y = 74 + layer * 30
-            for machine in range(machines):
-                owner = sum(layer >= first for first in stages) - 1 if left == 20 else machine
-                drawing.rect(left + 42 + machine * 72, y, 72, 24, MACHINES[owner])
+            for gpu in range(gpus):
+                owner = sum(layer >= first for first in stages) - 1 if left == 20 else gpu
+                drawing.rect(left + 42 + gpu * 72, y, 72, 24, COLORS[owner])
             drawing.text(left + 36, y + 17, f"{layer + 1}", size=12, anchor="end", fill=svg.MUTED)
             if left == 400:
                 continue
             if layer in stages[1:]:
-                drawing.line(left + 42, y - 3, left + 42 + 72 * machines, y - 3, svg.INK, stroke_dasharray="4 3")
+                drawing.line(left + 42, y - 3, left + 42 + 72 * gpus, y - 3, svg.INK, stroke_dasharray="4 3")
     y = 74 + layers * 30 + 14
-    for machine in range(machines):
-        label = tr(ko=f"GPU {machine}", en=f"GPU {machine}")
-        drawing.rect(62 + machine * 100, y, 11, 11, MACHINES[machine])
-        drawing.text(79 + machine * 100, y + 10, label, size=12)
+    for gpu in range(gpus):
+        label = f"GPU {gpu}"
+        drawing.rect(62 + gpu * 100, y, 11, 11, COLORS[gpu])
+        drawing.text(79 + gpu * 100, y + 10, label, size=12)
     note = tr(ko="점선에서 순전파 상태를 넘긴다", en="activations are handed on at the dashed lines")
     drawing.text(740, y + 10, note, size=12, anchor="end", fill=svg.MUTED)
     return drawing
@@ -109,7 +109,7 @@ def draw_matrix_splits() -> svg.Drawing:
 
     columns, rows = A.chunk(2, dim=1), A.chunk(2, dim=0)
     slices = X.chunk(2, dim=1)
-    whole = tr(ko="(a) 한 대에서: X·A", en="(a) on one machine: X·A")
+    whole = tr(ko="(a) GPU 하나에서: X·A", en="(a) on one GPU: X·A")
     row(78, whole, [(X, [both] * 2), "·", (A, [both] * 4), "=", (X @ A, [both] * 4)])
     by_columns = tr(
         ko="(b) A를 열로 나눈다: 결과를 나란히 놓는다(concatenate)", en="(b) A by columns: results side by side"
@@ -132,7 +132,7 @@ def draw_matrix_splits() -> svg.Drawing:
         x = _matrix(drawing, x + 22, y, matrix, [color] * 4) + 4
     for i, color in enumerate((one, two)):
         drawing.rect(20 + i * 90, 398, 11, 11, color)
-        drawing.text(37 + i * 90, 408, tr(ko=f"GPU {i}", en=f"GPU {i}"), size=12)
+        drawing.text(37 + i * 90, 408, f"GPU {i}", size=12)
     return drawing
 
 
@@ -179,7 +179,7 @@ def draw_block_splits(shapes: Mapping[str, tuple[int, ...]], heads: int) -> svg.
         drawing.text(20, top, name, size=13, bold=True)
         for rank in range(2):
             y = top + 12 + rank * 54
-            color = MACHINES[rank]
+            color = COLORS[rank]
             drawing.text(24, y + 28, "X", size=15)
             drawing.line(40, y + 23, 66, y + 23, color, stroke_width=2)
             for j, (what, detail, cut) in enumerate(boxes):
@@ -197,7 +197,7 @@ def draw_block_splits(shapes: Mapping[str, tuple[int, ...]], heads: int) -> svg.
         drawing.text(656, top + 78, tr(ko="더하기", en="sum"), size=12, anchor="middle", fill=svg.MUTED)
         drawing.text(716, top + 66, "Y", size=15)
     for rank in range(2):
-        drawing.rect(20 + rank * 80, 330, 11, 11, MACHINES[rank])
+        drawing.rect(20 + rank * 80, 330, 11, 11, COLORS[rank])
         drawing.text(37 + rank * 80, 340, f"rank {rank}", size=12)
     return drawing
 

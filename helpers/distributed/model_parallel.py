@@ -80,7 +80,7 @@ def pipeline(schedule: str = "1F1B", micro_batches: int = 8, pause: float = 0.0)
     kind = {"GPipe": pipelining.ScheduleGPipe, "1F1B": pipelining.Schedule1F1B}[schedule]
     work = kind(stage, micro_batches, loss_fn=sentence_loss)
     losses: list[torch.Tensor] = []
-    inputs = [tokens.to(device).contiguous()] if rank == 0 else []  # up to PyTorch 2.11 it wants them so
+    inputs = [tokens.to(device).contiguous()] if rank == 0 else []  # PyTorch 2.11 wants them so
     targets = {"target": labels.to(device), "losses": losses} if rank == n - 1 else {}
     dist.barrier()
     work.step(*inputs, **targets)
