@@ -56,7 +56,7 @@ site: $(READY)  ## the notebooks as a website in tmp/site (needs requirements-si
 	@$(or $(SITE_PYTHON),$(BIN)/python) tools/site.py
 
 bench: $(READY)  ## the virtual GPU beside its peers, then beside the book (builds a second environment; minutes)
-	@$(BIN)/python benchmarks/virtual_gpu.py
+	@$(BIN)/python benchmarks/speed.py
 	@$(BIN)/python benchmarks/book.py
 
 # Not the environment's Python but the machine's own: a CUDA image brings its torch with it.

@@ -125,7 +125,8 @@ def inside() -> None:
 def _experiment(batch_size: int | None, checkpointing: bool) -> dict:
     import torch
 
-    from helpers import load_model_and_tokenizer, make_dummy_dataset, train_model, training, use_gpu
+    from helpers import load_model_and_tokenizer, make_dummy_dataset, train_model, use_gpu
+    from virtual_gpu.step import training
 
     gpu = use_gpu("T4")
     model, _ = load_model_and_tokenizer(MODEL, attention="eager")  # the only one that GPT-NeoX had

@@ -21,9 +21,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from helpers.experiment import Setting, virtual_run
-from helpers.gpu_catalog import CATALOG
-from helpers.models import load_config
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.step.experiment import Setting, virtual_run
+from virtual_gpu.step.models import load_config
 
 MODELS = (
     "EleutherAI/polyglot-ko-1.3b",

@@ -59,7 +59,7 @@ def worker(model: str, ranks: int, degree: int) -> Child:
 
 def measure(model: str, ranks: int, degree: int) -> None:
     """Emit the row of one ledger."""
-    from helpers.distributed.ledger import closed_form, shard_ledger
+    from virtual_gpu.shards.ledger import closed_form, shard_ledger
 
     shard_ledger("gpt2", 2)
     start = time.perf_counter()

@@ -27,13 +27,13 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, set_seed
 from torch.utils.data import DataLoader
 
-from helpers.data import make_dummy_dataset
-from helpers.depth import with_depth
-from helpers.distributed import engine
-from helpers.language import tr
-from helpers.models import DEFAULT_MODEL, build_model, load_config
-from helpers.training import enable_checkpointing, make_optimizer
-from helpers.units import human_bytes, positive_int
+from helpers.chapters.c6_distributed import engine
+from virtual_gpu.language import tr
+from virtual_gpu.step.data import make_dummy_dataset
+from virtual_gpu.step.models import DEFAULT_MODEL, build_model, load_config
+from virtual_gpu.step.training import enable_checkpointing, make_optimizer
+from virtual_gpu.trace.depth import with_depth
+from virtual_gpu.units import human_bytes, positive_int
 
 
 def main() -> None:

@@ -1,56 +1,62 @@
 """Helpers of the course. Heavy libraries are imported where they are first needed, so `import helpers` is light."""
 
 import importlib
+import os
+
+from virtual_gpu.language import set_language as _set_language
 
 _HOME = {
-    "set_language": "language",
-    "check_environment": "environment",
-    "course_map": "course",
-    "use_gpu": "gpu",
-    "current_gpu": "gpu",
-    "print_gpu_utilization": "gpu",
-    "cleanup": "gpu",
-    "make_dummy_dataset": "data",
-    "load_model_and_tokenizer": "models",
-    "count_parameters": "models",
-    "estimate_memory_of_gradients": "training",
-    "estimate_memory_of_optimizer": "training",
-    "train_model": "training",
-    "gpu_memory_experiment": "experiment",
-    "gpu_memory_sweep": "experiment",
-    "predict_memory": "experiment",
-    "memory_panel": "panels.memory",
-    "number_panel": "panels.number_formats",
-    "quantize": "quantization",
-    "example_tensor": "quantization",
-    "quantization_panel": "panels.quantization",
-    "accumulation_panel": "panels.accumulation",
-    "enable_checkpointing": "training",
-    "record_chain": "checkpointing",
-    "sweep_segments": "checkpointing",
-    "compare_steps": "checkpointing_costs",
-    "training_flops": "flops",
-    "largest_fitting": "largest",
-    "both_levers": "checkpointing_costs",
-    "checkpointing_panel": "panels.checkpointing",
-    "checkpointing_memory_panel": "panels.checkpointing",
-    "run_ranks": "distributed.launcher",
-    "shard_ledger": "distributed.ledger",
-    "rank_step": "distributed.rank_step",
-    "zero_panel": "panels.zero",
-    "lora_panel": "panels.lora",
-    "plan_training": "planner",
-    "planner_panel": "panels.planner",
-    "exercise": "exercises",
-    "human_bytes": "units",
+    "set_language": "virtual_gpu.language",
+    "check_environment": ".environment",
+    "course_map": ".course",
+    "use_gpu": "virtual_gpu.gpus",
+    "current_gpu": "virtual_gpu.gpus",
+    "print_gpu_utilization": "virtual_gpu.gpus",
+    "cleanup": "virtual_gpu.gpus",
+    "make_dummy_dataset": "virtual_gpu.step.data",
+    "load_model_and_tokenizer": "virtual_gpu.step.models",
+    "count_parameters": "virtual_gpu.step.models",
+    "estimate_memory_of_gradients": "virtual_gpu.step.training",
+    "estimate_memory_of_optimizer": "virtual_gpu.step.training",
+    "train_model": "virtual_gpu.step.training",
+    "gpu_memory_experiment": "virtual_gpu.step.experiment",
+    "gpu_memory_sweep": "virtual_gpu.step.experiment",
+    "predict_memory": "virtual_gpu.step.experiment",
+    "memory_panel": ".chapters.c3_memory.panel",
+    "number_panel": ".chapters.c1_numbers.panel",
+    "quantize": ".chapters.c2_quantization.quantization",
+    "example_tensor": ".chapters.c2_quantization.quantization",
+    "quantization_panel": ".chapters.c2_quantization.panel",
+    "accumulation_panel": ".chapters.c4_accumulation.panel",
+    "enable_checkpointing": "virtual_gpu.step.training",
+    "record_chain": ".chapters.c5_checkpointing.chain",
+    "sweep_segments": ".chapters.c5_checkpointing.chain",
+    "compare_steps": ".chapters.c5_checkpointing.costs",
+    "training_flops": "virtual_gpu.step.flops",
+    "largest_fitting": "virtual_gpu.step.largest",
+    "both_levers": ".chapters.c5_checkpointing.costs",
+    "checkpointing_panel": ".chapters.c5_checkpointing.panel",
+    "checkpointing_memory_panel": ".chapters.c5_checkpointing.panel",
+    "run_ranks": ".chapters.c6_distributed.launcher",
+    "shard_ledger": "virtual_gpu.shards.ledger",
+    "rank_step": "virtual_gpu.shards.rank_step",
+    "zero_panel": ".chapters.c6_distributed.panel",
+    "lora_panel": ".chapters.c7_lora.panel",
+    "plan_training": "virtual_gpu.plan",
+    "planner_panel": ".chapters.c8_planner.panel",
+    "exercise": ".chapters",
+    "human_bytes": "virtual_gpu.units",
 }
 __all__ = sorted(_HOME)
+
+# The course speaks Korean, whatever the machine does: its pages do.
+_set_language("en" if os.environ.get("COURSE_LANGUAGE") == "en" else "ko")
 
 
 def __getattr__(name: str):
     if name not in _HOME:
         raise AttributeError(f"module 'helpers' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    value = getattr(importlib.import_module(_HOME[name], __name__), name)
     globals()[name] = value
     return value
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from virtual_gpu.language import tr
+
 from .environment import COURSE, html_rows
-from .language import tr
 
 # A guess at a reader's pace, for the map only: Korean technical prose, a look at a result, an exercise.
 SIGNS_A_MINUTE, MINUTES_A_RESULT, MINUTES_AN_EXERCISE = 400, 0.5, 5

@@ -21,8 +21,8 @@ from html import escape
 from importlib import metadata
 from pathlib import Path
 
-from .language import tr
-from .units import human_bytes
+from virtual_gpu.language import tr
+from virtual_gpu.units import human_bytes
 
 COURSE = Path(__file__).resolve().parent.parent
 # Whatever is missing: these stay as they are. A Colab runtime with another torch or ipywidgets no longer works.

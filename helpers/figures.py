@@ -8,35 +8,36 @@ from typing import Any
 
 import torch
 
-from . import svg
-from .accumulation import draw_splits
-from .accumulation_pictures import draw_gradients
-from .checkpointing import record_chain, sweep_segments
-from .checkpointing_pictures import draw_moments
-from .distributed.drawings import (
+from virtual_gpu.drawing import svg
+from virtual_gpu.language import tr
+from virtual_gpu.plan import plan_training
+from virtual_gpu.report import MemoryTable, draw_report
+from virtual_gpu.shards.ledger import shard_ledger
+from virtual_gpu.shards.pictures import draw_gpus, draw_stages, draw_step
+from virtual_gpu.shards.rank_step import rank_step, steps_by_ranks
+from virtual_gpu.step.experiment import predict_memory
+from virtual_gpu.step.models import add_adapters
+from virtual_gpu.step.splits import splits
+
+from .chapters.c1_numbers.formats import FORMATS, draw_layouts, draw_number, draw_spacing
+from .chapters.c2_quantization.pictures import draw_code_stems, draw_codes, draw_mappings
+from .chapters.c2_quantization.quantization import NINE_NUMBERS, book_numbers, example_tensor, quantize
+from .chapters.c4_accumulation.accumulation import draw_splits
+from .chapters.c4_accumulation.pictures import draw_gradients
+from .chapters.c5_checkpointing.chain import record_chain, sweep_segments
+from .chapters.c5_checkpointing.pictures import draw_moments
+from .chapters.c6_distributed.drawings import (
     draw_block_splits,
     draw_data_parallel,
     draw_matrix_splits,
     draw_model_splits,
     draw_pipeline,
 )
-from .distributed.launcher import run_ranks
-from .distributed.ledger import shard_ledger
-from .distributed.model_parallel import SCHEDULES, pipeline, tensor_parallel
-from .distributed.rank_step import rank_step, steps_by_ranks
-from .distributed.ranks import data_parallel
-from .distributed.zero_pictures import draw_gpus, draw_stages, draw_step
-from .experiment import predict_memory
-from .fine_tuning import Runs, fine_tune, picture_of_update, pretrained_model
-from .language import tr
-from .models import add_adapters
-from .number_formats import FORMATS, draw_layouts, draw_number, draw_spacing
-from .planner import plan_training
-from .quantization import NINE_NUMBERS, book_numbers, example_tensor, quantize
-from .quantization_pictures import draw_code_stems, draw_codes, draw_mappings
-from .report import MemoryTable, draw_report
+from .chapters.c6_distributed.launcher import run_ranks
+from .chapters.c6_distributed.model_parallel import SCHEDULES, pipeline, tensor_parallel
+from .chapters.c6_distributed.ranks import data_parallel
+from .chapters.c7_lora.fine_tuning import Runs, fine_tune, picture_of_update, pretrained_model
 from .small_model import SmallLanguageModel, sentences
-from .splits import splits
 
 
 def batch_4_on_a_t4() -> svg.Drawing:

@@ -4,6 +4,8 @@ import signal
 
 from browser import lab, open_notebook  # noqa: F401
 
+import helpers  # noqa: F401  (the course speaks Korean: so do its tests)
+
 # A shell's background job, and all that it starts, ignores Ctrl+C; tests of interrupts must not depend on that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

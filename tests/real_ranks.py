@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from helpers.depth import with_depth
-from helpers.distributed.fake_rank import _locals, _optimizer, _states, shard
-from helpers.distributed.layout import CONVENTIONS, Layout
-from helpers.distributed.ranks import weigh
-from helpers.models import load_config
+from helpers.chapters.c6_distributed.ranks import weigh
+from virtual_gpu.shards.fake_rank import _locals, _optimizer, _states, shard
+from virtual_gpu.shards.layout import CONVENTIONS, Layout
+from virtual_gpu.step.models import load_config
+from virtual_gpu.trace.depth import with_depth
 
 
 def tiny():

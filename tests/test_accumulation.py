@@ -5,11 +5,17 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from helpers import predict_memory
-from helpers.accumulation import capital_samples, difference, draw_splits, gradient, small_gpt2
-from helpers.accumulation_pictures import draw_gradients, draw_losses
+from helpers.chapters.c4_accumulation.accumulation import (
+    capital_samples,
+    difference,
+    draw_splits,
+    gradient,
+    small_gpt2,
+)
+from helpers.chapters.c4_accumulation.pictures import draw_gradients, draw_losses
 from helpers.small_model import SmallLanguageModel, sentences
-from helpers.splits import splits
 from helpers.trainers import largest_difference, train_with_trainer
+from virtual_gpu.step.splits import splits
 
 SETTINGS = {
     "max_steps": 2,

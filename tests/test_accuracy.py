@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from benchmarks import measure_gpu
-from helpers.gpu_catalog import CATALOG
 from tools import accuracy
+from virtual_gpu.cards import CATALOG
 
 
 def numbers(allocated, peak, reserved):

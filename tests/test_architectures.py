@@ -18,12 +18,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from helpers import cuda_kernels, experiment
-from helpers.cuda_kernels import cublas_workspace_bytes
-from helpers.experiment import gpu_memory_experiment, predict_memory
-from helpers.gpu_catalog import CATALOG
-from helpers.models import build_on_gpu, byte_tokenizer, load_config, load_model_and_tokenizer
-from helpers.virtual_gpu import VirtualGPU
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.rules import cuda as cuda_kernels
+from virtual_gpu.rules.cuda import cublas_workspace_bytes
+from virtual_gpu.step import experiment
+from virtual_gpu.step.experiment import gpu_memory_experiment, predict_memory
+from virtual_gpu.step.models import build_on_gpu, byte_tokenizer, load_config, load_model_and_tokenizer
 
 words = str.split
 

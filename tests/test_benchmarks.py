@@ -11,7 +11,7 @@ from benchmarks.children import ROOT
 
 @pytest.mark.stress
 def test_the_peak_is_memtrackers():
-    command = [sys.executable, "benchmarks/virtual_gpu.py", "--models", "openai-community/gpt2"]
+    command = [sys.executable, "benchmarks/speed.py", "--models", "openai-community/gpt2"]
     run = subprocess.run(
         [*command, "--repeats", "1", "--no-depth"],
         cwd=ROOT, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, check=True,

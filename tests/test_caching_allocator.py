@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.caching_allocator import BLOCK_BYTES, MIB, SMALL_BYTES, CachingAllocator, round_size, segment_size
-from helpers.timeline import TimelineRecorder
+from virtual_gpu.allocator import BLOCK_BYTES, MIB, SMALL_BYTES, CachingAllocator, round_size, segment_size
+from virtual_gpu.trace.timeline import TimelineRecorder
 
 
 def test_sizes():

@@ -7,7 +7,7 @@ from math import comb
 import pytest
 
 from helpers import record_chain, set_language, sweep_segments
-from helpers.checkpointing import (
+from helpers.chapters.c5_checkpointing.chain import (
     Chain,
     execute,
     fewest_computations,
@@ -17,7 +17,7 @@ from helpers.checkpointing import (
     schedule_by_splitting,
     segment_starts,
 )
-from helpers.checkpointing_pictures import draw_moments
+from helpers.chapters.c5_checkpointing.pictures import draw_moments
 
 
 def every_strategy(nodes):

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig
 
 from helpers import make_dummy_dataset, predict_memory
-from helpers.checkpointing_costs import (
+from helpers.chapters.c5_checkpointing.costs import (
     SavingTable,
     both_levers,
     checkpoint_modules,
@@ -15,11 +15,11 @@ from helpers.checkpointing_costs import (
     printed_after_step,
     step_timeline,
 )
-from helpers.flops import count_flops, flops_of_config, training_flops
-from helpers.largest import largest_fitting
-from helpers.models import load_config
 from helpers.trainers import largest_difference, train_with_trainer
-from helpers.training import set_checkpointing
+from virtual_gpu.step.flops import count_flops, flops_of_config, training_flops
+from virtual_gpu.step.largest import largest_fitting
+from virtual_gpu.step.models import load_config
+from virtual_gpu.step.training import set_checkpointing
 
 each = {"use_reentrant": False}
 

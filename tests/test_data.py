@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from helpers.data import MAX_TOKENS, make_dummy_dataset
+from virtual_gpu.step.data import MAX_TOKENS, make_dummy_dataset
 
 
 def test_the_books_data_set():

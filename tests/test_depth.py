@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from helpers.depth import continued, shallow_depths
-from helpers.timeline import TimelineRecorder
+from virtual_gpu.trace.depth import continued, shallow_depths
+from virtual_gpu.trace.timeline import TimelineRecorder
 
 SIZES = st.lists(st.sampled_from([512, 1024, 4096]), max_size=4)
 # What a layer does: weights that are there, activations that are kept and temporaries, gradients, the step's lists.

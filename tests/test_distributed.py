@@ -18,18 +18,16 @@ import real_ranks
 import torch
 
 from helpers import run_ranks, set_language
-from helpers.distributed import launcher
-from helpers.distributed.drawings import (
+from helpers.chapters.c6_distributed import launcher
+from helpers.chapters.c6_distributed.drawings import (
     draw_block_splits,
     draw_data_parallel,
     draw_matrix_splits,
     draw_model_splits,
     draw_pipeline,
 )
-from helpers.distributed.launcher import MAX_RANKS, RankError
-from helpers.distributed.layout import Layout
-from helpers.distributed.ledger import paper_bytes
-from helpers.distributed.model_parallel import (
+from helpers.chapters.c6_distributed.launcher import MAX_RANKS, RankError
+from helpers.chapters.c6_distributed.model_parallel import (
     SCHEDULES,
     PipelineRun,
     bubble,
@@ -39,7 +37,9 @@ from helpers.distributed.model_parallel import (
     tensor_parallel_mlp,
     timetable,
 )
-from helpers.distributed.ranks import add_up, data_parallel, one_process, tiny_model, zero
+from helpers.chapters.c6_distributed.ranks import add_up, data_parallel, one_process, tiny_model, zero
+from virtual_gpu.shards.layout import Layout
+from virtual_gpu.shards.ledger import paper_bytes
 
 
 def ranks_alive():

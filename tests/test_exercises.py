@@ -6,12 +6,12 @@ import re
 import pytest
 
 from helpers import exercise, predict_memory
-from helpers.exercises import CHAPTERS
+from helpers.chapters import CHAPTERS
 
 NUMBERS = [
     number
     for chapter in CHAPTERS
-    for number in importlib.import_module(f"helpers.exercises.chapter_{chapter}").EXERCISES
+    for number in importlib.import_module(f"helpers.chapters.{CHAPTERS[chapter]}.exercises").EXERCISES
 ]
 
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-import helpers.gpu
-from helpers import experiment, models
-from helpers.depth import with_depth
-from helpers.experiment import PRECISIONS, Setting, gpu_memory_experiment, gpu_memory_sweep, predict_memory
-from helpers.gpu_catalog import CATALOG
-from helpers.language import set_language
-from helpers.models import architectures
-from helpers.report import MemoryTable
-from helpers.virtual_gpu import AllocationMeter, VirtualGPU
+import virtual_gpu.gpus
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.counting.gpu import AllocationMeter, VirtualGPU
+from virtual_gpu.language import set_language
+from virtual_gpu.report import MemoryTable
+from virtual_gpu.step import experiment, models
+from virtual_gpu.step.experiment import PRECISIONS, Setting, gpu_memory_experiment, gpu_memory_sweep, predict_memory
+from virtual_gpu.step.models import architectures
+from virtual_gpu.trace.depth import with_depth
 
 WEIGHTS = 2_663_620_608  # 1,331,810,304 parameters in fp16, every tensor a multiple of 512 bytes
 WORKSPACES = 2 * 8_519_680
@@ -68,7 +68,7 @@ def small(monkeypatch):
     known = {name: {"config": config, "dtype": "float16"} for name, config in SMALL.items()}
     monkeypatch.setattr(models, "architectures", lambda: known)
     gpu = VirtualGPU(CATALOG["T4"])
-    monkeypatch.setattr(helpers.gpu, "_current", gpu)
+    monkeypatch.setattr(virtual_gpu.gpus, "_current", gpu)
     return gpu
 
 

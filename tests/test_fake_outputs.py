@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import virtual_gpu
-from helpers.depth import with_depth
-from helpers.experiment import Setting, virtual_run
-from helpers.fake_outputs import FakeOutputs
-from helpers.gpu_catalog import CATALOG
-from helpers.models import load_config
-from helpers.virtual_gpu import VirtualGPU
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.counting import gpu as virtual_gpu
+from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.counting.outputs import FakeOutputs
+from virtual_gpu.step.experiment import Setting, virtual_run
+from virtual_gpu.step.models import load_config
+from virtual_gpu.trace.depth import with_depth
 
 
 @pytest.fixture

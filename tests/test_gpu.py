@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-import helpers.gpu
-from helpers.gpu import cleanup, current_gpu, gpu_utilization_line, print_gpu_utilization, release_memory, use_gpu
-from helpers.gpu_catalog import CATALOG
-from helpers.language import set_language
+import virtual_gpu.gpus
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.gpus import (
+    cleanup,
+    current_gpu,
+    gpu_utilization_line,
+    print_gpu_utilization,
+    release_memory,
+    use_gpu,
+)
+from virtual_gpu.language import set_language
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -20,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def no_gpu(monkeypatch):
     """A machine without a GPU, on which none has been chosen yet."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(helpers.gpu, "_current", None)
+    monkeypatch.setattr(virtual_gpu.gpus, "_current", None)
 
 
 @pytest.fixture

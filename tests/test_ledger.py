@@ -8,12 +8,11 @@ import torch.distributed as dist
 from real_ranks import one_step_at_each_stage, tiny
 
 from helpers import rank_step, run_ranks, shard_ledger
-from helpers.depth import with_depth
-from helpers.distributed import fake_rank
-from helpers.distributed import ledger as ledger_module
-from helpers.distributed.fake_rank import fake_world, run_rank
-from helpers.distributed.layout import CONVENTIONS, Layout
-from helpers.distributed.ledger import (
+from virtual_gpu.shards import fake_rank
+from virtual_gpu.shards import ledger as ledger_module
+from virtual_gpu.shards.fake_rank import fake_world, run_rank
+from virtual_gpu.shards.layout import CONVENTIONS, Layout
+from virtual_gpu.shards.ledger import (
     PAPER_MODELS,
     RankMemory,
     closed_form,
@@ -23,11 +22,12 @@ from helpers.distributed.ledger import (
     local_shapes,
     paper_bytes,
 )
-from helpers.distributed.rank_step import steps_by_ranks
-from helpers.distributed.zero_pictures import PUBLISHED, draw_gpus, draw_stages
-from helpers.experiment import predict_memory
-from helpers.models import build_model, count_parameters, load_config
-from helpers.units import GB
+from virtual_gpu.shards.pictures import PUBLISHED, draw_gpus, draw_stages
+from virtual_gpu.shards.rank_step import steps_by_ranks
+from virtual_gpu.step.experiment import predict_memory
+from virtual_gpu.step.models import build_model, count_parameters, load_config
+from virtual_gpu.trace.depth import with_depth
+from virtual_gpu.units import GB
 
 SMALL = "gpt2"
 LLAMA = "meta-llama/Llama-3.2-1B"

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig
 
-from helpers import fine_tuning, gpu_memory_experiment, gpu_memory_sweep, largest, predict_memory, use_gpu
-from helpers.experiment import Setting, model_bytes
-from helpers.fine_tuning import (
+from helpers import gpu_memory_experiment, gpu_memory_sweep, predict_memory, use_gpu
+from helpers.chapters.c7_lora import fine_tuning
+from helpers.chapters.c7_lora.fine_tuning import (
     TASKS,
     Runs,
     complete,
@@ -26,19 +26,15 @@ from helpers.fine_tuning import (
     updates,
     with_rank,
 )
-from helpers.four_bit import check_kernels
-from helpers.gpu_catalog import CATALOG
-from helpers.language import set_language
-from helpers.largest import LargestModels, largest_model
-from helpers.lora import (
-    load_adapter,
-    merge,
-    storage_table,
-    trainable_parameters,
-    unmerge,
-)
-from helpers.models import add_adapters, build_on_gpu, count_parameters, load_model_and_tokenizer
-from helpers.virtual_gpu import VirtualGPU
+from helpers.chapters.c7_lora.lora import load_adapter, merge, storage_table, trainable_parameters, unmerge
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.language import set_language
+from virtual_gpu.step import largest
+from virtual_gpu.step.experiment import Setting, model_bytes
+from virtual_gpu.step.four_bit import check_kernels
+from virtual_gpu.step.largest import LargestModels, largest_model
+from virtual_gpu.step.models import add_adapters, build_on_gpu, count_parameters, load_model_and_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = (ROOT / "notebooks/src/07_lora.py").read_text(encoding="utf-8")

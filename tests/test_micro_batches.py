@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers import experiment
-from helpers.depth import with_depth
-from helpers.experiment import Setting, predict_memory, virtual_run
-from helpers.gpu_catalog import CATALOG
-from helpers.micro_batches import MICRO_BATCHES, with_micro_batches
-from helpers.models import load_config
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.step import experiment
+from virtual_gpu.step.experiment import Setting, predict_memory, virtual_run
+from virtual_gpu.step.models import load_config
+from virtual_gpu.trace.depth import with_depth
+from virtual_gpu.trace.micro_batches import MICRO_BATCHES, with_micro_batches
 
 ARRAYS = ("born", "nbytes", "category", "span")
 

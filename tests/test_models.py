@@ -9,10 +9,11 @@ import torch
 import transformers
 from torch import nn
 
-from helpers import models
-from helpers.gpu_catalog import CATALOG
-from helpers.language import set_language
-from helpers.models import (
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.language import set_language
+from virtual_gpu.step import models
+from virtual_gpu.step.models import (
     architectures,
     build_model,
     byte_tokenizer,
@@ -22,7 +23,6 @@ from helpers.models import (
     load_model_and_tokenizer,
     resolve_model_id,
 )
-from helpers.virtual_gpu import VirtualGPU
 
 POLYGLOT = "EleutherAI/polyglot-ko-1.3b"
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.number_formats import (
+from helpers.chapters.c1_numbers.formats import (
     FORMATS,
     FormatTable,
     ModelSizes,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from helpers import exercise
-from helpers.quantization import (
+from helpers.chapters.c2_quantization.quantization import (
     DISTRIBUTIONS,
     METHODS,
     book_numbers,

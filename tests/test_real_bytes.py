@@ -10,16 +10,22 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig
 
-from helpers import training
-from helpers.cuda_kernels import cublas_workspace_bytes
-from helpers.experiment import model_bytes
-from helpers.four_bit import VirtualLinear4bit, _real_layer
-from helpers.gpu import storage_bytes
-from helpers.gpu_catalog import CATALOG
-from helpers.models import build_model, build_on_gpu, byte_tokenizer, count_parameters, load_model_and_tokenizer
-from helpers.timeline import Timeline
-from helpers.training import TrainingLog, train_model
-from helpers.virtual_gpu import VirtualGPU
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.gpus import storage_bytes
+from virtual_gpu.rules.cuda import cublas_workspace_bytes
+from virtual_gpu.step import training
+from virtual_gpu.step.experiment import model_bytes
+from virtual_gpu.step.four_bit import VirtualLinear4bit, _real_layer
+from virtual_gpu.step.models import (
+    build_model,
+    build_on_gpu,
+    byte_tokenizer,
+    count_parameters,
+    load_model_and_tokenizer,
+)
+from virtual_gpu.step.training import TrainingLog, train_model
+from virtual_gpu.trace.timeline import Timeline
 
 SMALL = {"vocab_size": 512, "bos_token_id": 0, "eos_token_id": 0}
 CONFIGS = {

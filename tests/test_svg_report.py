@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import svg
-from helpers.language import set_language
-from helpers.report import MemoryReport, MemoryTable, PhaseTable, draw_report, html_table
-from helpers.timeline import CATEGORIES, PhaseCurve, Timeline
-from helpers.units import GiB
+from virtual_gpu.drawing import svg
+from virtual_gpu.language import set_language
+from virtual_gpu.report import MemoryReport, MemoryTable, PhaseTable, draw_report, html_table
+from virtual_gpu.trace.timeline import CATEGORIES, PhaseCurve, Timeline
+from virtual_gpu.units import GiB
 
 NASTY = "<b>\"Tom\" & 'Jerry' · 한글</b>"
 SETTING = {"batch_size": 4, "gradient_accumulation_steps": 1, "precision": "auto", "gpu": "T4"}

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.timeline import CATEGORIES, PhaseCurve, Timeline, TimelineRecorder
+from virtual_gpu.trace.timeline import CATEGORIES, PhaseCurve, Timeline, TimelineRecorder
 
 
 def curve(name, *totals):

@@ -27,8 +27,8 @@ from accelerate.utils import DistributedType
 from accelerate.utils.constants import DEEPSPEED_MULTINODE_LAUNCHERS
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
-from helpers.distributed import engine
-from helpers.distributed.engine import Asked, EngineError, what_was_asked
+from helpers.chapters.c6_distributed import engine
+from helpers.chapters.c6_distributed.engine import Asked, EngineError, what_was_asked
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "examples" / "train_distributed.py"
@@ -101,7 +101,7 @@ def model(tmp_path_factory):
     """A folder with a configuration alone, and one with weights."""
     from transformers import LlamaConfig
 
-    from helpers.models import build_model
+    from virtual_gpu.step.models import build_model
 
     folder = tmp_path_factory.mktemp("model")
     config = LlamaConfig(

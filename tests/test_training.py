@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GPTNeoXConfig
 
-from helpers import training
-from helpers.data import make_dummy_dataset
-from helpers.gpu import release_memory
-from helpers.gpu_catalog import CATALOG
-from helpers.language import set_language
-from helpers.models import build_on_gpu, count_parameters
-from helpers.timeline import Timeline
-from helpers.training import (
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.gpus import release_memory
+from virtual_gpu.language import set_language
+from virtual_gpu.step import training
+from virtual_gpu.step.data import make_dummy_dataset
+from virtual_gpu.step.models import build_on_gpu, count_parameters
+from virtual_gpu.step.training import (
     OPTIMIZERS,
     TrainingLog,
     enable_checkpointing,
@@ -27,7 +27,7 @@ from helpers.training import (
     make_optimizer,
     train_model,
 )
-from helpers.virtual_gpu import VirtualGPU
+from virtual_gpu.trace.timeline import Timeline
 
 CONFIG = GPTNeoXConfig(
     hidden_size=64,

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.language import set_language
-from helpers.units import GB, GiB, MiB, book_gb, choose, human_bytes, positive_int
+from virtual_gpu.language import set_language
+from virtual_gpu.units import GB, GiB, MiB, book_gb, choose, human_bytes, positive_int
 
 
 @pytest.fixture

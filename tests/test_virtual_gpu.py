@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from helpers.cuda_kernels import DIFFERENCES, CudaKernels, attention_kernel, cublas_workspace_bytes
-from helpers.gpu_catalog import CATALOG
-from helpers.timeline import CATEGORIES
-from helpers.virtual_gpu import AllocationMeter, VirtualGPU, on_virtual_gpu
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.counting.gpu import AllocationMeter, VirtualGPU, on_virtual_gpu
+from virtual_gpu.rules.cuda import DIFFERENCES, CudaKernels, attention_kernel, cublas_workspace_bytes
+from virtual_gpu.trace.timeline import CATEGORIES
 
 KIB, MIB = 2**10, 2**20
 WORKSPACE = 8_519_680  # ":4096:2:16:8", 8.125 MiB

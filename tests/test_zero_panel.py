@@ -5,8 +5,8 @@ import re
 import pytest
 
 from helpers import rank_step, zero_panel
-from helpers.distributed.ledger import PAPER_MODELS
-from helpers.units import human_bytes
+from virtual_gpu.shards.ledger import PAPER_MODELS
+from virtual_gpu.units import human_bytes
 
 LLAMA = "meta-llama/Llama-3.2-1B"
 
@@ -52,7 +52,7 @@ def test_it_shows_what_the_step_says(panel, values):
 
 
 def test_moving_the_number_of_ranks_runs_nothing_new(panel, monkeypatch):
-    from helpers.distributed import rank_step as module
+    from virtual_gpu.shards import rank_step as module
 
     monkeypatch.setattr(module, "run_rank", lambda *_, **__: pytest.fail("run again"))
     shown = set()

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.children import ROOT
 from benchmarks.measure_gpu import NUMBERS, RECORDS, VERSION, error
-from helpers.gpu_catalog import CATALOG
+from virtual_gpu.cards import CATALOG
 
 PAGES = {"en": ROOT / "README.md", "ko": ROOT / "README.ko.md"}
 MARKERS = re.compile(r"(<!-- accuracy:begin -->\n).*?(<!-- accuracy:end -->)", re.DOTALL)

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 from helpers import predict_memory, shard_ledger
-from helpers.report import phase_label
-from helpers.units import GiB
+from virtual_gpu.report import phase_label
+from virtual_gpu.units import GiB
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "cheat_sheet.md"

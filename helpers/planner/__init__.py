@@ -1,17 +1,4 @@
-"""Chapter 8, the planner: a model and a GPU in, ranked ways to train that fit out; `python -m helpers.planner`."""
+"""The name under which the planner was first known: `virtual_gpu.plan`, and `python -m helpers.planner`."""
 
-from .plans import MARGIN, METHODS, PRECISIONS, Plan, Recipe, Request
-from .search import Change, Plans, cheapest, plan_training
-
-__all__ = [
-    "MARGIN",
-    "METHODS",
-    "PRECISIONS",
-    "Change",
-    "Plan",
-    "Plans",
-    "Recipe",
-    "Request",
-    "cheapest",
-    "plan_training",
-]
+from virtual_gpu.plan import *  # noqa: F403
+from virtual_gpu.plan import __all__ as __all__

@@ -28,8 +28,14 @@
 import torch
 
 from helpers import exercise, number_panel
-from helpers.number_formats import (
-    FORMATS, FormatTable, ModelSizes, draw_layouts, draw_number, draw_spacing, stochastic_round_to_bf16,
+from helpers.chapters.c1_numbers.formats import (
+    FORMATS,
+    FormatTable,
+    ModelSizes,
+    draw_layouts,
+    draw_number,
+    draw_spacing,
+    stochastic_round_to_bf16,
 )  # fmt: skip
 
 list(FORMATS)

@@ -28,8 +28,14 @@
 import torch
 
 from helpers import example_tensor, exercise, quantization_panel, quantize
-from helpers.quantization import (
-    book_numbers, double_quantize, int8_linear, load_bitsandbytes, nf4_table, outlier_columns, quantize_model,
+from helpers.chapters.c2_quantization.quantization import (
+    book_numbers,
+    double_quantize,
+    int8_linear,
+    load_bitsandbytes,
+    nf4_table,
+    outlier_columns,
+    quantize_model,
 )  # fmt: skip
 from helpers.small_model import score, train_small_model, with_outlier_channels
 

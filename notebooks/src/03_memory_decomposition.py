@@ -31,9 +31,20 @@
 import torch
 
 from helpers import (
-    cleanup, count_parameters, estimate_memory_of_gradients, estimate_memory_of_optimizer,
-    exercise, gpu_memory_experiment, gpu_memory_sweep, human_bytes, load_model_and_tokenizer,
-    make_dummy_dataset, memory_panel, predict_memory, print_gpu_utilization, use_gpu,
+    cleanup,
+    count_parameters,
+    estimate_memory_of_gradients,
+    estimate_memory_of_optimizer,
+    exercise,
+    gpu_memory_experiment,
+    gpu_memory_sweep,
+    human_bytes,
+    load_model_and_tokenizer,
+    make_dummy_dataset,
+    memory_panel,
+    predict_memory,
+    print_gpu_utilization,
+    use_gpu,
 )  # fmt: skip
 
 gpu = use_gpu()
@@ -365,7 +376,7 @@ gpu_memory_sweep(batch_size=4, sequence_length=[512, 1024, 2048], attention=["ea
 # 컨텍스트는 PyTorch가 쓸 수 없는 몫이다. 가상 GPU의 한도는 카드의 메모리에서 이 몫을 뺀 값이다. 카드마다 공개된 메시지에서 읽은 값이며, 출처는 `helpers/gpu_catalog.py`에 있다.
 
 # %%
-from helpers.gpu_catalog import CATALOG
+from virtual_gpu.cards import CATALOG
 
 t4 = CATALOG["T4"]
 human_bytes(t4.memory_bytes), human_bytes(t4.capacity_bytes), human_bytes(t4.memory_bytes - t4.capacity_bytes)
@@ -388,7 +399,7 @@ gpu_memory_experiment(batch_size=13, gpu="T4")
 # 오류 메시지는 `PYTORCH_ALLOC_CONF=expandable_segments:True`를 권한다. 세그먼트를 크기가 정해진 여러 개로 두지 않고, 하나를 페이지 단위로 늘였다 줄였다 하는 설정이다. 같은 배치 13을 그 설정으로 다시 실행한다.
 
 # %%
-from helpers.virtual_gpu import VirtualGPU
+from virtual_gpu.counting.gpu import VirtualGPU
 
 gpu_memory_experiment(batch_size=13, gpu=VirtualGPU(t4, expandable_segments=True))
 

@@ -33,8 +33,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from helpers import accumulation_panel, exercise, gpu_memory_experiment, gpu_memory_sweep, use_gpu
-from helpers.accumulation import capital_samples, difference, gradient, small_gpt2
-from helpers.accumulation_pictures import draw_gradients, draw_losses
+from helpers.chapters.c4_accumulation.accumulation import capital_samples, difference, gradient, small_gpt2
+from helpers.chapters.c4_accumulation.pictures import draw_gradients, draw_losses
 from helpers.small_model import SmallLanguageModel, sentences
 
 torch.set_num_threads(1)

@@ -34,9 +34,22 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from helpers import (
-    both_levers, checkpointing_memory_panel, checkpointing_panel, compare_steps, enable_checkpointing,
-    exercise, gpu_memory_experiment, gpu_memory_sweep, human_bytes, largest_fitting, make_dummy_dataset,
-    predict_memory, record_chain, sweep_segments, training_flops, use_gpu,
+    both_levers,
+    checkpointing_memory_panel,
+    checkpointing_panel,
+    compare_steps,
+    enable_checkpointing,
+    exercise,
+    gpu_memory_experiment,
+    gpu_memory_sweep,
+    human_bytes,
+    largest_fitting,
+    make_dummy_dataset,
+    predict_memory,
+    record_chain,
+    sweep_segments,
+    training_flops,
+    use_gpu,
 )  # fmt: skip
 
 transformers.logging.set_verbosity_error()
@@ -111,7 +124,7 @@ for node in (5, 4, 3, 2, 1):
 # 다시 계산해도 결과는 같을까? 세 실행의 그레이디언트가 서로 같은지, 그리고 PyTorch의 autograd가 계산한 값과 같은지 본다.
 
 # %%
-from helpers.checkpointing import Chain
+from helpers.chapters.c5_checkpointing.chain import Chain
 
 autograd = torch.tensor(Chain(5).autograd(), dtype=torch.float64)
 print(everything.gradients == minimum.gradients == checkpointed.gradients)
@@ -244,8 +257,8 @@ compare_steps(
 # %%
 import copy
 
-from helpers.checkpointing_costs import step_timeline
-from helpers.models import build_model, load_config
+from helpers.chapters.c5_checkpointing.costs import step_timeline
+from virtual_gpu.step.models import build_model, load_config
 
 
 def activations(layers):
@@ -449,7 +462,7 @@ table
 # %%
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from helpers.training import set_checkpointing
+from virtual_gpu.step.training import set_checkpointing
 
 
 def small_gpt(checkpointing=False):
@@ -594,7 +607,7 @@ message(enable_checkpointing, ResNetForImageClassification(ResNetConfig()))
 # 책은 체크포인팅을 켠 배치 16에서 스텝 직후에 10.29 GB를 출력했다. 체크포인팅이 없는 배치 4의 10.586 GB보다도 적다. 그런데 책의 루프는 키-값 캐시를 켠 채 학습하고, 체크포인팅을 켜면 캐시는 저절로 꺼진다. 메모리를 줄인 것은 둘 가운데 어느 쪽일까? 한도가 없는 가상 GPU에서 캐시와 체크포인팅을 켜고 끄며 같은 줄을 비교한다. 열은 차례로 캐시, 체크포인팅, 배치 16의 스텝 직후 메모리다.
 
 # %%
-from helpers.checkpointing_costs import printed_after_step
+from helpers.chapters.c5_checkpointing.costs import printed_after_step
 
 for use_cache, checkpointing in ((True, False), (False, False), (False, True)):
     print(use_cache, checkpointing, human_bytes(printed_after_step(use_cache, checkpointing)[0]))
@@ -631,8 +644,8 @@ for on in (False, True):
 from transformers import ViTConfig, ViTForImageClassification
 from transformers.models.resnet.modeling_resnet import ResNetBottleNeckLayer
 
-from helpers.checkpointing_costs import SavingTable, checkpoint_modules
-from helpers.flops import count_flops
+from helpers.chapters.c5_checkpointing.costs import SavingTable, checkpoint_modules
+from virtual_gpu.step.flops import count_flops
 
 
 def resnet(checkpointing):
@@ -705,7 +718,7 @@ for setting in languages:
 # %%
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from helpers.flops import flops_of_config
+from virtual_gpu.step.flops import flops_of_config
 
 config = load_config("polyglot-ko-1.3b")
 plain, stopped = (flops_of_config(config, 8, 1024, on) for on in (False, True))

@@ -37,17 +37,26 @@ import torch
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from helpers import exercise, human_bytes, rank_step, run_ranks, shard_ledger, zero_panel
-from helpers.distributed.drawings import (
-    draw_block_splits, draw_data_parallel, draw_matrix_splits, draw_model_splits, draw_pipeline,
+from helpers.chapters.c6_distributed.drawings import (
+    draw_block_splits,
+    draw_data_parallel,
+    draw_matrix_splits,
+    draw_model_splits,
+    draw_pipeline,
 )  # fmt: skip
-from helpers.distributed.layout import Layout
-from helpers.distributed.ledger import PAPER_MODELS, count_elements, paper_bytes
-from helpers.distributed.model_parallel import (
-    SCHEDULES, bubble, measured_bubble, pipeline, tensor_parallel, tensor_parallel_mlp,
+from virtual_gpu.shards.layout import Layout
+from virtual_gpu.shards.ledger import PAPER_MODELS, count_elements, paper_bytes
+from helpers.chapters.c6_distributed.model_parallel import (
+    SCHEDULES,
+    bubble,
+    measured_bubble,
+    pipeline,
+    tensor_parallel,
+    tensor_parallel_mlp,
 )  # fmt: skip
-from helpers.distributed.rank_step import steps_by_ranks
-from helpers.distributed.ranks import add_up, data_parallel, one_process, zero
-from helpers.distributed.zero_pictures import draw_gpus, draw_stages
+from virtual_gpu.shards.rank_step import steps_by_ranks
+from helpers.chapters.c6_distributed.ranks import add_up, data_parallel, one_process, zero
+from virtual_gpu.shards.pictures import draw_gpus, draw_stages
 
 run_ranks(add_up, 4)
 

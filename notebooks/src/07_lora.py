@@ -34,15 +34,34 @@ import torch
 from torch import nn
 
 from helpers import (
-    count_parameters, exercise, gpu_memory_sweep, human_bytes, load_model_and_tokenizer,
-    lora_panel, make_dummy_dataset, predict_memory, use_gpu,
+    count_parameters,
+    exercise,
+    gpu_memory_sweep,
+    human_bytes,
+    load_model_and_tokenizer,
+    lora_panel,
+    make_dummy_dataset,
+    predict_memory,
+    use_gpu,
 )  # fmt: skip
-from helpers.fine_tuning import (
-    FRANCE, PARIS, TASKS, Runs, complete, fine_tune, known, picture_of_update, pretrained_model,
-    quantized_model, share_of_singular_values, small_tokenizer, updates, with_rank,
+from helpers.chapters.c7_lora.fine_tuning import (
+    FRANCE,
+    PARIS,
+    TASKS,
+    Runs,
+    complete,
+    fine_tune,
+    known,
+    picture_of_update,
+    pretrained_model,
+    quantized_model,
+    share_of_singular_values,
+    small_tokenizer,
+    updates,
+    with_rank,
 )  # fmt: skip
-from helpers.largest import LargestModels
-from helpers.lora import load_adapter, merge, storage_table, trainable_parameters, unmerge
+from virtual_gpu.step.largest import LargestModels
+from helpers.chapters.c7_lora.lora import load_adapter, merge, storage_table, trainable_parameters, unmerge
 from peft import LoraConfig, PeftModel, get_peft_model
 
 gpu = use_gpu()

@@ -35,9 +35,9 @@ from tempfile import mkdtemp
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
 from helpers import exercise, plan_training, planner_panel
-from helpers.planner import Recipe, cheapest
-from helpers.planner.measure import held, measure
-from helpers.planner.plans import make_request
+from virtual_gpu.plan import Recipe, cheapest
+from virtual_gpu.plan.measure import held, measure
+from virtual_gpu.plan.plans import make_request
 
 # %% [markdown] lang="ko"
 # ## 8.1 58억 모델, T4 하나
@@ -206,7 +206,7 @@ print(best.files()["train.py"].split("dataset = ")[1])
 # `--json`은 JSON을, `--save 폴더`는 파일을 내놓는다. 종료 상태는 들어가는 것이 있으면 0, 없으면 1, 인자가 틀렸으면 2다. 더 작은 모델로 같은 명령을 노트북에서 부른다. 마지막 줄이 종료 상태다.
 
 # %%
-from helpers.planner.__main__ import main
+from virtual_gpu.plan.command import main
 
 status = main(["--model", "EleutherAI/polyglot-ko-1.3b", "--gpu", "T4", "--length", "256", "--methods", "lora"])
 print(status)

@@ -1,0 +1,52 @@
+"""Chapter 1's panel: a number's bits in every format."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import ipywidgets as widgets
+
+from virtual_gpu.language import tr
+
+from ...panel import Panel
+from .formats import draw_number, parse_number
+
+PRESETS = ("0.1", "1/3", "2049", "65504", "65520", "70000", "1e-8", "-0.0", "inf", "nan")
+
+
+class NumberPanel(Panel):
+    """Type a number, drag its power of ten, or press a preset: its bits, what is stored, and the error."""
+
+    prefix = "number"
+
+    def __init__(self) -> None:
+        super().__init__()
+        number, power = tr(ko="숫자", en="number"), tr(ko="10의 거듭제곱", en="power of ten")
+        self.text = self.control(widgets.Text, "text", number, value="0.1", continuous_update=True)
+        self.slider = self.control(
+            widgets.FloatSlider, "slider", power, self._dragged, value=-1, min=-46, max=39, step=0.1
+        )
+        self.presets = [
+            self.button(f"preset-{index}", text, partial(self._put, text), layout={"width": "70px"})
+            for index, text in enumerate(PRESETS)
+        ]
+        for button in self.presets:
+            button.add_class("number-preset")
+        self.lay_out([self.text], [self.slider], self.presets)
+        self.move(self._changed)
+
+    def _put(self, text: str) -> None:
+        self.text.value = text
+
+    def _dragged(self) -> None:
+        self.text.value = f"{10.0**self.slider.value:.6g}"
+
+    def _changed(self) -> None:
+        value = parse_number(self.text.value)
+        kind = tr(ko="파이썬의 float(fp64)으로 읽은 값", en="read as Python's float (fp64)")
+        self.show(f"{kind}: {value!r}", picture=draw_number(value))
+
+
+def number_panel() -> NumberPanel:
+    """Chapter 1: a number, typed, dragged or a preset → its bits in every format, what is stored, the error."""
+    return NumberPanel()

@@ -1,0 +1,92 @@
+"""Chapter 2's panel: a tensor under a quantization."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipywidgets as widgets
+import torch
+
+from virtual_gpu.language import tr
+
+from ...panel import Panel
+from ...small_model import train_small_model
+from .quantization import DISTRIBUTIONS, METHODS, example_tensor, method_label, quantize
+
+COUNT = 4096
+
+
+class QuantizationPanel(Panel):
+    """Chapter 2: choose numbers and a quantization; see the histogram with the codes on it, and what it costs."""
+
+    prefix = "quantization"
+
+    def __init__(self, weights: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self._weights = weights
+        distributions = [
+            (tr(ko="정규 분포", en="normal"), "normal"),
+            (tr(ko="꼬리가 두꺼운 분포", en="heavy-tailed"), "heavy_tailed"),
+            (tr(ko="이상치 네 개", en="four outliers"), "outliers"),
+            (tr(ko="한쪽뿐인 분포(ReLU)", en="one-sided (ReLU)"), "one_sided"),
+            (tr(ko="실제 층의 가중치", en="a real layer's weights"), "layer"),
+        ]
+        groupings = [
+            (tr(ko="텐서 전체", en="whole tensor"), "tensor"),
+            (tr(ko="채널(행)마다", en="each channel (row)"), "channel"),
+            (tr(ko="블록", en="blocks"), "block"),
+        ]
+        methods = [(method_label(method), method) for method in METHODS]
+        kind, method = tr(ko="분포", en="numbers"), tr(ko="방법", en="method")
+        bits, block = tr(ko="비트", en="bits"), tr(ko="블록 크기", en="block size")
+        scale = tr(ko="스케일 하나를", en="a scale for")
+        self.controls = {
+            "distribution": self.control(widgets.Dropdown, "distribution", kind, options=distributions),
+            "method": self.control(widgets.Dropdown, "method", method, options=methods, value="absmax"),
+            "bits": self.control(widgets.Text, "bits", bits, value="8", placeholder="2 … 8"),
+            "grouping": self.control(widgets.Dropdown, "grouping", scale, options=groupings),
+            "block": self.control(widgets.Text, "block", block, value="64"),
+        }
+        boxes = [*self.controls.values()]
+        self.lay_out(boxes[:3], boxes[3:])
+        self.move(self._changed)
+
+    def _changed(self) -> None:
+        nf4 = self.controls["method"].value == "nf4"
+        self.controls["bits"].disabled = nf4  # NF4 has 4 bits, whatever the field says
+        self.controls["block"].disabled = self.controls["grouping"].value != "block"
+        quantized = quantize(self._numbers(), **self._setting(nf4))
+        self.show(f"{quantized.title}: {quantized.verdict}", picture=quantized)
+
+    def _numbers(self) -> torch.Tensor:
+        distribution = self.controls["distribution"].value
+        if distribution in DISTRIBUTIONS:
+            return example_tensor(distribution, COUNT).reshape(64, -1)
+        if self._weights is None:
+            self._weights = train_small_model().blocks[0].up.weight
+        return self._weights
+
+    def _setting(self, nf4: bool) -> dict[str, Any]:
+        setting: dict[str, Any] = {"method": self.controls["method"].value}
+        if not nf4:
+            setting["bits"] = _integer(self.controls["bits"].value, tr(ko="비트", en="bits"))
+        grouping = self.controls["grouping"].value
+        if grouping == "channel":
+            setting["per_channel"] = True
+        elif grouping == "block":
+            setting["block_size"] = _integer(self.controls["block"].value, tr(ko="블록 크기", en="block size"))
+        return setting
+
+
+def _integer(text: str, what: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(
+            tr(ko=f"{what}: {text!r}은(는) 정수가 아니다.", en=f"{what}: {text!r} is not an integer.")
+        ) from None
+
+
+def quantization_panel(weights: torch.Tensor | None = None) -> QuantizationPanel:
+    """Chapter 2: distribution, method, bits, grouping → histogram with the codes on it. `weights`: a layer's."""
+    return QuantizationPanel(weights)

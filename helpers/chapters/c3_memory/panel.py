@@ -1,0 +1,84 @@
+"""Chapter 3's panel: the memory of a training setting."""
+
+from __future__ import annotations
+
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from io import StringIO
+
+import ipywidgets as widgets
+
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.gpus import current_gpu
+from virtual_gpu.language import tr
+from virtual_gpu.report import MemoryReport
+from virtual_gpu.step.experiment import PRECISIONS, Setting, gpu_memory_experiment, predict_memory
+
+from ...panel import Panel, status_line
+
+
+class MemoryPanel(Panel):
+    """Chapter 3: choose a setting, see its memory predicted at once, or run it.
+
+    It runs on the real GPU where that is in use, else on the virtual GPU that is chosen.
+    """
+
+    prefix = "memory"
+
+    def __init__(self) -> None:
+        super().__init__()
+        precision = tr(ko="정밀도", en="precision")
+        self.controls = {
+            "model_id": self.model(),
+            "gpu": self.gpu(_catalog_name()),
+            "batch_size": self.batch(4),
+            "sequence_length": self.length(),
+            "precision": self.control(widgets.Dropdown, "precision", precision, options=list(PRECISIONS)),
+            "optimizer": self.optimizer(),
+            "gradient_checkpointing": self.checkpointing(),
+        }
+        self.run = self.button("run", tr(ko="실행", en="Run"), self._run, button_style="primary", icon="play")
+        self._predictions: dict[tuple, MemoryReport] = {}
+        boxes = [*self.controls.values(), self.run]
+        self.lay_out(boxes[:4], boxes[4:])
+        self.move(self._changed)
+
+    def _changed(self) -> None:
+        setting, gpu = key = self._setting()
+        if key not in self._predictions:
+            self._predictions[key] = predict_memory(setting, gpu=gpu)
+        report = self._predictions[key]
+        self.show(tr(ko=f"예측: {report.verdict}", en=f"Predicted: {report.verdict}"), picture=report)
+
+    def _run(self) -> None:
+        self.run.disabled = True
+        try:
+            setting, name = self._setting()
+            gpu = current_gpu()
+            if gpu.is_virtual and gpu.name != name:
+                gpu = VirtualGPU(CATALOG[name])
+            self.status.value = status_line(tr(ko=f"{gpu.name}에서 실행하는 중…", en=f"Running on {gpu.name}…"))
+            with redirect_stdout(StringIO()):
+                report = gpu_memory_experiment(**asdict(setting), gpu=gpu)
+        finally:
+            self.run.disabled = False
+        virtual = tr(ko="가상 GPU에서 실행", en="run on the virtual GPU")
+        kind = virtual if gpu.is_virtual else tr(ko="측정", en="measured")
+        self.show(f"{kind} ({gpu.name}): {report.verdict}", picture=report)
+
+    def _setting(self) -> tuple[Setting, str]:
+        values = self.values()
+        gpu = values.pop("gpu")
+        return Setting(**values), gpu
+
+
+def _catalog_name() -> str:
+    """The GPU in use, where the catalogue has it: a real "Tesla T4" is the T4."""
+    name = current_gpu().name
+    return next((key for key, spec in CATALOG.items() if name in (key, spec.device_name)), "T4")
+
+
+def memory_panel() -> MemoryPanel:
+    """Chapter 3: model, GPU, batch, length, precision, optimizer, checkpointing → memory, predicted or run."""
+    return MemoryPanel()

@@ -1,0 +1,131 @@
+"""Chapter 7: LoRA and QLoRA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from virtual_gpu.language import tr
+from virtual_gpu.report import phase_label
+from virtual_gpu.step.experiment import Setting, predict_memory
+from virtual_gpu.units import choose, human_bytes
+
+from ...self_check import Exercise, compare, filled, right
+from .lora import trainable_parameters
+
+# (out, in) of the layers that get an adapter, and what they are: query_key_value, or all linear layers, of a model.
+_LAYERS = {
+    "100 × 100": [(100, 100)],
+    "polyglot-ko-1.3b, query_key_value": [(6144, 2048)] * 24,
+    "polyglot-ko-1.3b, all-linear": [(6144, 2048), (2048, 2048), (8192, 2048), (2048, 8192)] * 24,
+}
+
+
+def _judge_count(function: Callable[[list[tuple[int, int]], int], int]) -> str:
+    for name, shapes in _LAYERS.items():
+        for rank in (4, 8):
+            expected = sum(rank * (out + into) for out, into in shapes)
+            wrong = compare(function(list(shapes), rank), expected, f"{name}, r={rank}")
+            if wrong:
+                return wrong
+    return right()
+
+
+def _judge_merge(function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]) -> str:
+    generator = torch.Generator().manual_seed(7)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    for out, into, rank, alpha in ((6, 4, 2, 4), (5, 8, 3, 3)):
+        weight, a, b, x = numbers(out, into), numbers(rank, into), numbers(out, rank), numbers(10, into)
+        answer = filled(function(weight.clone(), a.clone(), b.clone(), alpha))
+        if not isinstance(answer, torch.Tensor) or answer.shape != weight.shape:
+            shape = tuple(answer.shape) if isinstance(answer, torch.Tensor) else repr(answer)
+            return tr(
+                ko=f"W와 같은 모양 {tuple(weight.shape)}의 텐서를 돌려줘야 한다. 나온 것: {shape}",
+                en=f"Return a tensor of W's shape {tuple(weight.shape)}; got {shape}.",
+            )
+        expected = x @ weight.T + (x @ a.T @ b.T) * alpha / rank
+        error = float((x @ answer.T - expected).norm() / expected.norm())
+        if error > 1e-9:
+            return tr(
+                ko=f"r={rank}, alpha={alpha}: 합친 가중치의 출력이 W와 어댑터를 따로 계산한 것과 {error:.1%} 다르다.",
+                en=f"r={rank}, alpha={alpha}: the merged weight's outputs are off by {error:.1%}.",
+            )
+    return right()
+
+
+TRAINABLE = 20_000_000
+
+
+def _judge_budget(changes: dict[str, Any]) -> str:
+    changes = filled(changes)
+    allowed = {"peft", "lora_rank", "lora_targets", "gradient_checkpointing", "optimizer"}
+    for name in changes:
+        choose(name, allowed, tr(ko="설정", en="setting"))
+    setting = Setting(4, model_id="Llama-3.1-8B", sequence_length=512, **changes)
+    count, _ = trainable_parameters(setting.model_id, setting.peft, setting.lora_rank, setting.lora_targets)
+    report = predict_memory(setting, gpu="T4")
+    found = tr(
+        ko=f"학습하는 파라미터 {count:,}개, 최대 {human_bytes(report.needed_bytes)}.",
+        en=f"{count:,} trainable parameters, peak {human_bytes(report.needed_bytes)}.",
+    )
+    if not report.fits:
+        return tr(
+            ko=f"{found} {report.excess} 최대가 되는 단계: {phase_label(report.peak_phase)}",
+            en=f"{found} {report.excess} The peak is in {report.peak_phase}.",
+        )
+    if count < TRAINABLE:
+        return tr(
+            ko=f"{found} 들어가지만 학습하는 파라미터가 {TRAINABLE - count:,}개 모자란다.",
+            en=f"{found} It fits; {TRAINABLE - count:,} trainable parameters are missing.",
+        )
+    return right(found)
+
+
+EXERCISES = {
+    "7-1": lambda: Exercise(
+        "7-1",
+        _judge_count,
+        lambda: [
+            tr(
+                ko="모양이 (out, in)인 층에서 A는 r × in, B는 out × r이다.",
+                en="For a layer (out, in), A is r × in and B is out × r.",
+            ),
+            tr(ko="층마다 r × (out + in)을 더한다.", en="Add r × (out + in) over the layers."),
+        ],
+        "def lora_parameters(shapes, r):\n    return sum(r * (out + into) for out, into in shapes)",
+    ),
+    "7-2": lambda: Exercise(
+        "7-2",
+        _judge_merge,
+        lambda: [
+            tr(
+                ko="xWᵀ + s·xAᵀBᵀ = x(W + s·BA)ᵀ이다. 모양을 맞추어 본다.",
+                en="xWᵀ + s·xAᵀBᵀ = x(W + s·BA)ᵀ: check the shapes.",
+            ),
+            tr(
+                ko="s는 alpha를 r로 나눈 값이다. r은 A의 행 수다.", en="s is alpha over r, and r is A's number of rows."
+            ),
+        ],
+        "def merged_weight(W, A, B, alpha):\n    return W + B @ A * (alpha / A.shape[0])",
+    ),
+    "7-3": lambda: Exercise(
+        "7-3",
+        _judge_budget,
+        lambda: [
+            tr(
+                ko="80억 파라미터는 16비트로 16 GB다. 가중치부터 줄여야 한다.",
+                en="8 billion parameters are 16 GB in 16 bits: begin with the weights.",
+            ),
+            tr(
+                ko="그래도 넘치면 남은 것은 순전파 상태다. 학습하는 파라미터의 수는 rank와 대상 층이 정한다.",
+                en="What is left then are activations. Rank and target layers set the number of trainable parameters.",
+            ),
+        ],
+        'changes = {"peft": "qlora", "gradient_checkpointing": True, "lora_targets": "all-linear"}',
+    ),
+}

@@ -1,0 +1,67 @@
+"""Chapter 7's panel: full fine-tuning, LoRA and QLoRA in memory."""
+
+from __future__ import annotations
+
+import ipywidgets as widgets
+
+from virtual_gpu.language import tr
+from virtual_gpu.report import MemoryReport
+from virtual_gpu.step.experiment import Setting, predict_memory
+from virtual_gpu.step.models import LORA_TARGETS
+
+from ...panel import Panel
+from .lora import trainable_parameters
+
+
+class LoraPanel(Panel):
+    """Chapter 7: choose a model and how it is trained; see what is trained and where the memory goes."""
+
+    prefix = "lora"
+
+    def __init__(self) -> None:
+        super().__init__()
+        methods = [(tr(ko="전체 미세 조정", en="full fine-tuning"), "full"), ("LoRA", "lora"), ("QLoRA", "qlora")]
+        kinds = tr(ko="어텐션(기본값)", en="attention (default)"), tr(ko="모든 선형층", en="all linear layers")
+        targets = [*zip(kinds, LORA_TARGETS, strict=True)]
+        method, target = tr(ko="방법", en="method"), tr(ko="대상 층", en="target layers")
+        self.controls = {
+            "model_id": self.model(),
+            "gpu": self.gpu(),
+            "peft": self.control(widgets.Dropdown, "method", method, options=methods, value="lora"),
+            "lora_rank": self.control(widgets.Text, "rank", "rank", value="8", placeholder="8"),
+            "lora_targets": self.control(widgets.Dropdown, "targets", target, options=targets),
+            "batch_size": self.batch(16),
+            "sequence_length": self.length(),
+            "gradient_checkpointing": self.checkpointing(),
+        }
+        self._predictions: dict[tuple, MemoryReport] = {}
+        boxes = [*self.controls.values()]
+        self.lay_out(boxes[:4], boxes[4:])
+        self.move(self._changed)
+
+    def _changed(self) -> None:
+        adapters = self.controls["peft"].value != "full"
+        for name in ("lora_rank", "lora_targets"):
+            self.controls[name].disabled = not adapters
+        setting, gpu = key = self._setting()
+        if key not in self._predictions:
+            self._predictions[key] = predict_memory(setting, gpu=gpu)
+        report = self._predictions[key]
+        trained, total = trainable_parameters(setting.model_id, setting.peft, setting.lora_rank, setting.lora_targets)
+        count = f"{trained:,} / {total:,} ({trained / total:.3%})"
+        trains = tr(ko=f"학습하는 파라미터: {count}", en=f"Trainable parameters: {count}")
+        self.show(trains, report.verdict, picture=report)
+
+    def _setting(self) -> tuple[Setting, str]:
+        values = self.values()
+        gpu = values.pop("gpu")
+        if values["peft"] == "full":  # a drop-down shows nothing for a value of None
+            del values["peft"], values["lora_rank"]
+        elif values["lora_rank"].strip().removeprefix("-").isdecimal():  # of anything else, Setting says what is wrong
+            values["lora_rank"] = int(values["lora_rank"])
+        return Setting(**values), gpu
+
+
+def lora_panel() -> LoraPanel:
+    """Chapter 7: model, GPU, method, rank, target layers, batch, length → what is trained, and the memory by kind."""
+    return LoraPanel()

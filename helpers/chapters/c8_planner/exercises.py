@@ -1,0 +1,137 @@
+"""Chapter 8: the planner."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.language import tr
+from virtual_gpu.plan import cheapest, plan_training
+from virtual_gpu.plan.plans import make_request
+from virtual_gpu.units import choose, human_bytes
+
+from ...self_check import Exercise, filled, right
+
+# (name, bytes it needs, extra FLOPs, place of the method): made up, to try a ranking on.
+_METHODS = ("full", "lora", "qlora")
+
+
+def _judge_ranking(function: Callable[[list[dict[str, Any]], int], list[dict[str, Any]]]) -> str:
+    numbers = random.Random(8)
+    for _ in range(20):
+        plans = [
+            {
+                "method": numbers.choice(_METHODS),
+                "needed": numbers.randrange(4, 20),
+                "extra": numbers.choice((0, 1)),
+                "steps": numbers.choice((1, 2, 4)),
+            }
+            for _ in range(8)
+        ]
+        limit = numbers.randrange(8, 16)
+        expected = sorted(
+            (p for p in plans if p["needed"] <= limit),
+            key=lambda p: (_METHODS.index(p["method"]), p["extra"], p["steps"], p["needed"]),
+        )
+        answer = filled(function([dict(plan) for plan in plans], limit))
+        if not isinstance(answer, list):
+            return tr(ko=f"목록이 아니라 {answer!r}이 나왔다.", en=f"Got {answer!r}, not a list.")
+        over = [plan for plan in answer if plan["needed"] > limit]
+        if over:
+            return tr(
+                ko=f"한도 {limit}를 넘는 계획이 들어 있다: {over[0]}", en=f"Beyond the limit of {limit}: {over[0]}"
+            )
+        if len(answer) != len(expected):
+            return tr(
+                ko=f"들어가는 계획은 {len(expected)}개인데 {len(answer)}개가 나왔다.",
+                en=f"{len(expected)} plans fit; got {len(answer)}.",
+            )
+        for place, (mine, theirs) in enumerate(zip(expected, answer, strict=True), 1):
+            if mine != theirs:
+                return tr(
+                    ko=f"{place}번째 자리: {theirs}보다 {mine}이 먼저다.",
+                    en=f"Place {place}: {mine} goes before {theirs}.",
+                )
+    return right()
+
+
+TARGET = {"model": "meta-llama/Llama-3.1-8B", "length": 1024, "batch": 8}
+
+
+def _judge_gpu(answer: Any) -> str:
+    gpu = choose(filled(answer), CATALOG, "GPU")
+    request = {**TARGET, "methods": ("lora",)}
+    plan = cheapest(make_request(gpu=gpu, **request))
+    found = f"{gpu}: {human_bytes(plan.needed_bytes)} / {human_bytes(plan.request.limit_bytes)}."
+    if not plan.fits:
+        return tr(ko=f"{found} 넘친다.", en=f"{found} Too much.")
+    smaller = [s for s in CATALOG.values() if s.capacity_bytes < CATALOG[gpu].capacity_bytes]
+    for spec in sorted(smaller, key=lambda s: s.capacity_bytes):
+        if cheapest(make_request(gpu=spec.name, **request)).fits:
+            return tr(ko=f"{found} 들어가지만 더 작은 GPU가 있다.", en=f"{found} It fits; so does a smaller GPU.")
+    return right(found)
+
+
+NEED = {"model": "Qwen/Qwen3-8B", "gpu": "T4", "length": 2048, "batch": 8}
+
+
+def _judge_change(changes: Any) -> str:
+    changes = filled(changes)
+    if not isinstance(changes, dict):
+        return tr(ko=f"사전(dict)이 아니라 {changes!r}이 나왔다.", en=f"Got {changes!r}, not a dict.")
+    for name in changes:
+        choose(name, ("methods", "length", "batch", "optimizer", "lora_rank"), tr(ko="설정", en="setting"))
+    request = {**NEED, "methods": ("full",), **changes}
+    if request["length"] < 512 or request["batch"] < 8:
+        return tr(
+            ko="길이는 512 이상, 배치는 8 이상이어야 한다.", en="The length is at least 512, the batch at least 8."
+        )
+    plans = plan_training(**request)
+    return right(f"{plans.best!r}") if plans.best else plans.verdict
+
+
+EXERCISES = {
+    "8-1": lambda: Exercise(
+        "8-1",
+        _judge_ranking,
+        lambda: [
+            tr(ko="먼저 한도를 넘는 것을 뺀다.", en="First drop what is beyond the limit."),
+            tr(
+                ko="sorted의 key가 튜플을 돌려주면 앞의 것부터 비교한다.",
+                en="Where sorted's key returns a tuple, the first item counts first.",
+            ),
+        ],
+        'def rank(plans, limit):\n    order = ["full", "lora", "qlora"]\n'
+        '    fit = [p for p in plans if p["needed"] <= limit]\n'
+        '    return sorted(fit, key=lambda p: (order.index(p["method"]), p["extra"], p["steps"], p["needed"]))',
+    ),
+    "8-2": lambda: Exercise(
+        "8-2",
+        _judge_gpu,
+        lambda: [
+            tr(
+                ko="80억 파라미터의 16비트 가중치는 16 GB다. LoRA는 이것을 줄이지 않는다.",
+                en="8 billion parameters in 16 bits are 16 GB, and LoRA keeps them all.",
+            ),
+            tr(
+                ko='plan_training(..., methods=("lora",))를 GPU의 이름을 바꾸어 가며 실행한다.',
+                en='Run plan_training(..., methods=("lora",)) with other names of GPUs.',
+            ),
+        ],
+        'gpu = "L4"',
+    ),
+    "8-3": lambda: Exercise(
+        "8-3",
+        _judge_change,
+        lambda: [
+            tr(
+                ko="plan_training(...).changes가 하나만 바꾼다면 무엇이 되는지 알려 준다.",
+                en="plan_training(...).changes says which single change makes room.",
+            ),
+            tr(ko="80억 파라미터를 T4에 두려면 4비트여야 한다.", en="8 billion parameters on a T4: in 4 bits."),
+        ],
+        'changes = {"methods": ("qlora",), "length": 512}',
+    ),
+}

@@ -1,0 +1,123 @@
+"""Chapter 8's panel: the planner."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import ipywidgets as widgets
+
+from virtual_gpu.language import tr
+from virtual_gpu.plan import MARGIN, METHODS, PRECISIONS, Plans, plan_training
+from virtual_gpu.plan.pictures import table_html
+from virtual_gpu.plan.plans import make_request, method_label
+from virtual_gpu.step.models import architectures
+
+from ...panel import Panel, status_line
+
+FIRST = "EleutherAI/polyglot-ko-5.8b"
+
+
+class PlannerPanel(Panel):
+    """Chapter 8: choose a model and GPUs; see the ranked plans, why each loser loses, and the files of one plan."""
+
+    prefix = "planner"
+
+    def __init__(self) -> None:
+        super().__init__()
+        free = tr(ko="플래너가 고른다", en="the planner chooses"), ""
+        models, precisions = [*architectures()], [free, *((name, name) for name in PRECISIONS)]
+        margins = [(f"{share}%", share / 100) for share in (0, 5, 10, 15, 20, 30)]
+        model, gpus, batch = (
+            tr(ko="모델", en="model"),
+            tr(ko="GPU 수", en="GPUs"),
+            tr(ko="배치(샘플)", en="batch (samples)"),
+        )
+        precision, margin = tr(ko="정밀도", en="precision"), tr(ko="여유", en="margin")
+        slider = widgets.SelectionSlider
+        self.controls = {
+            "model": self.control(widgets.Combobox, "model", model, options=models, value=FIRST),
+            "gpu": self.gpu(),
+            "gpus": self.control(slider, "gpus", gpus, options=[1, 2, 4, 8, 16, 32, 64]),
+            "length": self.length(512),
+            "batch": self.control(widgets.Text, "batch", batch, value="16"),
+            "precision": self.control(widgets.Dropdown, "precision", precision, options=precisions),
+            "optimizer": self.optimizer(free),
+            "margin": self.control(slider, "margin", margin, options=margins, value=MARGIN),
+            **{
+                method: self.control(widgets.Checkbox, method, method_label(method), value=True, indent=False)
+                for method in METHODS
+            },
+        }
+        search = tr(ko="찾기", en="search")
+        self.search = self.button("search", search, self._search, button_style="primary", icon="search")
+        self.table, self.why, self.files = (self.html(name) for name in ("table", "why", "files"))
+        files = tr(ko="파일 보기", en="files of")
+        wide = {"width": "680px"}
+        self.choice = self.control(widgets.Dropdown, "choice", files, self._chosen, options=[], layout=wide)
+        self.plans: Plans | None = None
+        self._found: dict[Any, Plans] = {}
+        boxes = [*self.controls.values()]
+        shown = self.table, self.picture, self.why, self.choice, self.files
+        self.lay_out(boxes[:4], boxes[4:8], [*boxes[8:], self.search], shown=shown)
+        self.move(self._search)
+
+    def clear(self) -> None:
+        self._show(None)
+
+    def values(self) -> dict[str, Any]:
+        """The chosen request, as `plan_training` takes it."""
+        values = super().values()
+        methods = tuple(method for method in METHODS if values.pop(method))
+        batch = values["batch"].strip()
+        values["batch"] = int(batch) if batch.isascii() and batch.removeprefix("-").isdecimal() else values["batch"]
+        values |= {"precision": values["precision"] or None, "optimizer": values["optimizer"] or None}
+        return {**values, "model": values["model"].strip(), "methods": methods}
+
+    def _changed(self) -> None:
+        text = tr(ko="바뀌었다. '찾기'를 누르면 다시 찾는다.", en="Changed: press 'search'.")
+        self.status.value = status_line(text)
+
+    def _search(self) -> None:
+        text = tr(
+            ko="찾는 중이다. 처음 보는 모델이면 10초쯤 걸린다.",
+            en="Searching; a new model takes about ten seconds.",
+        )
+        self.status.value = status_line(text)
+        request = make_request(**self.values())
+        if request not in self._found:
+            plans = plan_training(**self.values())
+            plans.changes  # noqa: B018 - found once, with the rest
+            self._found[request] = plans
+        self._show(self._found[request])
+
+    def _show(self, plans: Plans | None) -> None:
+        self.plans = plans
+        options = [(f"{i}. {plan.title}", i) for i, plan in enumerate(plans or [], 1)]
+        if plans is None:
+            self.table.value = self.picture.value = self.why.value = ""
+        else:
+            self.table.value = table_html(plans)
+            head = tr(ko="진 것과 그 까닭", en="the losers, and why")
+            self.why.value = f"<details><summary>{escape(head)}</summary>{plans.why()._repr_html_()}</details>"
+        self.choice.options = options
+        self.choice.value = options[0][1] if options else None
+        self.choice.disabled = not options
+        self._chosen()
+        if plans is not None:
+            self.show(plans.verdict, picture=plans.chart())
+
+    def _chosen(self) -> None:
+        if self.plans is None or not self.choice.value:
+            self.files.value = ""
+            return
+        files = self.plans[self.choice.value - 1].files()
+        self.files.value = "".join(
+            f"<details><summary>{escape(name)}</summary><pre>{escape(text)}</pre></details>"
+            for name, text in files.items()
+        )
+
+
+def planner_panel() -> PlannerPanel:
+    """Chapter 8: model, GPUs, length, batch, methods → ranked plans, why each loser loses, the files of a plan."""
+    return PlannerPanel()

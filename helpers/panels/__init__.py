@@ -1,1 +1,0 @@
-"""The interactive panels, one module each; what they share is in `panel`."""

@@ -1,0 +1,1 @@
+"""Running a program without data and counting what it would hold."""

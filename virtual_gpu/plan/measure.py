@@ -1,0 +1,122 @@
+"""One plan, measured: memory on the virtual GPU (of shards by `rank_step`), FLOPs counted, a bound on time."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import torch
+
+from ..shards.layout import Layout
+from ..shards.ledger import closed_form
+from ..shards.rank_step import rank_step
+from ..step.experiment import Setting, predict_need
+from ..step.flops import training_flops
+from ..step.models import build_model, linear_layers, load_config
+from ..step.splits import split_setting
+from .plans import Plan, Recipe, Request
+
+# What the caching allocator needs beyond the tensors is replayed where one GPU holds all. FSDP2's streams are not, so
+# its shards are given what 82 of 105 settings on one GPU were content with (benchmarks/fragmentation.py).
+SHARDED_FRAGMENTATION = 0.1
+
+
+def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Setting:
+    """The experiment that one GPU runs."""
+    precision = recipe.precision
+    if recipe.method != "full" and precision.startswith("mixed_"):
+        precision = precision.replace("mixed", "autocast")
+    return split_setting(
+        micro_batch,
+        accumulation,
+        gradient_checkpointing=recipe.checkpointing,
+        model_id=request.model,
+        peft=None if recipe.method == "full" else recipe.method,
+        sequence_length=request.length,
+        precision=precision,
+        optimizer=recipe.optimizer,
+        lora_rank=request.lora_rank,
+        lora_targets=request.lora_targets,
+    )
+
+
+def held(request: Request, recipe: Recipe) -> dict[str, int]:
+    """kind → bytes of parameters, gradients and optimizer state on each GPU, whatever micro-batch, length and GPU.
+
+    From a run of a few tokens, which stands for every GPU; of shards by `closed_form`, which is exact.
+    """
+    if recipe.stage:
+        memory = closed_form(request.model, Layout(request.gpus, recipe.stage), _convention(recipe))
+        return {
+            "parameters": memory.parameters,
+            "gathered": memory.gathered,
+            "gradients": memory.gradients,
+            "optimizer": memory.optimizer,
+        }
+    anywhere = replace(recipe, precision=recipe.precision.replace("fp16", "bf16"), checkpointing=False)
+    setting = replace(setting_of(request, anywhere, 1, 1), sequence_length=min(16, request.length))
+    states = dict(predict_need(setting, (8, 0)).states)
+    return states | ({"other": states["gradients"]} if request.gpus > 1 else {})  # DDP's buckets
+
+
+def hopeless(request: Request, recipe: Recipe) -> Plan:
+    """The recipe as a plan of which only the states are known, which are too much already."""
+    kinds = held(request, recipe)
+    return Plan(request, recipe, 1, request.per_gpu, sum(kinds.values()), kinds, 0, 0, 0, None, at_least=True)
+
+
+def _convention(recipe: Recipe) -> str:
+    return "mixed" if recipe.precision.startswith("mixed") else recipe.precision
+
+
+def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Plan:
+    """One plan, measured: memory on the virtual GPU, FLOPs counted."""
+    if recipe.stage:
+        step = rank_step(
+            request.model, request.gpus, recipe.stage, precision=_convention(recipe), batch_size=micro_batch,
+            sequence_length=request.length, gradient_checkpointing=recipe.checkpointing, gpu=request.gpu,
+            exact=False, accumulating=accumulation > 1,
+        )  # fmt: skip
+        needed, at_peak = step.total, dict(step.at_peak)
+        at_peak["other"] = at_peak.pop("communication")
+        at_peak["fragmentation"] = int(SHARDED_FRAGMENTATION * needed)
+        needed += at_peak["fragmentation"]
+        sent = step.parameters_and_gradients_sent * accumulation
+    else:
+        setting = setting_of(request, recipe, micro_batch, accumulation)
+        need = predict_need(setting, request.spec.compute_capability)
+        needed, sent = need.card, 0
+        at_peak = need.at_peak | {"fragmentation": need.card - need.tensors}
+        if request.gpus > 1:  # DDP's buckets are a second copy of the gradients, and all of them are sent once a step
+            needed, sent = needed + need.states["gradients"], 2 * need.states["gradients"]
+            at_peak["other"] += need.states["gradients"]
+    sample = replace(setting_of(request, recipe, 1, 1), gradient_checkpointing=False)
+    flops, least = (
+        request.batch * training_flops(replace(sample, gradient_checkpointing=checkpointing)).total
+        for checkpointing in (recipe.checkpointing, False)
+    )
+    bound = _lower_bound(request, recipe, accumulation, flops)
+    return Plan(request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, bound)
+
+
+@functools.lru_cache(maxsize=256)
+def _weights(model: str) -> tuple[int, int]:
+    """(parameters of the layers' matrices, what NF4 keeps of them in bytes, statistics left out)."""
+    count = sum(
+        layer.weight.numel() for layer in linear_layers(build_model(load_config(model), torch.float16)).values()
+    )
+    return count, count // 2
+
+
+def _lower_bound(request: Request, recipe: Recipe, accumulation: int, flops: int) -> float | None:
+    """Seconds below which no optimizer step can end: the published peak rate, and the weights read in every pass.
+
+    Not counted: everything else (activations, dequantization, communication, launches). The longer of both counts.
+    """
+    spec = request.spec
+    rate = spec.bf16_tflops if "bf16" in recipe.precision else spec.fp16_tflops
+    compute = flops / request.gpus / (rate * 1e12) if rate else 0.0
+    count, packed = _weights(request.model)
+    passes = (3 if recipe.checkpointing else 2) * accumulation
+    reading = passes * (packed if recipe.method == "qlora" else 2 * count) / spec.bandwidth_bytes_per_s
+    return max(compute, reading)

@@ -1,0 +1,169 @@
+"""The planner's tables and its picture."""
+
+from __future__ import annotations
+
+from html import escape
+
+from ..drawing import svg
+from ..language import tr
+from ..report import COLORS, html_table
+from ..units import human_bytes
+from .plans import Plan, criteria, kind_label, method_label
+from .search import Plans
+
+KIND_COLORS = {**COLORS, "gathered": svg.SKY, "fragmentation": svg.GRID}
+
+
+def seconds_label(seconds: float | None) -> str:
+    """Seconds with three digits."""
+    return "-" if not seconds else f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+
+
+def extra_label(plan: Plan) -> str:
+    """The extra work in FLOPs and beside the same method without checkpointing."""
+    if not plan.extra_flops:
+        return "0"
+    return f"{plan.extra_flops / 1e12:,.0f} TFLOP (+{plan.extra_flops / plan.least_flops:.0%})"
+
+
+def row_of(plan: Plan, sharded: bool) -> list[str]:
+    """The plan's cells, without its rank."""
+    recipe = plan.recipe
+    cells = [method_label(recipe.method), recipe.precision, recipe.optimizer]
+    if sharded:
+        cells.append(f"ZeRO-{recipe.stage}" if recipe.stage else "DDP")
+    return [
+        *cells,
+        f"{plan.micro_batch} × {plan.accumulation}",
+        tr(ko="켬", en="on") if recipe.checkpointing else tr(ko="끔", en="off"),
+        human_bytes(plan.needed_bytes),
+        human_bytes(plan.left_bytes),
+        extra_label(plan),
+        seconds_label(plan.seconds),
+    ]
+
+
+def heads_of(sharded: bool) -> list[str]:
+    """The heads of `row_of`."""
+    return [
+        tr(ko="방법", en="method"),
+        tr(ko="정밀도", en="precision"),
+        tr(ko="옵티마이저", en="optimizer"),
+        *([tr(ko="나누기", en="sharding")] if sharded else []),
+        tr(ko="마이크로 배치 × 누적", en="micro-batch × accumulation"),
+        tr(ko="체크포인팅", en="checkpointing"),
+        tr(ko="최대 메모리", en="peak memory"),
+        tr(ko="남는 메모리", en="left"),
+        tr(ko="추가 연산", en="extra work"),
+        tr(ko="스텝 시간의 하한", en="lower bound on a step"),
+    ]
+
+
+def plans_html(plans: Plans) -> str:
+    """The verdict over `table_html`."""
+    return f"<p><b>{escape(plans.verdict)}</b></p>" + table_html(plans)
+
+
+def table_html(plans: Plans) -> str:
+    """The ranked table; when nothing fits, what would."""
+    if not plans.plans:
+        items = "".join(f"<li>{escape(str(change))}</li>" for change in plans.changes)
+        none = tr(ko="하나만 바꾸어서는 들어가지 않는다.", en="No single change makes room.")
+        head = tr(ko="하나만 바꾼다면", en="One change that makes room")
+        return f"<p>{escape(head)}:</p><ul>{items}</ul>" if items else f"<p>{escape(none)}</p>"
+    sharded = plans.request.gpus > 1
+    rows = []
+    for i, plan in enumerate(plans.plans):
+        why = tr(ko="← 고른다", en="← choose") if not i else plan.why_after(plans.plans[i - 1])
+        rows.append([str(i + 1), *row_of(plan, sharded), why])
+    return html_table(["#", *heads_of(sharded), tr(ko="바로 위에 진 까닭", en="worse than above in")], rows)
+
+
+class Losers:
+    """Why each loser loses, as tables: larger micro-batches, recipes that do not fit, what was not run."""
+
+    def __init__(self, plans: Plans):
+        self.plans = plans
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(what, why) of everything that is not in the ranking."""
+        return [
+            *((f"{miss.title}", too_much(miss)) for miss in self.plans.refused.values()),
+            *((plan.title, too_much(plan)) for plan in self.plans.losers),
+            *self.plans.skipped,
+        ]
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{what}: {why}" for what, why in self.rows())
+
+    def _repr_html_(self) -> str:
+        return html_table([tr(ko="진 것", en="loser"), tr(ko="까닭", en="why")], [list(row) for row in self.rows()])
+
+
+def too_much(plan: Plan) -> str:
+    """By how much a plan does not fit, and what takes most."""
+    limit = plan.request.limit_bytes
+    need, over = human_bytes(plan.needed_bytes), human_bytes(plan.needed_bytes - limit)
+    if plan.at_least:
+        return tr(
+            ko=f"파라미터, 그레이디언트, 옵티마이저 상태만 {need}라 배치를 줄이거나 체크포인팅을 켜도 소용없다",
+            en=f"parameters, gradients and optimizer state alone are {need}, whatever the batch",
+        )
+    kind = max(plan.at_peak, key=plan.at_peak.__getitem__)
+    most = f"{kind_label(kind)} {human_bytes(plan.at_peak[kind])}"
+    if plan.needed_bytes <= plan.request.spec.capacity_bytes:
+        return tr(ko=f"{need}. 한도 안이지만 여유가 모자란다", en=f"{need}: within the capacity, without the margin")
+    return tr(ko=f"{need}. {over} 넘친다. 가장 큰 것: {most}", en=f"{need}: {over} too much; most is {most}")
+
+
+def draw_plans(plans: Plans) -> svg.Drawing:
+    """Every recipe at its peak, by kind; the red line is the capacity, the dashed one leaves the margin free."""
+    shown = [*plans.plans, *plans.losers]
+    capacity, limit = plans.request.spec.capacity_bytes, plans.request.limit_bytes
+    largest = min(max([plan.needed_bytes for plan in shown] + [capacity]) * 1.02, capacity * 2)
+    left, width, top, row = 20, 720, 96, 46
+    alt = "; ".join([plans.verdict, *(f"{plan.title} {human_bytes(plan.needed_bytes)}" for plan in shown)])
+    drawing = svg.Drawing(760, top + row * len(shown) + 24, alt)
+    title = plans.verdict if plans.plans else plans.request.title
+    drawing.text(20, 28, title, svg.fit_size(title, 720, 15), bold=True)
+    kinds = [kind for kind in KIND_COLORS if any(plan.at_peak.get(kind) for plan in shown)]
+    x = 20
+    for kind in kinds:
+        drawing.rect(x, 44, 12, 12, KIND_COLORS[kind])
+        drawing.text(x + 17, 54, kind_label(kind), 12)
+        x += 30 + svg.text_width(kind_label(kind), 12)
+    scale = width / largest
+    for i, plan in enumerate(shown):
+        y = top + row * i
+        mark = f"{i + 1}. " if plan.fits else "× "
+        drawing.text(left, y, mark + plan.title, 12, bold=not i and plan.fits, fill=svg.INK if plan.fits else svg.MUTED)
+        x = left
+        for kind in kinds:
+            size = min(plan.at_peak.get(kind, 0) * scale, left + width - x)
+            drawing.rect(x, y + 6, size, 18, KIND_COLORS[kind], opacity=None if plan.fits else 0.55)
+            x += size
+        total = plan.needed + (" →" if plan.needed_bytes > largest else "")
+        drawing.text(left + width, y, total, 12, anchor="end", fill=svg.INK if plan.fits else svg.RED)
+    for size, dashes in ((limit, "4 3"), (capacity, None)):
+        place = left + size * scale
+        drawing.line(place, top - 16, place, top - 12, svg.RED, stroke_width=1.5)
+        for i in range(len(shown)):  # across the bars, not across their names
+            y = top + row * i
+            drawing.line(place, y + 3, place, y + 27, svg.RED, stroke_width=1.5, stroke_dasharray=dashes)
+    drawing.text(
+        left + capacity * scale,
+        top - 22,
+        tr(
+            ko=f"{plans.request.gpu}의 한도 {human_bytes(capacity)} (점선: 여유 {plans.request.margin:.0%})",
+            en=f"{plans.request.gpu}: {human_bytes(capacity)} (dashed: a margin of {plans.request.margin:.0%})",
+        ),
+        12,
+        anchor="middle" if 150 < capacity * scale < width - 130 else "end",
+        fill=svg.RED,
+    )
+    return drawing
+
+
+def ranking() -> str:
+    """The criteria in their order, as one line."""
+    return " → ".join(criteria())

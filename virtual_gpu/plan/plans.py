@@ -1,0 +1,371 @@
+"""What the planner speaks of: a request, the recipes it allows, a plan, and how plans are ranked."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..cards import CATALOG, GPUSpec
+from ..language import tr
+from ..report import category_label, html_table
+from ..step.experiment import Setting
+from ..step.models import LORA_RANK, load_config, require, resolve_model_id
+from ..step.training import OPTIMIZERS
+from ..units import choose, human_bytes, positive_int
+
+METHODS = ("full", "lora", "qlora")  # from what changes training least
+PRECISIONS = ("mixed_fp16", "mixed_bf16", "bf16", "fp32")
+# Beside the replayed allocator: what kernels take while they run and give back, and what no virtual GPU knows. A guess,
+# until measurements on cards replace it.
+MARGIN = 0.05
+MOST_GPUS = 1024
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be trained on what. margin: the share of the peak that must stay free on top of it."""
+
+    model: str
+    gpu: str
+    gpus: int
+    length: int
+    batch: int
+    methods: tuple[str, ...]
+    precision: str | None
+    optimizer: str | None
+    margin: float
+    lora_rank: int
+    lora_targets: str | tuple[str, ...]
+
+    @property
+    def spec(self) -> GPUSpec:
+        """The GPU's published facts."""
+        return CATALOG[self.gpu]
+
+    @property
+    def limit_bytes(self) -> int:
+        """The largest peak that counts as fitting: capacity / (1 + margin)."""
+        return int(self.spec.capacity_bytes / (1 + self.margin))
+
+    @property
+    def per_gpu(self) -> int:
+        """Samples of one optimizer step that each GPU takes."""
+        return self.batch // self.gpus
+
+    @property
+    def title(self) -> str:
+        """One line that names it."""
+        gpus = f"{self.gpu} × {self.gpus}" if self.gpus > 1 else self.gpu
+        model = Path(self.model).name
+        return tr(
+            ko=f"{model} · {gpus} · 길이 {self.length} · 배치 {self.batch}",
+            en=f"{model} · {gpus} · length {self.length} · batch {self.batch}",
+        )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A way to train: everything but the micro-batch. stage: ZeRO's; 0 is one GPU, or DDP."""
+
+    method: str
+    precision: str
+    optimizer: str
+    stage: int = 0
+    checkpointing: bool = False
+
+    @property
+    def title(self) -> str:
+        """One line that names it."""
+        parts = [method_label(self.method), self.precision, self.optimizer]
+        if self.stage:
+            parts.append(f"ZeRO-{self.stage}")
+        if self.checkpointing:
+            parts.append(tr(ko="체크포인팅", en="checkpointing"))
+        return " · ".join(parts)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe with its micro-batch, and what that takes on each GPU: bytes, FLOPs and seconds of one optimizer step.
+
+    at_peak: kind → bytes, together needed_bytes: the tensors at their peak and "fragmentation". least_flops: of the
+    same method without checkpointing. sent_bytes: what each GPU sends for parameters and gradients. seconds: a lower
+    bound (None where neither rate is published), never a forecast.
+    at_least: only parameters, gradients and optimizer state are known, which alone do not fit.
+    """
+
+    request: Request
+    recipe: Recipe
+    micro_batch: int
+    accumulation: int
+    needed_bytes: int
+    at_peak: dict[str, int] = field(hash=False)
+    flops: int
+    least_flops: int
+    sent_bytes: int
+    seconds: float | None
+    at_least: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak leaves the margin free."""
+        return self.needed_bytes <= self.request.limit_bytes
+
+    @property
+    def tensors_bytes(self) -> int:
+        """The peak without what the caching allocator loses."""
+        return self.needed_bytes - self.at_peak.get("fragmentation", 0)
+
+    @property
+    def extra_flops(self) -> int:
+        """What checkpointing computes a second time, on all GPUs together."""
+        return self.flops - self.least_flops
+
+    @property
+    def left_bytes(self) -> int:
+        """What stays free of the GPU's capacity; negative where it does not fit."""
+        return self.request.spec.capacity_bytes - self.needed_bytes
+
+    @property
+    def needed(self) -> str:
+        """The peak, as it is printed."""
+        return ("≥ " if self.at_least else "") + human_bytes(self.needed_bytes)
+
+    @property
+    def key(self) -> tuple:
+        """The ranking: the smallest first (see `CRITERIA`)."""
+        r = self.recipe
+        change = METHODS.index(r.method), r.precision in ("bf16", "fp16"), r.optimizer != "adamw_fused"
+        return change, self.extra_flops, self.sent_bytes, self.seconds or 0.0, self.accumulation, -self.left_bytes
+
+    @property
+    def title(self) -> str:
+        """One line that names it."""
+        parts = [self.recipe.title]
+        parts += ["DDP"] if self.request.gpus > 1 and not self.recipe.stage else []
+        parts += [] if self.at_least else [f"{self.micro_batch} × {self.accumulation}"]
+        return " · ".join(parts)
+
+    def why_after(self, other: Plan) -> str:
+        """The first criterion by which the other plan is better."""
+        worse = next((i for i, (a, b) in enumerate(zip(self.key, other.key, strict=True)) if a != b), None)
+        return "-" if worse is None else criteria()[worse]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain JSON values."""
+        numbers = {
+            name: getattr(self, name)
+            for name in (
+                "at_least",
+                "micro_batch",
+                "accumulation",
+                "needed_bytes",
+                "left_bytes",
+                "at_peak",
+                "flops",
+                "extra_flops",
+            )
+        }
+        return {**asdict(self.recipe), **numbers, "sent_bytes": self.sent_bytes, "lower_bound_seconds": self.seconds}
+
+    def files(self) -> dict[str, str]:
+        """name → text of the files that train so."""
+        from .files import files_of
+
+        return files_of(self)
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write the files into a folder (made where it is not there) and return their paths."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = []
+        for name, text in self.files().items():
+            (folder / name).write_text(text, encoding="utf-8")
+            paths.append(folder / name)
+        return paths
+
+    def __repr__(self) -> str:
+        return f"{self.title}: {self.needed}"
+
+    def _repr_html_(self) -> str:
+        heads = [self.title, *map(kind_label, self.at_peak), tr(ko="합", en="total"), tr(ko="한도", en="capacity")]
+        sizes = [*self.at_peak.values(), self.needed_bytes, self.request.spec.capacity_bytes]
+        return html_table(heads, [[tr(ko="최대일 때", en="at the peak"), *map(human_bytes, sizes)]])
+
+
+def kind_label(kind: str) -> str:
+    """A kind of memory in the reader's language."""
+    return {
+        "gathered": tr(ko="모아 둔 파라미터", en="gathered parameters"),
+        "fragmentation": tr(ko="조각난 자리", en="fragmentation"),
+    }.get(kind) or category_label(kind)
+
+
+def criteria() -> tuple[str, ...]:
+    """What the ranking goes by, in its order."""
+    return (
+        tr(ko="학습 방법을 더 많이 바꾼다", en="changes training more"),
+        tr(ko="추가 연산이 많다", en="more extra work"),
+        tr(ko="GPU끼리 보내는 양이 많다", en="GPUs send more"),
+        tr(ko="시간의 하한이 길다", en="longer lower bound on time"),
+        tr(ko="마이크로 배치가 작다", en="smaller micro-batch"),
+        tr(ko="남는 메모리가 적다", en="less memory left"),
+    )
+
+
+def method_label(method: str) -> str:
+    """The method in the reader's language."""
+    return {"full": tr(ko="전체 미세 조정", en="full fine-tuning"), "lora": "LoRA", "qlora": "QLoRA"}[method]
+
+
+# -- the request -----------------------------------------------------------------------------------------------------
+
+_folders: dict[str, tempfile.TemporaryDirectory] = {}
+
+
+def _model_id(model: Any) -> str:
+    """A name as it is; a transformers configuration as the folder that it is written to until Python ends."""
+    if isinstance(model, str):
+        model = resolve_model_id(model)
+        load_config(model)  # raises for an unknown one
+        return model
+    if not hasattr(model, "to_json_string") or not hasattr(model, "num_hidden_layers"):
+        raise ValueError(
+            tr(
+                ko=f"model={model!r}: 모델의 이름이나 언어 모델의 transformers 설정(config)이어야 한다.",
+                en=f"model={model!r}: must be a model's name or a transformers configuration of a language model.",
+            )
+        )
+    text = model.to_json_string(use_diff=False)
+    if text not in _folders:
+        _folders[text] = tempfile.TemporaryDirectory(prefix=f"{model.model_type}-")
+        model.save_pretrained(_folders[text].name)
+    return _folders[text].name
+
+
+def make_request(
+    model: Any,
+    gpu: str = "T4",
+    gpus: int = 1,
+    *,
+    length: int = 512,
+    batch: int = 16,
+    methods: tuple[str, ...] = METHODS,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    margin: float = MARGIN,
+    lora_rank: int = LORA_RANK,
+    lora_targets: str | tuple[str, ...] = "attention",
+) -> Request:
+    """The request with every value checked; ValueError in the reader's language."""
+    gpu = choose(gpu, CATALOG, "GPU")
+    gpus = positive_int(gpus, tr(ko="GPU 수", en="number of GPUs"))
+    batch = positive_int(batch, tr(ko="배치", en="batch"))
+    methods = (methods,) if isinstance(methods, str) else tuple(methods)
+    methods = tuple(choose(method, METHODS, tr(ko="방법", en="method")) for method in methods)
+    if not methods:
+        choices = ", ".join(METHODS)
+        raise ValueError(tr(ko=f"방법을 하나 이상 고른다: {choices}", en=f"Allow at least one method of: {choices}"))
+    if precision is not None:
+        precision = choose(precision, PRECISIONS, tr(ko="정밀도", en="precision"))
+        if "bf16" in precision and not has_bf16(CATALOG[gpu]):
+            raise ValueError(
+                tr(
+                    ko=f"precision={precision!r}: {gpu}에는 bf16 연산 장치가 없다. mixed_fp16이나 fp32를 쓴다.",
+                    en=f"precision={precision!r}: {gpu} has no bf16 units. Use mixed_fp16 or fp32.",
+                )
+            )
+    if optimizer is not None:
+        optimizer = choose(optimizer, OPTIMIZERS, tr(ko="옵티마이저", en="optimizer"))
+    if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin <= 1:
+        raise ValueError(tr(ko=f"margin={margin!r}: 0에서 1 사이의 수다.", en=f"margin={margin!r}: from 0 to 1."))
+    if batch % gpus:
+        nearest = f"{max(batch // gpus, 1) * gpus}, {(batch // gpus + 1) * gpus}"
+        raise ValueError(
+            tr(
+                ko=f"배치 {batch}을(를) GPU {gpus}개에 똑같이 나눌 수 없다. GPU 수의 배수로 한다: {nearest}",
+                en=f"A batch of {batch} does not divide among {gpus} GPUs. Use a multiple: {nearest}",
+            )
+        )
+    if set(methods) & {"lora", "qlora"}:
+        require("peft", *(["bitsandbytes"] if "qlora" in methods else []))
+    model = _model_id(model)
+    check = Setting(
+        1, model_id=model, sequence_length=length, peft="lora", lora_rank=lora_rank, lora_targets=lora_targets
+    )
+    check.check_length(load_config(model))
+    ordered = tuple(method for method in METHODS if method in methods)
+    return Request(
+        model, gpu, gpus, check.sequence_length, batch, ordered, precision, optimizer, float(margin),
+        check.lora_rank, check.lora_targets,
+    )  # fmt: skip
+
+
+def is_written(model: str) -> bool:
+    """Whether this is the folder of a configuration that was given, which is gone when Python ends."""
+    return any(model == folder.name for folder in _folders.values())
+
+
+def has_bf16(spec: GPUSpec) -> bool:
+    return spec.compute_capability >= (8, 0)
+
+
+def recipes_of(request: Request) -> list[Recipe]:
+    """Every recipe that the request allows, without checkpointing."""
+    bf16 = has_bf16(request.spec)
+    mixed = request.precision or ("mixed_bf16" if bf16 else "mixed_fp16")
+    found = []
+    for method in request.methods:
+        precisions, optimizers = [mixed], [request.optimizer or "adamw_fused"]
+        if method == "full":
+            precisions += ["bf16"] if bf16 and request.precision is None else []
+            optimizers += [] if request.optimizer else ["adamw_8bit"]
+        found += [Recipe(method, precision, optimizer) for precision in precisions for optimizer in optimizers]
+    if request.gpus > 1:
+        shards = [r for r in found if r.method == "full" and r.optimizer == "adamw_fused" and "fp16" not in r.precision]
+        found += [replace(recipe, stage=stage) for stage in (2, 3) for recipe in shards]
+    return found
+
+
+def left_out(request: Request) -> list[tuple[str, str]]:
+    """(what, why) of what is not tried at all."""
+    rows = []
+    if "full" in request.methods:
+        rows.append(
+            (
+                tr(ko="전체 미세 조정 · 순수 fp16", en="full fine-tuning · pure fp16"),
+                tr(ko="학습이 망가진다(3장): ε가 0이 되고 값이 넘친다", en="it does not train (chapter 3)"),
+            )
+        )
+    if not has_bf16(request.spec):
+        rows.append(("bf16", tr(ko=f"{request.gpu}에는 bf16 연산 장치가 없다", en=f"{request.gpu} has no bf16 units")))
+    if request.gpus > 1:
+        rows.append(
+            (
+                "ZeRO-1",
+                tr(
+                    ko="ZeRO-2가 메모리도 통신도 더 적다(FSDP2)",
+                    en="ZeRO-2 (FSDP2) needs less memory and sends less",
+                ),
+            )
+        )
+        for method in [m for m in request.methods if m != "full"]:
+            rows.append(
+                (
+                    f"{method_label(method)} · ZeRO-2, 3",
+                    tr(
+                        ko="이 강의의 ZeRO 계산은 얼린 가중치를 나누지 못한다. GPU마다 모델을 통째로 둔다(DDP)",
+                        en="the ledger cannot shard frozen or 4-bit weights: each GPU holds the whole model (DDP)",
+                    ),
+                )
+            )
+        if "full" in request.methods and not has_bf16(request.spec) and request.precision != "fp32":
+            rows.append(
+                (
+                    tr(ko="전체 미세 조정 · ZeRO-2, 3", en="full fine-tuning · ZeRO-2, 3"),
+                    tr(ko="ZeRO 계산은 bf16으로만 실행해 보았다", en="the ledger was run in bf16 alone"),
+                )
+            )
+    return rows

@@ -1,0 +1,1 @@
+"""What CUDA does otherwise than a CPU."""

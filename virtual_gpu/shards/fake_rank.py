@@ -1,0 +1,301 @@
+"""One rank of N on the virtual GPU: PyTorch's own engines, under a process group whose messages go nowhere.
+
+The process group is PyTorch's "fake" one: it answers as N ranks would and sends nothing. What FSDP2 allocates, gathers
+and frees on that rank is counted by the virtual GPU, operation by operation.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import debug as tensor_debug
+from torch.optim.adamw import adamw
+from torch.overrides import TorchFunctionMode
+
+from ..cards import CATALOG
+from ..counting.gpu import VirtualGPU
+from ..gpus import storage_bytes
+from ..language import tr
+from ..step.models import build_model
+from ..step.training import enable_checkpointing
+from ..trace.timeline import Timeline
+from .collectives import Collectives
+from .layout import Convention, Layout
+
+
+@dataclass
+class RankRun:
+    """What one rank held and sent in a step: bytes by kind, forward and backward, elements by collective.
+
+    sent: parameters and gradients. sent_activations: tensor parallelism's messages, which grow with batch and length.
+    """
+
+    held: dict[str, int]
+    sent: Counter
+    sent_activations: Counter
+    timeline: Timeline
+
+
+class MasterAdamW(torch.optim.AdamW):
+    """AdamW that updates an fp32 copy of each parameter, kept in its state ("mixed": 12 bytes a parameter)."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """One tensor at a time (no temporaries of the model's size), each rank on its own piece of it."""
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                state, (mine, gradient) = self.state[p], _locals([p, p.grad])
+                if not state:
+                    master = mine.detach().float()
+                    zeros = (torch.zeros_like(master), torch.zeros_like(master))
+                    state.update(step=torch.zeros(()), master=master, exp_avg=zeros[0], exp_avg_sq=zeros[1])
+                adamw(
+                    [state["master"]], [gradient.float()], [state["exp_avg"]], [state["exp_avg_sq"]], [],
+                    [state["step"]], foreach=False, amsgrad=False, beta1=group["betas"][0], beta2=group["betas"][1],
+                    lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+                )  # fmt: skip
+                mine.copy_(state["master"])
+
+
+def run_rank(
+    config: Any,
+    layout: Layout,
+    convention: Convention,
+    rank: int = 0,
+    *,
+    batch_size: int | None = 1,
+    sequence_length: int = 8,
+    checkpointing: bool = False,
+) -> RankRun:
+    """One training step on rank `rank` of the layout, its forward and backward recorded (no optimizer state yet).
+
+    batch_size None: no forward and backward, the gradients are made in the shape of the parameters (stages 0 and 1).
+    DDP's reducer is written in C++ and reads values, which fake tensors do not have. So at stages 0 and 1 the rank runs
+    without it, and its all-reduce is missing in `sent`.
+    """
+    with fake_world(layout.ranks, rank), warnings.catch_warnings():
+        # FSDP2 warns that a DTensor's output is a view; nothing here writes into one.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+        model, mesh = shard(config, layout, convention)
+        gpu = VirtualGPU(CATALOG["H100"], limited=False)
+        with _resizes_counted(gpu):
+            shards = _place(model, gpu)
+            if checkpointing:
+                enable_checkpointing(model)
+            model.train()
+            optimizer = _optimizer(model, layout, convention, mesh)
+            with gpu.record(model, optimizer) as record, _Messages(gpu) as messages:
+                if batch_size is None:
+                    for parameter in model.parameters():
+                        parameter.grad = torch.empty_like(parameter)
+                    kept = 0
+                else:
+                    kept = _forward_backward(model, gpu, record, (batch_size, sequence_length), shards)
+                timeline = record.timeline()
+                optimizer.step()
+            held = {
+                "parameters": storage_bytes(shards),
+                "gathered": kept,
+                "gradients": storage_bytes(_locals(p.grad for p in model.parameters())),
+            }
+            for kind, name in (("master", "master"), ("momentum", "exp_avg"), ("variance", "exp_avg_sq")):
+                held[kind] = storage_bytes(_locals(_states(optimizer, name)))
+            sent = messages.elements if layout.ranks > 1 else Counter()
+            return RankRun(held, sent, messages.activations, timeline)
+
+
+def _place(model: torch.nn.Module, gpu: VirtualGPU) -> list[torch.Tensor]:
+    """Put the meta model on the virtual GPU; this rank's tensors, with FSDP2's padding."""
+    with gpu.mode:
+        model.to_empty(device="cpu")
+    if hasattr(model, "_get_fsdp_state"):
+        model._get_fsdp_state()._lazy_init()  # pads, as the first forward would: before anything is recorded
+    else:
+        model.tie_weights()  # FSDP2 keeps ties, to_empty does not
+    shards = _locals(model.parameters())
+    gpu.label(shards, "parameters")
+    return shards
+
+
+def _forward_backward(
+    model: torch.nn.Module, gpu: VirtualGPU, record: Any, shape: tuple[int, int], shards: list[torch.Tensor]
+) -> int:
+    """Run both; the bytes that stay gathered between them."""
+    tokens = torch.zeros(shape, dtype=torch.int64)
+    batch = gpu.place({"input_ids": tokens, "labels": tokens})
+    with record.phase("forward"):
+        outputs = model(**batch, use_cache=False)
+    kept = storage_bytes([*shards, *_locals(model.parameters())]) - storage_bytes(shards)
+    with record.phase("backward"):
+        outputs.loss.backward()
+    gpu.label(_locals(p.grad for p in model.parameters()), "gradients")
+    return kept
+
+
+@contextmanager
+def fake_world(ranks: int, rank: int = 0) -> Iterator[None]:
+    """PyTorch's process group of `ranks` ranks of which only this one exists; gone at the end, whatever happens."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
+
+    if dist.is_initialized():
+        raise RuntimeError(
+            tr(
+                ko="이 프로세스에는 이미 process group이 있다. torch.distributed.destroy_process_group()으로 닫는다.",
+                en="This process has a process group already: torch.distributed.destroy_process_group() closes it.",
+            )
+        )
+    if not 0 <= rank < ranks:
+        raise ValueError(tr(ko=f"rank={rank}: 0부터 {ranks - 1}까지다.", en=f"rank={rank}: 0 to {ranks - 1}."))
+    hook = sys.excepthook
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook  # PyTorch puts one there that prints the rank before every line
+        # DTensor remembers how operations were split, with the mesh and its groups, which are gone.
+        tensor_debug._clear_sharding_prop_cache()
+
+
+def shard(config: Any, layout: Layout, convention: Convention) -> tuple[torch.nn.Module, Any]:
+    """The model on the meta device, split for this rank, and the mesh: tensor parallel first, then FSDP2 over "data".
+
+    Each block is an FSDP group; so are, as in torchtitan, the embedding and norm with head where these are not tied.
+    Meta parameters are sharded, fake ones only placed later: the other way round is a hundred times slower.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    layout.check_model(config)
+    shape = (layout.data_parallel, layout.tensor_parallel)
+    dimensions = 1 if layout.tensor_parallel == 1 else 2
+    mesh = init_device_mesh("cpu", shape[:dimensions], mesh_dim_names=("data", "tensor")[:dimensions])
+    model = build_model(config, convention.dtype)
+    if layout.tensor_parallel > 1:
+        split_tensors(model, config, mesh["tensor"])
+    if layout.stage >= 2:
+        with _FewPieces():
+            for group in (*fsdp_groups(model), model):
+                fully_shard(group, mesh=mesh["data"], reshard_after_forward=layout.stage == 3)
+    return model, mesh
+
+
+class _FewPieces(TorchFunctionMode):
+    """To take one of N pieces FSDP2 makes all N, for each parameter: here equal pieces of a meta tensor are one tensor.
+
+    They have no values that could differ. Ranks for which no row is left get their empty piece here already; FSDP2 adds
+    them one by one. At 16,384 ranks this is what makes a ledger a matter of a second.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is not torch.chunk or not args[0].is_meta:
+            return func(*args, **(kwargs or {}))
+        tensor, n, dim = args[0], args[1], kwargs["dim"]
+        rows = tensor.size(dim)
+        piece = max(-(-rows // n), 1)
+        whole, rest = divmod(rows, piece)
+        pieces = [tensor.narrow(dim, 0, piece)] * whole
+        if rest:
+            pieces.append(tensor.narrow(dim, rows - rest, rest))
+        return pieces + [tensor.new_empty(0)] * (n - len(pieces))
+
+
+def blocks_of(model: torch.nn.Module) -> torch.nn.ModuleList:
+    """The decoder's blocks."""
+    body = model.base_model
+    return next(getattr(body, name) for name in ("layers", "h") if hasattr(body, name))
+
+
+def is_tied(model: torch.nn.Module) -> bool:
+    """Whether embedding and head are one parameter."""
+    return model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+def fsdp_groups(model: torch.nn.Module) -> list[Any]:
+    """The modules (or lists of modules) that are gathered together; what is left falls to the model itself."""
+    if is_tied(model):
+        return [*blocks_of(model)]
+    body = model.base_model
+    norm = next(getattr(body, name) for name in ("norm", "final_layer_norm", "ln_f") if hasattr(body, name))
+    return [model.get_input_embeddings(), *blocks_of(model), [norm, model.get_output_embeddings()]]
+
+
+def split_tensors(model: torch.nn.Module, config: Any, mesh: Any) -> None:
+    """Tensor parallelism by transformers' own plan for the blocks; untied embedding and head by columns."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+    plan = {name: style for name, style in config.base_model_tp_plan.items() if style in styles}
+    for name, module in model.base_model.named_modules():
+        for pattern, style in plan.items():
+            if fnmatch(name, pattern):
+                parallelize_module(module, mesh, styles[style]())
+    if not is_tied(model):
+        # By columns: split by rows (along the vocabulary), its gradient would be a view of a whole one.
+        parallelize_module(model.get_input_embeddings(), mesh, ColwiseParallel(output_layouts=Replicate()))
+        parallelize_module(model.get_output_embeddings(), mesh, ColwiseParallel(output_layouts=Replicate()))
+
+
+def _optimizer(model: torch.nn.Module, layout: Layout, convention: Convention, mesh: Any) -> torch.optim.Optimizer:
+    kind = MasterAdamW if convention.master else torch.optim.AdamW
+    if layout.stage != 1:
+        return kind(model.parameters(), foreach=False)
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(model.parameters(), kind, process_group=mesh["data"].get_group(), foreach=False)
+
+
+def _states(optimizer: torch.optim.Optimizer, *names: str) -> list[torch.Tensor]:
+    """The optimizer's state on the GPU: the entries of these names, or all but the step counters."""
+    names = names or ("master", "exp_avg", "exp_avg_sq")
+    state = getattr(optimizer, "optim", optimizer).state
+    return [values[name] for values in state.values() for name in names if name in values]
+
+
+def _locals(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
+
+
+@contextmanager
+def _resizes_counted(gpu: VirtualGPU) -> Iterator[None]:
+    """FSDP2 gives back what it gathered by resizing the storage to nothing, which no operation shows."""
+    original = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        result = original(storage, size)
+        gpu.mode.resized(storage, "parameters")
+        return result
+
+    torch.UntypedStorage.resize_ = resize_
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = original
+
+
+class _Messages(Collectives):
+    """Counts the elements of every collective, and labels what only serves to send: buffers count as "other"."""
+
+    def __init__(self, gpu: VirtualGPU):
+        super().__init__()
+        self.gpu = gpu
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.split("::")[1].strip("_")
+        if name == "allgather_base":  # output, input
+            self.gpu.label(args[:1], "other")
+        elif name == "reduce_scatter_base":
+            self.gpu.label(args[1:2], "other")
+        elif func is torch.ops.fsdp.split_with_sizes_copy.default:
+            self.gpu.label(kwargs["out"], "parameters")  # what was gathered, as the blocks compute with it
+        return super().__torch_dispatch__(func, types, args, kwargs)

@@ -1,0 +1,1 @@
+"""A training step of our own: models, optimizers, settings."""

@@ -1,0 +1,115 @@
+"""Floating-point operations of a training step, counted by PyTorch on a virtual GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from ..cards import CATALOG
+from ..counting.gpu import VirtualGPU
+from ..trace.depth import shallow_depths, text_config, with_depth
+from .experiment import Setting
+from .models import add_adapters, build_model, grows_evenly, load_config
+from .training import set_checkpointing
+
+
+def _attention(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any) -> int:
+    heads = query[1]
+    return sdpa_flop_count(query, _with_heads(key, heads), _with_heads(value, heads))
+
+
+def _attention_backward(
+    gradient: torch.Size, query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any
+) -> int:
+    heads = query[1]
+    return sdpa_backward_flop_count(gradient, query, _with_heads(key, heads), _with_heads(value, heads))
+
+
+def _with_heads(shape: torch.Size, heads: int) -> tuple[int, ...]:
+    samples, _, *rest = shape
+    return (samples, heads, *rest)
+
+
+# PyTorch's own formulas, which up to 2.11 refuse grouped-query attention: there a head of the keys serves several heads
+# of the queries and is multiplied with each.
+_FORMULAS = {
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention{direction}"): formula
+    for direction, formula in (("", _attention), ("_backward", _attention_backward))
+    for kernel in ("flash", "efficient", "cudnn")
+}
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations of the matrix products (attention among them) of one forward and one backward."""
+
+    forward: int
+    backward: int
+
+    @property
+    def total(self) -> int:
+        return self.forward + self.backward
+
+    def __repr__(self) -> str:
+        return f"Flops(forward={self.forward / 1e12:.3f} T, backward={self.backward / 1e12:.3f} T)"
+
+
+def count_flops(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Flops:
+    """The FLOPs of `model(**inputs).loss` and its backward, counted by PyTorch's FlopCounterMode on a virtual GPU."""
+    gpu = VirtualGPU(CATALOG["A100-80GB"], limited=False)
+    model, inputs = gpu.place(model), gpu.place(inputs)
+    with FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter, gpu:
+        loss = model(**inputs).loss
+        forward = counter.get_total_flops()
+        loss.backward()
+    return Flops(forward, counter.get_total_flops() - forward)
+
+
+def training_flops(setting: Setting | None = None, **settings: Any) -> Flops:
+    """The FLOPs of one micro-batch of the experiment's setting, linear in depth: run at two depths, where it can be.
+
+    With adapters nothing is computed for the gradients of frozen weights.
+    """
+    setting = setting or Setting(**settings)
+    adapters = (setting.lora_rank, setting.lora_targets) if setting.peft else None
+    return _training_flops(
+        setting.model_id, setting.batch_size, setting.sequence_length, setting.gradient_checkpointing, adapters
+    )
+
+
+@lru_cache(maxsize=512)
+def _training_flops(
+    model_id: str, batch_size: int, sequence_length: int, checkpointing: bool, adapters: tuple | None
+) -> Flops:
+    def run(config: Any) -> Flops:
+        return flops_of_config(config, batch_size, sequence_length, checkpointing, adapters)
+
+    config = load_config(model_id)
+    shallow = shallow_depths(config)
+    if shallow is None or not grows_evenly(config, *shallow):
+        return run(config)
+    depths, more = shallow
+    one, two = (run(with_depth(config, layers)) for layers in depths[:2])
+    return Flops(one.forward + more * (two.forward - one.forward), one.backward + more * (two.backward - one.backward))
+
+
+def flops_of_config(
+    config: Any, batch_size: int, sequence_length: int, checkpointing: bool, adapters: tuple | None = None
+) -> Flops:
+    """The FLOPs of one micro-batch with every layer run, under whatever `set_checkpoint_early_stop` says.
+
+    adapters: (rank, targets) of LoRA, see `add_adapters`.
+    """
+    model = build_model(config, torch.float16)
+    if adapters:
+        model = add_adapters(model, *adapters)
+    model = set_checkpointing(model.train(), checkpointing)
+    text_config(model.config).use_cache = False
+    ids = torch.zeros(batch_size, sequence_length, dtype=torch.int64)
+    return count_flops(model, {"input_ids": ids, "labels": ids})

@@ -1,0 +1,135 @@
+"""4-bit linear layers for QLoRA: bitsandbytes' own on a real GPU, one that holds the same bytes on a virtual one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import bitsandbytes as bnb
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from ..gpus import GPU
+from ..language import tr
+
+BLOCK = 64  # weights that share an absmax (QLoRA, arXiv 2305.14314, section 3)
+NESTED_BLOCK = 256  # absmax values that share a second-level absmax
+
+
+def quantize_linears(model: nn.Module, compute_dtype: torch.dtype, gpu: GPU) -> None:
+    """Replace every linear layer but the output head by a 4-bit one (NF4, double quantization), in place.
+
+    As transformers does, it leaves alone what a model keeps in fp32 (T5's `wo`).
+    """
+    head = model.get_output_embeddings()
+    kept = tuple(getattr(model, "_keep_in_fp32_modules", None) or ())
+    make = VirtualLinear4bit if gpu.is_virtual else _real_layer
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Conv1D):
+                child = _as_linear(child)
+            if type(child) is nn.Linear and child is not head and not name.endswith(kept):
+                setattr(parent, name, make(child, compute_dtype))
+
+
+def _as_linear(layer: Conv1D) -> nn.Linear:
+    """GPT-2's linear layer, whose weight lies the other way round; transformers quantizes it too."""
+    linear = nn.Linear(*layer.weight.shape, device="meta")
+    linear.weight, linear.bias = nn.Parameter(layer.weight.T.contiguous()), layer.bias
+    return linear
+
+
+def check_kernels(device: Any) -> None:
+    """RuntimeError, with what to do, where bitsandbytes cannot quantize to 4 bits on this device."""
+    try:
+        bnb.functional.quantize_4bit(torch.ones(BLOCK, device=device), quant_type="nf4")
+    except (RuntimeError, NotImplementedError, AttributeError, OSError) as error:
+        raise RuntimeError(
+            tr(
+                ko=f"bitsandbytes {bnb.__version__}에는 이 장치({device})에서 4비트로 양자화할 커널이 없다. "
+                "CUDA에 맞는 bitsandbytes를 설치하거나, 가상 GPU(use_gpu('T4'))나 peft='lora'를 쓴다. "
+                f"bitsandbytes가 알린 것: {error}",
+                en=f"bitsandbytes {bnb.__version__} has no 4-bit kernel for {device}. Install one for your CUDA, "
+                f"or use a virtual GPU (use_gpu('T4')) or peft='lora'. bitsandbytes says: {error}",
+            )
+        ) from error
+
+
+def _real_layer(linear: nn.Linear, compute_dtype: torch.dtype) -> nn.Module:
+    kind = Linear4bitDouble if compute_dtype == torch.float64 else bnb.nn.Linear4bit
+    layer = kind(
+        linear.in_features,
+        linear.out_features,
+        bias=linear.bias is not None,
+        compute_dtype=compute_dtype,
+        compress_statistics=True,
+        quant_type="nf4",
+    )
+    layer.weight = bnb.nn.Params4bit(
+        linear.weight.data, requires_grad=False, compress_statistics=True, quant_type="nf4"
+    )
+    layer.bias = linear.bias
+    return layer
+
+
+class VirtualLinear4bit(bnb.nn.Linear4bit):
+    """Holds what bitsandbytes' `Linear4bit` holds, as tensors that fake-tensor mode understands, and computes like it.
+
+    Packed weight (two to a byte), 8-bit absmax for each 64 weights, fp32 absmax for each 256 of those, an offset and
+    the two code tables. The weight is dequantized for each product, forward and backward, and freed after it.
+    """
+
+    quantization_state = ("absmax", "code", "offset", "nested_absmax", "nested_code")
+
+    def __init__(self, linear: nn.Linear, compute_dtype: torch.dtype):
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.compute_dtype = compute_dtype
+        device, count = linear.weight.device, linear.weight.numel()
+        blocks = -(-count // BLOCK)
+        packed = torch.empty((count + 1) // 2, 1, dtype=torch.uint8, device=device)
+        self.weight = Params4bit(packed, requires_grad=False)
+        self.bias = linear.bias
+        for name, size, dtype in (
+            ("absmax", (blocks,), torch.uint8),
+            ("code", (16,), torch.float32),
+            ("offset", (), torch.float32),
+            ("nested_absmax", (-(-blocks // NESTED_BLOCK),), torch.float32),
+            ("nested_code", (256,), torch.float32),
+        ):
+            self.register_buffer(name, torch.empty(size, dtype=dtype, device=device), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (…, in_features) → (…, out_features)."""
+        bias = None if self.bias is None else self.bias.to(self.compute_dtype)
+        shape = (self.out_features, self.in_features)
+        return _DequantizedLinear.apply(x.to(self.compute_dtype), self.weight, bias, shape).to(x.dtype)
+
+
+class Linear4bitDouble(bnb.nn.Linear4bit):
+    """bitsandbytes' weights, multiplied in fp64, which its own kernels do not do (0.50 returns wrong numbers)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (…, in_features) → (…, out_features)."""
+        weight = bnb.functional.dequantize_4bit(self.weight.data, self.weight.quant_state)
+        return nn.functional.linear(x, weight.to(x.dtype), self.bias)
+
+
+class Params4bit(nn.Parameter):
+    """Named as bitsandbytes' class, by which peft knows what not to upcast to fp32; what peft asks of it is here."""
+
+    quant_type = "nf4"
+    compress_statistics = True
+
+
+class _DequantizedLinear(torch.autograd.Function):
+    """x · dequantize(W)ᵀ + b that saves only the packed weight (bitsandbytes' MatMul4Bit)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, shape: tuple[int, int]):
+        ctx.shape = shape
+        return nn.functional.linear(x, x.new_empty(shape), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor):
+        return grad @ grad.new_empty(ctx.shape), None, None, None

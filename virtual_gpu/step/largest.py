@@ -1,0 +1,120 @@
+"""The largest batch, the longest sequence, the largest model that trains on a GPU: searched with predictions."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from ..cards import CATALOG
+from ..language import tr
+from ..report import MemoryReport, html_table
+from ..trace.depth import text_config
+from ..units import choose, human_bytes, positive_int
+from .experiment import PRECISIONS, Setting, predict_memory, predict_need
+from .models import architectures, build_model, count_parameters, linear_layers, load_config
+
+
+def largest_fitting(name: str, *, multiple: int = 1, gpu: str | None = None, **settings: Any) -> int:
+    """The largest `batch_size` or `sequence_length` (a multiple of `multiple`) that fits; 0 where not even the first.
+
+    Tensors grow with either: the next guess at what fills the GPU lies where a straight line between the nearest known
+    ones meets the capacity. From there downwards to the first for which the caching allocator finds room (it may fail
+    at one and get through at a larger one), in steps of one, of 1/128 where there are more than 255. A length stops at
+    the model's positions.
+    """
+    name = choose(name, ("batch_size", "sequence_length"), tr(ko="설정", en="setting"))
+    multiple = positive_int(multiple, "multiple")
+    settings = {"batch_size": 1} | settings
+    most = 2**17 // multiple
+    if name == "sequence_length":
+        config = load_config(settings.get("model_id", Setting.model_id))
+        most = min(most, getattr(text_config(config), "max_position_embeddings", 2**17) // multiple)
+
+    def over(count: int) -> int:
+        """Bytes of tensors beyond the capacity; negative where there is room."""
+        report = predict(count)
+        return report.needed_bytes - report.capacity_bytes
+
+    @functools.cache
+    def predict(count: int) -> MemoryReport:
+        return predict_memory(Setting(**{**settings, name: count * multiple}), gpu=gpu)
+
+    low, high, below, above = 0, 1, 0, 0
+    while (above := over(high)) <= 0:
+        low, below = high, above
+        if low == most:
+            break
+        high = min(low * 4, most)
+    while high - low > 1:
+        guess = low + int((high - low) * -below / (above - below))
+        guess = min(max(guess, low + 1), high - 1)
+        need = over(guess)
+        if need <= 0:  # after a guess that was right the next one is low + 1
+            low, below = guess, need
+        else:
+            high, above = guess, need
+    step = max(low // 128, 1)
+    while low > 0 and not predict(low).fits:
+        low -= step
+    return max(low, 0) * multiple
+
+
+@functools.cache
+def _parameters(model_id: str) -> tuple[int, int]:
+    """(all parameters, those that QLoRA keeps in 4 bits)."""
+    model = build_model(load_config(model_id), torch.float16)
+    return count_parameters(model), sum(layer.weight.numel() for layer in linear_layers(model).values())
+
+
+def largest_model(gpu: str, peft: str | None = None, **settings: Any) -> tuple[str, int, int] | None:
+    """(hub id, parameters, bytes of the tensors) of the largest bundled model that trains on a GPU, or None.
+
+    From the largest down. A model whose weights alone (with gradients and AdamW's state, if all of them are trained)
+    exceed the GPU is passed over without a run.
+    """
+    spec = CATALOG[choose(gpu, CATALOG, "GPU")]
+    for name in sorted(architectures(), key=_parameters, reverse=True):
+        setting = Setting(**{"batch_size": 1, **settings, "model_id": name, "peft": peft})
+        if _held_bytes(setting) > spec.capacity_bytes:
+            continue
+        need = predict_need(setting, spec.compute_capability)
+        if need.card <= spec.capacity_bytes:
+            return name, _parameters(name)[0], need.tensors
+    return None
+
+
+def _held_bytes(setting: Setting) -> float:
+    """Bytes that are held whatever else is: weights and, where all are trained, gradients and AdamW's state."""
+    total, in_four_bits = _parameters(setting.model_id)
+    if setting.peft == "qlora":
+        return in_four_bits / 2 + 4 * (total - in_four_bits)  # everything else is cast to fp32
+    weight = 4 if PRECISIONS[setting.precision][0] == torch.float32 else 2
+    if setting.peft:
+        return weight * total
+    state = {"adamw": 2 * weight, "adamw_fused": 2 * weight, "adamw_8bit": 2}.get(setting.optimizer, 0)
+    return (2 * weight + state) * total
+
+
+class LargestModels:
+    """The largest model that trains, for each GPU (rows) under full fine-tuning, LoRA and QLoRA (columns)."""
+
+    METHODS = (None, "lora", "qlora")
+
+    def __init__(self, gpus: tuple[str, ...], **settings: Any):
+        self.found = {gpu: [largest_model(gpu, peft, **settings) for peft in self.METHODS] for gpu in gpus}
+
+    def _repr_html_(self) -> str:
+        heads = ["GPU", tr(ko="전체 미세 조정", en="full fine-tuning"), "LoRA", "QLoRA"]
+        return html_table(heads, [[gpu, *map(self._cell, row)] for gpu, row in self.found.items()])
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{gpu}: {', '.join(map(self._cell, row))}" for gpu, row in self.found.items())
+
+    @staticmethod
+    def _cell(found: tuple[str, int, int] | None) -> str:
+        if found is None:
+            return "-"
+        name, parameters, needed = found
+        return f"{name.split('/')[-1]} ({parameters / 1e9:.2f}B, {human_bytes(needed)})"

@@ -1,0 +1,50 @@
+"""Every way to make a batch of equal micro-batches: its memory predicted, its FLOPs counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..report import MemoryReport
+from ..units import positive_int
+from .experiment import Setting, predict_memory
+from .flops import training_flops
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One way to make a batch: its micro-batch, how many of them, checkpointing or not; memory, and FLOPs of all."""
+
+    micro_batch: int
+    steps: int
+    checkpointing: bool
+    needed_bytes: int
+    fits: bool
+    flops: int
+    report: MemoryReport = field(repr=False, compare=False)
+
+
+def equal_splits(batch: int) -> list[tuple[int, int]]:
+    """Every (micro-batch, steps) with micro-batch × steps = batch, the largest micro-batch first."""
+    batch = positive_int(batch, "batch")
+    return [(batch // steps, steps) for steps in range(1, batch + 1) if batch % steps == 0]
+
+
+def split_setting(micro_batch: int, steps: int, **settings: Any) -> Setting:
+    """The experiment that needs the memory of `steps` micro-batches; it runs at most two of them a step.
+
+    From the second on each finds the same gradients there.
+    """
+    return Setting(micro_batch, min(positive_int(steps, "steps"), 2), **settings)
+
+
+def splits(batch: int, *, gpu: str | None = None, **settings: Any) -> list[Combination]:
+    """Every split of a batch into equal micro-batches, the largest first, its memory predicted, its FLOPs counted."""
+    ways = equal_splits(batch)
+    reports = [predict_memory(split_setting(*way, **settings), gpu=gpu) for way in ways]
+    one = split_setting(1, 1, **settings)
+    flops = batch * training_flops(one).total  # linear in the samples: however they are split
+    return [
+        Combination(*way, one.gradient_checkpointing, report.needed_bytes, report.fits, flops, report)
+        for way, report in zip(ways, reports, strict=True)
+    ]

@@ -1,0 +1,307 @@
+"""The training loop of the course, and what its gradients and optimizer state weigh."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from ..gpus import GPU, clear_frames, cuda_gpu, current_gpu, gpu_utilization_line, storage_bytes
+from ..language import tr
+from ..trace.depth import text_config
+from ..trace.timeline import Timeline
+from ..units import book_gb, choose, positive_int
+
+# Our names, and the names that transformers' TrainingArguments has for the same optimizers.
+OPTIMIZERS = {
+    "adamw": ("adamw_torch", "adamw_hf"),
+    "adamw_fused": ("adamw_torch_fused",),
+    "adamw_8bit": ("adamw_bnb_8bit", "adamw_8bit"),
+    "sgd": ("sgd",),
+    "adafactor": ("adafactor",),
+}
+
+
+@dataclass
+class TrainingLog:
+    """What a run of `train_model` left: bytes right after the first optimizer step, losses, and the timeline.
+
+    It is filled as training goes, so it holds what happened even when the memory ran out. On a virtual GPU there are
+    no losses: its tensors have no values.
+    """
+
+    allocated_bytes: int = 0
+    gradients_bytes: int = 0
+    optimizer_bytes: int = 0
+    optimizer_steps: int = 0
+    micro_steps: int = 0
+    losses: list[float] = field(default_factory=list)
+    timeline: Timeline = field(default_factory=Timeline)
+
+
+def estimate_memory_of_gradients(model: torch.nn.Module) -> int:
+    """Bytes of the gradients that the model's parameters hold now."""
+    return storage_bytes(p.grad for p in model.parameters() if p.grad is not None)
+
+
+def estimate_memory_of_optimizer(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the optimizer state on the GPU. Scalars (AdamW's step counters, which live on the CPU) do not count."""
+    states = (value for state in optimizer.state.values() for value in state.values())
+    return storage_bytes(v for v in states if isinstance(v, torch.Tensor) and v.dim() > 0)
+
+
+def make_optimizer(name: str, model: torch.nn.Module, learning_rate: float = 5e-5) -> torch.optim.Optimizer:
+    """The optimizer over the trainable parameters, with CUDA's defaults (`foreach`) on either GPU.
+
+    name: "adamw", "adamw_fused", "adamw_8bit" (bitsandbytes), "sgd" (no momentum), "adafactor", or TrainingArguments'
+    name for one of them.
+    """
+    names = {alias: ours for ours, aliases in OPTIMIZERS.items() for alias in (ours, *aliases)}
+    name = names[choose(str(getattr(name, "value", name)), names, tr(ko="옵티마이저", en="optimizer"))]
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError(tr(ko="학습할 파라미터가 하나도 없다.", en="The model has no trainable parameter."))
+    if name == "adamw_8bit":
+        from .models import require
+
+        require("bitsandbytes")
+        from .four_bit import bnb
+
+        optimizer = bnb.optim.AdamW8bit(parameters, lr=learning_rate)
+        optimizer.name2qmap = gpu_of(model).place(optimizer.name2qmap)  # its code tables live beside the state
+        return optimizer
+    if name == "adamw_fused":
+        return torch.optim.AdamW(parameters, lr=learning_rate, fused=True)
+    # foreach is the default on CUDA and not on a CPU: its temporaries are part of the peak.
+    kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adafactor": getattr(torch.optim, "Adafactor", None)}
+    return kind[name](parameters, lr=learning_rate, foreach=True)
+
+
+def train_model(
+    model: torch.nn.Module, dataset: Any, training_args: Any, *, log: TrainingLog | None = None
+) -> TrainingLog:
+    """Train `model` on `dataset` and print the memory after the first optimizer step, as the book does.
+
+    training_args: any object with transformers' `TrainingArguments` names; read are per_device_train_batch_size,
+    gradient_accumulation_steps, gradient_checkpointing, num_train_epochs, max_steps (optimizer steps), learning_rate,
+    optim (PyTorch's foreach AdamW where it is absent; a real TrainingArguments has the fused one by default), fp16 and
+    bf16 (mixed precision over fp32 weights), loss_scale (the GradScaler's first, 65536) and use_cache.
+
+    The last group of micro-batches may be shorter, and its last micro-batch smaller: each loss counts by its share of
+    the group's samples, so the gradient is that of one big batch, nothing lost and nothing counted twice.
+
+    After an error nothing of the training stays, even if the error is kept (as a notebook does); only if it came while
+    backward recomputed a checkpointed layer, that layer's activations stay with it.
+    """
+    log = TrainingLog() if log is None else log
+    gpu = gpu_of(model)
+    setting = _Setting.read(training_args)
+    _check_data(model, dataset, setting)
+    if setting.autocast and any(p.requires_grad and p.dtype == setting.autocast for p in model.parameters()):
+        raise ValueError(
+            tr(
+                ko="혼합 정밀도(fp16=True, bf16=True)에는 fp32 가중치가 필요하다. dtype=torch.float32로 불러온다.",
+                en="Mixed precision (fp16=True, bf16=True) wants fp32 weights: load with dtype=torch.float32.",
+            )
+        )
+    try:
+        _train(model, dataset, setting, gpu, log)
+    except BaseException as error:
+        clear_frames(error)  # a notebook keeps the last error, and with it all that its frames hold
+        raise
+    return log
+
+
+def _train(model: torch.nn.Module, dataset: Any, setting: _Setting, gpu: GPU, log: TrainingLog) -> None:
+    if setting.gradient_checkpointing:
+        enable_checkpointing(model)
+    optimizer = make_optimizer(setting.optimizer, model, setting.learning_rate)
+    scaled = setting.autocast == torch.float16 and not gpu.is_virtual
+    scaler = torch.amp.GradScaler("cuda", init_scale=setting.loss_scale, enabled=scaled)
+    model.train()
+    with gpu.record(model, optimizer) as record, _use_cache(model, setting.use_cache):
+        try:
+            for group in _groups(dataset, setting):
+                samples = sum(len(batch["input_ids"]) for batch in group)
+                for batch in group:
+                    with record.phase("forward"), gpu.autocast(setting.autocast):
+                        outputs = model(**gpu.place(batch))
+                        loss = outputs.loss * (len(batch["input_ids"]) / samples)
+                    with record.phase("backward"):
+                        scaler.scale(loss).backward()
+                    log.micro_steps += 1
+                    if not gpu.is_virtual:
+                        log.losses.append(outputs.loss.item())
+                with record.phase("step"):
+                    scaler.step(optimizer)
+                scaler.update()
+                log.optimizer_steps += 1
+                if log.optimizer_steps == 1:
+                    _report(log, gpu, model, optimizer)
+                optimizer.zero_grad()
+        finally:
+            log.timeline = record.timeline()
+            optimizer.zero_grad()  # what was half done goes too
+            if setting.gradient_checkpointing:
+                disable_checkpointing(model)  # the next run decides for itself
+
+
+def enable_checkpointing(model: torch.nn.Module) -> None:
+    """Switch on (non-reentrant) gradient checkpointing, under whichever name transformers has for it."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:
+        raise ValueError(
+            tr(
+                ko=f"{type(model).__name__}: 이 모델은 그레이디언트 체크포인팅을 지원하지 않는다.",
+                en=f"{type(model).__name__} does not support gradient checkpointing.",
+            )
+        ) from error
+
+
+def disable_checkpointing(model: torch.nn.Module) -> None:
+    """Switch gradient checkpointing off again."""
+    (getattr(model, "activation_checkpointing_disable", None) or model.gradient_checkpointing_disable)()
+
+
+def set_checkpointing(model: Any, on: bool) -> Any:
+    """Switch a transformers model's checkpointing on or off, and return the model."""
+    (enable_checkpointing if on else disable_checkpointing)(model)
+    return model
+
+
+def gpu_of(model: torch.nn.Module) -> GPU:
+    """The GPU that holds the model; ValueError where none does."""
+    parameter = next(model.parameters(), None)
+    mode = getattr(parameter, "fake_mode", None)
+    if mode is not None:
+        return mode.gpu
+    if parameter is not None and parameter.is_cuda:
+        return cuda_gpu()
+    gpu = current_gpu()
+    if parameter is None or not gpu.owns(parameter):
+        where = "-" if parameter is None else parameter.device
+        raise ValueError(
+            tr(
+                ko=f"모델이 {gpu.name}에 있지 않다({where}). load_model_and_tokenizer로 불러오거나 "
+                "current_gpu().place(model)로 옮긴다.",
+                en=f"The model is not on {gpu.name} ({where}): load it with load_model_and_tokenizer or "
+                "current_gpu().place(model).",
+            )
+        )
+    return gpu
+
+
+@dataclass
+class _Setting:
+    """What `train_model` reads from its arguments, checked."""
+
+    batch_size: int
+    accumulation: int
+    gradient_checkpointing: bool
+    epochs: float
+    max_steps: int | None
+    learning_rate: float
+    optimizer: str
+    autocast: torch.dtype | None
+    loss_scale: float
+    use_cache: bool
+
+    @classmethod
+    def read(cls, args: Any) -> _Setting:
+        fp16, bf16 = getattr(args, "fp16", False), getattr(args, "bf16", False)
+        max_steps = getattr(args, "max_steps", -1)
+        return cls(
+            batch_size=positive_int(args.per_device_train_batch_size, "per_device_train_batch_size"),
+            accumulation=positive_int(getattr(args, "gradient_accumulation_steps", 1), "gradient_accumulation_steps"),
+            gradient_checkpointing=bool(getattr(args, "gradient_checkpointing", False)),
+            epochs=getattr(args, "num_train_epochs", 1),
+            max_steps=max_steps if max_steps and max_steps > 0 else None,
+            learning_rate=getattr(args, "learning_rate", 5e-5),
+            optimizer=getattr(args, "optim", "adamw"),
+            autocast=torch.float16 if fp16 else torch.bfloat16 if bf16 else None,
+            loss_scale=getattr(args, "loss_scale", 2.0**16),
+            use_cache=bool(getattr(args, "use_cache", False)),
+        )
+
+
+def _groups(dataset: Any, setting: _Setting) -> Iterator[list[dict[str, torch.Tensor]]]:
+    """The micro-batches of one optimizer step at a time; the last group of an epoch may be shorter.
+
+    As in transformers' Trainer: max_steps goes before num_train_epochs, and the data start anew as often as it takes.
+    """
+    steps_per_epoch = math.ceil(math.ceil(len(dataset) / setting.batch_size) / setting.accumulation)
+    steps = setting.max_steps or max(1, math.ceil(setting.epochs * steps_per_epoch))
+    done = 0
+    while True:
+        batches: Iterable = iter(DataLoader(dataset, batch_size=setting.batch_size))
+        while group := list(islice(batches, setting.accumulation)):
+            yield group
+            done += 1
+            if done == steps:
+                return
+
+
+def _check_data(model: torch.nn.Module, dataset: Any, setting: _Setting) -> None:
+    if setting.batch_size > len(dataset):
+        raise ValueError(
+            tr(
+                ko=f"배치 크기 {setting.batch_size}가 데이터 {len(dataset)}개보다 크다. "
+                f"make_dummy_dataset(size={setting.batch_size})처럼 데이터를 늘린다.",
+                en=f"Batch size {setting.batch_size} exceeds the {len(dataset)} samples; make more data.",
+            )
+        )
+    ids = dataset[0]["input_ids"]
+    config = text_config(model.config)
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and len(ids) > limit:
+        raise ValueError(
+            tr(
+                ko=f"시퀀스 길이 {len(ids)}가 이 모델의 최대 길이 {limit}보다 길다.",
+                en=f"Sequence length {len(ids)} exceeds this model's maximum of {limit}.",
+            )
+        )
+    chunks = DataLoader(dataset, batch_size=1024)
+    largest = max(int(chunk[name].max()) for chunk in chunks for name in ("input_ids", "labels"))
+    if largest >= config.vocab_size:
+        raise ValueError(
+            tr(
+                ko=f"토큰 번호 {largest}가 이 모델의 어휘 {config.vocab_size}개를 벗어난다. "
+                f"make_dummy_dataset(vocab_size={config.vocab_size})로 만든다.",
+                en=f"Token id {largest} is outside this model's vocabulary of {config.vocab_size}.",
+            )
+        )
+
+
+def _report(log: TrainingLog, gpu: GPU, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    log.allocated_bytes = gpu.memory_allocated()
+    log.gradients_bytes = estimate_memory_of_gradients(model)
+    log.optimizer_bytes = estimate_memory_of_optimizer(optimizer)
+    print(gpu_utilization_line(log.allocated_bytes))
+    print(
+        tr(
+            ko=f"옵티마이저 상태의 메모리 사용량: {book_gb(log.optimizer_bytes)}\n"
+            f"그레이디언트의 메모리 사용량: {book_gb(log.gradients_bytes)}",
+            en=f"Optimizer state: {book_gb(log.optimizer_bytes)}\nGradients: {book_gb(log.gradients_bytes)}",
+        )
+    )
+
+
+@contextlib.contextmanager
+def _use_cache(model: torch.nn.Module, value: bool) -> Iterator[None]:
+    config = text_config(model.config)
+    before = getattr(config, "use_cache", None)
+    if before is not None:
+        config.use_cache = value
+    try:
+        yield
+    finally:
+        if before is not None:
+            config.use_cache = before
