@@ -126,7 +126,7 @@ def _experiment(batch_size: int | None, checkpointing: bool) -> dict:
     import torch
 
     from helpers import load_model_and_tokenizer, make_dummy_dataset, train_model, use_gpu
-    from virtual_gpu.step import training
+    from virtual_gpu.step.run import TrainingLog
 
     gpu = use_gpu("T4")
     model, _ = load_model_and_tokenizer(MODEL, attention="eager")  # the only one that GPT-NeoX had
@@ -135,7 +135,7 @@ def _experiment(batch_size: int | None, checkpointing: bool) -> dict:
     if batch_size is None:
         return row
 
-    class Log(training.TrainingLog):
+    class Log(TrainingLog):
         """Notes the caching allocator's count at the moment when the loop notes the meter's."""
 
         def __setattr__(self, name, value):

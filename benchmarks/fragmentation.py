@@ -22,8 +22,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from virtual_gpu.cards import CATALOG
-from virtual_gpu.step.experiment import Setting, virtual_run
-from virtual_gpu.step.models import load_config
+from virtual_gpu.models.configs import load_config
+from virtual_gpu.step.predict import virtual_run
+from virtual_gpu.step.setting import Setting
 
 MODELS = (
     "EleutherAI/polyglot-ko-1.3b",

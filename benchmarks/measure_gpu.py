@@ -236,9 +236,9 @@ class _Side:
 def _predicted(task: dict) -> _Side:
     from dataclasses import replace
 
+    from helpers.experiment import predict_memory
     from virtual_gpu.cards import CATALOG
     from virtual_gpu.counting.gpu import VirtualGPU
-    from virtual_gpu.step.experiment import predict_memory
 
     capability = tuple(int(part) for part in task["gpu"]["capability"].split("."))
     spec = replace(CATALOG["T4"], compute_capability=capability)
@@ -257,9 +257,9 @@ def _predicted(task: dict) -> _Side:
 def _measured(task: dict) -> _Side:
     import torch
 
+    from helpers.experiment import gpu_memory_experiment
+    from helpers.gpu import use_gpu
     from virtual_gpu.cards import CATALOG
-    from virtual_gpu.gpus import use_gpu
-    from virtual_gpu.step.experiment import gpu_memory_experiment
 
     if task["kind"] == "t4":
         total = torch.cuda.mem_get_info(0)[1]

@@ -19,7 +19,8 @@ import numpy as np
 
 from benchmarks.children import ROOT
 from virtual_gpu.allocator import CachingAllocator, round_size
-from virtual_gpu.trace.timeline import CATEGORIES, Trace
+from virtual_gpu.trace.timeline import CATEGORIES
+from virtual_gpu.trace.trace import Trace
 
 FRAMES = 6  # so many of the innermost frames are kept of an allocation
 GROUPS = 12  # so many kinds of differences are kept, those of most bytes

@@ -139,9 +139,9 @@ def worker(kind: str, model: str, repeats: int, seconds: float) -> Child:
 
 def ours(model_id: str, repeats: int) -> None:
     """Time the full prediction and the one by depth, then count once like for like."""
+    from helpers.experiment import predict_memory
     from virtual_gpu.cards import CATALOG
     from virtual_gpu.counting.gpu import VirtualGPU
-    from virtual_gpu.step.experiment import predict_memory
 
     _import_everything()
     gpu, start, reports = VirtualGPU(CATALOG["T4"]), _rss(), []
@@ -202,10 +202,11 @@ def memtracker(model_id: str, repeats: int) -> None:
 
 def by_depth(_: str, repeats: int) -> None:
     """Every bundled architecture of up to about 14B, by depth and in full."""
+    from helpers.experiment import predict_memory
     from virtual_gpu.cards import CATALOG
     from virtual_gpu.counting.gpu import VirtualGPU
-    from virtual_gpu.step.experiment import predict_memory
-    from virtual_gpu.step.models import architectures, build_model, checkpoint_dtype, count_parameters, load_config
+    from virtual_gpu.models.build import build_model, count_parameters
+    from virtual_gpu.models.configs import architectures, checkpoint_dtype, load_config
 
     _import_everything()
     gpu = VirtualGPU(CATALOG["T4"])
@@ -254,7 +255,8 @@ def _train(model_id: str, place, phase) -> None:
     """The same work for both: build, place, two steps."""
     import torch
 
-    from virtual_gpu.step.models import build_model, checkpoint_dtype, load_config
+    from virtual_gpu.models.build import build_model
+    from virtual_gpu.models.configs import checkpoint_dtype, load_config
 
     config = load_config(model_id)
     model = build_model(config, checkpoint_dtype(model_id, config))

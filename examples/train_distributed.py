@@ -28,11 +28,13 @@ from accelerate.utils import DistributedType, InitProcessGroupKwargs, set_seed
 from torch.utils.data import DataLoader
 
 from helpers.chapters.c6_distributed import engine
+from helpers.data import make_dummy_dataset
 from virtual_gpu.language import tr
-from virtual_gpu.step.data import make_dummy_dataset
-from virtual_gpu.step.models import DEFAULT_MODEL, build_model, load_config
-from virtual_gpu.step.training import enable_checkpointing, make_optimizer
-from virtual_gpu.trace.depth import with_depth
+from virtual_gpu.models.build import build_model
+from virtual_gpu.models.configs import DEFAULT_MODEL, load_config
+from virtual_gpu.models.depth import with_depth
+from virtual_gpu.step.optimizers import make_optimizer
+from virtual_gpu.step.run import enable_checkpointing
 from virtual_gpu.units import human_bytes, positive_int
 
 

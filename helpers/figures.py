@@ -9,14 +9,15 @@ from typing import Any
 import torch
 
 from virtual_gpu.drawing import svg
+from virtual_gpu.drawing.report import draw_report
+from virtual_gpu.drawing.shards import draw_gpus, draw_stages, draw_step
 from virtual_gpu.language import tr
+from virtual_gpu.models.adapters import add_adapters
 from virtual_gpu.plan import plan_training
-from virtual_gpu.report import MemoryTable, draw_report
+from virtual_gpu.report import MemoryTable
 from virtual_gpu.shards.ledger import shard_ledger
-from virtual_gpu.shards.pictures import draw_gpus, draw_stages, draw_step
 from virtual_gpu.shards.rank_step import rank_step, steps_by_ranks
-from virtual_gpu.step.experiment import predict_memory
-from virtual_gpu.step.models import add_adapters
+from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.step.splits import splits
 
 from .chapters.c1_numbers.formats import FORMATS, draw_layouts, draw_number, draw_spacing

@@ -17,10 +17,12 @@ from typing import Any
 import ipywidgets as widgets
 
 from virtual_gpu.cards import CATALOG
-from virtual_gpu.gpus import clear_frames, current_gpu, release_memory
+from virtual_gpu.frames import clear_frames
 from virtual_gpu.language import tr
-from virtual_gpu.step.models import DEFAULT_MODEL, architectures
-from virtual_gpu.step.training import OPTIMIZERS
+from virtual_gpu.models.configs import DEFAULT_MODEL, architectures
+from virtual_gpu.step.optimizers import OPTIMIZERS
+
+from .gpu import current_gpu, release_memory
 
 WIDE = {"width": "340px"}
 STYLE = {"description_width": "110px"}

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from helpers.chapters.c6_distributed.ranks import weigh
+from virtual_gpu.models.configs import load_config
+from virtual_gpu.models.depth import with_depth
 from virtual_gpu.shards.fake_rank import _locals, _optimizer, _states, shard
 from virtual_gpu.shards.layout import CONVENTIONS, Layout
-from virtual_gpu.step.models import load_config
-from virtual_gpu.trace.depth import with_depth
 
 
 def tiny():

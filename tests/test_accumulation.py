@@ -13,9 +13,9 @@ from helpers.chapters.c4_accumulation.accumulation import (
     small_gpt2,
 )
 from helpers.chapters.c4_accumulation.pictures import draw_gradients, draw_losses
+from helpers.experiment import splits
 from helpers.small_model import SmallLanguageModel, sentences
 from helpers.trainers import largest_difference, train_with_trainer
-from virtual_gpu.step.splits import splits
 
 SETTINGS = {
     "max_steps": 2,

@@ -18,13 +18,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+import helpers.experiment
+from helpers.experiment import gpu_memory_experiment, predict_memory
+from helpers.models import byte_tokenizer, load_model_and_tokenizer
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.models.build import build_on_gpu
+from virtual_gpu.models.configs import load_config
 from virtual_gpu.rules import cuda as cuda_kernels
 from virtual_gpu.rules.cuda import cublas_workspace_bytes
-from virtual_gpu.step import experiment
-from virtual_gpu.step.experiment import gpu_memory_experiment, predict_memory
-from virtual_gpu.step.models import build_on_gpu, byte_tokenizer, load_config, load_model_and_tokenizer
+from virtual_gpu.step import predict
 
 words = str.split
 
@@ -516,8 +519,8 @@ def test_memory_that_depends_on_values(name, folder):
 @pytest.mark.parametrize("name", ["vit", "clip", "whisper", "musicgen", "llava", "wav2vec2"])
 def test_what_does_not_read_and_write_tokens(name, folder, monkeypatch):
     """One line says so before anything is built."""
-    monkeypatch.setattr(experiment, "build_on_gpu", None)
-    monkeypatch.setattr(experiment, "load_model_and_tokenizer", None)
+    monkeypatch.setattr(predict, "build_on_gpu", None)
+    monkeypatch.setattr(helpers.experiment, "load_model_and_tokenizer", None)
     model_id = folder(name)
     for run in (predict_memory, gpu_memory_experiment):
         with pytest.raises(ValueError, match=f"^{name}: 토큰을 읽고 토큰을 쓰는 모델이 아니라서") as caught:

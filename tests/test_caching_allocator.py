@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virtual_gpu.allocator import BLOCK_BYTES, MIB, SMALL_BYTES, CachingAllocator, round_size, segment_size
-from virtual_gpu.trace.timeline import TimelineRecorder
+from virtual_gpu.trace.recorder import TimelineRecorder
 
 
 def test_sizes():

@@ -15,11 +15,11 @@ from helpers.chapters.c5_checkpointing.costs import (
     printed_after_step,
     step_timeline,
 )
+from helpers.experiment import largest_fitting
 from helpers.trainers import largest_difference, train_with_trainer
+from virtual_gpu.models.configs import load_config
 from virtual_gpu.step.flops import count_flops, flops_of_config, training_flops
-from virtual_gpu.step.largest import largest_fitting
-from virtual_gpu.step.models import load_config
-from virtual_gpu.step.training import set_checkpointing
+from virtual_gpu.step.run import set_checkpointing
 
 each = {"use_reentrant": False}
 

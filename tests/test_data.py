@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from virtual_gpu.step.data import MAX_TOKENS, make_dummy_dataset
+from helpers.data import make_dummy_dataset
+from virtual_gpu.step.setting import MAX_TOKENS
 
 
 def test_the_books_data_set():

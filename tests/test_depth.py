@@ -7,8 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from virtual_gpu.trace.depth import continued, shallow_depths
-from virtual_gpu.trace.timeline import TimelineRecorder
+from virtual_gpu.models.depth import shallow_depths
+from virtual_gpu.trace.depth import continued
+from virtual_gpu.trace.recorder import TimelineRecorder
 
 SIZES = st.lists(st.sampled_from([512, 1024, 4096]), max_size=4)
 # What a layer does: weights that are there, activations that are kept and temporaries, gradients, the step's lists.

@@ -10,15 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-import virtual_gpu.gpus
+import helpers.experiment
+import helpers.gpu
+import helpers.models
+from helpers.experiment import gpu_memory_experiment, gpu_memory_sweep, predict_memory
 from virtual_gpu.cards import CATALOG
-from virtual_gpu.counting.gpu import AllocationMeter, VirtualGPU
+from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.counting.meter import AllocationMeter
 from virtual_gpu.language import set_language
+from virtual_gpu.models import build, configs
+from virtual_gpu.models.configs import architectures
+from virtual_gpu.models.depth import with_depth
 from virtual_gpu.report import MemoryTable
-from virtual_gpu.step import experiment, models
-from virtual_gpu.step.experiment import PRECISIONS, Setting, gpu_memory_experiment, gpu_memory_sweep, predict_memory
-from virtual_gpu.step.models import architectures
-from virtual_gpu.trace.depth import with_depth
+from virtual_gpu.step import predict
+from virtual_gpu.step.setting import PRECISIONS, Setting
 
 WEIGHTS = 2_663_620_608  # 1,331,810,304 parameters in fp16, every tensor a multiple of 512 bytes
 WORKSPACES = 2 * 8_519_680
@@ -55,7 +60,7 @@ SMALL = {
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections():
     """Every experiment ends with a garbage collection: spare it what was imported before."""
-    models.build_model(models.load_config("gpt2"), torch.float16)
+    build.build_model(configs.load_config("gpt2"), torch.float16)
     gc.collect()
     gc.freeze()
     yield
@@ -66,9 +71,10 @@ def quick_collections():
 def small(monkeypatch):
     """Small bundled architectures, and a T4 in use."""
     known = {name: {"config": config, "dtype": "float16"} for name, config in SMALL.items()}
-    monkeypatch.setattr(models, "architectures", lambda: known)
+    monkeypatch.setattr(configs, "architectures", lambda: known)
+    monkeypatch.setattr(helpers.models, "architectures", lambda: known)
     gpu = VirtualGPU(CATALOG["T4"])
-    monkeypatch.setattr(virtual_gpu.gpus, "_current", gpu)
+    monkeypatch.setattr(helpers.gpu, "_current", gpu)
     return gpu
 
 
@@ -246,7 +252,7 @@ def test_another_gpu_than_the_one_in_use(small, capsys):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_bytes_of_a_parameter(small, precision):
     report = gpu_memory_experiment(2, model_id="small/neox", precision=precision, sequence_length=16)
-    count = models.count_parameters(models.build_model(models.load_config("small/neox"), torch.float32))
+    count = build.count_parameters(build.build_model(configs.load_config("small/neox"), torch.float32))
     nbytes = 2 if precision in ("auto", "fp16", "bf16") else 4
     assert report.parameters_bytes == report.gradients_bytes == nbytes * count
     assert report.optimizer_bytes == 2 * nbytes * count
@@ -326,7 +332,7 @@ def test_interrupted_in_the_middle(small, where, failure, message, monkeypatch):
         raise failure
 
     {
-        "load": lambda: monkeypatch.setattr(experiment, "model_bytes", fail),
+        "load": lambda: monkeypatch.setattr(helpers.experiment, "model_bytes", fail),
         "forward": lambda: monkeypatch.setattr(torch.nn.functional, "gelu", fail),
         "backward": lambda: monkeypatch.setattr(torch.Tensor, "backward", fail),
         "step": lambda: monkeypatch.setattr(torch.optim.AdamW, "step", fail),
@@ -412,7 +418,7 @@ def test_ctrl_c_falls_into_a_release(small, capacity_bytes, monkeypatch):
 @pytest.mark.parametrize("function", [gpu_memory_experiment, predict_memory])
 def test_bad_input(function, setting, message, small, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(models, "_hub_argument", lambda: {"local_files_only": True})
+    monkeypatch.setattr(configs, "hub_argument", lambda: {"local_files_only": True})
     with pytest.raises(ValueError, match=message):
         function(**({"batch_size": 4, "model_id": "small/neox"} | setting))
     assert capsys.readouterr().out == ""
@@ -561,7 +567,7 @@ FAMILIES = {entry["config"]["model_type"]: model_id for model_id, entry in archi
 
 @pytest.mark.parametrize("model_id", FAMILIES.values())
 def test_every_family_runs_on_the_virtual_gpu(model_id):
-    config = with_depth(models.load_config(model_id), 2)
-    timeline, parameters, log = experiment.virtual_run(Setting(1, model_id=model_id), config, CATALOG["A100-80GB"])
+    config = with_depth(configs.load_config(model_id), 2)
+    timeline, parameters, log = predict.virtual_run(Setting(1, model_id=model_id), config, CATALOG["A100-80GB"])
     assert log.gradients_bytes == parameters
     assert timeline.peak_bytes > 4 * parameters

@@ -10,9 +10,10 @@ from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting import gpu as virtual_gpu
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.counting.outputs import FakeOutputs
-from virtual_gpu.step.experiment import Setting, virtual_run
-from virtual_gpu.step.models import load_config
-from virtual_gpu.trace.depth import with_depth
+from virtual_gpu.models.configs import load_config
+from virtual_gpu.models.depth import with_depth
+from virtual_gpu.step.predict import virtual_run
+from virtual_gpu.step.setting import Setting
 
 
 @pytest.fixture

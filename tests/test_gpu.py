@@ -8,16 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import virtual_gpu.gpus
+import helpers.gpu
+from helpers.gpu import cleanup, current_gpu, gpu_utilization_line, print_gpu_utilization, release_memory, use_gpu
 from virtual_gpu.cards import CATALOG
-from virtual_gpu.gpus import (
-    cleanup,
-    current_gpu,
-    gpu_utilization_line,
-    print_gpu_utilization,
-    release_memory,
-    use_gpu,
-)
 from virtual_gpu.language import set_language
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def no_gpu(monkeypatch):
     """A machine without a GPU, on which none has been chosen yet."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(virtual_gpu.gpus, "_current", None)
+    monkeypatch.setattr(helpers.gpu, "_current", None)
 
 
 @pytest.fixture

@@ -8,6 +8,11 @@ import torch.distributed as dist
 from real_ranks import one_step_at_each_stage, tiny
 
 from helpers import rank_step, run_ranks, shard_ledger
+from helpers.experiment import predict_memory
+from virtual_gpu.drawing.shards import PUBLISHED, draw_gpus, draw_stages
+from virtual_gpu.models.build import build_model, count_parameters
+from virtual_gpu.models.configs import load_config
+from virtual_gpu.models.depth import with_depth
 from virtual_gpu.shards import fake_rank
 from virtual_gpu.shards import ledger as ledger_module
 from virtual_gpu.shards.fake_rank import fake_world, run_rank
@@ -22,11 +27,7 @@ from virtual_gpu.shards.ledger import (
     local_shapes,
     paper_bytes,
 )
-from virtual_gpu.shards.pictures import PUBLISHED, draw_gpus, draw_stages
 from virtual_gpu.shards.rank_step import steps_by_ranks
-from virtual_gpu.step.experiment import predict_memory
-from virtual_gpu.step.models import build_model, count_parameters, load_config
-from virtual_gpu.trace.depth import with_depth
 from virtual_gpu.units import GB
 
 SMALL = "gpt2"

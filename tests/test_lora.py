@@ -27,14 +27,17 @@ from helpers.chapters.c7_lora.fine_tuning import (
     with_rank,
 )
 from helpers.chapters.c7_lora.lora import load_adapter, merge, storage_table, trainable_parameters, unmerge
+from helpers.models import load_model_and_tokenizer
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.language import set_language
+from virtual_gpu.models.adapters import add_adapters
+from virtual_gpu.models.build import build_on_gpu, count_parameters
+from virtual_gpu.models.four_bit import check_kernels
 from virtual_gpu.step import largest
-from virtual_gpu.step.experiment import Setting, model_bytes
-from virtual_gpu.step.four_bit import check_kernels
 from virtual_gpu.step.largest import LargestModels, largest_model
-from virtual_gpu.step.models import add_adapters, build_on_gpu, count_parameters, load_model_and_tokenizer
+from virtual_gpu.step.predict import model_bytes
+from virtual_gpu.step.setting import Setting
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = (ROOT / "notebooks/src/07_lora.py").read_text(encoding="utf-8")

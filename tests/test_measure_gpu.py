@@ -247,8 +247,8 @@ def test_children_print_rows_crash_and_run_out_of_time():
 
 
 def test_every_setting_is_one_that_the_experiment_accepts():
-    from virtual_gpu.step.experiment import Setting
-    from virtual_gpu.step.models import architectures, load_config
+    from virtual_gpu.models.configs import architectures, load_config
+    from virtual_gpu.step.setting import Setting
 
     titles = [measure_gpu.title(setting, kind) for kind, setting in measure_gpu.PLAN]
     assert len(titles) == len(set(titles)) == len(measure_gpu.GRID) + len(measure_gpu.T4_GRID)

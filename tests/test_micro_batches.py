@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from helpers.experiment import predict_memory
 from virtual_gpu.cards import CATALOG
-from virtual_gpu.step import experiment
-from virtual_gpu.step.experiment import Setting, predict_memory, virtual_run
-from virtual_gpu.step.models import load_config
-from virtual_gpu.trace.depth import with_depth
+from virtual_gpu.models.configs import load_config
+from virtual_gpu.models.depth import with_depth
+from virtual_gpu.step import predict
+from virtual_gpu.step.predict import virtual_run
+from virtual_gpu.step.setting import Setting
 from virtual_gpu.trace.micro_batches import MICRO_BATCHES, with_micro_batches
 
 ARRAYS = ("born", "nbytes", "category", "span")
@@ -86,10 +88,10 @@ def test_without_the_proof_all_are_run(monkeypatch):
     setting = Setting(1, 6, model_id="gpt2")
     proven = predict_memory(setting, gpu="T4").to_dict()
     ran = []
-    run = experiment.virtual_run
-    monkeypatch.setattr(experiment, "with_micro_batches", lambda *_: None)
+    run = predict.virtual_run
+    monkeypatch.setattr(predict, "with_micro_batches", lambda *_: None)
     monkeypatch.setattr(
-        experiment, "virtual_run", lambda s, *rest: (ran.append(s.gradient_accumulation_steps), run(s, *rest))[1]
+        predict, "virtual_run", lambda s, *rest: (ran.append(s.gradient_accumulation_steps), run(s, *rest))[1]
     )
     assert predict_memory(setting, gpu="T4").to_dict() == proven
     assert ran[-1] == 6

@@ -9,20 +9,14 @@ import torch
 import transformers
 from torch import nn
 
+import helpers.models
+from helpers.models import byte_tokenizer, load_model_and_tokenizer
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.language import set_language
-from virtual_gpu.step import models
-from virtual_gpu.step.models import (
-    architectures,
-    build_model,
-    byte_tokenizer,
-    checkpoint_dtype,
-    count_parameters,
-    load_config,
-    load_model_and_tokenizer,
-    resolve_model_id,
-)
+from virtual_gpu.models import adapters, configs
+from virtual_gpu.models.build import build_model, count_parameters
+from virtual_gpu.models.configs import architectures, checkpoint_dtype, load_config, resolve_model_id
 
 POLYGLOT = "EleutherAI/polyglot-ko-1.3b"
 
@@ -93,7 +87,8 @@ def small(monkeypatch):
         "vocab_size": 512,
     }
     known = architectures() | {"small/neox": {"config": config, "dtype": "float16"}}
-    monkeypatch.setattr(models, "architectures", lambda: known)
+    monkeypatch.setattr(configs, "architectures", lambda: known)
+    monkeypatch.setattr(helpers.models, "architectures", lambda: known)
     return "small/neox"
 
 
@@ -207,10 +202,10 @@ def test_a_family_that_peft_does_not_know():
     layer = nn.ModuleDict({name: nn.Linear(8, 8) for name in ("q_proj", "k_proj", "v_proj", "mlp")})
     model = nn.Sequential(layer)
     model.prepare_inputs_for_generation = None  # which peft takes from every causal language model
-    model = models.add_adapters(model)
+    model = adapters.add_adapters(model)
     assert {name.split(".")[-4] for name, p in model.named_parameters() if p.requires_grad} == {"q_proj", "v_proj"}
     with pytest.raises(ValueError, match=r"LoRA를 붙일 층을 찾지 못했다: q_proj, v_proj\. 이 모델의 선형층: head, mix"):
-        models.add_adapters(nn.ModuleDict({"mix": nn.Linear(4, 4), "head": nn.Linear(4, 4)}))
+        adapters.add_adapters(nn.ModuleDict({"mix": nn.Linear(4, 4), "head": nn.Linear(4, 4)}))
 
 
 def test_english(gpu, small, capsys):
@@ -315,14 +310,14 @@ def test_an_unknown_model_without_the_hub(cpu, hub_is_silent):
 def test_only_the_cache_is_asked_where_the_hub_is_out_of_reach(monkeypatch, no_network):
     from huggingface_hub import constants
 
-    monkeypatch.setattr(models, "getproxies", dict)
+    monkeypatch.setattr(configs, "getproxies", dict)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    assert models._hub_argument() == {"local_files_only": True}
+    assert configs.hub_argument() == {"local_files_only": True}
     assert len(no_network) == 1
-    monkeypatch.setattr(models, "getproxies", lambda: {"https": "http://proxy"})
-    assert models._hub_argument() == {}  # through a proxy the library finds out itself
+    monkeypatch.setattr(configs, "getproxies", lambda: {"https": "http://proxy"})
+    assert configs.hub_argument() == {}  # through a proxy the library finds out itself
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert models._hub_argument() == {"local_files_only": True}
+    assert configs.hub_argument() == {"local_files_only": True}
     assert len(no_network) == 1
 
 
@@ -330,7 +325,7 @@ def test_a_folder_is_not_asked_of_the_hub_and_a_name_only_once(monkeypatch, no_n
     from huggingface_hub import constants
     from transformers import AutoConfig
 
-    monkeypatch.setattr(models, "getproxies", dict)
+    monkeypatch.setattr(configs, "getproxies", dict)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     load_config("gpt2").save_pretrained(tmp_path)
     load_config(str(tmp_path))
@@ -340,7 +335,7 @@ def test_a_folder_is_not_asked_of_the_hub_and_a_name_only_once(monkeypatch, no_n
     first, second = load_config("nobody/nothing"), load_config("nobody/nothing")
     assert asked == ["nobody/nothing"] and len(no_network) == 1
     assert first is not second  # whoever changes one leaves the other alone
-    models._config_from_hub.cache_clear()
+    configs._config_from_hub.cache_clear()
 
 
 # -- the tokenizer ----------------------------------------------------------------------------------------------------

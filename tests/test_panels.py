@@ -12,9 +12,9 @@ from test_stress import PANELS, parts
 
 import helpers
 from helpers import memory_panel, use_gpu
+from helpers.gpu import current_gpu
 from helpers.panel import Panel
 from virtual_gpu.counting.gpu import VirtualGPU
-from virtual_gpu.gpus import current_gpu
 
 GPT2 = "openai-community/gpt2"
 

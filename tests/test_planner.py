@@ -12,15 +12,16 @@ import yaml
 from transformers import GPTNeoXConfig, LlamaConfig
 
 from helpers import plan_training, predict_memory
+from helpers.models import byte_tokenizer
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.language import set_language
+from virtual_gpu.models.build import build_model
 from virtual_gpu.plan import MARGIN, METHODS, cheapest
 from virtual_gpu.plan.command import main
 from virtual_gpu.plan.measure import held, measure, setting_of
 from virtual_gpu.plan.plans import make_request, recipes_of
 from virtual_gpu.shards.rank_step import rank_step
 from virtual_gpu.step.flops import training_flops
-from virtual_gpu.step.models import build_model, byte_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = {"model": "gpt2-large", "gpu": "T4", "length": 512, "batch": 16}

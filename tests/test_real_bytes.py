@@ -10,21 +10,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig
 
+import helpers.training
+from helpers.models import byte_tokenizer, load_model_and_tokenizer
+from helpers.training import train_model
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
-from virtual_gpu.gpus import storage_bytes
+from virtual_gpu.models.build import build_model, build_on_gpu, count_parameters
+from virtual_gpu.models.four_bit import VirtualLinear4bit, _real_layer
+from virtual_gpu.real import storage_bytes
 from virtual_gpu.rules.cuda import cublas_workspace_bytes
-from virtual_gpu.step import training
-from virtual_gpu.step.experiment import model_bytes
-from virtual_gpu.step.four_bit import VirtualLinear4bit, _real_layer
-from virtual_gpu.step.models import (
-    build_model,
-    build_on_gpu,
-    byte_tokenizer,
-    count_parameters,
-    load_model_and_tokenizer,
-)
-from virtual_gpu.step.training import TrainingLog, train_model
+from virtual_gpu.step import run
+from virtual_gpu.step.predict import model_bytes
+from virtual_gpu.step.run import TrainingLog
 from virtual_gpu.trace.timeline import Timeline
 
 SMALL = {"vocab_size": 512, "bos_token_id": 0, "eos_token_id": 0}
@@ -76,7 +73,7 @@ class CpuGPU:
 def cpu(monkeypatch):
     """The real GPU is in use; a model on a virtual one is known by its tensors."""
     gpu = CpuGPU()
-    monkeypatch.setattr(training, "current_gpu", lambda: gpu)
+    monkeypatch.setattr(helpers.training, "current_gpu", lambda: gpu)
     return gpu
 
 
@@ -144,12 +141,12 @@ def both(family, virtual, cpu, dtype=torch.float32, attention="eager", peft=None
 def trained(model, optimizer_name, monkeypatch):
     """The log of one step, and the optimizer's state: name of the parameter → {name of the state: (shape, dtype)}."""
     made = []
-    make = training.make_optimizer
+    make = run.make_optimizer
     ids = torch.randint(0, 512, (BATCH, LENGTH))
     log = TrainingLog()
     arguments = SimpleNamespace(per_device_train_batch_size=BATCH, max_steps=1, optim=optimizer_name)
     with monkeypatch.context() as patch:
-        patch.setattr(training, "make_optimizer", lambda *args: made.append(make(*args)) or made[0])
+        patch.setattr(run, "make_optimizer", lambda *args: made.append(make(*args)) or made[0])
         train_model(model, [{"input_ids": row, "labels": row} for row in ids], arguments, log=log)
     names = {p: name for name, p in model.named_parameters()}
     state = {

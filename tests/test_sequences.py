@@ -11,12 +11,12 @@ from torch._C._profiler import gather_traceback, symbolize_tracebacks
 from benchmarks import measure_gpu, sequences
 from benchmarks.children import ROOT, Child
 from benchmarks.sequences import RealTrace, align, compare, read_history
+from helpers.experiment import predict_memory
 from virtual_gpu import language
 from virtual_gpu.allocator import MIB, CachingAllocator
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.rules.cuda import cublas_workspace_bytes
-from virtual_gpu.step.experiment import predict_memory
-from virtual_gpu.trace.timeline import Trace
+from virtual_gpu.trace.trace import Trace
 
 MODULE = {"filename": "/x/lib/python3.11/site-packages/torch/nn/modules/module.py", "line": 1, "name": "_call_impl"}
 

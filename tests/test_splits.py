@@ -3,9 +3,10 @@
 import pytest
 
 from helpers import gpu_memory_experiment, training_flops
+from helpers.experiment import splits
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
-from virtual_gpu.step.splits import equal_splits, split_setting, splits
+from virtual_gpu.step.splits import equal_splits, split_setting
 
 
 def test_splits_are_equal_and_none_is_left_out():

@@ -18,7 +18,7 @@ import nbformat
 import pytest
 
 import helpers
-from virtual_gpu.gpus import current_gpu
+from helpers.gpu import current_gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks/ko").glob("*.ipynb"))

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virtual_gpu.drawing import svg
+from virtual_gpu.drawing.labels import html_table
+from virtual_gpu.drawing.report import draw_report
 from virtual_gpu.language import set_language
-from virtual_gpu.report import MemoryReport, MemoryTable, PhaseTable, draw_report, html_table
+from virtual_gpu.report import MemoryReport, MemoryTable, PhaseTable
 from virtual_gpu.trace.timeline import CATEGORIES, PhaseCurve, Timeline
 from virtual_gpu.units import GiB
 

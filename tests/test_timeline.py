@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virtual_gpu.trace.timeline import CATEGORIES, PhaseCurve, Timeline, TimelineRecorder
+from virtual_gpu.trace.recorder import TimelineRecorder
+from virtual_gpu.trace.timeline import CATEGORIES, PhaseCurve, Timeline
 
 
 def curve(name, *totals):

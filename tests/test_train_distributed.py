@@ -101,7 +101,7 @@ def model(tmp_path_factory):
     """A folder with a configuration alone, and one with weights."""
     from transformers import LlamaConfig
 
-    from virtual_gpu.step.models import build_model
+    from virtual_gpu.models.build import build_model
 
     folder = tmp_path_factory.mktemp("model")
     config = LlamaConfig(

@@ -11,22 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GPTNeoXConfig
 
+import helpers.training
+from helpers.data import make_dummy_dataset
+from helpers.gpu import release_memory
+from helpers.training import train_model
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
-from virtual_gpu.gpus import release_memory
 from virtual_gpu.language import set_language
-from virtual_gpu.step import training
-from virtual_gpu.step.data import make_dummy_dataset
-from virtual_gpu.step.models import build_on_gpu, count_parameters
-from virtual_gpu.step.training import (
+from virtual_gpu.models.build import build_on_gpu, count_parameters
+from virtual_gpu.step import run
+from virtual_gpu.step.optimizers import (
     OPTIMIZERS,
-    TrainingLog,
-    enable_checkpointing,
     estimate_memory_of_gradients,
     estimate_memory_of_optimizer,
     make_optimizer,
-    train_model,
 )
+from virtual_gpu.step.run import TrainingLog, enable_checkpointing
 from virtual_gpu.trace.timeline import Timeline
 
 CONFIG = GPTNeoXConfig(
@@ -76,7 +76,7 @@ def model(gpu):
 @pytest.fixture
 def cpu(monkeypatch):
     gpu = CpuGPU()
-    monkeypatch.setattr(training, "current_gpu", lambda: gpu)
+    monkeypatch.setattr(helpers.training, "current_gpu", lambda: gpu)
     return gpu
 
 
@@ -229,10 +229,10 @@ def test_the_estimates_count_what_is_there(model):
 @settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 6), st.one_of(st.integers(1, 3), st.floats(0.1, 3.0)))
 def test_every_sample_is_in_one_group_of_an_epoch(size, batch_size, accumulation, epochs):
-    setting = training._Setting.read(
+    setting = run._Setting.read(
         arguments(batch_size, gradient_accumulation_steps=accumulation, num_train_epochs=epochs)
     )
-    groups = [[batch.tolist() for batch in group] for group in training._groups(list(range(size)), setting)]
+    groups = [[batch.tolist() for batch in group] for group in run._groups(list(range(size)), setting)]
     per_epoch = math.ceil(math.ceil(size / batch_size) / accumulation)
     assert len(groups) == math.ceil(epochs * per_epoch)
     for start in range(0, len(groups) - per_epoch + 1, per_epoch):
@@ -357,11 +357,10 @@ def test_the_largest_id_is_looked_for_everywhere(name, model):
         train_model(model, rows, arguments())
 
 
-def test_a_model_that_is_on_no_gpu(monkeypatch, gpu):
-    monkeypatch.setattr(training, "current_gpu", lambda: gpu)
-    with pytest.raises(ValueError, match="모델이 T4에 있지 않다"):
+def test_a_model_that_is_on_no_gpu(gpu):
+    with pytest.raises(ValueError, match="모델이 GPU에 있지 않다"):
         train_model(torch.nn.Linear(2, 2), data(), arguments())
-    with pytest.raises(ValueError, match="모델이 T4에 있지 않다"):
+    with pytest.raises(ValueError, match="모델이 GPU에 있지 않다"):
         train_model(torch.nn.Module(), data(), arguments())
 
 

@@ -13,7 +13,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from virtual_gpu.cards import CATALOG
-from virtual_gpu.counting.gpu import AllocationMeter, VirtualGPU, on_virtual_gpu
+from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.counting.meter import AllocationMeter
+from virtual_gpu.counting.mode import on_virtual_gpu
 from virtual_gpu.rules.cuda import DIFFERENCES, CudaKernels, attention_kernel, cublas_workspace_bytes
 from virtual_gpu.trace.timeline import CATEGORIES
 

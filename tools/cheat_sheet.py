@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from helpers import predict_memory, shard_ledger
-from virtual_gpu.report import phase_label
+from virtual_gpu.drawing.labels import phase_label
 from virtual_gpu.units import GiB
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
-import numpy as np
-
 from .drawing import svg
+from .drawing.labels import category_label, html_table, phase_label, setting_label, setting_value, varies
+from .drawing.report import draw_bars, draw_report
 from .language import tr
-from .trace.timeline import CATEGORIES, Timeline
-from .units import GiB, human_bytes
-
-COLORS = dict(zip(CATEGORIES, (svg.BLUE, svg.ORANGE, svg.GREEN, svg.PURPLE, svg.GREY), strict=True))
-
-
-def category_label(category: str) -> str:
-    """The category in the reader's language."""
-    return {
-        "parameters": tr(ko="파라미터", en="parameters"),
-        "gradients": tr(ko="그레이디언트", en="gradients"),
-        "optimizer": tr(ko="옵티마이저 상태", en="optimizer state"),
-        "activations": tr(ko="순전파 상태와 임시 텐서", en="activations and temporaries"),
-        "other": tr(ko="버퍼·배치·작업 공간", en="buffers, batch, workspaces"),
-    }[category]
-
-
-def phase_label(phase: str | None) -> str:
-    """The phase in the reader's language."""
-    return {
-        "forward": tr(ko="순전파", en="forward"),
-        "backward": tr(ko="역전파", en="backward"),
-        "step": tr(ko="스텝", en="step"),
-        None: "-",
-    }[phase]
+from .trace.timeline import Timeline
+from .units import human_bytes
 
 
 @dataclass
@@ -171,7 +147,7 @@ class MemoryTable(list):
         return draw_bars(self)
 
     def _repr_html_(self) -> str:
-        names = list(dict.fromkeys(name for report in self for name in report.setting if self._varies(name)))
+        names = list(dict.fromkeys(name for report in self for name in report.setting if varies(name, self)))
         heads = [
             *(setting_label(name) for name in names),
             category_label("parameters"),
@@ -206,185 +182,3 @@ class MemoryTable(list):
 
     def __repr__(self) -> str:
         return "\n".join(map(str, self))
-
-    def _varies(self, name: str) -> bool:
-        return len({str(report.setting[name]) for report in self if name in report.setting}) > 1 or len(self) == 1
-
-
-def setting_label(name: str) -> str:
-    """The name of an experiment's setting in the reader's language."""
-    return {
-        "model_id": tr(ko="모델", en="model"),
-        "batch_size": tr(ko="배치 크기", en="batch size"),
-        "gradient_accumulation_steps": tr(ko="누적", en="accumulation"),
-        "gradient_checkpointing": tr(ko="체크포인팅", en="checkpointing"),
-        "sequence_length": tr(ko="길이", en="length"),
-        "precision": tr(ko="정밀도", en="precision"),
-        "optimizer": tr(ko="옵티마이저", en="optimizer"),
-        "attention": tr(ko="어텐션", en="attention"),
-        "peft": "peft",
-        "lora_rank": "rank",
-        "lora_targets": tr(ko="대상 층", en="target layers"),
-        "gpu": "GPU",
-    }.get(name, name)
-
-
-def setting_value(value: Any) -> str:
-    """A setting's value in the reader's language: a switch is on or off, and None is none."""
-    if value is None:
-        return tr(ko="없음", en="none")
-    return tr(ko="켬" if value else "끔", en="on" if value else "off") if isinstance(value, bool) else str(value)
-
-
-def html_table(heads: list[str], rows: list[list[str]]) -> str:
-    """A plain HTML table; every cell is escaped."""
-    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
-    body = "\n".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
-    return f"<table>\n<tr>{head}</tr>\n{body}\n</table>"
-
-
-def draw_report(report: MemoryReport) -> svg.Drawing:
-    """The stacked bar at the peak under the GPU's capacity, its numbers, and the timeline."""
-    drawing = svg.Drawing(760, 430, f"{report.title}: {report.verdict}")
-    drawing.text(20, 30, report.title, size=svg.fit_size(report.title, 720, 16), bold=True)
-    drawing.text(20, 52, report.verdict, fill=svg.INK if report.fits else svg.RED, bold=not report.fits)
-    _draw_bar(drawing, report, 20, 86, 720)
-    _draw_timeline(drawing, report, 62, 216, 678, 170)
-    return drawing
-
-
-def draw_bars(reports: list[MemoryReport]) -> svg.Drawing:
-    """One stacked bar a report, at its peak; what it would need beyond what it got is outlined."""
-    table = MemoryTable(reports)
-    varying = [name for name in reports[0].setting if table._varies(name)] if len(reports) > 1 else []
-    capacity = max(report.capacity_bytes for report in reports)
-    gpus = list(dict.fromkeys(report.gpu_name for report in reports))
-    labels = [
-        ", ".join(
-            f"{setting_label(name)} {setting_value(report.setting[name])}" for name in varying if name in report.setting
-        )
-        or report.title
-        for report in reports
-    ]
-    size = min(svg.fit_size(label, 400, 12) for label in labels)
-    left = 30 + max(svg.text_width(label, size) for label in labels)
-    top, row, width = 64, 34, 760 - left - 120
-    drawing = svg.Drawing(760, top + row * len(reports) + 68, "; ".join(map(str, reports)))
-    head = reports[0].title.split(" · ")[0] + (f" · {gpus[0]}" if len(gpus) == 1 else "")
-    drawing.text(20, 28, head, size=15, bold=True)
-    longest = max(max(report.needed_bytes or 0, report.peak_bytes) for report in reports)
-    scale = width / max(longest, capacity * 1.02)
-    for i, (label, report) in enumerate(zip(labels, reports, strict=True)):
-        y = top + row * i
-        drawing.text(left - 10, y + 15, label, size=size, anchor="end")
-        x = left
-        for category, nbytes in report.at_peak.items():
-            drawing.rect(x, y, nbytes * scale, 20, COLORS[category])
-            x += nbytes * scale
-        needed = max(report.needed_bytes or 0, report.peak_bytes)
-        if needed * scale > x - left + 0.5:
-            drawing.rect(x, y, left + needed * scale - x, 20, "none", stroke=svg.RED, stroke_dasharray="4 3")
-        over = "" if report.fits else tr(ko=" 부족", en=" OOM")
-        fill = svg.INK if report.fits else svg.RED
-        drawing.text(
-            750, y + 15, f"{human_bytes(needed)}{over}", size=12, anchor="end", fill=fill, bold=not report.fits
-        )
-    if min(report.capacity_bytes for report in reports) > 0.99 * capacity:  # a real GPU's moves a little
-        limit = left + capacity * scale
-        drawing.line(limit, top - 8, limit, top + row * len(reports) - 8, svg.RED, stroke_width=2)
-        drawing.text(limit, top - 12, human_bytes(capacity), size=12, anchor="middle", fill=svg.RED)
-    for i, category in enumerate(CATEGORIES):
-        cx, cy = 20 + (i % 3) * 245, top + row * len(reports) + 20 + (i // 3) * 22
-        drawing.rect(cx, cy - 10, 11, 11, COLORS[category])
-        drawing.text(cx + 17, cy, category_label(category), size=12)
-    return drawing
-
-
-def _draw_bar(drawing: svg.Drawing, report: MemoryReport, left: float, top: float, width: float) -> None:
-    at_peak = report.at_peak
-    scale = width / max(sum(at_peak.values()), report.needed_bytes or 0, report.capacity_bytes * 1.06)
-    x = left
-    for category, nbytes in at_peak.items():
-        drawing.rect(x, top, nbytes * scale, 30, COLORS[category])
-        x += nbytes * scale
-    if report.needed_bytes is not None and report.needed_bytes > sum(at_peak.values()):
-        rest = (report.needed_bytes - sum(at_peak.values())) * scale
-        drawing.rect(x, top, rest, 30, "none", stroke=svg.RED, stroke_dasharray="4 3")
-    limit = left + report.capacity_bytes * scale
-    drawing.line(limit, top - 8, limit, top + 38, svg.RED, stroke_width=2)
-    label = f"{report.gpu_name} {human_bytes(report.capacity_bytes)}"
-    room = limit - left > svg.text_width(label, 12)
-    x, anchor = (limit - 4, "end") if room else (limit + 4, "start")
-    drawing.text(x, top - 10, label, size=12, anchor=anchor, fill=svg.RED)
-    for i, (category, nbytes) in enumerate(at_peak.items()):
-        column, row = i % 3, i // 3
-        cx, cy = left + column * 245, top + 58 + row * 22
-        drawing.rect(cx, cy - 10, 11, 11, COLORS[category])
-        drawing.text(cx + 17, cy, f"{category_label(category)} {human_bytes(nbytes)}", size=12)
-
-
-def _draw_timeline(
-    drawing: svg.Drawing, report: MemoryReport, left: float, top: float, width: float, height: float
-) -> None:
-    phases = report.timeline.phases
-    if not phases:
-        return
-    highest = max(report.timeline.peak_bytes, report.capacity_bytes) * 1.08
-    step = svg.nice_step(highest / GiB) * GiB
-
-    def y_of(nbytes: float) -> float:
-        return top + height * (1 - nbytes / highest)
-
-    for tick in np.arange(0, highest, step):
-        drawing.line(left, y_of(tick), left + width, y_of(tick), svg.GRID)
-        drawing.text(left - 6, y_of(tick) + 4, f"{tick / GiB:g}", size=11, anchor="end", fill=svg.MUTED)
-    drawing.text(left - 6, top - 6, "GiB", size=11, anchor="end", fill=svg.MUTED)
-    phase_width = width / len(phases)
-    peak_index, peak_moment = report.timeline.peak
-    for i, phase in enumerate(phases):
-        x0 = left + i * phase_width
-        moments = np.arange(len(phase.live))
-        xs = x0 + phase_width * moments / max(moments[-1], 1)
-        xs, live = _thin(xs, phase.live, peak_moment if i == peak_index else None)
-        upper = np.cumsum(live, axis=1)
-        lower = upper - live
-        for c, category in enumerate(CATEGORIES):
-            if live[:, c].any():
-                edge = [*zip(xs, upper[:, c], strict=True), *zip(xs[::-1], lower[::-1, c], strict=True)]
-                drawing.polygon([(x, y_of(v)) for x, v in edge], COLORS[category])
-        drawing.line(x0, top, x0, top + height, svg.GRID)
-        drawing.text(
-            x0 + phase_width / 2, top + height + 18, phase_label(phase.name), size=11, anchor="middle", fill=svg.MUTED
-        )
-        if i == peak_index:
-            peak_x = x0 + phase_width * moments[peak_moment] / max(moments[-1], 1)
-    drawing.line(left, y_of(report.capacity_bytes), left + width, y_of(report.capacity_bytes), svg.RED, stroke_width=2)
-    peak_y = y_of(report.timeline.peak_bytes)
-    drawing.circle(peak_x, peak_y, 4, svg.INK)
-    name = tr(ko="최대", en="peak")
-    on_right = peak_x > left + width * 0.75
-    drawing.text(
-        peak_x + (-8 if on_right else 8),
-        peak_y - 7,
-        f"{name} {human_bytes(report.timeline.peak_bytes)}",
-        size=12,
-        anchor="end" if on_right else "start",
-        bold=True,
-    )
-    caption = tr(ko="학습이 진행되는 순서 →", en="training goes on →")
-    drawing.text(left + width, top + height + 36, caption, size=11, anchor="end", fill=svg.MUTED)
-
-
-def _thin(xs: np.ndarray, live: np.ndarray, keep: int | None, bins: int = 48) -> tuple[np.ndarray, np.ndarray]:
-    """At most about two points in each of `bins` columns, the highest among them; the ends and `keep` stay."""
-    if len(xs) <= 2 * bins:
-        return xs, live
-    columns = np.minimum(((xs - xs[0]) / max(xs[-1] - xs[0], 1e-9) * bins).astype(int), bins - 1)
-    total = live.sum(axis=1)
-    chosen = {0, len(xs) - 1} | ({keep} if keep is not None else set())
-    for column in range(bins):
-        inside = np.flatnonzero(columns == column)
-        if len(inside):
-            chosen |= {int(inside[total[inside].argmax()]), int(inside[0])}
-    index = np.array(sorted(chosen))
-    return xs[index], live[index]

@@ -258,7 +258,8 @@ compare_steps(
 import copy
 
 from helpers.chapters.c5_checkpointing.costs import step_timeline
-from virtual_gpu.step.models import build_model, load_config
+from virtual_gpu.models.build import build_model
+from virtual_gpu.models.configs import load_config
 
 
 def activations(layers):
@@ -462,7 +463,7 @@ table
 # %%
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from virtual_gpu.step.training import set_checkpointing
+from virtual_gpu.step.run import set_checkpointing
 
 
 def small_gpt(checkpointing=False):

@@ -56,7 +56,7 @@ from helpers.chapters.c6_distributed.model_parallel import (
 )  # fmt: skip
 from virtual_gpu.shards.rank_step import steps_by_ranks
 from helpers.chapters.c6_distributed.ranks import add_up, data_parallel, one_process, zero
-from virtual_gpu.shards.pictures import draw_gpus, draw_stages
+from virtual_gpu.drawing.shards import draw_gpus, draw_stages
 
 run_ranks(add_up, 4)
 

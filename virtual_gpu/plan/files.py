@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..step.models import add_adapters, build_model, load_config
-from ..step.training import OPTIMIZERS
-from ..trace.depth import with_depth
-from .plans import Plan, is_written
+from ..models.adapters import add_adapters
+from ..models.build import build_model
+from ..models.configs import load_config
+from ..models.depth import with_depth
+from ..step.optimizers import OPTIMIZERS
+from .folders import is_written
+
+if TYPE_CHECKING:
+    from .plans import Plan
 
 
 def files_of(plan: Plan) -> dict[str, str]:

@@ -7,12 +7,15 @@ from dataclasses import replace
 
 import torch
 
+from ..models.adapters import linear_layers
+from ..models.build import build_model
+from ..models.configs import load_config
 from ..shards.layout import Layout
 from ..shards.ledger import closed_form
 from ..shards.rank_step import rank_step
-from ..step.experiment import Setting, predict_need
 from ..step.flops import training_flops
-from ..step.models import build_model, linear_layers, load_config
+from ..step.predict import predict_need
+from ..step.setting import Setting
 from ..step.splits import split_setting
 from .plans import Plan, Recipe, Request
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from html import escape
+from typing import TYPE_CHECKING
 
 from ..drawing import svg
+from ..drawing.labels import html_table
+from ..drawing.report import COLORS
 from ..language import tr
-from ..report import COLORS, html_table
 from ..units import human_bytes
 from .plans import Plan, criteria, kind_label, method_label
-from .search import Plans
+
+if TYPE_CHECKING:
+    from .search import Plans
 
 KIND_COLORS = {**COLORS, "gathered": svg.SKY, "fragmentation": svg.GRID}
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..cards import CATALOG, GPUSpec
+from ..drawing.labels import category_label, html_table
 from ..language import tr
-from ..report import category_label, html_table
-from ..step.experiment import Setting
-from ..step.models import LORA_RANK, load_config, require, resolve_model_id
-from ..step.training import OPTIMIZERS
+from ..models.adapters import LORA_RANK, require
+from ..models.configs import load_config
+from ..step.optimizers import OPTIMIZERS
+from ..step.setting import Setting
 from ..units import choose, human_bytes, positive_int
+from .files import files_of
+from .folders import model_folder
 
 METHODS = ("full", "lora", "qlora")  # from what changes training least
 PRECISIONS = ("mixed_fp16", "mixed_bf16", "bf16", "fp32")
@@ -172,8 +174,6 @@ class Plan:
 
     def files(self) -> dict[str, str]:
         """name → text of the files that train so."""
-        from .files import files_of
-
         return files_of(self)
 
     def save(self, folder: str | Path) -> list[Path]:
@@ -218,31 +218,6 @@ def criteria() -> tuple[str, ...]:
 def method_label(method: str) -> str:
     """The method in the reader's language."""
     return {"full": tr(ko="전체 미세 조정", en="full fine-tuning"), "lora": "LoRA", "qlora": "QLoRA"}[method]
-
-
-# -- the request -----------------------------------------------------------------------------------------------------
-
-_folders: dict[str, tempfile.TemporaryDirectory] = {}
-
-
-def _model_id(model: Any) -> str:
-    """A name as it is; a transformers configuration as the folder that it is written to until Python ends."""
-    if isinstance(model, str):
-        model = resolve_model_id(model)
-        load_config(model)  # raises for an unknown one
-        return model
-    if not hasattr(model, "to_json_string") or not hasattr(model, "num_hidden_layers"):
-        raise ValueError(
-            tr(
-                ko=f"model={model!r}: 모델의 이름이나 언어 모델의 transformers 설정(config)이어야 한다.",
-                en=f"model={model!r}: must be a model's name or a transformers configuration of a language model.",
-            )
-        )
-    text = model.to_json_string(use_diff=False)
-    if text not in _folders:
-        _folders[text] = tempfile.TemporaryDirectory(prefix=f"{model.model_type}-")
-        model.save_pretrained(_folders[text].name)
-    return _folders[text].name
 
 
 def make_request(
@@ -291,7 +266,7 @@ def make_request(
         )
     if set(methods) & {"lora", "qlora"}:
         require("peft", *(["bitsandbytes"] if "qlora" in methods else []))
-    model = _model_id(model)
+    model = model_folder(model)
     check = Setting(
         1, model_id=model, sequence_length=length, peft="lora", lora_rank=lora_rank, lora_targets=lora_targets
     )
@@ -301,11 +276,6 @@ def make_request(
         model, gpu, gpus, check.sequence_length, batch, ordered, precision, optimizer, float(margin),
         check.lora_rank, check.lora_targets,
     )  # fmt: skip
-
-
-def is_written(model: str) -> bool:
-    """Whether this is the folder of a configuration that was given, which is gone when Python ends."""
-    return any(model == folder.name for folder in _folders.values())
 
 
 def has_bf16(spec: GPUSpec) -> bool:

@@ -19,6 +19,7 @@ from ..language import tr
 from ..step.splits import equal_splits
 from ..units import human_bytes
 from .measure import held, hopeless, measure
+from .pictures import Losers, draw_plans, plans_html
 from .plans import (
     METHODS,
     MOST_GPUS,
@@ -86,14 +87,10 @@ class Plans:
 
     def why(self) -> Any:
         """Why every loser loses: what did not fit, what was not run, what is not tried."""
-        from .pictures import Losers
-
         return Losers(self)
 
     def chart(self) -> Any:
         """Every recipe at its peak, by kind, under the GPU's capacity."""
-        from .pictures import draw_plans
-
         return draw_plans(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,8 +110,6 @@ class Plans:
         return "\n".join([*lines, *map(str, self.changes)])
 
     def _repr_html_(self) -> str:
-        from .pictures import plans_html
-
         return plans_html(self)
 
 

@@ -23,10 +23,10 @@ from torch.overrides import TorchFunctionMode
 
 from ..cards import CATALOG
 from ..counting.gpu import VirtualGPU
-from ..gpus import storage_bytes
 from ..language import tr
-from ..step.models import build_model
-from ..step.training import enable_checkpointing
+from ..models.build import build_model
+from ..real import storage_bytes
+from ..step.run import enable_checkpointing
 from ..trace.timeline import Timeline
 from .collectives import Collectives
 from .layout import Convention, Layout

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from ..drawing.labels import html_table, kind_label
 from ..language import tr
-from ..report import html_table
-from ..step.models import build_model, load_config, resolve_model_id
-from ..trace.depth import text_config, with_depth
+from ..models.build import build_model
+from ..models.configs import load_config, resolve_model_id
+from ..models.depth import text_config, with_depth
 from ..units import GB, choose
 from .fake_rank import is_tied, run_rank
 from .layout import CONVENTIONS, Convention, Layout
@@ -108,24 +109,6 @@ class ShardLedger:
         return [getattr(memory, kind) for memory in self.ranks.values()]
 
 
-def kind_label(kind: str) -> str:
-    """A kind of memory in the reader's language."""
-    return {
-        "parameters": tr(ko="파라미터", en="parameters"),
-        "gathered": tr(ko="모아 둔 파라미터", en="gathered parameters"),
-        "gradients": tr(ko="그레이디언트", en="gradients"),
-        "master": tr(ko="fp32 가중치", en="fp32 weights"),
-        "momentum": "momentum",
-        "variance": "variance",
-        "optimizer": tr(ko="옵티마이저 상태", en="optimizer state"),
-        "activations": tr(ko="순전파 상태와 임시 텐서", en="activations and temporaries"),
-        "communication": tr(ko="통신 버퍼", en="communication buffers"),
-    }[kind]
-
-
-# -- the paper's formulas ------------------------------------------------------------------------------------------
-
-
 def paper_by_kind(parameters: float, layout: Layout, convention: Convention) -> dict[str, float]:
     """kind → bytes a rank for Ψ parameters over N = layout.data_parallel ranks (ZeRO, sections 5.1 to 5.3).
 
@@ -144,9 +127,6 @@ def paper_by_kind(parameters: float, layout: Layout, convention: Convention) -> 
 def paper_bytes(parameters: float, layout: Layout, precision: str = "mixed") -> float:
     """Bytes a rank by the paper's formula, all kinds together."""
     return sum(paper_by_kind(parameters, layout, CONVENTIONS[precision]).values())
-
-
-# -- the closed form -----------------------------------------------------------------------------------------------
 
 
 def closed_form(model: str, layout: Layout, precision: str = "mixed", rank: int = 0) -> RankMemory:
@@ -266,9 +246,6 @@ def _shapes(config: Any, degree: int) -> Counter:
 def count_elements(model: str) -> int:
     """Ψ: the number of parameters, tied ones once."""
     return sum(rows * rest * count for (rows, rest), count in local_shapes(model).items())
-
-
-# -- the run -------------------------------------------------------------------------------------------------------
 
 
 def shard_ledger(

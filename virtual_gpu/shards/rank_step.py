@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from ..cards import CATALOG
+from ..drawing.shards import draw_step
 from ..language import tr
-from ..step.models import grows_evenly, resolve_model_id
-from ..trace.depth import continued, shallow_depths, text_config, with_depth
+from ..models.configs import resolve_model_id
+from ..models.depth import grows_evenly, shallow_depths, text_config, with_depth
+from ..trace.depth import continued
 from ..trace.timeline import CATEGORIES, Timeline
 from ..units import choose, human_bytes, positive_int
 from .fake_rank import RankRun, run_rank
@@ -33,7 +35,6 @@ from .ledger import (
     padded_elements,
     paper_bytes,
 )
-from .pictures import draw_step
 
 REFERENCE = 64  # data-parallel ranks of the run that stands for other numbers of them
 PADDING = 0.002

@@ -13,10 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from ..cards import CATALOG
 from ..counting.gpu import VirtualGPU
-from ..trace.depth import shallow_depths, text_config, with_depth
-from .experiment import Setting
-from .models import add_adapters, build_model, grows_evenly, load_config
-from .training import set_checkpointing
+from ..models.adapters import add_adapters
+from ..models.build import build_model
+from ..models.configs import load_config
+from ..models.depth import grows_evenly, shallow_depths, text_config, with_depth
+from .run import set_checkpointing
+from .setting import Setting
 
 
 def _attention(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any) -> int:

@@ -8,15 +8,20 @@ from typing import Any
 import torch
 
 from ..cards import CATALOG
+from ..drawing.labels import html_table
 from ..language import tr
-from ..report import MemoryReport, html_table
-from ..trace.depth import text_config
+from ..models.adapters import linear_layers
+from ..models.build import build_model, count_parameters
+from ..models.configs import architectures, load_config
+from ..models.depth import text_config
+from ..real import GPU
+from ..report import MemoryReport
 from ..units import choose, human_bytes, positive_int
-from .experiment import PRECISIONS, Setting, predict_memory, predict_need
-from .models import architectures, build_model, count_parameters, linear_layers, load_config
+from .predict import predict_memory, predict_need
+from .setting import PRECISIONS, Setting
 
 
-def largest_fitting(name: str, *, multiple: int = 1, gpu: str | None = None, **settings: Any) -> int:
+def largest_fitting(name: str, *, multiple: int = 1, gpu: GPU | str, **settings: Any) -> int:
     """The largest `batch_size` or `sequence_length` (a multiple of `multiple`) that fits; 0 where not even the first.
 
     Tensors grow with either: the next guess at what fills the GPU lies where a straight line between the nearest known

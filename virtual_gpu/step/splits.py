@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..real import GPU
 from ..report import MemoryReport
 from ..units import positive_int
-from .experiment import Setting, predict_memory
 from .flops import training_flops
+from .predict import predict_memory
+from .setting import Setting
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ def split_setting(micro_batch: int, steps: int, **settings: Any) -> Setting:
     return Setting(micro_batch, min(positive_int(steps, "steps"), 2), **settings)
 
 
-def splits(batch: int, *, gpu: str | None = None, **settings: Any) -> list[Combination]:
+def splits(batch: int, *, gpu: GPU | str, **settings: Any) -> list[Combination]:
     """Every split of a batch into equal micro-batches, the largest first, its memory predicted, its FLOPs counted."""
     ways = equal_splits(batch)
     reports = [predict_memory(split_setting(*way, **settings), gpu=gpu) for way in ways]

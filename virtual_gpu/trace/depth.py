@@ -7,54 +7,15 @@ where the loops are, and that nothing else grows.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from .timeline import Trace
+from .trace import Trace
 
 SEARCHED = 10_000  # a trace of a training step has 10 to 70 loops, found in about as many steps
-
-
-def text_config(config: Any) -> Any:
-    """The part of a config that says how deep and how long the language model is: a part where it also sees images."""
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
-
-
-def with_depth(config: Any, layers: int) -> Any:
-    """A copy of the config with that many layers."""
-    config = copy.deepcopy(config)
-    text = text_config(config)
-    for name, value in {
-        **{n: kinds[:layers] for n, kinds in _of_layers(text).items()},
-        "num_hidden_layers": layers,
-    }.items():
-        setattr(text, name, value)
-    return config
-
-
-def shallow_depths(config: Any) -> tuple[tuple[int, int, int], int] | None:
-    """The three depths to run instead of the config's, and how many steps after the first it lies.
-
-    Layers that take turns count by whole turns. None where shallow runs are not less work, where layers differ without
-    taking turns, or where there are two depths (an encoder-decoder).
-    """
-    text = text_config(config)
-    depth = text.num_hidden_layers
-    kinds = [*zip(*_of_layers(text).values(), strict=True)] or [()] * depth
-    turn = next(n for n in range(1, depth + 1) if depth % n == 0 and kinds == kinds[:n] * (depth // n))
-    if depth <= 5 * turn or getattr(config, "is_encoder_decoder", False):
-        return None
-    return (2 * turn, 3 * turn, 4 * turn), depth // turn - 2
-
-
-def _of_layers(config: Any) -> dict[str, list]:
-    """The lists of a config that are as long as the model is deep: they say something of each layer."""
-    lists = {name: value for name, value in vars(config).items() if isinstance(value, (list, tuple))}
-    return {name: value for name, value in lists.items() if value and len(value) == config.num_hidden_layers}
 
 
 def continued(traces: Sequence[Trace], more: int) -> Trace | None:

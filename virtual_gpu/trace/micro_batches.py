@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .timeline import Trace
+from .trace import Trace
 
 MICRO_BATCHES = 4  # The first makes the gradients, the second still frees what the first left; two are to be compared.
 

@@ -177,7 +177,7 @@ class FormatTable:
         self.formats = formats or list(FORMATS.values())
 
     def _repr_html_(self) -> str:
-        from virtual_gpu.report import html_table
+        from virtual_gpu.drawing.labels import html_table
 
         heads = [
             tr(ko="형식", en="format"),
@@ -342,12 +342,13 @@ class ModelSizes:
     BITS: ClassVar = {"fp32": 32, "fp16": 16, "int8": 8, "NF4": 4.127}  # NF4 with double quantization, QLoRA section 3
 
     def __init__(self, model_ids: tuple[str, ...]):
-        from virtual_gpu.step.models import build_model, count_parameters, load_config
+        from virtual_gpu.models.build import build_model, count_parameters
+        from virtual_gpu.models.configs import load_config
 
         self.counts = {name: count_parameters(build_model(load_config(name), torch.float16)) for name in model_ids}
 
     def _repr_html_(self) -> str:
-        from virtual_gpu.report import html_table
+        from virtual_gpu.drawing.labels import html_table
 
         heads = [tr(ko="모델", en="model"), tr(ko="파라미터 수", en="parameters"), *self.BITS]
         rows = []

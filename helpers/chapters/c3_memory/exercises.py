@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from virtual_gpu.drawing.labels import phase_label
 from virtual_gpu.language import tr
-from virtual_gpu.report import phase_label
-from virtual_gpu.step.experiment import predict_memory
 from virtual_gpu.units import GiB, choose, human_bytes
 
+from ...experiment import predict_memory
 from ...self_check import Exercise, compare, filled, right
 
 _MODELS = {"polyglot-ko-1.3b": 1_331_810_304, "polyglot-ko-5.8b": 5_885_059_072, "Llama-3.1-8B": 8_030_261_248}

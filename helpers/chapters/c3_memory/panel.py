@@ -10,11 +10,12 @@ import ipywidgets as widgets
 
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
-from virtual_gpu.gpus import current_gpu
 from virtual_gpu.language import tr
 from virtual_gpu.report import MemoryReport
-from virtual_gpu.step.experiment import PRECISIONS, Setting, gpu_memory_experiment, predict_memory
+from virtual_gpu.step.setting import PRECISIONS, Setting
 
+from ...experiment import gpu_memory_experiment, predict_memory
+from ...gpu import current_gpu
 from ...panel import Panel, status_line
 
 

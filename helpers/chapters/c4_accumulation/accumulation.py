@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from virtual_gpu.language import tr
+from virtual_gpu.models.build import build_model
 from virtual_gpu.report import MemoryTable
-from virtual_gpu.step.models import build_model
 from virtual_gpu.step.splits import Combination
 
 from ...small_model import sentences

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from virtual_gpu.language import tr
-from virtual_gpu.step.experiment import Setting, predict_memory
+from virtual_gpu.step.setting import Setting
 from virtual_gpu.step.splits import equal_splits, split_setting
 from virtual_gpu.units import choose, human_bytes
 
+from ...experiment import predict_memory
 from ...self_check import Exercise, compare, filled, right
 
 _GROUPS = ([6, 6, 6, 6], [19, 24, 28, 31], [5, 100], [7])

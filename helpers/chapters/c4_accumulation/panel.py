@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipywidgets as widgets
 
 from virtual_gpu.language import tr
-from virtual_gpu.step.splits import splits
 
+from ...experiment import splits
 from ...panel import Panel
 from .accumulation import draw_splits
 

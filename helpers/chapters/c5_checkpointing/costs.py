@@ -19,14 +19,18 @@ from torch.utils.checkpoint import checkpoint
 
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.drawing.labels import html_table
 from virtual_gpu.language import tr
-from virtual_gpu.report import html_table
-from virtual_gpu.step.experiment import Setting
-from virtual_gpu.step.models import build_on_gpu, checkpoint_dtype, load_config
-from virtual_gpu.step.splits import Combination, splits
-from virtual_gpu.step.training import make_optimizer, train_model
+from virtual_gpu.models.build import build_on_gpu
+from virtual_gpu.models.configs import checkpoint_dtype, load_config
+from virtual_gpu.step.optimizers import make_optimizer
+from virtual_gpu.step.setting import Setting
+from virtual_gpu.step.splits import Combination
 from virtual_gpu.trace.timeline import Timeline
 from virtual_gpu.units import human_bytes
+
+from ...experiment import splits
+from ...training import train_model
 
 # -- one step of a real model on the CPU ---------------------------------------------------------------------------
 

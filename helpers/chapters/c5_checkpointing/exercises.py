@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from virtual_gpu.language import tr
-from virtual_gpu.step.experiment import predict_memory
 from virtual_gpu.step.flops import training_flops
 from virtual_gpu.units import choose, human_bytes
 
+from ...experiment import predict_memory
 from ...self_check import Exercise, compare, filled, right
 from .chain import execute, fewest_recomputations, record_chain, schedule_by_splitting
 

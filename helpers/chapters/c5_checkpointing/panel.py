@@ -6,9 +6,10 @@ import ipywidgets as widgets
 
 from virtual_gpu.language import tr
 from virtual_gpu.report import MemoryTable
-from virtual_gpu.step.experiment import Setting, predict_memory
 from virtual_gpu.step.flops import training_flops
+from virtual_gpu.step.setting import Setting
 
+from ...experiment import predict_memory
 from ...panel import Panel
 from .chain import Recording, record_chain
 

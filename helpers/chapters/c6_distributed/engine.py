@@ -21,8 +21,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from virtual_gpu.gpus import storage_bytes
 from virtual_gpu.language import tr
+from virtual_gpu.real import storage_bytes
 
 ALONE, DDP, FSDP2 = tr(ko="프로세스 하나", en="single process"), "DDP", "FSDP2"
 

@@ -15,11 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
 from virtual_gpu.language import tr
+from virtual_gpu.models.build import build_model
+from virtual_gpu.models.configs import load_config
+from virtual_gpu.models.depth import with_depth
 from virtual_gpu.shards.collectives import Collectives
 from virtual_gpu.shards.fake_rank import MasterAdamW, fsdp_groups
 from virtual_gpu.shards.layout import Layout
-from virtual_gpu.step.models import build_model, load_config
-from virtual_gpu.trace.depth import with_depth
 from virtual_gpu.units import positive_int
 
 from ...small_model import SmallLanguageModel, sentences

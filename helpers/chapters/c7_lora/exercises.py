@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from virtual_gpu.drawing.labels import phase_label
 from virtual_gpu.language import tr
-from virtual_gpu.report import phase_label
-from virtual_gpu.step.experiment import Setting, predict_memory
+from virtual_gpu.step.setting import Setting
 from virtual_gpu.units import choose, human_bytes
 
+from ...experiment import predict_memory
 from ...self_check import Exercise, compare, filled, right
 from .lora import trainable_parameters
 

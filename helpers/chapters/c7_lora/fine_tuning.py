@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from virtual_gpu.drawing.labels import html_table
 from virtual_gpu.language import tr
-from virtual_gpu.report import html_table
-from virtual_gpu.step.models import build_model, count_parameters
+from virtual_gpu.models.build import build_model, count_parameters
 from virtual_gpu.units import choose
 
 from ...small_model import CAPITALS
@@ -143,7 +143,7 @@ def pretrained_model(width: int = 64) -> nn.Module:
 
 def quantized_model(model: nn.Module) -> nn.Module:
     """A copy of the small model on bitsandbytes' 4-bit weights (NF4, double quantization), frozen; products in fp64."""
-    from virtual_gpu.step.four_bit import quantize_linears
+    from virtual_gpu.models.four_bit import quantize_linears
 
     model = copy.deepcopy(model).float()
     quantize_linears(model, torch.float64, _CPU)

@@ -9,10 +9,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from virtual_gpu.drawing.labels import html_table
 from virtual_gpu.language import tr
-from virtual_gpu.report import html_table
-from virtual_gpu.step.experiment import Setting, model_bytes
-from virtual_gpu.step.models import add_adapters, build_model, count_parameters, load_config
+from virtual_gpu.models.adapters import add_adapters
+from virtual_gpu.models.build import build_model, count_parameters
+from virtual_gpu.models.configs import load_config
+from virtual_gpu.step.predict import model_bytes
+from virtual_gpu.step.setting import Setting
 from virtual_gpu.units import human_bytes
 
 # ---- merging and loading --------------------------------------------------------------------------------------------

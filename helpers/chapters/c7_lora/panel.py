@@ -5,10 +5,11 @@ from __future__ import annotations
 import ipywidgets as widgets
 
 from virtual_gpu.language import tr
+from virtual_gpu.models.adapters import LORA_TARGETS
 from virtual_gpu.report import MemoryReport
-from virtual_gpu.step.experiment import Setting, predict_memory
-from virtual_gpu.step.models import LORA_TARGETS
+from virtual_gpu.step.setting import Setting
 
+from ...experiment import predict_memory
 from ...panel import Panel
 from .lora import trainable_parameters
 

@@ -8,10 +8,10 @@ from typing import Any
 import ipywidgets as widgets
 
 from virtual_gpu.language import tr
+from virtual_gpu.models.configs import architectures
 from virtual_gpu.plan import MARGIN, METHODS, PRECISIONS, Plans, plan_training
 from virtual_gpu.plan.pictures import table_html
 from virtual_gpu.plan.plans import make_request, method_label
-from virtual_gpu.step.models import architectures
 
 from ...panel import Panel, status_line
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from ..gpus import GPU
 from ..language import tr
+from ..real import GPU
 
 BLOCK = 64  # weights that share an absmax (QLoRA, arXiv 2305.14314, section 3)
 NESTED_BLOCK = 256  # absmax values that share a second-level absmax

@@ -1,4 +1,4 @@
-"""The dummy data of the experiments: random token ids, as the book makes them."""
+"""Random tokens to train on."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..language import tr
-from ..units import positive_int
-
-MAX_TOKENS = 2**26  # 512 MiB of int64 ids: more is a typing mistake, not an experiment
+from virtual_gpu.step.setting import check_size
+from virtual_gpu.units import positive_int
 
 
 def make_dummy_dataset(size: int = 64, sequence_length: int = 256, vocab_size: int = 30000, seed: int = 0) -> Any:
@@ -34,14 +32,3 @@ def make_dummy_dataset(size: int = 64, sequence_length: int = 256, vocab_size: i
     dataset = Dataset.from_dict(columns)
     dataset.set_format("pt")
     return dataset
-
-
-def check_size(size: int, sequence_length: int) -> None:
-    """ValueError where that many samples of that length are absurdly many."""
-    if size * sequence_length > MAX_TOKENS:
-        raise ValueError(
-            tr(
-                ko=f"샘플 {size:,}개 × 토큰 {sequence_length:,}개는 너무 크다. 곱이 {MAX_TOKENS:,} 이하여야 한다.",
-                en=f"{size:,} samples × {sequence_length:,} tokens are too many; at most {MAX_TOKENS:,} in all.",
-            )
-        )

@@ -1,10 +1,10 @@
-"""The training loop of the course, and what its gradients and optimizer state weigh."""
+"""The training step."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -12,25 +12,18 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ..gpus import GPU, clear_frames, cuda_gpu, current_gpu, gpu_utilization_line, storage_bytes
+from ..frames import clear_frames
 from ..language import tr
-from ..trace.depth import text_config
+from ..models.depth import text_config
+from ..real import GPU, gpu_of
 from ..trace.timeline import Timeline
-from ..units import book_gb, choose, positive_int
-
-# Our names, and the names that transformers' TrainingArguments has for the same optimizers.
-OPTIMIZERS = {
-    "adamw": ("adamw_torch", "adamw_hf"),
-    "adamw_fused": ("adamw_torch_fused",),
-    "adamw_8bit": ("adamw_bnb_8bit", "adamw_8bit"),
-    "sgd": ("sgd",),
-    "adafactor": ("adafactor",),
-}
+from ..units import positive_int
+from .optimizers import estimate_memory_of_gradients, estimate_memory_of_optimizer, make_optimizer
 
 
 @dataclass
 class TrainingLog:
-    """What a run of `train_model` left: bytes right after the first optimizer step, losses, and the timeline.
+    """What a run of `train` left: bytes right after the first optimizer step, losses, and the timeline.
 
     It is filled as training goes, so it holds what happened even when the memory ran out. On a virtual GPU there are
     no losses: its tensors have no values.
@@ -45,62 +38,33 @@ class TrainingLog:
     timeline: Timeline = field(default_factory=Timeline)
 
 
-def estimate_memory_of_gradients(model: torch.nn.Module) -> int:
-    """Bytes of the gradients that the model's parameters hold now."""
-    return storage_bytes(p.grad for p in model.parameters() if p.grad is not None)
-
-
-def estimate_memory_of_optimizer(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of the optimizer state on the GPU. Scalars (AdamW's step counters, which live on the CPU) do not count."""
-    states = (value for state in optimizer.state.values() for value in state.values())
-    return storage_bytes(v for v in states if isinstance(v, torch.Tensor) and v.dim() > 0)
-
-
-def make_optimizer(name: str, model: torch.nn.Module, learning_rate: float = 5e-5) -> torch.optim.Optimizer:
-    """The optimizer over the trainable parameters, with CUDA's defaults (`foreach`) on either GPU.
-
-    name: "adamw", "adamw_fused", "adamw_8bit" (bitsandbytes), "sgd" (no momentum), "adafactor", or TrainingArguments'
-    name for one of them.
-    """
-    names = {alias: ours for ours, aliases in OPTIMIZERS.items() for alias in (ours, *aliases)}
-    name = names[choose(str(getattr(name, "value", name)), names, tr(ko="옵티마이저", en="optimizer"))]
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if not parameters:
-        raise ValueError(tr(ko="학습할 파라미터가 하나도 없다.", en="The model has no trainable parameter."))
-    if name == "adamw_8bit":
-        from .models import require
-
-        require("bitsandbytes")
-        from .four_bit import bnb
-
-        optimizer = bnb.optim.AdamW8bit(parameters, lr=learning_rate)
-        optimizer.name2qmap = gpu_of(model).place(optimizer.name2qmap)  # its code tables live beside the state
-        return optimizer
-    if name == "adamw_fused":
-        return torch.optim.AdamW(parameters, lr=learning_rate, fused=True)
-    # foreach is the default on CUDA and not on a CPU: its temporaries are part of the peak.
-    kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adafactor": getattr(torch.optim, "Adafactor", None)}
-    return kind[name](parameters, lr=learning_rate, foreach=True)
-
-
-def train_model(
-    model: torch.nn.Module, dataset: Any, training_args: Any, *, log: TrainingLog | None = None
+def train(
+    model: torch.nn.Module,
+    dataset: Any,
+    training_args: Any,
+    *,
+    log: TrainingLog | None = None,
+    gpu: GPU | None = None,
+    after_first_step: Callable[[TrainingLog], None] | None = None,
 ) -> TrainingLog:
-    """Train `model` on `dataset` and print the memory after the first optimizer step, as the book does.
+    """Train `model`, which lies on a GPU, on `dataset`; what was held when is in the log.
 
     training_args: any object with transformers' `TrainingArguments` names; read are per_device_train_batch_size,
     gradient_accumulation_steps, gradient_checkpointing, num_train_epochs, max_steps (optimizer steps), learning_rate,
     optim (PyTorch's foreach AdamW where it is absent; a real TrainingArguments has the fused one by default), fp16 and
     bf16 (mixed precision over fp32 weights), loss_scale (the GradScaler's first, 65536) and use_cache.
+    gpu: where the model lies; None finds it out. after_first_step is called with the log after the first optimizer
+    step, before the gradients are dropped.
 
     The last group of micro-batches may be shorter, and its last micro-batch smaller: each loss counts by its share of
     the group's samples, so the gradient is that of one big batch, nothing lost and nothing counted twice.
 
-    After an error nothing of the training stays, even if the error is kept (as a notebook does); only if it came while
-    backward recomputed a checkpointed layer, that layer's activations stay with it.
+    ValueError for a model that is not on a GPU, and for data that it cannot read. After an error nothing of the
+    training stays, even if the error is kept (as a notebook does); only if it came while backward recomputed a
+    checkpointed layer, that layer's activations stay with it.
     """
     log = TrainingLog() if log is None else log
-    gpu = gpu_of(model)
+    gpu = gpu or gpu_of(model)
     setting = _Setting.read(training_args)
     _check_data(model, dataset, setting)
     if setting.autocast and any(p.requires_grad and p.dtype == setting.autocast for p in model.parameters()):
@@ -111,17 +75,24 @@ def train_model(
             )
         )
     try:
-        _train(model, dataset, setting, gpu, log)
+        _train(model, dataset, setting, gpu, log, after_first_step)
     except BaseException as error:
         clear_frames(error)  # a notebook keeps the last error, and with it all that its frames hold
         raise
     return log
 
 
-def _train(model: torch.nn.Module, dataset: Any, setting: _Setting, gpu: GPU, log: TrainingLog) -> None:
+def _train(
+    model: torch.nn.Module,
+    dataset: Any,
+    setting: _Setting,
+    gpu: GPU,
+    log: TrainingLog,
+    after_first_step: Callable[[TrainingLog], None] | None,
+) -> None:
     if setting.gradient_checkpointing:
         enable_checkpointing(model)
-    optimizer = make_optimizer(setting.optimizer, model, setting.learning_rate)
+    optimizer = make_optimizer(setting.optimizer, model, setting.learning_rate, gpu)
     scaled = setting.autocast == torch.float16 and not gpu.is_virtual
     scaler = torch.amp.GradScaler("cuda", init_scale=setting.loss_scale, enabled=scaled)
     model.train()
@@ -143,7 +114,11 @@ def _train(model: torch.nn.Module, dataset: Any, setting: _Setting, gpu: GPU, lo
                 scaler.update()
                 log.optimizer_steps += 1
                 if log.optimizer_steps == 1:
-                    _report(log, gpu, model, optimizer)
+                    log.allocated_bytes = gpu.memory_allocated()
+                    log.gradients_bytes = estimate_memory_of_gradients(model)
+                    log.optimizer_bytes = estimate_memory_of_optimizer(optimizer)
+                    if after_first_step is not None:
+                        after_first_step(log)
                 optimizer.zero_grad()
         finally:
             log.timeline = record.timeline()
@@ -175,28 +150,6 @@ def set_checkpointing(model: Any, on: bool) -> Any:
     """Switch a transformers model's checkpointing on or off, and return the model."""
     (enable_checkpointing if on else disable_checkpointing)(model)
     return model
-
-
-def gpu_of(model: torch.nn.Module) -> GPU:
-    """The GPU that holds the model; ValueError where none does."""
-    parameter = next(model.parameters(), None)
-    mode = getattr(parameter, "fake_mode", None)
-    if mode is not None:
-        return mode.gpu
-    if parameter is not None and parameter.is_cuda:
-        return cuda_gpu()
-    gpu = current_gpu()
-    if parameter is None or not gpu.owns(parameter):
-        where = "-" if parameter is None else parameter.device
-        raise ValueError(
-            tr(
-                ko=f"모델이 {gpu.name}에 있지 않다({where}). load_model_and_tokenizer로 불러오거나 "
-                "current_gpu().place(model)로 옮긴다.",
-                en=f"The model is not on {gpu.name} ({where}): load it with load_model_and_tokenizer or "
-                "current_gpu().place(model).",
-            )
-        )
-    return gpu
 
 
 @dataclass
@@ -278,20 +231,6 @@ def _check_data(model: torch.nn.Module, dataset: Any, setting: _Setting) -> None
                 en=f"Token id {largest} is outside this model's vocabulary of {config.vocab_size}.",
             )
         )
-
-
-def _report(log: TrainingLog, gpu: GPU, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    log.allocated_bytes = gpu.memory_allocated()
-    log.gradients_bytes = estimate_memory_of_gradients(model)
-    log.optimizer_bytes = estimate_memory_of_optimizer(optimizer)
-    print(gpu_utilization_line(log.allocated_bytes))
-    print(
-        tr(
-            ko=f"옵티마이저 상태의 메모리 사용량: {book_gb(log.optimizer_bytes)}\n"
-            f"그레이디언트의 메모리 사용량: {book_gb(log.gradients_bytes)}",
-            en=f"Optimizer state: {book_gb(log.optimizer_bytes)}\nGradients: {book_gb(log.gradients_bytes)}",
-        )
-    )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,113 @@
+"""LoRA and QLoRA by peft's own code."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from ..language import tr
+from ..units import positive_int
+
+# peft imports bitsandbytes, which on a machine without CUDA warns of optional CPU kernels that nobody here uses.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+# peft asks every model for `is_gradient_checkpointing`, which transformers renamed in 5.23.
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+PEFT = ("lora", "qlora")
+LORA_RANK = 8
+LORA_TARGETS = ("attention", "all-linear")
+_LORA = {"lora_alpha": 32, "lora_dropout": 0.05, "bias": "none"}
+
+
+def prepare_4bit(model: nn.Module) -> nn.Module:
+    from peft import prepare_model_for_kbit_training
+
+    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+
+
+def add_adapters(
+    model: nn.Module, rank: int = LORA_RANK, targets: str | Sequence[str] = "attention", **more: Any
+) -> nn.Module:
+    """The model with LoRA adapters from peft; everything else is frozen.
+
+    targets: "attention" (the projections that peft takes by default: query and value, as in the LoRA paper),
+    "all-linear" (every linear layer but the output head) or ends of layers' names. more: LoraConfig's other arguments.
+    ValueError for a rank below 1 or above a layer's smaller side, and for targets that no linear layer has.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    rank = positive_int(rank, "lora_rank")
+    linears = linear_layers(model)
+    ends = _ends(model, targets, linears)
+    chosen = {name: layer for name, layer in linears.items() if any(_fits(name, end) for end in ends)}
+    for name, layer in chosen.items():
+        sides = layer.weight.shape if not hasattr(layer, "in_features") else (layer.in_features, layer.out_features)
+        if rank > min(sides):
+            raise ValueError(
+                tr(
+                    ko=f"lora_rank={rank}: {name}은(는) {sides[0]} × {sides[1]} 층이라 rank가 {min(sides)}을(를) "
+                    "넘을 수 없다.",
+                    en=f"lora_rank={rank}: {name} is {sides[0]} × {sides[1]}; its rank is at most {min(sides)}.",
+                )
+            )
+    transposed = any(type(layer).__name__ == "Conv1D" for layer in chosen.values())  # GPT-2's
+    pairs = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    task = {"task_type": "SEQ_2_SEQ_LM" if pairs else "CAUSAL_LM"}
+    config = LoraConfig(**{"r": rank, **_LORA, **task, "fan_in_fan_out": transposed, "target_modules": ends, **more})
+    # Beside weights without values the adapters have none either: to draw them would take half of a prediction's time.
+    without_values = all(parameter.is_meta for parameter in model.parameters())
+    return get_peft_model(model, config, low_cpu_mem_usage=without_values)
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """name → linear layer, without the output head."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D") and module is not head
+    }
+
+
+def _ends(model: nn.Module, targets: str | Sequence[str], linears: dict[str, nn.Module]) -> list[str]:
+    """The ends of names that `targets` stands for in this model."""
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
+
+    there = sorted({name.split(".")[-1] for name in linears})
+    ends = [targets] if isinstance(targets, str) else list(targets)
+    if ends == ["all-linear"]:
+        ends = there
+    elif ends == ["attention"]:
+        ends = DEFAULTS.get(getattr(getattr(model, "config", None), "model_type", None)) or ["q_proj", "v_proj"]
+    missing = [str(end) for end in ends if not any(_fits(name, end) for name in linears)]
+    if missing or not ends:
+        what = ", ".join(missing) or "-"
+        raise ValueError(
+            tr(
+                ko=f"LoRA를 붙일 층을 찾지 못했다: {what}. 이 모델의 선형층: {', '.join(there)}. "
+                "'attention'이나 'all-linear'를 써도 된다.",
+                en=f"No layer to put LoRA on: {what}. Linear layers of this model: {', '.join(there)}. "
+                "'attention' and 'all-linear' work as well.",
+            )
+        )
+    return list(ends)
+
+
+def _fits(name: str, end: str) -> bool:
+    return name == end or name.endswith(f".{end}")
+
+
+def require(*modules: str) -> None:
+    """ImportError, with what to install, for the first of these modules that is missing."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise ImportError(
+                tr(
+                    ko=f"{module}이(가) 없다. 'pip install {module}'로 설치한 뒤 커널을 다시 시작한다.",
+                    en=f"{module} is missing: 'pip install {module}', then restart the kernel.",
+                )
+            )

@@ -1,0 +1,115 @@
+"""Models without weights, on the meta device or on a GPU."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..counting.mode import on_virtual_gpu
+from ..real import GPU
+from .adapters import (
+    LORA_RANK,
+    add_adapters,
+    prepare_4bit,
+)
+from .configs import (
+    auto_class,
+)
+
+ATTENTION = ("sdpa", "eager")
+
+
+def build_model(config: Any, dtype: torch.dtype, attention: str = "sdpa", device: Any = "meta") -> nn.Module:
+    """A language model, causal or encoder-decoder, with random weights.
+
+    On the meta device, the default, it has shapes alone: no values, no memory.
+    """
+    auto = auto_class(config)
+    _run_as_eager()
+    config = copy.deepcopy(config)  # building writes into it
+    with torch.device(device):
+        model = auto.from_config(config, **dtype_argument(dtype), **attention_argument(attention))
+        model.tie_weights()  # transformers 5.0 does not tie on the meta device
+    _keep_in_fp32(model, dtype)
+    if getattr(model, "loss_type", "") is None:
+        model.loss_type = "ForCausalLM"  # what transformers takes anyway for GPT-2, with a warning
+    return model
+
+
+def _keep_in_fp32(model: nn.Module, dtype: torch.dtype) -> None:
+    """The parts that transformers loads in fp32 even where the rest has 16 bits (routers, T5's `wo`), in place."""
+    names = {*(getattr(model, "_keep_in_fp32_modules_strict", None) or ())}
+    if dtype == torch.float16:
+        names |= {*(getattr(model, "_keep_in_fp32_modules", None) or ())}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if tensor.dtype in (torch.float16, torch.bfloat16) and any(re.search(part, name) for part in names):
+            tensor.data = tensor.data.float()
+
+
+@functools.cache
+def _run_as_eager() -> None:
+    # transformers takes fake tensors for a trace (torch.export) and then makes attention masks that an eager run skips.
+    from transformers.utils import import_utils
+
+    is_fake_tensor = getattr(import_utils, "is_fake_tensor", None)
+    if is_fake_tensor is not None:
+        import_utils.is_fake_tensor = lambda x: is_fake_tensor(x) and not on_virtual_gpu(x)
+
+
+def build_on_gpu(
+    config: Any,
+    dtype: torch.dtype,
+    attention: str,
+    peft: str | None,
+    gpu: GPU,
+    lora_rank: int = LORA_RANK,
+    lora_targets: str | Sequence[str] = "attention",
+) -> nn.Module:
+    """The architecture on the GPU: without values on a virtual one, with random weights on a real one."""
+    # bitsandbytes quantizes while it moves a layer to the GPU: until then the weights lie on the CPU.
+    device = "meta" if gpu.is_virtual else "cpu" if peft == "qlora" else gpu.device
+    model = build_model(config, dtype, attention, device)
+    if peft == "qlora":
+        _quantize(model, dtype, gpu)
+    return gpu.place(model if peft is None else add_adapters(model, lora_rank, lora_targets))
+
+
+def count_parameters(model: nn.Module, trainable_only: bool = False) -> int:
+    """The number of parameters, tied ones once; 4-bit weights count as the numbers they stand for."""
+    return sum(
+        parameter.numel() * (2 if parameter.dtype == torch.uint8 else 1)
+        for parameter in model.parameters()
+        if parameter.requires_grad or not trainable_only
+    )
+
+
+def _quantize(model: nn.Module, dtype: torch.dtype, gpu: GPU) -> None:
+    """Make the model's linear layers 4-bit ones and prepare it for training, in place."""
+    from .four_bit import check_kernels, quantize_linears
+
+    if not gpu.is_virtual:
+        check_kernels(gpu.device)
+    quantize_linears(model, dtype, gpu)
+    if not gpu.is_virtual:
+        gpu.place(model)
+    model.is_loaded_in_4bit = True
+    prepare_4bit(model)
+
+
+def attention_argument(attention: str) -> dict:
+    """Nothing for "sdpa": transformers takes it by itself, and eager attention in models that do not have it."""
+    return {} if attention == "sdpa" else {"attn_implementation": attention}
+
+
+def dtype_argument(dtype: Any) -> dict:
+    """`dtype=` since transformers 4.56, `torch_dtype=` before."""
+    import transformers
+
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    return {"dtype" if version >= (4, 56) else "torch_dtype": dtype}

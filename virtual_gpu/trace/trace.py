@@ -1,0 +1,77 @@
+"""The trace of a run: every allocation and release in its order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..allocator import CachingAllocator
+from .timeline import CATEGORIES, PhaseCurve, Timeline
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Every allocation and release of a run in its order: entry i of each array is about the i-th of them.
+
+    born: the entry that allocated the block (an allocation's own). nbytes: bytes of the block. category: index into
+    CATEGORIES. span: 2k + 1 inside phase k, 2k before it; what was there at the start comes first. names: the phases.
+    Releases that follow each other stand in the order in which their blocks were born: it makes no difference.
+    """
+
+    born: np.ndarray
+    nbytes: np.ndarray
+    category: np.ndarray
+    span: np.ndarray
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.born)
+
+    @property
+    def allocates(self) -> np.ndarray:
+        """Which entries are allocations."""
+        return self.born == np.arange(len(self))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes held at once."""
+        return int(np.where(self.allocates, self.nbytes, -self.nbytes).cumsum().max(initial=0))
+
+    def timeline(self) -> Timeline:
+        """The bytes held over the phases."""
+        allocates = self.allocates
+        changes = np.zeros((len(self) + 1, len(CATEGORIES)), dtype=np.int64)
+        changes[np.arange(1, len(self) + 1), self.category] = np.where(allocates, self.nbytes, -self.nbytes)
+        live = changes.cumsum(axis=0)  # live[i]: before entry i
+        phases = []
+        for k, name in enumerate(self.names):
+            start, end = np.searchsorted(self.span, (2 * k + 1, 2 * k + 2))
+            # Where an allocation is followed by a release, or by the end: nothing higher lies between.
+            grew = allocates[start:end]
+            tops = np.flatnonzero(grew & ~np.append(grew[1:], False)) + start + 1
+            phases.append(PhaseCurve(name, live[np.concatenate(([start], tops, [end]))]))
+        return Timeline(phases, self)
+
+    def reserved_peak(self, capacity_bytes: int | None = None, *, expandable_segments: bool = False) -> int:
+        """The most bytes that the caching allocator reserves on the way; MemoryError where `capacity_bytes` end it."""
+        allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments)
+        for entry, (born, nbytes) in enumerate(zip(self.born.tolist(), self.nbytes.tolist(), strict=True)):
+            if born == entry:
+                allocator.allocate(entry, nbytes)
+            else:
+                allocator.free(born)
+        return allocator.peak_reserved_bytes
+
+    def smallest_capacity(self, step_bytes: int) -> int:
+        """Bytes, `step_bytes` apart from the tensors' peak on, in which the caching allocator gets through."""
+        peak = self.peak_bytes
+        low, high = 0, -(-(self.reserved_peak() - peak) // step_bytes)
+        while low < high:
+            middle = (low + high) // 2
+            try:
+                self.reserved_peak(peak + middle * step_bytes)
+                high = middle
+            except MemoryError:
+                low = middle + 1
+        return peak + low * step_bytes
