@@ -69,8 +69,8 @@ def test_a_run_is_the_same_without_the_memory(monkeypatch, setting, gpu):
     config = with_depth(load_config(chosen.model_id), 2)
 
     def run():
-        timeline, parameters, log = virtual_run(chosen, config, CATALOG[gpu])
-        return timeline.trace, (parameters, log.allocated_bytes, log.gradients_bytes, log.optimizer_bytes)
+        found = virtual_run(chosen, config, CATALOG[gpu])
+        return found.trace, (found.parameters, found.gradients, found.optimizer)
 
     with_it = [run() for _ in range(2)]  # the second hits in all
     without = FakeOutputs(limit=0)
@@ -79,7 +79,7 @@ def test_a_run_is_the_same_without_the_memory(monkeypatch, setting, gpu):
     assert not without.recipes
     for trace, its_numbers in with_it:
         assert (trace.names, its_numbers) == (expected.names, numbers)
-        for name in ("born", "nbytes", "category", "span"):
+        for name in ("born", "nbytes", "held", "category", "span"):
             assert np.array_equal(getattr(trace, name), getattr(expected, name)), name
 
 

@@ -122,12 +122,12 @@ class CachingAllocator:
         """Reserved and not allocated: what is cached, and what lies lost between blocks that are in use."""
         return self.reserved_bytes - self.allocated_bytes
 
-    def allocate(self, name: int, nbytes: int) -> None:
-        """Take a block for `nbytes`. MemoryError, with nothing taken, where there is no room."""
+    def allocate(self, name: int, nbytes: int) -> int:
+        """Take a block for `nbytes`, and return its bytes. MemoryError, with nothing taken, where there is no room."""
         size = round_size(nbytes)
         if not size:
             self._used[name] = None
-            return
+            return 0
         pool = self._pools[size <= SMALL_BYTES]
         block = self._best_fit(pool, size) or self._grow(pool, size)
         if block is None:  # malloc: give back what is wholly free, then try once more
@@ -146,6 +146,7 @@ class CachingAllocator:
         self._used[name] = block, pool
         self.allocated_bytes += block.size
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        return block.size
 
     def free(self, name: int) -> None:
         """Put a block back into its pool, merged with its free neighbours (free_block)."""
