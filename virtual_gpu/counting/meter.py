@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..allocator import CachingAllocator, round_size
 from ..trace.recorder import TimelineRecorder
 from ..trace.timeline import CATEGORIES
@@ -21,19 +23,21 @@ class AllocationMeter:
         self.recorder: TimelineRecorder | None = None
         self._blocks: dict[int, list] = {}  # id -> [bytes, category]
         self._next_id = 1
+        self.stream: Callable[[], int] | None = None  # which one is current, where there are several
 
     def allocate(self, nbytes: int, category: str) -> int:
         """Count `nbytes` (rounded up) and return the allocation's id."""
         size = round_size(nbytes)
         block = self._next_id
-        self.allocator.allocate(block, size)
+        stream = self.stream() if self.stream is not None else 0
+        self.allocator.allocate(block, size, stream)
         self._next_id += 1
         self._blocks[block] = [size, category]
         self.live_bytes += size
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes = self.live_bytes
         if self.recorder is not None:
-            self.recorder.allocated(block, size, category)
+            self.recorder.allocated(block, size, category, stream)
         return block
 
     def free(self, block: int) -> None:

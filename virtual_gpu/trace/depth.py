@@ -38,18 +38,20 @@ def continued(traces: Sequence[Trace], more: int) -> Trace | None:
     if found is None:
         return None
     label, born = found
-    kind, nbytes, category, span = table[label, :4].T
-    trace = Trace(born, nbytes, category, span, traces[0].names)
+    kind, nbytes, category, stream, span = table[label, :5].T
+    trace = Trace(born, nbytes, category, span, traces[0].names, stream)
     return trace if _is_sound(trace, kind.astype(bool)) else None
 
 
 def _labels(trace: Trace) -> np.ndarray:
-    """(entries, 6): what an entry has in common with its like at another depth. The last: the span of its release."""
+    """(entries, 7): what an entry has in common with its like at another depth. The last: the span of its release."""
     allocates = trace.allocates
     death = np.full(len(trace), -1)
     death[trace.born[~allocates]] = trace.span[~allocates]
     born = trace.born
-    return np.column_stack([allocates, trace.nbytes, trace.category, trace.span, trace.span[born], death[born]])
+    return np.column_stack(
+        [allocates, trace.nbytes, trace.category, trace.stream, trace.span, trace.span[born], death[born]]
+    )
 
 
 def _common(*sequences: np.ndarray) -> int:

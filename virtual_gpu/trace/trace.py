@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..allocator import CachingAllocator
+from ..allocator_settings import AllocatorSettings
 from .timeline import CATEGORIES, PhaseCurve, Timeline
 
 
@@ -16,7 +17,9 @@ class Trace:
 
     born: the entry that allocated the block (an allocation's own). nbytes: bytes of the block. category: index into
     CATEGORIES. span: 2k + 1 inside phase k, 2k before it; what was there at the start comes first. names: the phases.
-    Releases that follow each other stand in the order in which their blocks were born: it makes no difference.
+    stream: that of the block, whose pool it comes from and goes back to; 0, the default of all, is the one that
+    computes. Releases that follow each other stand in the order in which their blocks were born: of one stream, it
+    makes no difference.
     """
 
     born: np.ndarray
@@ -24,6 +27,11 @@ class Trace:
     category: np.ndarray
     span: np.ndarray
     names: tuple[str, ...]
+    stream: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.stream is None:
+            object.__setattr__(self, "stream", np.zeros(len(self.born), dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.born)
@@ -34,9 +42,14 @@ class Trace:
         return self.born == np.arange(len(self))
 
     @property
+    def live_bytes(self) -> np.ndarray:
+        """Bytes held after each entry."""
+        return np.where(self.allocates, self.nbytes, -self.nbytes).cumsum()
+
+    @property
     def peak_bytes(self) -> int:
         """The most bytes held at once."""
-        return int(np.where(self.allocates, self.nbytes, -self.nbytes).cumsum().max(initial=0))
+        return int(self.live_bytes.max(initial=0))
 
     def timeline(self) -> Timeline:
         """The bytes held over the phases."""
@@ -53,24 +66,41 @@ class Trace:
             phases.append(PhaseCurve(name, live[np.concatenate(([start], tops, [end]))]))
         return Timeline(phases, self)
 
-    def reserved_peak(self, capacity_bytes: int | None = None, *, expandable_segments: bool = False) -> int:
-        """The most bytes that the caching allocator reserves on the way; MemoryError where `capacity_bytes` end it."""
-        allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments)
-        for entry, (born, nbytes) in enumerate(zip(self.born.tolist(), self.nbytes.tolist(), strict=True)):
+    def replayed(
+        self,
+        capacity_bytes: int | None = None,
+        settings: AllocatorSettings | None = None,
+        *,
+        expandable_segments: bool = False,
+    ) -> CachingAllocator:
+        """The caching allocator after it found room for all of it; MemoryError where `capacity_bytes` end it."""
+        allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments, settings=settings)
+        columns = (self.born.tolist(), self.nbytes.tolist(), self.stream.tolist())
+        for entry, (born, nbytes, stream) in enumerate(zip(*columns, strict=True)):
             if born == entry:
-                allocator.allocate(entry, nbytes)
+                allocator.allocate(entry, nbytes, stream)
             else:
                 allocator.free(born)
-        return allocator.peak_reserved_bytes
+        return allocator
 
-    def smallest_capacity(self, step_bytes: int) -> int:
+    def reserved_peak(
+        self,
+        capacity_bytes: int | None = None,
+        *,
+        expandable_segments: bool = False,
+        settings: AllocatorSettings | None = None,
+    ) -> int:
+        """The most bytes that the caching allocator reserves on the way; MemoryError where `capacity_bytes` end it."""
+        return self.replayed(capacity_bytes, settings, expandable_segments=expandable_segments).peak_reserved_bytes
+
+    def smallest_capacity(self, step_bytes: int, settings: AllocatorSettings | None = None) -> int:
         """Bytes, `step_bytes` apart from the tensors' peak on, in which the caching allocator gets through."""
         peak = self.peak_bytes
-        low, high = 0, -(-(self.reserved_peak() - peak) // step_bytes)
+        low, high = 0, -(-(self.reserved_peak(settings=settings) - peak) // step_bytes)
         while low < high:
             middle = (low + high) // 2
             try:
-                self.reserved_peak(peak + middle * step_bytes)
+                self.reserved_peak(peak + middle * step_bytes, settings=settings)
                 high = middle
             except MemoryError:
                 low = middle + 1
