@@ -22,7 +22,7 @@ SMALL_BYTES = MIB  # kSmallSize: up to here the small pool serves, beyond it the
 SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
 OWN_SEGMENT_BYTES = 10 * MIB  # kMinLargeAlloc: from here on a block gets a segment of its own size …
 ROUND_SEGMENT_BYTES = 2 * MIB  # kRoundLarge: … in multiples of this
-_ADDRESSES = 2**30  # pages of address space for an expandable segment: more than any card has memory
+_ADDRESSES = 2**22  # pages of address space for an expandable segment: more than any card has memory
 
 
 def round_size(nbytes: int) -> int:
