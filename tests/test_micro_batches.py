@@ -19,7 +19,7 @@ ARRAYS = ("born", "nbytes", "category", "span")
 
 def trace_of(wanted, **setting):
     chosen = Setting(**{"batch_size": 2, "model_id": "gpt2", "gradient_accumulation_steps": wanted} | setting)
-    return virtual_run(chosen, with_depth(load_config(chosen.model_id), 2), CATALOG["T4"])[0].trace
+    return virtual_run(chosen, with_depth(load_config(chosen.model_id), 2), CATALOG["T4"]).trace
 
 
 @pytest.fixture(scope="module")

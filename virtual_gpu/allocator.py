@@ -167,12 +167,12 @@ class CachingAllocator:
         """Reserved and not allocated: what is cached, and what lies lost between blocks that are in use."""
         return self.reserved_bytes - self.allocated_bytes
 
-    def allocate(self, name: int, nbytes: int, stream: int = 0) -> int | None:
-        """Take a block for `nbytes`; its address. MemoryError, with nothing taken, where there is no room (malloc)."""
+    def allocate(self, name: int, nbytes: int, stream: int = 0) -> int:
+        """Take a block for `nbytes`, and return its bytes. MemoryError, with nothing taken, where there is no room."""
         size = self._round(nbytes)
         if not size:
             self._used[name] = None
-            return None
+            return 0
         small = size <= SMALL_BYTES
         pool = self._pools.get((stream, small)) or self._new_pool(stream, small)
         block = self._best_fit(pool, size) or self._new_block(pool, size)
@@ -184,7 +184,12 @@ class CachingAllocator:
         self._used[name] = block, pool
         self.allocated_bytes += block.size
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
-        return block.address
+        return block.size
+
+    def address_of(self, name: int) -> int | None:
+        """Where the block of this name lies; None where nothing was asked for."""
+        entry = self._used[name]
+        return None if entry is None else entry[0].address
 
     def free(self, name: int) -> None:
         """Put a block back into its pool, merged with its free neighbours (free_block)."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..counting.mode import on_virtual_gpu
 from ..real import GPU
+from ..turns import in_turn
 from .adapters import (
     LORA_RANK,
     add_adapters,
@@ -25,6 +26,7 @@ from .configs import (
 ATTENTION = ("sdpa", "eager")
 
 
+@in_turn
 def build_model(config: Any, dtype: torch.dtype, attention: str = "sdpa", device: Any = "meta") -> nn.Module:
     """A language model, causal or encoder-decoder, with random weights.
 

@@ -63,6 +63,7 @@ class Setting:
     attention: str = "sdpa"
     lora_rank: int = LORA_RANK
     lora_targets: str | tuple[str, ...] = "attention"
+    holds_outputs: bool = False  # logits stay until the next forward, as in a loop that keeps the model's outputs
 
     def __post_init__(self) -> None:
         put = object.__setattr__

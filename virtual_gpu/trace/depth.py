@@ -39,7 +39,7 @@ def continued(traces: Sequence[Trace], more: int) -> Trace | None:
         return None
     label, born = found
     kind, nbytes, category, stream, span = table[label, :5].T
-    trace = Trace(born, nbytes, category, span, traces[0].names, stream)
+    trace = Trace(born, nbytes, category, span, traces[0].names, stream=stream)
     return trace if _is_sound(trace, kind.astype(bool)) else None
 
 

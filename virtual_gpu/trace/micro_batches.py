@@ -30,7 +30,7 @@ def with_micro_batches(trace: Trace, wanted: int) -> Trace | None:
             return None
         trace = _inserted(trace, start, end, more)
     names = ("forward", "backward") * wanted + ("step",)
-    return replace(trace, names=names * steps)
+    return replace(trace, names=names * steps, held=None)
 
 
 def _alike(trace: Trace, before: int, start: int, end: int) -> bool:
@@ -59,4 +59,4 @@ def _inserted(trace: Trace, start: int, end: int, more: int) -> Trace:
         np.concatenate([values[:end], np.tile(values[start:end], more), values[end:]])
         for values in (trace.nbytes, trace.category, trace.stream)
     )
-    return Trace(np.concatenate(born), nbytes, category, np.concatenate(span), trace.names, stream)
+    return Trace(np.concatenate(born), nbytes, category, np.concatenate(span), trace.names, stream=stream)

@@ -76,7 +76,7 @@ class History:
         span = (np.arange(len(rows)) >= start).astype(np.int64)
         category = np.full(len(rows), CATEGORIES.index("activations"))
         numbers = np.array([streams[one] for one in stream.tolist()], dtype=np.int64)
-        return Trace(births, nbytes, category, span, ("recorded",), numbers)
+        return Trace(births, nbytes, category, span, ("recorded",), stream=numbers)
 
 
 @dataclass
@@ -149,7 +149,8 @@ def replayed(history: History) -> Replay:
         elif action == "alloc":
             found.requests += 1
             named[address] = name = len(history.before) * 10**9 + index
-            ours = allocator.allocate(name, nbytes, stream)
+            allocator.allocate(name, nbytes, stream)
+            ours = allocator.address_of(name)
             found.equal += ours == address
             if ours != address:
                 found.differs(index, address, ours)

@@ -46,7 +46,8 @@ def snapshot(
     columns = trace.born.tolist(), trace.nbytes.tolist(), trace.stream.tolist()
     for entry, (born, nbytes, stream) in enumerate(zip(*columns, strict=True)):
         if born == entry:
-            address = allocator.allocate(entry, nbytes, stream)
+            allocator.allocate(entry, nbytes, stream)
+            address = allocator.address_of(entry)
             for call in calls:
                 tell(*call, [])
             calls.clear()

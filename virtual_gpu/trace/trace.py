@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,9 +17,10 @@ class Trace:
 
     born: the entry that allocated the block (an allocation's own). nbytes: bytes of the block. category: index into
     CATEGORIES. span: 2k + 1 inside phase k, 2k before it; what was there at the start comes first. names: the phases.
-    stream: that of the block, whose pool it comes from and goes back to; 0, the default of all, is the one that
-    computes. Releases that follow each other stand in the order in which their blocks were born: of one stream, it
-    makes no difference.
+    held: bytes that the allocator gave for it, with the rest that it did not split off; None in a trace that was edited
+    and has not been through an allocator (`through`). stream: whose pool the block comes from and goes back to; None
+    stands for 0 throughout, the stream that computes.
+    Releases that follow each other stand in the order in which their blocks were born: it makes no difference.
     """
 
     born: np.ndarray
@@ -27,6 +28,7 @@ class Trace:
     category: np.ndarray
     span: np.ndarray
     names: tuple[str, ...]
+    held: np.ndarray | None = None
     stream: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -42,20 +44,17 @@ class Trace:
         return self.born == np.arange(len(self))
 
     @property
-    def live_bytes(self) -> np.ndarray:
-        """Bytes held after each entry."""
-        return np.where(self.allocates, self.nbytes, -self.nbytes).cumsum()
-
-    @property
     def peak_bytes(self) -> int:
-        """The most bytes held at once."""
-        return int(self.live_bytes.max(initial=0))
+        """The most bytes asked for at once, before the allocator's rests."""
+        return int(np.where(self.allocates, self.nbytes, -self.nbytes).cumsum().max(initial=0))
 
     def timeline(self) -> Timeline:
-        """The bytes held over the phases."""
+        """The bytes held over the phases, as the allocator counts them."""
+        if self.held is None:
+            return self.through()[0].timeline()
         allocates = self.allocates
         changes = np.zeros((len(self) + 1, len(CATEGORIES)), dtype=np.int64)
-        changes[np.arange(1, len(self) + 1), self.category] = np.where(allocates, self.nbytes, -self.nbytes)
+        changes[np.arange(1, len(self) + 1), self.category] = np.where(allocates, self.held, -self.held)
         live = changes.cumsum(axis=0)  # live[i]: before entry i
         phases = []
         for k, name in enumerate(self.names):
@@ -66,22 +65,27 @@ class Trace:
             phases.append(PhaseCurve(name, live[np.concatenate(([start], tops, [end]))]))
         return Timeline(phases, self)
 
-    def replayed(
+    def through(
         self,
         capacity_bytes: int | None = None,
-        settings: AllocatorSettings | None = None,
         *,
         expandable_segments: bool = False,
-    ) -> CachingAllocator:
-        """The caching allocator after it found room for all of it; MemoryError where `capacity_bytes` end it."""
+        settings: AllocatorSettings | None = None,
+    ) -> tuple[Trace, CachingAllocator]:
+        """The trace with what the caching allocator gives for each block, and the allocator as it is at the end.
+
+        MemoryError where `capacity_bytes` end it.
+        """
         allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments, settings=settings)
-        columns = (self.born.tolist(), self.nbytes.tolist(), self.stream.tolist())
+        held = []
+        columns = self.born.tolist(), self.nbytes.tolist(), self.stream.tolist()
         for entry, (born, nbytes, stream) in enumerate(zip(*columns, strict=True)):
             if born == entry:
-                allocator.allocate(entry, nbytes, stream)
+                held.append(allocator.allocate(entry, nbytes, stream))
             else:
                 allocator.free(born)
-        return allocator
+                held.append(held[born])
+        return replace(self, held=np.array(held, dtype=np.int64)), allocator
 
     def reserved_peak(
         self,
@@ -91,7 +95,8 @@ class Trace:
         settings: AllocatorSettings | None = None,
     ) -> int:
         """The most bytes that the caching allocator reserves on the way; MemoryError where `capacity_bytes` end it."""
-        return self.replayed(capacity_bytes, settings, expandable_segments=expandable_segments).peak_reserved_bytes
+        _, allocator = self.through(capacity_bytes, expandable_segments=expandable_segments, settings=settings)
+        return allocator.peak_reserved_bytes
 
     def smallest_capacity(self, step_bytes: int, settings: AllocatorSettings | None = None) -> int:
         """Bytes, `step_bytes` apart from the tensors' peak on, in which the caching allocator gets through."""
