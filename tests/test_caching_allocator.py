@@ -235,7 +235,9 @@ def test_equal_to_a_naive_reference(trace, capacity):
             if outcomes[0] == "taken":
                 living.add(name)
         theirs = sorted([address, [tuple(block) for block in blocks]] for address, _, blocks in naive.segments)
-        mine = [[segment.address, [(piece.size, piece.name) for piece in segment.pieces]] for segment in ours.segments()]
+        mine = [
+            [segment.address, [(piece.size, piece.name) for piece in segment.pieces]] for segment in ours.segments()
+        ]
         assert mine == theirs
 
 
