@@ -28,6 +28,7 @@ def cuda(
     patches = Patches()
     with ExitStack() as stack:
         stack.callback(patches.undo)
+        device.patches = patches
         tensors.install(patches, device)
         driver.install(patches, device)
         amp.install(patches)

@@ -86,7 +86,10 @@ class ProgramMode(CountingMode):
         memory_format = kwargs.get("memory_format") or torch.preserve_format
         layout = torch.empty_like(meta, memory_format=memory_format)
         with self:
-            return torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device=GPU)
+            fake = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device=GPU)
+        if self.gpu.watch is not None:
+            self.gpu.watch.claim([fake], "inputs")
+        return fake
 
     def _elsewhere(self, func: Any, args: tuple, kwargs: dict, device: torch.device) -> torch.Tensor:
         """What a function of a GPU tensor makes on another device: a real tensor on the CPU, or a meta tensor."""
@@ -120,6 +123,8 @@ class ProgramGPU(VirtualGPU):
         self.device = torch.device("cuda", index)
         self.mode = ProgramMode(self)
         self.fraction, self.ooms = 1.0, 0
+        self.watch: Any = None  # what records, where a run is watched
+        self.last_oom: dict[str, Any] | None = None
 
     def check_index(self, device: torch.device) -> None:
         """RuntimeError, in CUDA's words, where a program asks for a card that there is not."""
@@ -143,6 +148,8 @@ class ProgramGPU(VirtualGPU):
             return super()._allocate(nbytes, category)
         except torch.OutOfMemoryError as error:
             self.ooms += 1
+            if self.watch is not None:
+                self.last_oom = self.watch.out_of_memory(nbytes)
             raise torch.OutOfMemoryError(str(error).replace("GPU 0", f"GPU {self.index}")) from None
 
     def _empty_like(self, tensor: torch.Tensor, category: str) -> torch.Tensor:

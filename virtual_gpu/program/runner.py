@@ -1,0 +1,79 @@
+"""Running an unchanged program on a virtual GPU, and the report of it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import runpy
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import eager, ends, pretrained, writing
+from ._core import GPUSpec
+from .context import cuda
+from .ends import EndOfRun
+from .report import FAILED, FITS, OOM, Report, make_report
+from .watch import Watch
+
+
+def run(
+    program: str,
+    argv: Sequence[str] = (),
+    *,
+    gpu: str | GPUSpec = "T4",
+    module: bool = False,
+    steps: int = 3,
+    through_evaluation: bool = False,
+    values: str = "answer",
+    limited: bool = True,
+    gpus: int = 1,
+    rank: int = 0,
+    stacks: bool = False,
+) -> Report:
+    """Run a script (or with module=True a module, as `python -m`) with these arguments until `steps` optimizer steps.
+
+    The program's own errors end up in `Report.error`; KeyboardInterrupt passes. FileNotFoundError where there is no
+    such file. stacks: keep every block's whole stack, for a snapshot.
+    """
+    if not module and not os.path.exists(program):
+        raise FileNotFoundError(f"no such program: {program}")
+    with cuda(gpu, limited=limited, values=values, rank=rank, gpus=gpus) as device:
+        watch = Watch(device, stacks=stacks)
+        device.watch = watch
+        patches = device.patches
+        watch.install(patches)
+        eager.install(patches, watch)
+        pretrained.install(patches, watch)
+        writing.install(patches, watch)
+        ends.install(patches, watch, steps, through_evaluation=through_evaluation)
+        patches.set(sys, "argv", [program, *argv])
+        patches.set(sys, "path", [os.getcwd() if module else os.path.dirname(os.path.abspath(program)), *sys.path])
+        started = time.perf_counter()
+        status, error = _run(program, module)
+        if status == FITS and device.ooms and device.last_oom["steps"] == watch.steps:
+            status = OOM  # it caught the error, and made no step after it
+        seconds = time.perf_counter() - started
+        report = make_report(device, watch, program=program, status=status, seconds=seconds, error=error)
+    gc.collect()
+    return report
+
+
+def _run(program: str, module: bool) -> tuple[str, BaseException | None]:
+    try:
+        if module:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(program, run_name="__main__")
+    except EndOfRun:
+        return FITS, None
+    except SystemExit as exit:
+        return (FITS, None) if exit.code in (None, 0) else (FAILED, exit)
+    except torch.OutOfMemoryError as error:
+        return OOM, error
+    except Exception as error:
+        return FAILED, error
+    return FITS, None
