@@ -22,6 +22,7 @@ __all__ = [
     "GPUSpec",
     "VirtualGPU",
     "choose",
+    "bundled_config",
     "cublas_workspace_bytes",
     "expandable_segments_asked",
     "human_bytes",
@@ -29,4 +30,14 @@ __all__ = [
 ]
 
 CountingMode = _CountingMode
+
+
+def bundled_config(name: str) -> dict | None:
+    """The configuration of a bundled architecture, as config.json would have it; None where there is none."""
+    from helpers.models import architectures, resolve_model_id
+
+    entry = architectures().get(resolve_model_id(name))
+    return None if entry is None else {"dtype": entry["dtype"], **entry["config"]}
+
+
 CORE_FOLDER = os.path.dirname(os.path.realpath(helpers.__file__))

@@ -152,6 +152,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     patches.set(torch.version, "cuda", "12.8")
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     patches.set(torch, "Generator", _generator(gpu))
+    patches.set(torch, "device", _device_type())
 
 
 def properties(gpu: ProgramGPU) -> DeviceProperties:
@@ -339,6 +340,28 @@ def _generator(gpu: ProgramGPU) -> type:
             return self.shown
 
     return Generator
+
+
+def _device_type() -> type:
+    """`torch.device`, for which a number alone is a CUDA device; on a CPU build it is an error."""
+    before = torch.device
+
+    class Kind(type):
+        def __instancecheck__(cls, thing: Any) -> bool:
+            return isinstance(thing, before)
+
+        def __subclasscheck__(cls, kind: type) -> bool:
+            return issubclass(kind, before)
+
+    class device(metaclass=Kind):
+        __doc__ = before.__doc__
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if len(args) == 1 and isinstance(args[0], int) and not kwargs:
+                return before("cuda", args[0])
+            return before(*args, **kwargs)
+
+    return device
 
 
 def allocator_notes() -> list[str]:

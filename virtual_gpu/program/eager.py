@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 
+from .frames import is_program
 from .patches import Patches
 from .watch import Watch
 
@@ -17,7 +19,8 @@ def install(patches: Patches, watch: Watch) -> None:
     """`torch.compile` gives back what it got; large weights on the CPU stay as their memory was found."""
 
     def compile(model: Any = None, **kwargs: Any) -> Any:
-        watch.note("torch.compile: run without compiling; a compiled program fuses operations and can need less memory")
+        if is_program(sys._getframe(1).f_code):  # libraries compile functions when they are imported
+            watch.note("torch.compile: run without compiling; a compiled program fuses operations and can need less memory")
         return (lambda function: function) if model is None else model
 
     def no_init(fill: Any) -> Any:

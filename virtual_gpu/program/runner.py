@@ -16,6 +16,7 @@ from . import eager, ends, pretrained, writing
 from ._core import GPUSpec
 from .context import cuda
 from .ends import EndOfRun
+from .imports import Imports
 from .report import FAILED, FITS, OOM, Report, make_report
 from .watch import Watch
 
@@ -47,8 +48,9 @@ def run(
         patches = device.patches
         watch.install(patches)
         eager.install(patches, watch)
-        pretrained.install(patches, watch)
-        writing.install(patches, watch)
+        imports = Imports(patches)
+        pretrained.install(patches, imports, watch)
+        writing.install(patches, imports, watch)
         ends.install(patches, watch, steps, through_evaluation=through_evaluation)
         patches.set(sys, "argv", [program, *argv])
         patches.set(sys, "path", [os.getcwd() if module else os.path.dirname(os.path.abspath(program)), *sys.path])

@@ -120,7 +120,7 @@ def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
         @functools.wraps(make)
         def made(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
             tensor_first = bool(args) and isinstance(args[0], torch.Tensor)
-            device = torch.get_default_device() if device is None and not tensor_first else device
+            device = torch.utils._device.CURRENT_DEVICE if device is None and not tensor_first else device
             if device is None:
                 return make(*args, **kwargs)
             device = _inside(gpu, device)

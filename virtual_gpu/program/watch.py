@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from .device import ProgramGPU
 from .frames import program_line, stack
 from .patches import Patches
+from .quantized import state_tensors
 
 LOADING, FORWARD, BACKWARD, STEP, EVALUATION, SAVING, BETWEEN = (
     "loading", "forward", "backward", "step", "evaluation", "saving", "between",
@@ -192,6 +193,7 @@ class Watch:
             for buffer in module._buffers.values():
                 if buffer is not None:
                     self.claim([buffer], "buffers", name)
+            self.claim(state_tensors(module), "parameters", name)
             for parameter in module._parameters.values():
                 if parameter is not None:
                     self.claim([parameter], "parameters", name)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import sys
+from types import ModuleType
 from typing import Any
 
 import torch
 
+from .imports import Imports
 from .patches import Patches
 from .watch import SAVING, Watch
 
 
-def install(patches: Patches, watch: Watch) -> None:
-    """Replace `torch.save`, and where they are loaded safetensors, transformers', peft's and accelerate's savers."""
+def install(patches: Patches, imports: Imports, watch: Watch) -> None:
+    """Replace `torch.save`, and safetensors', transformers', peft's and accelerate's savers."""
 
     def skip(what: str) -> Any:
         def skipped(*args: Any, **kwargs: Any) -> None:
@@ -24,17 +25,21 @@ def install(patches: Patches, watch: Watch) -> None:
         return skipped
 
     patches.set(torch, "save", skip("torch.save"))
-    for module, owner, names in (
-        ("transformers.modeling_utils", "PreTrainedModel", ("save_pretrained", "push_to_hub")),
-        ("transformers.trainer", "Trainer", ("save_model", "_save_checkpoint", "push_to_hub", "create_model_card", "_load_best_model")),
-        ("peft", "PeftModel", ("save_pretrained", "push_to_hub", "create_or_update_model_card")),
-        ("accelerate", "Accelerator", ("save_state", "save_model", "save")),
-    ):
-        if module in sys.modules:
-            kind = getattr(sys.modules[module], owner)
+    for module, owner, names in _SAVERS:
+
+        def install_there(loaded: ModuleType, owner: str = owner, names: tuple[str, ...] = names) -> None:
+            kind = getattr(loaded, owner) if owner else loaded
             for name in names:
                 if hasattr(kind, name):
-                    patches.set(kind, name, skip(f"{owner}.{name}"))
-    if "safetensors.torch" in sys.modules:
-        for name in ("save_file", "save_model"):
-            patches.set(sys.modules["safetensors.torch"], name, skip(f"safetensors' {name}"))
+                    patches.set(kind, name, skip(f"{owner or loaded.__name__}.{name}"))
+
+        imports.after(module, install_there)
+
+
+_SAVERS = (
+    ("transformers.modeling_utils", "PreTrainedModel", ("save_pretrained", "push_to_hub")),
+    ("transformers.trainer", "Trainer", ("save_model", "_save_checkpoint", "push_to_hub", "create_model_card")),
+    ("peft.peft_model", "PeftModel", ("save_pretrained", "push_to_hub", "create_or_update_model_card")),
+    ("accelerate.accelerator", "Accelerator", ("save_state", "save_model", "save")),
+    ("safetensors.torch", "", ("save_file", "save_model")),
+)
