@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor
+from torch.utils._pytree import tree_map
 
+from . import known
 from ._core import CountingMode, GPUSpec, VirtualGPU
 from .values import ValueStop, Values
 
@@ -25,6 +27,7 @@ _HUGE = 2**24  # elements of a copy on the CPU from which on it is one number, e
 _ITEM = _aten._local_scalar_dense.default
 _TO_COPY = _aten._to_copy.default
 _COPY_ = _aten.copy_.default
+_INDEX, _MASKED_SELECT = _aten.index.Tensor, _aten.masked_select.default
 _FILLS = frozenset((_aten.normal_.default, _aten.uniform_.default))
 
 
@@ -72,9 +75,13 @@ class ProgramMode(CountingMode):
                 raise RuntimeError(str(error).replace("cpu:0", str(self.gpu.device))) from None
             raise
         except ValueError as error:
-            if isinstance(error.__cause__, DynamicOutputShapeException):
+            if not isinstance(error.__cause__, DynamicOutputShapeException):
+                raise
+            try:
+                return self._by_values(func, args, kwargs or {})
+            except known.Unknown:
                 raise self.values.stop(f"the shape of {func} depends on values") from None
-            raise
+        known.follow(func, args, kwargs or {}, out)
         self.values.remember(func, args, out)
         return out
 
@@ -89,7 +96,25 @@ class ProgramMode(CountingMode):
             fake = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device=GPU)
         if self.gpu.watch is not None:
             self.gpu.watch.claim([fake], "inputs")
+        known.know(fake, real)
         return fake
+
+    def _by_values(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """An operation whose shape depends on values that are known. Unknown where they are not."""
+        if func is _MASKED_SELECT:
+            func, args = _INDEX, (args[0], [args[1]])
+        if func is _INDEX:
+            indices: list[torch.Tensor | None] = []
+            for index in args[1]:
+                if index is not None and index.dtype in (torch.bool, torch.uint8):
+                    where = known.run(_aten.nonzero.default, (index,), {})
+                    indices += [self._upload(part, {}) for part in where.unbind(1)]
+                else:
+                    indices.append(index)
+            with self:
+                return func(args[0], indices)
+        real = known.run(func, args, kwargs)
+        return tree_map(lambda value: self._upload(value, {}) if isinstance(value, torch.Tensor) else value, real)
 
     def _elsewhere(self, func: Any, args: tuple, kwargs: dict, device: torch.device) -> torch.Tensor:
         """What a function of a GPU tensor makes on another device: a real tensor on the CPU, or a meta tensor."""
@@ -97,14 +122,17 @@ class ProgramMode(CountingMode):
         if func is not _TO_COPY or device.type == "meta":  # new_zeros, empty_like, …: no value is asked for
             alike = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
             return func(alike, *args[1:], **kwargs)
+        real = known.values_of(fake)
+        if real is not None:
+            return real.to(kwargs.get("dtype") or fake.dtype, copy=True)
         dtype, number = kwargs.get("dtype") or fake.dtype, self.values.copied(fake)
         if fake.numel() >= _HUGE:
             return torch.full((), number, dtype=dtype).expand(fake.shape)
         return torch.full(fake.shape, number, dtype=dtype)
 
     def _download(self, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
-        real.fill_(self.values.copied(fake))
-        return real
+        values = known.values_of(fake)
+        return real.fill_(self.values.copied(fake)) if values is None else real.copy_(values)
 
 
 class ProgramGPU(VirtualGPU):

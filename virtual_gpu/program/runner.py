@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import eager, ends, pretrained, writing
+from . import eager, ends, pretrained, snapshot, writing
 from ._core import GPUSpec
 from .context import cuda
 from .ends import EndOfRun
@@ -34,11 +34,13 @@ def run(
     gpus: int = 1,
     rank: int = 0,
     stacks: bool = False,
+    snapshot_file: str | None = None,
 ) -> Report:
     """Run a script (or with module=True a module, as `python -m`) with these arguments until `steps` optimizer steps.
 
     The program's own errors end up in `Report.error`; KeyboardInterrupt passes. FileNotFoundError where there is no
-    such file. stacks: keep every block's whole stack, for a snapshot.
+    such file. stacks: keep every block's whole stack, for a snapshot, which
+    is written to `snapshot_file` where one is named.
     """
     if not module and not os.path.exists(program):
         raise FileNotFoundError(f"no such program: {program}")
@@ -60,6 +62,8 @@ def run(
             status = OOM  # it caught the error, and made no step after it
         seconds = time.perf_counter() - started
         report = make_report(device, watch, program=program, status=status, seconds=seconds, error=error)
+        if snapshot_file is not None:
+            snapshot.save(device, snapshot_file)
     gc.collect()
     return report
 

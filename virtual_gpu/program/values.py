@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .frames import program_line
+from .known import values_of
 
 _aten = torch.ops.aten
 _NO = frozenset((_aten.isnan.default, _aten.isinf.default))
@@ -55,6 +56,9 @@ class Values:
 
     def number(self, tensor: torch.Tensor) -> float | int | bool | complex:
         """The answer to `tensor.item()`, and to what is made of it: bool(), float(), comparisons."""
+        real = values_of(tensor)
+        if real is not None:
+            return real.item()
         self._note("item")
         return self._answer(tensor)
 
@@ -65,6 +69,9 @@ class Values:
 
     def printed(self, tensor: torch.Tensor) -> str:
         """The tensor as text."""
+        real = values_of(tensor)
+        if real is not None:
+            return f"{str(real)[:-1]}, device='{tensor.device}')"
         self._note("print")
         one = self._answer(tensor)
         body = f"{one}" if tensor.dim() == 0 else f"[{one}, ...], size={tuple(tensor.shape)}"

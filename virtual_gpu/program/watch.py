@@ -46,6 +46,7 @@ class Block:
     freed: int | None = None
     freed_in: int | None = None
     stack: tuple = ()
+    address: int = 0
 
 
 @dataclass
@@ -81,6 +82,7 @@ class Watch:
         )
         if self.stacks:
             made.stack = stack(frame)
+        made.address = self.gpu.meter.allocator._used[block][0].address
         self.events.append(block)
         reserved = self.gpu.meter.allocator.reserved_bytes
         if reserved > self.reserved_peaks[-1]:
@@ -134,6 +136,8 @@ class Watch:
                 running.pop()
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
+            if not _on_gpu(args[0] if args else kwargs["tensors"]):
+                return backward(*args, **kwargs)
             before = self.phase
             self.enter(BACKWARD)
             try:
@@ -226,3 +230,20 @@ class Watch:
 
     def stepped(self) -> None:
         """Called after each optimizer step; a run ends here."""
+
+
+    def trace(self) -> dict[str, Any]:
+        """Every allocation and release, in JSON's types: events are +id and -id, blocks by id."""
+        return {
+            "spans": self.spans,
+            "events": self.events,
+            "blocks": {
+                number: (block.nbytes, block.category, block.module, *block.line, block.span)
+                for number, block in self.blocks.items()
+            },
+        }
+
+
+def _on_gpu(tensors: Any) -> bool:
+    tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+    return any(tensor.is_cuda for tensor in tensors)
