@@ -42,6 +42,8 @@ def run(
     such file. stacks: keep every block's whole stack, for a snapshot, which
     is written to `snapshot_file` where one is named.
     """
+    if not 0 <= rank < gpus:
+        raise ValueError(f"rank {rank}: there are {gpus}, from 0 to {gpus - 1}")
     if not module and not os.path.exists(program):
         raise FileNotFoundError(f"no such program: {program}")
     with cuda(gpu, limited=limited, values=values, rank=rank, gpus=gpus) as device:
@@ -54,6 +56,10 @@ def run(
         pretrained.install(patches, imports, watch)
         writing.install(patches, imports, watch)
         ends.install(patches, watch, steps, through_evaluation=through_evaluation)
+        if gpus > 1:
+            from . import ranks  # torch.distributed.tensor takes its time
+
+            ranks.install(patches, device, watch)
         patches.set(sys, "argv", [program, *argv])
         patches.set(sys, "path", [os.getcwd() if module else os.path.dirname(os.path.abspath(program)), *sys.path])
         started = time.perf_counter()

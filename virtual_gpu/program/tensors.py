@@ -107,6 +107,17 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     for supported in (foreach_in_optimizers, foreach_elsewhere):
         patches.append(supported, FakeTensor)  # what CUDA's optimizers and clip_grad_norm_ do by default
     _factories_of_values(patches, gpu)
+    data = torch._C.TensorBase.data
+
+    def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        if type(value) is FakeTensor and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            if isinstance(tensor, torch.nn.Parameter):
+                value = torch.nn.Parameter(value, tensor.requires_grad)
+            swap_tensors(tensor, value)
+        else:
+            data.__set__(tensor, value)
+
+    patches.set(torch.Tensor, "data", property(data.__get__, set_data))
     patches.set(torch.utils, "swap_tensors", swap_tensors)
     before = torch.__future__.get_swap_module_params_on_conversion()
     patches.set(torch.__future__, "_swap_module_params_on_conversion", before)
@@ -160,7 +171,7 @@ def _inside(gpu: ProgramGPU, device: Any) -> torch.device:
     if device.type == "cuda":
         gpu.check_index(device)
         return GPU
-    return torch.device("cpu") if device.type == "cpu" else device
+    return device
 
 
 def swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:

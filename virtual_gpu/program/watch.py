@@ -198,6 +198,7 @@ class Watch:
                 if buffer is not None:
                     self.claim([buffer], "buffers", name)
             self.claim(state_tensors(module), "parameters", name)
+            self.claim(getattr(module, "gradient_buckets", ()), "gradients", name)
             for parameter in module._parameters.values():
                 if parameter is not None:
                     self.claim([parameter], "parameters", name)
