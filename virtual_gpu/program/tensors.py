@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import _foreach_supported_types as foreach_in_optimizers
+from torch.utils._device import DeviceContext
 from torch.utils._foreach_utils import _foreach_supported_types as foreach_elsewhere
 
 from .device import GPU, ProgramGPU
@@ -131,7 +132,7 @@ def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
         @functools.wraps(make)
         def made(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
             tensor_first = bool(args) and isinstance(args[0], torch.Tensor)
-            device = torch.utils._device.CURRENT_DEVICE if device is None and not tensor_first else device
+            device = _default_device() if device is None and not tensor_first else device
             if device is None:
                 return make(*args, **kwargs)
             device = _inside(gpu, device)
@@ -150,8 +151,7 @@ def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
     for make in replaced:
         replaced[make] = in_two_steps(make)
         patches.set(torch, make.__name__, replaced[make])
-    context = torch.utils._device.DeviceContext
-    with_device = context.__torch_function__
+    with_device = DeviceContext.__torch_function__
 
     def __torch_function__(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         # what was replaced has chosen the device itself
@@ -161,8 +161,14 @@ def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
         kwargs.setdefault("dtype", like.dtype)
         return torch.tensor(data, device=like.device if device is None else device, **kwargs)
 
-    patches.set(context, "__torch_function__", __torch_function__)
+    patches.set(DeviceContext, "__torch_function__", __torch_function__)
     patches.set(FakeTensor, "new_tensor", new)
+
+
+def _default_device() -> torch.device | None:
+    """What `with torch.device(…)` or `torch.set_default_device` says."""
+    modes = torch.overrides._get_current_function_mode_stack()
+    return next((mode.device for mode in reversed(modes) if isinstance(mode, DeviceContext)), None)
 
 
 def _inside(gpu: ProgramGPU, device: Any) -> torch.device:
