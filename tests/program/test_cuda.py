@@ -134,5 +134,5 @@ def test_memory_functions_are_pytorchs():
         torch.cuda.empty_cache()
         assert torch.cuda.memory_reserved() == 0 and torch.cuda.max_memory_allocated() == 30 * MIB
         torch.cuda.set_per_process_memory_fraction(0.001)
-        with pytest.raises(torch.cuda.OutOfMemoryError, match="CUDA out of memory. Tried to allocate 30.00 MiB"):
+        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 30\.00 MiB"):
             torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import html, snapshot
+from . import html
 from ._core import CATALOG, choose
 from .frames import OURS
-from .report import FAILED, FITS, OOM, Report
+from .report import FAILED, FITS, OOM
 from .runner import run
 
 EXIT = {FITS: 0, OOM: 1, FAILED: 2}

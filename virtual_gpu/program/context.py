@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
-
-import torch
 
 from . import amp, driver, tensors
 from ._core import CATALOG, GPUSpec, choose
@@ -32,6 +29,5 @@ def cuda(
         tensors.install(patches, device)
         driver.install(patches, device)
         amp.install(patches)
-        stack.enter_context(device.interrupts_wait())
         stack.enter_context(device)
         yield device

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from . import known
 from ._core import CountingMode, GPUSpec, VirtualGPU
-from .values import ValueStop, Values
+from .values import Values, ValueStop
 
 _aten = torch.ops.aten
 GPU = torch.device("cpu:0")
@@ -33,7 +33,7 @@ _FILLS = frozenset((_aten.normal_.default, _aten.uniform_.default))
 
 def is_gpu(device: torch.device | None) -> bool:
     """Whether a device, as the program or as PyTorch inside names it, is the virtual GPU."""
-    return device is not None and (device.type == "cuda" or device.index is not None and device.type == "cpu")
+    return device is not None and (device.type == "cuda" or (device.index is not None and device.type == "cpu"))
 
 
 class ProgramMode(CountingMode):
@@ -142,7 +142,13 @@ class ProgramGPU(VirtualGPU):
     """
 
     def __init__(
-        self, spec: GPUSpec, *, limited: bool = True, values: str = "answer", index: int = 0, count: int = 1,
+        self,
+        spec: GPUSpec,
+        *,
+        limited: bool = True,
+        values: str = "answer",
+        index: int = 0,
+        count: int = 1,
         without: Iterable[str] = (),
     ):
         self.values = Values(values)

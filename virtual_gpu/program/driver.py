@@ -18,6 +18,7 @@ from . import snapshot
 from ._core import SMALL_BYTES
 from .device import ProgramGPU
 from .patches import Patches
+from .streams import CUDAGraph, Event, Stream, graph
 
 # multiprocessors, threads on each, L2 bytes: NVIDIA's architecture whitepapers; None where none was looked up
 _SHAPES = {
@@ -45,75 +46,6 @@ class DeviceProperties(types.SimpleNamespace):
         )
 
 
-class Stream:
-    """A CUDA stream: everything on a virtual GPU happens at once, in the order of the program."""
-
-    cuda_stream = stream_id = device_type = 0
-
-    def __init__(self, device: Any = None, priority: int = 0, **_: Any):
-        self.priority = priority
-        self.device = torch.device("cuda", torch.cuda.current_device())
-        self.device_index = self.device.index
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        pass
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream)
-
-    def __hash__(self) -> int:
-        return 0
-
-    def query(self) -> bool:
-        """Everything is done."""
-        return True
-
-    def record_event(self, event: Any = None) -> Event:
-        """An event, which has happened."""
-        return event or Event()
-
-    def _nothing(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    synchronize = wait_event = wait_stream = _nothing
-
-    def is_capturing(self) -> bool:
-        """No graph is being captured."""
-        return False
-
-
-class Event(Stream):
-    """A CUDA event; the time between two of them is not known and counts as 0.001 ms."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        pass
-
-    def elapsed_time(self, end: Event) -> float:
-        """Milliseconds; never zero, programs divide by it."""
-        return 0.001
-
-    record = wait = Stream._nothing
-
-
-class CUDAGraph:
-    """A graph that is captured and replayed by running nothing again; the memory of its pool is not modelled."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        pass
-
-    def _nothing(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    capture_begin = capture_end = replay = reset = debug_dump = enable_debug_mode = _nothing
-
-    def pool(self) -> tuple[int, int]:
-        """The id of its memory pool."""
-        return 0, 1
-
-
 def install(patches: Patches, gpu: ProgramGPU) -> None:
     """Make torch.cuda, torch.accelerator and torch.backends.cuda find this GPU."""
     patches.set_all(torch._C, _functions(gpu))
@@ -128,14 +60,14 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             "_cudart": _cudart(gpu),
             "_get_device_properties": lambda index: properties(gpu),
             "default_generators": tuple(torch.Generator() for _ in range(gpu.count)),
-            "is_bf16_supported": lambda including_emulation=True: including_emulation or gpu.spec.compute_capability[0] >= 8,
+            "is_bf16_supported": lambda emulated=True: emulated or gpu.spec.compute_capability[0] >= 8,
             "device_count": lambda: gpu.count,
-            "get_arch_list": lambda: ["sm_%d%d" % gpu.spec.compute_capability],
+            "get_arch_list": lambda: [_architecture(gpu)],
             "Stream": Stream,
             "Event": Event,
             "ExternalStream": Stream,
             "CUDAGraph": CUDAGraph,
-            "graph": _graph,
+            "graph": graph,
             "make_graphed_callables": lambda callables, *args, **kwargs: callables,
             "is_current_stream_capturing": lambda: False,
             "graph_pool_handle": lambda: (0, 1),
@@ -147,12 +79,17 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
         },
     )
     patches.set_all(torch.cuda.streams, {"Stream": Stream, "Event": Event})
-    patches.set_all(torch.cuda.graphs, {"CUDAGraph": CUDAGraph, "graph": _graph})
+    patches.set_all(torch.cuda.graphs, {"CUDAGraph": CUDAGraph, "graph": graph})
     patches.set_all(torch.cuda.nccl, {"version": lambda: (2, 27, 3), "is_available": lambda tensors: True})
     patches.set(torch.version, "cuda", "12.8")
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     patches.set(torch, "Generator", _generator(gpu))
     patches.set(torch, "device", _device_type())
+
+
+def _architecture(gpu: ProgramGPU) -> str:
+    major, minor = gpu.spec.compute_capability
+    return f"sm_{major}{minor}"
 
 
 def properties(gpu: ProgramGPU) -> DeviceProperties:
@@ -163,7 +100,8 @@ def properties(gpu: ProgramGPU) -> DeviceProperties:
         name=gpu.spec.device_name, major=major, minor=minor, total_memory=gpu.spec.memory_bytes,
         multi_processor_count=processors, max_threads_per_multi_processor=threads, max_threads_per_block=1024,
         warp_size=32, regs_per_multiprocessor=65536, shared_memory_per_block=49152,
-        shared_memory_per_block_optin=65536 if major == 7 else 101376, shared_memory_per_multiprocessor=65536 if major == 7 else 102400,
+        shared_memory_per_block_optin=65536 if major == 7 else 101376,
+        shared_memory_per_multiprocessor=65536 if major == 7 else 102400,
         L2_cache_size=l2_bytes, is_integrated=0, is_multi_gpu_board=0, pci_bus_id=0, pci_device_id=4, pci_domain_id=0,
         uuid="00000000-0000-0000-0000-000000000000", gcnArchName=f"sm_{major}{minor}",
     )  # fmt: skip
@@ -242,7 +180,7 @@ def _functions(gpu: ProgramGPU) -> dict[str, Callable]:
         "_cuda_synchronize": lambda *_: None,
         "_cuda_ipc_collect": lambda: None,
         "_cuda_sleep": lambda cycles: None,
-        "_cuda_getArchFlags": lambda: "sm_%d%d" % gpu.spec.compute_capability,
+        "_cuda_getArchFlags": lambda: _architecture(gpu),
         "_cuda_getDriverVersion": lambda: 12080,
         "_cuda_getCompiledVersion": lambda: 12080,
         "_cuda_set_sync_debug_mode": lambda mode: None,
@@ -307,13 +245,6 @@ def _cudart(gpu: ProgramGPU) -> types.SimpleNamespace:
         cudaHostRegister=lambda *_: 0,
         cudaHostUnregister=lambda *_: 0,
     )
-
-
-class _graph(contextlib.nullcontext):
-    """`torch.cuda.graph(…)`: the block runs once, as it stands."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__()
 
 
 def _generator(gpu: ProgramGPU) -> type:

@@ -11,7 +11,14 @@ from .frames import is_program
 from .patches import Patches
 from .watch import Watch
 
-_SLOW_INITS = ("trunc_normal_", "orthogonal_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_")
+_SLOW_INITS = (
+    "trunc_normal_",
+    "orthogonal_",
+    "kaiming_uniform_",
+    "kaiming_normal_",
+    "xavier_uniform_",
+    "xavier_normal_",
+)
 _LARGE = 2**16
 
 
@@ -20,7 +27,9 @@ def install(patches: Patches, watch: Watch) -> None:
 
     def compile(model: Any = None, **kwargs: Any) -> Any:
         if is_program(sys._getframe(1).f_code):  # libraries compile functions when they are imported
-            watch.note("torch.compile: run without compiling; a compiled program fuses operations and can need less memory")
+            watch.note(
+                "torch.compile: run without compiling; a compiled program fuses operations and can need less memory"
+            )
         return (lambda function: function) if model is None else model
 
     def no_init(fill: Any) -> Any:

@@ -49,4 +49,3 @@ def stack(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
             frames.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return tuple(frames)
-

@@ -10,13 +10,39 @@ from .report import OOM, Report
 from .watch import CATEGORIES
 
 _COLORS = ("#4e79a7", "#e15759", "#b07aa1", "#f28e2b", "#edc948", "#9c755f", "#76b7b2", "#bab0ac")
-_WIDTH, _HEIGHT, _POINTS = 900, 220, 1200
+_WIDTH, _HEIGHT, _POINTS, _ROWS = 900, 220, 1200, 30
 
 
 def page(report: Report) -> str:
     """A complete HTML document."""
     title = f"{report.program} on {report.gpu}"
     verdict = report.text().splitlines()[0]
+    tables = (
+        ("At the peak", ("bytes", "what"), [(human_bytes(n), name) for name, n in report.at_peak.items() if n]),
+        (
+            "Phases",
+            ("peak", "reserved", "phase"),
+            [(human_bytes(a), human_bytes(r), name) for name, (a, r) in report.phases.items()],
+        ),
+        (
+            "By module, at the peak",
+            ("bytes", "module"),
+            [(human_bytes(n), name or "(outside modules)") for name, n in report.modules[:_ROWS]],
+        ),
+        (
+            "By line of the program, at the peak",
+            ("bytes", "line"),
+            [(human_bytes(n), f"{file}:{line}") for file, line, n in report.lines[:_ROWS]],
+        ),
+        (
+            "Values answered",
+            ("times", "what", "where"),
+            [(n, kind, f"{file}:{line}") for kind, file, line, n in report.values[:_ROWS]],
+        ),
+    )
+    body = "".join(f"<h2>{head}</h2>{_table(columns, rows)}" for head, columns, rows in tables)
+    notes = "".join(f"<li>{html.escape(note)}</li>" for note in report.notes)
+    versions = html.escape(", ".join(f"{name} {version}" for name, version in report.versions.items()))
     return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>
 <style>body{{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}}
 table{{border-collapse:collapse;margin:1rem 0}}td,th{{padding:.15rem .8rem;text-align:left}}
@@ -25,14 +51,8 @@ td:first-child{{text-align:right;font-variant-numeric:tabular-nums}}svg{{max-wid
 </style><h1>{html.escape(title)}</h1><p class="verdict">{html.escape(verdict)}</p>
 <p>Peak {human_bytes(report.allocated)} allocated, in {report.peak_phase}; {human_bytes(report.reserved)} reserved;
 {report.steps} optimizer steps in {report.seconds:.1f} s.</p>
-<h2>The run</h2>{_curve(report)}<h2>At the peak</h2>{_bar(report)}
-{_table(("bytes", "what"), [(human_bytes(n), name) for name, n in report.at_peak.items() if n])}
-<h2>Phases</h2>{_table(("peak", "reserved", "phase"), [(human_bytes(a), human_bytes(r), p) for p, (a, r) in report.phases.items()])}
-<h2>By module, at the peak</h2>{_table(("bytes", "module"), [(human_bytes(n), m or "(outside modules)") for m, n in report.modules[:30]])}
-<h2>By line of the program, at the peak</h2>{_table(("bytes", "line"), [(human_bytes(n), f"{f}:{line}") for f, line, n in report.lines[:30]])}
-<h2>Values answered</h2>{_table(("times", "what", "where"), [(n, k, f"{f}:{line}") for k, f, line, n in report.values[:30]])}
-<h2>Notes</h2><ul>{"".join(f"<li>{html.escape(note)}</li>" for note in report.notes)}</ul>
-<p><small>Rules of CUDA applied: {", ".join(report.rules)}. Versions: {html.escape(str(report.versions))}.</small></p></html>
+<h2>The run</h2>{_curve(report)}{_bar(report)}{body}<h2>Notes</h2><ul>{notes}</ul>
+<p><small>Rules of CUDA applied: {", ".join(report.rules)}. Versions: {versions}.</small></p></html>
 """
 
 

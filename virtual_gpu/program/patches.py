@@ -19,7 +19,10 @@ class Patches:
 
     def set(self, owner: Any, name: str, value: Any) -> Any:
         """Make `owner.name` be `value`; what it was is returned (None where there was nothing)."""
-        found, before = getattr(owner, name, None), vars(owner).get(name, _ABSENT)  # as stored: a staticmethod stays one
+        found, before = (
+            getattr(owner, name, None),
+            vars(owner).get(name, _ABSENT),
+        )  # as stored: a staticmethod stays one
         if before is _ABSENT:
             self._undo.append(lambda: delattr(owner, name))
         else:

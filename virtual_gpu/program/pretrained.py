@@ -15,7 +15,6 @@ from .imports import Imports
 from .patches import Patches
 from .watch import Watch
 
-
 _FOR_THE_HUB = (
     "cache_dir", "force_download", "proxies", "token", "local_files_only", "revision", "trust_remote_code", "subfolder",
     "_from_pipeline", "_from_auto", "_commit_hash", "gguf_file", "code_revision", "user_agent",

@@ -14,11 +14,13 @@ NESTED_BLOCK = 256  # absmax values that share a second-level absmax
 
 
 def kept_tensors(module: nn.Module) -> str:
-    """"4bit", "8bit", or "" where the module is not a quantized layer of bitsandbytes."""
+    """ "4bit", "8bit", or "" where the module is not a quantized layer of bitsandbytes."""
     bnb = sys.modules.get("bitsandbytes")
     if bnb is None:
         return ""
-    return "4bit" if isinstance(module, bnb.nn.Linear4bit) else "8bit" if isinstance(module, bnb.nn.Linear8bitLt) else ""
+    return (
+        "4bit" if isinstance(module, bnb.nn.Linear4bit) else "8bit" if isinstance(module, bnb.nn.Linear8bitLt) else ""
+    )
 
 
 def attributes(module: nn.Module, name: str) -> dict[str, Any]:
@@ -40,7 +42,12 @@ def quantize(layer: nn.Module, weight: torch.Tensor, device: torch.device) -> to
     old = layer.weight
     blocks = -(-weight.numel() // BLOCK)
     if old.compress_statistics:
-        sizes = ((blocks,), torch.uint8), ((), torch.float32), ((-(-blocks // NESTED_BLOCK),), torch.float32), ((256,), torch.float32)
+        sizes = (
+            ((blocks,), torch.uint8),
+            ((), torch.float32),
+            ((-(-blocks // NESTED_BLOCK),), torch.float32),
+            ((256,), torch.float32),
+        )
     else:
         sizes = (((blocks,), torch.float32),)
     state = [torch.empty(size, dtype=dtype, device=device) for size, dtype in (*sizes, ((16,), torch.float32))]

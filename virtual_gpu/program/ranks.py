@@ -114,7 +114,8 @@ class DataParallel(nn.parallel.DistributedDataParallel):
         self._trained = [p for p in module.parameters() if p.requires_grad]
         if not self._trained:
             raise RuntimeError(
-                "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
+                "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a "
+                "gradient."
             )
         self.module, self.device_ids = module, device_ids
         self.device = self._trained[0].device

@@ -69,7 +69,8 @@ class Report:
         if self.oom:
             out.append(
                 f"  {self.oom['file']}:{self.oom['line']} asked for {human_bytes(self.oom['bytes'])}"
-                + (f" in {self.oom['module']}" if self.oom["module"] else "") + f" ({self.oom['phase']})"
+                + (f" in {self.oom['module']}" if self.oom["module"] else "")
+                + f" ({self.oom['phase']})"
             )
         out += ["", "phase               allocated       reserved"]
         out += [f"  {name:<15}{human_bytes(a):>12}   {human_bytes(r):>12}" for name, (a, r) in self.phases.items()]

@@ -5,18 +5,22 @@ from __future__ import annotations
 import gc
 import os
 import runpy
+import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from . import eager, ends, pretrained, snapshot, writing
+from . import driver, eager, ends, pretrained, snapshot, writing
 from ._core import GPUSpec
 from .context import cuda
+from .device import ProgramGPU
 from .ends import EndOfRun
 from .imports import Imports
+from .patches import Patches
 from .report import FAILED, FITS, OOM, Report, make_report
 from .watch import Watch
 
@@ -56,12 +60,15 @@ def run(
         pretrained.install(patches, imports, watch)
         writing.install(patches, imports, watch)
         ends.install(patches, watch, steps, through_evaluation=through_evaluation)
+        for note in driver.allocator_notes():
+            watch.note(note)
         if gpus > 1:
             from . import ranks  # torch.distributed.tensor takes its time
 
             ranks.install(patches, device, watch)
         patches.set(sys, "argv", [program, *argv])
         patches.set(sys, "path", [os.getcwd() if module else os.path.dirname(os.path.abspath(program)), *sys.path])
+        _interrupts(patches, device)
         started = time.perf_counter()
         status, error = _run(program, module)
         if status == FITS and device.ooms and device.last_oom["steps"] == watch.steps:
@@ -72,6 +79,20 @@ def run(
             snapshot.save(device, snapshot_file)
     gc.collect()
     return report
+
+
+def _interrupts(patches: Patches, gpu: ProgramGPU) -> None:
+    """Ctrl+C ends the program at once, but for the middle of an operation, whose end it waits for."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # only the main thread may set a handler, and only it is interrupted
+
+    def interrupt(*_: Any) -> None:
+        if not gpu.mode.inside or gpu.interrupted:
+            raise KeyboardInterrupt
+        gpu.interrupted = True
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    patches.later(lambda: signal.signal(signal.SIGINT, before))
 
 
 def _run(program: str, module: bool) -> tuple[str, BaseException | None]:

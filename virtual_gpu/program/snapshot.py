@@ -1,4 +1,4 @@
-"""PyTorch's memory snapshot of a run, as `torch.cuda.memory._snapshot()` gives it and pytorch.org/memory_viz opens it."""
+"""PyTorch's memory snapshot of a run: what `torch.cuda.memory._snapshot()` gives and pytorch.org/memory_viz opens."""
 
 from __future__ import annotations
 

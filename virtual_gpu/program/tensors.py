@@ -96,7 +96,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
         FakeTensor,
         {
             "device": property(device, device_of.fset),
-            "is_cuda": property(lambda t: t.fake_mode is mode and not mode.inside or t.fake_device.type == "cuda"),
+            "is_cuda": property(lambda t: (t.fake_mode is mode and not mode.inside) or t.fake_device.type == "cuda"),
             "is_cpu": property(lambda t: t.device.type == "cpu"),
             "get_device": lambda t: gpu.index if ours(t) else torch.Tensor.get_device(t),
             "record_stream": lambda t, stream: None,

@@ -232,7 +232,6 @@ class Watch:
     def stepped(self) -> None:
         """Called after each optimizer step; a run ends here."""
 
-
     def trace(self) -> dict[str, Any]:
         """Every allocation and release, in JSON's types: events are +id and -id, blocks by id."""
         return {
