@@ -57,9 +57,10 @@ def test_caught_out_of_memory_goes_on(capfd):
     assert report.oom["bytes"] >= 2**33
 
 
-def test_training_and_then_the_end_of_the_program():
-    report = program("loop.py", steps=5, through_evaluation=True)
-    assert report.steps == 5 and any("torch.save" in note for note in report.notes)
+def test_training_and_then_the_end_of_the_program(capfd):
+    report = program("loop.py", steps=2, through_evaluation=True)
+    assert capfd.readouterr().out.count("evaluated 16") == 2 and "evaluation" in report.phases
+    assert report.steps == 2 and any("torch.save" in note for note in report.notes)
 
 
 def test_4_bit_weights_hold_what_bitsandbytes_holds():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakSet
 
 from torch.utils.data import DataLoader
 
 from .patches import Patches
-from .watch import EVALUATION, Watch
+from .watch import BACKWARD, Watch
 
 
 class EndOfRun(BaseException):
@@ -29,11 +30,15 @@ def install(patches: Patches, watch: Watch, steps: int, *, through_evaluation: b
     watch.stepped = stepped
     if through_evaluation:
         iterate = DataLoader.__iter__
+        training: WeakSet[DataLoader] = WeakSet()
 
         def __iter__(loader: DataLoader) -> Iterator[Any]:
             for count, batch in enumerate(iterate(loader)):
-                if watch.steps >= steps and (watch.phase != EVALUATION or count >= steps):
+                if watch.steps >= steps and (loader in training or count >= steps):
                     return
+                spans = len(watch.spans)
                 yield batch
+                if any(phase == BACKWARD for phase, _ in watch.spans[spans:]):
+                    training.add(loader)
 
         patches.set(DataLoader, "__iter__", __iter__)

@@ -22,4 +22,7 @@ for x, y in DataLoader(data, batch_size=8, num_workers=1, pin_memory=True):
     scaler.update()
     optimizer.zero_grad()
     print(f"{loss.item():.2f}")
+with torch.no_grad():
+    for x, _ in DataLoader(data, batch_size=16):
+        print("evaluated", model(x.to(device)).shape[0])
 torch.save(model.state_dict(), "/nowhere/model.pt")
