@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ..allocator import CachingAllocator, round_size
@@ -28,6 +29,7 @@ class AllocationMeter:
         self.recorder: TimelineRecorder | None = None
         self._blocks: dict[int, Allocation] = {}
         self._next_id = 1
+        self.stream: Callable[[], int] | None = None  # which one is current, where there are several
 
     @property
     def live_bytes(self) -> int:
@@ -43,11 +45,12 @@ class AllocationMeter:
         """Take room for `nbytes` and return the allocation's id."""
         size = round_size(nbytes)
         block = self._next_id
-        held = self.allocator.allocate(block, size)
+        stream = self.stream() if self.stream is not None else 0
+        held = self.allocator.allocate(block, size, stream)
         self._next_id += 1
         self._blocks[block] = Allocation(size, held, category)
         if self.recorder is not None:
-            self.recorder.allocated(block, size, held, category)
+            self.recorder.allocated(block, size, held, category, stream)
         return block
 
     def free(self, block: int) -> None:

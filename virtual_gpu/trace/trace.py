@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..allocator import CachingAllocator
+from ..allocator_settings import AllocatorSettings
 from .timeline import CATEGORIES, PhaseCurve, Timeline
 
 
@@ -17,7 +18,8 @@ class Trace:
     born: the entry that allocated the block (an allocation's own). nbytes: bytes of the block. category: index into
     CATEGORIES. span: 2k + 1 inside phase k, 2k before it; what was there at the start comes first. names: the phases.
     held: bytes that the allocator gave for it, with the rest that it did not split off; None in a trace that was edited
-    and has not been through an allocator (`through`).
+    and has not been through an allocator (`through`). stream: whose pool the block comes from and goes back to; None
+    stands for 0 throughout, the stream that computes.
     Releases that follow each other stand in the order in which their blocks were born: it makes no difference.
     """
 
@@ -27,6 +29,11 @@ class Trace:
     span: np.ndarray
     names: tuple[str, ...]
     held: np.ndarray | None = None
+    stream: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.stream is None:
+            object.__setattr__(self, "stream", np.zeros(len(self.born), dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.born)
@@ -59,34 +66,46 @@ class Trace:
         return Timeline(phases, self)
 
     def through(
-        self, capacity_bytes: int | None = None, *, expandable_segments: bool = False
+        self,
+        capacity_bytes: int | None = None,
+        *,
+        expandable_segments: bool = False,
+        settings: AllocatorSettings | None = None,
     ) -> tuple[Trace, CachingAllocator]:
         """The trace with what the caching allocator gives for each block, and the allocator as it is at the end.
 
         MemoryError where `capacity_bytes` end it.
         """
-        allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments)
+        allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments, settings=settings)
         held = []
-        for entry, (born, nbytes) in enumerate(zip(self.born.tolist(), self.nbytes.tolist(), strict=True)):
+        columns = self.born.tolist(), self.nbytes.tolist(), self.stream.tolist()
+        for entry, (born, nbytes, stream) in enumerate(zip(*columns, strict=True)):
             if born == entry:
-                held.append(allocator.allocate(entry, nbytes))
+                held.append(allocator.allocate(entry, nbytes, stream))
             else:
                 allocator.free(born)
                 held.append(held[born])
         return replace(self, held=np.array(held, dtype=np.int64)), allocator
 
-    def reserved_peak(self, capacity_bytes: int | None = None, *, expandable_segments: bool = False) -> int:
+    def reserved_peak(
+        self,
+        capacity_bytes: int | None = None,
+        *,
+        expandable_segments: bool = False,
+        settings: AllocatorSettings | None = None,
+    ) -> int:
         """The most bytes that the caching allocator reserves on the way; MemoryError where `capacity_bytes` end it."""
-        return self.through(capacity_bytes, expandable_segments=expandable_segments)[1].peak_reserved_bytes
+        _, allocator = self.through(capacity_bytes, expandable_segments=expandable_segments, settings=settings)
+        return allocator.peak_reserved_bytes
 
-    def smallest_capacity(self, step_bytes: int) -> int:
+    def smallest_capacity(self, step_bytes: int, settings: AllocatorSettings | None = None) -> int:
         """Bytes, `step_bytes` apart from the tensors' peak on, in which the caching allocator gets through."""
         peak = self.peak_bytes
-        low, high = 0, -(-(self.reserved_peak() - peak) // step_bytes)
+        low, high = 0, -(-(self.reserved_peak(settings=settings) - peak) // step_bytes)
         while low < high:
             middle = (low + high) // 2
             try:
-                self.reserved_peak(peak + middle * step_bytes)
+                self.reserved_peak(peak + middle * step_bytes, settings=settings)
                 high = middle
             except MemoryError:
                 low = middle + 1
