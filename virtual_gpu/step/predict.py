@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +10,11 @@ import numpy as np
 import torch
 
 from ..cards import CATALOG
-from ..counting.gpu import VirtualGPU, virtual
+from ..counting.gpu import VirtualGPU, as_gpu
+from ..errors import NoSuchLayer
 from ..language import tr
 from ..models.build import build_on_gpu
-from ..models.configs import checkpoint_dtype, load_config
+from ..models.configs import cached_by_model, checkpoint_dtype, load_config
 from ..models.depth import grows_evenly, shallow_depths, with_depth
 from ..real import GPU, storage_bytes
 from ..report import MemoryReport
@@ -34,8 +34,7 @@ def predict_memory(
     where that is proven, and of many micro-batches from four (`trace.micro_batches`); otherwise, or with `full=True`,
     all of it is run.
     """
-    setting = setting or Setting(**settings)
-    gpu = virtual(gpu) if isinstance(gpu, str) else gpu
+    setting, gpu = Setting.one(setting, settings), as_gpu(gpu)
     # A real GPU: the catalogue's kernels for its compute capability, its own capacity.
     spec = gpu.spec if gpu.is_virtual else _spec_like(gpu)
     config = load_config(setting.model_id)
@@ -70,11 +69,11 @@ class Need:
     at_peak: dict[str, int]
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_by_model
 def predict_need(setting: Setting, compute_capability: tuple[int, int]) -> Need:
     """What the experiment takes on any GPU of the catalogue with this compute capability: they run the same kernels."""
-    name = next(name for name, spec in CATALOG.items() if spec.compute_capability == compute_capability)
-    report = predict_memory(setting, gpu=name)
+    gpu = VirtualGPU(replace(CATALOG["T4"], compute_capability=compute_capability))  # its size says nothing here
+    report = predict_memory(setting, gpu=gpu)
     states = {
         "parameters": report.parameters_bytes,
         "gradients": report.gradients_bytes,
@@ -180,7 +179,10 @@ def _predict_by_depth(setting: Setting, config: Any, spec: Any) -> tuple[Timelin
     if shallow is None or not grows_evenly(config, *shallow):
         return None
     depths, more = shallow
-    runs = [virtual_run(setting, with_depth(config, layers), spec) for layers in depths]
+    try:
+        runs = [virtual_run(setting, with_depth(config, layers), spec) for layers in depths]
+    except NoSuchLayer:  # an adapter's target that only the full depth has
+        return None
     trace = continued([timeline.trace for timeline, _, _ in runs], more)
     numbers = np.array(
         [(parameters, log.gradients_bytes, log.optimizer_bytes, log.allocated_bytes) for _, parameters, log in runs]
