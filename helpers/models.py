@@ -31,7 +31,7 @@ from virtual_gpu.models.configs import (
     checkpoint_dtype,
     hub_argument,
     load_config,
-    model_name,
+    resolve_model_id,
 )
 from virtual_gpu.real import GPU
 from virtual_gpu.units import choose
@@ -65,7 +65,7 @@ def load_model_and_tokenizer(
     if peft is not None:
         peft = choose(peft, PEFT, "peft")
         require("peft", *(["bitsandbytes"] if peft == "qlora" else []))
-    model_id = model_name(model_id)
+    model_id = resolve_model_id(model_id)
     if not gpu.is_virtual:
         try:
             return _load_from_hub(model_id, peft, dtype, attention, gpu, lora_rank, lora_targets, lora_dropout)

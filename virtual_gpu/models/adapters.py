@@ -58,7 +58,7 @@ def add_adapters(
     ends = _ends(model, targets, linears)
     chosen = {name: layer for name, layer in linears.items() if any(_fits(name, end) for end in ends)}
     for name, layer in chosen.items():
-        sides = layer.weight.shape if not hasattr(layer, "in_features") else (layer.in_features, layer.out_features)
+        sides = _sides(layer)
         if rank > min(sides):
             raise WrongValue(
                 tr(
@@ -85,6 +85,11 @@ def add_adapters(
         ) from error
 
 
+def _sides(layer: nn.Module) -> tuple[int, int]:
+    """(inputs, outputs), also of a layer whose weights are packed."""
+    return (layer.in_features, layer.out_features) if hasattr(layer, "in_features") else tuple(layer.weight.shape)
+
+
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     """name → linear layer, without the output head."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
@@ -102,11 +107,11 @@ def _ends(model: nn.Module, targets: str | Sequence[str], linears: dict[str, nn.
     there = sorted({name.split(".")[-1] for name in linears})
     ends = [targets] if isinstance(targets, str) else list(targets)
     if ends == ["all-linear"]:
-        gates = {name.split(".")[-1] for name, layer in linears.items() if 1 in layer.weight.shape}
+        gates = {name.split(".")[-1] for name, layer in linears.items() if 1 in _sides(layer)}
         ends = [end for end in there if end not in gates]
     elif ends == ["attention"]:
         known = DEFAULTS.get(getattr(getattr(model, "config", None), "model_type", None))
-        groups = [known, *_ATTENTION] if known else _ATTENTION
+        groups = [known, *_ATTENTION] if isinstance(known, list) else _ATTENTION
         ends = next((group for group in groups if all(end in there for end in group)), groups[0])
     missing = [str(end) for end in ends if not any(_fits(name, end) for name in linears)]
     if missing or not ends:

@@ -91,7 +91,7 @@ def load_config(model_id: Any) -> Any:
         return AutoConfig.for_model(**entry["config"], name_or_path=model_id)
     if model_id in _given:
         config = copy.deepcopy(_given[model_id])
-    elif Path(model_id).is_dir():
+    elif model_id and Path(model_id).is_dir():
         config = _config_of_folder(model_id)
     else:
         try:

@@ -28,6 +28,8 @@ def with_depth(config: Any, layers: int) -> Any:
         "num_hidden_layers": layers,
     }.items():
         setattr(text, name, value)
+    if (getattr(text, "num_kv_shared_layers", None) or 0) >= layers:
+        text.num_kv_shared_layers = 0  # there is no earlier layer left to share with
     return config
 
 
