@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from .errors import MissingValue, NotSupported, WrongValue
+from .errors import NotSupported, WrongValue
 from .language import tr
 from .units import choose
 
@@ -69,15 +69,6 @@ class GPUSpec:
                 )
             )
         return self
-
-    def needed(self, name: str) -> Any:
-        """The value of that name; MissingValue says that this card has none published."""
-        value = getattr(self, name)
-        if value is None:
-            raise MissingValue(
-                tr(ko=f"{self.name}: 공개된 {name} 값을 찾지 못했다.", en=f"{self.name}: no published {name} is known.")
-            )
-        return value
 
 
 def _read(card: dict[str, Any]) -> GPUSpec:

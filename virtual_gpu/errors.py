@@ -30,13 +30,5 @@ class NoSuchLayer(WrongValue):
     """No layer of the model has the name that an adapter should go to."""
 
 
-class MissingValue(NotSupported):
-    """A card, a version or a configuration lacks the value that is needed here: its text names it."""
-
-
-class DoesNotFit(VirtualGPUError):
-    """Nothing was found that fits."""
-
-
 class ExistingFile(VirtualGPUError, OSError):
     """A file that would have been overwritten, or a folder that cannot be written to."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cards import CATALOG
+from ..cards import card
 from ..drawing.shards import draw_step
 from ..language import tr
 from ..models.configs import resolve_model_id
@@ -172,7 +172,7 @@ def rank_step(
     has none). accumulating: the gradients of earlier micro-batches lie there from the beginning. DDP's
     buckets, which its C++ reducer makes, count as the gradients, from the beginning of the step.
     """
-    config, spec = config_of(model), CATALOG[choose(gpu, CATALOG, "GPU")]
+    config, spec = config_of(model), card(gpu).needs_cuda()
     layout = Layout(ranks, stage, tensor_parallel)
     layout.check_model(config)
     precision = choose(precision, CONVENTIONS, tr(ko="정밀도", en="precision"))

@@ -18,6 +18,7 @@ from ..models.configs import cached_by_model, checkpoint_dtype, load_config
 from ..models.depth import grows_evenly, shallow_depths, with_depth
 from ..real import GPU, storage_bytes
 from ..report import MemoryReport
+from ..room import room_on
 from ..trace.depth import continued
 from ..trace.micro_batches import MICRO_BATCHES, with_micro_batches
 from ..trace.timeline import Timeline
@@ -133,6 +134,7 @@ def _report(
         peak_phase=timeline.peak_phase,
         setting=setting.to_dict() | {"gpu": gpu.name},
         timeline=timeline,
+        room=room_on(gpu.spec) if gpu.is_virtual else None,
     )
 
 

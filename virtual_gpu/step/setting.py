@@ -148,7 +148,14 @@ class Setting:
         in fp32 where fp16 or bf16 is on and all of them are trained, in that type under adapters, else as they are
         stored. NotSupported names an argument that changes memory and is not simulated.
         """
-        _refuse(arguments, {name: None for name in _ARGUMENTS})
+        if not hasattr(arguments, "per_device_train_batch_size"):
+            raise WrongValue(
+                tr(
+                    ko=f"training_args={arguments!r}: transformers의 TrainingArguments여야 한다.",
+                    en=f"training_args={arguments!r}: must be transformers' TrainingArguments.",
+                )
+            )
+        _refuse(arguments, dict.fromkeys(_ARGUMENTS))
         computes = "fp16" if arguments.fp16 else "bf16" if arguments.bf16 else None
         mixed = "mixed" if peft_config is None else "autocast"
         checkpointing = getattr(arguments, "activation_checkpointing", None) or getattr(
