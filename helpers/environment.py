@@ -134,7 +134,7 @@ def check_environment(hub_limit_s: float = HUB_LIMIT_S) -> Environment:
 
 
 def required_packages() -> list[Package]:
-    """The packages of pyproject.toml (each as `name>=least`; the extras are the course's) with the versions that are installed."""
+    """The packages of pyproject.toml and its extras (each as `name>=least`) with the versions that are installed."""
     project = tomllib.loads((COURSE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     pairs = [one.split(">=") for one in (*project["dependencies"], *extras["models"], *extras["course"]) if ">=" in one]

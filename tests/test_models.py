@@ -13,6 +13,7 @@ import helpers.models
 from helpers.models import byte_tokenizer, load_model_and_tokenizer
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.errors import BadConfiguration, VirtualGPUError
 from virtual_gpu.language import set_language
 from virtual_gpu.models import adapters, configs
 from virtual_gpu.models.build import build_model, count_parameters
@@ -288,6 +289,42 @@ def test_a_missing_library(peft, missing, gpu, small, monkeypatch):
     with pytest.raises(ImportError, match=rf"{missing}이\(가\) 없다. 'pip install {missing}'로 설치"):
         load_model_and_tokenizer(small, peft=peft, gpu=gpu)
     assert gpu.memory_allocated() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "읽을 수 없다"),
+        ("{", "읽을 수 없다"),
+        ("42", "객체"),
+        ("null", "객체"),
+        ("{}", "model_type"),
+        ('{"model_type": "llama", "hidden_size": "64"}', "만들 수 없다"),
+        ('{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 0}', "config|num_attention_heads"),
+        ('{"model_type": "llama", "num_hidden_layers": 0}', "num_hidden_layers=0"),
+        ('{"model_type": "llama", "num_hidden_layers": -3}', "num_hidden_layers=-3"),
+        ('{"model_type": "llama", "num_hidden_layers": 1000000}', "num_hidden_layers=1000000"),
+        ('{"model_type": "llama", "intermediate_size": 0}', "intermediate_size=0"),
+        ('{"model_type": "llama", "vocab_size": 999999999999}', "vocab_size"),
+        ('{"model_type": "llama", "dtype": "float7"}', "float7"),
+        ('{"model_type": "vit"}', "토큰"),
+        ('{"model_type": "mine", "auto_map": {"AutoConfig": "evil.Config"}}', "만들 수 없다"),
+        ('{"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}', "fp8"),
+    ],
+)
+def test_a_folder_with_a_bad_configuration_is_one_clear_error(text, words, tmp_path, no_network):
+    (tmp_path / "config.json").write_text(text)
+    (tmp_path / "evil.py").write_text("raise SystemExit('code of the folder ran')")
+    with pytest.raises(VirtualGPUError, match=words) as caught:
+        checkpoint_dtype(str(tmp_path), load_config(tmp_path))
+    assert "모르는 모델 이름" not in str(caught.value)
+    assert not no_network
+
+
+def test_a_configuration_that_cannot_be_built_is_one_clear_error(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64, "num_key_value_heads": 5}')
+    with pytest.raises(BadConfiguration):
+        build_model(load_config(tmp_path), torch.float16)
 
 
 # -- a real GPU (a stand-in on the CPU) -------------------------------------------------------------------------------

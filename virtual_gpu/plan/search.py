@@ -35,6 +35,8 @@ from .plans import (
     recipes_of,
 )
 
+# What a model's own code, peft or bitsandbytes raise where they do not go together. Other recipes may well do.
+CANNOT_RUN = (ValueError, RuntimeError, TypeError, AttributeError, NotImplementedError)
 SCHEMA = 1  # of `Plans.to_dict`: raised when a name goes or changes its meaning
 
 
@@ -167,8 +169,7 @@ def _search(request: Request, progress: Callable[[Plans], None]) -> Plans:
                     text = tr(ko="배치가 한 번에 들어가니 연산만 늘어난다", en="the batch fits at once: only more work")
                     skipped.append((replace(recipe, checkpointing=True).title, text))
                     break
-        except (ValueError, RuntimeError, TypeError, AttributeError, NotImplementedError) as error:
-            # This model's code cannot be trained so; other recipes may well do.
+        except CANNOT_RUN as error:
             errors.append(error)
             said = next(iter(str(error).splitlines()), "")
             text = tr(ko=f"실행할 수 없다: {said}", en=f"cannot be run: {said}")
@@ -258,24 +259,44 @@ class Change:
 
 def cheapest(request: Request) -> Plan:
     """The plan of a request that needs least memory: of its recipes with checkpointing at the smallest micro-batch."""
-    best = None
-    recipes = recipes_of(request)
-    for recipe in sorted(recipes, key=lambda recipe: sum(held(request, recipe).values())):
-        if best is not None and sum(held(request, recipe).values()) >= best.needed_bytes:
+    best, errors = None, []
+    for states, recipe in _by_states(request, errors):
+        if best is not None and states >= best.needed_bytes:
             break  # this one and those after it hold more before anything is computed
         one = replace(recipe, checkpointing=True)
-        plans = [measure(request, one, 1, request.per_gpu)]
-        if request.per_gpu > 1 and not plans[0].fits:
-            plans.append(measure(request, one, request.per_gpu, 1))  # nothing is accumulated
+        try:
+            plans = [measure(request, one, 1, request.per_gpu)]
+            if request.per_gpu > 1 and not plans[0].fits:
+                plans.append(measure(request, one, request.per_gpu, 1))  # nothing is accumulated
+        except CANNOT_RUN as error:
+            errors.append(error)
+            continue
         best = min([*plans, *([best] if best else [])], key=lambda plan: plan.needed_bytes)
+    if best is None:
+        raise errors[0]
     return best
 
 
+def _by_states(request: Request, errors: list[Exception]) -> list[tuple[int, Recipe]]:
+    """(bytes of the states, recipe), the smallest first; without those that cannot be made, whose errors are noted."""
+    found = []
+    for recipe in recipes_of(request):
+        try:
+            found.append((sum(held(request, recipe).values()), recipe))
+        except CANNOT_RUN as error:
+            errors.append(error)
+    return sorted(found, key=lambda pair: pair[0])
+
+
 def _room(request: Request) -> Plan | None:
-    """The cheapest plan, if it fits; nothing is run where the states alone exceed the limit."""
-    if min(sum(held(request, recipe).values()) for recipe in recipes_of(request)) > request.limit_bytes:
+    """The cheapest plan, if it fits; nothing is run where the states alone exceed the card."""
+    states = _by_states(request, [])
+    if not states or states[0][0] > request.limit_bytes:
         return None
-    plan = cheapest(request)
+    try:
+        plan = cheapest(request)
+    except CANNOT_RUN:  # a change that cannot be run makes no room
+        return None
     return plan if plan.fits else None
 
 
@@ -312,7 +333,7 @@ def _longest(request: Request) -> Plan | None:
     """The cheapest plan at the longest length (a multiple of 64) with which something fits; None where none does."""
     step = 64 if request.length > 64 else 1
     low, high, best = 0, -(-request.length // step), None
-    if min(sum(held(request, recipe).values()) for recipe in recipes_of(request)) > request.limit_bytes:
+    if not (states := _by_states(request, [])) or states[0][0] > request.limit_bytes:
         return None
     while high - low > 1:
         middle = (low + high) // 2
