@@ -265,7 +265,7 @@ def test_ranks_that_do_not_know_of_each_other(tmp_path, deepspeed):
     """Accelerator() without cpu=True, on a machine without a GPU: each rank would train on all the data."""
     program = tmp_path / "alone.py"
     program.write_text(
-        "import os; from accelerate import Accelerator; from helpers.distributed import engine\n"
+        "import os; from accelerate import Accelerator; from helpers.chapters.c6_distributed import engine\n"
         "accelerator = Accelerator()\n"
         "try: engine.check_group(engine.what_was_asked(), accelerator.num_processes)\n"
         "except engine.EngineError as error: print(error, flush=True)\n"

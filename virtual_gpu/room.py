@@ -21,9 +21,6 @@ READING = 16 * 2**20
 # memory-efficient attention's, embedding's and layer norm's backward were read in PyTorch 2.13's source and added to a
 # copy, in nine settings from 1.3 B on a T4 to 8 B on an A100: 0.0 to 0.8 %.
 KERNELS = 0.01
-# NCCL's channels and kernels, a process group and card: 544 to 688 MB on 4 x A100 (github.com/NVIDIA/nccl/issues/964),
-# 1.6 GB for the first (github.com/NVIDIA/nccl/issues/864).
-NCCL = Range(544 * 10**6, 1_600 * 10**6)
 
 
 @dataclass(frozen=True)
@@ -88,8 +85,8 @@ def _text(bytes_: Range) -> str:
     return low if low == high else f"{low.split()[0]}~{high}" if low.split()[1] == high.split()[1] else f"{low}~{high}"
 
 
-def room_on(spec: GPUSpec, gpus: int = 1) -> Room:
-    """The room on each of `gpus` cards of that kind."""
+def room_on(spec: GPUSpec, nccl: Range | None = None) -> Room:
+    """The room on a card. nccl: what its buffers take where several cards work together (see `shards.nccl`)."""
     if spec.usable_bytes is None:
         context = UNKNOWN_CONTEXT, "none published for this card: the least to the most of any other CUDA card"
     else:
@@ -97,6 +94,6 @@ def room_on(spec: GPUSpec, gpus: int = 1) -> Room:
         seen = spec.context_seen or Range(read, read)
         context = Range(max(seen.low - READING, 0), seen.high + READING), "cards.json, context_bytes"
     outside = [Outside("context", *context)]
-    if gpus > 1:
-        outside.append(Outside("NCCL", NCCL, "github.com/NVIDIA/nccl/issues/964, github.com/NVIDIA/nccl/issues/864"))
+    if nccl is not None:
+        outside.append(Outside("NCCL", nccl, "github.com/NVIDIA/nccl/issues/964, /864, /986, /1685"))
     return Room(spec.name, spec.memory_seen or Range(spec.memory_bytes, spec.memory_bytes), tuple(outside))

@@ -88,8 +88,7 @@ class VirtualGPU:
 
     def reset_peak_memory_stats(self) -> None:
         """Start `max_memory_allocated` and `max_memory_reserved` anew from what is held now."""
-        self.meter.peak_bytes = self.meter.live_bytes
-        self.meter.allocator.reset_peaks()
+        self.meter.reset_peaks()
 
     def empty_cache(self) -> None:
         """Give cached segments back to the driver, after freeing what a failed backward left behind.

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from ..counting.mode import on_virtual_gpu
+from ..language import tr
 from ..real import GPU
+from ..turns import in_turn
 from .adapters import (
     LORA_DROPOUT,
     LORA_RANK,
@@ -25,14 +27,17 @@ from .configs import (
 )
 
 ATTENTION = ("sdpa", "eager")
+MOST_LAYERS = 4096  # four times the deepest transformer that was published (DeepNet, arXiv 2203.00555: 1,000 layers)
 
 
+@in_turn
 def build_model(config: Any, dtype: torch.dtype, attention: str = "sdpa", device: Any = "meta") -> nn.Module:
     """A language model, causal or encoder-decoder, with random weights.
 
     On the meta device, the default, it has shapes alone: no values, no memory.
     """
     auto = auto_class(config)
+    check_depth(config)
     _run_as_eager()
     config = copy.deepcopy(config)  # building writes into it
     try:
@@ -47,6 +52,19 @@ def build_model(config: Any, dtype: torch.dtype, attention: str = "sdpa", device
     if getattr(model, "loss_type", "") is None:
         model.loss_type = "ForCausalLM"  # what transformers takes anyway for GPT-2, with a warning
     return model
+
+
+def check_depth(config: Any) -> None:
+    """ValueError for more layers than any model has: building them would take minutes, and then the memory."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    layers = getattr(text, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise ValueError(
+            tr(
+                ko=f"num_hidden_layers={layers}: 층은 {MOST_LAYERS:,}개까지다.",
+                en=f"num_hidden_layers={layers}: up to {MOST_LAYERS:,} layers.",
+            )
+        )
 
 
 def _keep_in_fp32(model: nn.Module, dtype: torch.dtype) -> None:

@@ -19,10 +19,6 @@ from ..step.splits import split_setting
 from ..step.states import states_of
 from .plans import Plan, Recipe, Request
 
-# What the caching allocator needs beyond the tensors is replayed where one GPU holds all. FSDP2's streams are not, so
-# its shards are given what 82 of 105 settings on one GPU were content with (benchmarks/fragmentation.py).
-SHARDED_FRAGMENTATION = 0.1
-
 
 def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Setting:
     """The experiment that one GPU runs."""
@@ -78,19 +74,15 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
             sequence_length=request.length, gradient_checkpointing=recipe.checkpointing, gpu=request.gpu,
             exact=False, accumulating=accumulation > 1,
         )  # fmt: skip
-        needed, at_peak = step.total, dict(step.at_peak)
+        needed, at_peak = step.card_bytes, dict(step.at_peak)
         at_peak["other"] = at_peak.pop("communication")
-        at_peak["fragmentation"] = int(SHARDED_FRAGMENTATION * needed)
-        needed += at_peak["fragmentation"]
+        at_peak["fragmentation"] = needed - step.total
         sent = step.parameters_and_gradients_sent * accumulation
     else:
         setting = setting_of(request, recipe, micro_batch, accumulation)
-        need = predict_need(setting, request.spec.compute_capability)
-        needed, sent = need.card, 0
-        at_peak = need.at_peak | {"fragmentation": need.card - need.tensors}
-        if request.gpus > 1:  # DDP's buckets are a second copy of the gradients, and all of them are sent once a step
-            needed, sent = needed + need.states["gradients"], 2 * need.states["gradients"]
-            at_peak["other"] += need.states["gradients"]
+        need = predict_need(setting, request.spec.compute_capability, request.gpus > 1)
+        needed, at_peak = need.card, need.at_peak | {"fragmentation": need.card - need.tensors}
+        sent = 2 * need.states["gradients"] if request.gpus > 1 else 0  # DDP sends all of them once a step
     sample = replace(setting_of(request, recipe, 1, 1), gradient_checkpointing=False)
     flops, least = (
         request.batch * training_flops(replace(sample, gradient_checkpointing=checkpointing)).total

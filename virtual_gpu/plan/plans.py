@@ -6,13 +6,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..cards import GPUSpec, card
+from ..cards import GPUSpec, Range, card
 from ..drawing.labels import category_label, html_table
 from ..errors import WrongValue
 from ..language import tr
 from ..models.adapters import LORA_RANK, require
 from ..models.configs import load_config, model_name
 from ..room import FITS, Room, room_on
+from ..shards.layout import Layout
+from ..shards.nccl import nccl_bytes
 from ..step.optimizers import optimizer_named
 from ..step.setting import Setting, check_size
 from ..units import choose, human_bytes, positive_int
@@ -49,7 +51,10 @@ class Request:
     @property
     def room(self) -> Room:
         """What each GPU has for the allocator, and what lies outside it."""
-        return room_on(self.spec, self.gpus)
+        if self.gpus == 1:
+            return room_on(self.spec)
+        nccl = nccl_bytes(Layout(self.gpus, 3))
+        return room_on(self.spec, Range(nccl.low, nccl.high))
 
     @property
     def limit_bytes(self) -> int:

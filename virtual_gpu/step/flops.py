@@ -17,6 +17,7 @@ from ..models.adapters import add_adapters
 from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config
 from ..models.depth import grows_evenly, shallow_depths, text_config, with_depth
+from ..turns import in_turn
 from .run import set_checkpointing
 from .setting import Setting
 
@@ -62,11 +63,13 @@ class Flops:
         return f"Flops(forward={self.forward / 1e12:.3f} T, backward={self.backward / 1e12:.3f} T)"
 
 
+@in_turn
 def count_flops(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Flops:
     """The FLOPs of `model(**inputs).loss` and its backward, counted by PyTorch's FlopCounterMode on a virtual GPU."""
     gpu = VirtualGPU(CATALOG["A100-80GB"], limited=False)
     model, inputs = gpu.place(model), gpu.place(inputs)
-    with FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter, gpu:
+    # Ctrl+C inside PyTorch's own callbacks from C++ would end the process.
+    with gpu.interrupts_wait(), FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter, gpu:
         loss = model(**inputs).loss
         forward = counter.get_total_flops()
         loss.backward()
@@ -104,6 +107,7 @@ def _training_flops(
     return Flops(one.forward + more * (two.forward - one.forward), one.backward + more * (two.backward - one.backward))
 
 
+@in_turn
 def flops_of_config(
     config: Any, batch_size: int, sequence_length: int, checkpointing: bool, adapters: tuple | None = None
 ) -> Flops:

@@ -77,6 +77,7 @@ class Setting:
     attention: str = "sdpa"
     lora_rank: int = LORA_RANK
     lora_targets: str | tuple[str, ...] = "attention"
+    holds_outputs: bool = False  # logits stay until the next forward, as in a loop that keeps the model's outputs
     lora_dropout: float = LORA_DROPOUT
 
     def __post_init__(self) -> None:
@@ -86,6 +87,7 @@ class Setting:
         put(self, "gradient_accumulation_steps", steps)
         put(self, "sequence_length", positive_int(self.sequence_length, "sequence_length"))
         put(self, "gradient_checkpointing", boolean(self.gradient_checkpointing, "gradient_checkpointing"))
+        put(self, "holds_outputs", boolean(self.holds_outputs, "holds_outputs"))
         precisions = {**PRECISIONS, **(ADAPTER_PRECISIONS if self.peft else {})}
         put(self, "precision", choose(self.precision, precisions, tr(ko="정밀도", en="precision")))
         put(self, "optimizer", optimizer_named(self.optimizer))
