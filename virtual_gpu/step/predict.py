@@ -20,6 +20,7 @@ from ..real import GPU, storage_bytes
 from ..report import MemoryReport
 from ..room import room_on
 from ..trace.depth import continued
+from ..trace.edits import with_ddp
 from ..trace.micro_batches import MICRO_BATCHES, with_micro_batches
 from ..trace.trace import Trace
 from ..turns import in_turn
