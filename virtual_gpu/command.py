@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Read the arguments, print what was asked for, and return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     take_language(given)
-    args = _parser().parse_args(given)
+    asked = next((word for word in given if word in _commands()), None)
+    args = _parser(asked).parse_args(given)
     return answer(args.execute, args)
 
 
@@ -54,9 +55,8 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _parser() -> argparse.ArgumentParser:
-    from .plan import command as fit
-
+def _parser(asked: str | None) -> argparse.ArgumentParser:
+    """The parser, with the arguments of the subcommand that is asked for; to name the others nothing is imported."""
     parser = argparse.ArgumentParser(
         prog="virtual-gpu",
         description=tr(
@@ -68,21 +68,38 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, help=tr(ko="버전", en="versions"))
     parser.add_argument("--language", choices=LANGUAGES, default=None)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    fit.add_to(commands).set_defaults(execute=fit.execute)
-    _add_largest(commands)
-    _add_shards(commands)
-    if importlib.util.find_spec("virtual_gpu.program"):
-        program = importlib.import_module("virtual_gpu.program.command")
-        program.add_to(commands).set_defaults(execute=program.execute)
+    for name, text in _commands().items():
+        if name != asked:
+            commands.add_parser(name, help=text)
+        elif name in ("largest", "shards"):
+            one = commands.add_parser(name, help=text, description=text)
+            _add_largest(one) if name == "largest" else _add_shards(one)
+        else:
+            module = importlib.import_module({"fit": ".plan.command", "run": ".program.command"}[name], __package__)
+            module.add_to(commands).set_defaults(execute=module.execute)
     return parser
 
 
-def _add_largest(commands: Any) -> None:
-    what = tr(
-        ko="GPU에서 학습되는 가장 큰 모델, 또는 한 모델의 가장 큰 배치나 길이",
-        en="the largest model that trains on a GPU, or one model's largest batch or length",
-    )
-    parser = commands.add_parser("largest", help=what, description=what)
+def _commands() -> dict[str, str]:
+    """Subcommand → what it does."""
+    return {
+        "fit": tr(
+            ko="모델과 GPU를 주면 들어가는 학습 방법을 순위를 매겨 보여 준다",
+            en="a model and a GPU in, ranked ways to train that fit out",
+        ),
+        "largest": tr(
+            ko="GPU에서 학습되는 가장 큰 모델, 또는 한 모델의 가장 큰 배치나 길이",
+            en="the largest model that trains on a GPU, or one model's largest batch or length",
+        ),
+        "shards": tr(
+            ko="여러 GPU에 나눈 학습 스텝(ZeRO)이 GPU 하나에서 차지하는 메모리",
+            en="what a training step sharded over several GPUs (ZeRO) takes on one of them",
+        ),
+        "run": tr(ko="프로그램을 고치지 않고 실행한다", en="run an unchanged program on a GPU that is not there"),
+    }
+
+
+def _add_largest(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--gpu", default="T4", help=tr(ko="GPU의 이름이나 크기", en="the GPU's name or size"))
     add("--model", help=tr(ko="모델: 없으면 들어 있는 모델 모두", en="a model; without it all that are bundled"))
@@ -128,12 +145,7 @@ def _largest(args: argparse.Namespace) -> int:
     return FITS if found else NOTHING_FITS
 
 
-def _add_shards(commands: Any) -> None:
-    what = tr(
-        ko="여러 GPU에 나눈 학습 스텝(ZeRO)이 GPU 하나에서 차지하는 메모리",
-        en="what a training step sharded over several GPUs (ZeRO) takes on one of them",
-    )
-    parser = commands.add_parser("shards", help=what, description=what)
+def _add_shards(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, help=tr(ko="모델의 이름, 허브 id나 폴더", en="a known name, a hub id or a folder"))
     add("--gpu", default="H100", help=tr(ko="GPU의 이름이나 크기", en="the GPU's name or size"))
