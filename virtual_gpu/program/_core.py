@@ -1,15 +1,16 @@
 """The names of the core that running a program needs, in one place."""
 
-import os
+from pathlib import Path
 
-from helpers.caching_allocator import SMALL_BYTES, CachingAllocator, expandable_segments_asked, round_size
-from helpers.cuda_kernels import DIFFERENCES, cublas_workspace_bytes
-from helpers.gpu_catalog import CATALOG, GPUSpec
-from helpers.timeline import CATEGORIES
-from helpers.units import choose, human_bytes
-from helpers.virtual_gpu import AllocationMeter, VirtualGPU, _CountingMode
-
-import helpers
+from ..allocator import SMALL_BYTES, CachingAllocator, expandable_segments_asked, round_size
+from ..cards import CATALOG, GPUSpec
+from ..counting.gpu import VirtualGPU
+from ..counting.meter import AllocationMeter
+from ..counting.mode import CountingMode
+from ..models.configs import architectures, resolve_model_id
+from ..rules.cuda import DIFFERENCES, cublas_workspace_bytes
+from ..trace.timeline import CATEGORIES
+from ..units import choose, human_bytes
 
 __all__ = [
     "CATALOG",
@@ -30,15 +31,11 @@ __all__ = [
     "round_size",
 ]
 
-CountingMode = _CountingMode
-
 
 def bundled_config(name: str) -> dict | None:
     """The configuration of a bundled architecture, as config.json would have it; None where there is none."""
-    from helpers.models import architectures, resolve_model_id
-
     entry = architectures().get(resolve_model_id(name))
     return None if entry is None else {"dtype": entry["dtype"], **entry["config"]}
 
 
-CORE_FOLDER = os.path.dirname(os.path.realpath(helpers.__file__))
+CORE_FOLDER = str(Path(__file__).resolve().parent.parent)
