@@ -25,7 +25,6 @@ from virtual_gpu.shards.ledger import (
     config_of,
     count_elements,
     elements_sent,
-    local_shapes,
     paper_bytes,
 )
 from virtual_gpu.shards.rank_step import steps_by_ranks
