@@ -84,8 +84,9 @@ def test_a_history_that_begins_later_is_led_back():
     events = full["device_traces"][0]
     full["device_traces"] = [events[len(events) // 2 :]]
     path_like = pickle.dumps(full)
-    from virtual_gpu.trace.replay import _Plain, _snapshot
     import io
+
+    from virtual_gpu.trace.replay import _Plain, _snapshot
 
     [history] = _snapshot(_Plain(io.BytesIO(path_like)).load())
     assert history.before and replayed(history).exact
