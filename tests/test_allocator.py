@@ -241,14 +241,13 @@ def test_equal_to_a_naive_reference(trace, capacity):
 def test_a_trace_is_replayed():
     """Without a limit, with one, and with one that ends it."""
     chance = random.Random(0)
-    sizes = {name: (chance.randrange(1, 40 * MIB), "other") for name in range(1, 30)}
-    recorder = TimelineRecorder({1: sizes[1]})
+    sizes = {name: chance.randrange(1, 40 * MIB) for name in range(1, 30)}
+    recorder = TimelineRecorder({1: (sizes[1], round_size(sizes[1]), "other")})
     for name in range(2, 30):
-        recorder.allocated(name, *sizes[name])
+        recorder.allocated(name, sizes[name], round_size(sizes[name]), "other")
     for name in range(2, 30):
         recorder.freed(name)
     trace = recorder.trace()
-    sizes = {name: nbytes for name, (nbytes, _) in sizes.items()}
     free = trace.reserved_peak()
     assert free >= sum(sizes.values())
     assert trace.reserved_peak(free) == free
