@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virtual_gpu.cards import CATALOG
-from virtual_gpu.counting import gpu as virtual_gpu
+from virtual_gpu.counting import mode as virtual_gpu
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.counting.outputs import FakeOutputs
 from virtual_gpu.models.configs import load_config
