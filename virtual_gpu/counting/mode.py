@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from ..language import tr
+from ..rules.registry import parts
 from .outputs import FakeOutputs
 
 if TYPE_CHECKING:
@@ -74,14 +75,31 @@ class CountingMode(FakeTensorMode):
         if _is_composite(func):
             with self:
                 kernel = self.rules.composite.get(func)
-                return func.decompose(*args, **kwargs) if kernel is None else kernel(self.rules, func, *args, **kwargs)
+                return parts(func, *args, **kwargs) if kernel is None else kernel(self.rules, func, *args, **kwargs)
+        if torch.is_inference_mode_enabled():
+            # A view made in inference mode of a tensor from outside is a tensor as that one; a fake one would not be.
+            with torch.inference_mode(False), torch.no_grad():
+                out = self._ruled(func, types, args, kwargs)
+        else:
+            out = self._ruled(func, types, args, kwargs)
+        if isinstance(out, torch.Tensor):
+            if out.dtype == torch.bool:
+                self.gpu.answers.note(out, func)
+            self.count(out)
+        elif isinstance(out, (tuple, list)):
+            for item in out:
+                if isinstance(item, torch.Tensor):
+                    self.count(item)
+        return out
+
+    def _ruled(self, func, types, args, kwargs):
+        """The outputs of an operation, by CUDA's rule for it where there is one."""
+        rule = self.rules.operators.get(func)
         self.inside = True
         try:
-            rule = self.rules.operators.get(func)
             if rule is None:
-                out = self._run(func, types, args, kwargs)
-            else:
-                out = rule(self, func, args, kwargs, lambda: self._run(func, types, args, kwargs))
+                return self._run(func, types, args, kwargs)
+            return rule(self, func, args, kwargs, lambda: self._run(func, types, args, kwargs))
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise ValueNeeded(
                 tr(
@@ -93,15 +111,6 @@ class CountingMode(FakeTensorMode):
             ) from error
         finally:
             self.inside = False
-        if isinstance(out, torch.Tensor):
-            if out.dtype == torch.bool:
-                self.gpu.answers.note(out, func)
-            self.count(out)
-        elif isinstance(out, (tuple, list)):
-            for item in out:
-                if isinstance(item, torch.Tensor):
-                    self.count(item)
-        return out
 
     def _run(self, func, types, args, kwargs):
         run = super().__torch_dispatch__

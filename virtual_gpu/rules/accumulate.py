@@ -28,7 +28,7 @@ def _in_place(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
         return run()
     # Autograd's own, not that of a backward written in Python, whose frame would lie between.
-    if sys._getframe(2).f_code is not _ENGINE:
+    if sys._getframe(3).f_code is not _ENGINE:
         return run()
     if op is _aten.add.Tensor and (args[0].shape, args[0].dtype) != (args[1].shape, args[1].dtype):
         return run()
@@ -38,8 +38,15 @@ def _in_place(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements are the whole storage, each once, in whatever order."""
-    return tensor.is_contiguous() or torch._prims_common.is_non_overlapping_and_dense(tensor)
+    """Whether its elements lie each once and without gaps, in whatever order of dimensions."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _holders(args: tuple) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ from torch.library import Library
 from ..language import tr
 from ..units import choose
 from . import accumulate, attention, autocast, bitsandbytes, cublas, dropout, grouped_mm, layer_norm, softmax
-from .registry import Operator, Rule, version
+from .registry import Operator, Rule, parts, version
 
 RULES = {
     rule.name: rule
@@ -147,7 +147,7 @@ def _is_virtual(args: tuple) -> bool:
 
 
 def _decomposed(op: Any, keyset: Any, args: tuple, kwargs: dict) -> Any:
-    return op.decompose(*args, **kwargs)
+    return parts(op, *args, **kwargs)
 
 
 def _next(op: Any, keyset: Any, args: tuple, kwargs: dict) -> Any:

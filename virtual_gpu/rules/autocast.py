@@ -5,18 +5,18 @@ matrix-vector products go to 16 bits. The kernels below stand at the dispatcher'
 methods and what a library calls inside meet them alike. Where the CPU casts an operation as CUDA does, its own kernel
 stays. Tensors that are not virtual keep the CPU's way.
 
-Casts go from the first argument to the last here; PyTorch's own kernels leave the order to the compiler, but for
-operands in a list (einsum) it is this one.
+Casts go from the last argument to the first, as in PyTorch's wheels (C++ leaves the order to the compiler), operands in
+a list (einsum) from the first to the last.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .registry import Kernel, Rule, overload
@@ -57,46 +57,50 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if _casts(value) and value.dtype != dtype else value
 
 
-def _in(dtype: torch.dtype, op: Any, args: tuple, kwargs: dict) -> Any:
-    args = [_cast(value, dtype) for value in args]
-    kwargs = {name: _cast(value, dtype) for name, value in kwargs.items()}
+def _below(op: Any, args: tuple, kwargs: dict, cast: Callable[[Any], Any]) -> Any:
+    """The operation below autocast, on arguments that were cast from the last to the first, freed the other way."""
+    named = {name: cast(value) for name, value in reversed(kwargs.items())}
+    cast_args = [cast(value) for value in reversed(args)]
     with _ExcludeDispatchKeyGuard(_AUTOCAST):
-        return op(*args, **kwargs)
+        out = op(*reversed(cast_args), **named)
+    while cast_args:
+        value = cast_args.pop()
+        if isinstance(value, list):
+            value.reverse()  # a list frees its last item first
+    return out
 
 
 def _fp32(rules: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-    return _in(torch.float32, op, args, kwargs)
+    return _below(op, args, kwargs, lambda value: _cast(value, torch.float32))
 
 
 def _promote(rules: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
     flat = [item for value in args for item in (value if isinstance(value, (list, tuple)) else [value])]
     wide = any(_casts(item) and item.dtype == torch.float32 for item in flat)
-    return _in(torch.float32 if wide else torch.get_autocast_dtype("cpu"), op, args, kwargs)
+    dtype = torch.float32 if wide else torch.get_autocast_dtype("cpu")
+    return _below(op, args, kwargs, lambda value: _cast(value, dtype))
 
 
 def _fp32_output(rules: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
     """softmax(x) as softmax(x, dtype=float32): the cast, if there is one, is the kernel's own affair."""
-    at = [argument.name for argument in op._schema.arguments if not argument.kwarg_only].index("dtype") if any(
-        argument.name == "dtype" and not argument.kwarg_only for argument in op._schema.arguments
-    ) else None
     if _casts(args[0]):
-        if at is not None and len(args) > at:
+        positional = [argument.name for argument in op._schema.arguments if not argument.kwarg_only]
+        at = positional.index("dtype") if "dtype" in positional else len(args)
+        if len(args) > at:
             args = (*args[:at], args[at] or torch.float32, *args[at + 1 :])
-        elif kwargs.get("dtype") is None:
-            kwargs = {**kwargs, "dtype": torch.float32}
+        else:
+            kwargs["dtype"] = kwargs.get("dtype") or torch.float32
     with _ExcludeDispatchKeyGuard(_AUTOCAST):
         return op(*args, **kwargs)
 
 
 def _fp32_appended(rules: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-    name = op.__name__ if op.__name__.startswith("norm") else f"norm.{op._overloadname}"
-    longer = overload(FP32_APPENDED[name])
+    """norm(x, p) as norm(x, p, dtype=float32), which is another overload."""
     if _casts(args[0]):
-        op, kwargs = longer, {**kwargs, "dtype": torch.float32}
-        if op._overloadname == "ScalarOpt_dim_dtype" and len(args) < 4:
-            args = (*args, *(kwargs.pop("keepdim", False),))
-        elif op._overloadname == "ScalarOpt_dtype" and len(args) < 2:
-            args = (*args, kwargs.pop("p", 2))
+        given = {a.name: value for a, value in zip(op._schema.arguments, args, strict=False)} | kwargs
+        given = {a.name: given.get(a.name, a.default_value) for a in op._schema.arguments}
+        op = overload(FP32_APPENDED[f"norm.{op._overloadname}"])
+        args, kwargs = tuple(given.values()), {"dtype": torch.float32}
     with _ExcludeDispatchKeyGuard(_AUTOCAST):
         return op(*args, **kwargs)
 
@@ -149,10 +153,7 @@ _weight_casts = _WeightCasts()
 
 def _lower_precision(rules: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
     half = torch.get_autocast_dtype("cpu")
-    args = [_weight_casts(value, half) for value in args]
-    kwargs = {name: _weight_casts(value, half) for name, value in kwargs.items()}
-    with _ExcludeDispatchKeyGuard(_AUTOCAST):
-        return op(*args, **kwargs)
+    return _below(op, args, kwargs, lambda value: _weight_casts(value, half))
 
 
 def _kernels() -> dict[tuple[str, Any], Kernel | None]:

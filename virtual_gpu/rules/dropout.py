@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .registry import Rule
+from .registry import Rule, parts
 
 _aten = torch.ops.aten
 
@@ -14,7 +14,7 @@ _aten = torch.ops.aten
 def _dropout(rules: Any, op: Any, input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     if train and 0 < p < 1 and input.numel():
         return torch.native_dropout(input, p, True)[0]
-    return op.decompose(input, p, train)
+    return parts(op, input, p, train)
 
 
 MASK = Rule(

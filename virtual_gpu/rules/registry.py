@@ -67,3 +67,8 @@ def overload(name: str) -> Any:
     """The operator of aten, "softmax.int" or "exp"; None where this PyTorch has none of that name."""
     packet, _, which = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet, None), which or "default", None)
+
+
+def parts(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a composite function is made of, in C++ (`op.decompose` may take another way, meant for the compiler)."""
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .registry import Rule
+from .registry import Rule, parts
 
 _aten = torch.ops.aten
 _KERNELS = {_aten.softmax.int: torch._softmax, _aten.log_softmax.int: torch._log_softmax}
@@ -17,7 +17,7 @@ def _half_to_float(
 ) -> torch.Tensor:
     if input.dtype == torch.float16 and dtype == torch.float32:
         return _KERNELS[op](input, dim, True)
-    return op.decompose(input, dim, dtype)
+    return parts(op, input, dim, dtype)
 
 
 FUSED = Rule(
