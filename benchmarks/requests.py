@@ -15,8 +15,8 @@ import gzip
 import json
 import math
 import sys
+from collections import Counter
 from contextlib import nullcontext
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -293,8 +293,9 @@ def main() -> None:
         a, b = (side[index] if index < len(side) else ("", 0) for side in (ours, theirs))
         label = labels[index] if index < len(labels) else ""
         print(f"{index:>7} {a[0]:<6}{a[1]:>12,}   {b[0]:<6}{b[1]:>12,} {'' if a == b else '≠'} {label}")
-    same = sum(block.size for block in SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks())
-    print(f"{same:,} requests in common order, {len(ours) - same:,} only here, {len(theirs) - same:,} only on the card")
+    for whose, rest in (("here", Counter(ours) - Counter(theirs)), ("on the card", Counter(theirs) - Counter(ours))):
+        most = ", ".join(f"{count} × {action} {size:,}" for (action, size), count in rest.most_common(6))
+        print(f"{rest.total():,} only {whose}: {most}")
 
 
 if __name__ == "__main__":

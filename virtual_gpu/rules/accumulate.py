@@ -32,7 +32,7 @@ def _in_place(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.
         return run()
     if op is _aten.add.Tensor and (args[0].shape, args[0].dtype) != (args[1].shape, args[1].dtype):
         return run()
-    if not _dense(args[0]) or _holders(args) != _alone()[op]:
+    if not _dense(args[0]) or _holders(args) != references_alone()[op]:
         return run()
     return args[0]
 
@@ -56,7 +56,7 @@ def _holders(args: tuple) -> tuple[int, int, int]:
 
 
 @functools.cache
-def _alone() -> dict[Any, tuple[int, int, int]]:
+def references_alone() -> dict[Any, tuple[int, int, int]]:
     """operator → the references to an operand that nothing but autograd's buffer holds, seen in a backward made for it.
 
     How often the layers between count it depends on the operator and on the version of PyTorch and of Python.
@@ -65,7 +65,7 @@ def _alone() -> dict[Any, tuple[int, int, int]]:
 
     class Probe(FakeTensorMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func in _OPERATORS and torch._C._current_graph_task_id() != -1:
+            if func in _OPERATORS and not torch.is_grad_enabled():
                 seen.setdefault(func, _holders(args))
             return super().__torch_dispatch__(func, types, args, kwargs or {})
 

@@ -100,6 +100,7 @@ _libraries: list[Library] = []
 
 
 def _install() -> None:
+    accumulate.references_alone()  # not for the first time within a backward
     libraries = {key: Library("aten", "IMPL", key) for key in ("AutogradCPU", "AutocastCPU")}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
