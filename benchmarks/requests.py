@@ -71,7 +71,7 @@ class Rotary(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, heads, length, head), the halves of each pair apart afterwards."""
-        first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+        first, second = x.unflatten(-1, (-1, 2)).movedim(-1, 0).unbind(0)
         cos, sin = self.table[:, : x.shape[-2], :].unbind(0)
         return torch.cat((cos * first - sin * second, sin * first + cos * second), dim=-1)
 
@@ -194,10 +194,9 @@ class AdamW(torch.optim.Optimizer):
                 p.data -= 1e-5 * p.data
                 m = state.get("m", torch.zeros_like(grad))
                 v = state.get("v", torch.zeros_like(grad))
-                m = 0.9 * m + 0.1 * grad
-                v = 0.999 * v + 0.001 * torch.square(grad)
-                p.data -= 1e-3 * m / (torch.sqrt(v) + 1e-8)
-                state["m"], state["v"] = m, v
+                state["m"] = 0.9 * m + 0.1 * grad
+                state["v"] = 0.999 * v + 0.001 * torch.square(grad)
+                p.data -= 1e-3 * state["m"] / (torch.sqrt(state["v"]) + 1e-8)
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------

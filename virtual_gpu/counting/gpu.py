@@ -210,11 +210,23 @@ class VirtualGPU:
             nbytes = cublas_workspace_bytes(self.spec.compute_capability)
             self._workspaces[in_backward] = self._allocate(nbytes, "other")
 
+    @contextmanager
+    def holding(self, *sizes: int) -> Iterator[None]:
+        """Hold these bytes in the block, as a kernel does inside: allocated in order, freed the other way."""
+        held: list[int] = []
+        try:
+            for nbytes in sizes:
+                if nbytes:
+                    held.append(self._allocate(nbytes, "activations"))
+            yield
+        finally:
+            for block in reversed(held):
+                self.meter.free(block)
+
     def temporaries(self, *sizes: int) -> None:
-        """Allocate these bytes and free them again, in order, as a kernel does inside."""
-        held = [self._allocate(nbytes, "activations") for nbytes in sizes if nbytes]
-        for block in held:
-            self.meter.free(block)
+        """Hold these bytes for a moment."""
+        with self.holding(*sizes):
+            pass
 
     # -- recording -------------------------------------------------------------------------------------------------
 

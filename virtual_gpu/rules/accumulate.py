@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from .registry import Rule
 
 _aten = torch.ops.aten
 _OPERATORS = (_aten.add.Tensor, _aten.index_put.default, _aten.scatter.src, _aten.scatter_add.default)
+_OURS = str(Path(__file__).parent.parent)
 _ENGINE = graph._engine_run_backward.__code__
 
 
@@ -27,14 +29,21 @@ def _in_place(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.
     """The first operand as its own sum, where nothing but this backward holds it; else what the operation gives."""
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
         return run()
-    # Autograd's own, not that of a backward written in Python, whose frame would lie between.
-    if sys._getframe(3).f_code is not _ENGINE:
+    if not _autograds_own():
         return run()
     if op is _aten.add.Tensor and (args[0].shape, args[0].dtype) != (args[1].shape, args[1].dtype):
         return run()
     if not _dense(args[0]) or _holders(args) != references_alone()[op]:
         return run()
     return args[0]
+
+
+def _autograds_own() -> bool:
+    """Whether C++ asks: the frame of a backward that is written in Python would lie between."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return frame.f_code is _ENGINE
 
 
 def _dense(tensor: torch.Tensor) -> bool:

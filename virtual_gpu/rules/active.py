@@ -15,7 +15,19 @@ from torch.library import Library
 
 from ..language import tr
 from ..units import choose
-from . import accumulate, attention, autocast, bitsandbytes, cublas, dropout, grouped_mm, layer_norm, softmax
+from . import (
+    accumulate,
+    attention,
+    autocast,
+    bitsandbytes,
+    cublas,
+    dropout,
+    grouped_mm,
+    layer_norm,
+    reductions,
+    softmax,
+    temporaries,
+)
 from .registry import Operator, Rule, parts, version
 
 RULES = {
@@ -33,6 +45,9 @@ RULES = {
         cublas.WORKSPACE,
         cublas.WORKSPACE_NOT_KEPT,
         accumulate.IN_PLACE,
+        temporaries.ATTENTION,
+        temporaries.INDICES,
+        reductions.BUFFERS,
         bitsandbytes.PACKED_PRODUCT,
     )
 }
