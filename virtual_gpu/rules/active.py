@@ -158,7 +158,9 @@ def _virtual_only(name: str, op: Any, kernel: Callable, key: str) -> Callable:
 
 def _is_virtual(args: tuple) -> bool:
     return any(
-        isinstance(item, FakeTensor) for value in args for item in (value if isinstance(value, (list, tuple)) else [value])
+        isinstance(item, FakeTensor)
+        for value in args
+        for item in (value if isinstance(value, (list, tuple)) else [value])
     )
 
 

@@ -50,13 +50,13 @@ def attention_kernel(
 
 
 def _cudnn(capability: tuple[int, int], r: Request) -> bool:
-    narrow = r.head_dim <= 128 and r.value_dim <= 128 or (r.head_dim, r.value_dim) == (192, 128)
+    narrow = (r.head_dim <= 128 and r.value_dim <= 128) or (r.head_dim, r.value_dim) == (192, 128)
     return (
         r.dtype in _HALF
         and narrow
         and r.head_dim % 8 == r.value_dim % 8 == 0
         and r.key_length != 1
-        and (not r.dropout or (r.dropout * 16).is_integer() and r.query_length != 1)
+        and (not r.dropout or ((r.dropout * 16).is_integer() and r.query_length != 1))
     )
 
 
@@ -75,7 +75,7 @@ def _flash(capability: tuple[int, int], r: Request) -> bool:
 
 
 def _efficient(capability: tuple[int, int], r: Request, gqa: bool) -> bool:
-    if r.grouped_query and not gqa or r.dtype not in (*_HALF, torch.float32):
+    if (r.grouped_query and not gqa) or r.dtype not in (*_HALF, torch.float32):
         return False
     if r.dtype == torch.bfloat16 and capability < (8, 0):
         return False

@@ -75,9 +75,7 @@ def _sum(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.Tenso
         vectors = 4 if (whole and summed.numel() > 128) or (not inner and summed.shape[-1] % 4 == 0) else 1
         resident = resident_threads(mode.gpu.spec.name, mode.gpu.spec.compute_capability)
         inputs = summed.numel() // outputs
-        mode.gpu.temporaries(
-            *reduction_buffers(outputs, inputs, fastest=inner, vectors=vectors, resident=resident)
-        )
+        mode.gpu.temporaries(*reduction_buffers(outputs, inputs, fastest=inner, vectors=vectors, resident=resident))
     return out
 
 
