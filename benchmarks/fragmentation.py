@@ -66,10 +66,10 @@ def main() -> None:
         if only not in str(settings):
             continue
         setting = Setting(**settings)
-        timeline = virtual_run(setting, load_config(setting.model_id), CATALOG["T4"])[0]
-        peak = timeline.peak_bytes
-        reserved = timeline.trace.reserved_peak(), timeline.trace.reserved_peak(expandable_segments=True)
-        shares = [nbytes / peak - 1 for nbytes in (timeline.trace.smallest_capacity(STEP_BYTES), *reserved)]
+        trace = virtual_run(setting, load_config(setting.model_id), CATALOG["T4"]).trace
+        peak = trace.peak_bytes
+        reserved = trace.reserved_peak(), trace.reserved_peak(expandable_segments=True)
+        shares = [nbytes / peak - 1 for nbytes in (trace.smallest_capacity(STEP_BYTES), *reserved)]
         rows.append(shares)
         print("  ".join(f"{share:7.1%}" for share in shares), settings, flush=True)
     for name, of in (("middle", statistics.median), ("worst", max)):

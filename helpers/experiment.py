@@ -8,7 +8,7 @@ from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from typing import Any
 
-from virtual_gpu.counting.gpu import virtual
+from virtual_gpu.counting.gpu import as_gpu
 from virtual_gpu.frames import clear_frames
 from virtual_gpu.language import tr
 from virtual_gpu.models.adapters import LORA_RANK
@@ -19,13 +19,14 @@ from virtual_gpu.report import MemoryReport, MemoryTable
 from virtual_gpu.step import largest, predict
 from virtual_gpu.step import splits as _splits
 from virtual_gpu.step.predict import (
-    _report,
-    _training_args,
     model_bytes,
+    report_of,
+    training_arguments,
 )
 from virtual_gpu.step.run import TrainingLog
 from virtual_gpu.step.setting import Setting
 from virtual_gpu.step.splits import Combination
+from virtual_gpu.turns import in_turn
 from virtual_gpu.units import human_bytes
 
 from .data import make_dummy_dataset
@@ -34,6 +35,7 @@ from .models import load_model_and_tokenizer
 from .training import train_model
 
 
+@in_turn
 def gpu_memory_experiment(
     batch_size: int,
     gradient_accumulation_steps: int = 1,
@@ -47,6 +49,7 @@ def gpu_memory_experiment(
     attention: str = "sdpa",
     lora_rank: int = LORA_RANK,
     lora_targets: str | Sequence[str] = "attention",
+    holds_outputs: bool = False,
     gpu: GPU | str | None = None,
 ) -> MemoryReport:
     """Train for two optimizer steps on the GPU in use, print the book's lines, and report what lay in memory.
@@ -55,12 +58,14 @@ def gpu_memory_experiment(
     weights). optimizer: "adamw", "adamw_fused", "adamw_8bit", "sgd", "adafactor". attention: "sdpa" or "eager"
     (the few architectures without sdpa are eager in any case).
     peft: None, "lora" or "qlora", with lora_rank and lora_targets ("attention", "all-linear" or ends of layers' names).
+    holds_outputs: the loop gives the model's outputs a name, as the book's does, so that the logits stay until the next
+    forward; without it they go once there is a loss, as in transformers' Trainer.
     gpu: another GPU than the one in use, or a name of the catalogue for a virtual one.
     An out-of-memory error is caught and reported; all memory is given back, after an error or an interrupt too.
     """
     setting = Setting(
         batch_size, gradient_accumulation_steps, gradient_checkpointing, model_id, peft,
-        sequence_length, precision, optimizer, attention, lora_rank, lora_targets,
+        sequence_length, precision, optimizer, attention, lora_rank, lora_targets, holds_outputs,
     )  # fmt: skip
     gpu = _chosen(gpu)
     config = load_config(setting.model_id)
@@ -81,7 +86,7 @@ def gpu_memory_experiment(
             print(error)
             print(_explain(gpu))
         print(gpu_utilization_line(gpu.memory_allocated()))
-        report = _report(setting, gpu, log, parameters[0])
+        report = report_of(setting, gpu, log, parameters[0])
         report.reserved_bytes = gpu.max_memory_reserved()
         if error:
             report.fits, report.error, report.needed_bytes = False, error, None
@@ -112,6 +117,7 @@ def _in_words(gpu: GPU) -> Iterator[None]:
         ) from failure
 
 
+@in_turn
 def gpu_memory_sweep(**settings: Any) -> MemoryTable:
     """`gpu_memory_experiment` over every combination of the settings that are given as lists; a table of reports."""
     lists = {name: value if isinstance(value, (list, tuple, range)) else [value] for name, value in settings.items()}
@@ -140,10 +146,8 @@ def splits(batch: int, *, gpu: GPU | str | None = None, **settings: Any) -> list
 
 
 def _chosen(gpu: GPU | str | None) -> GPU:
-    """The GPU in use for None, a new virtual one for a name of the catalogue."""
-    if isinstance(gpu, str):
-        return virtual(gpu)
-    return gpu or current_gpu()
+    """The GPU in use for None, a new virtual one for a card (see `virtual_gpu.cards.card`)."""
+    return current_gpu() if gpu is None else as_gpu(gpu)
 
 
 def _run(setting: Setting, gpu: GPU, config: Any, log: TrainingLog, parameters: list[int]) -> str | None:
@@ -162,7 +166,7 @@ def _run(setting: Setting, gpu: GPU, config: Any, log: TrainingLog, parameters: 
             **setting.adapters,
         )
         parameters[0] = model_bytes(model)
-        train_model(model, dataset, _training_args(setting, autocast), log=log)
+        train_model(model, dataset, training_arguments(setting, autocast), log=log)
     except RuntimeError as error:  # cuBLAS and the driver have words of their own for the same
         if not any(words in str(error) for words in ("out of memory", "ALLOC_FAILED")):
             raise

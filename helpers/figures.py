@@ -186,7 +186,11 @@ def pipeline_timeline() -> svg.Drawing:
 
 def zero_stages() -> svg.Drawing:
     """Chapter 6: the ZeRO paper's figure 1, from sharded modules."""
-    return draw_stages([shard_ledger("ZeRO-7.5B", 64, stage) for stage in range(4)])
+    return draw_stages(
+        [
+            shard_ledger("ZeRO-7.5B", 64, stage, gradient_as_bucket_view=True) for stage in range(4)
+        ]  # as the paper counts
+    )
 
 
 def zero_gpus() -> svg.Drawing:

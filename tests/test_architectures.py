@@ -293,13 +293,9 @@ def one_kernel(monkeypatch):
 
 @pytest.fixture(scope="module", autouse=True)
 def quiet():
-    """And quick: every experiment ends with a garbage collection, spared what was imported before."""
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
-    gc.collect()
-    gc.freeze()
     yield
-    gc.unfreeze()
     transformers.logging.set_verbosity(before)
 
 

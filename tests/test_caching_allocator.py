@@ -39,7 +39,7 @@ def test_the_smallest_block_that_is_large_enough():
     for name in (1, 2, 3):
         allocator.free(name)
     allocator.allocate(4, 20 * MIB)
-    pieces = [piece for segment in allocator.segments() for piece in segment]
+    pieces = [piece for segment in allocator.segments() for piece in segment.pieces]
     assert next(piece for piece in pieces if piece.name == 4).address == 44 * MIB  # in the one of 22 MiB
     assert allocator.reserved_bytes == 66 * MIB
 
@@ -52,7 +52,7 @@ def test_neighbours_merge_and_only_a_wholly_free_segment_goes_back():
     allocator.empty_cache()
     assert allocator.reserved_bytes == 20 * MIB
     allocator.free(2)
-    assert [[piece.size for piece in segment] for segment in allocator.segments()] == [[20 * MIB]]
+    assert [[piece.size for piece in segment.pieces] for segment in allocator.segments()] == [[20 * MIB]]
     allocator.empty_cache()
     assert allocator.reserved_bytes == allocator.allocated_bytes == 0
 
@@ -119,7 +119,7 @@ def run(allocator, trace, capacity):
 def check(allocator, living, capacity):
     """Conservation: pieces tile their segments, none overlap, what is in use is what is alive."""
     segments = allocator.segments()
-    pieces = [piece for segment in segments for piece in segment]
+    pieces = [piece for segment in segments for piece in segment.pieces]
     assert sum(piece.size for piece in pieces) == allocator.reserved_bytes
     assert allocator.allocated_bytes <= allocator.reserved_bytes <= allocator.peak_reserved_bytes
     assert capacity is None or allocator.peak_reserved_bytes <= capacity
@@ -134,7 +134,7 @@ def check(allocator, living, capacity):
         assert piece.address >= end
         end = piece.address + piece.size
     for segment in segments:
-        for a, b in itertools.pairwise(segment):
+        for a, b in itertools.pairwise(segment.pieces):
             assert a.address + a.size == b.address
             assert a.name is not None or b.name is not None  # free neighbours have merged
 
@@ -235,7 +235,9 @@ def test_equal_to_a_naive_reference(trace, capacity):
             if outcomes[0] == "taken":
                 living.add(name)
         theirs = sorted([address, [tuple(block) for block in blocks]] for address, _, blocks in naive.segments)
-        mine = [[segment[0].address, [(piece.size, piece.name) for piece in segment]] for segment in ours.segments()]
+        mine = [
+            [segment.address, [(piece.size, piece.name) for piece in segment.pieces]] for segment in ours.segments()
+        ]
         assert mine == theirs
 
 

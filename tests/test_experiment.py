@@ -57,16 +57,6 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections():
-    """Every experiment ends with a garbage collection: spare it what was imported before."""
-    build.build_model(configs.load_config("gpt2"), torch.float16)
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture
 def small(monkeypatch):
     """Small bundled architectures, and a T4 in use."""
@@ -122,10 +112,10 @@ def test_what_fits_a_t4(book, name, fits):
     ("name", "after_step", "peak", "phase"),
     [
         # GiB without the cuBLAS workspaces, with transformers 5.23: a change in the machinery shows here.
-        ("4", 9.980, 12.461, "step"),
-        ("8", 10.038, 12.518, "step"),
-        ("16", 10.152, 15.462, "forward"),
-        ("16 checkpointed", 10.152, 12.633, "step"),
+        ("4", 9.927, 12.408, "step"),
+        ("8", 9.927, 12.408, "step"),
+        ("16", 9.925, 15.235, "forward"),
+        ("16 checkpointed", 9.927, 12.408, "step"),
     ],
 )
 def test_after_the_first_step_and_at_the_peak(book, name, after_step, peak, phase):
@@ -150,7 +140,8 @@ def test_accumulation_holds_gradients_between_micro_steps(book):
     phases = book["4 x 4"].timeline.phases
     assert [phase.name for phase in phases] == (["forward", "backward"] * 4 + ["step"]) * 2
     ends = [book["4 x 4"].timeline.at_end(i)["gradients"] for i in range(9)]
-    assert ends == [0] + [WEIGHTS] * 8
+    assert ends == [0] + [ends[-1]] * 8
+    assert WEIGHTS <= ends[-1] < 1.01 * WEIGHTS  # with the rests that the allocator does not split off
 
 
 def test_an_out_of_memory_report(book):
@@ -173,6 +164,7 @@ def test_the_setting_is_in_the_report(book):
         "precision": "auto",
         "optimizer": "adamw",
         "attention": "sdpa",
+        "holds_outputs": False,
         "gpu": "T4",
     }
     assert book["4 x 4"].title == "polyglot-ko-1.3b · 배치 4 × 4 · 길이 256 · 가상 T4"
@@ -568,6 +560,6 @@ FAMILIES = {entry["config"]["model_type"]: model_id for model_id, entry in archi
 @pytest.mark.parametrize("model_id", FAMILIES.values())
 def test_every_family_runs_on_the_virtual_gpu(model_id):
     config = with_depth(configs.load_config(model_id), 2)
-    timeline, parameters, log = predict.virtual_run(Setting(1, model_id=model_id), config, CATALOG["A100-80GB"])
-    assert log.gradients_bytes == parameters
-    assert timeline.peak_bytes > 4 * parameters
+    run = predict.virtual_run(Setting(1, model_id=model_id), config, CATALOG["A100-80GB"])
+    assert run.gradients == run.parameters
+    assert run.trace.peak_bytes > 4 * run.parameters

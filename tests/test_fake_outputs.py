@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virtual_gpu.cards import CATALOG
-from virtual_gpu.counting import mode as virtual_gpu
+from virtual_gpu.counting import mode
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.counting.outputs import FakeOutputs
 from virtual_gpu.models.configs import load_config
@@ -19,7 +19,7 @@ from virtual_gpu.step.setting import Setting
 @pytest.fixture
 def outputs(monkeypatch):
     fresh = FakeOutputs()
-    monkeypatch.setattr(virtual_gpu, "_outputs", fresh)
+    monkeypatch.setattr(mode, "_outputs", fresh)
     return fresh
 
 
@@ -69,17 +69,17 @@ def test_a_run_is_the_same_without_the_memory(monkeypatch, setting, gpu):
     config = with_depth(load_config(chosen.model_id), 2)
 
     def run():
-        timeline, parameters, log = virtual_run(chosen, config, CATALOG[gpu])
-        return timeline.trace, (parameters, log.allocated_bytes, log.gradients_bytes, log.optimizer_bytes)
+        found = virtual_run(chosen, config, CATALOG[gpu])
+        return found.trace, (found.parameters, found.gradients, found.optimizer)
 
     with_it = [run() for _ in range(2)]  # the second hits in all
     without = FakeOutputs(limit=0)
-    monkeypatch.setattr(virtual_gpu, "_outputs", without)
+    monkeypatch.setattr(mode, "_outputs", without)
     expected, numbers = run()
     assert not without.recipes
     for trace, its_numbers in with_it:
         assert (trace.names, its_numbers) == (expected.names, numbers)
-        for name in ("born", "nbytes", "category", "span"):
+        for name in ("born", "nbytes", "held", "category", "span"):
             assert np.array_equal(getattr(trace, name), getattr(expected, name)), name
 
 
@@ -143,7 +143,7 @@ def test_what_is_remembered_is_what_real_tensors_are(program):
         card = VirtualGPU(CATALOG["T4"])
         with pytest.MonkeyPatch.context() as patch:
             if not remembers:
-                patch.setattr(virtual_gpu, "_outputs", FakeOutputs(limit=0))
+                patch.setattr(mode, "_outputs", FakeOutputs(limit=0))
             seen, place = played(program, lambda shape, dtype, card=card: card.place(torch.ones(shape, dtype=dtype)))
         assert seen == real
         assert card.memory_allocated() == 0
@@ -223,15 +223,15 @@ def test_each_gpu_gets_its_workspace(outputs):
 
 
 def test_what_asks_for_a_workspace_inside_is_not_remembered(monkeypatch, outputs, gpu):
-    x, real = gpu.place(torch.ones(8, 8)), virtual_gpu.FakeTensorMode.__torch_dispatch__
+    x, real = gpu.place(torch.ones(8, 8)), mode.FakeTensorMode.__torch_dispatch__
 
-    def multiplies(mode, func, types, args=(), kwargs=None):
+    def multiplies(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.neg.default:
-            with mode:
+            with self:
                 torch.mm(args[0], args[0])
-        return real(mode, func, types, args, kwargs)
+        return real(self, func, types, args, kwargs)
 
-    monkeypatch.setattr(virtual_gpu.FakeTensorMode, "__torch_dispatch__", multiplies)
+    monkeypatch.setattr(mode.FakeTensorMode, "__torch_dispatch__", multiplies)
     for _ in range(2):
         gpu.release_workspaces()
         held = gpu.memory_allocated()
@@ -243,7 +243,7 @@ def test_what_asks_for_a_workspace_inside_is_not_remembered(monkeypatch, outputs
 
 def test_it_is_bounded(monkeypatch):
     bounded = FakeOutputs(limit=60)
-    monkeypatch.setattr(virtual_gpu, "_outputs", bounded)
+    monkeypatch.setattr(mode, "_outputs", bounded)
     card = VirtualGPU(CATALOG["T4"])
     for n in range(1, 50):
         x = card.place(torch.ones(n))

@@ -1,6 +1,7 @@
 """The ledger: what sharded modules hold is what the closed form says, to the byte; what they send is what ZeRO says."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from real_ranks import one_step_at_each_stage, tiny
 from helpers import rank_step, run_ranks, shard_ledger
 from helpers.experiment import predict_memory
 from virtual_gpu.drawing.shards import PUBLISHED, draw_gpus, draw_stages
+from virtual_gpu.models import depth
 from virtual_gpu.models.build import build_model, count_parameters
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.models.depth import with_depth
@@ -24,7 +26,6 @@ from virtual_gpu.shards.ledger import (
     config_of,
     count_elements,
     elements_sent,
-    local_shapes,
     paper_bytes,
 )
 from virtual_gpu.shards.rank_step import steps_by_ranks
@@ -34,7 +35,7 @@ SMALL = "gpt2"
 LLAMA = "meta-llama/Llama-3.2-1B"
 
 # Models with tied and untied embeddings, biases, grouped keys; numbers of ranks that divide dim 0 and ones that do not,
-# and more ranks than rows.
+# and more ranks than rows. Those of `make stress` put together anew what the others have, each at its own price.
 CASES = [
     (SMALL, Layout(5, 3)),
     (SMALL, Layout(5, 2)),
@@ -43,15 +44,15 @@ CASES = [
     (SMALL, Layout(1, 3)),
     (SMALL, Layout(1, 1)),
     (SMALL, Layout(1000, 3)),
-    ("EleutherAI/polyglot-ko-1.3b", Layout(48, 3, 4)),
+    pytest.param("EleutherAI/polyglot-ko-1.3b", Layout(48, 3, 4), marks=pytest.mark.stress),
     ("EleutherAI/polyglot-ko-1.3b", Layout(7, 3)),
     ("meta-llama/Llama-3.1-8B", Layout(24, 3, 8)),
-    ("meta-llama/Llama-3.1-8B", Layout(16, 2, 4)),
+    pytest.param("meta-llama/Llama-3.1-8B", Layout(16, 2, 4), marks=pytest.mark.stress),
     ("meta-llama/Llama-3.1-8B", Layout(8, 0, 8)),
-    ("meta-llama/Llama-3.1-8B", Layout(8, 3, 8)),
+    pytest.param("meta-llama/Llama-3.1-8B", Layout(8, 3, 8), marks=pytest.mark.stress),
     ("Qwen/Qwen2.5-0.5B", Layout(6, 3, 2)),
-    ("Qwen/Qwen3-0.6B", Layout(48, 2, 4)),
-    ("google/gemma-3-270m", Layout(6, 3)),
+    pytest.param("Qwen/Qwen3-0.6B", Layout(48, 2, 4), marks=pytest.mark.stress),
+    pytest.param("google/gemma-3-270m", Layout(6, 3), marks=pytest.mark.stress),
 ]
 
 
@@ -85,7 +86,7 @@ def test_every_rank_of_a_small_world():
 
 def test_figure_1_of_the_paper():
     """7.46 billion parameters for the paper's 7.5, so everything is at most 0.7 % below, but where PyTorch differs."""
-    ledgers = [shard_ledger("ZeRO-7.5B", 64, stage) for stage in range(4)]
+    ledgers = [shard_ledger("ZeRO-7.5B", 64, stage, gradient_as_bucket_view=True) for stage in range(4)]
     middle = [ledger.ranks[32].total / GB for ledger in ledgers]
     assert middle[0] == pytest.approx(PUBLISHED[0], rel=0.007)
     assert middle[1] == pytest.approx(PUBLISHED[1], rel=0.007)
@@ -119,16 +120,17 @@ def test_the_paper_s_sizes_have_their_parameters():
 
 @pytest.mark.parametrize("layout", [Layout(6, 2), Layout(6, 3), Layout(8, 3, 2)], ids=str)
 def test_the_depth_is_continued_as_a_full_run_has_it(layout):
-    """A ledger from 1, 2 and 3 layers against every layer run."""
-    config = with_depth(load_config(LLAMA), 6)
+    """A ledger from 2, 3 and 4 layers against every layer run."""
+    config = with_depth(load_config(LLAMA), 10)
     full = run_rank(config, layout, CONVENTIONS["mixed"], rank=1)
-    held, sent, method = ledger_module._run_by_depth(config, layout, CONVENTIONS["mixed"], 1)
+    held, sent, method = ledger_module._run(config, layout, CONVENTIONS["mixed"], 1)
     assert method == "depth"
     assert held == full.held and sent == full.sent
 
 
-def test_what_does_not_grow_on_a_line_is_run_in_full(monkeypatch):
-    monkeypatch.setattr(ledger_module, "_continue", lambda *_: None)
+@pytest.mark.parametrize("unproven", ["grows_evenly", "continued", "on_a_line"])
+def test_what_is_not_proven_is_run_in_full(monkeypatch, unproven):
+    monkeypatch.setattr(depth, unproven, lambda *_: None)
     made = shard_ledger(SMALL, 4, look_at=[0])
     assert made.method == "run" and made.ranks[0] == closed_form(SMALL, Layout(4))
 
@@ -157,13 +159,10 @@ def test_real_ranks_hold_the_same(monkeypatch):
     """Three processes, real tensors, real collectives: the closed form's bytes, stage by stage."""
     counted = run_ranks(one_step_at_each_stage, 3)
     monkeypatch.setattr(ledger_module, "config_of", lambda _: tiny())
-    local_shapes.cache_clear()
-    try:
-        for rank, stages in enumerate(counted):
-            for stage, held in stages.items():
-                assert RankMemory(rank, **held) == closed_form("tiny", Layout(3, stage), rank=rank)
-    finally:
-        local_shapes.cache_clear()
+    for rank, stages in enumerate(counted):
+        for stage, held in stages.items():
+            formula = closed_form("tiny", Layout(3, stage), rank=rank, gradient_as_bucket_view=True)
+            assert RankMemory(rank, **held) == formula
 
 
 # -- a whole step --------------------------------------------------------------------------------------------------
@@ -171,18 +170,23 @@ def test_real_ranks_hold_the_same(monkeypatch):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_without_sharding_the_activations_are_those_of_predict_memory(checkpointing):
+    """What is asked for, without the rests of the allocator, which also hang on what lay there before."""
     setting = {"batch_size": 2, "sequence_length": 128, "gradient_checkpointing": checkpointing}
-    step = rank_step(SMALL, 4, 0, precision="bf16", **setting)
+    step = rank_step(SMALL, 1, 0, precision="bf16", **setting)
     report = predict_memory(model_id=SMALL, precision="bf16", optimizer="adamw_fused", gpu="H100", **setting)
-    curve = report.timeline.phases[1].live  # the first backward: the second keeps the logits of the step before
-    activations = (curve[:, 3] + curve[:, 4]).max()
-    assert step.at_peak["activations"] + step.at_peak["communication"] == pytest.approx(activations, rel=1e-4)
+    ours, theirs = (
+        replace(trace, held=trace.nbytes).timeline().phases[1].live[:, 3:].sum(axis=1)
+        for trace in (step.trace, report.timeline.trace)
+    )
+    assert ours.max() == pytest.approx(theirs.max(), rel=1e-4)
 
 
 @pytest.mark.parametrize(
     "setting", [{}, {"gradient_checkpointing": True}, {"stage": 2}, {"tensor_parallel": 4}], ids=str
 )
-@pytest.mark.parametrize("ranks", [8, 24, 512, 4096])
+@pytest.mark.parametrize(  # in `make test` the two that do not divide every dimension: the most and the unevenest
+    "ranks", [pytest.param(8, marks=pytest.mark.stress), 24, pytest.param(512, marks=pytest.mark.stress), 4096]
+)
 def test_one_run_stands_for_every_number_of_ranks(setting, ranks):
     setting = {"batch_size": 2, "sequence_length": 512} | setting
     quick = rank_step(LLAMA, ranks, exact=False, **setting)

@@ -1,29 +1,28 @@
 """The rules of PyTorch's CUDA caching allocator: what lies between the bytes of tensors and the bytes of the card.
 
 Tensors take blocks; blocks are pieces of segments; segments come from the driver and stay ("reserved") when their
-blocks are free again. An out-of-memory error means that no free block is large enough and that the driver has no room
-for another segment, also after every segment that is wholly free was given back.
+blocks are free again. Each stream has a small and a large pool of its own: a block that one stream freed serves no
+other. An out-of-memory error means that no free block is large enough and that the driver has no room for another
+segment, also after every segment that is wholly free was given back.
 
-Source of the rules: c10/cuda/CUDACachingAllocator.cpp with its default settings, one stream; the function that holds a
-rule is named beside it. What cannot be known without a card is where the driver puts a segment (it decides between
-free blocks of the same size): here each lies above the one before.
+Source of the rules: c10/cuda/CUDACachingAllocator.cpp; the function that holds a rule is named beside it. What cannot
+be known without a card is where the driver puts a segment (it decides between free blocks of the same size): here each
+lies above the one before, unless `place` says where.
 """
 
 from __future__ import annotations
 
 import bisect
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-MIB = 2**20
-BLOCK_BYTES = 512  # kMinBlockSize: every block is a multiple of it
+from .allocator_settings import BLOCK_BYTES, LARGE_SEGMENT_BYTES, MIB, AllocatorSettings
+
 SMALL_BYTES = MIB  # kSmallSize: up to here the small pool serves, beyond it the large pool
 SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
-LARGE_SEGMENT_BYTES = 20 * MIB  # kLargeBuffer
 OWN_SEGMENT_BYTES = 10 * MIB  # kMinLargeAlloc: from here on a block gets a segment of its own size …
 ROUND_SEGMENT_BYTES = 2 * MIB  # kRoundLarge: … in multiples of this
-_ADDRESSES = 2**30  # pages of address space for an expandable segment: more than any card has memory
+_ADDRESSES = 2**22  # pages of address space for an expandable segment: more than any card has memory
 
 
 def round_size(nbytes: int) -> int:
@@ -33,8 +32,7 @@ def round_size(nbytes: int) -> int:
 
 def expandable_segments_asked() -> bool:
     """Whether the environment asks PyTorch for expandable segments (PYTORCH_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF)."""
-    settings = [os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")]
-    return "expandable_segments:true" in ",".join(settings).replace(" ", "").lower()
+    return AllocatorSettings.from_environment().expandable_segments
 
 
 def segment_size(size: int) -> int:
@@ -47,34 +45,43 @@ def segment_size(size: int) -> int:
 
 
 class _Block:
-    """A piece of a segment, between its neighbours; not `mapped` only where an expandable segment has no memory."""
+    """A piece of a segment, between its neighbours; not `mapped` only where an expandable segment has no memory.
 
-    __slots__ = ("address", "after", "before", "free", "mapped", "size")
+    since: the searches of the pools of its kind before it was freed; those after it are its age (gc_count).
+    """
+
+    __slots__ = ("address", "after", "before", "free", "mapped", "since", "size")
 
     def __init__(self, address: int, size: int, *, mapped: bool = True):
         self.address, self.size, self.mapped = address, size, mapped
         self.before: _Block | None = None
         self.after: _Block | None = None
         self.free = True
+        self.since = 0
 
 
 class _Pool:
-    """The small or the large pool: its free blocks, by size and then by address (BlockComparatorSize).
+    """The small or the large pool of a stream: its free blocks, by size and then by address (BlockComparatorSize).
 
-    Where segments are expandable, `holes` are the stretches of its one segment that no memory backs, by address.
+    Where segments are expandable, `holes` are the stretches of its one segment that no memory backs, by address, and
+    `base` is where that begins. searches: how often a free block was looked for in all small, or all large, pools.
     """
 
-    def __init__(self, small: bool, expandable: bool):
+    def __init__(self, stream: int, small: bool, searches: list[int]):
+        self.stream, self.small, self.searches = stream, small, searches
         self.free: list[tuple[int, int, _Block]] = []
         self.holes: list[tuple[int, _Block]] = []
-        self.small = small
         self.page_bytes = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
-        if expandable:
-            start = _Block((1 if small else 2) * _ADDRESSES * self.page_bytes, 0)  # never free: the segment's edge
-            start.free = False
-            hole = _Block(start.address, _ADDRESSES * self.page_bytes, mapped=False)
-            _link(start, hole, None)
-            self.holes.append((hole.address, hole))
+        self.base = 0
+
+    def expand_from(self, base: int) -> None:
+        """Take address space for an expandable segment, with no memory behind it."""
+        self.base = base
+        start = _Block(base, 0)  # never free: the segment's edge
+        start.free = False
+        hole = _Block(base, _ADDRESSES * self.page_bytes, mapped=False)
+        _link(start, hole, None)
+        self.holes.append((base, hole))
 
     def put(self, block: _Block) -> None:
         """Keep a free block, merged with its free neighbours (free_block)."""
@@ -82,7 +89,7 @@ class _Pool:
             if neighbour is not None and neighbour.free and neighbour.mapped:
                 self.take(neighbour)
                 _absorb(block, neighbour)
-        block.free = True
+        block.free, block.since = True, self.searches[0]
         bisect.insort(self.free, (block.size, block.address, block))
 
     def take(self, block: _Block) -> None:
@@ -100,52 +107,89 @@ class Piece:
     name: int | None
 
 
+@dataclass(frozen=True)
+class Segment:
+    """Memory of the driver (of an expandable segment a stretch that is mapped), and its blocks in order."""
+
+    stream: int
+    small: bool
+    pieces: list[Piece]
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+        return self.pieces[0].address
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its blocks."""
+        return sum(piece.size for piece in self.pieces)
+
+
 class CachingAllocator:
     """Allocates by name as CUDA's caching allocator does, in at most `capacity_bytes` (None: without limit).
 
-    expandable_segments: the setting `PYTORCH_ALLOC_CONF=expandable_segments:True`: one segment a pool that grows and
-    shrinks by pages of 2 MiB (small pool) or 20 MiB, instead of many of fixed size.
+    settings: PYTORCH_ALLOC_CONF; `expandable_segments` is the one of them that can be given by itself. place: asked
+    for the address of each new segment of so many bytes. driver_calls: a list that is told what the driver is asked
+    for: ("segment_alloc", "segment_free", "segment_map" or "segment_unmap", address, bytes, stream).
     """
 
-    def __init__(self, capacity_bytes: int | None = None, *, expandable_segments: bool = False):
+    def __init__(
+        self,
+        capacity_bytes: int | None = None,
+        *,
+        expandable_segments: bool = False,
+        settings: AllocatorSettings | None = None,
+        place: Callable[[int], int] | None = None,
+        driver_calls: list[tuple[str, int, int, int]] | None = None,
+    ):
+        self.settings = settings or AllocatorSettings(expandable_segments=expandable_segments)
+        self.expandable_segments = self.settings.expandable_segments
         self.capacity_bytes = capacity_bytes
-        self.expandable_segments = expandable_segments
+        fraction = self.settings.memory_fraction
+        if fraction is not None and capacity_bytes is None:
+            raise ValueError("a fraction of the memory may be used, but of how much? capacity_bytes is missing")
+        self.limit_bytes = None if fraction is None else int(fraction * capacity_bytes)  # allowed_memory_maximum
         self.allocated_bytes = self.peak_allocated_bytes = 0
         self.reserved_bytes = self.peak_reserved_bytes = 0
         self.retries = 0  # how often cached segments had to go back to the driver to make room
-        self._pools = {small: _Pool(small, expandable_segments) for small in (True, False)}
+        self._round = self.settings.round_size if self.settings.roundup_power2_divisions else round_size
+        self._unsplit = self.settings.max_split_size or 2**63
+        self._pools: dict[tuple[int, bool], _Pool] = {}
+        self._searches = {True: [0], False: [0]}
         self._used: dict[int, tuple[_Block, _Pool] | None] = {}
+        self._place = place or self._above
         self._end = 0  # the first address that no segment has had
+        self._driver_calls = driver_calls
 
     @property
     def unused_bytes(self) -> int:
         """Reserved and not allocated: what is cached, and what lies lost between blocks that are in use."""
         return self.reserved_bytes - self.allocated_bytes
 
-    def allocate(self, name: int, nbytes: int) -> None:
-        """Take a block for `nbytes`. MemoryError, with nothing taken, where there is no room."""
-        size = round_size(nbytes)
+    def allocate(self, name: int, nbytes: int, stream: int = 0) -> int:
+        """Take a block for `nbytes`, and return its bytes. MemoryError, with nothing taken, where there is no room."""
+        size = self._round(nbytes)
         if not size:
             self._used[name] = None
-            return
-        pool = self._pools[size <= SMALL_BYTES]
-        block = self._best_fit(pool, size) or self._grow(pool, size)
-        if block is None:  # malloc: give back what is wholly free, then try once more
-            self.retries += 1
-            self.empty_cache()
-            block = self._grow(pool, size)
-            if block is None:
-                raise MemoryError(size)
-        rest = block.size - size
-        # should_split: from a large block of a segment of fixed size, a rest of up to 1 MiB is not split off.
-        if rest >= BLOCK_BYTES if pool.small or self.expandable_segments else rest > SMALL_BYTES:
+            return 0
+        small = size <= SMALL_BYTES
+        pool = self._pools.get((stream, small)) or self._new_pool(stream, small)
+        block = self._best_fit(pool, size) or self._new_block(pool, size)
+        if self._splits(pool, size, block.size - size):
+            remainder = _Block(block.address + size, block.size - size)
             block.size = size
-            remainder = _Block(block.address + size, rest)
             _link(block, remainder, block.after)
             pool.put(remainder)
         self._used[name] = block, pool
         self.allocated_bytes += block.size
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        return block.size
+
+    def address_of(self, name: int) -> int | None:
+        """Where the block of this name lies; None where nothing was asked for."""
+        entry = self._used[name]
+        return None if entry is None else entry[0].address
 
     def free(self, name: int) -> None:
         """Put a block back into its pool, merged with its free neighbours (free_block)."""
@@ -159,30 +203,60 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """Give the driver back every segment, or page, that is wholly free (release_cached_blocks)."""
         for pool in self._pools.values():
-            for size, _, block in list(pool.free):
-                if self.expandable_segments:
-                    self._unmap(pool, block)
-                elif block.before is None and block.after is None:
-                    pool.take(block)
-                    self.reserved_bytes -= size
+            for _, _, block in list(pool.free):
+                self._release(pool, block)
+
+    def release(self, address: int) -> bool:
+        """Give back the one segment, or the pages of the one free block, that lie here; whether there were any."""
+        for pool in self._pools.values():
+            for size, start, block in pool.free:
+                if start <= address < start + size:
+                    return self._release(pool, block)
+        return False
+
+    def restore(self, segments: Iterable[Segment]) -> None:
+        """Take over segments of fixed size as they lie somewhere else, their blocks under the names that they have."""
+        for segment in segments:
+            pool = self._pools.get((segment.stream, segment.small)) or self._new_pool(segment.stream, segment.small)
+            before = None
+            for piece in segment.pieces:
+                block = _Block(piece.address, piece.size)
+                if before is not None:
+                    _link(before, block, None)
+                before = block
+                if piece.name is None:
+                    bisect.insort(pool.free, (block.size, block.address, block))
+                else:
+                    block.free = False
+                    self._used[piece.name] = block, pool
+                    self.allocated_bytes += block.size
+            self.reserved_bytes += segment.size
+        self.reset_peaks()
 
     def reset_peaks(self) -> None:
         """Start both peaks anew from what is held now."""
         self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
 
-    def segments(self) -> list[list[Piece]]:
-        """Every segment (of expandable ones every mapped stretch), ordered by address, as its blocks in order."""
+    def segments(self) -> list[Segment]:
+        """Every segment (of expandable ones every mapped stretch), ordered by address."""
         names = {id(entry[0]): name for name, entry in self._used.items() if entry is not None}
-        blocks = [entry[0] for entry in self._used.values() if entry is not None]
-        blocks += [block for pool in self._pools.values() for _, _, block in pool.free]
-        first = [b for b in blocks if b.before is None or not b.before.mapped or not b.before.size]
+        blocks = [entry for entry in self._used.values() if entry is not None]
+        blocks += [(block, pool) for pool in self._pools.values() for _, _, block in pool.free]
+        first = [(b, pool) for b, pool in blocks if b.before is None or not b.before.mapped or not b.before.size]
         return [
-            [Piece(b.address, b.size, names.get(id(b))) for b in _run(start)]
-            for start in sorted(first, key=lambda b: b.address)
+            Segment(pool.stream, pool.small, [Piece(b.address, b.size, names.get(id(b))) for b in _run(start)])
+            for start, pool in sorted(first, key=lambda entry: entry[0].address)
         ]
+
+    # -- finding a block ---------------------------------------------------------------------------------------------
+
+    def _new_pool(self, stream: int, small: bool) -> _Pool:
+        pool = self._pools[stream, small] = _Pool(stream, small, self._searches[small])
+        return pool
 
     def _best_fit(self, pool: _Pool, size: int) -> _Block | None:
         """The smallest free block that is large enough (get_free_block)."""
+        pool.searches[0] += 1
         place = bisect.bisect_left(pool.free, (size, -1))
         if place == len(pool.free):
             return None
@@ -191,21 +265,59 @@ class CachingAllocator:
                 pool.free[place][2]
             ):
                 place += 1
+        found = pool.free[place][0]
+        if found >= self._unsplit and (
+            size < self._unsplit or found >= size + self.settings.max_non_split_rounding_size
+        ):
+            return None
         block = pool.free.pop(place)[2]
         block.free = False
         return block
 
+    def _new_block(self, pool: _Pool, size: int) -> _Block:
+        """A block that was not cached, of memory that the driver gives or that is given back to it (malloc)."""
+        if self.limit_bytes is not None and self.settings.garbage_collection_threshold:
+            self._collect()
+        block = self._grow(pool, size)
+        if block is None and self._release_available(pool, size):
+            block = self._grow(pool, size)
+        if block is None:
+            self.retries += 1
+            self.empty_cache()
+            block = self._grow(pool, size)
+            if block is None:
+                raise MemoryError(size)
+        return block
+
+    def _splits(self, pool: _Pool, size: int, rest: int) -> bool:
+        """Whether the rest becomes a block (should_split): of large blocks of fixed segments only beyond 1 MiB."""
+        if pool.small or self.expandable_segments:
+            return rest >= BLOCK_BYTES
+        return rest > SMALL_BYTES and size < self._unsplit
+
+    # -- the driver --------------------------------------------------------------------------------------------------
+
     def _grow(self, pool: _Pool, size: int) -> _Block | None:
         """A block from a new segment; None where the driver has no room for it (alloc_block)."""
+        wanted = segment_size(size)
+        if self.limit_bytes is not None and self.reserved_bytes + wanted > self.limit_bytes:
+            return None
         if self.expandable_segments:
             return self._grow_expandable(pool, size)
-        wanted = segment_size(size)
         if not self._reserve(wanted):
             return None
-        block = _Block(self._end, wanted)
-        self._end += wanted
+        block = _Block(self._place(wanted), wanted)
         block.free = False
+        self._tell("segment_alloc", block.address, wanted, pool)
         return block
+
+    def _above(self, nbytes: int) -> int:
+        self._end += nbytes
+        return self._end - nbytes
+
+    def _tell(self, what: str, address: int, nbytes: int, pool: _Pool) -> None:
+        if self._driver_calls is not None:
+            self._driver_calls.append((what, address, nbytes, pool.stream))
 
     def _reserve(self, nbytes: int) -> bool:
         if self.capacity_bytes is not None and self.reserved_bytes + nbytes > self.capacity_bytes:
@@ -214,10 +326,54 @@ class CachingAllocator:
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return True
 
+    def _release(self, pool: _Pool, block: _Block) -> bool:
+        """Give back a free block that is a whole segment, or its pages; whether anything went (release_block)."""
+        if self.expandable_segments:
+            return self._unmap(pool, block)
+        if block.before is not None or block.after is not None:
+            return False
+        pool.take(block)
+        self.reserved_bytes -= block.size
+        self._tell("segment_free", block.address, block.size, pool)
+        return True
+
+    def _release_available(self, pool: _Pool, size: int) -> bool:
+        """Give back just enough of the blocks that are never split (release_available_cached_blocks)."""
+        if self.settings.max_split_size is None or self.expandable_segments:
+            return False
+        wanted = max(size, self._unsplit)
+        place = bisect.bisect_left(pool.free, (wanted, -1))
+        if place < len(pool.free):
+            return self._release(pool, pool.free[place][2])
+        released = 0
+        for found, _, block in reversed(pool.free[:]):
+            if released >= wanted or found < self._unsplit:
+                break
+            released += found
+            self._release(pool, block)
+        return released >= wanted
+
+    def _collect(self) -> None:
+        """Give back large segments that were free for long, if much is reserved (garbage_collect_cached_blocks)."""
+        missing = self.reserved_bytes - int(self.settings.garbage_collection_threshold * self.limit_bytes)
+        searches = self._searches[False][0]
+        pools = [pool for pool in self._pools.values() if not pool.small]
+        while missing > 0:
+            free = [(p, b) for p in pools for _, _, b in p.free if b.before is None and b.after is None]
+            if not free:
+                break
+            average = sum(searches - block.since for _, block in free) / len(free)
+            for pool, block in free:
+                if searches - block.since >= average:
+                    missing -= block.size
+                    self._release(pool, block)
+
     # -- expandable segments -----------------------------------------------------------------------------------------
 
     def _grow_expandable(self, pool: _Pool, size: int) -> _Block | None:
         """Back the lowest stretch that is free for `size` with memory (find_expandable_block, map_block)."""
+        if not pool.holes:
+            pool.expand_from(self._place(_ADDRESSES * pool.page_bytes))
         for _, hole in pool.holes:  # the last one always has room
             before = hole.before
             block = before if before.free and before.mapped else hole
@@ -242,15 +398,16 @@ class CachingAllocator:
             bisect.insort(pool.holes, (rest.address, rest))
             hole.size = nbytes
         hole.mapped = True
+        self._tell("segment_map", hole.address, nbytes, pool)
         pool.put(hole)
         return hole
 
-    def _unmap(self, pool: _Pool, block: _Block) -> None:
-        """Give the pages that lie wholly inside a free block back to the driver (unmap_block)."""
-        page = pool.page_bytes
-        start, end = -(-block.address // page) * page, (block.address + block.size) // page * page
+    def _unmap(self, pool: _Pool, block: _Block) -> bool:
+        """Give the pages that lie wholly in a free block back to the driver; whether there are any (unmap_block)."""
+        page, offset = pool.page_bytes, block.address - pool.base
+        start, end = (pool.base + n * page for n in (-(-offset // page), (offset + block.size) // page))
         if end <= start:
-            return
+            return False
         pool.take(block)
         pieces = [(block.address, start, True), (start, end, False), (end, block.address + block.size, True)]
         before, after = block.before, block.after
@@ -264,11 +421,13 @@ class CachingAllocator:
                 else:
                     hole = piece
         self.reserved_bytes -= hole.size
+        self._tell("segment_unmap", hole.address, hole.size, pool)
         for neighbour in (hole.before, hole.after):
             if neighbour is not None and not neighbour.mapped:
                 pool.holes.pop(bisect.bisect_left(pool.holes, (neighbour.address,)))
                 _absorb(hole, neighbour)
         bisect.insort(pool.holes, (hole.address, hole))
+        return True
 
 
 def _link(before: _Block, block: _Block, after: _Block | None) -> None:

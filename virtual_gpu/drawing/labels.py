@@ -72,6 +72,7 @@ def kind_label(kind: str) -> str:
     return {
         "parameters": tr(ko="파라미터", en="parameters"),
         "gathered": tr(ko="모아 둔 파라미터", en="gathered parameters"),
+        "buckets": tr(ko="DDP 버킷", en="DDP buckets"),
         "gradients": tr(ko="그레이디언트", en="gradients"),
         "master": tr(ko="fp32 가중치", en="fp32 weights"),
         "momentum": "momentum",

@@ -19,6 +19,7 @@ COLORS = {
     "gathered": svg.SKY,
     "gradients": svg.ORANGE,
     "optimizer": svg.GREEN,
+    "buckets": svg.GREY,
     "activations": svg.PURPLE,
     "communication": svg.GREY,
 }
@@ -54,7 +55,7 @@ def draw_stages(ledgers: Sequence[ShardLedger]) -> svg.Drawing:
         for rank, memory in ledger.ranks.items():
             drawing.text(92, y + 13, f"rank {rank}", size=11, anchor="end", fill=svg.MUTED)
             x = 100.0
-            for part in ("parameters", "gathered", "gradients", "optimizer"):
+            for part in ("parameters", "gathered", "gradients", "buckets", "optimizer"):
                 width = getattr(memory, part) * scale
                 drawing.rect(x, y, width, bar, COLORS[part])
                 x += width
@@ -64,7 +65,12 @@ def draw_stages(ledgers: Sequence[ShardLedger]) -> svg.Drawing:
             published, y - len(ledger.ranks) * (bar + 4) - 3, published, y - 1, svg.INK, stroke_dasharray="4 3"
         )
         y += gap - 8
-    _legend(drawing, ("parameters", "gathered", "gradients", "optimizer"), {}, y, columns=4, step=180)
+    parts = [
+        part
+        for part in ("parameters", "gathered", "gradients", "buckets", "optimizer")
+        if part != "buckets" or any(memory.buckets for ledger in ledgers for memory in ledger.ranks.values())
+    ]
+    _legend(drawing, parts, {}, y, columns=5 if "buckets" in parts else 4, step=144 if "buckets" in parts else 180)
     return drawing
 
 

@@ -12,34 +12,59 @@ import torch
 from torch import nn
 
 from ..counting.mode import on_virtual_gpu
+from ..language import tr
 from ..real import GPU
+from ..turns import in_turn
 from .adapters import (
+    LORA_DROPOUT,
     LORA_RANK,
     add_adapters,
     prepare_4bit,
 )
 from .configs import (
     auto_class,
+    bad_configuration,
 )
 
 ATTENTION = ("sdpa", "eager")
+MOST_LAYERS = 4096  # four times the deepest transformer that was published (DeepNet, arXiv 2203.00555: 1,000 layers)
 
 
+@in_turn
 def build_model(config: Any, dtype: torch.dtype, attention: str = "sdpa", device: Any = "meta") -> nn.Module:
     """A language model, causal or encoder-decoder, with random weights.
 
     On the meta device, the default, it has shapes alone: no values, no memory.
     """
     auto = auto_class(config)
+    check_depth(config)
     _run_as_eager()
     config = copy.deepcopy(config)  # building writes into it
-    with torch.device(device):
-        model = auto.from_config(config, **dtype_argument(dtype), **attention_argument(attention))
-        model.tie_weights()  # transformers 5.0 does not tie on the meta device
+    try:
+        with torch.device(device):
+            model = auto.from_config(config, **dtype_argument(dtype), **attention_argument(attention))
+            model.tie_weights()  # transformers 5.0 does not tie on the meta device
+    except Exception as error:  # of any kind: whatever the model's own code does with sizes that do not go together
+        if str(device) != "meta":
+            raise  # a real GPU may have run out of memory
+        raise bad_configuration(config.model_type, error) from error
     _keep_in_fp32(model, dtype)
     if getattr(model, "loss_type", "") is None:
         model.loss_type = "ForCausalLM"  # what transformers takes anyway for GPT-2, with a warning
     return model
+
+
+def check_depth(config: Any) -> None:
+    """ValueError for more layers than any model has: building them would take minutes, and then the memory."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    layers = getattr(text, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise ValueError(
+            tr(
+                ko=f"num_hidden_layers={layers}: 층은 {MOST_LAYERS:,}개까지다.",
+                en=f"num_hidden_layers={layers}: up to {MOST_LAYERS:,} layers.",
+            )
+        )
 
 
 def _keep_in_fp32(model: nn.Module, dtype: torch.dtype) -> None:
@@ -70,6 +95,7 @@ def build_on_gpu(
     gpu: GPU,
     lora_rank: int = LORA_RANK,
     lora_targets: str | Sequence[str] = "attention",
+    lora_dropout: float = LORA_DROPOUT,
 ) -> nn.Module:
     """The architecture on the GPU: without values on a virtual one, with random weights on a real one."""
     # bitsandbytes quantizes while it moves a layer to the GPU: until then the weights lie on the CPU.
@@ -77,7 +103,7 @@ def build_on_gpu(
     model = build_model(config, dtype, attention, device)
     if peft == "qlora":
         _quantize(model, dtype, gpu)
-    return gpu.place(model if peft is None else add_adapters(model, lora_rank, lora_targets))
+    return gpu.place(model if peft is None else add_adapters(model, lora_rank, lora_targets, lora_dropout=lora_dropout))
 
 
 def count_parameters(model: nn.Module, trainable_only: bool = False) -> int:

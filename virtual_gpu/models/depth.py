@@ -1,17 +1,20 @@
-"""How deep a model is, and shallower or deeper ones of its kind."""
+"""How deep a model is, shallower ones of its kind, and what a deep one does from what those do."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from .build import (
-    build_model,
-    count_parameters,
-)
+from ..trace.depth import continued, on_a_line
+from ..trace.trace import Trace
+from .build import build_model, check_depth
+
+Numbers = Mapping[Any, int]
+TURNS_FOR_ANOTHER = 8  # deeper than so many turns of its layers, a model is worth a fourth shallow run
 
 
 def text_config(config: Any) -> Any:
@@ -28,6 +31,8 @@ def with_depth(config: Any, layers: int) -> Any:
         "num_hidden_layers": layers,
     }.items():
         setattr(text, name, value)
+    if (getattr(text, "num_kv_shared_layers", None) or 0) >= layers:
+        text.num_kv_shared_layers = 0  # there is no earlier layer left to share with
     return config
 
 
@@ -35,15 +40,46 @@ def shallow_depths(config: Any) -> tuple[tuple[int, int, int], int] | None:
     """The three depths to run instead of the config's, and how many steps after the first it lies.
 
     Layers that take turns count by whole turns. None where shallow runs are not less work, where layers differ without
-    taking turns, or where there are two depths (an encoder-decoder).
+    taking turns, where there are two depths (an encoder-decoder), and where the last layers use the keys and values of
+    earlier ones. ValueError for more layers than any model has.
     """
+    check_depth(config)
     text = text_config(config)
     depth = text.num_hidden_layers
+    if getattr(
+        text, "num_kv_shared_layers", 0
+    ):  # the last layers reuse what earlier ones made: no layer is like another
+        return None
     kinds = [*zip(*_of_layers(text).values(), strict=True)] or [()] * depth
     turn = next(n for n in range(1, depth + 1) if depth % n == 0 and kinds == kinds[:n] * (depth // n))
-    if depth <= 5 * turn or getattr(config, "is_encoder_decoder", False):
+    shared = getattr(text, "num_kv_shared_layers", 0)  # Gemma 3n and 4: which layer's, hangs on the whole depth
+    if depth <= 5 * turn or shared or getattr(config, "is_encoder_decoder", False):
         return None
     return (2 * turn, 3 * turn, 4 * turn), depth // turn - 2
+
+
+def from_shallow(config: Any, run: Callable[[Any], tuple[Trace, Numbers]]) -> tuple[Trace, dict[Any, int]] | None:
+    """What `run(config)` gives, from three shallow runs; None where they are not less work, or contradict each other.
+
+    run: a config → (its trace, numbers beside it). The one way from shallow to deep: the model's parameters must lie on
+    the line shape by shape, its traces must continue (`trace.depth`), and so must every number. Where the shallowest is
+    not like the others yet (FSDP2 gathers two groups ahead), the three after it are tried, one turn deeper.
+    """
+    shallow = shallow_depths(config)
+    if shallow is None or not grows_evenly(config, *shallow):
+        return None
+    (first, second, _), more = shallow
+    turn, runs = second - first, {}
+    for start in range(2 if more > TURNS_FOR_ANOTHER - 2 else 1):
+        depths = [first + (start + n) * turn for n in range(3)]
+        for layers in depths:
+            if layers not in runs:
+                runs[layers] = run(with_depth(config, layers))
+        traces, numbers = zip(*(runs[layers] for layers in depths), strict=True)
+        trace, found = continued(traces, more - start), on_a_line(numbers, more - start)
+        if trace is not None and found is not None:
+            return trace, found
+    return None
 
 
 def _of_layers(config: Any) -> dict[str, list]:
@@ -55,17 +91,19 @@ def _of_layers(config: Any) -> dict[str, list]:
 def grows_evenly(config: Any, depths: Sequence[int], more: int) -> bool:
     """Whether the parameters `more` steps after the first two of these depths are what a straight line says.
 
-    They are not where another kind of layer only comes later (experts after the first dense ones).
+    Counted shape by shape. They are not where another kind of layer only comes later (experts after dense layers).
     """
     one, two = (_parameters_of(with_depth(config, layers)) for layers in depths[:2])
-    return _parameters_of(config) == one + more * (two - one)
+    return _parameters_of(config) == Counter(on_a_line([one, two], more))
 
 
-_parameters: dict[tuple[type, str], int] = {}  # of a config, all that it says
+_parameters: dict[tuple[type, str], Counter] = {}  # of a config, all that it says
 
 
-def _parameters_of(config: Any) -> int:
+def _parameters_of(config: Any) -> Counter:
+    """(shape, dtype) → how many parameters are like this, tied ones once."""
     key = type(config), config.to_json_string(use_diff=False)
     if key not in _parameters:
-        _parameters[key] = count_parameters(build_model(config, torch.float16))
+        model = build_model(config, torch.float16)
+        _parameters[key] = Counter((tuple(p.shape), p.dtype) for p in model.parameters())
     return _parameters[key]

@@ -16,7 +16,7 @@ _THREADS, _FEW_VALUES, _MANY_VALUES = 512, 16, 256  # MAX_NUM_THREADS, min_ and 
 # Multiprocessors of a card, after NVIDIA's data sheets. One that is not here counts as an A100: more blocks than a card
 # holds at once are not made, and each has its share of the buffer.
 _MULTIPROCESSORS = {"T4": 40, "V100": 80, "L4": 58, "RTX 3060": 28, "RTX 3090": 82, "RTX 4090": 128, "A100": 108}
-_MULTIPROCESSORS |= {"H100": 132, "H200": 132}
+_MULTIPROCESSORS |= {"H100": 132, "H200": 132, "RTX 5090": 170}
 
 
 def resident_threads(name: str, compute_capability: tuple[int, int]) -> int:
@@ -31,9 +31,9 @@ def reduction_buffers(
 ) -> tuple[int, int]:
     """(bytes of the buffer, bytes of the semaphores) of a sum; zeros where one block sees all of an output's inputs.
 
-    outputs, inputs: numbers in all, and that each of them sums. fastest: whether the summed dimension is the dense one.
-    vectors: elements that a thread takes at once (4, or 1 where they are not dense). resident: threads that the card holds
-    at once. element: bytes of the accumulator.
+    outputs, inputs: numbers in all, and that each of them sums. fastest: whether the summed dimension is dense.
+    vectors: elements that a thread takes at once (4, or 1 where they are not dense). resident: threads that the card
+    holds at once. element: bytes of the accumulator.
 
     Source: setReduceConfig and ReduceConfig in aten/src/ATen/native/cuda/Reduce.cuh.
     """

@@ -32,8 +32,8 @@ class Rule:
 
     what: in words. source: where PyTorch (or `library`) says so. since, until: the first version that does it and the
     first that no longer does. capability: the least compute capability, and the first that is too high. kernels: (key,
-    operator) → replacement above autograd (None: what the next key has). operators: operator → replacement below it. nested: operator → what it asks
-    for also where it is met inside another.
+    operator) → replacement above autograd (None: what the next key has). operators: operator → replacement below it.
+    nested: operator → what it asks for also where it is met inside another.
     """
 
     name: str

@@ -21,13 +21,13 @@ from torch.distributed.tensor import debug as tensor_debug
 from torch.optim.adamw import adamw
 from torch.overrides import TorchFunctionMode
 
-from ..cards import CATALOG
+from ..cards import CATALOG, GPUSpec
 from ..counting.gpu import VirtualGPU
 from ..language import tr
 from ..models.build import build_model
 from ..real import storage_bytes
 from ..step.run import enable_checkpointing
-from ..trace.timeline import Timeline
+from ..trace.trace import Trace
 from .collectives import Collectives
 from .layout import Convention, Layout
 
@@ -42,7 +42,7 @@ class RankRun:
     held: dict[str, int]
     sent: Counter
     sent_activations: Counter
-    timeline: Timeline
+    trace: Trace
 
 
 class MasterAdamW(torch.optim.AdamW):
@@ -72,13 +72,15 @@ def run_rank(
     convention: Convention,
     rank: int = 0,
     *,
+    spec: GPUSpec = CATALOG["H100"],
     batch_size: int | None = 1,
     sequence_length: int = 8,
     checkpointing: bool = False,
 ) -> RankRun:
     """One training step on rank `rank` of the layout, its forward and backward recorded (no optimizer state yet).
 
-    batch_size None: no forward and backward, the gradients are made in the shape of the parameters (stages 0 and 1).
+    spec: the card, whose kernels and workspaces the rank has. batch_size None: no forward and backward, the gradients
+    are made in the shape of the parameters (stages 0 and 1).
     DDP's reducer is written in C++ and reads values, which fake tensors do not have. So at stages 0 and 1 the rank runs
     without it, and its all-reduce is missing in `sent`.
     """
@@ -86,7 +88,8 @@ def run_rank(
         # FSDP2 warns that a DTensor's output is a view; nothing here writes into one.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
         model, mesh = shard(config, layout, convention)
-        gpu = VirtualGPU(CATALOG["H100"], limited=False)
+        gpu = VirtualGPU(spec, limited=False)
+        gpu.meter.stream = _Streams()
         with _resizes_counted(gpu):
             shards = _place(model, gpu)
             if checkpointing:
@@ -100,7 +103,7 @@ def run_rank(
                     kept = 0
                 else:
                     kept = _forward_backward(model, gpu, record, (batch_size, sequence_length), shards)
-                timeline = record.timeline()
+                trace = record.recorder.trace()
                 optimizer.step()
             held = {
                 "parameters": storage_bytes(shards),
@@ -110,7 +113,7 @@ def run_rank(
             for kind, name in (("master", "master"), ("momentum", "exp_avg"), ("variance", "exp_avg_sq")):
                 held[kind] = storage_bytes(_locals(_states(optimizer, name)))
             sent = messages.elements if layout.ranks > 1 else Counter()
-            return RankRun(held, sent, messages.activations, timeline)
+            return RankRun(held, sent, messages.activations, trace)
 
 
 def _place(model: torch.nn.Module, gpu: VirtualGPU) -> list[torch.Tensor]:
@@ -133,10 +136,10 @@ def _forward_backward(
     tokens = torch.zeros(shape, dtype=torch.int64)
     batch = gpu.place({"input_ids": tokens, "labels": tokens})
     with record.phase("forward"):
-        outputs = model(**batch, use_cache=False)
+        loss = model(**batch, use_cache=False).loss  # the logits go, as in the one training step
     kept = storage_bytes([*shards, *_locals(model.parameters())]) - storage_bytes(shards)
     with record.phase("backward"):
-        outputs.loss.backward()
+        loss.backward()
     gpu.label(_locals(p.grad for p in model.parameters()), "gradients")
     return kept
 
@@ -156,11 +159,12 @@ def fake_world(ranks: int, rank: int = 0) -> Iterator[None]:
     if not 0 <= rank < ranks:
         raise ValueError(tr(ko=f"rank={rank}: 0부터 {ranks - 1}까지다.", en=f"rank={rank}: 0 to {ranks - 1}."))
     hook = sys.excepthook
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     try:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
         yield
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():  # not where an interrupt came before the group was made
+            dist.destroy_process_group()
         sys.excepthook = hook  # PyTorch puts one there that prints the rank before every line
         # DTensor remembers how operations were split, with the mesh and its groups, which are gone.
         tensor_debug._clear_sharding_prop_cache()
@@ -281,6 +285,22 @@ def _resizes_counted(gpu: VirtualGPU) -> Iterator[None]:
         yield
     finally:
         torch.UntypedStorage.resize_ = original
+
+
+class _Streams:
+    """The number of the current stream: 0 where the step computes, others in the order in which they are first used.
+
+    FSDP2 enters its streams (torch/distributed/fsdp/_fully_shard, class FSDPCommContext) on a CPU as well, where they
+    are names without a meaning. `foreach_all_gather` allocates what is gathered on all_gather_copy_in_stream,
+    `foreach_reduce` the sharded gradients on reduce_scatter_stream; what it reduces from, and the parameters as the
+    blocks compute with them (`alloc_all_gather_outputs`), belong to the stream that computes.
+    """
+
+    def __init__(self) -> None:
+        self.numbers = {torch.cpu.current_stream(): 0}
+
+    def __call__(self) -> int:
+        return self.numbers.setdefault(torch.cpu.current_stream(), len(self.numbers))
 
 
 class _Messages(Collectives):

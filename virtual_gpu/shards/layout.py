@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,7 @@ from ..language import tr
 from ..units import positive_int
 
 STAGES = (0, 1, 2, 3)
+MOST_RANKS = 2**17  # more than the largest cluster that one training was reported on
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,16 @@ class Layout:
     tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
-        positive_int(self.ranks, tr(ko="GPU 수", en="number of GPUs"))
-        positive_int(self.tensor_parallel, tr(ko="텐서 병렬 크기", en="tensor-parallel degree"))
-        if isinstance(self.stage, bool) or self.stage not in STAGES:
+        # Plain ints, also where NumPy's were given: PyTorch takes no others.
+        keep = functools.partial(object.__setattr__, self)
+        keep("ranks", positive_int(self.ranks, tr(ko="GPU 수", en="number of GPUs")))
+        keep(
+            "tensor_parallel", positive_int(self.tensor_parallel, tr(ko="텐서 병렬 크기", en="tensor-parallel degree"))
+        )
+        keep("stage", _stage(self.stage))
+        if self.ranks > MOST_RANKS:
             raise ValueError(
-                tr(ko=f"stage={self.stage!r}: 0, 1, 2, 3 가운데 하나다.", en=f"stage={self.stage!r}: 0, 1, 2 or 3.")
+                tr(ko=f"GPU {self.ranks}개: {MOST_RANKS:,}개까지다.", en=f"{self.ranks} GPUs: up to {MOST_RANKS:,}.")
             )
         if self.ranks % self.tensor_parallel:
             raise ValueError(
@@ -55,6 +63,11 @@ class Layout:
     def data_parallel(self) -> int:
         """N of ZeRO's formulas: the ranks that share one slice of the model."""
         return self.ranks // self.tensor_parallel
+
+    @property
+    def has_ddp(self) -> bool:
+        """Whether DistributedDataParallel adds the gradients of several ranks up."""
+        return self.stage <= 1 and self.data_parallel > 1
 
     def check_model(self, config: Any) -> None:
         """ValueError where the model's heads or layers cannot be split by the tensor-parallel degree."""
@@ -81,6 +94,16 @@ class Layout:
                         en=f"{number} {what} do not divide by a tensor-parallel degree of {degree}.",
                     )
                 )
+
+
+def _stage(stage: Any) -> int:
+    try:
+        number = None if isinstance(stage, bool) else operator.index(stage)
+    except TypeError:
+        number = None
+    if number not in STAGES:
+        raise ValueError(tr(ko=f"stage={stage!r}: 0, 1, 2, 3 가운데 하나다.", en=f"stage={stage!r}: 0, 1, 2 or 3."))
+    return number
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,20 @@ padding. A test holds the first two equal to the byte.
 from __future__ import annotations
 
 import copy
-import functools
 import heapq
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from fnmatch import fnmatch
 from typing import Any
 
-import numpy as np
-
 from ..drawing.labels import html_table, kind_label
 from ..language import tr
 from ..models.build import build_model
 from ..models.configs import load_config, resolve_model_id
-from ..models.depth import text_config, with_depth
+from ..models.depth import from_shallow
+from ..trace.trace import Trace
 from ..units import GB, choose
 from .fake_rank import is_tied, run_rank
 from .layout import CONVENTIONS, Convention, Layout
@@ -30,12 +29,14 @@ from .layout import CONVENTIONS, Convention, Layout
 # GPT-2's shape in the sizes of the ZeRO paper (arXiv 1910.02054), table 1: layers, hidden size, heads. The paper gives
 # no shapes; the last is the 1T model of Narayanan et al. (arXiv 2104.04473), table 1.
 PAPER_MODELS = {"ZeRO-7.5B": (36, 4096, 32), "ZeRO-128B": (70, 12288, 96), "ZeRO-1T": (128, 25600, 160)}
-DEPTHS = (1, 2, 3)
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """What one rank holds of the model, in bytes by kind. gathered: whole parameters that stay beside the own shard."""
+    """What one rank holds of the model, in bytes by kind.
+
+    gathered: whole parameters that stay beside the own shard. buckets: DDP's, a second copy of the gradients.
+    """
 
     rank: int
     parameters: int
@@ -44,6 +45,7 @@ class RankMemory:
     master: int
     momentum: int
     variance: int
+    buckets: int = 0
 
     @property
     def optimizer(self) -> int:
@@ -53,7 +55,7 @@ class RankMemory:
     @property
     def total(self) -> int:
         """All kinds together."""
-        return self.parameters + self.gathered + self.gradients + self.optimizer
+        return self.parameters + self.gathered + self.gradients + self.buckets + self.optimizer
 
 
 KINDS = tuple(field.name for field in fields(RankMemory))[1:]
@@ -64,8 +66,8 @@ class ShardLedger:
     """What the ranks hold, counted in PyTorch's engines. In a notebook it is a table in decimal GB.
 
     ranks: rank → `RankMemory`. sent: collective → elements of parameters and gradients in one step, with padding (DDP's
-    all-reduce, which does not run on fake tensors, by rule). method: "run" (every layer), or "depth": 1, 2 and 3 layers
-    were run, found linear to the byte, and continued.
+    all-reduce, which does not run on fake tensors, by rule). method: "run" (every layer), or "depth": three shallow
+    runs were found to lie on a line, trace by trace and number by number, and continued (`models.depth.from_shallow`).
     """
 
     model: str
@@ -121,7 +123,7 @@ def paper_by_kind(parameters: float, layout: Layout, convention: Convention) -> 
         kind: parameters * getattr(convention, kind) / (n if layout.stage >= stage else 1)
         for kind, stage in share.items()
     }
-    return by_kind | {"gathered": 0.0}
+    return by_kind | {"gathered": 0.0, "buckets": 0.0}
 
 
 def paper_bytes(parameters: float, layout: Layout, precision: str = "mixed") -> float:
@@ -129,12 +131,15 @@ def paper_bytes(parameters: float, layout: Layout, precision: str = "mixed") -> 
     return sum(paper_by_kind(parameters, layout, CONVENTIONS[precision]).values())
 
 
-def closed_form(model: str, layout: Layout, precision: str = "mixed", rank: int = 0) -> RankMemory:
+def closed_form(
+    model: str, layout: Layout, precision: str = "mixed", rank: int = 0, *, gradient_as_bucket_view: bool = False
+) -> RankMemory:
     """What rank `rank` holds, from the parameters' shapes alone.
 
     FSDP2 cuts dim 0 of each tensor into pieces of ceil(dim 0 / N) rows. Parameters and gradients are padded to that on
     every rank; the optimizer state is made for the rows that a rank really has, which may be none.
-    ZeroRedundancyOptimizer deals out whole tensors, the largest first, each to the rank that has least.
+    ZeroRedundancyOptimizer deals out whole tensors, the largest first, each to the rank that has least. DDP (stages 0
+    and 1) keeps all gradients a second time, in buckets, but with gradient_as_bucket_view.
     """
     config, convention = config_of(model), CONVENTIONS[choose(precision, CONVENTIONS, tr(ko="정밀도", en="precision"))]
     layout.check_model(config)
@@ -156,6 +161,7 @@ def closed_form(model: str, layout: Layout, precision: str = "mixed", rank: int 
         owned * convention.master,
         owned * convention.momentum,
         owned * convention.variance,
+        0 if gradient_as_bucket_view or not layout.has_ddp else whole * convention.gradients,
     )
 
 
@@ -182,14 +188,30 @@ def padded_elements(model: str, layout: Layout) -> int:
     return n * sum(-(-rows // n) * rest * count for (rows, rest), count in shapes.items())
 
 
-def dealt_elements(shapes: Counter, n: int) -> list[int]:
-    """Elements that each of n ranks gets when whole tensors are dealt out, the largest first, to whoever has least."""
-    ranks = [(0, rank) for rank in range(n)]
+def dealt_shapes(shapes: Counter, n: int) -> list[Counter]:
+    """What each of n ranks gets when whole tensors are dealt out, the largest first, to whoever has least."""
+    ranks, dealt = [(0, rank) for rank in range(n)], [Counter() for _ in range(n)]
     for (rows, rest), count in sorted(shapes.items(), key=lambda item: -item[0][0] * item[0][1]):
         for _ in range(count):
             held, rank = heapq.heappop(ranks)
+            dealt[rank][rows, rest] += 1
             heapq.heappush(ranks, (held + rows * rest, rank))
-    return [held for held, _ in sorted(ranks, key=lambda item: item[1])]
+    return dealt
+
+
+def dealt_elements(shapes: Counter, n: int) -> list[int]:
+    """Elements that each of n ranks gets (`dealt_shapes`)."""
+    return [sum(rows * rest * count for (rows, rest), count in mine.items()) for mine in dealt_shapes(shapes, n)]
+
+
+def owned_elements(model: str, layout: Layout, rank: int = 0) -> list[int]:
+    """Elements of each piece for which rank `rank` keeps optimizer state; FSDP2's may have none."""
+    shapes, n = local_shapes(model, layout.tensor_parallel), layout.data_parallel
+    mine = rank // layout.tensor_parallel
+    if layout.stage == 1:
+        shapes = dealt_shapes(shapes, n)[mine]
+    pieces = [(_rows_of(rows, n, mine) if layout.stage >= 2 else rows) * rest for rows, rest in shapes.elements()]
+    return [piece for piece in pieces if piece]
 
 
 def _rows_of(rows: int, n: int, rank: int) -> int:
@@ -197,9 +219,8 @@ def _rows_of(rows: int, n: int, rank: int) -> int:
     return min(max(rows - rank * piece, 0), piece)
 
 
-@functools.cache
 def config_of(model: str) -> Any:
-    """The config of a bundled architecture, of a hub id, or of one of the ZeRO paper's sizes."""
+    """The config of a bundled architecture, of a hub id or folder, or of one of the ZeRO paper's sizes."""
     sizes = {name.lower(): name for name in PAPER_MODELS}
     if str(model).lower() not in sizes:
         return load_config(model)
@@ -208,39 +229,44 @@ def config_of(model: str) -> Any:
     return config
 
 
-@functools.cache
 def local_shapes(model: str, tensor_parallel: int = 1) -> Counter:
     """(rows, elements in a row) → how many parameters have this shape on the first tensor-parallel rank.
 
-    Two and three layers are built, without values, and continued to the full depth.
+    All layers are built, without values: they may differ.
     """
-    config = config_of(model)
-    if text_config(config).num_hidden_layers <= 3:
-        return _shapes(config, tensor_parallel)
-    two, three = (_shapes(with_depth(config, layers), tensor_parallel) for layers in (2, 3))
-    more = text_config(config).num_hidden_layers - 2
-    return Counter({shape: two[shape] + more * (three[shape] - two[shape]) for shape in three})
+    counts: Counter = Counter()
+    for (shape, cut), count in _shapes(config_of(model)).items():
+        local = list(shape)
+        if tensor_parallel > 1 and cut is not None:
+            local[cut] = -(-local[cut] // tensor_parallel)
+        counts[local[0], math.prod(local[1:])] += count
+    return counts
 
 
-def _shapes(config: Any, degree: int) -> Counter:
+_known: dict[tuple[type, str], Counter] = {}  # of a config, all that it says
+
+
+def _shapes(config: Any) -> Counter:
+    """(shape, dim that tensor parallelism cuts or None) → how many parameters are like this, tied ones once."""
+    key = type(config), config.to_json_string(use_diff=False)
+    if key not in _known:
+        _known[key] = _build_shapes(config)
+    return _known[key]
+
+
+def _build_shapes(config: Any) -> Counter:
     model = build_model(config, CONVENTIONS["mixed"].dtype)
     plan = getattr(config, "base_model_tp_plan", None) or {}
-    split = {}  # id of a parameter -> the dim that tensor parallelism cuts
+    cut = {}  # id of a parameter → the dim
     for name, module in model.base_model.named_modules():
         style = next((style for pattern, style in plan.items() if fnmatch(name, pattern)), None)
-        if style in ("colwise", "rowwise"):
-            split[id(module.weight)] = 0 if style == "colwise" else 1
+        if style in ("colwise", "rowwise") and hasattr(module, "weight"):
+            cut[id(module.weight)] = 0 if style == "colwise" else 1
             if style == "colwise" and module.bias is not None:
-                split[id(module.bias)] = 0
+                cut[id(module.bias)] = 0
     if not is_tied(model):
-        split |= {id(model.get_input_embeddings().weight): 1, id(model.get_output_embeddings().weight): 0}
-    counts: Counter = Counter()
-    for parameter in model.parameters():
-        shape = list(parameter.shape)
-        if degree > 1 and id(parameter) in split:
-            shape[split[id(parameter)]] = -(-shape[split[id(parameter)]] // degree)
-        counts[shape[0], int(np.prod(shape[1:], dtype=np.int64))] += 1
-    return counts
+        cut |= {id(model.get_input_embeddings().weight): 1, id(model.get_output_embeddings().weight): 0}
+    return Counter((tuple(parameter.shape), cut.get(id(parameter))) for parameter in model.parameters())
 
 
 def count_elements(model: str) -> int:
@@ -256,11 +282,14 @@ def shard_ledger(
     tensor_parallel: int = 1,
     precision: str = "mixed",
     look_at: Iterable[int] | None = None,
+    gradient_as_bucket_view: bool = False,
 ) -> ShardLedger:
     """Shard the model by PyTorch's own engine on a few of `ranks` ranks, train a step, and count what each one holds.
 
     model: a bundled architecture, a hub id, or "ZeRO-7.5B", "ZeRO-128B", "ZeRO-1T". precision: "mixed" (16 bytes a
     parameter, the paper's), "bf16" (8), "fp32" (16). look_at: the ranks; by default the first, the middle and the last.
+    gradient_as_bucket_view: DDP's argument; by default its buckets are a second copy of the gradients, which the paper
+    does not have (stages 0 and 1).
     """
     config, model = config_of(model), resolve_model_id(model)
     layout = Layout(ranks, stage, tensor_parallel)
@@ -270,31 +299,26 @@ def shard_ledger(
         look_at = (0, ranks // 2, ranks - 1)
     found, sent, method = {}, Counter(), "run"
     for rank in dict.fromkeys(look_at):
-        held, sent, method = _run_by_depth(config, layout, CONVENTIONS[precision], rank)
-        found[rank] = RankMemory(rank, **held)
-    if layout.stage <= 1 and layout.data_parallel > 1:
+        held, sent, method = _run(config, layout, CONVENTIONS[precision], rank)
+        buckets = 0 if gradient_as_bucket_view or not layout.has_ddp else held["gradients"]
+        found[rank] = RankMemory(rank, **held, buckets=buckets)
+    if layout.has_ddp:
         sent += Counter(allreduce=elements_sent(model, layout)["allreduce"])
     return ShardLedger(model, count_elements(model), layout, precision, found, sent, method)
 
 
-def _run_by_depth(config: Any, layout: Layout, convention: Convention, rank: int) -> tuple[dict, Counter, str]:
-    depth = text_config(config).num_hidden_layers
-    if layout.stage == 1:  # how whole tensors fall is not linear in depth
+def _run(config: Any, layout: Layout, convention: Convention, rank: int) -> tuple[dict, Counter, str]:
+    """(bytes held by kind, elements sent by collective, "depth" or "run")."""
+    if layout.stage == 1:  # how whole tensors fall does not grow with the depth
         run = run_rank(config, layout, convention, rank, batch_size=None)
         return run.held, run.sent, "run"
-    if depth > max(DEPTHS):
-        runs = [run_rank(with_depth(config, layers), layout, convention, rank) for layers in DEPTHS]
-        held = _continue([run.held for run in runs], depth)
-        sent = _continue([run.sent for run in runs], depth)
-        if held is not None and sent is not None:
-            return held, Counter(sent), "depth"
-    run = run_rank(config, layout, convention, rank)
-    return run.held, run.sent, "run"
 
+    def numbers(config: Any) -> tuple[Trace, dict[tuple[str, str], int]]:
+        run = run_rank(config, layout, convention, rank)
+        held = {("held", kind): nbytes for kind, nbytes in run.held.items()}
+        return run.trace, held | {("sent", kind): elements for kind, elements in run.sent.items()}
 
-def _continue(numbers: list[dict[str, int]], depth: int) -> dict[str, int] | None:
-    """The numbers at `depth` layers from those at 1, 2 and 3; None where they do not lie on a line."""
-    one, two, three = numbers
-    if any(two[kind] - one[kind] != three[kind] - two[kind] for kind in three):
-        return None
-    return {kind: one[kind] + (depth - 1) * (two[kind] - one[kind]) for kind in three}
+    found = from_shallow(config, numbers)
+    method, (_, found) = ("depth", found) if found else ("run", numbers(config))
+    parts = {part: {kind: n for (of, kind), n in found.items() if of == part} for part in ("held", "sent")}
+    return parts["held"], Counter(parts["sent"]), method

@@ -1,28 +1,30 @@
 """What one of N ranks needs for a whole training step: its share of the model, and all that ZeRO does not share.
 
 Activations are each rank's own. FSDP2 besides gathers the group that is being computed, prefetches the next one, and
-needs buffers to send from. All of it comes from one run of a rank on the virtual GPU (`fake_rank`).
+needs buffers to send from. All of it comes from one run of a rank on the virtual GPU (`fake_rank`), whose trace is then
+edited (`trace.edits`): optimizer state, DDP's buckets, an accumulation, another number of ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from ..cards import CATALOG
+from ..cards import CATALOG, GPUSpec, card
 from ..drawing.shards import draw_step
 from ..language import tr
 from ..models.configs import resolve_model_id
-from ..models.depth import grows_evenly, shallow_depths, text_config, with_depth
-from ..trace.depth import continued
-from ..trace.timeline import CATEGORIES, Timeline
-from ..units import choose, human_bytes, positive_int
-from .fake_rank import RankRun, run_rank
+from ..models.depth import from_shallow, text_config
+from ..trace.edits import accumulating as accumulating_trace
+from ..trace.edits import held_from_the_start, scaled, with_ddp
+from ..trace.timeline import CATEGORIES
+from ..trace.trace import Trace
+from ..units import MiB, choose, human_bytes, positive_int
+from .fake_rank import run_rank
 from .layout import CONVENTIONS, Layout
 from .ledger import (
     RankMemory,
@@ -32,9 +34,11 @@ from .ledger import (
     dealt_elements,
     elements_sent,
     local_shapes,
+    owned_elements,
     padded_elements,
     paper_bytes,
 )
+from .nccl import Range, nccl_bytes
 
 REFERENCE = 64  # data-parallel ranks of the run that stands for other numbers of them
 PADDING = 0.002
@@ -45,7 +49,10 @@ class RankStep:
     """One rank at the peak of a step, in bytes by part; "other" of the virtual GPU counts as communication buffers.
 
     memory: its share of the model (the first rank's, or at stage 1 that of the rank that holds most). sent: collective
-    → elements of parameters and gradients; sent_activations: those of tensor parallelism.
+    → elements of parameters and gradients; sent_activations: those of tensor parallelism. nccl: what NCCL's buffers
+    take outside PyTorch's allocator. trace: the step's, optimizer state and buckets in it. reserved_bytes: the most
+    that the caching allocator reserves, with a pool for each of FSDP2's streams: without a limit or, where that is too
+    much and the cache can be given back in time, in the room that the GPU has.
     """
 
     model: str
@@ -61,15 +68,28 @@ class RankStep:
     sent_activations: Counter
     gpu_name: str
     capacity_bytes: int
+    nccl: Range
+    reserved_bytes: int
+    trace: Trace = field(repr=False)
+
+    @property
+    def room_bytes(self) -> int:
+        """What is left for PyTorch's allocator beside NCCL's buffers, as large as they likely are."""
+        return self.capacity_bytes - self.nccl.likely
+
+    @functools.cached_property
+    def card_bytes(self) -> int:
+        """The least capacity in which the caching allocator gets through, to 1/128 of the peak; NCCL's comes on top."""
+        return self.trace.smallest_capacity(max(self.total // 128, 2 * MiB))
 
     @property
     def fits(self) -> bool:
-        """Whether the peak stays below what PyTorch can allocate on the GPU."""
-        return self.total <= self.capacity_bytes
+        """Whether the caching allocator finds room for the step beside NCCL's buffers."""
+        return self.reserved_bytes <= self.room_bytes
 
     @property
     def total(self) -> int:
-        """Bytes at the peak."""
+        """Bytes of the tensors at the peak."""
         return sum(self.at_peak.values())
 
     @property
@@ -112,15 +132,16 @@ class RankStep:
     @property
     def verdict(self) -> str:
         """One line: does it fit, and by how much."""
-        total, capacity = human_bytes(self.total), human_bytes(self.capacity_bytes)
+        tensors, capacity = human_bytes(self.total), human_bytes(self.capacity_bytes)
+        needed = human_bytes(self.reserved_bytes + self.nccl.likely)
         if self.fits:
             return tr(
-                ko=f"들어간다. GPU당 최대 {total}, 한도 {capacity}",
-                en=f"fits. Peak {total} of {capacity} on each GPU",
+                ko=f"들어간다. GPU당 최대 {tensors}, 할당자와 NCCL까지 {needed}, 한도 {capacity}",
+                en=f"fits. Peak {tensors} on each GPU, {needed} with the allocator's cache and NCCL, of {capacity}",
             )
         return tr(
-            ko=f"메모리 부족. GPU당 {total}가 필요한데 한도는 {capacity}",
-            en=f"out of memory. Each GPU needs {total} of {capacity}",
+            ko=f"메모리 부족. GPU당 {tensors}, 할당자와 NCCL까지 {needed}가 필요한데 한도는 {capacity}",
+            en=f"out of memory. Each GPU needs {tensors}, {needed} with the allocator's cache and NCCL, of {capacity}",
         )
 
     @property
@@ -139,6 +160,14 @@ class RankStep:
                 en=f"Each GPU sends in a step: parameters and gradients {weights}",
             ),
         ]
+        if self.nccl.high:
+            low, likely, high = map(human_bytes, self.nccl)
+            lines.append(
+                tr(
+                    ko=f"NCCL의 버퍼(PyTorch 할당자 밖): {low}에서 {high}, 아마 {likely}",
+                    en=f"NCCL's buffers, outside PyTorch's allocator: {low} to {high}, likely {likely}",
+                )
+            )
         if self.sent_activations:
             lines[1] += tr(ko=f", 텐서 병렬의 순전파 상태 {activations}", en=f", tensor parallelism {activations}")
         return lines
@@ -163,93 +192,116 @@ def rank_step(
     gpu: str = "H100",
     exact: bool = True,
     accumulating: bool = False,
+    gradient_as_bucket_view: bool = False,
 ) -> RankStep:
     """The peak of a training step (forward and backward, optimizer state present) on one of `ranks` ranks.
 
     batch_size and sequence_length are one rank's micro-batch (with tensor parallelism: its group's). exact: run at this
     number of ranks. Otherwise a run with 64 data-parallel ranks stands for it, with the shards of `closed_form`, unless
     there are so many ranks that padding adds over 0.2 %. The optimizer step's temporaries are not counted (a fused one
-    has none). accumulating: the gradients of earlier micro-batches lie there from the beginning. DDP's
-    buckets, which its C++ reducer makes, count as the gradients, from the beginning of the step.
+    has none). accumulating: the gradients of earlier micro-batches lie there from the beginning.
+    gradient_as_bucket_view: DDP's argument; by default its buckets are a second copy of the gradients.
     """
-    config, spec = config_of(model), CATALOG[choose(gpu, CATALOG, "GPU")]
+    config, spec = config_of(model), card(gpu).needs_cuda()
     layout = Layout(ranks, stage, tensor_parallel)
     layout.check_model(config)
     precision = choose(precision, CONVENTIONS, tr(ko="정밀도", en="precision"))
     positive_int(batch_size, "batch_size")
     _check_length(model, config, positive_int(sequence_length, "sequence_length"))
-    memory = _first_or_fullest(model, layout, precision)
+    rank = _fullest(model, layout)
+    memory = closed_form(model, layout, precision, rank, gradient_as_bucket_view=gradient_as_bucket_view)
     sharded = stage >= 2
     run_as = layout if sharded else Layout(tensor_parallel, 0, tensor_parallel)
     if sharded and not exact:
         reference = Layout(tensor_parallel * REFERENCE, stage, tensor_parallel)
         ratio = padded_elements(model, layout) / padded_elements(model, reference)
         run_as = reference if ratio < 1 + PADDING else layout
-    timeline, messages = _timeline(model, run_as, precision, batch_size, sequence_length, bool(gradient_checkpointing))
-    reference = closed_form(model, run_as, precision)
-    at_peak, phase = _peak(timeline, memory, reference, sharded, accumulating)
+    like = replace(CATALOG["T4"], compute_capability=spec.compute_capability)  # its size says nothing here
+    trace, messages = _trace(
+        _Model(type(config), config.to_json_string(use_diff=False), config), run_as, precision, batch_size,
+        sequence_length, bool(gradient_checkpointing), like,
+    )  # fmt: skip
+    if run_as != layout and sharded:
+        trace = _on_ranks(trace, memory, closed_form(model, run_as, precision))
+    if accumulating:
+        trace = accumulating_trace(trace)
+    if layout.has_ddp:
+        trace = with_ddp(trace, gradient_as_bucket_view=gradient_as_bucket_view)
+    convention = CONVENTIONS[precision]
+    owned = owned_elements(model, layout, rank)
+    states = [n * each for n in owned for each in (convention.master, convention.momentum, convention.variance) if each]
+    trace = held_from_the_start(trace, states, "optimizer")
+    trace, allocator = trace.through()
+    at_peak, phase = _peak(trace)
+    nccl, reserved = nccl_bytes(layout), allocator.peak_reserved_bytes
+    if reserved > (room := spec.capacity_bytes - nccl.likely):  # what is cached may be given back in time
+        with contextlib.suppress(MemoryError):
+            reserved = trace.reserved_peak(room)
     return RankStep(
         resolve_model_id(model), layout, precision, batch_size, sequence_length, bool(gradient_checkpointing),
         memory, at_peak, phase, elements_sent(model, layout), messages, spec.name, spec.capacity_bytes,
+        nccl, reserved, trace,
     )  # fmt: skip
 
 
-def _peak(
-    timeline: Timeline, memory: RankMemory, reference: RankMemory, sharded: bool, accumulating: bool
-) -> tuple[dict[str, int], str]:
-    """The parts at the fullest moment, from the curves of the reference run."""
-    best, phase_name = None, ""
-    for phase in timeline.phases:
-        live = dict(zip(CATEGORIES, phase.live.T.astype(np.float64), strict=True))
-        parts = {
-            "parameters": np.full(len(phase.live), memory.parameters),
-            "gathered": np.maximum(live["parameters"] - reference.parameters, 0),
-            "gradients": live["gradients"] * memory.gradients / reference.gradients,
-            "optimizer": np.full(len(phase.live), memory.optimizer),
-            "activations": live["activations"],
-            "communication": live["other"],
-        }
-        if not sharded:
-            parts["gathered"] = np.zeros(len(phase.live))
-        if not sharded or accumulating:
-            parts["gradients"] = np.full(len(phase.live), memory.gradients)
-        total = sum(parts.values())
-        moment = int(total.argmax())
-        if best is None or total[moment] > sum(best.values()):
-            best, phase_name = {part: int(curve[moment]) for part, curve in parts.items()}, phase.name
-    return best, phase_name
+def _on_ranks(trace: Trace, memory: RankMemory, reference: RankMemory) -> Trace:
+    """The trace of the reference's ranks with the shards of others; what is gathered is the same."""
+    allocates, category = trace.allocates, trace.category
+    shards = allocates & (trace.span == 0) & (category == CATEGORIES.index("parameters"))
+    trace = scaled(trace, shards, memory.parameters / reference.parameters)
+    gradients = allocates & (category == CATEGORIES.index("gradients"))
+    return scaled(trace, gradients, memory.gradients / reference.gradients)
+
+
+def _peak(trace: Trace) -> tuple[dict[str, int], str]:
+    """The parts at the fullest moment of a phase, and its name."""
+    timeline = trace.timeline()
+    shards = int(timeline.phases[0].live[0][CATEGORIES.index("parameters")])
+    live = timeline.at_peak()
+    parts = {
+        "parameters": shards,
+        "gathered": live["parameters"] - shards,
+        "gradients": live["gradients"],
+        "optimizer": live["optimizer"],
+        "activations": live["activations"],
+        "communication": live["other"],
+    }
+    return parts, timeline.peak_phase
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A config by all that it says."""
+
+    kind: type
+    said: str
+    config: Any = field(compare=False)
 
 
 @functools.lru_cache(maxsize=512)
-def _timeline(
-    model: str, layout: Layout, precision: str, batch_size: int, sequence_length: int, checkpointing: bool
-) -> tuple[Timeline, Counter]:
-    config = config_of(model)
+def _trace(
+    model: _Model, layout: Layout, precision: str, batch_size: int, sequence_length: int, checkpointing: bool,
+    spec: GPUSpec,
+) -> tuple[Trace, Counter]:  # fmt: skip
+    """A rank's forward and backward, and the elements of tensor parallelism's messages."""
 
-    def run(layers: int) -> RankRun:
-        return run_rank(
-            with_depth(config, layers), layout, CONVENTIONS[precision],
+    def run(config: Any) -> tuple[Trace, Counter]:
+        one = run_rank(
+            config, layout, CONVENTIONS[precision], spec=spec,
             batch_size=batch_size, sequence_length=sequence_length, checkpointing=checkpointing,
         )  # fmt: skip
+        return one.trace, one.sent_activations
 
-    shallow = shallow_depths(config)
-    if shallow is not None and grows_evenly(config, *shallow):
-        depths, more = shallow
-        runs = [run(layers) for layers in depths]
-        trace = continued([one.timeline.trace for one in runs], more)
-        if trace is not None:
-            two, three = (one.sent_activations for one in runs[:2])
-            sent = Counter({name: two[name] + more * (three[name] - two[name]) for name in three})
-            return trace.timeline(), sent
-    one = run(text_config(config).num_hidden_layers)
-    return one.timeline, one.sent_activations
+    trace, sent = from_shallow(model.config, run) or run(model.config)
+    return trace, Counter(sent)
 
 
-def _first_or_fullest(model: str, layout: Layout, precision: str) -> RankMemory:
+def _fullest(model: str, layout: Layout) -> int:
+    """The first rank; where whole tensors are dealt out, the one that holds most."""
     if layout.stage != 1:
-        return closed_form(model, layout, precision)
+        return 0
     dealt = dealt_elements(local_shapes(model), layout.ranks)
-    return closed_form(model, layout, precision, rank=max(range(layout.ranks), key=dealt.__getitem__))
+    return max(range(layout.ranks), key=dealt.__getitem__)
 
 
 def _travelled(sent: Counter) -> int:

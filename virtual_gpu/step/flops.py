@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,10 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from ..cards import CATALOG
 from ..counting.gpu import VirtualGPU
+from ..errors import NoSuchLayer
 from ..models.adapters import add_adapters
 from ..models.build import build_model
-from ..models.configs import load_config
+from ..models.configs import cached_by_model, load_config
 from ..models.depth import grows_evenly, shallow_depths, text_config, with_depth
+from ..turns import in_turn
 from .run import set_checkpointing
 from .setting import Setting
 
@@ -62,11 +63,13 @@ class Flops:
         return f"Flops(forward={self.forward / 1e12:.3f} T, backward={self.backward / 1e12:.3f} T)"
 
 
+@in_turn
 def count_flops(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Flops:
     """The FLOPs of `model(**inputs).loss` and its backward, counted by PyTorch's FlopCounterMode on a virtual GPU."""
     gpu = VirtualGPU(CATALOG["A100-80GB"], limited=False)
     model, inputs = gpu.place(model), gpu.place(inputs)
-    with FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter, gpu:
+    # Ctrl+C inside PyTorch's own callbacks from C++ would end the process.
+    with gpu.interrupts_wait(), FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter, gpu:
         loss = model(**inputs).loss
         forward = counter.get_total_flops()
         loss.backward()
@@ -78,14 +81,14 @@ def training_flops(setting: Setting | None = None, **settings: Any) -> Flops:
 
     With adapters nothing is computed for the gradients of frozen weights.
     """
-    setting = setting or Setting(**settings)
+    setting = Setting.one(setting, settings)
     adapters = (setting.lora_rank, setting.lora_targets) if setting.peft else None
     return _training_flops(
         setting.model_id, setting.batch_size, setting.sequence_length, setting.gradient_checkpointing, adapters
     )
 
 
-@lru_cache(maxsize=512)
+@cached_by_model
 def _training_flops(
     model_id: str, batch_size: int, sequence_length: int, checkpointing: bool, adapters: tuple | None
 ) -> Flops:
@@ -97,10 +100,14 @@ def _training_flops(
     if shallow is None or not grows_evenly(config, *shallow):
         return run(config)
     depths, more = shallow
-    one, two = (run(with_depth(config, layers)) for layers in depths[:2])
+    try:
+        one, two = (run(with_depth(config, layers)) for layers in depths[:2])
+    except NoSuchLayer:  # an adapter's target that only the full depth has
+        return run(config)
     return Flops(one.forward + more * (two.forward - one.forward), one.backward + more * (two.backward - one.backward))
 
 
+@in_turn
 def flops_of_config(
     config: Any, batch_size: int, sequence_length: int, checkpointing: bool, adapters: tuple | None = None
 ) -> Flops:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ..cards import CATALOG
-from ..counting.gpu import VirtualGPU, virtual
+from ..cards import CATALOG, GPUSpec
+from ..counting.gpu import VirtualGPU, as_gpu
+from ..errors import NoSuchLayer
 from ..language import tr
 from ..models.build import build_on_gpu
-from ..models.configs import checkpoint_dtype, load_config
+from ..models.configs import cached_by_model, checkpoint_dtype, load_config
 from ..models.depth import grows_evenly, shallow_depths, with_depth
 from ..real import GPU, storage_bytes
 from ..report import MemoryReport
+from ..room import room_on
 from ..trace.depth import continued
+from ..trace.edits import with_ddp
 from ..trace.micro_batches import MICRO_BATCHES, with_micro_batches
-from ..trace.timeline import Timeline
+from ..trace.trace import Trace
+from ..turns import in_turn
 from .run import TrainingLog, train
 from .setting import OPTIMIZER_STEPS, Setting
 
 
+@in_turn
 def predict_memory(
     setting: Setting | None = None, *, gpu: GPU | str, full: bool = False, **settings: Any
 ) -> MemoryReport:
@@ -34,25 +38,23 @@ def predict_memory(
     where that is proven, and of many micro-batches from four (`trace.micro_batches`); otherwise, or with `full=True`,
     all of it is run.
     """
-    setting = setting or Setting(**settings)
-    gpu = virtual(gpu) if isinstance(gpu, str) else gpu
+    setting, gpu = Setting.one(setting, settings), as_gpu(gpu)
     # A real GPU: the catalogue's kernels for its compute capability, its own capacity.
     spec = gpu.spec if gpu.is_virtual else _spec_like(gpu)
     config = load_config(setting.model_id)
     setting.check_length(config)
-    run = (*virtual_run(setting, config, spec), "run") if full else _predicted(setting, config, spec)
-    timeline, parameters, log, method = run
-    report = _report(setting, gpu, log, parameters, timeline)
-    report.peak_bytes = report.needed_bytes = timeline.peak_bytes
-    report.method = method
-    report.fits = timeline.peak_bytes <= gpu.capacity_bytes
-    if report.fits:
+    run = virtual_run(setting, config, spec) if full else _predicted(setting, config, spec)
+    trace, allocator = run.trace.through(expandable_segments=gpu.expandable_segments)
+    timeline = trace.timeline()
+    log = TrainingLog(timeline.after_first_step_bytes, run.gradients, run.optimizer, timeline=timeline)
+    report = report_of(setting, gpu, log, run.parameters, predicted=True)
+    report.method = run.method
+    report.reserved_bytes = allocator.peak_reserved_bytes
+    if allocator.peak_reserved_bytes > gpu.capacity_bytes:  # the cache may still be given back in time
         try:
-            report.reserved_bytes = timeline.trace.reserved_peak(
-                gpu.capacity_bytes, expandable_segments=gpu.expandable_segments
-            )
+            report.reserved_bytes = trace.reserved_peak(gpu.capacity_bytes, expandable_segments=gpu.expandable_segments)
         except MemoryError:
-            report.fits = False
+            report.fits, report.reserved_bytes = False, None
     return report
 
 
@@ -70,18 +72,24 @@ class Need:
     at_peak: dict[str, int]
 
 
-@functools.lru_cache(maxsize=1024)
-def predict_need(setting: Setting, compute_capability: tuple[int, int]) -> Need:
-    """What the experiment takes on any GPU of the catalogue with this compute capability: they run the same kernels."""
-    name = next(name for name, spec in CATALOG.items() if spec.compute_capability == compute_capability)
-    report = predict_memory(setting, gpu=name)
+@cached_by_model
+def predict_need(setting: Setting, compute_capability: tuple[int, int], ddp: bool = False) -> Need:
+    """What the experiment takes on any GPU with this compute capability: they run the same kernels.
+
+    ddp: as one of several ranks, with DistributedDataParallel's buckets.
+    """
+    anything = replace(CATALOG["T4"], compute_capability=compute_capability, memory_bytes=2**60, usable_bytes=None)
+    report = predict_memory(setting, gpu=VirtualGPU(anything))
+    timeline = report.timeline
+    if ddp:
+        timeline = with_ddp(timeline.trace).through()[0].timeline()
     states = {
         "parameters": report.parameters_bytes,
         "gradients": report.gradients_bytes,
         "optimizer": report.optimizer_bytes,
     }
-    step = max(report.peak_bytes // 128, 2 * 2**20)
-    return Need(report.peak_bytes, report.timeline.trace.smallest_capacity(step), states, report.at_peak)
+    step = max(timeline.peak_bytes // 128, 2 * 2**20)
+    return Need(timeline.peak_bytes, timeline.trace.smallest_capacity(step), states, timeline.at_peak())
 
 
 def model_bytes(model: torch.nn.Module) -> int:
@@ -99,24 +107,26 @@ def _bitsandbytes_statistics(model: torch.nn.Module) -> list[torch.Tensor]:
     return [t for t in tensors if t is not None]
 
 
-def _training_args(setting: Setting, autocast: torch.dtype | None) -> SimpleNamespace:
+def training_arguments(setting: Setting, autocast: torch.dtype | None) -> SimpleNamespace:
+    """What `train` reads of a setting."""
     return SimpleNamespace(
         per_device_train_batch_size=setting.batch_size,
         gradient_accumulation_steps=setting.gradient_accumulation_steps,
         gradient_checkpointing=setting.gradient_checkpointing,
         max_steps=OPTIMIZER_STEPS,
         optim=setting.optimizer,
+        holds_outputs=setting.holds_outputs,
         fp16=autocast == torch.float16,
         bf16=autocast == torch.bfloat16,
         loss_scale=1.0,  # values do not matter here, and a step that overflows would be skipped: no optimizer state
     )
 
 
-def _report(
-    setting: Setting, gpu: GPU, log: TrainingLog, parameters_bytes: int, timeline: Timeline | None = None
+def report_of(
+    setting: Setting, gpu: GPU, log: TrainingLog, parameters_bytes: int, *, predicted: bool = False
 ) -> MemoryReport:
-    predicted = timeline is not None
-    timeline = timeline or log.timeline
+    """What a log says of a setting on a GPU."""
+    timeline = log.timeline
     kind = tr(ko="가상 ", en="virtual ") if gpu.is_virtual else ""
     if predicted and not gpu.is_virtual:
         kind = tr(ko="예측, ", en="predicted, ")
@@ -134,60 +144,68 @@ def _report(
         peak_phase=timeline.peak_phase,
         setting=setting.to_dict() | {"gpu": gpu.name},
         timeline=timeline,
+        room=room_on(gpu.spec) if gpu.is_virtual else None,
     )
 
 
-def _spec_like(gpu: GPU) -> Any:
+def _spec_like(gpu: GPU) -> GPUSpec:
     return replace(
         next(iter(CATALOG.values())), name=gpu.name, compute_capability=torch.cuda.get_device_capability(gpu.device)
     )
 
 
-def virtual_run(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, int, TrainingLog]:
-    """Every operation of the experiment on a virtual GPU without a limit: (timeline, bytes of parameters, log)."""
+class Run(NamedTuple):
+    """What a run of a setting left: its trace, and the full sizes in bytes of what is trained and what trains it."""
+
+    trace: Trace
+    parameters: int
+    gradients: int
+    optimizer: int
+    method: str = "run"
+
+
+@in_turn
+def virtual_run(setting: Setting, config: Any, spec: GPUSpec) -> Run:
+    """Every operation of the setting's two steps on a virtual GPU without a limit."""
     gpu = VirtualGPU(spec, limited=False)
     with gpu.interrupts_wait():
         return _run_unlimited(setting, config, gpu)
 
 
-def _run_unlimited(setting: Setting, config: Any, gpu: VirtualGPU) -> tuple[Timeline, int, TrainingLog]:
-    log = TrainingLog()
+def _run_unlimited(setting: Setting, config: Any, gpu: VirtualGPU) -> Run:
     dtype, autocast = setting.dtypes
     dtype = checkpoint_dtype(setting.model_id, config) if dtype == "auto" else dtype
     model = build_on_gpu(config, dtype, setting.attention, setting.peft, gpu, **setting.adapters)
     batch = {"input_ids": torch.zeros(setting.sequence_length, dtype=torch.int64)}
     batch["labels"] = batch["input_ids"]
-    train(model, [batch] * setting.samples, _training_args(setting, autocast), log=log)
-    return log.timeline, model_bytes(model), log
+    log = train(model, [batch] * setting.samples, training_arguments(setting, autocast))
+    return Run(log.timeline.trace, model_bytes(model), log.gradients_bytes, log.optimizer_bytes)
 
 
-def _predicted(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, int, TrainingLog, str]:
-    """What `virtual_run` gives, from less work where that is proven to give the same; and the method."""
+def _predicted(setting: Setting, config: Any, spec: GPUSpec) -> Run:
+    """What `virtual_run` gives, from less work where that is found to give the same."""
     wanted = setting.gradient_accumulation_steps
     if wanted > MICRO_BATCHES:
-        few = replace(setting, gradient_accumulation_steps=MICRO_BATCHES)
-        timeline, parameters, log, method = _predicted(few, config, spec)
-        trace = with_micro_batches(timeline.trace, wanted)
+        run = _predicted(replace(setting, gradient_accumulation_steps=MICRO_BATCHES), config, spec)
+        trace = with_micro_batches(run.trace, wanted)
         if trace is not None:
-            return trace.timeline(), parameters, log, method
-    by_depth = _predict_by_depth(setting, config, spec)
-    return (*by_depth, "depth") if by_depth else (*virtual_run(setting, config, spec), "run")
+            return run._replace(trace=trace)
+    return _predict_by_depth(setting, config, spec) or virtual_run(setting, config, spec)
 
 
-def _predict_by_depth(setting: Setting, config: Any, spec: Any) -> tuple[Timeline, int, TrainingLog] | None:
-    """The run at full depth from three shallow ones; None where that is not less work, or not proven."""
+def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | None:
+    """The run at full depth from three shallow ones; None where that is not less work, or contradicted."""
     shallow = shallow_depths(config)
     if shallow is None or not grows_evenly(config, *shallow):
         return None
     depths, more = shallow
-    runs = [virtual_run(setting, with_depth(config, layers), spec) for layers in depths]
-    trace = continued([timeline.trace for timeline, _, _ in runs], more)
-    numbers = np.array(
-        [(parameters, log.gradients_bytes, log.optimizer_bytes, log.allocated_bytes) for _, parameters, log in runs]
-    )
+    try:
+        runs = [virtual_run(setting, with_depth(config, layers), spec) for layers in depths]
+    except NoSuchLayer:  # an adapter's target that only the full depth has
+        return None
+    trace = continued([run.trace for run in runs], more)
+    numbers = np.array([(run.parameters, run.gradients, run.optimizer) for run in runs])
     steps = np.diff(numbers, axis=0)
     if trace is None or not np.array_equal(*steps):
         return None
-    parameters, gradients, optimizer, allocated = map(int, numbers[0] + more * steps[0])
-    log = TrainingLog(allocated_bytes=allocated, gradients_bytes=gradients, optimizer_bytes=optimizer)
-    return trace.timeline(), parameters, log
+    return Run(trace, *map(int, numbers[0] + more * steps[0]), "depth")

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from accelerate.utils import convert_to_fp32
 from torch.utils.data import DataLoader
 
 from ..frames import clear_frames
@@ -17,6 +18,7 @@ from ..language import tr
 from ..models.depth import text_config
 from ..real import GPU, gpu_of
 from ..trace.timeline import Timeline
+from ..turns import in_turn
 from ..units import positive_int
 from .optimizers import estimate_memory_of_gradients, estimate_memory_of_optimizer, make_optimizer
 
@@ -38,6 +40,7 @@ class TrainingLog:
     timeline: Timeline = field(default_factory=Timeline)
 
 
+@in_turn
 def train(
     model: torch.nn.Module,
     dataset: Any,
@@ -52,7 +55,9 @@ def train(
     training_args: any object with transformers' `TrainingArguments` names; read are per_device_train_batch_size,
     gradient_accumulation_steps, gradient_checkpointing, num_train_epochs, max_steps (optimizer steps), learning_rate,
     optim (PyTorch's foreach AdamW where it is absent; a real TrainingArguments has the fused one by default), fp16 and
-    bf16 (mixed precision over fp32 weights), loss_scale (the GradScaler's first, 65536) and use_cache.
+    bf16 (mixed precision over fp32 weights), loss_scale (the GradScaler's first, 65536), use_cache, and holds_outputs:
+    the model's outputs, logits among them, stay until the next forward, as in a loop that gives them a name. Without it
+    they are dropped once there is a loss, as transformers' Trainer does.
     gpu: where the model lies; None finds it out. after_first_step is called with the log after the first optimizer
     step, before the gradients are dropped.
 
@@ -101,14 +106,20 @@ def _train(
             for group in _groups(dataset, setting):
                 samples = sum(len(batch["input_ids"]) for batch in group)
                 for batch in group:
-                    with record.phase("forward"), gpu.autocast(setting.autocast):
-                        outputs = model(**gpu.place(batch))
-                        loss = outputs.loss * (len(batch["input_ids"]) / samples)
+                    share = len(batch["input_ids"]) / samples
+                    with record.phase("forward"):
+                        with gpu.autocast(setting.autocast):
+                            outputs = model(**gpu.place(batch))
+                        if setting.autocast:  # as accelerate's wrapper of the model's forward does, inside the Trainer
+                            outputs = convert_to_fp32(outputs)
+                        loss = outputs.loss * share
+                        if not setting.holds_outputs:
+                            del outputs
                     with record.phase("backward"):
                         scaler.scale(loss).backward()
                     log.micro_steps += 1
                     if not gpu.is_virtual:
-                        log.losses.append(outputs.loss.item())
+                        log.losses.append(loss.item() / share)
                 with record.phase("step"):
                     scaler.step(optimizer)
                 scaler.update()
@@ -166,6 +177,7 @@ class _Setting:
     autocast: torch.dtype | None
     loss_scale: float
     use_cache: bool
+    holds_outputs: bool
 
     @classmethod
     def read(cls, args: Any) -> _Setting:
@@ -182,6 +194,7 @@ class _Setting:
             autocast=torch.float16 if fp16 else torch.bfloat16 if bf16 else None,
             loss_scale=getattr(args, "loss_scale", 2.0**16),
             use_cache=bool(getattr(args, "use_cache", False)),
+            holds_outputs=bool(getattr(args, "holds_outputs", False)),
         )
 
 

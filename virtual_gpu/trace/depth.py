@@ -7,9 +7,9 @@ where the loops are, and that nothing else grows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,18 +38,33 @@ def continued(traces: Sequence[Trace], more: int) -> Trace | None:
     if found is None:
         return None
     label, born = found
-    kind, nbytes, category, span = table[label, :4].T
-    trace = Trace(born, nbytes, category, span, traces[0].names)
+    kind, nbytes, category, stream, span = table[label, :5].T
+    trace = Trace(born, nbytes, category, span, traces[0].names, stream=stream)
     return trace if _is_sound(trace, kind.astype(bool)) else None
 
 
+def on_a_line(numbers: Sequence[Mapping[Any, int]], more: int) -> dict[Any, int] | None:
+    """The numbers `more` steps after the first of several that lie one step apart; None where no line holds them all.
+
+    A name that is missing counts as 0.
+    """
+    names = dict.fromkeys(name for some in numbers for name in some)
+    table = np.array([[some.get(name, 0) for name in names] for some in numbers], dtype=object)
+    steps = table[1:] - table[:-1]
+    if not (steps == steps[0]).all():
+        return None
+    return dict(zip(names, (table[0] + more * steps[0]).tolist(), strict=True))
+
+
 def _labels(trace: Trace) -> np.ndarray:
-    """(entries, 6): what an entry has in common with its like at another depth. The last: the span of its release."""
+    """(entries, 7): what an entry has in common with its like at another depth. The last: the span of its release."""
     allocates = trace.allocates
     death = np.full(len(trace), -1)
     death[trace.born[~allocates]] = trace.span[~allocates]
     born = trace.born
-    return np.column_stack([allocates, trace.nbytes, trace.category, trace.span, trace.span[born], death[born]])
+    return np.column_stack(
+        [allocates, trace.nbytes, trace.category, trace.stream, trace.span, trace.span[born], death[born]]
+    )
 
 
 def _common(*sequences: np.ndarray) -> int:

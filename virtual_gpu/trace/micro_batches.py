@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from .trace import Trace
@@ -28,7 +30,7 @@ def with_micro_batches(trace: Trace, wanted: int) -> Trace | None:
             return None
         trace = _inserted(trace, start, end, more)
     names = ("forward", "backward") * wanted + ("step",)
-    return Trace(trace.born, trace.nbytes, trace.category, trace.span, names * steps)
+    return replace(trace, names=names * steps, held=None)
 
 
 def _alike(trace: Trace, before: int, start: int, end: int) -> bool:
@@ -39,6 +41,7 @@ def _alike(trace: Trace, before: int, start: int, end: int) -> bool:
         np.array_equal(trace.born[one] + (start - before), trace.born[two])
         and np.array_equal(trace.nbytes[one], trace.nbytes[two])
         and np.array_equal(trace.category[one], trace.category[two])
+        and np.array_equal(trace.stream[one], trace.stream[two])
         and np.array_equal(trace.span[one] + 4, trace.span[two])
         and bool((trace.born[two] >= before).all())
         and not bool(((later >= before) & (later < start)).any())
@@ -52,8 +55,8 @@ def _inserted(trace: Trace, start: int, end: int, more: int) -> Trace:
     born = [trace.born[:end], (trace.born[start:end] + turns * length).ravel()]
     born.append(np.where(later >= start, later + more * length, later))
     span = [trace.span[:end], (trace.span[start:end] + turns * 4).ravel(), trace.span[end:] + 4 * more]
-    nbytes, category = (
+    nbytes, category, stream = (
         np.concatenate([values[:end], np.tile(values[start:end], more), values[end:]])
-        for values in (trace.nbytes, trace.category)
+        for values in (trace.nbytes, trace.category, trace.stream)
     )
-    return Trace(np.concatenate(born), nbytes, category, np.concatenate(span), trace.names)
+    return Trace(np.concatenate(born), nbytes, category, np.concatenate(span), trace.names, stream=stream)

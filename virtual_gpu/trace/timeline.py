@@ -69,6 +69,11 @@ class Timeline:
         phase, moment = self.peak
         return dict(zip(CATEGORIES, map(int, self.phases[phase].live[moment]), strict=True))
 
+    @property
+    def after_first_step_bytes(self) -> int:
+        """Bytes held at the end of the first optimizer step, its gradients with it; 0 where there was none."""
+        return next((int(phase.total[-1]) for phase in self.phases if phase.name == "step"), 0)
+
     def at_end(self, index: int) -> dict[str, int]:
         """category → bytes at the end of the phase with that index."""
         return dict(zip(CATEGORIES, map(int, self.phases[index].live[-1]), strict=True))

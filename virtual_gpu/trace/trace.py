@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..allocator import CachingAllocator
+from ..allocator_settings import AllocatorSettings
 from .timeline import CATEGORIES, PhaseCurve, Timeline
 
 
@@ -16,6 +17,9 @@ class Trace:
 
     born: the entry that allocated the block (an allocation's own). nbytes: bytes of the block. category: index into
     CATEGORIES. span: 2k + 1 inside phase k, 2k before it; what was there at the start comes first. names: the phases.
+    held: bytes that the allocator gave for it, with the rest that it did not split off; None in a trace that was edited
+    and has not been through an allocator (`through`). stream: whose pool the block comes from and goes back to; None
+    stands for 0 throughout, the stream that computes.
     Releases that follow each other stand in the order in which their blocks were born: it makes no difference.
     """
 
@@ -24,6 +28,12 @@ class Trace:
     category: np.ndarray
     span: np.ndarray
     names: tuple[str, ...]
+    held: np.ndarray | None = None
+    stream: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.stream is None:
+            object.__setattr__(self, "stream", np.zeros(len(self.born), dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.born)
@@ -35,14 +45,16 @@ class Trace:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes held at once."""
+        """The most bytes asked for at once, before the allocator's rests."""
         return int(np.where(self.allocates, self.nbytes, -self.nbytes).cumsum().max(initial=0))
 
     def timeline(self) -> Timeline:
-        """The bytes held over the phases."""
+        """The bytes held over the phases, as the allocator counts them."""
+        if self.held is None:
+            return self.through()[0].timeline()
         allocates = self.allocates
         changes = np.zeros((len(self) + 1, len(CATEGORIES)), dtype=np.int64)
-        changes[np.arange(1, len(self) + 1), self.category] = np.where(allocates, self.nbytes, -self.nbytes)
+        changes[np.arange(1, len(self) + 1), self.category] = np.where(allocates, self.held, -self.held)
         live = changes.cumsum(axis=0)  # live[i]: before entry i
         phases = []
         for k, name in enumerate(self.names):
@@ -53,24 +65,47 @@ class Trace:
             phases.append(PhaseCurve(name, live[np.concatenate(([start], tops, [end]))]))
         return Timeline(phases, self)
 
-    def reserved_peak(self, capacity_bytes: int | None = None, *, expandable_segments: bool = False) -> int:
-        """The most bytes that the caching allocator reserves on the way; MemoryError where `capacity_bytes` end it."""
-        allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments)
-        for entry, (born, nbytes) in enumerate(zip(self.born.tolist(), self.nbytes.tolist(), strict=True)):
+    def through(
+        self,
+        capacity_bytes: int | None = None,
+        *,
+        expandable_segments: bool = False,
+        settings: AllocatorSettings | None = None,
+    ) -> tuple[Trace, CachingAllocator]:
+        """The trace with what the caching allocator gives for each block, and the allocator as it is at the end.
+
+        MemoryError where `capacity_bytes` end it.
+        """
+        allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments, settings=settings)
+        held = []
+        columns = self.born.tolist(), self.nbytes.tolist(), self.stream.tolist()
+        for entry, (born, nbytes, stream) in enumerate(zip(*columns, strict=True)):
             if born == entry:
-                allocator.allocate(entry, nbytes)
+                held.append(allocator.allocate(entry, nbytes, stream))
             else:
                 allocator.free(born)
+                held.append(held[born])
+        return replace(self, held=np.array(held, dtype=np.int64)), allocator
+
+    def reserved_peak(
+        self,
+        capacity_bytes: int | None = None,
+        *,
+        expandable_segments: bool = False,
+        settings: AllocatorSettings | None = None,
+    ) -> int:
+        """The most bytes that the caching allocator reserves on the way; MemoryError where `capacity_bytes` end it."""
+        _, allocator = self.through(capacity_bytes, expandable_segments=expandable_segments, settings=settings)
         return allocator.peak_reserved_bytes
 
-    def smallest_capacity(self, step_bytes: int) -> int:
+    def smallest_capacity(self, step_bytes: int, settings: AllocatorSettings | None = None) -> int:
         """Bytes, `step_bytes` apart from the tensors' peak on, in which the caching allocator gets through."""
         peak = self.peak_bytes
-        low, high = 0, -(-(self.reserved_peak() - peak) // step_bytes)
+        low, high = 0, -(-(self.reserved_peak(settings=settings) - peak) // step_bytes)
         while low < high:
             middle = (low + high) // 2
             try:
-                self.reserved_peak(peak + middle * step_bytes)
+                self.reserved_peak(peak + middle * step_bytes, settings=settings)
                 high = middle
             except MemoryError:
                 low = middle + 1

@@ -1,0 +1,34 @@
+"""Threads take turns: what they get is what one thread gets, and nothing of the process is left changed."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from virtual_gpu.step.predict import predict_memory
+
+SETTINGS = [
+    {
+        "batch_size": n,
+        "sequence_length": 32,
+        "model_id": "gpt2",
+        "precision": precision,
+        "gradient_checkpointing": on,
+    }
+    for n in (1, 2)
+    for precision in ("fp16", "mixed_fp16")
+    for on in (False, True)
+]
+
+
+def predict(settings):
+    report = predict_memory(gpu="T4", **settings)
+    return report.peak_bytes, report.reserved_bytes, report.parameters_bytes
+
+
+def test_four_threads_get_what_one_gets():
+    alone = [predict(settings) for settings in SETTINGS]
+    before = torch.get_default_dtype(), sys.stdout
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(predict, SETTINGS)) == alone
+    assert (torch.get_default_dtype(), sys.stdout) == before

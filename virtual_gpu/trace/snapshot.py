@@ -1,0 +1,127 @@
+"""A trace as PyTorch's memory snapshot: what `torch.cuda.memory._dump_snapshot` would write of the same run.
+
+pytorch.org/memory_viz opens the file, `torch.cuda._memory_viz` reads it, and so does `trace.replay`. Source of the
+format: torch/csrc/cuda/memory_snapshot.cpp, and the docstring of `torch.cuda.memory._snapshot`.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..allocator import CachingAllocator, Segment
+from ..allocator_settings import AllocatorSettings
+from .timeline import CATEGORIES
+from .trace import Trace
+
+FIRST_ADDRESS = 0x7F00_0000_0000  # where CUDA's addresses lie; the places after it are ours
+
+
+def snapshot(
+    trace: Trace,
+    *,
+    capacity_bytes: int | None = None,
+    settings: AllocatorSettings | None = None,
+    frames: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
+) -> dict[str, Any]:
+    """The snapshot at the end of a trace, with every event until then; MemoryError where it does not fit.
+
+    frames: entry of an allocation → its stack, innermost first, as {"name", "filename", "line"}; without them each
+    says its phase and category. Times are the order of the events, one microsecond each.
+    """
+    calls: list[tuple[str, int, int, int]] = []
+    allocator = CachingAllocator(capacity_bytes, settings=settings, place=_Above(), driver_calls=calls)
+    stacks = frames or _Labels(trace)
+    events: list[dict[str, Any]] = []
+    addresses: dict[int, tuple[int, int, int]] = {}
+
+    def tell(action: str, address: int, nbytes: int, stream: int, stack: Sequence) -> None:
+        events.append({
+            "action": action, "addr": address, "size": nbytes, "stream": stream, "time_us": len(events),
+            "pool_id": (0, 0), "frames": stack,
+        })  # fmt: skip
+
+    columns = trace.born.tolist(), trace.nbytes.tolist(), trace.stream.tolist()
+    for entry, (born, nbytes, stream) in enumerate(zip(*columns, strict=True)):
+        if born == entry:
+            allocator.allocate(entry, nbytes, stream)
+            address = allocator.address_of(entry)
+            for call in calls:
+                tell(*call, [])
+            calls.clear()
+            if address is not None:
+                addresses[entry] = address, nbytes, stream
+                tell("alloc", *addresses[entry], stacks.get(entry, []))
+        else:
+            allocator.free(born)
+            if born in addresses:
+                for action in ("free_requested", "free_completed"):
+                    tell(action, *addresses[born], [])
+                del addresses[born]
+    return {
+        "segments": [_segment(segment, allocator, addresses, stacks) for segment in allocator.segments()],
+        "device_traces": [events],
+        "external_annotations": [],
+        "allocator_settings": _settings(allocator.settings),
+    }
+
+
+def save(trace: Trace, path: str | Path, **options: Any) -> None:
+    """Write the snapshot of a trace (see `snapshot`) as the pickle that pytorch.org/memory_viz opens."""
+    with open(path, "wb") as file:
+        pickle.dump(snapshot(trace, **options), file)
+
+
+class _Above:
+    """Each segment above the one before."""
+
+    def __init__(self) -> None:
+        self.end = FIRST_ADDRESS
+
+    def __call__(self, nbytes: int) -> int:
+        self.end += nbytes
+        return self.end - nbytes
+
+
+class _Labels:
+    """Stacks of one frame that say what an entry is for and when it was allocated; one list for each."""
+
+    def __init__(self, trace: Trace):
+        self.trace, self.known = trace, {}
+
+    def get(self, entry: int, default: Any = None) -> list[dict[str, Any]]:
+        span, category = int(self.trace.span[entry]), CATEGORIES[self.trace.category[entry]]
+        if (span, category) not in self.known:
+            phase = self.trace.names[span // 2] if span % 2 else "outside the phases"
+            self.known[span, category] = [{"name": category, "filename": phase, "line": 0}]
+        return self.known[span, category]
+
+
+def _segment(segment: Segment, allocator: CachingAllocator, addresses: dict, stacks: Any) -> dict[str, Any]:
+    used = sum(piece.size for piece in segment.pieces if piece.name is not None)
+    blocks = []
+    for piece in segment.pieces:
+        requested = 0 if piece.name is None else addresses[piece.name][1]
+        state = "inactive" if piece.name is None else "active_allocated"
+        stack = [] if piece.name is None else stacks.get(piece.name, [])
+        blocks.append({
+            "address": piece.address, "size": piece.size, "requested_size": requested, "state": state, "frames": stack,
+        })  # fmt: skip
+    return {
+        "device": 0, "address": segment.address, "total_size": segment.size, "allocated_size": used,
+        "active_size": used, "requested_size": sum(block["requested_size"] for block in blocks),
+        "stream": segment.stream, "segment_type": "small" if segment.small else "large", "segment_pool_id": (0, 0),
+        "is_expandable": allocator.expandable_segments, "frames": [], "blocks": blocks,
+    }  # fmt: skip
+
+
+def _settings(settings: AllocatorSettings) -> dict[str, Any]:
+    divisions = settings.roundup_power2_divisions or (0,) * 16
+    return {
+        "max_split_size": settings.max_split_size or -1,
+        "garbage_collection_threshold": settings.garbage_collection_threshold,
+        "expandable_segments": settings.expandable_segments,
+        "roundup_power2_divisions": {str(1 << n): value for n, value in enumerate(divisions)},
+    }
