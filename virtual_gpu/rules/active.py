@@ -211,7 +211,7 @@ def warn_of_unknown_versions() -> None:
         warnings.warn(
             tr(
                 ko=f"CUDA의 규칙은 PyTorch {NEWEST}까지 확인했다. 설치된 {torch.__version__}에서 달라진 것은 모른다.",
-                en=f"The rules about CUDA are known up to PyTorch {NEWEST}; what changed in {torch.__version__} is not.",
+                en=f"CUDA's rules are known up to PyTorch {NEWEST}; what changed in {torch.__version__} is not.",
             ),
             stacklevel=3,
         )
