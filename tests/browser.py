@@ -108,7 +108,8 @@ class OpenNotebook:
     def run_cells(self, text: str, timeout_s: float = RUN_TIMEOUT_S) -> None:
         """Run the first code cell (a chapter's imports) and every cell whose source contains `text`.
 
-        nbval runs the whole of every chapter; here that of the slow ones would cost minutes once more.
+        nbval runs the whole of every chapter, and a page that of the quick ones; that of the slow ones would cost
+        minutes once more.
         """
         self.page.evaluate(RUN_CELLS, [text, timeout_s * 1000])
 

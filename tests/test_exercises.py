@@ -47,6 +47,13 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("1-1", lambda e, m: 2.0 ** (2 ** (e - 1)), "거의 맞다"),
         ("1-2", {"fp16": 1024, "bf16": 256}, "0.5배"),
         ("1-3", lambda capacity, bits: capacity / bits, "0.125배"),
+        ("2-1", lambda x, bits: (x.round(), x.abs().max() / 128), "스케일이 정답의 0.9922배"),
+        ("2-1", lambda x, bits: (x.round(), x.abs().max() / (2 ** (bits - 1) - 1)), "코드"),
+        ("2-2", lambda bits, block, double: bits, "-0.500"),
+        ("2-3", {"bits": 8}, "예산을 3.00비트"),
+        ("2-3", {"bits": 4}, "62개가 모자란다"),
+        ("2-3", {"bits": 4, "block_size": 0}, "block_size=0"),
+        ("2-3", {"bit": 4}, "bits"),
         ("3-1", lambda parameters, mixed: parameters * 16, "2배"),
         ("3-1", lambda parameters, mixed: 1 / 0, "ZeroDivisionError"),
         ("3-2", 3, "더 키울 수 있다"),
@@ -100,7 +107,8 @@ def test_an_empty_stub_and_hints(number, capsys):
 )
 def test_a_wrong_answer_is_told_how_wrong(number, answer, verdict, capsys):
     exercise(number).check(answer)
-    assert verdict in said(capsys)
+    out = said(capsys)
+    assert verdict in out and "정답!" not in out
 
 
 def test_an_unknown_exercise_is_answered_with_those_there_are():

@@ -57,16 +57,6 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections():
-    """Every experiment ends with a garbage collection: spare it what was imported before."""
-    build.build_model(configs.load_config("gpt2"), torch.float16)
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture
 def small(monkeypatch):
     """Small bundled architectures, and a T4 in use."""

@@ -225,11 +225,11 @@ def test_each_gpu_gets_its_workspace(outputs):
 def test_what_asks_for_a_workspace_inside_is_not_remembered(monkeypatch, outputs, gpu):
     x, real = gpu.place(torch.ones(8, 8)), mode.FakeTensorMode.__torch_dispatch__
 
-    def multiplies(mode, func, types, args=(), kwargs=None):
+    def multiplies(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.neg.default:
-            with mode:
+            with self:
                 torch.mm(args[0], args[0])
-        return real(mode, func, types, args, kwargs)
+        return real(self, func, types, args, kwargs)
 
     monkeypatch.setattr(mode.FakeTensorMode, "__torch_dispatch__", multiplies)
     for _ in range(2):

@@ -37,7 +37,7 @@ SMALL = "gpt2"
 LLAMA = "meta-llama/Llama-3.2-1B"
 
 # Models with tied and untied embeddings, biases, grouped keys; numbers of ranks that divide dim 0 and ones that do not,
-# and more ranks than rows.
+# and more ranks than rows. Those of `make stress` put together anew what the others have, each at its own price.
 CASES = [
     (SMALL, Layout(5, 3)),
     (SMALL, Layout(5, 2)),
@@ -46,15 +46,15 @@ CASES = [
     (SMALL, Layout(1, 3)),
     (SMALL, Layout(1, 1)),
     (SMALL, Layout(1000, 3)),
-    ("EleutherAI/polyglot-ko-1.3b", Layout(48, 3, 4)),
+    pytest.param("EleutherAI/polyglot-ko-1.3b", Layout(48, 3, 4), marks=pytest.mark.stress),
     ("EleutherAI/polyglot-ko-1.3b", Layout(7, 3)),
     ("meta-llama/Llama-3.1-8B", Layout(24, 3, 8)),
-    ("meta-llama/Llama-3.1-8B", Layout(16, 2, 4)),
+    pytest.param("meta-llama/Llama-3.1-8B", Layout(16, 2, 4), marks=pytest.mark.stress),
     ("meta-llama/Llama-3.1-8B", Layout(8, 0, 8)),
-    ("meta-llama/Llama-3.1-8B", Layout(8, 3, 8)),
+    pytest.param("meta-llama/Llama-3.1-8B", Layout(8, 3, 8), marks=pytest.mark.stress),
     ("Qwen/Qwen2.5-0.5B", Layout(6, 3, 2)),
-    ("Qwen/Qwen3-0.6B", Layout(48, 2, 4)),
-    ("google/gemma-3-270m", Layout(6, 3)),
+    pytest.param("Qwen/Qwen3-0.6B", Layout(48, 2, 4), marks=pytest.mark.stress),
+    pytest.param("google/gemma-3-270m", Layout(6, 3), marks=pytest.mark.stress),
 ]
 
 
@@ -186,7 +186,9 @@ def test_without_sharding_the_activations_are_those_of_predict_memory(checkpoint
 @pytest.mark.parametrize(
     "setting", [{}, {"gradient_checkpointing": True}, {"stage": 2}, {"tensor_parallel": 4}], ids=str
 )
-@pytest.mark.parametrize("ranks", [8, 24, 512, 4096])
+@pytest.mark.parametrize(  # in `make test` the two that do not divide every dimension: the most and the unevenest
+    "ranks", [pytest.param(8, marks=pytest.mark.stress), 24, pytest.param(512, marks=pytest.mark.stress), 4096]
+)
 def test_one_run_stands_for_every_number_of_ranks(setting, ranks):
     setting = {"batch_size": 2, "sequence_length": 512} | setting
     quick = rank_step(LLAMA, ranks, exact=False, **setting)

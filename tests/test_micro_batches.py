@@ -46,7 +46,9 @@ def test_it_is_the_trace_of_a_run_with_all_of_them(setting, wanted):
         assert np.array_equal(getattr(ours, name), getattr(run, name)), name
 
 
-@pytest.mark.parametrize("model_id", ["EleutherAI/polyglot-ko-1.3b", "google/gemma-3-270m"])
+@pytest.mark.parametrize(
+    "model_id", ["EleutherAI/polyglot-ko-1.3b", pytest.param("google/gemma-3-270m", marks=pytest.mark.stress)]
+)
 def test_the_report_is_that_of_the_full_run(model_id):
     setting = Setting(1, 6, model_id=model_id)
     ours, full = (predict_memory(setting, gpu="T4", full=full).to_dict() for full in (False, True))

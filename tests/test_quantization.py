@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from helpers import exercise
 from helpers.chapters.c2_quantization.quantization import (
     DISTRIBUTIONS,
     METHODS,
@@ -227,36 +226,3 @@ def test_the_small_model_and_what_quantization_does_to_it():
     assert bad.relative_error > good.relative_error > 0
     assert score(wild)[0] == pytest.approx(loss, rel=1e-3)  # the copy was quantized, not the model
     assert "head" not in bad.weights and len(bad.weights) == 8
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "name"), [("2-1", "absmax_quantize"), ("2-2", "bits_per_parameter"), ("2-3", "setting")]
-)
-def test_the_solutions_are_right(number, name, capsys):
-    answer = {}
-    exec(exercise(number).answer, answer)
-    exercise(number).check(answer[name])
-    assert "정답!" in capsys.readouterr().out
-    exercise(number).check(...)
-    exercise(number).hint()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "answer", "said"),
-    [
-        ("2-1", lambda x, bits: (x.round(), x.abs().max() / 128), "스케일이 정답의 0.9922배"),
-        ("2-1", lambda x, bits: (x.round(), x.abs().max() / (2 ** (bits - 1) - 1)), "코드"),
-        ("2-1", lambda x, bits: ..., "비어"),
-        ("2-2", lambda bits, block, double: bits, "-0.500"),
-        ("2-3", {"bits": 8}, "예산을 3.00비트"),
-        ("2-3", {"bits": 4}, "62개가 모자란다"),
-        ("2-3", {"bits": 4, "block_size": 0}, "block_size=0"),
-        ("2-3", {"bit": 4}, "bits"),
-    ],
-)
-def test_wrong_answers_hear_how_wrong(number, answer, said, capsys):
-    exercise(number).check(answer)
-    out = capsys.readouterr().out
-    assert said in out and "정답!" not in out

@@ -373,7 +373,7 @@ gpu_memory_sweep(batch_size=4, sequence_length=[512, 1024, 2048], attention=["ea
 # | `torch.cuda.memory_reserved()` | 위의 것에, PyTorch가 다시 쓰려고 돌려주지 않은 캐시를 더한 것 |
 # | `nvidia-smi` | 위의 것에, CUDA 컨텍스트(드라이버와 커널 코드)와 다른 프로세스를 더한 것 |
 #
-# 컨텍스트는 PyTorch가 쓸 수 없는 몫이다. 가상 GPU의 한도는 카드의 메모리에서 이 몫을 뺀 값이다. 카드마다 공개된 메시지에서 읽은 값이며, 출처는 `helpers/gpu_catalog.py`에 있다.
+# 컨텍스트는 PyTorch가 쓸 수 없는 몫이다. 가상 GPU의 한도는 카드의 메모리에서 이 몫을 뺀 값이다. 카드마다 공개된 메시지에서 읽은 값이며, 출처는 `virtual_gpu/cards.json`에 있다.
 
 # %%
 from virtual_gpu.cards import CATALOG

@@ -125,7 +125,7 @@ EXERCISES = {
                 en="fewest_computations(nodes, slots) knows the fewest computations of any part. Compare every m.",
             ),
         ],
-        "from helpers.checkpointing import fewest_computations\n\n\n"
+        "from helpers.chapters.c5_checkpointing.chain import fewest_computations\n\n\n"
         "def split(start, end, slots):\n"
         "    length = end - start + 1\n\n"
         "    def cost(steps):\n"

@@ -2,9 +2,6 @@
 
 import itertools
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -343,9 +340,9 @@ def test_a_trace_is_replayed():
     """Without a limit, with one, and with one that ends it."""
     chance = random.Random(0)
     sizes = {name: chance.randrange(1, 40 * MIB) for name in range(1, 30)}
-    recorder = TimelineRecorder({1: (sizes[1], sizes[1], "other")})
+    recorder = TimelineRecorder({1: (sizes[1], round_size(sizes[1]), "other")})
     for name in range(2, 30):
-        recorder.allocated(name, sizes[name], sizes[name], "other")
+        recorder.allocated(name, sizes[name], round_size(sizes[name]), "other")
     for name in range(2, 30):
         recorder.freed(name)
     trace = recorder.trace()
@@ -355,15 +352,3 @@ def test_a_trace_is_replayed():
     with pytest.raises(MemoryError):
         trace.reserved_peak(sum(sizes.values()) - 1)
     assert trace.reserved_peak(expandable_segments=True) >= sum(sizes.values())
-
-
-def test_the_benchmark_prints_what_it_measures():
-    script = Path(__file__).resolve().parent.parent / "benchmarks/fragmentation.py"
-    only = "gpt2', 'batch_size': 1, 'gradient_checkpointing': False"
-    ran = subprocess.run([sys.executable, script, "--only", only], capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 0, ran.stderr
-    _, line, middle, worst, count = ran.stdout.splitlines()
-    needed, reserved, _ = (float(share.rstrip("%")) for share in line.split("{")[0].split())
-    assert 0 <= needed <= reserved < 100 and only in line
-    assert middle.split()[:3] == worst.split()[:3] == line.split()[:3]
-    assert count.endswith("of 1 settings need at most 5 % more than their tensors")

@@ -1,0 +1,138 @@
+"""The face of CUDA: tensors, modules, values, and that nothing stays replaced."""
+
+import copy
+
+import pytest
+import torch
+import torch.utils._device
+from torch.optim.optimizer import _foreach_supported_types as foreach_types
+
+from virtual_gpu.program import cuda
+
+MIB = 2**20
+
+
+def test_everything_is_put_back():
+    owners = (
+        torch, torch.cuda, torch._C, torch.Tensor, torch.nn.Module, torch.nn.init, torch.autograd, torch.amp.autocast,
+        torch.utils, torch.utils._device.DeviceContext, torch.version, torch.__future__, torch.backends.cuda,
+        torch.optim.Optimizer, torch._subclasses.FakeTensor, torch.cuda.memory, torch.cuda.random,
+    )  # fmt: skip
+    with cuda("T4"):
+        torch.zeros(2, device="cuda").sum().item()  # whatever PyTorch loads on the way is loaded
+    before = [dict(vars(owner)) for owner in owners]
+    foreach = list(foreach_types)
+    with pytest.raises(KeyError), cuda("T4"):
+        torch.zeros(2, device="cuda")
+        raise KeyError
+    for owner, then in zip(owners, before, strict=True):
+        now = dict(vars(owner))
+        changed = {name for name in then.keys() | now.keys() if then.get(name) is not now.get(name)}
+        assert not changed - {"_compiled_autograd_enabled"}, owner
+    assert foreach_types == foreach
+    assert not torch.cuda.is_available()
+
+
+def test_tensors_find_their_device():
+    with cuda("T4") as gpu:
+        made = torch.zeros(256, device="cuda")
+        assert made.device == torch.device("cuda:0") and made.is_cuda and made.get_device() == 0
+        assert made.to("cuda") is made and made.cuda() is made and made.to(0) is made
+        assert torch.cuda.memory_allocated() == 1024
+        assert made.cpu().device.type == "cpu" and type(made.cpu()) is torch.Tensor
+        for tensor in (
+            torch.tensor([1.0], device="cuda"), torch.ones(2).type_as(made), made.new_tensor([1, 2]),
+            torch.zeros_like(torch.ones(2), device="cuda"), torch.as_tensor([1], device="cuda:0"),
+        ):  # fmt: skip
+            assert gpu.owns(tensor)
+        with torch.device("cuda"):
+            assert torch.zeros(2).is_cuda and torch.tensor(1.0).is_cuda
+        assert torch.zeros(2).device.type == "cpu"
+
+
+def test_two_devices_are_pytorchs_own_error():
+    with cuda("T4"):
+        with pytest.raises(RuntimeError, match=r"found at least two devices, cuda:0 and cpu!"):
+            torch.zeros(3, device="cuda") + torch.ones(3)
+        assert (torch.zeros(3, device="cuda") + torch.tensor(1.0)).is_cuda  # a number is welcome
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            torch.zeros(3, device="cuda:1")
+        with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy"):
+            torch.zeros(3, device="cuda").numpy()
+
+
+def test_a_module_that_moves_keeps_its_parameters():
+    with cuda("T4"):
+        model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512))
+        model[1].weight = model[0].weight
+        weight, optimizer = model[0].weight, torch.optim.AdamW(model.parameters())
+        model.cuda()
+        assert model[0].weight is weight and model[1].weight is weight and weight.is_cuda
+        assert torch.cuda.memory_allocated() == MIB + 2 * 2048
+        model.half()
+        assert weight.dtype == torch.float16 and torch.cuda.memory_allocated() == MIB // 2 + 2 * 1024
+        model(torch.ones(1, 512, device="cuda", dtype=torch.half)).sum().backward()
+        optimizer.step()
+        assert optimizer.state[weight]["exp_avg"].is_cuda
+        again = copy.deepcopy(model)
+        assert again[0].weight is again[1].weight is not weight
+
+
+def test_values_agree_with_each_other():
+    with cuda("T4") as gpu:
+        loss = torch.randn(4, device="cuda").sum()
+        assert loss.item() == 1.0 and f"{loss:.2f}" == "1.00"
+        assert not torch.isnan(loss) and torch.isfinite(loss).all()
+        assert loss < 2 and not loss < 0.5
+        assert sum(gpu.values.asked.values()) > 0
+        assert all(file == __file__ for _, file, _ in gpu.values.asked)
+
+
+def test_small_integers_keep_their_values():
+    with cuda("T4") as gpu:
+        mask = torch.tensor([[1, 1, 0], [1, 1, 1]]).cuda()
+        assert mask.sum().item() == 5 and not mask.all() and mask.bool().nonzero().shape == (5, 2)
+        hidden = torch.randn(2, 3, 4, device="cuda")
+        assert hidden[mask.bool()].shape == (5, 4)
+        assert not gpu.values.asked  # nothing was made up
+        mask[0].copy_(hidden[0, :, 0])  # now one row is unknown, and with it the whole
+        assert mask.sum().item() == 1
+
+
+def test_a_shape_that_depends_on_unknown_values_stops():
+    with cuda("T4"), pytest.raises(RuntimeError, match=r"test_cuda.py:\d+: the shape of aten.nonzero"):
+        torch.randn(4, device="cuda").gt(0).nonzero()
+
+
+def test_the_policy_stop_stops_at_the_first_value():
+    with cuda("T4", values="stop"), pytest.raises(RuntimeError, match="asks for a value"):
+        torch.randn(4, device="cuda").sum().item()
+
+
+def test_autocast_and_its_default():
+    with cuda("T4"):
+        layer, x = torch.nn.Linear(8, 8).cuda(), torch.ones(2, 8, device="cuda")
+        with torch.autocast("cuda"):
+            assert layer(x).dtype == torch.float16 and torch.is_autocast_enabled()
+        with torch.amp.autocast("cuda", dtype=torch.bfloat16):
+            assert layer(x).dtype == torch.bfloat16
+        assert layer(x).dtype == torch.float32
+
+
+def test_memory_functions_are_pytorchs():
+    with cuda("T4"):
+        block = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
+        stats = torch.cuda.memory_stats()
+        assert stats["allocated_bytes.all.current"] == 30 * MIB == torch.cuda.memory_allocated()
+        assert torch.cuda.memory_reserved() == 30 * MIB
+        free, total = torch.cuda.mem_get_info()
+        assert total == torch.cuda.get_device_properties(0).total_memory and free < total - 30 * MIB
+        assert "Allocated memory" in torch.cuda.memory_summary()
+        (segment,) = torch.cuda.memory_snapshot()
+        assert segment["total_size"] == 30 * MIB
+        del block
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == 0 and torch.cuda.max_memory_allocated() == 30 * MIB
+        torch.cuda.set_per_process_memory_fraction(0.001)
+        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 30\.00 MiB"):
+            torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")

@@ -1,0 +1,110 @@
+"""Whole programs, unchanged: what they hold, where they end, how they fail."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from virtual_gpu.program.command import main
+from virtual_gpu.program.runner import run
+
+PROGRAMS = Path(__file__).parent / "programs"
+MIB = 2**20
+
+
+def program(name: str, *argv: str, **settings):
+    report = run(str(PROGRAMS / name), argv, **settings)
+    if report.error is not None and settings.get("gpu", "T4") == "T4":
+        raise report.error
+    return report
+
+
+def test_a_loop_fits_and_its_bytes_are_what_they_are():
+    report = program("loop.py", "1024")
+    parameters = 4 * 1024 * 1024 + 4096 + 4 * 1024 * 10 + 512
+    assert (report.status, report.steps) == ("fits", 3)
+    assert report.at_peak["parameters"] == parameters
+    assert report.at_peak["optimizer"] in (0, 2 * parameters)
+    assert {"forward", "backward", "step"} <= report.phases.keys()
+    assert any(file.endswith("loop.py") for file, _, _ in report.lines)
+    assert max(a for a, _ in report.phases.values()) == report.allocated == sum(report.at_peak.values())
+
+
+def test_a_program_as_its_own_loop_on_the_core():
+    """The program's peak is that of the same step made of the core's parts."""
+    from virtual_gpu.program._core import CATALOG, VirtualGPU
+
+    gpu = VirtualGPU(CATALOG["T4"])
+    model = gpu.place(torch.nn.Linear(1024, 1024, bias=False))
+    batch = gpu.place(torch.ones(1, 1024))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+    for _ in range(3):
+        with gpu:
+            model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    report = program("ddp.py", gpus=2)
+    buckets = 4 * MIB  # DistributedDataParallel's own copy of the gradients
+    assert report.allocated == gpu.max_memory_allocated() + buckets
+
+
+def test_caught_out_of_memory_goes_on(capfd):
+    report = program("smaller.py")
+    assert (report.status, report.steps) == ("fits", 1)
+    assert "batch 1048576" in capfd.readouterr().out
+    assert report.oom["bytes"] >= 2**33
+
+
+def test_training_and_then_the_end_of_the_program(capfd):
+    report = program("loop.py", steps=2, through_evaluation=True)
+    assert capfd.readouterr().out.count("evaluated 16") == 2 and "evaluation" in report.phases
+    assert report.steps == 2 and any("torch.save" in note for note in report.notes)
+
+
+def test_4_bit_weights_hold_what_bitsandbytes_holds():
+    report = program("pretrained.py")
+    weights = 24 * 12 * 2048**2
+    blocks = weights // 64
+    held = weights // 2 + blocks + blocks // 64  # packed, 8-bit absmax, fp32 of each 256
+    kept = 2 * 30080 * 2048 * 4  # embedding and head, which peft casts to fp32
+    assert report.status == "fits" and report.steps == 3
+    assert held + kept < report.at_peak["parameters"] < (held + kept) * 1.01
+
+
+@pytest.mark.parametrize("rank", (0, 7))
+def test_a_rank_of_data_parallel_holds_buckets(rank):
+    report = program("ddp.py", gpus=8, rank=rank)
+    assert report.at_peak["parameters"] == 4 * MIB and report.at_peak["gradients"] == 8 * MIB
+
+
+def test_a_rank_of_fsdp2_holds_its_part():
+    alone, rank = (program("fsdp2.py", gpus=ranks) for ranks in (2, 8))
+    assert alone.phases["step"][0] > rank.phases["step"][0]
+    assert rank.at_peak["parameters"] >= 4 * 4 * MIB // 8
+
+
+def test_the_command_and_its_exit_status(tmp_path, capsys):
+    fails, large = tmp_path / "fails.py", tmp_path / "large.py"
+    fails.write_text("1 / 0\n")
+    large.write_text("import torch\ntorch.empty(2**35, dtype=torch.uint8, device='cuda')\n")
+    assert main([str(fails)]) == 2
+    error = capsys.readouterr().err
+    assert "ZeroDivisionError" in error and "runner.py" not in error
+    assert main(["--json", str(large)]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["schema"] == 1 and report["oom"]["line"] == 2 and report["status"] == "oom"
+    assert main([str(tmp_path / "none.py")]) == 2
+    assert main(["--gpu", "T5", str(fails)]) == 2
+
+
+def test_pytorchs_viewer_reads_the_snapshot(tmp_path):
+    from torch.cuda import _memory_viz
+
+    path, page = tmp_path / "s.pickle", tmp_path / "r.html"
+    assert main(["--snapshot", str(path), "--html", str(page), "--gpus", "2", str(PROGRAMS / "ddp.py")]) == 0
+    snapshot = pickle.loads(path.read_bytes())
+    assert "ddp.py" in str(snapshot["device_traces"][0][0]["frames"])
+    assert "<svg" in page.read_text()
+    assert _memory_viz.trace_plot(snapshot) and _memory_viz.segsum(snapshot)

@@ -1,0 +1,199 @@
+"""A virtual GPU that lives beside a real CPU: what each tensor of an unchanged program is on.
+
+A fake tensor of device "cuda" does not work on a CPU build of PyTorch (autograd asks for a CUDA guard). A fake tensor
+of "cpu:0" does, and PyTorch tells it apart from "cpu", where the program's real tensors are: copies between the two
+are copies, a mixture of the two is PyTorch's own error, numbers of no dimension may be mixed. So "cpu:0" is the GPU
+inside, and `tensors` shows it to the program as "cuda:0".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor
+from torch.utils._pytree import tree_map
+
+from . import known
+from ._core import CountingMode, GPUSpec, VirtualGPU
+from .values import Values, ValueStop
+
+_aten = torch.ops.aten
+GPU = torch.device("cpu:0")
+_LARGE = 2**16  # elements of a CPU tensor from which on a random fill is skipped
+_HUGE = 2**24  # elements of a copy on the CPU from which on it is one number, expanded
+_ITEM = _aten._local_scalar_dense.default
+_TO_COPY = _aten._to_copy.default
+_COPY_ = _aten.copy_.default
+_HISTC = _aten.histc.default
+_INDEX, _MASKED_SELECT = _aten.index.Tensor, _aten.masked_select.default
+_FILLS = frozenset((_aten.normal_.default, _aten.uniform_.default))
+
+
+def is_gpu(device: torch.device | None) -> bool:
+    """Whether a device, as the program or as PyTorch inside names it, is the virtual GPU."""
+    return device is not None and (device.type == "cuda" or (device.index is not None and device.type == "cpu"))
+
+
+class ProgramMode(CountingMode):
+    """On during the whole program: operations on real tensors pass, those on the GPU's are counted."""
+
+    def __init__(self, gpu: ProgramGPU):
+        super().__init__(gpu)
+        self.values = gpu.values
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        device = kwargs.get("device") if kwargs else None
+        on_gpu = is_gpu(device)
+        if FakeTensor not in types and not self.inside and not on_gpu:
+            if func in _FILLS and args[0].numel() >= _LARGE:
+                return args[0]  # weights on their way to the GPU: without it their memory is never touched
+            if kwargs and kwargs.get("pin_memory"):
+                kwargs = {**kwargs, "pin_memory": False}
+            return func(*args, **kwargs or {})
+        if self.inside:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if on_gpu:
+            self.gpu.check_index(device)
+            kwargs = {**kwargs, "device": GPU}
+            if kwargs.get("pin_memory"):
+                raise RuntimeError("Only dense CPU tensors can be pinned")
+            if func is _TO_COPY and type(args[0]) is not FakeTensor:
+                return self._upload(args[0], kwargs)
+        elif device is not None and type(args[0] if args else None) is FakeTensor:
+            return self._elsewhere(func, args, kwargs, device)
+        elif func is _ITEM:
+            return self.values.number(args[0])
+        elif func is _COPY_ and type(args[0]) is not FakeTensor:
+            return self._download(*args[:2])
+        elif func is _HISTC:  # CUDA's takes integers too, and PyTorch's rule of shapes says it does not
+            with self:
+                return args[0].new_empty((args[1] if len(args) > 1 else (kwargs or {}).get("bins", 100),))
+        try:
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+        except RuntimeError as error:
+            if "Expected all tensors to be on the same device" in str(error):
+                # `from None`: the program is to see what it would see on a card
+                raise RuntimeError(str(error).replace("cpu:0", str(self.gpu.device))) from None
+            raise
+        except ValueError as error:
+            if not isinstance(error.__cause__, DynamicOutputShapeException):
+                raise
+            try:
+                return self._by_values(func, args, kwargs or {})
+            except known.Unknown:
+                raise self.values.stop(f"the shape of {func} depends on values") from None
+        known.follow(func, args, kwargs or {}, out)
+        self.values.remember(func, args, out)
+        return out
+
+    def _upload(self, real: torch.Tensor, kwargs: dict) -> torch.Tensor:
+        """A real tensor's copy on the GPU: shape, strides and type."""
+        if real.is_sparse or real.layout is not torch.strided:
+            raise NotImplementedError(f"a tensor of layout {real.layout} on a virtual GPU")
+        meta = torch.empty_strided(real.shape, real.stride(), dtype=kwargs.get("dtype") or real.dtype, device="meta")
+        memory_format = kwargs.get("memory_format") or torch.preserve_format
+        layout = torch.empty_like(meta, memory_format=memory_format)
+        with self:
+            fake = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device=GPU)
+        if self.gpu.watch is not None:
+            self.gpu.watch.claim([fake], "inputs")
+        known.know(fake, real)
+        return fake
+
+    def _by_values(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """An operation whose shape depends on values that are known. Unknown where they are not."""
+        if func is _MASKED_SELECT:
+            func, args = _INDEX, (args[0], [args[1]])
+        if func is _INDEX:
+            indices: list[torch.Tensor | None] = []
+            for index in args[1]:
+                if index is not None and index.dtype in (torch.bool, torch.uint8):
+                    where = known.run(_aten.nonzero.default, (index,), {})
+                    indices += [self._upload(part, {}) for part in where.unbind(1)]
+                else:
+                    indices.append(index)
+            with self:
+                return func(args[0], indices)
+        real = known.run(func, args, kwargs)
+        return tree_map(lambda value: self._upload(value, {}) if isinstance(value, torch.Tensor) else value, real)
+
+    def _elsewhere(self, func: Any, args: tuple, kwargs: dict, device: torch.device) -> torch.Tensor:
+        """What a function of a GPU tensor makes on another device: a real tensor on the CPU, or a meta tensor."""
+        fake = args[0]
+        if func is not _TO_COPY or device.type == "meta":  # new_zeros, empty_like, …: no value is asked for
+            alike = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
+            return func(alike, *args[1:], **kwargs)
+        real = known.values_of(fake)
+        if real is not None:
+            return real.to(kwargs.get("dtype") or fake.dtype, copy=True)
+        dtype, number = kwargs.get("dtype") or fake.dtype, self.values.copied(fake)
+        if fake.numel() >= _HUGE:
+            return torch.full((), number, dtype=dtype).expand(fake.shape)
+        return torch.full(fake.shape, number, dtype=dtype)
+
+    def _download(self, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+        values = known.values_of(fake)
+        return real.fill_(self.values.copied(fake)) if values is None else real.copy_(values)
+
+
+class ProgramGPU(VirtualGPU):
+    """A virtual GPU for whole programs: card number `index` of `count`, of which only this one exists.
+
+    values: what questions for numbers get, see `Values`.
+    """
+
+    def __init__(
+        self,
+        spec: GPUSpec,
+        *,
+        limited: bool = True,
+        values: str = "answer",
+        index: int = 0,
+        count: int = 1,
+        without: Iterable[str] = (),
+    ):
+        self.values = Values(values)
+        super().__init__(spec, limited=limited, without=without)
+        self.index, self.count = index, count
+        self.device = torch.device("cuda", index)
+        self.mode = ProgramMode(self)
+        self.fraction, self.ooms = 1.0, 0
+        self.watch: Any = None  # what records, where a run is watched
+        self.last_oom: dict[str, Any] | None = None
+
+    def check_index(self, device: torch.device) -> None:
+        """RuntimeError, in CUDA's words, where a program asks for a card that there is not."""
+        index = device.index if device.type == "cuda" else None
+        if index is None or index == self.index:
+            return
+        if not 0 <= index < self.count:
+            raise torch.AcceleratorError(
+                "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
+            )
+        raise NotImplementedError(f"this run stands for cuda:{self.index} alone; the program uses cuda:{index} as well")
+
+    def limit(self, fraction: float) -> None:
+        """Let PyTorch have this part of the card's memory (`torch.cuda.set_per_process_memory_fraction`)."""
+        self.fraction = fraction
+        allowed = math.floor(fraction * self.spec.memory_bytes)
+        self.meter.allocator.capacity_bytes = min(self.capacity_bytes, allowed)
+
+    def _allocate(self, nbytes: int, category: str) -> int:
+        try:
+            return super()._allocate(nbytes, category)
+        except torch.OutOfMemoryError as error:
+            self.ooms += 1
+            if self.watch is not None:
+                self.last_oom = self.watch.out_of_memory(nbytes)
+            raise torch.OutOfMemoryError(str(error).replace("GPU 0", f"GPU {self.index}")) from None
+
+    def _empty_like(self, tensor: torch.Tensor, category: str) -> torch.Tensor:
+        fake = self.mode._upload(tensor, {})
+        self.label([fake], category)
+        return fake
+
+
+__all__ = ["GPU", "ProgramGPU", "ProgramMode", "ValueStop", "is_gpu"]

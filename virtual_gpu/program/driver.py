@@ -1,0 +1,302 @@
+"""The driver: `torch._C._cuda_*`, on which all of torch.cuda's Python stands.
+
+A CPU build of PyTorch lacks these functions. With them PyTorch's own torch.cuda runs as it is: `memory_summary`,
+`mem_get_info`, `get_device_properties`, seeds, and what checks each of them for errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import snapshot
+from ._core import SMALL_BYTES
+from .device import ProgramGPU
+from .patches import Patches
+from .streams import CUDAGraph, Event, Stream, graph
+
+# multiprocessors, threads on each, L2 bytes: NVIDIA's architecture whitepapers; None where none was looked up
+_SHAPES = {
+    "T4": (40, 1024, 4 * 2**20),
+    "L4": (58, 1536, 48 * 2**20),
+    "A100-40GB": (108, 2048, 40 * 2**20),
+    "A100-80GB": (108, 2048, 40 * 2**20),
+    "H100": (132, 2048, 50 * 2**20),
+    "H200": (132, 2048, 50 * 2**20),
+    "V100": (80, 2048, 6 * 2**20),
+    "RTX 3060": (28, 1536, 3 * 2**20),
+    "RTX 3090": (82, 1536, 6 * 2**20),
+    "RTX 4090": (128, 1536, 72 * 2**20),
+    "RTX 5090": (170, 1536, 96 * 2**20),
+}
+
+
+class DeviceProperties(types.SimpleNamespace):
+    """`torch.cuda.get_device_properties`' answer."""
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory // 2**20}MB, multi_processor_count={self.multi_processor_count})"
+        )
+
+
+def install(patches: Patches, gpu: ProgramGPU) -> None:
+    """Make torch.cuda, torch.accelerator and torch.backends.cuda find this GPU."""
+    patches.set_all(torch._C, _functions(gpu))
+    patches.set_all(torch._C, _accelerator(gpu))
+    patches.set_all(
+        torch.cuda,
+        {
+            "_lazy_init": lambda: None,
+            "_exchange_device": torch._C._cuda_exchangeDevice,
+            "_maybe_exchange_device": torch._C._cuda_maybeExchangeDevice,
+            "_initialized": True,
+            "_cudart": _cudart(gpu),
+            "_get_device_properties": lambda index: properties(gpu),
+            "default_generators": tuple(torch.Generator() for _ in range(gpu.count)),
+            "is_bf16_supported": lambda emulated=True: emulated or gpu.spec.compute_capability[0] >= 8,
+            "device_count": lambda: gpu.count,
+            "get_arch_list": lambda: [_architecture(gpu)],
+            "Stream": Stream,
+            "Event": Event,
+            "ExternalStream": Stream,
+            "CUDAGraph": CUDAGraph,
+            "graph": graph,
+            "make_graphed_callables": lambda callables, *args, **kwargs: callables,
+            "is_current_stream_capturing": lambda: False,
+            "graph_pool_handle": lambda: (0, 1),
+            "stream": lambda stream: contextlib.nullcontext(stream),
+            "set_stream": lambda stream: None,
+            "current_stream": lambda device=None: Stream(),
+            "default_stream": lambda device=None: Stream(),
+            "utilization": lambda device=None: 100,
+        },
+    )
+    patches.set_all(torch.cuda.streams, {"Stream": Stream, "Event": Event})
+    patches.set_all(torch.cuda.graphs, {"CUDAGraph": CUDAGraph, "graph": graph})
+    patches.set_all(torch.cuda.nccl, {"version": lambda: (2, 27, 3), "is_available": lambda tensors: True})
+    patches.set(torch.version, "cuda", "12.8")
+    patches.set(torch.backends.cuda, "is_built", lambda: True)
+    patches.set(torch, "Generator", _generator(gpu))
+    patches.set(torch, "device", _device_type())
+
+
+def _architecture(gpu: ProgramGPU) -> str:
+    major, minor = gpu.spec.compute_capability
+    return f"sm_{major}{minor}"
+
+
+def properties(gpu: ProgramGPU) -> DeviceProperties:
+    """What the driver says of the card."""
+    major, minor = gpu.spec.compute_capability
+    processors, threads, l2_bytes = _SHAPES.get(gpu.spec.name, (100, 2048, 32 * 2**20))
+    return DeviceProperties(
+        name=gpu.spec.device_name, major=major, minor=minor, total_memory=gpu.spec.memory_bytes,
+        multi_processor_count=processors, max_threads_per_multi_processor=threads, max_threads_per_block=1024,
+        warp_size=32, regs_per_multiprocessor=65536, shared_memory_per_block=49152,
+        shared_memory_per_block_optin=65536 if major == 7 else 101376,
+        shared_memory_per_multiprocessor=65536 if major == 7 else 102400,
+        L2_cache_size=l2_bytes, is_integrated=0, is_multi_gpu_board=0, pci_bus_id=0, pci_device_id=4, pci_domain_id=0,
+        uuid="00000000-0000-0000-0000-000000000000", gcnArchName=f"sm_{major}{minor}",
+    )  # fmt: skip
+
+
+def memory_stats(gpu: ProgramGPU) -> dict[str, Any]:
+    """`torch._C._cuda_memoryStats`: sums by pool; a peak by pool is not kept and given as what is held now."""
+    allocator = gpu.meter.allocator
+    counts = {kind: dict.fromkeys(("all", "large_pool", "small_pool"), 0) for kind in _KINDS}
+
+    def add(kind: str, pool: str, amount: int) -> None:
+        counts[kind]["all"] += amount
+        counts[kind][pool] += amount
+
+    for pieces in allocator.segments():
+        nbytes = sum(piece.size for piece in pieces)
+        pool = "small_pool" if nbytes <= 2 * SMALL_BYTES and not allocator.expandable_segments else "large_pool"
+        add("segment", pool, 1)
+        add("reserved_bytes", pool, nbytes)
+        for piece in pieces:
+            if piece.name is not None:
+                for kind, amount in (("allocation", 1), ("active", 1)):
+                    add(kind, pool, amount)
+                for kind in ("allocated_bytes", "active_bytes", "requested_bytes"):
+                    add(kind, pool, piece.size)
+            elif len(pieces) > 1:
+                add("inactive_split", pool, 1)
+                add("inactive_split_bytes", pool, piece.size)
+    peaks = {kind: allocator.peak_allocated_bytes for kind in ("allocated_bytes", "active_bytes", "requested_bytes")}
+    peaks["reserved_bytes"] = allocator.peak_reserved_bytes
+    zero = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+    stats: dict[str, Any] = {
+        kind: {
+            pool: {"current": now, "peak": peaks.get(kind, now) if pool == "all" else now, "allocated": now, "freed": 0}
+            for pool, now in pools.items()
+        }
+        for kind, pools in counts.items()
+    }
+    return stats | {
+        "oversize_allocations": zero, "oversize_segments": zero, "max_split_size": -1,
+        "num_alloc_retries": allocator.retries, "num_ooms": gpu.ooms, "num_sync_all_streams": 0,
+        "num_device_alloc": counts["segment"]["all"], "num_device_free": 0,
+    }  # fmt: skip
+
+
+_KINDS = (
+    "allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes", "active_bytes",
+    "inactive_split_bytes", "requested_bytes",
+)  # fmt: skip
+
+
+def _functions(gpu: ProgramGPU) -> dict[str, Callable]:
+    def set_device(index: int) -> None:
+        gpu.check_index(torch.device("cuda", index))
+
+    def exchange(index: int) -> int:
+        if index >= 0:
+            set_device(index)
+        return gpu.index
+
+    def fraction(value: float, index: int) -> None:
+        gpu.limit(value)
+
+    def clear_workspaces() -> None:
+        gpu.release_workspaces()
+
+    return {
+        "_cuda_getDeviceCount": lambda: gpu.count,
+        "_cuda_init": lambda: None,
+        "_cuda_isInBadFork": lambda: False,
+        "_cuda_getDevice": lambda: gpu.index,
+        "_cuda_setDevice": set_device,
+        "_cuda_exchangeDevice": exchange,
+        "_cuda_maybeExchangeDevice": exchange,
+        "_cuda_canDeviceAccessPeer": lambda a, b: True,
+        "_cuda_synchronize": lambda *_: None,
+        "_cuda_ipc_collect": lambda: None,
+        "_cuda_sleep": lambda cycles: None,
+        "_cuda_getArchFlags": lambda: _architecture(gpu),
+        "_cuda_getDriverVersion": lambda: 12080,
+        "_cuda_getCompiledVersion": lambda: 12080,
+        "_cuda_set_sync_debug_mode": lambda mode: None,
+        "_cuda_get_sync_debug_mode": lambda: 0,
+        "_cuda_getCurrentStream": lambda index: (0, gpu.index, 1),
+        "_cuda_getDefaultStream": lambda index: (0, gpu.index, 1),
+        "_cuda_getCurrentRawStream": lambda index: 0,
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_clearCublasWorkspaces": clear_workspaces,
+        "_cuda_memoryStats": lambda index: memory_stats(gpu),
+        "_cuda_resetPeakMemoryStats": lambda index: gpu.reset_peak_memory_stats(),
+        "_cuda_resetAccumulatedMemoryStats": lambda index: None,
+        "_cuda_emptyCache": gpu.empty_cache,
+        "_cuda_setMemoryFraction": fraction,
+        "_cuda_getMemoryFraction": lambda index: gpu.fraction,
+        "_cuda_memorySnapshot": lambda pool, *_: snapshot.snapshot(gpu),
+        "_cuda_record_memory_history": lambda *args, **kwargs: None,
+        "_cuda_record_memory_history_legacy": lambda *args, **kwargs: None,
+        "_cuda_getAllocatorBackend": lambda: "native",
+        "_cuda_hostMemoryStats": lambda: {},
+        "_cuda_resetPeakHostMemoryStats": lambda: None,
+        "_cuda_resetAccumulatedHostMemoryStats": lambda: None,
+        "_cuda_cudaCachingAllocator_set_allocator_settings": lambda text: None,
+    }
+
+
+def _accelerator(gpu: ProgramGPU) -> dict[str, Callable]:
+    driver = _functions(gpu)
+    return {
+        "_accelerator_getAccelerator": lambda: torch.device("cuda"),
+        "_accelerator_getDeviceIndex": lambda: gpu.index,
+        "_accelerator_setDeviceIndex": driver["_cuda_setDevice"],
+        "_accelerator_exchangeDevice": driver["_cuda_exchangeDevice"],
+        "_accelerator_maybeExchangeDevice": driver["_cuda_maybeExchangeDevice"],
+        "_accelerator_synchronizeDevice": lambda index: None,
+        "_accelerator_getStream": lambda index: Stream(),
+        "_accelerator_setStream": lambda stream: None,
+        "_accelerator_isAllocatorInitialized": lambda: True,
+        "_accelerator_emptyCache": gpu.empty_cache,
+        "_accelerator_emptyHostCache": lambda: None,
+        "_accelerator_getDeviceStats": lambda index: memory_stats(gpu),
+        "_accelerator_resetPeakStats": lambda index: gpu.reset_peak_memory_stats(),
+        "_accelerator_resetAccumulatedStats": lambda index: None,
+        "_accelerator_getMemoryInfo": lambda index: _memory_info(gpu),
+    }
+
+
+def _memory_info(gpu: ProgramGPU) -> tuple[int, int]:
+    return gpu.capacity_bytes - gpu.memory_reserved(), gpu.spec.memory_bytes
+
+
+def _cudart(gpu: ProgramGPU) -> types.SimpleNamespace:
+    class cudaError(int):
+        success = 0
+
+    return types.SimpleNamespace(
+        cudaMemGetInfo=lambda index: _memory_info(gpu),
+        cudaError=cudaError,
+        cudaGetErrorString=str,
+        cudaProfilerStart=lambda: 0,
+        cudaProfilerStop=lambda: 0,
+        cudaHostRegister=lambda *_: 0,
+        cudaHostUnregister=lambda *_: 0,
+    )
+
+
+def _generator(gpu: ProgramGPU) -> type:
+    before = torch.Generator
+
+    class Kind(type(before)):
+        def __instancecheck__(cls, thing: Any) -> bool:
+            return isinstance(thing, before)
+
+    class Generator(before, metaclass=Kind):
+        """`torch.Generator`; one of the GPU is one of the CPU that says otherwise."""
+
+        def __new__(cls, device: Any = "cpu") -> Any:
+            made = super().__new__(cls, "cpu")
+            made.shown = torch.device(device)
+            if made.shown.type == "cuda":
+                gpu.check_index(made.shown)
+                made.shown = gpu.device
+            return made
+
+        @property
+        def device(self) -> torch.device:
+            """The device that it was made for."""
+            return self.shown
+
+    return Generator
+
+
+def _device_type() -> type:
+    """`torch.device`, for which a number alone is a CUDA device; on a CPU build it is an error."""
+    before = torch.device
+
+    class Kind(type):
+        def __instancecheck__(cls, thing: Any) -> bool:
+            return isinstance(thing, before)
+
+        def __subclasscheck__(cls, kind: type) -> bool:
+            return issubclass(kind, before)
+
+    class device(metaclass=Kind):
+        __doc__ = before.__doc__
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if len(args) == 1 and isinstance(args[0], int) and not kwargs:
+                return before("cuda", args[0])
+            return before(*args, **kwargs)
+
+    return device
+
+
+def allocator_notes() -> list[str]:
+    """Settings of the caching allocator in the environment that are not followed."""
+    text = ",".join(os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    settings = (part.split(":")[0].strip() for part in text.split(",") if part.strip())
+    return [f"{name}: not followed" for name in settings if name != "expandable_segments"]

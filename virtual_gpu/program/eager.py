@@ -1,0 +1,44 @@
+"""What runs otherwise than on a card, or not at all: compiled code, and random numbers for weights nobody reads."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from .frames import is_program
+from .patches import Patches
+from .watch import Watch
+
+_SLOW_INITS = (
+    "trunc_normal_",
+    "orthogonal_",
+    "kaiming_uniform_",
+    "kaiming_normal_",
+    "xavier_uniform_",
+    "xavier_normal_",
+)
+_LARGE = 2**16
+
+
+def install(patches: Patches, watch: Watch) -> None:
+    """`torch.compile` gives back what it got; large weights on the CPU stay as their memory was found."""
+
+    def compile(model: Any = None, **kwargs: Any) -> Any:
+        if is_program(sys._getframe(1).f_code):  # libraries compile functions when they are imported
+            watch.note(
+                "torch.compile: run without compiling; a compiled program fuses operations and can need less memory"
+            )
+        return (lambda function: function) if model is None else model
+
+    def no_init(fill: Any) -> Any:
+        def filled(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return tensor if tensor.numel() >= _LARGE else fill(tensor, *args, **kwargs)
+
+        return filled
+
+    patches.set(torch, "compile", compile)
+    patches.set(torch.nn.Module, "compile", lambda module, *args, **kwargs: compile(module) and None)
+    for name in _SLOW_INITS:
+        patches.set(torch.nn.init, name, no_init(getattr(torch.nn.init, name)))

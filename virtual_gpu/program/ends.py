@@ -1,0 +1,44 @@
+"""Where a run ends: after so many optimizer steps, or with `through_evaluation` where the program then ends itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakSet
+
+from torch.utils.data import DataLoader
+
+from .patches import Patches
+from .watch import BACKWARD, Watch
+
+
+class EndOfRun(BaseException):
+    """Ends the program after its last step; not an Exception, so that programs do not catch it."""
+
+
+def install(patches: Patches, watch: Watch, steps: int, *, through_evaluation: bool = False) -> None:
+    """End the program after `steps` optimizer steps.
+
+    through_evaluation: let it go on, with data loaders that give no more batches to training and `steps` to
+    evaluation, so that loops over data end by themselves; a loop over something else ends after twice as many steps.
+    """
+
+    def stepped() -> None:
+        if watch.steps >= steps * (1 + through_evaluation):
+            raise EndOfRun
+
+    watch.stepped = stepped
+    if through_evaluation:
+        iterate = DataLoader.__iter__
+        training: WeakSet[DataLoader] = WeakSet()
+
+        def __iter__(loader: DataLoader) -> Iterator[Any]:
+            for count, batch in enumerate(iterate(loader)):
+                if watch.steps >= steps and (loader in training or count >= steps):
+                    return
+                spans = len(watch.spans)
+                yield batch
+                if any(phase == BACKWARD for phase, _ in watch.spans[spans:]):
+                    training.add(loader)
+
+        patches.set(DataLoader, "__iter__", __iter__)

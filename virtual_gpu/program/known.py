@@ -1,0 +1,96 @@
+"""Values that are known after all: small integer and bool tensors that came from the program's own data.
+
+Token ids, labels, masks and lengths are real until they are moved to the GPU. Their values are kept beside the fake
+tensor, and what is computed from nothing else is computed on them too. So padding is where it is, `mask.all()` is the
+truth, and a tensor can be indexed by such a mask. What a float takes part in is not known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+_aten = torch.ops.aten
+LIMIT = 2**18  # elements
+_DTYPES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool))
+_UNDEFINED = frozenset((_aten.empty, _aten.empty_like, _aten.new_empty, _aten.empty_strided, _aten.new_empty_strided))
+_SHAPE_ONLY = frozenset(
+    getattr(_aten, name) for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+)
+_RANDOM = torch.Tag.nondeterministic_seeded
+
+
+class Unknown(Exception):
+    """Some value is not known."""
+
+
+class _Values:
+    """Real values; the views of one tensor share `valid`, which ends with a write of something unknown."""
+
+    __slots__ = ("real", "valid")
+
+    def __init__(self, real: torch.Tensor, valid: list[bool]):
+        self.real, self.valid = real, valid
+
+
+def know(fake: torch.Tensor, real: torch.Tensor) -> None:
+    """These are the values of a tensor that was just made from a real one; larger and other ones are not kept."""
+    if fake.dtype in _DTYPES and real.numel() <= LIMIT and real.device.type == "cpu":
+        fake.known = _Values(real.detach().to(fake.dtype, copy=True), [True])
+
+
+def values_of(tensor: Any) -> torch.Tensor | None:
+    """The values of a tensor, where they are known."""
+    known = getattr(tensor, "known", None)
+    return known.real if known is not None and known.valid[0] else None
+
+
+def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
+    """After an operation: know the values of what it made from known ones, forget those that it wrote over."""
+    if isinstance(out, torch.Tensor):
+        if out.dtype not in _DTYPES:
+            return
+    elif not (isinstance(out, (tuple, list)) and out and isinstance(out[0], torch.Tensor) and out[0].dtype in _DTYPES):
+        return
+    writes = func._schema.is_mutable
+    try:
+        if _RANDOM in func.tags or func.overloadpacket in _UNDEFINED:
+            raise Unknown
+        results = run(func, args, kwargs)
+    except Unknown:
+        if writes and (known := getattr(args[0], "known", None)) is not None:
+            known.valid[0] = False
+        return
+    if writes:
+        return
+    tokens = {
+        known.real.untyped_storage()._cdata: known.valid
+        for known in (getattr(value, "known", None) for value in tree_flatten((args, kwargs))[0])
+        if known is not None
+    }
+    for fake, real in zip(*(tree_flatten(value)[0] for value in (out, results)), strict=True):
+        if isinstance(fake, torch.Tensor) and fake.dtype in _DTYPES and real.numel() <= LIMIT:
+            fake.known = _Values(real, tokens.get(real.untyped_storage()._cdata, [True]))
+
+
+def run(func: Any, args: tuple, kwargs: dict) -> Any:
+    """The operation on the real values. Unknown where one of them is not known, or where it would be large work."""
+
+    def real(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            found = values_of(value) if type(value) is FakeTensor else value
+            if found is None or found.dtype not in _DTYPES or found.numel() > LIMIT:
+                raise Unknown
+            return found
+        return torch.device("cpu") if isinstance(value, torch.device) else value
+
+    if func.overloadpacket in _SHAPE_ONLY:
+        args = (torch.empty((), dtype=args[0].dtype).expand(args[0].shape), *args[1:])
+        return func(*args, **tree_map(real, kwargs))
+    args, kwargs = tree_map(real, args), tree_map(real, kwargs)
+    if not tree_flatten((args, kwargs))[0]:
+        raise Unknown
+    return func(*args, **kwargs)

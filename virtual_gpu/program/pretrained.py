@@ -1,0 +1,145 @@
+"""transformers' `from_pretrained` without weights: the configuration says what they would be, and where they go."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from . import quantized
+from ._core import bundled_config
+from .device import ProgramGPU
+from .imports import Imports
+from .patches import Patches
+from .watch import Watch
+
+_FOR_THE_HUB = (
+    "cache_dir", "force_download", "proxies", "token", "local_files_only", "revision", "trust_remote_code", "subfolder",
+    "_from_pipeline", "_from_auto", "_commit_hash", "gguf_file", "code_revision", "user_agent",
+)  # fmt: skip
+
+
+def install(patches: Patches, imports: Imports, watch: Watch) -> None:
+    """Replace, in transformers, what looks for files of weights and reads them; the rest of its loading runs as it is.
+
+    A configuration comes from a folder, from the bundled architectures, or from the hub and its cache.
+    """
+
+    def config(module: ModuleType) -> None:
+        kind = module.PreTrainedConfig
+        found = kind.get_config_dict.__func__
+
+        def get_config_dict(cls: Any, name: Any, **kwargs: Any) -> tuple[dict, dict]:
+            known = _bundled(name)
+            if known is None:
+                return found(cls, name, **kwargs)
+            return known, {key: value for key, value in kwargs.items() if key not in _FOR_THE_HUB}
+
+        patches.set(kind, "get_config_dict", classmethod(get_config_dict))
+
+    def models(module: ModuleType) -> None:
+        get_dtype = module._get_dtype
+
+        def dtype_of(dtype: Any, files: Any, config: Any, *args: Any) -> Any:
+            if dtype == "auto" and getattr(config, "dtype", None) is None:
+                watch.note(f"{config.name_or_path or config.model_type}: its configuration names no dtype: float32")
+                dtype = torch.float32
+            return get_dtype(dtype, files, config, *args)
+
+        def load(model: Any, state_dict: Any, files: Any, load_config: Any, expected_keys: Any = None) -> Any:
+            _place(module, model, load_config, watch.gpu)
+            empty: set = set()
+            info = module.LoadStateDictInfo(
+                missing_keys=empty, unexpected_keys=empty, mismatched_keys=empty, error_msgs=[], conversion_errors={},
+                skipped_pp_keys=empty,
+            )  # fmt: skip
+            return info, None
+
+        kind = module.PreTrainedModel
+        patches.set(module, "_get_resolved_checkpoint_files", lambda *args, **kwargs: (None, None))
+        patches.set(module, "_get_dtype", dtype_of)
+        patches.set(kind, "_load_pretrained_model", staticmethod(load))
+        patches.set(kind, "_finalize_model_loading", staticmethod(lambda model, load_config, info: info))
+        for name in ("resolve_revision", "maybe_load_adapters"):
+            _local_first(patches, module, name)
+
+    def generation(module: ModuleType) -> None:
+        adjust = module.GenerationMixin.adjust_generation_fn
+
+        def adjust_generation_fn(model: Any, config: Any, auto: Any, pipeline: Any, name: Any, **kwargs: Any) -> None:
+            if _bundled(name) is None:
+                adjust(model, config, auto, pipeline, name, **kwargs)
+
+        patches.set(module.GenerationMixin, "adjust_generation_fn", adjust_generation_fn)
+
+    def auto(module: ModuleType) -> None:
+        for name in ("resolve_revision", "find_adapter_config_file"):
+            _local_first(patches, module, name)
+
+    imports.after("transformers.configuration_utils", config)
+    imports.after("transformers.modeling_utils", models)
+    imports.after("transformers.generation.utils", generation)
+    imports.after("transformers.models.auto.auto_factory", auto)
+    imports.after("transformers.models.auto.configuration_auto", lambda m: _local_first(patches, m, "resolve_revision"))
+
+
+def _bundled(name: Any) -> dict | None:
+    """A configuration that comes with the instrument; folders go before it."""
+    return None if name is None or os.path.isdir(str(name)) else bundled_config(str(name))
+
+
+def _local_first(patches: Patches, module: ModuleType, name: str) -> None:
+    """Do not ask the hub about what is bundled."""
+    ask = getattr(module, name, None)
+    if ask is None:
+        return
+
+    def asked(model: Any, *args: Any, **kwargs: Any) -> Any:
+        if _bundled(model) is None:
+            return ask(model, *args, **kwargs)
+        if name == "resolve_revision":
+            return args[0] if args else kwargs.get("revision")
+        return (None, model, {}) if name == "maybe_load_adapters" else None
+
+    patches.set(module, name, asked)
+
+
+def _place(module: ModuleType, model: Any, load_config: Any, gpu: ProgramGPU) -> None:
+    """Give every meta tensor of a model its place by the device map; without one, on the CPU, untouched zeros."""
+    device_map = load_config.device_map
+    names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+    places = module.expand_device_map(device_map, names) if device_map else dict.fromkeys(names, torch.device("cpu"))
+    if device_map:
+        module.caching_allocator_warmup(model, places, load_config.hf_quantizer)
+    placed: dict[int, torch.Tensor] = {}
+    for path, part in model.named_modules():
+        kept = quantized.kept_tensors(part)
+        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+            if tensor is None or tensor.device.type != "meta":
+                continue
+            is_parameter = name in part._parameters
+            if id(tensor) not in placed:
+                dtype = _dtype(f"{path}.{name}", tensor, load_config) if is_parameter else tensor.dtype
+                device = torch.device(places.get(f"{path}.{name}".lstrip("."), "cpu"))
+                if name == "weight" and kept:
+                    value = quantized.quantize(part, tensor, device)
+                else:
+                    value = torch.zeros(tensor.shape, dtype=dtype, device=device)
+                placed[id(tensor)] = (
+                    torch.nn.Parameter(value, tensor.requires_grad and value.is_floating_point())
+                    if is_parameter
+                    else value
+                )
+                if is_parameter:
+                    vars(placed[id(tensor)]).update(quantized.attributes(part, name))
+            (part._parameters if is_parameter else part._buffers)[name] = placed[id(tensor)]
+    model.tie_weights()
+
+
+def _dtype(name: str, tensor: torch.Tensor, load_config: Any) -> torch.dtype:
+    for part, dtype in (load_config.dtype_plan or {}).items():
+        if part in name.split("."):
+            return dtype
+    return tensor.dtype

@@ -1,0 +1,193 @@
+"""One rank of many: the program's own distributed code, in a process group whose messages go nowhere.
+
+PyTorch's "fake" process group answers at once, as a group of that many ranks would. FSDP2, tensor parallelism and
+ZeroRedundancyOptimizer run as they are. DistributedDataParallel's reducer is C++ and reads values, so its memory is
+done here: one bucket for everything until the first backward, then buckets of 1 and 25 MiB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from .device import ProgramGPU
+from .patches import Patches
+from .watch import Watch
+
+_BROADCAST_BYTES = 250 * 2**20  # DistributedDataParallel.broadcast_bucket_size
+_FIRST_BUCKET_BYTES = 2**20  # dist._DEFAULT_FIRST_BUCKET_BYTES
+
+
+def install(patches: Patches, gpu: ProgramGPU, watch: Watch) -> None:
+    """Make this process rank `gpu.index` of `gpu.count`, as torchrun would; the program opens the group itself."""
+    rank = str(gpu.index)
+    for name, value in {
+        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(gpu.count), "LOCAL_WORLD_SIZE": str(gpu.count),
+        "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "GROUP_RANK": "0",
+    }.items():  # fmt: skip
+        patches.set_item(os.environ, name, value)
+    _fake_groups(patches, gpu)
+    _count_resizes(patches, gpu)
+    patches.set(nn.parallel, "DistributedDataParallel", DataParallel)
+    patches.set(nn.parallel.distributed, "DistributedDataParallel", DataParallel)
+    patches.set(DTensor, "device", property(lambda tensor: tensor._local_tensor.device))
+    patches.set(DTensor, "is_cuda", property(lambda tensor: tensor._local_tensor.is_cuda))
+    patches.set(torch._C, "_get_accelerator", lambda: torch.device("cuda"))
+    watch.note(f"rank {rank} of {gpu.count}; what it receives from others is taken to be as large as what it sends")
+
+
+def _fake_groups(patches: Patches, gpu: ProgramGPU) -> None:
+    from torch.distributed import distributed_c10d as c10d
+    from torch.distributed.tensor import debug
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
+
+    start, new_group, hook = dist.init_process_group, dist.new_group, sys.excepthook
+
+    @functools.wraps(start)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        start("fake", store=FakeStore(), rank=gpu.index, world_size=gpu.count)
+
+    @functools.wraps(new_group)
+    def fake_group(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("backend", None)
+        return new_group(*args[:2], backend="fake", **{k: v for k, v in kwargs.items() if k != "pg_options"})
+
+    def gather(everything: list, thing: Any, group: Any = None) -> None:
+        everything[:] = [thing] * dist.get_world_size(group)
+
+    def close() -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        sys.excepthook = hook  # PyTorch puts one there that prints the rank before every line
+        debug._clear_sharding_prop_cache()  # it remembers meshes whose groups are gone
+
+    for module in (dist, c10d):
+        patches.set(module, "init_process_group", init_process_group)
+        patches.set(module, "new_group", fake_group)
+        patches.set(module, "is_nccl_available", lambda: True)
+        patches.set(module, "all_gather_object", gather)
+        patches.set(module, "broadcast_object_list", lambda *args, **kwargs: None)
+    patches.later(close)
+
+
+def _count_resizes(patches: Patches, gpu: ProgramGPU) -> None:
+    """FSDP2 gives back what it gathered by resizing the storage to nothing, which no operation shows."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        result = resize(storage, size)
+        gpu.mode.resized(storage, "parameters")
+        return result
+
+    patches.set(torch.UntypedStorage, "resize_", resize_)
+
+
+class DataParallel(nn.parallel.DistributedDataParallel):
+    """`DistributedDataParallel` without its reducer: its buckets are made, filled and rebuilt as that does."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Any = None,
+        output_device: Any = None,
+        dim: int = 0,
+        broadcast_buffers: bool = True,
+        init_sync: bool = True,
+        process_group: Any = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        **_: Any,
+    ):
+        nn.Module.__init__(self)
+        self._trained = [p for p in module.parameters() if p.requires_grad]
+        if not self._trained:
+            raise RuntimeError(
+                "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a "
+                "gradient."
+            )
+        self.module, self.device_ids = module, device_ids
+        self.device = self._trained[0].device
+        self.process_group = process_group or dist.group.WORLD
+        self.require_backward_grad_sync = True
+        self.gradient_as_bucket_view, self.static_graph = gradient_as_bucket_view, static_graph
+        self.find_unused_parameters = find_unused_parameters
+        self._bucket_bytes = int((25 if bucket_cap_mb is None else bucket_cap_mb) * 2**20)
+        self._ready: list[torch.Tensor] = []  # the order of the first backward
+        self._rebuilt = False
+        if init_sync:
+            _broadcast_states([*module.parameters(), *module.buffers()])
+        one_bucket = static_graph or not find_unused_parameters
+        self._make_buckets(self._trained[::-1], [sys.maxsize] if one_bucket else self._limits)
+        for parameter in self._trained:
+            parameter.register_post_accumulate_grad_hook(self._accumulated)
+
+    @property
+    def _limits(self) -> list[int]:
+        return [_FIRST_BUCKET_BYTES, self._bucket_bytes]
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The module's own, after the buckets have taken the order in which gradients become ready."""
+        if torch.is_grad_enabled() and len(self._ready) == len(self._trained) and not self._rebuilt:
+            self._make_buckets(self._ready, self._limits)
+            self._rebuilt = True
+        return self.module(*inputs, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients are only added up."""
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        """Messages go nowhere, however they are packed."""
+
+    def _set_static_graph(self) -> None:
+        self.static_graph = True
+
+    def _make_buckets(self, parameters: list[torch.Tensor], limits: list[int]) -> None:
+        self.gradient_buckets: list[torch.Tensor] = []
+        self._views: dict[int, torch.Tensor] = {}
+        groups, _ = dist._compute_bucket_assignment_by_size(parameters, limits, [False] * len(parameters))
+        for group in groups:
+            members = [parameters[index] for index in group]
+            bucket = members[0].new_empty(sum(p.numel() for p in members))
+            self.gradient_buckets.append(bucket)
+            views = bucket.split([p.numel() for p in members])
+            self._views |= {id(p): view.view(p.shape) for p, view in zip(members, views, strict=True)}
+
+    @torch.no_grad()
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        if not self.require_backward_grad_sync:
+            return
+        if not self._rebuilt:
+            self._ready.append(parameter)
+        if self.gradient_as_bucket_view:
+            parameter.grad = self._views[id(parameter)]
+
+
+def _broadcast_states(tensors: list[torch.Tensor]) -> None:
+    """Every rank starts from rank 0's values: they are sent in flat pieces of 250 MiB."""
+    piece, nbytes = [], 0
+    for tensor in tensors:
+        piece.append(tensor)
+        nbytes += tensor.numel() * tensor.element_size()
+        if nbytes >= _BROADCAST_BYTES:
+            tensors[0].new_empty(nbytes, dtype=torch.uint8)
+            piece, nbytes = [], 0
+    if piece:
+        tensors[0].new_empty(nbytes, dtype=torch.uint8)

@@ -1,0 +1,112 @@
+"""Running an unchanged program on a virtual GPU, and the report of it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import driver, eager, ends, pretrained, snapshot, writing
+from ._core import GPUSpec
+from .context import cuda
+from .device import ProgramGPU
+from .ends import EndOfRun
+from .imports import Imports
+from .patches import Patches
+from .report import FAILED, FITS, OOM, Report, make_report
+from .watch import Watch
+
+
+def run(
+    program: str,
+    argv: Sequence[str] = (),
+    *,
+    gpu: str | GPUSpec = "T4",
+    module: bool = False,
+    steps: int = 3,
+    through_evaluation: bool = False,
+    values: str = "answer",
+    limited: bool = True,
+    gpus: int = 1,
+    rank: int = 0,
+    stacks: bool = False,
+    snapshot_file: str | None = None,
+) -> Report:
+    """Run a script (or with module=True a module, as `python -m`) with these arguments until `steps` optimizer steps.
+
+    The program's own errors end up in `Report.error`; KeyboardInterrupt passes. FileNotFoundError where there is no
+    such file. stacks: keep every block's whole stack, for a snapshot, which
+    is written to `snapshot_file` where one is named.
+    """
+    if not 0 <= rank < gpus:
+        raise ValueError(f"rank {rank}: there are {gpus}, from 0 to {gpus - 1}")
+    if not module and not os.path.exists(program):
+        raise FileNotFoundError(f"no such program: {program}")
+    with cuda(gpu, limited=limited, values=values, rank=rank, gpus=gpus) as device:
+        watch = Watch(device, stacks=stacks)
+        device.watch = watch
+        patches = device.patches
+        watch.install(patches)
+        eager.install(patches, watch)
+        imports = Imports(patches)
+        pretrained.install(patches, imports, watch)
+        writing.install(patches, imports, watch)
+        ends.install(patches, watch, steps, through_evaluation=through_evaluation)
+        for note in driver.allocator_notes():
+            watch.note(note)
+        if gpus > 1:
+            from . import ranks  # torch.distributed.tensor takes its time
+
+            ranks.install(patches, device, watch)
+        patches.set(sys, "argv", [program, *argv])
+        patches.set(sys, "path", [os.getcwd() if module else os.path.dirname(os.path.abspath(program)), *sys.path])
+        _interrupts(patches, device)
+        started = time.perf_counter()
+        status, error = _run(program, module)
+        if status == FITS and device.ooms and device.last_oom["steps"] == watch.steps:
+            status = OOM  # it caught the error, and made no step after it
+        seconds = time.perf_counter() - started
+        report = make_report(device, watch, program=program, status=status, seconds=seconds, error=error)
+        if snapshot_file is not None:
+            snapshot.save(device, snapshot_file)
+    gc.collect()
+    return report
+
+
+def _interrupts(patches: Patches, gpu: ProgramGPU) -> None:
+    """Ctrl+C ends the program at once, but for the middle of an operation, whose end it waits for."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # only the main thread may set a handler, and only it is interrupted
+
+    def interrupt(*_: Any) -> None:
+        if not gpu.mode.inside or gpu.interrupted:
+            raise KeyboardInterrupt
+        gpu.interrupted = True
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    patches.later(lambda: signal.signal(signal.SIGINT, before))
+
+
+def _run(program: str, module: bool) -> tuple[str, BaseException | None]:
+    try:
+        if module:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(program, run_name="__main__")
+    except EndOfRun:
+        return FITS, None
+    except SystemExit as exit:
+        return (FITS, None) if exit.code in (None, 0) else (FAILED, exit)
+    except torch.OutOfMemoryError as error:
+        return OOM, error
+    except Exception as error:
+        return FAILED, error
+    return FITS, None

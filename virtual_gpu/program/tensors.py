@@ -1,0 +1,193 @@
+"""What a tensor on the virtual GPU says of itself, and how tensors and modules get there."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import _foreach_supported_types as foreach_in_optimizers
+from torch.utils._device import DeviceContext
+from torch.utils._foreach_utils import _foreach_supported_types as foreach_elsewhere
+
+from .device import GPU, ProgramGPU
+from .patches import Patches
+
+_SWAPPED_BY_TORCH = torch.utils.swap_tensors
+_DEVICE_KINDS = (str, torch.device, int)
+
+
+def install(patches: Patches, gpu: ProgramGPU) -> None:
+    """Give fake tensors a GPU's face, and `Tensor.to`, `Tensor.cuda` and `Module.to` a GPU to go to."""
+    mode = gpu.mode
+    tensor_to, device_of = torch.Tensor.to, FakeTensor.device
+    numpy, deepcopy = torch.Tensor.numpy, torch.Tensor.__deepcopy__
+    array, pin_memory, text = torch.Tensor.__array__, torch.Tensor.pin_memory, torch.Tensor.__format__
+
+    def ours(tensor: Any) -> bool:
+        return type(tensor) is FakeTensor and tensor.fake_mode is mode
+
+    def device(tensor: FakeTensor) -> torch.device:
+        if tensor.fake_mode is not mode or mode.inside:
+            return device_of.fget(tensor)
+        return gpu.device
+
+    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        # "cuda" becomes the name inside before PyTorch compares: where the tensor is there already, it is returned.
+        if args and isinstance(args[0], _DEVICE_KINDS) and not isinstance(args[0], bool):
+            args = (_inside(gpu, args[0]), *args[1:])
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": _inside(gpu, kwargs["device"])}
+        if torch._C._len_torch_dispatch_stack():
+            return tensor_to(tensor, *args, **kwargs)
+        with mode:  # another thread
+            return tensor_to(tensor, *args, **kwargs)
+
+    def cuda(tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **_: Any) -> torch.Tensor:
+        return to(tensor, "cuda" if device is None else device, non_blocking=non_blocking)
+
+    def to_numpy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if ours(tensor):
+            raise TypeError(
+                f"can't convert {gpu.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+                "memory first."
+            )
+        return numpy(tensor, *args, **kwargs)
+
+    def to_array(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return to_numpy(tensor) if ours(tensor) else array(tensor, *args, **kwargs)
+
+    def deep_copy(tensor: torch.Tensor, memo: dict) -> torch.Tensor:
+        if not ours(tensor):
+            return deepcopy(tensor, memo)
+        if id(tensor) not in memo:
+            if not tensor.is_leaf:
+                return deepcopy(tensor, memo)  # PyTorch's own error
+            with torch.no_grad():
+                again = tensor.detach().clone()
+            if isinstance(tensor, torch.nn.Parameter):
+                again = torch.nn.Parameter(again, tensor.requires_grad)
+            again.requires_grad_(tensor.requires_grad)
+            if tensor.grad is not None:
+                again.grad = copy.deepcopy(tensor.grad, memo)
+            memo[id(tensor)] = again
+        return memo[id(tensor)]
+
+    def pinned(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+        if ours(tensor):
+            return pin_memory(tensor)
+        return tensor
+
+    def formatted(tensor: torch.Tensor, spec: str) -> str:
+        if ours(tensor) and tensor.dim() == 0:
+            return format(tensor.item(), spec)
+        return text(tensor, spec)
+
+    patches.set(torch.Tensor, "to", to)
+    patches.set(torch.Tensor, "cuda", cuda)
+    patches.set(torch.Tensor, "pin_memory", pinned)
+    patches.set(torch.Tensor, "numpy", to_numpy)
+    patches.set(torch.Tensor, "__array__", to_array)
+    patches.set(torch.Tensor, "__deepcopy__", deep_copy)
+    patches.set(torch.Tensor, "__format__", formatted)
+    patches.set_all(
+        FakeTensor,
+        {
+            "device": property(device, device_of.fset),
+            "is_cuda": property(lambda t: (t.fake_mode is mode and not mode.inside) or t.fake_device.type == "cuda"),
+            "is_cpu": property(lambda t: t.device.type == "cpu"),
+            "get_device": lambda t: gpu.index if ours(t) else torch.Tensor.get_device(t),
+            "record_stream": lambda t, stream: None,
+            "tolist": lambda t: t.cpu().tolist() if t.dim() else t.item(),
+            "data_ptr": lambda t: t.untyped_storage()._cdata + t.storage_offset() * t.element_size(),
+            "__repr__": lambda t, **_: gpu.values.printed(t) if ours(t) else torch.Tensor.__repr__(t),
+        },
+    )
+    for supported in (foreach_in_optimizers, foreach_elsewhere):
+        patches.append(supported, FakeTensor)  # what CUDA's optimizers and clip_grad_norm_ do by default
+    _factories_of_values(patches, gpu)
+    data = torch._C.TensorBase.data
+
+    def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        if type(value) is FakeTensor and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            if isinstance(tensor, torch.nn.Parameter):
+                value = torch.nn.Parameter(value, tensor.requires_grad)
+            swap_tensors(tensor, value)
+        else:
+            data.__set__(tensor, value)
+
+    patches.set(torch.Tensor, "data", property(data.__get__, set_data))
+    patches.set(torch.utils, "swap_tensors", swap_tensors)
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    patches.set(torch.__future__, "_swap_module_params_on_conversion", before)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+
+
+def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
+    """`torch.tensor` and its like copy their values to the device where no mode sees it: here in two steps."""
+
+    def in_two_steps(make: Any) -> Any:
+        @functools.wraps(make)
+        def made(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+            tensor_first = bool(args) and isinstance(args[0], torch.Tensor)
+            device = _default_device() if device is None and not tensor_first else device
+            if device is None:
+                return make(*args, **kwargs)
+            device = _inside(gpu, device)
+            if device != GPU:
+                return make(*args, device=device, **kwargs)
+            if tensor_first and make is not tensor:
+                return args[0].to("cuda", **{k: v for k, v in kwargs.items() if k == "dtype"})
+            requires_grad = kwargs.pop("requires_grad", False)
+            on_cpu = make(*args, device="cpu", **kwargs)
+            return (on_cpu.clone() if on_cpu is args[0] else on_cpu).to("cuda").requires_grad_(requires_grad)
+
+        return made
+
+    tensor = torch.tensor
+    replaced = {torch.tensor: None, torch.as_tensor: None, torch.asarray: None}
+    for make in replaced:
+        replaced[make] = in_two_steps(make)
+        patches.set(torch, make.__name__, replaced[make])
+    with_device = DeviceContext.__torch_function__
+
+    def __torch_function__(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        # what was replaced has chosen the device itself
+        return func(*args, **kwargs or {}) if func in replaced else with_device(self, func, types, args, kwargs)
+
+    def new(like: torch.Tensor, data: Any, *, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        kwargs.setdefault("dtype", like.dtype)
+        return torch.tensor(data, device=like.device if device is None else device, **kwargs)
+
+    patches.set(DeviceContext, "__torch_function__", __torch_function__)
+    patches.set(FakeTensor, "new_tensor", new)
+
+
+def _default_device() -> torch.device | None:
+    """What `with torch.device(…)` or `torch.set_default_device` says."""
+    modes = torch.overrides._get_current_function_mode_stack()
+    return next((mode.device for mode in reversed(modes) if isinstance(mode, DeviceContext)), None)
+
+
+def _inside(gpu: ProgramGPU, device: Any) -> torch.device:
+    """A device that the program names, by the name that it has inside."""
+    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if device.type == "cuda":
+        gpu.check_index(device)
+        return GPU
+    return device
+
+
+def swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
+    """`torch.utils.swap_tensors`, for tensors of a virtual GPU too.
+
+    `Module.to` lets a parameter become a tensor of the GPU and stay the same object, so that an optimizer made before
+    keeps it, and ties stay ties. PyTorch's own refuses fake tensors, since their mode has weak references to them.
+    """
+    if FakeTensor not in (type(first), type(second)):
+        return _SWAPPED_BY_TORCH(first, second)
+    first.__class__, second.__class__ = second.__class__, first.__class__
+    first.__dict__, second.__dict__ = second.__dict__, first.__dict__
+    torch._C._swap_tensor_impl(first, second)

@@ -1,0 +1,112 @@
+"""Values that are not there: what a program gets that asks a GPU tensor for one, and who asked.
+
+One picture of the numbers, so that the answers agree with each other: every element is 1 (True), and no element is
+not-a-number or infinite. So a loss is 1.0, its logarithm exists and one can divide by it; the gradients are finite, and
+`GradScaler` steps; `loss < 0.5` is what 1 < 0.5 is; the next token is 1. And as in ordinary data `mask.all()` is True
+and `mask.any()` False: nothing is padding. What a shape depends on (`nonzero`, indexing by a mask, a token's experts)
+has no answer: the program is stopped there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .frames import program_line
+from .known import values_of
+
+_aten = torch.ops.aten
+_NO = frozenset((_aten.isnan.default, _aten.isinf.default))
+_COMPARES = {
+    getattr(_aten, name).Scalar: test
+    for name, test in {
+        "eq": lambda a, b: a == b,
+        "ne": lambda a, b: a != b,
+        "lt": lambda a, b: a < b,
+        "le": lambda a, b: a <= b,
+        "gt": lambda a, b: a > b,
+        "ge": lambda a, b: a >= b,
+    }.items()
+}
+_NON_FINITE = _aten._amp_foreach_non_finite_check_and_unscale_.default
+_ANY = _aten.any
+_PACKETS = frozenset((_ANY, _aten.logical_not, _aten.bitwise_not))
+POLICIES = ("answer", "stop")
+
+
+class ValueStop(RuntimeError):
+    """The program needs a value that a virtual GPU does not have."""
+
+
+class Values:
+    """Answers, by policy: "answer" (the numbers above) or "stop" (`ValueStop` at the first question).
+
+    asked: (kind, file, line) → how often; kind is "item", "copy to the CPU" or "print".
+    """
+
+    def __init__(self, policy: str = "answer"):
+        if policy not in POLICIES:
+            raise ValueError(f"values={policy!r}: choose one of {', '.join(POLICIES)}")
+        self.policy = policy
+        self.asked: Counter[tuple[str, str, int]] = Counter()
+
+    def number(self, tensor: torch.Tensor) -> float | int | bool | complex:
+        """The answer to `tensor.item()`, and to what is made of it: bool(), float(), comparisons."""
+        real = values_of(tensor)
+        if real is not None:
+            return real.item()
+        self._note("item")
+        return self._answer(tensor)
+
+    def copied(self, tensor: torch.Tensor) -> float | int | bool | complex:
+        """The number that fills a copy of the tensor on the CPU."""
+        self._note("copy to the CPU")
+        return self._answer(tensor)
+
+    def printed(self, tensor: torch.Tensor) -> str:
+        """The tensor as text."""
+        real = values_of(tensor)
+        if real is not None:
+            return f"{str(real)[:-1]}, device='{tensor.device}')"
+        self._note("print")
+        one = self._answer(tensor)
+        body = f"{one}" if tensor.dim() == 0 else f"[{one}, ...], size={tuple(tensor.shape)}"
+        grad = ", requires_grad=True" if tensor.requires_grad else ""
+        return f"tensor({body}, device='{tensor.device}', dtype={tensor.dtype}{grad})"
+
+    def remember(self, func: Any, args: tuple, out: Any) -> None:
+        """Note on a result where its number is not 1."""
+        if func in _NO:
+            out.answer = 0
+        elif func is _NON_FINITE:
+            args[1].answer = 0  # no gradient is infinite
+        elif func in _COMPARES:
+            if out.dim() == 0:
+                out.answer = int(_COMPARES[func](getattr(args[0], "answer", 1), args[1]))
+        elif func.overloadpacket in _PACKETS:
+            out.answer = 0 if func.overloadpacket is _ANY else 1 - getattr(args[0], "answer", 1)
+
+    def stop(self, why: str) -> ValueStop:
+        """The error for a question that has no answer."""
+        file, line = program_line(sys._getframe(1))
+        return ValueStop(
+            f"{file}:{line}: {why}, and tensors on a virtual GPU have none. Mixture-of-experts layers that send tokens "
+            "by count, and indexing by a mask, are such programs. What helps: compute this part on the CPU from real "
+            "data (before .to('cuda')), use torch.where instead of indexing by a mask, the 'grouped_mm' or "
+            "'batched_mm' implementation of the experts, or a real GPU."
+        )
+
+    def _answer(self, tensor: torch.Tensor) -> float | int | bool | complex:
+        if self.policy == "stop":
+            raise self.stop("the program asks for a value")
+        number = getattr(tensor, "answer", 1) if type(tensor) is FakeTensor else 1
+        if tensor.dtype == torch.bool:
+            return bool(number)
+        return complex(number) if tensor.dtype.is_complex else float(number) if tensor.is_floating_point() else number
+
+    def _note(self, kind: str) -> None:
+        self.asked[(kind, *program_line(sys._getframe(2)))] += 1

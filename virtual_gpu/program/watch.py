@@ -1,0 +1,249 @@
+"""Watching a program: what each block of memory is for, who asked for it, in which phase of the program.
+
+Nothing is asked of the program. Phases: a module that is called from outside any module begins "forward" (without
+gradients "evaluation"), `backward()` "backward", `Optimizer.step` "step". A block belongs to the innermost module that
+runs when it is allocated, and to the innermost line of the program's own files. What nothing else claims was saved
+for backward where it outlives the forward phase, else it was temporary.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from .device import ProgramGPU
+from .frames import program_line, stack
+from .patches import Patches
+from .quantized import state_tensors
+
+LOADING, FORWARD, BACKWARD, STEP, EVALUATION, SAVING, BETWEEN = (
+    "loading", "forward", "backward", "step", "evaluation", "saving", "between",
+)  # fmt: skip
+CATEGORIES = (
+    "parameters", "gradients", "optimizer", "saved for backward", "temporaries", "workspaces", "inputs", "buffers",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Block:
+    """One allocation: bytes, when it was made and freed (index of the event), in which span, by which line and module.
+
+    category: as far as it was recognised; freed and freed_in are None while it lives.
+    """
+
+    nbytes: int
+    born: int
+    span: int
+    line: tuple[str, int]
+    module: str
+    category: str | None = None
+    freed: int | None = None
+    freed_in: int | None = None
+    stack: tuple = ()
+    address: int = 0
+
+
+@dataclass
+class Watch:
+    """The recorder of a virtual GPU's meter. events: +id for an allocation, -id for a release, in their order.
+
+    spans: (phase, index of its first event), in their order. stacks: whether blocks keep the whole stack.
+    """
+
+    gpu: ProgramGPU
+    stacks: bool = False
+    events: list[int] = field(default_factory=list)
+    blocks: dict[int, Block] = field(default_factory=dict)
+    spans: list[tuple[str, int]] = field(default_factory=lambda: [(LOADING, 0)])
+    reserved_peaks: list[int] = field(default_factory=lambda: [0])
+    steps: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._running: list[torch.nn.Module] = []
+        self._names: dict[int, str] = {}
+        self._roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._steps_of: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+
+    # -- what the meter tells ------------------------------------------------------------------------------------------
+
+    def allocated(self, block: int, size: int, category: str) -> None:
+        """A block was made."""
+        frame = sys._getframe(1)
+        self.blocks[block] = made = Block(
+            size, len(self.events), len(self.spans) - 1, program_line(frame), self._module()
+        )
+        if self.stacks:
+            made.stack = stack(frame)
+        made.address = self.gpu.meter.allocator._used[block][0].address
+        self.events.append(block)
+        reserved = self.gpu.meter.allocator.reserved_bytes
+        if reserved > self.reserved_peaks[-1]:
+            self.reserved_peaks[-1] = reserved
+
+    def freed(self, block: int) -> None:
+        """A block was released."""
+        known = self.blocks.get(block)
+        if known is not None:
+            known.freed, known.freed_in = len(self.events), len(self.spans) - 1
+            self.events.append(-block)
+
+    def label(self, block: int, category: str) -> None:
+        """The core's own labels; ours are finer."""
+
+    # -- what the program does -----------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> str:
+        """The phase that runs."""
+        return self.spans[-1][0]
+
+    def enter(self, phase: str) -> None:
+        """A phase begins."""
+        if phase != self.phase:
+            self.spans.append((phase, len(self.events)))
+            self.reserved_peaks.append(self.gpu.meter.allocator.reserved_bytes)
+
+    def note(self, text: str) -> None:
+        """Something that the report has to say, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def out_of_memory(self, nbytes: int) -> dict[str, Any]:
+        """Where the memory ran out, for the report."""
+        file, line = program_line(sys._getframe(1))
+        return dict(bytes=nbytes, file=file, line=line, module=self._module(), phase=self.phase, steps=self.steps)
+
+    def install(self, patches: Patches) -> None:
+        """Watch modules, backward and optimizers."""
+        call, running = torch.nn.Module.__call__, self._running
+        backward = torch.autograd.backward
+
+        def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not running:
+                self._root(module)
+            running.append(module)
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                running.pop()
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            if not _on_gpu(args[0] if args else kwargs["tensors"]):
+                return backward(*args, **kwargs)
+            before = self.phase
+            self.enter(BACKWARD)
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                if sys.exc_info()[0] is None:
+                    self.enter(BETWEEN if before != BACKWARD else before)
+
+        patches.set(torch.nn.Module, "__call__", __call__)
+        patches.set(torch.autograd, "backward", run_backward)
+        patches.later(register_optimizer_step_pre_hook(self._before_step).remove)
+        patches.later(register_optimizer_step_post_hook(self._after_step).remove)
+        self.gpu.meter.recorder = self
+        patches.later(lambda: setattr(self.gpu.meter, "recorder", None))
+
+    def name_everything(self) -> None:
+        """Say of all blocks that are alive what they are, as far as modules and optimizers tell."""
+        for root in list(self._roots):
+            self._claim_module(root)
+        for optimizer in list(self._optimizers):
+            self._claim_state(optimizer)
+        for block in self.gpu._workspaces.values():
+            if block in self.blocks:
+                self.blocks[block].category = "workspaces"
+
+    def claim(self, tensors: Iterable[torch.Tensor], category: str, module: str | None = None) -> None:
+        """These tensors are this, and belong to this module."""
+        storages = self.gpu.mode.storages
+        for tensor in tensors:
+            tensor = getattr(tensor, "_local_tensor", tensor)
+            entry = storages.get(tensor.untyped_storage()._cdata)
+            known = self.blocks.get(entry[1]) if entry is not None else None
+            if known is not None:
+                known.category = category
+                if module is not None:
+                    known.module = module
+
+    def _module(self) -> str:
+        if not self._running:
+            return ""
+        module = self._running[-1]
+        name = self._names.get(id(module))
+        return type(module).__name__ if name is None else name
+
+    def _root(self, module: torch.nn.Module) -> None:
+        if self.phase in (BACKWARD, STEP):
+            return  # a checkpoint runs again
+        self.enter(FORWARD if torch.is_grad_enabled() else EVALUATION)
+        if module not in self._roots:
+            self._roots.add(module)
+            for name, part in module.named_modules():
+                self._names.setdefault(id(part), name or type(module).__name__)
+            self._claim_module(module)
+
+    def _claim_module(self, root: torch.nn.Module) -> None:
+        for name, module in root.named_modules():
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    self.claim([buffer], "buffers", name)
+            self.claim(state_tensors(module), "parameters", name)
+            self.claim(getattr(module, "gradient_buckets", ()), "gradients", name)
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self.claim([parameter], "parameters", name)
+                    if parameter.grad is not None:
+                        self.claim([parameter.grad], "gradients", name)
+
+    def _claim_state(self, optimizer: torch.optim.Optimizer) -> None:
+        owners = {
+            id(parameter): name
+            for root in self._roots
+            for name, module in root.named_modules()
+            for parameter in module._parameters.values()
+        }
+        for parameter, state in optimizer.state.items():
+            tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
+            self.claim(tensors, "optimizer", owners.get(id(parameter)))
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for root in list(self._roots):
+            self._claim_module(root)
+        self.enter(STEP)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._optimizers.add(optimizer)
+        self._claim_state(optimizer)
+        self.enter(BETWEEN)
+        self._steps_of[optimizer] = self._steps_of.get(optimizer, 0) + 1
+        self.steps = max(self._steps_of.values())
+        self.stepped()
+
+    def stepped(self) -> None:
+        """Called after each optimizer step; a run ends here."""
+
+    def trace(self) -> dict[str, Any]:
+        """Every allocation and release, in JSON's types: events are +id and -id, blocks by id."""
+        return {
+            "spans": self.spans,
+            "events": self.events,
+            "blocks": {
+                number: (block.nbytes, block.category, block.module, *block.line, block.span)
+                for number, block in self.blocks.items()
+            },
+        }
+
+
+def _on_gpu(tensors: Any) -> bool:
+    tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+    return any(tensor.is_cuda for tensor in tensors)

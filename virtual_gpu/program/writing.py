@@ -1,0 +1,45 @@
+"""What a program writes to keep its weights: nothing is written, since there are no weights, and it is said once."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from .imports import Imports
+from .patches import Patches
+from .watch import SAVING, Watch
+
+
+def install(patches: Patches, imports: Imports, watch: Watch) -> None:
+    """Replace `torch.save`, and safetensors', transformers', peft's and accelerate's savers."""
+
+    def skip(what: str) -> Any:
+        def skipped(*args: Any, **kwargs: Any) -> None:
+            before = watch.phase
+            watch.enter(SAVING)
+            watch.note(f"{what} wrote nothing: there are no weights")
+            watch.enter(before)
+
+        return skipped
+
+    patches.set(torch, "save", skip("torch.save"))
+    for module, owner, names in _SAVERS:
+
+        def install_there(loaded: ModuleType, owner: str = owner, names: tuple[str, ...] = names) -> None:
+            kind = getattr(loaded, owner) if owner else loaded
+            for name in names:
+                if hasattr(kind, name):
+                    patches.set(kind, name, skip(f"{owner or loaded.__name__}.{name}"))
+
+        imports.after(module, install_there)
+
+
+_SAVERS = (
+    ("transformers.modeling_utils", "PreTrainedModel", ("save_pretrained", "push_to_hub")),
+    ("transformers.trainer", "Trainer", ("save_model", "_save_checkpoint", "push_to_hub", "create_model_card")),
+    ("peft.peft_model", "PeftModel", ("save_pretrained", "push_to_hub", "create_or_update_model_card")),
+    ("accelerate.accelerator", "Accelerator", ("save_state", "save_model", "save")),
+    ("safetensors.torch", "", ("save_file", "save_model")),
+)
