@@ -142,7 +142,8 @@ def test_a_trace_that_releases_what_is_not_there_is_not_sound(column, change):
     assert depth_module._is_sound(trace, allocates)
     values, releases = getattr(trace, column).copy(), np.flatnonzero(~allocates)
     first, second = releases[:2]
-    values[first] = {"later": len(trace) - 1, "twice": values[second]}.get(change, values[first] + (change == 1 or 512))
+    elsewhere = {"later": len(trace) - 1, "twice": values[second]}
+    values[first] = elsewhere[change] if change in elsewhere else values[first] + change
     assert not depth_module._is_sound(replace(trace, **{column: values}), allocates)
 
 
