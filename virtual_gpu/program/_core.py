@@ -8,7 +8,7 @@ from ..counting.gpu import VirtualGPU
 from ..counting.meter import AllocationMeter
 from ..counting.mode import CountingMode
 from ..models.configs import architectures, resolve_model_id
-from ..rules.cuda import DIFFERENCES, cublas_workspace_bytes
+from ..rules.cublas import cublas_workspace_bytes
 from ..trace.timeline import CATEGORIES
 from ..units import choose, human_bytes
 
@@ -16,7 +16,6 @@ __all__ = [
     "CATALOG",
     "CATEGORIES",
     "CORE_FOLDER",
-    "DIFFERENCES",
     "SMALL_BYTES",
     "AllocationMeter",
     "CachingAllocator",

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ._core import DIFFERENCES, human_bytes
+from ._core import human_bytes
 from .device import ProgramGPU
 from .watch import CATEGORIES, FORWARD, Block, Watch
 
@@ -128,7 +128,7 @@ def make_report(
         phases=phases, at_peak={name: at_peak[name] for name in CATEGORIES}, modules=modules.most_common(),
         lines=[(file, line, nbytes) for (file, line), nbytes in lines.most_common()],
         values=[(*key, count) for key, count in gpu.values.asked.most_common()], notes=list(watch.notes),
-        rules=[name for name in DIFFERENCES if gpu.kernels.applies(name)], versions={"torch": torch.__version__},
+        rules=[rule.name for rule in gpu.rules.active()], versions={"torch": torch.__version__},
         oom=gpu.last_oom, error=error, watch=watch,
     )  # fmt: skip
 
