@@ -89,7 +89,7 @@ OTHERWISE_ON_A_WATCHED_CPU = [
 
 @pytest.fixture
 def virtual():
-    """A T4 that adds gradients as a watched CPU does, which is what it is held against, with no cuBLAS and no kernels."""
+    """A T4 that adds gradients as a watched CPU does, which it is held against."""
     return VirtualGPU(CATALOG["T4"], without=OTHERWISE_ON_A_WATCHED_CPU)
 
 

@@ -27,7 +27,7 @@ def test_all_requests_of_a_card_in_their_order(name):
 
 
 def test_the_first_requests_of_all():
-    """Attention by hand from an empty allocator: workspaces, copied operands and the buffer of a sum in their places."""
+    """Attention by hand from an empty allocator: workspaces, copied operands, the buffer of a sum."""
     theirs = recorded("attention")
     ours = attention_step(virtual("A100-80GB"))
     assert first_difference(ours, theirs[: len(ours)]) is None
