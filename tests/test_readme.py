@@ -41,10 +41,12 @@ def test_every_command_exists(page):
                 assert (ROOT / file).exists()
             case ["conda", "activate", name]:
                 assert f"name: {name}\n" in (ROOT / "environment.yml").read_text(encoding="utf-8")
-            case ["python", "-m", "helpers.planner", *arguments]:
+            case ["python", "-m", "virtual_gpu", "fit", *arguments]:
                 ran = planner(tuple(command[1:]))
                 assert ran.returncode == 0 and "1. LoRA" in ran.stdout, ran.stdout + ran.stderr
                 assert "--batch" in arguments
+            case [".venv/bin/virtual-gpu", "run", "--gpu", "T4", "train.py", "--its", "--own", "arguments"]:
+                assert 'virtual-gpu = "virtual_gpu.__main__:program"' in (ROOT / "pyproject.toml").read_text()
             case ["jupyter", "trust", files]:
                 assert list(ROOT.glob(files))
             case ["jupyter", "lab"]:

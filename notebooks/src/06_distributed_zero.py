@@ -396,10 +396,10 @@ shard_ledger("ZeRO-7.5B", 64, stage=3)
 #
 # ## 6.7 논문의 그림 1을 모델에서 얻기
 #
-# 네 단계를 모두 실행해 그린다. 점선은 논문의 그림 1과 표 1에 적힌 값이다. 막대가 점선을 넘는 곳이 두 군데 있다.
+# 네 단계를 모두 실행해 그린다. DDP는 그레이디언트를 보내려고 묶음(bucket)에 한 벌 더 담아 두는 것이 기본값인데(`gradient_as_bucket_view=False`), 논문은 이것을 세지 않으므로 여기서는 묶음이 곧 그레이디언트이게 한다. 점선은 논문의 그림 1과 표 1에 적힌 값이다. 막대가 점선을 넘는 곳이 두 군데 있다.
 
 # %%
-ledgers = [shard_ledger("ZeRO-7.5B", 64, stage) for stage in range(4)]
+ledgers = [shard_ledger("ZeRO-7.5B", 64, stage, gradient_as_bucket_view=True) for stage in range(4)]
 draw_stages(ledgers)
 
 # %% [markdown] lang="ko"
