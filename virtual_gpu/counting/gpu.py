@@ -187,7 +187,8 @@ class VirtualGPU:
             free = self.capacity_bytes - allocator.reserved_bytes
             # PyTorch's words, so that what is searched for is found; it names the segment that it asked the driver for.
             message = (
-                f"CUDA out of memory. Tried to allocate {human_bytes(segment_size(round_size(nbytes)))}. GPU 0 ({self.name}, virtual) has a "
+                f"CUDA out of memory. Tried to allocate {human_bytes(segment_size(round_size(nbytes)))}. "
+                f"GPU 0 ({self.name}, virtual) has a "
                 f"total capacity of {human_bytes(self.spec.memory_bytes)} of which {human_bytes(free)} is free. "
                 f"Including non-PyTorch memory, this process has {human_bytes(self.spec.memory_bytes - free)} memory "
                 f"in use. Of the allocated memory {human_bytes(allocator.allocated_bytes)} is allocated by PyTorch, "
