@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 import transformers
-from test_real_bytes import CountRealBytes, CpuGPU, tensors_of
+from test_real_bytes import AskedFor, CountRealBytes, CpuGPU, tensors_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -222,9 +222,10 @@ class OnVirtualGPU:
             (torch.ones(1, 1, requires_grad=True) @ torch.ones(1, 1, requires_grad=True)).sum().backward()
         self.workspaces = 2 * cublas_workspace_bytes(self.gpu.spec.compute_capability)
         assert self.gpu.memory_allocated() == self.workspaces
+        self.asked = AskedFor(self.gpu)
 
     def start(self, held):
-        self.gpu.reset_peak_memory_stats()
+        self.asked.peak = self.asked.live
 
     def running(self):
         return self.gpu
@@ -233,7 +234,7 @@ class OnVirtualGPU:
         return nullcontext()
 
     def read(self):
-        return self.gpu.memory_allocated() - self.workspaces, self.gpu.max_memory_allocated() - self.workspaces
+        return self.asked.live - self.workspaces, self.asked.peak - self.workspaces
 
 
 def shape(tensor):

@@ -38,6 +38,10 @@ def _is_composite(func: Any) -> bool:
     )
 
 
+class _PassedOn(Exception):
+    """The operation is another tensor class's to run (FSDP2's, a functional one): it comes here again as its parts."""
+
+
 class CountingMode(FakeTensorMode):
     """Fake tensors whose storages are counted: one storage, one allocation, released when the storage dies."""
 
@@ -100,7 +104,16 @@ class CountingMode(FakeTensorMode):
         try:
             if rule is None:
                 return self._run(func, types, args, kwargs)
-            return rule(self, func, args, kwargs, lambda: self._run(func, types, args, kwargs))
+
+            def run():
+                out = self._run(func, types, args, kwargs)
+                if out is NotImplemented:
+                    raise _PassedOn
+                return out
+
+            return rule(self, func, args, kwargs, run)
+        except _PassedOn:
+            return NotImplemented
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise ValueNeeded(
                 tr(

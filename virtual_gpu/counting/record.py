@@ -27,8 +27,9 @@ class VirtualRecord:
         """Run a phase: "forward", "backward" or "step"."""
         self.recorder.enter(name)
         # Tensors that forward and backward create are created next to their inputs, on the GPU. PyTorch's optimizers
-        # keep their step counters on the CPU, the fused ones and bitsandbytes' keep everything beside the parameter.
-        beside = type(self.optimizer).__module__.startswith("bitsandbytes") or self.optimizer.defaults.get("fused")
+        # keep their step counters on the CPU; the fused ones, bitsandbytes' and transformers' keep all on the GPU.
+        theirs = type(self.optimizer).__module__.split(".")[0] in ("bitsandbytes", "transformers")
+        beside = theirs or self.optimizer.defaults.get("fused")
         on_gpu = name != "step" or beside
         self.gpu.in_step = name == "step"
         try:
