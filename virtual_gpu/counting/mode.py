@@ -32,10 +32,12 @@ class ValueNeeded(ValueError):
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Whether the operation is made of others. Autograd takes it apart; in inference mode it comes here whole."""
-    return func.namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(
-        func.name(), "CompositeImplicitAutograd"
-    )
+    """Whether the operation is made of others. Autograd takes it apart; in inference mode it comes here whole.
+
+    One that has a kernel besides (`silu_backward`) is not: the backends run that.
+    """
+    has = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
+    return func.namespace == "aten" and has("CompositeImplicitAutograd") and not has("CPU")
 
 
 class _PassedOn(Exception):
