@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _DEVICE_QUERY = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_SUMS = frozenset((torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList))
 _outputs = FakeOutputs()  # one for all virtual GPUs: shapes are the same on each
 
 
@@ -90,8 +91,8 @@ class CountingMode(FakeTensorMode):
         else:
             out = self._ruled(func, types, args, kwargs)
         if isinstance(out, torch.Tensor):
-            if out.dtype == torch.bool:
-                self.gpu.answers.note(out, func)
+            if out.dtype == torch.bool or func in _SUMS:
+                self.gpu.answers.note(out, func, args)
             self.count(out)
         elif isinstance(out, (tuple, list)):
             for item in out:

@@ -33,10 +33,18 @@ class Answers(Counter):
     number is 1.0: Adafactor scales its update by a norm, clipping by a ratio, and bytes do not depend on them.
     """
 
-    def note(self, out: Any, op: Any) -> None:
-        """Remember of a tensor that it says whether all, or any, of something is so."""
-        if op.overloadpacket is _aten.all or op.overloadpacket is _aten.any:
-            out.asked = op.overloadpacket._qualified_op_name.removeprefix("aten::")
+    def note(self, out: Any, op: Any, args: tuple) -> None:
+        """Remember of a tensor that it says whether all, or any, of something is so.
+
+        `mask.sum() == mask.numel()` asks for all of it too: transformers' `fast_all`.
+        """
+        packet = op.overloadpacket
+        if packet is _aten.all or packet is _aten.any:
+            out.asked = packet._qualified_op_name.removeprefix("aten::")
+        elif packet is _aten.sum:
+            out.counts = args[0].dtype == torch.bool
+        elif packet is _aten.eq and getattr(args[0], "counts", False):
+            out.asked = "all"
 
     def to(self, tensor: torch.Tensor, in_step: bool) -> bool | float | None:
         """The value of a tensor with one element; None where nothing can be said."""

@@ -98,8 +98,8 @@ def load_config(model_id: Any) -> Any:
             config = copy.deepcopy(_config_from_hub(model_id))
         except (OSError, ValueError) as error:
             raise UnknownName(_unknown(model_id)) from error
-    _check(model_id, config)
     auto_class(config)
+    _check(model_id, config)
     return config
 
 
