@@ -23,11 +23,13 @@ ORDER = [
     # -- virtual_gpu: the instrument ----------------------------------------------------------------------------------
     ["virtual_gpu.language"],
     ["virtual_gpu.units"],
+    ["virtual_gpu.allocator_settings"],
     # Facts and rules of cards and of PyTorch on them. They know nothing of a run.
     [
         "virtual_gpu.cards",
         "virtual_gpu.allocator",
         "virtual_gpu.frames",
+        "virtual_gpu.turns",
         "virtual_gpu.rules.*",
         "virtual_gpu.drawing.svg",
     ],

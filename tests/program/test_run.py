@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.program.command import main
 from virtual_gpu.program.runner import run
 
@@ -34,8 +36,6 @@ def test_a_loop_fits_and_its_bytes_are_what_they_are():
 
 def test_a_program_as_its_own_loop_on_the_core():
     """The program's peak is that of the same step made of the core's parts."""
-    from virtual_gpu.program._core import CATALOG, VirtualGPU
-
     gpu = VirtualGPU(CATALOG["T4"])
     model = gpu.place(torch.nn.Linear(1024, 1024, bias=False))
     batch = gpu.place(torch.ones(1, 1024))

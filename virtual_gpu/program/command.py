@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..cards import CATALOG
+from ..units import choose
 from . import html
-from ._core import CATALOG, choose
 from .frames import OURS
 from .report import FAILED, FITS, OOM
 from .runner import run
@@ -48,7 +49,7 @@ def execute(args: argparse.Namespace) -> int:
         report = run(
             command[0], command[1:], gpu=choose(args.gpu, CATALOG, "GPU"), module=bool(args.module), steps=args.steps,
             through_evaluation=args.through_evaluation, values=args.values, gpus=args.gpus, rank=args.rank,
-            stacks=args.snapshot is not None, limited=not args.unlimited, snapshot_file=args.snapshot,
+            limited=not args.unlimited, snapshot_file=args.snapshot,
         )  # fmt: skip
     except (ValueError, FileNotFoundError) as error:
         print(f"virtual-gpu run: {error}", file=sys.stderr)
@@ -70,7 +71,7 @@ def print_traceback(error: BaseException) -> None:
     while waiting:
         part = waiting.pop()
         part.stack = traceback.StackSummary.from_list(
-            [line for line in part.stack if not line.filename.startswith((*OURS, "<frozen runpy>"))]
+            [line for line in part.stack if not line.filename.startswith((OURS, "<frozen runpy>"))]
         )
         waiting += [other for other in (part.__cause__, part.__context__) if other is not None]
     if not isinstance(error, SystemExit):

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from . import amp, driver, tensors
-from ._core import CATALOG, GPUSpec, choose
+from ..cards import CATALOG, GPUSpec
+from ..units import choose
+from . import amp, driver, eager, pretrained, tensors, writing
 from .device import ProgramGPU
+from .imports import Imports
 from .patches import Patches
+from .watch import Watch
 
 
 @contextmanager
@@ -29,5 +32,11 @@ def cuda(
         tensors.install(patches, device)
         driver.install(patches, device)
         amp.install(patches)
+        watch = device.watch = Watch(device)
+        watch.install(patches)
+        imports = device.imports = Imports(patches)
+        eager.install(patches, watch)
+        pretrained.install(patches, imports, watch)
+        writing.install(patches, imports, watch)
         stack.enter_context(device)
         yield device

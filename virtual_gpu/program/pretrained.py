@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ..models.configs import architectures, resolve_model_id
 from . import quantized
-from ._core import bundled_config
 from .device import ProgramGPU
 from .imports import Imports
 from .patches import Patches
@@ -87,7 +87,10 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
 
 def _bundled(name: Any) -> dict | None:
     """A configuration that comes with the instrument; folders go before it."""
-    return None if name is None or os.path.isdir(str(name)) else bundled_config(str(name))
+    if name is None or os.path.isdir(str(name)):
+        return None
+    entry = architectures().get(resolve_model_id(str(name)))
+    return None if entry is None else {"dtype": entry["dtype"], **entry["config"]}
 
 
 def _local_first(patches: Patches, module: ModuleType, name: str) -> None:

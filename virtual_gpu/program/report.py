@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ._core import DIFFERENCES, human_bytes
+from ..rules.cuda import DIFFERENCES
+from ..units import human_bytes
 from .device import ProgramGPU
 from .watch import CATEGORIES, FORWARD, Block, Watch
 
@@ -101,7 +102,7 @@ def make_report(
             span += 1
             span_peaks[span] = live
         block = watch.blocks[abs(event)]
-        live += block.nbytes if event > 0 else -block.nbytes
+        live += block.held if event > 0 else -block.held
         span_peaks[span] = max(span_peaks[span], live)
         if live > peak:
             peak, peak_at = live, index
@@ -115,9 +116,9 @@ def make_report(
     phase = "loading"
     for block in watch.blocks.values():
         if block.born <= peak_at and (block.freed is None or block.freed > peak_at):
-            at_peak[category_of(block, watch)] += block.nbytes
-            modules[block.module] += block.nbytes
-            lines[block.line] += block.nbytes
+            at_peak[category_of(block, watch)] += block.held
+            modules[block.module] += block.held
+            lines[block.line] += block.held
     for name, start in watch.spans:
         if start <= peak_at:
             phase = name
