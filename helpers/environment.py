@@ -134,9 +134,10 @@ def check_environment(hub_limit_s: float = HUB_LIMIT_S) -> Environment:
 
 
 def required_packages() -> list[Package]:
-    """The packages of pyproject.toml (each as `name>=least`) with the versions that are installed."""
+    """The packages of pyproject.toml and its extras (each as `name>=least`) with the versions that are installed."""
     project = tomllib.loads((COURSE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    pairs = [requirement.split(">=") for requirement in project["dependencies"]]
+    extras = project["optional-dependencies"]
+    pairs = [one.split(">=") for one in (*project["dependencies"], *extras["models"], *extras["course"]) if ">=" in one]
     return [Package(name.strip(), _version(name.strip()), least.strip()) for name, least in pairs]
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from typing import Any
 
-from virtual_gpu.counting.gpu import virtual
+from virtual_gpu.counting.gpu import as_gpu
 from virtual_gpu.frames import clear_frames
 from virtual_gpu.language import tr
 from virtual_gpu.models.adapters import LORA_RANK
@@ -146,10 +146,8 @@ def splits(batch: int, *, gpu: GPU | str | None = None, **settings: Any) -> list
 
 
 def _chosen(gpu: GPU | str | None) -> GPU:
-    """The GPU in use for None, a new virtual one for a name of the catalogue."""
-    if isinstance(gpu, str):
-        return virtual(gpu)
-    return gpu or current_gpu()
+    """The GPU in use for None, a new virtual one for a card (see `virtual_gpu.cards.card`)."""
+    return current_gpu() if gpu is None else as_gpu(gpu)
 
 
 def _run(setting: Setting, gpu: GPU, config: Any, log: TrainingLog, parameters: list[int]) -> str | None:

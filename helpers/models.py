@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from virtual_gpu.counting.gpu import as_gpu
 from virtual_gpu.language import tr
 from virtual_gpu.models.adapters import (
+    LORA_DROPOUT,
     LORA_RANK,
     PEFT,
     add_adapters,
@@ -43,10 +45,11 @@ def load_model_and_tokenizer(
     *,
     dtype: torch.dtype | str = "auto",
     attention: str = "sdpa",
-    gpu: GPU | None = None,
+    gpu: GPU | str | None = None,
     quiet: bool = False,
     lora_rank: int = LORA_RANK,
     lora_targets: str | Sequence[str] = "attention",
+    lora_dropout: float = LORA_DROPOUT,
 ) -> tuple[nn.Module, Any]:
     """A language model (causal, or an encoder-decoder) on the GPU in use, and its tokenizer.
 
@@ -57,7 +60,7 @@ def load_model_and_tokenizer(
     dtype: "auto" is the checkpoint's. attention: "sdpa" is eager where an architecture has no other.
     ValueError for unknown names; ImportError where peft or bitsandbytes is missing.
     """
-    gpu = gpu or current_gpu()
+    gpu = as_gpu(gpu) if gpu is not None else current_gpu()
     attention = choose(attention, ATTENTION, tr(ko="어텐션", en="attention"))
     if peft is not None:
         peft = choose(peft, PEFT, "peft")
@@ -65,7 +68,7 @@ def load_model_and_tokenizer(
     model_id = resolve_model_id(model_id)
     if not gpu.is_virtual:
         try:
-            return _load_from_hub(model_id, peft, dtype, attention, gpu, lora_rank, lora_targets)
+            return _load_from_hub(model_id, peft, dtype, attention, gpu, lora_rank, lora_targets, lora_dropout)
         except OSError as error:  # no network, a gated or an unknown repository
             if model_id not in architectures():
                 load_config(model_id)  # raises with the nearest names
@@ -73,7 +76,7 @@ def load_model_and_tokenizer(
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     config = load_config(model_id)
     dtype = checkpoint_dtype(model_id, config) if dtype == "auto" else dtype
-    model = build_on_gpu(config, dtype, attention, peft, gpu, lora_rank, lora_targets)
+    model = build_on_gpu(config, dtype, attention, peft, gpu, lora_rank, lora_targets, lora_dropout)
     if gpu.is_virtual:
         line = tr(
             ko=f"{model_id}: 구조만 만들었다. 가중치는 내려받지 않는다 (가상 {gpu.name}).",
@@ -110,12 +113,13 @@ def _load_from_hub(
     gpu: GPU,
     lora_rank: int,
     lora_targets: str | Sequence[str],
+    lora_dropout: float,
 ) -> tuple[nn.Module, Any]:
     from transformers import AutoTokenizer
 
     config = load_config(model_id)
     hub = hub_argument()
-    arguments = {**hub, **dtype_argument(dtype), **attention_argument(attention)}
+    arguments = {**hub, "trust_remote_code": False, **dtype_argument(dtype), **attention_argument(attention)}
     if peft == "qlora" or importlib.util.find_spec("accelerate"):
         arguments["device_map"] = {"": gpu.device}  # straight to the GPU; it takes accelerate
     if peft == "qlora":
@@ -133,7 +137,8 @@ def _load_from_hub(
         )
     model = auto_class(config).from_pretrained(model_id, **arguments)
     model = model if "device_map" in arguments else gpu.place(model)
-    tokenizer = AutoTokenizer.from_pretrained(model_id, **hub)
+    tokenizer = AutoTokenizer.from_pretrained(model_id, trust_remote_code=False, **hub)
     if peft is not None:
-        model = add_adapters(prepare_4bit(model) if peft == "qlora" else model, lora_rank, lora_targets)
+        model = prepare_4bit(model) if peft == "qlora" else model
+        model = add_adapters(model, lora_rank, lora_targets, lora_dropout=lora_dropout)
     return model, tokenizer

@@ -84,7 +84,13 @@ class Panel(widgets.VBox):
 
     def gpu(self, value: str = "T4") -> widgets.Dropdown:
         """A GPU of the catalogue."""
-        return self.control(widgets.Dropdown, "gpu", "GPU", options=list(CATALOG), value=value)
+        return self.control(
+            widgets.Dropdown,
+            "gpu",
+            "GPU",
+            options=[name for name, spec in CATALOG.items() if spec.platform == "cuda"],
+            value=value,
+        )
 
     def batch(self, value: int, largest: int = 64) -> widgets.IntSlider:
         """A batch size in samples."""

@@ -30,7 +30,6 @@ LONGEST_FIRST = [
     "test_panels_browser.py",
     "test_experiment.py",
     "test_architectures.py",
-    "test_stress.py",
     "test_checkpointing_costs.py",
 ]
 

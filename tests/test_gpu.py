@@ -30,7 +30,7 @@ def english():
     set_language("ko")
 
 
-@pytest.mark.parametrize("name", CATALOG)
+@pytest.mark.parametrize("name", [name for name, spec in CATALOG.items() if spec.platform == "cuda"])
 @pytest.mark.parametrize("write", [str, str.lower, str.upper])
 def test_every_gpu_of_the_catalogue(name, write):
     gpu, spec = use_gpu(write(name)), CATALOG[name]

@@ -1,6 +1,7 @@
 """The ledger: what sharded modules hold is what the closed form says, to the byte; what they send is what ZeRO says."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -120,7 +121,7 @@ def test_the_paper_s_sizes_have_their_parameters():
 @pytest.mark.parametrize("layout", [Layout(6, 2), Layout(6, 3), Layout(8, 3, 2)], ids=str)
 def test_the_depth_is_continued_as_a_full_run_has_it(layout):
     """A ledger from 2, 3 and 4 layers against every layer run."""
-    config = with_depth(load_config(LLAMA), 6)
+    config = with_depth(load_config(LLAMA), 10)
     full = run_rank(config, layout, CONVENTIONS["mixed"], rank=1)
     held, sent, method = ledger_module._run(config, layout, CONVENTIONS["mixed"], 1)
     assert method == "depth"
@@ -169,12 +170,15 @@ def test_real_ranks_hold_the_same(monkeypatch):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_without_sharding_the_activations_are_those_of_predict_memory(checkpointing):
+    """What is asked for, without the rests of the allocator, which also hang on what lay there before."""
     setting = {"batch_size": 2, "sequence_length": 128, "gradient_checkpointing": checkpointing}
-    step = rank_step(SMALL, 4, 0, precision="bf16", **setting)
+    step = rank_step(SMALL, 1, 0, precision="bf16", **setting)
     report = predict_memory(model_id=SMALL, precision="bf16", optimizer="adamw_fused", gpu="H100", **setting)
-    curve = report.timeline.phases[1].live  # the first backward: the second keeps the logits of the step before
-    activations = (curve[:, 3] + curve[:, 4]).max()
-    assert step.at_peak["activations"] + step.at_peak["communication"] == pytest.approx(activations, rel=1e-4)
+    ours, theirs = (
+        replace(trace, held=trace.nbytes).timeline().phases[1].live[:, 3:].sum(axis=1)
+        for trace in (step.trace, report.timeline.trace)
+    )
+    assert ours.max() == pytest.approx(theirs.max(), rel=1e-4)
 
 
 @pytest.mark.parametrize(

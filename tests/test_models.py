@@ -13,6 +13,7 @@ import helpers.models
 from helpers.models import byte_tokenizer, load_model_and_tokenizer
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.errors import BadConfiguration, VirtualGPUError
 from virtual_gpu.language import set_language
 from virtual_gpu.models import adapters, configs
 from virtual_gpu.models.build import build_model, count_parameters
@@ -29,6 +30,19 @@ EXACT = {
     "meta-llama/Llama-3.1-70B": 70_553_706_496,
     "meta-llama/Llama-3.1-405B": 405_853_388_800,
     "google/gemma-3-270m": 268_098_176,
+    "mistralai/Mistral-7B-v0.3": 7_248_023_552,
+    "mistralai/Mistral-Nemo-Base-2407": 12_247_782_400,
+    "mistralai/Mistral-Small-24B-Base-2501": 23_572_403_200,
+    "microsoft/phi-4": 14_659_507_200,
+    "microsoft/Phi-4-mini-instruct": 3_836_021_760,
+    "openai/gpt-oss-20b": 20_914_757_184,
+    "openai/gpt-oss-120b": 116_829_156_672,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+    "Qwen/Qwen3-235B-A22B": 235_093_634_560,
+    "HuggingFaceTB/SmolLM3-3B": 3_075_098_624,
+    "allenai/OLMo-2-1124-7B": 7_298_617_344,
+    "allenai/OLMo-2-1124-13B": 13_716_198_400,
+    "allenai/OLMo-2-0325-32B": 32_234_279_936,
 }
 ROUNDED = {
     "EleutherAI/polyglot-ko-12.8b": 12.9e9,
@@ -51,6 +65,20 @@ ROUNDED = {
     "google/gemma-3-1b-pt": 302e6 + 698e6,
     "google/gemma-3-4b-pt": 675e6 + 3_209e6,
     "google/gemma-3-27b-pt": 1_416e6 + 25_600e6,
+    "LGAI-EXAONE/EXAONE-4.0-1.2B": 1.28e9,
+    "LGAI-EXAONE/EXAONE-4.0-32B": 32.0e9,
+    "kakaocorp/kanana-nano-2.1b-base": 2.085e9,
+    "K-intelligence/Midm-2.0-Mini-Instruct": 2.305e9,
+    "upstage/SOLAR-10.7B-v1.0": 10.7e9,
+    "upstage/Solar-Open-100B": 102.6e9,
+    "skt/A.X-K1": 519e9,
+    "google/gemma-3n-E4B": 6.87e9,
+    "google/gemma-4-E2B": 4.63e9,
+    "google/gemma-4-E4B": 7.46e9,
+    "google/gemma-4-26B-A4B": 25.2e9,
+    "google/gemma-4-31B": 30.7e9,
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": 107.77e9,
+    "deepseek-ai/DeepSeek-V3": 671e9,
 }
 
 
@@ -261,6 +289,42 @@ def test_a_missing_library(peft, missing, gpu, small, monkeypatch):
     with pytest.raises(ImportError, match=rf"{missing}이\(가\) 없다. 'pip install {missing}'로 설치"):
         load_model_and_tokenizer(small, peft=peft, gpu=gpu)
     assert gpu.memory_allocated() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "읽을 수 없다"),
+        ("{", "읽을 수 없다"),
+        ("42", "객체"),
+        ("null", "객체"),
+        ("{}", "model_type"),
+        ('{"model_type": "llama", "hidden_size": "64"}', "만들 수 없다"),
+        ('{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 0}', "config|num_attention_heads"),
+        ('{"model_type": "llama", "num_hidden_layers": 0}', "num_hidden_layers=0"),
+        ('{"model_type": "llama", "num_hidden_layers": -3}', "num_hidden_layers=-3"),
+        ('{"model_type": "llama", "num_hidden_layers": 1000000}', "num_hidden_layers=1000000"),
+        ('{"model_type": "llama", "intermediate_size": 0}', "intermediate_size=0"),
+        ('{"model_type": "llama", "vocab_size": 999999999999}', "vocab_size"),
+        ('{"model_type": "llama", "dtype": "float7"}', "float7"),
+        ('{"model_type": "vit"}', "토큰"),
+        ('{"model_type": "mine", "auto_map": {"AutoConfig": "evil.Config"}}', "만들 수 없다"),
+        ('{"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}', "fp8"),
+    ],
+)
+def test_a_folder_with_a_bad_configuration_is_one_clear_error(text, words, tmp_path, no_network):
+    (tmp_path / "config.json").write_text(text)
+    (tmp_path / "evil.py").write_text("raise SystemExit('code of the folder ran')")
+    with pytest.raises(VirtualGPUError, match=words) as caught:
+        checkpoint_dtype(str(tmp_path), load_config(tmp_path))
+    assert "모르는 모델 이름" not in str(caught.value)
+    assert not no_network
+
+
+def test_a_configuration_that_cannot_be_built_is_one_clear_error(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64, "num_key_value_heads": 5}')
+    with pytest.raises(BadConfiguration):
+        build_model(load_config(tmp_path), torch.float16)
 
 
 # -- a real GPU (a stand-in on the CPU) -------------------------------------------------------------------------------

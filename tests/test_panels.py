@@ -1,14 +1,19 @@
-"""What every panel has from its base: labels, a picture with a text, one line for an error, a stop that is heard."""
+"""What every panel has from its base: labels, a picture with a text, one line for an error, a stop that is heard.
+
+And every knob turned, at random: a few times in every run of the tests, `make stress` does it 200 times a panel.
+"""
 
 import asyncio
+import gc
 import os
+import random
 import re
 import signal
 import threading
+from pathlib import Path
 
 import ipywidgets as widgets
 import pytest
-from test_stress import PANELS, parts
 
 import helpers
 from helpers import memory_panel, use_gpu
@@ -17,6 +22,9 @@ from helpers.panel import Panel
 from virtual_gpu.counting.gpu import VirtualGPU
 
 GPT2 = "openai-community/gpt2"
+ROOT = Path(__file__).resolve().parent.parent
+PANELS = [name for name in helpers.__all__ if name.endswith("_panel")]
+SILLY = ["", " ", "0", "-1", "abc", "팔", "1e400", "nan", "9" * 40, "3.5", "<script>", "1_000", "８", "\n", "None"]
 
 
 class Picture:
@@ -49,6 +57,13 @@ class SquarePanel(Panel):
         """Something to go wrong."""
 
 
+def parts(widget):
+    """A widget and everything in it."""
+    yield widget
+    for child in getattr(widget, "children", ()):
+        yield from parts(child)
+
+
 def interrupt(*_):
     """What the notebook's stop button does."""
     os.kill(os.getpid(), signal.SIGINT)
@@ -72,6 +87,75 @@ def test_what_it_shows_can_be_read_by_everybody(name):
     for control in controls:
         assert control.description.strip() and control.tabbable is not False
         assert any(css.startswith(f"{panel.prefix}-") for css in control._dom_classes)
+
+
+# -- every knob -------------------------------------------------------------------------------------------------------
+
+
+def move(widget, chance):
+    """Do what a hand can do to a control: any value that it can take, silly text, a double click."""
+    match widget:
+        case widgets.Button():
+            widget.click()
+            widget.click()
+        case widgets.Checkbox() | widgets.ToggleButton():
+            widget.value = chance.random() < 0.5
+        case widgets.Text():
+            widget.value = chance.choice([*SILLY, *map(str, range(1, 20))])
+        case widgets.SelectionSlider() | widgets.Dropdown() | widgets.ToggleButtons() | widgets.RadioButtons():
+            widget.index = chance.randrange(len(widget.options))
+        case widgets.IntSlider() | widgets.BoundedIntText():
+            widget.value = chance.choice([widget.min, widget.max, chance.randint(widget.min, widget.max)])
+        case widgets.FloatSlider():
+            widget.value = chance.choice([widget.min, widget.max, chance.uniform(widget.min, widget.max)])
+        case widgets.IntText():
+            widget.value = chance.choice([-(10**9), -1, 0, 10**9, chance.randint(1, 30)])
+        case widgets.FloatText():
+            widget.value = chance.choice([-1e308, -1.0, 0.0, 1e308, chance.random()])
+        case _:
+            raise AssertionError(f"this test does not know how to move a {type(widget).__name__}")
+
+
+def drive(name, moves, seed):
+    """Make a panel and move its controls at random; nothing may be raised, and something is shown all the time."""
+    chance = random.Random(seed)
+    panel = getattr(helpers, name)()
+    controls = [part for part in parts(panel) if isinstance(part, widgets.DOMWidget) and _moves(part)]
+    assert controls
+    before = current_gpu().memory_allocated()
+    for _ in range(moves):
+        control = chance.choice(controls)
+        if getattr(control, "disabled", False):
+            continue
+        move(control, chance)
+        shown = "".join(part.value for part in parts(panel) if isinstance(part, widgets.HTML))
+        assert shown and "Traceback" not in shown and "<script" not in shown
+        for control in controls:  # a run that ended leaves its buttons to press
+            assert not (isinstance(control, widgets.Button) and control.disabled)
+    assert repr(panel) == f"{type(panel).__name__}()"
+    del panel, controls, control
+    gc.collect()
+    assert current_gpu().memory_allocated() == before
+
+
+def _moves(widget):
+    return not isinstance(widget, widgets.Box | widgets.HTML | widgets.Label) and hasattr(widget, "description")
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_a_panel_survives_random_moves(name):
+    drive(name, moves=6, seed=0)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", PANELS)
+def test_a_panel_survives_two_hundred_random_moves(name):
+    drive(name, moves=200, seed=1)
+
+
+def test_every_panel_has_a_notebook():
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "notebooks/src").glob("*.py"))
+    assert [name for name in PANELS if f"{name}(" not in sources] == []
 
 
 # -- a move's end -----------------------------------------------------------------------------------------------------

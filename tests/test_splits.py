@@ -17,8 +17,8 @@ def test_splits_are_equal_and_none_is_left_out():
 
 def test_every_split_against_a_run():
     setting = {"model_id": "gpt2", "sequence_length": 64}
-    found = splits(6, gpu="T4", **setting)
-    assert [(split.micro_batch, split.steps) for split in found] == [(6, 1), (3, 2), (2, 3), (1, 6)]
+    found = splits(4, gpu="T4", **setting)
+    assert [(split.micro_batch, split.steps) for split in found] == [(4, 1), (2, 2), (1, 4)]
     for split in found:
         run = gpu_memory_experiment(
             split.micro_batch,

@@ -234,9 +234,14 @@ def refusal(status, out, err):
 def test_accelerate_launch_on_a_cpu_starts_one_process(model):
     launcher, arguments = [*ACCELERATE, "--cpu", "--num_processes", "2"], ["--model", model / "alone"]
     assert "하나만 떴다" in refusal(*run(launcher, *arguments))
-    assert "하나만 떴다" in refusal(*run([*ACCELERATE, "--cpu", "--config_file", str(FILES["fsdp2"])], *arguments))
     status, out, err = run(launcher, *arguments, "--expect-ranks", 1)
     assert status == 0 and out.startswith(f"엔진: {engine.ALONE}"), err
+
+
+@pytest.mark.stress
+def test_a_file_does_not_change_that(model):
+    launcher = [*ACCELERATE, "--cpu", "--config_file", str(FILES["fsdp2"])]
+    assert "하나만 떴다" in refusal(*run(launcher, "--model", model / "alone"))
 
 
 @pytest.mark.slow
@@ -253,7 +258,7 @@ def test_accelerate_ignores_fp16_on_a_cpu(model):
     assert "fp16" in said and "fp32로 계산한다" in said
 
 
-@pytest.mark.slow
+@pytest.mark.stress  # what it asks is asked without a launcher too: test_what_cannot_come_is_refused
 def test_another_number_of_ranks(model):
     said = refusal(*run(TWO_RANKS, "--model", model / "alone", "--expect-ranks", 4))
     assert "4개를 기대했는데 2개" in said
@@ -282,8 +287,13 @@ def test_ranks_that_do_not_know_of_each_other(tmp_path, deepspeed):
 def test_deepspeed_that_is_not_there(model):
     said = refusal(*run(TWO_RANKS, "--model", model / "alone", ACCELERATE_USE_DEEPSPEED="true"))
     assert "DeepSpeed가 설치되어 있지 않다" in said
+
+
+@pytest.mark.stress
+@pytest.mark.skipif(DEEPSPEED, reason="DeepSpeed is installed")
+def test_accelerates_launcher_says_first_that_deepspeed_is_not_there(model):
     status, out, err = run(from_file("deepspeed_zero2"), "--model", model / "alone")
-    assert status != 0 and not out and "DeepSpeed is not installed" in err  # accelerate's launcher says it first
+    assert status != 0 and not out and "DeepSpeed is not installed" in err
 
 
 def test_what_cannot_come_is_refused():
@@ -295,6 +305,7 @@ def test_what_cannot_come_is_refused():
     for env, settings, words in [
         ({}, {"fully_shard": True}, "torchrun"),
         ({}, {"expect_ranks": 2}, "2개를 기대했는데 1개"),
+        (launched, {"expect_ranks": 4}, "4개를 기대했는데 2개"),
         ({"MASTER_ADDR": "127.0.0.1"}, {}, "하나만 떴다"),
         (fsdp | {"FSDP_VERSION": "1"}, {}, "fsdp_version: 2"),
         (deepspeed, {"fully_shard": True}, "DeepSpeed와 함께 쓸 수 없다"),

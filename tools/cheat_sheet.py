@@ -100,10 +100,6 @@ GiB는 필요한 최대 메모리, 괄호 안은 출발점에서 줄어든 비�
 def page() -> str:
     """The page's text."""
     start = {precision: predict_memory(**BASE, precision=precision) for precision in PRECISIONS}
-    rows = []
-    for number, (what, setting, price, chapter) in enumerate(STEPS):
-        cells = [_cell(setting, precision, start[precision]) for precision in PRECISIONS]
-        rows.append(f"| {number or ''} | {what} | {' | '.join(cells)} | {price} | {chapter} |")
     held = [shard_ledger(MODEL, RANKS, stage).largest.total for stage in range(4)]
     stages = [
         f"| {stage or '없음(데이터 병렬)'} | {_gib(size)} | {_less(size, held[0])} |" for stage, size in enumerate(held)
@@ -115,7 +111,7 @@ def page() -> str:
         tensors=_gib(full.needed_bytes),
         expandable=_gib(full.timeline.trace.reserved_peak(full.capacity_bytes, expandable_segments=True)),
         capacity=_gib(start["auto"].capacity_bytes),
-        rows="\n".join(rows),
+        rows="\n".join(map(row, range(len(STEPS)))),
         stages="\n".join(stages),
         ranks=RANKS,
         eager_fp16=_needed(attention="eager"),
@@ -126,11 +122,22 @@ def page() -> str:
     )
     if full.fits:
         raise ValueError(f"batch {FRAGMENTED} fits as it is: another example is needed")
-    return re.sub(r"\b(\d)장", lambda found: f"[{found[0]}](../notebooks/ko/{CHAPTERS[found[1]]})", page)
+    return _linked(page)
 
 
-def _cell(setting: dict, precision: str, start) -> str:
-    report = predict_memory(**{**BASE, **setting}, precision=precision)
+def row(number: int) -> str:
+    """The line of the table for the step of that number."""
+    what, setting, price, chapter = STEPS[number]
+    cells = " | ".join(_cell(setting, precision) for precision in PRECISIONS)
+    return _linked(f"| {number or ''} | {what} | {cells} | {price} | {chapter} |")
+
+
+def _linked(text: str) -> str:
+    return re.sub(r"(?<!\[)\b(\d)장", lambda found: f"[{found[0]}](../notebooks/ko/{CHAPTERS[found[1]]})", text)
+
+
+def _cell(setting: dict, precision: str) -> str:
+    start, report = (predict_memory(**{**BASE, **more}, precision=precision) for more in ({}, setting))
     text = (
         f"{_gib(report.needed_bytes)} ({_less(report.needed_bytes, start.needed_bytes)})"
         if setting

@@ -1,1 +1,83 @@
-"""A GPU that you do not have: programs run on fake tensors whose every request goes through CUDA's allocator."""
+"""A GPU that you do not have: programs run on fake tensors whose every request goes through CUDA's allocator.
+
+    import virtual_gpu
+    report = virtual_gpu.predict("meta-llama/Llama-3.2-1B", gpu="T4", sequence_length=1024)
+
+Names are imported where they are first used: `import virtual_gpu` loads nothing heavy, prints nothing and opens no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import predict
+    from .cards import CATALOG, GPUSpec, card
+    from .counting.gpu import VirtualGPU
+    from .errors import (
+        BadConfiguration,
+        ExistingFile,
+        NoSuchLayer,
+        NotSupported,
+        UnknownName,
+        VirtualGPUError,
+        WrongValue,
+    )
+    from .language import set_language
+    from .plan import plan_training
+    from .report import MemoryReport
+    from .step.largest import largest_fitting, largest_model
+    from .step.setting import Setting
+
+__version__ = "0.1.0"
+_HOME = {
+    "predict": ".api",
+    "plan_training": ".plan",
+    "largest_fitting": ".step.largest",
+    "largest_model": ".step.largest",
+    "Setting": ".step.setting",
+    "MemoryReport": ".report",
+    "VirtualGPU": ".counting.gpu",
+    "CATALOG": ".cards",
+    "GPUSpec": ".cards",
+    "card": ".cards",
+    "set_language": ".language",
+    **dict.fromkeys(
+        (
+            "VirtualGPUError", "WrongValue", "UnknownName", "BadConfiguration", "NotSupported", "NoSuchLayer",
+            "ExistingFile",
+        ),
+        ".errors",
+    ),
+}  # fmt: skip
+__all__ = [
+    "CATALOG",
+    "BadConfiguration",
+    "ExistingFile",
+    "GPUSpec",
+    "MemoryReport",
+    "NoSuchLayer",
+    "NotSupported",
+    "Setting",
+    "UnknownName",
+    "VirtualGPU",
+    "VirtualGPUError",
+    "WrongValue",
+    "card",
+    "largest_fitting",
+    "largest_model",
+    "plan_training",
+    "predict",
+    "set_language",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

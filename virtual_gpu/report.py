@@ -9,6 +9,7 @@ from .drawing import svg
 from .drawing.labels import category_label, html_table, phase_label, setting_label, setting_value, varies
 from .drawing.report import draw_bars, draw_report
 from .language import tr
+from .room import FITS, TIGHT, TOO_MUCH, Room
 from .trace.timeline import Timeline
 from .units import human_bytes
 
@@ -41,6 +42,14 @@ class MemoryReport:
     method: str = "run"  # "run": every layer was run; "depth": extrapolated from three depths, proven linear
     setting: dict[str, Any] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline, repr=False)
+    room: Room | None = field(default=None, repr=False)  # of the card, where it is one of the catalogue
+
+    @property
+    def judgement(self) -> str:
+        """FITS, TIGHT or TOO_MUCH of `room`: what the allocator reserves, beside what is known only as a range."""
+        if not self.fits or self.room is None or self.reserved_bytes is None:
+            return FITS if self.fits else TOO_MUCH
+        return FITS if self.room.verdict(self.reserved_bytes) == FITS else TIGHT
 
     @property
     def at_peak(self) -> dict[str, int]:
@@ -64,7 +73,8 @@ class MemoryReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers as plain JSON values, without the timeline."""
-        fields = {name: value for name, value in vars(self).items() if name not in ("timeline", "title")}
+        fields = {name: value for name, value in vars(self).items() if name not in ("timeline", "title", "room")}
+        fields |= {"judgement": self.judgement, "room": self.room and self.room.to_dict()}
         return fields | {"activations_bytes": self.activations_bytes, "at_peak": self.at_peak}
 
     def __str__(self) -> str:
@@ -78,11 +88,15 @@ class MemoryReport:
         capacity, peak = human_bytes(self.capacity_bytes), human_bytes(self.peak_bytes)
         if self.fits:
             reserved = "" if self.reserved_bytes is None else human_bytes(self.reserved_bytes)
+            card = self.room.line(self.reserved_bytes) if self.room and self.reserved_bytes else ""
+            card = card and f". {card}"
+            tight = self.judgement == TIGHT
+            fits = tr(ko="빠듯하게 들어간다" if tight else "들어간다", en="tight" if tight else "fits")
             return tr(
-                ko=f"들어간다. 최대 {peak}{reserved and f'(예약 {reserved})'}, 한도 {capacity}, "
-                f"최대가 되는 때는 {phase_label(self.peak_phase)}",
-                en=f"fits. Peak {peak}{reserved and f' ({reserved} reserved)'} of {capacity}, "
-                f"in {phase_label(self.peak_phase)}",
+                ko=f"{fits}. 최대 {peak}{reserved and f'(예약 {reserved})'}, 한도 {capacity}, "
+                f"최대가 되는 때는 {phase_label(self.peak_phase)}{card}",
+                en=f"{fits}. Peak {peak}{reserved and f' ({reserved} reserved)'} of {capacity}, "
+                f"in {phase_label(self.peak_phase)}{card}",
             )
         if self.needed_bytes is None:
             return tr(ko=f"메모리 부족. 한도 {capacity}", en=f"out of memory. Capacity {capacity}")

@@ -6,6 +6,7 @@ import difflib
 import operator
 from collections.abc import Iterable
 
+from .errors import UnknownName, WrongValue
 from .language import tr
 
 MiB = 2**20
@@ -30,14 +31,14 @@ def human_bytes(nbytes: float) -> str:
 
 
 def choose(value: str, choices: Iterable[str], what: str) -> str:
-    """The member of `choices` that `value` names, in any case; ValueError names the nearest ones."""
+    """The member of `choices` that `value` names, in any case; UnknownName lists the nearest ones."""
     choices = list(choices)
     by_lower = {choice.lower(): choice for choice in choices}
     if isinstance(value, str) and value.lower() in by_lower:
         return by_lower[value.lower()]
     near = [by_lower[name] for name in difflib.get_close_matches(str(value).lower(), by_lower, n=3, cutoff=0.5)]
     hint = tr(ko=f" 혹시 {', '.join(near)}?", en=f" Did you mean {', '.join(near)}?") if near else ""
-    raise ValueError(
+    raise UnknownName(
         tr(
             ko=f"{value!r}: 모르는 {what} 이름이다.{hint} 쓸 수 있는 값: {', '.join(choices)}",
             en=f"{value!r}: unknown {what}.{hint} Choose one of: {', '.join(choices)}",
@@ -46,16 +47,28 @@ def choose(value: str, choices: Iterable[str], what: str) -> str:
 
 
 def positive_int(value: object, what: str) -> int:
-    """`value` as a positive int; ValueError says what was given. Whole floats (4.0) and bools are refused as well."""
+    """`value` as a positive int; WrongValue says what was given. Whole floats (4.0) and bools are refused as well."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
     if number is None or number < 1:
-        raise ValueError(
+        raise WrongValue(
             tr(
                 ko=f"{what}={value!r}: 1 이상의 정수여야 한다.",
                 en=f"{what}={value!r}: must be an integer of at least 1.",
             )
         )
     return number
+
+
+def boolean(value: object, what: str) -> bool:
+    """`value` if it is True or False; WrongValue otherwise: the text "False" is true, and nobody means that."""
+    if not isinstance(value, bool):
+        raise WrongValue(
+            tr(
+                ko=f"{what}={value!r}: True나 False여야 한다.",
+                en=f"{what}={value!r}: must be True or False.",
+            )
+        )
+    return value

@@ -3,6 +3,7 @@
 import sys
 
 from virtual_gpu.plan.command import main
+from virtual_gpu.terminal import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

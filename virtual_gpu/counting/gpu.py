@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import (
 )
 
 from ..allocator import expandable_segments_asked
-from ..cards import CATALOG, GPUSpec
+from ..cards import GPUSpec, card
 from ..rules.cuda import CudaKernels, cublas_workspace_bytes
-from ..units import choose, human_bytes
+from ..units import human_bytes
 from .meter import AllocationMeter
 from .mode import (
     CountingMode,
@@ -49,7 +49,7 @@ class VirtualGPU:
         expandable_segments: bool | None = None,
         without: Iterable[str] = (),
     ):
-        self.spec = spec
+        self.spec = spec.needs_cuda()
         self.expandable_segments = expandable_segments_asked() if expandable_segments is None else expandable_segments
         self.name = spec.name
         capacity = spec.capacity_bytes if limited else None
@@ -244,5 +244,10 @@ class VirtualGPU:
 
 
 def virtual(name: str) -> VirtualGPU:
-    """A new virtual GPU by the name of its card; ValueError names the choices."""
-    return VirtualGPU(CATALOG[choose(name, CATALOG, "GPU")])
+    """A new virtual GPU of a card (see `cards.card`); UnknownName lists the choices."""
+    return VirtualGPU(card(name))
+
+
+def as_gpu(gpu: Any) -> Any:
+    """A GPU, virtual or real, as it is; for a card (see `cards.card`) a new virtual one. WrongValue for all else."""
+    return gpu if hasattr(gpu, "is_virtual") and hasattr(gpu, "place") else virtual(gpu)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from ..errors import NoSuchLayer, NotSupported, WrongValue
 from ..language import tr
 from ..units import positive_int
 
@@ -20,7 +21,18 @@ warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", F
 PEFT = ("lora", "qlora")
 LORA_RANK = 8
 LORA_TARGETS = ("attention", "all-linear")
-_LORA = {"lora_alpha": 32, "lora_dropout": 0.05, "bias": "none"}
+LORA_DROPOUT = 0.05
+_LORA = {"lora_alpha": 32, "lora_dropout": LORA_DROPOUT, "bias": "none"}
+# What makes queries and values, by the names that models have for it; the first group that a model has. Fused ones make
+# the keys as well, and DeepSeek's latent attention makes queries and keys with values out of what it has compressed.
+_ATTENTION = (
+    ("q_proj", "v_proj"),
+    ("qkv_proj",),
+    ("query_key_value",),
+    ("c_attn",),
+    ("q_b_proj", "kv_b_proj"),
+    ("q_proj", "kv_b_proj"),
+)
 
 
 def prepare_4bit(model: nn.Module) -> nn.Module:
@@ -34,9 +46,10 @@ def add_adapters(
 ) -> nn.Module:
     """The model with LoRA adapters from peft; everything else is frozen.
 
-    targets: "attention" (the projections that peft takes by default: query and value, as in the LoRA paper),
-    "all-linear" (every linear layer but the output head) or ends of layers' names. more: LoraConfig's other arguments.
-    ValueError for a rank below 1 or above a layer's smaller side, and for targets that no linear layer has.
+    targets: "attention" (the projections that peft takes by default: query and value, as in the LoRA paper; where it
+    knows none, those of _ATTENTION), "all-linear" (every linear layer but the output head and gates with one output) or
+    ends of layers' names. more: LoraConfig's other arguments. WrongValue for a rank below 1 or above a layer's smaller
+    side, NoSuchLayer for targets that no linear layer has, NotSupported where peft refuses.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -45,9 +58,9 @@ def add_adapters(
     ends = _ends(model, targets, linears)
     chosen = {name: layer for name, layer in linears.items() if any(_fits(name, end) for end in ends)}
     for name, layer in chosen.items():
-        sides = layer.weight.shape if not hasattr(layer, "in_features") else (layer.in_features, layer.out_features)
+        sides = _sides(layer)
         if rank > min(sides):
-            raise ValueError(
+            raise WrongValue(
                 tr(
                     ko=f"lora_rank={rank}: {name}은(는) {sides[0]} × {sides[1]} 층이라 rank가 {min(sides)}을(를) "
                     "넘을 수 없다.",
@@ -60,7 +73,21 @@ def add_adapters(
     config = LoraConfig(**{"r": rank, **_LORA, **task, "fan_in_fan_out": transposed, "target_modules": ends, **more})
     # Beside weights without values the adapters have none either: to draw them would take half of a prediction's time.
     without_values = all(parameter.is_meta for parameter in model.parameters())
-    return get_peft_model(model, config, low_cpu_mem_usage=without_values)
+    try:
+        return get_peft_model(model, config, low_cpu_mem_usage=without_values)
+    except (ValueError, TypeError, AttributeError, NotImplementedError) as error:
+        there = ", ".join(sorted({name.split(".")[-1] for name in linears}))
+        raise NotSupported(
+            tr(
+                ko=f"peft가 {', '.join(ends)}에 LoRA를 붙이지 못한다: {error} 이 모델의 선형층: {there}.",
+                en=f"peft cannot put LoRA on {', '.join(ends)}: {error} Linear layers of this model: {there}.",
+            )
+        ) from error
+
+
+def _sides(layer: nn.Module) -> tuple[int, int]:
+    """(inputs, outputs), also of a layer whose weights are packed."""
+    return (layer.in_features, layer.out_features) if hasattr(layer, "in_features") else tuple(layer.weight.shape)
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -80,18 +107,22 @@ def _ends(model: nn.Module, targets: str | Sequence[str], linears: dict[str, nn.
     there = sorted({name.split(".")[-1] for name in linears})
     ends = [targets] if isinstance(targets, str) else list(targets)
     if ends == ["all-linear"]:
-        ends = there
+        gates = {name.split(".")[-1] for name, layer in linears.items() if 1 in _sides(layer)}
+        ends = [end for end in there if end not in gates]
     elif ends == ["attention"]:
-        ends = DEFAULTS.get(getattr(getattr(model, "config", None), "model_type", None)) or ["q_proj", "v_proj"]
+        known = DEFAULTS.get(getattr(getattr(model, "config", None), "model_type", None))
+        groups = [known, *_ATTENTION] if isinstance(known, list) else _ATTENTION
+        ends = next((group for group in groups if all(end in there for end in group)), groups[0])
     missing = [str(end) for end in ends if not any(_fits(name, end) for name in linears)]
     if missing or not ends:
         what = ", ".join(missing) or "-"
-        raise ValueError(
+        others = [name for name in LORA_TARGETS if targets != name]
+        raise NoSuchLayer(
             tr(
                 ko=f"LoRA를 붙일 층을 찾지 못했다: {what}. 이 모델의 선형층: {', '.join(there)}. "
-                "'attention'이나 'all-linear'를 써도 된다.",
+                f"{', '.join(map(repr, others))}도 쓸 수 있다.",
                 en=f"No layer to put LoRA on: {what}. Linear layers of this model: {', '.join(there)}. "
-                "'attention' and 'all-linear' work as well.",
+                f"{', '.join(map(repr, others))} may do as well.",
             )
         )
     return list(ends)

@@ -16,12 +16,14 @@ from ..language import tr
 from ..real import GPU
 from ..turns import in_turn
 from .adapters import (
+    LORA_DROPOUT,
     LORA_RANK,
     add_adapters,
     prepare_4bit,
 )
 from .configs import (
     auto_class,
+    bad_configuration,
 )
 
 ATTENTION = ("sdpa", "eager")
@@ -38,9 +40,14 @@ def build_model(config: Any, dtype: torch.dtype, attention: str = "sdpa", device
     check_depth(config)
     _run_as_eager()
     config = copy.deepcopy(config)  # building writes into it
-    with torch.device(device):
-        model = auto.from_config(config, **dtype_argument(dtype), **attention_argument(attention))
-        model.tie_weights()  # transformers 5.0 does not tie on the meta device
+    try:
+        with torch.device(device):
+            model = auto.from_config(config, **dtype_argument(dtype), **attention_argument(attention))
+            model.tie_weights()  # transformers 5.0 does not tie on the meta device
+    except Exception as error:  # of any kind: whatever the model's own code does with sizes that do not go together
+        if str(device) != "meta":
+            raise  # a real GPU may have run out of memory
+        raise bad_configuration(config.model_type, error) from error
     _keep_in_fp32(model, dtype)
     if getattr(model, "loss_type", "") is None:
         model.loss_type = "ForCausalLM"  # what transformers takes anyway for GPT-2, with a warning
@@ -88,6 +95,7 @@ def build_on_gpu(
     gpu: GPU,
     lora_rank: int = LORA_RANK,
     lora_targets: str | Sequence[str] = "attention",
+    lora_dropout: float = LORA_DROPOUT,
 ) -> nn.Module:
     """The architecture on the GPU: without values on a virtual one, with random weights on a real one."""
     # bitsandbytes quantizes while it moves a layer to the GPU: until then the weights lie on the CPU.
@@ -95,7 +103,7 @@ def build_on_gpu(
     model = build_model(config, dtype, attention, device)
     if peft == "qlora":
         _quantize(model, dtype, gpu)
-    return gpu.place(model if peft is None else add_adapters(model, lora_rank, lora_targets))
+    return gpu.place(model if peft is None else add_adapters(model, lora_rank, lora_targets, lora_dropout=lora_dropout))
 
 
 def count_parameters(model: nn.Module, trainable_only: bool = False) -> int:

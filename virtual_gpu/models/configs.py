@@ -1,11 +1,14 @@
-"""Configurations of models: bundled, from a folder, or from the hub."""
+"""Configurations of models: bundled, given, from a folder, or from the hub. They are data: no code of theirs runs."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import json
+import os
 import socket
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,30 +17,71 @@ from urllib.request import getproxies
 
 import torch
 
+from ..errors import BadConfiguration, NotSupported, UnknownName, WrongValue
 from ..language import tr
 from ..units import choose
 
 DEFAULT_MODEL = "EleutherAI/polyglot-ko-1.3b"
+MOST_LAYERS = 1024  # the deepest published language models have fewer than 200
+MOST = 2**24  # of any size: the largest vocabularies and positions are below
+LARGEST_FILE = 10 * 2**20  # bytes of a config.json
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+_given: dict[str, Any] = {}  # name -> configuration
 
 
 @functools.cache
 def architectures() -> dict[str, dict]:
-    """The bundled architectures: hub id → {"config", "dtype", "source", "published_parameters"}."""
+    """The bundled architectures: hub id → {"config", "dtype", "source", "published_parameters"}, some with a "note"."""
     return json.loads(files("virtual_gpu.models").joinpath("architectures.json").read_text(encoding="utf-8"))
 
 
-def resolve_model_id(model_id: str) -> str:
-    """The full hub id of a bundled architecture ("gpt2" and any case work); other ids as they are."""
+def resolve_model_id(model_id: Any) -> str:
+    """The full hub id of a bundled architecture ("gpt2" and any case work); other ids and paths as they are."""
     known = {}
     for name in architectures():
         known |= {name.lower(): name, name.split("/")[-1].lower(): name}
-    return known.get(str(model_id).lower(), model_id)
+    model_id = str(model_id)
+    return known.get(model_id.lower(), model_id)
 
 
-def load_config(model_id: str) -> Any:
-    """A transformers config: bundled, from a local folder, or from the hub.
+def model_name(model: Any) -> str:
+    """The name under which `load_config` finds `model`: an id, a folder's path, or a transformers configuration.
 
-    ValueError names the nearest known ids, or says that the config is not a language model's.
+    A configuration keeps its name until Python ends. WrongValue for anything else.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        return resolve_model_id(os.fspath(model))
+    config = getattr(model, "config", model)  # a model brings its own
+    if not hasattr(config, "to_json_string") or not hasattr(config, "model_type"):
+        raise WrongValue(
+            tr(
+                ko=f"model={model!r}: 모델의 이름이나 언어 모델의 transformers 설정(config)이어야 한다.",
+                en=f"model={model!r}: must be a model's name or a transformers configuration of a language model.",
+            )
+        )
+    text = config.to_json_string(use_diff=False)
+    name = f"{config.model_type}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    _given[name] = copy.deepcopy(config)
+    return name
+
+
+def is_given(name: str) -> bool:
+    """Whether `name` stands for a configuration that was given, and for nothing that another process could load."""
+    return name in _given
+
+
+def load_config(model_id: Any) -> Any:
+    """A transformers config: bundled, given, from a local folder (read anew each time), or from the hub.
+
+    UnknownName lists the nearest known ids; BadConfiguration says what is wrong in the file; NotSupported names what is
+    no language model, or is stored quantized.
     """
     from transformers import AutoConfig
 
@@ -45,31 +89,139 @@ def load_config(model_id: str) -> Any:
     entry = architectures().get(model_id)
     if entry is not None:
         return AutoConfig.for_model(**entry["config"], name_or_path=model_id)
-    try:
-        if Path(str(model_id)).is_dir():
-            config = AutoConfig.from_pretrained(model_id, local_files_only=True)
-        else:
-            config = copy.deepcopy(_config_from_hub(str(model_id)))
-    except (OSError, ValueError) as error:
-        short = [name.split("/")[-1] for name in architectures()]
+    if model_id in _given:
+        config = copy.deepcopy(_given[model_id])
+    elif model_id and Path(model_id).is_dir():
+        config = _config_of_folder(model_id)
+    else:
         try:
-            choose(model_id, [*architectures(), *short], tr(ko="모델", en="model"))
-        except ValueError as choice:
-            reason = tr(
-                ko="허브에서도 찾지 못했다(네트워크가 없거나, 이름이 틀렸거나, 접근 권한이 필요하다).",
-                en="The hub does not have it either (no network, a wrong name, or a gated model).",
-            )
-            raise ValueError(f"{choice} {reason}") from error
-        raise
+            config = copy.deepcopy(_config_from_hub(model_id))
+        except (OSError, ValueError) as error:
+            raise UnknownName(_unknown(model_id)) from error
+    _check(model_id, config)
     auto_class(config)
     return config
+
+
+def _unknown(model_id: str) -> str:
+    short = [name.split("/")[-1] for name in architectures()]
+    try:
+        choose(model_id, [*architectures(), *short], tr(ko="모델", en="model"))
+    except UnknownName as choice:
+        reason = tr(
+            ko="허브에서도 찾지 못했다(네트워크가 없거나, 이름이 틀렸거나, 접근 권한이 필요하다).",
+            en="The hub does not have it either (no network, a wrong name, or a gated model).",
+        )
+        return f"{choice} {reason}"
+    raise AssertionError(model_id)  # a known name does not come here
+
+
+def _config_of_folder(folder: str) -> Any:
+    from transformers import AutoConfig
+
+    said = _said(folder)
+    if "model_type" not in said:
+        raise BadConfiguration(
+            tr(
+                ko=f"{folder}: config.json에 model_type이 없다. 언어 모델의 폴더가 맞는지 본다.",
+                en=f"{folder}: its config.json names no model_type. Is it the folder of a language model?",
+            )
+        )
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # of any kind: transformers checks a configuration with whatever its class does
+        raise bad_configuration(folder, error) from error
+
+
+def _said(folder: str) -> dict[str, Any]:
+    """What the folder's config.json says; BadConfiguration where it is none."""
+    path = Path(folder) / "config.json"
+    try:
+        if not path.is_file():
+            raise ValueError(tr(ko="파일이 없다", en="there is no such file"))
+        if path.stat().st_size > LARGEST_FILE:
+            raise ValueError(tr(ko=f"{LARGEST_FILE:,}바이트보다 크다", en=f"more than {LARGEST_FILE:,} bytes"))
+        said = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(said, dict):
+            raise ValueError(tr(ko="객체({...})가 아니다", en="it is no object ({...})"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadConfiguration(
+            tr(ko=f"{path}을(를) 읽을 수 없다: {error}", en=f"{path} cannot be read: {error}")
+        ) from error
+    return said
+
+
+def bad_configuration(name: str, error: Exception) -> BadConfiguration:
+    """The error to raise where the libraries could not make a configuration, or a model of it."""
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    reason = f"{type(error).__name__}: {reason[:300]}"
+    return BadConfiguration(
+        tr(
+            ko=f"{name}: 설정(config)으로 모델을 만들 수 없다. {reason}",
+            en=f"{name}: no model can be made of this. {reason}",
+        )
+    )
+
+
+def _check(name: str, config: Any) -> None:
+    """Sizes that no model has are refused before anything is built."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    for what, most in {"num_hidden_layers": MOST_LAYERS, **dict.fromkeys(_SIZES, MOST)}.items():
+        value = getattr(text, what, None)
+        for number in value if isinstance(value, (list, tuple)) else [value]:
+            whole = isinstance(number, int) and not isinstance(number, bool)
+            if number is not None and not (whole and 1 <= number <= most):
+                raise BadConfiguration(
+                    tr(
+                        ko=f"{name}: {what}={number!r}: 1에서 {most:,} 사이의 정수여야 한다.",
+                        en=f"{name}: {what}={number!r} must be an integer from 1 to {most:,}.",
+                    )
+                )
+    stored = getattr(config, "quantization_config", None)
+    if stored:
+        said = stored if isinstance(stored, dict) else vars(stored)
+        how = said.get("quant_method", "?")
+        raise NotSupported(
+            tr(
+                ko=f"{name}: 가중치를 양자화해 저장한 모델이다(quantization_config: {how}). 이런 가중치는 흉내 내지 "
+                "않는다. 양자화하지 않은 모델을 쓰거나, 4비트로 학습하려면 거기에 peft='qlora'를 쓴다.",
+                en=f"{name} is stored quantized (quantization_config: {how}), which is not simulated. Use the model "
+                "that is not; to train it in 4 bits, with peft='qlora'.",
+            )
+        )
 
 
 @functools.lru_cache(maxsize=64)
 def _config_from_hub(model_id: str) -> Any:
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(model_id, **hub_argument())
+    return AutoConfig.from_pretrained(model_id, trust_remote_code=False, **hub_argument())
+
+
+def cached_by_model(function: Callable) -> Callable:
+    """`functools.lru_cache` for functions whose first argument is a model's name, or has it as `model_id`.
+
+    A folder counts as another model as soon as its config.json says something else.
+    """
+
+    @functools.lru_cache(maxsize=1024)
+    def remembered(_: bytes, *arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **named)
+
+    @functools.wraps(function)
+    def call(model: Any, *arguments: Any, **named: Any) -> Any:
+        return remembered(_state(getattr(model, "model_id", model)), model, *arguments, **named)
+
+    call.cache_clear, call.cache_info = remembered.cache_clear, remembered.cache_info
+    return call
+
+
+def _state(model_id: str) -> bytes:
+    """What a folder's configuration says now; nothing for names, which stand for the same as long as Python runs."""
+    path = Path(model_id) / "config.json"
+    if model_id in architectures() or model_id in _given or not path.is_file():
+        return b""
+    return hashlib.sha256(path.read_bytes()).digest()
 
 
 def auto_class(config: Any) -> Any:
@@ -79,11 +231,11 @@ def auto_class(config: Any) -> Any:
     pairs = getattr(config, "is_encoder_decoder", False)
     known = transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if pairs else transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if type(config) not in known:
-        raise ValueError(
+        raise NotSupported(
             tr(
                 ko=f"{config.model_type}: 토큰을 읽고 토큰을 쓰는 모델이 아니라서 이 과정의 학습 루프로는 학습하지 "
                 "못한다. 언어 모델의 이름을 쓴다.",
-                en=f"{config.model_type} does not read tokens and write tokens, as the course's training loop needs: "
+                en=f"{config.model_type} does not read tokens and write tokens, as the training loop here needs: "
                 "use a language model.",
             )
         )
@@ -94,7 +246,17 @@ def checkpoint_dtype(model_id: str, config: Any) -> torch.dtype:
     """The dtype that the hub's checkpoint is stored in; float32 where nothing says so."""
     entry = architectures().get(resolve_model_id(model_id))
     name = entry["dtype"] if entry else getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
-    return name if isinstance(name, torch.dtype) else getattr(torch, str(name), torch.float32)
+    dtype = (
+        torch.float32 if name is None else name if isinstance(name, torch.dtype) else getattr(torch, str(name), None)
+    )
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise BadConfiguration(
+            tr(
+                ko=f"{model_id}: dtype={name!r}: 모르는 자료형이다.",
+                en=f"{model_id}: dtype={name!r} is no dtype of weights.",
+            )
+        )
+    return dtype
 
 
 def hub_argument() -> dict:

@@ -14,6 +14,7 @@ from ..trace.trace import Trace
 from .build import build_model, check_depth
 
 Numbers = Mapping[Any, int]
+TURNS_FOR_ANOTHER = 8  # deeper than so many turns of its layers, a model is worth a fourth shallow run
 
 
 def text_config(config: Any) -> Any:
@@ -30,6 +31,8 @@ def with_depth(config: Any, layers: int) -> Any:
         "num_hidden_layers": layers,
     }.items():
         setattr(text, name, value)
+    if (getattr(text, "num_kv_shared_layers", None) or 0) >= layers:
+        text.num_kv_shared_layers = 0  # there is no earlier layer left to share with
     return config
 
 
@@ -43,6 +46,10 @@ def shallow_depths(config: Any) -> tuple[tuple[int, int, int], int] | None:
     check_depth(config)
     text = text_config(config)
     depth = text.num_hidden_layers
+    if getattr(
+        text, "num_kv_shared_layers", 0
+    ):  # the last layers reuse what earlier ones made: no layer is like another
+        return None
     kinds = [*zip(*_of_layers(text).values(), strict=True)] or [()] * depth
     turn = next(n for n in range(1, depth + 1) if depth % n == 0 and kinds == kinds[:n] * (depth // n))
     shared = getattr(text, "num_kv_shared_layers", 0)  # Gemma 3n and 4: which layer's, hangs on the whole depth
@@ -55,15 +62,24 @@ def from_shallow(config: Any, run: Callable[[Any], tuple[Trace, Numbers]]) -> tu
     """What `run(config)` gives, from three shallow runs; None where they are not less work, or contradict each other.
 
     run: a config → (its trace, numbers beside it). The one way from shallow to deep: the model's parameters must lie on
-    the line shape by shape, its traces must continue (`trace.depth`), and so must every number.
+    the line shape by shape, its traces must continue (`trace.depth`), and so must every number. Where the shallowest is
+    not like the others yet (FSDP2 gathers two groups ahead), the three after it are tried, one turn deeper.
     """
     shallow = shallow_depths(config)
     if shallow is None or not grows_evenly(config, *shallow):
         return None
-    depths, more = shallow
-    traces, numbers = zip(*(run(with_depth(config, layers)) for layers in depths), strict=True)
-    trace, found = continued(traces, more), on_a_line(numbers, more)
-    return None if trace is None or found is None else (trace, found)
+    (first, second, _), more = shallow
+    turn, runs = second - first, {}
+    for start in range(2 if more > TURNS_FOR_ANOTHER - 2 else 1):
+        depths = [first + (start + n) * turn for n in range(3)]
+        for layers in depths:
+            if layers not in runs:
+                runs[layers] = run(with_depth(config, layers))
+        traces, numbers = zip(*(runs[layers] for layers in depths), strict=True)
+        trace, found = continued(traces, more - start), on_a_line(numbers, more - start)
+        if trace is not None and found is not None:
+            return trace, found
+    return None
 
 
 def _of_layers(config: Any) -> dict[str, list]:

@@ -9,10 +9,8 @@ import torch
 
 from ..models.adapters import add_adapters
 from ..models.build import build_model
-from ..models.configs import load_config
-from ..models.depth import with_depth
+from ..models.configs import is_given, load_config
 from ..step.optimizers import OPTIMIZERS
-from .folders import is_written
 
 if TYPE_CHECKING:
     from .plans import Plan
@@ -49,7 +47,7 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
 
 def lora_config(plan: Plan) -> dict[str, Any]:
     """The arguments of peft's LoraConfig, with the target layers by name."""
-    model = build_model(with_depth(load_config(plan.request.model), 1), torch.float16)
+    model = build_model(load_config(plan.request.model), torch.float16)  # all layers: they may differ
     config = add_adapters(model, plan.request.lora_rank, plan.request.lora_targets).peft_config["default"]
     names = ("r", "lora_alpha", "lora_dropout", "bias", "task_type", "fan_in_fan_out")
     found = {name: getattr(config, name) for name in names} | {"target_modules": sorted(config.target_modules)}
@@ -91,7 +89,7 @@ def _script(plan: Plan) -> str:
     dtype = "float32"
     if recipe.precision == "bf16" or (recipe.method != "full" and recipe.precision != "fp32"):
         dtype = "bfloat16" if "bf16" in recipe.precision else "float16"
-    default = "required=True" if is_written(model) else f"default={model!r}"
+    default = "required=True" if is_given(model) else f"default={model!a}"
     loading, adapters, imports = "", "", ""
     if recipe.method == "qlora":
         imports = _IMPORTS_4BIT
@@ -105,7 +103,7 @@ def _script(plan: Plan) -> str:
         imports += f"from peft import {names}\n"
         adapters = f'{prepare}model = get_peft_model(model, LoraConfig(**read("lora_config.json")))\n'
     return _SCRIPT.format(
-        title=f"{plan.request.model if not is_written(model) else 'a configuration'}: {_english(plan)}",
+        title=_english(plan),
         imports=imports,
         bits=", BitsAndBytesConfig" if recipe.method == "qlora" else "",
         model=default,
@@ -170,7 +168,7 @@ dtype = torch.float32 if args.cpu else torch.{dtype}
 # Before the model: it sets up the process that this rank is.
 arguments = TrainingArguments(args.output, max_steps=args.max_steps, **settings)
 
-tokenizer = AutoTokenizer.from_pretrained(args.model)
+tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
 ids = tokenizer(Path(args.text).read_text(encoding="utf-8"))["input_ids"]
 blocks = [ids[i : i + LENGTH] for i in range(0, len(ids) - LENGTH + 1, LENGTH)]
 if not blocks:
@@ -180,6 +178,7 @@ dataset = Dataset.from_list([{{"input_ids": block, "labels": block}} for block i
 model = AutoModelForCausalLM.from_pretrained(
     args.model,
     dtype=dtype,
+    trust_remote_code=False,
 {loading})
 model.config.use_cache = False
 {adapters}trainer = Trainer(model, arguments, train_dataset=dataset)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 import torch
 
 from ..models.adapters import linear_layers
 from ..models.build import build_model
-from ..models.configs import load_config
+from ..models.configs import cached_by_model, load_config
 from ..shards.layout import Layout
 from ..shards.ledger import closed_form
 from ..shards.rank_step import rank_step
@@ -17,11 +16,8 @@ from ..step.flops import training_flops
 from ..step.predict import predict_need
 from ..step.setting import Setting
 from ..step.splits import split_setting
+from ..step.states import states_of
 from .plans import Plan, Recipe, Request
-
-# What the caching allocator needs beyond the tensors is replayed where one GPU holds all. FSDP2's streams are not, so
-# its shards are given what 82 of 105 settings on one GPU were content with (benchmarks/fragmentation.py).
-SHARDED_FRAGMENTATION = 0.1
 
 
 def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Setting:
@@ -46,7 +42,7 @@ def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation:
 def held(request: Request, recipe: Recipe) -> dict[str, int]:
     """kind → bytes of parameters, gradients and optimizer state on each GPU, whatever micro-batch, length and GPU.
 
-    From a run of a few tokens, which stands for every GPU; of shards by `closed_form`, which is exact.
+    Of the whole model without a run; of shards by `closed_form`.
     """
     if recipe.stage:
         memory = closed_form(request.model, Layout(request.gpus, recipe.stage), _convention(recipe))
@@ -56,9 +52,7 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
             "gradients": memory.gradients,
             "optimizer": memory.optimizer,
         }
-    anywhere = replace(recipe, precision=recipe.precision.replace("fp16", "bf16"), checkpointing=False)
-    setting = replace(setting_of(request, anywhere, 1, 1), sequence_length=min(16, request.length))
-    states = dict(predict_need(setting, (8, 0)).states)
+    states = states_of(replace(setting_of(request, replace(recipe, checkpointing=False), 1, 1), sequence_length=1))
     return states | ({"other": states["gradients"]} if request.gpus > 1 else {})  # DDP's buckets
 
 
@@ -80,19 +74,15 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
             sequence_length=request.length, gradient_checkpointing=recipe.checkpointing, gpu=request.gpu,
             exact=False, accumulating=accumulation > 1,
         )  # fmt: skip
-        needed, at_peak = step.total, dict(step.at_peak)
+        needed, at_peak = step.card_bytes, dict(step.at_peak)
         at_peak["other"] = at_peak.pop("communication")
-        at_peak["fragmentation"] = int(SHARDED_FRAGMENTATION * needed)
-        needed += at_peak["fragmentation"]
+        at_peak["fragmentation"] = needed - step.total
         sent = step.parameters_and_gradients_sent * accumulation
     else:
         setting = setting_of(request, recipe, micro_batch, accumulation)
-        need = predict_need(setting, request.spec.compute_capability)
-        needed, sent = need.card, 0
-        at_peak = need.at_peak | {"fragmentation": need.card - need.tensors}
-        if request.gpus > 1:  # DDP's buckets are a second copy of the gradients, and all of them are sent once a step
-            needed, sent = needed + need.states["gradients"], 2 * need.states["gradients"]
-            at_peak["other"] += need.states["gradients"]
+        need = predict_need(setting, request.spec.compute_capability, request.gpus > 1)
+        needed, at_peak = need.card, need.at_peak | {"fragmentation": need.card - need.tensors}
+        sent = 2 * need.states["gradients"] if request.gpus > 1 else 0  # DDP sends all of them once a step
     sample = replace(setting_of(request, recipe, 1, 1), gradient_checkpointing=False)
     flops, least = (
         request.batch * training_flops(replace(sample, gradient_checkpointing=checkpointing)).total
@@ -102,7 +92,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
     return Plan(request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, bound)
 
 
-@functools.lru_cache(maxsize=256)
+@cached_by_model
 def _weights(model: str) -> tuple[int, int]:
     """(parameters of the layers' matrices, what NF4 keeps of them in bytes, statistics left out)."""
     count = sum(
@@ -115,8 +105,11 @@ def _lower_bound(request: Request, recipe: Recipe, accumulation: int, flops: int
     """Seconds below which no optimizer step can end: the published peak rate, and the weights read in every pass.
 
     Not counted: everything else (activations, dequantization, communication, launches). The longer of both counts.
+    None for a card without a published bandwidth.
     """
     spec = request.spec
+    if spec.bandwidth_bytes_per_s is None:
+        return None
     rate = spec.bf16_tflops if "bf16" in recipe.precision else spec.fp16_tflops
     compute = flops / request.gpus / (rate * 1e12) if rate else 0.0
     count, packed = _weights(request.model)

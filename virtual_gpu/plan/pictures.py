@@ -9,6 +9,7 @@ from ..drawing import svg
 from ..drawing.labels import html_table
 from ..drawing.report import COLORS
 from ..language import tr
+from ..room import TIGHT
 from ..units import human_bytes
 from .plans import Plan, criteria, kind_label, method_label
 
@@ -115,13 +116,14 @@ def too_much(plan: Plan) -> str:
         )
     kind = max(plan.at_peak, key=plan.at_peak.__getitem__)
     most = f"{kind_label(kind)} {human_bytes(plan.at_peak[kind])}"
-    if plan.needed_bytes <= plan.request.spec.capacity_bytes:
-        return tr(ko=f"{need}. 한도 안이지만 여유가 모자란다", en=f"{need}: within the capacity, without the margin")
+    if plan.verdict == TIGHT:
+        line = plan.request.room.line(plan.needed_bytes)
+        return tr(ko=f"{need}. 빠듯하다: {line}", en=f"{need}: tight, {line}")
     return tr(ko=f"{need}. {over} 넘친다. 가장 큰 것: {most}", en=f"{need}: {over} too much; most is {most}")
 
 
 def draw_plans(plans: Plans) -> svg.Drawing:
-    """Every recipe at its peak, by kind; the red line is the capacity, the dashed one leaves the margin free."""
+    """Every recipe at its peak, by kind; the red line is the capacity, the dashed one what fits for certain."""
     shown = [*plans.plans, *plans.losers]
     capacity, limit = plans.request.spec.capacity_bytes, plans.request.limit_bytes
     largest = min(max([plan.needed_bytes for plan in shown] + [capacity]) * 1.02, capacity * 2)
@@ -158,8 +160,8 @@ def draw_plans(plans: Plans) -> svg.Drawing:
         left + capacity * scale,
         top - 22,
         tr(
-            ko=f"{plans.request.gpu}의 한도 {human_bytes(capacity)} (점선: 여유 {plans.request.margin:.0%})",
-            en=f"{plans.request.gpu}: {human_bytes(capacity)} (dashed: a margin of {plans.request.margin:.0%})",
+            ko=f"{plans.request.gpu}의 한도 {human_bytes(capacity)} (점선: 확실히 들어가는 {human_bytes(limit)})",
+            en=f"{plans.request.gpu}: {human_bytes(capacity)} (dashed: {human_bytes(limit)}, which fits for certain)",
         ),
         12,
         anchor="middle" if 150 < capacity * scale < width - 130 else "end",

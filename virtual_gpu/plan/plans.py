@@ -6,28 +6,30 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..cards import CATALOG, GPUSpec
+from ..cards import GPUSpec, Range, card
 from ..drawing.labels import category_label, html_table
+from ..errors import WrongValue
 from ..language import tr
 from ..models.adapters import LORA_RANK, require
-from ..models.configs import load_config
-from ..step.optimizers import OPTIMIZERS
-from ..step.setting import Setting
+from ..models.configs import load_config, model_name
+from ..room import FITS, Room, room_on
+from ..shards.layout import Layout
+from ..shards.nccl import nccl_bytes
+from ..step.optimizers import optimizer_named
+from ..step.setting import Setting, check_size
 from ..units import choose, human_bytes, positive_int
 from .files import files_of
-from .folders import model_folder
+from .writing import write
 
 METHODS = ("full", "lora", "qlora")  # from what changes training least
 PRECISIONS = ("mixed_fp16", "mixed_bf16", "bf16", "fp32")
-# Beside the replayed allocator: what kernels take while they run and give back, and what no virtual GPU knows. A guess,
-# until measurements on cards replace it.
-MARGIN = 0.05
+MARGIN = 0.0  # what is unknown is a range already (`room`): this is what the reader wants free on top
 MOST_GPUS = 1024
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be trained on what. margin: the share of the peak that must stay free on top of it."""
+    """What is to be trained on what. margin: the share of the peak that must stay free beside all that is unknown."""
 
     model: str
     gpu: str
@@ -44,12 +46,20 @@ class Request:
     @property
     def spec(self) -> GPUSpec:
         """The GPU's published facts."""
-        return CATALOG[self.gpu]
+        return card(self.gpu)
+
+    @property
+    def room(self) -> Room:
+        """What each GPU has for the allocator, and what lies outside it."""
+        if self.gpus == 1:
+            return room_on(self.spec)
+        nccl = nccl_bytes(Layout(self.gpus, 3))
+        return room_on(self.spec, Range(nccl.low, nccl.high))
 
     @property
     def limit_bytes(self) -> int:
-        """The largest peak that counts as fitting: capacity / (1 + margin)."""
-        return int(self.spec.capacity_bytes / (1 + self.margin))
+        """The most that may be reserved and fits whatever the unknowns are, with the margin free."""
+        return int(self.room.sure_bytes / (1 + self.margin))
 
     @property
     def per_gpu(self) -> int:
@@ -111,9 +121,14 @@ class Plan:
     at_least: bool = False
 
     @property
+    def verdict(self) -> str:
+        """Of `room`: FITS, TIGHT or TOO_MUCH, with the margin."""
+        return self.request.room.verdict(int(self.needed_bytes * (1 + self.request.margin)))
+
+    @property
     def fits(self) -> bool:
-        """Whether the peak leaves the margin free."""
-        return self.needed_bytes <= self.request.limit_bytes
+        """Whether it fits whatever the unknowns are."""
+        return self.verdict == FITS
 
     @property
     def tensors_bytes(self) -> int:
@@ -170,21 +185,21 @@ class Plan:
                 "extra_flops",
             )
         }
-        return {**asdict(self.recipe), **numbers, "sent_bytes": self.sent_bytes, "lower_bound_seconds": self.seconds}
+        card_bytes = self.request.room.needed(self.needed_bytes)
+        more = {"verdict": self.verdict, "card_bytes": [card_bytes.low, card_bytes.high]}
+        more |= {"sent_bytes": self.sent_bytes, "lower_bound_seconds": self.seconds}
+        return {**asdict(self.recipe), **numbers, **more}
 
     def files(self) -> dict[str, str]:
         """name → text of the files that train so."""
         return files_of(self)
 
-    def save(self, folder: str | Path) -> list[Path]:
-        """Write the files into a folder (made where it is not there) and return their paths."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        paths = []
-        for name, text in self.files().items():
-            (folder / name).write_text(text, encoding="utf-8")
-            paths.append(folder / name)
-        return paths
+    def save(self, folder: str | Path, force: bool = False) -> list[Path]:
+        """Write the files into a folder (made where it is not there) and return their paths.
+
+        ExistingFile where one of them is there already, unless `force`; links are never written through.
+        """
+        return write(self.files(), folder, force)
 
     def __repr__(self) -> str:
         return f"{self.title}: {self.needed}"
@@ -234,31 +249,35 @@ def make_request(
     lora_rank: int = LORA_RANK,
     lora_targets: str | tuple[str, ...] = "attention",
 ) -> Request:
-    """The request with every value checked; ValueError in the reader's language."""
-    gpu = choose(gpu, CATALOG, "GPU")
+    """The request with every value checked; WrongValue in the reader's language."""
+    spec = card(gpu).needs_cuda()
     gpus = positive_int(gpus, tr(ko="GPU 수", en="number of GPUs"))
     batch = positive_int(batch, tr(ko="배치", en="batch"))
+    check_size(batch, 1)
+    if not isinstance(methods, (str, list, tuple)):
+        choices = ", ".join(METHODS)
+        raise WrongValue(tr(ko=f"methods={methods!r}: {choices}의 목록이다.", en=f"methods={methods!r}: of {choices}."))
     methods = (methods,) if isinstance(methods, str) else tuple(methods)
     methods = tuple(choose(method, METHODS, tr(ko="방법", en="method")) for method in methods)
     if not methods:
         choices = ", ".join(METHODS)
-        raise ValueError(tr(ko=f"방법을 하나 이상 고른다: {choices}", en=f"Allow at least one method of: {choices}"))
+        raise WrongValue(tr(ko=f"방법을 하나 이상 고른다: {choices}", en=f"Allow at least one method of: {choices}"))
     if precision is not None:
         precision = choose(precision, PRECISIONS, tr(ko="정밀도", en="precision"))
-        if "bf16" in precision and not has_bf16(CATALOG[gpu]):
-            raise ValueError(
+        if "bf16" in precision and not spec.has_bf16:
+            raise WrongValue(
                 tr(
-                    ko=f"precision={precision!r}: {gpu}에는 bf16 연산 장치가 없다. mixed_fp16이나 fp32를 쓴다.",
-                    en=f"precision={precision!r}: {gpu} has no bf16 units. Use mixed_fp16 or fp32.",
+                    ko=f"precision={precision!r}: {spec.name}에는 bf16 연산 장치가 없다. mixed_fp16이나 fp32를 쓴다.",
+                    en=f"precision={precision!r}: {spec.name} has no bf16 units. Use mixed_fp16 or fp32.",
                 )
             )
     if optimizer is not None:
-        optimizer = choose(optimizer, OPTIMIZERS, tr(ko="옵티마이저", en="optimizer"))
+        optimizer = optimizer_named(optimizer)
     if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin <= 1:
-        raise ValueError(tr(ko=f"margin={margin!r}: 0에서 1 사이의 수다.", en=f"margin={margin!r}: from 0 to 1."))
+        raise WrongValue(tr(ko=f"margin={margin!r}: 0에서 1 사이의 수다.", en=f"margin={margin!r}: from 0 to 1."))
     if batch % gpus:
         nearest = f"{max(batch // gpus, 1) * gpus}, {(batch // gpus + 1) * gpus}"
-        raise ValueError(
+        raise WrongValue(
             tr(
                 ko=f"배치 {batch}을(를) GPU {gpus}개에 똑같이 나눌 수 없다. GPU 수의 배수로 한다: {nearest}",
                 en=f"A batch of {batch} does not divide among {gpus} GPUs. Use a multiple: {nearest}",
@@ -266,25 +285,22 @@ def make_request(
         )
     if set(methods) & {"lora", "qlora"}:
         require("peft", *(["bitsandbytes"] if "qlora" in methods else []))
-    model = model_folder(model)
+    model = model_name(model)
+    config = load_config(model)
     check = Setting(
         1, model_id=model, sequence_length=length, peft="lora", lora_rank=lora_rank, lora_targets=lora_targets
     )
-    check.check_length(load_config(model))
+    check.check_length(config)
     ordered = tuple(method for method in METHODS if method in methods)
     return Request(
-        model, gpu, gpus, check.sequence_length, batch, ordered, precision, optimizer, float(margin),
+        model, spec.name, gpus, check.sequence_length, batch, ordered, precision, optimizer, float(margin),
         check.lora_rank, check.lora_targets,
     )  # fmt: skip
 
 
-def has_bf16(spec: GPUSpec) -> bool:
-    return spec.compute_capability >= (8, 0)
-
-
 def recipes_of(request: Request) -> list[Recipe]:
     """Every recipe that the request allows, without checkpointing."""
-    bf16 = has_bf16(request.spec)
+    bf16 = request.spec.has_bf16
     mixed = request.precision or ("mixed_bf16" if bf16 else "mixed_fp16")
     found = []
     for method in request.methods:
@@ -309,7 +325,7 @@ def left_out(request: Request) -> list[tuple[str, str]]:
                 tr(ko="학습이 망가진다(3장): ε가 0이 되고 값이 넘친다", en="it does not train (chapter 3)"),
             )
         )
-    if not has_bf16(request.spec):
+    if not request.spec.has_bf16:
         rows.append(("bf16", tr(ko=f"{request.gpu}에는 bf16 연산 장치가 없다", en=f"{request.gpu} has no bf16 units")))
     if request.gpus > 1:
         rows.append(
@@ -331,7 +347,7 @@ def left_out(request: Request) -> list[tuple[str, str]]:
                     ),
                 )
             )
-        if "full" in request.methods and not has_bf16(request.spec) and request.precision != "fp32":
+        if "full" in request.methods and not request.spec.has_bf16 and request.precision != "fp32":
             rows.append(
                 (
                     tr(ko="전체 미세 조정 · ZeRO-2, 3", en="full fine-tuning · ZeRO-2, 3"),

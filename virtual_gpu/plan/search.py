@@ -1,16 +1,19 @@
 """The search: every recipe with the largest micro-batch that fits, and the smallest change that makes room.
 
-Nothing is estimated by rules of thumb. What is not run is what another run has decided already:
+Every plan that is shown was measured on the virtual GPU. What is not run is what another run has decided already:
 
 - weights, gradients and optimizer state are held whatever the micro-batch and with or without checkpointing: where they
-  alone exceed the limit, nothing with the same method, precision and optimizer is run any more;
-- memory grows with the micro-batch (when gradients are accumulated): the largest that fits is found by halving;
-- where the whole batch fits at once, checkpointing would only add work.
+  alone exceed the card, nothing with the same method, precision and optimizer is run any more;
+- memory grows with the micro-batch (when gradients are accumulated): the largest that fits and the next larger one,
+  which does not, bound all the others;
+- where the whole batch fits at once, checkpointing would only add work;
+- what cannot be run at all (a model whose own code does not take 4-bit weights) is left out with the reason.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -26,12 +29,19 @@ from .plans import (
     Plan,
     Recipe,
     Request,
-    has_bf16,
     left_out,
     make_request,
     method_label,
     recipes_of,
 )
+
+# What a model's own code, peft or bitsandbytes raise where they do not go together. Other recipes may well do.
+CANNOT_RUN = (ValueError, RuntimeError, TypeError, AttributeError, NotImplementedError)
+SCHEMA = 1  # of `Plans.to_dict`: raised when a name goes or changes its meaning
+
+
+def _need(plan: Plan) -> int:
+    return plan.needed_bytes
 
 
 @dataclass
@@ -74,8 +84,8 @@ class Plans:
         limit = human_bytes(self.request.limit_bytes)
         if self.plans:
             return tr(
-                ko=f"{self.request.title}: {len(self)}가지가 들어간다 (여유를 뺀 한도 {limit})",
-                en=f"{self.request.title}: {len(self)} plans fit ({limit} with the margin)",
+                ko=f"{self.request.title}: {len(self)}가지가 들어간다 (할당기가 {limit}까지 예약해도 확실하다)",
+                en=f"{self.request.title}: {len(self)} plans fit (up to {limit} reserved is certain)",
             )
         need = human_bytes(self.closest.needed_bytes)
         missing = human_bytes(self.closest.needed_bytes - self.request.limit_bytes)
@@ -97,7 +107,10 @@ class Plans:
         """Everything as plain JSON values."""
         request = asdict(self.request) | {"limit_bytes": self.request.limit_bytes}
         return {
+            "schema": SCHEMA,
             "request": request,
+            "room": self.request.room.to_dict(),
+            "verdict": self.plans[0].verdict if self.plans else min(self.losers, key=_need).verdict,
             "fits": bool(self.plans),
             "plans": [plan.to_dict() for plan in self.plans],
             "losers": [plan.to_dict() for plan in self.losers],
@@ -113,57 +126,111 @@ class Plans:
         return plans_html(self)
 
 
-def plan_training(model: Any, gpu: str = "T4", gpus: int = 1, **request: Any) -> Plans:
+def plan_training(
+    model: Any, gpu: str = "T4", gpus: int = 1, *, progress: Callable[[Plans], None] | None = None, **request: Any
+) -> Plans:
     """Ranked plans that train `model` on `gpus` of that GPU with the target batch.
 
-    model: a bundled name, a hub id, a folder, or a transformers configuration. length: tokens. batch: samples of one
-    optimizer step, all GPUs together. methods: of "full", "lora", "qlora". precision, optimizer: None lets the planner
-    choose. margin: the share of the peak that must stay free beside it. lora_rank, lora_targets: see `add_adapters`.
-    Each way to train comes once, with the largest micro-batch that fits. ValueError in the reader's language.
+    model: a bundled name, a hub id, a folder, or a transformers configuration. gpu: a card (see `cards.card`). length:
+    tokens. batch: samples of one optimizer step, all GPUs together. methods: of "full", "lora", "qlora". precision,
+    optimizer: None lets the planner choose. margin: the share of the peak that must stay free beside what is unknown.
+    lora_rank, lora_targets: see `add_adapters`. progress: called with what is known so far, whenever that is more.
+    Each way to train comes once, with the largest micro-batch that fits. WrongValue in the reader's language.
     """
-    return _search(make_request(model, gpu, gpus, **request))
+    return _search(make_request(model, gpu, gpus, **request), progress or (lambda plans: None))
 
 
-def _search(request: Request) -> Plans:
-    plans, losers, refused, skipped = [], [], {}, left_out(request)
+def _search(request: Request, progress: Callable[[Plans], None]) -> Plans:
+    plans, losers, refused, skipped, errors = [], [], {}, left_out(request), []
+    rates: dict[bool, float] = {}
+
+    def found() -> Plans:
+        plans.sort(key=lambda plan: plan.key)
+        losers.sort(key=lambda plan: plan.needed_bytes)
+        return Plans(request, [*plans], [*losers], {**refused}, [*skipped])
+
     for recipe in recipes_of(request):
-        if sum(held(request, recipe).values()) > request.limit_bytes:
-            losers.append(hopeless(request, recipe))
-            continue
-        for checkpointing in (False, True):
-            one = replace(recipe, checkpointing=checkpointing)
-            fit, miss = _largest(request, one)
-            if fit is None:
-                losers.append(miss)
+        try:
+            if recipe.method == "full" and sum(held(request, recipe).values()) > request.room.possible_bytes:
+                losers.append(hopeless(request, recipe))
+                progress(found())
                 continue
-            plans.append(fit)
-            if miss is not None:
-                refused[one] = miss
-            elif not checkpointing:
-                text = tr(ko="배치가 한 번에 들어가니 연산만 늘어난다", en="the batch fits at once: it only adds work")
-                skipped.append((replace(recipe, checkpointing=True).title, text))
-                break
-    plans.sort(key=lambda plan: plan.key)
-    losers.sort(key=lambda plan: plan.needed_bytes)
-    return Plans(request, plans, losers, refused, skipped)
+            for checkpointing in (False, True):
+                one = replace(recipe, checkpointing=checkpointing)
+                fit, miss = _largest(request, one, rates)
+                if fit is None:
+                    losers.append(miss)
+                else:
+                    plans.append(fit)
+                    if miss is not None:
+                        refused[one] = miss
+                progress(found())
+                if fit is not None and miss is None and not checkpointing:
+                    text = tr(ko="배치가 한 번에 들어가니 연산만 늘어난다", en="the batch fits at once: only more work")
+                    skipped.append((replace(recipe, checkpointing=True).title, text))
+                    break
+        except CANNOT_RUN as error:
+            errors.append(error)
+            said = next(iter(str(error).splitlines()), "")
+            text = tr(ko=f"실행할 수 없다: {said}", en=f"cannot be run: {said}")
+            skipped.append((recipe.title, f"{text} ({type(error).__name__})"))
+    if errors and not plans and not losers:
+        raise errors[0]
+    return found()
 
 
-def _largest(request: Request, recipe: Recipe) -> tuple[Plan | None, Plan | None]:
-    """(the largest micro-batch that fits, the next larger one, which does not); None where there is none."""
-    (whole, once), *rest = equal_splits(request.per_gpu)
-    at_once = measure(request, recipe, whole, once)
-    if at_once.fits:
-        return at_once, None
-    if not rest:
-        return None, at_once
-    ways = rest[::-1]  # the smallest micro-batch first
-    plans = {len(ways): at_once}
+def _largest(request: Request, recipe: Recipe, rates: dict[bool, float]) -> tuple[Plan | None, Plan | None]:
+    """(the largest micro-batch that fits, the next larger one, which does not); None where there is none.
+
+    Memory grows with the micro-batch where gradients are accumulated. Which one is measured next is a guess, from the
+    bytes a sample in the last plan (`rates`, by checkpointing); what is returned is measured. The whole batch at once
+    accumulates nothing: it is measured when half of it fits, or misses by less than the gradients.
+    """
+    *ways, whole = equal_splits(request.per_gpu)[::-1]  # the smallest micro-batch first
+    plans: dict[int, Plan] = {}
     low, high = -1, len(ways)  # ways[low] fits, ways[high] does not
     while high - low > 1:
-        middle = (low + high) // 2
-        plans[middle] = measure(request, recipe, *ways[middle])
-        low, high = (middle, high) if plans[middle].fits else (low, middle)
-    return plans.get(low), plans[high] if low >= 0 else min(plans.values(), key=lambda plan: plan.needed_bytes)
+        place = _guess(request, recipe, ways, low, high, plans, rates)
+        plan = plans[place] = measure(request, recipe, *ways[place])
+        rates[recipe.checkpointing] = (plan.tensors_bytes - _states(plan)) / plan.micro_batch
+        low, high = (place, high) if plan.fits else (low, place)
+    miss = plans.get(high)
+    if miss is None or miss.needed_bytes - miss.at_peak.get("gradients", 0) <= request.limit_bytes:
+        at_once = measure(request, recipe, *whole)
+        if at_once.fits:
+            return at_once, None
+        miss = miss or at_once
+    if low < 0:
+        return None, min([*plans.values(), miss], key=lambda plan: plan.needed_bytes)
+    return plans[low], miss
+
+
+def _states(plan: Plan) -> int:
+    return sum(plan.at_peak.get(kind, 0) for kind in ("parameters", "gradients", "optimizer"))
+
+
+def _guess(
+    request: Request,
+    recipe: Recipe,
+    ways: list[tuple[int, int]],
+    low: int,
+    high: int,
+    plans: dict[int, Plan],
+    rates: dict[bool, float],
+) -> int:
+    """The place between low and high of the largest micro-batch that should fit."""
+    known = plans.get(low) or plans.get(high)
+    if known:
+        base, rate = _states(known), (known.tensors_bytes - _states(known)) / known.micro_batch
+        base += known.at_peak.get("fragmentation", 0)
+    elif recipe.checkpointing in rates:
+        base, rate = sum(held(request, recipe).values()), rates[recipe.checkpointing]
+    else:
+        return (low + high) // 2
+    size = (request.limit_bytes - base) / max(rate, 1)
+    fitting = [place for place in range(low + 1, high) if ways[place][0] <= size]
+    # The guess and its neighbour decide: where the guess fits already, the next one up is asked.
+    return max(fitting, default=low + 1)
 
 
 # -- when nothing fits -----------------------------------------------------------------------------------------------
@@ -192,24 +259,44 @@ class Change:
 
 def cheapest(request: Request) -> Plan:
     """The plan of a request that needs least memory: of its recipes with checkpointing at the smallest micro-batch."""
-    best = None
-    recipes = recipes_of(request)
-    for recipe in sorted(recipes, key=lambda recipe: sum(held(request, recipe).values())):
-        if best is not None and sum(held(request, recipe).values()) >= best.needed_bytes:
+    best, errors = None, []
+    for states, recipe in _by_states(request, errors):
+        if best is not None and states >= best.needed_bytes:
             break  # this one and those after it hold more before anything is computed
         one = replace(recipe, checkpointing=True)
-        plans = [measure(request, one, 1, request.per_gpu)]
-        if request.per_gpu > 1 and not plans[0].fits:
-            plans.append(measure(request, one, request.per_gpu, 1))  # nothing is accumulated
+        try:
+            plans = [measure(request, one, 1, request.per_gpu)]
+            if request.per_gpu > 1 and not plans[0].fits:
+                plans.append(measure(request, one, request.per_gpu, 1))  # nothing is accumulated
+        except CANNOT_RUN as error:
+            errors.append(error)
+            continue
         best = min([*plans, *([best] if best else [])], key=lambda plan: plan.needed_bytes)
+    if best is None:
+        raise errors[0]
     return best
 
 
+def _by_states(request: Request, errors: list[Exception]) -> list[tuple[int, Recipe]]:
+    """(bytes of the states, recipe), the smallest first; without those that cannot be made, whose errors are noted."""
+    found = []
+    for recipe in recipes_of(request):
+        try:
+            found.append((sum(held(request, recipe).values()), recipe))
+        except CANNOT_RUN as error:
+            errors.append(error)
+    return sorted(found, key=lambda pair: pair[0])
+
+
 def _room(request: Request) -> Plan | None:
-    """The cheapest plan, if it fits; nothing is run where the states alone exceed the limit."""
-    if min(sum(held(request, recipe).values()) for recipe in recipes_of(request)) > request.limit_bytes:
+    """The cheapest plan, if it fits; nothing is run where the states alone exceed the card."""
+    states = _by_states(request, [])
+    if not states or states[0][0] > request.limit_bytes:
         return None
-    plan = cheapest(request)
+    try:
+        plan = cheapest(request)
+    except CANNOT_RUN:  # a change that cannot be run makes no room
+        return None
     return plan if plan.fits else None
 
 
@@ -222,7 +309,8 @@ def smallest_changes(request: Request) -> list[Change]:
             break
     needs_bf16 = "bf16" in (request.precision or "")
     for spec in sorted(CATALOG.values(), key=lambda spec: spec.capacity_bytes):
-        if spec.capacity_bytes <= request.spec.capacity_bytes or (needs_bf16 and not has_bf16(spec)):
+        larger = spec.capacity_bytes > request.spec.capacity_bytes and spec.platform == "cuda"
+        if not larger or (needs_bf16 and not spec.has_bf16):
             continue
         if plan := _room(replace(request, gpu=spec.name)):
             changes.append(Change("gpu", spec.name, plan))
@@ -245,7 +333,7 @@ def _longest(request: Request) -> Plan | None:
     """The cheapest plan at the longest length (a multiple of 64) with which something fits; None where none does."""
     step = 64 if request.length > 64 else 1
     low, high, best = 0, -(-request.length // step), None
-    if min(sum(held(request, recipe).values()) for recipe in recipes_of(request)) > request.limit_bytes:
+    if not (states := _by_states(request, [])) or states[0][0] > request.limit_bytes:
         return None
     while high - low > 1:
         middle = (low + high) // 2

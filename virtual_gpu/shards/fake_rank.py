@@ -136,10 +136,10 @@ def _forward_backward(
     tokens = torch.zeros(shape, dtype=torch.int64)
     batch = gpu.place({"input_ids": tokens, "labels": tokens})
     with record.phase("forward"):
-        outputs = model(**batch, use_cache=False)
+        loss = model(**batch, use_cache=False).loss  # the logits go, as in the one training step
     kept = storage_bytes([*shards, *_locals(model.parameters())]) - storage_bytes(shards)
     with record.phase("backward"):
-        outputs.loss.backward()
+        loss.backward()
     gpu.label(_locals(p.grad for p in model.parameters()), "gradients")
     return kept
 

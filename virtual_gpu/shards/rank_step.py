@@ -11,10 +11,10 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..cards import CATALOG, GPUSpec
+from ..cards import CATALOG, GPUSpec, card
 from ..drawing.shards import draw_step
 from ..language import tr
 from ..models.configs import resolve_model_id
@@ -202,7 +202,7 @@ def rank_step(
     has none). accumulating: the gradients of earlier micro-batches lie there from the beginning.
     gradient_as_bucket_view: DDP's argument; by default its buckets are a second copy of the gradients.
     """
-    config, spec = config_of(model), CATALOG[choose(gpu, CATALOG, "GPU")]
+    config, spec = config_of(model), card(gpu).needs_cuda()
     layout = Layout(ranks, stage, tensor_parallel)
     layout.check_model(config)
     precision = choose(precision, CONVENTIONS, tr(ko="정밀도", en="precision"))
@@ -216,7 +216,7 @@ def rank_step(
         reference = Layout(tensor_parallel * REFERENCE, stage, tensor_parallel)
         ratio = padded_elements(model, layout) / padded_elements(model, reference)
         run_as = reference if ratio < 1 + PADDING else layout
-    like = next(card for card in CATALOG.values() if card.compute_capability == spec.compute_capability)
+    like = replace(CATALOG["T4"], compute_capability=spec.compute_capability)  # its size says nothing here
     trace, messages = _trace(
         _Model(type(config), config.to_json_string(use_diff=False), config), run_as, precision, batch_size,
         sequence_length, bool(gradient_checkpointing), like,

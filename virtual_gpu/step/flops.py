@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,9 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from ..cards import CATALOG
 from ..counting.gpu import VirtualGPU
+from ..errors import NoSuchLayer
 from ..models.adapters import add_adapters
 from ..models.build import build_model
-from ..models.configs import load_config
+from ..models.configs import cached_by_model, load_config
 from ..models.depth import grows_evenly, shallow_depths, text_config, with_depth
 from ..turns import in_turn
 from .run import set_checkpointing
@@ -81,14 +81,14 @@ def training_flops(setting: Setting | None = None, **settings: Any) -> Flops:
 
     With adapters nothing is computed for the gradients of frozen weights.
     """
-    setting = setting or Setting(**settings)
+    setting = Setting.one(setting, settings)
     adapters = (setting.lora_rank, setting.lora_targets) if setting.peft else None
     return _training_flops(
         setting.model_id, setting.batch_size, setting.sequence_length, setting.gradient_checkpointing, adapters
     )
 
 
-@lru_cache(maxsize=512)
+@cached_by_model
 def _training_flops(
     model_id: str, batch_size: int, sequence_length: int, checkpointing: bool, adapters: tuple | None
 ) -> Flops:
@@ -100,7 +100,10 @@ def _training_flops(
     if shallow is None or not grows_evenly(config, *shallow):
         return run(config)
     depths, more = shallow
-    one, two = (run(with_depth(config, layers)) for layers in depths[:2])
+    try:
+        one, two = (run(with_depth(config, layers)) for layers in depths[:2])
+    except NoSuchLayer:  # an adapter's target that only the full depth has
+        return run(config)
     return Flops(one.forward + more * (two.forward - one.forward), one.backward + more * (two.backward - one.backward))
 
 

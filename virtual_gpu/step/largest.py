@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from ..cards import CATALOG
+from ..cards import card
 from ..drawing.labels import html_table
 from ..language import tr
 from ..models.adapters import linear_layers
 from ..models.build import build_model, count_parameters
-from ..models.configs import architectures, load_config
+from ..models.configs import architectures, cached_by_model, load_config
 from ..models.depth import text_config
 from ..real import GPU
 from ..report import MemoryReport
@@ -66,7 +66,7 @@ def largest_fitting(name: str, *, multiple: int = 1, gpu: GPU | str, **settings:
     return max(low, 0) * multiple
 
 
-@functools.cache
+@cached_by_model
 def _parameters(model_id: str) -> tuple[int, int]:
     """(all parameters, those that QLoRA keeps in 4 bits)."""
     model = build_model(load_config(model_id), torch.float16)
@@ -79,7 +79,7 @@ def largest_model(gpu: str, peft: str | None = None, **settings: Any) -> tuple[s
     From the largest down. A model whose weights alone (with gradients and AdamW's state, if all of them are trained)
     exceed the GPU is passed over without a run.
     """
-    spec = CATALOG[choose(gpu, CATALOG, "GPU")]
+    spec = card(gpu).needs_cuda()
     for name in sorted(architectures(), key=_parameters, reverse=True):
         setting = Setting(**{"batch_size": 1, **settings, "model_id": name, "peft": peft})
         if _held_bytes(setting) > spec.capacity_bytes:

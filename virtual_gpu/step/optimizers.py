@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..errors import NotSupported, WrongValue
 from ..language import tr
 from ..models.adapters import require
 from ..real import GPU, gpu_of, storage_bytes
@@ -17,6 +18,26 @@ OPTIMIZERS = {
     "sgd": ("sgd",),
     "adafactor": ("adafactor",),
 }
+
+
+def optimizer_named(name: object) -> str:
+    """Our name of an optimizer that is given by ours or by TrainingArguments'.
+
+    NotSupported for another one that TrainingArguments has; UnknownName for what neither knows.
+    """
+    text = str(getattr(name, "value", name))
+    names = {alias: ours for ours, aliases in OPTIMIZERS.items() for alias in (ours, *aliases)}
+    if text.lower() not in names:
+        from transformers.training_args import OptimizerNames
+
+        if text in {known.value for known in OptimizerNames}:
+            raise NotSupported(
+                tr(
+                    ko=f"optim={text!r}: 흉내 내지 않는 옵티마이저다. 쓸 수 있는 값: {', '.join(names)}",
+                    en=f"optim={text!r} is not simulated. Choose one of: {', '.join(names)}",
+                )
+            )
+    return names[choose(text, names, tr(ko="옵티마이저", en="optimizer"))]
 
 
 def estimate_memory_of_gradients(model: torch.nn.Module) -> int:
@@ -33,16 +54,15 @@ def estimate_memory_of_optimizer(optimizer: torch.optim.Optimizer) -> int:
 def make_optimizer(
     name: str, model: torch.nn.Module, learning_rate: float = 5e-5, gpu: GPU | None = None
 ) -> torch.optim.Optimizer:
-    """The optimizer over the trainable parameters, with CUDA's defaults (`foreach`) on either GPU.
+    """The optimizer over the trainable parameters, as transformers' Trainer makes it on CUDA, on either GPU.
 
     name: "adamw", "adamw_fused", "adamw_8bit" (bitsandbytes), "sgd" (no momentum), "adafactor", or TrainingArguments'
     name for one of them. gpu: where the model lies; None finds it out.
     """
-    names = {alias: ours for ours, aliases in OPTIMIZERS.items() for alias in (ours, *aliases)}
-    name = names[choose(str(getattr(name, "value", name)), names, tr(ko="옵티마이저", en="optimizer"))]
+    name = optimizer_named(name)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
-        raise ValueError(tr(ko="학습할 파라미터가 하나도 없다.", en="The model has no trainable parameter."))
+        raise WrongValue(tr(ko="학습할 파라미터가 하나도 없다.", en="The model has no trainable parameter."))
     if name == "adamw_8bit":
         require("bitsandbytes")
         from ..models.four_bit import bnb
@@ -52,6 +72,10 @@ def make_optimizer(
         return optimizer
     if name == "adamw_fused":
         return torch.optim.AdamW(parameters, lr=learning_rate, fused=True)
+    if name == "adafactor":  # with what Trainer passes it (transformers/trainer_optimizer.py): one tensor at a time
+        from transformers.optimization import Adafactor
+
+        return Adafactor(parameters, lr=learning_rate, scale_parameter=False, relative_step=False)
     # foreach is the default on CUDA and not on a CPU: its temporaries are part of the peak.
-    kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adafactor": getattr(torch.optim, "Adafactor", None)}
+    kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     return kind[name](parameters, lr=learning_rate, foreach=True)

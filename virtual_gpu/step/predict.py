@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -11,14 +10,17 @@ import numpy as np
 import torch
 
 from ..cards import CATALOG, GPUSpec
-from ..counting.gpu import VirtualGPU, virtual
+from ..counting.gpu import VirtualGPU, as_gpu
+from ..errors import NoSuchLayer
 from ..language import tr
 from ..models.build import build_on_gpu
-from ..models.configs import checkpoint_dtype, load_config
+from ..models.configs import cached_by_model, checkpoint_dtype, load_config
 from ..models.depth import grows_evenly, shallow_depths, with_depth
 from ..real import GPU, storage_bytes
 from ..report import MemoryReport
+from ..room import room_on
 from ..trace.depth import continued
+from ..trace.edits import with_ddp
 from ..trace.micro_batches import MICRO_BATCHES, with_micro_batches
 from ..trace.trace import Trace
 from ..turns import in_turn
@@ -36,8 +38,7 @@ def predict_memory(
     where that is proven, and of many micro-batches from four (`trace.micro_batches`); otherwise, or with `full=True`,
     all of it is run.
     """
-    setting = setting or Setting(**settings)
-    gpu = virtual(gpu) if isinstance(gpu, str) else gpu
+    setting, gpu = Setting.one(setting, settings), as_gpu(gpu)
     # A real GPU: the catalogue's kernels for its compute capability, its own capacity.
     spec = gpu.spec if gpu.is_virtual else _spec_like(gpu)
     config = load_config(setting.model_id)
@@ -71,18 +72,24 @@ class Need:
     at_peak: dict[str, int]
 
 
-@functools.lru_cache(maxsize=1024)
-def predict_need(setting: Setting, compute_capability: tuple[int, int]) -> Need:
-    """What the experiment takes on any GPU of the catalogue with this compute capability: they run the same kernels."""
-    name = next(name for name, spec in CATALOG.items() if spec.compute_capability == compute_capability)
-    report = predict_memory(setting, gpu=name)
+@cached_by_model
+def predict_need(setting: Setting, compute_capability: tuple[int, int], ddp: bool = False) -> Need:
+    """What the experiment takes on any GPU with this compute capability: they run the same kernels.
+
+    ddp: as one of several ranks, with DistributedDataParallel's buckets.
+    """
+    anything = replace(CATALOG["T4"], compute_capability=compute_capability, memory_bytes=2**60, usable_bytes=None)
+    report = predict_memory(setting, gpu=VirtualGPU(anything))
+    timeline = report.timeline
+    if ddp:
+        timeline = with_ddp(timeline.trace).through()[0].timeline()
     states = {
         "parameters": report.parameters_bytes,
         "gradients": report.gradients_bytes,
         "optimizer": report.optimizer_bytes,
     }
-    step = max(report.peak_bytes // 128, 2 * 2**20)
-    return Need(report.peak_bytes, report.timeline.trace.smallest_capacity(step), states, report.at_peak)
+    step = max(timeline.peak_bytes // 128, 2 * 2**20)
+    return Need(timeline.peak_bytes, timeline.trace.smallest_capacity(step), states, timeline.at_peak())
 
 
 def model_bytes(model: torch.nn.Module) -> int:
@@ -137,6 +144,7 @@ def report_of(
         peak_phase=timeline.peak_phase,
         setting=setting.to_dict() | {"gpu": gpu.name},
         timeline=timeline,
+        room=room_on(gpu.spec) if gpu.is_virtual else None,
     )
 
 
@@ -191,7 +199,10 @@ def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | Non
     if shallow is None or not grows_evenly(config, *shallow):
         return None
     depths, more = shallow
-    runs = [virtual_run(setting, with_depth(config, layers), spec) for layers in depths]
+    try:
+        runs = [virtual_run(setting, with_depth(config, layers), spec) for layers in depths]
+    except NoSuchLayer:  # an adapter's target that only the full depth has
+        return None
     trace = continued([run.trace for run in runs], more)
     numbers = np.array([(run.parameters, run.gradients, run.optimizer) for run in runs])
     steps = np.diff(numbers, axis=0)

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
 
+from ..errors import NotSupported, WrongValue
 from ..language import tr
-from ..models.adapters import LORA_RANK, PEFT
+from ..models.adapters import LORA_DROPOUT, LORA_RANK, PEFT
 from ..models.build import ATTENTION
-from ..models.configs import DEFAULT_MODEL, resolve_model_id
+from ..models.configs import DEFAULT_MODEL, model_name
 from ..models.depth import text_config
-from ..units import choose, positive_int
-from .optimizers import OPTIMIZERS
+from ..units import boolean, choose, positive_int
+from .optimizers import optimizer_named
 
 MAX_TOKENS = 2**26  # 512 MiB of int64 ids: more is a typing mistake, not an experiment
 
 
 def check_size(size: int, sequence_length: int) -> None:
-    """ValueError where that many samples of that length are absurdly many."""
+    """WrongValue where that many samples of that length are absurdly many."""
     if size * sequence_length > MAX_TOKENS:
-        raise ValueError(
+        raise WrongValue(
             tr(
                 ko=f"샘플 {size:,}개 × 토큰 {sequence_length:,}개는 너무 크다. 곱이 {MAX_TOKENS:,} 이하여야 한다.",
                 en=f"{size:,} samples × {sequence_length:,} tokens are too many; at most {MAX_TOKENS:,} in all.",
@@ -44,13 +46,25 @@ ADAPTER_PRECISIONS = {
     "autocast_fp16": (torch.float16, torch.float16),
     "autocast_bf16": (torch.bfloat16, torch.bfloat16),
 }
+# What changes memory and is not simulated: its name in TrainingArguments or LoraConfig.
+_ARGUMENTS = ("torch_compile", "use_liger_kernel", "deepspeed", "fsdp", "neftune_noise_alpha", "label_smoothing_factor")
+_LORA = ("r", "target_modules", "lora_dropout")  # what a Setting says of LoraConfig
+_FREE = (  # what changes no byte, or is peft's own business
+    "lora_alpha", "use_rslora", "init_lora_weights", "fan_in_fan_out", "task_type", "peft_type", "auto_mapping",
+    "base_model_name_or_path", "revision", "inference_mode", "peft_version", "alpha_pattern", "runtime_config",
+    "megatron_core", "layers_pattern", "qalora_group_size", "loftq_config",
+)  # fmt: skip
 # The second optimizer step is the first with the whole optimizer state from its beginning; nothing new comes after it.
 OPTIMIZER_STEPS = 2
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What an experiment runs; checked when it is made, ValueError in the reader's language."""
+    """What an experiment runs: model, method, precision, optimizer and sizes; WrongValue says what cannot be.
+
+    model_id: a known name, a hub id, a folder or a transformers configuration, of which the name is kept. precision:
+    see PRECISIONS and ADAPTER_PRECISIONS. sequence_length: tokens. The lora_ ones count where peft is not None.
+    """
 
     batch_size: int
     gradient_accumulation_steps: int = 1
@@ -64,6 +78,7 @@ class Setting:
     lora_rank: int = LORA_RANK
     lora_targets: str | tuple[str, ...] = "attention"
     holds_outputs: bool = False  # logits stay until the next forward, as in a loop that keeps the model's outputs
+    lora_dropout: float = LORA_DROPOUT
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -71,28 +86,96 @@ class Setting:
         steps = positive_int(self.gradient_accumulation_steps, "gradient_accumulation_steps")
         put(self, "gradient_accumulation_steps", steps)
         put(self, "sequence_length", positive_int(self.sequence_length, "sequence_length"))
-        put(self, "gradient_checkpointing", bool(self.gradient_checkpointing))
+        put(self, "gradient_checkpointing", boolean(self.gradient_checkpointing, "gradient_checkpointing"))
+        put(self, "holds_outputs", boolean(self.holds_outputs, "holds_outputs"))
         precisions = {**PRECISIONS, **(ADAPTER_PRECISIONS if self.peft else {})}
         put(self, "precision", choose(self.precision, precisions, tr(ko="정밀도", en="precision")))
-        put(self, "optimizer", choose(self.optimizer, OPTIMIZERS, tr(ko="옵티마이저", en="optimizer")))
+        put(self, "optimizer", optimizer_named(self.optimizer))
         put(self, "attention", choose(self.attention, ATTENTION, tr(ko="어텐션", en="attention")))
-        put(self, "model_id", resolve_model_id(self.model_id))
+        put(self, "model_id", model_name(self.model_id))
         if self.peft is not None:
             put(self, "peft", choose(self.peft, PEFT, "peft"))
         rank = positive_int(self.lora_rank, "lora_rank")
         targets = self.lora_targets
         if not isinstance(targets, str):
             if not isinstance(targets, Sequence) or not all(isinstance(target, str) for target in targets):
-                raise ValueError(
+                raise WrongValue(
                     tr(
                         ko=f"lora_targets={targets!r}: 'attention', 'all-linear'나 층 이름의 목록이어야 한다.",
                         en=f"lora_targets={targets!r}: must be 'attention', 'all-linear' or a list of layers' names.",
                     )
                 )
             targets = tuple(targets)
+        dropout = self.lora_dropout
+        if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+            raise WrongValue(
+                tr(
+                    ko=f"lora_dropout={dropout!r}: 0 이상 1 미만이어야 한다.",
+                    en=f"lora_dropout={dropout!r}: from 0 to 1.",
+                )
+            )
         put(self, "lora_rank", rank if self.peft else LORA_RANK)  # without adapters neither says anything
         put(self, "lora_targets", targets if self.peft else "attention")
+        put(self, "lora_dropout", float(dropout) if self.peft else LORA_DROPOUT)
         check_size(self.samples, self.sequence_length)
+
+    @classmethod
+    def one(cls, setting: Setting | None, settings: dict[str, Any]) -> Setting:
+        """The setting that is given, or the one that these settings make; WrongValue for both at once."""
+        if setting is None:
+            return cls(**settings)
+        if settings or not isinstance(setting, cls):
+            raise WrongValue(
+                tr(
+                    ko=f"Setting 하나이거나 설정의 이름과 값이어야 한다: {setting!r}, {', '.join(settings)}",
+                    en=f"A Setting or settings by name, not both: {setting!r}, {', '.join(settings)}",
+                )
+            )
+        return setting
+
+    @classmethod
+    def from_training_arguments(
+        cls,
+        arguments: Any,
+        peft_config: Any = None,
+        model: Any = DEFAULT_MODEL,
+        *,
+        quantization_config: Any = None,
+        **settings: Any,
+    ) -> Setting:
+        """What transformers' Trainer runs with these `TrainingArguments`, and peft's `LoraConfig` where one is given.
+
+        quantization_config: `BitsAndBytesConfig` for QLoRA (nf4 with double quantization). settings: the rest, such as
+        sequence_length, which TrainingArguments do not say, or precision, where weights are loaded otherwise than here:
+        in fp32 where fp16 or bf16 is on and all of them are trained, in that type under adapters, else as they are
+        stored. NotSupported names an argument that changes memory and is not simulated.
+        """
+        if not hasattr(arguments, "per_device_train_batch_size"):
+            raise WrongValue(
+                tr(
+                    ko=f"training_args={arguments!r}: transformers의 TrainingArguments여야 한다.",
+                    en=f"training_args={arguments!r}: must be transformers' TrainingArguments.",
+                )
+            )
+        _refuse(arguments, dict.fromkeys(_ARGUMENTS))
+        computes = "fp16" if arguments.fp16 else "bf16" if arguments.bf16 else None
+        mixed = "mixed" if peft_config is None else "autocast"
+        checkpointing = getattr(arguments, "activation_checkpointing", None) or getattr(
+            arguments, "gradient_checkpointing", False
+        )
+        found = {
+            "batch_size": arguments.per_device_train_batch_size,
+            "gradient_accumulation_steps": arguments.gradient_accumulation_steps,
+            "gradient_checkpointing": bool(checkpointing),
+            "precision": f"{mixed}_{computes}" if computes else "auto",
+            "optimizer": optimizer_named(arguments.optim),
+        }
+        if peft_config is not None:
+            found |= _read_lora(peft_config) | {"peft": "lora"}
+        if quantization_config is not None:
+            _check_4bit(quantization_config, peft_config)
+            found["peft"] = "qlora"
+        return cls(**found | settings, model_id=model)
 
     @property
     def samples(self) -> int:
@@ -118,6 +201,8 @@ class Setting:
             parts.append(f"rank {self.lora_rank}")
         if self.lora_targets != "attention":
             parts.append(self.lora_targets if isinstance(self.lora_targets, str) else ", ".join(self.lora_targets))
+        if self.lora_dropout != LORA_DROPOUT:
+            parts.append(f"dropout {self.lora_dropout:g}")
         return " · ".join(parts)
 
     @property
@@ -128,19 +213,74 @@ class Setting:
     @property
     def adapters(self) -> dict[str, Any]:
         """The settings that only LoRA and QLoRA have; none without adapters."""
-        return {"lora_rank": self.lora_rank, "lora_targets": self.lora_targets} if self.peft else {}
+        names = ("lora_rank", "lora_targets", "lora_dropout")
+        return {name: getattr(self, name) for name in names} if self.peft else {}
 
     def to_dict(self) -> dict[str, Any]:
         """The settings by name; without adapters, without theirs."""
         return {name: value for name, value in asdict(self).items() if self.peft or not name.startswith("lora_")}
 
     def check_length(self, config: Any) -> None:
-        """ValueError where the sequence is longer than the model's positions."""
+        """WrongValue where the sequence is longer than the model's positions."""
         limit = getattr(text_config(config), "max_position_embeddings", None)
         if limit is not None and self.sequence_length > limit:
-            raise ValueError(
+            raise WrongValue(
                 tr(
                     ko=f"sequence_length={self.sequence_length}: {self.model_id}의 최대 길이는 {limit}이다.",
                     en=f"sequence_length={self.sequence_length}: {self.model_id} goes up to {limit}.",
                 )
             )
+
+
+def _refuse(given: Any, defaults: dict[str, Any]) -> None:
+    """NotSupported for the first of these attributes that says something else than its default."""
+    for name, default in defaults.items():
+        value = getattr(given, name, default)
+        if value and value != default:
+            raise NotSupported(
+                tr(
+                    ko=f"{type(given).__name__}({name}={value!r})는 흉내 내지 않는다.",
+                    en=f"{type(given).__name__}({name}={value!r}) is not simulated.",
+                )
+            )
+
+
+def _read_lora(config: Any) -> dict[str, Any]:
+    """What a LoraConfig says, as a Setting says it."""
+    defaults = {
+        field.name: field.default_factory() if field.default is dataclasses.MISSING else field.default
+        for field in fields(config)
+        if field.name not in (*_LORA, *_FREE)
+    }
+    _refuse(config, defaults)
+    targets = config.target_modules
+    if targets is None:
+        targets = "attention"
+    elif isinstance(targets, str):
+        if targets != "all-linear":
+            raise NotSupported(
+                tr(
+                    ko=f"target_modules={targets!r}: 정규식은 읽지 않는다. 층 이름의 목록을 쓴다.",
+                    en=f"target_modules={targets!r}: regular expressions are not read; use a list of layers' names.",
+                )
+            )
+    else:
+        targets = tuple(sorted(targets))
+    return {"lora_rank": config.r, "lora_targets": targets, "lora_dropout": config.lora_dropout}
+
+
+def _check_4bit(config: Any, peft_config: Any) -> None:
+    """NotSupported for anything but what is called QLoRA."""
+    qlora = (
+        getattr(config, "load_in_4bit", False)
+        and config.bnb_4bit_quant_type == "nf4"
+        and config.bnb_4bit_use_double_quant
+        and peft_config is not None
+    )
+    if not qlora:
+        raise NotSupported(
+            tr(
+                ko="quantization_config: peft_config와 함께 4비트 nf4, 이중 양자화(QLoRA)만 흉내 낸다.",
+                en="quantization_config: only 4-bit nf4 with double quantization under adapters (QLoRA) is simulated.",
+            )
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ from ..report import MemoryReport
 from ..units import positive_int
 from .flops import training_flops
 from .predict import predict_memory
-from .setting import Setting
+from .setting import Setting, check_size
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,10 @@ class Combination:
 def equal_splits(batch: int) -> list[tuple[int, int]]:
     """Every (micro-batch, steps) with micro-batch × steps = batch, the largest micro-batch first."""
     batch = positive_int(batch, "batch")
-    return [(batch // steps, steps) for steps in range(1, batch + 1) if batch % steps == 0]
+    check_size(batch, 1)
+    small = [steps for steps in range(1, math.isqrt(batch) + 1) if batch % steps == 0]
+    steps = small + [batch // one for one in reversed(small) if one * one != batch]
+    return [(batch // one, one) for one in steps]
 
 
 def split_setting(micro_batch: int, steps: int, **settings: Any) -> Setting:

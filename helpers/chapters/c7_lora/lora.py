@@ -105,7 +105,7 @@ def trainable_parameters(
     setting = Setting(1, model_id=model_id, peft=peft, lora_rank=lora_rank, lora_targets=lora_targets)
     model = build_model(load_config(setting.model_id), torch.float16)
     if peft is not None:
-        model = add_adapters(model, **{name.removeprefix("lora_"): v for name, v in setting.adapters.items()})
+        model = add_adapters(model, setting.lora_rank, setting.lora_targets)
     return count_parameters(model, trainable_only=True), count_parameters(model)
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from virtual_gpu.cards import CATALOG
+from virtual_gpu.cards import CATALOG, card
 from virtual_gpu.language import tr
 from virtual_gpu.plan import cheapest, plan_training
 from virtual_gpu.plan.plans import make_request
@@ -61,13 +61,15 @@ TARGET = {"model": "meta-llama/Llama-3.1-8B", "length": 1024, "batch": 8}
 
 
 def _judge_gpu(answer: Any) -> str:
-    gpu = choose(filled(answer), CATALOG, "GPU")
+    gpu = card(filled(answer)).name
     request = {**TARGET, "methods": ("lora",)}
     plan = cheapest(make_request(gpu=gpu, **request))
     found = f"{gpu}: {human_bytes(plan.needed_bytes)} / {human_bytes(plan.request.limit_bytes)}."
     if not plan.fits:
         return tr(ko=f"{found} 넘친다.", en=f"{found} Too much.")
-    smaller = [s for s in CATALOG.values() if s.capacity_bytes < CATALOG[gpu].capacity_bytes]
+    # A few MiB less do not make a smaller card.
+    most = 0.98 * card(gpu).capacity_bytes
+    smaller = [spec for spec in CATALOG.values() if spec.capacity_bytes < most and spec.platform == "cuda"]
     for spec in sorted(smaller, key=lambda s: s.capacity_bytes):
         if cheapest(make_request(gpu=spec.name, **request)).fits:
             return tr(ko=f"{found} 들어가지만 더 작은 GPU가 있다.", en=f"{found} It fits; so does a smaller GPU.")

@@ -8,7 +8,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from virtual_gpu.language import tr
-from virtual_gpu.models.configs import architectures
+from virtual_gpu.models.configs import architectures, load_config
 from virtual_gpu.plan import MARGIN, METHODS, PRECISIONS, Plans, plan_training
 from virtual_gpu.plan.pictures import table_html
 from virtual_gpu.plan.plans import make_request, method_label
@@ -85,11 +85,19 @@ class PlannerPanel(Panel):
         )
         self.status.value = status_line(text)
         request = make_request(**self.values())
-        if request not in self._found:
-            plans = plan_training(**self.values())
-            plans.changes  # noqa: B018 - found once, with the rest
-            self._found[request] = plans
-        self._show(self._found[request])
+        key = request, load_config(request.model).to_json_string()  # a folder may say something else by now
+        if key not in self._found:
+            self.clear()
+            self._found[key] = plan_training(**self.values(), progress=self._so_far)
+        self._show(self._found[key])
+
+    def _so_far(self, plans: Plans) -> None:
+        """Draw what is found while the search goes on."""
+        if plans.plans:
+            self.table.value = table_html(plans)
+            self.picture.value = plans.chart()._repr_svg_()
+        text = tr(ko=f"찾는 중이다. 지금까지 {len(plans)}가지.", en=f"Searching: {len(plans)} so far.")
+        self.status.value = status_line(text)
 
     def _show(self, plans: Plans | None) -> None:
         self.plans = plans

@@ -1,0 +1,129 @@
+"""Histories that real GPUs recorded, replayed; and traces written as PyTorch's snapshots and read again."""
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from virtual_gpu.allocator import MIB
+from virtual_gpu.allocator_settings import AllocatorSettings
+from virtual_gpu.trace.replay import read_histories, replay, replayed
+from virtual_gpu.trace.snapshot import save, snapshot
+from virtual_gpu.trace.trace import Trace
+
+RECORDED = sorted((Path(__file__).parent / "data" / "traces").glob("*.json.gz"))
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name.split(".")[0])
+def test_every_block_lies_where_it_lay_on_the_card(path):
+    [found] = replay(path)
+    assert found.exact, found.first_difference
+    assert found.equal == found.requests > 0
+    assert found.driver_calls == found.equal_driver_calls
+    assert found.end == found.card_end
+
+
+def test_there_is_something_to_replay():
+    assert [replay(path)[0].requests for path in RECORDED] == [36, 7591]
+
+
+@pytest.mark.parametrize("event, change", [("alloc", 512), ("segment_alloc", 2 * MIB), ("free_completed", None)])
+def test_a_history_that_differs_is_not_equal(event, change):
+    [history] = read_histories(RECORDED[0])
+    index = next(i for i, one in enumerate(history.events) if one[0] == event)
+    action, address, nbytes, stream = history.events[index]
+    if change is None:
+        del history.events[index]
+    else:
+        history.events[index] = (action, address, nbytes + change, stream)
+    assert not replayed(history).exact
+
+
+def test_a_recorded_trace_is_what_was_held():
+    [history] = read_histories(RECORDED[0])
+    trace = history.trace()
+    _, allocator = trace.through()
+    assert allocator.allocated_bytes == replayed(history).end[0]
+    assert (trace.nbytes % 512 == 0).all()
+
+
+def made(streams=1, blocks=60, seed=0):
+    """A trace of random requests, half of which are given back."""
+    chance = np.random.default_rng(seed)
+    sizes = (chance.choice([512, 40_000, MIB, 3 * MIB, 12 * MIB, 25 * MIB], blocks) // 512 * 512).tolist()
+    born, nbytes, stream = list(range(blocks)), sizes, chance.integers(0, streams, blocks).tolist()
+    for block in chance.permutation(blocks)[: blocks // 2].tolist():
+        born.append(block)
+        nbytes.append(sizes[block])
+        stream.append(stream[block])
+    rows = [np.array(column) for column in (born + list(range(len(born), len(born) + 5)), nbytes + [2 * MIB] * 5)]
+    stream = np.array([*stream, *range(5)]) % streams
+    zeros = np.zeros(len(rows[0]), dtype=np.int64)
+    return Trace(*rows, zeros + 3, zeros + 1, ("forward",), stream=stream)
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("settings", ["", "expandable_segments:True", "max_split_size_mb:20"])
+def test_what_is_written_is_read_again(tmp_path, streams, settings):
+    trace = made(streams)
+    save(trace, tmp_path / "snapshot.pickle", settings=AllocatorSettings.parse(settings))
+    [history] = read_histories(tmp_path / "snapshot.pickle")
+    found = replayed(history)
+    assert found.exact, found.first_difference
+    again = history.trace()
+    for name in ("born", "nbytes", "stream"):
+        assert np.array_equal(getattr(again, name), getattr(trace, name)), name
+
+
+def test_a_history_that_begins_later_is_led_back():
+    """The events before the middle are forgotten: what lay there then follows from the end."""
+    full = snapshot(made(2))
+    events = full["device_traces"][0]
+    full["device_traces"] = [events[len(events) // 2 :]]
+    path_like = pickle.dumps(full)
+    import io
+
+    from virtual_gpu.trace.replay import _Plain, _snapshot
+
+    [history] = _snapshot(_Plain(io.BytesIO(path_like)).load())
+    assert history.before and replayed(history).exact
+
+
+def test_pytorch_s_own_tool_reads_what_is_written(tmp_path):
+    from torch.cuda import _memory_viz
+
+    trace = made(2)
+    written = snapshot(trace)
+    assert f"{len(written['device_traces'][0])} entries" in _memory_viz.trace(written)
+    assert _memory_viz.segsum(written)
+    assert sum(segment["total_size"] for segment in written["segments"]) == trace.through()[1].reserved_bytes
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("code of the file ran",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [pickle.dumps(Evil()), pickle.dumps({"segments": []}), b"\x80\x04no", b"", b"{", b'{"devices": [{}]}', b"[1]"],
+    ids=range(7),
+)
+def test_what_is_no_history_is_refused(tmp_path, capsys, content):
+    path = tmp_path / "some file"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="메모리 기록"):
+        replay(path)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    from virtual_gpu.trace import replay as module
+
+    monkeypatch.setattr(module, "LARGEST_FILE", 1000)
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(json.dumps([0] * 10_000).encode()))
+    with pytest.raises(ValueError, match="메모리 기록"):
+        replay(tmp_path / "bomb.gz")

@@ -1,0 +1,188 @@
+"""The command `virtual-gpu`. Exit status 0: it fits; 1: it does not; 2: a wrong argument."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from . import __version__
+from .errors import WrongValue
+from .language import LANGUAGES, tr
+from .terminal import FITS, NOTHING_FITS, answer, number, take_language
+
+SCHEMA = 1  # of the JSON that `largest` and `shards` print
+
+EXAMPLES = """\
+examples:
+  virtual-gpu fit --model meta-llama/Llama-3.1-8B --gpu "RTX 4090" --length 1024 --batch 16
+  virtual-gpu largest --model Qwen/Qwen3-4B --gpu "24GiB, 8.6" --peft qlora --of sequence_length
+  virtual-gpu shards --model meta-llama/Llama-3.1-8B --gpu H100 --gpus 8 --stage 3 --length 4096
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the arguments, print what was asked for, and return the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    take_language(given)
+    asked = next((word for word in given if word in _commands()), None)
+    args = _parser(asked).parse_args(given)
+    return answer(args.execute, args)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    import torch
+
+    parts = [f"virtual-gpu {__version__}", f"torch {torch.__version__}", f"transformers {version('transformers')}"]
+    if importlib.util.find_spec("virtual_gpu.rules.active"):
+        newest = getattr(importlib.import_module("virtual_gpu.rules.active"), "NEWEST", None)
+        parts += [f"rules up to PyTorch {newest}"] if newest else []
+    return ", ".join(parts)
+
+
+class _Version(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, **more: Any):
+        super().__init__(option_strings, dest, nargs=0, **more)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(_version())
+        parser.exit()
+
+
+def _parser(asked: str | None) -> argparse.ArgumentParser:
+    """The parser, with the arguments of the subcommand that is asked for; to name the others nothing is imported."""
+    parser = argparse.ArgumentParser(
+        prog="virtual-gpu",
+        description=tr(
+            ko="학습에 드는 GPU 메모리를 GPU 없이 센다.", en="Counts the GPU memory of training without the GPU."
+        ),
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, help=tr(ko="버전", en="versions"))
+    parser.add_argument("--language", choices=LANGUAGES, default=None)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, text in _commands().items():
+        if name != asked:
+            commands.add_parser(name, help=text)
+        elif name in ("largest", "shards"):
+            one = commands.add_parser(name, help=text, description=text)
+            _add_largest(one) if name == "largest" else _add_shards(one)
+        else:
+            module = importlib.import_module({"fit": ".plan.command", "run": ".program.command"}[name], __package__)
+            module.add_to(commands).set_defaults(execute=module.execute)
+    return parser
+
+
+def _commands() -> dict[str, str]:
+    """Subcommand → what it does."""
+    return {
+        "fit": tr(
+            ko="모델과 GPU를 주면 들어가는 학습 방법을 순위를 매겨 보여 준다",
+            en="a model and a GPU in, ranked ways to train that fit out",
+        ),
+        "largest": tr(
+            ko="GPU에서 학습되는 가장 큰 모델, 또는 한 모델의 가장 큰 배치나 길이",
+            en="the largest model that trains on a GPU, or one model's largest batch or length",
+        ),
+        "shards": tr(
+            ko="여러 GPU에 나눈 학습 스텝(ZeRO)이 GPU 하나에서 차지하는 메모리",
+            en="what a training step sharded over several GPUs (ZeRO) takes on one of them",
+        ),
+        "run": tr(ko="프로그램을 고치지 않고 실행한다", en="run an unchanged program on a GPU that is not there"),
+    }
+
+
+def _add_largest(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--gpu", default="T4", help=tr(ko="GPU의 이름이나 크기", en="the GPU's name or size"))
+    add("--model", help=tr(ko="모델: 없으면 들어 있는 모델 모두", en="a model; without it all that are bundled"))
+    add("--of", default="batch_size", help="batch_size, sequence_length")
+    add("--peft", help="lora, qlora")
+    add("--precision", default="auto")
+    add("--optimizer", default="adamw")
+    add("--length", default="256", help=tr(ko="시퀀스 길이(토큰)", en="sequence length in tokens"))
+    add("--batch", default="1", help=tr(ko="배치(샘플)", en="samples"))
+    add("--checkpointing", action="store_true")
+    add("--json", action="store_true", help=tr(ko="JSON으로 출력한다", en="print JSON"))
+    add("--language", choices=LANGUAGES, default=None)
+    parser.set_defaults(execute=_largest)
+
+
+def _largest(args: argparse.Namespace) -> int:
+    from .step.largest import largest_fitting, largest_model
+    from .units import human_bytes
+
+    settings = {
+        "precision": args.precision,
+        "optimizer": args.optimizer,
+        "sequence_length": number(args.length),
+        "batch_size": number(args.batch),
+        "gradient_checkpointing": args.checkpointing,
+    }
+    if args.model is None:
+        found = largest_model(args.gpu, args.peft, **settings)
+        name, parameters, needed = found or (None, 0, 0)
+        result = {"model": name, "parameters": parameters, "tensors_bytes": needed}
+        text = f"{name}: {parameters:,} parameters, {human_bytes(needed)}" if found else None
+    else:
+        if args.of in settings:
+            del settings[args.of]
+        count = largest_fitting(args.of, gpu=args.gpu, model_id=args.model, peft=args.peft, **settings)
+        result, text = {"model": args.model, args.of: count}, f"{args.of} {count:,}" if count else None
+        found = count
+    print(
+        json.dumps({"schema": SCHEMA, "gpu": args.gpu, **result}, ensure_ascii=False, indent=2)
+        if args.json
+        else text or tr(ko="들어가는 것이 없다.", en="Nothing fits.")
+    )
+    return FITS if found else NOTHING_FITS
+
+
+def _add_shards(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", required=True, help=tr(ko="모델의 이름, 허브 id나 폴더", en="a known name, a hub id or a folder"))
+    add("--gpu", default="H100", help=tr(ko="GPU의 이름이나 크기", en="the GPU's name or size"))
+    add("--gpus", default="8", help=tr(ko="GPU 수", en="how many"))
+    add("--stage", default="3", help=tr(ko="ZeRO의 단계", en="ZeRO's stage"))
+    add("--tensor-parallel", default="1")
+    add("--precision", default="mixed")
+    add("--length", default="1024", help=tr(ko="시퀀스 길이(토큰)", en="sequence length in tokens"))
+    add("--batch", default="1", help=tr(ko="GPU 하나의 마이크로 배치", en="one GPU's micro-batch"))
+    add("--checkpointing", action="store_true")
+    add("--json", action="store_true", help=tr(ko="JSON으로 출력한다", en="print JSON"))
+    add("--language", choices=LANGUAGES, default=None)
+    parser.set_defaults(execute=_shards)
+
+
+def _shards(args: argparse.Namespace) -> int:
+    from .plan.plans import MOST_GPUS
+    from .shards.rank_step import rank_step
+    from .units import positive_int
+
+    gpus = positive_int(number(args.gpus), "gpus")
+    if gpus > MOST_GPUS:
+        raise WrongValue(tr(ko=f"gpus={gpus}: {MOST_GPUS}까지다.", en=f"gpus={gpus}: at most {MOST_GPUS}."))
+    step = rank_step(
+        args.model, gpus, number(args.stage), tensor_parallel=number(args.tensor_parallel), precision=args.precision,
+        batch_size=number(args.batch), sequence_length=number(args.length), gradient_checkpointing=args.checkpointing,
+        gpu=args.gpu, exact=False,
+    )  # fmt: skip
+    result = {
+        "model": step.model,
+        "gpu": step.gpu_name,
+        "gpus": gpus,
+        "stage": number(args.stage),
+        "fits": step.fits,
+        "tensors_bytes": step.total,
+        "at_peak": step.at_peak,
+    }
+    text = "\n".join([repr(step), *step.notes])
+    print(json.dumps({"schema": SCHEMA, **result}, ensure_ascii=False, indent=2) if args.json else text)
+    return FITS if step.fits else NOTHING_FITS

@@ -1,0 +1,34 @@
+"""What can go wrong, by name: everything that this package raises on purpose is a `VirtualGPUError`.
+
+Those that speak of a value are ValueErrors too, so that whoever catches those catches them.
+"""
+
+from __future__ import annotations
+
+
+class VirtualGPUError(Exception):
+    """The root of all of them."""
+
+
+class WrongValue(VirtualGPUError, ValueError):
+    """A value that is not what it must be: its text says which one, and what would do."""
+
+
+class UnknownName(WrongValue):
+    """A name that is not among the known ones: its text lists the nearest."""
+
+
+class BadConfiguration(WrongValue):
+    """A model's configuration that cannot be read, or that describes no model that can be built."""
+
+
+class NotSupported(WrongValue):
+    """Known, and not simulated: its text says why."""
+
+
+class NoSuchLayer(WrongValue):
+    """No layer of the model has the name that an adapter should go to."""
+
+
+class ExistingFile(VirtualGPUError, OSError):
+    """A file that would have been overwritten, or a folder that cannot be written to."""

@@ -1,0 +1,56 @@
+"""What every command of this package does alike: language, numbers, errors as one line, exit statuses."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .errors import VirtualGPUError
+from .language import LANGUAGES, set_language, tr
+
+FITS, NOTHING_FITS, WRONG = 0, 1, 2  # exit statuses: something fits, nothing does, a wrong argument
+
+
+def run(program: Callable[[], int]) -> int:
+    """A program: that the reader of its output has gone, as in `| head`, is no error."""
+    try:
+        status = program()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = FITS
+    return status
+
+
+def take_language(given: Sequence[str]) -> None:
+    """Switch to the language that `--language` says, before any help is made."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--language", choices=LANGUAGES)
+    before = list(given[: given.index("run")]) if "run" in given else list(given)  # a program's arguments are its own
+    if code := parser.parse_known_args(before)[0].language:
+        set_language(code)
+
+
+def answer(execute: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """The status of a subcommand; an error of ours as one line."""
+    try:
+        return execute(args)
+    except (VirtualGPUError, ImportError) as error:
+        print(tr(ko=f"오류: {error}", en=f"error: {error}"), file=sys.stderr)
+        return WRONG
+    except KeyboardInterrupt:
+        print(tr(ko="중단했다.", en="interrupted."), file=sys.stderr)
+        return 130
+
+
+def number(text: Any) -> Any:
+    """A number as Python reads it; anything else as it is, so that the check of the value itself names it."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except (ValueError, TypeError):
+            continue
+    return text
