@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from ..cards import CATALOG, GPUSpec
-from ..units import choose
+from ..cards import GPUSpec, card
 from . import amp, driver, eager, pretrained, tensors, writing
 from .device import ProgramGPU
 from .imports import Imports
@@ -20,10 +19,11 @@ def cuda(
 ) -> Iterator[ProgramGPU]:
     """Give the block a CUDA GPU: `torch.cuda` finds it, tensors moved there are counted, those of the CPU stay real.
 
-    gpu: a name of the catalogue or a card's facts. limited=False: it never runs out of memory. values: "answer" or
-    "stop", see `values`. Everything that is replaced meanwhile is put back at the end, whatever happens.
+    gpu: a name of the catalogue, a free card as "24GiB, 8.6", or a card's facts. limited=False: it never runs out of
+    memory. values: "answer" or "stop", see `values`. Everything that is replaced meanwhile is put back at the end,
+    whatever happens.
     """
-    spec = CATALOG[choose(gpu, CATALOG, "GPU")] if isinstance(gpu, str) else gpu
+    spec = card(gpu).needs_cuda()
     device = ProgramGPU(spec, limited=limited, values=values, index=rank, count=gpus)
     patches = Patches()
     with ExitStack() as stack:

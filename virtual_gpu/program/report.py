@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from ..language import tr
+from ..room import TIGHT, TOO_MUCH, Room, room_on
 from ..rules.cuda import DIFFERENCES
 from ..units import human_bytes
 from .device import ProgramGPU
-from .watch import CATEGORIES, FORWARD, Block, Watch
+from .watch import CATEGORIES, Watch, category_of
 
 SCHEMA = 1  # of `Report.json`
 FITS, OOM, FAILED = "fits", "oom", "failed"
@@ -45,25 +47,38 @@ class Report:
     notes: list[str]
     rules: list[str]
     versions: dict[str, str]
+    room: Room | None = field(default=None, repr=False)
     oom: dict[str, Any] | None = None
+    tried: list[dict[str, Any]] = field(default_factory=list)
     error: BaseException | None = field(default=None, repr=False)
     watch: Watch | None = field(default=None, repr=False)
 
     def json(self) -> dict[str, Any]:
         """All of it, in JSON's types; "schema" grows when a name changes its meaning."""
-        plain = {k: v for k, v in vars(self).items() if k not in ("error", "watch")}
+        plain = {k: v for k, v in vars(self).items() if k not in ("error", "watch", "room")}
+        plain["judgement"] = self.judgement
+        plain["room"] = None if self.room is None else self.room.to_dict()
         plain["error"] = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
         return {"schema": SCHEMA, **plain}
+
+    @property
+    def judgement(self) -> str:
+        """ "fits", "tight" or "does not fit", see `room`; "failed" where the program did."""
+        if self.status == FAILED or self.room is None:
+            return self.status
+        return TOO_MUCH if self.status == OOM else self.room.verdict(self.reserved)
 
     def text(self, rows: int = 8) -> str:
         """A page of text: the verdict first, then what the peak is made of."""
         verdict = {
-            FITS: f"fits: {human_bytes(self.capacity - self.reserved)} to spare",
-            OOM: "out of memory",
+            FITS: tr(ko="들어간다", en="fits"),
+            TIGHT: tr(ko="빠듯하다", en="tight"),
+            TOO_MUCH: tr(ko="메모리가 모자란다", en="out of memory"),
             FAILED: f"the program failed: {type(self.error).__name__}: {self.error}",
-        }[self.status]
+        }[self.judgement]
         out = [
-            f"{self.program} on {self.gpu} ({human_bytes(self.capacity)}): {verdict}",
+            f"{self.program} on {self.gpu} ({human_bytes(self.capacity)}): {verdict}"
+            + (f". {self.room.line(self.reserved)}" if self.room and self.status == FITS else ""),
             f"  {self.steps} optimizer steps in {self.seconds:.1f} s; peak {human_bytes(self.allocated)} allocated in "
             f"{self.peak_phase}, {human_bytes(self.reserved)} reserved",
         ]
@@ -73,6 +88,23 @@ class Report:
                 + (f" in {self.oom['module']}" if self.oom["module"] else "")
                 + f" ({self.oom['phase']})"
             )
+        if self.tried:
+            *others, last = self.tried
+            made_room = last["status"] == FITS
+            out += [
+                tr(
+                    ko=f"  다시 실행해 보았다: {one['change']}: 그래도 모자란다",
+                    en=f"  run again with {one['change']}: still out of memory",
+                )
+                for one in (others if made_room else self.tried)
+            ]
+            if made_room:
+                out.append(
+                    tr(
+                        ko=f"  다시 실행해 보았다: {last['change']}: 들어간다({human_bytes(last['reserved'])} 예약)",
+                        en=f"  run again with {last['change']}: fits, {human_bytes(last['reserved'])} reserved",
+                    )
+                )
         out += ["", "phase               allocated       reserved"]
         out += [f"  {name:<15}{human_bytes(a):>12}   {human_bytes(r):>12}" for name, (a, r) in self.phases.items()]
         out += ["", "at the peak"]
@@ -130,16 +162,8 @@ def make_report(
         lines=[(file, line, nbytes) for (file, line), nbytes in lines.most_common()],
         values=[(*key, count) for key, count in gpu.values.asked.most_common()], notes=list(watch.notes),
         rules=[name for name in DIFFERENCES if gpu.kernels.applies(name)], versions={"torch": torch.__version__},
-        oom=gpu.last_oom, error=error, watch=watch,
+        room=room_on(gpu.spec), oom=gpu.last_oom, error=error, watch=watch,
     )  # fmt: skip
-
-
-def category_of(block: Block, watch: Watch) -> str:
-    """What a block was for; see `watch`."""
-    if block.category is not None:
-        return block.category
-    born = watch.spans[block.span][0]
-    return "saved for backward" if born == FORWARD and block.freed_in != block.span else "temporaries"
 
 
 def _short(file: str) -> str:

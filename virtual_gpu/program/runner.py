@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from ..cards import GPUSpec
+from ..errors import WrongValue
+from ..language import tr
 from ..trace import snapshot
 from . import ends
 from .context import cuda
@@ -40,13 +42,13 @@ def run(
 ) -> Report:
     """Run a script (or with module=True a module, as `python -m`) with these arguments until `steps` optimizer steps.
 
-    The program's own errors end up in `Report.error`; KeyboardInterrupt passes. FileNotFoundError where there is no
+    The program's own errors end up in `Report.error`; KeyboardInterrupt passes. WrongValue where there is no
     such file. snapshot_file: where PyTorch's memory snapshot of the run is written.
     """
     if not 0 <= rank < gpus:
-        raise ValueError(f"rank {rank}: there are {gpus}, from 0 to {gpus - 1}")
+        raise WrongValue(tr(ko=f"rank {rank}: 0부터 {gpus - 1}까지다.", en=f"rank {rank}: 0 to {gpus - 1}."))
     if not module and not os.path.exists(program):
-        raise FileNotFoundError(f"no such program: {program}")
+        raise WrongValue(tr(ko=f"그런 프로그램이 없다: {program}", en=f"no such program: {program}"))
     with cuda(gpu, limited=limited, values=values, rank=rank, gpus=gpus) as device:
         watch, patches = device.watch, device.patches
         if snapshot_file is not None:

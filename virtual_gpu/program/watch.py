@@ -8,16 +8,21 @@ for backward where it outlives the forward phase, else it was temporary.
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ..trace.saved import Saved
 from ..trace.snapshot import History, contents
+from ..trace.timeline import CATEGORIES as trace_categories
+from ..trace.trace import Trace
 from .device import ProgramGPU
 from .frames import Stacks, program_line
 from .patches import Patches
@@ -29,6 +34,17 @@ LOADING, FORWARD, BACKWARD, STEP, EVALUATION, SAVING, BETWEEN = (
 CATEGORIES = (
     "parameters", "gradients", "optimizer", "saved for backward", "temporaries", "workspaces", "inputs", "buffers",
 )  # fmt: skip
+
+_OF_THE_CORE = {
+    name: trace_categories.index(
+        name
+        if name in trace_categories
+        else "activations"
+        if name in ("saved for backward", "temporaries")
+        else "other"
+    )
+    for name in CATEGORIES
+}
 
 
 @dataclass(slots=True)
@@ -247,16 +263,30 @@ class Watch:
     def stepped(self) -> None:
         """Called after each optimizer step; a run ends here."""
 
-    def trace(self) -> dict[str, Any]:
-        """Every allocation and release, in JSON's types: events are +id and -id, blocks by id."""
-        return {
-            "spans": self.spans,
-            "events": self.events,
-            "blocks": {
-                number: (block.held, block.category, block.module, *block.line, block.span)
-                for number, block in self.blocks.items()
-            },
-        }
+    def saved(self) -> Saved:
+        """Every allocation and release, with what it was for and where it was asked for."""
+        kinds, places, rows, births = {name: n for n, name in enumerate(CATEGORIES)}, {}, [], {}
+        for entry, event in enumerate(self.events):
+            block = self.blocks[abs(event)]
+            kind = category_of(block, self)
+            file, line = block.line
+            place = f"{os.path.basename(file)}:{line} {block.module}" if file else block.module
+            births.setdefault(abs(event), entry)
+            row = (births[abs(event)], block.nbytes, block.held, _OF_THE_CORE[kind], block.stream, kinds[kind])
+            rows.append((*row, places.setdefault(place, len(places))))
+        born, nbytes, held, category, stream, kind, place = np.array(rows, dtype=np.int64).reshape(-1, 7).T
+        starts = np.array([start for _, start in self.spans])
+        span = 2 * (np.searchsorted(starts, np.arange(len(rows)), side="right") - 1) + 1
+        trace = Trace(born, nbytes, category, span, tuple(name for name, _ in self.spans), held, stream)
+        return Saved(trace, CATEGORIES, kind, tuple(places), place)
+
+
+def category_of(block: Block, watch: Watch) -> str:
+    """What a block was for; what nothing claims was saved for backward where it outlives the forward phase."""
+    if block.category is not None:
+        return block.category
+    born = watch.spans[block.span][0]
+    return "saved for backward" if born == FORWARD and block.freed_in != block.span else "temporaries"
 
 
 def _on_gpu(tensors: Any) -> bool:
