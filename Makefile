@@ -31,7 +31,7 @@ test: $(READY)  ## set everything up, run every check (several minutes)
 	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python -m pytest tests $(wildcard notebooks/ko) -q -n 2 --dist loadfile \
 		--no-loadscope-reorder --durations=20 --nbval --nbval-current-env --nbval-cell-timeout 300
 
-stress: $(READY)  ## every panel and notebook treated badly, every architecture (half an hour)
+stress: $(READY)  ## what make test leaves out: every combination and architecture, panels and notebooks treated badly (half an hour and more)
 	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python -m pytest tests -q -m stress -n 2
 
 check: $(READY)  ## style, and: is every notebook what its source builds?

@@ -9,7 +9,7 @@ How the bytes are made comparable. MemTracker counts the bytes that a tensor ask
 fake tensors' device, and this is "cpu". Our meter counts what CUDA would hold. So three things differ, all of them
 meant: (1) CUDA's allocator gives blocks of 512 bytes, (2) CUDA's kernels are not the CPU's (attention), and cuBLAS has
 a workspace, (3) AdamW's step counters, 4 bytes a parameter tensor, live on the host, not on the GPU. "like for like" is
-our meter with these three switched off (blocks of one byte, without all of `cuda_kernels.DIFFERENCES`, the step counted
+our meter with these three switched off (blocks of one byte, without all of `rules.active.RULES`, the step counted
 whole); it must be equal to MemTracker to the byte. "peak, as CUDA" is what the course shows. Our time is that of the
 whole prediction (`predict_memory(full=True)`, CUDA's rules, timeline and report), not of the like-for-like run.
 
@@ -235,11 +235,11 @@ def _like_for_like(model_id: str) -> int:
     from virtual_gpu import allocator as caching_allocator
     from virtual_gpu.cards import CATALOG
     from virtual_gpu.counting.gpu import VirtualGPU
-    from virtual_gpu.rules.cuda import DIFFERENCES
+    from virtual_gpu.rules.active import RULES
     from virtual_gpu.trace.recorder import TimelineRecorder
 
     caching_allocator.BLOCK_BYTES = 1
-    gpu = VirtualGPU(CATALOG["T4"], limited=False, without=DIFFERENCES)
+    gpu = VirtualGPU(CATALOG["T4"], limited=False, without=RULES)
     recorder = gpu.meter.recorder = TimelineRecorder({})
 
     @contextmanager

@@ -25,8 +25,8 @@ from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.models.build import build_on_gpu
 from virtual_gpu.models.configs import load_config
-from virtual_gpu.rules import cuda as cuda_kernels
-from virtual_gpu.rules.cuda import cublas_workspace_bytes
+from virtual_gpu.rules import attention as rules_of_attention
+from virtual_gpu.rules.cublas import cublas_workspace_bytes
 from virtual_gpu.step import predict
 
 words = str.split
@@ -201,11 +201,15 @@ class OnCPU:
         return self.meter.live, self.meter.peak
 
 
+# It keeps statistics in 16 bits, adds gradients into new tensors, and has no cuBLAS that copies operands.
+OTHERWISE_ON_A_WATCHED_CPU = ["layer_norm_statistics", "accumulate_in_place", "cublas_operands", "softmax_half"]
+
+
 class OnVirtualGPU:
     """A step without values."""
 
     def __init__(self, name="T4"):
-        self.gpu = VirtualGPU(CATALOG[name], without=["layer_norm_statistics"])  # the CPU keeps them in 16 bits
+        self.gpu = VirtualGPU(CATALOG[name], without=OTHERWISE_ON_A_WATCHED_CPU)
         with self.gpu:  # both cuBLAS workspaces are there before the step
             (torch.ones(1, 1, requires_grad=True) @ torch.ones(1, 1, requires_grad=True)).sum().backward()
         self.workspaces = 2 * cublas_workspace_bytes(self.gpu.spec.compute_capability)
@@ -284,7 +288,7 @@ def both(config, batch, build=build_on_gpu, dtype=torch.float32, gpu="T4", atten
 @pytest.fixture(autouse=True)
 def one_kernel(monkeypatch):
     """Attention without a fused kernel also in the models that do not ask which one."""
-    monkeypatch.setattr(cuda_kernels, "attention_kernel", lambda *args, **kwargs: "math")
+    monkeypatch.setattr(rules_of_attention, "attention_kernel", lambda *args, **kwargs: "math")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -26,7 +26,7 @@ class Run:
         self.next = 1
         before = {}
         for size in program["edge"] + program["weights"] * layers:
-            before[self.next] = (size, "parameters")
+            before[self.next] = (size, size, "parameters")
             self.next += 1
         self.recorder = TimelineRecorder(before)
         for _ in range(2):
@@ -36,7 +36,7 @@ class Run:
     def take(self, sizes, category="activations"):
         taken = range(self.next, self.next + len(sizes))
         for block, size in zip(taken, sizes, strict=True):
-            self.recorder.allocated(block, size, category)
+            self.recorder.allocated(block, size, size, category, int(category == "gradients"))
         self.next += len(sizes)
         return list(taken)
 
@@ -72,7 +72,7 @@ class Run:
 
 def same(a, b):
     return a.names == b.names and all(
-        np.array_equal(getattr(a, name), getattr(b, name)) for name in ("born", "nbytes", "category", "span")
+        np.array_equal(getattr(a, name), getattr(b, name)) for name in ("born", "nbytes", "category", "span", "stream")
     )
 
 

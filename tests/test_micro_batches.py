@@ -14,7 +14,7 @@ from virtual_gpu.step.predict import virtual_run
 from virtual_gpu.step.setting import Setting
 from virtual_gpu.trace.micro_batches import MICRO_BATCHES, with_micro_batches
 
-ARRAYS = ("born", "nbytes", "category", "span")
+ARRAYS = ("born", "nbytes", "category", "span", "stream")
 
 
 def trace_of(wanted, **setting):

@@ -15,7 +15,7 @@ from helpers.experiment import predict_memory
 from virtual_gpu import language
 from virtual_gpu.allocator import MIB, CachingAllocator
 from virtual_gpu.cards import CATALOG
-from virtual_gpu.rules.cuda import cublas_workspace_bytes
+from virtual_gpu.rules.cublas import cublas_workspace_bytes
 from virtual_gpu.trace.trace import Trace
 
 MODULE = {"filename": "/x/lib/python3.11/site-packages/torch/nn/modules/module.py", "line": 1, "name": "_call_impl"}

@@ -31,7 +31,7 @@ def test_nothing_recorded():
 
 
 def test_a_phase_without_events_keeps_what_was_there():
-    recorder = TimelineRecorder({1: (512, "parameters")})
+    recorder = TimelineRecorder({1: (512, 512, "parameters")})
     recorder.enter("forward")
     recorder.leave()
     [phase] = recorder.timeline().phases
@@ -41,8 +41,8 @@ def test_a_phase_without_events_keeps_what_was_there():
 def test_a_label_counts_from_birth():
     recorder = TimelineRecorder({})
     recorder.enter("backward")
-    recorder.allocated(1, 512, "activations")
-    recorder.allocated(2, 1024, "activations")
+    recorder.allocated(1, 512, 512, "activations")
+    recorder.allocated(2, 1024, 1024, "activations")
     recorder.label(1, "gradients")
     recorder.freed(1)
     recorder.leave()
@@ -66,7 +66,7 @@ EVENTS = st.lists(
 @given(st.lists(st.tuples(st.integers(1, 2**40), st.sampled_from(CATEGORIES)), max_size=4), EVENTS)
 def test_against_a_recount(before, events):
     blocks = dict(enumerate(before, start=1))
-    recorder = TimelineRecorder(blocks)
+    recorder = TimelineRecorder({block: (size, size, kind) for block, (size, kind) in blocks.items()})
     size = {block: nbytes for block, (nbytes, _) in blocks.items()}
     category = {block: kind for block, (_, kind) in blocks.items()}
     living, moments, phases, inside = set(blocks), [], [], None
@@ -81,7 +81,7 @@ def test_against_a_recount(before, events):
             block = len(size) + 1
             size[block], category[block] = rest
             living.add(block)
-            recorder.allocated(block, *rest)
+            recorder.allocated(block, rest[0], *rest)
         elif kind == "free" and living:
             block = sorted(living)[rest[0] % len(living)]
             living.discard(block)

@@ -16,7 +16,7 @@ from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.counting.meter import AllocationMeter
 from virtual_gpu.counting.mode import on_virtual_gpu
-from virtual_gpu.rules.cuda import DIFFERENCES, CudaKernels, attention_kernel, cublas_workspace_bytes
+from virtual_gpu.rules.cublas import cublas_workspace_bytes
 from virtual_gpu.trace.timeline import CATEGORIES
 
 KIB, MIB = 2**10, 2**20
@@ -482,42 +482,6 @@ def test_what_was_half_done_is_labelled_too():
 HALF, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype", "has_mask", "grouped_query", "head_dim", "kernel"),
-    [
-        ((7, 5), HALF, False, False, 64, "efficient"),
-        ((7, 5), FP32, False, False, 64, "efficient"),
-        ((7, 5), BF16, False, False, 64, "math"),
-        ((7, 5), HALF, False, True, 64, "math"),
-        ((8, 0), HALF, False, False, 64, "flash"),
-        ((8, 0), BF16, False, True, 128, "flash"),
-        ((8, 0), BF16, False, False, 256, "flash"),
-        ((8, 0), BF16, False, False, 512, "efficient"),
-        ((8, 0), BF16, True, False, 64, "efficient"),
-        ((8, 0), BF16, True, True, 64, "math"),
-        ((8, 0), FP32, False, False, 64, "efficient"),
-        ((8, 0), FP32, False, True, 64, "math"),
-        ((9, 0), HALF, False, True, 128, "flash"),
-    ],
-)
-def test_which_attention_kernel_runs(capability, dtype, has_mask, grouped_query, head_dim, kernel):
-    chosen = attention_kernel(capability, dtype, has_mask=has_mask, grouped_query=grouped_query, head_dim=head_dim)
-    assert chosen == kernel
-
-
-def test_values_narrower_than_keys():
-    """Flash attention does not take them, as in DeepSeek's latent attention."""
-    h100 = VirtualGPU(CATALOG["H100"])
-    query, key, value = (h100.place(torch.ones(1, 4, 8, dim, dtype=torch.bfloat16)) for dim in (24, 24, 16))
-    assert attention_kernel((9, 0), torch.bfloat16, has_mask=False, grouped_query=False, head_dim=24) == "flash"
-    assert (
-        attention_kernel((9, 0), torch.bfloat16, has_mask=False, grouped_query=False, head_dim=24, value_dim=16)
-        == "efficient"
-    )
-    with h100:
-        assert F.scaled_dot_product_attention(query, key, value, is_causal=True).shape == (1, 4, 8, 16)
-
-
 @pytest.mark.parametrize(("name", "dtype"), [("T4", HALF), ("T4", BF16), ("A100-40GB", BF16), ("H100", FP32)])
 @pytest.mark.parametrize("mask", [None, "bool", "float"])
 def test_attention_keeps_its_shape_and_dtype(name, dtype, mask):
@@ -546,18 +510,6 @@ def test_only_the_math_kernel_keeps_the_square(gpu):
     assert saved(HALF) < square <= saved(BF16)
 
 
-def test_a_recomputed_checkpoint_takes_cudas_kernels_too(gpu, monkeypatch):
-    calls = []
-    attention = CudaKernels._attention
-    monkeypatch.setattr(CudaKernels, "_attention", lambda *args, **kw: calls.append(1) or attention(*args, **kw))
-    with gpu:
-        x = torch.empty(1, 2, 8, 16, dtype=HALF, requires_grad=True)
-        out = checkpoint(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), x, use_reentrant=False)
-        assert len(calls) == 1
-        out.sum().backward()
-    assert len(calls) == 2
-
-
 def test_a_checkpoint_holds_its_input_only(gpu):
     model = four_layers(gpu)
     x = gpu.place(torch.ones(2, 1024))
@@ -571,52 +523,6 @@ def test_a_checkpoint_holds_its_input_only(gpu):
     assert all(p.grad is not None for p in model.parameters())
 
 
-@pytest.mark.parametrize("function", ["layer_norm", "softmax", "cross_entropy", "rms_norm"])
-def test_autocast_keeps_cudas_list_in_fp32(gpu, function):
-    arguments = {
-        "layer_norm": lambda x: (x, (16,)),
-        "rms_norm": lambda x: (x, (16,)),
-        "softmax": lambda x: (x, -1),
-        "cross_entropy": lambda x: (x, x.new_zeros(4, dtype=torch.int64)),
-    }
-    x = gpu.place(torch.ones(4, 16, dtype=HALF))
-    with gpu:
-        assert getattr(F, function)(*arguments[function](x)).dtype == HALF
-        with gpu.autocast(HALF):
-            assert getattr(F, function)(*arguments[function](x)).dtype == FP32
-            assert (x.float() @ x.float().T).dtype == HALF
-        with gpu.autocast(None):
-            assert (x @ x.T).dtype == HALF
-
-
-def test_real_tensors_are_left_alone(gpu):
-    torch.manual_seed(0)
-    query = torch.randn(1, 2, 8, 16)
-    weight = torch.ones(16)
-    before = dict(vars(F))
-    attention, norm = F.scaled_dot_product_attention(query, query, query), F.layer_norm(query, (16,), weight)
-    with gpu.kernels:  # the replaced functions, without the fake tensors
-        assert F.scaled_dot_product_attention is not before["scaled_dot_product_attention"]
-        assert torch.equal(F.scaled_dot_product_attention(query, query, query), attention)
-        assert torch.equal(F.layer_norm(query, (16,), weight=weight), norm)
-    copy = query.clone()
-    with gpu:
-        assert gpu.owns(F.scaled_dot_product_attention(query, query, query))  # values are dropped on the way
-        gpu.place(query).add_(1)
-    assert torch.equal(query, copy)
-    assert {name: getattr(F, name) for name in before} == before
-    assert torch.equal(F.scaled_dot_product_attention(query, query, query), attention)
-    assert used(gpu) == 0
-
-
-def test_kernels_nest_and_come_back():
-    before = F.scaled_dot_product_attention
-    kernels, others = CudaKernels((7, 5)), CudaKernels((9, 0))
-    with pytest.raises(ZeroDivisionError), kernels, others, kernels:
-        raise ZeroDivisionError
-    assert F.scaled_dot_product_attention is before
-
-
 def test_a_value_cannot_be_read(gpu):
     with pytest.raises(Exception, match="_local_scalar_dense"):
         gpu.place(torch.ones(1)).item()
@@ -626,31 +532,7 @@ def test_repr_names_it(gpu):
     assert repr(gpu) == "VirtualGPU('T4', 14.64 GiB)"
 
 
-# -- CUDA's rules, and interrupts ------------------------------------------------------------------------------------
-
-
-def test_a_dropout_mask_is_one_byte_an_element():
-    gpu = VirtualGPU(CATALOG["T4"])
-    x = gpu.place(torch.zeros(1024, 1024, dtype=torch.float16)).requires_grad_()
-    before = gpu.memory_allocated()
-    with gpu:
-        y = torch.nn.functional.dropout(x, 0.1)
-    assert gpu.memory_allocated() - before == 1024 * 1024 * (2 + 1)
-    assert y.shape == x.shape
-
-
-def test_contexts_that_overlap_leave_the_functions_as_they_were():
-    originals = torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.dropout, torch.pow
-    one, two = VirtualGPU(CATALOG["T4"]), VirtualGPU(CATALOG["H100"])
-    one.kernels.__enter__()
-    two.kernels.__enter__()
-    one.kernels.__exit__(None, None, None)
-    two.kernels.__exit__(None, None, None)
-    assert originals == (
-        torch.nn.functional.scaled_dot_product_attention,
-        torch.nn.functional.dropout,
-        torch.pow,
-    )
+# -- interrupts ------------------------------------------------------------------------------------------------------
 
 
 def test_an_interrupt_waits_for_the_next_operation():
@@ -674,25 +556,6 @@ def test_an_interrupt_waits_for_the_next_operation():
     assert gpu.memory_allocated() == before and not gpu.interrupted
 
 
-def test_real_tensors_keep_their_values_inside():
-    with VirtualGPU(CATALOG["T4"]):
-        pass
-    gpu = VirtualGPU(CATALOG["T4"])
-    real = torch.tensor([False, True])
-    with gpu.kernels:
-        assert not real[0].item() and real[1].item()
-
-
-# -- questions about values -------------------------------------------------------------------------------------------
-
-
-def test_what_is_asked_of_the_data(gpu):
-    """As in the experiments' data, where every position is a token: all of it is, and none of it is something else."""
-    mask = gpu.place(torch.ones(2, 3, dtype=torch.bool))
-    assert mask.all() and torch.all(mask == 1)
-    assert not (~mask).any() and not torch.any(mask != 1)
-
-
 @pytest.mark.parametrize("look", [torch.nonzero, torch.Tensor.item, lambda x: x[x > 0], lambda x: list(range(x.int()))])
 def test_values_are_not_there(gpu, look):
     with pytest.raises(ValueError, match=r"^가상 GPU의 텐서에는 값이 없는데 .*aten\..*진짜 GPU에서만 잴 수 있다\.$"):
@@ -712,73 +575,3 @@ def test_a_grouped_product(gpu, dtype):
     expected.backward(torch.ones_like(expected))
     assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
     assert [(t.grad.shape, t.grad.dtype) for t in fake] == [(t.grad.shape, t.grad.dtype) for t in real]
-
-
-def dropped(gpu):
-    with gpu:
-        x = torch.empty(1024, 1024, dtype=torch.float16, requires_grad=True)
-        return F.dropout(x)
-
-
-def normalized(gpu):
-    with gpu:
-        x = torch.empty(4096, 1024, dtype=torch.float16, requires_grad=True)
-        return F.layer_norm(x, (1024,))
-
-
-def attended(gpu):
-    with gpu:
-        q, k, v = (torch.empty(1, 4, 512, 64, dtype=torch.float16, requires_grad=True) for _ in range(3))
-        return F.scaled_dot_product_attention(q, k, v)
-
-
-def under_autocast(gpu):
-    with gpu, gpu.autocast(torch.float16):
-        x = torch.empty(1024, 1024, dtype=torch.float16, requires_grad=True)
-        return F.softmax(x, -1)
-
-
-def multiplied(gpu):
-    with gpu:
-        x = torch.empty(1024, 1024, requires_grad=True)
-        return x @ x
-
-
-KEPT = {  # what is held after the operation with CUDA's way, less with the CPU's
-    "dropout_mask": (dropped, 2**20 - 2 * 2**20),  # one byte an element, not two
-    "layer_norm_statistics": (normalized, 2 * 4096 * (4 - 2)),
-    "attention": (attended, None),
-    "autocast_fp32": (under_autocast, 2**20 * (4 - 2)),  # what softmax keeps is its output
-    "cublas_workspace": (multiplied, WORKSPACE),
-}
-
-
-@pytest.mark.parametrize("name", KEPT)
-def test_each_difference_can_be_left_out(name):
-    run, more = KEPT[name]
-    held = []
-    for without in ((), (name,)):
-        gpu = VirtualGPU(CATALOG["T4"], without=without)
-        out = run(gpu)
-        held.append(gpu.memory_allocated())
-        assert out.requires_grad
-    assert held[0] != held[1]
-    assert more is None or held[0] - held[1] == more
-
-
-def test_experts_in_one_product_can_be_left_out():
-    assert {*KEPT, "grouped_mm"} == DIFFERENCES.keys()
-
-    def run(gpu):
-        with gpu:
-            offsets = torch.empty(2, dtype=torch.int32)
-            return torch._grouped_mm(torch.empty(64, 32), torch.empty(2, 32, 16), offs=offsets).shape
-
-    assert run(VirtualGPU(CATALOG["H100"])) == (64, 16)
-    with pytest.raises(RuntimeError, match="BF16"):  # PyTorch's own rule
-        run(VirtualGPU(CATALOG["H100"], without=["grouped_mm"]))
-
-
-def test_a_difference_that_does_not_exist():
-    with pytest.raises(ValueError, match="dropout_mask"):
-        VirtualGPU(CATALOG["T4"], without=["dropout"])

@@ -19,20 +19,23 @@ from torch._subclasses.fake_tensor import (
 
 from ..allocator import expandable_segments_asked
 from ..cards import GPUSpec, card
-from ..rules.cuda import CudaKernels, cublas_workspace_bytes
+from ..rules.active import ActiveRules
+from ..rules.cublas import cublas_workspace_bytes
 from ..units import human_bytes
 from .meter import AllocationMeter
 from .mode import (
     CountingMode,
 )
 from .record import VirtualRecord
+from .values import Answers
 
 
 class VirtualGPU:
     """A GPU of the catalogue made of fake tensors; with `limited=False` it never runs out of memory.
 
     expandable_segments: the caching allocator's setting; None takes it from the environment, as PyTorch does.
-    without: names of `cuda_kernels.DIFFERENCES` in which it is a CPU.
+    without: names of `rules.active.RULES` in which it is a CPU. `rules` holds those in force (`print(gpu.rules)`),
+    `answers` what was said to questions about values that are not there.
 
     Used as a context (`with gpu:`) it runs the block "on the GPU": factories such as `torch.randint` make their tensors
     on it. Operations on tensors that already live on it are counted without it too,
@@ -54,8 +57,9 @@ class VirtualGPU:
         self.name = spec.name
         capacity = spec.capacity_bytes if limited else None
         self.meter = AllocationMeter(capacity, expandable_segments=self.expandable_segments)
+        self.rules = ActiveRules(spec.compute_capability, without)
+        self.answers = Answers()
         self.mode = CountingMode(self)
-        self.kernels = CudaKernels(spec.compute_capability, without)
         self.in_step = False
         self.interrupted = self._waits = False  # Ctrl+C has come; Ctrl+C has to wait
         self._workspaces: dict[bool, int] = {}  # made in backward? -> allocation id
@@ -110,11 +114,11 @@ class VirtualGPU:
 
     def __enter__(self) -> VirtualGPU:
         self.mode.__enter__()
-        self.kernels.__enter__()
+        self.rules.__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self.kernels.__exit__(*exception)
+        self.rules.__exit__(*exception)
         self.mode.__exit__(*exception)
 
     def place(self, thing: Any) -> Any:
@@ -197,12 +201,31 @@ class VirtualGPU:
             )
         raise torch.OutOfMemoryError(message)
 
-    def _reserve_workspace(self) -> None:
-        # One workspace for each thread that has multiplied: the caller's, and autograd's device thread in backward.
+    def reserve_workspace(self) -> None:
+        """Give the thread that multiplies its cuBLAS workspace, if it has none yet."""
+        # One for each thread that has multiplied: the caller's, and autograd's device thread in backward.
         in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward not in self._workspaces and self.kernels.applies("cublas_workspace"):
+        if in_backward not in self._workspaces:
             nbytes = cublas_workspace_bytes(self.spec.compute_capability)
             self._workspaces[in_backward] = self._allocate(nbytes, "other")
+
+    @contextmanager
+    def holding(self, *sizes: int) -> Iterator[None]:
+        """Hold these bytes in the block, as a kernel does inside: allocated in order, freed the other way."""
+        held: list[int] = []
+        try:
+            for nbytes in sizes:
+                if nbytes:
+                    held.append(self._allocate(nbytes, "activations"))
+            yield
+        finally:
+            for block in reversed(held):
+                self.meter.free(block)
+
+    def temporaries(self, *sizes: int) -> None:
+        """Hold these bytes for a moment."""
+        with self.holding(*sizes):
+            pass
 
     # -- recording -------------------------------------------------------------------------------------------------
 
@@ -236,7 +259,7 @@ class VirtualGPU:
         record = VirtualRecord(self, model, optimizer)
         self.meter.recorder = record.recorder
         try:
-            with self.interrupts_wait():
+            with self.interrupts_wait(), self.rules:  # entered once for all phases
                 yield record
         finally:
             record.label_training()  # also what was half done when the memory ran out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -14,22 +15,27 @@ from torch._subclasses.fake_tensor import (
 )
 
 from ..language import tr
-from ..rules.cuda import grouped_mm_shape
+from ..rules.registry import parts
 from .outputs import FakeOutputs
 
 if TYPE_CHECKING:
     from .gpu import VirtualGPU
 
-_aten = torch.ops.aten
 _DEVICE_QUERY = torch.ops.prim.device.default
-_ITEM = _aten._local_scalar_dense.default
-_LAYER_NORM = _aten.native_layer_norm.default
-_GROUPED_MM = getattr(getattr(_aten, "_grouped_mm", None), "default", None)  # since torch 2.8
-# What asks cuBLAS for a handle, and with it for a workspace.
-_CUBLAS_OPS = frozenset(
-    (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.addmv.default)
-)
+_ITEM = torch.ops.aten._local_scalar_dense.default
 _outputs = FakeOutputs()  # one for all virtual GPUs: shapes are the same on each
+
+
+class ValueNeeded(ValueError):
+    """A program asked for a value of a tensor that has none, and goes on by it."""
+
+
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    """Whether the operation is made of others. Autograd takes it apart; in inference mode it comes here whole."""
+    return func.namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    )
 
 
 class CountingMode(FakeTensorMode):
@@ -39,8 +45,9 @@ class CountingMode(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
         self.cache_enabled = False  # PyTorch's own: `_outputs` stands before it
         self.gpu = gpu
+        self.rules = gpu.rules
         self.inside = False
-        self.products = 0  # made inside other operations: they ask for a workspace, each time
+        self.noticed = 0  # what rules had to notice inside other operations, each time
         # storage address -> (its weak reference, allocation id; None while the storage is resized to nothing)
         self.storages: dict[int, tuple[weakref.ref, int | None]] = {}
 
@@ -54,28 +61,47 @@ class CountingMode(FakeTensorMode):
         if self.gpu.interrupted:
             self.gpu.interrupted = False
             raise KeyboardInterrupt
+        kwargs = kwargs or {}
+        if self.inside:  # how the fake tensor of an operation is found is not what a GPU would allocate
+            nested = self.rules.nested.get(func)
+            if nested is not None:
+                self.noticed += 1
+                nested(self)
+            return super().__torch_dispatch__(func, types, args, kwargs)
         if func is _ITEM and isinstance(args[0], FakeTensor):
-            if args[0].dtype == torch.bool:
-                # As in the data of the experiments: "is all of it a token?" yes, "is any of it padding?" no.
-                return not getattr(args[0], "says_any", False)
-            if self.gpu.in_step:
-                return 1.0  # Adafactor scales its update by a norm: any number does, there are no values
-        if func in _CUBLAS_OPS:
-            self.gpu._reserve_workspace()
-            self.products += self.inside
-        if self.inside:
-            return super().__torch_dispatch__(func, types, args, kwargs or {})
-        # How the fake tensor of an operation is found (a decomposition, or a cache) is not what a GPU would allocate.
+            answer = self.gpu.answers.to(args[0], self.gpu.in_step)
+            if answer is not None:
+                return answer
+        if _is_composite(func):
+            with self:
+                kernel = self.rules.composite.get(func)
+                return parts(func, *args, **kwargs) if kernel is None else kernel(self.rules, func, *args, **kwargs)
+        if torch.is_inference_mode_enabled():
+            # A view made in inference mode of a tensor from outside is a tensor as that one; a fake one would not be.
+            with torch.inference_mode(False), torch.no_grad():
+                out = self._ruled(func, types, args, kwargs)
+        else:
+            out = self._ruled(func, types, args, kwargs)
+        if isinstance(out, torch.Tensor):
+            if out.dtype == torch.bool:
+                self.gpu.answers.note(out, func)
+            self.count(out)
+        elif isinstance(out, (tuple, list)):
+            for item in out:
+                if isinstance(item, torch.Tensor):
+                    self.count(item)
+        return out
+
+    def _ruled(self, func, types, args, kwargs):
+        """The outputs of an operation, by CUDA's rule for it where there is one."""
+        rule = self.rules.operators.get(func)
         self.inside = True
         try:
-            if func is _GROUPED_MM and self.gpu.kernels.applies("grouped_mm"):
-                out = args[0].new_empty(grouped_mm_shape(*args[:3]))
-            else:
-                out = self._run(func, types, args, kwargs or {})
-            if func is _LAYER_NORM:
-                out = self.gpu.kernels.layer_norm(out)
+            if rule is None:
+                return self._run(func, types, args, kwargs)
+            return rule(self, func, args, kwargs, lambda: self._run(func, types, args, kwargs))
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise ValueError(
+            raise ValueNeeded(
                 tr(
                     ko=f"가상 GPU의 텐서에는 값이 없는데 이 모델은 값을 보고 다음 계산을 정한다({func}). 토큰이 어느 "
                     "전문가로 가는지에 메모리가 달린 일부 MoE가 그렇다. 진짜 GPU에서만 잴 수 있다.",
@@ -85,22 +111,13 @@ class CountingMode(FakeTensorMode):
             ) from error
         finally:
             self.inside = False
-        if isinstance(out, torch.Tensor):
-            if func.overloadpacket is _aten.any:
-                out.says_any = True
-            self.count(out)
-        elif isinstance(out, (tuple, list)):
-            for item in out:
-                if isinstance(item, torch.Tensor):
-                    self.count(item)
-        return out
 
     def _run(self, func, types, args, kwargs):
         run = super().__torch_dispatch__
 
         def find():
-            products = self.products
-            return run(func, types, args, kwargs), func in _CUBLAS_OPS or self.products == products
+            noticed = self.noticed
+            return run(func, types, args, kwargs), self.noticed == noticed
 
         return _outputs(self, func, args, kwargs, find)
 

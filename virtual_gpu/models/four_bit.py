@@ -11,6 +11,8 @@ from transformers.pytorch_utils import Conv1D
 
 from ..language import tr
 from ..real import GPU
+from ..rules.active import in_force
+from ..rules.bitsandbytes import PACKED_ROWS
 
 BLOCK = 64  # weights that share an absmax (QLoRA, arXiv 2305.14314, section 3)
 NESTED_BLOCK = 256  # absmax values that share a second-level absmax
@@ -76,7 +78,8 @@ class VirtualLinear4bit(bnb.nn.Linear4bit):
     """Holds what bitsandbytes' `Linear4bit` holds, as tensors that fake-tensor mode understands, and computes like it.
 
     Packed weight (two to a byte), 8-bit absmax for each 64 weights, fp32 absmax for each 256 of those, an offset and
-    the two code tables. The weight is dequantized for each product, forward and backward, and freed after it.
+    the two code tables. The weight is dequantized for each product, forward (but for a few rows, by the rule
+    "gemm_4bit") and backward, and freed after it.
     """
 
     quantization_state = ("absmax", "code", "offset", "nested_absmax", "nested_code")
@@ -128,6 +131,8 @@ class _DequantizedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, shape: tuple[int, int]):
         ctx.shape = shape
+        if in_force("gemm_4bit") and x.numel() <= PACKED_ROWS * shape[1]:
+            return x.new_empty(*x.shape[:-1], shape[0])
         return nn.functional.linear(x, x.new_empty(shape), bias)
 
     @staticmethod

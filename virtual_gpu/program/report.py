@@ -11,7 +11,6 @@ import torch
 
 from ..language import tr
 from ..room import TIGHT, TOO_MUCH, Room, room_on
-from ..rules.cuda import DIFFERENCES
 from ..units import human_bytes
 from .device import ProgramGPU
 from .watch import CATEGORIES, Watch, category_of
@@ -161,7 +160,7 @@ def make_report(
         phases=phases, at_peak={name: at_peak[name] for name in CATEGORIES}, modules=modules.most_common(),
         lines=[(file, line, nbytes) for (file, line), nbytes in lines.most_common()],
         values=[(*key, count) for key, count in gpu.values.asked.most_common()], notes=list(watch.notes),
-        rules=[name for name in DIFFERENCES if gpu.kernels.applies(name)], versions={"torch": torch.__version__},
+        rules=[rule.name for rule in gpu.rules.active()], versions={"torch": torch.__version__},
         room=room_on(gpu.spec), oom=gpu.last_oom, error=error, watch=watch,
     )  # fmt: skip
 

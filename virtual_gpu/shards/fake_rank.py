@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -213,10 +213,26 @@ class _FewPieces(TorchFunctionMode):
         return pieces + [tensor.new_empty(0)] * (n - len(pieces))
 
 
+def body_of(model: torch.nn.Module) -> torch.nn.Module:
+    """The model without its head."""
+    return model.base_model if model.base_model is not model else model.model  # Llama 4 misnames its own
+
+
 def blocks_of(model: torch.nn.Module) -> torch.nn.ModuleList:
-    """The decoder's blocks."""
-    body = model.base_model
-    return next(getattr(body, name) for name in ("layers", "h") if hasattr(body, name))
+    """The decoder's blocks; ValueError where they have none of the known names."""
+    return _part_of(body_of(model), ("layers", "h"))
+
+
+def _part_of(body: torch.nn.Module, names: Sequence[str]) -> Any:
+    for name in names:
+        if hasattr(body, name):
+            return getattr(body, name)
+    raise ValueError(
+        tr(
+            ko=f"{type(body).__name__}: {', '.join(names)} 가운데 어느 것도 없어서 FSDP2의 그룹으로 나눌 수 없다.",
+            en=f"{type(body).__name__} has none of {', '.join(names)}: it cannot be split into FSDP2's groups.",
+        )
+    )
 
 
 def is_tied(model: torch.nn.Module) -> bool:
@@ -228,8 +244,7 @@ def fsdp_groups(model: torch.nn.Module) -> list[Any]:
     """The modules (or lists of modules) that are gathered together; what is left falls to the model itself."""
     if is_tied(model):
         return [*blocks_of(model)]
-    body = model.base_model
-    norm = next(getattr(body, name) for name in ("norm", "final_layer_norm", "ln_f") if hasattr(body, name))
+    norm = _part_of(body_of(model), ("norm", "final_layer_norm", "ln_f"))
     return [model.get_input_embeddings(), *blocks_of(model), [norm, model.get_output_embeddings()]]
 
 
@@ -240,7 +255,7 @@ def split_tensors(model: torch.nn.Module, config: Any, mesh: Any) -> None:
 
     styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
     plan = {name: style for name, style in config.base_model_tp_plan.items() if style in styles}
-    for name, module in model.base_model.named_modules():
+    for name, module in body_of(model).named_modules():
         for pattern, style in plan.items():
             if fnmatch(name, pattern):
                 parallelize_module(module, mesh, styles[style]())

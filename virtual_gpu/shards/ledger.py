@@ -23,7 +23,7 @@ from ..models.configs import load_config, resolve_model_id
 from ..models.depth import from_shallow
 from ..trace.trace import Trace
 from ..units import GB, choose
-from .fake_rank import is_tied, run_rank
+from .fake_rank import body_of, is_tied, run_rank
 from .layout import CONVENTIONS, Convention, Layout
 
 # GPT-2's shape in the sizes of the ZeRO paper (arXiv 1910.02054), table 1: layers, hidden size, heads. The paper gives
@@ -258,7 +258,7 @@ def _build_shapes(config: Any) -> Counter:
     model = build_model(config, CONVENTIONS["mixed"].dtype)
     plan = getattr(config, "base_model_tp_plan", None) or {}
     cut = {}  # id of a parameter → the dim
-    for name, module in model.base_model.named_modules():
+    for name, module in body_of(model).named_modules():
         style = next((style for pattern, style in plan.items() if fnmatch(name, pattern)), None)
         if style in ("colwise", "rowwise") and hasattr(module, "weight"):
             cut[id(module.weight)] = 0 if style == "colwise" else 1

@@ -1,0 +1,194 @@
+"""Attention on CUDA: which kernel `scaled_dot_product_attention` takes, and what that kernel saves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .registry import Rule
+
+_aten = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+_SOURCE = "aten/src/ATen/native/transformers/cuda/sdp_utils.cpp"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the choice of a kernel looks at. `trains`: an input asks for a gradient."""
+
+    dtype: torch.dtype
+    head_dim: int
+    value_dim: int
+    query_length: int
+    key_length: int
+    has_mask: bool = False
+    grouped_query: bool = False
+    is_causal: bool = False
+    dropout: float = 0.0
+    trains: bool = True
+
+
+def attention_kernel(
+    compute_capability: tuple[int, int], request: Request, *, prefers_cudnn: bool = False, efficient_gqa: bool = False
+) -> str:
+    """ "cudnn", "flash", "efficient" or "math", by the order and the conditions of select_sdp_backend.
+
+    prefers_cudnn, efficient_gqa: the rules "cudnn_attention" and "efficient_gqa".
+
+    Source: can_use_cudnn_attention, can_use_flash_attention, can_use_mem_efficient_attention in
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
+    """
+    if prefers_cudnn and _cudnn(compute_capability, request):
+        return "cudnn"
+    if _flash(compute_capability, request):
+        return "flash"
+    if _efficient(compute_capability, request, efficient_gqa):
+        return "efficient"
+    return "math"
+
+
+def _cudnn(capability: tuple[int, int], r: Request) -> bool:
+    narrow = (r.head_dim <= 128 and r.value_dim <= 128) or (r.head_dim, r.value_dim) == (192, 128)
+    return (
+        r.dtype in _HALF
+        and narrow
+        and r.head_dim % 8 == r.value_dim % 8 == 0
+        and r.key_length != 1
+        and (not r.dropout or ((r.dropout * 16).is_integer() and r.query_length != 1))
+    )
+
+
+def _flash(capability: tuple[int, int], r: Request) -> bool:
+    # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
+    small_shared_memory = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
+    too_wide = small_shared_memory and r.trains and r.head_dim > 192 and (r.head_dim <= 224 or r.dropout > 0)
+    return (
+        capability >= (8, 0)
+        and r.dtype in _HALF
+        and not r.has_mask
+        and r.head_dim == r.value_dim <= 256
+        and not too_wide
+        and not (r.is_causal and r.query_length != r.key_length)
+    )
+
+
+def _efficient(capability: tuple[int, int], r: Request, gqa: bool) -> bool:
+    if (r.grouped_query and not gqa) or r.dtype not in (*_HALF, torch.float32):
+        return False
+    if r.dtype == torch.bfloat16 and capability < (8, 0):
+        return False
+    half = r.dtype in _HALF  # minimum_gemm_alignment: 128 bits where tensor cores multiply
+    alignment = 8 if half and capability >= (7, 0) else 4 if capability >= (8, 0) else 1
+    return capability >= (5, 0) and r.head_dim % alignment == r.value_dim % alignment == 0
+
+
+def _attention(
+    rules: Any,
+    op: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    trains = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    fits = query.dim() == key.dim() == value.dim() == 4  # check_tensor_shapes: else math
+    request = Request(
+        query.dtype,
+        query.shape[-1],
+        value.shape[-1],
+        query.shape[-2],
+        key.shape[-2],
+        has_mask=attn_mask is not None,
+        grouped_query=enable_gqa and query.shape[-3] != key.shape[-3],
+        is_causal=is_causal,
+        dropout=dropout_p,
+        trains=trains,
+    )
+    kernel = "math"
+    if fits:
+        kernel = attention_kernel(
+            rules.compute_capability,
+            request,
+            prefers_cudnn=rules.applies("cudnn_attention"),
+            efficient_gqa=rules.applies("efficient_gqa"),
+        )
+    if attn_mask is not None and attn_mask.dtype == torch.bool and (kernel != "math" or not is_causal):
+        attn_mask = _as_float(attn_mask, query.dtype)
+    if kernel == "flash":
+        return _flash_attention(query, key, value, dropout_p, is_causal, scale)
+    if kernel == "cudnn":
+        return _aten._scaled_dot_product_cudnn_attention(
+            query, key, value, attn_mask, trains, dropout_p, is_causal, scale=scale
+        )[0]
+    if kernel == "efficient":
+        if attn_mask is not None:
+            attn_mask = _aligned(attn_mask.expand(*query.shape[:-1], key.shape[-2]))
+        if request.grouped_query:  # the kernel reads each key several times; its gradients are summed in groups
+            key, value = (_grouped(t, query.shape[-3]) for t in (key, value))
+        return _aten._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, trains, dropout_p, is_causal, scale=scale
+        )[0]
+    return _aten._scaled_dot_product_attention_math(
+        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+    )[0]
+
+
+def _as_float(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros, and −∞ where the mask is False (convert_boolean_attn_mask in transformers/attention.cpp)."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), float("-inf"))
+
+
+def _aligned(mask: torch.Tensor) -> torch.Tensor:
+    """The mask with rows of a multiple of 16 elements (pad_bias and preprocess_mask in transformers/attention.cpp)."""
+    length = mask.shape[-1]
+    if length % 16:
+        return torch.nn.functional.pad(mask, (0, 16 - length % 16))[..., :length]
+    if any(stride % 16 for stride in mask.stride()[:3]):
+        return mask.contiguous()
+    return mask
+
+
+def _flash_attention(query, key, value, dropout_p, is_causal, scale) -> torch.Tensor:
+    """Flash attention, with heads widened to a multiple of 8 (pad_last_dim in transformers/attention.cpp)."""
+    width = query.shape[-1]
+    if width % 8:
+        scale = width**-0.5 if scale is None else scale
+        query, key, value = (torch.nn.functional.pad(t, (0, 8 - width % 8)) for t in (query, key, value))
+    out = _aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+    return out[..., :width]
+
+
+def _grouped(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """(B, h, L, D) as (B, heads, L, D) without a copy."""
+    batch, few, length, dim = tensor.shape
+    return tensor.unsqueeze(2).expand(batch, few, heads // few, length, dim).reshape(batch, heads, length, dim)
+
+
+KERNEL = Rule(
+    name="attention",
+    what="flash, memory-efficient or math attention, and what each saves: logsumexp, RNG state, probabilities",
+    source=f"{_SOURCE}, attention.cu, attention.cpp",
+    kernels={("AutogradCPU", _aten.scaled_dot_product_attention.default): _attention},
+)
+CUDNN = Rule(
+    name="cudnn_attention",
+    what="cuDNN's attention goes first, masks and grouped heads too; its output and logsumexp are flash attention's",
+    source=f"check_prefer_cudnn_attention in {_SOURCE} (cuDNN above 9.15.0, which wheels for CUDA 13 bring)",
+    since="2.11",
+    capability=((9, 0), (11, 0)),
+)
+# On PyTorch's main branch since 25 July 2026 (pull request 191085), after 2.13; that 2.14 is the first release with it
+# is not established.
+EFFICIENT_GQA = Rule(
+    name="efficient_gqa",
+    what="memory-efficient attention takes grouped-query heads, which went to math before",
+    source=f"supports_gqa in can_use_mem_efficient_attention of {_SOURCE} on the main branch, pull request 191085",
+    since="2.14",
+)

@@ -1,0 +1,84 @@
+"""What a matrix product takes beside its output: a workspace of the library, copies of operands it cannot read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .registry import Rule
+
+_aten = torch.ops.aten
+_BATCHED = (_aten.bmm.default, _aten.baddbmm.default)
+PRODUCTS = (_aten.mm.default, _aten.addmm.default, *_BATCHED, _aten.addmv.default)
+
+
+def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
+    """Bytes that PyTorch gives each cuBLAS handle: 32 MiB on Hopper (9.0), else 8.125 MiB (":4096:2:16:8").
+
+    Torch of 2026 may give Blackwell (10.x, 12.x) 32 MiB too; that is not settled between its versions.
+
+    Source: parseChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp.
+    """
+    return 4096 * 8 * 1024 if compute_capability == (9, 0) else 4096 * 1024 * 2 + 16 * 1024 * 8
+
+
+def _kept(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> Any:
+    """The output first, then the handle and with it the workspace, as `bmm_out_cuda_impl` does."""
+    out = run()
+    mode.count(out)
+    mode.gpu.reserve_workspace()
+    return out
+
+
+def _fresh(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> Any:
+    out = run()
+    mode.count(out)
+    mode.gpu.temporaries(cublas_workspace_bytes(mode.gpu.spec.compute_capability))
+    return out
+
+
+def _nested(mode: Any) -> None:
+    mode.gpu.reserve_workspace()
+
+
+def _operand_copies(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> Any:
+    """Operands with no dimension of stride 1 that rows can be read along are copied for the time of the product."""
+    out = run()
+    mode.count(out)
+    matrices = args[-2:] if op in (_aten.bmm.default, _aten.mm.default) else args[1:3]
+    for matrix in matrices:
+        if isinstance(matrix, torch.Tensor) and not _readable(matrix):
+            mode.gpu.temporaries(matrix.numel() * matrix.element_size())
+    return out
+
+
+def _readable(matrix: torch.Tensor) -> bool:
+    """Whether rows or columns lie densely, and far enough apart from one another."""
+    (rows, columns), (down, across) = matrix.shape[-2:], matrix.stride()[-2:]
+    return (across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows))
+
+
+WORKSPACE = Rule(
+    name="cublas_workspace",
+    what="a workspace for each thread that multiplies, sized by architecture and kept; cuBLASLt shares it",
+    source="parseChosenWorkspaceSize, unified_cublas_and_lt_workspaces in aten/src/ATen/cuda/CublasHandlePool.cpp",
+    until="2.14",
+    operators=dict.fromkeys(PRODUCTS, _kept),
+    nested=dict.fromkeys(PRODUCTS, _nested),
+)
+# On PyTorch's main branch since 21 August 2026 (pull request 194311), after 2.13; that 2.14 is the first release with
+# it is not established.
+WORKSPACE_NOT_KEPT = Rule(
+    name="cublas_workspace_not_kept",
+    what="the workspace of a product is given back after it (TORCH_CUBLAS_WORKSPACE_CACHE brings the old way back)",
+    source="aten/src/ATen/cuda/CublasHandlePool.cpp on the main branch, pull request 194311",
+    since="2.14",
+    operators=dict.fromkeys(PRODUCTS, _fresh),
+)
+OPERANDS = Rule(
+    name="cublas_operands",
+    what="a copy of an operand whose rows do not lie densely (an expanded gradient), for the time of the product",
+    source="prepare_matrix_for_cublas, prepare_batch_matrix_for_cublas in aten/src/ATen/native/cuda/Blas.cpp",
+    operators=dict.fromkeys((_aten.mm.default, _aten.addmm.default, *_BATCHED), _operand_copies),
+)

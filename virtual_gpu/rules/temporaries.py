@@ -1,0 +1,99 @@
+"""What kernels allocate inside and free before they return, where their source or a card's trace states it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from .registry import Rule
+
+_aten = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+_EMBEDDING_ROWS = 3072  # embedding_dense_backward_cuda: up to so many indices a kernel without any
+
+
+def flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
+    """softmax_d and dq_accum in fp32, lengths rounded to 128 and heads to 32; dk and dv for every query head.
+
+    query, key: (batch, heads, length, head_dim). Source: mha_bwd in
+    aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
+    """
+    batch, heads, length, dim = query.shape
+    rows, wide = -(-length // 128) * 128, 256 if dim > 192 else -(-dim // 32) * 32
+    expanded = batch * key.shape[2] * heads * dim * key.element_size() if key.shape[1] != heads else 0
+    return batch * heads * rows * 4, batch * rows * heads * wide * 4, expanded, expanded
+
+
+def efficient_backward(query: torch.Tensor) -> tuple[int, ...]:
+    """delta in fp32, and where gradients are 16-bit the fp32 sum of the query's; its padding to blocks is left out.
+
+    query: (batch, heads, length, head_dim). Source: _efficient_attention_backward in
+    aten/src/ATen/native/transformers/cuda/attention_backward.cu, workspace_size in mem_eff_attention/kernel_backward.h.
+    """
+    delta = query.numel() // query.shape[-1] * 4
+    return delta, query.numel() * 4 if query.dtype in _HALF else 0
+
+
+def embedding_backward(grad: torch.Tensor, indices: torch.Tensor) -> tuple[int, ...]:
+    """Sorted and original indices, four arrays of segments, two counts, and a row in fp32 for each index.
+
+    Source: embedding_dense_backward_cuda in aten/src/ATen/native/cuda/Embedding.cu, embedding_backward_cuda_kernel in
+    EmbeddingBackwardKernel.cu. cub's own temporaries for the sort are not stated there.
+    """
+    count = indices.numel()
+    if count <= _EMBEDDING_ROWS:
+        return ()
+    array = count * indices.element_size()
+    return *[array] * 6, 8, 8, count * grad.shape[-1] * max(4, grad.element_size())
+
+
+def _inside(sizes: Callable[[tuple], tuple[int, ...]]) -> Callable[..., Any]:
+    def operator(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> Any:
+        out = run()
+        for item in out if isinstance(out, (tuple, list)) else [out]:
+            if item is not None:
+                mode.count(item)
+        mode.gpu.temporaries(*sizes(args))
+        return out
+
+    return operator
+
+
+def _index_put(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.Tensor:
+    """One index of whole numbers, added to: its linear form, two sorted arrays, a range, and cub's smallest storage.
+
+    Source: index_put_with_sort_kernel in aten/src/ATen/native/cuda/Indexing.cu; the order as a card's trace has it.
+    """
+    out = run()
+    indices = [index for index in args[1] if index is not None]
+    if len(args) > 3 and args[3] and len(indices) == 1 and indices[0].dtype == torch.int64:
+        mode.count(out)
+        array = indices[0].numel() * 8
+        with ExitStack() as kernel:
+            with mode.gpu.holding(array):  # the index without negative numbers, until it is multiplied
+                kernel.enter_context(mode.gpu.holding(array))
+            kernel.enter_context(mode.gpu.holding(array, array, array, 1))
+    return out
+
+
+ATTENTION = Rule(
+    name="attention_temporaries",
+    what="fp32 sums of the query's gradient, and gradients of grouped keys and values for every head",
+    source="mha_bwd in flash_api.cpp, _efficient_attention_backward in attention_backward.cu",
+    operators={
+        _aten._scaled_dot_product_flash_attention_backward.default: _inside(lambda a: flash_backward(a[1], a[2])),
+        _aten._scaled_dot_product_efficient_attention_backward.default: _inside(lambda a: efficient_backward(a[1])),
+    },
+)
+INDICES = Rule(
+    name="index_temporaries",
+    what="sorted copies of the indices, and fp32 rows, where a gradient is added at indices",
+    source="EmbeddingBackwardKernel.cu, Indexing.cu in aten/src/ATen/native/cuda",
+    operators={
+        _aten.embedding_dense_backward.default: _inside(lambda a: embedding_backward(a[0], a[1])),
+        _aten.index_put.default: _index_put,
+    },
+)
