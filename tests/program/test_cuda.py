@@ -84,8 +84,8 @@ def test_values_agree_with_each_other():
         assert loss.item() == 1.0 and f"{loss:.2f}" == "1.00"
         assert not torch.isnan(loss) and torch.isfinite(loss).all()
         assert loss < 2 and not loss < 0.5
-        assert sum(gpu.values.asked.values()) > 0
-        assert all(file == __file__ for _, file, _ in gpu.values.asked)
+        assert sum(gpu.answers.values()) > 0
+        assert all(answer.where.startswith(f"{__file__}:") for answer in gpu.answers)
 
 
 def test_small_integers_keep_their_values():
@@ -94,7 +94,7 @@ def test_small_integers_keep_their_values():
         assert mask.sum().item() == 5 and not mask.all() and mask.bool().nonzero().shape == (5, 2)
         hidden = torch.randn(2, 3, 4, device="cuda")
         assert hidden[mask.bool()].shape == (5, 4)
-        assert not gpu.values.asked  # nothing was made up
+        assert not gpu.answers  # nothing was made up
         mask[0].copy_(hidden[0, :, 0])  # now one row is unknown, and with it the whole
         assert mask.sum().item() == 1
 

@@ -48,7 +48,7 @@ class ProgramMode(CountingMode):
 
     def __init__(self, gpu: ProgramGPU):
         super().__init__(gpu)
-        self.values = gpu.values
+        self.values: Values = gpu.answers
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         device = kwargs.get("device") if kwargs else None
@@ -160,8 +160,8 @@ class ProgramGPU(VirtualGPU):
         count: int = 1,
         without: Iterable[str] = (),
     ):
-        self.values = Values(values)
         super().__init__(spec, limited=limited, without=without)
+        self.answers = Values(values)
         settings = AllocatorSettings.from_environment()
         self.meter.allocator = CachingAllocator(
             self.meter.allocator.capacity_bytes,

@@ -36,8 +36,8 @@ def page(report: Report) -> str:
         ),
         (
             "Values answered",
-            ("times", "what", "where"),
-            [(n, kind, f"{file}:{line}") for kind, file, line, n in report.values[:_ROWS]],
+            ("times", "what", "answer", "where"),
+            [(n, kind, told, where) for kind, told, where, n in report.values[:_ROWS]],
         ),
     )
     body = "".join(f"<h2>{head}</h2>{_table(columns, rows)}" for head, columns, rows in tables)

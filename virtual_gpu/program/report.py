@@ -42,7 +42,7 @@ class Report:
     at_peak: dict[str, int]
     modules: list[tuple[str, int]]
     lines: list[tuple[str, int, int]]
-    values: list[tuple[str, str, int, int]]
+    values: list[tuple[str, Any, str, int]]
     notes: list[str]
     rules: list[str]
     versions: dict[str, str]
@@ -114,7 +114,7 @@ class Report:
         out += [f"  {human_bytes(n):>12}  {_short(file)}:{line}" for file, line, n in self.lines[:rows]]
         if self.values:
             out += ["", "values that a virtual GPU does not have, answered"]
-            out += [f"  {n:>5} × {kind:<16} {_short(file)}:{line}" for kind, file, line, n in self.values[:rows]]
+            out += [f"  {n:>5} × {kind} = {told}  {_short(where)}" for kind, told, where, n in self.values[:rows]]
         out += [*([""] if self.notes else []), *(f"note: {note}" for note in self.notes)]
         return "\n".join(out)
 
@@ -159,7 +159,7 @@ def make_report(
         allocated=peak, reserved=max(watch.reserved_peaks), fragmentation=allocator.unused_bytes, peak_phase=phase,
         phases=phases, at_peak={name: at_peak[name] for name in CATEGORIES}, modules=modules.most_common(),
         lines=[(file, line, nbytes) for (file, line), nbytes in lines.most_common()],
-        values=[(*key, count) for key, count in gpu.values.asked.most_common()], notes=list(watch.notes),
+        values=[(a.asked, a.answer, a.where, count) for a, count in gpu.answers.most_common()], notes=list(watch.notes),
         rules=[rule.name for rule in gpu.rules.active()], versions={"torch": torch.__version__},
         room=room_on(gpu.spec), oom=gpu.last_oom, error=error, watch=watch,
     )  # fmt: skip
