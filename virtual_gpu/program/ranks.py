@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, _op_schema
 from torch.distributed.tensor import _random as dtensor_random
 
 from .device import ProgramGPU
@@ -38,6 +38,7 @@ def install(patches: Patches, gpu: ProgramGPU, watch: Watch) -> None:
         patches.set_item(os.environ, name, value)
     _fake_groups(patches, gpu)
     _count_resizes(patches, gpu)
+    patches.set(_op_schema, "_rebuild_tensor_from_dtensor_meta", _shape_of)
     patches.set(dtensor_random, "OffsetBasedRNGTracker", RandomNumbers)
     patches.set(dtensor_random, "_rng_tracker", None)
     patches.set(nn.parallel, "DistributedDataParallel", DataParallel)
@@ -98,6 +99,12 @@ def _count_resizes(patches: Patches, gpu: ProgramGPU) -> None:
         return result
 
     patches.set(torch.UntypedStorage, "resize_", resize_)
+
+
+def _shape_of(spec: Any) -> torch.Tensor:
+    """A fake tensor of a DTensor's whole shape, of which only shape and type are read; "cuda" has no kernels here."""
+    meta = spec.tensor_meta
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu")
 
 
 class RandomNumbers:
