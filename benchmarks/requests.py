@@ -213,21 +213,20 @@ def recorded(path: str | Path) -> tuple[list[Request], list[str]]:
 
 
 class Requests:
-    """A recorder for the meter: every request in order, with the operator that the mode runs."""
+    """A recorder for the meter: every request in order, in blocks of 512 bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: VirtualGPU) -> None:
         self.made: list[Request] = []
-        self._sizes: dict[int, int] = {}
+        self._sizes = {block: size for block, (size, *_) in gpu.meter.live_blocks().items()}
 
-    def allocated(self, block: int, size: int, category: str) -> None:
+    def allocated(self, block: int, size: int, *_: Any) -> None:
         """Called by the meter."""
         self.made.append(("alloc", size))
         self._sizes[block] = size
 
     def freed(self, block: int) -> None:
         """Called by the meter."""
-        if block in self._sizes:
-            self.made.append(("free", self._sizes.pop(block)))
+        self.made.append(("free", self._sizes.pop(block)))
 
     def label(self, block: int, category: str) -> None:
         """Called by the meter; of no interest here."""
@@ -241,24 +240,47 @@ def predicted(gpu: VirtualGPU, length: int, training: bool, half: bool, batch: i
     optimizer = AdamW(model.parameters())
     ids, targets = (gpu.place(torch.zeros(batch, length, dtype=torch.int64)) for _ in range(2))
     with gpu:
-        for recorder in (None, Requests()):
-            gpu.meter.recorder = recorder
-            if recorder is not None:
-                for block, (size, _) in gpu.meter.live_blocks().items():
-                    recorder._sizes[block] = size
+        for recorded_one in (False, True):
+            recorder = gpu.meter.recorder = Requests(gpu) if recorded_one else None
             if training:
                 with gpu.autocast(torch.bfloat16 if half else None):
                     output = model(ids)
                     loss = cross_entropy(output, targets)
                 loss.backward()
                 optimizer.step()
-                if recorder is None:
+                if not recorded_one:
                     optimizer.zero_grad()
                     del output, loss
             else:
                 with torch.inference_mode(), gpu.autocast(torch.bfloat16) if half else nullcontext():
                     model(ids)
     gpu.meter.recorder = None
+    return recorder.made
+
+
+def _weights(scores: torch.Tensor) -> torch.Tensor:
+    largest = scores.max(dim=-1, keepdim=True).values
+    numerator = torch.exp(scores - largest)
+    denominator = torch.sum(numerator, dim=-1, keepdim=True)
+    return numerator / denominator
+
+
+def _attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    scores = torch.einsum("abc,adc->abd", query, key)
+    scores = scores / query.shape[-1] ** 0.5
+    weights = _weights(scores)
+    return torch.einsum("abd,adc->abc", weights, value)
+
+
+def attention_step(gpu: VirtualGPU) -> list[Request]:
+    """The requests of attention by hand, 8 × 4,096 × 16 in fp32, forward and backward, from an empty allocator."""
+    recorder = gpu.meter.recorder = Requests(gpu)
+    with gpu:
+        query, key, value = (torch.randn(8, 4096, 16, requires_grad=True) for _ in range(3))
+        out = _attended(query, key, value)
+        loss = out.sum()
+        loss.backward()
+        gpu.meter.recorder = None
     return recorder.made
 
 

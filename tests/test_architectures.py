@@ -202,7 +202,15 @@ class OnCPU:
 
 
 # It keeps statistics in 16 bits, adds gradients into new tensors, and has no cuBLAS that copies operands.
-OTHERWISE_ON_A_WATCHED_CPU = ["layer_norm_statistics", "accumulate_in_place", "cublas_operands", "softmax_half"]
+OTHERWISE_ON_A_WATCHED_CPU = [
+    "layer_norm_statistics",
+    "accumulate_in_place",
+    "cublas_operands",
+    "softmax_half",
+    "reduction_buffers",
+    "index_temporaries",
+    "attention_temporaries",
+]
 
 
 class OnVirtualGPU:

@@ -1,5 +1,6 @@
 """The trace of a deep model from shallow ones: equal, entry by entry, or refused."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from virtual_gpu.models.depth import shallow_depths
+from virtual_gpu.trace import depth as depth_module
 from virtual_gpu.trace.depth import continued
 from virtual_gpu.trace.recorder import TimelineRecorder
 
@@ -129,3 +131,36 @@ def test_which_depths_are_run(kinds, depths):
     if kinds:
         config.layer_types = kinds
     assert shallow_depths(config) == depths
+
+
+@pytest.mark.parametrize(
+    "column, change", [("nbytes", 512), ("category", 1), ("born", 1), ("born", "later"), ("born", "twice")]
+)
+def test_a_trace_that_releases_what_is_not_there_is_not_sound(column, change):
+    trace = Run(FULL, 3).trace
+    allocates = trace.allocates
+    assert depth_module._is_sound(trace, allocates)
+    values, releases = getattr(trace, column).copy(), np.flatnonzero(~allocates)
+    first, second = releases[:2]
+    elsewhere = {"later": len(trace) - 1, "twice": values[second]}
+    values[first] = elsewhere[change] if change in elsewhere else values[first] + change
+    assert not depth_module._is_sound(replace(trace, **{column: values}), allocates)
+
+
+def test_what_is_not_sound_is_not_given_out(monkeypatch):
+    traces = [Run(FULL, layers).trace for layers in (2, 3, 4)]
+    monkeypatch.setattr(depth_module, "_is_sound", lambda *_: False)
+    assert continued(traces, 6) is None
+
+
+def test_births_that_change_places_are_refused():
+    """Outside the loops as well a release must be of the same block at every depth."""
+    traces = [Run(FULL | {"edge": [512, 512], "head": False}, layers).trace for layers in (2, 3, 4)]
+    assert continued(traces, 6) is not None
+    last = traces[2]
+    released = np.flatnonzero(~last.allocates)
+    edge = np.searchsorted(last.span, 1) + np.arange(2)  # the first forward begins with the two of the edge
+    places = released[np.isin(last.born[released], edge)]
+    born = last.born.copy()
+    born[places] = born[places][::-1]
+    assert continued([*traces[:2], replace(last, born=born)], 6) is None

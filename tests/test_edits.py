@@ -90,7 +90,7 @@ def test_what_is_held_from_the_start():
 @pytest.mark.parametrize("seed", range(20))
 def test_buckets_are_those_that_pytorch_makes(seed):
     chance = np.random.default_rng(seed)
-    elements = chance.choice([1, 700, 300_000, 7_000_000, 20_000_000], 40).tolist()
+    elements = chance.choice([1, 700, 524_288, 7_000_000, 13_107_200, 20_000_000], 40).tolist()
     tensors = [torch.empty(n, dtype=torch.bfloat16, device="meta") for n in elements]
     limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, 25 * MIB]
     indices, _ = dist._compute_bucket_assignment_by_size(tensors, limits, [False] * len(tensors))

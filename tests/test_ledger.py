@@ -2,7 +2,9 @@
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -294,3 +296,86 @@ def test_a_process_group_that_is_there_is_not_touched():
         assert dist.get_world_size() == 4 and dist.get_rank() == 1
     with pytest.raises(ValueError, match="0부터 3까지"), fake_world(4, 4):
         pass
+
+
+# -- models whose layers differ, and numbers that are none ---------------------------------------------------------
+
+MOE = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 48, "intermediate_size": 128, "vocab_size": 256,
+}  # fmt: skip
+
+
+def mixed(kind):
+    import transformers
+
+    if kind == "llama4":
+        sizes = {
+            name: MOE[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+        }
+        return transformers.Llama4TextConfig(
+            num_hidden_layers=12, interleave_moe_layer_step=2, num_local_experts=4, head_dim=16, intermediate_size=48,
+            intermediate_size_mlp=128, **sizes,
+        )  # fmt: skip
+    layers = {"dense first": {"mlp_only_layers": [0, 1, 2, 3]}, "every other": {"decoder_sparse_step": 2}}[kind]
+    return transformers.Qwen3MoeConfig(num_hidden_layers=12, **MOE, **layers)
+
+
+@pytest.mark.parametrize("kind", ["dense first", "every other", "llama4"])
+def test_layers_that_differ_are_all_counted(kind, tmp_path):
+    mixed(kind).save_pretrained(tmp_path)
+    model = str(tmp_path)
+    assert count_elements(model) == count_parameters(build_model(load_config(model), torch.bfloat16))
+    ledger = shard_ledger(model, 4, 3, look_at=[1])
+    assert ledger.method == "run"
+    assert ledger.ranks[1] == closed_form(model, Layout(4, 3), rank=1)
+    assert ledger.sent == elements_sent(model, Layout(4, 3))
+
+
+def test_deepseek_v3_has_its_parameters(tmp_path):
+    import transformers
+
+    transformers.DeepseekV3Config().save_pretrained(tmp_path)
+    assert count_elements(str(tmp_path)) == 671_026_404_352
+
+
+def test_a_folder_that_changes_is_counted_anew(tmp_path):
+    counted = []
+    for layers in (8, 12):
+        with_depth(mixed("every other"), layers).save_pretrained(tmp_path)
+        counted.append(count_elements(str(tmp_path)))
+    assert counted[0] < counted[1]
+
+
+def test_layers_that_use_others_keys_are_run_in_full():
+    assert depth.shallow_depths(SimpleNamespace(num_hidden_layers=30, num_kv_shared_layers=10)) is None
+
+
+@pytest.mark.parametrize("layers", [10**5, 10**18])
+def test_too_many_layers_are_refused_before_they_are_built(layers):
+    config = load_config(LLAMA)
+    config.num_hidden_layers = layers
+    for build in (depth.shallow_depths, lambda config: build_model(config, torch.bfloat16)):
+        with pytest.raises(ValueError, match=f"num_hidden_layers={layers}"):
+            build(config)
+
+
+def test_numbers_of_numpy_are_numbers():
+    layout = Layout(np.int64(4), np.int32(3), np.int8(1))
+    assert layout == Layout(4, 3, 1)
+    assert all(type(value) is int for value in (layout.ranks, layout.stage, layout.tensor_parallel))
+    with pytest.raises(ValueError, match="131,072"):
+        Layout(10**9)
+
+
+def test_an_interrupt_while_the_group_is_made_leaves_none(monkeypatch):
+    make = dist.init_process_group
+
+    def interrupted(*args, **kwargs):
+        make(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dist, "init_process_group", interrupted)
+    with pytest.raises(KeyboardInterrupt), fake_world(4):
+        pass
+    assert not dist.is_initialized()

@@ -97,3 +97,13 @@ def test_without_the_proof_all_are_run(monkeypatch):
     )
     assert predict_memory(setting, gpu="T4").to_dict() == proven
     assert ran[-1] == 6
+
+
+def test_what_releases_something_older_is_refused(four):
+    """The last two are alike, but each gives back what lay there two micro-batches before."""
+    entries = in_last(four)
+    length, start = len(entries), entries[0] - len(entries)
+    born = four.born.copy()
+    release = entries[~four.allocates[entries]][0]
+    born[release], born[release - length] = start - 1, start - 1 - length
+    assert with_micro_batches(replace(four, born=born), 7) is None

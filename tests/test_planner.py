@@ -199,8 +199,9 @@ def test_several_gpus_are_the_ledgers():
 def test_accumulating_holds_the_gradients_from_the_beginning():
     setting = {"batch_size": 1, "sequence_length": 256, "precision": "mixed"}
     plain, holding = (rank_step("gpt2", 4, 3, **setting, accumulating=on) for on in (False, True))
-    assert holding.at_peak["gradients"] == holding.memory.gradients
-    assert plain.total <= holding.total <= plain.total + holding.memory.gradients
+    held = holding.at_peak["gradients"]  # with the rests that the allocator does not split off
+    assert holding.memory.gradients <= held < 1.01 * holding.memory.gradients
+    assert plain.total <= holding.total <= plain.total + held
 
 
 def test_adapters_on_several_gpus_are_never_sharded():

@@ -77,9 +77,20 @@ def cpu(monkeypatch):
     return gpu
 
 
+OTHERWISE_ON_A_WATCHED_CPU = [
+    "accumulate_in_place",
+    "cublas_operands",
+    "softmax_half",
+    "reduction_buffers",
+    "index_temporaries",
+    "attention_temporaries",
+]
+
+
 @pytest.fixture
 def virtual():
-    return VirtualGPU(CATALOG["T4"])
+    """A T4 that adds gradients as a watched CPU does, which it is held against."""
+    return VirtualGPU(CATALOG["T4"], without=OTHERWISE_ON_A_WATCHED_CPU)
 
 
 @pytest.fixture(scope="module", params=CONFIGS)

@@ -60,7 +60,7 @@ gpu
 report = gpu_memory_experiment(batch_size=16)
 
 # %% [markdown] lang="ko"
-# 첫 스텝이 끝났을 때는 10.168 GB였는데 다음 스텝에서 한도를 넘었다. 오류는 잡혀서 보고서가 되었고, 마지막 줄을 보면 메모리는 모두 되돌아왔다.
+# 첫 스텝이 끝났을 때는 9.941 GB였는데 다음 스텝에서 한도를 넘었다. 오류는 잡혀서 보고서가 되었고, 마지막 줄을 보면 메모리는 모두 되돌아왔다.
 #
 # 보고서는 스스로 그림을 그린다. 위쪽 막대는 메모리를 가장 많이 쓴 순간의 구성이고, 빨간 선은 GPU의 한도, 점선 상자는 끝까지 가려면 더 필요한 몫이다.
 # 아래쪽은 시간에 따른 변화다. 두 번째 순전파에서 보라색이 빨간 선에 닿는 곳을 찾는다.
@@ -90,7 +90,7 @@ print(f"{n:,} x 2 = {n * 2:,} bytes = {n * 2 / 1024**3:.3f} GiB = {n * 2 / 1e9:.
 # 같은 바이트가 두 가지 숫자로 나왔다. 1장에서 본 GB와 GiB의 차이다. 책의 함수는 1024³으로 나눈 값에 "GB"를 붙여 출력하고,
 # 이 강의의 `print_gpu_utilization`도 책과 비교할 수 있도록 그 형식을 따른다. 그 밖의 곳에서는 GiB라고 쓴다. `nvidia-smi`와 PyTorch의 오류 메시지도 1024를 기준으로 센다.
 #
-# > **주장 1.** "모델 크기 = 파라미터 수 × 바이트" — **맞다.** 방금 센 값이 계산과 바이트까지 같다. 남는 것은 아주 작은 버퍼뿐이다.
+# > **주장 1.** "모델 크기 = 파라미터 수 × 바이트" — **맞다.** 출력된 2.482가 계산한 2.481보다 조금 큰 것은 작은 버퍼와, 메모리를 나누어 주는 할당자가 큰 덩어리에서 잘라 내지 않고 붙여 준 자투리 때문이다(3.10절).
 #
 # ### 책의 출력은 왜 2.599일까
 #
@@ -162,7 +162,7 @@ print(f"4N = {4 * n * 2 / 1024**3:.3f}")
 print_gpu_utilization()
 
 # %% [markdown] lang="ko"
-# 두 값의 차이는 행렬곱 라이브러리인 cuBLAS의 작업 공간(workspace)이다. 행렬곱을 한 번이라도 한 스레드마다 8.125 MiB(PyTorch의 기본값)를 잡아 두는데, 순전파와 역전파가 서로 다른 스레드에서 돌아 두 개(0.016 GB)가 생긴다.
+# 두 값의 차이 0.020 가운데 0.016은 행렬곱 라이브러리인 cuBLAS의 작업 공간(workspace)이고, 나머지는 앞에서 본 자투리다. 행렬곱을 한 번이라도 한 스레드마다 8.125 MiB(PyTorch의 기본값)를 잡아 두는데, 순전파와 역전파가 서로 다른 스레드에서 돌아 두 개(0.016 GB)가 생긴다.
 # 책의 노트북이 메모리를 비운 뒤에도 0.016 GB를 출력한 까닭이 이것이다.
 #
 # 다음 실험을 위해 메모리를 비운다. `cleanup`은 GPU의 텐서를 붙들고 있는 노트북 변수를 모두 지우고 그 이름을 알려 준다. 작업 공간까지 돌려주므로 0이 된다.
@@ -196,11 +196,21 @@ report = gpu_memory_experiment(batch_size=4)
 #
 # ```python
 # for batch in DataLoader(dataset, batch_size):
-#     outputs = model(**gpu.place(batch))     # 순전파
-#     outputs.loss.backward()                 # 역전파
+#     loss = model(**gpu.place(batch)).loss   # 순전파
+#     loss.backward()                         # 역전파
 #     optimizer.step()                        # 스텝
 #     optimizer.zero_grad()
 # ```
+#
+# 한 가지가 책의 루프와 다르다. 책은 `outputs = model(...)`처럼 모델의 출력에 이름을 붙여 둔다. 그러면 **로짓**(logit, 어휘의 단어마다 매긴 점수)이 다음 순전파까지 살아남는다.
+# 이 강의의 루프는 transformers의 `Trainer`처럼 손실만 남기고 출력을 버린다. 책처럼 붙들고 있으면(`holds_outputs=True`) 배치 16의 최대가 얼마나 느는지, 로짓의 크기(배치 × 길이 × 어휘 × 2바이트)와 비교한다.
+
+# %%
+held = predict_memory(batch_size=16, holds_outputs=True).needed_bytes - predict_memory(batch_size=16).needed_bytes
+human_bytes(held), human_bytes(16 * 256 * 30080 * 2)
+
+# %% [markdown] lang="ko"
+# 로짓 한 벌만큼 더 든다. 이름 하나가 메모리를 붙든 것이다. 내 학습 루프에 `outputs`라는 이름이 있다면 손실을 꺼낸 뒤 `del outputs`를 적어 볼 만하다.
 #
 # 배치 크기 4, 8, 16을 차례로 실행한다. 배치를 키워도 변하지 않는 열과 변하는 열을 나누어 본다.
 
@@ -217,7 +227,7 @@ by_batch.chart()
 # %% [markdown] lang="ko"
 # > **주장 4.** "배치 크기를 늘려도 모델, 그레이디언트, 옵티마이저 상태는 그대로다" — **맞다.** 세 열은 바이트까지 같다. 변하는 것은 순전파 상태뿐이다.
 #
-# 그런데 표에는 이상한 점이 있다. '첫 스텝 직후'만 보면 배치 16도 10.17 GiB라서 T4에 넉넉히 들어갈 것 같다. 왜 메모리가 부족했을까?
+# 그런데 표에는 이상한 점이 있다. '첫 스텝 직후'는 배치를 4배로 키워도 9.94 GiB 그대로라서 T4에 넉넉히 들어갈 것 같다. 왜 메모리가 부족했을까?
 #
 # ## 3.7 출력된 숫자가 감추는 것: 최대 메모리
 #
@@ -326,13 +336,13 @@ predict_memory(batch_size=1, precision="mixed_fp16")
 #
 # $$sbh\left(34 + 5\,\frac{as}{h}\right)\ \text{바이트}$$
 #
-# 어텐션을 책의 시절처럼 그대로(eager) 계산하면서 길이를 바꾸어 본다. 첫 순전파가 끝난 뒤의 순전파 상태에서 로짓(logit, 어휘마다 매긴 점수로 fp16과 fp32 한 벌씩)을 빼고, 층 수와 sbh로 나눈 값이 괄호 안의 수와 같은지 본다.
+# 어텐션을 책의 시절처럼 그대로(eager) 계산하면서 길이를 바꾸어 본다. 첫 순전파가 끝난 뒤의 순전파 상태에서 fp32 로짓 한 벌(손실의 역전파에 쓰려고 남겨 둔 것)을 빼고, 층 수와 sbh로 나눈 값이 괄호 안의 수와 같은지 본다.
 
 
 # %%
 def per_sbh(length, attention, b=4, h=2048, layers=24, vocabulary=30080):
     timeline = predict_memory(batch_size=b, sequence_length=length, attention=attention).timeline
-    logits = length * b * vocabulary * (2 + 4)
+    logits = length * b * vocabulary * 4
     return (timeline.at_end(0)["activations"] - logits) / (layers * length * b * h)
 
 
@@ -394,7 +404,7 @@ human_bytes(t4.memory_bytes), human_bytes(t4.capacity_bytes), human_bytes(t4.mem
 gpu_memory_experiment(batch_size=13, gpu="T4")
 
 # %% [markdown] lang="ko"
-# 텐서를 모두 합쳐도 13.97 GiB라서 한도 14.64 GiB보다 작다. 그런데도 OOM이 났다. 빈자리의 합은 넉넉하지만 여러 세그먼트에 흩어져 있어서 큰 텐서 하나를 놓을 곳이 없다. 이것이 **조각남**(fragmentation)이다.
+# 텐서를 모두 합쳐도 13.91 GiB라서 한도 14.64 GiB보다 작다. 그런데도 OOM이 났다. 빈자리의 합은 넉넉하지만 여러 세그먼트에 흩어져 있어서 큰 텐서 하나를 놓을 곳이 없다. 이것이 **조각남**(fragmentation)이다.
 #
 # 오류 메시지는 `PYTORCH_ALLOC_CONF=expandable_segments:True`를 권한다. 세그먼트를 크기가 정해진 여러 개로 두지 않고, 하나를 페이지 단위로 늘였다 줄였다 하는 설정이다. 같은 배치 13을 그 설정으로 다시 실행한다.
 
@@ -417,13 +427,13 @@ for batch_size in (4, 8, 12, 16):
 #
 # 진짜 GPU에서는 PyTorch가 GPU를 쓰기 전에 환경 변수로 정한다. 노트북이라면 런타임을 다시 시작하고, `import torch`보다 먼저 `%env PYTORCH_ALLOC_CONF=expandable_segments:True`를 실행한다(예전 PyTorch에서는 이름이 `PYTORCH_CUDA_ALLOC_CONF`다).
 #
-# 아직 세지 않는 것도 있다. 커널이 실행되는 동안 잠깐 쓰고 돌려주는 메모리, 드라이버가 세그먼트를 놓는 순서 같은 것이다. 예약이 한도에 바짝 붙어 있다면 진짜 GPU에서는 모자랄 수 있으니 5% 정도는 여유를 둔다.
+# 판정의 끝에 붙은 두 범위는 모르는 것의 크기다. 앞의 것은 카드의 용량(드라이버와 ECC 설정에 따라 다르다), 뒤의 것은 예약에 CUDA 컨텍스트와 규칙으로 알 수 없는 커널의 임시 메모리를 더한 값이다. 두 범위가 겹치면 들어갈 수도 아닐 수도 있으므로 판정이 "빠듯하게"로 바뀐다.
 #
 # ## 3.11 직접 바꿔 보기
 #
 # 설정을 바꾸면 필요한 메모리를 바로 예측해 그린다. **실행** 단추는 실험을 실제로 실행한다. 진짜 GPU를 쓰고 있다면 그 GPU에서, 아니면 고른 가상 GPU에서 돈다. 아래 그림은 처음 모습이다.
 #
-# ![배치 4로 학습할 때의 메모리 구성과 시간에 따른 변화. 최대 12.48 GiB로 T4의 한도 14.64 GiB 안에 들어간다.](../../image/03_batch_4_on_a_t4.svg)
+# ![배치 4로 학습할 때의 메모리 구성과 시간에 따른 변화. 최대 12.42 GiB로 T4의 한도 14.64 GiB 안에 들어간다.](../../image/03_batch_4_on_a_t4.svg)
 #
 # 이렇게 해 본다.
 #

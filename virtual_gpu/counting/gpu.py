@@ -13,19 +13,15 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-)
+from torch._subclasses.fake_tensor import FakeTensor
 
-from ..allocator import expandable_segments_asked
+from ..allocator import expandable_segments_asked, round_size, segment_size
 from ..cards import GPUSpec, card
 from ..rules.active import ActiveRules
 from ..rules.cublas import cublas_workspace_bytes
 from ..units import human_bytes
 from .meter import AllocationMeter
-from .mode import (
-    CountingMode,
-)
+from .mode import CountingMode
 from .record import VirtualRecord
 from .values import Answers
 
@@ -189,8 +185,10 @@ class VirtualGPU:
         except MemoryError:
             allocator = self.meter.allocator
             free = self.capacity_bytes - allocator.reserved_bytes
-            message = (  # PyTorch's words, so that what is searched for is found
-                f"CUDA out of memory. Tried to allocate {human_bytes(nbytes)}. GPU 0 ({self.name}, virtual) has a "
+            # PyTorch's words, so that what is searched for is found; it names the segment that it asked the driver for.
+            tried = human_bytes(segment_size(round_size(nbytes)))
+            message = (
+                f"CUDA out of memory. Tried to allocate {tried}. GPU 0 ({self.name}, virtual) has a "
                 f"total capacity of {human_bytes(self.spec.memory_bytes)} of which {human_bytes(free)} is free. "
                 f"Including non-PyTorch memory, this process has {human_bytes(self.spec.memory_bytes - free)} memory "
                 f"in use. Of the allocated memory {human_bytes(allocator.allocated_bytes)} is allocated by PyTorch, "

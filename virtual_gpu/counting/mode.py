@@ -47,6 +47,7 @@ class CountingMode(FakeTensorMode):
         self.gpu = gpu
         self.rules = gpu.rules
         self.inside = False
+        self.ruled = False  # inside an operation that asks for itself what `rules.nested` asks for it
         self.noticed = 0  # what rules had to notice inside other operations, each time
         # storage address -> (its weak reference, allocation id; None while the storage is resized to nothing)
         self.storages: dict[int, tuple[weakref.ref, int | None]] = {}
@@ -63,7 +64,7 @@ class CountingMode(FakeTensorMode):
             raise KeyboardInterrupt
         kwargs = kwargs or {}
         if self.inside:  # how the fake tensor of an operation is found is not what a GPU would allocate
-            nested = self.rules.nested.get(func)
+            nested = None if self.ruled else self.rules.nested.get(func)
             if nested is not None:
                 self.noticed += 1
                 nested(self)
@@ -95,7 +96,7 @@ class CountingMode(FakeTensorMode):
     def _ruled(self, func, types, args, kwargs):
         """The outputs of an operation, by CUDA's rule for it where there is one."""
         rule = self.rules.operators.get(func)
-        self.inside = True
+        self.inside, self.ruled = True, func in self.rules.nested
         try:
             if rule is None:
                 return self._run(func, types, args, kwargs)
@@ -117,7 +118,9 @@ class CountingMode(FakeTensorMode):
 
         def find():
             noticed = self.noticed
-            return run(func, types, args, kwargs), self.noticed == noticed
+            out = run(func, types, args, kwargs)
+            # What an operation of this name makes inside, the rule for it has seen to before.
+            return out, self.noticed == noticed or func in self.rules.nested
 
         return _outputs(self, func, args, kwargs, find)
 

@@ -46,10 +46,6 @@ def shallow_depths(config: Any) -> tuple[tuple[int, int, int], int] | None:
     check_depth(config)
     text = text_config(config)
     depth = text.num_hidden_layers
-    if getattr(
-        text, "num_kv_shared_layers", 0
-    ):  # the last layers reuse what earlier ones made: no layer is like another
-        return None
     kinds = [*zip(*_of_layers(text).values(), strict=True)] or [()] * depth
     turn = next(n for n in range(1, depth + 1) if depth % n == 0 and kinds == kinds[:n] * (depth // n))
     shared = getattr(text, "num_kv_shared_layers", 0)  # Gemma 3n and 4: which layer's, hangs on the whole depth

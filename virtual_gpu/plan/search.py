@@ -188,6 +188,12 @@ def _largest(request: Request, recipe: Recipe, rates: dict[bool, float]) -> tupl
     """
     *ways, whole = equal_splits(request.per_gpu)[::-1]  # the smallest micro-batch first
     plans: dict[int, Plan] = {}
+    at_once = None
+    rate = rates.get(recipe.checkpointing)
+    if rate is not None and sum(held(request, recipe).values()) + rate * whole[0] <= request.limit_bytes:
+        at_once = measure(request, recipe, *whole)
+        if at_once.fits:
+            return at_once, None
     low, high = -1, len(ways)  # ways[low] fits, ways[high] does not
     while high - low > 1:
         place = _guess(request, recipe, ways, low, high, plans, rates)
@@ -196,7 +202,7 @@ def _largest(request: Request, recipe: Recipe, rates: dict[bool, float]) -> tupl
         low, high = (place, high) if plan.fits else (low, place)
     miss = plans.get(high)
     if miss is None or miss.needed_bytes - miss.at_peak.get("gradients", 0) <= request.limit_bytes:
-        at_once = measure(request, recipe, *whole)
+        at_once = at_once or measure(request, recipe, *whole)
         if at_once.fits:
             return at_once, None
         miss = miss or at_once

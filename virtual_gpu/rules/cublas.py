@@ -45,11 +45,13 @@ def _nested(mode: Any) -> None:
 def _operand_copies(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> Any:
     """Operands with no dimension of stride 1 that rows can be read along are copied for the time of the product."""
     out = run()
-    mode.count(out)
     matrices = args[-2:] if op in (_aten.bmm.default, _aten.mm.default) else args[1:3]
-    for matrix in matrices:
-        if isinstance(matrix, torch.Tensor) and not _readable(matrix):
-            mode.gpu.temporaries(matrix.numel() * matrix.element_size())
+    copies = [m.numel() * m.element_size() for m in matrices if isinstance(m, torch.Tensor) and not _readable(m)]
+    if copies:
+        mode.count(out)
+        with mode.gpu.holding(*copies):
+            if mode.rules.applies("cublas_workspace"):  # the handle is asked for when the operands are ready
+                mode.gpu.reserve_workspace()
     return out
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from ..cards import CATALOG, GPUSpec
@@ -15,11 +14,10 @@ from ..errors import NoSuchLayer
 from ..language import tr
 from ..models.build import build_on_gpu
 from ..models.configs import cached_by_model, checkpoint_dtype, load_config
-from ..models.depth import grows_evenly, shallow_depths, with_depth
+from ..models.depth import from_shallow
 from ..real import GPU, storage_bytes
 from ..report import MemoryReport
 from ..room import room_on
-from ..trace.depth import continued
 from ..trace.edits import with_ddp
 from ..trace.micro_batches import MICRO_BATCHES, with_micro_batches
 from ..trace.trace import Trace
@@ -194,18 +192,14 @@ def _predicted(setting: Setting, config: Any, spec: GPUSpec) -> Run:
 
 
 def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | None:
-    """The run at full depth from three shallow ones; None where that is not less work, or contradicted."""
-    shallow = shallow_depths(config)
-    if shallow is None or not grows_evenly(config, *shallow):
-        return None
-    depths, more = shallow
+    """The run at full depth from shallow ones; None where that is not less work, or contradicted."""
+
+    def run(shallow: Any) -> tuple[Trace, dict[str, int]]:
+        trace, *numbers, _ = virtual_run(setting, shallow, spec)
+        return trace, dict(zip(("parameters", "gradients", "optimizer"), numbers, strict=True))
+
     try:
-        runs = [virtual_run(setting, with_depth(config, layers), spec) for layers in depths]
+        found = from_shallow(config, run)
     except NoSuchLayer:  # an adapter's target that only the full depth has
         return None
-    trace = continued([run.trace for run in runs], more)
-    numbers = np.array([(run.parameters, run.gradients, run.optimizer) for run in runs])
-    steps = np.diff(numbers, axis=0)
-    if trace is None or not np.array_equal(*steps):
-        return None
-    return Run(trace, *map(int, numbers[0] + more * steps[0]), "depth")
+    return found and Run(found[0], **found[1], method="depth")

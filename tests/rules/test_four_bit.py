@@ -1,0 +1,49 @@
+"""4-bit layers: what they hold counts as parameters, and which products dequantize the weight."""
+
+import pytest
+import torch
+from torch import nn
+
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.models.four_bit import VirtualLinear4bit
+from virtual_gpu.rules import active
+
+WIDTH = 512
+
+
+def layer(gpu):
+    linear = nn.Linear(WIDTH, WIDTH, bias=False, device="meta")
+    return gpu.place(VirtualLinear4bit(linear, torch.float16))
+
+
+def test_statistics_are_parameters():
+    gpu = VirtualGPU(CATALOG["T4"])
+    module = layer(gpu)
+    weights, blocks = WIDTH * WIDTH, WIDTH * WIDTH // 64
+    held = [weights // 2, blocks, 16 * 4, 4, blocks // 256 * 4, 256 * 4]
+    by_category = gpu.meter.live_by_category()
+    assert by_category["parameters"] == sum(-(-size // 512) * 512 for size in held)
+    assert by_category["other"] == 0 and module.weight.dtype == torch.uint8
+
+
+def peak_of_forward(rows, without=()):
+    gpu = VirtualGPU(CATALOG["T4"], without=[*without, "cublas_workspace"])
+    module = layer(gpu)
+    with gpu, torch.no_grad():
+        x = torch.empty(rows, WIDTH, dtype=torch.float16)
+        before = gpu.memory_allocated()
+        module(x)
+    return gpu.max_memory_allocated() - before
+
+
+@pytest.mark.parametrize(("rows", "without", "dequantizes"), [(5, (), True), (4, (), False), (4, ("gemm_4bit",), True)])
+def test_the_weight_that_is_dequantized_in_forward(rows, without, dequantizes, monkeypatch):
+    monkeypatch.setattr(active, "installed", lambda library: (2, 13) if library == "torch" else (0, 50))
+    out = -(-rows * WIDTH * 2 // 512) * 512
+    assert peak_of_forward(rows, without) == out + (WIDTH * WIDTH * 2 if dequantizes else 0)
+
+
+def test_before_the_kernel_every_product_dequantizes(monkeypatch):
+    monkeypatch.setattr(active, "installed", lambda library: (2, 13) if library == "torch" else (0, 49))
+    assert peak_of_forward(1) == WIDTH * 2 + WIDTH * WIDTH * 2

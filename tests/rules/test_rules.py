@@ -1,0 +1,257 @@
+"""The registry: which rules hold, how they are switched, and that nothing of them stays behind."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.rules import active
+from virtual_gpu.rules.active import NEWEST, RULES, ActiveRules, warn_of_unknown_versions
+from virtual_gpu.rules.cublas import cublas_workspace_bytes
+from virtual_gpu.rules.reductions import reduction_buffers, resident_threads
+from virtual_gpu.rules.registry import Rule, version
+from virtual_gpu.rules.temporaries import efficient_backward, embedding_backward, flash_backward
+
+HALF = torch.float16
+A100 = 108 * 2048
+
+
+def names(capability=(8, 0), **given):
+    return {rule.name for rule in ActiveRules(capability, **given).active()}
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    def pretend(number):
+        monkeypatch.setattr(active, "installed", lambda library: version(number))
+
+    return pretend
+
+
+def test_versions():
+    assert version("2.13.0+cpu") == (2, 13) and version("2.14.0a0+git1") == (2, 14) and version("0.50.2") == (0, 50)
+    rule = Rule("x", "", "", since="2.8", until="2.10", capability=((8, 0), (9, 0)))
+    holds = [rule.holds((2, minor), (8, 6)) for minor in (7, 8, 9, 10)]
+    assert holds == [False, True, True, False]
+    assert not rule.holds((2, 8), (7, 5)) and not rule.holds((2, 8), (9, 0)) and rule.holds((2, 8), (8, 0))
+
+
+def test_what_holds_when(installed):
+    installed("2.10")
+    assert "cudnn_attention" not in names((9, 0)) and "cublas_workspace" in names()
+    installed("2.13")
+    assert "cudnn_attention" in names((9, 0)) and "cudnn_attention" not in names((8, 0)) | names((12, 0))
+    assert "efficient_gqa" not in names()
+    installed("2.14")
+    assert {"efficient_gqa", "cublas_workspace_not_kept"} <= names() and "cublas_workspace" not in names()
+
+
+def test_every_rule_has_a_source_and_is_listed():
+    assert all(rule.what and rule.source and rule.name == name for name, rule in RULES.items())
+    text = str(VirtualGPU(CATALOG["T4"]).rules)
+    assert text.startswith(f"PyTorch {torch.__version__}")
+    assert "\ndropout_mask (torch 2.6 on): a mask of one byte" in text
+
+
+def test_a_newer_pytorch_says_so_once(installed):
+    warn_of_unknown_versions.cache_clear()
+    installed("3.0")
+    with pytest.warns(UserWarning, match=NEWEST):
+        ActiveRules((8, 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ActiveRules((8, 0))
+    warn_of_unknown_versions.cache_clear()
+
+
+def test_a_rule_that_does_not_exist():
+    with pytest.raises(ValueError, match="dropout_mask"):
+        VirtualGPU(CATALOG["T4"], without=["dropout"])
+
+
+# -- left out, one at a time ------------------------------------------------------------------------------------------
+
+
+def dropped(x):
+    return F.dropout(x)
+
+
+def dropped_by_a_method(x):
+    return torch.nn.Dropout()(x)
+
+
+def normalized(x):
+    return F.layer_norm(x, (1024,))
+
+
+def attended(x):
+    q = x.view(1, 32, 512, 64)
+    return F.scaled_dot_product_attention(q, q, q)
+
+
+def multiplied(x):
+    return x @ x
+
+
+KEPT = {  # what is held after the operation on 1024 × 1024 in fp16 with CUDA's way, less with the CPU's
+    "dropout_mask": (dropped, 2**20 - 2 * 2**20),  # one byte an element, not two
+    "layer_norm_statistics": (normalized, 2 * 1024 * (4 - 2)),
+    "attention": (attended, None),
+    "cublas_workspace": (multiplied, 8_519_680),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_without_a_rule(name):
+    run, more = KEPT[name]
+    held = []
+    for without in ((), (name,)):
+        gpu = VirtualGPU(CATALOG["T4"], without=without)
+        with gpu:
+            out = run(torch.empty(1024, 1024, dtype=HALF, requires_grad=True))
+        held.append(gpu.memory_allocated())
+        assert out.requires_grad
+    assert held[0] != held[1]
+    assert more is None or held[0] - held[1] == more
+
+
+def peak(run, *shapes, dtype=HALF, card="T4", without=()):
+    """The most bytes held beside the inputs in `run`, a second time."""
+    gpu = VirtualGPU(CATALOG[card], without=without)
+    with gpu:
+        inputs = [torch.empty(shape, dtype=dtype, requires_grad=dtype.is_floating_point) for shape in shapes]
+        run(*inputs)
+        gpu.reset_peak_memory_stats()
+        before = gpu.memory_allocated()
+        run(*inputs)
+    return gpu.max_memory_allocated() - before
+
+
+@pytest.mark.parametrize("softmax", [torch.softmax, torch.log_softmax, F.softmax])
+def test_softmax_of_fp16_in_fp32_makes_no_copy(softmax):
+    def run(x):
+        softmax(x.detach(), dim=-1, dtype=torch.float32)
+
+    whole = 1024 * 1024 * 4
+    assert peak(run, (1024, 1024)) == whole
+    assert peak(run, (1024, 1024), without=["softmax_half"]) == 2 * whole
+    assert peak(run, (1024, 1024), dtype=torch.bfloat16) == 2 * whole
+
+
+def test_an_operand_without_dense_rows_is_copied():
+    def run(x):
+        torch.bmm(x.detach(), x.detach()[:, :1, :1].expand(2, 512, 512))
+
+    output = 2 * 512 * 512 * 2
+    assert peak(run, (2, 512, 512)) == 2 * output
+    assert peak(run, (2, 512, 512), without=["cublas_operands"]) == output
+
+
+def test_experts_in_one_product_can_be_left_out():
+    def run(gpu):
+        with gpu:
+            offsets = torch.empty(2, dtype=torch.int32)
+            return torch._grouped_mm(torch.empty(64, 32), torch.empty(2, 32, 16), offs=offsets).shape
+
+    assert run(VirtualGPU(CATALOG["H100"])) == (64, 16)
+    with pytest.raises(RuntimeError, match="BF16"):  # PyTorch's own rule
+        run(VirtualGPU(CATALOG["H100"], without=["grouped_mm"]))
+
+
+def test_a_workspace_that_is_not_kept(installed):
+    installed("2.14")
+    gpu = VirtualGPU(CATALOG["T4"])
+    with gpu:
+        x = torch.empty(64, 64)
+        x @ x
+    assert gpu.memory_allocated() == 64 * 64 * 4
+    assert gpu.max_memory_allocated() == 2 * 64 * 64 * 4 + cublas_workspace_bytes((7, 5))
+
+
+# -- temporaries ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "fastest", "expected"),
+    [
+        (1024, 2048, False, (16_777_216, 32)),  # a card's trace: the gradient of a norm's weight, 4 × 512 tokens
+        (1, 524_288, True, (256, 4)),  # a card's trace: the sum of 2 MiB
+        (1024, 512, False, (0, 0)),  # a card's trace: the same at 4 × 128 tokens
+        (2048, 1024, True, (0, 0)),
+        (1, 2048, True, (0, 0)),
+    ],
+)
+def test_buffers_of_a_sum(outputs, inputs, fastest, expected):
+    found = reduction_buffers(outputs, inputs, fastest=fastest, vectors=4 if outputs != 2048 else 1, resident=A100)
+    assert found == expected
+
+
+def test_a_smaller_card_makes_fewer_blocks():
+    assert resident_threads("T4", (7, 5)) == 40 * 1024 and resident_threads("A100-80GB", (8, 0)) == A100
+    small = reduction_buffers(4096, 8192, fastest=False, vectors=4, resident=40 * 1024)
+    assert 0 < small[0] < reduction_buffers(4096, 8192, fastest=False, vectors=4, resident=A100)[0]
+
+
+def test_temporaries_by_their_sources():
+    q, k = torch.empty(2, 8, 500, 40, dtype=HALF, device="meta"), torch.empty(2, 2, 500, 40, dtype=HALF, device="meta")
+    expanded = 2 * 500 * 8 * 40 * 2
+    assert flash_backward(q, k) == (2 * 8 * 512 * 4, 2 * 512 * 8 * 64 * 4, expanded, expanded)
+    assert flash_backward(q, q)[2:] == (0, 0)
+    assert efficient_backward(q) == (2 * 8 * 500 * 4, q.numel() * 4)
+    assert efficient_backward(q.float())[1] == 0
+    ids = torch.empty(4, 1024, dtype=torch.int64, device="meta")
+    grad = torch.empty(4, 1024, 64, dtype=HALF, device="meta")
+    assert embedding_backward(grad, ids) == (*[4096 * 8] * 6, 8, 8, 4096 * 64 * 4)
+    assert embedding_backward(grad[:3], ids[:3]) == ()
+
+
+@pytest.mark.parametrize(("card", "dtype"), [("T4", HALF), ("A100-40GB", torch.bfloat16)])
+def test_attentions_temporaries_count_at_the_peak(card, dtype):
+    def run(q):
+        F.scaled_dot_product_attention(q, q, q).sum().backward()
+        q.grad = None
+
+    shape = (2, 8, 2048, 64)
+    more = peak(run, shape, card=card, dtype=dtype) - peak(
+        run, shape, card=card, dtype=dtype, without=["attention_temporaries"]
+    )
+    q = torch.empty(shape, dtype=dtype, device="meta")
+    assert more == sum(flash_backward(q, q) if card != "T4" else efficient_backward(q))
+
+
+# -- nothing stays behind ---------------------------------------------------------------------------------------------
+
+
+def state():
+    keys = ("AutocastCPU", "AutogradCPU")
+    kernels = [sorted(torch._C._dispatch_get_registrations_for_dispatch_key(key)) for key in keys]
+    return kernels, {name: getattr(F, name) for name in dir(F)}, dict(vars(torch.Tensor))
+
+
+def test_leaving_leaves_pytorch_as_it_was():
+    before, (one, two) = state(), (VirtualGPU(CATALOG["T4"]), VirtualGPU(CATALOG["H100"]))
+    with pytest.raises(ZeroDivisionError), one, two, one:
+        raise ZeroDivisionError
+    one.rules.__enter__()
+    two.rules.__enter__()  # contexts that overlap
+    one.rules.__exit__()
+    two.rules.__exit__()
+    assert state() == before
+
+
+def test_entering_is_silent():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with VirtualGPU(CATALOG["T4"]):
+            pass
+
+
+def test_real_tensors_keep_their_values_inside():
+    gpu = VirtualGPU(CATALOG["T4"])
+    real = torch.tensor([0.0, 3.0])
+    with gpu.rules:
+        assert not real[0].item() and F.dropout(real, 0.0)[1].item() == 3
+        assert torch.equal(real.half().softmax(0, dtype=torch.float32), torch.softmax(real.half().float(), 0))
