@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from ..cards import GPUSpec, card
-from . import amp, driver, eager, pretrained, tensors, writing
+from . import amp, driver, eager, flash_attention, pretrained, tensors, writing
 from .device import ProgramGPU
 from .imports import Imports
 from .patches import Patches
@@ -38,5 +38,6 @@ def cuda(
         eager.install(patches, watch)
         pretrained.install(patches, imports, watch)
         writing.install(patches, imports, watch)
+        flash_attention.install(patches, imports, watch)
         stack.enter_context(device)
         yield device
