@@ -7,11 +7,9 @@ needs a GPU; what was recorded on one is read as plain dicts.
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import Any
 
@@ -19,13 +17,13 @@ import numpy as np
 
 from benchmarks.children import ROOT
 from virtual_gpu.allocator import CachingAllocator, round_size
+from virtual_gpu.trace.compare import align, equal_prefix, sorted_releases
 from virtual_gpu.trace.timeline import CATEGORIES
 from virtual_gpu.trace.trace import Trace
 
 FRAMES = 6  # so many of the innermost frames are kept of an allocation
 GROUPS = 12  # so many kinds of differences are kept, those of most bytes
 AROUND = 3  # so many entries are shown on either side of the first difference
-MOST_DIFFERENCES = 3000  # up to here the alignment is the shortest possible: time and memory grow with the square
 NO_FRAMES = "no Python frame (backward runs in a thread of autograd)"
 # Of the entries at the first difference: has the virtual one no counterpart, has the real one none?
 KINDS = {
@@ -85,7 +83,7 @@ def read_history(before: dict[str, Any], after: dict[str, Any], device: int = 0)
             events.append(~born.pop(event["addr"]))
     blocks = np.array([event if event >= 0 else ~event for event in events], dtype=np.int64)
     releases = np.array(events, dtype=np.int64) < 0
-    order = _sorted_releases(blocks, releases)
+    order = sorted_releases(blocks, releases)
     blocks, releases = blocks[order], releases[order]
     births = np.zeros(len(sizes), dtype=np.int64)
     births[blocks[~releases]] = np.flatnonzero(~releases)
@@ -122,7 +120,7 @@ def compare(virtual: Trace, real: RealTrace) -> dict[str, Any]:
         "virtual_entries": len(ours.signed),
         "real_entries": len(theirs.signed),
         "at_start": {"virtual_bytes": ours.start_bytes, "real_bytes": theirs.start_bytes},
-        "equal_prefix": _equal_prefix(ours.signed, theirs.signed),
+        "equal_prefix": equal_prefix(ours.signed, theirs.signed),
         "first_difference": _first_difference(virtual, ours, only_ours, real, theirs, only_theirs),
         "differing_allocations": {"virtual_only": len(only_ours), "real_only": len(only_theirs), "shortest": shortest},
         "released_elsewhere": _released_elsewhere(ours, theirs, matched_ours, matched_theirs),
@@ -210,25 +208,6 @@ def numbered(names: Sequence[str]) -> list[str]:
     return [f"{name} {names[: k + 1].count(name)}" for k, name in enumerate(names)]
 
 
-def align(ours: list[int], theirs: list[int], most: int = MOST_DIFFERENCES) -> tuple[list[tuple[int, int]], bool]:
-    """(pairs of equal elements in order, whether no alignment leaves fewer out).
-
-    Myers, "An O(ND) Difference Algorithm and Its Variations" (1986), greedy. difflib alone looks for long stretches and
-    leaves out thousands where a few sizes come again and again; it takes over beyond `most` differences.
-    """
-    front = _equal_prefix(ours, theirs)
-    a, b = ours[front:], theirs[front:]
-    back = _equal_prefix(a[::-1], b[::-1])
-    a, b = a[: len(a) - back], b[: len(b) - back]
-    ends = [(i, i) for i in range(front)], [(len(ours) - i, len(theirs) - i) for i in range(back, 0, -1)]
-    middle = _shortest(a, b, most)
-    if middle is None:
-        blocks = SequenceMatcher(None, a, b).get_matching_blocks()
-        rough = [(block.a + i, block.b + i) for block in blocks for i in range(block.size)]
-    pairs = rough if middle is None else middle
-    return [*ends[0], *((front + i, front + j) for i, j in pairs), *ends[1]], middle is not None
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -237,7 +216,7 @@ class _Side:
 
     def __init__(self, trace: Trace):
         blocks = trace.born
-        order = _sorted_releases(blocks, ~trace.allocates)  # a stretch of releases does not end with a phase here
+        order = sorted_releases(blocks, ~trace.allocates)  # a stretch of releases does not end with a phase here
         allocates, nbytes = trace.allocates[order], trace.nbytes[order]
         start = int(np.searchsorted(trace.span, 1))
         self.start_bytes = int(np.where(allocates, nbytes, -nbytes)[:start].sum())
@@ -261,13 +240,6 @@ class _Side:
         return self.sizes[which][held].sum()
 
 
-def _sorted_releases(blocks: np.ndarray, releases: np.ndarray) -> np.ndarray:
-    """Order in which releases that follow each other stand as their blocks were born, which makes no difference."""
-    breaks = ~releases
-    breaks[1:] |= ~releases[:-1]
-    return np.lexsort((blocks, breaks.cumsum()))
-
-
 def _file(path: str) -> str:
     """The file within its library or within the course: a record says nothing of whose machine it is from."""
     path = path.replace("\\", "/")
@@ -277,14 +249,10 @@ def _file(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _equal_prefix(a: list[int], b: list[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
 def _first_difference(
     virtual: Trace, ours: _Side, only_ours: np.ndarray, real: RealTrace, theirs: _Side, only_theirs: np.ndarray
 ) -> dict[str, Any] | None:
-    index = _equal_prefix(ours.signed, theirs.signed)
+    index = equal_prefix(ours.signed, theirs.signed)
     if index == len(ours.signed) == len(theirs.signed):
         return None
     here, there = (side.signed[index] if index < len(side.signed) else None for side in (ours, theirs))
@@ -328,44 +296,6 @@ def _groups(found: Any) -> list[dict[str, Any]]:
     most = sorted(counts.items(), key=lambda item: -item[0][1] * item[1])[:GROUPS]
     rows = [{"phase": phase, "bytes": size, "count": count, "operation": what} for (phase, size, what), count in most]
     return [{name: value for name, value in row.items() if value is not None} for row in rows]
-
-
-def _shortest(a: list[int], b: list[int], most: int) -> list[tuple[int, int]] | None:
-    n, m = len(a), len(b)
-    reach = array("q", [0]) * (2 * min(most, n + m) + 3)  # by diagonal: how far into a
-    middle = len(reach) // 2
-    history = []
-    for d in range(min(most, n + m) + 1):
-        history.append(reach[middle - d : middle + d + 1])
-        for k in range(-d, d + 1, 2):
-            down = k == -d or (k != d and reach[middle + k - 1] < reach[middle + k + 1])
-            x = reach[middle + k + 1] if down else reach[middle + k - 1] + 1
-            y = x - k
-            while x < n and y < m and a[x] == b[y]:
-                x, y = x + 1, y + 1
-            reach[middle + k] = x
-            if x >= n and y >= m:
-                return _walk_back(history, n, m)
-    return None
-
-
-def _walk_back(history: list[array], x: int, y: int) -> list[tuple[int, int]]:
-    pairs = []
-    for d in range(len(history) - 1, -1, -1):
-        k = x - y
-        if d == 0:
-            before_x, before_y = 0, 0
-        else:
-            reach = history[d]  # what round d - 1 left, diagonals -d to d
-            down = k == -d or (k != d and reach[d + k - 1] < reach[d + k + 1])
-            k += 1 if down else -1
-            before_x = reach[d + k]
-            before_y = before_x - k
-        while x > before_x and y > before_y:
-            x, y = x - 1, y - 1
-            pairs.append((x, y))
-        x, y = before_x, before_y
-    return pairs[::-1]
 
 
 def _signed(nbytes: int | None) -> str:

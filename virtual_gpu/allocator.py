@@ -160,7 +160,7 @@ class CachingAllocator:
         self._used: dict[int, tuple[_Block, _Pool] | None] = {}
         self._place = place or self._above
         self._end = 0  # the first address that no segment has had
-        self._driver_calls = driver_calls
+        self.driver_calls = driver_calls
 
     @property
     def unused_bytes(self) -> int:
@@ -316,8 +316,8 @@ class CachingAllocator:
         return self._end - nbytes
 
     def _tell(self, what: str, address: int, nbytes: int, pool: _Pool) -> None:
-        if self._driver_calls is not None:
-            self._driver_calls.append((what, address, nbytes, pool.stream))
+        if self.driver_calls is not None:
+            self.driver_calls.append((what, address, nbytes, pool.stream))
 
     def _reserve(self, nbytes: int) -> bool:
         if self.capacity_bytes is not None and self.reserved_bytes + nbytes > self.capacity_bytes:

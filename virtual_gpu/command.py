@@ -30,8 +30,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     take_language(given)
     asked = next((word for word in given if word in _commands()), None)
+    if asked == "largest" and "--argument" in given:
+        given = _joined(given)
+        asked = "largest --argument"
     args = _parser(asked).parse_args(given)
     return answer(args.execute, args)
+
+
+def _joined(given: list[str]) -> list[str]:
+    """`--argument --batch_size` as one word: what follows is a value, though it looks like an option."""
+    place = given.index("--argument")
+    return [*given[:place], "=".join(given[place : place + 2]), *given[place + 2 :]]
 
 
 def _version() -> str:
@@ -69,11 +78,13 @@ def _parser(asked: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--language", choices=LANGUAGES, default=None)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, text in _commands().items():
-        if name != asked:
+        if name == "largest" and asked == "largest --argument":
+            module = importlib.import_module(".program.command", __package__)
+            module.add_largest_to(commands).set_defaults(execute=module.execute_largest)
+        elif name != asked:
             commands.add_parser(name, help=text)
-        elif name in ("largest", "shards"):
-            one = commands.add_parser(name, help=text, description=text)
-            _add_largest(one) if name == "largest" else _add_shards(one)
+        elif name in (own := {"largest": _add_largest, "shards": _add_shards, "compare": _add_compare}):
+            own[name](commands.add_parser(name, help=text, description=text))
         else:
             module = importlib.import_module({"fit": ".plan.command", "run": ".program.command"}[name], __package__)
             module.add_to(commands).set_defaults(execute=module.execute)
@@ -95,6 +106,7 @@ def _commands() -> dict[str, str]:
             ko="여러 GPU에 나눈 학습 스텝(ZeRO)이 GPU 하나에서 차지하는 메모리",
             en="what a training step sharded over several GPUs (ZeRO) takes on one of them",
         ),
+        "compare": tr(ko="저장한 두 실행을 견준다", en="two saved runs beside each other"),
         "run": tr(ko="프로그램을 고치지 않고 실행한다", en="run an unchanged program on a GPU that is not there"),
     }
 
@@ -143,6 +155,31 @@ def _largest(args: argparse.Namespace) -> int:
         else text or tr(ko="들어가는 것이 없다.", en="Nothing fits.")
     )
     return FITS if found else NOTHING_FITS
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("before", help=tr(ko="run --save의 파일이나 PyTorch의 스냅샷", en="of run --save, or PyTorch's snapshot"))
+    add("after")
+    add("--fail-if-peak-grew", metavar="2%", help=tr(ko="이보다 늘면 종료 상태 1", en="exit status 1 beyond it"))
+    add("--json", action="store_true", help=tr(ko="JSON으로 출력한다", en="print JSON"))
+    add("--language", choices=LANGUAGES, default=None)
+    parser.set_defaults(execute=_compare)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from .trace.compare import compare
+    from .trace.saved import read
+
+    limit = None
+    if args.fail_if_peak_grew is not None:
+        limit = number(args.fail_if_peak_grew.removesuffix("%"))
+        if isinstance(limit, str) or not limit >= 0:
+            raise WrongValue(f"--fail-if-peak-grew {args.fail_if_peak_grew}: 2%")
+    found = compare(read(args.before), read(args.after))
+    text = json.dumps({"schema": SCHEMA, **found.json()}, ensure_ascii=False, indent=2) if args.json else found.text()
+    print(text)
+    return NOTHING_FITS if limit is not None and found.growth > limit / 100 else FITS
 
 
 def _add_shards(parser: argparse.ArgumentParser) -> None:

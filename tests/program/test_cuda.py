@@ -84,8 +84,8 @@ def test_values_agree_with_each_other():
         assert loss.item() == 1.0 and f"{loss:.2f}" == "1.00"
         assert not torch.isnan(loss) and torch.isfinite(loss).all()
         assert loss < 2 and not loss < 0.5
-        assert sum(gpu.values.asked.values()) > 0
-        assert all(file == __file__ for _, file, _ in gpu.values.asked)
+        assert sum(gpu.answers.values()) > 0
+        assert all(answer.where.startswith(f"{__file__}:") for answer in gpu.answers)
 
 
 def test_small_integers_keep_their_values():
@@ -94,7 +94,7 @@ def test_small_integers_keep_their_values():
         assert mask.sum().item() == 5 and not mask.all() and mask.bool().nonzero().shape == (5, 2)
         hidden = torch.randn(2, 3, 4, device="cuda")
         assert hidden[mask.bool()].shape == (5, 4)
-        assert not gpu.values.asked  # nothing was made up
+        assert not gpu.answers  # nothing was made up
         mask[0].copy_(hidden[0, :, 0])  # now one row is unknown, and with it the whole
         assert mask.sum().item() == 1
 
@@ -136,3 +136,62 @@ def test_memory_functions_are_pytorchs():
         torch.cuda.set_per_process_memory_fraction(0.001)
         with pytest.raises(torch.cuda.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 30\.00 MiB"):
             torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
+
+
+def test_streams_have_pools_of_their_own():
+    with cuda("T4"):
+        side, other = torch.cuda.Stream(), torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            assert torch.cuda.current_stream() == side != torch.cuda.default_stream() and side != other
+            block = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+        del block
+        block = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")  # what the side stream freed serves no other
+        assert torch.cuda.memory_reserved() == 60 * MIB
+        assert {segment["stream"] for segment in torch.cuda.memory_snapshot()} == {0, side.cuda_stream}
+        with side:
+            again = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.memory_reserved() == 60 * MIB and torch.cuda.memory_allocated() == 60 * MIB
+        del again, block
+
+
+def test_the_allocators_settings_are_followed(monkeypatch):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "roundup_power2_divisions:4")
+    with cuda("T4"):
+        block = torch.empty(33 * MIB, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.memory_allocated() == 40 * MIB
+        del block
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:1")
+    with pytest.raises(ValueError, match="max_split_size_mb"), cuda("T4"):
+        pass
+
+
+def test_a_recorded_history_has_the_programs_lines():
+    with cuda("T4"):
+        torch.cuda.memory._record_memory_history()
+        block = torch.empty(MIB, device="cuda")
+        del block
+        events = torch.cuda.memory._snapshot()["device_traces"][0]
+        assert [event["action"] for event in events] == ["segment_alloc", "alloc", "free_requested", "free_completed"]
+        assert events[1]["frames"][0]["filename"] == __file__ and events[1]["size"] == 4 * MIB
+        torch.cuda.memory._record_memory_history(None)
+        assert torch.cuda.memory._snapshot()["device_traces"] == [[]]
+
+
+def test_flash_attention_keeps_what_the_package_keeps():
+    batch, length, heads, width = 2, 256, 8, 64
+    with cuda("L4"):
+        from flash_attn import flash_attn_func
+
+        q = torch.zeros(batch, length, heads, width, device="cuda", dtype=torch.half, requires_grad=True)
+        k, v = (torch.zeros(batch, length, 2, width, device="cuda", dtype=torch.half) for _ in range(2))
+        before = torch.cuda.memory_allocated()
+        out = flash_attn_func(q, k, v, causal=True)
+        kept = torch.cuda.memory_allocated() - before
+        assert kept == out.numel() * 2 + batch * heads * length * 4 + 512  # out, softmax_lse, rng_state
+        out.sum().backward()
+        assert q.grad.shape == q.shape
+    with cuda("T4"), pytest.raises(RuntimeError, match="Ampere"):
+        flash_attn_func(*(torch.zeros(1, 8, 2, 64, device="cuda", dtype=torch.half) for _ in range(3)))
+    with pytest.raises(ImportError):
+        import flash_attn  # noqa: F401

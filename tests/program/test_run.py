@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.command import main as virtual_gpu_command
+from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.program.again import advice, largest, value_of, with_value
 from virtual_gpu.program.command import main
 from virtual_gpu.program.runner import run
+from virtual_gpu.trace.compare import compare
+from virtual_gpu.trace.saved import read
 
 PROGRAMS = Path(__file__).parent / "programs"
 MIB = 2**20
@@ -34,8 +40,6 @@ def test_a_loop_fits_and_its_bytes_are_what_they_are():
 
 def test_a_program_as_its_own_loop_on_the_core():
     """The program's peak is that of the same step made of the core's parts."""
-    from virtual_gpu.program._core import CATALOG, VirtualGPU
-
     gpu = VirtualGPU(CATALOG["T4"])
     model = gpu.place(torch.nn.Linear(1024, 1024, bias=False))
     batch = gpu.place(torch.ones(1, 1024))
@@ -108,3 +112,56 @@ def test_pytorchs_viewer_reads_the_snapshot(tmp_path):
     assert "ddp.py" in str(snapshot["device_traces"][0][0]["frames"])
     assert "<svg" in page.read_text()
     assert _memory_viz.trace_plot(snapshot) and _memory_viz.segsum(snapshot)
+
+
+def test_report_and_program_say_the_same_bytes(capfd):
+    report = program("numbers.py", "--batch", "64")
+    assert json.loads(capfd.readouterr().out) == [report.allocated, report.reserved]
+    trace = report.watch.saved().trace
+    again, allocator = trace.through()
+    assert (again.held == trace.held).all()
+    assert (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes) == (report.allocated, report.reserved)
+
+
+def test_a_mesh_without_a_group_does_not_wait_for_other_ranks():
+    report = program("tensor_parallel.py", gpus=4)
+    assert report.status == "fits" and report.at_peak["parameters"] == 2 * 4 * 1024 * 4096 // 4
+
+
+def test_out_of_memory_is_run_again_with_the_smallest_change():
+    command = [str(PROGRAMS / "numbers.py"), "--batch_size", "1000000"]
+    tried = advice(["--gpu", "8GiB, 8.0"], command)
+    assert [run.fits for run in tried] == [False] * (len(tried) - 1) + [True]
+    assert [run.change for run in tried[:2]] == ["PYTORCH_ALLOC_CONF=expandable_segments:True", "batch_size 500000"]
+
+
+def test_arguments_are_found_however_they_are_written():
+    for command in (["x.py", "--batch", "8"], ["x.py", "--batch=8"], ["x.py", "batch=8"]):
+        assert value_of(command, "--batch") == 8 and value_of(with_value(command, "--batch", 9), "batch") == 9
+        assert len(with_value(command, "--batch", 9)) == len(command)
+    assert with_value(["x.py"], "batch", 9) == ["x.py", "--batch", "9"] and value_of(["x.py", "--b", "a"], "b") is None
+
+
+def test_the_largest_value_of_an_argument():
+    told = []
+    command = [str(PROGRAMS / "numbers.py"), "--batch", "150000"]
+    best = largest("--batch", ["--gpu", "4GiB, 8.0"], command, most=300000, told=told.append)
+    fits = [int(run.change.split()[1]) for run in told if run.fits]
+    fails = [int(run.change.split()[1]) for run in told if not run.fits]
+    assert best.change == f"--batch {max(fits)}" and (not fails or min(fails) > max(fits))
+
+
+def test_saved_runs_are_compared(tmp_path, capsys):
+    paths = [str(tmp_path / f"{batch}.json") for batch in (64, 4096)]
+    for path, batch in zip(paths, ("64", "4096"), strict=True):
+        assert main(["--save", path, str(PROGRAMS / "numbers.py"), "--batch", batch]) == 0
+    same, other = (compare(read(paths[0]), read(path)) for path in paths)
+    assert same.first_difference is None and same.growth == 0
+    index, ours, theirs = other.first_difference
+    assert (ours[0], theirs[0]) == (64 * 4000, 4096 * 4000) and "numbers.py:12" in ours[2]
+    assert other.at_peak["parameters"] == (16_032_768,) * 2
+    capsys.readouterr()
+    assert virtual_gpu_command(["compare", *paths, "--fail-if-peak-grew", "2%"]) == 1
+    assert virtual_gpu_command(["compare", paths[0], paths[0], "--fail-if-peak-grew", "2%"]) == 0
+    (tmp_path / "bad.json").write_text('{"trace": {"schema": 1, "born": [3]}}')
+    assert virtual_gpu_command(["compare", paths[0], str(tmp_path / "bad.json")]) == 2

@@ -1,8 +1,9 @@
-"""`virtual-gpu run --gpu T4 train.py --its --own arguments`."""
+"""`virtual-gpu run --gpu T4 train.py --its --own arguments`, and `virtual-gpu largest --argument …`."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import traceback
@@ -10,57 +11,134 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import WrongValue
+from ..language import LANGUAGES, tr
+from ..terminal import answer
 from . import html
-from ._core import CATALOG, choose
+from .again import Run, advice, largest
 from .frames import OURS
-from .report import FAILED, FITS, OOM
+from .report import FAILED, FITS, OOM, Report
 from .runner import run
 
 EXIT = {FITS: 0, OOM: 1, FAILED: 2}
+_LONG_SECONDS = 60  # a run that takes longer is not run again without being asked
 
 
 def add_to(subparsers: Any) -> argparse.ArgumentParser:
     """Add the subcommand `run`."""
     parser = subparsers.add_parser(
-        "run", help="run an unchanged program on a GPU that is not there", description=__doc__,
-        epilog="Exit status: 0 it fits, 1 out of memory, 2 the program failed by itself.",
-    )  # fmt: skip
+        "run",
+        help=tr(ko="프로그램을 고치지 않고 실행한다", en="run an unchanged program on a GPU that is not there"),
+        description=__doc__,
+        epilog=tr(
+            ko="종료 상태: 0 들어간다, 1 메모리가 모자란다, 2 프로그램이 스스로 실패했다.",
+            en="Exit status: 0 it fits, 1 out of memory, 2 the program failed by itself.",
+        ),
+    )
     _arguments(parser)
+    add = parser.add_argument
+    add("--json", action="store_true", help=tr(ko="보고서를 JSON으로", en="the report as JSON"))
+    add("--report", metavar="FILE", help=tr(ko="보고서를 JSON 파일로", en="the report as a JSON file"))
+    add("--html", metavar="FILE", help=tr(ko="보고서를 HTML 한 장으로", en="the report as a page"))
+    add(
+        "--save",
+        metavar="TRACE.json",
+        help=tr(ko="보고서와 모든 할당을 JSON으로", en="the report and every allocation"),
+    )
+    add("--snapshot", metavar="FILE.pickle", help=tr(ko="PyTorch의 스냅샷", en="PyTorch's, for pytorch.org/memory_viz"))
+    advise = tr(ko="모자라면 한 가지를 바꿔 다시 실행해 본다", en="out of memory: run again with one thing changed")
+    add("--advise", action=argparse.BooleanOptionalAction, default=None, help=advise)
+    add("command", nargs=argparse.REMAINDER, metavar="program …", help=tr(ko="프로그램과 인자", en="and its arguments"))
+    return parser
+
+
+def add_largest_to(subparsers: Any) -> argparse.ArgumentParser:
+    """Add the subcommand `largest`, of a program's own argument."""
+    parser = subparsers.add_parser("largest", description=largest.__doc__)
+    parser.add_argument("--argument", required=True, help=tr(ko="프로그램의 인자", en="an argument of the program"))
+    parser.add_argument("--most", type=int, default=2**20, help=tr(ko="여기까지만 본다", en="do not look beyond"))
+    parser.add_argument("--json", action="store_true", help=tr(ko="JSON으로 출력한다", en="print JSON"))
+    _arguments(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="program …")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status."""
-    parser = argparse.ArgumentParser(prog="virtual-gpu run", description=__doc__)
-    _arguments(parser)
-    return execute(parser.parse_args(argv))
+    """`virtual-gpu run` by itself; the exit status."""
+    parser = argparse.ArgumentParser(prog="virtual-gpu")
+    add_to(parser.add_subparsers())
+    return answer(execute, parser.parse_args(["run", *(sys.argv[1:] if argv is None else argv)]))
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Do what parsed arguments say; the exit status."""
-    command = [*args.command]
-    if args.module:
-        command.insert(0, args.module)
-    if not command:
-        print("virtual-gpu run: which program?", file=sys.stderr)
-        return 2
-    try:
+    """Run the program and show the report; the exit status."""
+    command = _command(args)
+    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         report = run(
-            command[0], command[1:], gpu=choose(args.gpu, CATALOG, "GPU"), module=bool(args.module), steps=args.steps,
+            command[0], command[1:], gpu=args.gpu, module=bool(args.module), steps=args.steps,
             through_evaluation=args.through_evaluation, values=args.values, gpus=args.gpus, rank=args.rank,
-            stacks=args.snapshot is not None, limited=not args.unlimited, snapshot_file=args.snapshot,
+            limited=not args.unlimited, snapshot_file=args.snapshot,
         )  # fmt: skip
-    except (ValueError, FileNotFoundError) as error:
-        print(f"virtual-gpu run: {error}", file=sys.stderr)
-        return 2
     if report.error is not None:
         print_traceback(report.error)
+    if report.status == OOM and (report.seconds < _LONG_SECONDS if args.advise is None else args.advise):
+        tried = advice(_options(args), command)
+        report.tried = [{"change": one.change, **_numbers(one)} for one in tried]
+    if args.report:
+        _write(args.report, json.dumps(report.json()))
     if args.html:
-        Path(args.html).write_text(html.page(report), encoding="utf-8")
+        _write(args.html, html.page(report))
     if args.save:
-        Path(args.save).write_text(json.dumps(report.json() | {"trace": report.watch.trace()}), encoding="utf-8")
-    print(json.dumps(report.json(), indent=2) if args.json else report.text(), flush=True)
-    return EXIT[report.status]
+        _write(args.save, json.dumps({"report": report.json(), "trace": report.watch.saved().json()}))
+    print(json.dumps(report.json(), ensure_ascii=False, indent=2) if args.json else report.text(), flush=True)
+    return exit_status(report)
+
+
+def exit_status(report: Report) -> int:
+    """0 where it fits, 1 where memory is missing, 2 where the program failed."""
+    return EXIT.get(report.judgement, EXIT[report.status] if report.judgement == "tight" else EXIT[OOM])
+
+
+def execute_largest(args: argparse.Namespace) -> int:
+    """Look for the largest value of a program's argument; the exit status."""
+
+    def told(run: Run) -> None:
+        print(f"{run.change}: {run.report['judgement']}, {run.report['seconds']:.1f} s", file=sys.stderr, flush=True)
+
+    best = largest(args.argument, _options(args), _command(args), most=args.most, told=told)
+    if args.json:
+        found = None if best is None else {"change": best.change, **_numbers(best)}
+        print(json.dumps({"schema": 1, "gpu": args.gpu, "largest": found}, ensure_ascii=False, indent=2))
+    else:
+        nothing = tr(ko="들어가는 것이 없다.", en="Nothing fits.")
+        print(nothing if best is None else tr(ko=f"가장 큰 것: {best.change}", en=f"largest: {best.change}"))
+    return EXIT[OOM] if best is None else EXIT[FITS]
+
+
+def _numbers(run: Run) -> dict[str, Any]:
+    return {name: run.report[name] for name in ("status", "judgement", "allocated", "reserved", "seconds")}
+
+
+def _command(args: argparse.Namespace) -> list[str]:
+    command = args.command[1:] if args.command[:1] == ["--"] else list(args.command)
+    command = [args.module, *command] if args.module else command
+    if not command:
+        raise WrongValue(tr(ko="어느 프로그램을 실행할지 없다.", en="Which program?"))
+    return command
+
+
+def _options(args: argparse.Namespace) -> list[str]:
+    """The options of another run of the same program."""
+    options = ["--gpu", str(args.gpu), "--steps", str(args.steps), "--gpus", str(args.gpus), "--rank", str(args.rank)]
+    options += ["--values", args.values, *(["--through-evaluation"] if args.through_evaluation else [])]
+    return options + (["-m", args.module] if args.module else [])
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise WrongValue(f"{path}: {error.strerror}") from error
 
 
 def print_traceback(error: BaseException) -> None:
@@ -70,7 +148,7 @@ def print_traceback(error: BaseException) -> None:
     while waiting:
         part = waiting.pop()
         part.stack = traceback.StackSummary.from_list(
-            [line for line in part.stack if not line.filename.startswith((*OURS, "<frozen runpy>"))]
+            [line for line in part.stack if not line.filename.startswith((OURS, "<frozen runpy>"))]
         )
         waiting += [other for other in (part.__cause__, part.__context__) if other is not None]
     if not isinstance(error, SystemExit):
@@ -78,16 +156,23 @@ def print_traceback(error: BaseException) -> None:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gpu", default="T4", help="the card: " + ", ".join(CATALOG))
-    parser.add_argument("--gpus", type=int, default=1, help="how many cards; the program runs as one rank of as many")
-    parser.add_argument("--rank", type=int, default=0, help="which of them")
-    parser.add_argument("--steps", type=int, default=3, help="optimizer steps after which the run ends (3)")
-    parser.add_argument("--through-evaluation", action="store_true", help="go on to evaluation, saving, generation")
-    parser.add_argument("--values", default="answer", choices=("answer", "stop"), help="when a value is asked for")
-    parser.add_argument("--unlimited", action="store_true", help="never run out of memory: how much would it need?")
-    parser.add_argument("--json", action="store_true", help="the report as JSON")
-    parser.add_argument("--html", metavar="FILE", help="the report as a page")
-    parser.add_argument("--save", metavar="TRACE", help="the report and every allocation, as JSON")
-    parser.add_argument("--snapshot", metavar="FILE.pickle", help="PyTorch's snapshot, for pytorch.org/memory_viz")
-    parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m does")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="program …", help="the program and its arguments")
+    texts = {
+        "gpu": tr(ko="GPU의 이름이나 '24GiB, 8.6' 같은 크기", en='a name, or a size as "24GiB, 8.6"'),
+        "gpus": tr(ko="GPU 수. 그 가운데 한 rank로 실행한다", en="how many; the program runs as one rank of as many"),
+        "rank": tr(ko="어느 rank인가", en="which of them"),
+        "steps": tr(ko="이만큼의 optimizer 스텝 뒤에 끝낸다", en="optimizer steps, after which the run ends"),
+        "evaluation": tr(ko="평가, 저장, 생성까지 간다", en="go on to evaluation, saving, generation"),
+        "values": tr(ko="텐서의 값을 물으면", en="when a value of a tensor is asked for"),
+        "unlimited": tr(ko="한도 없이 센다", en="never run out: how much would it need?"),
+        "module": tr(ko="python -m처럼 모듈을 실행한다", en="run a module, as python -m does"),
+    }
+    add = parser.add_argument
+    add("--gpu", default="T4", help=texts["gpu"])
+    add("--gpus", type=int, default=1, help=texts["gpus"])
+    add("--rank", type=int, default=0, help=texts["rank"])
+    add("--steps", type=int, default=3, help=texts["steps"])
+    add("--through-evaluation", action="store_true", help=texts["evaluation"])
+    add("--values", default="answer", choices=("answer", "stop"), help=texts["values"])
+    add("--unlimited", action="store_true", help=texts["unlimited"])
+    add("--language", choices=LANGUAGES, default=None)
+    add("-m", dest="module", metavar="MODULE", help=texts["module"])

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from . import amp, driver, tensors
-from ._core import CATALOG, GPUSpec, choose
+from ..cards import GPUSpec, card
+from . import amp, driver, eager, flash_attention, pretrained, tensors, writing
 from .device import ProgramGPU
+from .imports import Imports
 from .patches import Patches
+from .watch import Watch
 
 
 @contextmanager
@@ -17,10 +19,11 @@ def cuda(
 ) -> Iterator[ProgramGPU]:
     """Give the block a CUDA GPU: `torch.cuda` finds it, tensors moved there are counted, those of the CPU stay real.
 
-    gpu: a name of the catalogue or a card's facts. limited=False: it never runs out of memory. values: "answer" or
-    "stop", see `values`. Everything that is replaced meanwhile is put back at the end, whatever happens.
+    gpu: a name of the catalogue, a free card as "24GiB, 8.6", or a card's facts. limited=False: it never runs out of
+    memory. values: "answer" or "stop", see `values`. Everything that is replaced meanwhile is put back at the end,
+    whatever happens.
     """
-    spec = CATALOG[choose(gpu, CATALOG, "GPU")] if isinstance(gpu, str) else gpu
+    spec = card(gpu).needs_cuda()
     device = ProgramGPU(spec, limited=limited, values=values, index=rank, count=gpus)
     patches = Patches()
     with ExitStack() as stack:
@@ -29,5 +32,12 @@ def cuda(
         tensors.install(patches, device)
         driver.install(patches, device)
         amp.install(patches)
+        watch = device.watch = Watch(device)
+        watch.install(patches)
+        imports = device.imports = Imports(patches)
+        eager.install(patches, watch)
+        pretrained.install(patches, imports, watch)
+        writing.install(patches, imports, watch)
+        flash_attention.install(patches, imports, watch)
         stack.enter_context(device)
         yield device

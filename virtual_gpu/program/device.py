@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor
 from torch.utils._pytree import tree_map
 
+from ..allocator import CachingAllocator
+from ..allocator_settings import AllocatorSettings
+from ..cards import GPUSpec
+from ..counting.gpu import VirtualGPU
+from ..counting.mode import CountingMode
+from ..trace.snapshot import Above
 from . import known
-from ._core import CountingMode, GPUSpec, VirtualGPU
 from .values import Values, ValueStop
 
 _aten = torch.ops.aten
@@ -42,7 +48,7 @@ class ProgramMode(CountingMode):
 
     def __init__(self, gpu: ProgramGPU):
         super().__init__(gpu)
-        self.values = gpu.values
+        self.values: Values = gpu.answers
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         device = kwargs.get("device") if kwargs else None
@@ -98,8 +104,7 @@ class ProgramMode(CountingMode):
         layout = torch.empty_like(meta, memory_format=memory_format)
         with self:
             fake = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device=GPU)
-        if self.gpu.watch is not None:
-            self.gpu.watch.claim([fake], "inputs")
+        self.gpu.watch.claim([fake], "inputs")
         known.know(fake, real)
         return fake
 
@@ -155,13 +160,22 @@ class ProgramGPU(VirtualGPU):
         count: int = 1,
         without: Iterable[str] = (),
     ):
-        self.values = Values(values)
         super().__init__(spec, limited=limited, without=without)
+        self.answers = Values(values)
+        settings = AllocatorSettings.from_environment()
+        self.meter.allocator = CachingAllocator(
+            self.meter.allocator.capacity_bytes,
+            settings=settings if limited else replace(settings, memory_fraction=None),
+            place=Above(),
+        )
+        self.stream = 0  # the current one
+        self.meter.stream = lambda: self.stream
         self.index, self.count = index, count
         self.device = torch.device("cuda", index)
         self.mode = ProgramMode(self)
         self.fraction, self.ooms = 1.0, 0
-        self.watch: Any = None  # what records, where a run is watched
+        self.watch: Any = None  # the recorder, a `Watch`: `cuda` puts it there, and the import hook
+        self.imports: Any = None
         self.last_oom: dict[str, Any] | None = None
 
     def check_index(self, device: torch.device) -> None:
@@ -186,8 +200,7 @@ class ProgramGPU(VirtualGPU):
             return super()._allocate(nbytes, category)
         except torch.OutOfMemoryError as error:
             self.ooms += 1
-            if self.watch is not None:
-                self.last_oom = self.watch.out_of_memory(nbytes)
+            self.last_oom = self.watch.out_of_memory(nbytes)
             raise torch.OutOfMemoryError(str(error).replace("GPU 0", f"GPU {self.index}")) from None
 
     def _empty_like(self, tensor: torch.Tensor, category: str) -> torch.Tensor:

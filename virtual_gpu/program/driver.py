@@ -6,19 +6,15 @@ A CPU build of PyTorch lacks these functions. With them PyTorch's own torch.cuda
 
 from __future__ import annotations
 
-import contextlib
-import os
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from . import snapshot
-from ._core import SMALL_BYTES
 from .device import ProgramGPU
 from .patches import Patches
-from .streams import CUDAGraph, Event, Stream, graph
+from .streams import Event, Graph, Streams, graph
 
 # multiprocessors, threads on each, L2 bytes: NVIDIA's architecture whitepapers; None where none was looked up
 _SHAPES = {
@@ -48,8 +44,9 @@ class DeviceProperties(types.SimpleNamespace):
 
 def install(patches: Patches, gpu: ProgramGPU) -> None:
     """Make torch.cuda, torch.accelerator and torch.backends.cuda find this GPU."""
-    patches.set_all(torch._C, _functions(gpu))
-    patches.set_all(torch._C, _accelerator(gpu))
+    streams = Streams(gpu)
+    patches.set_all(torch._C, _functions(gpu, streams))
+    patches.set_all(torch._C, _accelerator(gpu, streams))
     patches.set_all(
         torch.cuda,
         {
@@ -63,23 +60,23 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             "is_bf16_supported": lambda emulated=True: emulated or gpu.spec.compute_capability[0] >= 8,
             "device_count": lambda: gpu.count,
             "get_arch_list": lambda: [_architecture(gpu)],
-            "Stream": Stream,
+            "Stream": streams.kind,
             "Event": Event,
-            "ExternalStream": Stream,
-            "CUDAGraph": CUDAGraph,
+            "ExternalStream": streams.kind,
+            "CUDAGraph": Graph,
             "graph": graph,
             "make_graphed_callables": lambda callables, *args, **kwargs: callables,
             "is_current_stream_capturing": lambda: False,
             "graph_pool_handle": lambda: (0, 1),
-            "stream": lambda stream: contextlib.nullcontext(stream),
-            "set_stream": lambda stream: None,
-            "current_stream": lambda device=None: Stream(),
-            "default_stream": lambda device=None: Stream(),
+            "stream": streams.entered,
+            "set_stream": streams.choose,
+            "current_stream": lambda device=None: streams.current,
+            "default_stream": lambda device=None: streams.default,
             "utilization": lambda device=None: 100,
         },
     )
-    patches.set_all(torch.cuda.streams, {"Stream": Stream, "Event": Event})
-    patches.set_all(torch.cuda.graphs, {"CUDAGraph": CUDAGraph, "graph": graph})
+    patches.set_all(torch.cuda.streams, {"Stream": streams.kind, "Event": Event})
+    patches.set_all(torch.cuda.graphs, {"CUDAGraph": Graph, "graph": graph})
     patches.set_all(torch.cuda.nccl, {"version": lambda: (2, 27, 3), "is_available": lambda tensors: True})
     patches.set(torch.version, "cuda", "12.8")
     patches.set(torch.backends.cuda, "is_built", lambda: True)
@@ -116,21 +113,22 @@ def memory_stats(gpu: ProgramGPU) -> dict[str, Any]:
         counts[kind]["all"] += amount
         counts[kind][pool] += amount
 
-    for pieces in allocator.segments():
-        nbytes = sum(piece.size for piece in pieces)
-        pool = "small_pool" if nbytes <= 2 * SMALL_BYTES and not allocator.expandable_segments else "large_pool"
+    asked = {block: nbytes for block, (nbytes, _, _) in gpu.meter.live_blocks().items()}
+    for segment in allocator.segments():
+        pool = "small_pool" if segment.small else "large_pool"
         add("segment", pool, 1)
-        add("reserved_bytes", pool, nbytes)
-        for piece in pieces:
+        add("reserved_bytes", pool, segment.size)
+        for piece in segment.pieces:
             if piece.name is not None:
                 for kind, amount in (("allocation", 1), ("active", 1)):
                     add(kind, pool, amount)
-                for kind in ("allocated_bytes", "active_bytes", "requested_bytes"):
+                for kind in ("allocated_bytes", "active_bytes"):
                     add(kind, pool, piece.size)
-            elif len(pieces) > 1:
+                add("requested_bytes", pool, asked[piece.name])
+            elif len(segment.pieces) > 1:
                 add("inactive_split", pool, 1)
                 add("inactive_split_bytes", pool, piece.size)
-    peaks = {kind: allocator.peak_allocated_bytes for kind in ("allocated_bytes", "active_bytes", "requested_bytes")}
+    peaks = {kind: allocator.peak_allocated_bytes for kind in ("allocated_bytes", "active_bytes")}
     peaks["reserved_bytes"] = allocator.peak_reserved_bytes
     zero = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
     stats: dict[str, Any] = {
@@ -141,7 +139,8 @@ def memory_stats(gpu: ProgramGPU) -> dict[str, Any]:
         for kind, pools in counts.items()
     }
     return stats | {
-        "oversize_allocations": zero, "oversize_segments": zero, "max_split_size": -1,
+        "oversize_allocations": zero, "oversize_segments": zero,
+        "max_split_size": allocator.settings.max_split_size or -1,
         "num_alloc_retries": allocator.retries, "num_ooms": gpu.ooms, "num_sync_all_streams": 0,
         "num_device_alloc": counts["segment"]["all"], "num_device_free": 0,
     }  # fmt: skip
@@ -153,7 +152,7 @@ _KINDS = (
 )  # fmt: skip
 
 
-def _functions(gpu: ProgramGPU) -> dict[str, Callable]:
+def _functions(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
     def set_device(index: int) -> None:
         gpu.check_index(torch.device("cuda", index))
 
@@ -165,8 +164,8 @@ def _functions(gpu: ProgramGPU) -> dict[str, Callable]:
     def fraction(value: float, index: int) -> None:
         gpu.limit(value)
 
-    def clear_workspaces() -> None:
-        gpu.release_workspaces()
+    def change_settings(text: str) -> None:
+        gpu.watch.note(f"the allocator's settings stay as they were when the program began: {text} was not followed")
 
     return {
         "_cuda_getDeviceCount": lambda: gpu.count,
@@ -185,30 +184,30 @@ def _functions(gpu: ProgramGPU) -> dict[str, Callable]:
         "_cuda_getCompiledVersion": lambda: 12080,
         "_cuda_set_sync_debug_mode": lambda mode: None,
         "_cuda_get_sync_debug_mode": lambda: 0,
-        "_cuda_getCurrentStream": lambda index: (0, gpu.index, 1),
+        "_cuda_getCurrentStream": lambda index: (streams.current.stream_id, gpu.index, 1),
         "_cuda_getDefaultStream": lambda index: (0, gpu.index, 1),
-        "_cuda_getCurrentRawStream": lambda index: 0,
+        "_cuda_getCurrentRawStream": lambda index: streams.current.cuda_stream,
         "_cuda_isCurrentStreamCapturing": lambda: False,
-        "_cuda_clearCublasWorkspaces": clear_workspaces,
+        "_cuda_clearCublasWorkspaces": gpu.release_workspaces,
         "_cuda_memoryStats": lambda index: memory_stats(gpu),
         "_cuda_resetPeakMemoryStats": lambda index: gpu.reset_peak_memory_stats(),
         "_cuda_resetAccumulatedMemoryStats": lambda index: None,
         "_cuda_emptyCache": gpu.empty_cache,
         "_cuda_setMemoryFraction": fraction,
         "_cuda_getMemoryFraction": lambda index: gpu.fraction,
-        "_cuda_memorySnapshot": lambda pool, *_: snapshot.snapshot(gpu),
-        "_cuda_record_memory_history": lambda *args, **kwargs: None,
-        "_cuda_record_memory_history_legacy": lambda *args, **kwargs: None,
+        "_cuda_memorySnapshot": lambda pool, *_: gpu.watch.snapshot(),
+        "_cuda_record_memory_history": lambda enabled, *_, **__: gpu.watch.keep_history(enabled is not None),
+        "_cuda_record_memory_history_legacy": lambda enabled, *_, **__: gpu.watch.keep_history(enabled),
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_hostMemoryStats": lambda: {},
         "_cuda_resetPeakHostMemoryStats": lambda: None,
         "_cuda_resetAccumulatedHostMemoryStats": lambda: None,
-        "_cuda_cudaCachingAllocator_set_allocator_settings": lambda text: None,
+        "_cuda_cudaCachingAllocator_set_allocator_settings": change_settings,
     }
 
 
-def _accelerator(gpu: ProgramGPU) -> dict[str, Callable]:
-    driver = _functions(gpu)
+def _accelerator(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
+    driver = _functions(gpu, streams)
     return {
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
         "_accelerator_getDeviceIndex": lambda: gpu.index,
@@ -216,8 +215,8 @@ def _accelerator(gpu: ProgramGPU) -> dict[str, Callable]:
         "_accelerator_exchangeDevice": driver["_cuda_exchangeDevice"],
         "_accelerator_maybeExchangeDevice": driver["_cuda_maybeExchangeDevice"],
         "_accelerator_synchronizeDevice": lambda index: None,
-        "_accelerator_getStream": lambda index: Stream(),
-        "_accelerator_setStream": lambda stream: None,
+        "_accelerator_getStream": lambda index: streams.current,
+        "_accelerator_setStream": streams.choose,
         "_accelerator_isAllocatorInitialized": lambda: True,
         "_accelerator_emptyCache": gpu.empty_cache,
         "_accelerator_emptyHostCache": lambda: None,
@@ -293,10 +292,3 @@ def _device_type() -> type:
             return before(*args, **kwargs)
 
     return device
-
-
-def allocator_notes() -> list[str]:
-    """Settings of the caching allocator in the environment that are not followed."""
-    text = ",".join(os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
-    settings = (part.split(":")[0].strip() for part in text.split(",") if part.strip())
-    return [f"{name}: not followed" for name in settings if name != "expandable_segments"]

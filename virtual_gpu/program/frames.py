@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import sysconfig
 from types import CodeType, FrameType
+from typing import Any
 
 import torch
 
-from ._core import CORE_FOLDER
-
-OURS = (os.path.dirname(os.path.realpath(__file__)) + os.sep, CORE_FOLDER + os.sep)
+OURS = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 _LIBRARIES = tuple(
     {
         *(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")),
         *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")),
         os.path.dirname(os.path.realpath(torch.__file__)) + os.sep,
-        *OURS,
+        OURS,
         "<frozen",
         "<string>",
     }
@@ -41,11 +40,23 @@ def program_line(frame: FrameType | None) -> tuple[str, int]:
     return "", 0
 
 
-def stack(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
-    """(code, line) of every frame but ours, the innermost first."""
-    frames = []
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(OURS):
-            frames.append((frame.f_code, frame.f_lineno))
-        frame = frame.f_back
-    return tuple(frames)
+class Stacks:
+    """Stacks as PyTorch's snapshot has them; one list for each, however often it comes."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[CodeType, int], ...], list[dict[str, Any]]] = {}
+
+    def of(self, frame: FrameType | None) -> list[dict[str, Any]]:
+        """Every frame but ours, the innermost first."""
+        frames = []
+        while frame is not None:
+            if not frame.f_code.co_filename.startswith(OURS):
+                frames.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+        stack = tuple(frames)
+        if stack not in self._known:
+            self._known[stack] = [
+                {"name": getattr(code, "co_qualname", code.co_name), "filename": code.co_filename, "line": line}
+                for code, line in stack
+            ]
+        return self._known[stack]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from ._core import human_bytes
+from ..units import human_bytes
 from .report import OOM, Report
 from .watch import CATEGORIES
 
@@ -36,8 +36,8 @@ def page(report: Report) -> str:
         ),
         (
             "Values answered",
-            ("times", "what", "where"),
-            [(n, kind, f"{file}:{line}") for kind, file, line, n in report.values[:_ROWS]],
+            ("times", "what", "answer", "where"),
+            [(n, kind, told, where) for kind, told, where, n in report.values[:_ROWS]],
         ),
     )
     body = "".join(f"<h2>{head}</h2>{_table(columns, rows)}" for head, columns, rows in tables)
@@ -77,7 +77,7 @@ def _bar(report: Report) -> str:
 def _curve(report: Report) -> str:
     live, totals = 0, []
     for event in report.watch.events:
-        nbytes = report.watch.blocks[abs(event)].nbytes
+        nbytes = report.watch.blocks[abs(event)].held
         live += nbytes if event > 0 else -nbytes
         totals.append(live)
     if not totals:

@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 
-from . import eager, pretrained, writing
-from ._core import human_bytes
+from ..units import human_bytes
 from .context import cuda
-from .imports import Imports
 from .watch import BETWEEN, Watch
 
 _WIDTH = 640
@@ -34,12 +32,7 @@ class Kernel:
         if line.strip() in ("", "off"):
             return None
         device = self.stack.enter_context(cuda(line.strip()))
-        self.watch = device.watch = Watch(device)
-        self.watch.install(device.patches)
-        imports = Imports(device.patches)
-        eager.install(device.patches, self.watch)
-        pretrained.install(device.patches, imports, self.watch)
-        writing.install(device.patches, imports, self.watch)
+        self.watch = device.watch
         return f"{device.spec.device_name}, virtual: {human_bytes(device.capacity_bytes)} for PyTorch"
 
     def gpu_memory(self, line: str, cell: str) -> None:

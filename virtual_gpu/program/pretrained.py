@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ..models.configs import architectures, resolve_model_id
 from . import quantized
-from ._core import bundled_config
 from .device import ProgramGPU
 from .imports import Imports
 from .patches import Patches
@@ -78,6 +78,15 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
         for name in ("resolve_revision", "find_adapter_config_file"):
             _local_first(patches, module, name)
 
+    def diffusers(module: ModuleType) -> None:
+        def from_pretrained(cls: Any, name: Any, *, torch_dtype: Any = None, **kwargs: Any) -> Any:
+            kwargs = {key: value for key, value in kwargs.items() if key in ("subfolder", "revision", "cache_dir")}
+            model = cls.from_config(cls.load_config(name, **kwargs))
+            return (model if torch_dtype is None else model.to(torch_dtype)).eval()
+
+        patches.set(module.ModelMixin, "from_pretrained", classmethod(from_pretrained))
+
+    imports.after("diffusers.models.modeling_utils", diffusers)
     imports.after("transformers.configuration_utils", config)
     imports.after("transformers.modeling_utils", models)
     imports.after("transformers.generation.utils", generation)
@@ -87,7 +96,10 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
 
 def _bundled(name: Any) -> dict | None:
     """A configuration that comes with the instrument; folders go before it."""
-    return None if name is None or os.path.isdir(str(name)) else bundled_config(str(name))
+    if name is None or os.path.isdir(str(name)):
+        return None
+    entry = architectures().get(resolve_model_id(str(name)))
+    return None if entry is None else {"dtype": entry["dtype"], **entry["config"]}
 
 
 def _local_first(patches: Patches, module: ModuleType, name: str) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, _op_schema
+from torch.distributed.tensor import _random as dtensor_random
 
 from .device import ProgramGPU
 from .patches import Patches
@@ -37,6 +38,9 @@ def install(patches: Patches, gpu: ProgramGPU, watch: Watch) -> None:
         patches.set_item(os.environ, name, value)
     _fake_groups(patches, gpu)
     _count_resizes(patches, gpu)
+    patches.set(_op_schema, "_rebuild_tensor_from_dtensor_meta", _shape_of)
+    patches.set(dtensor_random, "OffsetBasedRNGTracker", RandomNumbers)
+    patches.set(dtensor_random, "_rng_tracker", None)
     patches.set(nn.parallel, "DistributedDataParallel", DataParallel)
     patches.set(nn.parallel.distributed, "DistributedDataParallel", DataParallel)
     patches.set(DTensor, "device", property(lambda tensor: tensor._local_tensor.device))
@@ -47,6 +51,7 @@ def install(patches: Patches, gpu: ProgramGPU, watch: Watch) -> None:
 
 def _fake_groups(patches: Patches, gpu: ProgramGPU) -> None:
     from torch.distributed import distributed_c10d as c10d
+    from torch.distributed import rendezvous
     from torch.distributed.tensor import debug
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
@@ -70,9 +75,14 @@ def _fake_groups(patches: Patches, gpu: ProgramGPU) -> None:
         sys.excepthook = hook  # PyTorch puts one there that prints the rank before every line
         debug._clear_sharding_prop_cache()  # it remembers meshes whose groups are gone
 
+    # Modules of PyTorch that took them by name call PyTorch's own, which would wait for the other ranks.
+    replaced = {"init_process_group": (start, init_process_group), "new_group": (new_group, fake_group)}
+    for module in [module for name, module in sys.modules.items() if name.startswith("torch.")]:
+        for name, (before, after) in replaced.items():
+            if vars(module).get(name) is before:
+                patches.set(module, name, after)
+    patches.set(rendezvous, "_create_c10d_store", lambda *args, **kwargs: FakeStore())
     for module in (dist, c10d):
-        patches.set(module, "init_process_group", init_process_group)
-        patches.set(module, "new_group", fake_group)
         patches.set(module, "is_nccl_available", lambda: True)
         patches.set(module, "all_gather_object", gather)
         patches.set(module, "broadcast_object_list", lambda *args, **kwargs: None)
@@ -89,6 +99,24 @@ def _count_resizes(patches: Patches, gpu: ProgramGPU) -> None:
         return result
 
     patches.set(torch.UntypedStorage, "resize_", resize_)
+
+
+def _shape_of(spec: Any) -> torch.Tensor:
+    """A fake tensor of a DTensor's whole shape, of which only shape and type are read; "cuda" has no kernels here."""
+    meta = spec.tensor_meta
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu")
+
+
+class RandomNumbers:
+    """What DTensor keeps ranks' random numbers apart with; here there are none, and nothing is read or sent."""
+
+    distribute_region_enabled = True
+
+    def __init__(self, device_mesh: Any, run_state_sync: bool = True):
+        pass
+
+    def _distribute_region(self, spec: Any, generator: torch.Generator | None = None) -> Any:
+        return contextlib.nullcontext()
 
 
 class DataParallel(nn.parallel.DistributedDataParallel):

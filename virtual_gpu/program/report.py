@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
-from ._core import human_bytes
+from ..language import tr
+from ..room import TIGHT, TOO_MUCH, Room, room_on
+from ..units import human_bytes
 from .device import ProgramGPU
-from .watch import CATEGORIES, FORWARD, Block, Watch
+from .watch import CATEGORIES, Watch, category_of
 
 SCHEMA = 1  # of `Report.json`
 FITS, OOM, FAILED = "fits", "oom", "failed"
@@ -40,29 +42,42 @@ class Report:
     at_peak: dict[str, int]
     modules: list[tuple[str, int]]
     lines: list[tuple[str, int, int]]
-    values: list[tuple[str, str, int, int]]
+    values: list[tuple[str, Any, str, int]]
     notes: list[str]
     rules: list[str]
     versions: dict[str, str]
+    room: Room | None = field(default=None, repr=False)
     oom: dict[str, Any] | None = None
+    tried: list[dict[str, Any]] = field(default_factory=list)
     error: BaseException | None = field(default=None, repr=False)
     watch: Watch | None = field(default=None, repr=False)
 
     def json(self) -> dict[str, Any]:
         """All of it, in JSON's types; "schema" grows when a name changes its meaning."""
-        plain = {k: v for k, v in vars(self).items() if k not in ("error", "watch")}
+        plain = {k: v for k, v in vars(self).items() if k not in ("error", "watch", "room")}
+        plain["judgement"] = self.judgement
+        plain["room"] = None if self.room is None else self.room.to_dict()
         plain["error"] = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
         return {"schema": SCHEMA, **plain}
+
+    @property
+    def judgement(self) -> str:
+        """ "fits", "tight" or "does not fit", see `room`; "failed" where the program did."""
+        if self.status == FAILED or self.room is None:
+            return self.status
+        return TOO_MUCH if self.status == OOM else self.room.verdict(self.reserved)
 
     def text(self, rows: int = 8) -> str:
         """A page of text: the verdict first, then what the peak is made of."""
         verdict = {
-            FITS: f"fits: {human_bytes(self.capacity - self.reserved)} to spare",
-            OOM: "out of memory",
+            FITS: tr(ko="들어간다", en="fits"),
+            TIGHT: tr(ko="빠듯하다", en="tight"),
+            TOO_MUCH: tr(ko="메모리가 모자란다", en="out of memory"),
             FAILED: f"the program failed: {type(self.error).__name__}: {self.error}",
-        }[self.status]
+        }[self.judgement]
         out = [
-            f"{self.program} on {self.gpu} ({human_bytes(self.capacity)}): {verdict}",
+            f"{self.program} on {self.gpu} ({human_bytes(self.capacity)}): {verdict}"
+            + (f". {self.room.line(self.reserved)}" if self.room and self.status == FITS else ""),
             f"  {self.steps} optimizer steps in {self.seconds:.1f} s; peak {human_bytes(self.allocated)} allocated in "
             f"{self.peak_phase}, {human_bytes(self.reserved)} reserved",
         ]
@@ -72,6 +87,23 @@ class Report:
                 + (f" in {self.oom['module']}" if self.oom["module"] else "")
                 + f" ({self.oom['phase']})"
             )
+        if self.tried:
+            *others, last = self.tried
+            made_room = last["status"] == FITS
+            out += [
+                tr(
+                    ko=f"  다시 실행해 보았다: {one['change']}: 그래도 모자란다",
+                    en=f"  run again with {one['change']}: still out of memory",
+                )
+                for one in (others if made_room else self.tried)
+            ]
+            if made_room:
+                out.append(
+                    tr(
+                        ko=f"  다시 실행해 보았다: {last['change']}: 들어간다({human_bytes(last['reserved'])} 예약)",
+                        en=f"  run again with {last['change']}: fits, {human_bytes(last['reserved'])} reserved",
+                    )
+                )
         out += ["", "phase               allocated       reserved"]
         out += [f"  {name:<15}{human_bytes(a):>12}   {human_bytes(r):>12}" for name, (a, r) in self.phases.items()]
         out += ["", "at the peak"]
@@ -82,7 +114,7 @@ class Report:
         out += [f"  {human_bytes(n):>12}  {_short(file)}:{line}" for file, line, n in self.lines[:rows]]
         if self.values:
             out += ["", "values that a virtual GPU does not have, answered"]
-            out += [f"  {n:>5} × {kind:<16} {_short(file)}:{line}" for kind, file, line, n in self.values[:rows]]
+            out += [f"  {n:>5} × {kind} = {told}  {_short(where)}" for kind, told, where, n in self.values[:rows]]
         out += [*([""] if self.notes else []), *(f"note: {note}" for note in self.notes)]
         return "\n".join(out)
 
@@ -101,7 +133,7 @@ def make_report(
             span += 1
             span_peaks[span] = live
         block = watch.blocks[abs(event)]
-        live += block.nbytes if event > 0 else -block.nbytes
+        live += block.held if event > 0 else -block.held
         span_peaks[span] = max(span_peaks[span], live)
         if live > peak:
             peak, peak_at = live, index
@@ -115,9 +147,9 @@ def make_report(
     phase = "loading"
     for block in watch.blocks.values():
         if block.born <= peak_at and (block.freed is None or block.freed > peak_at):
-            at_peak[category_of(block, watch)] += block.nbytes
-            modules[block.module] += block.nbytes
-            lines[block.line] += block.nbytes
+            at_peak[category_of(block, watch)] += block.held
+            modules[block.module] += block.held
+            lines[block.line] += block.held
     for name, start in watch.spans:
         if start <= peak_at:
             phase = name
@@ -127,18 +159,10 @@ def make_report(
         allocated=peak, reserved=max(watch.reserved_peaks), fragmentation=allocator.unused_bytes, peak_phase=phase,
         phases=phases, at_peak={name: at_peak[name] for name in CATEGORIES}, modules=modules.most_common(),
         lines=[(file, line, nbytes) for (file, line), nbytes in lines.most_common()],
-        values=[(*key, count) for key, count in gpu.values.asked.most_common()], notes=list(watch.notes),
+        values=[(a.asked, a.answer, a.where, count) for a, count in gpu.answers.most_common()], notes=list(watch.notes),
         rules=[rule.name for rule in gpu.rules.active()], versions={"torch": torch.__version__},
-        oom=gpu.last_oom, error=error, watch=watch,
+        room=room_on(gpu.spec), oom=gpu.last_oom, error=error, watch=watch,
     )  # fmt: skip
-
-
-def category_of(block: Block, watch: Watch) -> str:
-    """What a block was for; see `watch`."""
-    if block.category is not None:
-        return block.category
-    born = watch.spans[block.span][0]
-    return "saved for backward" if born == FORWARD and block.freed_in != block.span else "temporaries"
 
 
 def _short(file: str) -> str:

@@ -14,15 +14,16 @@ from typing import Any
 
 import torch
 
-from . import driver, eager, ends, pretrained, snapshot, writing
-from ._core import GPUSpec
+from ..cards import GPUSpec
+from ..errors import WrongValue
+from ..language import tr
+from ..trace import snapshot
+from . import ends
 from .context import cuda
 from .device import ProgramGPU
 from .ends import EndOfRun
-from .imports import Imports
 from .patches import Patches
 from .report import FAILED, FITS, OOM, Report, make_report
-from .watch import Watch
 
 
 def run(
@@ -37,31 +38,22 @@ def run(
     limited: bool = True,
     gpus: int = 1,
     rank: int = 0,
-    stacks: bool = False,
     snapshot_file: str | None = None,
 ) -> Report:
     """Run a script (or with module=True a module, as `python -m`) with these arguments until `steps` optimizer steps.
 
-    The program's own errors end up in `Report.error`; KeyboardInterrupt passes. FileNotFoundError where there is no
-    such file. stacks: keep every block's whole stack, for a snapshot, which
-    is written to `snapshot_file` where one is named.
+    The program's own errors end up in `Report.error`; KeyboardInterrupt passes. WrongValue where there is no
+    such file. snapshot_file: where PyTorch's memory snapshot of the run is written.
     """
     if not 0 <= rank < gpus:
-        raise ValueError(f"rank {rank}: there are {gpus}, from 0 to {gpus - 1}")
+        raise WrongValue(tr(ko=f"rank {rank}: 0부터 {gpus - 1}까지다.", en=f"rank {rank}: 0 to {gpus - 1}."))
     if not module and not os.path.exists(program):
-        raise FileNotFoundError(f"no such program: {program}")
+        raise WrongValue(tr(ko=f"그런 프로그램이 없다: {program}", en=f"no such program: {program}"))
     with cuda(gpu, limited=limited, values=values, rank=rank, gpus=gpus) as device:
-        watch = Watch(device, stacks=stacks)
-        device.watch = watch
-        patches = device.patches
-        watch.install(patches)
-        eager.install(patches, watch)
-        imports = Imports(patches)
-        pretrained.install(patches, imports, watch)
-        writing.install(patches, imports, watch)
+        watch, patches = device.watch, device.patches
+        if snapshot_file is not None:
+            watch.keep_history()
         ends.install(patches, watch, steps, through_evaluation=through_evaluation)
-        for note in driver.allocator_notes():
-            watch.note(note)
         if gpus > 1:
             from . import ranks  # torch.distributed.tensor takes its time
 
@@ -76,7 +68,7 @@ def run(
         seconds = time.perf_counter() - started
         report = make_report(device, watch, program=program, status=status, seconds=seconds, error=error)
         if snapshot_file is not None:
-            snapshot.save(device, snapshot_file)
+            snapshot.write(watch.snapshot(), snapshot_file)
     gc.collect()
     return report
 

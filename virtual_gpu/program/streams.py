@@ -1,34 +1,47 @@
-"""Streams, events and graphs: enough for a program to go on; on a virtual GPU everything happens at once."""
+"""Streams, events and graphs: enough for a program to go on. Everything happens at once, in the program's order.
+
+What a stream is for here is its pools of memory: a block that one stream freed serves no other.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+if TYPE_CHECKING:
+    from .device import ProgramGPU
+
+_OF_A_PRIORITY = 32  # kStreamsPerPool (c10/cuda/CUDAStream.cpp): after as many, the first one is given out again
+
 
 class Stream:
-    """A CUDA stream: everything on a virtual GPU happens at once, in the order of the program."""
+    """A CUDA stream: equal to others of its number. 0 is the default one."""
 
-    cuda_stream = stream_id = device_type = 0
+    device_type = 1
 
-    def __init__(self, device: Any = None, priority: int = 0, **_: Any):
-        self.priority = priority
-        self.device = torch.device("cuda", torch.cuda.current_device())
-        self.device_index = self.device.index
+    def __init__(self, device: torch.device, number: int = 0, priority: int = 0):
+        self.device, self.device_index, self.priority = device, device.index, priority
+        self.stream_id = self.cuda_stream = number
+        self._outer: list[Any] = []
 
     def __enter__(self) -> Stream:
+        context = torch.cuda.stream(self)
+        self._outer.append(context)
+        context.__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        pass
+        self._outer.pop().__exit__(*exception)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream)
+        return isinstance(other, Stream) and other.stream_id == self.stream_id
 
     def __hash__(self) -> int:
-        return 0
+        return self.stream_id
 
     def query(self) -> bool:
         """Everything is done."""
@@ -48,7 +61,45 @@ class Stream:
         return False
 
 
-class Event(Stream):
+class Streams:
+    """The streams of a virtual GPU; `kind` is what the program finds as `torch.cuda.Stream`."""
+
+    def __init__(self, gpu: ProgramGPU):
+        self.gpu = gpu
+        self.current = self.default = default = Stream(gpu.device)
+        made: Counter[bool] = Counter()
+
+        class kind(Stream):
+            __doc__ = Stream.__doc__
+
+            def __init__(self, device: Any = None, priority: int = 0, stream_id: int | None = None, **_: Any):
+                urgent = priority < 0
+                if stream_id is None:
+                    stream_id = 1 + made[urgent] % _OF_A_PRIORITY + urgent * _OF_A_PRIORITY
+                    made[urgent] += 1
+                super().__init__(default.device, stream_id, priority)
+
+        kind.__name__ = kind.__qualname__ = "Stream"
+        self.kind = kind
+
+    def choose(self, stream: Stream) -> None:
+        """Make a stream the current one: what is allocated from now on comes from its pools."""
+        self.current = stream
+        self.gpu.stream = stream.stream_id
+
+    @contextlib.contextmanager
+    def entered(self, stream: Stream | None) -> Iterator[None]:
+        """`torch.cuda.stream(…)`."""
+        before = self.current
+        if stream is not None:
+            self.choose(stream)
+        try:
+            yield
+        finally:
+            self.choose(before)
+
+
+class Event:
     """A CUDA event; the time between two of them is not known and counts as 0.001 ms."""
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -58,23 +109,24 @@ class Event(Stream):
         """Milliseconds; never zero, programs divide by it."""
         return 0.001
 
-    record = wait = Stream._nothing
+    def query(self) -> bool:
+        """It has happened."""
+        return True
+
+    record = wait = synchronize = Stream._nothing
 
 
-class CUDAGraph:
-    """A graph that is captured and replayed by running nothing again; the memory of its pool is not modelled."""
+class Graph:
+    """`torch.cuda.CUDAGraph`: captured, and replayed by running nothing again; its pool's memory is not modelled."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         pass
 
-    def _nothing(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    capture_begin = capture_end = replay = reset = debug_dump = enable_debug_mode = _nothing
-
     def pool(self) -> tuple[int, int]:
         """The id of its memory pool."""
         return 0, 1
+
+    capture_begin = capture_end = replay = reset = debug_dump = enable_debug_mode = Stream._nothing
 
 
 class graph(contextlib.nullcontext):

@@ -102,7 +102,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             "record_stream": lambda t, stream: None,
             "tolist": lambda t: t.cpu().tolist() if t.dim() else t.item(),
             "data_ptr": lambda t: t.untyped_storage()._cdata + t.storage_offset() * t.element_size(),
-            "__repr__": lambda t, **_: gpu.values.printed(t) if ours(t) else torch.Tensor.__repr__(t),
+            "__repr__": lambda t, **_: gpu.answers.printed(t) if ours(t) else torch.Tensor.__repr__(t),
         },
     )
     for supported in (foreach_in_optimizers, foreach_elsewhere):

@@ -10,12 +10,13 @@ has no answer: the program is stopped there.
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ..counting.values import Answer, Answers
+from ..units import choose
 from .frames import program_line
 from .known import values_of
 
@@ -42,38 +43,38 @@ class ValueStop(RuntimeError):
     """The program needs a value that a virtual GPU does not have."""
 
 
-class Values:
+class Values(Answers):
     """Answers, by policy: "answer" (the numbers above) or "stop" (`ValueStop` at the first question).
 
-    asked: (kind, file, line) → how often; kind is "item", "copy to the CPU" or "print".
+    What was asked is "item", "copy to the CPU" or "print".
     """
 
     def __init__(self, policy: str = "answer"):
         if policy not in POLICIES:
-            raise ValueError(f"values={policy!r}: choose one of {', '.join(POLICIES)}")
+            choose(policy, POLICIES, "values")
+        super().__init__()
         self.policy = policy
-        self.asked: Counter[tuple[str, str, int]] = Counter()
+
+    def note(self, out: Any, op: Any) -> None:
+        """What a tensor would answer is noted by `remember`, of every operation."""
 
     def number(self, tensor: torch.Tensor) -> float | int | bool | complex:
         """The answer to `tensor.item()`, and to what is made of it: bool(), float(), comparisons."""
         real = values_of(tensor)
         if real is not None:
             return real.item()
-        self._note("item")
-        return self._answer(tensor)
+        return self._answer(tensor, "item")
 
     def copied(self, tensor: torch.Tensor) -> float | int | bool | complex:
         """The number that fills a copy of the tensor on the CPU."""
-        self._note("copy to the CPU")
-        return self._answer(tensor)
+        return self._answer(tensor, "copy to the CPU")
 
     def printed(self, tensor: torch.Tensor) -> str:
         """The tensor as text."""
         real = values_of(tensor)
         if real is not None:
             return f"{str(real)[:-1]}, device='{tensor.device}')"
-        self._note("print")
-        one = self._answer(tensor)
+        one = self._answer(tensor, "print")
         body = f"{one}" if tensor.dim() == 0 else f"[{one}, ...], size={tuple(tensor.shape)}"
         grad = ", requires_grad=True" if tensor.requires_grad else ""
         return f"tensor({body}, device='{tensor.device}', dtype={tensor.dtype}{grad})"
@@ -100,13 +101,12 @@ class Values:
             "'batched_mm' implementation of the experts, or a real GPU."
         )
 
-    def _answer(self, tensor: torch.Tensor) -> float | int | bool | complex:
+    def _answer(self, tensor: torch.Tensor, asked: str) -> float | int | bool | complex:
         if self.policy == "stop":
             raise self.stop("the program asks for a value")
         number = getattr(tensor, "answer", 1) if type(tensor) is FakeTensor else 1
-        if tensor.dtype == torch.bool:
-            return bool(number)
-        return complex(number) if tensor.dtype.is_complex else float(number) if tensor.is_floating_point() else number
-
-    def _note(self, kind: str) -> None:
-        self.asked[(kind, *program_line(sys._getframe(2)))] += 1
+        kind = bool if tensor.dtype == torch.bool else complex if tensor.dtype.is_complex else float
+        answer = kind(number) if kind is not float or tensor.is_floating_point() else number
+        file, line = program_line(sys._getframe(2))
+        self[Answer(asked, answer, f"{file}:{line}")] += 1
+        return answer

@@ -8,17 +8,23 @@ for backward where it outlives the forward phase, else it was temporary.
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ..trace.saved import Saved
+from ..trace.snapshot import History, contents
+from ..trace.timeline import CATEGORIES as trace_categories
+from ..trace.trace import Trace
 from .device import ProgramGPU
-from .frames import program_line, stack
+from .frames import Stacks, program_line
 from .patches import Patches
 from .quantized import state_tensors
 
@@ -29,15 +35,29 @@ CATEGORIES = (
     "parameters", "gradients", "optimizer", "saved for backward", "temporaries", "workspaces", "inputs", "buffers",
 )  # fmt: skip
 
+_OF_THE_CORE = {
+    name: trace_categories.index(
+        name
+        if name in trace_categories
+        else "activations"
+        if name in ("saved for backward", "temporaries")
+        else "other"
+    )
+    for name in CATEGORIES
+}
+
 
 @dataclass(slots=True)
 class Block:
-    """One allocation: bytes, when it was made and freed (index of the event), in which span, by which line and module.
+    """One allocation: when it was made and freed (index of the event), in which span, by which line and module.
 
-    category: as far as it was recognised; freed and freed_in are None while it lives.
+    nbytes: asked for. held: what the allocator gave for it. category: as far as it was recognised; freed and freed_in
+    are None while it lives.
     """
 
     nbytes: int
+    held: int
+    stream: int
     born: int
     span: int
     line: tuple[str, int]
@@ -45,19 +65,17 @@ class Block:
     category: str | None = None
     freed: int | None = None
     freed_in: int | None = None
-    stack: tuple = ()
-    address: int = 0
 
 
 @dataclass
 class Watch:
     """The recorder of a virtual GPU's meter. events: +id for an allocation, -id for a release, in their order.
 
-    spans: (phase, index of its first event), in their order. stacks: whether blocks keep the whole stack.
+    spans: (phase, index of its first event), in their order. history: the events of a snapshot, where one is kept.
     """
 
     gpu: ProgramGPU
-    stacks: bool = False
+    history: History | None = None
     events: list[int] = field(default_factory=list)
     blocks: dict[int, Block] = field(default_factory=dict)
     spans: list[tuple[str, int]] = field(default_factory=lambda: [(LOADING, 0)])
@@ -66,6 +84,7 @@ class Watch:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._stacks = Stacks()
         self._running: list[torch.nn.Module] = []
         self._names: dict[int, str] = {}
         self._roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -74,15 +93,14 @@ class Watch:
 
     # -- what the meter tells ------------------------------------------------------------------------------------------
 
-    def allocated(self, block: int, size: int, category: str) -> None:
+    def allocated(self, block: int, nbytes: int, held: int, category: str, stream: int = 0) -> None:
         """A block was made."""
         frame = sys._getframe(1)
-        self.blocks[block] = made = Block(
-            size, len(self.events), len(self.spans) - 1, program_line(frame), self._module()
+        self.blocks[block] = Block(
+            nbytes, held, stream, len(self.events), len(self.spans) - 1, program_line(frame), self._module()
         )
-        if self.stacks:
-            made.stack = stack(frame)
-        made.address = self.gpu.meter.allocator._used[block][0].address
+        if self.history is not None:
+            self.history.allocated(block, nbytes, stream, self._stacks.of(frame))
         self.events.append(block)
         reserved = self.gpu.meter.allocator.reserved_bytes
         if reserved > self.reserved_peaks[-1]:
@@ -90,6 +108,8 @@ class Watch:
 
     def freed(self, block: int) -> None:
         """A block was released."""
+        if self.history is not None:
+            self.history.freed(block)
         known = self.blocks.get(block)
         if known is not None:
             known.freed, known.freed_in = len(self.events), len(self.spans) - 1
@@ -97,6 +117,17 @@ class Watch:
 
     def label(self, block: int, category: str) -> None:
         """The core's own labels; ours are finer."""
+
+    def keep_history(self, keep: bool = True) -> None:
+        """Keep events and their stacks from now on, as `torch.cuda.memory._record_memory_history` does; or end it."""
+        if keep and self.history is None:
+            self.history = History(self.gpu.meter.allocator)
+        elif not keep:
+            self.history = self.gpu.meter.allocator.driver_calls = None
+
+    def snapshot(self) -> dict[str, Any]:
+        """PyTorch's memory snapshot, as `torch.cuda.memory._snapshot` gives it."""
+        return contents(self.gpu.meter.allocator, self.history, device=self.gpu.index, devices=self.gpu.count)
 
     # -- what the program does -----------------------------------------------------------------------------------------
 
@@ -232,16 +263,30 @@ class Watch:
     def stepped(self) -> None:
         """Called after each optimizer step; a run ends here."""
 
-    def trace(self) -> dict[str, Any]:
-        """Every allocation and release, in JSON's types: events are +id and -id, blocks by id."""
-        return {
-            "spans": self.spans,
-            "events": self.events,
-            "blocks": {
-                number: (block.nbytes, block.category, block.module, *block.line, block.span)
-                for number, block in self.blocks.items()
-            },
-        }
+    def saved(self) -> Saved:
+        """Every allocation and release, with what it was for and where it was asked for."""
+        kinds, places, rows, births = {name: n for n, name in enumerate(CATEGORIES)}, {}, [], {}
+        for entry, event in enumerate(self.events):
+            block = self.blocks[abs(event)]
+            kind = category_of(block, self)
+            file, line = block.line
+            place = f"{os.path.basename(file)}:{line} {block.module}" if file else block.module
+            births.setdefault(abs(event), entry)
+            row = (births[abs(event)], block.nbytes, block.held, _OF_THE_CORE[kind], block.stream, kinds[kind])
+            rows.append((*row, places.setdefault(place, len(places))))
+        born, nbytes, held, category, stream, kind, place = np.array(rows, dtype=np.int64).reshape(-1, 7).T
+        starts = np.array([start for _, start in self.spans])
+        span = 2 * (np.searchsorted(starts, np.arange(len(rows)), side="right") - 1) + 1
+        trace = Trace(born, nbytes, category, span, tuple(name for name, _ in self.spans), held, stream)
+        return Saved(trace, CATEGORIES, kind, tuple(places), place)
+
+
+def category_of(block: Block, watch: Watch) -> str:
+    """What a block was for; what nothing claims was saved for backward where it outlives the forward phase."""
+    if block.category is not None:
+        return block.category
+    born = watch.spans[block.span][0]
+    return "saved for backward" if born == FORWARD and block.freed_in != block.span else "temporaries"
 
 
 def _on_gpu(tensors: Any) -> bool:

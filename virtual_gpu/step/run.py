@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from accelerate.utils import convert_to_fp32
 from torch.utils.data import DataLoader
 
 from ..frames import clear_frames
@@ -97,6 +96,8 @@ def _train(
 ) -> None:
     if setting.gradient_checkpointing:
         enable_checkpointing(model)
+    from accelerate.utils import convert_to_fp32  # takes its time
+
     optimizer = make_optimizer(setting.optimizer, model, setting.learning_rate, gpu)
     scaled = setting.autocast == torch.float16 and not gpu.is_virtual
     scaler = torch.amp.GradScaler("cuda", init_scale=setting.loss_scale, enabled=scaled)

@@ -31,50 +31,86 @@ def snapshot(
     frames: entry of an allocation → its stack, innermost first, as {"name", "filename", "line"}; without them each
     says its phase and category. Times are the order of the events, one microsecond each.
     """
-    calls: list[tuple[str, int, int, int]] = []
-    allocator = CachingAllocator(capacity_bytes, settings=settings, place=_Above(), driver_calls=calls)
+    allocator = CachingAllocator(capacity_bytes, settings=settings, place=Above())
     stacks = frames or _Labels(trace)
-    events: list[dict[str, Any]] = []
-    addresses: dict[int, tuple[int, int, int]] = {}
-
-    def tell(action: str, address: int, nbytes: int, stream: int, stack: Sequence) -> None:
-        events.append({
-            "action": action, "addr": address, "size": nbytes, "stream": stream, "time_us": len(events),
-            "pool_id": (0, 0), "frames": stack,
-        })  # fmt: skip
-
+    history = History(allocator)
     columns = trace.born.tolist(), trace.nbytes.tolist(), trace.stream.tolist()
     for entry, (born, nbytes, stream) in enumerate(zip(*columns, strict=True)):
         if born == entry:
             allocator.allocate(entry, nbytes, stream)
-            address = allocator.address_of(entry)
-            for call in calls:
-                tell(*call, [])
-            calls.clear()
-            if address is not None:
-                addresses[entry] = address, nbytes, stream
-                tell("alloc", *addresses[entry], stacks.get(entry, []))
+            history.allocated(entry, nbytes, stream, stacks.get(entry, []))
         else:
             allocator.free(born)
-            if born in addresses:
-                for action in ("free_requested", "free_completed"):
-                    tell(action, *addresses[born], [])
-                del addresses[born]
+            history.freed(born)
+    return contents(allocator, history)
+
+
+class History:
+    """What happens in an allocator, as the snapshot's events: tell it of every allocation and release.
+
+    blocks: name → (address, bytes asked for, stream, stack) of what is alive.
+    """
+
+    def __init__(self, allocator: CachingAllocator):
+        self.events: list[dict[str, Any]] = []
+        self.blocks: dict[int, tuple[int, int, int, Sequence]] = {}
+        self._allocator = allocator
+        allocator.driver_calls = []
+
+    def allocated(self, name: int, nbytes: int, stream: int, stack: Sequence) -> None:
+        """A block was taken."""
+        self._driver(stack)
+        address = self._allocator.address_of(name)
+        if address is not None:
+            self.blocks[name] = address, nbytes, stream, stack
+            self._tell("alloc", *self.blocks[name])
+
+    def freed(self, name: int) -> None:
+        """A block was released; what was taken before the history began has no entry."""
+        self._driver([])
+        if name in self.blocks:
+            address, nbytes, stream, _ = self.blocks.pop(name)
+            for action in ("free_requested", "free_completed"):
+                self._tell(action, address, nbytes, stream, [])
+
+    def _driver(self, stack: Sequence) -> None:
+        for call in self._allocator.driver_calls:
+            self._tell(*call, stack)
+        self._allocator.driver_calls.clear()
+
+    def _tell(self, action: str, address: int, nbytes: int, stream: int, stack: Sequence) -> None:
+        self.events.append({
+            "action": action, "addr": address, "size": nbytes, "stream": stream, "time_us": len(self.events),
+            "pool_id": (0, 0), "frames": stack,
+        })  # fmt: skip
+
+
+def contents(
+    allocator: CachingAllocator, history: History | None = None, *, device: int = 0, devices: int = 1
+) -> dict[str, Any]:
+    """The snapshot of an allocator as it is now; without a history there are no events and no stacks."""
+    blocks = {} if history is None else history.blocks
+    events = [] if history is None else history.events
     return {
-        "segments": [_segment(segment, allocator, addresses, stacks) for segment in allocator.segments()],
-        "device_traces": [events],
+        "segments": [_segment(segment, allocator, blocks, device) for segment in allocator.segments()],
+        "device_traces": [events if index == device else [] for index in range(devices)],
         "external_annotations": [],
         "allocator_settings": _settings(allocator.settings),
     }
 
 
 def save(trace: Trace, path: str | Path, **options: Any) -> None:
-    """Write the snapshot of a trace (see `snapshot`) as the pickle that pytorch.org/memory_viz opens."""
+    """Write the snapshot of a trace, see `snapshot`."""
+    write(snapshot(trace, **options), path)
+
+
+def write(contents: dict[str, Any], path: str | Path) -> None:
+    """Write a snapshot as the pickle that pytorch.org/memory_viz opens and `torch.cuda._memory_viz` reads."""
     with open(path, "wb") as file:
-        pickle.dump(snapshot(trace, **options), file)
+        pickle.dump(contents, file)
 
 
-class _Above:
+class Above:
     """Each segment above the one before."""
 
     def __init__(self) -> None:
@@ -91,7 +127,7 @@ class _Labels:
     def __init__(self, trace: Trace):
         self.trace, self.known = trace, {}
 
-    def get(self, entry: int, default: Any = None) -> list[dict[str, Any]]:
+    def get(self, entry: int, _: Any = None) -> list[dict[str, Any]]:
         span, category = int(self.trace.span[entry]), CATEGORIES[self.trace.category[entry]]
         if (span, category) not in self.known:
             phase = self.trace.names[span // 2] if span % 2 else "outside the phases"
@@ -99,18 +135,17 @@ class _Labels:
         return self.known[span, category]
 
 
-def _segment(segment: Segment, allocator: CachingAllocator, addresses: dict, stacks: Any) -> dict[str, Any]:
+def _segment(segment: Segment, allocator: CachingAllocator, known: Mapping[int, tuple], device: int) -> dict[str, Any]:
     used = sum(piece.size for piece in segment.pieces if piece.name is not None)
     blocks = []
     for piece in segment.pieces:
-        requested = 0 if piece.name is None else addresses[piece.name][1]
+        _, requested, _, stack = known.get(piece.name, (0, 0 if piece.name is None else piece.size, 0, []))
         state = "inactive" if piece.name is None else "active_allocated"
-        stack = [] if piece.name is None else stacks.get(piece.name, [])
         blocks.append({
             "address": piece.address, "size": piece.size, "requested_size": requested, "state": state, "frames": stack,
         })  # fmt: skip
     return {
-        "device": 0, "address": segment.address, "total_size": segment.size, "allocated_size": used,
+        "device": device, "address": segment.address, "total_size": segment.size, "allocated_size": used,
         "active_size": used, "requested_size": sum(block["requested_size"] for block in blocks),
         "stream": segment.stream, "segment_type": "small" if segment.small else "large", "segment_pool_id": (0, 0),
         "is_expandable": allocator.expandable_segments, "frames": [], "blocks": blocks,

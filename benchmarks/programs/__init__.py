@@ -1,0 +1,1 @@
+"""Programs that nobody here wrote, unchanged on a virtual GPU."""

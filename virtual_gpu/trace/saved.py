@@ -1,0 +1,87 @@
+"""A run in a file: its trace, with what each block was for and where it was asked for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import WrongValue
+from ..language import tr
+from .replay import LARGEST_FILE, read_histories
+from .timeline import CATEGORIES
+from .trace import Trace
+
+SCHEMA = 1  # of the JSON; it grows when a name changes its meaning
+_COLUMNS = ("born", "nbytes", "held", "category", "span", "stream", "kind", "place")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A trace with names: kind and place have, for each entry, an index into kinds and places."""
+
+    trace: Trace
+    kinds: tuple[str, ...]
+    kind: np.ndarray
+    places: tuple[str, ...]
+    place: np.ndarray
+
+    def phase_of(self, entry: int) -> str:
+        """The phase in which an entry came; "" outside of all."""
+        span = int(self.trace.span[entry])
+        return self.trace.names[span // 2] if span % 2 else ""
+
+    def kind_of(self, entry: int) -> str:
+        """What the block of an entry was for."""
+        return self.kinds[self.kind[entry]]
+
+    def place_of(self, entry: int) -> str:
+        """The line, and the module, that asked for the block of an entry."""
+        return self.places[self.place[entry]]
+
+    def json(self) -> dict[str, Any]:
+        """In JSON's types; `read` takes it back."""
+        columns = {name: getattr(self.trace, name, getattr(self, name, None)).tolist() for name in _COLUMNS}
+        names = {"phases": self.trace.names, "categories": CATEGORIES, "kinds": self.kinds, "places": self.places}
+        return {"schema": SCHEMA, **names, **columns}
+
+
+def read(path: str | Path) -> Saved:
+    """A run that was saved as JSON, or PyTorch's own memory snapshot; WrongValue where it is neither."""
+    path = Path(path)
+    if not path.is_file():
+        raise WrongValue(tr(ko=f"{path}: 그런 파일이 없다.", en=f"{path}: no such file."))
+    if path.suffix != ".json":
+        trace = read_histories(path)[0].trace()
+        one = np.zeros(len(trace), dtype=np.int64)
+        return Saved(trace, ("activations",), one, ("",), one)
+    if path.stat().st_size > LARGEST_FILE:
+        raise WrongValue(tr(ko=f"{path}: 너무 크다.", en=f"{path}: too large."))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["trace"]
+        if found["schema"] != SCHEMA:
+            raise WrongValue(tr(ko=f"{path}: 다른 판의 파일이다.", en=f"{path}: a file of another schema."))
+        columns = {name: np.array(found[name], dtype=np.int64) for name in _COLUMNS}
+        kind, place = columns.pop("kind"), columns.pop("place")
+        saved = Saved(
+            Trace(names=tuple(found["phases"]), **columns), tuple(found["kinds"]), kind, tuple(found["places"]), place
+        )
+        _check(saved)
+    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise WrongValue(tr(ko=f"{path}: 저장된 실행이 아니다.", en=f"{path}: not a saved run.")) from error
+    return saved
+
+
+def _check(saved: Saved) -> None:
+    trace, entries = saved.trace, np.arange(len(saved.trace))
+    columns = (trace.nbytes, trace.held, trace.category, trace.span, trace.stream, saved.kind, saved.place)
+    tops = ((saved.kind, len(saved.kinds)), (saved.place, len(saved.places)), (trace.span, 2 * len(trace.names) + 1))
+    if any(column.shape != entries.shape or (column < 0).any() for column in (trace.born, *columns)):
+        raise TypeError("columns of different lengths")
+    if (trace.born > entries).any() or any(len(column) and column.max() >= top for column, top in tops):
+        raise TypeError("an index out of range")
+    if not trace.allocates[trace.born].all():
+        raise TypeError("a release of what was never allocated")
