@@ -55,7 +55,7 @@ class Values(Answers):
         super().__init__()
         self.policy = policy
 
-    def note(self, out: Any, op: Any) -> None:
+    def note(self, out: Any, op: Any, args: tuple) -> None:
         """What a tensor would answer is noted by `remember`, of every operation."""
 
     def number(self, tensor: torch.Tensor) -> float | int | bool | complex:
