@@ -172,8 +172,8 @@ def _images(work: Path) -> None:
                 if split == "train" and kind == "cat":
                     rows.append({"file_name": f"{number}.jpg", "text": "a cat"})
     captioned = work / "captioned"
-    if not captioned.exists():
-        os.symlink(work / "images" / "train" / "cat", captioned)
+    captioned.mkdir(exist_ok=True)
+    _links(work / "images" / "train" / "cat", captioned, tuple(row["file_name"] for row in rows))
     _json_lines(captioned / "metadata.jsonl", rows)
 
 
