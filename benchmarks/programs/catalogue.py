@@ -70,7 +70,7 @@ PROGRAMS = (
     ),
     Program(
         "peft sft QLoRA", f"{_PEFT}: examples/sft/train.py",
-        "{repos}/peft/examples/sft/train.py --model_name_or_path qwen3-0.6b --dataset_name sft --splits train "
+        "{repos}/peft/examples/sft/train.py --model_name_or_path qwen3-0.6b --dataset_name sft --splits train,test "
         "--max_length 1024 --packing False --use_peft_lora True --lora_r 8 --lora_alpha 16 "
         "--lora_target_modules all-linear --use_4bit_quantization True --bnb_4bit_compute_dtype bfloat16 "
         "--use_nested_quant True --bf16 True --per_device_train_batch_size 4 --gradient_checkpointing True "
@@ -102,7 +102,7 @@ PROGRAMS = (
     Program(
         "timm train", "huggingface/pytorch-image-models@aa4b5850c1543fa488abf260f18390eda46cf85d: train.py",
         "{repos}/pytorch-image-models/train.py --data-dir images --train-split train --val-split validation "
-        "--model vit_base_patch16_224 --num-classes 2 -b 16 --workers 0 --amp --output out",
+        "--model vit_base_patch16_224 --num-classes 2 -b 16 --workers 1 --amp --output out",
         "80 images of noise", paths=_VISION,
     ),
     Program(

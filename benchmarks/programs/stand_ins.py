@@ -45,7 +45,7 @@ def make(folder: Path) -> None:
 
     lines = [text(200) for _ in range(2000)]
     _write(work / "train.txt", "\n".join(lines))
-    _write(work / "data" / "wikitext-2.txt", "\n".join(lines[:200]))
+    _write(work / "data" / "wikitext-2.txt", "\n".join(lines))
     _models(work, lines[:500])
     for split, n in (("train", 200), ("validation", 40), ("test", 40)):
         pairs = [{"sentence1": text(20), "sentence2": text(20), "label": chance.randint(0, 1)} for _ in range(n)]
@@ -54,7 +54,8 @@ def make(folder: Path) -> None:
         _json_lines(work / "nyu-mll" / "glue" / f"mrpc_{split}.jsonl", [{**p, "idx": i} for i, p in enumerate(pairs)])
     _card(work / "nyu-mll" / "glue", "mrpc", {s: f"mrpc_{s}.jsonl" for s in ("train", "validation", "test")})
     chats = [[{"role": "user", "content": text(60)}, {"role": "assistant", "content": text(120)}] for _ in range(400)]
-    _json_lines(work / "sft" / "train.jsonl", [{"messages": chat} for chat in chats])
+    for split in ("train", "test"):
+        _json_lines(work / "sft" / f"{split}.jsonl", [{"messages": chat} for chat in chats])
     _json_lines(
         work / "dpo" / "train.jsonl",
         [{"prompt": text(60), "chosen": text(80), "rejected": text(80)} for _ in range(400)],
@@ -132,6 +133,7 @@ def _models(work: Path, lines: list[str]) -> None:
 def _stable_diffusion(folder: Path, tokenizer: Any) -> None:
     from transformers import CLIPTextConfig
 
+    tokenizer.model_max_length = 77
     tokenizer.save_pretrained(folder / "tokenizer")
     names = {token: place for token, place in tokenizer.get_vocab().items() if token.isascii()}
     _write(folder / "tokenizer" / "vocab.json", json.dumps({**names, "<|startoftext|>": 4000, "<|endoftext|>": 4001}))
@@ -170,8 +172,8 @@ def _images(work: Path) -> None:
                 if split == "train" and kind == "cat":
                     rows.append({"file_name": f"{number}.jpg", "text": "a cat"})
     captioned = work / "captioned"
-    if not captioned.exists():
-        os.symlink(work / "images" / "train" / "cat", captioned)
+    captioned.mkdir(exist_ok=True)
+    _links(work / "images" / "train" / "cat", captioned, tuple(row["file_name"] for row in rows))
     _json_lines(captioned / "metadata.jsonl", rows)
 
 

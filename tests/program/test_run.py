@@ -10,7 +10,8 @@ import torch
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.command import main as virtual_gpu_command
 from virtual_gpu.counting.gpu import VirtualGPU
-from virtual_gpu.program.again import advice, largest, value_of, with_value
+from virtual_gpu.program import again
+from virtual_gpu.program.again import Run, advice, value_of, with_value
 from virtual_gpu.program.command import main
 from virtual_gpu.program.runner import run
 from virtual_gpu.trace.compare import compare
@@ -128,11 +129,11 @@ def test_a_mesh_without_a_group_does_not_wait_for_other_ranks():
     assert report.status == "fits" and report.at_peak["parameters"] == 2 * 4 * 1024 * 4096 // 4
 
 
-def test_out_of_memory_is_run_again_with_the_smallest_change():
-    command = [str(PROGRAMS / "numbers.py"), "--batch_size", "1000000"]
-    tried = advice(["--gpu", "8GiB, 8.0"], command)
+def test_out_of_memory_is_run_again_with_one_thing_changed():
+    command = [str(PROGRAMS / "numbers.py"), "--batch_size", "100000"]
+    tried = advice(["--gpu", "3GiB, 8.0"], command)
     assert [run.fits for run in tried] == [False] * (len(tried) - 1) + [True]
-    assert [run.change for run in tried[:2]] == ["PYTORCH_ALLOC_CONF=expandable_segments:True", "batch_size 500000"]
+    assert tried[0].change == "PYTORCH_ALLOC_CONF=expandable_segments:True"
 
 
 def test_arguments_are_found_however_they_are_written():
@@ -142,13 +143,23 @@ def test_arguments_are_found_however_they_are_written():
     assert with_value(["x.py"], "batch", 9) == ["x.py", "--batch", "9"] and value_of(["x.py", "--b", "a"], "b") is None
 
 
-def test_the_largest_value_of_an_argument():
-    told = []
-    command = [str(PROGRAMS / "numbers.py"), "--batch", "150000"]
-    best = largest("--batch", ["--gpu", "4GiB, 8.0"], command, most=300000, told=told.append)
-    fits = [int(run.change.split()[1]) for run in told if run.fits]
-    fails = [int(run.change.split()[1]) for run in told if not run.fits]
-    assert best.change == f"--batch {max(fits)}" and (not fails or min(fails) > max(fits))
+@pytest.mark.parametrize("first", (None, 1, 8, 1000))
+def test_the_largest_value_of_an_argument(monkeypatch, first):
+    def run_again(change, options, command):
+        fits = value_of(command, "--batch") <= 37
+        return Run(change, {"status": "fits" if fits else "oom"})
+
+    monkeypatch.setattr(again, "run_again", run_again)
+    told: list[Run] = []
+    command = ["x.py"] if first is None else ["x.py", "--batch", str(first)]
+    assert again.largest("--batch", [], command, told=told.append).change == "--batch 37"
+    assert len(told) <= 12
+    monkeypatch.setattr(again, "run_again", lambda change, *_: Run(change, {"status": "oom"}))
+    assert again.largest("--batch", [], command, told=told.append) is None
+    failed = Run("x", {"status": "failed", "error": "KeyError"})
+    monkeypatch.setattr(again, "run_again", lambda *_: failed)
+    with pytest.raises(ValueError, match="KeyError"):
+        again.largest("--batch", [], command, told=told.append)
 
 
 def test_saved_runs_are_compared(tmp_path, capsys):
@@ -157,9 +168,9 @@ def test_saved_runs_are_compared(tmp_path, capsys):
         assert main(["--save", path, str(PROGRAMS / "numbers.py"), "--batch", batch]) == 0
     same, other = (compare(read(paths[0]), read(path)) for path in paths)
     assert same.first_difference is None and same.growth == 0
-    index, ours, theirs = other.first_difference
-    assert (ours[0], theirs[0]) == (64 * 4000, 4096 * 4000) and "numbers.py:12" in ours[2]
-    assert other.at_peak["parameters"] == (16_032_768,) * 2
+    _, ours, theirs = other.first_difference
+    assert (ours[0], theirs[0]) == (64 * 4000, 16 * MIB) and "numbers.py:12" in ours[2]
+    assert other.at_peak["parameters"] == (4 * (4_000_256 + 4096),) * 2
     capsys.readouterr()
     assert virtual_gpu_command(["compare", *paths, "--fail-if-peak-grew", "2%"]) == 1
     assert virtual_gpu_command(["compare", paths[0], paths[0], "--fail-if-peak-grew", "2%"]) == 0

@@ -121,7 +121,7 @@ def _numbers(run: Run) -> dict[str, Any]:
 
 def _command(args: argparse.Namespace) -> list[str]:
     command = args.command[1:] if args.command[:1] == ["--"] else list(args.command)
-    command = [args.module, *command] if args.module else command
+    command = [*(args.module or []), *command]
     if not command:
         raise WrongValue(tr(ko="어느 프로그램을 실행할지 없다.", en="Which program?"))
     return command
@@ -131,7 +131,7 @@ def _options(args: argparse.Namespace) -> list[str]:
     """The options of another run of the same program."""
     options = ["--gpu", str(args.gpu), "--steps", str(args.steps), "--gpus", str(args.gpus), "--rank", str(args.rank)]
     options += ["--values", args.values, *(["--through-evaluation"] if args.through_evaluation else [])]
-    return options + (["-m", args.module] if args.module else [])
+    return options + (["-m"] if args.module else [])
 
 
 def _write(path: str, text: str) -> None:
@@ -175,4 +175,4 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--values", default="answer", choices=("answer", "stop"), help=texts["values"])
     add("--unlimited", action="store_true", help=texts["unlimited"])
     add("--language", choices=LANGUAGES, default=None)
-    add("-m", dest="module", metavar="MODULE", help=texts["module"])
+    add("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE …", help=texts["module"])

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, _op_schema
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _random as dtensor_random
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from .device import ProgramGPU
 from .patches import Patches
@@ -38,7 +39,14 @@ def install(patches: Patches, gpu: ProgramGPU, watch: Watch) -> None:
         patches.set_item(os.environ, name, value)
     _fake_groups(patches, gpu)
     _count_resizes(patches, gpu)
-    patches.set(_op_schema, "_rebuild_tensor_from_dtensor_meta", _shape_of)
+    propagate = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def meta_of(propagator: Any, schema: Any) -> Any:
+        # What fills its argument is as that; PyTorch would find out with a copy on "cuda", which has no kernels here.
+        fills = schema.op._schema.is_mutable and torch.Tag.nondeterministic_seeded in schema.op.tags
+        return schema.args_schema[0].tensor_meta if fills else propagate(propagator, schema)
+
+    patches.set(ShardingPropagator, "_propagate_tensor_meta_non_cached", meta_of)
     patches.set(dtensor_random, "OffsetBasedRNGTracker", RandomNumbers)
     patches.set(dtensor_random, "_rng_tracker", None)
     patches.set(nn.parallel, "DistributedDataParallel", DataParallel)
@@ -99,12 +107,6 @@ def _count_resizes(patches: Patches, gpu: ProgramGPU) -> None:
         return result
 
     patches.set(torch.UntypedStorage, "resize_", resize_)
-
-
-def _shape_of(spec: Any) -> torch.Tensor:
-    """A fake tensor of a DTensor's whole shape, of which only shape and type are read; "cuda" has no kernels here."""
-    meta = spec.tensor_meta
-    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu")
 
 
 class RandomNumbers:
