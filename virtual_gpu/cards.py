@@ -64,7 +64,7 @@ class GPUSpec:
         if self.platform != "cuda":
             raise NotSupported(
                 tr(
-                    ko=f"{self.name}: {self.platform.upper()} GPU다. 이 도구는 CUDA의 커널과 할당기만 흉내 낸다.",
+                    ko=f"{self.name}: {self.platform.upper()} GPU다. 이 도구는 CUDA의 커널과 할당자만 흉내 낸다.",
                     en=f"{self.name} is a {self.platform.upper()} card. Only CUDA's kernels are known here.",
                 )
             )

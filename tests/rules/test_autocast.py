@@ -113,7 +113,7 @@ def test_a_weight_is_cast_once_and_goes_when_autocast_ends(gpu, product):
 
 def test_the_activation_is_cast_before_the_weight_in_an_einsum(gpu):
     """As a card's traces have it; both go in this order after the product, where no gradient is asked for."""
-    from benchmarks.requests import Requests
+    from benchmarks.request_by_request import Requests
 
     with gpu, torch.inference_mode(), gpu.autocast(HALF):
         x, w = torch.empty(4, 1024), torch.empty(512, 1024, requires_grad=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.requests import attention_step, first_difference, predicted
+from benchmarks.request_by_request import attention_step, first_difference, predicted
 from virtual_gpu.counting.gpu import virtual
 
 DATA = Path(__file__).parent.parent / "data/cs336_medium_requests.json.gz"

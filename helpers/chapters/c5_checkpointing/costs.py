@@ -194,6 +194,7 @@ def printed_after_step(use_cache: bool, gradient_checkpointing: bool, batch_size
         max_steps=2,
         optim="adamw",
         use_cache=use_cache,
+        holds_outputs=True,
     )
     with redirect_stdout(StringIO()):
         log = train_model(model, [{"input_ids": ids, "labels": ids}] * (2 * batch_size), arguments)

@@ -5,7 +5,7 @@ memory snapshots of it, published by students under the MIT licence, reduced to 
 whether it allocates or frees, and by its bytes; tensors of a card are not rounded in such a trace, so both are rounded
 to blocks of 512.
 
-    python benchmarks/requests.py medium_forward.json.gz --length 128
+    python benchmarks/request_by_request.py medium_forward.json.gz --length 128
 """
 
 from __future__ import annotations
