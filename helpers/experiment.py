@@ -11,7 +11,7 @@ from typing import Any
 from virtual_gpu.counting.gpu import as_gpu
 from virtual_gpu.frames import clear_frames
 from virtual_gpu.language import tr
-from virtual_gpu.models.adapters import LORA_RANK
+from virtual_gpu.models.adapters import LORA_DROPOUT, LORA_RANK
 from virtual_gpu.models.configs import DEFAULT_MODEL, load_config
 from virtual_gpu.models.depth import text_config
 from virtual_gpu.real import GPU
@@ -49,6 +49,7 @@ def gpu_memory_experiment(
     attention: str = "sdpa",
     lora_rank: int = LORA_RANK,
     lora_targets: str | Sequence[str] = "attention",
+    lora_dropout: float = LORA_DROPOUT,
     holds_outputs: bool = False,
     gpu: GPU | str | None = None,
 ) -> MemoryReport:
@@ -57,7 +58,8 @@ def gpu_memory_experiment(
     precision: "auto" (the checkpoint's dtype), "fp16", "bf16", "fp32", or "mixed_fp16"/"mixed_bf16" (autocast over fp32
     weights). optimizer: "adamw", "adamw_fused", "adamw_8bit", "sgd", "adafactor". attention: "sdpa" or "eager"
     (the few architectures without sdpa are eager in any case).
-    peft: None, "lora" or "qlora", with lora_rank and lora_targets ("attention", "all-linear" or ends of layers' names).
+    peft: None, "lora" or "qlora", with lora_rank, lora_dropout and lora_targets ("attention",
+    "all-linear" or ends of layers' names).
     holds_outputs: the loop gives the model's outputs a name, as the book's does, so that the logits stay until the next
     forward; without it they go once there is a loss, as in transformers' Trainer.
     gpu: another GPU than the one in use, or a name of the catalogue for a virtual one.
@@ -65,7 +67,7 @@ def gpu_memory_experiment(
     """
     setting = Setting(
         batch_size, gradient_accumulation_steps, gradient_checkpointing, model_id, peft,
-        sequence_length, precision, optimizer, attention, lora_rank, lora_targets, holds_outputs,
+        sequence_length, precision, optimizer, attention, lora_rank, lora_targets, holds_outputs, lora_dropout,
     )  # fmt: skip
     gpu = _chosen(gpu)
     config = load_config(setting.model_id)
