@@ -15,12 +15,12 @@ def test_chapter_4s_panel_follows(open_notebook):
         return notebook.wait_until_text(".accumulation-status", lambda text: all(word in text for word in words))
 
     # Batch 16 as 4 × 4; then micro-batches of 8 and of 16.
-    shown("4 × 4", "12.48 GiB", "순전파와 역전파 256번", "옵티마이저 스텝 64번")
+    shown("4 × 4", "12.42 GiB", "순전파와 역전파 256번", "옵티마이저 스텝 64번")
     assert "<svg" in notebook.html(".accumulation-picture")
     notebook.press_slider(".accumulation-micro", "ArrowRight")
-    shown("8 × 2", "13.95 GiB")
+    shown("8 × 2", "13.84 GiB")
     notebook.press_slider(".accumulation-micro", "End")
-    shown("16 × 1", "메모리 부족", "15.48 GiB")
+    shown("16 × 1", "메모리 부족", "15.25 GiB")
     notebook.press_slider(".accumulation-micro", "Home")
     shown("1 × 16", "1,024번")
 

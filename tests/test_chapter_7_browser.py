@@ -20,7 +20,7 @@ def test_chapter_7s_panel_follows(open_notebook):
         field.press("Enter")
 
     # It begins with LoRA at batch 16; QLoRA needs more, and less with checkpointing.
-    shown("1,572,864 / 1,333,383,168 (0.118%)", "최대 9.12 GiB")
+    shown("1,572,864 / 1,333,383,168 (0.118%)", "최대 8.89 GiB")
     notebook.choose(".lora-method", "QLoRA")
     shown("0.118%", "최대 11.98 GiB")
     notebook.click(".lora-checkpointing input")

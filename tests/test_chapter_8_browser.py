@@ -21,7 +21,7 @@ def test_chapter_8s_panel_follows(open_notebook):
 
     # It begins with the chapter's plans.
     shown("status", "polyglot-ko-5.8b", "4가지가 들어간다")
-    shown("table", "LoRA", "QLoRA", "13.01 GiB", "체크포인팅")
+    shown("table", "LoRA", "QLoRA", "12.98 GiB", "체크포인팅")
     assert "<svg" in notebook.html(".planner-picture")
     assert "torch" in notebook.html(".planner-files")
 
