@@ -22,9 +22,9 @@ def test_chapter_7s_panel_follows(open_notebook):
     # It begins with LoRA at batch 16; QLoRA needs more, and less with checkpointing.
     shown("1,572,864 / 1,333,383,168 (0.118%)", "최대 8.89 GiB")
     notebook.choose(".lora-method", "QLoRA")
-    shown("0.118%", "최대 11.98 GiB")
+    shown("0.118%", "최대 11.52 GiB")
     notebook.click(".lora-checkpointing input")
-    shown("최대 3.69 GiB")
+    shown("최대 3.24 GiB")
     assert "<svg" in notebook.html(".lora-picture") and "qlora" in notebook.html(".lora-picture")
 
     # Rank and target layers change what is trained.

@@ -66,7 +66,7 @@ def test_meter_against_a_recount(capacity, trace):
                 block = None
             if block is not None:
                 assert block not in living
-                held = next((p.size for s in meter.allocator.segments() for p in s if p.name == block), 0)
+                held = next((p.size for s in meter.allocator.segments() for p in s.pieces if p.name == block), 0)
                 assert 0 <= held - rounded(number) <= MIB
                 living[block] = (rounded(number), held, category)
         peak = max(peak, sum(held for _, held, _ in living.values()))
