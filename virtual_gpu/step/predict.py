@@ -14,7 +14,7 @@ from ..errors import NoSuchLayer
 from ..language import tr
 from ..models.build import build_on_gpu
 from ..models.configs import cached_by_model, checkpoint_dtype, load_config
-from ..models.depth import from_shallow
+from ..models.depth import Deepening, from_shallow
 from ..real import GPU, storage_bytes
 from ..report import MemoryReport
 from ..room import room_on
@@ -191,6 +191,12 @@ def _predicted(setting: Setting, config: Any, spec: GPUSpec) -> Run:
     return _predict_by_depth(setting, config, spec) or virtual_run(setting, config, spec)
 
 
+@cached_by_model
+def _shown(model_id: str) -> dict[Any, Deepening]:
+    """What shallow runs of the model have shown, by all but their micro-batch."""
+    return {}
+
+
 def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | None:
     """The run at full depth from shallow ones; None where that is not less work, or contradicted."""
 
@@ -199,7 +205,9 @@ def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | Non
         return trace, dict(zip(("parameters", "gradients", "optimizer"), numbers, strict=True))
 
     try:
-        found = from_shallow(config, run)
+        like = replace(setting, batch_size=1), spec.compute_capability
+        # Under adapters the first layer passes no gradient on: alone it is like no other.
+        found = from_shallow(config, run, 2 if setting.peft else 1, _shown(setting.model_id), like)
     except NoSuchLayer:  # an adapter's target that only the full depth has
         return None
     return found and Run(found[0], **found[1], method="depth")
