@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..errors import NoSuchLayer
 from ..trace.depth import Continuation, continuation, on_a_line
 from ..trace.trace import Trace
 from .build import build_model, check_depth
@@ -39,9 +40,9 @@ def with_depth(config: Any, layers: int) -> Any:
 def shallow_depths(config: Any, turns: int = 1) -> tuple[tuple[int, int, int], int] | None:
     """The three depths to run instead of the config's, and how many steps after the first it lies.
 
-    turns: how many the shallowest has; layers that take turns count by whole turns. None where shallow runs are not less work, where layers differ without
-    taking turns, where there are two depths (an encoder-decoder), and where the last layers use the keys and values of
-    earlier ones. ValueError for more layers than any model has.
+    turns: how many the shallowest has; layers that take turns count by whole turns. None where shallow runs are not
+    less work, where layers differ without taking turns, where there are two depths (an encoder-decoder), and where the
+    last layers use the keys and values of earlier ones. ValueError for more layers than any model has.
     """
     check_depth(config)
     text = text_config(config)
@@ -77,10 +78,10 @@ def from_shallow(
     """What `run(config)` gives, from three shallow runs; None where they are not less work, or contradict each other.
 
     run: a config → (its trace, numbers beside it). The one way from shallow to deep: the model's parameters must lie on
-    the line shape by shape, its traces must continue (`trace.depth`), and so must every number. Where the shallowest is
-    not like the others yet (FSDP2 gathers two groups ahead), the three after it are tried, one turn deeper; turns: how
-    many the shallowest has. shown: what earlier calls have shown, by `like`: all of a run but its micro-batch. Where a run of one depth does the
-    same as theirs, entry by entry but for the sizes, it is enough.
+    the line shape by shape, its traces must continue (`trace.depth`), and so must every number. turns: how many the
+    shallowest has. Where it is not like the others yet (FSDP2 gathers two groups ahead), the three after it are tried,
+    one turn deeper. shown: what earlier calls have shown, by `like`: all of a run but its micro-batch. Where a run of
+    one depth does the same as theirs, entry by entry but for the sizes, it is enough.
     """
     shown, runs = {} if shown is None else shown, {}
     if (known := shown.get(like)) is not None:
@@ -105,6 +106,21 @@ def from_shallow(
             shown[like] = Deepening(three[1], numbers[1], found, beside)
         return trace, beside
     return None
+
+
+def linear_in_depth(config: Any, numbers: Callable[[Any], Numbers]) -> Numbers:
+    """`numbers(config)`, linear in the depth: from two shallow models where that is less work.
+
+    For what is a sum over layers by its meaning (bytes of weights, FLOPs); a trace wants `from_shallow`.
+    """
+    depths = shallow_depths(config)
+    if depths is None or not grows_evenly(config, *depths):
+        return numbers(config)
+    (one, two, _), more = depths
+    try:
+        return on_a_line([numbers(with_depth(config, layers)) for layers in (one, two)], more)
+    except NoSuchLayer:  # an adapter's target that only the full depth has
+        return numbers(config)
 
 
 def _of_layers(config: Any) -> dict[str, list]:

@@ -78,16 +78,19 @@ def predict_need(setting: Setting, compute_capability: tuple[int, int], ddp: boo
     """
     anything = replace(CATALOG["T4"], compute_capability=compute_capability, memory_bytes=2**60, usable_bytes=None)
     report = predict_memory(setting, gpu=VirtualGPU(anything))
-    timeline = report.timeline
+    timeline, reserved = report.timeline, report.reserved_bytes
     if ddp:
-        timeline = with_ddp(timeline.trace).through()[0].timeline()
+        trace, allocator = with_ddp(timeline.trace).through()
+        timeline, reserved = trace.timeline(), allocator.peak_reserved_bytes
     states = {
         "parameters": report.parameters_bytes,
         "gradients": report.gradients_bytes,
         "optimizer": report.optimizer_bytes,
     }
     step = max(timeline.peak_bytes // 128, 2 * 2**20)
-    return Need(timeline.peak_bytes, timeline.trace.smallest_capacity(step), states, timeline.at_peak())
+    return Need(
+        timeline.peak_bytes, timeline.trace.smallest_capacity(step, reserved=reserved), states, timeline.at_peak()
+    )
 
 
 def model_bytes(model: torch.nn.Module) -> int:
