@@ -332,7 +332,7 @@ predict_memory(batch_size=1, precision="mixed_fp16")
 # ## 3.9 순전파 상태의 크기
 #
 # 순전파 상태는 무엇에 따라 커질까? 책은 배치 크기, 시퀀스 길이(sequence length), 은닉층 크기(hidden size)를 든다. 빠진 것이 있다. **층의 수**, 그리고 **어텐션 헤드의 수와 어텐션을 계산하는 방법**이다.
-# Korthikanti 외(2022)의 식 (2)는 16비트 학습에서 트랜스포머(transformer) 한 층의 순전파 상태를 다음과 같이 센다. s는 시퀀스 길이, b는 배치 크기, h는 은닉층 크기, a는 헤드 수다.
+# Korthikanti 외(2022)의 식 (1)은 16비트 학습에서 트랜스포머(transformer) 한 층의 순전파 상태를 다음과 같이 센다. s는 시퀀스 길이, b는 배치 크기, h는 은닉층 크기, a는 헤드 수다.
 #
 # $$sbh\left(34 + 5\,\frac{as}{h}\right)\ \text{바이트}$$
 #
