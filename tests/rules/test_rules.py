@@ -11,7 +11,7 @@ from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.rules import active
 from virtual_gpu.rules.active import NEWEST, RULES, ActiveRules, warn_of_unknown_versions
 from virtual_gpu.rules.cublas import cublas_workspace_bytes
-from virtual_gpu.rules.reductions import reduction_buffers, resident_threads
+from virtual_gpu.rules.reductions import reduction_buffers
 from virtual_gpu.rules.registry import Rule, version
 from virtual_gpu.rules.temporaries import efficient_backward, embedding_backward, flash_backward
 
@@ -46,7 +46,9 @@ def test_what_holds_when(installed):
     assert "cudnn_attention" in names((9, 0)) and "cudnn_attention" not in names((8, 0)) | names((12, 0))
     assert "efficient_gqa" not in names()
     installed("2.14")
-    assert {"efficient_gqa", "cublas_workspace_not_kept"} <= names() and "cublas_workspace" not in names()
+    assert {"efficient_gqa", "cublas_workspace"} <= names() and "cublas_workspace_not_kept" not in names()
+    installed("2.15")
+    assert "cublas_workspace_not_kept" in names() and "cublas_workspace" not in names()
 
 
 def test_every_rule_has_a_source_and_is_listed():
@@ -162,7 +164,7 @@ def test_experts_in_one_product_can_be_left_out():
 
 
 def test_a_workspace_that_is_not_kept(installed):
-    installed("2.14")
+    installed("2.15")
     gpu = VirtualGPU(CATALOG["T4"])
     with gpu:
         x = torch.empty(64, 64)
@@ -190,7 +192,6 @@ def test_buffers_of_a_sum(outputs, inputs, fastest, expected):
 
 
 def test_a_smaller_card_makes_fewer_blocks():
-    assert resident_threads("T4", (7, 5)) == 40 * 1024 and resident_threads("A100-80GB", (8, 0)) == A100
     small = reduction_buffers(4096, 8192, fastest=False, vectors=4, resident=40 * 1024)
     assert 0 < small[0] < reduction_buffers(4096, 8192, fastest=False, vectors=4, resident=A100)[0]
 

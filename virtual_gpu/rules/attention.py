@@ -184,11 +184,11 @@ CUDNN = Rule(
     since="2.11",
     capability=((9, 0), (11, 0)),
 )
-# On PyTorch's main branch since 25 July 2026 (pull request 191085), after 2.13; that 2.14 is the first release with it
-# is not established.
+# Of 25 July 2026, before the 2.14 branch was cut; the kernel's header in the wheel of 2.14.1 has it (q_heads_per_kv in
+# mem_eff_attention/kernel_forward.h), that of 2.13.0 has not.
 EFFICIENT_GQA = Rule(
     name="efficient_gqa",
     what="memory-efficient attention takes grouped-query heads, which went to math before",
-    source=f"supports_gqa in can_use_mem_efficient_attention of {_SOURCE} on the main branch, pull request 191085",
+    source=f"supports_gqa in can_use_mem_efficient_attention of {_SOURCE}, pull request 191085",
     since="2.14",
 )
