@@ -166,7 +166,7 @@ def _flash_attention(query, key, value, dropout_p, is_causal, scale) -> torch.Te
 def _grouped_gradients(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> tuple:
     """One gradient for each head of the keys and values, where the shapes alone give one for each of the query's."""
     query_gradient, _, _, mask_gradient = run()
-    return query_gradient, torch.empty_like(args[2]), torch.empty_like(args[3]), mask_gradient
+    return query_gradient, mode.empty_like(args[2]), mode.empty_like(args[3]), mask_gradient
 
 
 KERNEL = Rule(

@@ -306,16 +306,18 @@ def shard_ledger(
         look_at = (0, ranks // 2, ranks - 1)
     found, sent, method = {}, Counter(), "run"
     for rank in dict.fromkeys(look_at):
-        held, sent, method = _run(config, layout, CONVENTIONS[precision], rank)
+        held, sent, method = _run(ConfigKey.of(config), layout, precision, rank)
         buckets = 0 if gradient_as_bucket_view or not layout.has_ddp else held["gradients"]
         found[rank] = RankMemory(rank, **held, buckets=buckets)
     if layout.has_ddp:
-        sent += Counter(allreduce=elements_sent(model, layout)["allreduce"])
-    return ShardLedger(model, count_elements(model), layout, precision, found, sent, method)
+        sent = sent + Counter(allreduce=elements_sent(model, layout)["allreduce"])
+    return ShardLedger(model, count_elements(model), layout, precision, found, Counter(sent), method)
 
 
-def _run(config: Any, layout: Layout, convention: Convention, rank: int) -> tuple[dict, Counter, str]:
-    """(bytes held by kind, elements sent by collective, "depth" or "run")."""
+@functools.lru_cache(maxsize=512)
+def _run(key: ConfigKey, layout: Layout, precision: str, rank: int) -> tuple[dict, Counter, str]:
+    """(bytes held by kind, elements sent by collective, "depth" or "run"). They are shared: to read only."""
+    config, convention = key.config, CONVENTIONS[precision]
     if layout.stage == 1:  # how whole tensors fall does not grow with the depth
         run = run_rank(config, layout, convention, rank, batch_size=None)
         return run.held, run.sent, "run"
