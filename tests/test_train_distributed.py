@@ -1,7 +1,7 @@
 """The training script and its configuration files, as torchrun and accelerate launch start them.
 
 Two ranks on the CPU over gloo. Every run is compared with one process that takes the whole batch. One run of each
-launcher is real; the others are forked with the environment that the launcher gives (`forked_ranks`).
+launcher is real; the others are forked with the environment that the launcher gives (`forked`).
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DistributedType
 from accelerate.utils.constants import DEEPSPEED_MULTINODE_LAUNCHERS
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
-from forked_ranks import run_forked
+from forked import run_forked
 
 from helpers.chapters.c6_distributed import engine
 from helpers.chapters.c6_distributed.engine import Asked, EngineError, what_was_asked
