@@ -15,7 +15,7 @@ def _statistics(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> Any:
     out = run()
     if out[0].dtype not in (torch.float16, torch.bfloat16):
         return out
-    return out[0], *(statistic.new_empty(statistic.shape, dtype=torch.float32) for statistic in out[1:])
+    return out[0], *(mode.empty_like(statistic, torch.float32) for statistic in out[1:])
 
 
 STATISTICS = Rule(
