@@ -47,6 +47,7 @@ def add_to(subparsers: Any) -> argparse.ArgumentParser:
     )
     add("--snapshot", metavar="FILE.pickle", help=tr(ko="PyTorch의 스냅샷", en="PyTorch's, for pytorch.org/memory_viz"))
     advise = tr(ko="모자라면 한 가지를 바꿔 다시 실행해 본다", en="out of memory: run again with one thing changed")
+    add("--sent", nargs=2, help=argparse.SUPPRESS)  # of a pipeline's stage, see `pipeline`
     add("--advise", action=argparse.BooleanOptionalAction, default=None, help=advise)
     add("command", nargs=argparse.REMAINDER, metavar="program …", help=tr(ko="프로그램과 인자", en="and its arguments"))
     return parser
@@ -78,6 +79,7 @@ def execute(args: argparse.Namespace) -> int:
             command[0], command[1:], gpu=args.gpu, module=bool(args.module), steps=args.steps,
             through_evaluation=args.through_evaluation, values=args.values, gpus=args.gpus, rank=args.rank,
             limited=not args.unlimited, snapshot_file=args.snapshot,
+            sent=None if args.sent is None else (int(args.sent[0]), args.sent[1]),
         )  # fmt: skip
     if report.error is not None:
         print_traceback(report.error)

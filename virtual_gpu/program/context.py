@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from ..cards import GPUSpec, card
-from . import amp, driver, eager, flash_attention, pretrained, tensors, writing
+from . import amp, driver, eager, flash_attention, loading, pretrained, tensors, writing
 from .device import ProgramGPU
 from .imports import Imports
 from .patches import Patches
@@ -32,6 +32,7 @@ def cuda(
         tensors.install(patches, device)
         driver.install(patches, device)
         amp.install(patches)
+        loading.install(patches, device)
         watch = device.watch = Watch(device)
         watch.install(patches)
         imports = device.imports = Imports(patches)

@@ -38,7 +38,13 @@ def install(patches: Patches, watch: Watch) -> None:
 
         return filled
 
+    def script(thing: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_program(sys._getframe(1).f_code):
+            watch.note("torch.jit.script: run as Python; a scripted program fuses operations and can need less memory")
+        return thing
+
     patches.set(torch, "compile", compile)
+    patches.set(torch.jit, "script", script)  # its compiler would not know what is replaced here
     patches.set(torch.nn.Module, "compile", lambda module, *args, **kwargs: compile(module) and None)
     for name in _SLOW_INITS:
         patches.set(torch.nn.init, name, no_init(getattr(torch.nn.init, name)))

@@ -2,7 +2,8 @@
 
 Token ids, labels, masks and lengths are real until they are moved to the GPU. Their values are kept beside the fake
 tensor, and what is computed from nothing else is computed on them too. So padding is where it is, `mask.all()` is the
-truth, and a tensor can be indexed by such a mask. What a float takes part in is not known.
+truth, and a tensor can be indexed by such a mask. What a float takes part in is not known; but an `or` with what is
+all True is True, and an `and` with what is all False is False, whatever the other side is: so `generate` ends.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ _SHAPE_ONLY = frozenset(
     getattr(_aten, name) for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 )
 _RANDOM = torch.Tag.nondeterministic_seeded
+# of boolean values (0 alone for integers): the operand that decides the result, whatever the other one is
+_DECIDES = {
+    _aten.bitwise_or.Tensor: 1,
+    _aten.logical_or.default: 1,
+    _aten.bitwise_and.Tensor: 0,
+    _aten.logical_and.default: 0,
+}
 
 
 class Unknown(Exception):
@@ -63,6 +71,8 @@ def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
     except Unknown:
         if writes and (known := getattr(args[0], "known", None)) is not None:
             known.valid[0] = False
+        elif func in _DECIDES and any(_is_all(value, _DECIDES[func]) for value in args):
+            know(out, torch.full((), _DECIDES[func], dtype=out.dtype).expand(out.shape))
         return
     if writes:
         return
@@ -74,6 +84,11 @@ def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
     for fake, real in zip(*(tree_flatten(value)[0] for value in (out, results)), strict=True):
         if isinstance(fake, torch.Tensor) and fake.dtype in _DTYPES and real.numel() <= LIMIT:
             fake.known = _Values(real, tokens.get(real.untyped_storage()._cdata, [True]))
+
+
+def _is_all(value: Any, number: int) -> bool:
+    real = values_of(value)
+    return real is not None and (not number or real.dtype == torch.bool) and bool((real == number).all())
 
 
 def run(func: Any, args: tuple, kwargs: dict) -> Any:

@@ -54,7 +54,8 @@ def install(patches: Patches, gpu: ProgramGPU, watch: Watch) -> None:
     patches.set(DTensor, "device", property(lambda tensor: tensor._local_tensor.device))
     patches.set(DTensor, "is_cuda", property(lambda tensor: tensor._local_tensor.is_cuda))
     patches.set(torch._C, "_get_accelerator", lambda: torch.device("cuda"))
-    watch.note(f"rank {rank} of {gpu.count}; what it receives from others is taken to be as large as what it sends")
+    if gpu.count > 1:
+        watch.note(f"rank {rank} of {gpu.count}; what it receives from others is taken to be as large as what it sends")
 
 
 def _fake_groups(patches: Patches, gpu: ProgramGPU) -> None:

@@ -22,6 +22,7 @@ from . import ends
 from .context import cuda
 from .device import ProgramGPU
 from .ends import EndOfRun
+from .launchers import Launch, launched, launcher, without_python
 from .patches import Patches
 from .report import FAILED, FITS, OOM, Report, make_report
 
@@ -39,25 +40,34 @@ def run(
     gpus: int = 1,
     rank: int = 0,
     snapshot_file: str | None = None,
+    sent: tuple[int, str] | None = None,
 ) -> Report:
     """Run a script (or with module=True a module, as `python -m`) with these arguments until `steps` optimizer steps.
 
     The program's own errors end up in `Report.error`; KeyboardInterrupt passes. WrongValue where there is no
-    such file. snapshot_file: where PyTorch's memory snapshot of the run is written.
+    such file. snapshot_file: where PyTorch's memory snapshot of the run is written. sent: see `pipeline`.
     """
     if not 0 <= rank < gpus:
         raise WrongValue(tr(ko=f"rank {rank}: 0부터 {gpus - 1}까지다.", en=f"rank {rank}: 0 to {gpus - 1}."))
-    if not module and not os.path.exists(program):
+    (program, *argv), module = without_python([program, *argv], module)
+    if not module and launcher(program, module) is None and not os.path.exists(program):
         raise WrongValue(tr(ko=f"그런 프로그램이 없다: {program}", en=f"no such program: {program}"))
     with cuda(gpu, limited=limited, values=values, rank=rank, gpus=gpus) as device:
         watch, patches = device.watch, device.patches
         if snapshot_file is not None:
             watch.keep_history()
+        starts, ranked = launcher(program, module), gpus > 1
+        if starts is not None:
+            launch = _launched(starts, argv, patches, device)
+            program, argv, module, ranked = launch.program, launch.argv, launch.module, launch.processes > 0
         ends.install(patches, watch, steps, through_evaluation=through_evaluation)
-        if gpus > 1:
-            from . import ranks  # torch.distributed.tensor takes its time
+        if ranked:
+            from . import pipeline, ranks  # torch.distributed.tensor takes its time
 
             ranks.install(patches, device, watch)
+            options = ["--gpu", device.spec.name, "--gpus", str(gpus), "--values", values]
+            command = [*(["-m"] if module else []), program, *argv]
+            pipeline.install(patches, device.imports, pipeline.ask_by_running(options, command), sent)
         patches.set(sys, "argv", [program, *argv])
         patches.set(sys, "path", [os.getcwd() if module else os.path.dirname(os.path.abspath(program)), *sys.path])
         _interrupts(patches, device)
@@ -71,6 +81,22 @@ def run(
             snapshot.write(watch.snapshot(), snapshot_file)
     gc.collect()
     return report
+
+
+def _launched(name: str, argv: Sequence[str], patches: Patches, gpu: ProgramGPU) -> Launch:
+    """What a launcher starts; its environment is set."""
+    launch = launched(name, argv, patches, gpu.imports)
+    n = max(launch.processes, 1)
+    if n != gpu.count:
+        raise WrongValue(
+            tr(
+                ko=f"프로세스 {n}개를 시작하는데 GPU는 {gpu.count}개다: --gpus {n}로 쓴다.",
+                en=f"it starts {n} processes, one a GPU, and there are {gpu.count}: write --gpus {n}.",
+            )
+        )
+    for key, value in launch.environment.items():
+        patches.set_item(os.environ, key, value)
+    return launch
 
 
 def _interrupts(patches: Patches, gpu: ProgramGPU) -> None:
