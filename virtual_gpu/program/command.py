@@ -78,7 +78,7 @@ def execute(args: argparse.Namespace) -> int:
         report = run(
             command[0], command[1:], gpu=args.gpu, module=bool(args.module), steps=args.steps,
             through_evaluation=args.through_evaluation, values=args.values, gpus=args.gpus, rank=args.rank,
-            limited=not args.unlimited, snapshot_file=args.snapshot,
+            limited=not args.unlimited, writes=args.write_files, snapshot_file=args.snapshot,
             sent=None if args.sent is None else (int(args.sent[0]), args.sent[1]),
         )  # fmt: skip
     if report.error is not None:
@@ -165,6 +165,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "steps": tr(ko="이만큼의 optimizer 스텝 뒤에 끝낸다", en="optimizer steps, after which the run ends"),
         "evaluation": tr(ko="평가, 저장, 생성까지 간다", en="go on to evaluation, saving, generation"),
         "values": tr(ko="텐서의 값을 물으면", en="when a value of a tensor is asked for"),
+        "writes": tr(
+            ko="체크포인트를 쓰게 한다. 없는 값은 1이다", en="let it write checkpoints; values that are not there are 1"
+        ),
         "unlimited": tr(ko="한도 없이 센다", en="never run out: how much would it need?"),
         "module": tr(ko="python -m처럼 모듈을 실행한다", en="run a module, as python -m does"),
     }
@@ -175,6 +178,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, default=3, help=texts["steps"])
     add("--through-evaluation", action="store_true", help=texts["evaluation"])
     add("--values", default="answer", choices=("answer", "stop"), help=texts["values"])
+    add("--write-files", action="store_true", help=texts["writes"])
     add("--unlimited", action="store_true", help=texts["unlimited"])
     add("--language", choices=LANGUAGES, default=None)
     add("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE …", help=texts["module"])

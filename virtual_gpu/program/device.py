@@ -21,7 +21,7 @@ from ..allocator import CachingAllocator
 from ..allocator_settings import AllocatorSettings
 from ..cards import GPUSpec
 from ..counting.gpu import VirtualGPU
-from ..counting.mode import CountingMode
+from ..counting.mode import DEVICE_QUERY, CountingMode
 from ..trace.snapshot import Above
 from . import known
 from .values import Values, ValueStop
@@ -51,6 +51,8 @@ class ProgramMode(CountingMode):
         self.values: Values = gpu.answers
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # two thirds of all calls
+            return args[0].fake_device
         device = kwargs.get("device") if kwargs else None
         on_gpu = is_gpu(device)
         if FakeTensor not in types and not self.inside and not on_gpu:
@@ -91,8 +93,9 @@ class ProgramMode(CountingMode):
                 return self._by_values(func, args, kwargs or {})
             except known.Unknown:
                 raise self.values.stop(f"the shape of {func} depends on values") from None
-        known.follow(func, args, kwargs or {}, out)
-        self.values.remember(func, args, out)
+        if type(out) is not FakeTensor or out.dtype in known.DTYPES:  # of other numbers nothing is known
+            known.follow(func, args, kwargs or {}, out)
+            self.values.remember(func, args, out)
         return out
 
     def _upload(self, real: torch.Tensor, kwargs: dict) -> torch.Tensor:

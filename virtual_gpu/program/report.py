@@ -109,7 +109,7 @@ class Report:
         out += ["", "at the peak"]
         out += [f"  {name:<24}{human_bytes(n):>12}" for name, n in self.at_peak.items() if n]
         out += ["", "by module"]
-        out += [f"  {human_bytes(n):>12}  {name or '(outside modules)'}" for name, n in self.modules[:rows]]
+        out += [f"  {human_bytes(n):>12}  {name}" for name, n in self.modules[:rows]]
         out += ["", "by line of the program"]
         out += [f"  {human_bytes(n):>12}  {_short(file)}:{line}" for file, line, n in self.lines[:rows]]
         if self.values:
@@ -148,7 +148,7 @@ def make_report(
     for block in watch.blocks.values():
         if block.born <= peak_at and (block.freed is None or block.freed > peak_at):
             at_peak[category_of(block, watch)] += block.held
-            modules[block.module] += block.held
+            modules[block.module.text or f"({watch.spans[block.span][0]})"] += block.held
             lines[block.line] += block.held
     for name, start in watch.spans:
         if start <= peak_at:

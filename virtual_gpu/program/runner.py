@@ -39,6 +39,7 @@ def run(
     limited: bool = True,
     gpus: int = 1,
     rank: int = 0,
+    writes: bool = False,
     snapshot_file: str | None = None,
     sent: tuple[int, str] | None = None,
 ) -> Report:
@@ -52,7 +53,7 @@ def run(
     (program, *argv), module = without_python([program, *argv], module)
     if not module and launcher(program, module) is None and not os.path.exists(program):
         raise WrongValue(tr(ko=f"그런 프로그램이 없다: {program}", en=f"no such program: {program}"))
-    with cuda(gpu, limited=limited, values=values, rank=rank, gpus=gpus) as device:
+    with cuda(gpu, limited=limited, values=values, rank=rank, gpus=gpus, writes=writes) as device:
         watch, patches = device.watch, device.patches
         if snapshot_file is not None:
             watch.keep_history()

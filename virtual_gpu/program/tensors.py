@@ -85,6 +85,15 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             return format(tensor.item(), spec)
         return text(tensor, spec)
 
+    def reduced(tensor: torch.Tensor, protocol: int) -> Any:
+        return torch.Tensor.__reduce_ex__(tensor.cpu() if ours(tensor) else tensor, protocol)
+
+    pointer = torch.UntypedStorage.data_ptr
+
+    def pointer_of(storage: torch.UntypedStorage) -> int:
+        return storage._cdata if storage._cdata in mode.storages else pointer(storage)
+
+    patches.set(torch.UntypedStorage, "data_ptr", pointer_of)  # whether tensors are tied, libraries ask it
     patches.set(torch.Tensor, "to", to)
     patches.set(torch.Tensor, "cuda", cuda)
     patches.set(torch.Tensor, "pin_memory", pinned)
@@ -99,6 +108,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             "is_cuda": property(lambda t: (t.fake_mode is mode and not mode.inside) or t.fake_device.type == "cuda"),
             "is_cpu": property(lambda t: t.device.type == "cpu"),
             "get_device": lambda t: gpu.index if ours(t) else torch.Tensor.get_device(t),
+            "__reduce_ex__": reduced,
             "record_stream": lambda t, stream: None,
             "tolist": lambda t: t.cpu().tolist() if t.dim() else t.item(),
             "data_ptr": lambda t: t.untyped_storage()._cdata + t.storage_offset() * t.element_size(),
