@@ -22,6 +22,7 @@ from ..allocator_settings import AllocatorSettings
 from ..cards import GPUSpec
 from ..counting.gpu import VirtualGPU
 from ..counting.mode import DEVICE_QUERY, CountingMode
+from ..language import tr
 from ..trace.snapshot import Above
 from . import known
 from .values import Values, ValueStop
@@ -57,6 +58,7 @@ class ProgramMode(CountingMode):
         on_gpu = is_gpu(device)
         if FakeTensor not in types and not self.inside and not on_gpu:
             if func in _FILLS and args[0].numel() >= _LARGE:
+                self.gpu.unfilled_bytes += args[0].numel() * args[0].element_size()
                 return args[0]  # weights on their way to the GPU: without it their memory is never touched
             if kwargs and kwargs.get("pin_memory"):
                 kwargs = {**kwargs, "pin_memory": False}
@@ -92,7 +94,9 @@ class ProgramMode(CountingMode):
             try:
                 return self._by_values(func, args, kwargs or {})
             except known.Unknown:
-                raise self.values.stop(f"the shape of {func} depends on values") from None
+                raise self.values.stop(
+                    tr(ko=f"{func}의 모양이 값에 달렸다", en=f"the shape of {func} depends on values")
+                ) from None
         if type(out) is not FakeTensor or out.dtype in known.DTYPES:  # of other numbers nothing is known
             known.follow(func, args, kwargs or {}, out)
             self.values.remember(func, args, out)
@@ -177,6 +181,7 @@ class ProgramGPU(VirtualGPU):
         self.device = torch.device("cuda", index)
         self.mode = ProgramMode(self)
         self.fraction, self.ooms = 1.0, 0
+        self.unfilled_bytes = 0  # of random numbers on the CPU that were not drawn
         self.watch: Any = None  # the recorder, a `Watch`: `cuda` puts it there, and the import hook
         self.imports: Any = None
         self.last_oom: dict[str, Any] | None = None

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..language import tr
 from .device import ProgramGPU
 from .patches import Patches
 from .streams import Event, Graph, Streams, graph
@@ -165,7 +166,12 @@ def _functions(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
         gpu.limit(value)
 
     def change_settings(text: str) -> None:
-        gpu.watch.note(f"the allocator's settings stay as they were when the program began: {text} was not followed")
+        gpu.watch.note(
+            tr(
+                ko=f"할당기의 설정은 프로그램이 시작할 때 그대로다: {text}은(는) 따르지 않았다",
+                en=f"the allocator's settings stay as they were when the program began: {text} was not followed",
+            )
+        )
 
     return {
         "_cuda_getDeviceCount": lambda: gpu.count,

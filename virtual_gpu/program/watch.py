@@ -149,8 +149,7 @@ class Watch:
     def out_of_memory(self, nbytes: int) -> dict[str, Any]:
         """Where the memory ran out, for the report."""
         self.modules.find()  # where a model does not fit, it was never called
-        for root in list(self.modules.roots):
-            self._claim_module(root)
+        self.name_everything()
         file, line = self.modules.line(sys._getframe(1))
         module = self.modules.running
         return dict(bytes=nbytes, file=file, line=line, module=module.text, phase=self.phase, steps=self.steps)
@@ -185,7 +184,7 @@ class Watch:
             self._claim_state(optimizer)
         for block in self.gpu._workspaces.values():
             if block in self.blocks:
-                self.blocks[block].category = "workspaces"
+                self.blocks[block].category, self.blocks[block].module = "workspaces", NOWHERE
 
     def claim(self, tensors: Iterable[torch.Tensor], category: str, module: Name = NOWHERE) -> None:
         """These tensors are this, and belong to this module."""
@@ -231,12 +230,12 @@ class Watch:
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if optimizer not in self._optimizers:
             self.modules.find()
+            self._optimizers.add(optimizer)
         for root in list(self.modules.roots):
             self._claim_module(root)
         self.enter(STEP)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._optimizers.add(optimizer)
         self._claim_state(optimizer)
         self.enter(BETWEEN)
         self._steps_of[optimizer] = self._steps_of.get(optimizer, 0) + 1
