@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -74,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def execute(args: argparse.Namespace) -> int:
     """Run the program and show the report; the exit status."""
     command = _command(args)
+    for path in filter(None, (args.report, args.html, args.save, args.snapshot)):
+        if not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK):  # before the program takes its time
+            raise WrongValue(tr(ko=f"{path}: 여기에 쓸 수 없다.", en=f"{path}: cannot be written there."))
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         report = run(
             command[0], command[1:], gpu=args.gpu, module=bool(args.module), steps=args.steps,
@@ -164,7 +168,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "rank": tr(ko="어느 rank인가", en="which of them"),
         "steps": tr(ko="이만큼의 optimizer 스텝 뒤에 끝낸다", en="optimizer steps, after which the run ends"),
         "evaluation": tr(ko="평가, 저장, 생성까지 간다", en="go on to evaluation, saving, generation"),
-        "values": tr(ko="텐서의 값을 물으면", en="when a value of a tensor is asked for"),
+        "values": tr(
+            ko="텐서의 값을 물으면: 1로 답하거나(answer) 그 줄에서 멈추거나(stop) 이 수로 답한다",
+            en="when a value of a tensor is asked for: answer 1, stop at that line, or answer this number",
+        ),
         "writes": tr(
             ko="체크포인트를 쓰게 한다. 없는 값은 1이다", en="let it write checkpoints; values that are not there are 1"
         ),
@@ -177,7 +184,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--rank", type=int, default=0, help=texts["rank"])
     add("--steps", type=int, default=3, help=texts["steps"])
     add("--through-evaluation", action="store_true", help=texts["evaluation"])
-    add("--values", default="answer", choices=("answer", "stop"), help=texts["values"])
+    add("--values", default="answer", metavar="answer|stop|NUMBER", help=texts["values"])
     add("--write-files", action="store_true", help=texts["writes"])
     add("--unlimited", action="store_true", help=texts["unlimited"])
     add("--language", choices=LANGUAGES, default=None)

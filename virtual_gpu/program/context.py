@@ -26,7 +26,7 @@ def cuda(
     """Give the block a CUDA GPU: `torch.cuda` finds it, tensors moved there are counted, those of the CPU stay real.
 
     gpu: a name of the catalogue, a free card as "24GiB, 8.6", or a card's facts. limited=False: it never runs out of
-    memory. values: "answer" or "stop", see `values`. writes: the program may write
+    memory. values: "answer", "stop" or a number, see `values`. writes: the program may write
     its checkpoints, with ones where there are no values. Everything that is replaced meanwhile is put back at the end,
     whatever happens.
     """

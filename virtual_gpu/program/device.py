@@ -9,6 +9,7 @@ inside, and `tensors` shows it to the program as "cuda:0".
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -180,14 +181,15 @@ class ProgramGPU(VirtualGPU):
         self.index, self.count = index, count
         self.device = torch.device("cuda", index)
         self.mode = ProgramMode(self)
-        self.fraction, self.ooms = 1.0, 0
+        self.fraction, self.ooms, self.pid = 1.0, 0, os.getpid()
         self.unfilled_bytes = 0  # of random numbers on the CPU that were not drawn
         self.watch: Any = None  # the recorder, a `Watch`: `cuda` puts it there, and the import hook
         self.imports: Any = None
         self.last_oom: dict[str, Any] | None = None
 
     def check_index(self, device: torch.device) -> None:
-        """RuntimeError, in CUDA's words, where a program asks for a card that there is not."""
+        """RuntimeError, in CUDA's words, where a program asks for a card that there is not, or in a fork for any."""
+        self.refuse_forks()
         index = device.index if device.type == "cuda" else None
         if index is None or index == self.index:
             return
@@ -196,6 +198,14 @@ class ProgramGPU(VirtualGPU):
                 "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
             )
         raise NotImplementedError(f"this run stands for cuda:{self.index} alone; the program uses cuda:{index} as well")
+
+    def refuse_forks(self) -> None:
+        """RuntimeError, in PyTorch's words (torch/cuda/__init__.py), in a fork of the process that has the card."""
+        if os.getpid() != self.pid:
+            raise RuntimeError(
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
+                "'spawn' start method"
+            )
 
     def limit(self, fraction: float) -> None:
         """Let PyTorch have this part of the card's memory (`torch.cuda.set_per_process_memory_fraction`)."""

@@ -6,6 +6,7 @@ A CPU build of PyTorch lacks these functions. With them PyTorch's own torch.cuda
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Callable
 from typing import Any
@@ -51,7 +52,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     patches.set_all(
         torch.cuda,
         {
-            "_lazy_init": lambda: None,
+            "_lazy_init": gpu.refuse_forks,
             "_exchange_device": torch._C._cuda_exchangeDevice,
             "_maybe_exchange_device": torch._C._cuda_maybeExchangeDevice,
             "_initialized": True,
@@ -176,7 +177,7 @@ def _functions(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
     return {
         "_cuda_getDeviceCount": lambda: gpu.count,
         "_cuda_init": lambda: None,
-        "_cuda_isInBadFork": lambda: False,
+        "_cuda_isInBadFork": lambda: os.getpid() != gpu.pid,
         "_cuda_getDevice": lambda: gpu.index,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import virtual_gpu
-
 from ..cards import Range
 from ..language import tr
 from ..room import TIGHT, TOO_MUCH, Room, room_on
@@ -224,7 +222,7 @@ _LIBRARIES = (
 
 
 def _versions() -> dict[str, str]:
-    found = {"virtual-gpu": virtual_gpu.__version__, "torch": torch.__version__}
+    found = {"virtual-gpu": sys.modules[__name__.partition(".")[0]].__version__, "torch": torch.__version__}
     for name in _LIBRARIES:
         version = getattr(sys.modules.get(name), "__version__", None)
         if version is not None:

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ..cards import GPUSpec
 from ..errors import WrongValue
 from ..language import tr
 from ..trace import snapshot
-from . import ends
+from ..units import positive_int
+from . import ends, pipeline, processes
 from .context import cuda
 from .device import ProgramGPU
 from .ends import EndOfRun
@@ -48,6 +50,7 @@ def run(
     The program's own errors end up in `Report.error`; KeyboardInterrupt passes. WrongValue where there is no
     such file. snapshot_file: where PyTorch's memory snapshot of the run is written. sent: see `pipeline`.
     """
+    gpus, steps = positive_int(gpus, "gpus"), positive_int(steps, "steps")
     if not 0 <= rank < gpus:
         raise WrongValue(tr(ko=f"rank {rank}: 0부터 {gpus - 1}까지다.", en=f"rank {rank}: 0 to {gpus - 1}."))
     (program, *argv), module = without_python([program, *argv], module)
@@ -62,13 +65,10 @@ def run(
             launch = _launched(starts, argv, patches, device)
             program, argv, module, ranked = launch.program, launch.argv, launch.module, launch.processes > 0
         ends.install(patches, watch, steps, through_evaluation=through_evaluation)
-        if ranked:
-            from . import pipeline, ranks  # torch.distributed.tensor takes its time
-
-            ranks.install(patches, device, watch)
-            options = ["--gpu", device.spec.name, "--gpus", str(gpus), "--values", values]
-            command = [*(["-m"] if module else []), program, *argv]
-            pipeline.install(patches, device.imports, pipeline.ask_by_running(options, command), sent)
+        options = ["--gpu", device.spec.name, "--gpus", str(gpus), "--values", values]
+        ask = pipeline.ask_by_running(options, [*(["-m"] if module else []), program, *argv])
+        processes.install(patches, device)
+        _group(patches, device, ask, sent, at_once=ranked)
         patches.set(sys, "argv", [program, *argv])
         patches.set(sys, "path", [os.getcwd() if module else os.path.dirname(os.path.abspath(program)), *sys.path])
         _interrupts(patches, device)
@@ -84,17 +84,35 @@ def run(
     return report
 
 
+def _group(
+    patches: Patches, gpu: ProgramGPU, ask: pipeline.Ask, sent: tuple[int, str] | None, *, at_once: bool
+) -> None:
+    """Make the process a rank: now, or once the program opens a group of its one process."""
+    begin = dist.init_process_group
+
+    def install() -> None:
+        from . import ranks  # torch.distributed.tensor takes its time
+
+        patches.set(dist, "init_process_group", begin)
+        ranks.install(patches, gpu, gpu.watch)
+        pipeline.install(patches, gpu.imports, ask, sent)
+
+    def first(*args: Any, **kwargs: Any) -> None:
+        install()
+        dist.init_process_group(*args, **kwargs)
+
+    if at_once:
+        install()
+    else:
+        patches.set(dist, "init_process_group", first)
+
+
 def _launched(name: str, argv: Sequence[str], patches: Patches, gpu: ProgramGPU) -> Launch:
     """What a launcher starts; its environment is set."""
     launch = launched(name, argv, patches, gpu.imports)
     n = max(launch.processes, 1)
     if n != gpu.count:
-        raise WrongValue(
-            tr(
-                ko=f"프로세스 {n}개를 시작하는데 GPU는 {gpu.count}개다: --gpus {n}로 쓴다.",
-                en=f"it starts {n} processes, one a GPU, and there are {gpu.count}: write --gpus {n}.",
-            )
-        )
+        raise WrongValue(processes.more_processes(n, gpu.count))
     for key, value in launch.environment.items():
         patches.set_item(os.environ, key, value)
     return launch

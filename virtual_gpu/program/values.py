@@ -45,16 +45,19 @@ class ValueStop(RuntimeError):
 
 
 class Values(Answers):
-    """Answers, by policy: "answer" (the numbers above) or "stop" (`ValueStop` at the first question).
+    """Answers, by policy: "answer" (the numbers above), "stop" (`ValueStop` at the first question), or a number, which
+    is what every element of a floating-point tensor is instead of 1.
 
     What was asked is "item", "copy to the CPU" or "print".
     """
 
     def __init__(self, policy: str = "answer"):
-        if policy not in POLICIES:
-            choose(policy, POLICIES, "values")
+        try:
+            self.element, policy = float(policy), "answer"
+        except ValueError:
+            self.element = 1.0
         super().__init__()
-        self.policy = policy
+        self.policy = choose(policy, POLICIES, "values")
 
     def note(self, out: Any, op: Any, args: tuple) -> None:
         """What a tensor would answer is noted by `remember`, of every operation."""
@@ -88,7 +91,7 @@ class Values(Answers):
             args[1].answer = 0  # no gradient is infinite
         elif func in _COMPARES:
             if out.dim() == 0:
-                out.answer = int(_COMPARES[func](getattr(args[0], "answer", 1), args[1]))
+                out.answer = int(_COMPARES[func](getattr(args[0], "answer", self._of(args[0])), args[1]))
         elif func.overloadpacket in _PACKETS:
             out.answer = 0 if func.overloadpacket is _ANY else 1 - getattr(args[0], "answer", 1)
 
@@ -108,10 +111,14 @@ class Values(Answers):
             )
         )
 
+    def _of(self, tensor: torch.Tensor) -> float:
+        return self.element if tensor.is_floating_point() else 1
+
     def _answer(self, tensor: torch.Tensor, asked: str) -> float | int | bool | complex:
         if self.policy == "stop":
             raise self.stop(tr(ko="프로그램이 값을 묻는다", en="the program asks for a value"))
-        number = getattr(tensor, "answer", 1) if type(tensor) is FakeTensor else 1
+        number = getattr(tensor, "answer", None) if type(tensor) is FakeTensor else None
+        number = self._of(tensor) if number is None else number
         kind = bool if tensor.dtype == torch.bool else complex if tensor.dtype.is_complex else float
         answer = kind(number) if kind is not float or tensor.is_floating_point() else number
         file, line = program_line(sys._getframe(2))
