@@ -12,7 +12,9 @@ dist.init_process_group("nccl")
 device = torch.device("cuda", rank)
 part = torch.nn.Linear(1024, 1024, bias=False).to(device)
 stage = pipelining.PipelineStage(part, rank, ranks, device)
-schedule = getattr(pipelining, sys.argv[1])(stage, n_microbatches=8, loss_fn=lambda out, target: (out - target).pow(2).sum())
+schedule = getattr(pipelining, sys.argv[1])(
+    stage, n_microbatches=8, loss_fn=lambda out, target: (out - target).pow(2).sum()
+)
 optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
 inputs, target = torch.randn(8192, 1024, device=device), torch.randn(8192, 1024, device=device)
 for _ in range(2):
