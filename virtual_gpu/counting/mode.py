@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _EMPTY, _EMPTY_LIKE = torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_DEVICE_QUERY = torch.ops.prim.device.default
+DEVICE_QUERY = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _SUMS = frozenset((torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList))
 _outputs = FakeOutputs()  # one for all virtual GPUs: shapes are the same on each
@@ -66,7 +66,7 @@ class CountingMode(FakeTensorMode):
         return False  # else torch wraps every call below, to keep torch.compile away from it
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is _DEVICE_QUERY and type(args[0]) is FakeTensor:  # nearly half of all calls
+        if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # nearly half of all calls
             return args[0].fake_device
         if self.gpu.interrupted:
             self.gpu.interrupted = False

@@ -6,12 +6,14 @@ A CPU build of PyTorch lacks these functions. With them PyTorch's own torch.cuda
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ..language import tr
 from .device import ProgramGPU
 from .patches import Patches
 from .streams import Event, Graph, Streams, graph
@@ -35,7 +37,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     patches.set_all(
         torch.cuda,
         {
-            "_lazy_init": lambda: None,
+            "_lazy_init": gpu.refuse_forks,
             "_exchange_device": torch._C._cuda_exchangeDevice,
             "_maybe_exchange_device": torch._C._cuda_maybeExchangeDevice,
             "_initialized": True,
@@ -151,12 +153,17 @@ def _functions(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
         gpu.limit(value)
 
     def change_settings(text: str) -> None:
-        gpu.watch.note(f"the allocator's settings stay as they were when the program began: {text} was not followed")
+        gpu.watch.note(
+            tr(
+                ko=f"할당기의 설정은 프로그램이 시작할 때 그대로다: {text}은(는) 따르지 않았다",
+                en=f"the allocator's settings stay as they were when the program began: {text} was not followed",
+            )
+        )
 
     return {
         "_cuda_getDeviceCount": lambda: gpu.count,
         "_cuda_init": lambda: None,
-        "_cuda_isInBadFork": lambda: False,
+        "_cuda_isInBadFork": lambda: os.getpid() != gpu.pid,
         "_cuda_getDevice": lambda: gpu.index,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,
