@@ -9,11 +9,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from virtual_gpu.cards import CATALOG, card
+from virtual_gpu.cards import card
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.errors import UnknownName
 
@@ -80,6 +80,11 @@ def recipes() -> tuple[Recipe, ...]:
     return tuple(found)
 
 
+# Cards that are measured and not in the catalogue, as another card of their chip with another number of
+# multiprocessors (virtual_gpu/rules/reductions.py).
+_VARIANTS = {"H100 PCIe": "H100", "A100-PCIE-40GB": "A100-40GB", "A100 80GB PCIe": "A100-80GB", "A800": "A100-80GB"}
+
+
 def gpu_of(row: Row, default: str = "A100-80GB", **options: Any) -> VirtualGPU:
     """A new virtual card as the row names it ("NVIDIA H100 80GB HBM3"); `default` where the row states none.
 
@@ -88,18 +93,12 @@ def gpu_of(row: Row, default: str = "A100-80GB", **options: Any) -> VirtualGPU:
     name = str(row.get("gpu") or "")
     if not name or name.lower().startswith("not stated"):
         return VirtualGPU(card(default), **options)
-    try:
-        return VirtualGPU(card(_catalogued(name)), **options)
-    except UnknownName as error:
-        raise Refused(f"the card {name!r} is not in virtual_gpu/cards.json") from error
-
-
-def _catalogued(name: str) -> str:
     bare = name.removeprefix("NVIDIA ").removeprefix("GeForce ").strip()
-    for candidate in (name, bare, bare.replace("GeForce ", "")):
+    if bare in _VARIANTS:
+        return VirtualGPU(replace(card(_VARIANTS[bare]), name=bare, device_name=name), **options)
+    for candidate in (name, bare):
         try:
-            return card(candidate).name
+            return VirtualGPU(card(candidate), **options)
         except UnknownName:
             pass
-    close = [known for known, spec in CATALOG.items() if spec.device_name.removeprefix("NVIDIA ") == bare]
-    return close[0] if close else name
+    raise Refused(f"the card {name!r} is not in virtual_gpu/cards.json")

@@ -16,14 +16,15 @@ _THREADS, _FEW_VALUES, _MANY_VALUES = 512, 16, 256  # MAX_NUM_THREADS, min_ and 
 # Multiprocessors of a card, after NVIDIA's data sheets. One that is not here counts as an A100: more blocks than a card
 # holds at once are not made, and each has its share of the buffer.
 _MULTIPROCESSORS = {"T4": 40, "V100": 80, "L4": 58, "RTX 3060": 28, "RTX 3090": 82, "RTX 4090": 128, "A100": 108}
-_MULTIPROCESSORS |= {"H100": 132, "H200": 132, "RTX 5090": 170}
+_MULTIPROCESSORS |= {"H100": 132, "H100 PCIe": 114, "H200": 132, "B200": 148, "RTX 5090": 170, "L40S": 142, "A40": 84}
+_MULTIPROCESSORS |= {"RTX A6000": 84, "A10": 72, "P100": 56}
 
 
 def resident_threads(name: str, compute_capability: tuple[int, int]) -> int:
     """Threads that a card holds at once: those of a multiprocessor by architecture, times their number."""
-    known = [count for card, count in _MULTIPROCESSORS.items() if name.startswith(card)]
+    known = max((card for card in _MULTIPROCESSORS if name.startswith(card)), key=len, default="A100")
     each = {(7, 5): 1024, (8, 0): 2048}.get(compute_capability, 1536 if compute_capability[0] in (8, 12) else 2048)
-    return each * (known[-1] if known else _MULTIPROCESSORS["A100"])
+    return each * _MULTIPROCESSORS[known]
 
 
 def reduction_buffers(
