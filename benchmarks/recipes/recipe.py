@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -82,7 +83,8 @@ def recipes() -> tuple[Recipe, ...]:
 
 # Cards that are measured and not in the catalogue, as another card of their chip with another number of
 # multiprocessors (virtual_gpu/rules/reductions.py).
-_VARIANTS = {"H100 PCIe": "H100", "A100-PCIE-40GB": "A100-40GB", "A100 80GB PCIe": "A100-80GB", "A800": "A100-80GB"}
+_VARIANTS = {"H100 PCIe": "H100"}
+_FORM = re.compile(r"[- ](SXM\d?|PCIE?|\d+ ?GB)\b", re.IGNORECASE)  # what a chip is called besides: "A800-SXM4-80GB"
 
 
 def gpu_of(row: Row, default: str = "A100-80GB", **options: Any) -> VirtualGPU:
@@ -96,7 +98,7 @@ def gpu_of(row: Row, default: str = "A100-80GB", **options: Any) -> VirtualGPU:
     bare = name.removeprefix("NVIDIA ").removeprefix("GeForce ").strip()
     if bare in _VARIANTS:
         return VirtualGPU(replace(card(_VARIANTS[bare]), name=bare, device_name=name), **options)
-    for candidate in (name, bare):
+    for candidate in (name, bare, _FORM.sub("", bare)):
         try:
             return VirtualGPU(card(candidate), **options)
         except UnknownName:
