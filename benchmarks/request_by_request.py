@@ -34,13 +34,13 @@ Request = tuple[str, int]  # "alloc" or "free", and bytes in blocks of 512
 
 
 def recorded(path: str | Path) -> tuple[list[Request], list[str]]:
-    """The requests of a card's trace, and beside each what made it ("operator | file:line", "" for a free)."""
+    """The requests of a card's trace, and beside each what made it ("operator | file:line"; "" if not said)."""
     with gzip.open(path, "rt") as file:
         trace = json.load(file)
-    labels = trace["labels"]
+    labels = trace.get("labels", ())
     events = [event for event in trace["devices"][0]["events"] if event[0] in (0, 1)]
     requests = [("free" if event[0] else "alloc", round_size(event[2])) for event in events]
-    return requests, [labels[event[4]] if event[0] == 0 else "" for event in events]
+    return requests, [labels[event[4]] if event[0] == 0 and labels else "" for event in events]
 
 
 class Requests:

@@ -15,7 +15,8 @@ class Summary:
 
     errors: predicted over measured, less 1, of the rows that count. exact, exact_within: rows graded exact, and those
     of them within their resolution. died_wrongly, fits_wrongly: the virtual card ran out of memory where the card did
-    not, and the reverse. agreed, disagreed: rows that have no bytes to compare.
+    not, and the reverse. agreed, disagreed: rows that have no bytes to compare. aside: why rows count nowhere, and how
+    many; not_run: the same of what could not be run.
     """
 
     errors: list[float] = field(default_factory=list)
@@ -27,7 +28,7 @@ class Summary:
     fits_wrongly: list[str] = field(default_factory=list)
     agreed: int = 0
     disagreed: int = 0
-    fitted: int = 0
+    aside: Counter = field(default_factory=Counter)
     not_run: Counter = field(default_factory=Counter)
 
     @property
@@ -56,7 +57,7 @@ def summary(rows: Iterable[Any]) -> Summary:
             found.not_run[f"{row.outcome}: {row.note}" if row.note else row.outcome] += 1
             continue
         if not row.counts:
-            found.fitted += row.note.startswith("fitted")
+            found.aside[row.note or "settings that are not known: evidence only"] += 1
             continue
         if row.kind == "oom" and row.agrees is not None:
             found.agreed, found.disagreed = found.agreed + row.agrees, found.disagreed + (not row.agrees)
@@ -111,11 +112,10 @@ def table(rows: Sequence[Any], *, every_row: bool = False) -> str:
         )
     for (source, recipe), group, found in ran:
         shown = [row for row in group if every_row or _is_off(row)]
-        if shown or found.not_run or found.fitted:
+        if shown or found.not_run or found.aside:
             lines += ["", f"{source} · {recipe}"]
         lines += [_line(row) for row in shown if row.outcome in ("run", "died")]
-        if found.fitted:
-            lines.append(f"  {found.fitted} rows count nowhere: {next(r.note for r in group if not r.counts)}")
+        lines += [f"  {count} rows count nowhere: {why}" for why, count in found.aside.most_common()]
         lines += [f"  {count} rows {why}" for why, count in found.not_run.most_common()]
         for name, peer in peers(group).items():
             lines.append(

@@ -103,7 +103,7 @@ def read(path: str | Path) -> list[Any]:
         found = json.loads(text)
         return found if isinstance(found, list) else [found]
     except json.JSONDecodeError:
-        rows = []
+        rows: list[Any] = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip().rstrip(",")
         if line in ("", "[", "]"):
@@ -152,6 +152,8 @@ def judge(row: Row, recipe: Recipe) -> Judged:
         if predicted.measured is not None:
             found.measured = predicted.measured
         found.outcome = "died" if predicted.died else "run"
+        if predicted.given:
+            found.counts, found.note = False, "given: what the recipe starts from"
     except Refused as refusal:
         found.outcome, found.note = "refused", str(refusal)
     except torch.OutOfMemoryError as error:
@@ -243,7 +245,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows, broken = [], False
     for path in args.files or sorted(MEASURED.glob("*.json")):
         try:
-            rows += read(path)
+            rows += [{**row, "file": str(path)} if isinstance(row, dict) else row for row in read(path)]
         except (OSError, ValueError) as error:
             broken = True
             print(f"cannot be read: {error}", file=sys.stderr)

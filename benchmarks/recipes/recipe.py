@@ -31,7 +31,8 @@ class Prediction:
 
     nbytes: in the row's metric; None where the metric is no number of bytes. low, high: where it is a range (a context
     that is known from messages, say). died: the program ran out of memory. note: what a reader should know. agrees: of
-    a row without bytes, whether it is as the row says. measured: bytes of a row that states them in words.
+    a row without bytes, whether it is as the row says. measured: bytes of a row that states them in words. given: the
+    row is what the recipe starts from: shown, and counted nowhere.
     """
 
     nbytes: int | None
@@ -40,6 +41,7 @@ class Prediction:
     died: bool = False
     agrees: bool | None = None
     measured: int | None = None
+    given: bool = False
     note: str = ""
 
 
