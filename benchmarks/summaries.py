@@ -59,14 +59,13 @@ def summary(rows: Iterable[Any]) -> Summary:
         if not row.counts:
             found.aside[row.note or "settings that are not known: evidence only"] += 1
             continue
-        if row.kind == "oom" and row.agrees is not None:
-            found.agreed, found.disagreed = found.agreed + row.agrees, found.disagreed + (not row.agrees)
-        elif row.kind != "oom" and row.outcome == "died":
+        if row.kind == "oom" and row.outcome == "run":
+            found.fits_wrongly.append(row.id)
+            continue
+        if row.kind != "oom" and row.outcome == "died":
             found.died_wrongly.append(row.id)
             continue
-        elif row.kind == "oom" and row.outcome == "run" and row.agrees is False:
-            found.fits_wrongly.append(row.id)
-        elif row.agrees is not None:
+        if row.agrees is not None:
             found.agreed, found.disagreed = found.agreed + row.agrees, found.disagreed + (not row.agrees)
         if row.error is None:
             continue
