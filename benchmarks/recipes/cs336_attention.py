@@ -170,6 +170,7 @@ RECIPES = (
     Recipe(
         name="attention by hand",
         what="the students' attention benchmarks, eager, fp32",
+        what_ko="손으로 쓴 어텐션, fp32",
         handles=is_attention,
         predict=predict,
         fast=lambda row: True,
@@ -177,6 +178,7 @@ RECIPES = (
     Recipe(
         name="attention by hand, out of memory",
         what="EnzoDing's attention benchmark where it dies",
+        what_ko="같은 어텐션이 메모리 부족으로 멈추는 곳",
         handles=lambda row: row["kind"] == "oom" and "EnzoDing" in row["source"] and bool(_SHAPE.search(row["model"])),
         predict=predict_message,
         fast=lambda row: True,

@@ -59,7 +59,8 @@ def _value(value: Any) -> Any:
 RECIPES = (
     Recipe(
         name="liger",
-        what="operations of the benchmark scripts, eager, by the scripts of the row's date",
+        what="single operations and losses, forward and backward",
+        what_ko="연산 하나와 손실의 순전파와 역전파",
         handles=from_source("linkedin/Liger-Kernel"),
         predict=predict,
         fast=lambda row: not any(name in row["model"] for name in _SLOW),

@@ -97,6 +97,7 @@ RECIPES = (
     Recipe(
         name="messages",
         what="out-of-memory messages against the allocator's segments and the catalogue's ranges (nothing is run)",
+        what_ko="메모리 부족 메시지와 할당자의 세그먼트, 카드 목록의 범위(실행하지 않음)",
         handles=lambda row: row["kind"] == "oom" and isinstance(row.get("tried_bytes"), int),
         predict=predict_message,
         fast=lambda row: True,
@@ -104,6 +105,7 @@ RECIPES = (
     Recipe(
         name="capacities",
         what="memory of cards as others state it, against the catalogue (nothing is run)",
+        what_ko="남이 밝힌 카드의 메모리와 카드 목록(실행하지 않음)",
         handles=lambda row: row["kind"] == "capacity",
         predict=predict_capacity,
         fast=lambda row: True,

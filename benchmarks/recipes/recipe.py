@@ -49,12 +49,12 @@ class Prediction:
 class Recipe:
     """The program of one source.
 
-    name: of the recipe, in tables. what: which program, of which commit or date, in words. handles: whether it is for
-    this row. predict: a row → bytes or a `Prediction`; raises `Refused`, and torch.OutOfMemoryError where the program
-    dies on the card. fitted: what is fitted, in words ("" for nothing); fitted_on: on which rows (ids), which are shown
-    and counted nowhere. packages: the libraries that the program needs beside the running ones, as pip takes them; the
-    row is run in an environment of their own. peers: what other predictors published for the row, name → bytes.
-    fast: whether the row is cheap enough for `make test` (a second or so).
+    name: of the recipe, in tables. what, what_ko: which program, in words, for README.md and README.ko.md. handles:
+    whether it is for this row. predict: a row → bytes or a `Prediction`; raises `Refused`, and torch.OutOfMemoryError
+    where the program dies on the card. fitted, fitted_ko: what is fitted, in words ("" for nothing); fitted_on: on
+    which rows (ids), which are shown and counted nowhere. packages: the libraries that the program needs beside the
+    running ones, as pip takes them; the row is run in an environment of their own. peers: what other predictors
+    published for the row, name → bytes. fast: whether the row is cheap enough for `make test` (a second or so).
     """
 
     name: str
@@ -66,6 +66,8 @@ class Recipe:
     packages: Callable[[Row], tuple[str, ...]] = lambda row: ()
     peers: Callable[[Row], Mapping[str, int]] = lambda row: {}
     fast: Callable[[Row], bool] = lambda row: False
+    what_ko: str = ""
+    fitted_ko: str = ""
 
 
 def from_source(*names: str, kinds: tuple[str, ...] = ("measurement",)) -> Callable[[Row], bool]:

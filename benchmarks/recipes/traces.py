@@ -55,6 +55,7 @@ RECIPES = (
     Recipe(
         name="replay",
         what="published memory snapshots, every request and release through our allocator",
+        what_ko="공개된 메모리 스냅샷의 모든 요청과 반환을 이 할당자로",
         handles=lambda row: row["kind"] == "trace",
         predict=predict,
         fast=lambda row: True,
