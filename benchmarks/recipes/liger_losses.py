@@ -180,17 +180,21 @@ def _token_log_probabilities(logits: torch.Tensor, labels: torch.Tensor, ignored
     return (tokens * mask).sum(-1) / mask.sum(-1)
 
 
-def _preferred(alignment):
+def _preferred(alignment, *, trains_input: bool = True):
     """A loss over pairs, half of the batch chosen, half rejected: cross-entropy of the chosen and an alignment loss."""
 
     def program(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
         ours, liger = _head(s), _head(s)
-        x = torch.randn(s.B, s.T, s.H, dtype=s.dtype, requires_grad=True)
+        biased = getattr(s, "bias", False)
+        biases = [torch.empty(s.V, dtype=s.dtype, requires_grad=True) for _ in range(2 * biased)]
+        x = torch.randn(s.B, s.T, s.H, dtype=s.dtype, requires_grad=trains_input)
         target = torch.randint(s.V, (s.B, s.T))
 
         def concatenated() -> tuple[torch.Tensor, ...]:
             half = s.B // 2
             outputs = x @ ours.t()
+            if biases:
+                outputs = outputs + biases[0]
             logits = outputs.float()
             chosen = F.cross_entropy(logits[:half].view(-1, s.V), target[:half].view(-1))
             log_p = _token_log_probabilities(logits, target, -100)
@@ -201,9 +205,14 @@ def _preferred(alignment):
             losses = alignment(output[0], output[1])
             return output[4] * 1.0 - losses.mean()
 
-        return Program(forward, holds=(liger,))
+        return Program(forward, holds=(liger, biases))
 
     return program
+
+
+def _dpo(chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
+    difference = 0.1 * (chosen - rejected)
+    return -F.logsigmoid(difference)
 
 
 def _orpo(chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
@@ -339,6 +348,7 @@ PROGRAMS = {
     "fused_linear_orpo_loss": orpo,
     "fused_linear_cpo_loss": _preferred(_cpo),
     "fused_linear_simpo_loss": _preferred(_simpo),
+    "dpo_loss": _preferred(_dpo, trains_input=False),
     "kto_loss": kto_loss,
     **dict.fromkeys(("fused_linear_grpo_loss_token", "fused_linear_grpo_loss_sequence"), grpo),
 }
