@@ -23,7 +23,7 @@ from virtual_gpu.language import tr
 
 EVEN = 1e-4  # up to this error the scale is even
 TICKS = (-1, -0.1, -0.01, -0.001, 0, 0.001, 0.01, 0.1, 1)
-LEFT, RIGHT, TOP, LINE = 330, 30, 64, 26
+LEFT, RIGHT, TOP, LINE = 330, 30, 64, 30
 WIDTH = 960
 NAMED = 0.01
 
@@ -58,7 +58,7 @@ def draw(rows: list[Judged]) -> Drawing:
         found.text(x, bottom + 18, label, size=11, anchor="middle", fill=MUTED)
     for index, ((source, recipe), group) in enumerate(groups):
         y = TOP + LINE * index + LINE / 2
-        found.text(16, y - 1, what.get(recipe, recipe)[:52], size=12)
+        found.text(16, y - 1, _shortened(what.get(recipe, recipe)), size=12)
         found.text(16, y + 10, f"{source} ({len(group)})", size=9, fill=MUTED)
         for row in sorted(group, key=lambda row: row.grade == "exact"):
             x = centre + half * place(row.error)
@@ -68,7 +68,7 @@ def draw(rows: list[Judged]) -> Drawing:
             name = _shortened(worst.worst_id)
             x = centre + half * place(worst.worst)
             left = worst.worst > 0
-            found.text(x - 8 if left else x + 8, y + 4, name, size=10, anchor="end" if left else "start", fill=MUTED)
+            found.text(x, y - 6, name, size=9, anchor="end" if left else "start", fill=MUTED)
     y = height - 10
     for x, colour, text in (
         (LEFT, BLUE, tr(ko="입력이 모두 밝혀진 행", en="every input is stated")),
@@ -79,7 +79,7 @@ def draw(rows: list[Judged]) -> Drawing:
     return found
 
 
-def _shortened(name: str, most: int = 44) -> str:
+def _shortened(name: str, most: int = 48) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
