@@ -64,6 +64,16 @@ def test_strange_rows_stop_nothing(tmp_path, capsys):
     assert "is a int" in found.out and "of the kind 'guess'" in found.out and "nobody's" in found.out
 
 
+def test_a_row_in_its_recipe_s_process(tmp_path, capsys):
+    row = next(row for row in ROWS if row["id"] == "magma27-attention/d128/S256")
+    (tmp_path / "rows.json").write_text(json.dumps([row, GOOD]))
+    assert main([str(tmp_path / "rows.json"), "--json", str(tmp_path / "judged.json")]) == 0
+    [unknown, found] = json.loads((tmp_path / "judged.json").read_text())["rows"]
+    assert unknown["outcome"] == "no recipe"
+    assert (found["outcome"], found["predicted"], found["measured"]) == ("run", 23_330_816, 23_330_816)
+    assert "MAGMA27/assignment2-systems · attention by hand" in capsys.readouterr().out
+
+
 # -- judging ----------------------------------------------------------------------------------------------------------
 
 

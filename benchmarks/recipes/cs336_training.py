@@ -44,6 +44,12 @@ class Training:
         """bf16, where the row says so."""
         return self.gpu.autocast(torch.bfloat16 if self.half else None)
 
+    def forwards(self, count: int) -> None:
+        """Forward passes; the logits of one are held until those of the next are there."""
+        for _ in range(count):
+            with self.autocast():
+                logits = self.forward()  # noqa: F841
+
     def step(self) -> None:
         """A step whose names end with it."""
         self.optimizer.zero_grad(set_to_none=True)
@@ -77,11 +83,17 @@ class Training:
 
 
 @functools.lru_cache(8)
-def enzoding(gpu_name: str, sizes: str) -> Mapping[str, int]:
-    """Phase → most bytes, of one card and setting."""
+def enzoding(gpu_name: str, sizes: str, mode: str) -> Mapping[str, int]:
+    """Phase → most bytes, of one card and setting; mode: "train", or "forward" (with its graph, and nothing after)."""
     gpu = gpu_of({"gpu": gpu_name})
     training = Training(gpu, SimpleNamespace(**json.loads(sizes)))
     with gpu:
+        if mode == "forward":
+            training.forwards(WARM_UP)
+            gpu.empty_cache()
+            gpu.reset_peak_memory_stats()
+            training.forwards(1)
+            return {"forward": gpu.max_memory_allocated(), "step": gpu.max_memory_allocated()}
         for _ in range(WARM_UP):
             training.step()
         gpu.empty_cache()
@@ -109,9 +121,10 @@ def predict_enzoding(row: Row) -> int:
     """ "max_memory_allocated backward" and its kin."""
     phase = row["metric"].removeprefix("max_memory_allocated ")
     settings = row["settings"]
-    if settings.get("mode", "train") != "train":
-        raise Refused(f"mode {settings['mode']!r} is not written here")
-    found = enzoding(row["gpu"], json.dumps(_sizes(settings)))
+    mode = settings.get("mode", "train")
+    if mode not in ("train", "forward"):
+        raise Refused(f"mode {mode!r} is not written here")
+    found = enzoding(row["gpu"], json.dumps(_sizes(settings)), mode)
     if phase not in found:
         raise Refused(f"the script does not print {row['metric']!r}")
     return found[phase]
