@@ -11,7 +11,7 @@ QUIET_MACHINE := CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 PYTHONHASHSEED=0
 ONE_THREAD := OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help course test stress check format notebooks stamp figures site bench measure-gpu accuracy environment
+.PHONY: help course test stress check format notebooks stamp figures site bench truth measure-gpu accuracy environment
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,11 +59,17 @@ bench: $(READY)  ## the virtual GPU beside its peers, then beside the book (buil
 	@$(BIN)/python benchmarks/speed.py
 	@$(BIN)/python benchmarks/book.py
 
+# Rows that are off are no failure; a program that breaks is.
+truth: $(READY)  ## what others measured on their cards beside what is predicted, README's table and picture (many minutes)
+	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python benchmarks/truth.py --json benchmarks/judged.json
+	@$(BIN)/python tools/accuracy.py
+	@$(BIN)/python benchmarks/picture.py
+
 # Not the environment's Python but the machine's own: a CUDA image brings its torch with it.
 measure-gpu:  ## on a machine with a CUDA GPU: measured beside predicted (PYTHON=... picks the Python)
 	PYTHONPATH=. $(PYTHON) benchmarks/measure_gpu.py
 
-accuracy: $(READY)  ## the accuracy table of the README pages, from benchmarks/records
+accuracy: $(READY)  ## the accuracy table of the README pages, from benchmarks/judged.json and benchmarks/records
 	@$(BIN)/python tools/accuracy.py
 
 environment: $(READY)  ## only set everything up

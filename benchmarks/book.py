@@ -18,18 +18,16 @@ Exits with 1 unless each of ours is within 0.1 % and batch 16 runs out of memory
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
-import sysconfig
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.children import ROOT, emit, run
+from benchmarks.children import emit, run
+from benchmarks.environments import CannotBuild, python_with
 
-ENVIRONMENT = ROOT / "build" / "book-env"
 PACKAGES = ("transformers==4.40.1", "tokenizers==0.19.1", "huggingface_hub==0.36.2", "peft==0.10.0")
 MODEL = "EleutherAI/polyglot-ko-1.3b"
 OUT_OF_MEMORY = "OOM"
@@ -80,33 +78,13 @@ def compare(rows: list[dict]) -> bool:
 
 
 def build_environment() -> Path:
-    """The Python of the book's environment; built when it is missing or was built for another torch or recipe."""
+    """The Python of the book's environment."""
     if not (3, 11) <= sys.version_info[:2] <= (3, 12):
         raise SystemExit(f"tokenizers 0.19 has no wheel for Python {sys.version.split()[0]}: use 3.11 or 3.12.")
-    python = ENVIRONMENT / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    stamp = ENVIRONMENT / "recipe.txt"
-    paths = [*dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))]
-    recipe = "\n".join([sys.version, *paths, *PACKAGES])
-    if stamp.exists() and stamp.read_text(encoding="utf-8") == recipe:
-        return python
-    print(
-        f"Building {ENVIRONMENT.relative_to(ROOT)} with {', '.join(PACKAGES)} (once, about half a minute).", flush=True
-    )
-    _quietly([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)])
-    query = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    own = subprocess.run([str(python), "-c", query], check=True, capture_output=True, text=True).stdout.strip()
-    # Directories that a .pth file names come after the environment's own, so what is installed here goes first.
-    (Path(own) / "running_environment.pth").write_text("\n".join(paths) + "\n", encoding="utf-8")
-    _quietly([str(python), "-m", "pip", "install", "--disable-pip-version-check", "-q", *PACKAGES])
-    stamp.write_text(recipe, encoding="utf-8")
-    return python
-
-
-def _quietly(command: list[str]) -> None:
-    # pip complains that the running environment's packages want newer ones; they are not used here.
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    try:
+        return python_with(PACKAGES, "book-env")
+    except CannotBuild as error:
+        raise SystemExit(str(error)) from error
 
 
 def inside() -> None:

@@ -6,6 +6,8 @@ import shutil
 import pytest
 
 from benchmarks import measure_gpu
+from benchmarks.picture import draw, place
+from benchmarks.truth import Judged
 from tools import accuracy
 from virtual_gpu.cards import CATALOG
 
@@ -44,16 +46,56 @@ def add(folder, name, *, rows=ROWS, date="2026-01-02", **changes):
     return path
 
 
-def test_the_pages_hold_what_the_records_say():
-    records = accuracy.read_records()
+def test_the_pages_hold_what_was_judged_and_what_the_records_say():
+    records, found = accuracy.read_records(), accuracy.read_judged()
     for language, page in accuracy.PAGES.items():
         stored = accuracy.MARKERS.search(page.read_text(encoding="utf-8"))
-        assert stored and accuracy.table(language, records) in stored[0], "python tools/accuracy.py"
+        text = accuracy.truth(language, found) + accuracy.table(language, records)
+        assert stored and stored[0] == f"{stored[1]}{text}{stored[2]}", "python tools/accuracy.py"
+
+
+def judged(**changes):
+    texts = {"id": "a", "source": "somebody/some", "kind": "measurement", "metric": "m", "gpu": "NVIDIA H100 PCIe"}
+    numbers = {"measured": 1000, "predicted": 1010, "resolution": 2, "grade": "exact", "outcome": "run"}
+    return Judged(**texts | numbers | {"recipe": "liger"} | changes)
+
+
+def test_what_others_measured():
+    rows = [
+        judged(),
+        judged(id="b", predicted=1001),
+        judged(id="c", gpu="not stated (Windows)", peers={"theirs": 1100}),
+        judged(id="d", outcome="died"),
+        judged(id="e", outcome="refused"),
+    ]
+    found = {"date": "2026-01-02", "versions": {"torch": "2.13.0+cpu"}, "rows": rows}
+    text = accuracy.truth("en", found)
+    assert "predicted on 2026-01-02 (torch 2.13.0" in text
+    what = "single operations and losses, forward and backward"
+    assert f"| somebody/some | H100 PCIe | {what} | 2 | 0.550 % | +1.000 % | 1 / 2 |" in text
+    assert "| somebody/some | not stated |" in text
+    assert "Out of memory where the card was not: 1." in text and "reason in the bench's output: 1 rows" in text
+    assert "On the same 1 rows, median / worst: virtual card 1.000 % / 1.000 %, theirs 10.0 % / 10.0 %." in text
+    assert text.count("\n") == accuracy.truth("ko", found).count("\n")
+    assert accuracy.truth("en", {"rows": []}) == ""
+
+
+def test_errors_that_are_small_are_not_nothing():
+    assert [accuracy._percent(e, sign=True) for e in (0.0, 1e-7, -0.0123, 0.5, None)] == [
+        "0 %", "< 0.001 %", "−1.230 %", "+50.0 %", "–",
+    ]  # fmt: skip
+
+
+def test_the_picture_names_the_worst_and_is_the_same_again():
+    rows = [judged(), judged(id="worst of all", predicted=2000), judged(id="c", grade="near", predicted=999)]
+    text = draw(rows).svg()
+    assert text == draw(rows).svg() and "worst of all" in text and text.count("<circle") == 3 + 2
+    assert [round(place(e), 3) for e in (0, 1e-4, -1e-4, 1, -3)] == [0, 0.111, -0.111, 1, -1]
 
 
 def test_without_a_record_one_line_says_not_yet_measured(tmp_path):
     assert accuracy.read_records(tmp_path) == {}
-    for language, words in (("en", "Not yet measured: T4, L4,"), ("ko", "아직 재지 않음: T4, L4,")):
+    for language, words in (("en", "Not yet measured by us: T4, L4,"), ("ko", "직접 재지 않은 카드: T4, L4,")):
         text = accuracy.table(language, {})
         assert text.startswith(words) and text.count("\n") == 1 and "|" not in text
 

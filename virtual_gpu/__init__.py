@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .report import MemoryReport
     from .step.largest import largest_fitting, largest_model
     from .step.setting import Setting
+    from .trace.replay import replay
 
 __version__ = "0.1.0"
 _HOME = {
@@ -43,6 +44,7 @@ _HOME = {
     "GPUSpec": ".cards",
     "card": ".cards",
     "set_language": ".language",
+    "replay": ".trace.replay",
     **dict.fromkeys(
         (
             "VirtualGPUError", "WrongValue", "UnknownName", "BadConfiguration", "NotSupported", "NoSuchLayer",
@@ -69,6 +71,7 @@ __all__ = [
     "largest_model",
     "plan_training",
     "predict",
+    "replay",
     "set_language",
 ]
 

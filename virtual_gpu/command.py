@@ -1,4 +1,4 @@
-"""The command `virtual-gpu`. Exit status 0: it fits; 1: it does not; 2: a wrong argument."""
+"""The command `virtual-gpu`. Exit status 0: it fits (`replay`: all is equal); 1: it does not; 2: a wrong argument."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import __version__
@@ -22,6 +22,7 @@ examples:
   virtual-gpu fit --model meta-llama/Llama-3.1-8B --gpu "RTX 4090" --length 1024 --batch 16
   virtual-gpu largest --model Qwen/Qwen3-4B --gpu "24GiB, 8.6" --peft qlora --of sequence_length
   virtual-gpu shards --model meta-llama/Llama-3.1-8B --gpu H100 --gpus 8 --stage 3 --length 4096
+  virtual-gpu replay snapshot.pickle
 """
 
 
@@ -83,12 +84,17 @@ def _parser(asked: str | None) -> argparse.ArgumentParser:
             module.add_largest_to(commands).set_defaults(execute=module.execute_largest)
         elif name != asked:
             commands.add_parser(name, help=text)
-        elif name in (own := {"largest": _add_largest, "shards": _add_shards, "compare": _add_compare}):
+        elif name in (own := _own()):
             own[name](commands.add_parser(name, help=text, description=text))
         else:
             module = importlib.import_module({"fit": ".plan.command", "run": ".program.command"}[name], __package__)
             module.add_to(commands).set_defaults(execute=module.execute)
     return parser
+
+
+def _own() -> dict[str, Callable[[argparse.ArgumentParser], None]]:
+    """Subcommand → what adds its arguments, of those that are here."""
+    return {"largest": _add_largest, "shards": _add_shards, "compare": _add_compare, "replay": _add_replay}
 
 
 def _commands() -> dict[str, str]:
@@ -107,6 +113,10 @@ def _commands() -> dict[str, str]:
             en="what a training step sharded over several GPUs (ZeRO) takes on one of them",
         ),
         "compare": tr(ko="저장한 두 실행을 견준다", en="two saved runs beside each other"),
+        "replay": tr(
+            ko="카드가 기록한 할당을 이 할당자로 다시 한다",
+            en="what a card's allocator recorded, done again by this one",
+        ),
         "run": tr(ko="프로그램을 고치지 않고 실행한다", en="run an unchanged program on a GPU that is not there"),
     }
 
@@ -180,6 +190,25 @@ def _compare(args: argparse.Namespace) -> int:
     text = json.dumps({"schema": SCHEMA, **found.json()}, ensure_ascii=False, indent=2) if args.json else found.text()
     print(text)
     return NOTHING_FITS if limit is not None and found.growth > limit / 100 else FITS
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("file", help=tr(ko="PyTorch의 스냅샷이나 줄인 기록", en="PyTorch's snapshot, or a reduced trace"))
+    add("--json", action="store_true", help=tr(ko="JSON으로 출력한다", en="print JSON"))
+    add("--language", choices=LANGUAGES, default=None)
+    parser.set_defaults(execute=_replay)
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from .trace.replay import replay
+
+    found = replay(args.file)
+    if args.json:
+        print(json.dumps({"schema": SCHEMA, "devices": [one.json() for one in found]}, indent=2))
+    else:
+        print("\n\n".join(one.text() for one in found))
+    return FITS if all(one.exact for one in found) else NOTHING_FITS
 
 
 def _add_shards(parser: argparse.ArgumentParser) -> None:

@@ -11,8 +11,10 @@ from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.rules import active
 from virtual_gpu.rules.active import NEWEST, RULES, ActiveRules, warn_of_unknown_versions
 from virtual_gpu.rules.cublas import cublas_workspace_bytes
+from virtual_gpu.rules.norms import group_norm_backward, group_norm_forward
 from virtual_gpu.rules.reductions import reduction_buffers
 from virtual_gpu.rules.registry import Rule, version
+from virtual_gpu.rules.sort import sort_temporaries
 from virtual_gpu.rules.temporaries import efficient_backward, embedding_backward, flash_backward
 
 HALF = torch.float16
@@ -141,6 +143,77 @@ def test_softmax_of_fp16_in_fp32_makes_no_copy(softmax):
     assert peak(run, (1024, 1024)) == whole
     assert peak(run, (1024, 1024), without=["softmax_half"]) == 2 * whole
     assert peak(run, (1024, 1024), dtype=torch.bfloat16) == 2 * whole
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_softmaxs_backward_makes_a_product(dtype, size):
+    """A card's figure (Liger-Kernel, RTX 3090): six tensors of 2,048 numbers at the peak, one of them the product."""
+
+    def run(x):
+        y = torch.softmax(x, -1)
+        y.backward(torch.ones_like(y))
+
+    block = 2048 * size
+    assert peak(run, (2048,), dtype=dtype) == 4 * block  # output, its gradient, the input's and the product
+    assert peak(run, (2048,), dtype=dtype, without=["softmax_backward"]) == 3 * block
+    log = lambda x: torch.log_softmax(x, -1).backward(torch.ones_like(x))  # noqa: E731
+    assert peak(log, (2048,), dtype=dtype) == 3 * block
+
+
+def test_a_sorts_second_arrays():
+    """A card's figure (Liger-Kernel's sparsemax at 2,048 × 16,384): 5 more arrays of 4 bytes, and 512."""
+    numel = 2048 * 16384
+    assert sort_temporaries(2048, 16384, 4) == (8 * numel, 12 * numel + 255)
+    assert sort_temporaries(2048, 4096, 4) == (8 * 4096,)  # in shared memory
+    assert sort_temporaries(127, 8192, 2) == (8 * 127 * 8192, 8 * 127 * 8192, 2 * 127 * 8192)
+    assert sort_temporaries(1, 2_000_000, 4) == (16_000_000,)
+
+    def run(x):
+        torch.sort(x.detach(), descending=True)
+
+    outputs = 256 * 8192 * (2 + 8)
+    assert peak(run, (256, 8192)) == outputs + 256 * 8192 * (8 + 2 + 8) + 512
+    assert peak(run, (256, 8192), without=["sort_temporaries"]) == outputs
+
+
+def test_group_norms_sums():
+    """A card's figure (Liger-Kernel, B200, 128 × 32 × 512 in groups of 4): 57,344 bytes in backward."""
+    x = torch.empty(128, 32, 512, device="meta")
+    weight = torch.empty(32, device="meta")
+    forward = group_norm_forward((x, weight, weight, 128, 32, 512, 8))
+    assert forward == (128 * 32 * 4,) * 2
+    backward = group_norm_backward((x, x, None, None, weight, 128, 32, 512, 8, [True, True, True]))
+    assert sum(backward) == 57_344
+    assert group_norm_backward((x, x, None, None, weight, 128, 32, 1, 8, [True, True, True])) == (128 * 8 * 4,) * 2
+    half = group_norm_forward((x.half(), weight.half(), None, 128, 32, 512, 8))
+    assert half == (128 * 8 * 4,) * 2 + (128 * 32 * 4,) * 2
+
+    def run(x):
+        F.group_norm(x, 8).sum().backward()
+        x.grad = None
+
+    shape = (128, 32, 512)
+    more = peak(run, shape, dtype=torch.float32) - peak(
+        run, shape, dtype=torch.float32, without=["group_norm_temporaries"]
+    )
+    assert more == 2 * 128 * 32 * 4 + 2 * 128 * 8 * 4
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_rms_norm_is_one_kernel(weighted, installed):
+    """A card's figure (Liger-Kernel, H100, 4,096 × 1,024 in bf16): a row's number, no fp32 copies."""
+
+    def run(x, weight):
+        y = F.rms_norm(x, (1024,), weight if weighted else None)
+        y.backward(torch.ones_like(y))
+        x.grad = weight.grad = None
+
+    shapes, block = ((4096, 1024), (1024,)), 4096 * 1024 * 2
+    expected = 3 * block + 4096 * 4 + 2048 * weighted  # output, its gradient, the input's; a number a row
+    assert peak(run, *shapes, dtype=torch.bfloat16, card="H100") == expected
+    assert peak(run, *shapes, dtype=torch.bfloat16, card="H100", without=["fused_rms_norm"]) > 5 * block
+    installed("2.8")
+    assert "fused_rms_norm" not in names()
 
 
 def test_an_operand_without_dense_rows_is_copied():

@@ -1,4 +1,4 @@
-"""Softmax in fp32 of an fp16 input: one kernel on CUDA, a copy and a kernel on a CPU."""
+"""Softmax on CUDA: in fp32 of an fp16 input without a copy, and a product beside its gradient in backward."""
 
 from __future__ import annotations
 
@@ -20,9 +20,25 @@ def _half_to_float(
     return parts(op, input, dim, dtype)
 
 
+def _product(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.Tensor:
+    """The gradient first, then `grad * output` for the time of the kernel."""
+    out = run()
+    mode.count(out)
+    grad, output = args[:2]
+    mode.gpu.temporaries(grad.numel() * max(grad.element_size(), output.element_size()))
+    return out
+
+
 FUSED = Rule(
     name="softmax_half",
     what="softmax and log_softmax of an fp16 tensor in fp32 make no fp32 copy of it",
     source="half_to_float in softmax and log_softmax of aten/src/ATen/native/SoftMax.cpp",
     kernels={("AutogradCPU", op): _half_to_float for op in _KERNELS},
+)
+# log_softmax's backward has none.
+BACKWARD = Rule(
+    name="softmax_backward",
+    what="the product of gradient and output beside the gradient that softmax's backward makes",
+    source="softmax_backward_cuda_out in aten/src/ATen/native/cuda/SoftMax.cu",
+    operators={_aten._softmax_backward_data.default: _product},
 )

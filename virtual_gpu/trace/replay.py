@@ -1,90 +1,25 @@
-"""Real allocation histories, replayed: does our allocator put every block where the card's put it?
-
-Two forms are read: the reduced one of published traces (JSON, gzipped or not: {"devices": [{"device",
-"initial_segments", "initial_blocks", "events", "final_segments"}]}), and PyTorch's own snapshot
-(`torch.cuda.memory._dump_snapshot`), a pickle, which is read without letting it name any class or function.
-"""
+"""Real allocation histories, replayed: does our allocator put every block where the card's put it?"""
 
 from __future__ import annotations
 
-import bisect
-import gzip
-import io
-import json
-import pickle
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ..allocator import SMALL_BYTES, CachingAllocator, Piece, Segment, round_size
-from ..allocator_settings import AllocatorSettings
+from ..allocator import SMALL_BYTES, CachingAllocator, round_size
 from ..language import tr
-from .timeline import CATEGORIES
-from .trace import Trace
-
-LARGEST_FILE = 512 * 2**20  # bytes, also of what a gzipped file unpacks to
-# Of the reduced form, in the order of its codes, named as torch/cuda/_memory_viz.py has them.
-ACTIONS = (
-    "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap",
-    "oom", "snapshot",
-)  # fmt: skip
-
-
-class _Plain(pickle.Unpickler):
-    """A pickle of dicts, lists, strings and numbers; one that asks for anything else is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise _unreadable(f"{module}.{name}")
-
-
-@dataclass(frozen=True)
-class History:
-    """What one GPU was asked for, and what it held before and after.
-
-    before: its segments at the start; None where the history begins with an empty allocator. events: (action, address,
-    bytes, stream) in their order; after: address → (bytes, stream, blocks in use: address → bytes) of the segments.
-    """
-
-    device: int
-    settings: AllocatorSettings
-    before: list[Segment]
-    events: list[tuple[str, int, int, int]]
-    after: dict[int, tuple[int, int, dict[int, int]]]
-
-    def trace(self) -> Trace:
-        """As a `Trace` of one phase, "recorded": bytes of blocks (rounded to 512), category unknown ("activations")."""
-        born: dict[int, int] = {}
-        rows: list[tuple[int, int, int]] = []  # entry of its birth, bytes, stream
-        for segment in self.before:
-            for piece in segment.pieces:
-                if piece.name is not None:
-                    born[piece.address] = len(rows)
-                    rows.append((len(rows), piece.size, segment.stream))
-        start, streams = len(rows), {}
-        for action, address, nbytes, stream in self.events:
-            if action == "alloc":
-                born[address] = len(rows)
-                rows.append((len(rows), round_size(nbytes), stream))
-            elif action == "free_completed":
-                birth = born.pop(address)
-                rows.append((birth, *rows[birth][1:]))
-        births, nbytes, stream = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-        streams = {one: n for n, one in enumerate([0, *sorted({*stream.tolist()} - {0})])}
-        span = (np.arange(len(rows)) >= start).astype(np.int64)
-        category = np.full(len(rows), CATEGORIES.index("activations"))
-        numbers = np.array([streams[one] for one in stream.tolist()], dtype=np.int64)
-        return Trace(births, nbytes, category, span, ("recorded",), stream=numbers)
+from .histories import History, read_histories, unreadable
 
 
 @dataclass
 class Replay:
     """How far our allocator agrees with a card: requests and driver calls, and how many of each are equal.
 
-    first_difference: (event, what the card did, what we did), the first of all. end and card_end: (allocated, reserved)
-    bytes. same_end: whether every segment and every block in use lies where it lies on the card.
+    equal: requests whose block lies at the card's address. first_difference: (event, what the card did, what we did),
+    the first of all. start, end and card_end: (allocated, reserved) bytes. segments: of our allocator at the end,
+    address → (bytes, stream, blocks in use: address → bytes). same_end: whether every segment and every block in use
+    lies where it lies on the card. peaks in bytes, of our allocator.
     """
 
     device: int
@@ -93,9 +28,12 @@ class Replay:
     driver_calls: Counter = field(default_factory=Counter)
     equal_driver_calls: Counter = field(default_factory=Counter)
     first_difference: tuple[int, Any, Any] | None = None
+    start: tuple[int, int] = (0, 0)
     end: tuple[int, int] = (0, 0)
     card_end: tuple[int, int] = (0, 0)
+    peak_allocated_bytes: int = 0
     peak_reserved_bytes: int = 0
+    segments: dict[int, tuple[int, int, dict[int, int]]] = field(default_factory=dict)
     same_end: bool = False
 
     @property
@@ -103,13 +41,55 @@ class Replay:
         """Whether all of it is equal."""
         return self.first_difference is None and self.same_end
 
+    def text(self) -> str:
+        """What is compared, a line each."""
+        calls = ", ".join(
+            f"{name} {self.equal_driver_calls[name]:,}/{count:,}" for name, count in self.driver_calls.items()
+        )
+        (allocated, reserved), (card_allocated, card_reserved) = self.end, self.card_end
+        lines = [
+            tr(
+                ko=f"GPU {self.device}: 요청 {self.requests:,}개 가운데 {self.equal:,}개가 카드와 같은 주소다.",
+                en=f"GPU {self.device}: {self.equal:,} of {self.requests:,} requests lie at the card's address.",
+            ),
+            tr(ko=f"드라이버 호출: {calls}", en=f"calls of the driver: {calls}"),
+            tr(
+                ko=f"끝: 할당 {allocated:,}, 예약 {reserved:,}바이트 (카드 {card_allocated:,}, {card_reserved:,})",
+                en=f"end: {allocated:,} bytes allocated, {reserved:,} reserved (card: {card_allocated:,}, "
+                f"{card_reserved:,})",
+            ),
+        ]
+        if self.first_difference is not None:
+            event, card, ours = self.first_difference
+            lines.append(
+                tr(
+                    ko=f"처음 달라지는 곳: 사건 {event}, 카드 {card}, 여기 {ours}",
+                    en=f"first difference: event {event}, on the card {card}, here {ours}",
+                )
+            )
+        return "\n".join(lines)
+
+    def json(self) -> dict[str, Any]:
+        """In JSON's types."""
+        return {
+            "device": self.device, "requests": self.requests, "equal": self.equal, "exact": self.exact,
+            "driver_calls": dict(self.driver_calls), "equal_driver_calls": dict(self.equal_driver_calls),
+            "start": self.start, "end": self.end, "card_end": self.card_end, "same_end": self.same_end,
+            "peak_allocated_bytes": self.peak_allocated_bytes, "peak_reserved_bytes": self.peak_reserved_bytes,
+            "segments": [[address, size, stream] for address, (size, stream, _) in sorted(self.segments.items())],
+        }  # fmt: skip
+
     def differs(self, event: int, card: Any, ours: Any) -> None:
         """Take a difference down."""
         self.first_difference = self.first_difference or (event, card, ours)
 
 
 def replay(path: str | Path) -> list[Replay]:
-    """Every GPU of a recorded file, replayed. ValueError for a file that cannot be read as one of the two forms."""
+    """Every GPU of a recorded file, replayed: PyTorch's own snapshot, or a published trace in the reduced form.
+
+    The file is read without letting it name any class or function; WrongValue for one that cannot be read, or whose
+    history does not reach back to where its blocks were allocated.
+    """
     return [replayed(history) for history in read_histories(path)]
 
 
@@ -136,6 +116,8 @@ def replayed(history: History) -> Replay:
     calls: list[tuple[str, int, int, int]] = []
     allocator = CachingAllocator(settings=history.settings, place=place, driver_calls=calls)
     allocator.restore(history.before)
+    found.start = allocator.allocated_bytes, allocator.reserved_bytes
+    allocator.reset_peaks()
     expected: list[tuple[str, int, int, int]] = []
     named = {
         piece.address: piece.name for segment in history.before for piece in segment.pieces if piece.name is not None
@@ -157,7 +139,7 @@ def replayed(history: History) -> Replay:
         elif action == "free_completed":
             name = named.pop(address, None)
             if name is None:
-                raise ValueError(tr(
+                raise unreadable(tr(
                     ko=f"{address:#x}: 기록에 없는 블록을 돌려준다. 기록이 처음까지 닿지 않는다.",
                     en=f"{address:#x} is released and was never allocated: the history does not reach back.",
                 ))  # fmt: skip
@@ -167,12 +149,13 @@ def replayed(history: History) -> Replay:
     found.end = allocator.allocated_bytes, allocator.reserved_bytes
     blocks = sum(sum(used.values()) for _, _, used in history.after.values())
     found.card_end = blocks, sum(total for total, _, _ in history.after.values())
+    found.peak_allocated_bytes = allocator.peak_allocated_bytes
     found.peak_reserved_bytes = allocator.peak_reserved_bytes
-    ours = {
+    found.segments = {
         s.address: (s.size, s.stream, {p.address: p.size for p in s.pieces if p.name is not None})
         for s in allocator.segments()
     }
-    found.same_end = ours == history.after
+    found.same_end = found.segments == history.after
     return found
 
 
@@ -200,135 +183,3 @@ def _bases(history: History) -> deque[int]:
                 bases.append(page)
             page = None
     return bases
-
-
-# -- reading -------------------------------------------------------------------------------------------------------
-
-
-def read_histories(path: str | Path) -> list[History]:
-    """The histories of every GPU in a file: the reduced JSON, or PyTorch's snapshot pickle."""
-    data = _bytes(Path(path))
-    try:
-        if data[:1] in (b"{", b"["):
-            return [
-                _reduced(device, found.get("allocator_settings"))
-                for found in [json.loads(data)]
-                for device in found["devices"]
-            ]
-        return _snapshot(_Plain(io.BytesIO(data)).load())
-    except (
-        KeyError,
-        TypeError,
-        AttributeError,
-        IndexError,
-        EOFError,
-        pickle.UnpicklingError,
-        json.JSONDecodeError,
-    ) as error:
-        raise _unreadable(f"{type(error).__name__}: {error}") from error
-
-
-def _bytes(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"
-    with gzip.open(path, "rb") if zipped else open(path, "rb") as file:
-        data = file.read(LARGEST_FILE + 1)
-    if len(data) > LARGEST_FILE:
-        raise _unreadable(f"> {LARGEST_FILE} bytes")
-    return data
-
-
-def _reduced(device: dict[str, Any], settings: dict[str, Any] | None) -> History:
-    blocks = sorted((address, size) for address, size, _ in device["initial_blocks"] or ())
-    before = [
-        _segment(address, total, stream, pool, blocks)
-        for address, total, stream, pool in device["initial_segments"] or ()
-    ]
-    events = [(ACTIONS[code], address, size, stream) for code, address, size, stream, *_ in device["events"]]
-    after = {
-        address: (total, stream, {a: size for a, size, _, state in blocks if state.startswith("active")})
-        for address, total, stream, _, blocks in device["final_segments"]
-    }
-    return History(device["device"], AllocatorSettings.from_snapshot(settings), before, events, after)
-
-
-def _segment(address: int, total: int, stream: int, pool: str, blocks: list[tuple[int, int]]) -> Segment:
-    """A segment with its blocks in use (address, bytes), and the free ones between them."""
-    pieces, end = [], address
-    for start, size in blocks[bisect.bisect_left(blocks, (address,)) : bisect.bisect_left(blocks, (address + total,))]:
-        if start > end:
-            pieces.append(Piece(end, start - end, None))
-        pieces.append(Piece(start, size, start))
-        end = start + size
-    if end < address + total:
-        pieces.append(Piece(end, address + total - end, None))
-    return Segment(stream, pool == "small", pieces)
-
-
-def _snapshot(found: dict[str, Any]) -> list[History]:
-    """PyTorch's snapshot: the state at its end, and the events; the state before is what the events lead back to."""
-    settings = AllocatorSettings.from_snapshot(found.get("allocator_settings"))
-    histories = []
-    for device, trace in enumerate(found["device_traces"]):
-        events = [
-            (e["action"], e.get("addr", e.get("device_free", 0)), e["size"], e["stream"])
-            for e in trace
-            if e["action"] in ACTIONS
-        ]
-        after, live, segments = {}, {}, {}
-        for s in found["segments"]:
-            if s.get("device", 0) != device:
-                continue
-            address, used = s["address"], {}
-            for block in s["blocks"]:
-                if block["state"].startswith("active"):
-                    used[address] = block["size"]
-                address += block["size"]
-            after[s["address"]] = s["total_size"], s["stream"], used
-            segments[s["address"]] = s["total_size"], s["stream"], s["segment_type"]
-            live |= used
-        histories.append(History(device, settings, _before(events, dict(live), segments), events, after))
-    return histories
-
-
-def _before(events: list, live: dict[int, int], segments: dict[int, tuple[int, int, str]]) -> list[Segment]:
-    """The segments before the first event, from those after the last: every event undone, backwards."""
-    for action, address, nbytes, stream in reversed(events):
-        if action == "alloc":
-            live.pop(address)
-        elif action == "free_completed":
-            live[address] = round_size(nbytes)
-        elif action == "segment_alloc":
-            segments.pop(address)
-        elif action == "segment_free":
-            segments[address] = nbytes, stream, "small" if nbytes <= 2 * SMALL_BYTES else "large"
-        elif action in ("segment_map", "segment_unmap"):
-            # Expandable segments merge and split as they are mapped: only a history from their beginning is replayed.
-            segments.pop(address, None)
-    if not live:
-        return []
-    if any(event[0] == "segment_map" for event in events):
-        raise _unreadable(
-            tr(ko="확장 세그먼트의 기록이 처음부터 있지 않다", en="expandable segments, not from their start")
-        )
-    blocks = sorted(live.items())
-    found = [_segment(address, total, stream, pool, blocks) for address, (total, stream, pool) in segments.items()]
-    return [_with_rests(segment) for segment in found]
-
-
-def _with_rests(segment: Segment) -> Segment:
-    """A rest of up to 1 MiB behind a large block was not split off (should_split): it is part of the block."""
-    pieces: list[Piece] = []
-    for piece in segment.pieces:
-        last = pieces[-1] if pieces else None
-        if not segment.small and last is not None and piece.name is None and piece.size <= SMALL_BYTES:
-            pieces[-1] = Piece(last.address, last.size + piece.size, last.name)
-        else:
-            pieces.append(piece)
-    return Segment(segment.stream, segment.small, pieces)
-
-
-def _unreadable(why: str) -> ValueError:
-    return ValueError(
-        tr(ko=f"메모리 기록으로 읽을 수 없다: {why}", en=f"This cannot be read as an allocation history: {why}")
-    )

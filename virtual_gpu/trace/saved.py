@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import WrongValue
 from ..language import tr
-from .replay import LARGEST_FILE, read_histories
+from .histories import LARGEST_FILE, read_histories
 from .timeline import CATEGORIES
 from .trace import Trace
 

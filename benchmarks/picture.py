@@ -1,0 +1,98 @@
+"""What others measured beside what was predicted, as a picture: `python benchmarks/picture.py` writes image/truth.svg.
+
+Each line is a program of a source, each point a row: predicted over measured, less 1, on a scale that is even up to
+0.01 % and logarithmic beyond. The point that is farthest off is named where it is off by more than 1 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.children import ROOT
+from benchmarks.recipes.recipe import recipes
+from benchmarks.summaries import grouped, summary
+from benchmarks.truth import Judged
+from virtual_gpu.drawing.svg import BLUE, GRID, INK, MUTED, ORANGE, Drawing
+from virtual_gpu.language import tr
+
+EVEN = 1e-4  # up to this error the scale is even
+TICKS = (-1, -0.1, -0.01, -0.001, 0, 0.001, 0.01, 0.1, 1)
+LEFT, RIGHT, TOP, LINE = 330, 30, 64, 30
+WIDTH = 960
+NAMED = 0.01
+
+
+def place(error: float) -> float:
+    """Where an error lies between −1 and 1: half a decade for what is below 0.01 %, then a decade for each tenfold."""
+    whole = 0.5 + math.log10(1 / EVEN)
+    size = min(abs(error), 1.0)
+    far = 0.5 * size / EVEN if size <= EVEN else 0.5 + math.log10(size / EVEN)
+    return math.copysign(far / whole, error)
+
+
+def draw(rows: list[Judged]) -> Drawing:
+    """The picture of judged rows: those that count and have bytes to compare."""
+    what = {recipe.name: tr(ko=recipe.what_ko or recipe.what, en=recipe.what) for recipe in recipes()}
+    groups = list(grouped(row for row in rows if row.counts and row.error is not None).items())
+    height = TOP + LINE * len(groups) + 46
+    count = sum(len(group) for _, group in groups)
+    alt = tr(
+        ko=f"다른 사람들이 잰 {count}개의 값과 예측: 프로그램마다 한 줄, 값마다 한 점, 가로는 예측이 측정과 다른 비율",
+        en=f"{count} values that others measured, and their predictions: a line for each program, a point for each "
+        "value, across it how far the prediction is off",
+    )
+    found = Drawing(WIDTH, height, alt)
+    found.text(16, 28, tr(ko="예측은 측정과 얼마나 다른가", en="How far off are the predictions?"), size=17, bold=True)
+    centre, half = (LEFT + WIDTH - RIGHT) / 2, (WIDTH - RIGHT - LEFT) / 2
+    bottom = TOP + LINE * len(groups)
+    for tick in TICKS:
+        x = centre + half * place(tick)
+        found.line(x, TOP - 8, x, bottom, stroke=INK if tick == 0 else GRID)
+        label = "0" if tick == 0 else f"{tick * 100:+g} %".replace("-", "−")
+        found.text(x, bottom + 18, label, size=11, anchor="middle", fill=MUTED)
+    for index, ((source, recipe), group) in enumerate(groups):
+        y = TOP + LINE * index + LINE / 2
+        found.text(16, y - 1, _shortened(what.get(recipe, recipe)), size=12)
+        found.text(16, y + 10, f"{source} ({len(group)})", size=9, fill=MUTED)
+        for row in sorted(group, key=lambda row: row.grade == "exact"):
+            x = centre + half * place(row.error)
+            found.circle(x, y, 3.5, BLUE if row.grade == "exact" else ORANGE, fill_opacity=0.6)
+        worst = summary(group)
+        if abs(worst.worst) > NAMED:
+            name = _shortened(worst.worst_id)
+            x = centre + half * place(worst.worst)
+            left = worst.worst > 0
+            found.text(x, y - 6, name, size=9, anchor="end" if left else "start", fill=MUTED)
+    y = height - 10
+    for x, colour, text in (
+        (LEFT, BLUE, tr(ko="입력이 모두 밝혀진 행", en="every input is stated")),
+        (LEFT + 210, ORANGE, tr(ko="하나가 빠졌거나 거칠게 출력된 행", en="one thing is missing, or coarsely printed")),
+    ):
+        found.circle(x, y - 4, 4, colour)
+        found.text(x + 10, y, text, size=11, fill=MUTED)
+    return found
+
+
+def _shortened(name: str, most: int = 48) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def main() -> None:
+    """Draw what `make truth` wrote."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("judged", nargs="?", default=ROOT / "benchmarks" / "judged.json", type=Path)
+    parser.add_argument("--to", default=ROOT / "image" / "truth.svg", type=Path)
+    args = parser.parse_args()
+    rows = [Judged(**row) for row in json.loads(args.judged.read_text(encoding="utf-8"))["rows"]]
+    args.to.write_text(draw(rows).svg() + "\n", encoding="utf-8")
+    print(args.to)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What a recipe is: the program behind the figures of one source, run on the virtual card from a row's settings.
+
+A module of this package holds `RECIPES`, a tuple of `Recipe`. A recipe reads what a row says (settings, metric, gpu),
+never its id, and is run on rows that it has not seen. What it cannot run it refuses with the reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from virtual_gpu.cards import card
+from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.errors import UnknownName
+
+Row = Mapping[str, Any]  # one measurement, in the format of benchmarks/measured/README.md
+
+
+class Refused(Exception):
+    """This row cannot be run; the text says why."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the virtual card says of a row.
+
+    nbytes: in the row's metric; None where the metric is no number of bytes. low, high: where it is a range (a context
+    that is known from messages, say). died: the program ran out of memory. note: what a reader should know. agrees: of
+    a row without bytes, whether it is as the row says. measured: bytes of a row that states them in words. given: the
+    row is what the recipe starts from: shown, and counted nowhere.
+    """
+
+    nbytes: int | None
+    low: int | None = None
+    high: int | None = None
+    died: bool = False
+    agrees: bool | None = None
+    measured: int | None = None
+    given: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The program of one source.
+
+    name: of the recipe, in tables. what, what_ko: which program, in words, for README.md and README.ko.md. handles:
+    whether it is for this row. predict: a row → bytes or a `Prediction`; raises `Refused`, and torch.OutOfMemoryError
+    where the program dies on the card. fitted, fitted_ko: what is fitted, in words ("" for nothing); fitted_on: on
+    which rows (ids), which are shown and counted nowhere. packages: the libraries that the program needs beside the
+    running ones, as pip takes them; the row is run in an environment of their own. peers: what other predictors
+    published for the row, name → bytes. fast: whether the row is cheap enough for `make test` (a second or so).
+    """
+
+    name: str
+    what: str
+    handles: Callable[[Row], bool]
+    predict: Callable[[Row], int | Prediction]
+    fitted: str = ""
+    fitted_on: frozenset[str] = frozenset()
+    packages: Callable[[Row], tuple[str, ...]] = lambda row: ()
+    peers: Callable[[Row], Mapping[str, int]] = lambda row: {}
+    fast: Callable[[Row], bool] = lambda row: False
+    what_ko: str = ""
+    fitted_ko: str = ""
+
+
+def from_source(*names: str, kinds: tuple[str, ...] = ("measurement",)) -> Callable[[Row], bool]:
+    """Whether a row is of one of these sources and kinds."""
+    return lambda row: row["source"] in names and row["kind"] in kinds
+
+
+@cache
+def recipes() -> tuple[Recipe, ...]:
+    """Every recipe of this package."""
+    package = importlib.import_module("benchmarks.recipes")
+    found = []
+    for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda module: module.name):
+        found += getattr(importlib.import_module(f"benchmarks.recipes.{module.name}"), "RECIPES", ())
+    return tuple(found)
+
+
+# Cards that are measured and not in the catalogue, as another card of their chip with another number of
+# multiprocessors (virtual_gpu/rules/reductions.py).
+_VARIANTS = {"H100 PCIe": "H100"}
+_FORM = re.compile(r"[- ](SXM\d?|PCIE?|\d+ ?GB)\b", re.IGNORECASE)  # what a chip is called besides: "A800-SXM4-80GB"
+
+
+def gpu_of(row: Row, default: str = "A100-80GB", **options: Any) -> VirtualGPU:
+    """A new virtual card as the row names it ("NVIDIA H100 80GB HBM3"); `default` where the row states none.
+
+    Refused for a name that the catalogue does not know: which one it is meant to be must not be guessed.
+    """
+    name = str(row.get("gpu") or "")
+    if not name or name.lower().startswith("not stated"):
+        return VirtualGPU(card(default), **options)
+    bare = name.removeprefix("NVIDIA ").removeprefix("GeForce ").strip()
+    if bare in _VARIANTS:
+        return VirtualGPU(replace(card(_VARIANTS[bare]), name=bare, device_name=name), **options)
+    for candidate in (name, bare, _FORM.sub("", bare)):
+        try:
+            return VirtualGPU(card(candidate), **options)
+        except UnknownName:
+            pass
+    raise Refused(f"the card {name!r} is not in virtual_gpu/cards.json")

@@ -1,0 +1,215 @@
+"""Allocation histories that real GPUs recorded, read from files; a file is data, and names no class or function.
+
+Two forms are read: the reduced one of published traces (JSON, gzipped or not: {"devices": [{"device",
+"initial_segments", "initial_blocks", "events", "final_segments"}]}), and PyTorch's own snapshot
+(`torch.cuda.memory._dump_snapshot`), a pickle.
+"""
+
+from __future__ import annotations
+
+import bisect
+import gzip
+import io
+import json
+import pickle
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..allocator import SMALL_BYTES, Piece, Segment, round_size
+from ..allocator_settings import AllocatorSettings
+from ..errors import WrongValue
+from ..language import tr
+from .timeline import CATEGORIES
+from .trace import Trace
+
+LARGEST_FILE = 512 * 2**20  # bytes, also of what a gzipped file unpacks to
+# Of the reduced form, in the order of its codes, named as torch/cuda/_memory_viz.py has them.
+ACTIONS = (
+    "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap",
+    "oom", "snapshot",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class History:
+    """What one GPU was asked for, and what it held before and after.
+
+    before: its segments at the start; None where the history begins with an empty allocator. events: (action, address,
+    bytes, stream) in their order; after: address → (bytes, stream, blocks in use: address → bytes) of the segments.
+    """
+
+    device: int
+    settings: AllocatorSettings
+    before: list[Segment]
+    events: list[tuple[str, int, int, int]]
+    after: dict[int, tuple[int, int, dict[int, int]]]
+
+    def trace(self) -> Trace:
+        """As a `Trace` of one phase, "recorded": bytes of blocks (rounded to 512), category unknown ("activations")."""
+        born: dict[int, int] = {}
+        rows: list[tuple[int, int, int]] = []  # entry of its birth, bytes, stream
+        for segment in self.before:
+            for piece in segment.pieces:
+                if piece.name is not None:
+                    born[piece.address] = len(rows)
+                    rows.append((len(rows), piece.size, segment.stream))
+        start, streams = len(rows), {}
+        for action, address, nbytes, stream in self.events:
+            if action == "alloc":
+                born[address] = len(rows)
+                rows.append((len(rows), round_size(nbytes), stream))
+            elif action == "free_completed":
+                birth = born.pop(address)
+                rows.append((birth, *rows[birth][1:]))
+        births, nbytes, stream = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+        streams = {one: n for n, one in enumerate([0, *sorted({*stream.tolist()} - {0})])}
+        span = (np.arange(len(rows)) >= start).astype(np.int64)
+        category = np.full(len(rows), CATEGORIES.index("activations"))
+        numbers = np.array([streams[one] for one in stream.tolist()], dtype=np.int64)
+        return Trace(births, nbytes, category, span, ("recorded",), stream=numbers)
+
+
+class Plain(pickle.Unpickler):
+    """A pickle of dicts, lists, strings and numbers; one that asks for anything else is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise unreadable(f"{module}.{name}")
+
+
+def read_histories(path: str | Path) -> list[History]:
+    """The histories of every GPU in a file: the reduced JSON, or PyTorch's snapshot pickle.
+
+    WrongValue for a file that is not there or is none of the two.
+    """
+    data = _bytes(Path(path))
+    try:
+        if data[:1] in (b"{", b"["):
+            return [
+                _reduced(device, found.get("allocator_settings"))
+                for found in [json.loads(data)]
+                for device in found["devices"]
+            ]
+        return _snapshot(Plain(io.BytesIO(data)).load())
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        EOFError,
+        pickle.UnpicklingError,
+        json.JSONDecodeError,
+    ) as error:
+        raise unreadable(f"{type(error).__name__}: {error}") from error
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            zipped = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path, "rb") if zipped else open(path, "rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise unreadable(f"{path}: {error}") from error
+    if len(data) > LARGEST_FILE:
+        raise unreadable(f"> {LARGEST_FILE} bytes")
+    return data
+
+
+def _reduced(device: dict[str, Any], settings: dict[str, Any] | None) -> History:
+    blocks = sorted((address, size) for address, size, _ in device["initial_blocks"] or ())
+    before = [
+        _segment(address, total, stream, pool, blocks)
+        for address, total, stream, pool in device["initial_segments"] or ()
+    ]
+    events = [(ACTIONS[code], address, size, stream) for code, address, size, stream, *_ in device["events"]]
+    after = {
+        address: (total, stream, {a: size for a, size, _, state in blocks if state.startswith("active")})
+        for address, total, stream, _, blocks in device["final_segments"]
+    }
+    return History(device["device"], AllocatorSettings.from_snapshot(settings), before, events, after)
+
+
+def _segment(address: int, total: int, stream: int, pool: str, blocks: list[tuple[int, int]]) -> Segment:
+    """A segment with its blocks in use (address, bytes), and the free ones between them."""
+    pieces, end = [], address
+    for start, size in blocks[bisect.bisect_left(blocks, (address,)) : bisect.bisect_left(blocks, (address + total,))]:
+        if start > end:
+            pieces.append(Piece(end, start - end, None))
+        pieces.append(Piece(start, size, start))
+        end = start + size
+    if end < address + total:
+        pieces.append(Piece(end, address + total - end, None))
+    return Segment(stream, pool == "small", pieces)
+
+
+def _snapshot(found: dict[str, Any]) -> list[History]:
+    """PyTorch's snapshot: the state at its end, and the events; the state before is what the events lead back to."""
+    settings = AllocatorSettings.from_snapshot(found.get("allocator_settings"))
+    histories = []
+    for device, trace in enumerate(found["device_traces"]):
+        events = [
+            (e["action"], e.get("addr", e.get("device_free", 0)), e["size"], e["stream"])
+            for e in trace
+            if e["action"] in ACTIONS
+        ]
+        after, live, segments = {}, {}, {}
+        for s in found["segments"]:
+            if s.get("device", 0) != device:
+                continue
+            address, used = s["address"], {}
+            for block in s["blocks"]:
+                if block["state"].startswith("active"):
+                    used[address] = block["size"]
+                address += block["size"]
+            after[s["address"]] = s["total_size"], s["stream"], used
+            segments[s["address"]] = s["total_size"], s["stream"], s["segment_type"]
+            live |= used
+        histories.append(History(device, settings, _before(events, dict(live), segments), events, after))
+    return histories
+
+
+def _before(events: list, live: dict[int, int], segments: dict[int, tuple[int, int, str]]) -> list[Segment]:
+    """The segments before the first event, from those after the last: every event undone, backwards."""
+    for action, address, nbytes, stream in reversed(events):
+        if action == "alloc":
+            live.pop(address)
+        elif action == "free_completed":
+            live[address] = round_size(nbytes)
+        elif action == "segment_alloc":
+            segments.pop(address)
+        elif action == "segment_free":
+            segments[address] = nbytes, stream, "small" if nbytes <= 2 * SMALL_BYTES else "large"
+        elif action in ("segment_map", "segment_unmap"):
+            # Expandable segments merge and split as they are mapped: only a history from their beginning is replayed.
+            segments.pop(address, None)
+    if not live:
+        return []
+    if any(event[0] == "segment_map" for event in events):
+        raise unreadable(
+            tr(ko="확장 세그먼트의 기록이 처음부터 있지 않다", en="expandable segments, not from their start")
+        )
+    blocks = sorted(live.items())
+    found = [_segment(address, total, stream, pool, blocks) for address, (total, stream, pool) in segments.items()]
+    return [_with_rests(segment) for segment in found]
+
+
+def _with_rests(segment: Segment) -> Segment:
+    """A rest of up to 1 MiB behind a large block was not split off (should_split): it is part of the block."""
+    pieces: list[Piece] = []
+    for piece in segment.pieces:
+        last = pieces[-1] if pieces else None
+        if not segment.small and last is not None and piece.name is None and piece.size <= SMALL_BYTES:
+            pieces[-1] = Piece(last.address, last.size + piece.size, last.name)
+        else:
+            pieces.append(piece)
+    return Segment(segment.stream, segment.small, pieces)
+
+
+def unreadable(why: str) -> WrongValue:
+    return WrongValue(
+        tr(ko=f"메모리 기록으로 읽을 수 없다: {why}", en=f"This cannot be read as an allocation history: {why}")
+    )
