@@ -86,7 +86,7 @@ def recipes() -> tuple[Recipe, ...]:
 
 
 # Cards that are measured and not in the catalogue, as another card of their chip with another number of
-# multiprocessors (114: NVIDIA H100 PCIe data sheet), of which the buffers of a sum hang (virtual_gpu/rules/reductions.py).
+# multiprocessors (114: NVIDIA H100 PCIe data sheet), which a sum's buffers hang on (rules/reductions.py).
 _VARIANTS = {"H100 PCIe": ("H100", 114)}
 _FORM = re.compile(r"[- ](SXM\d?|PCIE?|\d+ ?GB)\b", re.IGNORECASE)  # what a chip is called besides: "A800-SXM4-80GB"
 
