@@ -39,6 +39,7 @@ MEASURED = Path(__file__).resolve().parent / "measured"
 KINDS = ("measurement", "trace", "oom", "capacity", "derived", "fact")
 SECONDS = 1800  # for all rows of one recipe in one environment
 _TEXTS = ("id", "kind", "source", "metric")
+_OPTIONAL = ("model", "gpu", "note", "path")
 
 
 @dataclass
@@ -127,9 +128,17 @@ def why_malformed(row: Any) -> str:
     for name in ("value_bytes", "resolution_bytes"):
         if isinstance(row.get(name), bool) or not isinstance(row.get(name, 0), int | float | None):
             return f"has no number as {name}: {row[name]!r}"
-    if not isinstance(row.get("settings", {}), dict):
+    if not isinstance(row.get("settings") or {}, dict):
         return f"has no object as settings: {row['settings']!r}"
+    for name in _OPTIONAL:
+        if not isinstance(row.get(name) or "", str):
+            return f"has no text as {name}: {row[name]!r}"
     return ""
+
+
+def whole(row: Row) -> dict[str, Any]:
+    """A row with the optional fields that it lacks, empty: recipes need not ask whether they are there."""
+    return {**row, "settings": row.get("settings") or {}, **{name: row.get(name) or "" for name in _OPTIONAL}}
 
 
 # -- judging ----------------------------------------------------------------------------------------------------------
@@ -191,6 +200,7 @@ def judged(rows: Iterable[Any], *, jobs: int = 1) -> list[Judged]:
         if why := why_malformed(row):
             found.append(blank(row, "", "malformed", why))
             continue
+        row = whole(row)
         handled = [recipe for recipe in recipes() if recipe.handles(row)]
         if not handled:
             found.append(blank(row, "", "no recipe"))
@@ -254,9 +264,8 @@ def main(arguments: list[str] | None = None) -> int:
     if args.source:
         rows = [row for row in rows if any(part in text for part in args.source for text in _names(row))]
     if args.fast:
-        rows = [
-            row for row in rows if not why_malformed(row) and any(r.handles(row) and r.fast(row) for r in recipes())
-        ]
+        well = [whole(row) for row in rows if not why_malformed(row)]
+        rows = [row for row in well if any(recipe.handles(row) and recipe.fast(row) for recipe in recipes())]
     began = time.perf_counter()
     found = judged(rows, jobs=args.jobs)
     report = {"date": date.today().isoformat(), "seconds": round(time.perf_counter() - began), "versions": versions()}
@@ -281,7 +290,7 @@ def _id(row: Any) -> str:
 def _names(row: Any) -> list[str]:
     if why_malformed(row):
         return [_id(row)]
-    return [row["source"], *(recipe.name for recipe in recipes() if recipe.handles(row))]
+    return [row["source"], *(recipe.name for recipe in recipes() if recipe.handles(whole(row)))]
 
 
 def versions() -> dict[str, str]:

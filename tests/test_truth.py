@@ -9,9 +9,9 @@ from benchmarks.recipes.calls import Program
 from benchmarks.recipes.messages import is_segment, message, stated
 from benchmarks.recipes.recipe import Prediction, Recipe, Refused, from_source, gpu_of, recipes
 from benchmarks.summaries import summary, table
-from benchmarks.truth import MEASURED, judge, main, read, why_malformed
+from benchmarks.truth import MEASURED, judge, main, read, whole, why_malformed
 
-ROWS = [row for path in sorted(MEASURED.glob("*.json")) for row in read(path)]
+ROWS = [whole(row) for path in sorted(MEASURED.glob("*.json")) for row in read(path)]
 GOOD = {"id": "a", "kind": "measurement", "source": "s", "metric": "m", "value_bytes": 100, "resolution_bytes": 2}
 GOOD |= {"gpu": "T4", "reproducibility": "exact", "settings": {}}
 # Rows of the fast part that are off, and why: see benchmarks/README.md.
@@ -48,11 +48,22 @@ def test_a_line_that_is_no_json_is_named(tmp_path):
         (GOOD | {"kind": "guess"}, "of the kind 'guess'"),
         (GOOD | {"value_bytes": "many"}, "no number as value_bytes"),
         (GOOD | {"settings": [1]}, "no object as settings"),
+        (GOOD | {"model": 3}, "no text as model"),
+        (GOOD | {"settings": None, "gpu": None}, ""),
         (GOOD, ""),
     ],
 )
 def test_what_is_wrong_with_a_row(row, why):
     assert why in why_malformed(row) and bool(why_malformed(row)) == bool(why)
+
+
+@pytest.mark.parametrize("source", sorted({row["source"] for row in ROWS}))
+@pytest.mark.parametrize("kind", ["measurement", "oom", "trace", "capacity"])
+def test_a_row_that_says_nothing_is_handled_or_not(source, kind):
+    row = whole({"id": "a", "kind": kind, "source": source, "metric": "?"})
+    for one in recipes():
+        if one.handles(row):
+            assert judge(row, one).outcome in ("refused", "failed")
 
 
 def test_strange_rows_stop_nothing(tmp_path, capsys):

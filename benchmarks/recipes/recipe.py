@@ -18,7 +18,8 @@ from virtual_gpu.cards import card
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.errors import UnknownName
 
-Row = Mapping[str, Any]  # one measurement, in the format of benchmarks/measured/README.md
+# One measurement, in the format of benchmarks/measured/README.md. settings, model, gpu, note and path are always there.
+Row = Mapping[str, Any]
 
 
 class Refused(Exception):
