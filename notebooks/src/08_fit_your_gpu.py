@@ -35,6 +35,7 @@ from tempfile import mkdtemp
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
 from helpers import exercise, plan_training, planner_panel
+from helpers.chapters.c8_planner.measured import Measured
 from virtual_gpu.plan import Recipe, cheapest
 from virtual_gpu.plan.measure import held, measure
 from virtual_gpu.plan.plans import make_request
@@ -276,7 +277,34 @@ for length, published in ((256, 20.1), (2048, 23.8), (8192, 36.6)):
 #
 # > **주장 4.** "7B 모델의 LoRA는 20 GB면 된다" — **조건부로 맞다.** 길이 256이라면 맞지만, 같은 설정에서 길이를 8192로 하면 두 배쯤 든다. 길이를 말하지 않은 숫자는 절반만 말한 것이다.
 #
-# ## 8.9 직접 바꿔 보기
+# ## 8.9 믿어도 되나
+#
+# 지금까지의 숫자는 모두 예측이다. 진짜 카드와는 얼마나 다를까? 남들이 자기 GPU에서 재어 공개한 값이 많이 있다. 그들의 프로그램을 가상 GPU에서 실행해 나란히 놓았다. 점 하나가 측정 하나이고, 대각선에 가까울수록 맞은 것이다.
+#
+# ![공개된 측정값을 가로로, 가상 GPU의 예측을 세로로 놓은 점들. 거의 모든 점이 대각선 위에 있고, 가장 멀리 벗어난 것에는 이름이 적혀 있다.](../../image/truth.svg)
+#
+# 출처와 GPU마다 한 줄씩 모은 표다. 오차가 가장 큰 줄을 찾는다.
+
+# %%
+measured = Measured()
+measured
+
+# %% [markdown] lang="ko"
+# 중앙값은 거의 0인데 크게 벗어난 것도 있다. 벗어난 줄을 빼지 않는 것이 이 표의 규칙이다. 한 출처를 골라 하나씩 본다. 위의 절반은 가장 많이 틀린 것, 아래의 절반은 가장 잘 맞은 것이다.
+
+# %%
+measured.of("linkedin/Liger-Kernel")
+
+# %% [markdown] lang="ko"
+# 이 표를 어떻게 읽으면 될까?
+#
+# - 손으로 쓴 어텐션, 학습 스텝 전체, 할당자의 주소는 카드와 바이트까지 같거나 그에 가깝다. 연산의 순서와 할당자의 규칙은 믿어도 된다.
+# - 크게 벗어난 것은 연산 하나, 손실 하나만 재는 프로그램에 몰려 있다. 커널이 잠깐 쓰는 메모리를 모르면 그것이 곧 오차가 되고, 까닭을 아직 찾지 못한 것도 있다.
+# - 모르는 것은 여전히 모른다. 길이처럼 밝히지 않은 값이 있는 측정은 하나를 골라 그 값을 맞춘 뒤 나머지를 예측했다. 무엇을 맞추었는지는 README의 표에 있다.
+#
+# 이 표는 `make truth`로 누구나 다시 만들 수 있다.
+#
+# ## 8.10 직접 바꿔 보기
 #
 # 내 모델과 내 GPU를 넣어 볼 곳이다. 모델(이름을 쓰거나 목록에서 고른다), GPU, 길이, 배치, 허용할 방법을 정하고 **찾기**를 누른다. 처음 보는 모델이면 10초에서 20초쯤 걸리고, 찾는 대로 그려진다. 아래 그림은 처음 모습이다.
 #
@@ -294,7 +322,7 @@ for length, published in ((256, 20.1), (2048, 23.8), (8192, 36.6)):
 planner_panel()
 
 # %% [markdown] lang="ko"
-# ## 8.10 연습 문제
+# ## 8.11 연습 문제
 #
 # 답을 채우고 실행하면 맞았는지, 틀렸다면 얼마나 틀렸는지 알려 준다. 막히면 `exercise("8-1").hint()`, 그래도 막히면 `exercise("8-1").solution()`을 실행한다.
 #
@@ -323,7 +351,7 @@ changes = ...
 exercise("8-3").check(changes)
 
 # %% [markdown] lang="ko"
-# ## 8.11 기억할 것
+# ## 8.12 기억할 것
 #
 # | 넘치는 것 | 어떻게 아나 | 무엇을 바꾸나 |
 # |---|---|---|
