@@ -69,7 +69,7 @@ report = gpu_memory_experiment(batch_size=16)
 report
 
 # %% [markdown] lang="ko"
-# 색깔이 이 장의 차례다. 파라미터(파랑), 옵티마이저 상태(초록), 그레이디언트(주황), 순전파 상태(보라)를 하나씩 메모리에 올려 본다.
+# 이 장은 색깔을 하나씩 따라간다. 파라미터(파랑), 옵티마이저 상태(초록), 그레이디언트(주황), 순전파 상태(보라)를 하나씩 메모리에 올려 본다.
 #
 # ## 3.2 파라미터
 #
@@ -140,7 +140,7 @@ human_bytes(estimate_memory_of_gradients(model)), human_bytes(n * 2)
 # ## 3.4 옵티마이저 상태
 #
 # AdamW는 파라미터마다 그레이디언트의 이동 평균(momentum)과 제곱의 이동 평균(variance)을 기억한다. 이것이 **옵티마이저 상태**(optimizer state)다.
-# 옵티마이저를 만드는 순간이 아니라 **첫 스텝을 밟는 순간**에 생긴다는 점을 눈여겨본다.
+# 옵티마이저를 만드는 순간이 아니라 **첫 스텝을 실행하는 순간**에 생긴다는 점을 눈여겨본다.
 
 # %%
 optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
@@ -192,7 +192,7 @@ by_optimizer
 report = gpu_memory_experiment(batch_size=4)
 
 # %% [markdown] lang="ko"
-# `train_model`의 뼈대는 평범한 학습 루프다. 배치마다 순전파, 역전파를 하고 옵티마이저 스텝을 밟는다.
+# `train_model`의 뼈대는 평범한 학습 루프다. 배치마다 순전파, 역전파를 하고 옵티마이저 스텝을 실행한다.
 #
 # ```python
 # for batch in DataLoader(dataset, batch_size):
@@ -392,7 +392,7 @@ t4 = CATALOG["T4"]
 human_bytes(t4.memory_bytes), human_bytes(t4.capacity_bytes), human_bytes(t4.memory_bytes - t4.capacity_bytes)
 
 # %% [markdown] lang="ko"
-# `reserved`가 `allocated`보다 큰 것은 PyTorch가 텐서를 만들 때마다 드라이버에 메모리를 청하지 않기 때문이다. **캐싱 할당자**(caching allocator)가 큰 덩어리(세그먼트, segment)를 받아 잘라 쓰고, 텐서가 사라져도 돌려주지 않고 두었다가 다시 쓴다. 규칙은 다음과 같다.
+# `reserved`가 `allocated`보다 큰 것은 PyTorch가 텐서를 만들 때마다 드라이버에 메모리를 요청하지 않기 때문이다. **캐싱 할당자**(caching allocator)가 큰 덩어리(세그먼트, segment)를 받아 잘라 쓰고, 텐서가 사라져도 돌려주지 않고 두었다가 다시 쓴다. 규칙은 다음과 같다.
 #
 # - 1 MiB까지는 2 MiB짜리 세그먼트를, 10 MiB까지는 20 MiB짜리 세그먼트를 받아 잘라 쓴다. 그보다 크면 2 MiB의 배수로 딱 맞게 받는다.
 # - 빈자리 가운데 들어갈 수 있는 가장 작은 것을 고른다. 이웃한 빈자리는 하나로 합친다.
@@ -404,7 +404,7 @@ human_bytes(t4.memory_bytes), human_bytes(t4.capacity_bytes), human_bytes(t4.mem
 gpu_memory_experiment(batch_size=13, gpu="T4")
 
 # %% [markdown] lang="ko"
-# 텐서를 모두 합쳐도 13.91 GiB라서 한도 14.64 GiB보다 작다. 그런데도 OOM이 났다. 빈자리의 합은 넉넉하지만 여러 세그먼트에 흩어져 있어서 큰 텐서 하나를 놓을 곳이 없다. 이것이 **조각남**(fragmentation)이다.
+# 텐서를 모두 합쳐도 13.91 GiB라서 한도 14.64 GiB보다 작다. 그런데도 OOM이 났다. 빈자리의 합은 넉넉하지만 여러 세그먼트에 흩어져 있어서 큰 텐서 하나를 놓을 곳이 없다. 이것이 **단편화**(fragmentation)다.
 #
 # 오류 메시지는 `PYTORCH_ALLOC_CONF=expandable_segments:True`를 권한다. 세그먼트를 크기가 정해진 여러 개로 두지 않고, 하나를 페이지 단위로 늘였다 줄였다 하는 설정이다. 같은 배치 13을 그 설정으로 다시 실행한다.
 
@@ -423,7 +423,7 @@ for batch_size in (4, 8, 12, 16):
     print(batch_size, *map(human_bytes, peaks), sep="   ")
 
 # %% [markdown] lang="ko"
-# > **주장 5.** "OOM이 나면 `expandable_segments:True`부터 켠다" — **조건부로 맞다.** 조각난 자리를 크게 줄이므로 아슬아슬하게 넘칠 때는 이것만으로 들어간다(배치 13). 텐서 자체가 한도보다 크면 소용없다(배치 16).
+# > **주장 5.** "OOM이 나면 `expandable_segments:True`부터 켠다" — **조건부로 맞다.** 단편화로 못 쓰는 자리를 크게 줄이므로 아슬아슬하게 넘칠 때는 이것만으로 들어간다(배치 13). 텐서 자체가 한도보다 크면 소용없다(배치 16).
 #
 # 진짜 GPU에서는 PyTorch가 GPU를 쓰기 전에 환경 변수로 정한다. 노트북이라면 런타임을 다시 시작하고, `import torch`보다 먼저 `%env PYTORCH_ALLOC_CONF=expandable_segments:True`를 실행한다(예전 PyTorch에서는 이름이 `PYTORCH_CUDA_ALLOC_CONF`다).
 #
@@ -477,7 +477,7 @@ exercise("3-3").check(changes)
 # %% [markdown] lang="ko"
 # ## 3.13 기억할 것
 #
-# | 무엇 | 크기 | 언제 사는가 | 줄이는 방법 |
+# | 무엇 | 크기 | 언제 메모리에 있는가 | 줄이는 방법 |
 # |---|---|---|---|
 # | 파라미터 | 파라미터 수 × 바이트 (N) | 늘 | 양자화(2장), ZeRO-3(6장), QLoRA(7장) |
 # | 그레이디언트 | N | 역전파부터 `zero_grad`까지 | ZeRO-2(6장), LoRA(7장) |

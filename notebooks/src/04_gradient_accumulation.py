@@ -493,7 +493,8 @@ def train_with_accelerate(count_tokens):
 
 
 def movement(model):
-    return torch.cat([(p - q).flatten() for p, q in zip(model.parameters(), small_gpt2().parameters(), strict=True)])
+    pairs = zip(model.parameters(), small_gpt2().parameters(), strict=True)
+    return torch.cat([(after - before).detach().flatten() for after, before in pairs])
 
 
 for count_tokens in (False, True):

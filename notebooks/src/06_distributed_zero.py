@@ -315,7 +315,7 @@ except RuntimeError as error:
 # | 2 | + 그레이디언트 | 2Ψ + 14Ψ/N | `fully_shard(reshard_after_forward=False)` |
 # | 3 | + 파라미터 | 16Ψ/N | `fully_shard(reshard_after_forward=True)` |
 #
-# `fully_shard`는 FSDP2라고 부르는 PyTorch의 엔진이다. 표의 12바이트는 16비트 파라미터를 나누고 fp32 사본을 옵티마이저가 갖는 방식이고, 이 절의 실험이 그렇다. FSDP2를 `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`으로 쓰면 나누어 갖는 조각 자체가 fp32여서 4 + 4 + 8바이트가 된다. 합은 같다. 앞의 작은 GPT-NeoX를 네 단계로, rank 둘과 넷에서 학습한다. 먼저 네 단계가 정말 같은 학습인지 본다. fp64로 세 스텝을 밟았을 때의 손실이다.
+# `fully_shard`는 FSDP2라고 부르는 PyTorch의 엔진이다. 표의 12바이트는 16비트 파라미터를 나누고 fp32 사본을 옵티마이저가 갖는 방식이고, 이 절의 실험이 그렇다. FSDP2를 `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`으로 쓰면 나누어 갖는 조각 자체가 fp32여서 4 + 4 + 8바이트가 된다. 합은 같다. 앞의 작은 GPT-NeoX를 네 단계로, rank 둘과 넷에서 학습한다. 먼저 네 단계가 정말 같은 학습인지 본다. fp64로 세 스텝을 실행했을 때의 손실이다.
 
 # %%
 zeros = {(n, stage): run_ranks(zero, n, stage) for n in (2, 4) for stage in range(4)}
@@ -386,7 +386,7 @@ for n in (2, 4):
 # - PyTorch에는 **fake**라는 process group(함께 통신하는 rank의 묶음)이 있다. rank가 64개 있는 것처럼 대답하지만 아무것도 보내지 않는다. FSDP2는 진짜로 여기고 64조각을 내어 자기 것만 남기고, 모으고, 보낸다.
 # - 그 rank의 텐서는 **가상 GPU**에 둔다. 모양만 있고 값이 없으므로 모델이 아무리 커도 된다.
 #
-# `shard_ledger`는 처음, 가운데, 마지막 rank에서 이렇게 한 스텝을 밟고 텐서의 저장 공간을 종류별로 센다. 깊은 모델은 층을 둘, 셋, 넷만 두고 실행해
+# `shard_ledger`는 처음, 가운데, 마지막 rank에서 이렇게 한 스텝을 실행하고 텐서의 저장 공간을 종류별로 센다. 깊은 모델은 층을 둘, 셋, 넷만 두고 실행해
 # 바이트가 정확히 한 층씩 늘어나는지 확인한 다음 전체 깊이의 값을 구한다. 표의 둘째 열은 논문의 식이 주는 값이다. rank의 열과 얼마나 다른지 본다.
 
 # %%
