@@ -341,14 +341,14 @@ RECIPES = (
     Recipe(
         name="CS336 training",
         what="training steps of a 3.4B model, by phase and by checkpointed segments",
-        what_ko="34억 매개변수 모델의 학습 스텝: 단계별, 체크포인트 구간별",
+        what_ko="34억 파라미터 모델의 학습 스텝: 단계별, 체크포인트 구간별",
         handles=lambda row: from_source("EnzoDing-rgb/cs336-assignment2-systems")(row) and "layers" in row["settings"],
         predict=predict_enzoding,
     ),
     Recipe(
         name="CS336 snapshots, end to end",
         what="a 0.4B model from an empty card to the end of a step: allocated and reserved",
-        what_ko="4억 매개변수 모델, 빈 카드에서 스텝이 끝날 때까지: 할당과 예약",
+        what_ko="4억 파라미터 모델, 빈 카드에서 스텝이 끝날 때까지: 할당과 예약",
         handles=from_source("Wedsonlin/assignment2-systems", kinds=("trace",)),
         predict=predict_snapshot,
     ),
@@ -365,7 +365,7 @@ RECIPES = (
     Recipe(
         name="CS336 passes",
         what="a 2.7B model, the most active in a memory timeline",
-        what_ko="27억 매개변수 모델의 메모리 타임라인에서 가장 높은 곳",
+        what_ko="27억 파라미터 모델의 메모리 타임라인에서 가장 높은 곳",
         handles=lambda row: (
             from_source("damek/cs336-assignment2-systems")(row)
             and _settings_have("ctx", "precision", "mode")(row)
