@@ -66,7 +66,11 @@ def predict(row: Row) -> int | Prediction:
     if settings.get("compile") or settings.get("gradient_checkpointing"):
         raise Refused("torch.compile and checkpointing are not in these runs")
     found = _run(method, vintage, gpu_of(row).spec.name)
-    for start, name in (("max_memory_reserved", "most"), ("memory_allocated", "allocated"), ("memory_reserved", "mean")):
+    for start, name in (
+        ("max_memory_reserved", "most"),
+        ("memory_allocated", "allocated"),
+        ("memory_reserved", "mean"),
+    ):
         if metric.startswith(start):
             return found[name]
     raise Refused(f"the metric {metric!r} is not one of run.py")
