@@ -1,4 +1,4 @@
-"""The virtual GPU beside PyTorch's `MemTracker`, prediction by depth beside a full run, a program beside our loop.
+"""The virtual GPU beside PyTorch's `MemTracker`, our prediction by depth, and a program beside our loop.
 
 The work is the same for both: build the model on the meta device, put it on fake tensors, train two optimizer steps
 (AdamW with foreach, batch 4, 256 tokens, no cache). Each runs in a process of its own; times are after the imports,
@@ -17,7 +17,7 @@ MemTracker cannot run a Hugging Face model on fake tensors as it is: transformer
 answer is in values that are not there. It gets a fake mode that answers as ours does; nothing else is changed in it.
 It also refuses a second training step unless its statistics of modules are reset, which is done between the steps.
 
-A program (`benchmarks/programs/loop.py` under `virtual-gpu run`) beside our loop (`step.run.train`) with the same work:
+A program (`benchmarks/programs/loop.py` under `virtual-gpu run`) beside our loop (`step.run.train`), the same work:
 CPU seconds of an optimizer step, (nine steps − one) / 8, so that loading and the first step are not in it, in turns in
 one process; only the ratio is to be trusted on a machine that does something else.
 """

@@ -71,6 +71,15 @@ def test_a_launcher_that_wants_other_cards_is_told_what_to_write(monkeypatch):
     assert report.status == "failed" and "--gpus 3" in str(report.error)
 
 
+def test_deepspeed_is_told_apart(tmp_path):
+    with pytest.raises(WrongValue, match="torchrun"):
+        run("deepspeed", ["train.py"])
+    script = tmp_path / "train.py"
+    script.write_text("raise ModuleNotFoundError(\"No module named 'deepspeed'\", name='deepspeed')\n")
+    report = run(str(script))
+    assert report.status == "failed" and "virtual-gpu shards" in report.notes[0]
+
+
 def test_accelerates_launcher_sets_what_the_program_reads(tmp_path):
     script = tmp_path / "precision.py"
     script.write_text(
@@ -78,6 +87,7 @@ def test_accelerates_launcher_sets_what_the_program_reads(tmp_path):
         "accelerator = Accelerator()\nassert accelerator.mixed_precision == 'bf16' and 'RANK' not in os.environ\n"
         "assert accelerator.device.type == 'cuda'\n"
     )
+    AcceleratorState._reset_state(reset_partial_state=True)
     report = run("accelerate", ["launch", "--mixed_precision", "bf16", str(script)], gpu="H100")
     AcceleratorState._reset_state(reset_partial_state=True)  # it outlives the program in this process
     assert report.error is None

@@ -89,7 +89,7 @@ def execute(args: argparse.Namespace) -> int:
         print_traceback(report.error)
     if report.status == OOM and (report.seconds < _LONG_SECONDS if args.advise is None else args.advise):
         tried = advice(_options(args), command)
-        report.tried = [{"change": one.change, **_numbers(one)} for one in tried]
+        report.tried = [one.row() for one in tried]
     if args.report:
         _write(args.report, json.dumps(report.json()))
     if args.html:
@@ -113,16 +113,12 @@ def execute_largest(args: argparse.Namespace) -> int:
 
     best = largest(args.argument, _options(args), _command(args), most=args.most, told=told)
     if args.json:
-        found = None if best is None else {"change": best.change, **_numbers(best)}
+        found = None if best is None else best.row()
         print(json.dumps({"schema": 1, "gpu": args.gpu, "largest": found}, ensure_ascii=False, indent=2))
     else:
         nothing = tr(ko="들어가는 것이 없다.", en="Nothing fits.")
         print(nothing if best is None else tr(ko=f"가장 큰 것: {best.change}", en=f"largest: {best.change}"))
     return EXIT[OOM] if best is None else EXIT[FITS]
-
-
-def _numbers(run: Run) -> dict[str, Any]:
-    return {name: run.report[name] for name in ("status", "judgement", "allocated", "reserved", "seconds")}
 
 
 def _command(args: argparse.Namespace) -> list[str]:

@@ -51,6 +51,13 @@ def launcher(program: str, module: bool) -> str | None:
     """The module of the launcher that a command begins with; None where it begins with the program itself."""
     if module:
         return program if program in _MODULES.values() else None
+    if os.path.basename(program) == "deepspeed" and not os.path.exists(program):
+        raise WrongValue(
+            tr(
+                ko="deepspeed 명령은 모른다: torchrun --nproc_per_node N 프로그램 인자… 로 쓴다.",
+                en="the deepspeed command is not known: write torchrun --nproc_per_node N program arguments….",
+            )
+        )
     return None if os.path.exists(program) else _MODULES.get(os.path.basename(program))
 
 

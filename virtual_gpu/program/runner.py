@@ -77,6 +77,13 @@ def run(
         if status == FITS and device.ooms and device.last_oom["steps"] == watch.steps:
             status = OOM  # it caught the error, and made no step after it
         seconds = time.perf_counter() - started
+        if isinstance(error, ModuleNotFoundError) and error.name == "deepspeed":
+            watch.note(
+                tr(
+                    ko="DeepSpeed가 없다. ZeRO의 단계는 `virtual-gpu shards --stage`로 세고, FSDP2는 실행할 수 있다",
+                    en="DeepSpeed is not installed: `virtual-gpu shards --stage` counts ZeRO's stages, and FSDP2 runs",
+                )
+            )
         report = make_report(device, watch, program=program, status=status, seconds=seconds, error=error)
         if snapshot_file is not None:
             snapshot.write(watch.snapshot(), snapshot_file)
