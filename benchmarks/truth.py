@@ -34,6 +34,7 @@ from benchmarks.children import emit, run
 from benchmarks.environments import CannotBuild, python_with
 from benchmarks.recipes.recipe import Prediction, Recipe, Refused, Row, recipes
 from benchmarks.summaries import table
+from virtual_gpu import terminal
 
 MEASURED = Path(__file__).resolve().parent / "measured"
 KINDS = ("measurement", "trace", "oom", "capacity", "derived", "fact")
@@ -305,4 +306,4 @@ def versions() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(terminal.run(main))  # that the reader of the table has gone is no error

@@ -2,7 +2,7 @@
 
 A row is the highest `max_memory_allocated` of a call, the median of ten calls in a row, of one operation: of the eager
 reference ("huggingface" or "torch"), or of Liger's own Triton kernel, which is refused. The programs, written anew from
-the scripts of the row's date, are in liger_layers.py and liger_losses.py.
+the scripts of the row's date, are in the modules liger_* beside this.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from . import liger_attention, liger_layers, liger_losses
+from . import liger_attention, liger_layers, liger_losses, liger_preferences
 from .recipe import Prediction, Recipe, Refused, Row, from_source, gpu_of
 
-PROGRAMS = liger_layers.PROGRAMS | liger_losses.PROGRAMS | liger_attention.PROGRAMS
+PROGRAMS = liger_layers.PROGRAMS | liger_losses.PROGRAMS | liger_preferences.PROGRAMS | liger_attention.PROGRAMS
 EAGER = ("huggingface", "torch")
 CALLS = 3  # the first makes the gradients; from the second on all are alike, so that the third is the median of ten
 _MODEL = re.compile(r"(?P<kernel>\w+) \((?:eager )?(?P<provider>\w+)")

@@ -291,8 +291,9 @@ def test_temporaries_by_their_sources():
     assert efficient_backward(q.float(), q, q)[1:] == (0, 0, 0)
     ids = torch.empty(4, 1024, dtype=torch.int64, device="meta")
     grad = torch.empty(4, 1024, 64, dtype=HALF, device="meta")
-    assert embedding_backward(grad, ids) == (*[4096 * 8] * 6, 8, 8, 4096 * 64 * 4)
-    assert embedding_backward(grad[:3], ids[:3]) == ()
+    assert embedding_backward(grad, ids, 50_000) == (*[4096 * 8] * 6, 8, 8, 4096 * 64 * 4)
+    assert embedding_backward(grad, ids, 96)[-1] == (96 + 400) * 64 * 4  # each in parts of ten, and one part more
+    assert embedding_backward(grad[:3], ids[:3], 50_000) == ()
 
 
 @pytest.mark.parametrize(("card", "dtype"), [("T4", HALF), ("A100-40GB", torch.bfloat16)])

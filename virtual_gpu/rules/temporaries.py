@@ -12,6 +12,7 @@ from .registry import Rule
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
+_ROWS_A_PART = 10
 _EMBEDDING_ROWS = 3072  # embedding_dense_backward_cuda: up to so many indices a kernel without any
 
 
@@ -44,17 +45,20 @@ def _of_every_head(tensor: torch.Tensor, heads: int) -> int:
     return tensor.numel() // own * heads * tensor.element_size() if own != heads else 0
 
 
-def embedding_backward(grad: torch.Tensor, indices: torch.Tensor) -> tuple[int, ...]:
-    """Sorted and original indices, four arrays of segments, two counts, and a row in fp32 for each index.
+def embedding_backward(grad: torch.Tensor, indices: torch.Tensor, weights: int) -> tuple[int, ...]:
+    """Sorted and original indices, four arrays of segments, two counts, and a row in fp32 for each part of a segment.
 
-    Source: embedding_dense_backward_cuda in aten/src/ATen/native/cuda/Embedding.cu, embedding_backward_cuda_kernel in
-    EmbeddingBackwardKernel.cu. cub's own temporaries for the sort are not stated there.
+    A segment is all places of one index, and is cut in parts of ten; which indices there are is not known, so the most
+    parts that so many indices, of `weights` different ones, can have. Source: embedding_dense_backward_cuda in
+    aten/src/ATen/native/cuda/Embedding.cu, embedding_backward_cuda_kernel in EmbeddingBackwardKernel.cu
+    (NROWS_PER_THREAD). cub's own temporaries for the sort are not stated there.
     """
     count = indices.numel()
     if count <= _EMBEDDING_ROWS:
         return ()
-    array = count * indices.element_size()
-    return *[array] * 6, 8, 8, count * grad.shape[-1] * max(4, grad.element_size())
+    array, different = count * indices.element_size(), min(count, weights)
+    parts = different + (count - different) // _ROWS_A_PART
+    return *[array] * 6, 8, 8, parts * grad.shape[-1] * max(4, grad.element_size())
 
 
 def _inside(sizes: Callable[[tuple], tuple[int, ...]]) -> Callable[..., Any]:
@@ -100,7 +104,7 @@ INDICES = Rule(
     what="sorted copies of the indices, and fp32 rows, where a gradient is added at indices",
     source="EmbeddingBackwardKernel.cu, Indexing.cu in aten/src/ATen/native/cuda",
     operators={
-        _aten.embedding_dense_backward.default: _inside(lambda a: embedding_backward(a[0], a[1])),
+        _aten.embedding_dense_backward.default: _inside(lambda a: embedding_backward(*a[:3])),
         _aten.index_put.default: _index_put,
     },
 )
