@@ -15,7 +15,7 @@ ATTENTION, AUTOCAST, REQUESTS, ONE_BY_ONE, FOUR_BIT, SUMS, CONSTANTS = (
     f"tests/rules/test_{name}.py::test_"
     for name in ("attention", "autocast", "requests", "rules", "four_bit", "accumulate", "constants")
 )
-STEP = REQUESTS + "all_requests_of_a_card_in_their_order[trainstep 512]"
+STEP = REQUESTS + "all_requests_of_a_card_in_their_order[trainstep-512]"
 NOTICED_BY = {
     "attention": ATTENTION + "what_the_efficient_kernel_saves",
     "cudnn_attention": ONE_BY_ONE + "what_holds_when",  # it keeps the bytes that flash attention keeps
@@ -34,7 +34,7 @@ NOTICED_BY = {
     "cublas_workspace_not_kept": ONE_BY_ONE + "a_workspace_that_is_not_kept",
     "accumulate_in_place": SUMS + "as_many_tensors_as_an_unwatched_step",
     "attention_temporaries": ONE_BY_ONE + "attentions_temporaries_count_at_the_peak",
-    "index_temporaries": REQUESTS + "all_requests_of_a_card_in_their_order[trainstep 128]",
+    "index_temporaries": REQUESTS + "all_requests_of_a_card_in_their_order[trainstep-128]",
     "reduction_buffers": REQUESTS + "the_first_requests_of_all",
     "gemm_4bit": FOUR_BIT + "the_weight_that_is_dequantized_in_forward",
 }
@@ -42,22 +42,12 @@ CHANGED = [  # file, what it says, what it is made to say, who notices
     ("rules/reductions.py", "512, 16, 256", "256, 16, 256", ONE_BY_ONE + "buffers_of_a_sum"),
     ("rules/reductions.py", "512, 16, 256", "512, 8, 256", ONE_BY_ONE + "buffers_of_a_sum"),
     ("rules/reductions.py", "512, 16, 256", "512, 16, 512", CONSTANTS + "a_sum_is_shared_from_256_values_a_thread_on"),
-    (
-        "rules/reductions.py",
-        "vectors = 4 if",
-        "vectors = 2 if",
-        REQUESTS + "all_requests_of_a_card_in_their_order[trainstep 512]",
-    ),
+    ("rules/reductions.py", "vectors = 4 if", "vectors = 1 if", STEP),
     ("cards.py", "return 1024", "return 1536", "tests/test_cards.py::test_threads_that_a_card_holds"),
     ("rules/cublas.py", " + 16 * 1024 * 8", "", REQUESTS + "the_first_requests_of_all"),
     ("rules/cublas.py", "down >= max(1, columns)", "True", CONSTANTS + "rows_that_lie_upon_each_other_are_copied"),
     ("rules/temporaries.py", "_ROWS = 3072", "_ROWS = 8192", ONE_BY_ONE + "temporaries_by_their_sources"),
-    (
-        "rules/temporaries.py",
-        "// 128) * 128, 256",
-        "// 64) * 64, 256",
-        CONSTANTS + "flash_attention_rounds_lengths_to_128",
-    ),
+    ("rules/temporaries.py", "// 128) * 128, 256", "// 64) * 64, 256", CONSTANTS + "flash_rounds_lengths_to_128"),
     ("rules/temporaries.py", "* 4 if query.dtype", "* 2 if query.dtype", ONE_BY_ONE + "temporaries_by_their_sources"),
     ("rules/attention.py", "r.head_dim > 192", "r.head_dim > 128", ATTENTION + "which_kernel_runs"),
     ("rules/attention.py", "r.value_dim <= 256", "r.value_dim <= 128", ATTENTION + "which_kernel_runs"),
@@ -81,7 +71,7 @@ CHANGED = [  # file, what it says, what it is made to say, who notices
         "rules/autocast.py",
         "for value in reversed(args)]",
         "for value in args][::-1]",
-        REQUESTS + "all_requests_of_a_card_in_their_order[trainstep 512]",
+        CONSTANTS + "arguments_are_cast_from_the_last_to_the_first",
     ),
 ]
 
