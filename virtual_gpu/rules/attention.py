@@ -129,7 +129,7 @@ def _attention(
         )[0]
     if kernel == "efficient":
         if attn_mask is not None:
-            attn_mask = _aligned(attn_mask.expand(*query.shape[:-1], key.shape[-2]))
+            attn_mask = _aligned(attn_mask).expand(*query.shape[:-1], key.shape[-2])
         if request.grouped_query:  # the kernel reads each key several times; its gradients are summed in groups
             key, value = (_grouped(t, query.shape[-3]) for t in (key, value))
         return _aten._scaled_dot_product_efficient_attention(
@@ -141,18 +141,20 @@ def _attention(
 
 
 def _as_float(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros, and −∞ where the mask is False (convert_boolean_attn_mask in transformers/attention.cpp)."""
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    """0 where the mask is True, −∞ elsewhere (convert_boolean_attn_mask in transformers/attention.cpp)."""
+    return torch.where(mask, torch.zeros((), dtype=dtype), torch.full((), float("-inf"), dtype=dtype))
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
-    """The mask with rows of a multiple of 16 elements (pad_bias and preprocess_mask in transformers/attention.cpp)."""
+    """The mask as it is, before its heads are expanded, with rows of a multiple of 8 elements.
+
+    Source: preprocess_mask, aligned_tensor and pad_bias in aten/src/ATen/native/transformers/attention.cpp (until 2.2
+    the expanded mask was padded, to 16).
+    """
+    if mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1]):
+        return mask
     length = mask.shape[-1]
-    if length % 16:
-        return torch.nn.functional.pad(mask, (0, 16 - length % 16))[..., :length]
-    if any(stride % 16 for stride in mask.stride()[:3]):
-        return mask.contiguous()
-    return mask
+    return torch.nn.functional.pad(mask, (0, 8 - length % 8))[..., :length]
 
 
 def _flash_attention(query, key, value, dropout_p, is_causal, scale) -> torch.Tensor:
