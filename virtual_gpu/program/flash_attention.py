@@ -29,7 +29,9 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
     gpu = watch.gpu
 
     def models(module: ModuleType) -> None:
-        check = module.PreTrainedModel._flash_attn_import_error
+        check = getattr(module.PreTrainedModel, "_flash_attn_import_error", None)
+        if check is None:
+            return  # transformers 4 asks in other ways: only its sdpa and eager attention are followed
 
         def checked(model: Any, flash_attn_version: int, *args: Any, **kwargs: Any) -> Any:
             if flash_attn_version != 2:
@@ -39,7 +41,9 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
         patches.set(module.PreTrainedModel, "_flash_attn_import_error", checked)
 
     def functions(module: ModuleType) -> None:
-        load = module._lazy_imports
+        load = getattr(module, "_lazy_imports", None)
+        if load is None:
+            return
 
         def loaded(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
             if implementation != "flash_attention_2":

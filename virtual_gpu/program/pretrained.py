@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
@@ -28,7 +29,9 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
     """
 
     def config(module: ModuleType) -> None:
-        kind = module.PreTrainedConfig
+        kind = getattr(module, "PreTrainedConfig", None)
+        if kind is None:
+            return  # transformers 4, whose loading is another and runs as it is
         found = kind.get_config_dict.__func__
 
         def get_config_dict(cls: Any, name: Any, **kwargs: Any) -> tuple[dict, dict]:
@@ -40,6 +43,8 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
         patches.set(kind, "get_config_dict", classmethod(get_config_dict))
 
     def models(module: ModuleType) -> None:
+        if not hasattr(module, "LoadStateDictInfo"):
+            return
         get_dtype = module._get_dtype
 
         def dtype_of(dtype: Any, files: Any, config: Any, *args: Any) -> Any:
@@ -50,11 +55,9 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
 
         def load(model: Any, state_dict: Any, files: Any, load_config: Any, expected_keys: Any = None) -> Any:
             _place(module, model, load_config, watch.gpu)
-            empty: set = set()
-            info = module.LoadStateDictInfo(
-                missing_keys=empty, unexpected_keys=empty, mismatched_keys=empty, error_msgs=[], conversion_errors={},
-                skipped_pp_keys=empty,
-            )  # fmt: skip
+            kept = {"error_msgs": list, "conversion_errors": dict}
+            names = [field.name for field in fields(module.LoadStateDictInfo)]
+            info = module.LoadStateDictInfo(**{name: kept.get(name, set)() for name in names})
             return info, None
 
         kind = module.PreTrainedModel
@@ -66,6 +69,8 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
             _local_first(patches, module, name)
 
     def generation(module: ModuleType) -> None:
+        if not hasattr(module.GenerationMixin, "adjust_generation_fn"):
+            return
         adjust = module.GenerationMixin.adjust_generation_fn
 
         def adjust_generation_fn(model: Any, config: Any, auto: Any, pipeline: Any, name: Any, **kwargs: Any) -> None:
@@ -121,6 +126,7 @@ def _local_first(patches: Patches, module: ModuleType, name: str) -> None:
 def _place(module: ModuleType, model: Any, load_config: Any, gpu: ProgramGPU) -> None:
     """Give every meta tensor of a model its place by the device map; without one, on the CPU, untouched zeros."""
     device_map = load_config.device_map
+    model.tie_weights()  # what is tied is not in the files, and has no place of its own
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     places = module.expand_device_map(device_map, names) if device_map else dict.fromkeys(names, torch.device("cpu"))
     if device_map:
