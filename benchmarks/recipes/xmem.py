@@ -1,0 +1,67 @@
+"""Stone-ResearchLife/xMem: four training steps of small language models on RTX 3060 and 4060, seen by NVML.
+
+What is printed is the most that NVML saw in use less what it saw first. Whether that includes the CUDA context depends
+on when the first sample was taken (the source says neither), so the prediction is a range: what the allocator reserves,
+without and with the context of that card. Nothing is fitted. All samples are taken as 128 tokens long, the most.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from virtual_gpu.models.build import build_model
+from virtual_gpu.models.configs import load_config
+from virtual_gpu.program.context import cuda
+from virtual_gpu.room import room_on
+
+from .loading import card_of
+from .recipe import Prediction, Recipe, Refused, Row, from_source
+
+LENGTH, STEPS = 128, 4
+
+
+def predict(row: Row) -> Prediction:
+    """Bytes that NVML sees, as a range."""
+    settings, spec = row["settings"], card_of(row)
+    name = str(row["model"])
+    if settings.get("dtype", "float32").split()[0] != "float32":
+        raise Refused(f"the type {settings['dtype']!r} is not simulated")
+    reserved = _run(name, int(settings["batch"]), str(settings["optimizer"]), spec.name)
+    context = room_on(spec).outside[0].bytes
+    return Prediction(reserved, low=reserved, high=reserved + context.high, note="from without to with the context")
+
+
+@cache
+def _run(name: str, batch: int, optimizer_name: str, card: str) -> int:
+    try:
+        config = load_config(name)
+    except Exception as error:  # of any kind: what says that there is no such configuration here
+        raise Refused(f"no configuration of {name} here: {error}") from error
+    with cuda(card):
+        model = build_model(config, torch.float32).to_empty(device="cuda")
+        model.tie_weights()
+        optimizer = getattr(torch.optim, optimizer_name)(model.parameters(), lr=1e-4)
+        ids = torch.ones(batch, LENGTH, dtype=torch.int64)
+        mask = torch.ones_like(ids)
+        mask[1:, -3:] = 0
+        model.train()
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            batch_on_card = {"input_ids": ids.cuda(), "attention_mask": mask.cuda(), "labels": ids.cuda()}
+            outputs = model(**batch_on_card)
+            outputs.loss.backward()
+            optimizer.step()
+        return torch.cuda.max_memory_reserved()
+
+
+RECIPES = (
+    Recipe(
+        name="xMem",
+        what="xMem's ANOVA and Monte Carlo runs: fp32 from a configuration, 4 steps, transformers 4.51.3",
+        handles=from_source("Stone-ResearchLife/xMem"),
+        predict=predict,
+        packages=lambda row: (f"transformers=={row['settings'].get('transformers', '4.51.3')}",),
+    ),
+)
