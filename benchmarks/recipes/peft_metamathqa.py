@@ -26,8 +26,8 @@ import torch
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.program.context import cuda
 
-from .loading import loaded
-from .recipe import Prediction, Recipe, Refused, Row, from_source, gpu_of
+from .loading import card_of, loaded
+from .recipe import Recipe, Refused, Row, from_source
 
 LONGEST = 696  # tokens: fitted on LoRA rank 32, July 2026, max_memory_reserved
 MEAN = 4_198_051 / 20_000  # tokens of a sample, as the source states them
@@ -36,6 +36,12 @@ FITTED_ON = "peft/2026-07/lora--llama-3.2-3B-rank32/max_memory_reserved"
 METHODS = json.loads((Path(__file__).parent / "data" / "peft_metamathqa.json").read_text(encoding="utf-8"))
 # vintage → the first release of peft after it (the runs are of the main branch of that time).
 PEFT = {"2025-06": "0.16.0", "2026-01": "0.18.1", "2026-07": "0.20.0"}
+# Methods whose adapters' shapes, or the making of them, come from the values of the weights, which are not here.
+BY_VALUES = {
+    "ADAMSS": "the shapes of AdaMSS's adapters come from clustering the weights' values",
+    "FROD": "FRoD's adapters are made on the CPU from a decomposition of the weights' values",
+    "SHIRA": "SHiRA's indices are those of the ones in a mask of the weight's size, whose values are not kept",
+}
 DEFAULTS = {
     "optimizer_type": "AdamW",
     "optimizer_kwargs": {"lr": 1e-4, "weight_decay": 0.1},
@@ -57,7 +63,7 @@ def batch_lengths(longest: float = LONGEST, mean: float = MEAN) -> list[int]:
     return [round(length) for length in samples[::BATCH]]
 
 
-def predict(row: Row) -> int | Prediction:
+def predict(row: Row) -> int:
     """Bytes of a run in one of its three metrics."""
     settings = row["settings"]
     method, vintage, metric = (str(part) for part in (settings.get("method"), settings.get("vintage"), row["metric"]))
@@ -65,8 +71,14 @@ def predict(row: Row) -> int | Prediction:
         raise Refused(f"the method {method!r} is not among the source's experiments")
     if settings.get("compile") or settings.get("gradient_checkpointing"):
         raise Refused("torch.compile and checkpointing are not in these runs")
-    found = _run(method, vintage, gpu_of(row).spec.name)
-    for start, name in (("max_memory_reserved", "most"), ("memory_allocated", "allocated"), ("memory_reserved", "mean")):
+    if METHODS[method][0].get("peft_type") in BY_VALUES:
+        raise Refused(BY_VALUES[METHODS[method][0]["peft_type"]])
+    found = _run(method, vintage, card_of(row).name)
+    for start, name in (
+        ("max_memory_reserved", "most"),
+        ("memory_allocated", "allocated"),
+        ("memory_reserved", "mean"),
+    ):
         if metric.startswith(start):
             return found[name]
     raise Refused(f"the metric {metric!r} is not one of run.py")
@@ -93,7 +105,7 @@ def _run(method: str, vintage: str, card: str) -> dict[str, int]:
             (high, _), (low, _) = (first for first, _ in tens)  # what is allocated in the end is linear in the length
             share = (sum(lengths) / len(lengths) - lengths[10]) / (lengths[0] - lengths[10])
             found["allocated"] = round(low + share * (high - low))
-            run.step(lengths[-1])
+        run.step(lengths[-1], emptied=vintage < "2025-11")
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         run.step(LONGEST)

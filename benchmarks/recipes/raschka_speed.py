@@ -29,7 +29,9 @@ def predict(row: Row) -> int:
     step = re.match(r"\d+", str(settings.get("variant", "")))
     if step is None or int(step[0]) >= COMPILED:
         raise Refused(f"the variant {settings.get('variant')!r} is compiled or unknown")
-    found = _run(int(step[0]), int(settings["batch"]), int(settings["seq"]), float(settings["dropout"]), card_of(row).name)
+    found = _run(
+        int(step[0]), int(settings["batch"]), int(settings["seq"]), float(settings["dropout"]), card_of(row).name
+    )
     for name in ("memory_allocated", "memory_reserved"):
         if row["metric"].startswith(name):
             return found[name]
