@@ -5,7 +5,7 @@ from __future__ import annotations
 from .recipe import Recipe, Refused, Row, from_source
 
 WHY = {
-    "pytorch/torchtune": "the rows name neither batch, rank nor checkpointing, and torchtune's models are not installed",
+    "pytorch/torchtune": "the rows name neither batch, rank nor checkpointing",
     "pytorch/torchtitan": "torchtitan's FSDP2 model and its streams are not put together here",
     "rasbt/pytorch-memory-optim": "the vision transformer is torchvision's, which is not installed",
     "huggingface/notebooks": "the rows do not say which of the notebook's settings they are (transformers of 2022)",
