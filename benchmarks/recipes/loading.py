@@ -22,8 +22,8 @@ def card_of(row: Row, default: str = "A100-80GB") -> GPUSpec:
 def loaded(config: Any, dtype: torch.dtype, attention: str = "sdpa") -> torch.nn.Module:
     """The model on `cuda`, loaded as transformers does with a device map: the allocator is warmed up first.
 
-    `caching_allocator_warmup` (transformers/modeling_utils.py, 4.50 and later) takes the weights' bytes in one block and
-    frees it; the weights then lie in that one segment. It is the installed transformers' own that is called.
+    `caching_allocator_warmup` (transformers/modeling_utils.py, 4.50 and later) takes the weights' bytes in one block
+    and frees it; the weights then lie in that one segment. It is the installed transformers' own that is called.
     """
     from transformers import modeling_utils
 

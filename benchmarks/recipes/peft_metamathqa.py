@@ -1,14 +1,14 @@
-"""huggingface/peft, method_comparison/MetaMathQA: Llama-3.2-3B with 70 methods on one L40S, `run.py` and its memory logs.
+"""huggingface/peft, method_comparison/MetaMathQA: Llama-3.2-3B with 70 methods on one L40S, the memory log of `run.py`.
 
 What a run prints is the most that was reserved over 5,000 steps, the mean of what was reserved at the end of each, and
-the mean of what was allocated at the end of the first 250. What is not stated is how long the batches are. One number is
-fitted, the longest (on LoRA, rank 32, July 2026, its most reserved); one is read off the source, the mean of tokens in
-a sample (its JSON: 4,198,051 "train total tokens" in 20,000 samples, of every run). Between the two a log-normal
+the mean of what was allocated at the end of the first 250. What is not stated is how long the batches are. One number
+is fitted, the longest (on LoRA, rank 32, July 2026, its most reserved); one is read off the source, the mean of tokens
+in a sample (its JSON: 4,198,051 "train total tokens" in 20,000 samples, of every run). Between the two a log-normal
 distribution is taken for the lengths: from it follow the padded batches of a bucket of 80 samples, sorted from long to
 short as `BucketIterator` yields them.
 
-The methods' settings are data/peft_metamathqa.json (the `experiments` folder of commits f650b08a, a9994269 and 5d602fdb,
-Apache-2.0): adapter_config and, where there is one, training_params.
+The methods' settings are data/peft_metamathqa.json (the folder `experiments` of commits f650b08a, a9994269 and
+5d602fdb, Apache-2.0): adapter_config and, where there is one, training_params.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import torch
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.program.context import cuda
 
-from .loading import loaded
-from .recipe import Prediction, Recipe, Refused, Row, from_source, gpu_of
+from .loading import card_of, loaded
+from .recipe import Recipe, Refused, Row, from_source
 
 LONGEST = 696  # tokens: fitted on LoRA rank 32, July 2026, max_memory_reserved
 MEAN = 4_198_051 / 20_000  # tokens of a sample, as the source states them
@@ -36,6 +36,14 @@ FITTED_ON = "peft/2026-07/lora--llama-3.2-3B-rank32/max_memory_reserved"
 METHODS = json.loads((Path(__file__).parent / "data" / "peft_metamathqa.json").read_text(encoding="utf-8"))
 # vintage → the first release of peft after it (the runs are of the main branch of that time).
 PEFT = {"2025-06": "0.16.0", "2026-01": "0.18.1", "2026-07": "0.20.0"}
+# Methods whose adapters' shapes, or the making of them, come from the values of the weights, which are not here.
+BY_VALUES = {
+    "ADAMSS": "the shapes of AdaMSS's adapters come from clustering the weights' values",
+    "FROD": "FRoD's adapters are made on the CPU from a decomposition of the weights' values",
+    "SHIRA": "SHiRA's indices are those of the ones in a mask of the weight's size, whose values are not kept",
+}
+METRICS = {"max_memory_reserved": "most", "memory_allocated": "allocated", "memory_reserved": "mean"}
+VINTAGES = {"4.52.4": "2025-06", "4.57.1": "2026-01", "5.13.1": "2026-07"}  # where only transformers is named
 DEFAULTS = {
     "optimizer_type": "AdamW",
     "optimizer_kwargs": {"lr": 1e-4, "weight_decay": 0.1},
@@ -57,23 +65,33 @@ def batch_lengths(longest: float = LONGEST, mean: float = MEAN) -> list[int]:
     return [round(length) for length in samples[::BATCH]]
 
 
-def predict(row: Row) -> int | Prediction:
+def predict(row: Row) -> int:
     """Bytes of a run in one of its three metrics."""
-    settings = row["settings"]
-    method, vintage, metric = (str(part) for part in (settings.get("method"), settings.get("vintage"), row["metric"]))
+    settings, metric, vintage = row["settings"], str(row["metric"]), vintage_of(row)
+    if metric.startswith("difference of memory_allocated averages") and "r64 minus r32" in row["model"]:
+        ranks = (f"lora--llama-3.2-3B-rank{rank}" for rank in (64, 32))
+        high, low = (_run(method, vintage, card_of(row).name)["allocated"] for method in ranks)
+        return high - low
+    method = str(settings.get("method"))
     if method not in METHODS:
         raise Refused(f"the method {method!r} is not among the source's experiments")
     if settings.get("compile") or settings.get("gradient_checkpointing"):
         raise Refused("torch.compile and checkpointing are not in these runs")
-    found = _run(method, vintage, gpu_of(row).spec.name)
-    for start, name in (
-        ("max_memory_reserved", "most"),
-        ("memory_allocated", "allocated"),
-        ("memory_reserved", "mean"),
-    ):
+    if METHODS[method][0].get("peft_type") in BY_VALUES:
+        raise Refused(BY_VALUES[METHODS[method][0]["peft_type"]])
+    found = _run(method, vintage, card_of(row).name)
+    for start, name in METRICS.items():
         if metric.startswith(start):
             return found[name]
     raise Refused(f"the metric {metric!r} is not one of run.py")
+
+
+def vintage_of(row: Row) -> str:
+    """Year and month of a run. Refused where the row does not tell."""
+    vintage = row["settings"].get("vintage") or VINTAGES.get(str(row["settings"].get("transformers")))
+    if vintage not in PEFT:
+        raise Refused(f"no release of peft is known for the vintage {vintage!r}")
+    return vintage
 
 
 @cache
@@ -97,7 +115,7 @@ def _run(method: str, vintage: str, card: str) -> dict[str, int]:
             (high, _), (low, _) = (first for first, _ in tens)  # what is allocated in the end is linear in the length
             share = (sum(lengths) / len(lengths) - lengths[10]) / (lengths[0] - lengths[10])
             found["allocated"] = round(low + share * (high - low))
-            run.step(lengths[-1])
+        run.step(lengths[-1], emptied=vintage < "2025-11")
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         run.step(LONGEST)
@@ -179,18 +197,19 @@ def peft_config(given: dict[str, Any]) -> Any:
 
 def packages(row: Row) -> tuple[str, ...]:
     """The libraries of the run's time."""
-    settings = row["settings"]
-    peft, transformers = PEFT.get(str(settings.get("vintage"))), settings.get("transformers")
-    if peft is None or not transformers:
+    try:
+        vintage = vintage_of(row)
+    except Refused:  # as the prediction will say
         return ()
-    return f"transformers=={transformers}", f"peft=={peft}", "scikit-learn"
+    library = next(version for version, known in VINTAGES.items() if known == vintage)
+    return f"transformers=={row['settings'].get('transformers', library)}", f"peft=={PEFT[vintage]}"
 
 
 RECIPES = (
     Recipe(
         name="peft MetaMathQA",
         what="method_comparison/MetaMathQA/run.py, Llama-3.2-3B, bf16 with fp32 adapters, batch 4",
-        handles=from_source("huggingface/peft"),
+        handles=from_source("huggingface/peft", kinds=("measurement", "derived")),
         predict=predict,
         fitted=f"the longest batch, {LONGEST} tokens, on LoRA rank 32",
         fitted_on=frozenset((FITTED_ON,)),

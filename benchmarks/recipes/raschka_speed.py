@@ -1,8 +1,8 @@
-"""rasbt/LLMs-from-scratch, ch05/10_llm-training-speed: GPT-2 124M written by hand, and what was reserved after an epoch.
+"""rasbt/LLMs-from-scratch, ch05/10_llm-training-speed: GPT-2 124M by hand, and what was reserved after an epoch.
 
-The README changes the script in ten steps, each kept by the next: 1 the causal mask made on the fly, 2 to 4 nothing that
-lies in memory but AdamW's fused kernel, 5 weights in bfloat16, 6 PyTorch's LayerNorm and GELU, 7 fused attention, from 8
-on torch.compile, which is refused. Nothing is fitted. The model is written anew after its equations.
+The README changes the script in ten steps, each kept by the next: 1 the causal mask made on the fly, 2 to 4 nothing
+that lies in memory but AdamW's fused kernel, 5 weights in bfloat16, 6 PyTorch's LayerNorm and GELU, 7 fused attention,
+from 8 on torch.compile, which is refused. Nothing is fitted. The model is written anew after its equations.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .loading import card_of
 from .recipe import Recipe, Refused, Row, from_source
 
 VOCABULARY, WIDTH, HEADS, LAYERS = 50_257, 768, 12, 12
+NEW_TOKENS = 50  # that are generated after an epoch
 MASK, FUSED_ADAM, BFLOAT16, LIBRARY_LAYERS, FLASH, COMPILED = 1, 3, 5, 6, 7, 8  # the README's steps
 
 
@@ -29,7 +30,8 @@ def predict(row: Row) -> int:
     step = re.match(r"\d+", str(settings.get("variant", "")))
     if step is None or int(step[0]) >= COMPILED:
         raise Refused(f"the variant {settings.get('variant')!r} is compiled or unknown")
-    found = _run(int(step[0]), int(settings["batch"]), int(settings["seq"]), float(settings["dropout"]), card_of(row).name)
+    batch, length, dropout = int(settings["batch"]), int(settings["seq"]), float(settings["dropout"])
+    found = _run(int(step[0]), batch, length, dropout, card_of(row).name)
     for name in ("memory_allocated", "memory_reserved"):
         if row["metric"].startswith(name):
             return found[name]
@@ -64,7 +66,7 @@ def _run(step: int, batch: int, length: int, dropout: float, card: str) -> dict[
         model.eval()
         text = torch.ones(1, 4, dtype=torch.int64).cuda()
         with torch.no_grad():
-            for _ in range(50):
+            for _ in range(NEW_TOKENS):
                 text = torch.cat((text, model(text)[:, -1].argmax(-1, keepdim=True)), dim=1)
         del text
         return {name: getattr(torch.cuda, name)() for name in ("memory_allocated", "memory_reserved")}

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 
 from virtual_gpu.models.build import build_model
-from virtual_gpu.models.configs import load_config
+from virtual_gpu.models.configs import architectures, load_config, resolve_model_id
 from virtual_gpu.program.context import cuda
 from virtual_gpu.room import room_on
 
@@ -20,6 +20,16 @@ from .loading import card_of
 from .recipe import Prediction, Recipe, Refused, Row, from_source
 
 LENGTH, STEPS = 128, 4
+# What the hub's configurations say beside the defaults of their kinds.
+CONFIGURATIONS = {
+    "distilbert/distilgpt2": {"model_type": "gpt2", "n_layer": 6},
+    "cerebras/Cerebras-GPT-111M": {"model_type": "gpt2", "n_layer": 10, "n_inner": 3072, "n_positions": 2048,
+                                   "activation_function": "gelu"},
+    "EleutherAI/gpt-neo-125M": {"model_type": "gpt_neo", "hidden_size": 768, "num_layers": 12, "num_heads": 12,
+                                "attention_types": [[["global", "local"], 6]]},
+    "facebook/opt-125m": {"model_type": "opt", "vocab_size": 50272},
+    "T5-small": {"model_type": "t5", "decoder_start_token_id": 0},
+}  # fmt: skip
 
 
 def predict(row: Row) -> Prediction:
@@ -35,10 +45,14 @@ def predict(row: Row) -> Prediction:
 
 @cache
 def _run(name: str, batch: int, optimizer_name: str, card: str) -> int:
-    try:
+    from transformers import AutoConfig
+
+    if name in CONFIGURATIONS:
+        config = AutoConfig.for_model(**CONFIGURATIONS[name])
+    elif resolve_model_id(name) in architectures():
         config = load_config(name)
-    except Exception as error:  # of any kind: what says that there is no such configuration here
-        raise Refused(f"no configuration of {name} here: {error}") from error
+    else:
+        raise Refused(f"no configuration of {name} is bundled")
     with cuda(card):
         model = build_model(config, torch.float32).to_empty(device="cuda")
         model.tie_weights()

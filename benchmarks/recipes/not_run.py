@@ -1,0 +1,22 @@
+"""Sources whose programs are not run here, each with the reason: their rows stay in the table."""
+
+from __future__ import annotations
+
+from .recipe import Recipe, Refused, Row, from_source
+
+WHY = {
+    "pytorch/torchtune": "the rows name neither batch, rank nor checkpointing",
+    "pytorch/torchtitan": "torchtitan's FSDP2 model and its streams are not put together here",
+    "rasbt/pytorch-memory-optim": "the vision transformer is torchvision's, which is not installed",
+    "huggingface/notebooks": "the rows do not say which of the notebook's settings they are (transformers of 2022)",
+    "huggingface.co/datasets/optimum-benchmark": "an AMD card: its libraries' workspaces are not known",
+    "cranberrii/ftcourse": "the libraries' versions are not stated",
+}
+
+
+def predict(row: Row) -> int:
+    """Raises Refused with the source's reason."""
+    raise Refused(WHY[row["source"]])
+
+
+RECIPES = (Recipe(name="not run", what="sources without a program here", handles=from_source(*WHY), predict=predict),)
