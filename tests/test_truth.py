@@ -161,9 +161,10 @@ def test_cards_as_others_name_them(name, ours):
     assert gpu_of({"gpu": name}).name == ours
 
 
-def test_a_card_is_not_guessed():
-    with pytest.raises(Refused, match="Voodoo"):
-        gpu_of({"gpu": "Voodoo 2"})
+@pytest.mark.parametrize("name", ["Voodoo 2", "RTX 3080 12GB", "NVIDIA GeForce RTX 4060 Ti 8GB", "NVIDIA H100 NVL"])
+def test_a_card_is_not_guessed(name):
+    with pytest.raises(Refused, match=name):
+        gpu_of({"gpu": name})
 
 
 # -- what is read off messages ----------------------------------------------------------------------------------------
