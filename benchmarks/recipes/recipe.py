@@ -90,6 +90,7 @@ def recipes() -> tuple[Recipe, ...]:
 # multiprocessors (114: NVIDIA H100 PCIe data sheet), which a sum's buffers hang on (rules/reductions.py).
 _VARIANTS = {"H100 PCIe": ("H100", 114)}
 _FORM = re.compile(r"[- ](SXM\d?|PCIE?|\d+ ?GB)\b", re.IGNORECASE)  # what a chip is called besides: "A800-SXM4-80GB"
+_SIZE = re.compile(r"(\d+) ?GB\b")
 
 
 def gpu_of(row: Row, default: str = "A100-80GB", **options: Any) -> VirtualGPU:
@@ -107,7 +108,10 @@ def gpu_of(row: Row, default: str = "A100-80GB", **options: Any) -> VirtualGPU:
         return VirtualGPU(spec, **options)
     for candidate in (name, bare, _FORM.sub("", bare)):
         try:
-            return VirtualGPU(card(candidate), **options)
+            spec = card(candidate)
         except UnknownName:
-            pass
+            continue
+        stated = _SIZE.search(bare)
+        if not stated or abs(int(stated[1]) * 2**30 / spec.memory_bytes - 1) < 0.1:
+            return VirtualGPU(spec, **options)
     raise Refused(f"the card {name!r} is not in virtual_gpu/cards.json")
