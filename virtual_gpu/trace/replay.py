@@ -21,6 +21,7 @@ import numpy as np
 
 from ..allocator import SMALL_BYTES, CachingAllocator, Piece, Segment, round_size
 from ..allocator_settings import AllocatorSettings
+from ..errors import WrongValue
 from ..language import tr
 from .timeline import CATEGORIES
 from .trace import Trace
@@ -328,7 +329,7 @@ def _with_rests(segment: Segment) -> Segment:
     return Segment(segment.stream, segment.small, pieces)
 
 
-def _unreadable(why: str) -> ValueError:
-    return ValueError(
+def _unreadable(why: str) -> WrongValue:
+    return WrongValue(
         tr(ko=f"메모리 기록으로 읽을 수 없다: {why}", en=f"This cannot be read as an allocation history: {why}")
     )
