@@ -253,6 +253,32 @@ human_bytes(report.peak_bytes - fused.peak_bytes)
 # %% [markdown] lang="ko"
 # 출력된 줄은 아까와 똑같은데 최대 메모리는 옵션 하나로 2.48 GiB, 곧 N만큼 줄었다. transformers의 `Trainer`는 이미 이것을 기본값으로 쓴다(`optim="adamw_torch_fused"`).
 #
+# 정말 그런지 `Trainer`에게 시켜 본다. 아래 셀에는 이 강의의 함수가 하나도 없다. 모델을 불러와 `Trainer`로 두 스텝 학습하는, 어디서나 볼 수 있는 코드다. `with virtual_gpu.cuda("T4")` 안에서는 어떤 프로그램이든 T4를 찾아 쓰고, 가중치는 내려받지 않는다.
+
+# %% tags=["nbval-ignore-output"]
+from tempfile import mkdtemp
+
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+import virtual_gpu
+
+with virtual_gpu.cuda("T4"):
+    model = AutoModelForCausalLM.from_pretrained("EleutherAI/polyglot-ko-1.3b", dtype="float16")
+    texts = [{"input_ids": [1] * 256, "labels": [1] * 256}] * 8
+    arguments = TrainingArguments(mkdtemp(), per_device_train_batch_size=4, max_steps=2, report_to="none")
+    Trainer(model, arguments, train_dataset=texts).train()
+    trainer_peak = torch.cuda.max_memory_allocated()
+    del model
+
+# %% [markdown] lang="ko"
+# 최대 메모리 둘을 나란히 본다. 앞은 융합 구현을 쓴 이 강의의 실험, 뒤는 방금 실행한 `Trainer`다.
+
+# %%
+human_bytes(fused.peak_bytes), human_bytes(trainer_peak)
+
+# %% [markdown] lang="ko"
+# 강의의 실험과 남의 프로그램이 같은 값을 말한다. 여러분의 파일도 그대로 실행할 수 있다. 터미널에서 `virtual-gpu run --gpu T4 train.py`라고 쓴다(8장).
+#
 # 배치 16에서는 사정이 다르다. 최대는 순전파 상태가 가득 찬 채 역전파가 시작되는 순간에 있다. 한도가 없는 GPU라고 치고 끝까지 가 보면 얼마나 필요한지 `predict_memory`가 알려 준다.
 # 몇 개 층만 실행해 보고, 깊이에 비례한다는 것을 확인한 다음 전체 깊이의 값을 구하므로 빠르다.
 

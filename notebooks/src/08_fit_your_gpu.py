@@ -365,6 +365,56 @@ exercise("8-3").check(changes)
 # - 시간은 하한만 말할 수 있다. 예상은 재어 보아야 안다.
 # - 남의 숫자를 볼 때는 **무엇을 센 것인지** 묻는다. 상태만인지, 최대인지, 몇 토큰인지.
 #
+# ## 8.12 마지막으로, 내 프로그램
+#
+# 플래너는 모델과 설정을 받아 계획을 찾는다. 그런데 메모리가 부족하다는 오류는 플래너가 아니라 **내 프로그램**에서 난다. 그래서 마지막 확인은 프로그램으로 한다. 고치지 않은 파일 하나와 명령 한 줄이면 된다.
+#
+# ```sh
+# virtual-gpu run --gpu T4 train.py --per_device_train_batch_size 16
+# ```
+#
+# 노트북에서는 같은 일을 하는 함수를 부른다. 먼저 여섯 줄짜리 프로그램을 파일로 쓴다. 이 강의의 함수는 쓰지 않았다.
+
+# %%
+program = folder / "mine.py"
+_ = program.write_text("""\
+from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained("EleutherAI/polyglot-ko-1.3b", dtype="float16")
+texts = [{"input_ids": [1] * 256, "labels": [1] * 256}] * 64
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+Trainer(model, arguments, train_dataset=texts).train()
+""")
+
+# %% [markdown] lang="ko"
+# 가상 T4에서 실행한다. 프로그램은 옵티마이저 스텝 세 번을 마치면 끝난다. 판정, 메모리가 부족했던 줄과 단계, 그때까지 마친 스텝의 수를 본다.
+
+# %%
+from virtual_gpu.program.runner import run
+
+options = ["--per_device_train_batch_size", "16", "--disable_tqdm", "True", "--output_dir", str(folder)]
+report = run(str(program), options, gpu="T4")
+print(report.verdict, report.oom["line"], report.oom["phase"], report.steps)
+
+# %% [markdown] lang="ko"
+# 첫 스텝은 무사히 마쳤다. 옵티마이저 상태가 생긴 뒤 **두 번째** 순전파에서 넘쳤다. 3장에서 본 그대로다. 넘치기 직전에 무엇이 있었는지 본다.
+
+# %%
+for name, nbytes in report.at_peak.items():
+    print(f"{nbytes / 2**30:6.2f} GiB  {name}")
+
+# %% [markdown] lang="ko"
+# 절반 가까이가 역전파를 위해 저장한 순전파 상태다. 체크포인팅이 들을 자리다(5장). 프로그램은 그대로 두고 인자만 하나 더 준다.
+
+# %%
+report = run(str(program), [*options, "--gradient_checkpointing", "True"], gpu="T4")
+print(report.verdict)
+
+# %% [markdown] lang="ko"
+# 들어간다. 터미널의 명령은 이 일까지 스스로 한다. 메모리가 부족하면 한 가지만 바꾸어 다시 실행해 보고, 무엇을 바꾸면 들어가는지 알려 준다. 아래 그림은 같은 프로그램을 명령 한 줄로 실행한 결과다. 모듈별, 줄별 표와 그림이 있는 보고서는 `--html FILE`로 저장한다. GPU가 여럿이면 `--gpus 8`을 붙이고, `torchrun`이나 `accelerate launch`로 시작하는 명령도 그대로 쓴다.
+#
+# ![여섯 줄짜리 Trainer 프로그램과 그것을 실행한 명령. 첫 스텝이 끝나 옵티마이저 상태가 생긴 뒤, 두 번째 순전파가 T4의 한도 14.64 GiB에 닿는다. 그레이디언트 체크포인팅을 켜면 들어간다.](../../image/08_program_on_a_t4.svg)
+#
 # ## 마치며
 #
 # 1장에서 숫자 하나가 몇 바이트인지부터 물었다. 2장에서 그것을 4비트로 줄였고, 3장에서 메모리에 무엇이 들어 있는지 바이트까지 세었다. 4장과 5장에서 같은 학습을 더 작은 메모리로 하는 두 가지 길을, 6장에서 여러 GPU로 나누는 길을, 7장에서 학습할 것 자체를 줄이는 길을 보았다.

@@ -168,6 +168,13 @@ def test_a_number_may_be_what_every_value_is():
         pass
 
 
+def test_a_loop_that_only_a_value_ends_is_stopped(tmp_path):
+    script = tmp_path / "waits.py"
+    script.write_text("import torch\nloss = torch.ones(1, device='cuda')\nwhile loss > 0.5:\n    loss = loss * 0.9\n")
+    report = run(str(script))
+    assert report.status == "failed" and "waits.py:3: " in str(report.error)
+
+
 def test_a_fork_cannot_use_the_card():
     with cuda("T4"):
         torch.zeros(1, device="cuda")

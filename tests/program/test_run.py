@@ -211,5 +211,15 @@ def test_saved_runs_are_compared(tmp_path, capsys):
     capsys.readouterr()
     assert virtual_gpu_command(["compare", *paths, "--fail-if-peak-grew", "2%"]) == 1
     assert virtual_gpu_command(["compare", paths[0], paths[0], "--fail-if-peak-grew", "2%"]) == 0
+    snapshots = [str(tmp_path / f"{batch}.pickle") for batch in (64, 4096)]
+    for path, batch in zip(snapshots, ("64", "4096"), strict=True):
+        assert main(["--snapshot", path, str(PROGRAMS / "numbers.py"), "--batch", batch]) == 0
+    pickled = compare(read(snapshots[0]), read(snapshots[1]))
+    assert pickled.peaks == other.peaks
+    assert [entry[0] for entry in pickled.first_difference[1:]] == [ours[0], theirs[0]]
+    card = str(Path(__file__).parent.parent / "data" / "traces" / "attention_from_empty_silmont.json.gz")
+    assert virtual_gpu_command(["compare", card, card, "--fail-if-peak-grew", "0"]) == 0
+    (tmp_path / "class.pickle").write_bytes(pickle.dumps(Path(".")))
+    assert virtual_gpu_command(["compare", snapshots[0], str(tmp_path / "class.pickle")]) == 2
     (tmp_path / "bad.json").write_text('{"trace": {"schema": 1, "born": [3]}}')
     assert virtual_gpu_command(["compare", paths[0], str(tmp_path / "bad.json")]) == 2

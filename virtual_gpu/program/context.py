@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from ..cards import GPUSpec, card
-from . import amp, driver, eager, flash_attention, loading, pretrained, tensors, writing
+from . import amp, driver, eager, flash_attention, loading, pretrained, states, tensors, writing
 from .device import ProgramGPU
 from .imports import Imports
 from .patches import Patches
@@ -43,6 +43,7 @@ def cuda(
         watch = device.watch = Watch(device)
         watch.install(patches)
         imports = device.imports = Imports(patches)
+        states.install(patches, imports)
         eager.install(patches, watch)
         pretrained.install(patches, imports, watch)
         if not writes:

@@ -16,7 +16,7 @@ from .report import FITS, Report
 from .watch import CATEGORIES
 
 _MONO = "ui-monospace,'D2Coding','Noto Sans Mono',monospace"
-_WIDTH, _LINE, _CHART = 760, 17, 190
+_WIDTH, _LINE, _CHART, _COLUMNS = 760, 17, 190, 240
 
 
 def draw_run(report: Report, command: Sequence[str]) -> svg.Drawing:
@@ -31,7 +31,7 @@ def draw_run(report: Report, command: Sequence[str]) -> svg.Drawing:
     for number, line in enumerate(source):
         drawing.text(28, 36 + _LINE * number, line, size=size, family=_MONO)
     drawing.text(28, top + 8, f"$ {' '.join(command)}", size=13, bold=True, family=_MONO)
-    tops = heights(report)
+    tops = heights(report, _COLUMNS)
     _curve(drawing, report, tops, 28, top + 34)
     y = top + 34 + _CHART + 26
     x = 28.0
@@ -50,12 +50,14 @@ def draw_run(report: Report, command: Sequence[str]) -> svg.Drawing:
 def _curve(drawing: svg.Drawing, report: Report, tops: np.ndarray, x: float, y: float) -> None:
     width, scale = _WIDTH - 2 * x, _CHART / max(report.capacity * 1.08, report.allocated)
     base = y + _CHART
-    places = [x + width * place / max(len(tops) - 1, 1) for place in range(len(tops))]
+    places = [round(x + width * place / max(len(tops) - 1, 1), 1) for place in range(len(tops))]
     below = tops.cumsum(axis=1)
     for column, name in enumerate(CATEGORIES):
+        if not tops[:, column].any():
+            continue
         lower = below[:, column - 1] if column else tops[:, 0] * 0
-        outline = [(a, base - b * scale) for a, b in zip(places, below[:, column], strict=True)]
-        outline += [(a, base - b * scale) for a, b in zip(places[::-1], lower[::-1], strict=True)]
+        outline = [(a, round(base - b * scale, 1)) for a, b in zip(places, below[:, column], strict=True)]
+        outline += [(a, round(base - b * scale, 1)) for a, b in zip(places[::-1], lower[::-1], strict=True)]
         drawing.polygon(outline, COLORS[name])
     limit = base - report.capacity * scale
     drawing.line(x, base, x + width, base, svg.MUTED)

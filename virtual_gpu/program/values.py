@@ -9,6 +9,8 @@ has no answer: the program is stopped there.
 
 from __future__ import annotations
 
+import ast
+import linecache
 import sys
 from typing import Any
 
@@ -38,6 +40,17 @@ _NON_FINITE = _aten._amp_foreach_non_finite_check_and_unscale_.default
 _ANY = _aten.any
 _PACKETS = frozenset((_ANY, _aten.logical_not, _aten.bitwise_not))
 POLICIES = ("answer", "stop")
+_ENDLESS = 1000  # the same answer so often, to the condition of a `while`: it will not end by itself
+
+
+def _is_while(file: str, line: int) -> bool:
+    """Whether a line of a file belongs to the condition of a `while`."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return False  # a notebook's cell, with magics in it
+    tests = [node.test for node in ast.walk(tree) if isinstance(node, ast.While)]
+    return any(test.lineno <= line <= (test.end_lineno or test.lineno) for test in tests)
 
 
 class ValueStop(RuntimeError):
@@ -123,4 +136,6 @@ class Values(Answers):
         answer = kind(number) if kind is not float or tensor.is_floating_point() else number
         file, line = program_line(sys._getframe(2))
         self[Answer(asked, answer, f"{file}:{line}")] += 1
+        if self[Answer(asked, answer, f"{file}:{line}")] == _ENDLESS and _is_while(file, line):
+            raise self.stop(tr(ko="이 while 문은 값이 바뀌어야 끝난다", en="this loop ends when a value changes"))
         return answer
