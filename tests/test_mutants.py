@@ -53,7 +53,12 @@ CHANGED = [  # file, what it says, what it is made to say, who notices
     ("rules/attention.py", "r.value_dim <= 256", "r.value_dim <= 128", ATTENTION + "which_kernel_runs"),
     ("rules/attention.py", "alignment = 8 if half", "alignment = 4 if half", ATTENTION + "which_kernel_runs"),
     ("rules/attention.py", "r.value_dim <= 128)", "r.value_dim <= 64)", CONSTANTS + "cudnn_takes_heads_up_to_128"),
-    ("rules/attention.py", "(0, 16 - length % 16)", "(0, 0)", ATTENTION + "a_mask_with_odd_rows_is_padded"),
+    (
+        "rules/attention.py",
+        "(0, 8 - length % 8)",
+        "(0, 0)",
+        ATTENTION + "a_mask_with_odd_rows_is_padded_once_for_all_heads",
+    ),
     ("rules/dropout.py", "0 < p < 1", "0.5 < p < 1", ONE_BY_ONE + "what_is_kept_without_a_rule[dropout_mask]"),
     (
         "rules/bitsandbytes.py",
@@ -83,7 +88,13 @@ def run_tests(*words):
 
 
 def test_every_rule_is_missed_by_a_test():
+    """And the tests and the texts that are named here are there."""
     assert set(NOTICED_BY) == set(RULES)
+    for named in {*NOTICED_BY.values(), *(change[-1] for change in CHANGED)}:
+        file, _, test = named.partition("::")
+        assert f"def {test.partition('[')[0]}(" in (TESTS.parent / file).read_text(encoding="utf-8"), named
+    for file, old, _, _ in CHANGED:
+        assert (TESTS.parent / "virtual_gpu" / file).read_text(encoding="utf-8").count(old) == 1, (file, old)
 
 
 @pytest.mark.stress

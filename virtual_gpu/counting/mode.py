@@ -133,7 +133,8 @@ class CountingMode(FakeTensorMode):
 
     def _run(self, func, types, args, kwargs):
         run = super().__torch_dispatch__
-        if func is _EMPTY_LIKE and type(args[0]) in _PLAIN and args[0].is_meta and args[0].is_contiguous():
+        plain = func is _EMPTY_LIKE and type(args[0]) in _PLAIN and "memory_format" not in kwargs
+        if plain and args[0].is_meta and args[0].is_contiguous():
             # `to_empty` of a model on meta, tensor by tensor: remembered by the shape
             func, args, kwargs = _EMPTY, (list(args[0].shape),), {"dtype": args[0].dtype, "device": "meta"} | kwargs
 
