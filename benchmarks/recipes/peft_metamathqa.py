@@ -44,6 +44,11 @@ BY_VALUES = {
 }
 METRICS = {"max_memory_reserved": "most", "memory_allocated": "allocated", "memory_reserved": "mean"}
 VINTAGES = {"4.52.4": "2025-06", "4.57.1": "2026-01", "5.13.1": "2026-07"}  # where only transformers is named
+OPTIMIZERS = {
+    "lora-fa": "create_lorafa_optimizer",
+    "lora+": "create_loraplus_optimizer",
+    "riemannian": "create_riemannian_optimizer",
+}
 DEFAULTS = {
     "optimizer_type": "AdamW",
     "optimizer_kwargs": {"lr": 1e-4, "weight_decay": 0.1},
@@ -147,13 +152,12 @@ class _Run:
         from peft import optimizers
 
         kind, given = self.parameters["optimizer_type"], self.parameters["optimizer_kwargs"]
-        if kind == "lora-fa":
-            return optimizers.create_lorafa_optimizer(self.model, **given)
-        if kind == "lora+":
-            return optimizers.create_loraplus_optimizer(self.model, optimizer_cls=torch.optim.AdamW, **given)
-        if kind == "riemannian":
-            return optimizers.create_riemannian_optimizer(self.model, optimizer_cls=torch.optim.AdamW, **given)
-        return getattr(torch.optim, kind)(self.model.parameters(), **given)
+        if kind not in OPTIMIZERS:
+            return getattr(torch.optim, kind)(self.model.parameters(), **given)
+        create, inner = getattr(optimizers, OPTIMIZERS[kind], None), {"optimizer_cls": torch.optim.AdamW}
+        if create is None:
+            raise Refused(f"the installed peft does not have the optimizer {kind!r}")
+        return create(self.model, **(inner if kind != "lora-fa" else {}), **given)
 
     def step(self, length: int, *, emptied: bool = False) -> tuple[int, int]:
         """A training step with a padded batch of that length; (allocated, reserved) bytes at its end.
