@@ -1,4 +1,4 @@
-"""The virtual GPU beside PyTorch's `MemTracker`, then our prediction by depth beside our full run.
+"""The virtual GPU beside PyTorch's `MemTracker`, our prediction by depth, and a program beside our loop.
 
 The work is the same for both: build the model on the meta device, put it on fake tensors, train two optimizer steps
 (AdamW with foreach, batch 4, 256 tokens, no cache). Each runs in a process of its own; times are after the imports,
@@ -16,6 +16,10 @@ whole prediction (`predict_memory(full=True)`, CUDA's rules, timeline and report
 MemTracker cannot run a Hugging Face model on fake tensors as it is: transformers asks "is this one sequence?" and the
 answer is in values that are not there. It gets a fake mode that answers as ours does; nothing else is changed in it.
 It also refuses a second training step unless its statistics of modules are reset, which is done between the steps.
+
+A program (`benchmarks/programs/loop.py` under `virtual-gpu run`) beside our loop (`step.run.train`), the same work:
+CPU seconds of an optimizer step, (nine steps − one) / 8, so that loading and the first step are not in it, in turns in
+one process; only the ratio is to be trusted on a machine that does something else.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ MODELS = (
     "meta-llama/Llama-3.1-70B",
     "meta-llama/Llama-3.1-405B",
 )
+PROGRAM_MODELS = ("gpt2", "meta-llama/Llama-3.2-1B", "EleutherAI/polyglot-ko-1.3b")
 BATCH, LENGTH, STEPS = 4, 256, 2
 ENOUGH_SECONDS = 30  # no further run is started after this
 DEPTH_LIMIT = 15e9  # parameters
@@ -54,11 +59,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cap", type=float, default=240, help="seconds that MemTracker may take for a model")
     parser.add_argument("--no-depth", action="store_true", help="leave out the second table")
+    parser.add_argument("--programs", action="store_true", help="only programs beside our loop")
     parser.add_argument("--worker", nargs=2, metavar=("KIND", "MODEL"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        workers = {"ours": ours, "memtracker": memtracker, "depth": by_depth, "first": first_call}
+        workers = {"ours": ours, "memtracker": memtracker, "depth": by_depth, "first": first_call, "program": program}
         workers[args.worker[0]](args.worker[1], args.repeats)
+        return
+    compare_programs(args.repeats)
+    if args.programs:
         return
     print_first_calls(args.repeats)
     compare(args.models, args.repeats, args.cap)
@@ -74,6 +83,17 @@ def print_first_calls(repeats: int) -> None:
     for call in ("gpu_memory_experiment", "predict_memory"):
         seconds = [worker("first", call, 1, 60).rows[0]["seconds"] for _ in range(repeats)]
         print(f"{call}(4), {MODELS[0].split('/')[-1]}, first call: {statistics.median(seconds):.2f} s")
+    print()
+
+
+def compare_programs(repeats: int) -> None:
+    """CPU seconds of a step, as a program and in our loop."""
+    print(f"{'model':<20}{'program':>10}{'our loop':>10}{'ratio':>8}   CPU seconds of an optimizer step")
+    for model in PROGRAM_MODELS:
+        rows = worker("program", model, repeats, 600).rows
+        seconds = [statistics.median(row[name] for row in rows) for name in ("program", "loop")]
+        ratio = statistics.median(row["program"] / row["loop"] for row in rows)
+        print(f"{model.split('/')[-1]:<20}{seconds[0]:>10.3f}{seconds[1]:>10.3f}{ratio:>8.2f}", flush=True)
     print()
 
 
@@ -166,6 +186,44 @@ def first_call(name: str, _: int) -> None:
     with redirect_stdout(sys.stderr):
         function(batch_size=BATCH, gpu=gpu)
     emit({"seconds": time.perf_counter() - before})
+
+
+def program(model_id: str, repeats: int) -> None:
+    """Time a step of a program and of our loop, in turns."""
+    from types import SimpleNamespace
+
+    import torch
+
+    from virtual_gpu.cards import CATALOG
+    from virtual_gpu.counting.gpu import VirtualGPU
+    from virtual_gpu.models.build import build_model
+    from virtual_gpu.models.configs import load_config
+    from virtual_gpu.program.runner import run as run_program
+    from virtual_gpu.step.run import train
+
+    _import_everything()
+    sample = {name: torch.zeros(LENGTH, dtype=torch.int64) for name in ("input_ids", "labels")}
+
+    def ours(steps: int) -> None:
+        gpu = VirtualGPU(CATALOG["H200"])
+        arguments = SimpleNamespace(per_device_train_batch_size=BATCH, max_steps=steps)
+        train(gpu.place(build_model(load_config(model_id), torch.float32)), [sample] * BATCH, arguments, gpu=gpu)
+
+    def theirs(steps: int) -> None:
+        report = run_program(str(Path(__file__).parent / "programs" / "loop.py"), [model_id], gpu="H200", steps=steps)
+        if report.status != "fits":
+            raise RuntimeError(report.text())
+
+    def of_a_step(run) -> float:
+        before = time.process_time()
+        run(1)
+        middle = time.process_time()
+        run(9)
+        return (time.process_time() - middle - (middle - before)) / 8
+
+    of_a_step(ours), of_a_step(theirs)  # fills what is remembered
+    for _ in range(repeats):
+        emit({"program": of_a_step(theirs), "loop": of_a_step(ours)})
 
 
 def memtracker(model_id: str, repeats: int) -> None:

@@ -97,12 +97,17 @@ def peers(rows: Sequence[Any]) -> dict[str, Summary]:
 
 
 def table(rows: Sequence[Any], *, every_row: bool = False) -> str:
-    """Every source with its numbers, then the rows that are off (or every row), and what could not be run."""
+    """Every source with its numbers, then the rows that are off (or every row), and what could not be run.
+
+    exact: rows graded so, and how many of them lie within their print; of rows without bytes, how many agree.
+    """
     head = f"{'source · recipe':<52}{'run':>5}{'median':>9}{'95 %':>9}{'worst':>9}{'exact':>10}{'wrong fits':>11}"
     lines = [head, "-" * len(head)]
     ran = [(key, group, summary(group)) for key, group in grouped(rows).items() if key[1]]
     for (source, recipe), _, found in ran:
         exact = f"{found.exact_within}/{found.exact}" if found.exact else ""
+        if not found.errors and found.agreed + found.disagreed:
+            exact = f"{found.agreed}/{found.agreed + found.disagreed}"
         wrong = len(found.fits_wrongly) + len(found.died_wrongly)
         counted = len(found.errors) + found.agreed + found.disagreed
         lines.append(

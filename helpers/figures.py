@@ -14,6 +14,9 @@ from virtual_gpu.drawing.shards import draw_gpus, draw_stages, draw_step
 from virtual_gpu.language import tr
 from virtual_gpu.models.adapters import add_adapters
 from virtual_gpu.plan import plan_training
+from virtual_gpu.program.again import advice
+from virtual_gpu.program.picture import draw_run
+from virtual_gpu.program.runner import run
 from virtual_gpu.report import MemoryTable
 from virtual_gpu.shards.ledger import shard_ledger
 from virtual_gpu.shards.rank_step import rank_step, steps_by_ranks
@@ -237,6 +240,14 @@ def plans_on_a_t4() -> svg.Drawing:
     return plan_training("EleutherAI/polyglot-ko-5.8b", "T4").chart()
 
 
+def program_on_a_t4() -> svg.Drawing:
+    """README: an unchanged Trainer, one command, the verdict."""
+    command = ["examples/train.py", "--per_device_train_batch_size", "16"]
+    report = run(command[0], command[1:], gpu="T4")
+    report.tried = [one.row() for one in advice(["--gpu", "T4"], command)]
+    return draw_run(report, ["virtual-gpu", "run", "--gpu", "T4", *command])
+
+
 FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "01_bit_layouts": bit_layouts,
     "01_spacing": spacing,
@@ -271,6 +282,7 @@ FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "07_lora_batch_16_on_a_t4": lora_batch_16_on_a_t4,
     "07_loss_and_forgetting": loss_and_forgetting,
     "08_plans_on_a_t4": plans_on_a_t4,
+    "08_program_on_a_t4": program_on_a_t4,
 }
 
 

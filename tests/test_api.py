@@ -200,6 +200,6 @@ def test_version_and_help(capsys, keep_language):
 def test_the_module_is_the_command():
     result = subprocess.run(
         [sys.executable, "-m", "virtual_gpu", "fit", "--model", "gpt2", "--gpu", "none"],
-        capture_output=True, text=True, cwd=ROOT, timeout=120, check=False,
+        capture_output=True, text=True, cwd=ROOT, timeout=600, check=False,
     )  # fmt: skip
     assert result.returncode == 2 and result.stdout == "" and result.stderr.startswith("error: 'none'")

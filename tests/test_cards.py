@@ -29,6 +29,16 @@ def test_every_context_is_pinned():
     assert found == CONTEXTS
 
 
+def test_threads_that_a_card_holds():
+    """What the sums' buffers and `get_device_properties` are computed from; a free card counts as an A100."""
+    names = ("T4", "L40S", "A10G")
+    held = {name: (card(name).multiprocessors, card(name).threads_per_multiprocessor) for name in names}
+    assert held == {"T4": (40, 1024), "L40S": (142, 1536), "A10G": (80, 1536)}
+    assert card("H100").threads_per_multiprocessor == card("V100").threads_per_multiprocessor == 2048
+    a100, free = card("A100-80GB"), card("24GiB, 8.6")
+    assert (free.multiprocessors, free.l2_cache_bytes) == (a100.multiprocessors, a100.l2_cache_bytes) == (108, 40 * MiB)
+
+
 def test_every_value_has_a_source():
     assert RAW["schema"] == 1 and len(RAW["cards"]) == len(CATALOG) >= 25
     for one in RAW["cards"]:

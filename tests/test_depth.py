@@ -118,10 +118,10 @@ def test_traces_of_other_phases_are_refused():
 @pytest.mark.parametrize(
     ("kinds", "depths"),
     [
-        (None, ((2, 3, 4), 22)),
-        (["full"] * 30, ((2, 3, 4), 28)),
+        (None, ((1, 2, 3), 23)),
+        (["full"] * 30, ((1, 2, 3), 29)),
         (["full"] * 5, None),  # not less work
-        (["sliding", "full"] * 6, ((4, 6, 8), 4)),
+        (["sliding", "full"] * 6, ((2, 4, 6), 5)),
         (["sliding", "full"] * 5, None),
         (["sliding"] * 29 + ["full"], None),
     ],

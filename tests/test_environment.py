@@ -37,7 +37,7 @@ def test_a_hub_that_answers(hub, status):
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         hub(f"http://127.0.0.1:{server.server_port}")
-        assert check_environment().hub == "reachable"
+        assert check_environment(hub_limit_s=60).hub == "reachable"
         server.shutdown()
 
 

@@ -94,7 +94,7 @@ def test_release_memory_gives_the_workspaces_back():
 
 def run(script):
     """Run a script of its own, so that `__main__` is the reader's: its lines, and the JSON that its last one is."""
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=600)
     assert result.returncode == 0, result.stderr
     *lines, last = result.stdout.splitlines()
     return lines, json.loads(last)

@@ -276,7 +276,7 @@ def test_dry_run_predicts_in_a_child():
         "--only",
         "as a T4: polyglot-ko-1.3b, batch 16, ",
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "(predicted: out of memory)" in done.stdout  # without checkpointing
     assert "(predicted: fits)" in done.stdout  # with it

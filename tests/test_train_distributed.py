@@ -1,6 +1,7 @@
-"""The training script and its configuration files, started as a reader starts them: torchrun and accelerate launch.
+"""The training script and its configuration files, as torchrun and accelerate launch start them.
 
-Two ranks on the CPU over gloo. Every run is compared with one process that takes the whole batch.
+Two ranks on the CPU over gloo. Every run is compared with one process that takes the whole batch. One run of each
+launcher is real; the others are forked with the environment that the launcher gives (`forked`).
 """
 
 import contextlib
@@ -26,6 +27,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DistributedType
 from accelerate.utils.constants import DEEPSPEED_MULTINODE_LAUNCHERS
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+from forked import run_forked
 
 from helpers.chapters.c6_distributed import engine
 from helpers.chapters.c6_distributed.engine import Asked, EngineError, what_was_asked
@@ -52,13 +54,23 @@ def free_port():
         return str(free.getsockname()[1])
 
 
-def start(command, mark, **more):
-    """The command in a clean environment that carries `mark` to all its processes."""
+def clean_environment():
     taken = ("ACCELERATE_", "FSDP_", "MASTER_", "TORCHELASTIC_")
     names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "COURSE_LANGUAGE"}
     env = {k: v for k, v in os.environ.items() if not k.startswith(taken) and k not in names}
-    env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    env |= {"COURSE_TEST_MARK": mark, **more}
+    return env | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+
+
+def given_by(name, *options):
+    """What accelerate's launcher, with one of the files, adds to the environment: by its own reading."""
+    chosen = ["--config_file", str(FILES[name]), "--mixed_precision", "no", *options, "script.py"]
+    args, *_ = _validate_launch_command(launch_command_parser().parse_args(chosen))
+    return {key: value for key, value in prepare_multi_gpu_env(args).items() if os.environ.get(key) != value}
+
+
+def start(command, mark, **more):
+    """The command in a clean environment that carries `mark` to all its processes."""
+    env = clean_environment() | {"COURSE_TEST_MARK": mark, **more}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT)
 
 
@@ -87,9 +99,21 @@ def launch(*commands, timeout=240, **more):
 
 def run(launcher, *arguments, report=None, script=(SCRIPT,), **more):
     """The experiment through the launcher; (status, stdout, stderr), or the report where one is asked for."""
-    written = [] if report is None else ["--report", str(report)]
-    command = [*launcher, *map(str, script), *EXPERIMENT, *map(str, arguments), *written]
-    status, out, err = launch(command, **more)[0]
+    command = [*launcher, *map(str, script), *EXPERIMENT, *map(str, arguments), *writing(report)]
+    return read(report, *launch(command, **more)[0])
+
+
+def fork(ranks, environment, *arguments, report=None, script=(SCRIPT,)):
+    """The experiment on so many forked ranks; (status, stdout, stderr), or the report where one is asked for."""
+    program = [*map(str, script), *EXPERIMENT, *map(str, arguments), *writing(report)]
+    return read(report, *run_forked(program, ranks, clean_environment() | environment, free_port()))
+
+
+def writing(report):
+    return [] if report is None else ["--report", str(report)]
+
+
+def read(report, status, out, err):
     if report is None:
         return status, out, err
     assert status == 0, err[-3000:]
@@ -120,8 +144,8 @@ def one_process(model):
     folder = model
     loaded = ["--model", folder / "weights", "--pretrained", "--batch-size", 8]
     return {
-        "alone": run([sys.executable], "--model", folder / "alone", "--batch-size", 8, report=folder / "one.json"),
-        "weights": run([sys.executable], *loaded, report=folder / "loaded.json"),
+        "alone": fork(1, {}, "--model", folder / "alone", "--batch-size", 8, report=folder / "one.json"),
+        "weights": fork(1, {}, *loaded, report=folder / "loaded.json"),
     }
 
 
@@ -162,7 +186,7 @@ def test_accelerate_launch_is_data_parallel(model, one_process, tmp_path):
     assert is_equal(report, one_process["alone"])
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_two_nodes(model, one_process, tmp_path):
     """Two launchers of one rank each, as on two machines; only the first prints."""
     port, arguments = free_port(), ["--model", model / "alone", "--batch-size", 4, "--expect-ranks", 2]
@@ -188,7 +212,7 @@ def is_half(row):
 @pytest.mark.slow
 def test_the_script_shards_by_itself(model, one_process, tmp_path):
     arguments = ["--model", model / "weights", "--pretrained", "--batch-size", 2, "--accumulation", 2, "--fully-shard"]
-    report = run(from_file("fsdp2"), *arguments, report=tmp_path / "report.json")
+    report = fork(2, given_by("fsdp2"), *arguments, report=tmp_path / "report.json")
     assert (report["engine"], report["by_hand"], report["ranks"]) == ("FSDP2", True, 2)
     assert all(map(is_half, report["rows"]))
     assert is_equal(report, one_process["weights"])
@@ -198,7 +222,7 @@ def test_the_script_shards_by_itself(model, one_process, tmp_path):
 def test_fsdp2_by_accelerate(model, one_process, tmp_path):
     script = (Path(__file__).with_name("fsdp2_on_cpu.py"), SCRIPT)
     arguments = ["--model", model / "alone", "--batch-size", 2, "--accumulation", 2]
-    report = run(from_file("fsdp2"), *arguments, script=script, report=tmp_path / "report.json")
+    report = fork(2, given_by("fsdp2"), *arguments, script=script, report=tmp_path / "report.json")
     assert (report["engine"], report["by_hand"], report["ranks"]) == ("FSDP2", False, 2)
     assert all(map(is_half, report["rows"]))
     assert is_equal(report, one_process["alone"])
@@ -230,7 +254,7 @@ def refusal(status, out, err):
     return line
 
 
-@pytest.mark.slow
+@pytest.mark.stress  # chapter 6 does it too
 def test_accelerate_launch_on_a_cpu_starts_one_process(model):
     launcher, arguments = [*ACCELERATE, "--cpu", "--num_processes", "2"], ["--model", model / "alone"]
     assert "하나만 떴다" in refusal(*run(launcher, *arguments))
@@ -246,15 +270,13 @@ def test_a_file_does_not_change_that(model):
 
 @pytest.mark.slow
 def test_accelerate_ignores_fsdp_on_a_cpu(model):
-    said = refusal(*run(from_file("fsdp2"), "--model", model / "alone"))
+    said = refusal(*fork(2, given_by("fsdp2"), "--model", model / "alone"))
     assert "요청한 엔진은 FSDP2" in said and "DDP" in said and "--fully-shard" in said
 
 
 @pytest.mark.slow
 def test_accelerate_ignores_fp16_on_a_cpu(model):
-    said = refusal(
-        *run([*ACCELERATE, "--config_file", str(FILES["ddp"]), "--mixed_precision", "fp16"], "--model", model)
-    )
+    said = refusal(*fork(2, given_by("ddp", "--mixed_precision", "fp16"), "--model", model))
     assert "fp16" in said and "fp32로 계산한다" in said
 
 
@@ -276,8 +298,10 @@ def test_ranks_that_do_not_know_of_each_other(tmp_path, deepspeed):
         "except engine.EngineError as error: print(error, flush=True)\n"
         "os._exit(0)\n"
     )
-    launcher = from_file("deepspeed_zero2" if deepspeed else "ddp")
-    status, out, err = launch([*launcher, str(program)], DS_ACCELERATOR="cpu")[0]
+    if deepspeed:
+        status, out, err = launch([*from_file("deepspeed_zero2"), str(program)], DS_ACCELERATOR="cpu")[0]
+    else:
+        status, out, err = run_forked([str(program)], 2, clean_environment() | given_by("ddp"), free_port())
     assert status == 0, err[-2000:]
     assert out.count("rank 2개를 요청했는데 서로 통신하는 rank는 2개, accelerate가 아는 rank는 1개다") == 2
 
@@ -285,7 +309,7 @@ def test_ranks_that_do_not_know_of_each_other(tmp_path, deepspeed):
 @pytest.mark.slow
 @pytest.mark.skipif(DEEPSPEED, reason="DeepSpeed is installed")
 def test_deepspeed_that_is_not_there(model):
-    said = refusal(*run(TWO_RANKS, "--model", model / "alone", ACCELERATE_USE_DEEPSPEED="true"))
+    said = refusal(*fork(2, {"ACCELERATE_USE_DEEPSPEED": "true"}, "--model", model / "alone"))
     assert "DeepSpeed가 설치되어 있지 않다" in said
 
 

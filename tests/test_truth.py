@@ -161,9 +161,10 @@ def test_cards_as_others_name_them(name, ours):
     assert gpu_of({"gpu": name}).name == ours
 
 
-def test_a_card_is_not_guessed():
-    with pytest.raises(Refused, match="Voodoo"):
-        gpu_of({"gpu": "Voodoo 2"})
+@pytest.mark.parametrize("name", ["Voodoo 2", "RTX 3080 12GB", "NVIDIA GeForce RTX 4060 Ti 8GB", "NVIDIA H100 NVL"])
+def test_a_card_is_not_guessed(name):
+    with pytest.raises(Refused, match=name):
+        gpu_of({"gpu": name})
 
 
 # -- what is read off messages ----------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ def sample():
     chosen = {}
     for row in ROWS:
         for one in recipes():
-            if one.handles(row) and one.fast(row):
+            if one.handles(row) and one.fast(row) and not one.packages(row):
                 settings = sorted(name for name in row.get("settings", {}))
                 key = one.name, row["source"], row.get("model"), row["metric"], row.get("gpu"), tuple(settings)
                 chosen.setdefault(key, (one, row))
@@ -208,12 +209,12 @@ def test_there_is_a_sample_of_every_fast_recipe():
 def test_the_card_s_bytes_come_out(one, row):
     found = judge(row, one)
     if found.outcome == "refused":
-        assert "embedding" in row["model"] or "not here" in found.note, found.note
+        assert found.note and (one.name != "liger" or "embedding" in row["model"])
         return
     assert found.outcome == "run", found.note
     if any(name in row["model"] for name in LEFT_BEHIND):
         assert found.predicted < found.measured  # what Liger's compiled twin left in the process is not known
     elif row["reproducibility"] == "exact":
         assert found.within, (found.predicted, found.measured)
-    elif not any(name in row["model"] for name in CONVOLUTION):
+    elif one.name == "liger" and not any(name in row["model"] for name in CONVOLUTION):
         assert abs(found.error) < 0.001

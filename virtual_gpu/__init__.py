@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     )
     from .language import set_language
     from .plan import plan_training
+    from .program import cuda
+    from .program.notebook import load_ipython_extension, unload_ipython_extension
     from .report import MemoryReport
     from .step.largest import largest_fitting, largest_model
     from .step.setting import Setting
@@ -45,6 +47,9 @@ _HOME = {
     "card": ".cards",
     "set_language": ".language",
     "replay": ".trace.replay",
+    "cuda": ".program",
+    "load_ipython_extension": ".program.notebook",
+    "unload_ipython_extension": ".program.notebook",
     **dict.fromkeys(
         (
             "VirtualGPUError", "WrongValue", "UnknownName", "BadConfiguration", "NotSupported", "NoSuchLayer",
@@ -67,12 +72,15 @@ __all__ = [
     "VirtualGPUError",
     "WrongValue",
     "card",
+    "cuda",
     "largest_fitting",
     "largest_model",
+    "load_ipython_extension",
     "plan_training",
     "predict",
     "replay",
     "set_language",
+    "unload_ipython_extension",
 ]
 
 

@@ -13,16 +13,26 @@ lies above the one before, unless `place` says where.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
+from .allocator_blocks import (
+    ADDRESSES,
+    SMALL_SEGMENT_BYTES,
+    Block,
+    Piece,
+    Pool,
+    Segment,
+    absorb,
+    can_grow_to,
+    link,
+    room_of,
+    run_of,
+)
 from .allocator_settings import BLOCK_BYTES, LARGE_SEGMENT_BYTES, MIB, AllocatorSettings
 
 SMALL_BYTES = MIB  # kSmallSize: up to here the small pool serves, beyond it the large pool
-SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
 OWN_SEGMENT_BYTES = 10 * MIB  # kMinLargeAlloc: from here on a block gets a segment of its own size …
 ROUND_SEGMENT_BYTES = 2 * MIB  # kRoundLarge: … in multiples of this
-_ADDRESSES = 2**22  # pages of address space for an expandable segment: more than any card has memory
 
 
 def round_size(nbytes: int) -> int:
@@ -42,88 +52,6 @@ def segment_size(size: int) -> int:
     if size < OWN_SEGMENT_BYTES:
         return LARGE_SEGMENT_BYTES
     return -(-size // ROUND_SEGMENT_BYTES) * ROUND_SEGMENT_BYTES
-
-
-class _Block:
-    """A piece of a segment, between its neighbours; not `mapped` only where an expandable segment has no memory.
-
-    since: the searches of the pools of its kind before it was freed; those after it are its age (gc_count).
-    """
-
-    __slots__ = ("address", "after", "before", "free", "mapped", "since", "size")
-
-    def __init__(self, address: int, size: int, *, mapped: bool = True):
-        self.address, self.size, self.mapped = address, size, mapped
-        self.before: _Block | None = None
-        self.after: _Block | None = None
-        self.free = True
-        self.since = 0
-
-
-class _Pool:
-    """The small or the large pool of a stream: its free blocks, by size and then by address (BlockComparatorSize).
-
-    Where segments are expandable, `holes` are the stretches of its one segment that no memory backs, by address, and
-    `base` is where that begins. searches: how often a free block was looked for in all small, or all large, pools.
-    """
-
-    def __init__(self, stream: int, small: bool, searches: list[int]):
-        self.stream, self.small, self.searches = stream, small, searches
-        self.free: list[tuple[int, int, _Block]] = []
-        self.holes: list[tuple[int, _Block]] = []
-        self.page_bytes = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
-        self.base = 0
-
-    def expand_from(self, base: int) -> None:
-        """Take address space for an expandable segment, with no memory behind it."""
-        self.base = base
-        start = _Block(base, 0)  # never free: the segment's edge
-        start.free = False
-        hole = _Block(base, _ADDRESSES * self.page_bytes, mapped=False)
-        _link(start, hole, None)
-        self.holes.append((base, hole))
-
-    def put(self, block: _Block) -> None:
-        """Keep a free block, merged with its free neighbours (free_block)."""
-        for neighbour in (block.before, block.after):
-            if neighbour is not None and neighbour.free and neighbour.mapped:
-                self.take(neighbour)
-                _absorb(block, neighbour)
-        block.free, block.since = True, self.searches[0]
-        bisect.insort(self.free, (block.size, block.address, block))
-
-    def take(self, block: _Block) -> None:
-        """Remove a block from the free ones."""
-        self.free.pop(bisect.bisect_left(self.free, (block.size, block.address)))
-        block.free = False
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A block as it lies in memory, in bytes; `name` is None where it is free."""
-
-    address: int
-    size: int
-    name: int | None
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Memory of the driver (of an expandable segment a stretch that is mapped), and its blocks in order."""
-
-    stream: int
-    small: bool
-    pieces: list[Piece]
-
-    @property
-    def address(self) -> int:
-        """Where it begins."""
-        return self.pieces[0].address
-
-    @property
-    def size(self) -> int:
-        """Bytes of all its blocks."""
-        return sum(piece.size for piece in self.pieces)
 
 
 class CachingAllocator:
@@ -155,9 +83,9 @@ class CachingAllocator:
         self.retries = 0  # how often cached segments had to go back to the driver to make room
         self._round = self.settings.round_size if self.settings.roundup_power2_divisions else round_size
         self._unsplit = self.settings.max_split_size or 2**63
-        self._pools: dict[tuple[int, bool], _Pool] = {}
+        self._pools: dict[tuple[int, bool], Pool] = {}
         self._searches = {True: [0], False: [0]}
-        self._used: dict[int, tuple[_Block, _Pool] | None] = {}
+        self._used: dict[int, tuple[Block, Pool] | None] = {}
         self._place = place or self._above
         self._end = 0  # the first address that no segment has had
         self.driver_calls = driver_calls
@@ -177,9 +105,9 @@ class CachingAllocator:
         pool = self._pools.get((stream, small)) or self._new_pool(stream, small)
         block = self._best_fit(pool, size) or self._new_block(pool, size)
         if self._splits(pool, size, block.size - size):
-            remainder = _Block(block.address + size, block.size - size)
+            remainder = Block(block.address + size, block.size - size)
             block.size = size
-            _link(block, remainder, block.after)
+            link(block, remainder, block.after)
             pool.put(remainder)
         self._used[name] = block, pool
         self.allocated_bytes += block.size
@@ -220,9 +148,9 @@ class CachingAllocator:
             pool = self._pools.get((segment.stream, segment.small)) or self._new_pool(segment.stream, segment.small)
             before = None
             for piece in segment.pieces:
-                block = _Block(piece.address, piece.size)
+                block = Block(piece.address, piece.size)
                 if before is not None:
-                    _link(before, block, None)
+                    link(before, block, None)
                 before = block
                 if piece.name is None:
                     bisect.insort(pool.free, (block.size, block.address, block))
@@ -244,24 +172,24 @@ class CachingAllocator:
         blocks += [(block, pool) for pool in self._pools.values() for _, _, block in pool.free]
         first = [(b, pool) for b, pool in blocks if b.before is None or not b.before.mapped or not b.before.size]
         return [
-            Segment(pool.stream, pool.small, [Piece(b.address, b.size, names.get(id(b))) for b in _run(start)])
+            Segment(pool.stream, pool.small, [Piece(b.address, b.size, names.get(id(b))) for b in run_of(start)])
             for start, pool in sorted(first, key=lambda entry: entry[0].address)
         ]
 
     # -- finding a block ---------------------------------------------------------------------------------------------
 
-    def _new_pool(self, stream: int, small: bool) -> _Pool:
-        pool = self._pools[stream, small] = _Pool(stream, small, self._searches[small])
+    def _new_pool(self, stream: int, small: bool) -> Pool:
+        pool = self._pools[stream, small] = Pool(stream, small, self._searches[small])
         return pool
 
-    def _best_fit(self, pool: _Pool, size: int) -> _Block | None:
+    def _best_fit(self, pool: Pool, size: int) -> Block | None:
         """The smallest free block that is large enough (get_free_block)."""
         pool.searches[0] += 1
         place = bisect.bisect_left(pool.free, (size, -1))
         if place == len(pool.free):
             return None
         if self.expandable_segments:  # a block that can grow counts as the size that it can grow to
-            while place + 1 < len(pool.free) and _can_grow_to(pool.free[place + 1][2]) < _can_grow_to(
+            while place + 1 < len(pool.free) and can_grow_to(pool.free[place + 1][2]) < can_grow_to(
                 pool.free[place][2]
             ):
                 place += 1
@@ -274,7 +202,7 @@ class CachingAllocator:
         block.free = False
         return block
 
-    def _new_block(self, pool: _Pool, size: int) -> _Block:
+    def _new_block(self, pool: Pool, size: int) -> Block:
         """A block that was not cached, of memory that the driver gives or that is given back to it (malloc)."""
         if self.limit_bytes is not None and self.settings.garbage_collection_threshold:
             self._collect()
@@ -289,7 +217,7 @@ class CachingAllocator:
                 raise MemoryError(size)
         return block
 
-    def _splits(self, pool: _Pool, size: int, rest: int) -> bool:
+    def _splits(self, pool: Pool, size: int, rest: int) -> bool:
         """Whether the rest becomes a block (should_split): of large blocks of fixed segments only beyond 1 MiB."""
         if pool.small or self.expandable_segments:
             return rest >= BLOCK_BYTES
@@ -297,7 +225,7 @@ class CachingAllocator:
 
     # -- the driver --------------------------------------------------------------------------------------------------
 
-    def _grow(self, pool: _Pool, size: int) -> _Block | None:
+    def _grow(self, pool: Pool, size: int) -> Block | None:
         """A block from a new segment; None where the driver has no room for it (alloc_block)."""
         wanted = segment_size(size)
         if self.limit_bytes is not None and self.reserved_bytes + wanted > self.limit_bytes:
@@ -306,7 +234,7 @@ class CachingAllocator:
             return self._grow_expandable(pool, size)
         if not self._reserve(wanted):
             return None
-        block = _Block(self._place(wanted), wanted)
+        block = Block(self._place(wanted), wanted)
         block.free = False
         self._tell("segment_alloc", block.address, wanted, pool)
         return block
@@ -315,7 +243,7 @@ class CachingAllocator:
         self._end += nbytes
         return self._end - nbytes
 
-    def _tell(self, what: str, address: int, nbytes: int, pool: _Pool) -> None:
+    def _tell(self, what: str, address: int, nbytes: int, pool: Pool) -> None:
         if self.driver_calls is not None:
             self.driver_calls.append((what, address, nbytes, pool.stream))
 
@@ -326,7 +254,7 @@ class CachingAllocator:
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return True
 
-    def _release(self, pool: _Pool, block: _Block) -> bool:
+    def _release(self, pool: Pool, block: Block) -> bool:
         """Give back a free block that is a whole segment, or its pages; whether anything went (release_block)."""
         if self.expandable_segments:
             return self._unmap(pool, block)
@@ -337,7 +265,7 @@ class CachingAllocator:
         self._tell("segment_free", block.address, block.size, pool)
         return True
 
-    def _release_available(self, pool: _Pool, size: int) -> bool:
+    def _release_available(self, pool: Pool, size: int) -> bool:
         """Give back just enough of the blocks that are never split (release_available_cached_blocks)."""
         if self.settings.max_split_size is None or self.expandable_segments:
             return False
@@ -370,14 +298,14 @@ class CachingAllocator:
 
     # -- expandable segments -----------------------------------------------------------------------------------------
 
-    def _grow_expandable(self, pool: _Pool, size: int) -> _Block | None:
+    def _grow_expandable(self, pool: Pool, size: int) -> Block | None:
         """Back the lowest stretch that is free for `size` with memory (find_expandable_block, map_block)."""
         if not pool.holes:
-            pool.expand_from(self._place(_ADDRESSES * pool.page_bytes))
+            pool.expand_from(self._place(ADDRESSES * pool.page_bytes))
         for _, hole in pool.holes:  # the last one always has room
             before = hole.before
             block = before if before.free and before.mapped else hole
-            if _room(block) >= size:
+            if room_of(block) >= size:
                 break
         while not block.mapped or block.size < size:
             hole = block.after if block.mapped else block
@@ -389,12 +317,12 @@ class CachingAllocator:
         pool.take(block)
         return block
 
-    def _map(self, pool: _Pool, hole: _Block, nbytes: int) -> _Block:
+    def _map(self, pool: Pool, hole: Block, nbytes: int) -> Block:
         """Back the beginning of a hole; the free block that it becomes, or becomes part of."""
         pool.holes.pop(bisect.bisect_left(pool.holes, (hole.address,)))
         if nbytes < hole.size:
-            rest = _Block(hole.address + nbytes, hole.size - nbytes, mapped=False)
-            _link(hole, rest, hole.after)
+            rest = Block(hole.address + nbytes, hole.size - nbytes, mapped=False)
+            link(hole, rest, hole.after)
             bisect.insort(pool.holes, (rest.address, rest))
             hole.size = nbytes
         hole.mapped = True
@@ -402,7 +330,7 @@ class CachingAllocator:
         pool.put(hole)
         return hole
 
-    def _unmap(self, pool: _Pool, block: _Block) -> bool:
+    def _unmap(self, pool: Pool, block: Block) -> bool:
         """Give the pages that lie wholly in a free block back to the driver; whether there are any (unmap_block)."""
         page, offset = pool.page_bytes, block.address - pool.base
         start, end = (pool.base + n * page for n in (-(-offset // page), (offset + block.size) // page))
@@ -413,8 +341,8 @@ class CachingAllocator:
         before, after = block.before, block.after
         for first, last, mapped in pieces:
             if first < last:
-                piece = _Block(first, last - first, mapped=mapped)
-                _link(before, piece, after)
+                piece = Block(first, last - first, mapped=mapped)
+                link(before, piece, after)
                 before = piece
                 if mapped:
                     bisect.insort(pool.free, (piece.size, piece.address, piece))
@@ -425,45 +353,6 @@ class CachingAllocator:
         for neighbour in (hole.before, hole.after):
             if neighbour is not None and not neighbour.mapped:
                 pool.holes.pop(bisect.bisect_left(pool.holes, (neighbour.address,)))
-                _absorb(hole, neighbour)
+                absorb(hole, neighbour)
         bisect.insort(pool.holes, (hole.address, hole))
         return True
-
-
-def _link(before: _Block, block: _Block, after: _Block | None) -> None:
-    """Put `block` between its neighbours."""
-    block.before, block.after, before.after = before, after, block
-    if after is not None:
-        after.before = block
-
-
-def _absorb(block: _Block, neighbour: _Block) -> None:
-    """Make `block` span a neighbour too (try_merge_blocks)."""
-    block.size += neighbour.size
-    if neighbour is block.before:
-        block.address, block.before = neighbour.address, neighbour.before
-        if block.before is not None:
-            block.before.after = block
-    else:
-        block.after = neighbour.after
-        if block.after is not None:
-            block.after.before = block
-
-
-def _run(block: _Block) -> Iterator[_Block]:
-    """A block and those after it, as far as memory is mapped."""
-    while block is not None and block.mapped:
-        yield block
-        block = block.after
-
-
-def _room(block: _Block | None) -> int:
-    """Bytes from here on that are free or not mapped."""
-    total = 0
-    while block is not None and block.free:
-        total, block = total + block.size, block.after
-    return total
-
-
-def _can_grow_to(block: _Block) -> int:
-    return block.size + (block.after.size if block.after is not None and not block.after.mapped else 0)

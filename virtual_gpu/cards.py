@@ -1,4 +1,4 @@
-"""Published facts of common GPUs, read from cards.json: memory, context, compute capability, rates and bandwidth.
+"""Published facts of common GPUs, read from cards.json: memory, context, compute capability, rates, multiprocessors.
 
 Each value in the file stands beside its source; where it moves (with driver, ECC, CUDA's version, kernels loaded) a low
 and a high stand there too. Rates are dense and for a sum kept in fp32, which is how PyTorch trains. None: no value was
@@ -32,7 +32,7 @@ class GPUSpec:
 
     memory_bytes: what PyTorch calls `total_memory` and an out-of-memory message "total capacity". usable_bytes: less
     what the process holds outside PyTorch (the CUDA context, loaded kernels) in one published message; None where no
-    such message was found. platform: "cuda" or "rocm".
+    such message was found. platform: "cuda" or "rocm". multiprocessors, l2_cache_bytes: an A100's where none were said.
     """
 
     name: str
@@ -43,6 +43,8 @@ class GPUSpec:
     fp16_tflops: float | None = None
     bf16_tflops: float | None = None
     bandwidth_bytes_per_s: int | None = None
+    multiprocessors: int = 108
+    l2_cache_bytes: int = 40 * 2**20
     source: tuple[str, ...] = ()
     platform: str = "cuda"
     memory_seen: Range | None = None  # None: no other than memory_bytes
@@ -59,6 +61,13 @@ class GPUSpec:
         """Whether it has tensor cores for bf16 (since compute capability 8.0)."""
         return self.compute_capability >= (8, 0)
 
+    @property
+    def threads_per_multiprocessor(self) -> int:
+        """Threads that a multiprocessor holds at once (CUDA C++ Programming Guide, by compute capability)."""
+        if self.compute_capability == (7, 5):
+            return 1024
+        return 1536 if self.compute_capability[0] in (8, 12) and self.compute_capability != (8, 0) else 2048
+
     def needs_cuda(self) -> GPUSpec:
         """The card itself; NotSupported names one of another maker, whose kernels and libraries no rule describes."""
         if self.platform != "cuda":
@@ -73,17 +82,16 @@ class GPUSpec:
 
 def _read(card: dict[str, Any]) -> GPUSpec:
     memory, context = card["memory_bytes"], card["context_bytes"]
-    named = ("memory_bytes", "context_bytes", "compute_capability", "fp16_tflops", "bf16_tflops")
+    plain = ("fp16_tflops", "bf16_tflops", "bandwidth_bytes_per_s", "multiprocessors", "l2_cache_bytes")
+    sourced = ("memory_bytes", "context_bytes", "compute_capability", *plain)
     return GPUSpec(
         name=card["name"],
         device_name=card["device_name"],
         memory_bytes=memory["value"],
         usable_bytes=None if context["value"] is None else memory["value"] - context["value"],
         compute_capability=tuple(card["compute_capability"]["value"]),
-        fp16_tflops=card["fp16_tflops"]["value"],
-        bf16_tflops=card["bf16_tflops"]["value"],
-        bandwidth_bytes_per_s=card["bandwidth_bytes_per_s"]["value"],
-        source=tuple(f"{name}: {card[name]['source']}" for name in (*named, "bandwidth_bytes_per_s")),
+        **{name: card[name]["value"] for name in plain},
+        source=tuple(f"{name}: {card[name]['source']}" for name in sourced),
         platform=card["platform"],
         memory_seen=_range(memory),
         context_seen=_range(context),
@@ -142,7 +150,7 @@ def _free_card(found: re.Match[str]) -> GPUSpec:
             )
         )
     name = f"{found['size']}{found['unit']}, {capability[0]}.{capability[1]}"
-    return GPUSpec(name, name, size, None, capability, source=("all values: as they were given",))
+    return GPUSpec(name, name, size, None, capability, source=("as given; multiprocessors: an A100's",))
 
 
 _ALIASES = {

@@ -23,6 +23,8 @@ class MemoryReport:
     the book prints. peak_bytes: the most that was held. needed_bytes: what the tensors of the whole experiment need:
     peak_bytes when it fits, more when it does not, None when that is unknown (a real GPU that ran out).
     reserved_bytes: the most that the caching allocator took from the driver for them, None where it was not asked.
+    fits: whether it gets through in capacity_bytes, the card's published value. Whoever must be sure asks `judgement`,
+    which looks at the range around that value: FITS or TIGHT where `fits`, TOO_MUCH where not.
     """
 
     title: str
@@ -46,10 +48,11 @@ class MemoryReport:
 
     @property
     def judgement(self) -> str:
-        """FITS, TIGHT or TOO_MUCH of `room`: what the allocator reserves, beside what is known only as a range."""
-        if not self.fits or self.room is None or self.reserved_bytes is None:
-            return FITS if self.fits else TOO_MUCH
-        return FITS if self.room.verdict(self.reserved_bytes) == FITS else TIGHT
+        """FITS (whatever the unknowns of `room` are), TIGHT (by the published values alone) or TOO_MUCH."""
+        if not self.fits:
+            return TOO_MUCH
+        sure = self.room is None or self.reserved_bytes is None or self.room.verdict(self.reserved_bytes) == FITS
+        return FITS if sure else TIGHT
 
     @property
     def at_peak(self) -> dict[str, int]:
@@ -189,7 +192,11 @@ class MemoryTable(list):
                     else tr(
                         ko=f"{phase_label(report.last_phase)}에서 멈춤", en=f"died in {phase_label(report.last_phase)}"
                     ),
-                    tr(ko="들어간다", en="fits") if report.fits else tr(ko="메모리 부족", en="out of memory"),
+                    {
+                        FITS: tr(ko="들어간다", en="fits"),
+                        TIGHT: tr(ko="빠듯하다", en="tight"),
+                        TOO_MUCH: tr(ko="메모리 부족", en="out of memory"),
+                    }[report.judgement],
                 ]
             )
         return html_table(heads, rows)

@@ -14,7 +14,7 @@ class Program:
     """One program. command: {repos} and {work} are filled in; it runs in `folder`.
 
     source: repository and commit, or package and version, with the file. data: what stands in for what it would fetch.
-    paths: folders under FOLDER that it finds its packages in.
+    paths: folders under FOLDER that it finds its packages in. values: what its questions for numbers get.
     """
 
     name: str
@@ -25,6 +25,7 @@ class Program:
     gpus: int = 1
     folder: str = "work"
     paths: tuple[str, ...] = ("site",)
+    values: str = "answer"
 
 
 _TRANSFORMERS = "transformers 5.10.0.dev0 (macorisd/transformers-qwen3@4a42c1b083066a4ae212edd4bd8d28ff713c0088)"
@@ -66,7 +67,7 @@ PROGRAMS = (
         "MetaMathQA", f"{_PEFT}: method_comparison/MetaMathQA/run.py",
         "{repos}/peft/method_comparison/MetaMathQA/run.py -v experiments/lora/llama-3.2-3B-rank32",
         "random questions and answers; Llama-3.2-3B's configuration", gpu="L4",
-        folder="repos/peft/method_comparison/MetaMathQA",
+        folder="repos/peft/method_comparison/MetaMathQA", values="1.5",  # it wants a first loss between 1 and 2
     ),
     Program(
         "peft sft QLoRA", f"{_PEFT}: examples/sft/train.py",

@@ -64,6 +64,7 @@ def make(folder: Path) -> None:
         {"query": text(40), "response": f"{text(80)} 7", "type": "x", "original_question": "x"} for _ in range(600)
     ]
     _json_lines(work / "meta-math" / "MetaMathQA" / "train.jsonl", questions)
+    _json_lines(work / "HuggingFaceFW" / "finewiki" / "train.jsonl", [{"text": text(300)} for _ in range(100)])
     answers = [{"question": text(40), "answer": f"{text(60)} #### 7"} for _ in range(400)]
     for split in ("train", "test"):
         _json_lines(work / "openai" / "gsm8k" / f"{split}.jsonl", answers)
@@ -74,7 +75,11 @@ def make(folder: Path) -> None:
     (work / "nltk_data" / "tokenizers" / "punkt").mkdir(parents=True, exist_ok=True)
     _write(folder / "vision" / "sitecustomize.py", _OPERATORS)
     repos = folder / "repos"
-    _links(work, repos / "peft" / "method_comparison" / "MetaMathQA", ("meta-math", "openai", "meta-llama"))
+    _links(
+        work,
+        repos / "peft" / "method_comparison" / "MetaMathQA",
+        ("meta-math", "openai", "meta-llama", "HuggingFaceFW"),
+    )
     tokens = np.random.default_rng(0).integers(0, 50_000, 2**18, dtype=np.uint16)
     for split in ("train", "val"):
         path = repos / "nanoGPT" / "data" / "random" / f"{split}.bin"

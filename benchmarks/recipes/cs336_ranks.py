@@ -171,7 +171,7 @@ RECIPES = (
     Recipe(
         name="CS336 passes",
         what="a 2.7B model, the most active in a memory timeline",
-        what_ko="27억 매개변수 모델의 메모리 타임라인에서 가장 높은 곳",
+        what_ko="27억 파라미터 모델의 메모리 타임라인에서 가장 높은 곳",
         handles=lambda row: (
             from_source("damek/cs336-assignment2-systems")(row)
             and _settings_have("ctx", "precision", "mode")(row)

@@ -81,7 +81,7 @@ RECIPES = (
     Recipe(
         name="CS336 snapshots, end to end",
         what="a 0.4B model from an empty card to the end of a step: allocated and reserved",
-        what_ko="4억 매개변수 모델, 빈 카드에서 스텝이 끝날 때까지: 할당과 예약",
+        what_ko="4억 파라미터 모델, 빈 카드에서 스텝이 끝날 때까지: 할당과 예약",
         handles=from_source("Wedsonlin/assignment2-systems", kinds=("trace",)),
         predict=predict_snapshot,
     ),

@@ -133,7 +133,7 @@ RECIPES = (
     Recipe(
         name="CS336 training",
         what="training steps of a 3.4B model, by phase and by checkpointed segments",
-        what_ko="34억 매개변수 모델의 학습 스텝: 단계별, 체크포인트 구간별",
+        what_ko="34억 파라미터 모델의 학습 스텝: 단계별, 체크포인트 구간별",
         handles=lambda row: from_source("EnzoDing-rgb/cs336-assignment2-systems")(row) and "layers" in row["settings"],
         predict=predict_enzoding,
     ),

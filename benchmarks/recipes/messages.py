@@ -87,10 +87,14 @@ def stated(text: str) -> tuple[int, int]:
 
 
 def _known(row: Row) -> GPUSpec | None:
-    try:
-        return gpu_of(row).spec if row.get("gpu") and not row["gpu"].startswith("not stated") else None
-    except Refused:
-        return None
+    """The card, also where a row calls it "A100-80 / A800"; None where it is not in the catalogue."""
+    name = str(row.get("gpu") or "").partition(" / ")[0]
+    for candidate in (name, f"{name}GB") if name and not name.startswith("not stated") else ():
+        try:
+            return gpu_of({"gpu": candidate}).spec
+        except Refused:
+            continue
+    return None
 
 
 RECIPES = (

@@ -26,8 +26,8 @@ import torch
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.program.context import cuda
 
-from .loading import card_of, loaded
-from .recipe import Recipe, Refused, Row, from_source
+from .loading import loaded
+from .recipe import Recipe, Refused, Row, from_source, gpu_of
 
 LONGEST = 696  # tokens: fitted on LoRA rank 32, July 2026, max_memory_reserved
 MEAN = 4_198_051 / 20_000  # tokens of a sample, as the source states them
@@ -75,7 +75,7 @@ def predict(row: Row) -> int:
     settings, metric, vintage = row["settings"], str(row["metric"]), vintage_of(row)
     if metric.startswith("difference of memory_allocated averages") and "r64 minus r32" in row["model"]:
         ranks = (f"lora--llama-3.2-3B-rank{rank}" for rank in (64, 32))
-        high, low = (_run(method, vintage, card_of(row).name)["allocated"] for method in ranks)
+        high, low = (_run(method, vintage, gpu_of(row).spec.name)["allocated"] for method in ranks)
         return high - low
     method = str(settings.get("method"))
     if method not in METHODS:
@@ -84,7 +84,7 @@ def predict(row: Row) -> int:
         raise Refused("torch.compile and checkpointing are not in these runs")
     if METHODS[method][0].get("peft_type") in BY_VALUES:
         raise Refused(BY_VALUES[METHODS[method][0]["peft_type"]])
-    found = _run(method, vintage, card_of(row).name)
+    found = _run(method, vintage, gpu_of(row).spec.name)
     for start, name in METRICS.items():
         if metric.startswith(start):
             return found[name]

@@ -87,9 +87,10 @@ def recipes() -> tuple[Recipe, ...]:
 
 
 # Cards that are measured and not in the catalogue, as another card of their chip with another number of
-# multiprocessors (virtual_gpu/rules/reductions.py).
-_VARIANTS = {"H100 PCIe": "H100"}
+# multiprocessors (114: NVIDIA H100 PCIe data sheet), which a sum's buffers hang on (rules/reductions.py).
+_VARIANTS = {"H100 PCIe": ("H100", 114)}
 _FORM = re.compile(r"[- ](SXM\d?|PCIE?|\d+ ?GB)\b", re.IGNORECASE)  # what a chip is called besides: "A800-SXM4-80GB"
+_SIZE = re.compile(r"(\d+) ?GB\b")
 
 
 def gpu_of(row: Row, default: str = "A100-80GB", **options: Any) -> VirtualGPU:
@@ -102,10 +103,15 @@ def gpu_of(row: Row, default: str = "A100-80GB", **options: Any) -> VirtualGPU:
         return VirtualGPU(card(default), **options)
     bare = name.removeprefix("NVIDIA ").removeprefix("GeForce ").strip()
     if bare in _VARIANTS:
-        return VirtualGPU(replace(card(_VARIANTS[bare]), name=bare, device_name=name), **options)
+        like, multiprocessors = _VARIANTS[bare]
+        spec = replace(card(like), name=bare, device_name=name, multiprocessors=multiprocessors)
+        return VirtualGPU(spec, **options)
     for candidate in (name, bare, _FORM.sub("", bare)):
         try:
-            return VirtualGPU(card(candidate), **options)
+            spec = card(candidate)
         except UnknownName:
-            pass
+            continue
+        stated = _SIZE.search(bare)
+        if not stated or abs(int(stated[1]) * 2**30 / spec.memory_bytes - 1) < 0.1:
+            return VirtualGPU(spec, **options)
     raise Refused(f"the card {name!r} is not in virtual_gpu/cards.json")

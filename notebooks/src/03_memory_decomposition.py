@@ -22,7 +22,7 @@
 # - 메모리가 가장 많이 필요한 순간이 순전파인지, 역전파인지, 옵티마이저 스텝인지 짚는다.
 # - "CUDA out of memory"를 만났을 때 무엇부터 줄여야 하는지 판단한다.
 #
-# GPU도 네트워크도 없어도 된다. GPU가 있으면 그 GPU에서 측정하고, 없으면 0장에서 쓴 **가상 GPU**에서 같은 코드를 실행한다. 가상 GPU는 진짜 GPU가 멈출 곳에서 똑같이 `torch.OutOfMemoryError`를 낸다.
+# GPU도 네트워크도 없어도 된다. GPU가 있으면 그 GPU에서 측정하고, 없으면 0장에서 쓴 **가상 GPU**에서 같은 코드를 실행한다. 가상 GPU는 진짜 GPU가 멈출 것으로 예측되는 곳에서 같은 `torch.OutOfMemoryError`를 낸다. 예측이 진짜 GPU와 얼마나 다른지는 8장에서 본다.
 # 저장된 출력은 가상 T4의 것이다.
 #
 # 먼저 쓸 GPU를 고른다. 이름을 주지 않으면 진짜 GPU가 있는지 찾아보고, 없으면 가상 T4를 쓴다. 출력에서 GPU의 이름과 쓸 수 있는 메모리를 확인한다.
@@ -69,7 +69,7 @@ report = gpu_memory_experiment(batch_size=16)
 report
 
 # %% [markdown] lang="ko"
-# 색깔이 이 장의 차례다. 파라미터(파랑), 옵티마이저 상태(초록), 그레이디언트(주황), 순전파 상태(보라)를 하나씩 메모리에 올려 본다.
+# 이 장은 색깔을 하나씩 따라간다. 파라미터(파랑), 옵티마이저 상태(초록), 그레이디언트(주황), 순전파 상태(보라)를 하나씩 메모리에 올려 본다.
 #
 # ## 3.2 파라미터
 #
@@ -140,7 +140,7 @@ human_bytes(estimate_memory_of_gradients(model)), human_bytes(n * 2)
 # ## 3.4 옵티마이저 상태
 #
 # AdamW는 파라미터마다 그레이디언트의 이동 평균(momentum)과 제곱의 이동 평균(variance)을 기억한다. 이것이 **옵티마이저 상태**(optimizer state)다.
-# 옵티마이저를 만드는 순간이 아니라 **첫 스텝을 밟는 순간**에 생긴다는 점을 눈여겨본다.
+# 옵티마이저를 만드는 순간이 아니라 **첫 스텝을 실행하는 순간**에 생긴다는 점을 눈여겨본다.
 
 # %%
 optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
@@ -192,7 +192,7 @@ by_optimizer
 report = gpu_memory_experiment(batch_size=4)
 
 # %% [markdown] lang="ko"
-# `train_model`의 뼈대는 평범한 학습 루프다. 배치마다 순전파, 역전파를 하고 옵티마이저 스텝을 밟는다.
+# `train_model`의 뼈대는 평범한 학습 루프다. 배치마다 순전파, 역전파를 하고 옵티마이저 스텝을 실행한다.
 #
 # ```python
 # for batch in DataLoader(dataset, batch_size):
@@ -332,7 +332,7 @@ predict_memory(batch_size=1, precision="mixed_fp16")
 # ## 3.9 순전파 상태의 크기
 #
 # 순전파 상태는 무엇에 따라 커질까? 책은 배치 크기, 시퀀스 길이(sequence length), 은닉층 크기(hidden size)를 든다. 빠진 것이 있다. **층의 수**, 그리고 **어텐션 헤드의 수와 어텐션을 계산하는 방법**이다.
-# Korthikanti 외(2022)의 식 (2)는 16비트 학습에서 트랜스포머(transformer) 한 층의 순전파 상태를 다음과 같이 센다. s는 시퀀스 길이, b는 배치 크기, h는 은닉층 크기, a는 헤드 수다.
+# Korthikanti 외(2022)의 식 (1)은 16비트 학습에서 트랜스포머(transformer) 한 층의 순전파 상태를 다음과 같이 센다. s는 시퀀스 길이, b는 배치 크기, h는 은닉층 크기, a는 헤드 수다.
 #
 # $$sbh\left(34 + 5\,\frac{as}{h}\right)\ \text{바이트}$$
 #
@@ -366,8 +366,8 @@ round(coefficient, 2), round(per_sbh(256, "eager") - coefficient * 16 * 256 / 20
 # - 식의 34에는 드롭아웃 마스크 두 개(2)가 들어 있지만 이 모델은 드롭아웃을 쓰지 않는다. 또 GPT-NeoX는 어텐션과 MLP가 같은 입력을 나란히 읽으므로 층 정규화(layer normalization)의 입력(2)을 한 번만 저장한다.
 #   34에서 4를 빼면 30이고, 나머지 0.17은 층 정규화의 통계와 회전 인코딩 같은 자잘한 것이다.
 #
-# sdpa의 값은 길이가 늘어도 그대로다. 길이의 **제곱**으로 늘던 항이 통째로 사라졌다. 융합된 어텐션 커널은 s × s 행렬을 저장하지 않고 역전파에서 다시 계산한다.
-# 오늘날의 transformers는 sdpa가 기본값이므로 순전파 상태는 길이에 **비례**해서만 늘어난다. 배치 4에서 길이를 512, 1024, 2048로 늘리며 두 방법의 최대 메모리를 비교한다.
+# sdpa의 값은 길이가 늘어도 그대로다. 길이의 **제곱**으로 늘던 항이 통째로 사라졌다. 융합된 어텐션 커널은 s × s 행렬을 저장하지 않고 역전파에서 다시 계산한다. 그래서 **융합 커널이 골라졌을 때만** 이렇다.
+# 오늘날의 transformers는 sdpa가 기본값이고 polyglot-ko는 T4에서도 융합 커널을 쓰므로, 순전파 상태는 길이에 **비례**해서만 늘어난다. T4에서 Llama나 Qwen처럼 그룹 쿼리(GQA)를 쓰는 모델은 그렇지 않다(4.3절). 배치 4에서 길이를 512, 1024, 2048로 늘리며 두 방법의 최대 메모리를 비교한다.
 
 # %%
 gpu_memory_sweep(batch_size=4, sequence_length=[512, 1024, 2048], attention=["eager", "sdpa"]).chart()
@@ -392,7 +392,7 @@ t4 = CATALOG["T4"]
 human_bytes(t4.memory_bytes), human_bytes(t4.capacity_bytes), human_bytes(t4.memory_bytes - t4.capacity_bytes)
 
 # %% [markdown] lang="ko"
-# `reserved`가 `allocated`보다 큰 것은 PyTorch가 텐서를 만들 때마다 드라이버에 메모리를 청하지 않기 때문이다. **캐싱 할당자**(caching allocator)가 큰 덩어리(세그먼트, segment)를 받아 잘라 쓰고, 텐서가 사라져도 돌려주지 않고 두었다가 다시 쓴다. 규칙은 다음과 같다.
+# `reserved`가 `allocated`보다 큰 것은 PyTorch가 텐서를 만들 때마다 드라이버에 메모리를 요청하지 않기 때문이다. **캐싱 할당자**(caching allocator)가 큰 덩어리(세그먼트, segment)를 받아 잘라 쓰고, 텐서가 사라져도 돌려주지 않고 두었다가 다시 쓴다. 규칙은 다음과 같다.
 #
 # - 1 MiB까지는 2 MiB짜리 세그먼트를, 10 MiB까지는 20 MiB짜리 세그먼트를 받아 잘라 쓴다. 그보다 크면 2 MiB의 배수로 딱 맞게 받는다.
 # - 빈자리 가운데 들어갈 수 있는 가장 작은 것을 고른다. 이웃한 빈자리는 하나로 합친다.
@@ -404,7 +404,7 @@ human_bytes(t4.memory_bytes), human_bytes(t4.capacity_bytes), human_bytes(t4.mem
 gpu_memory_experiment(batch_size=13, gpu="T4")
 
 # %% [markdown] lang="ko"
-# 텐서를 모두 합쳐도 13.91 GiB라서 한도 14.64 GiB보다 작다. 그런데도 OOM이 났다. 빈자리의 합은 넉넉하지만 여러 세그먼트에 흩어져 있어서 큰 텐서 하나를 놓을 곳이 없다. 이것이 **조각남**(fragmentation)이다.
+# 텐서를 모두 합쳐도 13.91 GiB라서 한도 14.64 GiB보다 작다. 그런데도 OOM이 났다. 빈자리의 합은 넉넉하지만 여러 세그먼트에 흩어져 있어서 큰 텐서 하나를 놓을 곳이 없다. 이것이 **단편화**(fragmentation)다.
 #
 # 오류 메시지는 `PYTORCH_ALLOC_CONF=expandable_segments:True`를 권한다. 세그먼트를 크기가 정해진 여러 개로 두지 않고, 하나를 페이지 단위로 늘였다 줄였다 하는 설정이다. 같은 배치 13을 그 설정으로 다시 실행한다.
 
@@ -423,7 +423,7 @@ for batch_size in (4, 8, 12, 16):
     print(batch_size, *map(human_bytes, peaks), sep="   ")
 
 # %% [markdown] lang="ko"
-# > **주장 5.** "OOM이 나면 `expandable_segments:True`부터 켠다" — **조건부로 맞다.** 조각난 자리를 크게 줄이므로 아슬아슬하게 넘칠 때는 이것만으로 들어간다(배치 13). 텐서 자체가 한도보다 크면 소용없다(배치 16).
+# > **주장 5.** "OOM이 나면 `expandable_segments:True`부터 켠다" — **조건부로 맞다.** 단편화로 못 쓰는 자리를 크게 줄이므로 아슬아슬하게 넘칠 때는 이것만으로 들어간다(배치 13). 텐서 자체가 한도보다 크면 소용없다(배치 16).
 #
 # 진짜 GPU에서는 PyTorch가 GPU를 쓰기 전에 환경 변수로 정한다. 노트북이라면 런타임을 다시 시작하고, `import torch`보다 먼저 `%env PYTORCH_ALLOC_CONF=expandable_segments:True`를 실행한다(예전 PyTorch에서는 이름이 `PYTORCH_CUDA_ALLOC_CONF`다).
 #
@@ -477,12 +477,12 @@ exercise("3-3").check(changes)
 # %% [markdown] lang="ko"
 # ## 3.13 기억할 것
 #
-# | 무엇 | 크기 | 언제 사는가 | 줄이는 방법 |
+# | 무엇 | 크기 | 언제 메모리에 있는가 | 줄이는 방법 |
 # |---|---|---|---|
 # | 파라미터 | 파라미터 수 × 바이트 (N) | 늘 | 양자화(2장), ZeRO-3(6장), QLoRA(7장) |
 # | 그레이디언트 | N | 역전파부터 `zero_grad`까지 | ZeRO-2(6장), LoRA(7장) |
 # | 옵티마이저 상태 | AdamW라면 2N, 혼합 정밀도에서는 8바이트 × 파라미터 수 | 첫 스텝부터 늘 | 8비트 AdamW, ZeRO-1(6장), LoRA(7장) |
-# | 순전파 상태 | 층 수 × sbh × 약 34바이트, eager라면 길이의 제곱 항이 더해짐 | 순전파부터 역전파까지 | 작은 배치와 누적(4장), 체크포인팅(5장) |
+# | 순전파 상태 | 층 수 × sbh × 몇십 바이트(이 모델은 약 34. 모델마다 다르다), 융합 어텐션이 아니면 길이의 제곱 항이 더해짐 | 순전파부터 역전파까지 | 작은 배치와 누적(4장), 체크포인팅(5장) |
 # | 임시 텐서 | `foreach` AdamW라면 N | 스텝 안에서만 | `fused=True` |
 #
 # - 보아야 하는 것은 스텝 직후의 값이 아니라 **두 번째 스텝까지의 최댓값**이다.

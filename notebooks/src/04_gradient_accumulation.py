@@ -19,7 +19,7 @@
 # 이 장을 마치면 다음을 할 수 있다.
 #
 # - 누적하는 학습 루프를 손으로 쓰고, 그레이디언트가 큰 배치와 같은지 확인한다.
-# - 누적이 소리 없이 틀리는 여덟 가지 경우를 알아보고 바로잡는다.
+# - 누적에서 소리 없이 나는 여섯 가지 실수를 알아보고 바로잡는다.
 # - 내 GPU에서 배치를 몇으로 나눌지 고른다.
 #
 # 그레이디언트가 같은지는 작은 모델을 CPU에서 실제로 학습해 확인하고, 메모리는 3장의 가상 GPU에서 센다. 저장된 출력은 가상 T4의 것이다. 출력에서 GPU의 이름을 확인한다.
@@ -111,8 +111,9 @@ print((0.1 + 0.2) + 0.3, 0.1 + (0.2 + 0.3))
 # 큰 배치는 16개를 한꺼번에 더하고, 누적은 4개씩 더한 것을 다시 더한다. 자료형마다 얼마나 어긋나는지 잰다. 정확한 숫자는 CPU에 따라 조금 다르다.
 
 # %% tags=["nbval-ignore-output"]
+exact = model
 for dtype in (torch.float64, torch.float32, torch.bfloat16):
-    model = model.to(dtype)
+    model = copy.deepcopy(exact).to(dtype)
     model.zero_grad()
     mean_loss(rows).backward()
     whole_in_dtype = gradient(model).double()
@@ -120,7 +121,7 @@ for dtype in (torch.float64, torch.float32, torch.bfloat16):
     for micro_batch in rows.split(4):
         (mean_loss(micro_batch) / 4).backward()
     print(dtype, f"{difference(gradient(model).double(), whole_in_dtype):.0e}")
-model = model.double()
+model = exact
 
 # %% [markdown] lang="ko"
 # 차이는 그 자료형의 반올림 크기(fp64 10⁻¹⁶, fp32 10⁻⁷, bf16 10⁻³)와 같은 자릿수다. 누적이 틀린 것이 아니라 어느 쪽도 정확하지 않은 것이다.
@@ -233,20 +234,26 @@ gpu_memory_sweep(batch_size=8, gradient_accumulation_steps=[1, 2])
 #
 # > **주장 5.** "누적은 메모리를 절약한다" — **조건부로 맞다.** 배치 16에 견주면 그렇다. 배치 4에 견주면 줄어드는 것이 없고, 위에서 보았듯 늘기도 한다. 무엇과 비교하는지가 빠진 말이다.
 #
-# 누적으로도 안 되는 모델이 있다. Llama-3.2-1B를 길이 3072로 학습하려 한다. 배치를 1까지 줄이면 얼마가 필요한지 본다.
+# 지금까지의 최대는 foreach AdamW의 것이다. transformers `Trainer`의 기본값은 융합 AdamW이므로, 실제로 만나는 것은 대개 늘어나는 쪽이다.
+#
+# 누적으로도 안 되는 모델이 있다. Llama-3.2-1B를 길이 6144로, T4보다 큰 L4에서 학습하려 한다. 배치를 1까지 줄이면 얼마가 필요할까?
 
 # %%
-gpu_memory_sweep(
-    model_id="Llama-3.2-1B",
-    batch_size=[4, 2, 1],
-    sequence_length=3072,
-    optimizer="adamw_8bit",
-)
+long_text = {"model_id": "Llama-3.2-1B", "optimizer": "adamw_8bit"}
+gpu_memory_sweep(gpu="L4", batch_size=[4, 2, 1], sequence_length=6144, **long_text)
 
 # %% [markdown] lang="ko"
 # > **주장 6.** "누적이 늘 OOM을 막아 주지는 않는다" — **맞다.** 누적은 배치를 샘플 하나까지만 나눈다. 샘플 하나가 넘치면 더 나눌 것이 없다. 그때 쓰는 것이 5장의 체크포인팅이다.
 #
-# ## 4.4 누적이 틀리는 여덟 가지
+# 같은 샘플 하나가 GPU에 따라 다른 메모리를 쓰기도 한다. 길이를 절반인 3072로 줄이고 T4와 L4를 나란히 놓는다. 한도가 아니라 **필요한 크기**를 비교한다.
+
+# %%
+gpu_memory_sweep(gpu=["T4", "L4"], batch_size=1, sequence_length=3072, **long_text)
+
+# %% [markdown] lang="ko"
+# 같은 모델, 같은 길이인데 T4가 두 배 넘게 쓴다. 어텐션을 계산하는 커널이 다르기 때문이다. T4에서는 FlashAttention이 돌지 않고, 메모리를 아끼는 다른 융합 커널도 Llama나 Qwen 같은 **그룹 쿼리**(GQA) 어텐션을 받지 않는다. 남는 것은 길이 × 길이 크기의 점수 행렬을 저장하는 `math` 커널뿐이다. T4에서 GQA 모델의 긴 글이 넘친다면 배치보다 이것이 먼저다(3.9절).
+#
+# ## 4.4 여섯 가지 실수와 두 가지 성질
 #
 # 누적은 잘못 써도 오류가 나지 않는다. 손실은 내려가고, 결과만 조금 나쁘다. 하나씩 틀려 보고 바로잡는다. 차이는 한 번에 계산한 큰 배치의 그레이디언트와 견주어 잰다. 0이면 같고, 1이면 그 길이만큼 다르다는 뜻이다.
 #
@@ -288,7 +295,7 @@ for optimizer_class in (torch.optim.SGD, torch.optim.AdamW):
 
 # %% [markdown] lang="ko"
 # AdamW는 그레이디언트를 제 크기로 나누어 쓰므로 네 배가 되어도 거의 똑같이 움직인다. 그래서 이 실수는 AdamW에서 **눈에 띄지 않는다.** 그러다가 그레이디언트 클리핑을 켜거나 옵티마이저를 바꾸는 순간 드러난다.
-# 지우는 곳을 틀리면 마지막 마이크로 배치의 4분의 1만 남는다. 배치 4를 학습률만 줄여 돌리면서 나머지 넷 중 셋은 계산해서 버리는 셈이다.
+# 지우는 곳을 틀리면 마지막 마이크로 배치의 4분의 1만 남는다. 넷 가운데 셋은 계산해 놓고 버린다. AdamW라면 그 크기마저 상관없으니, 그냥 배치 4로 네 배 느리게 학습하는 것과 같다.
 #
 # ### 길이가 다른 샘플: 평균의 평균
 #
@@ -313,7 +320,7 @@ by_token = gradient(model)
 print(f"{difference(mean_of_means, whole_by_length):.3f} {difference(by_token, whole_by_length):.3f}")
 
 # %% [markdown] lang="ko"
-# transformers의 `Trainer`에도 이 오류가 있었다. 2024년 10월에 알려져(transformers #34191) 고쳐졌고, 나중에 다른 모습으로 되돌아오기도 했다(#35438, #37766). 지금의 `Trainer`는 스텝 전체의 토큰 수(`num_items_in_batch`)를 세어 모델에 넘긴다.
+# transformers의 `Trainer`에도 이 오류가 있었다. 2024년 10월에 고쳐졌고(transformers #34191), 나중에 다른 모습으로 되돌아오기도 했다(#35438, #37766). 지금의 `Trainer`는 스텝 전체의 토큰 수(`num_items_in_batch`)를 세어 모델에 넘긴다. 모델이나 손실 함수가 그 수를 받지 않으면 다시 평균의 평균이 되므로, 손실을 직접 쓴다면 확인한다.
 #
 # ### 덜 찬 마지막 묶음
 #
@@ -329,21 +336,24 @@ print(f"{wrong.norm() / gradient_of(left_over).norm():.2f} {difference(right, gr
 #
 # ### 클리핑과 학습률 일정은 스텝마다
 #
-# **그레이디언트 클리핑**(clipping)은 그레이디언트의 길이가 한도를 넘으면 줄이는 일이다. 다 모은 뒤에 해야 한다. 마이크로 배치마다 줄여서 더하면 어떻게 되는지, 한도 1에서 비교한다. 첫 줄은 큰 배치의 그레이디언트를 줄이기 전과 후의 길이다. 둘째 줄은 마이크로 배치마다 줄여서 더한 것으로, 큰 배치와의 차이와 길이다.
-
+# **그레이디언트 클리핑**(clipping)은 그레이디언트의 길이가 한도를 넘으면 줄이는 일이다. 다 모은 뒤에 해야 한다. 루프 안에 두면 어떻게 되는지, 한도 1에서 비교한다. 출력은 마이크로 배치마다 줄이기 전의 길이, 그리고 마지막에 남은 길이와 옳은 것과의 차이다.
 
 # %%
-def clip(gradients, limit=1.0):
-    return gradients * min(1.0, limit / float(gradients.norm()))
+model.zero_grad()
+mean_loss(rows).backward()
+nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+once = gradient(model)
 
-
-once = clip(whole)
-each = sum(clip(gradient_of(micro_batch) / 4) for micro_batch in rows.split(4))
-print(f"{whole.norm():.2f} {once.norm():.2f}")
-print(f"{difference(each, once):.2f} {each.norm():.2f}")
+model.zero_grad()
+lengths = []
+for micro_batch in rows.split(4):
+    (mean_loss(micro_batch) / 4).backward()
+    lengths.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+print(*(f"{float(length):.2f}" for length in lengths))
+print(f"{gradient(model).norm():.2f} {difference(gradient(model), once):.2f}")
 
 # %% [markdown] lang="ko"
-# 4로 나눈 조각은 하나도 한도에 걸리지 않아서, 더한 것은 한도를 넘은 채 그대로다. 켜 두었는데 아무 일도 하지 않은 것이다.
+# 길이는 맞는데 방향이 다르다. `grad`에는 지금까지의 합이 들어 있으므로, 먼저 들어온 조각은 여러 번 줄어들고 마지막 조각이 가장 큰 몫을 갖는다. 길이만 보아서는 알 수 없는 실수다.
 #
 # **학습률 일정**도 마찬가지다. 10스텝에 걸쳐 0으로 내리는 일정을 마이크로 배치마다 한 칸씩 움직이면 어떻게 되는지, 옵티마이저 스텝마다 쓰인 학습률을 출력한다. 첫 줄이 옳은 것이고, 마지막 줄은 PyTorch의 경고다.
 
@@ -369,7 +379,7 @@ with warnings.catch_warnings(record=True) as caught:
 print(str(caught[0].message).split(". ")[0])
 
 # %% [markdown] lang="ko"
-# 둘째 줄은 네 배 빨리 끝나서, 학습의 4분의 3 가까이가 학습률 0으로 지나갔다. 여덟 가지 가운데 이것만은 PyTorch가 경고를 한 줄 낸다. 옵티마이저가 한 번도 움직이기 전에 일정이 움직였기 때문이다.
+# 둘째 줄은 네 배 빨리 끝나서, 열 스텝 가운데 여덟 스텝이 학습률 0으로 지나갔다. 여섯 가지 실수 가운데 이것만은 PyTorch가 경고를 한 줄 낸다. 옵티마이저가 한 번도 움직이기 전에 일정이 움직였기 때문이다.
 #
 # ### 배치 정규화와 드롭아웃
 #
@@ -457,7 +467,7 @@ four_by_four = train_with_trainer(
 # 길이가 달라도 같다. `Trainer`가 토큰 수로 나누어 주기 때문이다. (문장을 섞는 순서가 달라도 한 스텝이 16개 전부이므로 합은 같다.)
 #
 # Accelerate의 `accumulate` 블록 안에서는 마지막 마이크로 배치에서만 옵티마이저가 움직인다. 그리고 `backward`가 손실을 누적 횟수로 나눈다. 그런데 그것은 **평균의 평균**이다. 그대로 쓴 것과, 모델에 전체 토큰 수를 알려 준 것을 비교한다.
-# 모델이 이미 전체로 나누었으므로 Accelerate가 나누는 4는 미리 곱해 둔다. 출력은 손으로 쓴 루프와의 차이다.
+# 모델이 이미 전체로 나누었으므로 Accelerate가 나누는 4는 미리 곱해 둔다. 출력은 세 스텝 동안 움직인 것에 견주어 손으로 쓴 루프와 얼마나 다른지다.
 
 # %%
 from accelerate import Accelerator
@@ -482,11 +492,16 @@ def train_with_accelerate(count_tokens):
     return model
 
 
+def movement(model):
+    pairs = zip(model.parameters(), small_gpt2().parameters(), strict=True)
+    return torch.cat([(after - before).detach().flatten() for after, before in pairs])
+
+
 for count_tokens in (False, True):
-    print(f"{largest_difference(train_with_accelerate(count_tokens), by_hand):.3f}")
+    print(f"{difference(movement(train_with_accelerate(count_tokens)), movement(by_hand)):.2f}")
 
 # %% [markdown] lang="ko"
-# 그대로 쓰면 세 스텝 만에 가중치가 움직인 거리보다 더 어긋난다. 길이가 다른 데이터에 Accelerate를 쓴다면 토큰 수를 직접 세어야 한다(Accelerate의 문서도 이렇게 하라고 적는다).
+# 그대로 쓰면 세 스텝 만에 움직인 거리의 5분의 1쯤 어긋난다. 길이가 다른 데이터에 Accelerate를 쓴다면 토큰 수를 직접 세어야 한다(Accelerate의 문서도 이렇게 하라고 적는다).
 #
 # ## 4.6 시간과 연산
 #
@@ -590,7 +605,7 @@ exercise("4-3").check(changes)
 # | 손실 | 누적 횟수로, 길이가 다르면 묶음 전체의 토큰 수로 나눈다 | 그레이디언트가 네 배, 또는 평균의 평균 |
 # | `zero_grad()` | 옵티마이저 스텝 뒤에 한 번 | 마지막 마이크로 배치만 남는다 |
 # | 덜 찬 마지막 묶음 | 실제 수로 나누어 한 스텝 더 | 절반짜리 스텝, 또는 다음 에폭에 섞임 |
-# | 클리핑, 학습률 일정 | 옵티마이저 스텝마다 | 클리핑이 듣지 않고, 학습률이 일찍 0이 된다 |
+# | 클리핑, 학습률 일정 | 옵티마이저 스텝마다 | 마지막 조각으로 방향이 기울고, 학습률이 일찍 0이 된다 |
 # | 배치 정규화 | 누적으로 고칠 수 없다 | 다른 함수가 된다 |
 # | 드롭아웃 | 분포가 같다 | 비트까지 같기를 바라지 않는다 |
 #

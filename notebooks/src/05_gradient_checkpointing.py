@@ -171,7 +171,7 @@ for nodes in (16, 100, 256, 1024, 4096):
 # %% [markdown] lang="ko"
 # N이 256배가 되어도 저장은 16배만 늘고, 재계산은 순전파 한 번을 넘지 않는다. 순전파를 한 번 더 하는 대가로 메모리를 N에서 2√N으로 줄인 것이다.
 #
-# 여러 번 다시 계산해도 괜찮다면 더 줄일 수 있다. 저장할 수 있는 값의 수, 곧 **예산**(budget)을 정해 주면 재계산이 가장 적은 일정(schedule)을 동적 계획법으로 찾을 수 있다(Griewank와 Walther, 2000).
+# 여러 번 다시 계산해도 괜찮다면 더 줄일 수 있다. 저장할 수 있는 값의 수, 곧 **예산**(budget)을 정해 주면 재계산이 가장 적은 일정(schedule)이 정해진다. 이항 계수로 적은 식이 있고(revolve, Griewank와 Walther, 2000), 여기서는 같은 답을 동적 계획법으로 찾는다.
 # N = 1024에서 예산을 줄여 가며 실행한다. 첫 줄은 √N 방법과 예산이 같다.
 
 # %%
@@ -279,7 +279,7 @@ def activations(layers):
 # ### `use_reentrant`는 왜 False인가
 #
 # `checkpoint`에는 옛 구현(`use_reentrant=True`)과 새 구현(`False`)이 있다. 옛 구현은 **입력 가운데 하나라도** `requires_grad=True`여야 그레이디언트를 계산한다.
-# 모델의 첫 층에 데이터를 그대로 넣으면 그런 입력이 없다. 결과에 그레이디언트가 이어지는지(`requires_grad`) 본다. 차례로 True, 아무것도 적지 않은 것, False다. (경고는 붙잡아서 출력한다.)
+# 모델의 첫 층에 데이터를 그대로 넣으면 그런 입력이 없다. 결과에 그레이디언트가 이어지는지(`requires_grad`) 본다. 차례로 True, 아무것도 적지 않은 것, False다. 붙잡은 경고는 첫 문장만 출력한다.
 
 # %%
 import warnings
@@ -288,14 +288,25 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     outputs = [checkpoint(blocks[0], x, use_reentrant=True), checkpoint(blocks[0], x)]
 outputs.append(checkpoint(blocks[0], x, use_reentrant=False))
-print(caught[-1].message)
+for warning in caught:
+    print(str(warning.message).split(". ")[0])
 [y.requires_grad for y in outputs]
 
 # %% [markdown] lang="ko"
-# 옛 구현에서는 블록의 가중치가 하나도 학습되지 않는다. 오류도 아니고 경고 한 줄뿐이라 놓치기 쉽다. 손실까지 이어 `backward()`를 부르면 그제야 오류가 난다. 새 구현에는 이 문제가 없다.
+# 옛 구현에서는 블록의 가중치가 하나도 학습되지 않는다. 오류가 아니라 경고뿐이라 놓치기 쉽다. `backward()`를 부르면 알 수 있을까? 블록 뒤에 학습되는 것이 하나라도 있으면 그렇지도 않다. 학습되는 값 하나를 곱해 `backward()`까지 부르고, 그 값과 블록의 가중치가 그레이디언트를 받았는지 본다.
+
+# %%
+scale = torch.ones(1, requires_grad=True)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    (checkpoint(blocks[0], x, use_reentrant=True) * scale).sum().backward()
+scale.grad is not None, any(parameter.grad is not None for parameter in blocks[0].parameters())
+
+# %% [markdown] lang="ko"
+# 오류 없이 끝났고, 뒤에 있는 값만 학습되었다. 임베딩을 얼린 LoRA에서 이 일이 그대로 벌어진다. transformers의 `enable_input_require_grads()`가 임베딩의 출력에 `requires_grad`를 켜서 이를 막는다. 새 구현에는 이 문제가 없다.
 # 게다가 새 구현은 필요한 것을 되살리고 나면 재계산을 중간에 멈추고(early stop), `torch.autograd.grad`와 이름 붙은 인자도 받는다.
 #
-# > **주장 4.** "`checkpoint(model, x)`라고 쓰면 된다" — **조건부로 맞다.** `use_reentrant=False`를 적어야 한다. 적지 않으면 옛 구현이 쓰이고, 평범한 입력이라면 아무것도 학습되지 않는다.
+# > **주장 4.** "`checkpoint(model, x)`라고 쓰면 된다" — **틀리다.** 두 가지가 빠졌다. 모델을 통째로 감싸면 최대가 줄지 않는다(위의 `whole`). 그리고 `use_reentrant=False`를 적지 않으면 옛 구현이 쓰여, 평범한 입력이라면 아무것도 학습되지 않는다.
 #
 # ## 5.5 무엇을 감쌀까
 #
@@ -519,11 +530,13 @@ def train(model):
 largest_difference(train(small_gpt()), train(small_gpt(checkpointing=True)))
 
 # %% [markdown] lang="ko"
-# 가중치가 한 비트도 다르지 않다. CPU에서 볼 수 없는 것도 있다. fp16의 그레이디언트가 넘쳐 스텝을 건너뛰는 일과, 텐서 코어의 속도다. fp16 autocast의 **메모리**는 가상 GPU에서 볼 수 있다. A100-40GB에서 최대가 어떻게 달라지는지 본다.
+# 가중치가 한 비트도 다르지 않다. CPU에서 볼 수 없는 것도 있다. fp16의 그레이디언트가 넘쳐 스텝을 건너뛰는 일과, 텐서 코어의 속도다. fp16 autocast의 **메모리**는 가상 GPU에서 볼 수 있다. A100-40GB에서 최대가 어떻게 달라지는지 본다. 옵티마이저 스텝의 임시 텐서가 최대를 가리지 않도록 융합 AdamW를 쓴다.
 
 # %%
 big = use_gpu("A100-40GB")
-gpu_memory_sweep(batch_size=16, precision="mixed_fp16", gradient_checkpointing=[False, True], gpu=big)
+gpu_memory_sweep(
+    batch_size=16, precision="mixed_fp16", optimizer="adamw_fused", gradient_checkpointing=[False, True], gpu=big
+)
 
 # %% [markdown] lang="ko"
 # ### Trainer와 Accelerate
@@ -564,27 +577,8 @@ largest_difference(train_with_accelerate(small_gpt()), train_with_accelerate(sma
 # ### DeepSpeed ZeRO-3와 함께
 #
 # ZeRO-3는 파라미터, 그레이디언트, 옵티마이저 상태를 여러 GPU에 나눈다(6장). 순전파 상태는 나누지 않으므로 체크포인팅과 함께 쓰는 일이 많다. 어떤 글은 DeepSpeed 설정에 키 하나를 넣으면 된다고 한다.
-# 설정을 Accelerate의 해석기로 읽은 뒤 모델을 만들어 순전파 뒤에 남은 바이트를 잰다. 첫 줄은 해석기가 이해한 ZeRO-3, 오프로드(offload, 옵티마이저 상태를 CPU 메모리에 두는 일), 그리고 문제의 키다. 아래 두 줄은 모델에서 켜지 않은 것(False)과 켠 것(True)이다.
-
-# %%
-from accelerate.utils.deepspeed import HfDeepSpeedConfig
-
-config = HfDeepSpeedConfig(
-    {
-        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
-        "gradient_checkpointing": True,
-        "train_micro_batch_size_per_gpu": 1,
-    }
-)
-print(config.is_zero3(), config.is_offload(), config.get_value("gradient_checkpointing"))
-for checkpointing in (False, True):
-    model = small_gpt(checkpointing)
-    print(compare_steps(model, **{str(checkpointing): lambda m=model: m(**batch, use_cache=False).loss}))
-
-# %% [markdown] lang="ko"
-# 설정에 키가 있어도 남은 바이트는 그대로고, 모델에서 켜야 줄어든다.
 #
-# > **주장 6.** "DeepSpeed 설정에 `"gradient_checkpointing": True`를 넣으면 켜진다" — **틀리다.** DeepSpeed 0.19.8의 소스에서 설정을 읽는 코드(`runtime/config.py`)에는 그런 키를 찾는 곳이 없다.
+# > **주장 6.** "DeepSpeed 설정에 `"gradient_checkpointing": True`를 넣으면 켜진다" — **틀리다.** 이것은 실행이 아니라 소스로 확인한 것이다. DeepSpeed 0.19.8에서 설정을 읽는 코드(`runtime/config.py`)에는 그런 키를 찾는 곳이 없다.
 # > 비슷한 이름의 `activation_checkpointing` 절은 `deepspeed.checkpointing.checkpoint`로 직접 감싼 함수가 어떻게 저장할지를 정할 뿐이다. 모델에서 켜거나 `Trainer`의 인자로 켠다.
 #
 # 파라미터를 나누면서 체크포인팅을 켰을 때의 메모리는 6.9절에서 센다.
@@ -614,7 +608,7 @@ for use_cache, checkpointing in ((True, False), (False, False), (False, True)):
     print(use_cache, checkpointing, human_bytes(printed_after_step(use_cache, checkpointing)[0]))
 
 # %% [markdown] lang="ko"
-# 오늘날의 라이브러리에서 스텝 직후의 값은 캐시를 끄는 것만으로 0.75 GiB가 줄고, 체크포인팅은 여기에 **아무것도 더하지 않는다.** 그 순간에는 순전파 상태가 어차피 사라지고 없기 때문이다(3.7절). 체크포인팅이 줄이는 것은 **최대**다. 끈 것과 켠 것의 최대를 차례로 출력한다. 줄의 끝에 붙은 수는 첫 순전파 뒤의 순전파 상태다.
+# 오늘날의 라이브러리에서 스텝 직후의 값은 캐시를 끄는 것만으로 0.75 GiB가 줄고, 체크포인팅은 여기에 **아무것도 더하지 않는다.** 그 순간에는 순전파 상태가 어차피 사라지고 없기 때문이다(3.7절). 캐시만 남아 있는 것은 책의 루프에서 변수 `outputs`가 `past_key_values`를 다음 순전파까지 붙들고 있어서다. 체크포인팅이 줄이는 것은 **최대**다. 끈 것과 켠 것의 최대를 차례로 출력한다. 줄의 끝에 붙은 수는 첫 순전파 뒤의 순전파 상태다.
 
 # %%
 gpu = use_gpu("T4")
@@ -670,7 +664,7 @@ vision = {"ResNet-50": (resnet, images(512)), "ViT-Base": (vit, images(768))}
 {name: tuple(inputs["pixel_values"].shape) for name, (_, inputs) in vision.items()}
 
 # %% [markdown] lang="ko"
-# 모델마다 체크포인팅을 끄고 한 번, 켜고 한 번 실행한다. '순전파 상태'는 첫 순전파가 끝났을 때의 값이다.
+# 모델마다 체크포인팅을 끄고 한 번, 켜고 한 번 실행한다. '순전파 상태'는 첫 순전파가 끝났을 때의 값이다. 언어 모델은 융합 어텐션 커널이 있는 A100에서 실행한다. T4였다면 Llama의 순전파 상태가 두 배쯤이고(4.3절), 체크포인팅이 그만큼 더 잘 듣는 것처럼 보인다.
 
 # %%
 languages = [
@@ -681,15 +675,15 @@ table = SavingTable()
 for name, (make, inputs) in vision.items():
     table[name] = [step_timeline(make(on), inputs) for on in (False, True)]
 for setting in languages:
-    reports = [predict_memory(**setting, gradient_checkpointing=on) for on in (False, True)]
+    reports = [predict_memory(**setting, gradient_checkpointing=on, gpu="A100-80GB") for on in (False, True)]
     table[setting["model_id"]] = [report.timeline for report in reports]
 table
 
 # %% [markdown] lang="ko"
-# > **주장 7.** "메모리를 70% 확보한다" — **조건부로 맞다.** 순전파 상태만 보면 다섯 모델 모두 60% 넘게 줄고, 언어 모델은 80%를 넘는다. 그러나 GPU가 버텨야 하는 전체 최대에서는 46%에서 76%까지 모델마다 다르다.
+# > **주장 7.** "메모리를 70% 확보한다" — **조건부로 맞다.** 순전파 상태만 보면 다섯 모델 모두 60% 넘게 줄고, 언어 모델은 74%에서 93%까지다. 그러나 GPU가 버텨야 하는 전체 최대에서는 40%에서 76%까지 모델마다 다르다.
 # > 배치나 길이가 작으면 0%일 수도 있다. 순전파 상태가 최대를 만들고 있을 때만 줄어든다.
 #
-# > **주장 8.** "ResNet 같은 이미지 모델에도 쓸 수 있다" — **맞다.** 위 표의 ResNet과 ViT에서 그렇다. 다만 ResNet처럼 직접 감싸야 하는 모델도 있다. 같은 글이 함께 드는 EfficientNet과 강화 학습은 실행해 보지 않았다.
+# > **주장 8.** "ResNet 같은 이미지 모델에도 쓸 수 있다" — **조건부로 맞다.** 위 표의 ResNet과 ViT에서 줄었다. 다만 ResNet은 직접 감싸야 하고, 그 안의 배치 정규화는 한 스텝에 두 번 갱신된다(5.5절). 정규화 층을 감싸지 않거나, 모멘텀 m을 1 − √(1 − m)으로 바꾼다. 같은 글이 함께 드는 EfficientNet과 강화 학습은 실행해 보지 않았다.
 #
 # ### 연산은 얼마나 늘어날까
 #
@@ -765,28 +759,30 @@ print(f"{small_batch / 8 * 1e3:.2f} ms, {seconds(each) / 32 * 1e3:.2f} ms")
 #
 # > **주장 12.** "배치를 키울 수 있어 시간을 되찾는다" — **조건부로 맞다.** 배치를 키워도 샘플마다 드는 추가 연산은 그대로다. 작은 배치가 GPU를 놀리고 있었을 때만 그만큼을 되찾는다. 위의 둘째 줄에서 뒤의 수가 더 작다면 그런 경우다.
 #
-# > **주장 13.** "텐서 코어 덕분에 재계산이 값싸다" — **조건부로 맞다.** 재계산하는 행렬곱은 순전파와 같은 행렬곱이므로 빨라지기는 한다. 그러나 순전파와 역전파도 함께 빨라지니 늘어나는 비율까지 줄어들 까닭은 없다. 이 강의를 만든 컴퓨터에는 GPU가 없어 시간을 재지 못했다.
+# > **주장 13.** "텐서 코어 덕분에 재계산이 값싸다" — **여기서는 재지 못했다.** 재계산하는 행렬곱은 순전파와 같은 행렬곱이므로 빨라지기는 한다. 그러나 순전파와 역전파도 함께 빨라지니 늘어나는 비율까지 줄어들 까닭은 없다. 이 강의를 만든 컴퓨터에는 GPU가 없어 시간을 재지 못했다.
 #
 # ## 5.8 두 지렛대를 함께
 #
-# 4장의 누적과 이 장의 체크포인팅을 함께 놓고 고른다. GPU는 T4, 모델은 polyglot-ko-1.3b, 목표는 배치 16이다. 만들 수 있는 모든 조합을 나열한다. 추가 연산은 체크포인팅 없이 한 번에 처리할 때와 비교한 것이다. 들어가는 것 가운데 추가 연산이 없는 줄을 찾는다.
+# 4장의 누적과 이 장의 체크포인팅을 함께 놓고 고른다. GPU는 T4, 모델은 polyglot-ko-1.3b, 목표는 배치 16이다. 만들 수 있는 모든 조합을 나열한다. 옵티마이저는 `Trainer`의 기본값인 융합 AdamW다. 추가 연산은 체크포인팅 없이 한 번에 처리할 때와 비교한 것이다. 들어가는 것 가운데 추가 연산이 없는 줄을 찾는다.
 
 # %%
-both_levers(16)
+both_levers(16, optimizer="adamw_fused")
 
 # %% [markdown] lang="ko"
-# 배치 16을 4장처럼 나누는 것으로 충분하다. **나눌 수 있으면 먼저 나누고**, 마이크로 배치 1도 들어가지 않을 때 체크포인팅을 켠다. 나누는 데는 추가 연산이 없기 때문이다. 배치 4 이하에서 체크포인팅은 메모리를 하나도 줄이지 않으면서 연산만 늘린다.
+# 배치 16을 4장처럼 나누는 것으로 충분하다. **나눌 수 있으면 먼저 나누고**, 마이크로 배치 1도 들어가지 않을 때 체크포인팅을 켠다. 나누는 데는 추가 연산이 없기 때문이다. 마이크로 배치가 작아질수록 체크포인팅이 줄이는 메모리는 적어지는데 추가 연산은 그대로다.
 # (마이크로 배치가 너무 작으면 GPU가 논다. 그 손해는 4장에서 잰 처리량으로 판단한다.)
 #
-# 시퀀스가 길면 사정이 달라진다. Llama-3.2-1B를 길이 2560, 8비트 AdamW로 배치 2를 만드는 조합이다. 체크포인팅을 끈 줄이 들어가는지 본다.
+# 시퀀스가 길면 사정이 달라진다. L4에서 Llama-3.2-1B를 길이 6144, 8비트 AdamW로 배치 2를 만드는 조합이다. 체크포인팅을 끈 줄이 들어가는지 본다.
 
 # %%
-both_levers(2, model_id="Llama-3.2-1B", sequence_length=2560, optimizer="adamw_8bit")
+both_levers(2, gpu="L4", model_id="Llama-3.2-1B", sequence_length=6144, optimizer="adamw_8bit")
 
 # %% [markdown] lang="ko"
 # 이번에는 샘플 하나도 그냥은 들어가지 않는다. 더 나눌 수 없으니 체크포인팅만 남는다.
 #
-# > **주장 14.** "분산 학습을 하려면 꼭 필요하다", "기본 설정이면 충분하다" — **틀리다.** 그냥 들어가는 모델에는 필요 없고, 켜면 연산만 늘어난다. 기본 설정(층마다)은 좋은 출발점이지만 5.5절의 `selective`처럼 연산을 늘리지 않고 줄이는 방법도 있다.
+# > **주장 14.** "분산 학습을 하려면 꼭 필요하다" — **틀리다.** 그냥 들어가는 모델에는 필요 없고, 켜면 연산만 늘어난다.
+#
+# > **주장 15.** "대부분은 기본 설정으로도 좋다" — **맞다.** 층마다 감싸는 기본 설정은 좋은 출발점이다. 더 나아가려면 5.5절의 `selective`처럼 연산을 늘리지 않고 줄이는 방법도 있다.
 #
 # ### 직접 바꿔 보기
 #
@@ -813,17 +809,17 @@ checkpointing_memory_panel()
 # | 역전파 중에 가중치를 저장한다 | 같은 기록 | 가중치는 그대로 | 틀리다 |
 # | 층 10개 가운데 5개를 저장한다 | 구간 10, 5, 3개(5.3) | 나누기 나름이다. 기본값은 열 개를 모두 남긴다 | 조건부로 맞다 |
 # | O(N)에서 O(√N)으로 | N을 4096까지(5.3), 깊이 4·8·16(5.4) | √N 구간이면 2√N, 라이브러리의 기본은 N에 비례 | 조건부로 맞다 |
-# | `checkpoint(model, x)`로 충분하다 | 옛 구현에 평범한 입력(5.4) | `requires_grad`가 False | 조건부로 맞다 |
+# | `checkpoint(model, x)`로 충분하다 | 통째로 감싸기, 옛 구현에 평범한 입력(5.4) | 최대는 그대로, `requires_grad`가 False | 틀리다 |
 # | 순전파 상태가 큰 층을 고른다 | 합성곱만 저장(5.5) | 연산은 그대로, 메모리는 줄었다 | 맞다 |
-# | DeepSpeed 설정의 키로 켜진다 | 키를 넣고 바이트를 쟀다(5.6) | 그대로 | 틀리다 |
-# | 메모리 70% 확보 | 다섯 모델(5.7) | 순전파 상태 64~93%, 전체 45~76% | 조건부로 맞다 |
+# | DeepSpeed 설정의 키로 켜진다 | 소스를 읽었다(5.6) | 그런 키를 읽는 곳이 없다 | 틀리다 |
+# | 메모리 70% 확보 | 다섯 모델(5.7) | 순전파 상태 64~93%, 전체 40~76% | 조건부로 맞다 |
 # | 추가 연산 33% | FLOPs를 셈(5.5, 5.7) | 다섯 모델 19.6~32.7%, 합성곱 블록 35.2% | 조건부로 맞다 |
 # | 약 20%, 20~30% 느려진다 | FLOPs와 CPU 시간(5.7) | 연산은 20~33%, 시간은 컴퓨터마다 다르다 | 조건부로 맞다 |
 # | 빨라진다, 불필요한 계산을 피한다 | 같은 셈 | 늘 더 계산한다 | 틀리다 |
 # | 큰 배치로 시간을 되찾는다 | 샘플마다 걸린 시간(5.7) | 샘플마다 드는 연산은 그대로, 시간은 컴퓨터마다 다르다 | 조건부로 맞다 |
-# | 텐서 코어가 재계산을 값싸게 한다 | GPU가 없어 재지 못함 | 순전파와 역전파도 함께 빨라진다 | 조건부로 맞다 |
-# | ResNet 같은 이미지 모델에도 쓴다 | ResNet-50, ViT(5.7) | 줄어든다. 직접 감싸야 하기도 한다 | 맞다 |
-# | 기본 설정으로 충분하다 | 연산별 선택(5.5) | 더 나은 선택이 있다 | 틀리다 |
+# | 텐서 코어가 재계산을 값싸게 한다 | GPU가 없어 재지 못함 | 순전파와 역전파도 함께 빨라진다 | 재지 못했다 |
+# | ResNet 같은 이미지 모델에도 쓴다 | ResNet-50, ViT(5.7) | 줄어든다. 직접 감싸야 하고 배치 정규화를 살펴야 한다 | 조건부로 맞다 |
+# | 대부분은 기본 설정으로도 좋다 | 기본 설정과 연산별 선택(5.5, 5.7) | 좋은 출발점, 더 나은 선택도 있다 | 맞다 |
 # | 분산 학습에는 늘 필요하다 | 조합의 표(5.8) | 들어가면 필요 없다 | 틀리다 |
 #
 # ## 5.10 연습 문제

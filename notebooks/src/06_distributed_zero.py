@@ -82,7 +82,7 @@ print(inspect.getsource(data_parallel))
 
 # %% [markdown] lang="ko"
 # 다른 곳은 자기 몫의 행을 고르는 줄(`share_of`)과 모델을 `DistributedDataParallel`(DDP)로 감싸는 줄뿐이다(`Collectives`는 오간 양을 세려고, `mean_over_ranks`는 rank들의 손실을 평균해 출력하려고, `seconds`는 시간을 재려고 넣었다).
-# DDP는 역전파를 하면서 그레이디언트를 rank끼리 평균한다.
+# DDP는 역전파를 하면서 그레이디언트를 rank끼리 평균한다. 한 가지를 더 적었다. `gradient_as_bucket_view=True`다. DDP는 보낼 그레이디언트를 묶음(bucket)에 담는데, 기본값(`False`)에서는 그 묶음이 그레이디언트와 **따로 한 벌 더** 있다. 이 인자를 켜면 묶음이 곧 그레이디언트다. 메모리가 모자란 사람은 누구나 켜 둘 만하다.
 #
 # rank 두 개, 네 개로 학습하고, 프로세스 하나에서 문장 64개를 한 배치로 학습한 것과 비교한다. 열은 스텝, 프로세스 하나, rank 둘, rank 넷의 손실이다.
 
@@ -101,7 +101,7 @@ for n, ranks in runs.items():
     print(n, len(alone.gradients), same)
 
 # %% [markdown] lang="ko"
-# 수학으로도 그렇다. 행 수가 같은 몫의 평균을 다시 평균하면 전체의 평균이다. 몫의 크기가 다르면 그렇지 않다. 그래서 `share_of`는 64행을 똑같이 나누지 못하는 rank 수를 받으면 오류를 낸다. 몫이 다를 때 어떻게 평균할지는 연습 문제 6-1에서 찾는다.
+# 수학으로도 그렇다. 여기서 쓴 손실은 **행 수**로 나눈 평균이라, 행 수가 같은 몫의 평균을 다시 평균하면 전체의 평균이다. 토큰 수로 나누는 손실이라면 행 수가 같아도 4.4절의 '평균의 평균'이 된다(`Trainer`의 `average_tokens_across_devices`가 이를 바로잡는다). 몫의 크기가 다르면 그렇지 않다. 그래서 `share_of`는 64행을 똑같이 나누지 못하는 rank 수를 받으면 오류를 낸다. 몫이 다를 때 어떻게 평균할지는 연습 문제 6-1에서 찾는다.
 #
 # 그러면 rank마다 무엇을 갖고 있을까? 학습이 끝난 뒤 rank마다 직접 센 바이트를 그린다. 무엇이 나뉘고 무엇이 나뉘지 않았는지 본다.
 
@@ -115,7 +115,7 @@ draw_data_parallel(runs[4])
 {run.rows: human_bytes(sum(run.held.values())) for run in (alone, *runs[2], *runs[4])}
 
 # %% [markdown] lang="ko"
-# 행이 64개든 16개든 rank 하나가 갖는 것은 6.83 MiB로 같다(fp64라서 파라미터 하나에 8 + 8 + 16 = 32바이트다). 네 rank가 같은 것을 네 벌 갖고 있다.
+# 행이 64개든 16개든 rank 하나가 갖는 것은 6.83 MiB로 같다(fp64라서 파라미터 하나에 8 + 8 + 16 = 32바이트다. 묶음을 따로 두는 기본값이라면 8바이트가 더 든다). 네 rank가 같은 것을 네 벌 갖고 있다.
 #
 # > **주장 1.** "데이터 병렬은 모든 GPU에 모델 전체를 중복해서 저장한다" — **맞다.** 파라미터, 그레이디언트, 옵티마이저 상태가 모두 그렇다. GPU 하나에 들어가지 않는 모델은 데이터 병렬만으로는 학습할 수 없다.
 # > 다만 순전파 상태는 행 수에 비례하므로 나뉜다.
@@ -130,7 +130,7 @@ for n in (1, 2, 4):
     print(os.cpu_count(), n, run.rows, f"{run.seconds * 1000:.1f}")
 
 # %% [markdown] lang="ko"
-# 이 측정으로 알 수 있는 것은 rank 하나의 일이 1/4로 줄었다는 것뿐이다. rank 네 개가 코어 몇 개를 나누어 쓰고, 통신은 한 컴퓨터의 메모리 안에서 일어나므로 GPU 네 개의 속도는 알 수 없다.
+# rank 하나의 일은 1/4로 줄었는데 시간은 그만큼 줄지 않는다. rank 네 개가 코어 몇 개를 나누어 쓰고, 통신은 한 컴퓨터의 메모리 안에서 일어나므로 GPU 네 개의 속도는 알 수 없다.
 # GPU에서 어떨지는 오가는 양에서 짐작한다. 마지막 스텝에 오간 원소를 본다.
 
 # %%
@@ -141,14 +141,15 @@ runs[2][0].sent, runs[4][0].sent
 #
 # T4 네 개로 polyglot-ko-1.3b를 학습한다고 하고 **제조사가 밝힌 최고 속도**로 셈해 본다(측정이 아니다). T4는 fp16으로 초당 65조 번 연산하고, PCIe 3.0 x16은 한 방향으로 초당 15.75 GB를 보낸다.
 # 학습의 연산은 토큰 하나, 파라미터 하나에 약 6번이다(순전파 2, 역전파 4). all-reduce를 고리(ring) 방식으로 하면 GPU마다 2Ψ × (N − 1)/N개를 보낸다. 열은 GPU 하나가 한 스텝에 처리하는 토큰 수, GPU 네 개가 같은 시간에
-# 처리하는 양이 하나의 몇 배인지(통신을 계산과 겹치지 못할 때, 완전히 겹칠 때)다.
+# 처리하는 양이 하나의 몇 배인지(통신을 계산과 겹치지 못할 때, 역전파와 완전히 겹칠 때)다. 그레이디언트는 역전파에서 나오므로 겹칠 수 있는 것은 계산의 3분의 2인 역전파뿐이다.
 
 # %%
 psi, n = 1_331_810_304, 4
 communication = 2 * psi * 2 * (n - 1) / n / 15.75e9
 for tokens in (1024, 4096, 16384):
     computation = 6 * psi * tokens / 65e12
-    apart, together = computation + communication, max(computation, communication)
+    apart = computation + communication
+    together = computation / 3 + max(2 * computation / 3, communication)
     print(f"{tokens:6}{n * computation / apart:6.1f}{n * computation / together:6.1f}")
 
 # %% [markdown] lang="ko"
@@ -219,7 +220,7 @@ for schedule, ranks in piped.items():
     print(schedule, [run.in_flight for run in ranks], [human_bytes(run.kept_bytes) for run in ranks])
 
 # %% [markdown] lang="ko"
-# GPipe에서는 모든 단계가 m개를 붙들고, 1F1B에서는 단계 i가 **p − i개**만 붙든다. 그래서 1F1B는 마이크로 배치를 늘려 버블을 줄여도 순전파 상태가 늘지 않는다. GPipe는 m에 비례해 늘어난다.
+# GPipe에서는 모든 단계가 m개를 붙들고(논문의 GPipe는 단계마다 체크포인팅을 해서 입력만 m개를 붙든다. Huang 외, 2019), 1F1B에서는 단계 i가 **p − i개**만 붙든다. 그래서 1F1B는 마이크로 배치를 늘려 버블을 줄여도 순전파 상태가 늘지 않는다. GPipe는 m에 비례해 늘어난다.
 # 앞 단계일수록 많이 붙드는 것도 눈여겨본다. 파이프라인에서는 GPU마다 메모리가 고르지 않다.
 #
 # ## 6.3 텐서 병렬: 행렬을 나눈다
@@ -314,7 +315,7 @@ except RuntimeError as error:
 # | 2 | + 그레이디언트 | 2Ψ + 14Ψ/N | `fully_shard(reshard_after_forward=False)` |
 # | 3 | + 파라미터 | 16Ψ/N | `fully_shard(reshard_after_forward=True)` |
 #
-# `fully_shard`는 FSDP2라고 부르는 PyTorch의 엔진이다. 앞의 작은 GPT-NeoX를 네 단계로, rank 둘과 넷에서 학습한다. 먼저 네 단계가 정말 같은 학습인지 본다. fp64로 세 스텝을 밟았을 때의 손실이다.
+# `fully_shard`는 FSDP2라고 부르는 PyTorch의 엔진이다. 표의 12바이트는 16비트 파라미터를 나누고 fp32 사본을 옵티마이저가 갖는 방식이고, 이 절의 실험이 그렇다. FSDP2를 `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`으로 쓰면 나누어 갖는 조각 자체가 fp32여서 4 + 4 + 8바이트가 된다. 합은 같다. 앞의 작은 GPT-NeoX를 네 단계로, rank 둘과 넷에서 학습한다. 먼저 네 단계가 정말 같은 학습인지 본다. fp64로 세 스텝을 실행했을 때의 손실이다.
 
 # %%
 zeros = {(n, stage): run_ranks(zero, n, stage) for n in (2, 4) for stage in range(4)}
@@ -385,7 +386,7 @@ for n in (2, 4):
 # - PyTorch에는 **fake**라는 process group(함께 통신하는 rank의 묶음)이 있다. rank가 64개 있는 것처럼 대답하지만 아무것도 보내지 않는다. FSDP2는 진짜로 여기고 64조각을 내어 자기 것만 남기고, 모으고, 보낸다.
 # - 그 rank의 텐서는 **가상 GPU**에 둔다. 모양만 있고 값이 없으므로 모델이 아무리 커도 된다.
 #
-# `shard_ledger`는 처음, 가운데, 마지막 rank에서 이렇게 한 스텝을 밟고 텐서의 저장 공간을 종류별로 센다. 깊은 모델은 층을 둘, 셋, 넷만 두고 실행해
+# `shard_ledger`는 처음, 가운데, 마지막 rank에서 이렇게 한 스텝을 실행하고 텐서의 저장 공간을 종류별로 센다. 깊은 모델은 층을 둘, 셋, 넷만 두고 실행해
 # 바이트가 정확히 한 층씩 늘어나는지 확인한 다음 전체 깊이의 값을 구한다. 표의 둘째 열은 논문의 식이 주는 값이다. rank의 열과 얼마나 다른지 본다.
 
 # %%
@@ -449,7 +450,7 @@ for model in PAPER_MODELS:
 #
 # ## 6.8 Llama 70B와 405B, GPU 16,384개까지
 #
-# 실제로 쓰이는 모델로 넘어간다. Meta는 Llama 3.1 405B를 GPU 16,384개까지 써서 학습했다고 밝혔다(Llama 3 논문, arXiv 2407.21783). 열은 모델, GPU 수, 센 GB, 식의 GB, 오가는 양(Ψ의 배수)이다.
+# 실제로 쓰이는 모델로 넘어간다. Llama-3.1-405B를 ZeRO-3만으로 GPU 16,384개에 나누면 어떻게 될까? Meta가 이 모델을 학습할 때 쓴 수다. 열은 모델, GPU 수, 센 GB, 식의 GB, 오가는 양(Ψ의 배수)이다.
 # GPU가 늘어날 때 센 값과 식이 어디서부터 벌어지는지 본다.
 
 # %%
@@ -462,7 +463,7 @@ for model, n in [("70B", 64), ("70B", 1024), ("405B", 64), ("405B", 1024), ("405
 # GPU 1,024개까지는 식과 같다가 16,384개에서 벌어진다. 메모리는 식보다 28% 많고, 오가는 양은 3Ψ가 아니라 3.84Ψ다. **패딩**(padding) 때문이다.
 # FSDP2는 텐서마다 첫째 차원(행)을 GPU 수로 자른다. 405B의 MLP에는 53,248행짜리 행렬이 있는데, 16,384로 나누면 3.25행이므로 모두가 4행짜리 자리를 만든다.
 # 키 투영(k_proj)은 1,024행뿐이라 GPU 15,360개에는 돌아갈 행이 없다. 그래도 all-gather는 모두가 같은 크기를 내야 하므로 빈 GPU도 한 행짜리 자리를 만든다.
-# 나눌 행보다 GPU가 많으면 더는 나누어지지 않고, 오가는 빈자리만 늘어난다.
+# 나눌 행보다 GPU가 많으면 더는 나누어지지 않고, 오가는 빈자리만 늘어난다. 그래서 아무도 이렇게 하지 않는다. Meta는 텐서 병렬 8 × 파이프라인 16 × 데이터 병렬 128로 배열했고, 데이터 병렬 128개 안에서만 조각을 나누었다. 순전파 뒤에 파라미터를 다시 나누지도 않았다(Llama 3 논문, arXiv 2407.21783, 3.3절). 흔한 규모에서는 **HSDP**(hybrid sharded data parallel)를 쓴다. 서버 안의 GPU끼리만 조각을 나누고 서버끼리는 같은 것을 갖는 것으로, FSDP2에서는 `fully_shard`에 2차원 mesh를 넘긴다.
 #
 # ## 6.9 ZeRO가 나누지 않는 것
 #

@@ -50,6 +50,7 @@ from helpers.chapters.c7_lora.fine_tuning import (
     TASKS,
     Runs,
     complete,
+    dequantized_model,
     fine_tune,
     known,
     picture_of_update,
@@ -249,7 +250,7 @@ def with_lora(rank, model=None, **more):
 
 
 # %% [markdown] lang="ko"
-# 왼쪽 그림에서 손실(loss)이 어디까지 내려가는지, 오른쪽에서 실선(새 과제)과 점선(옛 과제)이 어떻게 엇갈리는지 본다.
+# 학습률은 LoRA 0.01, 전체 미세 조정 0.002다(7.2절의 `lr=2e-3`). 어댑터에는 이렇게 더 큰 학습률을 주는 것이 보통이다. 왼쪽 그림에서 손실(loss)이 어디까지 내려가는지, 오른쪽에서 실선(새 과제)과 점선(옛 과제)이 어떻게 엇갈리는지 본다.
 
 # %%
 runs = Runs([full])
@@ -265,11 +266,20 @@ runs.chart()
 runs
 
 # %% [markdown] lang="ko"
-# - **rank가 모자라면 배우지 못한다.** r = 1은 14개에 그쳤고 r = 16은 31개까지 갔다. 서로 상관없는 사실 32개를 외우는 일이라 rank가 바로 용량이 된다. 그런데 7.2절에서는 rank 4면 충분하지 않았던가? 까닭은 7.7절에서 찾는다.
-# - **QLoRA는 LoRA와 같다.** 4비트로 저장한 가중치 위에서도 같은 수를 배웠다. 양자화 오차가 있어도 어댑터는 그 위에서 학습되기 때문이다.
-# - **모두 잊었다.** 옛 과제의 점선은 30스텝이 되기도 전에 바닥에 닿는다. LoRA라고 덜 잊지 않았다.
+# - **rank가 모자라면 배우지 못한다.** r = 1은 14개에 그쳤고 r = 16은 31개까지 갔다. 서로 상관없는 사실 32개를 외우는 일이라 rank가 용량 노릇을 한다. 다만 학습률이 같을 때의 말이다(바로 아래). 그런데 7.2절에서는 rank 4면 충분하지 않았던가? 까닭은 7.7절에서 찾는다.
+# - **이 과제에서 QLoRA는 LoRA만큼 배웠다.** 4비트로 저장한 가중치 위에서도 같은 수를 맞혔다. 양자화 오차가 있어도 어댑터는 그 위에서 학습되기 때문이다.
+# - **모두 잊었다.** 옛 과제의 점선은 30스텝이 되기도 전에 바닥에 닿는다. 이 과제에서는 LoRA라고 덜 잊지 않았다. 새 과제가 옛 과제와 정면으로 부딪치는 작은 실험이라 그렇다. 큰 모델에서는 LoRA가 덜 배우고 덜 잊는다는 보고가 있다(Biderman 외, 2024).
 #
 # > **주장 3.** "전체 미세 조정과 거의 같은 성능" — **조건부로 맞다.** 여기서 실행한 것만 말하면, r = 16은 전체 미세 조정의 32개에 하나 모자란 31개를 맞혔지만 손실은 더 높고, r = 1은 절반도 못 맞혔다. rank와 대상 층이 과제에 충분할 때에만 맞는 말이다.
+#
+# 학습률의 몫은 얼마일까? r = 4는 학습률을 내리고 올려서, r = 16은 내려서 다시 학습해 맞힌 수를 센다. 위의 표(0.01)와 견주어 본다.
+
+# %%
+for rank, lr in ((4, 2e-3), (4, 2e-2), (16, 2e-3)):
+    print(f"r={rank:2}, lr={lr:g}: {fine_tune(with_lora(rank), lr=lr).learned}")
+
+# %% [markdown] lang="ko"
+# 전체 미세 조정의 학습률(0.002)을 그대로 쓰면 r = 16도 다 배우지 못하고, r = 4도 학습률을 키우면 훨씬 많이 배운다. rank를 키우기 전에 학습률부터 올려 볼 일이다. 전체 미세 조정의 열 배쯤에서 시작하라는 것이 요즈음의 권고다(Thinking Machines, "LoRA Without Regret", 2025).
 #
 # 잊는 것은 같아도 한 가지가 다르다. LoRA의 W는 그대로 있다. 어댑터를 끄고 옛 과제를 다시 물어본다.
 
@@ -358,7 +368,7 @@ with adapted.disable_adapter():
 print("unmerged:", torch.allclose(original, base(input_ids=ids).logits, rtol=0, atol=1e-12))
 
 # %% [markdown] lang="ko"
-# fp64의 반올림 오차 안에서 같다. 16비트라면 합칠 때의 반올림이 더 크다. 그리고 4비트 가중치에 합치면 다시 4비트로 반올림해야 하므로, QLoRA로 배운 어댑터는 16비트로 불러온 모델에 합치는 것이 낫다.
+# fp64의 반올림 오차 안에서 같다. 16비트라면 합칠 때의 반올림이 더 크다. 그리고 4비트 가중치에 그대로 합치면 다시 4비트로 반올림해야 한다. QLoRA로 배운 어댑터를 어디에 합칠지는 저장한 다음에 잰다.
 #
 # 같은 어댑터를 두 번 합치면 BA가 두 번 더해진다. `merge`는 이를 막는다. 오류 메시지를 읽어 본다.
 
@@ -382,6 +392,19 @@ for name in ("base/model.safetensors", "country/adapter_model.safetensors"):
 
 # %% [markdown] lang="ko"
 # 이 작은 모델에서는 14분의 1쯤이다. polyglot-ko-1.3b라면 가중치가 2.48 GiB, r = 8 어댑터가 fp32로 6 MiB다. 모델 하나에 과제마다 어댑터를 두고 갈아 끼우는 까닭이다.
+#
+# QLoRA로 배운 어댑터도 저장했다가 16비트 가중치에 합칠 수 있다. 어느 가중치에 합칠까? 원래 가중치와, 4비트로 줄였다가 도로 푼(역양자화, dequantize) 가중치에 합쳐, 출력이 학습한 모델과 얼마나 다른지 잰다.
+
+# %%
+qlora = runs[4].model
+qlora.save_pretrained(folder / "qlora")
+learned = qlora(input_ids=ids).logits
+for name, weights in {"original": pretrained_model(), "dequantized": dequantized_model(base)}.items():
+    logits = PeftModel.from_pretrained(weights, folder / "qlora").merge_and_unload()(input_ids=ids).logits
+    print(f"{name:11} {(logits - learned).norm() / learned.norm():.1%}")
+
+# %% [markdown] lang="ko"
+# 어댑터는 **4비트를 푼 가중치** 위에서 배웠으니 거기에 합쳐야 배운 그대로다. 원래 가중치에 합치면 양자화 오차만큼 어긋난다. 실제로는 4비트로 불러온 모델에서 `model.dequantize()`를 부른 다음 어댑터를 합친다.
 #
 # 짧게 대답하는("프랑스의 수도는 파리.") 어댑터를 하나 더 학습해 저장하고, 한 모델에 둘을 올려 갈아 끼운다. 어댑터마다 대답이 어떻게 달라지는지 본다.
 
@@ -459,20 +482,20 @@ for batch in (1, 16):
 #
 # ### 진짜 4비트로 한 스텝
 #
-# 지금까지 바이트는 가상 GPU에서 세었다. 이번에는 진짜 bitsandbytes다. 작은 모델을 fp32로 저장했다가 4비트로 불러와 준비하고 어댑터를 붙인다. 실제로 쓰는 코드와 같다. GPU가 있으면 GPU에서, 없으면 CPU에서 돈다. 이 모델에서 무엇이 4비트인지 표로 확인한다.
+# 지금까지 바이트는 가상 GPU에서 세었다. 이번에는 진짜 bitsandbytes다. 작은 모델을 fp32로 저장했다가 4비트로 불러와 준비하고 어댑터를 붙인다. 실제로 쓰는 코드와 같다. GPU가 있으면 GPU에서, 없으면 CPU에서 돈다. `bnb_4bit_compute_dtype`은 4비트를 풀어 곱할 자료형이다. 기본값 fp32는 GPU에서 느리니 T4에서는 fp16, 암페어(Ampere)부터는 bf16을 적는다. 이 모델에서 무엇이 4비트인지 표로 확인한다.
 
 # %%
 from peft import prepare_model_for_kbit_training
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
+device = "cuda" if torch.cuda.is_available() else "cpu"
 pretrained_model().float().save_pretrained(folder / "base")
 nf4 = BitsAndBytesConfig(
     load_in_4bit=True,
     bnb_4bit_quant_type="nf4",
     bnb_4bit_use_double_quant=True,
-    bnb_4bit_compute_dtype=torch.float32,
+    bnb_4bit_compute_dtype=torch.float16 if device == "cuda" else torch.float32,
 )
-device = "cuda" if torch.cuda.is_available() else "cpu"
 model = AutoModelForCausalLM.from_pretrained(folder / "base", quantization_config=nf4, device_map={"": device})
 model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 model = with_lora(16, model)
@@ -481,7 +504,7 @@ storage_table(model)
 # %% [markdown] lang="ko"
 # 층이 작아서 코드 표와 같은 고정된 몫이 도드라져 파라미터당 0.605바이트가 되었다.
 #
-# QLoRA의 나머지 한 조각은 옵티마이저다. 8비트 AdamW(`AdamW8bit`)로 몇 스텝 학습하고, 손실과 상태의 자료형을 본다.
+# QLoRA 논문의 나머지 한 조각은 **페이지 옵티마이저**(`PagedAdamW8bit`)다. 먼저 그 바탕인 8비트 AdamW(`AdamW8bit`)로 몇 스텝 학습하고, 손실과 상태의 자료형을 본다.
 
 # %%
 import bitsandbytes as bnb
@@ -498,7 +521,7 @@ for _ in range(4):
 # %% [markdown] lang="ko"
 # 4비트 가중치를 지나 어댑터까지 그레이디언트가 흘러 손실이 내려간다. 상태를 보면 원소가 4,096개 이상인 텐서만 8비트(uint8)이고 더 작은 것은 fp32다. bitsandbytes의 기본값이다.
 #
-# 논문은 **페이지 옵티마이저**(`PagedAdamW8bit`)도 쓴다. GPU 메모리가 모자라는 순간 옵티마이저 상태를 CPU 메모리로 옮겨 두는 것으로, CUDA의 통합 메모리 기능이라 **CUDA에서만** 동작한다(CPU에서는 경고를 내고 보통의 8비트로 돌아간다).
+# 페이지 옵티마이저는 GPU 메모리가 모자라는 순간 옵티마이저 상태를 CPU 메모리로 옮겨 둔다. CUDA의 통합 메모리 기능이라 **CUDA에서만** 동작한다(CPU에서는 경고를 내고 보통의 8비트로 돌아간다).
 # 그런데 LoRA에서 옵티마이저 상태를 줄이는 것이 얼마나 도움이 될까? 최대 메모리의 차이를 본다.
 
 # %%
@@ -521,7 +544,7 @@ LargestModels(
 
 # %% [markdown] lang="ko"
 # 같은 GPU에서 LoRA는 전체 미세 조정보다 네 배에서 다섯 배, QLoRA는 다섯 배에서 열네 배 큰 모델을 다룬다. H200에서 LoRA와 QLoRA의 답이 같은 것은 이 목록에 720억 다음이 4,050억이기 때문이다.
-# 조각난 자리까지 따져서 들어가는 것만 골랐지만(3장), 최대가 한도에 바짝 붙은 칸(H200의 LoRA)에는 여유가 없다. T4에는 bf16 연산 장치가 없으므로 bf16 모델을 실제로 학습할 때는 fp16으로 바꾸어야 한다(1장).
+# 단편화로 못 쓰는 자리까지 따져서 들어가는 것만 골랐지만(3장), 최대가 한도에 바짝 붙은 칸(H200의 LoRA)에는 여유가 없다. T4에는 bf16 연산 장치가 없으므로 bf16 모델을 실제로 학습할 때는 fp16으로 바꾸어야 한다(1장). 그런데 순수 fp16에 합치지 않은 AdamW는 첫 스텝에서 무너지고(3.8절), 혼합 정밀도라면 가중치와 그레이디언트가 두 배로 든다. T4의 '전체 미세 조정' 칸은 **들어가는** 크기이지 그대로 학습되는 크기가 아니다.
 #
 # > **주장 5.** "LLM 전체 미세 조정은 GPU 하나에 들어가지 않는다" — **조건부로 맞다.** 어느 모델, 어느 GPU냐에 달렸다. 17억 모델은 T4 하나에, 140억 모델은 H200 하나에 들어간다(순수 16비트일 때다. 3.8절의 혼합 정밀도라면 두 배가 든다). 80억 모델에는 61 GiB가 들어 A100-80GB가 있어야 한다.
 #

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -97,9 +98,9 @@ def test_the_command_and_its_exit_status(tmp_path, capsys):
     assert main([str(fails)]) == 2
     error = capsys.readouterr().err
     assert "ZeroDivisionError" in error and "runner.py" not in error
-    assert main(["--json", str(large)]) == 1
+    assert main(["--json", "--no-advise", str(large)]) == 1, capsys.readouterr()
     report = json.loads(capsys.readouterr().out)
-    assert report["schema"] == 1 and report["oom"]["line"] == 2 and report["status"] == "oom"
+    assert report["schema"] == 2 and report["oom"]["line"] == 2 and report["status"] == "oom"
     assert main([str(tmp_path / "none.py")]) == 2
     assert main(["--gpu", "T5", str(fails)]) == 2
 
@@ -160,6 +161,42 @@ def test_the_largest_value_of_an_argument(monkeypatch, first):
     monkeypatch.setattr(again, "run_again", lambda *_: failed)
     with pytest.raises(ValueError, match="KeyError"):
         again.largest("--batch", [], command, told=told.append)
+
+
+def test_the_largest_batch_of_a_real_program(monkeypatch, capsys, tmp_path):
+    """By the command, each run in this process instead of one of its own."""
+
+    def run_again(change, options, command, environment=None):
+        path = tmp_path / "report.json"
+        main(["--no-advise", "--report", str(path), *options, *command])
+        return Run(change, json.loads(path.read_text()))
+
+    monkeypatch.setattr(again, "run_again", run_again)
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch\nlayer = torch.nn.Linear(1024, 1024, device='cuda')\n"
+        "layer(torch.empty(4096 * int(sys.argv[2]), 1024, device='cuda')).sum().backward()\n"
+    )
+    command = [str(script), "--batch", "24"]
+    assert virtual_gpu_command(["largest", "--gpu", "2GiB, 8.0", "--argument", "--batch", "--json", *command]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out[printed.out.index('{\n  "schema"') :])["largest"]
+    best = int(found["change"].split()[1])
+    assert 24 < best < 96 and found["status"] == "fits"
+    assert f"--batch {best + 1}: does not fit" in printed.err
+
+
+def test_the_page_shows_scale_phases_and_whole_names(tmp_path):
+    page = tmp_path / "r.html"
+    assert main(["--html", str(page), str(PROGRAMS / "loop.py"), "1024"]) == 0
+    text = page.read_text()
+    ticks = re.findall(r'<span style="bottom:([\d.]+)%">([\d.]+) MiB</span>', text)
+    assert len(ticks) >= 3 and float(ticks[-1][0]) > 60  # its own scale, not that of a card of 14 GiB
+    assert "14.64 GiB</b>" not in text and "순전파</span>" in text and "loop.py:18" in text
+    large = tmp_path / "large.py"
+    large.write_text("import torch\nx = torch.empty(2**30, device='cuda')\n" * 2 + "y = x.clone()\n" * 9)
+    assert main(["--no-advise", "--html", str(page), str(large)]) == 0
+    assert "14.64 GiB</b>" in page.read_text()
 
 
 def test_saved_runs_are_compared(tmp_path, capsys):

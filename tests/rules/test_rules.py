@@ -12,7 +12,7 @@ from virtual_gpu.rules import active
 from virtual_gpu.rules.active import NEWEST, RULES, ActiveRules, warn_of_unknown_versions
 from virtual_gpu.rules.cublas import cublas_workspace_bytes
 from virtual_gpu.rules.norms import group_norm_backward, group_norm_forward
-from virtual_gpu.rules.reductions import reduction_buffers, resident_threads
+from virtual_gpu.rules.reductions import reduction_buffers
 from virtual_gpu.rules.registry import Rule, version
 from virtual_gpu.rules.sort import sort_temporaries
 from virtual_gpu.rules.temporaries import efficient_backward, embedding_backward, flash_backward
@@ -48,7 +48,9 @@ def test_what_holds_when(installed):
     assert "cudnn_attention" in names((9, 0)) and "cudnn_attention" not in names((8, 0)) | names((12, 0))
     assert "efficient_gqa" not in names()
     installed("2.14")
-    assert {"efficient_gqa", "cublas_workspace_not_kept"} <= names() and "cublas_workspace" not in names()
+    assert {"efficient_gqa", "cublas_workspace"} <= names() and "cublas_workspace_not_kept" not in names()
+    installed("2.15")
+    assert "cublas_workspace_not_kept" in names() and "cublas_workspace" not in names()
 
 
 def test_every_rule_has_a_source_and_is_listed():
@@ -234,8 +236,21 @@ def test_experts_in_one_product_can_be_left_out():
         run(VirtualGPU(CATALOG["H100"], without=["grouped_mm"]))
 
 
-def test_a_workspace_that_is_not_kept(installed):
+def test_grouped_heads_are_not_copied(installed):
+    """Since 2.14 the efficient kernel reads the few keys as they are: it saves them, and gives each its gradient."""
     installed("2.14")
+    gpu = VirtualGPU(CATALOG["T4"])
+    with gpu:
+        q, k, v = (torch.empty(2, heads, 512, 64, dtype=HALF, requires_grad=True) for heads in (8, 2, 2))
+        before = gpu.memory_allocated()
+        out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        assert gpu.memory_allocated() - before == out.numel() * 2 + 2 * 8 * 512 * 4 + 2 * 512  # logsumexp, two scalars
+        out.sum().backward()
+    assert (k.grad.shape, v.grad.shape, q.grad.shape) == (k.shape, v.shape, q.shape)
+
+
+def test_a_workspace_that_is_not_kept(installed):
+    installed("2.15")
     gpu = VirtualGPU(CATALOG["T4"])
     with gpu:
         x = torch.empty(64, 64)
@@ -263,8 +278,6 @@ def test_buffers_of_a_sum(outputs, inputs, fastest, expected):
 
 
 def test_a_smaller_card_makes_fewer_blocks():
-    assert resident_threads("T4", (7, 5)) == 40 * 1024 and resident_threads("A100-80GB", (8, 0)) == A100
-    assert resident_threads("H100 PCIe", (9, 0)) == 114 * 2048 and resident_threads("unknown", (8, 0)) == A100
     small = reduction_buffers(4096, 8192, fastest=False, vectors=4, resident=40 * 1024)
     assert 0 < small[0] < reduction_buffers(4096, 8192, fastest=False, vectors=4, resident=A100)[0]
 
@@ -274,8 +287,8 @@ def test_temporaries_by_their_sources():
     expanded = 2 * 500 * 8 * 40 * 2
     assert flash_backward(q, k) == (2 * 8 * 512 * 4, 2 * 512 * 8 * 64 * 4, expanded, expanded)
     assert flash_backward(q, q)[2:] == (0, 0)
-    assert efficient_backward(q) == (2 * 8 * 500 * 4, q.numel() * 4)
-    assert efficient_backward(q.float())[1] == 0
+    assert efficient_backward(q, k, k) == (2 * 8 * 500 * 4, q.numel() * 4, expanded, expanded)
+    assert efficient_backward(q.float(), q, q)[1:] == (0, 0, 0)
     ids = torch.empty(4, 1024, dtype=torch.int64, device="meta")
     grad = torch.empty(4, 1024, 64, dtype=HALF, device="meta")
     assert embedding_backward(grad, ids, 50_000) == (*[4096 * 8] * 6, 8, 8, 4096 * 64 * 4)
@@ -294,7 +307,7 @@ def test_attentions_temporaries_count_at_the_peak(card, dtype):
         run, shape, card=card, dtype=dtype, without=["attention_temporaries"]
     )
     q = torch.empty(shape, dtype=dtype, device="meta")
-    assert more == sum(flash_backward(q, q) if card != "T4" else efficient_backward(q))
+    assert more == sum(flash_backward(q, q) if card != "T4" else efficient_backward(q, q, q))
 
 
 # -- nothing stays behind ---------------------------------------------------------------------------------------------

@@ -16,12 +16,14 @@ from torch._subclasses.fake_tensor import (
 
 from ..language import tr
 from ..rules.registry import parts
-from .outputs import FakeOutputs
+from .outputs import FakeOutputs, fake_tensor
 
 if TYPE_CHECKING:
     from .gpu import VirtualGPU
 
-_DEVICE_QUERY = torch.ops.prim.device.default
+_EMPTY, _EMPTY_LIKE = torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+DEVICE_QUERY = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _SUMS = frozenset((torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList))
 _outputs = FakeOutputs()  # one for all virtual GPUs: shapes are the same on each
@@ -64,7 +66,7 @@ class CountingMode(FakeTensorMode):
         return False  # else torch wraps every call below, to keep torch.compile away from it
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is _DEVICE_QUERY and type(args[0]) is FakeTensor:  # nearly half of all calls
+        if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # nearly half of all calls
             return args[0].fake_device
         if self.gpu.interrupted:
             self.gpu.interrupted = False
@@ -131,6 +133,9 @@ class CountingMode(FakeTensorMode):
 
     def _run(self, func, types, args, kwargs):
         run = super().__torch_dispatch__
+        if func is _EMPTY_LIKE and type(args[0]) in _PLAIN and args[0].is_meta and args[0].is_contiguous():
+            # `to_empty` of a model on meta, tensor by tensor: remembered by the shape
+            func, args, kwargs = _EMPTY, (list(args[0].shape),), {"dtype": args[0].dtype, "device": "meta"} | kwargs
 
         def find():
             noticed = self.noticed
@@ -139,6 +144,12 @@ class CountingMode(FakeTensorMode):
             return out, self.noticed == noticed or func in self.rules.nested
 
         return _outputs(self, func, args, kwargs, find)
+
+    def empty_like(self, tensor: FakeTensor, dtype: torch.dtype | None = None) -> FakeTensor:
+        """A dense tensor of this shape, not counted yet: an output that a rule makes in place of the CPU's."""
+        return fake_tensor(
+            self, torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="meta"), tensor.fake_device
+        )
 
     def count(self, tensor: torch.Tensor, category: str = "activations") -> None:
         storage = tensor.untyped_storage()

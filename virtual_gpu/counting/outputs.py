@@ -137,11 +137,11 @@ def _make(mode: FakeTensorMode, recipe: tuple, tensors: list[FakeTensor]) -> Any
             else:
                 meta = torch.empty(0, dtype=dtype, device="meta")
                 meta.set_(tensors[base].untyped_storage(), offset, shape, stride)
-            made.append(_fake_tensor(mode, meta, device))
+            made.append(fake_tensor(mode, meta, device))
     return made[0] if kind is None else kind(made)
 
 
-def _fake_tensor(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> FakeTensor:
+def fake_tensor(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> FakeTensor:
     """What FakeTensor(mode, meta, device) is, but for the questions that it asks anew each time."""
     attributes = mode.__dict__.setdefault("_attributes_on", {})
     if device not in attributes:

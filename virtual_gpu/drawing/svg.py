@@ -37,9 +37,19 @@ class Drawing:
         self._add("circle", cx=x, cy=y, r=radius, fill=fill, **attributes)
 
     def text(
-        self, x: float, y: float, text: str, size: int = 13, anchor: str = "start", fill: str = INK, bold: bool = False
+        self,
+        x: float,
+        y: float,
+        text: str,
+        size: int = 13,
+        anchor: str = "start",
+        fill: str = INK,
+        bold: bool = False,
+        family: str | None = None,
     ) -> None:
         weight = ' font-weight="600"' if bold else ""
+        if family is not None:  # a program's text, whose blanks count
+            weight += f' font-family={quoteattr(family)} xml:space="preserve"'
         self._parts.append(
             f'<text x="{_number(x)}" y="{_number(y)}" font-size="{size}" text-anchor="{anchor}" fill="{fill}"{weight}>'
             f"{escape(text)}</text>"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from ..trace.depth import continued, on_a_line
+from ..errors import NoSuchLayer
+from ..trace.depth import Continuation, continuation, on_a_line
 from ..trace.trace import Trace
 from .build import build_model, check_depth
 
@@ -36,12 +37,12 @@ def with_depth(config: Any, layers: int) -> Any:
     return config
 
 
-def shallow_depths(config: Any) -> tuple[tuple[int, int, int], int] | None:
+def shallow_depths(config: Any, turns: int = 1) -> tuple[tuple[int, int, int], int] | None:
     """The three depths to run instead of the config's, and how many steps after the first it lies.
 
-    Layers that take turns count by whole turns. None where shallow runs are not less work, where layers differ without
-    taking turns, where there are two depths (an encoder-decoder), and where the last layers use the keys and values of
-    earlier ones. ValueError for more layers than any model has.
+    turns: how many the shallowest has; layers that take turns count by whole turns. None where shallow runs are not
+    less work, where layers differ without taking turns, where there are two depths (an encoder-decoder), and where the
+    last layers use the keys and values of earlier ones. ValueError for more layers than any model has.
     """
     check_depth(config)
     text = text_config(config)
@@ -51,31 +52,75 @@ def shallow_depths(config: Any) -> tuple[tuple[int, int, int], int] | None:
     shared = getattr(text, "num_kv_shared_layers", 0)  # Gemma 3n and 4: which layer's, hangs on the whole depth
     if depth <= 5 * turn or shared or getattr(config, "is_encoder_decoder", False):
         return None
-    return (2 * turn, 3 * turn, 4 * turn), depth // turn - 2
+    first, second, third = (n * turn for n in range(turns, turns + 3))
+    return (first, second, third), depth // turn - turns
 
 
-def from_shallow(config: Any, run: Callable[[Any], tuple[Trace, Numbers]]) -> tuple[Trace, dict[Any, int]] | None:
+class Deepening(NamedTuple):
+    """What three shallow runs have shown: how many layers the second has, what it leaves beside its trace, and more.
+
+    trace: how the deep trace follows from the second's. numbers: what the deep run leaves beside its trace.
+    """
+
+    layers: int
+    beside: Numbers
+    trace: Continuation
+    numbers: dict[Any, int]
+
+
+def from_shallow(
+    config: Any,
+    run: Callable[[Any], tuple[Trace, Numbers]],
+    turns: int = 1,
+    shown: dict[Any, Deepening] | None = None,
+    like: Any = None,
+) -> tuple[Trace, dict[Any, int]] | None:
     """What `run(config)` gives, from three shallow runs; None where they are not less work, or contradict each other.
 
     run: a config → (its trace, numbers beside it). The one way from shallow to deep: the model's parameters must lie on
-    the line shape by shape, its traces must continue (`trace.depth`), and so must every number. Where the shallowest is
-    not like the others yet (FSDP2 gathers two groups ahead), the three after it are tried, one turn deeper.
+    the line shape by shape, its traces must continue (`trace.depth`), and so must every number. turns: how many the
+    shallowest has. Where it is not like the others yet (FSDP2 gathers two groups ahead), the three after it are tried,
+    one turn deeper. shown: what earlier calls have shown, by `like`: all of a run but its micro-batch. Where a run of
+    one depth does the same as theirs, entry by entry but for the sizes, it is enough.
     """
-    shallow = shallow_depths(config)
-    if shallow is None or not grows_evenly(config, *shallow):
+    shown, runs = {} if shown is None else shown, {}
+    if (known := shown.get(like)) is not None:
+        shallow, beside = runs[known.layers] = run(with_depth(config, known.layers))
+        if beside == known.beside and (trace := known.trace.of(shallow)) is not None:
+            return trace, known.numbers
+    depths = shallow_depths(config, turns)
+    if depths is None or not grows_evenly(config, *depths):
         return None
-    (first, second, _), more = shallow
-    turn, runs = second - first, {}
-    for start in range(2 if more > TURNS_FOR_ANOTHER - 2 else 1):
-        depths = [first + (start + n) * turn for n in range(3)]
-        for layers in depths:
+    (first, second, _), more = depths
+    turn = second - first
+    for start in range(2 if more >= TURNS_FOR_ANOTHER else 1):
+        three = [first + (start + n) * turn for n in range(3)]
+        for layers in three:
             if layers not in runs:
                 runs[layers] = run(with_depth(config, layers))
-        traces, numbers = zip(*(runs[layers] for layers in depths), strict=True)
-        trace, found = continued(traces, more - start), on_a_line(numbers, more - start)
-        if trace is not None and found is not None:
-            return trace, found
+        traces, numbers = zip(*(runs[layers] for layers in three), strict=True)
+        found, beside = continuation(traces, more - start), on_a_line(numbers, more - start)
+        if found is None or beside is None or (trace := found.of(traces[1])) is None:
+            continue
+        if like is not None:
+            shown[like] = Deepening(three[1], numbers[1], found, beside)
+        return trace, beside
     return None
+
+
+def linear_in_depth(config: Any, numbers: Callable[[Any], Numbers]) -> Numbers:
+    """`numbers(config)`, linear in the depth: from two shallow models where that is less work.
+
+    For what is a sum over layers by its meaning (bytes of weights, FLOPs); a trace wants `from_shallow`.
+    """
+    depths = shallow_depths(config)
+    if depths is None or not grows_evenly(config, *depths):
+        return numbers(config)
+    (one, two, _), more = depths
+    try:
+        return on_a_line([numbers(with_depth(config, layers)) for layers in (one, two)], more)
+    except NoSuchLayer:  # an adapter's target that only the full depth has
+        return numbers(config)
 
 
 def _of_layers(config: Any) -> dict[str, list]:

@@ -81,7 +81,7 @@ def table_html(plans: Plans) -> str:
     for i, plan in enumerate(plans.plans):
         why = tr(ko="← 고른다", en="← choose") if not i else plan.why_after(plans.plans[i - 1])
         rows.append([str(i + 1), *row_of(plan, sharded), why])
-    return html_table(["#", *heads_of(sharded), tr(ko="바로 위에 진 까닭", en="worse than above in")], rows)
+    return html_table(["#", *heads_of(sharded), tr(ko="바로 위 계획에 밀린 까닭", en="worse than above in")], rows)
 
 
 class Losers:
@@ -102,7 +102,7 @@ class Losers:
         return "\n".join(f"{what}: {why}" for what, why in self.rows())
 
     def _repr_html_(self) -> str:
-        return html_table([tr(ko="진 것", en="loser"), tr(ko="까닭", en="why")], [list(row) for row in self.rows()])
+        return html_table([tr(ko="탈락한 것", en="loser"), tr(ko="까닭", en="why")], [list(row) for row in self.rows()])
 
 
 def too_much(plan: Plan) -> str:

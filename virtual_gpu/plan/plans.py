@@ -214,7 +214,7 @@ def kind_label(kind: str) -> str:
     """A kind of memory in the reader's language."""
     return {
         "gathered": tr(ko="모아 둔 파라미터", en="gathered parameters"),
-        "fragmentation": tr(ko="조각난 자리", en="fragmentation"),
+        "fragmentation": tr(ko="단편화", en="fragmentation"),
     }.get(kind) or category_label(kind)
 
 

@@ -7,6 +7,8 @@ Every plan that is shown was measured on the virtual GPU. What is not run is wha
 - memory grows with the micro-batch (when gradients are accumulated): the largest that fits and the next larger one,
   which does not, bound all the others;
 - where the whole batch fits at once, checkpointing would only add work;
+- what activations take of a plan grows with the micro-batch: where the whole batch at once would exceed the card by a
+  tenth and more at the same bytes a sample, it is not run;
 - what cannot be run at all (a model whose own code does not take 4-bit weights) is left out with the reason.
 """
 
@@ -165,7 +167,7 @@ def _search(request: Request, progress: Callable[[Plans], None]) -> Plans:
                     if miss is not None:
                         refused[one] = miss
                 progress(found())
-                if fit is not None and miss is None and not checkpointing:
+                if fit is not None and fit.accumulation == 1 and not checkpointing:
                     text = tr(ko="배치가 한 번에 들어가니 연산만 늘어난다", en="the batch fits at once: only more work")
                     skipped.append((replace(recipe, checkpointing=True).title, text))
                     break
@@ -180,11 +182,11 @@ def _search(request: Request, progress: Callable[[Plans], None]) -> Plans:
 
 
 def _largest(request: Request, recipe: Recipe, rates: dict[bool, float]) -> tuple[Plan | None, Plan | None]:
-    """(the largest micro-batch that fits, the next larger one, which does not); None where there is none.
+    """(the largest micro-batch that fits, the next larger one, which does not); None where there is none, or not run.
 
     Memory grows with the micro-batch where gradients are accumulated. Which one is measured next is a guess, from the
     bytes a sample in the last plan (`rates`, by checkpointing); what is returned is measured. The whole batch at once
-    accumulates nothing: it is measured when half of it fits, or misses by less than the gradients.
+    accumulates nothing, so it may fit where a smaller one does not: it is measured unless it is `_too_much_at_once`.
     """
     *ways, whole = equal_splits(request.per_gpu)[::-1]  # the smallest micro-batch first
     plans: dict[int, Plan] = {}
@@ -200,15 +202,24 @@ def _largest(request: Request, recipe: Recipe, rates: dict[bool, float]) -> tupl
         plan = plans[place] = measure(request, recipe, *ways[place])
         rates[recipe.checkpointing] = (plan.tensors_bytes - _states(plan)) / plan.micro_batch
         low, high = (place, high) if plan.fits else (low, place)
-    miss = plans.get(high)
-    if miss is None or miss.needed_bytes - miss.at_peak.get("gradients", 0) <= request.limit_bytes:
-        at_once = at_once or measure(request, recipe, *whole)
+    if at_once is None and not (plans and _too_much_at_once(request, whole[0], [*plans.values()])):
+        at_once = measure(request, recipe, *whole)
         if at_once.fits:
             return at_once, None
-        miss = miss or at_once
+    missed = [plan for plan in (plans.get(high), at_once) if plan is not None]
     if low < 0:
-        return None, min([*plans.values(), miss], key=lambda plan: plan.needed_bytes)
-    return plans[low], miss
+        return None, min(missed, key=lambda plan: plan.needed_bytes)
+    return plans[low], missed[0] if missed else None
+
+
+def _too_much_at_once(request: Request, samples: int, plans: list[Plan]) -> bool:
+    """Whether so many samples at once would exceed the card by a tenth and more, at the bytes a sample of these plans.
+
+    Their smallest number of bytes a sample, without what the gradients take: none lies there from before.
+    """
+    states = min(_states(plan) - plan.at_peak.get("gradients", 0) for plan in plans)
+    rate = min((plan.tensors_bytes - _states(plan)) / plan.micro_batch for plan in plans)
+    return states + rate * samples > 1.1 * request.limit_bytes
 
 
 def _states(plan: Plan) -> int:

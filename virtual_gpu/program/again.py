@@ -35,6 +35,11 @@ class Run:
     change: str
     report: dict[str, Any]
 
+    def row(self) -> dict[str, Any]:
+        """What a report keeps of it."""
+        kept = ("status", "judgement", "allocated", "reserved", "seconds")
+        return {"change": self.change, **{name: self.report[name] for name in kept}}
+
     @property
     def fits(self) -> bool:
         """Whether it ran through."""

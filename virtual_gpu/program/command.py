@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ def add_to(subparsers: Any) -> argparse.ArgumentParser:
     )
     add("--snapshot", metavar="FILE.pickle", help=tr(ko="PyTorch의 스냅샷", en="PyTorch's, for pytorch.org/memory_viz"))
     advise = tr(ko="모자라면 한 가지를 바꿔 다시 실행해 본다", en="out of memory: run again with one thing changed")
+    add("--sent", nargs=2, help=argparse.SUPPRESS)  # of a pipeline's stage, see `pipeline`
     add("--advise", action=argparse.BooleanOptionalAction, default=None, help=advise)
     add("command", nargs=argparse.REMAINDER, metavar="program …", help=tr(ko="프로그램과 인자", en="and its arguments"))
     return parser
@@ -73,17 +75,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 def execute(args: argparse.Namespace) -> int:
     """Run the program and show the report; the exit status."""
     command = _command(args)
+    for path in filter(None, (args.report, args.html, args.save, args.snapshot)):
+        if not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK):  # before the program takes its time
+            raise WrongValue(tr(ko=f"{path}: 여기에 쓸 수 없다.", en=f"{path}: cannot be written there."))
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         report = run(
             command[0], command[1:], gpu=args.gpu, module=bool(args.module), steps=args.steps,
             through_evaluation=args.through_evaluation, values=args.values, gpus=args.gpus, rank=args.rank,
-            limited=not args.unlimited, snapshot_file=args.snapshot,
+            limited=not args.unlimited, writes=args.write_files, snapshot_file=args.snapshot,
+            sent=None if args.sent is None else (int(args.sent[0]), args.sent[1]),
         )  # fmt: skip
     if report.error is not None:
         print_traceback(report.error)
     if report.status == OOM and (report.seconds < _LONG_SECONDS if args.advise is None else args.advise):
         tried = advice(_options(args), command)
-        report.tried = [{"change": one.change, **_numbers(one)} for one in tried]
+        report.tried = [one.row() for one in tried]
     if args.report:
         _write(args.report, json.dumps(report.json()))
     if args.html:
@@ -107,16 +113,12 @@ def execute_largest(args: argparse.Namespace) -> int:
 
     best = largest(args.argument, _options(args), _command(args), most=args.most, told=told)
     if args.json:
-        found = None if best is None else {"change": best.change, **_numbers(best)}
+        found = None if best is None else best.row()
         print(json.dumps({"schema": 1, "gpu": args.gpu, "largest": found}, ensure_ascii=False, indent=2))
     else:
         nothing = tr(ko="들어가는 것이 없다.", en="Nothing fits.")
         print(nothing if best is None else tr(ko=f"가장 큰 것: {best.change}", en=f"largest: {best.change}"))
     return EXIT[OOM] if best is None else EXIT[FITS]
-
-
-def _numbers(run: Run) -> dict[str, Any]:
-    return {name: run.report[name] for name in ("status", "judgement", "allocated", "reserved", "seconds")}
 
 
 def _command(args: argparse.Namespace) -> list[str]:
@@ -162,7 +164,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "rank": tr(ko="어느 rank인가", en="which of them"),
         "steps": tr(ko="이만큼의 optimizer 스텝 뒤에 끝낸다", en="optimizer steps, after which the run ends"),
         "evaluation": tr(ko="평가, 저장, 생성까지 간다", en="go on to evaluation, saving, generation"),
-        "values": tr(ko="텐서의 값을 물으면", en="when a value of a tensor is asked for"),
+        "values": tr(
+            ko="텐서의 값을 물으면: 1로 답하거나(answer) 그 줄에서 멈추거나(stop) 이 수로 답한다",
+            en="when a value of a tensor is asked for: answer 1, stop at that line, or answer this number",
+        ),
+        "writes": tr(
+            ko="체크포인트를 쓰게 한다. 없는 값은 1이다", en="let it write checkpoints; values that are not there are 1"
+        ),
         "unlimited": tr(ko="한도 없이 센다", en="never run out: how much would it need?"),
         "module": tr(ko="python -m처럼 모듈을 실행한다", en="run a module, as python -m does"),
     }
@@ -172,7 +180,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--rank", type=int, default=0, help=texts["rank"])
     add("--steps", type=int, default=3, help=texts["steps"])
     add("--through-evaluation", action="store_true", help=texts["evaluation"])
-    add("--values", default="answer", choices=("answer", "stop"), help=texts["values"])
+    add("--values", default="answer", metavar="answer|stop|NUMBER", help=texts["values"])
+    add("--write-files", action="store_true", help=texts["writes"])
     add("--unlimited", action="store_true", help=texts["unlimited"])
     add("--language", choices=LANGUAGES, default=None)
     add("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE …", help=texts["module"])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from ..cards import GPUSpec, card
-from . import amp, driver, eager, flash_attention, pretrained, tensors, writing
+from . import amp, driver, eager, flash_attention, loading, pretrained, tensors, writing
 from .device import ProgramGPU
 from .imports import Imports
 from .patches import Patches
@@ -15,12 +15,19 @@ from .watch import Watch
 
 @contextmanager
 def cuda(
-    gpu: str | GPUSpec = "T4", *, limited: bool = True, values: str = "answer", rank: int = 0, gpus: int = 1
+    gpu: str | GPUSpec = "T4",
+    *,
+    limited: bool = True,
+    values: str = "answer",
+    rank: int = 0,
+    gpus: int = 1,
+    writes: bool = False,
 ) -> Iterator[ProgramGPU]:
     """Give the block a CUDA GPU: `torch.cuda` finds it, tensors moved there are counted, those of the CPU stay real.
 
     gpu: a name of the catalogue, a free card as "24GiB, 8.6", or a card's facts. limited=False: it never runs out of
-    memory. values: "answer" or "stop", see `values`. Everything that is replaced meanwhile is put back at the end,
+    memory. values: "answer", "stop" or a number, see `values`. writes: the program may write
+    its checkpoints, with ones where there are no values. Everything that is replaced meanwhile is put back at the end,
     whatever happens.
     """
     spec = card(gpu).needs_cuda()
@@ -32,12 +39,14 @@ def cuda(
         tensors.install(patches, device)
         driver.install(patches, device)
         amp.install(patches)
+        loading.install(patches, device)
         watch = device.watch = Watch(device)
         watch.install(patches)
         imports = device.imports = Imports(patches)
         eager.install(patches, watch)
         pretrained.install(patches, imports, watch)
-        writing.install(patches, imports, watch)
+        if not writes:
+            writing.install(patches, imports, watch)
         flash_attention.install(patches, imports, watch)
         stack.enter_context(device)
         yield device

@@ -9,6 +9,7 @@ inside, and `tensors` shows it to the program as "cuda:0".
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,8 @@ from ..allocator import CachingAllocator
 from ..allocator_settings import AllocatorSettings
 from ..cards import GPUSpec
 from ..counting.gpu import VirtualGPU
-from ..counting.mode import CountingMode
+from ..counting.mode import DEVICE_QUERY, CountingMode
+from ..language import tr
 from ..trace.snapshot import Above
 from . import known
 from .values import Values, ValueStop
@@ -51,10 +53,13 @@ class ProgramMode(CountingMode):
         self.values: Values = gpu.answers
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # two thirds of all calls
+            return args[0].fake_device
         device = kwargs.get("device") if kwargs else None
         on_gpu = is_gpu(device)
         if FakeTensor not in types and not self.inside and not on_gpu:
             if func in _FILLS and args[0].numel() >= _LARGE:
+                self.gpu.unfilled_bytes += args[0].numel() * args[0].element_size()
                 return args[0]  # weights on their way to the GPU: without it their memory is never touched
             if kwargs and kwargs.get("pin_memory"):
                 kwargs = {**kwargs, "pin_memory": False}
@@ -90,9 +95,12 @@ class ProgramMode(CountingMode):
             try:
                 return self._by_values(func, args, kwargs or {})
             except known.Unknown:
-                raise self.values.stop(f"the shape of {func} depends on values") from None
-        known.follow(func, args, kwargs or {}, out)
-        self.values.remember(func, args, out)
+                raise self.values.stop(
+                    tr(ko=f"{func}의 모양이 값에 달렸다", en=f"the shape of {func} depends on values")
+                ) from None
+        if type(out) is not FakeTensor or out.dtype in known.DTYPES:  # of other numbers nothing is known
+            known.follow(func, args, kwargs or {}, out)
+            self.values.remember(func, args, out)
         return out
 
     def _upload(self, real: torch.Tensor, kwargs: dict) -> torch.Tensor:
@@ -173,13 +181,15 @@ class ProgramGPU(VirtualGPU):
         self.index, self.count = index, count
         self.device = torch.device("cuda", index)
         self.mode = ProgramMode(self)
-        self.fraction, self.ooms = 1.0, 0
+        self.fraction, self.ooms, self.pid = 1.0, 0, os.getpid()
+        self.unfilled_bytes = 0  # of random numbers on the CPU that were not drawn
         self.watch: Any = None  # the recorder, a `Watch`: `cuda` puts it there, and the import hook
         self.imports: Any = None
         self.last_oom: dict[str, Any] | None = None
 
     def check_index(self, device: torch.device) -> None:
-        """RuntimeError, in CUDA's words, where a program asks for a card that there is not."""
+        """RuntimeError, in CUDA's words, where a program asks for a card that there is not, or in a fork for any."""
+        self.refuse_forks()
         index = device.index if device.type == "cuda" else None
         if index is None or index == self.index:
             return
@@ -188,6 +198,14 @@ class ProgramGPU(VirtualGPU):
                 "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
             )
         raise NotImplementedError(f"this run stands for cuda:{self.index} alone; the program uses cuda:{index} as well")
+
+    def refuse_forks(self) -> None:
+        """RuntimeError, in PyTorch's words (torch/cuda/__init__.py), in a fork of the process that has the card."""
+        if os.getpid() != self.pid:
+            raise RuntimeError(
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
+                "'spawn' start method"
+            )
 
     def limit(self, fraction: float) -> None:
         """Let PyTorch have this part of the card's memory (`torch.cuda.set_per_process_memory_fraction`)."""

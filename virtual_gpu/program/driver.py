@@ -6,30 +6,17 @@ A CPU build of PyTorch lacks these functions. With them PyTorch's own torch.cuda
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ..language import tr
 from .device import ProgramGPU
 from .patches import Patches
 from .streams import Event, Graph, Streams, graph
-
-# multiprocessors, threads on each, L2 bytes: NVIDIA's architecture whitepapers; None where none was looked up
-_SHAPES = {
-    "T4": (40, 1024, 4 * 2**20),
-    "L4": (58, 1536, 48 * 2**20),
-    "A100-40GB": (108, 2048, 40 * 2**20),
-    "A100-80GB": (108, 2048, 40 * 2**20),
-    "H100": (132, 2048, 50 * 2**20),
-    "H200": (132, 2048, 50 * 2**20),
-    "V100": (80, 2048, 6 * 2**20),
-    "RTX 3060": (28, 1536, 3 * 2**20),
-    "RTX 3090": (82, 1536, 6 * 2**20),
-    "RTX 4090": (128, 1536, 72 * 2**20),
-    "RTX 5090": (170, 1536, 96 * 2**20),
-}
 
 
 class DeviceProperties(types.SimpleNamespace):
@@ -50,7 +37,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     patches.set_all(
         torch.cuda,
         {
-            "_lazy_init": lambda: None,
+            "_lazy_init": gpu.refuse_forks,
             "_exchange_device": torch._C._cuda_exchangeDevice,
             "_maybe_exchange_device": torch._C._cuda_maybeExchangeDevice,
             "_initialized": True,
@@ -92,14 +79,15 @@ def _architecture(gpu: ProgramGPU) -> str:
 def properties(gpu: ProgramGPU) -> DeviceProperties:
     """What the driver says of the card."""
     major, minor = gpu.spec.compute_capability
-    processors, threads, l2_bytes = _SHAPES.get(gpu.spec.name, (100, 2048, 32 * 2**20))
     return DeviceProperties(
         name=gpu.spec.device_name, major=major, minor=minor, total_memory=gpu.spec.memory_bytes,
-        multi_processor_count=processors, max_threads_per_multi_processor=threads, max_threads_per_block=1024,
-        warp_size=32, regs_per_multiprocessor=65536, shared_memory_per_block=49152,
+        multi_processor_count=gpu.spec.multiprocessors, max_threads_per_block=1024,
+        max_threads_per_multi_processor=gpu.spec.threads_per_multiprocessor, warp_size=32,
+        regs_per_multiprocessor=65536, shared_memory_per_block=49152,
         shared_memory_per_block_optin=65536 if major == 7 else 101376,
         shared_memory_per_multiprocessor=65536 if major == 7 else 102400,
-        L2_cache_size=l2_bytes, is_integrated=0, is_multi_gpu_board=0, pci_bus_id=0, pci_device_id=4, pci_domain_id=0,
+        L2_cache_size=gpu.spec.l2_cache_bytes, is_integrated=0, is_multi_gpu_board=0,
+        pci_bus_id=0, pci_device_id=4, pci_domain_id=0,
         uuid="00000000-0000-0000-0000-000000000000", gcnArchName=f"sm_{major}{minor}",
     )  # fmt: skip
 
@@ -165,12 +153,17 @@ def _functions(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
         gpu.limit(value)
 
     def change_settings(text: str) -> None:
-        gpu.watch.note(f"the allocator's settings stay as they were when the program began: {text} was not followed")
+        gpu.watch.note(
+            tr(
+                ko=f"할당기의 설정은 프로그램이 시작할 때 그대로다: {text}은(는) 따르지 않았다",
+                en=f"the allocator's settings stay as they were when the program began: {text} was not followed",
+            )
+        )
 
     return {
         "_cuda_getDeviceCount": lambda: gpu.count,
         "_cuda_init": lambda: None,
-        "_cuda_isInBadFork": lambda: False,
+        "_cuda_isInBadFork": lambda: os.getpid() != gpu.pid,
         "_cuda_getDevice": lambda: gpu.index,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..language import tr
 from .frames import is_program
 from .patches import Patches
 from .watch import Watch
@@ -28,17 +29,34 @@ def install(patches: Patches, watch: Watch) -> None:
     def compile(model: Any = None, **kwargs: Any) -> Any:
         if is_program(sys._getframe(1).f_code):  # libraries compile functions when they are imported
             watch.note(
-                "torch.compile: run without compiling; a compiled program fuses operations and can need less memory"
+                tr(
+                    ko="torch.compile: 컴파일하지 않고 실행했다. 연산을 합치면 메모리가 덜 들 수 있다",
+                    en="torch.compile: run without compiling; compiled code fuses operations and can need less memory",
+                )
             )
         return (lambda function: function) if model is None else model
 
     def no_init(fill: Any) -> Any:
         def filled(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            return tensor if tensor.numel() >= _LARGE else fill(tensor, *args, **kwargs)
+            if tensor.numel() < _LARGE or watch.gpu.owns(tensor):
+                return fill(tensor, *args, **kwargs)
+            watch.gpu.unfilled_bytes += tensor.numel() * tensor.element_size()
+            return tensor
 
         return filled
 
+    def script(thing: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_program(sys._getframe(1).f_code):
+            watch.note(
+                tr(
+                    ko="torch.jit.script: 파이썬으로 실행했다. 연산을 합치면 메모리가 덜 들 수 있다",
+                    en="torch.jit.script: run as Python; scripted code fuses operations and can need less memory",
+                )
+            )
+        return thing
+
     patches.set(torch, "compile", compile)
+    patches.set(torch.jit, "script", script)  # its compiler would not know what is replaced here
     patches.set(torch.nn.Module, "compile", lambda module, *args, **kwargs: compile(module) and None)
     for name in _SLOW_INITS:
         patches.set(torch.nn.init, name, no_init(getattr(torch.nn.init, name)))

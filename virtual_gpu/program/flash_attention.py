@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..language import tr
 from .device import ProgramGPU
 from .frames import is_program
 from .imports import Imports
@@ -48,7 +49,12 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
         def loaded(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
             if implementation != "flash_attention_2":
                 return load(implementation, *args, **kwargs)
-            watch.note("flash_attention_2: what the flash_attn package's kernels allocate; none of them is run")
+            watch.note(
+                tr(
+                    ko="flash_attention_2: flash_attn의 커널이 할당하는 것만 세고, 커널은 실행하지 않았다",
+                    en="flash_attention_2: what the flash_attn package's kernels allocate; none of them is run",
+                )
+            )
             return flash_attn_func, flash_attn_varlen_func, None, module._pad_input, module._unpad_input
 
         patches.set(module, "_lazy_imports", loaded)

@@ -20,15 +20,16 @@ _LIBRARIES = tuple(
         "<string>",
     }
 )
-_is_program: dict[CodeType, bool] = {}
 
 
-def is_program(code: CodeType) -> bool:
-    """Whether code is the program's own: a script, its modules, a notebook's cell."""
-    known = _is_program.get(code)
-    if known is None:
-        known = _is_program[code] = not code.co_filename.startswith(_LIBRARIES)
-    return known
+class _OfPrograms(dict[CodeType, bool]):
+    def __missing__(self, code: CodeType) -> bool:
+        self[code] = not code.co_filename.startswith(_LIBRARIES)
+        return self[code]
+
+
+# Whether code is the program's own: a script, its modules, a notebook's cell.
+is_program = _OfPrograms().__getitem__
 
 
 def program_line(frame: FrameType | None) -> tuple[str, int]:

@@ -2,7 +2,8 @@
 
 Token ids, labels, masks and lengths are real until they are moved to the GPU. Their values are kept beside the fake
 tensor, and what is computed from nothing else is computed on them too. So padding is where it is, `mask.all()` is the
-truth, and a tensor can be indexed by such a mask. What a float takes part in is not known.
+truth, and a tensor can be indexed by such a mask. What a float takes part in is not known; but an `or` with what is
+all True is True, and an `and` with what is all False is False, whatever the other side is: so `generate` ends.
 """
 
 from __future__ import annotations
@@ -15,12 +16,19 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 _aten = torch.ops.aten
 LIMIT = 2**18  # elements
-_DTYPES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool))
+DTYPES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool))
 _UNDEFINED = frozenset((_aten.empty, _aten.empty_like, _aten.new_empty, _aten.empty_strided, _aten.new_empty_strided))
 _SHAPE_ONLY = frozenset(
     getattr(_aten, name) for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 )
 _RANDOM = torch.Tag.nondeterministic_seeded
+# of boolean values (0 alone for integers): the operand that decides the result, whatever the other one is
+_DECIDES = {
+    _aten.bitwise_or.Tensor: 1,
+    _aten.logical_or.default: 1,
+    _aten.bitwise_and.Tensor: 0,
+    _aten.logical_and.default: 0,
+}
 
 
 class Unknown(Exception):
@@ -38,7 +46,7 @@ class _Values:
 
 def know(fake: torch.Tensor, real: torch.Tensor) -> None:
     """These are the values of a tensor that was just made from a real one; larger and other ones are not kept."""
-    if fake.dtype in _DTYPES and real.numel() <= LIMIT and real.device.type == "cpu":
+    if fake.dtype in DTYPES and real.numel() <= LIMIT and real.device.type == "cpu":
         fake.known = _Values(real.detach().to(fake.dtype, copy=True), [True])
 
 
@@ -51,9 +59,9 @@ def values_of(tensor: Any) -> torch.Tensor | None:
 def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
     """After an operation: know the values of what it made from known ones, forget those that it wrote over."""
     if isinstance(out, torch.Tensor):
-        if out.dtype not in _DTYPES:
+        if out.dtype not in DTYPES:
             return
-    elif not (isinstance(out, (tuple, list)) and out and isinstance(out[0], torch.Tensor) and out[0].dtype in _DTYPES):
+    elif not (isinstance(out, (tuple, list)) and out and isinstance(out[0], torch.Tensor) and out[0].dtype in DTYPES):
         return
     writes = func._schema.is_mutable
     try:
@@ -63,6 +71,8 @@ def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
     except Unknown:
         if writes and (known := getattr(args[0], "known", None)) is not None:
             known.valid[0] = False
+        elif func in _DECIDES and any(_is_all(value, _DECIDES[func]) for value in args):
+            know(out, torch.full((), _DECIDES[func], dtype=out.dtype).expand(out.shape))
         return
     if writes:
         return
@@ -72,8 +82,13 @@ def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         if known is not None
     }
     for fake, real in zip(*(tree_flatten(value)[0] for value in (out, results)), strict=True):
-        if isinstance(fake, torch.Tensor) and fake.dtype in _DTYPES and real.numel() <= LIMIT:
+        if isinstance(fake, torch.Tensor) and fake.dtype in DTYPES and real.numel() <= LIMIT:
             fake.known = _Values(real, tokens.get(real.untyped_storage()._cdata, [True]))
+
+
+def _is_all(value: Any, number: int) -> bool:
+    real = values_of(value)
+    return real is not None and (not number or real.dtype == torch.bool) and bool((real == number).all())
 
 
 def run(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -82,7 +97,7 @@ def run(func: Any, args: tuple, kwargs: dict) -> Any:
     def real(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             found = values_of(value) if type(value) is FakeTensor else value
-            if found is None or found.dtype not in _DTYPES or found.numel() > LIMIT:
+            if found is None or found.dtype not in DTYPES or found.numel() > LIMIT:
                 raise Unknown
             return found
         return torch.device("cpu") if isinstance(value, torch.device) else value

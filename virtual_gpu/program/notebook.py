@@ -1,4 +1,4 @@
-"""In a notebook: `%load_ext virtual_gpu.program.notebook`, `%virtual_gpu T4`, and `%%gpu_memory` over a cell.
+"""In a notebook: `%load_ext virtual_gpu`, `%virtual_gpu T4`, and `%%gpu_memory` over a cell.
 
 From `%virtual_gpu` on the kernel has that card, until another one is chosen or `%virtual_gpu off`.
 """
@@ -10,8 +10,12 @@ from typing import Any
 
 import torch
 
+from ..drawing.svg import BLUE, ORANGE, SKY
+from ..language import tr
 from ..units import human_bytes
+from . import words
 from .context import cuda
+from .phases import peaks_by_phase
 from .watch import BETWEEN, Watch
 
 _WIDTH = 640
@@ -33,35 +37,45 @@ class Kernel:
             return None
         device = self.stack.enter_context(cuda(line.strip()))
         self.watch = device.watch
-        return f"{device.spec.device_name}, virtual: {human_bytes(device.capacity_bytes)} for PyTorch"
+        name, room = device.spec.device_name, human_bytes(device.capacity_bytes)
+        return tr(ko=f"가상 {name}: PyTorch가 쓸 수 있는 메모리 {room}", en=f"{name}, virtual: {room} for PyTorch")
 
     def gpu_memory(self, line: str, cell: str) -> None:
         """Run a cell, and show what it held: the highest, and what stayed; of a real card too."""
         if not torch.cuda.is_available():
-            raise RuntimeError("no GPU: `%virtual_gpu T4` gives this kernel one")
+            raise RuntimeError(
+                tr(ko="GPU가 없다. `%virtual_gpu T4`로 고른다", en="no GPU: `%virtual_gpu T4` gives this kernel one")
+            )
         before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        if self.watch is not None:
-            self.watch.enter(BETWEEN)
-        self.shell.run_cell(cell)
-        peak, after = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
+        with peaks_by_phase() as peaks:
+            self.shell.run_cell(cell)
         from IPython.display import HTML, display
 
-        display(HTML(bar(before, after, peak, torch.cuda.get_device_properties(0).total_memory)))
+        total = torch.cuda.get_device_properties(0).total_memory
+        display(HTML(bars(before, torch.cuda.memory_allocated(), peaks, total)))
 
 
-def bar(before: int, after: int, peak: int, total: int) -> str:
-    """One bar of the card's memory: held before the cell, held after it, and its highest."""
-    highest = max(total, peak)
-    parts = ((peak, "#f28e2b"), (after, "#4e79a7"), (min(before, after), "#9ebcda"))
-    drawn = "".join(
-        f'<rect width="{part / highest * _WIDTH:.1f}" height="18" fill="{color}"/>' for part, color in parts
+def bars(before: int, after: int, peaks: dict[str, int], total: int) -> str:
+    """One bar of the card's memory (held before the cell, held after it, its highest), and one for each phase."""
+    highest = max([before, after, *peaks.values()])
+    whole = max(total, highest)
+    numbers = [human_bytes(n) for n in (before, after, highest, total)]
+    words_of = tr(
+        ko="앞 {} · 뒤 {} · 최대 {} / {}".format(*numbers),
+        en="before {} · after {} · highest {} of {}".format(*numbers),
     )
-    before, after, peak, total = map(human_bytes, (before, after, peak, total))
-    words = f"before {before} · after {after} · highest {peak} of {total}"
+    rows = [_bar(words_of, ((highest, ORANGE), (after, BLUE), (min(before, after), SKY)), whole, 18)]
+    for name, peak in peaks.items():
+        if name != BETWEEN and peak:
+            rows.append(_bar(f"{words.phase(name)} {human_bytes(peak)}", ((peak, ORANGE),), whole, 6))
+    return f'<div style="max-width:{_WIDTH}px">{"".join(rows)}</div>'
+
+
+def _bar(label: str, parts: tuple[tuple[int, str], ...], whole: int, height: int) -> str:
+    drawn = "".join(f'<rect width="{part / whole * 100:.2f}" height="1" fill="{color}"/>' for part, color in parts)
     return (
-        f'<svg viewBox="0 0 {_WIDTH} 20" width="{_WIDTH}" role="img" aria-label="{words}">{drawn}'
-        f'<rect width="{_WIDTH}" height="18" fill="none" stroke="#888"/></svg><div>{words}</div>'
+        f'<svg viewBox="0 0 100 1" preserveAspectRatio="none" width="100%" height="{height}" role="img" '
+        f'style="border:1px solid #888" aria-label="{label}">{drawn}</svg><div>{label}</div>'
     )
 
 

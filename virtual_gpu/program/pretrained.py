@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..language import tr
 from ..models.configs import architectures, resolve_model_id
 from . import quantized
 from .device import ProgramGPU
@@ -49,7 +50,13 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
 
         def dtype_of(dtype: Any, files: Any, config: Any, *args: Any) -> Any:
             if dtype == "auto" and getattr(config, "dtype", None) is None:
-                watch.note(f"{config.name_or_path or config.model_type}: its configuration names no dtype: float32")
+                name = config.name_or_path or config.model_type
+                watch.note(
+                    tr(
+                        ko=f"{name}: 설정에 dtype이 없어 float32로 두었다",
+                        en=f"{name}: its configuration names no dtype: float32",
+                    )
+                )
                 dtype = torch.float32
             return get_dtype(dtype, files, config, *args)
 

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _random as dtensor_random
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
+from ..language import tr
 from .device import ProgramGPU
 from .patches import Patches
 from .watch import Watch
@@ -54,7 +55,13 @@ def install(patches: Patches, gpu: ProgramGPU, watch: Watch) -> None:
     patches.set(DTensor, "device", property(lambda tensor: tensor._local_tensor.device))
     patches.set(DTensor, "is_cuda", property(lambda tensor: tensor._local_tensor.is_cuda))
     patches.set(torch._C, "_get_accelerator", lambda: torch.device("cuda"))
-    watch.note(f"rank {rank} of {gpu.count}; what it receives from others is taken to be as large as what it sends")
+    if gpu.count > 1:
+        watch.note(
+            tr(
+                ko=f"GPU {gpu.count}개 가운데 rank {rank}. 다른 rank에서 받는 것은 보내는 것과 크기가 같다고 본다",
+                en=f"rank {rank} of {gpu.count}; what it receives from others is taken to be as large as what it sends",
+            )
+        )
 
 
 def _fake_groups(patches: Patches, gpu: ProgramGPU) -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from ..cards import Range
 from ..language import tr
 from ..room import TIGHT, TOO_MUCH, Room, room_on
+from ..shards.nccl import of_groups
 from ..units import human_bytes
+from . import words
 from .device import ProgramGPU
 from .watch import CATEGORIES, Watch, category_of
 
-SCHEMA = 1  # of `Report.json`
+SCHEMA = 2  # of `Report.json`
 FITS, OOM, FAILED = "fits", "oom", "failed"
 
 
@@ -25,7 +30,8 @@ class Report:
 
     status: "fits", "oom" or "failed". phases: name → (peak allocated, peak reserved). at_peak: category → bytes at the
     moment of the highest peak, modules and lines: largest first. allocated, reserved: their highest values.
-    fragmentation: reserved and not allocated, at the end. error: the exception that ended the program.
+    fragmentation: reserved and not allocated, at the end. rules: of CUDA in force → the versions
+    they hold for. versions: of the libraries that the program loaded. error: the exception that ended the program.
     """
 
     program: str
@@ -44,7 +50,7 @@ class Report:
     lines: list[tuple[str, int, int]]
     values: list[tuple[str, Any, str, int]]
     notes: list[str]
-    rules: list[str]
+    rules: dict[str, str]
     versions: dict[str, str]
     room: Room | None = field(default=None, repr=False)
     oom: dict[str, Any] | None = None
@@ -60,6 +66,11 @@ class Report:
         plain["error"] = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
         return {"schema": SCHEMA, **plain}
 
+    def categories(self) -> dict[int, int]:
+        """Block → the place of its category in CATEGORIES."""
+        places = {name: place for place, name in enumerate(CATEGORIES)}
+        return {number: places[category_of(block, self.watch)] for number, block in self.watch.blocks.items()}
+
     @property
     def judgement(self) -> str:
         """ "fits", "tight" or "does not fit", see `room`; "failed" where the program did."""
@@ -67,56 +78,86 @@ class Report:
             return self.status
         return TOO_MUCH if self.status == OOM else self.room.verdict(self.reserved)
 
-    def text(self, rows: int = 8) -> str:
-        """A page of text: the verdict first, then what the peak is made of."""
-        verdict = {
+    @property
+    def verdict(self) -> str:
+        """The verdict as a sentence: does it fit, and what is needed of what there is."""
+        if self.judgement == FAILED:
+            error = f"{type(self.error).__name__}: {self.error}"
+            return tr(ko=f"프로그램이 스스로 실패했다: {error}", en=f"the program failed: {error}")
+        told = {
             FITS: tr(ko="들어간다", en="fits"),
             TIGHT: tr(ko="빠듯하다", en="tight"),
             TOO_MUCH: tr(ko="메모리가 모자란다", en="out of memory"),
-            FAILED: f"the program failed: {type(self.error).__name__}: {self.error}",
         }[self.judgement]
-        out = [
-            f"{self.program} on {self.gpu} ({human_bytes(self.capacity)}): {verdict}"
-            + (f". {self.room.line(self.reserved)}" if self.room and self.status == FITS else ""),
-            f"  {self.steps} optimizer steps in {self.seconds:.1f} s; peak {human_bytes(self.allocated)} allocated in "
-            f"{self.peak_phase}, {human_bytes(self.reserved)} reserved",
-        ]
+        return told + (f". {self.room.line(self.reserved)}" if self.room and self.status == FITS else "")
+
+    @property
+    def summary(self) -> str:
+        """Steps, seconds, and the peak."""
+        allocated, reserved = human_bytes(self.allocated), human_bytes(self.reserved)
+        phase = words.phase(self.peak_phase)
+        return tr(
+            ko=f"옵티마이저 스텝 {self.steps}번, {self.seconds:.1f}초. 최대 할당 {allocated}({phase}), 예약 {reserved}",
+            en=f"{self.steps} optimizer steps in {self.seconds:.1f} s; peak {allocated} allocated in {phase}, "
+            f"{reserved} reserved",
+        )
+
+    @property
+    def advice(self) -> list[str]:
+        """Where the memory ran out, and what was tried to make room."""
+        out = []
         if self.oom:
-            out.append(
-                f"  {self.oom['file']}:{self.oom['line']} asked for {human_bytes(self.oom['bytes'])}"
-                + (f" in {self.oom['module']}" if self.oom["module"] else "")
-                + f" ({self.oom['phase']})"
-            )
-        if self.tried:
-            *others, last = self.tried
-            made_room = last["status"] == FITS
-            out += [
-                tr(
-                    ko=f"  다시 실행해 보았다: {one['change']}: 그래도 모자란다",
-                    en=f"  run again with {one['change']}: still out of memory",
-                )
-                for one in (others if made_room else self.tried)
-            ]
-            if made_room:
-                out.append(
-                    tr(
-                        ko=f"  다시 실행해 보았다: {last['change']}: 들어간다({human_bytes(last['reserved'])} 예약)",
-                        en=f"  run again with {last['change']}: fits, {human_bytes(last['reserved'])} reserved",
-                    )
-                )
-        out += ["", "phase               allocated       reserved"]
-        out += [f"  {name:<15}{human_bytes(a):>12}   {human_bytes(r):>12}" for name, (a, r) in self.phases.items()]
-        out += ["", "at the peak"]
-        out += [f"  {name:<24}{human_bytes(n):>12}" for name, n in self.at_peak.items() if n]
-        out += ["", "by module"]
-        out += [f"  {human_bytes(n):>12}  {name or '(outside modules)'}" for name, n in self.modules[:rows]]
-        out += ["", "by line of the program"]
-        out += [f"  {human_bytes(n):>12}  {_short(file)}:{line}" for file, line, n in self.lines[:rows]]
-        if self.values:
-            out += ["", "values that a virtual GPU does not have, answered"]
-            out += [f"  {n:>5} × {kind} = {told}  {_short(where)}" for kind, told, where, n in self.values[:rows]]
-        out += [*([""] if self.notes else []), *(f"note: {note}" for note in self.notes)]
-        return "\n".join(out)
+            place, asked = f"{self.oom['file']}:{self.oom['line']}", human_bytes(self.oom["bytes"])
+            within = ", ".join(filter(None, (self.oom["module"], words.phase(self.oom["phase"]))))
+            out.append(tr(ko=f"{place}에서 {asked} 요청({within})", en=f"{place} asked for {asked} ({within})"))
+        for one in self.tried:
+            change, reserved = one["change"], human_bytes(one["reserved"])
+            if one["status"] == FITS:
+                result = tr(ko=f"들어간다({reserved} 예약)", en=f"fits, {reserved} reserved")
+            else:
+                result = tr(ko="그래도 모자란다", en="still out of memory")
+            out.append(tr(ko=f"다시 실행: {change} → {result}", en=f"run again with {change}: {result}"))
+        return out
+
+    def text(self, rows: int = 8) -> str:
+        """A page of text: the verdict first, then what the peak is made of."""
+        sections = (
+            (
+                tr(ko="단계별 최대: 할당, 예약", en="peak of each phase: allocated, reserved"),
+                [f"{human_bytes(r):>12}  {words.phase(name)}" for name, (_, r) in self.phases.items()],
+                [human_bytes(a) for a, _ in self.phases.values()],
+            ),
+            (
+                tr(ko="최대일 때", en="at the peak"),
+                [words.category(name) for name, n in self.at_peak.items() if n],
+                [human_bytes(n) for n in self.at_peak.values() if n],
+            ),
+            (
+                tr(ko="모듈별", en="by module"),
+                [words.module(name) for name, _ in self.modules[:rows]],
+                [human_bytes(n) for _, n in self.modules[:rows]],
+            ),
+            (
+                tr(ko="프로그램의 줄별", en="by line of the program"),
+                [line_of(file, line) for file, line, _ in self.lines[:rows]],
+                [human_bytes(n) for *_, n in self.lines[:rows]],
+            ),
+            (
+                tr(ko="가상 GPU에 없는 값을 물은 곳과 답", en="values that a virtual GPU does not have, answered"),
+                [f"{words.question(kind)} = {told}  {_short(where)}" for kind, told, where, _ in self.values[:rows]],
+                [f"{n} ×" for *_, n in self.values[:rows]],
+            ),
+        )
+        out = [f"{self.program}, {self.gpu} ({human_bytes(self.capacity)}): {self.verdict}", f"  {self.summary}"]
+        out += [f"  {line}" for line in self.advice]
+        for head, names, numbers in sections:
+            if names:
+                out += ["", head, *(f"{n:>14}  {name}" for n, name in zip(numbers, names, strict=True))]
+        out += [*([""] if self.notes else []), *(tr(ko=f"참고: {note}", en=f"note: {note}") for note in self.notes)]
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        rules = ", ".join(self.rules)
+        out += ["", tr(ko=f"버전: {versions}", en=f"versions: {versions}")]
+        return "\n".join([*out, tr(ko=f"규칙: {rules}", en=f"rules: {rules}")])
 
 
 def make_report(
@@ -148,25 +189,61 @@ def make_report(
     for block in watch.blocks.values():
         if block.born <= peak_at and (block.freed is None or block.freed > peak_at):
             at_peak[category_of(block, watch)] += block.held
-            modules[block.module] += block.held
+            modules[block.module.text or f"({watch.spans[block.span][0]})"] += block.held
             lines[block.line] += block.held
     for name, start in watch.spans:
         if start <= peak_at:
             phase = name
+    notes = list(watch.notes)
+    if gpu.unfilled_bytes:
+        unfilled = human_bytes(gpu.unfilled_bytes)
+        notes.append(
+            tr(
+                ko=f"CPU에 있는 난수 가중치 {unfilled}는 뽑지 않았다. 값은 쓰이지 않고, 메모리를 채우는 시간만 든다",
+                en=f"random weights of {unfilled} on the CPU were not drawn: nobody reads them, and it takes its time",
+            )
+        )
     allocator = gpu.meter.allocator
     return Report(
         program=program, gpu=gpu.name, capacity=gpu.capacity_bytes, status=status, steps=watch.steps, seconds=seconds,
         allocated=peak, reserved=max(watch.reserved_peaks), fragmentation=allocator.unused_bytes, peak_phase=phase,
         phases=phases, at_peak={name: at_peak[name] for name in CATEGORIES}, modules=modules.most_common(),
         lines=[(file, line, nbytes) for (file, line), nbytes in lines.most_common()],
-        values=[(a.asked, a.answer, a.where, count) for a, count in gpu.answers.most_common()], notes=list(watch.notes),
-        rules=[rule.name for rule in gpu.rules.active()], versions={"torch": torch.__version__},
-        room=room_on(gpu.spec), oom=gpu.last_oom, error=error, watch=watch,
+        values=[(a.asked, a.answer, a.where, count) for a, count in gpu.answers.most_common()], notes=notes,
+        rules={rule.name: rule.versions for rule in gpu.rules.active()}, versions=_versions(),
+        room=room_on(gpu.spec, _nccl(gpu)), oom=gpu.last_oom, error=error, watch=watch,
     )  # fmt: skip
 
 
+_LIBRARIES = (
+    "transformers", "peft", "accelerate", "bitsandbytes", "trl", "lightning", "timm", "diffusers", "deepspeed",
+    "torchvision", "flash_attn", "datasets",
+)  # fmt: skip
+
+
+def _versions() -> dict[str, str]:
+    found = {"virtual-gpu": sys.modules[__name__.partition(".")[0]].__version__, "torch": torch.__version__}
+    for name in _LIBRARIES:
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is not None:
+            found[name] = str(version)
+    return found
+
+
+def _nccl(gpu: ProgramGPU) -> Range | None:
+    """What NCCL takes for the groups that this rank is in, each set of ranks once."""
+    if gpu.count == 1 or not dist.is_initialized():
+        return None
+    groups = {tuple(sorted(ranks)) for ranks in dist.distributed_c10d._world.pg_group_ranks.values()}
+    taken = of_groups(len(ranks) for ranks in groups if gpu.index in ranks)
+    return Range(taken.low, taken.high)
+
+
+def line_of(file: str, line: int) -> str:
+    """A line of the program, as a person reads it."""
+    return f"{_short(file)}:{line}" if file else tr(ko="(프로그램의 줄이 아님)", en="(no line of the program)")
+
+
 def _short(file: str) -> str:
-    if not file:
-        return "(no line of the program)"
     near = os.path.relpath(file) if os.path.isabs(file) else file
     return near if not near.startswith("..") else file

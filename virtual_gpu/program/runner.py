@@ -13,15 +13,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ..cards import GPUSpec
 from ..errors import WrongValue
 from ..language import tr
 from ..trace import snapshot
-from . import ends
+from ..units import positive_int
+from . import ends, pipeline, processes
 from .context import cuda
 from .device import ProgramGPU
 from .ends import EndOfRun
+from .launchers import Launch, launched, launcher, without_python
 from .patches import Patches
 from .report import FAILED, FITS, OOM, Report, make_report
 
@@ -38,26 +41,34 @@ def run(
     limited: bool = True,
     gpus: int = 1,
     rank: int = 0,
+    writes: bool = False,
     snapshot_file: str | None = None,
+    sent: tuple[int, str] | None = None,
 ) -> Report:
     """Run a script (or with module=True a module, as `python -m`) with these arguments until `steps` optimizer steps.
 
     The program's own errors end up in `Report.error`; KeyboardInterrupt passes. WrongValue where there is no
-    such file. snapshot_file: where PyTorch's memory snapshot of the run is written.
+    such file. snapshot_file: where PyTorch's memory snapshot of the run is written. sent: see `pipeline`.
     """
+    gpus, steps = positive_int(gpus, "gpus"), positive_int(steps, "steps")
     if not 0 <= rank < gpus:
         raise WrongValue(tr(ko=f"rank {rank}: 0부터 {gpus - 1}까지다.", en=f"rank {rank}: 0 to {gpus - 1}."))
-    if not module and not os.path.exists(program):
+    (program, *argv), module = without_python([program, *argv], module)
+    if not module and launcher(program, module) is None and not os.path.exists(program):
         raise WrongValue(tr(ko=f"그런 프로그램이 없다: {program}", en=f"no such program: {program}"))
-    with cuda(gpu, limited=limited, values=values, rank=rank, gpus=gpus) as device:
+    with cuda(gpu, limited=limited, values=values, rank=rank, gpus=gpus, writes=writes) as device:
         watch, patches = device.watch, device.patches
         if snapshot_file is not None:
             watch.keep_history()
+        starts, ranked = launcher(program, module), gpus > 1
+        if starts is not None:
+            launch = _launched(starts, argv, patches, device)
+            program, argv, module, ranked = launch.program, launch.argv, launch.module, launch.processes > 0
         ends.install(patches, watch, steps, through_evaluation=through_evaluation)
-        if gpus > 1:
-            from . import ranks  # torch.distributed.tensor takes its time
-
-            ranks.install(patches, device, watch)
+        options = ["--gpu", device.spec.name, "--gpus", str(gpus), "--values", values]
+        ask = pipeline.ask_by_running(options, [*(["-m"] if module else []), program, *argv])
+        processes.install(patches, device)
+        _group(patches, device, ask, sent, at_once=ranked)
         patches.set(sys, "argv", [program, *argv])
         patches.set(sys, "path", [os.getcwd() if module else os.path.dirname(os.path.abspath(program)), *sys.path])
         _interrupts(patches, device)
@@ -66,11 +77,52 @@ def run(
         if status == FITS and device.ooms and device.last_oom["steps"] == watch.steps:
             status = OOM  # it caught the error, and made no step after it
         seconds = time.perf_counter() - started
+        if isinstance(error, ModuleNotFoundError) and error.name == "deepspeed":
+            watch.note(
+                tr(
+                    ko="DeepSpeed가 없다. ZeRO의 단계는 `virtual-gpu shards --stage`로 세고, FSDP2는 실행할 수 있다",
+                    en="DeepSpeed is not installed: `virtual-gpu shards --stage` counts ZeRO's stages, and FSDP2 runs",
+                )
+            )
         report = make_report(device, watch, program=program, status=status, seconds=seconds, error=error)
         if snapshot_file is not None:
             snapshot.write(watch.snapshot(), snapshot_file)
     gc.collect()
     return report
+
+
+def _group(
+    patches: Patches, gpu: ProgramGPU, ask: pipeline.Ask, sent: tuple[int, str] | None, *, at_once: bool
+) -> None:
+    """Make the process a rank: now, or once the program opens a group of its one process."""
+    begin = dist.init_process_group
+
+    def install() -> None:
+        from . import ranks  # torch.distributed.tensor takes its time
+
+        patches.set(dist, "init_process_group", begin)
+        ranks.install(patches, gpu, gpu.watch)
+        pipeline.install(patches, gpu.imports, ask, sent)
+
+    def first(*args: Any, **kwargs: Any) -> None:
+        install()
+        dist.init_process_group(*args, **kwargs)
+
+    if at_once:
+        install()
+    else:
+        patches.set(dist, "init_process_group", first)
+
+
+def _launched(name: str, argv: Sequence[str], patches: Patches, gpu: ProgramGPU) -> Launch:
+    """What a launcher starts; its environment is set."""
+    launch = launched(name, argv, patches, gpu.imports)
+    n = max(launch.processes, 1)
+    if n != gpu.count:
+        raise WrongValue(processes.more_processes(n, gpu.count))
+    for key, value in launch.environment.items():
+        patches.set_item(os.environ, key, value)
+    return launch
 
 
 def _interrupts(patches: Patches, gpu: ProgramGPU) -> None:

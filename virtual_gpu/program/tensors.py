@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -85,6 +86,15 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             return format(tensor.item(), spec)
         return text(tensor, spec)
 
+    def reduced(tensor: torch.Tensor, protocol: int) -> Any:
+        return torch.Tensor.__reduce_ex__(tensor.cpu() if ours(tensor) else tensor, protocol)
+
+    pointer = torch.UntypedStorage.data_ptr
+
+    def pointer_of(storage: torch.UntypedStorage) -> int:
+        return storage._cdata if storage._cdata in mode.storages else pointer(storage)
+
+    patches.set(torch.UntypedStorage, "data_ptr", pointer_of)  # whether tensors are tied, libraries ask it
     patches.set(torch.Tensor, "to", to)
     patches.set(torch.Tensor, "cuda", cuda)
     patches.set(torch.Tensor, "pin_memory", pinned)
@@ -99,6 +109,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             "is_cuda": property(lambda t: (t.fake_mode is mode and not mode.inside) or t.fake_device.type == "cuda"),
             "is_cpu": property(lambda t: t.device.type == "cpu"),
             "get_device": lambda t: gpu.index if ours(t) else torch.Tensor.get_device(t),
+            "__reduce_ex__": reduced,
             "record_stream": lambda t, stream: None,
             "tolist": lambda t: t.cpu().tolist() if t.dim() else t.item(),
             "data_ptr": lambda t: t.untyped_storage()._cdata + t.storage_offset() * t.element_size(),
@@ -107,7 +118,9 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     )
     for supported in (foreach_in_optimizers, foreach_elsewhere):
         patches.append(supported, FakeTensor)  # what CUDA's optimizers and clip_grad_norm_ do by default
+    factories = torch.utils._device._device_constructors()  # PyTorch remembers them: before any is replaced
     _factories_of_values(patches, gpu)
+    _numbers_as_devices(patches, factories)
     data = torch._C.TensorBase.data
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -163,6 +176,33 @@ def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
 
     patches.set(DeviceContext, "__torch_function__", __torch_function__)
     patches.set(FakeTensor, "new_tensor", new)
+
+
+def _numbers_as_devices(patches: Patches, factories: Iterable[Any]) -> None:
+    """Let a whole number be a CUDA device, as in `.to(rank)`; a CPU build of PyTorch has no such devices."""
+
+    def device_of(number: Any) -> Any:
+        return torch.device("cuda", number) if type(number) is int else number
+
+    def named(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if type(kwargs.get("device")) is int:
+                kwargs["device"] = device_of(kwargs["device"])
+            return function(*args, **kwargs)
+
+        return call
+
+    for make in factories:
+        if getattr(torch, make.__name__, None) is make:
+            patches.set(torch, make.__name__, named(make))
+    patches.set(torch.nn.Module, "to_empty", named(torch.nn.Module.to_empty))
+    move = named(torch.nn.Module.to)
+
+    def to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        return move(module, *map(device_of, args[:1]), *args[1:], **kwargs)
+
+    patches.set(torch.nn.Module, "to", to)
 
 
 def _default_device() -> torch.device | None:

@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..counting.values import Answer, Answers
+from ..language import tr
 from ..units import choose
 from .frames import program_line
 from .known import values_of
@@ -44,16 +45,19 @@ class ValueStop(RuntimeError):
 
 
 class Values(Answers):
-    """Answers, by policy: "answer" (the numbers above) or "stop" (`ValueStop` at the first question).
+    """Answers, by policy: "answer" (the numbers above), "stop" (`ValueStop` at the first question), or a number, which
+    is what every element of a floating-point tensor is instead of 1.
 
     What was asked is "item", "copy to the CPU" or "print".
     """
 
     def __init__(self, policy: str = "answer"):
-        if policy not in POLICIES:
-            choose(policy, POLICIES, "values")
+        try:
+            self.element, policy = float(policy), "answer"
+        except ValueError:
+            self.element = 1.0
         super().__init__()
-        self.policy = policy
+        self.policy = choose(policy, POLICIES, "values")
 
     def note(self, out: Any, op: Any, args: tuple) -> None:
         """What a tensor would answer is noted by `remember`, of every operation."""
@@ -87,7 +91,7 @@ class Values(Answers):
             args[1].answer = 0  # no gradient is infinite
         elif func in _COMPARES:
             if out.dim() == 0:
-                out.answer = int(_COMPARES[func](getattr(args[0], "answer", 1), args[1]))
+                out.answer = int(_COMPARES[func](getattr(args[0], "answer", self._of(args[0])), args[1]))
         elif func.overloadpacket in _PACKETS:
             out.answer = 0 if func.overloadpacket is _ANY else 1 - getattr(args[0], "answer", 1)
 
@@ -95,16 +99,26 @@ class Values(Answers):
         """The error for a question that has no answer."""
         file, line = program_line(sys._getframe(1))
         return ValueStop(
-            f"{file}:{line}: {why}, and tensors on a virtual GPU have none. Mixture-of-experts layers that send tokens "
-            "by count, and indexing by a mask, are such programs. What helps: compute this part on the CPU from real "
-            "data (before .to('cuda')), use torch.where instead of indexing by a mask, the 'grouped_mm' or "
-            "'batched_mm' implementation of the experts, or a real GPU."
+            tr(
+                ko=f"{file}:{line}: {why}. 가상 GPU의 텐서에는 값이 없다. 토큰 수를 세어 나누는 MoE 층이나 마스크 "
+                "인덱싱이 이렇다. 이 부분을 진짜 데이터로 CPU에서 계산하거나(.to('cuda') 앞에서), 마스크 인덱싱 대신 "
+                "torch.where를 쓰거나, 전문가 구현을 'grouped_mm'이나 'batched_mm'으로 바꾸거나, 진짜 GPU에서 "
+                "실행한다.",
+                en=f"{file}:{line}: {why}, and tensors on a virtual GPU have none. Mixture-of-experts layers that send "
+                "tokens by count, and indexing by a mask, are such programs. What helps: compute this part on the CPU "
+                "from real data (before .to('cuda')), use torch.where instead of indexing by a mask, the 'grouped_mm' "
+                "or 'batched_mm' implementation of the experts, or a real GPU.",
+            )
         )
+
+    def _of(self, tensor: torch.Tensor) -> float:
+        return self.element if tensor.is_floating_point() else 1
 
     def _answer(self, tensor: torch.Tensor, asked: str) -> float | int | bool | complex:
         if self.policy == "stop":
-            raise self.stop("the program asks for a value")
-        number = getattr(tensor, "answer", 1) if type(tensor) is FakeTensor else 1
+            raise self.stop(tr(ko="프로그램이 값을 묻는다", en="the program asks for a value"))
+        number = getattr(tensor, "answer", None) if type(tensor) is FakeTensor else None
+        number = self._of(tensor) if number is None else number
         kind = bool if tensor.dtype == torch.bool else complex if tensor.dtype.is_complex else float
         answer = kind(number) if kind is not float or tensor.is_floating_point() else number
         file, line = program_line(sys._getframe(2))

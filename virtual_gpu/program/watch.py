@@ -24,7 +24,8 @@ from ..trace.snapshot import History, contents
 from ..trace.timeline import CATEGORIES as trace_categories
 from ..trace.trace import Trace
 from .device import ProgramGPU
-from .frames import Stacks, program_line
+from .frames import Stacks
+from .modules import NOWHERE, Modules, Name
 from .patches import Patches
 from .quantized import state_tensors
 
@@ -61,7 +62,7 @@ class Block:
     born: int
     span: int
     line: tuple[str, int]
-    module: str
+    module: Name
     category: str | None = None
     freed: int | None = None
     freed_in: int | None = None
@@ -85,9 +86,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         self._stacks = Stacks()
-        self._running: list[torch.nn.Module] = []
-        self._names: dict[int, str] = {}
-        self._roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.modules = Modules()
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._steps_of: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 
@@ -97,7 +96,7 @@ class Watch:
         """A block was made."""
         frame = sys._getframe(1)
         self.blocks[block] = Block(
-            nbytes, held, stream, len(self.events), len(self.spans) - 1, program_line(frame), self._module()
+            nbytes, held, stream, len(self.events), len(self.spans) - 1, self.modules.line(frame), self.modules.running
         )
         if self.history is not None:
             self.history.allocated(block, nbytes, stream, self._stacks.of(frame))
@@ -149,22 +148,15 @@ class Watch:
 
     def out_of_memory(self, nbytes: int) -> dict[str, Any]:
         """Where the memory ran out, for the report."""
-        file, line = program_line(sys._getframe(1))
-        return dict(bytes=nbytes, file=file, line=line, module=self._module(), phase=self.phase, steps=self.steps)
+        self.modules.find()  # where a model does not fit, it was never called
+        self.name_everything()
+        file, line = self.modules.line(sys._getframe(1))
+        module = self.modules.running
+        return dict(bytes=nbytes, file=file, line=line, module=module.text, phase=self.phase, steps=self.steps)
 
     def install(self, patches: Patches) -> None:
         """Watch modules, backward and optimizers."""
-        call, running = torch.nn.Module.__call__, self._running
         backward = torch.autograd.backward
-
-        def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not running:
-                self._root(module)
-            running.append(module)
-            try:
-                return call(module, *args, **kwargs)
-            finally:
-                running.pop()
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             if not _on_gpu(args[0] if args else kwargs["tensors"]):
@@ -177,7 +169,7 @@ class Watch:
                 if sys.exc_info()[0] is None:
                     self.enter(BETWEEN if before != BACKWARD else before)
 
-        patches.set(torch.nn.Module, "__call__", __call__)
+        self.modules.install(patches, self._begins)
         patches.set(torch.autograd, "backward", run_backward)
         patches.later(register_optimizer_step_pre_hook(self._before_step).remove)
         patches.later(register_optimizer_step_post_hook(self._after_step).remove)
@@ -186,15 +178,15 @@ class Watch:
 
     def name_everything(self) -> None:
         """Say of all blocks that are alive what they are, as far as modules and optimizers tell."""
-        for root in list(self._roots):
+        for root in list(self.modules.roots):
             self._claim_module(root)
         for optimizer in list(self._optimizers):
             self._claim_state(optimizer)
         for block in self.gpu._workspaces.values():
             if block in self.blocks:
-                self.blocks[block].category = "workspaces"
+                self.blocks[block].category, self.blocks[block].module = "workspaces", NOWHERE
 
-    def claim(self, tensors: Iterable[torch.Tensor], category: str, module: str | None = None) -> None:
+    def claim(self, tensors: Iterable[torch.Tensor], category: str, module: Name = NOWHERE) -> None:
         """These tensors are this, and belong to this module."""
         storages = self.gpu.mode.storages
         for tensor in tensors:
@@ -203,57 +195,47 @@ class Watch:
             known = self.blocks.get(entry[1]) if entry is not None else None
             if known is not None:
                 known.category = category
-                if module is not None:
+                if module is not NOWHERE:
                     known.module = module
 
-    def _module(self) -> str:
-        if not self._running:
-            return ""
-        module = self._running[-1]
-        name = self._names.get(id(module))
-        return type(module).__name__ if name is None else name
-
-    def _root(self, module: torch.nn.Module) -> None:
+    def _begins(self, module: torch.nn.Module) -> None:
         if self.phase in (BACKWARD, STEP):
             return  # a checkpoint runs again
         self.enter(FORWARD if torch.is_grad_enabled() else EVALUATION)
-        if module not in self._roots:
-            self._roots.add(module)
-            for name, part in module.named_modules():
-                self._names.setdefault(id(part), name or type(module).__name__)
+        if self.modules.add(module):
             self._claim_module(module)
 
     def _claim_module(self, root: torch.nn.Module) -> None:
-        for name, module in root.named_modules():
-            for buffer in module._buffers.values():
-                if buffer is not None:
-                    self.claim([buffer], "buffers", name)
+        seen: set[int] = set()  # what is tied belongs to its first name, as in named_parameters()
+        for module in root.modules():
+            name = self.modules.name_of(module)
+            self.claim([buffer for buffer in module._buffers.values() if buffer is not None], "buffers", name)
             self.claim(state_tensors(module), "parameters", name)
             self.claim(getattr(module, "gradient_buckets", ()), "gradients", name)
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    self.claim([parameter], "parameters", name)
-                    if parameter.grad is not None:
-                        self.claim([parameter.grad], "gradients", name)
+            own = [p for p in module._parameters.values() if p is not None and id(p) not in seen]
+            seen.update(map(id, own))
+            self.claim(own, "parameters", name)
+            self.claim([p.grad for p in own if p.grad is not None], "gradients", name)
 
     def _claim_state(self, optimizer: torch.optim.Optimizer) -> None:
-        owners = {
-            id(parameter): name
-            for root in self._roots
-            for name, module in root.named_modules()
-            for parameter in module._parameters.values()
-        }
+        owners: dict[int, Name] = {}
+        for root in self.modules.roots:
+            for module in root.modules():
+                for parameter in module._parameters.values():
+                    owners.setdefault(id(parameter), self.modules.name_of(module))
         for parameter, state in optimizer.state.items():
             tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
-            self.claim(tensors, "optimizer", owners.get(id(parameter)))
+            self.claim(tensors, "optimizer", owners.get(id(parameter), NOWHERE))
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        for root in list(self._roots):
+        if optimizer not in self._optimizers:
+            self.modules.find()
+            self._optimizers.add(optimizer)
+        for root in list(self.modules.roots):
             self._claim_module(root)
         self.enter(STEP)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._optimizers.add(optimizer)
         self._claim_state(optimizer)
         self.enter(BETWEEN)
         self._steps_of[optimizer] = self._steps_of.get(optimizer, 0) + 1
@@ -270,7 +252,8 @@ class Watch:
             block = self.blocks[abs(event)]
             kind = category_of(block, self)
             file, line = block.line
-            place = f"{os.path.basename(file)}:{line} {block.module}" if file else block.module
+            module = block.module.text
+            place = f"{os.path.basename(file)}:{line} {module}" if file else module
             births.setdefault(abs(event), entry)
             row = (births[abs(event)], block.nbytes, block.held, _OF_THE_CORE[kind], block.stream, kinds[kind])
             rows.append((*row, places.setdefault(place, len(places))))

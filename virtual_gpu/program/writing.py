@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..language import tr
 from .imports import Imports
 from .patches import Patches
 from .watch import SAVING, Watch
@@ -19,7 +20,12 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
         def skipped(*args: Any, **kwargs: Any) -> None:
             before = watch.phase
             watch.enter(SAVING)
-            watch.note(f"{what} wrote nothing: there are no weights")
+            watch.note(
+                tr(
+                    ko=f"{what}: 가중치가 없으므로 쓰지 않았다",
+                    en=f"{what} wrote nothing: there are no weights",
+                )
+            )
             watch.enter(before)
 
         return skipped

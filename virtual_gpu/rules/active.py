@@ -162,8 +162,9 @@ def _virtual_only(name: str, op: Any, kernel: Callable, key: str) -> Callable:
 
 
 def _is_virtual(args: tuple) -> bool:
+    """Whether a virtual tensor is among these, or a DTensor whose part on this rank is one."""
     return any(
-        isinstance(item, FakeTensor)
+        isinstance(item, FakeTensor) or isinstance(getattr(item, "_local_tensor", None), FakeTensor)
         for value in args
         for item in (value if isinstance(value, (list, tuple)) else [value])
     )

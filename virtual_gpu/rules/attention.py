@@ -130,8 +130,6 @@ def _attention(
     if kernel == "efficient":
         if attn_mask is not None:
             attn_mask = _aligned(attn_mask).expand(*query.shape[:-1], key.shape[-2])
-        if request.grouped_query:  # the kernel reads each key several times; its gradients are summed in groups
-            key, value = (_grouped(t, query.shape[-3]) for t in (key, value))
         return _aten._scaled_dot_product_efficient_attention(
             query, key, value, attn_mask, trains, dropout_p, is_causal, scale=scale
         )[0]
@@ -167,10 +165,10 @@ def _flash_attention(query, key, value, dropout_p, is_causal, scale) -> torch.Te
     return out[..., :width]
 
 
-def _grouped(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """(B, h, L, D) as (B, heads, L, D) without a copy."""
-    batch, few, length, dim = tensor.shape
-    return tensor.unsqueeze(2).expand(batch, few, heads // few, length, dim).reshape(batch, heads, length, dim)
+def _grouped_gradients(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> tuple:
+    """One gradient for each head of the keys and values, where the shapes alone give one for each of the query's."""
+    query_gradient, _, _, mask_gradient = run()
+    return query_gradient, mode.empty_like(args[2]), mode.empty_like(args[3]), mask_gradient
 
 
 KERNEL = Rule(
@@ -186,11 +184,12 @@ CUDNN = Rule(
     since="2.11",
     capability=((9, 0), (11, 0)),
 )
-# On PyTorch's main branch since 25 July 2026 (pull request 191085), after 2.13; that 2.14 is the first release with it
-# is not established.
+# Of 25 July 2026, before the 2.14 branch was cut; the kernel's header in the wheel of 2.14.1 has it (q_heads_per_kv in
+# mem_eff_attention/kernel_forward.h), that of 2.13.0 has not.
 EFFICIENT_GQA = Rule(
     name="efficient_gqa",
     what="memory-efficient attention takes grouped-query heads, which went to math before",
-    source=f"supports_gqa in can_use_mem_efficient_attention of {_SOURCE} on the main branch, pull request 191085",
+    source=f"supports_gqa in can_use_mem_efficient_attention of {_SOURCE}, pull request 191085",
     since="2.14",
+    operators={_aten._scaled_dot_product_efficient_attention_backward.default: _grouped_gradients},
 )

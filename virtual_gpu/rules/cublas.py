@@ -65,17 +65,17 @@ WORKSPACE = Rule(
     name="cublas_workspace",
     what="a workspace for each thread that multiplies, sized by architecture and kept; cuBLASLt shares it",
     source="parseChosenWorkspaceSize, unified_cublas_and_lt_workspaces in aten/src/ATen/cuda/CublasHandlePool.cpp",
-    until="2.14",
+    until="2.15",
     operators=dict.fromkeys(PRODUCTS, _kept),
     nested=dict.fromkeys(PRODUCTS, _nested),
 )
-# On PyTorch's main branch since 21 August 2026 (pull request 194311), after 2.13; that 2.14 is the first release with
-# it is not established.
+# The 2.14 branch was cut on 10 August 2026, before the pull request; the wheel of 2.15.0 has its functions and its
+# environment variable (CUDAContextLight.h, libtorch_cuda.so), that of 2.14.1 has neither.
 WORKSPACE_NOT_KEPT = Rule(
     name="cublas_workspace_not_kept",
     what="the workspace of a product is given back after it (TORCH_CUBLAS_WORKSPACE_CACHE brings the old way back)",
-    source="aten/src/ATen/cuda/CublasHandlePool.cpp on the main branch, pull request 194311",
-    since="2.14",
+    source="CUDABlasHandleWithWorkspace in aten/src/ATen/cuda/CublasHandlePool.cpp, pull request 194311",
+    since="2.15",
     operators=dict.fromkeys(PRODUCTS, _fresh),
 )
 OPERANDS = Rule(

@@ -16,7 +16,7 @@ def _statistics(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> Any:
     out = run()
     if out[0].dtype not in _HALF:
         return out
-    return out[0], *(statistic.new_empty(statistic.shape, dtype=torch.float32) for statistic in out[1:])
+    return out[0], *(mode.empty_like(statistic, torch.float32) for statistic in out[1:])
 
 
 class _RMSNorm(torch.autograd.Function):

@@ -13,20 +13,6 @@ _SUMS = (_aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mea
 _THREADS, _FEW_VALUES, _MANY_VALUES = 512, 16, 256  # MAX_NUM_THREADS, min_ and max_values_per_thread
 
 
-# Multiprocessors of a card, after NVIDIA's data sheets. One that is not here counts as an A100: more blocks than a card
-# holds at once are not made, and each has its share of the buffer.
-_MULTIPROCESSORS = {"T4": 40, "V100": 80, "L4": 58, "RTX 3060": 28, "RTX 3090": 82, "RTX 4090": 128, "A100": 108}
-_MULTIPROCESSORS |= {"H100": 132, "H100 PCIe": 114, "H200": 132, "B200": 148, "RTX 5090": 170, "L40S": 142, "A40": 84}
-_MULTIPROCESSORS |= {"RTX A6000": 84, "A10": 72, "P100": 56}
-
-
-def resident_threads(name: str, compute_capability: tuple[int, int]) -> int:
-    """Threads that a card holds at once: those of a multiprocessor by architecture, times their number."""
-    known = max((card for card in _MULTIPROCESSORS if name.startswith(card)), key=len, default="A100")
-    each = {(7, 5): 1024, (8, 0): 2048}.get(compute_capability, 1536 if compute_capability[0] in (8, 12) else 2048)
-    return each * _MULTIPROCESSORS[known]
-
-
 def reduction_buffers(
     outputs: int, inputs: int, *, fastest: bool, vectors: int, resident: int, element: int = 4
 ) -> tuple[int, int]:
@@ -74,7 +60,7 @@ def _sum(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.Tenso
         inner = summed.dim() > 0 and (len(args) < 2 or not args[1] or _has_last(args[1], summed.dim()))
         whole = outputs == 1
         vectors = 4 if (whole and summed.numel() > 128) or (not inner and summed.shape[-1] % 4 == 0) else 1
-        resident = resident_threads(mode.gpu.spec.name, mode.gpu.spec.compute_capability)
+        resident = mode.gpu.spec.multiprocessors * mode.gpu.spec.threads_per_multiprocessor
         inputs = summed.numel() // outputs
         mode.gpu.temporaries(*reduction_buffers(outputs, inputs, fastest=inner, vectors=vectors, resident=resident))
     return out

@@ -24,18 +24,25 @@ def flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
     """
     batch, heads, length, dim = query.shape
     rows, wide = -(-length // 128) * 128, 256 if dim > 192 else -(-dim // 32) * 32
-    expanded = batch * key.shape[2] * heads * dim * key.element_size() if key.shape[1] != heads else 0
-    return batch * heads * rows * 4, batch * rows * heads * wide * 4, expanded, expanded
+    return batch * heads * rows * 4, batch * rows * heads * wide * 4, *[_of_every_head(key, heads)] * 2
 
 
-def efficient_backward(query: torch.Tensor) -> tuple[int, ...]:
-    """delta in fp32, and where gradients are 16-bit the fp32 sum of the query's; its padding to blocks is left out.
+def efficient_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[int, ...]:
+    """delta in fp32, where gradients are 16-bit the fp32 sum of the query's, dk and dv for every query head.
 
-    query: (batch, heads, length, head_dim). Source: _efficient_attention_backward in
-    aten/src/ATen/native/transformers/cuda/attention_backward.cu, workspace_size in mem_eff_attention/kernel_backward.h.
+    query, key, value: (batch, heads, length, head_dim). The sum's padding to blocks is left out. Source:
+    _efficient_attention_backward in aten/src/ATen/native/transformers/cuda/attention_backward.cu, workspace_size in
+    mem_eff_attention/kernel_backward.h; grouped heads are summed by a second kernel (pull request 191085).
     """
-    delta = query.numel() // query.shape[-1] * 4
-    return delta, query.numel() * 4 if query.dtype in _HALF else 0
+    delta, heads = query.numel() // query.shape[-1] * 4, query.shape[1]
+    summed = query.numel() * 4 if query.dtype in _HALF else 0
+    return delta, summed, _of_every_head(key, heads), _of_every_head(value, heads)
+
+
+def _of_every_head(tensor: torch.Tensor, heads: int) -> int:
+    """Bytes of a gradient with one part for each of the query's heads; 0 where the heads are not grouped."""
+    own = tensor.shape[1]
+    return tensor.numel() // own * heads * tensor.element_size() if own != heads else 0
 
 
 def embedding_backward(grad: torch.Tensor, indices: torch.Tensor, weights: int) -> tuple[int, ...]:
@@ -89,7 +96,7 @@ ATTENTION = Rule(
     source="mha_bwd in flash_api.cpp, _efficient_attention_backward in attention_backward.cu",
     operators={
         _aten._scaled_dot_product_flash_attention_backward.default: _inside(lambda a: flash_backward(a[1], a[2])),
-        _aten._scaled_dot_product_efficient_attention_backward.default: _inside(lambda a: efficient_backward(a[1])),
+        _aten._scaled_dot_product_efficient_attention_backward.default: _inside(lambda a: efficient_backward(*a[1:4])),
     },
 )
 INDICES = Rule(

@@ -24,6 +24,10 @@ class Collectives(TorchDispatchMode):
         self.elements: Counter = Counter()
         self.activations: Counter = Counter()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see CountingMode
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.count(func, args)
         return func(*args, **(kwargs or {}))

@@ -8,11 +8,12 @@ padding. A test holds the first two equal to the byte.
 from __future__ import annotations
 
 import copy
+import functools
 import heapq
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatch
 from typing import Any
 
@@ -58,7 +59,7 @@ class RankMemory:
         return self.parameters + self.gathered + self.gradients + self.buckets + self.optimizer
 
 
-KINDS = tuple(field.name for field in fields(RankMemory))[1:]
+KINDS = tuple(one.name for one in fields(RankMemory))[1:]
 
 
 @dataclass
@@ -235,7 +236,7 @@ def local_shapes(model: str, tensor_parallel: int = 1) -> Counter:
     All layers are built, without values: they may differ.
     """
     counts: Counter = Counter()
-    for (shape, cut), count in _shapes(config_of(model)).items():
+    for (shape, cut), count in _shapes(ConfigKey.of(config_of(model))).items():
         local = list(shape)
         if tensor_parallel > 1 and cut is not None:
             local[cut] = -(-local[cut] // tensor_parallel)
@@ -243,18 +244,24 @@ def local_shapes(model: str, tensor_parallel: int = 1) -> Counter:
     return counts
 
 
-_known: dict[tuple[type, str], Counter] = {}  # of a config, all that it says
+@dataclass(frozen=True)
+class ConfigKey:
+    """A config by all that it says: what is remembered of it is found anew when a folder's config.json was edited."""
+
+    kind: type
+    said: str
+    config: Any = field(compare=False)
+
+    @classmethod
+    def of(cls, config: Any) -> ConfigKey:
+        """The key of a config."""
+        return cls(type(config), config.to_json_string(use_diff=False), config)
 
 
-def _shapes(config: Any) -> Counter:
+@functools.lru_cache(maxsize=512)
+def _shapes(key: ConfigKey) -> Counter:
     """(shape, dim that tensor parallelism cuts or None) → how many parameters are like this, tied ones once."""
-    key = type(config), config.to_json_string(use_diff=False)
-    if key not in _known:
-        _known[key] = _build_shapes(config)
-    return _known[key]
-
-
-def _build_shapes(config: Any) -> Counter:
+    config = key.config
     model = build_model(config, CONVENTIONS["mixed"].dtype)
     plan = getattr(config, "base_model_tp_plan", None) or {}
     cut = {}  # id of a parameter → the dim
@@ -299,16 +306,18 @@ def shard_ledger(
         look_at = (0, ranks // 2, ranks - 1)
     found, sent, method = {}, Counter(), "run"
     for rank in dict.fromkeys(look_at):
-        held, sent, method = _run(config, layout, CONVENTIONS[precision], rank)
+        held, sent, method = _run(ConfigKey.of(config), layout, precision, rank)
         buckets = 0 if gradient_as_bucket_view or not layout.has_ddp else held["gradients"]
         found[rank] = RankMemory(rank, **held, buckets=buckets)
     if layout.has_ddp:
-        sent += Counter(allreduce=elements_sent(model, layout)["allreduce"])
-    return ShardLedger(model, count_elements(model), layout, precision, found, sent, method)
+        sent = sent + Counter(allreduce=elements_sent(model, layout)["allreduce"])
+    return ShardLedger(model, count_elements(model), layout, precision, found, Counter(sent), method)
 
 
-def _run(config: Any, layout: Layout, convention: Convention, rank: int) -> tuple[dict, Counter, str]:
-    """(bytes held by kind, elements sent by collective, "depth" or "run")."""
+@functools.lru_cache(maxsize=512)
+def _run(key: ConfigKey, layout: Layout, precision: str, rank: int) -> tuple[dict, Counter, str]:
+    """(bytes held by kind, elements sent by collective, "depth" or "run"). They are shared: to read only."""
+    config, convention = key.config, CONVENTIONS[precision]
     if layout.stage == 1:  # how whole tensors fall does not grow with the depth
         run = run_rank(config, layout, convention, rank, batch_size=None)
         return run.held, run.sent, "run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from .layout import Layout
@@ -28,6 +29,10 @@ _OF_MORE = Range(2 * 2 * 10 * MIB, 688 * MIB, 1600 * MIB)
 
 def nccl_bytes(layout: Layout) -> Range:
     """Bytes on each rank, for one group over the data-parallel ranks and one over the tensor-parallel ones."""
-    sizes = [size for size in (layout.data_parallel, layout.tensor_parallel) if size > 1]
-    groups = [_OF_TWO if size == 2 else _OF_MORE for size in sizes]
+    return of_groups((layout.data_parallel, layout.tensor_parallel))
+
+
+def of_groups(sizes: Iterable[int]) -> Range:
+    """Bytes on each rank, for groups of so many ranks; a group of one sends nothing."""
+    groups = [_OF_TWO if size == 2 else _OF_MORE for size in sizes if size > 1]
     return Range(*(sum(column) for column in zip(*groups, strict=True))) if groups else Range(0, 0, 0)

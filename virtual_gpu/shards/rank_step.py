@@ -27,6 +27,7 @@ from ..units import MiB, choose, human_bytes, positive_int
 from .fake_rank import run_rank
 from .layout import CONVENTIONS, Layout
 from .ledger import (
+    ConfigKey,
     RankMemory,
     closed_form,
     config_of,
@@ -84,7 +85,7 @@ class RankStep:
 
     @property
     def fits(self) -> bool:
-        """Whether the caching allocator finds room for the step beside NCCL's buffers."""
+        """Whether the caching allocator finds room for the step beside NCCL's buffers, by their published values."""
         return self.reserved_bytes <= self.room_bytes
 
     @property
@@ -218,8 +219,7 @@ def rank_step(
         run_as = reference if ratio < 1 + PADDING else layout
     like = replace(CATALOG["T4"], compute_capability=spec.compute_capability)  # its size says nothing here
     trace, messages = _trace(
-        _Model(type(config), config.to_json_string(use_diff=False), config), run_as, precision, batch_size,
-        sequence_length, bool(gradient_checkpointing), like,
+        ConfigKey.of(config), run_as, precision, batch_size, sequence_length, bool(gradient_checkpointing), like,
     )  # fmt: skip
     if run_as != layout and sharded:
         trace = _on_ranks(trace, memory, closed_form(model, run_as, precision))
@@ -269,18 +269,9 @@ def _peak(trace: Trace) -> tuple[dict[str, int], str]:
     return parts, timeline.peak_phase
 
 
-@dataclass(frozen=True)
-class _Model:
-    """A config by all that it says."""
-
-    kind: type
-    said: str
-    config: Any = field(compare=False)
-
-
 @functools.lru_cache(maxsize=512)
 def _trace(
-    model: _Model, layout: Layout, precision: str, batch_size: int, sequence_length: int, checkpointing: bool,
+    model: ConfigKey, layout: Layout, precision: str, batch_size: int, sequence_length: int, checkpointing: bool,
     spec: GPUSpec,
 ) -> tuple[Trace, Counter]:  # fmt: skip
     """A rank's forward and backward, and the elements of tensor parallelism's messages."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -12,11 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from ..cards import CATALOG
 from ..counting.gpu import VirtualGPU
-from ..errors import NoSuchLayer
 from ..models.adapters import add_adapters
 from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config
-from ..models.depth import grows_evenly, shallow_depths, text_config, with_depth
+from ..models.depth import linear_in_depth, text_config
 from ..turns import in_turn
 from .run import set_checkpointing
 from .setting import Setting
@@ -92,19 +91,10 @@ def training_flops(setting: Setting | None = None, **settings: Any) -> Flops:
 def _training_flops(
     model_id: str, batch_size: int, sequence_length: int, checkpointing: bool, adapters: tuple | None
 ) -> Flops:
-    def run(config: Any) -> Flops:
-        return flops_of_config(config, batch_size, sequence_length, checkpointing, adapters)
+    def run(config: Any) -> dict[str, int]:
+        return asdict(flops_of_config(config, batch_size, sequence_length, checkpointing, adapters))
 
-    config = load_config(model_id)
-    shallow = shallow_depths(config)
-    if shallow is None or not grows_evenly(config, *shallow):
-        return run(config)
-    depths, more = shallow
-    try:
-        one, two = (run(with_depth(config, layers)) for layers in depths[:2])
-    except NoSuchLayer:  # an adapter's target that only the full depth has
-        return run(config)
-    return Flops(one.forward + more * (two.forward - one.forward), one.backward + more * (two.backward - one.backward))
+    return Flops(**linear_in_depth(load_config(model_id), run))
 
 
 @in_turn

@@ -14,7 +14,7 @@ from ..errors import NoSuchLayer
 from ..language import tr
 from ..models.build import build_on_gpu
 from ..models.configs import cached_by_model, checkpoint_dtype, load_config
-from ..models.depth import from_shallow
+from ..models.depth import Deepening, from_shallow
 from ..real import GPU, storage_bytes
 from ..report import MemoryReport
 from ..room import room_on
@@ -78,16 +78,19 @@ def predict_need(setting: Setting, compute_capability: tuple[int, int], ddp: boo
     """
     anything = replace(CATALOG["T4"], compute_capability=compute_capability, memory_bytes=2**60, usable_bytes=None)
     report = predict_memory(setting, gpu=VirtualGPU(anything))
-    timeline = report.timeline
+    timeline, reserved = report.timeline, report.reserved_bytes
     if ddp:
-        timeline = with_ddp(timeline.trace).through()[0].timeline()
+        trace, allocator = with_ddp(timeline.trace).through()
+        timeline, reserved = trace.timeline(), allocator.peak_reserved_bytes
     states = {
         "parameters": report.parameters_bytes,
         "gradients": report.gradients_bytes,
         "optimizer": report.optimizer_bytes,
     }
     step = max(timeline.peak_bytes // 128, 2 * 2**20)
-    return Need(timeline.peak_bytes, timeline.trace.smallest_capacity(step), states, timeline.at_peak())
+    return Need(
+        timeline.peak_bytes, timeline.trace.smallest_capacity(step, reserved=reserved), states, timeline.at_peak()
+    )
 
 
 def model_bytes(model: torch.nn.Module) -> int:
@@ -191,6 +194,12 @@ def _predicted(setting: Setting, config: Any, spec: GPUSpec) -> Run:
     return _predict_by_depth(setting, config, spec) or virtual_run(setting, config, spec)
 
 
+@cached_by_model
+def _shown(model_id: str) -> dict[Any, Deepening]:
+    """What shallow runs of the model have shown, by all but their micro-batch."""
+    return {}
+
+
 def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | None:
     """The run at full depth from shallow ones; None where that is not less work, or contradicted."""
 
@@ -199,7 +208,9 @@ def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | Non
         return trace, dict(zip(("parameters", "gradients", "optimizer"), numbers, strict=True))
 
     try:
-        found = from_shallow(config, run)
+        like = replace(setting, batch_size=1), spec.compute_capability
+        # Under adapters the first layer passes no gradient on: alone it is like no other.
+        found = from_shallow(config, run, 2 if setting.peft else 1, _shown(setting.model_id), like)
     except NoSuchLayer:  # an adapter's target that only the full depth has
         return None
     return found and Run(found[0], **found[1], method="depth")

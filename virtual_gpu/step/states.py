@@ -1,8 +1,9 @@
-"""Bytes of parameters, gradients and optimizer state of a setting: of the whole model, without a run."""
+"""Bytes of parameters, gradients and optimizer state of a setting, without a run."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import torch
 
@@ -10,7 +11,9 @@ from ..cards import CATALOG
 from ..counting.gpu import VirtualGPU
 from ..models.build import build_on_gpu
 from ..models.configs import cached_by_model, checkpoint_dtype, load_config
+from ..models.depth import linear_in_depth
 from ..real import storage_bytes
+from ..turns import in_turn
 from .optimizers import estimate_memory_of_optimizer, make_optimizer
 from .predict import model_bytes
 from .setting import Setting
@@ -23,9 +26,15 @@ def states_of(setting: Setting) -> dict[str, int]:
     The optimizer's state of a tensor follows from its shape: it is made for each shape that the model has, for one and
     for two of them, so that what they share counts once.
     """
-    config, gpu = load_config(setting.model_id), VirtualGPU(CATALOG["A100-80GB"], limited=False)
+    config = load_config(setting.model_id)
     dtype, _ = setting.dtypes
     dtype = checkpoint_dtype(setting.model_id, config) if dtype == "auto" else dtype
+    return dict(linear_in_depth(config, lambda config: _states(setting, config, dtype)))
+
+
+@in_turn
+def _states(setting: Setting, config: Any, dtype: torch.dtype) -> dict[str, int]:
+    gpu = VirtualGPU(CATALOG["A100-80GB"], limited=False)
     model = build_on_gpu(config, dtype, setting.attention, setting.peft, gpu, **setting.adapters)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     shapes = Counter((tuple(parameter.shape), parameter.dtype) for parameter in trained)

@@ -18,16 +18,52 @@ from .trace import Trace
 SEARCHED = 10_000  # a trace of a training step has 10 to 70 loops, found in about as many steps
 
 
+@dataclass(frozen=True)
+class Continuation:
+    """How a deep trace follows from a shallow one.
+
+    like: the shallow one. entries: for each entry of the deep trace the one of `like` that it repeats. born: the deep
+    trace's own births.
+    """
+
+    like: Trace
+    entries: np.ndarray
+    born: np.ndarray
+
+    def of(self, trace: Trace) -> Trace | None:
+        """The deep trace from a shallow one that differs from `like` in sizes alone (another micro-batch).
+
+        None for any other, and where what comes out would release what is not there.
+        """
+        if not _alike(self.like, trace):
+            return None
+        deep = Trace(
+            self.born,
+            *(column[self.entries] for column in (trace.nbytes, trace.category, trace.span)),
+            trace.names,
+            stream=trace.stream[self.entries],
+        )
+        return deep if _is_sound(deep, trace.allocates[self.entries]) else None
+
+
 def continued(traces: Sequence[Trace], more: int) -> Trace | None:
     """The trace `more` steps in depth after the first of three that lie one step apart; None where that is not proven.
 
-    Every entry must be found in all three, every loop repeat itself entry by entry, and the number of the entry that
-    allocated what is released here must be linear in the repetition and in the depth. What comes out must release
-    blocks of the right size, alive, and once.
+    See `continuation`.
+    """
+    found = continuation(traces, more)
+    return found and found.of(traces[1])
+
+
+def continuation(traces: Sequence[Trace], more: int) -> Continuation | None:
+    """How the trace `more` steps in depth after the first of three, one step apart, follows from the second of them.
+
+    None where that is not proven: every entry must be found in all three, every loop repeat itself entry by entry, and
+    the number of the entry that allocated what is released here must be linear in the repetition and in the depth.
     """
     if len({trace.names for trace in traces}) > 1:
         return None
-    table, ids = np.unique(np.concatenate([_labels(trace) for trace in traces]), axis=0, return_inverse=True)
+    _, ids = np.unique(np.concatenate([_labels(trace) for trace in traces]), axis=0, return_inverse=True)
     labels = np.split(ids.ravel(), np.cumsum([len(trace) for trace in traces])[:2])
     inserted = _insertions(*labels)
     if inserted is None:
@@ -35,12 +71,14 @@ def continued(traces: Sequence[Trace], more: int) -> Trace | None:
     births = [trace.born for trace in traces]
     loops = _Loops(len(labels[0]), [_turned(loop, births, labels) for loop in inserted])
     found = _repeat(loops, births, labels, more)
-    if found is None:
-        return None
-    label, born = found
-    kind, nbytes, category, stream, span = table[label, :5].T
-    trace = Trace(born, nbytes, category, span, traces[0].names, stream=stream)
-    return trace if _is_sound(trace, kind.astype(bool)) else None
+    return found and Continuation(traces[1], *found)
+
+
+def _alike(a: Trace, b: Trace) -> bool:
+    """Whether two traces are the same but for the sizes."""
+    return a.names == b.names and all(
+        np.array_equal(getattr(a, column), getattr(b, column)) for column in ("born", "category", "span", "stream")
+    )
 
 
 def on_a_line(numbers: Sequence[Mapping[Any, int]], more: int) -> dict[Any, int] | None:
@@ -151,14 +189,14 @@ class _Loops:
 
 
 def _repeat(loops: _Loops, births: list[np.ndarray], labels: list[np.ndarray], more: int) -> tuple | None:
-    """(labels, births) of the deeper trace."""
-    label, born = (np.empty(loops.length(more), dtype=np.int64) for _ in range(2))
+    """(which entry of the second trace each is, births) of the deeper trace."""
+    entries, born = (np.empty(loops.length(more), dtype=np.int64) for _ in range(2))
     at = [loops.outside(n) for n in range(3)]
     a, b, c = (birth[where] for birth, where in zip(births, at, strict=True))
     same = all(np.array_equal(labels[0], labels[n][at[n]]) for n in (1, 2))
     if not same or not np.array_equal(c - b, b - a):
         return None
-    label[loops.outside(more)], born[loops.outside(more)] = labels[0], a + more * (b - a)
+    entries[loops.outside(more)], born[loops.outside(more)] = loops.outside(1), a + more * (b - a)
     for loop in loops.loops:
         first, second, third = loops.inside(loop, 0, 1), loops.inside(loop, 0, 2), loops.inside(loop, 1, 2)
         if not (np.array_equal(labels[1][first], labels[2][second])
@@ -167,8 +205,8 @@ def _repeat(loops: _Loops, births: list[np.ndarray], labels: list[np.ndarray], m
         x, y, z = births[1][first], births[2][second], births[2][third]
         for turn in range(more):
             where = loops.inside(loop, turn, more)
-            label[where], born[where] = labels[1][first], x + (more - 1) * (y - x) + turn * (z - y)
-    return label, born
+            entries[where], born[where] = first, x + (more - 1) * (y - x) + turn * (z - y)
+    return entries, born
 
 
 def _is_sound(trace: Trace, allocates: np.ndarray) -> bool:

@@ -98,10 +98,16 @@ class Trace:
         _, allocator = self.through(capacity_bytes, expandable_segments=expandable_segments, settings=settings)
         return allocator.peak_reserved_bytes
 
-    def smallest_capacity(self, step_bytes: int, settings: AllocatorSettings | None = None) -> int:
-        """Bytes, `step_bytes` apart from the tensors' peak on, in which the caching allocator gets through."""
+    def smallest_capacity(
+        self, step_bytes: int, settings: AllocatorSettings | None = None, reserved: int | None = None
+    ) -> int:
+        """Bytes, `step_bytes` apart from the tensors' peak on, in which the caching allocator gets through.
+
+        reserved: `reserved_peak` without a limit, where it is known.
+        """
         peak = self.peak_bytes
-        low, high = 0, -(-(self.reserved_peak(settings=settings) - peak) // step_bytes)
+        reserved = self.reserved_peak(settings=settings) if reserved is None else reserved
+        low, high = 0, -(-(reserved - peak) // step_bytes)
         while low < high:
             middle = (low + high) // 2
             try:

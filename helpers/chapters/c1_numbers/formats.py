@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -337,36 +337,41 @@ def _error(value: float, stored: float | None) -> str:
 
 
 class ModelSizes:
-    """Bundled architectures and what their weights weigh in each format, beside the smallest GPU that holds them."""
+    """Bundled architectures and what their weights weigh in each format; ✓ where a T4 holds them.
+
+    8 and 4 bits are those of the linear layers: embeddings, norms and the output head stay in 16 (bitsandbytes).
+    """
 
     BITS: ClassVar = {"fp32": 32, "fp16": 16, "int8": 8, "NF4": 4.127}  # NF4 with double quantization, QLoRA section 3
 
     def __init__(self, model_ids: tuple[str, ...]):
+        from virtual_gpu.models.adapters import linear_layers
         from virtual_gpu.models.build import build_model, count_parameters
         from virtual_gpu.models.configs import load_config
 
-        self.counts = {name: count_parameters(build_model(load_config(name), torch.float16)) for name in model_ids}
+        self.counts: dict[str, tuple[int, int]] = {}  # name → (all parameters, those of the linear layers' weights)
+        for name in model_ids:
+            model = build_model(load_config(name), torch.float16)
+            linear = sum(layer.weight.numel() for layer in linear_layers(model).values())
+            self.counts[name] = count_parameters(model), linear
+
+    def nbytes(self, name: str, form: str) -> float:
+        """Bytes of a model's weights in a format of `BITS`."""
+        count, linear = self.counts[name]
+        bits = self.BITS[form]
+        return (linear * bits + (count - linear) * max(bits, 16)) / 8
 
     def _repr_html_(self) -> str:
+        from virtual_gpu.cards import CATALOG
         from virtual_gpu.drawing.labels import html_table
 
         heads = [tr(ko="모델", en="model"), tr(ko="파라미터 수", en="parameters"), *self.BITS]
-        rows = []
-        for name, count in self.counts.items():
-            sizes = [count * bits / 8 for bits in self.BITS.values()]
-            rows.append(
-                [name.split("/")[-1], f"{count:,}", *(f"{s / 1e9:,.1f} GB · {_smallest_gpu(s)}" for s in sizes)]
-            )
+        capacity, rows = CATALOG["T4"].capacity_bytes, []
+        for name, (count, _) in self.counts.items():
+            sizes = [self.nbytes(name, form) for form in self.BITS]
+            cells = (f"{size / 1e9:,.1f} GB {'✓' if size <= capacity else '✗'}" for size in sizes)
+            rows.append([name.split("/")[-1], f"{count:,}", *cells])
         return html_table(heads, rows)
 
     def __repr__(self) -> str:
-        return "\n".join(f"{name}: {count:,}" for name, count in self.counts.items())
-
-
-def _smallest_gpu(nbytes: float) -> str:
-    from virtual_gpu.cards import CATALOG
-
-    fitting: list[Any] = sorted(
-        (s for s in CATALOG.values() if s.capacity_bytes >= nbytes), key=lambda s: s.capacity_bytes
-    )
-    return fitting[0].name if fitting else tr(ko="한 장에 없음", en="no single one")
+        return "\n".join(f"{name}: {count:,}" for name, (count, _) in self.counts.items())

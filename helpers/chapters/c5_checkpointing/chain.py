@@ -42,9 +42,8 @@ class Chain:
                 )
             )
         _check_work(self.nodes, MOST_NODES, tr(ko="노드", en="nodes"))
-        generator = random.Random(seed)
         self.input = 0.5
-        self.weights = {i: generator.uniform(0.5, 1.5) for i in range(2, self.nodes + 1)}
+        self.weights = _weights(self.nodes, seed)
 
     def forward(self, node: int, y: float) -> float:
         """y_node from the value of the node before."""
@@ -68,6 +67,13 @@ class Chain:
         return [float(g) for g in torch.autograd.grad(y, leaves)]
 
 
+@lru_cache(maxsize=16)
+def _weights(nodes: int, seed: int) -> dict[int, float]:
+    """node → its weight, from the second on; to read only."""
+    generator = random.Random(seed)
+    return {i: generator.uniform(0.5, 1.5) for i in range(2, nodes + 1)}
+
+
 @dataclass
 class Recording:
     """What a schedule did: `moments[t]` was computed at moment t; a life is (kind, node, born, end), end excluded.
@@ -85,10 +91,10 @@ class Recording:
     def counts(self) -> np.ndarray:
         """(moments, 2): how many values of the forward pass and how many gradients are alive at each moment."""
         changes = np.zeros((len(self.moments) + 1, 2), dtype=np.int64)
-        for kind, _, born, end in self.lives:
-            column = int(kind == "backward")
-            changes[born, column] += 1
-            changes[end, column] -= 1
+        kinds, _, born, end = zip(*self.lives, strict=True)
+        columns = np.array([kind == "backward" for kind in kinds], dtype=np.int64)
+        np.add.at(changes, (np.array(born), columns), 1)
+        np.add.at(changes, (np.array(end), columns), -1)
         return changes.cumsum(axis=0)[:-1]
 
     @property
@@ -201,7 +207,8 @@ def _checked(action: Action, nodes: int, number: int) -> Action:
         kind, node = action
         if kind not in LOWEST_NODE:
             kind = choose(kind, LOWEST_NODE, tr(ko="동작", en="action"))
-        node = positive_int(node, "node")
+        if type(node) is not int or node < 1:
+            node = positive_int(node, "node")
     except (TypeError, ValueError) as error:
         raise _refused(number, action, str(error)) from None
     lowest = LOWEST_NODE[kind]

@@ -49,7 +49,7 @@ def draw_data_parallel(runs: Sequence[TrainingRun]) -> svg.Drawing:
     drawing.rect(26, 258, 708, 34, svg.GRID)
     label = tr(ko="all-reduce: 그레이디언트의 평균", en="all-reduce: the mean of the gradients")
     drawing.text(380, 280, label, size=14, anchor="middle", bold=True)
-    note = tr(ko="모든 rank가 같은 그레이디언트로 같은 스텝을 밟는다.", en="Every rank takes the same step.")
+    note = tr(ko="모든 rank가 같은 그레이디언트로 같은 스텝을 실행한다.", en="Every rank takes the same step.")
     drawing.text(380, 316, note, size=12, anchor="middle", fill=svg.MUTED)
     return drawing
 

@@ -155,6 +155,18 @@ def quantized_model(model: nn.Module) -> nn.Module:
     return model
 
 
+def dequantized_model(model: nn.Module) -> nn.Module:
+    """A copy of the small model with the weights that `quantized_model` computes with, in ordinary layers (fp64)."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    quantized, plain = quantized_model(model), copy.deepcopy(model)
+    for name, layer in quantized.named_modules():
+        weight = getattr(layer, "weight", None)
+        if getattr(weight, "quant_state", None) is not None:
+            plain.get_submodule(name).weight.data = dequantize_4bit(weight.data, weight.quant_state).double()
+    return plain
+
+
 class _CPU:
     is_virtual = False
 

@@ -1,0 +1,93 @@
+"""What others measured on real cards beside what the virtual GPU says, as `make truth` left it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from helpers.environment import COURSE
+from virtual_gpu.drawing.labels import html_table
+from virtual_gpu.errors import WrongValue
+from virtual_gpu.language import tr
+from virtual_gpu.units import human_bytes
+
+JUDGED = COURSE / "benchmarks" / "judged.json"
+
+
+class Measured:
+    """Published measurements that were predicted: a line for each source and card; `of(source)` has them one by one."""
+
+    def __init__(self, path: Path = JUDGED):
+        judged = json.loads(path.read_text(encoding="utf-8"))
+        self.date: str = judged["date"]
+        self.rows = [row for row in judged["rows"] if row["counts"] and row["outcome"] == "run" and row["measured"]]
+
+    def of(self, source: str, lines: int = 12) -> Rows:
+        """The measurements of a source, by how far off they are; WrongValue for one that is not there."""
+        rows = [row for row in self.rows if row["source"] == source]
+        if not rows:
+            names = ", ".join(sorted({row["source"] for row in self.rows}))
+            raise WrongValue(tr(ko=f"{source!r}: 없는 출처다. {names}", en=f"{source!r} is none of: {names}"))
+        return Rows(sorted(rows, key=lambda row: -abs(error(row))), lines)
+
+    def _summary(self) -> list[list[str]]:
+        groups: dict[tuple[str, str], list[float]] = {}
+        for row in self.rows:
+            groups.setdefault((row["source"], row["gpu"]), []).append(error(row))
+        return [
+            [*names, str(len(errors)), f"{median(map(abs, errors)):.2%}", f"{max(errors, key=abs):+.2%}"]
+            for names, errors in sorted(groups.items())
+        ]
+
+    def __repr__(self) -> str:
+        return "\n".join(" · ".join(line) for line in self._summary())
+
+    def _repr_html_(self) -> str:
+        heads = [
+            tr(ko="출처", en="source"),
+            "GPU",
+            tr(ko="측정한 수", en="rows"),
+            tr(ko="오차의 중앙값", en="median error"),
+            tr(ko="가장 큰 오차", en="worst"),
+        ]
+        return html_table(heads, self._summary())
+
+
+class Rows(list):
+    """Measurements of one source, the worst first; shown are the first few of each end."""
+
+    def __init__(self, rows: list[dict[str, Any]], lines: int):
+        super().__init__(rows)
+        self.lines = lines
+
+    def _shown(self) -> list[list[str]]:
+        half = self.lines // 2
+        shown = self if len(self) <= self.lines else [*self[:half], *self[-half:]]
+        return [
+            [
+                row["id"].split("/", 1)[-1],
+                human_bytes(row["measured"]),
+                human_bytes(row["predicted"]),
+                f"{error(row):+.2%}",
+            ]
+            for row in shown
+        ]
+
+    def __repr__(self) -> str:
+        return "\n".join(" · ".join(line) for line in self._shown())
+
+    def _repr_html_(self) -> str:
+        heads = [
+            tr(ko="무엇", en="what"),
+            tr(ko="잰 것", en="measured"),
+            tr(ko="예측", en="predicted"),
+            tr(ko="차이", en="error"),
+        ]
+        return html_table(heads, self._shown())
+
+
+def error(row: dict[str, Any]) -> float:
+    """Predicted over measured, less 1."""
+    return row["predicted"] / row["measured"] - 1

@@ -1,0 +1,214 @@
+"""What programs ask of CUDA, one interface after another."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from virtual_gpu.errors import WrongValue
+from virtual_gpu.program import cuda
+from virtual_gpu.program.command import main
+from virtual_gpu.program.runner import run
+
+MIB = 2**20
+TINY = dict(
+    hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    vocab_size=256, max_position_embeddings=64, eos_token_id=2,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A folder with a configuration and no weights."""
+    from transformers import LlamaConfig
+
+    folder = tmp_path_factory.mktemp("tiny")
+    LlamaConfig(**TINY, architectures=["LlamaForCausalLM"], dtype="bfloat16").save_pretrained(folder)
+    return str(folder)
+
+
+def load(folder, **more):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, **more)
+
+
+def test_the_card_says_what_it_is():
+    with cuda("RTX 4090"):
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0
+        assert "4090" in torch.cuda.get_device_name() and torch.cuda.get_device_capability() == (8, 9)
+        properties = torch.cuda.get_device_properties("cuda:0")
+        assert properties.total_memory == torch.cuda.mem_get_info()[1] and properties.major == 8
+        assert torch.cuda.is_bf16_supported() and torch.cuda.get_arch_list() == ["sm_89"]
+        assert torch.accelerator.is_available() and torch.accelerator.current_accelerator() == torch.device("cuda")
+        torch.accelerator.synchronize()
+        torch.empty(MIB, dtype=torch.uint8, device=torch.accelerator.current_accelerator())
+
+
+def test_seeds_and_random_states():
+    with cuda("T4"):
+        torch.manual_seed(1)
+        torch.cuda.manual_seed_all(2)
+        assert torch.cuda.initial_seed() == 2
+        state = torch.cuda.get_rng_state()
+        torch.cuda.set_rng_state(state)
+        assert torch.equal(torch.cuda.get_rng_state(), state) and state.device.type == "cpu"
+        generator = torch.Generator(device="cuda").manual_seed(3)
+        assert generator.device.type == "cuda" and torch.rand(2, device="cuda", generator=generator).is_cuda
+
+
+def test_events_and_graphs_let_a_program_go_on():
+    with cuda("T4"):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        x, graph = torch.ones(8, device="cuda"), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x * 2
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        assert start.elapsed_time(end) > 0 and y.is_cuda
+
+
+def test_default_devices_and_numbers_as_devices():
+    with cuda("T4"):
+        torch.set_default_device("cuda")
+        try:
+            assert torch.nn.Linear(2, 2).weight.is_cuda and torch.tensor([1]).is_cuda
+        finally:
+            torch.set_default_device("cpu")
+        module = torch.nn.Linear(2, 2)
+        assert module.to(0).weight.is_cuda and torch.ones(2, device=0).is_cuda
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            module.to(1)
+
+
+def test_modules_change_type_and_place():
+    with cuda("T4"):
+        module = torch.nn.Linear(512, 512, bias=False, device="meta").to_empty(device="cuda")
+        assert torch.cuda.memory_allocated() == MIB
+        module.bfloat16()
+        assert torch.cuda.memory_allocated() == MIB // 2 and module.weight.dtype == torch.bfloat16
+        module.to("cpu", torch.float32)
+        assert torch.cuda.memory_allocated() == 0 and not module.weight.is_cuda
+        assert torch.ones(2).pin_memory().to("cuda", non_blocking=True).is_cuda
+
+
+def test_compiled_and_scripted_code_runs_as_python():
+    with cuda("T4") as gpu:
+        model = torch.compile(torch.nn.Linear(4, 4).cuda())
+        assert model(torch.ones(1, 4, device="cuda")).shape == (1, 4)
+
+        @torch.jit.script
+        def twice(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        assert twice(torch.ones(1, device="cuda")).is_cuda
+        assert [note.partition(":")[0] for note in gpu.watch.notes] == ["torch.compile", "torch.jit.script"]
+
+
+def test_transformers_takes_flash_attention_where_there_is_such_a_card(tiny):
+    with cuda("L4"):
+        model = load(tiny, device_map="cuda", attn_implementation="flash_attention_2")
+        ids = torch.ones(2, 16, dtype=torch.int64, device="cuda")
+        model(input_ids=ids, labels=ids).loss.backward()
+        assert model.model.layers[0].self_attn.q_proj.weight.grad.is_cuda
+    with cuda("T4"), pytest.raises(Exception, match="Ampere"):
+        load(tiny, device_map="cuda", attn_implementation="flash_attention_2")(ids.cpu().cuda())
+
+
+def test_eight_bits_hold_a_byte_a_weight(tiny):
+    from transformers import BitsAndBytesConfig
+
+    with cuda("L4"):
+        model = load(tiny, device_map="auto", quantization_config=BitsAndBytesConfig(load_in_8bit=True))
+        weight = model.model.layers[0].mlp.up_proj.weight
+        assert weight.dtype == torch.int8 and weight.is_cuda
+        assert model(torch.ones(1, 8, dtype=torch.int64, device="cuda")).logits.shape == (1, 8, 256)
+
+
+def test_generation_ends_at_its_length(tiny):
+    with cuda("T4"):
+        ids = torch.ones(2, 4, dtype=torch.int64).cuda()
+        for sample in (False, True):
+            out = load(tiny, device_map="cuda").generate(ids, max_new_tokens=6, do_sample=sample)
+            assert out.shape == (2, 10)
+
+
+def test_files_are_loaded_where_they_belong(tmp_path):
+    path = tmp_path / "state.pt"
+    kept = torch.arange(512.0)
+    torch.save({"whole": kept, "part": kept[:256], "step": torch.tensor([7])}, path)
+    with cuda("T4"):
+        state = torch.load(path, map_location="cuda")
+        assert state["whole"].is_cuda and torch.cuda.memory_allocated() == 2048 + 512  # one block for whole and part
+        assert state["step"].item() == 7 and state["part"].shape == (256,)
+        layer = torch.nn.Linear(512, 1, bias=False).cuda()
+        layer.load_state_dict({"weight": state["whole"][None]})
+        assert torch.equal(torch.load(path, map_location="cpu")["whole"], kept)
+        assert torch.load(path, map_location=lambda storage, place: storage.cuda())["whole"].is_cuda
+    assert torch.equal(torch.load(path)["whole"], kept)
+
+
+def test_checkpoints_are_written_if_asked_for(tmp_path):
+    for writes in (False, True):
+        with cuda("T4", writes=writes):
+            torch.save({"w": torch.zeros(3, device="cuda"), "n": 4}, tmp_path / f"{writes}.pt")
+    assert torch.load(tmp_path / "True.pt")["w"].tolist() == [1.0, 1.0, 1.0]
+    assert not (tmp_path / "False.pt").exists()
+
+
+def test_a_number_may_be_what_every_value_is():
+    with cuda("T4", values="1.5"):
+        loss = torch.randn(3, device="cuda").sum()
+        assert loss.item() == 1.5 and loss > 1.2 and loss.long().item() == 1
+    with pytest.raises(ValueError, match="answer, stop"), cuda("T4", values="ask"):
+        pass
+
+
+def test_a_fork_cannot_use_the_card():
+    with cuda("T4"):
+        torch.zeros(1, device="cuda")
+        child = os.fork()
+        if child == 0:
+            try:
+                torch.zeros(1, device="cuda")
+            except RuntimeError as error:
+                os._exit(42 if "forked subprocess" in str(error) else 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+
+
+def test_an_interrupt_ends_the_program_and_puts_everything_back(tmp_path, capsys):
+    script = tmp_path / "waits.py"
+    script.write_text(
+        "import signal, torch\ntorch.zeros(1, device='cuda')\nsignal.raise_signal(signal.SIGINT)\n1 / 0\n"
+    )
+    before = signal.getsignal(signal.SIGINT)
+    assert main([str(script)]) == 130 and "중단" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is before and not torch.cuda.is_available()
+
+
+@pytest.mark.parametrize("wrong", ({"gpus": 0}, {"steps": 0}, {"gpus": 2, "rank": 2}, {"gpu": "T5"}))
+def test_wrong_arguments_are_told_before_the_program_runs(wrong, tmp_path):
+    script = tmp_path / "never.py"
+    script.write_text("raise SystemExit(9)\n")
+    with pytest.raises((WrongValue, ValueError)):
+        run(str(script), **wrong)
+
+
+def test_files_that_cannot_be_written_are_told_before_the_program_runs(tmp_path, capsys):
+    script = Path(tmp_path / "prints.py")
+    script.write_text("print('ran')\n")
+    assert main(["--html", str(tmp_path / "none" / "x.html"), str(script)]) == 2
+    assert "ran" not in capsys.readouterr().out
+
+
+def test_another_card_than_those_there_are_is_the_programs_error(tmp_path, capsys):
+    script = tmp_path / "two.py"
+    script.write_text("import torch\ntorch.zeros(1, device='cuda:1')\n")
+    assert main([str(script)]) == 2
+    error = capsys.readouterr().err
+    assert "invalid device ordinal" in error and "two.py" in error and "virtual_gpu" not in error

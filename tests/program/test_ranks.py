@@ -1,0 +1,93 @@
+"""One rank of many: pipelines, ZeRO, the programs' own launchers."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+from accelerate.state import AcceleratorState
+
+from virtual_gpu.errors import WrongValue
+from virtual_gpu.program import pipeline
+from virtual_gpu.program.runner import run
+
+PROGRAMS = Path(__file__).parent / "programs"
+MIB = 2**20
+
+
+def program(name: str, *argv: str, **settings):
+    report = run(str(PROGRAMS / name), argv, gpu="H100", **settings)
+    if report.error is not None:
+        raise report.error
+    return report
+
+
+def test_each_stage_of_a_pipeline_learns_what_it_receives(tmp_path, monkeypatch):
+    """Rank 1 of 4 is told by rank 0; the last forward of one micro-batch comes before its backward in 1F1B alone."""
+    file = tmp_path / "sent"
+    run(str(PROGRAMS / "pipeline.py"), ["ScheduleGPipe"], gpu="H100", gpus=4, rank=0, sent=(0, str(file)))
+    asked = []
+
+    def ask(rank, stage):
+        asked.append((rank, stage))
+        return pickle.loads(file.read_bytes())
+
+    monkeypatch.setattr(pipeline, "ask_by_running", lambda options, command: ask)
+    gpipe, one = (program("pipeline.py", f"Schedule{name}", gpus=4, rank=1) for name in ("GPipe", "1F1B"))
+    assert asked == [(0, 0), (0, 0)] and gpipe.steps == one.steps == 2
+    # 8 micro-batches of 4 MiB: GPipe keeps the outputs of all of them, 1F1B on the second of four ranks those of 3
+    saved = [report.at_peak["saved for backward"] for report in (gpipe, one)]
+    assert saved[0] > saved[1] and one.allocated < gpipe.allocated
+    assert gpipe.at_peak["parameters"] == 4 * MIB
+
+
+def test_zero_keeps_its_part_of_the_optimizer_state():
+    report = program("zero.py", gpus=4)
+    assert report.at_peak["parameters"] == report.at_peak["gradients"] == 32 * MIB
+    assert report.at_peak["optimizer"] == 2 * 32 * MIB // 4
+
+
+@pytest.mark.parametrize(
+    "command",
+    (
+        ["torchrun", "--nproc_per_node", "2", "ddp.py"],
+        ["python", "-m", "torch.distributed.run", "--nproc-per-node=gpu", "ddp.py"],
+        ["accelerate", "launch", "--num_processes", "2", "ddp.py"],
+        ["spawn.py"],
+    ),
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_launchers_start_one_rank(command, monkeypatch):
+    monkeypatch.chdir(PROGRAMS)
+    report = run(command[0], command[1:], gpu="H100", gpus=2)
+    assert report.error is None and report.steps == 3
+    assert report.at_peak["gradients"] == 8 * MIB  # DistributedDataParallel's buckets beside them
+
+
+def test_a_launcher_that_wants_other_cards_is_told_what_to_write(monkeypatch):
+    monkeypatch.chdir(PROGRAMS)
+    with pytest.raises(WrongValue, match="--gpus 4"):
+        run("torchrun", ["--nproc_per_node", "4", "ddp.py"], gpu="H100", gpus=2)
+    report = run("spawn.py", ["3"], gpu="H100")
+    assert report.status == "failed" and "--gpus 3" in str(report.error)
+
+
+def test_deepspeed_is_told_apart(tmp_path):
+    with pytest.raises(WrongValue, match="torchrun"):
+        run("deepspeed", ["train.py"])
+    script = tmp_path / "train.py"
+    script.write_text("raise ModuleNotFoundError(\"No module named 'deepspeed'\", name='deepspeed')\n")
+    report = run(str(script))
+    assert report.status == "failed" and "virtual-gpu shards" in report.notes[0]
+
+
+def test_accelerates_launcher_sets_what_the_program_reads(tmp_path):
+    script = tmp_path / "precision.py"
+    script.write_text(
+        "import os, torch\nfrom accelerate import Accelerator\n"
+        "accelerator = Accelerator()\nassert accelerator.mixed_precision == 'bf16' and 'RANK' not in os.environ\n"
+        "assert accelerator.device.type == 'cuda'\n"
+    )
+    AcceleratorState._reset_state(reset_partial_state=True)
+    report = run("accelerate", ["launch", "--mixed_precision", "bf16", str(script)], gpu="H100")
+    AcceleratorState._reset_state(reset_partial_state=True)  # it outlives the program in this process
+    assert report.error is None

@@ -1,0 +1,117 @@
+"""Tests notice: each rule switched off, and each constant of a rule changed, fails a named test.
+
+`make stress` runs the mutants; that every rule has a test named here is asked in every run.
+"""
+
+from pathlib import Path
+
+import pytest
+from forked import run_forked
+
+from virtual_gpu.rules.active import RULES
+
+TESTS = Path(__file__).parent
+ATTENTION, AUTOCAST, REQUESTS, ONE_BY_ONE, FOUR_BIT, SUMS, CONSTANTS = (
+    f"tests/rules/test_{name}.py::test_"
+    for name in ("attention", "autocast", "requests", "rules", "four_bit", "accumulate", "constants")
+)
+STEP = REQUESTS + "all_requests_of_a_card_in_their_order[trainstep 512]"
+NOTICED_BY = {
+    "attention": ATTENTION + "what_the_efficient_kernel_saves",
+    "cudnn_attention": ONE_BY_ONE + "what_holds_when",  # it keeps the bytes that flash attention keeps
+    "efficient_gqa": ONE_BY_ONE + "grouped_heads_are_not_copied",
+    "dropout_mask": ONE_BY_ONE + "what_is_kept_without_a_rule[dropout_mask]",
+    "layer_norm_statistics": ONE_BY_ONE + "what_is_kept_without_a_rule[layer_norm_statistics]",
+    "fused_rms_norm": ONE_BY_ONE + "rms_norm_is_one_kernel",
+    "group_norm_temporaries": ONE_BY_ONE + "group_norms_sums",
+    "softmax_backward": ONE_BY_ONE + "softmaxs_backward_makes_a_product",
+    "sort_temporaries": ONE_BY_ONE + "a_sorts_second_arrays",
+    "softmax_half": ONE_BY_ONE + "softmax_of_fp16_in_fp32_makes_no_copy",
+    "autocast": AUTOCAST + "what_stays_in_fp32",
+    "grouped_mm": ONE_BY_ONE + "experts_in_one_product_can_be_left_out",
+    "cublas_operands": ONE_BY_ONE + "an_operand_without_dense_rows_is_copied",
+    "cublas_workspace": REQUESTS + "the_first_requests_of_all",
+    "cublas_workspace_not_kept": ONE_BY_ONE + "a_workspace_that_is_not_kept",
+    "accumulate_in_place": SUMS + "as_many_tensors_as_an_unwatched_step",
+    "attention_temporaries": ONE_BY_ONE + "attentions_temporaries_count_at_the_peak",
+    "index_temporaries": REQUESTS + "all_requests_of_a_card_in_their_order[trainstep 128]",
+    "reduction_buffers": REQUESTS + "the_first_requests_of_all",
+    "gemm_4bit": FOUR_BIT + "the_weight_that_is_dequantized_in_forward",
+}
+CHANGED = [  # file, what it says, what it is made to say, who notices
+    ("rules/reductions.py", "512, 16, 256", "256, 16, 256", ONE_BY_ONE + "buffers_of_a_sum"),
+    ("rules/reductions.py", "512, 16, 256", "512, 8, 256", ONE_BY_ONE + "buffers_of_a_sum"),
+    ("rules/reductions.py", "512, 16, 256", "512, 16, 512", CONSTANTS + "a_sum_is_shared_from_256_values_a_thread_on"),
+    (
+        "rules/reductions.py",
+        "vectors = 4 if",
+        "vectors = 2 if",
+        REQUESTS + "all_requests_of_a_card_in_their_order[trainstep 512]",
+    ),
+    ("cards.py", "return 1024", "return 1536", "tests/test_cards.py::test_threads_that_a_card_holds"),
+    ("rules/cublas.py", " + 16 * 1024 * 8", "", REQUESTS + "the_first_requests_of_all"),
+    ("rules/cublas.py", "down >= max(1, columns)", "True", CONSTANTS + "rows_that_lie_upon_each_other_are_copied"),
+    ("rules/temporaries.py", "_ROWS = 3072", "_ROWS = 8192", ONE_BY_ONE + "temporaries_by_their_sources"),
+    (
+        "rules/temporaries.py",
+        "// 128) * 128, 256",
+        "// 64) * 64, 256",
+        CONSTANTS + "flash_attention_rounds_lengths_to_128",
+    ),
+    ("rules/temporaries.py", "* 4 if query.dtype", "* 2 if query.dtype", ONE_BY_ONE + "temporaries_by_their_sources"),
+    ("rules/attention.py", "r.head_dim > 192", "r.head_dim > 128", ATTENTION + "which_kernel_runs"),
+    ("rules/attention.py", "r.value_dim <= 256", "r.value_dim <= 128", ATTENTION + "which_kernel_runs"),
+    ("rules/attention.py", "alignment = 8 if half", "alignment = 4 if half", ATTENTION + "which_kernel_runs"),
+    ("rules/attention.py", "r.value_dim <= 128)", "r.value_dim <= 64)", CONSTANTS + "cudnn_takes_heads_up_to_128"),
+    ("rules/attention.py", "(0, 16 - length % 16)", "(0, 0)", ATTENTION + "a_mask_with_odd_rows_is_padded"),
+    ("rules/dropout.py", "0 < p < 1", "0.5 < p < 1", ONE_BY_ONE + "what_is_kept_without_a_rule[dropout_mask]"),
+    (
+        "rules/bitsandbytes.py",
+        "PACKED_ROWS = 4",
+        "PACKED_ROWS = 8",
+        FOUR_BIT + "the_weight_that_is_dequantized_in_forward",
+    ),
+    (
+        "rules/accumulate.py",
+        "or _holders(args) !=",
+        "or _holders(args) ==",
+        SUMS + "as_many_tensors_as_an_unwatched_step",
+    ),
+    (
+        "rules/autocast.py",
+        "for value in reversed(args)]",
+        "for value in args][::-1]",
+        REQUESTS + "all_requests_of_a_card_in_their_order[trainstep 512]",
+    ),
+]
+
+
+def run_tests(*words):
+    """pytest's exit status and its output, of tests on the instrument with one thing changed."""
+    status, out, err = run_forked([str(TESTS / "mutants.py"), *words], folder=TESTS.parent, timeout=600)
+    return status, out + err
+
+
+def test_every_rule_is_missed_by_a_test():
+    assert set(NOTICED_BY) == set(RULES)
+
+
+@pytest.mark.stress
+def test_without_a_change_they_pass():
+    tests = {*NOTICED_BY.values(), *(change[-1] for change in CHANGED)}
+    status, said = run_tests("text", "rules/registry.py", '"""What a rule is', '"""What a rule is', *sorted(tests))
+    assert status == pytest.ExitCode.OK, said[-3000:]
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("rule", NOTICED_BY)
+def test_a_rule_that_is_off_is_missed(rule):
+    status, said = run_tests("off", rule, NOTICED_BY[rule])
+    assert status == pytest.ExitCode.TESTS_FAILED, said[-3000:]
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("change", CHANGED, ids=lambda change: f"{change[0]}: {change[2]}")
+def test_a_constant_that_is_changed_is_noticed(change):
+    status, said = run_tests("text", *change)
+    assert status == pytest.ExitCode.TESTS_FAILED, said[-3000:]

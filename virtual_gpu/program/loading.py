@@ -1,0 +1,62 @@
+"""`torch.load`: the file is read as it is, and what belongs on the GPU takes its room there, one block a storage."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import _weights_only_unpickler as unpickler
+from torch.utils._python_dispatch import _disable_current_modes
+
+from . import known
+from .device import GPU, ProgramGPU
+from .patches import Patches
+
+
+def install(patches: Patches, gpu: ProgramGPU) -> None:
+    """Let `torch.load` put on the GPU what map_location, or else the file, says belongs there.
+
+    Under a fake mode PyTorch would read no values at all; here what stays on the CPU has those of the file.
+    """
+    load, rebuild, rebuild_v3 = torch.load, torch._utils._rebuild_tensor, torch._utils._rebuild_tensor_v3
+
+    @functools.wraps(load)
+    def load_file(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return load(*args, **kwargs)
+
+    def to_gpu(storage: Any, device: Any = None, *_: Any, **__: Any) -> Any:
+        gpu.check_index(torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda"))
+        with gpu.mode:
+            storage.on_gpu = torch.empty(storage.nbytes(), dtype=torch.uint8, device=GPU)
+        return storage
+
+    def restored(storage: Any, location: str) -> Any:
+        return to_gpu(storage, location) if location.startswith("cuda") else None
+
+    def tensor_of(storage: Any, *args: Any) -> torch.Tensor:
+        return moved(storage, rebuild(storage, *args))
+
+    def tensor_of_v3(storage: Any, *args: Any) -> torch.Tensor:
+        return moved(storage, rebuild_v3(storage, *args))
+
+    def moved(storage: Any, real: torch.Tensor) -> torch.Tensor:
+        block = getattr(storage._untyped_storage, "on_gpu", None)
+        if block is None:
+            return real
+        with gpu.mode:
+            fake = torch.empty(0, dtype=real.dtype, device=GPU)
+            fake.set_(block.untyped_storage(), real.storage_offset(), real.shape, real.stride())
+        known.know(fake, real)
+        return fake.requires_grad_(real.requires_grad)
+
+    forget = unpickler._get_allowed_globals.cache_clear  # it holds the functions that rebuild tensors
+    forget()
+    patches.later(forget)
+    patches.set(torch, "load", load_file)
+    patches.set_all(torch._utils, {"_rebuild_tensor": tensor_of, "_rebuild_tensor_v3": tensor_of_v3})
+    patches.set(torch.UntypedStorage, "cuda", to_gpu)
+    package = 0, lambda storage: None, restored  # as `register_package` has them; before PyTorch's own
+    torch.serialization._package_registry.insert(0, package)
+    patches.later(lambda: torch.serialization._package_registry.remove(package))

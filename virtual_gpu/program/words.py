@@ -1,0 +1,49 @@
+"""What a report calls things, in the reader's language. JSON has the English names, whatever the language is."""
+
+from __future__ import annotations
+
+from ..language import tr
+
+
+def phase(name: str) -> str:
+    """A phase of the program."""
+    return {
+        "loading": tr(ko="불러오기", en="loading"),
+        "forward": tr(ko="순전파", en="forward"),
+        "backward": tr(ko="역전파", en="backward"),
+        "step": tr(ko="스텝", en="step"),
+        "evaluation": tr(ko="평가와 생성", en="evaluation"),
+        "saving": tr(ko="저장", en="saving"),
+        "between": tr(ko="그 사이", en="between"),
+    }[name]
+
+
+def category(name: str) -> str:
+    """What memory is for."""
+    return {
+        "parameters": tr(ko="파라미터", en="parameters"),
+        "gradients": tr(ko="그레이디언트", en="gradients"),
+        "optimizer": tr(ko="옵티마이저 상태", en="optimizer state"),
+        "saved for backward": tr(ko="역전파를 위해 저장한 텐서", en="saved for backward"),
+        "temporaries": tr(ko="임시 텐서", en="temporaries"),
+        "workspaces": tr(ko="작업 공간", en="workspaces"),
+        "inputs": tr(ko="입력", en="inputs"),
+        "buffers": tr(ko="버퍼", en="buffers"),
+    }[name]
+
+
+def module(name: str) -> str:
+    """A module, or "(phase)" for what was allocated outside of all."""
+    if not name.startswith("("):
+        return name
+    where = phase(name[1:-1])
+    return tr(ko=f"(모듈 밖, {where})", en=f"(outside modules, {where})")
+
+
+def question(name: str) -> str:
+    """How a program asked for a value."""
+    return {
+        "item": "item",
+        "copy to the CPU": tr(ko="CPU로 복사", en="copy to the CPU"),
+        "print": tr(ko="출력", en="print"),
+    }.get(name, name)
