@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig
 
 from benchmarks.recipes import litgpt_finetune, not_run, peft_metamathqa, raschka_speed, xmem
-from benchmarks.recipes.loading import card_of, loaded
+from benchmarks.recipes.loading import loaded
 from benchmarks.recipes.recipe import Refused
 from virtual_gpu.allocator import round_size
 from virtual_gpu.program.context import cuda
@@ -113,11 +113,6 @@ def test_a_tied_head_takes_no_room_when_loaded(tmp_path):
         model = AutoModelForCausalLM.from_pretrained(tmp_path, device_map="cuda", dtype=torch.bfloat16)
         held = sum(round_size(t.numel() * t.element_size()) for t in {*model.parameters(), *model.buffers()})
         assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated() == held
-
-
-@pytest.mark.parametrize(("name", "card"), [("NVIDIA A10G 24 GB", "A10G"), ("NVIDIA RTX 3060 12 GB", "RTX 3060")])
-def test_cards_with_their_memory_behind_their_name(name, card):
-    assert card_of({"gpu": name}).name == card
 
 
 # -- litgpt -----------------------------------------------------------------------------------------------------------

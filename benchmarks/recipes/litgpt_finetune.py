@@ -23,8 +23,7 @@ from torch import nn
 
 from virtual_gpu.program.context import cuda
 
-from .loading import card_of
-from .recipe import Recipe, Refused, Row, from_source
+from .recipe import Recipe, Refused, Row, from_source, gpu_of
 
 CONFIG_HUB = json.loads((Path(__file__).parent / "data" / "litgpt_config_hub.json").read_text(encoding="utf-8"))
 PACKAGES = ("litgpt==0.4.13",)  # September 2024
@@ -88,7 +87,7 @@ def program_of(row: Row) -> Program:
 
 def predict(row: Row) -> int:
     """Bytes: the most that was allocated in the run."""
-    return _run(program_of(row), card_of(row).name)
+    return _run(program_of(row), gpu_of(row).spec.name)
 
 
 @cache

@@ -1,22 +1,12 @@
-"""Cards by the names that sources write, and models as `from_pretrained` leaves them on one."""
+"""Models as `from_pretrained` leaves them on a card, for whatever transformers is installed."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
 
-from virtual_gpu.cards import GPUSpec
 from virtual_gpu.models.build import build_model
-
-from .recipe import Row, gpu_of
-
-
-def card_of(row: Row, default: str = "A100-80GB") -> GPUSpec:
-    """The row's card, also where its memory stands behind its name ("NVIDIA A10G 24 GB"); see `recipe.gpu_of`."""
-    name = re.sub(r"(?<=[A-Z0-9])(?: \d+ GB)$|^Tesla ", "", str(row.get("gpu") or ""))
-    return gpu_of({**row, "gpu": name}, default).spec
 
 
 def loaded(config: Any, dtype: torch.dtype, attention: str = "sdpa") -> torch.nn.Module:

@@ -26,8 +26,8 @@ import torch
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.program.context import cuda
 
-from .loading import card_of, loaded
-from .recipe import Recipe, Refused, Row, from_source
+from .loading import loaded
+from .recipe import Recipe, Refused, Row, from_source, gpu_of
 
 LONGEST = 696  # tokens: fitted on LoRA rank 32, July 2026, max_memory_reserved
 MEAN = 4_198_051 / 20_000  # tokens of a sample, as the source states them
@@ -44,6 +44,11 @@ BY_VALUES = {
 }
 METRICS = {"max_memory_reserved": "most", "memory_allocated": "allocated", "memory_reserved": "mean"}
 VINTAGES = {"4.52.4": "2025-06", "4.57.1": "2026-01", "5.13.1": "2026-07"}  # where only transformers is named
+OPTIMIZERS = {
+    "lora-fa": "create_lorafa_optimizer",
+    "lora+": "create_loraplus_optimizer",
+    "riemannian": "create_riemannian_optimizer",
+}
 DEFAULTS = {
     "optimizer_type": "AdamW",
     "optimizer_kwargs": {"lr": 1e-4, "weight_decay": 0.1},
@@ -70,7 +75,7 @@ def predict(row: Row) -> int:
     settings, metric, vintage = row["settings"], str(row["metric"]), vintage_of(row)
     if metric.startswith("difference of memory_allocated averages") and "r64 minus r32" in row["model"]:
         ranks = (f"lora--llama-3.2-3B-rank{rank}" for rank in (64, 32))
-        high, low = (_run(method, vintage, card_of(row).name)["allocated"] for method in ranks)
+        high, low = (_run(method, vintage, gpu_of(row).spec.name)["allocated"] for method in ranks)
         return high - low
     method = str(settings.get("method"))
     if method not in METHODS:
@@ -79,7 +84,7 @@ def predict(row: Row) -> int:
         raise Refused("torch.compile and checkpointing are not in these runs")
     if METHODS[method][0].get("peft_type") in BY_VALUES:
         raise Refused(BY_VALUES[METHODS[method][0]["peft_type"]])
-    found = _run(method, vintage, card_of(row).name)
+    found = _run(method, vintage, gpu_of(row).spec.name)
     for start, name in METRICS.items():
         if metric.startswith(start):
             return found[name]
@@ -147,13 +152,12 @@ class _Run:
         from peft import optimizers
 
         kind, given = self.parameters["optimizer_type"], self.parameters["optimizer_kwargs"]
-        if kind == "lora-fa":
-            return optimizers.create_lorafa_optimizer(self.model, **given)
-        if kind == "lora+":
-            return optimizers.create_loraplus_optimizer(self.model, optimizer_cls=torch.optim.AdamW, **given)
-        if kind == "riemannian":
-            return optimizers.create_riemannian_optimizer(self.model, optimizer_cls=torch.optim.AdamW, **given)
-        return getattr(torch.optim, kind)(self.model.parameters(), **given)
+        if kind not in OPTIMIZERS:
+            return getattr(torch.optim, kind)(self.model.parameters(), **given)
+        create, inner = getattr(optimizers, OPTIMIZERS[kind], None), {"optimizer_cls": torch.optim.AdamW}
+        if create is None:
+            raise Refused(f"the installed peft does not have the optimizer {kind!r}")
+        return create(self.model, **(inner if kind != "lora-fa" else {}), **given)
 
     def step(self, length: int, *, emptied: bool = False) -> tuple[int, int]:
         """A training step with a padded batch of that length; (allocated, reserved) bytes at its end.

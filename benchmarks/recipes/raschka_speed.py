@@ -16,8 +16,7 @@ from torch import nn
 
 from virtual_gpu.program.context import cuda
 
-from .loading import card_of
-from .recipe import Recipe, Refused, Row, from_source
+from .recipe import Recipe, Refused, Row, from_source, gpu_of
 
 VOCABULARY, WIDTH, HEADS, LAYERS = 50_257, 768, 12, 12
 NEW_TOKENS = 50  # that are generated after an epoch
@@ -31,7 +30,7 @@ def predict(row: Row) -> int:
     if step is None or int(step[0]) >= COMPILED:
         raise Refused(f"the variant {settings.get('variant')!r} is compiled or unknown")
     batch, length, dropout = int(settings["batch"]), int(settings["seq"]), float(settings["dropout"])
-    found = _run(int(step[0]), batch, length, dropout, card_of(row).name)
+    found = _run(int(step[0]), batch, length, dropout, gpu_of(row).spec.name)
     for name in ("memory_allocated", "memory_reserved"):
         if row["metric"].startswith(name):
             return found[name]

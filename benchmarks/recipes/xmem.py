@@ -16,8 +16,7 @@ from virtual_gpu.models.configs import architectures, load_config, resolve_model
 from virtual_gpu.program.context import cuda
 from virtual_gpu.room import room_on
 
-from .loading import card_of
-from .recipe import Prediction, Recipe, Refused, Row, from_source
+from .recipe import Prediction, Recipe, Refused, Row, from_source, gpu_of
 
 LENGTH, STEPS = 128, 4
 # What the hub's configurations say beside the defaults of their kinds.
@@ -34,7 +33,7 @@ CONFIGURATIONS = {
 
 def predict(row: Row) -> Prediction:
     """Bytes that NVML sees, as a range."""
-    settings, spec = row["settings"], card_of(row)
+    settings, spec = row["settings"], gpu_of(row).spec
     name = str(row["model"])
     if settings.get("dtype", "float32").split()[0] != "float32":
         raise Refused(f"the type {settings['dtype']!r} is not simulated")

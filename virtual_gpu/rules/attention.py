@@ -146,8 +146,8 @@ def _as_float(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
     """The mask as it is, before its heads are expanded, with rows of a multiple of 8 elements.
 
-    Source: preprocess_mask, aligned_tensor and pad_bias in aten/src/ATen/native/transformers/attention.cpp (until 2.2
-    the expanded mask was padded, to 16).
+    Source: preprocess_mask, aligned_tensor and pad_bias in aten/src/ATen/native/transformers/attention.cpp; older
+    ones padded the expanded mask, to 16.
     """
     if mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1]):
         return mask
