@@ -404,10 +404,11 @@ for name, nbytes in report.at_peak.items():
     print(f"{nbytes / 2**30:6.2f} GiB  {name}")
 
 # %% [markdown] lang="ko"
-# 절반 가까이가 역전파를 위해 저장한 순전파 상태다. 체크포인팅이 들을 자리다(5장). 프로그램은 그대로 두고 인자만 하나 더 준다.
+# 절반 가까이가 역전파를 위해 저장한 순전파 상태다. 한 번에 넣는 샘플을 줄이고 누적하면 줄어드는 몫이다(4장). 프로그램은 그대로 두고 인자만 바꾼다.
 
 # %%
-report = run(str(program), [*options, "--gradient_checkpointing", "True"], gpu="T4")
+options[1] = "4"
+report = run(str(program), [*options, "--gradient_accumulation_steps", "4"], gpu="T4")
 print(report.verdict)
 
 # %% [markdown] lang="ko"

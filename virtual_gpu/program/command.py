@@ -30,7 +30,12 @@ def add_to(subparsers: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "run",
         help=tr(ko="프로그램을 고치지 않고 실행한다", en="run an unchanged program on a GPU that is not there"),
-        description=__doc__,
+        description=tr(
+            ko="`virtual-gpu run --gpu T4 train.py --its --own arguments`. torchrun이나 accelerate launch로 시작하는 "
+            "명령도 그대로 쓴다.",
+            en="`virtual-gpu run --gpu T4 train.py --its --own arguments`; the command may begin with torchrun or "
+            "accelerate launch.",
+        ),
         epilog=tr(
             ko="종료 상태: 0 들어간다, 1 메모리가 모자란다, 2 프로그램이 스스로 실패했다.",
             en="Exit status: 0 it fits, 1 out of memory, 2 the program failed by itself.",
