@@ -1,4 +1,4 @@
-"""What others measured beside what was predicted, as a picture: `python benchmarks/picture.py` writes image/truth.svg.
+"""What others measured beside what was predicted, as a picture: `python benchmarks/picture.py` writes image/truth*.svg.
 
 Each line is a program of a source, each point a row: predicted over measured, less 1, on a scale that is even up to
 0.01 % and logarithmic beyond. The point that is farthest off is named where it is off by more than 1 %.
@@ -19,13 +19,14 @@ from benchmarks.recipes.recipe import recipes
 from benchmarks.summaries import grouped, summary
 from benchmarks.truth import Judged
 from virtual_gpu.drawing.svg import BLUE, GRID, INK, MUTED, ORANGE, Drawing
-from virtual_gpu.language import tr
+from virtual_gpu.language import set_language, tr
 
 EVEN = 1e-4  # up to this error the scale is even
 TICKS = (-1, -0.1, -0.01, -0.001, 0, 0.001, 0.01, 0.1, 1)
 LEFT, RIGHT, TOP, LINE = 330, 30, 64, 30
 WIDTH = 960
 NAMED = 0.01
+PICTURES = {"en": "truth.svg", "ko": "truth_ko.svg"}
 
 
 def place(error: float) -> float:
@@ -87,11 +88,14 @@ def main() -> None:
     """Draw what `make truth` wrote."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("judged", nargs="?", default=ROOT / "benchmarks" / "judged.json", type=Path)
-    parser.add_argument("--to", default=ROOT / "image" / "truth.svg", type=Path)
+    parser.add_argument("--to", default=ROOT / "image", type=Path, help="a folder")
     args = parser.parse_args()
     rows = [Judged(**row) for row in json.loads(args.judged.read_text(encoding="utf-8"))["rows"]]
-    args.to.write_text(draw(rows).svg() + "\n", encoding="utf-8")
-    print(args.to)
+    for language, name in PICTURES.items():
+        set_language(language)
+        path = args.to / name
+        path.write_text(draw(rows).svg() + "\n", encoding="utf-8")
+        print(path)
 
 
 if __name__ == "__main__":

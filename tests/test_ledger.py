@@ -140,7 +140,7 @@ def test_the_depth_is_continued_as_a_full_run_has_it(layout):
     assert held == full.held and sent == full.sent
 
 
-@pytest.mark.parametrize("unproven", ["grows_evenly", "continued", "on_a_line"])
+@pytest.mark.parametrize("unproven", ["grows_evenly", "continuation", "on_a_line"])
 def test_what_is_not_proven_is_run_in_full(monkeypatch, nothing_remembered, unproven):
     monkeypatch.setattr(depth, unproven, lambda *_: None)
     made = shard_ledger(SMALL, 4, look_at=[0])

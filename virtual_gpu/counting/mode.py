@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -151,6 +153,16 @@ class CountingMode(FakeTensorMode):
         return fake_tensor(
             self, torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="meta"), tensor.fake_device
         )
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Operations in here find shapes, as PyTorch does between a program's own: nothing of them is on the GPU."""
+        before = self.inside, self.ruled
+        self.inside = self.ruled = True
+        try:
+            yield
+        finally:
+            self.inside, self.ruled = before
 
     def count(self, tensor: torch.Tensor, category: str = "activations") -> None:
         storage = tensor.untyped_storage()

@@ -45,13 +45,16 @@ def install(patches: Patches, gpu: ProgramGPU, watch: Watch) -> None:
     def meta_of(propagator: Any, schema: Any) -> Any:
         # What fills its argument is as that; PyTorch would find out with a copy on "cuda", which has no kernels here.
         fills = schema.op._schema.is_mutable and torch.Tag.nondeterministic_seeded in schema.op.tags
-        return schema.args_schema[0].tensor_meta if fills else propagate(propagator, schema)
+        if fills:
+            return schema.args_schema[0].tensor_meta
+        with gpu.mode.uncounted():  # whole tensors, made for their shapes alone
+            return propagate(propagator, schema)
 
     patches.set(ShardingPropagator, "_propagate_tensor_meta_non_cached", meta_of)
     patches.set(dtensor_random, "OffsetBasedRNGTracker", RandomNumbers)
     patches.set(dtensor_random, "_rng_tracker", None)
-    patches.set(nn.parallel, "DistributedDataParallel", DataParallel)
-    patches.set(nn.parallel.distributed, "DistributedDataParallel", DataParallel)
+    patches.set(nn.parallel, "DistributedDataParallel", DistributedDataParallel)
+    patches.set(nn.parallel.distributed, "DistributedDataParallel", DistributedDataParallel)
     patches.set(DTensor, "device", property(lambda tensor: tensor._local_tensor.device))
     patches.set(DTensor, "is_cuda", property(lambda tensor: tensor._local_tensor.is_cuda))
     patches.set(torch._C, "_get_accelerator", lambda: torch.device("cuda"))
@@ -128,7 +131,7 @@ class RandomNumbers:
         return contextlib.nullcontext()
 
 
-class DataParallel(nn.parallel.DistributedDataParallel):
+class DistributedDataParallel(nn.parallel.DistributedDataParallel):
     """`DistributedDataParallel` without its reducer: its buckets are made, filled and rebuilt as that does."""
 
     def __init__(

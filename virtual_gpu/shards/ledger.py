@@ -327,7 +327,7 @@ def _run(key: ConfigKey, layout: Layout, precision: str, rank: int) -> tuple[dic
         held = {("held", kind): nbytes for kind, nbytes in run.held.items()}
         return run.trace, held | {("sent", kind): elements for kind, elements in run.sent.items()}
 
-    found = from_shallow(config, numbers)
+    found = from_shallow(config, numbers, turns=2)
     method, (_, found) = ("depth", found) if found else ("run", numbers(config))
     parts = {part: {kind: n for (of, kind), n in found.items() if of == part} for part in ("held", "sent")}
     return parts["held"], Counter(parts["sent"]), method

@@ -283,7 +283,7 @@ def _trace(
         )  # fmt: skip
         return one.trace, one.sent_activations
 
-    trace, sent = from_shallow(model.config, run) or run(model.config)
+    trace, sent = from_shallow(model.config, run, turns=2) or run(model.config)
     return trace, Counter(sent)
 
 
