@@ -90,3 +90,12 @@ def test_accelerates_launcher_sets_what_the_program_reads(tmp_path):
     before = PartialState(cpu=True).device
     report = run("accelerate", ["launch", "--mixed_precision", "bf16", str(script)], gpu="H100")
     assert report.error is None and PartialState().device == before
+
+
+def test_tensors_that_dtensor_makes_for_their_shapes_are_on_no_card(tmp_path):
+    """A fused step has no temporaries: it holds no more than what is there between backward and step."""
+    fused = tmp_path / "fused.py"
+    fused.write_text((PROGRAMS / "fsdp2.py").read_text(encoding="utf-8").replace("foreach=True", "fused=True"))
+    report = run(str(fused), [], gpu="H100", gpus=8)
+    assert report.error is None
+    assert report.phases["step"][0] <= report.phases["between"][0]
