@@ -207,6 +207,7 @@ OTHERWISE_ON_A_WATCHED_CPU = [
     "accumulate_in_place",
     "cublas_operands",
     "softmax_half",
+    "softmax_backward",
     "reduction_buffers",
     "index_temporaries",
     "attention_temporaries",

@@ -93,7 +93,7 @@ def from_shallow(
         return None
     (first, second, _), more = depths
     turn = second - first
-    for start in range(2 if more >= TURNS_FOR_ANOTHER else 1):
+    for start in range((3 if more >= TURNS_FOR_ANOTHER else 2) - (turns > 1)):
         three = [first + (start + n) * turn for n in range(3)]
         for layers in three:
             if layers not in runs:
