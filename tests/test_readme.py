@@ -92,7 +92,8 @@ def test_both_pages_have_the_same_sections_chapters_and_accuracy_table(page):
         return {
             "sections": len(re.findall(r"^## ", text, re.MULTILINE)),
             "chapters": re.findall(r"^\| (\d) \|", text, re.MULTILINE),
-            "links": sorted(re.findall(r"\]\(((?!README)[^)\s]+)\)", text)),
+            # a picture with words has one file a language
+            "links": sorted(re.findall(r"\]\(((?!README)[^)\s]+)\)", text.replace("_ko.svg", ".svg"))),
             "accuracy rows": table[1].strip().count("\n"),
             "rows of all tables": len(re.findall(r"^\|", text, re.MULTILINE)),
         }
