@@ -8,8 +8,10 @@ import pytest
 from benchmarks import measure_gpu
 from benchmarks.picture import draw, place
 from benchmarks.truth import Judged
+from helpers.chapters.c8_planner.measured import Measured
 from tools import accuracy
 from virtual_gpu.cards import CATALOG
+from virtual_gpu.errors import WrongValue
 
 
 def numbers(allocated, peak, reserved):
@@ -155,3 +157,22 @@ def test_a_page_without_markers_is_refused(tmp_path):
     with pytest.raises(ValueError, match="markers"):
         accuracy.write({"en": page}, tmp_path)
     assert page.read_text(encoding="utf-8") == "nothing\n"
+
+
+def judged_row(name, source="a", gpu="NVIDIA L4 (spot)", predicted=100, **other):
+    row = {"id": f"{source}/{name}", "source": source, "gpu": gpu, "measured": 100, "predicted": predicted}
+    return {**row, "outcome": "run", "counts": True, **other}
+
+
+def test_chapter_8_reads_what_was_judged(tmp_path):
+    rows = [judged_row("near", predicted=101), judged_row("far", predicted=80), judged_row("equal")]
+    rows += [judged_row("b", source="b", gpu="not stated, 2 GPUs"), judged_row("left out", counts=False)]
+    rows += [judged_row("died", outcome="died"), judged_row("unknown", measured=None)]
+    path = tmp_path / "judged.json"
+    path.write_text(json.dumps({"date": "2026-01-01", "rows": rows}), encoding="utf-8")
+    measured = Measured(path)
+    assert repr(measured).splitlines() == ["a · L4 · 3 · 1.00% · -20.00%", "b · 밝히지 않음 · 1 · 0.00% · +0.00%"]
+    assert [row["id"] for row in measured.of("a")] == ["a/far", "a/near", "a/equal"]
+    assert [line.split(" · ")[0] for line in repr(measured.of("a", lines=2)).splitlines()] == ["far", "equal"]
+    with pytest.raises(WrongValue, match=r"'c'.*a, b"):
+        measured.of("c")

@@ -24,6 +24,7 @@ from benchmarks.measure_gpu import NUMBERS, RECORDS, VERSION, error
 from benchmarks.recipes.recipe import Recipe, recipes
 from benchmarks.summaries import peers, summary
 from benchmarks.truth import Judged
+from helpers.chapters.c8_planner.measured import card_name
 from virtual_gpu.cards import CATALOG
 
 JUDGED = ROOT / "benchmarks" / "judged.json"
@@ -104,7 +105,7 @@ def truth(language: str, judged: dict[str, Any]) -> str:
     groups: dict[tuple[str, str, str], list[Judged]] = defaultdict(list)
     for row in judged["rows"]:
         if row.recipe in known:
-            groups[row.source, row.recipe, _card(row.gpu, texts["unstated"])].append(row)
+            groups[row.source, row.recipe, card_name(row.gpu) or texts["unstated"]].append(row)
     heads = texts["heads"]
     lines = [texts["truth"].format(date=judged["date"], torch=judged["versions"]["torch"].partition("+")[0]), ""]
     lines += [heads, "|" + "---|" * 3 + "---:|" * (heads.count(" | ") - 2)]
@@ -156,12 +157,6 @@ def _truth_row(source: str, card: str, what: str, rows: list[Judged]) -> str:
 
 def _what(recipe: Recipe, language: str) -> str:
     return (recipe.what_ko if language == "ko" else "") or recipe.what
-
-
-def _card(name: str, unstated: str) -> str:
-    if name in ("?", "") or name.startswith("not stated"):
-        return unstated
-    return name.removeprefix("NVIDIA ").removeprefix("GeForce ").partition(" (")[0]
 
 
 def _percent(number: float | None, *, sign: bool = False) -> str:

@@ -68,7 +68,7 @@ class CountingMode(FakeTensorMode):
         return False  # else torch wraps every call below, to keep torch.compile away from it
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # nearly half of all calls
+        if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # the commonest call of all
             return args[0].fake_device
         if self.gpu.interrupted:
             self.gpu.interrupted = False

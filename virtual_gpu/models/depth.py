@@ -15,6 +15,7 @@ from ..trace.trace import Trace
 from .build import build_model, check_depth
 
 Numbers = Mapping[Any, int]
+KEPT = 64  # a few hundred KiB each
 TURNS_FOR_ANOTHER = 8  # deeper than so many turns of its layers, a model is worth a fourth shallow run
 
 
@@ -104,6 +105,8 @@ def from_shallow(
             continue
         if like is not None:
             shown[like] = Deepening(three[1], numbers[1], found, beside)
+            if len(shown) > KEPT:
+                del shown[next(iter(shown))]  # the oldest
         return trace, beside
     return None
 

@@ -53,7 +53,7 @@ class ProgramMode(CountingMode):
         self.values: Values = gpu.answers
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # two thirds of all calls
+        if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # the commonest call of all
             return args[0].fake_device
         device = kwargs.get("device") if kwargs else None
         on_gpu = is_gpu(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..drawing.labels import category_label, phase_label
 from ..language import tr
 
 
@@ -9,27 +10,21 @@ def phase(name: str) -> str:
     """A phase of the program."""
     return {
         "loading": tr(ko="불러오기", en="loading"),
-        "forward": tr(ko="순전파", en="forward"),
-        "backward": tr(ko="역전파", en="backward"),
-        "step": tr(ko="스텝", en="step"),
         "evaluation": tr(ko="평가와 생성", en="evaluation"),
         "saving": tr(ko="저장", en="saving"),
         "between": tr(ko="그 사이", en="between"),
-    }[name]
+    }.get(name) or phase_label(name)
 
 
 def category(name: str) -> str:
     """What memory is for."""
     return {
-        "parameters": tr(ko="파라미터", en="parameters"),
-        "gradients": tr(ko="그레이디언트", en="gradients"),
-        "optimizer": tr(ko="옵티마이저 상태", en="optimizer state"),
         "saved for backward": tr(ko="역전파를 위해 저장한 텐서", en="saved for backward"),
         "temporaries": tr(ko="임시 텐서", en="temporaries"),
         "workspaces": tr(ko="작업 공간", en="workspaces"),
         "inputs": tr(ko="입력", en="inputs"),
         "buffers": tr(ko="버퍼", en="buffers"),
-    }[name]
+    }.get(name) or category_label(name)
 
 
 def module(name: str) -> str:

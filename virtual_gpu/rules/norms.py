@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-from .registry import Rule
+from .registry import Rule, with_temporaries
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -48,10 +49,7 @@ def _rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> torch.Tensor:
-    row = 1
-    for size in normalized_shape:
-        row *= size
-    return _RMSNorm.apply(input, weight, row)
+    return _RMSNorm.apply(input, weight, math.prod(normalized_shape))
 
 
 def group_norm_forward(args: tuple) -> tuple[int, ...]:
@@ -78,18 +76,6 @@ def group_norm_backward(args: tuple) -> tuple[int, ...]:
     return by_channel, by_channel, *by_group, by_channel if mask[0] and weight is not None else 0
 
 
-def _inside(sizes: Any) -> Any:
-    def operator(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> Any:
-        out = run()
-        for item in out:
-            if item is not None:
-                mode.count(item)
-        mode.gpu.temporaries(*sizes(args))
-        return out
-
-    return operator
-
-
 STATISTICS = Rule(
     name="layer_norm_statistics",
     what="mean and rstd in fp32 beside a 16-bit input",
@@ -109,7 +95,7 @@ GROUP = Rule(
     source="GroupNormKernelImplInternal, GroupNormBackwardKernelImplInternal in "
     "aten/src/ATen/native/cuda/group_norm_kernel.cu",
     operators={
-        _aten.native_group_norm.default: _inside(group_norm_forward),
-        _aten.native_group_norm_backward.default: _inside(group_norm_backward),
+        _aten.native_group_norm.default: with_temporaries(group_norm_forward),
+        _aten.native_group_norm_backward.default: with_temporaries(group_norm_backward),
     },
 )

@@ -21,6 +21,20 @@ Kernel = Callable[..., Any]  # (rules, op, *args, **kwargs) → outputs
 Operator = Callable[..., Any]  # (mode, op, args, kwargs, run) → outputs; run() is what happens without the rule
 
 
+def with_temporaries(sizes: Callable[[tuple], tuple[int, ...]]) -> Operator:
+    """The operation, and for the time of its kernel, after its outputs, blocks of `sizes(args)` bytes."""
+
+    def operator(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> Any:
+        out = run()
+        for item in out if isinstance(out, (tuple, list)) else [out]:
+            if item is not None:
+                mode.count(item)
+        mode.gpu.temporaries(*sizes(args))
+        return out
+
+    return operator
+
+
 def version(text: str) -> tuple[int, ...]:
     """ "2.13.0+cpu" → (2, 13)."""
     return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in text.split("+")[0].split(".")[:2])

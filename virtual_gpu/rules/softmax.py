@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .registry import Rule, parts
+from .registry import Rule, parts, with_temporaries
 
 _aten = torch.ops.aten
 _KERNELS = {_aten.softmax.int: torch._softmax, _aten.log_softmax.int: torch._log_softmax}
@@ -20,13 +20,10 @@ def _half_to_float(
     return parts(op, input, dim, dtype)
 
 
-def _product(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.Tensor:
-    """The gradient first, then `grad * output` for the time of the kernel."""
-    out = run()
-    mode.count(out)
+def _product(args: tuple) -> tuple[int]:
+    """`grad * output`; args: those of _softmax_backward_data."""
     grad, output = args[:2]
-    mode.gpu.temporaries(grad.numel() * max(grad.element_size(), output.element_size()))
-    return out
+    return (grad.numel() * max(grad.element_size(), output.element_size()),)
 
 
 FUSED = Rule(
@@ -40,5 +37,5 @@ BACKWARD = Rule(
     name="softmax_backward",
     what="the product of gradient and output beside the gradient that softmax's backward makes",
     source="softmax_backward_cuda_out in aten/src/ATen/native/cuda/SoftMax.cu",
-    operators={_aten._softmax_backward_data.default: _product},
+    operators={_aten._softmax_backward_data.default: with_temporaries(_product)},
 )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from .registry import Rule
+from .registry import Rule, with_temporaries
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -61,18 +60,6 @@ def embedding_backward(grad: torch.Tensor, indices: torch.Tensor, weights: int) 
     return *[array] * 6, 8, 8, parts * grad.shape[-1] * max(4, grad.element_size())
 
 
-def _inside(sizes: Callable[[tuple], tuple[int, ...]]) -> Callable[..., Any]:
-    def operator(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> Any:
-        out = run()
-        for item in out if isinstance(out, (tuple, list)) else [out]:
-            if item is not None:
-                mode.count(item)
-        mode.gpu.temporaries(*sizes(args))
-        return out
-
-    return operator
-
-
 def _index_put(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.Tensor:
     """One index of whole numbers, added to: its linear form, two sorted arrays, a range, and cub's smallest storage.
 
@@ -95,8 +82,12 @@ ATTENTION = Rule(
     what="fp32 sums of the query's gradient, and gradients of grouped keys and values for every head",
     source="mha_bwd in flash_api.cpp, _efficient_attention_backward in attention_backward.cu",
     operators={
-        _aten._scaled_dot_product_flash_attention_backward.default: _inside(lambda a: flash_backward(a[1], a[2])),
-        _aten._scaled_dot_product_efficient_attention_backward.default: _inside(lambda a: efficient_backward(*a[1:4])),
+        _aten._scaled_dot_product_flash_attention_backward.default: with_temporaries(
+            lambda a: flash_backward(a[1], a[2])
+        ),
+        _aten._scaled_dot_product_efficient_attention_backward.default: with_temporaries(
+            lambda a: efficient_backward(*a[1:4])
+        ),
     },
 )
 INDICES = Rule(
@@ -104,7 +95,7 @@ INDICES = Rule(
     what="sorted copies of the indices, and fp32 rows, where a gradient is added at indices",
     source="EmbeddingBackwardKernel.cu, Indexing.cu in aten/src/ATen/native/cuda",
     operators={
-        _aten.embedding_dense_backward.default: _inside(lambda a: embedding_backward(*a[:3])),
+        _aten.embedding_dense_backward.default: with_temporaries(lambda a: embedding_backward(*a[:3])),
         _aten.index_put.default: _index_put,
     },
 )

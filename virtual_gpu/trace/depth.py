@@ -46,15 +46,6 @@ class Continuation:
         return deep if _is_sound(deep, trace.allocates[self.entries]) else None
 
 
-def continued(traces: Sequence[Trace], more: int) -> Trace | None:
-    """The trace `more` steps in depth after the first of three that lie one step apart; None where that is not proven.
-
-    See `continuation`.
-    """
-    found = continuation(traces, more)
-    return found and found.of(traces[1])
-
-
 def continuation(traces: Sequence[Trace], more: int) -> Continuation | None:
     """How the trace `more` steps in depth after the first of three, one step apart, follows from the second of them.
 

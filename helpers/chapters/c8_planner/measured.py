@@ -34,8 +34,9 @@ class Measured:
 
     def _summary(self) -> list[list[str]]:
         groups: dict[tuple[str, str], list[float]] = {}
+        unstated = tr(ko="밝히지 않음", en="not stated")
         for row in self.rows:
-            groups.setdefault((row["source"], row["gpu"]), []).append(error(row))
+            groups.setdefault((row["source"], card_name(row["gpu"]) or unstated), []).append(error(row))
         return [
             [*names, str(len(errors)), f"{median(map(abs, errors)):.2%}", f"{max(errors, key=abs):+.2%}"]
             for names, errors in sorted(groups.items())
@@ -86,6 +87,15 @@ class Rows(list):
             tr(ko="차이", en="error"),
         ]
         return html_table(heads, self._shown())
+
+
+def card_name(said: str) -> str:
+    """A card as its source names it, without maker and remarks; "" where the source does not say."""
+    return (
+        ""
+        if said == "?" or said.startswith("not stated")
+        else said.removeprefix("NVIDIA ").removeprefix("GeForce ").partition(" (")[0]
+    )
 
 
 def error(row: dict[str, Any]) -> float:
