@@ -41,10 +41,13 @@ _HOME = {
     "shard_ledger": "virtual_gpu.shards.ledger",
     "rank_step": "virtual_gpu.shards.rank_step",
     "zero_panel": ".chapters.c6_distributed.panel",
-    "lora_panel": ".chapters.c7_lora.panel",
+    "lora_panel": ".chapters.c8_lora.panel",
     "plan_training": "virtual_gpu.plan",
-    "planner_panel": ".chapters.c8_planner.panel",
+    "planner_panel": ".chapters.c9_planner.panel",
     "exercise": ".chapters",
+    "case": ".chapters",
+    "guess": ".guessing",
+    "guesses": ".guessing",
     "human_bytes": "virtual_gpu.units",
 }
 __all__ = sorted(_HOME)

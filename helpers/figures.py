@@ -40,7 +40,7 @@ from .chapters.c6_distributed.drawings import (
 from .chapters.c6_distributed.launcher import run_ranks
 from .chapters.c6_distributed.model_parallel import SCHEDULES, pipeline, tensor_parallel
 from .chapters.c6_distributed.ranks import data_parallel
-from .chapters.c7_lora.fine_tuning import Runs, fine_tune, picture_of_update, pretrained_model
+from .chapters.c8_lora.fine_tuning import Runs, fine_tune, picture_of_update, pretrained_model
 from .small_model import SmallLanguageModel, sentences
 
 
@@ -213,30 +213,30 @@ def _small_lora(rank: int) -> torch.nn.Module:
 
 
 def lora_update() -> svg.Drawing:
-    """Chapter 7: W + BA, a piece of a trained layer."""
+    """Chapter 8: W + BA, a piece of a trained layer."""
     run = fine_tune(_small_lora(4))
     return picture_of_update(run.model.get_submodule("base_model.model.gpt_neox.layers.0.attention.dense"))
 
 
 def full_lora_qlora_on_a_t4() -> svg.Drawing:
-    """Chapter 7: where the memory goes at batch 16."""
+    """Chapter 8: where the memory goes at batch 16."""
     return MemoryTable(predict_memory(batch_size=16, peft=peft, gpu="T4") for peft in (None, "lora", "qlora")).chart()
 
 
 def lora_batch_16_on_a_t4() -> svg.Drawing:
-    """Chapter 7: the panel's first picture."""
+    """Chapter 8: the panel's first picture."""
     return draw_report(predict_memory(batch_size=16, peft="lora", gpu="T4"))
 
 
 def loss_and_forgetting() -> svg.Drawing:
-    """Chapter 7: the small model learns a second task, in full and with LoRA, and forgets the first."""
+    """Chapter 8: the small model learns a second task, in full and with LoRA, and forgets the first."""
     runs = Runs([fine_tune(pretrained_model(), tr(ko="전체", en="full"), lr=2e-3)])
     runs += [fine_tune(_small_lora(rank), f"LoRA r={rank}") for rank in (1, 4, 16)]
     return runs.chart()
 
 
 def plans_on_a_t4() -> svg.Drawing:
-    """Chapter 8: the plans for polyglot-ko-5.8b on a T4, the panel's first picture."""
+    """Chapter 9: the plans for polyglot-ko-5.8b on a T4, the panel's first picture."""
     return plan_training("EleutherAI/polyglot-ko-5.8b", "T4").chart()
 
 
@@ -277,12 +277,12 @@ FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "06_zero_stages": zero_stages,
     "06_zero_gpus": zero_gpus,
     "06_zero_panel": zero_panel_at_first,
-    "07_w_plus_ba": lora_update,
-    "07_full_lora_qlora_on_a_t4": full_lora_qlora_on_a_t4,
-    "07_lora_batch_16_on_a_t4": lora_batch_16_on_a_t4,
-    "07_loss_and_forgetting": loss_and_forgetting,
-    "08_plans_on_a_t4": plans_on_a_t4,
-    "08_program_on_a_t4": program_on_a_t4,
+    "08_w_plus_ba": lora_update,
+    "08_full_lora_qlora_on_a_t4": full_lora_qlora_on_a_t4,
+    "08_lora_batch_16_on_a_t4": lora_batch_16_on_a_t4,
+    "08_loss_and_forgetting": loss_and_forgetting,
+    "09_plans_on_a_t4": plans_on_a_t4,
+    "09_program_on_a_t4": program_on_a_t4,
 }
 
 

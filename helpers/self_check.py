@@ -1,4 +1,7 @@
-"""Exercises that check themselves: `check` says right, close or wrong and by how much; `hint` and `solution` help."""
+"""Exercises that check themselves: `check` says right, close or wrong and by how much; `hint` and `solution` help.
+
+A case is an exercise with a few experiments to find its answer by.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ class Exercise:
     judge: Callable[[Any], str]
     hints: Callable[[], list[str]]
     answer: str  # code, shown as it is
+    verdict: str = ""  # of the last check
     _shown: int = 0
 
     def check(self, answer: Any) -> None:
@@ -28,6 +32,7 @@ class Exercise:
         except Exception as error:  # the reader's own code: what went wrong in it is the answer to the check
             verdict = tr(ko="답을 실행하다가 오류가 났다", en="Your answer raised an error")
             verdict += f": {type(error).__name__}: {error}"
+        self.verdict = verdict
         print(f"[{self.number}] {verdict}")
 
     def hint(self) -> None:
@@ -39,6 +44,46 @@ class Exercise:
     def solution(self) -> None:
         """Print a solution."""
         print(self.answer)
+
+
+@dataclass
+class Case(Exercise):
+    """A symptom that somebody reported: find what it comes from, with at most `budget` experiments.
+
+    experiment: settings → what they give (a memory report, a number), raising for a setting that is not to be varied.
+    thread: where it was reported, shown with the right answer.
+    """
+
+    experiment: Callable[..., Any] | None = None
+    thread: str = ""
+    budget: int = 5
+    _used: int = 0
+
+    def run(self, **settings: Any) -> Any:
+        """One experiment: prints which of how many it is, returns its result. One that is refused does not count."""
+        if self._used >= self.budget:
+            text = tr(
+                ko=f"실험 {self.budget}번을 모두 썼다. 본 것만으로 답하거나, .restart()로 처음부터 다시 한다.",
+                en=f"All {self.budget} experiments are used. Answer from what you saw, or .restart().",
+            )
+            print(f"[{self.number}] {text}")
+            return None
+        result = self.experiment(**settings)
+        self._used += 1
+        said = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        print(f"[{self.number}] {self._used}/{self.budget} {said}")
+        return result
+
+    def check(self, answer: Any) -> None:
+        """As for an exercise; the right answer is followed by the experiments it took and the thread."""
+        super().check(answer)
+        if self.verdict.startswith(right()):
+            used = tr(ko=f"실험 {self._used}번", en=f"{self._used} experiments")
+            print(f"[{self.number}] {used} · {self.thread}")
+
+    def restart(self) -> None:
+        """Give the experiments back."""
+        self._used = 0
 
 
 class Empty(Exception):

@@ -14,10 +14,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Two processes take a file at a time: with the longest first neither waits for the other at the end. The order is all
 # that depends on this list; `make test` prints what is slow now.
 LONGEST_FIRST = [
-    "08_fit_your_gpu.ipynb",
+    "09_fit_your_gpu.ipynb",
     "test_planner.py",
     "06_distributed_zero.ipynb",
-    "07_lora.ipynb",
+    "08_lora.ipynb",
     "test_ledger.py",
     "05_gradient_checkpointing.ipynb",
     "test_lora.py",

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import measure_gpu
 from benchmarks.picture import draw, place
 from benchmarks.truth import Judged
-from helpers.chapters.c8_planner.measured import Measured
+from helpers.chapters.c9_planner.measured import Measured
 from tools import accuracy
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.errors import WrongValue
@@ -164,7 +164,7 @@ def judged_row(name, source="a", gpu="NVIDIA L4 (spot)", predicted=100, **other)
     return {**row, "outcome": "run", "counts": True, **other}
 
 
-def test_chapter_8_reads_what_was_judged(tmp_path):
+def test_chapter_9_reads_what_was_judged(tmp_path):
     rows = [judged_row("near", predicted=101), judged_row("far", predicted=80), judged_row("equal")]
     rows += [judged_row("b", source="b", gpu="not stated, 2 GPUs"), judged_row("left out", counts=False)]
     rows += [judged_row("died", outcome="died"), judged_row("unknown", measured=None)]

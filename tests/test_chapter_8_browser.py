@@ -6,51 +6,49 @@ import pytest
 @pytest.mark.browser
 @pytest.mark.slow
 def test_chapter_8s_panel_follows(open_notebook):
-    notebook = open_notebook("08_fit_your_gpu")
-    notebook.run_cells("planner_panel(")
+    notebook = open_notebook("08_lora")
+    notebook.run_cells("lora_panel(")
     assert notebook.errors() == []
     assert notebook.broken_pictures() == []
 
-    def shown(where, *words):
-        return notebook.wait_until_text(f".planner-{where}", lambda text: all(word in text for word in words))
+    def shown(*words):
+        return notebook.wait_until_text(".lora-status", lambda text: all(word in text for word in words))
 
-    def write(name, text):
-        field = notebook.find(f".planner-{name} input")
+    def write_rank(text):
+        field = notebook.find(".lora-rank input")
         field.fill(text)
         field.press("Enter")
 
-    # It begins with the chapter's plans.
-    shown("status", "polyglot-ko-5.8b", "4가지가 들어간다")
-    shown("table", "LoRA", "QLoRA", "12.98 GiB", "체크포인팅")
-    assert "<svg" in notebook.html(".planner-picture")
-    assert "torch" in notebook.html(".planner-files")
+    # It begins with LoRA at batch 16; QLoRA needs more, and less with checkpointing.
+    shown("1,572,864 / 1,333,383,168 (0.118%)", "최대 8.89 GiB")
+    notebook.choose(".lora-method", "QLoRA")
+    shown("0.118%", "최대 11.52 GiB")
+    notebook.click(".lora-checkpointing input")
+    shown("최대 3.24 GiB")
+    assert "<svg" in notebook.html(".lora-picture") and "qlora" in notebook.html(".lora-picture")
 
-    # Another request is searched when asked for, twice clicked or not.
-    write("model", "gpt2")
-    notebook.choose(".planner-gpu", "L4")
-    write("batch", "4")
-    shown("status", "바뀌었다")
-    notebook.click("button.planner-search")
-    notebook.click("button.planner-search")
-    shown("status", "gpt2 · L4 · 길이 512 · 배치 4", "들어간다")
+    # Rank and target layers change what is trained.
+    notebook.choose(".lora-targets", "모든 선형층")
+    shown("6,291,456 / 1,338,101,760 (0.470%)")
+    write_rank("64")
+    shown("50,331,648", "(3.642%)")
 
-    # Silly values: one clear sentence, no table.
-    positive = "1 이상의 정수"
-    for name, silly, words in (("batch", "-3", positive), ("batch", "넷", positive), ("model", "gpt9", "gpt9")):
-        write(name, silly)
-        notebook.click("button.planner-search")
-        shown("status", words)
-        assert "<table" not in notebook.html(".planner-table")
-        write("batch", "4")
-        write("model", "gpt2")
+    # Silly ranks: one clear sentence, no picture; and back.
+    for silly, words in (("0", "lora_rank=0"), ("-8", "lora_rank=-8"), ("팔", "1 이상의 정수"), ("9999", "2048을")):
+        write_rank(silly)
+        shown(words)
+        assert "<svg" not in notebook.html(".lora-picture")
+    write_rank("8")
+    shown("6,291,456")
 
-    # Nothing fits: what is missing, and what would fit.
-    write("model", "Llama-3.1-8B")
-    notebook.choose(".planner-gpu", "RTX 4090")
-    for method in ("lora", "qlora"):
-        notebook.click(f".planner-{method} input")
-    notebook.click("button.planner-search")
-    shown("status", "들어가는 것이 없다", "모자란다")
-    shown("table", "하나만 바꾼다면", "방법을 더 허용한다")
-    notebook.screenshot("08_panel", ".planner-panel")
+    # Full fine-tuning has no rank; another GPU holds it.
+    notebook.choose(".lora-method", "전체 미세 조정")
+    shown("1,331,810,304 / 1,331,810,304 (100.000%)")
+    assert notebook.find(".lora-rank input").is_disabled()
+    assert notebook.find(".lora-method select").input_value() == "전체 미세 조정"
+    notebook.press_slider(".lora-batch", "End")
+    notebook.wait_until(lambda: "배치 64" in notebook.html(".lora-picture"), "the picture follows the slider")
+    notebook.choose(".lora-gpu", "H200")
+    shown("들어간다")
+    notebook.screenshot("08_panel", ".lora-panel")
     assert notebook.errors() == [] and notebook.console_errors == []

@@ -1,18 +1,13 @@
 """Every exercise: its own solution is right, an empty stub is said to be empty, wrong answers are weighed."""
 
-import importlib
 import re
 
 import pytest
 
 from helpers import exercise, predict_memory
-from helpers.chapters import CHAPTERS
+from helpers.chapters import CHAPTERS, of_chapter
 
-NUMBERS = [
-    number
-    for chapter in CHAPTERS
-    for number in importlib.import_module(f"helpers.chapters.{CHAPTERS[chapter]}.exercises").EXERCISES
-]
+NUMBERS = [number for chapter in CHAPTERS for number in of_chapter(chapter)]
 
 
 def said(capsys) -> str:
@@ -85,24 +80,24 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("6-4", 8, "넘친다"),
         ("6-4", 16, "하나 줄여도"),
         ("6-4", 8.5, "1 이상의 정수"),
-        ("7-1", lambda shapes, r: sum(out * into for out, into in shapes), "12.5배"),
-        ("7-1", lambda shapes, r: sum(r * out for out, into in shapes), "0.5배"),
-        ("7-2", lambda W, A, B, alpha: W + B @ A, "다르다"),
-        ("7-2", lambda W, A, B, alpha: A, "같은 모양 (6, 4)"),
-        ("7-3", {"peft": "lora", "gradient_checkpointing": True}, "T4의 한도를"),
-        ("7-3", {"peft": "qlora", "gradient_checkpointing": True}, "모자란다"),
-        ("7-3", {"batch_size": 1}, "모르는 설정"),
-        ("7-3", {"peft": "qlora", "lora_rank": 0}, "lora_rank=0"),
-        ("8-1", lambda plans, limit: plans, "넘는 계획"),
-        ("8-1", lambda plans, limit: [], "들어가는 계획은"),
-        ("8-1", lambda plans, limit: sorted((p for p in plans if p["needed"] <= limit), key=str), "번째 자리"),
-        ("8-2", "T4", "넘친다"),
-        ("8-2", "H100", "더 작은 GPU"),
-        ("8-2", "T5", "모르는 GPU"),
-        ("8-3", {"methods": ("lora",)}, "들어가는 것이 없다"),
-        ("8-3", {"length": 64, "methods": ("qlora",)}, "512 이상"),
-        ("8-3", {"gpu": "H200"}, "모르는 설정"),
-        ("8-3", 3, "사전"),
+        ("8-1", lambda shapes, r: sum(out * into for out, into in shapes), "12.5배"),
+        ("8-1", lambda shapes, r: sum(r * out for out, into in shapes), "0.5배"),
+        ("8-2", lambda W, A, B, alpha: W + B @ A, "다르다"),
+        ("8-2", lambda W, A, B, alpha: A, "같은 모양 (6, 4)"),
+        ("8-3", {"peft": "lora", "gradient_checkpointing": True}, "T4의 한도를"),
+        ("8-3", {"peft": "qlora", "gradient_checkpointing": True}, "모자란다"),
+        ("8-3", {"batch_size": 1}, "모르는 설정"),
+        ("8-3", {"peft": "qlora", "lora_rank": 0}, "lora_rank=0"),
+        ("9-1", lambda plans, limit: plans, "넘는 계획"),
+        ("9-1", lambda plans, limit: [], "들어가는 계획은"),
+        ("9-1", lambda plans, limit: sorted((p for p in plans if p["needed"] <= limit), key=str), "번째 자리"),
+        ("9-2", "T4", "넘친다"),
+        ("9-2", "H100", "더 작은 GPU"),
+        ("9-2", "T5", "모르는 GPU"),
+        ("9-3", {"methods": ("lora",)}, "들어가는 것이 없다"),
+        ("9-3", {"length": 64, "methods": ("qlora",)}, "512 이상"),
+        ("9-3", {"gpu": "H200"}, "모르는 설정"),
+        ("9-3", 3, "사전"),
     ],
 )
 def test_a_wrong_answer_is_told_how_wrong(number, answer, verdict, capsys):

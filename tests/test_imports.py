@@ -55,7 +55,7 @@ ORDER = [
     # -- helpers: the course ------------------------------------------------------------------------------------------
     # What every chapter shares.
     ["helpers.environment", "helpers.self_check", "helpers.small_model", "helpers.trainers"],
-    ["helpers.course", "helpers.data", "helpers.gpu"],
+    ["helpers.course", "helpers.data", "helpers.gpu", "helpers.guessing"],
     ["helpers.models", "helpers.panel", "helpers.training"],
     ["helpers.experiment"],
     ["helpers.chapters"],
@@ -67,9 +67,9 @@ ORDER = [
         "helpers.chapters.c4_accumulation.*",
         "helpers.chapters.c5_checkpointing.*",
         "helpers.chapters.c6_distributed.*",
-        "helpers.chapters.c7_lora.*",
+        "helpers.chapters.c8_lora.*",
     ],
-    ["helpers.chapters.c8_planner.*"],
+    ["helpers.chapters.c9_planner.*"],
     ["helpers.figures", "helpers.planner.*"],
     ["helpers"],
 ]

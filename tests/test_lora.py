@@ -11,8 +11,8 @@ from torch import nn
 from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig
 
 from helpers import gpu_memory_experiment, gpu_memory_sweep, predict_memory, use_gpu
-from helpers.chapters.c7_lora import fine_tuning
-from helpers.chapters.c7_lora.fine_tuning import (
+from helpers.chapters.c8_lora import fine_tuning
+from helpers.chapters.c8_lora.fine_tuning import (
     TASKS,
     Runs,
     complete,
@@ -26,7 +26,7 @@ from helpers.chapters.c7_lora.fine_tuning import (
     updates,
     with_rank,
 )
-from helpers.chapters.c7_lora.lora import load_adapter, merge, storage_table, trainable_parameters, unmerge
+from helpers.chapters.c8_lora.lora import load_adapter, merge, storage_table, trainable_parameters, unmerge
 from helpers.models import load_model_and_tokenizer
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
@@ -40,7 +40,7 @@ from virtual_gpu.step.predict import model_bytes, predict_need
 from virtual_gpu.step.setting import Setting
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = (ROOT / "notebooks/src/07_lora.py").read_text(encoding="utf-8")
+SOURCE = (ROOT / "notebooks/src/08_lora.py").read_text(encoding="utf-8")
 
 
 def adapted(rank=4, targets="all-linear", model=None, **more):

@@ -24,7 +24,7 @@ from benchmarks.measure_gpu import NUMBERS, RECORDS, VERSION, error
 from benchmarks.recipes.recipe import Recipe, recipes
 from benchmarks.summaries import peers, summary
 from benchmarks.truth import Judged
-from helpers.chapters.c8_planner.measured import card_name
+from helpers.chapters.c9_planner.measured import card_name
 from virtual_gpu.cards import CATALOG
 
 JUDGED = ROOT / "benchmarks" / "judged.json"

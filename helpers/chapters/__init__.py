@@ -7,7 +7,7 @@ import importlib
 from virtual_gpu.language import tr
 from virtual_gpu.units import choose
 
-from ..self_check import Exercise
+from ..self_check import Case, Exercise
 
 CHAPTERS = {
     1: "c1_numbers",
@@ -16,8 +16,8 @@ CHAPTERS = {
     4: "c4_accumulation",
     5: "c5_checkpointing",
     6: "c6_distributed",
-    7: "c7_lora",
-    8: "c8_planner",
+    8: "c8_lora",
+    9: "c9_planner",
 }
 
 
@@ -26,13 +26,22 @@ _opened: dict[str, Exercise] = {}
 
 def exercise(number: str) -> Exercise:
     """The exercise with that number ("3-1"); ValueError names the ones there are."""
-    known = {name: make for chapter in CHAPTERS.values() for name, make in _exercises_of(chapter).items()}
-    number = choose(number, known, tr(ko="연습 문제", en="exercise"))
+    return _open(number, "EXERCISES", tr(ko="연습 문제", en="exercise"))
+
+
+def case(number: str) -> Case:
+    """The case with that number ("3-A"); ValueError names the ones there are."""
+    return _open(number, "CASES", tr(ko="사건", en="case"))
+
+
+def _open(number: str, kind: str, what: str) -> Exercise:
+    known = {name: make for chapter in CHAPTERS for name, make in of_chapter(chapter, kind).items()}
+    number = choose(number, known, what)
     if number not in _opened:
         _opened[number] = known[number]()
     return _opened[number]
 
 
-def _exercises_of(folder: str) -> dict:
-    """number → a function that makes the exercise."""
-    return importlib.import_module(f".{folder}.exercises", __name__).EXERCISES
+def of_chapter(chapter: int, kind: str = "EXERCISES") -> dict:
+    """number → a function that makes it, for the chapter's EXERCISES or CASES."""
+    return getattr(importlib.import_module(f".{CHAPTERS[chapter]}.exercises", __name__), kind, {})

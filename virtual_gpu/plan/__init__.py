@@ -1,4 +1,4 @@
-"""Chapter 8, the planner: a model and a GPU in, ranked ways to train that fit out; `python -m helpers.planner`."""
+"""Chapter 9, the planner: a model and a GPU in, ranked ways to train that fit out; `python -m helpers.planner`."""
 
 from .plans import MARGIN, METHODS, PRECISIONS, Plan, Recipe, Request
 from .search import Change, Plans, cheapest, plan_training

@@ -1,4 +1,4 @@
-"""The drawings of chapter 7: W + BA, singular values, loss and forgetting."""
+"""The drawings of chapter 8: W + BA, singular values, loss and forgetting."""
 
 from __future__ import annotations
 

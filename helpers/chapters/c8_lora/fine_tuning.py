@@ -1,4 +1,4 @@
-"""Chapter 7: a small model, its tasks, and what fine-tuning learns, forgets and adds to the weights."""
+"""Chapter 8: a small model, its tasks, and what fine-tuning learns, forgets and adds to the weights."""
 
 from __future__ import annotations
 

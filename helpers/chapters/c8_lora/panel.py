@@ -1,4 +1,4 @@
-"""Chapter 7's panel: full fine-tuning, LoRA and QLoRA in memory."""
+"""Chapter 8's panel: full fine-tuning, LoRA and QLoRA in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .lora import trainable_parameters
 
 
 class LoraPanel(Panel):
-    """Chapter 7: choose a model and how it is trained; see what is trained and where the memory goes."""
+    """Chapter 8: choose a model and how it is trained; see what is trained and where the memory goes."""
 
     prefix = "lora"
 
@@ -64,5 +64,5 @@ class LoraPanel(Panel):
 
 
 def lora_panel() -> LoraPanel:
-    """Chapter 7: model, GPU, method, rank, target layers, batch, length → what is trained, and the memory by kind."""
+    """Chapter 8: model, GPU, method, rank, target layers, batch, length → what is trained, and the memory by kind."""
     return LoraPanel()

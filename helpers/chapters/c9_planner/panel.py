@@ -1,4 +1,4 @@
-"""Chapter 8's panel: the planner."""
+"""Chapter 9's panel: the planner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIRST = "EleutherAI/polyglot-ko-5.8b"
 
 
 class PlannerPanel(Panel):
-    """Chapter 8: choose a model and GPUs; see the ranked plans, why each loser loses, and the files of one plan."""
+    """Chapter 9: choose a model and GPUs; see the ranked plans, why each loser loses, and the files of one plan."""
 
     prefix = "planner"
 
@@ -127,5 +127,5 @@ class PlannerPanel(Panel):
 
 
 def planner_panel() -> PlannerPanel:
-    """Chapter 8: model, GPUs, length, batch, methods → ranked plans, why each loser loses, the files of a plan."""
+    """Chapter 9: model, GPUs, length, batch, methods → ranked plans, why each loser loses, the files of a plan."""
     return PlannerPanel()

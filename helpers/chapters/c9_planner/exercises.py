@@ -1,4 +1,4 @@
-"""Chapter 8: the planner."""
+"""Chapter 9: the planner."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def _judge_change(changes: Any) -> str:
 
 
 EXERCISES = {
-    "8-1": lambda: Exercise(
-        "8-1",
+    "9-1": lambda: Exercise(
+        "9-1",
         _judge_ranking,
         lambda: [
             tr(ko="먼저 한도를 넘는 것을 뺀다.", en="First drop what is beyond the limit."),
@@ -109,8 +109,8 @@ EXERCISES = {
         '    fit = [p for p in plans if p["needed"] <= limit]\n'
         '    return sorted(fit, key=lambda p: (order.index(p["method"]), p["extra"], p["steps"], p["needed"]))',
     ),
-    "8-2": lambda: Exercise(
-        "8-2",
+    "9-2": lambda: Exercise(
+        "9-2",
         _judge_gpu,
         lambda: [
             tr(
@@ -124,8 +124,8 @@ EXERCISES = {
         ],
         'gpu = "L4"',
     ),
-    "8-3": lambda: Exercise(
-        "8-3",
+    "9-3": lambda: Exercise(
+        "9-3",
         _judge_change,
         lambda: [
             tr(

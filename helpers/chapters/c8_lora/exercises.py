@@ -1,4 +1,4 @@
-"""Chapter 7: LoRA and QLoRA."""
+"""Chapter 8: LoRA and QLoRA."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def _judge_budget(changes: dict[str, Any]) -> str:
 
 
 EXERCISES = {
-    "7-1": lambda: Exercise(
-        "7-1",
+    "8-1": lambda: Exercise(
+        "8-1",
         _judge_count,
         lambda: [
             tr(
@@ -100,8 +100,8 @@ EXERCISES = {
         ],
         "def lora_parameters(shapes, r):\n    return sum(r * (out + into) for out, into in shapes)",
     ),
-    "7-2": lambda: Exercise(
-        "7-2",
+    "8-2": lambda: Exercise(
+        "8-2",
         _judge_merge,
         lambda: [
             tr(
@@ -114,8 +114,8 @@ EXERCISES = {
         ],
         "def merged_weight(W, A, B, alpha):\n    return W + B @ A * (alpha / A.shape[0])",
     ),
-    "7-3": lambda: Exercise(
-        "7-3",
+    "8-3": lambda: Exercise(
+        "8-3",
         _judge_budget,
         lambda: [
             tr(

@@ -1,4 +1,4 @@
-"""Chapter 7: adapters merged, loaded, counted."""
+"""Chapter 8: adapters merged, loaded, counted."""
 
 from __future__ import annotations
 

@@ -1,0 +1,56 @@
+"""Chapter 9 in JupyterLab and Chromium: drive the panel, read what it shows."""
+
+import pytest
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_chapter_9s_panel_follows(open_notebook):
+    notebook = open_notebook("09_fit_your_gpu")
+    notebook.run_cells("planner_panel(")
+    assert notebook.errors() == []
+    assert notebook.broken_pictures() == []
+
+    def shown(where, *words):
+        return notebook.wait_until_text(f".planner-{where}", lambda text: all(word in text for word in words))
+
+    def write(name, text):
+        field = notebook.find(f".planner-{name} input")
+        field.fill(text)
+        field.press("Enter")
+
+    # It begins with the chapter's plans.
+    shown("status", "polyglot-ko-5.8b", "4가지가 들어간다")
+    shown("table", "LoRA", "QLoRA", "12.98 GiB", "체크포인팅")
+    assert "<svg" in notebook.html(".planner-picture")
+    assert "torch" in notebook.html(".planner-files")
+
+    # Another request is searched when asked for, twice clicked or not.
+    write("model", "gpt2")
+    notebook.choose(".planner-gpu", "L4")
+    write("batch", "4")
+    shown("status", "바뀌었다")
+    notebook.click("button.planner-search")
+    notebook.click("button.planner-search")
+    shown("status", "gpt2 · L4 · 길이 512 · 배치 4", "들어간다")
+
+    # Silly values: one clear sentence, no table.
+    positive = "1 이상의 정수"
+    for name, silly, words in (("batch", "-3", positive), ("batch", "넷", positive), ("model", "gpt9", "gpt9")):
+        write(name, silly)
+        notebook.click("button.planner-search")
+        shown("status", words)
+        assert "<table" not in notebook.html(".planner-table")
+        write("batch", "4")
+        write("model", "gpt2")
+
+    # Nothing fits: what is missing, and what would fit.
+    write("model", "Llama-3.1-8B")
+    notebook.choose(".planner-gpu", "RTX 4090")
+    for method in ("lora", "qlora"):
+        notebook.click(f".planner-{method} input")
+    notebook.click("button.planner-search")
+    shown("status", "들어가는 것이 없다", "모자란다")
+    shown("table", "하나만 바꾼다면", "방법을 더 허용한다")
+    notebook.screenshot("09_panel", ".planner-panel")
+    assert notebook.errors() == [] and notebook.console_errors == []
