@@ -1,13 +1,14 @@
-"""Every exercise: its own solution is right, an empty stub is said to be empty, wrong answers are weighed."""
+"""Every exercise and case: its own solution is right, an empty stub is said to be empty, wrong answers are weighed."""
 
 import re
 
 import pytest
 
-from helpers import exercise, predict_memory
+from helpers import case, exercise, predict_memory
 from helpers.chapters import CHAPTERS, of_chapter
 
 NUMBERS = [number for chapter in CHAPTERS for number in of_chapter(chapter)]
+CASES = [number for chapter in CHAPTERS for number in of_chapter(chapter, "CASES")]
 
 
 def said(capsys) -> str:
@@ -26,9 +27,20 @@ def test_the_solution_is_right(number, capsys):
     assert "정답!" in said(capsys)
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("number", CASES)
+def test_a_case_is_solved_within_its_budget(number, capsys):
+    one = case(number)
+    one.restart()
+    names = {"case": case}
+    exec(one.answer, names)
+    one.check(names[re.findall(r"^(\w+) = ", one.answer, re.MULTILINE)[-1]])
+    assert "정답!" in said(capsys) and one.thread
+    assert 0 < one._used <= one.budget
+
+
+@pytest.mark.parametrize("number", NUMBERS + CASES)
 def test_an_empty_stub_and_hints(number, capsys):
-    one = exercise(number)
+    one = exercise(number) if number in NUMBERS else case(number)
     for stub in (..., lambda *_: ...):
         one.check(stub)
         assert "정답!" not in said(capsys)
