@@ -189,7 +189,7 @@ lowest.against(min(runs, key=lambda name: runs[name][1][-1]))
 draw_losses(runs)
 
 # %% [markdown] lang="ko"
-# 초록색(배치 4)은 다르다. 같은 수의 문장을 보고도 네 배 자주 갱신했기 때문에 손실이 더 빨리 내려갔다.
+# 초록색(배치 4)은 혼자 다른 길로 간다. 왜 그런지 이유를 하나 떠올려 본다.
 #
 # > **주장 1.** "누적하면 큰 배치와 같은 효과를 얻는다"
 #
@@ -203,7 +203,7 @@ draw_losses(runs)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 갱신 한 번만 보면 큰 배치가 낫다. 그러나 본 샘플의 수가 같다면 위의 그림처럼 작은 배치가 앞설 수 있다. 단, 위의 비교는 같은 학습률로 문장 16개를 외우게 한 것이다.
+# **조건부로 맞다.** 갱신 한 번만 보면 큰 배치가 낫다. 그러나 본 샘플의 수가 같다면 위의 그림처럼 작은 배치가 앞설 수 있다. 배치 4는 같은 문장을 보는 동안 네 배 자주 갱신했다. 단, 위의 비교는 같은 학습률로 문장 16개를 외우게 한 것이다.
 # 배치를 키울 때는 학습률도 키운다. SGD에서는 배치에 비례해서(Goyal 외, 2017), Adam에서는 흔히 제곱근에 비례해서 키운다. 어느 크기를 넘으면 더 키워도 얻는 것이 없는데, 이것을 **임계 배치 크기**(critical batch size)라고 하고 과제마다 다르다(McCandlish 외, 2018).
 #
 # </details>
@@ -401,8 +401,11 @@ print(mistakes["undivided"], mistakes["zeroed"], sep="\n")
 # 나누지 않으면 그레이디언트가 네 배다. SGD라면 학습률이 네 배가 된 것과 같다. AdamW라면 어떨까? 네 배인 그레이디언트로 다섯 스텝을 가면, 원래 그레이디언트로 갈 때의 몇 배를 움직일까?
 
 # %%
-adamw_moves = guess("4.4", None, "x")
+adamw_moves = guess("4.4", None)
 adamw_moves
+
+# %% [markdown] lang="ko"
+# 두 옵티마이저로 가 보고, 움직인 거리의 비율을 출력한다.
 
 
 # %%
@@ -447,7 +450,7 @@ for micro_batch in by_length.split(4):
 print(mistakes["mean_of_means"], compared(gradient(model), whole_by_length), sep="\n")
 
 # %% [markdown] lang="ko"
-# 이 네 마이크로 배치에서는 7%쯤 어긋난다. 대화와 문서가 섞인 데이터처럼 길이의 차이가 클수록 더 어긋난다.
+# 이 네 마이크로 배치에서는 7%쯤 어긋난다. 대화와 문서가 섞인 데이터처럼 길이의 차이가 크면 더 어긋날 수 있다.
 #
 # transformers의 `Trainer`도 2024년 10월까지 이랬다. Unsloth가 알렸고 #34191에서 고쳐졌으며, 나중에 다른 모습으로 되돌아오기도 했다(#35438, #37766). 지금의 `Trainer`는 스텝 전체의 토큰 수(`num_items_in_batch`)를 세어 모델에 넘긴다. 모델이 그 수를 쓰지 않을 때 어떻게 되는지는 4.6절에서 해 본다.
 #
@@ -545,7 +548,7 @@ mistakes["scheduled_inside"] = compared(torch.tensor(wrong), torch.tensor(rates(
 mistakes
 
 # %% [markdown] lang="ko"
-# 크기가 1배인 줄은 어느 것인가? 평균의 평균과 루프 안 클리핑이다. 노름을 지켜보아도 드러나지 않는 둘이다.
+# 크기가 거의 1배인 줄은 어느 것인가? 평균의 평균과 루프 안 클리핑이다. 노름을 지켜보아도 드러나지 않는 둘이다.
 #
 # **사건 4-B. 배치 16과 곡선이 다르다.** 누군가 4 × 4로 누적하는 루프를 보내왔다. 손실은 잘 내려가는데, 같은 데이터로 배치 16을 한 번에 넣은 것과 곡선이 다르다고 한다. 루프에는 위의 실수 가운데 **둘**이 들어 있다(학습률 일정은 아니다). 코드는 볼 수 없고, 마지막 스텝의 그레이디언트를 옳은 것과 비교할 수만 있다.
 #
@@ -599,11 +602,14 @@ print(f"{difference(mean_4, mean_16):.2f}")
 #
 # ## 4.5 bf16으로 여러 번 더하면
 #
-# 지금까지는 fp64로 더했다. 가중치를 bf16으로 불러와 그대로 학습하면 `grad`도 bf16이고, 누적은 bf16끼리의 덧셈이 된다. bf16에서 0에 1을 1,000번 더하면 얼마가 될까? 1장에서 본 가수의 비트 수를 떠올린다.
+# 지금까지는 fp64로 더했다. 가중치를 bf16으로 불러와 그대로 학습하면 `grad`도 bf16이고, 누적은 bf16끼리의 덧셈이 된다. bf16에서 0에 1을 1,000번 더하면 얼마가 될까? bf16의 유효 숫자가 몇 비트인지 떠올린다.
 
 # %%
 thousand_ones = guess("4.5", None)
 thousand_ones
+
+# %% [markdown] lang="ko"
+# 1씩 더한다.
 
 # %%
 total = torch.zeros((), dtype=torch.bfloat16)
@@ -612,7 +618,7 @@ for _ in range(1000):
 thousand_ones.against(total.item())
 
 # %% [markdown] lang="ko"
-# 256에서 멈춘다. bf16은 유효 숫자가 8비트라, 256 다음의 수가 258이기 때문이다. 256 + 1은 257이 아니라 다시 256으로 반올림된다. **합이 커지면 작은 것을 더해도 변하지 않는다.**
+# 256에서 멈춘다. bf16은 유효 숫자가 8비트라, 256 다음의 수가 258이기 때문이다. 256 + 1은 257이 아니라 다시 256으로 반올림된다. 1장의 **흡수**(swamping)다. 합이 커지면 작은 것을 아무리 더해도 변하지 않는다.
 #
 # 그레이디언트에서도 그럴까? 문장 64개의 그레이디언트를 하나씩 구해 두고, 섞어 가며 1,024번 더한다(가중치는 그대로 둔다). 합을 정확히 더한 것과 비교한다. 이름의 앞은 그레이디언트의 자료형, 뒤는 더하는 곳의 자료형이다. 두 축은 모두 로그이고, 출력된 숫자는 bf16끼리 더한 줄이다.
 
@@ -627,7 +633,7 @@ print({count: f"{error:.1%}" for count, error in errors["bf16 + bf16"].items()})
 draw_lost(errors)
 
 # %% [markdown] lang="ko"
-# 누적이 수십 번이면 1% 안쪽이니 걱정할 것이 없다. 256번에서는 3%, 1,024번에서는 3분의 1이 사라졌다. 파이프라인 병렬처럼 마이크로 배치가 수백 개인 학습에서 문제가 된다. 가수가 3비트 더 긴 fp16은 훨씬 낫고, 그레이디언트는 bf16이어도 **더하는 곳만 fp32이면** 오차가 사라진다.
+# 누적이 수십 번이면 1% 안쪽이니 걱정할 것이 없다. 256번에서는 3%, 1,024번에서는 35%가 어긋났다. 파이프라인 병렬(7장)처럼 마이크로 배치가 아주 많은 학습에서 문제가 된다. 가수가 3비트 더 긴 fp16은 훨씬 낫고, 그레이디언트는 bf16이어도 **더하는 곳만 fp32이면** 오차가 사라진다.
 #
 # 그래서 Megatron은 bf16으로 학습할 때 fp32로 된 누적용 그레이디언트 `main_grad`를 따로 둔다(Megatron-LM #502). DeepSpeed에서는 `"data_types": {"grad_accum_dtype": "fp32"}`로 고른다(DeepSpeed #1800에서 요청되었다). PyTorch로는 파라미터마다 훅(hook, 정해진 때에 불리는 함수) 하나면 된다. 마이크로 배치를 하나 넣고 `grad`와 `main_grad`를 출력한다.
 
@@ -650,7 +656,7 @@ print(half.head.bias.grad, half.head.bias.main_grad.dtype)
 #
 # ## 4.6 베껴 쓸 루프
 #
-# 실수 여섯 가지를 모두 피한 루프다. 한 스텝에 들어갈 마이크로 배치를 **먼저 모은다.** 그러면 토큰 수를 미리 셀 수 있고, 덜 찬 마지막 묶음도 실제 토큰 수로 나누어진다.
+# 실수 여섯 가지를 모두 피한 루프다. 한 스텝에 들어갈 마이크로 배치를 **먼저 모은다.** 그러면 토큰 수를 미리 셀 수 있고, 덜 찬 마지막 묶음도 실제 토큰 수로 나누어진다. `[:, :-1]`과 `[:, 1:]`은 한 칸 뒤의 글자를 맞히게 하려고 transformers의 모델이 안에서 하는 일을 밖에서 한 것이다.
 
 
 # %%
@@ -684,7 +690,7 @@ def recipe(micro_batch, steps=3):
 
 
 by_recipe = recipe(16)
-print(f"{difference(recipe(4), by_recipe):.6f}")
+print(f"{difference(recipe(4), by_recipe):.4f}")
 
 # %% [markdown] lang="ko"
 # 같다. 실제로 쓸 때는 `DataLoader`에서 `accumulation`개씩 꺼내 `train_step`에 넘기면 된다.
@@ -704,7 +710,7 @@ settings = {
     "optim": "adamw_torch",
 }
 four_by_four_trained = train_with_trainer(small_gpt2(), samples, **settings)
-print(f"{difference(moved(four_by_four_trained), by_recipe):.6f}")
+print(f"{difference(moved(four_by_four_trained), by_recipe):.4f}")
 
 # %% [markdown] lang="ko"
 # 길이가 달라도 같다. `Trainer`가 토큰 수로 나누어 주기 때문이다. (문장을 섞는 순서가 달라도 한 스텝이 16개 전부이므로 합은 같다.)
@@ -761,7 +767,7 @@ def with_accelerate(count_tokens, steps=3):
 print(*(f"{difference(with_accelerate(count_tokens), by_recipe):.2f}" for count_tokens in (False, True)))
 
 # %% [markdown] lang="ko"
-# 평균 그대로 쓰면 세 스텝 만에 움직인 거리의 20%쯤 어긋난다. 길이가 다른 데이터에 Accelerate를 쓴다면 토큰 수를 직접 세어야 한다(Accelerate의 문서도 이렇게 하라고 적는다).
+# 평균 그대로 쓰면 세 스텝 만에 움직인 거리의 22%가 어긋난다. 길이가 다른 데이터에 Accelerate를 쓴다면 토큰 수를 직접 세어야 한다(Accelerate의 문서도 이렇게 하라고 적는다).
 #
 # 덜 찬 마지막 묶음은 어떨까? 그레이디언트가 늘 1인 모델에 마이크로 배치 여섯 개를 넷씩 누적한다. 옵티마이저가 움직인 두 번의 그레이디언트를 출력한다. 둘 다 1이어야 한다.
 
@@ -784,7 +790,7 @@ for ones in loader:
 #
 # ### GPU가 여러 개라면
 #
-# 데이터 병렬(6장)에서는 DDP가 `backward()`마다 GPU들의 그레이디언트를 평균한다(all-reduce). 누적한다면 마지막 마이크로 배치에서만 하면 된다. `no_sync()`가 앞의 것을 건너뛰게 한다. 어디까지 감싸야 할까? 가짜 rank 네 개 가운데 하나에서, 네 번 누적하는 동안 all-reduce에 넘긴 바이트를 센다.
+# 데이터 병렬(6장)에서는 DDP가 `backward()`마다 GPU들의 그레이디언트를 평균한다(all-reduce). 가짜 rank 네 개 가운데 하나에서, 네 번 누적하는 동안 all-reduce에 넘긴 바이트를 센다.
 
 # %%
 from contextlib import nullcontext
@@ -800,6 +806,13 @@ def every_time(ddp, part, last):
     ddp_loss(ddp, part).backward()
 
 
+all_reduced_bytes(model, every_time, rows.split(4))
+
+# %% [markdown] lang="ko"
+# 그레이디언트 전체를 네 번 보냈다. 누적한다면 마지막에 한 번이면 된다. `no_sync()`가 앞의 것을 건너뛰게 한다. `backward()`만 감싸는 것과 순전파까지 감싸는 것, 어느 쪽이 옳을까?
+
+
+# %%
 def around_backward(ddp, part, last):
     loss = ddp_loss(ddp, part)
     with nullcontext() if last else ddp.no_sync():
@@ -811,7 +824,7 @@ def around_both(ddp, part, last):
         ddp_loss(ddp, part).backward()
 
 
-for micro_step in (every_time, around_backward, around_both):
+for micro_step in (around_backward, around_both):
     print(f"{micro_step.__name__:16}", all_reduced_bytes(model, micro_step, rows.split(4)))
 
 # %% [markdown] lang="ko"
