@@ -156,7 +156,7 @@ lowest = guess("4.2", None, ("16", "4 x 4", "4"))
 lowest
 
 # %% [markdown] lang="ko"
-# 아래가 누적하는 학습 루프의 전부다. 출력의 열은 이름, 옵티마이저 스텝의 수, 처음과 마지막 손실이다.
+# 아래가 누적하는 학습 루프의 전부다. 출력의 열은 나누는 방법, 옵티마이저 스텝의 수, 처음과 마지막 손실이다.
 
 
 # %%
@@ -178,8 +178,9 @@ def train(batch_size, accumulation, epochs=60):
 
 
 runs = {"16": (16, train(16, 1)), "4 x 4": (16, train(4, 4)), "4": (4, train(4, 1))}
+print("split  steps first  last")
 for name, (_, losses) in runs.items():
-    print(f"{name:6} {len(losses):4} {losses[0]:.3f} {losses[-1]:.3f}")
+    print(f"{name:6} {len(losses):5} {losses[0]:.3f} {losses[-1]:.3f}")
 lowest.against(min(runs, key=lambda name: runs[name][1][-1]))
 
 # %% [markdown] lang="ko"
@@ -208,7 +209,7 @@ draw_losses(runs)
 #
 # </details>
 #
-# 큰 배치가 주는 것은 무엇일까? 64개 문장 전체의 그레이디언트를 정답으로 놓고, 무작위로 B개를 뽑아 구한 것이 얼마나 벗어나는지 16번씩 재어 평균한다(제곱평균제곱근). 출력의 열은 B, 그 값, 그 값에 √B를 곱한 것이다.
+# 큰 배치가 주는 것은 무엇일까? 64개 문장 전체의 그레이디언트를 정답으로 놓고, 무작위로 B개를 뽑아 구한 것이 얼마나 벗어나는지 16번씩 재어 평균한다(제곱평균제곱근). 마지막 열은 그 값에 √B를 곱한 것이다.
 
 
 # %%
@@ -219,10 +220,11 @@ def gradient_of(rows):
 
 
 everything, generator = gradient_of(torch.arange(64)), torch.Generator().manual_seed(0)
+print(" B error error*sqrt(B)")
 for count in (1, 4, 16, 64):
     draws = [torch.randint(64, (count,), generator=generator) for _ in range(16)]
     error = sum(difference(gradient_of(draw), everything) ** 2 for draw in draws) / 16
-    print(f"{count:2} {error**0.5:.2f} {(error * count) ** 0.5:.1f}")
+    print(f"{count:2}  {error**0.5:.2f} {(error * count) ** 0.5:13.1f}")
 
 # %% [markdown] lang="ko"
 # 첫 열이 네 배가 될 때 둘째 열이 어떻게 변하는지, 셋째 열은 거의 일정한지 읽는다.
@@ -307,11 +309,12 @@ from helpers import human_bytes, predict_memory
 
 once = predict_memory(batch_size=16, optimizer="adamw_fused").at_peak
 split = predict_memory(batch_size=4, gradient_accumulation_steps=4, optimizer="adamw_fused").at_peak
+print(f"{'':12}{'16 x 1':>10}{'4 x 4':>10}")
 for kind in ("parameters", "optimizer", "gradients", "activations"):
     print(f"{kind:12}{human_bytes(once[kind]):>10}{human_bytes(split[kind]):>10}")
 
 # %% [markdown] lang="ko"
-# 한 줄뿐이다. 누적은 **순전파 상태만** 줄인다. 파라미터와 옵티마이저 상태는 그대로고, 그레이디언트는 오히려 최대인 순간에도 자리를 지킨다. 파라미터와 옵티마이저 상태만으로 GPU가 찬다면 누적으로는 해결할 수 없다. 그때는 8비트 옵티마이저(3장), LoRA(8장), 여러 GPU(6장)다.
+# 한 줄뿐이다. 누적은 **순전파 상태만** 줄인다. 파라미터와 옵티마이저 상태는 그대로고, 그레이디언트는 오히려 최대인 순간에도 자리를 지킨다. 파라미터와 옵티마이저 상태만으로 GPU가 찬다면 누적으로는 해결할 수 없다. 그때는 8비트 옵티마이저(3장), LoRA(8장), 여러 GPU(6장)를 찾는다.
 #
 # 그래서 마이크로 배치는 누적을 켠 채로 찾는다. 융합 AdamW에서 누적이 없을 때와 두 번 누적할 때, 들어가는 가장 큰 마이크로 배치를 찾는다.
 
@@ -319,7 +322,7 @@ for kind in ("parameters", "optimizer", "gradients", "activations"):
 from helpers import largest_fitting
 
 for steps in (1, 2):
-    print(steps, largest_fitting("batch_size", gradient_accumulation_steps=steps, optimizer="adamw_fused"))
+    print(f"? x {steps}:", largest_fitting("batch_size", gradient_accumulation_steps=steps, optimizer="adamw_fused"))
 
 # %% [markdown] lang="ko"
 # 누적을 켜자 들어가는 샘플 수가 줄었다. 한 번 켜면 횟수를 더 늘려도 이 수는 줄지 않을까? 사건 4-A가 그 질문이다. 경계에 있는 크기는 실제 GPU에서 넘칠 수 있으니 5%쯤 비워 둔다(3.10절).
@@ -674,26 +677,31 @@ def train_step(model, optimizer, schedule, micro_batches, max_norm=1.0):
 
 
 # %% [markdown] lang="ko"
-# 드롭아웃이 없는 작은 GPT-2를 길이가 다른 문장 16개로 세 스텝 학습한다. 한 번에 넣은 것과 4 × 4의 그레이디언트 노름을 출력한다. 마지막 수는 두 모델이 움직인 것의 차이다(움직인 거리에 견준 비율).
+# 드롭아웃이 없는 작은 GPT-2를 길이가 다른 문장 16개로 세 스텝 학습한다. `while` 두 줄이 `DataLoader`에서 누적 횟수만큼씩 꺼내 넘긴다. 첫 줄은 16을 한 번에 넣을 때, 둘째 줄은 4 × 4일 때의 그레이디언트 노름이다. 마지막 수는 두 모델이 움직인 것의 차이다(움직인 거리에 견준 비율).
 
 # %%
+from itertools import islice
+
 samples = capital_samples(by_length)
 
 
-def recipe(micro_batch, steps=3):
+def recipe(micro_batch, accumulation, steps=3):
     model = small_gpt2()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
-    micro_batches = list(torch.utils.data.DataLoader(samples, batch_size=micro_batch))
-    print(*(f"{train_step(model, optimizer, schedule, micro_batches):.3f}" for _ in range(steps)))
+    batches = iter(torch.utils.data.DataLoader(samples * steps, batch_size=micro_batch))
+    while group := list(islice(batches, accumulation)):
+        print(f"{train_step(model, optimizer, schedule, group):.3f}", end=" ")
     return moved(model)
 
 
-by_recipe = recipe(16)
-print(f"{difference(recipe(4), by_recipe):.4f}")
+by_recipe = recipe(16, 1)
+print()
+by_four = recipe(4, 4)
+print(f"\n{difference(by_four, by_recipe):.4f}")
 
 # %% [markdown] lang="ko"
-# 같다. 실제로 쓸 때는 `DataLoader`에서 `accumulation`개씩 꺼내 `train_step`에 넘기면 된다.
+# 같다. 문장의 수가 나누어떨어지지 않아도 마지막 `group`이 작을 뿐 그대로 옳다.
 #
 # ### Trainer
 #
@@ -836,14 +844,15 @@ for micro_step in (around_backward, around_both):
 #
 # ## 4.7 시간과 연산
 #
-# 누적하면 느려질까? 먼저 센다. 행렬곱의 부동소수점 연산(FLOPs)을 배치 16을 만드는 세 가지 나눗셈에서 비교한다. 열은 마이크로 배치, 횟수, 한 스텝의 연산(TFLOP)이다.
+# 누적하면 느려질까? 먼저 센다. 행렬곱의 부동소수점 연산(FLOPs)을 배치 16을 만드는 세 가지 나눗셈에서 비교한다. 열은 나눗셈과 한 스텝의 연산(TFLOP)이다.
 
 # %%
 from helpers import training_flops
 
+print("split  TFLOP")
 for size in (16, 4, 1):
-    steps = 16 // size
-    print(size, steps, f"{steps * training_flops(batch_size=size, sequence_length=256).total / 1e12:.3f}")
+    flops = 16 // size * training_flops(batch_size=size, sequence_length=256).total
+    print(f"{size:2} x {16 // size:<2} {flops / 1e12:.3f}")
 
 # %% [markdown] lang="ko"
 # > **주장 7.** "누적은 순전파와 역전파를 더 해야 한다"
