@@ -336,7 +336,9 @@ changes = ...
 exercise("4-1").check(changes)
 
 # %% [markdown] lang="ko"
-# **사건 4-A. 누적을 켰더니 OOM.** 누적이 1이면 잘 돌아가던 7B 모델의 학습이 2로 바꾸자 메모리 부족으로 멈추었다는 신고가 있다(TPU와 JAX에서다). 마이크로 배치는 그대로였다. 같은 일이 T4에서도 일어난다. polyglot-ko-1.3b, 융합 AdamW, 마이크로 배치 12에서 누적 1은 들어가고 2는 넘친다.
+# ### 사건 4-A. 누적을 켰더니 OOM
+#
+# 누적이 1이면 잘 돌아가던 7B 모델의 학습이 2로 바꾸자 메모리 부족으로 멈추었다는 신고가 있다(TPU와 JAX에서다). 마이크로 배치는 그대로였다. 같은 일이 T4에서도 일어난다. polyglot-ko-1.3b, 융합 AdamW, 마이크로 배치 12에서 누적 1은 들어가고 2는 넘친다.
 #
 # 64번 누적하려던 참이라고 하자. **배치 12 × 64는 몇 GiB가 필요한가?** 실험은 다섯 번, 누적은 4번까지만 해 볼 수 있다. `case("4-A").run(gradient_accumulation_steps=2)`처럼 실행하면 보고서가 나온다. `batch_size`도 바꿀 수 있다. 답은 GiB로 적는다.
 
@@ -553,7 +555,9 @@ mistakes
 # %% [markdown] lang="ko"
 # 크기가 거의 1배인 줄은 어느 것인가? 평균의 평균과 루프 안 클리핑이다. 노름을 지켜보아도 드러나지 않는 둘이다.
 #
-# **사건 4-B. 배치 16과 곡선이 다르다.** 누군가 4 × 4로 누적하는 루프를 보내왔다. 손실은 잘 내려가는데, 같은 데이터로 배치 16을 한 번에 넣은 것과 곡선이 다르다고 한다. 루프에는 위의 실수 가운데 **둘**이 들어 있다(학습률 일정은 아니다). 코드는 볼 수 없고, 마지막 스텝의 그레이디언트를 옳은 것과 비교할 수만 있다.
+# ### 사건 4-B. 배치 16과 곡선이 다르다
+#
+# 누군가 4 × 4로 누적하는 루프를 보내왔다. 손실은 잘 내려가는데, 같은 데이터로 배치 16을 한 번에 넣은 것과 곡선이 다르다고 한다. 루프에는 위의 실수 가운데 **둘**이 들어 있다(학습률 일정은 아니다). 코드는 볼 수 없고, 마지막 스텝의 그레이디언트를 옳은 것과 비교할 수만 있다.
 #
 # 실험은 다섯 번이다. `case("4-B").run()`에서 `lengths="mixed"`(길이가 다른 문장), `micro_batches=6`(마지막 묶음이 둘), `max_norm=1.0`(클리핑)을 바꿀 수 있다. 답은 표의 이름 둘을 `{"...", "..."}`처럼 적는다.
 
@@ -612,7 +616,7 @@ thousand_ones = guess("4.5", None)
 thousand_ones
 
 # %% [markdown] lang="ko"
-# 1씩 더한다.
+# 하나씩 더해 본다.
 
 # %%
 total = torch.zeros((), dtype=torch.bfloat16)
@@ -655,7 +659,7 @@ half(inputs[rows]).float().square().mean().backward()
 print(half.head.bias.grad, half.head.bias.main_grad.dtype)
 
 # %% [markdown] lang="ko"
-# 값은 메모리다. 파라미터마다 2바이트이던 그레이디언트가 4바이트가 되고, 옵티마이저도 `main_grad`를 읽도록 고쳐야 한다. 가중치를 fp32로 두는 혼합 정밀도(`Trainer`에서 fp32로 불러온 모델에 `bf16=True`)라면 `grad`가 처음부터 fp32이므로 이 문제가 없다. transformers 5는 체크포인트의 자료형 그대로 불러오므로(`dtype="auto"`가 기본값이다) bf16 체크포인트라면 `dtype=torch.float32`를 적어야 그렇게 된다.
+# 대가는 메모리다. 파라미터마다 2바이트이던 그레이디언트가 4바이트가 되고, 옵티마이저도 `main_grad`를 읽도록 고쳐야 한다. 가중치를 fp32로 두는 혼합 정밀도(`Trainer`에서 fp32로 불러온 모델에 `bf16=True`)라면 `grad`가 처음부터 fp32이므로 이 문제가 없다. transformers 5는 체크포인트의 자료형 그대로 불러오므로(`dtype="auto"`가 기본값이다) bf16 체크포인트라면 `dtype=torch.float32`를 적어야 그렇게 된다.
 #
 # ## 4.6 베껴 쓸 루프
 #
@@ -875,7 +879,7 @@ optimizer = torch.optim.AdamW(timed.parameters())
 samples_on_device = inputs[rows].to(device)
 for size in (16, 8, 4, 2, 1):
     times = []
-    for _ in range(5):
+    for _ in range(7):
         start = time.perf_counter()
         for micro_batch in samples_on_device.split(size):
             (timed(micro_batch).square().mean() * size / 16).backward()
