@@ -8,17 +8,17 @@ from transformers import AutoConfig
 
 from helpers import make_dummy_dataset, predict_memory
 from helpers.chapters.c5_checkpointing.costs import (
-    SavingTable,
     both_levers,
-    checkpoint_modules,
-    compare_steps,
+    compare_models,
     printed_after_step,
+    savings,
     step_timeline,
 )
+from helpers.chapters.c5_checkpointing.steps import checkpoint_modules, compare_steps
 from helpers.experiment import largest_fitting
 from helpers.trainers import largest_difference, train_with_trainer
 from virtual_gpu.models.configs import load_config
-from virtual_gpu.step.flops import count_flops, flops_of_config, training_flops
+from virtual_gpu.step.flops import flops_of_config, training_flops
 from virtual_gpu.step.run import set_checkpointing
 
 each = {"use_reentrant": False}
@@ -224,5 +224,15 @@ def test_any_model_with_a_loss_can_be_recorded_and_compared():
     plain, less = (step_timeline(vit(on), images) for on in (False, True))
     assert [phase.name for phase in plain.phases] == ["forward", "backward", "step"] * 2
     assert less.at_end(0)["activations"] < plain.at_end(0)["activations"] / 4
-    assert count_flops(vit(True), images).total > count_flops(vit(False), images).total
-    assert "ViT" in SavingTable(ViT=(plain, less))._repr_html_()
+    table = compare_models(images, {"plain": lambda: vit(False), "less": lambda: vit(True)})
+    assert table["plain"].held_bytes == plain.at_end(0)["activations"] and table["less"].peak_bytes < plain.peak_bytes
+    assert table.extra("less") > 0.1 and "그레이디언트" not in table._repr_html_()
+
+
+def test_what_five_models_save_is_named_and_told_apart():
+    one = savings("polyglot-ko-1.3b")["polyglot-ko-1.3b"]
+    setting = {"batch_size": 8, "sequence_length": 1024}
+    assert one.flops == tuple(training_flops(**setting, gradient_checkpointing=on).total for on in (False, True))
+    assert one.activations[1] < one.activations[0] / 4 and one.extra == one.flops[1] / one.flops[0] - 1
+    with pytest.raises(ValueError, match="ResNet"):
+        savings("ResNet")

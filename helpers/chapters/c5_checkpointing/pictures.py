@@ -1,13 +1,11 @@
-"""Chapter 5's pictures: a chain at a moment, its whole run, moments under each other, a sweep, bytes over FLOPs."""
+"""Chapter 5's pictures: a chain at a moment, its whole run, several moments under each other."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from virtual_gpu.drawing import svg
 from virtual_gpu.language import tr
-from virtual_gpu.units import human_bytes
 
 LEFT, WIDTH = 84, 640
 FORWARD, BACKWARD, AGAIN = svg.BLUE, svg.ORANGE, svg.RED
@@ -151,70 +149,3 @@ def _legend(drawing: svg.Drawing, y: float) -> None:
         x = LEFT + i * 200
         drawing.rect(x, y - 10, 11, 11, color)
         drawing.text(x + 17, y, text, size=12)
-
-
-def draw_sweep(sweep: Any) -> svg.Drawing:
-    """Peak and recomputations over the number of segments, both axes logarithmic for the segments."""
-    segments, peak, _ = sweep.best
-    root = 2 * math.sqrt(sweep.nodes)
-    drawing = svg.Drawing(760, 330, f"{sweep!r}; 2√N = {root:.1f}")
-    drawing.text(20, 30, repr(sweep), size=svg.fit_size(repr(sweep), 720, 15), bold=True)
-    top, height = 64, 206
-    highest = max(row[1] for row in sweep.rows)
-
-    def x_of(count: float) -> float:
-        return LEFT + WIDTH * math.log(count) / math.log(sweep.nodes)
-
-    def y_of(count: float) -> float:
-        low, high = math.log10(min(peak, root) * 0.6), math.log10(highest * 1.1)
-        return top + height * (1 - (math.log10(count) - low) / (high - low))
-
-    for power in range(1, 6):
-        for tick in (10**power, 2 * 10**power, 5 * 10**power):
-            if top <= y_of(tick) <= top + height:
-                drawing.line(LEFT, y_of(tick), LEFT + WIDTH, y_of(tick), svg.GRID)
-                drawing.text(LEFT - 8, y_of(tick) + 4, f"{tick:,}", size=10, anchor="end", fill=svg.MUTED)
-    drawing.line(LEFT, y_of(root), LEFT + WIDTH, y_of(root), svg.RED, stroke_dasharray="5 4")
-    drawing.text(LEFT + 4, y_of(root) - 7, f"2√N = {root:.1f}", size=12, anchor="start", fill=svg.RED)
-    drawing.polyline([(x_of(s), y_of(p)) for s, p, _ in sweep.rows], FORWARD, stroke_width=2)
-    drawing.circle(x_of(segments), y_of(peak), 5, svg.INK)
-    drawing.text(x_of(segments), y_of(peak) - 14, f"{segments} → {peak}", size=12, anchor="middle", bold=True)
-    tick = 1
-    while tick <= sweep.nodes:
-        drawing.text(x_of(tick), top + height + 18, f"{tick:,}", size=11, anchor="middle", fill=svg.MUTED)
-        tick *= 4
-    drawing.text(20, top - 8, tr(ko="가장 많이 저장한 값의 수", en="most values stored"), size=11, fill=svg.MUTED)
-    drawing.text(
-        LEFT + WIDTH, top + height + 40, tr(ko="구간의 수 (로그 눈금)", en="segments (log scale)"),
-        size=11, anchor="end", fill=svg.MUTED,
-    )  # fmt: skip
-    return drawing
-
-
-def draw_tradeoff(ways: list[tuple[str, float, int]]) -> svg.Drawing:
-    """(name, extra FLOPs as a share, bytes held): a point each, and a line through those that none beats in both."""
-    alt = "; ".join(f"{name}: {extra:+.1%}, {human_bytes(held)}" for name, extra, held in ways)
-    drawing = svg.Drawing(760, 360, alt)
-    left, top, width, height = 96, 44, 600, 250
-    most_bytes = max(held for *_, held in ways) * 1.08
-    most_work = max(0.05, max(extra for _, extra, _ in ways) * 1.2)
-
-    def place(extra: float, held: float) -> tuple[float, float]:
-        return left + width * extra / most_work, top + height * (1 - held / most_bytes)
-
-    for i in range(5):
-        y = top + height * (1 - i / 4)
-        drawing.line(left, y, left + width, y, svg.GRID)
-        drawing.text(left - 8, y + 4, human_bytes(int(most_bytes * i / 4)), 11, "end", svg.MUTED)
-        x = left + width * i / 4
-        drawing.text(x, top + height + 18, f"{most_work * i / 4:+.0%}", 11, "middle", svg.MUTED)
-    best = [way for way in ways if not any(o[1] <= way[1] and o[2] <= way[2] and o[1:] != way[1:] for o in ways)]
-    drawing.polyline([place(*way[1:]) for way in sorted(best, key=lambda way: way[1:])], FORWARD, stroke_width=1.5)
-    for way in ways:
-        x, y = place(*way[1:])
-        drawing.circle(x, y, 5, FORWARD if way in best else svg.GREY)
-        side, anchor = (-9, "end") if x > left + 0.8 * width else (9, "start")
-        drawing.text(x + side, y - 7, way[0], 12, anchor, bold=way in best)
-    drawing.text(20, 24, tr(ko="순전파 뒤에 남은 것", en="held after forward"), 12, fill=svg.MUTED)
-    drawing.text(left + width, top + height + 40, tr(ko="추가 연산 →", en="extra work →"), 12, "end", svg.MUTED)
-    return drawing

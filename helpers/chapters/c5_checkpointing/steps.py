@@ -16,11 +16,11 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from virtual_gpu.drawing.labels import html_table
-from virtual_gpu.drawing.svg import Drawing
 from virtual_gpu.language import tr
 from virtual_gpu.units import human_bytes
 
-from .pictures import draw_tradeoff
+from ...charts import Chart
+from .charts import tradeoff_chart
 
 
 def _attention(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any) -> int:
@@ -89,9 +89,9 @@ class StepTable(dict):
         """The FLOPs that a step has more than the first, as a share of the first's."""
         return self[name].flops / next(iter(self.values())).flops - 1
 
-    def chart(self) -> Drawing:
+    def chart(self) -> Chart:
         """What each step holds after forward over its extra FLOPs, and the line of those that none beats in both."""
-        return draw_tradeoff([(name, self.extra(name), step.held_bytes) for name, step in self.items()])
+        return tradeoff_chart([(name, self.extra(name), step.held_bytes) for name, step in self.items()])
 
     def _repr_html_(self) -> str:
         first = next(iter(self.values()))
