@@ -13,16 +13,16 @@
 # %% [markdown] lang="ko"
 # # 5장. 저장하는 대신 다시 계산하기: 그레이디언트 체크포인팅
 #
-# 누적(4장)으로 마이크로 배치를 1까지 줄여도 넘치면 더 나눌 것이 없다. 그렇다면 순전파 상태를 저장하지 않고 버렸다가, 필요할 때 다시 계산하면 어떨까?
-# 이것이 **그레이디언트 체크포인팅**(gradient checkpointing)이다. 메모리를 아끼는 대신 연산을 더 한다. 얼마를 아끼고 얼마를 더 치르는지는 글마다 말이 다르다. 여기서는 직접 세어 본다.
+# 누적(4장)으로 마이크로 배치를 1까지 줄여도 넘치면 더 나눌 것이 없다. 순전파 상태를 버렸다가 필요할 때 다시 계산하면 어떨까?
+# 이것이 **그레이디언트 체크포인팅**(gradient checkpointing)이다. 얼마를 아끼고, 그 대신 연산을 얼마나 더 하는가?
 #
 # 이 장을 마치면 다음을 할 수 있다.
 #
-# - 무엇을 남기고 무엇을 버릴지 정하고, 저장한 양과 재계산(recomputation)의 양을 센다.
-# - PyTorch와 transformers에서 체크포인팅을 켜고, 층마다·연산마다 골라서 켠다.
-# - 체크포인팅으로도 줄지 않는 것(로짓, 옵티마이저 상태)을 알아보고 다음 수를 고른다.
+# - 무엇을 남기고 버릴지 정하고, 저장한 양과 재계산(recomputation)의 양을 센다.
+# - 체크포인팅을 층마다, 연산마다 골라서 켠다.
+# - 체크포인팅이 줄이지 못하는 것을 알아보고 다음 수를 고른다.
 #
-# 그레이디언트가 같은지는 작은 모델을 CPU에서 실제로 계산해 확인하고, 큰 모델의 메모리는 가상 GPU에서 센다. 저장된 출력은 가상 T4에서 얻었다.
+# 그레이디언트는 작은 모델을 CPU에서 실제로 계산해 확인하고, 큰 모델의 메모리는 가상 GPU에서 센다. 저장된 출력은 가상 T4에서 얻었다.
 
 # %%
 from functools import partial
@@ -40,7 +40,7 @@ gpu
 # %% [markdown] lang="ko"
 # ## 5.1 먼저 살려 보기
 #
-# 3장에서 polyglot-ko-1.3b는 T4에서 배치 크기 16으로 학습하다가 두 번째 스텝에서 멈추었다. 15.25 GiB가 필요한데 한도는 14.64 GiB였고, 그 가운데 순전파 상태가 절반쯤이었다.
+# 3장에서 polyglot-ko-1.3b를 배치 16으로 학습하다가 T4에서 멈추었다. 15.25 GiB가 필요한데 한도는 14.64 GiB였고, 그 가운데 순전파 상태가 절반쯤이었다.
 # 체크포인팅만 켜면 **최대**는 몇 GiB가 될까? `None` 대신 숫자를 적고 실행한다.
 
 # %%
@@ -48,43 +48,33 @@ checkpointed_16 = guess("5.1", None, "GiB")
 checkpointed_16
 
 # %% [markdown] lang="ko"
-# 이제 설정 하나만 바꾸어 다시 실행한다. 그림에서 순전파 상태가 얼마나 남았고, 최대는 어느 때인가?
+# 설정 하나만 바꾸어 다시 실행한다. 그림에서 최대는 어느 때이고, 그때 순전파 상태는 얼마나 남아 있는가?
 
 # %%
 report = gpu_memory_experiment(batch_size=16, gradient_checkpointing=True)
 report
 
 # %% [markdown] lang="ko"
-# 두 스텝이 모두 끝났다. 예상과 견주고, 체크포인팅을 껐을 때와 켰을 때를 나란히 놓는다. 열은 첫 순전파가 끝났을 때의 순전파 상태와 전체 최대다.
+# 두 스텝이 모두 끝났다. 껐을 때와 켰을 때, 켜고 배치를 세 배로 키웠을 때를 비교한다. 열은 차례로 배치, 체크포인팅, 첫 순전파가 끝났을 때의 순전파 상태, 전체 최대, 들어가는지다.
 
 # %%
-for on in (False, True):
-    one = predict_memory(batch_size=16, gradient_checkpointing=on)
-    print(f"{on!s:5} {human_bytes(one.timeline.at_end(0)['activations']):>10} {human_bytes(one.needed_bytes)}")
+for batch_size, on in ((16, False), (16, True), (48, True)):
+    one = predict_memory(batch_size=batch_size, gradient_checkpointing=on)
+    held = one.timeline.at_end(0)["activations"]
+    print(batch_size, on, human_bytes(held), human_bytes(one.needed_bytes), one.fits)
 checkpointed_16.against(report.needed_bytes)
 
 # %% [markdown] lang="ko"
-# 순전파 상태는 8분의 1 가까이로 줄었는데 최대는 3 GiB쯤 줄었을 뿐이다. 이제 최대는 옵티마이저 스텝에 있고, 거기에는 체크포인팅이 줄이지 않는 가중치, 그레이디언트, 옵티마이저 상태가 있다.
-# 그래도 들어가는 크기는 크게 달라진다. 가장 큰 배치(길이 256)와 가장 긴 시퀀스(배치 4, 64의 배수)를 찾는다.
-
-# %%
-from helpers import largest_fitting
-
-for on in (False, True):
-    batch_size = largest_fitting("batch_size", gradient_checkpointing=on)
-    length = largest_fitting("sequence_length", multiple=64, batch_size=4, gradient_checkpointing=on)
-    print(on, batch_size, length)
-
-# %% [markdown] lang="ko"
-# 배치는 네 배가 넘게 늘었고, 길이 2048은 메모리가 아니라 이 모델의 위치 인코딩이 정한 끝이다. 어떻게 이렇게 될까? 노드 다섯 개로 따라가 본다.
+# 순전파 상태는 8분의 1쯤이 되었는데 최대는 3 GiB쯤 줄었을 뿐이다. 이제 최대는 옵티마이저 스텝에 있고, 거기 있는 가중치, 그레이디언트, 옵티마이저 상태는 그대로다.
+# 그래도 배치를 세 배로 키울 자리가 생겼다. 어떻게 이렇게 될까?
 #
 # ## 5.2 노드 다섯 개와 세 가지 전략
 #
-# 신경망을 노드가 한 줄로 이어진 계산(사슬, chain)으로 본다. 노드 1은 입력, 마지막 노드는 손실이고 $y_i = f_i(y_{i-1})$이다. 역전파는 끝에서부터 거꾸로 그레이디언트 $g_i$를 계산하는데,
-# 여기에는 두 가지 재료가 필요하다. 뒤에서 온 $g_{i+1}$과 순전파의 값 $y_i$다. 순전파의 값을 간직하는 까닭이 이것이다.
+# 신경망을 노드가 한 줄로 이어진 계산(사슬, chain)으로 본다. 노드 1은 입력, 마지막 노드는 손실이고 $y_i = f_i(y_{i-1})$이다. 역전파가 그레이디언트 $g_i$를 계산하려면
+# 뒤에서 온 $g_{i+1}$과 순전파의 값 $y_i$가 있어야 한다. 순전파의 값을 간직하는 까닭이 이것이다.
 #
-# `record_chain`은 이 사슬을 숫자로 **실제로 계산하면서** 어떤 값이 살아 있는지 기록한다. 값 하나를 막 계산하고 재료를 아직 버리지 않은 때를 한 '순간'으로 센다.
-# 먼저 순전파의 값을 **모두 저장**한다. 파랑은 살아 있는 순전파 값, 주황은 살아 있는 그레이디언트, 굵은 테두리는 그 순간에 계산한 것이다.
+# `record_chain`은 이 사슬을 **실제로 계산하면서** 어떤 값이 살아 있는지 기록한다. 값 하나를 막 계산하고 재료를 아직 버리지 않은 때를 한 '순간'으로 센다.
+# 먼저 **모두 저장**한다. 파랑은 살아 있는 순전파 값, 주황은 살아 있는 그레이디언트, 굵은 테두리는 그 순간에 계산한 것이다.
 
 # %%
 from helpers import record_chain
@@ -93,26 +83,23 @@ everything = record_chain(5, "everything")
 everything
 
 # %% [markdown] lang="ko"
-# 순전파가 진행될수록 하나씩 쌓이고 역전파가 진행될수록 하나씩 줄어든다. 3장의 그림에서 순전파 상태가 산처럼 올라갔다 내려온 까닭이다.
+# 순전파에서 쌓이고 역전파에서 줄어든다. 3장의 그림에서 순전파 상태가 산처럼 올라갔다 내려온 까닭이다.
 #
-# 반대쪽 끝에는 **되도록 적게 저장**하는 전략이 있다. 입력만 남기고 모두 버린 다음, 필요할 때마다 입력부터 다시 계산한다. 빨강이 다시 계산한 순간이다. 같은 노드를 몇 번이나 계산하는가?
+# 반대쪽 끝은 **되도록 적게 저장**하는 것이다. 입력만 남기고, 필요할 때마다 입력부터 다시 계산한다. 빨강이 다시 계산한 순간, ×2는 그때까지 계산한 횟수다. 같은 노드를 몇 번이나 계산하는가?
 
 # %%
 minimum = record_chain(5, "minimum")
 minimum
 
 # %% [markdown] lang="ko"
-# 저장한 값은 줄었지만 같은 노드를 몇 번씩 계산한다. 동그라미 위의 ×2가 그때까지 계산한 횟수다. 노드가 n개면 재계산은 n²에 비례해 늘어난다.
-#
-# 그 사이에 **체크포인트**(checkpoint)가 있다. 중간의 노드 3을 하나 남겨 두고, 다시 계산할 때는 가장 가까운 체크포인트에서 출발한다.
+# 저장한 값은 줄었지만 재계산은 노드 수의 제곱에 비례해 늘어난다. 그 사이에 **체크포인트**(checkpoint)가 있다. 노드 3을 하나 남겨 두고, 다시 계산할 때는 가장 가까운 체크포인트에서 출발한다.
 
 # %%
 checkpointed = record_chain(5, checkpoints=[3])
 checkpointed
 
 # %% [markdown] lang="ko"
-# 책은 세 전략을 한 순간에서 비교해 저장한 값이 각각 6개, 4개, 5개라고 한다. 어느 순간일까? 그레이디언트를 하나씩 계산하는 다섯 순간을 모두 대조한다.
-# 열은 차례로 모두 저장, 되도록 적게 저장, 체크포인트 3이다.
+# 책은 세 전략을 한 순간에서 비교해 저장한 값이 각각 6개, 4개, 5개라고 한다. 어느 순간일까? 그레이디언트를 계산하는 다섯 순간을 모두 대조한다. 열은 위의 세 전략이다.
 
 # %%
 runs = (everything, minimum, checkpointed)
@@ -120,23 +107,21 @@ for node in (5, 4, 3, 2, 1):
     print(f"g{node}", [run.stored[run.moment("backward", node)] for run in runs])
 
 # %% [markdown] lang="ko"
-# 6, 4, 5가 함께 나오는 곳은 **g4를 막 계산한 순간**뿐이고, 세 그림의 제목을 보면 이 값은 각 전략의 최대이기도 하다. 이 순간에 살아 있는 것은 다음과 같다.
+# **g4를 막 계산한 순간**뿐이고, 그림의 제목을 보면 각 전략의 최대이기도 하다.
 #
 # ![g4를 계산한 순간의 세 전략. 모두 저장하면 6개, 되도록 적게 저장하면 4개, 노드 3을 체크포인트로 두면 5개가 저장되어 있다.](../../image/05_three_strategies.svg)
 #
-# 입력 y1, 갓 계산한 g4, 그 재료인 g5와 y4는 어느 전략에나 있으므로 4보다 적을 수는 없다. '모두 저장'은 여기에 y2와 y3을, 체크포인트는 y3만 더 들고 있다.
-# (가중치의 그레이디언트는 어느 전략에서나 똑같이 생기므로 세지 않았다.)
+# 입력 y1, 갓 계산한 g4, 그 재료인 g5와 y4는 어느 전략에나 있다. '모두 저장'은 여기에 y2와 y3을, 체크포인트는 y3만 더 들고 있다.
 #
 # > **주장 1.** "체크포인팅은 모델의 파라미터와 상태를 저장해 두었다가 이전 상태를 불러오는 것이다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **틀리다.** 저장하고 다시 계산하는 것은 순전파의 중간값이다. 파라미터와 옵티마이저 상태는 건드리지 않는다.
-# 학습을 이어서 하려고 디스크에 남기는 '체크포인트 파일'과 이름만 같다. "역전파 중에 가중치를 저장한다"는 설명도 같은 까닭으로 틀리다.
+# **틀리다.** 저장하고 다시 계산하는 것은 순전파의 중간값이다. 디스크에 남기는 '체크포인트 파일'과 이름만 같다. "역전파 중에 가중치를 저장한다"는 설명도 틀리다.
 #
 # </details>
 #
-# ## 5.3 체크포인트는 몇 개가 좋을까: √N
+# ## 5.3 체크포인트는 몇 개가 좋을까
 #
 # 노드 N개를 s개의 구간(segment)으로 나누고 구간마다 첫 노드를 남긴다. 체크포인트가 s개, 한 구간을 다시 계산할 때 N/s개가 필요하므로 최대는 s + N/s에 가깝다.
 # 노드가 1,024개라면 몇 구간으로 나눌 때 최대가 가장 낮을까?
@@ -146,7 +131,7 @@ best_segments = guess("5.3", None)
 best_segments
 
 # %% [markdown] lang="ko"
-# 구간의 수를 바꾸어 가며 실제로 실행해 최소를 찾는다. 두 축이 모두 로그 눈금이다.
+# 구간의 수를 바꾸어 가며 실제로 실행해 최소를 찾는다.
 
 # %%
 from helpers import sweep_segments
@@ -155,36 +140,30 @@ sweep = sweep_segments(1024)
 sweep
 
 # %% [markdown] lang="ko"
-# 다른 N에서도 실행해 Chen 외(2016)가 계산한 값과 견준다. 열은 차례로 N, 실행이 찾은 구간 수, 그때의 최대, 2√N, 그리고 재계산 횟수를 N으로 나눈 값이다.
+# 노드의 수를 바꾸면 어떻게 될까? 열은 차례로 N, 실행이 찾은 구간 수, 그때의 최대, 재계산 횟수를 N으로 나눈 값이다.
 
 # %%
-for nodes in (16, 100, 256, 1024, 4096):
+for nodes in (16, 64, 256, 1024):
     segments, peak, again = sweep_segments(nodes).best
-    print(f"{nodes:5} {segments:4} {peak:5} {2 * nodes**0.5:7.1f} {again / nodes:7.3f}")
+    print(f"{nodes:5} {segments:4} {peak:5} {again / nodes:7.3f}")
 best_segments.against(sweep.best[0])
 
 # %% [markdown] lang="ko"
-# 최소는 s = √N에 있다. 순전파를 채 한 번이 안 되게 더 하는 대가로 최대가 N에서 2√N으로 줄었다. N이 256배가 되어도 저장은 16배만 는다.
+# 최소는 s = √N에 있고 그때의 최대는 2√N이다(Chen 외, 2016). 순전파를 채 한 번이 안 되게 더 하는 대가로, N이 64배가 되어도 저장은 8배만 는다.
 #
 # 여러 번 다시 계산해도 괜찮다면 더 줄일 수 있다. 저장할 수 있는 값의 수, 곧 **예산**(budget)을 정하면 재계산이 가장 적은 일정(schedule)이 있다(revolve, Griewank와 Walther, 2000).
-# 길이 l인 사슬에 값을 k개까지 둘 수 있을 때 드는 계산 C(l, k)는, 다음에 남길 노드를 m걸음 뒤로 잡으면 m + C(l − m, k − 1) + C(m, k)이고, 이것이 가장 작은 m을 고르면 된다.
-# N = 1024에서 예산을 줄여 가며 실행한다. 첫 줄은 √N 방법과 예산이 같다.
+# 길이 l인 사슬에 값을 k개까지 둘 수 있을 때 드는 계산 C(l, k)는, 다음에 남길 노드를 m걸음 뒤로 잡으면 m + C(l − m, k − 1) + C(m, k)이고, 이것이 가장 작은 m을 고르면 된다. 첫 줄은 √N 방법과 예산이 같다.
 
 # %%
-for budget in (64, 32, 16, 8, 4):
+for budget in (64, 32, 16, 8):
     print(record_chain(1024, budget=budget))
 
 # %% [markdown] lang="ko"
-# 예산을 64에서 16으로 줄여도 재계산은 두 배 반이면 된다. 끝까지 줄인 4개에서는 n²에 비례하는 재계산이 기다린다.
-#
-# ### 직접 바꿔 보기
-#
-# 패널에서 노드의 수와 전략을 바꾸며 순간을 하나씩 넘긴다. 아래 그림은 처음 모습이다.
+# 예산을 64에서 16으로 줄여도 재계산은 두 배 반이면 된다. 패널에서 노드의 수와 전략을 바꾸며 순간을 하나씩 넘긴다.
 #
 # ![노드 12개를 구간 3개로 나눈 실행. 체크포인트는 노드 1, 5, 9이고 최대 7개를 저장하며 8번 다시 계산한다.](../../image/05_three_segments.svg)
 #
-# - '순간'을 처음부터 끝까지 옮긴다. 파란 점이 쌓이고 사라지는 순서가 보이는가?
-# - 노드를 10개로, 구간을 10개, 5개, 3개로 바꾼다. 어느 것이 가장 낫고, 5개와 3개는 무엇이 다른가?
+# - 노드를 10개로, 구간을 10개, 5개, 3개로 바꾼다. 최대가 가장 낮은 것은 어느 것이고, 5개와 3개는 무엇이 다른가?
 # - 같은 최대를 예산으로 주고 '예산 안에서 재계산 최소'를 고르면 재계산을 몇 번이나 아끼는가?
 
 # %%
@@ -197,26 +176,13 @@ checkpointing_panel()
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 그렇게 나눌 수 있고 좋은 선택이다. 패널에서 세 구간(√10에 가깝다)과 최대가 같고 재계산은 더 적다.
-# 다만 다섯이라는 수를 라이브러리가 골라 주지는 않는다. 기본값은 다음 절에서 보듯 층마다 입력을 하나씩, 곧 열 개를 모두 남기는 것이다.
+# **조건부로 맞다.** 그렇게 나눌 수 있고, 세 구간과 최대가 같으면서 재계산은 더 적다. 다만 다섯이라는 수를 라이브러리가 골라 주지는 않는다. 기본값은 층마다 입력을 하나씩, 곧 열 개를 모두 남기는 것이다(5.4절).
 #
 # </details>
 #
-# **연습 5-1.** 노드 N개를 s개의 구간(s는 N의 약수, 1 < s < N)으로 나누어 체크포인팅할 때 (최대 저장 수, 재계산 횟수)를 돌려주는 함수를 완성하라. 채점은 `record_chain`을 실제로 실행해서 한다.
-# 막히면 `exercise("5-1").hint()`, 그래도 막히면 `exercise("5-1").solution()`을 실행한다.
-
-
-# %%
-def segments_cost(nodes, segments):
-    return ...
-
-
-exercise("5-1").check(segments_cost)
-
-# %% [markdown] lang="ko"
-# **연습 5-2.** (퍼즐) 예산이 정해져 있을 때 재계산이 가장 적은 일정을 찾아라. `split(start, end, slots)`은 노드 `start`가 보관되어 있고
-# `end`부터 `start`까지의 그레이디언트가 필요할 때, 다음에 보관할 노드의 번호(`start` < 번호 ≤ `end`)를 돌려준다. `slots`는 보관할 수 있는 노드의 수로 `start`도 센 것이며, 2 이상일 때만 불린다.
-# 한가운데를 고르는 `(start + end + 1) // 2`에서 시작하고, 위의 C(l, k)로 고쳐 나간다.
+# **연습 5-1.** (퍼즐) 재계산이 가장 적은 일정을 찾아라. `split(start, end, slots)`은 노드 `start`가 보관되어 있고 `end`부터 `start`까지의 그레이디언트가 필요할 때,
+# 다음에 보관할 노드의 번호(`start` < 번호 ≤ `end`)를 돌려준다. `slots`는 보관할 수 있는 노드의 수로 `start`도 센 것이며, 2 이상일 때만 불린다.
+# 한가운데를 고르는 `(start + end + 1) // 2`에서 시작하고, 위의 C(l, k)로 고쳐 나간다. 막히면 `exercise("5-1").hint()`, 그래도 막히면 `exercise("5-1").solution()`을 실행한다.
 
 
 # %%
@@ -224,7 +190,7 @@ def split(start, end, slots):
     return ...
 
 
-exercise("5-2").check(split)
+exercise("5-1").check(split)
 
 # %% [markdown] lang="ko"
 # ## 5.4 PyTorch가 저장하는 것
@@ -251,8 +217,7 @@ shapes = shapes_saved(blocks[0])
 print(len(shapes), *shapes[:6])
 
 # %% [markdown] lang="ko"
-# 너비가 네 배인 MLP의 중간값 둘이 가장 크고, (배치, 길이, 너비)이거나 그것을 펴거나 헤드로 나눈 것이 뒤를 잇는다. (나머지에는 (64, 192) 같은 가중치도 섞여 있지만 이미 있는 것을 가리킬 뿐이라 메모리가 더 들지 않는다.)
-# 같은 블록을 `checkpoint`로 감싸면 무엇이 남을까?
+# 너비가 네 배인 MLP의 중간값 둘이 가장 크다. 같은 블록을 `checkpoint`로 감싸면 무엇이 남을까?
 
 # %%
 shapes_saved(lambda x: checkpoint(blocks[0], x, use_reentrant=False))
@@ -260,7 +225,7 @@ shapes_saved(lambda x: checkpoint(blocks[0], x, use_reentrant=False))
 # %% [markdown] lang="ko"
 # 입력 하나뿐이다. 나머지는 버리고, 역전파가 이 블록에 오면 입력에서 다시 계산한다.
 #
-# 블록 아홉 개를 잇고 네 가지로 감싼다. `plain`은 그대로, `whole`은 전체를 한 번에, `thirds`는 `checkpoint_sequential`로 세 구간, `each`는 블록마다 감싼다. **최대**가 가장 낮은 것은 어느 것일까?
+# 블록 아홉 개를 네 가지로 감싼다. `plain`은 그대로, `whole`은 전체를 한 번에, `thirds`는 `checkpoint_sequential`로 세 구간, `each`는 블록마다 감싼다. **최대**가 가장 낮은 것은 어느 것일까?
 
 # %%
 lowest_peak = guess("5.4", None, ("plain", "whole", "thirds", "each"))
@@ -299,9 +264,9 @@ table
 # %% [markdown] lang="ko"
 # 그레이디언트는 한 비트도 다르지 않다. 메모리는 눈여겨볼 데가 있다.
 #
-# - `whole`은 순전파 뒤에 마지막 결과만 남기지만 **최대는 줄지 않았다.** 다시 계산할 때 전부가 한꺼번에 살아나기 때문이다. 구간이 하나면 체크포인팅은 소용이 없다.
-# - `each`는 블록마다 입력을 저장한다(첫 입력 `x`는 이미 있던 것이라 세지 않았다). 다시 계산하는 것은 한 번에 블록 하나다. **transformers의 기본값이 이것이다.**
-# - `thirds`는 √9 = 3개의 구간이다. `checkpoint_sequential`은 마지막 구간을 감싸지 않는다. 곧바로 역전파가 시작되니 버릴 까닭이 없다. 여기서는 `each`가 낫다. 블록의 입력이 그 속에서 생기는 값의 16분의 1밖에 되지 않아서다.
+# - `whole`은 마지막 결과만 남기지만 **최대는 줄지 않았다.** 다시 계산할 때 전부가 한꺼번에 살아난다.
+# - `thirds`는 √9 = 3개의 구간이다. (`checkpoint_sequential`은 마지막 구간을 감싸지 않는다.)
+# - `each`는 블록마다 입력을 저장하고, 다시 살리는 것은 한 번에 블록 하나다. **transformers의 기본값이 이것이다.** 블록의 입력이 그 속에서 생기는 값의 16분의 1밖에 되지 않아 √N보다 낫다.
 #
 # > **주장 3.** "메모리가 O(N)에서 O(√N)이 된다"
 #
@@ -313,48 +278,40 @@ table
 #
 # ## 5.5 `use_reentrant`는 왜 False인가
 #
-# `checkpoint`에는 옛 구현(`use_reentrant=True`)과 새 구현(`False`)이 있다. 옛 구현은 **입력 가운데 하나라도** `requires_grad=True`여야 그레이디언트를 계산한다.
-# 모델의 첫 층에 데이터를 그대로 넣으면 그런 입력이 없다. 결과에 그레이디언트가 이어지는가(`requires_grad`)? 차례로 True, 아무것도 적지 않은 것, False다. 붙잡은 경고는 첫 문장만 출력한다.
+# `checkpoint`에는 옛 구현(`use_reentrant=True`)과 새 구현(`False`)이 있다. 옛 구현은 **입력 가운데 하나라도** `requires_grad=True`여야 그레이디언트를 계산한다. 모델의 첫 층에 데이터를 그대로 넣으면 그런 입력이 없다.
+#
+# 블록 뒤에 학습되는 값 `scale`을 곱해 `backward()`까지 부른다. 줄마다 `scale`과 블록의 가중치가 그레이디언트를 받았는지, 그리고 경고의 첫 문장을 출력한다. 오류가 나는 줄이 있을까?
 
 # %%
 import warnings
 
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    outputs = [checkpoint(blocks[0], x, use_reentrant=True), checkpoint(blocks[0], x)]
-outputs.append(checkpoint(blocks[0], x, use_reentrant=False))
-for warning in caught:
-    print(str(warning.message).split(". ")[0])
-[y.requires_grad for y in outputs]
+for arguments in ({"use_reentrant": True}, {}, {"use_reentrant": False}):
+    scale = torch.ones(1, requires_grad=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        (checkpoint(blocks[0], x, **arguments) * scale).sum().backward()
+    learns = [any(p.grad is not None for p in group) for group in ([scale], blocks[0].parameters())]
+    print(arguments, *learns, *(str(warning.message).split(". ")[0] for warning in caught), sep=" | ")
 
 # %% [markdown] lang="ko"
-# 옛 구현에서는 블록의 가중치가 하나도 학습되지 않는다. 오류가 아니라 경고뿐이라 놓치기 쉽다. `backward()`를 부르면 알 수 있을까? 블록 뒤에 학습되는 값 하나를 곱해 `backward()`까지 부르고, 그 값과 블록의 가중치가 그레이디언트를 받았는지 확인한다.
-
-# %%
-scale = torch.ones(1, requires_grad=True)
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    (checkpoint(blocks[0], x, use_reentrant=True) * scale).sum().backward()
-scale.grad is not None, any(parameter.grad is not None for parameter in blocks[0].parameters())
-
-# %% [markdown] lang="ko"
-# 오류 없이 끝났고, 뒤에 있는 값만 학습되었다. 임베딩을 얼린 LoRA에서 이 일이 그대로 벌어진다. transformers의 `enable_input_require_grads()`가 임베딩의 출력에 `requires_grad`를 켜서 막아 준다(8장).
-# 새 구현에는 이 문제가 없다. 게다가 필요한 것을 다 다시 계산하면 거기서 멈추고(조기 중단, early stop), `torch.autograd.grad`와 이름 붙은 인자도 받는다.
+# 오류 없이 끝났고, 옛 구현에서는 뒤에 있는 값만 학습되었다. 아무것도 적지 않아도 옛 구현이다. 알려 주는 것은 경고뿐이라 로그에 묻히기 쉽다.
+# 임베딩을 얼린 LoRA에서 이 일이 그대로 벌어진다(transformers #26221). transformers의 `enable_input_require_grads()`가 임베딩의 출력에 `requires_grad`를 켜서 막아 준다(8장).
+# 새 구현에는 이 문제가 없고, 필요한 것을 다 다시 계산하면 거기서 멈춘다(조기 중단, early stop).
 #
 # > **주장 4.** "`checkpoint(model, x)`라고 쓰면 된다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **틀리다.** 두 가지가 빠졌다. 모델을 통째로 감싸면 최대가 줄지 않는다(위의 `whole`). 그리고 `use_reentrant=False`를 적지 않으면 옛 구현이 쓰여, 평범한 입력이라면 아무것도 학습되지 않는다.
+# **틀리다.** 두 가지가 빠졌다. 모델을 통째로 감싸면 최대가 줄지 않는다(5.4절의 `whole`). 그리고 `use_reentrant=False`를 적지 않으면 옛 구현이 쓰여, 평범한 입력이라면 감싼 것이 학습되지 않는다.
 #
 # </details>
 #
 # ### 사건 5-A: `True`는 줄이는데 `False`는 못 줄인다
 #
-# 2025년에 PyTorch에 올라온 보고다. "체크포인팅 없이는 60.9 GB, `use_reentrant=False`로 켜면 60.8 GB로 그대로인데, `use_reentrant=True`로 켜면 12.8 GB다. 손실도 잘 출력된다. `False`가 고장 난 것 아닌가?"
+# 2025년 PyTorch에 올라온 보고다. "체크포인팅 없이는 60.9 GB, `use_reentrant=False`로 켜면 60.8 GB로 그대로인데, `use_reentrant=True`로 켜면 12.8 GB다. 손실도 잘 나온다. `False`가 고장 난 것 아닌가?"
 #
-# 위의 블록 아홉 개 뒤에 학습되는 출력층을 하나 붙여 같은 상황을 만들었다. `run`이 받는 것은 `use_reentrant`, `wrap`("none", "whole", "each"), `input_requires_grad`이고, 실험은 다섯 번까지다.
-# **모든 파라미터가 감싸지 않았을 때와 같은 그레이디언트를 받으면서** 최대가 절반 아래인 설정을 사전으로 답하라. 돌려받은 것의 `.gradients`도 들여다볼 수 있다.
+# 블록 아홉 개 뒤에 학습되는 출력층을 하나 붙여 같은 상황을 만들었다. `run`이 받는 것은 `use_reentrant`, `wrap`("none", "whole", "each"), `input_requires_grad`이고, 실험은 다섯 번까지다.
+# **모든 파라미터가 그레이디언트를 받으면서** 최대가 감싸지 않았을 때의 절반 아래인 설정을 사전으로 답하라. 돌려받은 것의 `.gradients`도 들여다볼 수 있다.
 
 # %%
 print(case("5-A").run(use_reentrant=True, wrap="whole"))
@@ -364,9 +321,10 @@ case("5-A").check(answer)
 # %% [markdown] lang="ko"
 # ## 5.6 무엇을 남길까: 선택적 체크포인팅
 #
-# 블록의 입력만 남기고 다 버리는 것이 최선일까? 값마다 자리와 다시 만드는 값이 다르다. 행렬곱의 결과는 다시 만들기 비싸고, 정규화와 GELU는 거저나 다름없다. `create_selective_checkpoint_contexts`에 연산의 목록을 주면 그 결과는 저장하고 나머지만 다시 계산한다(selective activation checkpointing).
+# 입력만 남기고 다 버리는 것이 최선일까? 값마다 차지하는 자리와 다시 만드는 비용이 다르다. 행렬곱의 결과는 다시 만들기 비싸고, 정규화와 GELU는 거저나 다름없다.
+# `create_selective_checkpoint_contexts`에 연산의 목록을 주면 그 결과는 저장하고 나머지만 다시 계산한다(selective activation checkpointing).
 #
-# 아홉 블록에서 무엇을 남길지 바꾼다. `products`는 행렬곱과 어텐션의 결과를 모두, `linears`는 선형층의 결과만, `attention`은 어텐션의 결과만 남긴다. `half`는 블록을 하나 걸러 하나씩만 감싼다. 추가 연산이 0인데 메모리가 주는 줄이 있는가?
+# `products`는 행렬곱과 어텐션의 결과를 모두, `linears`는 선형층의 결과만, `attention`은 어텐션의 결과만 남긴다. `half`는 블록을 하나 걸러 감싼다. 추가 연산이 0인데 메모리가 주는 줄이 있는가?
 
 # %%
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
@@ -392,14 +350,14 @@ table = compare_steps(
 table
 
 # %% [markdown] lang="ko"
-# 같은 것을 그림으로 본다. 가로는 추가 연산, 세로는 순전파 뒤에 남은 바이트다. 왼쪽 아래일수록 좋고, 선에 있는 것은 다른 어느 것도 두 가지를 함께 이기지 못한다.
+# 그림에서는 왼쪽 아래일수록 좋다. 선에 있는 것은 두 가지를 함께 이기는 것이 없는 선택이다.
 
 # %%
 table.chart()
 
 # %% [markdown] lang="ko"
-# `products`는 **추가 연산 없이** 남은 것을 18.14 MiB에서 12.45 MiB로 줄였다. 버린 것은 정규화, GELU, 덧셈의 결과뿐이라 다시 만드는 데 행렬곱이 들지 않는다. `linears`는 어텐션만 다시 계산한다. Korthikanti 외(2022)가 권한 선택이 이것인데, 그때 큰 자리를 차지하던 s × s 행렬은 요즈음의 융합 커널이 처음부터 저장하지 않는다.
-# 반대쪽의 `attention`은 `each`보다 1.2 MiB를 더 쓰고 추가 연산을 23.3%에서 18.6%로 줄인다. 블록을 걸러 감싸는 `half`도 나쁘지 않지만, 무엇을 남길지 고르면 같은 메모리에서 덜 계산한다.
+# `products`는 **추가 연산 없이** 18.14 MiB를 12.45 MiB로 줄였다. 버린 정규화, GELU, 덧셈의 결과는 다시 만드는 데 행렬곱이 들지 않는다. 반대쪽의 `attention`은 `each`에 1.2 MiB를 보태고 추가 연산을 23.3%에서 18.6%로 줄인다.
+# (`linears`처럼 어텐션만 다시 계산하는 것이 Korthikanti 외(2022)의 선택이다. 그때 큰 자리를 차지하던 s × s 행렬은 융합 커널이 처음부터 저장하지 않는다.)
 #
 # > **주장 5.** "계산이 비싼 층보다 순전파 상태가 큰 층을 골라 체크포인팅하라"
 #
@@ -409,10 +367,21 @@ table.chart()
 #
 # </details>
 #
+# **연습 5-2.** (메모리 골프) 아홉 블록에서 순전파 뒤에 남는 바이트를 **6 MiB 이하**로 하면서 추가 연산을 가장 적게 하라. `keep_result(block, result)`는 블록의 번호(0~8)와 결과의 이름("query_key_value", "attention", "projection", "up", "down")을 받아, 그 결과를 남기려면 True를 돌려준다.
+# 알려진 가장 좋은 기록과 견주어 준다.
+
+
+# %%
+def keep_result(block, result):
+    return ...
+
+
+exercise("5-2").check(keep_result)
+
+# %% [markdown] lang="ko"
 # ### transformers에서: 몇 층마다
 #
-# 실제 모델에서는 한 줄이면 켜진다. 5.23부터는 `model.activation_checkpointing_enable()`, 그 전에는 `model.gradient_checkpointing_enable()`이다. 5.23의 함수는 `every_n_layers`를 받아 n층에 하나씩만 감싼다. 앞의 연산 목록은 `context_fn`으로 넘긴다.
-# T4의 polyglot-ko-1.3b, 배치 8에서 비교한다.
+# transformers 5.23의 `activation_checkpointing_enable`은 `every_n_layers`를 받아 n층에 하나씩만 감싼다. 앞의 연산 목록은 `context_fn`으로 넘긴다. T4의 polyglot-ko-1.3b, 배치 8에서 비교한다. 최대가 더 줄지 않는 것은 어느 줄부터인가?
 
 # %%
 from helpers.chapters.c5_checkpointing.costs import compare_models
@@ -435,87 +404,58 @@ ways = {f"every {n}": partial(polyglot, every_n_layers=n) for n in (4, 2, 1)}
 ways["products"] = partial(polyglot, {"use_reentrant": False, "context_fn": contexts})
 
 ids = torch.zeros(8, 256, dtype=torch.int64)
-models = compare_models({"input_ids": ids, "labels": ids}, {"off": polyglot, **ways})
-models
+compare_models({"input_ids": ids, "labels": ids}, {"off": polyglot, **ways})
 
 # %% [markdown] lang="ko"
-# `every 1`이 기본값이다. 두 층에 하나, 네 층에 하나로 줄이면 메모리를 돌려주고 연산을 덜 한다. 남는 메모리가 있다면 그만큼 빨라지는 셈이다. 여기서도 `products`가 눈에 띈다. 네 층에 하나보다 메모리도 적고 추가 연산도 없다.
-# 전체 최대가 9.95 GiB에서 멈추는 것은 5.1절에서 본 대로다. 순전파 상태가 아니라 가중치, 그레이디언트, 옵티마이저 상태가 최대를 정한다. (PyTorch의 `torch.compile`은 `torch._functorch.config.activation_memory_budget`에 0과 1 사이의 값을 주면 이 선택을 스스로 한다. 여기서는 실행해 보지 않았다.)
+# `every 1`이 기본값인데, 두 층에 하나만 감싼 `every 2`와 최대가 같고 추가 연산은 두 배다. 최대를 정하는 것이 이미 가중치, 그레이디언트, 옵티마이저 상태라 더 버려도 얻는 것이 없다. `products`는 네 층에 하나보다 메모리가 적은데 추가 연산이 없다.
+# (`torch.compile`은 `torch._functorch.config.activation_memory_budget`에 0과 1 사이의 값을 주면 이 선택을 스스로 한다. 여기서는 실행해 보지 않았다.)
 #
 # ### 버리는 대신 옮기기: 오프로드
 #
-# 값을 버리지 않고 CPU 메모리로 옮겨 두었다가 되가져올 수도 있다(activation offload). PyTorch의 `torch.autograd.graph.save_on_cpu()`는 5.4절의 훅 두 개로 되어 있다. `pack`이 CPU로 옮기고 `unpack`이 GPU로 되가져온다.
-# 여기서는 CPU가 GPU 노릇을 하므로 NumPy 배열이 CPU 메모리 노릇을 하게 한다. `offload`는 저장되는 것을 모두 옮기고, `each_offload`는 블록마다 감싸고 그 입력만 옮긴다.
+# 값을 CPU 메모리로 옮겨 두었다가 되가져올 수도 있다(activation offload). PyTorch의 `torch.autograd.graph.save_on_cpu()`가 5.4절의 훅 두 개로 하는 일이다.
+# 여기서는 CPU가 GPU 노릇을 하므로 NumPy 배열이 CPU 메모리 노릇을 하게 한다. `offload`는 저장되는 것을 모두 옮기고, `each_offload`는 블록마다 감싸고 그 입력만 옮긴다. `moved`는 순전파 한 번에 옮긴 양이다.
 
 
 # %%
-def to_host(tensor):
-    return tensor.detach().numpy().copy()
+moved = {}
 
 
-def back(array):
-    return torch.from_numpy(array).clone()
+def offloaded(name, wrap):
+    def to_host(tensor):
+        moved[name] += tensor.nbytes
+        return tensor.detach().numpy().copy()
 
-
-def offloaded(wrap):
-    with torch.autograd.graph.saved_tensors_hooks(to_host, back):
+    moved[name] = 0
+    with torch.autograd.graph.saved_tensors_hooks(to_host, lambda array: torch.from_numpy(array).clone()):
         return run(wrap)
 
 
-compare_steps(blocks, plain=lambda: run(plain), offload=lambda: offloaded(plain), each_offload=lambda: offloaded(each))
+table = compare_steps(
+    blocks,
+    plain=lambda: run(plain),
+    offload=lambda: offloaded("offload", plain),
+    each_offload=lambda: offloaded("each_offload", each),
+)
+print({name: human_bytes(size) for name, size in moved.items()})
+table
 
 # %% [markdown] lang="ko"
-# 순전파 뒤에 GPU에 남는 것은 손실 하나다. `offload`는 다시 계산하지 않는데도 `each`보다 적게 쓴다. 값은 사라진 것이 아니라 CPU 메모리로 갔고, 대가는 버스로 오가는 시간이다(여기서는 재지 않았다).
-# 그래서 흔히 `each_offload`처럼 블록의 입력만 옮긴다. transformers 5.23에서는 `activation_checkpointing_enable(offload=True)` 한 줄이고, 같은 일을 Unsloth와 torchtune도 한다. 시퀀스가 아주 길어 블록의 입력만으로도 넘칠 때 쓴다.
+# GPU에는 손실 하나만 남는다. `offload`는 다시 계산하지 않는 대신 21 MiB를 버스로 내보냈다가 들여오고, 그만큼의 RAM을 쓴다. 남아 있던 18 MiB보다 많은 것은 훅이 가중치까지 복사하기 때문이다. 블록의 입력만 옮기는 `each_offload`는 그 17분의 1이면 된다. 시간은 여기서 재지 않았다.
 #
-# ### 감쌀 때 조심할 것
+# 실제로도 입력만 옮기는 것이 보통이고, 시퀀스가 아주 길어 그것만으로도 넘칠 때 쓴다. transformers 5.23의 `activation_checkpointing_enable(offload=True)`는 문서에 따르면 복사가 계산과 같은 스트림에서 이루어져 스텝이 느려진다. TRL의 `activation_offloading=True`는 따로 둔 스트림에서 계산과 겹쳐 복사한다.
 #
-# 감싼 함수는 두 번 실행된다. 드롭아웃과 배치 정규화가 든 합성곱 블록을 감싼다. `wrong`은 `preserve_rng_state=False`로 난수 상태를 되돌리지 않은 것이다. 마지막 두 수는 학습 스텝 한 번에 배치 정규화가 이동 평균을 갱신한 횟수다. 그레이디언트가 다른 줄은 어느 것인가?
-
-# %%
-conv = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Dropout(0.1))
-image = torch.randn(4, 3, 64, 64)
-ways = {
-    "plain": lambda: conv(image).square().mean(),
-    "checkpoint": lambda: each(conv, image).square().mean(),
-    "wrong": lambda: each(conv, image, preserve_rng_state=False).square().mean(),
-}
-for name in ("plain", "checkpoint"):
-    conv[1].reset_running_stats()
-    ways[name]().backward()
-    print(name, int(conv[1].num_batches_tracked))
-compare_steps(conv, **ways)
-
-# %% [markdown] lang="ko"
-# - **난수.** `checkpoint`는 순전파 때의 난수 상태를 기억했다가 다시 계산할 때 되돌려 놓는다. 그래서 드롭아웃이 있어도 그레이디언트가 같다. 이것을 끄면 틀린다.
-# - **부수 효과**(side effect). 배치 정규화의 이동 평균이 한 스텝에 두 번 갱신된다. 그레이디언트는 같지만 평가할 때 쓰는 값이 달라진다. 정규화 층을 감싸지 않거나, 모멘텀 m을 1 − √(1 − m)으로 바꾼다.
-# - **다른 함수.** 다시 계산한 텐서의 모양이 처음과 다르면 새 구현이 알아채고 `CheckpointError`를 낸다. OOM이 난 뒤의 노트북에서 멀쩡한 코드가 이 오류로 죽는다면 커널을 다시 시작한다.
-#
-# **연습 5-3.** (메모리 골프) 아홉 블록에서 순전파 뒤에 남는 바이트를 **6 MiB 이하**로 하면서 추가 연산을 가장 적게 하라. `keep(block, result)`은 블록의 번호(0~8)와 결과의 이름("query_key_value", "attention", "projection", "up", "down")을 받아, 그 결과를 남기려면 True를 돌려준다.
-# 점수는 바이트와 추가 연산이고, 알려진 가장 좋은 기록과 견주어 준다.
-
-
-# %%
-def keep_result(block, result):
-    return ...
-
-
-exercise("5-3").check(keep_result)
-
-# %% [markdown] lang="ko"
 # ## 5.7 내 코드에서 켜기
 #
 # | 무엇으로 학습하나 | 켜는 법 |
 # |---|---|
-# | 내 루프, transformers 모델 | `model.activation_checkpointing_enable()` (5.23 전에는 `gradient_checkpointing_enable()`) |
-# | 내 루프, 내 모델 | 반복되는 블록을 `checkpoint(block, x, use_reentrant=False)`로 |
-# | `Trainer` | `TrainingArguments(gradient_checkpointing=True)` (5.23부터 `activation_checkpointing=True`) |
-# | Accelerate | 모델에서 켠 뒤 `accelerator.prepare` |
+# | transformers 모델 | `model.activation_checkpointing_enable()` (5.23 전에는 `gradient_checkpointing_enable()`). Accelerate라면 `prepare` 전에 |
+# | 내 모델 | 반복되는 블록을 `checkpoint(block, x, use_reentrant=False)`로 |
+# | `Trainer` | `TrainingArguments(activation_checkpointing=True)` (5.23 전에는 `gradient_checkpointing=True`). `every_n_layers`, `offload`는 `activation_checkpointing_kwargs`로 |
 # | FSDP | `accelerate config`의 `fsdp_activation_checkpointing: true` |
 #
-# 어느 것이든 모델에서는 `use_cache=False`로 키-값 캐시를 끈다. 생성할 때 쓰는 것이라 학습에는 쓸모가 없고, 켜져 있으면 층마다 키와 값을 붙든다. 둘 다 켜면 transformers가 경고하고 캐시를 끈다. ResNet처럼 지원하지 않는 모델은 "does not support …" 오류를 내니, 블록의 `forward`를 직접 감싼다.
+# 학습할 때는 생성에 쓰는 키-값 캐시도 끈다(`use_cache=False`). ResNet처럼 지원하지 않는 모델은 오류를 내니 블록을 직접 감싼다.
 #
-# 학습 결과는 정말 같을까? 드롭아웃이 있는 작은 GPT-2를 세 가지로 학습한다. bf16 `autocast`와 `GradScaler`를 쓴 내 루프, Accelerate, 네 번 누적하는 `Trainer`다. 체크포인팅을 끈 것과 켠 것의 마지막 가중치가 가장 많이 다른 곳의 차이를 출력한다.
+# 학습 결과는 정말 같을까? 드롭아웃이 있는 작은 GPT-2를 세 가지로 학습한다. bf16 `autocast`와 `GradScaler`를 쓴 내 루프, Accelerate, 네 번 누적하는 `Trainer`다. 끈 것과 켠 것의 마지막 가중치가 가장 많이 다른 곳의 차이를 출력한다.
 
 # %%
 from helpers.chapters.c5_checkpointing.trainings import TRAININGS, small_gpt
@@ -526,22 +466,37 @@ for name, train in TRAININGS.items():
     print(f"{name:10} {largest_difference(off, on)}")
 
 # %% [markdown] lang="ko"
-# 셋 다 가중치가 한 비트도 다르지 않다.
+# 셋 다 한 비트도 다르지 않다. 그래도 감싼 함수는 **두 번 실행된다.** 드롭아웃과 배치 정규화가 든 합성곱 블록을 감싸고, 한 스텝에 배치 정규화가 이동 평균을 갱신한 횟수를 먼저 출력한다. `wrong`은 `preserve_rng_state=False`로 난수 상태를 되돌리지 않은 것이다. 그레이디언트가 다른 줄은 어느 것인가?
+
+# %%
+conv = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Dropout(0.1))
+image = torch.randn(4, 3, 64, 64)
+each(conv, image).square().mean().backward()
+print(int(conv[1].num_batches_tracked))
+compare_steps(
+    conv,
+    plain=lambda: conv(image).square().mean(),
+    checkpoint=lambda: each(conv, image).square().mean(),
+    wrong=lambda: each(conv, image, preserve_rng_state=False).square().mean(),
+)
+
+# %% [markdown] lang="ko"
+# - **난수.** `checkpoint`는 순전파 때의 난수 상태를 기억했다가 되돌린다. 그래서 드롭아웃이 있어도 그레이디언트가 같다. 이것을 끄면 틀린다.
+# - **부수 효과**(side effect). 배치 정규화의 이동 평균이 한 스텝에 두 번 갱신되어, 평가할 때 쓰는 값이 달라진다. 정규화 층을 감싸지 않거나 모멘텀 m을 1 − √(1 − m)으로 바꾼다.
 #
 # > **주장 6.** "DeepSpeed 설정에 `"gradient_checkpointing": True`를 넣으면 켜진다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **틀리다.** 실행이 아니라 소스로 확인했다. DeepSpeed 0.19.8에서 설정을 읽는 코드(`runtime/config.py`)에는 그런 키를 찾는 곳이 없다.
-# 비슷한 이름의 `activation_checkpointing` 절은 `deepspeed.checkpointing.checkpoint`로 직접 감싼 함수가 어떻게 저장할지를 정할 뿐이다. 모델에서 켜거나 `Trainer`의 인자로 켠다.
+# **틀리다.** 소스로 확인했다. DeepSpeed 0.19.8에서 설정을 읽는 코드(`runtime/config.py`)에는 그런 키를 찾는 곳이 없다. `activation_checkpointing` 절은 직접 감싼 함수가 어떻게 저장할지를 정할 뿐이다.
 #
 # </details>
 #
 # ### 사건 5-B: 책이 출력한 10.29 GB
 #
-# 책의 노트북은 체크포인팅을 켠 배치 16에서 **첫 스텝 직후**에 10.29 GB를 출력했다. 체크포인팅이 없는 배치 4의 10.586 GB보다도 적어서, 체크포인팅이 이 수를 줄인 것처럼 보인다. 정말 그럴까?
+# 책의 노트북은 체크포인팅을 켠 배치 16에서 **첫 스텝 직후**에 10.29 GB를 출력했다. 체크포인팅이 없는 배치 4의 10.586 GB보다도 적다. 체크포인팅이 이 수를 줄인 것일까?
 #
-# `run`은 `use_cache`, `gradient_checkpointing`, `batch_size`를 받아 스텝 직후의 값과 최대를 돌려준다. 책의 루프처럼 변수 `outputs`가 모델의 출력을 붙들고 있고, 처음 값은 체크포인팅을 끈 책의 설정이다.
+# `run`은 `use_cache`, `gradient_checkpointing`, `batch_size`를 받아 스텝 직후의 값과 최대를 돌려준다. 책의 루프처럼 변수 `outputs`가 모델의 출력을 붙들고 있다.
 # 책이 체크포인팅을 켰을 때 **스텝 직후의 값을 바꾼 설정의 이름**과, 체크포인팅 자신이 줄인 것("printed" 또는 "peak")을 짝으로 답하라.
 
 # %%
@@ -552,84 +507,49 @@ case("5-B").check(answer)
 # %% [markdown] lang="ko"
 # ## 5.8 얼마나 줄고, 얼마나 느려질까
 #
-# "70% 확보", "33% 추가 연산", "20% 느려진다" 같은 말을 시험한다. 언어 모델 셋(배치 8, 길이 1024)과 이미지 모델 둘(ResNet-50은 512 × 512, ViT-Base는 768 × 768 이미지 8장)이다.
-# 순전파 상태가 아니라 **전체 최대**는 평균으로 몇 % 줄까?
-
-# %%
-peak_saved = guess("5.8", None, "%")
-peak_saved
-
-# %% [markdown] lang="ko"
-# 옵티마이저는 AdamW이고, 융합 어텐션 커널이 있는 A100에서 두 스텝을 실행한다. (T4에서 그룹 쿼리를 쓰는 Llama는 s × s 행렬을 저장하는 커널로 떨어져 순전파 상태가 두 배쯤이고, 체크포인팅이 그만큼 더 잘 듣는 것처럼 보인다. 4.3절을 보라.)
+# "70% 확보", "33% 추가 연산", "20% 느려진다" 같은 말을 시험한다. 이미지 모델 둘(ResNet-50은 512 × 512, ViT-Base는 768 × 768 이미지 8장)과 언어 모델 둘(배치 8, 길이 1024)을 AdamW로 두 스텝 학습한다.
+# 융합 어텐션 커널이 있는 A100에서 센다. (T4에서 그룹 쿼리를 쓰는 Llama는 s × s 행렬을 저장하는 커널로 떨어져, 체크포인팅이 더 잘 듣는 것처럼 보인다. 4.3절을 보라.) 70%가 맞는 열은 어느 것인가?
 
 # %%
 from helpers.chapters.c5_checkpointing.costs import savings
 
-table = savings("ResNet-50", "ViT-Base", "gpt2-large", "Llama-3.2-1B", "polyglot-ko-1.3b")
-table
-
-# %% [markdown] lang="ko"
-# 예상과 견준다. 평균은 모델마다의 비율을 그대로 평균한 것이다.
-
-# %%
-shares = [1 - one.peak[1] / one.peak[0] for one in table.values()]
-peak_saved.against(sum(shares) / len(shares))
+savings("ResNet-50", "ViT-Base", "Llama-3.2-1B", "polyglot-ko-1.3b")
 
 # %% [markdown] lang="ko"
 # > **주장 7.** "메모리를 70% 확보한다" · **주장 8.** "ResNet 같은 이미지 모델에도 쓸 수 있다" · **주장 9.** "약 33%의 추가 연산이 든다"
 #
 # <details><summary>판정 (셋을 하나씩 맞다, 조건부로 맞다, 틀리다 가운데 고른다)</summary>
 #
-# - **주장 7은 조건부로 맞다.** 순전파 상태만 보면 다섯 모델 모두 60% 넘게 줄고, 언어 모델은 74%에서 93%까지다. 그러나 GPU가 감당해야 하는 전체 최대에서는 40%에서 76%까지 모델마다 다르다. 배치나 길이가 작으면 0%일 수도 있다. 순전파 상태가 최대를 만들고 있을 때만 줄어든다.
-# - **주장 8은 조건부로 맞다.** ResNet과 ViT에서 줄었다. 다만 ResNet은 직접 감싸야 하고 배치 정규화를 살펴야 한다(5.6절). 같은 글이 함께 드는 EfficientNet과 강화 학습은 실행해 보지 않았다.
-# - **주장 9는 조건부로 맞다.** 역전파가 순전파의 두 배이고 순전파를 모두 다시 하면 3이 4가 되니 33%다. 다섯 모델에서는 19.6%에서 32.7% 사이였다.
+# 셋 다 **조건부로 맞다.**
+#
+# - 7: 순전파 상태는 64%에서 93%까지 줄지만, GPU가 감당해야 하는 전체 최대는 40%에서 76%까지 준다. 배치나 길이가 작으면 0%일 수도 있다. 순전파 상태가 최대를 만들고 있을 때만 줄어든다.
+# - 8: 둘 다 줄었다. 다만 ResNet은 직접 감싸야 하고 배치 정규화를 살펴야 한다(5.7절). 같은 글이 드는 EfficientNet과 강화 학습은 실행해 보지 않았다.
+# - 9: 역전파가 순전파의 두 배이고 순전파를 모두 다시 하면 3이 4가 되니 33%다. 네 모델에서는 19.6%에서 32.7% 사이였다.
 #
 # </details>
 #
-# 33%에 못 미치는 까닭은 둘이다. 감싸지 않은 곳(어휘가 큰 출력층)은 다시 계산하지 않고, 블록의 마지막 행렬곱은 결과가 버려질 뿐이라 조기 중단이 건너뛴다. 조기 중단의 몫은 얼마일까? polyglot-ko-1.3b에서 켠 것과 끈 것의 추가 연산을 비교한다.
+# 33%에 못 미치는 까닭은 둘이다. 감싸지 않은 곳(어휘가 큰 출력층)은 다시 계산하지 않고, 블록의 마지막 행렬곱은 결과가 버려질 뿐이라 조기 중단이 건너뛴다. 조기 중단의 몫은 얼마일까? 아홉 블록에서 조기 중단을 끄고(`to_the_end`) 비교한다.
 
 # %%
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from virtual_gpu.step.flops import flops_of_config
 
-config = load_config("polyglot-ko-1.3b")
-off, on = (flops_of_config(config, 8, 1024, checkpointing).total for checkpointing in (False, True))
-with set_checkpoint_early_stop(False):
-    whole = flops_of_config(config, 8, 1024, True).total
-print(f"{on / off - 1:.1%} {whole / off - 1:.1%}")
-
-# %% [markdown] lang="ko"
-# 시간은 재어 보아야 안다. 이 노트북을 실행한 컴퓨터(GPU가 있으면 GPU)에서 블록 아홉 개의 순전파와 역전파를 잰다. 체크포인팅 없는 배치 8, 켠 배치 8, 켜고 네 배로 키운 배치 32에서 **샘플 하나에** 걸린 시간이다. 값은 컴퓨터마다 다르다.
-
-# %% tags=["nbval-ignore-output"]
-import copy
-from timeit import timeit
-
-device = "cuda" if torch.cuda.is_available() else "cpu"
-timed = copy.deepcopy(blocks).to(device)
+def to_the_end(block, y):
+    with set_checkpoint_early_stop(False):
+        return each(block, y)
 
 
-def one_step(wrap, y):
-    for block in timed:
-        y = wrap(block, y)
-    return y.square().mean().backward() or y.sum().item()
-
-
-for name, wrap, size in (("plain", plain, 1), ("each", each, 1), ("each", each, 4)):
-    inputs = x.to(device).repeat(size, 1, 1)
-    one_step(wrap, inputs)
-    print(
-        f"{device} {name:5} {len(inputs):2} {timeit(lambda: one_step(wrap, inputs), number=7) / 7 / len(inputs):.2e} s"
-    )
+compare_steps(blocks, plain=lambda: run(plain), each=lambda: run(each), to_the_end=lambda: run(to_the_end))
 
 # %% [markdown] lang="ko"
+# 끝까지 다시 계산하면 33%에 가까워진다. 남은 것은 시간이다.
+#
 # > **주장 10.** "약 20% 느려진다" · **주장 11.** "훈련 속도가 빨라진다" · **주장 12.** "배치를 키울 수 있어 시간을 되찾는다" · **주장 13.** "텐서 코어 덕분에 재계산이 값싸다"
 #
 # <details><summary>판정 (하나씩 맞다, 조건부로 맞다, 틀리다, 재지 못했다 가운데 고른다)</summary>
 #
-# 같은 배치라면 연산은 늘 늘어난다. 그래서 11은 **틀리다.** 12는 **조건부로 맞다.** 샘플마다 드는 추가 연산은 그대로이니, 작은 배치가 장치를 놀리고 있었을 때만 그만큼을 되찾는다(위의 셋째 줄이 첫째 줄보다 작다면 그런 경우다).
-# 10과 13은 **여기서는 재지 못했다.** 연산이 늘어난 비율은 세었지만 시간은 장치가 정하고, 이 강의를 만든 컴퓨터에는 GPU가 없다. 텐서 코어는 순전파와 역전파도 함께 빠르게 하니 늘어나는 비율까지 줄일 까닭은 없다.
+# 11은 **틀리다.** 같은 배치라면 연산은 늘 늘어난다. 나머지는 **여기서는 재지 못했다.** 이 강의를 만든 컴퓨터에는 GPU가 없다.
+# 다만 12는 작은 배치가 GPU를 놀리고 있었을 때만 그럴 수 있다. 샘플마다 드는 추가 연산은 배치를 키워도 그대로다. 13이라면 텐서 코어가 순전파와 역전파도 함께 빠르게 하니, 늘어나는 비율까지 줄일 까닭은 없다.
 #
 # </details>
 #
@@ -657,15 +577,15 @@ for vocabulary in (128_256, 128_256 // 16):
 logits_share.against(1 - live[1] / live[0])
 
 # %% [markdown] lang="ko"
-# 12.37 GiB가 1.17 GiB로 줄었다. 최대를 만든 것은 거의 모두 로짓이고, 3.91 GiB짜리 세 개쯤이 한꺼번에 살아 있었다. 모델의 층은 아무리 감싸도 이것을 줄이지 못한다.
+# 최대를 만든 것은 거의 모두 로짓이고, 3.91 GiB짜리 세 개쯤이 한꺼번에 살아 있었다. 모델의 층은 아무리 감싸도 이것을 줄이지 못한다.
 #
-# 로짓도 버렸다가 다시 계산하면 된다. 토큰을 여덟 조각으로 나누고, 출력층과 손실을 조각마다 `checkpoint`로 감싼다. 너비 64, 어휘 32,000, 토큰 2,048개의 출력층으로 최대와 그레이디언트를 비교한다.
+# 로짓도 버렸다가 다시 계산하면 된다. 토큰을 여덟 조각으로 나누고, 출력층과 손실을 조각마다 `checkpoint`로 감싼다. 너비 64, 어휘 16,000, 토큰 1,024개의 출력층에서 최대와 그레이디언트를 비교한다.
 
 # %%
 from torch.nn.functional import cross_entropy
 
-head = nn.Linear(64, 32_000)
-states, targets = torch.randn(2048, 64, requires_grad=True), torch.randint(32_000, (2048,))
+head = nn.Linear(64, 16_000)
+states, targets = torch.randn(1024, 64, requires_grad=True), torch.randint(16_000, (1024,))
 
 
 def loss_of(states, targets):
@@ -673,17 +593,17 @@ def loss_of(states, targets):
 
 
 def in_chunks():
-    return sum(each(loss_of, *part) for part in zip(states.chunk(8), targets.chunk(8), strict=True)) / 2048
+    return sum(each(loss_of, *part) for part in zip(states.chunk(8), targets.chunk(8), strict=True)) / 1024
 
 
-compare_steps(head, whole=lambda: loss_of(states, targets) / 2048, chunks=in_chunks)
+compare_steps(head, whole=lambda: loss_of(states, targets) / 1024, chunks=in_chunks)
 
 # %% [markdown] lang="ko"
-# 최대가 7분의 1쯤으로 줄고 그레이디언트는 반올림 오차 안에서 같다. 대가는 출력층의 순전파 한 번이다. 같은 생각을 커널 하나로 만든 것이 Liger Kernel의 fused linear cross-entropy와 Cut Cross-Entropy(Wijmans 외, 2024)이고, 손실을 계산하면서 그레이디언트까지 구해 두거나 로짓을 아예 메모리에 쓰지 않는다. `Trainer`에서는 `use_liger_kernel=True`로 켠다.
+# 최대가 7분의 1쯤으로 줄고 그레이디언트는 반올림 오차 안에서 같다. 대가는 출력층의 순전파 한 번이다. 같은 생각을 커널로 만든 것이 Liger Kernel의 fused linear cross-entropy(`Trainer`에서는 `use_liger_kernel=True`)와 Cut Cross-Entropy(Wijmans 외, 2024)다.
 #
 # ## 5.10 두 가지 방법을 함께
 #
-# 4장의 누적과 이 장의 체크포인팅을 함께 놓고 고른다. GPU는 T4, 모델은 polyglot-ko-1.3b, 목표는 배치 16이고 옵티마이저는 `Trainer`의 기본값인 융합 AdamW다. 추가 연산은 체크포인팅 없이 한 번에 처리할 때와 비교한 것이다. 들어가는 것 가운데 추가 연산이 없는 줄은 어느 것인가?
+# 4장의 누적과 함께 놓고 고른다. T4, polyglot-ko-1.3b, 목표는 배치 16이고 옵티마이저는 `Trainer`의 기본값인 융합 AdamW다. 추가 연산은 체크포인팅 없이 한 번에 처리할 때와 비교한 것이다. 들어가는 것 가운데 추가 연산이 없는 줄은 어느 것인가?
 
 # %%
 from helpers import both_levers
@@ -691,8 +611,7 @@ from helpers import both_levers
 both_levers(16, optimizer="adamw_fused")
 
 # %% [markdown] lang="ko"
-# 배치 16을 4장처럼 나누는 것으로 충분하다. **나눌 수 있으면 먼저 나누고**, 마이크로 배치 1도 들어가지 않을 때 체크포인팅을 켠다. 나누는 데는 추가 연산이 없고, 마이크로 배치가 작아질수록 체크포인팅이 줄이는 메모리는 적어지는데 추가 연산은 그대로다.
-# (마이크로 배치가 너무 작으면 GPU가 논다. 그 손해는 4장에서 잰 처리량으로 판단한다.)
+# 4장처럼 나누는 것으로 충분하다. **나눌 수 있으면 먼저 나누고**, 마이크로 배치 1도 들어가지 않을 때 체크포인팅을 켠다. 나누는 데는 추가 연산이 없고, 마이크로 배치가 작아질수록 체크포인팅이 줄이는 메모리는 적어지는데 추가 연산은 그대로다. (마이크로 배치가 너무 작으면 GPU가 논다. 그 손해는 4장에서 잰 처리량으로 판단한다.)
 #
 # > **주장 14.** "분산 학습을 하려면 꼭 필요하다" · **주장 15.** "대부분은 기본 설정으로도 좋다"
 #
@@ -702,14 +621,14 @@ both_levers(16, optimizer="adamw_fused")
 #
 # </details>
 #
-# **연습 5-4.** T4에서 Llama-3.2-1B를 길이 2048, 8비트 AdamW(`adamw_8bit`)로 학습한다. 한 스텝의 배치가 8이 되도록 `batch_size`, `gradient_accumulation_steps`, `gradient_checkpointing`을 정하라. 들어가는 것 가운데 추가 연산이 가장 적고, 같다면 마이크로 배치가 가장 큰 것이 답이다.
+# **연습 5-3.** L4에서 Llama-3.2-1B를 길이 4096, 8비트 AdamW(`adamw_8bit`)로 학습한다. 한 스텝의 배치가 4가 되도록 `batch_size`, `gradient_accumulation_steps`, `gradient_checkpointing`을 정하라. 들어가는 것 가운데 추가 연산이 가장 적고, 같다면 마이크로 배치가 가장 큰 것이 답이다. 풀고 나서 길이를 6144로 늘리면 답이 어떻게 달라지는가?
 
 # %%
 changes = ...
-exercise("5-4").check(changes)
+exercise("5-3").check(changes)
 
 # %% [markdown] lang="ko"
-# 패널에서 모델과 GPU, 배치를 바꾸면 체크포인팅을 끈 것과 켠 것을 나란히 그린다. 배치를 4로 줄이면 체크포인팅을 켜도 왜 최대가 줄지 않을까? 길이를 1024로 늘리면 들어가는 가장 큰 배치는 얼마인가?
+# 패널은 체크포인팅을 끈 것과 켠 것을 나란히 그린다. 배치를 4로 줄이면 체크포인팅을 켜도 왜 최대가 줄지 않을까?
 #
 # ![polyglot-ko-1.3b, 배치 16. 체크포인팅 없이는 15.25 GiB로 T4의 한도를 넘고, 켜면 12.42 GiB로 들어간다.](../../image/05_with_and_without.svg)
 
@@ -721,25 +640,22 @@ checkpointing_memory_panel()
 # %% [markdown] lang="ko"
 # ## 5.11 기억할 것
 #
-# 이 장에서 적은 예상과 결과를 모아 본다.
+# 이 장에서 적은 예상과 결과다.
 
 # %%
 guesses()
 
 # %% [markdown] lang="ko"
-# | 전략 | 순전파 뒤에 남는 것 | 재계산 |
+# | 방법 | 순전파 뒤 GPU에 남는 것 | 대가 |
 # |---|---|---|
-# | 모두 저장 | N에 비례 | 없음 |
-# | 입력만 저장 | 일정 | N²에 비례 |
-# | √N개의 구간 | 2√N | 순전파 한 번보다 적음 |
-# | 층마다(transformers의 기본) | 층의 입력만, N에 비례 | 블록의 순전파 한 번보다 적음 |
-# | n층에 하나(`every_n_layers`) | 감싸지 않은 층은 그대로 | 1/n |
+# | √N개의 구간 | 2√N | 순전파 한 번보다 적은 재계산 |
+# | 층마다(transformers의 기본) | 층의 입력만, N에 비례 | 위와 같다 |
+# | n층에 하나(`every_n_layers`) | 감싸지 않은 층은 그대로 | 그 1/n |
 # | 연산별 선택(`context_fn`) | 비싼 연산의 결과만 | 값싼 연산만 |
-# | 오프로드 | GPU에는 거의 없음 | 없음. 대신 CPU 메모리와 복사하는 시간 |
+# | 오프로드 | 거의 없음 | CPU 메모리와 복사하는 시간 |
 #
-# - 체크포인팅은 **최대**를 줄인다. 스텝 직후의 값은 달라지지 않는다.
+# - 체크포인팅은 **최대**를 줄인다. 다음에 넘치는 것은 로짓이고, 손실을 조각내면 줄어든다.
 # - `use_reentrant=False`를 적는다. 학습할 때는 `use_cache=False`다.
-# - 나눌 수 있으면 먼저 누적으로 나눈다. 샘플 하나도 들어가지 않을 때, 또는 마이크로 배치가 너무 작아질 때 체크포인팅을 켠다.
-# - 그다음에 넘치는 것은 로짓이다. 손실을 조각내는 구현을 쓴다.
+# - 나눌 수 있으면 먼저 누적으로 나눈다. 샘플 하나도 들어가지 않을 때 체크포인팅을 켠다.
 #
-# 순전파 상태는 많이 줄었다. 그래도 파라미터, 그레이디언트, 옵티마이저 상태는 그대로다. GPU가 여러 개라면 나누어 가질 수 있을까? [6장](06_distributed_zero.ipynb)에서 답한다.
+# 그래도 파라미터, 그레이디언트, 옵티마이저 상태는 그대로다. GPU가 여러 개라면 나누어 가질 수 있을까? [6장](06_distributed_zero.ipynb)에서 답한다.

@@ -21,6 +21,7 @@ def small_gpt(checkpointing: bool = False) -> nn.Module:
     torch.manual_seed(0)
     sizes = {"vocab_size": 512, "n_positions": 64, "n_embd": 64, "n_layer": 4, "n_head": 4}
     model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)).train()
+    model.loss_type = "ForCausalLM"  # what transformers takes anyway for GPT-2, with a warning
     return set_checkpointing(model, checkpointing)
 
 
