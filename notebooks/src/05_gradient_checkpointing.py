@@ -220,7 +220,8 @@ print(len(shapes), *shapes[:6])
 # 너비가 네 배인 MLP의 중간값 둘이 가장 크다. 같은 블록을 `checkpoint`로 감싸면 무엇이 남을까?
 
 # %%
-shapes_saved(lambda x: checkpoint(blocks[0], x, use_reentrant=False))
+each = partial(checkpoint, use_reentrant=False)
+shapes_saved(partial(each, blocks[0]))
 
 # %% [markdown] lang="ko"
 # 입력 하나뿐이다. 나머지는 버리고, 역전파가 이 블록에 오면 입력에서 다시 계산한다.
@@ -239,27 +240,27 @@ lowest_peak
 from helpers import compare_steps
 
 
-def run(wrap):
+def run(wrap=lambda block, y: block(y)):
     y = x
     for block in blocks:
         y = wrap(block, y)
     return y.square().mean()
 
 
-def plain(block, y):
-    return block(y)
-
-
-each = partial(checkpoint, use_reentrant=False)
 table = compare_steps(
     blocks,
-    plain=lambda: run(plain),
+    plain=run,
     whole=lambda: each(blocks, x).square().mean(),
     thirds=lambda: checkpoint_sequential(blocks, 3, x, use_reentrant=False).square().mean(),
     each=lambda: run(each),
 )
-print(lowest_peak.against(min(table, key=lambda name: table[name].peak_bytes)))
 table
+
+# %% [markdown] lang="ko"
+# 예상과 견준다.
+
+# %%
+lowest_peak.against(min(table, key=lambda name: table[name].peak_bytes))
 
 # %% [markdown] lang="ko"
 # 그레이디언트는 한 비트도 다르지 않다. 메모리는 눈여겨볼 데가 있다.
@@ -295,8 +296,7 @@ for arguments in ({"use_reentrant": True}, {}, {"use_reentrant": False}):
 
 # %% [markdown] lang="ko"
 # 오류 없이 끝났고, 옛 구현에서는 뒤에 있는 값만 학습되었다. 아무것도 적지 않아도 옛 구현이다. 알려 주는 것은 경고뿐이라 로그에 묻히기 쉽다.
-# 임베딩을 얼린 LoRA에서 이 일이 그대로 벌어진다(transformers #26221). transformers의 `enable_input_require_grads()`가 임베딩의 출력에 `requires_grad`를 켜서 막아 준다(8장).
-# 새 구현에는 이 문제가 없고, 필요한 것을 다 다시 계산하면 거기서 멈춘다(조기 중단, early stop).
+# 임베딩을 얼린 LoRA에서 이 일이 그대로 벌어진다(transformers #26221). `enable_input_require_grads()`가 임베딩의 출력에 `requires_grad`를 켜서 막아 준다(8장). 새 구현에는 이 문제가 없다.
 #
 # > **주장 4.** "`checkpoint(model, x)`라고 쓰면 된다"
 #
@@ -308,9 +308,9 @@ for arguments in ({"use_reentrant": True}, {}, {"use_reentrant": False}):
 #
 # ### 사건 5-A: `True`는 줄이는데 `False`는 못 줄인다
 #
-# 2025년 PyTorch에 올라온 보고다. "체크포인팅 없이는 60.9 GB, `use_reentrant=False`로 켜면 60.8 GB로 그대로인데, `use_reentrant=True`로 켜면 12.8 GB다. 손실도 잘 나온다. `False`가 고장 난 것 아닌가?"
+# 2025년 PyTorch에 올라온 보고다. "체크포인팅 없이는 60.9 GB, `use_reentrant=False`로 켜면 60.8 GB로 그대로인데, `use_reentrant=True`로 켜면 12.8 GB다. `False`가 고장 난 것 아닌가?"
 #
-# 블록 아홉 개 뒤에 학습되는 출력층을 하나 붙여 같은 상황을 만들었다. `run`이 받는 것은 `use_reentrant`, `wrap`("none", "whole", "each"), `input_requires_grad`이고, 실험은 다섯 번까지다.
+# 블록 아홉 개 뒤에 학습되는 출력층을 붙여 같은 상황을 만들었다. `run`이 받는 것은 `use_reentrant`, `wrap`("none", "whole", "each"), `input_requires_grad`이고, 실험은 다섯 번까지다.
 # **모든 파라미터가 그레이디언트를 받으면서** 최대가 감싸지 않았을 때의 절반 아래인 설정을 사전으로 답하라. 돌려받은 것의 `.gradients`도 들여다볼 수 있다.
 
 # %%
@@ -324,7 +324,7 @@ case("5-A").check(answer)
 # 입력만 남기고 다 버리는 것이 최선일까? 값마다 차지하는 자리와 다시 만드는 비용이 다르다. 행렬곱의 결과는 다시 만들기 비싸고, 정규화와 GELU는 거저나 다름없다.
 # `create_selective_checkpoint_contexts`에 연산의 목록을 주면 그 결과는 저장하고 나머지만 다시 계산한다(selective activation checkpointing).
 #
-# `products`는 행렬곱과 어텐션의 결과를 모두, `linears`는 선형층의 결과만, `attention`은 어텐션의 결과만 남긴다. `half`는 블록을 하나 걸러 감싼다. 추가 연산이 0인데 메모리가 주는 줄이 있는가?
+# `products`는 행렬곱과 어텐션의 결과를 모두, `linears`는 선형층의 결과만, `attention`은 어텐션의 결과만 남긴다. 추가 연산이 0인데 메모리가 주는 줄이 있는가?
 
 # %%
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
@@ -337,14 +337,12 @@ def keep(*operations):
     return partial(each, context_fn=partial(create_selective_checkpoint_contexts, list(operations)))
 
 
-odd = {id(block) for block in blocks[1::2]}
 table = compare_steps(
     blocks,
-    plain=lambda: run(plain),
+    plain=run,
     products=lambda: run(keep(linears, attention)),
     linears=lambda: run(keep(linears)),
     attention=lambda: run(keep(attention)),
-    half=lambda: run(lambda block, y: each(block, y) if id(block) in odd else block(y)),
     each=lambda: run(each),
 )
 table
@@ -381,30 +379,16 @@ exercise("5-2").check(keep_result)
 # %% [markdown] lang="ko"
 # ### transformers에서: 몇 층마다
 #
-# transformers 5.23의 `activation_checkpointing_enable`은 `every_n_layers`를 받아 n층에 하나씩만 감싼다. 앞의 연산 목록은 `context_fn`으로 넘긴다. T4의 polyglot-ko-1.3b, 배치 8에서 비교한다. 최대가 더 줄지 않는 것은 어느 줄부터인가?
+# transformers 5.23의 `activation_checkpointing_enable`은 `every_n_layers`를 받아 n층에 하나씩만 감싼다. 앞의 연산 목록은 `context_fn`으로 넘긴다. polyglot-ko-1.3b, 배치 8에서 비교한다. 최대가 더 줄지 않는 것은 어느 줄부터인가?
 
 # %%
-from helpers.chapters.c5_checkpointing.costs import compare_models
-from virtual_gpu.models.build import build_model
-from virtual_gpu.models.configs import load_config
-
-
-def polyglot(*arguments, **named):
-    model = build_model(load_config("polyglot-ko-1.3b"), torch.float16)
-    model.config.use_cache = False
-    if arguments or named:
-        model.activation_checkpointing_enable(*arguments, **named)
-    return model
-
+from helpers.chapters.c5_checkpointing.costs import compare_checkpointing
 
 kernels = ("efficient", "flash")
 products = [linears, *(getattr(aten, f"_scaled_dot_product_{kernel}_attention").default for kernel in kernels)]
-contexts = partial(create_selective_checkpoint_contexts, products)
-ways = {f"every {n}": partial(polyglot, every_n_layers=n) for n in (4, 2, 1)}
-ways["products"] = partial(polyglot, {"use_reentrant": False, "context_fn": contexts})
-
-ids = torch.zeros(8, 256, dtype=torch.int64)
-compare_models({"input_ids": ids, "labels": ids}, {"off": polyglot, **ways})
+ways = {f"every {n}": {"every_n_layers": n} for n in (4, 2, 1)}
+ways["products"] = {"context_fn": partial(create_selective_checkpoint_contexts, products)}
+compare_checkpointing("polyglot-ko-1.3b", 8, {"off": None, **ways})
 
 # %% [markdown] lang="ko"
 # `every 1`이 기본값인데, 두 층에 하나만 감싼 `every 2`와 최대가 같고 추가 연산은 두 배다. 최대를 정하는 것이 이미 가중치, 그레이디언트, 옵티마이저 상태라 더 버려도 얻는 것이 없다. `products`는 네 층에 하나보다 메모리가 적은데 추가 연산이 없다.
@@ -413,31 +397,28 @@ compare_models({"input_ids": ids, "labels": ids}, {"off": polyglot, **ways})
 # ### 버리는 대신 옮기기: 오프로드
 #
 # 값을 CPU 메모리로 옮겨 두었다가 되가져올 수도 있다(activation offload). PyTorch의 `torch.autograd.graph.save_on_cpu()`가 5.4절의 훅 두 개로 하는 일이다.
-# 여기서는 CPU가 GPU 노릇을 하므로 NumPy 배열이 CPU 메모리 노릇을 하게 한다. `offload`는 저장되는 것을 모두 옮기고, `each_offload`는 블록마다 감싸고 그 입력만 옮긴다. `moved`는 순전파 한 번에 옮긴 양이다.
+# 여기서는 CPU가 GPU 노릇을 하므로 NumPy 배열이 CPU 메모리 노릇을 하게 한다. `offload`는 저장되는 것을 모두 옮기고, `each_offload`는 블록마다 감싸고 그 입력만 옮긴다. 먼저 출력하는 것은 둘이 순전파 한 번에 옮긴 양이다.
 
 
 # %%
-moved = {}
+moved = []
 
 
-def offloaded(name, wrap):
-    def to_host(tensor):
-        moved[name] += tensor.nbytes
-        return tensor.detach().numpy().copy()
+def to_host(tensor):
+    moved.append(tensor.nbytes)
+    return tensor.detach().numpy().copy()
 
-    moved[name] = 0
+
+def offloaded(*wrap):
     with torch.autograd.graph.saved_tensors_hooks(to_host, lambda array: torch.from_numpy(array).clone()):
-        return run(wrap)
+        return run(*wrap)
 
 
-table = compare_steps(
-    blocks,
-    plain=lambda: run(plain),
-    offload=lambda: offloaded("offload", plain),
-    each_offload=lambda: offloaded("each_offload", each),
-)
-print({name: human_bytes(size) for name, size in moved.items()})
-table
+for wrap in ((), (each,)):
+    moved.clear()
+    offloaded(*wrap)
+    print(human_bytes(sum(moved)))
+compare_steps(blocks, plain=run, offload=offloaded, each_offload=lambda: offloaded(each))
 
 # %% [markdown] lang="ko"
 # GPU에는 손실 하나만 남는다. `offload`는 다시 계산하지 않는 대신 21 MiB를 버스로 내보냈다가 들여오고, 그만큼의 RAM을 쓴다. 남아 있던 18 MiB보다 많은 것은 훅이 가중치까지 복사하기 때문이다. 블록의 입력만 옮기는 `each_offload`는 그 17분의 1이면 된다. 시간은 여기서 재지 않았다.
@@ -528,7 +509,7 @@ savings("ResNet-50", "ViT-Base", "Llama-3.2-1B", "polyglot-ko-1.3b")
 #
 # </details>
 #
-# 33%에 못 미치는 까닭은 둘이다. 감싸지 않은 곳(어휘가 큰 출력층)은 다시 계산하지 않고, 블록의 마지막 행렬곱은 결과가 버려질 뿐이라 조기 중단이 건너뛴다. 조기 중단의 몫은 얼마일까? 아홉 블록에서 조기 중단을 끄고(`to_the_end`) 비교한다.
+# 33%에 못 미치는 까닭은 둘이다. 감싸지 않은 곳(어휘가 큰 출력층)은 다시 계산하지 않고, 새 구현은 필요한 것을 다 다시 계산하면 거기서 멈춘다(조기 중단, early stop). 블록의 마지막 행렬곱은 결과가 버려질 뿐이라 건너뛴다. 조기 중단을 끄면(`to_the_end`) 몇 %가 될까?
 
 # %%
 from torch.utils.checkpoint import set_checkpoint_early_stop
@@ -539,7 +520,7 @@ def to_the_end(block, y):
         return each(block, y)
 
 
-compare_steps(blocks, plain=lambda: run(plain), each=lambda: run(each), to_the_end=lambda: run(to_the_end))
+compare_steps(blocks, plain=run, each=lambda: run(each), to_the_end=lambda: run(to_the_end))
 
 # %% [markdown] lang="ko"
 # 끝까지 다시 계산하면 33%에 가까워진다. 남은 것은 시간이다.
@@ -566,6 +547,8 @@ logits_share
 # 체크포인팅을 켠 채, 어휘만 16분의 1로 줄인 같은 모델과 비교한다. 열은 어휘의 크기, 최대가 되는 때, 그 순간의 순전파 상태와 임시 텐서, fp32 로짓 하나의 크기다. 로짓 몇 개어치가 한꺼번에 살아 있는가?
 
 # %%
+from virtual_gpu.models.configs import load_config
+
 settings = {"batch_size": 8, "sequence_length": 1024, "precision": "bf16", "optimizer": "adamw_fused"}
 live = []
 for vocabulary in (128_256, 128_256 // 16):
@@ -611,7 +594,7 @@ from helpers import both_levers
 both_levers(16, optimizer="adamw_fused")
 
 # %% [markdown] lang="ko"
-# 4장처럼 나누는 것으로 충분하다. **나눌 수 있으면 먼저 나누고**, 마이크로 배치 1도 들어가지 않을 때 체크포인팅을 켠다. 나누는 데는 추가 연산이 없고, 마이크로 배치가 작아질수록 체크포인팅이 줄이는 메모리는 적어지는데 추가 연산은 그대로다. (마이크로 배치가 너무 작으면 GPU가 논다. 그 손해는 4장에서 잰 처리량으로 판단한다.)
+# 4장처럼 나누는 것으로 충분하다. **나눌 수 있으면 먼저 나누고**, 마이크로 배치 1도 들어가지 않을 때 체크포인팅을 켠다. 나누는 데는 추가 연산이 없고, 마이크로 배치가 작아질수록 체크포인팅이 줄이는 메모리는 적어지는데 추가 연산은 그대로다. (마이크로 배치가 너무 작아 GPU가 노는 손해는 4장에서 잰 처리량으로 판단한다.)
 #
 # > **주장 14.** "분산 학습을 하려면 꼭 필요하다" · **주장 15.** "대부분은 기본 설정으로도 좋다"
 #
@@ -655,7 +638,7 @@ guesses()
 # | 오프로드 | 거의 없음 | CPU 메모리와 복사하는 시간 |
 #
 # - 체크포인팅은 **최대**를 줄인다. 다음에 넘치는 것은 로짓이고, 손실을 조각내면 줄어든다.
-# - `use_reentrant=False`를 적는다. 학습할 때는 `use_cache=False`다.
+# - 모델을 통째로가 아니라 블록마다 감싸고 `use_reentrant=False`를 적는다. 학습할 때는 `use_cache=False`다.
 # - 나눌 수 있으면 먼저 누적으로 나눈다. 샘플 하나도 들어가지 않을 때 체크포인팅을 켠다.
 #
 # 그래도 파라미터, 그레이디언트, 옵티마이저 상태는 그대로다. GPU가 여러 개라면 나누어 가질 수 있을까? [6장](06_distributed_zero.ipynb)에서 답한다.

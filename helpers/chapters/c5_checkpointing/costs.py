@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.drawing.labels import html_table
 from virtual_gpu.language import tr
-from virtual_gpu.models.build import build_on_gpu
+from virtual_gpu.models.build import build_model, build_on_gpu
 from virtual_gpu.models.configs import checkpoint_dtype, load_config
 from virtual_gpu.step.flops import count_flops, training_flops
 from virtual_gpu.step.optimizers import make_optimizer
@@ -64,6 +65,35 @@ def compare_models(inputs: Mapping[str, torch.Tensor], models: Mapping[str, Call
         held = timeline.at_end(0)["activations"]
         table[name] = Step(name, held, timeline.peak_bytes, count_flops(make().train(), inputs).total)
     return table
+
+
+def compare_checkpointing(
+    model_id: str, batch_size: int, ways: Mapping[str, Mapping[str, Any] | None], sequence_length: int = 256
+) -> StepTable:
+    """`compare_models` of one fp16 model: a way names arguments of `checkpoint_layers`, None is no checkpointing."""
+
+    def make(way: Mapping[str, Any] | None) -> nn.Module:
+        model = build_model(load_config(model_id), torch.float16)
+        model.config.use_cache = False
+        return model if way is None else checkpoint_layers(model, **way)
+
+    ids = torch.zeros(batch_size, sequence_length, dtype=torch.int64)
+    return compare_models({"input_ids": ids, "labels": ids}, {name: partial(make, way) for name, way in ways.items()})
+
+
+def checkpoint_layers(model: nn.Module, every_n_layers: int = 1, **kwargs: Any) -> nn.Module:
+    """transformers' `activation_checkpointing_enable`, with its `every_n_layers` before 5.23 as well.
+
+    kwargs: of torch.utils.checkpoint.checkpoint, such as context_fn.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False, **kwargs})
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for number, layer in enumerate(layers):
+        layer.gradient_checkpointing = number % every_n_layers == 0
+    return model
 
 
 # -- what is saved -------------------------------------------------------------------------------------------------
