@@ -379,7 +379,7 @@ exercise("5-2").check(keep_result)
 # %% [markdown] lang="ko"
 # ### transformers에서: 몇 층마다
 #
-# transformers 5.23의 `activation_checkpointing_enable`은 `every_n_layers`를 받아 n층에 하나씩만 감싼다. 앞의 연산 목록은 `context_fn`으로 넘긴다. polyglot-ko-1.3b, 배치 8에서 비교한다. 최대가 더 줄지 않는 것은 어느 줄부터인가?
+# transformers 5.23의 `activation_checkpointing_enable`은 `every_n_layers`를 받아 n층에 하나씩만 감싼다. 앞의 연산 목록은 `context_fn`으로 넘긴다. 가상 T4의 polyglot-ko-1.3b, 배치 8에서 비교한다. 최대가 더 줄지 않는 것은 어느 줄부터인가?
 
 # %%
 from helpers.chapters.c5_checkpointing.costs import compare_checkpointing
@@ -434,7 +434,7 @@ compare_steps(blocks, plain=run, offload=offloaded, each_offload=lambda: offload
 # | `Trainer` | `TrainingArguments(activation_checkpointing=True)` (5.23 전에는 `gradient_checkpointing=True`). `every_n_layers`, `offload`는 `activation_checkpointing_kwargs`로 |
 # | FSDP | `accelerate config`의 `fsdp_activation_checkpointing: true` |
 #
-# 학습할 때는 생성에 쓰는 키-값 캐시도 끈다(`use_cache=False`). ResNet처럼 지원하지 않는 모델은 오류를 내니 블록을 직접 감싼다.
+# ResNet처럼 지원하지 않는 모델은 오류를 내니 블록을 직접 감싼다.
 #
 # 학습 결과는 정말 같을까? 드롭아웃이 있는 작은 GPT-2를 세 가지로 학습한다. bf16 `autocast`와 `GradScaler`를 쓴 내 루프, Accelerate, 네 번 누적하는 `Trainer`다. 끈 것과 켠 것의 마지막 가중치가 가장 많이 다른 곳의 차이를 출력한다.
 
@@ -586,7 +586,7 @@ compare_steps(head, whole=lambda: loss_of(states, targets) / 1024, chunks=in_chu
 #
 # ## 5.10 두 가지 방법을 함께
 #
-# 4장의 누적과 함께 놓고 고른다. T4, polyglot-ko-1.3b, 목표는 배치 16이고 옵티마이저는 `Trainer`의 기본값인 융합 AdamW다. 추가 연산은 체크포인팅 없이 한 번에 처리할 때와 비교한 것이다. 들어가는 것 가운데 추가 연산이 없는 줄은 어느 것인가?
+# 4장의 누적과 함께 놓고 고른다. T4, polyglot-ko-1.3b, 목표는 배치 16이고 옵티마이저는 `Trainer`의 기본값인 융합 AdamW다. 추가 연산은 체크포인팅 없이 한 번에 처리할 때와 비교한 것이다. 들어가는 것 가운데 추가 연산이 없는 줄은 어느 것인가? (T4마다 조금씩 다른 한도에 걸리는 것은 '빠듯하다'고 적고 고르지 않는다.)
 
 # %%
 from helpers import both_levers
@@ -604,7 +604,7 @@ both_levers(16, optimizer="adamw_fused")
 #
 # </details>
 #
-# **연습 5-3.** L4에서 Llama-3.2-1B를 길이 4096, 8비트 AdamW(`adamw_8bit`)로 학습한다. 한 스텝의 배치가 4가 되도록 `batch_size`, `gradient_accumulation_steps`, `gradient_checkpointing`을 정하라. 들어가는 것 가운데 추가 연산이 가장 적고, 같다면 마이크로 배치가 가장 큰 것이 답이다. 풀고 나서 길이를 6144로 늘리면 답이 어떻게 달라지는가?
+# **연습 5-3.** L4에서 Llama-3.2-1B를 길이 4096, 8비트 AdamW(`adamw_8bit`)로 학습한다. 한 스텝의 배치가 4가 되도록 `batch_size`, `gradient_accumulation_steps`, `gradient_checkpointing`을 정하라. 빠듯하지 않게 들어가는 것 가운데 추가 연산이 가장 적고, 같다면 마이크로 배치가 가장 큰 것이 답이다. 풀고 나서 길이를 6144로 늘리면 답이 어떻게 달라지는가?
 
 # %%
 changes = ...
@@ -638,7 +638,7 @@ guesses()
 # | 오프로드 | 거의 없음 | CPU 메모리와 복사하는 시간 |
 #
 # - 체크포인팅은 **최대**를 줄인다. 다음에 넘치는 것은 로짓이고, 손실을 조각내면 줄어든다.
-# - 모델을 통째로가 아니라 블록마다 감싸고 `use_reentrant=False`를 적는다. 학습할 때는 `use_cache=False`다.
+# - 모델을 통째로가 아니라 블록마다 감싸고 `use_reentrant=False`를 적는다. 학습할 때는 `use_cache=False`다(사건 5-B).
 # - 나눌 수 있으면 먼저 누적으로 나눈다. 샘플 하나도 들어가지 않을 때 체크포인팅을 켠다.
 #
 # 그래도 파라미터, 그레이디언트, 옵티마이저 상태는 그대로다. GPU가 여러 개라면 나누어 가질 수 있을까? [6장](06_distributed_zero.ipynb)에서 답한다.

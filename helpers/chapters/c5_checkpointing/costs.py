@@ -19,6 +19,7 @@ from virtual_gpu.drawing.labels import html_table
 from virtual_gpu.language import tr
 from virtual_gpu.models.build import build_model, build_on_gpu
 from virtual_gpu.models.configs import checkpoint_dtype, load_config
+from virtual_gpu.room import FITS, TIGHT, TOO_MUCH
 from virtual_gpu.step.flops import count_flops, training_flops
 from virtual_gpu.step.optimizers import make_optimizer
 from virtual_gpu.step.run import set_checkpointing
@@ -208,8 +209,9 @@ class Levers(list):
 
     @property
     def best(self) -> Combination | None:
-        """What fits with the least work; among equals the largest micro-batch. None where nothing fits."""
-        return min((c for c in self if c.fits), key=lambda c: (c.flops, -c.micro_batch), default=None)
+        """What has room with the least work; among equals the largest micro-batch. None where nothing has room."""
+        roomy = (c for c in self if c.report.judgement == FITS)
+        return min(roomy, key=lambda c: (c.flops, -c.micro_batch), default=None)
 
     def _repr_html_(self) -> str:
         heads = [
@@ -222,13 +224,15 @@ class Levers(list):
             "",
         ]
         least, best = min(c.flops for c in self), self.best
+        said = {FITS: tr(ko="들어간다", en="fits"), TIGHT: tr(ko="빠듯하다", en="tight")}
+        said[TOO_MUCH] = tr(ko="메모리 부족", en="out of memory")
         rows = [
             [
                 str(c.micro_batch),
                 str(c.steps),
                 tr(ko="켬", en="on") if c.checkpointing else tr(ko="끔", en="off"),
                 human_bytes(c.needed_bytes),
-                tr(ko="들어간다", en="fits") if c.fits else tr(ko="메모리 부족", en="out of memory"),
+                said[c.report.judgement],
                 f"{c.flops / least - 1:+.1%}" if c.flops > 1.0005 * least else "0",
                 tr(ko="← 고른다", en="← choose") if c is best else "",
             ]

@@ -215,7 +215,15 @@ def _judge_printed(answer: tuple[str, str]) -> str:
             ko="캐시를 꺼 둔 채 체크포인팅을 켜고 끄면 스텝 직후의 값이 달라지는가?",
             en="With the cache off, does checkpointing change what is printed?",
         )
-    return right(_printed(use_cache=False, gradient_checkpointing=True))
+    off, on = (_printed(use_cache=False, gradient_checkpointing=on) for on in (False, True))
+    return right(
+        tr(
+            ko=f"캐시를 꺼 두고 체크포인팅만 켜면: {off} → {on}. "
+            "캐시(past_key_values)는 outputs에 들어 있어 다음 순전파까지 남는다.",
+            en=f"With the cache off, checkpointing alone: {off} → {on}. The cache (past_key_values) lies in `outputs`, "
+            "which stays until the next forward.",
+        )
+    )
 
 
 CASES = {
