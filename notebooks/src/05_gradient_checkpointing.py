@@ -40,7 +40,7 @@ gpu
 # %% [markdown] lang="ko"
 # ## 5.1 먼저 살려 보기
 #
-# 3장에서 polyglot-ko-1.3b를 배치 16으로 학습하다가 T4에서 멈추었다. 15.25 GiB가 필요한데 한도는 14.64 GiB였고, 그 가운데 순전파 상태가 절반쯤이었다.
+# 3장에서 polyglot-ko-1.3b를 배치 16으로 학습하다가 T4에서 멈추었다. 15.25 GiB가 필요한데 한도는 14.64 GiB였고, 절반쯤이 순전파 상태였다.
 # 체크포인팅만 켜면 **최대**는 몇 GiB가 될까? `None` 대신 숫자를 적고 실행한다.
 
 # %%
@@ -55,7 +55,7 @@ report = gpu_memory_experiment(batch_size=16, gradient_checkpointing=True)
 report
 
 # %% [markdown] lang="ko"
-# 두 스텝이 모두 끝났다. 껐을 때와 켰을 때, 켜고 배치를 세 배로 키웠을 때를 비교한다. 열은 차례로 배치, 체크포인팅, 첫 순전파가 끝났을 때의 순전파 상태, 전체 최대, 들어가는지다.
+# 두 스텝이 모두 끝났다. 껐을 때, 켰을 때, 켜고 배치를 세 배로 키웠을 때를 비교한다. 열은 배치, 체크포인팅, 첫 순전파 뒤의 순전파 상태, 전체 최대, 들어가는지다.
 
 # %%
 for batch_size, on in ((16, False), (16, True), (48, True)):
@@ -83,9 +83,7 @@ everything = record_chain(5, "everything")
 everything
 
 # %% [markdown] lang="ko"
-# 순전파에서 쌓이고 역전파에서 줄어든다. 3장의 그림에서 순전파 상태가 산처럼 올라갔다 내려온 까닭이다.
-#
-# 반대쪽 끝은 **되도록 적게 저장**하는 것이다. 입력만 남기고, 필요할 때마다 입력부터 다시 계산한다. 빨강이 다시 계산한 순간, ×2는 그때까지 계산한 횟수다. 같은 노드를 몇 번이나 계산하는가?
+# 순전파에서 쌓이고 역전파에서 줄어든다. 반대쪽 끝은 **되도록 적게 저장**하는 것이다. 입력만 남기고, 필요할 때마다 입력부터 다시 계산한다. 빨강이 다시 계산한 순간, ×2는 그때까지 계산한 횟수다. 같은 노드를 몇 번이나 계산하는가?
 
 # %%
 minimum = record_chain(5, "minimum")
@@ -195,7 +193,7 @@ exercise("5-1").check(split)
 # %% [markdown] lang="ko"
 # ## 5.4 PyTorch가 저장하는 것
 #
-# 이제 진짜 신경망이다. `saved_tensors_hooks(pack, unpack)`은 autograd가 텐서를 저장할 때 `pack`을, 역전파에서 꺼낼 때 `unpack`을 부른다. 받은 텐서를 그대로 돌려주면서 모양만 적어 두면 무엇이 저장되는지 엿볼 수 있다.
+# 이제 진짜 신경망이다. `saved_tensors_hooks(pack, unpack)`은 autograd가 텐서를 저장할 때 `pack`을, 역전파에서 꺼낼 때 `unpack`을 부른다. `pack`에서 모양만 적고 그대로 돌려주면 무엇이 저장되는지 엿볼 수 있다.
 # 트랜스포머 블록 하나에 (배치 8, 길이 64, 너비 64) 입력을 넣고, 저장되는 텐서의 수와 가장 큰 것 여섯을 출력한다.
 
 # %%
@@ -233,7 +231,7 @@ lowest_peak = guess("5.4", None, ("plain", "whole", "thirds", "each"))
 lowest_peak
 
 # %% [markdown] lang="ko"
-# `compare_steps`는 같은 가중치와 같은 난수 시드로 순전파와 역전파를 하고, 순전파 뒤에 남은 바이트와 최대, 행렬곱과 어텐션의 연산이 첫 줄보다 얼마나 늘었는지, 그레이디언트가 첫 줄과 얼마나 다른지 센다.
+# `compare_steps`는 같은 가중치와 난수 시드로 순전파와 역전파를 하고, 순전파 뒤에 남은 바이트와 최대, 첫 줄보다 늘어난 행렬곱과 어텐션의 연산, 첫 줄과 다른 그레이디언트를 센다.
 
 
 # %%
@@ -267,7 +265,7 @@ lowest_peak.against(min(table, key=lambda name: table[name].peak_bytes))
 #
 # - `whole`은 마지막 결과만 남기지만 **최대는 줄지 않았다.** 다시 계산할 때 전부가 한꺼번에 살아난다.
 # - `thirds`는 √9 = 3개의 구간이다. (`checkpoint_sequential`은 마지막 구간을 감싸지 않는다.)
-# - `each`는 블록마다 입력을 저장하고, 다시 살리는 것은 한 번에 블록 하나다. **transformers의 기본값이 이것이다.** 블록의 입력이 그 속에서 생기는 값의 16분의 1밖에 되지 않아 √N보다 낫다.
+# - `each`는 블록마다 입력을 저장하고, 한 번에 블록 하나만 다시 계산한다. **transformers의 기본값이 이것이다.** 블록의 입력이 그 속에서 생기는 값의 16분의 1뿐이라 여기서는 √N보다 낫다.
 #
 # > **주장 3.** "메모리가 O(N)에서 O(√N)이 된다"
 #
@@ -279,9 +277,8 @@ lowest_peak.against(min(table, key=lambda name: table[name].peak_bytes))
 #
 # ## 5.5 `use_reentrant`는 왜 False인가
 #
-# `checkpoint`에는 옛 구현(`use_reentrant=True`)과 새 구현(`False`)이 있다. 옛 구현은 **입력 가운데 하나라도** `requires_grad=True`여야 그레이디언트를 계산한다. 모델의 첫 층에 데이터를 그대로 넣으면 그런 입력이 없다.
-#
-# 블록 뒤에 학습되는 값 `scale`을 곱해 `backward()`까지 부른다. 줄마다 `scale`과 블록의 가중치가 그레이디언트를 받았는지, 그리고 경고의 첫 문장을 출력한다. 오류가 나는 줄이 있을까?
+# `checkpoint`에는 옛 구현(`use_reentrant=True`)과 새 구현(`False`)이 있다. 옛 구현은 **입력 가운데 하나라도** `requires_grad=True`여야 그레이디언트를 계산한다. 데이터를 그대로 받는 첫 층에는 그런 입력이 없다.
+# 블록 뒤에 학습되는 값 `scale`을 곱해 `backward()`까지 부르고, `scale`과 블록의 가중치가 그레이디언트를 받았는지, 그리고 경고의 첫 문장을 출력한다. 오류가 나는 줄이 있을까?
 
 # %%
 import warnings
@@ -321,7 +318,7 @@ case("5-A").check(answer)
 # %% [markdown] lang="ko"
 # ## 5.6 무엇을 남길까: 선택적 체크포인팅
 #
-# 입력만 남기고 다 버리는 것이 최선일까? 값마다 차지하는 자리와 다시 만드는 비용이 다르다. 행렬곱의 결과는 다시 만들기 비싸고, 정규화와 GELU는 거저나 다름없다.
+# 입력만 남기고 다 버리는 것이 최선일까? 행렬곱의 결과는 다시 만들기 비싸고, 정규화와 GELU는 거저나 다름없다.
 # `create_selective_checkpoint_contexts`에 연산의 목록을 주면 그 결과는 저장하고 나머지만 다시 계산한다(selective activation checkpointing).
 #
 # `products`는 행렬곱과 어텐션의 결과를 모두, `linears`는 선형층의 결과만, `attention`은 어텐션의 결과만 남긴다. 추가 연산이 0인데 메모리가 주는 줄이 있는가?
@@ -391,13 +388,13 @@ ways["products"] = {"context_fn": partial(create_selective_checkpoint_contexts, 
 compare_checkpointing("polyglot-ko-1.3b", 8, {"off": None, **ways})
 
 # %% [markdown] lang="ko"
-# `every 1`이 기본값인데, 두 층에 하나만 감싼 `every 2`와 최대가 같고 추가 연산은 두 배다. 최대를 정하는 것이 이미 가중치, 그레이디언트, 옵티마이저 상태라 더 버려도 얻는 것이 없다. `products`는 네 층에 하나보다 메모리가 적은데 추가 연산이 없다.
+# 기본값인 `every 1`은 `every 2`와 최대가 같은데 추가 연산은 두 배다. 최대를 정하는 것이 이미 가중치, 그레이디언트, 옵티마이저 상태라 더 버려도 얻는 것이 없다. `products`는 네 층에 하나보다 메모리가 적은데 추가 연산이 없다.
 # (`torch.compile`은 `torch._functorch.config.activation_memory_budget`에 0과 1 사이의 값을 주면 이 선택을 스스로 한다. 여기서는 실행해 보지 않았다.)
 #
 # ### 버리는 대신 옮기기: 오프로드
 #
-# 값을 CPU 메모리로 옮겨 두었다가 되가져올 수도 있다(activation offload). PyTorch의 `torch.autograd.graph.save_on_cpu()`가 5.4절의 훅 두 개로 하는 일이다.
-# 여기서는 CPU가 GPU 노릇을 하므로 NumPy 배열이 CPU 메모리 노릇을 하게 한다. `offload`는 저장되는 것을 모두 옮기고, `each_offload`는 블록마다 감싸고 그 입력만 옮긴다. 먼저 출력하는 것은 둘이 순전파 한 번에 옮긴 양이다.
+# 값을 CPU 메모리로 옮겨 두었다가 되가져올 수도 있다(activation offload). PyTorch의 `save_on_cpu()`가 5.4절의 훅 두 개로 하는 일이다.
+# 여기서는 CPU가 GPU 노릇을 하므로 NumPy 배열에 CPU 메모리 노릇을 맡긴다. `offload`는 저장되는 것을 모두 옮기고, `each_offload`는 블록마다 감싸고 그 입력만 옮긴다. 먼저 출력하는 것은 둘이 순전파 한 번에 옮긴 양이다.
 
 
 # %%
@@ -436,7 +433,7 @@ compare_steps(blocks, plain=run, offload=offloaded, each_offload=lambda: offload
 #
 # ResNet처럼 지원하지 않는 모델은 오류를 내니 블록을 직접 감싼다.
 #
-# 학습 결과는 정말 같을까? 드롭아웃이 있는 작은 GPT-2를 세 가지로 학습한다. bf16 `autocast`와 `GradScaler`를 쓴 내 루프, Accelerate, 네 번 누적하는 `Trainer`다. 끈 것과 켠 것의 마지막 가중치가 가장 많이 다른 곳의 차이를 출력한다.
+# 학습 결과는 정말 같을까? 드롭아웃이 있는 작은 GPT-2를 bf16 `autocast`와 `GradScaler`를 쓴 내 루프, 네 번 누적하는 Accelerate와 `Trainer`로 학습하고, 끈 것과 켠 것의 마지막 가중치가 가장 많이 다른 곳의 차이를 출력한다.
 
 # %%
 from helpers.chapters.c5_checkpointing.trainings import TRAININGS, small_gpt
@@ -504,7 +501,7 @@ savings("ResNet-50", "ViT-Base", "Llama-3.2-1B", "polyglot-ko-1.3b")
 # 셋 다 **조건부로 맞다.**
 #
 # - 7: 순전파 상태는 64%에서 93%까지 줄지만, GPU가 감당해야 하는 전체 최대는 40%에서 76%까지 준다. 배치나 길이가 작으면 0%일 수도 있다. 순전파 상태가 최대를 만들고 있을 때만 줄어든다.
-# - 8: 둘 다 줄었다. 다만 ResNet은 직접 감싸야 하고 배치 정규화를 살펴야 한다(5.7절). 같은 글이 드는 EfficientNet과 강화 학습은 실행해 보지 않았다.
+# - 8: 줄었다. 다만 ResNet은 직접 감싸야 하고 배치 정규화를 살펴야 한다(5.7절). 같은 글이 드는 EfficientNet과 강화 학습은 실행해 보지 않았다.
 # - 9: 역전파가 순전파의 두 배이고 순전파를 모두 다시 하면 3이 4가 되니 33%다. 네 모델에서는 19.6%에서 32.7% 사이였다.
 #
 # </details>
@@ -544,7 +541,7 @@ logits_share = guess("5.9", None, "%")
 logits_share
 
 # %% [markdown] lang="ko"
-# 체크포인팅을 켠 채, 어휘만 16분의 1로 줄인 같은 모델과 비교한다. 열은 어휘의 크기, 최대가 되는 때, 그 순간의 순전파 상태와 임시 텐서, fp32 로짓 하나의 크기다. 로짓 몇 개어치가 한꺼번에 살아 있는가?
+# 체크포인팅을 켠 채, 어휘만 16분의 1로 줄인 모델과 비교한다. 열은 어휘의 크기, 최대가 되는 때, 그 순간의 순전파 상태와 임시 텐서, fp32 로짓 하나의 크기다. 로짓 몇 개어치가 한꺼번에 살아 있는가?
 
 # %%
 from virtual_gpu.models.configs import load_config
