@@ -31,7 +31,7 @@ _HOME = {
     "enable_checkpointing": "virtual_gpu.step.run",
     "record_chain": ".chapters.c5_checkpointing.chain",
     "sweep_segments": ".chapters.c5_checkpointing.chain",
-    "compare_steps": ".chapters.c5_checkpointing.costs",
+    "compare_steps": ".chapters.c5_checkpointing.steps",
     "training_flops": "virtual_gpu.step.flops",
     "largest_fitting": ".experiment",
     "both_levers": ".chapters.c5_checkpointing.costs",
