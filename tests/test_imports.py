@@ -54,7 +54,7 @@ ORDER = [
     ["virtual_gpu.__main__"],
     # -- helpers: the course ------------------------------------------------------------------------------------------
     # What every chapter shares.
-    ["helpers.environment", "helpers.self_check", "helpers.small_model", "helpers.trainers"],
+    ["helpers.charts", "helpers.environment", "helpers.self_check", "helpers.small_model", "helpers.trainers"],
     ["helpers.course", "helpers.data", "helpers.gpu", "helpers.guessing"],
     ["helpers.models", "helpers.panel", "helpers.training"],
     ["helpers.experiment"],
