@@ -18,6 +18,7 @@ from virtual_gpu.units import human_bytes
 
 from .tables import Rows, table
 
+_BATCH = 4
 _SMALL = 0.25  # bytes a token and hidden unit: below it a tensor goes into the last row
 
 
@@ -54,10 +55,10 @@ def kept_by_a_layer(model_id: str, card: str = "T4", length: int = 1024, attenti
     model = build_on_gpu(config, torch.float16, attention, None, gpu)
     kept = _Kept(model.base_model.layers[0], {p.untyped_storage()._cdata for p in model.parameters()})
     with gpu, torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
-        _ = model(input_ids=torch.zeros(1, length, dtype=torch.int64), use_cache=False).logits
+        _ = model(input_ids=torch.zeros(_BATCH, length, dtype=torch.int64), use_cache=False).logits
     rows, small, total = [], 0.0, 0.0
     for module, tensor in kept.tensors:
-        share = tensor.untyped_storage().nbytes() / (length * config.hidden_size)
+        share = tensor.untyped_storage().nbytes() / (_BATCH * length * config.hidden_size)
         total += share
         if share < _SMALL:
             small += share
