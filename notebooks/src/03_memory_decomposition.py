@@ -119,15 +119,8 @@ print(f"{gpu.memory_allocated() - n * 2:,} bytes")
 #
 # </details>
 #
-# 같은 바이트가 두 가지 숫자로 나왔다. 1장에서 본 GB와 GiB의 차이다. 책의 함수는 1024³으로 나눈 값에 "GB"를 붙여 출력하고,
-# 이 강의의 `print_gpu_utilization`도 책과 비교할 수 있도록 그 형식을 따른다. 그 밖의 곳에서는 GiB라고 쓴다. `nvidia-smi`와 PyTorch의 오류 메시지도 1024를 기준으로 센다.
-#
-# <details><summary>책의 노트북은 왜 2.599를 출력했을까</summary>
-#
-# 2024년의 transformers는 GPT-NeoX의 층마다 파라미터가 아닌 **버퍼**를 저장했다. 인과 마스크(2048 × 2048, 1바이트)와 회전 위치 인코딩의 cos, sin 표(2048 × 64, 4바이트)다.
-# 24개 층의 몫을 2.481에 더하면 책의 값과 0.001 차이로 맞는다. 그때의 transformers(4.40.1)를 설치해 그대로 실행하는 비교는 저장소의 `benchmarks/book.py`에 있다.
-#
-# </details>
+# 같은 바이트가 두 가지 숫자로 나왔다. 1장에서 본 GB와 GiB의 차이다. 책의 함수는 1024³으로 나눈 값에 "GB"를 붙이고, `print_gpu_utilization`도 책과 비교할 수 있도록 그 형식을 따른다. 그 밖의 곳에서는 GiB라고 쓴다.
+# 책의 노트북은 이 자리에서 2.599를 출력했다. 2024년의 transformers가 층마다 인과 마스크와 회전 인코딩 표를 **버퍼**로 저장했기 때문이다(`benchmarks/book.py`가 그때의 버전으로 되풀이한다).
 #
 # > **주장 2.** "허브의 메모리 계산기가 알려 주는 값은 대부분 거의 정확하다"
 #
@@ -158,15 +151,12 @@ print_gpu_utilization()
 with gpu:
     loss.backward()
 print_gpu_utilization()
-
-# %% [markdown] lang="ko"
-# 순전파가 끝나자 1.7 GiB쯤 늘었다. 역전파에 쓰려고 간직한 중간 결과, 곧 **순전파 상태**(activation)다. 역전파가 끝나면 이것은 사라지고 **그레이디언트**(gradient)가 남는다.
-# 그레이디언트는 파라미터마다 하나씩, 같은 자료형으로 생긴다. 그래서 크기도 파라미터와 같아야 한다.
-
-# %%
 human_bytes(estimate_memory_of_gradients(model)), human_bytes(n * 2)
 
 # %% [markdown] lang="ko"
+# 순전파가 끝나자 1.7 GiB쯤 늘었다. 역전파에 쓰려고 간직한 중간 결과, 곧 **순전파 상태**(activation)다. 역전파가 끝나면 이것은 사라지고 **그레이디언트**(gradient)가 남는다.
+# 그레이디언트는 파라미터마다 하나씩, 같은 자료형으로 생긴다. 그래서 마지막 줄의 두 크기가 같다.
+#
 # ## 3.4 옵티마이저 상태
 #
 # AdamW는 파라미터마다 그레이디언트의 이동 평균(momentum)과 제곱의 이동 평균(variance)을 기억한다. 이것이 **옵티마이저 상태**(optimizer state)다.
@@ -229,8 +219,8 @@ by_optimizer
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
 # **조건부로 맞다.** 모든 파라미터를 AdamW로 학습할 때만 그렇다. 그때는 순수 16비트든 PyTorch의 혼합 정밀도든 4N이다. 달라지는 것은 N 자체다(3.8절).
-# 상태를 8비트로 줄이면 2N이 N이 되고(블록마다 스케일을 따로 둔다. Dettmers 외, 2021), 제곱 평균을 행과 열로만 기억하는 Adafactor나 상태가 없는 SGD는 0에 가깝다.
-# 따라서 2N이면 되는 학습도 있다. 학습하는 파라미터를 줄이는 LoRA는 그보다 더 줄인다(8장).
+# 상태를 8비트로 줄이면 2N이 N이 되고(블록마다 스케일을 따로 둔다. Dettmers 외, 2021), 제곱 평균을 행과 열로만 기억하는 Adafactor나 상태가 없는 SGD는 0에 가깝다. `torch.optim.Muon`은 행렬마다 상태를 하나만 둔다.
+# 따라서 2N이면 되는 학습도 있다. 학습하는 파라미터를 줄이는 LoRA는 그보다 더 줄인다(8장). 여기서는 메모리만 비교했다. 같은 만큼 배우는지는 재지 않았다.
 #
 # </details>
 #
@@ -252,8 +242,8 @@ report = gpu_memory_experiment(batch_size=4)
 #     optimizer.zero_grad()
 # ```
 #
-# 한 가지가 책의 루프와 다르다. 책은 `outputs = model(...)`처럼 모델의 출력에 이름을 붙여 둔다. 그러면 **로짓**(logit, 어휘의 단어마다 매긴 점수)이 다음 순전파까지 살아남는다. 3.5절에서 본 것과 같은 일이다.
-# 책처럼 붙들고 있으면(`holds_outputs=True`) 배치 16의 최대가 얼마나 느는지, 로짓의 크기(배치 × 길이 × 어휘 × 2바이트)와 비교한다.
+# 책은 `outputs = model(...)`처럼 모델의 출력에 이름을 붙여 둔다. 그러면 **로짓**(logit, 어휘의 단어마다 매긴 점수)이 다음 순전파까지 살아남는다. 3.5절에서 본 것과 같은 일이다.
+# 그렇게 붙들고 있으면(`holds_outputs=True`) 배치 16의 최대가 얼마나 느는지, 로짓의 크기(배치 × 길이 × 어휘 × 2바이트)와 비교한다.
 
 # %%
 held = predict_memory(batch_size=16, holds_outputs=True).needed_bytes - predict_memory(batch_size=16).needed_bytes
@@ -288,17 +278,7 @@ by_batch.chart()
 # ## 3.7 출력된 숫자가 감추는 것: 최대 메모리
 #
 # `memory_allocated`는 **부른 순간**의 값이다. 책의 코드는 그것을 스텝 직후에 한 번 부른다. 그때는 순전파 상태가 이미 사라진 뒤다. GPU가 감당해야 하는 것은 그 사이의 **최댓값**, 곧 최대 메모리(peak memory, `max_memory_allocated`)다.
-# 배치 4에서 출력된 값은 9.943이었다. 최대는 얼마였을까?
-
-# %%
-batch_4 = guess("3.7", None, "GiB")
-batch_4
-
-# %%
-batch_4.against(report.peak_bytes)
-
-# %% [markdown] lang="ko"
-# 단계별로 나눈다. 여섯 줄은 두 스텝의 순전파, 역전파, 스텝이다. 최대는 어느 줄에 있는가?
+# 배치 4를 단계별로 나눈다. 여섯 줄은 두 스텝의 순전파, 역전파, 스텝이다. 최대는 어느 줄에 있는가?
 
 # %%
 report.phases()
@@ -308,16 +288,20 @@ report.phases()
 # 2. **배치가 작을 때의 최대는 스텝 안에 있다.** AdamW의 `foreach` 구현은 파라미터를 하나씩 갱신하지 않고 모두 모아 한 번에 갱신한다. 그래서 임시 텐서도 파라미터 전체의 크기(N)로 생긴다.
 # 3. **스텝이 끝나면 흔적이 없다.** 그래서 책이 출력한 값에는 나타나지 않는다.
 #
-# 2번은 바로 고칠 수 있다. 융합(fused) 구현은 임시 텐서 없이 커널 하나로 갱신한다. 마지막 값은 최대 메모리가 줄어든 양이다.
+# 2번은 바로 고칠 수 있다. 융합(fused) 구현은 임시 텐서 없이 커널 하나로 갱신한다. 12.42 GiB였던 최대는 얼마가 될까? 위의 표를 보고 예상한다.
+
+# %%
+without_temporaries = guess("3.7", None, "GiB")
+without_temporaries
 
 # %%
 fused = gpu_memory_experiment(batch_size=4, optimizer="adamw_fused")
-human_bytes(report.peak_bytes - fused.peak_bytes)
+without_temporaries.against(fused.peak_bytes)
 
 # %% [markdown] lang="ko"
-# 출력된 줄은 아까와 똑같은데 최대 메모리는 옵션 하나로 2.48 GiB, 곧 N만큼 줄었다. transformers의 `Trainer`는 이미 이것을 기본값으로 쓴다(`optim="adamw_torch_fused"`).
+# 출력된 줄은 아까와 똑같은데 최대 메모리는 옵션 하나로 N만큼 줄었다. 임시 텐서가 사라지자 둘째로 높던 역전파가 최대가 되었다. transformers의 `Trainer`는 이미 이것을 기본값으로 쓴다(`optim="adamw_torch_fused"`).
 #
-# 정말 그런지 `Trainer`에게 시켜 본다. 아래 셀에는 이 강의의 함수가 하나도 없다. 어디서나 볼 수 있는 코드다. `with virtual_gpu.cuda("T4")` 안에서는 어떤 프로그램이든 T4를 찾아 쓰고, 가중치는 내려받지 않는다.
+# 정말 그런지 `Trainer`에게 시킨다. 아래 셀에는 이 강의의 함수가 하나도 없다. `with virtual_gpu.cuda("T4")` 안에서는 어떤 프로그램이든 T4를 찾아 쓰고, 가중치는 내려받지 않는다.
 
 # %% tags=["nbval-ignore-output"]
 from tempfile import mkdtemp
@@ -341,7 +325,7 @@ with virtual_gpu.cuda("T4"):
 human_bytes(fused.peak_bytes), human_bytes(trainer_peak)
 
 # %% [markdown] lang="ko"
-# 강의의 실험과 남의 프로그램이 같은 값을 말한다. 여러분의 파일도 그대로 실행할 수 있다. 터미널에서 `virtual-gpu run --gpu T4 train.py`라고 쓴다(9장). 진짜 GPU라면 학습 루프 앞에 `torch.cuda.reset_peak_memory_stats()`를, 뒤에 `torch.cuda.max_memory_allocated()`를 적어 같은 값을 얻는다.
+# 같은 값이다. 여러분의 파일도 그대로 실행할 수 있다. 터미널에서 `virtual-gpu run --gpu T4 train.py`라고 쓴다(9장). 진짜 GPU라면 학습 루프 앞에 `torch.cuda.reset_peak_memory_stats()`를, 뒤에 `torch.cuda.max_memory_allocated()`를 적어 같은 값을 얻는다.
 #
 # 배치 16에서는 사정이 다르다. 최대는 순전파 상태가 가득 찬 채 역전파가 시작되는 순간에 있다. `predict_memory`는 한도가 없는 GPU라고 치고 끝까지 가 본다. 몇 개 층만 실행해 보고, 깊이에 비례한다는 것을 확인한 다음 전체 깊이의 값을 구하므로 빠르다.
 
@@ -369,13 +353,14 @@ exercise("3-2").check(largest_batch)
 # ## 3.8 들어가는 것과 학습되는 것은 다르다
 #
 # 지금까지는 책을 따라 순수 fp16 가중치를 AdamW로 학습했다. 메모리 실험으로는 옳다. 그런데 학습도 될까?
-# AdamW는 분모가 0이 되지 않도록 ε = 10⁻⁸을 더한다. 이 수를 fp16과 bf16에 담으면 어떻게 되는가?
+# AdamW의 식에는 아주 작은 수가 둘 나온다. 분모가 0이 되지 않도록 더하는 ε = 10⁻⁸, 그리고 제곱의 이동 평균에 더해지는 0.001 × (그레이디언트)²이다. 뒤의 것은 그레이디언트가 0.005라고 하고, 두 수를 fp16과 bf16에 담는다.
 
 # %%
-torch.tensor(1e-8, dtype=torch.float16), torch.tensor(1e-8, dtype=torch.bfloat16)
+small = torch.tensor([1e-8, 0.001 * 0.005**2])
+small.half(), small.bfloat16()
 
 # %% [markdown] lang="ko"
-# fp16에서는 0이 되었다.
+# fp16에서는 둘 다 0이 되었다.
 #
 # > **주장 5.** "순수 fp16은 무너지고, 순수 bf16은 안전하다"
 #
@@ -415,7 +400,7 @@ losses_chart({rate: {name: losses_of(*how, rate) for name, how in settings.items
 # %% [markdown] lang="ko"
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **둘 다 조건부다.** 융합하지 않은 fp16은 첫 스텝에서 `nan`이 되었다. 융합 구현은 커널 안에서 fp32로 계산하므로 ε이 살아남아 끝까지 간다. 그러나 상태를 fp16에 저장하느라 fp32만큼 배우지 못했다.
+# **둘 다 조건부다.** 융합하지 않은 fp16은 첫 스텝에서 `nan`이 되었다. 융합 구현은 커널 안에서 fp32로 계산하므로 ε이 살아남아 끝까지 간다. 그러나 상태는 fp16에 저장되어 제곱의 이동 평균 일부가 0이 되고, 그런 파라미터는 걸음이 너무 크다. 손실이 도중에 튀고 fp32만큼 내려가지 못했다.
 # bf16은 학습률 10⁻³에서는 fp32를 따라가지만, 10⁻⁵에서는 **한 걸음도 움직이지 않았다.** 오류도 `nan`도 없이 손실만 제자리다. (CPU의 융합 커널로 실행했다. CUDA의 커널에서는 재지 않았다.)
 #
 # </details>
@@ -463,7 +448,7 @@ table("name parameters gradients optimizer together after_forward", rows)
 predict_memory(batch_size=1, precision="mixed_fp16")
 
 # %% [markdown] lang="ko"
-# 파라미터, 그레이디언트, 옵티마이저 상태만 더해도 T4의 한도를 넘는다. 배치나 순전파 상태를 줄여서 될 일이 아니다. 상태를 여러 GPU로 나누거나([6장](06_distributed_zero.ipynb)), 학습할 파라미터를 줄이거나([8장](08_lora.ipynb)), 3.5절의 8비트 AdamW와 5장의 체크포인팅을 함께 써야 한다. 그 조합은 [처방 한 장](../../docs/cheat_sheet.md)에 있다.
+# 파라미터, 그레이디언트, 옵티마이저 상태만 더해도 T4의 한도를 넘는다. 배치를 줄여서 될 일이 아니다. 상태를 여러 GPU로 나누거나([6장](06_distributed_zero.ipynb)), 학습할 파라미터를 줄이거나([8장](08_lora.ipynb)), 8비트 AdamW와 체크포인팅을 함께 쓴다. 그 조합은 [처방 한 장](../../docs/cheat_sheet.md)에 있다.
 #
 # **연습 문제 3-3.** 예산은 8 GiB다. 배치 크기 8, 길이 256을 유지하고 Adam 계열 옵티마이저를 쓰면서, 설정을 **되도록 적게** 바꾸어 최대 메모리를 예산 안으로 넣어라.
 # 바꿀 수 있는 것은 `optimizer`, `gradient_checkpointing`, `precision`, `attention`이다. 예를 들면 `{"optimizer": "adamw_fused"}`처럼 쓴다.
@@ -563,7 +548,7 @@ kept_by_a_layer("meta-llama/Llama-3.2-1B", "A100-40GB")
 # | `torch.cuda.memory_reserved()` | 위의 것에, PyTorch가 다시 쓰려고 돌려주지 않은 캐시를 더한 것 |
 # | `nvidia-smi` | 위의 것에, CUDA 컨텍스트(드라이버와 커널 코드)와 다른 프로세스를 더한 것 |
 #
-# 컨텍스트는 PyTorch가 쓸 수 없는 몫이다. 가상 GPU의 한도는 카드의 메모리에서 이 몫을 뺀 값이다. 카드마다 공개된 메시지에서 읽은 값이며, 출처는 `virtual_gpu/cards.json`에 있다.
+# 컨텍스트는 PyTorch가 쓸 수 없는 몫이다. 그래서 "16 GB"라는 T4에서 PyTorch가 말하는 총량과 정말 쓸 수 있는 양이 다르다. 가상 GPU의 한도는 카드의 메모리에서 이 몫을 뺀 값이다. 카드마다 공개된 메시지에서 읽은 값이며, 출처는 `virtual_gpu/cards.json`에 있다.
 
 # %%
 from virtual_gpu.cards import CATALOG
@@ -597,6 +582,8 @@ from helpers.chapters.c3_memory.oom import read_oom
 read_oom(batch_13.error)
 
 # %% [markdown] lang="ko"
+# 요청은 382 MiB인데 빈자리는 1 GiB에 가깝다. 흩어져 있지 않았다면 들어갔을 것이다.
+#
 # 메시지가 권하는 `PYTORCH_ALLOC_CONF=expandable_segments:True`는 세그먼트를 크기가 정해진 여러 개로 두지 않고, 하나를 페이지 단위로 늘였다 줄였다 하는 설정이다. 같은 배치 13을 그 설정으로 다시 실행한다.
 
 # %%
@@ -605,11 +592,10 @@ from virtual_gpu.counting.gpu import VirtualGPU
 gpu_memory_experiment(batch_size=13, gpu=VirtualGPU(t4, expandable_segments=True))
 
 # %% [markdown] lang="ko"
-# 들어간다. 판정의 '예약'이 할당자가 드라이버에서 받은 최댓값이다. 3.1절에서 죽은 배치 16의 메시지도 읽어 본다. 판단이 어떻게 다른가?
+# 들어간다. 판정의 '예약'이 할당자가 드라이버에서 받은 최댓값이다. 배치 16의 메시지도 읽어 본다. 판단이 어떻게 다른가?
 
 # %%
-batch_16_error = by_batch[-1].error
-read_oom(batch_16_error)
+read_oom(gpu_memory_sweep(batch_size=16, gpu="T4")[0].error)
 
 # %% [markdown] lang="ko"
 # > **주장 6.** "OOM이 나면 `expandable_segments:True`부터 켠다"
@@ -619,9 +605,9 @@ read_oom(batch_16_error)
 # %%
 rows = []
 for batch_size in (4, 8, 12, 13, 16):
-    trace = predict_memory(batch_size=batch_size, gpu="T4").timeline.trace
-    peaks = trace.peak_bytes, trace.reserved_peak(), trace.reserved_peak(expandable_segments=True)
-    rows.append([batch_size, *map(human_bytes, peaks)])
+    ran = predict_memory(batch_size=batch_size, gpu="T4")
+    reserved = [ran.timeline.trace.reserved_peak(expandable_segments=how) for how in (False, True)]
+    rows.append([batch_size, *map(human_bytes, [ran.needed_bytes, *reserved])])
 table("batch allocated reserved expandable", rows)
 
 # %% [markdown] lang="ko"
@@ -634,7 +620,9 @@ table("batch allocated reserved expandable", rows)
 #
 # 진짜 GPU에서는 PyTorch가 GPU를 쓰기 전에 환경 변수로 정한다. 노트북이라면 런타임을 다시 시작하고, `import torch`보다 먼저 `%env PYTORCH_ALLOC_CONF=expandable_segments:True`를 실행한다(예전 PyTorch에서는 이름이 `PYTORCH_CUDA_ALLOC_CONF`다).
 #
-# 판정의 끝에 붙은 두 범위는 모르는 것의 크기다. 앞의 것은 카드의 용량(드라이버와 ECC 설정에 따라 다르다), 뒤의 것은 예약에 CUDA 컨텍스트와 규칙으로 알 수 없는 커널의 임시 메모리를 더한 값이다. 두 범위가 겹치면 들어갈 수도 아닐 수도 있으므로 판정이 "빠듯하게"로 바뀐다.
+# 내 프로그램의 할당 기록을 남김없이 보고 싶으면 `torch.cuda.memory._record_memory_history()`로 켜고 `_dump_snapshot("m.pickle")`로 저장해 pytorch.org/memory_viz에 올린다.
+#
+# 판정의 끝에 붙은 두 범위는 모르는 것의 크기다. 앞의 것은 카드의 용량(드라이버와 ECC 설정에 따라 다르다), 뒤의 것은 예약에 CUDA 컨텍스트와 커널의 임시 메모리를 더한 값이다. 두 범위가 겹치면 판정이 "빠듯하게"로 바뀐다.
 #
 # ## 3.11 두 OOM의 범인: 로짓과 손실
 #
@@ -647,15 +635,17 @@ from helpers.chapters.c3_memory.tables import largest_at_peak
 largest_at_peak(predict_memory(batch_size=16))
 
 # %% [markdown] lang="ko"
-# 470 MiB짜리가 **세 벌**, 합해서 1.38 GiB다. 순전파가 남긴 로그 소프트맥스, 손실이 돌려준 그레이디언트, 그것을 로짓의 그레이디언트로 바꾼 것이다. 3만 어휘에서 이렇다. 어휘가 128,256개인 Llama-3.2-1B라면 4,096토큰의 손실 하나에 얼마가 들까? `whole_loss`는 transformers처럼 로짓을 한꺼번에 만들어 fp32로 바꾼다. 출력은 입력 말고 더 드는 메모리와 행렬곱의 양이다.
+# 470 MiB짜리가 **세 벌**, 합해서 1.38 GiB다. 순전파가 남긴 로그 소프트맥스, 손실이 돌려준 그레이디언트, 그것을 로짓의 그레이디언트로 바꾼 것이다. (64 MiB 48개는 3.9절의 폭 8192인 텐서, 48 MiB 24개는 6바이트짜리다.)
+#
+# 3만 어휘에서 이렇다. 어휘가 128,256개인 Llama-3.2-1B라면 4,096토큰의 손실 하나에 얼마가 들까? `whole_loss`는 transformers처럼 로짓을 한꺼번에 만들어 fp32로 바꾼다. 출력은 입력 말고 더 드는 메모리와 행렬곱의 양, 그리고 fp32 로짓 세 벌의 크기다.
 
 # %%
 from helpers.chapters.c3_memory.losses import loss_cost, loss_error, whole_loss
 
-loss_cost(whole_loss)
+loss_cost(whole_loss), human_bytes(3 * 4096 * 128256 * 4)
 
 # %% [markdown] lang="ko"
-# 16비트 가중치 전체보다 크다. 그런데 토큰의 손실은 서로 섞이지 않는다. 토큰을 16조각으로 나누어 한 조각씩 계산하고, 로짓을 남기는 대신 역전파에서 다시 만들면(5장의 체크포인팅) 어떨까?
+# 거의 모두가 그 세 벌이다. 그런데 토큰의 손실은 서로 섞이지 않는다. 토큰을 16조각으로 나누어 한 조각씩 계산하고, 로짓을 남기는 대신 역전파에서 다시 만들면(5장의 체크포인팅) 어떨까?
 
 
 # %%
@@ -668,7 +658,7 @@ def piece(hidden, head, labels):
 
 
 def loss_in_chunks(hidden, head, labels, chunks=16):
-    pairs = zip(hidden.chunk(chunks), labels.chunk(chunks))
+    pairs = zip(hidden.chunk(chunks), labels.chunk(chunks), strict=True)
     return sum(checkpoint(piece, h, head, y, use_reentrant=False) for h, y in pairs) / len(labels)
 
 

@@ -32,9 +32,7 @@ def _judge_tensor(sizes: Sequence[int]) -> str:
             ko=f"곱은 맞다. 그런데 무엇의 크기인지가 빠졌다: {', '.join(missing)}.",
             en=f"The product is right, but this is missing: {', '.join(missing)}.",
         )
-    return right(
-        tr(ko="토큰마다 어휘 전체에 매긴 점수, 로짓이다.", en="A score for every word at every token: logits.")
-    )
+    return right(tr(ko="토큰마다 어휘 전체에 매긴 점수, 로짓이다.", en="A score for each word at each token: logits."))
 
 
 def _judge_largest_batch(batch: int) -> str:
@@ -92,7 +90,7 @@ def _judge_loss(loss: Callable) -> str:
     cost, whole = loss_cost(loss), loss_cost(whole_loss)
     if cost.flops < whole.flops:  # the scores and two gradients are three products, whoever makes them
         return tr(
-            ko="값은 맞지만 셀 수 없다. 속이 보이지 않는 연산(custom op)이 행렬을 곱한다. PyTorch의 보통 연산으로 쓴다.",
+            ko="값은 맞지만 셀 수 없다. 속이 보이지 않는 연산(custom op)이 있다. PyTorch의 보통 연산으로 쓴다.",
             en="Right, but it cannot be counted: an opaque (custom) operation multiplies. Use plain operations.",
         )
     score = tr(
@@ -200,7 +198,7 @@ EXERCISES = {
                 en="Make both gradients in the forward of a torch.autograd.Function, return them in its backward.",
             ),
             tr(
-                ko="head의 그레이디언트를 더할 때 곱을 따로 만들면 한 벌이 더 든다. torch.addmm(…, out=…)은 제자리에 더한다.",
+                ko="head의 그레이디언트에 더할 곱을 만들면 한 벌 더 든다. torch.addmm(…, out=…)은 제자리에서 더한다.",
                 en="A product made beside head's gradient is one more copy of it; torch.addmm(…, out=…) adds in place.",
             ),
         ],
@@ -218,7 +216,7 @@ def _judge_max_length(max_length: int) -> str:
         step = rows[-1][0]
         return tr(
             ko=f"{max_length}토큰에서 잘라도 스텝 {step}에서 멈춘다.",
-            en=f"Cut at {max_length}, it dies in step {step}.",
+            en=f"Cut at {max_length}: dies in step {step}.",
         )
     if goes_through(max_length + 32):
         return tr(
@@ -292,7 +290,7 @@ CASES = {
                 en="Divide the size in the message by one batch's logits (batch × 512 × 50257 × 4 bytes).",
             ),
             tr(
-                ko="Trainer는 지표를 계산하려고 모든 배치의 로짓을 GPU에서 이어 붙인다. 지표가 정말 쓰는 것은 무엇인가?",
+                ko="Trainer는 지표를 계산하려고 모든 배치의 로짓을 GPU에서 이어 붙인다. 지표가 쓰는 것은 무엇인가?",
                 en="For a metric the Trainer joins all batches' logits, on the GPU. What of them does it need?",
             ),
         ],

@@ -21,7 +21,7 @@ def losses_chart(by_rate: Mapping[float, Losses]) -> Chart:
     ended = [
         f"{rate:g} {name} {losses[-1]:.3f}" for rate, runs in by_rate.items() for name, losses in runs.items()
     ]  # fmt: skip
-    chart = Chart(title, ", ".join(ended), columns=len(by_rate))
+    chart = Chart(title, ", ".join(ended), columns=len(by_rate), height=400)
     for ax, (rate, runs) in zip(chart.axes, by_rate.items(), strict=True):
         for name, losses in runs.items():
             finite = [round(loss, 3) for loss in losses if math.isfinite(loss)]
@@ -31,8 +31,7 @@ def losses_chart(by_rate: Mapping[float, Losses]) -> Chart:
             ax.plot(range(len(finite)), finite, "x" if stopped else "-", lw=width, label=f"{name}: {losses[-1]:.3f}")
         ax.set_title(tr(ko=f"학습률 {rate:g}", en=f"learning rate {rate:g}"))
         ax.set_xlabel(tr(ko="스텝", en="step"))
-        ax.set_ylim(bottom=0)
-        ax.legend(loc="lower left")
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
     return chart
 
 

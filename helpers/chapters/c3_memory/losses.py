@@ -1,4 +1,4 @@
-"""What a loss over a large vocabulary costs: its memory and its multiplications on the virtual GPU, and if it is right."""
+"""What a loss over a large vocabulary costs on the virtual GPU, memory and multiplications, and whether it is right."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LossCost:
 
 
 def whole_loss(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The mean cross-entropy of hidden (tokens, width) @ head (vocabulary, width).T, in fp32, as transformers takes it."""
+    """The mean cross-entropy, in fp32 as in transformers, of hidden (tokens, width) @ head (vocabulary, width).T."""
     return cross_entropy(linear(hidden, head).float(), labels)
 
 
@@ -49,7 +49,7 @@ def loss_cost(loss: Loss, tokens: int = 4096, width: int = 2048, vocabulary: int
 
 
 def loss_error(loss: Loss) -> float:
-    """The relative norm of the difference to `whole_loss`, loss and both gradients together, on 60 real tokens in fp32."""
+    """The relative error to `whole_loss`, the norm of loss and both gradients together, on 60 real tokens in fp32."""
     random = torch.Generator().manual_seed(0)
     hidden, head = (torch.randn(n, 8, generator=random) for n in (60, 50))
     labels = torch.randint(50, (60,), generator=random)

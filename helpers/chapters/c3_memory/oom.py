@@ -81,9 +81,7 @@ def _unallocated() -> str:
 
 def _judged(sizes: dict[str, int], others: int) -> str:
     if others > _OTHERS_FROM * sizes["total"]:
-        return tr(
-            ko="다른 프로세스가 메모리를 쓰고 있다. 그것부터 끝낸다.", en="Another process holds memory: end it first."
-        )
+        return tr(ko="다른 프로세스가 메모리를 쓰고 있다. 그것부터 끝낸다.", en="Another process holds memory.")
     if sizes["unallocated"] >= sizes["tried"]:
         return tr(
             ko="빈자리의 합이 요청보다 크다. 단편화다. expandable_segments를 켠다.",

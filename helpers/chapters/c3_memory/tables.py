@@ -32,7 +32,7 @@ class Rows(list):
 
 
 def table(names: str, rows: Iterable[Sequence[object]]) -> Rows:
-    """Rows under the heads that the words of `names` stand for; numbers as they are written, floats with one decimal."""
+    """Rows under the heads that the words of `names` stand for; floats with one decimal."""
     words = _heads()
     cells = [[f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
     return Rows([words[name] for name in names.split()], cells)
