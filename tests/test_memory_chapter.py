@@ -68,6 +68,7 @@ def test_the_messages_numbers_are_bytes():
 def test_another_text_is_no_message():
     with pytest.raises(WrongValue, match="unallocated"):
         parse_oom("CUDA out of memory. Tried to allocate 20.00 MiB.")
+    assert "없이" in read_oom(None)[0][-1]
 
 
 def test_the_best_known_loss_is_the_solutions():

@@ -74,7 +74,8 @@ report = gpu_memory_experiment(batch_size=16)
 # 한도가 없는 GPU였다면 얼마가 필요했을까? 예상과 견준다.
 
 # %%
-batch_16.against(predict_memory(batch_size=16).needed_bytes)
+without_limit = predict_memory(batch_size=16)
+batch_16.against(without_limit.needed_bytes)
 
 # %% [markdown] lang="ko"
 # 보고서는 스스로 그림을 그린다. 위쪽 막대는 메모리를 가장 많이 쓴 순간의 구성이고, 빨간 선은 GPU의 한도, 점선 상자는 끝까지 가려면 더 필요한 몫이다(진짜 GPU에서는 점선 상자가 나오지 않는다).
@@ -246,7 +247,7 @@ report = gpu_memory_experiment(batch_size=4)
 # 그렇게 붙들고 있으면(`holds_outputs=True`) 배치 16의 최대가 얼마나 느는지, 로짓의 크기(배치 × 길이 × 어휘 × 2바이트)와 비교한다.
 
 # %%
-held = predict_memory(batch_size=16, holds_outputs=True).needed_bytes - predict_memory(batch_size=16).needed_bytes
+held = predict_memory(batch_size=16, holds_outputs=True).needed_bytes - without_limit.needed_bytes
 human_bytes(held), human_bytes(16 * 256 * 30080 * 2)
 
 # %% [markdown] lang="ko"
@@ -254,10 +255,11 @@ human_bytes(held), human_bytes(16 * 256 * 30080 * 2)
 #
 # > **주장 4.** "배치 크기를 늘려도 모델, 그레이디언트, 옵티마이저 상태는 그대로다"
 #
-# 배치 크기 4, 8, 16을 차례로 실행한다. 배치를 키워도 변하지 않는 열과 변하는 열을 나눈다.
+# 배치 크기 8과 16을 더 실행해 앞의 4와 나란히 놓는다. 배치를 키워도 변하지 않는 열과 변하는 열을 나눈다.
 
 # %%
-by_batch = gpu_memory_sweep(batch_size=[4, 8, 16])
+by_batch = gpu_memory_sweep(batch_size=[8, 16])
+by_batch.insert(0, report)
 by_batch
 
 # %% [markdown] lang="ko"
@@ -327,18 +329,20 @@ human_bytes(fused.peak_bytes), human_bytes(trainer_peak)
 # %% [markdown] lang="ko"
 # 같은 값이다. 여러분의 파일도 그대로 실행할 수 있다. 터미널에서 `virtual-gpu run --gpu T4 train.py`라고 쓴다(9장). 진짜 GPU라면 학습 루프 앞에 `torch.cuda.reset_peak_memory_stats()`를, 뒤에 `torch.cuda.max_memory_allocated()`를 적어 같은 값을 얻는다.
 #
-# 배치 16에서는 사정이 다르다. 최대는 순전파 상태가 가득 찬 채 역전파가 시작되는 순간에 있다. `predict_memory`는 한도가 없는 GPU라고 치고 끝까지 가 본다. 몇 개 층만 실행해 보고, 깊이에 비례한다는 것을 확인한 다음 전체 깊이의 값을 구하므로 빠르다.
+# 배치 16에서는 사정이 다르다. 최대는 순전파 상태가 가득 찬 채 역전파가 시작되는 순간에 있다. 3.1절에서 쓴 `predict_memory`의 그림에서 확인한다. 한도가 없는 GPU라고 치고 몇 개 층만 실행해, 깊이에 비례한다는 것을 확인한 다음 전체 깊이의 값을 구한 것이다.
 
 # %%
-predict_memory(batch_size=16)
+without_limit
 
 # %% [markdown] lang="ko"
-# 필요한 양이 T4의 한도를 조금 넘을 뿐이다. 배치 크기를 유지하면서 이것을 줄이는 방법이 4장의 **그레이디언트 누적**과 5장의 **그레이디언트 체크포인팅**이다. 체크포인팅, 체크포인팅과 융합 AdamW, 누적의 차례로 미리 실행해 본다.
+# 필요한 양이 T4의 한도를 조금 넘을 뿐이다. 배치 크기를 유지하면서 이것을 줄이는 방법이 4장의 **그레이디언트 누적**과 5장의 **그레이디언트 체크포인팅**이다. 체크포인팅, 체크포인팅과 융합 AdamW, 누적의 차례로 미리 예측한다. 최대인 때가 어디인지도 읽는다.
 
 # %%
-rescue = gpu_memory_sweep(batch_size=16, gradient_checkpointing=True, optimizer=["adamw", "adamw_fused"])
-rescue.append(gpu_memory_experiment(batch_size=4, gradient_accumulation_steps=4))
-rescue
+from virtual_gpu.report import MemoryTable
+
+checkpointed = dict(batch_size=16, gradient_checkpointing=True)
+ways = (checkpointed, checkpointed | {"optimizer": "adamw_fused"}, dict(batch_size=4, gradient_accumulation_steps=4))
+MemoryTable(predict_memory(**way) for way in ways)
 
 # %% [markdown] lang="ko"
 # 체크포인팅과 누적은 순전파 상태를 줄였지만 최대는 둘 다 12.42 GiB에서 멈췄다. 최대가 스텝으로 옮겨 가 `foreach`의 임시 텐서가 남았기 때문이다. 융합 구현까지 쓰면 그것도 사라진다. **하나를 줄이면 최대는 다른 곳으로 옮겨 간다.** 무엇을 줄일지는 최대가 지금 어디에 있는지를 보고 정한다.
@@ -371,11 +375,12 @@ small.half(), small.bfloat16()
 def losses_of(dtype, fused, learning_rate, steps=300):
     torch.manual_seed(0)
     x, y = torch.randn(256, 32), torch.randn(256, 1)
-    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 1)).to(dtype)
+    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 1))
+    net, x, y = net.to(dtype), x.to(dtype), y.to(dtype)
     optimizer = torch.optim.AdamW(net.parameters(), lr=learning_rate, fused=fused)
     losses = []
     for _ in range(steps):
-        losses.append(torch.nn.functional.mse_loss(net(x.to(dtype)), y.to(dtype)))
+        losses.append(torch.nn.functional.mse_loss(net(x), y))
         losses[-1].backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -595,7 +600,7 @@ gpu_memory_experiment(batch_size=13, gpu=VirtualGPU(t4, expandable_segments=True
 # 들어간다. 판정의 '예약'이 할당자가 드라이버에서 받은 최댓값이다. 배치 16의 메시지도 읽어 본다. 판단이 어떻게 다른가?
 
 # %%
-read_oom(gpu_memory_sweep(batch_size=16, gpu="T4")[0].error)
+read_oom(by_batch[-1].error)
 
 # %% [markdown] lang="ko"
 # > **주장 6.** "OOM이 나면 `expandable_segments:True`부터 켠다"
@@ -632,7 +637,7 @@ table("batch allocated reserved expandable", rows)
 # %%
 from helpers.chapters.c3_memory.tables import largest_at_peak
 
-largest_at_peak(predict_memory(batch_size=16))
+largest_at_peak(without_limit)
 
 # %% [markdown] lang="ko"
 # 470 MiB짜리가 **세 벌**, 합해서 1.38 GiB다. 순전파가 남긴 로그 소프트맥스, 손실이 돌려준 그레이디언트, 그것을 로짓의 그레이디언트로 바꾼 것이다. (64 MiB 48개는 3.9절의 폭 8192인 텐서, 48 MiB 24개는 6바이트짜리다.)

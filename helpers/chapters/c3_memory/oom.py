@@ -40,8 +40,13 @@ def parse_oom(message: str) -> dict[str, int]:
     return {name: round(float(match[1]) * _UNIT[match[2]]) for name, match in found.items()}
 
 
-def read_oom(message: str) -> Rows:
-    """Each number of the message with what to do about it, and last what they say together."""
+def read_oom(message: str | None) -> Rows:
+    """Each number of the message with what to do about it, and last what they say together.
+
+    None, the `error` of a report that came to its end, gets a row that says so.
+    """
+    if message is None:
+        return table("words size meaning", [["", "", tr(ko="OOM 없이 끝났다", en="no error")]])
     sizes = parse_oom(message)
     others = sizes["total"] - sizes["free"] - sizes["in_use"]
     rows = [
