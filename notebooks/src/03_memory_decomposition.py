@@ -188,11 +188,14 @@ print_gpu_utilization()
 #
 # ### 이름 하나가 붙드는 것
 #
-# 실험을 새로 하려고 모델을 다시 불러와 같은 이름 `model`에 담는다. 이름이 새 모델로 옮겨 갔으니 옛 모델은 사라질까? 불러온 뒤의 메모리를 예상한다. 지금은 9.94, 모델 하나는 2.48이다.
+# 실험을 새로 하려고 모델을 다시 불러와 같은 이름 `model`에 담는다. 불러온 뒤의 메모리는 얼마일까? 지금은 9.94, 모델 하나는 2.48이다.
 
 # %%
 reloaded = guess("3.5", None, "GiB")
 reloaded
+
+# %% [markdown] lang="ko"
+# 이름이 새 모델로 옮겨 갔으니 옛 모델은 사라질까?
 
 # %%
 model, tokenizer = load_model_and_tokenizer("EleutherAI/polyglot-ko-1.3b")
@@ -290,11 +293,14 @@ report.phases()
 # 2. **배치가 작을 때의 최대는 스텝 안에 있다.** AdamW의 `foreach` 구현은 파라미터를 하나씩 갱신하지 않고 모두 모아 한 번에 갱신한다. 그래서 임시 텐서도 파라미터 전체의 크기(N)로 생긴다.
 # 3. **스텝이 끝나면 흔적이 없다.** 그래서 책이 출력한 값에는 나타나지 않는다.
 #
-# 2번은 바로 고칠 수 있다. 융합(fused) 구현은 임시 텐서 없이 커널 하나로 갱신한다. 12.42 GiB였던 최대는 얼마가 될까? 위의 표를 보고 예상한다.
+# 2번은 바로 고칠 수 있다. 융합(fused) 구현은 임시 텐서 없이 커널 하나로 갱신한다. 12.42 GiB였던 최대는 얼마가 될까?
 
 # %%
 without_temporaries = guess("3.7", None, "GiB")
 without_temporaries
+
+# %% [markdown] lang="ko"
+# 힌트는 위의 표에 있다. 임시 텐서가 사라지면 어느 줄이 가장 높은가?
 
 # %%
 fused = gpu_memory_experiment(batch_size=4, optimizer="adamw_fused")
@@ -405,7 +411,7 @@ losses_chart({rate: {name: losses_of(*how, rate) for name, how in settings.items
 # %% [markdown] lang="ko"
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **둘 다 조건부다.** 융합하지 않은 fp16은 첫 스텝에서 `nan`이 되었다. 융합 구현은 커널 안에서 fp32로 계산하므로 ε이 살아남아 끝까지 간다. 그러나 상태는 fp16에 저장되어 제곱의 이동 평균 일부가 0이 되고, 그런 파라미터는 걸음이 너무 크다. 손실이 도중에 튀고 fp32만큼 내려가지 못했다.
+# **둘 다 조건부다.** 융합하지 않은 fp16은 첫 스텝에서 `nan`이 되었다. 융합 구현은 커널 안에서 fp32로 계산하므로 ε이 살아남아 끝까지 간다. 그러나 상태는 fp16에 저장되어 제곱의 이동 평균 일부가 0이 되고, 그런 파라미터는 걸음이 정해진 것보다 크다. 그래서 10⁻³에서는 손실이 도중에 튀고, 10⁻⁵에서는 오히려 fp32보다 빨리 내려간다. 학습률이 뜻대로 듣지 않는 것이다.
 # bf16은 학습률 10⁻³에서는 fp32를 따라가지만, 10⁻⁵에서는 **한 걸음도 움직이지 않았다.** 오류도 `nan`도 없이 손실만 제자리다. (CPU의 융합 커널로 실행했다. CUDA의 커널에서는 재지 않았다.)
 #
 # </details>
@@ -703,11 +709,14 @@ llama = dict(model_id="meta-llama/Llama-3.2-1B", precision="fp16", optimizer="ad
 human_bytes(predict_memory(**llama, sequence_length=2048, gpu="A100-40GB").needed_bytes)
 
 # %% [markdown] lang="ko"
-# 모델도 길이도 자료형도 같다. GPU만 T4로 바꾸면 얼마가 필요할까?
+# GPU만 T4로 바꾸면 얼마가 필요할까?
 
 # %%
 on_t4 = guess("3.12", None, "GiB")
 on_t4
+
+# %% [markdown] lang="ko"
+# 모델도 길이도 자료형도 그대로다.
 
 # %%
 on_t4.against(predict_memory(**llama, sequence_length=2048, gpu="T4").needed_bytes)
@@ -776,10 +785,12 @@ memory_panel()
 #
 # **사건 3-A. 잘 되다가 죽는다.** "작은 GPT-2를 T4에서 배치 32로 학습한다. 처음 몇 스텝은 멀쩡한데 늘 같은 에포크의 중간에서 OOM이 난다. 손실을 `total += loss`로 모으고 있는데 그것 때문인가? 메모리가 새는 것 같다."
 # 배치는 그 안의 가장 긴 샘플에 맞춰 채워진다(패딩). `case("3-A").run()`은 한 에포크를 실행해 스텝마다 스텝 뒤의 메모리와 스텝 안의 최대를 보여 준다. `total="item"`은 손실의 값만 모으고, `max_length=…`(기본값 1024)는 샘플을 그 길이에서 자른다.
-# **답할 것:** 한 에포크를 끝까지 가게 하는 가장 큰 `max_length`. 32의 배수면 된다.
 
 # %%
 case("3-A").run()
+
+# %% [markdown] lang="ko"
+# 정말 새고 있는가? 한 에포크를 끝까지 가게 하는 가장 큰 `max_length`를 찾아 적는다. 32의 배수면 된다.
 
 # %%
 max_length = ...
@@ -788,10 +799,12 @@ case("3-A").check(max_length)
 # %% [markdown] lang="ko"
 # **사건 3-B. 학습은 되는데 평가에서 죽는다.** "학습은 배치 8로 문제없이 끝난다. 그런데 `trainer.evaluate()`가 도중에 죽는다. 평가에는 그레이디언트도 옵티마이저도 없는데 왜 학습보다 더 드는가? 배치를 줄여도 똑같다."
 # `case("3-B").run()`은 진짜 `Trainer.evaluate`로 길이 512인 샘플 128개를 평가한다. `batch_size=…`(기본값 8)와, 지표를 위해 무엇을 모으는지(`keep="logits"`, `"argmax"`, `"nothing"`)를 바꿀 수 있다.
-# **답할 것:** 지표를 계산할 것을 남기면서 끝까지 가게 하는 설정. `{"batch_size": 4}`처럼 적는다.
 
 # %%
 case("3-B").run()
+
+# %% [markdown] lang="ko"
+# 지표를 계산할 것을 남기면서 끝까지 가게 하는 설정을 `{"batch_size": 4}`처럼 적는다.
 
 # %%
 changes = ...
