@@ -416,7 +416,7 @@ losses_chart({rate: {name: losses_of(*how, rate) for name, how in settings.items
 #
 # </details>
 #
-# 왜 그럴까? 1.5절에서 본 **흡수** 때문이다. 작은 갱신을 더해도 가장 가까운 수가 원래 값이면 그대로 남는다. 미세 조정에서 흔한 크기의 가중치(표준편차 0.02)를 한 스텝 갱신하고, bf16에서 값이 바뀐 가중치의 비율을 학습률마다 센다.
+# 왜 그럴까? 1.5절에서 본 **흡수** 때문이다. 작은 갱신을 더해도 가장 가까운 수가 원래 값이면 그대로 남는다. 초기화에서 흔한 크기의 가중치(표준편차 0.02)를 한 스텝 갱신하고, bf16에서 값이 바뀐 가중치의 비율을 학습률마다 센다.
 
 # %%
 torch.manual_seed(0)
@@ -427,7 +427,7 @@ for learning_rate in (1e-5, 5e-5, 1e-4, 1e-3):
     print(f"{learning_rate:g}  {(weight != before).float().mean():.0%}")
 
 # %% [markdown] lang="ko"
-# 학습률 10⁻⁵에서는 여섯에 다섯이 제자리다. 그래서 다음 가운데 하나를 고른다.
+# 학습률 10⁻⁵에서는 여섯 가운데 다섯이 제자리다. 그래서 다음 가운데 하나를 고른다.
 #
 # - **fp32 가중치를 두는 혼합 정밀도**(mixed precision): 가장 안전하고, 메모리는 두 배다.
 # - **순수 bf16**: 확률적 반올림이나 Kahan 합으로 작은 갱신을 모으는 옵티마이저와 함께 쓴다(1.5절). T4에는 bf16 연산 장치가 없다는 점에도 주의한다(1장).
@@ -451,7 +451,7 @@ table("name parameters gradients optimizer together after_forward", rows)
 # %% [markdown] lang="ko"
 # 나누는 방법은 다르지만 합은 마찬가지로 16이다. 저장된 가중치를 N(4바이트)이라 하면 여기서도 4N이다.
 #
-# 마지막 열도 눈여겨볼 만하다. 배치가 1뿐인데 혼합 정밀도가 2.4 GiB쯤 더 든다. `autocast`가 곱할 때마다 만든 **fp16 가중치 사본**이다. 역전파에서 다시 쓰려고 남기므로 순전파 상태로 세어진다. 배치를 줄여도 줄지 않는 보라색이다.
+# 마지막 열도 눈여겨볼 만하다. 배치가 1뿐인데 혼합 정밀도가 2.4 GiB쯤 더 든다. 대부분 `autocast`가 곱하려고 만든 **fp16 가중치 사본**이다. 역전파에서 다시 쓰려고 남기므로 순전파 상태로 세어진다. 배치를 줄여도 줄지 않는 보라색이다.
 #
 # 그래서 제대로 된 혼합 정밀도로는 배치 크기 1이라도 T4에 들어가지 않는다. 얼마나 모자라는가?
 
@@ -681,15 +681,15 @@ print(loss_error(loss_in_chunks) < 1e-6)
 loss_cost(loss_in_chunks)
 
 # %% [markdown] lang="ko"
-# 값은 같고 메모리는 4분의 1쯤이다. 대신 행렬곱이 3분의 1 늘었다. 재계산도 아낄 수 있을까? 아래 도구들은 손실의 그레이디언트를 **순전파에서 미리** 구한다. 소프트맥스에서 정답 자리만 1을 빼면 되므로 역전파를 기다릴 까닭이 없다.
+# 값은 같고 메모리는 4분의 1쯤이다. 대신 행렬곱이 3분의 1 늘었다. 재계산도 아낄 수 있을까? 아래의 앞 두 도구는 손실의 그레이디언트를 **순전파에서 미리** 구한다. 소프트맥스에서 정답 자리만 1을 빼면 되므로 역전파를 기다릴 까닭이 없다.
 #
 # | 어디서 | 어떻게 켜는가 |
 # |---|---|
 # | PyTorch 2.13 | `torch.nn.functional.linear_cross_entropy(…, options=torch.nn.LinearCrossEntropyOptions())` |
 # | Liger Kernel | transformers의 `TrainingArguments(use_liger_kernel=True)` |
-# | TRL | `SFTConfig(loss_type="chunked_nll")`. 새 버전에서는 기본값이다(로짓을 조각내고 재계산한다) |
+# | TRL | `SFTConfig(loss_type="chunked_nll")`. 새 버전에서는 기본값이다 |
 #
-# 가상 GPU는 첫째와 둘째의 커널 속을 보지 못하므로 메모리를 재지 않았다. `Trainer`의 기본값은 여전히 로짓을 한꺼번에 만든다.
+# 가상 GPU는 이런 커널의 속을 보지 못하므로 메모리를 재지 않았다. `Trainer`의 기본값은 여전히 로짓을 한꺼번에 만든다.
 #
 # **연습 문제 3-4 (메모리 골프).** 추가 연산 없이, 1.25 GiB 안에서 같은 손실과 그레이디언트를 내는 `small_loss(hidden, head, labels)`를 써라. 아래의 시작점은 위의 함수다. 채점은 값, 바이트, 연산의 차례로 한다.
 
@@ -746,18 +746,21 @@ grouped_heads(length=2048)
 #
 # (버전마다 설치된 소스 `transformers/integrations/sdpa_attention.py`를 읽어 확인했다. 진짜 T4에서도 보고되었다. huggingface/transformers PR #45776에는 이것만 고쳐 생성이 1.6~1.8배 빨라졌다는 측정이 있다.)
 #
-# 고치는 것은 한 줄이다. `enable_gqa`를 쓸지 정하는 함수가 늘 아니라고 답하게 한다. 내 스크립트라면 모델을 부르기 전에 둘째 줄을 적는다. 여기서는 재어 본 뒤 되돌려 놓는다.
+# 고치는 것은 한 줄이다. `enable_gqa`를 쓸지 정하는 함수가 늘 아니라고 답하게 한다. 내 스크립트라면 `lambda`가 있는 줄을 모델을 부르기 전에 적는다. 여기서는 재어 본 뒤 되돌려 놓는다.
 
 # %%
 from transformers.integrations import sdpa_attention
 
-answer, sdpa_attention.use_gqa_in_sdpa = sdpa_attention.use_gqa_in_sdpa, lambda *args, **kwargs: False
+as_shipped = sdpa_attention.use_gqa_in_sdpa
+sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False
 repaired = predict_memory(**llama, sequence_length=2048, gpu="T4")
-sdpa_attention.use_gqa_in_sdpa = answer
+sdpa_attention.use_gqa_in_sdpa = as_shipped
 repaired
 
 # %% [markdown] lang="ko"
-# <details><summary>주장 7의 판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+# 이제 주장 7을 판정할 수 있다.
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
 # **조건부로 맞다.** 융합 커널이 골라질 때만 그렇다. 골라지는지는 GPU, 자료형, 헤드의 수와 크기, 마스크, 그리고 두 라이브러리의 버전에 달렸다. 위의 한 줄로 21.77 GiB가 A100과 비슷한 값으로 내려와 T4에 들어간다.
 #

@@ -59,13 +59,12 @@ def _heads() -> dict[str, str]:
         "optimizer": category_label("optimizer"),
         "parameters": category_label("parameters"),
         "peak": tr(ko="최대", en="peak"),
-        "per_sbh": tr(ko="토큰 × 은닉층마다 바이트", en="bytes per token and hidden unit"),
+        "per_sbh": tr(ko="바이트 ÷ sbh", en="bytes ÷ sbh"),
         "reserved": tr(ko="예약", en="reserved"),
         "sdpa": "sdpa",
         "shape": tr(ko="모양", en="shape"),
         "size": tr(ko="크기", en="size"),
         "together": tr(ko="합", en="together"),
-        "work": tr(ko="연산", en="work"),
         "words": tr(ko="메시지의 말", en="the message says"),
     }
 
