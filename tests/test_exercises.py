@@ -3,9 +3,17 @@
 import re
 
 import pytest
+import torch
 
 from helpers import case, exercise, predict_memory
 from helpers.chapters import CHAPTERS, of_chapter
+from helpers.chapters.c3_memory.losses import whole_loss
+
+
+def pytorchs_loss(hidden, head, labels):
+    options = torch.nn.LinearCrossEntropyOptions()
+    return torch.nn.functional.linear_cross_entropy(hidden, head, labels, options=options)
+
 
 NUMBERS = [number for chapter in CHAPTERS for number in of_chapter(chapter)]
 CASES = [number for chapter in CHAPTERS for number in of_chapter(chapter, "CASES")]
@@ -61,13 +69,18 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("2-3", {"bits": 4}, "62개가 모자란다"),
         ("2-3", {"bits": 4, "block_size": 0}, "block_size=0"),
         ("2-3", {"bit": 4}, "bits"),
-        ("3-1", lambda parameters, mixed: parameters * 16, "2배"),
-        ("3-1", lambda parameters, mixed: 1 / 0, "ZeroDivisionError"),
+        ("3-1", [16, 256, 30080, 2], "0.5배"),
+        ("3-1", [16, 256, 2048, 58.75], "빠졌다: 어휘의 크기"),
+        ("3-1", [16, 256, "V", 4], "숫자가 아니라"),
         ("3-2", 3, "더 키울 수 있다"),
         ("3-2", 20, "한도를"),
         ("3-3", {"optimizer": "adamw_fused"}, "예산을"),
         ("3-3", {"optimizer": "sgd"}, "Adam 계열"),
         ("3-3", {"batch_size": 1}, "모르는 설정"),
+        ("3-3", {"optimizer": "adamw_8bit", "gradient_checkpointing": True, "attention": "sdpa"}, "3개 바꾸었다"),
+        ("3-4", whole_loss, "5.88 GiB"),
+        ("3-4", lambda hidden, head, labels: 2 * whole_loss(hidden, head, labels), "틀렸다"),
+        ("3-4", pytorchs_loss, "셀 수 없다"),
         ("4-1", {"batch_size": 32}, "한도를"),
         ("4-1", {"batch_size": 1, "gradient_accumulation_steps": 32}, "2 × 16도 들어간다"),
         ("4-1", {"batch_size": 4, "gradient_accumulation_steps": 4}, "16이다. 32이어야"),
@@ -127,6 +140,23 @@ def test_an_empty_stub_and_hints(number, capsys):
 )
 def test_a_wrong_answer_is_told_how_wrong(number, answer, verdict, capsys):
     (case if number in CASES else exercise)(number).check(answer)
+    out = said(capsys)
+    assert verdict in out and "정답!" not in out
+
+
+@pytest.mark.parametrize(
+    "number, answer, verdict",
+    [
+        ("3-A", 1024, "스텝 11에서 멈춘다"),
+        ("3-A", 512, "덜 자를 수 있다"),
+        ("3-A", "short", "토큰의 수"),
+        ("3-B", {"batch_size": 4}, "에서 멈춘다"),
+        ("3-B", {"keep": "nothing"}, "남지 않는다"),
+        ("3-B", {"keep": "all"}, "UnknownName"),
+    ],
+)
+def test_a_wrong_verdict_on_a_case_is_told_how_wrong(number, answer, verdict, capsys):
+    case(number).check(answer)
     out = said(capsys)
     assert verdict in out and "정답!" not in out
 
