@@ -82,7 +82,7 @@ HEAVY = {
     "accelerate": ["virtual_gpu.step.run"],
     "bitsandbytes": ["virtual_gpu.models.four_bit"],
     "datasets": [],
-    "ipywidgets": ["helpers.panel", "helpers.chapters.*.panel"],
+    "ipywidgets": ["helpers.panel", "helpers.chapters.*.panel", "helpers.chapters.*.scrubber"],
     "matplotlib": [],
     "pandas": [],
     "peft": [],
