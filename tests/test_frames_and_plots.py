@@ -35,7 +35,8 @@ def test_plans():
     pytest.importorskip("pandas")
     plans = plan_training("EleutherAI/polyglot-ko-1.3b", "T4", length=256, batch=4, methods="lora")
     frame = plans.to_frame()
-    kinds = list(plans.best.at_peak)
+    kinds = [f"{kind}_bytes" for kind in plans.best.at_peak]
+    assert frame.optimizer[0] == plans.best.recipe.optimizer
     assert frame.title.tolist() == [plan.title for plan in (*plans.plans, *plans.losers)]
     assert (frame.loc[0, kinds].sum(), frame.needed_bytes[0]) == (plans.best.needed_bytes,) * 2
 

@@ -59,7 +59,7 @@ def _is_over(film: Film, moment: int) -> bool:
 def _said(film: Film, frame: Frame, moment: int) -> str:
     reserved, holes, count = human_bytes(frame.reserved), human_bytes(frame.holes.sum()), f"{len(frame.segments):,}"
     text = tr(
-        ko=f"예약 {reserved}(세그먼트 {count}개), 구멍의 합 {holes}",
+        ko=f"예약 {reserved}(세그먼트 {count}개), 빈자리의 합 {holes}",
         en=f"{reserved} reserved ({count} segments), {holes} of it in holes",
     )
     return f"OOM. {text}" if _is_over(film, moment) else text
@@ -72,7 +72,7 @@ def _draw_sizes(drawing: svg.Drawing, film: Film, moment: int, left: float) -> N
     asked = int(film.trace.nbytes[entry]) if film.trace.allocates[entry] else 0
     rows = [
         (tr(ko="요청", en="asked for"), asked, svg.RED if _is_over(film, moment) else svg.INK),
-        (tr(ko="가장 큰 구멍", en="largest hole"), frame.largest_hole, HOLES),
+        (tr(ko="가장 큰 빈자리", en="largest hole"), frame.largest_hole, HOLES),
     ]
     if film.capacity_bytes is not None:
         rows.append(
@@ -121,4 +121,4 @@ def _box(x: int, y: int, width: int) -> str:
 
 def _legend() -> list[tuple[str, str]]:
     named = [(category_label(name), COLORS[name]) for name in CATEGORIES]
-    return [*named, (tr(ko="구멍(예약했지만 비어 있다)", en="holes (reserved, and free)"), HOLES)]
+    return [*named, (tr(ko="빈자리(예약했지만 비어 있다)", en="holes (reserved, and free)"), HOLES)]

@@ -112,7 +112,9 @@ class Plans:
     def to_frame(self) -> pandas.DataFrame:
         """Every plan as a row, the best first and the losers last; bytes at the peak by kind, FLOPs of a step."""
         rows = (
-            {"title": plan.title, "fits": plan.fits} | plan.to_dict() | plan.at_peak
+            {"title": plan.title, "fits": plan.fits}
+            | plan.to_dict()
+            | {f"{kind}_bytes": nbytes for kind, nbytes in plan.at_peak.items()}
             for plan in (*self.plans, *self.losers)
         )
         nested = ("at_peak", "card_bytes")
