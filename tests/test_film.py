@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_svg_report import boxes
+from test_svg_report import boxes, language
 
 from helpers import allocator_panel
 from virtual_gpu.allocator import CachingAllocator
@@ -14,6 +14,7 @@ from virtual_gpu.trace.film import HOLE, Film
 from virtual_gpu.trace.trace import Trace
 from virtual_gpu.units import MiB
 
+__all__ = ["language"]  # a fixture
 REQUESTS = st.lists(
     st.tuples(st.booleans(), st.integers(0, 10**6), st.sampled_from([0, 512, 4096, MiB, 3 * MiB, 12 * MiB, 30 * MiB])),
     min_size=1,
@@ -101,8 +102,8 @@ def test_the_slider_covers_one_optimizer_step(panel):
     assert trace.allocates[panel.moments - 1].all()
 
 
-@pytest.mark.parametrize("moment", [1, 700, 725, 1500, 2216])
-def test_the_picture_stays_inside_its_sheet(panel, moment):
+@pytest.mark.parametrize("moment", [1, 725, 2216])
+def test_the_picture_stays_inside_its_sheet(panel, moment, language):
     drawing = draw_films(panel.films, int(panel.moments[moment - 1]))
     for _, left, top, right, bottom in boxes(drawing):
         assert 0 <= left <= right <= drawing.width + 1 and 0 <= top <= bottom <= drawing.height

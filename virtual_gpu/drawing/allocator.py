@@ -75,9 +75,7 @@ def _draw_sizes(drawing: svg.Drawing, film: Film, moment: int, left: float) -> N
         (tr(ko="가장 큰 빈자리", en="largest hole"), frame.largest_hole, HOLES),
     ]
     if film.capacity_bytes is not None:
-        rows.append(
-            (tr(ko="드라이버에 남은 것", en="left with the driver"), film.capacity_bytes - frame.reserved, svg.GRID)
-        )
+        rows.append((tr(ko="드라이버에 남은 것", en="driver has left"), film.capacity_bytes - frame.reserved, svg.GRID))
     for number, (name, nbytes, fill) in enumerate(rows):
         y, width = 68 + 17 * number, nbytes / SCALE_BYTES * (WIDTH - 192)
         drawing.text(left + 110, y, name, size=12, anchor="end", fill=svg.MUTED)
