@@ -23,6 +23,7 @@ _HOME = {
     "gpu_memory_sweep": ".experiment",
     "predict_memory": ".experiment",
     "memory_panel": ".chapters.c3_memory.panel",
+    "allocator_panel": ".chapters.c3_memory.scrubber",
     "number_panel": ".chapters.c1_numbers.panel",
     "quantize": ".chapters.c2_quantization.quantization",
     "example_tensor": ".chapters.c2_quantization.quantization",
