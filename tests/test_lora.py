@@ -14,7 +14,6 @@ from helpers import gpu_memory_experiment, gpu_memory_sweep, predict_memory, use
 from helpers.chapters.c8_lora import fine_tuning
 from helpers.chapters.c8_lora.fine_tuning import (
     TASKS,
-    Runs,
     complete,
     fine_tune,
     known,
@@ -27,6 +26,7 @@ from helpers.chapters.c8_lora.fine_tuning import (
     with_rank,
 )
 from helpers.chapters.c8_lora.lora import load_adapter, merge, storage_table, trainable_parameters, unmerge
+from helpers.chapters.c8_lora.runs import Runs
 from helpers.models import load_model_and_tokenizer
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
