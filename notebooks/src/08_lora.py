@@ -362,7 +362,7 @@ rows = [(run.name, *next(row for row in run.history if row[1] >= 16)) for run in
 Table("method, step, new task, old task", rows)
 
 # %% [markdown] lang="ko"
-# 이 과제에서는 차이가 거의 없다. 같은 문장을 거꾸로 묻는, 옛 과제와 정면으로 부딪치는 작은 실험이라 그럴 수 있다. Biderman 외의 실험은 70억 모델에 코드와 수학을 가르친 것이다. 여기서 그 결과를 뒤집을 수는 없다.
+# 이 과제에서는 차이가 없다. 30스텝에서 옛 과제는 어느 쪽에도 하나도 남지 않았다. 같은 문장을 거꾸로 묻는, 옛 과제와 정면으로 부딪치는 작은 실험이라 그럴 수 있다. Biderman 외는 70억 모델에 코드와 수학을 가르쳤다. 여기서 그 결과를 뒤집을 수는 없다.
 #
 # > **주장 3.** "전체 미세 조정과 거의 같은 성능"
 #
@@ -412,7 +412,7 @@ Table("enable_input_require_grads, reached, trainable, warning", rows)
 # %% [markdown] lang="ko"
 # 끄면 출력층 하나만 그레이디언트를 받고 **어댑터 16개는 하나도 받지 못한다.** 오류가 아니라 경고 한 줄이라 손실은 조금 내려가고, 저장한 어댑터의 B는 모두 0이다(locuslab/open-unlearning #178이 이렇게 발견했다). 출력층까지 얼렸다면 학습할 것이 없어 `element 0 of tensors does not require grad` 오류가 난다(peft #137).
 #
-# 5.23의 transformers는 체크포인팅을 켤 때 이것도 함께 켠다(`modeling_utils.py`). 그래서 위에서는 일부러 껐다. 체크포인팅을 직접 부르거나 판이 다르면 빠질 수 있다. `use_reentrant=False`를 적으면 이 문제 자체가 없다.
+# 5.23의 transformers는 체크포인팅을 켤 때 이것도 함께 켠다(`modeling_utils.py`). 그래서 위에서는 일부러 껐다. 체크포인팅을 직접 부르거나 버전이 다르면 빠질 수 있다. `use_reentrant=False`를 적으면 이 문제 자체가 없다.
 #
 # ## 8.7 무엇을 고를까: 대상 층, α, 변형
 #
@@ -441,7 +441,7 @@ Runs([runs[2], runs[3], head])
 #
 # ### α와 r
 #
-# BA에는 α/r이 곱해진다. α를 고정하고 r을 키우면 어댑터 하나하나의 몫이 작아진다. rsLoRA(Kalajdzievski, 2023)는 r 대신 √r로 나눈다. α = 16일 때 `peft`가 곱하는 값을 비교한다.
+# BA에는 α/r이 곱해진다. α를 고정하고 r을 키우면 어댑터의 출력이 그만큼 작아진다. rsLoRA(Kalajdzievski, 2023)는 r 대신 √r로 나눈다. α = 16일 때 `peft`가 곱하는 값을 비교한다.
 
 # %%
 rows = []
@@ -466,12 +466,7 @@ Runs([runs[3], *rank_64])
 # ### DoRA는 메모리를 얼마나 더 쓸까
 #
 # DoRA(Liu 외, 2024)는 가중치를 방향과 크기로 나누어 방향만 LoRA로 배우고, 출력 하나마다 크기를 하나씩 더 배운다. `use_dora=True`만 적으면 된다.
-
-# %%
-Runs([runs[3], fine_tune(with_lora(16, use_dora=True), "DoRA r=16")])
-
-# %% [markdown] lang="ko"
-# 늘어난 1,152개는 선형층의 출력 수를 모두 더한 것이다. 이 과제에서는 나아지지 않았다. 파라미터는 조금밖에 늘지 않았다. 그렇다면 메모리는? polyglot-ko-1.3b에 배치 8로, 순전파가 끝난 뒤의 순전파 상태를 센다. 드롭아웃(dropout)은 `peft`의 기본값 0과, 이 강의가 써 온 0.05다.
+# 파라미터는 붙인 층의 출력 수만큼만 늘어난다. polyglot-ko-1.3b의 `query_key_value` 24개라면 147,456개, 전체의 0.01%다. 그렇다면 메모리도 조금만 늘까? 배치 8로, 순전파가 끝난 뒤의 순전파 상태를 센다. 드롭아웃(dropout)은 `peft`의 기본값 0과, 이 강의가 써 온 0.05다.
 
 # %%
 from helpers import make_dummy_dataset
@@ -484,12 +479,13 @@ for dora, dropout in product((False, True), (0.0, 0.05)):
     batch, held = gpu.place(dataset[:8]), gpu.memory_allocated()
     with gpu:
         loss = model.train()(**batch, use_cache=False).loss
-    rows.append(["DoRA" if dora else "LoRA", dropout, human_bytes(gpu.memory_allocated() - held)])
+    count = f"{count_parameters(model, trainable_only=True):,}"
+    rows.append(["DoRA" if dora else "LoRA", dropout, count, human_bytes(gpu.memory_allocated() - held)])
     del model, loss
-Table("method, dropout, activations", rows)
+Table("method, dropout, trainable, activations", rows)
 
 # %% [markdown] lang="ko"
-# 드롭아웃 없이도 2.65 GiB에서 4.34 GiB로, 드롭아웃을 켜면 2.75 GiB에서 6.07 GiB로 늘었다. `query_key_value` 24개에만 붙였는데 그렇다. `peft`의 DoRA(`tuners/lora/dora.py`)는 BA를 W와 같은 크기로 펼쳐 크기를 구하고, 출력 크기의 중간값도 더 저장한다. 드롭아웃이 있으면 W의 곱셈까지 한 번 더 한다. "파라미터가 0.01% 늘 뿐"이라는 말은 메모리를 두고 한 말이 아니다.
+# 드롭아웃 없이도 2.66 GiB에서 4.34 GiB로, 드롭아웃을 켜면 2.74 GiB에서 6.07 GiB로 늘었다. `peft`의 DoRA(`tuners/lora/dora.py`)는 BA를 W와 같은 크기로 펼쳐 크기를 구하고, 출력 크기의 중간값도 더 저장한다. 드롭아웃이 있으면 W의 곱셈까지 한 번 더 한다. 학습하는 파라미터가 적다는 말은 메모리를 두고 한 말이 아니다. DoRA로 학습한 결과가 더 나은지는 이 장에서 재지 않았다.
 #
 # ### 시작점을 바꾸는 변형: PiSSA와 LoftQ
 #
@@ -498,7 +494,7 @@ Table("method, dropout, activations", rows)
 # - **LoftQ**(Li 외, 2023): 4비트로 줄이며 생긴 오차 W − Q에 가장 가까운 rank r 행렬을 BA로 삼는다.
 # - **PiSSA**(Meng 외, 2024): W에서 특잇값이 큰 r개를 BA로 떼어 내고, **남은 것**을 4비트로 줄인다(QPiSSA).
 #
-# 작은 모델의 한 층(256 × 64)과, 무작위 값으로 채운 1024 × 1024 행렬에서 시작할 때의 상대 오차를 잰다. r = 16이다.
+# 작은 모델의 한 층(256 × 64)과, 무작위 값으로 채운 512 × 512 행렬에서 시작할 때의 상대 오차를 잰다. r = 16이다.
 
 # %%
 from helpers.chapters.c8_lora.fine_tuning import nf4
@@ -510,13 +506,13 @@ def nearest(W, r=16):
 
 
 rows = []
-for W in (base.gpt_neox.layers[0].mlp.dense_h_to_4h.weight.detach(), torch.randn(1024, 1024).double()):
+for W in (base.gpt_neox.layers[0].mlp.dense_h_to_4h.weight.detach(), torch.randn(512, 512).double()):
     starts = nf4(W), nf4(W) + nearest(W - nf4(W)), nearest(W) + nf4(W - nearest(W))
     rows.append([tuple(W.shape), *(f"{(start - W).norm() / W.norm():.1%}" for start in starts)])
 Table("W, QLoRA, LoftQ, QPiSSA", rows)
 
 # %% [markdown] lang="ko"
-# 너비 64에서 rank 16은 4분의 1이나 되므로 오차가 눈에 띄게 준다. 너비 1024에서는 9.2%가 8.9%가 될 뿐이다. 큰 모델에서 이득은 rank와 W의 모양에 달렸다. 두 논문은 학습이 더 빨리, 더 낮게 수렴한다고 보고했고, 이 장에서는 시작할 때의 오차만 쟀다.
+# 너비 64에서 rank 16은 4분의 1이나 되므로 오차가 눈에 띄게 준다. 너비 512에서는 9.2%가 SVDL%가 될 뿐이다. 큰 모델에서 이득은 rank와 W의 모양에 달렸다. 두 논문은 학습이 더 빨리, 더 낮게 수렴한다고 보고했고, 이 장에서는 시작할 때의 오차만 쟀다.
 #
 # | 변형 | 무엇을 바꾸나 | 학습할 때의 메모리 | `peft`에서 | 언제, 무엇에 주의 |
 # |---|---|---|---|---|
@@ -718,7 +714,7 @@ Table("batch, LoRA, QLoRA, QLoRA / LoRA", rows)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** **가중치**만 보면 맞다(2.49 → 1.05 GiB). 최대 메모리로는 위의 열 경우 가운데 절반 이하가 된 것이 OFHALF뿐이고, `autocast`와 체크포인팅 없는 배치 16에서는 오히려 **늘었다**.
+# **조건부로 맞다.** **가중치**만 보면 맞다(2.49 → 1.05 GiB). 최대 메모리로는 위의 열 경우 가운데 절반 이하가 된 것이 하나(`autocast`를 끄고 체크포인팅을 켠 배치 1)뿐이고, `autocast`와 체크포인팅 없는 배치 16에서는 오히려 **늘었다**.
 # 작은 배치와 체크포인팅으로 순전파 상태부터 줄여 놓아야 4비트의 효과가 드러난다. Llama-3.1-8B는 어휘가 커서 fp32가 된 임베딩과 출력층이 크다.
 #
 # </details>
@@ -799,7 +795,7 @@ largest
 largest_on_t4.against(largest.found["T4"][2][1] / 1e9)
 
 # %% [markdown] lang="ko"
-# 같은 GPU에서 LoRA는 전체 미세 조정보다 네 배에서 다섯 배, QLoRA는 여덟 배에서 열네 배 큰 모델을 다룬다. 목록에 있는 모델만 보았으므로 칸 사이에는 틈이 있다.
+# 같은 GPU에서 LoRA는 전체 미세 조정보다 네 배에서 다섯 배, QLoRA는 여덟 배에서 열네 배까지 큰 모델을 다룬다. 목록에 있는 모델만 보았으므로 칸 사이에는 틈이 있다.
 #
 # 표를 읽을 때 셋을 조심한다.
 #
@@ -846,7 +842,7 @@ print(RECIPE.read_text())
 #
 # 정말 배우는 프로그램일까? 작은 모델의 폴더를 주고 **고치지 않은 그대로** 실행한다. 짧게 대답하는 문장 32개를 가르친다. GPU가 없으면 CPU에서 fp32로 돌고, 4비트는 진짜 bitsandbytes다. 32개 가운데 몇 개를 맞히게 되는가?
 
-# %%
+# %% tags=["nbval-skip"]
 text = write_text(folder)
 adapter = train_small(folder, text)
 again = PeftModel.from_pretrained(pretrained_model().float(), adapter)
@@ -856,13 +852,13 @@ print(known(again, "short"), complete(again, FRANCE))
 # %% [markdown] lang="ko"
 # 모두 배웠다. 폴더에는 어댑터와 설정만 있다. 이번에는 같은 파일을 **가상 T4**에서, polyglot-ko-1.3b와 길이 512로 두 스텝 실행한다. `virtual-gpu run --gpu T4 qlora_t4.py …`가 하는 일이다. 무엇이 가장 많은가?
 
-# %%
+# %% tags=["nbval-skip"]
 report = rehearse("polyglot-ko-1.3b", "T4", folder, text)
 print(report["status"], human_bytes(report["allocated"]), human_bytes(report["reserved"]))
 Table("kind, at the peak", [(kind, human_bytes(size)) for kind, size in report["at_peak"].items()])
 
 # %% [markdown] lang="ko"
-# T4의 9분의 1로 들어간다. 더 큰 모델은 얼마나 들까? 같은 설정을 예측한다.
+# T4의 9분의 1로 들어간다. 더 큰 모델은 얼마나 들까? 같은 설정을 예측한다. Qwen과 Llama는 그룹 쿼리 모델이라 T4에서 math 어텐션으로 계산하는 것까지 셈에 들어 있다(3장).
 
 # %%
 recipe = {"peft": "qlora", "lora_rank": 16, "lora_targets": "all-linear", "lora_dropout": 0.0}
@@ -874,7 +870,7 @@ for name in ("polyglot-ko-1.3b", "Qwen3-4B", "Llama-3.1-8B"):
 Table("model, peak, fits a T4", rows)
 
 # %% [markdown] lang="ko"
-# 1.3b의 예측은 프로그램을 통째로 실행해 센 값과 RECIPECLOSE. 80억까지 T4에 들어간다. 시간은 재지 않았다.
+# 1.3b의 예측은 프로그램을 통째로 실행해 센 값과 같다(1.59 GiB). 80억까지 T4에 들어간다. 시간은 재지 않았다.
 #
 # ## 8.12 직접 바꿔 보기
 #
