@@ -25,7 +25,7 @@ _HOME = {
     "memory_panel": ".chapters.c3_memory.panel",
     "number_panel": ".chapters.c1_numbers.panel",
     "quantize": ".chapters.c2_quantization.quantization",
-    "example_tensor": ".chapters.c2_quantization.quantization",
+    "example_tensor": ".chapters.c2_quantization.examples",
     "quantization_panel": ".chapters.c2_quantization.panel",
     "accumulation_panel": ".chapters.c4_accumulation.panel",
     "enable_checkpointing": "virtual_gpu.step.run",

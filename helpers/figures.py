@@ -23,9 +23,10 @@ from virtual_gpu.shards.rank_step import rank_step, steps_by_ranks
 from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.step.splits import splits
 
-from .chapters.c1_numbers.formats import FORMATS, draw_layouts, draw_number, draw_spacing
+from .chapters.c1_numbers.pictures import draw_number
+from .chapters.c2_quantization.examples import NINE_NUMBERS, book_numbers, example_tensor
 from .chapters.c2_quantization.pictures import draw_code_stems, draw_codes, draw_mappings
-from .chapters.c2_quantization.quantization import NINE_NUMBERS, book_numbers, example_tensor, quantize
+from .chapters.c2_quantization.quantization import quantize
 from .chapters.c4_accumulation.accumulation import draw_splits
 from .chapters.c4_accumulation.pictures import draw_gradients
 from .chapters.c5_checkpointing.chain import record_chain, sweep_segments
@@ -90,16 +91,6 @@ def quantization_by_quantiles() -> svg.Drawing:
 def quantization_in_blocks() -> svg.Drawing:
     """Chapter 2: numbers with outliers in blocks of 64, as the panel draws them."""
     return quantize(example_tensor("outliers"), bits=4, block_size=64).draw()
-
-
-def bit_layouts() -> svg.Drawing:
-    """Chapter 1: sign, exponent and mantissa of the floating-point formats."""
-    return draw_layouts([FORMATS[name] for name in ("fp32", "tf32", "fp16", "bf16", "fp8 e4m3", "fp8 e5m2")])
-
-
-def spacing() -> svg.Drawing:
-    """Chapter 1: the distance between neighbours over the whole range."""
-    return draw_spacing()
 
 
 def one_tenth() -> svg.Drawing:
@@ -249,8 +240,6 @@ def program_on_a_t4() -> svg.Drawing:
 
 
 FIGURES: dict[str, Callable[[], svg.Drawing]] = {
-    "01_bit_layouts": bit_layouts,
-    "01_spacing": spacing,
     "01_one_tenth": one_tenth,
     "02_type_range": quantization_by_type_range,
     "02_absmax": quantization_by_absmax,

@@ -53,7 +53,16 @@ def test_an_empty_stub_and_hints(number, capsys):
     [
         ("1-1", lambda e, m: 2.0 ** (2 ** (e - 1)), "거의 맞다"),
         ("1-2", {"fp16": 1024, "bf16": 256}, "0.5배"),
-        ("1-3", lambda capacity, bits: capacity / bits, "0.125배"),
+        ("1-3", lambda x, noise: x, "bf16에 없는 수"),
+        ("1-3", lambda x, noise: x.bfloat16().float(), "개가 다르다"),
+        ("1-3", lambda x, noise: x[:4], "모양의 텐서"),
+        ("1-A", {"frozen": "fp16", "adapter": "fp16", "scaler": True}, "같은 오류"),
+        ("1-A", {"frozen": "fp16", "adapter": "fp16", "scaler": False}, "배우지 않는다"),
+        ("1-A", {"frozen": "fp32", "adapter": "fp32"}, "GB 넘친다"),
+        ("1-A", {"lr": 1}, "frozen"),
+        ("1-B", {"weights": "bf16"}, "배우지 않는다"),
+        ("1-B", {"weights": "bf16", "master": True}, "4바이트를 더"),
+        ("1-B", {"learning_rate": 1e-3}, "1e-5 그대로"),
         ("2-1", lambda x, bits: (x.round(), x.abs().max() / 128), "스케일이 정답의 0.9922배"),
         ("2-1", lambda x, bits: (x.round(), x.abs().max() / (2 ** (bits - 1) - 1)), "코드"),
         ("2-2", lambda bits, block, double: bits, "-0.500"),
@@ -113,7 +122,7 @@ def test_an_empty_stub_and_hints(number, capsys):
     ],
 )
 def test_a_wrong_answer_is_told_how_wrong(number, answer, verdict, capsys):
-    exercise(number).check(answer)
+    (exercise if number in NUMBERS else case)(number).check(answer)
     out = said(capsys)
     assert verdict in out and "정답!" not in out
 

@@ -28,15 +28,10 @@
 import torch
 
 from helpers import example_tensor, exercise, quantization_panel, quantize
-from helpers.chapters.c2_quantization.quantization import (
-    book_numbers,
-    double_quantize,
-    int8_linear,
-    load_bitsandbytes,
-    nf4_table,
-    outlier_columns,
-    quantize_model,
-)  # fmt: skip
+from helpers.chapters.c2_quantization.code_tables import load_bitsandbytes, nf4_table
+from helpers.chapters.c2_quantization.examples import book_numbers
+from helpers.chapters.c2_quantization.quantization import double_quantize
+from helpers.chapters.c2_quantization.whole_model import int8_linear, outlier_columns, quantize_model
 from helpers.small_model import score, train_small_model, with_outlier_channels
 
 x = example_tensor("normal")
@@ -459,7 +454,7 @@ compare(model, [{"method": "absmax", "bits": bits} for bits in (8, 4, 3, 2)])
 # 곱하면 상쇄되므로 손실이 같아야 한다. 그런데 4비트로 양자화하면 어떻게 되는지 본다.
 
 # %%
-wild = with_outlier_channels(model)
+wild = with_outlier_channels(model, where="weights")
 print(f"loss {score(wild)[0]:.2f}")
 compare(wild, [{"method": "absmax", "bits": 8}, {"method": "absmax", "bits": 4}])
 

@@ -12,7 +12,9 @@ from virtual_gpu.units import choose
 
 from ...self_check import Exercise, filled, right
 from ...small_model import score, train_small_model, with_outlier_channels
-from .quantization import example_tensor, quantize, quantize_model
+from .examples import example_tensor
+from .quantization import quantize
+from .whole_model import quantize_model
 
 
 def _judge_absmax(function: Callable[[torch.Tensor, int], tuple[torch.Tensor, Any]]) -> str:
@@ -64,7 +66,7 @@ def _judge_budget(setting: dict[str, Any]) -> str:
     setting = filled(setting)
     for name in setting:
         choose(name, ("method", "bits", "block_size", "per_channel"), tr(ko="설정", en="setting"))
-    quantized = quantize_model(with_outlier_channels(train_small_model()), **setting)
+    quantized = quantize_model(with_outlier_channels(train_small_model(), where="weights"), **setting)
     loss, known = score(quantized.model)
     bits = quantized.bits_per_parameter
     found = tr(
