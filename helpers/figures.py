@@ -24,8 +24,9 @@ from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.step.splits import splits
 
 from .chapters.c1_numbers.pictures import draw_number
+from .chapters.c2_quantization.charts import draw_code_stems
 from .chapters.c2_quantization.examples import NINE_NUMBERS, book_numbers, example_tensor
-from .chapters.c2_quantization.pictures import draw_code_stems, draw_codes, draw_mappings
+from .chapters.c2_quantization.pictures import draw_codes, draw_mappings
 from .chapters.c2_quantization.quantization import quantize
 from .chapters.c4_accumulation.accumulation import draw_splits
 from .chapters.c4_accumulation.pictures import draw_gradients
@@ -68,12 +69,6 @@ def quantization_by_type_range() -> svg.Drawing:
         label = tr(ko=f"{str(source)[6:]}의 범위를 int8의 범위로", en=f"the range of {str(source)[6:]} onto int8's")
         parts.append((label, torch.finfo(source).max, quantize(numbers, "type_range", source=source)))
     return draw_mappings(parts)
-
-
-def quantization_by_absmax() -> svg.Drawing:
-    """Chapter 2: the book's example of absmax, numbers from -17 to 15."""
-    label = tr(ko="값의 절댓값 최대(17)를 코드 127로", en="the absolute maximum (17) onto code 127")
-    return draw_mappings([(label, 17.0, quantize(book_numbers(), "absmax"))])
 
 
 def quantization_of_an_outlier() -> svg.Drawing:
@@ -242,7 +237,6 @@ def program_on_a_t4() -> svg.Drawing:
 FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "01_one_tenth": one_tenth,
     "02_type_range": quantization_by_type_range,
-    "02_absmax": quantization_by_absmax,
     "02_outlier_and_blocks": quantization_of_an_outlier,
     "02_quantiles": quantization_by_quantiles,
     "02_blocks_of_64": quantization_in_blocks,

@@ -63,6 +63,11 @@ class Block(nn.Module):
         self.query_key_value, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
+    @property
+    def readers(self) -> tuple[tuple[nn.LayerNorm, nn.Linear], ...]:
+        """Each normalisation with the layer that alone reads what it gives."""
+        return (self.norm_1, self.query_key_value), (self.norm_2, self.up)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (batch, length, width) → the same shape."""
         parts = self.query_key_value(self.norm_1(x)).unflatten(-1, (3, self.heads, -1))
@@ -159,7 +164,7 @@ def with_outlier_channels(
     grown = factor if choose(where, ("activations", "weights"), "where") == "activations" else 1 / factor
     model = copy.deepcopy(model)
     for block in model.blocks:
-        for norm, reader in ((block.norm_1, block.query_key_value), (block.norm_2, block.up)):
+        for norm, reader in block.readers:
             norm.weight[:channels] *= grown
             norm.bias[:channels] *= grown
             reader.weight[:, :channels] /= grown

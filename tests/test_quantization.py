@@ -1,6 +1,7 @@
 """Quantization: round trips, what is refused, and agreement with bitsandbytes and with the papers."""
 
 import math
+import xml.dom.minidom
 
 import pytest
 import torch
@@ -8,12 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from helpers.chapters.c2_quantization.cases import answer_in_int8, stored, train_with_states
+from helpers.chapters.c2_quantization.charts import draw_code_stems, draw_errors, draw_outliers, draw_state
 from helpers.chapters.c2_quantization.checks import FIXED
 from helpers.chapters.c2_quantization.code_tables import load_bitsandbytes, nf4_table
 from helpers.chapters.c2_quantization.examples import DISTRIBUTIONS, book_numbers, example_tensor
 from helpers.chapters.c2_quantization.quantization import METHODS, dequantize, double_quantize, quantize
-from helpers.chapters.c2_quantization.whole_model import int8_linear, outlier_columns, quantize_model
-from helpers.small_model import score, train_small_model, with_outlier_channels
+from helpers.chapters.c2_quantization.tables import table
+from helpers.chapters.c2_quantization.whole_model import (
+    int8_linear,
+    int8_model,
+    outlier_columns,
+    quantize_model,
+    smoothed,
+)
+from helpers.small_model import adam_state, score, train_small_model, with_outlier_channels
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 SHAPES = npst.array_shapes(min_dims=1, max_dims=4, max_side=7)
@@ -245,3 +255,51 @@ def test_the_small_model_and_what_quantization_does_to_it():
     assert bad.relative_error > good.relative_error > 0
     assert score(wild)[0] == pytest.approx(loss, rel=1e-3)  # the copy was quantized, not the model
     assert "head" not in bad.weights and len(bad.weights) == 8
+
+
+@pytest.mark.slow
+def test_outliers_in_activations_are_held_by_columns_or_by_smoothing():
+    model = train_small_model()
+    loss, _ = score(model)
+    wild = with_outlier_channels(model, 100.0, channels=6)
+    calm = smoothed(wild)
+    for same in (wild, calm):
+        assert score(same)[0] == pytest.approx(loss, rel=1e-3)
+    assert score(int8_model(wild))[1] < 60
+    for held in (int8_model(wild, threshold=6.0), int8_model(calm)):
+        assert score(held)[1] == 64
+    assert answer_in_int8(threshold=6.0).columns == 6 and answer_in_int8(smooth=0.5).columns == 0
+
+
+def test_a_variance_needs_codes_near_zero():
+    assert train_with_states("fp32", "fp32").learned
+    assert train_with_states("linear", "dynamic").learned
+    assert not train_with_states("dynamic", "linear").learned
+    small = torch.logspace(-6, 0, 256)
+    for kind, lost in (("linear", 100), ("dynamic", 0)):
+        restored, bits = stored(small, kind)
+        assert bits == 8.125 and (restored == 0).sum() >= lost and (lost or (restored > 0).all())
+
+
+@pytest.mark.slow
+def test_adam_s_state_is_that_of_the_small_model():
+    momentum, variance = adam_state()
+    assert momentum.shape == variance.shape == train_small_model().blocks[0].up.weight.shape
+    assert variance.min() > 0 and (momentum.abs() <= 10 * variance.sqrt()).all()
+
+
+def test_charts_and_tables():
+    x = example_tensor()
+    absmax, shares = quantize(x, bits=4), quantize(x, "quantile", bits=4)
+    linear = torch.arange(256) / 255
+    rows = [{"factor": factor, "int8": 0.1 * factor} for factor in (1, 10)]
+    for chart in (
+        draw_errors([absmax, quantize(x, bits=8), shares]),
+        draw_code_stems(absmax, shares),
+        draw_state(x.square(), {"linear": linear}),
+        draw_outliers(rows),
+    ):
+        xml.dom.minidom.parseString(chart.svg())
+    assert draw_errors([absmax, shares]).svg() == draw_errors([absmax, shares]).svg()
+    shown = table([{"setting": "a", "error": 0.1234, "capitals": 64}])
+    assert "12.3%" in repr(shown) and "상대 오차" in shown._repr_html_() and "64" in repr(shown)

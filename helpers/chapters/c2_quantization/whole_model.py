@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...small_model import SmallLanguageModel, sentences
 from .quantization import Quantized, double_quantize, quantize
 
 HEAD = ("head",)  # stays as it is, as in QLoRA and LLM.int8
@@ -56,8 +57,14 @@ def outlier_columns(x: torch.Tensor, threshold: float = 6.0) -> torch.Tensor:
     return (x.abs() >= threshold).reshape(-1, x.shape[-1]).any(0).nonzero().flatten()
 
 
-def int8_linear(x: torch.Tensor, weight: torch.Tensor, threshold: float | None = None) -> torch.Tensor:
-    """x (n, in) · weight (out, in)ᵀ in int8, a scale for each row of both.
+def int8_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    threshold: float | None = None,
+    per_token: bool = True,
+    per_channel: bool = True,
+) -> torch.Tensor:
+    """x (n, in) · weight (out, in)ᵀ in int8; a scale for each row of x (token) and of the weight (channel), or for all.
 
     With a threshold, the columns of x with outliers are multiplied as they are, by weights that are restored from their
     int8 codes: no weight is kept in 16 bits (bitsandbytes, `int8_mixed_scaled_mm`).
@@ -65,32 +72,56 @@ def int8_linear(x: torch.Tensor, weight: torch.Tensor, threshold: float | None =
     columns = outlier_columns(x, threshold) if threshold else torch.empty(0, dtype=torch.long)
     kept = torch.ones(x.shape[1], dtype=torch.bool)
     kept[columns] = False
-    codes = quantize(weight, per_channel=True)
+    codes = quantize(weight, per_channel=per_channel)
     product = x[:, columns] @ codes.dequantize()[:, columns].T
     if not kept.any():
         return product
-    rows = quantize(x[:, kept], per_channel=True)
+    rows = quantize(x[:, kept], per_channel=per_token)
     return product + (rows.codes.int() @ codes.codes[:, kept].int().T) * rows.scales[:, None] * codes.scales
 
 
 class Int8Linear(nn.Module):
-    """A linear layer that multiplies by `int8_linear`."""
+    """A linear layer that multiplies by `int8_linear`; `columns` counts those that the last product had in 16 bits."""
 
-    def __init__(self, layer: nn.Linear, threshold: float | None):
+    def __init__(self, layer: nn.Linear, threshold: float | None, **setting: bool):
         super().__init__()
-        self.weight, self.bias, self.threshold = layer.weight, layer.bias, threshold
+        self.weight, self.bias, self.threshold, self.setting = layer.weight, layer.bias, threshold, setting
+        self.columns = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (…, in) → (…, out)."""
-        product = int8_linear(x.flatten(0, -2), self.weight, self.threshold)
+        rows = x.flatten(0, -2)
+        self.columns = len(outlier_columns(rows, self.threshold)) if self.threshold else 0
+        product = int8_linear(rows, self.weight, self.threshold, **self.setting)
         return product.unflatten(0, x.shape[:-1]) + self.bias
 
 
 @torch.no_grad()
-def int8_model(model: nn.Module, threshold: float | None = None) -> nn.Module:
-    """A copy whose linear layers but the head multiply in int8, weights and inputs."""
+def int8_model(model: nn.Module, threshold: float | None = None, **setting: bool) -> nn.Module:
+    """A copy whose linear layers but the head multiply in int8, weights and inputs; `setting` as for `int8_linear`."""
     model = copy.deepcopy(model)
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and name not in HEAD:
-            model.set_submodule(name, Int8Linear(module, threshold))
+            model.set_submodule(name, Int8Linear(module, threshold, **setting))
+    return model
+
+
+@torch.no_grad()
+def smoothed(model: SmallLanguageModel, strength: float = 0.5) -> SmallLanguageModel:
+    """A copy that computes the same function, its activations' outliers moved into the weights (SmoothQuant, eq. 4).
+
+    Each channel is divided by s = max|x|^strength / max|w|^(1 − strength), the weights that read it are multiplied by
+    it. Calibrated on the model's own sentences.
+    """
+    model, largest = copy.deepcopy(model), {}
+    pairs = [pair for block in model.blocks for pair in block.readers]
+    for norm, _ in pairs:
+        norm.register_forward_hook(lambda norm, _, x: largest.update({norm: x.abs().amax((0, 1))}))
+    model(sentences()[0])
+    for norm, reader in pairs:
+        norm._forward_hooks.clear()
+        factor = largest[norm] ** strength / reader.weight.abs().amax(0) ** (1 - strength)
+        norm.weight /= factor
+        norm.bias /= factor
+        reader.weight *= factor
     return model
