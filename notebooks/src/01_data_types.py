@@ -144,10 +144,10 @@ print(torch.tensor(65504, dtype=torch.bfloat16) * 2)
 # %% [markdown] lang="ko"
 # 65504 다음에 수가 하나 더 있었다면 65536이었을 것이다. 그 한가운데인 65520부터 무한대(inf)로 반올림된다. bf16은 버텼다. 65504가 가까운 65536으로 반올림되어 저장되므로 두 배인 131072가 나왔다.
 #
-# 65504를 넘는 일은 실제로 생긴다. bf16으로 학습한 T5를 fp16으로 돌리다가 nan을 만난 사람이 찾아낸 값은 66246.3906이었다([transformers #5651](https://github.com/huggingface/transformers/issues/5651)). 첫 줄은 그 값, 둘째 줄은 값이 300인 벡터의 제곱 평균이다. 정규화 층이 계산하는 양이다.
+# 65504를 넘는 일은 실제로 생긴다. bf16으로 학습한 T5를 fp16으로 돌리면 피드포워드 층의 중간값이 넘쳐 출력이 모두 nan이 된다는 보고가 오래 이어졌다([transformers #4287](https://github.com/huggingface/transformers/issues/4287), [#9295](https://github.com/huggingface/transformers/issues/9295)). 첫 줄은 70000을 두 형식에 담은 것, 둘째 줄은 값이 300인 벡터의 제곱 평균이다. 정규화 층이 계산하는 양이다.
 
 # %%
-value = torch.tensor(66246.3906)
+value = torch.tensor(70000.0)
 print(value.half(), value.bfloat16(), value.half() - value.half())
 x = torch.full((4,), 300.0, dtype=torch.float16)
 print(x.square().mean(), x.float().square().mean())
@@ -254,7 +254,8 @@ torch.cuda.is_bf16_supported(), torch.cuda.is_bf16_supported(including_emulation
 # 8비트에서는 이 문제가 훨씬 빨리 온다. 표준 편차가 0.001인 그레이디언트 만 개를 fp8에 담는다. 가장 큰 값이 형식의 가장 큰 수가 되도록 **텐서마다 스케일을 곱한 것**과 그냥 담은 것을 비교한다. 열은 형식, 스케일을 곱했는지, 상대 노름, 0이 된 값의 비율이다.
 
 # %%
-gradient = 1e-3 * torch.randn(10_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+generator = torch.Generator().manual_seed(0)
+gradient = 1e-3 * torch.randn(10_000, dtype=torch.float64, generator=generator)
 for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
     for scaled in (False, True):
         scale = torch.finfo(dtype).max / gradient.abs().max() if scaled else 1.0
@@ -344,8 +345,8 @@ moved
 
 # %%
 generator = torch.Generator().manual_seed(0)
-w = (torch.randn(1_000_000, dtype=torch.float64, generator=generator) * 0.02).bfloat16().requires_grad_()
-before = w.detach().clone()
+before = (torch.randn(1_000_000, dtype=torch.float64, generator=generator) * 0.02).bfloat16()
+w = before.clone().requires_grad_()
 w.grad = torch.ones_like(w)
 torch.optim.AdamW([w], lr=1e-5).step()
 moved.against((w != before).double().mean())

@@ -28,11 +28,17 @@
 import torch
 
 from helpers import case, example_tensor, exercise, guess, guesses, quantization_panel, quantize
+from helpers.chapters.c2_quantization.cases import stored
 from helpers.chapters.c2_quantization.charts import draw_errors, draw_outliers, draw_state
-from helpers.chapters.c2_quantization.code_tables import load_bitsandbytes, nf4_table
+from helpers.chapters.c2_quantization.code_tables import load_bitsandbytes
 from helpers.chapters.c2_quantization.quantization import double_quantize
 from helpers.chapters.c2_quantization.tables import table
-from helpers.chapters.c2_quantization.whole_model import int8_linear, int8_model, outlier_columns, quantize_model
+from helpers.chapters.c2_quantization.whole_model import (
+    int8_linear,
+    int8_model,
+    outlier_columns,
+    quantize_model,
+)  # fmt: skip
 from helpers.small_model import adam_state, score, train_small_model, with_outlier_channels
 
 x = example_tensor("normal")
@@ -155,11 +161,12 @@ for numbers in (x, x.relu()):
 # 두 방법을 양쪽으로 퍼진 값과 한쪽으로 치우친 값에 4비트로 적용한다. 어느 쪽에서 이득이 클까?
 
 # %%
-table([
-    {"distribution": kind, "method": method, "wasted": f"{q.wasted_codes}/16", "error": q.relative_error}
-    for kind in ("normal", "one_sided") for method in ("absmax", "zero_point")
-    for q in [quantize(example_tensor(kind), method, bits=4)]
-])  # fmt: skip
+rows = []
+for kind in ("normal", "one_sided"):
+    for method in ("absmax", "zero_point"):
+        q = quantize(example_tensor(kind), method, bits=4)
+        rows.append({"distribution": kind, "method": method, "wasted": q.wasted_codes, "error": q.relative_error})
+table(rows)
 
 # %% [markdown] lang="ko"
 # 한쪽으로 치우친 값에서는 코드 절반을 되찾아 오차가 절반 이하가 된다. 양쪽으로 퍼진 값에서는 이득이 작다. 그 대신 영점을 기억해야 하고, 행렬곱에서 영점을 빼는 계산이 더해진다.
@@ -234,10 +241,11 @@ bool((codes == quantize(y, block_size=64).codes).all()), tuple(scales.shape)
 # 이 식은 이 장 끝까지 쓰인다. 이상치가 있는 y를 K를 줄여 가며 8비트로 양자화한다. 오차와 비트를 함께 본다면 어느 K를 고르겠는가?
 
 # %%
-table([
-    {"block_size": size, "others": error_of_the_others(q), "scale_bytes": q.groups * 4, "bits_each": q.bits_per_parameter}
-    for size in (4096, 1024, 256, 64, 16, 4) for q in [quantize(y, bits=8, block_size=size)]
-])  # fmt: skip
+rows = []
+for size in (4096, 1024, 256, 64, 16, 4):
+    q = quantize(y, bits=8, block_size=size)
+    rows.append({"block_size": size, "others": error_of_the_others(q), "bits_each": q.bits_per_parameter})
+table(rows)
 
 # %% [markdown] lang="ko"
 # > **주장 4.** "블록은 이상치의 피해를 가둔다"
@@ -257,10 +265,11 @@ table([
 # %%
 w = example_tensor("normal").reshape(64, 64) * torch.logspace(-1, 1, 64)[:, None]
 settings = {"tensor": {}, "channel": {"per_channel": True}, "block 32": {"block_size": 32}}
-table([
-    {"setting": name, "error": q.relative_error, "transposed": t.relative_error, "bits_each": q.bits_per_parameter}
-    for name, setting in settings.items() for q, t in [[quantize(part, bits=4, **setting) for part in (w, w.T)]]
-])  # fmt: skip
+rows = []
+for name, setting in settings.items():
+    q, turned = quantize(w, bits=4, **setting), quantize(w.T, bits=4, **setting)
+    rows.append({"setting": name, "error": q.relative_error, "transposed": turned.relative_error})
+table(rows)
 
 # %% [markdown] lang="ko"
 # 크기가 비슷한 값끼리 묶인 쪽이 더 정확하다. 전치하면 한 행에 큰 값과 작은 값이 섞여 이득이 줄어든다. 자를 몇 개 쓰느냐뿐 아니라 **무엇을 한 자로 재느냐**가 중요하다.
@@ -297,11 +306,13 @@ print(torch.bincount(codes).tolist())
 # 낭비가 없으니 더 정확할까? 세 가지 분포에서 4비트 절댓값 최대와 비교한다.
 
 # %%
-table([
-    {"distribution": kind, "method": method, "wasted": f"{q.wasted_codes}/16", "error": q.relative_error, "largest": q.largest_error}
-    for kind in ("normal", "outliers", "one_sided") for method in ("absmax", "quantile")
-    for q in [quantize(example_tensor(kind), method, bits=4)]
-])  # fmt: skip
+rows = []
+for kind in ("normal", "outliers", "one_sided"):
+    for method in ("absmax", "quantile"):
+        q = quantize(example_tensor(kind), method, bits=4)
+        errors = {"wasted": q.wasted_codes, "error": q.relative_error, "largest": q.largest_error}
+        rows.append({"distribution": kind, "method": method, **errors})
+table(rows)
 
 # %% [markdown] lang="ko"
 # - 정규 분포에서는 낭비가 없는데도 오차가 절댓값 최대와 비슷하다. **코드를 고르게 쓰는 것과 오차를 줄이는 것은 다른 목표다.** 분위수는 드문 값에 코드를 적게 주므로 가장 큰 오차가 훨씬 크다.
@@ -350,7 +361,7 @@ print(f"{offset:.7f}", [round(value, 4) for value in meanings.tolist()])
 # %%
 bnb = load_bitsandbytes()
 theirs = bnb.functional.get_4bit_type("nf4", device="cpu")
-float((meanings - theirs).abs().max()) < 1e-6, float((torch.tensor(nf4_table()) - theirs).abs().max()) < 1e-6
+bool((meanings - theirs).abs().max() < 1e-6)
 
 # %% [markdown] lang="ko"
 # 같은 표다. 양자화할 때는 블록을 절댓값 최대로 나누어 -1부터 1까지로 맞춘 다음 표에서 가장 가까운 값을 찾는다. 값 65,536개를 `quantize`와 bitsandbytes로 각각 양자화한다.
@@ -379,6 +390,7 @@ print(f"{70e9 * (0.5 - 8 / 64 - 32 / (64 * 256)) / 8 / 1e9:.1f} GB")
 
 # %% [markdown] lang="ko"
 # QLoRA 논문의 **0.127비트**다(8 / 64 + 32 / (64 × 256)). 오차는 0.01%포인트 늘었을 뿐이다. 1장에서 NF4를 파라미터당 4.127비트로 센 까닭이 이것이다.
+#
 # **2-2. (연습)** 코드의 비트, 블록 크기, 이중 양자화 여부를 받아 파라미터당 비트를 돌려주는 함수를 완성하라. 스케일은 fp32이고, 이중 양자화의 블록은 256이다. (평균을 적어 두는 32비트는 무시한다.)
 
 
@@ -410,17 +422,20 @@ nvfp4_bits
 # 같은 65,536개를 세 형식과 절댓값 최대로 양자화한다. 절댓값 최대와 NF4는 블록을 256, 64, 32, 16으로 바꾼다. 왼쪽 아래에 있을수록 좋다.
 
 # %%
-blocks = [(method, {"bits": 4, "block_size": k}) for method in ("absmax", "nf4") for k in (256, 64, 32, 16)]
-formats = [quantize(weight, method, **setting) for method, setting in [*blocks, ("mxfp4", {}), ("nvfp4", {})]]
+formats = [quantize(weight, "mxfp4"), quantize(weight, "nvfp4")]
+for method in ("absmax", "nf4"):
+    for size in (256, 64, 32, 16):
+        formats.append(quantize(weight, method, bits=4, block_size=size))
 draw_errors(formats)
 
 # %% [markdown] lang="ko"
 # 예상과 비교하고, 세 형식의 숫자를 출력한다.
 
 # %%
-for q in (formats[5], *formats[-2:]):
+mxfp4, nvfp4 = formats[:2]
+for q in (nf4, mxfp4, nvfp4):
     print(f"{q.method:6} {q.bits_per_parameter:.2f} {q.relative_error:.1%}")
-nvfp4_bits.against(formats[-1].bits_per_parameter)
+nvfp4_bits.against(nvfp4.bits_per_parameter)
 
 # %% [markdown] lang="ko"
 # 정규 분포의 값에서는 NF4가 가장 아래에 있다. 그 분포에 맞추어 만든 표이니 당연하다. NVFP4는 블록이 작아서 같은 4.5비트로 바로 뒤를 따르고, MXFP4는 스케일을 2의 거듭제곱으로만 둘 수 있어 오차가 더 크다. fp4의 이점은 정확도가 아니라 **되돌리지 않고 곱한다**는 데 있다. (속도는 여기서 재지 않았다.) 2024년 이전의 GPU에서는 MXFP4나 NVFP4로 적힌 모델도 되돌린 다음 곱한다.
@@ -443,7 +458,7 @@ dynamic = bnb.functional.create_dynamic_map(signed=False)
 draw_state(variance, {"linear": torch.arange(256) / 255, "dynamic": dynamic})
 
 # %% [markdown] lang="ko"
-# 선형 코드는 큰 값 쪽에 몰려 있다. 동적 코드는 앞자리의 0이 몇 개인지를 먼저 적고 나머지 비트로 값을 적어, 작은 값에도 코드가 돌아간다(부동소수점과 같은 생각이다). 이제 분산을 블록 256마다 두 방법으로 양자화하고 되돌려, AdamW의 갱신 `모멘텀 / (√분산 + ε)`을 계산한다. 마지막 열이 가장 큰 갱신이다. 원래는 1.53이다.
+# 선형 코드는 큰 값 쪽에 몰려 있다. 동적 코드는 앞자리의 0이 몇 개인지를 먼저 적고 나머지 비트로 값을 적어, 작은 값에도 코드가 돌아간다(부동소수점과 같은 생각이다). 이제 분산을 블록 256마다 두 방법으로 양자화했다가 되돌려(`stored`), AdamW의 갱신 `모멘텀 / (√분산 + ε)`을 계산한다. 마지막 열이 가장 큰 갱신이다. 원래는 1.53이다.
 
 
 # %%
@@ -451,24 +466,24 @@ def update(variance):
     return float((momentum / (variance.sqrt() + 1e-8)).abs().max())
 
 
-linear = quantize(variance, "zero_point", bits=8, block_size=256).dequantize()
-packed, state = bnb.functional.quantize_blockwise(variance, code=dynamic, blocksize=256)
-restored = {"fp32": variance, "linear": linear, "dynamic": bnb.functional.dequantize_blockwise(packed, state)}
-table([
-    {"method": name, "error": float((v - variance).norm() / variance.norm()), "zeros": float((v == 0).double().mean()), "update": update(v)}
-    for name, v in restored.items()
-])  # fmt: skip
+rows = []
+for kind in ("fp32", "linear", "dynamic"):
+    restored, _ = stored(variance, kind, block_size=256)
+    error = float((restored - variance).norm() / variance.norm())
+    zeros = float((restored == 0).double().mean())
+    rows.append({"method": kind, "error": error, "zeros": zeros, "update": update(restored)})
+table(rows)
 
 # %% [markdown] lang="ko"
-# 상대 오차는 둘 다 1% 안쪽이다. 그런데 선형에서는 분산의 0.3%가 0이 되고, 0으로 나누는 것을 막으려고 더해 둔 ε만 남아 갱신이 수천 배로 튄다. **나누는 수는 가장 작은 값이 중요하다.** 오차 하나로 방법을 고르면 안 되는 까닭이다.
+# 상대 오차는 둘 다 1% 안팎이다. 그런데 선형에서는 분산의 0.3%가 0이 되고, 0으로 나누는 것을 막으려고 더해 둔 ε만 남아 갱신이 수천 배로 튄다. **나누는 수는 가장 작은 값이 중요하다.** 오차 하나로 방법을 고르면 안 되는 까닭이다.
 #
 # 8비트 상태가 버티는 까닭은 둘이다. 동적 코드가 작은 값을 지키고, 블록(256개)이 큰 값의 영향을 가둔다. 비용은 b + s / K = 8 + 32 / 256, 두 상태를 합쳐 파라미터당 약 2.03바이트다. bitsandbytes는 원소가 4,096개보다 적은 텐서의 상태를 fp32로 남겨 둔다(`min_8bit_size`). 작은 텐서가 많은 모델에서 "8비트로 바꾸었는데 그대로"라면 이것부터 확인한다.
 #
-# ### 사건 2-A. 직접 만든 8비트 Adam이 발산한다
+# ### 사건 2-A. 직접 만든 8비트 Adam
 #
-# 어느 학습 라이브러리가 8비트 AdamW를 직접 구현했다. 블록마다 스케일을 두었고, 모멘텀도 분산도 선형 int8로 적었다. 메모리는 4분의 1이 되었는데 논문과 같은 안정성은 얻지 못했다.
+# 어느 학습 라이브러리가 8비트 AdamW를 직접 구현했다. 블록마다 스케일을 두었지만, 모멘텀도 분산도 선형 8비트로 적었다. 논문의 처방 가운데 동적 코드가 빠졌다는 이슈가 열렸다. 빠져도 괜찮을까?
 #
-# `run`은 한 층을 실제로 학습하면서 매 스텝 상태를 저장했다가 되돌린다. 바꿀 수 있는 것은 `momentum`과 `variance`(각각 `"fp32"`, `"linear"`, `"dynamic"`), `block_size`다. 다섯 번의 실험으로 **상태가 파라미터당 2.1바이트를 넘지 않으면서 배우는** 설정을 찾는다. 둘 가운데 범인은 어느 쪽일까?
+# `run`은 한 층을 실제로 학습하면서 매 스텝 상태를 8비트로 저장했다가 되돌린다. 아래 첫 실험에서는 발산한다. 바꿀 수 있는 것은 `momentum`과 `variance`(각각 `"fp32"`, `"linear"`, `"dynamic"`), `block_size`다. 다섯 번의 실험으로 **상태가 파라미터당 2.1바이트를 넘지 않으면서 배우는** 설정을 찾는다. 둘 가운데 범인은 어느 쪽일까?
 
 # %%
 case("2-A").run(momentum="linear", variance="linear", block_size=256)
@@ -506,12 +521,16 @@ product = product + inputs[:, outliers] @ b.dequantize()[:, outliers].T
 tuple(product.shape)
 
 # %% [markdown] lang="ko"
-# 열을 나누지 않은 int8과 비교한다. `int8_linear`가 같은 일을 하는 함수다. 문턱이 6.0인 줄의 상대 오차는 위에서 손으로 계산한 것과 같아야 한다.
+# 열을 나누지 않은 int8과 비교한다. `int8_linear`가 같은 일을 하는 함수다. 첫 줄은 위에서 손으로 계산한 것의 상대 오차다. 문턱이 6.0인 줄과 같아야 한다.
 
 # %%
 exact = inputs @ layer.T
-results = {"None": int8_linear(inputs, layer), "6.0": int8_linear(inputs, layer, threshold=6.0), "6.0 (above)": product}
-table([{"threshold": name, "error": float((got - exact).norm() / exact.norm())} for name, got in results.items()])
+rows = []
+for threshold in (None, 6.0):
+    error = (int8_linear(inputs, layer, threshold) - exact).norm() / exact.norm()
+    rows.append({"threshold": threshold, "error": float(error)})
+print(f"{(product - exact).norm() / exact.norm():.1%}")
+table(rows)
 
 # %% [markdown] lang="ko"
 # 128개 열 가운데 두 개만 16비트로 곱했을 뿐인데 오차가 3분의 1로 줄었다. 가중치는 여전히 int8로만 저장된다. 그 대가로 행렬곱이 둘로 나뉘고 입력마다 이상치를 찾아야 한다.
@@ -556,8 +575,8 @@ rows = []
 for factor in (1, 10, 20, 50, 100, 200):
     wild = with_outlier_channels(model, factor, channels=6)
     weights_only = quantize_model(wild, method="nf4", block_size=64).model
-    models = {"int8": int8_model(wild), "LLM.int8": int8_model(wild, threshold=6.0), "NF4": weights_only}
-    rows.append({"factor": factor, **{name: score(one)[0] for name, one in models.items()}})
+    losses = {"int8": score(int8_model(wild))[0], "NF4": score(weights_only)[0]}
+    rows.append({"factor": factor, **losses, "LLM.int8": score(int8_model(wild, threshold=6.0))[0]})
 draw_outliers(rows)
 
 # %% [markdown] lang="ko"
@@ -567,7 +586,7 @@ draw_outliers(rows)
 #
 # ### 사건 2-B. int8로 바꾸었더니 헛소리를 한다
 #
-# Llama 계열 모델을 W8A8(가중치도 순전파 상태도 int8)로 바꾸어 서비스하려는데 출력이 망가졌다. 텐서마다 스케일을 하나씩 두었고, 속도 때문에 16비트로 따로 곱하는 열은 둘 수 없다.
+# Llama 계열 모델을 W8A8(가중치도 순전파 상태도 int8)로 바꾸어 서비스하려는데 정상적인 글이 나오지 않는다. 퍼플렉시티(perplexity)는 두 배가 넘게 뛰었다. 여기에 조건을 하나 붙인다. 속도 때문에 16비트로 따로 곱하는 열은 둘 수 없다.
 #
 # `run`은 이상치가 100배인 작은 모델로 같은 일을 한다. 바꿀 수 있는 것은 `activations`(`"tensor"`, `"token"`: 스케일을 텐서마다, 토큰마다), `weights`(`"tensor"`, `"channel"`), `threshold`(LLM.int8의 문턱), 그리고 `smooth`(0보다 크고 1 이하)다. `smooth`는 **SmoothQuant**(Xiao 외, 2022)로, 순전파 상태의 이상치를 채널마다 나누고 가중치에 곱해 **어려움을 두 쪽이 나누어 맡게** 한다. 수도 64개를 모두 맞히면서 16비트로 곱하는 열이 없는 설정을 찾는다.
 
@@ -607,8 +626,11 @@ capitals.against(score(quantize_model(wild, method="absmax", bits=4).model)[1])
 # 8비트는 견디지만 4비트는 완전히 무너졌다. 계산하는 함수는 같고 숫자를 담는 방법만 다르다. 무엇이 이 모델을 구할까? 설정의 셋째 자리는 블록 크기이고, `True`는 채널(행)마다 스케일을 둔 것이다.
 
 # %%
-blocks = [{"method": method, "bits": 4, "block_size": size} for method in ("absmax", "nf4") for size in (256, 64, 16)]
-compare(wild, [*blocks, {"method": "absmax", "bits": 4, "per_channel": True}, {"method": "mxfp4"}, {"method": "nvfp4"}])
+settings = [{"method": "absmax", "bits": 4, "per_channel": True}, {"method": "mxfp4"}, {"method": "nvfp4"}]
+for method in ("absmax", "nf4"):
+    for size in (256, 64, 16):
+        settings.append({"method": method, "bits": 4, "block_size": size})
+compare(wild, settings)
 
 # %% [markdown] lang="ko"
 # - 같은 4비트인데 블록 크기에 따라 모델이 멀쩡하기도 하고 망가지기도 한다. 블록이 클 때는 거의 모든 블록에 이상치가 들어 있기 때문이다. 이상치가 **열**에 있으므로 행마다 스케일을 두어도 모든 행이 이상치를 하나씩 가진다. (블록 64와 채널의 결과가 거의 같은 것은 이 모델의 행렬이 대부분 폭 64이기 때문이다. 다른 모델에서는 다르다.)

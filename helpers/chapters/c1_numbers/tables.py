@@ -39,7 +39,7 @@ class FormatTable:
             for f in self.formats
         ]
         info = torch.iinfo(torch.int8)
-        rows.append(["int8", str(info.bits), "-", "-", str(info.max), "1", "1", "1"])
+        rows.append(["int8", str(info.bits), "-", "-", str(info.max), "-", "1", "1"])
         return html_table(heads, rows)
 
     def __repr__(self) -> str:
