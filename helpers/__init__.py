@@ -37,7 +37,7 @@ _HOME = {
     "both_levers": ".chapters.c5_checkpointing.costs",
     "checkpointing_panel": ".chapters.c5_checkpointing.panel",
     "checkpointing_memory_panel": ".chapters.c5_checkpointing.panel",
-    "run_ranks": ".chapters.c6_distributed.launcher",
+    "run_ranks": ".ranks.launcher",
     "shard_ledger": "virtual_gpu.shards.ledger",
     "rank_step": "virtual_gpu.shards.rank_step",
     "zero_panel": ".chapters.c6_distributed.panel",

@@ -16,15 +16,58 @@ from .environment import COURSE, html_rows
 SIGNS_A_MINUTE, MINUTES_A_RESULT, MINUTES_AN_EXERCISE = 400, 0.5, 5
 ROUND_TO_MINUTES = 10
 
+# number, notebook, (title, question) in Korean and in English
+START = (
+    (0, "00_start_here"),
+    ("여기서 시작", "이 컴퓨터에서 무엇을 측정하고 무엇을 예측하는가?"),
+    ("Start here", "What can this machine measure, and what will be predicted?"),
+)
 CHAPTERS = (
-    (1, "01_data_types", "숫자는 몇 바이트일까", "bf16은 무엇으로 이루어지고 무엇을 잃는가?"),
-    (2, "02_quantization", "양자화", "16비트를 8비트나 4비트로 줄이면 무엇이 사라지는가?"),
-    (3, "03_memory_decomposition", "GPU 메모리를 채우는 것", "2.7 GB짜리 모델을 왜 16 GB GPU에서 학습하지 못하는가?"),
-    (4, "04_gradient_accumulation", "그레이디언트 누적", "메모리를 늘리지 않고 큰 배치로 학습할 수 있는가?"),
-    (5, "05_gradient_checkpointing", "그레이디언트 체크포인팅", "순전파 상태를 저장하지 않는 대가는 무엇인가?"),
-    (6, "06_distributed_zero", "분산 학습과 ZeRO", "GPU가 N개이면 하나가 무엇을 들고 있어야 하는가?"),
-    (7, "08_lora", "LoRA와 QLoRA", "학습할 파라미터가 적으면 메모리는 얼마나 줄고, 무엇은 줄지 않는가?"),
-    (8, "09_fit_your_gpu", "내 GPU에 맞추기", "내 모델이 내 GPU에 올라가는가? 무엇을 바꿔야 하는가?"),
+    (
+        (1, "01_data_types"),
+        ("숫자는 몇 바이트일까", "bf16은 무엇으로 이루어지고 무엇을 잃는가?"),
+        ("Number formats", "What is a bf16 made of, and what does it cost?"),
+    ),
+    (
+        (2, "02_quantization"),
+        ("양자화", "16비트를 8비트나 4비트로 줄이면 무엇이 사라지는가?"),
+        ("Quantization", "What is lost when 16 bits become 8 or 4?"),
+    ),
+    (
+        (3, "03_memory_decomposition"),
+        ("GPU 메모리를 채우는 것", "2.7 GB짜리 모델을 왜 16 GB GPU에서 학습하지 못하는가?"),
+        ("What fills the memory", "Why does a model of 2.7 GB not train on a GPU of 16 GB?"),
+    ),
+    (
+        (4, "04_gradient_accumulation"),
+        ("그레이디언트 누적", "메모리를 늘리지 않고 큰 배치로 학습할 수 있는가?"),
+        ("Gradient accumulation", "Can I have the large batch without its memory?"),
+    ),
+    (
+        (5, "05_gradient_checkpointing"),
+        ("그레이디언트 체크포인팅", "순전파 상태를 저장하지 않는 대가는 무엇인가?"),
+        ("Gradient checkpointing", "What do I pay for not keeping the activations?"),
+    ),
+    (
+        (6, "06_distributed_zero"),
+        ("데이터 병렬과 ZeRO", "GPU가 N개이면 하나가 무엇을 들고 있어야 하는가?"),
+        ("Data parallelism and ZeRO", "What does each of N GPUs have to hold?"),
+    ),
+    (
+        (7, "07_split_model"),
+        ("모델을 쪼개기", "층과 행렬을 GPU에 나누면 무엇이 줄고 무엇을 기다리는가?"),
+        ("Splitting the model", "Layers and matrices on many GPUs: what shrinks, and who waits for whom?"),
+    ),
+    (
+        (8, "08_lora"),
+        ("LoRA와 QLoRA", "학습할 파라미터가 적으면 메모리는 얼마나 줄고, 무엇은 줄지 않는가?"),
+        ("LoRA and QLoRA", "Why do few trainable parameters need so little memory, and so much?"),
+    ),
+    (
+        (9, "09_fit_your_gpu"),
+        ("내 GPU에 맞추기", "내 모델이 내 GPU에 올라가는가? 무엇을 바꿔야 하는가?"),
+        ("Fit your GPU", "Will my model fit on my GPU, and what do I change?"),
+    ),
 )
 
 
@@ -74,17 +117,21 @@ class CourseMap(list):
 def course_map(folder: Path | None = None) -> CourseMap:
     """The map of the course whose notebooks lie in `folder` (by default the Korean edition)."""
     folder = COURSE / "notebooks" / "ko" if folder is None else folder
-    return CourseMap(_chapter(*entry, folder / f"{entry[1]}.ipynb") for entry in CHAPTERS)
+    return CourseMap(chapter(entry, folder) for entry in CHAPTERS)
 
 
-def _chapter(number: int, name: str, title: str, question: str, path: Path) -> Chapter:
+def chapter(entry: tuple, folder: Path) -> Chapter:
+    """One line of the map, from START or CHAPTERS and the notebook in `folder`, in the language that is set."""
+    (number, name), korean, english = entry
+    title, question = {"ko": korean, "en": english}[tr(ko="ko", en="en")]
+    path = folder / f"{name}.ipynb"
     if not path.exists():
         return Chapter(number, title, question)
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     cells = [cell for cell in cells if "set-up" not in cell.get("metadata", {}).get("tags", [])]
     text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    heading = re.search(r"^# (?:\d+장\. )?(.+)$", text, re.MULTILINE)
+    heading = re.search(r"^# \d+장\. (.+)$", text, re.MULTILINE) if title == korean[0] else None
     # Pictures, links' addresses and spaces are not read.
     signs = len(re.sub(r"!\[.*?\]\(.*?\)|\]\(.*?\)|\s", "", text))
     exercises = len(set(re.findall(r'exercise\("(\d+-\d+)"\)', "\n".join(code))))

@@ -32,17 +32,13 @@ from .chapters.c4_accumulation.accumulation import draw_splits
 from .chapters.c4_accumulation.pictures import draw_gradients
 from .chapters.c5_checkpointing.chain import record_chain, sweep_segments
 from .chapters.c5_checkpointing.pictures import draw_moments
-from .chapters.c6_distributed.drawings import (
-    draw_block_splits,
-    draw_data_parallel,
-    draw_matrix_splits,
-    draw_model_splits,
-    draw_pipeline,
-)
-from .chapters.c6_distributed.launcher import run_ranks
-from .chapters.c6_distributed.model_parallel import SCHEDULES, pipeline, tensor_parallel
+from .chapters.c6_distributed.drawings import draw_data_parallel
 from .chapters.c6_distributed.ranks import data_parallel
+from .chapters.c7_split.drawings import draw_block_splits, draw_matrix_splits, draw_model_splits, draw_pipeline
+from .chapters.c7_split.pipeline import SCHEDULES, pipeline
+from .chapters.c7_split.tensor import tensor_parallel
 from .chapters.c8_lora.fine_tuning import Runs, fine_tune, picture_of_update, pretrained_model
+from .ranks.launcher import run_ranks
 from .small_model import SmallLanguageModel, sentences
 
 
@@ -164,12 +160,12 @@ def four_copies() -> svg.Drawing:
 
 
 def block_on_two_ranks() -> svg.Drawing:
-    """Chapter 6: attention and MLP of GPT-NeoX as two ranks split them."""
+    """Chapter 7: attention and MLP of GPT-NeoX as two ranks split them."""
     return draw_block_splits(run_ranks(tensor_parallel, 2)[0].shapes, heads=4)
 
 
 def pipeline_timeline() -> svg.Drawing:
-    """Chapter 6: GPipe and 1F1B on four ranks, as recorded."""
+    """Chapter 7: four schedules on four ranks, as recorded."""
     return draw_pipeline({schedule: run_ranks(pipeline, 4, schedule) for schedule in SCHEDULES})
 
 
@@ -253,13 +249,13 @@ FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "05_segments": segments_of_1024_nodes,
     "05_with_and_without": with_and_without_checkpointing,
     "06_data_parallel": four_copies,
-    "06_model_splits": draw_model_splits,
-    "06_matrix_splits": draw_matrix_splits,
-    "06_block_splits": block_on_two_ranks,
-    "06_pipeline": pipeline_timeline,
     "06_zero_stages": zero_stages,
     "06_zero_gpus": zero_gpus,
     "06_zero_panel": zero_panel_at_first,
+    "07_model_splits": draw_model_splits,
+    "07_matrix_splits": draw_matrix_splits,
+    "07_block_splits": block_on_two_ranks,
+    "07_pipeline": pipeline_timeline,
     "08_w_plus_ba": lora_update,
     "08_full_lora_qlora_on_a_t4": full_lora_qlora_on_a_t4,
     "08_lora_batch_16_on_a_t4": lora_batch_16_on_a_t4,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
 
-from helpers.chapters.c6_distributed.launcher import PRELOAD
+from helpers.ranks.launcher import PRELOAD
 
 
 def run_forked(

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from helpers.chapters.c6_distributed.ranks import weigh
+from helpers.ranks.training import weigh
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.models.depth import with_depth
 from virtual_gpu.shards.fake_rank import _locals, _optimizer, _states, shard

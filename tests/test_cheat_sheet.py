@@ -1,5 +1,6 @@
 """docs/cheat_sheet.md is what the course computes now."""
 
+import ast
 import re
 
 import pytest
@@ -17,6 +18,20 @@ def test_a_row_is_computed_anew(number):
 
 def test_every_step_is_in_the_table():
     assert len(re.findall(r"GiB \(−\d+%\)", STORED)) == 2 * (len(cheat_sheet.STEPS) - 1)
+
+
+@pytest.mark.parametrize("name", cheat_sheet.CODE)
+def test_code_is_taken_as_it_stands(name, tmp_path):
+    """TrainingArguments knows the names and the values; a loop's lines are Python."""
+    from transformers import TrainingArguments
+
+    arguments, loop = cheat_sheet.CODE[name]
+    keywords = ast.parse(f"f({arguments})").body[0].value.keywords
+    given = {one.arg: ast.literal_eval(one.value) for one in keywords if one.arg != "fp16"}  # a CPU has no fp16
+    taken = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **given)
+    assert all(getattr(taken, key) == value for key, value in given.items())
+    assert ast.parse(loop).body
+    assert cheat_sheet.code_row(name) in STORED
 
 
 @pytest.mark.stress

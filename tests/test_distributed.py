@@ -8,8 +8,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from fractions import Fraction
 from pathlib import Path
 
 import psutil
@@ -18,26 +16,11 @@ import real_ranks
 import torch
 
 from helpers import run_ranks, set_language
-from helpers.chapters.c6_distributed import launcher
-from helpers.chapters.c6_distributed.drawings import (
-    draw_block_splits,
-    draw_data_parallel,
-    draw_matrix_splits,
-    draw_model_splits,
-    draw_pipeline,
-)
-from helpers.chapters.c6_distributed.launcher import MAX_RANKS, RankError
-from helpers.chapters.c6_distributed.model_parallel import (
-    SCHEDULES,
-    PipelineRun,
-    bubble,
-    measured_bubble,
-    pipeline,
-    tensor_parallel,
-    tensor_parallel_mlp,
-    timetable,
-)
-from helpers.chapters.c6_distributed.ranks import add_up, data_parallel, one_process, tiny_model, zero
+from helpers.chapters.c6_distributed.drawings import draw_data_parallel
+from helpers.chapters.c6_distributed.ranks import add_up, data_parallel, fsdp2, zero
+from helpers.ranks import launcher
+from helpers.ranks.launcher import MAX_RANKS, RankError
+from helpers.ranks.training import one_process, tiny_model
 from virtual_gpu.shards.layout import Layout
 from virtual_gpu.shards.ledger import paper_bytes
 
@@ -251,82 +234,45 @@ def test_bad_stages():
         run_ranks(zero, 3, 3)
 
 
-# -- pipeline ------------------------------------------------------------------------------------------------------
+# -- FSDP2 as one writes it ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("stages, micro_batches", [(2, 4), (4, 4), (4, 8), (3, 16)])
-def test_pipeline(schedule, stages, micro_batches):
-    runs, alone = run_ranks(pipeline, stages, schedule, micro_batches), one_process(1)
-    assert runs[-1].loss == pytest.approx(alone.losses[0], rel=1e-12)
-    gradients = torch.cat([run.gradients for run in runs])
-    assert torch.allclose(gradients, alone.gradients, rtol=0, atol=1e-12)
-    held = [micro_batches if schedule == "GPipe" else stages - stage for stage in range(stages)]
-    assert [run.in_flight for run in runs] == held
-    each = {run.kept_bytes / run.in_flight for run in runs[1:-1]}
-    assert len(each) == min(stages - 2, 1)  # a micro-batch weighs as much on every stage in the middle
-    everything = {(kind, chunk) for kind in "FB" for chunk in range(micro_batches)}
-    assert all(set(run.order) == everything and len(run.order) == len(everything) for run in runs)
-    assert bubble(runs) == Fraction(stages - 1, micro_batches + stages - 1)
+def tiny_parameters() -> int:
+    return sum(p.numel() for p in tiny_model(torch.float32).parameters())
 
 
-def test_the_clock_shows_the_bubble_too():
-    runs = run_ranks(pipeline, 2, "1F1B", 4, 0.05)
-    assert 0 < measured_bubble(runs) < 1
-    assert all(begin < end for run in runs for begin, end in run.spans)
+@pytest.mark.parametrize("replicas, shards", [(1, 4), (2, 2)])
+def test_fsdp2_holds_fp32_shards(replicas, shards):
+    psi = tiny_parameters()
+    for run in run_ranks(fsdp2, 4, replicas):
+        assert run.held == {
+            "parameters": 4 * psi // shards,
+            "gradients": 4 * psi // shards,
+            "optimizer": 8 * psi // shards,
+        }
+        # What is wrapped last (embeddings and head) stays gathered until the backward, which begins with it.
+        assert psi < run.sent["allgather_base"] < 2 * psi and run.sent["reduce_scatter_base"] == psi
+        assert run.sent["allreduce"] == (psi // shards if replicas > 1 else 0)  # between the replicas: a shard each
 
 
-def test_a_timetable_keeps_the_dependencies():
-    rows = timetable([PipelineRun([("F", 0), ("B", 0)]), PipelineRun([("F", 0), ("B", 0)])])
-    assert rows == [[("F", 0, 0), ("B", 0, 4)], [("F", 0, 1), ("B", 0, 2)]]
-    with pytest.raises(ValueError, match="wait for each other"):
-        timetable([PipelineRun([("B", 0), ("F", 0)]), PipelineRun([("F", 0), ("B", 0)])])
-
-
-@pytest.mark.parametrize(
-    "stages, args, words",
-    [
-        (5, (), "층이 4개인 모델을 5단계로"),
-        (2, ("GPipe", 7), "64행을 마이크로 배치 7개로"),
-        (2, ("GPipe", 0), "1 이상의 정수"),
-        (4, ("1F1B", 2), "마이크로 배치가 2개인데"),
-        (2, ("3F3B", 4), "모르는 순서"),
-    ],
-)
-def test_bad_pipelines(stages, args, words):
-    with pytest.raises(RankError, match=words):
-        run_ranks(pipeline, stages, *args)
-
-
-# -- tensor --------------------------------------------------------------------------------------------------------
+def test_replicas_of_shards_are_the_same_training():
+    losses = {replicas: run_ranks(fsdp2, 4, replicas)[0].loss for replicas in (1, 2, 4)}
+    assert losses[2] == pytest.approx(losses[1], rel=1e-6) and losses[4] == pytest.approx(losses[1], rel=1e-6)
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_tensor_parallel(n):
-    for run in run_ranks(tensor_parallel_mlp, n):
-        assert run.forward == run.backward == Counter(all_reduce=1) and run.difference < 1e-12
-        assert run.shapes == {"up": (32 // n, 8), "down": (8, 32 // n)}
-    whole = 8 * sum(p.numel() for p in tiny_model(torch.float64).parameters())
-    for run in run_ranks(tensor_parallel, n):
-        assert run.forward == run.backward == Counter(all_reduce=4) and run.difference < 1e-12
-        assert run.shapes["attention.query_key_value"] == (192 // n, 64)
-        assert run.shapes["mlp.dense_4h_to_h"] == (64, 256 // n)
-        split = 8 * 2 * (192 * 64 + 64 * 64 + 2 * 64 * 256 + 192 + 256)  # the matrices and the columns' biases
-        assert run.held == whole - split + split // n
-
-
-def test_heads_that_do_not_divide():
-    with pytest.raises(RankError, match="어텐션 헤드 4개를 텐서 병렬 크기 3"):
-        run_ranks(tensor_parallel, 3)
+def test_gradients_that_wait_are_whole_however_many_ranks(n):
+    psi = tiny_parameters()
+    waiting, sent = {}, {}
+    for sync_each in (True, False):
+        run = run_ranks(fsdp2, n, 1, 4, sync_each)[0]
+        waiting[sync_each], sent[sync_each] = run.unsharded, run.sent["reduce_scatter_base"]
+    assert waiting == {True: 0, False: 4 * psi}  # in fp32, as they are reduced
+    assert sent == {True: 4 * psi, False: psi}
 
 
 # -- pictures ------------------------------------------------------------------------------------------------------
 
 
-def test_pictures():
-    runs = {schedule: run_ranks(pipeline, 2, schedule, 4) for schedule in SCHEDULES}
-    assert "GPipe: 1/5, 1F1B: 1/5" in draw_pipeline(runs).alt and ">최대 4</text>" in draw_pipeline(runs).svg()
-    assert "[[1, 2, 4, 7], [3, 4, 10, 15]]" in draw_matrix_splits().alt
-    shapes = run_ranks(tensor_parallel, 2)[0].shapes
-    assert "64×128" in draw_block_splits(shapes, heads=4).svg()
-    assert draw_model_splits().svg().count("<rect") > 64
+def test_a_picture_of_what_is_split():
+    assert "문장 16개" in draw_data_parallel(run_ranks(data_parallel, 4)).svg()

@@ -57,7 +57,7 @@ ORDER = [
     ["helpers.charts", "helpers.environment", "helpers.self_check", "helpers.small_model", "helpers.trainers"],
     ["helpers.course", "helpers.data", "helpers.gpu", "helpers.guessing"],
     ["helpers.models", "helpers.panel", "helpers.training"],
-    ["helpers.experiment"],
+    ["helpers.experiment", "helpers.ranks.*"],
     ["helpers.chapters"],
     # A chapter knows no other chapter; the last one puts the tools of the others together.
     [
@@ -67,6 +67,7 @@ ORDER = [
         "helpers.chapters.c4_accumulation.*",
         "helpers.chapters.c5_checkpointing.*",
         "helpers.chapters.c6_distributed.*",
+        "helpers.chapters.c7_split.*",
         "helpers.chapters.c8_lora.*",
     ],
     ["helpers.chapters.c9_planner.*"],

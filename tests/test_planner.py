@@ -4,7 +4,7 @@ import ast
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -223,9 +223,10 @@ def test_when_nothing_fits_the_smallest_changes_do():
     changes = {change.what: change for change in plans.changes}
     assert set(changes) == {"methods", "gpu", "gpus"}  # no length: the states alone are too much
     assert changes["methods"].value == "lora"
-    for change in changes.values():
-        again = cheapest(change.plan.request)
-        assert again.fits and again.needed_bytes == change.plan.needed_bytes
+    for change in changes.values():  # what the planner would say if it were asked so
+        asked = asdict(change.plan.request)
+        again = plan_training(asked.pop("model"), asked.pop("gpu"), asked.pop("gpus"), **asked)
+        assert again.best.recipe == change.plan.recipe and again.best.needed_bytes == change.plan.needed_bytes
     cards = [spec for spec in CATALOG.values() if spec.platform == "cuda"]
     for spec in cards:  # no smaller GPU, no smaller number of them
         if spec.capacity_bytes < CATALOG[changes["gpu"].value].capacity_bytes:
@@ -316,6 +317,20 @@ def test_files_say_what_the_plan_says():
         assert arguments["bf16"] == (plan.recipe.precision == "mixed_bf16") and not arguments["fp16"]
         assert "torch.bfloat16" in plan.files()["train.py"] or plan.recipe.precision == "mixed_bf16"
         compile(plan.files()["train.py"], "train.py", "exec")
+
+
+def test_weights_in_bf16_come_with_a_caution():
+    """A step of 1e-5 moves few of them: the page, the table, the script and its learning rate say so."""
+    plans = plan_training("meta-llama/Llama-3.2-1B", "RTX 3060", length=128, batch=1, methods=("full",))
+    assert plans.best.recipe.precision == "bf16" and plans.best.recipe.caution
+    assert "bf16 ⚠" in plans._repr_html_() and plans.best.recipe.caution in plans._repr_html_()
+    assert plans.best.recipe.caution in repr(plans) and plans.to_dict()["plans"][0]["caution"]
+    files = plans.best.files()
+    assert json.loads(files["training_arguments.json"])["learning_rate"] == 5e-5
+    assert "round small updates away" in ast.get_docstring(ast.parse(files["train.py"]))
+    mixed = plan_training("gpt2", "L4", length=64, batch=1, methods=("full",)).best
+    assert not mixed.recipe.caution and "away" not in mixed.files()["train.py"]
+    assert json.loads(mixed.files()["training_arguments.json"])["learning_rate"] == 1e-5
 
 
 def test_accelerate_reads_the_configuration(tmp_path):

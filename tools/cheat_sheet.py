@@ -10,6 +10,7 @@ from pathlib import Path
 
 from helpers import predict_memory, shard_ledger
 from virtual_gpu.drawing.labels import phase_label
+from virtual_gpu.report import MemoryReport
 from virtual_gpu.units import GiB
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,6 +23,7 @@ FRAGMENTED = 13  # a batch whose tensors fit a T4 and whose segments do not
 CHAPTERS = {path.name[1]: path.with_suffix(".ipynb").name for path in (ROOT / "notebooks" / "src").glob("0*.py")}
 
 # What to try, in the order of what it costs; the setting that does it; its price; the chapter that explains it.
+# CODE has the same steps as one writes them.
 CHECKPOINTED = {"gradient_checkpointing": True}
 STEPS = [
     ("아무것도 하지 않음", {}, "", "3장"),
@@ -50,6 +52,40 @@ STEPS = [
     ("QLoRA + 체크포인팅", {"peft": "qlora", **CHECKPOINTED}, "층마다 4비트를 풀어 쓰는 연산이 더 든다", "2장, 8장"),
 ]
 
+# name of the step → TrainingArguments, and a loop of one's own
+CODE = {
+    "배치를 4로 줄이고 네 번 누적": (
+        "per_device_train_batch_size=4, gradient_accumulation_steps=4",
+        "(loss / 4).backward()\nif step % 4 == 3: optimizer.step(); optimizer.zero_grad()",
+    ),
+    "그레이디언트 체크포인팅": ("gradient_checkpointing=True", "model.gradient_checkpointing_enable()\nmodel.train()"),
+    "`adamw_fused`": (
+        'optim="adamw_torch_fused"',
+        "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)",
+    ),
+    "길이를 128로": ("", 'tokenizer(texts, truncation=True, max_length=128, padding=True, return_tensors="pt")'),
+    "8비트 AdamW": (
+        'optim="adamw_bnb_8bit"',
+        "import bitsandbytes as bnb\noptimizer = bnb.optim.AdamW8bit(model.parameters(), lr=1e-5)",
+    ),
+    "LoRA": (
+        "",
+        'model = get_peft_model(model, LoraConfig(r=8, task_type="CAUSAL_LM"))\nmodel.enable_input_require_grads()',
+    ),
+    "QLoRA": (
+        "",
+        'four_bit = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float16)\n'
+        "model = AutoModelForCausalLM.from_pretrained(name, quantization_config=four_bit)\n"
+        "model = prepare_model_for_kbit_training(model)",
+    ),
+    "혼합 정밀도(T4)": (
+        "fp16=True",
+        'scaler = torch.amp.GradScaler("cuda")\n'
+        'with torch.autocast("cuda", dtype=torch.float16): loss = model(**batch).loss\n'
+        "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
+    ),
+}
+
 PAGE = """\
 # 처방 한 장: CUDA out of memory
 
@@ -64,8 +100,10 @@ PAGE = """\
    엉뚱한 쪽을 줄이면 아래 표의 어떤 줄처럼 거의 변하지 않는다.
 2. **남은 것이 있는가.** 앞서 난 오류가 모델을 붙들고 있을 수 있다. `cleanup()`을 부르거나 커널을 다시 시작한다. OOM 뒤에 `CheckpointError`가 나는 것도 같은 까닭이다(PyTorch 2.12까지).
 3. **다른 프로세스가 있는가.** `nvidia-smi`로 본다.
-4. **조각났는가.** 오류 메시지의 "reserved by PyTorch but unallocated"가 모자란 만큼보다 크면 빈자리가 흩어져 있는 것이다. 환경 변수 `PYTORCH_ALLOC_CONF=expandable_segments:True`를 켜고 다시 시작한다. 위의 모델을 배치 {fragmented}으로 학습할 때가 그렇다.
-   텐서는 {tensors}뿐인데 T4에 들어가지 않고, 켜면 {expandable}를 예약하고 들어간다. 잃는 것은 없다(3장).
+4. **단편화인가.** 오류 메시지에서 "Tried to allocate"(T), "is free"(F), "reserved by PyTorch but unallocated"(R)를 읽는다.
+   - T가 F + R보다 크면 단편화가 아니다. 빈자리를 다 모아도 모자란다. 아래 표로 간다.
+   - T가 F + R 이하이면 빈자리를 모았을 때 **이 요청은** 통과한다. 환경 변수 `PYTORCH_ALLOC_CONF=expandable_segments:True`를 켜고 다시 시작한다. 리눅스에서는 잃는 것이 거의 없다(윈도에서는 쓸 수 없고, CUDA IPC를 쓰는 프로그램은 가린다).
+   - 그다음 요청까지 통과한다는 뜻은 아니다. 위의 모델을 배치 {fragmented}으로 학습하면 텐서는 {tensors}뿐인데 T4에 들어가지 않고, 켜면 {expandable}를 예약하고 들어간다. 배치 16도 첫 OOM은 이 조건에 맞지만, 켜도 {not_enough}를 예약해야 해서 들어가지 않는다(3장).
 
 ## 순서대로
 
@@ -75,10 +113,32 @@ GiB는 필요한 최대 메모리, 괄호 안은 출발점에서 줄어든 비�
 |---|---|---|---|---|---|
 {rows}
 
-- 순수 fp16에 AdamW를 쓰면 메모리에는 들어가도 학습이 되지 않는다(3장). 전체 미세 조정에서 믿을 것은 혼합 정밀도 열이다.
+- 순수 fp16에 AdamW를 쓰면 메모리에는 들어가도 학습이 무너지거나 느리다. 어떻게 되는지는 구현(`foreach`, `fused`)에 따라 다르다(3장). 전체 미세 조정에서 믿을 것은 혼합 정밀도 열이다.
 - `eager` 어텐션은 출발점보다 더 든다. 순수 fp16 {eager_fp16}, 혼합 정밀도 {eager_mixed}. 먼저 확인한다.
 - 혼합 정밀도의 전체 미세 조정에서는 체크포인팅을 켜도 최대가 **{mixed_phase}**에 남는다. 순전파 상태보다 옵티마이저의 임시 텐서가 커서, 배치나 길이만 줄이면 거의 그대로다.
 - QLoRA만 켜고 체크포인팅을 끄면 순수 fp16에서 {qlora_fp16}로, LoRA의 {lora_fp16}보다 오히려 더 든다. 이유는 8장에 있다.
+
+## 코드로는
+
+왼쪽은 `TrainingArguments(...)`에 넣는 인자, 오른쪽은 직접 쓴 루프에 넣는 줄이다. 빈칸은 `TrainingArguments`로 정하지 않는 것이다. `Trainer`에서도 오른쪽 줄로 모델이나 데이터를 미리 만들어 넘긴다.
+
+| 해 볼 것 | `TrainingArguments` | 직접 쓴 루프 |
+|---|---|---|
+{code}
+
+`get_peft_model`과 `LoraConfig`, `prepare_model_for_kbit_training`은 peft에, `BitsAndBytesConfig`와 `AutoModelForCausalLM`은 transformers에 있다.
+
+## 한참 뒤에 난다면
+
+위의 숫자는 모든 배치의 길이가 같을 때의 것이다. 잘 돌다가 나는 OOM은 대개 다음 가운데 하나다.
+
+| 언제 | 까닭 | 해 볼 것 |
+|---|---|---|
+| 아무 때나, 가끔 | 가장 긴 글이 든 배치 | 학습을 시작할 때 가장 긴 배치를 먼저 한 번 돌려 본다. `max_length`로 자르거나 길이가 비슷한 것끼리 묶는다(`train_sampling_strategy="group_by_length"`, transformers 4에서는 `group_by_length=True`) |
+| 평가할 때 | `Trainer`가 로짓을 모두 GPU에 모아 둔다 | `prediction_loss_only=True`나 `eval_accumulation_steps=1`, 또는 `preprocess_logits_for_metrics`로 필요한 것만 남긴다 |
+| 생성할 때 | KV 캐시: 2 × 층 × KV 헤드 × 헤드 차원 × 길이 × 배치 × 2바이트(16비트일 때) | 배치나 `max_new_tokens`를 줄인다 |
+| 조금씩 늘다가 | `total += loss`처럼 그래프가 달린 텐서를 모은다 | `total += loss.item()` |
+| 같은 셀을 다시 실행하면 | 앞의 모델과 오류가 메모리를 붙들고 있다 | `cleanup()`, 안 되면 커널을 다시 시작한다 |
 
 ## GPU가 {ranks}개라면
 
@@ -90,7 +150,7 @@ GiB는 필요한 최대 메모리, 괄호 안은 출발점에서 줄어든 비�
 
 ## 그래도 안 되면
 
-- 모델과 GPU, 길이, 배치를 주면 들어가는 설정을 모두 찾아 순위를 매기고, 없으면 가장 작은 변화를 알려 주는 **플래너**에 묻는다. 8장의 패널이나 터미널에서 쓴다.
+- 모델과 GPU, 길이, 배치를 주면 들어가는 설정을 모두 찾아 순위를 매기고, 없으면 가장 작은 변화를 알려 주는 **플래너**에 묻는다. 9장의 패널이나 터미널에서 쓴다.
   `python -m helpers.planner --model EleutherAI/polyglot-ko-5.8b --gpu T4 --length 512 --batch 16`
 - 더 작은 모델을 고르거나 더 큰 GPU를 빌린다. 얼마나 모자라는지는 `predict_memory(...)`의 `needed_bytes`가 말해 준다.
 - CPU로 옮기기(offload)는 메모리를 아끼지만 그 대가는 이 강의의 숫자에 없다.
@@ -109,7 +169,9 @@ def page() -> str:
     page = PAGE.format(
         fragmented=FRAGMENTED,
         tensors=_gib(full.needed_bytes),
-        expandable=_gib(full.timeline.trace.reserved_peak(full.capacity_bytes, expandable_segments=True)),
+        expandable=_gib(_reserved(full, full.capacity_bytes)),
+        not_enough=_gib(_reserved(start["auto"])),
+        code="\n".join(map(code_row, CODE)),
         capacity=_gib(start["auto"].capacity_bytes),
         rows="\n".join(map(row, range(len(STEPS)))),
         stages="\n".join(stages),
@@ -120,8 +182,8 @@ def page() -> str:
         qlora_fp16=_needed(peft="qlora"),
         lora_fp16=_needed(peft="lora"),
     )
-    if full.fits:
-        raise ValueError(f"batch {FRAGMENTED} fits as it is: another example is needed")
+    if full.fits or _reserved(start["auto"]) <= full.capacity_bytes:
+        raise ValueError(f"batch {FRAGMENTED} fits as it is, or 16 in expandable segments: other examples are needed")
     return _linked(page)
 
 
@@ -130,6 +192,16 @@ def row(number: int) -> str:
     what, setting, price, chapter = STEPS[number]
     cells = " | ".join(_cell(setting, precision) for precision in PRECISIONS)
     return _linked(f"| {number or ''} | {what} | {cells} | {price} | {chapter} |")
+
+
+def code_row(name: str) -> str:
+    """A step's line of the table of code."""
+    arguments, loop = ("<br>".join(f"`{line}`" for line in code.splitlines()) for code in CODE[name])
+    return f"| {name} | {arguments} | {loop} |"
+
+
+def _reserved(report: MemoryReport, capacity: int | None = None) -> int:
+    return report.timeline.trace.reserved_peak(capacity, expandable_segments=True)
 
 
 def _linked(text: str) -> str:

@@ -16,6 +16,7 @@ CHAPTERS = {
     4: "c4_accumulation",
     5: "c5_checkpointing",
     6: "c6_distributed",
+    7: "c7_split",
     8: "c8_lora",
     9: "c9_planner",
 }

@@ -11,52 +11,27 @@
 # ---
 
 # %% [markdown] lang="ko"
-# # 6장. GPU가 여러 개라면
+# # 6장. GPU가 여러 개라면: 데이터 병렬과 ZeRO
 #
 # 5장까지는 GPU 하나로 버텼다. 체크포인팅으로 순전파 상태를 줄여도 파라미터, 그레이디언트, 옵티마이저 상태는 그대로 남았다. GPU가 네 개 있으면 네 배 빨라질까? 네 배 큰 모델을 학습할 수 있을까? 둘은 다른 질문이고, 답도 다르다.
 #
 # 이 장을 마치면 다음을 할 수 있다.
 #
-# - **데이터 병렬**(data parallelism), **파이프라인 병렬**(pipeline parallelism), **텐서 병렬**(tensor parallelism)이 각각 무엇을 나누고 무엇을 주고받는지 설명한다.
-# - **ZeRO**의 단계마다 GPU 하나가 무엇을 들고 있어야 하고 얼마나 주고받는지 계산한다.
-# - 모델과 GPU가 주어졌을 때 몇 개를 어떻게 묶어야 하는지 판단한다.
+# - **데이터 병렬**(data parallelism)이 무엇을 나누고 무엇을 중복하는지 설명한다.
+# - **ZeRO**의 단계마다 GPU 하나가 무엇을 들고 있어야 하고 얼마나 주고받는지 계산하고, ZeRO-1을 직접 쓴다.
+# - 내 모델을 **FSDP2**(`fully_shard`)로 나누고, 여러 서버에서는 HSDP로, 누적할 때는 언제 통신할지 정한다.
 #
-# 책은 Colab에 GPU가 하나뿐이어서 이 부분을 그림으로 설명한다. 이 장에서는 실행한다. 앞부분에서는 **진짜 프로세스** 두 개와 네 개를 띄우고 PyTorch의 분산 엔진을 그대로 쓴다. GPU가 그만큼 있으면 GPU에서(nccl),
-# 없으면 CPU에서(gloo) 돈다. 뒷부분에서는 빌리기 어려운 규모, 곧 GPU 64개에서 16,384개까지를 가상 GPU에서 센다. 저장된 출력은 GPU가 없는 컴퓨터의 것이다.
+# 모델 자체를 쪼개는 방법(파이프라인, 텐서 병렬)은 [7장](07_split_model.ipynb)에서 본다. 책은 Colab에 GPU가 하나뿐이어서 이 부분을 그림으로 설명한다. 이 장에서는 실행한다. **진짜 프로세스** 두 개와 네 개를 띄우고 PyTorch의 분산 엔진을 그대로 쓴다. GPU가 그만큼 있으면 GPU에서(nccl),
+# 없으면 CPU에서(gloo) 돈다(nccl과 gloo는 PyTorch가 통신에 쓰는 라이브러리다). 뒷부분에서는 빌리기 어려운 규모, 곧 GPU 64개에서 16,384개까지를 가상 GPU에서 센다. 저장된 출력은 GPU가 없는 컴퓨터에서 얻었다. GPU 두 개를 돈 들이지 않고 쓰고 싶다면 Kaggle의 T4 두 장이 있다.
 #
 # 함께 학습하는 프로세스 하나하나를 **rank**라 하고 0부터 번호를 붙인다. rank의 수가 **world size**다. 보통 GPU 하나에 rank 하나를 둔다. `run_ranks(함수, rank 수)`는 그만큼 프로세스를 띄워
 # 저마다 함수를 실행하게 하고, 돌려준 값을 rank 순서로 모아 온다. 한 rank에서 오류가 나면 그 rank의 번호와 오류를 보여 주고 나머지를 모두 끝낸다.
 #
-# 가장 작은 실행이다. rank마다 자기 번호에 1을 더한 수를 내고, **all-reduce**로 모두 더한다. 출력은 rank마다 (번호, world size, 합)이다. 합이 모두에게 있는지 본다.
+# 가장 작은 실행이다. rank마다 자기 번호에 1을 더한 수를 내고, **all-reduce**로 모두 더한다. 출력은 rank마다 (번호, world size, 합)이다. 네 rank가 모두 같은 합을 얻었을까? 4를 다른 수로 바꾸어도 본다.
 
 # %%
-import inspect
-import os
-
-import torch
-from torch.nn.functional import gelu, scaled_dot_product_attention
-
-from helpers import exercise, human_bytes, rank_step, run_ranks, shard_ledger, zero_panel
-from helpers.chapters.c6_distributed.drawings import (
-    draw_block_splits,
-    draw_data_parallel,
-    draw_matrix_splits,
-    draw_model_splits,
-    draw_pipeline,
-)  # fmt: skip
-from virtual_gpu.shards.layout import Layout
-from virtual_gpu.shards.ledger import PAPER_MODELS, count_elements, paper_bytes
-from helpers.chapters.c6_distributed.model_parallel import (
-    SCHEDULES,
-    bubble,
-    measured_bubble,
-    pipeline,
-    tensor_parallel,
-    tensor_parallel_mlp,
-)  # fmt: skip
-from virtual_gpu.shards.rank_step import steps_by_ranks
-from helpers.chapters.c6_distributed.ranks import add_up, data_parallel, one_process, zero
-from virtual_gpu.drawing.shards import draw_gpus, draw_stages
+from helpers import run_ranks
+from helpers.chapters.c6_distributed.ranks import add_up
 
 run_ranks(add_up, 4)
 
@@ -78,6 +53,10 @@ run_ranks(add_up, 4)
 # GPU 하나로 학습하는 코드와 다른 줄이 어디인지 찾는다.
 
 # %%
+import inspect
+
+from helpers.chapters.c6_distributed.ranks import data_parallel
+
 print(inspect.getsource(data_parallel))
 
 # %% [markdown] lang="ko"
@@ -87,6 +66,8 @@ print(inspect.getsource(data_parallel))
 # rank 두 개, 네 개로 학습하고, 프로세스 하나에서 문장 64개를 한 배치로 학습한 것과 비교한다. 열은 스텝, 프로세스 하나, rank 둘, rank 넷의 손실이다.
 
 # %%
+from helpers.ranks.training import one_process
+
 alone = one_process()
 runs = {n: run_ranks(data_parallel, n) for n in (2, 4)}
 for step, losses in enumerate(zip(alone.losses, runs[2][0].losses, runs[4][0].losses, strict=True)):
@@ -96,6 +77,8 @@ for step, losses in enumerate(zip(alone.losses, runs[2][0].losses, runs[4][0].lo
 # 같다. 마지막 스텝의 그레이디언트 22만여 개도 모두 비교한다. 더하는 순서가 달라 생기는 fp64의 반올림 오차(10⁻¹⁵ 안팎)를 넘지 않는지 본다.
 
 # %%
+import torch
+
 for n, ranks in runs.items():
     same = [torch.allclose(run.gradients, alone.gradients, rtol=0, atol=1e-12) for run in ranks]
     print(n, len(alone.gradients), same)
@@ -106,13 +89,25 @@ for n, ranks in runs.items():
 # 그러면 rank마다 무엇을 갖고 있을까? 학습이 끝난 뒤 rank마다 직접 센 바이트를 그린다. 무엇이 나뉘고 무엇이 나뉘지 않았는지 본다.
 
 # %%
+from helpers.chapters.c6_distributed.drawings import draw_data_parallel
+
 draw_data_parallel(runs[4])
 
 # %% [markdown] lang="ko"
-# 배치는 넷으로 나뉘었지만 모델은 나뉘지 않았다. 프로세스 하나일 때, rank가 둘일 때와 비교한다. 출력은 rank 하나의 행 수와 그 rank가 가진 바이트다.
+# 배치는 넷으로 나뉘었지만 모델은 나뉘지 않았다. 프로세스 하나가 문장 64개로 학습할 때는 파라미터, 그레이디언트, 옵티마이저 상태를 모두 6.83 MiB 들고 있다. rank가 네 개면 rank 하나는 몇 MiB일까? `None` 대신 숫자를 적고 실행한다.
 
 # %%
-{run.rows: human_bytes(sum(run.held.values())) for run in (alone, *runs[2], *runs[4])}
+from helpers import guess, human_bytes
+
+each_of_four = guess("6.1", None, "MiB")
+each_of_four
+
+# %% [markdown] lang="ko"
+# 출력은 rank 하나의 행 수와 그 rank가 가진 바이트(프로세스 하나, rank 둘, rank 넷의 순서)이고, 그 아래에 예상을 나란히 그린다.
+
+# %%
+print({run.rows: human_bytes(sum(run.held.values())) for run in (alone, *runs[2], *runs[4])})
+each_of_four.against(sum(runs[4][0].held.values()))
 
 # %% [markdown] lang="ko"
 # 행이 64개든 16개든 rank 하나가 갖는 것은 6.83 MiB로 같다(fp64라서 파라미터 하나에 8 + 8 + 16 = 32바이트다. 묶음을 따로 두는 기본값이라면 8바이트가 더 든다). 네 rank가 같은 것을 네 벌 갖고 있다.
@@ -128,16 +123,7 @@ draw_data_parallel(runs[4])
 #
 # ### 네 배 빨라질까
 #
-# 이 컴퓨터에서 한 스텝에 걸리는 시간을 잰다. 열은 CPU 코어 수, rank 수, rank 하나의 행 수, 가장 빠른 스텝의 밀리초다. 값은 실행할 때마다, 컴퓨터마다 다르다.
-
-# %% tags=["nbval-ignore-output"]
-for n in (1, 2, 4):
-    run = run_ranks(data_parallel, n)[0]
-    print(os.cpu_count(), n, run.rows, f"{run.seconds * 1000:.1f}")
-
-# %% [markdown] lang="ko"
-# rank 하나의 일은 1/4로 줄었는데 시간은 그만큼 줄지 않는다. rank 네 개가 코어 몇 개를 나누어 쓰고, 통신은 한 컴퓨터의 메모리 안에서 일어나므로 GPU 네 개의 속도는 알 수 없다.
-# GPU에서 어떨지는 오가는 양에서 짐작한다. 마지막 스텝에 오간 원소를 본다.
+# rank 하나의 일은 1/4로 줄었다. 그러면 네 배 빨라질까? 이 컴퓨터의 시계로는 알 수 없다. rank 네 개가 코어 몇 개를 나누어 쓰고, 통신은 한 컴퓨터의 메모리 안에서 일어난다. GPU에서 어떨지는 오가는 양에서 짐작한다. 마지막 스텝에 rank 둘일 때와 넷일 때 오간 원소를 비교한다.
 
 # %%
 runs[2][0].sent, runs[4][0].sent
@@ -170,160 +156,24 @@ for tokens in (1024, 4096, 16384):
 #
 # DDP는 역전파가 끝나기를 기다리지 않고, 그레이디언트를 25 MiB쯤씩 묶어(bucket) 구해지는 대로 보낸다. 계산과 통신을 겹치려는 것이다.
 #
-# ## 6.2 파이프라인 병렬: 층을 나눈다
-#
-# 모델이 GPU 하나에 들어가지 않으면 모델을 나누어야 한다. 나누는 방향은 둘이다. 층과 층 사이를 자르거나(파이프라인), 층 하나하나를 쪼갠다(텐서). 그림에서 GPU 하나가 맡는 부분을 비교한다.
+# **6-1.** rank마다 행 수가 다르면 DDP의 평균은 전체 배치의 평균이 아니다. rank마다 자기 행에서 구한 평균 그레이디언트(여기서는 숫자 하나)의 목록 `means`와 행 수의 목록 `rows`를 받아,
+# 전체 배치의 평균 그레이디언트를 돌려주는 함수를 완성하라. 답을 채우고 실행하면 맞았는지, 틀렸다면 얼마나 틀렸는지 알려 준다. 막히면 `exercise("6-1").hint()`, 그래도 막히면 `exercise("6-1").solution()`을 실행한다.
 
 # %%
-draw_model_splits()
+from helpers import exercise
+
+
+def whole_gradient(means, rows):
+    return ...
+
+
+exercise("6-1").check(whole_gradient)
 
 # %% [markdown] lang="ko"
-# 먼저 파이프라인이다. 층이 네 개인 모델을 rank 네 개에 한 층씩 둔다. 이렇게 나눈 조각이 **단계**(stage)다. rank 0이 순전파한 결과를 rank 1에 보내고, rank 1은 rank 2에 보낸다. 역전파는 거꾸로 온다.
-# 배치 하나를 통째로 넣으면 한 rank가 일하는 동안 나머지 셋은 쉰다. 그래서 배치를 **마이크로 배치** 여덟 개로 잘라 잇달아 넣는다. 넣는 순서를 정하는 방법 가운데 둘을 실행한다.
+# ## 6.2 ZeRO: 중복을 없앤다
 #
-# - **GPipe**: 순전파를 모두 끝낸 다음 역전파를 한다.
-# - **1F1B**(one forward, one backward): 역전파를 할 수 있게 되면 바로 해서 순전파 하나와 역전파 하나를 번갈아 한다.
-#
-# 둘 다 `torch.distributed.pipelining`에 있다. rank가 실제로 일한 순서를 기록해 그린다. 숫자는 마이크로 배치의 번호다. 순서는 기록한 것이고, 시간은 순전파를 1, 역전파를 2로 놓고 다시 계산했다.
-
-# %%
-piped = {schedule: run_ranks(pipeline, 4, schedule, 8) for schedule in SCHEDULES}
-draw_pipeline(piped)
-
-# %% [markdown] lang="ko"
-# 먼저 결과가 같은지 확인한다. 단계마다 가진 그레이디언트를 차례로 이어 붙여, 프로세스 하나가 첫 스텝에서 구한 것과 비교한다. 출력은 두 손실과 그레이디언트가 같은지다.
-
-# %%
-first = one_process(steps=1)
-for schedule, ranks in piped.items():
-    gradients = torch.cat([run.gradients for run in ranks])
-    same = torch.allclose(gradients, first.gradients, rtol=0, atol=1e-12)
-    print(schedule, f"{ranks[-1].loss:.6f} {first.losses[0]:.6f}", same)
-
-# %% [markdown] lang="ko"
-# ### 버블
-#
-# 회색이 쉬는 시간, **버블**(bubble)이다. 단계가 p개, 마이크로 배치가 m개이고 단계마다 걸리는 시간이 같으면, 마이크로 배치 하나의 순전파와 역전파에 걸리는 시간을 단위로 해서 모두 m + p − 1이 걸리고
-# 그 가운데 p − 1은 쉰다. 버블의 비율은 **(p − 1)/(m + p − 1)** 이다. m을 바꾸어 실행하고, 기록한 순서에서 구한 비율과 식을 비교한다.
-
-# %%
-for m in (4, 8, 16):
-    shares = [bubble(run_ranks(pipeline, 4, schedule, m)) for schedule in SCHEDULES]
-    print(m, *shares, f"{3 / (m + 3):.3f}")
-
-# %% [markdown] lang="ko"
-# 두 순서의 버블이 같고, 식과도 같다. 버블은 마이크로 배치를 많이 넣어야 줄어든다.
-#
-# 시계로 재도 그럴까? 이 모델은 너무 작아서 시간의 대부분이 통신이고, 코어는 rank보다 적을 수도 있다. 그래서 단계마다 일부러 기다리게 해서(순전파 0.05초, 역전파 0.1초) 오래 걸리는 계산을 흉내 낸다. 기다리는 데에는 코어가 들지 않는다.
-# 출력은 시계로 잰 버블과 식의 값이다. 잰 값은 실행할 때마다 조금씩 다르다.
-
-# %% tags=["nbval-ignore-output"]
-slow = run_ranks(pipeline, 4, "1F1B", 8, 0.05)
-f"{measured_bubble(slow):.3f}", f"{3 / 11:.3f}"
-
-# %% [markdown] lang="ko"
-# ### 붙들고 있는 순전파 상태
-#
-# 버블이 같다면 1F1B는 왜 쓸까? 그림의 오른쪽 끝에 답이 있다. 역전파가 끝날 때까지 그 마이크로 배치의 순전파 상태를 버릴 수 없다. 단계마다 한꺼번에 붙들고 있던 마이크로 배치의 최대 수와, 그때의 순전파 상태를
-# 바이트로 센 것을 출력한다.
-
-# %%
-for schedule, ranks in piped.items():
-    print(schedule, [run.in_flight for run in ranks], [human_bytes(run.kept_bytes) for run in ranks])
-
-# %% [markdown] lang="ko"
-# GPipe에서는 모든 단계가 m개를 붙들고(논문의 GPipe는 단계마다 체크포인팅을 해서 입력만 m개를 붙든다. Huang 외, 2019), 1F1B에서는 단계 i가 **p − i개**만 붙든다. 그래서 1F1B는 마이크로 배치를 늘려 버블을 줄여도 순전파 상태가 늘지 않는다. GPipe는 m에 비례해 늘어난다.
-# 앞 단계일수록 많이 붙드는 것도 눈여겨본다. 파이프라인에서는 GPU마다 메모리가 고르지 않다.
-#
-# ## 6.3 텐서 병렬: 행렬을 나눈다
-#
-# 층 하나가 GPU 하나에 들어가지 않거나, 층을 계산하는 데 너무 오래 걸린다면 층을 쪼갠다. 층의 대부분은 행렬곱이므로 행렬곱을 나누는 방법을 알면 된다. 두 가지다.
-
-# %%
-draw_matrix_splits()
-
-# %% [markdown] lang="ko"
-# **(b)** 행렬을 열로 나누면 저마다 결과의 일부 열을 얻는다. 나란히 놓으면(concatenate) 전체다. **(c)** 행으로 나누면 입력도 열로 나누어야 하고, 저마다 크기가 온전한 행렬을 얻는다. 모두 더하면 전체다.
-# 더 큰 행렬에서 두 방법 모두 결과가 같은지 확인한다.
-
-# %%
-x, a = torch.randint(-9, 10, (2, 6, 6), generator=torch.manual_seed(0))
-by_columns = torch.cat([x @ part for part in a.chunk(2, dim=1)], dim=1)
-by_rows = sum(part @ rows for part, rows in zip(x.chunk(2, dim=1), a.chunk(2, dim=0), strict=True))
-torch.equal(by_columns, x @ a), torch.equal(by_rows, x @ a)
-
-# %% [markdown] lang="ko"
-# 그러면 어느 쪽을 쓸까? MLP에는 행렬이 둘이고 사이에 GELU가 있다. 비선형 함수라서 더하기 전에 씌우면 결과가 달라진다. 두 조각 u, v로 확인한다. 첫째 값은 열로 나누었을 때(나란히 놓기)
-# GELU를 먼저 씌워도 되는지, 둘째 값은 행으로 나누었을 때(더하기) 되는지다.
-
-# %%
-u, v = torch.randn(2, 4, 4, generator=torch.manual_seed(0), dtype=torch.float64)
-side_by_side = torch.equal(torch.cat([gelu(u), gelu(v)], 1), gelu(torch.cat([u, v], 1)))
-side_by_side, torch.allclose(gelu(u) + gelu(v), gelu(u + v))
-
-# %% [markdown] lang="ko"
-# 그래서 **첫째 행렬은 열로, 둘째 행렬은 행으로** 나눈다. 첫째의 결과가 열로 나뉜 채 GELU를 지나 둘째의 입력이 되므로 중간에 아무것도 주고받지 않는다. 마지막에 한 번만 더하면 된다(Shoeybi 외, 2019, Megatron-LM).
-#
-# > **주장 3.** "행렬을 열로 나누든 행으로 나누든 결과는 똑같다"
-#
-# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
-#
-# **조건부로 맞다.** 행렬곱만 보면 똑같다(실수라면 더하는 순서 때문에 마지막 자리가 다를 수 있다). 그러나 행으로 나누면 비선형 함수보다 먼저 더해야 하므로,
-# 어느 쪽이든 된다는 뜻은 아니다.
-#
-# </details>
-#
-# 어텐션은 더 쉽다. 헤드는 서로를 보지 않고 계산하므로 헤드째 나누면 된다. 헤드 네 개를 두 개씩 따로 계산해 나란히 놓는다.
-
-# %%
-q, k, v = torch.randn(3, 1, 4, 8, 16, generator=torch.manual_seed(0), dtype=torch.float64)
-whole = scaled_dot_product_attention(q, k, v, is_causal=True)
-parts = zip(q.chunk(2, dim=1), k.chunk(2, dim=1), v.chunk(2, dim=1), strict=True)
-halves = [scaled_dot_product_attention(*part, is_causal=True) for part in parts]
-torch.allclose(torch.cat(halves, dim=1), whole, rtol=0, atol=1e-12)
-
-# %% [markdown] lang="ko"
-# Q, K, V를 만드는 행렬은 열로(헤드째), 출력 투영은 행으로 나눈다. 여기도 마지막에 한 번만 더한다.
-#
-# ### 진짜 rank에서
-#
-# PyTorch의 `parallelize_module`에 어느 행렬을 열로(`ColwiseParallel`), 어느 행렬을 행으로(`RowwiseParallel`) 나눌지 알려 주면 된다. 먼저 MLP 하나를 나눈다. 출력은 순전파와 역전파에서 부른
-# 집합 통신의 수, 그리고 손실과 그레이디언트가 나누지 않은 것과 같은지다.
-
-# %%
-for n in (2, 4):
-    run = run_ranks(tensor_parallel_mlp, n)[0]
-    print(n, run.shapes, dict(run.forward), dict(run.backward), run.difference < 1e-12)
-
-# %% [markdown] lang="ko"
-# rank가 몇이든 순전파에 all-reduce 한 번, 역전파에 한 번이다. 역전파의 한 번은 입력의 그레이디언트를 더하는 것이다. (PyTorch의 `Linear`는 가중치를 전치해 저장하므로 (16, 8)은 X의 오른쪽에 곱하는 8 × 16 행렬이다.)
-#
-# 이번에는 transformers의 GPT-NeoX를 나눈다. polyglot-ko와 구조가 같고 크기만 줄였다(2층, 은닉층 64, 헤드 4개). 모델의 코드는 한 줄도 고치지 않는다. 출력은 순전파와 역전파의 집합 통신, 결과가 같은지, rank 하나가 가진 파라미터의 바이트다.
-
-# %%
-split = {n: run_ranks(tensor_parallel, n) for n in (2, 4)}
-for n, ranks in split.items():
-    run = ranks[0]
-    print(n, dict(run.forward), dict(run.backward), run.difference < 1e-12, human_bytes(run.held))
-draw_block_splits(split[2][0].shapes, heads=4)
-
-# %% [markdown] lang="ko"
-# 층이 둘이고 층마다 어텐션과 MLP에서 한 번씩이므로 순전파에 4번, 역전파에 4번이다. 손실도 그레이디언트도 나누지 않은 모델과 같다. rank 수를 두 배로 늘려도 rank 하나의 파라미터가 절반이 되지 않는 것은
-# 임베딩과 출력층을 나누지 않았기 때문이다. 이렇게 작은 모델에서는 그 몫이 크다.
-#
-# 헤드 네 개를 rank 세 개에 나눌 수는 없다. 그래도 나누라고 하면 어떤 오류가 나는지 본다.
-
-# %%
-try:
-    run_ranks(tensor_parallel, 3)
-except RuntimeError as error:
-    print(str(error).splitlines()[0].split(": ", 1)[1])
-
-# %% [markdown] lang="ko"
-# ## 6.4 ZeRO: 중복을 없앤다
-#
-# 데이터 병렬은 모두가 같은 것을 갖고 있어서 낭비다. 그렇다고 계산을 쪼개려면 모델마다 어디를 어떻게 나눌지 정해야 한다. **ZeRO**(Zero Redundancy Optimizer; Rajbhandari 외, 2020)는 데이터 병렬을 그대로 두고
-# **저장만** 나눈다. 필요할 때 모으고, 쓰고 나면 버린다. 무엇까지 나누느냐에 따라 단계(stage)가 있다. 파이프라인의 단계와 이름은 같지만 다른 것이다. Ψ는 파라미터 수, N은 rank 수다. 16비트로 계산하고 옵티마이저가 fp32 가중치와 momentum, variance를 갖는
+# 데이터 병렬은 모두가 같은 것을 갖고 있어서 낭비다. 그렇다고 계산을 쪼개려면(7장) 모델마다 어디를 어떻게 나눌지 정해야 한다. **ZeRO**(Zero Redundancy Optimizer; Rajbhandari 외, 2020)는 데이터 병렬을 그대로 두고
+# **저장만** 나눈다. 필요할 때 모으고, 쓰고 나면 버린다. 무엇까지 나누느냐에 따라 단계(stage)가 있다. Ψ는 파라미터 수, N은 rank 수다. 16비트로 계산하고 옵티마이저가 fp32 가중치와 momentum, variance를 갖는
 # 혼합 정밀도(파라미터 하나에 2 + 2 + 12바이트)일 때다.
 #
 # | 단계 | 나누는 것 | rank 하나의 바이트 | PyTorch |
@@ -333,9 +183,11 @@ except RuntimeError as error:
 # | 2 | + 그레이디언트 | 2Ψ + 14Ψ/N | `fully_shard(reshard_after_forward=False)` |
 # | 3 | + 파라미터 | 16Ψ/N | `fully_shard(reshard_after_forward=True)` |
 #
-# `fully_shard`는 FSDP2라고 부르는 PyTorch의 엔진이다. 표의 12바이트는 16비트 파라미터를 나누고 fp32 사본을 옵티마이저가 갖는 방식이고, 이 절의 실험이 그렇다. FSDP2를 `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`으로 쓰면 나누어 갖는 조각 자체가 fp32여서 4 + 4 + 8바이트가 된다. 합은 같다. 앞의 작은 GPT-NeoX를 네 단계로, rank 둘과 넷에서 학습한다. 먼저 네 단계가 정말 같은 학습인지 본다. fp64로 세 스텝을 실행했을 때의 손실이다.
+# `fully_shard`는 FSDP2라고 부르는 PyTorch의 엔진이다. 표의 12바이트는 16비트 파라미터를 나누고 fp32 사본을 옵티마이저가 갖는 방식이고, 이 절의 실험이 그렇다. FSDP2를 `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`으로 쓰면 나누어 갖는 조각 자체가 fp32여서 4 + 4 + 8바이트가 된다. 합은 같다. transformers의 GPT-NeoX를 나눈다. polyglot-ko와 구조가 같고 크기만 줄였다(2층, 은닉층 64, 헤드 4개). 이것을 네 단계로, rank 둘과 넷에서 학습한다. 먼저 네 단계가 정말 같은 학습인지 본다. fp64로 세 스텝을 실행했을 때의 손실이다.
 
 # %%
+from helpers.chapters.c6_distributed.ranks import zero
+
 zeros = {(n, stage): run_ranks(zero, n, stage) for n in (2, 4) for stage in range(4)}
 for (n, stage), ranks in zeros.items():
     same = torch.allclose(ranks[0].gradients, zeros[2, 0][0].gradients, rtol=0, atol=1e-9)
@@ -344,12 +196,26 @@ for (n, stage), ranks in zeros.items():
 # %% [markdown] lang="ko"
 # 모두 같다. 메모리만 다르다는 뜻이다. 이제 혼합 정밀도로 학습하면서 rank마다 가진 텐서의 저장 공간을 센다. 스텝이 끝났을 때 세고, 2단계에서 순전파와 역전파 사이에만 있는 것을 더했다.
 # 열은 N, 단계, 논문의 식, 그리고 rank마다 센 값이고, 단위는 **파라미터 하나에 몇 바이트**다. 식과 다른 줄을 찾는다.
+#
+# 그 전에, Ψ개의 파라미터를 rank 네 개가 3단계로 나누면 rank 하나에 파라미터 하나당 몇 바이트가 남을까? 표의 식에서 셈해 적는다.
 
 # %%
+per_parameter = guess("6.2", None, "bytes")
+per_parameter
+
+# %% [markdown] lang="ko"
+# 이제 센 값이다.
+
+# %%
+from virtual_gpu.shards.layout import Layout
+from virtual_gpu.shards.ledger import paper_bytes
+
 for (n, stage), ranks in zeros.items():
     psi = ranks[0].parameters
     formula = paper_bytes(psi, Layout(n, stage))
     print(n, stage, f"{formula / psi:6.2f} |", *(f"{run.total / psi:6.2f}" for run in ranks))
+
+per_parameter.against(zeros[4, 3][0].total / psi)
 
 # %% [markdown] lang="ko"
 # 0단계와 3단계는 식과 정확히 같다. 1단계와 2단계가 다른 까닭을 종류별로 나누어 본다. rank 네 개일 때이고, 단위는 역시 파라미터 하나에 몇 바이트다.
@@ -365,7 +231,18 @@ for stage in (1, 2):
 # - **2단계.** `gathered`는 순전파에서 모아 역전파까지 두는 파라미터 전체(2Ψ)다. 논문의 2단계에서는 이것이 전부지만, FSDP2는 자기 조각(2Ψ/N)을 따로 갖고 있다가 옵티마이저 스텝에 쓴다. 그만큼 더 든다.
 #   역전파가 끝나면 모은 것을 버린다.
 #
-# ## 6.5 무엇이 오가는가
+# **6-2.** ZeRO의 단계, 파라미터 수, GPU 수를 받아 GPU 하나가 갖는 모델의 바이트를 돌려주는 함수를 완성하라. 혼합 정밀도(파라미터 하나에 16바이트)이고, 논문의 식을 따른다. 0단계는 나누지 않는 것이다.
+
+
+# %%
+def bytes_per_rank(stage, parameters, n):
+    return ...
+
+
+exercise("6-2").check(bytes_per_rank)
+
+# %% [markdown] lang="ko"
+# ## 6.3 무엇이 오가는가
 #
 # 나누어 가지면 모아야 한다. 한 스텝에 오간 원소를 집합 통신별로 세어 Ψ로 나눈다. 마지막 열은 합인데, all-reduce는 reduce-scatter와 all-gather를 이은 것이므로 두 번으로 친다(ZeRO 논문의 통신량 분석도 이렇게 센다).
 
@@ -391,7 +268,7 @@ for n in (2, 4):
 # %% [markdown] lang="ko"
 # 단계가 달라도 계산은 같다. rank 수를 두 배로 늘리면 절반이 되는 것은 행이 절반이기 때문이다.
 #
-# > **주장 4.** "ZeRO에서는 각 GPU가 모델의 자기 부분만 계산한다"
+# > **주장 3.** "ZeRO에서는 각 GPU가 모델의 자기 부분만 계산한다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -400,7 +277,29 @@ for n in (2, 4):
 #
 # </details>
 #
-# ## 6.6 빌릴 수 없는 GPU 64개로 실험하기
+# ### ZeRO-1을 직접 쓴다
+#
+# rank를 리스트로 흉내 낸다. `weights[r]`와 `gradients[r]`는 rank r이 가진 가중치와 그레이디언트다(1차원, 길이는 rank 수의 배수). `momentum[r]`은 rank r이 맡은 **조각**의 모멘텀이다. 집합 통신은 두 가지만 있으면 된다.
+
+# %%
+from helpers.chapters.c6_distributed import lists
+
+print(inspect.getsource(lists.reduce_scatter))
+print(inspect.getsource(lists.all_gather))
+
+# %% [markdown] lang="ko"
+# **6-3.** DDP로 평균한 그레이디언트로 SGD(모멘텀 0.9, `momentum = 0.9 * momentum + 그레이디언트`, `가중치 -= lr * momentum`)를 한 것과 같은 결과가 나오도록 ZeRO-1의 한 스텝을 완성하라. 새 가중치의 리스트와 새 모멘텀의 리스트를 돌려준다. rank마다 모멘텀을 자기 조각만 가져야 한다.
+
+
+# %%
+def zero_1_step(weights, gradients, momentum, lr):
+    return ...
+
+
+exercise("6-3").check(zero_1_step)
+
+# %% [markdown] lang="ko"
+# ## 6.4 빌릴 수 없는 GPU 64개로 실험하기
 #
 # ZeRO 논문(Rajbhandari 외, 2020)에서 가장 유명한 것은 그림 1이다. 75억 파라미터 모델을 GPU 64개로 학습할 때 GPU 하나에 필요한 메모리가 120 GB에서 1.9 GB까지 줄어든다.
 # 지금까지는 rank 두 개와 네 개를 정말로 실행해 바이트를 세었다. 64개는 어떻게 셀까?
@@ -414,21 +313,25 @@ for n in (2, 4):
 # 바이트가 정확히 한 층씩 늘어나는지 확인한 다음 전체 깊이의 값을 구한다. 표의 둘째 열은 논문의 식이 주는 값이다. rank의 열과 얼마나 다른지 본다.
 
 # %%
+from helpers import shard_ledger
+
 shard_ledger("ZeRO-7.5B", 64, stage=3)
 
 # %% [markdown] lang="ko"
 # 논문은 모델의 모양을 밝히지 않았다. 여기서는 GPT-2를 36층, 은닉층 4096으로 키웠고, 파라미터가 74.6억 개라서 논문보다 0.5% 작다. 단위는 논문을 따라 GB(10⁹바이트)다.
 #
-# ## 6.7 논문의 그림 1을 모델에서 얻기
+# ## 6.5 논문의 그림 1을 모델에서 얻기
 #
 # 네 단계를 모두 실행해 그린다. DDP는 그레이디언트를 보내려고 묶음(bucket)에 한 벌 더 담아 두는 것이 기본값인데(`gradient_as_bucket_view=False`), 논문은 이것을 세지 않으므로 여기서는 묶음이 곧 그레이디언트이게 한다. 점선은 논문의 그림 1과 표 1에 적힌 값이다. 막대가 점선을 넘는 곳이 두 군데 있다.
 
 # %%
+from virtual_gpu.drawing.shards import draw_stages
+
 ledgers = [shard_ledger("ZeRO-7.5B", 64, stage, gradient_as_bucket_view=True) for stage in range(4)]
 draw_stages(ledgers)
 
 # %% [markdown] lang="ko"
-# 0단계와 3단계는 모델이 0.5% 작은 만큼만 다르다. 나머지 둘이 다른 까닭은 6.4절과 같다. 2단계에서는 자기 조각 2Ψ/N만큼 더 들고, 1단계에서는 텐서가 통째로 나뉜다.
+# 0단계와 3단계는 모델이 0.5% 작은 만큼만 다르다. 나머지 둘이 다른 까닭은 6.2절과 같다. 2단계에서는 자기 조각 2Ψ/N만큼 더 들고, 1단계에서는 텐서가 통째로 나뉜다.
 # `ZeroRedundancyOptimizer`는 가장 큰 텐서부터, 지금까지 가장 적게 받은 rank에게 준다. 그래서 가장 큰 텐서인 임베딩을 받은 rank 0이 남들보다 많이 갖는다. 1단계의 표에서 rank 0과 rank 32를 비교한다.
 
 # %%
@@ -436,9 +339,9 @@ ledgers[1]
 
 # %% [markdown] lang="ko"
 # 이 방법으로 셀 수 없는 것이 하나 있다. DDP의 reducer는 값을 읽는 C++ 코드라서 값이 없는 텐서로는 돌지 않는다. 그래서 0단계와 1단계는 reducer 없이 실행했고, 아래 출력의 `allreduce`는 센 값이 아니라
-# 계산한 값이다. 진짜 rank에서 센 값은 6.5절에 있다.
+# 계산한 값이다. 진짜 rank에서 센 값은 6.3절에 있다.
 #
-# 한 스텝에 오가는 양을 6.5절처럼 센다. 열은 단계, 합이 Ψ의 몇 배인지, 집합 통신마다 Ψ의 몇 배인지다.
+# 한 스텝에 오가는 양을 6.3절처럼 센다. 열은 단계, 합이 Ψ의 몇 배인지, 집합 통신마다 Ψ의 몇 배인지다.
 
 # %%
 for ledger in ledgers:
@@ -454,23 +357,25 @@ for ledger in ledgers:
 round(ledgers[0].largest.total / ledgers[3].largest.total, 1)
 
 # %% [markdown] lang="ko"
-# > **주장 5.** "GPU 64개면 메모리가 1/60 수준으로 줄어든다"
+# > **주장 4.** "GPU 64개면 메모리가 1/60 수준으로 줄어든다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
 # **조건부로 맞다.** 파라미터, 그레이디언트, 옵티마이저 상태의 합은 정확히 GPU 수만큼, 1/64로 줄어든다.
-# 그러나 GPU 메모리에는 다른 것도 있다. 6.9절에서 그것까지 센다.
+# 그러나 GPU 메모리에는 다른 것도 있다. 6.7절에서 그것까지 센다.
 #
 # </details>
 #
 # ### 표 1: 75억, 1,280억, 1조
 #
-# 논문의 표 1은 같은 계산을 더 큰 모델과 더 많은 GPU로 넓힌 것이다. 열은 차례로 모델, GPU 수, 식으로 구한 1, 2, 3단계의 GB, 그리고 3단계를 실행해서 센 GB다. 마지막 두 열을 비교한다.
+# 논문의 표 1은 같은 계산을 더 큰 모델과 더 많은 GPU로 넓힌 것이다. 열은 차례로 모델, GPU 수(64개와 1,024개), 식으로 구한 1, 2, 3단계의 GB, 그리고 3단계를 실행해서 센 GB다. 마지막 두 열을 비교한다.
 
 # %%
+from virtual_gpu.shards.ledger import PAPER_MODELS, count_elements
+
 for model in PAPER_MODELS:
     psi = count_elements(model)
-    for n in (1, 4, 16, 64, 256, 1024):
+    for n in (64, 1024):
         by_formula = "".join(f"{paper_bytes(psi, Layout(n, stage)) / 1e9:11,.2f}" for stage in (1, 2, 3))
         counted = shard_ledger(model, n, stage=3, look_at=[0]).largest.total / 1e9
         print(f"{model:10}{n:5}{by_formula}{counted:13,.2f}")
@@ -478,7 +383,7 @@ for model in PAPER_MODELS:
 # %% [markdown] lang="ko"
 # 1조 파라미터 모델도 GPU 1,024개에 나누면 하나에 16 GB가 채 안 된다. 논문이 "1조 파라미터"를 말한 근거가 마지막 줄이다. 논문의 표에는 15.6이라고 적혀 있는데, 여기서 쓴 모양은 1조보다 조금 큰 1.008조다.
 #
-# ## 6.8 Llama 70B와 405B, GPU 16,384개까지
+# ## 6.6 Llama 70B와 405B, GPU 16,384개까지
 #
 # 실제로 쓰이는 모델로 넘어간다. Llama-3.1-405B를 ZeRO-3만으로 GPU 16,384개에 나누면 어떻게 될까? Meta가 이 모델을 학습할 때 쓴 수다. 열은 모델, GPU 수, 센 GB, 식의 GB, 오가는 양(Ψ의 배수)이다.
 # GPU가 늘어날 때 센 값과 식이 어디서부터 벌어지는지 본다.
@@ -494,17 +399,34 @@ for model, n in [("70B", 64), ("70B", 1024), ("405B", 64), ("405B", 1024), ("405
 # FSDP2는 텐서마다 첫째 차원(행)을 GPU 수로 자른다. 405B의 MLP에는 53,248행짜리 행렬이 있는데, 16,384로 나누면 3.25행이므로 모두가 4행짜리 자리를 만든다.
 # 키 투영(k_proj)은 1,024행뿐이라 GPU 15,360개에는 돌아갈 행이 없다. 그래도 all-gather는 모두가 같은 크기를 내야 하므로 빈 GPU도 한 행짜리 자리를 만든다.
 # 나눌 행보다 GPU가 많으면 더는 나누어지지 않고, 오가는 빈자리만 늘어난다. 그래서 아무도 이렇게 하지 않는다. Meta는 텐서 병렬 8 × 파이프라인 16 × 데이터 병렬 128로 배열했고, 데이터 병렬 128개 안에서만 조각을 나누었다. 순전파 뒤에 파라미터를 다시 나누지도 않았다(Llama 3 논문, arXiv 2407.21783, 3.3절). 흔한 규모에서는 **HSDP**(hybrid sharded data parallel)를 쓴다. 서버 안의 GPU끼리만 조각을 나누고 서버끼리는 같은 것을 갖는 것으로, FSDP2에서는 `fully_shard`에 2차원 mesh를 넘긴다.
-#
-# ## 6.9 ZeRO가 나누지 않는 것
-#
-# 지금까지는 모델이 차지하는 몫만 세었다. 학습에는 순전파 상태도 필요하고(3장), FSDP2는 조각을 모아 두었다가 쓰고 버린다. `rank_step`은 rank 하나에서 배치 하나로 순전파와 역전파를 실행해
-# 가장 많이 든 순간의 구성을 보여 준다. Llama-3.1-70B를 H100 64개에 3단계로 나누고, GPU마다 길이 4096인 글 하나를 넣는다. 보라색이 얼마나 되는지 본다.
-
-# %%
-rank_step("Llama-3.1-70B", 64, sequence_length=4096)
 
 # %% [markdown] lang="ko"
-# 모델의 몫은 16 GiB인데 순전파 상태가 그 몇 배다. GPU마다 자기 글을 계산하므로 순전파 상태는 저마다 자기 것이고, ZeRO는 이것을 나누지 않는다. 이 몫을 줄이는 방법은 5장의 체크포인팅이다.
+# ## 6.7 ZeRO가 나누지 않는 것
+#
+# 지금까지는 모델 상태만 세었다. 학습에는 순전파 상태도 필요하고(3장), FSDP2는 조각을 모아 두었다가 쓰고 버린다. `rank_step`은 rank 하나에서 배치 하나로 순전파와 역전파를 실행해
+# 가장 많이 든 순간의 구성을 보여 준다. Llama-3.1-70B를 H100 64개에 3단계로 나누고, GPU마다 길이 4096인 샘플 하나를 넣는다. GPU마다 실제로 필요한 메모리는 몇 GiB일까? 모델 상태만 세면 16Ψ/64 = 16.4 GiB다.
+
+# %%
+whole_step = guess("6.7", None, "GiB")
+whole_step
+
+# %% [markdown] lang="ko"
+# 이제 실행한다. 보라색이 얼마나 되는가?
+
+# %%
+from helpers import rank_step
+
+step = rank_step("Llama-3.1-70B", 64, sequence_length=4096)
+step
+
+# %% [markdown] lang="ko"
+# 예상은 얼마나 맞았나?
+
+# %%
+whole_step.against(step.total)
+
+# %% [markdown] lang="ko"
+# 모델 상태는 16 GiB인데 순전파 상태가 그 몇 배다. GPU마다 자기 샘플을 계산하므로 순전파 상태는 저마다 자기 것이고, ZeRO는 이것을 나누지 않는다. 이것을 줄이는 방법은 5장의 체크포인팅이다.
 
 # %%
 checkpointed = rank_step("Llama-3.1-70B", 64, sequence_length=4096, gradient_checkpointing=True)
@@ -524,6 +446,9 @@ checkpointed
 # 같은 설정에서 GPU를 8개부터 4,096개까지 늘린다. 막대의 윗부분과 아랫부분을 나누어 본다.
 
 # %%
+from virtual_gpu.drawing.shards import draw_gpus
+from virtual_gpu.shards.rank_step import steps_by_ranks
+
 steps = steps_by_ranks("meta-llama/Llama-3.1-70B")
 draw_gpus(steps)
 
@@ -537,44 +462,112 @@ for step in (steps[3], steps[-1]):
     print(f"{step.layout.ranks:5,} GPUs: {step.total / 2**30:5.1f} GiB, floor {step.floor / 2**30:4.1f} GiB")
 
 # %% [markdown] lang="ko"
-# > **주장 6.** "GPU를 많이 쓸수록 GPU당 메모리가 줄어든다"
+# > **주장 5.** "GPU를 많이 쓸수록 GPU당 메모리가 줄어든다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 모델의 몫은 그렇다. 그러나 바닥이 있다. GPU를 64배로 늘려도 메모리는 절반으로 줄 뿐이고, 바닥은 패딩 때문에 오히려 조금 높아진다.
-# 바닥을 낮추려면 GPU를 더 살 것이 아니라 배치와 길이를 줄이거나, 체크포인팅을 켜거나, 층 자체를 쪼개야 한다.
+# **조건부로 맞다.** 모델 상태는 그렇다. 그러나 바닥이 있다. GPU를 64배로 늘려도 메모리는 절반으로 줄 뿐이고, 바닥은 패딩 때문에 오히려 조금 높아진다.
+# 바닥을 낮추려면 GPU를 더 살 것이 아니라 배치와 길이를 줄이거나, 체크포인팅을 켜거나, 층 자체를 쪼개야 한다(7장).
 #
 # </details>
 #
-# ## 6.10 텐서 병렬과 함께
+# ### 사건 6-A: GPU를 늘렸는데 메모리가 그대로다
 #
-# 층을 쪼개는 방법이 앞에서 본 텐서 병렬이다. 둘을 함께 쓰려면 GPU를 바둑판처럼 배열한다(2-D mesh). 가로로 놓인 GPU 여덟 개는 한 층을 나누어 같은 글을 계산하고, 세로로는 ZeRO가 조각을 나눈다.
-# 텐서 병렬은 층마다 주고받아야 해서 보통 한 서버 안의 GPU끼리 한다.
+# "노드를 늘려 GPU를 8개에서 64개로 늘렸다. ZeRO-3(FSDP)니까 메모리가 GPU 수에 반비례해 줄어야 하는데 거의 그대로다." PyTorch와 DeepSpeed의 이슈에 해마다 올라오는 이야기다. 여기서는 Llama-3.1-8B를 A100 80 GB에서 배치 4, 길이 8192로 학습하다가 같은 일을 당했다.
 #
-# Llama-3.1-70B를 GPU 512개에 두 방법으로 나눈다. 한 번은 512개 모두를 ZeRO로, 한 번은 여덟 개씩 텐서 병렬로 묶고 64개의 묶음을 ZeRO로 나눈다. 앞의 방법에서는 GPU마다 글이 하나, 뒤의 방법에서는 묶음마다 하나다(체크포인팅 없음).
-# 열은 텐서 병렬의 크기, GPU 하나의 최대 메모리, 그 가운데 순전파 상태, 텐서 병렬로 보내는 양(GiB)이다. 순전파 상태가 1/8로 줄어드는지 본다.
+# 실험은 다섯 번 할 수 있다. `run`에 `ranks`, `gradient_checkpointing`, `tensor_parallel`, `batch_size`, `sequence_length`를 바꾸어 넣으면 GPU 하나의 구성이 나온다. 배치와 길이를 그대로 두고, **설정 하나만** 바꾸어 들어가게 하라.
 
 # %%
-for degree in (1, 8):
-    two_d = rank_step("Llama-3.1-70B", 512, tensor_parallel=degree, sequence_length=4096)
-    parts = (two_d.total, two_d.at_peak["activations"], two_d.activations_sent)
-    print(degree, "".join(f"{nbytes / 2**30:9.2f}" for nbytes in parts))
+from helpers import case
+
+case("6-A").run(ranks=8)
 
 # %% [markdown] lang="ko"
-# 여덟 개가 층 하나를 나누어 계산하는데도 순전파 상태는 절반 가까이 남는다. 텐서 병렬이 나누는 것은 블록 안의 넓은 부분(어텐션의 헤드, MLP의 폭)뿐이기 때문이다. 블록의 입력, 층 정규화, 그리고 여기서는
-# 로짓까지 여덟 GPU가 저마다 온전히 갖는다. Korthikanti 외(2022)는 t개로 나눈 한 층을 sbh(10 + 24/t + 5as/ht)로 적었는데, t로 나누어지지 않는 10이 바로 이것이다.
-# 체크포인팅을 켜면 층마다 남는 것이 블록의 입력뿐이므로 그때는 거의 나누어지지 않는다. 같은 논문은 나머지도 시퀀스 방향으로 나누는 **시퀀스 병렬**(sequence parallelism)을 내놓았다. 여기서는 쓰지 않았다.
-#
-# 통신도 잦아진다. 블록 하나에 all-reduce가 몇 번 있는지 세려면 전체 원소 수를 (층 수 × 토큰 수 × 은닉층 크기)로 나눈다.
+# 실험한 다음 바꿀 설정 하나를 `{"이름": 값}`으로 적는다.
 
 # %%
-two_d.sent_activations["all_reduce"] / (80 * 4096 * 8192)
+changes = ...
+case("6-A").check(changes)
 
 # %% [markdown] lang="ko"
-# 블록마다 일곱 번이다(0.0125 = 1/80은 출력층의 몫이다). 순전파에서 두 번(어텐션 뒤, MLP 뒤), 역전파에서 다섯 번이다. Megatron-LM 논문(Shoeybi 외, 2019)은 역전파도 두 번으로 끝낸다.
-# 여기서 더 많은 것은 transformers의 Llama에서 q, k, v와 gate, up이 서로 다른 행렬이고, `parallelize_module`이 행렬마다 입력의 그레이디언트를 따로 더하기 때문이다.
+# **6-4.** Llama-3.1-70B를 H200으로 전체 미세 조정하려고 한다. 3단계, GPU마다 배치 1, 길이 4096, 체크포인팅이다. GPU가 적어도 몇 개 있어야 하는가? H200 여덟 개짜리 서버 한 대로 될까?
+# 먼저 6-2의 함수로 어림하고, `rank_step("Llama-3.1-70B", GPU 수, batch_size=1, sequence_length=4096, gradient_checkpointing=True, gpu="H200")`으로 확인한다.
+
+# %%
+smallest = ...
+exercise("6-4").check(smallest)
+
+# %% [markdown] lang="ko"
+# ## 6.8 내 코드에 FSDP2를 넣으면
 #
-# ## 6.11 실제로 돌릴 때: 스크립트 하나, 설정 파일 다섯 개
+# 3단계를 내 모델에 쓰려면 몇 줄이 필요할까? 다섯 줄이다. 블록마다 `fully_shard`를 부르고, 마지막에 모델 전체에 한 번 더 부른다. 블록마다 부르는 까닭은 모으는 단위가 블록이 되게 하려는 것이다. 모델 전체에만 부르면 모든 파라미터를 한꺼번에 모은다.
+
+# %%
+from helpers.chapters.c6_distributed.ranks import fsdp2, shard_model
+
+print(inspect.getsource(shard_model))
+
+# %% [markdown] lang="ko"
+# - `mesh`는 GPU의 배열이다. 한 줄로 늘어놓으면 모두가 조각을 나눈다.
+# - `MixedPrecisionPolicy`는 저장은 fp32 조각으로, 모아서 계산할 때는 `param_dtype`(bf16)으로, 그레이디언트를 더할 때는 `reduce_dtype`(fp32)으로 하라는 뜻이다. 그래서 파라미터 하나에 4 + 4 + 8 = 16바이트를 나누어 갖는다. T4에는 bf16 연산 장치가 없으므로 `torch.float16`과 손실 스케일링을 쓴다.
+# - 옵티마이저는 `fully_shard`를 부른 **다음에** 만든다. 먼저 만들면 조각이 아니라 원래 파라미터를 붙들고 있게 된다.
+#
+# rank 네 개로 한 스텝을 실행한다. 모델은 6.2절의 것이다. 출력은 파라미터 수, rank 하나가 가진 바이트를 파라미터 수로 나눈 것, 오간 원소의 수를 파라미터 수로 나눈 것이다. 3단계의 식으로는 얼마여야 하는가?
+
+# %%
+count = zeros[4, 3][0].parameters
+
+
+def per_parameter_of(run):
+    return [{name: round(n / count, 2) for name, n in counts.items()} for counts in (run.held, run.sent)]
+
+
+sharded = run_ranks(fsdp2, 4)[0]
+print(count, *per_parameter_of(sharded))
+
+# %% [markdown] lang="ko"
+# 가진 것은 (4 + 4 + 8)/4 = 4바이트로 식과 같다. all-gather가 2가 아니라 1.44인 것은 마지막에 감싼 묶음(임베딩과 출력층)을 FSDP2가 순전파 뒤에 버리지 않기 때문이다. 역전파가 그것부터 쓰므로 버렸다가 바로 다시 모으는 셈이 된다.
+#
+# ### HSDP: 서버 안에서만 나눈다
+#
+# 서버가 여럿이면 서버 사이의 연결이 서버 안의 연결보다 훨씬 느리다. **HSDP**(hybrid sharded data parallel)는 서버 안의 GPU끼리만 조각을 나누고 서버끼리는 같은 조각을 갖는다. 코드는 그대로 두고 `mesh`만 2차원으로 바꾼다. rank 네 개를 2 × 2로 놓는다. 앞의 수는 복제(replicate), 뒤의 수는 나누기(shard)다. 가진 것과 오간 것이 앞의 출력과 어떻게 다를까?
+
+# %%
+per_parameter_of(run_ranks(fsdp2, 4, 2)[0])
+
+# %% [markdown] lang="ko"
+# 둘이서만 나누니 가진 것이 두 배, (4 + 4 + 8)/2 = 8바이트다. all-gather와 reduce-scatter는 둘 사이에서만 일어나고, 서버 사이를 건너는 것은 **자기 조각의 all-reduce**, 곧 0.5Ψ뿐이다. 메모리를 더 쓰고 느린 연결을 덜 쓴다.
+#
+# ### 누적할 때는 언제 통신할까
+#
+# 4장의 누적을 함께 쓰면 마이크로 배치마다 그레이디언트를 보낼 것인가, 마지막에 한 번만 보낼 것인가를 정해야 한다. DDP에서는 `no_sync()`, FSDP2에서는 `set_requires_gradient_sync(False)`로 미룬다. 마이크로 배치 네 개로 두 가지를 실행한다. 둘째 열은 reduce-scatter로 오간 원소(Ψ의 배수), 셋째 열은 마이크로 배치 사이에 남아 있는 **나누지 않은 그레이디언트**(파라미터 하나에 몇 바이트)다.
+
+# %%
+for sync_each in (True, False):
+    run = run_ranks(fsdp2, 4, 1, 4, sync_each)[0]
+    print(sync_each, run.sent["reduce_scatter_base"] / count, run.unsharded / count)
+
+# %% [markdown] lang="ko"
+# 미루면 통신은 1/4로 줄지만, 나누지 않은 그레이디언트를 rank마다 한 벌씩(fp32라서 4바이트) 들고 있어야 한다. ZeRO-2와 3이 없앤 바로 그것이다. DDP에서는 어차피 한 벌을 들고 있으므로 미루는 데 메모리가 더 들지 않는다.
+#
+# ### 사건 6-B: 누적을 켰더니 OOM
+#
+# "FSDP로 잘 돌던 학습에 누적을 켰다. 배치는 그대로인데 메모리가 부족하다." accelerate는 누적할 때 통신을 미루는 것이 기본값이고, 이 때문에 `sync_each_batch`라는 설정이 생겼다. Llama-3.1-8B(80.3억 파라미터)를 8개의 GPU로 학습한다면, 통신을 미루는 것만으로 GPU마다 **몇 GiB**가 더 들까?
+#
+# 실험은 작은 모델로 다섯 번 할 수 있다. `ranks`(2나 4), `micro_batches`, `sync_each`를 바꾼다. GPU 수를 늘리면 이 값이 줄어드는지도 알아본다.
+
+# %%
+case("6-B").run(ranks=4, sync_each=False).unsharded
+
+# %% [markdown] lang="ko"
+# GiB로 적는다.
+
+# %%
+extra_gib = ...
+case("6-B").check(extra_gib)
+
+# %% [markdown] lang="ko"
+# ## 6.9 실제로 돌릴 때
 #
 # 지금까지는 노트북 안에서 rank를 띄웠다. GPU가 여러 개인 컴퓨터나 여러 노드(node, 함께 일하는 컴퓨터)에서는 스크립트를 파일로 두고 **런처**(launcher)로 시작한다. 런처는 노드마다 프로세스를 띄우고
 # 각 프로세스에 자기 번호(`RANK`)와 전체 수(`WORLD_SIZE`)를 환경 변수로 알려 준다. PyTorch에는 `torchrun`이 있고, accelerate에는 `accelerate launch`가 있다.
@@ -584,6 +577,7 @@ two_d.sent_activations["all_reduce"] / (80 * 4096 * 8192)
 # 먼저 rank 두 개로 돌린다. 어느 컴퓨터에서나 같도록 GPU는 숨기고 CPU에서 gloo로 통신한다. `--fully-shard`는 FSDP2로 나누라는 뜻이다. 첫 줄에서 요청한 엔진과 실제로 쓰인 엔진이 같은지, 그리고 rank마다 무엇을 몇 바이트 들고 있는지 본다.
 
 # %% tags=["nbval-ignore-output"]
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -620,48 +614,13 @@ print(refused.stderr.splitlines()[0])
 print(refused.returncode)
 
 # %% [markdown] lang="ko"
-# 스크립트가 확인하지 않았다면 프로세스 하나가 끝까지 학습하고 상태 코드 0을 돌려주었을 것이다. accelerate 1.15에서 확인한 그런 경우는 다음과 같다.
-#
-# | 요청 | 실제 | 알아채는 방법 |
-# |---|---|---|
-# | `accelerate launch --cpu --num_processes 2` | 프로세스 하나. 설정 파일의 엔진도 무시한다 | 만날 주소(`MASTER_ADDR`)는 있는데 `LOCAL_RANK`가 없다 |
-# | GPU 없이 `Accelerator()` | rank는 둘인데 서로 모른 채 같은 데이터로 따로 학습한다 | `num_processes`가 1이다 |
-# | GPU 없이 DeepSpeed | 통신은 하지만 데이터를 나누지 않는다 | `num_processes`가 1이다 |
-# | `Accelerator(cpu=True)`와 `fsdp_config` | DDP | 파라미터가 `DTensor`가 아니다 |
-# | CPU에서 `mixed_precision: fp16` | fp32로 계산한다 | 정밀도는 fp16인데 autocast가 꺼져 있다 |
-# | DeepSpeed에서 `gradient_clipping`을 적지 않거나 0.0으로 적음 | 그레이디언트의 길이를 1.0으로 자른다(클리핑) | 엔진에 물어 보고서에 적는다 |
-#
-# 그래서 스크립트는 설정값이 아니라 **모델이 실제로 무엇이 되었는지**를 보고 엔진의 이름을 적는다. 노드가 많을수록 `--expect-ranks`로 rank 수를 못 박아 두는 편이 안전하다.
-#
-# 다섯 가지 설정을 CPU에서 rank 두 개로 돌린 결과는 다음과 같다. 실행된 것은 모두 손실이 프로세스 하나로 돌렸을 때와 같았다(fp32, 차이 0.0001 미만). 여러 GPU에서는 아직 돌려 보지 않았다.
-#
-# | 엔진 | 설정 파일 | 나누는 것 | CPU에서 |
-# |---|---|---|---|
-# | DDP | `configs/ddp.yaml` | 없음 | 실행된다 |
-# | FSDP2 | `configs/fsdp2.yaml` | 전부 | accelerate가 DDP로 바꾸므로 멈춘다. `--fully-shard`를 주면 실행된다 |
-# | DeepSpeed ZeRO-2 | `configs/deepspeed_zero2.yaml` | 그레이디언트, 옵티마이저 상태 | DeepSpeed 0.19.8을 설치하면 실행된다 |
-# | DeepSpeed ZeRO-3 | `configs/deepspeed_zero3.yaml` | 전부 | 위와 같다 |
-# | ZeRO-3 오프로드 | `configs/deepspeed_zero3_offload.yaml` | 전부. CPU 메모리에 둔다 | 위와 같다. CPU에서는 옮길 곳이 따로 없다 |
+# 스크립트가 확인하지 않았다면 프로세스 하나가 끝까지 학습하고 상태 코드 0을 돌려주었을 것이다. 그래서 스크립트는 설정값이 아니라 **모델이 실제로 무엇이 되었는지**를 보고 엔진의 이름을 적는다. 노드가 많을수록 `--expect-ranks`로 rank 수를 못 박아 두는 편이 안전하다. 이런 경우의 목록과 설정 파일 다섯 개를 돌려 본 결과, 노드가 여럿일 때의 명령은 [여러 GPU에서 돌리기](../../docs/launching.md)에 있다. 여러 GPU에서는 아직 돌려 보지 않았다.
 #
 # 무엇을 쓸까? 모델과 옵티마이저 상태가 GPU 하나에 들어가면 DDP가 가장 단순하다. 파라미터는 들어가는데 옵티마이저 상태가 넘치면 ZeRO-2나 `fsdp_reshard_after_forward: false`, 파라미터도
 # 들어가지 않으면 FSDP2나 ZeRO-3를 쓴다. 모든 GPU를 합쳐도 모자라면 오프로드가 남는데, 옵티마이저 스텝을 CPU가 하므로 느리다. DeepSpeed의 옵티마이저 상태에는 fp32 가중치의 사본이 하나 더 들어
 # 있어서, fp32로 학습하면 파라미터마다 4바이트를 나누어 더 든다.
 #
-# 노드가 둘이면 같은 명령을 노드마다 한 번씩 실행한다. 다른 것은 노드 번호뿐이다.
-#
-# ```sh
-# # torchrun: node 0 (on the other node: --node-rank 1)
-# torchrun --nnodes 2 --nproc-per-node 8 --node-rank 0 --master-addr 10.0.0.1 --master-port 29500 \
-#     examples/train_distributed.py --model EleutherAI/polyglot-ko-1.3b --fully-shard --expect-ranks 16
-#
-# # accelerate: num_machines, num_processes, main_process_ip in the file (on the other node: --machine_rank 1)
-# accelerate launch --config_file configs/fsdp2.yaml --machine_rank 0 \
-#     examples/train_distributed.py --model EleutherAI/polyglot-ko-1.3b --expect-ranks 16
-# ```
-#
-# 노드 사이의 통신은 노드 안의 통신보다 느리다. 스텝마다 오가는 양이 DDP는 파라미터 수의 2배, ZeRO-3는 3배였다는 것을 떠올리면, 노드가 늘 때 무엇부터 느려지는지 짐작할 수 있다.
-#
-# ## 6.12 직접 바꿔 보기
+# ## 6.10 직접 바꿔 보기
 #
 # 모델, GPU의 종류와 수, ZeRO의 단계, 텐서 병렬, 배치와 길이를 바꾸면 GPU 하나의 메모리와 한 스텝에 보내는 양이 따라 바뀐다. GPU 수만 바꿀 때는 64개로 나눈 실행 하나에서
 # 다른 수의 값을 구한다. 그 수로 나누어 실행한 값과 1% 안에서 같다. 패딩이 눈에 띌 만큼 GPU가 많으면 그 수로 다시 실행한다. 아래 그림은 처음 모습이다.
@@ -675,71 +634,32 @@ print(refused.returncode)
 # - 모델을 Llama-3.1-405B로 바꾸고, 들어가는 가장 적은 GPU 수를 찾는다.
 
 # %%
+from helpers import zero_panel
+
 zero_panel()
 
 # %% [markdown] lang="ko"
-# ## 6.13 연습 문제
+# ## 6.11 기억할 것
 #
-# 답을 채우고 실행하면 맞았는지, 틀렸다면 얼마나 틀렸는지 알려 준다. 막히면 `exercise("6-1").hint()`, 그래도 막히면 `exercise("6-1").solution()`을 실행한다.
-#
-# **6-1.** rank마다 행 수가 다르면 DDP의 평균은 전체 배치의 평균이 아니다. rank마다 자기 행에서 구한 평균 그레이디언트(여기서는 숫자 하나)의 목록 `means`와 행 수의 목록 `rows`를 받아,
-# 전체 배치의 평균 그레이디언트를 돌려주는 함수를 완성하라.
-
+# 예상이 얼마나 맞았는지 돌아본다.
 
 # %%
-def whole_gradient(means, rows):
-    return ...
+from helpers import guesses
 
-
-exercise("6-1").check(whole_gradient)
+guesses()
 
 # %% [markdown] lang="ko"
-# **6-2.** 파이프라인의 단계 수 `stages`와 참을 수 있는 버블의 비율 `most`를 받아, 버블이 `most` 이하가 되는 가장 작은 마이크로 배치 수를 돌려주는 함수를 완성하라. 단계마다 걸리는 시간은 같다.
-
-
-# %%
-def micro_batches(stages, most):
-    return ...
-
-
-exercise("6-2").check(micro_batches)
-
-# %% [markdown] lang="ko"
-# **6-3.** ZeRO의 단계, 파라미터 수, GPU 수를 받아 GPU 하나가 갖는 모델의 바이트를 돌려주는 함수를 완성하라. 혼합 정밀도(파라미터 하나에 16바이트)이고, 논문의 식을 따른다. 0단계는 나누지 않는 것이다.
-
-
-# %%
-def bytes_per_rank(stage, parameters, n):
-    return ...
-
-
-exercise("6-3").check(bytes_per_rank)
-
-# %% [markdown] lang="ko"
-# **6-4.** Llama-3.1-70B를 H200으로 전체 미세 조정하려고 한다. 3단계, GPU마다 배치 1, 길이 4096, 체크포인팅이다. GPU가 적어도 몇 개 있어야 하는가? H200 여덟 개짜리 서버 한 대로 될까?
-# 먼저 6-3의 함수로 어림하고, `rank_step("Llama-3.1-70B", GPU 수, batch_size=1, sequence_length=4096, gradient_checkpointing=True, gpu="H200")`으로 확인한다.
-
-# %%
-smallest = ...
-exercise("6-4").check(smallest)
-
-# %% [markdown] lang="ko"
-# ## 6.14 기억할 것
-#
 # | 방법 | 나누는 것 | 나누지 않는 것 | 주고받는 것 |
 # |---|---|---|---|
 # | 데이터 병렬 (DDP) | 배치, 따라서 순전파 상태 | 모델 전체: 16Ψ | 그레이디언트 all-reduce, 2Ψ |
-# | 파이프라인 병렬 | 층 | 배치(모두 차례로 지나간다). 버블 (p − 1)/(m + p − 1) | 단계 사이의 순전파 상태와 그 그레이디언트 |
-# | 텐서 병렬 | 층 안의 행렬, 헤드 | 블록의 입력, 층 정규화 | 블록마다 all-reduce |
 # | ZeRO-1 (`ZeroRedundancyOptimizer`) | 옵티마이저 상태: 4Ψ + 12Ψ/N, 텐서 통째로 | 계산, 순전파 상태 | 3Ψ (논문은 2Ψ) |
 # | ZeRO-2 (FSDP2, `reshard_after_forward=False`) | + 그레이디언트: 2Ψ + 14Ψ/N, 자기 조각 2Ψ/N 더 | 계산, 순전파 상태 | 2Ψ |
 # | ZeRO-3 (FSDP2, `reshard_after_forward=True`) | + 파라미터: 16Ψ/N | 계산, 순전파 상태 | 3Ψ |
 #
-# - GPU 네 개로 네 배 빨라지려면 통신이 계산 뒤에 숨어야 한다. 네 배 큰 모델을 학습하려면 데이터 병렬만으로는 안 되고 ZeRO나 파이프라인 병렬, 텐서 병렬이 있어야 한다.
+# - GPU 네 개로 네 배 빨라지려면 통신이 계산 뒤에 숨어야 한다. 네 배 큰 모델을 학습하려면 데이터 병렬만으로는 안 되고 ZeRO가 있어야 한다.
 # - ZeRO는 데이터 병렬에서 저장만 나눈다. 계산은 모든 rank가 모든 층에서 한다.
-# - GPipe는 단계마다 마이크로 배치 m개의 순전파 상태를, 1F1B는 단계 i에서 p − i개만 붙든다. 버블은 같다.
-# - 텐서 병렬은 첫째 행렬을 열로, 둘째 행렬을 행으로 나누어 블록 하나의 순전파를 all-reduce 두 번으로 끝낸다. 순전파 상태도 나누지만 블록 안쪽만 나눈다.
 # - ZeRO는 순전파 상태를 나누지 않는다. GPU를 늘려도 순전파 상태, 모아 둔 블록, 통신 버퍼는 바닥에 남는다.
 # - 나눌 행보다 GPU가 많으면 패딩이 생겨 메모리도 통신도 식보다 커진다.
+# - FSDP2는 다섯 줄이다. 서버가 여럿이면 2차원 mesh로 서버 안에서만 나눈다(HSDP). 누적할 때 통신을 미루면 나누지 않은 그레이디언트가 한 벌 남는다.
 #
-# GPU를 64개 빌려 옵티마이저 상태를 64등분했다. 그런데 학습할 파라미터 자체를 1/100로 줄일 수 있다면 그레이디언트도 옵티마이저 상태도 처음부터 1/100이다. GPU 하나로도 될까? [8장](08_lora.ipynb)에서 답한다.
+# 나누어 가져도 계산은 모두가 다 한다. 층 하나를 모으는 것조차 벅차거나 순전파 상태가 바닥에 남는다면 모델 자체를 쪼개야 한다. [7장](07_split_model.ipynb)에서 쪼갠다.

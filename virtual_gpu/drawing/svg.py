@@ -12,6 +12,8 @@ BLUE, ORANGE, GREEN, PURPLE, RED, SKY, GREY = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#9AA5B1",
 )  # fmt: skip
 
+RANKS = (BLUE, ORANGE, GREEN, PURPLE)  # one rank after another
+
 
 class Drawing:
     """An SVG picture of width × height pixels on a white sheet (readable in a dark theme too); `alt` describes it."""

@@ -13,7 +13,7 @@ from ..models.configs import is_given, load_config
 from ..step.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
-    from .plans import Plan
+    from .plans import Plan, Recipe
 
 
 def files_of(plan: Plan) -> dict[str, str]:
@@ -36,13 +36,20 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
         "optim": OPTIMIZERS[recipe.optimizer][0],
         "fp16": mixed and "fp16" in recipe.precision,
         "bf16": mixed and "bf16" in recipe.precision,
-        "learning_rate": 1e-5 if recipe.method == "full" else 2e-4,
+        "learning_rate": _learning_rate(recipe),
         "num_train_epochs": 1,
         "logging_steps": 10,
         "save_strategy": "no",
         "report_to": "none",
     }
     return arguments | ({"ddp_find_unused_parameters": False} if plan.request.gpus > 1 else {})
+
+
+def _learning_rate(recipe: Recipe) -> float:
+    """Where to begin. Weights in bf16 swallow most of a step of 1e-5, so there transformers' default, 5e-5."""
+    if recipe.method != "full":
+        return 2e-4
+    return 5e-5 if recipe.caution else 1e-5
 
 
 def lora_config(plan: Plan) -> dict[str, Any]:
@@ -92,9 +99,9 @@ def _script(plan: Plan) -> str:
     default = "required=True" if is_given(model) else f"default={model!a}"
     loading, adapters, imports = "", "", ""
     if recipe.method == "qlora":
-        imports = _IMPORTS_4BIT
         loading = _LOADING_4BIT
     if recipe.method != "full":
+        imports, loading = _IMPORT_PLACE, loading + _PLACE
         names = "LoraConfig, get_peft_model"
         prepare = ""
         if recipe.method == "qlora":
@@ -103,7 +110,7 @@ def _script(plan: Plan) -> str:
         imports += f"from peft import {names}\n"
         adapters = f'{prepare}model = get_peft_model(model, LoraConfig(**read("lora_config.json")))\n'
     return _SCRIPT.format(
-        title=_english(plan),
+        title="\n".join(filter(None, [_english(plan), _caution(recipe)])),
         imports=imports,
         bits=", BitsAndBytesConfig" if recipe.method == "qlora" else "",
         model=default,
@@ -122,14 +129,20 @@ def _english(plan: Plan) -> str:
     return ", ".join([*parts, f"{plan.request.gpus} x {plan.request.gpu}"])
 
 
-_IMPORTS_4BIT = "from accelerate import PartialState\n"
+def _caution(recipe: Recipe) -> str:
+    return "\nWeights in bf16 round small updates away: see that the loss falls." if recipe.caution else ""
+
+
+# Straight to the GPU: a base of 12 GB does not pass through Colab's 12.7 GB of RAM.
+_IMPORT_PLACE = "from accelerate import PartialState\n"
+_PLACE = """    device_map={"": "cpu" if args.cpu else PartialState().local_process_index},
+"""
 _LOADING_4BIT = """    quantization_config=BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
     ),
-    device_map={"": "cpu" if args.cpu else PartialState().local_process_index},
 """
 _SCRIPT = '''"""{title}
 

@@ -34,7 +34,7 @@ def extra_label(plan: Plan) -> str:
 def row_of(plan: Plan, sharded: bool) -> list[str]:
     """The plan's cells, without its rank."""
     recipe = plan.recipe
-    cells = [method_label(recipe.method), recipe.precision, recipe.optimizer]
+    cells = [method_label(recipe.method), recipe.precision + (" ⚠" if recipe.caution else ""), recipe.optimizer]
     if sharded:
         cells.append(f"ZeRO-{recipe.stage}" if recipe.stage else "DDP")
     return [
@@ -81,7 +81,9 @@ def table_html(plans: Plans) -> str:
     for i, plan in enumerate(plans.plans):
         why = tr(ko="← 고른다", en="← choose") if not i else plan.why_after(plans.plans[i - 1])
         rows.append([str(i + 1), *row_of(plan, sharded), why])
-    return html_table(["#", *heads_of(sharded), tr(ko="바로 위 계획에 밀린 까닭", en="worse than above in")], rows)
+    table = html_table(["#", *heads_of(sharded), tr(ko="바로 위 계획에 밀린 까닭", en="worse than above in")], rows)
+    cautions = dict.fromkeys(plan.recipe.caution for plan in plans.plans if plan.recipe.caution)
+    return table + "".join(f"<p>⚠ {escape(text)}</p>" for text in cautions)
 
 
 class Losers:

@@ -88,6 +88,23 @@ class Recipe:
     checkpointing: bool = False
 
     @property
+    def change(self) -> tuple[int, bool, bool]:
+        """How much it changes training, the first criterion of the ranking: the smaller the less."""
+        return METHODS.index(self.method), self.precision in ("bf16", "fp16"), self.optimizer != "adamw_fused"
+
+    @property
+    def caution(self) -> str:
+        """What to know before training so; empty where there is nothing."""
+        if self.precision != "bf16":
+            return ""
+        return tr(
+            ko="가중치까지 bf16이면 작은 갱신이 반올림되어 사라진다. 손실이 줄어드는지 보고, 확률적 반올림을 쓰는 "
+            "옵티마이저나 LoRA도 견주어 본다",
+            en="weights in bf16 round small updates away: see that the loss falls, and compare LoRA or an optimizer "
+            "with stochastic rounding",
+        )
+
+    @property
     def title(self) -> str:
         """One line that names it."""
         parts = [method_label(self.method), self.precision, self.optimizer]
@@ -153,9 +170,8 @@ class Plan:
     @property
     def key(self) -> tuple:
         """The ranking: the smallest first (see `CRITERIA`)."""
-        r = self.recipe
-        change = METHODS.index(r.method), r.precision in ("bf16", "fp16"), r.optimizer != "adamw_fused"
-        return change, self.extra_flops, self.sent_bytes, self.seconds or 0.0, self.accumulation, -self.left_bytes
+        seconds = self.seconds or 0.0
+        return self.recipe.change, self.extra_flops, self.sent_bytes, seconds, self.accumulation, -self.left_bytes
 
     @property
     def title(self) -> str:
@@ -187,7 +203,7 @@ class Plan:
         }
         card_bytes = self.request.room.needed(self.needed_bytes)
         more = {"verdict": self.verdict, "card_bytes": [card_bytes.low, card_bytes.high]}
-        more |= {"sent_bytes": self.sent_bytes, "lower_bound_seconds": self.seconds}
+        more |= {"sent_bytes": self.sent_bytes, "lower_bound_seconds": self.seconds, "caution": self.recipe.caution}
         return {**asdict(self.recipe), **numbers, **more}
 
     def files(self) -> dict[str, str]:
@@ -202,7 +218,7 @@ class Plan:
         return write(self.files(), folder, force)
 
     def __repr__(self) -> str:
-        return f"{self.title}: {self.needed}"
+        return f"{self.title}: {self.needed}" + (f" ⚠ {self.recipe.caution}" if self.recipe.caution else "")
 
     def _repr_html_(self) -> str:
         heads = [self.title, *map(kind_label, self.at_peak), tr(ko="합", en="total"), tr(ko="한도", en="capacity")]
@@ -322,7 +338,10 @@ def left_out(request: Request) -> list[tuple[str, str]]:
         rows.append(
             (
                 tr(ko="전체 미세 조정 · 순수 fp16", en="full fine-tuning · pure fp16"),
-                tr(ko="학습이 망가진다(3장): ε가 0이 되고 값이 넘친다", en="it does not train (chapter 3)"),
+                tr(
+                    ko="제대로 배우지 못한다(3장): foreach는 ε가 0이 되어 무너지고, fused도 분산이 0으로 저장된다",
+                    en="it does not learn well: foreach's epsilon becomes 0, and fused stores a variance of 0",
+                ),
             )
         )
     if not request.spec.has_bf16:

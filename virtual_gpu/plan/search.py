@@ -142,7 +142,12 @@ def plan_training(
     return _search(make_request(model, gpu, gpus, **request), progress or (lambda plans: None))
 
 
-def _search(request: Request, progress: Callable[[Plans], None]) -> Plans:
+def _first(request: Request) -> Plan:
+    """The first of the ranking, of a request with which something fits."""
+    return _search(request, lambda plans: None, first_only=True).plans[0]
+
+
+def _search(request: Request, progress: Callable[[Plans], None], first_only: bool = False) -> Plans:
     plans, losers, refused, skipped, errors = [], [], {}, left_out(request), []
     rates: dict[bool, float] = {}
 
@@ -151,7 +156,9 @@ def _search(request: Request, progress: Callable[[Plans], None]) -> Plans:
         losers.sort(key=lambda plan: plan.needed_bytes)
         return Plans(request, [*plans], [*losers], {**refused}, [*skipped])
 
-    for recipe in recipes_of(request):
+    for recipe in sorted(recipes_of(request), key=lambda recipe: recipe.change):
+        if first_only and plans and recipe.change > plans[0].recipe.change:
+            break
         try:
             if recipe.method == "full" and sum(held(request, recipe).values()) > request.room.possible_bytes:
                 losers.append(hopeless(request, recipe))
@@ -318,7 +325,14 @@ def _room(request: Request) -> Plan | None:
 
 
 def smallest_changes(request: Request) -> list[Change]:
-    """For each of methods, GPU, number of GPUs and length: the smallest change of it alone that makes room."""
+    """For each of methods, GPU, number of GPUs and length: the smallest change of it alone that makes room.
+
+    A change comes with what the ranking says then, which need not be the plan of least memory that showed the room.
+    """
+    return [replace(change, plan=_first(change.plan.request)) for change in _changes(request)]
+
+
+def _changes(request: Request) -> list[Change]:
     changes = []
     for method in [method for method in METHODS if method not in request.methods]:
         if plan := _room(replace(request, methods=(method,))):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from virtual_gpu.language import tr
 from virtual_gpu.shards.rank_step import RankStep, rank_step
-from virtual_gpu.units import human_bytes, positive_int
+from virtual_gpu.units import GiB, choose, human_bytes, positive_int
 
-from ...self_check import Exercise, compare, filled, right
+from ...ranks.launcher import run_ranks
+from ...self_check import Case, Exercise, compare, filled, right
+from .ranks import ShardedRun, fsdp2
 
 _SIZES = {"7.5B": 7_500_000_000, "Llama-3.1-70B": 70_553_706_496}
 
@@ -41,15 +46,6 @@ def _judge_whole_gradient(function: Callable[[list[float], list[int]], float]) -
     return right()
 
 
-def _judge_micro_batches(function: Callable[[int, float], int]) -> str:
-    for stages, most in ((4, 0.21), (8, 0.11), (16, 0.07)):
-        expected = next(m for m in range(1, 10**4) if (stages - 1) / (m + stages - 1) <= most)
-        wrong = compare(function(stages, most), expected, f"stages={stages}, most={most}")
-        if wrong:
-            return wrong
-    return right()
-
-
 FOR_70B = {"batch_size": 1, "sequence_length": 4096, "gradient_checkpointing": True, "gpu": "H200"}
 
 
@@ -74,6 +70,70 @@ def _judge_smallest_cluster(ranks: int) -> str:
     return right(tr(ko=f"GPU마다 {total}, 한도 {capacity}.", en=f"{total} of {capacity} on each GPU."))
 
 
+LENGTH, STEPS, DECAY = 8, 3, 0.9
+
+
+def _judge_zero_1(function: Callable) -> str:
+    for n in (2, 4):
+        draw = torch.Generator().manual_seed(n)
+        weights = [torch.randn(LENGTH, generator=draw, dtype=torch.float64)] * n
+        momentum = [torch.zeros(LENGTH // n, dtype=torch.float64) for _ in range(n)]
+        expected, expected_momentum = weights[0].clone(), torch.zeros(LENGTH, dtype=torch.float64)
+        for step in range(STEPS):
+            gradients = [torch.randn(LENGTH, generator=draw, dtype=torch.float64) for _ in range(n)]
+            given = ([w.clone() for w in weights], [g.clone() for g in gradients], [m.clone() for m in momentum])
+            weights, momentum = filled(function(*given, 0.1))
+            expected_momentum = DECAY * expected_momentum + sum(gradients) / n
+            expected = expected - 0.1 * expected_momentum
+            if [m.numel() for m in momentum] != [LENGTH // n] * n:
+                return tr(
+                    ko=f"n={n}: momentum의 길이가 {[m.numel() for m in momentum]}이다. rank마다 자기 조각 "
+                    f"{LENGTH // n}개만 가져야 ZeRO-1이다.",
+                    en=f"n={n}: momenta of {[m.numel() for m in momentum]}; each rank holds {LENGTH // n}.",
+                )
+            off = max(float((w - expected).abs().max()) for w in weights)
+            if off > 1e-12:
+                return tr(
+                    ko=f"n={n}, 스텝 {step}: DDP의 가중치와 {off:.3g}만큼 다르다. 그레이디언트는 합이 아니라 평균이다.",
+                    en=f"n={n}, step {step}: {off:.3g} off DDP's weights. A gradient is a mean, not a sum.",
+                )
+    return right()
+
+
+def _step_of_8b(**settings: Any) -> RankStep:
+    """Llama-3.1-8B under ZeRO-3 on 80 GB cards: `ranks`, and what may be varied beside."""
+    for name in settings:
+        choose(name, ("ranks", *_MAY_CHANGE), tr(ko="설정", en="setting"))
+    asked = {"ranks": 8, "sequence_length": 8192, "batch_size": 4, "gpu": "A100-80GB"} | settings
+    return rank_step("meta-llama/Llama-3.1-8B", asked.pop("ranks"), **asked)
+
+
+_MAY_CHANGE = ("batch_size", "sequence_length", "gradient_checkpointing", "tensor_parallel")
+
+
+def _judge_what_helps(changes: dict[str, Any]) -> str:
+    changes = filled(changes)
+    if not isinstance(changes, dict) or len(changes) != 1:
+        return tr(ko=f"설정 하나만 바꾼다: {changes!r}", en=f"Change one setting: {changes!r}")
+    if {"batch_size", "sequence_length"} & set(changes):
+        return tr(ko="배치와 길이는 그대로 두어야 한다.", en="Batch and length have to stay.")
+    step = _step_of_8b(**changes)
+    if not step.fits:
+        over = human_bytes(step.total - step.capacity_bytes)
+        return tr(ko=f"{changes}: 그래도 {over} 넘친다.", en=f"{changes}: still {over} too much.")
+    return right(human_bytes(step.total))
+
+
+def _judge_whole_gradients(answer: float) -> str:
+    expected = 4 * 8_030_261_248 / GiB  # reduce_dtype is fp32
+    wrong = compare(answer, expected, "GiB")
+    return right(f"{expected:.1f} GiB") if not wrong or abs(answer / expected - 1) < 0.01 else wrong
+
+
+def _accumulate(ranks: int = 4, micro_batches: int = 4, sync_each: bool = True) -> ShardedRun:
+    return run_ranks(fsdp2, ranks, 1, micro_batches, sync_each)[0]
+
+
 EXERCISES = {
     "6-1": lambda: Exercise(
         "6-1",
@@ -93,25 +153,6 @@ EXERCISES = {
     ),
     "6-2": lambda: Exercise(
         "6-2",
-        _judge_micro_batches,
-        lambda: [
-            tr(
-                ko="버블은 (p − 1)/(m + p − 1)이다. p는 단계 수, m은 마이크로 배치 수다.",
-                en="The bubble is (p - 1)/(m + p - 1): p stages, m micro-batches.",
-            ),
-            tr(
-                ko="m을 1부터 하나씩 늘리다가 처음으로 most 이하가 되는 곳에서 멈춘다.",
-                en="Count m up from 1 and stop where the bubble is first at most `most`.",
-            ),
-        ],
-        "def micro_batches(stages, most):\n"
-        "    m = 1\n"
-        "    while (stages - 1) / (m + stages - 1) > most:\n"
-        "        m += 1\n"
-        "    return m",
-    ),
-    "6-3": lambda: Exercise(
-        "6-3",
         _judge_bytes_per_rank,
         lambda: [
             tr(
@@ -128,6 +169,29 @@ EXERCISES = {
         "    gradients = 2 / n if stage >= 2 else 2\n"
         "    optimizer = 12 / n if stage >= 1 else 12\n"
         "    return (weights + gradients + optimizer) * parameters",
+    ),
+    "6-3": lambda: Exercise(
+        "6-3",
+        _judge_zero_1,
+        lambda: [
+            tr(
+                ko="reduce_scatter(gradients)[r]는 rank r이 맡은 조각의 합이다. 평균으로 만들려면 무엇으로 나누는가?",
+                en="reduce_scatter(gradients)[r] is the sum of rank r's shard. What makes it a mean?",
+            ),
+            tr(
+                ko="rank r은 weights[r].chunk(n)[r]만 갱신한다. 갱신한 조각들을 all_gather로 모은다.",
+                en="Rank r updates weights[r].chunk(n)[r] alone; all_gather of these gives everybody the whole.",
+            ),
+        ],
+        "from helpers.chapters.c6_distributed.lists import all_gather, reduce_scatter\n\n\n"
+        "def zero_1_step(weights, gradients, momentum, lr):\n"
+        "    n = len(weights)\n"
+        "    mine = reduce_scatter(gradients)\n"
+        "    updated = []\n"
+        "    for rank in range(n):\n"
+        "        momentum[rank] = 0.9 * momentum[rank] + mine[rank] / n\n"
+        "        updated.append(weights[rank].chunk(n)[rank] - lr * momentum[rank])\n"
+        "    return all_gather(updated), momentum",
     ),
     "6-4": lambda: Exercise(
         "6-4",
@@ -147,5 +211,41 @@ EXERCISES = {
         'while not rank_step("Llama-3.1-70B", smallest, batch_size=1, sequence_length=4096,\n'
         '                    gradient_checkpointing=True, gpu="H200").fits:\n'
         "    smallest += 1",
+    ),
+}
+
+CASES = {
+    "6-A": lambda: Case(
+        "6-A",
+        _judge_what_helps,
+        lambda: [
+            tr(
+                ko="GPU를 8개에서 64개로 늘린 실험의 그림에서 줄지 않은 색은 무엇인가?",
+                en="Which colour does not shrink from 8 GPUs to 64?",
+            ),
+            tr(ko="그 색을 줄이는 방법은 5장에 있다.", en="Chapter 5 is about that colour."),
+        ],
+        'case("6-A").run(ranks=64)\nchanges = {"gradient_checkpointing": True}',
+        experiment=_step_of_8b,
+        thread="pytorch/pytorch #104589, deepspeedai/DeepSpeed #4093",
+    ),
+    "6-B": lambda: Case(
+        "6-B",
+        _judge_whole_gradients,
+        lambda: [
+            tr(
+                ko="sync_each를 끈 실행의 unsharded를 파라미터 수(228,096)로 나눈다.",
+                en="Divide `unsharded` of a run without sync_each by the number of parameters, 228,096.",
+            ),
+            tr(
+                ko="rank 수를 바꾸어도 그 값이 그대로인지 보고, 80.3억을 곱한다.",
+                en="See whether it depends on the ranks, then multiply by 8.03 billion.",
+            ),
+        ],
+        'run = case("6-B").run(sync_each=False)\n'
+        "bytes_per_parameter = run.unsharded / 228096\n"
+        "extra_gib = bytes_per_parameter * 8_030_261_248 / 2**30",
+        experiment=_accumulate,
+        thread="huggingface/accelerate #2531",
     ),
 }
