@@ -155,7 +155,10 @@ def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
                 return args[0].to("cuda", **{k: v for k, v in kwargs.items() if k == "dtype"})
             requires_grad = kwargs.pop("requires_grad", False)
             on_cpu = make(*args, device="cpu", **kwargs)
-            return (on_cpu.clone() if on_cpu is args[0] else on_cpu).to("cuda").requires_grad_(requires_grad)
+            fake = (on_cpu.clone() if on_cpu is args[0] else on_cpu).to("cuda").requires_grad_(requires_grad)
+            if on_cpu.numel() == 1 and on_cpu.is_floating_point():
+                gpu.answers.written(fake, on_cpu.item())
+            return fake
 
         return made
 
