@@ -124,6 +124,8 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     data = torch._C.TensorBase.data
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        if ours(value) and isinstance(tensor, torch.nn.Parameter):
+            gpu.watch.claim([value], "parameters")  # so ZeRO gathers one
         if type(value) is FakeTensor and type(tensor) in (torch.Tensor, torch.nn.Parameter):
             if isinstance(tensor, torch.nn.Parameter):
                 value = torch.nn.Parameter(value, tensor.requires_grad)
