@@ -1,10 +1,13 @@
-"""DeepSpeed's ZeRO: what it keeps in a buffer of its own, told to the watch. Its code runs as it is."""
+"""DeepSpeed's ZeRO, whose code runs as it is: what it keeps in a buffer of its own; nothing is left behind."""
 
 from __future__ import annotations
 
 import functools
+import sys
 from types import ModuleType
 from typing import Any
+
+from torch.nn import functional
 
 from .imports import Imports
 from .patches import Patches
@@ -25,4 +28,14 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
 
         patches.set(kind, "_setup_for_real_optimizer", claimed)
 
+    if "deepspeed" not in sys.modules:
+        patches.later(_forget)
+    for name in ("linear", "embedding"):  # stage 3 replaces them for good
+        patches.set(functional, name, getattr(functional, name))
     imports.after("deepspeed.runtime.zero.stage3", stage3)
+
+
+def _forget() -> None:
+    """It keeps its process group, its device and the functions of PyTorch that it found: it is to be imported anew."""
+    for name in [name for name in sys.modules if name == "deepspeed" or name.startswith("deepspeed.")]:
+        del sys.modules[name]
