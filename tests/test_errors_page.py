@@ -32,9 +32,9 @@ def test_every_source_and_every_row_is_accounted_for():
         assert f"\n## {source}\n" in text and f"](#{errors.anchor(source)})" in text
     for source, group in errors.by_source(rows):
         part = errors.section(source, group, errors.facts())
-        table = [line.split(" | ") for line in part.splitlines() if line.startswith("| ")][1:]
+        parts = [line.split(" | ") for line in part.splitlines() if line.startswith("| ")][1:]
         listed = sum(int(count) for count in re.findall(r"^- ([\d,]+)행: ", part, re.MULTILINE))
-        assert sum(int(cells[2]) for cells in table) + listed == len(group)
+        assert sum(int(cells[2]) for cells in parts) + listed == len(group)
 
 
 def row(number, *, predicted=1000, **changes):
@@ -56,7 +56,8 @@ def test_the_worst_comes_first_and_reasons_are_told():
     known = {one.id: fact | {"missing": f"missing of {one.id}"} for one in rows}
     page = errors.page({"date": "2026-01-02", "versions": {"torch": "2.13.0+cpu"}, "rows": rows}, known)
     assert [source for source, _ in errors.by_source(rows)] == ["b/worst", "somebody/some", "a/none"]
-    assert "| −30.000 % | `some/2` | 1000 B | 700 B |" in page and "| +20.000 % | `some/3` |" in page
+    page = page.replace("\N{NO-BREAK SPACE}", " ")
+    assert "- −30.000 %: `some/2` (측정 1000 B, 예측 700 B)\n- +20.000 %: `some/3` (" in page
     assert "- 1행: no such operation" in page and "- 1행: missing of some/5" in page
     assert "[notes/x.md](https://github.com/b/worst/blob/1234567890/notes/x.md)" in page
     assert "메모리가 부족했다(some/6: Tried)" in page and "부족하다고 한 것이 1개 더 있다" in page

@@ -40,8 +40,8 @@ HEAD = """# 출처마다 얼마나 틀리나
 모든 행을 {date}에 한 번에 실행한 결과다(torch {torch}, `make truth`). 출처 {sources}곳의 {rows}행 가운데 실행한 것이 \
 {ran}행이고, 그 가운데 {counted}행의 바이트를 비교했다.
 
-오차는 예측 ÷ 측정 − 1이다. 음수이면 적게 예측한 것이다. 가운데값과 95 %는 오차의 크기로 세고, 가장 나쁜 값은 \
-부호까지 적는다. ‘해상도 안’은 입력이 모두 밝혀져 있는 행 가운데 측정값이 출력된 자릿수 안에서 맞은 수다. 어떤 값에 \
+오차는 예측 ÷ 측정 − 1이다. 음수이면 적게 예측한 것이다. 가운데값과 95 %는 오차의 크기로 세고, 최악(가장 크게 틀린 \
+값)은 부호까지 적는다. ‘해상도 안’은 입력이 모두 밝혀져 있는 행 가운데 측정값이 출력된 자릿수 안에서 맞은 수다. 어떤 값에 \
 맞춘(fit) 행은 세지 않고, 틀린 행은 모두 남긴다.
 
 카드에서는 메모리가 부족했는데 들어간다고 한 행은 {fits}개, 카드에서는 돌았는데 부족하다고 한 행은 {died}개다. 설정이 \
@@ -50,8 +50,8 @@ HEAD = """# 출처마다 얼마나 틀리나
 ## 가장 크게 틀린 것부터
 
 """
-COLUMNS = ("출처", "카드", "행", "가운데값", "95 %", "가장 나쁜 값", "해상도 안", "실행하지 않은 행")
-PARTS = ("무엇", "카드", "행", "가운데값", "95 %", "가장 나쁜 값", "그 행", "측정", "예측", "해상도 안")
+COLUMNS = ("출처", "행", "가운데값", "95 %", "최악", "해상도 안", "실행 못 함")
+PARTS = ("무엇", "카드", "행", "가운데값", "95 %", "최악", "해상도 안")
 
 
 def facts() -> dict[str, dict[str, Any]]:
@@ -81,11 +81,11 @@ def page(judged: dict[str, Any], known: dict[str, dict[str, Any]]) -> str:
         fits=len(whole.fits_wrongly), died=len(whole.died_wrongly),
         died_aside=sum(row.outcome == "died" and row.kind != "oom" and not row.counts for row in rows),
     )  # fmt: skip
-    lines = [_line(COLUMNS), _rule(COLUMNS, 2)]
+    lines = [_line(COLUMNS), _rule(COLUMNS, 1)]
     for source, group in sources:
         found = summary(group)
         left_out = sum(found.not_run.values())
-        cells = [f"[{source}](#{anchor(source)})", _cards(group), *_numbers(found), _within(found), left_out or "–"]
+        cells = [f"[{source}](#{anchor(source)})", *_numbers(found), _within(found), left_out or "–"]
         lines.append(_line(cells))
     text += "\n".join(lines) + "\n\n"
     return text + "\n".join(section(source, group, known) for source, group in sources)
@@ -108,12 +108,16 @@ def section(source: str, rows: list[Judged], known: dict[str, dict[str, Any]]) -
     if parts:
         lines += ["", f"![{source}: 예측이 측정과 다른 정도](../image/errors/{_file(source)})", ""]
         lines += [_line(PARTS), _rule(PARTS, 2)]
+        farthest = []
         for what, card, group in parts:
             found = summary(group)
+            lines.append(_line([what, card, *_numbers(found), _within(found)]))
             worst = next(row for row in group if row.id == found.worst_id)
-            sizes = human_bytes(worst.measured), human_bytes(worst.predicted)
-            which = [f"`{worst.id}`", *sizes] if worst.error else ["–"] * 3
-            lines.append(_line([what, card, *_numbers(found), *which, _within(found)]))
+            if worst.error:
+                sizes = f"측정 {human_bytes(worst.measured)}, 예측 {human_bytes(worst.predicted)}"
+                farthest.append(f"- {_percent(worst.error, sign=True)}: `{worst.id}` ({sizes})")
+        if farthest:
+            lines += ["", "줄마다 가장 크게 틀린 행:", "", *farthest]
     aside = Counter(_why_aside(row) for row in rows if row.outcome in RAN and not row.counts)
     if aside:
         lines += ["", "실행했지만 세지 않은 것(이유는 벤치의 말 그대로다):", ""]
@@ -203,25 +207,21 @@ def _address(source: str, rows: list[dict[str, Any]]) -> str:
     return ", ".join(links)
 
 
-def _cards(rows: list[Judged]) -> str:
-    return ", ".join(sorted({card_name(row.gpu) or UNSTATED for row in rows}))
-
-
 def _numbers(found: Summary) -> list[str]:
     percent = [_percent(found.median), _percent(found.percentile(0.95)), _percent(found.worst, sign=True)]
     return [str(len(found.errors) or "–"), *percent]
 
 
 def _within(found: Summary) -> str:
-    return f"{found.exact_within} / {found.exact}" if found.exact else "–"
+    return f"{found.exact_within}\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}{found.exact}" if found.exact else "–"
 
 
 def _percent(number: float | None, *, sign: bool = False) -> str:
     if number is None:
         return "–"
     if number and abs(number) < 5e-6:
-        return "0.001 % 미만"
-    text = f"{abs(number) * 100:.3f} %" if number else "0 %"
+        return "0.001\N{NO-BREAK SPACE}% 미만"
+    text = f"{abs(number) * 100:.3f}\N{NO-BREAK SPACE}%" if number else "0\N{NO-BREAK SPACE}%"
     return ("−" if number < 0 else "+" if sign and number else "") + text
 
 
