@@ -91,7 +91,7 @@ def make(folder: Path) -> None:
 
 
 def _deepspeed(work: Path) -> None:
-    """Configurations: as transformers' page on DeepSpeed has them, and as the offloading script's launcher writes its own."""
+    """Configurations: those of transformers' page on DeepSpeed, and what the offloading script's launcher writes."""
     auto = {name: "auto" for name in ("lr", "betas", "eps", "weight_decay")}
     trainer = {
         "bf16": {"enabled": "auto"},
