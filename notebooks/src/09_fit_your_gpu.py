@@ -53,7 +53,7 @@ method.against(plans.best.recipe.method)
 # %% [markdown] lang="ko"
 # 네 가지가 들어간다. 첫째는 LoRA다. 가중치를 fp16으로 얼려 두고 샘플을 하나씩 16번 누적한다. 58억 모델도 4비트까지 가지 않고 T4에 들어간다.
 #
-# 같은 것을 그림으로 본다. 막대는 방법마다 메모리를 가장 많이 쓰는 순간의 구성이고, 빨간 실선은 T4의 한도, 점선은 모르는 것을 가장 나쁘게 보았을 때의 한도다. 파란색(파라미터)과 보라색(순전파 상태)의 비율이 방법마다 어떻게 다른가?
+# 같은 것을 그림으로 본다. 막대는 방법마다 메모리를 가장 많이 쓰는 순간의 구성이고, 굵은 주황 실선은 T4의 한도, 점선은 모르는 것을 가장 나쁘게 보았을 때의 한도다. 파란색(파라미터)과 분홍색(순전파 상태)의 비율이 방법마다 어떻게 다른가?
 
 # %%
 plans.chart()
@@ -257,13 +257,13 @@ eight.chart()
 # %% [markdown] lang="ko"
 # 한도를 멀리 벗어난 흐린 막대가 DDP다. 하늘색은 **모아 둔 파라미터**다. ZeRO-2는 모은 것을 역전파까지 두고, ZeRO-3는 층마다 모았다가 버린다.
 #
-# 세 번째 계획은 체크포인팅을 켰는데도 보라색이 길다. 샘플 8개를 한 번에 넣어 **로짓**이 크기 때문이다(3장). 로짓과 손실에 드는 것은 16비트 로짓 2바이트, fp32 사본과 그 그레이디언트 8바이트, 합쳐 (토큰 수 × 어휘 수 × 10)바이트쯤이다. 세 번째 계획의 보라색과 나란히 놓는다.
+# 세 번째 계획은 체크포인팅을 켰는데도 분홍색이 길다. 샘플 8개를 한 번에 넣어 **로짓**이 크기 때문이다(3장). 로짓과 손실에 드는 것은 16비트 로짓 2바이트, fp32 사본과 그 그레이디언트 8바이트, 합쳐 (토큰 수 × 어휘 수 × 10)바이트쯤이다. 세 번째 계획의 분홍색과 나란히 놓는다.
 
 # %%
 human_bytes(8 * 2048 * 128_256 * 10), human_bytes(eight[2].at_peak["activations"])
 
 # %% [markdown] lang="ko"
-# 보라색의 대부분이 로짓이다. 로짓을 나누어 계산하는 손실을 쓰면 줄어든다.
+# 분홍색의 대부분이 로짓이다. 로짓을 나누어 계산하는 손실을 쓰면 줄어든다.
 #
 # LoRA와 QLoRA는 어떨까? 6장의 방법으로는 얼린 가중치를 나누었을 때를 세지 못한다. 그래서 플래너는 여러 GPU에서 이 둘을 **DDP로만** 다루고, 나누는 방법은 까닭을 적어 뺀다. 얼린 가중치를 나눌 수 없다는 뜻이 아니다. 세어 보지 않은 것은 말하지 않는다는 뜻이다.
 #
@@ -363,7 +363,10 @@ for targets, optimizer in (("attention", None), ("all-linear", None), ("all-line
     asked = {"methods": ("qlora",), "length": 512, "lora_rank": 64, "lora_targets": targets, "optimizer": optimizer}
     fits = [cheapest(make_request(llama, gpu, **asked)).fits for gpu in ("A40", "RTX A6000")]
     plan = cheapest(make_request(llama, "A100-80GB", **asked))
-    print(f"{targets:10} {plan.recipe.optimizer:11} {plan.needed_bytes / 1e9:.1f} GB {human_bytes(plan.needed_bytes)}", *fits)
+    print(
+        f"{targets:10} {plan.recipe.optimizer:11} {plan.needed_bytes / 1e9:.1f} GB {human_bytes(plan.needed_bytes)}",
+        *fits,
+    )
 
 # %% [markdown] lang="ko"
 # 둘째 줄이 물은 것이다. 논문의 설정은 페이지 옵티마이저를 쓴 것이므로 둘째와 셋째 줄 사이에 있다.
