@@ -26,7 +26,7 @@ _HOME = {
     "allocator_panel": ".chapters.c3_memory.scrubber",
     "number_panel": ".chapters.c1_numbers.panel",
     "quantize": ".chapters.c2_quantization.quantization",
-    "example_tensor": ".chapters.c2_quantization.quantization",
+    "example_tensor": ".chapters.c2_quantization.examples",
     "quantization_panel": ".chapters.c2_quantization.panel",
     "accumulation_panel": ".chapters.c4_accumulation.panel",
     "enable_checkpointing": "virtual_gpu.step.run",

@@ -23,9 +23,11 @@ from virtual_gpu.shards.rank_step import rank_step, steps_by_ranks
 from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.step.splits import splits
 
-from .chapters.c1_numbers.formats import FORMATS, draw_layouts, draw_number, draw_spacing
-from .chapters.c2_quantization.pictures import draw_code_stems, draw_codes, draw_mappings
-from .chapters.c2_quantization.quantization import NINE_NUMBERS, book_numbers, example_tensor, quantize
+from .chapters.c1_numbers.pictures import draw_number
+from .chapters.c2_quantization.charts import draw_code_stems
+from .chapters.c2_quantization.examples import NINE_NUMBERS, book_numbers, example_tensor
+from .chapters.c2_quantization.pictures import draw_codes, draw_mappings
+from .chapters.c2_quantization.quantization import quantize
 from .chapters.c4_accumulation.accumulation import draw_splits
 from .chapters.c5_checkpointing.chain import record_chain, sweep_segments
 from .chapters.c5_checkpointing.pictures import draw_moments
@@ -63,12 +65,6 @@ def quantization_by_type_range() -> svg.Drawing:
     return draw_mappings(parts)
 
 
-def quantization_by_absmax() -> svg.Drawing:
-    """Chapter 2: the book's example of absmax, numbers from -17 to 15."""
-    label = tr(ko="값의 절댓값 최대(17)를 코드 127로", en="the absolute maximum (17) onto code 127")
-    return draw_mappings([(label, 17.0, quantize(book_numbers(), "absmax"))])
-
-
 def quantization_of_an_outlier() -> svg.Drawing:
     """Chapter 2: nine numbers with an outlier, with one scale and with blocks of 3."""
     numbers = torch.tensor(NINE_NUMBERS)
@@ -84,16 +80,6 @@ def quantization_by_quantiles() -> svg.Drawing:
 def quantization_in_blocks() -> svg.Drawing:
     """Chapter 2: numbers with outliers in blocks of 64, as the panel draws them."""
     return quantize(example_tensor("outliers"), bits=4, block_size=64).draw()
-
-
-def bit_layouts() -> svg.Drawing:
-    """Chapter 1: sign, exponent and mantissa of the floating-point formats."""
-    return draw_layouts([FORMATS[name] for name in ("fp32", "tf32", "fp16", "bf16", "fp8 e4m3", "fp8 e5m2")])
-
-
-def spacing() -> svg.Drawing:
-    """Chapter 1: the distance between neighbours over the whole range."""
-    return draw_spacing()
 
 
 def one_tenth() -> svg.Drawing:
@@ -227,11 +213,8 @@ def program_on_a_t4() -> svg.Drawing:
 
 
 FIGURES: dict[str, Callable[[], svg.Drawing]] = {
-    "01_bit_layouts": bit_layouts,
-    "01_spacing": spacing,
     "01_one_tenth": one_tenth,
     "02_type_range": quantization_by_type_range,
-    "02_absmax": quantization_by_absmax,
     "02_outlier_and_blocks": quantization_of_an_outlier,
     "02_quantiles": quantization_by_quantiles,
     "02_blocks_of_64": quantization_in_blocks,

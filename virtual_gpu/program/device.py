@@ -100,7 +100,9 @@ class ProgramMode(CountingMode):
                 ) from None
         if type(out) is not FakeTensor or out.dtype in known.DTYPES:  # of other numbers nothing is known
             known.follow(func, args, kwargs or {}, out)
-            self.values.remember(func, args, out)
+            self.values.remember(func, args, kwargs or {}, out)
+        elif out.numel() == 1:
+            self.values.remember(func, args, kwargs or {}, out)
         return out
 
     def _upload(self, real: torch.Tensor, kwargs: dict) -> torch.Tensor:
