@@ -27,7 +27,6 @@ from .chapters.c1_numbers.formats import FORMATS, draw_layouts, draw_number, dra
 from .chapters.c2_quantization.pictures import draw_code_stems, draw_codes, draw_mappings
 from .chapters.c2_quantization.quantization import NINE_NUMBERS, book_numbers, example_tensor, quantize
 from .chapters.c4_accumulation.accumulation import draw_splits
-from .chapters.c4_accumulation.pictures import draw_gradients
 from .chapters.c5_checkpointing.chain import record_chain, sweep_segments
 from .chapters.c5_checkpointing.pictures import draw_moments
 from .chapters.c6_distributed.drawings import draw_data_parallel
@@ -37,7 +36,6 @@ from .chapters.c7_split.pipeline import SCHEDULES, pipeline
 from .chapters.c7_split.tensor import tensor_parallel
 from .chapters.c8_lora.fine_tuning import Runs, fine_tune, picture_of_update, pretrained_model
 from .ranks.launcher import run_ranks
-from .small_model import SmallLanguageModel, sentences
 
 
 def batch_4_on_a_t4() -> svg.Drawing:
@@ -101,22 +99,6 @@ def spacing() -> svg.Drawing:
 def one_tenth() -> svg.Drawing:
     """Chapter 1: 0.1 in every format, the panel's first picture."""
     return draw_number(0.1)
-
-
-def gradients_add_up() -> svg.Drawing:
-    """Chapter 4: the gradients of four micro-batches and that of the whole batch."""
-    inputs, labels = sentences()
-    rows = ((labels >= 0).sum(1) == 6).nonzero().flatten()[:16]
-    torch.manual_seed(0)
-    model = SmallLanguageModel().double()
-
-    def share(rows: torch.Tensor) -> list[float]:
-        model.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(inputs[rows]).flatten(0, 1), labels[rows].flatten())
-        (loss * len(rows) / 16).backward()
-        return model.head.bias.grad[10:18].tolist()
-
-    return draw_gradients([share(part) for part in rows.split(4)], share(rows))
 
 
 def splits_of_16() -> svg.Drawing:
@@ -256,7 +238,6 @@ FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "03_batch_4_on_a_t4": batch_4_on_a_t4,
     "03_batch_16_on_a_t4": batch_16_on_a_t4,
     "03_batches_on_a_t4": batches_on_a_t4,
-    "04_gradients_add_up": gradients_add_up,
     "04_splits_of_16": splits_of_16,
     "05_keep_everything": keep_everything,
     "05_keep_minimum": keep_minimum,

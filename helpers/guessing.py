@@ -19,6 +19,13 @@ CLOSE = 0.2  # of the truth, either way
 _made: dict[str, Guess] = {}
 
 
+class Sentence(str):
+    """A text that a notebook shows as it reads, without quotation marks."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 class Guess:
     """One guess. value: None until the reader writes his; unit: its unit, or the names to choose from."""
 
@@ -39,15 +46,18 @@ class Guess:
         """The guess beside what came out: bytes for a unit of bytes, a share of 1 for %, else a number or a name."""
         if isinstance(self.unit, tuple):
             self.truth = choose(truth, self.unit, tr(ko="결과", en="result"))
-            if self.value is None:
-                return tr(ko=f"결과는 {self.truth}.", en=f"It is {self.truth}.")
-            said = tr(ko="맞혔다", en="Right") if self.is_close else tr(ko="빗나갔다", en="Wrong")
-            return tr(
-                ko=f"{said}. 예상 {self.value}, 결과 {self.truth}.",
-                en=f"{said}: {self.value} guessed, {self.truth} found.",
-            )
+            return Sentence(self._told())
         self.truth = float(truth) / _ONE.get(self.unit, 1)
         return _drawn(self)
+
+    def _told(self) -> str:
+        if self.value is None:
+            return tr(ko=f"결과는 {self.truth}.", en=f"It is {self.truth}.")
+        said = tr(ko="맞혔다", en="Right") if self.is_close else tr(ko="빗나갔다", en="Wrong")
+        return tr(
+            ko=f"{said}. 예상 {self.value}, 결과 {self.truth}.",
+            en=f"{said}: {self.value} guessed, {self.truth} found.",
+        )
 
     @property
     def is_close(self) -> bool:

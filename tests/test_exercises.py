@@ -68,13 +68,19 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("3-3", {"optimizer": "adamw_fused"}, "예산을"),
         ("3-3", {"optimizer": "sgd"}, "Adam 계열"),
         ("3-3", {"batch_size": 1}, "모르는 설정"),
-        ("4-1", lambda counts: [1 / len(counts)] * len(counts), "몫이 0.25이다. 0.1863"),
-        ("4-1", lambda counts: 1.0, "4개의 목록"),
-        ("4-2", lambda samples, micro, steps: samples // (micro * steps), "0.75배"),
-        ("4-3", {"batch_size": 32}, "한도를"),
-        ("4-3", {"batch_size": 1, "gradient_accumulation_steps": 32}, "2 × 16도 들어간다"),
-        ("4-3", {"batch_size": 4, "gradient_accumulation_steps": 4}, "16이다. 32이어야"),
-        ("4-3", {"optimizer": "sgd"}, "모르는 설정"),
+        ("4-1", {"batch_size": 32}, "한도를"),
+        ("4-1", {"batch_size": 1, "gradient_accumulation_steps": 32}, "2 × 16도 들어간다"),
+        ("4-1", {"batch_size": 4, "gradient_accumulation_steps": 4}, "16이다. 32이어야"),
+        ("4-1", {"optimizer": "sgd"}, "모르는 설정"),
+        ("4-2", lambda counts: [1 / len(counts)] * len(counts), "0.25을(를) 곱했다. 0.1863"),
+        ("4-2", lambda counts: 1.0, "4개의 목록"),
+        ("4-3", lambda samples, micro, steps: samples // (micro * steps), "0.75배"),
+        ("4-A", 13.3, "누적하지 않을 때"),
+        ("4-A", 169.5, "2번과 3번을"),
+        ("4-A", 10, "0.63배"),
+        ("4-B", {"undivided", "clipped_inside"}, "1개를 찾았고, 죄 없는 것을 1개"),
+        ("4-B", "mean_of_means", "1개를 찾았고, 죄 없는 것을 0개"),
+        ("4-B", {"scheduled_inside"}, "모르는 실수"),
         ("5-1", lambda start, end, slots: (start + end + 1) // 2, "6번으로도"),
         ("5-1", lambda start, end, slots: start, "까지여야"),
         ("5-2", lambda block, result: True, "더 줄여야"),
@@ -120,7 +126,7 @@ def test_an_empty_stub_and_hints(number, capsys):
     ],
 )
 def test_a_wrong_answer_is_told_how_wrong(number, answer, verdict, capsys):
-    exercise(number).check(answer)
+    (case if number in CASES else exercise)(number).check(answer)
     out = said(capsys)
     assert verdict in out and "정답!" not in out
 

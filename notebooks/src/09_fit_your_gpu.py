@@ -16,52 +16,74 @@
 # "CUDA out of memory"를 만나 이 강의에 왔다면, 처음의 물음은 이것이었을 것이다. **내 모델이 내 GPU에 들어갈까? 들어가지 않는다면 무엇을 바꾸어야 할까?**
 # 정밀도, 양자화, 누적, 체크포인팅, 여러 GPU, LoRA, QLoRA까지 도구는 다 있다. 문제는 조합이다. 고를 것이 여럿이면 조합은 수십 가지가 되고, 하나를 고르면 다른 것의 효과가 달라진다.
 #
-# 이 장에서는 조합을 모두 살펴 순위를 매기는 **플래너**(planner)를 쓴다. 어림하지 않는다. 3장의 가상 GPU에서 실제 학습 연산을 실행하며 바이트를 세고, 5장의 방식으로 FLOPs를 센다. 그래서 이 장의 메모리는 어느 컴퓨터에서나 가상 GPU의 것이다.
+# 이 장에서는 조합을 모두 살펴 순위를 매기는 **플래너**(planner)를 쓴다. 플래너는 공식으로 어림하지 않고, 3장의 가상 GPU에서 실제 학습 연산을 실행하며 바이트를 세고 5장의 방식으로 FLOPs를 센다. 세어도 모르는 것은 범위로 적는다.
 #
 # 이 장을 마치면 다음을 할 수 있다.
 #
 # - 모델, GPU, 길이, 배치를 주고 **들어가는 학습 방법**을 순위대로 얻는다.
-# - 순위에 들지 못한 방법이 **왜 졌는지** 설명한다.
-# - 아무것도 들어가지 않을 때 가장 작은 변화를 찾는다.
+# - 순위에 들지 못한 방법이 **왜 탈락했는지**, 아무것도 들어가지 않을 때 무엇을 바꾸면 되는지 찾는다.
 # - 고른 계획을 **실행되는 파일**로 내보낸다.
 # - 남이 쓴 "몇 GB면 된다"를 다시 계산해 본다.
 #
-# 먼저 필요한 이름을 불러온다. 출력은 없다.
-
-# %%
-from pathlib import Path
-from tempfile import mkdtemp
-
-from transformers import GPT2Config, LlamaConfig, Qwen2Config
-
-from helpers import exercise, plan_training, planner_panel
-from helpers.chapters.c9_planner.measured import Measured
-from virtual_gpu.plan import Recipe, cheapest
-from virtual_gpu.plan.measure import held, measure
-from virtual_gpu.plan.plans import make_request
-
-# %% [markdown] lang="ko"
 # ## 9.1 58억 모델, T4 한 장
 #
 # 한국어 모델 polyglot-ko-5.8b를 무료 T4에서 길이 512, 배치 16으로 학습하고 싶다. 배치 16은 옵티마이저 스텝 하나가 배우는 샘플의 수다. 한 번에 넣든, 4장처럼 나누어 누적하든 상관없다.
-# 묻는 데에는 한 줄이면 된다. 표의 순서가 순위다. 어느 방법이 첫째이고 최대 메모리가 얼마인지 본다.
+#
+# 가중치만 16비트로 11 GiB인 모델이다. 들어가는 것 가운데 학습을 가장 덜 바꾸는 방법은 무엇일까? 전체 미세 조정, LoRA, QLoRA 가운데 하나를 골라 `None` 대신 적는다.
+
+# %%
+from helpers import guess, plan_training
+
+method = guess("9.1", None, ("full", "lora", "qlora"))
+method
+
+# %% [markdown] lang="ko"
+# 묻는 데에는 한 줄이면 된다. 표의 순서가 순위다. 어느 방법이 첫째이고 최대 메모리가 얼마인가?
 
 # %%
 plans = plan_training("EleutherAI/polyglot-ko-5.8b", gpu="T4", length=512, batch=16)
 plans
 
 # %% [markdown] lang="ko"
+# 예상과 비교한다.
+
+# %%
+method.against(plans.best.recipe.method)
+
+# %% [markdown] lang="ko"
 # 네 가지가 들어간다. 첫째는 LoRA다. 가중치를 fp16으로 얼려 두고 샘플을 하나씩 16번 누적한다. 58억 모델도 4비트까지 가지 않고 T4에 들어간다.
 #
-# 같은 것을 그림으로 본다. 막대는 방법마다 메모리를 가장 많이 쓰는 순간의 구성이고, 빨간 실선은 T4의 한도, 점선은 모르는 것을 가장 나쁘게 보았을 때의 한도다. 파란색(파라미터)과 보라색(순전파 상태)의 비율이 방법마다 어떻게 다른지 본다.
+# 같은 것을 그림으로 본다. 막대는 방법마다 메모리를 가장 많이 쓰는 순간의 구성이고, 빨간 실선은 T4의 한도, 점선은 모르는 것을 가장 나쁘게 보았을 때의 한도다. 파란색(파라미터)과 보라색(순전파 상태)의 비율이 방법마다 어떻게 다른가?
 
 # %%
 plans.chart()
 
 # %% [markdown] lang="ko"
-# 맨 아래 두 막대는 흐리게 그린 **진 방법**, 곧 들어가지 않는 방법이다. 전체 미세 조정은 상태(파라미터, 그레이디언트, 옵티마이저 상태)만으로도 한도의 몇 배라, 막대가 그림을 벗어난다.
+# 맨 아래 두 막대는 흐리게 그린 **탈락한 방법**, 곧 들어가지 않는 방법이다. 전체 미세 조정은 상태(파라미터, 그레이디언트, 옵티마이저 상태)만으로도 한도의 몇 배라, 막대가 그림을 벗어난다.
 #
-# ## 9.2 표 읽기
+# ## 9.2 직접 바꿔 보기
+#
+# 내 모델과 내 GPU를 넣어 볼 곳이다. 모델(이름을 쓰거나 목록에서 고른다), GPU, 길이, 배치, 허용할 방법을 정하고 **찾기**를 누른다. 처음 보는 모델이면 10초에서 20초쯤 걸리고, 찾는 대로 그려진다. 아래 그림은 처음 모습이다.
+#
+# ![polyglot-ko-5.8b를 T4에서 배치 16, 길이 512로 학습하는 방법들의 최대 메모리. LoRA 두 가지와 QLoRA 두 가지가 한도 14.64 GiB 안에 들어가고, 전체 미세 조정 두 가지는 넘친다.](../../image/09_plans_on_a_t4.svg)
+#
+# 이렇게 해 본다.
+#
+# - 길이를 1024로, 2048로 늘린다. 어느 계획부터 사라지는가?
+# - GPU를 L4로 바꾼다. 정밀도 열에서 무엇이 바뀌는가?
+# - 전체 미세 조정만 남기고, 무엇을 바꾸면 된다고 하는지 읽는다.
+# - 여유를 0%와 20%로 바꾼다.
+# - 내 모델과 내 GPU를 넣는다.
+
+# %%
+from helpers import planner_panel
+
+planner_panel()
+
+# %% [markdown] lang="ko"
+# 플래너가 찾아 주는 것은 방법, 정밀도, 옵티마이저, 마이크로 배치와 누적, 체크포인팅, ZeRO 단계다. CPU로 옮기기(오프로드), 페이지 옵티마이저, 로짓을 나누어 계산하는 손실(3장), `torch.compile`, 나누어 둔 얼린 가중치(FSDP와 QLoRA)는 찾지 않는다. 그런 프로그램은 9.11절처럼 그대로 실행해 본다.
+#
+# ## 9.3 표 읽기
 #
 # 첫 번째 계획만 꺼내 종류별로 본다.
 
@@ -70,14 +92,14 @@ best = plans.best
 best
 
 # %% [markdown] lang="ko"
-# 얼린 가중치가 10.98 GiB로 대부분이다. 남은 자리에 순전파 상태가 한 샘플 몫밖에 들어가지 않아 마이크로 배치가 1이 되었다. 표의 열을 하나씩 짚는다.
+# 얼린 가중치가 10.98 GiB로 대부분이다. 남은 자리에 순전파 상태가 한 샘플만큼밖에 들어가지 않아 마이크로 배치가 1이 되었다. 표의 열을 하나씩 짚는다.
 #
 # | 열 | 뜻 | 어디서 배웠나 |
 # |---|---|---|
 # | 정밀도 | `mixed_fp16`은 fp16으로 계산한다는 뜻이다. 학습할 파라미터는 fp32로 둔다 | [1장](01_data_types.ipynb), [3장](03_memory_decomposition.ipynb) |
 # | 마이크로 배치 × 누적 | 한 번에 넣는 샘플 × 넣는 횟수. 곱은 늘 16이다 | [4장](04_gradient_accumulation.ipynb) |
 # | 체크포인팅 | 순전파 상태를 버리고 다시 계산한다 | [5장](05_gradient_checkpointing.ipynb) |
-# | 추가 연산 | 다시 계산하느라 더 드는 FLOPs. 같은 방법을 체크포인팅 없이 쓸 때와 비교한다 | 5장 |
+# | 추가 연산 | 다시 계산하느라 더 드는 FLOPs. 같은 방법을 체크포인팅 없이 쓸 때와 비교한다. 얼린 가중치에는 그레이디언트가 없으므로 LoRA에서는 비율이 더 크다 | 5장 |
 # | 스텝 시간의 하한 | **아무리 빨라도** 이보다 빠를 수 없는 시간 | 아래 |
 #
 # ### 시간의 하한
@@ -96,44 +118,65 @@ print(f"{best.flops / 1e12:.0f} TFLOP / 65 TFLOP/s = {best.flops / 65e12:.2f} s"
 #
 # ### 순위의 규칙
 #
-# 순위는 다음 차례로 비교한다. 앞의 것이 다르면 뒤의 것은 보지 않는다.
+# 앞의 것이 다르면 뒤의 것은 보지 않는다.
 #
-# 1. **학습을 덜 바꾸는 것.** 전체 미세 조정, LoRA, QLoRA의 차례다. 같은 방법에서는 혼합 정밀도가 순수 bf16보다, 보통의 AdamW가 8비트 AdamW보다 앞선다.
-# 2. 추가 연산이 적은 것.
-# 3. GPU끼리 보내는 양이 적은 것(GPU가 여럿일 때).
-# 4. 시간의 하한이 짧은 것.
-# 5. 누적이 적은 것, 곧 마이크로 배치가 큰 것.
-# 6. 메모리가 많이 남는 것.
+# | | 비교하는 것 | 앞서는 쪽 |
+# |---|---|---|
+# | 1 | 학습을 바꾸는 정도 | 전체 미세 조정, LoRA, QLoRA의 차례. 같은 방법이면 혼합 정밀도가 순수 bf16보다, AdamW가 8비트 AdamW보다 앞선다 |
+# | 2 | 추가 연산 | 적은 쪽 |
+# | 3 | GPU끼리 보내는 양(GPU가 여러 장일 때) | 적은 쪽 |
+# | 4 | 시간의 하한 | 짧은 쪽 |
+# | 5 | 누적 | 적은 쪽, 곧 마이크로 배치가 큰 쪽 |
+# | 6 | 남는 메모리 | 많은 쪽 |
 #
 # 표의 마지막 열이 바로 위의 계획과 어디에서 갈렸는지 알려 준다. 규칙은 취향에 따라 다를 수 있다. 속도가 먼저라면 "마이크로 배치가 큰 것"을 앞세워, 16개를 한 번에 넣는 네 번째 계획(QLoRA)을 고를 것이다. 그러나 **무엇이 들어가는가**는 취향이 아니다.
 #
-# ### 단편화로 못 쓰는 자리와 모르는 것
+# **9-1.** 순위를 직접 매긴다. 계획은 `{"method": "lora", "needed": 12, "extra": 0, "steps": 4}`와 같은 사전이다. 한도 `limit`를 넘는 것을 빼고, 방법(`full`, `lora`, `qlora`), 추가 연산, 누적 횟수, 메모리가 적은 차례로 정렬해 돌려주는 함수를 완성하라. 답을 채우고 실행하면 맞았는지, 틀렸다면 어디가 틀렸는지 알려 준다. 막히면 `exercise("9-1").hint()`, 그래도 막히면 `exercise("9-1").solution()`을 실행한다.
+
+# %%
+from helpers import exercise
+
+
+def rank(plans, limit):
+    return ...
+
+
+exercise("9-1").check(rank)
+
+# %% [markdown] lang="ko"
+# ## 9.4 못 쓰는 자리와 모르는 것
 #
-# 최대 메모리에는 텐서만 들어 있지 않다. [3장](03_memory_decomposition.ipynb)에서 보았듯이 캐싱 할당자가 조각나서 못 쓰는 자리까지 있어야 학습이 끝까지 간다. 플래너는 계획마다 할당과 해제를 할당자의 규칙대로 재생해서, 끝까지 갈 수 있는 가장 작은 한도를 찾는다. 그림의 옅은 회색이 그 몫이다.
-# 저장소의 `benchmarks/fragmentation.py`로 설정 105가지의 할당과 해제를 되풀이해 보면(몇 분이 걸려 이 장에서는 실행하지 않는다) 텐서의 최대보다 가운데값 5.8%, 가장 나쁜 것은 19.7%가 더 필요했다. GPU 여럿에 나누어 두는 ZeRO도 같은 방법으로 재생한다. FSDP2가 모으고 보내는 버퍼는 자기 스트림의 자리에서 따로 나온다.
+# 최대 메모리에는 텐서만 들어 있지 않다. [3장](03_memory_decomposition.ipynb)에서 보았듯이 캐싱 할당자가 단편화로 못 쓰는 자리까지 있어야 학습이 끝까지 간다. 플래너는 계획마다 할당과 해제를 할당자의 규칙대로 되풀이해 보고, 끝까지 갈 수 있는 가장 작은 한도를 찾는다. 그림의 옅은 회색이 그만큼이다. 첫째 계획에서는 얼마일까?
+
+# %%
+from helpers import human_bytes
+
+human_bytes(best.at_peak["fragmentation"]), f"{best.at_peak['fragmentation'] / best.needed_bytes:.1%}"
+
+# %% [markdown] lang="ko"
+# 그래도 모르는 것이 남는다. 카드의 용량은 드라이버에 따라 다르고, CUDA 컨텍스트와 NCCL의 버퍼는 할당자 밖에 있으며, 규칙을 모르는 커널의 임시 메모리도 있다. 이것들은 값 하나가 아니라 공개된 메시지에서 읽은 **범위**로 안다. 플래너는 모든 범위에서 나쁜 쪽 끝을 택해도 들어가는 계획만 들어간다고 한다. 판정의 "14.25 GiB까지 예약해도 확실하다"가 그 한도다.
 #
-# 그래도 모르는 것이 남는다. 카드의 용량은 드라이버에 따라 다르고, CUDA 컨텍스트와 NCCL의 버퍼는 할당자 밖에 있으며, 규칙을 모르는 커널의 임시 메모리도 있다. 이것들은 값 하나가 아니라 공개된 메시지에서 읽은 **범위**로 안다. 플래너는 모든 범위에서 나쁜 쪽 끝을 택해도 들어가는 계획만 들어간다고 한다.
-# 그 위에 더 남겨 두고 싶은 몫이 **여유**(margin)다. 여유를 5%, 20%로 늘리면 몇 가지가 들어가고 첫째가 무엇인지 본다.
+# 그 위에 더 남겨 두고 싶은 만큼이 **여유**(margin)다. 여유를 5%, 20%로 늘리면 첫째가 바뀔까?
 
 # %%
 for margin in (0.0, 0.05, 0.2):
-    found = plan_training("EleutherAI/polyglot-ko-5.8b", gpu="T4", margin=margin)
+    found = plan_training("EleutherAI/polyglot-ko-5.8b", gpu="T4", length=512, batch=16, margin=margin)
     print(f"{margin:.0%}", len(found), found.best)
 
 # %% [markdown] lang="ko"
 # 20%를 두면 첫째가 바뀐다. 여유는 작은 숫자지만 답을 바꿀 수 있다.
 #
-# ## 9.3 탈락한 방법은 왜 탈락했나
+# ## 9.5 탈락한 방법은 왜 탈락했나
 #
-# 이긴 것만 보아서는 다음에 무엇을 바꿔야 할지 알 수 없다. `why()`는 진 것과 그 까닭을 모두 적는다. 조금 모자라는 것, 상태부터 넘치는 것, 쓸 수 없는 것의 세 무리로 나누어 읽는다.
+# 이긴 것만 보아서는 다음에 무엇을 바꿔야 할지 알 수 없다. `why()`는 탈락한 것과 그 까닭을 모두 적는다. 조금 모자라는 것, 상태부터 넘치는 것, 쓸 수 없는 것의 세 무리로 나누어 읽는다.
 
 # %%
 plans.why()
 
 # %% [markdown] lang="ko"
-# - **조금 모자라는 것.** LoRA에서 샘플을 2개씩 넣으면 14.84 GiB라 한도 14.64 GiB를 살짝 넘는다. 체크포인팅을 켜면 8개씩은 들어가지만 16개를 한 번에 넣으면 넘친다.
+# - **조금 모자라는 것.** LoRA에서 샘플을 2개씩 넣으면 14.84 GiB다. 카드의 14.64 GiB보다 0.2 GiB, 확실한 한도 14.25 GiB보다 0.6 GiB 많다. 체크포인팅을 켜면 8개씩은 들어가지만 16개를 한 번에 넣으면 넘친다.
 # - **상태부터 넘치는 것.** 전체 미세 조정은 계산할 자리가 아니라 **놓을 자리**부터 없다. 배치를 1로 줄이고 체크포인팅을 켜도 상태는 그대로다. OOM을 만났을 때 먼저 가려야 할 것이 이것이다.
-# - **쓸 수 없는 것.** 순수 fp16의 전체 미세 조정은 들어가더라도 학습이 되지 않고(3장), T4에는 bf16 연산 장치가 없다(1장).
+# - **쓸 수 없는 것.** 순수 fp16의 전체 미세 조정은 들어가더라도 제대로 배우지 못하고(3장), T4에는 bf16 연산 장치가 없다(1장).
 #
 # > **주장 1.** "OOM이 나면 배치 크기를 줄인다"
 #
@@ -145,20 +188,52 @@ plans.why()
 #
 # 플래너는 이 성질 덕에 빠르다. 상태는 길이나 배치와 상관없으므로 모델의 모양에서 바로 세고, 상태만으로 넘치면 나머지는 실행하지 않는다. 마이크로 배치가 커지면 메모리는 늘기만 하므로, 들어가는 가장 큰 것을 절반씩 좁혀 가며 찾는다.
 #
-# ## 9.4 아무것도 들어가지 않으면
+# ## 9.6 아무것도 들어가지 않으면
 #
-# Llama-3.1-8B를 RTX 4090에서 **전체 미세 조정만** 허용한다. 플래너는 얼마나 모자라는지, 그리고 하나만 바꾼다면 무엇이 가장 작은 변화인지 찾아 알려 준다.
+# Llama-3.1-8B를 RTX 4090에서 **전체 미세 조정만** 허용한다. 플래너는 얼마나 모자라는지, 그리고 하나만 바꾼다면 무엇이 가장 작은 변화인지 찾아 알려 준다. 길이를 줄이라고 할까?
 
 # %%
 stubborn = plan_training("meta-llama/Llama-3.1-8B", "RTX 4090", length=512, batch=4, methods=("full",))
 stubborn
 
 # %% [markdown] lang="ko"
-# 방법, GPU, GPU의 수를 각각 하나씩만 바꾸어 **다시 찾은** 것이다. GPU는 쓸 수 있는 메모리가 작은 것부터 해 본다. 48 GB짜리가 처음으로 들어간다. 길이를 줄이라는 말은 없다. 상태만으로 넘치므로 길이를 1로 줄여도 들어가지 않기 때문이다.
+# 방법, GPU, GPU의 수를 각각 하나씩만 바꾸어 **다시 찾은** 것이고, 화살표 뒤는 그때의 첫째 계획이다. GPU는 쓸 수 있는 메모리가 작은 것부터 해 본다. 48 GB짜리가 처음으로 들어간다. 길이를 줄이라는 말은 없다. 상태만으로 넘치므로 길이를 1로 줄여도 들어가지 않기 때문이다.
 #
-# ## 9.5 GPU가 여럿이면
+# ⚠가 붙은 계획은 들어가기는 하지만 그대로 믿으면 안 되는 것이다. 순수 bf16은 작은 갱신을 반올림으로 잃는다(1.5절).
 #
-# GPU가 여럿이면 갈래가 늘어난다. 모델을 통째로 복제하거나(DDP), ZeRO-2나 ZeRO-3로 나눈다. 나눌 때의 바이트는 6장의 방법으로 센다. Llama-3.1-8B를 H100 여덟 개에서 길이 2048, 배치 64, 혼합 정밀도로 전체 미세 조정한다. "나누기"와 "추가 연산"의 열을 함께 본다.
+# **9-2.** Llama-3.1-8B를 길이 1024, 배치 8로 **LoRA만** 써서 학습하려 한다. 들어가는, 메모리가 가장 작은 GPU는 무엇인가? 아래에서 아는 GPU의 이름과 쓸 수 있는 GiB를 보고 `"T4"`처럼 이름으로 답한다.
+
+# %%
+from virtual_gpu.cards import CATALOG
+
+cards = sorted(CATALOG.values(), key=lambda card: card.capacity_bytes)
+print(*(f"{card.name} {card.capacity_bytes / 2**30:.1f}" for card in cards), sep=" · ")
+
+# %% [markdown] lang="ko"
+# 답을 적는다.
+
+# %%
+gpu = ...
+exercise("9-2").check(gpu)
+
+# %% [markdown] lang="ko"
+# **9-3.** Qwen3-8B를 T4에서 길이 2048, 배치 8로 전체 미세 조정하려니 들어가지 않는다. 들어가게 하는 변화를 찾아라. `methods`, `length`(512 이상), `batch`(8 이상), `optimizer`, `lora_rank`를 바꿀 수 있다. 예를 들면 `{"methods": ("lora",)}`처럼 쓴다.
+
+# %%
+changes = ...
+exercise("9-3").check(changes)
+
+# %% [markdown] lang="ko"
+# ## 9.7 GPU가 여러 장이면
+#
+# GPU가 여러 장이면 갈래가 늘어난다. 모델을 통째로 복제하거나(DDP), ZeRO-2나 ZeRO-3로 나눈다. 나눌 때의 바이트는 6장의 방법으로 센다. Llama-3.1-8B를 H100 여덟 장에서 길이 2048, 배치 64, 혼합 정밀도로 전체 미세 조정한다. 셋 가운데 무엇이 첫째일까?
+
+# %%
+split = guess("9.7", None, ("DDP", "ZeRO-2", "ZeRO-3"))
+split
+
+# %% [markdown] lang="ko"
+# "나누기"와 "추가 연산"의 열을 함께 본다.
 
 # %%
 eight = plan_training(
@@ -168,7 +243,13 @@ eight = plan_training(
 eight
 
 # %% [markdown] lang="ko"
-# 모델을 통째로 복제하는 DDP는 표에 없다. GPU마다 상태를 모두 들고 있어야 해서 여덟 개가 있어도 들어가지 않는다. 나누면 들어간다. ZeRO-2와 ZeRO-3는 추가 연산이 같고, 순위를 가른 것은 **보내는 양**이다(마지막 열). 그림에서 DDP와 비교한다.
+# 맞혔는가?
+
+# %%
+split.against(f"ZeRO-{eight.best.recipe.stage}")
+
+# %% [markdown] lang="ko"
+# 모델을 통째로 복제하는 DDP는 표에 없다. GPU마다 상태를 모두 들고, 보낼 그레이디언트의 묶음까지 한 벌 더 들어야 해서 여덟 장이 있어도 들어가지 않는다. ZeRO-2와 ZeRO-3는 추가 연산이 같고, 순위를 가른 것은 **보내는 양**이다(마지막 열). 그림에서 DDP와 비교한다.
 
 # %%
 eight.chart()
@@ -176,34 +257,66 @@ eight.chart()
 # %% [markdown] lang="ko"
 # 한도를 멀리 벗어난 흐린 막대가 DDP다. 하늘색은 **모아 둔 파라미터**다. ZeRO-2는 모은 것을 역전파까지 두고, ZeRO-3는 층마다 모았다가 버린다.
 #
+# 세 번째 계획은 체크포인팅을 켰는데도 보라색이 길다. 샘플 8개를 한 번에 넣어 **로짓**이 크기 때문이다(3장). 로짓과 손실에 드는 것은 16비트 로짓 2바이트, fp32 사본과 그 그레이디언트 8바이트, 합쳐 (토큰 수 × 어휘 수 × 10)바이트쯤이다. 세 번째 계획의 보라색과 나란히 놓는다.
+
+# %%
+human_bytes(8 * 2048 * 128_256 * 10), human_bytes(eight[2].at_peak["activations"])
+
+# %% [markdown] lang="ko"
+# 보라색의 대부분이 로짓이다. 로짓을 나누어 계산하는 손실을 쓰면 줄어든다.
+#
 # LoRA와 QLoRA는 어떨까? 6장의 방법으로는 얼린 가중치를 나누었을 때를 세지 못한다. 그래서 플래너는 여러 GPU에서 이 둘을 **DDP로만** 다루고, 나누는 방법은 까닭을 적어 뺀다. 얼린 가중치를 나눌 수 없다는 뜻이 아니다. 세어 보지 않은 것은 말하지 않는다는 뜻이다.
 #
-# ## 9.6 파일로 내보내기
+# ### 사건 9-A: "7 × 4 × 4 = 112 GB"
+#
+# Alpaca의 README에는 70억 모델의 미세 조정에 7 × 4 × 4 = 112 GB가 든다고 적혀 있다. 그 식이 어디서 왔는지 묻는 사람이 있었고, A100 80 GB **한 장**에서 OOM을 만난 사람도 있었다. 몇 장이 있어야 할까?
+#
+# LLaMA-7B를 길이 512에서 혼합 정밀도로 전체 미세 조정한다. `run(gpus=…)`은 가장 적게 쓰는 계획을 돌려준다. `micro_batch`와 `length`도 바꿀 수 있다. 실험은 다섯 번이다.
+
+# %%
+from helpers import case
+
+case("9-A").run(gpus=1)
+
+# %% [markdown] lang="ko"
+# 가장 적은 수를 적는다.
+
+# %%
+gpus = ...
+case("9-A").check(gpus)
+
+# %% [markdown] lang="ko"
+# ## 9.8 파일로, 터미널에서
 #
 # 첫 번째 계획을 폴더에 저장한다. 어떤 파일이 생기는지 보고, 그 가운데 `TrainingArguments`에 넣을 값을 읽는다.
 
 # %%
+from pathlib import Path
+from tempfile import mkdtemp
+
 folder = Path(mkdtemp())
 print(*(path.name for path in best.save(folder)))
 print((folder / "training_arguments.json").read_text())
 
 # %% [markdown] lang="ko"
-# `per_device_train_batch_size`와 `gradient_accumulation_steps`의 곱이 16이다. LoRA의 설정도 있다. 대상 층이 어떤 이름으로 적혀 있는지 본다.
+# `per_device_train_batch_size`와 `gradient_accumulation_steps`의 곱이 16이다. LoRA의 설정도 있다. 대상 층이 어떤 이름으로 적혀 있는가?
 
 # %%
 print((folder / "lora_config.json").read_text())
 
 # %% [markdown] lang="ko"
+# 어텐션의 행렬 하나다. 요즘은 모든 선형층에 붙이라는 권고가 많다(8장). `plan_training(..., lora_targets="all-linear")`로 바꾼다.
+#
 # `train.py`는 이 둘을 읽어 `Trainer`로 학습하는 짧은 스크립트다. 모델을 불러와 어댑터를 붙이고 학습하는 마지막 부분만 본다.
 
 # %%
 print(best.files()["train.py"].split("dataset = ")[1])
 
 # %% [markdown] lang="ko"
-# GPU가 있는 곳에 폴더를 옮겨 `python train.py --text 내글.txt`로 실행한다. GPU가 없어도 `--cpu`를 붙이면 fp32로 예행연습을 한다(작은 모델을 `--model`로 준다). GPU가 여럿이면 `accelerate launch --config_file accelerate.yaml train.py --text 내글.txt`다.
-# 저장소의 테스트는 이 스크립트를 작은 모델로, 세 방법 모두 실제로 실행한다. 여러 GPU의 설정 파일은 accelerate가 읽는 데까지만 확인했다. accelerate의 FSDP는 CPU에서 돌지 않는다.
+# `device_map`은 가중치를 곧바로 GPU에 올리라는 뜻이다. 11 GiB를 Colab의 CPU 메모리 12.7 GB에 먼저 올리면 그것부터 부족해진다.
 #
-# ## 9.7 터미널에서
+# GPU가 있는 곳에 폴더를 옮겨 `python train.py --text 내글.txt`로 실행한다. GPU가 없어도 `--cpu`를 붙이면 fp32로 예행연습을 한다(작은 모델을 `--model`로 준다). GPU가 여러 장이면 `accelerate launch --config_file accelerate.yaml train.py --text 내글.txt`다.
+# 저장소의 테스트는 이 스크립트를 작은 모델로, 세 방법 모두 실제로 실행한다. 여러 GPU의 설정 파일은 accelerate가 읽는 데까지만 확인했다. accelerate의 FSDP는 CPU에서 돌지 않는다.
 #
 # 노트북 없이도 쓴다.
 #
@@ -222,31 +335,48 @@ print(status)
 # %% [markdown] lang="ko"
 # 배치가 한 번에 다 들어가면 체크포인팅은 실행해 보지도 않는다. 연산만 늘기 때문이다.
 #
-# ## 9.8 남들이 말하는 숫자와 비교
+# ## 9.9 남들이 말하는 숫자와 비교
 #
-# 허브에 없는 모델이라도 transformers의 설정만 있으면 셀 수 있다. 널리 인용되는 세 숫자를 같은 방법으로 다시 센다.
+# 허브에 없는 모델이라도 transformers의 설정만 있으면 셀 수 있다. 널리 인용되는 숫자를 같은 방법으로 다시 센다. 남의 GB는 10⁹바이트일 때도 2³⁰바이트일 때도 있으므로 둘 다 적는다.
 #
 # ### QLoRA 논문: 650억 모델이 48 GB에
 #
-# QLoRA 논문(Dettmers 외, 2023, arXiv 2305.14314)의 초록은 650억 파라미터 모델을 48 GB GPU 하나에서 미세 조정했다고 말한다. LLaMA-65B의 모양을 설정으로 적고, 길이 512에서 가장 적게 쓰는 계획을 찾는다. rank는 64다. 어댑터를 어텐션에만 붙인 것, 모든 선형층에 붙인 것, 거기에 8비트 AdamW를 쓴 것을 차례로 본다.
+# QLoRA 논문(Dettmers 외, 2023, arXiv 2305.14314)의 초록은 650억 파라미터 모델을 48 GB GPU 하나에서 미세 조정했다고 말한다. LLaMA-65B의 모양을 설정으로 적고, 길이 512, rank 64로 모든 선형층에 어댑터를 붙인다. 가장 적게 쓰는 계획은 몇 GB(10⁹바이트)일까?
 
 # %%
+paper = guess("9.9", None, "GB")
+paper
+
+# %% [markdown] lang="ko"
+# 어댑터를 어텐션에만 붙인 것, 모든 선형층에 붙인 것, 거기에 8비트 AdamW를 쓴 것을 차례로 본다. 마지막 두 열은 48 GB 카드 두 가지, A40과 RTX A6000에 들어가는가다.
+
+# %%
+from transformers import LlamaConfig
+
+from virtual_gpu.plan import cheapest
+from virtual_gpu.plan.plans import make_request
+
 llama = LlamaConfig(
     hidden_size=8192, num_hidden_layers=80, num_attention_heads=64, intermediate_size=22016, vocab_size=32000
 )
 for targets, optimizer in (("attention", None), ("all-linear", None), ("all-linear", "adamw_8bit")):
-    request = make_request(
-        llama, "A100-80GB", methods=("qlora",), length=512, lora_rank=64, lora_targets=targets, optimizer=optimizer
-    )
-    plan = cheapest(request)
-    print(f"{targets:10} {plan.recipe.optimizer:11} {plan.needed_bytes / 1e9:.1f} GB")
+    asked = {"methods": ("qlora",), "length": 512, "lora_rank": 64, "lora_targets": targets, "optimizer": optimizer}
+    fits = [cheapest(make_request(llama, gpu, **asked)).fits for gpu in ("A40", "RTX A6000")]
+    plan = cheapest(make_request(llama, "A100-80GB", **asked))
+    print(f"{targets:10} {plan.recipe.optimizer:11} {plan.needed_bytes / 1e9:.1f} GB {human_bytes(plan.needed_bytes)}", *fits)
+
+# %% [markdown] lang="ko"
+# 둘째 줄이 물은 것이다. 논문의 설정은 페이지 옵티마이저를 쓴 것이므로 둘째와 셋째 줄 사이에 있다.
+
+# %%
+paper.against(cheapest(make_request(llama, "A100-80GB", **asked | {"optimizer": None})).needed_bytes)
 
 # %% [markdown] lang="ko"
 # > **주장 2.** "650억 모델을 48 GB GPU 하나에서"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 어텐션에만 어댑터를 붙이면 여유 있게 들어간다. 모든 선형층에 rank 64로 붙이면 `peft`와 AdamW가 어댑터와 그 상태를 fp32로 두어 48 GB를 넘고, 상태를 8비트로 줄여야 겨우 들어간다. 논문이 **페이지 옵티마이저**까지 동원한 까닭이 보인다. 옵티마이저 상태를 CPU로 내보내면 그만큼 자리가 난다(플래너는 오프로드를 다루지 않는다).
+# **조건부로 맞다.** 어텐션에만 어댑터를 붙이면 들어간다. 모든 선형층에 rank 64로 붙이면 `peft`와 AdamW가 어댑터와 그 상태를 fp32로 두어 어느 48 GB 카드에도 들어가지 않고, 상태를 8비트로 줄이면 카드에 따라 갈린다. 48 GB라고 불러도 쓸 수 있는 메모리가 A40은 44.4 GiB, RTX A6000은 47.2 GiB이기 때문이다. 논문이 **페이지 옵티마이저**까지 동원한 까닭이 보인다. 옵티마이저 상태를 CPU로 내보내면 그만큼 자리가 난다(플래너는 오프로드를 다루지 않는다).
 #
 # </details>
 #
@@ -255,6 +385,11 @@ for targets, optimizer in (("attention", None), ("all-linear", None), ("all-line
 # LoRA 논문(Hu 외, 2021, arXiv 2106.09685)은 GPT-3 175B를 학습하는 메모리가 1.2 TB에서 350 GB로 줄어 3분의 1이 되었다고 한다. GPT-3의 모양에서 **상태만** 센다. 전체 미세 조정은 혼합 정밀도와 순수 16비트 두 가지다.
 
 # %%
+from transformers import GPT2Config
+
+from virtual_gpu.plan import Recipe
+from virtual_gpu.plan.measure import held
+
 gpt3 = GPT2Config(n_embd=12288, n_layer=96, n_head=96, n_positions=2048)
 request = make_request(gpt3, "H200", length=512, batch=1, lora_rank=4)
 for method, precision in (("full", "mixed_bf16"), ("full", "bf16"), ("lora", "mixed_bf16")):
@@ -275,23 +410,25 @@ for method, precision in (("full", "mixed_bf16"), ("full", "bf16"), ("lora", "mi
 #
 # ### Qwen의 안내서: 길이에 따른 실측
 #
-# Qwen(1세대)의 저장소는 Qwen-7B를 A100-80GB 하나에서 배치 1로 LoRA 학습한 메모리를 재어 표로 실었다(flash attention 2, 누적 8). 길이 256, 2048, 8192에서 20.1, 23.8, 36.6 GB다. 표에는 rank와 체크포인팅이 적혀 있지 않다. 여기서는 같은 크기의 모델에서 rank 64를 모든 선형층에 붙이고 체크포인팅을 켜고 센다. 열은 길이, 센 값, 표와의 차이다.
+# Qwen(1세대)의 저장소는 Qwen-7B를 A100-80GB 하나에서 배치 1로 LoRA 학습한 메모리를 재어 표로 실었다(flash attention 2, 누적 8). 길이 256, 2048, 8192에서 20.1, 23.8, 36.6 GB다. 표에는 rank와 체크포인팅이 적혀 있지 않지만, 같은 저장소의 `finetune.py`는 rank 64를 모든 선형층에 붙이고 GPU 하나짜리 스크립트는 체크포인팅을 켠다. 그대로 센다. 열은 길이, 센 값, 표의 GB가 10⁹바이트일 때와 2³⁰바이트일 때의 차이다.
 
 # %%
+from transformers import Qwen2Config
+
+from virtual_gpu.plan.measure import measure
+
 qwen = Qwen2Config(
     hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32,
     intermediate_size=11008, vocab_size=151936, max_position_embeddings=8192, tie_word_embeddings=False,
 )  # fmt: skip
 lora = Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True)
 for length, published in ((256, 20.1), (2048, 23.8), (8192, 36.6)):
-    request = make_request(
-        qwen, "A100-80GB", length=length, batch=8, methods=("lora",), lora_rank=64, lora_targets="all-linear"
-    )
-    plan = measure(request, lora, 1, 8)
-    print(f"{length:5} {plan.tensors_bytes / 1e9:5.1f} GB, {plan.tensors_bytes / 1e9 / published - 1:+.0%}")
+    asked = {"length": length, "batch": 8, "methods": ("lora",), "lora_rank": 64, "lora_targets": "all-linear"}
+    size = measure(make_request(qwen, "A100-80GB", **asked), lora, 1, 8).tensors_bytes
+    print(f"{length:5} {size / 1e9:5.1f} GB {size / 1e9 / published - 1:+4.0%} {size / 2**30 / published - 1:+4.0%}")
 
 # %% [markdown] lang="ko"
-# 어느 길이에서도 6% 안에서 맞는다. 남은 차이에는 까닭이 여럿 있을 수 있다. rank와 체크포인팅은 여기서 고른 것이다. 안내서는 GB가 무엇을 잰 값인지 밝히지 않았다(할당자가 잡아 둔 몫과 CUDA 컨텍스트가 들어 있다면 센 값보다 커야 한다). Qwen의 구현과 라이브러리는 2023년 것이고, 여기서는 같은 크기의 Qwen2로 세었다.
+# 10⁹이라면 6% 안에서, 2³⁰이라면 13% 안에서 적게 세었다. 남은 차이에는 까닭이 여럿 있을 수 있다. 안내서는 GB가 무엇을 잰 값인지 밝히지 않았다(할당자가 예약한 것과 CUDA 컨텍스트가 들어 있다면 센 값보다 커야 한다). Qwen의 구현과 라이브러리는 2023년 것이고, 여기서는 같은 크기의 Qwen2로 세었다.
 #
 # > **주장 4.** "7B 모델의 LoRA는 20 GB면 된다"
 #
@@ -301,7 +438,24 @@ for length, published in ((256, 20.1), (2048, 23.8), (8192, 36.6)):
 #
 # </details>
 #
-# ## 9.9 믿어도 되나
+# ### 사건 9-B: 계산기마다 답이 다르다
+#
+# Code Llama 7B를 배치 1, 길이 2048로 학습하려는 사람이 온라인 계산기에 물었더니 전체 미세 조정 216 GB, LoRA 177 GB, QLoRA 180 GB라고 했다. 다른 글의 그래프에서는 LoRA가 **16 GB**다. 열 배가 넘게 차이 난다. 그 글은 무엇을 켜고 잰 것일까?
+#
+# LoRA와 길이 2048은 그대로 두고, 그래프의 16 GB와 10% 안에서 맞는 설정을 찾아라. `run(method=…, checkpointing=…, length=…)`으로 다섯 번까지 세어 본다. 세 방법을 모두 세어 계산기의 답과도 비교해 보라.
+
+# %%
+case("9-B").run(method="lora")
+
+# %% [markdown] lang="ko"
+# 바꿀 설정을 `{"이름": 값}`으로 적는다.
+
+# %%
+settings = ...
+case("9-B").check(settings)
+
+# %% [markdown] lang="ko"
+# ## 9.10 믿어도 되나
 #
 # 지금까지의 숫자는 모두 예측이다. 진짜 카드와는 얼마나 다를까? 남들이 자기 GPU에서 재어 공개한 값이 많이 있다. 그들의 프로그램을 가상 GPU에서 실행해 나란히 놓았다. 점 하나가 측정 하나이고, 가운데 세로줄이 0%다. 왼쪽은 예측이 적은 것, 오른쪽은 많은 것이다. 가로축은 한 칸에 열 배씩 벌어진다.
 #
@@ -310,6 +464,8 @@ for length, published in ((256, 20.1), (2048, 23.8), (8192, 36.6)):
 # 출처와 GPU마다 한 줄씩 모은 표다. 오차가 가장 큰 줄을 찾는다.
 
 # %%
+from helpers.chapters.c9_planner.measured import Measured
+
 measured = Measured()
 measured
 
@@ -336,68 +492,7 @@ measured.of("huggingface/peft")
 #
 # 이 표는 `make truth`로 누구나 다시 만들 수 있다.
 #
-# ## 9.10 직접 바꿔 보기
-#
-# 내 모델과 내 GPU를 넣어 볼 곳이다. 모델(이름을 쓰거나 목록에서 고른다), GPU, 길이, 배치, 허용할 방법을 정하고 **찾기**를 누른다. 처음 보는 모델이면 10초에서 20초쯤 걸리고, 찾는 대로 그려진다. 아래 그림은 처음 모습이다.
-#
-# ![polyglot-ko-5.8b를 T4에서 배치 16, 길이 512로 학습하는 방법들의 최대 메모리. LoRA 두 가지와 QLoRA 두 가지가 한도 14.64 GiB 안에 들어가고, 전체 미세 조정 두 가지는 넘친다.](../../image/09_plans_on_a_t4.svg)
-#
-# 이렇게 해 본다.
-#
-# - 길이를 1024로, 2048로 늘린다. 어느 계획부터 사라지는가?
-# - GPU를 L4로 바꾼다. 정밀도 열에서 무엇이 바뀌는가?
-# - 전체 미세 조정만 남기고, 무엇을 바꾸면 된다고 하는지 읽는다.
-# - 여유를 0%와 20%로 바꾼다.
-# - 내 모델과 내 GPU를 넣는다.
-
-# %%
-planner_panel()
-
-# %% [markdown] lang="ko"
-# ## 9.11 연습 문제
-#
-# 답을 채우고 실행하면 맞았는지, 틀렸다면 얼마나 틀렸는지 알려 준다. 막히면 `exercise("9-1").hint()`, 그래도 막히면 `exercise("9-1").solution()`을 실행한다.
-#
-# **9-1.** 순위를 직접 매긴다. 계획은 `{"method": "lora", "needed": 12, "extra": 0, "steps": 4}`와 같은 사전이다. 한도 `limit`를 넘는 것을 빼고, 방법(`full`, `lora`, `qlora`), 추가 연산, 누적 횟수, 메모리가 적은 차례로 정렬해 돌려주는 함수를 완성하라.
-
-
-# %%
-def rank(plans, limit):
-    return ...
-
-
-exercise("9-1").check(rank)
-
-# %% [markdown] lang="ko"
-# **9-2.** Llama-3.1-8B를 길이 1024, 배치 8로 **LoRA만** 써서 학습하려 한다. 여유 5%를 두고 들어가는, 메모리가 가장 작은 GPU는 무엇인가? `"T4"`처럼 이름으로 답한다.
-
-# %%
-gpu = ...
-exercise("9-2").check(gpu)
-
-# %% [markdown] lang="ko"
-# **9-3.** Qwen3-8B를 T4에서 길이 2048, 배치 8로 전체 미세 조정하려니 들어가지 않는다. 들어가게 하는 변화를 찾아라. `methods`, `length`(512 이상), `batch`(8 이상), `optimizer`, `lora_rank`를 바꿀 수 있다. 예를 들면 `{"methods": ("lora",)}`처럼 쓴다.
-
-# %%
-changes = ...
-exercise("9-3").check(changes)
-
-# %% [markdown] lang="ko"
-# ## 9.12 기억할 것
-#
-# | 넘치는 것 | 어떻게 아나 | 무엇을 바꾸나 |
-# |---|---|---|
-# | 상태(파라미터, 그레이디언트, 옵티마이저) | 배치 1에서도, 체크포인팅을 켜도 넘친다 | 방법(LoRA, QLoRA), 옵티마이저, GPU의 수(ZeRO), 더 큰 GPU |
-# | 순전파 상태 | 배치나 길이를 줄이면 들어간다 | 마이크로 배치와 누적, 체크포인팅, 길이 |
-# | 여유 | 예측으로는 들어가는데 실제로는 넘친다 | 여유를 늘려 다시 찾는다 |
-#
-# - 먼저 **상태**가 들어가는지 본다. 들어가지 않으면 배치를 줄이는 것은 시간 낭비다.
-# - 그다음 **순전파 상태**를 줄인다. 누적은 공짜에 가깝고, 체크포인팅에는 연산이 든다.
-# - 무엇이 들어가는지는 **셀 수 있다**. 어느 것이 좋은지는 규칙을 정해야 순위가 나온다.
-# - 시간은 하한만 말할 수 있다. 예상은 재어 보아야 안다.
-# - 남의 숫자를 볼 때는 **무엇을 센 것인지** 묻는다. 상태만인지, 최대인지, 몇 토큰인지.
-#
-# ## 9.13 마지막으로, 내 프로그램
+# ## 9.11 마지막으로, 내 프로그램
 #
 # 플래너는 모델과 설정을 받아 계획을 찾는다. 그런데 메모리가 부족하다는 오류는 플래너가 아니라 **내 프로그램**에서 난다. 그래서 마지막 확인은 프로그램으로 한다. 고치지 않은 파일 하나와 명령 한 줄이면 된다.
 #
@@ -448,9 +543,31 @@ print(report.verdict)
 #
 # ![여섯 줄짜리 Trainer 프로그램과 그것을 실행한 명령. 첫 스텝이 끝나 옵티마이저 상태가 생긴 뒤, 두 번째 순전파가 T4의 한도 14.64 GiB에 닿는다. 그레이디언트 체크포인팅을 켜면 들어간다.](../../image/09_program_on_a_t4.svg)
 #
+# ## 9.12 기억할 것
+#
+# 예상이 얼마나 맞았는지 돌아본다.
+
+# %%
+from helpers import guesses
+
+guesses()
+
+# %% [markdown] lang="ko"
+# | 넘치는 것 | 어떻게 아나 | 무엇을 바꾸나 |
+# |---|---|---|
+# | 상태(파라미터, 그레이디언트, 옵티마이저) | 배치 1에서도, 체크포인팅을 켜도 넘친다 | 방법(LoRA, QLoRA), 옵티마이저, GPU의 수(ZeRO), 더 큰 GPU |
+# | 순전파 상태 | 배치나 길이를 줄이면 들어간다 | 마이크로 배치와 누적, 체크포인팅, 길이 |
+# | 여유 | 예측으로는 들어가는데 실제로는 넘친다 | 여유를 늘려 다시 찾는다 |
+#
+# - 먼저 **상태**가 들어가는지 본다. 들어가지 않으면 배치를 줄이는 것은 시간 낭비다.
+# - 그다음 **순전파 상태**를 줄인다. 누적은 공짜에 가깝고, 체크포인팅에는 연산이 든다.
+# - 무엇이 들어가는지는 **셀 수 있다**. 어느 것이 좋은지는 규칙을 정해야 순위가 나온다.
+# - 시간은 하한만 말할 수 있다. 예상은 재어 보아야 안다.
+# - 남의 숫자를 볼 때는 **무엇을 센 것인지** 묻는다. 상태만인지, 최대인지, 몇 토큰인지.
+#
 # ## 마치며
 #
-# 1장에서 숫자 하나가 몇 바이트인지부터 물었다. 2장에서 그것을 4비트로 줄였고, 3장에서 메모리에 무엇이 들어 있는지 바이트까지 세었다. 4장과 5장에서 같은 학습을 더 작은 메모리로 하는 두 가지 길을, 6장에서 여러 GPU로 나누는 길을, 8장에서 학습할 것 자체를 줄이는 길을 보았다.
+# 1장에서 숫자 하나가 몇 바이트인지부터 물었다. 2장에서 그것을 4비트로 줄였고, 3장에서 메모리에 무엇이 들어 있는지 바이트까지 세었다. 4장과 5장에서 같은 학습을 더 작은 메모리로 하는 두 가지 길을, 6장과 7장에서 여러 GPU로 나누는 길을, 8장에서 학습할 것 자체를 줄이는 길을 보았다.
 # 그리고 이 장에서 그것들이 한 표에 모였다.
 #
 # 이제 "CUDA out of memory"를 만나면 어림짐작으로 배치부터 줄이지 말고, 무엇이 넘쳤는지 세어 보자. 세는 법을 알면 고치는 법은 따라온다. 마지막 물음은 여러분의 것이다. **여러분의 GPU에서는 무엇을 학습하고 싶은가?**

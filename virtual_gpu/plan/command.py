@@ -78,7 +78,7 @@ def _text(plans: Plans) -> str:
         )
     for change in plans.changes:
         lines.append(f"  - {change}")
-    lines += [tr(ko="진 것:", en="Losers:"), *(f"  - {line}" for line in repr(plans.why()).splitlines())]
+    lines += [tr(ko="탈락한 것:", en="Losers:"), *(f"  - {line}" for line in repr(plans.why()).splitlines())]
     return "\n".join(lines)
 
 

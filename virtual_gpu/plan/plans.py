@@ -338,7 +338,10 @@ def left_out(request: Request) -> list[tuple[str, str]]:
         rows.append(
             (
                 tr(ko="전체 미세 조정 · 순수 fp16", en="full fine-tuning · pure fp16"),
-                tr(ko="학습이 망가진다(3장): ε가 0이 되고 값이 넘친다", en="it does not train (chapter 3)"),
+                tr(
+                    ko="제대로 배우지 못한다(3장): foreach는 ε가 0이 되어 무너지고, fused도 분산이 0으로 저장된다",
+                    en="it does not learn well: foreach's epsilon becomes 0, and fused stores a variance of 0",
+                ),
             )
         )
     if not request.spec.has_bf16:

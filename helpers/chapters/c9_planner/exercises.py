@@ -8,11 +8,12 @@ from typing import Any
 
 from virtual_gpu.cards import CATALOG, card
 from virtual_gpu.language import tr
-from virtual_gpu.plan import cheapest, plan_training
+from virtual_gpu.plan import Plan, Recipe, cheapest, plan_training
+from virtual_gpu.plan.measure import measure
 from virtual_gpu.plan.plans import make_request
-from virtual_gpu.units import choose, human_bytes
+from virtual_gpu.units import choose, human_bytes, positive_int
 
-from ...self_check import Exercise, filled, right
+from ...self_check import Case, Exercise, filled, right
 
 # (name, bytes it needs, extra FLOPs, place of the method): made up, to try a ranking on.
 _METHODS = ("full", "lora", "qlora")
@@ -93,6 +94,99 @@ def _judge_change(changes: Any) -> str:
     plans = plan_training(**request)
     return right(f"{plans.best!r}") if plans.best else plans.verdict
 
+
+def _llama_7b(vocab_size: int = 32000) -> Any:
+    """The shape of LLaMA-7B (Touvron and others, 2023); Code Llama has 16 tokens more."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        hidden_size=4096,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        intermediate_size=11008,
+        vocab_size=vocab_size,
+    )
+
+
+def _full_7b(gpus: int = 1, micro_batch: int = 1, length: int = 512) -> Plan:
+    """What needs least memory to train all of LLaMA-7B in mixed precision on A100s of 80 GB."""
+    batch = positive_int(micro_batch, "micro_batch") * positive_int(gpus, "gpus")
+    asked = {"length": length, "batch": batch, "methods": ("full",), "precision": "mixed_bf16"}
+    return cheapest(make_request(_llama_7b(), "A100-80GB", gpus, optimizer="adamw_fused", **asked))
+
+
+def _judge_gpus(gpus: int) -> str:
+    gpus = positive_int(filled(gpus), tr(ko="GPU 수", en="number of GPUs"))
+    plan = _full_7b(gpus)
+    found = f"{gpus}: {human_bytes(plan.needed_bytes)} / {human_bytes(plan.request.limit_bytes)}."
+    if not plan.fits:
+        return tr(ko=f"{found} 들어가지 않는다.", en=f"{found} Too much.")
+    if gpus > 1 and _full_7b(gpus - 1).fits:
+        return tr(ko=f"{found} 들어가지만 하나 줄여도 된다.", en=f"{found} It fits, and so does one less.")
+    return right(found)
+
+
+CODE_LLAMA_LENGTH, GRAPH_BYTES = 2048, 16e9
+
+
+def _code_llama(method: str = "lora", checkpointing: bool = False, length: int = CODE_LLAMA_LENGTH) -> Plan:
+    """Code Llama 7B at batch 1 on a card where everything has room."""
+    method = choose(method, _METHODS, tr(ko="방법", en="method"))
+    request = make_request(_llama_7b(32016), "B200", length=length, batch=1, methods=(method,))
+    return measure(request, Recipe(method, "mixed_bf16", "adamw_fused", checkpointing=bool(checkpointing)), 1, 1)
+
+
+def _judge_graph(settings: Any) -> str:
+    settings = filled(settings)
+    if not isinstance(settings, dict):
+        return tr(ko=f"설정을 dict로 적는다: {settings!r}", en=f"A dict of settings: {settings!r}")
+    for name in settings:
+        choose(name, ("method", "checkpointing", "length"), tr(ko="설정", en="setting"))
+    if settings.get("method", "lora") != "lora" or settings.get("length", CODE_LLAMA_LENGTH) != CODE_LLAMA_LENGTH:
+        return tr(
+            ko="그래프는 길이 2048의 LoRA다. 다른 것을 바꾼다.", en="The graph is LoRA at 2048: change something else."
+        )
+    plan = _code_llama(**settings)
+    off = plan.needed_bytes / GRAPH_BYTES - 1
+    found = f"{plan.needed_bytes / 1e9:.1f} GB"
+    if abs(off) > 0.1:
+        return tr(ko=f"{found}. 그래프의 16 GB와 {off:+.0%} 다르다.", en=f"{found}: {off:+.0%} from the graph's 16 GB.")
+    return right(tr(ko=f"{found}, 그래프와 {off:+.0%}.", en=f"{found}, {off:+.0%} from the graph."))
+
+
+CASES = {
+    "9-A": lambda: Case(
+        "9-A",
+        _judge_gpus,
+        lambda: [
+            tr(
+                ko="하나일 때 필요한 양을 한 장의 한도로 나누면 몇 장인가?",
+                en="How many cards is what one would need, divided by a card's limit?",
+            ),
+            tr(
+                ko="그 수로 실험한다. 나눌 수 있는 것은 상태뿐이다(6장).",
+                en="Try that number. What is divided is the states alone (chapter 6).",
+            ),
+        ],
+        'case("9-A").run(gpus=2)\ngpus = 2',
+        experiment=_full_7b,
+        thread="tatsu-lab/stanford_alpaca #56, #322",
+    ),
+    "9-B": lambda: Case(
+        "9-B",
+        _judge_graph,
+        lambda: [
+            tr(
+                ko="LoRA의 막대에서 가중치 말고 가장 큰 것은 무엇인가?",
+                en="What is largest in LoRA's bar beside the weights?",
+            ),
+            tr(ko="그것을 버리고 다시 계산하면?", en="And if it is thrown away and computed again?"),
+        ],
+        'case("9-B").run(checkpointing=True)\nsettings = {"checkpointing": True}',
+        experiment=_code_llama,
+        thread="RahulSChand/gpu_poor #1",
+    ),
+}
 
 EXERCISES = {
     "9-1": lambda: Exercise(
