@@ -157,7 +157,7 @@ class MemoryReport:
             fits = tr(ko="빠듯하게 들어간다" if tight else "들어간다", en="tight" if tight else "fits")
             return tr(
                 ko=f"{fits}. 최대 {peak}{reserved and f'(예약 {reserved})'}, 한도 {capacity}, "
-                f"최대가 되는 때는 {phase_label(self.peak_phase)}{card}",
+                f"최대 시점: {phase_label(self.peak_phase)}{card}",
                 en=f"{fits}. Peak {peak}{reserved and f' ({reserved} reserved)'} of {capacity}, "
                 f"in {phase_label(self.peak_phase)}{card}",
             )

@@ -101,7 +101,7 @@ f"{pattern:016b}", FORMATS["fp16"].parts(0.15625)
 FormatTable()
 
 # %% [markdown] lang="ko"
-# '정규 수(normal)'는 가수를 다 쓰는 수다. 그보다 작은 수는 앞자리의 1을 포기하고 더 작은 값까지 버틴다. 이것을 **비정규 수**(subnormal)라 하고, 작아질수록 유효한 자리가 줄어든다.
+# int8은 지수가 없는 정수라 간격이 어디서나 1이다. '정규 수(normal)'는 가수를 다 쓰는 수다. 그보다 작은 수는 앞자리의 1을 포기하고 더 작은 값까지 버틴다. 이것을 **비정규 수**(subnormal)라 하고, 작아질수록 유효한 자리가 줄어든다.
 #
 # 이웃한 두 수의 간격을 그린다. 가로는 수의 크기, 세로는 그다음 수까지의 간격이고 두 축 모두 10의 거듭제곱이다. 선의 **길이**가 범위, **높이**가 성김이다. 어느 선이 가장 길고, 어느 선이 가장 낮은가?
 
@@ -247,7 +247,7 @@ w.grad
 torch.cuda.is_bf16_supported(), torch.cuda.is_bf16_supported(including_emulation=False)
 
 # %% [markdown] lang="ko"
-# T4에서는 첫째가 **True**, 둘째가 False다. 첫째는 bf16 텐서를 만들 수 있는지만 보기 때문이다(PyTorch 2.13의 `torch/cuda/__init__.py`, Colab의 T4에서 True가 나왔다는 보고는 [Soup #387](https://github.com/MakazhanAlpamys/Soup/issues/387)). T4는 bf16을 fp32로 바꾸어 흉내 낸다(에뮬레이션). 오류 없이 돌아가지만 16비트의 속도는 나오지 않는다. T4에서 16비트로 계산하려면 fp16과 `GradScaler`를 쓴다.
+# T4에서는 첫째가 **True**, 둘째가 False다. 첫째는 bf16 텐서를 만들 수 있는지만 보기 때문이다(PyTorch 2.13의 `torch/cuda/__init__.py`, Colab의 T4에서 True가 나왔다는 보고는 [Soup #387](https://github.com/MakazhanAlpamys/Soup/issues/387)). T4는 bf16을 fp32로 바꾸어 흉내 낸다(에뮬레이션). 오류 없이 돌아가지만 16비트 연산 장치의 속도를 기대할 수는 없다. T4에서 16비트로 계산하려면 fp16과 `GradScaler`를 쓴다.
 #
 # ### fp8: 텐서마다 스케일
 #

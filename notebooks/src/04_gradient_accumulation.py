@@ -325,7 +325,7 @@ for steps in (1, 2):
     print(f"? x {steps}:", largest_fitting("batch_size", gradient_accumulation_steps=steps, optimizer="adamw_fused"))
 
 # %% [markdown] lang="ko"
-# 누적을 켜자 들어가는 샘플 수가 줄었다. 한 번 켜면 횟수를 더 늘려도 이 수는 줄지 않을까? 사건 4-A가 그 질문이다. 경계에 있는 크기는 실제 GPU에서 넘칠 수 있으니 5%쯤 비워 둔다(3.10절).
+# 누적을 켜자 들어가는 샘플 수가 줄었다. 한 번 켜면 횟수를 더 늘려도 이 수는 줄지 않을까? 사건 4-A가 그 질문이다. 경계에 있는 크기는 단편화(3.10절) 때문에 실제 GPU에서 넘칠 수 있으니 한두 개 적게 잡는다.
 #
 # 반대 방향의 방법도 있다. 그레이디언트가 생기는 대로 그 파라미터를 갱신하고 버리면(optimizer in backward, LOMO) 그레이디언트를 들고 있지 않아도 된다. 다 모으기 전에 버리는 셈이니 **누적과는 함께 쓸 수 없다**(LOMO의 저자들도 그렇게 답한다. OpenLMLab/LOMO #4).
 #
@@ -352,8 +352,7 @@ case("4-A").check(needed)
 # Llama-3.2-1B를 길이 6144로, T4보다 큰 L4에서 학습하려 한다. 옵티마이저는 8비트 AdamW다. 배치를 1까지 줄이면 들어갈까?
 
 # %%
-long_text = {"model_id": "Llama-3.2-1B", "optimizer": "adamw_8bit"}
-gpu_memory_sweep(gpu="L4", batch_size=1, sequence_length=6144, **long_text)
+gpu_memory_sweep(gpu="L4", model_id="Llama-3.2-1B", optimizer="adamw_8bit", batch_size=1, sequence_length=6144)
 
 # %% [markdown] lang="ko"
 # > **주장 6.** "누적이 늘 OOM을 막아 주지는 않는다"
@@ -364,13 +363,7 @@ gpu_memory_sweep(gpu="L4", batch_size=1, sequence_length=6144, **long_text)
 #
 # </details>
 #
-# 같은 샘플 하나가 GPU에 따라 다른 메모리를 쓰기도 한다. 길이를 절반인 3072로 줄이고 T4와 L4를 나란히 놓는다. 한도가 아니라 **필요한 크기**를 비교한다.
-
-# %%
-gpu_memory_sweep(gpu=["T4", "L4"], batch_size=1, sequence_length=3072, **long_text)
-
-# %% [markdown] lang="ko"
-# 같은 모델, 같은 길이인데 T4가 두 배 넘게 쓴다. 어텐션을 계산하는 커널이 다르기 때문이다. T4에서는 FlashAttention이 돌지 않고, 메모리를 아끼는 다른 융합 커널도 Llama나 Qwen 같은 **그룹 쿼리**(GQA) 어텐션을 받지 않는다. 남는 것은 길이 × 길이 크기의 점수 행렬을 저장하는 `math` 커널뿐이다. T4에서 GQA 모델의 긴 글이 넘친다면 배치보다 이것이 먼저다(3.9절).
+# T4에서 Llama나 Qwen의 긴 글이 넘친다면 배치보다 어텐션 커널이 먼저다. 커널 하나 때문에 같은 샘플이 T4에서 훨씬 더 쓴다(3.12절).
 #
 # ## 4.4 여섯 가지 실수와 두 가지 성질
 #

@@ -411,7 +411,7 @@ whole_step = guess("6.7", None, "GiB")
 whole_step
 
 # %% [markdown] lang="ko"
-# 이제 실행한다. 보라색이 얼마나 되는가?
+# 이제 실행한다. 분홍색이 얼마나 되는가?
 
 # %%
 from helpers import rank_step

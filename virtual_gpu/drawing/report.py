@@ -23,7 +23,8 @@ def draw_report(report: MemoryReport) -> svg.Drawing:
     """The stacked bar at the peak under the GPU's capacity, its numbers, and the timeline."""
     drawing = svg.Drawing(760, 430, f"{report.title}: {report.verdict}")
     drawing.text(20, 30, report.title, size=svg.fit_size(report.title, 720, 16), bold=True)
-    drawing.text(20, 52, report.verdict, fill=svg.INK if report.fits else svg.RED, bold=not report.fits)
+    size, fill = svg.fit_size(report.verdict, 720, 13), svg.INK if report.fits else svg.RED
+    drawing.text(20, 52, report.verdict, size=size, fill=fill, bold=not report.fits)
     _draw_bar(drawing, report, 20, 86, 720)
     _draw_timeline(drawing, report, 62, 216, 678, 170)
     return drawing

@@ -86,7 +86,7 @@ def _value_ticks(drawing: svg.Drawing, low: float, high: float, y: float) -> Non
 def _usage(drawing: svg.Drawing, q: Any, top: float, height: float) -> None:
     counts = q.counts.tolist()
     label = tr(
-        ko="코드마다 몇 개의 값이 쓰는가 (빨강은 아무도 쓰지 않는 코드)", en="numbers using each code (red: unused)"
+        ko="코드마다 몇 개의 값이 쓰는가 (주황은 아무도 쓰지 않는 코드)", en="numbers using each code (orange: unused)"
     )
     drawing.text(LEFT, top - 8, label, size=11, fill=svg.MUTED)
     step = WIDTH / len(counts)
