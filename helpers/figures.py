@@ -36,7 +36,8 @@ from .chapters.c6_distributed.ranks import data_parallel
 from .chapters.c7_split.drawings import draw_block_splits, draw_matrix_splits, draw_model_splits, draw_pipeline
 from .chapters.c7_split.pipeline import SCHEDULES, pipeline
 from .chapters.c7_split.tensor import tensor_parallel
-from .chapters.c8_lora.fine_tuning import Runs, fine_tune, picture_of_update, pretrained_model
+from .chapters.c8_lora.fine_tuning import fine_tune, picture_of_update, pretrained_model
+from .chapters.c8_lora.runs import Runs
 from .ranks.launcher import run_ranks
 
 

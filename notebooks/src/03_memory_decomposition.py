@@ -293,6 +293,14 @@ report.phases()
 # 2. **배치가 작을 때의 최대는 스텝 안에 있다.** AdamW의 `foreach` 구현은 파라미터를 하나씩 갱신하지 않고 모두 모아 한 번에 갱신한다. 그래서 임시 텐서도 파라미터 전체의 크기(N)로 생긴다.
 # 3. **스텝이 끝나면 흔적이 없다.** 그래서 책이 출력한 값에는 나타나지 않는다.
 #
+# 2번을 눈으로 확인한다. 보고서의 `zoom()`은 최대인 순간의 막대를 텐서 하나하나까지 연다. ▶를 눌러 분홍색(순전파 상태와 임시 텐서)을 연다. 어떤 연산이 어느 줄에서 만들었는가?
+
+# %%
+predict_memory(batch_size=4).zoom()
+
+# %% [markdown] lang="ko"
+# `_foreach_sqrt`다. 제곱근을 취한 사본이 파라미터마다 하나씩, 모두 합쳐 N만큼 생겼다. 줄은 PyTorch의 `adam.py`에 있다.
+#
 # 2번은 바로 고칠 수 있다. 융합(fused) 구현은 임시 텐서 없이 커널 하나로 갱신한다. 12.42 GiB였던 최대는 얼마가 될까?
 
 # %%
@@ -538,6 +546,17 @@ kept_by_a_layer("EleutherAI/polyglot-ko-1.3b")
 # %% [markdown] lang="ko"
 # 6바이트짜리는 `query_key_value`의 출력이다. 쿼리, 키, 값을 한 번에 만든 텐서인데, 값(2바이트)이 그 일부를 가리키는 뷰(view)라서 통째로(6바이트) 붙들려 있다. 늘어난 4가 이것이다. 여기서도 이름 하나가 메모리를 붙들었다.
 #
+# 같은 34를 이번에는 **누가 붙드는가**로 나눈다. `zoom().to_frame()`은 그 순간에 살아 있는 텐서를 한 줄에 하나씩 pandas 표로 준다. 6번째 층의 텐서를 역전파에서 마지막으로 쓰는 연산으로 묶고 sbh로 나눈다. 어텐션은 34 가운데 얼마인가?
+
+# %%
+sbh = 16 * 256 * 2048
+alive = predict_memory(batch_size=16).zoom().to_frame()
+layer = alive[(alive.category == "activations") & (alive.layer == "gpt_neox.layers.5")]
+(layer.groupby("kept_by").nbytes.sum() / sbh).round(2)
+
+# %% [markdown] lang="ko"
+# 12 + 8 + 2 + 12다. `AddmmBackward0`의 12는 선형층의 입력 셋(2 + 2 + 8), `GeluBackward0`의 8은 4h 크기의 입력, `NativeLayerNormBackward0`의 2는 층의 입력, 어텐션의 12는 쿼리·키·값을 만든 행렬 6, 회전한 쿼리와 키 4, 출력 2다.
+#
 # ### Llama는 34가 아니라 53
 #
 # 34는 규칙이 아니라 이 모델의 값이다. 같은 표를 A100의 Llama-3.2-1B로 만든다. 어디가 두꺼워졌는가?
@@ -595,6 +614,18 @@ read_oom(batch_13.error)
 # %% [markdown] lang="ko"
 # 요청은 382 MiB인데 빈자리는 1 GiB에 가깝다. 흩어져 있지 않았다면 들어갔을 것이다.
 #
+# 그 순간을 들여다본다. 왼쪽은 지금 설정, 오른쪽은 곧 켜 볼 `expandable_segments:True`다. 위에서 아래로, 한 줄이 512 MiB다. 색은 텐서가 있는 블록, 옅은 살구색은 예약했지만 비어 있는 자리, 흰 선은 세그먼트의 경계다. 위의 세 막대를 비교한다. 요청이 가장 큰 빈자리에 들어가는가?
+#
+# 슬라이더는 두 번째 스텝의 요청을 하나씩 지난다. 왼쪽 화살표로 거슬러 올라가며, 빈자리가 잘게 나뉘는 때를 찾는다.
+
+# %%
+from helpers import allocator_panel
+
+allocator_panel(batch_size=13)
+
+# %% [markdown] lang="ko"
+# 왼쪽의 빈자리를 모두 합치면 요청보다 크지만 가장 큰 하나는 66 MiB다. 세그먼트 442개에 흩어져 있고, 한 세그먼트의 빈자리는 다른 세그먼트의 빈자리와 합쳐지지 않는다. 오른쪽은 세그먼트가 둘뿐이라 빈자리가 이어져 있고, 모자라면 끝에서 늘인다. **OOM의 순간으로**를 누르면 처음 모습으로 돌아온다.
+#
 # 메시지가 권하는 `PYTORCH_ALLOC_CONF=expandable_segments:True`는 세그먼트를 크기가 정해진 여러 개로 두지 않고, 하나를 페이지 단위로 늘였다 줄였다 하는 설정이다. 같은 배치 13을 그 설정으로 다시 실행한다.
 
 # %%
@@ -646,7 +677,14 @@ from helpers.chapters.c3_memory.tables import largest_at_peak
 largest_at_peak(without_limit)
 
 # %% [markdown] lang="ko"
-# 470 MiB짜리가 **세 벌**, 합해서 1.38 GiB다. 순전파가 남긴 로그 소프트맥스, 손실이 돌려준 그레이디언트, 그것을 로짓의 그레이디언트로 바꾼 것이다. (64 MiB 48개는 3.9절의 폭 8192인 텐서, 48 MiB 24개는 6바이트짜리다.)
+# 470 MiB짜리가 **세 벌**, 합해서 1.38 GiB다. 누가 만들었는지는 3.9절의 표에서 층 밖의 것만 고르면 나온다.
+
+# %%
+loss = alive[(alive.category == "activations") & (alive.layer == "")]
+loss[["phase", "operation", "shape", "dtype", "nbytes", "line"]]
+
+# %% [markdown] lang="ko"
+# 모두 transformers의 손실 코드 한 줄이다. 순전파가 남긴 로그 소프트맥스, 손실이 돌려준 그레이디언트, 그것을 로짓의 그레이디언트로 바꾼 것이다. (64 MiB 48개는 3.9절의 폭 8192인 텐서, 48 MiB 24개는 6바이트짜리다.)
 #
 # 3만 어휘에서 이렇다. 어휘가 128,256개인 Llama-3.2-1B라면 4,096토큰의 손실 하나에 얼마가 들까? `whole_loss`는 transformers처럼 로짓을 한꺼번에 만들어 fp32로 바꾼다. 출력은 입력 말고 더 드는 메모리와 행렬곱의 양, 그리고 fp32 로짓 세 벌의 크기다.
 

@@ -56,6 +56,9 @@ gpu
 trained_share = guess("8.1", None, "%")
 trained_share
 
+# %% [markdown] lang="ko"
+# W의 수와, A와 B를 합한 수다.
+
 # %%
 out, into, r = 6144, 2048, 8
 print(f"{out * into:,} -> {out * r + r * into:,}")
@@ -233,6 +236,9 @@ exercise("8-1").check(lora_parameters)
 qlora_16 = guess("8.5", None, "GiB")
 qlora_16
 
+# %% [markdown] lang="ko"
+# 세 방법을 실행한다. 그레이디언트와 옵티마이저 상태의 열은 얼마나 줄었는가?
+
 # %%
 from helpers import gpu_memory_sweep
 
@@ -241,10 +247,13 @@ by_method
 
 # %% [markdown] lang="ko"
 # 그레이디언트는 2.48 GiB에서 6 MiB로, 옵티마이저 상태는 4.96 GiB에서 12 MiB로 줄었다. 7 GiB가 넘던 것이 거의 사라졌다. 학습하는 파라미터가 0.118%이니 당연하다.
-# (그레이디언트는 파라미터당 4바이트다. `peft`는 fp16 모델에서도 어댑터를 fp32로 둔다. 그래서 3.8절에서 본 ε의 문제도 생기지 않는다.) 예상과 비교하고, 그림에서 **줄지 않은 것**을 찾는다.
+# (그레이디언트는 파라미터당 4바이트다. `peft`는 fp16 모델에서도 어댑터를 fp32로 둔다. 그래서 3.8절에서 본 ε의 문제도 생기지 않는다.) QLoRA의 최대는 예상과 얼마나 다른가?
 
 # %%
 qlora_16.against(by_method[2].needed_bytes)
+
+# %% [markdown] lang="ko"
+# 무엇이 늘어서 그럴까? 그림에서 **줄지 않은 것**을 찾는다.
 
 # %%
 by_method.chart()
@@ -288,6 +297,9 @@ def with_lora(rank, model=None, **more):
 at_the_same_rate = guess("8.6", None)
 at_the_same_rate
 
+# %% [markdown] lang="ko"
+# 몇 초 걸린다.
+
 # %%
 same = fine_tune(with_lora(16), "LoRA r=16", lr=2e-3)
 at_the_same_rate.against(same.learned)
@@ -326,6 +338,9 @@ for rank, lr in product((4, 16), (2e-3, 1e-2, 2e-2, 5e-2)):
 rates = Rates([full, fine_tune(pretrained_model(), "full", lr=2e-4), *trained.values()])
 rates.chart()
 
+# %% [markdown] lang="ko"
+# 같은 것을 표로 적는다. 줄(–)은 돌리지 않은 자리다.
+
 # %%
 rates
 
@@ -346,6 +361,9 @@ from helpers.chapters.c8_lora.fine_tuning import quantized_model
 runs = Runs([full, fine_tune(with_lora(1), "LoRA r=1"), trained[4, 1e-2], trained[16, 1e-2]])
 runs.append(fine_tune(with_lora(16, quantized_model(base)).double(), "QLoRA r=16"))
 runs.chart()
+
+# %% [markdown] lang="ko"
+# 마지막 손실과 파라미터의 수를 표로 본다.
 
 # %%
 runs
@@ -512,7 +530,7 @@ for W in (base.gpt_neox.layers[0].mlp.dense_h_to_4h.weight.detach(), torch.randn
 Table("W, QLoRA, LoftQ, QPiSSA", rows)
 
 # %% [markdown] lang="ko"
-# 너비 64에서 rank 16은 4분의 1이나 되므로 오차가 눈에 띄게 준다. 너비 512에서는 9.2%가 SVDL%가 될 뿐이다. 큰 모델에서 이득은 rank와 W의 모양에 달렸다. 두 논문은 학습이 더 빨리, 더 낮게 수렴한다고 보고했고, 이 장에서는 시작할 때의 오차만 쟀다.
+# 너비 64에서 rank 16은 4분의 1이나 되므로 오차가 눈에 띄게 준다. 너비 512에서는 9.2%가 8.6%나 8.7%가 될 뿐이다. 큰 모델에서 이득은 rank와 W의 모양에 달렸다. 두 논문은 학습이 더 빨리, 더 낮게 수렴한다고 보고했고, 이 장에서는 시작할 때의 오차만 쟀다.
 #
 # | 변형 | 무엇을 바꾸나 | 학습할 때의 메모리 | `peft`에서 | 언제, 무엇에 주의 |
 # |---|---|---|---|---|
@@ -597,6 +615,9 @@ with warnings.catch_warnings(record=True) as caught:
     in_4_bits.merge_adapter()
 print(caught[0].message)
 print(f"4 bits {(in_4_bits(input_ids=ids).logits - learned).norm() / learned.norm():.1%}")
+
+# %% [markdown] lang="ko"
+# 이제 나머지 둘이다. 합친 것을 fp64 그대로, bf16으로, fp16으로 저장했을 때를 나란히 적는다.
 
 # %%
 for name, weights in {"original": pretrained_model(), "dequantized": dequantized_model(base)}.items():
@@ -790,6 +811,9 @@ largest = LargestModels(
     ("T4", "L4", "A100-80GB"), sequence_length=512, gradient_checkpointing=True, optimizer="adamw_fused"
 )
 largest
+
+# %% [markdown] lang="ko"
+# T4의 QLoRA 칸을 예상과 비교한다.
 
 # %%
 largest_on_t4.against(largest.found["T4"][2][1] / 1e9)

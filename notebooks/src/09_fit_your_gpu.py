@@ -92,7 +92,16 @@ best = plans.best
 best
 
 # %% [markdown] lang="ko"
-# 얼린 가중치가 10.98 GiB로 대부분이다. 남은 자리에 순전파 상태가 한 샘플만큼밖에 들어가지 않아 마이크로 배치가 1이 되었다. 표의 열을 하나씩 짚는다.
+# 얼린 가중치가 10.98 GiB로 대부분이다. 남은 자리에 순전파 상태가 한 샘플만큼밖에 들어가지 않아 마이크로 배치가 1이 되었다. 그 한 샘플에는 무엇이 있을까? 계획의 설정 그대로 실행해 막대를 연다. 누적은 두 번이면 최대가 같으므로 16번 대신 2번만 한다.
+
+# %%
+from helpers import predict_memory
+from virtual_gpu.plan.measure import setting_of
+
+predict_memory(setting_of(plans.request, best.recipe, best.micro_batch, 2), gpu="T4").zoom()
+
+# %% [markdown] lang="ko"
+# 가장 큰 것부터 열어 본다. 어느 층의 어느 모듈이 붙드는가? 이제 표의 열을 하나씩 짚는다.
 #
 # | 열 | 뜻 | 어디서 배웠나 |
 # |---|---|---|

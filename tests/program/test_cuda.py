@@ -115,6 +115,19 @@ def test_small_integers_keep_their_values():
         assert mask.sum().item() == 1
 
 
+def test_masks_of_floats_keep_their_values():
+    """peft's prompt tuning: float ones before a mask of integers, whose padding is still there afterwards."""
+    with cuda("T4") as gpu:
+        mask = torch.tensor([[1, 1, 0], [1, 1, 1]]).cuda()
+        whole = torch.cat((torch.ones(2, 2).to(mask.device), mask), dim=1)
+        assert whole.dtype == torch.float32 and not whole.bool().all() and whole.sum().item() == 9
+        assert not gpu.answers
+        whole[:, :2].copy_(torch.randn(2, 2, device="cuda"))
+        assert whole.bool().all() and gpu.answers  # one of them is unknown, and with it the whole
+        trained = torch.nn.Parameter(torch.zeros(2, 2)).cuda()
+        assert trained.sum().item() == 1.0
+
+
 def test_a_shape_that_depends_on_unknown_values_stops():
     with cuda("T4"), pytest.raises(RuntimeError, match=r"test_cuda.py:\d+: aten.nonzero"):
         torch.randn(4, device="cuda").gt(0).nonzero()

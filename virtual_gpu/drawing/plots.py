@@ -42,8 +42,10 @@ def plot_bars(reports: Sequence[MemoryReport], ax: Axes | None = None) -> Axes:
         heights = np.array([report.at_peak[category] for report in reports]) / GiB
         ax.bar(names, heights, bottom=bottom, color=COLORS[category], label=label)
         bottom += heights
-    needed = np.array([max(report.needed_bytes or 0, report.peak_bytes) for report in reports]) / GiB
-    ax.bar(names, np.maximum(needed - bottom, 0), bottom=bottom, fill=False, edgecolor=RED, linestyle="--")
+    for name, report, top in zip(names, reports, bottom, strict=True):
+        needed = max(report.needed_bytes or 0, report.peak_bytes) / GiB
+        if needed > top:
+            ax.bar([name], [needed - top], bottom=[top], fill=False, edgecolor=RED, linestyle="--")
     for capacity in {report.capacity_bytes for report in reports}:
         ax.axhline(capacity / GiB, color=RED)
     return _finished(ax, "")

@@ -27,7 +27,7 @@ _STYLE = (
     "<style>.vg-zoom details{margin-left:1.1em}.vg-zoom summary{cursor:pointer;padding:.1em 0}"
     ".vg-zoom table{margin:.3em 0 .6em 1.1em;font-size:.9em}"
     ".vg-zoom td,.vg-zoom th{text-align:left!important;vertical-align:top;padding-right:1em;white-space:nowrap}"
-    ".vg-zoom td code{white-space:nowrap;background:none;padding:0}</style>"
+    ".vg-zoom td code{white-space:nowrap!important;background:none!important;padding:0!important}</style>"
 )
 
 
