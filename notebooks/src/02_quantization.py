@@ -73,7 +73,7 @@ four_bits.against(quantize(x, "absmax", bits=4).relative_error)
 draw_errors(quantize(x, "absmax", bits=bits) for bits in range(2, 9))
 
 # %% [markdown] lang="ko"
-# 거의 곧은 선이다. 비트가 하나 줄 때마다 눈금이 절반이 되고 오차는 두 배쯤 된다. 이 장의 나머지는 **같은 비트로 이 선보다 아래로 내려가는 방법**을 찾는 이야기다.
+# 거의 곧은 선이다. 비트가 하나 줄 때마다 눈금의 수가 절반이 되고, 간격도 오차도 두 배쯤 된다. 이 장의 나머지는 **같은 비트로 이 선보다 아래로 내려가는 방법**을 찾는 이야기다.
 #
 # ## 2.2 자의 눈금을 정하는 법: 절댓값 최대
 #
@@ -238,7 +238,17 @@ bool((codes == quantize(y, block_size=64).codes).all()), tuple(scales.shape)
 #
 # $$\text{파라미터당 비트} = b + \frac{s}{K}$$
 #
-# 이 식은 이 장 끝까지 쓰인다. 이상치가 있는 y를 K를 줄여 가며 8비트로 양자화한다. 오차와 비트를 함께 본다면 어느 K를 고르겠는가?
+# 이 식은 이 장 끝까지 쓰인다.
+#
+# > **주장 4.** "블록은 이상치의 피해를 가둔다"
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **맞다.** 다만 공짜가 아니다(아래 표). 이상치와 같은 블록의 값은 여전히 망가지고, 스케일이 s / K비트를 더한다.
+#
+# </details>
+#
+# 이상치가 있는 y를 K를 줄여 가며 8비트로 양자화한다. 오차와 비트를 함께 본다면 어느 K를 고르겠는가?
 
 # %%
 rows = []
@@ -248,14 +258,6 @@ for size in (4096, 1024, 256, 64, 16, 4):
 table(rows)
 
 # %% [markdown] lang="ko"
-# > **주장 4.** "블록은 이상치의 피해를 가둔다"
-#
-# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
-#
-# **맞다.** 다만 공짜가 아니다. 이상치와 같은 블록의 값은 여전히 망가지고, 스케일이 s / K비트를 더한다.
-#
-# </details>
-#
 # 블록이 작을수록 오차가 줄고 비트는 늘어난다. K = 4에서는 파라미터당 16비트이므로 양자화하지 않은 fp16과 같다. 흔히 쓰는 K = 64는 0.5비트를 더 쓰고 오차를 8분의 1로 줄인다.
 #
 # ### 텐서, 채널, 블록
@@ -379,7 +381,7 @@ print(f"{int((codes != nf4.codes).sum())} / {codes.numel():,}, {packed.numel():,
 #
 # ### 이중 양자화: 스케일을 다시 양자화하기
 #
-# 4.5비트에서 0.5비트는 스케일의 몫이다. QLoRA는 스케일까지 양자화한다. 스케일들의 평균을 빼고, 256개씩 블록으로 묶어 8비트로 만든다. 이것이 **이중 양자화**(double quantization)다. 스케일의 몫 0.5비트가 얼마로 줄까? `double_quantize`가 이 일을 한다. 마지막 줄은 700억 파라미터 모델에서 아끼는 양이다.
+# 블록 64인 NF4는 4 + 32 / 64 = 4.5비트이고, 그 가운데 0.5비트가 스케일의 것이다. QLoRA는 스케일까지 양자화한다. 스케일들의 평균을 빼고, 256개씩 블록으로 묶어 8비트로 만든다. 이것이 **이중 양자화**(double quantization)다. 스케일의 몫 0.5비트가 얼마로 줄까? `double_quantize`가 이 일을 한다. 마지막 줄은 700억 파라미터 모델에서 아끼는 양이다.
 
 # %%
 double = double_quantize(nf4)
@@ -438,11 +440,11 @@ for q in (nf4, mxfp4, nvfp4):
 nvfp4_bits.against(nvfp4.bits_per_parameter)
 
 # %% [markdown] lang="ko"
-# 정규 분포의 값에서는 NF4가 가장 아래에 있다. 그 분포에 맞추어 만든 표이니 당연하다. NVFP4는 블록이 작아서 같은 4.5비트로 바로 뒤를 따르고, MXFP4는 스케일을 2의 거듭제곱으로만 둘 수 있어 오차가 더 크다. fp4의 이점은 정확도가 아니라 **되돌리지 않고 곱한다**는 데 있다. (속도는 여기서 재지 않았다.) 2024년 이전의 GPU에서는 MXFP4나 NVFP4로 적힌 모델도 되돌린 다음 곱한다.
+# 정규 분포의 값에서는 같은 비트라면 NF4가 가장 아래에 있다. 2.6절의 분위수는 절댓값 최대보다 나을 것이 없었는데 무엇이 다를까? NF4의 표는 양 끝이 -1과 1이다. 블록에서 절댓값이 가장 큰 값을 그대로 담으므로 드문 값을 크게 틀리지 않는다. NVFP4는 블록이 작아서 같은 4.5비트로 바로 뒤를 따르고, MXFP4는 스케일을 2의 거듭제곱으로만 둘 수 있어 오차가 더 크다. fp4의 이점은 정확도가 아니라 **되돌리지 않고 곱한다**는 데 있다. (속도는 여기서 재지 않았다.) 2024년 이전의 GPU에서는 MXFP4나 NVFP4로 적힌 모델도 되돌린 다음 곱한다.
 #
 # ## 2.9 옵티마이저 상태를 8비트로
 #
-# 양자화하는 것은 가중치만이 아니다. AdamW는 파라미터마다 fp32 숫자를 둘(모멘텀과 분산) 기억한다. 8바이트다. **8비트 옵티마이저**는 이것을 2바이트 남짓으로 줄인다(Dettmers 외, 2021, bitsandbytes의 `AdamW8bit`). 두 숫자를 int8로 만들면 될까?
+# 양자화하는 것은 가중치만이 아니다. AdamW는 파라미터마다 숫자를 둘(모멘텀과 분산) 기억한다. PyTorch에서는 파라미터와 같은 자료형이므로 fp32라면 8바이트다. **8비트 옵티마이저**는 이것을 2바이트 남짓으로 줄인다(Dettmers 외, 2021, bitsandbytes의 `AdamW8bit`). 두 숫자를 int8로 만들면 될까?
 #
 # 작은 언어 모델을 이 자리에서 학습해(몇 초) 한 층의 상태를 꺼낸다. 파라미터가 12만 개 남짓인 GPT이고, "프랑스의 수도는 파리이다."와 같은 문장 64개를 외운다. 출력은 분산의 최솟값과 최댓값이다.
 
@@ -451,7 +453,7 @@ momentum, variance = adam_state()
 print(f"{variance.min():.0e} ... {variance.max():.0e}")
 
 # %% [markdown] lang="ko"
-# 가장 작은 분산과 가장 큰 분산의 차이가 천 배를 넘는다. 하늘색은 그 분포이고 가로축은 10의 거듭제곱이다. 아래 두 줄은 8비트 코드 256개의 자리다. **선형**(linear)은 간격이 같은 코드, **동적**(dynamic)은 bitsandbytes가 쓰는 코드다. 어느 쪽이 값이 있는 곳을 덮는가?
+# 가장 큰 분산은 가장 작은 분산의 천 배가 넘는다. 하늘색은 그 분포이고 가로축은 10의 거듭제곱이다. 아래 두 줄은 8비트 코드 256개의 자리다. **선형**(linear)은 간격이 같은 코드, **동적**(dynamic)은 bitsandbytes가 쓰는 코드다. 어느 쪽이 값이 있는 곳을 덮는가?
 
 # %%
 dynamic = bnb.functional.create_dynamic_map(signed=False)
@@ -546,7 +548,9 @@ print(f"{sum(p.numel() for p in model.parameters()):,} / {loss:.2f} / {known}")
 print(model.complete())
 
 # %% [markdown] lang="ko"
-# 모두 외웠다. `quantize_model`은 임베딩과 출력층을 뺀 모든 선형층의 가중치를 양자화했다가 되돌려 넣은 모델을 만든다(QLoRA도 이 두 곳은 양자화하지 않는다). 비트를 줄여 간다. 몇 비트에서 무너질까?
+# 모두 외웠다. 이제부터의 비교는 **외운 것이 남아 있는가**만 잰다. 처음 보는 글에 얼마나 나빠지는지는 이 모델로 알 수 없다.
+#
+# `quantize_model`은 임베딩과 출력층을 뺀 모든 선형층의 가중치를 양자화했다가 되돌려 넣은 모델을 만든다(QLoRA도 이 두 곳은 양자화하지 않는다). 비트를 줄여 간다. 몇 비트에서 무너질까?
 
 
 # %%
@@ -556,7 +560,7 @@ def compare(model, settings):
         quantized = quantize_model(model, **setting)
         loss, known = score(quantized.model)
         bits, error = quantized.bits_per_parameter, quantized.relative_error
-        name = " ".join(str(value) for value in setting.values())
+        name = " ".join(str(value) if key in ("method", "bits") else f"{key}={value}" for key, value in setting.items())
         rows.append({"setting": name, "bits_each": bits, "error": error, "loss": loss, "capitals": known})
     return table(rows)
 
@@ -623,7 +627,7 @@ compare(wild, [{"method": "absmax", "bits": 8}, {"method": "absmax", "bits": 4}]
 capitals.against(score(quantize_model(wild, method="absmax", bits=4).model)[1])
 
 # %% [markdown] lang="ko"
-# 8비트는 견디지만 4비트는 완전히 무너졌다. 계산하는 함수는 같고 숫자를 담는 방법만 다르다. 무엇이 이 모델을 구할까? 설정의 셋째 자리는 블록 크기이고, `True`는 채널(행)마다 스케일을 둔 것이다.
+# 8비트는 견디지만 4비트는 완전히 무너졌다. 계산하는 함수는 같고 숫자를 담는 방법만 다르다. 무엇이 이 모델을 구할까? `block_size`는 블록 크기, `per_channel`은 채널(행)마다 스케일을 둔 것이다.
 
 # %%
 settings = [{"method": "absmax", "bits": 4, "per_channel": True}, {"method": "mxfp4"}, {"method": "nvfp4"}]

@@ -58,7 +58,7 @@ four_by_four
 #
 # **유효 배치 크기 = 마이크로 배치 × 누적 횟수 × 데이터 병렬 GPU 수**
 #
-# **마이크로 배치**(micro-batch)는 한 번에 GPU 하나에 넣는 샘플의 수다. `Trainer`에서는 차례로 `per_device_train_batch_size`, `gradient_accumulation_steps`, 프로세스의 수다. 논문의 '글로벌 배치', `Trainer`의 로그에 찍히는 'Total train batch size'가 이것이다. 모델을 쪼개 맡은 GPU(텐서 병렬, 파이프라인 병렬)는 세지 않는다.
+# **마이크로 배치**(micro-batch)는 한 번에 GPU 하나에 넣는 샘플의 수다. `Trainer`에서는 차례로 `per_device_train_batch_size`, `gradient_accumulation_steps`, 프로세스의 수다. 논문의 '글로벌 배치', `Trainer`가 로그 수준 `info`에서 찍는 'Total train batch size'가 이것이다. 모델을 쪼개 맡은 GPU(텐서 병렬, 파이프라인 병렬)는 세지 않는다.
 #
 # 출력은 유효 배치 크기와, 샘플 1,000개를 한 번 볼 때의 옵티마이저 스텝 수다. 숫자를 바꾸어 본다. GPU가 두 개로 늘었을 때 유효 배치를 16으로 지키려면 무엇을 바꾸어야 하는가?
 
@@ -150,6 +150,14 @@ model = exact
 # ## 4.2 학습 곡선
 #
 # 문장 16개를 60번 보며 세 가지로 학습한다. 배치 16, 마이크로 배치 4를 네 번 누적한 것(4 × 4), 누적 없는 배치 4다. 학습률은 모두 같고, 보는 문장의 수도 같다. 마지막 손실이 가장 낮은 것은 어느 것일까?
+#
+# > **주장 1.** "누적하면 큰 배치와 같은 효과를 얻는다"
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **조건부로 맞다.** 반올림 오차를 빼면 그레이디언트도 학습 곡선도 같다. 조건은 4.4절과 4.5절에 있다.
+#
+# </details>
 
 # %%
 lowest = guess("4.2", None, ("16", "4 x 4", "4"))
@@ -191,14 +199,6 @@ draw_losses(runs)
 
 # %% [markdown] lang="ko"
 # 초록색(배치 4)은 혼자 다른 길로 간다. 왜 그런지 이유를 하나 떠올려 본다.
-#
-# > **주장 1.** "누적하면 큰 배치와 같은 효과를 얻는다"
-#
-# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
-#
-# **조건부로 맞다.** 반올림 오차를 빼면 그레이디언트도 학습 곡선도 같다. 조건은 4.4절과 4.5절에 있다.
-#
-# </details>
 #
 # > **주장 2.** "배치가 크면 더 빠르고 더 잘 수렴한다"
 #
@@ -253,7 +253,7 @@ table.append(gpu_memory_experiment(batch_size=4, gradient_accumulation_steps=4))
 table
 
 # %% [markdown] lang="ko"
-# 배치 16은 들어가지 않고 4 × 4는 들어간다. 그리고 4 × 4의 숫자는 누적 없는 배치 4의 숫자와 모두 같다. 책이 배치 4와 4 × 4에서 똑같이 10.586 GB를 출력한 것도 이 때문이다.
+# 배치 16은 들어가지 않고 4 × 4는 들어간다. 그리고 4 × 4의 숫자는 누적 없는 배치 4의 숫자와 모두 같다. 책의 출력이 배치 4와 4 × 4에서 똑같은 것도 이 때문이다.
 #
 # '4 × 4의 메모리는 배치 4와 같다'고 말해도 될까? 맞다, 조건부로 맞다, 틀리다 가운데 하나를 골라 두고 나아간다. 4 × 4의 단계별 기록을 펼친다. 한 스텝에 순전파와 역전파가 네 번씩 있다. 둘째 순전파는 첫째와 같은 높이에서 시작하는가?
 
@@ -359,7 +359,7 @@ gpu_memory_sweep(gpu="L4", model_id="Llama-3.2-1B", optimizer="adamw_8bit", batc
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **맞다.** 누적은 배치를 샘플 하나까지만 나눈다. 샘플 하나가 넘치면 더 나눌 것이 없다. 그때 쓰는 것이 5장의 체크포인팅이다.
+# **맞다.** 누적은 배치를 샘플 하나까지만 나눈다. 샘플 하나가 넘치면 배치로는 더 나눌 것이 없다. 그때는 다른 것을 나눈다. 위의 예에서 8.8 GiB는 fp32 로짓 세 벌이므로(3 × 6144 × 128256 × 4바이트) 손실을 토큰 조각으로 나누는 것이 먼저고(3.11절), 그다음이 5장의 체크포인팅이다.
 #
 # </details>
 #
@@ -633,7 +633,7 @@ print({count: f"{error:.1%}" for count, error in errors["bf16 + bf16"].items()})
 draw_lost(errors)
 
 # %% [markdown] lang="ko"
-# 누적이 수십 번이면 1% 안쪽이니 걱정할 것이 없다. 256번에서는 3%, 1,024번에서는 35%가 어긋났다. 파이프라인 병렬(7장)처럼 마이크로 배치가 아주 많은 학습에서 문제가 된다. 가수가 3비트 더 긴 fp16은 훨씬 낫고, 그레이디언트는 bf16이어도 **더하는 곳만 fp32이면** 오차가 사라진다.
+# 누적이 수십 번이면 1% 안쪽이니 걱정할 것이 없다. 256번에서는 3%, 1,024번에서는 35%가 어긋났다. 파이프라인 병렬(7장)처럼 마이크로 배치가 아주 많은 학습에서 문제가 된다. 그림에서 가수가 3비트 더 긴 fp16은 훨씬 아래에 있고, 그레이디언트는 bf16이어도 **더하는 곳만 fp32이면** 더하면서 생기는 오차가 사라진다(그레이디언트마다 한 번씩 한 bf16 반올림은 남는다).
 #
 # 그래서 Megatron은 bf16으로 학습할 때 fp32로 된 누적용 그레이디언트 `main_grad`를 따로 둔다(Megatron-LM #502). DeepSpeed에서는 `"data_types": {"grad_accum_dtype": "fp32"}`로 고른다(DeepSpeed #1800에서 요청되었다). PyTorch로는 파라미터마다 훅(hook, 정해진 때에 불리는 함수) 하나면 된다. 마이크로 배치를 하나 넣고 `grad`와 `main_grad`를 출력한다.
 
@@ -656,14 +656,17 @@ print(half.head.bias.grad, half.head.bias.main_grad.dtype)
 #
 # ## 4.6 베껴 쓸 루프
 #
-# 실수 여섯 가지를 모두 피한 루프다. 한 스텝에 들어갈 마이크로 배치를 **먼저 모은다.** 그러면 토큰 수를 미리 셀 수 있고, 덜 찬 마지막 묶음도 실제 토큰 수로 나누어진다. `[:, :-1]`과 `[:, 1:]`은 한 칸 뒤의 글자를 맞히게 하려고 transformers의 모델이 안에서 하는 일을 밖에서 한 것이다.
+# 실수 여섯 가지를 모두 피한 루프다. `.float()`가 없으면 fp16에서 손실의 합이 65504를 넘어 inf가 된다(1장). T4에서 fp32 가중치를 fp16 `autocast`로 학습한다면 네 줄이 달라진다. 순전파를 `torch.autocast("cuda", torch.float16)`으로 감싸고, `scaler.scale(loss / tokens).backward()`, 클리핑 앞에 `scaler.unscale_(optimizer)`, 스텝은 `scaler.step(optimizer); scaler.update()`다.
+#
+# 한 스텝에 들어갈 마이크로 배치를 **먼저 모은다.** 그러면 토큰 수를 미리 셀 수 있고, 덜 찬 마지막 묶음도 실제 토큰 수로 나누어진다. `[:, :-1]`과 `[:, 1:]`은 한 칸 뒤의 글자를 맞히게 하려고 transformers의 모델이 안에서 하는 일을 밖에서 한 것이다.
 
 
 # %%
 def train_step(model, optimizer, schedule, micro_batches, max_norm=1.0):
     tokens = sum((one["labels"][:, 1:] >= 0).sum() for one in micro_batches)
     for one in micro_batches:
-        logits = model(input_ids=one["input_ids"]).logits[:, :-1].flatten(0, 1)
+        inputs = {name: value for name, value in one.items() if name != "labels"}
+        logits = model(**inputs).logits[:, :-1].flatten(0, 1).float()
         loss = cross_entropy(logits, one["labels"][:, 1:].flatten(), reduction="sum")
         (loss / tokens).backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -698,7 +701,7 @@ by_four = recipe(4, 4)
 print(f"\n{difference(by_four, by_recipe):.4f}")
 
 # %% [markdown] lang="ko"
-# 같다. 문장의 수가 나누어떨어지지 않아도 마지막 `group`이 작을 뿐 그대로 옳다.
+# 같다. 문장의 수가 나누어떨어지지 않으면 마지막 `group`이 작을 뿐이고, 나누는 수는 그 묶음의 토큰 수다. `samples[:14] * steps`로 바꾸어 확인해 보라.
 #
 # ### Trainer
 #

@@ -86,15 +86,7 @@ for n, ranks in runs.items():
 # %% [markdown] lang="ko"
 # 수학으로도 그렇다. 여기서 쓴 손실은 **행 수**로 나눈 평균이라, 행 수가 같은 몫의 평균을 다시 평균하면 전체의 평균이다. 토큰 수로 나누는 손실이라면 행 수가 같아도 4.4절의 '평균의 평균'이 된다(`Trainer`의 `average_tokens_across_devices`가 이를 바로잡는다). 몫의 크기가 다르면 그렇지 않다. 그래서 `share_of`는 64행을 똑같이 나누지 못하는 rank 수를 받으면 오류를 낸다. 몫이 다를 때 어떻게 평균할지는 연습 문제 6-1에서 찾는다.
 #
-# 그러면 rank마다 무엇을 갖고 있을까? 학습이 끝난 뒤 rank마다 직접 센 바이트를 그린다. 무엇이 나뉘고 무엇이 나뉘지 않았는지 본다.
-
-# %%
-from helpers.chapters.c6_distributed.drawings import draw_data_parallel
-
-draw_data_parallel(runs[4])
-
-# %% [markdown] lang="ko"
-# 배치는 넷으로 나뉘었지만 모델은 나뉘지 않았다. 프로세스 하나가 문장 64개로 학습할 때는 파라미터, 그레이디언트, 옵티마이저 상태를 모두 6.83 MiB 들고 있다. rank가 네 개면 rank 하나는 몇 MiB일까? `None` 대신 숫자를 적고 실행한다.
+# 그러면 rank마다 무엇을 갖고 있을까? 프로세스 하나가 문장 64개로 학습할 때는 파라미터, 그레이디언트, 옵티마이저 상태를 모두 6.83 MiB 들고 있다. rank가 네 개면 rank 하나는 몇 MiB일까? `None` 대신 숫자를 적고 실행한다.
 
 # %%
 from helpers import guess, human_bytes
@@ -103,7 +95,15 @@ each_of_four = guess("6.1", None, "MiB")
 each_of_four
 
 # %% [markdown] lang="ko"
-# 출력은 rank 하나의 행 수와 그 rank가 가진 바이트(프로세스 하나, rank 둘, rank 넷의 순서)이고, 그 아래에 예상을 나란히 그린다.
+# 학습이 끝난 뒤 rank마다 직접 센 바이트를 그린다. 무엇이 나뉘고 무엇이 나뉘지 않았는가?
+
+# %%
+from helpers.chapters.c6_distributed.drawings import draw_data_parallel
+
+draw_data_parallel(runs[4])
+
+# %% [markdown] lang="ko"
+# 배치는 넷으로 나뉘었지만 모델은 나뉘지 않았다. 출력은 rank 하나의 행 수와 그 rank가 가진 바이트(프로세스 하나, rank 둘, rank 넷의 순서)이고, 그 아래에 예상을 나란히 그린다.
 
 # %%
 print({run.rows: human_bytes(sum(run.held.values())) for run in (alone, *runs[2], *runs[4])})
@@ -183,7 +183,9 @@ exercise("6-1").check(whole_gradient)
 # | 2 | + 그레이디언트 | 2Ψ + 14Ψ/N | `fully_shard(reshard_after_forward=False)` |
 # | 3 | + 파라미터 | 16Ψ/N | `fully_shard(reshard_after_forward=True)` |
 #
-# `fully_shard`는 FSDP2라고 부르는 PyTorch의 엔진이다. 표의 12바이트는 16비트 파라미터를 나누고 fp32 사본을 옵티마이저가 갖는 방식이고, 이 절의 실험이 그렇다. FSDP2를 `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`으로 쓰면 나누어 갖는 조각 자체가 fp32여서 4 + 4 + 8바이트가 된다. 합은 같다. transformers의 GPT-NeoX를 나눈다. polyglot-ko와 구조가 같고 크기만 줄였다(2층, 은닉층 64, 헤드 4개). 이것을 네 단계로, rank 둘과 넷에서 학습한다. 먼저 네 단계가 정말 같은 학습인지 본다. fp64로 세 스텝을 실행했을 때의 손실이다.
+# `fully_shard`는 FSDP2라고 부르는 PyTorch의 엔진이다. 표의 12바이트는 16비트 파라미터를 나누고 fp32 사본을 옵티마이저가 갖는 방식이고, 이 절의 실험이 그렇다. FSDP2를 `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`으로 쓰면 나누어 갖는 조각 자체가 fp32여서 4 + 4 + 8바이트가 된다. 합은 같다.
+#
+# 실험에는 transformers의 GPT-NeoX를 쓴다. polyglot-ko와 구조가 같고 크기만 줄였다(2층, 은닉층 64, 헤드 4개). 이것을 네 단계로 나누어 rank 둘과 넷에서 학습한다. 먼저 네 단계가 정말 같은 학습인지 본다. fp64로 세 스텝을 실행했을 때의 손실이다.
 
 # %%
 from helpers.chapters.c6_distributed.ranks import zero
@@ -338,7 +340,7 @@ draw_stages(ledgers)
 ledgers[1]
 
 # %% [markdown] lang="ko"
-# 이 방법으로 셀 수 없는 것이 하나 있다. DDP의 reducer는 값을 읽는 C++ 코드라서 값이 없는 텐서로는 돌지 않는다. 그래서 0단계와 1단계는 reducer 없이 실행했고, 아래 출력의 `allreduce`는 센 값이 아니라
+# 이 방법으로 셀 수 없는 것이 하나 있다. DDP에서 그레이디언트를 묶어 보내는 부분(reducer)은 값을 읽는 C++ 코드라서 값이 없는 텐서로는 돌지 않는다. 그래서 0단계와 1단계는 reducer 없이 실행했고, 아래 출력의 `allreduce`는 센 값이 아니라
 # 계산한 값이다. 진짜 rank에서 센 값은 6.3절에 있다.
 #
 # 한 스텝에 오가는 양을 6.3절처럼 센다. 열은 단계, 합이 Ψ의 몇 배인지, 집합 통신마다 Ψ의 몇 배인지다.
@@ -398,7 +400,7 @@ for model, n in [("70B", 64), ("70B", 1024), ("405B", 64), ("405B", 1024), ("405
 # GPU 1,024개까지는 식과 같다가 16,384개에서 벌어진다. 메모리는 식보다 28% 많고, 오가는 양은 3Ψ가 아니라 3.84Ψ다. **패딩**(padding) 때문이다.
 # FSDP2는 텐서마다 첫째 차원(행)을 GPU 수로 자른다. 405B의 MLP에는 53,248행짜리 행렬이 있는데, 16,384로 나누면 3.25행이므로 모두가 4행짜리 자리를 만든다.
 # 키 투영(k_proj)은 1,024행뿐이라 GPU 15,360개에는 돌아갈 행이 없다. 그래도 all-gather는 모두가 같은 크기를 내야 하므로 빈 GPU도 한 행짜리 자리를 만든다.
-# 나눌 행보다 GPU가 많으면 더는 나누어지지 않고, 오가는 빈자리만 늘어난다. 그래서 아무도 이렇게 하지 않는다. Meta는 텐서 병렬 8 × 파이프라인 16 × 데이터 병렬 128로 배열했고, 데이터 병렬 128개 안에서만 조각을 나누었다. 순전파 뒤에 파라미터를 다시 나누지도 않았다(Llama 3 논문, arXiv 2407.21783, 3.3절). 흔한 규모에서는 **HSDP**(hybrid sharded data parallel)를 쓴다. 서버 안의 GPU끼리만 조각을 나누고 서버끼리는 같은 것을 갖는 것으로, FSDP2에서는 `fully_shard`에 2차원 mesh를 넘긴다.
+# 나눌 행보다 GPU가 많으면 더는 나누어지지 않고, 오가는 빈자리만 늘어난다. 그래서 아무도 이렇게 하지 않는다. Meta는 텐서 병렬 8 × 파이프라인 16 × 데이터 병렬 128로 배열했고, 데이터 병렬 128개 안에서만 조각을 나누었다. 순전파 뒤에 파라미터를 다시 나누지도 않았다(Llama 3 논문, arXiv 2407.21783, 3.3절). 서버가 여럿일 때는 서버 안에서만 나누는 HSDP도 쓴다(6.8절).
 
 # %% [markdown] lang="ko"
 # ## 6.7 ZeRO가 나누지 않는 것
@@ -500,7 +502,7 @@ exercise("6-4").check(smallest)
 # %% [markdown] lang="ko"
 # ## 6.8 내 코드에 FSDP2를 넣으면
 #
-# 3단계를 내 모델에 쓰려면 몇 줄이 필요할까? 다섯 줄이다. 블록마다 `fully_shard`를 부르고, 마지막에 모델 전체에 한 번 더 부른다. 블록마다 부르는 까닭은 모으는 단위가 블록이 되게 하려는 것이다. 모델 전체에만 부르면 모든 파라미터를 한꺼번에 모은다.
+# 3단계를 내 모델에 쓰려면 몇 줄이 필요할까? 네 줄이다. 블록마다 `fully_shard`를 부르고, 마지막에 모델 전체에 한 번 더 부른다. 블록마다 부르는 까닭은 모으는 단위가 블록이 되게 하려는 것이다. 모델 전체에만 부르면 모든 파라미터를 한꺼번에 모은다.
 
 # %%
 from helpers.chapters.c6_distributed.ranks import fsdp2, shard_model
@@ -526,7 +528,7 @@ sharded = run_ranks(fsdp2, 4)[0]
 print(count, *per_parameter_of(sharded))
 
 # %% [markdown] lang="ko"
-# 가진 것은 (4 + 4 + 8)/4 = 4바이트로 식과 같다. all-gather가 2가 아니라 1.44인 것은 마지막에 감싼 묶음(임베딩과 출력층)을 FSDP2가 순전파 뒤에 버리지 않기 때문이다. 역전파가 그것부터 쓰므로 버렸다가 바로 다시 모으는 셈이 된다.
+# 가진 것은 (4 + 4 + 8)/4 = 4바이트로 식과 같다. all-gather가 2가 아니라 1.44인 것은 마지막에 감싼 묶음(임베딩과 출력층)을 FSDP2가 순전파 뒤에 버리지 않기 때문이다. 역전파가 그것부터 쓰므로 버렸다가 바로 다시 모으는 셈이 된다. 6.3절에서 2였던 것은 `reshard_after_forward=True`를 그 묶음에도 적었기 때문이다.
 #
 # ### HSDP: 서버 안에서만 나눈다
 #
@@ -536,7 +538,7 @@ print(count, *per_parameter_of(sharded))
 per_parameter_of(run_ranks(fsdp2, 4, 2)[0])
 
 # %% [markdown] lang="ko"
-# 둘이서만 나누니 가진 것이 두 배, (4 + 4 + 8)/2 = 8바이트다. all-gather와 reduce-scatter는 둘 사이에서만 일어나고, 서버 사이를 건너는 것은 **자기 조각의 all-reduce**, 곧 0.5Ψ뿐이다. 메모리를 더 쓰고 느린 연결을 덜 쓴다.
+# 둘이서만 나누니 가진 것이 두 배, (4 + 4 + 8)/2 = 8바이트다. all-gather와 reduce-scatter는 둘 사이에서만 일어나고, 서버 사이를 건너는 것은 **자기 조각의 all-reduce**뿐이다. 0.5Ψ개를 all-reduce하니 6.3절의 셈으로는 Ψ다. 나누지 않은 mesh라면 2.44Ψ가 모두 서버 사이를 건널 수 있다. 메모리를 더 쓰고 느린 연결을 덜 쓴다.
 #
 # ### 누적할 때는 언제 통신할까
 #
@@ -548,11 +550,11 @@ for sync_each in (True, False):
     print(sync_each, run.sent["reduce_scatter_base"] / count, run.unsharded / count)
 
 # %% [markdown] lang="ko"
-# 미루면 통신은 1/4로 줄지만, 나누지 않은 그레이디언트를 rank마다 한 벌씩(fp32라서 4바이트) 들고 있어야 한다. ZeRO-2와 3이 없앤 바로 그것이다. DDP에서는 어차피 한 벌을 들고 있으므로 미루는 데 메모리가 더 들지 않는다.
+# 미루면 reduce-scatter는 1/4로 줄지만(파라미터를 모으는 all-gather는 마이크로 배치마다 그대로다), 나누지 않은 그레이디언트를 rank마다 한 벌씩(fp32라서 4바이트) 들고 있어야 한다. ZeRO-2와 3이 없앤 바로 그것이다. DDP에서는 어차피 한 벌을 들고 있으므로 미루는 데 메모리가 더 들지 않는다.
 #
 # ### 사건 6-B: 누적을 켰더니 OOM
 #
-# "FSDP로 잘 돌던 학습에 누적을 켰다. 배치는 그대로인데 메모리가 부족하다." accelerate는 누적할 때 통신을 미루는 것이 기본값이고, 이 때문에 `sync_each_batch`라는 설정이 생겼다. Llama-3.1-8B(80.3억 파라미터)를 8개의 GPU로 학습한다면, 통신을 미루는 것만으로 GPU마다 **몇 GiB**가 더 들까?
+# "FSDP로 잘 돌던 학습에 누적을 켰다. 배치는 그대로인데 메모리가 부족하다." accelerate는 누적할 때 통신을 미루는 것이 기본값이고, 이 때문에 `sync_each_batch`라는 설정이 생겼다. Llama-3.1-8B(80.3억 파라미터)를 GPU 8개에서 6.8절의 `MixedPrecisionPolicy`(더할 때 fp32)로 학습한다면, 통신을 미루는 것만으로 GPU마다 **몇 GiB**가 더 들까?
 #
 # 실험은 작은 모델로 다섯 번 할 수 있다. `ranks`(2나 4), `micro_batches`, `sync_each`를 바꾼다. GPU 수를 늘리면 이 값이 줄어드는지도 알아본다.
 
@@ -660,6 +662,6 @@ guesses()
 # - ZeRO는 데이터 병렬에서 저장만 나눈다. 계산은 모든 rank가 모든 층에서 한다.
 # - ZeRO는 순전파 상태를 나누지 않는다. GPU를 늘려도 순전파 상태, 모아 둔 블록, 통신 버퍼는 바닥에 남는다.
 # - 나눌 행보다 GPU가 많으면 패딩이 생겨 메모리도 통신도 식보다 커진다.
-# - FSDP2는 다섯 줄이다. 서버가 여럿이면 2차원 mesh로 서버 안에서만 나눈다(HSDP). 누적할 때 통신을 미루면 나누지 않은 그레이디언트가 한 벌 남는다.
+# - FSDP2는 네 줄이다. 서버가 여럿이면 2차원 mesh로 서버 안에서만 나눈다(HSDP). 누적할 때 통신을 미루면 나누지 않은 그레이디언트가 한 벌 남는다.
 #
 # 나누어 가져도 계산은 모두가 다 한다. 층 하나를 모으는 것조차 벅차거나 순전파 상태가 바닥에 남는다면 모델 자체를 쪼개야 한다. [7장](07_split_model.ipynb)에서 쪼갠다.

@@ -104,6 +104,8 @@ slow = run_ranks(pipeline, 4, "1F1B", 8, 0.025)
 f"{measured_bubble(slow):.3f}", f"{3 / 11:.3f}"
 
 # %% [markdown] lang="ko"
+# 잰 값이 조금 크다. 보내고 받는 시간이 더해졌기 때문이다.
+#
 # **7-1.** 파이프라인의 스테이지 수 `stages`와 참을 수 있는 버블의 비율 `most`를 받아, 버블이 `most` 이하가 되는 가장 작은 마이크로 배치 수를 돌려주는 함수를 완성하라. 스테이지마다 걸리는 시간은 같다. 막히면 `exercise("7-1").hint()`, 그래도 막히면 `exercise("7-1").solution()`을 실행한다.
 
 # %%
@@ -128,7 +130,7 @@ for schedule, ranks in piped.items():
     print(schedule, [run.in_flight for run in ranks], [human_bytes(run.kept_bytes) for run in ranks])
 
 # %% [markdown] lang="ko"
-# GPipe에서는 모든 rank가 m개를 붙들고(논문의 GPipe는 스테이지마다 체크포인팅을 해서 입력만 m개를 붙든다), 1F1B에서는 rank i가 **p − i개**만 붙든다. 그래서 1F1B는 마이크로 배치를 늘려 버블을 줄여도 순전파 상태가 늘지 않는다. GPipe는 m에 비례해 늘어난다. 앞 rank일수록 많이 붙드는 것도 눈여겨본다. 파이프라인에서는 GPU마다 메모리가 고르지 않다.
+# 마지막 rank가 조금 많은 것은 출력층과 손실이 거기 있어서다. GPipe에서는 모든 rank가 m개를 붙들고(논문의 GPipe는 스테이지마다 체크포인팅을 해서 입력만 m개를 붙든다), 1F1B에서는 rank i가 **p − i개**만 붙든다. 그래서 1F1B는 마이크로 배치를 늘려 버블을 줄여도 순전파 상태가 늘지 않는다. GPipe는 m에 비례해 늘어난다. 앞 rank일수록 많이 붙드는 것도 눈여겨본다. 파이프라인에서는 GPU마다 메모리가 고르지 않다.
 #
 # ## 7.2 버블을 더 줄이는 순서
 #
@@ -165,11 +167,11 @@ for schedule, ranks in modern.items():
     print(schedule, same, bubble(ranks), [human_bytes(run.kept_bytes) for run in ranks])
 
 # %% [markdown] lang="ko"
-# 인터리브는 버블을 27%에서 16%로 줄이지만 rank 0이 5.5개를 붙든다(스테이지 하나는 절반으로 셌다). 제로 버블은 6%까지 줄이고 모든 rank가 똑같이 네 개를 붙든다. 고르지 않던 메모리가 고르게 되는 대신, 가장 적게 붙들던 rank 3도 네 개를 붙든다. 역전파를 쪼갠 두 조각의 시간이 순전파와 같을 때의 이야기다. 실제 층에서는 조금씩 어긋나고, 인터리브는 스테이지 사이의 통신이 두 배가 된다.
+# 인터리브는 버블을 27%에서 16%로 줄이지만 rank 0이 5.5개를 붙든다(스테이지 하나는 절반으로 셌다). 제로 버블은 6%까지 줄이고 모든 rank가 똑같이 네 개를 붙든다. 이름과 달리 0이 아닌 것은 스텝의 처음과 끝에 서로를 기다리는 시간이 남기 때문이다(논문은 옵티마이저 스텝의 동기화까지 미루어 이것도 없앤다). 고르지 않던 메모리가 고르게 되는 대신, 가장 적게 붙들던 rank 3도 네 개를 붙든다. 역전파를 쪼갠 두 조각의 시간이 순전파와 같을 때의 이야기다. 실제 층에서는 조금씩 어긋나고, 인터리브는 스테이지 사이의 통신이 두 배가 된다.
 #
 # ### 사건 7-A: 스테이지가 똑같은데 GPU 0만 메모리가 부족하다
 #
-# "층이 완전히 고르게 나뉘었는데도 첫 GPU의 메모리가 훨씬 크다." DeepSpeed에 올라온 이슈다. 여기서는 GPipe로 네 rank를 돌렸더니 버블이 27%이고, rank마다 순전파 상태를 21 MiB 넘게 붙든다.
+# "층이 완전히 고르게 나뉘었는데도 첫 GPU의 메모리가 훨씬 크다." DeepSpeed에 올라온 이슈다. 까닭은 7.1절에서 보았다. 1F1B에서는 rank 0이 가장 많이 붙든다. 그렇다고 GPipe로 바꾸면 모두가 많이 붙든다. 네 rank를 돌렸더니 버블이 27%이고, rank마다 순전파 상태를 21 MiB 넘게 붙든다.
 #
 # 버블은 **10% 이하**, 가장 많이 붙든 rank의 순전파 상태는 **8 MiB 이하**가 되게 하라. 실험은 다섯 번이다. `run(schedule=…, micro_batches=…)`는 rank마다의 기록을 돌려준다. 순서는 `"GPipe"`, `"1F1B"`, `"Interleaved1F1B"`, `"ZBVZeroBubble"`이고, 마이크로 배치 수는 문장 64개를 나누는 수다. 배치는 64개 그대로이므로 마이크로 배치를 늘리면 하나의 크기가 줄어든다.
 
@@ -323,16 +325,17 @@ case("7-B").check(degree)
 #
 # 텐서 병렬은 두 행렬 사이만 나눈다. 층 정규화와 블록의 입력은 모든 rank가 똑같이 갖는다. **시퀀스 병렬**은 그 부분을 토큰 방향으로 나눈다(Korthikanti 외, 2022). 행렬 앞에서 토큰을 모으고(all-gather), 뒤에서는 더하면서 흩는다(reduce-scatter). 6장에서 본 대로 all-reduce 하나가 reduce-scatter와 all-gather를 이은 것이므로 **통신량은 늘지 않는다.**
 #
-# 앞의 층 정규화와 MLP를 두 가지로 실행한다. 출력은 rank 수, 시퀀스 병렬인지, 순전파의 집합 통신, 역전파를 위해 rank 하나가 붙든 바이트, 결과가 같은지다.
+# 앞의 층 정규화와 MLP를 두 가지로 실행한다. 첫 줄은 나누지 않았을 때 붙든 바이트다. 출력은 rank 수, 시퀀스 병렬인지, 순전파의 집합 통신, 역전파를 위해 rank 하나가 붙든 바이트, 결과가 같은지다.
 
 # %%
+print(1, run_ranks(tensor_parallel_mlp, 1)[0].kept)
 for n in (2, 4):
     for sequence_parallel in (False, True):
         run = run_ranks(tensor_parallel_mlp, n, sequence_parallel)[0]
         print(n, sequence_parallel, dict(run.forward), run.kept, run.difference < 1e-12)
 
 # %% [markdown] lang="ko"
-# 통신은 all-reduce 하나가 all-gather와 reduce-scatter 하나씩으로 바뀌었고, 붙든 바이트가 줄었다. 넷으로 나누었는데도 4분의 1이 되지 않는 것은 행렬 앞에서 모은 입력을 `parallelize_module`이 역전파까지 들고 있기 때문이다. Megatron-LM은 조각만 두었다가 역전파에서 다시 모은다.
+# 통신은 all-reduce 하나가 all-gather와 reduce-scatter 하나씩으로 바뀌었고, 붙든 바이트가 줄었다. 넷으로 나누었는데도 나누지 않은 것의 4분의 1까지 줄지 않는 것은 행렬 앞에서 모은 입력을 `parallelize_module`이 역전파까지 들고 있기 때문이다. Megatron-LM은 조각만 두었다가 역전파에서 다시 모은다.
 #
 # ## 7.5 텐서 병렬과 ZeRO를 함께
 #
@@ -340,7 +343,14 @@ for n in (2, 4):
 # 텐서 병렬은 층마다 주고받아야 해서 보통 한 서버 안의 GPU끼리 한다.
 #
 # Llama-3.1-70B를 GPU 512개에 두 방법으로 나눈다. 한 번은 512개 모두를 ZeRO로, 한 번은 여덟 개씩 텐서 병렬로 묶고 64개의 묶음을 ZeRO로 나눈다. 앞의 방법에서는 GPU마다 샘플이 하나, 뒤의 방법에서는 묶음마다 하나다(체크포인팅 없음).
-# 열은 텐서 병렬의 크기, GPU 하나의 최대 메모리, 그 가운데 순전파 상태, 텐서 병렬로 보내는 양(GiB)이다. 순전파 상태는 1/8로 줄어들까?
+# 열은 텐서 병렬의 크기, GPU 하나의 최대 메모리, 그 가운데 순전파 상태, 텐서 병렬로 보내는 양(GiB)이다. GPU 여덟 개가 층 하나를 나누어 계산하면 순전파 상태는 몇 %가 남을까?
+
+# %%
+remains = guess("7.5", None, "%")
+remains
+
+# %% [markdown] lang="ko"
+# 두 방법을 실행한다.
 
 # %%
 from helpers import rank_step
@@ -349,11 +359,13 @@ for degree in (1, 8):
     two_d = rank_step("Llama-3.1-70B", 512, tensor_parallel=degree, sequence_length=4096)
     parts = (two_d.total, two_d.at_peak["activations"], two_d.activations_sent)
     print(degree, "".join(f"{nbytes / 2**30:9.2f}" for nbytes in parts))
+    whole = whole if degree > 1 else parts[1]
+remains.against(parts[1] / whole)
 
 # %% [markdown] lang="ko"
 # 여덟 개가 층 하나를 나누어 계산하는데도 순전파 상태는 절반 가까이 남는다. 텐서 병렬이 나누는 것은 블록 안의 넓은 부분(어텐션의 헤드, MLP의 폭)뿐이기 때문이다. 블록의 입력, 층 정규화, 그리고 여기서는
 # 로짓까지 여덟 GPU가 저마다 온전히 갖는다. Korthikanti 외(2022)는 t개로 나눈 한 층을 sbh(10 + 24/t + 5as/ht)로 적었는데, t로 나누어지지 않는 10이 바로 이것이다.
-# 체크포인팅을 켜면 층마다 남는 것이 블록의 입력뿐이므로 그때는 거의 나누어지지 않는다. 같은 논문은 나머지도 시퀀스 방향으로 나누는 **시퀀스 병렬**(sequence parallelism)을 내놓았다. 앞 절에서 본 것이고, 여기서는 쓰지 않았다.
+# 체크포인팅을 켜면 층마다 남는 것이 블록의 입력뿐이므로 그때는 거의 나누어지지 않는다. 7.4절의 시퀀스 병렬이 바로 이 10까지 나눈다. 여기서는 쓰지 않았다.
 #
 # 통신도 잦아진다. 블록 하나에 all-reduce가 몇 번 있는지 세려면 전체 원소 수를 (층 수 × 토큰 수 × 은닉층 크기)로 나눈다.
 
@@ -403,7 +415,7 @@ skewed = torch.multinomial(torch.tensor([8.0, 4, 2, 1, 1, 1, 1, 1]), 4096, repla
 [torch.bincount(chosen // 2, minlength=4).tolist() for chosen in (even, skewed)]
 
 # %% [markdown] lang="ko"
-# 파라미터는 rank마다 똑같이 1/4이지만 **받는 토큰은 값에 달려 있다.** 치우치면 한 rank가 여섯 배를 받고, 순전파 상태도 그만큼 커진다. 그래서 전문가 병렬의 메모리는 미리 정확히 말할 수 없다. 균형 손실(auxiliary loss)을 더하거나 받을 수 있는 수를 제한(capacity)하는 까닭이다. 값이 없는 가상 GPU로는 셀 수 없어서, 이 강의의 도구는 전문가 병렬을 세지 않는다(전문가를 모두 한 GPU에 두면 어느 전문가로 가든 합이 같으므로 셀 수 있다).
+# 파라미터는 rank마다 똑같이 1/4이지만 **받는 토큰은 값에 달려 있다.** 치우치면 한 rank가 고르게 받을 때의 2.5배(가장 적게 받은 rank의 여섯 배)를 받고, 순전파 상태도 고를 때의 2.5배로 커진다. 그래서 받는 수를 제한하지 않으면 전문가 병렬의 메모리는 미리 정확히 말할 수 없다. 균형 손실(auxiliary loss)을 더하거나 받을 수 있는 수를 제한(capacity)하는 까닭이다. 값이 없는 가상 GPU로는 셀 수 없어서, 이 강의의 도구는 전문가 병렬을 세지 않는다(전문가를 모두 한 GPU에 두면 어느 전문가로 가든 합이 같으므로 셀 수 있다).
 #
 # ## 7.7 무엇을 어떻게 묶을까
 #

@@ -42,6 +42,8 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
         "save_strategy": "no",
         "report_to": "none",
     }
+    if recipe.stage and plan.accumulation > 1:  # as it was counted: no whole gradients wait between micro-batches
+        arguments["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     return arguments | ({"ddp_find_unused_parameters": False} if plan.request.gpus > 1 else {})
 
 

@@ -90,7 +90,8 @@ class Plans:
         limit = human_bytes(self.request.limit_bytes)
         if self.plans:
             return tr(
-                ko=f"{self.request.title}: {len(self)}가지가 들어간다 (할당자가 {limit}까지 예약해도 확실하다)",
+                ko=f"{self.request.title}: {len(self)}가지가 들어간다 "
+                f"(할당자가 예약한 메모리가 {limit}까지면 들어간다고 본다)",
                 en=f"{self.request.title}: {len(self)} plans fit (up to {limit} reserved is certain)",
             )
         need = human_bytes(self.closest.needed_bytes)

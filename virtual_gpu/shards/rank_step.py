@@ -153,7 +153,7 @@ class RankStep:
         weights, activations = human_bytes(self.parameters_and_gradients_sent), human_bytes(self.activations_sent)
         lines = [
             tr(
-                ko=f"모델의 몫(파라미터, 그레이디언트, 옵티마이저 상태): {model}, 논문의 식으로는 {formula}",
+                ko=f"모델 상태(파라미터, 그레이디언트, 옵티마이저 상태): {model}, 논문의 식으로는 {formula}",
                 en=f"The model's share (parameters, gradients, optimizer state): {model}; by the paper: {formula}",
             ),
             tr(

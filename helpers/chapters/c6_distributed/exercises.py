@@ -127,7 +127,11 @@ def _judge_what_helps(changes: dict[str, Any]) -> str:
 def _judge_whole_gradients(answer: float) -> str:
     expected = 4 * 8_030_261_248 / GiB  # reduce_dtype is fp32
     wrong = compare(answer, expected, "GiB")
-    return right(f"{expected:.1f} GiB") if not wrong or abs(answer / expected - 1) < 0.01 else wrong
+    more = tr(
+        ko="accelerate의 mixed_precision: bf16은 더할 때도 bf16이므로 그 절반이다.",
+        en="Under accelerate's mixed_precision: bf16 they are reduced in bf16: half of it.",
+    )
+    return right(f"{expected:.1f} GiB. {more}") if not wrong or abs(answer / expected - 1) < 0.01 else wrong
 
 
 def _accumulate(ranks: int = 4, micro_batches: int = 4, sync_each: bool = True) -> ShardedRun:
@@ -202,7 +206,7 @@ EXERCISES = {
                 en='Find the smallest number for which rank_step("Llama-3.1-70B", number, …).fits is True.',
             ),
             tr(
-                ko="모델의 몫(16Ψ/N)만 한도와 견주면 N이 얼마인가? 거기서 시작해 하나씩 늘린다.",
+                ko="모델 상태(16Ψ/N)만 한도와 견주면 N이 얼마인가? 거기서 시작해 하나씩 늘린다.",
                 en="Which N does the model's share alone (16Ψ/N) give? Go up from there, one by one.",
             ),
         ],

@@ -106,7 +106,7 @@ class PlannerPanel(Panel):
             self.table.value = self.picture.value = self.why.value = ""
         else:
             self.table.value = table_html(plans)
-            head = tr(ko="진 것과 그 까닭", en="the losers, and why")
+            head = tr(ko="탈락한 방법과 그 까닭", en="the losers, and why")
             self.why.value = f"<details><summary>{escape(head)}</summary>{plans.why()._repr_html_()}</details>"
         self.choice.options = options
         self.choice.value = options[0][1] if options else None
