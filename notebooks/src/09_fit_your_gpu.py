@@ -363,7 +363,10 @@ for targets, optimizer in (("attention", None), ("all-linear", None), ("all-line
     asked = {"methods": ("qlora",), "length": 512, "lora_rank": 64, "lora_targets": targets, "optimizer": optimizer}
     fits = [cheapest(make_request(llama, gpu, **asked)).fits for gpu in ("A40", "RTX A6000")]
     plan = cheapest(make_request(llama, "A100-80GB", **asked))
-    print(f"{targets:10} {plan.recipe.optimizer:11} {plan.needed_bytes / 1e9:.1f} GB {human_bytes(plan.needed_bytes)}", *fits)
+    print(
+        f"{targets:10} {plan.recipe.optimizer:11} {plan.needed_bytes / 1e9:.1f} GB {human_bytes(plan.needed_bytes)}",
+        *fits,
+    )
 
 # %% [markdown] lang="ko"
 # 둘째 줄이 물은 것이다. 논문의 설정은 페이지 옵티마이저를 쓴 것이므로 둘째와 셋째 줄 사이에 있다.

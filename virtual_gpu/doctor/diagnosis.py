@@ -112,6 +112,8 @@ def _read(stream: Stream) -> Iterator[_Read]:
         frames = traceback(before)
         if not frames:
             frames = traceback(stream.lines[ends[at] : ends[at + 1] if at + 1 < len(found) else None])
+        if not frames:  # of a traceback that was cut short the last line of code may be left
+            frames = [Frame("", None, "", line.strip()[:300]) for line in before[-3:-1] if line.strip()]
         yield _Read(stream, message, frames)
 
 
@@ -178,7 +180,7 @@ def _by_frames(diagnosis: Diagnosis) -> None:
         if diagnosis.foreign and diagnosis.foreign.kind in (foreign.OTHER, foreign.ELSE, foreign.HOST):
             return
         sure = LIKELY if place.moment in _GENERIC else place.sure
-        evidence = [str(place.frame) + (f": {place.frame.code}" if place.frame.code else "")]
+        evidence = [place.frame.shown]
         if place.moment == places.BACKWARD and places.recomputed(diagnosis.frames):
             evidence.append(tr(ko="체크포인팅은 이미 켜져 있다.", en="Gradient checkpointing is on already."))
         if place.moment == places.LOGITS:
@@ -201,12 +203,15 @@ def first_changes(diagnosis: Diagnosis, most: int = 3) -> list[str]:
     """What to try first, second, third: by the causes, the surest first; none that is on already."""
     from .changes import FIRST
 
-    causes = [finding.cause for finding in diagnosis.findings]
-    if not any(cause in (foreign.OTHER, foreign.ELSE, foreign.HOST) for cause in causes):
-        causes.append(CANNOT_TELL)
+    causes = [FIRST[finding.cause] for finding in diagnosis.findings]
+    strong = max(1, sum(finding.sure != POSSIBLE for finding in diagnosis.findings))
+    # The first of each cause that is more than possible, the second of the surest, what is possible, then the rest.
+    order = [keys[:1] for keys in causes[:strong]] + [keys[:2] for keys in causes[:1]]
+    order += [keys[:1] for keys in causes] + causes
+    if diagnosis.foreign is None or diagnosis.foreign.kind in (foreign.CARD, foreign.LIBRARY):
+        order.append(FIRST[CANNOT_TELL])
     on = {"checkpointing"} if places.recomputed(diagnosis.frames) else set()
-    listed = [key for cause in causes for key in FIRST[cause] if key not in on]
-    return list(dict.fromkeys(listed))[:most]
+    return list(dict.fromkeys(key for keys in order for key in keys if key not in on))[:most]
 
 
 def as_json(diagnosis: Diagnosis) -> dict[str, Any]:

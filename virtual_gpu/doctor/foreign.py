@@ -67,7 +67,7 @@ _LONGEST = 4000  # characters of a line that are looked at
 def foreign(lines: tuple[str, ...]) -> Foreign | None:
     """The most telling message of the kinds above in these lines."""
     best: tuple[int, Foreign] | None = None
-    for line in lines:
+    for line in filter(None, lines):
         shown = line[:_LONGEST]
         for rank, (kind, name, sure, pattern) in enumerate(_PATTERNS[: best[0] if best else None]):
             if pattern.search(shown):

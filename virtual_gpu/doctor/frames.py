@@ -49,6 +49,11 @@ class Frame:
             return found[1]
         return "python" if _STANDARD.search(self.file) else None
 
+    @property
+    def shown(self) -> str:
+        """Where it is, and its code."""
+        return ": ".join(filter(None, [str(self), self.code]))
+
     def __str__(self) -> str:
         name = "/".join(re.split(r"[/\\]+", self.file)[-3:]) if self.library else re.split(r"[/\\]+", self.file)[-1]
         where = name if self.line is None else f"{name}:{self.line}"
@@ -88,7 +93,7 @@ def _frame(line: str, lines: Sequence[str], at: int) -> Frame | None:
 
 def users_last(frames: Sequence[Frame]) -> Frame | None:
     """The innermost frame that is no library's."""
-    return next((frame for frame in reversed(frames) if frame.library is None), None)
+    return next((frame for frame in reversed(frames) if frame.file and frame.library is None), None)
 
 
 def libraries(frames: Sequence[Frame]) -> list[str]:

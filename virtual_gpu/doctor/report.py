@@ -84,8 +84,7 @@ def _verdict(diagnosis: Diagnosis) -> list[str]:
 def _where(diagnosis: Diagnosis) -> list[str]:
     line, lines = diagnosis.users_line, []
     if line:
-        code = f": {line.code}" if line.code else ""
-        lines.append(tr(ko=f"내 마지막 줄: {line}{code}", en=f"Your last line: {line}{code}"))
+        lines.append(tr(ko=f"내 마지막 줄: {line.shown}", en=f"Your last line: {line.shown}"))
     if diagnosis.libraries:
         through = ", ".join(diagnosis.libraries)
         lines.append(tr(ko=f"거쳐 간 라이브러리: {through}", en=f"Through: {through}"))
