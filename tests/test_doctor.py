@@ -302,7 +302,7 @@ def test_of_an_evaluation_the_outer_moment_is_said():
     [
         ('  File "/home/me/a.py", line 12, in go\n    model(x)\n    ^^^^^^^^', ("/home/me/a.py", 12, "go", "model(x)")),
         ("│ /home/me/a.py:12 in go                                 │\n│ ❱ 12 │   model(x)      │", ("/home/me/a.py", 12, "go", "model(x)")),
-        ("File ~/a.py:12, in go(x, y)\n     10 y = 1\n---> 12 model(x)", ("~/a.py", 12, "go", "model(x)")),
+        ("File ~/a.py:12, in Loop.go(self, y)\n     10 y = 1\n---> 12 model(x)", ("~/a.py", 12, "go", "model(x)")),
         ("Cell In[3], line 12\n     11 y = 1\n---> 12 model(x)", ("In [3]", 12, "", "model(x)")),
         ("<ipython-input-3-a1b2> in go(x)\n     11 y = 1\n---> 12 model(x)", ("<ipython-input-3-a1b2>", 12, "go", "model(x)")),
         ("/home/me/a.py in go(x)\n     11 y = 1\n---> 12 model(x)", ("/home/me/a.py", 12, "go", "model(x)")),

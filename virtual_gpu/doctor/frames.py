@@ -11,7 +11,7 @@ _LONGEST = 1000  # characters of a line that are looked at
 _PATTERNS = [
     re.compile(r'\s{0,40}File "([^"]{1,400})", line (\d{1,7})(?:, in (\S{1,200}))?'),  # Python
     re.compile(r"[│|] (\S{1,300}):(\d{1,7}) in (\S{1,200})"),  # rich
-    re.compile(r"File (\S{1,400}?):(\d{1,7}),? in (\w{1,200})"),  # IPython 8
+    re.compile(r"File (\S{1,400}?):(\d{1,7}),? in ([\w.<>]{1,200})"),  # IPython 8
     re.compile(r"()(?:Cell )?In ?\[(\d{1,7})\], line (\d{1,7})"),  # a notebook's cell
     re.compile(r"(<ipython-input-[\w-]{1,80}>|(?<!\S)/\S{1,400}\.py) in (<?\w{1,200}>?)"),  # IPython 7, no line number
     re.compile(r"(?<!\S)(\S{1,300}\.py):(\d{1,7}): in (\S{1,200})"),  # pytest
@@ -87,7 +87,7 @@ def _frame(line: str, lines: Sequence[str], at: int) -> Frame | None:
         code = lines[at + 1][:_LONGEST].strip() if number == 0 and at + 1 < len(lines) else ""
         if _UNDERLINE.match(code) or _PATTERNS[0].match(lines[at + 1] if at + 1 < len(lines) else ""):
             code = ""
-        return Frame(found[1], int(found[2]), (found[3] or "").split("(")[0], code)
+        return Frame(found[1], int(found[2]), (found[3] or "").split("(")[0].split(".")[-1], code)
     return None
 
 
