@@ -64,6 +64,7 @@ truth: $(READY)  ## what others measured on their cards beside what is predicted
 	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python benchmarks/truth.py --json benchmarks/judged.json
 	@$(BIN)/python tools/accuracy.py
 	@$(BIN)/python benchmarks/picture.py
+	@$(BIN)/python tools/errors.py
 
 # Not the environment's Python but the machine's own: a CUDA image brings its torch with it.
 measure-gpu:  ## on a machine with a CUDA GPU: measured beside predicted (PYTHON=... picks the Python)

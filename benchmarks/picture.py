@@ -38,29 +38,45 @@ def place(error: float) -> float:
 
 
 def draw(rows: list[Judged]) -> Drawing:
-    """The picture of judged rows: those that count and have bytes to compare."""
+    """The picture of judged rows, a line for each program of a source."""
     what = {recipe.name: tr(ko=recipe.what_ko or recipe.what, en=recipe.what) for recipe in recipes()}
-    groups = list(grouped(row for row in rows if row.counts and row.error is not None).items())
-    height = TOP + LINE * len(groups) + 46
-    count = sum(len(group) for _, group in groups)
+    title = tr(ko="예측은 측정과 얼마나 다른가", en="How far off are the predictions?")
+    return draw_lines(
+        title,
+        [
+            (what.get(recipe, recipe), f"{source} ({len(group)})", group)
+            for (source, recipe), group in grouped(row for row in rows if has_error(row)).items()
+        ],
+    )
+
+
+def has_error(row: Judged) -> bool:
+    """Whether a row counts and has bytes to compare."""
+    return row.counts and row.error is not None
+
+
+def draw_lines(title: str, lines: list[tuple[str, str, list[Judged]]]) -> Drawing:
+    """A line of points for each (what, where, rows); rows as `has_error` wants them."""
+    height = TOP + LINE * len(lines) + 46
+    count = sum(len(group) for _, _, group in lines)
     alt = tr(
         ko=f"다른 사람들이 잰 {count}개의 값과 예측: 프로그램마다 한 줄, 값마다 한 점, 가로는 예측이 측정과 다른 비율",
         en=f"{count} values that others measured, and their predictions: a line for each program, a point for each "
         "value, across it how far the prediction is off",
     )
     found = Drawing(WIDTH, height, alt)
-    found.text(16, 28, tr(ko="예측은 측정과 얼마나 다른가", en="How far off are the predictions?"), size=17, bold=True)
+    found.text(16, 28, title, size=17, bold=True)
     centre, half = (LEFT + WIDTH - RIGHT) / 2, (WIDTH - RIGHT - LEFT) / 2
-    bottom = TOP + LINE * len(groups)
+    bottom = TOP + LINE * len(lines)
     for tick in TICKS:
         x = centre + half * place(tick)
         found.line(x, TOP - 8, x, bottom, stroke=INK if tick == 0 else GRID)
         label = "0" if tick == 0 else f"{tick * 100:+g} %".replace("-", "−")
         found.text(x, bottom + 18, label, size=11, anchor="middle", fill=MUTED)
-    for index, ((source, recipe), group) in enumerate(groups):
+    for index, (what, where, group) in enumerate(lines):
         y = TOP + LINE * index + LINE / 2
-        found.text(16, y - 1, _shortened(what.get(recipe, recipe)), size=12)
-        found.text(16, y + 10, f"{source} ({len(group)})", size=9, fill=MUTED)
+        found.text(16, y - 1, _shortened(what), size=12)
+        found.text(16, y + 10, where, size=9, fill=MUTED)
         for row in sorted(group, key=lambda row: row.grade == "exact"):
             x = centre + half * place(row.error)
             found.circle(x, y, 3.5, BLUE if row.grade == "exact" else ORANGE, fill_opacity=0.6)

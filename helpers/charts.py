@@ -52,6 +52,7 @@ class Chart:
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         with matplotlib.rc_context(_style()), _letters_of_other_fonts():
             self.figure.savefig(file, format="svg", metadata=nothing)
+        self.figure.set_layout_engine("none")  # laid out once: a second time would move it by a hair
         return self._for_a_page(file.getvalue())
 
     def _for_a_page(self, text: str) -> str:

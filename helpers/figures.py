@@ -23,11 +23,12 @@ from virtual_gpu.shards.rank_step import rank_step, steps_by_ranks
 from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.step.splits import splits
 
-from .chapters.c1_numbers.formats import FORMATS, draw_layouts, draw_number, draw_spacing
-from .chapters.c2_quantization.pictures import draw_code_stems, draw_codes, draw_mappings
-from .chapters.c2_quantization.quantization import NINE_NUMBERS, book_numbers, example_tensor, quantize
+from .chapters.c1_numbers.pictures import draw_number
+from .chapters.c2_quantization.charts import draw_code_stems
+from .chapters.c2_quantization.examples import NINE_NUMBERS, book_numbers, example_tensor
+from .chapters.c2_quantization.pictures import draw_codes, draw_mappings
+from .chapters.c2_quantization.quantization import quantize
 from .chapters.c4_accumulation.accumulation import draw_splits
-from .chapters.c4_accumulation.pictures import draw_gradients
 from .chapters.c5_checkpointing.chain import record_chain, sweep_segments
 from .chapters.c5_checkpointing.pictures import draw_moments
 from .chapters.c6_distributed.drawings import draw_data_parallel
@@ -35,9 +36,9 @@ from .chapters.c6_distributed.ranks import data_parallel
 from .chapters.c7_split.drawings import draw_block_splits, draw_matrix_splits, draw_model_splits, draw_pipeline
 from .chapters.c7_split.pipeline import SCHEDULES, pipeline
 from .chapters.c7_split.tensor import tensor_parallel
-from .chapters.c8_lora.fine_tuning import Runs, fine_tune, picture_of_update, pretrained_model
+from .chapters.c8_lora.fine_tuning import fine_tune, picture_of_update, pretrained_model
+from .chapters.c8_lora.runs import Runs
 from .ranks.launcher import run_ranks
-from .small_model import SmallLanguageModel, sentences
 
 
 def batch_4_on_a_t4() -> svg.Drawing:
@@ -65,12 +66,6 @@ def quantization_by_type_range() -> svg.Drawing:
     return draw_mappings(parts)
 
 
-def quantization_by_absmax() -> svg.Drawing:
-    """Chapter 2: the book's example of absmax, numbers from -17 to 15."""
-    label = tr(ko="값의 절댓값 최대(17)를 코드 127로", en="the absolute maximum (17) onto code 127")
-    return draw_mappings([(label, 17.0, quantize(book_numbers(), "absmax"))])
-
-
 def quantization_of_an_outlier() -> svg.Drawing:
     """Chapter 2: nine numbers with an outlier, with one scale and with blocks of 3."""
     numbers = torch.tensor(NINE_NUMBERS)
@@ -88,35 +83,9 @@ def quantization_in_blocks() -> svg.Drawing:
     return quantize(example_tensor("outliers"), bits=4, block_size=64).draw()
 
 
-def bit_layouts() -> svg.Drawing:
-    """Chapter 1: sign, exponent and mantissa of the floating-point formats."""
-    return draw_layouts([FORMATS[name] for name in ("fp32", "tf32", "fp16", "bf16", "fp8 e4m3", "fp8 e5m2")])
-
-
-def spacing() -> svg.Drawing:
-    """Chapter 1: the distance between neighbours over the whole range."""
-    return draw_spacing()
-
-
 def one_tenth() -> svg.Drawing:
     """Chapter 1: 0.1 in every format, the panel's first picture."""
     return draw_number(0.1)
-
-
-def gradients_add_up() -> svg.Drawing:
-    """Chapter 4: the gradients of four micro-batches and that of the whole batch."""
-    inputs, labels = sentences()
-    rows = ((labels >= 0).sum(1) == 6).nonzero().flatten()[:16]
-    torch.manual_seed(0)
-    model = SmallLanguageModel().double()
-
-    def share(rows: torch.Tensor) -> list[float]:
-        model.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(inputs[rows]).flatten(0, 1), labels[rows].flatten())
-        (loss * len(rows) / 16).backward()
-        return model.head.bias.grad[10:18].tolist()
-
-    return draw_gradients([share(part) for part in rows.split(4)], share(rows))
 
 
 def splits_of_16() -> svg.Drawing:
@@ -245,18 +214,14 @@ def program_on_a_t4() -> svg.Drawing:
 
 
 FIGURES: dict[str, Callable[[], svg.Drawing]] = {
-    "01_bit_layouts": bit_layouts,
-    "01_spacing": spacing,
     "01_one_tenth": one_tenth,
     "02_type_range": quantization_by_type_range,
-    "02_absmax": quantization_by_absmax,
     "02_outlier_and_blocks": quantization_of_an_outlier,
     "02_quantiles": quantization_by_quantiles,
     "02_blocks_of_64": quantization_in_blocks,
     "03_batch_4_on_a_t4": batch_4_on_a_t4,
     "03_batch_16_on_a_t4": batch_16_on_a_t4,
     "03_batches_on_a_t4": batches_on_a_t4,
-    "04_gradients_add_up": gradients_add_up,
     "04_splits_of_16": splits_of_16,
     "05_keep_everything": keep_everything,
     "05_keep_minimum": keep_minimum,

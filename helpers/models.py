@@ -17,7 +17,6 @@ from virtual_gpu.models.adapters import (
     PEFT,
     add_adapters,
     prepare_4bit,
-    require,
 )
 from virtual_gpu.models.build import (
     ATTENTION,
@@ -33,6 +32,7 @@ from virtual_gpu.models.configs import (
     load_config,
     resolve_model_id,
 )
+from virtual_gpu.optional import require
 from virtual_gpu.real import GPU
 from virtual_gpu.units import choose
 

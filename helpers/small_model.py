@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from virtual_gpu.units import choose
+
 _CAPITALS = """
 대한민국 서울, 일본 도쿄, 중국 베이징, 몽골 울란바토르, 베트남 하노이, 태국 방콕,
 라오스 비엔티안, 캄보디아 프놈펜, 필리핀 마닐라, 말레이시아 쿠알라룸푸르,
@@ -61,6 +63,11 @@ class Block(nn.Module):
         self.query_key_value, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
+    @property
+    def readers(self) -> tuple[tuple[nn.LayerNorm, nn.Linear], ...]:
+        """Each normalisation with the layer that alone reads what it gives."""
+        return (self.norm_1, self.query_key_value), (self.norm_2, self.up)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (batch, length, width) → the same shape."""
         parts = self.query_key_value(self.norm_1(x)).unflatten(-1, (3, self.heads, -1))
@@ -108,9 +115,21 @@ def score(model: SmallLanguageModel) -> tuple[float, int]:
     return float(_loss(model)), int(right.all(1).sum())
 
 
+def train_small_model() -> SmallLanguageModel:
+    """The model, trained (once; ask again and get the same one), in fp32."""
+    return _trained()[0]
+
+
+def adam_state() -> tuple[torch.Tensor, torch.Tensor]:
+    """(momentum, variance) that AdamW held for the first MLP's weights when the training ended, in fp32."""
+    model, optimizer = _trained()
+    state = optimizer.state[model.blocks[0].up.weight]
+    return state["exp_avg"].float(), state["exp_avg_sq"].float()
+
+
 @lru_cache(maxsize=1)
-def train_small_model(steps: int = 100, seed: int = 0) -> SmallLanguageModel:
-    """The model, trained from the seed (once; ask again and get the same one), in fp32.
+def _trained(steps: int = 100, seed: int = 0) -> tuple[SmallLanguageModel, torch.optim.Optimizer]:
+    """The trained model with its optimizer.
 
     It trains in fp64, where the order in which a CPU adds does not show in any digit that we print, and on one
     thread, which is faster for matrices as small as these.
@@ -130,20 +149,23 @@ def train_small_model(steps: int = 100, seed: int = 0) -> SmallLanguageModel:
                 schedule.step()
     finally:
         torch.set_num_threads(threads)
-    return model.float().eval().requires_grad_(False)
+    return model.float().eval().requires_grad_(False), optimizer
 
 
 @torch.no_grad()
-def with_outlier_channels(model: SmallLanguageModel, factor: float = 20.0, channels: int = 1) -> SmallLanguageModel:
-    """A copy that computes the same function with outliers in its weights, as large models have them.
+def with_outlier_channels(
+    model: SmallLanguageModel, factor: float = 20.0, where: str = "activations", channels: int = 1
+) -> SmallLanguageModel:
+    """A copy that computes the same function with outliers in it.
 
-    The first channels leave each normalisation `factor` times smaller, and the columns that read them are `factor`
-    times larger.
+    where: "activations", as large models have them: the first channels leave each normalisation `factor` times larger,
+    and the columns that read them are as many times smaller; "weights": the other way round.
     """
+    grown = factor if choose(where, ("activations", "weights"), "where") == "activations" else 1 / factor
     model = copy.deepcopy(model)
     for block in model.blocks:
-        for norm, reader in ((block.norm_1, block.query_key_value), (block.norm_2, block.up)):
-            norm.weight[:channels] /= factor
-            norm.bias[:channels] /= factor
-            reader.weight[:, :channels] *= factor
+        for norm, reader in block.readers:
+            norm.weight[:channels] *= grown
+            norm.bias[:channels] *= grown
+            reader.weight[:, :channels] /= grown
     return model

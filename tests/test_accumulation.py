@@ -10,9 +10,14 @@ from helpers.chapters.c4_accumulation.accumulation import (
     difference,
     draw_splits,
     gradient,
+    moved,
     small_gpt2,
 )
+from helpers.chapters.c4_accumulation.cases import GROUP, memory_of, submitted_loop
+from helpers.chapters.c4_accumulation.communication import all_reduced_bytes
+from helpers.chapters.c4_accumulation.mistakes import MISTAKES, Mistakes, compared
 from helpers.chapters.c4_accumulation.pictures import draw_gradients, draw_losses
+from helpers.chapters.c4_accumulation.precision import draw_lost, sum_errors
 from helpers.experiment import splits
 from helpers.small_model import SmallLanguageModel, sentences
 from helpers.trainers import largest_difference, train_with_trainer
@@ -63,6 +68,7 @@ def test_what_has_no_gradient_is_refused():
         gradient(model)
     model(torch.ones(1, 2)).sum().backward()
     assert gradient(model).shape == (6,)
+    assert not moved(small_gpt2()).any()
     assert difference(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 5.0])) == pytest.approx(10**0.5 / 5)
 
 
@@ -115,10 +121,76 @@ def test_where_accumulation_needs_more_than_its_micro_batch():
     assert {report.peak_phase for report in foreach} == {"step"}
 
 
+def test_accumulation_takes_its_memory_once():
+    """Case 4-A: all gradients from the second micro-batch on, and nothing with the third."""
+    one, two, four = (memory_of(gradient_accumulation_steps=steps) for steps in (1, 2, 4))
+    assert one.fits and not two.fits
+    assert two.needed_bytes == four.needed_bytes
+    assert two.needed_bytes - one.needed_bytes == pytest.approx(two.gradients_bytes, rel=0.01)
+    with pytest.raises(ValueError, match="4번까지만"):
+        memory_of(gradient_accumulation_steps=64)
+
+
+def test_the_submitted_loop_makes_two_of_the_mistakes():
+    """Case 4-B: right for equal lengths, with a shorter last group too; wrong for each of the two alone."""
+    right = compared(torch.ones(1), torch.ones(1))
+    assert submitted_loop() == right == submitted_loop(micro_batches=GROUP + 2)
+    assert submitted_loop(micro_batches=1, max_norm=0.5) == right
+    assert submitted_loop(lengths="mixed") != right != submitted_loop(max_norm=1.0)
+    for wrong in ({"lengths": "long"}, {"micro_batches": 7}, {"micro_batches": 0}):
+        with pytest.raises(ValueError):
+            submitted_loop(**wrong)
+
+
+def test_the_table_of_mistakes_takes_only_its_own():
+    mistakes = Mistakes()
+    mistakes[MISTAKES[0]] = compared(torch.tensor([0.0, 8.0]), torch.tensor([0.0, 2.0]))
+    assert mistakes[MISTAKES[0]] == "크기 4.00배, 차이 3.000"
+    assert mistakes._repr_html_().count("<tr>") == 1 + len(MISTAKES)
+    with pytest.raises(ValueError, match="undivided"):
+        mistakes["undivide"] = ""
+
+
+def test_a_sum_in_few_bits_loses_what_is_added():
+    """1 a thousand times: bf16 stops at 256, fp16 at nothing below 2,048, an fp32 sum of bf16 ones is exact."""
+    ones = [torch.ones(3, dtype=torch.float64)]
+    lost = sum_errors(ones, (256, 1000), torch.bfloat16, torch.bfloat16)
+    assert lost == {256: 0, 1000: pytest.approx(1 - 256 / 1000)}
+    for given, added in ((torch.float16, torch.float16), (torch.bfloat16, torch.float32)):
+        assert sum_errors(ones, (1000,), given, added) == {1000: 0}
+    assert "bf16" in draw_lost({"bf16": {4: 0.1, 16: 0.2}}).svg()
+
+
+@pytest.mark.parametrize("around_forward, times", [(True, 1), (False, 4)])
+def test_no_sync_must_hold_the_forward_too(around_forward, times):
+    """DDP decides in the forward whether the backward will all-reduce."""
+    model = torch.nn.Linear(4, 2)
+
+    def micro_step(ddp, part, last):
+        if around_forward and not last:
+            with ddp.no_sync():
+                ddp(part).sum().backward()
+            return
+        loss = ddp(part).sum()
+        if last:
+            loss.backward()
+            return
+        with ddp.no_sync():
+            loss.backward()
+
+    sent = all_reduced_bytes(model, micro_step, torch.ones(8, 4).split(2))
+    assert sent == [4 * 10] * times
+    assert model.weight.grad is None and not torch.distributed.is_initialized()
+
+
 def test_pictures():
     bars = draw_splits(splits(4, gpu="T4", model_id="gpt2", sequence_length=64)).svg()
     assert all(f"배치 크기 {size}, 누적 {4 // size}" in bars for size in (1, 2, 4))
     parts, whole = [[1.0, -2.0], [0.5, 1.0]], [1.5, -1.0]
-    picture = draw_gradients(parts, whole).svg()
-    assert picture.count("<circle") == 2 and "마이크로 배치 2" in picture
-    assert draw_losses({"a": (2, [3.0, 1.0]), "b": (2, [3.0, 1.0])}).svg().count("<circle") == 1
+    chart = draw_gradients(parts, whole)
+    heights = [[bar.get_y() + bar.get_height() for bar in bars] for bars in chart.ax.containers]
+    assert heights == [[1.0, -2.0], [1.5, 1.0]]  # the second stands on the first, or, of another sign, on zero
+    assert chart.ax.collections[1].get_offsets().tolist() == [[1, 1.5], [2, -1.0]]
+    losses = draw_losses({"a": (2, [3.0, 1.0]), "b": (4, [3.0, 1.0])})
+    assert [line.get_xdata().tolist() for line in losses.ax.lines] == [[2, 4], [4]]
+    assert "마이크로 배치 2" in chart.svg() and "학습한 샘플 수" in losses.svg()

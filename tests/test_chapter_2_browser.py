@@ -60,6 +60,11 @@ def test_chapter_2_runs_and_its_panel_follows(open_notebook):
     notebook.choose(".quantization-method", "NF4")
     status("NF4 · 4비트 · 블록 64")
     assert notebook.find(".quantization-bits input").is_disabled()
+    # NVFP4 prescribes its blocks too.
+    notebook.choose(".quantization-method", "NVFP4")
+    status("NVFP4 · 4비트 · 블록 16", "4.5")
+    assert notebook.find(".quantization-block input").is_disabled()
+    notebook.choose(".quantization-method", "NF4")
     notebook.choose(".quantization-distribution", "실제 층의 가중치")
     notebook.choose(".quantization-grouping", "채널(행)마다")
     status("NF4", "채널")

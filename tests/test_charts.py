@@ -21,7 +21,8 @@ def chart_of_losses() -> Chart:
 
 
 def test_the_same_data_give_the_same_text():
-    assert chart_of_losses().svg() == chart_of_losses().svg()
+    chart = chart_of_losses()
+    assert chart.svg() == chart_of_losses().svg() == chart.svg()
 
 
 def test_words_stay_words_in_the_readers_font():

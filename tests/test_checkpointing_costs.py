@@ -1,24 +1,28 @@
 """What checkpointing costs: bytes counted by hand, gradients, FLOPs against a formula, what fits against trying."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from transformers import AutoConfig
 
-from helpers import make_dummy_dataset, predict_memory
+from helpers import case, predict_memory
 from helpers.chapters.c5_checkpointing.costs import (
-    SavingTable,
     both_levers,
-    checkpoint_modules,
-    compare_steps,
+    compare_checkpointing,
+    compare_models,
     printed_after_step,
+    savings,
     step_timeline,
 )
+from helpers.chapters.c5_checkpointing.steps import checkpoint_modules, compare_steps
+from helpers.chapters.c5_checkpointing.trainings import TRAININGS, small_gpt
 from helpers.experiment import largest_fitting
-from helpers.trainers import largest_difference, train_with_trainer
+from helpers.trainers import largest_difference
 from virtual_gpu.models.configs import load_config
-from virtual_gpu.step.flops import count_flops, flops_of_config, training_flops
+from virtual_gpu.step.flops import flops_of_config, training_flops
 from virtual_gpu.step.run import set_checkpointing
 
 each = {"use_reentrant": False}
@@ -192,21 +196,35 @@ def test_what_the_book_prints_falls_with_the_cache_alone():
     assert without[0] == checkpointed[0] == held.allocated_bytes
 
 
-def test_the_trainer_ends_with_the_same_weights():
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    def model():
-        torch.manual_seed(0)
-        sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
-        return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None))
-
-    dataset = make_dummy_dataset(size=8, sequence_length=16, vocab_size=64)
-    settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "max_steps": 2}
-    off = train_with_trainer(model(), dataset, **settings)
-    on = train_with_trainer(model(), dataset, **settings, gradient_checkpointing=True)
+@pytest.mark.parametrize("train", TRAININGS.values(), ids=TRAININGS)
+def test_a_training_ends_with_the_same_weights(train):
+    off, on = (train(small_gpt(checkpointing)) for checkpointing in (False, True))
     assert largest_difference(off, on) == 0
-    assert largest_difference(off, model()) > 0
+    assert largest_difference(off, small_gpt()) > 0
     assert on.transformer.h[0].gradient_checkpointing and not off.transformer.h[0].gradient_checkpointing
+
+
+def test_every_second_layer_keeps_its_own_and_the_products_are_not_computed_again():
+    products = [torch.ops.aten.addmm.default, torch.ops.aten._scaled_dot_product_efficient_attention.default]
+    ways = {"off": None, "every 2": {"every_n_layers": 2}, "every 1": {}}
+    ways["products"] = {"context_fn": partial(create_selective_checkpoint_contexts, products)}
+    table = compare_checkpointing("polyglot-ko-1.3b", 1, ways, sequence_length=64)
+    off, half, whole = (table[name].held_bytes for name in ("off", "every 2", "every 1"))
+    assert half == pytest.approx((off + whole) / 2, rel=1e-5)
+    assert table.extra("every 2") == pytest.approx(table.extra("every 1") / 2)
+    assert table.extra("products") == 0 and table["products"].held_bytes < off
+
+
+def test_wrong_answers_to_the_cases_are_told_how_wrong(capsys):
+    case("5-A").check({"use_reentrant": True, "wrap": "whole"})
+    case("5-A").check({"wrap": "whole"})
+    case("5-A").check({"wrap": "some"})
+    case("5-B").check(("gradient_checkpointing", "printed"))
+    case("5-B").check(("use_cache", "printed"))
+    case("5-B").check("use_cache")
+    first, second, third, fourth, fifth, last = capsys.readouterr().out.splitlines()
+    assert "2개만 그레이디언트를 받았다" in first and "절반 아래여야" in second and "some" in third
+    assert "캐시를 꺼 두고 gradient_checkpointing만" in fourth and "달라지는가" in fifth and "짝이 아니라" in last
 
 
 def test_any_model_with_a_loss_can_be_recorded_and_compared():
@@ -224,5 +242,15 @@ def test_any_model_with_a_loss_can_be_recorded_and_compared():
     plain, less = (step_timeline(vit(on), images) for on in (False, True))
     assert [phase.name for phase in plain.phases] == ["forward", "backward", "step"] * 2
     assert less.at_end(0)["activations"] < plain.at_end(0)["activations"] / 4
-    assert count_flops(vit(True), images).total > count_flops(vit(False), images).total
-    assert "ViT" in SavingTable(ViT=(plain, less))._repr_html_()
+    table = compare_models(images, {"plain": lambda: vit(False), "less": lambda: vit(True)})
+    assert table["plain"].held_bytes == plain.at_end(0)["activations"] and table["less"].peak_bytes < plain.peak_bytes
+    assert table.extra("less") > 0.1 and "그레이디언트" not in table._repr_html_()
+
+
+def test_what_five_models_save_is_named_and_told_apart():
+    one = savings("polyglot-ko-1.3b")["polyglot-ko-1.3b"]
+    setting = {"batch_size": 8, "sequence_length": 1024}
+    assert one.flops == tuple(training_flops(**setting, gradient_checkpointing=on).total for on in (False, True))
+    assert one.activations[1] < one.activations[0] / 4 and one.extra == one.flops[1] / one.flops[0] - 1
+    with pytest.raises(ValueError, match="ResNet"):
+        savings("ResNet")

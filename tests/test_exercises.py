@@ -3,9 +3,17 @@
 import re
 
 import pytest
+import torch
 
 from helpers import case, exercise, predict_memory
 from helpers.chapters import CHAPTERS, of_chapter
+from helpers.chapters.c3_memory.losses import whole_loss
+
+
+def pytorchs_loss(hidden, head, labels):
+    options = torch.nn.LinearCrossEntropyOptions()
+    return torch.nn.functional.linear_cross_entropy(hidden, head, labels, options=options)
+
 
 NUMBERS = [number for chapter in CHAPTERS for number in of_chapter(chapter)]
 CASES = [number for chapter in CHAPTERS for number in of_chapter(chapter, "CASES")]
@@ -53,36 +61,68 @@ def test_an_empty_stub_and_hints(number, capsys):
     [
         ("1-1", lambda e, m: 2.0 ** (2 ** (e - 1)), "거의 맞다"),
         ("1-2", {"fp16": 1024, "bf16": 256}, "0.5배"),
-        ("1-3", lambda capacity, bits: capacity / bits, "0.125배"),
+        ("1-3", lambda x, noise: x, "bf16에 없는 수"),
+        ("1-3", lambda x, noise: x.bfloat16().float(), "개가 다르다"),
+        ("1-3", lambda x, noise: x[:4], "모양의 텐서"),
+        ("1-A", {"frozen": "fp16", "adapter": "fp16", "scaler": True}, "같은 오류"),
+        ("1-A", {"frozen": "fp16", "adapter": "fp16", "scaler": False}, "배우지 않는다"),
+        ("1-A", {"frozen": "fp32", "adapter": "fp32"}, "GB 넘친다"),
+        ("1-A", {"lr": 1}, "frozen"),
+        ("1-B", {"weights": "bf16"}, "배우지 않는다"),
+        ("1-B", {"weights": "bf16", "master": True}, "4바이트를 더"),
+        ("1-B", {"learning_rate": 1e-3}, "1e-5 그대로"),
         ("2-1", lambda x, bits: (x.round(), x.abs().max() / 128), "스케일이 정답의 0.9922배"),
         ("2-1", lambda x, bits: (x.round(), x.abs().max() / (2 ** (bits - 1) - 1)), "코드"),
         ("2-2", lambda bits, block, double: bits, "-0.500"),
-        ("2-3", {"bits": 8}, "예산을 3.00비트"),
-        ("2-3", {"bits": 4}, "62개가 모자란다"),
+        ("2-3", {"bits": 8}, "예산을 3.40비트"),
+        ("2-3", {"bits": 4}, "64개가 모자란다"),
         ("2-3", {"bits": 4, "block_size": 0}, "block_size=0"),
         ("2-3", {"bit": 4}, "bits"),
-        ("3-1", lambda parameters, mixed: parameters * 16, "2배"),
-        ("3-1", lambda parameters, mixed: 1 / 0, "ZeroDivisionError"),
+        ("2-A", {"momentum": "fp32", "variance": "linear"}, "배우지 않는다"),
+        ("2-A", {"momentum": "fp32", "variance": "dynamic"}, "바이트가 많다"),
+        ("2-A", {"block_size": 100}, "block_size=100"),
+        ("2-B", {"activations": "token"}, "개를 틀린다"),
+        ("2-B", {"threshold": 6.0}, "열 6개를 16비트로"),
+        ("2-B", {"smooth": 2}, "smooth=2"),
+        ("3-1", [16, 256, 30080, 2], "0.5배"),
+        ("3-1", [16, 256, 2048, 58.75], "빠졌다: 어휘의 크기"),
+        ("3-1", [16, 256, "V", 4], "숫자가 아니라"),
         ("3-2", 3, "더 키울 수 있다"),
         ("3-2", 20, "한도를"),
         ("3-3", {"optimizer": "adamw_fused"}, "예산을"),
         ("3-3", {"optimizer": "sgd"}, "Adam 계열"),
         ("3-3", {"batch_size": 1}, "모르는 설정"),
-        ("4-1", lambda counts: [1 / len(counts)] * len(counts), "몫이 0.25이다. 0.1863"),
-        ("4-1", lambda counts: 1.0, "4개의 목록"),
-        ("4-2", lambda samples, micro, steps: samples // (micro * steps), "0.75배"),
-        ("4-3", {"batch_size": 32}, "한도를"),
-        ("4-3", {"batch_size": 1, "gradient_accumulation_steps": 32}, "2 × 16도 들어간다"),
-        ("4-3", {"batch_size": 4, "gradient_accumulation_steps": 4}, "16이다. 32이어야"),
-        ("4-3", {"optimizer": "sgd"}, "모르는 설정"),
-        ("5-1", lambda nodes, segments: (segments + nodes // segments, nodes), "재계산"),
-        ("5-1", lambda nodes, segments: (nodes, nodes - segments - 1), "2배"),
-        ("5-1", lambda nodes, segments: segments, "두 수를"),
-        ("5-2", {"batch_size": 1, "gradient_accumulation_steps": 8}, "한도를"),
-        ("5-2", {"batch_size": 1, "gradient_accumulation_steps": 4}, "8이어야"),
-        ("5-2", {"batch_size": 8, "optimizer": "sgd"}, "모르는 설정"),
-        ("5-3", lambda start, end, slots: (start + end + 1) // 2, "6번으로도"),
-        ("5-3", lambda start, end, slots: start, "까지여야"),
+        ("3-3", {"optimizer": "adamw_8bit", "gradient_checkpointing": True, "attention": "sdpa"}, "3개 바꾸었다"),
+        ("3-4", whole_loss, "5.88 GiB"),
+        ("3-4", lambda hidden, head, labels: 2 * whole_loss(hidden, head, labels), "틀렸다"),
+        ("3-4", pytorchs_loss, "셀 수 없다"),
+        ("3-A", 1024, "스텝 11에서 멈춘다"),
+        ("3-A", 512, "덜 자를 수 있다"),
+        ("3-A", "short", "토큰의 수"),
+        ("3-B", {"batch_size": 4}, "에서 멈춘다"),
+        ("3-B", {"keep": "nothing"}, "남지 않는다"),
+        ("3-B", {"keep": "all"}, "UnknownName"),
+        ("4-1", {"batch_size": 32}, "한도를"),
+        ("4-1", {"batch_size": 1, "gradient_accumulation_steps": 32}, "2 × 16도 들어간다"),
+        ("4-1", {"batch_size": 4, "gradient_accumulation_steps": 4}, "16이다. 32이어야"),
+        ("4-1", {"optimizer": "sgd"}, "모르는 설정"),
+        ("4-2", lambda counts: [1 / len(counts)] * len(counts), "0.25을(를) 곱했다. 0.1863"),
+        ("4-2", lambda counts: 1.0, "4개의 목록"),
+        ("4-3", lambda samples, micro, steps: samples // (micro * steps), "0.75배"),
+        ("4-A", 13.3, "누적하지 않을 때"),
+        ("4-A", 169.5, "2번과 3번을"),
+        ("4-A", 10, "0.63배"),
+        ("4-B", {"undivided", "clipped_inside"}, "1개를 찾았고, 죄 없는 것을 1개"),
+        ("4-B", "mean_of_means", "1개를 찾았고, 죄 없는 것을 0개"),
+        ("4-B", {"scheduled_inside"}, "모르는 실수"),
+        ("5-1", lambda start, end, slots: (start + end + 1) // 2, "6번으로도"),
+        ("5-1", lambda start, end, slots: start, "까지여야"),
+        ("5-2", lambda block, result: True, "더 줄여야"),
+        ("5-2", lambda block, result: result == "attention", "가장 좋은 기록은"),
+        ("5-3", {"batch_size": 2, "gradient_accumulation_steps": 2}, "한도를"),
+        ("5-3", {"gradient_accumulation_steps": 4, "gradient_checkpointing": True}, "연산이 더 적거나"),
+        ("5-3", {"batch_size": 1, "gradient_accumulation_steps": 8}, "4이어야"),
+        ("5-3", {"batch_size": 4, "optimizer": "sgd"}, "모르는 설정"),
         ("6-1", lambda means, rows: sum(means) / len(means), "0.8배"),
         ("6-1", lambda means, rows: str(means), "숫자가 아니라"),
         ("6-2", lambda stage, parameters, n: 16 * parameters / max(n * (stage == 3), 1), "stage=1"),
@@ -92,6 +132,10 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("6-4", 8, "넘친다"),
         ("6-4", 16, "하나 줄여도"),
         ("6-4", 8.5, "1 이상의 정수"),
+        ("6-A", {"ranks": 64}, "그래도"),
+        ("6-A", {"batch_size": 1}, "그대로 두어야"),
+        ("6-A", {"ranks": 64, "gradient_checkpointing": True}, "하나만"),
+        ("6-B", 4 * 8.03 / 8, "0.134배"),
         ("7-1", lambda stages, most: (stages - 1) / most, "1.19배"),
         ("7-1", lambda stages, most: 0, "0배"),
         ("7-2", {"gate_proj": "columns", "up_proj": "columns", "down_proj": "rows"}, "나누지 않은 행렬이 남았다"),
@@ -107,6 +151,15 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("8-3", {"peft": "qlora", "gradient_checkpointing": True}, "모자란다"),
         ("8-3", {"batch_size": 1}, "모르는 설정"),
         ("8-3", {"peft": "qlora", "lora_rank": 0}, "lora_rank=0"),
+        ("8-A", {"rank": 64}, "3개가 모자란다"),
+        ("8-A", {"lr": 0.01, "alpha": 64}, "하나만"),
+        ("8-A", {"steps": 500}, "모르는 설정"),
+        ("8-B", {"gradient_checkpointing": True}, "다시 계산했을 뿐"),
+        ("8-B", {"lora_rank": 1}, "더 많다"),
+        ("8-B", {"peft": "lora"}, "QLoRA인 채로"),
+        ("7-A", ("1F1B", 8), "27.3%"),
+        ("7-B", 4, "8도 된다"),
+        ("7-B", 16, "나눌 수 없다"),
         ("9-1", lambda plans, limit: plans, "넘는 계획"),
         ("9-1", lambda plans, limit: [], "들어가는 계획은"),
         ("9-1", lambda plans, limit: sorted((p for p in plans if p["needed"] <= limit), key=str), "번째 자리"),
@@ -117,10 +170,16 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("9-3", {"length": 64, "methods": ("qlora",)}, "512 이상"),
         ("9-3", {"gpu": "H200"}, "모르는 설정"),
         ("9-3", 3, "사전"),
+        ("9-A", 1, "들어가지 않는다"),
+        ("9-A", 0, "1 이상의 정수"),
+        ("9-B", {}, "다르다"),
+        ("9-B", {"method": "qlora"}, "길이 2048의 LoRA"),
+        ("9-B", {"rank": 4}, "모르는 설정"),
     ],
 )
 def test_a_wrong_answer_is_told_how_wrong(number, answer, verdict, capsys):
-    exercise(number).check(answer)
+    one = exercise(number) if number in NUMBERS else case(number)
+    one.check(answer)
     out = said(capsys)
     assert verdict in out and "정답!" not in out
 

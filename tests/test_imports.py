@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = [
     # -- virtual_gpu: the instrument ----------------------------------------------------------------------------------
     ["virtual_gpu.errors", "virtual_gpu.language"],
-    ["virtual_gpu.allocator_settings", "virtual_gpu.terminal", "virtual_gpu.units"],
+    ["virtual_gpu.allocator_settings", "virtual_gpu.optional", "virtual_gpu.terminal", "virtual_gpu.units"],
     ["virtual_gpu.allocator_blocks"],
     # Facts and rules of cards and of PyTorch on them: they know nothing of a run.
     [
@@ -84,13 +84,15 @@ HEAVY = {
     "accelerate": ["virtual_gpu.step.run"],
     "bitsandbytes": ["virtual_gpu.models.four_bit"],
     "datasets": [],
-    "ipywidgets": ["helpers.panel", "helpers.chapters.*.panel"],
+    "ipywidgets": ["helpers.panel", "helpers.chapters.*.panel", "helpers.chapters.*.scrubber"],
     "matplotlib": [],
     "pandas": [],
     "peft": [],
 }
-# What the instrument does without altogether.
-NEVER = ("datasets", "ipywidgets", "matplotlib", "pandas")
+# What the instrument does without altogether, and what only these modules of its have, for who asks for a frame or a
+# plot.
+NEVER = ("datasets", "ipywidgets")
+OPTIONAL = {"matplotlib": ["virtual_gpu.drawing.plots"], "pandas": ["virtual_gpu.drawing.frames"]}
 # Names that load a model or change its layers. Only these rooms have them: ours, the one that stands in front of a
 # stranger's calls, and the door that takes a stranger's configuration.
 LOADERS = {
@@ -212,7 +214,9 @@ def test_heavy_libraries_are_imported_where_they_are_needed():
 
 
 def test_what_the_instrument_does_without():
-    assert [(m, n) for m, n, _ in EVERY_IMPORT if in_package("virtual_gpu", m) and n.split(".")[0] in NEVER] == []
+    its = [(m, n, n.split(".")[0]) for m, n, _ in EVERY_IMPORT if in_package("virtual_gpu", m)]
+    assert [(m, n) for m, n, library in its if library in NEVER] == []
+    assert [(m, n) for m, n, library in its if m not in OPTIONAL.get(library, [m])] == []
 
 
 def test_models_are_loaded_in_one_place():

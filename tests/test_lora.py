@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from torch import nn
 from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig
 
@@ -14,8 +15,8 @@ from helpers import gpu_memory_experiment, gpu_memory_sweep, predict_memory, use
 from helpers.chapters.c8_lora import fine_tuning
 from helpers.chapters.c8_lora.fine_tuning import (
     TASKS,
-    Runs,
     complete,
+    dequantized_model,
     fine_tune,
     known,
     picture_of_update,
@@ -26,7 +27,9 @@ from helpers.chapters.c8_lora.fine_tuning import (
     updates,
     with_rank,
 )
-from helpers.chapters.c8_lora.lora import load_adapter, merge, storage_table, trainable_parameters, unmerge
+from helpers.chapters.c8_lora.lora import load_adapter, merge, reached, storage_table, trainable_parameters, unmerge
+from helpers.chapters.c8_lora.recipe import rehearse, train_small, write_text
+from helpers.chapters.c8_lora.runs import Rates, Run, Runs
 from helpers.models import load_model_and_tokenizer
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
@@ -258,7 +261,7 @@ def test_a_task_is_learned_and_the_old_one_comes_back(learned):
     assert learned.trainable == 32_768
     assert learned.losses[-1] < learned.losses[0] / 10
     assert learned.learned >= 28 and learned.kept <= 4
-    assert [step for step, *_ in learned.history] == list(range(0, 121, 10))
+    assert [step for step, *_ in learned.history] == list(range(0, 101, 10))
     with learned.model.disable_adapter():
         assert (known(learned.model, "capital"), known(learned.model, "country")) == (32, 0)
 
@@ -290,7 +293,7 @@ def test_the_difference_of_fine_tuning_has_a_low_rank():
     for name, update in updates(base, enough).items():
         assert torch.linalg.matrix_rank(update, rtol=1e-9) == 8, name
     torch.testing.assert_close(all_of_it.get_submodule("lm_head").weight, full.model.get_submodule("lm_head").weight)
-    assert "<polyline" in share_of_singular_values(update).svg()
+    assert "무작위 행렬" in share_of_singular_values(update).svg()
 
 
 def test_the_frozen_head_is_what_holds_the_loss_up():
@@ -307,9 +310,38 @@ def test_nothing_to_train():
 def test_runs_draw_themselves(learned):
     runs = Runs([learned])
     assert f"{learned.losses[-1]:.2f}" in runs._repr_html_() and "32,768" in repr(runs)
-    assert runs.chart().svg().count("<polyline") == 3
+    assert f"손실 {learned.losses[-1]:.2f}, 새 과제 {learned.learned}, 옛 과제 {learned.kept}" in runs.chart().svg()
     layer = learned.model.get_submodule("base_model.model.gpt_neox.layers.0.attention.dense")
     assert picture_of_update(layer).svg().count("<rect") > 500
+
+
+def test_rates_are_a_row_a_method_and_a_column_a_rate():
+    def run(name, lr, learned):
+        return Run(name, nn.Identity(), 1, lr, history=[(0, learned, 0)])
+
+    rates = Rates([run("full", 2e-3, 32), run("LoRA", 2e-2, 31), run("full", 2e-4, 9), run("LoRA", 2e-3, 16)])
+    assert repr(rates).splitlines()[1:] == ["full 9 32 –", "LoRA – 16 31"]
+    assert "full: 0.0002 → 9, 0.002 → 32; LoRA: 0.002 → 16, 0.02 → 31" in rates.chart().svg()
+    assert "<td>16</td>" in rates._repr_html_()
+
+
+def test_weights_that_4_bits_compute_with():
+    """`dequantized_model` holds what bitsandbytes' layers multiply by (the rest of theirs was in fp32 once)."""
+    base = pretrained_model()
+    tokens = fine_tuning._lesson("capital")[0]
+    quantized, plain = quantized_model(base), dequantized_model(base)
+    torch.testing.assert_close(plain(input_ids=tokens).logits, quantized(input_ids=tokens).logits, rtol=0, atol=1e-5)
+    assert (plain(input_ids=tokens).logits - base(input_ids=tokens).logits).abs().max() > 0.01
+
+
+@pytest.mark.parametrize(("on", "count"), [(True, 17), (False, 1)])
+def test_old_checkpointing_needs_an_input_that_wants_a_gradient(on, count):
+    model = adapted(4, modules_to_save=["lm_head"])
+    found, trainable, warning = reached(model, fine_tuning._lesson("country")[0], input_grads=on)
+    assert (found, trainable) == (count, 17)
+    assert warning.startswith("" if on else "None of the inputs have requires_grad=True")
+    without = {n for n, p in model.named_parameters() if p.requires_grad and p.grad is None}
+    assert len(without) == 17 - count and all("lora_" in name for name in without)
 
 
 def test_training_leaves_the_threads_as_they_were(learned):
@@ -377,6 +409,29 @@ def test_the_tokenizer_gives_the_text_back():
             ids = tokenizer(f"\n{start}{end}\n").input_ids
             assert tokenizer.decode(ids) == f"\n{start}{end}\n" and len(ids) == len(start + end) + 2
     assert tokenizer.eos_token_id == 1 and tokenizer.pad_token_id == 0
+
+
+# -- the program to copy ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_program_learns_and_fits_unchanged(tmp_path):
+    """examples/qlora_t4.py: real 4-bit training on this CPU, and two steps on a virtual T4 as predicted."""
+    text = write_text(tmp_path)
+    learned = PeftModel.from_pretrained(pretrained_model().float(), train_small(tmp_path, text))
+    assert known(learned, "short") >= 28
+    report = rehearse("polyglot-ko-1.3b", "T4", tmp_path, text)
+    assert (report["status"], report["steps"]) == ("fits", 2)
+    setting = {"peft": "qlora", "lora_rank": 16, "lora_targets": "all-linear", "lora_dropout": 0.0}
+    setting |= {"gradient_checkpointing": True, "precision": "autocast_fp16", "optimizer": "adamw_fused"}
+    predicted = predict_memory(batch_size=1, sequence_length=512, gpu="T4", **setting)
+    assert report["allocated"] == pytest.approx(predicted.needed_bytes, rel=0.05)
+
+
+def test_a_program_that_fails_says_why(tmp_path):
+    with pytest.raises(RuntimeError, match="0 tokens, fewer than --length"):
+        (tmp_path / "empty.txt").write_text("")
+        train_small(tmp_path, tmp_path / "empty.txt")
 
 
 # -- 4-bit kernels ----------------------------------------------------------------------------------------------------

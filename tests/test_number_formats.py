@@ -8,17 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.chapters.c1_numbers.formats import (
-    FORMATS,
-    FormatTable,
-    ModelSizes,
-    NumberFormat,
-    draw_layouts,
-    draw_number,
-    draw_spacing,
-    parse_number,
-    stochastic_round_to_bf16,
-)
+from helpers.chapters.c1_numbers.cases import train_adapter, train_weights
+from helpers.chapters.c1_numbers.formats import FORMATS, NumberFormat, parse_number, stochastic_round_to_bf16
+from helpers.chapters.c1_numbers.pictures import draw_layouts, draw_number, draw_spacing
+from helpers.chapters.c1_numbers.tables import FormatTable, ModelSizes
 
 NARROW = [f for f in FORMATS.values() if f.dtype is not None and f.bits <= 16]
 INTEGERS = {8: torch.uint8, 16: torch.int16}
@@ -103,8 +96,32 @@ def test_pictures_are_well_formed(value):
 
 
 def test_tables_and_other_pictures():
-    for drawing in (draw_layouts(list(FORMATS.values())), draw_spacing()):
+    for drawing in (draw_layouts(), draw_layouts("fp16"), draw_spacing(("fp4 e2m1",), (-8, 5)), draw_spacing()):
         xml.dom.minidom.parseString(drawing.svg())
     assert FormatTable()._repr_html_().count("<tr>") == len(FORMATS) + 2
     html = ModelSizes(("EleutherAI/polyglot-ko-1.3b",))._repr_html_()
     assert "1,331,810,304" in html and "2.7 GB" in html
+
+
+def test_fp4_is_the_standards():
+    fp4 = FORMATS["fp4 e2m1"]
+    assert [fp4.decode(code) for code in range(8)] == [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert fp4.round(1e9) == 6 and fp4.round(-5.0) == -4  # ties to even
+
+
+def test_only_the_linear_layers_are_quantized():
+    sizes = ModelSizes(("meta-llama/Llama-3.1-8B",))
+    count, linear = sizes.counts["meta-llama/Llama-3.1-8B"]
+    embeddings = 2 * 128_256 * 4096
+    norms = (2 * 32 + 1) * 4096
+    assert (count, linear) == (8_030_261_248, 8_030_261_248 - embeddings - norms)
+    assert sizes.nbytes("meta-llama/Llama-3.1-8B", "NF4") == (linear * 4.127 + (count - linear) * 16) / 8
+
+
+def test_trainings_of_the_cases_go_wrong_as_reported():
+    assert "unscale FP16" in train_adapter().error
+    assert not train_adapter(adapter="fp16", scaler=False).learned  # its gradients underflow
+    assert train_adapter(adapter="fp32").learned
+    assert not train_weights().learned and not train_weights("bf16", rounding="nearest").learned
+    for setting in ({"weights": "fp32"}, {"master": True}, {"rounding": "stochastic"}):
+        assert train_weights(**setting).learned

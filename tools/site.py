@@ -20,9 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 NEEDED = ("sphinx", "myst_nb", "furo", "latex2mathml")
 RAW_PICTURE = re.compile(r"https://raw\.githubusercontent\.com/[^/]+/[^/]+/main/(image/)")
 PANEL_NOTE = "(조작 패널은 노트북을 실행하면 나타난다. 여기서는 그림이 그 모습을 보여 준다.)"
-PAGES = {"처방 한 장": "cheat_sheet", "용어집": "glossary", "출처": "sources"}
+PAGES = {"처방 한 장": "cheat_sheet", "출처마다 얼마나 틀리나": "errors", "용어집": "glossary", "출처": "sources"}
 # Furo lets a formula scroll, which cuts off a fraction's numerator; none of the page's fonts has a formula's signs.
-MATH_CSS = "math { font-family: math, serif; overflow: visible; }\n"
+# Of a crowded table no word is broken between its letters, as a browser does with Korean.
+STYLE = "math { font-family: math, serif; overflow: visible; }\ntable.docutils { word-break: keep-all; }\n"
 CONF = """
 import latex2mathml.converter
 project, language, author = "작은 GPU, 큰 모델", "ko", "the gpu-memory-course authors"
@@ -36,7 +37,7 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_show_copyright = html_show_sphinx = html_show_sourcelink = html_copy_source = False
 html_math_renderer = "mathml"
-html_static_path, html_css_files = ["static"], ["math.css"]
+html_static_path, html_css_files = ["static"], ["course.css"]
 
 
 def _write(display):
@@ -81,7 +82,7 @@ def prepare(source: Path) -> None:
         encoding="utf-8",
     )
     (source / "static").mkdir()
-    (source / "static" / "math.css").write_text(MATH_CSS, encoding="utf-8")
+    (source / "static" / "course.css").write_text(STYLE, encoding="utf-8")
     (source / "conf.py").write_text(CONF, encoding="utf-8")
 
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from .drawing import svg
+from .drawing.frames import frame_of
 from .drawing.labels import category_label, html_table, phase_label, setting_label, setting_value, varies
+from .drawing.plots import plot_bars, plot_timeline
 from .drawing.report import draw_bars, draw_report
+from .drawing.zoom import Zoom
+from .errors import WrongValue
 from .language import tr
 from .room import FITS, TIGHT, TOO_MUCH, Room
-from .trace.timeline import Timeline
+from .trace.details import Details
+from .trace.timeline import CATEGORIES, Timeline
 from .units import human_bytes
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
 
 
 @dataclass
@@ -25,6 +36,7 @@ class MemoryReport:
     reserved_bytes: the most that the caching allocator took from the driver for them, None where it was not asked.
     fits: whether it gets through in capacity_bytes, the card's published value. Whoever must be sure asks `judgement`,
     which looks at the range around that value: FITS or TIGHT where `fits`, TOO_MUCH where not.
+    run_again: the same run with the tensor behind each block, for `zoom`; None where it cannot be had.
     """
 
     title: str
@@ -45,6 +57,7 @@ class MemoryReport:
     setting: dict[str, Any] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline, repr=False)
     room: Room | None = field(default=None, repr=False)  # of the card, where it is one of the catalogue
+    run_again: Callable[[], Details] | None = field(default=None, repr=False, compare=False)
 
     @property
     def judgement(self) -> str:
@@ -74,11 +87,58 @@ class MemoryReport:
         """Every phase of the run with the bytes at its start, peak and end, as a table."""
         return PhaseTable(self.timeline)
 
+    def zoom(self, phase: int | None = None) -> Zoom:
+        """The bar opened: what was held at the peak, by category, phase, layer, module and tensor; bytes sum exactly.
+
+        phase: its number in `phases()`, to see the highest moment of that one. It runs all of it once more, looking at
+        every operation: a few seconds for a large model, kept for the next call. WrongValue for a real GPU's report,
+        and for a run that shared its GPU with other tensors.
+        """
+        if phase is None:
+            phase = self.timeline.peak[0] + 1 if self.timeline.phases else 0
+        numbers = range(1, len(self.timeline.phases) + 1)
+        if isinstance(phase, bool) or phase not in numbers:
+            raise WrongValue(
+                tr(
+                    ko=f"phase={phase!r}: phases()의 번호(1~{len(numbers)})여야 한다.",
+                    en=f"phase={phase!r}: must be a number of phases(), 1 to {len(numbers)}.",
+                )
+            )
+        return Zoom(self.title, self._details, phase - 1)
+
+    @cached_property
+    def _details(self) -> Details:
+        details = None if self.run_again is None else self.run_again()
+        if details is None or details.trace.timeline().at_peak() != self.at_peak:
+            raise WrongValue(
+                tr(
+                    ko="이 보고서에는 텐서의 기록이 없다(진짜 GPU이거나, GPU에 다른 텐서가 있었다). "
+                    "predict_memory로 예측한 보고서를 연다.",
+                    en="This report knows no tensors (a real GPU, or other tensors lay on it): zoom into a prediction.",
+                )
+            )
+        return details
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The phases as rows, numbered as in `phases()`: bytes at the start, peak and end, at the peak by category."""
+        rows = (
+            {"phase": phase.name}
+            | {"start": int(phase.total[0]), "peak": phase.peak_bytes, "end": int(phase.total[-1])}
+            | dict(zip(CATEGORIES, phase.live[phase.total.argmax()].tolist(), strict=True))
+            for phase in self.timeline.phases
+        )
+        return frame_of(rows, first=1)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """The timeline on matplotlib's axes, new ones where none are given."""
+        return plot_timeline(self, ax)
+
     def to_dict(self) -> dict[str, Any]:
         """The numbers as plain JSON values, without the timeline."""
-        fields = {name: value for name, value in vars(self).items() if name not in ("timeline", "title", "room")}
-        fields |= {"judgement": self.judgement, "room": self.room and self.room.to_dict()}
-        return fields | {"activations_bytes": self.activations_bytes, "at_peak": self.at_peak}
+        left_out = ("timeline", "title", "room", "run_again")
+        numbers = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in left_out}
+        numbers |= {"judgement": self.judgement, "room": self.room and self.room.to_dict()}
+        return numbers | {"activations_bytes": self.activations_bytes, "at_peak": self.at_peak}
 
     def __str__(self) -> str:
         return f"{self.title}: {self.verdict}"
@@ -97,7 +157,7 @@ class MemoryReport:
             fits = tr(ko="빠듯하게 들어간다" if tight else "들어간다", en="tight" if tight else "fits")
             return tr(
                 ko=f"{fits}. 최대 {peak}{reserved and f'(예약 {reserved})'}, 한도 {capacity}, "
-                f"최대가 되는 때는 {phase_label(self.peak_phase)}{card}",
+                f"최대 시점: {phase_label(self.peak_phase)}{card}",
                 en=f"{fits}. Peak {peak}{reserved and f' ({reserved} reserved)'} of {capacity}, "
                 f"in {phase_label(self.peak_phase)}{card}",
             )
@@ -162,6 +222,18 @@ class MemoryTable(list):
     def chart(self) -> svg.Drawing:
         """The reports as stacked bars at their peak, under the GPU's capacity line."""
         return draw_bars(self)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """The reports as stacked bars on matplotlib's axes, new ones where none are given."""
+        return plot_bars(self, ax)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The reports as rows: their settings, then their numbers, in bytes."""
+        return frame_of(
+            report.setting
+            | {name: value for name, value in report.to_dict().items() if name not in ("setting", "at_peak", "room")}
+            for report in self
+        )
 
     def _repr_html_(self) -> str:
         names = list(dict.fromkeys(name for report in self for name in report.setting if varies(name, self)))

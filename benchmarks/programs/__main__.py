@@ -1,8 +1,8 @@
 """python -m benchmarks.programs FOLDER [NAME …]: the programs of `catalogue` that lie in FOLDER, as a table.
 
-Nothing is fetched: FOLDER/repos/NAME holds the programs, brought by hand; FOLDER/site and FOLDER/vision the packages
-that they need beside ours (`pip install --target`); what stands in for their data is made in FOLDER/work. `--list`
-prints what to bring. A program that is not there is said to be missing.
+Nothing is fetched: FOLDER/repos/NAME holds the programs, brought by hand; FOLDER/site, FOLDER/vision and FOLDER/ds the
+packages that they need beside ours (`pip install --target`); what stands in for their data is made in FOLDER/work.
+`--list` prints what to bring. A program that is not there is said to be missing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def run(program: Program, folder: Path) -> tuple[str, ...]:
     work = folder / "work"
     card = f"{program.gpus} × {program.gpu}" if program.gpus > 1 else program.gpu
     command = shlex.split(program.command.format(repos=folder / "repos", work=work))
-    if command[0] != "-m" and not Path(command[0]).exists():
+    script = next((part for part in command if part.endswith(".py")), None)
+    if script is not None and not Path(script).exists():
         return program.name, card, "missing", *[""] * (len(HEADS) - 3)
     report = work / "report.json"
     report.unlink(missing_ok=True)

@@ -32,6 +32,8 @@ _TRANSFORMERS = "transformers 5.10.0.dev0 (macorisd/transformers-qwen3@4a42c1b08
 _EXAMPLES = "pytorch/examples@77f55b912142e11fcfdf5b530231fb9c52f181e8"
 _ACCELERATE = "huggingface/accelerate@16cb6eb80dd9aa8b4df1a63ef57863e455d53b83"
 _PEFT = "huggingface/peft@5d602fdbff04c33c1c4de55cda9d4ae1d7cb7e40"
+_DEEPSPEED = "deepspeedai/DeepSpeedExamples@45b4b7156c8794a3452a5a7d03dbd8d797068569"
+_ALPACA = "400 random instructions as Alpaca; Qwen3-0.6B's configuration"
 _HF = "{repos}/tf/examples/pytorch"
 _TRAINER = "--do_train --output_dir {work}/out --report_to none"
 _VISION = ("vision", "site")  # torchvision, whose compiled part does not load beside a CPU build of PyTorch
@@ -133,5 +135,25 @@ PROGRAMS = (
         "pytorch tensor parallel", f"{_EXAMPLES}: distributed/tensor_parallelism/tensor_parallel_example.py",
         "{repos}/examples/distributed/tensor_parallelism/tensor_parallel_example.py", "none: its own random numbers",
         gpu="H100", gpus=8, folder="repos/examples/distributed/tensor_parallelism",
+    ),
+    Program(
+        "run_clm ZeRO-2", f"{_TRANSFORMERS}: examples/pytorch/language-modeling/run_clm.py, deepspeed 0.19.8",
+        f"deepspeed --num_gpus 4 {_HF}/language-modeling/run_clm.py --model_name_or_path gpt2 --train_file train.txt "
+        f"--block_size 512 --per_device_train_batch_size 4 --bf16 True --deepspeed zero2.json {_TRAINER}",
+        "as run_clm; transformers' documented ZeRO-2 configuration", gpu="L4", gpus=4, paths=("ds", "site"),
+    ),
+    Program(
+        "run_clm ZeRO-3", f"{_TRANSFORMERS}: examples/pytorch/language-modeling/run_clm.py, deepspeed 0.19.8",
+        f"deepspeed --num_gpus 4 {_HF}/language-modeling/run_clm.py --model_name_or_path gpt2 --train_file train.txt "
+        f"--block_size 512 --per_device_train_batch_size 4 --bf16 True --deepspeed zero3.json {_TRAINER}",
+        "as run_clm; transformers' documented ZeRO-3 configuration", gpu="L4", gpus=4, paths=("ds", "site"),
+    ),
+    Program(
+        "DeepSpeed ZeRO-3 offload",
+        f"{_DEEPSPEED}: training/DeepSpeed-SuperOffload/finetune_zero3.py, deepspeed 0.19.8, wandb 0.31.0",
+        "deepspeed --num_gpus 4 {repos}/DeepSpeedExamples/training/DeepSpeed-SuperOffload/finetune_zero3.py "
+        "--model_name qwen3-0.6b --lr 1e-5 --batch_size 4 --max_length 2048 --activation_checkpointing "
+        "--dataset_name tatsu-lab/alpaca --output_dir {work}/out --deepspeed_config zero3_offload.json",
+        f"{_ALPACA}; the script's own ZeRO-offload configuration", gpu="L4", gpus=4, paths=("ds", "site"),
     ),
 )  # fmt: skip

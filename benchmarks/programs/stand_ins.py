@@ -60,6 +60,9 @@ def make(folder: Path) -> None:
         work / "dpo" / "train.jsonl",
         [{"prompt": text(60), "chosen": text(80), "rejected": text(80)} for _ in range(400)],
     )
+    instructions = [{"instruction": text(20), "input": "", "output": text(200)} for _ in range(400)]
+    _json_lines(work / "tatsu-lab" / "alpaca" / "train.jsonl", instructions)
+    _deepspeed(work)
     questions = [
         {"query": text(40), "response": f"{text(80)} 7", "type": "x", "original_question": "x"} for _ in range(600)
     ]
@@ -85,6 +88,42 @@ def make(folder: Path) -> None:
         path = repos / "nanoGPT" / "data" / "random" / f"{split}.bin"
         path.parent.mkdir(parents=True, exist_ok=True)
         tokens.tofile(path)
+
+
+def _deepspeed(work: Path) -> None:
+    """Configurations: those of transformers' page on DeepSpeed, and what the offloading script's launcher writes."""
+    auto = {name: "auto" for name in ("lr", "betas", "eps", "weight_decay")}
+    trainer = {
+        "bf16": {"enabled": "auto"},
+        "optimizer": {"type": "AdamW", "params": auto},
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+    }
+    overlapped = {"overlap_comm": True, "contiguous_gradients": True}
+    two = {
+        "stage": 2, "allgather_partitions": True, "allgather_bucket_size": 2e8, "reduce_scatter": True,
+        "reduce_bucket_size": 2e8,
+    }  # fmt: skip
+    three = {
+        "stage": 3, "sub_group_size": 1e9, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto", "stage3_max_live_parameters": 1e9,
+        "stage3_max_reuse_distance": 1e9, "stage3_gather_16bit_weights_on_model_save": True,
+    }  # fmt: skip
+    offload = {
+        "stage": 3, "overlap_comm": False, "reduce_bucket_size": 4e8, "sub_group_size": 4e8,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+    }  # fmt: skip
+    for name, config in {
+        "zero2": trainer | {"zero_optimization": two | overlapped},
+        "zero3": trainer | {"zero_optimization": three | overlapped},
+        "zero3_offload": {
+            "train_batch_size": 4, "gradient_accumulation_steps": 1, "bf16": {"enabled": True},
+            "zero_optimization": offload, "wall_clock_breakdown": True,
+        },
+    }.items():  # fmt: skip
+        _write(work / f"{name}.json", json.dumps(config))
 
 
 def _models(work: Path, lines: list[str]) -> None:

@@ -13,28 +13,29 @@
 # %% [markdown] lang="ko"
 # # 4장. 배치를 나누어 넣기: 그레이디언트 누적
 #
-# 3장에서 배치 크기 16은 T4에 들어가지 않았다. 4씩 네 번 나누어 넣고 그레이디언트를 모은 다음 한 번만 갱신하면 어떨까? 이것이 **그레이디언트 누적**(gradient accumulation)이다.
+# 3장에서 배치 크기 16은 T4에 들어가지 않았다. 4개씩 네 번 나누어 넣고 그레이디언트를 모은 다음 한 번만 갱신하면 어떨까? 이것이 **그레이디언트 누적**(gradient accumulation)이다.
 # 흔히 배치 4의 메모리로 배치 16의 학습을 한다고 말한다. 결과가 정말 같을까? 메모리는 정말 배치 4만큼일까? 그리고 어떤 때 틀릴까?
 #
 # 이 장을 마치면 다음을 할 수 있다.
 #
-# - 누적하는 학습 루프를 손으로 쓰고, 그레이디언트가 큰 배치와 같은지 확인한다.
-# - 누적에서 소리 없이 나는 여섯 가지 실수를 알아보고 바로잡는다.
-# - 내 GPU에서 배치를 몇으로 나눌지 고른다.
+# - 유효 배치 크기를 계산하고, 내 GPU에서 배치를 몇으로 나눌지 고른다.
+# - 누적이 줄여 주는 메모리와 줄여 주지 않는 메모리를 구별한다.
+# - 누적에서 소리 없이 나는 여섯 가지 실수를 증상으로 알아보고 고친다.
+# - 그대로 베껴 쓸 루프를 갖는다. PyTorch, `Trainer`, Accelerate로 하나씩이다.
 #
-# 그레이디언트가 같은지는 작은 모델을 CPU에서 실제로 학습해 확인하고, 메모리는 3장의 가상 GPU에서 센다. 저장된 출력은 가상 T4의 것이다. 출력에서 GPU의 이름을 확인한다.
+# 그레이디언트가 같은지는 작은 모델을 CPU에서 실제로 학습해 확인하고, 메모리는 3장의 가상 GPU에서 센다. 저장된 출력은 가상 T4에서 얻었다. 출력에서 GPU의 이름을 확인한다.
 
 # %%
 import copy
+import math
 import warnings
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from helpers import accumulation_panel, exercise, gpu_memory_experiment, gpu_memory_sweep, use_gpu
-from helpers.chapters.c4_accumulation.accumulation import capital_samples, difference, gradient, small_gpt2
-from helpers.chapters.c4_accumulation.pictures import draw_gradients, draw_losses
+from helpers import case, exercise, gpu_memory_experiment, gpu_memory_sweep, guess, guesses, use_gpu
+from helpers.chapters.c4_accumulation.accumulation import capital_samples, difference, gradient, moved, small_gpt2
 from helpers.small_model import SmallLanguageModel, sentences
 
 torch.set_num_threads(1)
@@ -42,7 +43,34 @@ gpu = use_gpu()
 gpu
 
 # %% [markdown] lang="ko"
-# ## 4.1 네 번 나누어도 그레이디언트는 같다
+# 먼저 짐작부터 한다. polyglot-ko-1.3b를 `Trainer`의 기본값인 융합(fused) AdamW로, 배치 4로 학습하면 T4에서 9.95 GiB가 든다. 배치 4를 네 번 누적하면 몇 GiB가 들까? `None` 대신 숫자를 적고 실행한다. 결과는 4.3절에 나온다.
+
+# %%
+four_by_four = guess("4.3", None, "GiB")
+four_by_four
+
+# %% [markdown] lang="ko"
+# ## 4.1 나누어 더한 그레이디언트
+#
+# ### 유효 배치 크기
+#
+# 옵티마이저가 한 번 움직일 때 그 그레이디언트에 들어간 샘플의 수를 **유효 배치 크기**(effective batch size)라고 한다.
+#
+# **유효 배치 크기 = 마이크로 배치 × 누적 횟수 × 데이터 병렬 GPU 수**
+#
+# **마이크로 배치**(micro-batch)는 한 번에 GPU 하나에 넣는 샘플의 수다. `Trainer`에서는 차례로 `per_device_train_batch_size`, `gradient_accumulation_steps`, 프로세스의 수다. 논문의 '글로벌 배치', `Trainer`의 로그에 찍히는 'Total train batch size'가 이것이다. 모델을 쪼개 맡은 GPU(텐서 병렬, 파이프라인 병렬)는 세지 않는다.
+#
+# 출력은 유효 배치 크기와, 샘플 1,000개를 한 번 볼 때의 옵티마이저 스텝 수다. 숫자를 바꾸어 본다. GPU가 두 개로 늘었을 때 유효 배치를 16으로 지키려면 무엇을 바꾸어야 하는가?
+
+# %%
+micro_batch, accumulation, ranks = 4, 4, 1
+effective = micro_batch * accumulation * ranks
+print(effective, math.ceil(1000 / effective))
+
+# %% [markdown] lang="ko"
+# 누적 횟수를 2로 줄이면 된다. 그대로 두면 유효 배치는 두 배가 되고 갱신은 절반으로 준다. 학습률을 그대로 두었다면 같은 학습이 아니다. GPU 수를 바꾸고 나서 결과가 달라졌다면 이것부터 확인한다.
+#
+# ### 네 번 나누어 더하기
 #
 # "프랑스의 수도는 파리이다." 같은 문장 64개를 준비했다. 2장의 작은 GPT가 한 글자씩 읽고 다음 글자를 예측한다. 손실은 답(수도와 '이다.')의 글자에서만 계산한다. 우선 답이 똑같이 여섯 글자인 문장 16개만 쓴다.
 # 왜 길이를 맞추었는지는 4.4절에서 알게 된다. 출력은 문장 수와 글자 수다.
@@ -53,7 +81,7 @@ rows = ((labels >= 0).sum(1) == 6).nonzero().flatten()[:16]
 inputs[rows].shape
 
 # %% [markdown] lang="ko"
-# 배치의 손실은 배치에 든 모든 답 글자의 평균이다. 숫자는 fp64로 계산한다. 학습하기 전의 손실을 본다.
+# 배치의 손실은 배치에 든 모든 답 글자의 평균이다. 끝자리까지 비교하려고 fp64로 계산한다. 학습하기 전의 손실은 얼마일까?
 
 # %%
 torch.manual_seed(0)
@@ -67,29 +95,28 @@ def mean_loss(rows):
 mean_loss(rows).item()
 
 # %% [markdown] lang="ko"
-# 먼저 배치 16을 한 번에 넣고 그레이디언트를 한 줄로 이어 둔다. 출력은 그 길이다.
+# 먼저 배치 16을 한 번에 넣고, 그레이디언트를 모두 이어 벡터 하나로 만든다(`whole`). 다음에는 4개짜리 마이크로 배치 네 개를 차례로 넣는다. `backward()`는 `grad`를 덮어쓰지 않고 **더한다.** 누적은 이 성질을 그대로 쓴다. 지우지 않고 네 번 부르면 된다.
+# 네 평균을 더하면 네 배가 되므로 손실을 4로 나눈다. 출력은 그레이디언트의 원소 수와, 둘이 같은지다.
 
 # %%
 model.zero_grad()
 mean_loss(rows).backward()
 whole = gradient(model)
-whole.shape
 
-# %% [markdown] lang="ko"
-# 파라미터 12만여 개의 그레이디언트다. 이제 배치를 4개씩 나눈 **마이크로 배치**(micro-batch) 네 개를 차례로 넣는다. `backward()`는 `grad`를 덮어쓰지 않고 **더한다.** 누적은 이 성질을 그대로 쓴다. 지우지 않고 네 번 부르면 된다.
-# 네 평균을 더하면 네 배가 되므로 손실을 4로 나눈다. 한 번에 넣은 것과 같은지 본다.
-
-# %%
 model.zero_grad()
 for micro_batch in rows.split(4):
     loss = mean_loss(micro_batch) / 4
     loss.backward()
-print(difference(gradient(model), whole) < 1e-12)
+print(len(whole), difference(gradient(model), whole) < 1e-12)
 
 # %% [markdown] lang="ko"
-# 두 그레이디언트의 차이를 길이의 비율로 재면 10⁻¹²보다 작다. 마이크로 배치가 저마다 얼마를 보태는지, 출력층의 편향 여덟 개의 그레이디언트를 그린다. 색칠한 네 조각을 쌓은 것(점)이 큰 배치의 값(가로줄)과 만나는지 확인한다.
+# `difference`는 두 벡터의 차이를 크기(노름)의 비율로 잰다. 0이면 같고, 1이면 기준이 되는 벡터의 크기만큼 다르다. 여기서는 10⁻¹²보다 작다.
+#
+# 마이크로 배치는 저마다 얼마를 보탤까? 출력층의 편향 여덟 개의 그레이디언트를 그린다. 색칠한 네 조각을 쌓은 것(점)이 큰 배치의 값(가로줄)과 만나는지 확인한다.
 
 # %%
+from helpers.chapters.c4_accumulation.pictures import draw_gradients, draw_losses
+
 parts = []
 for micro_batch in rows.split(4):
     model.zero_grad()
@@ -102,13 +129,7 @@ draw_gradients(parts, model.head.bias.grad[10:18].tolist())
 # %% [markdown] lang="ko"
 # 조각 하나하나는 큰 배치와 다르고 부호가 반대인 것도 있다. 그래도 합은 모두 만난다.
 #
-# 그런데 왜 '10⁻¹²보다 작다'고만 하고 '같다'고 하지 않을까? 컴퓨터의 덧셈은 순서가 바뀌면 끝자리가 달라지기 때문이다. 1장에서 본 반올림이다. 괄호만 옮긴 두 식의 값을 비교한다.
-
-# %%
-print((0.1 + 0.2) + 0.3, 0.1 + (0.2 + 0.3))
-
-# %% [markdown] lang="ko"
-# 큰 배치는 16개를 한꺼번에 더하고, 누적은 4개씩 더한 것을 다시 더한다. 자료형마다 얼마나 어긋나는지 잰다. 정확한 숫자는 CPU에 따라 조금 다르다.
+# 그런데 왜 '10⁻¹²보다 작다'고만 하고 '같다'고 하지 않을까? 컴퓨터의 덧셈은 순서가 바뀌면 끝자리가 달라지기 때문이다(1장의 반올림). 큰 배치는 16개를 한꺼번에 더하고, 누적은 4개씩 더한 것을 다시 더한다. 자료형마다 얼마나 어긋날까? 정확한 숫자는 CPU에 따라 조금 다르다.
 
 # %% tags=["nbval-ignore-output"]
 exact = model
@@ -124,11 +145,18 @@ for dtype in (torch.float64, torch.float32, torch.bfloat16):
 model = exact
 
 # %% [markdown] lang="ko"
-# 차이는 그 자료형의 반올림 크기(fp64 10⁻¹⁶, fp32 10⁻⁷, bf16 10⁻³)와 같은 자릿수다. 누적이 틀린 것이 아니라 어느 쪽도 정확하지 않은 것이다.
+# 차이는 그 자료형의 반올림 크기(fp64 10⁻¹⁶, fp32 10⁻⁷, bf16 10⁻³)와 같은 자릿수다. 누적이 틀린 것이 아니라 어느 쪽도 정확하지 않은 것이다. 다만 bf16으로 수백 번 더하면 이야기가 달라진다(4.5절).
 #
-# ## 4.2 학습 곡선도 같다
+# ## 4.2 학습 곡선
 #
-# 한 스텝이 같다면 학습 전체도 같아야 한다. 문장 16개를 60번 보며 세 가지로 학습한다. 배치 16, 마이크로 배치 4를 네 번 누적한 것, 그리고 누적 없는 배치 4다. 아래가 누적하는 학습 루프의 전부다. 열은 이름, 옵티마이저 스텝의 수, 처음과 마지막 손실이다.
+# 문장 16개를 60번 보며 세 가지로 학습한다. 배치 16, 마이크로 배치 4를 네 번 누적한 것(4 × 4), 누적 없는 배치 4다. 학습률은 모두 같고, 보는 문장의 수도 같다. 마지막 손실이 가장 낮은 것은 어느 것일까?
+
+# %%
+lowest = guess("4.2", None, ("16", "4 x 4", "4"))
+lowest
+
+# %% [markdown] lang="ko"
+# 아래가 누적하는 학습 루프의 전부다. 출력의 열은 나누는 방법, 옵티마이저 스텝의 수, 처음과 마지막 손실이다.
 
 
 # %%
@@ -136,39 +164,39 @@ def train(batch_size, accumulation, epochs=60):
     torch.manual_seed(0)
     model = SmallLanguageModel().double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses, total = [], 0.0
-    for _ in range(epochs):
-        for i, batch in enumerate(rows.split(batch_size)):
-            logits = model(inputs[batch])
-            loss = cross_entropy(logits.flatten(0, 1), labels[batch].flatten()) / accumulation
-            loss.backward()
-            total += loss.item()
-            if (i + 1) % accumulation == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-                losses.append(total)
-                total = 0.0
-    return losses
+    losses = [0.0]
+    for i, batch in enumerate(list(rows.split(batch_size)) * epochs):
+        logits = model(inputs[batch]).flatten(0, 1)
+        loss = cross_entropy(logits, labels[batch].flatten()) / accumulation
+        loss.backward()
+        losses[-1] += loss.item()
+        if (i + 1) % accumulation == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(0.0)
+    return losses[:-1]
 
 
 runs = {"16": (16, train(16, 1)), "4 x 4": (16, train(4, 4)), "4": (4, train(4, 1))}
+print("split  steps first  last")
 for name, (_, losses) in runs.items():
-    print(f"{name:6} {len(losses):4} {losses[0]:.3f} {losses[-1]:.3f}")
+    print(f"{name:6} {len(losses):5} {losses[0]:.3f} {losses[-1]:.3f}")
+lowest.against(min(runs, key=lambda name: runs[name][1][-1]))
 
 # %% [markdown] lang="ko"
-# 16과 4 × 4는 소수 셋째 자리까지 같다. 가로축을 학습한 샘플 수로 놓고 그린다. 주황색 점(4 × 4)이 파란 선(16) 위에 있는지 본다.
+# 16과 4 × 4는 소수 셋째 자리까지 같다. 가로축을 학습한 샘플 수로 놓고 그리면 주황색 점(4 × 4)이 파란 선(16)에 겹치는가?
 
 # %%
 draw_losses(runs)
 
 # %% [markdown] lang="ko"
-# 초록색(배치 4)은 다르다. 같은 수의 문장을 보고도 네 배 자주 갱신했기 때문에 손실이 더 빨리 내려갔다.
+# 초록색(배치 4)은 혼자 다른 길로 간다. 왜 그런지 이유를 하나 떠올려 본다.
 #
 # > **주장 1.** "누적하면 큰 배치와 같은 효과를 얻는다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 반올림을 빼면 그레이디언트도 학습 곡선도 같다. 조건은 4.4절에 있다.
+# **조건부로 맞다.** 반올림 오차를 빼면 그레이디언트도 학습 곡선도 같다. 조건은 4.4절과 4.5절에 있다.
 #
 # </details>
 #
@@ -176,12 +204,12 @@ draw_losses(runs)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 갱신 한 번만 보면 큰 배치가 낫다. 그러나 본 샘플의 수가 같다면 위의 그림처럼 작은 배치가 앞설 수 있다.
-# 배치가 커지면 학습률도 그에 맞게 키워야 하고, 어디까지 도움이 되는지는 과제마다 다르다.
+# **조건부로 맞다.** 갱신 한 번만 보면 큰 배치가 낫다. 그러나 본 샘플의 수가 같다면 위의 그림처럼 작은 배치가 앞설 수 있다. 배치 4는 같은 문장을 보는 동안 네 배 자주 갱신했다. 단, 위의 비교는 같은 학습률로 문장 16개를 외우게 한 것이다.
+# 배치를 키울 때는 학습률도 키운다. SGD에서는 배치에 비례해서(Goyal 외, 2017), Adam에서는 흔히 제곱근에 비례해서 키운다. 어느 크기를 넘으면 더 키워도 얻는 것이 없는데, 이것을 **임계 배치 크기**(critical batch size)라고 하고 과제마다 다르다(McCandlish 외, 2018).
 #
 # </details>
 #
-# 큰 배치가 주는 것은 **더 정확한 그레이디언트**다. 64개 문장 전체의 그레이디언트를 정답으로 놓고, 무작위로 B개를 뽑아 구한 것이 얼마나 벗어나는지 32번씩 재어 평균한다(제곱평균제곱근). 열은 B, 그 값, 그 값에 √B를 곱한 것이다.
+# 큰 배치가 주는 것은 무엇일까? 64개 문장 전체의 그레이디언트를 정답으로 놓고, 무작위로 B개를 뽑아 구한 것이 얼마나 벗어나는지 16번씩 재어 평균한다(제곱평균제곱근). 마지막 열은 그 값에 √B를 곱한 것이다.
 
 
 # %%
@@ -192,13 +220,14 @@ def gradient_of(rows):
 
 
 everything, generator = gradient_of(torch.arange(64)), torch.Generator().manual_seed(0)
+print(" B error error*sqrt(B)")
 for count in (1, 4, 16, 64):
-    draws = [torch.randint(64, (count,), generator=generator) for _ in range(32)]
-    error = sum(difference(gradient_of(draw), everything) ** 2 for draw in draws) / 32
-    print(f"{count:2} {error**0.5:.2f} {(error * count) ** 0.5:.1f}")
+    draws = [torch.randint(64, (count,), generator=generator) for _ in range(16)]
+    error = sum(difference(gradient_of(draw), everything) ** 2 for draw in draws) / 16
+    print(f"{count:2}  {error**0.5:.2f} {(error * count) ** 0.5:13.1f}")
 
 # %% [markdown] lang="ko"
-# 배치가 네 배가 되면 오차는 절반쯤이 된다. √B를 곱한 값이 거의 일정하다는 것이 그 뜻이다.
+# 첫 열이 네 배가 될 때 둘째 열이 어떻게 변하는지, 셋째 열은 거의 일정한지 읽는다.
 #
 # > **주장 3.** "그레이디언트의 추정이 더 정확해진다"
 #
@@ -210,7 +239,13 @@ for count in (1, 4, 16, 64):
 #
 # ## 4.3 메모리: 정말 배치 4만큼일까
 #
-# 이제 polyglot-ko-1.3b다. 배치 16, 누적 없는 배치 4, 배치 4를 네 번 누적한 것(4 × 4)을 실행한다. '첫 스텝 직후'와 '최대'를 본다.
+# **내 배치는 몇으로 해야 할까?** 순서는 이렇다.
+#
+# 1. 유효 배치 크기를 정한다. 참고하는 코드나 논문의 값에서 시작한다.
+# 2. **누적을 켠 채로** 들어가는 가장 큰 마이크로 배치를 찾는다.
+# 3. 누적 횟수 = 유효 배치 크기 ÷ (마이크로 배치 × GPU 수).
+#
+# 왜 누적을 켠 채로 찾아야 하는지가 이 절의 내용이다. polyglot-ko-1.3b로 배치 16, 누적 없는 배치 4, 배치 4를 네 번 누적한 것(4 × 4)을 실행한다. '첫 스텝 직후'와 '최대'를 비교한다.
 
 # %%
 table = gpu_memory_sweep(batch_size=[16, 4])
@@ -218,41 +253,42 @@ table.append(gpu_memory_experiment(batch_size=4, gradient_accumulation_steps=4))
 table
 
 # %% [markdown] lang="ko"
-# 16은 들어가지 않고 4 × 4는 들어간다. 그리고 4 × 4의 숫자는 4와 모두 같다. 책이 배치 4와 4 × 4에서 똑같이 10.586 GB를 출력한 것도 이 때문이다.
+# 배치 16은 들어가지 않고 4 × 4는 들어간다. 그리고 4 × 4의 숫자는 누적 없는 배치 4의 숫자와 모두 같다. 책이 배치 4와 4 × 4에서 똑같이 10.586 GB를 출력한 것도 이 때문이다.
 #
-# 그런데 왜 같을까? 4와 4 × 4의 단계별 기록에서 순전파와 역전파의 최대를 비교한다. 먼저 배치 4다.
-
-# %%
-table[1].phases()
-
-# %% [markdown] lang="ko"
-# 다음은 4 × 4다. 스텝마다 순전파와 역전파가 네 번씩 있다. 둘째 마이크로 배치부터 시작하는 높이를 본다.
+# '4 × 4의 메모리는 배치 4와 같다'고 말해도 될까? 맞다, 조건부로 맞다, 틀리다 가운데 하나를 골라 두고 나아간다. 4 × 4의 단계별 기록을 펼친다. 한 스텝에 순전파와 역전파가 네 번씩 있다. 둘째 순전파는 첫째와 같은 높이에서 시작하는가?
 
 # %%
 table[2].phases()
 
 # %% [markdown] lang="ko"
-# 둘째 마이크로 배치부터는 순전파가 2.5 GiB쯤 높은 곳에서 시작한다. 앞의 마이크로 배치가 남긴 **그레이디언트가 그대로 있기 때문이다.** 누적 없는 학습에서는 그레이디언트가 생길 때 순전파 상태가 사라지므로 둘이 겹치지 않는다. 누적에서는 겹친다.
-# 그런데도 전체 최대가 같은 것은 이 설정에서 최대가 **옵티마이저 스텝**의 임시 텐서(3.7절)에 있기 때문이다. 우연히 같은 것이다. 임시 텐서를 만들지 않는 융합(fused) AdamW로 바꾸어 본다.
+# 둘째 순전파는 2.48 GiB가 아니라 4.98 GiB에서 시작한다. 앞의 마이크로 배치가 남긴 **그레이디언트가 그대로 있기 때문이다.** 누적이 없으면 그레이디언트가 생길 때 순전파 상태가 사라지고, 스텝이 끝나면 `zero_grad()`가 그레이디언트를 0으로 채우는 대신 아예 없앤다(`set_to_none=True`가 기본값이다). 그래서 둘이 거의 겹치지 않는다. 누적에서는 겹친다.
+#
+# 이 표의 최대는 어느 단계에 있는가? **옵티마이저 스텝**이다. foreach AdamW가 만드는 임시 텐서(3.7절) 때문이다. 임시 텐서를 만들지 않는 융합 AdamW로 바꾸면 무엇이 드러날까?
 
 # %%
 fused = gpu_memory_sweep(batch_size=4, gradient_accumulation_steps=[1, 4], optimizer="adamw_fused")
 fused
 
 # %% [markdown] lang="ko"
-# 마이크로 배치 8을 두 번 누적한 것도 비교한다.
+# 이 장의 처음에 적은 예상과 견준다.
+
+# %%
+four_by_four.against(fused[1].needed_bytes)
+
+# %% [markdown] lang="ko"
+# 1.94 GiB가 더 든다. 마이크로 배치가 8이면 foreach AdamW에서도 그럴까?
 
 # %%
 gpu_memory_sweep(batch_size=8, gradient_accumulation_steps=[1, 2])
 
 # %% [markdown] lang="ko"
-# 융합 AdamW에서는 1.94 GiB, 마이크로 배치 8에서는 1.42 GiB를 누적하는 쪽이 더 쓴다. 누적하면 그레이디언트를 들고 있는 채로 순전파와 역전파를 하기 때문이다.
+# 8에서는 최대가 스텝에서 역전파로 옮겨 갔다.
 #
 # > **주장 4.** "4 × 4의 메모리는 배치 4와 같다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 최대가 옵티마이저 스텝에 있을 때만 그렇다. 아니라면 더 들고, 많게는 그레이디언트의 크기(N)에 가까워진다.
+# **조건부로 맞다.** 최대가 옵티마이저 스텝에 있을 때만 그렇다. 아니라면 그레이디언트를 들고 있는 채로 순전파와 역전파를 하느라 더 들고, 많게는 그레이디언트의 크기(N)만큼 더 든다. `Trainer`의 기본값은 융합 AdamW이므로 실제로 만나는 것은 대개 늘어나는 쪽이다.
 #
 # </details>
 #
@@ -264,13 +300,59 @@ gpu_memory_sweep(batch_size=8, gradient_accumulation_steps=[1, 2])
 #
 # </details>
 #
-# 지금까지의 최대는 foreach AdamW의 것이다. transformers `Trainer`의 기본값은 융합 AdamW이므로, 실제로 만나는 것은 대개 늘어나는 쪽이다.
+# ### 줄어드는 것과 줄어들지 않는 것
 #
-# 누적으로도 안 되는 모델이 있다. Llama-3.2-1B를 길이 6144로, T4보다 큰 L4에서 학습하려 한다. 배치를 1까지 줄이면 얼마가 필요할까?
+# 최대인 순간에 무엇이 얼마나 있는지, 배치 16과 4 × 4를 종류별로 나란히 놓는다. 둘 다 융합 AdamW다. 네 줄 가운데 몇 줄이 줄어드는가?
 
 # %%
-long_text = {"model_id": "Llama-3.2-1B", "optimizer": "adamw_8bit"}
-gpu_memory_sweep(gpu="L4", batch_size=[4, 2, 1], sequence_length=6144, **long_text)
+from helpers import human_bytes, predict_memory
+
+once = predict_memory(batch_size=16, optimizer="adamw_fused").at_peak
+split = predict_memory(batch_size=4, gradient_accumulation_steps=4, optimizer="adamw_fused").at_peak
+print(f"{'':12}{'16 x 1':>10}{'4 x 4':>10}")
+for kind in ("parameters", "optimizer", "gradients", "activations"):
+    print(f"{kind:12}{human_bytes(once[kind]):>10}{human_bytes(split[kind]):>10}")
+
+# %% [markdown] lang="ko"
+# 한 줄뿐이다. 누적은 **순전파 상태만** 줄인다. 파라미터와 옵티마이저 상태는 그대로고, 그레이디언트는 오히려 최대인 순간에도 자리를 지킨다. 파라미터와 옵티마이저 상태만으로 GPU가 찬다면 누적으로는 해결할 수 없다. 그때는 8비트 옵티마이저(3장), LoRA(8장), 여러 GPU(6장)를 찾는다.
+#
+# 그래서 마이크로 배치는 누적을 켠 채로 찾는다. 융합 AdamW에서 누적이 없을 때와 두 번 누적할 때, 들어가는 가장 큰 마이크로 배치를 찾는다.
+
+# %%
+from helpers import largest_fitting
+
+for steps in (1, 2):
+    print(f"? x {steps}:", largest_fitting("batch_size", gradient_accumulation_steps=steps, optimizer="adamw_fused"))
+
+# %% [markdown] lang="ko"
+# 누적을 켜자 들어가는 샘플 수가 줄었다. 한 번 켜면 횟수를 더 늘려도 이 수는 줄지 않을까? 사건 4-A가 그 질문이다. 경계에 있는 크기는 단편화(3.10절) 때문에 실제 GPU에서 넘칠 수 있으니 한두 개 적게 잡는다.
+#
+# 반대 방향의 방법도 있다. 그레이디언트가 생기는 대로 그 파라미터를 갱신하고 버리면(optimizer in backward, LOMO) 그레이디언트를 들고 있지 않아도 된다. 다 모으기 전에 버리는 셈이니 **누적과는 함께 쓸 수 없다**(LOMO의 저자들도 그렇게 답한다. OpenLMLab/LOMO #4).
+#
+# **연습 4-1.** polyglot-ko-1.3b를 길이 512로 T4에서 학습한다(옵티마이저는 기본값이다). 유효 배치가 32가 되게 `batch_size`와 `gradient_accumulation_steps`를 정하라. 들어가는 것 가운데 가장 적게 나누어야 한다. 예를 들면 `{"batch_size": 32}`처럼 쓴다. 막히면 `exercise("4-1").hint()`, 그래도 막히면 `exercise("4-1").solution()`을 실행한다.
+
+# %%
+changes = ...
+exercise("4-1").check(changes)
+
+# %% [markdown] lang="ko"
+# ### 사건 4-A. 누적을 켰더니 OOM
+#
+# 누적이 1이면 잘 돌아가던 7B 모델의 학습이 2로 바꾸자 메모리 부족으로 멈추었다는 신고가 있다(TPU와 JAX에서다). 마이크로 배치는 그대로였다. 같은 일이 T4에서도 일어난다. polyglot-ko-1.3b, 융합 AdamW, 마이크로 배치 12에서 누적 1은 들어가고 2는 넘친다.
+#
+# 64번 누적하려던 참이라고 하자. **배치 12 × 64는 몇 GiB가 필요한가?** 실험은 다섯 번, 누적은 4번까지만 해 볼 수 있다. `case("4-A").run(gradient_accumulation_steps=2)`처럼 실행하면 보고서가 나온다. `batch_size`도 바꿀 수 있다. 답은 GiB로 적는다.
+
+# %%
+needed = ...
+case("4-A").check(needed)
+
+# %% [markdown] lang="ko"
+# ### 샘플 하나가 넘칠 때
+#
+# Llama-3.2-1B를 길이 6144로, T4보다 큰 L4에서 학습하려 한다. 옵티마이저는 8비트 AdamW다. 배치를 1까지 줄이면 들어갈까?
+
+# %%
+gpu_memory_sweep(gpu="L4", model_id="Llama-3.2-1B", optimizer="adamw_8bit", batch_size=1, sequence_length=6144)
 
 # %% [markdown] lang="ko"
 # > **주장 6.** "누적이 늘 OOM을 막아 주지는 않는다"
@@ -281,21 +363,22 @@ gpu_memory_sweep(gpu="L4", batch_size=[4, 2, 1], sequence_length=6144, **long_te
 #
 # </details>
 #
-# 같은 샘플 하나가 GPU에 따라 다른 메모리를 쓰기도 한다. 길이를 절반인 3072로 줄이고 T4와 L4를 나란히 놓는다. 한도가 아니라 **필요한 크기**를 비교한다.
-
-# %%
-gpu_memory_sweep(gpu=["T4", "L4"], batch_size=1, sequence_length=3072, **long_text)
-
-# %% [markdown] lang="ko"
-# 같은 모델, 같은 길이인데 T4가 두 배 넘게 쓴다. 어텐션을 계산하는 커널이 다르기 때문이다. T4에서는 FlashAttention이 돌지 않고, 메모리를 아끼는 다른 융합 커널도 Llama나 Qwen 같은 **그룹 쿼리**(GQA) 어텐션을 받지 않는다. 남는 것은 길이 × 길이 크기의 점수 행렬을 저장하는 `math` 커널뿐이다. T4에서 GQA 모델의 긴 글이 넘친다면 배치보다 이것이 먼저다(3.9절).
+# T4에서 Llama나 Qwen의 긴 글이 넘친다면 배치보다 어텐션 커널이 먼저다. 커널 하나 때문에 같은 샘플이 T4에서 훨씬 더 쓴다(3.12절).
 #
 # ## 4.4 여섯 가지 실수와 두 가지 성질
 #
-# 누적은 잘못 써도 오류가 나지 않는다. 손실은 내려가고, 결과만 조금 나쁘다. 하나씩 틀려 보고 바로잡는다. 차이는 한 번에 계산한 큰 배치의 그레이디언트와 견주어 잰다. 0이면 같고, 1이면 그 길이만큼 다르다는 뜻이다.
-#
+# 누적은 잘못 써도 오류가 나지 않는다. 손실은 내려가고, 결과만 조금 나쁘다. 아래 표에 흔한 실수 여섯 가지와 증상이 있다. 마지막 열은 비어 있다. 하나씩 틀려 보고 잰 값으로 채운다. '크기'는 옳은 그레이디언트의 몇 배인지, '차이'는 옳은 것과 얼마나 다른지다(0이면 같다).
+
+# %%
+from helpers.chapters.c4_accumulation.mistakes import Mistakes, compared
+
+mistakes = Mistakes()
+mistakes
+
+# %% [markdown] lang="ko"
 # ### 나누기를 잊는다, 지우는 곳을 틀린다
 #
-# 첫째, 손실을 4로 나누지 않는다. 둘째, `zero_grad()`를 마이크로 배치마다 부른다. 출력은 큰 배치와의 차이, 그리고 큰 배치의 몇 배 길이인지다.
+# 첫째, 손실을 4로 나누지 않는다. 둘째, `zero_grad()`를 마이크로 배치마다 부른다.
 
 
 # %%
@@ -308,26 +391,34 @@ def accumulate(micro_batches, scale=1 / 4, zero_every_time=False):
     return gradient(model)
 
 
-for name, mistake in {"undivided": {"scale": 1}, "zeroed": {"zero_every_time": True}}.items():
-    wrong = accumulate(rows.split(4), **mistake)
-    print(f"{name:10} {difference(wrong, whole):.2f} {wrong.norm() / whole.norm():.2f}")
+mistakes["undivided"] = compared(accumulate(rows.split(4), scale=1), whole)
+mistakes["zeroed"] = compared(accumulate(rows.split(4), zero_every_time=True), whole)
+print(mistakes["undivided"], mistakes["zeroed"], sep="\n")
 
 # %% [markdown] lang="ko"
-# 나누지 않으면 그레이디언트가 정확히 네 배다. SGD라면 학습률이 네 배가 된 것과 같다. AdamW라면 어떨까? 같은 그레이디언트와 네 배인 그레이디언트로 다섯 스텝을 가서, 두 모델이 움직인 거리의 비율을 본다.
+# 나누지 않으면 그레이디언트가 네 배다. SGD라면 학습률이 네 배가 된 것과 같다. AdamW라면 어떨까? 네 배인 그레이디언트로 다섯 스텝을 가면, 원래 그레이디언트로 갈 때의 몇 배를 움직일까?
+
+# %%
+adamw_moves = guess("4.4", None)
+adamw_moves
+
+# %% [markdown] lang="ko"
+# 두 옵티마이저로 가 보고, 움직인 거리의 비율을 출력한다.
 
 
 # %%
-def moved(optimizer_class, factor, **settings):
+def distance(optimizer_class, factor):
     weight = nn.Parameter(torch.zeros(100, dtype=torch.float64))
-    optimizer = optimizer_class([weight], lr=1e-3, **settings)
+    optimizer = optimizer_class([weight], lr=1e-3)
     for step in range(5):
         weight.grad = whole[100 * step : 100 * step + 100] * factor
         optimizer.step()
-    return weight.detach().norm()
+    return float(weight.detach().norm())
 
 
-for optimizer_class in (torch.optim.SGD, torch.optim.AdamW):
-    print(optimizer_class.__name__, f"{moved(optimizer_class, 4) / moved(optimizer_class, 1):.3f}")
+ratios = {one.__name__: distance(one, 4) / distance(one, 1) for one in (torch.optim.SGD, torch.optim.AdamW)}
+print({name: round(ratio, 3) for name, ratio in ratios.items()})
+adamw_moves.against(ratios["AdamW"])
 
 # %% [markdown] lang="ko"
 # AdamW는 그레이디언트를 제 크기로 나누어 쓰므로 네 배가 되어도 거의 똑같이 움직인다. 그래서 이 실수는 AdamW에서 **눈에 띄지 않는다.** 그러다가 그레이디언트 클리핑을 켜거나 옵티마이저를 바꾸는 순간 드러난다.
@@ -335,44 +426,71 @@ for optimizer_class in (torch.optim.SGD, torch.optim.AdamW):
 #
 # ### 길이가 다른 샘플: 평균의 평균
 #
-# 이번에는 길이가 제각각인 문장 16개를 짧은 것부터 놓는다. 비슷한 길이끼리 묶는 것은 패딩(padding, 길이를 맞추려고 채우는 토큰)을 아끼려고 흔히 하는 일이다. 마이크로 배치마다 답의 글자 수가 몇인지 본다.
+# 이번에는 길이가 제각각인 문장 16개를 짧은 것부터 놓는다. 비슷한 길이끼리 묶는 것은 패딩(padding, 길이를 맞추려고 채우는 토큰)을 아끼려고 흔히 하는 일이다. 마이크로 배치마다 답의 글자는 몇 개일까?
 
 # %%
 by_length = (labels >= 0).sum(1).argsort(stable=True)[::4]
 [int((labels[micro_batch] >= 0).sum()) for micro_batch in by_length.split(4)]
 
 # %% [markdown] lang="ko"
-# 마이크로 배치마다 평균을 내어 4로 나누면, 글자가 적은 마이크로 배치의 글자 하나가 더 큰 몫을 갖는다. 큰 배치에서는 모든 글자의 몫이 같다. 차이를 잰 다음, 합을 구해 **전체 글자 수**로 나누어 바로잡는다.
+# 마이크로 배치마다 평균을 내어 4로 나누면, 첫 마이크로 배치의 글자 하나는 1/20 ÷ 4, 마지막 마이크로 배치의 글자 하나는 1/31 ÷ 4만큼 들어간다. 큰 배치에서는 어느 글자나 1/101이다. 평균의 평균은 **글자가 적은 마이크로 배치를 더 무겁게** 센다.
+#
+# 고치려면 평균 대신 합을 구해 **묶음 전체의 글자 수**로 나눈다. (합₁ + 합₂ + 합₃ + 합₄) ÷ 101이다. 평균의 평균과 토큰 수로 나눈 것을 각각 큰 배치와 비교한다.
 
 # %%
 whole_by_length = gradient_of(by_length)
-mean_of_means = accumulate(by_length.split(4))
+mistakes["mean_of_means"] = compared(accumulate(by_length.split(4)), whole_by_length)
 model.zero_grad()
 count = (labels[by_length] >= 0).sum()
 for micro_batch in by_length.split(4):
     logits = model(inputs[micro_batch]).flatten(0, 1)
     (cross_entropy(logits, labels[micro_batch].flatten(), reduction="sum") / count).backward()
-by_token = gradient(model)
-print(f"{difference(mean_of_means, whole_by_length):.3f} {difference(by_token, whole_by_length):.3f}")
+print(mistakes["mean_of_means"], compared(gradient(model), whole_by_length), sep="\n")
 
 # %% [markdown] lang="ko"
-# transformers의 `Trainer`에도 이 오류가 있었다. 2024년 10월에 고쳐졌고(transformers #34191), 나중에 다른 모습으로 되돌아오기도 했다(#35438, #37766). 지금의 `Trainer`는 스텝 전체의 토큰 수(`num_items_in_batch`)를 세어 모델에 넘긴다. 모델이나 손실 함수가 그 수를 받지 않으면 다시 평균의 평균이 되므로, 손실을 직접 쓴다면 확인한다.
+# 이 네 마이크로 배치에서는 7%쯤 어긋난다. 대화와 문서가 섞인 데이터처럼 길이의 차이가 크면 더 어긋날 수 있다.
 #
+# transformers의 `Trainer`도 2024년 10월까지 이랬다. Unsloth가 알렸고 #34191에서 고쳐졌으며, 나중에 다른 모습으로 되돌아오기도 했다(#35438, #37766). 지금의 `Trainer`는 스텝 전체의 토큰 수(`num_items_in_batch`)를 세어 모델에 넘긴다. 모델이 그 수를 쓰지 않을 때 어떻게 되는지는 4.6절에서 해 본다.
+#
+# **연습 4-2.** 마이크로 배치마다 답의 토큰 수가 다르다. 토큰 수의 목록을 받아, 마이크로 배치마다 **평균 손실에 곱할 수**의 목록을 돌려주는 함수를 완성하라. 곱해서 더하면 큰 배치의 손실이 되어야 한다.
+
+
+# %%
+def factors(token_counts):
+    return ...
+
+
+exercise("4-2").check(factors)
+
+# %% [markdown] lang="ko"
 # ### 덜 찬 마지막 묶음
 #
-# 마이크로 배치가 열 개이고 네 번씩 누적하면 마지막에 둘이 남는다. 세 가지 처리가 있다. 버리거나, 4로 나누거나, 실제 수인 2로 나눈다. 남은 둘을 4로 나누면 그 스텝의 그레이디언트가 어떻게 되는지 본다.
+# 마이크로 배치가 열 개이고 네 번씩 누적하면 마지막에 둘이 남는다. 세 가지 처리가 있다. 버리거나, 4로 나누거나, 실제 수인 2로 나눈다. 남은 둘을 4로 나눈 것과 2로 나눈 것을, 남은 여덟 문장을 한 번에 넣은 것과 비교한다.
 
 # %%
 left_over = rows[:8]
-wrong, right = accumulate(left_over.split(4), 1 / 4), accumulate(left_over.split(4), 1 / 2)
-print(f"{wrong.norm() / gradient_of(left_over).norm():.2f} {difference(right, gradient_of(left_over)):.2f}")
+mistakes["left_over"] = compared(accumulate(left_over.split(4), 1 / 4), gradient_of(left_over))
+print(mistakes["left_over"], compared(accumulate(left_over.split(4), 1 / 2), gradient_of(left_over)), sep="\n")
 
 # %% [markdown] lang="ko"
-# 4로 나누면 절반이 된다. 버리면 데이터의 끝이 한 번도 학습되지 않고, 4.2절의 루프처럼 `(i + 1) % accumulation`으로만 세면 **다음 에폭(epoch)의 첫 묶음에 섞인다.** 이 강의의 `train_model`은 남은 것을 실제 샘플 수로 나누어 한 스텝을 더 한다.
+# 4로 나누면 절반이 된다. 버리면 데이터의 끝이 한 번도 학습되지 않고, 4.2절의 루프처럼 `(i + 1) % accumulation`으로만 세면 **다음 에폭(epoch)의 첫 묶음에 섞인다.**
 #
-# ### 클리핑과 학습률 일정은 스텝마다
+# `Trainer`에서도 2025년까지 에폭의 마지막 스텝만 손실과 노름이 절반으로 찍히는 일이 있었다(transformers #38837, #39659에서 고쳤다). 이 강의의 `train_model`은 남은 것을 실제 샘플 수로 나누어 한 스텝을 더 한다.
 #
-# **그레이디언트 클리핑**(clipping)은 그레이디언트의 길이가 한도를 넘으면 줄이는 일이다. 다 모은 뒤에 해야 한다. 루프 안에 두면 어떻게 되는지, 한도 1에서 비교한다. 출력은 마이크로 배치마다 줄이기 전의 길이, 그리고 마지막에 남은 길이와 옳은 것과의 차이다.
+# **연습 4-3.** 샘플 수, 마이크로 배치 크기, 누적 횟수를 받아 한 에폭의 옵티마이저 스텝 수를 돌려주는 함수를 완성하라. 덜 찬 마이크로 배치와 덜 찬 묶음도 버리지 않는다. 학습률 일정의 길이를 정할 때 쓰는 수다.
+
+
+# %%
+def optimizer_steps(samples, micro_batch, accumulation):
+    return ...
+
+
+exercise("4-3").check(optimizer_steps)
+
+# %% [markdown] lang="ko"
+# ### 클리핑은 스텝마다
+#
+# **그레이디언트 클리핑**(clipping)은 그레이디언트의 크기(노름)가 한도를 넘으면 한도까지 줄이는 일이다. 다 모은 뒤 한 번 하는 것과 루프 안에서 마이크로 배치마다 하는 것을, 한도 1에서 비교한다. 첫 줄은 루프 안에서 줄이기 직전의 노름 네 개다.
 
 # %%
 model.zero_grad()
@@ -381,17 +499,22 @@ nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 once = gradient(model)
 
 model.zero_grad()
-lengths = []
+norms = []
 for micro_batch in rows.split(4):
     (mean_loss(micro_batch) / 4).backward()
-    lengths.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
-print(*(f"{float(length):.2f}" for length in lengths))
-print(f"{gradient(model).norm():.2f} {difference(gradient(model), once):.2f}")
+    norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+mistakes["clipped_inside"] = compared(gradient(model), once)
+print(*(f"{norm:.2f}" for norm in norms))
+print(mistakes["clipped_inside"])
 
 # %% [markdown] lang="ko"
-# 길이는 맞는데 방향이 다르다. `grad`에는 지금까지의 합이 들어 있으므로, 먼저 들어온 조각은 여러 번 줄어들고 마지막 조각이 가장 큰 몫을 갖는다. 길이만 보아서는 알 수 없는 실수다.
+# 크기는 맞는데 방향이 다르다. `grad`에는 지금까지의 합이 들어 있으므로, 먼저 들어온 조각은 여러 번 줄어들고 마지막 조각은 가장 덜 줄어든다. 노름만 보아서는 알 수 없는 실수다. 2019년 transformers의 공식 예제도 마이크로 배치마다 클리핑했다(#1563).
 #
-# **학습률 일정**도 마찬가지다. 10스텝에 걸쳐 0으로 내리는 일정을 마이크로 배치마다 한 칸씩 움직이면 어떻게 되는지, 옵티마이저 스텝마다 쓰인 학습률을 출력한다. 첫 줄이 옳은 것이고, 마지막 줄은 PyTorch의 경고다.
+# fp16으로 학습한다면 순서가 하나 더 있다. 손실 스케일링(1장)을 푸는 `scaler.unscale_(optimizer)`도 다 모은 뒤 클리핑 직전에 **한 번만** 부른다. 두 번 부르면 오류가 난다(accelerate #641).
+#
+# ### 학습률 일정도 스텝마다
+#
+# 10스텝에 걸쳐 0으로 내리는 일정을 마이크로 배치마다 한 칸씩 움직이면 어떻게 될까? 옵티마이저 스텝마다 쓰인 학습률을 출력한다. 첫 줄이 옳은 것이고, 마지막 줄은 PyTorch의 경고다.
 
 
 # %%
@@ -411,15 +534,34 @@ def rates(every_micro_batch, steps=10, accumulation=4):
 print(*rates(every_micro_batch=False))
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    print(*rates(every_micro_batch=True))
+    wrong = rates(every_micro_batch=True)
+print(*wrong)
 print(str(caught[0].message).split(". ")[0])
 
 # %% [markdown] lang="ko"
-# 둘째 줄은 네 배 빨리 끝나서, 열 스텝 가운데 여덟 스텝이 학습률 0으로 지나갔다. 여섯 가지 실수 가운데 이것만은 PyTorch가 경고를 한 줄 낸다. 옵티마이저가 한 번도 움직이기 전에 일정이 움직였기 때문이다.
+# 둘째 줄은 네 배 빨리 끝나서, 열 스텝 가운데 여덟 스텝이 학습률 0으로 지나갔다. 여섯 가지 실수 가운데 이것만은 PyTorch가 경고를 한 줄 낸다. 옵티마이저가 한 번도 움직이기 전에 일정이 움직였기 때문이다. 마지막 칸을 채우고 표를 다시 펼친다. 학습률 열 개를 벡터로 보고 쟀다.
+
+# %%
+mistakes["scheduled_inside"] = compared(torch.tensor(wrong), torch.tensor(rates(every_micro_batch=False)))
+mistakes
+
+# %% [markdown] lang="ko"
+# 크기가 거의 1배인 줄은 어느 것인가? 평균의 평균과 루프 안 클리핑이다. 노름을 지켜보아도 드러나지 않는 둘이다.
 #
+# ### 사건 4-B. 배치 16과 곡선이 다르다
+#
+# 누군가 4 × 4로 누적하는 루프를 보내왔다. 손실은 잘 내려가는데, 같은 데이터로 배치 16을 한 번에 넣은 것과 곡선이 다르다고 한다. 루프에는 위의 실수 가운데 **둘**이 들어 있다(학습률 일정은 아니다). 코드는 볼 수 없고, 마지막 스텝의 그레이디언트를 옳은 것과 비교할 수만 있다.
+#
+# 실험은 다섯 번이다. `case("4-B").run()`에서 `lengths="mixed"`(길이가 다른 문장), `micro_batches=6`(마지막 묶음이 둘), `max_norm=1.0`(클리핑)을 바꿀 수 있다. 답은 표의 이름 둘을 `{"...", "..."}`처럼 적는다.
+
+# %%
+guilty = ...
+case("4-B").check(guilty)
+
+# %% [markdown] lang="ko"
 # ### 배치 정규화와 드롭아웃
 #
-# 마지막 둘은 루프의 실수가 아니라 모델의 성질이다. **배치 정규화**(batch normalization)는 배치의 평균과 분산을 쓴다. 마이크로 배치로 나누면 그 값이 달라진다. 입력 16개를 한 번에 넣은 것과 넷으로 나눈 것의 차이를, 층 정규화와 나란히 잰다.
+# 남은 둘은 루프의 실수가 아니라 모델의 성질이다. **배치 정규화**(batch normalization)는 배치의 평균과 분산을 쓴다. 마이크로 배치로 나누면 그 값이 달라진다. 입력 16개를 한 번에 넣은 것과 넷으로 나눈 것의 차이를, 층 정규화와 나란히 잰다.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -446,122 +588,279 @@ for layer in (nn.BatchNorm1d(32), nn.LayerNorm(32)):
 # %% [markdown] lang="ko"
 # 배치 정규화는 나누면 다른 함수가 된다. 누적으로는 고칠 수 없다. 언어 모델은 샘플마다 따로 계산하는 층 정규화나 RMSNorm을 쓰므로 걱정할 것이 없다.
 #
-# **드롭아웃**(dropout)은 무작위로 값을 끈다. 나누면 난수를 뽑는 순서가 달라져 다른 값이 꺼진다. 틀린 것일까? 누적과 큰 배치의 차이를, 시드만 다른 두 큰 배치의 차이와 비교한다. 마지막 수는 시드 2,000개로 평균한 누적과 큰 배치의 차이다.
+# **드롭아웃**(dropout)은 무작위로 값을 끈다. 나누면 난수를 뽑는 순서가 달라져 다른 값이 꺼진다. 틀린 것일까? 출력의 첫 수는 누적과 큰 배치의 차이, 둘째 수는 시드만 다른 두 큰 배치의 차이, 마지막 수는 시드 500개로 평균한 누적과 큰 배치의 차이다.
 
 # %%
 net = net_with(nn.Dropout(0.2))
 print(f"{difference(gradient_by(net, 4), gradient_by(net, 16)):.2f}", end=" ")
 print(f"{difference(gradient_by(net, 16, seed=1), gradient_by(net, 16)):.2f}", end=" ")
-mean_4, mean_16 = (sum(gradient_by(net, size, seed) for seed in range(2000)) / 2000 for size in (4, 16))
+mean_4, mean_16 = (sum(gradient_by(net, size, seed) for seed in range(500)) / 500 for size in (4, 16))
 print(f"{difference(mean_4, mean_16):.2f}")
 
 # %% [markdown] lang="ko"
-# 누적과 큰 배치는 시드가 다른 두 큰 배치만큼 다르고, 평균은 같아진다. 값은 달라도 **분포는 같다.** 드롭아웃이 있으면 누적한 결과를 비트까지 맞추려 하지 말아야 한다.
+# 누적과 큰 배치는 시드가 다른 두 큰 배치만큼 다르고, 여러 시드로 평균하면 가까워진다. 값은 달라도 **분포는 같다.** 드롭아웃이 있으면 누적한 결과를 비트까지 맞추려 하지 말아야 한다.
 #
-# ## 4.5 Trainer와 Accelerate
+# ## 4.5 bf16으로 여러 번 더하면
 #
-# 직접 쓴 루프를 라이브러리와 비교한다. 드롭아웃이 없는 작은 GPT-2를 길이가 다른 문장 16개로 세 스텝 학습한다. 먼저 손으로 쓴 루프다. 16개를 한 번에 넣는다.
+# 지금까지는 fp64로 더했다. 가중치를 bf16으로 불러와 그대로 학습하면 `grad`도 bf16이고, 누적은 bf16끼리의 덧셈이 된다. bf16에서 0에 1을 1,000번 더하면 얼마가 될까? bf16의 유효 숫자가 몇 비트인지 떠올린다.
 
 # %%
-from helpers.trainers import largest_difference, train_with_trainer
-
-samples = capital_samples(by_length)
-batch = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
-
-
-def train_by_hand(steps=3):
-    model = small_gpt2()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
-    for _ in range(steps):
-        model(**batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model
-
-
-by_hand = train_by_hand()
-f"{largest_difference(by_hand, small_gpt2()):.3f}"
+thousand_ones = guess("4.5", None)
+thousand_ones
 
 # %% [markdown] lang="ko"
-# 가중치가 0.003까지 움직였다. 이제 `Trainer`에 16을 한 번에, 그리고 4 × 4로 맡긴다. `train_with_trainer`는 받은 인자로 `TrainingArguments`를 만들어 CPU에서 조용히 학습할 뿐이다. 손으로 쓴 루프와 맞추려고 기본값 가운데 둘을 끈다. 학습률 일정과, 기본으로 켜져 있는 클리핑이다. 두 결과가 손으로 쓴 루프와 같은지 본다.
+# 하나씩 더해 본다.
 
 # %%
+total = torch.zeros((), dtype=torch.bfloat16)
+for _ in range(1000):
+    total += 1
+thousand_ones.against(total.item())
+
+# %% [markdown] lang="ko"
+# 256에서 멈춘다. bf16은 유효 숫자가 8비트라, 256 다음의 수가 258이기 때문이다. 256 + 1은 257이 아니라 다시 256으로 반올림된다. 1장의 **흡수**(swamping)다. 합이 커지면 작은 것을 아무리 더해도 변하지 않는다.
+#
+# 그레이디언트에서도 그럴까? 문장 64개의 그레이디언트를 하나씩 구해 두고, 섞어 가며 1,024번 더한다(가중치는 그대로 둔다). 합을 정확히 더한 것과 비교한다. 이름의 앞은 그레이디언트의 자료형, 뒤는 더하는 곳의 자료형이다. 두 축은 모두 로그이고, 출력된 숫자는 bf16끼리 더한 줄이다.
+
+# %%
+from helpers.chapters.c4_accumulation.precision import draw_lost, sum_errors
+
+singles = [gradient_of(torch.tensor([row])) for row in range(64)]
+ways = {"bf16 + bf16": (torch.bfloat16, torch.bfloat16), "fp16 + fp16": (torch.float16, torch.float16)}
+ways["bf16 + fp32"] = (torch.bfloat16, torch.float32)
+errors = {name: sum_errors(singles, (4, 16, 64, 256, 1024), *dtypes) for name, dtypes in ways.items()}
+print({count: f"{error:.1%}" for count, error in errors["bf16 + bf16"].items()})
+draw_lost(errors)
+
+# %% [markdown] lang="ko"
+# 누적이 수십 번이면 1% 안쪽이니 걱정할 것이 없다. 256번에서는 3%, 1,024번에서는 35%가 어긋났다. 파이프라인 병렬(7장)처럼 마이크로 배치가 아주 많은 학습에서 문제가 된다. 가수가 3비트 더 긴 fp16은 훨씬 낫고, 그레이디언트는 bf16이어도 **더하는 곳만 fp32이면** 오차가 사라진다.
+#
+# 그래서 Megatron은 bf16으로 학습할 때 fp32로 된 누적용 그레이디언트 `main_grad`를 따로 둔다(Megatron-LM #502). DeepSpeed에서는 `"data_types": {"grad_accum_dtype": "fp32"}`로 고른다(DeepSpeed #1800에서 요청되었다). PyTorch로는 파라미터마다 훅(hook, 정해진 때에 불리는 함수) 하나면 된다. 마이크로 배치를 하나 넣고 `grad`와 `main_grad`를 출력한다.
+
+
+# %%
+def into_main_grad(parameter):
+    parameter.main_grad += parameter.grad
+    parameter.grad = None
+
+
+half = SmallLanguageModel().bfloat16()
+for parameter in half.parameters():
+    parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)
+    parameter.register_post_accumulate_grad_hook(into_main_grad)
+half(inputs[rows]).float().square().mean().backward()
+print(half.head.bias.grad, half.head.bias.main_grad.dtype)
+
+# %% [markdown] lang="ko"
+# 대가는 메모리다. 파라미터마다 2바이트이던 그레이디언트가 4바이트가 되고, 옵티마이저도 `main_grad`를 읽도록 고쳐야 한다. 가중치를 fp32로 두는 혼합 정밀도(`Trainer`에서 fp32로 불러온 모델에 `bf16=True`)라면 `grad`가 처음부터 fp32이므로 이 문제가 없다. transformers 5는 체크포인트의 자료형 그대로 불러오므로(`dtype="auto"`가 기본값이다) bf16 체크포인트라면 `dtype=torch.float32`를 적어야 그렇게 된다.
+#
+# ## 4.6 베껴 쓸 루프
+#
+# 실수 여섯 가지를 모두 피한 루프다. 한 스텝에 들어갈 마이크로 배치를 **먼저 모은다.** 그러면 토큰 수를 미리 셀 수 있고, 덜 찬 마지막 묶음도 실제 토큰 수로 나누어진다. `[:, :-1]`과 `[:, 1:]`은 한 칸 뒤의 글자를 맞히게 하려고 transformers의 모델이 안에서 하는 일을 밖에서 한 것이다.
+
+
+# %%
+def train_step(model, optimizer, schedule, micro_batches, max_norm=1.0):
+    tokens = sum((one["labels"][:, 1:] >= 0).sum() for one in micro_batches)
+    for one in micro_batches:
+        logits = model(input_ids=one["input_ids"]).logits[:, :-1].flatten(0, 1)
+        loss = cross_entropy(logits, one["labels"][:, 1:].flatten(), reduction="sum")
+        (loss / tokens).backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    schedule.step()
+    optimizer.zero_grad()
+    return norm.item()
+
+
+# %% [markdown] lang="ko"
+# 드롭아웃이 없는 작은 GPT-2를 길이가 다른 문장 16개로 세 스텝 학습한다. `while` 두 줄이 `DataLoader`에서 누적 횟수만큼씩 꺼내 넘긴다. 첫 줄은 16을 한 번에 넣을 때, 둘째 줄은 4 × 4일 때의 그레이디언트 노름이다. 마지막 수는 두 모델이 움직인 것의 차이다(움직인 거리에 견준 비율).
+
+# %%
+from itertools import islice
+
+samples = capital_samples(by_length)
+
+
+def recipe(micro_batch, accumulation, steps=3):
+    model = small_gpt2()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
+    batches = iter(torch.utils.data.DataLoader(samples * steps, batch_size=micro_batch))
+    while group := list(islice(batches, accumulation)):
+        print(f"{train_step(model, optimizer, schedule, group):.3f}", end=" ")
+    return moved(model)
+
+
+by_recipe = recipe(16, 1)
+print()
+by_four = recipe(4, 4)
+print(f"\n{difference(by_four, by_recipe):.4f}")
+
+# %% [markdown] lang="ko"
+# 같다. 문장의 수가 나누어떨어지지 않아도 마지막 `group`이 작을 뿐 그대로 옳다.
+#
+# ### Trainer
+#
+# `Trainer`에 4 × 4로 맡긴다. `train_with_trainer`는 받은 인자로 `TrainingArguments`를 만들어 CPU에서 조용히 학습할 뿐이다. 클리핑(노름 1)과 0까지 내려가는 학습률 일정은 `Trainer`의 기본값이라 적지 않았다. 손으로 쓴 루프와 얼마나 다를까?
+
+# %%
+from helpers.trainers import train_with_trainer
+
 settings = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 4,
     "max_steps": 3,
     "learning_rate": 1e-3,
-    "lr_scheduler_type": "constant",
-    "max_grad_norm": 0.0,
     "optim": "adamw_torch",
 }
-at_once = train_with_trainer(small_gpt2(), samples, per_device_train_batch_size=16, **settings)
-four_by_four = train_with_trainer(
-    small_gpt2(), samples, per_device_train_batch_size=4, gradient_accumulation_steps=4, **settings
-)
-[largest_difference(trained, by_hand) < 1e-9 for trained in (at_once, four_by_four)]
+four_by_four_trained = train_with_trainer(small_gpt2(), samples, **settings)
+print(f"{difference(moved(four_by_four_trained), by_recipe):.4f}")
 
 # %% [markdown] lang="ko"
 # 길이가 달라도 같다. `Trainer`가 토큰 수로 나누어 주기 때문이다. (문장을 섞는 순서가 달라도 한 스텝이 16개 전부이므로 합은 같다.)
 #
-# Accelerate의 `accumulate` 블록 안에서는 마지막 마이크로 배치에서만 옵티마이저가 움직인다. 그리고 `backward`가 손실을 누적 횟수로 나눈다. 그런데 그것은 **평균의 평균**이다. 그대로 쓴 것과, 모델에 전체 토큰 수를 알려 준 것을 비교한다.
-# 모델이 이미 전체로 나누었으므로 Accelerate가 나누는 4는 미리 곱해 둔다. 출력은 세 스텝 동안 움직인 것에 견주어 손으로 쓴 루프와 얼마나 다른지다.
+# 그런데 이것은 **모델이 `num_items_in_batch`를 받아 쓸 때**의 이야기다. `Trainer`는 `forward`에 `**kwargs`가 있으면 모델이 알아서 나눈다고 믿고 손실을 나누지 않는다. 손실을 직접 쓴 모델이 그 수를 받기만 하고 쓰지 않으면 어떻게 될까? SGD로 한 스텝, 누적 1과 4에서 움직인 거리의 비율이다.
+
+
+# %%
+class OwnLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = small_gpt2()
+
+    def forward(self, input_ids, labels, **kwargs):
+        logits = self.inner(input_ids=input_ids).logits[:, :-1].flatten(0, 1)
+        return {"loss": cross_entropy(logits, labels[:, 1:].flatten())}
+
+
+plain = {"max_steps": 1, "learning_rate": 0.1, "optim": "sgd", "max_grad_norm": 0.0}
+at_once = train_with_trainer(OwnLoss(), samples, per_device_train_batch_size=16, **plain)
+split = train_with_trainer(OwnLoss(), samples, **{**settings, **plain})
+print(f"{moved(split.inner).norm() / moved(at_once.inner).norm():.1f}")
+
+# %% [markdown] lang="ko"
+# 네 배다. 첫째 실수가 라이브러리 속에서 되살아난 것이다. 비슷한 신고가 되풀이되었다(transformers #37197의 Gemma 3, #37766). 확인하는 방법은 간단하다. **누적을 1에서 4로 바꾸었을 때 로그의 손실과 `grad_norm`이 네 배가 되면** 이 경우다. 합을 `num_items_in_batch`로 나누거나, 같은 일을 하는 `compute_loss_func`를 `Trainer`에 준다. `**kwargs`만 없애면 평균의 평균이 된다.
+#
+# ### Accelerate
+#
+# `accumulate` 블록 안에서는 마지막 마이크로 배치에서만 옵티마이저와 학습률 일정이 움직인다. `backward`는 손실을 누적 횟수로 나눈다. 이것은 **평균의 평균**이므로, 길이가 다르면 합을 전체 토큰 수로 나눈 다음 누적 횟수를 미리 곱해 둔다. 클리핑은 `sync_gradients`가 참일 때만 한다. 손실을 평균 그대로 쓴 것과 토큰 수로 나눈 것이 손으로 쓴 루프와 얼마나 다른지 출력한다.
 
 # %%
 from accelerate import Accelerator
 
 
-def train_with_accelerate(count_tokens):
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
-    model = small_gpt2()
+def with_accelerate(count_tokens, steps=3):
+    accelerator, model = Accelerator(cpu=True, gradient_accumulation_steps=4), small_gpt2()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
-    loader = torch.utils.data.DataLoader(samples * 3, batch_size=4)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    total = (batch["labels"][:, 1:] >= 0).sum()
-    for micro_batch in loader:
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
+    loader = torch.utils.data.DataLoader(samples * steps, batch_size=4)
+    model, optimizer, schedule, loader = accelerator.prepare(model, optimizer, schedule, loader)
+    tokens = sum((sample["labels"][1:] >= 0).sum() for sample in samples)
+    for one in loader:
         with accelerator.accumulate(model):
-            if count_tokens:
-                loss = model(**micro_batch, num_items_in_batch=total).loss * 4
-            else:
-                loss = model(**micro_batch).loss
-            accelerator.backward(loss)
+            counted = {"num_items_in_batch": tokens} if count_tokens else {}
+            accelerator.backward(model(**one, **counted).loss * (4 if count_tokens else 1))
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
+            schedule.step()
             optimizer.zero_grad()
-    return model
+    return moved(model)
 
 
-def movement(model):
-    pairs = zip(model.parameters(), small_gpt2().parameters(), strict=True)
-    return torch.cat([(after - before).detach().flatten() for after, before in pairs])
-
-
-for count_tokens in (False, True):
-    print(f"{difference(movement(train_with_accelerate(count_tokens)), movement(by_hand)):.2f}")
+print(*(f"{difference(with_accelerate(count_tokens), by_recipe):.2f}" for count_tokens in (False, True)))
 
 # %% [markdown] lang="ko"
-# 그대로 쓰면 세 스텝 만에 움직인 거리의 5분의 1쯤 어긋난다. 길이가 다른 데이터에 Accelerate를 쓴다면 토큰 수를 직접 세어야 한다(Accelerate의 문서도 이렇게 하라고 적는다).
+# 평균 그대로 쓰면 세 스텝 만에 움직인 거리의 22%가 어긋난다. 길이가 다른 데이터에 Accelerate를 쓴다면 토큰 수를 직접 세어야 한다(Accelerate의 문서도 이렇게 하라고 적는다).
 #
-# ## 4.6 시간과 연산
+# 덜 찬 마지막 묶음은 어떨까? 그레이디언트가 늘 1인 모델에 마이크로 배치 여섯 개를 넷씩 누적한다. 옵티마이저가 움직인 두 번의 그레이디언트를 출력한다. 둘 다 1이어야 한다.
+
+# %%
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+one_weight = nn.Linear(1, 1, bias=False)
+optimizer = torch.optim.SGD(one_weight.parameters(), lr=0.0)
+loader = torch.utils.data.DataLoader(torch.ones(24, 1), batch_size=4)
+one_weight, optimizer, loader = accelerator.prepare(one_weight, optimizer, loader)
+for ones in loader:
+    with accelerator.accumulate(one_weight):
+        accelerator.backward(one_weight(ones).mean())
+        if accelerator.sync_gradients:
+            print(one_weight.weight.grad.item())
+        optimizer.step()
+        optimizer.zero_grad()
+
+# %% [markdown] lang="ko"
+# 마지막은 절반이다. 4.4절의 실수가 이 버전(1.15)의 Accelerate에 그대로 있다. 마이크로 배치의 수가 누적 횟수로 나누어떨어지게 하거나, 위의 `train_step`처럼 묶음을 먼저 모은다.
 #
-# 누적하면 느려질까? 먼저 센다. 행렬곱의 부동소수점 연산(FLOPs)을 배치 16을 만드는 세 가지 나눗셈에서 비교한다. 열은 마이크로 배치, 횟수, 한 스텝의 연산(TFLOP)이다.
+# ### GPU가 여러 개라면
+#
+# 데이터 병렬(6장)에서는 DDP가 `backward()`마다 GPU들의 그레이디언트를 평균한다(all-reduce). 가짜 rank 네 개 가운데 하나에서, 네 번 누적하는 동안 all-reduce에 넘긴 바이트를 센다.
+
+# %%
+from contextlib import nullcontext
+
+from helpers.chapters.c4_accumulation.communication import all_reduced_bytes
+
+
+def ddp_loss(ddp, part):
+    return cross_entropy(ddp(inputs[part]).flatten(0, 1), labels[part].flatten()) / 4
+
+
+def every_time(ddp, part, last):
+    ddp_loss(ddp, part).backward()
+
+
+all_reduced_bytes(model, every_time, rows.split(4))
+
+# %% [markdown] lang="ko"
+# 그레이디언트 전체를 네 번 보냈다. 누적한다면 마지막에 한 번이면 된다. `no_sync()`가 앞의 것을 건너뛰게 한다. `backward()`만 감싸는 것과 순전파까지 감싸는 것, 어느 쪽이 옳을까?
+
+
+# %%
+def around_backward(ddp, part, last):
+    loss = ddp_loss(ddp, part)
+    with nullcontext() if last else ddp.no_sync():
+        loss.backward()
+
+
+def around_both(ddp, part, last):
+    with nullcontext() if last else ddp.no_sync():
+        ddp_loss(ddp, part).backward()
+
+
+for micro_step in (around_backward, around_both):
+    print(f"{micro_step.__name__:16}", all_reduced_bytes(model, micro_step, rows.split(4)))
+
+# %% [markdown] lang="ko"
+# `backward()`만 감싸면 **아무것도 달라지지 않는다.** DDP는 순전파에서 통신할지 말지를 정하기 때문이다. 순전파까지 감싸야 네 번이 한 번이 된다. 오류는 나지 않고 느려질 뿐이라 알아채기 어렵다. `Trainer`와 `accumulate`는 이것을 알아서 해 준다.
+#
+# FSDP2에는 `set_requires_gradient_sync(False)`가 있다. 다만 그동안 나누지 않은 그레이디언트를 통째로 들고 있어야 하므로 통신을 아끼는 대신 메모리를 쓴다.
+#
+# GPU마다 토큰 수가 다르면 평균의 평균이 한 번 더 생긴다. `Trainer`는 `average_tokens_across_devices=True`(기본값)로 모든 GPU의 토큰을 세어 나눈다.
+#
+# ## 4.7 시간과 연산
+#
+# 누적하면 느려질까? 먼저 센다. 행렬곱의 부동소수점 연산(FLOPs)을 배치 16을 만드는 세 가지 나눗셈에서 비교한다. 열은 나눗셈과 한 스텝의 연산(TFLOP)이다.
 
 # %%
 from helpers import training_flops
 
+print("split  TFLOP")
 for size in (16, 4, 1):
-    steps = 16 // size
-    print(size, steps, f"{steps * training_flops(batch_size=size, sequence_length=256).total / 1e12:.3f}")
+    flops = 16 // size * training_flops(batch_size=size, sequence_length=256).total
+    print(f"{size:2} x {16 // size:<2} {flops / 1e12:.3f}")
 
 # %% [markdown] lang="ko"
-# 똑같다. 샘플 16개를 한 번씩 계산한다는 것은 달라지지 않는다.
-#
 # > **주장 7.** "누적은 순전파와 역전파를 더 해야 한다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 부르는 횟수는 늘지만 샘플마다 드는 연산은 그대로다. 옵티마이저 스텝은 배치 4를 그냥 쓸 때의 4분의 1로 준다.
+# **조건부로 맞다.** 부르는 횟수는 늘지만 샘플 16개를 한 번씩 계산하는 연산은 그대로다. 옵티마이저 스텝은 배치 4를 그냥 쓸 때의 4분의 1로 준다.
 #
 # </details>
 #
-# 그런데 연산이 같아도 시간은 다를 수 있다. 작은 행렬은 장치를 다 쓰지 못한다. 이 노트북을 실행한 컴퓨터에서 잰다. GPU가 있으면 GPU, 없으면 CPU다. 블록 네 개짜리 모델로 샘플 16개를 여러 가지로 나누어, 옵티마이저 스텝까지 포함한 한 스텝의 시간(중앙값)과 초당 샘플 수를 출력한다.
+# 연산이 같으면 시간도 같을까? 작은 행렬은 장치를 다 쓰지 못한다. 이 노트북을 실행한 컴퓨터에서 잰다. GPU가 있으면 GPU, 없으면 CPU다. 블록 네 개짜리 모델로 샘플 16개를 여러 가지로 나누어, 옵티마이저 스텝까지 포함한 한 스텝의 시간(중앙값)과 초당 샘플 수를 출력한다.
 
 # %% tags=["nbval-ignore-output"]
 import statistics
@@ -591,74 +890,52 @@ for size in (16, 8, 4, 2, 1):
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 연산은 그대로다. 마이크로 배치가 장치를 채우지 못할 만큼 작을 때만 느려지고, 얼마나 느려지는지는 컴퓨터마다 다르다. 여기에 저장된 시간은 CPU의 것이다.
+# **조건부로 맞다.** 연산은 그대로다. 마이크로 배치가 장치를 채우지 못할 만큼 작을 때만 느려지고, 얼마나 느려지는지는 컴퓨터마다 다르다. 저장된 출력은 CPU에서 잰 시간이고, GPU에서는 재지 않았다.
 #
 # </details>
+
+# %% [markdown] lang="ko"
+# ## 4.8 직접 바꿔 보기
 #
-# **언제 쓸까?** 원하는 배치가 들어가지 않을 때만 쓴다. 들어간다면 나눌 까닭이 없다. 나눌 때는 **들어가는 가장 큰 마이크로 배치**를 고른다. 그리고 배치를 키우는 것 자체가 목적이 되어서는 안 된다. 4.2절에서 보았듯 같은 데이터라면 배치 4가 더 빨리 배우기도 한다.
-#
-# ## 4.7 직접 바꿔 보기
+# **언제 쓸까?** 원하는 배치가 들어가지 않을 때만 쓴다. 들어간다면 나눌 이유가 없다. 나눌 때는 들어가는 가장 큰 마이크로 배치를 고른다. 그리고 배치를 키우는 것 자체가 목적이 되어서는 안 된다. 4.2절에서 보았듯 같은 데이터라면 배치 4가 더 빨리 배우기도 한다.
 #
 # 배치의 합계를 고정하고 마이크로 배치를 바꾸면 메모리와 횟수가 어떻게 달라지는지 그린다. 막대는 그 배치를 만드는 모든 나눗셈이고, 위의 줄은 고른 나눗셈이다. 아래 그림은 처음 모습이다.
 #
-# ![polyglot-ko-1.3b로 배치 16을 만드는 나눗셈들의 메모리. 16 × 1은 15.25 GiB로 T4의 한도를 넘고, 8 × 2는 13.84 GiB, 4 × 4는 12.42 GiB로 들어간다.](../../image/04_splits_of_16.svg)
+# ![polyglot-ko-1.3b로 배치 16을 만드는 나눗셈들의 메모리. 16 × 1은 15.25 GiB로 T4의 한도를 넘고, 8 × 2는 13.84 GiB로 빠듯하게, 4 × 4는 12.42 GiB로 들어간다.](../../image/04_splits_of_16.svg)
 #
-# 이렇게 해 본다.
+# 먼저 답을 짐작하고 나서 움직인다.
 #
 # - 옵티마이저를 adamw_fused로 바꾼다. 어느 막대가 줄고 어느 막대가 그대로인가?
 # - 배치를 64로 올린다. 들어가는 막대는 몇 개인가? 마이크로 배치가 같으면 배치가 달라도 메모리가 같은가?
 # - 길이를 8192로 올려 이 모델이 받지 못하는 길이를 넣어 본다.
 
 # %%
+from helpers import accumulation_panel
+
 accumulation_panel()
-
-# %% [markdown] lang="ko"
-# ## 4.8 연습 문제
-#
-# 답을 채우고 실행하면 맞았는지, 틀렸다면 얼마나 틀렸는지 알려 준다. 막히면 `exercise("4-1").hint()`, 그래도 막히면 `exercise("4-1").solution()`을 실행한다.
-#
-# **4-1.** 마이크로 배치마다 답의 토큰 수가 다르다. 토큰 수의 목록을 받아, 마이크로 배치마다 **평균 손실에 곱할 수**의 목록을 돌려주는 함수를 완성하라. 곱해서 더하면 큰 배치의 손실이 되어야 한다.
-
-
-# %%
-def factors(token_counts):
-    return ...
-
-
-exercise("4-1").check(factors)
-
-# %% [markdown] lang="ko"
-# **4-2.** 샘플 수, 마이크로 배치 크기, 누적 횟수를 받아 한 에폭의 옵티마이저 스텝 수를 돌려주는 함수를 완성하라. 덜 찬 마이크로 배치와 덜 찬 묶음도 버리지 않는다.
-
-
-# %%
-def optimizer_steps(samples, micro_batch, accumulation):
-    return ...
-
-
-exercise("4-2").check(optimizer_steps)
-
-# %% [markdown] lang="ko"
-# **4-3.** polyglot-ko-1.3b를 길이 512로 T4에서 학습한다. 한 스텝의 배치가 32가 되게 `batch_size`와 `gradient_accumulation_steps`를 정하라. 들어가는 것 가운데 가장 적게 나누어야 한다. 예를 들면 `{"batch_size": 32}`처럼 쓴다.
-
-# %%
-changes = ...
-exercise("4-3").check(changes)
 
 # %% [markdown] lang="ko"
 # ## 4.9 기억할 것
 #
-# | 무엇 | 옳게 | 틀리면 |
-# |---|---|---|
-# | 손실 | 누적 횟수로, 길이가 다르면 묶음 전체의 토큰 수로 나눈다 | 그레이디언트가 네 배, 또는 평균의 평균 |
-# | `zero_grad()` | 옵티마이저 스텝 뒤에 한 번 | 마지막 마이크로 배치만 남는다 |
-# | 덜 찬 마지막 묶음 | 실제 수로 나누어 한 스텝 더 | 절반짜리 스텝, 또는 다음 에폭에 섞임 |
-# | 클리핑, 학습률 일정 | 옵티마이저 스텝마다 | 마지막 조각으로 방향이 기울고, 학습률이 일찍 0이 된다 |
-# | 배치 정규화 | 누적으로 고칠 수 없다 | 다른 함수가 된다 |
-# | 드롭아웃 | 분포가 같다 | 비트까지 같기를 바라지 않는다 |
+# | 무엇 | 옳게 |
+# |---|---|
+# | 유효 배치 크기 | 마이크로 배치 × 누적 횟수 × 데이터 병렬 GPU 수 |
+# | 손실 | 누적 횟수로, 길이가 다르면 묶음 전체의 토큰 수로 나눈다 |
+# | `zero_grad()`, 클리핑, 학습률 일정 | 다 모은 뒤 옵티마이저 스텝마다 한 번 |
+# | 덜 찬 마지막 묶음 | 실제 토큰 수로 나누어 한 스텝 더 |
+# | bf16 그레이디언트를 수백 번 더할 때 | fp32로 더한다(`main_grad`) |
+# | DDP | `no_sync()`로 순전파와 역전파를 모두 감싼다 |
+# | 배치 정규화 | 누적으로 고칠 수 없다 |
 #
 # - 누적한 그레이디언트는 큰 배치의 그레이디언트와 **반올림만큼만** 다르다.
-# - 최대 메모리에는 마이크로 배치의 순전파 상태와 **들고 있는 그레이디언트가 겹친다**. 배치 4와 4 × 4가 같은 것은 최대가 옵티마이저 스텝에 있을 때뿐이다.
-# - 연산은 늘지 않는다. 들어가는 가장 큰 마이크로 배치로 나눈다.
+# - 줄어드는 것은 순전파 상태뿐이다. 들고 있는 그레이디언트가 다음 마이크로 배치와 **겹친다**.
+# - 연산은 늘지 않는다. 누적을 켠 채로 들어가는 가장 큰 마이크로 배치로 나눈다.
+# - 누적 횟수를 바꾸었을 때 손실과 `grad_norm`이 따라 변하면 어딘가에서 잘못 나누고 있는 것이다.
 #
+# 이 장에서 예상한 것과 결과다.
+
+# %%
+guesses()
+
+# %% [markdown] lang="ko"
 # 샘플 하나도 들어가지 않으면 더 나눌 수 없다. 그렇다면 순전파 상태를 아예 저장하지 않으면 어떨까? [5장](05_gradient_checkpointing.ipynb)에서 답한다.

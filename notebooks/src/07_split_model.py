@@ -135,7 +135,7 @@ for schedule, ranks in piped.items():
 # 1F1B의 버블 3/11은 크다. 요즘 쓰는 순서는 두 가지 생각을 더한다.
 #
 # - **인터리브**(interleaved 1F1B; Narayanan 외, 2021): rank 하나에 스테이지를 두 개 둔다. rank 0이 1·2층이 아니라 1층과 5층을 맡는다. 스테이지가 짧아지니 처음에 기다리는 시간도 짧아진다.
-# - **제로 버블**(zero bubble, ZBV; Qi 외, 2023): 역전파를 둘로 쪼갠다. **입력의 그레이디언트**는 앞 스테이지가 기다리므로 바로 구하고, **가중치의 그레이디언트**는 아무도 기다리지 않으므로 빈 시간에 끼워 넣는다. 층은 V 모양으로 놓아 rank 0이 첫 층과 마지막 층을 맡는다.
+# - **제로 버블**(zero bubble, ZBV; Qi 외, 2024): 역전파를 둘로 쪼갠다. **입력의 그레이디언트**는 앞 스테이지가 기다리므로 바로 구하고, **가중치의 그레이디언트**는 아무도 기다리지 않으므로 빈 시간에 끼워 넣는다. 층은 V 모양으로 놓아 rank 0이 첫 층과 마지막 층을 맡는다.
 #
 # 메모리는 어느 쪽이 더 들까? 1F1B의 rank 0은 마이크로 배치 네 개를 붙들었다. 인터리브의 rank 0은 몇 개일까?
 
@@ -169,7 +169,7 @@ for schedule, ranks in modern.items():
 #
 # ### 사건 7-A: 스테이지가 똑같은데 GPU 0만 메모리가 부족하다
 #
-# "층이 완전히 고르게 나뉘었는데도 첫 GPU의 메모리가 훨씬 크다." DeepSpeed에 올라온 이슈다. 여기서도 GPipe로 네 rank를 돌리다가, 마이크로 배치를 늘릴 수 없어 버블이 27%에 묶여 있다.
+# "층이 완전히 고르게 나뉘었는데도 첫 GPU의 메모리가 훨씬 크다." DeepSpeed에 올라온 이슈다. 여기서는 GPipe로 네 rank를 돌렸더니 버블이 27%이고, rank마다 순전파 상태를 21 MiB 넘게 붙든다.
 #
 # 버블은 **10% 이하**, 가장 많이 붙든 rank의 순전파 상태는 **8 MiB 이하**가 되게 하라. 실험은 다섯 번이다. `run(schedule=…, micro_batches=…)`는 rank마다의 기록을 돌려준다. 순서는 `"GPipe"`, `"1F1B"`, `"Interleaved1F1B"`, `"ZBVZeroBubble"`이고, 마이크로 배치 수는 문장 64개를 나누는 수다. 배치는 64개 그대로이므로 마이크로 배치를 늘리면 하나의 크기가 줄어든다.
 
@@ -243,7 +243,7 @@ torch.allclose(torch.cat(halves, dim=1), whole, rtol=0, atol=1e-12)
 #
 # ### 진짜 rank에서
 #
-# PyTorch의 `parallelize_module`에 어느 행렬을 열로(`ColwiseParallel`), 어느 행렬을 행으로(`RowwiseParallel`) 나눌지 알려 주면 된다. 먼저 층 정규화와 MLP 하나를 나눈다. 함수의 앞부분에 있는 `plan`이 그 계획이다. 출력은 순전파와 역전파에서 부른
+# PyTorch의 `parallelize_module`에 어느 행렬을 열로(`ColwiseParallel`), 어느 행렬을 행으로(`RowwiseParallel`) 나눌지 알려 주면 된다. 먼저 층 정규화와 MLP 하나를 나눈다. 출력은 순전파와 역전파에서 부른
 # 집합 통신의 수, 그리고 손실과 그레이디언트가 나누지 않은 것과 같은지다.
 
 # %%
@@ -256,11 +256,20 @@ for n in (2, 4):
 # %% [markdown] lang="ko"
 # rank가 몇이든 순전파에 all-reduce 한 번, 역전파에 한 번이다. 역전파의 한 번은 입력의 그레이디언트를 더하는 것이다. (PyTorch의 `Linear`는 가중치를 전치해 저장하므로 (16, 8)은 X의 오른쪽에 곱하는 8 × 16 행렬이다.)
 #
-# 이번에는 transformers의 GPT-NeoX를 나눈다. polyglot-ko와 구조가 같고 크기만 줄였다(2층, 은닉층 64, 헤드 4개). 모델의 코드는 한 줄도 고치지 않는다. 출력은 순전파와 역전파의 집합 통신, 결과가 같은지, rank 하나가 가진 파라미터의 바이트다.
+# 이번에는 transformers의 GPT-NeoX를 나눈다. polyglot-ko와 구조가 같고 크기만 줄였다(2층, 은닉층 64, 헤드 4개). 모델의 코드는 한 줄도 고치지 않는다. 필요한 것은 블록마다 넘기는 네 줄짜리 `plan`뿐이다. MLP의 계획과 같은 모양인가?
+
+# %%
+import inspect
+
+from helpers.chapters.c7_split.tensor import tensor_parallel
+
+print(inspect.getsource(tensor_parallel))
+
+# %% [markdown] lang="ko"
+# 어텐션의 Q, K, V는 열로, 출력 투영은 행으로 나눈다. MLP도 첫째는 열, 둘째는 행이다. rank 두 개와 네 개에서 실행한다. 출력은 순전파와 역전파의 집합 통신, 결과가 같은지, rank 하나가 가진 파라미터의 바이트다.
 
 # %%
 from helpers.chapters.c7_split.drawings import draw_block_splits
-from helpers.chapters.c7_split.tensor import tensor_parallel
 
 split = {n: run_ranks(tensor_parallel, n) for n in (2, 4)}
 for n, ranks in split.items():
@@ -271,7 +280,6 @@ draw_block_splits(split[2][0].shapes, heads=4)
 # %% [markdown] lang="ko"
 # 층이 둘이고 층마다 어텐션과 MLP에서 한 번씩이므로 순전파에 4번, 역전파에 4번이다. 손실도 그레이디언트도 나누지 않은 모델과 같다. rank 수를 두 배로 늘려도 rank 하나의 파라미터가 절반이 되지 않는 것은
 # 임베딩과 출력층을 나누지 않았기 때문이다. 이렇게 작은 모델에서는 그것이 차지하는 비율이 크다.
-#
 #
 # ### 계획을 직접 짠다
 #

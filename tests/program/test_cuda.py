@@ -88,6 +88,22 @@ def test_values_agree_with_each_other():
         assert all(answer.where.startswith(f"{__file__}:") for answer in gpu.answers)
 
 
+def test_what_the_program_wrote_into_one_element_is_followed():
+    """How mixed precision counts overflows, and how a loop adds up its losses."""
+    with cuda("T4"):
+        gradient, overflows = torch.randn(4, device="cuda"), torch.zeros(1, device="cuda")
+        overflows += torch.isfinite(gradient.amax()).logical_and(torch.isfinite(gradient.amin())).logical_not()
+        assert not overflows.bool() and overflows.byte()[0].item() == 0
+        total = torch.tensor(0.5, device="cuda")
+        for _ in range(3):
+            total += gradient.mean()
+        assert total.item() == 3.5 and (total / 2).cpu() == 1.75 and not total < 3
+        total.copy_(gradient.sum())
+        assert total.item() == 1.0
+        torch._foreach_add_([overflows], [gradient[:1]])
+        assert overflows.item() == 1.0  # what an optimizer makes of it is not followed
+
+
 def test_small_integers_keep_their_values():
     with cuda("T4") as gpu:
         mask = torch.tensor([[1, 1, 0], [1, 1, 1]]).cuda()
@@ -97,6 +113,19 @@ def test_small_integers_keep_their_values():
         assert not gpu.answers  # nothing was made up
         mask[0].copy_(hidden[0, :, 0])  # now one row is unknown, and with it the whole
         assert mask.sum().item() == 1
+
+
+def test_masks_of_floats_keep_their_values():
+    """peft's prompt tuning: float ones before a mask of integers, whose padding is still there afterwards."""
+    with cuda("T4") as gpu:
+        mask = torch.tensor([[1, 1, 0], [1, 1, 1]]).cuda()
+        whole = torch.cat((torch.ones(2, 2).to(mask.device), mask), dim=1)
+        assert whole.dtype == torch.float32 and not whole.bool().all() and whole.sum().item() == 9
+        assert not gpu.answers
+        whole[:, :2].copy_(torch.randn(2, 2, device="cuda"))
+        assert whole.bool().all() and gpu.answers  # one of them is unknown, and with it the whole
+        trained = torch.nn.Parameter(torch.zeros(2, 2)).cuda()
+        assert trained.sum().item() == 1.0
 
 
 def test_a_shape_that_depends_on_unknown_values_stops():

@@ -72,6 +72,16 @@ def test_events_and_graphs_let_a_program_go_on():
         assert start.elapsed_time(end) > 0 and y.is_cuda
 
 
+def test_marks_for_profilers_are_as_without_a_profiler():
+    with cuda("T4"):
+        assert torch.cuda.nvtx.range_push("step") == torch.cuda.nvtx.range_pop() == -2
+        with torch.cuda.nvtx.range("forward"):
+            torch.cuda.nvtx.mark("here")
+        torch.cuda.nvtx.range_end(torch.cuda.nvtx.range_start("step"))
+    with pytest.raises(RuntimeError, match="NVTX"):
+        torch.cuda.nvtx.range_push("step")
+
+
 def test_default_devices_and_numbers_as_devices():
     with cuda("T4"):
         torch.set_default_device("cuda")
@@ -170,7 +180,7 @@ def test_a_number_may_be_what_every_value_is():
 
 def test_a_loop_that_only_a_value_ends_is_stopped(tmp_path):
     script = tmp_path / "waits.py"
-    script.write_text("import torch\nloss = torch.ones(1, device='cuda')\nwhile loss > 0.5:\n    loss = loss * 0.9\n")
+    script.write_text("import torch\nloss = torch.rand(1, device='cuda')\nwhile loss > 0.5:\n    loss = loss * 0.9\n")
     report = run(str(script))
     assert report.status == "failed" and "waits.py:3: " in str(report.error)
 

@@ -71,15 +71,6 @@ def test_a_launcher_that_wants_other_cards_is_told_what_to_write(monkeypatch):
     assert report.status == "failed" and "--gpus 3" in str(report.error)
 
 
-def test_deepspeed_is_told_apart(tmp_path):
-    with pytest.raises(WrongValue, match="torchrun"):
-        run("deepspeed", ["train.py"])
-    script = tmp_path / "train.py"
-    script.write_text("raise ModuleNotFoundError(\"No module named 'deepspeed'\", name='deepspeed')\n")
-    report = run(str(script))
-    assert report.status == "failed" and "virtual-gpu shards" in report.notes[0]
-
-
 def test_accelerates_launcher_sets_what_the_program_reads(tmp_path):
     script = tmp_path / "precision.py"
     script.write_text(

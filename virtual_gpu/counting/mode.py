@@ -21,6 +21,7 @@ from ..rules.registry import parts
 from .outputs import FakeOutputs, fake_tensor
 
 if TYPE_CHECKING:
+    from .details import DetailRecorder
     from .gpu import VirtualGPU
 
 _EMPTY, _EMPTY_LIKE = torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default
@@ -60,6 +61,7 @@ class CountingMode(FakeTensorMode):
         self.inside = False
         self.ruled = False  # inside an operation that asks for itself what `rules.nested` asks for it
         self.noticed = 0  # what rules had to notice inside other operations, each time
+        self.details: DetailRecorder | None = None  # told of every operation and tensor, while there is one
         # storage address -> (its weak reference, allocation id; None while the storage is resized to nothing)
         self.storages: dict[int, tuple[weakref.ref, int | None]] = {}
 
@@ -80,6 +82,8 @@ class CountingMode(FakeTensorMode):
                 self.noticed += 1
                 nested(self)
             return super().__torch_dispatch__(func, types, args, kwargs)
+        if self.details is not None:
+            self.details.runs(func)
         if func is _ITEM and isinstance(args[0], FakeTensor):
             answer = self.gpu.answers.to(args[0], self.gpu.in_step)
             if answer is not None:
@@ -170,6 +174,8 @@ class CountingMode(FakeTensorMode):
         if key in self.storages or not storage.nbytes():
             return
         block = self.gpu._allocate(storage.nbytes(), category)
+        if self.details is not None:
+            self.details.holds(block, tensor)
 
         def release(_, key=key, storages=self.storages, meter=self.gpu.meter):
             block = storages.pop(key)[1]

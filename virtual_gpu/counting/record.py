@@ -10,6 +10,7 @@ import torch
 
 from ..trace.recorder import TimelineRecorder
 from ..trace.timeline import Timeline
+from .details import DetailRecorder
 
 if TYPE_CHECKING:
     from .gpu import VirtualGPU
@@ -20,7 +21,9 @@ class VirtualRecord:
 
     def __init__(self, gpu: VirtualGPU, model: torch.nn.Module, optimizer: torch.optim.Optimizer):
         self.gpu, self.model, self.optimizer = gpu, model, optimizer
-        self.recorder = TimelineRecorder(gpu.meter.live_blocks())
+        self.recorder = (
+            DetailRecorder(gpu, model, optimizer) if gpu.detailed else TimelineRecorder(gpu.meter.live_blocks())
+        )
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -137,7 +137,10 @@ _WHAT = {
     "sixteen_bits": ("가중치를 16비트로 올린다", "load the weights in 16 bits"),
     "device_map": ("모델을 여러 카드와 RAM에 나눈다", "spread the model over cards and RAM"),
     "sdpa": ("점수 행렬을 통째로 만들지 않는 어텐션을 쓴다", "an attention that does not keep the whole score matrix"),
-    "fused_loss": ("로짓을 통째로 만들지 않는 손실을 쓴다", "a loss that never makes all logits at once"),
+    "fused_loss": (
+        "로짓을 통째로 만들지 않는 손실을 쓴다(Liger가 아는 모델이면)",
+        "a loss that never makes all logits at once (if Liger knows the model)",
+    ),
     "smaller_batch": ("배치를 1로 줄여 본다", "batch 1"),
     "loss_only": ("평가에서 로짓을 모으지 않는다", "gather no logits in evaluation"),
     "eval_accumulation": ("모은 로짓을 스텝마다 CPU로 옮긴다", "move gathered logits to the CPU at each step"),

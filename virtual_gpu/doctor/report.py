@@ -12,7 +12,7 @@ from .changes import CHANGES, what
 from .diagnosis import CANNOT_TELL, Diagnosis, first_changes
 from .sizes import others, own
 
-_PROGRAM = re.compile(r"[\w.-]{1,80}\.py")  # a file's name that is safe to print in a command
+_PROGRAM = re.compile(r"\w[\w./-]{0,200}\.py")  # a relative path, or else a name, that is safe in a command
 
 
 def text(diagnosis: Diagnosis) -> str:
@@ -27,8 +27,8 @@ def command(diagnosis: Diagnosis, key: str) -> str | None:
     if diagnosis.card is None or change.options is None:
         return None
     line = diagnosis.users_line
-    name = re.split(r"[/\\]+", line.file)[-1] if line else ""
-    program = name if _PROGRAM.fullmatch(name) else "program.py"
+    names = [line.file, re.split(r"[/\\]+", line.file)[-1]] if line else []
+    program = next((name for name in names if _PROGRAM.fullmatch(name)), "program.py")
     words_ = ["virtual-gpu", "run", "--gpu", shlex.quote(diagnosis.card.name), *change.options, program]
     return " ".join([*([change.environment] if change.environment else []), *words_])
 
@@ -114,4 +114,8 @@ def _try(diagnosis: Diagnosis) -> list[str]:
             lines.append(f"   $ {change.shell}")
         if tried := command(diagnosis, key):
             lines.append(f"   $ {tried}")
-    return [tr(ko="해 볼 것, 이 순서로:", en="Try, in this order:"), *lines] if lines else []
+    head = tr(
+        ko="해 볼 것, 이 순서로(프로그램 뒤에 그 인자를 붙인다):",
+        en="Try, in this order (the program's own arguments go behind it):",
+    )
+    return [head, *lines] if lines else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,24 +23,18 @@ def draw_report(report: MemoryReport) -> svg.Drawing:
     """The stacked bar at the peak under the GPU's capacity, its numbers, and the timeline."""
     drawing = svg.Drawing(760, 430, f"{report.title}: {report.verdict}")
     drawing.text(20, 30, report.title, size=svg.fit_size(report.title, 720, 16), bold=True)
-    drawing.text(20, 52, report.verdict, fill=svg.INK if report.fits else svg.RED, bold=not report.fits)
+    size, fill = svg.fit_size(report.verdict, 720, 13), svg.INK if report.fits else svg.RED
+    drawing.text(20, 52, report.verdict, size=size, fill=fill, bold=not report.fits)
     _draw_bar(drawing, report, 20, 86, 720)
     _draw_timeline(drawing, report, 62, 216, 678, 170)
     return drawing
 
 
-def draw_bars(reports: list[MemoryReport]) -> svg.Drawing:
+def draw_bars(reports: Sequence[MemoryReport]) -> svg.Drawing:
     """One stacked bar a report, at its peak; what it would need beyond what it got is outlined."""
-    varying = [name for name in reports[0].setting if varies(name, reports)] if len(reports) > 1 else []
     capacity = max(report.capacity_bytes for report in reports)
     gpus = list(dict.fromkeys(report.gpu_name for report in reports))
-    labels = [
-        ", ".join(
-            f"{setting_label(name)} {setting_value(report.setting[name])}" for name in varying if name in report.setting
-        )
-        or report.title
-        for report in reports
-    ]
+    labels = bar_labels(reports)
     size = min(svg.fit_size(label, 400, 12) for label in labels)
     left = 30 + max(svg.text_width(label, size) for label in labels)
     top, row, width = 64, 34, 760 - left - 120
@@ -72,6 +67,18 @@ def draw_bars(reports: list[MemoryReport]) -> svg.Drawing:
         drawing.rect(cx, cy - 10, 11, 11, COLORS[category])
         drawing.text(cx + 17, cy, category_label(category), size=12)
     return drawing
+
+
+def bar_labels(reports: Sequence[MemoryReport]) -> list[str]:
+    """What tells each report from the others: the settings that vary, or its title."""
+    varying = [name for name in reports[0].setting if varies(name, reports)] if len(reports) > 1 else []
+    return [
+        ", ".join(
+            f"{setting_label(name)} {setting_value(report.setting[name])}" for name in varying if name in report.setting
+        )
+        or report.title
+        for report in reports
+    ]
 
 
 def _draw_bar(drawing: svg.Drawing, report: MemoryReport, left: float, top: float, width: float) -> None:

@@ -76,7 +76,7 @@ def draw_stages(ledgers: Sequence[ShardLedger]) -> svg.Drawing:
 
 def draw_step(step: RankStep) -> svg.Drawing:
     """One rank at the peak of a step: a bar by part under the GPU's capacity, and what it sends."""
-    drawing = svg.Drawing(760, 266, f"{step.title}: {step.verdict}")
+    drawing = svg.Drawing(760, 0, f"{step.title}: {step.verdict}")
     drawing.text(20, 30, step.title, size=svg.fit_size(step.title, 720, 16), bold=True)
     fill = svg.INK if step.fits else svg.RED
     drawing.text(20, 54, step.verdict, size=svg.fit_size(step.verdict, 720, 13), fill=fill, bold=not step.fits)
@@ -94,6 +94,7 @@ def draw_step(step: RankStep) -> svg.Drawing:
     for line in step.notes:
         drawing.text(20, y + 12, line, size=svg.fit_size(line, 720, 12), fill=svg.MUTED)
         y += 20
+    drawing.height = int(y) + 10  # however many lines the notes take
     return drawing
 
 

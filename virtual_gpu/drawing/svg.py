@@ -35,6 +35,9 @@ class Drawing:
         joined = " ".join(f"{_number(x)},{_number(y)}" for x, y in points)
         self._add("polyline", points=joined, fill="none", stroke=stroke, **attributes)
 
+    def path(self, data: str, fill: str, **attributes: object) -> None:
+        self._add("path", d=data, fill=fill, **attributes)
+
     def circle(self, x: float, y: float, radius: float, fill: str, **attributes: object) -> None:
         self._add("circle", cx=x, cy=y, r=radius, fill=fill, **attributes)
 

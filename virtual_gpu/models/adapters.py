@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import warnings
 from collections.abc import Sequence
@@ -130,15 +129,3 @@ def _ends(model: nn.Module, targets: str | Sequence[str], linears: dict[str, nn.
 
 def _fits(name: str, end: str) -> bool:
     return name == end or name.endswith(f".{end}")
-
-
-def require(*modules: str) -> None:
-    """ImportError, with what to install, for the first of these modules that is missing."""
-    for module in modules:
-        if importlib.util.find_spec(module) is None:
-            raise ImportError(
-                tr(
-                    ko=f"{module}이(가) 없다. 'pip install {module}'로 설치한 뒤 커널을 다시 시작한다.",
-                    en=f"{module} is missing: 'pip install {module}', then restart the kernel.",
-                )
-            )

@@ -10,8 +10,9 @@ from ..cards import GPUSpec, Range, card
 from ..drawing.labels import category_label, html_table
 from ..errors import WrongValue
 from ..language import tr
-from ..models.adapters import LORA_RANK, require
+from ..models.adapters import LORA_RANK
 from ..models.configs import load_config, model_name
+from ..optional import require
 from ..room import FITS, Room, room_on
 from ..shards.layout import Layout
 from ..shards.nccl import nccl_bytes

@@ -17,9 +17,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..cards import CATALOG
+from ..drawing.frames import frame_of
 from ..language import tr
 from ..step.splits import equal_splits
 from ..units import human_bytes
@@ -36,6 +37,9 @@ from .plans import (
     method_label,
     recipes_of,
 )
+
+if TYPE_CHECKING:
+    import pandas
 
 # What a model's own code, peft or bitsandbytes raise where they do not go together. Other recipes may well do.
 CANNOT_RUN = (ValueError, RuntimeError, TypeError, AttributeError, NotImplementedError)
@@ -104,6 +108,17 @@ class Plans:
     def chart(self) -> Any:
         """Every recipe at its peak, by kind, under the GPU's capacity."""
         return draw_plans(self)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Every plan as a row, the best first and the losers last; bytes at the peak by kind, FLOPs of a step."""
+        rows = (
+            {"title": plan.title, "fits": plan.fits}
+            | plan.to_dict()
+            | {f"{kind}_bytes": nbytes for kind, nbytes in plan.at_peak.items()}
+            for plan in (*self.plans, *self.losers)
+        )
+        nested = ("at_peak", "card_bytes")
+        return frame_of({name: value for name, value in row.items() if name not in nested} for row in rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON values."""

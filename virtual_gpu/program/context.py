@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from ..cards import GPUSpec, card
-from . import amp, driver, eager, flash_attention, loading, pretrained, states, tensors, writing
+from . import amp, driver, eager, extensions, flash_attention, loading, pretrained, states, tensors, writing, zero
 from .device import ProgramGPU
 from .imports import Imports
 from .patches import Patches
@@ -49,5 +49,7 @@ def cuda(
         if not writes:
             writing.install(patches, imports, watch)
         flash_attention.install(patches, imports, watch)
+        extensions.install(patches, imports, watch)
+        zero.install(patches, imports, watch)
         stack.enter_context(device)
         yield device

@@ -98,9 +98,11 @@ class ProgramMode(CountingMode):
                 raise self.values.stop(
                     tr(ko=f"{func}의 모양이 값에 달렸다", en=f"the shape of {func} depends on values")
                 ) from None
-        if type(out) is not FakeTensor or out.dtype in known.DTYPES:  # of other numbers nothing is known
+        if known.concerns(args, out):
             known.follow(func, args, kwargs or {}, out)
-            self.values.remember(func, args, out)
+            self.values.remember(func, args, kwargs or {}, out)
+        elif out.numel() == 1:
+            self.values.remember(func, args, kwargs or {}, out)
         return out
 
     def _upload(self, real: torch.Tensor, kwargs: dict) -> torch.Tensor:

@@ -19,6 +19,37 @@ from .patches import Patches
 from .streams import Event, Graph, Streams, graph
 
 
+class Ranges:
+    """`torch._C._nvtx`: marks for NVIDIA's profilers, answered as NVTX answers where none is attached."""
+
+    _NOT_TRACKED = -2  # NVTX_NO_PUSH_POP_TRACKING (nvToolsExt.h)
+
+    def rangePushA(self, message: str) -> int:
+        """A range begins; how deep it is nested is not kept."""
+        return self._NOT_TRACKED
+
+    def rangePop(self) -> int:
+        """The innermost range ends."""
+        return self._NOT_TRACKED
+
+    def rangeStartA(self, message: str) -> int:
+        """A range begins that another thread may end; the number of no range."""
+        return 0
+
+    def deviceRangeStart(self, message: str, stream: int) -> int:
+        """As `rangeStartA`, in a stream."""
+        return 0
+
+    def markA(self, message: str) -> None:
+        """A moment."""
+
+    def rangeEnd(self, number: int) -> None:
+        """The range of this number ends."""
+
+    def deviceRangeEnd(self, handle: int, stream: int) -> None:
+        """The range of this handle ends."""
+
+
 class DeviceProperties(types.SimpleNamespace):
     """`torch.cuda.get_device_properties`' answer."""
 
@@ -65,6 +96,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     patches.set_all(torch.cuda.streams, {"Stream": streams.kind, "Event": Event})
     patches.set_all(torch.cuda.graphs, {"CUDAGraph": Graph, "graph": graph})
     patches.set_all(torch.cuda.nccl, {"version": lambda: (2, 27, 3), "is_available": lambda tensors: True})
+    patches.set(torch.cuda.nvtx, "_nvtx", Ranges())
     patches.set(torch.version, "cuda", "12.8")
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     patches.set(torch, "Generator", _generator(gpu))

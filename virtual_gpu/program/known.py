@@ -4,6 +4,8 @@ Token ids, labels, masks and lengths are real until they are moved to the GPU. T
 tensor, and what is computed from nothing else is computed on them too. So padding is where it is, `mask.all()` is the
 truth, and a tensor can be indexed by such a mask. What a float takes part in is not known; but an `or` with what is
 all True is True, and an `and` with what is all False is False, whatever the other side is: so `generate` ends.
+One kind of floats is known: a mask, a matrix of zeros and ones that the program moved to the GPU, and what is computed
+from it and other known values. So peft's prompts are masked: it puts float ones before a mask of integers.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 _aten = torch.ops.aten
 LIMIT = 2**18  # elements
 DTYPES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool))
+_OR_MASKS = DTYPES | {torch.float32}
 _UNDEFINED = frozenset((_aten.empty, _aten.empty_like, _aten.new_empty, _aten.empty_strided, _aten.new_empty_strided))
 _SHAPE_ONLY = frozenset(
     getattr(_aten, name) for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
@@ -46,8 +49,25 @@ class _Values:
 
 def know(fake: torch.Tensor, real: torch.Tensor) -> None:
     """These are the values of a tensor that was just made from a real one; larger and other ones are not kept."""
-    if fake.dtype in DTYPES and real.numel() <= LIMIT and real.device.type == "cpu":
+    if (fake.dtype in DTYPES or _is_mask(real)) and real.numel() <= LIMIT and real.device.type == "cpu":
         fake.known = _Values(real.detach().to(fake.dtype, copy=True), [True])
+
+
+def _is_mask(real: torch.Tensor) -> bool:
+    """Whether a tensor of floats is a matrix of zeros and ones; not where it is trained."""
+    if real.dim() != 2 or real.numel() > LIMIT or real.dtype not in _OR_MASKS or real.requires_grad:
+        return False
+    return bool(((real == 0) | (real == 1)).all())
+
+
+def concerns(args: tuple, out: Any) -> bool:
+    """Whether anything may be known of what an operation made, or of what it wrote over."""
+    if type(out) is not FakeTensor or out.dtype in DTYPES:
+        return True
+    first = args[0] if args else None
+    if isinstance(first, (list, tuple)):
+        first = first[0] if first else None
+    return type(first) is FakeTensor and "known" in first.__dict__
 
 
 def values_of(tensor: Any) -> torch.Tensor | None:
@@ -59,7 +79,7 @@ def values_of(tensor: Any) -> torch.Tensor | None:
 def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
     """After an operation: know the values of what it made from known ones, forget those that it wrote over."""
     if isinstance(out, torch.Tensor):
-        if out.dtype not in DTYPES:
+        if out.dtype not in _OR_MASKS:
             return
     elif not (isinstance(out, (tuple, list)) and out and isinstance(out[0], torch.Tensor) and out[0].dtype in DTYPES):
         return
@@ -82,7 +102,7 @@ def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         if known is not None
     }
     for fake, real in zip(*(tree_flatten(value)[0] for value in (out, results)), strict=True):
-        if isinstance(fake, torch.Tensor) and fake.dtype in DTYPES and real.numel() <= LIMIT:
+        if isinstance(fake, torch.Tensor) and fake.dtype in _OR_MASKS and real.numel() <= LIMIT:
             fake.known = _Values(real, tokens.get(real.untyped_storage()._cdata, [True]))
 
 
@@ -97,7 +117,7 @@ def run(func: Any, args: tuple, kwargs: dict) -> Any:
     def real(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             found = values_of(value) if type(value) is FakeTensor else value
-            if found is None or found.dtype not in DTYPES or found.numel() > LIMIT:
+            if found is None or found.dtype not in _OR_MASKS or found.numel() > LIMIT:
                 raise Unknown
             return found
         return torch.device("cpu") if isinstance(value, torch.device) else value

@@ -1,4 +1,4 @@
-"""`torchrun …` and `accelerate launch …`: the launcher itself reads its arguments, and what it would start is run here.
+"""`torchrun …`, `accelerate launch …`, `deepspeed …`: the launcher reads its arguments; what it would start runs here.
 
 Its own code decides on the number of processes and the environment (accelerate's configuration file included), up to
 the place where it would start them; of these, the one rank is run that the user asked for.
@@ -16,13 +16,14 @@ from typing import Any
 
 from ..errors import WrongValue
 from ..language import tr
-from .imports import Imports
+from .device import ProgramGPU
 from .patches import Patches
 
 _MODULES = {
     "torchrun": "torch.distributed.run",
     "accelerate": "accelerate.commands.accelerate_cli",
     "accelerate-launch": "accelerate.commands.launch",
+    "deepspeed": "deepspeed.launcher.runner",
 }
 
 
@@ -51,23 +52,23 @@ def launcher(program: str, module: bool) -> str | None:
     """The module of the launcher that a command begins with; None where it begins with the program itself."""
     if module:
         return program if program in _MODULES.values() else None
-    if os.path.basename(program) == "deepspeed" and not os.path.exists(program):
-        raise WrongValue(
-            tr(
-                ko="deepspeed 명령은 모른다: torchrun --nproc_per_node N 프로그램 인자… 로 쓴다.",
-                en="the deepspeed command is not known: write torchrun --nproc_per_node N program arguments….",
-            )
-        )
     return None if os.path.exists(program) else _MODULES.get(os.path.basename(program))
 
 
-def launched(name: str, argv: Sequence[str], patches: Patches, imports: Imports) -> Launch:
+def launched(name: str, argv: Sequence[str], patches: Patches, gpu: ProgramGPU) -> Launch:
     """What the launcher would start with these arguments. SystemExit where they are wrong, as the launcher has it."""
+    imports = gpu.imports
     imports.after("torch.distributed.run", lambda module: _stop_torchrun(patches, module))
     imports.after("accelerate.commands.launch", lambda module: _stop_accelerate(patches, module))
+    imports.after("deepspeed.launcher.runner", lambda module: _stop_deepspeed(patches, module, gpu.index))
     patches.set(sys, "argv", [name.rpartition(".")[2], *argv])
     try:
         importlib.import_module(name).main()
+    except ModuleNotFoundError as error:
+        package = name.partition(".")[0]
+        if not (error.name or "").startswith(package):
+            raise
+        raise WrongValue(tr(ko=f"{package}이 설치되어 있지 않다.", en=f"{package} is not installed.")) from error
     except Launch as launch:
         return launch
     raise WrongValue(tr(ko=f"{name}: 시작한 프로그램이 없다.", en=f"{name} started no program."))
@@ -90,3 +91,20 @@ def _stop_accelerate(patches: Patches, module: ModuleType) -> None:
         raise Launch(args.training_script, list(args.training_script_args), bool(args.module), 0, environment)
 
     patches.set(module, "simple_launcher", simple_launcher)
+
+
+def _stop_deepspeed(patches: Patches, module: ModuleType, rank: int) -> None:
+    parse, asked = module.parse_args, []
+
+    def parse_args(args: Any = None) -> Any:
+        asked.append(parse(args))
+        return asked[-1]
+
+    def encode_world_info(slots: dict[str, list[int]]) -> str:
+        args, processes = asked[-1], sum(map(len, slots.values()))
+        if args.no_python:
+            raise WrongValue(tr(ko="--no_python: 파이썬 프로그램만 실행한다.", en="--no_python: only Python is run."))
+        added = [] if args.no_local_rank else [f"--local_rank={rank}"]  # as its launch.py does
+        raise Launch(args.user_script, [*added, *args.user_args], bool(args.module), processes)
+
+    patches.set_all(module, {"parse_args": parse_args, "encode_world_info": encode_world_info})

@@ -116,7 +116,7 @@ def _group(
 
 def _launched(name: str, argv: Sequence[str], patches: Patches, gpu: ProgramGPU) -> Launch:
     """What a launcher starts; its environment is set."""
-    launch = launched(name, argv, patches, gpu.imports)
+    launch = launched(name, argv, patches, gpu)
     n = max(launch.processes, 1)
     if n != gpu.count:
         raise WrongValue(processes.more_processes(n, gpu.count))

@@ -124,6 +124,8 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     data = torch._C.TensorBase.data
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        if ours(value) and isinstance(tensor, torch.nn.Parameter):
+            gpu.watch.claim([value], "parameters")  # so ZeRO gathers one
         if type(value) is FakeTensor and type(tensor) in (torch.Tensor, torch.nn.Parameter):
             if isinstance(tensor, torch.nn.Parameter):
                 value = torch.nn.Parameter(value, tensor.requires_grad)
@@ -155,7 +157,10 @@ def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
                 return args[0].to("cuda", **{k: v for k, v in kwargs.items() if k == "dtype"})
             requires_grad = kwargs.pop("requires_grad", False)
             on_cpu = make(*args, device="cpu", **kwargs)
-            return (on_cpu.clone() if on_cpu is args[0] else on_cpu).to("cuda").requires_grad_(requires_grad)
+            fake = (on_cpu.clone() if on_cpu is args[0] else on_cpu).to("cuda").requires_grad_(requires_grad)
+            if on_cpu.numel() == 1 and on_cpu.is_floating_point():
+                gpu.answers.written(fake, on_cpu.item())
+            return fake
 
         return made
 

@@ -3,8 +3,9 @@
 One picture of the numbers, so that the answers agree with each other: every element is 1 (True), and no element is
 not-a-number or infinite. So a loss is 1.0, its logarithm exists and one can divide by it; the gradients are finite, and
 `GradScaler` steps; `loss < 0.5` is what 1 < 0.5 is; the next token is 1. And as in ordinary data `mask.all()` is True
-and `mask.any()` False: nothing is padding. What a shape depends on (`nonzero`, indexing by a mask, a token's experts)
-has no answer: the program is stopped there.
+and `mask.any()` False: nothing is padding. What the program writes into one element (`torch.zeros(1)`) is that number
+instead, and what is computed from it follows: a counter of overflows that starts at 0 stays there. What a shape depends
+on (`nonzero`, indexing by a mask, a token's experts) has no answer: the program is stopped there.
 """
 
 from __future__ import annotations
@@ -39,6 +40,14 @@ _COMPARES = {
 _NON_FINITE = _aten._amp_foreach_non_finite_check_and_unscale_.default
 _ANY = _aten.any
 _PACKETS = frozenset((_ANY, _aten.logical_not, _aten.bitwise_not))
+_WRITTEN = frozenset(
+    (
+        _aten.zeros.default, _aten.ones.default, _aten.full.default, _aten.scalar_tensor.default, _aten.fill_.Scalar,
+        _aten.zeros_like.default, _aten.ones_like.default, _aten.full_like.default, _aten.zero_.default,
+        _aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default,
+    )
+)  # fmt: skip
+_COPIES = frozenset((_aten._to_copy.default, _aten.copy_.default))
 POLICIES = ("answer", "stop")
 _ENDLESS = 1000  # the same answer so often, to the condition of a `while`: it will not end by itself
 
@@ -96,7 +105,7 @@ class Values(Answers):
         grad = ", requires_grad=True" if tensor.requires_grad else ""
         return f"tensor({body}, device='{tensor.device}', dtype={tensor.dtype}{grad})"
 
-    def remember(self, func: Any, args: tuple, out: Any) -> None:
+    def remember(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         """Note on a result where its number is not 1."""
         if func in _NO:
             out.answer = 0
@@ -104,9 +113,37 @@ class Values(Answers):
             args[1].answer = 0  # no gradient is infinite
         elif func in _COMPARES:
             if out.dim() == 0:
-                out.answer = int(_COMPARES[func](getattr(args[0], "answer", self._of(args[0])), args[1]))
+                out.answer = int(_COMPARES[func](self._number(args[0]), args[1]))
         elif func.overloadpacket in _PACKETS:
             out.answer = 0 if func.overloadpacket is _ANY else 1 - getattr(args[0], "answer", 1)
+        elif type(out) is FakeTensor and out.numel() == 1:
+            self._compute(func, args, kwargs, out)
+        elif func._schema.is_mutable and args and isinstance(args[0], (list, tuple)):  # the optimizers' foreach
+            for tensor in args[0]:
+                tensor.__dict__.pop("answer", None)
+
+    def written(self, tensor: torch.Tensor, number: float) -> None:
+        """The program made a tensor of one element of this number."""
+        tensor.answer = number
+
+    def _compute(self, func: Any, args: tuple, kwargs: dict, out: torch.Tensor) -> None:
+        """The number of one element, from numbers of one element, where one of them is not what every element is."""
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        if func not in _WRITTEN and not any(hasattr(tensor, "answer") for tensor in tensors):
+            return
+        computes = func in _WRITTEN or func in _COPIES or func.is_view or torch.Tag.pointwise in func.tags
+        if not computes or any(tensor.numel() != 1 for tensor in tensors):
+            if func._schema.is_mutable:
+                out.__dict__.pop("answer", None)
+            return
+
+        def real(value: Any) -> Any:
+            if type(value) is FakeTensor:
+                known = values_of(value)
+                return torch.full(value.shape, self._number(value), dtype=value.dtype) if known is None else known
+            return torch.device("cpu") if isinstance(value, torch.device) else value
+
+        out.answer = func(*map(real, args), **{name: real(value) for name, value in kwargs.items()}).item()
 
     def stop(self, why: str) -> ValueStop:
         """The error for a question that has no answer."""
@@ -124,14 +161,17 @@ class Values(Answers):
             )
         )
 
+    def _number(self, tensor: torch.Tensor) -> float:
+        number = getattr(tensor, "answer", None) if type(tensor) is FakeTensor else None
+        return self._of(tensor) if number is None else number
+
     def _of(self, tensor: torch.Tensor) -> float:
         return self.element if tensor.is_floating_point() else 1
 
     def _answer(self, tensor: torch.Tensor, asked: str) -> float | int | bool | complex:
         if self.policy == "stop":
             raise self.stop(tr(ko="프로그램이 값을 묻는다", en="the program asks for a value"))
-        number = getattr(tensor, "answer", None) if type(tensor) is FakeTensor else None
-        number = self._of(tensor) if number is None else number
+        number = self._number(tensor)
         kind = bool if tensor.dtype == torch.bool else complex if tensor.dtype.is_complex else float
         answer = kind(number) if kind is not float or tensor.is_floating_point() else number
         file, line = program_line(sys._getframe(2))

@@ -216,13 +216,22 @@ class Watch:
             seen.update(map(id, own))
             self.claim(own, "parameters", name)
             self.claim([p.grad for p in own if p.grad is not None], "gradients", name)
+            for parameter in own:  # what a library hangs on it, as ZeRO its part of it
+                self.claim([kept for kept in vars(parameter).values() if isinstance(kept, torch.Tensor)], "parameters")
 
     def _claim_state(self, optimizer: torch.optim.Optimizer) -> None:
         owners: dict[int, Name] = {}
+        trained = set()
         for root in self.modules.roots:
             for module in root.modules():
                 for parameter in module._parameters.values():
                     owners.setdefault(id(parameter), self.modules.name_of(module))
+                    if parameter is not None and parameter.requires_grad:
+                        trained.add(id(parameter))
+        stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if trained and trained.isdisjoint(map(id, stepped)):  # it steps copies of the weights, in fp32 and flat
+            self.claim(stepped, "optimizer")
+            self.claim([p.grad for p in stepped if p.grad is not None], "gradients")
         for parameter, state in optimizer.state.items():
             tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
             self.claim(tensors, "optimizer", owners.get(id(parameter), NOWHERE))
@@ -233,6 +242,7 @@ class Watch:
             self._optimizers.add(optimizer)
         for root in list(self.modules.roots):
             self._claim_module(root)
+        self._claim_state(optimizer)
         self.enter(STEP)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from ..errors import NotSupported, WrongValue
 from ..language import tr
-from ..models.adapters import require
+from ..optional import require
 from ..real import GPU, gpu_of, storage_bytes
 from ..units import choose
 

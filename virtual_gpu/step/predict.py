@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -11,6 +13,7 @@ import torch
 from ..cards import CATALOG, GPUSpec
 from ..counting.gpu import VirtualGPU, as_gpu
 from ..errors import NoSuchLayer
+from ..frames import clear_frames
 from ..language import tr
 from ..models.build import build_on_gpu
 from ..models.configs import cached_by_model, checkpoint_dtype, load_config
@@ -18,6 +21,7 @@ from ..models.depth import Deepening, from_shallow
 from ..real import GPU, storage_bytes
 from ..report import MemoryReport
 from ..room import room_on
+from ..trace.details import Details
 from ..trace.edits import with_ddp
 from ..trace.micro_batches import MICRO_BATCHES, with_micro_batches
 from ..trace.trace import Trace
@@ -146,7 +150,40 @@ def report_of(
         setting=setting.to_dict() | {"gpu": gpu.name},
         timeline=timeline,
         room=room_on(gpu.spec) if gpu.is_virtual else None,
+        run_again=_run_again(setting, gpu, predicted),
     )
+
+
+def _run_again(setting: Setting, gpu: GPU, predicted: bool) -> Callable[[], Details | None] | None:
+    """The setting's run with the tensor behind each block; a prediction's has no limit, a real GPU's no details."""
+    if predicted:
+        spec = gpu.spec if gpu.is_virtual else _spec_like(gpu)
+        return functools.partial(_detailed, setting, spec, False, gpu.expandable_segments, ())
+    if gpu.is_virtual:
+        return functools.partial(_detailed, setting, gpu.spec, True, gpu.expandable_segments, gpu.rules.without)
+    return None
+
+
+@in_turn
+def _detailed(
+    setting: Setting, spec: GPUSpec, limited: bool, expandable_segments: bool, without: Iterable[str]
+) -> Details | None:
+    def run(limited: bool) -> tuple[Details | None, bool]:
+        """What was recorded, and whether the memory ran out."""
+        gpu = VirtualGPU(spec, limited=limited, expandable_segments=expandable_segments, without=without, detailed=True)
+        with gpu.interrupts_wait():
+            try:
+                _run(setting, load_config(setting.model_id), gpu)
+            except torch.OutOfMemoryError as error:
+                clear_frames(error)
+                return gpu.details, True
+        return gpu.details, False
+
+    details, stopped = run(limited)
+    if details is not None and stopped:  # before backward: what would have kept a tensor shows where there is room
+        for origin, further in zip(details.origins, run(False)[0].origins, strict=False):
+            origin.kept = origin.kept or further.kept
+    return details
 
 
 def _spec_like(gpu: GPU) -> GPUSpec:
@@ -170,10 +207,10 @@ def virtual_run(setting: Setting, config: Any, spec: GPUSpec) -> Run:
     """Every operation of the setting's two steps on a virtual GPU without a limit."""
     gpu = VirtualGPU(spec, limited=False)
     with gpu.interrupts_wait():
-        return _run_unlimited(setting, config, gpu)
+        return _run(setting, config, gpu)
 
 
-def _run_unlimited(setting: Setting, config: Any, gpu: VirtualGPU) -> Run:
+def _run(setting: Setting, config: Any, gpu: VirtualGPU) -> Run:
     dtype, autocast = setting.dtypes
     dtype = checkpoint_dtype(setting.model_id, config) if dtype == "auto" else dtype
     model = build_on_gpu(config, dtype, setting.attention, setting.peft, gpu, **setting.adapters)

@@ -43,6 +43,10 @@ class TimelineRecorder:
         self._spans.append((name, start, len(self._events)))
         self._open = None
 
+    def births(self) -> list[int]:
+        """The ids of all allocations so far, in the order in which the trace has them."""
+        return [event for event in (*self._before, *self._events) if event > 0]
+
     def trace(self) -> Trace:
         """All that was recorded so far."""
         events = np.array(self._before + self._events, dtype=np.int64)

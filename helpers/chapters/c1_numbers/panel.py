@@ -9,7 +9,8 @@ import ipywidgets as widgets
 from virtual_gpu.language import tr
 
 from ...panel import Panel
-from .formats import draw_number, parse_number
+from .formats import parse_number
+from .pictures import draw_number
 
 PRESETS = ("0.1", "1/3", "2049", "65504", "65520", "70000", "1e-8", "-0.0", "inf", "nan")
 

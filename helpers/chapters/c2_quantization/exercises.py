@@ -1,4 +1,4 @@
-"""Chapter 2: quantization."""
+"""Chapter 2: quantization. Exercises, and cases to solve by experiments."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import torch
 from virtual_gpu.language import tr
 from virtual_gpu.units import choose
 
-from ...self_check import Exercise, filled, right
-from ...small_model import score, train_small_model, with_outlier_channels
-from .quantization import example_tensor, quantize, quantize_model
+from ...self_check import Case, Exercise, filled, right
+from ...small_model import CAPITALS, score, train_small_model, with_outlier_channels
+from .cases import answer_in_int8, train_with_states
+from .examples import example_tensor
+from .quantization import quantize
+from .whole_model import quantize_model
 
 
 def _judge_absmax(function: Callable[[torch.Tensor, int], tuple[torch.Tensor, Any]]) -> str:
@@ -57,14 +60,14 @@ def _judge_bits(function: Callable[[int, int, bool], float]) -> str:
     return right()
 
 
-BUDGET, KNOWN = 5.0, 62
+BUDGET = 4.6
 
 
 def _judge_budget(setting: dict[str, Any]) -> str:
     setting = filled(setting)
     for name in setting:
-        choose(name, ("method", "bits", "block_size", "per_channel"), tr(ko="설정", en="setting"))
-    quantized = quantize_model(with_outlier_channels(train_small_model()), **setting)
+        choose(name, ("method", "bits", "block_size", "per_channel", "double"), tr(ko="설정", en="setting"))
+    quantized = quantize_model(with_outlier_channels(train_small_model(), where="weights"), **setting)
     loss, known = score(quantized.model)
     bits = quantized.bits_per_parameter
     found = tr(
@@ -75,9 +78,48 @@ def _judge_budget(setting: dict[str, Any]) -> str:
         return tr(
             ko=f"{found} 예산을 {bits - BUDGET:.2f}비트 넘는다.", en=f"{found} {bits - BUDGET:.2f} bits too many."
         )
-    if known < KNOWN:
-        return tr(ko=f"{found} {KNOWN - known}개가 모자란다.", en=f"{found} {KNOWN - known} too few.")
+    if known < len(CAPITALS):
+        missing = len(CAPITALS) - known
+        return tr(ko=f"{found} {missing}개가 모자란다.", en=f"{found} {missing} too few.")
     return right(found)
+
+
+STATE_BYTES = 2.1
+
+
+def _judge_states(setting: dict[str, Any]) -> str:
+    outcome = train_with_states(**filled(setting))
+    if not outcome.learned:
+        return tr(ko=f"배우지 않는다. {outcome!r}", en=f"It does not learn. {outcome!r}")
+    if outcome.nbytes > STATE_BYTES:
+        more = f"{outcome.nbytes - STATE_BYTES:.2f}"
+        return tr(
+            ko=f"배운다. 그러나 {more}바이트가 많다. {outcome!r}", en=f"It learns, {more} bytes too many. {outcome!r}"
+        )
+    return right(
+        tr(
+            ko=f"{outcome!r}. 나누는 수인 분산이 범인이고, 모멘텀은 선형이라도 배운다.",
+            en=f"{outcome!r}. The variance, which divides, is the culprit; the momentum may stay linear.",
+        )
+    )
+
+
+def _judge_int8(setting: dict[str, Any]) -> str:
+    outcome = answer_in_int8(**filled(setting))
+    missing = len(CAPITALS) - outcome.capitals
+    if missing:
+        return tr(ko=f"{missing}개를 틀린다. {outcome!r}", en=f"{missing} are wrong. {outcome!r}")
+    if outcome.columns:
+        return tr(
+            ko=f"모두 맞힌다. 그러나 열 {outcome.columns}개를 16비트로 곱한다.",
+            en=f"All right, but {outcome.columns} columns are multiplied in 16 bits.",
+        )
+    return right(
+        tr(
+            ko=f"{outcome!r}. 진짜 Llama에서는 이것만으로 모자라, 토큰마다 스케일을 두어야 한다는 보고가 이어졌다.",
+            en=f"{outcome!r}. On a real Llama this was not enough: a scale for each token was needed too.",
+        )
+    )
 
 
 EXERCISES = {
@@ -94,7 +136,7 @@ EXERCISES = {
                 en="The scale is what code 1 stands for: the absolute maximum divided by the largest code.",
             ),
         ],
-        "def absmax_quantize(x, bits):\n"
+        "def absmax(x, bits):\n"
         "    scale = x.abs().max() / (2 ** (bits - 1) - 1)\n"
         "    return (x / scale).round(), scale",
     ),
@@ -103,11 +145,11 @@ EXERCISES = {
         _judge_bits,
         lambda: [
             tr(
-                ko="fp32 스케일 하나(32비트)를 블록의 파라미터들이 나누어 낸다.",
+                ko="fp32 스케일 하나(32비트)를 블록의 파라미터들이 나누어 부담한다.",
                 en="The parameters of a block share one fp32 scale, 32 bits.",
             ),
             tr(
-                ko="이중 양자화에서는 스케일 하나가 8비트이고, 스케일 256개가 fp32 하나를 나누어 낸다.",
+                ko="이중 양자화에서는 스케일 하나가 8비트이고, 스케일 256개가 fp32 하나를 나누어 부담한다.",
                 en="With double quantization a scale has 8 bits, and 256 scales share one fp32.",
             ),
         ],
@@ -120,14 +162,53 @@ EXERCISES = {
         _judge_budget,
         lambda: [
             tr(
-                ko="2.9절의 표에서 시작한다. 블록이 작을수록, 코드가 많을수록 정확하지만 둘 다 비트를 쓴다.",
-                en="Start from the table in 2.9: smaller blocks and more codes both help, and both cost bits.",
+                ko="2.11절의 표에서 시작한다. 블록이 작을수록 정확하지만 스케일이 비트를 쓴다.",
+                en="Start from the table in 2.11: smaller blocks help, and their scales cost bits.",
             ),
             tr(
-                ko="같은 비트라면 가중치의 분포에 맞춘 코드가 낫다. 블록 크기는 32 / (예산 - 비트)까지 줄일 수 있다.",
-                en="Codes that suit the weights' distribution do better; blocks may shrink to 32 / (budget - bits).",
+                ko="블록 16에 fp32 스케일은 2비트나 된다. 스케일을 더 적은 비트로 적는 방법이 둘 있었다.",
+                en="In blocks of 16 an fp32 scale costs 2 bits. There were two ways to write it in fewer.",
             ),
         ],
-        'setting = {"method": "nf4", "block_size": 32}',
+        'setting = {"method": "nf4", "block_size": 16, "double": True}',
+    ),
+}
+
+CASES = {
+    "2-A": lambda: Case(
+        "2-A",
+        _judge_states,
+        lambda: [
+            tr(
+                ko="가장 큰 갱신이 학습률의 몇 배인지 본다. 갱신은 모멘텀을 √분산으로 나눈 것이다.",
+                en="Look at the largest step: a step is the momentum divided by the root of the variance.",
+            ),
+            tr(
+                ko="한쪽만 fp32로 바꾸어 보면 범인이 드러난다. 그다음 그쪽을 2.9절의 다른 코드로 적는다.",
+                en="Put one of them in fp32 to find the culprit; then write that one with the other codes.",
+            ),
+        ],
+        'case("2-A").run(momentum="linear", variance="fp32")\n'
+        'setting = {"momentum": "dynamic", "variance": "dynamic", "block_size": 256}',
+        experiment=train_with_states,
+        thread="inclusionAI/AReno #541, Dettmers et al. 2021 (arXiv 2110.02861)",
+    ),
+    "2-B": lambda: Case(
+        "2-B",
+        _judge_int8,
+        lambda: [
+            tr(
+                ko="이상치는 순전파 상태의 채널에 있다. 토큰마다 스케일을 두어도 모든 토큰이 그 채널을 가진다.",
+                en="The outliers are in channels of the activations: every token has them.",
+            ),
+            tr(
+                ko="threshold는 16비트 열을 만든다. 이상치를 가중치와 나누어 맡는 설정이 남았다.",
+                en="A threshold makes columns in 16 bits. What shares the outliers with the weights is left.",
+            ),
+        ],
+        'case("2-B").run(activations="token", weights="channel")\n'
+        'setting = {"activations": "token", "weights": "channel", "smooth": 0.5}',
+        experiment=answer_in_int8,
+        thread="vllm-project/vllm #1112, casper-hansen/AutoAWQ #98",
     ),
 }

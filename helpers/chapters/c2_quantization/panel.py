@@ -11,7 +11,9 @@ from virtual_gpu.language import tr
 
 from ...panel import Panel
 from ...small_model import train_small_model
-from .quantization import DISTRIBUTIONS, METHODS, example_tensor, method_label, quantize
+from .checks import FIXED
+from .examples import DISTRIBUTIONS, example_tensor
+from .quantization import METHODS, method_label, quantize
 
 COUNT = 4096
 
@@ -52,10 +54,11 @@ class QuantizationPanel(Panel):
         self.move(self._changed)
 
     def _changed(self) -> None:
-        nf4 = self.controls["method"].value == "nf4"
-        self.controls["bits"].disabled = nf4  # NF4 has 4 bits, whatever the field says
-        self.controls["block"].disabled = self.controls["grouping"].value != "block"
-        quantized = quantize(self._numbers(), **self._setting(nf4))
+        bits, block = FIXED.get(self.controls["method"].value, (None, None))
+        self.controls["bits"].disabled = bits is not None  # what a format prescribes, whatever the field says
+        self.controls["grouping"].disabled = block is not None
+        self.controls["block"].disabled = block is not None or self.controls["grouping"].value != "block"
+        quantized = quantize(self._numbers(), **self._setting())
         self.show(f"{quantized.title}: {quantized.verdict}", picture=quantized)
 
     def _numbers(self) -> torch.Tensor:
@@ -66,14 +69,14 @@ class QuantizationPanel(Panel):
             self._weights = train_small_model().blocks[0].up.weight
         return self._weights
 
-    def _setting(self, nf4: bool) -> dict[str, Any]:
+    def _setting(self) -> dict[str, Any]:
+        """What the fields that are not disabled say."""
         setting: dict[str, Any] = {"method": self.controls["method"].value}
-        if not nf4:
+        if not self.controls["bits"].disabled:
             setting["bits"] = _integer(self.controls["bits"].value, tr(ko="비트", en="bits"))
-        grouping = self.controls["grouping"].value
-        if grouping == "channel":
+        if not self.controls["grouping"].disabled and self.controls["grouping"].value == "channel":
             setting["per_channel"] = True
-        elif grouping == "block":
+        if not self.controls["block"].disabled:
             setting["block_size"] = _integer(self.controls["block"].value, tr(ko="블록 크기", en="block size"))
         return setting
 

@@ -1,4 +1,4 @@
-"""Chapter 2's pictures: a quantized tensor as a histogram with its codes, and the book's four kinds of drawing."""
+"""Chapter 2's pictures: a quantized tensor as a histogram with its codes, and numbers beside their codes."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ def _shown_groups(q: Any) -> list[tuple[int, str]]:
         return [(0, tr(ko="코드가 뜻하는 값", en="what the codes stand for"))]
     widths = (q.table[:, -1] - q.table[:, 0]) if q.table is not None and q.table.dim() == 2 else q.scales
     order = widths.argsort(stable=True).tolist()
+    group = tr(ko="블록", en="block") if q.grouping == "block" else tr(ko="채널", en="channel")
     names = {
-        0: tr(ko="가장 촘촘한 묶음의 코드", en="the group with the narrowest codes"),
-        len(order) // 2: tr(ko="중간 묶음의 코드", en="a middle group"),
-        len(order) - 1: tr(ko="가장 성긴 묶음의 코드", en="the group with the widest codes"),
+        0: tr(ko=f"가장 촘촘한 {group}의 코드", en=f"the {group} with the narrowest codes"),
+        len(order) // 2: tr(ko=f"중간 {group}의 코드", en=f"a middle {group}"),
+        len(order) - 1: tr(ko=f"가장 성긴 {group}의 코드", en=f"the {group} with the widest codes"),
     }
     return [(order[rank], name) for rank, name in sorted(names.items())]
 
@@ -185,29 +186,4 @@ def draw_codes(*parts: Any) -> svg.Drawing:
                 drawing.rect(x, y, cell - 3, 28, fill)
                 color = svg.RED if lost else svg.INK
                 drawing.text(x + cell / 2 - 1, y + 19, text, size=13, anchor="middle", fill=color, bold=row == 1)
-    return drawing
-
-
-def draw_code_stems(*parts: Any) -> svg.Drawing:
-    """Each code as a bar that stands on the number it stands for and is as high as the numbers that use it."""
-    tall = 172
-    drawing = svg.Drawing(760, tall * len(parts) + 8, "; ".join(map(repr, parts)))
-    for i, q in enumerate(parts):
-        top = i * tall
-        low, high = _span(torch.cat([q.original.reshape(-1), q.levels()]))
-        drawing.text(
-            20, top + 28, f"{q.title}: {q.verdict}", size=svg.fit_size(f"{q.title}: {q.verdict}", 720, 14), bold=True
-        )
-        base, height, counts = top + 146, 84, q.counts.tolist()
-        labelled = -100.0
-        for level, count in zip(q.levels().tolist(), counts, strict=True):
-            x = LEFT + WIDTH * (level - low) / (high - low)
-            stroke = svg.BLUE if count else svg.RED
-            drawing.line(x, base, x, base - max(height * count / max(counts), 6), stroke, stroke_width=5)
-            if x - labelled > 22:
-                y = base - height * count / max(counts) - 8
-                drawing.text(x, y, str(count), size=9, anchor="middle", fill=stroke)
-                labelled = x
-        drawing.line(LEFT, base, LEFT + WIDTH, base, svg.MUTED)
-        _value_ticks(drawing, low, high, base)
     return drawing

@@ -1,26 +1,21 @@
-"""Quantization: numbers as small codes, and what that costs. The chapter's quantizers, for tensors of any shape."""
+"""Quantization: numbers as small codes, and what that costs; for tensors of any shape."""
 
 from __future__ import annotations
 
-import copy
-import importlib
-import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
-from statistics import NormalDist
 from typing import Any
 
 import torch
-from torch import nn
 
 from virtual_gpu.drawing import svg
 from virtual_gpu.language import tr
 from virtual_gpu.units import choose
 
+from .checks import FIXED, check_bits, check_grouping, check_tensor
+from .code_tables import E2M1, E2M1_LARGEST, E2M1_LARGEST_EXPONENT, nf4_table
 from .pictures import draw_quantized
 
-METHODS = ("type_range", "absmax", "zero_point", "quantile", "nf4")
+METHODS = ("type_range", "absmax", "zero_point", "quantile", *FIXED)
 SCALE_BITS = 32  # a scale, and a value of a table that the data decide, is stored as fp32
 _TINY, _LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
@@ -33,6 +28,8 @@ def method_label(method: str) -> str:
         "zero_point": tr(ko="영점", en="zero-point"),
         "quantile": tr(ko="분위수", en="quantile"),
         "nf4": "NF4",
+        "mxfp4": "MXFP4",
+        "nvfp4": "NVFP4",
     }[method]
 
 
@@ -79,7 +76,7 @@ class Quantized:
         codes, scales = codes.long(), self.scales[:, None]
         if self.method == "quantile":
             return self.table.gather(1, codes)
-        if self.method == "nf4":
+        if self.table is not None:
             return self.table[codes] * scales
         zeros = 0 if self.zeros is None else self.zeros[:, None]
         return ((codes - zeros) * scales.double()).clamp(-_LARGEST, _LARGEST).float()
@@ -108,15 +105,13 @@ class Quantized:
     def bits_per_parameter(self) -> float:
         """All in: the codes, and the scales, zero points and tables that follow from the data.
 
-        What is the same for every tensor (the range of a type, the table of NF4) is not stored with it.
+        What is the same for every tensor (the range of a type, the table of a format) is not stored with it.
         """
         per_group = {
             "type_range": 0,
-            "absmax": self.scale_bits,
             "zero_point": self.scale_bits + self.bits,
             "quantile": SCALE_BITS * 2**self.bits,
-            "nf4": self.scale_bits,
-        }[self.method]
+        }.get(self.method, self.scale_bits)
         return self.bits + per_group * self.groups / self.codes.numel()
 
     @property
@@ -161,22 +156,22 @@ def quantize(
     """Quantize a real tensor of any shape; ValueError says what cannot be.
 
     method: "type_range" (the range of `source`, by default the tensor's own type, onto the range of the codes),
-        "absmax" (symmetric), "zero_point" (asymmetric), "quantile", "nf4".
-    bits: 2 to 8; by default 8, for NF4 always 4.
+        "absmax" (symmetric), "zero_point" (asymmetric), "quantile", "nf4", "mxfp4", "nvfp4".
+    bits: 2 to 8; by default 8, for the last three always 4.
     block_size: numbers that share a scale, counted along the flattened tensor; per_channel: each row (first
-        dimension) is a group. With neither, the whole tensor is one.
+        dimension) is a group. With neither, the whole tensor is one; MXFP4 has blocks of 32, NVFP4 of 16.
     """
     method = choose(method, METHODS, tr(ko="양자화 방법", en="quantization method"))
-    bits = _check_bits(bits, method)
-    numbers = _check_tensor(tensor)
-    size, grouping = _check_grouping(numbers, block_size, per_channel)
+    bits = check_bits(bits, method)
+    numbers = check_tensor(tensor)
+    size, grouping = check_grouping(numbers, method, block_size, per_channel)
     rows = _rows(numbers.reshape(-1), size)
     if method == "type_range":
         parts = _type_range(rows, bits, source or tensor.dtype)
     elif method == "quantile":
         parts = _quantile(rows, bits, numbers.numel())
     else:
-        parts = {"absmax": _absmax, "zero_point": _zero_point, "nf4": _nf4}[method](rows, bits)
+        parts = _METHODS[method](rows, bits)
     codes = parts.pop("codes").reshape(-1)[: numbers.numel()].reshape(numbers.shape).to(torch.int16)
     return Quantized(numbers, codes, method, bits, size, grouping, **parts)
 
@@ -256,28 +251,38 @@ def _quantile_rows(rows: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.T
     return codes, torch.where(members > 0, sums / members.clamp_min(1), empty.double()).float()
 
 
-@cache
-def nf4_table() -> tuple[float, ...]:
-    """The 16 values of NF4, from the normal distribution's quantiles (QLoRA, arXiv 2305.14314, appendix E).
-
-    8 quantiles above 0 and 7 below, evenly spaced in probability, and 0 itself; all divided by the largest. The
-    outermost is at the probability 0.9677083, halfway between the
-    middle of the last of 16 shares and that of the last of 15.
-    """
-    offset = 1 - (1 / 32 + 1 / 30) / 2
-    quantile = NormalDist().inv_cdf
-    above = [quantile(offset + (0.5 - offset) * i / 8) for i in range(8)]
-    below = [-quantile(offset + (0.5 - offset) * i / 7) for i in range(7)]
-    return tuple(value / above[0] for value in sorted([*above, 0.0, *below]))
+def _mxfp4(rows: torch.Tensor, bits: int) -> dict[str, Any]:
+    """A scale is a power of two in 8 bits (E8M0): the largest number's, over that of the largest code (section 6.3)."""
+    exponents = rows.abs().amax(1).frexp().exponent - 1 - E2M1_LARGEST_EXPONENT
+    scales = torch.ones(len(rows), device=rows.device).ldexp(exponents.clamp(-127, 127))
+    return {"codes": _e2m1(rows / scales[:, None]), "scales": scales, "table": torch.tensor(E2M1), "scale_bits": 8}
 
 
-def load_bitsandbytes() -> Any:
-    """The module bitsandbytes, without its warning of optional CPU kernels that the course does not use."""
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    return importlib.import_module("bitsandbytes")
+def _nvfp4(rows: torch.Tensor, bits: int) -> dict[str, Any]:
+    """A scale is an E4M3 number, times one fp32 number for the whole tensor (NVIDIA's format for Blackwell, 2025)."""
+    eight_bits, largest = torch.float8_e4m3fn, rows.abs().amax(1)
+    whole = (largest.max() / E2M1_LARGEST / torch.finfo(eight_bits).max).clamp_min(_TINY)
+    scales = (largest / E2M1_LARGEST / whole).to(eight_bits).float() * whole
+    scaled = torch.where(scales[:, None] > 0, rows / scales[:, None], 0)
+    scale_bits = 8 + SCALE_BITS / len(rows)
+    return {"codes": _e2m1(scaled), "scales": scales, "table": torch.tensor(E2M1), "scale_bits": scale_bits}
 
 
-# ---- scales of scales, outlier columns ------------------------------------------------------------------------------
+def _e2m1(scaled: torch.Tensor) -> torch.Tensor:
+    """The code of the nearest number of E2M1, ties to the even code; what is beyond 6 becomes 6."""
+    magnitudes = torch.tensor(E2M1[:8], device=scaled.device)
+    middles = (magnitudes[:-1] + magnitudes[1:]) / 2
+    below, above = (torch.bucketize(scaled.abs(), middles, right=right) for right in (False, True))
+    return torch.where(below % 2 == 0, below, above) + 8 * scaled.signbit()
+
+
+_METHODS = {"absmax": _absmax, "zero_point": _zero_point, "nf4": _nf4, "mxfp4": _mxfp4, "nvfp4": _nvfp4}
+
+
+def _rows(flat: torch.Tensor, size: int) -> torch.Tensor:
+    """(n,) → (groups, size), the last one filled up with zeros."""
+    groups = -(-len(flat) // size)
+    return torch.nn.functional.pad(flat, (0, groups * size - len(flat))).reshape(groups, size)
 
 
 def double_quantize(quantized: Quantized, block_size: int = 256) -> Quantized:
@@ -294,167 +299,3 @@ def double_quantize(quantized: Quantized, block_size: int = 256) -> Quantized:
     scales = (small.dequantize() + mean).clamp_min(_TINY)
     bits = small.bits_per_parameter + SCALE_BITS / quantized.groups
     return replace(quantized, scales=scales, scale_bits=bits)
-
-
-def outlier_columns(x: torch.Tensor, threshold: float = 6.0) -> torch.Tensor:
-    """The columns (features) of x (…, features) that hold a number of at least `threshold` (LLM.int8, 2208.07339)."""
-    return (x.abs() >= threshold).reshape(-1, x.shape[-1]).any(0).nonzero().flatten()
-
-
-def int8_linear(x: torch.Tensor, weight: torch.Tensor, threshold: float | None = None) -> torch.Tensor:
-    """x (n, in) · weight (out, in)ᵀ in int8, a scale for each row of both; with a threshold, outlier columns apart."""
-    columns = outlier_columns(x, threshold) if threshold else torch.empty(0, dtype=torch.long)
-    kept = torch.ones(x.shape[1], dtype=torch.bool)
-    kept[columns] = False
-    if not kept.any():
-        return x @ weight.T
-    rows, cols = (quantize(part[:, kept], per_channel=True) for part in (x, weight))
-    product = (rows.codes.int() @ cols.codes.int().T) * rows.scales[:, None] * cols.scales
-    return product + x[:, columns] @ weight[:, columns].T
-
-
-# ---- a whole model -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class QuantizedModel:
-    """A copy of a model that computes with restored weights, and the quantized ones by name."""
-
-    model: nn.Module
-    weights: dict[str, Quantized]
-
-    @property
-    def bits_per_parameter(self) -> float:
-        """Over the quantized weights, all in."""
-        sizes = [q.codes.numel() for q in self.weights.values()]
-        bits = [q.bits_per_parameter for q in self.weights.values()]
-        return sum(n * b for n, b in zip(sizes, bits, strict=True)) / sum(sizes)
-
-    @property
-    def relative_error(self) -> float:
-        """Over the quantized weights: the length of the error beside the length of the weights."""
-        originals = torch.cat([q.original.reshape(-1).double() for q in self.weights.values()])
-        restored = torch.cat([q.dequantize().reshape(-1).double() for q in self.weights.values()])
-        return float((restored - originals).norm() / originals.norm())
-
-
-@torch.no_grad()
-def quantize_model(model: nn.Module, skip: tuple[str, ...] = ("head",), **setting: Any) -> QuantizedModel:
-    """Quantize the weights of a model's linear layers, but for those named in `skip`; `setting` as for `quantize`."""
-    model, weights = copy.deepcopy(model), {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and name not in skip:
-            weights[name] = quantize(module.weight, **setting)
-            module.weight.copy_(weights[name].dequantize())
-    return QuantizedModel(model, weights)
-
-
-# ---- example tensors ------------------------------------------------------------------------------------------------
-
-
-def _normal(*shape: int, seed: int) -> torch.Tensor:
-    # In fp64, whose random numbers do not depend on the CPU's vector instructions.
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def _heavy(count: int, seed: int) -> torch.Tensor:
-    """Student's t with 3 degrees of freedom."""
-    return _normal(count, seed=seed) / _normal(count, 3, seed=seed + 1).square().mean(1).sqrt()
-
-
-def _outliers(count: int, seed: int) -> torch.Tensor:
-    values = _normal(count, seed=seed)
-    values[count // 7 :: max(count // 4, 1)] *= 20
-    return values
-
-
-NINE_NUMBERS = (0.6, -1.1, 0.3, 1.4, -0.8, 0.5, -0.2, 9.0, 0.9)  # one outlier
-
-
-def book_numbers(count: int = 24) -> torch.Tensor:
-    """Numbers whose smallest is -17 and whose largest is 15, as in the book's example."""
-    numbers = _normal(count, seed=1).sort().values
-    return torch.where(numbers < 0, numbers * 17 / -numbers[0], numbers * 15 / numbers[-1]).float()
-
-
-DISTRIBUTIONS: dict[str, Callable[[int, int], torch.Tensor]] = {
-    "normal": lambda count, seed: _normal(count, seed=seed),
-    "heavy_tailed": _heavy,
-    "outliers": _outliers,
-    "one_sided": lambda count, seed: _normal(count, seed=seed).clamp_min(0),
-}
-
-
-def example_tensor(distribution: str = "normal", count: int = 4096, seed: int = 0) -> torch.Tensor:
-    """Numbers to quantize, the same on every machine: normal, heavy_tailed, outliers, one_sided (normal after ReLU)."""
-    return DISTRIBUTIONS[choose(distribution, DISTRIBUTIONS, tr(ko="분포", en="distribution"))](count, seed).float()
-
-
-# ---- what is refused ------------------------------------------------------------------------------------------------
-
-
-def _check_bits(bits: Any, method: str) -> int:
-    if bits is None:
-        return 4 if method == "nf4" else 8
-    if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 8:
-        raise ValueError(
-            tr(ko=f"bits={bits!r}: 2부터 8까지의 정수여야 한다.", en=f"bits={bits!r}: an integer of 2 to 8.")
-        )
-    if method == "nf4" and bits != 4:
-        raise ValueError(tr(ko=f"bits={bits}: NF4는 4비트 형식이다.", en=f"bits={bits}: NF4 has 4 bits."))
-    return bits
-
-
-def _check_tensor(tensor: Any) -> torch.Tensor:
-    if not isinstance(tensor, torch.Tensor):
-        kind = type(tensor).__name__
-        raise ValueError(tr(ko=f"torch 텐서가 아니라 {kind}이다.", en=f"{kind} is not a torch tensor."))
-    if not tensor.dtype.is_floating_point:
-        raise ValueError(
-            tr(
-                ko=f"{tensor.dtype} 텐서는 양자화할 수 없다. 실수(부동소수점) 텐서여야 한다.",
-                en=f"a {tensor.dtype} tensor cannot be quantized: it must be of a floating-point type.",
-            )
-        )
-    if tensor.numel() == 0:
-        raise ValueError(tr(ko="빈 텐서라서 양자화할 값이 없다.", en="the tensor is empty: nothing to quantize."))
-    numbers = tensor.detach().to(torch.float32, copy=True)
-    if bad := int((~numbers.isfinite()).sum()):
-        raise ValueError(
-            tr(
-                ko=f"nan이나 inf(fp32의 범위를 넘는 값 포함)가 {bad}개 있다. 양자화하기 전에 없앤다.",
-                en=f"{bad} values are nan or inf (or beyond fp32): remove them first.",
-            )
-        )
-    return numbers
-
-
-def _check_grouping(numbers: torch.Tensor, block_size: Any, per_channel: bool) -> tuple[int, str]:
-    if per_channel:
-        if block_size is not None:
-            raise ValueError(
-                tr(
-                    ko="block_size와 per_channel은 함께 쓸 수 없다.",
-                    en="choose block_size or per_channel, not both.",
-                )
-            )
-        if numbers.dim() < 2:
-            raise ValueError(tr(ko="채널별 양자화에는 2차원 이상의 텐서가 필요하다.", en="channels need 2 dimensions."))
-        return numbers.numel() // len(numbers), "channel"
-    if block_size is None:
-        return numbers.numel(), "tensor"
-    count = numbers.numel()
-    if isinstance(block_size, bool) or not isinstance(block_size, int) or not 1 <= block_size <= count:
-        raise ValueError(
-            tr(
-                ko=f"block_size={block_size!r}: 1부터 텐서의 원소 수 {count:,}까지의 정수여야 한다.",
-                en=f"block_size={block_size!r}: an integer of 1 to the tensor's {count:,} elements.",
-            )
-        )
-    return block_size, "block"
-
-
-def _rows(flat: torch.Tensor, size: int) -> torch.Tensor:
-    """(n,) → (groups, size), the last one filled up with zeros."""
-    groups = -(-len(flat) // size)
-    return torch.nn.functional.pad(flat, (0, groups * size - len(flat))).reshape(groups, size)

@@ -29,7 +29,7 @@ def gradient(model: nn.Module) -> torch.Tensor:
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The length of a - b as a share of the length of b."""
+    """The norm of a - b as a share of the norm of b."""
     return float((a - b).norm() / b.norm())
 
 
@@ -61,6 +61,12 @@ def capital_samples(rows: torch.Tensor) -> list[dict[str, torch.Tensor]]:
     inputs, labels = sentences()
     shifted = torch.cat([torch.full_like(labels[:, :1], -100), labels[:, :-1]], dim=1)
     return [{"input_ids": inputs[row], "labels": shifted[row]} for row in rows]
+
+
+def moved(model: nn.Module) -> torch.Tensor:
+    """How far training has taken a `small_gpt2()` from where it began, as one vector (elements,)."""
+    pairs = zip(model.parameters(), small_gpt2().parameters(), strict=True)
+    return torch.cat([(after - before).detach().flatten() for after, before in pairs])
 
 
 def draw_splits(found: list[Combination]) -> Any:

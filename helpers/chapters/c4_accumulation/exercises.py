@@ -1,4 +1,4 @@
-"""Chapter 4: what each micro-batch counts for, how often the optimizer steps, what fits."""
+"""Chapter 4: what fits, what each micro-batch counts for, how often the optimizer steps; two cases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from virtual_gpu.step.splits import equal_splits, split_setting
 from virtual_gpu.units import choose, human_bytes
 
 from ...experiment import predict_memory
-from ...self_check import Exercise, compare, filled, right
+from ...self_check import Case, Exercise, compare, filled, right
+from . import cases
 
 _GROUPS = ([6, 6, 6, 6], [19, 24, 28, 31], [5, 100], [7])
 
@@ -29,8 +30,8 @@ def _judge_factors(function: Callable[[list[int]], list[float]]) -> str:
             expected = count / sum(counts)
             if not isinstance(factor, (int, float)) or abs(factor - expected) > 1e-9:
                 return tr(
-                    ko=f"{counts}: 토큰이 {count}개인 마이크로 배치의 몫이 {factor}이다. {expected:.4f}이어야 한다.",
-                    en=f"{counts}: the micro-batch of {count} tokens counts {factor}, not {expected:.4f}.",
+                    ko=f"{counts}: 토큰 {count}개인 마이크로 배치에 {factor}을(를) 곱했다. {expected:.4f}이어야 한다.",
+                    en=f"{counts}: the micro-batch of {count} tokens is multiplied by {factor}, not {expected:.4f}.",
                 )
     return right()
 
@@ -84,6 +85,21 @@ def _judge_split(changes: dict[str, Any]) -> str:
 EXERCISES = {
     "4-1": lambda: Exercise(
         "4-1",
+        _judge_split,
+        lambda: [
+            tr(
+                ko="길이가 두 배면 순전파 상태도 두 배다. 길이 256에서 들어간 마이크로 배치의 절반쯤에서 시작한다.",
+                en="Twice the length, twice the activations: begin at half of what fitted at length 256.",
+            ),
+            tr(
+                ko="virtual_gpu의 splits(32, gpu='T4', sequence_length=512)가 나눗셈마다 메모리를 알려 준다.",
+                en="splits(32, gpu='T4', sequence_length=512) of virtual_gpu knows every split's memory.",
+            ),
+        ],
+        "changes = {'batch_size': 4, 'gradient_accumulation_steps': 8}",
+    ),
+    "4-2": lambda: Exercise(
+        "4-2",
         _judge_factors,
         lambda: [
             tr(
@@ -91,14 +107,14 @@ EXERCISES = {
                 en="The big batch's loss is the sum over all tokens by their number. What turns a mean into a sum?",
             ),
             tr(
-                ko="평균 × 자기 토큰 수 ÷ 모든 토큰 수다. 몫을 모두 더하면 1이 된다.",
-                en="Mean × own tokens / all tokens. The factors add up to 1.",
+                ko="자기 토큰 수 ÷ 모든 토큰 수다. 모두 더하면 1이 된다.",
+                en="Own tokens / all tokens; they add up to 1.",
             ),
         ],
         "def factors(token_counts):\n    return [count / sum(token_counts) for count in token_counts]",
     ),
-    "4-2": lambda: Exercise(
-        "4-2",
+    "4-3": lambda: Exercise(
+        "4-3",
         _judge_steps,
         lambda: [
             tr(
@@ -113,19 +129,49 @@ EXERCISES = {
         "import math\n\n\ndef optimizer_steps(samples, micro_batch, accumulation):\n"
         "    return math.ceil(math.ceil(samples / micro_batch) / accumulation)",
     ),
-    "4-3": lambda: Exercise(
-        "4-3",
-        _judge_split,
+}
+
+CASES = {
+    "4-A": lambda: Case(
+        "4-A",
+        cases.judge_memory,
         lambda: [
             tr(
-                ko="길이가 두 배면 순전파 상태도 두 배다. 길이 256에서 들어간 마이크로 배치의 절반쯤에서 시작한다.",
-                en="Twice the length, twice the activations: begin at half of what fitted at length 256.",
+                ko="누적 1, 2, 3에서 필요한 크기를 나란히 적는다. 늘어나는 것은 몇 번인가?",
+                en="Write down what 1, 2 and 3 need. How often does it grow?",
             ),
             tr(
-                ko="virtual_gpu의 splits(32, gpu='T4', sequence_length=512)가 나눗셈마다 메모리를 알려 준다.",
-                en="splits(32, gpu='T4', sequence_length=512) of virtual_gpu knows every split's memory.",
+                ko="단계별 기록(.phases())에서 두 번째 순전파가 시작하는 높이를 첫 번째와 비교한다.",
+                en="In .phases(), compare where the second forward begins with the first.",
             ),
         ],
-        "changes = {'batch_size': 4, 'gradient_accumulation_steps': 8}",
+        "one = case('4-A').run(gradient_accumulation_steps=1)\n"
+        "two = case('4-A').run(gradient_accumulation_steps=2)\n"
+        "three = case('4-A').run(gradient_accumulation_steps=3)\n"
+        "assert one.needed_bytes < two.needed_bytes == three.needed_bytes\n"
+        "needed = two.needed_bytes / 2**30",
+        experiment=cases.memory_of,
+        thread="young-geng/EasyLM #36",
+    ),
+    "4-B": lambda: Case(
+        "4-B",
+        cases.judge_loop,
+        lambda: [
+            tr(
+                ko="한 번에 하나만 바꾼다. 아무것도 바꾸지 않고 차이가 0이라면, 누가 용의선상에서 빠지는가?",
+                en="Change one thing at a time. Who is cleared by a difference of 0 with nothing changed?",
+            ),
+            tr(
+                ko="lengths='mixed', micro_batches=6, max_norm=1.0을 하나씩 켠다.",
+                en="Turn on lengths='mixed', micro_batches=6, max_norm=1.0, one at a time.",
+            ),
+        ],
+        "print(case('4-B').run())\n"
+        "print(case('4-B').run(lengths='mixed'))\n"
+        "print(case('4-B').run(micro_batches=6))\n"
+        "print(case('4-B').run(max_norm=1.0))\n"
+        "guilty = {'mean_of_means', 'clipped_inside'}",
+        experiment=cases.submitted_loop,
+        thread="huggingface/transformers #34191, #1563",
     ),
 }

@@ -21,7 +21,9 @@ from virtual_gpu.drawing import svg
 from virtual_gpu.language import tr
 from virtual_gpu.units import choose, positive_int
 
-from .pictures import draw_moment, draw_sweep
+from ...charts import Chart
+from .charts import sweep_chart
+from .pictures import draw_moment
 
 Action = tuple[str, int]
 STRATEGIES = ("everything", "minimum")
@@ -451,9 +453,9 @@ class SegmentSweep:
         """The row with the lowest peak; among equal ones that with the fewest recomputations."""
         return min(self.rows, key=lambda row: row[1:])
 
-    def draw(self) -> svg.Drawing:
-        """Peak and recomputations over the number of segments, with the lowest peak and 2√N."""
-        return draw_sweep(self)
+    def draw(self) -> Chart:
+        """The peak over the number of segments, with the lowest and 2√N."""
+        return sweep_chart(self)
 
     def _repr_svg_(self) -> str:
         return self.draw().svg()

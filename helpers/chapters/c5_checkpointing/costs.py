@@ -1,11 +1,10 @@
-"""What checkpointing costs and saves: a real step on the CPU, training on a virtual GPU, both levers at once."""
+"""What checkpointing costs and saves in training on a virtual GPU, alone and beside accumulation."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from io import StringIO
 from types import SimpleNamespace
@@ -13,172 +12,173 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.drawing.labels import html_table
 from virtual_gpu.language import tr
-from virtual_gpu.models.build import build_on_gpu
+from virtual_gpu.models.build import build_model, build_on_gpu
 from virtual_gpu.models.configs import checkpoint_dtype, load_config
+from virtual_gpu.room import FITS, TIGHT, TOO_MUCH
+from virtual_gpu.step.flops import count_flops, training_flops
 from virtual_gpu.step.optimizers import make_optimizer
+from virtual_gpu.step.run import set_checkpointing
 from virtual_gpu.step.setting import Setting
 from virtual_gpu.step.splits import Combination
 from virtual_gpu.trace.timeline import Timeline
 from virtual_gpu.units import human_bytes
 
-from ...experiment import splits
+from ...experiment import predict_memory, splits
 from ...training import train_model
+from .steps import Step, StepTable, checkpoint_modules
 
-# -- one step of a real model on the CPU ---------------------------------------------------------------------------
-
-
-class _LiveBytes(TorchDispatchMode):
-    """Counts the bytes of what operations make, from birth to death; what was there before does not count."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live = self.peak = 0
-        self._known: dict[int, Any] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            storage = tensor.untyped_storage()
-            key, size = storage._cdata, storage.nbytes()
-            if key in given or key in self._known:
-                continue
-            self._known[key] = weakref.ref(storage, partial(self._free, key, size))
-            self.live += size
-            self.peak = max(self.peak, self.live)
-        return out
-
-    def _free(self, key: int, size: int, _: Any) -> None:
-        del self._known[key]
-        self.live -= size
+# -- any model -----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Step:
-    """One forward and backward: bytes held after forward, the most held, and the gradients of the parameters."""
-
-    name: str
-    held_bytes: int
-    peak_bytes: int
-    gradients: dict[str, torch.Tensor] = field(repr=False)
-    difference: float = 0.0  # from the first step's gradients, the largest absolute one
-
-    def __repr__(self) -> str:
-        held, peak = human_bytes(self.held_bytes), human_bytes(self.peak_bytes)
-        return f"{self.name}: " + tr(ko=f"순전파 뒤 {held}, 최대 {peak}", en=f"{held} after forward, peak {peak}")
-
-
-class StepTable(dict):
-    """name → `Step`; as a table it compares all with the first."""
-
-    def _repr_html_(self) -> str:
-        first = next(iter(self.values()))
-        heads = [
-            "",
-            tr(ko="순전파 뒤에 남은 것", en="held after forward"),
-            tr(ko="최대", en="peak"),
-            tr(ko="줄어든 비율", en="saved"),
-            tr(ko="그레이디언트의 차이", en="gradients differ by"),
-        ]
-        rows = [
-            [
-                step.name,
-                human_bytes(step.held_bytes),
-                human_bytes(step.peak_bytes),
-                "-" if step is first else f"{1 - step.held_bytes / first.held_bytes:.0%}",
-                "-" if step is first else f"{step.difference:.0e}" if step.difference else "0",
-            ]
-            for step in self.values()
-        ]
-        return html_table(heads, rows)
-
-    def __repr__(self) -> str:
-        return "\n".join(map(str, self.values()))
+def step_timeline(
+    model: nn.Module, inputs: Mapping[str, torch.Tensor], card: str = "T4", optimizer: str = "adamw"
+) -> Timeline:
+    """Two training steps of any model whose output has a loss, on a virtual card without a limit."""
+    gpu = VirtualGPU(CATALOG[card], limited=False)
+    model, inputs = gpu.place(model).train(), gpu.place(inputs)
+    optimizer = make_optimizer(optimizer, model)
+    with gpu.record(model, optimizer) as record:
+        for _ in range(2):
+            with record.phase("forward"):
+                loss = model(**inputs).loss
+            with record.phase("backward"):
+                loss.backward()
+            with record.phase("step"):
+                optimizer.step()
+            optimizer.zero_grad()
+            del loss
+    return record.timeline()
 
 
-def compare_steps(model: nn.Module, **steps: Callable[[], torch.Tensor]) -> StepTable:
-    """Run each step (a function that returns the loss) forward and backward on the same weights and the same seed.
+def compare_models(inputs: Mapping[str, torch.Tensor], models: Mapping[str, Callable[[], nn.Module]]) -> StepTable:
+    """As `compare_steps`, of models that each function makes, with fused AdamW on a virtual T4 without a limit.
 
-    Bytes are those of the tensors that PyTorch's operations make, the parameters not among them. Gradients and buffers
-    are put back afterwards. ValueError where a step's loss has no gradient, or the model no parameter.
+    Held are the activations at the end of the first forward; the peak is that of all memory; there are no gradients.
     """
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError(
-            tr(
-                ko=f"{type(model).__name__}: 학습할 파라미터가 없어 비교할 그레이디언트가 없다.",
-                en=f"{type(model).__name__} has no trainable parameter: there are no gradients to compare.",
-            )
-        )
     table = StepTable()
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    for name, step in steps.items():
-        try:
-            table[name] = _run_step(name, step, model)
-        finally:
-            model.zero_grad(set_to_none=True)
-            with torch.no_grad():
-                for key, buffer in model.named_buffers():
-                    buffer.copy_(buffers[key])
-        first = next(iter(table.values())).gradients
-        table[name].difference = max(
-            float((gradient - first[key]).abs().max()) for key, gradient in table[name].gradients.items()
-        )
+    for name, make in models.items():
+        timeline = step_timeline(make(), inputs, optimizer="adamw_fused")
+        held = timeline.at_end(0)["activations"]
+        table[name] = Step(name, held, timeline.peak_bytes, count_flops(make().train(), inputs).total)
     return table
 
 
-def _run_step(name: str, step: Callable[[], torch.Tensor], model: nn.Module) -> Step:
-    model.zero_grad(set_to_none=True)
-    with torch.random.fork_rng(devices=[]), _LiveBytes() as meter:
-        torch.manual_seed(0)
-        loss = step()
-        held = meter.live
-        if not loss.requires_grad:
-            raise ValueError(
-                tr(
-                    ko=f"{name}: 손실에 grad_fn이 없어 역전파할 수 없다. 감싼 함수의 입력에 requires_grad=True인 것이 "
-                    "없다면 use_reentrant=False를 쓴다.",
-                    en=f"{name}: the loss has no grad_fn. Where no input requires a gradient, use_reentrant must be "
-                    "False.",
-                )
-            )
-        loss.backward()
-    gradients = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
-    return Step(name, held, meter.peak, gradients)
+def compare_checkpointing(
+    model_id: str, batch_size: int, ways: Mapping[str, Mapping[str, Any] | None], sequence_length: int = 256
+) -> StepTable:
+    """`compare_models` of one fp16 model: a way names arguments of `checkpoint_layers`, None is no checkpointing."""
+
+    def make(way: Mapping[str, Any] | None) -> nn.Module:
+        model = build_model(load_config(model_id), torch.float16)
+        model.config.use_cache = False
+        return model if way is None else checkpoint_layers(model, **way)
+
+    ids = torch.zeros(batch_size, sequence_length, dtype=torch.int64)
+    return compare_models({"input_ids": ids, "labels": ids}, {name: partial(make, way) for name, way in ways.items()})
 
 
-def checkpoint_modules(model: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> nn.Module:
-    """Checkpoint every module of that kind in place, while it trains; for models that do not support it themselves."""
-    found = [module for module in model.modules() if isinstance(module, kind)]
-    if not found:
-        names = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
-        raise ValueError(
-            tr(
-                ko=f"체크포인트할 모듈이 없다. 이 모델의 모듈: {names}",
-                en=f"No module of that kind. This model is made of: {names}",
-            )
-        )
-    for module in found:
-        module.forward = partial(_forward, module, module.forward)
+def checkpoint_layers(model: nn.Module, every_n_layers: int = 1, **kwargs: Any) -> nn.Module:
+    """transformers' `activation_checkpointing_enable`, with its `every_n_layers` before 5.23 as well.
+
+    kwargs: of torch.utils.checkpoint.checkpoint, such as context_fn.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False, **kwargs})
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for number, layer in enumerate(layers):
+        layer.gradient_checkpointing = number % every_n_layers == 0
     return model
 
 
-def _forward(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if not (module.training and torch.is_grad_enabled()):
-        return forward(*args, **kwargs)
-    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+# -- what is saved -------------------------------------------------------------------------------------------------
 
 
-# -- memory --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Saving:
+    """One model without (first) and with checkpointing (second): activations after forward, peak of all, FLOPs."""
+
+    activations: tuple[int, int]
+    peak: tuple[int, int]
+    flops: tuple[int, int]
+
+    @property
+    def extra(self) -> float:
+        """The FLOPs that checkpointing adds, as a share of those without."""
+        return self.flops[1] / self.flops[0] - 1
+
+
+class SavingTable(dict):
+    """name → `Saving`, as a table."""
+
+    def _repr_html_(self) -> str:
+        more, saved = tr(ko="체크포인팅", en="checkpointing"), tr(ko="줄어든 비율", en="saved")
+        heads = [tr(ko="모델", en="model"), tr(ko="순전파 상태", en="activations"), more, saved]
+        heads += [tr(ko="전체 최대", en="peak of all"), more, saved, tr(ko="추가 연산", en="extra work")]
+        rows = []
+        for name, one in self.items():
+            row = [name]
+            for plain, less in (one.activations, one.peak):
+                row += [human_bytes(plain), human_bytes(less), f"{1 - less / plain:.0%}"]
+            rows.append([*row, f"{one.extra:+.1%}"])
+        return html_table(heads, rows)
+
+    def __repr__(self) -> str:
+        return "\n".join(
+            f"{name}: {1 - one.activations[1] / one.activations[0]:.0%}, {1 - one.peak[1] / one.peak[0]:.0%}, "
+            f"{one.extra:+.1%}"
+            for name, one in self.items()
+        )
+
+
+def _resnet(checkpointing: bool) -> nn.Module:
+    from transformers import ResNetConfig, ResNetForImageClassification
+    from transformers.models.resnet.modeling_resnet import ResNetBottleNeckLayer
+
+    with torch.device("meta"):
+        model = ResNetForImageClassification(ResNetConfig()).train()
+    return checkpoint_modules(model, ResNetBottleNeckLayer) if checkpointing else model
+
+
+def _vit(checkpointing: bool) -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    with torch.device("meta"):
+        model = ViTForImageClassification(ViTConfig(image_size=IMAGES["ViT-Base"][1])).train()
+    return set_checkpointing(model, checkpointing)
+
+
+IMAGES = {"ResNet-50": (_resnet, 512), "ViT-Base": (_vit, 768)}  # name → a function that makes it, pixels a side
+BATCH, LENGTH, CARD = 8, 1024, "A100-80GB"
+
+
+def savings(*names: str) -> SavingTable:
+    """Models by name, each without and with checkpointing: 8 images in fp32, or 8 × 1,024 tokens as the weights are.
+
+    With AdamW, on an A100: there fused kernels of attention serve grouped heads as well.
+    """
+    table = SavingTable()
+    for name in names:
+        timelines, flops = zip(*(_run(name, on) for on in (False, True)), strict=True)
+        activations = tuple(timeline.at_end(0)["activations"] for timeline in timelines)
+        table[name] = Saving(activations, tuple(timeline.peak_bytes for timeline in timelines), flops)
+    return table
+
+
+def _run(name: str, checkpointing: bool) -> tuple[Timeline, int]:
+    if name in IMAGES:
+        make, side = IMAGES[name]
+        pixels = torch.empty(BATCH, 3, side, side, device="meta")
+        inputs = {"pixel_values": pixels, "labels": torch.zeros(BATCH, dtype=torch.long)}
+        return step_timeline(make(checkpointing), inputs, CARD), count_flops(make(checkpointing), inputs).total
+    setting = Setting(BATCH, gradient_checkpointing=checkpointing, model_id=name, sequence_length=LENGTH)
+    return predict_memory(setting, gpu=CARD).timeline, training_flops(setting).total
 
 
 def printed_after_step(use_cache: bool, gradient_checkpointing: bool, batch_size: int = 16) -> tuple[int, int]:
@@ -201,53 +201,7 @@ def printed_after_step(use_cache: bool, gradient_checkpointing: bool, batch_size
     return log.allocated_bytes, log.timeline.peak_bytes
 
 
-def step_timeline(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Timeline:
-    """Two training steps of any model whose output has a loss, with AdamW, on a virtual T4 without a limit."""
-    gpu = VirtualGPU(CATALOG["T4"], limited=False)
-    model, inputs = gpu.place(model).train(), gpu.place(inputs)
-    optimizer = make_optimizer("adamw", model)
-    with gpu.record(model, optimizer) as record:
-        for _ in range(2):
-            with record.phase("forward"):
-                loss = model(**inputs).loss
-            with record.phase("backward"):
-                loss.backward()
-            with record.phase("step"):
-                optimizer.step()
-            optimizer.zero_grad()
-            del loss
-    return record.timeline()
-
-
-class SavingTable(dict):
-    """name → (timeline without, timeline with checkpointing): what is saved of the activations, and of the peak."""
-
-    def _repr_html_(self) -> str:
-        heads = [
-            tr(ko="모델", en="model"),
-            tr(ko="순전파 상태", en="activations"),
-            tr(ko="체크포인팅", en="checkpointing"),
-            tr(ko="줄어든 비율", en="saved"),
-            tr(ko="전체 최대", en="peak of all"),
-            tr(ko="체크포인팅", en="checkpointing"),
-            tr(ko="줄어든 비율", en="saved"),
-        ]
-        rows = []
-        for name, pair in self.items():
-            row = [name]
-            for plain, less in (
-                [timeline.at_end(0)["activations"] for timeline in pair],
-                [timeline.peak_bytes for timeline in pair],
-            ):
-                row += [human_bytes(plain), human_bytes(less), f"{1 - less / plain:.0%}"]
-            rows.append(row)
-        return html_table(heads, rows)
-
-    def __repr__(self) -> str:
-        return ", ".join(self)
-
-
-# -- both levers ---------------------------------------------------------------------------------------------------
+# -- beside accumulation -------------------------------------------------------------------------------------------
 
 
 class Levers(list):
@@ -255,8 +209,9 @@ class Levers(list):
 
     @property
     def best(self) -> Combination | None:
-        """What fits with the least work; among equals the largest micro-batch. None where nothing fits."""
-        return min((c for c in self if c.fits), key=lambda c: (c.flops, -c.micro_batch), default=None)
+        """What has room with the least work; among equals the largest micro-batch. None where nothing has room."""
+        roomy = (c for c in self if c.report.judgement == FITS)
+        return min(roomy, key=lambda c: (c.flops, -c.micro_batch), default=None)
 
     def _repr_html_(self) -> str:
         heads = [
@@ -269,13 +224,15 @@ class Levers(list):
             "",
         ]
         least, best = min(c.flops for c in self), self.best
+        said = {FITS: tr(ko="들어간다", en="fits"), TIGHT: tr(ko="빠듯하다", en="tight")}
+        said[TOO_MUCH] = tr(ko="메모리 부족", en="out of memory")
         rows = [
             [
                 str(c.micro_batch),
                 str(c.steps),
                 tr(ko="켬", en="on") if c.checkpointing else tr(ko="끔", en="off"),
                 human_bytes(c.needed_bytes),
-                tr(ko="들어간다", en="fits") if c.fits else tr(ko="메모리 부족", en="out of memory"),
+                said[c.report.judgement],
                 f"{c.flops / least - 1:+.1%}" if c.flops > 1.0005 * least else "0",
                 tr(ko="← 고른다", en="← choose") if c is best else "",
             ]

@@ -1,8 +1,7 @@
-"""Chapter 5's pictures: a chain at a moment, its whole run, several moments under each other, a sweep of segments."""
+"""Chapter 5's pictures: a chain at a moment, its whole run, several moments under each other."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from virtual_gpu.drawing import svg
@@ -150,41 +149,3 @@ def _legend(drawing: svg.Drawing, y: float) -> None:
         x = LEFT + i * 200
         drawing.rect(x, y - 10, 11, 11, color)
         drawing.text(x + 17, y, text, size=12)
-
-
-def draw_sweep(sweep: Any) -> svg.Drawing:
-    """Peak and recomputations over the number of segments, both axes logarithmic for the segments."""
-    segments, peak, _ = sweep.best
-    root = 2 * math.sqrt(sweep.nodes)
-    drawing = svg.Drawing(760, 330, f"{sweep!r}; 2√N = {root:.1f}")
-    drawing.text(20, 30, repr(sweep), size=svg.fit_size(repr(sweep), 720, 15), bold=True)
-    top, height = 64, 206
-    highest = max(row[1] for row in sweep.rows)
-
-    def x_of(count: float) -> float:
-        return LEFT + WIDTH * math.log(count) / math.log(sweep.nodes)
-
-    def y_of(count: float) -> float:
-        low, high = math.log10(min(peak, root) * 0.6), math.log10(highest * 1.1)
-        return top + height * (1 - (math.log10(count) - low) / (high - low))
-
-    for power in range(1, 6):
-        for tick in (10**power, 2 * 10**power, 5 * 10**power):
-            if top <= y_of(tick) <= top + height:
-                drawing.line(LEFT, y_of(tick), LEFT + WIDTH, y_of(tick), svg.GRID)
-                drawing.text(LEFT - 8, y_of(tick) + 4, f"{tick:,}", size=10, anchor="end", fill=svg.MUTED)
-    drawing.line(LEFT, y_of(root), LEFT + WIDTH, y_of(root), svg.RED, stroke_dasharray="5 4")
-    drawing.text(LEFT + 4, y_of(root) - 7, f"2√N = {root:.1f}", size=12, anchor="start", fill=svg.RED)
-    drawing.polyline([(x_of(s), y_of(p)) for s, p, _ in sweep.rows], FORWARD, stroke_width=2)
-    drawing.circle(x_of(segments), y_of(peak), 5, svg.INK)
-    drawing.text(x_of(segments), y_of(peak) - 14, f"{segments} → {peak}", size=12, anchor="middle", bold=True)
-    tick = 1
-    while tick <= sweep.nodes:
-        drawing.text(x_of(tick), top + height + 18, f"{tick:,}", size=11, anchor="middle", fill=svg.MUTED)
-        tick *= 4
-    drawing.text(20, top - 8, tr(ko="가장 많이 저장한 값의 수", en="most values stored"), size=11, fill=svg.MUTED)
-    drawing.text(
-        LEFT + WIDTH, top + height + 40, tr(ko="구간의 수 (로그 눈금)", en="segments (log scale)"),
-        size=11, anchor="end", fill=svg.MUTED,
-    )  # fmt: skip
-    return drawing

@@ -5,20 +5,20 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from virtual_gpu.drawing.labels import html_table
 from virtual_gpu.language import tr
+from virtual_gpu.models.adapters import linear_layers
 from virtual_gpu.models.build import build_model, count_parameters
 from virtual_gpu.units import choose
 
 from ...small_model import CAPITALS
-from .pictures import draw_runs, draw_singular_values, draw_update
+from .pictures import draw_singular_values, draw_update
+from .runs import COUNT, Run
 
 
 def _topic(word: str) -> str:
@@ -26,8 +26,8 @@ def _topic(word: str) -> str:
     return word + ("은" if (ord(word[-1]) - 0xAC00) % 28 else "는")
 
 
-COUNT = 32
-_PAIRS = list(CAPITALS.items())[:COUNT]
+# Sentences of one length, nearly: little of a batch is padding, and a training is a second shorter.
+_PAIRS = [pair for pair in CAPITALS.items() if len("".join(pair)) <= 8][:COUNT]
 # task → [(what the reader asks with, what the model answers)], made from the same 32 countries and capitals.
 TASKS = {
     "capital": [(f"{country}의 수도는 ", f"{capital}이다.") for country, capital in _PAIRS],
@@ -37,7 +37,6 @@ TASKS = {
 FRANCE, PARIS = "프랑스의 수도는 ", "파리는 "  # what the chapter asks with
 _END, _PAD = "\n", "<pad>"
 _CHARACTERS = [_PAD, _END, *sorted({*"".join(start + end for task in TASKS.values() for start, end in task)})]
-LINEARS = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")  # of a GPT-NeoX block
 
 
 @functools.cache
@@ -157,14 +156,18 @@ def quantized_model(model: nn.Module) -> nn.Module:
 
 def dequantized_model(model: nn.Module) -> nn.Module:
     """A copy of the small model with the weights that `quantized_model` computes with, in ordinary layers (fp64)."""
-    from bitsandbytes.functional import dequantize_4bit
-
-    quantized, plain = quantized_model(model), copy.deepcopy(model)
-    for name, layer in quantized.named_modules():
-        weight = getattr(layer, "weight", None)
-        if getattr(weight, "quant_state", None) is not None:
-            plain.get_submodule(name).weight.data = dequantize_4bit(weight.data, weight.quant_state).double()
+    plain = copy.deepcopy(model)
+    for layer in linear_layers(plain).values():
+        layer.weight.data = nf4(layer.weight.detach())
     return plain
+
+
+def nf4(weight: torch.Tensor) -> torch.Tensor:
+    """The weight (fp64) as bitsandbytes would read it back from NF4 with double quantization."""
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    codes, state = quantize_4bit(weight.float(), quant_type="nf4", compress_statistics=True)
+    return dequantize_4bit(codes, state).double()
 
 
 class _CPU:
@@ -174,62 +177,14 @@ class _CPU:
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Run:
-    """One fine-tuning: the loss of every step, and what was known of the new and the old task along the way.
-
-    history: (step, answers known of the new task, of the old one), each of 32.
-    """
-
-    name: str
-    model: nn.Module = field(repr=False)
-    trainable: int
-    losses: list[float] = field(default_factory=list, repr=False)
-    history: list[tuple[int, int, int]] = field(default_factory=list, repr=False)
-
-    @property
-    def learned(self) -> int:
-        """Answers known of the new task at the end."""
-        return self.history[-1][1]
-
-    @property
-    def kept(self) -> int:
-        """Answers still known of the old task at the end."""
-        return self.history[-1][2]
-
-
-class Runs(list):
-    """Runs as a table; `chart()` draws their losses and what they forgot."""
-
-    def chart(self) -> Any:
-        """Loss by step, and answers known of both tasks by step."""
-        return draw_runs(self, COUNT)
-
-    def _repr_html_(self) -> str:
-        heads = [
-            tr(ko="방법", en="method"),
-            tr(ko="학습하는 파라미터", en="trainable parameters"),
-            tr(ko="마지막 손실", en="last loss"),
-            tr(ko=f"새 과제({COUNT}개 중)", en=f"new task (of {COUNT})"),
-            tr(ko=f"옛 과제({COUNT}개 중)", en=f"old task (of {COUNT})"),
-        ]
-        rows = [
-            [run.name, f"{run.trainable:,}", f"{run.losses[-1]:.2f}", str(run.learned), str(run.kept)] for run in self
-        ]
-        return html_table(heads, rows)
-
-    def __repr__(self) -> str:
-        return "\n".join(f"{run.name}: {run.trainable:,}, {run.learned}, {run.kept}" for run in self)
-
-
 def fine_tune(
-    model: nn.Module, name: str = "", task: str = "country", *, lr: float = 1e-2, steps: int = 120, old: str = "capital"
+    model: nn.Module, name: str = "", task: str = "country", *, lr: float = 1e-2, steps: int = 100, old: str = "capital"
 ) -> Run:
     """Train the parameters that want a gradient on all 32 sentences of a task (AdamW, one batch, one-cycle rate)."""
     trainable = count_parameters(model, trainable_only=True)
     if not trainable:
         raise ValueError(tr(ko="학습할 파라미터가 하나도 없다.", en="The model has no trainable parameter."))
-    run = Run(name, model, trainable)
+    run = Run(name, model, trainable, lr)
 
     def look(step: int) -> None:
         run.history.append((step, known(model, task), known(model, old)))
@@ -263,12 +218,8 @@ def _train(
 
 def updates(before: nn.Module, after: nn.Module) -> dict[str, torch.Tensor]:
     """name → what fine-tuning added to each linear layer's weight (out, in)."""
-    old = dict(before.named_modules())
-    return {
-        name: (module.weight - old[name].weight).detach()
-        for name, module in after.named_modules()
-        if isinstance(module, nn.Linear) and name.split(".")[-1] in LINEARS
-    }
+    old = linear_layers(before)
+    return {name: (layer.weight - old[name].weight).detach() for name, layer in linear_layers(after).items()}
 
 
 @one_thread

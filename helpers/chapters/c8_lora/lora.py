@@ -1,9 +1,10 @@
-"""Chapter 8: adapters merged, loaded, counted."""
+"""Chapter 8: adapters reached by the gradient, merged, loaded, counted."""
 
 from __future__ import annotations
 
 import functools
 import json
+import warnings
 from pathlib import Path
 
 import torch
@@ -17,6 +18,27 @@ from virtual_gpu.models.configs import load_config
 from virtual_gpu.step.predict import model_bytes
 from virtual_gpu.step.setting import Setting
 from virtual_gpu.units import human_bytes
+
+# ---- checkpointing --------------------------------------------------------------------------------------------------
+
+
+def reached(model: nn.Module, ids: torch.Tensor, *, input_grads: bool) -> tuple[int, int, str]:
+    """(trainable tensors that one backward reached, all of them, the first warning) under checkpointing's old way.
+
+    The old way (use_reentrant=True) looks for a gradient among a block's inputs. input_grads: whether the output of
+    the frozen embedding asks for one, as `enable_input_require_grads` makes it.
+    """
+    base = model.get_base_model()
+    base.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": True})
+    if not input_grads:  # transformers turns it on together with checkpointing
+        base.disable_input_require_grads()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.train()(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    count = sum(parameter.grad is not None for parameter in trainable)
+    return count, len(trainable), str(caught[0].message) if caught else ""
+
 
 # ---- merging and loading --------------------------------------------------------------------------------------------
 

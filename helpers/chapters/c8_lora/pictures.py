@@ -9,6 +9,8 @@ import torch
 from virtual_gpu.drawing import svg
 from virtual_gpu.language import tr
 
+from ...charts import Chart
+
 COLORS = (svg.INK, svg.SKY, svg.BLUE, svg.GREEN, svg.ORANGE, svg.RED, svg.PURPLE)
 
 
@@ -63,74 +65,55 @@ def _cells(drawing: svg.Drawing, x: float, y: float, matrix: torch.Tensor, cell:
             drawing.rect(x + j * cell, y + i * cell, cell, cell, colour, opacity=round(min(abs(value), 1.0), 2))
 
 
-def draw_singular_values(series: dict[str, torch.Tensor]) -> svg.Drawing:
+def draw_singular_values(series: dict[str, torch.Tensor]) -> Chart:
     """name → singular values in falling order: how much of the squared whole the first k hold."""
-    drawing = svg.Drawing(
-        760, 330, tr(ko="처음 k개의 특잇값이 담는 몫", en="the share that the first k singular values hold")
-    )
-    drawing.text(20, 28, drawing.alt, 15, bold=True)
-    left, top, width, height = 60, 52, 660, 220
-    _frame(drawing, left, top, width, height, 1.0, 0.25, "{:.0%}")
-    for colour, (i, (name, values)) in zip((svg.RED, svg.GREY, svg.BLUE), enumerate(series.items()), strict=False):
+    chart = Chart(tr(ko="처음 k개의 특잇값이 담는 비율", en="the share that the first k singular values hold"))
+    for colour, (name, values) in zip((svg.RED, svg.GREY), series.items(), strict=True):
         share = [0.0, *(values.square().cumsum(0) / values.square().sum()).tolist()]
-        step = width / (len(share) - 1)
-        points = [(left + step * k, top + height * (1 - v)) for k, v in enumerate(share)]
-        drawing.polyline(points, colour, stroke_width=2.5)
-        _legend(drawing, left + width - 250, top + height - 50 + 22 * i, colour, name)
-    for k in range(0, len(values) + 1, 8):
-        drawing.text(left + width * k / len(values), top + height + 18, str(k), 11, anchor="middle", fill=svg.MUTED)
-    drawing.text(left + width, top + height + 38, "k →", 12, anchor="end", fill=svg.MUTED)
-    return drawing
+        chart.ax.plot([100 * part for part in share], color=colour, label=name)
+    chart.ax.set(xlabel="k", ylabel="%", ylim=(0, 102))
+    chart.ax.legend(loc="lower right")
+    return chart
 
 
-def draw_runs(runs: list[Any], count: int) -> svg.Drawing:
+def draw_runs(runs: list[Any], count: int) -> Chart:
     """Left: the loss by step. Right: answers known of the new task (solid) and of the old one (dashed)."""
-    rows = -(-len(runs) // 3)
-    drawing = svg.Drawing(
-        760,
-        330 + 22 * rows,
-        "; ".join(
-            tr(
-                ko=f"{run.name}: 손실 {run.losses[-1]:.2f}, 새 과제 {run.learned}, 옛 과제 {run.kept}",
-                en=f"{run.name}: loss {run.losses[-1]:.2f}, new task {run.learned}, old task {run.kept}",
-            )
-            for run in runs
-        ),
-    )
-    steps = max(len(run.losses) for run in runs)
-    top, width, height = 52, 300, 220
-    highest = max(max(run.losses) for run in runs) * 1.05
-    answers = tr(ko="맞히는 답(실선: 새 과제, 점선: 옛 과제)", en="answers known (solid: new, dashed: old)")
-    for left, title, largest, show in (
-        (60, tr(ko="손실", en="loss"), highest, "{:.1f}"),
-        (430, answers, count, "{:.0f}"),
-    ):
-        drawing.text(left, 30, title, 14, bold=True)
-        _frame(drawing, left, top, width, height, largest, svg.nice_step(largest) if left == 60 else count / 4, show)
-        for k in range(0, steps + 1, 20):
-            drawing.text(left + width * k / steps, top + height + 18, str(k), 11, anchor="middle", fill=svg.MUTED)
-        caption = tr(ko="스텝 →", en="steps →")
-        drawing.text(left + width, top + height + 36, caption, 11, anchor="end", fill=svg.MUTED)
+    ends = [
+        tr(
+            ko=f"{run.name}: 손실 {run.losses[-1]:.2f}, 새 과제 {run.learned}, 옛 과제 {run.kept}",
+            en=f"{run.name}: loss {run.losses[-1]:.2f}, new task {run.learned}, old task {run.kept}",
+        )
+        for run in runs
+    ]
+    title = tr(ko="무엇을 배우고 무엇을 잊었나", en="What was learned, what was forgotten")
+    chart = Chart(title, "; ".join(ends), columns=2, height=360)
+    loss, answers = chart.axes
     for i, run in enumerate(runs):
         colour = COLORS[i % len(COLORS)]
-        losses = [(60 + width * k / steps, top + height * (1 - v / highest)) for k, v in enumerate(run.losses, 1)]
-        drawing.polyline(losses, colour, stroke_width=2)
-        for place, dashes in ((1, None), (2, "4 3")):
-            points = [(430 + width * row[0] / steps, top + height * (1 - row[place] / count)) for row in run.history]
-            drawing.polyline(points, colour, stroke_width=2, stroke_dasharray=dashes)
-        _legend(drawing, 60 + (i % 3) * 230, top + height + 58 + 22 * (i // 3), colour, run.name)
-    return drawing
+        loss.plot(range(1, len(run.losses) + 1), run.losses, color=colour, label=run.name)
+        steps, learned, kept = zip(*run.history, strict=True)
+        answers.plot(steps, learned, color=colour)
+        answers.plot(steps, kept, color=colour, linestyle="--")
+    step = tr(ko="스텝", en="step")
+    loss.set(title=tr(ko="손실(로그 눈금)", en="loss (log scale)"), xlabel=step, yscale="log")
+    known = tr(ko=f"{count}개 중 맞힌 수(점선: 옛 과제)", en=f"known of {count} (dashed: old task)")
+    answers.set(title=known, xlabel=step)
+    loss.legend()
+    return chart
 
 
-def _frame(
-    drawing: svg.Drawing, left: float, top: float, width: float, height: float, largest: float, step: float, show: str
-) -> None:
-    for i in range(int(largest / step + 1e-9) + 1):
-        y = top + height * (1 - i * step / largest)
-        drawing.line(left, y, left + width, y, svg.GRID)
-        drawing.text(left - 6, y + 4, show.format(i * step), 11, anchor="end", fill=svg.MUTED)
-
-
-def _legend(drawing: svg.Drawing, x: float, y: float, colour: str, name: str) -> None:
-    drawing.line(x, y - 4, x + 18, y - 4, colour, stroke_width=3)
-    drawing.text(x + 24, y, name, 12)
+def draw_rates(series: dict[str, list[tuple[float, int]]], count: int) -> Chart:
+    """name → (learning rate, answers known of `count`): one line a method, the rate on a logarithmic scale."""
+    alt = "; ".join(f"{name}: " + ", ".join(f"{lr:g} → {n}" for lr, n in points) for name, points in series.items())
+    title = tr(ko="학습률과 맞힌 수", en="Answers known by learning rate")
+    chart = Chart(title, alt)
+    for colour, (name, points) in zip(COLORS, series.items(), strict=False):
+        chart.ax.plot(*zip(*points, strict=True), marker="o", color=colour, label=name)
+    rates = sorted({lr for points in series.values() for lr, _ in points})
+    chart.ax.set_xscale("log")
+    chart.ax.set_xticks(rates, [f"{lr:g}" for lr in rates])
+    chart.ax.minorticks_off()
+    known = tr(ko=f"{count}개 중 맞힌 수", en=f"known of {count}")
+    chart.ax.set(xlabel=tr(ko="학습률", en="learning rate"), ylabel=known, ylim=(0, count + 1))
+    chart.ax.legend(loc="upper left")
+    return chart

@@ -1,0 +1,41 @@
+"""DeepSpeed's ZeRO, whose code runs as it is: what it keeps in a buffer of its own; nothing is left behind."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import ModuleType
+from typing import Any
+
+from torch.nn import functional
+
+from .imports import Imports
+from .patches import Patches
+from .watch import Watch
+
+
+def install(patches: Patches, imports: Imports, watch: Watch) -> None:
+    """At stage 3 the gradients that a rank keeps are one buffer (DeepSpeed 0.19.8, runtime/zero/stage3.py)."""
+
+    def stage3(module: ModuleType) -> None:
+        kind = module.DeepSpeedZeroOptimizer_Stage3
+        set_up = kind._setup_for_real_optimizer
+
+        @functools.wraps(set_up)
+        def claimed(optimizer: Any) -> None:
+            set_up(optimizer)
+            watch.claim([optimizer.grad_partitions_flat_buffer], "gradients")
+
+        patches.set(kind, "_setup_for_real_optimizer", claimed)
+
+    if "deepspeed" not in sys.modules:
+        patches.later(_forget)
+    for name in ("linear", "embedding"):  # stage 3 replaces them for good
+        patches.set(functional, name, getattr(functional, name))
+    imports.after("deepspeed.runtime.zero.stage3", stage3)
+
+
+def _forget() -> None:
+    """It keeps its process group, its device and the functions of PyTorch that it found: it is to be imported anew."""
+    for name in [name for name in sys.modules if name == "deepspeed" or name.startswith("deepspeed.")]:
+        del sys.modules[name]
