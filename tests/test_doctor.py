@@ -4,6 +4,7 @@ import ast
 import io
 import json
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -274,6 +275,62 @@ def test_the_moment(file, function, code, moment, sure):
     assert (found.verdict, found.sure) == (moment, sure)
     assert found.users_line.file == MINE[0] and found.users_line.code == MINE[2]
     assert file.split("/")[0] in found.libraries
+
+
+def gpt2(**more):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **more))
+
+
+def ids(batch, length=1024):
+    return torch.zeros(batch, length, dtype=torch.long, device="cuda")
+
+
+def loads():
+    gpt2(n_layer=40, n_embd=1280, n_head=20).to("cuda")
+
+
+def steps():
+    model = gpt2(n_layer=6).to("cuda")
+    model(input_ids=ids(1, 8), labels=ids(1, 8)).loss.backward()
+    torch.optim.AdamW(model.parameters()).step()
+
+
+def attends():
+    gpt2(n_layer=2, vocab_size=128, bos_token_id=0, eos_token_id=0, attn_implementation="eager").to("cuda")(ids(16))
+
+
+def computes_logits():
+    gpt2(n_layer=1).to("cuda")(input_ids=ids(4), labels=ids(4))
+
+
+def goes_back():
+    torch.nn.Embedding(50_000, 3_000).to("cuda")(ids(1, 4)).sum().backward()
+
+
+def generates():
+    model = gpt2(n_layer=4, vocab_size=128, bos_token_id=0, eos_token_id=0).to("cuda")
+    model.generate(ids(64, 900), attention_mask=ids(64, 900), max_new_tokens=5)
+
+
+@pytest.mark.parametrize(
+    "program, moment, sure",
+    [
+        (loads, places.LOADING, "likely"), (steps, places.OPTIMIZER_STATES, "certain"),
+        (attends, places.ATTENTION, "likely"), (computes_logits, places.LOGITS, "certain"),
+        (goes_back, places.BACKWARD, "likely"), (generates, places.GENERATION, "certain"),
+    ],
+)  # fmt: skip
+def test_the_moment_in_what_todays_libraries_raise(program, moment, sure):
+    """On a virtual GPU of 1 GiB: the frames are torch's and transformers' own."""
+    import virtual_gpu
+
+    with virtual_gpu.cuda("1GiB"), pytest.raises(torch.OutOfMemoryError) as caught:
+        program()
+    found = diagnose("".join(traceback.format_exception(caught.value)))
+    assert (found.verdict, found.sure) == (moment, sure)
+    assert found.users_line.file == __file__ and found.users_line.function == program.__name__
 
 
 def test_checkpointing_that_is_on_is_not_advised():

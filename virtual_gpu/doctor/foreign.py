@@ -35,30 +35,30 @@ _KNOWN = [
     (OTHER, "llama.cpp", "certain",
      r"ggml.{0,80}(?:out of memory|failed to allocate)|cudaMalloc failed: out of memory"),
     (OTHER, "ROCm", "likely", r"hipErrorOutOfMemory|HIP error: out of memory"),
-    (LIBRARY, "cuBLAS", "likely", r"CUBLAS_STATUS_ALLOC_FAILED"),
-    (LIBRARY, "cuDNN", "likely", r"CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
-    (LIBRARY, "NCCL", "likely", r"Cuda failure (?:2 )?'out of memory'|ncclUnhandledCudaError.{0,300}out of memory"),
-    (LIBRARY, "cuSOLVER", "likely", r"CUSOLVER_STATUS_ALLOC_FAILED"),
-    (LIBRARY, "cuBLAS", "possible", r"CUBLAS_STATUS_NOT_INITIALIZED"),
-    (LIBRARY, "cuDNN", "possible", r"CUDNN_STATUS_NOT_INITIALIZED"),
     (HOST, "DefaultCPUAllocator", "certain", r"DefaultCPUAllocator: (?:can't allocate|not enough) memory"),
     (HOST, "NumPy", "certain", r"Unable to allocate .{1,40} for an array with shape"),
     (HOST, "the kernel's OOM killer", "certain", r"Out of memory: Killed process|oom-kill|oom_reaper|OOMKilled"),
     (HOST, "the notebook's host", "certain",
      r"tried to allocate more memory than is available|crashed after using all available RAM"),
-    (HOST, "signal 9", "likely",
-     r"exitcode: -9|SIGKILL|[Ss]ignal 9\b|exit code:? 137|returned -9"
-     r"|^\s{0,8}(?:\[\d\]\+?\s{1,8})?Killed\b"),
     (HOST, "shared memory (/dev/shm)", "certain",
      r"insufficient shared memory|unable to (?:mmap|open shared memory object)"),
-    (HOST, "Python", "likely", r"^\s{0,8}MemoryError\b"),
     (ELSE, "Triton", "certain", r"out of resource: shared memory"),
+    (LIBRARY, "cuBLAS", "likely", r"CUBLAS_STATUS_ALLOC_FAILED"),
+    (LIBRARY, "cuDNN", "likely", r"CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    (LIBRARY, "NCCL", "likely", r"Cuda failure (?:2 )?'out of memory'|ncclUnhandledCudaError.{0,300}out of memory"),
+    (LIBRARY, "cuSOLVER", "likely", r"CUSOLVER_STATUS_ALLOC_FAILED"),
     (CARD, "CUDA", "certain",
      r"CUDA error: out of memory|cuda runtime error \(2\)|cudaErrorMemoryAllocation"
      r"|CUDA_ERROR_OUT_OF_MEMORY"),
     (CARD, "CUDA", "certain",
      r"(?:CUDA|HIP|XPU) out of memory|torch\.(?:cuda\.)?OutOfMemoryError"
      r"|Allocation on device"),
+    (LIBRARY, "cuBLAS", "possible", r"CUBLAS_STATUS_NOT_INITIALIZED"),
+    (LIBRARY, "cuDNN", "possible", r"CUDNN_STATUS_NOT_INITIALIZED"),
+    (HOST, "signal 9", "likely",
+     r"exitcode: -9|SIGKILL|[Ss]ignal 9\b|exit code:? 137|returned -9"
+     r"|^\s{0,8}(?:\[\d\]\+?\s{1,8})?Killed\b"),
+    (HOST, "Python", "likely", r"^\s{0,8}MemoryError\b"),
 ]  # fmt: skip
 _PATTERNS = [(kind, name, sure, re.compile(pattern)) for kind, name, sure, pattern in _KNOWN]
 _LONGEST = 4000  # characters of a line that are looked at

@@ -30,6 +30,8 @@ LIBRARIES = (
 )  # fmt: skip
 _SOURCE = re.compile(rf"[/\\]({'|'.join(LIBRARIES)})[/\\](?:src[/\\])?\1[/\\]")  # a library's own repository
 
+_OURS = re.compile(r"[/\\]virtual_gpu[/\\](?:counting|program|rules|trace)[/\\]")  # between the program and its error
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -47,6 +49,8 @@ class Frame:
             return found[1].removesuffix(".py")
         if found := _SOURCE.search(self.file):
             return found[1]
+        if _OURS.search(self.file):
+            return "virtual_gpu"
         return "python" if _STANDARD.search(self.file) else None
 
     @property
@@ -55,7 +59,8 @@ class Frame:
         return ": ".join(filter(None, [str(self), self.code]))
 
     def __str__(self) -> str:
-        name = "/".join(re.split(r"[/\\]+", self.file)[-3:]) if self.library else re.split(r"[/\\]+", self.file)[-1]
+        parts = re.split(r"[/\\]+", _INSTALLED.sub(r"/\1", self.file))
+        name = "/".join(parts[-3:]) if self.library else parts[-1]
         where = name if self.line is None else f"{name}:{self.line}"
         return f"{where} in {self.function}" if self.function else where
 

@@ -82,6 +82,7 @@ _KNOWN = [
 _PATTERNS = [(moment, sure, re.compile(pattern)) for moment, sure, pattern in _KNOWN]
 _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\]|[/\\]src[/\\]|[/\\](?=torch[/\\](?:nn|optim|autograd|utils)[/\\])")
 _RECOMPUTED = re.compile(r"^torch/utils/checkpoint\.py::(?:unpack_hook|backward|recompute_fn)::")
+_WITHIN = {OPTIMIZER_STEP: OPTIMIZER_STATES, EVALUATION: EVALUATION_GATHERS}  # the wider → what says more
 MOST = 3  # moments that are worth saying
 
 
@@ -93,6 +94,8 @@ def places(frames: Sequence[Frame]) -> list[Place]:
         frame = next((frame for text, frame in said if pattern.search(text)), None)
         if frame and moment not in {place.moment for place in found}:
             found.append(Place(moment, sure, frame))
+    shown = {place.moment for place in found}
+    found = [place for place in found if _WITHIN.get(place.moment) not in shown]
     if len(found) > 1:  # that a forward pass runs says nothing where something in it is known
         found = [place for place in found if place.moment != FORWARD]
     return found[:MOST]
