@@ -105,6 +105,19 @@ def test_their_cards():
     assert set(cards["litgpt-oom"].cards) == {"H100", "A100-80GB"}
 
 
+def test_who_else_is_on_the_card():
+    """Listed is certain; a difference is likely, or possible where this process's other libraries may hold it."""
+    found = {name: diagnose(written(row(name))).findings[0] for name in ("trl-5197", "trl-3172", "Cylinder3D-109")}
+    assert {name: (one.cause, one.sure) for name, one in found.items()} == {
+        "trl-5197": ("other_process", "certain"), "trl-3172": ("other_process", "likely"),
+        "Cylinder3D-109": ("other_process", "possible"),
+    }  # fmt: skip
+    assert found["trl-5197"].evidence[0].startswith("The other processes that it lists hold 4.23 GiB.")
+    assert all("this request would have passed" in one.evidence[0] for one in found.values())
+    outside = diagnose(written(row("file/a100-40-c"))).findings[0]
+    assert outside.evidence == ("7.73 GiB of what this process uses are not PyTorch's allocator's.",)
+
+
 # -- every wording ----------------------------------------------------------------------------------------------------
 
 

@@ -160,7 +160,7 @@ def _causes(message: Message) -> Iterator[Finding]:
     missing = tried.bytes - free.bytes - tried.slack - free.slack if tried and free else None
     if others := sizes.others(message):
         enough = missing is not None and 0 < missing <= others.bytes
-        sure = (CERTAIN if others.listed else LIKELY) if enough else POSSIBLE
+        sure = POSSIBLE if others.doubtful or not enough else CERTAIN if others.listed else LIKELY
         yield Finding("other_process", sure, (words.others(message, others, enough),))
     outside = sizes.outside_pytorch(message)
     if outside and outside.bytes > sizes.TOO_MUCH:

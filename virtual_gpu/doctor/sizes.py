@@ -12,6 +12,7 @@ from .message import Message, Size
 CONTEXT_MOST = 2 * GiB
 NOTICEABLE = 256 * MiB
 TOO_MUCH = 2 * GiB
+MOST_OUTSIDE = 8 * GiB  # the most of one published message: 7.7 GiB, in a job of many GPUs with NCCL
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Share:
     bytes: int
     slack: int
     listed: bool = True  # printed by PyTorch; else a difference of what it printed
+    doubtful: bool = False  # it could be this process's own, outside PyTorch: what that holds was not printed
 
 
 def own(message: Message) -> Share | None:
@@ -64,7 +66,8 @@ def others(message: Message) -> Share | None:
     mine_most = mine.bytes if mine else held.bytes + CONTEXT_MOST
     rest = message.total.bytes - message.free.bytes - mine_most
     slack = sum(size.slack for size in (message.total, message.free, held))
-    return Share(rest, slack, listed=False) if rest - slack >= NOTICEABLE else None
+    doubtful = mine is None and rest < MOST_OUTSIDE
+    return Share(rest, slack, listed=False, doubtful=doubtful) if rest - slack >= NOTICEABLE else None
 
 
 def outside_pytorch(message: Message) -> Share | None:

@@ -133,8 +133,12 @@ def others(message: Message, share: Share, enough: bool) -> str:
         )
     else:
         said = tr(
-            ko=f"{size(share.bytes)}가 남아 있지도, 이 프로세스의 것도 아니다(보이지 않는 프로세스나 화면).",
-            en=f"{size(share.bytes)} are neither free nor this process's (a process out of sight, a display).",
+            ko=f"적어도 {size(share.bytes)}가 남아 있지도, 이 프로세스의 PyTorch와 컨텍스트의 것도 아니다.",
+            en=f"At least {size(share.bytes)} are neither free nor this process's PyTorch and context.",
+        )
+    if share.doubtful:
+        said += " " + tr(
+            ko="이 프로세스의 다른 라이브러리일 수도 있다.", en="It may be this one's other libraries, too."
         )
     if not enough:
         return said
