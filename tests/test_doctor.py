@@ -209,6 +209,13 @@ def test_several_ranks_at_once():
     assert found.users_line.file == "/a/of_0.py" and found.message.device == 0
 
 
+def test_notes():
+    pools = "with 20.00 GiB allocated in private pools (e.g., CUDA Graphs), and 38.50"
+    assert "pools of CUDA graphs" in text(diagnose(TYPICAL.replace("and 38.50", pools)))
+    spilled = TYPICAL.replace("23.01 GiB is", "31.00 GiB is")
+    assert "the machine's RAM" in text(diagnose(spilled)) and "the machine's RAM" not in text(diagnose(TYPICAL))
+
+
 # -- what the numbers say ---------------------------------------------------------------------------------------------
 
 

@@ -141,6 +141,8 @@ def _by_numbers(diagnosis: Diagnosis, message: Message, text: str) -> None:
         diagnosis.ruled_out.append(words.nobody_else(message))
     if sizes.spilled(message):
         diagnosis.notes.append(words.spilled())
+    if message.private and message.allocated and 2 * message.private.bytes >= message.allocated.bytes:
+        diagnosis.notes.append(words.pools(message.private))
     if message.tried:
         known, named = vocabulary.vocabularies(text)
         diagnosis.products, diagnosis.products_by_chance = vocabulary.products(message.tried, known)

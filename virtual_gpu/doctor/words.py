@@ -85,6 +85,15 @@ def spilled() -> str:
     )
 
 
+def pools(private: Size) -> str:
+    """That most lies in pools of CUDA graphs."""
+    return tr(
+        ko=f"할당한 것의 절반 이상인 {_of(private)}가 CUDA 그래프의 풀에 있다(torch.compile의 reduce-overhead, vLLM).",
+        en=f"{_of(private)}, half of what is allocated or more, lie in pools of CUDA graphs (torch.compile's "
+        "reduce-overhead, vLLM): they stay as long as the graphs do.",
+    )
+
+
 def _sum(holes: Holes) -> str:
     total = size(holes.free + holes.cached)
     return f"F + R = {size(holes.free)} + {size(holes.cached)} = {total}"
