@@ -20,7 +20,13 @@ ROOT = Path(__file__).resolve().parent.parent
 NEEDED = ("sphinx", "myst_nb", "furo", "latex2mathml")
 RAW_PICTURE = re.compile(r"https://raw\.githubusercontent\.com/[^/]+/[^/]+/main/(image/)")
 PANEL_NOTE = "(조작 패널은 노트북을 실행하면 나타난다. 여기서는 그림이 그 모습을 보여 준다.)"
-PAGES = {"처방 한 장": "cheat_sheet", "출처마다 얼마나 틀리나": "errors", "용어집": "glossary", "출처": "sources"}
+PAGES = {
+    "처방 한 장": "cheat_sheet",
+    "여러 GPU에서 돌리기": "launching",
+    "출처마다 얼마나 틀리나": "errors",
+    "용어집": "glossary",
+    "출처": "sources",
+}
 # Furo lets a formula scroll, which cuts off a fraction's numerator; none of the page's fonts has a formula's signs.
 # Of a crowded table no word is broken between its letters, as a browser does with Korean.
 STYLE = "math { font-family: math, serif; overflow: visible; }\ntable.docutils { word-break: keep-all; }\n"

@@ -93,7 +93,7 @@ sizes = [..., ..., ..., ...]
 exercise("3-1").check(sizes)
 
 # %% [markdown] lang="ko"
-# 이제부터 색깔을 하나씩 따라간다. 파라미터(파랑), 그레이디언트(주황), 옵티마이저 상태(초록), 순전파 상태(보라)를 하나씩 메모리에 올린다.
+# 이제부터 색깔을 하나씩 따라간다. 파라미터(파랑), 그레이디언트(주황), 옵티마이저 상태(초록), 순전파 상태(분홍)를 하나씩 메모리에 올린다.
 #
 # ## 3.2 파라미터
 #
@@ -550,7 +550,7 @@ kept_by_a_layer("EleutherAI/polyglot-ko-1.3b")
 
 # %%
 sbh = 16 * 256 * 2048
-alive = predict_memory(batch_size=16).zoom().to_frame()
+alive = without_limit.zoom().to_frame()
 layer = alive[(alive.category == "activations") & (alive.layer == "gpt_neox.layers.5")]
 (layer.groupby("kept_by").nbytes.sum() / sbh).round(2)
 
@@ -825,13 +825,13 @@ memory_panel()
 # 실제로 보고된 증상이다. 실험은 다섯 번까지 할 수 있고, 답을 적으면 채점하고 원래 스레드를 알려 준다.
 #
 # **사건 3-A. 잘 되다가 죽는다.** "작은 GPT-2를 T4에서 배치 32로 학습한다. 처음 몇 스텝은 멀쩡한데 늘 같은 에폭의 중간에서 OOM이 난다. 손실을 `total += loss`로 모으고 있는데 그것 때문인가? 메모리가 새는 것 같다."
-# 배치는 그 안의 가장 긴 샘플에 맞춰 채워진다(패딩). `case("3-A").run()`은 한 에폭를 실행해 스텝마다 스텝 뒤의 메모리와 스텝 안의 최대를 보여 준다. `total="item"`은 손실의 값만 모으고, `max_length=…`(기본값 1024)는 샘플을 그 길이에서 자른다.
+# 배치는 그 안의 가장 긴 샘플에 맞춰 채워진다(패딩). `case("3-A").run()`은 한 에폭을 실행해 스텝마다 스텝 뒤의 메모리와 스텝 안의 최대를 보여 준다. `total="item"`은 손실의 값만 모으고, `max_length=…`(기본값 1024)는 샘플을 그 길이에서 자른다.
 
 # %%
 case("3-A").run()
 
 # %% [markdown] lang="ko"
-# 정말 새고 있는가? 한 에폭를 끝까지 가게 하는 가장 큰 `max_length`를 찾아 적는다. 32의 배수면 된다.
+# 정말 새고 있는가? 한 에폭을 끝까지 가게 하는 가장 큰 `max_length`를 찾아 적는다. 32의 배수면 된다.
 
 # %%
 max_length = ...

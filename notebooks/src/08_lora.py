@@ -326,16 +326,16 @@ case("8-A").check(changes)
 # %% [markdown] lang="ko"
 # ### 학습률은 따로 고른다
 #
-# rank와 학습률을 함께 바꾸어 모두 학습해 본다. 30초쯤 걸린다. 선마다 꼭대기가 어디에 있는가?
+# rank와 학습률을 함께 바꾸어 모두 학습한다. 30초쯤 걸린다. 32개에 처음 닿는 학습률은 방법마다 얼마인가?
 
 # %%
 from helpers.chapters.c8_lora.runs import Rates, Runs
 
 trained = {(16, 2e-3): same}
-for rank, lr in product((4, 16), (2e-3, 1e-2, 2e-2, 5e-2)):
-    if (rank, lr) not in trained:
-        trained[rank, lr] = fine_tune(with_lora(rank), f"LoRA r={rank}", lr=lr)
-rates = Rates([full, fine_tune(pretrained_model(), "full", lr=2e-4), *trained.values()])
+for rank, lr in [*product((4, 16), (1e-2, 2e-2)), (4, 2e-3), (16, 5e-2)]:
+    trained[rank, lr] = fine_tune(with_lora(rank), f"LoRA r={rank}", lr=lr)
+more = [fine_tune(pretrained_model(), "full", lr=lr) for lr in (2e-4, 2e-2)]
+rates = Rates([full, *more, *trained.values()])
 rates.chart()
 
 # %% [markdown] lang="ko"
@@ -345,11 +345,12 @@ rates.chart()
 rates
 
 # %% [markdown] lang="ko"
-# - 전체 미세 조정은 0.002에서 32개를 모두 맞히고, LoRA r = 16은 **그 열 배인 0.02**에서 모두 맞힌다. 0.002에서는 절반이다.
-# - 0.05에서는 둘 다 도로 무너진다. 학습률을 무작정 올릴 수도 없다.
+# - 전체 미세 조정은 0.002면 32개를 모두 맞힌다(0.0002에서는 9개). LoRA r = 16은 **그 열 배인 0.02**에서야 모두 맞힌다. 0.002에서는 절반이다.
+# - 0.05에서는 r = 16이 15개로 도로 무너진다. 학습률을 무작정 올릴 수도 없다.
+# - 전체 미세 조정은 0.02에서도 다 배웠다. 이 표의 열 배는 가장 좋은 학습률의 비가 아니라, **다 배우기 시작하는 학습률**의 비다.
 # - 사건 8-A의 rank 64는 0.002에서 27개다. rank를 네 배로 키운 것보다 학습률을 다섯 배로 올린 것(31개)이 낫고, 파라미터는 늘지 않는다.
 #
-# 어댑터의 학습률은 전체 미세 조정의 열 배쯤에서 찾기 시작한다. "LoRA Without Regret"(Thinking Machines, 2025)도 여러 크기의 모델에서 가장 좋은 학습률의 비율이 열 배쯤이라고 보고했다. 우리의 열 배는 작은 모델 하나에서 얻은 값이다. 다른 모델에서는 위아래로 더 훑어야 한다.
+# 어댑터의 학습률은 전체 미세 조정의 열 배쯤에서 찾기 시작한다. "LoRA Without Regret"(Thinking Machines, 2025)도 여러 크기의 모델에서 가장 좋은 학습률의 비율이 열 배쯤이라고 보고했다. 우리의 값은 작은 모델 하나에서 얻은 것이다. 다른 모델에서는 위아래로 더 훑어야 한다.
 #
 # ### rank는 얼마나 필요할까
 #
@@ -740,48 +741,9 @@ Table("batch, LoRA, QLoRA, QLoRA / LoRA", rows)
 #
 # </details>
 #
-# ### 진짜 4비트로 한 스텝
+# ### 페이지 옵티마이저
 #
-# 지금까지 바이트는 가상 GPU에서 세었다. 이번에는 진짜 bitsandbytes다. 작은 모델을 fp32로 저장했다가 4비트로 불러와 준비하고 어댑터를 붙인다. GPU가 있으면 GPU에서, 없으면 CPU에서 돈다. `bnb_4bit_compute_dtype`은 4비트를 풀어 곱할 자료형이다. 기본값 fp32를 GPU에서 그대로 쓰면 16비트 행렬 연산 장치(텐서 코어)를 쓰지 못한다. T4에서는 fp16, 암페어(Ampere)부터는 bf16을 적는다. 이 모델에서는 무엇이 4비트인가?
-
-# %%
-from peft import prepare_model_for_kbit_training
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
-device = "cuda" if torch.cuda.is_available() else "cpu"
-pretrained_model().float().save_pretrained(folder / "base")
-config = BitsAndBytesConfig(
-    load_in_4bit=True,
-    bnb_4bit_quant_type="nf4",
-    bnb_4bit_use_double_quant=True,
-    bnb_4bit_compute_dtype=torch.float16 if device == "cuda" else torch.float32,
-)
-real = AutoModelForCausalLM.from_pretrained(folder / "base", quantization_config=config, device_map={"": device})
-real = prepare_model_for_kbit_training(real, use_gradient_checkpointing=False)
-real = with_lora(16, real)
-storage_table(real)
-
-# %% [markdown] lang="ko"
-# 층이 작아서 코드 표와 같은 고정된 부분이 도드라져 파라미터당 0.605바이트가 되었다.
-#
-# QLoRA 논문의 나머지 한 조각은 **페이지 옵티마이저**(`PagedAdamW8bit`)다. GPU 메모리가 모자라는 순간 옵티마이저 상태를 CPU 메모리로 옮겨 둔다. CUDA의 통합 메모리 기능이라 **CUDA에서만** 동작한다. 여기서는 그 바탕인 8비트 AdamW(`AdamW8bit`)로 몇 스텝 학습한다. 상태의 자료형은 모두 8비트일까?
-
-# %%
-import bitsandbytes as bnb
-
-optimizer = bnb.optim.AdamW8bit([p for p in real.parameters() if p.requires_grad], lr=1e-2)
-for _ in range(4):
-    loss = real(input_ids=ids.to(device), labels=ids.to(device)).loss
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    print(f"{loss.item():.1f}")
-{p.numel(): optimizer.state[p]["state1"].dtype for p in real.parameters() if p.requires_grad}
-
-# %% [markdown] lang="ko"
-# 4비트 가중치를 지나 어댑터까지 그레이디언트가 흘러 손실이 내려간다. 상태는 원소가 4,096개 이상인 텐서만 8비트(uint8)이고 더 작은 것은 fp32다. bitsandbytes의 기본값이다.
-#
-# 그런데 LoRA에서 옵티마이저 상태를 줄이는 것이 얼마나 도움이 될까?
+# QLoRA 논문의 나머지 한 조각은 **페이지 옵티마이저**(`PagedAdamW8bit`)다. 8비트 AdamW의 상태를, GPU 메모리가 모자라는 순간 CPU 메모리로 옮겨 둔다. CUDA의 통합 메모리 기능이라 **CUDA에서만** 동작한다. 그런데 LoRA에서 옵티마이저 상태를 줄이는 것이 얼마나 도움이 될까?
 
 # %%
 rows = []
@@ -859,7 +821,8 @@ print(RECIPE.read_text())
 # python qlora_t4.py --model Qwen/Qwen3-4B --text my_text.txt
 # ```
 #
-# - 자료형은 카드에 묻는다. 계산 능력 8.0(암페어)부터 bf16, T4(7.5)에서는 fp16이다. `fp16=True`면 `Trainer`가 손실 스케일링을 켠다.
+# - 자료형은 카드에 묻는다. 계산 능력 8.0(암페어, Ampere)부터 bf16, T4(7.5)에서는 fp16이다. `fp16=True`면 `Trainer`가 손실 스케일링을 켠다.
+# - `bnb_4bit_compute_dtype`은 4비트를 풀어 곱할 자료형이다. 적지 않으면 fp32라 GPU의 16비트 행렬 연산 장치(텐서 코어)를 쓰지 못한다.
 # - 페이지 옵티마이저는 쓰지 않았다. 8.9절에서 보았듯이 어댑터의 상태는 작다.
 # - 학습률 2e-4는 QLoRA 논문이 130억 모델까지 쓴 값이다. 8.6절처럼 몇 배씩 바꾸어 보고 고른다.
 # - Unsloth(직접 쓴 커널과 오프로드)와 TRL의 `SFTTrainer`(채팅 서식, 패킹)는 같은 일을 더 빠르거나 편하게 하는 도구다. 이 장에서는 재지 않았다.

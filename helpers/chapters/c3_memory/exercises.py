@@ -279,7 +279,7 @@ CASES = {
         'too_long = case("3-A").run(max_length=576)\n'
         "max_length = 544",
         experiment=train_on_lengths,
-        thread="huggingface/transformers #26284, meta-llama/llama-cookbook #792",
+        thread="huggingface/transformers #26284, allenai/allennlp #2515, facebookresearch/ParlAI #407",
     ),
     "3-B": lambda: Case(
         "3-B",
