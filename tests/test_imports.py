@@ -46,6 +46,7 @@ ORDER = [
     ["virtual_gpu.step.*"],
     ["virtual_gpu.shards.*"],
     # What people ask: will it fit, and what would? Then the doors: a function, the package's names, the command.
+    ["virtual_gpu.doctor.*"],
     ["virtual_gpu.plan.*"],
     ["virtual_gpu.program.*"],
     ["virtual_gpu.api"],

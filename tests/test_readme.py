@@ -48,6 +48,11 @@ def test_every_command_exists(page):
                 assert "--batch" in arguments
             case [".venv/bin/virtual-gpu", "run", "--gpu", "T4", "train.py", "--its", "--own", "arguments"]:
                 assert 'virtual-gpu = "virtual_gpu.__main__:program"' in (ROOT / "pyproject.toml").read_text()
+            case [".venv/bin/virtual-gpu", "doctor", "error.txt"]:
+                from virtual_gpu.command import main
+
+                with pytest.raises(SystemExit, match="0"):
+                    main(["doctor", "--help"])
             case ["jupyter", "trust", files]:
                 assert list(ROOT.glob(files))
             case ["jupyter", "lab"]:
@@ -73,6 +78,23 @@ def test_the_code_runs(tmp_path):
         status, out, err = run_forked([str(program)], folder=ROOT)
         assert status == 0, err
         assert out.strip()
+
+
+@functools.cache
+def error_of_batch_16():
+    """What `virtual-gpu run` prints to stderr, an out-of-memory error at its end."""
+    command = ["run", "--gpu", "T4", "--no-advise", "examples/train.py", "--per_device_train_batch_size", "16"]
+    ran = subprocess.run([sys.executable, "-m", "virtual_gpu", *command], capture_output=True, cwd=ROOT, timeout=300)
+    assert ran.returncode == 1, ran.stderr[-2000:]
+    return ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page, language", [("README.md", "en"), ("README.ko.md", "ko")])
+def test_what_the_doctor_says(page, language):
+    command = [sys.executable, "-m", "virtual_gpu", "doctor", "--language", language, "-"]
+    said = subprocess.run(command, input=error_of_batch_16(), capture_output=True, cwd=ROOT, timeout=60)
+    assert said.returncode == 0 and said.stdout.decode() in fences(page, "text")
 
 
 @pytest.mark.parametrize("page", PAGES)

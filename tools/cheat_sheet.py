@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from helpers import predict_memory, shard_ledger
+from virtual_gpu.doctor.changes import CHANGES
 from virtual_gpu.drawing.labels import phase_label
 from virtual_gpu.report import MemoryReport
 from virtual_gpu.units import GiB
@@ -54,36 +55,17 @@ STEPS = [
 
 # name of the step → TrainingArguments, and a loop of one's own
 CODE = {
-    "배치를 4로 줄이고 네 번 누적": (
-        "per_device_train_batch_size=4, gradient_accumulation_steps=4",
-        "(loss / 4).backward()\nif step % 4 == 3: optimizer.step(); optimizer.zero_grad()",
-    ),
-    "그레이디언트 체크포인팅": ("gradient_checkpointing=True", "model.gradient_checkpointing_enable()\nmodel.train()"),
-    "`adamw_fused`": (
-        'optim="adamw_torch_fused"',
-        "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)",
-    ),
-    "길이를 128로": ("", 'tokenizer(texts, truncation=True, max_length=128, padding=True, return_tensors="pt")'),
-    "8비트 AdamW": (
-        'optim="adamw_bnb_8bit"',
-        "import bitsandbytes as bnb\noptimizer = bnb.optim.AdamW8bit(model.parameters(), lr=1e-5)",
-    ),
-    "LoRA": (
-        "",
-        'model = get_peft_model(model, LoraConfig(r=8, task_type="CAUSAL_LM"))\nmodel.enable_input_require_grads()',
-    ),
-    "QLoRA": (
-        "",
-        'four_bit = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float16)\n'
-        "model = AutoModelForCausalLM.from_pretrained(name, quantization_config=four_bit)\n"
-        "model = prepare_model_for_kbit_training(model)",
-    ),
-    "혼합 정밀도(T4)": (
-        "fp16=True",
-        'scaler = torch.amp.GradScaler("cuda")\n'
-        'with torch.autocast("cuda", dtype=torch.float16): loss = model(**batch).loss\n'
-        "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
-    ),
+    name: (CHANGES[key].trainer, CHANGES[key].loop)
+    for name, key in {
+        "배치를 4로 줄이고 네 번 누적": "accumulation",
+        "그레이디언트 체크포인팅": "checkpointing",
+        "`adamw_fused`": "fused",
+        "길이를 128로": "shorter",
+        "8비트 AdamW": "eight_bit",
+        "LoRA": "lora",
+        "QLoRA": "qlora",
+        "혼합 정밀도(T4)": "mixed",
+    }.items()
 }
 
 PAGE = """\

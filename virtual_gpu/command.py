@@ -15,6 +15,7 @@ from .errors import WrongValue
 from .language import LANGUAGES, tr
 from .terminal import FITS, NOTHING_FITS, answer, number, take_language
 
+_ELSEWHERE = {"fit": ".plan.command", "run": ".program.command", "doctor": ".doctor.command"}
 SCHEMA = 1  # of the JSON that `largest` and `shards` print
 
 EXAMPLES = """\
@@ -23,6 +24,7 @@ examples:
   virtual-gpu largest --model Qwen/Qwen3-4B --gpu "24GiB, 8.6" --peft qlora --of sequence_length
   virtual-gpu shards --model meta-llama/Llama-3.1-8B --gpu H100 --gpus 8 --stage 3 --length 4096
   virtual-gpu replay snapshot.pickle
+  virtual-gpu doctor error.txt
 """
 
 
@@ -87,7 +89,7 @@ def _parser(asked: str | None) -> argparse.ArgumentParser:
         elif name in (own := _own()):
             own[name](commands.add_parser(name, help=text, description=text))
         else:
-            module = importlib.import_module({"fit": ".plan.command", "run": ".program.command"}[name], __package__)
+            module = importlib.import_module(_ELSEWHERE[name], __package__)
             module.add_to(commands).set_defaults(execute=module.execute)
     return parser
 
@@ -118,6 +120,9 @@ def _commands() -> dict[str, str]:
             en="what a card's allocator recorded, done again by this one",
         ),
         "run": tr(ko="프로그램을 고치지 않고 실행한다", en="run an unchanged program on a GPU that is not there"),
+        "doctor": tr(
+            ko="메모리 부족 메시지를 읽고 까닭을 말한다", en="read an out-of-memory message and name the cause"
+        ),
     }
 
 

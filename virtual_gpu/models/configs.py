@@ -9,7 +9,6 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ import torch
 from ..errors import BadConfiguration, NotSupported, UnknownName, WrongValue
 from ..language import tr
 from ..units import choose
+from .bundled import architectures
 
 DEFAULT_MODEL = "EleutherAI/polyglot-ko-1.3b"
 MOST_LAYERS = 1024  # the deepest published language models have fewer than 200
@@ -34,12 +34,6 @@ _SIZES = (
     "max_position_embeddings",
 )
 _given: dict[str, Any] = {}  # name -> configuration
-
-
-@functools.cache
-def architectures() -> dict[str, dict]:
-    """The bundled architectures: hub id → {"config", "dtype", "source", "published_parameters"}, some with a "note"."""
-    return json.loads(files("virtual_gpu.models").joinpath("architectures.json").read_text(encoding="utf-8"))
 
 
 def resolve_model_id(model_id: Any) -> str:

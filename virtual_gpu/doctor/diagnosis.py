@@ -1,0 +1,242 @@
+"""From a log to a diagnosis: causes by their evidence, each with how sure it is; nothing is guessed beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..language import tr
+from . import foreign, places, sizes, vocabulary, words
+from .card import Guess, guess
+from .frames import Frame, libraries, traceback, users_last
+from .message import Message, messages
+from .text import Stream, decode, streams
+
+CERTAIN, LIKELY, POSSIBLE = SURE = ("certain", "likely", "possible")
+CANNOT_TELL = "cannot_tell"
+# Of equally sure causes the one that stands first is said first; moments stand between "outside_pytorch" and the rest.
+_ORDER = ("limit", "larger_than_card", "other_process", "outside_pytorch")
+_LATE = ("fragmentation", places.ATTENTION, places.BACKWARD, places.GATHERING, places.FORWARD, "freed_since")
+_GENERIC = (places.ATTENTION, places.BACKWARD, places.GATHERING, places.FORWARD)  # a place, hardly a cause
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause: its name, "certain", "likely" or "possible", what that means, and what it was read off."""
+
+    cause: str
+    sure: str
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass
+class Diagnosis:
+    """All that was read off a text. findings: the surest first; ruled_out: causes that the numbers exclude."""
+
+    findings: list[Finding] = field(default_factory=list)
+    ruled_out: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    message: Message | None = None
+    messages: int = 0
+    rank: int | None = None
+    other_ranks: tuple[int, ...] = ()
+    frames: list[Frame] = field(default_factory=list)
+    foreign: foreign.Foreign | None = None
+    card: Guess | None = None
+    products: list[vocabulary.Product] = field(default_factory=list)
+    products_by_chance: float = 0.0
+
+    @property
+    def verdict(self) -> str:
+        """The cause that is surest, or "cannot_tell"."""
+        return self.findings[0].cause if self.findings else CANNOT_TELL
+
+    @property
+    def sure(self) -> str | None:
+        """How sure the verdict is; None where there is none."""
+        return self.findings[0].sure if self.findings else None
+
+    @property
+    def users_line(self) -> Frame | None:
+        """The innermost frame that is the user's own."""
+        return users_last(self.frames)
+
+    @property
+    def libraries(self) -> list[str]:
+        """Known libraries in the traceback."""
+        return libraries(self.frames)
+
+
+@dataclass(frozen=True)
+class _Read:
+    stream: Stream
+    message: Message
+    frames: list[Frame]
+
+
+def diagnose(raw: str | bytes, cut: bool = False) -> Diagnosis:
+    """The diagnosis of a message, a traceback or a log; `cut`: something stood before what is given.
+
+    Any text is taken; nothing in it is executed, and no error is raised for what it says.
+    """
+    text = decode(raw) if isinstance(raw, bytes) else raw
+    every = streams(text)
+    found = [one for stream in every for one in _read(stream)]
+    diagnosis = Diagnosis()
+    if cut:
+        diagnosis.notes.append(words.cut())
+    if not found:
+        _without_numbers(diagnosis, every)
+    else:
+        chosen = max(found, key=lambda one: (len(one.message.stated), bool(one.frames)))
+        distinct = [one for at, one in enumerate(found) if not any(one.message.same_as(o.message) for o in found[:at])]
+        diagnosis.message, diagnosis.messages = chosen.message, len(distinct)
+        diagnosis.rank, diagnosis.frames = chosen.stream.rank, chosen.frames
+        ranks = {one.stream.rank for one in found} - {chosen.stream.rank, None}
+        diagnosis.other_ranks = tuple(sorted(rank for rank in ranks if rank is not None))
+        diagnosis.card = guess(chosen.message.total, text)
+        _by_numbers(diagnosis, chosen.message, text)
+    _by_frames(diagnosis)
+    diagnosis.findings.sort(key=_place_in_order)
+    return diagnosis
+
+
+def _read(stream: Stream) -> Iterator[_Read]:
+    """Each message of a stream with the frames that stand before it, or after it where none do."""
+    text = "\n".join(stream.lines)
+    found = list(messages(text))
+    ends = [text.count("\n", 0, one.start) for one in found]
+    for at, message in enumerate(found):
+        before = stream.lines[ends[at - 1] + 1 if at else 0 : ends[at] + 1]
+        frames = traceback(before)
+        if not frames:
+            frames = traceback(stream.lines[ends[at] : ends[at + 1] if at + 1 < len(found) else None])
+        if not frames:  # of a traceback that was cut short the last line of code may be left
+            frames = [Frame("", None, "", line.strip()[:300]) for line in before[-3:-1] if line.strip()]
+        yield _Read(stream, message, frames)
+
+
+def _without_numbers(diagnosis: Diagnosis, every: Sequence[Stream]) -> None:
+    for stream in every:
+        seen = foreign.foreign(stream.lines)
+        if seen and (diagnosis.foreign is None or foreign.rank(seen) < foreign.rank(diagnosis.foreign)):
+            diagnosis.foreign, diagnosis.rank = seen, stream.rank
+            diagnosis.frames = traceback(stream.lines)
+    if diagnosis.foreign:
+        diagnosis.findings.append(Finding(diagnosis.foreign.kind, diagnosis.foreign.sure, (diagnosis.foreign.line,)))
+
+
+def _by_numbers(diagnosis: Diagnosis, message: Message, text: str) -> None:
+    if message.platform != "CUDA":
+        name = {"HIP": "ROCm"}.get(message.platform, message.platform)
+        diagnosis.foreign = foreign.Foreign(foreign.OTHER, name, CERTAIN, f"{message.platform} out of memory")
+        diagnosis.findings.append(Finding(foreign.OTHER, CERTAIN, (diagnosis.foreign.line,)))
+        return
+    diagnosis.findings += _causes(message)
+    holes = sizes.holes(message)
+    if holes and holes.enough is False:
+        diagnosis.ruled_out.append(words.no_fragmentation(holes))
+    if sizes.adds_up(message) and not sizes.others(message):
+        diagnosis.ruled_out.append(words.nobody_else(message))
+    if sizes.spilled(message):
+        diagnosis.notes.append(words.spilled())
+    if message.private and message.allocated and 2 * message.private.bytes >= message.allocated.bytes:
+        diagnosis.notes.append(words.pools(message.private))
+    if message.tried:
+        known, named = vocabulary.vocabularies(text)
+        diagnosis.products, diagnosis.products_by_chance = vocabulary.products(message.tried, known)
+        if diagnosis.products and named:
+            evidence = tuple(map(words.product, diagnosis.products))
+            diagnosis.findings.append(Finding(places.LOGITS, POSSIBLE, evidence))
+
+
+def _causes(message: Message) -> Iterator[Finding]:
+    if sizes.over_limit(message):
+        yield Finding("limit", CERTAIN, (words.limit(message),))
+        return
+    if sizes.over_any_card(message):
+        yield Finding("larger_than_card", CERTAIN, (words.larger(message),))
+        return
+    tried, free = message.tried, message.free
+    missing = tried.bytes - free.bytes - tried.slack - free.slack if tried and free else None
+    if others := sizes.others(message):
+        enough = missing is not None and 0 < missing <= others.bytes
+        sure = POSSIBLE if others.doubtful or not enough else CERTAIN if others.listed else LIKELY
+        yield Finding("other_process", sure, (words.others(message, others, enough),))
+    outside = sizes.outside_pytorch(message)
+    if outside and outside.bytes > sizes.TOO_MUCH:
+        enough = missing is not None and 0 < missing <= outside.bytes
+        yield Finding("outside_pytorch", LIKELY if enough else POSSIBLE, (words.outside(outside),))
+    holes = sizes.holes(message)
+    if holes and holes.free_alone:
+        yield Finding("freed_since", POSSIBLE, (words.freed_since(holes),))
+    elif holes and holes.enough is not False:
+        held = message.held.bytes if message.held else 0
+        sure = LIKELY if holes.enough and holes.cached >= max(holes.tried, held / 10) else POSSIBLE
+        yield Finding("fragmentation", sure, (words.fragmentation(holes),))
+
+
+def _by_frames(diagnosis: Diagnosis) -> None:
+    for place in places.places(diagnosis.frames):
+        if diagnosis.foreign and diagnosis.foreign.kind in (foreign.OTHER, foreign.ELSE, foreign.HOST):
+            return
+        sure = LIKELY if place.moment in _GENERIC else place.sure
+        evidence = [place.frame.shown]
+        if place.moment == places.BACKWARD and places.recomputed(diagnosis.frames):
+            evidence.append(tr(ko="체크포인팅은 이미 켜져 있다.", en="Gradient checkpointing is on already."))
+        if place.moment == places.LOGITS:
+            evidence += map(words.product, diagnosis.products)
+            diagnosis.findings = [one for one in diagnosis.findings if one.cause != places.LOGITS]
+        diagnosis.findings.append(Finding(place.moment, sure, tuple(evidence)))
+
+
+def _place_in_order(finding: Finding) -> tuple[int, int]:
+    if finding.cause in _ORDER:
+        order = _ORDER.index(finding.cause)
+    elif finding.cause in _LATE:
+        order = len(_ORDER) + 1 + _LATE.index(finding.cause)
+    else:
+        order = len(_ORDER)
+    return SURE.index(finding.sure), order
+
+
+def first_changes(diagnosis: Diagnosis, most: int = 3) -> list[str]:
+    """What to try first, second, third: by the causes, the surest first; none that is on already."""
+    from .changes import FIRST
+
+    causes = [FIRST[finding.cause] for finding in diagnosis.findings]
+    strong = max(1, sum(finding.sure != POSSIBLE for finding in diagnosis.findings))
+    # The first of each cause that is more than possible, the second of the surest, what is possible, then the rest.
+    order = [keys[:1] for keys in causes[:strong]] + [keys[:2] for keys in causes[:1]]
+    order += [keys[:1] for keys in causes] + causes
+    if diagnosis.foreign is None or diagnosis.foreign.kind in (foreign.CARD, foreign.LIBRARY):
+        order.append(FIRST[CANNOT_TELL])
+    on = {"checkpointing"} if places.recomputed(diagnosis.frames) else set()
+    return list(dict.fromkeys(key for keys in order for key in keys if key not in on))[:most]
+
+
+def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The diagnosis as data."""
+    line = diagnosis.users_line
+    return {
+        "verdict": diagnosis.verdict,
+        "sure": diagnosis.sure,
+        "findings": [
+            {"cause": one.cause, "sure": one.sure, "evidence": list(one.evidence)} for one in diagnosis.findings
+        ],
+        "ruled_out": diagnosis.ruled_out,
+        "notes": diagnosis.notes,
+        "message": diagnosis.message.json() if diagnosis.message else None,
+        "messages": diagnosis.messages,
+        "rank": diagnosis.rank,
+        "other_ranks": list(diagnosis.other_ranks),
+        "foreign": diagnosis.foreign.name if diagnosis.foreign else None,
+        "users_line": {"file": line.file, "line": line.line, "function": line.function} if line else None,
+        "libraries": diagnosis.libraries,
+        "cards": list(diagnosis.card.cards) if diagnosis.card else [],
+        "could_be_logits": [
+            {"tokens": one.tokens, "vocabulary": one.vocabulary, "width": one.width, "models": list(one.models)}
+            for one in diagnosis.products
+        ],
+    }

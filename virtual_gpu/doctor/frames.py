@@ -1,0 +1,106 @@
+"""The frames of a traceback, as Python, IPython, pytest and rich print them, and which of them are the user's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MOST_FRAMES = 2000
+_LONGEST = 1000  # characters of a line that are looked at
+_PATTERNS = [
+    re.compile(r'\s{0,40}File "([^"]{1,400})", line (\d{1,7})(?:, in (\S{1,200}))?'),  # Python
+    re.compile(r"[│|] (\S{1,300}):(\d{1,7}) in (\S{1,200})"),  # rich
+    re.compile(r"File (\S{1,400}?):(\d{1,7}),? in ([\w.<>]{1,200})"),  # IPython 8
+    re.compile(r"()(?:Cell )?In ?\[(\d{1,7})\], line (\d{1,7})"),  # a notebook's cell
+    re.compile(r"(<ipython-input-[\w-]{1,80}>|(?<!\S)/\S{1,400}\.py) in (<?\w{1,200}>?)"),  # IPython 7, no line number
+    re.compile(r"(?<!\S)(\S{1,300}\.py):(\d{1,7}): in (\S{1,200})"),  # pytest
+]
+_ARROW = re.compile(r"(?:[│|]\s{0,4})?(?:-{2,6}>|❱)\s?(\d{1,7})\s?[│|]?\s?(.{1,300})")  # the line that failed
+_START = "Traceback (most recent call last)"
+_UNDERLINE = re.compile(r"[\s^~]*$")
+
+_INSTALLED = re.compile(r"(?:site|dist)-packages[/\\]([\w.-]{1,80})")
+_STANDARD = re.compile(
+    r"^<frozen |[/\\]lib[/\\]python3\.\d{1,2}[/\\]|[/\\](?:bin|Scripts)[/\\][\w.-]{1,40}$|^<string>$"
+)
+LIBRARIES = (
+    "transformers", "peft", "accelerate", "deepspeed", "trl", "bitsandbytes", "torch", "lightning", "pytorch_lightning",
+    "diffusers", "unsloth", "vllm", "liger_kernel", "sentence_transformers",
+)  # fmt: skip
+_SOURCE = re.compile(rf"[/\\]({'|'.join(LIBRARIES)})[/\\](?:src[/\\])?\1[/\\]")  # a library's own repository
+
+_OURS = re.compile(r"[/\\]virtual_gpu[/\\](?:counting|program|rules|trace)[/\\]")  # between the program and its error
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a traceback; code is "" where it was not printed."""
+
+    file: str
+    line: int | None
+    function: str
+    code: str = ""
+
+    @property
+    def library(self) -> str | None:
+        """The package that it lies in; "python" for the standard library; None: the user's."""
+        if found := _INSTALLED.search(self.file):
+            return found[1].removesuffix(".py")
+        if found := _SOURCE.search(self.file):
+            return found[1]
+        if _OURS.search(self.file):
+            return "virtual_gpu"
+        return "python" if _STANDARD.search(self.file) else None
+
+    @property
+    def shown(self) -> str:
+        """Where it is, and its code."""
+        return ": ".join(filter(None, [str(self), self.code]))
+
+    def __str__(self) -> str:
+        parts = re.split(r"[/\\]+", _INSTALLED.sub(r"/\1", self.file))
+        name = "/".join(parts[-3:]) if self.library else parts[-1]
+        where = name if self.line is None else f"{name}:{self.line}"
+        return f"{where} in {self.function}" if self.function else where
+
+
+def traceback(lines: Sequence[str]) -> list[Frame]:
+    """The frames of the last traceback in these lines, outermost first; where its head is cut off, what is there."""
+    begin = next((at for at in range(len(lines) - 1, -1, -1) if _START in lines[at][:_LONGEST]), 0)
+    found: list[Frame] = []
+    for at in range(begin, len(lines)):
+        line = lines[at][:_LONGEST]
+        if frame := _frame(line, lines, at):
+            found.append(frame)
+        elif found and (arrow := _ARROW.match(line.lstrip())):
+            last = found[-1]
+            number = last.line if last.line is not None else int(arrow[1])
+            found[-1] = Frame(last.file, number, last.function, arrow[2].strip(" │|"))
+    return found[-MOST_FRAMES:]
+
+
+def _frame(line: str, lines: Sequence[str], at: int) -> Frame | None:
+    for number, pattern in enumerate(_PATTERNS):
+        found = pattern.match(line) if number == 0 else pattern.search(line)
+        if not found:
+            continue
+        if number == 3:
+            return Frame(f"In [{found[2]}]", int(found[3]), "")
+        if number == 4:
+            return Frame(found[1], None, found[2])
+        code = lines[at + 1][:_LONGEST].strip() if number == 0 and at + 1 < len(lines) else ""
+        if _UNDERLINE.match(code) or _PATTERNS[0].match(lines[at + 1] if at + 1 < len(lines) else ""):
+            code = ""
+        return Frame(found[1], int(found[2]), (found[3] or "").split("(")[0].split(".")[-1], code)
+    return None
+
+
+def users_last(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost frame that is no library's."""
+    return next((frame for frame in reversed(frames) if frame.file and frame.library is None), None)
+
+
+def libraries(frames: Sequence[Frame]) -> list[str]:
+    """The known libraries that the traceback goes through, in its order."""
+    return list(dict.fromkeys(frame.library for frame in frames if frame.library in LIBRARIES))

@@ -1,0 +1,121 @@
+"""A diagnosis as lines for a terminal: numbers, verdict, the user's line, what to try and with which command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from ..language import tr
+from ..units import human_bytes as size
+from . import foreign, places, words
+from .changes import CHANGES, what
+from .diagnosis import CANNOT_TELL, Diagnosis, first_changes
+from .sizes import others, own
+
+_PROGRAM = re.compile(r"\w[\w./-]{0,200}\.py")  # a relative path, or else a name, that is safe in a command
+
+
+def text(diagnosis: Diagnosis) -> str:
+    """The whole report."""
+    blocks = [_numbers(diagnosis), _verdict(diagnosis), _where(diagnosis), _hints(diagnosis), _try(diagnosis)]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def command(diagnosis: Diagnosis, key: str) -> str | None:
+    """The command that tries a change on a virtual card; None where a virtual card cannot show it."""
+    change = CHANGES[key]
+    if diagnosis.card is None or change.options is None:
+        return None
+    line = diagnosis.users_line
+    names = [line.file, re.split(r"[/\\]+", line.file)[-1]] if line else []
+    program = next((name for name in names if _PROGRAM.fullmatch(name)), "program.py")
+    words_ = ["virtual-gpu", "run", "--gpu", shlex.quote(diagnosis.card.name), *change.options, program]
+    return " ".join([*([change.environment] if change.environment else []), *words_])
+
+
+def _numbers(diagnosis: Diagnosis) -> list[str]:
+    message = diagnosis.message
+    if message is None:
+        return []
+    rank = "" if diagnosis.rank is None else f"rank {diagnosis.rank}, "
+    device = "" if message.device is None else f"GPU {message.device}"
+    cards = diagnosis.card.cards if diagnosis.card else ()
+    guessed = tr(ko=f" ({', '.join(cards)}의 용량)", en=f" (the capacity of: {', '.join(cards)})") if cards else ""
+    lines = [f"{rank}{device}{guessed}".strip() or "GPU"]
+    mine, rest = own(message), others(message)
+    rows = [
+        ("T", tr(ko="요청", en="tried to allocate"), message.tried),
+        ("F", tr(ko="남음", en="free"), message.free),
+        ("R", tr(ko="예약했지만 비어 있음", en="reserved but unallocated"), message.cached),
+        ("", tr(ko="텐서", en="allocated"), message.allocated),
+        ("", tr(ko="그 가운데 CUDA 그래프의 풀", en="of that, in private pools (CUDA graphs)"), message.private),
+        ("", tr(ko="이 프로세스 전체", en="this process in all"), mine),
+        ("", tr(ko="다른 프로세스", en="others"), rest),
+        ("", tr(ko="한도", en="allowed"), message.allowed),
+        ("", tr(ko="카드 전체", en="capacity"), message.total),
+    ]
+    lines += [f"  {letter:1} {size(one.bytes):>11}  {name}" for letter, name, one in rows if one]
+    if diagnosis.messages > 1:
+        ranks = ", ".join(map(str, diagnosis.other_ranks))
+        also = tr(ko=f" (rank {ranks}에도)", en=f" (ranks {ranks} too)") if ranks else ""
+        more = diagnosis.messages - 1
+        lines.append(tr(ko=f"  서로 다른 메시지가 {more}개 더 있다{also}.", en=f"  {more} other messages{also}."))
+    return lines
+
+
+def _verdict(diagnosis: Diagnosis) -> list[str]:
+    head = tr(ko="진단", en="Verdict")
+    if not diagnosis.findings:
+        lines = [f"{head}: {words.cause(CANNOT_TELL)}"]
+        if diagnosis.message is None:
+            lines.append(tr(ko="  메모리 부족 메시지를 찾지 못했다.", en="  No out-of-memory message was found."))
+    else:
+        first, *more = diagnosis.findings
+        lines = [f"{head}: {words.cause(first.cause)} ({words.sure(first.sure)})"]
+        lines += [f"  {line}" for line in first.evidence]
+        for one in more:
+            lines.append(f"- {words.cause(one.cause)} ({words.sure(one.sure)})")
+            lines += [f"  {line}" for line in one.evidence]
+    if diagnosis.foreign:
+        lines.append(f"  {foreign.says(diagnosis.foreign)}")
+    return lines + [f"- {line}" for line in [*diagnosis.ruled_out, *diagnosis.notes]]
+
+
+def _where(diagnosis: Diagnosis) -> list[str]:
+    line, lines = diagnosis.users_line, []
+    if line:
+        lines.append(tr(ko=f"내 마지막 줄: {line.shown}", en=f"Your last line: {line.shown}"))
+    if diagnosis.libraries:
+        through = ", ".join(diagnosis.libraries)
+        lines.append(tr(ko=f"거쳐 간 라이브러리: {through}", en=f"Through: {through}"))
+    return lines
+
+
+def _hints(diagnosis: Diagnosis) -> list[str]:
+    if not diagnosis.products or any(one.cause == places.LOGITS for one in diagnosis.findings):
+        return []
+    tried = size(diagnosis.message.tried.bytes) if diagnosis.message and diagnosis.message.tried else ""
+    return [f"{tried}: {words.products(diagnosis.products_by_chance)}", *(
+        f"  {words.product(one)}" for one in diagnosis.products
+    )]  # fmt: skip
+
+
+def _try(diagnosis: Diagnosis) -> list[str]:
+    lines: list[str] = []
+    for number, key in enumerate(first_changes(diagnosis), 1):
+        change = CHANGES[key]
+        lines.append(f"{number}. {what(key)}")
+        if change.trainer:
+            lines.append(f"   Trainer: {change.trainer}")
+        lines += [f"   PyTorch: {line}" if at == 0 else f"            {line}" for at, line in enumerate(
+            change.loop.splitlines()
+        )]  # fmt: skip
+        if change.shell:
+            lines.append(f"   $ {change.shell}")
+        if tried := command(diagnosis, key):
+            lines.append(f"   $ {tried}")
+    head = tr(
+        ko="해 볼 것, 이 순서로(프로그램 뒤에 그 인자를 붙인다):",
+        en="Try, in this order (the program's own arguments go behind it):",
+    )
+    return [head, *lines] if lines else []
