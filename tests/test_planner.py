@@ -21,7 +21,7 @@ from virtual_gpu.language import set_language
 from virtual_gpu.models.adapters import add_adapters
 from virtual_gpu.models.build import build_model
 from virtual_gpu.models.configs import load_config
-from virtual_gpu.plan import METHODS, cheapest, search
+from virtual_gpu.plan import METHODS, Recipe, cheapest, search
 from virtual_gpu.plan.command import main
 from virtual_gpu.plan.measure import held, measure, setting_of
 from virtual_gpu.plan.pictures import too_much
@@ -331,6 +331,31 @@ def test_weights_in_bf16_come_with_a_caution():
     mixed = plan_training("gpt2", "L4", length=64, batch=1, methods=("full",)).best
     assert not mixed.recipe.caution and "away" not in mixed.files()["train.py"]
     assert json.loads(mixed.files()["training_arguments.json"])["learning_rate"] == 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method, stage", [("full", 3), ("lora", 0)])
+def test_the_files_of_several_gpus_run(method, stage, tmp_path):
+    """`accelerate launch` as the script says, as one of four ranks on a virtual card: what the plan counted is held."""
+    llama = LlamaConfig(
+        vocab_size=258, hidden_size=1024, num_hidden_layers=4, num_attention_heads=8, intermediate_size=2816
+    )  # fmt: skip
+    llama.architectures = ["LlamaForCausalLM"]
+    llama.save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("대한민국의 수도는 서울이다.\n" * 1000, encoding="utf-8")
+    request = make_request(str(tmp_path / "model"), "L4", 4, length=256, batch=16, methods=(method,))
+    plan = measure(request, Recipe(method, "mixed_bf16", "adamw_fused", stage=stage), 1, 4)
+    plan.save(tmp_path / "plan")
+    virtual = ["virtual_gpu", "run", "--gpu", "L4", "--gpus", "4", "--no-advise", "--report", tmp_path / "report.json"]
+    launch = ["accelerate", "launch", "--config_file", "accelerate.yaml", "train.py", "--text", tmp_path / "text.txt"]
+    ran = subprocess.run(
+        [sys.executable, "-m", *virtual, "--", *launch], cwd=tmp_path / "plan", capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    tensors = plan.needed_bytes - plan.at_peak["fragmentation"]
+    assert report["steps"] == 3 and abs(report["allocated"] / tensors - 1) < 0.06
 
 
 def test_accelerate_reads_the_configuration(tmp_path):
