@@ -355,7 +355,9 @@ def test_the_files_of_several_gpus_run(method, stage, tmp_path):
     assert ran.returncode == 0, ran.stderr[-2000:]
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     tensors = plan.needed_bytes - plan.at_peak["fragmentation"]
-    assert report["steps"] == 3 and abs(report["allocated"] / tensors - 1) < 0.06
+    # Of this small model DDP's first broadcast, in buckets of 250 MiB, is larger than the step: it is not the plan's.
+    held = max(allocated for phase, (allocated, _) in report["phases"].items() if phase != "loading")
+    assert report["steps"] == 3 and abs(held / tensors - 1) < 0.06
 
 
 def test_accelerate_reads_the_configuration(tmp_path):
