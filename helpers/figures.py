@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from virtual_gpu.drawing import svg
 from virtual_gpu.drawing.report import draw_report
-from virtual_gpu.drawing.shards import draw_gpus, draw_stages, draw_step
+from virtual_gpu.drawing.shards import draw_step
 from virtual_gpu.language import tr
-from virtual_gpu.models.adapters import add_adapters
 from virtual_gpu.plan import plan_training
 from virtual_gpu.program.again import advice
 from virtual_gpu.program.picture import draw_run
 from virtual_gpu.program.runner import run
 from virtual_gpu.report import MemoryTable
-from virtual_gpu.shards.ledger import shard_ledger
-from virtual_gpu.shards.rank_step import rank_step, steps_by_ranks
+from virtual_gpu.shards.rank_step import rank_step
 from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.step.splits import splits
 
@@ -29,16 +26,8 @@ from .chapters.c2_quantization.examples import NINE_NUMBERS, book_numbers, examp
 from .chapters.c2_quantization.pictures import draw_codes, draw_mappings
 from .chapters.c2_quantization.quantization import quantize
 from .chapters.c4_accumulation.accumulation import draw_splits
-from .chapters.c5_checkpointing.chain import record_chain, sweep_segments
+from .chapters.c5_checkpointing.chain import record_chain
 from .chapters.c5_checkpointing.pictures import draw_moments
-from .chapters.c6_distributed.drawings import draw_data_parallel
-from .chapters.c6_distributed.ranks import data_parallel
-from .chapters.c7_split.drawings import draw_block_splits, draw_matrix_splits, draw_model_splits, draw_pipeline
-from .chapters.c7_split.pipeline import SCHEDULES, pipeline
-from .chapters.c7_split.tensor import tensor_parallel
-from .chapters.c8_lora.fine_tuning import fine_tune, picture_of_update, pretrained_model
-from .chapters.c8_lora.runs import Runs
-from .ranks.launcher import run_ranks
 
 
 def batch_4_on_a_t4() -> svg.Drawing:
@@ -49,11 +38,6 @@ def batch_4_on_a_t4() -> svg.Drawing:
 def batch_16_on_a_t4() -> svg.Drawing:
     """Chapter 3: the same at batch 16, which does not fit."""
     return draw_report(predict_memory(batch_size=16, gpu="T4", full=True))
-
-
-def batches_on_a_t4() -> svg.Drawing:
-    """Chapter 3: the book's table as bars, batch 4, 8 and 16."""
-    return MemoryTable(predict_memory(batch_size=size, gpu="T4") for size in (4, 8, 16)).chart()
 
 
 def quantization_by_type_range() -> svg.Drawing:
@@ -93,27 +77,6 @@ def splits_of_16() -> svg.Drawing:
     return draw_splits(splits(16, gpu="T4", optimizer="adamw"))
 
 
-def _chain_at(*moments: tuple[str, int], **strategy: Any) -> svg.Drawing:
-    """A chain of five nodes at these moments of its run."""
-    run = record_chain(5, **strategy)
-    return draw_moments([(run.title, run, run.moment(*moment)) for moment in moments])
-
-
-def keep_everything() -> svg.Drawing:
-    """Chapter 5, the book's picture 8: everything is kept, at two moments."""
-    return _chain_at(("forward", 5), ("backward", 4), strategy="everything")
-
-
-def keep_minimum() -> svg.Drawing:
-    """Chapter 5, the book's picture 9: only the input is kept."""
-    return _chain_at(("forward", 5), ("backward", 4), strategy="minimum")
-
-
-def checkpoint_at_three() -> svg.Drawing:
-    """Chapter 5, the book's picture 10: node three of five is a checkpoint."""
-    return _chain_at(("forward", 5), ("backward", 4), checkpoints=[3])
-
-
 def three_strategies() -> svg.Drawing:
     """Chapter 5: the three strategies at the one moment at which the book compares them."""
     runs = [record_chain(5, "everything"), record_chain(5, "minimum"), record_chain(5, checkpoints=[3])]
@@ -125,45 +88,11 @@ def twelve_nodes_in_three_segments() -> svg.Drawing:
     return record_chain(12, segments=3).draw()
 
 
-def segments_of_1024_nodes() -> svg.Drawing:
-    """Chapter 5: the number of segments against what is stored."""
-    return sweep_segments(1024).draw()
-
-
 def with_and_without_checkpointing() -> svg.Drawing:
     """Chapter 5: polyglot-ko-1.3b at batch 16 on a T4, without and with checkpointing."""
     return MemoryTable(
         predict_memory(batch_size=16, gradient_checkpointing=on, gpu="T4") for on in (False, True)
     ).chart()
-
-
-def four_copies() -> svg.Drawing:
-    """Chapter 6: four ranks that train together, as they reported."""
-    return draw_data_parallel(run_ranks(data_parallel, 4, 1))
-
-
-def block_on_two_ranks() -> svg.Drawing:
-    """Chapter 7: attention and MLP of GPT-NeoX as two ranks split them."""
-    return draw_block_splits(run_ranks(tensor_parallel, 2)[0].shapes, heads=4)
-
-
-def pipeline_timeline() -> svg.Drawing:
-    """Chapter 7: four schedules on four ranks, as recorded."""
-    return draw_pipeline({schedule: run_ranks(pipeline, 4, schedule) for schedule in SCHEDULES})
-
-
-def zero_stages() -> svg.Drawing:
-    """Chapter 6: the ZeRO paper's figure 1, from sharded modules."""
-    return draw_stages(
-        [
-            shard_ledger("ZeRO-7.5B", 64, stage, gradient_as_bucket_view=True) for stage in range(4)
-        ]  # as the paper counts
-    )
-
-
-def zero_gpus() -> svg.Drawing:
-    """Chapter 6: memory of a GPU against the number of GPUs, down to the floor."""
-    return draw_gpus(steps_by_ranks("meta-llama/Llama-3.1-70B"))
 
 
 def zero_panel_at_first() -> svg.Drawing:
@@ -172,32 +101,9 @@ def zero_panel_at_first() -> svg.Drawing:
     return draw_step(rank_step("meta-llama/Llama-3.1-70B", 64, exact=False, **setting))
 
 
-def _small_lora(rank: int) -> torch.nn.Module:
-    torch.manual_seed(1)
-    return add_adapters(pretrained_model(), rank, "all-linear", lora_alpha=2 * rank, lora_dropout=0.0)
-
-
-def lora_update() -> svg.Drawing:
-    """Chapter 8: W + BA, a piece of a trained layer."""
-    run = fine_tune(_small_lora(4))
-    return picture_of_update(run.model.get_submodule("base_model.model.gpt_neox.layers.0.attention.dense"))
-
-
-def full_lora_qlora_on_a_t4() -> svg.Drawing:
-    """Chapter 8: where the memory goes at batch 16."""
-    return MemoryTable(predict_memory(batch_size=16, peft=peft, gpu="T4") for peft in (None, "lora", "qlora")).chart()
-
-
 def lora_batch_16_on_a_t4() -> svg.Drawing:
     """Chapter 8: the panel's first picture."""
     return draw_report(predict_memory(batch_size=16, peft="lora", gpu="T4"))
-
-
-def loss_and_forgetting() -> svg.Drawing:
-    """Chapter 8: the small model learns a second task, in full and with LoRA, and forgets the first."""
-    runs = Runs([fine_tune(pretrained_model(), tr(ko="전체", en="full"), lr=2e-3)])
-    runs += [fine_tune(_small_lora(rank), f"LoRA r={rank}") for rank in (1, 4, 16)]
-    return runs.chart()
 
 
 def plans_on_a_t4() -> svg.Drawing:
@@ -221,27 +127,12 @@ FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "02_blocks_of_64": quantization_in_blocks,
     "03_batch_4_on_a_t4": batch_4_on_a_t4,
     "03_batch_16_on_a_t4": batch_16_on_a_t4,
-    "03_batches_on_a_t4": batches_on_a_t4,
     "04_splits_of_16": splits_of_16,
-    "05_keep_everything": keep_everything,
-    "05_keep_minimum": keep_minimum,
-    "05_checkpoint_at_three": checkpoint_at_three,
     "05_three_strategies": three_strategies,
     "05_three_segments": twelve_nodes_in_three_segments,
-    "05_segments": segments_of_1024_nodes,
     "05_with_and_without": with_and_without_checkpointing,
-    "06_data_parallel": four_copies,
-    "06_zero_stages": zero_stages,
-    "06_zero_gpus": zero_gpus,
     "06_zero_panel": zero_panel_at_first,
-    "07_model_splits": draw_model_splits,
-    "07_matrix_splits": draw_matrix_splits,
-    "07_block_splits": block_on_two_ranks,
-    "07_pipeline": pipeline_timeline,
-    "08_w_plus_ba": lora_update,
-    "08_full_lora_qlora_on_a_t4": full_lora_qlora_on_a_t4,
     "08_lora_batch_16_on_a_t4": lora_batch_16_on_a_t4,
-    "08_loss_and_forgetting": loss_and_forgetting,
     "09_plans_on_a_t4": plans_on_a_t4,
     "09_program_on_a_t4": program_on_a_t4,
 }
