@@ -7,6 +7,7 @@ import pytest
 from browser import lab, open_notebook  # noqa: F401
 
 import helpers  # noqa: F401  (the course speaks Korean: so do its tests)
+from virtual_gpu.language import set_language, tr
 
 # A shell's background job, and all that it starts, ignores Ctrl+C; tests of interrupts must not depend on that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -45,6 +46,14 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=stress)
     place = {name: number for number, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))  # stable: within a file nothing moves
+
+
+@pytest.fixture(autouse=True)
+def same_language():
+    """A test that asks for another language, or calls a command that does, leaves the one it found."""
+    before = tr(ko="ko", en="en")
+    yield
+    set_language(before)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -156,8 +156,10 @@ def test_a_notebook_opened_alone_fetches_the_course_and_runs(tmp_path, repositor
     assert outputs[0] == []  # nothing was missing
     assert outputs[-1][0].text.strip() == str(empty / "gpu-memory-course" / "helpers" / "__init__.py")
     stored = nbformat.read(ROOT / "notebooks" / "ko" / "00_start_here.ipynb", as_version=4)
-    experiment = [cell.outputs for cell in stored.cells if "gpu_memory_experiment(" in cell.source]
-    [alone] = [
-        cell.outputs for cell in notebook.cells if "gpu_memory_experiment(" in cell.source and cell.cell_type == "code"
+    stored_cells = [cell for cell in stored.cells if cell.cell_type == "code"]
+    experiments = [cell.outputs for cell in stored_cells if "gpu_memory_experiment(" in cell.source]
+    alone = [
+        cell.outputs for cell in notebook.cells if cell.cell_type == "code" and "gpu_memory_experiment(" in cell.source
     ]
-    assert [o.get("text") for o in alone] == [o.get("text") for o in experiment[-1]]
+    texts = [[output.get("text") for output in outputs] for outputs in alone]
+    assert texts == [[output.get("text") for output in outputs] for outputs in experiments] and len(texts) == 2

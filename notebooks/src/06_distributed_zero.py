@@ -334,12 +334,8 @@ draw_stages(ledgers)
 
 # %% [markdown] lang="ko"
 # 0단계와 3단계는 모델이 0.5% 작은 만큼만 다르다. 나머지 둘이 다른 까닭은 6.2절과 같다. 2단계에서는 자기 조각 2Ψ/N만큼 더 들고, 1단계에서는 텐서가 통째로 나뉜다.
-# `ZeroRedundancyOptimizer`는 가장 큰 텐서부터, 지금까지 가장 적게 받은 rank에게 준다. 그래서 가장 큰 텐서인 임베딩을 받은 rank 0이 남들보다 많이 갖는다. 1단계의 표에서 rank 0과 rank 32를 비교한다.
-
-# %%
-ledgers[1]
-
-# %% [markdown] lang="ko"
+# `ZeroRedundancyOptimizer`는 가장 큰 텐서부터, 지금까지 가장 적게 받은 rank에게 준다. 그래서 가장 큰 텐서인 임베딩을 받은 rank 0이 남들보다 많이 갖는다(`ledgers[1]`을 출력하면 rank마다 나온다).
+#
 # 이 방법으로 셀 수 없는 것이 하나 있다. DDP에서 그레이디언트를 묶어 보내는 부분(reducer)은 값을 읽는 C++ 코드라서 값이 없는 텐서로는 돌지 않는다. 그래서 0단계와 1단계는 reducer 없이 실행했고, 아래 출력의 `allreduce`는 센 값이 아니라
 # 계산한 값이다. 진짜 rank에서 센 값은 6.3절에 있다.
 #
@@ -367,23 +363,6 @@ round(ledgers[0].largest.total / ledgers[3].largest.total, 1)
 # 그러나 GPU 메모리에는 다른 것도 있다. 6.7절에서 그것까지 센다.
 #
 # </details>
-#
-# ### 표 1: 75억, 1,280억, 1조
-#
-# 논문의 표 1은 같은 계산을 더 큰 모델과 더 많은 GPU로 넓힌 것이다. 열은 차례로 모델, GPU 수(64개와 1,024개), 식으로 구한 1, 2, 3단계의 GB, 그리고 3단계를 실행해서 센 GB다. 마지막 두 열을 비교한다.
-
-# %%
-from virtual_gpu.shards.ledger import PAPER_MODELS, count_elements
-
-for model in PAPER_MODELS:
-    psi = count_elements(model)
-    for n in (64, 1024):
-        by_formula = "".join(f"{paper_bytes(psi, Layout(n, stage)) / 1e9:11,.2f}" for stage in (1, 2, 3))
-        counted = shard_ledger(model, n, stage=3, look_at=[0]).largest.total / 1e9
-        print(f"{model:10}{n:5}{by_formula}{counted:13,.2f}")
-
-# %% [markdown] lang="ko"
-# 1조 파라미터 모델도 GPU 1,024개에 나누면 하나에 16 GB가 채 안 된다. 논문이 "1조 파라미터"를 말한 근거가 마지막 줄이다. 논문의 표에는 15.6이라고 적혀 있는데, 여기서 쓴 모양은 1조보다 조금 큰 1.008조다.
 #
 # ## 6.6 Llama 70B와 405B, GPU 16,384개까지
 #
@@ -600,22 +579,7 @@ print(subprocess.run([*torchrun, *script, "--fully-shard"], **settings).stdout)
 # 그레이디언트는 파라미터와 같고 옵티마이저 상태는 파라미터의 두 배다. fp32로 학습했으니 파라미터 하나에 4 + 4 + 8 = 16바이트이고, rank 두 개가 그것을 절반씩 들고 있다. `--fully-shard`를 빼면
 # 엔진이 DDP가 되고 rank 두 개가 모두 16바이트를 든다. 직접 해 보면 손실은 그대로다.
 #
-# 엔진을 설정 파일로 고를 때는 다음과 같은 파일을 쓴다. `fsdp_reshard_after_forward`가 앞에서 본 `reshard_after_forward`다. 주석으로 남긴 마지막 줄들은 노드가 여럿일 때 위의 값을 대신한다. 어느 줄이 FSDP2를 고르는지 본다.
-
-# %%
-print((course / "configs/fsdp2.yaml").read_text(encoding="utf-8"))
-
-# %% [markdown] lang="ko"
-# 그런데 이 파일대로 되었는지는 따로 확인해야 한다. accelerate가 요청받은 일을 다 하지 않고도 아무 말을 하지 않을 때가 있다. 프로세스 둘을 요청하는 `configs/ddp.yaml`에 `--cpu`를 붙여 본다.
-# 스크립트가 무엇을 알아채고 어떻게 끝나는지 본다. 상태 코드가 0이 아니면 실패로 끝난 것이다.
-
-# %%
-accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", course / "configs/ddp.yaml", "--cpu"]
-refused = subprocess.run([*accelerate, *script], **settings)
-print(refused.stderr.splitlines()[0])
-print(refused.returncode)
-
-# %% [markdown] lang="ko"
+# 엔진은 설정 파일로도 고른다. 그런데 파일대로 되었는지는 따로 확인해야 한다. accelerate가 요청받은 일을 다 하지 않고도 아무 말을 하지 않을 때가 있다. 예를 들어 프로세스 둘을 요청하는 `configs/ddp.yaml`에 `--cpu`를 붙이면 설정 파일을 무시하고 프로세스 하나만 띄운다.
 # 스크립트가 확인하지 않았다면 프로세스 하나가 끝까지 학습하고 상태 코드 0을 돌려주었을 것이다. 그래서 스크립트는 설정값이 아니라 **모델이 실제로 무엇이 되었는지**를 보고 엔진의 이름을 적는다. 노드가 많을수록 `--expect-ranks`로 rank 수를 못 박아 두는 편이 안전하다. 이런 경우의 목록과 설정 파일 다섯 개를 돌려 본 결과, 노드가 여럿일 때의 명령은 [여러 GPU에서 돌리기](../../docs/launching.md)에 있다. 여러 GPU에서는 아직 돌려 보지 않았다.
 #
 # 무엇을 쓸까? 모델과 옵티마이저 상태가 GPU 하나에 들어가면 DDP가 가장 단순하다. 파라미터는 들어가는데 옵티마이저 상태가 넘치면 ZeRO-2나 `fsdp_reshard_after_forward: false`, 파라미터도
