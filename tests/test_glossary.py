@@ -12,6 +12,7 @@ SOURCES = sorted((ROOT / "notebooks" / "src").glob("*.py"))
 TEXTS = [
     *SOURCES,
     *sorted((ROOT / "helpers").rglob("*.py")),
+    *sorted((ROOT / "virtual_gpu").rglob("*.py")),
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "README.ko.md",
 ]

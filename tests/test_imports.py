@@ -55,8 +55,15 @@ ORDER = [
     ["virtual_gpu.__main__"],
     # -- helpers: the course ------------------------------------------------------------------------------------------
     # What every chapter shares.
-    ["helpers.charts", "helpers.environment", "helpers.self_check", "helpers.small_model", "helpers.trainers"],
-    ["helpers.course", "helpers.data", "helpers.gpu", "helpers.guessing"],
+    [
+        "helpers.charts",
+        "helpers.environment",
+        "helpers.rows",
+        "helpers.self_check",
+        "helpers.small_model",
+        "helpers.trainers",
+    ],
+    ["helpers.course", "helpers.data", "helpers.gpu", "helpers.guessing", "helpers.rows"],
     ["helpers.models", "helpers.panel", "helpers.training"],
     ["helpers.experiment", "helpers.ranks.*"],
     ["helpers.chapters"],

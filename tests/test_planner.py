@@ -16,6 +16,7 @@ from transformers import GPTNeoXConfig, Lfm2Config, LlamaConfig, Phi3Config
 from helpers import plan_training, predict_memory
 from helpers.models import byte_tokenizer
 from virtual_gpu.cards import CATALOG, Range
+from virtual_gpu.drawing.svg import text_width
 from virtual_gpu.errors import ExistingFile
 from virtual_gpu.language import set_language
 from virtual_gpu.models.adapters import add_adapters
@@ -24,8 +25,8 @@ from virtual_gpu.models.configs import load_config
 from virtual_gpu.plan import METHODS, Recipe, cheapest, search
 from virtual_gpu.plan.command import main
 from virtual_gpu.plan.measure import held, measure, setting_of
-from virtual_gpu.plan.pictures import too_much
-from virtual_gpu.plan.plans import make_request, recipes_of
+from virtual_gpu.plan.pictures import _legend_places, too_much
+from virtual_gpu.plan.plans import kind_label, make_request, recipes_of
 from virtual_gpu.room import room_on
 from virtual_gpu.shards.rank_step import rank_step
 from virtual_gpu.step.flops import training_flops
@@ -125,6 +126,14 @@ def test_the_ranking_is_the_stated_one(plans):
         if first.recipe.method == second.recipe.method and first.recipe.optimizer == second.recipe.optimizer:
             assert first.extra_flops <= second.extra_flops
     assert plans[1].why_after(plans[0]) in ("추가 연산이 많다", "학습 방법을 더 많이 바꾼다")
+
+
+def test_a_legend_stays_on_its_sheet():
+    kinds = ("parameters", "gathered", "gradients", "optimizer", "activations", "other", "fragmentation")
+    labels = [kind_label(kind) for kind in kinds]
+    places = _legend_places(labels)
+    assert all(x + 17 + text_width(label, 12) <= 760 for label, (x, _) in zip(labels, places, strict=True))
+    assert places[0] == (20.0, 44) and len({y for _, y in places}) == 2  # it took a second line
 
 
 def test_a_margin_is_kept():

@@ -35,11 +35,11 @@ _CAUSES = {
     places.LOADING: ("모델을 올리다가 카드가 찼다", "the model does not fit while it is loaded"),
     places.RESUMING: ("체크포인트를 읽다가 카드가 찼다", "a checkpoint is read onto a card that is full already"),
     places.SAVING: ("저장하면서 사본을 만들다가 카드가 찼다", "saving makes copies on the card"),
-    places.FORWARD: ("순전파: 역전파를 위해 남기는 활성값", "the forward pass: activations kept for backward"),
+    places.FORWARD: ("순전파: 역전파를 위해 남기는 순전파 상태", "the forward pass: activations kept for backward"),
     places.ATTENTION: ("어텐션: 길이의 제곱으로 커지는 점수 행렬", "attention: scores that grow with length squared"),
     places.LOGITS: ("로짓과 손실: 토큰 × 어휘", "logits and loss: tokens × vocabulary"),
     places.BACKWARD: (
-        "역전파: 활성값이 아직 있는데 그레이디언트가 생긴다",
+        "역전파: 순전파 상태가 아직 있는데 그레이디언트가 생긴다",
         "backward: gradients arise while activations are still held",
     ),
     places.OPTIMIZER_STATES: (

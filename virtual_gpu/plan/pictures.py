@@ -129,17 +129,16 @@ def draw_plans(plans: Plans) -> svg.Drawing:
     shown = [*plans.plans, *plans.losers]
     capacity, limit = plans.request.spec.capacity_bytes, plans.request.limit_bytes
     largest = min(max([plan.needed_bytes for plan in shown] + [capacity]) * 1.02, capacity * 2)
-    left, width, top, row = 20, 720, 96, 46
+    kinds = [kind for kind in KIND_COLORS if any(plan.at_peak.get(kind) for plan in shown)]
+    places = _legend_places([kind_label(kind) for kind in kinds])
+    left, width, top, row = 20, 720, 96 + places[-1][1] - places[0][1], 46
     alt = "; ".join([plans.verdict, *(f"{plan.title} {human_bytes(plan.needed_bytes)}" for plan in shown)])
     drawing = svg.Drawing(760, top + row * len(shown) + 24, alt)
     title = plans.verdict if plans.plans else plans.request.title
     drawing.text(20, 28, title, svg.fit_size(title, 720, 15), bold=True)
-    kinds = [kind for kind in KIND_COLORS if any(plan.at_peak.get(kind) for plan in shown)]
-    x = 20
-    for kind in kinds:
-        drawing.rect(x, 44, 12, 12, KIND_COLORS[kind])
-        drawing.text(x + 17, 54, kind_label(kind), 12)
-        x += 30 + svg.text_width(kind_label(kind), 12)
+    for kind, (x, y) in zip(kinds, places, strict=True):
+        drawing.rect(x, y, 12, 12, KIND_COLORS[kind])
+        drawing.text(x + 17, y + 10, kind_label(kind), 12)
     scale = width / largest
     for i, plan in enumerate(shown):
         y = top + row * i
@@ -170,6 +169,18 @@ def draw_plans(plans: Plans) -> svg.Drawing:
         fill=svg.RED,
     )
     return drawing
+
+
+def _legend_places(labels: list[str]) -> list[tuple[float, int]]:
+    """Where the labels of a legend stand on the sheet, line by line."""
+    places, x, y = [], 20.0, 44
+    for label in labels:
+        wide = 30 + svg.text_width(label, 12)
+        if x + wide > 750:
+            x, y = 20.0, y + 18
+        places.append((x, y))
+        x += wide
+    return places
 
 
 def ranking() -> str:

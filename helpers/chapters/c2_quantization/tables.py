@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from virtual_gpu.drawing.labels import html_table
 from virtual_gpu.language import tr
+
+from ...rows import Rows
 
 
 def _columns() -> dict[str, tuple[str, str]]:
@@ -30,28 +31,15 @@ def _columns() -> dict[str, tuple[str, str]]:
     }
 
 
-class Table:
-    """Dicts of values by the keys of `_columns`, one a row; a key that is not there is its own head."""
-
-    def __init__(self, rows: Sequence[dict[str, Any]]):
-        known = _columns()
-        keys = list(rows[0])
-        self.heads = [known.get(key, (key, ""))[0] for key in keys]
-        self.rows = [[_written(row[key], known.get(key, (key, ""))[1]) for key in keys] for row in rows]
-
-    def __repr__(self) -> str:
-        return "\n".join(" | ".join(row) for row in (self.heads, *self.rows))
-
-    def _repr_html_(self) -> str:
-        return html_table(self.heads, self.rows)
-
-
 def _written(value: Any, how: str) -> str:
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return {None: "–"}.get(value, str(value))
     return format(value, how)
 
 
-def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Rows of results, each a dict with the same keys, as a table with heads."""
-    return Table(rows)
+def table(rows: Sequence[dict[str, Any]]) -> Rows:
+    """Rows of results, each a dict with the same keys, under the heads of `_columns` (a key not there is its head)."""
+    known = _columns()
+    keys = list(rows[0])
+    heads = [known.get(key, (key, ""))[0] for key in keys]
+    return Rows(heads, [[_written(row[key], known.get(key, (key, ""))[1]) for key in keys] for row in rows])

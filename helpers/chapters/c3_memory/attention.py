@@ -16,7 +16,8 @@ from virtual_gpu.models.configs import load_config
 from virtual_gpu.rules.attention import Request, attention_kernel
 from virtual_gpu.units import human_bytes
 
-from .tables import Rows, table
+from ...rows import LeftRows
+from .tables import table
 
 _BATCH = 4
 _SMALL = 0.25  # bytes a token and hidden unit: below it a tensor goes into the last row
@@ -44,7 +45,7 @@ class _Kept:
         return tensor
 
 
-def kept_by_a_layer(model_id: str, card: str = "T4", length: int = 1024, attention: str = "sdpa") -> Rows:
+def kept_by_a_layer(model_id: str, card: str = "T4", length: int = 1024, attention: str = "sdpa") -> LeftRows:
     """What the first layer of a decoder keeps for backward in fp16: shape, dtype, bytes for each token and hidden unit.
 
     A tensor that is a part of another (a view) stands with the whole storage that it keeps alive.
@@ -69,7 +70,7 @@ def kept_by_a_layer(model_id: str, card: str = "T4", length: int = 1024, attenti
     return table("module shape dtype per_sbh", rows)
 
 
-def grouped_heads(length: int = 2048, heads: int = 32, groups: int = 8, width: int = 64) -> Rows:
+def grouped_heads(length: int = 2048, heads: int = 32, groups: int = 8, width: int = 64) -> LeftRows:
     """Attention in fp16 with fewer heads of keys and values, by kernel: what is kept for backward, and held at most.
 
     "repeat_kv" copies each head of keys and values as often as needed before the call.

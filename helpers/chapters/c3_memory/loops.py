@@ -16,7 +16,7 @@ from virtual_gpu.language import tr
 from virtual_gpu.models.build import build_on_gpu
 from virtual_gpu.units import choose, human_bytes, positive_int
 
-from .tables import Rows
+from ...rows import LeftRows
 
 # The lengths of the batches, each padded to its longest sample. One of them is long.
 _LENGTHS = (152, 96, 208, 120, 264, 88, 176, 136, 312, 104, 944, 160)
@@ -29,7 +29,7 @@ def _config() -> Any:
     return GPT2Config(n_layer=2)  # its width and vocabulary: what happens here happens at its ends
 
 
-def train_on_lengths(total: str = "loss", max_length: int = 1024) -> Rows:
+def train_on_lengths(total: str = "loss", max_length: int = 1024) -> LeftRows:
     """One epoch of a GPT-2 of two layers on a virtual T4; what was held after each step, and at most within it.
 
     total: what is added up over the steps, the "loss" itself or its "item()". max_length: where samples are cut.
@@ -55,7 +55,7 @@ def train_on_lengths(total: str = "loss", max_length: int = 1024) -> Rows:
         sum_of_losses = sum_of_losses + (loss if total == "loss" else loss.detach())
         rows.append([str(step), f"{gpu.memory_allocated():,} B", human_bytes(gpu.max_memory_allocated())])
     heads = (tr(ko="스텝", en="step"), tr(ko="스텝 뒤", en="after it"), tr(ko="스텝 안의 최대", en="peak in it"))
-    return Rows(heads, rows)
+    return LeftRows(heads, rows)
 
 
 def goes_through(max_length: int) -> bool:
@@ -63,7 +63,7 @@ def goes_through(max_length: int) -> bool:
     return len(train_on_lengths("item", max_length)) == len(_LENGTHS)
 
 
-def evaluate_with_trainer(batch_size: int = 8, keep: str = "logits") -> Rows:
+def evaluate_with_trainer(batch_size: int = 8, keep: str = "logits") -> LeftRows:
     """transformers' own `Trainer.evaluate` of 128 samples of 512 tokens on a virtual T4: how far it came, and its peak.
 
     keep: what the Trainer collects for the metric: the "logits", their "argmax" (`preprocess_logits_for_metrics`), or
@@ -100,4 +100,4 @@ def evaluate_with_trainer(batch_size: int = 8, keep: str = "logits") -> Rows:
         peak = torch.cuda.max_memory_allocated()
     heads = (tr(ko="평가한 배치", en="batches"), tr(ko="최대", en="peak"), tr(ko="결과", en="result"))
     result = f"OOM: {message}" if message else tr(ko="끝까지 갔다", en="came to its end")
-    return Rows(heads, [[f"{len(done)} / {-(-_EVALUATED // batch_size)}", human_bytes(peak), result]])
+    return LeftRows(heads, [[f"{len(done)} / {-(-_EVALUATED // batch_size)}", human_bytes(peak), result]])

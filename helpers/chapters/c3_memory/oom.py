@@ -8,7 +8,8 @@ from virtual_gpu.errors import WrongValue
 from virtual_gpu.language import tr
 from virtual_gpu.units import human_bytes
 
-from .tables import Rows, table
+from ...rows import LeftRows
+from .tables import table
 
 _UNIT = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = r"(\d+(?:\.\d+)?) (bytes|[KMGT]iB)"
@@ -40,7 +41,7 @@ def parse_oom(message: str) -> dict[str, int]:
     return {name: round(float(match[1]) * _UNIT[match[2]]) for name, match in found.items()}
 
 
-def read_oom(message: str | None) -> Rows:
+def read_oom(message: str | None) -> LeftRows:
     """Each number of the message with what to do about it, and last what they say together.
 
     None, the `error` of a report that came to its end, gets a row that says so.

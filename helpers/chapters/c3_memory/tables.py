@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from html import escape
 
 import numpy as np
 
@@ -14,28 +13,14 @@ from virtual_gpu.report import MemoryReport
 from virtual_gpu.trace.timeline import CATEGORIES
 from virtual_gpu.units import human_bytes
 
-from ...environment import html_rows
+from ...rows import LeftRows
 
 
-class Rows(list):
-    """Rows of text under heads."""
-
-    def __init__(self, heads: Sequence[str], rows: Sequence[Sequence[str]]):
-        super().__init__(rows)
-        self.heads = heads
-
-    def __repr__(self) -> str:
-        return "\n".join(" · ".join(row) for row in [self.heads, *self])
-
-    def _repr_html_(self) -> str:
-        return html_rows(tuple(self.heads), [[escape(text) for text in row] for row in self])
-
-
-def table(names: str, rows: Iterable[Sequence[object]]) -> Rows:
-    """Rows under the heads that the words of `names` stand for; floats with one decimal."""
+def table(names: str, rows: Iterable[Sequence[object]]) -> LeftRows:
+    """LeftRows under the heads that the words of `names` stand for; floats with one decimal."""
     words = _heads()
     cells = [[f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
-    return Rows([words[name] for name in names.split()], cells)
+    return LeftRows([words[name] for name in names.split()], cells)
 
 
 def _heads() -> dict[str, str]:
@@ -69,7 +54,7 @@ def _heads() -> dict[str, str]:
     }
 
 
-def largest_at_peak(report: MemoryReport, most: int = 4, category: str = "activations") -> Rows:
+def largest_at_peak(report: MemoryReport, most: int = 4, category: str = "activations") -> LeftRows:
     """The blocks of one category that lie in memory at the report's peak, those of a size together, the largest first.
 
     The report must come from a virtual GPU (`predict_memory` always does): it has the trace.
@@ -83,4 +68,4 @@ def largest_at_peak(report: MemoryReport, most: int = 4, category: str = "activa
     heads = (f"{category_label(category)}, {heads[0]}", *heads[1:])
     rows = [[human_bytes(size), str(count), human_bytes(size * count)] for size, count in sizes.items()]
     largest = sorted(zip(sizes, rows, strict=True), reverse=True)[:most]
-    return Rows(heads, [row for _, row in largest])
+    return LeftRows(heads, [row for _, row in largest])

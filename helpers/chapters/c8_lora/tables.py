@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from virtual_gpu.drawing.labels import html_table
+from ...rows import Rows
 
 
-class Table(list):
-    """Rows of anything that prints, under heads."""
+class Table(Rows):
+    """Rows of anything that prints, under heads that one text names, with commas between them."""
 
     def __init__(self, heads: str, rows: Iterable[Iterable[Any]]):
-        super().__init__([str(value) for value in row] for row in rows)
-        self.heads = [head.strip() for head in heads.split(",")]
-
-    def _repr_html_(self) -> str:
-        return html_table(self.heads, list(self))
-
-    def __repr__(self) -> str:
-        return "\n".join(" | ".join(row) for row in [self.heads, *self])
+        super().__init__([head.strip() for head in heads.split(",")], rows)
