@@ -11,7 +11,7 @@ QUIET_MACHINE := CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 PYTHONHASHSEED=0
 ONE_THREAD := OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help course test stress check format notebooks stamp figures site bench truth measure-gpu accuracy environment
+.PHONY: help course test stress check format notebooks stamp figures site bench truth measure-gpu accuracy lock wheel environment
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,9 +73,15 @@ measure-gpu:  ## on a machine with a CUDA GPU: measured beside predicted (PYTHON
 accuracy: $(READY)  ## the accuracy table of the README pages, from benchmarks/judged.json and benchmarks/records
 	@$(BIN)/python tools/accuracy.py
 
+lock:  ## constraints.txt anew: the newest versions of what requirements.txt brings with it
+	@tools/lock.sh
+
+wheel:  ## build the wheel, install it into an empty environment, run a program there (minutes)
+	@PYTHON=$(PYTHON) tools/wheel.sh
+
 environment: $(READY)  ## only set everything up
 
-$(READY): requirements.txt pyproject.toml
+$(READY): requirements.txt constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 		echo "The course needs Python 3.11, 3.12 or 3.13, and '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)."; \
 		echo "Name another one: make $(or $(firstword $(MAKECMDGOALS)),course) PYTHON=python3.12"; exit 1; }

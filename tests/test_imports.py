@@ -51,6 +51,7 @@ ORDER = [
     ["virtual_gpu.program.*"],
     ["virtual_gpu.api"],
     ["virtual_gpu"],
+    ["virtual_gpu.about"],
     ["virtual_gpu.command"],
     ["virtual_gpu.__main__"],
     # -- helpers: the course ------------------------------------------------------------------------------------------
