@@ -16,13 +16,16 @@ ONE_THREAD := OMP_NUM_THREADS=1
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# The server's root is the repository, so that notebooks reach ../../image. Of a notebook that is not trusted JupyterLab
-# shows no stored picture before its cells have run.
-course: $(READY)  ## set everything up, open the course in JupyterLab
-	@$(BIN)/python -m jupyter trust --log-level=WARN $(wildcard notebooks/*/*.ipynb) >/dev/null
-	@echo "Starting JupyterLab: begin with 00_start_here.ipynb in notebooks/ko (Ctrl+C twice ends it)."
+# The reader works in a copy of his own, two folders deep as the notebooks are, so that they reach ../../image from
+# there; the server's root is the repository. Of a notebook that is not trusted JupyterLab shows no stored picture before
+# its cells have run.
+course: $(READY)  ## set everything up, open the course in JupyterLab, in a copy that is yours (my/ko)
+	@$(BIN)/python tools/readers_copy.py
+	@$(BIN)/python -m jupyter trust --log-level=WARN $(patsubst notebooks/%,my/%,$(wildcard notebooks/ko/*.ipynb)) >/dev/null
+	@echo "Starting JupyterLab with my/ko/00_start_here.ipynb (Ctrl+C twice ends it)."
 	@exec $(BIN)/python -m jupyterlab --log-level=WARN \
-		--ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/ko \
+		--ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/my/ko/00_start_here.ipynb \
+		--LabApp.app_settings_dir="$(CURDIR)/tools/jupyterlab" --LabApp.news_url=None \
 		$(if $(filter 0,$(shell id -u)),--allow-root)
 
 test: $(READY)  ## set everything up, run every check (several minutes)

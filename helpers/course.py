@@ -11,6 +11,7 @@ from pathlib import Path
 from virtual_gpu.language import tr
 
 from .environment import COURSE, html_rows
+from .progress import solved
 
 # A guess at a reader's pace, for the map only: Korean technical prose, a look at a result, an exercise.
 SIGNS_A_MINUTE, MINUTES_A_RESULT, MINUTES_AN_EXERCISE = 400, 0.5, 5
@@ -73,7 +74,7 @@ CHAPTERS = (
 
 @dataclass(frozen=True)
 class Chapter:
-    """One line of the map. minutes and exercises are None where the notebook is not there."""
+    """One line of the map. minutes and exercises are None where the notebook is not there; solved: so many of them."""
 
     number: int
     title: str
@@ -81,6 +82,13 @@ class Chapter:
     notebook: str | None = None
     minutes: int | None = None
     exercises: int | None = None
+    solved: int = 0
+
+    def exercises_told(self) -> str:
+        """How many exercises; where the reader has solved some, how many of them, with a check mark for all."""
+        if not self.solved:
+            return "" if self.exercises is None else str(self.exercises)
+        return f"{self.solved}/{self.exercises}" + (" ✓" if self.solved == self.exercises else "")
 
 
 class CourseMap(list):
@@ -108,7 +116,7 @@ class CourseMap(list):
                 chapter.title,
                 chapter.question,
                 coming if chapter.minutes is None else tr(ko=f"약 {chapter.minutes}분", en=f"{chapter.minutes} min"),
-                "" if chapter.exercises is None else str(chapter.exercises),
+                chapter.exercises_told(),
             ]
             for chapter in self
         ]
@@ -134,7 +142,9 @@ def chapter(entry: tuple, folder: Path) -> Chapter:
     heading = re.search(r"^# \d+장\. (.+)$", text, re.MULTILINE) if title == korean[0] else None
     # Pictures, links' addresses and spaces are not read.
     signs = len(re.sub(r"!\[.*?\]\(.*?\)|\]\(.*?\)|\s", "", text))
-    exercises = len(set(re.findall(r'exercise\("(\d+-\d+)"\)', "\n".join(code))))
-    minutes = signs / SIGNS_A_MINUTE + len(code) * MINUTES_A_RESULT + exercises * MINUTES_AN_EXERCISE
+    numbers = set(re.findall(r'exercise\("(\d+-\d+)"\)', "\n".join(code)))
+    minutes = signs / SIGNS_A_MINUTE + len(code) * MINUTES_A_RESULT + len(numbers) * MINUTES_AN_EXERCISE
     rounded = max(1, round(minutes / ROUND_TO_MINUTES)) * ROUND_TO_MINUTES
-    return Chapter(number, heading[1] if heading else title, question, name, rounded, exercises)
+    return Chapter(
+        number, heading[1] if heading else title, question, name, rounded, len(numbers), len(numbers & solved())
+    )
