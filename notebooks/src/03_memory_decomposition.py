@@ -77,7 +77,7 @@ without_limit = predict_memory(batch_size=16)
 batch_16.against(without_limit.at_peak["activations"])
 
 # %% [markdown] lang="ko"
-# 그림은 0장에서 보았다(`report`만 적어 실행하면 다시 나온다). 둘째 순전파의 분홍색이 한도에 **닿기도 전에** 끊겼다. 왜 닿기 전에 멈췄는지는 3.10절에서 안다.
+# 그림은 0장에서 보았다. 둘째 순전파의 분홍색이 한도에 **닿기도 전에** 끊겼다. 왜 닿기 전에 멈췄는지는 3.10절에서 안다.
 #
 # **연습 문제 3-1.** 오류 메시지는 470.00 MiB를 할당하려다 실패했다고 한다. 어떤 텐서일까? 이 실험에 나오는 수는 배치 크기 16, 길이 256, 은닉층 크기 2048, 헤드 16개, MLP의 폭 8192, 어휘 30080이고, 숫자 하나는 2바이트(fp16)나 4바이트(fp32)다.
 # 이 가운데 곱해서 470 MiB가 되는 수들을 목록에 적는다. 막히면 `exercise("3-1").hint()`, 그래도 막히면 `exercise("3-1").solution()`을 실행한다.
@@ -521,7 +521,7 @@ on_t4 = guess("3.12", None, "GiB")
 on_t4
 
 # %% [markdown] lang="ko"
-# 모델도 길이도 자료형도 그대로다.
+# 모델도 길이도 자료형도 같다.
 
 # %%
 on_t4.against(predict_memory(**llama, sequence_length=2048, gpu="T4").needed_bytes)
