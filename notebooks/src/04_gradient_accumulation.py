@@ -583,7 +583,7 @@ draw_lost(errors)
 # %% [markdown] lang="ko"
 # ## 4.6 베껴 쓸 루프
 #
-# 실수 여섯 가지를 모두 피한 루프다. `.float()`가 없으면 fp16에서 손실의 합이 65504를 넘어 inf가 된다(1장). T4에서 fp32 가중치를 fp16 `autocast`로 학습한다면 네 줄이 달라진다. 순전파를 `torch.autocast("cuda", torch.float16)`으로 감싸고, `scaler.scale(loss / tokens).backward()`, 클리핑 앞에 `scaler.unscale_(optimizer)`, 스텝은 `scaler.step(optimizer); scaler.update()`다.
+# 실수 여섯 가지를 모두 피한 루프다. `.float()`가 없으면 fp16에서는 손실의 합이 65504를 넘어 inf가 될 수 있다(1장). T4에서 fp32 가중치를 fp16 `autocast`로 학습한다면 네 줄이 달라진다. 순전파를 `torch.autocast("cuda", torch.float16)`으로 감싸고, `scaler.scale(loss / tokens).backward()`, 클리핑 앞에 `scaler.unscale_(optimizer)`, 스텝은 `scaler.step(optimizer); scaler.update()`다.
 #
 # 한 스텝에 들어갈 마이크로 배치를 **먼저 모은다.** 그러면 토큰 수를 미리 셀 수 있고, 덜 찬 마지막 묶음도 실제 토큰 수로 나누어진다. `[:, :-1]`과 `[:, 1:]`은 한 칸 뒤의 글자를 맞히게 하려고 transformers의 모델이 안에서 하는 일을 밖에서 한 것이다.
 
