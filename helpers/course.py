@@ -16,6 +16,8 @@ from .progress import solved
 # A guess at a reader's pace, for the map only: Korean technical prose, a look at a result, an exercise.
 SIGNS_A_MINUTE, MINUTES_A_RESULT, MINUTES_AN_EXERCISE = 400, 0.5, 5
 ROUND_TO_MINUTES = 10
+# A chapter's last section under this heading is for those who want more: neither its time nor its exercises count.
+APPENDIX = re.compile(r"## (\d+\.\d+ )?더 읽을거리")
 
 # number, notebook, (title, question) in Korean and in English
 START = (
@@ -137,6 +139,8 @@ def chapter(entry: tuple, folder: Path) -> Chapter:
         return Chapter(number, title, question)
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     cells = [cell for cell in cells if "set-up" not in cell.get("metadata", {}).get("tags", [])]
+    appendix = (i for i, cell in enumerate(cells) if APPENDIX.match("".join(cell["source"])))
+    cells = cells[: next(appendix, None)]
     text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     heading = re.search(r"^# \d+장\. (.+)$", text, re.MULTILINE) if title == korean[0] else None
