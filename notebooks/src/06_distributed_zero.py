@@ -495,39 +495,10 @@ extra_gib = ...
 case("6-B").check(extra_gib)
 
 # %% [markdown] lang="ko"
-# ## 6.7 실제로 돌릴 때
+# ## 6.7 무엇을 쓸까
 #
-# 노트북 밖에서는 스크립트를 파일로 두고 **런처**(launcher)로 시작한다. 런처는 컴퓨터(노드, node)마다 프로세스를 띄우고 자기 번호(`RANK`)와 전체 수(`WORLD_SIZE`)를 환경 변수로 알려 준다.
-# PyTorch의 `torchrun`과, 설정 파일에 적힌 엔진(DDP, FSDP2, DeepSpeed)까지 골라 주는 `accelerate launch`가 있다.
-#
-# `examples/train_distributed.py`를 rank 두 개로 돌린다. 어느 컴퓨터에서나 같도록 GPU는 숨긴다. `--fully-shard`는 FSDP2로 나누라는 뜻이다. 요청한 엔진과 실제로 쓰인 엔진이 같은지, rank마다 무엇을 몇 바이트 들고 있는가?
-
-# %% tags=["nbval-ignore-output"]
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import helpers
-
-course = Path(helpers.__file__).parents[1]
-script = [course / "examples/train_distributed.py", "--model", "gpt2", "--layers", "2", "--length", "64"]
-torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-settings = {
-    "env": os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(course)},
-    "capture_output": True,
-    "text": True,
-}
-print(subprocess.run([*torchrun, *script, "--fully-shard"], **settings).stdout)
-
-# %% [markdown] lang="ko"
-# fp32로 학습했으니 파라미터 하나에 4 + 4 + 8 = 16바이트이고, rank 두 개가 절반씩 들고 있다. `--fully-shard`를 빼면 DDP가 되어 둘 다 16바이트를 든다. 손실은 그대로다.
-#
-# 엔진을 설정 파일로 고를 때는 파일대로 되었는지 따로 확인한다. 예를 들어 프로세스 둘을 요청하는 `configs/ddp.yaml`에 `--cpu`를 붙이면 accelerate는 아무 말 없이 프로세스 하나만 띄운다. 그래서 이 스크립트는 설정값이 아니라 **모델이 실제로 무엇이 되었는지**를 보고 엔진의 이름을 적고, `--expect-ranks`로 받은 rank 수와 다르면 멈춘다.
-# 이런 경우의 목록과 노드가 여럿일 때의 명령은 [여러 GPU에서 돌리기](../../docs/launching.md)에 있다. 진짜 GPU 여러 개에서는 아직 돌려 보지 않았다.
-#
-# 무엇을 쓸까? 모델과 옵티마이저 상태가 GPU 하나에 들어가면 DDP가 가장 단순하다. 파라미터는 들어가는데 옵티마이저 상태가 넘치면 ZeRO-2(`reshard_after_forward=False`), 파라미터도
-# 들어가지 않으면 FSDP2나 ZeRO-3를 쓴다. 모든 GPU를 합쳐도 모자라면 오프로드가 남는데, 옵티마이저 스텝을 CPU가 하므로 느리다.
+# 모델과 옵티마이저 상태가 GPU 하나에 들어가면 DDP가 가장 단순하다. 파라미터는 들어가는데 옵티마이저 상태가 넘치면 ZeRO-2(`reshard_after_forward=False`), 파라미터도
+# 들어가지 않으면 FSDP2나 ZeRO-3를 쓴다. 모든 GPU를 합쳐도 모자라면 오프로드가 남는데, 옵티마이저 스텝을 CPU가 하므로 느리다. 런처로 시작하는 법은 6.10절에 있다.
 #
 # ## 6.8 직접 바꿔 보기
 #
@@ -573,6 +544,37 @@ guesses()
 
 # %% [markdown] lang="ko"
 # ## 6.10 더 읽을거리
+#
+# ### 런처로 돌리기
+#
+# 노트북 밖에서는 스크립트를 파일로 두고 **런처**(launcher)로 시작한다. 런처는 컴퓨터(노드, node)마다 프로세스를 띄우고 자기 번호(`RANK`)와 전체 수(`WORLD_SIZE`)를 환경 변수로 알려 준다.
+# PyTorch의 `torchrun`과, 설정 파일에 적힌 엔진(DDP, FSDP2, DeepSpeed)까지 골라 주는 `accelerate launch`가 있다.
+#
+# `examples/train_distributed.py`를 rank 두 개로 돌린다. 어느 컴퓨터에서나 같도록 GPU는 숨긴다. `--fully-shard`는 FSDP2로 나누라는 뜻이다. 요청한 엔진과 실제로 쓰인 엔진이 같은지, rank마다 무엇을 몇 바이트 들고 있는가?
+
+# %% tags=["nbval-ignore-output"]
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import helpers
+
+course = Path(helpers.__file__).parents[1]
+script = [course / "examples/train_distributed.py", "--model", "gpt2", "--layers", "2", "--length", "64"]
+torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+settings = {
+    "env": os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(course)},
+    "capture_output": True,
+    "text": True,
+}
+print(subprocess.run([*torchrun, *script, "--fully-shard"], **settings).stdout)
+
+# %% [markdown] lang="ko"
+# fp32로 학습했으니 파라미터 하나에 4 + 4 + 8 = 16바이트이고, rank 두 개가 절반씩 들고 있다. `--fully-shard`를 빼면 DDP가 되어 둘 다 16바이트를 든다. 손실은 그대로다.
+#
+# 엔진을 설정 파일로 고를 때는 파일대로 되었는지 따로 확인한다. 예를 들어 프로세스 둘을 요청하는 `configs/ddp.yaml`에 `--cpu`를 붙이면 accelerate는 아무 말 없이 프로세스 하나만 띄운다. 그래서 이 스크립트는 설정값이 아니라 **모델이 실제로 무엇이 되었는지**를 보고 엔진의 이름을 적고, `--expect-ranks`로 받은 rank 수와 다르면 멈춘다.
+# 이런 경우의 목록과 노드가 여럿일 때의 명령은 [여러 GPU에서 돌리기](../../docs/launching.md)에 있다. 진짜 GPU 여러 개에서는 아직 돌려 보지 않았다.
 #
 # ### 논문의 그림 1을 모델에서 얻기
 #
