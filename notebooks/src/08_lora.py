@@ -65,7 +65,7 @@ print(f"{out * into:,} -> {out * r + r * into:,}")
 trained_share.against((out * r + r * into) / (out * into))
 
 # %% [markdown] lang="ko"
-# 1,258만 개가 65,536개가 되었다. 0.5%다. r을 16, 64로 바꾸어 다시 실행해 보자. 비율은 r에 비례하고, W가 클수록 작아진다.
+# 0.5%다. r을 16, 64로 바꾸어 다시 실행해 보자. 비율은 r에 비례하고, W가 클수록 작아진다.
 #
 # > **주장 1.** "LoRA는 소수의 파라미터를 더해 그것만 학습한다" (출처: 책 5장을 정리한 글)
 #
@@ -247,7 +247,7 @@ by_method
 
 # %% [markdown] lang="ko"
 # 그레이디언트는 2.48 GiB에서 6 MiB로, 옵티마이저 상태는 4.96 GiB에서 12 MiB로 줄었다. 7 GiB가 넘던 것이 거의 사라졌다. 학습하는 파라미터가 0.118%이니 당연하다.
-# (그레이디언트는 파라미터당 4바이트다. `peft`는 fp16 모델에서도 어댑터를 fp32로 둔다. 그래서 3.8절에서 본 ε의 문제도 생기지 않는다.) QLoRA의 최대는 예상과 얼마나 다른가?
+# (그레이디언트는 파라미터당 4바이트다. `peft`는 fp16 모델에서도 어댑터를 fp32로 두므로 3장에서 본 ε의 문제가 생기지 않는다.) QLoRA의 최대는 예상과 얼마나 다른가?
 
 # %%
 qlora_16.against(by_method[2].needed_bytes)
@@ -266,7 +266,7 @@ peaks = {peft: predict_memory(batch_size=16, peft=peft).at_peak for peft in (Non
 Table("method, activations", [(peft, human_bytes(peak["activations"])) for peft, peak in peaks.items()])
 
 # %% [markdown] lang="ko"
-# LoRA의 순전파 상태는 전체 미세 조정보다 조금 작을 뿐이다. 어댑터가 층마다 있으니 그레이디언트는 맨 아래층까지 내려가야 하고, 그러려면 중간 결과가 필요하다. 얼린 선형층의 입력만은 저장하지 않아도 되므로 그만큼 줄어든다.
+# LoRA의 순전파 상태는 전체 미세 조정보다 조금 작을 뿐이다. 어댑터가 층마다 있어 그레이디언트가 맨 아래층까지 내려가려면 중간 결과가 필요하다. 얼린 선형층의 입력만은 저장하지 않아도 되므로 그만큼 줄어든다.
 #
 # QLoRA는 **LoRA보다 더 많이 쓴다.** 파라미터는 절반 아래로 줄었는데 순전파 상태가 오히려 늘었다. 다만 지금은 `autocast` 없이 돌렸다. `Trainer`의 `fp16=True`나 `bf16=True`를 켜면 달라진다. 까닭과 함께 8.9절에서 잰다.
 #
@@ -339,7 +339,7 @@ rates = Rates([full, *more, *trained.values()])
 rates.chart()
 
 # %% [markdown] lang="ko"
-# 같은 것을 표로 적는다. 줄(–)은 돌리지 않은 자리다.
+# 줄(–)은 돌리지 않은 자리다.
 
 # %%
 rates
@@ -349,7 +349,7 @@ rates
 # - 0.05에서는 r = 16이 15개로 도로 무너진다. 학습률을 무작정 올릴 수도 없다.
 # - 사건 8-A의 rank 64는 0.002에서 27개다. rank를 네 배로 키운 것보다 학습률을 다섯 배로 올린 것(31개)이 낫고, 파라미터는 늘지 않는다.
 #
-# 어댑터의 학습률은 전체 미세 조정의 열 배쯤에서 찾기 시작한다. "LoRA Without Regret"(Thinking Machines, 2025)도 여러 크기의 모델에서 가장 좋은 학습률의 비율이 열 배쯤이라고 보고했다. 우리의 값은 작은 모델 하나에서 얻은 것이다. 다른 모델에서는 위아래로 더 훑어야 한다.
+# 어댑터의 학습률은 전체 미세 조정의 열 배쯤에서 찾기 시작한다. "LoRA Without Regret"(Thinking Machines, 2025)도 여러 크기의 모델에서 가장 좋은 학습률의 비율이 열 배쯤이라고 보고했다. 우리의 값은 작은 모델 하나에서 얻은 것이니 위아래로 더 훑는다.
 #
 # ### rank는 얼마나 필요할까
 #
@@ -363,7 +363,7 @@ runs.append(fine_tune(with_lora(16, quantized_model(base)).double(), "QLoRA r=16
 runs.chart()
 
 # %% [markdown] lang="ko"
-# 마지막 손실과 파라미터의 수를 표로 본다.
+# 같은 것을 표로 적는다.
 
 # %%
 runs
