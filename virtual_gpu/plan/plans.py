@@ -14,7 +14,7 @@ from ..models.adapters import LORA_RANK
 from ..models.configs import load_config, model_name
 from ..optional import require
 from ..room import FITS, Room, room_on
-from ..rules import ActiveRules
+from ..rules.active import ActiveRules
 from ..shards.layout import Layout
 from ..shards.nccl import nccl_bytes
 from ..step.optimizers import optimizer_named
