@@ -45,7 +45,7 @@ run_ranks(add_up, 4)
 # | all-gather | rank마다 가진 조각을 모아 모두에게 전체를 준다 |
 # | broadcast | 한 rank의 텐서를 모두에게 준다 |
 #
-# reduce-scatter 다음에 all-gather를 하면 all-reduce와 같다. 이 사실을 뒤에서 여러 번 쓴다.
+# reduce-scatter 다음에 all-gather를 하면 all-reduce와 같다.
 #
 # ## 6.1 데이터 병렬: 배치를 나눈다
 #
@@ -60,7 +60,7 @@ from helpers.chapters.c6_distributed.ranks import data_parallel
 print(inspect.getsource(data_parallel))
 
 # %% [markdown] lang="ko"
-# 다른 곳은 자기 몫의 행을 고르는 줄(`share_of`)과 모델을 `DistributedDataParallel`(DDP)로 감싸는 줄뿐이다(`Collectives`는 오간 양을 세려고, `mean_over_ranks`는 rank들의 손실을 평균해 출력하려고, `seconds`는 시간을 재려고 넣었다).
+# 다른 곳은 자기 몫의 행을 고르는 줄(`share_of`)과 모델을 `DistributedDataParallel`(DDP)로 감싸는 줄뿐이다(`Collectives`, `mean_over_ranks`, `seconds`는 재려고 넣었다).
 # DDP는 만들 때 rank 0의 파라미터를 모두에게 보내고, 역전파를 하면서 그레이디언트를 rank끼리 평균한다. 한 가지를 더 적었다. `gradient_as_bucket_view=True`다. DDP는 보낼 그레이디언트를 묶음(bucket)에 담는데, 기본값(`False`)에서는 그 묶음이 그레이디언트와 **따로 한 벌 더** 있다. 이 인자를 켜면 묶음이 곧 그레이디언트다. 메모리가 모자라면 켜 둘 만하다.
 #
 # rank 두 개, 네 개로 학습하고, 프로세스 하나에서 문장 64개를 한 배치로 학습한 것과 비교한다. 열은 스텝, 프로세스 하나, rank 둘, rank 넷의 손실이다.
@@ -103,14 +103,14 @@ from helpers.chapters.c6_distributed.drawings import draw_data_parallel
 draw_data_parallel(runs[4])
 
 # %% [markdown] lang="ko"
-# 배치는 넷으로 나뉘었지만 모델은 나뉘지 않았다. 출력은 rank 하나의 행 수와 그 rank가 가진 바이트(프로세스 하나, rank 둘, rank 넷의 순서)이고, 그 아래에 예상을 나란히 그린다.
+# 배치는 넷으로 나뉘었지만 모델은 나뉘지 않았다. rank 하나의 행 수와 가진 바이트를 rank가 하나, 둘, 넷일 때 차례로 출력한다.
 
 # %%
 print({run.rows: human_bytes(sum(run.held.values())) for run in (alone, *runs[2], *runs[4])})
 each_of_four.against(sum(runs[4][0].held.values()))
 
 # %% [markdown] lang="ko"
-# 행이 64개든 16개든 rank 하나가 갖는 것은 6.83 MiB로 같다(fp64라서 파라미터 하나에 8 + 8 + 16 = 32바이트다. 묶음을 따로 두는 기본값이라면 8바이트가 더 든다). 네 rank가 같은 것을 네 벌 갖고 있다.
+# 네 rank가 같은 것을 네 벌 갖고 있다(fp64라서 파라미터 하나에 8 + 8 + 16 = 32바이트다. 묶음을 따로 두는 기본값이라면 8바이트가 더 든다).
 #
 # > **주장 1.** "데이터 병렬은 모든 GPU에 모델 전체를 중복해서 저장한다" (출처: 책 5장을 정리한 글)
 #
@@ -123,7 +123,7 @@ each_of_four.against(sum(runs[4][0].held.values()))
 #
 # ### 네 배 빨라질까
 #
-# rank 하나의 일은 1/4로 줄었다. 그러면 네 배 빨라질까? 이 컴퓨터의 시계로는 알 수 없다. rank 네 개가 코어 몇 개를 나누어 쓰고, 통신은 한 컴퓨터의 메모리 안에서 일어난다. GPU에서 어떨지는 오가는 양에서 짐작한다. 마지막 스텝에 rank 둘일 때와 넷일 때 오간 원소를 비교한다.
+# rank 하나의 일은 1/4로 줄었다. 그러면 네 배 빨라질까? 코어 몇 개를 나누어 쓰는 이 컴퓨터의 시계로는 알 수 없다. GPU에서 어떨지는 오가는 양에서 짐작한다. 마지막 스텝에 rank 둘일 때와 넷일 때 오간 원소를 비교한다.
 
 # %%
 runs[2][0].sent, runs[4][0].sent
@@ -157,7 +157,7 @@ for tokens in (1024, 4096, 16384):
 # DDP는 역전파가 끝나기를 기다리지 않고, 그레이디언트를 25 MiB쯤씩 묶어(bucket) 구해지는 대로 보낸다. 계산과 통신을 겹치려는 것이다.
 #
 # **연습 6-1.** rank마다 행 수가 다르면 DDP의 평균은 전체 배치의 평균이 아니다. rank마다 자기 행에서 구한 평균 그레이디언트(여기서는 숫자 하나)의 목록 `means`와 행 수의 목록 `rows`를 받아,
-# 전체 배치의 평균 그레이디언트를 돌려주는 함수를 완성하라. 답을 채우고 실행하면 맞았는지, 틀렸다면 얼마나 틀렸는지 알려 준다. 막히면 `exercise("6-1").hint()`, 그래도 막히면 `exercise("6-1").solution()`을 실행한다.
+# 전체 배치의 평균 그레이디언트를 돌려주는 함수를 완성하라. 막히면 `exercise("6-1").hint()`, 그래도 막히면 `exercise("6-1").solution()`을 실행한다.
 
 # %%
 from helpers import exercise
@@ -196,7 +196,7 @@ for (n, stage), ranks in zeros.items():
     print(n, stage, *(f"{loss:.6f}" for loss in ranks[0].losses), same)
 
 # %% [markdown] lang="ko"
-# 모두 같다. 메모리만 다르다는 뜻이다. 이제 혼합 정밀도로 학습하면서 rank마다 가진 텐서의 저장 공간을 센다. 스텝이 끝났을 때 세고, 2단계에서 순전파와 역전파 사이에만 있는 것을 더했다.
+# 모두 같다. 이제 혼합 정밀도로 학습하면서 rank마다 가진 텐서의 저장 공간을 센다. 스텝이 끝났을 때 세고, 2단계에서 순전파와 역전파 사이에만 있는 것을 더했다.
 # 열은 N, 단계, 논문의 식, 그리고 rank마다 센 값이고, 단위는 **파라미터 하나에 몇 바이트**다. 식과 다른 줄을 찾는다.
 #
 # 그 전에, Ψ개의 파라미터를 rank 네 개가 3단계로 나누면 rank 하나에 파라미터 하나당 몇 바이트가 남을까? 표의 식에서 셈해 적는다.
@@ -233,7 +233,7 @@ for stage in (1, 2):
 # - **2단계.** `gathered`는 순전파에서 모아 역전파까지 두는 파라미터 전체(2Ψ)다. 논문의 2단계에서는 이것이 전부지만, FSDP2는 자기 조각(2Ψ/N)을 따로 갖고 있다가 옵티마이저 스텝에 쓴다. 그만큼 더 든다.
 #   역전파가 끝나면 모은 것을 버린다.
 #
-# **연습 6-2.** ZeRO의 단계, 파라미터 수, GPU 수를 받아 GPU 하나가 갖는 모델의 바이트를 돌려주는 함수를 완성하라. 혼합 정밀도(파라미터 하나에 16바이트)이고, 논문의 식을 따른다. 0단계는 나누지 않는 것이다.
+# **연습 6-2.** ZeRO의 단계, 파라미터 수, GPU 수를 받아 GPU 하나가 갖는 모델의 바이트를 돌려주는 함수를 완성하라. 혼합 정밀도(파라미터 하나에 16바이트)이고, 논문의 식을 따른다.
 
 
 # %%
@@ -246,7 +246,7 @@ exercise("6-2").check(bytes_per_rank)
 # %% [markdown] lang="ko"
 # ## 6.3 무엇이 오가는가
 #
-# 나누어 가지면 모아야 한다. 한 스텝에 오간 원소를 집합 통신별로 세어 Ψ로 나눈다. 마지막 열은 합인데, all-reduce는 reduce-scatter와 all-gather를 이은 것이므로 두 번으로 친다(ZeRO 논문의 통신량 분석도 이렇게 센다).
+# 나누어 가지면 모아야 한다. 한 스텝에 오간 원소를 집합 통신별로 세어 Ψ로 나눈다. 마지막 열은 합인데, all-reduce는 reduce-scatter와 all-gather를 이은 것이므로 두 번으로 친다.
 
 # %%
 for stage in range(4):
@@ -256,7 +256,7 @@ for stage in range(4):
 # %% [markdown] lang="ko"
 # - **0단계**: 그레이디언트의 all-reduce. 2Ψ.
 # - **1단계**: DDP의 all-reduce를 그대로 하고, 저마다 갱신한 파라미터를 broadcast한다. 3Ψ. 논문의 방법은 reduce-scatter와 all-gather로 2Ψ에 맞추는데, PyTorch의 구현은 그렇게 하지 않는다.
-# - **2단계**: 파라미터를 한 번 모으고(all-gather), 그레이디언트를 자기 조각만 받는다(reduce-scatter). 2Ψ. 메모리를 줄이고도 통신이 늘지 않았다.
+# - **2단계**: 파라미터를 한 번 모으고(all-gather), 그레이디언트를 자기 조각만 받는다(reduce-scatter). 2Ψ.
 # - **3단계**: 순전파에서 모은 파라미터를 버렸으므로 역전파에서 다시 모은다. 3Ψ.
 #
 # ### 누가 무엇을 계산하는가
@@ -368,7 +368,7 @@ checkpointed
 #
 # - **모아 둔 파라미터**(하늘색): 계산하려면 그 층의 파라미터가 온전히 있어야 한다. FSDP2는 계산할 블록 하나를 all-gather로 모으고, 다음 블록을 미리 모으고(prefetch), 쓴 것은 버린다.
 # - **통신 버퍼**(회색): all-gather가 받는 자리와 reduce-scatter로 보낼 그레이디언트를 늘어놓는 자리다. cuBLAS의 작업 공간도 여기에 넣었다.
-# - 판정의 둘째 값은 여기에 캐싱 할당자의 빈자리와 NCCL의 버퍼를 더한 것이다. 할당자는 스트림마다 자리를 따로 두는데, FSDP2는 모으고 보내는 일을 다른 스트림에서 한다. NCCL의 버퍼는 할당자 밖에 있고, 공개된 보고들에서 읽은 범위의 가운데를 썼다.
+# - 판정의 둘째 값은 여기에 캐싱 할당자의 빈자리와 NCCL의 버퍼를 더한 것이다. NCCL의 버퍼는 할당자 밖에 있고, 공개된 보고들에서 읽은 범위의 가운데를 썼다.
 #
 # ### GPU를 늘리면 어디까지 줄어들까
 #
@@ -401,7 +401,7 @@ for step in (steps[3], steps[-1]):
 #
 # ### 사건 6-A: GPU를 늘렸는데 메모리가 그대로다
 #
-# "노드를 늘려 GPU를 8개에서 64개로 늘렸다. ZeRO-3(FSDP)니까 메모리가 GPU 수에 반비례해 줄어야 하는데 거의 그대로다." PyTorch와 DeepSpeed의 이슈에 해마다 올라오는 이야기다. 여기서는 Llama-3.1-8B를 A100 80 GB에서 배치 4, 길이 8192로 학습하다가 같은 일을 당했다.
+# "노드를 늘려 GPU를 8개에서 64개로 늘렸다. ZeRO-3(FSDP)니까 메모리가 GPU 수에 반비례해 줄어야 하는데 거의 그대로다." 이슈에 되풀이해 올라오는 이야기다. 여기서는 Llama-3.1-8B를 A100 80 GB에서 배치 4, 길이 8192로 학습하다가 같은 일을 당했다.
 #
 # 실험은 다섯 번 할 수 있다. `run`에 `ranks`, `gradient_checkpointing`, `tensor_parallel`, `batch_size`, `sequence_length`를 바꾸어 넣으면 GPU 하나의 구성이 나온다. 배치와 길이를 그대로 두고, **설정 하나만** 바꾸어 들어가게 하라.
 
@@ -454,7 +454,7 @@ sharded = run_ranks(fsdp2, 4)[0]
 print(count, *per_parameter_of(sharded))
 
 # %% [markdown] lang="ko"
-# 가진 것은 (4 + 4 + 8)/4 = 4바이트로 식과 같다. all-gather가 2가 아니라 1.44인 것은 마지막에 감싼 묶음(임베딩과 출력층)을 FSDP2가 순전파 뒤에 버리지 않기 때문이다. 역전파가 그것부터 쓰므로 버렸다가 바로 다시 모으는 셈이 된다. 6.3절에서 2였던 것은 `reshard_after_forward=True`를 그 묶음에도 적었기 때문이다.
+# 가진 것은 (4 + 4 + 8)/4 = 4바이트로 식과 같다. all-gather가 2가 아니라 1.44인 것은 마지막에 감싼 묶음(임베딩과 출력층)을 FSDP2가 순전파 뒤에 버리지 않기 때문이다. 역전파가 그것부터 쓰므로 버렸다가 바로 다시 모으는 셈이 된다.
 #
 # ### HSDP: 서버 안에서만 나눈다
 #

@@ -553,7 +553,7 @@ storage_table(in_4_bits)
 #
 # ### 사건 8-B. 4비트로 줄였는데 더 쓴다
 #
-# 80억 모델(Ministral 8B)을 길이 4096, 배치 1로 학습하던 사람의 보고다. bf16 모델에 LoRA를 붙이면 72.8 GB, 4비트로 불러와 `prepare_model_for_kbit_training`을 부르면 81.1 GB, 부르지 않으면 63.1 GB다. torchtune에서도 Llama 1B로 같은 일이 보고되었다.
+# 80억 모델(Ministral 8B)을 길이 4096, 배치 1로 학습하던 사람의 보고다. bf16 모델에 LoRA를 붙이면 72.8 GB, 4비트로 불러와 `prepare_model_for_kbit_training`을 부르면 81.1 GB, 부르지 않으면 63.1 GB다.
 #
 # 같은 모델도 같은 코드도 아니지만, Llama-3.1-8B를 배치 4, 길이 512로 A100-80GB에서 학습해도 LoRA보다 QLoRA가 더 쓴다. `peft`, `precision`, `gradient_checkpointing`, `lora_rank`, `optimizer`를 바꾸어 다섯 번까지 실험할 수 있다. `run`이 돌려주는 보고서의 `.needed_bytes`가 최대, `.at_peak`이 그때의 종류별 바이트다. 먼저 QLoRA와 LoRA를 나란히 놓는다. 무엇이 줄고 무엇이 늘었는가?
 
@@ -570,7 +570,7 @@ changes = ...
 case("8-B").check(changes)
 
 # %% [markdown] lang="ko"
-# 8.5절에서 순전파 상태가 늘어난 것도 같은 까닭이다. 임베딩이 fp32를 내놓으니 층 사이를 흐르는 값이 모두 fp32가 되고, 크기도 두 배가 된다. 정말 그런지는 `autocast`로 선형층의 출력을 16비트로 되돌려 보면 안다(`Trainer`의 `fp16=True`, `bf16=True`가 하는 일이다).
+# 8.5절에서 순전파 상태가 늘어난 것도 같은 까닭이다. 임베딩이 fp32를 내놓으니 층 사이를 흐르는 값이 모두 fp32가 되고, 크기도 두 배가 된다. 정말 그런지는 `autocast`로 선형층의 출력을 16비트로 되돌려 보면 안다.
 # polyglot-ko-1.3b에서 LoRA와 QLoRA의 최대 메모리를, `autocast`를 끄고(`auto`) 켜고(`autocast_fp16`) 비교한다. `Trainer`로 학습한다면 대개 뒤의 것이다. QLoRA가 LoRA보다 많이 쓰는 줄과, 절반 이하로 쓰는 줄은 어느 것인가?
 
 # %%
@@ -614,7 +614,7 @@ exercise("8-3").check(changes)
 # %% [markdown] lang="ko"
 # ## 8.10 T4에서 바로 돌리는 프로그램
 #
-# 이 장에서 고른 것을 파일 하나에 모았다. 복사해서 그대로 쓸 수 있다. 읽으면서 이 장의 어디에서 나왔는지 짚어 보자. 계산 자료형, 체크포인팅의 `use_reentrant`, 학습률, 대상 층이 보이는가?
+# 이 장에서 고른 것을 파일 하나에 모았다. 복사해서 그대로 쓸 수 있다. 계산 자료형, 체크포인팅의 `use_reentrant`, 학습률, 대상 층이 보이는가?
 
 # %%
 from helpers.chapters.c8_lora.recipe import RECIPE, rehearse, train_small, write_text
