@@ -171,7 +171,7 @@ table([{"split": name, "steps": len(ran), "first": ran[0], "last": ran[-1]} for 
 draw_losses(runs)
 
 # %% [markdown] lang="ko"
-# > **주장 1.** "누적하면 큰 배치와 같은 효과를 얻는다" — 책 5장, transformers 문서
+# > **주장 1.** "누적하면 큰 배치와 같은 효과를 얻는다" (출처: 책 5장을 정리한 글, transformers 문서)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -181,7 +181,7 @@ draw_losses(runs)
 #
 # 초록색(배치 4)은 혼자 다른 길로 간다. 왜 그런지 이유를 하나 떠올려 본다.
 #
-# > **주장 2.** "배치가 크면 더 빠르고 더 잘 수렴한다" — 책 5장
+# > **주장 2.** "배치가 크면 더 빠르고 더 잘 수렴한다" (출처: 책 5장을 정리한 글)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -211,7 +211,7 @@ table(lines)
 # %% [markdown] lang="ko"
 # 첫 열이 네 배가 될 때 둘째 열이 어떻게 변하는지, 셋째 열은 거의 일정한지 읽는다.
 #
-# > **주장 3.** "그레이디언트의 추정이 더 정확해진다" — daje, 2023
+# > **주장 3.** "그레이디언트의 추정이 더 정확해진다" (출처: daje, 2023)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -266,7 +266,7 @@ gpu_memory_sweep(batch_size=8, gradient_accumulation_steps=[1, 2])
 # %% [markdown] lang="ko"
 # 8에서는 최대가 스텝에서 역전파로 옮겨 갔다.
 #
-# > **주장 4.** "4 × 4의 메모리는 배치 4와 같다" — 책 5장의 출력
+# > **주장 4.** "4 × 4의 메모리는 배치 4와 같다" (출처: 책의 노트북 출력)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -274,7 +274,7 @@ gpu_memory_sweep(batch_size=8, gradient_accumulation_steps=[1, 2])
 #
 # </details>
 #
-# > **주장 5.** "누적은 메모리를 절약한다" — daje, 2023
+# > **주장 5.** "누적은 메모리를 절약한다" (출처: daje, 2023)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -337,7 +337,7 @@ case("4-A").check(needed)
 predict_memory(gpu="L4", model_id="Llama-3.2-1B", optimizer="adamw_8bit", batch_size=1, sequence_length=6144)
 
 # %% [markdown] lang="ko"
-# > **주장 6.** "누적이 늘 OOM을 막아 주지는 않는다" — daje, 2023
+# > **주장 6.** "누적이 늘 OOM을 막아 주지는 않는다" (출처: daje, 2023)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -688,7 +688,7 @@ for size in (16, 4, 1):
 table(lines)
 
 # %% [markdown] lang="ko"
-# > **주장 7.** "누적은 순전파와 역전파를 더 해야 한다" — 책 5장, transformers 문서
+# > **주장 7.** "누적은 순전파와 역전파를 더 해야 한다" (출처: 책 5장을 정리한 글, transformers 문서)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
