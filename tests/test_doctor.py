@@ -209,6 +209,15 @@ def test_several_ranks_at_once():
     assert found.users_line.file == "/a/of_0.py" and found.message.device == 0
 
 
+def test_a_second_error_in_the_handler_of_the_first():
+    again = "During handling of the above exception, another exception occurred:"
+    said = "\n\n".join([trace(MINE), again, trace(("/home/me/train.py", "retry", "run(model, 4)"))])
+    found = diagnose(said)
+    assert (found.verdict, found.sure, first_changes(found)[0]) == ("in_handler", "certain", "outside_handler")
+    apart = diagnose(said.replace(again, "The above exception was the direct cause of the following exception:"))
+    assert apart.verdict == "cannot_tell"
+
+
 def test_notes():
     pools = "with 20.00 GiB allocated in private pools (e.g., CUDA Graphs), and 38.50"
     assert "pools of CUDA graphs" in text(diagnose(TYPICAL.replace("and 38.50", pools)))
@@ -571,7 +580,9 @@ def test_its_page():
     assert "not a message of PyTorch on CUDA" in diagnose("RuntimeError: MPS backend out of memory")._repr_html_()
 
 
-@pytest.mark.parametrize("file", ["/tmp/ipykernel_12/3456.py", "/tmp/ipython-input-3-ab12.py", "<ipython-input-3-ab12>"])
+@pytest.mark.parametrize(
+    "file", ["/tmp/ipykernel_12/3456.py", "/tmp/ipython-input-3-ab12.py", "<ipython-input-3-ab12>"]
+)
 def test_a_cell_is_no_program_to_run(file):
     found = diagnose(trace((file, "train", "loss.backward()")))
     assert found.users_line.is_cell and str(found.users_line) == "a notebook's cell:7 in train"

@@ -14,7 +14,9 @@ from virtual_gpu.units import human_bytes
 
 from ...rows import LeftRows
 
-_LIBRARY = re.compile(r"(?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|^<frozen|[/\\]virtual_gpu[/\\]|^\?\?$")
+_LIBRARY = re.compile(
+    r"(?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|^<frozen|[/\\]virtual_gpu[/\\]|^\?\?$"
+)
 
 
 def alive_by_line(snapshot: Mapping[str, Any], most: int = 5) -> LeftRows:

@@ -35,12 +35,12 @@ class Program:
 PROGRAMS = {
     1: Program(
         _HEAD + _MODEL + "optimizer = torch.optim.AdamW(model.parameters(), fused=True)\n"
-        'tokens = torch.zeros(16, 1024, dtype=torch.long, device="cuda")\n'
+        'tokens = torch.zeros(12, 1024, dtype=torch.long, device="cuda")\n'
         "for step in range(100):\n"
         "    model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()\n"
         "    optimizer.step()\n    optimizer.zero_grad()\n",
         "logits",
-        ("T는 16 × 1,024 × 50,257 × 4다.", "T is 16 × 1,024 × 50,257 × 4."),
+        ("T는 12 × 1,024 × 50,257 × 4다.", "T is 12 × 1,024 × 50,257 × 4."),
     ),
     2: Program(
         "import torch\n\n"
@@ -57,10 +57,10 @@ PROGRAMS = {
     ),
     3: Program(
         _HEAD + 'model = AutoModelForCausalLM.from_pretrained("gpt2", attn_implementation="eager").cuda()\n'
-        'tokens = torch.zeros(8, 1024, dtype=torch.long, device="cuda")\n'
+        'tokens = torch.zeros(16, 1024, dtype=torch.long, device="cuda")\n'
         "model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()\n",
         "attention",
-        ("T는 8 × 12 × 1,024 × 1,024 × 4, 점수 행렬이다.", "T is 8 × 12 × 1,024 × 1,024 × 4: the scores."),
+        ("T는 16 × 12 × 1,024 × 1,024 × 4, 점수 행렬이다.", "T is 16 × 12 × 1,024 × 1,024 × 4: the scores."),
     ),
     4: Program(
         _HEAD + _MODEL + "lengths = [120, 96, 208, 152, 88, 176, 136, 944, 104, 160]\n"
@@ -100,14 +100,16 @@ PROGRAMS = {
         ),
     ),
     7: Program(
-        _HEAD + _MODEL + "logits = []\n"
-        "with torch.no_grad():\n    for step in range(100):\n"
-        '        tokens = torch.zeros(8, 512, dtype=torch.long, device="cuda")\n'
-        "        logits.append(model(input_ids=tokens, use_cache=False).logits)\n",
+        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n\n"
+        'model = AutoModelForCausalLM.from_pretrained("gpt2")\n'
+        'texts = [{"input_ids": [1] * 512, "labels": [1] * 512}] * 128\n'
+        'arguments = TrainingArguments("/tmp/out", per_device_eval_batch_size=8, report_to="none", disable_tqdm=True)\n'
+        "trainer = Trainer(model, arguments, eval_dataset=texts, compute_metrics=lambda found: {})\n"
+        "trainer.evaluate()\n",
         "evaluation",
         (
-            "로짓 785 MiB를 배치마다 카드에 모은다. .cpu()나 argmax가 답이다.",
-            "785 MiB of logits are kept on the card for each batch: .cpu(), or argmax.",
+            "Trainer가 배치마다 로짓 785 MiB를 카드에 모은다(11장).",
+            "The Trainer gathers 785 MiB of logits on the card for each batch (chapter 11).",
         ),
     ),
     8: Program(
@@ -122,11 +124,18 @@ PROGRAMS = {
         ),
     ),
     9: Program(
-        _HEAD + 'model = AutoModelForCausalLM.from_pretrained("EleutherAI/polyglot-ko-5.8b").cuda()\n',
-        "loading",
+        "import copy\n\nimport torch\n\n"
+        "model = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(16)]).cuda()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "best = []\n"
+        "for epoch in range(100):\n"
+        '    model(torch.randn(8, 4096, device="cuda")).square().mean().backward()\n'
+        "    optimizer.step()\n    optimizer.zero_grad()\n"
+        "    best.append(copy.deepcopy(model.state_dict()))\n",
+        "kept",
         (
-            "dtype을 적지 않아 fp32로 올린다. 학습은 시작하지도 않았다.",
-            "Without a dtype the weights come in fp32. No training has begun.",
+            "에폭마다 가중치의 사본 1 GiB가 카드에 남는다. 마지막 줄이 곧 범인이다.",
+            "A copy of the weights, 1 GiB, stays on the card for each epoch. The last line is the culprit.",
         ),
     ),
     10: Program(
@@ -187,10 +196,7 @@ class Rounds:
 
     def __init__(self, answers: Mapping[int, str | None]):
         what = tr(ko="까닭", en="cause")
-        self.answers = {
-            _known(n): None if said is None else choose(said, CAUSES, what)
-            for n, said in answers.items()
-        }
+        self.answers = {_known(n): None if said is None else choose(said, CAUSES, what) for n, said in answers.items()}
 
     @property
     def score(self) -> str:
@@ -205,7 +211,14 @@ class Rounds:
 
     def _rows(self, numbers: list[int]) -> list[list[str]]:
         return [
-            [str(n), self.answers.get(n) or "–", PROGRAMS[n].cause, doctors(n), "○" if named(n) else "×", tr(*PROGRAMS[n].lesson)]
+            [
+                str(n),
+                self.answers.get(n) or "–",
+                PROGRAMS[n].cause,
+                doctors(n),
+                "○" if named(n) else "×",
+                tr(*PROGRAMS[n].lesson),
+            ]
             for n in numbers
         ]
 

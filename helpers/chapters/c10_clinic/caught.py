@@ -50,7 +50,7 @@ def caught(program: Callable[..., Any], *args: Any, gpu: str = "T4", **kwargs: A
 
 
 def told(error: BaseException) -> str:
-    """An error's traceback: without the virtual GPU's own frames, which no real card has, and this machine's folders."""
+    """An error's traceback, without the virtual GPU's own frames, which no real card has, and without folders."""
     found = traceback.TracebackException.from_exception(error)
     before = error.__context__
     head = "" if before is None or error.__suppress_context__ else told(before) + _AGAIN

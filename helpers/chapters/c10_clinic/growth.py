@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from virtual_gpu.language import tr
 from virtual_gpu.units import GiB, MiB
@@ -31,3 +32,16 @@ def growth_chart(limit: int | None = None, **after: Sequence[int]) -> Chart:
     chart.ax.set_ylabel(unit if limit else tr(ko="첫 스텝 뒤보다 늘어난 MiB", en="MiB more than after the first"))
     chart.ax.legend()
     return chart
+
+
+def small_gpt(layers: int = 1, vocabulary: int = 50_257, width: int = 768) -> Any:
+    """A GPT-2 of few layers, in evaluation's state (no dropout), its weights drawn anew."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=layers, vocab_size=vocabulary, n_embd=width, n_head=max(1, width // 64), bos_token_id=0, eos_token_id=0,
+        use_cache=False,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config).eval()
+    model.loss_type = "ForCausalLM"  # what transformers takes anyway, with a warning
+    return model

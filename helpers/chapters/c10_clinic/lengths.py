@@ -81,7 +81,9 @@ def peak_of(tokens: int, gpu: str = "T4") -> int:
     WrongValue for more tokens than the largest run has.
     """
     if tokens > GRID[-1]:
-        raise WrongValue(tr(ko=f"토큰 {tokens:,}개: {GRID[-1]:,}개까지다.", en=f"{tokens:,} tokens: {GRID[-1]:,} at most."))
+        raise WrongValue(
+            tr(ko=f"토큰 {tokens:,}개: {GRID[-1]:,}개까지다.", en=f"{tokens:,} tokens: {GRID[-1]:,} at most.")
+        )
     return int(np.interp(tokens, GRID, _measured(gpu)))
 
 
@@ -116,11 +118,16 @@ class Epoch:
     def chart(self) -> Chart:
         """Each step's peak in its order, and how often each comes."""
         peaks, deaths = [peak / GiB for peak in self.peaks], self.deaths
-        first = tr(ko=f"스텝 {deaths[0]}에서 죽는다", en=f"dies in step {deaths[0]}") if deaths else tr(ko="끝까지 간다", en="ends")
+        first = (
+            tr(ko=f"스텝 {deaths[0]}에서 죽는다", en=f"dies in step {deaths[0]}")
+            if deaths
+            else tr(ko="끝까지 간다", en="ends")
+        )
+        median = float(np.median(peaks))
         title = tr(ko=f"스텝마다의 최대: {first}", en=f"each step's peak: {first}")
         seen = tr(
-            ko=f"{len(peaks)}스텝, 중앙값 {np.median(peaks):.2f} GiB, 최대 {max(peaks):.2f} GiB, 한도를 넘는 스텝 {len(deaths)}개",
-            en=f"{len(peaks)} steps, median {np.median(peaks):.2f} GiB, highest {max(peaks):.2f} GiB, {len(deaths)} beyond",
+            ko=f"{len(peaks)}스텝, 중앙값 {median:.2f} GiB, 최대 {max(peaks):.2f} GiB, 한도를 넘는 스텝 {len(deaths)}개",
+            en=f"{len(peaks)} steps, median {median:.2f} GiB, highest {max(peaks):.2f} GiB, {len(deaths)} beyond",
         )
         chart = Chart(title, seen, columns=2)
         left, right = chart.axes

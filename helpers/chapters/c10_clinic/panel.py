@@ -56,12 +56,16 @@ class DoctorPanel(Panel):
         text = self.controls["text"].value
         if not text.strip():
             self.clear()
-            said = tr(ko="비어 있다. 오류 메시지나 traceback을 붙여 넣는다.", en="Empty: paste an error or its traceback.")
+            said = tr(
+                ko="비어 있다. 오류 메시지나 traceback을 붙여 넣는다.", en="Empty: paste an error or its traceback."
+            )
             self.status.value = status_line(said)
             return
         self.diagnosis = diagnose(text[-MOST:], cut=len(text) > MOST)
         self.picture.value = self.diagnosis._repr_html_()
-        self.status.value = status_line(tr(ko="읽었다. 아무 데도 보내지 않았다.", en="Read; nothing was sent anywhere."))
+        self.status.value = status_line(
+            tr(ko="읽었다. 아무 데도 보내지 않았다.", en="Read; nothing was sent anywhere.")
+        )
 
 
 def doctor_panel() -> DoctorPanel:
