@@ -23,7 +23,7 @@
 # - 늦게 나는 OOM의 까닭 다섯 가지를 그래프의 모양으로 구별한다.
 # - 스냅숏에서 메모리를 붙든 줄을 찾는다.
 #
-# 평가, 생성, 저장, 불러오기에서 나는 OOM은 [11장](11_outside_training.ipynb)에 있다. 프로그램은 모두 가상 T4에서 실제로 죽인다. 진짜 GPU에서 잰 것은 없다.
+# 평가, 생성, 저장, 불러오기에서 나는 OOM은 11장에 있다. 프로그램은 모두 가상 T4에서 실제로 죽인다. 진짜 GPU에서 잰 것은 없다.
 #
 # ## 10.1 메시지부터 읽는다
 #
@@ -366,7 +366,7 @@ case("10-B").check(changes)
 # %%
 def validate(model, batches):
     losses = [model(input_ids=tokens, labels=tokens).loss for tokens in batches]
-    return float(sum(losses) / len(losses))
+    return (sum(losses) / len(losses)).item()
 
 
 exercise("10-2").check(validate)
@@ -574,4 +574,4 @@ guesses()
 # - 예외도, 노트북의 `Out`도 텐서를 붙든다. 다시 할 것은 except 밖에서 한다.
 # - 모르겠으면 traceback을 통째로 `virtual-gpu doctor`에 준다. 모른다고 하면 시간에 따른 기록이 필요한 것이다.
 #
-# 학습이 끝났는데 평가에서, 저장하다가, 이어서 시작하다가 죽는다면? [11장](11_outside_training.ipynb)에서 답한다. 물음에서 시작하려면 [질문에서 시작하기](../../docs/questions.md)를 편다.
+# 학습이 끝났는데 평가에서, 저장하다가, 이어서 시작하다가 죽는다면? 11장에서 답한다. 물음에서 시작하려면 [질문에서 시작하기](../../docs/questions.md)를 편다.

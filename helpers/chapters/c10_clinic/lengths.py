@@ -126,8 +126,8 @@ class Epoch:
         median = float(np.median(peaks))
         title = tr(ko=f"스텝마다의 최대: {first}", en=f"each step's peak: {first}")
         seen = tr(
-            ko=f"{len(peaks)}스텝, 중앙값 {median:.2f} GiB, 최대 {max(peaks):.2f} GiB, 한도를 넘는 스텝 {len(deaths)}개",
-            en=f"{len(peaks)} steps, median {median:.2f} GiB, highest {max(peaks):.2f} GiB, {len(deaths)} beyond",
+            ko=f"{len(peaks)}스텝, 중앙값 {median:.2f}, 최대 {max(peaks):.2f} GiB, 한도를 넘는 스텝 {len(deaths)}개",
+            en=f"{len(peaks)} steps: median {median:.2f}, highest {max(peaks):.2f} GiB, {len(deaths)} beyond",
         )
         chart = Chart(title, seen, columns=2)
         left, right = chart.axes
