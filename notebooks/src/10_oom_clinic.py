@@ -70,14 +70,15 @@ which
 2.30 * 2**30 / (12 * 1024) / 4, 12 * 1024 * 50_257 * 4 / 2**30
 
 # %% [markdown] lang="ko"
-# GPT-2의 어휘 50,257이다. 토큰마다 어휘 전체에 점수를 매긴 **로짓**이다. 나눈 값이 0.3%쯤 다른 것은 두 가지 까닭에서다. 메시지는 소수 둘째 자리까지만 적고, 1 MiB가 넘는 요청은 텐서가 아니라 **세그먼트**의 크기를 적는다(10 MiB부터는 2 MiB의 배수로 올린다). 그래서 나누어떨어지기를 기다리지 말고 가까운지 본다.
+# GPT-2의 어휘 50,257이다. 토큰마다 어휘 전체에 점수를 매긴 **로짓**이다. 나눈 값이 조금 다른 것은 두 가지 까닭에서다. 메시지는 소수 둘째 자리까지만 적고, 1 MiB가 넘는 요청은 텐서가 아니라 **세그먼트**의 크기를 적는다(10 MiB부터는 2 MiB의 배수로 올린다). 그래서 나누어떨어지기를 기다리지 말고 가까운지 본다.
 # 같은 셈으로, 16 × 256 × 30,080 × 2바이트는 235 MiB이므로 "236.00 MiB"를 보면 polyglot-ko의 16비트 로짓을 떠올린다.
 #
 # 이 일을 하는 것이 의사(doctor)다. 오류 메시지나 traceback, 로그를 통째로 읽고 까닭을 근거와 함께 말한다. 아무 데도 보내지 않고 GPU도 쓰지 않는다.
 
 # %%
 doctor = virtual_gpu.diagnose(error)
-which.against({"logits_and_loss": "logits", "attention": "attention scores"}.get(doctor.verdict, "hidden states"))
+print(doctor.verdict, doctor.sure)
+which.against("logits")
 
 # %% [markdown] lang="ko"
 # 통째로 본다. 진단의 괄호 안은 얼마나 확실한지(확실, 유력, 가능)다. '아닌 것'도 읽는다.
@@ -94,7 +95,7 @@ doctor
 # | `total capacity` | 드라이버가 말하는 카드 전체 | 카드의 이름값(16 GB)보다 작다 |
 # | `is free` (F) | 드라이버가 아직 내줄 수 있는 양 | T보다 작다 |
 # | `this process has … in use` | CUDA 컨텍스트까지, 이 프로세스의 것 전부 | 전체 − F보다 작으면 **다른 프로세스**가 있다 |
-# | `allocated by PyTorch` | 살아 있는 텐서 | 크면 무엇이 살아 있는지 찾는다(10.5절) |
+# | `allocated by PyTorch` | 살아 있는 텐서 | 크면 무엇이 살아 있는지 찾는다(10.7절) |
 # | `reserved … but unallocated` (R) | 할당자가 쥔 빈자리 | T가 F + R 이하이면 **단편화**를 의심한다 |
 #
 # 터미널에서는 `virtual-gpu doctor error.txt`다. `python train.py 2>&1 | virtual-gpu doctor -`처럼 이어도 된다.
@@ -103,19 +104,19 @@ doctor
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 그것은 마지막 지푸라기다. 위의 로짓처럼 그것이 정말 클 때도 있지만, 배치를 16으로 하면 T는 몇십 MiB이고 카드는 그전에 이미 찼다. 먼저 볼 것은 T가 아니라 `allocated`다.
+# **조건부로 맞다.** 그것은 마지막 지푸라기다. 위의 로짓처럼 그것이 정말 클 때도 있지만, 배치를 16으로 하면 T는 192 MiB(MLP의 중간값, 16 × 1,024 × 3,072 × 4)이고 카드는 그전에 이미 찼다. 먼저 볼 것은 T가 아니라 `allocated`다.
 #
 # </details>
 #
 # 확인한다. 배치가 더 큰데 T는 더 작은가?
 
 # %%
-virtual_gpu.diagnose(caught(train, 16)).message.tried
+human_bytes(virtual_gpu.diagnose(caught(train, 16)).message.tried.bytes)
 
 # %% [markdown] lang="ko"
 # ## 10.2 진료실
 #
-# 여기에 traceback을 통째로 붙여 넣고 **진단**을 누른다. 마지막 몇 줄보다 전부가 낫다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 프레임에 적혀 있다. 예에는 10.6절의 프로그램 열 개가 들어 있다.
+# 여기에 traceback을 통째로 붙여 넣고 **진단**을 누른다. 마지막 몇 줄보다 전부가 낫다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 프레임에 적혀 있다. 예에는 10.8절의 프로그램 열 개가 들어 있다.
 #
 # - 예 2와 예 3을 골라 '해 볼 것'이 어떻게 다른지 본다.
 # - 예 1의 traceback에서 마지막 줄만 남기고 진단한다. 무엇을 잃는가?
@@ -195,7 +196,7 @@ compared({
 human_bytes(max(peak_of(sum(batch)) for batch in epoch.batches))
 
 # %% [markdown] lang="ko"
-# 어느 방법이든 지켜야 할 것은 하나다. **가장 긴 배치를 먼저 한 번 돌려 본다.** 학습을 시작할 때 한 스텝이면 된다. 통과하면 길이 때문에 죽는 일은 없다.
+# 같은 배치인데 20.33 GiB의 3분의 1쯤이다. 어느 방법이든 지켜야 할 것은 하나다. **가장 긴 배치를 먼저 한 번 돌려 본다.** 학습을 시작할 때 한 스텝이면 된다. 통과하면 길이 때문에 죽는 일은 없다.
 #
 # **연습 10-1.** 토큰 예산으로 묶는 `batches_of(lengths, budget)`를 써라. 모든 글이 한 번씩 들어가고, 배치마다 (글의 수 × 가장 긴 글)이 예산을 넘지 않으며, 패딩이 적어야 한다. 막히면 `exercise("10-1").hint()`, 그래도 막히면 `exercise("10-1").solution()`을 실행한다.
 
@@ -305,7 +306,9 @@ with virtual_gpu.cuda("T4"):
     print([human_bytes(size) for size in (*after, torch.cuda.memory_allocated())])
 
 # %% [markdown] lang="ko"
-# **예외**도 붙든다. 예외에는 traceback이, traceback에는 프레임이, 프레임에는 지역 변수가 달려 있다. 배치 16이 죽은 뒤 무엇이 남는지 네 번 잰다. except 안에서, 쓰레기를 모으고 캐시를 비운 뒤, except를 나온 뒤다. `kept = error`는 그 예외를 붙들어 두는 노트북의 흉내다(마지막 줄은 그것마저 놓은 뒤다).
+# 스텝마다 3 MiB, 곧 4 × 256 × 768 × 4바이트다. 훅을 떼는 것만으로는 모자라고 목록도 비워야 한다.
+#
+# **예외**도 붙든다(pytorch #27600, jupyter/notebook #5421). 예외에는 traceback이, traceback에는 프레임이, 프레임에는 지역 변수가 달려 있다. 배치 16이 죽은 뒤 무엇이 남는지 네 번 잰다. except 안에서, 쓰레기를 모으고 캐시를 비운 뒤, except를 나온 뒤다. `kept = error`는 그 예외를 붙들어 두는 노트북의 흉내다(마지막 줄은 그것마저 놓은 뒤다).
 
 # %%
 import gc
@@ -347,7 +350,7 @@ with virtual_gpu.cuda("T4"):
 #
 # ### 사건 10-B: OOM을 잡아 배치를 줄였는데
 #
-# "OOM이 나면 잡아서 배치를 줄여 다시 하게 했다. 그런데 작은 배치도 OOM이다. `empty_cache()`도 넣었다." `case("10-B").run()`은 배치 16을 시도했다가 실패하면 4로 다시 한다. `where`("inside": except 안에서, "behind": except가 끝난 뒤), `empty_cache`, `collect`를 바꿀 수 있다. 다시 한 것이 통과하는 설정을 가장 적게 바꾸어 사전으로 답하라.
+# "OOM이 나면 잡아서 배치를 줄여 다시 하게 했다. 그런데 작은 배치도 OOM이다. `empty_cache()`도 넣었다." `case("10-B").run()`은 층이 둘인 GPT-2로 배치 24를 시도했다가 실패하면 4로 다시 한다. `where`("inside": except 안에서, "behind": except가 끝난 뒤), `empty_cache`, `collect`를 바꿀 수 있다. 다시 한 것이 통과하는 설정을 가장 적게 바꾸어 사전으로 답하라.
 
 # %%
 case("10-B").run(empty_cache=True)
@@ -372,7 +375,7 @@ def validate(model, batches):
 exercise("10-2").check(validate)
 
 # %% [markdown] lang="ko"
-# ### 단편화, 그리고 새지 않는 누수
+# ## 10.5 새지 않는 누수와 단편화
 #
 # `nvidia-smi`의 숫자가 스텝마다 는다. 새는 것일까? 길이가 제각각인 배치 열여섯 개를 한도 없는 T4에서 돌리며 스텝 안의 최대(`allocated`)와 할당자가 쥔 것(`reserved`)을 그린다. 두 선은 마지막에 얼마나 벌어지는가?
 
@@ -429,13 +432,13 @@ for how in ({}, {"empty": True}, {"multiple": 64}):
 #
 # <details><summary>판정 (하나씩 맞다, 조건부로 맞다, 틀리다 가운데 고른다)</summary>
 #
-# 5는 **조건부로 맞다.** 예약은 줄어든다. 그러나 살아 있는 텐서는 한 바이트도 줄지 않고, OOM을 내기 전에 할당자가 스스로 하는 일과 같다. 쓸모는 둘이다. 크기가 제각각이라 빈자리가 맞지 않을 때 세그먼트를 새로 짜게 하는 것, 그리고 **같은 카드의 다른 프로세스**에 자리를 내주는 것이다. 부를 때마다 드라이버에서 다시 받는 시간이 든다. 6은 **틀리다.** 늘다가 멈추면 캐시다. `memory_allocated()`가 늘어야 새는 것이다.
+# 5는 **조건부로 맞다.** 빈자리 때문에 죽을 때만 듣는다. 여기서는 스텝마다 비우면 예약이 5.47 GiB를 넘지 않아, 그냥 두면 6.58 GiB인 카드가 있어야 돌던 것이 그보다 작은 카드에서 돈다. 할당자도 OOM을 내기 전에 통째로 빈 세그먼트를 스스로 돌려주지만, 그때는 이미 조금씩 쓰인 세그먼트가 많다. 그러나 **살아 있는 텐서 5.39 GiB는 한 바이트도 줄지 않고**, 부를 때마다 드라이버에서 다시 받는 시간이 든다. 같은 일을 `expandable_segments`나 64의 배수가 거저 해 준다. 같은 카드의 다른 프로세스에 자리를 내줄 때는 쓸모가 있다. 6은 **틀리다.** 늘다가 멈추면 캐시다. `memory_allocated()`가 늘어야 새는 것이다.
 #
 # </details>
 #
-# 오래 돌린 뒤에 정말 단편화로 죽었다면 메시지에 R이 크게 적힌다. 그때 할 것은 차례로 `expandable_segments:True`(torchtune #1185: 16.39에서 10.83 GiB가 되었다는 보고), 길이의 종류를 줄이는 `pad_to_multiple_of`, 배치다.
+# 오래 돌린 뒤에 정말 단편화로 죽었다면 메시지에 R이 크게 적힌다. 그때 할 것은 차례로 `expandable_segments:True`(torchtune #1185: 16.39에서 10.83 GiB가 되었다는 보고), 길이의 종류를 줄이는 `pad_to_multiple_of`, 배치다. 길이가 제각각인 학습이 몇 시간 뒤에 이렇게 죽는다는 말은 SpecForge #739에도 있다.
 #
-# ### 다른 프로세스
+# ## 10.6 다른 프로세스
 #
 # trl #4237에 올라온 T4의 숫자를 PyTorch의 문장에 넣었다. 이 프로세스의 텐서는 4.50 GiB뿐이다. 나머지는 누구의 것인가?
 
@@ -450,7 +453,7 @@ virtual_gpu.diagnose(
 # %% [markdown] lang="ko"
 # 테스트 네 개가 카드 하나를 함께 쓰고 있었다. 이럴 때 배치를 줄이는 것은 남의 자리를 자기 자리에서 빼는 일이다. `nvidia-smi`로 누구인지 보고, rank마다 카드를 하나씩 쓰는지(`torch.cuda.set_device(local_rank)`), 죽은 노트북의 커널이 남아 있지 않은지 본다. 컨테이너 안에서는 `nvidia-smi`에 다른 프로세스가 보이지 않을 수 있다. 그때는 메시지에서 전체 − F − 이 프로세스의 것을 뺀다.
 #
-# ## 10.5 연장 네 가지
+# ## 10.7 연장 네 가지
 #
 # ### 스냅숏: 누가 붙들고 있나
 #
@@ -472,7 +475,7 @@ with virtual_gpu.cuda("T4"):
 alive_by_line(snapshot)
 
 # %% [markdown] lang="ko"
-# 범인의 줄이 나온다. 다만 그것은 텐서를 **만든** 줄이다. 모델을 부른 줄이 785 MiB를 쥐고 있다면, 그 결과를 붙든 이름(`kept`)은 그 줄의 값이 흘러간 곳에서 찾는다. 기록의 처음도 본다. 64 MiB가 넘는 일만 골랐다.
+# 범인의 줄이 나온다. 다만 그것은 텐서를 **만든** 줄이다. 모델을 부른 줄이 793 MiB를 쥐고 있다면, 그 결과를 붙든 이름(`kept`)은 그 줄의 값이 흘러간 곳에서 찾는다. 기록의 처음도 본다. 64 MiB가 넘는 일만 골랐다.
 
 # %%
 events(snapshot, least=2**26, most=8)
@@ -534,7 +537,7 @@ model(input_ids=tokens, labels=tokens).loss.backward()
 #
 # `torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True)`도 할당을 적는다. `export_memory_timeline`은 그것을 파라미터, 그레이디언트, 순전파 상태로 갈라 그려 주지만, PyTorch 2.13의 문서는 이 함수 대신 스냅숏을 권한다. 가상 GPU의 할당은 CUDA의 것이 아니어서 프로파일러에 나타나지 않는다. 종류별로 가른 그림은 `virtual-gpu run --html FILE`이 그린다.
 #
-# ## 10.6 시험: 죽은 프로그램 열 개
+# ## 10.8 시험: 죽은 프로그램 열 개
 #
 # 프로그램 열 개와, 가상 T4에서 실제로 죽으며 남긴 traceback이다. 의사보다 먼저 까닭을 맞힌다. 고를 것은 `logits`, `attention`(점수 행렬), `longest`(가장 긴 배치), `optimizer`(첫 스텝의 상태), `kept`(붙들고 있다), `handler`(예외 안에서 다시), `evaluation`(모은 로짓), `generate`(KV 캐시), `loading`(올리다가), `limit`(스스로 건 한도)이다.
 
@@ -553,7 +556,7 @@ rounds(answers)
 # %% [markdown] lang="ko"
 # 의사가 맞히지 못하는 것이 있다. `longest`와 `kept`다. 메시지와 traceback은 **한 순간**의 것이라, 앞의 스텝들이 어땠는지, 무엇이 쌓였는지는 적혀 있지 않다. 의사는 죽은 자리만 말한다. 이 둘을 가르는 것은 시간이다. 스텝 뒤의 `allocated`가 늘면 `kept`, 그대로인데 죽으면 `longest`다.
 #
-# ## 10.7 기억할 것
+# ## 10.9 기억할 것
 #
 # 이 장에서 적은 예상과 결과다.
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import traceback as tracebacks
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import WrongValue
 from ..language import tr
 from . import foreign, places, sizes, vocabulary, words
 from .card import Guess, guess
@@ -33,12 +31,9 @@ class Finding:
     evidence: tuple[str, ...] = ()
 
 
-@dataclass(repr=False)
+@dataclass
 class Diagnosis:
-    """All that was read off a text. findings: the surest first; ruled_out: causes that the numbers exclude.
-
-    Printed it is the whole report, in a notebook a page of it.
-    """
+    """All that was read off a text. findings: the surest first; ruled_out: causes that the numbers exclude."""
 
     findings: list[Finding] = field(default_factory=list)
     ruled_out: list[str] = field(default_factory=list)
@@ -73,16 +68,6 @@ class Diagnosis:
         """Known libraries in the traceback."""
         return libraries(self.frames)
 
-    def __repr__(self) -> str:
-        from .report import text
-
-        return text(self)
-
-    def _repr_html_(self) -> str:
-        from .html import page
-
-        return page(self)
-
 
 @dataclass(frozen=True)
 class _Read:
@@ -92,21 +77,11 @@ class _Read:
     in_handler: bool = False  # raised while the one before it was handled
 
 
-def diagnose(raw: str | bytes | BaseException, cut: bool = False) -> Diagnosis:
-    """The diagnosis of a message, a traceback, a log, or an exception; `cut`: something stood before what is given.
+def read(raw: str | bytes, cut: bool = False) -> Diagnosis:
+    """The diagnosis of a message, a traceback or a log; `cut`: something stood before what is given.
 
-    Any text is taken; nothing in it is executed, and no error is raised for what it says. WrongValue for what is
-    neither text nor an exception.
+    Any text is taken; nothing in it is executed, and no error is raised for what it says.
     """
-    if isinstance(raw, BaseException):
-        raw = "".join(tracebacks.format_exception(raw))
-    if not isinstance(raw, str | bytes):
-        raise WrongValue(
-            tr(
-                ko=f"오류 메시지(문자열)나 예외를 준다. 받은 것: {type(raw).__name__}",
-                en=f"A text or an exception is diagnosed, not {type(raw).__name__}.",
-            )
-        )
     text = decode(raw) if isinstance(raw, bytes) else raw
     every = streams(text)
     found = [one for stream in every for one in _read(stream)]

@@ -59,4 +59,4 @@ def told(error: BaseException) -> str:
         if not frame.filename.startswith((_OURS, _HERE)):
             lines.append(found.stack.format_frame_summary(frame))
     text = "".join([*lines, *found.format_exception_only()])
-    return head + _FOLDERS.sub("", _CELL.sub('"cell.py"', text))
+    return head + _FOLDERS.sub("", _CELL.sub('"<ipython-input-1-cell>"', text))

@@ -114,7 +114,7 @@ def _judge_why(answer: str) -> str:
 
 
 def _retry(where: str = "inside", empty_cache: bool = False, collect: bool = False) -> LeftRows:
-    """Case 10-B: a step of 16 dies, then one of 4 is tried inside except or behind it."""
+    """Case 10-B: a step of 24 dies, then one of 4 is tried inside except or behind it."""
     import gc
 
     where = choose(where, ("inside", "behind"), "where")
@@ -140,7 +140,7 @@ def _retry(where: str = "inside", empty_cache: bool = False, collect: bool = Fal
     with virtual_gpu.cuda("T4"):
         failed, result = False, ""
         try:
-            _one_step(16)
+            _one_step(24)
         except torch.OutOfMemoryError:
             failed = True
             if where == "inside":
