@@ -21,7 +21,7 @@
 #
 # - OOM 메시지의 숫자로 어느 텐서인지, 누가 자리를 차지했는지 가려낸다.
 # - 늦게 나는 OOM의 까닭 다섯 가지를 그래프의 모양으로 구별한다.
-# - 스냅숏에서 메모리를 붙든 줄을 찾는다.
+# - 스냅샷에서 메모리를 붙든 줄을 찾는다.
 #
 # 평가, 생성, 저장, 불러오기에서 나는 OOM은 11장에 있다. 프로그램은 모두 가상 T4에서 실제로 죽인다. 진짜 GPU에서 잰 것은 없다.
 #
@@ -455,7 +455,7 @@ virtual_gpu.diagnose(
 #
 # ## 10.7 연장 네 가지
 #
-# ### 스냅숏: 누가 붙들고 있나
+# ### 스냅샷: 누가 붙들고 있나
 #
 # `torch.cuda.memory._record_memory_history()`를 켜면 PyTorch가 할당마다 그것을 부른 줄을 적어 둔다. 이름 앞의 밑줄이 말하듯 바뀔 수 있는 API지만 2.1부터 그대로다. 로짓을 모으는 루프를 기록하고, 끝에 살아 있는 블록을 **내 코드의 줄**로 모은다.
 
@@ -535,7 +535,7 @@ model(input_ids=tokens, labels=tokens).loss.backward()
 # %% [markdown] lang="ko"
 # ### 프로파일러
 #
-# `torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True)`도 할당을 적는다. `export_memory_timeline`은 그것을 파라미터, 그레이디언트, 순전파 상태로 갈라 그려 주지만, PyTorch 2.13의 문서는 이 함수 대신 스냅숏을 권한다. 가상 GPU의 할당은 CUDA의 것이 아니어서 프로파일러에 나타나지 않는다. 종류별로 가른 그림은 `virtual-gpu run --html FILE`이 그린다.
+# `torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True)`도 할당을 적는다. `export_memory_timeline`은 그것을 파라미터, 그레이디언트, 순전파 상태로 갈라 그려 주지만, PyTorch 2.13의 문서는 이 함수 대신 스냅샷을 권한다. 가상 GPU의 할당은 CUDA의 것이 아니어서 프로파일러에 나타나지 않는다. 종류별로 가른 그림은 `virtual-gpu run --html FILE`이 그린다.
 #
 # ## 10.8 시험: 죽은 프로그램 열 개
 #
@@ -567,13 +567,13 @@ guesses()
 # | 스텝 뒤 `allocated` | `reserved` | 까닭 | 먼저 할 것 |
 # |---|---|---|---|
 # | 그대로 | 그대로 | 가장 긴 배치(10.3절) | 가장 긴 배치를 첫 스텝에. 자르기, 토큰 예산 |
-# | 계단처럼 는다 | 따라 는다 | 붙들고 있다(10.4절) | 스냅숏으로 줄을 찾아 `.item()`, `.cpu()`, `no_grad` |
+# | 계단처럼 는다 | 따라 는다 | 붙들고 있다(10.4절) | 스냅샷으로 줄을 찾아 `.item()`, `.cpu()`, `no_grad` |
 # | 그대로 | 늘다가 멈춘다 | 캐시. 새지 않는다 | 두어도 된다 |
 # | 그대로 | 한도까지 늘고 R이 크다 | 단편화 | `expandable_segments:True` |
 # | 처음부터 모자란다 | | 다른 프로세스, 상태 | `nvidia-smi`, [9장](09_fit_your_gpu.ipynb) |
 #
 # - T를 배치, 길이, 바이트로 나눈다. 남는 수가 어휘이면 로짓, 길이의 제곱이면 점수 행렬이다.
-# - T는 마지막 지푸라기다. 무엇이 차 있는지는 `allocated`와 스냅숏이 말한다.
+# - T는 마지막 지푸라기다. 무엇이 차 있는지는 `allocated`와 스냅샷이 말한다.
 # - 예외도, 노트북의 `Out`도 텐서를 붙든다. 다시 할 것은 except 밖에서 한다.
 # - 모르겠으면 traceback을 통째로 `virtual-gpu doctor`에 준다. 모른다고 하면 시간에 따른 기록이 필요한 것이다.
 #
