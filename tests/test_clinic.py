@@ -122,7 +122,7 @@ def test_answers_are_marked():
         broken.rounds({11: "logits"})
     with pytest.raises(UnknownName, match="leak"):
         broken.rounds({1: "leak"})
-    assert "<pre>" in broken.ward()._repr_html_() and "&quot;" in broken.ward()._repr_html_()
+    assert "&quot;gpt2&quot;" in broken.ward()._repr_html_()
 
 
 # -- the panel --------------------------------------------------------------------------------------------------------

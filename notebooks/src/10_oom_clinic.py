@@ -64,7 +64,7 @@ which = guess("10.1", None, ("weights", "hidden states", "attention scores", "lo
 which
 
 # %% [markdown] lang="ko"
-# 크기를 바이트로 고쳐 배치와 길이로 나누고, 한 글자의 바이트(fp32는 4, 16비트는 2)로 나눈다. 남는 수는 어디서 보던 것인가?
+# 크기를 바이트로 고쳐 배치와 길이로 나누고, 값 하나의 바이트(fp32는 4, 16비트는 2)로 나눈다. 남는 수는 어디서 보던 것인가?
 
 # %%
 2.30 * 2**30 / (12 * 1024) / 4, 12 * 1024 * 50_257 * 4 / 2**30
@@ -116,7 +116,7 @@ human_bytes(virtual_gpu.diagnose(caught(train, 16)).message.tried.bytes)
 # %% [markdown] lang="ko"
 # ## 10.2 진료실
 #
-# 여기에 traceback을 통째로 붙여 넣고 **진단**을 누른다. 마지막 몇 줄보다 전부가 낫다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 프레임에 적혀 있다. 예에는 10.8절의 프로그램 열 개가 들어 있다.
+# 아래의 패널에 traceback을 통째로 붙여 넣고 **진단**을 누른다. 위에서 본 것과 같은 모양의 진단이 나온다. 마지막 몇 줄보다 전부가 낫다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 프레임에 적혀 있다. 예에는 10.8절의 프로그램 열 개가 들어 있다.
 #
 # - 예 2와 예 3을 골라 '해 볼 것'이 어떻게 다른지 본다.
 # - 예 1의 traceback에서 마지막 줄만 남기고 진단한다. 무엇을 잃는가?
@@ -186,7 +186,7 @@ compared({
 # %% [markdown] lang="ko"
 # - **`group_by_length`는 최대를 줄이지 않는다.** 패딩이 60%에서 9%로 줄어 빨라질 뿐, 가장 긴 배치는 그대로다. 대신 그것이 **첫 스텝**에 온다. 일곱 번째에서 죽을 것이 첫 스텝에서 죽는다.
 # - 자르기는 최대를 줄인다. 잘린 글이 몇 개인지는 위에서 셌다.
-# - 이어 담기는 모든 스텝을 같게 만든다. 한 스텝이 들어가면 다 들어간다. 줄의 수가 곧 메모리다. (글 사이를 가르는 마스크가 없으면 서로를 보게 된다. TRL은 `packing=True`에서 그것을 처리하는 어텐션을 고른다.)
+# - 이어 담기는 모든 스텝을 같게 만든다. 한 스텝이 들어가면 다 들어간다. 줄의 수가 곧 메모리다. (글 사이를 가르지 않는 어텐션이면 앞의 글까지 보고 배운다. 쓰는 라이브러리가 가르는지 확인한다.)
 # - 패딩 없이 이어 붙이는 방법(padding-free)은 배치의 글을 그대로 한 줄로 잇는다. 16개의 합은 16 × 가장 긴 것보다 작으므로 최대가 준다.
 # - 토큰 예산은 짧은 글은 많이, 긴 글은 적게 담는다. 스텝마다 글의 수가 달라지므로 손실을 토큰 수로 나누어야 한다(4.4절).
 #
@@ -457,7 +457,7 @@ virtual_gpu.diagnose(
 #
 # ### 스냅샷: 누가 붙들고 있나
 #
-# `torch.cuda.memory._record_memory_history()`를 켜면 PyTorch가 할당마다 그것을 부른 줄을 적어 둔다. 이름 앞의 밑줄이 말하듯 바뀔 수 있는 API지만 2.1부터 그대로다. 로짓을 모으는 루프를 기록하고, 끝에 살아 있는 블록을 **내 코드의 줄**로 모은다.
+# `torch.cuda.memory._record_memory_history()`를 켜면 PyTorch가 할당마다 그것을 부른 줄을 적어 둔다. 이름 앞의 밑줄이 말하듯 바뀔 수 있는 API다. 로짓을 모으는 루프를 기록하고, 끝에 살아 있는 블록을 **내 코드의 줄**로 모은다.
 
 # %%
 from helpers.chapters.c10_clinic.blocks import alive_by_line, events
@@ -491,7 +491,7 @@ events(snapshot, least=2**26, most=8)
 #
 # `_dump_snapshot`이 쓴 파일을 **pytorch.org/memory_viz**에 끌어다 놓으면 그림이 된다(파일은 브라우저 밖으로 나가지 않는다). 가로는 사건의 차례, 세로는 살아 있는 바이트, 띠 하나가 텐서 하나다. **오른쪽 끝까지 이어지는 띠**가 쌓인 것이고, 누르면 그 줄이 나온다. 'Allocator State History'는 세그먼트와 빈자리를 보여 준다. 가상 GPU가 쓴 파일도 진짜와 형식이 같다. 프로그램이라면 `virtual-gpu run --snapshot FILE`이 쓴다.
 #
-# 진짜 GPU에서 오래 도는 학습이라면 `max_entries=100_000`을 주고, OOM이 난 순간 `except`에서 저장한다. 켜 두면 느려진다.
+# 진짜 GPU에서 오래 도는 학습이라면 `max_entries=100_000`을 주고, OOM이 난 순간 `except`에서 저장한다.
 #
 # ### 내 루프의 최대
 #
@@ -535,7 +535,7 @@ model(input_ids=tokens, labels=tokens).loss.backward()
 # %% [markdown] lang="ko"
 # ### 프로파일러
 #
-# `torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True)`도 할당을 적는다. `export_memory_timeline`은 그것을 파라미터, 그레이디언트, 순전파 상태로 갈라 그려 주지만, PyTorch 2.13의 문서는 이 함수 대신 스냅샷을 권한다. 가상 GPU의 할당은 CUDA의 것이 아니어서 프로파일러에 나타나지 않는다. 종류별로 가른 그림은 `virtual-gpu run --html FILE`이 그린다.
+# `torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True)`도 할당을 적는다. `export_memory_timeline`은 그것을 파라미터, 그레이디언트, 순전파 상태로 갈라 그려 주지만, PyTorch 2.13은 이 함수를 없앨 것이라며 스냅샷을 권한다. 여기서는 실행해 보지 않았다. 종류별로 가른 그림은 `virtual-gpu run --html FILE`이 그린다.
 #
 # ## 10.8 시험: 죽은 프로그램 열 개
 #

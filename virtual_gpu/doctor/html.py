@@ -79,4 +79,4 @@ def _changes(diagnosis: Diagnosis) -> str:
 
 
 def _code(text: str | None) -> str:
-    return f'<pre style="margin:0;white-space:pre-wrap">{escape(text)}</pre>' if text else ""
+    return f'<pre style="margin:0;font-family:monospace;white-space:pre-wrap">{escape(text)}</pre>' if text else ""

@@ -171,6 +171,10 @@ def dead(number: int) -> Dead:
     return found
 
 
+def _code(text: str) -> str:
+    return f'<pre style="font-family:monospace;white-space:pre-wrap">{escape(text)}</pre>'
+
+
 class Ward:
     """The ten programs, each with the end of its traceback folded under it."""
 
@@ -180,8 +184,7 @@ class Ward:
     def _repr_html_(self) -> str:
         head = tr(ko="traceback", en="traceback")
         return "".join(
-            f"<h4>{n}</h4><pre>{escape(one.source)}</pre><details><summary>{head} {n}</summary>"
-            f"<pre>{escape(dead(n))}</pre></details>"
+            f"<h4>{n}</h4>{_code(one.source)}<details><summary>{head} {n}</summary>{_code(dead(n))}</details>"
             for n, one in PROGRAMS.items()
         )
 

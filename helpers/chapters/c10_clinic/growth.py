@@ -20,7 +20,9 @@ def growth_chart(limit: int | None = None, **after: Sequence[int]) -> Chart:
     unit, size = ("GiB", GiB) if limit else ("MiB", MiB)
     said = ", ".join(f"{name} {value / size:,.2f} {unit}" for name, value in ends.items())
     chart = Chart(
-        tr(ko="스텝이 끝난 뒤의 메모리", en="held after each step"),
+        tr(ko="스텝마다의 메모리", en="memory by step")
+        if limit
+        else tr(ko="스텝이 끝난 뒤의 메모리", en="held after each step"),
         tr(ko=f"마지막 스텝에서 {said}", en=f"at the last step {said}"),
     )
     for name, values in after.items():
