@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Mapping
+from contextlib import chdir
 from dataclasses import dataclass
 from functools import cache
 from html import escape
+from tempfile import TemporaryDirectory
 
 from virtual_gpu.doctor import diagnose
 from virtual_gpu.errors import WrongValue
@@ -103,7 +105,7 @@ PROGRAMS = {
         "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n\n"
         'model = AutoModelForCausalLM.from_pretrained("gpt2")\n'
         'texts = [{"input_ids": [1] * 512, "labels": [1] * 512}] * 128\n'
-        'arguments = TrainingArguments("/tmp/out", per_device_eval_batch_size=8, report_to="none", disable_tqdm=True)\n'
+        'arguments = TrainingArguments("out", per_device_eval_batch_size=8, report_to="none", disable_tqdm=True)\n'
         "trainer = Trainer(model, arguments, eval_dataset=texts, compute_metrics=lambda found: {})\n"
         "trainer.evaluate()\n",
         "evaluation",
@@ -166,7 +168,8 @@ def dead(number: int) -> Dead:
     name = f"program_{number}.py"
     linecache.cache[name] = len(program.source), None, program.source.splitlines(True), name
     code = compile(program.source, name, "exec")
-    found = caught(lambda: exec(code, {"__name__": "__main__"}))
+    with TemporaryDirectory() as folder, chdir(folder):  # the Trainer makes a folder of its own
+        found = caught(lambda: exec(code, {"__name__": "__main__"}))
     assert isinstance(found, Dead), f"program {number} did not die: {found}"
     return found
 
