@@ -205,10 +205,10 @@ def test_an_empty_stub_and_hints(number, capsys):
             "그래프 없이는",
         ),
         ("10-A", "leak", "두 시드를"),
-        ("10-A", "memory", "UnknownName"),
+        ("10-A", "memory", "모르는 까닭"),
         ("10-B", {"empty_cache": True}, "아직 살아 있다"),
         ("10-B", {"where": "behind", "collect": True}, "하나면 된다"),
-        ("10-B", "behind", "사전"),
+        ("10-B", "behind", "꼴이 다르다"),
     ],
 )
 def test_a_wrong_answer_is_told_how_wrong(number, answer, verdict, capsys):

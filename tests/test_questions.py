@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "questions.md"
 ROWS = re.findall(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-LINKS = re.findall(r"\[([^\]]+)\]\(([^)]+)\)", PAGE.read_text(encoding="utf-8"))
+LINKS = re.findall(r"\[([^\]]+)\]\(((?!https:)[^)]+)\)", PAGE.read_text(encoding="utf-8"))
 
 
 def headings(notebook: Path) -> set[str]:

@@ -130,7 +130,7 @@ doctor_panel()
 #
 # ## 10.3 가장 긴 배치가 정한다
 #
-# 늦은 OOM 가운데 가장 흔한 까닭이다. 글의 길이는 제각각이고 배치는 그 안의 가장 긴 글에 맞추어 채워진다(패딩). 그래서 스텝마다 최대가 다르고, 긴 글이 걸리는 스텝에서 죽는다. 새는 것이 아니다(transformers #26284, allennlp #2515).
+# 늦은 OOM 가운데 가장 흔한 까닭이다. 글의 길이는 제각각이고 배치는 그 안의 가장 긴 글에 맞추어 채워진다(패딩). 그래서 스텝마다 최대가 다르고, 긴 글이 걸리는 스텝에서 죽는다. 새는 것이 아니다([transformers #26284](https://github.com/huggingface/transformers/issues/26284), [allennlp #2515](https://github.com/allenai/allennlp/issues/2515)).
 #
 # 길이 2,000개를 지어냈다. 대부분 짧고 몇은 길다. 내 데이터라면 `lengths = [len(ids) for ids in dataset["input_ids"]]`다. 중앙값, 가장 긴 것, 512를 넘는 것의 수를 본다.
 
@@ -284,7 +284,7 @@ steepest.against(max(a_step, key=a_step.get))
 # %% [markdown] lang="ko"
 # 역전파를 마친 손실을 모으면 스텝마다 **512바이트**가 는다. 할당자의 가장 작은 칸 하나다. 역전파가 그래프에 저장된 순전파 상태를 이미 놓았기 때문이다. 역전파하지 않은 손실에는 순전파 상태 전부가 달려 있고, 로짓은 그 자신이 크다.
 #
-# > **주장 2.** "`total += loss`가 메모리를 샌다"
+# > **주장 2.** "`total += loss`가 메모리를 샌다" (출처: PyTorch 문서의 FAQ가 이렇게 모으지 말라고 한다)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -308,7 +308,7 @@ with virtual_gpu.cuda("T4"):
 # %% [markdown] lang="ko"
 # 스텝마다 3 MiB, 곧 4 × 256 × 768 × 4바이트다. 훅을 떼는 것만으로는 모자라고 목록도 비워야 한다.
 #
-# **예외**도 붙든다(pytorch #27600, jupyter/notebook #5421). 예외에는 traceback이, traceback에는 프레임이, 프레임에는 지역 변수가 달려 있다. 배치 16이 죽은 뒤 무엇이 남는지 네 번 잰다. except 안에서, 쓰레기를 모으고 캐시를 비운 뒤, except를 나온 뒤다. `kept = error`는 그 예외를 붙들어 두는 노트북의 흉내다(마지막 줄은 그것마저 놓은 뒤다).
+# **예외**도 붙든다([pytorch #27600](https://github.com/pytorch/pytorch/issues/27600), [jupyter/notebook #5421](https://github.com/jupyter/notebook/issues/5421)). 예외에는 traceback이, traceback에는 프레임이, 프레임에는 지역 변수가 달려 있다. 배치 16이 죽은 뒤 무엇이 남는지 네 번 잰다. except 안에서, 쓰레기를 모으고 캐시를 비운 뒤, except를 나온 뒤다. `kept = error`는 그 예외를 붙들어 두는 노트북의 흉내다(마지막 줄은 그것마저 놓은 뒤다).
 
 # %%
 import gc
@@ -436,11 +436,11 @@ for how in ({}, {"empty": True}, {"multiple": 64}):
 #
 # </details>
 #
-# 오래 돌린 뒤에 정말 단편화로 죽었다면 메시지에 R이 크게 적힌다. 그때 할 것은 차례로 `expandable_segments:True`(torchtune #1185: 16.39에서 10.83 GiB가 되었다는 보고), 길이의 종류를 줄이는 `pad_to_multiple_of`, 배치다. 길이가 제각각인 학습이 몇 시간 뒤에 이렇게 죽는다는 말은 SpecForge #739에도 있다.
+# 오래 돌린 뒤에 정말 단편화로 죽었다면 메시지에 R이 크게 적힌다. 그때 할 것은 차례로 `expandable_segments:True`([torchtune #1185](https://github.com/meta-pytorch/torchtune/issues/1185): 16.39에서 10.83 GiB가 되었다는 보고), 길이의 종류를 줄이는 `pad_to_multiple_of`, 배치다. 길이가 제각각인 학습이 몇 시간 뒤에 이렇게 죽는다는 말은 [SpecForge #739](https://github.com/sgl-project/SpecForge/pull/739)에도 있다.
 #
 # ## 10.6 다른 프로세스
 #
-# trl #4237에 올라온 T4의 숫자를 PyTorch의 문장에 넣었다. 이 프로세스의 텐서는 4.50 GiB뿐이다. 나머지는 누구의 것인가?
+# [trl #4237](https://github.com/huggingface/trl/issues/4237)에 올라온 T4의 숫자를 PyTorch의 문장에 넣었다. 이 프로세스의 텐서는 4.50 GiB뿐이다. 나머지는 누구의 것인가?
 
 # %%
 virtual_gpu.diagnose(

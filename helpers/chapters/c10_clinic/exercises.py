@@ -159,8 +159,6 @@ def _one_step(batch_size: int) -> None:
 
 def _judge_retry(changes: dict[str, Any]) -> str:
     changes = filled(changes)
-    if not isinstance(changes, dict):
-        return tr(ko=f"설정을 사전으로 적는다: {changes!r}", en=f"A dict of settings: {changes!r}")
     for name in changes:
         choose(name, ("where", "empty_cache", "collect"), tr(ko="설정", en="setting"))
     held, result = _retry(**changes)[0]
