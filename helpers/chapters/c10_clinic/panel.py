@@ -12,6 +12,9 @@ from .broken import PROGRAMS, dead
 
 MOST = 200_000  # characters: of a longer text the end is read, where the error stands
 
+# Other panels' tables hold numbers, whose lines do not break; the cells of this one are sentences.
+_SENTENCES = "<style>.doctor-panel .course-shown table { white-space: normal }</style>"
+
 
 class DoctorPanel(Panel):
     """Paste an error, press: the diagnosis. What is pasted is data; nothing of it is executed or sent anywhere."""
@@ -27,7 +30,7 @@ class DoctorPanel(Panel):
                 widgets.Dropdown, "example", tr(ko="예", en="example"), self._fill, options=names, value=0
             ),
             "text": self.control(
-                widgets.Textarea, "text", tr(ko="오류", en="error"), layout={"width": "760px", "height": "220px"},
+                widgets.Textarea, "text", tr(ko="오류", en="error"), layout={"width": "100%", "max_width": "760px", "height": "220px"},
                 placeholder=tr(ko="traceback을 통째로 붙여 넣는다", en="paste the whole traceback"),
             ),
         }  # fmt: skip
@@ -35,7 +38,7 @@ class DoctorPanel(Panel):
             "ask", tr(ko="진단", en="Diagnose"), self._ask, button_style="primary", icon="stethoscope"
         )
         self.diagnosis: Diagnosis | None = None
-        self.lay_out([self.controls["example"], self.controls["text"], self.ask], [])
+        self.lay_out([self.controls["example"]], [self.ask], [self.controls["text"]])
         self._changed()
 
     def clear(self) -> None:
@@ -62,7 +65,7 @@ class DoctorPanel(Panel):
             self.status.value = status_line(said)
             return
         self.diagnosis = diagnose(text[-MOST:], cut=len(text) > MOST)
-        self.picture.value = self.diagnosis._repr_html_()
+        self.picture.value = _SENTENCES + self.diagnosis._repr_html_()
         self.status.value = status_line(
             tr(ko="읽었다. 아무 데도 보내지 않았다.", en="Read; nothing was sent anywhere.")
         )
