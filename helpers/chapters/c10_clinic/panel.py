@@ -30,7 +30,8 @@ class DoctorPanel(Panel):
                 widgets.Dropdown, "example", tr(ko="예", en="example"), self._fill, options=names, value=0
             ),
             "text": self.control(
-                widgets.Textarea, "text", tr(ko="오류", en="error"), layout={"width": "100%", "max_width": "760px", "height": "220px"},
+                widgets.Textarea, "text", tr(ko="오류", en="error"),
+                layout={"width": "100%", "max_width": "760px", "height": "220px"},
                 placeholder=tr(ko="traceback을 통째로 붙여 넣는다", en="paste the whole traceback"),
             ),
         }  # fmt: skip
