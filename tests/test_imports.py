@@ -81,6 +81,7 @@ ORDER = [
         "helpers.chapters.c8_lora.*",
     ],
     ["helpers.chapters.c9_planner.*"],
+    ["helpers.chapters.c10_clinic.*"],
     ["helpers.figures", "helpers.planner.*"],
     ["helpers"],
 ]
