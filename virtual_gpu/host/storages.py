@@ -6,6 +6,8 @@ such a tensor is made without filling it either, so that a model of 14 GB takes 
 
 from __future__ import annotations
 
+import math
+import mmap
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .meter import MAPPED, HostMeter
 from .process import is_file_backed
+from .report import HostReport, host_report
 
 _aten = torch.ops.aten
 FILLS = frozenset((_aten.normal_.default, _aten.uniform_.default))
@@ -82,6 +85,10 @@ class HostStorages:
                     self.meter.label(known.block, "other")
         return None
 
+    def report(self, *, killed: bool = False) -> HostReport:
+        """What the host's RAM was needed for until now. killed: it ended here."""
+        return host_report(self.meter, killed=killed)
+
     def unfilled(self, tensor: torch.Tensor) -> None:
         """Random numbers that were to fill this tensor are not drawn."""
         self.unfilled_bytes += tensor.numel() * tensor.element_size()
@@ -89,8 +96,12 @@ class HostStorages:
 
     def unwritten(self, shape: torch.Size, dtype: torch.dtype, category: str) -> torch.Tensor:
         """Zeros that stand for weights of a file that is not read."""
+        nbytes = math.prod(shape) * dtype.itemsize
         with _disable_current_modes():
-            tensor = torch.zeros(shape, dtype=dtype)
+            if nbytes < LARGE:
+                tensor = torch.zeros(shape, dtype=dtype)
+            else:  # pages that the kernel gives when they are written; `torch.zeros` writes them
+                tensor = torch.frombuffer(mmap.mmap(-1, nbytes), dtype=dtype).reshape(shape)
         self.count(tensor, category, unfilled=True)
         return tensor
 

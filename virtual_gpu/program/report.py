@@ -18,7 +18,6 @@ from ..language import tr
 from ..room import TIGHT, TOO_MUCH, Room, room_on
 from ..shards.nccl import of_groups
 from ..units import human_bytes
-from . import host as host_memory
 from . import words
 from .device import ProgramGPU
 from .watch import CATEGORIES, Watch, category_of
@@ -229,7 +228,7 @@ def make_report(
         values=[(a.asked, a.answer, a.where, count) for a, count in gpu.answers.most_common()], notes=notes,
         rules={rule.name: rule.versions for rule in gpu.rules.active()}, versions=_versions(),
         room=room_on(gpu.spec, _nccl(gpu)), oom=gpu.last_oom, error=error, watch=watch,
-        host=host_memory.report(gpu, killed=isinstance(error, HostOutOfMemory)),
+        host=gpu.host.report(killed=isinstance(error, HostOutOfMemory)),
     )  # fmt: skip
 
 
