@@ -1,8 +1,5 @@
 """The second meter: what a program's CPU tensors take of the host's RAM, on a virtual machine and on this one."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset

@@ -15,9 +15,11 @@ from .meter import HostMeter
 
 @dataclass(frozen=True)
 class HostReport:
-    """Bytes of the host. current, peak: of tensors. at_peak: category → bytes. mapped: the most pages of
-    files, which kill nothing. pinned_reserved: locked in RAM, in use or waiting. workers: processes of DataLoaders at once. killed: it
-    ended here."""
+    """Bytes of the host.
+
+    current, peak: of tensors. at_peak: category → bytes. mapped: the most pages of files, which kill nothing.
+    pinned_reserved: locked in RAM, in use or waiting. workers: processes of DataLoaders at once. killed: it ended here.
+    """
 
     machine: Machine | None
     current: int
