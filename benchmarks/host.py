@@ -98,6 +98,43 @@ WAYS: dict[str, Way] = {
 }
 
 
+def _copied() -> tuple:
+    model = torch.nn.Linear(4096, 4096)
+    return model, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def _stepped() -> torch.optim.Optimizer:
+    weight = torch.nn.Parameter(torch.ones(2**24))
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.AdamW([weight], foreach=False)
+    optimizer.step()
+    return optimizer
+
+
+# Without transformers and files, in one process, for the tests: tensors of 64 MiB, which malloc takes from the kernel.
+SMALL: dict[str, Callable[[], Any]] = {
+    "build": lambda: torch.nn.Linear(4096, 4096),
+    "build, .half()": lambda: torch.nn.Linear(4096, 4096, bias=False).half(),
+    "state_dict copied": _copied,
+    "one step of AdamW": _stepped,
+    "a list of batches": lambda: [torch.ones(2**24) for _ in range(3)],
+}
+
+
+def small() -> dict[str, int]:
+    """Bytes of anonymous memory by which each of SMALL grows this process."""
+    torch.set_num_threads(1)
+    torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])  # what it imports is no part
+    found = {}
+    for name, way in SMALL.items():
+        gc.collect()
+        with host_growth() as grown:
+            kept = way()
+        del kept
+        found[name] = grown.peak_anonymous
+    return found
+
+
 def measure(way: Way, folder: Path) -> dict[str, int]:
     """Bytes by which the kernel says that this process grew. Measured after one small model: imports are no part."""
     if (folder / "fp32").exists():
@@ -166,6 +203,7 @@ def main() -> None:
     """Print the table; with --one, a single way as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", action="store_true")
+    parser.add_argument("--small", action="store_true", help="five ways without files, as JSON, for the tests")
     parser.add_argument("--make", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--one", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--virtual", action="store_true", help=argparse.SUPPRESS)
@@ -173,6 +211,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.processes:
         return processes()
+    if args.small:
+        return print(json.dumps(small()))
     if args.one:
         found = (predict if args.virtual else measure)(WAYS[args.one], args.folder)
         return print(json.dumps(found))

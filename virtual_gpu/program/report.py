@@ -126,7 +126,8 @@ class Report:
             out.append(tr(ko=f"다시 실행: {change} → {result}", en=f"run again with {change}: {result}"))
         return out
 
-    def _on_host(self) -> list[tuple[str, int]]:
+    def on_host(self) -> list[tuple[str, int]]:
+        """(category, bytes) at the peak of the host's RAM."""
         return [] if self.host is None else list(self.host.at_peak.items())
 
     def text(self, rows: int = 8) -> str:
@@ -144,8 +145,8 @@ class Report:
             ),
             (
                 tr(ko="호스트 RAM이 최대일 때", en="at the peak of the host's RAM"),
-                [words.category(name) for name, n in self._on_host() if n],
-                [human_bytes(n) for _, n in self._on_host() if n],
+                [words.category(name) for name, n in self.on_host() if n],
+                [human_bytes(n) for _, n in self.on_host() if n],
             ),
             (
                 tr(ko="모듈별", en="by module"),
