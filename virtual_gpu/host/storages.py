@@ -22,6 +22,7 @@ from .report import HostReport, host_report
 _aten = torch.ops.aten
 FILLS = frozenset((_aten.normal_.default, _aten.uniform_.default))
 LARGE = 2**16  # elements from which on a random fill is skipped
+SMALL = 64  # elements below which what an operation makes is not counted: programs make millions of such
 _COPIES = frozenset((_aten._to_copy.default, _aten.clone.default))
 _COPY_ = _aten.copy_.default
 _TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -54,15 +55,19 @@ class HostStorages:
         pinned = bool(kwargs and kwargs.get("pin_memory"))
         if pinned:
             kwargs = {**kwargs, "pin_memory": False}
-        if first is not None and self.entries:
+        if first is not None and (first.numel() >= LARGE or func._schema.is_mutable):
             known = self.entries.get(first.untyped_storage()._cdata) if first.layout is torch.strided else None
             if known is not None and (known.unfilled or known.block is not None):
                 out = self._special(func, args, kwargs or {}, known)
                 if out is not None:
                     return out
+        elif func._schema.is_mutable:  # a list (foreach), or `out=`
+            for item in (*(args[0] if args and isinstance(args[0], (list, tuple)) else ()), (kwargs or {}).get("out")):
+                if type(item) in _TYPES:
+                    self.written(item)
         out = func(*args, **kwargs or {})
         for item in out if isinstance(out, (tuple, list)) else (out,):
-            if type(item) in _TYPES:
+            if type(item) in _TYPES and item.numel() >= SMALL:
                 mapped = func.is_view and self._of_a_file(item)
                 self.count(item, MAPPED if mapped else "other", pinned=pinned)
         return out
