@@ -6,12 +6,11 @@ such a tensor is made without filling it either, so that a model of 14 GB takes 
 
 from __future__ import annotations
 
-import math
-import mmap
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -99,15 +98,14 @@ class HostStorages:
         self.unfilled_bytes += tensor.numel() * tensor.element_size()
         self.count(tensor, unfilled=True)
 
-    def unwritten(self, shape: torch.Size, dtype: torch.dtype, category: str) -> torch.Tensor:
-        """Zeros that stand for weights of a file that is not read."""
-        nbytes = math.prod(shape) * dtype.itemsize
+    def unwritten(self, shape: torch.Size, dtype: torch.dtype, category: str | None) -> torch.Tensor:
+        """Zeros that stand for weights of a file that is not read; with category None they are not counted yet."""
         with _disable_current_modes():
-            if nbytes < LARGE:
-                tensor = torch.zeros(shape, dtype=dtype)
-            else:  # pages that the kernel gives when they are written; `torch.zeros` writes them
-                tensor = torch.frombuffer(mmap.mmap(-1, nbytes), dtype=dtype).reshape(shape)
-        self.count(tensor, category, unfilled=True)
+            # NumPy's zeros are the system's: no page is touched, where `torch.zeros` writes every one
+            memory = np.zeros(shape.numel() * dtype.itemsize, np.uint8)
+            tensor = torch.from_numpy(memory).view(dtype).view(shape)
+        if category is not None:
+            self.count(tensor, category, unfilled=True)
         return tensor
 
     def written(self, tensor: torch.Tensor) -> None:
