@@ -92,6 +92,7 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("2-3", {"bits": 4}, "64개가 모자란다"),
         ("2-3", {"bits": 4, "block_size": 0}, "block_size=0"),
         ("2-3", {"bit": 4}, "bits"),
+        ("2-3", {"method": "nvfp4"}, "다른 방법"),
         ("2-A", {"momentum": "fp32", "variance": "linear"}, "배우지 않는다"),
         ("2-A", {"momentum": "fp32", "variance": "dynamic"}, "바이트가 많다"),
         ("2-A", {"block_size": 100}, "block_size=100"),
