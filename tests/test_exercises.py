@@ -190,6 +190,26 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("9-B", {}, "다르다"),
         ("9-B", {"method": "qlora"}, "길이 2048의 LoRA"),
         ("9-B", {"rank": 4}, "모르는 설정"),
+        ("10-1", lambda lengths, budget: [[n] for n in lengths[:-1]], "꼭 한 번씩"),
+        ("10-1", lambda lengths, budget: [lengths[i : i + 16] for i in range(0, len(lengths), 16)], "예산은 4,096"),
+        ("10-1", lambda lengths, budget: [lengths[i : i + 4] for i in range(0, len(lengths), 4)], "패딩이다"),
+        ("10-2", lambda model, batches: model(input_ids=batches[0], labels=batches[0]).loss, "파이썬의 수"),
+        ("10-2", lambda model, batches: 1.0, "이어야 한다"),
+        (
+            "10-2",
+            lambda model, batches: (sum(model(input_ids=x, labels=x).loss for x in batches) / len(batches)).item(),
+            "무엇인가 남는다",
+        ),
+        (
+            "10-2",
+            lambda model, batches: sum(model(input_ids=x, labels=x).loss.item() for x in batches) / len(batches),
+            "그래프 없이는",
+        ),
+        ("10-A", "leak", "두 시드를"),
+        ("10-A", "memory", "모르는 까닭"),
+        ("10-B", {"empty_cache": True}, "아직 살아 있다"),
+        ("10-B", {"where": "behind", "collect": True}, "하나면 된다"),
+        ("10-B", "behind", "꼴이 다르다"),
     ],
 )
 def test_a_wrong_answer_is_told_how_wrong(number, answer, verdict, capsys):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .api import predict
     from .cards import CATALOG, GPUSpec, card
     from .counting.gpu import VirtualGPU
+    from .doctor import diagnose
     from .errors import (
         BadConfiguration,
         ExistingFile,
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
         VirtualGPUError,
         WrongValue,
     )
+    from .host.machines import machine
+    from .host.meter import HostOutOfMemory
     from .language import set_language
     from .plan import plan_training
     from .program import cuda
@@ -45,9 +48,12 @@ _HOME = {
     "CATALOG": ".cards",
     "GPUSpec": ".cards",
     "card": ".cards",
+    "HostOutOfMemory": ".host.meter",
+    "machine": ".host.machines",
     "set_language": ".language",
     "replay": ".trace.replay",
     "cuda": ".program",
+    "diagnose": ".doctor",
     "load_ipython_extension": ".program.notebook",
     "unload_ipython_extension": ".program.notebook",
     **dict.fromkeys(
@@ -63,6 +69,7 @@ __all__ = [
     "BadConfiguration",
     "ExistingFile",
     "GPUSpec",
+    "HostOutOfMemory",
     "MemoryReport",
     "NoSuchLayer",
     "NotSupported",
@@ -73,9 +80,11 @@ __all__ = [
     "WrongValue",
     "card",
     "cuda",
+    "diagnose",
     "largest_fitting",
     "largest_model",
     "load_ipython_extension",
+    "machine",
     "plan_training",
     "predict",
     "replay",

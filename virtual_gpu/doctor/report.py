@@ -17,7 +17,7 @@ _PROGRAM = re.compile(r"\w[\w./-]{0,200}\.py")  # a relative path, or else a nam
 
 def text(diagnosis: Diagnosis) -> str:
     """The whole report."""
-    blocks = [_numbers(diagnosis), _verdict(diagnosis), _where(diagnosis), _hints(diagnosis), _try(diagnosis)]
+    blocks = [_numbers(diagnosis), _verdict(diagnosis), where(diagnosis), hints(diagnosis), _try(diagnosis)]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
@@ -26,22 +26,26 @@ def command(diagnosis: Diagnosis, key: str) -> str | None:
     change = CHANGES[key]
     if diagnosis.card is None or change.options is None:
         return None
-    line = diagnosis.users_line
-    names = [line.file, re.split(r"[/\\]+", line.file)[-1]] if line else []
-    program = next((name for name in names if _PROGRAM.fullmatch(name)), "program.py")
-    words_ = ["virtual-gpu", "run", "--gpu", shlex.quote(diagnosis.card.name), *change.options, program]
+    words_ = ["virtual-gpu", "run", "--gpu", shlex.quote(diagnosis.card.name), *change.options, _program(diagnosis)]
     return " ".join([*([change.environment] if change.environment else []), *words_])
 
 
-def _numbers(diagnosis: Diagnosis) -> list[str]:
+def _program(diagnosis: Diagnosis) -> str:
+    line = diagnosis.users_line
+    names = [line.file, re.split(r"[/\\]+", line.file)[-1]] if line and not line.is_cell else []
+    return next((name for name in names if _PROGRAM.fullmatch(name)), "program.py")
+
+
+def numbers(diagnosis: Diagnosis) -> tuple[str, list[tuple[str, str, str]]]:
+    """(whose they are, the message's numbers as (letter, size, meaning)); no rows where it has none."""
     message = diagnosis.message
     if message is None:
-        return []
+        return "", []
     rank = "" if diagnosis.rank is None else f"rank {diagnosis.rank}, "
     device = "" if message.device is None else f"GPU {message.device}"
     cards = diagnosis.card.cards if diagnosis.card else ()
     guessed = tr(ko=f" ({', '.join(cards)}의 용량)", en=f" (the capacity of: {', '.join(cards)})") if cards else ""
-    lines = [f"{rank}{device}{guessed}".strip() or "GPU"]
+    title = f"{rank}{device}{guessed}".strip() or "GPU"
     mine, rest = own(message), others(message)
     rows = [
         ("T", tr(ko="요청", en="tried to allocate"), message.tried),
@@ -54,7 +58,14 @@ def _numbers(diagnosis: Diagnosis) -> list[str]:
         ("", tr(ko="한도", en="allowed"), message.allowed),
         ("", tr(ko="카드 전체", en="capacity"), message.total),
     ]
-    lines += [f"  {letter:1} {size(one.bytes):>11}  {name}" for letter, name, one in rows if one]
+    return title, [(letter, size(one.bytes), name) for letter, name, one in rows if one]
+
+
+def _numbers(diagnosis: Diagnosis) -> list[str]:
+    if diagnosis.message is None:
+        return []
+    title, rows = numbers(diagnosis)
+    lines = [title, *(f"  {letter:1} {number:>11}  {name}" for letter, number, name in rows)]
     if diagnosis.messages > 1:
         ranks = ", ".join(map(str, diagnosis.other_ranks))
         also = tr(ko=f" (rank {ranks}에도)", en=f" (ranks {ranks} too)") if ranks else ""
@@ -81,7 +92,8 @@ def _verdict(diagnosis: Diagnosis) -> list[str]:
     return lines + [f"- {line}" for line in [*diagnosis.ruled_out, *diagnosis.notes]]
 
 
-def _where(diagnosis: Diagnosis) -> list[str]:
+def where(diagnosis: Diagnosis) -> list[str]:
+    """The user's last line, and the libraries that it went through."""
     line, lines = diagnosis.users_line, []
     if line:
         lines.append(tr(ko=f"내 마지막 줄: {line.shown}", en=f"Your last line: {line.shown}"))
@@ -91,7 +103,8 @@ def _where(diagnosis: Diagnosis) -> list[str]:
     return lines
 
 
-def _hints(diagnosis: Diagnosis) -> list[str]:
+def hints(diagnosis: Diagnosis) -> list[str]:
+    """What the size of the request could be a product of, where the verdict does not say so already."""
     if not diagnosis.products or any(one.cause == places.LOGITS for one in diagnosis.findings):
         return []
     tried = size(diagnosis.message.tried.bytes) if diagnosis.message and diagnosis.message.tried else ""
@@ -118,4 +131,10 @@ def _try(diagnosis: Diagnosis) -> list[str]:
         ko="해 볼 것, 이 순서로(프로그램 뒤에 그 인자를 붙인다):",
         en="Try, in this order (the program's own arguments go behind it):",
     )
+    if diagnosis.foreign and diagnosis.foreign.kind == foreign.HOST:
+        counts = tr(
+            ko="무엇이 RAM을 얼마나 쓰는지는 GPU 없이 셀 수 있다(Colab 대신 Kaggle이나 '32GB'처럼 쓴다):",
+            en="What takes how much of the RAM is counted without a GPU (Colab, Kaggle, or a size as 32GB):",
+        )
+        lines += [counts, f"   $ virtual-gpu run --host Colab {_program(diagnosis)}"]
     return [head, *lines] if lines else []
