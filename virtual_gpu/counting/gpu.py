@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -32,7 +32,8 @@ class VirtualGPU:
     expandable_segments: the caching allocator's setting; None takes it from the environment, as PyTorch does.
     without: names of `rules.active.RULES` in which it is a CPU. detailed: `record` also notes what each tensor is, in
     about half as much time again; `details` are those of the last record. `rules` holds those in force
-    (`print(gpu.rules)`), `answers` what was said to questions about values that are not there.
+    (`print(gpu.rules)`), `answers` what was said to questions about values that are not there. place: where the driver
+    puts segments (see `CachingAllocator`; `Falling` is Linux's way).
 
     Used as a context (`with gpu:`) it runs the block "on the GPU": factories such as `torch.randint` make their tensors
     on it. Operations on tensors that already live on it are counted without it too,
@@ -49,12 +50,13 @@ class VirtualGPU:
         expandable_segments: bool | None = None,
         without: Iterable[str] = (),
         detailed: bool = False,
+        place: Callable[[int], int] | None = None,
     ):
         self.spec = spec.needs_cuda()
         self.expandable_segments = expandable_segments_asked() if expandable_segments is None else expandable_segments
         self.name = spec.name
         capacity = spec.capacity_bytes if limited else None
-        self.meter = AllocationMeter(capacity, expandable_segments=self.expandable_segments)
+        self.meter = AllocationMeter(capacity, expandable_segments=self.expandable_segments, place=place)
         self.rules = ActiveRules(spec.compute_capability, without)
         self.answers = Answers()
         self.mode = CountingMode(self)
