@@ -191,13 +191,13 @@ class VirtualGPU:
             allocator = self.meter.allocator
             free = self.capacity_bytes - allocator.reserved_bytes
             # PyTorch's words, so that what is searched for is found; it names the segment that it asked the driver for.
-            tried = human_bytes(segment_size(round_size(nbytes)))
+            tried = format_size(segment_size(round_size(nbytes)))
             message = (
                 f"CUDA out of memory. Tried to allocate {tried}. GPU 0 ({self.name}, virtual) has a "
-                f"total capacity of {human_bytes(self.spec.memory_bytes)} of which {human_bytes(free)} is free. "
-                f"Including non-PyTorch memory, this process has {human_bytes(self.spec.memory_bytes - free)} memory "
-                f"in use. Of the allocated memory {human_bytes(allocator.allocated_bytes)} is allocated by PyTorch, "
-                f"and {human_bytes(allocator.unused_bytes)} is reserved by PyTorch but unallocated. If reserved but "
+                f"total capacity of {format_size(self.spec.memory_bytes)} of which {format_size(free)} is free. "
+                f"Including non-PyTorch memory, this process has {format_size(self.spec.memory_bytes - free)} memory "
+                f"in use. Of the allocated memory {format_size(allocator.allocated_bytes)} is allocated by PyTorch, "
+                f"and {format_size(allocator.unused_bytes)} is reserved by PyTorch but unallocated. If reserved but "
                 "unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid "
                 "fragmentation.  See documentation for Memory Management  "
                 "(https://docs.pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
@@ -270,6 +270,11 @@ class VirtualGPU:
             self.meter.recorder = None
             if self.detailed:
                 self.details = record.recorder.details()
+
+
+def format_size(nbytes: int) -> str:
+    """Bytes as PyTorch's messages print them (format_size in CUDACachingAllocator.cpp): no commas between thousands."""
+    return human_bytes(nbytes).replace(",", "")
 
 
 def virtual(name: str) -> VirtualGPU:
