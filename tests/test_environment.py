@@ -161,7 +161,10 @@ def test_the_map_reads_the_notebooks(tmp_path):
     (tmp_path / "04_gradient_accumulation.ipynb").write_text(
         '{"cells": [{"cell_type": "markdown", "source": ["# 4장. 나누어 <더하기>\\n", "'
         + "가" * 4000
-        + '"]}, {"cell_type": "code", "source": "exercise(\\"4-1\\").check(x)"}]}',
+        + '"]}, {"cell_type": "code", "source": "exercise(\\"4-1\\").check(x)"}, '
+        + '{"cell_type": "markdown", "source": ["## 4.9 더 읽을거리\\n", "'
+        + "나" * 8000
+        + '"]}, {"cell_type": "code", "source": "exercise(\\"4-2\\").check(x)"}]}',
         encoding="utf-8",
     )
     found = course_map(tmp_path)
@@ -169,4 +172,4 @@ def test_the_map_reads_the_notebooks(tmp_path):
     assert (found[3].title, found[3].minutes, found[3].exercises) == ("나누어 <더하기>", 20, 1)
     page = found._repr_html_()
     assert '<a href="04_gradient_accumulation.ipynb">나누어 &lt;더하기&gt;</a>' in page
-    assert page.count("<a ") == 1 and page.count("준비 중") == 8
+    assert page.count("<a ") == 1 and page.count("준비 중") == len(CHAPTERS) - 1

@@ -46,6 +46,20 @@ def test_a_case_is_solved_within_its_budget(number, capsys):
     assert 0 < one._used <= one.budget
 
 
+NONSENSE = ["몰라", 42, -1.5, True, float("nan"), {}, {"x": 1}, [], [None], (), set(), object(), b"", len]
+
+
+@pytest.mark.parametrize("number", NUMBERS + CASES)
+def test_nonsense_gets_one_sentence(number, capsys):
+    """And never a traceback of our own, nor the right answer."""
+    one = exercise(number) if number in NUMBERS else case(number)
+    for answer in NONSENSE:
+        one.check(answer)
+        told = said(capsys)
+        assert told.startswith(f"[{number}] ") and told.count("\n") == 1, (answer, told)
+        assert "정답!" not in told and not re.search(r"(Attribute|Type|Key|Index)Error", told), (answer, told)
+
+
 @pytest.mark.parametrize("number", NUMBERS + CASES)
 def test_an_empty_stub_and_hints(number, capsys):
     one = exercise(number) if number in NUMBERS else case(number)
@@ -78,6 +92,7 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("2-3", {"bits": 4}, "64개가 모자란다"),
         ("2-3", {"bits": 4, "block_size": 0}, "block_size=0"),
         ("2-3", {"bit": 4}, "bits"),
+        ("2-3", {"method": "nvfp4"}, "다른 방법"),
         ("2-A", {"momentum": "fp32", "variance": "linear"}, "배우지 않는다"),
         ("2-A", {"momentum": "fp32", "variance": "dynamic"}, "바이트가 많다"),
         ("2-A", {"block_size": 100}, "block_size=100"),
@@ -175,6 +190,26 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("9-B", {}, "다르다"),
         ("9-B", {"method": "qlora"}, "길이 2048의 LoRA"),
         ("9-B", {"rank": 4}, "모르는 설정"),
+        ("10-1", lambda lengths, budget: [[n] for n in lengths[:-1]], "꼭 한 번씩"),
+        ("10-1", lambda lengths, budget: [lengths[i : i + 16] for i in range(0, len(lengths), 16)], "예산은 4,096"),
+        ("10-1", lambda lengths, budget: [lengths[i : i + 4] for i in range(0, len(lengths), 4)], "패딩이다"),
+        ("10-2", lambda model, batches: model(input_ids=batches[0], labels=batches[0]).loss, "파이썬의 수"),
+        ("10-2", lambda model, batches: 1.0, "이어야 한다"),
+        (
+            "10-2",
+            lambda model, batches: (sum(model(input_ids=x, labels=x).loss for x in batches) / len(batches)).item(),
+            "무엇인가 남는다",
+        ),
+        (
+            "10-2",
+            lambda model, batches: sum(model(input_ids=x, labels=x).loss.item() for x in batches) / len(batches),
+            "그래프 없이는",
+        ),
+        ("10-A", "leak", "두 시드를"),
+        ("10-A", "memory", "모르는 까닭"),
+        ("10-B", {"empty_cache": True}, "아직 살아 있다"),
+        ("10-B", {"where": "behind", "collect": True}, "하나면 된다"),
+        ("10-B", "behind", "꼴이 다르다"),
     ],
 )
 def test_a_wrong_answer_is_told_how_wrong(number, answer, verdict, capsys):

@@ -51,6 +51,7 @@ ORDER = [
     ["virtual_gpu.program.*"],
     ["virtual_gpu.api"],
     ["virtual_gpu"],
+    ["virtual_gpu.about"],
     ["virtual_gpu.command"],
     ["virtual_gpu.__main__"],
     # -- helpers: the course ------------------------------------------------------------------------------------------
@@ -59,10 +60,11 @@ ORDER = [
         "helpers.charts",
         "helpers.environment",
         "helpers.rows",
-        "helpers.self_check",
         "helpers.small_model",
         "helpers.trainers",
     ],
+    ["helpers.progress"],
+    ["helpers.self_check"],
     ["helpers.course", "helpers.data", "helpers.gpu", "helpers.guessing", "helpers.rows"],
     ["helpers.models", "helpers.panel", "helpers.training"],
     ["helpers.experiment", "helpers.ranks.*"],
@@ -79,6 +81,7 @@ ORDER = [
         "helpers.chapters.c8_lora.*",
     ],
     ["helpers.chapters.c9_planner.*"],
+    ["helpers.chapters.c10_clinic.*"],
     ["helpers.figures", "helpers.planner.*"],
     ["helpers"],
 ]
