@@ -15,6 +15,7 @@ import gzip
 import json
 import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ import torch
 
 from benchmarks.recipes.cs336 import AdamW, Model, attention_by_hand, cross_entropy
 from virtual_gpu.allocator import round_size
+from virtual_gpu.cards import card
 from virtual_gpu.counting.gpu import VirtualGPU, virtual
+from virtual_gpu.rules.active import RULES
 
 Request = tuple[str, int]  # "alloc" or "free", and bytes in blocks of 512
 
@@ -109,6 +112,16 @@ def first_difference(ours: list[Request], theirs: list[Request]) -> int | None:
     return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
 
 
+def explained_by(run: Callable[[VirtualGPU], list[Request]], name: str, theirs: list[Request]) -> dict[str, int | None]:
+    """rule → where the first difference is without it, of the rules without which it comes later (None: not at all)."""
+
+    def difference(without: tuple[str, ...] = ()) -> int | None:
+        return first_difference(run(VirtualGPU(card(name), without=without)), theirs)
+
+    at, found = difference(), {rule: difference((rule,)) for rule in RULES}
+    return {name: other for name, other in found.items() if at is not None and (other is None or other > at)}
+
+
 def main() -> None:
     """Compare and print the first difference with its surroundings, and how many requests differ in all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -118,6 +131,7 @@ def main() -> None:
     parser.add_argument("--half", action="store_true", help="under bf16 autocast")
     parser.add_argument("--gpu", default="A100-80GB")
     parser.add_argument("--show", type=int, default=8)
+    parser.add_argument("--rules", action="store_true", help="also say which rule, switched off, explains it")
     args = parser.parse_args()
     theirs, labels = recorded(args.trace)
     ours = predicted(virtual(args.gpu), args.length, args.training, args.half)
@@ -134,6 +148,12 @@ def main() -> None:
     for whose, rest in (("here", Counter(ours) - Counter(theirs)), ("on the card", Counter(theirs) - Counter(ours))):
         most = ", ".join(f"{count} × {action} {size:,}" for (action, size), count in rest.most_common(6))
         print(f"{rest.total():,} only {whose}: {most}")
+    if args.rules:
+        found = explained_by(lambda gpu: predicted(gpu, args.length, args.training, args.half), args.gpu, theirs)
+        for rule, other in found.items():
+            print(f"without the rule {rule}: {'all the same' if other is None else f'first difference {other:,}'}")
+        if not found:
+            print("no rule explains it")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ recipe runs in a process of its own, and those that need older libraries in an e
 
     python benchmarks/truth.py ../shared/measurements.json --source linkedin/Liger-Kernel --rows
     python benchmarks/truth.py --json judged.json
+    python benchmarks/truth.py --source liger --update judged.json
 """
 
 from __future__ import annotations
@@ -245,6 +246,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("files", nargs="*", metavar="FILE", help="rows; by default those of benchmarks/measured")
     parser.add_argument("--source", action="append", help="only rows whose source or recipe contains this")
     parser.add_argument("--json", metavar="PATH", help="write every judged row ('-': print it)")
+    parser.add_argument("--update", metavar="PATH", help="write the rows judged now into PATH, and leave its others")
     parser.add_argument("--rows", action="store_true", help="print every row, not only those that are off")
     parser.add_argument("--fast", action="store_true", help="only rows that take a second or less")
     parser.add_argument("--jobs", type=int, default=1, help="recipes that run at the same time")
@@ -273,15 +275,28 @@ def main(arguments: list[str] | None = None) -> int:
     if args.json == "-":
         print(json.dumps(report | {"rows": [asdict(row) for row in found]}, indent=1))
         return 1 if broken else 0
-    if args.json:
-        lines = ",\n".join(json.dumps(asdict(row)) for row in found)
-        head = json.dumps(report)[:-1]
-        Path(args.json).write_text(f'{head}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+    for path in filter(None, (args.json, args.update)):
+        before = (
+            json.loads(Path(path).read_text(encoding="utf-8")) if path == args.update else {"seconds": 0, "rows": []}
+        )
+        write(path, report | {"seconds": max(report["seconds"], before["seconds"])}, updated(before["rows"], found))
     print(table(found, every_row=args.rows))
     if repeated:
         print(f"\n{len(repeated)} ids stand more than once, of each the last row counts: {', '.join(repeated[:5])}")
     print(f"\n{report['seconds']} s, {', '.join(f'{name} {number}' for name, number in report['versions'].items())}")
     return 1 if broken or any(row.outcome == "failed" for row in found) else 0
+
+
+def updated(before: Iterable[dict[str, Any]], found: Iterable[Judged]) -> list[dict[str, Any]]:
+    """The rows of before, those judged again by the same recipe replaced in their places, and the new ones last."""
+    rows = {(row["id"], row["recipe"]): row for row in before}
+    return list((rows | {(row.id, row.recipe): asdict(row) for row in found}).values())
+
+
+def write(path: str | Path, report: dict[str, Any], rows: Iterable[dict[str, Any]]) -> None:
+    """A report, its rows one a line."""
+    lines = ",\n".join(map(json.dumps, rows))
+    Path(path).write_text(f'{json.dumps(report)[:-1]}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 def _id(row: Any) -> str:

@@ -82,6 +82,34 @@ def test_out_of_memory_and_retry():
     assert allocator.retries == 2 and allocator.reserved_bytes == total // 2 + ROUND_LARGE
 
 
+def test_raises_oom_and_names_what_was_tried():
+    """test_out_of_memory's first half and test_raises_oom: more than any card has, with the size in the message."""
+    gpu = VirtualGPU(card("A100-80GB"))
+    with gpu, pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 800000000\.00 GiB"):
+        torch.empty(1024 * 1024 * 1024 * 800_000_000, dtype=torch.int8)
+    with gpu, pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1024 * 1024 * 1024 * 1024)
+    assert gpu.memory_allocated() == gpu.memory_reserved() == 0
+
+
+def test_matmul_memory_use():
+    """Broadcast, expanded or batched: the same product takes the same memory."""
+    gpu, used = VirtualGPU(card("A100-80GB")), []
+
+    def most() -> int:
+        most, _ = gpu.max_memory_allocated(), gpu.reset_peak_memory_stats()
+        return most
+
+    with gpu:
+        a, b = torch.rand(1, 32, 32), torch.rand(24, 32, 1)
+        for product in (torch.matmul, lambda a, b: torch.matmul(a.expand(24, 32, 32), b)):
+            product(a, b)
+            used.append(most())
+        torch.bmm(a.expand(24, 32, 32), b)
+        used.append(most())
+    assert used == [used[0]] * 3 and used[0] > gpu.memory_allocated()
+
+
 @pytest.mark.parametrize("share, fits", [(0.499, True), (0.5, False)])
 def test_set_per_process_memory_fraction(share, fits):
     """Of half of the memory 0.499 is given, and 0.5 is not, for something is there already."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from virtual_gpu.allocator import MIB
+from virtual_gpu.allocator_blocks import Falling
 from virtual_gpu.allocator_settings import AllocatorSettings
 from virtual_gpu.trace.histories import read_histories
 from virtual_gpu.trace.replay import replay, replayed
@@ -20,11 +21,28 @@ RECORDED = sorted((Path(__file__).parent / "data" / "traces").glob("*.json.gz"))
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name.split(".")[0])
 def test_every_block_lies_where_it_lay_on_the_card(path):
-    [found] = replay(path)
+    whole = replay(path)
+    [found] = whole
+    assert (whole.requests, whole.equal, whole.end) == (found.requests, found.equal, found.end)
+    assert whole.exact and whole.same_end and whole.segments == found.segments
     assert found.exact, found.first_difference
     assert found.equal == found.requests > 0
     assert found.driver_calls == found.equal_driver_calls
     assert found.end == found.card_end
+
+
+def test_segments_fall_on_linux():
+    """Each below the one before in the snapshot that begins with an empty card, as `Falling` puts them."""
+    [path] = (path for path in RECORDED if "from_empty" in path.name)
+    with gzip.open(path, "rt") as file:
+        events = json.load(file)["devices"][0]["events"]
+    sizes = [event[2] for event in events if event[0] == 3]
+    card = [event[1] for event in events if event[0] == 3]
+    falling = Falling()
+    ours = [falling(nbytes) for nbytes in sizes]
+    assert len(card) > 5 and card == sorted(card, reverse=True)
+    assert ours == sorted(ours, reverse=True)
+    assert all(above - below >= nbytes for above, below, nbytes in zip(ours, ours[1:], sizes[1:], strict=False))
 
 
 def test_there_is_something_to_replay():

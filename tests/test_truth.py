@@ -9,7 +9,7 @@ from benchmarks.recipes.calls import Program
 from benchmarks.recipes.messages import is_segment, message, stated
 from benchmarks.recipes.recipe import Prediction, Recipe, Refused, from_source, gpu_of, recipes
 from benchmarks.summaries import summary, table
-from benchmarks.truth import MEASURED, judge, main, read, whole, why_malformed
+from benchmarks.truth import MEASURED, Judged, judge, main, read, updated, whole, why_malformed
 
 ROWS = [whole(row) for path in sorted(MEASURED.glob("*.json")) for row in read(path)]
 GOOD = {"id": "a", "kind": "measurement", "source": "s", "metric": "m", "value_bytes": 100, "resolution_bytes": 2}
@@ -83,6 +83,13 @@ def test_a_row_in_its_recipe_s_process(tmp_path, capsys):
     assert unknown["outcome"] == "no recipe"
     assert (found["outcome"], found["predicted"], found["measured"]) == ("run", 23_330_816, 23_330_816)
     assert "MAGMA27/assignment2-systems · attention by hand" in capsys.readouterr().out
+
+
+def test_rows_judged_again_replace_their_own_and_leave_the_others():
+    """`--update`: a part of the bench can be run after a change of one recipe."""
+    before = [{"id": name, "recipe": "r", "predicted": 1} for name in ("a", "b")]
+    found = [Judged(name, "s", "measurement", "m", "T4", "exact", "r", "run", predicted=2) for name in ("b", "c")]
+    assert [(row["id"], row["predicted"]) for row in updated(before, found)] == [("a", 1), ("b", 2), ("c", 2)]
 
 
 # -- judging ----------------------------------------------------------------------------------------------------------

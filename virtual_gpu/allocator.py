@@ -7,7 +7,7 @@ segment, also after every segment that is wholly free was given back.
 
 Source of the rules: c10/cuda/CUDACachingAllocator.cpp; the function that holds a rule is named beside it. What cannot
 be known without a card is where the driver puts a segment (it decides between free blocks of the same size): here each
-lies above the one before, unless `place` says where.
+lies above the one before, unless `place` says where (`allocator_blocks.Falling`: below it).
 """
 
 from __future__ import annotations

@@ -31,6 +31,23 @@ class Block:
         self.since = 0
 
 
+class Falling:
+    """Addresses of new segments, each below the one before, from 2**47 on: as a driver on Linux mostly gives them.
+
+    In published snapshots of machines with Linux 668 of 782 segments of a first training step lie below the one before,
+    276 of 288 of a forward pass, and 8 of 8 of attention from an empty card (tests/data/traces); under WSL they rise.
+    It matters where free blocks of one size are chosen by address (BlockComparatorSize).
+    """
+
+    def __init__(self) -> None:
+        self.lowest = 2**47
+
+    def __call__(self, nbytes: int) -> int:
+        """The address of a segment of so many bytes."""
+        self.lowest -= nbytes
+        return self.lowest
+
+
 class Pool:
     """The small or the large pool of a stream: its free blocks, by size and then by address (BlockComparatorSize).
 

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from virtual_gpu.rules.registry import version
+
 
 class Linear(nn.Module):
     """x Wᵀ by einsum. A bare einsum takes the operands in another order than einops, which names its axes anew."""
@@ -126,7 +128,11 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """The language model; "medium" is width 1024, 24 layers, 16 heads, 4096 hidden, a vocabulary of 10,000."""
+    """The language model; "medium" is width 1024, 24 layers, 16 heads, 4096 hidden, a vocabulary of 10,000.
+
+    sliced: whether the colon of `embedding[ids, :]` is a slice of its own, whose backward takes zeros of the
+    embedding's size for a moment; see `colon_is_a_slice`.
+    """
 
     def __init__(
         self,
@@ -136,16 +142,23 @@ class Model(nn.Module):
         heads: int = 16,
         hidden: int = 4096,
         vocabulary: int = 10_000,
+        sliced: bool = False,
     ):
         super().__init__()
+        self.sliced = sliced
         self.embedding = nn.Parameter(torch.empty(vocabulary, width))
         rotary = Rotary(length, width // heads)
         self.layers = nn.ModuleList(Block(width, heads, hidden, rotary) for _ in range(layers))
         self.norm, self.head = RMSNorm(width), Linear(width, vocabulary)
 
+    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        """(batch, length) → (batch, length, width)."""
+        table = torch.ops.aten.slice.Tensor(self.embedding, 1) if self.sliced else self.embedding
+        return table[ids, :]
+
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """(batch, length) → logits (batch, length, vocabulary)."""
-        x = embedded = self.embedding[ids, :]  # held to the end, as in the program that was recorded
+        x = embedded = self.embedded(ids)  # held to the end, as in the program that was recorded
         for layer in self.layers:
             x = layer(x)
         x = self.norm(x)
@@ -154,9 +167,19 @@ class Model(nn.Module):
         return logits
 
 
+def colon_is_a_slice(torch_version: str) -> bool:
+    """Whether PyTorch of this version slices for the colon in `x[ids, :]`; "" (not stated): as the running one.
+
+    Up to 2.5 a slice is left out only where its end is the length, and a colon's end is the largest integer; today
+    where it is no less. Which version between is the first is not known here; a card's trace of 2.11 has no slice.
+    Source: applySlice in aten/src/ATen/TensorIndexing.h of 2.5.1 (sym_eq) and of 2.13.0 (sym_le).
+    """
+    return bool(torch_version) and version(torch_version) < (2, 6)
+
+
 def forward_in_segments(model: Model, ids: torch.Tensor, segment: int | None) -> torch.Tensor:
     """The logits, with every `segment` layers in a row checkpointed (None: none); the embedding is not held."""
-    x = model.embedding[ids, :]
+    x = model.embedded(ids)
     if segment is None:
         for layer in model.layers:
             x = layer(x)

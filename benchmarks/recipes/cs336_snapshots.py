@@ -24,9 +24,10 @@ SNAPSHOT_WARM_UP = 5
 def wedsonlin_snapshot(ctx: int, training: bool, half: bool) -> Mapping[str, int]:
     """start, peak and end, allocated and reserved, of memory_profile() in cs336_systems/nsys_profile.py.
 
-    Batches of every warm-up step and of the recorded one are there from the beginning, in one tensor each.
+    Batches of every warm-up step and of the recorded one are there from the beginning, in one tensor each. The segments
+    of these snapshots lie one above the other, from low addresses on, as under WSL.
     """
-    gpu = gpu_of({})
+    gpu = gpu_of({}, place=None)
     sizes = _MEDIUM | {"ctx": ctx, "half": half, "segment": None}
     ours = Training(gpu, SimpleNamespace(**sizes))
     with gpu:

@@ -15,10 +15,10 @@ import torch
 
 from virtual_gpu.counting.gpu import VirtualGPU
 
-from .cs336 import AdamW, Model, cross_entropy, forward_in_segments
+from .cs336 import AdamW, Model, colon_is_a_slice, cross_entropy, forward_in_segments
 from .recipe import Recipe, Refused, Row, from_source, gpu_of
 
-WARM_UP = 2  # steps; from the second on the optimizer's state and its last temporaries are there
+WARM_UP = 2  # steps of the memory profile, in one loop; the sweep of segments makes one, in a function
 
 
 class Training:
@@ -27,7 +27,8 @@ class Training:
     def __init__(self, gpu: VirtualGPU, s: SimpleNamespace):
         self.gpu, self.half, self.segment = gpu, s.half, s.segment
         with torch.device("meta"):
-            self.model = Model(s.ctx, s.width, s.layers, s.heads, s.hidden, s.vocabulary)
+            sliced = colon_is_a_slice(getattr(s, "torch", ""))
+            self.model = Model(s.ctx, s.width, s.layers, s.heads, s.hidden, s.vocabulary, sliced)
         gpu.place(self.model)
         self.after_init = gpu.memory_allocated()
         self.optimizer = AdamW(self.model.parameters())
@@ -57,6 +58,16 @@ class Training:
             loss = cross_entropy(logits, self.targets)
         loss.backward()
         self.optimizer.step()
+
+    def steps(self, count: int) -> None:
+        """Steps in a loop: logits and loss of one are held until those of the next are there."""
+        for _ in range(count):
+            self.optimizer.zero_grad(set_to_none=True)
+            with self.autocast():
+                logits = self.forward()
+                loss = cross_entropy(logits, self.targets)
+            loss.backward()
+            self.optimizer.step()
 
     def phases(self) -> dict[str, int]:
         """The most held in each phase of one more step; what one phase names the next ones hold."""
@@ -93,7 +104,9 @@ def enzoding(gpu_name: str, sizes: str, mode: str) -> Mapping[str, int]:
             gpu.reset_peak_memory_stats()
             training.forwards(1)
             return {"forward": gpu.max_memory_allocated(), "step": gpu.max_memory_allocated()}
-        for _ in range(WARM_UP):
+        if training.segment is None:
+            training.steps(WARM_UP)
+        else:
             training.step()
         gpu.empty_cache()
         return training.phases()
@@ -113,6 +126,7 @@ def sizes_of(settings: Mapping) -> dict:
         "batch": settings["batch"],
         "half": "bf16" in precision,
         "segment": None if segment is None else 0 if segment == "none" else int(segment),
+        "torch": str(settings.get("torch") or ""),
     }
 
 

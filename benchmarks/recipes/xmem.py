@@ -75,6 +75,7 @@ RECIPES = (
         what="xMem's ANOVA and Monte Carlo runs: fp32 from a configuration, 4 steps, transformers 4.51.3",
         handles=from_source("Stone-ResearchLife/xMem"),
         predict=predict,
+        peers=lambda row: row.get("peers") or {},
         packages=lambda row: (f"transformers=={row['settings'].get('transformers', '4.51.3')}",),
     ),
 )

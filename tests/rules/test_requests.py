@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.request_by_request import attention_step, first_difference, predicted, recorded
-from virtual_gpu.counting.gpu import virtual
+from benchmarks.request_by_request import attention_step, explained_by, first_difference, predicted, recorded
+from virtual_gpu.cards import card
+from virtual_gpu.counting.gpu import VirtualGPU, virtual
 
 TRACES = Path(__file__).parent.parent / "data/traces"
 
@@ -25,3 +26,9 @@ def test_the_first_requests_of_all():
     ours = attention_step(virtual("A100-80GB"))
     assert first_difference(ours, theirs[: len(ours)]) is None
     assert len(theirs) - len(ours) <= 4  # what is released when the program ends
+
+
+def test_the_rule_that_explains_a_difference_is_named():
+    """The one without which the first difference is gone."""
+    theirs = attention_step(VirtualGPU(card("A100-80GB"), without=["reduction_buffers"]))
+    assert explained_by(attention_step, "A100-80GB", theirs) == {"reduction_buffers": None}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -32,7 +32,8 @@ class VirtualGPU:
     expandable_segments: the caching allocator's setting; None takes it from the environment, as PyTorch does.
     without: names of `rules.active.RULES` in which it is a CPU. detailed: `record` also notes what each tensor is, in
     about half as much time again; `details` are those of the last record. `rules` holds those in force
-    (`print(gpu.rules)`), `answers` what was said to questions about values that are not there.
+    (`print(gpu.rules)`), `answers` what was said to questions about values that are not there. place: where the driver
+    puts segments (see `CachingAllocator`; `Falling` is Linux's way).
 
     Used as a context (`with gpu:`) it runs the block "on the GPU": factories such as `torch.randint` make their tensors
     on it. Operations on tensors that already live on it are counted without it too,
@@ -49,12 +50,13 @@ class VirtualGPU:
         expandable_segments: bool | None = None,
         without: Iterable[str] = (),
         detailed: bool = False,
+        place: Callable[[int], int] | None = None,
     ):
         self.spec = spec.needs_cuda()
         self.expandable_segments = expandable_segments_asked() if expandable_segments is None else expandable_segments
         self.name = spec.name
         capacity = spec.capacity_bytes if limited else None
-        self.meter = AllocationMeter(capacity, expandable_segments=self.expandable_segments)
+        self.meter = AllocationMeter(capacity, expandable_segments=self.expandable_segments, place=place)
         self.rules = ActiveRules(spec.compute_capability, without)
         self.answers = Answers()
         self.mode = CountingMode(self)
@@ -189,13 +191,13 @@ class VirtualGPU:
             allocator = self.meter.allocator
             free = self.capacity_bytes - allocator.reserved_bytes
             # PyTorch's words, so that what is searched for is found; it names the segment that it asked the driver for.
-            tried = human_bytes(segment_size(round_size(nbytes)))
+            tried = format_size(segment_size(round_size(nbytes)))
             message = (
                 f"CUDA out of memory. Tried to allocate {tried}. GPU 0 ({self.name}, virtual) has a "
-                f"total capacity of {human_bytes(self.spec.memory_bytes)} of which {human_bytes(free)} is free. "
-                f"Including non-PyTorch memory, this process has {human_bytes(self.spec.memory_bytes - free)} memory "
-                f"in use. Of the allocated memory {human_bytes(allocator.allocated_bytes)} is allocated by PyTorch, "
-                f"and {human_bytes(allocator.unused_bytes)} is reserved by PyTorch but unallocated. If reserved but "
+                f"total capacity of {format_size(self.spec.memory_bytes)} of which {format_size(free)} is free. "
+                f"Including non-PyTorch memory, this process has {format_size(self.spec.memory_bytes - free)} memory "
+                f"in use. Of the allocated memory {format_size(allocator.allocated_bytes)} is allocated by PyTorch, "
+                f"and {format_size(allocator.unused_bytes)} is reserved by PyTorch but unallocated. If reserved but "
                 "unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid "
                 "fragmentation.  See documentation for Memory Management  "
                 "(https://docs.pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
@@ -268,6 +270,11 @@ class VirtualGPU:
             self.meter.recorder = None
             if self.detailed:
                 self.details = record.recorder.details()
+
+
+def format_size(nbytes: int) -> str:
+    """Bytes as PyTorch's messages print them (format_size in CUDACachingAllocator.cpp): no commas between thousands."""
+    return human_bytes(nbytes).replace(",", "")
 
 
 def virtual(name: str) -> VirtualGPU:

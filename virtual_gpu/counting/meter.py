@@ -22,10 +22,17 @@ class AllocationMeter:
     """What is allocated now and for what; bytes are the caching allocator's, as `torch.cuda.memory_allocated` has them.
 
     `capacity_bytes` None means without limit. `allocate` raises MemoryError *before* it takes what does not fit.
+    place: where the driver puts a segment, see `CachingAllocator`.
     """
 
-    def __init__(self, capacity_bytes: int | None = None, *, expandable_segments: bool = False):
-        self.allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments)
+    def __init__(
+        self,
+        capacity_bytes: int | None = None,
+        *,
+        expandable_segments: bool = False,
+        place: Callable[[int], int] | None = None,
+    ):
+        self.allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments, place=place)
         self.recorder: TimelineRecorder | None = None
         self._blocks: dict[int, Allocation] = {}
         self._next_id = 1

@@ -84,13 +84,47 @@ class Replay:
         self.first_difference = self.first_difference or (event, card, ours)
 
 
-def replay(path: str | Path) -> list[Replay]:
+class Replays(list[Replay]):
+    """The GPUs of a recorded file, and what holds for all of them: requests, equal and end are sums."""
+
+    @property
+    def requests(self) -> int:
+        """Requests, of all GPUs."""
+        return sum(gpu.requests for gpu in self)
+
+    @property
+    def equal(self) -> int:
+        """Requests whose block lies at the card's address."""
+        return sum(gpu.equal for gpu in self)
+
+    @property
+    def exact(self) -> bool:
+        """Whether all of it is equal."""
+        return all(gpu.exact for gpu in self)
+
+    @property
+    def same_end(self) -> bool:
+        """Whether every segment and every block in use lies where it lies on the card at the end."""
+        return all(gpu.same_end for gpu in self)
+
+    @property
+    def segments(self) -> dict[int, tuple[int, int, dict[int, int]]]:
+        """At the end, as `Replay.segments`; one process has its addresses once for all GPUs."""
+        return {address: segment for gpu in self for address, segment in gpu.segments.items()}
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """(allocated, reserved) bytes at the end."""
+        return sum(gpu.end[0] for gpu in self), sum(gpu.end[1] for gpu in self)
+
+
+def replay(path: str | Path) -> Replays:
     """Every GPU of a recorded file, replayed: PyTorch's own snapshot, or a published trace in the reduced form.
 
     The file is read without letting it name any class or function; WrongValue for one that cannot be read, or whose
     history does not reach back to where its blocks were allocated.
     """
-    return [replayed(history) for history in read_histories(path)]
+    return Replays(replayed(history) for history in read_histories(path))
 
 
 def replayed(history: History) -> Replay:
