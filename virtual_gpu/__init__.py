@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .api import predict
     from .cards import CATALOG, GPUSpec, card
     from .counting.gpu import VirtualGPU
+    from .host.machines import machine
+    from .host.meter import HostOutOfMemory
     from .errors import (
         BadConfiguration,
         ExistingFile,
@@ -45,6 +47,8 @@ _HOME = {
     "CATALOG": ".cards",
     "GPUSpec": ".cards",
     "card": ".cards",
+    "HostOutOfMemory": ".host.meter",
+    "machine": ".host.machines",
     "set_language": ".language",
     "replay": ".trace.replay",
     "cuda": ".program",
@@ -63,6 +67,7 @@ __all__ = [
     "BadConfiguration",
     "ExistingFile",
     "GPUSpec",
+    "HostOutOfMemory",
     "MemoryReport",
     "NoSuchLayer",
     "NotSupported",
@@ -76,6 +81,7 @@ __all__ = [
     "largest_fitting",
     "largest_model",
     "load_ipython_extension",
+    "machine",
     "plan_training",
     "predict",
     "replay",

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from ..cards import GPUSpec, card
+from ..host.machines import Machine, machine
 from . import amp, driver, eager, extensions, flash_attention, loading, pretrained, states, tensors, writing, zero
+from . import host as host_memory
 from .device import ProgramGPU
 from .imports import Imports
 from .patches import Patches
@@ -22,16 +24,19 @@ def cuda(
     rank: int = 0,
     gpus: int = 1,
     writes: bool = False,
+    host: str | Machine | None = None,
 ) -> Iterator[ProgramGPU]:
     """Give the block a CUDA GPU: `torch.cuda` finds it, tensors moved there are counted, those of the CPU stay real.
 
     gpu: a name of the catalogue, a free card as "24GiB, 8.6", or a card's facts. limited=False: it never runs out of
     memory. values: "answer", "stop" or a number, see `values`. writes: the program may write
-    its checkpoints, with ones where there are no values. Everything that is replaced meanwhile is put back at the end,
+    its checkpoints, with ones where there are no values. host: the machine whose RAM there is, "Colab", "Kaggle" or
+    "32GB" (see `host.machines`): `HostOutOfMemory` where it ends; None counts it without limit. Everything that is replaced meanwhile is put back at the end,
     whatever happens.
     """
     spec = card(gpu).needs_cuda()
-    device = ProgramGPU(spec, limited=limited, values=values, index=rank, count=gpus)
+    room = None if host is None else machine(host)
+    device = ProgramGPU(spec, limited=limited, values=values, index=rank, count=gpus, host=room)
     patches = Patches()
     with ExitStack() as stack:
         stack.callback(patches.undo)
@@ -40,6 +45,7 @@ def cuda(
         driver.install(patches, device)
         amp.install(patches)
         loading.install(patches, device)
+        host_memory.install(patches, device)
         watch = device.watch = Watch(device)
         watch.install(patches)
         imports = device.imports = Imports(patches)

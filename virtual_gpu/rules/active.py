@@ -24,6 +24,7 @@ from . import (
     dropout,
     grouped_mm,
     norms,
+    pinned,
     reductions,
     softmax,
     sort,
@@ -54,6 +55,7 @@ RULES = {
         temporaries.INDICES,
         reductions.BUFFERS,
         bitsandbytes.PACKED_PRODUCT,
+        pinned.ROUNDED,
     )
 }
 NEWEST = "2.13"  # of PyTorch, with which these rules were read and run
