@@ -45,6 +45,7 @@ _HOME = {
     "lora_panel": ".chapters.c8_lora.panel",
     "plan_training": "virtual_gpu.plan",
     "planner_panel": ".chapters.c9_planner.panel",
+    "cache_panel": ".chapters.c11_outside.panel",
     "exercise": ".chapters",
     "case": ".chapters",
     "guess": ".guessing",

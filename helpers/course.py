@@ -68,6 +68,11 @@ CHAPTERS = (
         ("내 GPU에 맞추기", "내 모델이 내 GPU에 올라가는가? 무엇을 바꿔야 하는가?"),
         ("Fit your GPU", "Will my model fit on my GPU, and what do I change?"),
     ),
+    (
+        (11, "11_outside_training"),
+        ("학습 스텝 밖의 OOM", "평가하고, 생성하고, 저장하고, 불러올 때는 무엇이 메모리를 채우는가?"),
+        ("Out of memory outside the step", "What fills the memory while evaluating, generating, saving and loading?"),
+    ),
 )
 
 

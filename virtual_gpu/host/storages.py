@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -90,7 +91,9 @@ class HostStorages:
     def unwritten(self, shape: torch.Size, dtype: torch.dtype, category: str) -> torch.Tensor:
         """Zeros that stand for weights of a file that is not read."""
         with _disable_current_modes():
-            tensor = torch.zeros(shape, dtype=dtype)
+            # NumPy's zeros are the system's: no page is touched, where `torch.zeros` writes every one
+            memory = np.zeros(shape.numel() * dtype.itemsize, np.uint8)
+            tensor = torch.from_numpy(memory).view(dtype).view(shape)
         self.count(tensor, category, unfilled=True)
         return tensor
 
