@@ -31,7 +31,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import torch
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM
 
 from helpers import case, exercise, guess, guesses, human_bytes
 from helpers.chapters.c11_outside.tried import compare
@@ -63,6 +63,9 @@ dies_at
 
 
 # %%
+from transformers import Trainer, TrainingArguments
+
+
 def evaluate(samples=40, metric=lambda found: {}, preprocess=None, dtype="float16", **options):
     arguments = TrainingArguments(folder, per_device_eval_batch_size=8, report_to="none", disable_tqdm=True, **options)
     trainer = Trainer(

@@ -91,3 +91,4 @@ def _tensors(batch: Any) -> Iterator[torch.Tensor]:
 def report(gpu: ProgramGPU, *, killed: bool = False) -> HostReport:
     """What the host's RAM was needed for until now."""
     return host_report(gpu.host.meter, workers=gpu.workers, killed=killed)
+

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
@@ -21,6 +22,8 @@ from virtual_gpu.units import human_bytes
 from ...rows import LeftRows
 
 _TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
+# bitsandbytes, which Trainer imports, misses a CPU kernel that is not used here.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 _HERE = os.path.dirname(os.path.realpath(__file__)) + os.sep
 
 
