@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from .api import predict
     from .cards import CATALOG, GPUSpec, card
     from .counting.gpu import VirtualGPU
-    from .host.machines import machine
-    from .host.meter import HostOutOfMemory
     from .errors import (
         BadConfiguration,
         ExistingFile,
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
         VirtualGPUError,
         WrongValue,
     )
+    from .host.machines import machine
+    from .host.meter import HostOutOfMemory
     from .language import set_language
     from .plan import plan_training
     from .program import cuda

@@ -50,6 +50,7 @@ class HostMeter:
         self.blocks: dict[int, HostBlock] = {}
         self.current_bytes = self.peak_bytes = self.mapped_bytes = self.peak_mapped_bytes = 0
         self.peak_at = 0
+        self.workers = self._workers_now = 0  # processes of DataLoaders: the most at once, and now
         self._events = self._next = 0
         self._pinned_block: int | None = None
         self._lock = threading.RLock()  # a DataLoader's thread pins, and a storage may die anywhere
@@ -109,6 +110,12 @@ class HostMeter:
         """Give pinned blocks that wait back to the system (`torch._C._host_emptyCache`)."""
         with self._lock:
             self._locked(-self.pinned.empty_cache())
+
+    def processes(self, change: int) -> None:
+        """So many processes of a DataLoader begin, or end."""
+        with self._lock:
+            self._workers_now += change
+            self.workers = max(self.workers, self._workers_now)
 
     def by_category(self, at_peak: bool = False) -> dict[str, int]:
         """category → bytes held now, or at the peak."""

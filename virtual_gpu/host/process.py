@@ -46,11 +46,9 @@ def process_memory(pid: int | str = "self") -> ProcessMemory:
 
 def is_file_backed(address: int) -> bool:
     """Whether the memory at an address of this process is a file's (proc_pid_maps(5)); False without /proc."""
-    try:
-        lines = open("/proc/self/maps", encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    if not os.path.exists("/proc/self/maps"):
         return False
-    with lines:
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
         for line in lines:
             low, high = line.split(" ", 1)[0].split("-")
             if int(low, 16) <= address < int(high, 16):

@@ -15,9 +15,11 @@ from .meter import HostMeter
 
 @dataclass(frozen=True)
 class HostReport:
-    """Bytes of the host. current, peak: of tensors. at_peak: category → bytes. mapped: the most pages of
-    files, which kill nothing. pinned_reserved: locked in RAM, in use or waiting. workers: processes of DataLoaders at once. killed: it
-    ended here."""
+    """Bytes of the host.
+
+    current, peak: of tensors. at_peak: category → bytes. mapped: the most pages of files, which kill nothing.
+    pinned_reserved: locked in RAM, in use or waiting. workers: processes of DataLoaders at once. killed: it ended here.
+    """
 
     machine: Machine | None
     current: int
@@ -66,6 +68,9 @@ class HostReport:
             en=f"; {told}: {self.machine.name} has {room} for it",
         )
 
+    def __str__(self) -> str:
+        return "\n".join([self.line, *(f"{human_bytes(n):>14}  {name}" for name, n in self.at_peak.items() if n)])
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
@@ -82,9 +87,9 @@ class HostReport:
         }
 
 
-def host_report(meter: HostMeter, *, workers: int = 0, killed: bool = False) -> HostReport:
+def host_report(meter: HostMeter, *, killed: bool = False) -> HostReport:
     """Read a report off a meter."""
     return HostReport(
         meter.machine, meter.current_bytes, meter.peak_bytes, meter.by_category(at_peak=True), meter.peak_mapped_bytes,
-        meter.pinned.reserved_bytes, workers, killed,
+        meter.pinned.reserved_bytes, meter.workers, killed,
     )  # fmt: skip

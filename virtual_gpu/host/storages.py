@@ -16,10 +16,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .meter import MAPPED, HostMeter
 from .process import is_file_backed
+from .report import HostReport, host_report
 
 _aten = torch.ops.aten
 FILLS = frozenset((_aten.normal_.default, _aten.uniform_.default))
 LARGE = 2**16  # elements from which on a random fill is skipped
+SMALL = 64  # elements below which what an operation makes is not counted: programs make millions of such
 _COPIES = frozenset((_aten._to_copy.default, _aten.clone.default))
 _COPY_ = _aten.copy_.default
 _TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -52,15 +54,19 @@ class HostStorages:
         pinned = bool(kwargs and kwargs.get("pin_memory"))
         if pinned:
             kwargs = {**kwargs, "pin_memory": False}
-        if first is not None and self.entries:
+        if first is not None and (first.numel() >= LARGE or func._schema.is_mutable):
             known = self.entries.get(first.untyped_storage()._cdata) if first.layout is torch.strided else None
             if known is not None and (known.unfilled or known.block is not None):
                 out = self._special(func, args, kwargs or {}, known)
                 if out is not None:
                     return out
+        elif func._schema.is_mutable:  # a list (foreach), or `out=`
+            for item in (*(args[0] if args and isinstance(args[0], (list, tuple)) else ()), (kwargs or {}).get("out")):
+                if type(item) in _TYPES:
+                    self.written(item)
         out = func(*args, **kwargs or {})
         for item in out if isinstance(out, (tuple, list)) else (out,):
-            if type(item) in _TYPES:
+            if type(item) in _TYPES and item.numel() >= SMALL:
                 mapped = func.is_view and self._of_a_file(item)
                 self.count(item, MAPPED if mapped else "other", pinned=pinned)
         return out
@@ -83,18 +89,23 @@ class HostStorages:
                     self.meter.label(known.block, "other")
         return None
 
+    def report(self, *, killed: bool = False) -> HostReport:
+        """What the host's RAM was needed for until now. killed: it ended here."""
+        return host_report(self.meter, killed=killed)
+
     def unfilled(self, tensor: torch.Tensor) -> None:
         """Random numbers that were to fill this tensor are not drawn."""
         self.unfilled_bytes += tensor.numel() * tensor.element_size()
         self.count(tensor, unfilled=True)
 
-    def unwritten(self, shape: torch.Size, dtype: torch.dtype, category: str) -> torch.Tensor:
-        """Zeros that stand for weights of a file that is not read."""
+    def unwritten(self, shape: torch.Size, dtype: torch.dtype, category: str | None) -> torch.Tensor:
+        """Zeros that stand for weights of a file that is not read; with category None they are not counted yet."""
         with _disable_current_modes():
             # NumPy's zeros are the system's: no page is touched, where `torch.zeros` writes every one
             memory = np.zeros(shape.numel() * dtype.itemsize, np.uint8)
             tensor = torch.from_numpy(memory).view(dtype).view(shape)
-        self.count(tensor, category, unfilled=True)
+        if category is not None:
+            self.count(tensor, category, unfilled=True)
         return tensor
 
     def written(self, tensor: torch.Tensor) -> None:

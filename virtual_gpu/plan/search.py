@@ -24,6 +24,7 @@ from ..drawing.frames import frame_of
 from ..language import tr
 from ..step.splits import equal_splits
 from ..units import human_bytes
+from .host import loadable
 from .measure import held, hopeless, measure
 from .pictures import Losers, draw_plans, plans_html
 from .plans import (
@@ -118,7 +119,7 @@ class Plans:
             | {f"{kind}_bytes": nbytes for kind, nbytes in plan.at_peak.items()}
             for plan in (*self.plans, *self.losers)
         )
-        nested = ("at_peak", "card_bytes")
+        nested = ("at_peak", "card_bytes", "host")
         return frame_of({name: value for name, value in row.items() if name not in nested} for row in rows)
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,6 +129,7 @@ class Plans:
             "schema": SCHEMA,
             "request": request,
             "room": self.request.room.to_dict(),
+            "caution": self.request.caution,
             "verdict": self.plans[0].verdict if self.plans else min(self.losers, key=_need).verdict,
             "fits": bool(self.plans),
             "plans": [plan.to_dict() for plan in self.plans],
@@ -138,6 +140,7 @@ class Plans:
 
     def __repr__(self) -> str:
         lines = [self.verdict, *(f"{i}. {plan!r}" for i, plan in enumerate(self.plans, 1))]
+        lines += [f"⚠ {self.request.caution}"] if self.request.caution else []
         return "\n".join([*lines, *map(str, self.changes)])
 
     def _repr_html_(self) -> str:
@@ -152,10 +155,11 @@ def plan_training(
     model: a bundled name, a hub id, a folder, or a transformers configuration. gpu: a card (see `cards.card`). length:
     tokens. batch: samples of one optimizer step, all GPUs together. methods: of "full", "lora", "qlora". precision,
     optimizer: None lets the planner choose. margin: the share of the peak that must stay free beside what is unknown.
-    lora_rank, lora_targets: see `add_adapters`. progress: called with what is known so far, whenever that is more.
+    lora_rank, lora_targets: see `add_adapters`. host: a machine (see `host.machines`) that has to hold the loading; a
+    plan that it kills is left out, with the reason. progress: called with what is known so far, whenever that is more.
     Each way to train comes once, with the largest micro-batch that fits. WrongValue in the reader's language.
     """
-    return _search(make_request(model, gpu, gpus, **request), progress or (lambda plans: None))
+    return loadable(_search(make_request(model, gpu, gpus, **request), progress or (lambda plans: None)))
 
 
 def _first(request: Request) -> Plan:

@@ -92,7 +92,11 @@ def execute(args: argparse.Namespace) -> int:
         )  # fmt: skip
     if report.error is not None:
         print_traceback(report.error)
-    if report.status == OOM and not report.host.killed and (report.seconds < _LONG_SECONDS if args.advise is None else args.advise):
+    if (
+        report.status == OOM
+        and not report.host.killed
+        and (report.seconds < _LONG_SECONDS if args.advise is None else args.advise)
+    ):
         tried = advice(_options(args), command)
         report.tried = [one.row() for one in tried]
     if args.report:

@@ -29,10 +29,10 @@ def cuda(
     """Give the block a CUDA GPU: `torch.cuda` finds it, tensors moved there are counted, those of the CPU stay real.
 
     gpu: a name of the catalogue, a free card as "24GiB, 8.6", or a card's facts. limited=False: it never runs out of
-    memory. values: "answer", "stop" or a number, see `values`. writes: the program may write
-    its checkpoints, with ones where there are no values. host: the machine whose RAM there is, "Colab", "Kaggle" or
-    "32GB" (see `host.machines`): `HostOutOfMemory` where it ends; None counts it without limit. Everything that is replaced meanwhile is put back at the end,
-    whatever happens.
+    memory. values: "answer", "stop" or a number, see `values`. writes: the program may write its checkpoints, with
+    ones where there are no values. host: the machine whose RAM there is, "Colab", "Kaggle" or "32GB" (see
+    `host.machines`): `HostOutOfMemory` where it ends; None counts it without limit (`gpu.host.report()`). Everything
+    that is replaced meanwhile is put back at the end, whatever happens.
     """
     spec = card(gpu).needs_cuda()
     room = None if host is None else machine(host)

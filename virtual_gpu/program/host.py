@@ -16,7 +16,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from ..host.report import HostReport, host_report
 from .device import ProgramGPU
 from .patches import Patches
 
@@ -64,12 +63,8 @@ def _loaders(patches: Patches, gpu: ProgramGPU) -> None:
 
     def started(loader: Any, *args: Any, **kwargs: Any) -> None:
         begin(loader, *args, **kwargs)
-        gpu.workers_now += loader._num_workers
-        gpu.workers = max(gpu.workers, gpu.workers_now)
-        weakref.finalize(loader, ended, loader._num_workers).atexit = False
-
-    def ended(count: int) -> None:
-        gpu.workers_now -= count
+        meter.processes(loader._num_workers)
+        weakref.finalize(loader, meter.processes, -loader._num_workers).atexit = False
 
     def processed(loader: Any, data: Any, *args: Any) -> Any:
         batch = process(loader, data, *args)
@@ -86,9 +81,3 @@ def _loaders(patches: Patches, gpu: ProgramGPU) -> None:
 def _tensors(batch: Any) -> Iterator[torch.Tensor]:
     data = getattr(batch, "data", batch)  # BatchEncoding keeps its dict there
     return (leaf for leaf in tree_leaves(data if isinstance(data, dict) else batch) if isinstance(leaf, torch.Tensor))
-
-
-def report(gpu: ProgramGPU, *, killed: bool = False) -> HostReport:
-    """What the host's RAM was needed for until now."""
-    return host_report(gpu.host.meter, workers=gpu.workers, killed=killed)
-

@@ -150,6 +150,7 @@ def _place(module: ModuleType, model: Any, load_config: Any, gpu: ProgramGPU, of
     placed: dict[int, torch.Tensor] = {}
     in_files = sum(p.numel() * (of_file if p.is_floating_point() else p.dtype).itemsize for p in model.parameters())
     reading = gpu.host.meter.allocate(in_files, MAPPED)
+    still_of_files: list[torch.Tensor] = []
     for path, part in model.named_modules():
         kept = quantized.kept_tensors(part)
         for name, tensor in (*part._parameters.items(), *part._buffers.items()):
@@ -162,8 +163,11 @@ def _place(module: ModuleType, model: Any, load_config: Any, gpu: ProgramGPU, of
                 if name == "weight" and kept:
                     value = quantized.quantize(part, tensor, device)
                 elif device.type == "cpu":
-                    kind = ("parameters" if dtype != of_file else MAPPED) if is_parameter else "buffers"
-                    value = gpu.host.unwritten(tensor.shape, dtype, kind)
+                    if is_parameter and dtype == of_file:
+                        value = gpu.host.unwritten(tensor.shape, dtype, None)
+                        still_of_files.append(value)
+                    else:
+                        value = gpu.host.unwritten(tensor.shape, dtype, "parameters" if is_parameter else "buffers")
                 else:
                     value = torch.zeros(tensor.shape, dtype=dtype, device=device)
                 placed[id(tensor)] = (
@@ -175,6 +179,8 @@ def _place(module: ModuleType, model: Any, load_config: Any, gpu: ProgramGPU, of
                     vars(placed[id(tensor)]).update(quantized.attributes(part, name))
             (part._parameters if is_parameter else part._buffers)[name] = placed[id(tensor)]
     gpu.host.meter.free(reading)
+    for value in still_of_files:
+        gpu.host.count(value, MAPPED, unfilled=True)
     model.tie_weights()
 
 

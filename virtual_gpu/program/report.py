@@ -18,7 +18,6 @@ from ..language import tr
 from ..room import TIGHT, TOO_MUCH, Room, room_on
 from ..shards.nccl import of_groups
 from ..units import human_bytes
-from . import host as host_memory
 from . import words
 from .device import ProgramGPU
 from .watch import CATEGORIES, Watch, category_of
@@ -127,7 +126,8 @@ class Report:
             out.append(tr(ko=f"다시 실행: {change} → {result}", en=f"run again with {change}: {result}"))
         return out
 
-    def _on_host(self) -> list[tuple[str, int]]:
+    def on_host(self) -> list[tuple[str, int]]:
+        """(category, bytes) at the peak of the host's RAM."""
         return [] if self.host is None else list(self.host.at_peak.items())
 
     def text(self, rows: int = 8) -> str:
@@ -145,8 +145,8 @@ class Report:
             ),
             (
                 tr(ko="호스트 RAM이 최대일 때", en="at the peak of the host's RAM"),
-                [words.category(name) for name, n in self._on_host() if n],
-                [human_bytes(n) for _, n in self._on_host() if n],
+                [words.category(name) for name, n in self.on_host() if n],
+                [human_bytes(n) for _, n in self.on_host() if n],
             ),
             (
                 tr(ko="모듈별", en="by module"),
@@ -229,7 +229,7 @@ def make_report(
         values=[(a.asked, a.answer, a.where, count) for a, count in gpu.answers.most_common()], notes=notes,
         rules={rule.name: rule.versions for rule in gpu.rules.active()}, versions=_versions(),
         room=room_on(gpu.spec, _nccl(gpu)), oom=gpu.last_oom, error=error, watch=watch,
-        host=host_memory.report(gpu, killed=isinstance(error, HostOutOfMemory)),
+        host=gpu.host.report(killed=isinstance(error, HostOutOfMemory)),
     )  # fmt: skip
 
 
