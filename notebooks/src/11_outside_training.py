@@ -178,7 +178,7 @@ largest_eval = guess("11.2", None, ("8", "16", "32"))
 largest_eval
 
 # %% [markdown] lang="ko"
-# `train`은 역전파까지, `forgot`은 `no_grad` 없이 순전파만, 나머지는 `no_grad` 안에서 두 배치를 처리한다. 셋 다 손실을 목록에 모은다. `hidden`은 출력층과 손실을 빼고 모델의 몸통만 부른 것이다.
+# `train`은 역전파까지, `forgot`은 `no_grad` 없이 순전파만, 나머지는 `no_grad` 안에서 두 배치를 처리한다. `hidden` 말고는 모두 손실을 목록에 모은다. `hidden`은 출력층과 손실을 빼고 모델의 몸통만 부른 것이다.
 
 
 # %%
@@ -472,7 +472,7 @@ compare({name: extra_of(take) for name, take in WAYS_TO_KEEP.items()})
 #
 # ## 11.7 처음부터는 되는데 이어서 하면 죽는다
 #
-# "처음부터는 1 GB쯤 남기고 잘 학습된다. 체크포인트에서 이어서 하면 OOM이다"(transformers #22123). nanoGPT #158도 같다. 진짜 파일을 쓰고 읽어 그대로 일으킨다. 파일을 작게 하려고 작은 GPT-2를 쓰고, 그만큼 T4도 344 MiB만 쓰게 막는다. 먼저 학습해서 저장한다.
+# "처음부터는 빠듯하게나마 학습된다. 체크포인트에서 이어서 하면 OOM이다"(transformers #22123). nanoGPT #158도 같다. 진짜 파일을 쓰고 읽어 그대로 일으킨다. 파일을 작게 하려고 작은 GPT-2를 쓰고, 그만큼 T4도 344 MiB만 쓰게 막는다. 먼저 학습해서 저장한다.
 
 # %%
 path = folder / "checkpoint.pt"
@@ -566,7 +566,7 @@ compare({way: lambda program=program: program() and None for way, program in way
 # %% [markdown] lang="ko"
 # - `Killed`는 RAM이다. 진짜 Colab이라면 여기서 세션이 **메시지 없이** 끊어진다. 파이썬은 오류를 잡을 틈도 없다(transformers #27708).
 # - fp32를 GPU에 바로 올려도 죽는다. 줄이기 **전**의 크기가 최대다.
-# - `dtype="float16", device_map="cuda"`가 답이다. 텐서마다 파일에서 읽어 GPU로 보내므로 RAM에 모델이 쌓이지 않는다. 4비트도 층마다 올려 줄이므로 최대가 4비트 모델보다 조금 클 뿐이다.
+# - `dtype="float16", device_map="cuda"`가 답이다. 텐서마다 파일에서 읽어 GPU로 보내므로 RAM에 모델이 쌓이지 않는다. 4비트도 텐서마다 올려 줄이므로 fp16 모델이 통째로 올라가는 순간이 없다.
 
 # %%
 dies_in.against("RAM")
@@ -640,7 +640,7 @@ with virtual_gpu.cuda("T4") as card:
 # %% [markdown] lang="ko"
 # 65 MiB가 128 MiB가 되었다. 큰 버퍼를 손수 고정한다면 2의 거듭제곱에 맞춘다.
 #
-# `DataLoader`의 일꾼(worker)도 RAM을 쓴다. 프로세스 하나에, 미리 만들어 둔 배치 `prefetch_factor`(기본값 2)개씩이다. 텍스트 배치는 작아서 문제가 되지 않지만, 이미지나 긴 오디오라면 `num_workers` × 2 × 배치의 크기를 센다. 옵티마이저 상태를 오프로드하면(ZeRO-Offload) 파라미터마다 fp32 가중치와 두 상태, 곧 12바이트가 RAM에 있다. 10억 파라미터에 12 GB이니 Colab에서는 1B도 되지 않는다.
+# `DataLoader`의 일꾼(worker)도 RAM을 쓴다. 프로세스 하나에, 미리 만들어 둔 배치 `prefetch_factor`(기본값 2)개씩이다. 텍스트 배치는 작아서 문제가 되지 않지만, 이미지나 긴 오디오라면 `num_workers` × 2 × 배치의 크기를 센다. 옵티마이저 상태를 오프로드하면(ZeRO-Offload) 파라미터마다 fp32 가중치와 두 상태, 곧 12바이트가 RAM에 있다. 10억 파라미터에 12 GB이니, Colab의 12.7 GB에는 다른 것이 들어갈 자리가 없다.
 #
 # > **주장 8.** "GPU가 모자라면 오프로드하면 된다"
 #
