@@ -191,7 +191,6 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("9-B", {"rank": 4}, "모르는 설정"),
         ("11-1", lambda samples, batch, length, vocabulary: samples * length * vocabulary * 2, "0.556배"),
         ("11-2", lambda c, tokens, batch, each: 4 * c.hidden_size * tokens * batch, "배"),
-        ("11-A", {"accumulate": 1}, "Killed"),
         ("11-A", {"keep": "nothing"}, "남지 않는다"),
         ("11-B", {"map_location": "cpu"}, "128 MiB를 넘는다"),
         ("11-B", {"map_location": "cuda"}, "OOM"),

@@ -671,3 +671,5 @@ guesses()
 # - 메시지 없이 끊어졌다면 GPU가 아니라 **RAM**이다.
 # - `eval_accumulation_steps`, `map_location="cpu"`, 오프로드는 모두 GPU의 바이트를 RAM으로 **옮긴다.** 없애는 것이 아니다.
 # - 두 벌이 되는 순간을 찾는다. 이어 붙일 때, 복사할 때, 줄이기 전과 후가 함께 있을 때다.
+#
+# 오류 메시지에서 거꾸로 원인을 찾아가는 길은 10장 'OOM 진료실'에 있고, 스텝 안의 메모리를 줄이는 길은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에 있다.
