@@ -84,6 +84,7 @@ ORDER = [
         "helpers.chapters.c11_outside.*",
     ],
     ["helpers.chapters.c9_planner.*"],
+    ["helpers.chapters.c10_clinic.*"],
     ["helpers.figures", "helpers.planner.*"],
     ["helpers"],
 ]

@@ -23,7 +23,7 @@
 # - 저장, 재개(resume), 불러오기에서 두 벌이 되는 것을 찾는다.
 # - GPU가 아니라 호스트 RAM에서 죽은 것을 알아본다.
 #
-# 오류 메시지를 읽는 법과 학습하는 동안의 다른 죽음은 10장에 있다.
+# 오류 메시지를 읽는 법과 학습하는 동안의 다른 죽음은 [10장](10_oom_clinic.ipynb)에 있다.
 
 # %%
 from functools import partial
@@ -55,7 +55,7 @@ print(human_bytes(logits))
 # T4에는 14.64 GiB가 있다. 로짓을 다 모아도 들어갈 것 같다. 배치 5개 가운데 **몇 번째**에서 죽을까, 아니면 끝까지 갈까(6)?
 
 # %%
-dies_at = guess("11.1", None, "번째")
+dies_at = guess("11.1", None)
 dies_at
 
 # %% [markdown] lang="ko"
@@ -672,4 +672,4 @@ guesses()
 # - `eval_accumulation_steps`, `map_location="cpu"`, 오프로드는 모두 GPU의 바이트를 RAM으로 **옮긴다.** 없애는 것이 아니다.
 # - 두 벌이 되는 순간을 찾는다. 이어 붙일 때, 복사할 때, 줄이기 전과 후가 함께 있을 때다.
 #
-# 오류 메시지에서 거꾸로 원인을 찾아가는 길은 10장 'OOM 진료실'에 있고, 스텝 안의 메모리를 줄이는 길은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에 있다.
+# 오류 메시지에서 거꾸로 원인을 찾아가는 길은 [10장](10_oom_clinic.ipynb)에 있고, 스텝 안의 메모리를 줄이는 길은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에 있다.
