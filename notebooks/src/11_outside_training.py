@@ -335,7 +335,7 @@ compare({"as it is": long}, "A100-80GB")
 
 # %% [markdown] lang="ko"
 # 토큰을 만들기도 전에, **프롬프트를 읽다가**(prefill) 죽었다. 요청한 16 GiB는 8 × 32 × 4,096 × 4,096 × 4바이트, 길이의 제곱인 점수 행렬이다. T4에서 그룹 쿼리를 쓰는 모델은 융합 어텐션 커널을 얻지 못한다(3장 3.12절).
-# 나누어 읽으면 점수 행렬이 512 × 4,096으로 줄고 결과는 같다. A100은 이 행렬을 만들지 않는다.
+# 나누어 읽으면 점수 행렬이 512 × 4,096으로 줄고 계산하는 것은 같다. A100은 이 행렬을 만들지 않는다.
 
 # %%
 long_prompts.against("A100")
@@ -564,7 +564,7 @@ ways = {
 compare({way: lambda program=program: program() and None for way, program in ways.items()}, host="Colab")
 
 # %% [markdown] lang="ko"
-# - `Killed`는 RAM이다. 진짜 Colab이라면 여기서 세션이 **메시지 없이** 끊어진다. 파이썬은 오류를 잡을 틈도 없다(transformers #27708).
+# - `Killed`는 RAM이다. 진짜 Colab이라면 여기서 세션이 **메시지 없이** 끊어진다. 파이썬은 오류를 잡을 틈도 없다. 7B 모델을 불러오던 사람의 말대로 '로그도 오류도 없이 그냥 멈춘다'(autotrain-advanced #277. 다른 신고로 transformers #27708).
 # - fp32를 GPU에 바로 올려도 죽는다. 줄이기 **전**의 크기가 최대다.
 # - `dtype="float16", device_map="cuda"`가 답이다. 텐서마다 파일에서 읽어 GPU로 보내므로 RAM에 모델이 쌓이지 않는다. 4비트도 텐서마다 올려 줄이므로 fp16 모델이 통째로 올라가는 순간이 없다.
 
