@@ -18,6 +18,7 @@ from virtual_gpu.host.machines import MACHINES, PROCESS, machine
 from virtual_gpu.host.meter import HostMeter
 from virtual_gpu.host.pinned import PinnedAllocator
 from virtual_gpu.host.process import process_memory
+from virtual_gpu.host.report import host_report
 from virtual_gpu.plan.host import host_need, loadable
 from virtual_gpu.plan.measure import measure
 from virtual_gpu.plan.plans import Plan, Recipe, make_request
@@ -62,6 +63,7 @@ def test_the_peak_and_what_it_was_of():
     assert held == {"parameters": 100, "gradients": 50}
     meter.reset_peak()
     assert meter.peak_bytes == 50 and len(meter.blocks) == 1
+    assert "2" in host_report(HostMeter(ranks=2)).line.split("rank", 1)[1]
 
 
 def test_what_a_program_holds():

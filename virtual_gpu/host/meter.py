@@ -41,11 +41,12 @@ class HostMeter:
     """What the process holds of the host's RAM. machine: where it ends; None counts without limit.
 
     Bytes are of storages, as they are asked for (pageable) or as the caching host allocator rounds them (pinned). A
-    page that is never written is counted too, though the kernel gives it none: `torch.empty` alone is cheaper.
+    page that is never written is counted too, though the kernel gives it none: `torch.empty` alone is cheaper. ranks:
+    processes that share the machine; this is one of them, and the others are not counted.
     """
 
-    def __init__(self, machine: Machine | None = None, pinned: PinnedAllocator | None = None):
-        self.machine = machine
+    def __init__(self, machine: Machine | None = None, pinned: PinnedAllocator | None = None, ranks: int = 1):
+        self.machine, self.ranks = machine, ranks
         self.pinned = pinned or PinnedAllocator()
         self.blocks: dict[int, HostBlock] = {}
         self.current_bytes = self.peak_bytes = self.mapped_bytes = self.peak_mapped_bytes = 0

@@ -18,7 +18,8 @@ class HostReport:
     """Bytes of the host.
 
     current, peak: of tensors. at_peak: category → bytes. mapped: the most pages of files, which kill nothing.
-    pinned_reserved: locked in RAM, in use or waiting. workers: processes of DataLoaders at once. killed: it ended here.
+    pinned_reserved: locked in RAM, in use or waiting. workers: processes of DataLoaders at once. ranks: processes
+    that share the machine, of which this is one alone. killed: it ended here.
     """
 
     machine: Machine | None
@@ -28,6 +29,7 @@ class HostReport:
     mapped: int
     pinned_reserved: int
     workers: int
+    ranks: int = 1
     killed: bool = False
 
     @property
@@ -55,6 +57,8 @@ class HostReport:
             ko=f"호스트 RAM: 텐서 최대 {peak}, 프로세스까지 {low}~{high}",
             en=f"host RAM: tensors {peak} at the peak, with the process {low} to {high}",
         )
+        if self.ranks > 1:
+            text += tr(ko=f" (rank {self.ranks}개 가운데 이 rank만)", en=f" (this rank alone, of {self.ranks})")
         if self.machine is None:
             return text
         told = {
@@ -81,6 +85,7 @@ class HostReport:
             "mapped_bytes": self.mapped,
             "pinned_reserved_bytes": self.pinned_reserved,
             "workers": self.workers,
+            "ranks": self.ranks,
             "needed_bytes": [self.needed.low, self.needed.high],
             "verdict": self.verdict,
             "killed": self.killed,
@@ -91,5 +96,5 @@ def host_report(meter: HostMeter, *, killed: bool = False) -> HostReport:
     """Read a report off a meter."""
     return HostReport(
         meter.machine, meter.current_bytes, meter.peak_bytes, meter.by_category(at_peak=True), meter.peak_mapped_bytes,
-        meter.pinned.reserved_bytes, meter.workers, killed,
+        meter.pinned.reserved_bytes, meter.workers, meter.ranks, killed,
     )  # fmt: skip

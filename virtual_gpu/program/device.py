@@ -188,7 +188,7 @@ class ProgramGPU(VirtualGPU):
         self.mode = ProgramMode(self)
         self.fraction, self.ooms, self.pid = 1.0, 0, os.getpid()
         pinned = PinnedAllocator.from_environment(rounds_up=self.rules.applies(ROUNDED.name))
-        self.host = HostStorages(HostMeter(host if limited else None, pinned))
+        self.host = HostStorages(HostMeter(host if limited else None, pinned, count))
         self.watch: Any = None  # the recorder, a `Watch`: `cuda` puts it there, and the import hook
         self.imports: Any = None
         self.last_oom: dict[str, Any] | None = None
