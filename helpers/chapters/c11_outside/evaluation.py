@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from tempfile import TemporaryDirectory
 
+import torch
+
+from virtual_gpu.models.configs import load_config
+
 KEPT = ("logits", "argmax", "nothing")
 _LENGTH = 512
 
@@ -13,7 +17,7 @@ def evaluate(samples: int, batch_size: int, keep: str = "logits", accumulate: in
 
     Batches are collected in a list, so what is moved to RAM is there once.
     """
-    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+    from transformers import Qwen2ForCausalLM, Trainer, TrainingArguments
 
     with TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -21,7 +25,7 @@ def evaluate(samples: int, batch_size: int, keep: str = "logits", accumulate: in
             eval_accumulation_steps=accumulate, eval_do_concat_batches=False, disable_tqdm=True,
         )  # fmt: skip
         Trainer(
-            AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype="float16"),
+            Qwen2ForCausalLM._from_config(load_config("Qwen/Qwen2.5-0.5B"), dtype=torch.float16),
             arguments,
             eval_dataset=[{"input_ids": [1] * _LENGTH, "labels": [1] * _LENGTH}] * samples,
             compute_metrics=lambda found: {},
