@@ -47,6 +47,7 @@ _HOME = {
     "planner_panel": ".chapters.c9_planner.panel",
     "doctor_panel": ".chapters.c10_clinic.panel",
     "caught": ".chapters.c10_clinic.caught",
+    "cache_panel": ".chapters.c11_outside.panel",
     "exercise": ".chapters",
     "case": ".chapters",
     "guess": ".guessing",

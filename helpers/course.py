@@ -76,6 +76,11 @@ CHAPTERS = (
         ("OOM 진료실", "잘 돌다가 죽었다. 오류를 낸 줄은 어디인가?"),
         ("The OOM clinic", "It ran well and died: which line is the cause?"),
     ),
+    (
+        (11, "11_outside_training"),
+        ("학습 스텝 밖의 OOM", "평가하고, 생성하고, 저장하고, 불러올 때는 무엇이 메모리를 채우는가?"),
+        ("Out of memory outside the step", "What fills the memory while evaluating, generating, saving and loading?"),
+    ),
 )
 
 

@@ -28,6 +28,7 @@ from .chapters.c2_quantization.quantization import quantize
 from .chapters.c4_accumulation.accumulation import draw_splits
 from .chapters.c5_checkpointing.chain import record_chain
 from .chapters.c5_checkpointing.pictures import draw_moments
+from .chapters.c11_outside.pictures import draw_cache
 
 
 def batch_4_on_a_t4() -> svg.Drawing:
@@ -95,6 +96,11 @@ def with_and_without_checkpointing() -> svg.Drawing:
     ).chart()
 
 
+def cache_panel_at_first() -> svg.Drawing:
+    """Chapter 11: the panel's first picture."""
+    return draw_cache("meta-llama/Llama-3.1-8B", "RTX 4090", 16384)
+
+
 def zero_panel_at_first() -> svg.Drawing:
     """Chapter 6: the panel's first picture."""
     setting = {"batch_size": 1, "sequence_length": 4096, "gradient_checkpointing": True}
@@ -135,6 +141,7 @@ FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "08_lora_batch_16_on_a_t4": lora_batch_16_on_a_t4,
     "09_plans_on_a_t4": plans_on_a_t4,
     "09_program_on_a_t4": program_on_a_t4,
+    "11_cache_panel": cache_panel_at_first,
 }
 
 

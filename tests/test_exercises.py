@@ -210,6 +210,12 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("10-B", {"empty_cache": True}, "아직 살아 있다"),
         ("10-B", {"where": "behind", "collect": True}, "하나면 된다"),
         ("10-B", "behind", "꼴이 다르다"),
+        ("11-1", lambda samples, batch, length, vocabulary: samples * length * vocabulary * 2, "0.556배"),
+        ("11-2", lambda c, tokens, batch, each: 4 * c.hidden_size * tokens * batch, "배"),
+        ("11-A", {"keep": "nothing"}, "남지 않는다"),
+        ("11-B", {"map_location": "cpu"}, "128 MiB를 넘는다"),
+        ("11-B", {"map_location": "cuda"}, "OOM"),
+        ("11-B", {"batch_size": 1}, "map_location"),
     ],
 )
 def test_a_wrong_answer_is_told_how_wrong(number, answer, verdict, capsys):

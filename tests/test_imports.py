@@ -81,6 +81,7 @@ ORDER = [
         "helpers.chapters.c6_distributed.*",
         "helpers.chapters.c7_split.*",
         "helpers.chapters.c8_lora.*",
+        "helpers.chapters.c11_outside.*",
     ],
     ["helpers.chapters.c9_planner.*"],
     ["helpers.chapters.c10_clinic.*"],

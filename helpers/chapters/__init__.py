@@ -20,6 +20,7 @@ CHAPTERS = {
     8: "c8_lora",
     9: "c9_planner",
     10: "c10_clinic",
+    11: "c11_outside",
 }
 
 

@@ -166,8 +166,42 @@ def test_checkpoints_are_written_if_asked_for(tmp_path):
     for writes in (False, True):
         with cuda("T4", writes=writes):
             torch.save({"w": torch.zeros(3, device="cuda"), "n": 4}, tmp_path / f"{writes}.pt")
-    assert torch.load(tmp_path / "True.pt")["w"].tolist() == [1.0, 1.0, 1.0]
+    assert torch.load(tmp_path / "True.pt", map_location="cpu")["w"].tolist() == [1.0, 1.0, 1.0]
     assert not (tmp_path / "False.pt").exists()
+
+
+def test_a_file_says_that_its_tensors_were_on_the_gpu(tmp_path):
+    path = tmp_path / "state.pt"
+    with cuda("T4", writes=True):
+        device = torch.device("cuda", 0)
+        torch.save({"gpu": torch.zeros(128, device="cuda"), "cpu": torch.ones(2), "device": device}, path)
+    with cuda("T4"):
+        state = torch.load(path)  # where it was saved from
+        assert state["gpu"].is_cuda and torch.cuda.memory_allocated() == 512
+        assert state["cpu"].tolist() == [1.0, 1.0] and not state["cpu"].is_cuda and state["device"] == device
+        del state
+        assert torch.load(path, map_location="cpu")["gpu"].shape == (128,) and torch.cuda.memory_allocated() == 0
+
+
+def test_streams_without_a_vendors_name():
+    with cuda("T4"):
+        stream = torch.Stream()
+        stream.wait_stream(torch.cuda.default_stream())
+        with stream:
+            assert torch.cuda.current_stream() == stream
+        torch.Event().record(stream)
+
+
+def test_a_caches_layers_can_wait_on_the_cpu(tiny):
+    with cuda("T4"):
+        model, ids = load(tiny, device_map="cuda"), torch.ones(2, 64, dtype=torch.int64).cuda()
+        before, held = torch.cuda.memory_allocated(), {}
+        for kind in (None, "offloaded"):
+            options = {"max_new_tokens": 2, "do_sample": False, "return_dict_in_generate": True}
+            out = model.generate(ids, cache_implementation=kind, **options)
+            held[kind] = {layer.keys.is_cuda for layer in out.past_key_values.layers}
+            del out
+        assert before and held == {None: {True}, "offloaded": {True, False}}  # the next layer is fetched already
 
 
 def test_a_number_may_be_what_every_value_is():

@@ -93,6 +93,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             "utilization": lambda device=None: 100,
         },
     )
+    patches.set_all(torch, {"Stream": streams.kind, "Event": Event})  # the accelerator's, whichever it is
     patches.set_all(torch.cuda.streams, {"Stream": streams.kind, "Event": Event})
     patches.set_all(torch.cuda.graphs, {"CUDAGraph": Graph, "graph": graph})
     patches.set_all(torch.cuda.nccl, {"version": lambda: (2, 27, 3), "is_available": lambda tensors: True})
@@ -316,4 +317,5 @@ def _device_type() -> type:
                 return before("cuda", args[0])
             return before(*args, **kwargs)
 
+    device.__module__, device.__qualname__ = before.__module__, before.__qualname__  # a device is pickled by that name
     return device

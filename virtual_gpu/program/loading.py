@@ -63,6 +63,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     patches.set(torch, "load", load_file)
     patches.set_all(torch._utils, {"_rebuild_tensor": tensor_of, "_rebuild_tensor_v3": tensor_of_v3})
     patches.set(torch.UntypedStorage, "cuda", to_gpu)
-    package = 0, lambda storage: None, restored  # as `register_package` has them; before PyTorch's own
+    # as `register_package` has them; before PyTorch's own
+    package = 0, lambda storage: getattr(storage, "was_on", None), restored
     torch.serialization._package_registry.insert(0, package)
     patches.later(lambda: torch.serialization._package_registry.remove(package))

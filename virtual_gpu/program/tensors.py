@@ -87,7 +87,10 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
         return text(tensor, spec)
 
     def reduced(tensor: torch.Tensor, protocol: int) -> Any:
-        return torch.Tensor.__reduce_ex__(tensor.cpu() if ours(tensor) else tensor, protocol)
+        if ours(tensor):
+            tensor = tensor.cpu()
+            tensor.untyped_storage().was_on = str(gpu.device)  # a file says where its tensors were
+        return torch.Tensor.__reduce_ex__(tensor, protocol)
 
     pointer = torch.UntypedStorage.data_ptr
 

@@ -1,0 +1,1 @@
+"""Chapter 11: out of memory outside the training step: evaluating, generating, saving, resuming, loading."""

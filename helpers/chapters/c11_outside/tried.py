@@ -1,0 +1,95 @@
+"""Programs tried one after the other on a virtual card: how far each came, and the most that GPU and RAM held."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+import torch
+
+import virtual_gpu
+from virtual_gpu.cards import GPUSpec
+from virtual_gpu.host.meter import HostOutOfMemory
+from virtual_gpu.language import tr
+from virtual_gpu.program.frames import OURS
+from virtual_gpu.units import human_bytes
+
+from ...rows import LeftRows
+
+_TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
+# bitsandbytes, which Trainer imports, misses a CPU kernel that is not used here.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+_HERE = os.path.dirname(os.path.realpath(__file__)) + os.sep
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program ended. Bytes: gpu and ram at their peaks; died: "gpu", "ram" or None.
+
+    asked: bytes of the request that failed; where: the function that made it. returned: what the program returned.
+    """
+
+    gpu: int
+    ram: int
+    died: str | None = None
+    asked: int = 0
+    where: str = ""
+    returned: Any = None
+
+    @property
+    def result(self) -> str:
+        """How it ended, in words."""
+        if self.died is None:
+            return tr(ko="끝까지 갔다", en="came to its end")
+        end = "OOM" if self.died == "gpu" else "Killed"
+        return f"{end}: {human_bytes(self.asked)} · {self.where}"
+
+
+def attempt(
+    program: Callable[[], Any], gpu: str | GPUSpec = "T4", *, host: str | None = None, writes: bool = False
+) -> Outcome:
+    """Run a program on a virtual card, in a machine with so much RAM (None: without limit); what it prints is dropped.
+
+    writes: it may write its checkpoints.
+    """
+    with virtual_gpu.cuda(gpu, host=host, writes=writes) as card:
+        meter, end = card.host.meter, {}
+        try:
+            with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+                end["returned"] = program()
+        except torch.OutOfMemoryError as error:
+            end = {"died": "gpu", "asked": card.last_oom["bytes"], "where": _where(error)}
+        except HostOutOfMemory as error:
+            end = {"died": "ram", "asked": error.nbytes, "where": _where(error)}
+        return Outcome(torch.cuda.max_memory_allocated(), meter.peak_bytes, **end)
+
+
+def compare(programs: Mapping[str, Callable[[], Any]], gpu: str | GPUSpec = "T4", **options: Any) -> LeftRows:
+    """One row a program: peaks of GPU and RAM, how it ended, and the bytes that it returned, where one returned any.
+
+    options: of `attempt`.
+    """
+    found = {name: attempt(program, gpu, **options) for name, program in programs.items()}
+    heads = ["", tr(ko="GPU 최대", en="GPU, peak"), tr(ko="RAM 최대", en="RAM, peak"), tr(ko="결과", en="result")]
+    rows = [[name, human_bytes(one.gpu), human_bytes(one.ram), one.result] for name, one in found.items()]
+    if any(isinstance(one.returned, int) for one in found.values()):
+        heads.insert(3, tr(ko="잰 것", en="measured"))
+        for row, one in zip(rows, found.values(), strict=True):
+            row.insert(3, human_bytes(one.returned) if isinstance(one.returned, int) else "–")
+    return LeftRows(heads, rows)
+
+
+def _where(error: BaseException) -> str:
+    """The innermost function that is neither PyTorch's nor the instrument's: the one whose line asked for memory."""
+    found, step = "", error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if not os.path.realpath(code.co_filename).startswith((OURS, _TORCH, _HERE)):
+            found = getattr(code, "co_qualname", code.co_name).rpartition("<locals>.")[2]
+        step = step.tb_next
+    return found

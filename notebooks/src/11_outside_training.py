@@ -1,0 +1,675 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown] lang="ko"
+# # 11장. 학습 스텝 밖의 OOM: 평가·생성·저장·불러오기
+#
+# 학습은 들어가는데 평가하다가, 문장을 만들다가, 저장하다가, 이어서 학습하려다가, 아니면 모델을 불러오다가 죽는다.
+# 스텝의 메모리만 세어서는 알 수 없는 죽음이다. 이 장은 그 하나하나를 가상 GPU에서 실제로 일으키고, 원인이 되는 줄을 찾아 고친다.
+#
+# 이 장을 마치면 다음을 할 수 있다.
+#
+# - `Trainer`의 평가가 왜 학습보다 더 쓰는지 알고, 지표를 잃지 않고 살린다.
+# - KV 캐시(KV cache)의 크기를 암산하고, `generate`가 그보다 더 쓰는 까닭을 안다.
+# - 저장, 재개(resume), 불러오기에서 두 벌이 되는 것을 찾는다.
+# - GPU가 아니라 호스트 RAM에서 죽은 것을 알아본다.
+#
+# 오류 메시지를 읽는 법과 학습하는 동안의 다른 죽음은 [10장](10_oom_clinic.ipynb)에 있다.
+
+# %%
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from helpers import case, exercise, guess, guesses, human_bytes
+from helpers.chapters.c11_outside.tried import compare
+
+torch.set_num_threads(1)
+folder = Path(mkdtemp())
+load = AutoModelForCausalLM.from_pretrained
+
+# %% [markdown] lang="ko"
+# ## 11.1 학습은 되는데 평가에서 죽는다
+#
+# 평가에는 그레이디언트도 옵티마이저 상태도 없다. 그런데 평가에서 죽었다는 신고는 끊이지 않는다(transformers #8476).
+# Qwen2.5-0.5B를 fp16으로 T4에 올리면 가중치가 1 GiB쯤이다. 길이 512인 샘플 40개를 8개씩 평가하고, `compute_metrics`를 준다.
+# 어휘가 151,936개이므로 샘플 40개의 로짓은 40 × 512 × 151,936 × 2바이트다.
+
+# %%
+logits = 40 * 512 * 151_936 * 2
+print(human_bytes(logits))
+
+# %% [markdown] lang="ko"
+# T4에는 14.64 GiB가 있다. 로짓을 다 모아도 들어갈 것 같다. 배치 5개 가운데 **몇 번째**에서 죽을까, 아니면 끝까지 갈까(6)?
+
+# %%
+dies_at = guess("11.1", None)
+dies_at
+
+# %% [markdown] lang="ko"
+# 아래 `evaluate`에는 이 강의의 함수가 없다. `compare`는 프로그램을 하나씩 가상 T4에서 실행하고 GPU와 호스트 RAM의 최대, 어떻게 끝났는지를 보여 준다. 죽었다면 요청한 크기와, 그것을 요청한 함수다.
+
+
+# %%
+from transformers import Trainer, TrainingArguments
+
+
+def evaluate(samples=40, metric=lambda found: {}, preprocess=None, dtype="float16", **options):
+    arguments = TrainingArguments(folder, per_device_eval_batch_size=8, report_to="none", disable_tqdm=True, **options)
+    trainer = Trainer(
+        load("Qwen/Qwen2.5-0.5B", dtype=dtype), arguments, compute_metrics=metric,
+        eval_dataset=[{"input_ids": [1] * 512, "labels": [1] * 512}] * samples,
+        preprocess_logits_for_metrics=preprocess,
+    )  # fmt: skip
+    trainer.evaluate()
+
+
+compare({f"{n} samples": partial(evaluate, n) for n in (32, 40)})
+
+# %% [markdown] lang="ko"
+# 마지막, 다섯째 배치에서 죽었다. 요청한 5.80 GiB는 로짓 **전부**의 크기이고, 요청한 것은 로짓을 이어 붙이는 함수다. `Trainer`는 배치마다 `torch.cat`으로 지금까지의 로짓에 새것을 붙인다.
+# 붙이는 동안은 옛것과 새것이 **함께** 있다. 그래서 로짓의 두 배가 필요하다.
+
+# %%
+dies_at.against(5)
+
+# %% [markdown] lang="ko"
+# 이제 고친다. `preprocess`는 모으기 전에 토큰마다 수 하나(argmax)로 줄이고, `list`는 이어 붙이지 않고 목록에 모은다. `to RAM`은 배치마다 CPU로 옮긴다. 지표를 지키면서 GPU와 RAM이 모두 가장 적은 줄은 어느 것인가?
+
+# %%
+argmax = {"preprocess": lambda logits, labels: logits.argmax(-1)}
+cures = {
+    "no metric": {"metric": None},
+    "loss only": {"prediction_loss_only": True},
+    "preprocess": argmax,
+    "list": {"eval_do_concat_batches": False},
+    "to RAM": {"eval_do_concat_batches": False, "eval_accumulation_steps": 1},
+}
+compare({name: partial(evaluate, **options) for name, options in cures.items()})
+
+# %% [markdown] lang="ko"
+# - `compute_metrics`가 없거나 `prediction_loss_only=True`면 손실만 남는다. 로짓은 배치 하나의 것뿐이다.
+# - **`preprocess_logits_for_metrics`가 가장 낫다.** 지표를 지키면서 어휘 전체의 점수를 모으지 않는다.
+# - `eval_do_concat_batches=False`는 두 벌을 한 벌로 줄일 뿐이다. 샘플이 늘면 다시 죽는다.
+# - `eval_accumulation_steps`는 로짓을 없애지 않고 **RAM으로 옮긴다.** 켜지 않아도 모은 것은 끝에 모두 RAM으로 간다. 지표를 NumPy로 계산하기 때문이다. 그래서 RAM은 두 줄 모두 로짓 전부의 크기(5.80 GiB)다. 이어 붙이는 기본값이라면 RAM에서도 NumPy가 같은 일을 해 잠깐 두 벌이 된다(NumPy가 만든 배열은 이 표가 세지 않는다).
+#
+# 로짓 하나가 2바이트일지 4바이트일지는 모델의 자료형이 정한다. fp32 모델을 `fp16=True`로 학습하면 어느 쪽일까? 배치 하나만 평가하면서 엿본다. 차례로 fp16 모델, fp32 모델, fp32 모델에 `fp16=True`다.
+
+# %%
+from helpers.chapters.c11_outside.tried import attempt
+
+seen = []
+
+
+def peek(logits, labels):
+    seen.append(str(logits.dtype))
+    return logits.argmax(-1)
+
+
+for options in ({}, {"dtype": "float32"}, {"dtype": "float32", "fp16": True}):
+    attempt(partial(evaluate, 1, preprocess=peek, **options))
+seen
+
+# %% [markdown] lang="ko"
+# 혼합 정밀도라도 fp32다. Accelerate가 `autocast`의 출력을 fp32로 되돌려 주기 때문이다. 로짓 하나가 4바이트가 되어 위의 수가 모두 두 배가 된다.
+#
+# > **주장 1.** "평가에는 그레이디언트가 없으니 메모리가 들지 않는다"
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **틀리다.** 로짓은 평가에도 있고, `Trainer`는 지표를 위해 그것을 평가 세트 전체만큼, 이어 붙이는 순간에는 두 벌을 들고 있다.
+#
+# </details>
+#
+# > **주장 2.** "`eval_accumulation_steps`를 켜면 해결된다"
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **조건부로 맞다.** RAM이 넉넉할 때만이다. 로짓은 사라지지 않고 자리를 옮긴다. 사건 11-A가 그 다음 이야기다.
+#
+# </details>
+#
+# **연습 11-1.** `Trainer`의 기본 설정(fp16 모델)에서 이어 붙이는 순간 함께 있는 옛 로짓과 새 로짓은 모두 몇 바이트인가? 배치가 하나뿐이면 이어 붙이지 않는다.
+
+
+# %%
+def gathered(samples, batch, length, vocabulary):
+    return ...
+
+
+exercise("11-1").check(gathered)
+
+# %% [markdown] lang="ko"
+# ### 사건 11-A: 메시지도 없이 죽는다
+#
+# "평가에서 GPU OOM이 나서 `eval_accumulation_steps`를 켰다. 그랬더니 몇 배치 뒤에 세션이 아무 말 없이 끊어진다." 무료 Colab(T4 한 장, RAM 12.7 GB)에서 샘플 96개를 평가한다. 로짓은 이어 붙이지 않고 목록에 모은다.
+#
+# `run`이 받는 것은 `accumulate`(`eval_accumulation_steps`), `keep`("logits", "argmax", "nothing"), `batch_size`다. 정확도를 계산할 것을 남기면서 끝까지 가는 설정을 사전으로 답하라.
+
+# %%
+case("11-A").run()
+
+# %% [markdown] lang="ko"
+# 다섯 번 안에 찾아 적는다.
+
+# %%
+answer = ...
+case("11-A").check(answer)
+
+# %% [markdown] lang="ko"
+# ## 11.2 평가 배치는 얼마나 키울 수 있나
+#
+# 이번에는 내 루프다. 역전파가 없으니 배치를 키울 수 있다. 얼마나? 학습에서 배치 4는 되고 8은 죽는다면, 평가는 몇까지 될까?
+
+# %%
+largest_eval = guess("11.2", None, ("8", "16", "32"))
+largest_eval
+
+# %% [markdown] lang="ko"
+# `train`은 역전파까지, `forgot`은 `no_grad` 없이 순전파만, 나머지는 `no_grad` 안에서 두 배치를 처리한다. `hidden` 말고는 모두 손실을 목록에 모은다. `hidden`은 출력층과 손실을 빼고 모델의 몸통만 부른 것이다.
+
+
+# %%
+def two_batches(batch, context=torch.no_grad, backward=False, head=True):
+    model = load("Qwen/Qwen2.5-0.5B", dtype="float16", device_map="cuda")
+    tokens, losses = torch.ones(batch, 512, dtype=torch.int64).cuda(), []
+    with context():
+        for _ in range(2):
+            if head:
+                losses.append(model(tokens, labels=tokens, use_cache=False).loss)
+            else:
+                model.model(tokens, use_cache=False)
+            if backward:
+                losses[-1].backward()
+
+
+compare(
+    {
+        "train 4": partial(two_batches, 4, torch.enable_grad, backward=True),
+        "train 8": partial(two_batches, 8, torch.enable_grad, backward=True),
+        "forgot 4": partial(two_batches, 4, torch.enable_grad),
+        "no_grad 4": partial(two_batches, 4),
+        "inference 4": partial(two_batches, 4, torch.inference_mode),
+        "no_grad 16": partial(two_batches, 16),
+        "no_grad 32": partial(two_batches, 32),
+        "hidden 64": partial(two_batches, 64, head=False),
+    }
+)
+
+# %% [markdown] lang="ko"
+# - `no_grad`를 **잊으면 학습보다 더 든다.** 역전파가 없으니 순전파 상태가 풀려나지 않고, 손실을 모은 목록이 배치마다 계산 그래프를 붙든다. `model.eval()`은 드롭아웃을 끌 뿐 이 일을 하지 않는다.
+# - `inference_mode`와 `no_grad`의 메모리는 같다.
+# - 학습은 8에서 죽었는데 평가는 16까지 되고 32에서 죽었다. 죽은 곳은 로짓과 손실이다. 층의 순전파 상태는 곧바로 풀려나므로, **평가 배치의 크기는 로짓이 정한다.** 로짓이 없으면(`hidden`) 64개도 2 GiB면 된다.
+
+# %%
+largest_eval.against("16")
+
+# %% [markdown] lang="ko"
+# > **주장 3.** "역전파가 없으니 평가 배치는 학습의 두 배로 해도 된다"
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **조건부로 맞다.** 위에서는 네 배도 되었다. 정하는 것은 두 배라는 수가 아니라 로짓이다. 체크포인팅을 켜고 학습해서 학습의 최대도 로짓이라면 평가 배치를 조금도 키우지 못할 수 있다. `per_device_eval_batch_size`의 기본값은 학습과 상관없이 8이다.
+#
+# </details>
+#
+# ### 평가가 끝난 뒤
+#
+# 평가가 끝나고 학습으로 돌아오자마자 죽었다는 신고도 있다(axolotl #1813). 학습 두 스텝, 평가 한 배치, 다시 학습 한 스텝을 하면서 `nvidia-smi`가 보여 줄 값, 곧 할당자가 예약한 양을 차례로 적는다.
+
+
+# %%
+def reserved_around_evaluation():
+    model = load("Qwen/Qwen2.5-0.5B", dtype="float16", device_map="cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    seen = []
+
+    def run(batch, length, train=True):
+        tokens = torch.ones(batch, length, dtype=torch.int64).cuda()
+        with torch.set_grad_enabled(train):
+            loss = model(tokens, labels=tokens, use_cache=False).loss
+        if train:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        seen.append(human_bytes(torch.cuda.memory_reserved()))
+
+    for step in ((4, 320), (4, 320), (8, 512, False), (4, 320)):
+        run(*step)
+    torch.cuda.empty_cache()
+    return [*seen, human_bytes(torch.cuda.memory_reserved())]
+
+
+attempt(reserved_around_evaluation).returned
+
+# %% [markdown] lang="ko"
+# 셋째 값이 평가다. 평가의 큰 텐서가 지나간 자리를 할당자가 쥐고 있어 학습으로 돌아와도 줄지 않는다. 그래도 넷째 스텝은 들어갔다. 자리가 정말 모자라면 할당자는 쓰지 않는 덩어리를 드라이버에 돌려주고 다시 시도하기 때문이다.
+# 마지막 값처럼 `empty_cache()`가 그것을 미리 한다. 덩어리의 일부만 쓰이고 있으면 돌려주지 못하고, 그때 죽는다(단편화, 3장). 그 원인이라면 `expandable_segments`를 켜거나 평가 뒤에 `empty_cache()`를 부른다. `Trainer`에는 `torch_empty_cache_steps`가 있다.
+#
+# ## 11.3 `generate`와 KV 캐시
+#
+# 토큰을 하나씩 만들 때마다 앞의 모든 토큰의 키와 값이 필요하다. 그것을 간직하는 것이 **KV 캐시**다. 토큰 하나의 크기는 설정만 보면 안다.
+#
+# $$2 \times \text{층} \times \text{키·값 헤드} \times \text{헤드 크기} \times \text{바이트}$$
+#
+# 여기에 토큰 수와 배치를 곱한다. 식의 값과, `generate`가 끝난 뒤 캐시 객체의 텐서를 실제로 더한 값을 나란히 놓는다. 배치 4, 프롬프트 256에 두 토큰을 만들었다(마지막 토큰은 캐시에 들어가지 않는다). 열은 키·값 헤드 / 쿼리 헤드, 토큰 하나, 식, 잰 것이다.
+
+# %%
+from helpers.chapters.c11_outside.cache import cache_bytes, kv_bytes
+from virtual_gpu.models.configs import load_config
+
+
+def generate(name, batch=4, prompt=256, new=2, look=cache_bytes, **options):
+    model = load(name, dtype="float16", device_map="cuda")
+    tokens = torch.ones(batch, prompt, dtype=torch.int64).cuda()
+    settings = {"max_new_tokens": new, "do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True}
+    out = model.generate(tokens, attention_mask=torch.ones_like(tokens), **settings | options)
+    return look(out.past_key_values)
+
+
+for name in ("EleutherAI/polyglot-ko-1.3b", "meta-llama/Llama-3.2-1B", "Qwen/Qwen2.5-0.5B"):
+    config, measured = load_config(name), attempt(partial(generate, name)).returned
+    heads = f"{getattr(config, 'num_key_value_heads', config.num_attention_heads)}/{config.num_attention_heads}"
+    print(f"{name:27} {heads:>5} {human_bytes(kv_bytes(config, 1)):>10}", kv_bytes(config, 257, 4), measured)
+
+# %% [markdown] lang="ko"
+# 한 바이트도 다르지 않다. 파라미터 수가 비슷한 polyglot-ko-1.3b와 Llama-3.2-1B의 토큰 하나가 여섯 배 차이 난다. Llama는 **그룹 쿼리**(GQA)라 키·값 헤드가 8개뿐이고 헤드도 작다.
+#
+# 패널에서 모델, 문맥, 배치, 캐시의 자료형을 바꾼다. 식을 그대로 쓴 것이라 바로 바뀐다.
+#
+# ![RTX 4090에 올린 Llama-3.1-8B. 가중치 14.96 GiB에 문맥 16,384토큰의 캐시 2.00 GiB를 더해 23.16 GiB 안에 들어간다.](../../image/11_cache_panel.svg)
+#
+# - Llama-3.1-8B의 문맥을 131,072로 늘린다. 캐시를 4비트로 줄이면 들어가는가?
+# - 문맥 4,096에서 배치를 키운다. 캐시가 가중치보다 커지는 배치는 얼마인가?
+# - gemma-3-1b의 문맥을 두 배로 늘린다. 캐시는 왜 두 배가 되지 않을까?
+
+# %%
+from helpers import cache_panel
+
+cache_panel()
+
+# %% [markdown] lang="ko"
+# **연습 11-2.** 설정에서 캐시의 바이트를 계산하는 함수를 써라. `each`는 수 하나의 바이트다. 모든 층이 토큰을 다 간직하는 모델이면 된다. 키·값 헤드가 따로 적혀 있지 않은 모델, `head_dim`이 따로 적혀 있는 모델에서도 맞아야 한다.
+
+
+# %%
+def cache_size(config, tokens, batch, each):
+    return ...
+
+
+exercise("11-2").check(cache_size)
+
+# %% [markdown] lang="ko"
+# ### 캐시가 작은데도 죽는다
+#
+# Llama-3.2-1B로 길이 4,096인 프롬프트 8개를 T4에서 이어 쓴다. 가중치 2.3 GiB에 캐시 1.0 GiB, 합해서 3.3 GiB다. 들어갈까?
+
+# %%
+long_prompts = guess("11.3", None, ("T4", "A100", "both"))
+long_prompts
+
+# %% [markdown] lang="ko"
+# `as it is`는 그대로 실행한 것이고, `chunks`는 프롬프트를 512토큰씩 나누어 읽는다(`prefill_chunk_size`). '잰 것'은 끝났을 때의 캐시다.
+
+# %%
+long = partial(generate, "meta-llama/Llama-3.2-1B", 8, 4096)
+compare({"as it is": long, "chunks": partial(long, prefill_chunk_size=512)})
+
+# %% [markdown] lang="ko"
+# 같은 것을 A100에서도 그대로 실행한다.
+
+# %%
+compare({"as it is": long}, "A100-80GB")
+
+# %% [markdown] lang="ko"
+# 토큰을 만들기도 전에, **프롬프트를 읽다가**(prefill) 죽었다. 요청한 16 GiB는 8 × 32 × 4,096 × 4,096 × 4바이트, 길이의 제곱인 점수 행렬이다. T4에서 그룹 쿼리를 쓰는 모델은 융합 어텐션 커널을 얻지 못한다(3장 3.12절).
+# 나누어 읽으면 점수 행렬이 512 × 4,096으로 줄고 계산하는 것은 같다. A100은 이 행렬을 만들지 않는다.
+
+# %%
+long_prompts.against("A100")
+
+# %% [markdown] lang="ko"
+# > **주장 4.** "`generate`는 가중치에 KV 캐시만큼만 더 든다"
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **틀리다.** 프롬프트를 읽는 동안은 학습의 순전파와 같은 임시 텐서가 생긴다. 길면 그것이 캐시보다 크고, 카드가 융합 커널을 고르지 못하면 길이의 제곱으로 는다. 한 토큰씩 만드는 동안이라면 맞는 말에 가깝다.
+#
+# </details>
+#
+# ## 11.4 캐시의 종류
+#
+# transformers의 기본값은 **동적 캐시**(dynamic)다. 토큰마다 `torch.cat`으로 한 줄을 붙이므로 층 하나의 캐시가 잠깐 두 벌이 된다. **정적 캐시**(static)는 최대 길이만큼 미리 잡아 두고 그 자리에 쓴다. **오프로드 캐시**는 지금 계산하는 층의 것만 GPU에 둔다.
+#
+# RTX 4090에서 Llama-3.1-8B에 16,384토큰을 읽히고 두 토큰을 만든다. '잰 것'은 끝났을 때 GPU에 있는 캐시다. RAM이 느는 줄은 어느 것인가?
+
+# %%
+eight = partial(generate, "meta-llama/Llama-3.1-8B", 1, 16384)
+kinds = {"dynamic": None, "static": "static", "offloaded": "offloaded"}
+kinds = {name: partial(eight, cache_implementation=kind) for name, kind in kinds.items()}
+compare(kinds, "RTX 4090")
+
+# %% [markdown] lang="ko"
+# 오프로드 캐시는 층 하나와 미리 가져온 다음 층만 GPU에 둔다. 대신 토큰마다 캐시 전부가 버스를 오간다. 그런데 보낸 것은 2 GiB인데 RAM은 6 GiB 가까이 늘었다. 옮기는 곳이 고정 메모리라서다. 층 하나의 키 32 MiB에 토큰이 하나 붙는 순간 64 MiB를 잡고, 먼저 쓰던 32 MiB도 쥐고 있다(11.9절).
+#
+# 동적 캐시가 붙이면서 더 쓰는 양을 따로 잰다. 프롬프트를 읽은 뒤 최대를 지우고, 한 토큰을 더 만드는 동안 늘어난 최대를 본다. 층 하나의 키는 16,384 × 8 × 128 × 2바이트, 32 MiB다.
+
+# %%
+from transformers import DynamicCache, StaticCache
+
+
+def one_more_token(make):
+    model = load("meta-llama/Llama-3.1-8B", dtype="float16", device_map="cuda")
+    cache, tokens = make(model.config), torch.ones(1, 16384, dtype=torch.int64).cuda()
+    with torch.no_grad():
+        model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        model(tokens[:, :1], past_key_values=cache, use_cache=True)
+    return torch.cuda.max_memory_allocated() - before
+
+
+static = partial(StaticCache, max_cache_len=16400)
+compare(
+    {"dynamic": partial(one_more_token, lambda c: DynamicCache(config=c)), "static": partial(one_more_token, static)},
+    "RTX 4090",
+)
+
+# %% [markdown] lang="ko"
+# 두 벌이 되는 것은 **층 하나의 키나 값**뿐이다. "동적 캐시는 메모리를 두 배로 쓴다"는 말은 틀리다. 정적 캐시는 이것도 쓰지 않지만, 쓰지 않은 자리까지 처음부터 잡는다.
+#
+# ### 창이 있는 층
+#
+# gemma-3-1b는 26층 가운데 22층이 앞의 512토큰만 본다(sliding window). 프롬프트 8,192토큰을 읽은 직후와 한 토큰을 더 만든 뒤의 캐시를 잰다. 어느 쪽이 클까?
+
+
+# %%
+def sliding():
+    model = load("google/gemma-3-1b-pt", dtype="float16", device_map="cuda")
+    tokens, sizes = torch.ones(1, 8192, dtype=torch.int64).cuda(), []
+    with torch.no_grad():
+        out = model(tokens, use_cache=True, logits_to_keep=1)
+        sizes.append(cache_bytes(out.past_key_values))
+        model(tokens[:, :1], past_key_values=out.past_key_values, use_cache=True)
+    return [*sizes, cache_bytes(out.past_key_values)]
+
+
+read, after = attempt(sliding, "A100-80GB").returned
+gemma = load_config("google/gemma-3-1b-pt")
+print(human_bytes(read), human_bytes(after), human_bytes(kv_bytes(gemma, 8193)))
+
+# %% [markdown] lang="ko"
+# 셋째가 식이다(창이 있는 층은 창만큼만 센다). 읽은 직후는 다섯 배 가까이 크다. 캐시가 마지막 511토큰을 **잘라 내지만**, 자른 조각(slice)이 원래 텐서를 붙들고 있기 때문이다. 다음 토큰이 새 텐서를 만들어야 풀려난다. 짧은 답을 여러 번 만드는 서버라면 최대는 늘 앞의 값이다.
+#
+# **양자화 캐시**(`cache_implementation="quantized"`)에는 optimum-quanto나 HQQ가 필요하다. 이 강의의 환경에는 없어 재지 않았다. 패널의 8비트와 4비트는 식이고, 블록의 스케일과 아직 양자화하지 않은 최근 토큰은 세지 않았다.
+#
+# ## 11.5 생성에 더 드는 것
+#
+# 프롬프트를 읽을 때 필요한 로짓은 마지막 토큰의 것뿐이다. `generate`는 그것만 계산하지만, 모델을 **직접** 부르면 모든 토큰의 로짓이 생긴다. A100에서 길이 2,048인 프롬프트 8개로 비교한다. `beams`는 빔 탐색(beam search) 네 줄이다.
+
+
+# %%
+def read_prompt(**options):
+    model = load("meta-llama/Llama-3.2-1B", dtype="float16", device_map="cuda")
+    with torch.no_grad():
+        out = model(torch.ones(8, 2048, dtype=torch.int64).cuda(), use_cache=True, **options)
+    return cache_bytes(out.past_key_values)
+
+
+compare(
+    {
+        "model(x)": read_prompt,
+        "logits_to_keep=1": partial(read_prompt, logits_to_keep=1),
+        "generate": partial(generate, "meta-llama/Llama-3.2-1B", 8, 2048, 1),
+        "beams": partial(generate, "meta-llama/Llama-3.2-1B", 8, 2048, 1, num_beams=4),
+    },
+    "A100-80GB",
+)
+
+# %% [markdown] lang="ko"
+# 직접 부르면 8 × 2,048 × 128,256 × 2바이트의 로짓이 더 든다. 내 생성 루프라면 `logits_to_keep=1`을 적는다. 빔이 넷이면 배치가 네 배인 것과 같다. (가상 GPU에는 확률이 없어 빔 탐색이 첫 토큰에서 끝나므로, 여기서 잰 것은 프롬프트까지다.)
+#
+# `output_scores=True`나 `output_logits=True`는 토큰마다 배치 × 어휘의 fp32 점수를 끝까지 모은다. 학습 중에 캐시를 만드는 것(`use_cache=True`)은 5장의 사건 5-B에서 보았다. 체크포인팅을 켜면 transformers가 스스로 끈다.
+#
+# ## 11.6 저장은 디스크 일인가
+#
+# 가장 좋은 모델을 기억해 두었다가 끝에 저장하는 코드는 흔하다. 셋을 비교한다. `state_dict()`만 부르는 것, 그것을 `copy.deepcopy`한 것, 텐서를 하나씩 `.cpu()`로 옮긴 것이다. 작은 GPT-2라 가중치는 67 MiB다. GPU를 더 쓰는 것은 어느 것인가?
+
+# %%
+from helpers.chapters.c11_outside.resume import SHARE, WAYS_TO_KEEP, extra_of, saved, small_gpt, train_two_steps
+
+compare({name: extra_of(take) for name, take in WAYS_TO_KEEP.items()})
+
+# %% [markdown] lang="ko"
+# `state_dict()`는 텐서를 복사하지 않는다. 그래서 공짜이고, 그래서 **다음 스텝이 그 값을 바꾼다.** `deepcopy`는 값을 지키지만 **GPU에** 한 벌을 더 만든다. 조기 종료(early stopping)나 EMA 코드에 흔한 줄이다. 한 벌을 CPU에 두려면 셋째처럼 쓴다.
+#
+# 저장 자체는 어떤가? 설치된 소스를 읽으면 이렇다.
+#
+# - `torch.save`는 저장 공간(storage)을 하나씩 CPU로 옮겨 쓴다. GPU에는 더 들지 않고, RAM에는 가장 큰 텐서만큼 든다.
+# - safetensors의 `save_file`은 사전에 있는 텐서를 **모두** CPU로 옮긴 뒤 쓴다(`_flatten_as_ptr`의 `keep_alive_buffer`). RAM에 파일 하나만큼 든다.
+# - `save_pretrained`는 파일을 `max_shard_size`로 나눈다. transformers 5.23의 기본값은 50 GB다. 곧 대개는 파일 하나이고, RAM에 모델 하나만큼이 든다. RAM이 빠듯하면 `max_shard_size="2GB"`처럼 줄인다.
+# - FSDP나 ZeRO-3에서 전체를 모아(`FULL_STATE_DICT`) 저장하면 한 프로세스에 모델 전체가 모인다. 조각으로 저장하는 `SHARDED_STATE_DICT`라면 그렇지 않다(6장).
+#
+# > **주장 5.** "저장은 디스크 일이다"
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **틀리다.** 저장할 것을 어떻게 모으느냐에 따라 GPU에 한 벌(`deepcopy`), RAM에 한 벌(safetensors)이 더 든다.
+#
+# </details>
+#
+# ## 11.7 처음부터는 되는데 이어서 하면 죽는다
+#
+# "처음부터는 빠듯하게나마 학습된다. 체크포인트에서 이어서 하면 OOM이다"(transformers #22123). nanoGPT #158도 같다. 진짜 파일을 쓰고 읽어 그대로 일으킨다. 파일을 작게 하려고 작은 GPT-2를 쓰고, 그만큼 T4도 344 MiB만 쓰게 막는다. 먼저 학습해서 저장한다.
+
+# %%
+path = folder / "checkpoint.pt"
+compare({"train and save": saved(path)}, writes=True)[0][-1]
+
+# %% [markdown] lang="ko"
+# 이제 이어서 학습한다. 아래 `resume`은 nanoGPT와 같은 순서다. `scratch`는 파일을 읽지 않고 처음부터 학습한 것이다. GPU가 처음부터와 같아지는 줄은 어느 것이고, RAM은 어느 것이 가장 적은가?
+
+
+# %%
+def resume(read=True, delete=False, **options):
+    torch.cuda.set_per_process_memory_fraction(SHARE)
+    model = small_gpt().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    if read:
+        checkpoint = torch.load(path, **options)
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+    if delete:
+        del checkpoint
+    train_two_steps(model, optimizer)
+
+
+programs = {
+    "scratch": partial(resume, read=False),
+    "resume": resume,
+    "del": partial(resume, delete=True),
+    "cpu": partial(resume, map_location="cpu"),
+    "cpu, mmap": partial(resume, map_location="cpu", mmap=True),
+}
+compare(programs)
+
+# %% [markdown] lang="ko"
+# `map_location`을 적지 않으면 텐서는 **저장될 때 있던 곳**, 곧 GPU로 돌아간다. 그리고 변수 `checkpoint`가 학습하는 내내 그것을 붙든다.
+#
+# 무엇이 두 벌인가? 늘어난 것은 모델 한 벌뿐이다. 옵티마이저의 `load_state_dict`는 (PyTorch 2.13에서) 같은 장치에 있는 상태를 복사하지 않고 그대로 쓴다. 모델의 `load_state_dict`는 값을 복사하므로 파일의 것이 남는다. 고치는 줄은 셋이다.
+#
+# - `del checkpoint`: 다 쓴 뒤에 버린다. 함수 안에서 읽으면 저절로 된다.
+# - `map_location="cpu"`: GPU에 올리지 않는다. 대신 파일만큼의 RAM이 든다. 프로세스가 여덟이면 여덟 벌이다.
+# - `mmap=True`: 파일을 RAM에 읽어 들이지 않고 필요한 쪽만 본다. 운영 체제가 언제든 버릴 수 있는 쪽이라 RAM이 모자라도 죽지 않는다.
+#
+# `Trainer`의 `resume_from_checkpoint`는 2023년 3월(#22159)부터 GPU 하나에서는 옵티마이저 상태를 CPU로 읽는다. GPU가 여럿이면 지금도 GPU로 바로 읽는다. CPU에 프로세스 수만큼 쌓이는 것을 피하려는 것이라고 소스에 적혀 있다.
+#
+# > **주장 6.** "`map_location="cpu"`만 쓰면 된다"
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **조건부로 맞다.** GPU는 살지만 파일이 통째로 RAM에 들어간다. 옵티마이저 상태까지 든 파일은 fp32 모델이라면 가중치의 세 배다. `mmap=True`를 함께 적으면 그것도 들지 않는다.
+#
+# </details>
+#
+# ### 사건 11-B: RAM도 없다
+#
+# 위와 같은 학습을, RAM이 **128 MiB**만 더 남은 기계에서 이어서 한다. 모델을 CPU에서 만들어 옮기는 데만 66 MiB가 든다. `run`이 받는 것은 `map_location`("cuda", "cpu"), `delete`, `mmap`이다. GPU와 RAM이 모두 사는 설정을 사전으로 답하라. 답은 하나가 아니다.
+
+# %%
+case("11-B").run()
+
+# %% [markdown] lang="ko"
+# 찾은 설정을 적는다.
+
+# %%
+answer = ...
+case("11-B").check(answer)
+
+# %% [markdown] lang="ko"
+# ## 11.8 불러오기: 첫 최대는 어디에 있나
+#
+# 무료 Colab의 RAM은 12.7 GB, Kaggle은 29 GB다. polyglot-ko-5.8b를 T4에서 쓰려고 불러온다. fp16이면 11 GiB라 T4에 들어간다. 그런데 예제에서 흔히 보는 대로 fp32로 불러온 뒤 `.half()`로 줄이면 Colab에서 어떻게 될까?
+
+# %%
+dies_in = guess("11.8", None, ("GPU", "RAM", "nowhere"))
+dies_in
+
+# %% [markdown] lang="ko"
+# 차례로 fp32로 불러와 줄이기, fp32를 GPU에 바로 올려 줄이기, fp16으로 GPU에 바로 올리기, 올리면서 4비트로 줄이기다. 어디에서 어느 메모리가 먼저 차는가?
+
+# %%
+from transformers import BitsAndBytesConfig
+
+name = "EleutherAI/polyglot-ko-5.8b"
+on_gpu = {"device_map": "cuda"}
+ways = {
+    "fp32, half": lambda: load(name, dtype="float32").half().cuda(),
+    "fp32 on GPU": lambda: load(name, dtype="float32", **on_gpu).half(),
+    "fp16 on GPU": lambda: load(name, dtype="float16", **on_gpu),
+    "4 bit": lambda: load(name, **on_gpu, quantization_config=BitsAndBytesConfig(load_in_4bit=True)),
+}
+compare({way: lambda program=program: program() and None for way, program in ways.items()}, host="Colab")
+
+# %% [markdown] lang="ko"
+# - `Killed`는 RAM이다. 진짜 Colab이라면 여기서 세션이 **메시지 없이** 끊어진다. 파이썬은 오류를 잡을 틈도 없다. 7B 모델을 불러오던 사람의 말대로 '로그도 오류도 없이 그냥 멈춘다'(autotrain-advanced #277. 다른 신고로 transformers #27708).
+# - fp32를 GPU에 바로 올려도 죽는다. 줄이기 **전**의 크기가 최대다.
+# - `dtype="float16", device_map="cuda"`가 답이다. 텐서마다 파일에서 읽어 GPU로 보내므로 RAM에 모델이 쌓이지 않는다. 4비트도 텐서마다 올려 줄이므로 fp16 모델이 통째로 올라가는 순간이 없다.
+
+# %%
+dies_in.against("RAM")
+
+# %% [markdown] lang="ko"
+# `low_cpu_mem_usage=True`를 적으라는 글이 많다. transformers 4까지는 이것을 켜야 빈 모델을 만들고 파일에서 바로 채웠고, 꺼져 있으면 무작위 가중치로 만든 모델과 파일에서 읽은 것이 RAM에 두 벌이었다. **transformers 5에서는 늘 그렇게 하고, 이 인자는 받아서 버린다**(`modeling_utils.py`). `dtype`도 바뀌었다. 적지 않으면 파일에 적힌 자료형이다(`"auto"`). 옛날에는 fp32였다.
+#
+# pickle로 된 옛 파일(`pytorch_model.bin`)은 통째로 RAM에 읽는다. safetensors는 텐서 하나씩 읽을 수 있다. 자료형을 바꾸지 않고 CPU에 두면 파일의 쪽을 그대로 비출 뿐이라(mmap) 거의 들지 않는다.
+#
+# 모델이 카드보다 크면 `device_map="auto"`가 나머지를 RAM에 둔다. 불러오기는 되지만 층을 부를 때마다 버스를 건넌다. 학습에는 쓰지 않는다. Llama-3.1-8B를 T4에 올려 본다.
+
+# %%
+big = partial(load, "meta-llama/Llama-3.1-8B", dtype="float16")
+compare({place: lambda place=place: big(device_map=place) and None for place in ("cuda", "auto")}, host="Colab")
+
+# %% [markdown] lang="ko"
+# > **주장 7.** "12.7 GB짜리 Colab에서는 7B 모델을 불러올 수 없다"
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **조건부로 맞다.** CPU에 fp32로 불러오거나 pickle 파일을 읽으면 그렇다. safetensors를 `device_map`으로 GPU에 바로 올리면 RAM이 거의 들지 않고, 막는 것은 GPU다. 4비트라면 GPU에도 들어간다.
+#
+# </details>
+#
+# ## 11.9 오프로드와 고정 메모리
+#
+# 오프로드는 바이트를 없애지 않고 RAM으로 옮긴다. 옮긴 곳의 크기를 모르면 GPU 대신 RAM이 죽는다. polyglot-ko-1.3b를 배치 2, 길이 512로 순전파, 역전파한다. `save_on_cpu`는 역전파를 위해 저장하는 것을 모두 옮기고, `pinned`는 **고정 메모리**(pinned memory)로 옮긴다. `offload`는 체크포인팅을 켜고 층의 입력만 옮긴다(5.6절). '잰 것'은 순전파가 끝났을 때 GPU에 남은 것이다.
+
+# %%
+from contextlib import nullcontext
+
+from torch.autograd.graph import save_on_cpu
+
+
+def one_step(context=nullcontext, **checkpointing):
+    model = load("EleutherAI/polyglot-ko-1.3b", dtype="float16", device_map="cuda").train()
+    if checkpointing:
+        model.activation_checkpointing_enable(**checkpointing)
+    tokens, before = torch.ones(2, 512, dtype=torch.int64).cuda(), torch.cuda.memory_allocated()
+    with context():
+        loss = model(tokens, labels=tokens, use_cache=False).loss
+    held = torch.cuda.memory_allocated() - before
+    loss.backward()
+    return held
+
+
+compare(
+    {
+        "keep": one_step,
+        "save_on_cpu": partial(one_step, save_on_cpu),
+        "pinned": partial(one_step, partial(save_on_cpu, pin_memory=True)),
+        "offload": partial(one_step, offload=True),
+    }
+)
+
+# %% [markdown] lang="ko"
+# `save_on_cpu`는 GPU에서 치운 것의 몇 배를 RAM에 쌓는다. 가중치까지 복사하기 때문이다. 층의 입력만 옮기면 100 MiB도 들지 않는다.
+#
+# 고정 메모리는 운영 체제가 내보내지 못하는 RAM이다. GPU가 직접 읽어 갈 수 있어 복사가 계산과 겹친다. 대신 PyTorch의 할당자는 요청을 **2의 거듭제곱으로 올리고**, 다 쓴 것도 쥐고 있다. 65 MiB를 고정하면 RAM이 얼마나 늘까?
+
+# %%
+import virtual_gpu
+
+with virtual_gpu.cuda("T4") as card:
+    for size in (64, 65):
+        held = card.host.meter.current_bytes
+        pinned = torch.empty(size * 2**20, dtype=torch.uint8).pin_memory()
+        print(size, human_bytes(card.host.meter.current_bytes - held))
+        del pinned
+
+# %% [markdown] lang="ko"
+# 65 MiB가 128 MiB가 되었다. 큰 버퍼를 손수 고정한다면 2의 거듭제곱에 맞춘다.
+#
+# `DataLoader`의 일꾼(worker)도 RAM을 쓴다. 프로세스 하나에, 미리 만들어 둔 배치 `prefetch_factor`(기본값 2)개씩이다. 텍스트 배치는 작아서 문제가 되지 않지만, 이미지나 긴 오디오라면 `num_workers` × 2 × 배치의 크기를 센다. 옵티마이저 상태를 오프로드하면(ZeRO-Offload) 파라미터마다 fp32 가중치와 두 상태, 곧 12바이트가 RAM에 있다. 10억 파라미터에 12 GB이니, Colab의 12.7 GB에는 다른 것이 들어갈 자리가 없다.
+#
+# > **주장 8.** "GPU가 모자라면 오프로드하면 된다"
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **조건부로 맞다.** 옮긴 만큼의 RAM이 있을 때만이다. 무료로 쓰는 기계는 RAM이 GPU만큼이나 작다.
+#
+# </details>
+#
+# ## 11.10 기억할 것
+#
+# 이 장에서 적은 예상과 결과다.
+
+# %%
+guesses()
+
+# %% [markdown] lang="ko"
+# | 언제 죽나 | 원인이 되는 것 | 고치는 줄 |
+# |---|---|---|
+# | `trainer.evaluate()` 도중 | 모은 로짓이 두 벌 | `preprocess_logits_for_metrics`, `prediction_loss_only` |
+# | 내 평가 루프 | 계산 그래프를 붙든 손실 | `with torch.no_grad()`, `loss.item()` |
+# | 프롬프트를 읽을 때 | 점수 행렬, 모든 토큰의 로짓 | `prefill_chunk_size`, `logits_to_keep=1` |
+# | 길게 만들 때 | KV 캐시 | 배치와 문맥, GQA 모델, `cache_implementation="offloaded"` |
+# | 저장할 때 | GPU의 `deepcopy`, RAM의 한 벌 | `.cpu()`, `max_shard_size` |
+# | 이어서 할 때 | GPU로 돌아온 체크포인트 | `map_location="cpu"`, `mmap=True`, `del` |
+# | 불러올 때 | RAM의 fp32 모델 | `dtype=…`, `device_map="cuda"` |
+#
+# - 메시지 없이 끊어졌다면 GPU가 아니라 **RAM**이다.
+# - `eval_accumulation_steps`, `map_location="cpu"`, 오프로드는 모두 GPU의 바이트를 RAM으로 **옮긴다.** 없애는 것이 아니다.
+# - 두 벌이 되는 순간을 찾는다. 이어 붙일 때, 복사할 때, 줄이기 전과 후가 함께 있을 때다.
+#
+# 오류 메시지에서 거꾸로 원인을 찾아가는 길은 [10장](10_oom_clinic.ipynb)에 있고, 스텝 안의 메모리를 줄이는 길은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에 있다.

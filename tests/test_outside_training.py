@@ -1,0 +1,70 @@
+"""Chapter 11: the KV cache's formula against caches that models made, and what a tried program tells."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from helpers import cache_panel
+from helpers.chapters.c11_outside.cache import MODELS, cache_bytes, kv_bytes
+from helpers.chapters.c11_outside.resume import resumed, saved
+from helpers.chapters.c11_outside.tried import attempt, compare
+from virtual_gpu.models.configs import load_config
+
+
+def filled_cache(config, tokens):
+    """The bytes of a model's cache after `tokens` tokens, the last of which was generated: first layers alone."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float16)
+    model.to_empty(device="cuda")
+    ids = torch.ones(2, tokens - 1, dtype=torch.int64).cuda()
+    with torch.no_grad():
+        cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+        model(ids[:, :1], past_key_values=cache, use_cache=True)
+    return cache_bytes(cache)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_formula_is_what_a_cache_holds(name):
+    config = load_config(name)
+    config.num_hidden_layers = 7 if getattr(config, "layer_types", None) and "gemma" in name else 1
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[: config.num_hidden_layers]
+    found = attempt(partial(filled_cache, config, 600), "H200")
+    assert found.returned == kv_bytes(config, 600, 2)
+
+
+def test_what_a_program_that_dies_tells():
+    def asks_too_much():
+        return torch.empty(20 * 2**30, dtype=torch.uint8, device="cuda")
+
+    def fills_ram():
+        return [torch.empty(2**30, dtype=torch.uint8) for _ in range(3)]
+
+    on_gpu, in_ram = attempt(asks_too_much), attempt(fills_ram, host="2GiB")
+    assert (on_gpu.died, on_gpu.asked, on_gpu.where) == ("gpu", 20 * 2**30, "asks_too_much")
+    assert (in_ram.died, in_ram.asked) == ("ram", 2**30)
+    rows = compare({"small": lambda: 2**20, "large": asks_too_much})
+    assert [row[3] for row in rows] == ["1.00 MiB", "–"] and "20.00 GiB · asks_too_much" in rows[1][4]
+
+
+def test_a_checkpoint_stays_where_it_was_read(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    attempt(saved(path), writes=True)
+    kept, dropped, on_cpu, mapped = (
+        attempt(resumed(path, **options))
+        for options in ({}, {"delete": True}, {"map_location": "cpu"}, {"map_location": "cpu", "mmap": True})
+    )
+    assert [one.died for one in (kept, dropped, on_cpu, mapped)] == ["gpu", None, None, None]
+    assert dropped.gpu == on_cpu.gpu == mapped.gpu and on_cpu.ram > 2 * mapped.ram
+
+
+def test_the_cache_panel_follows_its_controls():
+    panel = cache_panel()
+    assert "2.00 GiB" in panel.status.value and "들어간다" in panel.status.value
+    panel.controls["context"].value = 131072
+    assert "16.00 GiB" in panel.status.value and "넘친다" in panel.status.value
+    panel.controls["cache"].value = "4 bit"
+    assert "4.00 GiB" in panel.status.value and "들어간다" in panel.status.value
