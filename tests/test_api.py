@@ -194,7 +194,7 @@ def test_version_and_help(capsys, keep_language):
             main(words)
         assert stop.value.code == 0
     text = capsys.readouterr().out
-    assert virtual_gpu.__version__ in text and "torch" in text and text.count("  virtual-gpu ") == 5
+    assert virtual_gpu.__version__ in text and "torch" in text and text.count("  virtual-gpu ") == 3
 
 
 def test_the_module_is_the_command():
