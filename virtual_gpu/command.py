@@ -13,7 +13,7 @@ from typing import Any
 from . import __version__
 from .errors import WrongValue
 from .language import LANGUAGES, tr
-from .terminal import FITS, NOTHING_FITS, answer, number, take_language
+from .terminal import FITS, NOTHING_FITS, answer, number, say, take_language
 
 _ELSEWHERE = {"fit": ".plan.command", "run": ".program.command", "doctor": ".doctor.command"}
 SCHEMA = 1  # of the JSON that `largest` and `shards` print
@@ -164,7 +164,7 @@ def _largest(args: argparse.Namespace) -> int:
         count = largest_fitting(args.of, gpu=args.gpu, model_id=args.model, peft=args.peft, **settings)
         result, text = {"model": args.model, args.of: count}, f"{args.of} {count:,}" if count else None
         found = count
-    print(
+    say(
         json.dumps({"schema": SCHEMA, "gpu": args.gpu, **result}, ensure_ascii=False, indent=2)
         if args.json
         else text or tr(ko="들어가는 것이 없다.", en="Nothing fits.")
@@ -193,7 +193,7 @@ def _compare(args: argparse.Namespace) -> int:
             raise WrongValue(f"--fail-if-peak-grew {args.fail_if_peak_grew}: 2%")
     found = compare(read(args.before), read(args.after))
     text = json.dumps({"schema": SCHEMA, **found.json()}, ensure_ascii=False, indent=2) if args.json else found.text()
-    print(text)
+    say(text)
     return NOTHING_FITS if limit is not None and found.growth > limit / 100 else FITS
 
 
@@ -210,9 +210,9 @@ def _replay(args: argparse.Namespace) -> int:
 
     found = replay(args.file)
     if args.json:
-        print(json.dumps({"schema": SCHEMA, "devices": [one.json() for one in found]}, indent=2))
+        say(json.dumps({"schema": SCHEMA, "devices": [one.json() for one in found]}, indent=2))
     else:
-        print("\n\n".join(one.text() for one in found))
+        say("\n\n".join(one.text() for one in found))
     return FITS if all(one.exact for one in found) else NOTHING_FITS
 
 
@@ -255,5 +255,5 @@ def _shards(args: argparse.Namespace) -> int:
         "at_peak": step.at_peak,
     }
     text = "\n".join([repr(step), *step.notes])
-    print(json.dumps({"schema": SCHEMA, **result}, ensure_ascii=False, indent=2) if args.json else text)
+    say(json.dumps({"schema": SCHEMA, **result}, ensure_ascii=False, indent=2) if args.json else text)
     return FITS if step.fits else NOTHING_FITS

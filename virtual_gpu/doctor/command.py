@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import WrongValue
 from ..language import LANGUAGES, tr
-from ..terminal import FITS, NOTHING_FITS
+from ..terminal import FITS, NOTHING_FITS, say
 from .changes import CHANGES, what
 from .diagnosis import CANNOT_TELL, as_json, diagnose, first_changes
 from .report import command, text
@@ -49,9 +49,9 @@ def execute(args: argparse.Namespace) -> int:
              "shell": CHANGES[key].shell, "command": command(diagnosis, key)}
             for key in first_changes(diagnosis)
         ]  # fmt: skip
-        print(json.dumps({"schema": SCHEMA, **as_json(diagnosis), "try": changes}, ensure_ascii=False, indent=2))
+        say(json.dumps({"schema": SCHEMA, **as_json(diagnosis), "try": changes}, ensure_ascii=False, indent=2))
     else:
-        print(text(diagnosis))
+        say(text(diagnosis))
     return NOTHING_FITS if diagnosis.verdict == CANNOT_TELL else FITS
 
 

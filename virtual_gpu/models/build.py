@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from ..counting.mode import on_virtual_gpu
+from ..errors import WrongValue
 from ..language import tr
 from ..real import GPU
 from ..turns import in_turn
+from ..units import boolean, with_parameters
 from .adapters import (
     LORA_DROPOUT,
     LORA_RANK,
@@ -59,7 +61,7 @@ def check_depth(config: Any) -> None:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers = getattr(text, "num_hidden_layers", None)
     if isinstance(layers, int) and layers > MOST_LAYERS:
-        raise ValueError(
+        raise WrongValue(
             tr(
                 ko=f"num_hidden_layers={layers}: 층은 {MOST_LAYERS:,}개까지다.",
                 en=f"num_hidden_layers={layers}: up to {MOST_LAYERS:,} layers.",
@@ -108,9 +110,10 @@ def build_on_gpu(
 
 def count_parameters(model: nn.Module, trainable_only: bool = False) -> int:
     """The number of parameters, tied ones once; 4-bit weights count as the numbers they stand for."""
+    trainable_only = boolean(trainable_only, "trainable_only")
     return sum(
         parameter.numel() * (2 if parameter.dtype == torch.uint8 else 1)
-        for parameter in model.parameters()
+        for parameter in with_parameters(model).parameters()
         if parameter.requires_grad or not trainable_only
     )
 

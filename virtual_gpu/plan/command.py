@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..language import LANGUAGES, tr
-from ..terminal import FITS, NOTHING_FITS, answer, number, take_language
+from ..terminal import FITS, NOTHING_FITS, answer, number, say, take_language
 from .pictures import extra_label, seconds_label
 from .plans import MARGIN, METHODS
 from .search import Plans, plan_training
@@ -50,11 +50,11 @@ def execute(args: argparse.Namespace) -> int:
         lora_targets=args.lora_targets,
         progress=None if args.json or not sys.stderr.isatty() else _tell,
     )
-    print(json.dumps(plans.to_dict(), ensure_ascii=False, indent=2) if args.json else _text(plans), flush=True)
+    say(json.dumps(plans.to_dict(), ensure_ascii=False, indent=2) if args.json else _text(plans))
     if args.save and plans.best:
         plans.best.save(args.save, args.force)
         if not args.json:
-            print(tr(ko=f"1번을 {args.save}에 저장했다.", en=f"Number 1 was written to {args.save}."))
+            say(tr(ko=f"1번을 {args.save}에 저장했다.", en=f"Number 1 was written to {args.save}."))
     return FITS if plans.plans else NOTHING_FITS
 
 

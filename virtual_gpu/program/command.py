@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import WrongValue
 from ..language import LANGUAGES, tr
-from ..terminal import answer
+from ..terminal import answer, say
 from . import html
 from .again import Run, advice, largest
 from .frames import OURS
@@ -101,7 +101,7 @@ def execute(args: argparse.Namespace) -> int:
         _write(args.html, html.page(report))
     if args.save:
         _write(args.save, json.dumps({"report": report.json(), "trace": report.watch.saved().json()}))
-    print(json.dumps(report.json(), ensure_ascii=False, indent=2) if args.json else report.text(), flush=True)
+    say(json.dumps(report.json(), ensure_ascii=False, indent=2) if args.json else report.text())
     return exit_status(report)
 
 
@@ -119,10 +119,10 @@ def execute_largest(args: argparse.Namespace) -> int:
     best = largest(args.argument, _options(args), _command(args), most=args.most, told=told)
     if args.json:
         found = None if best is None else best.row()
-        print(json.dumps({"schema": 1, "gpu": args.gpu, "largest": found}, ensure_ascii=False, indent=2))
+        say(json.dumps({"schema": 1, "gpu": args.gpu, "largest": found}, ensure_ascii=False, indent=2))
     else:
         nothing = tr(ko="들어가는 것이 없다.", en="Nothing fits.")
-        print(nothing if best is None else tr(ko=f"가장 큰 것: {best.change}", en=f"largest: {best.change}"))
+        say(nothing if best is None else tr(ko=f"가장 큰 것: {best.change}", en=f"largest: {best.change}"))
     return EXIT[OOM] if best is None else EXIT[FITS]
 
 

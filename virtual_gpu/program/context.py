@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from ..cards import GPUSpec, card
+from ..turns import holding_the_process
 from . import amp, driver, eager, extensions, flash_attention, loading, pretrained, states, tensors, writing, zero
 from .device import ProgramGPU
 from .imports import Imports
@@ -28,12 +29,13 @@ def cuda(
     gpu: a name of the catalogue, a free card as "24GiB, 8.6", or a card's facts. limited=False: it never runs out of
     memory. values: "answer", "stop" or a number, see `values`. writes: the program may write
     its checkpoints, with ones where there are no values. Everything that is replaced meanwhile is put back at the end,
-    whatever happens.
+    whatever happens. NotSupported while such a block is open, in this thread or another.
     """
     spec = card(gpu).needs_cuda()
     device = ProgramGPU(spec, limited=limited, values=values, index=rank, count=gpus)
     patches = Patches()
     with ExitStack() as stack:
+        stack.enter_context(holding_the_process())
         stack.callback(patches.undo)
         device.patches = patches
         tensors.install(patches, device)
