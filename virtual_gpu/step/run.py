@@ -210,12 +210,17 @@ def _groups(dataset: Any, setting: _Setting) -> Iterator[list[dict[str, torch.Te
     steps = setting.max_steps or max(1, math.ceil(setting.epochs * steps_per_epoch))
     done = 0
     while True:
-        batches: Iterable = iter(DataLoader(dataset, batch_size=setting.batch_size))
+        batches: Iterable = iter(_loader(dataset, setting.batch_size))
         while group := list(islice(batches, setting.accumulation)):
             yield group
             done += 1
             if done == steps:
                 return
+
+
+def _loader(dataset: Any, batch_size: int) -> DataLoader:
+    """The data in their order. A loader draws a seed for its workers: from a generator of its own, not the reader's."""
+    return DataLoader(dataset, batch_size=batch_size, generator=torch.Generator())
 
 
 def _check_data(model: torch.nn.Module, dataset: Any, setting: _Setting) -> None:
@@ -237,7 +242,7 @@ def _check_data(model: torch.nn.Module, dataset: Any, setting: _Setting) -> None
                 en=f"Sequence length {len(ids)} exceeds this model's maximum of {limit}.",
             )
         )
-    chunks = DataLoader(dataset, batch_size=1024)
+    chunks = _loader(dataset, 1024)
     largest = max(int(chunk[name].max()) for chunk in chunks for name in ("input_ids", "labels"))
     if largest >= config.vocab_size:
         raise WrongValue(
