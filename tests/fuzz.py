@@ -41,6 +41,7 @@ from virtual_gpu.command import main
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.doctor import diagnose, text
 from virtual_gpu.errors import VirtualGPUError
+from virtual_gpu.program.device import ProgramGPU
 from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.trace.saved import read
 
@@ -49,7 +50,7 @@ OURS = (str(ROOT / "virtual_gpu") + os.sep, str(ROOT / "helpers") + os.sep)
 LONGEST_S = 60.0
 EVERY = 100  # inputs between two looks at what is slow to read
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-PROGRAM = "import torch\nmodel = torch.nn.Linear(8, 8).cuda()\nmodel(torch.ones(2, 8).cuda()).sum().backward()\n"
+PROGRAM = "import torch\nx = torch.ones(8, 8, device='cuda', requires_grad=True)\n(x @ x).sum().backward()\n"
 
 
 class TooLong(BaseException):
@@ -73,7 +74,7 @@ def calls(small: str) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "largest_fitting": (virtual_gpu.largest_fitting, {"name": "sequence_length", "multiple": 64, "gpu": "T4",
                             **model, "batch_size": 1}),
         "largest_model": (virtual_gpu.largest_model, {"gpu": "nope", "peft": None, "batch_size": 0}),
-        "card": (virtual_gpu.card, {"asked": "T4"}),
+        "card": (virtual_gpu.card, {"name": "T4"}),
         "VirtualGPU": (virtual_gpu.VirtualGPU, {"spec": virtual_gpu.card("T4"), "without": ()}),
         "cuda": (opened, {"gpu": "T4", "values": "answer", "rank": 0, "gpus": 1, "limited": True}),
         "replay": (virtual_gpu.replay, {"path": "nowhere"}),
@@ -326,7 +327,7 @@ class Fuzz:
         for name in stand_ins():
             self.trial.fails(f"a stand-in is left: {name}", shown)
         gc.collect()
-        left = [one for one in gc.get_objects() if type(one) is VirtualGPU and one.memory_allocated()]
+        left = [one for one in gc.get_objects() if type(one) in (VirtualGPU, ProgramGPU) and one.memory_allocated()]
         if left:
             self.trial.fails(f"bytes are left on {len(left)} virtual GPUs: {left[0].memory_allocated()}", shown)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import io
 import json
 import os
@@ -36,6 +37,7 @@ from virtual_gpu.command import main
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.doctor import diagnose, text
 from virtual_gpu.models.configs import load_config
+from virtual_gpu.program.device import ProgramGPU
 from virtual_gpu.program.runner import run as run_program
 from virtual_gpu.step.flops import flops_of_config
 
@@ -44,7 +46,8 @@ LONGEST_S = 240  # no fork takes longer
 LATE_S = 40  # an interrupt that comes later does not come
 PROGRAM = """
 import torch
-model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8))).cuda()
+with torch.random.fork_rng(devices=[]):
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8))).cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(3):
     model(torch.ones(4, 64).cuda()).square().mean().backward()
@@ -68,7 +71,7 @@ def entries(folder: Path) -> dict[str, Callable[[], Any]]:
         return report.peak_bytes, report.reserved_bytes, report.parameters_bytes, report.fits
 
     def in_a_block() -> int:
-        with virtual_gpu.cuda("T4") as device:
+        with torch.random.fork_rng(devices=[]), virtual_gpu.cuda("T4") as device:
             layer = torch.nn.Linear(64, 64).cuda()
             for _ in range(30):
                 layer(torch.ones(8, 64, device="cuda")).sum().backward()
@@ -157,6 +160,9 @@ class Interrupts:
             if self._quietly(call) != self.answers[name]:
                 raise AssertionError(f"{name} answers otherwise the second time")
             self.seconds[name] = time.perf_counter() - started
+        self.code = code_state()
+        gc.collect()
+        gc.freeze()  # a fork looks through what it has made itself
 
     @staticmethod
     def _quietly(call: Callable[[], Any]) -> Any:
@@ -209,7 +215,7 @@ class Interrupts:
         call = self.entries[name]
         forget()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        before, code = process_state(), code_state()
+        before = process_state()
         try:
             os.write(writer, b"B")
             answered = False
@@ -222,7 +228,7 @@ class Interrupts:
                 os.write(writer, b"A" if answered else b"K")
             virtual = [one.memory_allocated() for one in gpus_alive()]
             lines += [f"changed: {line}" for line in differences(before, process_state())]
-            lines += [f"replaced: {line}" for line in differences(code, code_state())]
+            lines += [f"replaced: {line}" for line in differences(self.code, code_state())]
             lines += [f"a stand-in is left: {one}" for one in stand_ins()]
             lines += [f"bytes are left: {one}" for one in virtual if one]
             forget()
@@ -237,10 +243,8 @@ class Interrupts:
 
 def gpus_alive() -> list[VirtualGPU]:
     """Every virtual GPU that still has a meter, after a collection."""
-    import gc
-
     gc.collect()
-    return [one for one in gc.get_objects() if isinstance(one, VirtualGPU)]
+    return [one for one in gc.get_objects() if type(one) in (VirtualGPU, ProgramGPU)]
 
 
 def run(count: int, seed: int = 0, only: tuple[str, ...] = (), told: Callable[[Trial], None] | None = None) -> Trial:

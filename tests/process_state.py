@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import gc
 import hashlib
@@ -161,11 +160,11 @@ def code_state() -> dict[str, Any]:
             continue
         found[f"sys.modules[{name}]"] = module
         for key, value in [*vars(module).items()]:
-            if isinstance(value, _CODE):
+            if issubclass(type(value), _CODE):
                 found[f"{name}.{key}"] = value
-            if isinstance(value, type) and value.__module__ == name:
+            if issubclass(type(value), type) and value.__module__ == name:
                 for inner, part in [*vars(value).items()]:
-                    if isinstance(part, _CODE):
+                    if issubclass(type(part), _CODE):
                         found[f"{name}.{key}.{inner}"] = part
     return found
 
@@ -175,7 +174,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     lines = []
     for name, value in before.items():
         now = after.get(name, "gone")
-        same = now is value if isinstance(value, _CODE) else now == value
+        same = now is value if issubclass(type(value), _CODE) else now == value
         if not same:
             lines.append(f"{name}: {value!r} -> {now!r}"[:600])
     return lines
@@ -189,6 +188,3 @@ def stand_ins() -> list[str]:
         for name, module in sys.modules.items()
         if name in PATCHED and name not in builtin and getattr(module, "__spec__", None) is None
     )
-
-
-atexit_calls = atexit._ncallbacks

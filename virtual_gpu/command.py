@@ -13,7 +13,7 @@ from typing import Any
 from . import __version__
 from .errors import WrongValue
 from .language import LANGUAGES, tr
-from .terminal import FITS, NOTHING_FITS, answer, number, say, take_language
+from .terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language
 
 _ELSEWHERE = {"fit": ".plan.command", "run": ".program.command", "doctor": ".doctor.command"}
 SCHEMA = 1  # of the JSON that `largest` and `shards` print
@@ -69,7 +69,7 @@ class _Version(argparse.Action):
 
 def _parser(asked: str | None) -> argparse.ArgumentParser:
     """The parser, with the arguments of the subcommand that is asked for; to name the others nothing is imported."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="virtual-gpu",
         description=tr(
             ko="학습에 드는 GPU 메모리를 GPU 없이 센다.", en="Counts the GPU memory of training without the GPU."

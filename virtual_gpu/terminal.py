@@ -25,6 +25,14 @@ def say(text: str, file: Any = None) -> None:
     print(_NOT_SHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", text), file=file, flush=True)
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser of arguments whose messages are printed by `say`: they repeat what was given."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if message:
+            say(message.removesuffix("\n"), file or sys.stderr)
+
+
 def run(program: Callable[[], int]) -> int:
     """A program: that the reader of its output has gone, as in `| head`, is no error."""
     try:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..language import LANGUAGES, tr
-from ..terminal import FITS, NOTHING_FITS, answer, number, say, take_language
+from ..terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language
 from .pictures import extra_label, seconds_label
 from .plans import MARGIN, METHODS
 from .search import Plans, plan_training
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """`fit` as a program of its own: read the arguments, print, and return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     take_language(given)
-    parser = argparse.ArgumentParser(prog="python -m helpers.planner", description=_what())
+    parser = Parser(prog="python -m helpers.planner", description=_what())
     _arguments(parser)
     return answer(execute, parser.parse_args(given))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import WrongValue
 from ..language import LANGUAGES, tr
-from ..terminal import answer, say
+from ..terminal import Parser, answer, say
 from . import html
 from .again import Run, advice, largest
 from .frames import OURS
@@ -72,7 +72,7 @@ def add_largest_to(subparsers: Any) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`virtual-gpu run` by itself; the exit status."""
-    parser = argparse.ArgumentParser(prog="virtual-gpu")
+    parser = Parser(prog="virtual-gpu")
     add_to(parser.add_subparsers())
     return answer(execute, parser.parse_args(["run", *(sys.argv[1:] if argv is None else argv)]))
 

@@ -11,6 +11,7 @@ import bisect
 import gzip
 import io
 import json
+import os
 import pickle
 import zlib
 from collections.abc import Iterator
@@ -103,7 +104,7 @@ def read_histories(path: str | Path) -> list[History]:
 
     WrongValue for a file that is not there or is none of the two.
     """
-    data = _bytes(Path(path))
+    data = _bytes(path_of(path))
     try:
         if data[:1] in (b"{", b"["):
             return [
@@ -142,14 +143,23 @@ def _room_for(nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+def path_of(path: Any) -> Path:
+    """`path` as a Path; WrongValue where it is none."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise WrongValue(
+            tr(ko=f"path={path!r:.80}: 파일의 경로여야 한다.", en=f"path={path!r:.80}: must be the path of a file.")
+        )
+    return Path(path)
+
+
 def _bytes(path: Path) -> bytes:
     try:
         with open(path, "rb") as file:
             zipped = file.read(2) == b"\x1f\x8b"
         with gzip.open(path, "rb") if zipped else open(path, "rb") as file:
             data = file.read(LARGEST_FILE + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise unreadable(f"{path}: {error}") from error
+    except (OSError, EOFError, ValueError, zlib.error) as error:  # ValueError: NUL in the name
+        raise unreadable(f"{str(path)!r:.300}: {error}") from error
     if len(data) > LARGEST_FILE:
         raise unreadable(f"> {LARGEST_FILE} bytes")
     return data

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import WrongValue
 from ..language import tr
-from .histories import LARGEST_FILE, MOST_BYTES, WRONG_FORM, read_histories
+from .histories import LARGEST_FILE, MOST_BYTES, WRONG_FORM, path_of, read_histories
 from .timeline import CATEGORIES
 from .trace import Trace
 
@@ -52,7 +52,7 @@ class Saved:
 
 def read(path: str | Path) -> Saved:
     """A run that was saved as JSON, or PyTorch's own memory snapshot; WrongValue where it is neither."""
-    path = Path(path)
+    path = path_of(path)
     if not os.path.isfile(path):  # no error for a name that can be no path
         raise WrongValue(tr(ko=f"{path}: 그런 파일이 없다.", en=f"{path}: no such file."))
     if path.suffix != ".json":
