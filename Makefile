@@ -11,18 +11,22 @@ QUIET_MACHINE := CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 PYTHONHASHSEED=0
 ONE_THREAD := OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help course test stress fuzz interrupts check format notebooks stamp figures site bench truth measure-gpu accuracy environment
+.PHONY: help course test stress fuzz interrupts check format notebooks stamp figures site bench truth measure-gpu accuracy \
+	lock wheel environment
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# The server's root is the repository, so that notebooks reach ../../image. Of a notebook that is not trusted JupyterLab
-# shows no stored picture before its cells have run.
-course: $(READY)  ## set everything up, open the course in JupyterLab
-	@$(BIN)/python -m jupyter trust --log-level=WARN $(wildcard notebooks/*/*.ipynb) >/dev/null
-	@echo "Starting JupyterLab: begin with 00_start_here.ipynb in notebooks/ko (Ctrl+C twice ends it)."
+# The reader works in a copy of his own, two folders deep as the notebooks are, so that they reach ../../image from
+# there; the server's root is the repository. Of a notebook that is not trusted JupyterLab shows no stored picture before
+# its cells have run.
+course: $(READY)  ## set everything up, open the course in JupyterLab, in a copy that is yours (my/ko)
+	@$(BIN)/python tools/readers_copy.py
+	@$(BIN)/python -m jupyter trust --log-level=WARN $(patsubst notebooks/%,my/%,$(wildcard notebooks/ko/*.ipynb)) >/dev/null
+	@echo "Starting JupyterLab with my/ko/00_start_here.ipynb (Ctrl+C twice ends it)."
 	@exec $(BIN)/python -m jupyterlab --log-level=WARN \
-		--ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/ko \
+		--ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/my/ko/00_start_here.ipynb \
+		--LabApp.app_settings_dir="$(CURDIR)/tools/jupyterlab" --LabApp.news_url=None \
 		$(if $(filter 0,$(shell id -u)),--allow-root)
 
 test: $(READY)  ## set everything up, run every check (several minutes)
@@ -79,9 +83,15 @@ measure-gpu:  ## on a machine with a CUDA GPU: measured beside predicted (PYTHON
 accuracy: $(READY)  ## the accuracy table of the README pages, from benchmarks/judged.json and benchmarks/records
 	@$(BIN)/python tools/accuracy.py
 
+lock:  ## constraints.txt anew: the newest versions of what requirements.txt brings with it
+	@tools/lock.sh
+
+wheel:  ## build the wheel, install it into an empty environment, run a program there (minutes)
+	@PYTHON=$(PYTHON) tools/wheel.sh
+
 environment: $(READY)  ## only set everything up
 
-$(READY): requirements.txt pyproject.toml
+$(READY): requirements.txt constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 		echo "The course needs Python 3.11, 3.12 or 3.13, and '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)."; \
 		echo "Name another one: make $(or $(firstword $(MAKECMDGOALS)),course) PYTHON=python3.12"; exit 1; }

@@ -48,6 +48,8 @@ class Chart:
         """The picture as SVG text."""
         import matplotlib
 
+        for legend in [*self.figure.legends, *filter(None, (ax.get_legend() for ax in self.figure.axes))]:
+            legend.set_frame_on(False)  # drawn outside `_style`, where matplotlib's own default holds
         file = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         with matplotlib.rc_context(_style()), _letters_of_other_fonts():
@@ -98,7 +100,6 @@ def _style() -> dict[str, object]:
         "ytick.color": svg.MUTED,
         "text.color": svg.INK,
         "figure.facecolor": svg.PAPER,
-        "legend.frameon": False,
         "svg.fonttype": "none",
         "svg.hashsalt": "virtual-gpu",
     }

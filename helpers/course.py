@@ -11,10 +11,13 @@ from pathlib import Path
 from virtual_gpu.language import tr
 
 from .environment import COURSE, html_rows
+from .progress import solved
 
 # A guess at a reader's pace, for the map only: Korean technical prose, a look at a result, an exercise.
 SIGNS_A_MINUTE, MINUTES_A_RESULT, MINUTES_AN_EXERCISE = 400, 0.5, 5
 ROUND_TO_MINUTES = 10
+# A chapter's last section under this heading is for those who want more: neither its time nor its exercises count.
+APPENDIX = re.compile(r"## (\d+\.\d+ )?더 읽을거리")
 
 # number, notebook, (title, question) in Korean and in English
 START = (
@@ -73,7 +76,7 @@ CHAPTERS = (
 
 @dataclass(frozen=True)
 class Chapter:
-    """One line of the map. minutes and exercises are None where the notebook is not there."""
+    """One line of the map. minutes and exercises are None where the notebook is not there; solved: so many of them."""
 
     number: int
     title: str
@@ -81,6 +84,13 @@ class Chapter:
     notebook: str | None = None
     minutes: int | None = None
     exercises: int | None = None
+    solved: int = 0
+
+    def exercises_told(self) -> str:
+        """How many exercises; where the reader has solved some, how many of them, with a check mark for all."""
+        if not self.solved:
+            return "" if self.exercises is None else str(self.exercises)
+        return f"{self.solved}/{self.exercises}" + (" ✓" if self.solved == self.exercises else "")
 
 
 class CourseMap(list):
@@ -108,7 +118,7 @@ class CourseMap(list):
                 chapter.title,
                 chapter.question,
                 coming if chapter.minutes is None else tr(ko=f"약 {chapter.minutes}분", en=f"{chapter.minutes} min"),
-                "" if chapter.exercises is None else str(chapter.exercises),
+                chapter.exercises_told(),
             ]
             for chapter in self
         ]
@@ -129,12 +139,16 @@ def chapter(entry: tuple, folder: Path) -> Chapter:
         return Chapter(number, title, question)
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     cells = [cell for cell in cells if "set-up" not in cell.get("metadata", {}).get("tags", [])]
+    appendix = (i for i, cell in enumerate(cells) if APPENDIX.match("".join(cell["source"])))
+    cells = cells[: next(appendix, None)]
     text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     heading = re.search(r"^# \d+장\. (.+)$", text, re.MULTILINE) if title == korean[0] else None
     # Pictures, links' addresses and spaces are not read.
     signs = len(re.sub(r"!\[.*?\]\(.*?\)|\]\(.*?\)|\s", "", text))
-    exercises = len(set(re.findall(r'exercise\("(\d+-\d+)"\)', "\n".join(code))))
-    minutes = signs / SIGNS_A_MINUTE + len(code) * MINUTES_A_RESULT + exercises * MINUTES_AN_EXERCISE
+    numbers = set(re.findall(r'exercise\("(\d+-\d+)"\)', "\n".join(code)))
+    minutes = signs / SIGNS_A_MINUTE + len(code) * MINUTES_A_RESULT + len(numbers) * MINUTES_AN_EXERCISE
     rounded = max(1, round(minutes / ROUND_TO_MINUTES)) * ROUND_TO_MINUTES
-    return Chapter(number, heading[1] if heading else title, question, name, rounded, exercises)
+    return Chapter(
+        number, heading[1] if heading else title, question, name, rounded, len(numbers), len(numbers & solved())
+    )

@@ -24,7 +24,17 @@ from virtual_gpu.step.optimizers import OPTIMIZERS
 
 from .gpu import current_gpu, release_memory
 
-WIDE = {"width": "340px"}
+WIDE = {"width": "calc(100% - 4px)", "max_width": "340px", "min_width": "0"}  # a narrow output cuts no value off
+# What is shown of the setting before is faded as soon as a move begins, but not for a move that is done in a tenth of a
+# second. A picture and a table scroll inside themselves; Korean is not broken inside words.
+_LOOK = """<style>
+.course-panel { word-break: keep-all }
+.course-panel .course-shown { overflow-x: auto; transition: opacity .15s }
+.course-panel .course-shown svg { min-width: 560px }
+.course-panel .course-shown table { white-space: nowrap }
+.course-panel.course-busy .course-shown { opacity: .35; transition-delay: .1s }
+.course-panel.course-busy { cursor: progress }
+</style>"""
 STYLE = {"description_width": "110px"}
 ROW = {"flex_flow": "row wrap"}
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -40,7 +50,7 @@ class Panel(widgets.VBox):
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_class(f"{self.prefix}-panel")
+        self.add_class(f"{self.prefix}-panel").add_class("course-panel")
         self.controls: dict[str, Any] = {}
         self.status, self.picture = self.html("status"), self.html("picture")
         self._moving = False
@@ -61,6 +71,8 @@ class Panel(widgets.VBox):
         """A control of class `prefix-name`; `changed`, or else `_changed`, follows its value once that is settled."""
         if "continuous_update" in kind.class_trait_names():
             arguments.setdefault("continuous_update", False)
+        if "tooltip" in kind.class_trait_names():  # from ipywidgets 8 on, where none is shown as "null"
+            arguments.setdefault("tooltip", description)
         control = kind(description=description, **{"layout": WIDE, "style": STYLE, **arguments})
         control.add_class(f"{self.prefix}-{name}")
         control.observe(lambda _: self.move(changed or self._changed), names="value")
@@ -116,9 +128,11 @@ class Panel(widgets.VBox):
         self, left: Sequence[Any], right: Sequence[Any], *rows: Sequence[Any], shown: Sequence[Any] = ()
     ) -> None:
         """Two columns of controls, rows of more, the status, and `shown`, which is the picture if nothing is named."""
-        columns = widgets.VBox(list(left)), widgets.VBox(list(right))
+        column = {"width": "352px", "max_width": "100%", "min_width": "0"}
+        columns = widgets.VBox(list(left), layout=column), widgets.VBox(list(right), layout=column)
         lines = [widgets.HBox(list(line), layout=ROW) for line in (columns, *rows)]
-        self.children = [*lines, self.status, *(shown or [self.picture])]
+        shown = [one.add_class("course-shown") for one in shown or [self.picture]]
+        self.children = [widgets.HTML(_LOOK), *lines, self.status, *shown]
 
     # -- a move ----------------------------------------------------------------------------------------------------
 
@@ -140,6 +154,7 @@ class Panel(widgets.VBox):
         handler = signal.getsignal(signal.SIGINT)
         listen = partial(signal.signal, signal.SIGINT) if _in_main_thread() else lambda _: None
         self._moving = True
+        self.add_class("course-busy")
         try:
             try:
                 listen(signal.default_int_handler)  # between cells the kernel ignores it
@@ -161,6 +176,7 @@ class Panel(widgets.VBox):
             raise
         finally:
             self._moving = False
+            self.remove_class("course-busy")
             listen(handler)
 
     def _changed(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -30,3 +30,19 @@ class LeftRows(Rows):
 
     def _repr_html_(self) -> str:
         return html_rows(tuple(self.heads), [[escape(cell) for cell in row] for row in self])
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, str]]) -> Rows:
+    """Rows of results, each a mapping with the same keys.
+
+    columns: key → (its head in the reader's language, how a number of that column is written); a key that is not there
+    is its own head.
+    """
+    heads = [columns.get(key, (key, ""))[0] for key in rows[0]]
+    return Rows(heads, [[_written(value, columns.get(key, ("", ""))[1]) for key, value in row.items()] for row in rows])
+
+
+def _written(value: Any, how: str) -> str:
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return "–" if value is None else str(value)
+    return format(value, how)

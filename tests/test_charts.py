@@ -16,7 +16,7 @@ def chart_of_losses() -> Chart:
     for ax in chart.axes:
         ax.plot([1, 2, 3], [3, 2, -1], label="배치 16")
         ax.set_xlabel("샘플 수")
-        ax.legend(frameon=False)
+        ax.legend()
     return chart
 
 
@@ -32,6 +32,15 @@ def test_words_stay_words_in_the_readers_font():
     words = [text for text in picture.iter(f"{SPACE}text") if text.text == "샘플 수"]
     assert len(words) == 2 and all(svg.FONT in word.get("style") for word in words)
     assert any("1" in (text.text or "") for text in picture.iter(f"{SPACE}text"))
+
+
+def test_no_legend_has_a_frame():
+    chart = chart_of_losses()
+    chart.figure.legend(loc="outside lower center")
+    picture = ElementTree.fromstring(chart.svg())
+    legends = [group for group in picture.iter(f"{SPACE}g") if group.get("id", "").startswith("legend")]
+    assert len(legends) == 3
+    assert not [group for legend in legends for group in legend if group.get("id", "").startswith("patch")]
 
 
 def test_it_is_described_and_measured_in_pixels():

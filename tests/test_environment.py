@@ -161,7 +161,10 @@ def test_the_map_reads_the_notebooks(tmp_path):
     (tmp_path / "04_gradient_accumulation.ipynb").write_text(
         '{"cells": [{"cell_type": "markdown", "source": ["# 4장. 나누어 <더하기>\\n", "'
         + "가" * 4000
-        + '"]}, {"cell_type": "code", "source": "exercise(\\"4-1\\").check(x)"}]}',
+        + '"]}, {"cell_type": "code", "source": "exercise(\\"4-1\\").check(x)"}, '
+        + '{"cell_type": "markdown", "source": ["## 4.9 더 읽을거리\\n", "'
+        + "나" * 8000
+        + '"]}, {"cell_type": "code", "source": "exercise(\\"4-2\\").check(x)"}]}',
         encoding="utf-8",
     )
     found = course_map(tmp_path)

@@ -46,6 +46,20 @@ def test_a_case_is_solved_within_its_budget(number, capsys):
     assert 0 < one._used <= one.budget
 
 
+NONSENSE = ["몰라", 42, -1.5, True, float("nan"), {}, {"x": 1}, [], [None], (), set(), object(), b"", len]
+
+
+@pytest.mark.parametrize("number", NUMBERS + CASES)
+def test_nonsense_gets_one_sentence(number, capsys):
+    """And never a traceback of our own, nor the right answer."""
+    one = exercise(number) if number in NUMBERS else case(number)
+    for answer in NONSENSE:
+        one.check(answer)
+        told = said(capsys)
+        assert told.startswith(f"[{number}] ") and told.count("\n") == 1, (answer, told)
+        assert "정답!" not in told and not re.search(r"(Attribute|Type|Key|Index)Error", told), (answer, told)
+
+
 @pytest.mark.parametrize("number", NUMBERS + CASES)
 def test_an_empty_stub_and_hints(number, capsys):
     one = exercise(number) if number in NUMBERS else case(number)

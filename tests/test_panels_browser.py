@@ -165,3 +165,29 @@ def contrast(one, other):
 
     dark, light = sorted(map(luminance, (one, other)))
     return (light + 0.05) / (dark + 0.05)
+
+
+WIDER_THAN_THE_PANEL = """() => {
+    const panel = document.querySelector(".memory-panel").getBoundingClientRect();
+    return [...document.querySelectorAll(".memory-panel [class*='memory-']")]
+        .filter(part => part.getBoundingClientRect().right > panel.right + 1)
+        .map(part => [part.className, part.getBoundingClientRect().right - panel.right]);
+}"""
+
+
+def test_a_late_result_shows_that_it_is_late_and_a_narrow_page_cuts_nothing_off(notebook):
+    shown(notebook, "예측")
+    page = notebook.page
+    page.set_viewport_size({"width": 700, "height": 1000})
+    page.wait_for_timeout(300)
+    notebook.screenshot("panel_at_700_px")
+    assert page.evaluate(WIDER_THAN_THE_PANEL) == []
+    picture = page.locator(".memory-picture svg").bounding_box()
+    assert picture["width"] >= 560  # it scrolls, and its words keep their size
+
+    notebook.choose(".memory-gpu", "H200")
+    notebook.choose(".memory-model", LARGE)
+    page.wait_for_selector(".memory-panel.course-busy", timeout=20_000)
+    shown(notebook, "메모리 부족")
+    page.wait_for_selector(".memory-panel:not(.course-busy)", timeout=20_000)
+    assert notebook.errors() == [] and notebook.console_errors == []

@@ -295,6 +295,14 @@ def rehearse(folder, text, *more):
     return run_forked(list(map(str, program)), folder=folder)
 
 
+def test_grouped_heads_below_ampere_come_with_the_line_that_repeats_them():
+    def asked(model, gpu):
+        return make_request(model, gpu, length=128, batch=1)
+
+    assert "use_gqa_in_sdpa = lambda" in asked("Qwen/Qwen3-0.6B", "T4").caution
+    assert not asked("Qwen/Qwen3-0.6B", "L4").caution and not asked("gpt2", "T4").caution
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_the_script_trains(method, model_folder, tmp_path):

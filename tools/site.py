@@ -28,8 +28,20 @@ PAGES = {
     "출처": "sources",
 }
 # Furo lets a formula scroll, which cuts off a fraction's numerator; none of the page's fonts has a formula's signs.
-# Of a crowded table no word is broken between its letters, as a browser does with Korean.
-STYLE = "math { font-family: math, serif; overflow: visible; }\ntable.docutils { word-break: keep-all; }\n"
+# A browser breaks Korean between any two letters. A table of an output has no rules of its own here, and one that is
+# wider than the page scrolls inside itself, as a picture does whose words would become too small to read.
+STYLE = """math { font-family: math, serif; overflow: visible; }
+article { word-break: keep-all; overflow-wrap: anywhere; }
+.cell_output table { display: block; overflow-x: auto; border-collapse: collapse; margin: 0.5rem 0; }
+.cell_output th, .cell_output td { padding: 0.2rem 0.7rem; border-bottom: 1px solid var(--color-background-border);
+  white-space: nowrap; text-align: right; }
+.cell_output th:first-child, .cell_output td:first-child { text-align: left; }
+@media (max-width: 600px) {
+  .cell_output .output.text_html, .cell_output .output.image_svg, article .figure, article p:has(> img) {
+    overflow-x: auto; }
+  .cell_output svg, article p > img[src$=".svg"] { max-width: none !important; min-width: 560px; }
+}
+"""
 CONF = """
 import latex2mathml.converter
 project, language, author = "작은 GPU, 큰 모델", "ko", "the gpu-memory-course authors"

@@ -4,28 +4,68 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import __version__
 from .errors import WrongValue
 from .language import LANGUAGES, tr
+from .optional import require
 from .terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language
 
 _ELSEWHERE = {"fit": ".plan.command", "run": ".program.command", "doctor": ".doctor.command"}
 SCHEMA = 1  # of the JSON that `largest` and `shards` print
 
-EXAMPLES = """\
-examples:
-  virtual-gpu fit --model meta-llama/Llama-3.1-8B --gpu "RTX 4090" --length 1024 --batch 16
-  virtual-gpu largest --model Qwen/Qwen3-4B --gpu "24GiB, 8.6" --peft qlora --of sequence_length
-  virtual-gpu shards --model meta-llama/Llama-3.1-8B --gpu H100 --gpus 8 --stage 3 --length 4096
-  virtual-gpu replay snapshot.pickle
-  virtual-gpu doctor error.txt
-"""
+EXAMPLES = {
+    None: """
+virtual-gpu run --gpu T4 train.py --batch_size 16
+virtual-gpu fit --model meta-llama/Llama-3.1-8B --gpu "RTX 4090" --length 1024 --batch 16
+virtual-gpu doctor error.txt
+""",
+    "run": """
+virtual-gpu run --gpu T4 train.py --batch_size 16
+virtual-gpu run --gpu A100-80GB --gpus 8 --html report.html torchrun --nproc_per_node 8 train.py
+virtual-gpu run --gpu "24GiB, 8.6" --through-evaluation --json train.py > report.json
+""",
+    "fit": """
+virtual-gpu fit --model EleutherAI/polyglot-ko-5.8b --gpu T4 --length 512 --batch 16
+virtual-gpu fit --model meta-llama/Llama-3.1-8B --gpu "RTX 4090" --length 1024 --batch 16 --save plan
+virtual-gpu fit --model ./my-model --gpu "24GiB, 8.6" --gpus 2 --methods lora,qlora --json
+""",
+    "largest": """
+virtual-gpu largest --gpu T4 --peft qlora
+virtual-gpu largest --model Qwen/Qwen3-4B --gpu "24GiB, 8.6" --peft qlora --of sequence_length
+virtual-gpu largest --gpu T4 --argument --batch_size train.py --epochs 1
+""",
+    "shards": """
+virtual-gpu shards --model meta-llama/Llama-3.1-8B --gpu H100 --gpus 8 --stage 3 --length 4096
+virtual-gpu shards --model meta-llama/Llama-3.1-8B --gpu A100-40GB --gpus 4 --stage 2 --checkpointing
+virtual-gpu shards --model meta-llama/Llama-3.1-405B --gpu H100 --gpus 1024 --tensor-parallel 8 --json
+""",
+    "compare": """
+virtual-gpu compare before.json after.json
+virtual-gpu compare before.json after.json --fail-if-peak-grew 2%
+virtual-gpu compare run.json snapshot.pickle --json
+""",
+    "replay": """
+virtual-gpu replay snapshot.pickle
+virtual-gpu replay trace.json.gz
+virtual-gpu replay snapshot.pickle --json
+""",
+    "doctor": """
+virtual-gpu doctor error.txt
+python train.py 2>&1 | tee log.txt; virtual-gpu doctor log.txt
+virtual-gpu doctor - --json < error.txt
+""",
+    "bug-report": """
+virtual-gpu bug-report > report.json
+""",
+    "completion": """
+virtual-gpu completion bash > ~/.local/share/bash-completion/completions/virtual-gpu
+virtual-gpu completion zsh > ~/.zfunc/_virtual-gpu
+""",
+}  # subcommand → lines that can be typed as they are
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,24 +86,14 @@ def _joined(given: list[str]) -> list[str]:
     return [*given[:place], "=".join(given[place : place + 2]), *given[place + 2 :]]
 
 
-def _version() -> str:
-    from importlib.metadata import version
-
-    import torch
-
-    parts = [f"virtual-gpu {__version__}", f"torch {torch.__version__}", f"transformers {version('transformers')}"]
-    if importlib.util.find_spec("virtual_gpu.rules.active"):
-        newest = getattr(importlib.import_module("virtual_gpu.rules.active"), "NEWEST", None)
-        parts += [f"rules up to PyTorch {newest}"] if newest else []
-    return ", ".join(parts)
-
-
 class _Version(argparse.Action):
     def __init__(self, option_strings: Sequence[str], dest: str, **more: Any):
         super().__init__(option_strings, dest, nargs=0, **more)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(_version())
+        from .about import versions
+
+        print(versions())
         parser.exit()
 
 
@@ -74,9 +104,8 @@ def _parser(asked: str | None) -> argparse.ArgumentParser:
         description=tr(
             ko="학습에 드는 GPU 메모리를 GPU 없이 센다.", en="Counts the GPU memory of training without the GPU."
         ),
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _teach(parser, None)
     parser.add_argument("--version", action=_Version, help=tr(ko="버전", en="versions"))
     parser.add_argument("--language", choices=LANGUAGES, default=None)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -84,19 +113,37 @@ def _parser(asked: str | None) -> argparse.ArgumentParser:
         if name == "largest" and asked == "largest --argument":
             module = importlib.import_module(".program.command", __package__)
             module.add_largest_to(commands).set_defaults(execute=module.execute_largest)
-        elif name != asked:
+        elif asked not in (name, "completion"):
             commands.add_parser(name, help=text)
         elif name in (own := _own()):
             own[name](commands.add_parser(name, help=text, description=text))
         else:
             module = importlib.import_module(_ELSEWHERE[name], __package__)
             module.add_to(commands).set_defaults(execute=module.execute)
+        _teach(commands.choices[name], name)
     return parser
+
+
+def _teach(parser: argparse.ArgumentParser, name: str | None) -> None:
+    """Put the examples of a subcommand behind its help."""
+    lines = "\n  ".join(EXAMPLES[name].strip().splitlines())
+    said = f"{parser.epilog}\n\n" if parser.epilog else ""
+    parser.epilog = said + tr(ko="예:", en="examples:") + f"\n  {lines}"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 def _own() -> dict[str, Callable[[argparse.ArgumentParser], None]]:
     """Subcommand → what adds its arguments, of those that are here."""
-    return {"largest": _add_largest, "shards": _add_shards, "compare": _add_compare, "replay": _add_replay}
+    from .about import add_bug_report
+
+    return {
+        "largest": _add_largest,
+        "shards": _add_shards,
+        "compare": _add_compare,
+        "replay": _add_replay,
+        "bug-report": add_bug_report,
+        "completion": _add_completion,
+    }
 
 
 def _commands() -> dict[str, str]:
@@ -123,6 +170,11 @@ def _commands() -> dict[str, str]:
         "doctor": tr(
             ko="메모리 부족 메시지를 읽고 까닭을 말한다", en="read an out-of-memory message and name the cause"
         ),
+        "bug-report": tr(
+            ko="버그를 알릴 때 물어볼 것을 모은다(사적인 것은 없다)",
+            en="gather what a report of a bug needs, and nothing private",
+        ),
+        "completion": tr(ko="셸의 자동 완성 스크립트를 출력한다", en="print the shell's completion script"),
     }
 
 
@@ -257,3 +309,17 @@ def _shards(args: argparse.Namespace) -> int:
     text = "\n".join([repr(step), *step.notes])
     say(json.dumps({"schema": SCHEMA, **result}, ensure_ascii=False, indent=2) if args.json else text)
     return FITS if step.fits else NOTHING_FITS
+
+
+def _add_completion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=("bash", "zsh"))
+    parser.add_argument("--language", choices=LANGUAGES, default=None)
+    parser.set_defaults(execute=_completion)
+
+
+def _completion(args: argparse.Namespace) -> int:
+    require("shtab")
+    import shtab
+
+    print(shtab.complete(_parser("completion"), args.shell))
+    return FITS

@@ -21,7 +21,7 @@
 # - 유효 배치 크기를 계산하고, 내 GPU에서 배치를 몇으로 나눌지 고른다.
 # - 누적이 줄여 주는 메모리와 줄여 주지 않는 메모리를 구별한다.
 # - 누적에서 소리 없이 나는 여섯 가지 실수를 증상으로 알아보고 고친다.
-# - 그대로 베껴 쓸 루프를 갖는다. PyTorch, `Trainer`, Accelerate로 하나씩이다.
+# - 그대로 베껴 쓸 루프를 갖는다. PyTorch와 `Trainer`로 하나씩이고, Accelerate는 더 읽을거리에 있다.
 #
 # 그레이디언트가 같은지는 작은 모델을 CPU에서 실제로 학습해 확인하고, 메모리는 3장의 가상 GPU에서 센다. 저장된 출력은 가상 T4에서 얻었다. 출력에서 GPU의 이름을 확인한다.
 
@@ -36,6 +36,7 @@ from torch.nn.functional import cross_entropy
 
 from helpers import case, exercise, gpu_memory_experiment, gpu_memory_sweep, guess, guesses, use_gpu
 from helpers.chapters.c4_accumulation.accumulation import capital_samples, difference, gradient, moved, small_gpt2
+from helpers.chapters.c4_accumulation.tables import table
 from helpers.small_model import SmallLanguageModel, sentences
 
 torch.set_num_threads(1)
@@ -58,7 +59,7 @@ four_by_four
 #
 # **유효 배치 크기 = 마이크로 배치 × 누적 횟수 × 데이터 병렬 GPU 수**
 #
-# **마이크로 배치**(micro-batch)는 한 번에 GPU 하나에 넣는 샘플의 수다. `Trainer`에서는 차례로 `per_device_train_batch_size`, `gradient_accumulation_steps`, 프로세스의 수다. 논문의 '글로벌 배치', `Trainer`가 로그 수준 `info`에서 찍는 'Total train batch size'가 이것이다. 모델을 쪼개 맡은 GPU(텐서 병렬, 파이프라인 병렬)는 세지 않는다.
+# **마이크로 배치**(micro-batch)는 한 번에 GPU 하나에 넣는 샘플의 수다. `Trainer`에서는 차례로 `per_device_train_batch_size`, `gradient_accumulation_steps`, 프로세스의 수다. 모델을 쪼개 맡은 GPU(텐서 병렬, 파이프라인 병렬)는 세지 않는다.
 #
 # 출력은 유효 배치 크기와, 샘플 1,000개를 한 번 볼 때의 옵티마이저 스텝 수다. 숫자를 바꾸어 본다. GPU가 두 개로 늘었을 때 유효 배치를 16으로 지키려면 무엇을 바꾸어야 하는가?
 
@@ -127,44 +128,18 @@ mean_loss(rows).backward()
 draw_gradients(parts, model.head.bias.grad[10:18].tolist())
 
 # %% [markdown] lang="ko"
-# 조각 하나하나는 큰 배치와 다르고 부호가 반대인 것도 있다. 그래도 합은 모두 만난다.
-#
-# 그런데 왜 '10⁻¹²보다 작다'고만 하고 '같다'고 하지 않을까? 컴퓨터의 덧셈은 순서가 바뀌면 끝자리가 달라지기 때문이다(1장의 반올림). 큰 배치는 16개를 한꺼번에 더하고, 누적은 4개씩 더한 것을 다시 더한다. 자료형마다 얼마나 어긋날까? 정확한 숫자는 CPU에 따라 조금 다르다.
-
-# %% tags=["nbval-ignore-output"]
-exact = model
-for dtype in (torch.float64, torch.float32, torch.bfloat16):
-    model = copy.deepcopy(exact).to(dtype)
-    model.zero_grad()
-    mean_loss(rows).backward()
-    whole_in_dtype = gradient(model).double()
-    model.zero_grad()
-    for micro_batch in rows.split(4):
-        (mean_loss(micro_batch) / 4).backward()
-    print(dtype, f"{difference(gradient(model).double(), whole_in_dtype):.0e}")
-model = exact
-
-# %% [markdown] lang="ko"
-# 차이는 그 자료형의 반올림 크기(fp64 10⁻¹⁶, fp32 10⁻⁷, bf16 10⁻³)와 같은 자릿수다. 누적이 틀린 것이 아니라 어느 쪽도 정확하지 않은 것이다. 다만 bf16으로 수백 번 더하면 이야기가 달라진다(4.5절).
+# 조각 하나하나는 큰 배치와 다르고 부호가 반대인 것도 있다. 그래도 합은 모두 만난다. '같다'가 아니라 '10⁻¹²보다 작다'인 것은 덧셈의 순서가 달라 끝자리가 다르기 때문이다(1장의 반올림. 자료형마다 얼마인지는 4.10절).
 #
 # ## 4.2 학습 곡선
 #
 # 문장 16개를 60번 보며 세 가지로 학습한다. 배치 16, 마이크로 배치 4를 네 번 누적한 것(4 × 4), 누적 없는 배치 4다. 학습률은 모두 같고, 보는 문장의 수도 같다. 마지막 손실이 가장 낮은 것은 어느 것일까?
-#
-# > **주장 1.** "누적하면 큰 배치와 같은 효과를 얻는다"
-#
-# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
-#
-# **조건부로 맞다.** 반올림 오차를 빼면 그레이디언트도 학습 곡선도 같다. 조건은 4.4절과 4.5절에 있다.
-#
-# </details>
 
 # %%
 lowest = guess("4.2", None, ("16", "4 x 4", "4"))
 lowest
 
 # %% [markdown] lang="ko"
-# 아래가 누적하는 학습 루프의 전부다. 출력의 열은 나누는 방법, 옵티마이저 스텝의 수, 처음과 마지막 손실이다.
+# 아래가 누적하는 학습 루프의 전부다. 표에서 둘째 열과 마지막 열을 비교한다.
 
 
 # %%
@@ -186,10 +161,8 @@ def train(batch_size, accumulation, epochs=60):
 
 
 runs = {"16": (16, train(16, 1)), "4 x 4": (16, train(4, 4)), "4": (4, train(4, 1))}
-print("split  steps first  last")
-for name, (_, losses) in runs.items():
-    print(f"{name:6} {len(losses):5} {losses[0]:.3f} {losses[-1]:.3f}")
-lowest.against(min(runs, key=lambda name: runs[name][1][-1]))
+print(lowest.against(min(runs, key=lambda name: runs[name][1][-1])))
+table([{"split": name, "steps": len(ran), "first": ran[0], "last": ran[-1]} for name, (_, ran) in runs.items()])
 
 # %% [markdown] lang="ko"
 # 16과 4 × 4는 소수 셋째 자리까지 같다. 가로축을 학습한 샘플 수로 놓고 그리면 주황색 점(4 × 4)이 파란 선(16)에 겹치는가?
@@ -198,9 +171,17 @@ lowest.against(min(runs, key=lambda name: runs[name][1][-1]))
 draw_losses(runs)
 
 # %% [markdown] lang="ko"
+# > **주장 1.** "누적하면 큰 배치와 같은 효과를 얻는다" (출처: 책 5장을 정리한 글, transformers 문서)
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **조건부로 맞다.** 반올림 오차를 빼면 그레이디언트도 학습 곡선도 같다. 조건은 4.4절과 4.5절에 있다.
+#
+# </details>
+#
 # 초록색(배치 4)은 혼자 다른 길로 간다. 왜 그런지 이유를 하나 떠올려 본다.
 #
-# > **주장 2.** "배치가 크면 더 빠르고 더 잘 수렴한다"
+# > **주장 2.** "배치가 크면 더 빠르고 더 잘 수렴한다" (출처: 책 5장을 정리한 글)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -209,7 +190,7 @@ draw_losses(runs)
 #
 # </details>
 #
-# 큰 배치가 주는 것은 무엇일까? 64개 문장 전체의 그레이디언트를 정답으로 놓고, 무작위로 B개를 뽑아 구한 것이 얼마나 벗어나는지 16번씩 재어 평균한다(제곱평균제곱근). 마지막 열은 그 값에 √B를 곱한 것이다.
+# 큰 배치가 주는 것은 무엇일까? 64개 문장 전체의 그레이디언트를 정답으로 놓고, 무작위로 B개를 뽑아 구한 것이 얼마나 벗어나는지 16번씩 재어 평균한다(제곱평균제곱근).
 
 
 # %%
@@ -220,20 +201,21 @@ def gradient_of(rows):
 
 
 everything, generator = gradient_of(torch.arange(64)), torch.Generator().manual_seed(0)
-print(" B error error*sqrt(B)")
+lines = []
 for count in (1, 4, 16, 64):
     draws = [torch.randint(64, (count,), generator=generator) for _ in range(16)]
-    error = sum(difference(gradient_of(draw), everything) ** 2 for draw in draws) / 16
-    print(f"{count:2}  {error**0.5:.2f} {(error * count) ** 0.5:13.1f}")
+    error = (sum(difference(gradient_of(draw), everything) ** 2 for draw in draws) / 16) ** 0.5
+    lines.append({"count": count, "error": error, "times_root": error * count**0.5})
+table(lines)
 
 # %% [markdown] lang="ko"
 # 첫 열이 네 배가 될 때 둘째 열이 어떻게 변하는지, 셋째 열은 거의 일정한지 읽는다.
 #
-# > **주장 3.** "그레이디언트의 추정이 더 정확해진다"
+# > **주장 3.** "그레이디언트의 추정이 더 정확해진다" (출처: daje, 2023)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **맞다.** 오차는 √B에 반비례한다. 배치를 네 배로 키워야 절반으로 줄어드니, 갈수록 비싸진다.
+# **맞다.** 오차는 √B에 반비례한다. 배치를 네 배로 키워야 절반으로 줄어드니, 키울수록 얻는 것에 견주어 비싸진다.
 #
 # </details>
 #
@@ -248,9 +230,9 @@ for count in (1, 4, 16, 64):
 # 왜 누적을 켠 채로 찾아야 하는지가 이 절의 내용이다. polyglot-ko-1.3b로 배치 16, 누적 없는 배치 4, 배치 4를 네 번 누적한 것(4 × 4)을 실행한다. '첫 스텝 직후'와 '최대'를 비교한다.
 
 # %%
-table = gpu_memory_sweep(batch_size=[16, 4])
-table.append(gpu_memory_experiment(batch_size=4, gradient_accumulation_steps=4))
-table
+by_split = gpu_memory_sweep(batch_size=[16, 4])
+by_split.append(gpu_memory_experiment(batch_size=4, gradient_accumulation_steps=4))
+by_split
 
 # %% [markdown] lang="ko"
 # 배치 16은 들어가지 않고 4 × 4는 들어간다. 그리고 4 × 4의 숫자는 누적 없는 배치 4의 숫자와 모두 같다. 책의 출력이 배치 4와 4 × 4에서 똑같은 것도 이 때문이다.
@@ -258,7 +240,7 @@ table
 # '4 × 4의 메모리는 배치 4와 같다'고 말해도 될까? 맞다, 조건부로 맞다, 틀리다 가운데 하나를 골라 두고 나아간다. 4 × 4의 단계별 기록을 펼친다. 한 스텝에 순전파와 역전파가 네 번씩 있다. 둘째 순전파는 첫째와 같은 높이에서 시작하는가?
 
 # %%
-table[2].phases()
+by_split[2].phases()
 
 # %% [markdown] lang="ko"
 # 둘째 순전파는 2.48 GiB가 아니라 4.98 GiB에서 시작한다. 앞의 마이크로 배치가 남긴 **그레이디언트가 그대로 있기 때문이다.** 누적이 없으면 그레이디언트가 생길 때 순전파 상태가 사라지고, 스텝이 끝나면 `zero_grad()`가 그레이디언트를 0으로 채우는 대신 아예 없앤다(`set_to_none=True`가 기본값이다). 그래서 둘이 거의 겹치지 않는다. 누적에서는 겹친다.
@@ -284,7 +266,7 @@ gpu_memory_sweep(batch_size=8, gradient_accumulation_steps=[1, 2])
 # %% [markdown] lang="ko"
 # 8에서는 최대가 스텝에서 역전파로 옮겨 갔다.
 #
-# > **주장 4.** "4 × 4의 메모리는 배치 4와 같다"
+# > **주장 4.** "4 × 4의 메모리는 배치 4와 같다" (출처: 책의 노트북 출력)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -292,7 +274,7 @@ gpu_memory_sweep(batch_size=8, gradient_accumulation_steps=[1, 2])
 #
 # </details>
 #
-# > **주장 5.** "누적은 메모리를 절약한다"
+# > **주장 5.** "누적은 메모리를 절약한다" (출처: daje, 2023)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -309,9 +291,8 @@ from helpers import human_bytes, predict_memory
 
 once = predict_memory(batch_size=16, optimizer="adamw_fused").at_peak
 split = predict_memory(batch_size=4, gradient_accumulation_steps=4, optimizer="adamw_fused").at_peak
-print(f"{'':12}{'16 x 1':>10}{'4 x 4':>10}")
-for kind in ("parameters", "optimizer", "gradients", "activations"):
-    print(f"{kind:12}{human_bytes(once[kind]):>10}{human_bytes(split[kind]):>10}")
+kinds = ("parameters", "optimizer", "gradients", "activations")
+table([{"kind": kind, "16 x 1": human_bytes(once[kind]), "4 x 4": human_bytes(split[kind])} for kind in kinds])
 
 # %% [markdown] lang="ko"
 # 한 줄뿐이다. 누적은 **순전파 상태만** 줄인다. 파라미터와 옵티마이저 상태는 그대로고, 그레이디언트는 오히려 최대인 순간에도 자리를 지킨다. 파라미터와 옵티마이저 상태만으로 GPU가 찬다면 누적으로는 해결할 수 없다. 그때는 8비트 옵티마이저(3장), LoRA(8장), 여러 GPU(6장)를 찾는다.
@@ -321,13 +302,14 @@ for kind in ("parameters", "optimizer", "gradients", "activations"):
 # %%
 from helpers import largest_fitting
 
+lines = []
 for steps in (1, 2):
-    print(f"? x {steps}:", largest_fitting("batch_size", gradient_accumulation_steps=steps, optimizer="adamw_fused"))
+    largest = largest_fitting("batch_size", gradient_accumulation_steps=steps, optimizer="adamw_fused")
+    lines.append({"accumulation": steps, "fits": largest})
+table(lines)
 
 # %% [markdown] lang="ko"
 # 누적을 켜자 들어가는 샘플 수가 줄었다. 한 번 켜면 횟수를 더 늘려도 이 수는 줄지 않을까? 사건 4-A가 그 질문이다. 경계에 있는 크기는 단편화(3.10절) 때문에 실제 GPU에서 넘칠 수 있으니 한두 개 적게 잡는다.
-#
-# 반대 방향의 방법도 있다. 그레이디언트가 생기는 대로 그 파라미터를 갱신하고 버리면(optimizer in backward, LOMO) 그레이디언트를 들고 있지 않아도 된다. 다 모으기 전에 버리는 셈이니 **누적과는 함께 쓸 수 없다**(LOMO의 저자들도 그렇게 답한다. OpenLMLab/LOMO #4).
 #
 # **연습 4-1.** polyglot-ko-1.3b를 길이 512로 T4에서 학습한다(옵티마이저는 기본값이다). 유효 배치가 32가 되게 `batch_size`와 `gradient_accumulation_steps`를 정하라. 들어가는 것 가운데 가장 적게 나누어야 한다. 예를 들면 `{"batch_size": 32}`처럼 쓴다. 막히면 `exercise("4-1").hint()`, 그래도 막히면 `exercise("4-1").solution()`을 실행한다.
 
@@ -352,10 +334,10 @@ case("4-A").check(needed)
 # Llama-3.2-1B를 길이 6144로, T4보다 큰 L4에서 학습하려 한다. 옵티마이저는 8비트 AdamW다. 배치를 1까지 줄이면 들어갈까?
 
 # %%
-gpu_memory_sweep(gpu="L4", model_id="Llama-3.2-1B", optimizer="adamw_8bit", batch_size=1, sequence_length=6144)
+predict_memory(gpu="L4", model_id="Llama-3.2-1B", optimizer="adamw_8bit", batch_size=1, sequence_length=6144)
 
 # %% [markdown] lang="ko"
-# > **주장 6.** "누적이 늘 OOM을 막아 주지는 않는다"
+# > **주장 6.** "누적이 늘 OOM을 막아 주지는 않는다" (출처: daje, 2023)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -363,9 +345,9 @@ gpu_memory_sweep(gpu="L4", model_id="Llama-3.2-1B", optimizer="adamw_8bit", batc
 #
 # </details>
 #
-# T4에서 Llama나 Qwen의 긴 글이 넘친다면 배치보다 어텐션 커널이 먼저다. 커널 하나 때문에 같은 샘플이 T4에서 훨씬 더 쓴다(3.12절).
+# T4에서 Llama나 Qwen의 긴 글이 넘친다면 어텐션 커널부터 의심한다(3.12절).
 #
-# ## 4.4 여섯 가지 실수와 두 가지 성질
+# ## 4.4 여섯 가지 실수
 #
 # 누적은 잘못 써도 오류가 나지 않는다. 손실은 내려가고, 결과만 조금 나쁘다. 아래 표에 흔한 실수 여섯 가지와 증상이 있다. 마지막 열은 비어 있다. 하나씩 틀려 보고 잰 값으로 채운다. '크기'는 옳은 그레이디언트의 몇 배인지, '차이'는 옳은 것과 얼마나 다른지다(0이면 같다).
 
@@ -450,7 +432,7 @@ print(mistakes["mean_of_means"], compared(gradient(model), whole_by_length), sep
 # %% [markdown] lang="ko"
 # 이 네 마이크로 배치에서는 7%쯤 어긋난다. 대화와 문서가 섞인 데이터처럼 길이의 차이가 크면 더 어긋날 수 있다.
 #
-# transformers의 `Trainer`도 2024년 10월까지 이랬다. Unsloth가 알렸고 #34191에서 고쳐졌으며, 나중에 다른 모습으로 되돌아오기도 했다(#35438, #37766). 지금의 `Trainer`는 스텝 전체의 토큰 수(`num_items_in_batch`)를 세어 모델에 넘긴다. 모델이 그 수를 쓰지 않을 때 어떻게 되는지는 4.6절에서 해 본다.
+# transformers의 `Trainer`도 2024년 10월까지 이랬다. Unsloth가 알렸고 [transformers #34191](https://github.com/huggingface/transformers/issues/34191)에서 고쳐졌으며, 나중에 다른 모습으로 되돌아오기도 했다([#35438](https://github.com/huggingface/transformers/issues/35438), [#37766](https://github.com/huggingface/transformers/issues/37766)). 지금의 `Trainer`는 스텝 전체의 토큰 수(`num_items_in_batch`)를 세어 모델에 넘긴다. 모델이 그 수를 쓰지 않을 때 어떻게 되는지는 4.6절에서 해 본다.
 #
 # **연습 4-2.** 마이크로 배치마다 답의 토큰 수가 다르다. 토큰 수의 목록을 받아, 마이크로 배치마다 **평균 손실에 곱할 수**의 목록을 돌려주는 함수를 완성하라. 곱해서 더하면 큰 배치의 손실이 되어야 한다.
 
@@ -475,7 +457,7 @@ print(mistakes["left_over"], compared(accumulate(left_over.split(4), 1 / 2), gra
 # %% [markdown] lang="ko"
 # 4로 나누면 절반이 된다. 버리면 데이터의 끝이 한 번도 학습되지 않고, 4.2절의 루프처럼 `(i + 1) % accumulation`으로만 세면 **다음 에폭(epoch)의 첫 묶음에 섞인다.**
 #
-# `Trainer`에서도 2025년까지 에폭의 마지막 스텝만 손실과 노름이 절반으로 찍히는 일이 있었다(transformers #38837, #39659에서 고쳤다). 이 강의의 `train_model`은 남은 것을 실제 샘플 수로 나누어 한 스텝을 더 한다.
+# `Trainer`에서도 2025년까지 에폭의 마지막 스텝만 손실과 노름이 절반으로 찍히는 일이 있었다([transformers #38837](https://github.com/huggingface/transformers/issues/38837), [#39659](https://github.com/huggingface/transformers/issues/39659)에서 고쳤다).
 #
 # **연습 4-3.** 샘플 수, 마이크로 배치 크기, 누적 횟수를 받아 한 에폭의 옵티마이저 스텝 수를 돌려주는 함수를 완성하라. 덜 찬 마이크로 배치와 덜 찬 묶음도 버리지 않는다. 학습률 일정의 길이를 정할 때 쓰는 수다.
 
@@ -508,9 +490,9 @@ print(*(f"{norm:.2f}" for norm in norms))
 print(mistakes["clipped_inside"])
 
 # %% [markdown] lang="ko"
-# 크기는 맞는데 방향이 다르다. `grad`에는 지금까지의 합이 들어 있으므로, 먼저 들어온 조각은 여러 번 줄어들고 마지막 조각은 가장 덜 줄어든다. 노름만 보아서는 알 수 없는 실수다. 2019년 transformers의 공식 예제도 마이크로 배치마다 클리핑했다(#1563).
+# 크기는 맞는데 방향이 다르다. `grad`에는 지금까지의 합이 들어 있으므로, 먼저 들어온 조각은 여러 번 줄어들고 마지막 조각은 가장 덜 줄어든다. 노름만 보아서는 알 수 없는 실수다. 2019년 transformers의 공식 예제도 마이크로 배치마다 클리핑했다([#1563](https://github.com/huggingface/transformers/issues/1563)).
 #
-# fp16으로 학습한다면 순서가 하나 더 있다. 손실 스케일링(1장)을 푸는 `scaler.unscale_(optimizer)`도 다 모은 뒤 클리핑 직전에 **한 번만** 부른다. 두 번 부르면 오류가 난다(accelerate #641).
+# fp16으로 학습한다면 순서가 하나 더 있다. 손실 스케일링(1장)을 푸는 `scaler.unscale_(optimizer)`도 다 모은 뒤 클리핑 직전에 **한 번만** 부른다. 두 번 부르면 오류가 난다([accelerate #641](https://github.com/huggingface/accelerate/issues/641)).
 #
 # ### 학습률 일정도 스텝마다
 #
@@ -546,7 +528,7 @@ mistakes["scheduled_inside"] = compared(torch.tensor(wrong), torch.tensor(rates(
 mistakes
 
 # %% [markdown] lang="ko"
-# 크기가 거의 1배인 줄은 어느 것인가? 평균의 평균과 루프 안 클리핑이다. 노름을 지켜보아도 드러나지 않는 둘이다.
+# 크기가 거의 1배인 줄이 둘 있다. 평균의 평균과 루프 안 클리핑은 노름을 지켜보아도 드러나지 않는다.
 #
 # ### 사건 4-B. 배치 16과 곡선이 다르다
 #
@@ -559,47 +541,6 @@ guilty = ...
 case("4-B").check(guilty)
 
 # %% [markdown] lang="ko"
-# ### 배치 정규화와 드롭아웃
-#
-# 남은 둘은 루프의 실수가 아니라 모델의 성질이다. **배치 정규화**(batch normalization)는 배치의 평균과 분산을 쓴다. 마이크로 배치로 나누면 그 값이 달라진다. 입력 16개를 한 번에 넣은 것과 넷으로 나눈 것의 차이를, 층 정규화와 나란히 잰다.
-
-# %%
-generator = torch.Generator().manual_seed(0)
-x, y = torch.randn(16, 8, generator=generator).double(), torch.randn(16, 1, generator=generator).double()
-
-
-def gradient_by(net, size, seed=0):
-    torch.manual_seed(seed)
-    net.zero_grad()
-    for part, target in zip(x.split(size), y.split(size), strict=True):
-        ((net(part) - target).square().mean() * size / 16).backward()
-    return gradient(net)
-
-
-def net_with(layer):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 32), layer, nn.ReLU(), copy.deepcopy(layer), nn.Linear(32, 1)).double()
-
-
-for layer in (nn.BatchNorm1d(32), nn.LayerNorm(32)):
-    net = net_with(layer)
-    print(f"{type(layer).__name__:12} {difference(gradient_by(net, 4), gradient_by(net, 16)):.2f}")
-
-# %% [markdown] lang="ko"
-# 배치 정규화는 나누면 다른 함수가 된다. 누적으로는 고칠 수 없다. 언어 모델은 샘플마다 따로 계산하는 층 정규화나 RMSNorm을 쓰므로 걱정할 것이 없다.
-#
-# **드롭아웃**(dropout)은 무작위로 값을 끈다. 나누면 난수를 뽑는 순서가 달라져 다른 값이 꺼진다. 틀린 것일까? 출력의 첫 수는 누적과 큰 배치의 차이, 둘째 수는 시드만 다른 두 큰 배치의 차이, 마지막 수는 시드 500개로 평균한 누적과 큰 배치의 차이다.
-
-# %%
-net = net_with(nn.Dropout(0.2))
-print(f"{difference(gradient_by(net, 4), gradient_by(net, 16)):.2f}", end=" ")
-print(f"{difference(gradient_by(net, 16, seed=1), gradient_by(net, 16)):.2f}", end=" ")
-mean_4, mean_16 = (sum(gradient_by(net, size, seed) for seed in range(500)) / 500 for size in (4, 16))
-print(f"{difference(mean_4, mean_16):.2f}")
-
-# %% [markdown] lang="ko"
-# 누적과 큰 배치는 시드가 다른 두 큰 배치만큼 다르고, 여러 시드로 평균하면 가까워진다. 값은 달라도 **분포는 같다.** 드롭아웃이 있으면 누적한 결과를 비트까지 맞추려 하지 말아야 한다.
-#
 # ## 4.5 bf16으로 여러 번 더하면
 #
 # 지금까지는 fp64로 더했다. 가중치를 bf16으로 불러와 그대로 학습하면 `grad`도 bf16이고, 누적은 bf16끼리의 덧셈이 된다. bf16에서 0에 1을 1,000번 더하면 얼마가 될까? bf16의 유효 숫자가 몇 비트인지 떠올린다.
@@ -635,28 +576,14 @@ draw_lost(errors)
 # %% [markdown] lang="ko"
 # 누적이 수십 번이면 1% 안쪽이니 걱정할 것이 없다. 256번에서는 3%, 1,024번에서는 35%가 어긋났다. 파이프라인 병렬(7장)처럼 마이크로 배치가 아주 많은 학습에서 문제가 된다. 그림에서 가수가 3비트 더 긴 fp16은 훨씬 아래에 있고, 그레이디언트는 bf16이어도 **더하는 곳만 fp32이면** 더하면서 생기는 오차가 사라진다(그레이디언트마다 한 번씩 한 bf16 반올림은 남는다).
 #
-# 그래서 Megatron은 bf16으로 학습할 때 fp32로 된 누적용 그레이디언트 `main_grad`를 따로 둔다(Megatron-LM #502). DeepSpeed에서는 `"data_types": {"grad_accum_dtype": "fp32"}`로 고른다(DeepSpeed #1800에서 요청되었다). PyTorch로는 파라미터마다 훅(hook, 정해진 때에 불리는 함수) 하나면 된다. 마이크로 배치를 하나 넣고 `grad`와 `main_grad`를 출력한다.
-
-
-# %%
-def into_main_grad(parameter):
-    parameter.main_grad += parameter.grad
-    parameter.grad = None
-
-
-half = SmallLanguageModel().bfloat16()
-for parameter in half.parameters():
-    parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)
-    parameter.register_post_accumulate_grad_hook(into_main_grad)
-half(inputs[rows]).float().square().mean().backward()
-print(half.head.bias.grad, half.head.bias.main_grad.dtype)
+# 그래서 Megatron은 bf16으로 학습할 때 fp32로 된 누적용 그레이디언트 `main_grad`를 따로 둔다([Megatron-LM #502](https://github.com/NVIDIA/Megatron-LM/issues/502)). DeepSpeed에서는 `"data_types": {"grad_accum_dtype": "fp32"}`로 고른다([DeepSpeed #1800](https://github.com/deepspeedai/DeepSpeed/issues/1800)에서 요청되었다). PyTorch로는 파라미터마다 훅(hook) 하나면 된다(4.10절).
+#
+# 대가는 메모리다. 파라미터마다 2바이트이던 그레이디언트가 4바이트가 된다. 가중치를 fp32로 두는 혼합 정밀도(`Trainer`에서 fp32로 불러온 모델에 `bf16=True`)라면 `grad`가 처음부터 fp32이므로 이 문제가 없다. transformers 5는 체크포인트의 자료형 그대로 불러오므로(`dtype="auto"`가 기본값이다) bf16 체크포인트라면 `dtype=torch.float32`를 적어야 그렇게 된다.
 
 # %% [markdown] lang="ko"
-# 대가는 메모리다. 파라미터마다 2바이트이던 그레이디언트가 4바이트가 되고, 옵티마이저도 `main_grad`를 읽도록 고쳐야 한다. 가중치를 fp32로 두는 혼합 정밀도(`Trainer`에서 fp32로 불러온 모델에 `bf16=True`)라면 `grad`가 처음부터 fp32이므로 이 문제가 없다. transformers 5는 체크포인트의 자료형 그대로 불러오므로(`dtype="auto"`가 기본값이다) bf16 체크포인트라면 `dtype=torch.float32`를 적어야 그렇게 된다.
-#
 # ## 4.6 베껴 쓸 루프
 #
-# 실수 여섯 가지를 모두 피한 루프다. `.float()`가 없으면 fp16에서 손실의 합이 65504를 넘어 inf가 된다(1장). T4에서 fp32 가중치를 fp16 `autocast`로 학습한다면 네 줄이 달라진다. 순전파를 `torch.autocast("cuda", torch.float16)`으로 감싸고, `scaler.scale(loss / tokens).backward()`, 클리핑 앞에 `scaler.unscale_(optimizer)`, 스텝은 `scaler.step(optimizer); scaler.update()`다.
+# 실수 여섯 가지를 모두 피한 루프다. `.float()`가 없으면 fp16에서는 손실의 합이 65504를 넘어 inf가 될 수 있다(1장). T4에서 fp32 가중치를 fp16 `autocast`로 학습한다면 네 줄이 달라진다. 순전파를 `torch.autocast("cuda", torch.float16)`으로 감싸고, `scaler.scale(loss / tokens).backward()`, 클리핑 앞에 `scaler.unscale_(optimizer)`, 스텝은 `scaler.step(optimizer); scaler.update()`다.
 #
 # 한 스텝에 들어갈 마이크로 배치를 **먼저 모은다.** 그러면 토큰 수를 미리 셀 수 있고, 덜 찬 마지막 묶음도 실제 토큰 수로 나누어진다. `[:, :-1]`과 `[:, 1:]`은 한 칸 뒤의 글자를 맞히게 하려고 transformers의 모델이 안에서 하는 일을 밖에서 한 것이다.
 
@@ -721,7 +648,7 @@ four_by_four_trained = train_with_trainer(small_gpt2(), samples, **settings)
 print(f"{difference(moved(four_by_four_trained), by_recipe):.4f}")
 
 # %% [markdown] lang="ko"
-# 길이가 달라도 같다. `Trainer`가 토큰 수로 나누어 주기 때문이다. (문장을 섞는 순서가 달라도 한 스텝이 16개 전부이므로 합은 같다.)
+# 길이가 달라도 같다. `Trainer`가 토큰 수로 나누어 주기 때문이다.
 #
 # 그런데 이것은 **모델이 `num_items_in_batch`를 받아 쓸 때**의 이야기다. `Trainer`는 `forward`에 `**kwargs`가 있으면 모델이 알아서 나눈다고 믿고 손실을 나누지 않는다. 손실을 직접 쓴 모델이 그 수를 받기만 하고 쓰지 않으면 어떻게 될까? SGD로 한 스텝, 누적 1과 4에서 움직인 거리의 비율이다.
 
@@ -743,7 +670,133 @@ split = train_with_trainer(OwnLoss(), samples, **{**settings, **plain})
 print(f"{moved(split.inner).norm() / moved(at_once.inner).norm():.1f}")
 
 # %% [markdown] lang="ko"
-# 네 배다. 첫째 실수가 라이브러리 속에서 되살아난 것이다. 비슷한 신고가 되풀이되었다(transformers #37197의 Gemma 3, #37766). 확인하는 방법은 간단하다. **누적을 1에서 4로 바꾸었을 때 로그의 손실과 `grad_norm`이 네 배가 되면** 이 경우다. 합을 `num_items_in_batch`로 나누거나, 같은 일을 하는 `compute_loss_func`를 `Trainer`에 준다. `**kwargs`만 없애면 평균의 평균이 된다.
+# 네 배다. 첫째 실수가 라이브러리 속에서 되살아난 것이다. 비슷한 신고가 되풀이되었다([transformers #37197](https://github.com/huggingface/transformers/issues/37197)의 Gemma 3, [#37766](https://github.com/huggingface/transformers/issues/37766)). 확인하는 방법은 간단하다. **누적을 1에서 4로 바꾸었을 때 로그의 손실과 `grad_norm`이 네 배가 되면** 이 경우다. 합을 `num_items_in_batch`로 나누거나, 같은 일을 하는 `compute_loss_func`를 `Trainer`에 준다. `**kwargs`만 없애면 평균의 평균이 된다.
+#
+# Accelerate의 `accumulate`는 평균의 평균을 내고 덜 찬 마지막 묶음도 꽉 찬 듯 나눈다. 여러 GPU에서는 누적하는 동안 그레이디언트를 한 번만 보내야 한다. 두 가지 모두 4.10절에서 실행한다.
+#
+# ## 4.7 시간과 연산
+#
+# 누적하면 느려질까? 먼저 센다. 행렬곱의 부동소수점 연산(FLOPs)을 배치 16을 만드는 세 가지 나눗셈에서 비교한다. 어느 나눗셈이 연산을 더 하는가?
+
+# %%
+from helpers import training_flops
+
+lines = []
+for size in (16, 4, 1):
+    flops = 16 // size * training_flops(batch_size=size, sequence_length=256).total
+    lines.append({"split": f"{size} x {16 // size}", "tflop": flops / 1e12})
+table(lines)
+
+# %% [markdown] lang="ko"
+# > **주장 7.** "누적은 순전파와 역전파를 더 해야 한다" (출처: 책 5장을 정리한 글, transformers 문서)
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **조건부로 맞다.** 부르는 횟수는 늘지만 샘플 16개를 한 번씩 계산하는 연산은 그대로다. 옵티마이저 스텝은 배치 4를 그냥 쓸 때의 4분의 1로 준다.
+#
+# </details>
+#
+# 연산이 같으면 시간도 같을까? 작은 행렬은 장치를 다 쓰지 못한다. 이 노트북을 실행한 컴퓨터에서 잰다. GPU가 있으면 GPU, 없으면 CPU다. 블록 네 개짜리 모델로 샘플 16개를 여러 가지로 나누어, 옵티마이저 스텝까지 포함한 한 스텝의 시간(중앙값)과 초당 샘플 수를 낸다.
+
+# %% tags=["nbval-ignore-output"]
+import statistics
+import time
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+timed = SmallLanguageModel(width=256, depth=4).to(device)
+optimizer = torch.optim.AdamW(timed.parameters())
+samples_on_device = inputs[rows].to(device)
+lines = []
+for size in (16, 8, 4, 2, 1):
+    times = []
+    for _ in range(7):
+        start = time.perf_counter()
+        for micro_batch in samples_on_device.split(size):
+            (timed(micro_batch).square().mean() * size / 16).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        next(timed.parameters()).sum().item()
+        times.append(time.perf_counter() - start)
+    seconds = statistics.median(times)
+    lines.append({"split": f"{size} x {16 // size}", "milliseconds": seconds * 1e3, "samples": 16 / seconds})
+table(lines)
+
+# %% [markdown] lang="ko"
+# 마이크로 배치가 작아질수록 초당 샘플 수가 떨어진다면 장치가 놀고 있다는 뜻이다. 어느 크기부터 더 키워도 오르지 않는다면 거기가 마이크로 배치의 알맞은 크기이고, 그보다 큰 배치는 누적으로 만들어도 손해가 없다.
+#
+# > **주장 8.** "누적하면 느려진다"
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **조건부로 맞다.** 연산은 그대로다. 마이크로 배치가 장치를 채우지 못할 만큼 작을 때만 느려지고, 얼마나 느려지는지는 컴퓨터마다 다르다. 저장된 출력은 CPU에서 잰 시간이고, GPU에서는 재지 않았다.
+#
+# </details>
+
+# %% [markdown] lang="ko"
+# ## 4.8 직접 바꿔 보기
+#
+# **언제 쓸까?** 원하는 배치가 들어가지 않을 때만 쓴다. 들어간다면 나눌 이유가 없다. 나눌 때는 들어가는 가장 큰 마이크로 배치를 고른다. 4.2절에서 보았듯 배치를 키우는 것 자체가 목적은 아니다.
+#
+# 배치의 합계를 고정하고 마이크로 배치를 바꾸면 메모리와 횟수가 어떻게 달라지는지 그린다. 막대는 그 배치를 만드는 모든 나눗셈이고, 위의 줄은 고른 나눗셈이다. 아래 그림은 처음 모습이다.
+#
+# ![polyglot-ko-1.3b로 배치 16을 만드는 나눗셈들의 메모리. 16 × 1은 15.25 GiB로 T4의 한도를 넘고, 8 × 2는 13.84 GiB로 빠듯하게, 4 × 4는 12.42 GiB로 들어간다.](../../image/04_splits_of_16.svg)
+#
+# - 옵티마이저를 adamw_fused로 바꾼다. 어느 막대가 줄고 어느 막대가 그대로인가?
+# - 배치를 64로 올린다. 들어가는 막대는 몇 개인가? 마이크로 배치가 같으면 배치가 달라도 메모리가 같은가?
+
+# %%
+from helpers import accumulation_panel
+
+accumulation_panel()
+
+# %% [markdown] lang="ko"
+# ## 4.9 기억할 것
+#
+# | 무엇 | 옳게 |
+# |---|---|
+# | 유효 배치 크기 | 마이크로 배치 × 누적 횟수 × 데이터 병렬 GPU 수 |
+# | 손실 | 누적 횟수로, 길이가 다르면 묶음 전체의 토큰 수로 나눈다 |
+# | `zero_grad()`, 클리핑, 학습률 일정 | 다 모은 뒤 옵티마이저 스텝마다 한 번 |
+# | 덜 찬 마지막 묶음 | 실제 토큰 수로 나누어 한 스텝 더 |
+# | bf16 그레이디언트를 수백 번 더할 때 | fp32로 더한다(`main_grad`) |
+# | DDP | `no_sync()`로 순전파와 역전파를 모두 감싼다(4.10절) |
+# | 배치 정규화 | 누적으로 고칠 수 없다(4.10절) |
+#
+# - 누적한 그레이디언트는 큰 배치의 그레이디언트와 **반올림만큼만** 다르다.
+# - 줄어드는 것은 순전파 상태뿐이다. 들고 있는 그레이디언트가 다음 마이크로 배치와 **겹친다**.
+# - 연산은 늘지 않는다. 누적을 켠 채로 들어가는 가장 큰 마이크로 배치로 나눈다.
+# - 누적 횟수를 바꾸었을 때 손실과 `grad_norm`이 따라 변하면 어딘가에서 잘못 나누고 있는 것이다.
+#
+# 이 장에서 예상한 것과 결과다.
+
+# %%
+guesses()
+
+# %% [markdown] lang="ko"
+# 샘플 하나도 들어가지 않으면 더 나눌 수 없다. 그렇다면 순전파 상태를 아예 저장하지 않으면 어떨까? [5장](05_gradient_checkpointing.ipynb)에서 답한다.
+
+# %% [markdown] lang="ko"
+# ## 4.10 더 읽을거리
+#
+# ### 끝자리는 왜 다른가
+#
+# 4.1절에서 왜 '10⁻¹²보다 작다'고만 하고 '같다'고 하지 않았을까? 컴퓨터의 덧셈은 순서가 바뀌면 끝자리가 달라지기 때문이다(1장의 반올림). 큰 배치는 16개를 한꺼번에 더하고, 누적은 4개씩 더한 것을 다시 더한다. 자료형마다 얼마나 어긋날까? 정확한 숫자는 CPU에 따라 조금 다르다.
+
+# %% tags=["nbval-ignore-output"]
+exact = model
+for dtype in (torch.float64, torch.float32, torch.bfloat16):
+    model = copy.deepcopy(exact).to(dtype)
+    model.zero_grad()
+    mean_loss(rows).backward()
+    whole_in_dtype = gradient(model).double()
+    model.zero_grad()
+    for micro_batch in rows.split(4):
+        (mean_loss(micro_batch) / 4).backward()
+    print(dtype, f"{difference(gradient(model).double(), whole_in_dtype):.0e}")
+model = exact
+
+# %% [markdown] lang="ko"
+# 차이는 그 자료형의 반올림 크기(fp64 10⁻¹⁶, fp32 10⁻⁷, bf16 10⁻³)와 같은 자릿수다. 누적이 틀린 것이 아니라 어느 쪽도 정확하지 않은 것이다. 다만 bf16으로 수백 번 더하면 이야기가 달라진다(4.5절).
 #
 # ### Accelerate
 #
@@ -842,103 +895,68 @@ for micro_step in (around_backward, around_both):
 #
 # GPU마다 토큰 수가 다르면 평균의 평균이 한 번 더 생긴다. `Trainer`는 `average_tokens_across_devices=True`(기본값)로 모든 GPU의 토큰을 세어 나눈다.
 #
-# ## 4.7 시간과 연산
+# ### 배치 정규화와 드롭아웃
 #
-# 누적하면 느려질까? 먼저 센다. 행렬곱의 부동소수점 연산(FLOPs)을 배치 16을 만드는 세 가지 나눗셈에서 비교한다. 열은 나눗셈과 한 스텝의 연산(TFLOP)이다.
+# 배치 정규화와 드롭아웃은 루프의 실수가 아니라 모델의 성질이다. **배치 정규화**(batch normalization)는 배치의 평균과 분산을 쓴다. 마이크로 배치로 나누면 그 값이 달라진다. 입력 16개를 한 번에 넣은 것과 넷으로 나눈 것의 차이를, 층 정규화와 나란히 잰다.
 
 # %%
-from helpers import training_flops
+generator = torch.Generator().manual_seed(0)
+x, y = torch.randn(16, 8, generator=generator).double(), torch.randn(16, 1, generator=generator).double()
 
-print("split  TFLOP")
-for size in (16, 4, 1):
-    flops = 16 // size * training_flops(batch_size=size, sequence_length=256).total
-    print(f"{size:2} x {16 // size:<2} {flops / 1e12:.3f}")
 
-# %% [markdown] lang="ko"
-# > **주장 7.** "누적은 순전파와 역전파를 더 해야 한다"
-#
-# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
-#
-# **조건부로 맞다.** 부르는 횟수는 늘지만 샘플 16개를 한 번씩 계산하는 연산은 그대로다. 옵티마이저 스텝은 배치 4를 그냥 쓸 때의 4분의 1로 준다.
-#
-# </details>
-#
-# 연산이 같으면 시간도 같을까? 작은 행렬은 장치를 다 쓰지 못한다. 이 노트북을 실행한 컴퓨터에서 잰다. GPU가 있으면 GPU, 없으면 CPU다. 블록 네 개짜리 모델로 샘플 16개를 여러 가지로 나누어, 옵티마이저 스텝까지 포함한 한 스텝의 시간(중앙값)과 초당 샘플 수를 출력한다.
+def gradient_by(net, size, seed=0):
+    torch.manual_seed(seed)
+    net.zero_grad()
+    for part, target in zip(x.split(size), y.split(size), strict=True):
+        ((net(part) - target).square().mean() * size / 16).backward()
+    return gradient(net)
 
-# %% tags=["nbval-ignore-output"]
-import statistics
-import time
 
-device = "cuda" if torch.cuda.is_available() else "cpu"
-timed = SmallLanguageModel(width=256, depth=4).to(device)
-optimizer = torch.optim.AdamW(timed.parameters())
-samples_on_device = inputs[rows].to(device)
-for size in (16, 8, 4, 2, 1):
-    times = []
-    for _ in range(7):
-        start = time.perf_counter()
-        for micro_batch in samples_on_device.split(size):
-            (timed(micro_batch).square().mean() * size / 16).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        next(timed.parameters()).sum().item()
-        times.append(time.perf_counter() - start)
-    seconds = statistics.median(times)
-    print(f"{device} {size:2} x {16 // size:2}: {seconds * 1e3:6.1f} ms, {16 / seconds:6.0f}/s")
+def net_with(layer):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), layer, nn.ReLU(), copy.deepcopy(layer), nn.Linear(32, 1)).double()
+
+
+for layer in (nn.BatchNorm1d(32), nn.LayerNorm(32)):
+    net = net_with(layer)
+    print(f"{type(layer).__name__:12} {difference(gradient_by(net, 4), gradient_by(net, 16)):.2f}")
 
 # %% [markdown] lang="ko"
-# 마이크로 배치가 작아질수록 초당 샘플 수가 떨어진다면 장치가 놀고 있다는 뜻이다. 어느 크기부터 더 키워도 오르지 않는다면 거기가 마이크로 배치의 알맞은 크기이고, 그보다 큰 배치는 누적으로 만들어도 손해가 없다.
+# 배치 정규화는 나누면 다른 함수가 된다. 누적으로는 고칠 수 없다. 언어 모델은 샘플마다 따로 계산하는 층 정규화나 RMSNorm을 쓰므로 걱정할 것이 없다.
 #
-# > **주장 8.** "누적하면 느려진다"
-#
-# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
-#
-# **조건부로 맞다.** 연산은 그대로다. 마이크로 배치가 장치를 채우지 못할 만큼 작을 때만 느려지고, 얼마나 느려지는지는 컴퓨터마다 다르다. 저장된 출력은 CPU에서 잰 시간이고, GPU에서는 재지 않았다.
-#
-# </details>
-
-# %% [markdown] lang="ko"
-# ## 4.8 직접 바꿔 보기
-#
-# **언제 쓸까?** 원하는 배치가 들어가지 않을 때만 쓴다. 들어간다면 나눌 이유가 없다. 나눌 때는 들어가는 가장 큰 마이크로 배치를 고른다. 그리고 배치를 키우는 것 자체가 목적이 되어서는 안 된다. 4.2절에서 보았듯 같은 데이터라면 배치 4가 더 빨리 배우기도 한다.
-#
-# 배치의 합계를 고정하고 마이크로 배치를 바꾸면 메모리와 횟수가 어떻게 달라지는지 그린다. 막대는 그 배치를 만드는 모든 나눗셈이고, 위의 줄은 고른 나눗셈이다. 아래 그림은 처음 모습이다.
-#
-# ![polyglot-ko-1.3b로 배치 16을 만드는 나눗셈들의 메모리. 16 × 1은 15.25 GiB로 T4의 한도를 넘고, 8 × 2는 13.84 GiB로 빠듯하게, 4 × 4는 12.42 GiB로 들어간다.](../../image/04_splits_of_16.svg)
-#
-# 먼저 답을 짐작하고 나서 움직인다.
-#
-# - 옵티마이저를 adamw_fused로 바꾼다. 어느 막대가 줄고 어느 막대가 그대로인가?
-# - 배치를 64로 올린다. 들어가는 막대는 몇 개인가? 마이크로 배치가 같으면 배치가 달라도 메모리가 같은가?
-# - 길이를 8192로 올려 이 모델이 받지 못하는 길이를 넣어 본다.
+# **드롭아웃**(dropout)은 무작위로 값을 끈다. 나누면 난수를 뽑는 순서가 달라져 다른 값이 꺼진다. 틀린 것일까? 출력의 첫 수는 누적과 큰 배치의 차이, 둘째 수는 시드만 다른 두 큰 배치의 차이, 마지막 수는 시드 500개로 평균한 누적과 큰 배치의 차이다.
 
 # %%
-from helpers import accumulation_panel
-
-accumulation_panel()
+net = net_with(nn.Dropout(0.2))
+print(f"{difference(gradient_by(net, 4), gradient_by(net, 16)):.2f}", end=" ")
+print(f"{difference(gradient_by(net, 16, seed=1), gradient_by(net, 16)):.2f}", end=" ")
+mean_4, mean_16 = (sum(gradient_by(net, size, seed) for seed in range(500)) / 500 for size in (4, 16))
+print(f"{difference(mean_4, mean_16):.2f}")
 
 # %% [markdown] lang="ko"
-# ## 4.9 기억할 것
+# 누적과 큰 배치는 시드가 다른 두 큰 배치만큼 다르고, 여러 시드로 평균하면 가까워진다. 값은 달라도 **분포는 같다.** 드롭아웃이 있으면 누적한 결과를 비트까지 맞추려 하지 말아야 한다.
 #
-# | 무엇 | 옳게 |
-# |---|---|
-# | 유효 배치 크기 | 마이크로 배치 × 누적 횟수 × 데이터 병렬 GPU 수 |
-# | 손실 | 누적 횟수로, 길이가 다르면 묶음 전체의 토큰 수로 나눈다 |
-# | `zero_grad()`, 클리핑, 학습률 일정 | 다 모은 뒤 옵티마이저 스텝마다 한 번 |
-# | 덜 찬 마지막 묶음 | 실제 토큰 수로 나누어 한 스텝 더 |
-# | bf16 그레이디언트를 수백 번 더할 때 | fp32로 더한다(`main_grad`) |
-# | DDP | `no_sync()`로 순전파와 역전파를 모두 감싼다 |
-# | 배치 정규화 | 누적으로 고칠 수 없다 |
+# ### fp32로 더하는 훅
 #
-# - 누적한 그레이디언트는 큰 배치의 그레이디언트와 **반올림만큼만** 다르다.
-# - 줄어드는 것은 순전파 상태뿐이다. 들고 있는 그레이디언트가 다음 마이크로 배치와 **겹친다**.
-# - 연산은 늘지 않는다. 누적을 켠 채로 들어가는 가장 큰 마이크로 배치로 나눈다.
-# - 누적 횟수를 바꾸었을 때 손실과 `grad_norm`이 따라 변하면 어딘가에서 잘못 나누고 있는 것이다.
-#
-# 이 장에서 예상한 것과 결과다.
+# 4.5절의 `main_grad`를 PyTorch의 훅(hook, 정해진 때에 불리는 함수)으로 만든다. 마이크로 배치를 하나 넣고 `grad`와 `main_grad`를 출력한다.
+
 
 # %%
-guesses()
+def into_main_grad(parameter):
+    parameter.main_grad += parameter.grad
+    parameter.grad = None
+
+
+half = SmallLanguageModel().bfloat16()
+for parameter in half.parameters():
+    parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)
+    parameter.register_post_accumulate_grad_hook(into_main_grad)
+half(inputs[rows]).float().square().mean().backward()
+print(half.head.bias.grad, half.head.bias.main_grad.dtype)
 
 # %% [markdown] lang="ko"
-# 샘플 하나도 들어가지 않으면 더 나눌 수 없다. 그렇다면 순전파 상태를 아예 저장하지 않으면 어떨까? [5장](05_gradient_checkpointing.ipynb)에서 답한다.
+# `grad`는 비어 있고 합은 fp32로 쌓였다. 옵티마이저도 `main_grad`를 읽도록 고쳐야 한다.
+#
+# ### 그레이디언트를 들고 있지 않는 방법
+#
+# 그레이디언트가 생기는 대로 그 파라미터를 갱신하고 버리면(optimizer in backward, LOMO) 그레이디언트를 들고 있지 않아도 된다. 다 모으기 전에 버리는 셈이니 **누적과는 함께 쓸 수 없다**(LOMO의 저자들도 그렇게 답한다. [OpenLMLab/LOMO #4](https://github.com/OpenLMLab/LOMO/issues/4)).

@@ -13,7 +13,7 @@
 # %% [markdown] lang="ko"
 # # 8장. LoRA와 QLoRA
 #
-# GPU가 하나뿐이라면 학습할 파라미터를 줄이면 어떨까? 나누어 줄 다른 GPU가 없으니, 나눌 것 자체를 없애는 것이다. 파라미터 대부분을 얼려 두면 그레이디언트도 옵티마이저 상태도 생기지 않는다.
+# GPU가 하나뿐이라면 학습할 파라미터를 줄이면 어떨까? 파라미터 대부분을 얼려 두면 그레이디언트도 옵티마이저 상태도 생기지 않는다.
 # 그런데 그렇게 조금만 학습해도 배울 수 있을까? 무엇이 줄고 무엇이 그대로일까?
 #
 # 이 장을 마치면 다음을 할 수 있다.
@@ -21,10 +21,10 @@
 # - **LoRA**(low-rank adaptation)를 열 줄 남짓한 모듈로 만들고, 학습하는 파라미터의 수를 손으로 센다.
 # - 전체 미세 조정(full fine-tuning), LoRA, **QLoRA**의 메모리를 종류별로 비교하고, LoRA가 **줄이지 못하는 것**이 무엇인지 안다.
 # - LoRA가 배우지 않을 때 학습률, α/r, 얼린 층, 체크포인팅 가운데 무엇이 문제인지 가려낸다.
-# - 덧붙인 모듈, 곧 어댑터(adapter)를 합치고, 떼고, 저장하고, 갈아 끼운다.
+# - 덧붙인 모듈, 곧 어댑터(adapter)를 합치고, 떼고, 저장한다.
 # - T4 하나로 QLoRA 학습을 시작할 수 있는 프로그램을 가져간다.
 #
-# 작은 모델은 CPU에서 실제로 학습하고, 큰 모델의 메모리는 3장의 가상 GPU에서 센다. 저장된 출력은 가상 T4에서 얻었다. 다음 셀이 어느 GPU를 쓰는지 알려 준다.
+# 작은 모델은 CPU에서 실제로 학습하고, 큰 모델의 메모리는 3장의 가상 GPU에서 센다. 저장된 출력은 가상 T4에서 얻었다.
 
 # %%
 import copy
@@ -65,9 +65,9 @@ print(f"{out * into:,} -> {out * r + r * into:,}")
 trained_share.against((out * r + r * into) / (out * into))
 
 # %% [markdown] lang="ko"
-# 1,258만 개가 65,536개가 되었다. 0.5%다. r을 16, 64로 바꾸어 다시 실행해 보자. 비율은 r에 비례하고, W가 클수록 작아진다.
+# 0.5%다. r을 16, 64로 바꾸어 다시 실행해 보자. 비율은 r에 비례하고, W가 클수록 작아진다.
 #
-# > **주장 1.** "LoRA는 소수의 파라미터를 더해 그것만 학습한다"
+# > **주장 1.** "LoRA는 소수의 파라미터를 더해 그것만 학습한다" (출처: 책 5장을 정리한 글)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -120,7 +120,7 @@ share_of_singular_values(change)
 Table("rank, new task", [(r, known(with_rank(base, full.model, r), "country")) for r in (1, 2, 4, 8, 16, 64)])
 
 # %% [markdown] lang="ko"
-# 꽤 많은 부분을 버리고도 r = 4면 28개, r = 8이면 32개를 모두 맞힌다. 64차원이 다 필요하지는 않았던 것이다. LoRA는 이 관찰을 뒤집어, 처음부터 **rank r 안에서만** 찾는다.
+# 꽤 많은 부분을 버리고도 r = 4면 28개, r = 8이면 32개를 모두 맞힌다. LoRA는 이 관찰을 뒤집어, 처음부터 **rank r 안에서만** 찾는다.
 #
 # ## 8.3 LoRA를 직접 만들기
 #
@@ -247,7 +247,7 @@ by_method
 
 # %% [markdown] lang="ko"
 # 그레이디언트는 2.48 GiB에서 6 MiB로, 옵티마이저 상태는 4.96 GiB에서 12 MiB로 줄었다. 7 GiB가 넘던 것이 거의 사라졌다. 학습하는 파라미터가 0.118%이니 당연하다.
-# (그레이디언트는 파라미터당 4바이트다. `peft`는 fp16 모델에서도 어댑터를 fp32로 둔다. 그래서 3.8절에서 본 ε의 문제도 생기지 않는다.) QLoRA의 최대는 예상과 얼마나 다른가?
+# (그레이디언트는 파라미터당 4바이트다. `peft`는 fp16 모델에서도 어댑터를 fp32로 두므로 3장에서 본 ε의 문제가 생기지 않는다.) QLoRA의 최대는 예상과 얼마나 다른가?
 
 # %%
 qlora_16.against(by_method[2].needed_bytes)
@@ -266,7 +266,7 @@ peaks = {peft: predict_memory(batch_size=16, peft=peft).at_peak for peft in (Non
 Table("method, activations", [(peft, human_bytes(peak["activations"])) for peft, peak in peaks.items()])
 
 # %% [markdown] lang="ko"
-# LoRA의 순전파 상태는 전체 미세 조정보다 조금 작을 뿐이다. 어댑터가 층마다 있으니 그레이디언트는 맨 아래층까지 내려가야 하고, 그러려면 중간 결과가 필요하다. 얼린 선형층의 입력만은 저장하지 않아도 되므로 그만큼 줄어든다.
+# LoRA의 순전파 상태는 전체 미세 조정보다 조금 작을 뿐이다. 어댑터가 층마다 있어 그레이디언트가 맨 아래층까지 내려가려면 중간 결과가 필요하다. 얼린 선형층의 입력만은 저장하지 않아도 되므로 그만큼 줄어든다.
 #
 # QLoRA는 **LoRA보다 더 많이 쓴다.** 파라미터는 절반 아래로 줄었는데 순전파 상태가 오히려 늘었다. 다만 지금은 `autocast` 없이 돌렸다. `Trainer`의 `fp16=True`나 `bf16=True`를 켜면 달라진다. 까닭과 함께 8.9절에서 잰다.
 #
@@ -309,7 +309,7 @@ at_the_same_rate.against(same.learned)
 #
 # ### 사건 8-A. 배우지 않는 LoRA
 #
-# Baichuan2-13B를 미세 조정하던 사람의 보고다. 전체 미세 조정을 하면 손실이 0.03까지 내려가는데, 같은 명령에서 LoRA를 켜면 1.2~1.5에서 오르내리기만 하고 결과도 좋지 않다. 학습률은 둘 다 2e-5다. 원인을 찾았느냐는 물음에 대답은 달리지 않았다.
+# Baichuan2-13B를 미세 조정하던 사람의 보고다. 전체 미세 조정을 하면 손실이 0.03까지 내려가는데, 같은 명령에서 LoRA를 켜면 1.2~1.5에서 오르내리기만 하고 결과도 좋지 않다. 학습률은 둘 다 2e-5다.
 #
 # 우리 모델도 똑같다. `rank`(α는 따라서 2r이 된다), `alpha`, `lr`을 바꾸어 다섯 번까지 실험할 수 있다. 실험 하나는 몇 초 걸리고, 아래 셀이 첫 번째다. rank를 네 배로 키우면 해결되는가?
 
@@ -339,18 +339,17 @@ rates = Rates([full, *more, *trained.values()])
 rates.chart()
 
 # %% [markdown] lang="ko"
-# 같은 것을 표로 적는다. 줄(–)은 돌리지 않은 자리다.
+# 줄(–)은 돌리지 않은 자리다.
 
 # %%
 rates
 
 # %% [markdown] lang="ko"
-# - 전체 미세 조정은 0.002면 32개를 모두 맞힌다(0.0002에서는 9개). LoRA r = 16은 **그 열 배인 0.02**에서야 모두 맞힌다. 0.002에서는 절반이다.
+# - 전체 미세 조정은 0.002면 32개를 모두 맞히고, LoRA r = 16은 **그 열 배인 0.02**에서야 모두 맞힌다. (전체 미세 조정은 0.02에서도 다 배웠다. 열 배는 가장 좋은 학습률의 비가 아니라 **다 배우기 시작하는 학습률**의 비다.)
 # - 0.05에서는 r = 16이 15개로 도로 무너진다. 학습률을 무작정 올릴 수도 없다.
-# - 전체 미세 조정은 0.02에서도 다 배웠다. 이 표의 열 배는 가장 좋은 학습률의 비가 아니라, **다 배우기 시작하는 학습률**의 비다.
 # - 사건 8-A의 rank 64는 0.002에서 27개다. rank를 네 배로 키운 것보다 학습률을 다섯 배로 올린 것(31개)이 낫고, 파라미터는 늘지 않는다.
 #
-# 어댑터의 학습률은 전체 미세 조정의 열 배쯤에서 찾기 시작한다. "LoRA Without Regret"(Thinking Machines, 2025)도 여러 크기의 모델에서 가장 좋은 학습률의 비율이 열 배쯤이라고 보고했다. 우리의 값은 작은 모델 하나에서 얻은 것이다. 다른 모델에서는 위아래로 더 훑어야 한다.
+# 어댑터의 학습률은 전체 미세 조정의 열 배쯤에서 찾기 시작한다. "LoRA Without Regret"(Thinking Machines, 2025)도 여러 크기의 모델에서 가장 좋은 학습률의 비율이 열 배쯤이라고 보고했다. 우리의 값은 작은 모델 하나에서 얻은 것이니 위아래로 더 훑는다.
 #
 # ### rank는 얼마나 필요할까
 #
@@ -364,7 +363,7 @@ runs.append(fine_tune(with_lora(16, quantized_model(base)).double(), "QLoRA r=16
 runs.chart()
 
 # %% [markdown] lang="ko"
-# 마지막 손실과 파라미터의 수를 표로 본다.
+# 같은 것을 표로 적는다.
 
 # %%
 runs
@@ -374,20 +373,13 @@ runs
 # - **이 과제에서 QLoRA는 LoRA와 같은 수를 배웠다.** 양자화 오차가 있어도 어댑터는 그 위에서 학습되기 때문이다. 한 번씩 돌린 결과다.
 # - **이 과제에서는 모두 잊었다.** 점선이 곧바로 바닥에 닿는다.
 #
-# LoRA가 덜 잊는다는 보고가 있다(Biderman 외, 2024. "LoRA Learns Less and Forgets Less"). 같은 만큼 배운 때끼리 비교해야 공평하다. 새 과제를 처음으로 16개 이상 맞힌 때에 옛 과제가 몇 개 남아 있었는지 센다.
-
-# %%
-rows = [(run.name, *next(row for row in run.history if row[1] >= 16)) for run in (full, runs[3], runs[4])]
-Table("method, step, new task, old task", rows)
-
-# %% [markdown] lang="ko"
-# 이 과제에서는 차이가 없다. 30스텝에서 옛 과제는 어느 쪽에도 하나도 남지 않았다. 같은 문장을 거꾸로 묻는, 옛 과제와 정면으로 부딪치는 작은 실험이라 그럴 수 있다. Biderman 외는 70억 모델에 코드와 수학을 가르쳤다. 여기서 그 결과를 뒤집을 수는 없다.
+# LoRA가 덜 잊는다는 보고가 있다(Biderman 외, 2024). 70억 모델에 코드와 수학을 가르친 결과다. 여기서는 옛 과제와 정면으로 부딪치는 문장을 가르치므로 그것을 시험하지 못한다.
 #
-# > **주장 3.** "전체 미세 조정과 거의 같은 성능"
+# > **주장 3.** "전체 미세 조정과 거의 같은 성능" (출처: Hu 외, 2021)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 여기서 실행한 것만 말하면, 학습률을 0.02로 고른 r = 16은 전체 미세 조정과 같은 32개를 맞혔다. 학습률을 그대로 두면 절반, r = 4는 돌려 본 것 가운데 가장 높은 학습률 0.02에서도 27개다. rank, 대상 층, 학습률이 과제에 맞을 때의 말이다.
+# **조건부로 맞다.** 학습률을 0.02로 고른 r = 16은 전체 미세 조정과 같은 32개를 맞혔다. 학습률을 그대로 두면 절반이고, r = 4는 0.02에서도 27개다. rank, 대상 층, 학습률이 과제에 맞을 때의 말이다.
 #
 # </details>
 #
@@ -404,36 +396,9 @@ print(known(adapted, "capital"), complete(adapted, FRANCE))
 # %% [markdown] lang="ko"
 # 끄면 32개가 모두 돌아온다. 전체 미세 조정에서는 원래 모델을 따로 저장해 두지 않았다면 되찾을 길이 없다.
 #
-# **어댑터를 끈 모델은 메모리가 더 들지 않는 기준 모델이다.** DPO나 GRPO는 학습하는 모델을 처음의 모델과 비교한다. 전체 미세 조정이라면 모델을 하나 더 올려야 하지만, LoRA라면 어댑터를 끄고 한 번 더 계산하면 된다. TRL은 `ref_model`을 주지 않고 peft 모델을 넘기면 이렇게 한다.
+# **어댑터를 끈 모델은 가중치를 한 벌 더 올리지 않고 얻는 기준 모델이다.** DPO나 GRPO는 학습하는 모델을 처음의 모델과 비교하는데, LoRA라면 어댑터를 끄고 한 번 더 계산하면 된다. TRL은 `ref_model`을 주지 않고 peft 모델을 넘기면 이렇게 한다.
 #
-# 학습한 어댑터를 들여다본다. r = 4인 모델의 첫 층 `dense`에서 W의 왼쪽 위 12 × 12와, 거기에 더해지는 B와 A다. 색은 부호, 짙기는 크기다.
-
-# %%
-from helpers.chapters.c8_lora.fine_tuning import picture_of_update
-
-layer = "base_model.model.gpt_neox.layers.0.attention.dense"
-picture_of_update(runs[2].model.get_submodule(layer))
-
-# %% [markdown] lang="ko"
-# ### 체크포인팅을 켰더니 배우지 않는다
-#
-# 배우지 않는 까닭이 하나 더 있다. 체크포인팅의 옛 구현(`use_reentrant=True`)은 블록에 들어오는 값이 그레이디언트를 바랄 때에만 역전파한다(5.5절). LoRA에서는 임베딩이 얼어 있으니 첫 블록에 들어오는 값이 아무것도 바라지 않는다.
-# `enable_input_require_grads()`는 임베딩의 출력에 `requires_grad`를 켠다. 끄고 켤 때, 학습할 텐서 가운데 그레이디언트를 받은 것의 수는 어떻게 다른가? 출력층도 함께 학습하게 했다.
-
-# %%
-from helpers.chapters.c8_lora.fine_tuning import small_tokenizer
-from helpers.chapters.c8_lora.lora import reached
-
-ids = small_tokenizer()("\n" + complete(full.model, PARIS), return_tensors="pt").input_ids
-rows = [(on, *reached(with_lora(4, modules_to_save=["lm_head"]), ids, input_grads=on)) for on in (False, True)]
-Table("enable_input_require_grads, reached, trainable, warning", rows)
-
-# %% [markdown] lang="ko"
-# 끄면 출력층 하나만 그레이디언트를 받고 **어댑터 16개는 하나도 받지 못한다.** 오류가 아니라 경고 한 줄이라 손실은 조금 내려가고, 저장한 어댑터의 B는 모두 0이다(locuslab/open-unlearning #178이 이렇게 발견했다). 출력층까지 얼렸다면 학습할 것이 없어 `element 0 of tensors does not require grad` 오류가 난다(peft #137).
-#
-# 5.23의 transformers는 체크포인팅을 켤 때 이것도 함께 켠다(`modeling_utils.py`). 그래서 위에서는 일부러 껐다. 체크포인팅을 직접 부르거나 버전이 다르면 빠질 수 있다. `use_reentrant=False`를 적으면 이 문제 자체가 없다.
-#
-# ## 8.7 무엇을 고를까: 대상 층, α, 변형
+# ## 8.7 무엇을 고를까: 대상 층과 α
 #
 # ### 어느 층에 붙일까
 #
@@ -464,6 +429,7 @@ Runs([runs[2], runs[3], head])
 
 # %%
 rows = []
+layer = "base_model.model.gpt_neox.layers.0.attention.dense"
 for rank in (1, 4, 16, 64):
     pair = [with_lora(rank, lora_alpha=16, use_rslora=on) for on in (False, True)]
     rows.append([rank, *(model.get_submodule(layer).scaling["default"] for model in pair)])
@@ -482,69 +448,9 @@ Runs([runs[3], *rank_64])
 # %% [markdown] lang="ko"
 # r을 네 배로 키운 LoRA가 r = 16(α = 32)보다 **덜** 배웠다. α를 그대로 두어 곱하는 값이 2에서 0.25로 작아진 탓이고, √r로 나누면 모두 맞힌다. 학습률을 키우는 것과 비슷한 효과다. r을 키웠는데 나빠졌다면 rank가 아니라 α/r부터 의심한다. 이 장은 α = 2r로 두어 곱하는 값을 2로 고정했다.
 #
-# ### DoRA는 메모리를 얼마나 더 쓸까
+# 변형은 많다. DoRA, PiSSA, LoftQ는 8.13절에서 잰다. 이 장은 학습률을 맞춘 기본 LoRA로 간다.
 #
-# DoRA(Liu 외, 2024)는 가중치를 방향과 크기로 나누어 방향만 LoRA로 배우고, 출력 하나마다 크기를 하나씩 더 배운다. `use_dora=True`만 적으면 된다.
-# 파라미터는 붙인 층의 출력 수만큼만 늘어난다. polyglot-ko-1.3b의 `query_key_value` 24개라면 147,456개, 전체의 0.01%다. 그렇다면 메모리도 조금만 늘까? 배치 8로, 순전파가 끝난 뒤의 순전파 상태를 센다. 드롭아웃(dropout)은 `peft`의 기본값 0과, 이 강의가 써 온 0.05다.
-
-# %%
-from helpers import make_dummy_dataset
-from virtual_gpu.models.adapters import add_adapters
-
-dataset, rows = make_dummy_dataset(), []
-for dora, dropout in product((False, True), (0.0, 0.05)):
-    model, _ = load_model_and_tokenizer("EleutherAI/polyglot-ko-1.3b", quiet=True)
-    model = add_adapters(model, 8, use_dora=dora, lora_dropout=dropout)
-    batch, held = gpu.place(dataset[:8]), gpu.memory_allocated()
-    with gpu:
-        loss = model.train()(**batch, use_cache=False).loss
-    count = f"{count_parameters(model, trainable_only=True):,}"
-    rows.append(["DoRA" if dora else "LoRA", dropout, count, human_bytes(gpu.memory_allocated() - held)])
-    del model, loss
-Table("method, dropout, trainable, activations", rows)
-
-# %% [markdown] lang="ko"
-# 드롭아웃 없이도 2.66 GiB에서 4.34 GiB로, 드롭아웃을 켜면 2.74 GiB에서 6.07 GiB로 늘었다. `peft`의 DoRA(`tuners/lora/dora.py`)는 BA를 W와 같은 크기로 펼쳐 크기를 구하고, 출력 크기의 중간값도 더 저장한다. 드롭아웃이 있으면 W의 곱셈까지 한 번 더 한다. 학습하는 파라미터가 적다는 말은 메모리를 두고 한 말이 아니다. DoRA로 학습한 결과가 더 나은지는 이 장에서 재지 않았다.
-#
-# ### 시작점을 바꾸는 변형: PiSSA와 LoftQ
-#
-# LoRA는 BA = 0에서 시작한다. QLoRA라면 그 시작점은 이미 **양자화 오차만큼 원래 모델에서 어긋나 있다.** 두 변형은 A와 B의 시작값으로 이 오차를 줄인다.
-#
-# - **LoftQ**(Li 외, 2023): 4비트로 줄이며 생긴 오차 W − Q에 가장 가까운 rank r 행렬을 BA로 삼는다.
-# - **PiSSA**(Meng 외, 2024): W에서 특잇값이 큰 r개를 BA로 떼어 내고, **남은 것**을 4비트로 줄인다(QPiSSA).
-#
-# 작은 모델의 한 층(256 × 64)과, 무작위 값으로 채운 512 × 512 행렬에서 시작할 때의 상대 오차를 잰다. r = 16이다.
-
-# %%
-from helpers.chapters.c8_lora.fine_tuning import nf4
-
-
-def nearest(W, r=16):
-    u, s, v = torch.linalg.svd(W, full_matrices=False)
-    return u[:, :r] * s[:r] @ v[:r]
-
-
-rows = []
-for W in (base.gpt_neox.layers[0].mlp.dense_h_to_4h.weight.detach(), torch.randn(512, 512).double()):
-    starts = nf4(W), nf4(W) + nearest(W - nf4(W)), nearest(W) + nf4(W - nearest(W))
-    rows.append([tuple(W.shape), *(f"{(start - W).norm() / W.norm():.1%}" for start in starts)])
-Table("W, QLoRA, LoftQ, QPiSSA", rows)
-
-# %% [markdown] lang="ko"
-# 너비 64에서 rank 16은 4분의 1이나 되므로 오차가 눈에 띄게 준다. 너비 512에서는 9.2%가 8.6%나 8.7%가 될 뿐이다. 큰 모델에서 이득은 rank와 W의 모양에 달렸다. 두 논문은 학습이 더 빨리, 더 낮게 수렴한다고 보고했고, 이 장에서는 시작할 때의 오차만 쟀다.
-#
-# | 변형 | 무엇을 바꾸나 | 학습할 때의 메모리 | `peft`에서 | 언제, 무엇에 주의 |
-# |---|---|---|---|---|
-# | LoRA | A는 무작위, B는 0 | 기준 | 기본값 | 여기서 시작한다 |
-# | rsLoRA | α/√r을 곱한다 | 같다 | `use_rslora=True` | rank를 크게 잡을 때 |
-# | LoRA+ | B의 학습률을 A보다 크게 | 같다 | `create_loraplus_optimizer` | 학습률을 하나 더 골라야 한다 |
-# | PiSSA | BA는 W의 큰 특잇값 r개, W에는 나머지 | 같다(시작할 때 SVD) | `init_lora_weights="pissa"`, 빠른 근사는 `"pissa_niter_16"` | W가 바뀌므로 어댑터만 저장하면 원래 모델에 맞지 않는다. `path_initial_model_for_weight_conversion`으로 바꾸어 저장한다 |
-# | LoftQ | BA는 양자화 오차의 근사 | 같다 | `init_lora_weights="loftq"`, 4비트 모델에는 `replace_lora_weights_loftq` | 2~4비트. `peft` 0.21.2의 `loftq_init`은 CUDA나 XPU가 있어야 하고, α/r로 나누지 않으므로 α = r이라야 오차가 준다 |
-# | DoRA | 크기를 따로 배운다 | **순전파 상태가 는다** | `use_dora=True` | 드롭아웃을 0으로 둔다 |
-#
-# 변형은 많다. 학습률을 맞춘 기본 LoRA부터 시작해도 잃을 것이 적다.
-#
-# ## 8.8 합치고, 떼고, 갈아 끼우기
+# ## 8.8 합치고, 떼고, 저장하기
 #
 # 학습이 끝나면 BA를 W에 더해 하나의 행렬로 만들 수 있다. 그러면 추론할 때 곱셈이 늘지 않는다.
 #
@@ -562,8 +468,10 @@ exercise("8-2").check(merged_weight)
 # 합치기 전과 후의 출력은 얼마나 다를까? 다시 떼고 어댑터를 끄면 원래 모델의 출력이 나올까? 차이가 10⁻¹²보다 작으면 True다.
 
 # %%
+from helpers.chapters.c8_lora.fine_tuning import small_tokenizer
 from helpers.chapters.c8_lora.lora import load_adapter, merge, unmerge
 
+ids = small_tokenizer()("\n" + complete(full.model, PARIS), return_tensors="pt").input_ids
 before = adapted(input_ids=ids).logits
 merge(adapted)
 print("merged:", torch.allclose(adapted(input_ids=ids).logits, before, rtol=0, atol=1e-12))
@@ -573,15 +481,7 @@ with adapted.disable_adapter():
 print("unmerged:", torch.allclose(original, base(input_ids=ids).logits, rtol=0, atol=1e-12))
 
 # %% [markdown] lang="ko"
-# fp64의 반올림 오차 안에서 같다. 같은 어댑터를 두 번 합치면 BA가 두 번 더해진다. `merge`는 이를 막는다. 다음 오류 메시지는 무엇을 하라고 하는가?
-
-# %% tags=["raises-exception"]
-twice = copy.deepcopy(runs[2].model)
-merge(twice)
-merge(twice)
-
-# %% [markdown] lang="ko"
-# 이제 저장한다. `save_pretrained`는 어댑터만 적는다. 원래 모델을 저장한 것과 크기를 비교한다.
+# fp64의 반올림 오차 안에서 같다. 이제 저장한다. `save_pretrained`는 어댑터만 적는다. 원래 모델을 저장한 것과 크기를 비교한다.
 
 # %%
 from transformers import utils
@@ -634,28 +534,6 @@ for name, weights in {"original": pretrained_model(), "dequantized": dequantized
 #
 # 실제로는 4비트로 불러온 모델에서 `model.dequantize()`를 부른 다음 어댑터를 올려 합친다.
 #
-# ### 갈아 끼우기
-#
-# 짧게 대답하는("프랑스의 수도는 파리.") 어댑터를 하나 더 학습해 저장하고, 한 모델에 둘을 올려 갈아 끼운다. 어댑터마다 파리와 프랑스에 무엇이라고 대답하는가?
-
-# %%
-short = fine_tune(with_lora(4), "short", task="short", steps=40)
-short.model.save_pretrained(folder / "short")
-one = PeftModel.from_pretrained(pretrained_model(), folder / "country", adapter_name="country")
-load_adapter(one, folder / "short", "short")
-for name in ("country", "short"):
-    one.set_adapter(name)
-    print(f"{name:8} {complete(one, PARIS)} / {complete(one, FRANCE)}")
-
-# %% [markdown] lang="ko"
-# `country`의 왼쪽과 `short`의 오른쪽이 각자 배운 것이다. 나머지 둘이 엉터리인 것은 고장이 아니다. 어댑터마다 **한 방향으로만** 학습했으니 반대 방향은 배운 적이 없다.
-#
-# 어댑터는 **그것을 학습한 모델에만** 맞는다. 모양이 다른 모델에 올리면 `load_adapter`가 막는다. (모양까지 같은 다른 모델은 가려낼 수 없으니, 어느 모델의 어댑터인지 적어 둔다.) 너비가 다른 모델에 올려 본다.
-
-# %% tags=["raises-exception"]
-other = with_lora(4, pretrained_model(width=32))
-load_adapter(other, folder / "country", "country")
-
 # %% [markdown] lang="ko"
 # ## 8.9 QLoRA: 얼린 가중치를 4비트로
 #
@@ -675,7 +553,7 @@ storage_table(in_4_bits)
 #
 # ### 사건 8-B. 4비트로 줄였는데 더 쓴다
 #
-# 80억 모델(Ministral 8B)을 길이 4096, 배치 1로 학습하던 사람의 보고다. bf16 모델에 LoRA를 붙이면 72.8 GB, 4비트로 불러와 `prepare_model_for_kbit_training`을 부르면 81.1 GB, 부르지 않으면 63.1 GB다. torchtune에서도 Llama 1B로 같은 일이 보고되었다.
+# 80억 모델(Ministral 8B)을 길이 4096, 배치 1로 학습하던 사람의 보고다. bf16 모델에 LoRA를 붙이면 72.8 GB, 4비트로 불러와 `prepare_model_for_kbit_training`을 부르면 81.1 GB, 부르지 않으면 63.1 GB다.
 #
 # 같은 모델도 같은 코드도 아니지만, Llama-3.1-8B를 배치 4, 길이 512로 A100-80GB에서 학습해도 LoRA보다 QLoRA가 더 쓴다. `peft`, `precision`, `gradient_checkpointing`, `lora_rank`, `optimizer`를 바꾸어 다섯 번까지 실험할 수 있다. `run`이 돌려주는 보고서의 `.needed_bytes`가 최대, `.at_peak`이 그때의 종류별 바이트다. 먼저 QLoRA와 LoRA를 나란히 놓는다. 무엇이 줄고 무엇이 늘었는가?
 
@@ -692,25 +570,8 @@ changes = ...
 case("8-B").check(changes)
 
 # %% [markdown] lang="ko"
-# 8.5절에서 순전파 상태가 늘어난 것도 같은 까닭이다. 임베딩이 fp32를 내놓으니 층 사이를 흐르는 값이 모두 fp32가 되고, 크기도 두 배가 된다. 정말 그런지는 `autocast`로 선형층의 출력을 16비트로 되돌려 보면 안다(`Trainer`의 `fp16=True`, `bf16=True`가 하는 일이다).
-# polyglot-ko-1.3b로, 순전파가 끝난 뒤의 순전파 상태를 네 경우에 센다.
-
-# %%
-del in_4_bits
-rows = []
-for peft, dtype in product(("lora", "qlora"), (None, torch.float16)):
-    model, _ = load_model_and_tokenizer("EleutherAI/polyglot-ko-1.3b", peft=peft, quiet=True)
-    batch, held = gpu.place(dataset[:16]), gpu.memory_allocated()
-    with gpu, gpu.autocast(dtype):
-        loss = model.train()(**batch, use_cache=False).loss
-    rows.append([peft, dtype, human_bytes(gpu.memory_allocated() - held)])
-    del model, loss
-Table("method, autocast, activations", rows)
-
-# %% [markdown] lang="ko"
-# `autocast`를 켜면 QLoRA의 순전파 상태가 LoRA와 비슷해진다. QLoRA를 쓸 때 혼합 정밀도를 함께 켜야 하는 까닭이다.
-#
-# 이제 LoRA와 QLoRA의 최대 메모리를, `autocast`를 끄고(`auto`) 켜고(`autocast_fp16`) 비교한다. `Trainer`로 학습한다면 대개 뒤의 것이다. QLoRA가 LoRA의 절반 이하가 되는 줄은 어느 것인가?
+# 8.5절에서 순전파 상태가 늘어난 것도 같은 까닭이다. 임베딩이 fp32를 내놓으니 층 사이를 흐르는 값이 모두 fp32가 되고, 크기도 두 배가 된다. 정말 그런지는 `autocast`로 선형층의 출력을 16비트로 되돌려 보면 안다.
+# polyglot-ko-1.3b에서 LoRA와 QLoRA의 최대 메모리를, `autocast`를 끄고(`auto`) 켜고(`autocast_fp16`) 비교한다. `Trainer`로 학습한다면 대개 뒤의 것이다. QLoRA가 LoRA보다 많이 쓰는 줄과, 절반 이하로 쓰는 줄은 어느 것인가?
 
 # %%
 rows = []
@@ -721,6 +582,8 @@ for checkpointing, batch, precision in product((False, True), (1, 16), ("auto", 
 Table("checkpointing, batch, precision, LoRA, QLoRA, QLoRA / LoRA", rows)
 
 # %% [markdown] lang="ko"
+# 체크포인팅 없는 배치 16에서 `autocast`를 켜니 130%가 86%가 되었다. QLoRA를 쓸 때 혼합 정밀도를 함께 켜야 하는 까닭이다.
+#
 # 같은 비교를 80억 파라미터 모델로 한다. 체크포인팅과 `autocast`를 켰고, T4에 들어가지 않아도 끝까지 세었다.
 
 # %%
@@ -741,62 +604,6 @@ Table("batch, LoRA, QLoRA, QLoRA / LoRA", rows)
 #
 # </details>
 #
-# ### 페이지 옵티마이저
-#
-# QLoRA 논문의 나머지 한 조각은 **페이지 옵티마이저**(`PagedAdamW8bit`)다. 8비트 AdamW의 상태를, GPU 메모리가 모자라는 순간 CPU 메모리로 옮겨 둔다. CUDA의 통합 메모리 기능이라 **CUDA에서만** 동작한다. 그런데 LoRA에서 옵티마이저 상태를 줄이는 것이 얼마나 도움이 될까?
-
-# %%
-rows = []
-for optimizer in ("adamw", "adamw_8bit"):
-    report = predict_memory(batch_size=4, peft="qlora", optimizer=optimizer)
-    rows.append([optimizer, human_bytes(report.optimizer_bytes), human_bytes(report.needed_bytes)])
-Table("optimizer, state, peak", rows)
-
-# %% [markdown] lang="ko"
-# 12 MiB가 3 MiB로 줄었지만 최대 메모리는 거의 그대로다. 어댑터가 작으면 8비트 상태도, 페이지 옵티마이저도 바꾸는 것이 거의 없다. 효과가 큰 것은 rank가 크거나 전체 미세 조정을 할 때다.
-#
-# ## 8.10 내 GPU에 들어가는 가장 큰 모델
-#
-# 이 강의에 들어 있는 모델을 큰 것부터 차례로 예측해, GPU마다 방법마다 들어가는 가장 큰 것을 찾는다. 배치 1, 길이 512, 체크포인팅, 융합 AdamW이고, 가중치는 저장된 자료형(16비트) 그대로다. T4 하나에서 QLoRA로 다룰 수 있는 가장 큰 모델의 파라미터는 몇 B일까? (1 B는 10억 개다.)
-
-# %%
-largest_on_t4 = guess("8.10", None, "B")
-largest_on_t4
-
-# %% [markdown] lang="ko"
-# Colab에서 고를 수 있는 T4, L4와 A100-80GB를 찾는다. 칸에는 파라미터의 수와 최대 메모리가 있다. 이 장에서 가장 오래 걸리는 셀이다.
-
-# %%
-from virtual_gpu.step.largest import LargestModels
-
-largest = LargestModels(
-    ("T4", "L4", "A100-80GB"), sequence_length=512, gradient_checkpointing=True, optimizer="adamw_fused"
-)
-largest
-
-# %% [markdown] lang="ko"
-# T4의 QLoRA 칸을 예상과 비교한다.
-
-# %%
-largest_on_t4.against(largest.found["T4"][2][1] / 1e9)
-
-# %% [markdown] lang="ko"
-# 같은 GPU에서 LoRA는 전체 미세 조정보다 네 배에서 다섯 배, QLoRA는 여덟 배에서 열네 배까지 큰 모델을 다룬다. 목록에 있는 모델만 보았으므로 칸 사이에는 틈이 있다.
-#
-# 표를 읽을 때 셋을 조심한다.
-#
-# - **T4의 전체 미세 조정 칸은 들어가는 크기이지 학습되는 크기가 아니다.** T4에는 bf16 연산 장치가 없어 fp16을 써야 하는데(1장), 순수 fp16에서 이 표의 융합 AdamW는 끝까지 가지만 상태가 fp16에 저장되어 학습률이 뜻대로 듣지 않고(융합하지 않으면 첫 스텝에서 무너진다, 3.8절), 혼합 정밀도라면 가중치와 그레이디언트가 두 배로 든다. LoRA와 QLoRA의 어댑터는 fp32라 이 문제가 없다.
-# - **불러올 때 드는 CPU 메모리는 세지 않았다.** 무료 Colab의 CPU 메모리는 12.7 GB다. 140억 모델의 16비트 가중치 파일은 30 GB 가까이 된다. 디스크와 CPU 메모리가 먼저 모자랄 수 있다.
-# - 최대가 한도에 바짝 붙은 칸에는 여유가 없다.
-#
-# > **주장 5.** "LLM을 GPU 하나로 전체 미세 조정하기는 어려워졌다"
-#
-# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
-#
-# **조건부로 맞다.** 어느 모델, 어느 GPU냐에 달렸다. 17억 모델은 T4 하나에, 82억 모델은 A100-80GB 하나에 들어간다(61 GiB. 순수 16비트일 때다. 3.8절의 혼합 정밀도라면 두 배가 든다). 700억 모델이라면 어느 칸에도 없다.
-#
-# </details>
-#
 # **연습 8-3.** Llama-3.1-8B를 배치 4, 길이 512로 T4에서 학습하려 한다. 파라미터를 2천만 개 이상 학습하면서 T4에 들어가는 설정을 찾아라.
 # 바꿀 수 있는 것은 `peft`, `lora_rank`, `lora_targets`, `gradient_checkpointing`, `optimizer`다. 예를 들면 `{"peft": "lora", "lora_rank": 16}`처럼 쓴다.
 
@@ -805,9 +612,9 @@ changes = ...
 exercise("8-3").check(changes)
 
 # %% [markdown] lang="ko"
-# ## 8.11 T4에서 바로 돌리는 프로그램
+# ## 8.10 T4에서 바로 돌리는 프로그램
 #
-# 이 장에서 고른 것을 파일 하나에 모았다. 복사해서 그대로 쓸 수 있다. 읽으면서 이 장의 어디에서 나왔는지 짚어 보자. 계산 자료형, 체크포인팅의 `use_reentrant`, 학습률, 대상 층이 보이는가?
+# 이 장에서 고른 것을 파일 하나에 모았다. 복사해서 그대로 쓸 수 있다. 계산 자료형, 체크포인팅의 `use_reentrant`, 학습률, 대상 층이 보이는가?
 
 # %%
 from helpers.chapters.c8_lora.recipe import RECIPE, rehearse, train_small, write_text
@@ -823,9 +630,8 @@ print(RECIPE.read_text())
 #
 # - 자료형은 카드에 묻는다. 계산 능력 8.0(암페어, Ampere)부터 bf16, T4(7.5)에서는 fp16이다. `fp16=True`면 `Trainer`가 손실 스케일링을 켠다.
 # - `bnb_4bit_compute_dtype`은 4비트를 풀어 곱할 자료형이다. 적지 않으면 fp32라 GPU의 16비트 행렬 연산 장치(텐서 코어)를 쓰지 못한다.
-# - 페이지 옵티마이저는 쓰지 않았다. 8.9절에서 보았듯이 어댑터의 상태는 작다.
+# - 페이지 옵티마이저는 쓰지 않았다. 8.5절에서 보았듯이 어댑터의 상태는 작다.
 # - 학습률 2e-4는 QLoRA 논문이 130억 모델까지 쓴 값이다. 8.6절처럼 몇 배씩 바꾸어 보고 고른다.
-# - Unsloth(직접 쓴 커널과 오프로드)와 TRL의 `SFTTrainer`(채팅 서식, 패킹)는 같은 일을 더 빠르거나 편하게 하는 도구다. 이 장에서는 재지 않았다.
 #
 # 정말 배우는 프로그램일까? 작은 모델의 폴더를 주고 **고치지 않은 그대로** 실행한다. 짧게 대답하는 문장 32개를 가르친다. GPU가 없으면 CPU에서 fp32로 돌고, 4비트는 진짜 bitsandbytes다. 32개 가운데 몇 개를 맞히게 되는가?
 
@@ -859,7 +665,7 @@ Table("model, peak, fits a T4", rows)
 # %% [markdown] lang="ko"
 # 1.3b의 예측은 프로그램을 통째로 실행해 센 값과 같다(1.59 GiB). 80억까지 T4에 들어간다. 시간은 재지 않았다.
 #
-# ## 8.12 직접 바꿔 보기
+# ## 8.11 직접 바꿔 보기
 #
 # 설정을 바꾸면 학습하는 파라미터의 수와 메모리를 바로 예측해 그린다. 아래 그림은 처음 모습이다.
 #
@@ -870,7 +676,6 @@ Table("model, peak, fits a T4", rows)
 # - 방법을 QLoRA로 바꾼다. 파란색이 주는데 최대는 왜 늘어날까? 그 상태에서 체크포인팅을 켠다.
 # - 모든 선형층에 붙이고 rank를 8에서 512까지 올린다. 어디서부터 메모리가 눈에 띄게 늘어나는가?
 # - 모델을 Llama-3.1-8B로 바꾸고 T4에 들어가게 해 본다.
-# - rank에 0이나 9999를, 글자를 넣어 본다.
 
 # %%
 from helpers import lora_panel
@@ -878,7 +683,7 @@ from helpers import lora_panel
 lora_panel()
 
 # %% [markdown] lang="ko"
-# ## 8.13 기억할 것
+# ## 8.12 기억할 것
 #
 # | | 전체 미세 조정 | LoRA | QLoRA |
 # |---|---|---|---|
@@ -902,3 +707,181 @@ guesses()
 
 # %% [markdown] lang="ko"
 # 이제 누적, 체크포인팅, 여러 GPU, LoRA, 4비트까지 도구가 모두 모였다. 내 모델과 내 GPU라면 무엇을 골라야 할까? [9장](09_fit_your_gpu.ipynb)에서 답한다.
+
+# %% [markdown] lang="ko"
+# ## 8.13 더 읽을거리
+#
+# ### 내 GPU에 들어가는 가장 큰 모델
+#
+# 이 강의에 들어 있는 모델을 큰 것부터 차례로 예측해, GPU마다 방법마다 들어가는 가장 큰 것을 찾는다. 배치 1, 길이 512, 체크포인팅, 융합 AdamW이고, 가중치는 저장된 자료형(16비트) 그대로다. T4 하나에서 QLoRA로 다룰 수 있는 가장 큰 모델의 파라미터는 몇 B일까? (1 B는 10억 개다.)
+
+# %%
+largest_on_t4 = guess("8.13", None, "B")
+largest_on_t4
+
+# %% [markdown] lang="ko"
+# Colab에서 고를 수 있는 T4, L4와 A100-80GB를 찾는다. 칸에는 파라미터의 수와 최대 메모리가 있다. 이 장에서 가장 오래 걸리는 셀이다.
+
+# %%
+from virtual_gpu.step.largest import LargestModels
+
+largest = LargestModels(
+    ("T4", "L4", "A100-80GB"), sequence_length=512, gradient_checkpointing=True, optimizer="adamw_fused"
+)
+largest
+
+# %% [markdown] lang="ko"
+# T4의 QLoRA 칸을 예상과 비교한다.
+
+# %%
+largest_on_t4.against(largest.found["T4"][2][1] / 1e9)
+
+# %% [markdown] lang="ko"
+# 같은 GPU에서 LoRA는 전체 미세 조정보다 네 배에서 다섯 배, QLoRA는 여덟 배에서 열네 배까지 큰 모델을 다룬다. 목록에 있는 모델만 보았으므로 칸 사이에는 틈이 있다.
+#
+# 표를 읽을 때 셋을 조심한다.
+#
+# - **T4의 전체 미세 조정 칸은 들어가는 크기이지 학습되는 크기가 아니다.** T4에는 bf16 연산 장치가 없어 fp16을 써야 하는데(1장), 순수 fp16에서 이 표의 융합 AdamW는 끝까지 가지만 상태가 fp16에 저장되어 학습률이 뜻대로 듣지 않고(융합하지 않으면 첫 스텝에서 무너진다, 3.8절), 혼합 정밀도라면 가중치와 그레이디언트가 두 배로 든다. LoRA와 QLoRA의 어댑터는 fp32라 이 문제가 없다.
+# - **불러올 때 드는 CPU 메모리는 세지 않았다.** 무료 Colab의 CPU 메모리는 12.7 GB다. 140억 모델의 16비트 가중치 파일은 30 GB 가까이 된다. 디스크와 CPU 메모리가 먼저 모자랄 수 있다.
+# - 최대가 한도에 바짝 붙은 칸에는 여유가 없다.
+#
+# > **주장 5.** "LLM을 GPU 하나로 전체 미세 조정하기는 어려워졌다" (출처: 책 5장을 정리한 글)
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **조건부로 맞다.** 어느 모델, 어느 GPU냐에 달렸다. 17억 모델은 T4 하나에, 82억 모델은 A100-80GB 하나에 들어간다(61 GiB. 순수 16비트일 때다. 3.8절의 혼합 정밀도라면 두 배가 든다). 700억 모델이라면 어느 칸에도 없다.
+#
+# </details>
+#
+# ### 체크포인팅을 켰더니 배우지 않는다
+#
+# 배우지 않는 까닭이 하나 더 있다. 체크포인팅의 옛 구현(`use_reentrant=True`)은 블록에 들어오는 값이 그레이디언트를 바랄 때에만 역전파한다(5.5절). LoRA에서는 임베딩이 얼어 있으니 첫 블록에 들어오는 값이 아무것도 바라지 않는다.
+# `enable_input_require_grads()`는 임베딩의 출력에 `requires_grad`를 켠다. 끄고 켤 때, 학습할 텐서 가운데 그레이디언트를 받은 것의 수는 어떻게 다른가? 출력층도 함께 학습하게 했다.
+
+# %%
+from helpers.chapters.c8_lora.lora import reached
+
+rows = [(on, *reached(with_lora(4, modules_to_save=["lm_head"]), ids, input_grads=on)) for on in (False, True)]
+Table("enable_input_require_grads, reached, trainable, warning", rows)
+
+# %% [markdown] lang="ko"
+# 끄면 출력층 하나만 그레이디언트를 받고 **어댑터 16개는 하나도 받지 못한다.** 오류가 아니라 경고 한 줄이라 손실은 조금 내려가고, 저장한 어댑터의 B는 모두 0이다(locuslab/open-unlearning #178이 이렇게 발견했다). 출력층까지 얼렸다면 학습할 것이 없어 `element 0 of tensors does not require grad` 오류가 난다(peft #137).
+#
+# 5.23의 transformers는 체크포인팅을 켤 때 이것도 함께 켠다(`modeling_utils.py`). 그래서 위에서는 일부러 껐다. 체크포인팅을 직접 부르거나 버전이 다르면 빠질 수 있다. `use_reentrant=False`를 적으면 이 문제 자체가 없다.
+#
+# ### 학습한 어댑터를 들여다보면
+#
+# r = 4인 모델의 첫 층 `dense`에서 W의 왼쪽 위 12 × 12와, 거기에 더해지는 B와 A다. 색은 부호, 짙기는 크기다.
+
+# %%
+from helpers.chapters.c8_lora.fine_tuning import picture_of_update
+
+picture_of_update(runs[2].model.get_submodule(layer))
+
+# %% [markdown] lang="ko"
+# ### DoRA는 메모리를 얼마나 더 쓸까
+#
+# DoRA(Liu 외, 2024)는 가중치를 방향과 크기로 나누어 방향만 LoRA로 배우고, 출력 하나마다 크기를 하나씩 더 배운다. `use_dora=True`만 적으면 된다.
+# 파라미터는 붙인 층의 출력 수만큼만 늘어난다. polyglot-ko-1.3b의 `query_key_value` 24개라면 147,456개, 전체의 0.01%다. 그렇다면 메모리도 조금만 늘까? 배치 8로, 순전파가 끝난 뒤의 순전파 상태를 센다. 드롭아웃(dropout)은 `peft`의 기본값 0과, 이 강의가 써 온 0.05다.
+
+# %%
+from helpers import make_dummy_dataset
+from virtual_gpu.models.adapters import add_adapters
+
+dataset, rows = make_dummy_dataset(), []
+for dora, dropout in product((False, True), (0.0, 0.05)):
+    model, _ = load_model_and_tokenizer("EleutherAI/polyglot-ko-1.3b", quiet=True)
+    model = add_adapters(model, 8, use_dora=dora, lora_dropout=dropout)
+    batch, held = gpu.place(dataset[:8]), gpu.memory_allocated()
+    with gpu:
+        loss = model.train()(**batch, use_cache=False).loss
+    count = f"{count_parameters(model, trainable_only=True):,}"
+    rows.append(["DoRA" if dora else "LoRA", dropout, count, human_bytes(gpu.memory_allocated() - held)])
+    del model, loss
+Table("method, dropout, trainable, activations", rows)
+
+# %% [markdown] lang="ko"
+# 드롭아웃 없이도 2.66 GiB에서 4.34 GiB로, 드롭아웃을 켜면 2.74 GiB에서 6.07 GiB로 늘었다. `peft`의 DoRA(`tuners/lora/dora.py`)는 BA를 W와 같은 크기로 펼쳐 크기를 구하고, 출력 크기의 중간값도 더 저장한다. 드롭아웃이 있으면 W의 곱셈까지 한 번 더 한다. 학습하는 파라미터가 적다는 말은 메모리를 두고 한 말이 아니다. DoRA로 학습한 결과가 더 나은지는 이 장에서 재지 않았다.
+#
+# ### 시작점을 바꾸는 변형: PiSSA와 LoftQ
+#
+# LoRA는 BA = 0에서 시작한다. QLoRA라면 그 시작점은 이미 **양자화 오차만큼 원래 모델에서 어긋나 있다.** 두 변형은 A와 B의 시작값으로 이 오차를 줄인다.
+#
+# - **LoftQ**(Li 외, 2023): 4비트로 줄이며 생긴 오차 W − Q에 가장 가까운 rank r 행렬을 BA로 삼는다.
+# - **PiSSA**(Meng 외, 2024): W에서 특잇값이 큰 r개를 BA로 떼어 내고, **남은 것**을 4비트로 줄인다(QPiSSA).
+#
+# 작은 모델의 한 층(256 × 64)과, 무작위 값으로 채운 512 × 512 행렬에서 시작할 때의 상대 오차를 잰다. r = 16이다.
+
+# %%
+from helpers.chapters.c8_lora.fine_tuning import nf4
+
+
+def nearest(W, r=16):
+    u, s, v = torch.linalg.svd(W, full_matrices=False)
+    return u[:, :r] * s[:r] @ v[:r]
+
+
+rows = []
+for W in (base.gpt_neox.layers[0].mlp.dense_h_to_4h.weight.detach(), torch.randn(512, 512).double()):
+    starts = nf4(W), nf4(W) + nearest(W - nf4(W)), nearest(W) + nf4(W - nearest(W))
+    rows.append([tuple(W.shape), *(f"{(start - W).norm() / W.norm():.1%}" for start in starts)])
+Table("W, QLoRA, LoftQ, QPiSSA", rows)
+
+# %% [markdown] lang="ko"
+# 너비 64에서 rank 16은 4분의 1이나 되므로 오차가 눈에 띄게 준다. 너비 512에서는 9.2%가 8.7%가 될 뿐이다. 큰 모델에서 이득은 rank와 W의 모양에 달렸다. 두 논문은 학습이 더 빨리, 더 낮게 수렴한다고 보고했고, 이 장에서는 시작할 때의 오차만 쟀다.
+#
+# | 변형 | 무엇을 바꾸나 | 학습할 때의 메모리 | `peft`에서 | 언제, 무엇에 주의 |
+# |---|---|---|---|---|
+# | LoRA | A는 무작위, B는 0 | 기준 | 기본값 | 여기서 시작한다 |
+# | rsLoRA | α/√r을 곱한다 | 같다 | `use_rslora=True` | rank를 크게 잡을 때 |
+# | LoRA+ | B의 학습률을 A보다 크게 | 같다 | `create_loraplus_optimizer` | 학습률을 하나 더 골라야 한다 |
+# | PiSSA | BA는 W의 큰 특잇값 r개, W에는 나머지 | 같다(시작할 때 SVD) | `init_lora_weights="pissa"`, 빠른 근사는 `"pissa_niter_16"` | W가 바뀌므로 어댑터만 저장하면 원래 모델에 맞지 않는다. `path_initial_model_for_weight_conversion`으로 바꾸어 저장한다 |
+# | LoftQ | BA는 양자화 오차의 근사 | 같다 | `init_lora_weights="loftq"`, 4비트 모델에는 `replace_lora_weights_loftq` | 2~4비트. `peft` 0.21.2의 `loftq_init`은 CUDA나 XPU가 있어야 하고, α/r로 나누지 않으므로 α = r이라야 오차가 준다 |
+# | DoRA | 크기를 따로 배운다 | **순전파 상태가 는다** | `use_dora=True` | 드롭아웃을 0으로 둔다 |
+#
+# ### 갈아 끼우기
+#
+# 짧게 대답하는("프랑스의 수도는 파리.") 어댑터를 하나 더 학습해 저장하고, 한 모델에 둘을 올려 갈아 끼운다. 어댑터마다 파리와 프랑스에 무엇이라고 대답하는가?
+
+# %%
+short = fine_tune(with_lora(4), "short", task="short", steps=40)
+short.model.save_pretrained(folder / "short")
+one = PeftModel.from_pretrained(pretrained_model(), folder / "country", adapter_name="country")
+load_adapter(one, folder / "short", "short")
+for name in ("country", "short"):
+    one.set_adapter(name)
+    print(f"{name:8} {complete(one, PARIS)} / {complete(one, FRANCE)}")
+
+# %% [markdown] lang="ko"
+# `country`의 왼쪽과 `short`의 오른쪽이 각자 배운 것이다. 나머지 둘이 엉터리인 것은 고장이 아니다. 어댑터마다 **한 방향으로만** 학습했으니 반대 방향은 배운 적이 없다.
+#
+# 어댑터는 **그것을 학습한 모델에만** 맞는다. 모양이 다른 모델에 올리면 `load_adapter`가 막는다. (모양까지 같은 다른 모델은 가려낼 수 없으니, 어느 모델의 어댑터인지 적어 둔다.) 너비가 다른 모델에 올려 본다.
+
+# %% tags=["raises-exception"]
+other = with_lora(4, pretrained_model(width=32))
+load_adapter(other, folder / "country", "country")
+
+# %% [markdown] lang="ko"
+# ### 두 번 합치면
+#
+# 같은 어댑터를 두 번 합치면 BA가 두 번 더해진다. `merge`는 이를 막는다. 다음 오류 메시지는 무엇을 하라고 하는가?
+
+# %% tags=["raises-exception"]
+twice = copy.deepcopy(runs[2].model)
+merge(twice)
+merge(twice)
+
+# %% [markdown] lang="ko"
+# ### 페이지 옵티마이저
+#
+# QLoRA 논문의 나머지 한 조각은 **페이지 옵티마이저**(`PagedAdamW8bit`)다. 8비트 AdamW의 상태를, GPU 메모리가 모자라는 순간 CPU 메모리로 옮겨 둔다. CUDA의 통합 메모리 기능이라 **CUDA에서만** 동작한다. 그런데 LoRA에서 옵티마이저 상태를 줄이는 것이 얼마나 도움이 될까?
+
+# %%
+rows = []
+for optimizer in ("adamw", "adamw_8bit"):
+    report = predict_memory(batch_size=4, peft="qlora", optimizer=optimizer)
+    rows.append([optimizer, human_bytes(report.optimizer_bytes), human_bytes(report.needed_bytes)])
+Table("optimizer, state, peak", rows)
+
+# %% [markdown] lang="ko"
+# 12 MiB가 3 MiB로 줄었지만 최대 메모리는 거의 그대로다. 어댑터가 작으면 8비트 상태도, 페이지 옵티마이저도 바꾸는 것이 거의 없다. 효과가 큰 것은 rank가 크거나 전체 미세 조정을 할 때다.

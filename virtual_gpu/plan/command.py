@@ -76,6 +76,7 @@ def _text(plans: Plans) -> str:
                 en=f"    extra work {extra_label(plan)}, lower bound on a step {bound} (not a forecast)",
             )
         )
+    lines += [f"⚠ {plans.request.caution}"] if plans.request.caution else []
     for change in plans.changes:
         lines.append(f"  - {change}")
     lines += [tr(ko="탈락한 것:", en="Losers:"), *(f"  - {line}" for line in repr(plans.why()).splitlines())]

@@ -66,7 +66,8 @@ def heads_of(sharded: bool) -> list[str]:
 
 def plans_html(plans: Plans) -> str:
     """The verdict over `table_html`."""
-    return f"<p><b>{escape(plans.verdict)}</b></p>" + table_html(plans)
+    caution = f"<p>⚠ {escape(plans.request.caution)}</p>" if plans.request.caution else ""
+    return f"<p><b>{escape(plans.verdict)}</b></p>" + table_html(plans) + caution
 
 
 def table_html(plans: Plans) -> str:

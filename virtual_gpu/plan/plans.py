@@ -14,6 +14,7 @@ from ..models.adapters import LORA_RANK
 from ..models.configs import load_config, model_name
 from ..optional import require
 from ..room import FITS, Room, room_on
+from ..rules.active import ActiveRules
 from ..shards.layout import Layout
 from ..shards.nccl import nccl_bytes
 from ..step.optimizers import optimizer_named
@@ -26,6 +27,7 @@ METHODS = ("full", "lora", "qlora")  # from what changes training least
 PRECISIONS = ("mixed_fp16", "mixed_bf16", "bf16", "fp32")
 MARGIN = 0.0  # what is unknown is a range already (`room`): this is what the reader wants free on top
 MOST_GPUS = 1024
+_REPEAT_HEADS = "transformers.integrations.sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False"
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,24 @@ class Request:
     def limit_bytes(self) -> int:
         """The most that may be reserved and fits whatever the unknowns are, with the margin free."""
         return int(self.room.sure_bytes / (1 + self.margin))
+
+    @property
+    def caution(self) -> str:
+        """What makes every plan larger than it need be; empty where there is nothing."""
+        config = load_config(self.model)
+        heads = getattr(config, "num_attention_heads", None)
+        grouped = getattr(config, "num_key_value_heads", None) not in (None, heads)
+        capability = self.spec.compute_capability
+        if not grouped or capability >= (8, 0) or ActiveRules(capability).applies("efficient_gqa"):
+            return ""
+        return tr(
+            ko="그룹 쿼리(GQA) 모델이고 GPU가 암페어보다 옛것이다. transformers 4.54부터의 sdpa는 패딩이 없는 배치에서 "
+            "길이 × 길이 행렬을 만드는 math 커널로 가고, 계획은 그것까지 센다. 모델을 부르기 전에 이 한 줄을 적으면 "
+            f"덜 든다: {_REPEAT_HEADS}",
+            en="a model with grouped-query heads on a GPU before Ampere: without padding, sdpa of transformers 4.54 "
+            "and later goes to the math kernel, which makes matrices of length × length; they are counted here. This "
+            f"line before the model is called saves them: {_REPEAT_HEADS}",
+        )
 
     @property
     def per_gpu(self) -> int:

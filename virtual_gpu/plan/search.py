@@ -128,6 +128,7 @@ class Plans:
             "schema": SCHEMA,
             "request": request,
             "room": self.request.room.to_dict(),
+            "caution": self.request.caution,
             "verdict": self.plans[0].verdict if self.plans else min(self.losers, key=_need).verdict,
             "fits": bool(self.plans),
             "plans": [plan.to_dict() for plan in self.plans],
@@ -138,6 +139,7 @@ class Plans:
 
     def __repr__(self) -> str:
         lines = [self.verdict, *(f"{i}. {plan!r}" for i, plan in enumerate(self.plans, 1))]
+        lines += [f"⚠ {self.request.caution}"] if self.request.caution else []
         return "\n".join([*lines, *map(str, self.changes)])
 
     def _repr_html_(self) -> str:

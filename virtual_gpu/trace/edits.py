@@ -49,6 +49,10 @@ def with_ddp(trace: Trace, *, gradient_as_bucket_view: bool = False) -> Trace:
     _BucketCapacityConfig); the next forward makes those of `bucket_sizes` instead, in the order in which the gradients
     came (Reducer::rebuild_buckets, torch/csrc/distributed/c10d/reducer.cpp). A trace without an optimizer step is taken
     for one of a later step. PyTorch 1.7 to 2.13.
+
+    Not here: the broadcast of rank 0's parameters in flat pieces of 250 MiB before the first step. It comes before
+    gradients and optimizer state, so that only a step of small adapters can stay below it. A program that is run as it
+    is (`program.ranks`) makes it.
     """
     made = _made(trace)
     first = made[trace.span[made] == trace.span[made[0]]] if len(made) else made

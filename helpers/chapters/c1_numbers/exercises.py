@@ -36,7 +36,9 @@ def _judge_first_gap(numbers: dict[str, int]) -> str:
     numbers = filled(numbers)
     for name in ("fp16", "bf16"):
         f = FORMATS[name]
-        wrong = compare(numbers.get(name), 2 ** (f.mantissa_bits + 1), name)
+        if name not in numbers:
+            return tr(ko=f"{name}의 값이 없다.", en=f"No value for {name}.")
+        wrong = compare(numbers[name], 2 ** (f.mantissa_bits + 1), name)
         if wrong:
             return wrong
     return right(tr(ko="가수 비트가 m개면 2^(m+1)부터 홀수를 담지 못한다.", en="With m mantissa bits: 2^(m+1)."))

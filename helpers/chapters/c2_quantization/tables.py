@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from virtual_gpu.language import tr
 
 from ...rows import Rows
+from ...rows import table as rows_table
 
 
 def _columns() -> dict[str, tuple[str, str]]:
@@ -31,15 +32,6 @@ def _columns() -> dict[str, tuple[str, str]]:
     }
 
 
-def _written(value: Any, how: str) -> str:
-    if isinstance(value, bool) or value is None or isinstance(value, str):
-        return {None: "–"}.get(value, str(value))
-    return format(value, how)
-
-
-def table(rows: Sequence[dict[str, Any]]) -> Rows:
-    """Rows of results, each a dict with the same keys, under the heads of `_columns` (a key not there is its head)."""
-    known = _columns()
-    keys = list(rows[0])
-    heads = [known.get(key, (key, ""))[0] for key in keys]
-    return Rows(heads, [[_written(row[key], known.get(key, (key, ""))[1]) for key in keys] for row in rows])
+def table(rows: Sequence[Mapping[str, Any]]) -> Rows:
+    """Rows of results, each with the same keys, under the heads of `_columns`."""
+    return rows_table(rows, _columns())

@@ -40,11 +40,13 @@ def lengths_chart(runs: Mapping[tuple[int, str], MemoryReport]) -> Chart:
     title = tr(ko="길이와 필요한 메모리", en="Length and the memory needed")
     ended = [f"{length} {how} {report.needed_bytes / GiB:.2f}" for (length, how), report in runs.items()]
     chart = Chart(title, ", ".join(ended))
+    on_paper = {"facecolor": svg.PAPER, "edgecolor": "none", "pad": 1}  # the limit's line does not cross a number
     for how, place in zip(dict.fromkeys(how for _, how in runs), (9, -18), strict=True):  # words above, words below
         points = [(length, report.needed_bytes / GiB) for (length, of), report in runs.items() if of == how]
         chart.ax.plot(*zip(*points, strict=True), "o-", label=how)
         for length, needed in points:
-            chart.ax.annotate(f"{needed:.2f}", (length, needed), (0, place), textcoords="offset points", ha="center")
+            where = dict(xytext=(0, place), textcoords="offset points", ha="center", bbox=on_paper)
+            chart.ax.annotate(f"{needed:.2f}", (length, needed), **where)
     report = next(iter(runs.values()))
     limit = report.capacity_bytes / GiB
     chart.ax.axhline(limit, color=svg.RED, ls="--", label=tr(ko=f"한도 {limit:.2f}", en=f"limit {limit:.2f}"))

@@ -34,7 +34,7 @@ def draw_gradients(parts: Sequence[Sequence[float]], whole: Sequence[float]) -> 
     chart.ax.set_xticks(x)
     chart.ax.axhline(0, color=svg.MUTED, linewidth=1)
     chart.ax.set_xlabel(tr(ko="그레이디언트의 성분", en="component of the gradient"))
-    chart.figure.legend(loc="outside lower center", ncols=len(parts) + 2, frameon=False)
+    chart.figure.legend(loc="outside lower center", ncols=len(parts) + 2)
     return chart
 
 
@@ -54,5 +54,5 @@ def draw_losses(runs: Mapping[str, tuple[int, Sequence[float]]]) -> Chart:
     chart.ax.set_xlabel(tr(ko="학습한 샘플 수", en="samples seen"))
     chart.ax.set_ylabel(tr(ko="손실", en="loss"))
     chart.ax.set_ylim(bottom=0)
-    chart.ax.legend(frameon=False)
+    chart.ax.legend()
     return chart

@@ -45,5 +45,5 @@ def draw_lost(errors: Mapping[str, Mapping[int, float]]) -> Chart:
     chart.ax.set_xticks([], minor=True)
     chart.ax.set_xlabel(tr(ko="더한 마이크로 배치 수", en="micro-batches added"))
     chart.ax.set_ylabel(tr(ko="합의 상대 오차", en="relative error of the sum"))
-    chart.ax.legend(frameon=False)
+    chart.ax.legend()
     return chart
