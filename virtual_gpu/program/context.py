@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from torch.utils._python_dispatch import _len_torch_dispatch_stack, _pop_mode
+
 from ..cards import GPUSpec, card
 from ..turns import holding_the_process
 from . import amp, driver, eager, extensions, flash_attention, loading, pretrained, states, tensors, writing, zero
@@ -12,6 +14,12 @@ from .device import ProgramGPU
 from .imports import Imports
 from .patches import Patches
 from .watch import Watch
+
+
+def _leave_modes(depth: int) -> None:
+    """Leave the dispatch modes beyond the first `depth`: one that Ctrl+C has cut off between its two halves is on."""
+    while _len_torch_dispatch_stack() > depth:
+        _pop_mode()
 
 
 @contextmanager
@@ -36,6 +44,7 @@ def cuda(
     patches = Patches()
     with ExitStack() as stack:
         stack.enter_context(holding_the_process())
+        stack.callback(_leave_modes, _len_torch_dispatch_stack())
         stack.callback(patches.undo)
         device.patches = patches
         tensors.install(patches, device)
