@@ -149,7 +149,8 @@ class Trial:
 class Interrupts:
     """The trial: measures how long each entry takes, then interrupts it in forks."""
 
-    def __init__(self, folder: Path, only: tuple[str, ...] = ()):
+    def __init__(self, folder: Path, only: tuple[str, ...] = (), tells: bool = False):
+        self.tells = tells
         self.entries = {name: call for name, call in entries(folder).items() if not only or name in only}
         self.answers, self.seconds, self.trial = {}, {}, Trial()
         for name, call in self.entries.items():
@@ -203,6 +204,8 @@ class Interrupts:
         end = WRONG if lines else RIGHT if said == b"K" else BEFORE
         self.trial.counts[name, end] += 1
         for line in lines:
+            if f"{name}: {line}" not in self.trial.wrong and self.tells:
+                print(f"WRONG {name} after {share:.3f} of {self.seconds[name]:.2f} s: {line}", flush=True)
             self.trial.wrong[f"{name}: {line}"] = self.trial.wrong.get(f"{name}: {line}", 0) + 1
         return end
 
@@ -254,7 +257,7 @@ def run(count: int, seed: int = 0, only: tuple[str, ...] = (), told: Callable[[T
         tempfile.tempdir = str(Path(name, "tmp"))
         os.mkdir(tempfile.tempdir)
         try:
-            trial, chance = Interrupts(Path(name), only), random.Random(seed)
+            trial, chance = Interrupts(Path(name), only, told is not None), random.Random(seed)
             names = list(trial.entries)
             for number in range(count):
                 trial.interrupt(names[number % len(names)], chance.random())
