@@ -245,7 +245,12 @@ class Interrupts:
 
 
 def gpus_alive() -> list[VirtualGPU]:
-    """Every virtual GPU that still has a meter, after a collection."""
+    """Every virtual GPU that there is, after a collection.
+
+    What an interrupted backward had still to do, with the tensors that were saved for it, PyTorch keeps until the next
+    backward of the thread: here is one.
+    """
+    torch.zeros(1, requires_grad=True).sum().backward()
     gc.collect()
     return [one for one in gc.get_objects() if type(one) in (VirtualGPU, ProgramGPU)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import re
@@ -13,6 +14,7 @@ from torch import nn
 
 from ..counting.mode import on_virtual_gpu
 from ..errors import WrongValue
+from ..interrupts import interrupts_later
 from ..language import tr
 from ..real import GPU
 from ..turns import in_turn
@@ -42,8 +44,10 @@ def build_model(config: Any, dtype: torch.dtype, attention: str = "sdpa", device
     check_depth(config)
     _run_as_eager()
     config = copy.deepcopy(config)  # building writes into it
+    # On the meta device it takes a moment, and cut off in the middle it would leave PyTorch's device and dtype changed.
+    waits = interrupts_later() if str(device) == "meta" else contextlib.nullcontext()
     try:
-        with torch.device(device):
+        with waits, torch.device(device):
             model = auto.from_config(config, **dtype_argument(dtype), **attention_argument(attention))
             model.tie_weights()  # transformers 5.0 does not tie on the meta device
     except Exception as error:  # of any kind: whatever the model's own code does with sizes that do not go together

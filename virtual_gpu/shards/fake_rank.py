@@ -6,6 +6,7 @@ and frees on that rank is counted by the virtual GPU, operation by operation.
 
 from __future__ import annotations
 
+import random
 import sys
 import warnings
 from collections import Counter
@@ -163,13 +164,14 @@ def fake_world(ranks: int, rank: int = 0) -> Iterator[None]:
         )
     if not 0 <= rank < ranks:
         raise WrongValue(tr(ko=f"rank={rank}: 0부터 {ranks - 1}까지다.", en=f"rank={rank}: 0 to {ranks - 1}."))
-    hook = sys.excepthook
+    hook, numbers = sys.excepthook, random.getstate()
     try:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
         yield
     finally:
         if dist.is_initialized():  # not where an interrupt came before the group was made
             dist.destroy_process_group()
+        random.setstate(numbers)  # PyTorch draws names from Python's generator
         sys.excepthook = hook  # PyTorch puts one there that prints the rank before every line
         # DTensor remembers how operations were split, with the mesh and its groups, which are gone.
         tensor_debug._clear_sharding_prop_cache()
