@@ -151,18 +151,21 @@ class Trial:
     failures: dict[str, str] = field(default_factory=dict)
     looks: int = 0
     slowest: tuple[float, str] = (0.0, "")
+    tells: bool = False
 
     def fails(self, what: str, given: str) -> None:
         """Take a failure down."""
         self.counts["FAILURE"] += 1
+        if what[:600] not in self.failures and self.tells:
+            print(f"FAILURE {what[:600]}\n  {given[:1000]}", flush=True)
         self.failures.setdefault(what[:600], given[:1000])
 
 
 class Fuzz:
     """The trial: draws inputs, judges what comes of each, and looks at the process in between."""
 
-    def __init__(self, folder: Path):
-        self.folder, self.trial, self.number = folder, Trial(), 0
+    def __init__(self, folder: Path, tells: bool = False):
+        self.folder, self.trial, self.number = folder, Trial(tells=tells), 0
         small = folder / "small"
         small.mkdir()
         (small / "config.json").write_text(json.dumps(odd.LLAMA), encoding="utf-8")
@@ -377,14 +380,14 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def run(inputs: int, seed: int = 0, told: Callable[[Fuzz], None] = lambda fuzz: None) -> Trial:
+def run(inputs: int, seed: int = 0, told: Callable[[Fuzz], None] | None = None) -> Trial:
     """Try so many inputs; the same for the same seed."""
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         tempfile.tempdir = str(Path(name, "tmp"))
         os.mkdir(tempfile.tempdir)
         try:
-            fuzz = Fuzz(Path(name))
+            fuzz = Fuzz(Path(name), told is not None)
 
             @hypothesis.seed(seed)
             @hypothesis.settings(
@@ -394,7 +397,8 @@ def run(inputs: int, seed: int = 0, told: Callable[[Fuzz], None] = lambda fuzz: 
             @hypothesis.given(fuzz.inputs())
             def each(given: tuple) -> None:
                 fuzz.one(given)
-                told(fuzz)
+                if told is not None:
+                    told(fuzz)
 
             each()
             fuzz.look("the end")
@@ -422,8 +426,6 @@ def program() -> int:
     print(
         f"{trial.looks} looks at the canary, the libraries' functions and the memory; slowest {trial.slowest[0]:.1f} s"
     )
-    for what, given in trial.failures.items():
-        print(f"\nFAILURE {what}\n  {given}")
     return 1 if trial.failures else 0
 
 
