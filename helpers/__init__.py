@@ -45,6 +45,8 @@ _HOME = {
     "lora_panel": ".chapters.c8_lora.panel",
     "plan_training": "virtual_gpu.plan",
     "planner_panel": ".chapters.c9_planner.panel",
+    "doctor_panel": ".chapters.c10_clinic.panel",
+    "caught": ".chapters.c10_clinic.caught",
     "exercise": ".chapters",
     "case": ".chapters",
     "guess": ".guessing",

@@ -71,6 +71,11 @@ CHAPTERS = (
         ("내 GPU에 맞추기", "내 모델이 내 GPU에 올라가는가? 무엇을 바꿔야 하는가?"),
         ("Fit your GPU", "Will my model fit on my GPU, and what do I change?"),
     ),
+    (
+        (10, "10_oom_clinic"),
+        ("OOM 진료실", "잘 돌다가 죽었다. 오류를 낸 줄은 어디인가?"),
+        ("The OOM clinic", "It ran well and died: which line is the cause?"),
+    ),
 )
 
 

@@ -28,6 +28,7 @@ LONGEST_FIRST = [
     "test_panels.py",
     "03_memory_decomposition.ipynb",
     "04_gradient_accumulation.ipynb",
+    "10_oom_clinic.ipynb",
     "test_exercises.py",
     "02_quantization.ipynb",
     "test_panels_browser.py",

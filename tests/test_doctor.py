@@ -209,6 +209,15 @@ def test_several_ranks_at_once():
     assert found.users_line.file == "/a/of_0.py" and found.message.device == 0
 
 
+def test_a_second_error_in_the_handler_of_the_first():
+    again = "During handling of the above exception, another exception occurred:"
+    said = "\n\n".join([trace(MINE), again, trace(("/home/me/train.py", "retry", "run(model, 4)"))])
+    found = diagnose(said)
+    assert (found.verdict, found.sure, first_changes(found)[0]) == ("in_handler", "certain", "outside_handler")
+    apart = diagnose(said.replace(again, "The above exception was the direct cause of the following exception:"))
+    assert apart.verdict == "cannot_tell"
+
+
 def test_notes():
     pools = "with 20.00 GiB allocated in private pools (e.g., CUDA Graphs), and 38.50"
     assert "pools of CUDA graphs" in text(diagnose(TYPICAL.replace("and 38.50", pools)))
@@ -540,3 +549,41 @@ def test_the_subcommand(tmp_path, capsys, monkeypatch):
     assert main(["doctor", "-"]) == 1
     assert main(["doctor", str(tmp_path / "none.txt")]) == 2
     assert "none.txt" in capsys.readouterr().err
+
+
+# -- from Python ------------------------------------------------------------------------------------------------------
+
+
+def test_its_face_in_python():
+    """An exception or its text; printed it is the command's report, in a notebook a page with everything escaped."""
+    import virtual_gpu
+
+    with virtual_gpu.cuda("1GiB"), pytest.raises(torch.OutOfMemoryError) as caught:
+        steps()
+    found = virtual_gpu.diagnose(caught.value)
+    assert (found.verdict, found.sure) == (places.OPTIMIZER_STATES, "certain")
+    assert repr(found) == str(found) == text(found)
+    with pytest.raises(virtual_gpu.WrongValue, match="int"):
+        virtual_gpu.diagnose(3)
+
+
+def test_its_page():
+    silly = "<script>alert(1)</script>&"
+    page = diagnose(trace((f"/home/me/{silly}.py", silly, silly)))._repr_html_()
+    assert "<script" not in page and "&lt;script&gt;" in page
+    found = diagnose(trace(MINE, (SITE + "torch/optim/adamw.py", "_init_group", "")))
+    page = found._repr_html_()
+    for said in (cause(found.verdict), "144.00 MiB", "train.py:7 in main", what("eight_bit"), command(found, "lora")):
+        assert said in page.replace("&#x27;", "'"), said
+    assert "not fragmentation" in page
+    assert "No out-of-memory message" in diagnose("hello")._repr_html_()
+    assert "not a message of PyTorch on CUDA" in diagnose("RuntimeError: MPS backend out of memory")._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "file", ["/tmp/ipykernel_12/3456.py", "/tmp/ipython-input-3-ab12.py", "<ipython-input-3-ab12>"]
+)
+def test_a_cell_is_no_program_to_run(file):
+    found = diagnose(trace((file, "train", "loss.backward()")))
+    assert found.users_line.is_cell and str(found.users_line) == "a notebook's cell:7 in train"
+    assert command(found, "accumulation").endswith(" program.py")

@@ -87,6 +87,7 @@ ORDER = [
         "helpers.chapters.c8_lora.*",
     ],
     ["helpers.chapters.c9_planner.*"],
+    ["helpers.chapters.c10_clinic.*"],
     ["helpers.figures", "helpers.planner.*"],
     ["helpers"],
 ]

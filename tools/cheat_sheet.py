@@ -21,7 +21,7 @@ BASE = {"model_id": MODEL, "gpu": "T4", "batch_size": 16, "sequence_length": 256
 PRECISIONS = ("auto", "mixed_fp16")
 RANKS = 4
 FRAGMENTED = 13  # a batch whose tensors fit a T4 and whose segments do not
-CHAPTERS = {path.name[1]: path.with_suffix(".ipynb").name for path in (ROOT / "notebooks" / "src").glob("0*.py")}
+CHAPTERS = {str(int(path.name[:2])): f"{path.stem}.ipynb" for path in (ROOT / "notebooks" / "src").glob("??_*.py")}
 
 # What to try, in the order of what it costs; the setting that does it; its price; the chapter that explains it.
 # CODE has the same steps as one writes them.
@@ -73,6 +73,8 @@ PAGE = """\
 
 <!-- tools/cheat_sheet.py가 계산해서 쓴다. 손으로 고치지 않는다. -->
 
+오류 메시지가 손에 있으면 먼저 `virtual-gpu doctor error.txt`에 traceback을 통째로 준다(10장의 패널도 같다). 다른 물음은 [질문에서 시작하기](questions.md)에서 찾는다.
+
 오류를 만났을 때 **위에서부터** 하나씩 해 본다. 잃는 것이 적은 순서다. 절약은 polyglot-ko-1.3b를 길이 256, 배치 16으로 학습할 때 두 번째 스텝까지의 최대 메모리를
 가상 T4(한도 {capacity})에서 센 것이고, 실제 GPU에서 측정한 것이 아니다. 모델과 길이가 다르면 절약도 다르니 같은 실험을 자기 설정으로 다시 해 본다.
 
@@ -112,14 +114,15 @@ GiB는 필요한 최대 메모리, 괄호 안은 출발점에서 줄어든 비�
 
 ## 한참 뒤에 난다면
 
-위의 숫자는 모든 배치의 길이가 같을 때의 것이다. 잘 돌다가 나는 OOM은 대개 다음 가운데 하나다.
+위의 숫자는 모든 배치의 길이가 같을 때의 것이다. 잘 돌다가 나는 OOM은 대개 다음 가운데 하나다. 어느 것인지 가르는 법과 줄을 찾는 법은 10장에 있다.
 
 | 언제 | 까닭 | 해 볼 것 |
 |---|---|---|
 | 아무 때나, 가끔 | 가장 긴 글이 든 배치 | 학습을 시작할 때 가장 긴 배치를 먼저 한 번 돌려 본다. `max_length`로 자르거나 길이가 비슷한 것끼리 묶는다(`train_sampling_strategy="group_by_length"`, transformers 4에서는 `group_by_length=True`) |
 | 평가할 때 | `Trainer`가 로짓을 모두 GPU에 모아 둔다 | `prediction_loss_only=True`나 `eval_accumulation_steps=1`, 또는 `preprocess_logits_for_metrics`로 필요한 것만 남긴다 |
 | 생성할 때 | KV 캐시: 2 × 층 × KV 헤드 × 헤드 차원 × 길이 × 배치 × 2바이트(16비트일 때) | 배치나 `max_new_tokens`를 줄인다 |
-| 조금씩 늘다가 | `total += loss`처럼 그래프가 달린 텐서를 모은다 | `total += loss.item()` |
+| 조금씩 늘다가 | 역전파하지 않은 손실(검증), 로짓, 훅의 출력을 목록에 모은다 | `with torch.no_grad():`, `.item()`, `.cpu()` |
+| OOM을 잡아 다시 하면 | 예외가 앞 시도의 텐서를 붙들고 있다 | `except` 밖에서 다시 한다 |
 | 같은 셀을 다시 실행하면 | 앞의 모델과 오류가 메모리를 붙들고 있다 | `cleanup()`, 안 되면 커널을 다시 시작한다 |
 
 ## GPU가 {ranks}개라면
@@ -187,7 +190,7 @@ def _reserved(report: MemoryReport, capacity: int | None = None) -> int:
 
 
 def _linked(text: str) -> str:
-    return re.sub(r"(?<!\[)\b(\d)장", lambda found: f"[{found[0]}](../notebooks/ko/{CHAPTERS[found[1]]})", text)
+    return re.sub(r"(?<!\[)\b(\d{1,2})장", lambda found: f"[{found[0]}](../notebooks/ko/{CHAPTERS[found[1]]})", text)
 
 
 def _cell(setting: dict, precision: str) -> str:

@@ -31,7 +31,7 @@ TESTS = (
     "tests/test_virtual_gpu.py",
     "tests/program/test_run.py",
 )
-TOOLS = ("pytest", "pytest-xdist", "hypothesis", "psutil")
+TOOLS = ("pytest", "hypothesis", "psutil", "playwright", "nbformat")  # what tests/conftest.py imports
 
 
 def requirements(versions: str) -> list[str]:

@@ -22,6 +22,7 @@ RAW_PICTURE = re.compile(r"https://raw\.githubusercontent\.com/[^/]+/[^/]+/main/
 PANEL_NOTE = "(조작 패널은 노트북을 실행하면 나타난다. 여기서는 그림이 그 모습을 보여 준다.)"
 PAGES = {
     "처방 한 장": "cheat_sheet",
+    "질문에서 시작하기": "questions",
     "여러 GPU에서 돌리기": "launching",
     "출처마다 얼마나 틀리나": "errors",
     "용어집": "glossary",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .api import predict
     from .cards import CATALOG, GPUSpec, card
     from .counting.gpu import VirtualGPU
+    from .doctor import diagnose
     from .errors import (
         BadConfiguration,
         ExistingFile,
@@ -48,6 +49,7 @@ _HOME = {
     "set_language": ".language",
     "replay": ".trace.replay",
     "cuda": ".program",
+    "diagnose": ".doctor",
     "load_ipython_extension": ".program.notebook",
     "unload_ipython_extension": ".program.notebook",
     **dict.fromkeys(
@@ -73,6 +75,7 @@ __all__ = [
     "WrongValue",
     "card",
     "cuda",
+    "diagnose",
     "largest_fitting",
     "largest_model",
     "load_ipython_extension",

@@ -19,6 +19,7 @@ CHAPTERS = {
     7: "c7_split",
     8: "c8_lora",
     9: "c9_planner",
+    10: "c10_clinic",
 }
 
 

@@ -179,7 +179,7 @@ w = torch.ones(1, dtype=torch.float16, requires_grad=True)
 w.grad
 
 # %% [markdown] lang="ko"
-# 그레이디언트가 0이므로 이 가중치는 영영 움직이지 않는다. 처방은 **손실 스케일링**(loss scaling)이다. 손실에 큰 수를 곱하면 연쇄 법칙에 따라 그레이디언트도 모두 그만큼 커진다.
+# 그레이디언트가 0이므로 이 가중치는 움직이지 않는다. 처방은 **손실 스케일링**(loss scaling)이다. 손실에 큰 수를 곱하면 연쇄 법칙에 따라 그레이디언트도 모두 그만큼 커진다.
 # 역전파(backward)가 끝난 뒤 fp32로 바꾸어 같은 수로 나누면 원래 값이 된다. PyTorch의 `GradScaler`가 이 일을 한다. 2의 거듭제곱을 곱한 그레이디언트와, 나누어 되돌린 그레이디언트를 차례로 출력한다.
 
 # %%
@@ -223,7 +223,7 @@ for _ in range(6):
 skipped.against(weights.count(1.0))
 
 # %% [markdown] lang="ko"
-# 65536 × 10은 넘치고, 4096 × 10 = 40960에서 처음으로 담겼다. 학습 초반에 손실이 한두 번 그대로인 것은 고장이 아니라 이 과정이다. 클리핑(clipping)처럼 그레이디언트의 크기를 쓰는 일은 `scaler.unscale_(optimizer)`로 되돌린 다음에 해야 한다.
+# 65536 × 10은 넘치고, 4096 × 10 = 40960에서 처음으로 담겼다. fp16 학습의 처음 몇 스텝에서 손실이 그대로라면(여기서는 네 번) 대개 고장이 아니라 이 과정이다. 클리핑(clipping)처럼 그레이디언트의 크기를 쓰는 일은 `scaler.unscale_(optimizer)`로 되돌린 다음에 해야 한다.
 #
 # > **주장 3.** "fp16의 좁은 범위가 학습을 망치고, bf16이 이를 줄인다" (출처: 책 5장을 정리한 글)
 #
@@ -259,9 +259,9 @@ gradient = 1e-3 * torch.randn(10_000, dtype=torch.float64, generator=generator)
 for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
     for scaled in (False, True):
         scale = torch.finfo(dtype).max / gradient.abs().max() if scaled else 1.0
-        stored = (gradient * scale).to(dtype).double() / scale
-        error = (stored - gradient).norm() / gradient.norm()
-        print(f"{dtype!s:20} {scaled!s:5} {error:6.1%} {(stored == 0).double().mean():6.1%}")
+        kept = (gradient * scale).to(dtype).double() / scale
+        error = (kept - gradient).norm() / gradient.norm()
+        print(f"{dtype!s:20} {scaled!s:5} {error:6.1%} {(kept == 0).double().mean():6.1%}")
 
 # %% [markdown] lang="ko"
 # 스케일이 없으면 e4m3은 셋 가운데 둘을 0으로 만든다. 지수가 한 비트 많은 e5m2는 버틴다. 그레이디언트에 e5m2가 제안된 까닭이다. 스케일이 있으면 거꾸로 가수가 많은 e4m3이 두 배 정확하다. 그래서 더 작은 묶음마다 스케일을 두는 방법에서는 모두 e4m3을 쓰기도 한다(DeepSeek-V3, 2024: 순전파 상태는 128개마다, 가중치는 128 × 128마다).
@@ -323,7 +323,7 @@ for factor in (1, 100):
         print(f"x{factor:<4} {dtype!s:15} {difference.abs().max():8.2f} {relative:.1e}")
 
 # %% [markdown] lang="ko"
-# 가장 큰 차이는 값의 크기를 따라 100배가 되었지만 상대 노름은 그대로다. 상대 노름은 형식의 촘촘함만 보여 준다. bf16이 fp16의 약 8배인 것도 가수 세 비트의 차이와 맞는다. 이 강의에서 두 계산을 비교할 때 쓰는 자다.
+# 가장 큰 차이는 입력을 따라 100배 안팎으로 커졌지만(bf16은 0.21에서 18.36) 상대 노름은 그대로다. 상대 노름은 형식의 촘촘함만 보여 준다. bf16이 fp16의 약 8배인 것도 가수 세 비트의 차이와 맞는다. 이 강의에서 두 계산을 비교할 때 쓰는 자다.
 #
 # **연습 1-2.** n + 1을 담지 못하는 가장 작은 양의 정수 n은 fp16과 bf16에서 각각 얼마인가? `{"fp16": …, "bf16": …}`처럼 답한다.
 
@@ -352,7 +352,7 @@ torch.optim.AdamW([w], lr=1e-5).step()
 moved.against((w != before).double().mean())
 
 # %% [markdown] lang="ko"
-# 대부분이 제자리에 남는다. 0.02 근처에서 bf16의 간격은 1.2 × 10⁻⁴이어서 10⁻⁵은 반올림에서 사라진다. 오류도 경고도 없고, 배우기는 하는데 느리다. 그래서 찾기 어렵다.
+# 대부분이 제자리에 남는다. 0.02 근처에서 bf16의 간격은 1.2 × 10⁻⁴(1 다음의 간격 0.0078125 × 2⁻⁶)이어서 10⁻⁵은 반올림에서 사라진다. 오류도 경고도 없고, 배우기는 하는데 느리다. 그래서 찾기 어렵다.
 #
 # 처방을 비교한다. 값이 1인 bf16 가중치 1,000개에 0.001씩 1,000번 더한다. 결과는 2여야 한다.
 #
@@ -407,13 +407,13 @@ case("1-B").check(setting)
 # %% [markdown] lang="ko"
 # ## 1.6 비트에서 바이트로
 #
-# **크기 = 파라미터 수 × 숫자 하나의 바이트**다. 10억(1B) 파라미터를 fp16으로 담으면 2 GB, 70억이면 14 GB다. 다만 PyTorch와 nvidia-smi는 바이트를 1024의 거듭제곱(MiB, GiB)으로 보여 준다.
+# **크기 = 파라미터 수 × 숫자 하나의 바이트**다. 10억(1B) 파라미터를 fp16으로 담으면 2 GB, 70억이면 14 GB다.
 #
 # > **주장 4.** "1024³은 10⁹에 가까우므로 10⁹ × 2바이트는 2 GB다" (출처: 책 5장을 정리한 글)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** GB는 10⁹바이트이므로 어림할 것 없이 정확히 2 GB다. GiB로 세면 1.863이라 7% 차이가 난다. 70억 파라미터라면 14 GB와 13.039 GiB여서, 16 GB 카드에 들어가는지를 따질 때 무시할 수 없다(아래 셀).
+# **조건부로 맞다.** GB는 10⁹바이트이므로 어림할 것 없이 정확히 2 GB다. GiB로 세면 1.863이라 7% 차이가 난다. PyTorch와 nvidia-smi는 GiB로 보여 준다. 70억 파라미터의 14 GB를 14 GiB로 읽으면, 13.039 GiB를 올리고 T4(0장의 14.64 GiB)에 남는 1.6 GiB가 0.64 GiB로 보인다(아래 셀).
 #
 # </details>
 #
@@ -449,7 +449,7 @@ print(f"{sizes.counts['meta-llama/Llama-3.1-8B'][0] * 4.127 / 8 / 1e9:.1f} GB")
 four_bit.against(sizes.nbytes("meta-llama/Llama-3.1-8B", "NF4"))
 
 # %% [markdown] lang="ko"
-# int8과 NF4로 줄어드는 것은 선형층의 가중치뿐이다. 임베딩과 출력층은 16비트로 남는다. 어휘가 큰 모델일수록 이 몫이 크다. 그래서 '파라미터 수 × 0.5바이트'로 잡으면 모자란다.
+# int8과 NF4로 줄어드는 것은 선형층의 가중치뿐이다. 임베딩과 출력층은 16비트로 남는다. Llama-3.1-8B에서는 128,256 × 4,096 × 2, 곧 10.5억 개다. 하나에 16 - 4.127비트씩, 모두 1.6 GB가 더 들어 4.1이 5.7이 된다. 어휘가 큰 모델일수록 이 몫이 크다. 그래서 '파라미터 수 × 0.5바이트'로 잡으면 모자란다.
 #
 # 이 표는 **가중치만** 센 것이다. 학습된 모델을 쓰기만 한다면(추론, inference) 여기에 글의 길이에 따라 늘어나는 키와 값의 캐시를 더하면 된다. 학습에는 그레이디언트, 옵티마이저 상태(optimizer state), 순전파 상태가 더 필요하다. 3장에서 그것을 센다.
 #
@@ -468,6 +468,8 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
     print(f"{dtype!s:15} {(time.perf_counter() - start) / 5 * 1e3:.2f} ms")
 
 # %% [markdown] lang="ko"
+# 저장된 출력에서는 같은 16비트인데 bf16(3.04 ms)은 fp32(6.56 ms)보다 빠르고 fp16(217.18 ms)은 수십 배 느리다. 비트가 줄었다고 빨라지지 않는다. 그 형식을 계산하는 장치가 있는지를 먼저 본다.
+#
 # ## 1.7 기억할 것
 #
 # | 형식 | 부호 + 지수 + 가수 | 가장 큰 수 | 1과 그다음 수의 간격 | 조심할 것 | 처방 |

@@ -132,6 +132,7 @@ for schedule, ranks in piped.items():
 # %% [markdown] lang="ko"
 # - **GPipe**에서는 모든 rank가 m개를 붙든다. 마이크로 배치의 크기를 그대로 두고 m을 늘려 버블을 줄이면 순전파 상태가 m에 비례해 늘어난다. (논문의 GPipe는 스테이지마다 체크포인팅을 해서 입력만 m개를 붙든다.)
 # - **1F1B**에서는 rank i가 **p − i개**만 붙든다. m을 늘려도 그대로다.
+# - 층을 나누었으니 파라미터, 그레이디언트, 옵티마이저 상태는 어느 순서에서나 rank마다 자기 스테이지 몫뿐이다. 순서가 바꾸는 것은 순전파 상태와 버블이다.
 # - 1F1B에서는 앞 rank일수록 많이 붙든다. GPU마다 메모리가 고르지 않다. (마지막 rank의 하나가 남들의 하나보다 조금 큰 것은 출력층과 손실이 거기 있어서다.)
 #
 # ## 7.2 버블을 더 줄이는 순서
@@ -169,7 +170,7 @@ for schedule, ranks in modern.items():
     print(schedule, same, bubble(ranks), [human_bytes(run.kept_bytes) for run in ranks])
 
 # %% [markdown] lang="ko"
-# - **인터리브**는 버블을 27%에서 16%로 줄이지만 rank 0이 5.5개를 붙든다(스테이지 하나는 절반으로 셌다). 스테이지 사이의 통신은 두 배가 된다.
+# - **인터리브**는 버블을 27%에서 16%로 줄이지만 rank 0이 5.5개를 붙든다(스테이지 하나는 절반으로 셌다). 스테이지의 경계가 세 곳에서 일곱 곳으로 늘어 통신도 그만큼 잦아진다.
 # - **제로 버블**은 모든 rank가 똑같이 네 개를 붙든다. 고르지 않던 메모리가 고르게 되는 대신, 가장 적게 붙들던 rank 3도 네 개를 붙든다.
 #
 # > **주장 1.** "동기식 학습을 그대로 두고도 파이프라인의 버블을 0으로 만들 수 있다" (출처: Qi 외, 2024)
@@ -307,7 +308,7 @@ plan = {
 exercise("7-2").check(plan)
 
 # %% [markdown] lang="ko"
-# 헤드 네 개를 rank 세 개에 나눌 수는 없다. 그래도 나누라고 하면 어떤 오류가 날까?
+# 헤드 네 개를 rank 세 개에 나눌 수는 없다. 위의 `check_model`이 실행하기 전에 막는다. 무엇이 안 된다고 하는가? (이 검사가 없을 때 PyTorch가 내는 오류는 사건 7-B에 있다.)
 
 # %%
 try:
@@ -347,7 +348,7 @@ for n in (2, 4):
         print(n, sequence_parallel, dict(run.forward), run.kept, run.difference < 1e-12)
 
 # %% [markdown] lang="ko"
-# all-reduce 하나가 all-gather와 reduce-scatter 하나씩으로 바뀌었고, 붙든 바이트가 줄었다. 넷으로 나누었는데도 나누지 않은 것의 4분의 1까지 줄지 않는 것은 행렬 앞에서 모은 입력을 `parallelize_module`이 역전파까지 들고 있기 때문이다. Megatron-LM은 조각만 두었다가 역전파에서 다시 모은다.
+# all-reduce 하나가 all-gather와 reduce-scatter 하나씩으로 바뀌었고, 붙든 바이트가 줄었다. 넷으로 나누었는데도 나누지 않은 것의 4분의 1까지 줄지 않는 것은 행렬 앞에서 모은 입력을 `parallelize_module`이 역전파까지 들고 있기 때문이다.
 #
 # > **주장 3.** "시퀀스 병렬은 통신량을 늘리지 않는다" (출처: Korthikanti 외, 2022)
 #
@@ -375,16 +376,17 @@ remains
 # %%
 from helpers import rank_step
 
+kept = []
 for degree in (1, 8):
     two_d = rank_step("Llama-3.1-70B", 512, tensor_parallel=degree, sequence_length=4096)
     parts = (two_d.total, two_d.at_peak["activations"], two_d.activations_sent)
     print(degree, "".join(f"{nbytes / 2**30:9.2f}" for nbytes in parts))
-    whole = whole if degree > 1 else parts[1]
-remains.against(parts[1] / whole)
+    kept.append(parts[1])
+remains.against(kept[1] / kept[0])
 
 # %% [markdown] lang="ko"
 # 여덟 개가 층 하나를 나누어 계산하는데도 순전파 상태는 절반 가까이 남는다. 텐서 병렬이 나누는 것은 블록 안의 넓은 부분(어텐션의 헤드, MLP의 폭)뿐이기 때문이다. 블록의 입력, 층 정규화, 그리고 여기서는
-# 로짓까지 여덟 GPU가 저마다 온전히 갖는다. Korthikanti 외(2022)는 GPU t개로 나눈 한 층의 바이트를 sbh(10 + 24/t + 5as/ht)로 적었는데(s는 길이, b는 배치, h는 은닉층의 크기, a는 헤드 수), t로 나누어지지 않는 10이 바로 이것이다.
+# 로짓까지 여덟 GPU가 저마다 온전히 갖는다. Korthikanti 외(2022)는 GPU t개로 나눈 한 층의 바이트를 sbh(10 + 24/t + 5as/ht)로 적었는데(s는 길이, b는 배치, h는 은닉층의 크기, a는 헤드 수), t로 나누어지지 않는 10이 바로 이것이다(로짓은 층 밖에 있어 이 식에는 없다).
 # 체크포인팅을 켜면 층마다 남는 것이 블록의 입력뿐이므로 그때는 거의 나누어지지 않는다. 7.4절의 시퀀스 병렬이 바로 이 10까지 나눈다. 여기서는 쓰지 않았다.
 #
 # 통신도 잦아진다. 블록 하나에 all-reduce가 몇 번 있는지 세려면 전체 원소 수를 (층 수 × 토큰 수 × 은닉층 크기)로 나눈다.
@@ -408,7 +410,7 @@ two_d.sent_activations["all_reduce"] / (80 * 4096 * 8192)
 # %%
 def ring_attention(q, keys, values):
     out, lse = torch.zeros_like(q), torch.full((*q.shape[:-1], 1), float("-inf"), dtype=q.dtype)
-    for k, v in zip(keys, values, strict=True):  # one piece after another comes by
+    for k, v in zip(keys, values, strict=True):
         scores = q @ k.mT / q.shape[-1] ** 0.5
         here = scores.logsumexp(-1, keepdim=True)
         both = torch.logaddexp(lse, here)
@@ -447,7 +449,7 @@ skewed = torch.multinomial(torch.tensor([8.0, 4, 2, 1, 1, 1, 1, 1]), 4096, repla
 # | 파이프라인 병렬 | 층 | 스테이지 사이의 순전파 상태뿐, 가장 적다 | 서버와 서버 사이 |
 # | 데이터 병렬, ZeRO·FSDP2 | 배치와 저장 | 스텝마다 그레이디언트(2Ψ 또는 3Ψ) | 가장 바깥 |
 #
-# 안쪽에서 바깥쪽으로 TP → CP → PP → DP의 차례로 GPU를 채우는 것이 보통이다. Meta는 Llama 3 405B를 GPU 16,384개에서 학습할 때 텐서 병렬 8 × 파이프라인 16 × 데이터 병렬 128로, 길이를 131,072로 늘린 단계에서는 텐서 병렬 8 × 컨텍스트 병렬 16 × 파이프라인 16 × 데이터 병렬 8로 놓았다(Llama 3 논문, arXiv 2407.21783, 표 4).
+# 안쪽에서 바깥쪽으로 텐서(TP) → 컨텍스트(CP) → 파이프라인(PP) → 데이터 병렬(DP)의 차례로 GPU를 채우는 것이 보통이다. Meta는 Llama 3 405B를 GPU 16,384개에서 학습할 때 텐서 병렬 8 × 파이프라인 16 × 데이터 병렬 128로, 길이를 131,072로 늘린 단계에서는 텐서 병렬 8 × 컨텍스트 병렬 16 × 파이프라인 16 × 데이터 병렬 8로 놓았다(Llama 3 논문, arXiv 2407.21783, 표 4).
 #
 # GPU가 여덟 개 이하라면 이 장의 방법은 대개 필요 없다. 6장의 FSDP2에 체크포인팅을 더해 보고, 그래도 층 하나의 순전파 상태가 벅차거나 배치가 GPU 수보다 작아야 할 때 텐서 병렬을 더한다.
 #

@@ -106,7 +106,7 @@ print(f"{full.trainable:,}, {full.learned}/32, {full.kept}/32")
 print(complete(full.model, PARIS))
 
 # %% [markdown] lang="ko"
-# 새 과제를 다 배웠다. 옛 과제는 다 잊었는데, 이것은 8.6절에서 다시 본다. 이제 선형층마다 변화량 ΔW의 **특잇값**(singular value)을 구한다. 특잇값의 제곱을 큰 것부터 더해 갈 때 처음 k개가 전체의 얼마를 담는지 그린다.
+# 새 과제를 다 배웠다. 옛 과제는 다 잊었는데, 이것은 8.6절에서 다시 본다. 이제 선형층 하나(둘째 층의 `attention.dense`)에서 변화량 ΔW의 **특잇값**(singular value)을 구한다. 특잇값의 제곱을 큰 것부터 더해 갈 때 처음 k개가 전체의 얼마를 담는지 그린다.
 # 회색은 같은 크기의 무작위 행렬이다. 두 선은 얼마나 벌어지는가?
 
 # %%
@@ -160,7 +160,7 @@ Table("start, change of output, gradient of A, gradient of B", rows)
 # %% [markdown] lang="ko"
 # - B만 0이면 처음 출력은 원래 모델과 **똑같고**, B에 그레이디언트가 흐르므로 첫 스텝부터 움직인다. A는 B가 0을 벗어난 다음에 움직인다.
 # - 둘 다 0이면 둘 다 그레이디언트가 0이라 영영 움직이지 않는다.
-# - 둘 다 무작위면 학습을 시작하기도 전에 모델이 망가져 있다.
+# - 둘 다 무작위면 학습을 시작하기도 전에 출력이 원래 모델과 달라진다.
 #
 # ### peft와 비교
 #
@@ -345,7 +345,7 @@ rates.chart()
 rates
 
 # %% [markdown] lang="ko"
-# - 전체 미세 조정은 0.002면 32개를 모두 맞히고, LoRA r = 16은 **그 열 배인 0.02**에서야 모두 맞힌다. (전체 미세 조정은 0.02에서도 다 배웠다. 열 배는 가장 좋은 학습률의 비가 아니라 **다 배우기 시작하는 학습률**의 비다.)
+# - 전체 미세 조정은 0.002면 32개를 모두 맞히고, LoRA r = 16은 **그 열 배인 0.02**에서야 모두 맞힌다. (전체 미세 조정은 0.02에서도 다 배웠다. 열 배는 가장 좋은 학습률의 비가 아니라, 돌려 본 자리 가운데 **32개에 처음 닿은 학습률**의 비다. 0.0002와 0.002 사이는 돌리지 않았다.)
 # - 0.05에서는 r = 16이 15개로 도로 무너진다. 학습률을 무작정 올릴 수도 없다.
 # - 사건 8-A의 rank 64는 0.002에서 27개다. rank를 네 배로 키운 것보다 학습률을 다섯 배로 올린 것(31개)이 낫고, 파라미터는 늘지 않는다.
 #
@@ -371,7 +371,7 @@ runs
 # %% [markdown] lang="ko"
 # - **학습률이 같을 때 rank가 작으면 덜 배웠다.** 8개, 19개, 31개다. 서로 상관없는 사실 32개를 외우는 일이라 rank가 용량 노릇을 한다. 그런데 8.2절에서는 rank 4로 잘라도 28개를 맞히지 않았던가? 까닭은 8.7절에서 찾는다.
 # - **이 과제에서 QLoRA는 LoRA와 같은 수를 배웠다.** 양자화 오차가 있어도 어댑터는 그 위에서 학습되기 때문이다. 한 번씩 돌린 결과다.
-# - **이 과제에서는 모두 잊었다.** 점선이 곧바로 바닥에 닿는다.
+# - **이 과제에서는 어느 방법이나 거의 다 잊었다.** 점선이 곧바로 바닥으로 내려가고, 남은 것은 많아야 2개다.
 #
 # LoRA가 덜 잊는다는 보고가 있다(Biderman 외, 2024). 70억 모델에 코드와 수학을 가르친 결과다. 여기서는 옛 과제와 정면으로 부딪치는 문장을 가르치므로 그것을 시험하지 못한다.
 #
@@ -420,7 +420,7 @@ head = fine_tune(with_lora(4, modules_to_save=["lm_head"]), "LoRA r=4 + lm_head"
 Runs([runs[2], runs[3], head])
 
 # %% [markdown] lang="ko"
-# rank는 4 그대로인데 32개를 모두 맞히고, 손실은 r = 16보다도 훨씬 낮다. 8.6절에서 LoRA의 손실이 내려가다 만 것은 rank보다 **얼린 출력층** 탓이었다. 사전 학습에서 쓰지 않던 글자를 답으로 내야 하는 과제, 이를테면 새 토큰을 넣을 때에는 rank를 키우기 전에 무엇이 얼어 있는지부터 본다.
+# rank는 4 그대로인데 32개를 모두 맞히고, 손실은 r = 16보다도 훨씬 낮다. 8.6절에서 LoRA의 손실이 내려가다 만 것은 rank보다 **얼린 출력층** 탓이 컸다. 내야 할 답이 사전 학습과 크게 달라지는 과제, 이를테면 새 토큰을 넣을 때에는 rank를 키우기 전에 무엇이 얼어 있는지부터 본다.
 # 대가도 있다. 이 작은 모델에서는 출력층이 7,360개지만 polyglot-ko-1.3b에서는 6천만 개다(8.9절의 표).
 #
 # ### α와 r
@@ -529,7 +529,7 @@ for name, weights in {"original": pretrained_model(), "dequantized": dequantized
         print(f"{name:11} {dtype!s:15} {error:.2%}")
 
 # %% [markdown] lang="ko"
-# 4비트에 다시 합치면 5%쯤 어긋난다. `peft`도 경고한다. 배운 ΔW가 양자화 간격보다 잘아서 반올림에 묻히거나 튄다(peft #2321, transformers #31293).
+# 4비트에 다시 합치면 5%쯤 어긋난다. `peft`도 경고한다. 배운 ΔW가 양자화 간격보다 잘아서 반올림에 묻히거나 튄다([peft #2321](https://github.com/huggingface/peft/issues/2321), [transformers #31293](https://github.com/huggingface/transformers/issues/31293)).
 # 원래 가중치에 합쳐도 양자화 오차만큼 어긋난다. 어댑터는 **4비트를 푼 가중치** 위에서 배웠기 때문이다. 거기에 합치면 배운 그대로이고, 그다음 16비트로 반올림하는 오차는 bf16에서 0.3%, fp16에서 0.03%다.
 #
 # 실제로는 4비트로 불러온 모델에서 `model.dequantize()`를 부른 다음 어댑터를 올려 합친다.
@@ -549,7 +549,7 @@ storage_table(in_4_bits)
 # %% [markdown] lang="ko"
 # 4비트 선형층은 파라미터 하나에 0.516바이트다. 코드가 0.5바이트, 2장에서 계산한 이중 양자화의 0.127비트가 0.016바이트다.
 #
-# 그런데 **4비트가 아닌 것**이 눈에 띈다. 임베딩과 출력층은 양자화하지 않고, `prepare_model_for_kbit_training`이 fp16이던 것을 모두 **fp32로 올린다**. 학습을 안정시키려는 것이지만, 이 모델에서는 파라미터의 9%인 임베딩과 출력층이 470 MiB나 되어, 4비트로 줄인 나머지 91%(594 MiB)와 맞먹는다.
+# 그런데 **4비트가 아닌 것**이 눈에 띈다. 임베딩과 출력층은 양자화하지 않고, `prepare_model_for_kbit_training`이 fp16이던 것을 모두 **fp32로 올린다**. 학습을 안정시키려는 것이지만, 이 모델에서는 파라미터의 9%인 임베딩과 출력층이 470 MiB나 되어, 4비트로 줄인 나머지 91%(594 MiB)의 8할에 이른다.
 #
 # ### 사건 8-B. 4비트로 줄였는데 더 쓴다
 #
@@ -582,7 +582,7 @@ for checkpointing, batch, precision in product((False, True), (1, 16), ("auto", 
 Table("checkpointing, batch, precision, LoRA, QLoRA, QLoRA / LoRA", rows)
 
 # %% [markdown] lang="ko"
-# 체크포인팅 없는 배치 16에서 `autocast`를 켜니 130%가 86%가 되었다. QLoRA를 쓸 때 혼합 정밀도를 함께 켜야 하는 까닭이다.
+# 체크포인팅 없는 배치 16에서 `autocast`를 켜니 130%가 86%가 되었다. LoRA는 층 정규화의 입력을 fp32로 바꾸어 들고 있어 8.89 GiB에서 9.62 GiB로 오히려 늘었고, 체크포인팅을 켜면 어느 쪽이든 거의 같다. QLoRA를 쓸 때 혼합 정밀도를 함께 켜야 하는 까닭이다.
 #
 # 같은 비교를 80억 파라미터 모델로 한다. 체크포인팅과 `autocast`를 켰고, T4에 들어가지 않아도 끝까지 세었다.
 
@@ -651,7 +651,7 @@ print(report["status"], human_bytes(report["allocated"]), human_bytes(report["re
 Table("kind, at the peak", [(kind, human_bytes(size)) for kind, size in report["at_peak"].items()])
 
 # %% [markdown] lang="ko"
-# T4의 9분의 1로 들어간다. 더 큰 모델은 얼마나 들까? 같은 설정을 예측한다. Qwen과 Llama는 그룹 쿼리 모델이라 T4에서 math 어텐션으로 계산하는 것까지 셈에 들어 있다(3장).
+# 파라미터가 1.09 GiB로 가장 많고, 모두 합쳐도 T4의 9분의 1이다. 더 큰 모델은 얼마나 들까? 같은 설정을 예측한다. Qwen과 Llama는 그룹 쿼리 모델이라 T4에서 math 어텐션으로 계산하는 것까지 셈에 들어 있다(3장).
 
 # %%
 recipe = {"peft": "qlora", "lora_rank": 16, "lora_targets": "all-linear", "lora_dropout": 0.0}
@@ -663,7 +663,7 @@ for name in ("polyglot-ko-1.3b", "Qwen3-4B", "Llama-3.1-8B"):
 Table("model, peak, fits a T4", rows)
 
 # %% [markdown] lang="ko"
-# 1.3b의 예측은 프로그램을 통째로 실행해 센 값과 같다(1.59 GiB). 80억까지 T4에 들어간다. 시간은 재지 않았다.
+# 1.3b의 예측은 프로그램을 통째로 실행해 센 값과 같다(1.59 GiB). 세 모델 모두 T4에 들어간다. 시간은 재지 않았다.
 #
 # ## 8.11 직접 바꿔 보기
 #
@@ -697,7 +697,7 @@ lora_panel()
 #
 # - 학습하는 파라미터는 **r × (in + out)을 붙인 층만큼** 더한 것이다.
 # - LoRA 다음에 줄일 것은 **얼린 가중치**와 **순전파 상태**다. 앞의 것은 QLoRA가, 뒤의 것은 체크포인팅이 줄인다. 함께 쓴다.
-# - 배우지 않는다면 **학습률, α/r, 얼린 출력층, 체크포인팅의 `use_reentrant`** 차례로 확인한다. rank는 그다음이다.
+# - 배우지 않는다면 **학습률, α/r, 얼린 출력층, 체크포인팅의 `use_reentrant`**(8.13절) 차례로 확인한다. rank는 그다음이다.
 # - QLoRA가 LoRA보다 많이 쓴다면 **fp32로 올라간 것**을 의심한다.
 #
 # 내 예상은 얼마나 맞았을까?
@@ -749,7 +749,7 @@ largest_on_t4.against(largest.found["T4"][2][1] / 1e9)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 어느 모델, 어느 GPU냐에 달렸다. 17억 모델은 T4 하나에, 82억 모델은 A100-80GB 하나에 들어간다(61 GiB. 순수 16비트일 때다. 3.8절의 혼합 정밀도라면 두 배가 든다). 700억 모델이라면 어느 칸에도 없다.
+# **조건부로 맞다.** 어느 모델, 어느 GPU냐에 달렸다. 17억 모델은 T4 하나에, 82억 모델은 A100-80GB 하나에 들어간다(61 GiB. 순수 16비트일 때다. 3.8절의 혼합 정밀도라면 두 배가 든다). 700억 모델은 전체 미세 조정의 어느 칸에도 없고, A100-80GB의 QLoRA 칸에만 있다.
 #
 # </details>
 #
@@ -765,7 +765,7 @@ rows = [(on, *reached(with_lora(4, modules_to_save=["lm_head"]), ids, input_grad
 Table("enable_input_require_grads, reached, trainable, warning", rows)
 
 # %% [markdown] lang="ko"
-# 끄면 출력층 하나만 그레이디언트를 받고 **어댑터 16개는 하나도 받지 못한다.** 오류가 아니라 경고 한 줄이라 손실은 조금 내려가고, 저장한 어댑터의 B는 모두 0이다(locuslab/open-unlearning #178이 이렇게 발견했다). 출력층까지 얼렸다면 학습할 것이 없어 `element 0 of tensors does not require grad` 오류가 난다(peft #137).
+# 끄면 출력층 하나만 그레이디언트를 받고 **어댑터 16개는 하나도 받지 못한다.** 오류가 아니라 경고 한 줄이라 손실은 조금 내려가고, 저장한 어댑터의 B는 모두 0이다([open-unlearning #178](https://github.com/locuslab/open-unlearning/issues/178)이 이렇게 발견했다). 출력층까지 얼렸다면 학습할 것이 없어 `element 0 of tensors does not require grad` 오류가 난다([peft #137](https://github.com/huggingface/peft/issues/137)).
 #
 # 5.23의 transformers는 체크포인팅을 켤 때 이것도 함께 켠다(`modeling_utils.py`). 그래서 위에서는 일부러 껐다. 체크포인팅을 직접 부르거나 버전이 다르면 빠질 수 있다. `use_reentrant=False`를 적으면 이 문제 자체가 없다.
 #

@@ -62,6 +62,10 @@ CHANGES = {
     "other_processes": Change(shell="nvidia-smi", options=None),
     "one_card_a_rank": Change(loop='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))', options=None),
     "restart": Change(loop="del model, optimizer\ngc.collect(); torch.cuda.empty_cache()", options=None),
+    "outside_handler": Change(
+        loop="failed = False\ntry:\n    step(batch_size)\nexcept torch.OutOfMemoryError:\n    failed = True\n"
+        "if failed:\n    step(batch_size // 2)"
+    ),
     "no_limit": Change(loop="torch.cuda.set_per_process_memory_fraction(1.0)", options=None),
     "sixteen_bits": Change("", "model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)"),
     "device_map": Change("", 'model = AutoModelForCausalLM.from_pretrained(name, device_map="auto")', options=None),
@@ -133,6 +137,10 @@ _WHAT = {
         "앞의 실행이 남긴 것을 놓는다(노트북이면 커널을 다시 시작한다)",
         "let go of what an earlier run left (in a notebook: restart the kernel)",
     ),
+    "outside_handler": (
+        "except 밖에서 다시 시도한다. 안에서는 표시만 한다",
+        "try again outside except; inside it note only that it failed",
+    ),
     "no_limit": ("프로그램이 건 한도를 푼다", "lift the limit that the program set itself"),
     "sixteen_bits": ("가중치를 16비트로 올린다", "load the weights in 16 bits"),
     "device_map": ("모델을 여러 카드와 RAM에 나눈다", "spread the model over cards and RAM"),
@@ -173,6 +181,7 @@ def what(key: str) -> str:
 # cause → what to try, in this order. Numbers' causes first, then moments, then messages without numbers.
 FIRST = {
     "other_process": ("other_processes", "one_card_a_rank", "restart"),
+    "in_handler": ("outside_handler", "restart", "accumulation"),
     "limit": ("no_limit", "accumulation", "checkpointing"),
     "larger_than_card": ("accumulation", "shorter", "sdpa"),
     "outside_pytorch": ("other_processes", "one_card_a_rank", "restart"),

@@ -16,8 +16,9 @@ from .text import Stream, decode, streams
 CERTAIN, LIKELY, POSSIBLE = SURE = ("certain", "likely", "possible")
 CANNOT_TELL = "cannot_tell"
 # Of equally sure causes the one that stands first is said first; moments stand between "outside_pytorch" and the rest.
-_ORDER = ("limit", "larger_than_card", "other_process", "outside_pytorch")
+_ORDER = ("in_handler", "limit", "larger_than_card", "other_process", "outside_pytorch")
 _LATE = ("fragmentation", places.ATTENTION, places.BACKWARD, places.GATHERING, places.FORWARD, "freed_since")
+_HANDLING = "During handling of the above exception"  # Python, between two tracebacks
 _GENERIC = (places.ATTENTION, places.BACKWARD, places.GATHERING, places.FORWARD)  # a place, hardly a cause
 
 
@@ -73,9 +74,10 @@ class _Read:
     stream: Stream
     message: Message
     frames: list[Frame]
+    in_handler: bool = False  # raised while the one before it was handled
 
 
-def diagnose(raw: str | bytes, cut: bool = False) -> Diagnosis:
+def read(raw: str | bytes, cut: bool = False) -> Diagnosis:
     """The diagnosis of a message, a traceback or a log; `cut`: something stood before what is given.
 
     Any text is taken; nothing in it is executed, and no error is raised for what it says.
@@ -97,6 +99,8 @@ def diagnose(raw: str | bytes, cut: bool = False) -> Diagnosis:
         diagnosis.other_ranks = tuple(sorted(rank for rank in ranks if rank is not None))
         diagnosis.card = guess(chosen.message.total, text)
         _by_numbers(diagnosis, chosen.message, text)
+        if any(one.in_handler for one in found):
+            diagnosis.findings.append(Finding("in_handler", CERTAIN, (words.in_handler(),)))
     _by_frames(diagnosis)
     diagnosis.findings.sort(key=_place_in_order)
     return diagnosis
@@ -114,7 +118,8 @@ def _read(stream: Stream) -> Iterator[_Read]:
             frames = traceback(stream.lines[ends[at] : ends[at + 1] if at + 1 < len(found) else None])
         if not frames:  # of a traceback that was cut short the last line of code may be left
             frames = [Frame("", None, "", line.strip()[:300]) for line in before[-3:-1] if line.strip()]
-        yield _Read(stream, message, frames)
+        in_handler = at > 0 and any(line.startswith(_HANDLING) for line in before)
+        yield _Read(stream, message, frames, in_handler)
 
 
 def _without_numbers(diagnosis: Diagnosis, every: Sequence[Stream]) -> None:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..language import tr
+
 MOST_FRAMES = 2000
 _LONGEST = 1000  # characters of a line that are looked at
 _PATTERNS = [
@@ -32,6 +34,9 @@ _SOURCE = re.compile(rf"[/\\]({'|'.join(LIBRARIES)})[/\\](?:src[/\\])?\1[/\\]") 
 
 _OURS = re.compile(r"[/\\]virtual_gpu[/\\](?:counting|program|rules|trace)[/\\]")  # between the program and its error
 
+# A cell's file is the kernel's own, and its name says nothing: ipykernel's, Colab's, and that of IPython 7.
+_CELL = re.compile(r"[/\\]ipykernel_\d{1,10}[/\\]\d{1,20}\.py$|(?:^|[/\\])<?ipython-input-[\w-]{1,80}(?:>|\.py)$")
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -54,6 +59,11 @@ class Frame:
         return "python" if _STANDARD.search(self.file) else None
 
     @property
+    def is_cell(self) -> bool:
+        """Whether it is a notebook's cell, which no other program can run by its name."""
+        return bool(_CELL.search(self.file))
+
+    @property
     def shown(self) -> str:
         """Where it is, and its code."""
         return ": ".join(filter(None, [str(self), self.code]))
@@ -61,6 +71,8 @@ class Frame:
     def __str__(self) -> str:
         parts = re.split(r"[/\\]+", _INSTALLED.sub(r"/\1", self.file))
         name = "/".join(parts[-3:]) if self.library else parts[-1]
+        if self.is_cell:
+            name = tr(ko="노트북의 셀", en="a notebook's cell")
         where = name if self.line is None else f"{name}:{self.line}"
         return f"{where} in {self.function}" if self.function else where
 

@@ -17,7 +17,7 @@ _PROGRAM = re.compile(r"\w[\w./-]{0,200}\.py")  # a relative path, or else a nam
 
 def text(diagnosis: Diagnosis) -> str:
     """The whole report."""
-    blocks = [_numbers(diagnosis), _verdict(diagnosis), _where(diagnosis), _hints(diagnosis), _try(diagnosis)]
+    blocks = [_numbers(diagnosis), _verdict(diagnosis), where(diagnosis), hints(diagnosis), _try(diagnosis)]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
@@ -27,21 +27,22 @@ def command(diagnosis: Diagnosis, key: str) -> str | None:
     if diagnosis.card is None or change.options is None:
         return None
     line = diagnosis.users_line
-    names = [line.file, re.split(r"[/\\]+", line.file)[-1]] if line else []
+    names = [line.file, re.split(r"[/\\]+", line.file)[-1]] if line and not line.is_cell else []
     program = next((name for name in names if _PROGRAM.fullmatch(name)), "program.py")
     words_ = ["virtual-gpu", "run", "--gpu", shlex.quote(diagnosis.card.name), *change.options, program]
     return " ".join([*([change.environment] if change.environment else []), *words_])
 
 
-def _numbers(diagnosis: Diagnosis) -> list[str]:
+def numbers(diagnosis: Diagnosis) -> tuple[str, list[tuple[str, str, str]]]:
+    """(whose they are, the message's numbers as (letter, size, meaning)); no rows where it has none."""
     message = diagnosis.message
     if message is None:
-        return []
+        return "", []
     rank = "" if diagnosis.rank is None else f"rank {diagnosis.rank}, "
     device = "" if message.device is None else f"GPU {message.device}"
     cards = diagnosis.card.cards if diagnosis.card else ()
     guessed = tr(ko=f" ({', '.join(cards)}의 용량)", en=f" (the capacity of: {', '.join(cards)})") if cards else ""
-    lines = [f"{rank}{device}{guessed}".strip() or "GPU"]
+    title = f"{rank}{device}{guessed}".strip() or "GPU"
     mine, rest = own(message), others(message)
     rows = [
         ("T", tr(ko="요청", en="tried to allocate"), message.tried),
@@ -54,7 +55,14 @@ def _numbers(diagnosis: Diagnosis) -> list[str]:
         ("", tr(ko="한도", en="allowed"), message.allowed),
         ("", tr(ko="카드 전체", en="capacity"), message.total),
     ]
-    lines += [f"  {letter:1} {size(one.bytes):>11}  {name}" for letter, name, one in rows if one]
+    return title, [(letter, size(one.bytes), name) for letter, name, one in rows if one]
+
+
+def _numbers(diagnosis: Diagnosis) -> list[str]:
+    if diagnosis.message is None:
+        return []
+    title, rows = numbers(diagnosis)
+    lines = [title, *(f"  {letter:1} {number:>11}  {name}" for letter, number, name in rows)]
     if diagnosis.messages > 1:
         ranks = ", ".join(map(str, diagnosis.other_ranks))
         also = tr(ko=f" (rank {ranks}에도)", en=f" (ranks {ranks} too)") if ranks else ""
@@ -81,7 +89,8 @@ def _verdict(diagnosis: Diagnosis) -> list[str]:
     return lines + [f"- {line}" for line in [*diagnosis.ruled_out, *diagnosis.notes]]
 
 
-def _where(diagnosis: Diagnosis) -> list[str]:
+def where(diagnosis: Diagnosis) -> list[str]:
+    """The user's last line, and the libraries that it went through."""
     line, lines = diagnosis.users_line, []
     if line:
         lines.append(tr(ko=f"내 마지막 줄: {line.shown}", en=f"Your last line: {line.shown}"))
@@ -91,7 +100,8 @@ def _where(diagnosis: Diagnosis) -> list[str]:
     return lines
 
 
-def _hints(diagnosis: Diagnosis) -> list[str]:
+def hints(diagnosis: Diagnosis) -> list[str]:
+    """What the size of the request could be a product of, where the verdict does not say so already."""
     if not diagnosis.products or any(one.cause == places.LOGITS for one in diagnosis.findings):
         return []
     tried = size(diagnosis.message.tried.bytes) if diagnosis.message and diagnosis.message.tried else ""

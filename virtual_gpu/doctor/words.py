@@ -14,6 +14,10 @@ _CAUSES = {
         "프로그램이 스스로 건 한도(set_per_process_memory_fraction)에 걸렸다",
         "the program's own limit refused it (set_per_process_memory_fraction)",
     ),
+    "in_handler": (
+        "앞의 OOM을 처리하는 except 안에서 다시 시도했다",
+        "tried again inside the handler of the first out-of-memory error",
+    ),
     "larger_than_card": (
         "이 요청 하나가 빈 카드 전체보다 크다",
         "this one request is larger than the whole empty card",
@@ -74,6 +78,14 @@ def sure(how: str) -> str:
 def cut() -> str:
     """That only the end of a log was read."""
     return tr(ko="기록이 길어 끝부분만 읽었다.", en="The log is long: only its end was read.")
+
+
+def in_handler() -> str:
+    """What an exception holds while it is handled."""
+    return tr(
+        ko="except가 끝날 때까지 예외가 앞 시도의 프레임과 그 지역 변수(텐서)를 붙들고 있다.",
+        en="Until except ends the exception holds the frames of the first attempt, and the tensors in them.",
+    )
 
 
 def spilled() -> str:

@@ -25,6 +25,7 @@ from ..counting.gpu import VirtualGPU
 from ..counting.mode import DEVICE_QUERY, CountingMode
 from ..language import tr
 from ..trace.snapshot import Above
+from ..units import human_bytes
 from . import known
 from .values import Values, ValueStop
 
@@ -221,7 +222,12 @@ class ProgramGPU(VirtualGPU):
         except torch.OutOfMemoryError as error:
             self.ooms += 1
             self.last_oom = self.watch.out_of_memory(nbytes)
-            raise torch.OutOfMemoryError(str(error).replace("GPU 0", f"GPU {self.index}")) from None
+            said = str(error).replace("GPU 0", f"GPU {self.index}")
+            if self.fraction < 1:  # as CUDACachingAllocator.cpp puts it in
+                allowed = human_bytes(math.floor(self.fraction * self.spec.memory_bytes))
+                said = said.replace("Of the allocated", f"{allowed} allowed; Of the allocated", 1)
+        # Out here: its context is what the program was handling, as on a card.
+        raise torch.OutOfMemoryError(said)
 
     def _empty_like(self, tensor: torch.Tensor, category: str) -> torch.Tensor:
         fake = self.mode._upload(tensor, {})

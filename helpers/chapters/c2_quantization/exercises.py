@@ -67,6 +67,11 @@ def _judge_budget(setting: dict[str, Any]) -> str:
     setting = filled(setting)
     for name in setting:
         choose(name, ("method", "bits", "block_size", "per_channel", "double"), tr(ko="설정", en="setting"))
+    if setting.get("method") == "nvfp4":
+        return tr(
+            ko="NVFP4의 답은 위의 표에 있다. 다른 방법으로 찾는다.",
+            en="NVFP4's is in the table above: find another way.",
+        )
     quantized = quantize_model(with_outlier_channels(train_small_model(), where="weights"), **setting)
     loss, known = score(quantized.model)
     bits = quantized.bits_per_parameter

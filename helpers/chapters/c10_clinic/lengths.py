@@ -1,0 +1,168 @@
+"""From the lengths of one's own texts to the peaks of an epoch: which step will die, and what helps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from virtual_gpu.cards import card
+from virtual_gpu.errors import WrongValue
+from virtual_gpu.language import tr
+from virtual_gpu.units import GiB, human_bytes
+
+from ...charts import Chart
+from ...experiment import predict_memory
+from ...rows import LeftRows
+
+ROW = 512  # tokens: the shape in which the grid is run; what counts is their number
+GRID = tuple(1024 * n for n in (1, 2, 4, 8, 16, 32))  # tokens of a step that are run; between them lies a line
+MODEL = {"model_id": "gpt2", "precision": "fp32", "optimizer": "adamw_fused"}
+
+
+def example_lengths(texts: int = 2000) -> list[int]:
+    """Tokens of made-up texts: most are short, few are long, none beyond 1,024. The same every time."""
+    drawn = np.random.default_rng(0).lognormal(4.8, 0.6, texts)
+    return [int(length) for length in drawn.clip(8, 1024)]
+
+
+def random_batches(lengths: Sequence[int], batch_size: int, seed: int = 0) -> list[list[int]]:
+    """As a DataLoader with shuffle=True draws them: the lengths of each batch."""
+    order = list(lengths)
+    random.Random(seed).shuffle(order)
+    return [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
+
+
+def grouped_batches(lengths: Sequence[int], batch_size: int, seed: int = 0) -> list[list[int]]:
+    """As transformers' own sampler groups them (`train_sampling_strategy="group_by_length"`), the longest first."""
+    import torch
+    from transformers.trainer_pt_utils import get_length_grouped_indices
+
+    generator = torch.Generator().manual_seed(seed)
+    order = get_length_grouped_indices(list(lengths), batch_size, generator=generator)
+    return [[lengths[i] for i in order[at : at + batch_size]] for at in range(0, len(order), batch_size)]
+
+
+def budget_batches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Batches of as many texts, sorted by length, as `tokens` padded tokens hold."""
+    batches: list[list[int]] = [[]]
+    for length in sorted(lengths, reverse=True):
+        if batches[-1] and batches[-1][0] * (len(batches[-1]) + 1) > tokens:
+            batches.append([])
+        batches[-1].append(length)
+    return batches
+
+
+def packed_batches(lengths: Sequence[int], rows: int, row: int = 1024) -> list[list[int]]:
+    """Texts put one after the other into rows of `row` tokens, the largest that fits first; batches of full rows."""
+    room: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        at = min((n for n, left in enumerate(room) if left >= length), key=room.__getitem__, default=None)
+        if at is None:
+            room.append(row - length)
+        else:
+            room[at] -= length
+    return [[row] * len(room[at : at + rows]) for at in range(0, len(room), rows)]
+
+
+@cache
+def _measured(gpu: str) -> tuple[int, ...]:
+    """What a step of GPT-2 needs with each number of tokens of the GRID, run on a virtual card."""
+    shapes = [{"batch_size": tokens // ROW, "sequence_length": ROW} for tokens in GRID]
+    return tuple(predict_memory(**MODEL, **shape, gpu=gpu).needed_bytes for shape in shapes)
+
+
+def peak_of(tokens: int, gpu: str = "T4") -> int:
+    """Bytes that a step of GPT-2 needs with so many tokens, padding counted: run, or on the line between two runs.
+
+    WrongValue for more tokens than the largest run has.
+    """
+    if tokens > GRID[-1]:
+        raise WrongValue(
+            tr(ko=f"토큰 {tokens:,}개: {GRID[-1]:,}개까지다.", en=f"{tokens:,} tokens: {GRID[-1]:,} at most.")
+        )
+    return int(np.interp(tokens, GRID, _measured(gpu)))
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch's batches, each as the lengths of its texts, on a card. padded: every text as long as the longest."""
+
+    batches: list[list[int]]
+    gpu: str = "T4"
+
+    @property
+    def limit(self) -> int:
+        """Bytes that the card has for PyTorch."""
+        return card(self.gpu).capacity_bytes
+
+    @property
+    def peaks(self) -> list[int]:
+        """What each step needs: the batch padded to its longest text."""
+        return [peak_of(len(batch) * max(batch), self.gpu) for batch in self.batches]
+
+    @property
+    def deaths(self) -> list[int]:
+        """The steps that need more than the card has, counted from 1."""
+        return [step for step, peak in enumerate(self.peaks, 1) if peak > self.limit]
+
+    @property
+    def padding(self) -> float:
+        """The share of the tokens that is padding."""
+        computed = sum(len(batch) * max(batch) for batch in self.batches)
+        return 1 - sum(map(sum, self.batches)) / computed
+
+    def chart(self) -> Chart:
+        """Each step's peak in its order, and how often each comes."""
+        peaks, deaths = [peak / GiB for peak in self.peaks], self.deaths
+        first = (
+            tr(ko=f"스텝 {deaths[0]}에서 죽는다", en=f"dies in step {deaths[0]}")
+            if deaths
+            else tr(ko="끝까지 간다", en="ends")
+        )
+        median = float(np.median(peaks))
+        title = tr(ko=f"스텝마다의 최대: {first}", en=f"each step's peak: {first}")
+        seen = tr(
+            ko=f"{len(peaks)}스텝, 중앙값 {median:.2f}, 최대 {max(peaks):.2f} GiB, 한도를 넘는 스텝 {len(deaths)}개",
+            en=f"{len(peaks)} steps: median {median:.2f}, highest {max(peaks):.2f} GiB, {len(deaths)} beyond",
+        )
+        chart = Chart(title, seen, columns=2)
+        left, right = chart.axes
+        left.plot(range(1, len(peaks) + 1), peaks, lw=1.2)
+        left.set_xlabel(tr(ko="스텝", en="step"))
+        left.set_ylabel("GiB")
+        right.hist(peaks, bins=20)
+        right.set_xlabel("GiB")
+        right.set_ylabel(tr(ko="스텝의 수", en="steps"))
+        left.axhline(self.limit / GiB, color="#b3400b", ls="--", lw=1.5)
+        right.axvline(self.limit / GiB, color="#b3400b", ls="--", lw=1.5)
+        return chart
+
+    def _repr_svg_(self) -> str:
+        return self.chart().svg()
+
+    def __repr__(self) -> str:
+        return repr(self.chart())
+
+
+def compared(ways: dict[str, list[list[int]]], gpu: str = "T4") -> LeftRows:
+    """Ways to make batches of the same texts: steps, padding, the highest peak, the first step that dies."""
+    rows = []
+    for name, batches in ways.items():
+        epoch = Epoch(batches, gpu)
+        peaks, deaths = epoch.peaks, epoch.deaths
+        died = deaths[0] if deaths else tr(ko="끝까지 간다", en="none")
+        median, highest = human_bytes(int(np.median(peaks))), human_bytes(max(peaks))
+        rows.append([name, len(batches), f"{epoch.padding:.0%}", median, highest, died])
+    heads = (
+        "",
+        tr(ko="스텝", en="steps"),
+        tr(ko="패딩", en="padding"),
+        tr(ko="중앙값", en="median"),
+        tr(ko="최대", en="highest"),
+        tr(ko="죽는 스텝", en="dies in"),
+    )
+    return LeftRows(heads, rows)

@@ -1,0 +1,580 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown] lang="ko"
+# # 10장. OOM 진료실
+#
+# `torch.OutOfMemoryError: CUDA out of memory.` 화면에 이 줄이 있다면 이 장부터 읽어도 된다. 오류에서 시작해 그것을 일으킨 **줄**까지 거슬러 올라간다.
+#
+# 앞의 장들은 학습의 첫 스텝을 다루었다. 그런데 사람들이 가장 많이 묻는 것은 그다음이다. 잘 돌다가 300스텝에서 죽는다, 메모리가 조금씩 는다, 셀을 다시 실행하면 죽는다. 모델도 배치도 그대로인데 왜 그럴까?
+#
+# 이 장을 마치면 다음을 할 수 있다.
+#
+# - OOM 메시지의 숫자로 어느 텐서인지, 누가 자리를 차지했는지 가려낸다.
+# - 늦게 나는 OOM의 까닭 다섯 가지를 그래프의 모양으로 구별한다.
+# - 스냅샷에서 메모리를 붙든 줄을 찾는다.
+#
+# 평가, 생성, 저장, 불러오기에서 나는 OOM은 11장에 있다. 프로그램은 모두 가상 T4에서 실제로 죽인다. 진짜 GPU에서 잰 것은 없다.
+#
+# ## 10.1 메시지부터 읽는다
+#
+# 직접 하나 내 보자. GPT-2(1억 2,400만 파라미터, fp32 가중치 0.5 GiB)를 16 GB짜리 T4에서 길이 1,024, 배치 12로 학습한다. 강의의 함수는 쓰지 않은 보통의 루프다.
+
+# %%
+import torch
+from transformers import AutoModelForCausalLM, logging
+
+import virtual_gpu
+from helpers import case, caught, doctor_panel, exercise, guess, guesses, human_bytes
+
+logging.set_verbosity_error()
+
+
+def train(batch_size, length=1024, steps=2):
+    model = AutoModelForCausalLM.from_pretrained("gpt2").cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(steps):
+        tokens = torch.zeros(batch_size, length, dtype=torch.long, device="cuda")
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# %% [markdown] lang="ko"
+# `virtual_gpu.cuda("T4")`의 블록 안에서는 PyTorch가 T4를 찾는다. `caught`는 그 안에서 함수를 실행해 traceback을 돌려준다. 마지막 줄의 숫자를 본다. `train`을 고치거나 12를 바꾸어 다시 실행해도 된다.
+
+# %%
+error = caught(train, 12)
+error
+
+# %% [markdown] lang="ko"
+# 할당하려던 것은 2.30 GiB다. 무엇일까? 파라미터 전체도 0.5 GiB가 안 되고, 은닉층은 너비가 768이다. 아래에서 하나를 골라 `None` 대신 적는다.
+
+# %%
+which = guess("10.1", None, ("weights", "hidden states", "attention scores", "logits"))
+which
+
+# %% [markdown] lang="ko"
+# 크기를 바이트로 고쳐 배치와 길이로 나누고, 값 하나의 바이트(fp32는 4, 16비트는 2)로 나눈다. 남는 수는 어디서 보던 것인가?
+
+# %%
+2.30 * 2**30 / (12 * 1024) / 4, 12 * 1024 * 50_257 * 4 / 2**30
+
+# %% [markdown] lang="ko"
+# GPT-2의 어휘 50,257이다. 토큰마다 어휘 전체에 점수를 매긴 **로짓**이다. 나눈 값이 조금 다른 것은 두 가지 까닭에서다. 메시지는 소수 둘째 자리까지만 적고, 1 MiB가 넘는 요청은 텐서가 아니라 **세그먼트**의 크기를 적는다(10 MiB부터는 2 MiB의 배수로 올린다). 그래서 나누어떨어지기를 기다리지 말고 가까운지 본다.
+# 같은 셈으로, 16 × 256 × 30,080 × 2바이트는 235 MiB이므로 "236.00 MiB"를 보면 polyglot-ko의 16비트 로짓을 떠올린다.
+#
+# 이 일을 하는 것이 의사(doctor)다. 오류 메시지나 traceback, 로그를 통째로 읽고 까닭을 근거와 함께 말한다. 아무 데도 보내지 않고 GPU도 쓰지 않는다.
+
+# %%
+doctor = virtual_gpu.diagnose(error)
+print(doctor.verdict, doctor.sure)
+which.against("logits")
+
+# %% [markdown] lang="ko"
+# 통째로 본다. 진단의 괄호 안은 얼마나 확실한지(확실, 유력, 가능)다. '아닌 것'도 읽는다.
+
+# %%
+doctor
+
+# %% [markdown] lang="ko"
+# 메시지의 숫자를 하나씩 짚는다.
+#
+# | 메시지 | 뜻 | 무엇을 본다 |
+# |---|---|---|
+# | `Tried to allocate` (T) | **마지막** 요청의 세그먼트 | 나누어 보면 어느 텐서인지 안다. 범인이라는 뜻은 아니다 |
+# | `total capacity` | 드라이버가 말하는 카드 전체 | 카드의 이름값(16 GB)보다 작다 |
+# | `is free` (F) | 드라이버가 아직 내줄 수 있는 양 | T보다 작다 |
+# | `this process has … in use` | CUDA 컨텍스트까지, 이 프로세스의 것 전부 | 전체 − F보다 작으면 **다른 프로세스**가 있다 |
+# | `allocated by PyTorch` | 살아 있는 텐서 | 크면 무엇이 살아 있는지 찾는다(10.7절) |
+# | `reserved … but unallocated` (R) | 할당자가 쥔 빈자리 | T가 F + R 이하이면 **단편화**를 의심한다 |
+#
+# 터미널에서는 `virtual-gpu doctor error.txt`다. `python train.py 2>&1 | virtual-gpu doctor -`처럼 이어도 된다.
+#
+# > **주장 1.** "Tried to allocate에 적힌 텐서를 줄이면 된다"
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **조건부로 맞다.** 그것은 마지막 지푸라기다. 위의 로짓처럼 그것이 정말 클 때도 있지만, 배치를 16으로 하면 T는 192 MiB(MLP의 중간값, 16 × 1,024 × 3,072 × 4)이고 카드는 그전에 이미 찼다. 먼저 볼 것은 T가 아니라 `allocated`다.
+#
+# </details>
+#
+# 확인한다. 배치가 더 큰데 T는 더 작은가?
+
+# %%
+human_bytes(virtual_gpu.diagnose(caught(train, 16)).message.tried.bytes)
+
+# %% [markdown] lang="ko"
+# ## 10.2 진료실
+#
+# 아래의 패널에 traceback을 통째로 붙여 넣고 **진단**을 누른다. 위에서 본 것과 같은 모양의 진단이 나온다. 마지막 몇 줄보다 전부가 낫다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 프레임에 적혀 있다. 예에는 10.8절의 프로그램 열 개가 들어 있다.
+#
+# - 예 2와 예 3을 골라 '해 볼 것'이 어떻게 다른지 본다.
+# - 예 1의 traceback에서 마지막 줄만 남기고 진단한다. 무엇을 잃는가?
+# - 메모리와 상관없는 오류를 넣어 본다. 모르는 것은 모른다고 한다.
+
+# %%
+doctor_panel()
+
+# %% [markdown] lang="ko"
+# 얼마나 줄어드는지는 진단에 없다. 메시지에는 그것을 셀 재료가 없다. 오른쪽 열의 명령(`virtual-gpu run`)이 프로그램을 가상 카드에서 실행해 센다. 모델이 같다면 [처방 한 장](../../docs/cheat_sheet.md)에서 대강을 볼 수 있다.
+#
+# ## 10.3 가장 긴 배치가 정한다
+#
+# 늦은 OOM 가운데 가장 흔한 까닭이다. 글의 길이는 제각각이고 배치는 그 안의 가장 긴 글에 맞추어 채워진다(패딩). 그래서 스텝마다 최대가 다르고, 긴 글이 걸리는 스텝에서 죽는다. 새는 것이 아니다([transformers #26284](https://github.com/huggingface/transformers/issues/26284), [allennlp #2515](https://github.com/allenai/allennlp/issues/2515)).
+#
+# 길이 2,000개를 지어냈다. 대부분 짧고 몇은 길다. 내 데이터라면 `lengths = [len(ids) for ids in dataset["input_ids"]]`다. 중앙값, 가장 긴 것, 512를 넘는 것의 수를 본다.
+
+# %%
+from helpers.chapters.c10_clinic.lengths import (
+    Epoch, budget_batches, compared, example_lengths, grouped_batches, packed_batches, peak_of, random_batches,
+)  # fmt: skip
+
+lengths = example_lengths()
+sorted(lengths)[1000], max(lengths), sum(length > 512 for length in lengths)
+
+# %% [markdown] lang="ko"
+# 스텝의 최대는 길이와 배치가 아니라 그 곱, 곧 **토큰의 수**가 정한다. (어텐션이 점수 행렬을 만들지 않는 커널일 때의 이야기다.) 토큰이 두 배가 되면 최대는 얼마나 느는가? T4의 한도는 14.64 GiB다.
+
+# %%
+for tokens in (2048, 4096, 8192, 16384):
+    print(f"{tokens:6,} {human_bytes(peak_of(tokens))}")
+
+# %% [markdown] lang="ko"
+# 토큰 하나에 1.6 MiB쯤이다. 그래서 길이만 알면 학습을 시작하기 전에 어느 스텝에서 죽을지 안다. 배치 16으로 섞어 한 에폭은 125스텝이다. 2,000개 가운데 열두 개가 512를 넘는다. 한도를 넘는 스텝은 몇 개일까?
+
+# %%
+steps_beyond = guess("10.3", None)
+steps_beyond
+
+# %% [markdown] lang="ko"
+# 왼쪽은 스텝마다의 최대, 오른쪽은 그 분포다. 점선이 T4의 한도다. 처음 죽는 스텝은 제목에 있다.
+
+# %%
+epoch = Epoch(random_batches(lengths, 16))
+epoch
+
+# %% [markdown] lang="ko"
+# 예상과 비교한다.
+
+# %%
+steps_beyond.against(len(epoch.deaths))
+
+# %% [markdown] lang="ko"
+# 봉우리는 드물고, 중앙값은 한도에 한참 못 미친다. 첫 몇 스텝을 지켜보고 안심하면 안 되는 까닭이다. 이제 흔히 권하는 것을 모두 해 본다. 순서대로 그대로, 비슷한 길이끼리 묶기(transformers의 `train_sampling_strategy="group_by_length"`), 512에서 자르기, 1,024토큰짜리 줄에 이어 담기(packing) 네 줄과 여덟 줄, 토큰 8,192개를 예산으로 묶기다. 최대가 **줄지 않는** 줄은 어느 것인가?
+
+# %%
+short = [min(length, 512) for length in lengths]
+compared({
+    "shuffle": epoch.batches,
+    "group_by_length": grouped_batches(lengths, 16),
+    "max_length=512": random_batches(short, 16),
+    "packing 4": packed_batches(lengths, 4),
+    "packing 8": packed_batches(lengths, 8),
+    "8192 tokens": budget_batches(lengths, 8192),
+})  # fmt: skip
+
+# %% [markdown] lang="ko"
+# - **`group_by_length`는 최대를 줄이지 않는다.** 패딩이 60%에서 9%로 줄어 빨라질 뿐, 가장 긴 배치는 그대로다. 대신 그것이 **첫 스텝**에 온다. 일곱 번째에서 죽을 것이 첫 스텝에서 죽는다.
+# - 자르기는 최대를 줄인다. 잘린 글이 몇 개인지는 위에서 셌다.
+# - 이어 담기는 모든 스텝을 같게 만든다. 한 스텝이 들어가면 다 들어간다. 줄의 수가 곧 메모리다. (글 사이를 가르지 않는 어텐션이면 앞의 글까지 보고 배운다. 쓰는 라이브러리가 가르는지 확인한다.)
+# - 패딩 없이 이어 붙이는 방법(padding-free)은 배치의 글을 그대로 한 줄로 잇는다. 16개의 합은 16 × 가장 긴 것보다 작으므로 최대가 준다.
+# - 토큰 예산은 짧은 글은 많이, 긴 글은 적게 담는다. 스텝마다 글의 수가 달라지므로 손실을 토큰 수로 나누어야 한다(4.4절).
+#
+# padding-free의 최대는 얼마일까? 섞은 배치 가운데 토큰의 합이 가장 큰 것으로 센다.
+
+# %%
+human_bytes(max(peak_of(sum(batch)) for batch in epoch.batches))
+
+# %% [markdown] lang="ko"
+# 같은 배치인데 20.33 GiB의 3분의 1쯤이다. 어느 방법이든 지켜야 할 것은 하나다. **가장 긴 배치를 먼저 한 번 돌려 본다.** 학습을 시작할 때 한 스텝이면 된다. 통과하면 길이 때문에 죽는 일은 없다.
+#
+# **연습 10-1.** 토큰 예산으로 묶는 `batches_of(lengths, budget)`를 써라. 모든 글이 한 번씩 들어가고, 배치마다 (글의 수 × 가장 긴 글)이 예산을 넘지 않으며, 패딩이 적어야 한다. 막히면 `exercise("10-1").hint()`, 그래도 막히면 `exercise("10-1").solution()`을 실행한다.
+
+
+# %%
+def batches_of(lengths, budget):
+    return ...
+
+
+exercise("10-1").check(batches_of)
+
+# %% [markdown] lang="ko"
+# ### 사건 10-A: 새는 것 같다
+#
+# "작은 모델을 T4에서 학습한다. 늘 에폭의 처음 몇십 스텝에서 OOM이 난다. 메모리가 샌다고 확신한다." `case("10-A").run()`은 한 에폭을 돌려 어느 스텝에서 죽었는지, 그 배치의 가장 긴 글, 그전 스텝들의 최대를 보여 준다. `seed`, `batch_size`, `max_length`를 바꿀 수 있고 실험은 다섯 번이다.
+# 까닭을 `"leak"`, `"longest"`, `"fragmentation"`, `"other_process"` 가운데 하나로 답하라. 새는 것과 가르는 실험은 무엇인가?
+
+# %%
+case("10-A").run(seed=0)
+
+# %% [markdown] lang="ko"
+# 답을 적는다.
+
+# %%
+answer = ...
+case("10-A").check(answer)
+
+# %% [markdown] lang="ko"
+# ## 10.4 무엇인가 붙들고 있다
+#
+# 새는 것은 모양이 다르다. 스텝이 **끝난 뒤**의 메모리가 계단처럼 는다. PyTorch에 구멍이 난 것이 아니라, 파이썬의 이름 하나가 텐서를 붙들고 있다. 재는 데는 세 줄이면 된다. 진짜 GPU에서도 같다.
+
+
+# %%
+def measured(batches, after):
+    for batch in batches:
+        yield batch
+        after.append(torch.cuda.memory_allocated())
+
+
+# %% [markdown] lang="ko"
+# 층이 하나뿐인 GPT-2로 여덟 스텝을 돌며 `keep`이 고른 것을 목록에 모은다. 네 가지를 모은다. 역전파를 마친 손실, 역전파하지 않은 손실(검증에서 `no_grad`를 잊은 것), 로짓, `.item()`이다. 가장 가파른 것은 어느 것일까?
+
+# %%
+steepest = guess("10.4", None, ("loss after backward", "loss without backward", "logits", "item"))
+steepest
+
+# %% [markdown] lang="ko"
+# 그림의 네 선을 비교한다. 바닥에 붙은 선은 몇 개인가?
+
+# %%
+from helpers.chapters.c10_clinic.growth import growth_chart, small_gpt
+
+
+def epoch_of(keep, backward=True):
+    kept, after = [], []
+    with virtual_gpu.cuda("T4"):
+        model = small_gpt().cuda()
+        batches = [torch.zeros(4, 256, dtype=torch.long, device="cuda")] * 8
+        for tokens in measured(batches, after):
+            output = model(input_ids=tokens, labels=tokens)
+            if backward:
+                output.loss.backward()
+                model.zero_grad()
+            kept.append(keep(output))
+    return after
+
+
+grown = {
+    "loss after backward": epoch_of(lambda output: output.loss),
+    "loss without backward": epoch_of(lambda output: output.loss, backward=False),
+    "logits": epoch_of(lambda output: output.logits),
+    "item": epoch_of(lambda output: output.loss.item()),
+}
+growth_chart(**grown)
+
+# %% [markdown] lang="ko"
+# 숫자로 본다. 스텝 하나에 몇 바이트씩 느는가?
+
+# %%
+a_step = {name: (after[-1] - after[0]) // 7 for name, after in grown.items()}
+print(a_step)
+steepest.against(max(a_step, key=a_step.get))
+
+# %% [markdown] lang="ko"
+# 역전파를 마친 손실을 모으면 스텝마다 **512바이트**가 는다. 할당자의 가장 작은 칸 하나다. 역전파가 그래프에 저장된 순전파 상태를 이미 놓았기 때문이다. 역전파하지 않은 손실에는 순전파 상태 전부가 달려 있고, 로짓은 그 자신이 크다.
+#
+# > **주장 2.** "`total += loss`가 메모리를 샌다" (출처: PyTorch 문서의 FAQ가 이렇게 모으지 말라고 한다)
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **조건부로 맞다.** `backward()`를 부른 손실이라면 GPU에 쌓이는 것은 스텝마다 많아야 512바이트다(그래프의 마디는 RAM에 쌓인다). 역전파하지 않는 손실, 곧 검증 손실이라면 한 스텝에 수백 MiB다. 어느 쪽이든 `.item()`이나 `.detach()`가 답이다.
+#
+# </details>
+#
+# **훅**도 붙든다. 첫 블록의 출력을 목록에 담는 한 줄이 스텝마다 얼마를 남기는지 본다. 마지막 숫자는 훅을 떼고(`remove`) 목록을 비운 뒤의 값이다.
+
+# %%
+with virtual_gpu.cuda("T4"):
+    model, features, after = small_gpt().cuda(), [], []
+    hook = model.transformer.h[0].register_forward_hook(lambda module, given, made: features.append(made))
+    for tokens in measured([torch.zeros(4, 256, dtype=torch.long, device="cuda")] * 4, after):
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        model.zero_grad()
+    hook.remove()
+    features.clear()
+    print([human_bytes(size) for size in (*after, torch.cuda.memory_allocated())])
+
+# %% [markdown] lang="ko"
+# 스텝마다 3 MiB, 곧 4 × 256 × 768 × 4바이트다. 훅을 떼는 것만으로는 모자라고 목록도 비워야 한다.
+#
+# **예외**도 붙든다([pytorch #27600](https://github.com/pytorch/pytorch/issues/27600), [jupyter/notebook #5421](https://github.com/jupyter/notebook/issues/5421)). 예외에는 traceback이, traceback에는 프레임이, 프레임에는 지역 변수가 달려 있다. 배치 16이 죽은 뒤 무엇이 남는지 네 번 잰다. except 안에서, 쓰레기를 모으고 캐시를 비운 뒤, except를 나온 뒤다. `kept = error`는 그 예외를 붙들어 두는 노트북의 흉내다(마지막 줄은 그것마저 놓은 뒤다).
+
+# %%
+import gc
+
+with virtual_gpu.cuda("T4"):
+    try:
+        train(16)
+    except torch.OutOfMemoryError as error:
+        kept = error
+        print("in except  ", human_bytes(torch.cuda.memory_allocated()))
+        gc.collect()
+        torch.cuda.empty_cache()
+        print("collected  ", human_bytes(torch.cuda.memory_allocated()))
+    print("kept       ", human_bytes(torch.cuda.memory_allocated()))
+    del kept
+    print("let go     ", human_bytes(torch.cuda.memory_allocated()))
+
+# %% [markdown] lang="ko"
+# `gc.collect()`도 `empty_cache()`도 아무것도 돌려받지 못했다. 모을 쓰레기가 아니라 아직 이름이 붙은 것이기 때문이다. 이름을 놓으면 바로 돌아온다. (남은 몇 MiB는 cuBLAS의 작업 공간이다.)
+#
+# 노트북에서는 붙드는 이름이 더 있다.
+#
+# | 이름 | 무엇을 붙드나 | 놓는 법 |
+# |---|---|---|
+# | 셀에서 만든 변수 | 모델, 배치, `outputs` | `del`, 아니면 함수 안에서 만든다 |
+# | `_`, `__`, `Out[3]` | 셀의 마지막 식이 돌려준 값 | `%reset -f out`, 끝에 세미콜론 |
+# | `sys.last_value`, `sys.last_traceback` | 잡지 않은 마지막 오류의 프레임 | 다른 오류를 하나 내거나 커널을 다시 시작 |
+# | 앞의 셀이 만든 옵티마이저 | 파라미터와 상태 | 셀을 다시 실행하기 전에 `del` |
+#
+# 강의의 `cleanup()`은 이 일을 모두 한다.
+#
+# > **주장 3.** "`del model`을 하면 메모리를 돌려받는다" · **주장 4.** "`gc.collect()`를 스텝마다 부른다"
+#
+# <details><summary>판정 (하나씩 맞다, 조건부로 맞다, 틀리다 가운데 고른다)</summary>
+#
+# 3은 **조건부로 맞다.** 그 이름이 마지막일 때만 그렇다. 옵티마이저, `Out`, 예외 가운데 하나라도 남아 있으면 그대로다. 4는 **틀리다.** 이름이 붙은 것은 모으지 못한다(위의 `collected`). 서로를 가리키는 고리가 있을 때만 듣고, 부를 때마다 파이썬의 객체를 모두 훑는 시간이 든다.
+#
+# </details>
+#
+# ### 사건 10-B: OOM을 잡아 배치를 줄였는데
+#
+# "OOM이 나면 잡아서 배치를 줄여 다시 하게 했다. 그런데 작은 배치도 OOM이다. `empty_cache()`도 넣었다." `case("10-B").run()`은 층이 둘인 GPT-2로 배치 24를 시도했다가 실패하면 4로 다시 한다. `where`("inside": except 안에서, "behind": except가 끝난 뒤), `empty_cache`, `collect`를 바꿀 수 있다. 다시 한 것이 통과하는 설정을 가장 적게 바꾸어 사전으로 답하라.
+
+# %%
+case("10-B").run(empty_cache=True)
+
+# %% [markdown] lang="ko"
+# 답을 적는다.
+
+# %%
+changes = ...
+case("10-B").check(changes)
+
+# %% [markdown] lang="ko"
+# **연습 10-2.** 평균 검증 손실을 돌려주는 `validate(model, batches)`를 써라. 배치가 몇 개든 최대가 같아야 한다. `batches`의 하나는 토큰의 텐서이고 라벨도 그것이다. 아래의 시작점은 값은 맞지만 죽는다.
+
+
+# %%
+def validate(model, batches):
+    losses = [model(input_ids=tokens, labels=tokens).loss for tokens in batches]
+    return (sum(losses) / len(losses)).item()
+
+
+exercise("10-2").check(validate)
+
+# %% [markdown] lang="ko"
+# ## 10.5 새지 않는 누수와 단편화
+#
+# `nvidia-smi`의 숫자가 스텝마다 는다. 새는 것일까? 길이가 제각각인 배치 열여섯 개를 한도 없는 T4에서 돌리며 스텝 안의 최대(`allocated`)와 할당자가 쥔 것(`reserved`)을 그린다. 두 선은 마지막에 얼마나 벌어지는가?
+
+
+# %%
+import random
+
+
+def varied(gpu, limited=False, multiple=1, empty=False, steps=16):
+    lengths, allocated, reserved = random.Random(0), [], []
+    with virtual_gpu.cuda(gpu, limited=limited) as card:
+        model = small_gpt().cuda()
+        for _ in range(steps):
+            length = -(-lengths.randint(32, 512) // multiple) * multiple
+            tokens = torch.zeros(16, length, dtype=torch.long, device="cuda")
+            model(input_ids=tokens, labels=tokens).loss.backward()
+            model.zero_grad()
+            if empty:
+                torch.cuda.empty_cache()
+            allocated.append(torch.cuda.max_memory_allocated())
+            reserved.append(torch.cuda.memory_reserved())
+    return allocated, reserved, card
+
+
+allocated, reserved, card = varied("T4")
+growth_chart(card.capacity_bytes, allocated=allocated, reserved=reserved)
+
+# %% [markdown] lang="ko"
+# 살아 있는 것은 그대로인데 예약은 두 배가 넘게 늘었다가 **멈춘다.** 처음 보는 크기가 올 때마다 맞는 빈자리가 없어 새 세그먼트를 받기 때문이고, 모든 크기를 한 번씩 보고 나면 더 늘지 않는다. 이것이 새지 않는 누수다. 새는 것은 `allocated`가 늘고 멈추지 않는다.
+#
+# 카드에 그만큼 자리가 없으면 죽을까? 할당자는 OOM을 내기 전에 통째로 빈 세그먼트를 돌려주고 다시 해 본다. 같은 열여섯 스텝을 기록해 어디까지 작은 카드에서 도는지 센다. 열은 텐서의 최대, 한도 없는 예약, 돌아가는 가장 작은 카드이고, 둘째 줄은 같은 기록을 `expandable_segments:True`로 다시 한 것이다.
+
+# %%
+from virtual_gpu.allocator_settings import AllocatorSettings
+
+trace = card.watch.saved().trace
+for expandable in (False, True):
+    settings = AllocatorSettings(expandable_segments=expandable)
+    sizes = trace.peak_bytes, trace.reserved_peak(settings=settings), trace.smallest_capacity(2**26, settings)
+    print(expandable, [human_bytes(size) for size in sizes])
+
+# %% [markdown] lang="ko"
+# 예약이 두 배로 부풀어도, 그보다 훨씬 작은 카드에서 돈다. 그래도 텐서의 최대보다는 커야 한다. 그 차이가 **정말로 못 쓰는 자리**, 단편화다. `expandable_segments`는 그 차이를 거의 없앤다.
+#
+# `empty_cache()`를 스텝마다 부르면 어떨까? 길이를 64의 배수로 올리면(`pad_to_multiple_of=64`) 어떨까? 열은 마지막 예약과, 그때까지 예약의 최댓값이다.
+
+# %%
+for how in ({}, {"empty": True}, {"multiple": 64}):
+    _, reserved, card = varied("T4", **how)
+    print(how, human_bytes(reserved[-1]), human_bytes(card.max_memory_reserved()))
+
+# %% [markdown] lang="ko"
+# > **주장 5.** "`empty_cache()`를 부르면 OOM이 안 난다" · **주장 6.** "`nvidia-smi`의 숫자가 늘면 새는 것이다"
+#
+# <details><summary>판정 (하나씩 맞다, 조건부로 맞다, 틀리다 가운데 고른다)</summary>
+#
+# 5는 **조건부로 맞다.** 빈자리 때문에 죽을 때만 듣는다. 여기서는 스텝마다 비우면 예약이 5.47 GiB를 넘지 않아, 그냥 두면 6.58 GiB인 카드가 있어야 돌던 것이 그보다 작은 카드에서 돈다. 할당자도 OOM을 내기 전에 통째로 빈 세그먼트를 스스로 돌려주지만, 그때는 이미 조금씩 쓰인 세그먼트가 많다. 그러나 **살아 있는 텐서 5.39 GiB는 한 바이트도 줄지 않고**, 부를 때마다 드라이버에서 다시 받는 시간이 든다. 같은 일을 `expandable_segments`나 64의 배수가 거저 해 준다. 같은 카드의 다른 프로세스에 자리를 내줄 때는 쓸모가 있다. 6은 **틀리다.** 늘다가 멈추면 캐시다. `memory_allocated()`가 늘어야 새는 것이다.
+#
+# </details>
+#
+# 오래 돌린 뒤에 정말 단편화로 죽었다면 메시지에 R이 크게 적힌다. 그때 할 것은 차례로 `expandable_segments:True`([torchtune #1185](https://github.com/meta-pytorch/torchtune/issues/1185): 16.39에서 10.83 GiB가 되었다는 보고), 길이의 종류를 줄이는 `pad_to_multiple_of`, 배치다. 길이가 제각각인 학습이 몇 시간 뒤에 이렇게 죽는다는 말은 [SpecForge #739](https://github.com/sgl-project/SpecForge/pull/739)에도 있다.
+#
+# ## 10.6 다른 프로세스
+#
+# [trl #4237](https://github.com/huggingface/trl/issues/4237)에 올라온 T4의 숫자를 PyTorch의 문장에 넣었다. 이 프로세스의 텐서는 4.50 GiB뿐이다. 나머지는 누구의 것인가?
+
+# %%
+virtual_gpu.diagnose(
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.11 GiB. GPU 0 has a total capacity of 14.74 GiB "
+    "of which 1.65 GiB is free. Process 1 has 6.79 GiB memory in use. Process 2 has 514.00 MiB memory in use. "
+    "Process 3 has 4.93 GiB memory in use. Process 4 has 894.00 MiB memory in use. Of the allocated memory 4.50 GiB "
+    "is allocated by PyTorch, and 2.14 GiB is reserved by PyTorch but unallocated."
+)
+
+# %% [markdown] lang="ko"
+# 테스트 네 개가 카드 하나를 함께 쓰고 있었다. 이럴 때 배치를 줄이는 것은 남의 자리를 자기 자리에서 빼는 일이다. `nvidia-smi`로 누구인지 보고, rank마다 카드를 하나씩 쓰는지(`torch.cuda.set_device(local_rank)`), 죽은 노트북의 커널이 남아 있지 않은지 본다. 컨테이너 안에서는 `nvidia-smi`에 다른 프로세스가 보이지 않을 수 있다. 그때는 메시지에서 전체 − F − 이 프로세스의 것을 뺀다.
+#
+# ## 10.7 연장 네 가지
+#
+# ### 스냅샷: 누가 붙들고 있나
+#
+# `torch.cuda.memory._record_memory_history()`를 켜면 PyTorch가 할당마다 그것을 부른 줄을 적어 둔다. 이름 앞의 밑줄이 말하듯 바뀔 수 있는 API다. 로짓을 모으는 루프를 기록하고, 끝에 살아 있는 블록을 **내 코드의 줄**로 모은다.
+
+# %%
+from helpers.chapters.c10_clinic.blocks import alive_by_line, events
+
+with virtual_gpu.cuda("T4"):
+    torch.cuda.memory._record_memory_history()
+    model, kept = small_gpt().cuda(), []
+    for _ in range(4):
+        tokens = torch.zeros(4, 256, dtype=torch.long, device="cuda")
+        output = model(input_ids=tokens, labels=tokens)
+        output.loss.backward()
+        kept.append(output.logits)
+    snapshot = torch.cuda.memory._snapshot()
+    torch.cuda.memory._dump_snapshot("/tmp/snapshot.pickle")
+alive_by_line(snapshot)
+
+# %% [markdown] lang="ko"
+# 범인의 줄이 나온다. 다만 그것은 텐서를 **만든** 줄이다. 모델을 부른 줄이 793 MiB를 쥐고 있다면, 그 결과를 붙든 이름(`kept`)은 그 줄의 값이 흘러간 곳에서 찾는다. 기록의 처음도 본다. 64 MiB가 넘는 일만 골랐다.
+
+# %%
+events(snapshot, least=2**26, most=8)
+
+# %% [markdown] lang="ko"
+# | 적힌 것 | 뜻 |
+# |---|---|
+# | `alloc` | 텐서가 자리를 얻었다 |
+# | `free_requested`, `free_completed` | 텐서가 사라졌다. 빈자리는 할당자에 남는다 |
+# | `segment_alloc` | 맞는 빈자리가 없어 드라이버에서 받았다 |
+# | `segment_free` | 드라이버에 돌려주었다(`empty_cache`, OOM 직전) |
+# | `oom` | 얻지 못했다 |
+#
+# `_dump_snapshot`이 쓴 파일을 **pytorch.org/memory_viz**에 끌어다 놓으면 그림이 된다(파일은 브라우저 밖으로 나가지 않는다). 가로는 사건의 차례, 세로는 살아 있는 바이트, 띠 하나가 텐서 하나다. **오른쪽 끝까지 이어지는 띠**가 쌓인 것이고, 누르면 그 줄이 나온다. 'Allocator State History'는 세그먼트와 빈자리를 보여 준다. 가상 GPU가 쓴 파일도 진짜와 형식이 같다. 프로그램이라면 `virtual-gpu run --snapshot FILE`이 쓴다.
+#
+# 진짜 GPU에서 오래 도는 학습이라면 `max_entries=100_000`을 주고, OOM이 난 순간 `except`에서 저장한다.
+#
+# ### 내 루프의 최대
+#
+# 한 스텝의 최대는 두 줄이다. 재기 전에 되돌리고, 잰 뒤에 읽는다. 되돌리지 않으면 앞의 최대가 남는다.
+
+# %%
+with virtual_gpu.cuda("T4"):
+    model = small_gpt().cuda()
+    for length in (256, 64):
+        torch.cuda.reset_peak_memory_stats()
+        tokens = torch.zeros(4, length, dtype=torch.long, device="cuda")
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        print(length, human_bytes(torch.cuda.max_memory_allocated()))
+
+# %% [markdown] lang="ko"
+# 첫 줄의 `reset_peak_memory_stats()`를 지우고 다시 실행하면 둘째 줄은 무엇이 되는가?
+#
+# ### 셀마다: `%%gpu_memory`
+#
+# 노트북에서는 셀 위에 한 줄이면 된다. 진짜 GPU에서도, `%virtual_gpu T4`로 고른 가상 카드에서도 된다. 앞뒤와 최대를 읽는다.
+
+# %%
+# %load_ext virtual_gpu
+# %virtual_gpu T4
+
+# %% [markdown] lang="ko"
+# 이제 커널에 T4가 있다.
+
+# %%
+# %%gpu_memory
+model = small_gpt().cuda()
+tokens = torch.zeros(8, 256, dtype=torch.long, device="cuda")
+model(input_ids=tokens, labels=tokens).loss.backward()
+
+# %% [markdown] lang="ko"
+# 다 썼으면 카드를 돌려준다.
+
+# %%
+# %virtual_gpu off
+
+# %% [markdown] lang="ko"
+# ### 프로파일러
+#
+# `torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True)`도 할당을 적는다. `export_memory_timeline`은 그것을 파라미터, 그레이디언트, 순전파 상태로 갈라 그려 주지만, PyTorch 2.13은 이 함수를 없앨 것이라며 스냅샷을 권한다. 여기서는 실행해 보지 않았다. 종류별로 가른 그림은 `virtual-gpu run --html FILE`이 그린다.
+#
+# ## 10.8 시험: 죽은 프로그램 열 개
+#
+# 프로그램 열 개와, 가상 T4에서 실제로 죽으며 남긴 traceback이다. 의사보다 먼저 까닭을 맞힌다. 고를 것은 `logits`, `attention`(점수 행렬), `longest`(가장 긴 배치), `optimizer`(첫 스텝의 상태), `kept`(붙들고 있다), `handler`(예외 안에서 다시), `evaluation`(모은 로짓), `generate`(KV 캐시), `loading`(올리다가), `limit`(스스로 건 한도)이다.
+
+# %%
+from helpers.chapters.c10_clinic.broken import rounds, ward
+
+ward()
+
+# %% [markdown] lang="ko"
+# `None` 대신 까닭을 적고 실행한다. 답한 것만 채점하고, 나머지는 접어 둔다. 의사가 틀린 줄(×)은 왜 틀렸을까?
+
+# %%
+answers = {1: None, 2: None, 3: None, 4: None, 5: None, 6: None, 7: None, 8: None, 9: None, 10: None}
+rounds(answers)
+
+# %% [markdown] lang="ko"
+# 의사가 맞히지 못하는 것이 있다. `longest`와 `kept`다. 메시지와 traceback은 **한 순간**의 것이라, 앞의 스텝들이 어땠는지, 무엇이 쌓였는지는 적혀 있지 않다. 의사는 죽은 자리만 말한다. 이 둘을 가르는 것은 시간이다. 스텝 뒤의 `allocated`가 늘면 `kept`, 그대로인데 죽으면 `longest`다.
+#
+# ## 10.9 기억할 것
+#
+# 이 장에서 적은 예상과 결과다.
+
+# %%
+guesses()
+
+# %% [markdown] lang="ko"
+# | 스텝 뒤 `allocated` | `reserved` | 까닭 | 먼저 할 것 |
+# |---|---|---|---|
+# | 그대로 | 그대로 | 가장 긴 배치(10.3절) | 가장 긴 배치를 첫 스텝에. 자르기, 토큰 예산 |
+# | 계단처럼 는다 | 따라 는다 | 붙들고 있다(10.4절) | 스냅샷으로 줄을 찾아 `.item()`, `.cpu()`, `no_grad` |
+# | 그대로 | 늘다가 멈춘다 | 캐시. 새지 않는다 | 두어도 된다 |
+# | 그대로 | 한도까지 늘고 R이 크다 | 단편화 | `expandable_segments:True` |
+# | 처음부터 모자란다 | | 다른 프로세스, 상태 | `nvidia-smi`, [9장](09_fit_your_gpu.ipynb) |
+#
+# - T를 배치, 길이, 바이트로 나눈다. 남는 수가 어휘이면 로짓, 길이의 제곱이면 점수 행렬이다.
+# - T는 마지막 지푸라기다. 무엇이 차 있는지는 `allocated`와 스냅샷이 말한다.
+# - 예외도, 노트북의 `Out`도 텐서를 붙든다. 다시 할 것은 except 밖에서 한다.
+# - 모르겠으면 traceback을 통째로 `virtual-gpu doctor`에 준다. 모른다고 하면 시간에 따른 기록이 필요한 것이다.
+#
+# 학습이 끝났는데 평가에서, 저장하다가, 이어서 시작하다가 죽는다면? 11장에서 답한다. 물음에서 시작하려면 [질문에서 시작하기](../../docs/questions.md)를 편다.

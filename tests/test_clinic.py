@@ -1,0 +1,155 @@
+"""Chapter 10: what dies, what is kept and whose line it is; the panel; the self-test."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import virtual_gpu
+from helpers import doctor_panel, predict_memory
+from helpers.chapters.c10_clinic import broken, lengths
+from helpers.chapters.c10_clinic.blocks import alive_by_line, events
+from helpers.chapters.c10_clinic.caught import caught
+from helpers.chapters.c10_clinic.growth import growth_chart
+from helpers.chapters.c10_clinic.panel import MOST
+from virtual_gpu.errors import UnknownName, WrongValue
+from virtual_gpu.units import MiB
+
+
+def fills():
+    return [torch.empty(200 * MiB, dtype=torch.uint8, device="cuda") for _ in range(10)]
+
+
+def retries():
+    try:
+        fills()
+    except torch.OutOfMemoryError:
+        fills()
+
+
+def test_a_traceback_has_neither_our_frames_nor_folders():
+    text = caught(fills, gpu="1GiB")
+    assert text.startswith("Traceback (most recent call last):\n") and "in fills" in text
+    assert "virtual_gpu/" not in text and "caught.py" not in text
+    assert "During handling" not in text
+    again = caught(retries, gpu="1GiB")
+    assert again.count("Traceback (most recent call last)") == 2 and "During handling" in again
+    assert virtual_gpu.diagnose(again).verdict == "in_handler"
+    assert "200.00 MiB" in caught(lambda: torch.empty(200 * MiB, dtype=torch.uint8, device="cuda"), gpu="1GiB")
+
+
+def test_whose_line_is_alive():
+    with virtual_gpu.cuda("1GiB"):
+        torch.cuda.memory._record_memory_history()
+        kept = [torch.ones(MiB, device="cuda") for _ in range(3)]
+        passing = torch.ones(MiB, device="cuda")
+        del passing
+        snapshot = torch.cuda.memory._snapshot()
+    assert alive_by_line(snapshot)[0][:2] == ["12.00 MiB", "3"]
+    assert alive_by_line(snapshot)[0][2].startswith("kept = [")
+    actions = [row[0] for row in events(snapshot, most=99)]
+    assert actions.count("alloc") == 4 and actions.count("free_completed") == 1
+    assert len(kept) == 3
+
+
+# -- lengths ----------------------------------------------------------------------------------------------------------
+
+LENGTHS = lengths.example_lengths(200)
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        lengths.random_batches(LENGTHS, 16),
+        lengths.grouped_batches(LENGTHS, 16),
+        lengths.budget_batches(LENGTHS, 4096),
+    ],
+)
+def test_every_text_is_in_one_batch(batches):
+    assert sorted(length for batch in batches for length in batch) == sorted(LENGTHS)
+
+
+def test_what_grouping_and_packing_do():
+    """The longest comes first and is as long as ever; rows are filled without cutting a text."""
+    grouped = lengths.grouped_batches(LENGTHS, 16)
+    assert max(grouped[0]) == max(LENGTHS) and len(grouped[0]) == 16
+    assert lengths.Epoch(grouped).padding < lengths.Epoch(lengths.random_batches(LENGTHS, 16)).padding
+    rows = [row for batch in lengths.packed_batches(LENGTHS, 4) for row in batch]
+    assert sum(LENGTHS) <= sum(rows) < sum(LENGTHS) + 2 * 1024
+    assert all(max(batch) * len(batch) <= 4096 for batch in lengths.budget_batches(LENGTHS, 4096))
+
+
+def test_a_peak_between_two_runs_is_on_the_line():
+    """6,144 tokens, in another shape than the grid's: within a hundredth of what is run."""
+    ran = predict_memory(**lengths.MODEL, batch_size=24, sequence_length=256, gpu="T4").needed_bytes
+    assert lengths.peak_of(6144) == pytest.approx(ran, rel=0.01)
+    with pytest.raises(WrongValue, match="32,768"):
+        lengths.peak_of(40_000)
+    epoch = lengths.Epoch([[512] * 16, [1024] * 16, [128] * 16])
+    assert epoch.deaths == [2] and epoch.padding == 0
+    assert "죽는다" in epoch.chart().title
+
+
+def test_growth():
+    assert "line 2.00 MiB" in growth_chart(line=[MiB, 3 * MiB]).alt
+    assert "line 3.00 GiB" in growth_chart(2**34, line=[2**30, 3 * 2**30]).alt
+
+
+# -- the self-test ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", broken.PROGRAMS)
+def test_a_program_is_short_dies_and_its_cause_is_known(number):
+    program = broken.PROGRAMS[number]
+    assert program.source.count("\n") <= 15 and program.cause in broken.CAUSES
+    assert max(map(len, program.source.splitlines())) <= 110
+    text = broken.dead(number)
+    assert text.count("CUDA out of memory") == (2 if program.cause == "handler" else 1)
+    assert virtual_gpu.diagnose(text).users_line.file == f"program_{number}.py"
+    # From one moment nobody can know that it was the longest batch, or that something grew.
+    assert broken.named(number) == (program.cause not in ("longest", "kept"))
+
+
+def test_answers_are_marked():
+    marked = broken.rounds({1: "logits", 2: "kept", 3: None})
+    assert "2개를 답해 1개를 맞혔다. 의사는 7개" in marked.score
+    page = marked._repr_html_()
+    before, folded = page.split("<details>")
+    assert before.count("<tr>") == 3 and folded.count("<tr>") == 9
+    with pytest.raises(WrongValue, match="11"):
+        broken.rounds({11: "logits"})
+    with pytest.raises(UnknownName, match="leak"):
+        broken.rounds({1: "leak"})
+    assert "&quot;gpt2&quot;" in broken.ward()._repr_html_()
+
+
+# -- the panel --------------------------------------------------------------------------------------------------------
+
+
+def test_the_panel_reads_what_is_pasted():
+    panel = doctor_panel()
+    text = panel.controls["text"]
+
+    def told():
+        return re.sub("<[^>]+>", "", panel.status.value)
+
+    panel.ask.click()
+    assert "비어 있다" in told() and panel.picture.value == ""
+    text.value = broken.dead(2)
+    assert "진단" in told() and panel.picture.value == ""
+    panel.ask.click()
+    assert "읽었다" in told() and panel.diagnosis.verdict == "optimizer_first_step"
+    assert "program_2.py:8" in panel.picture.value
+    text.value = '<script>alert("x")</script> CUDA out of memory. Tried to allocate <b>'
+    panel.ask.click()
+    assert "<script" not in panel.picture.value
+    text.value = "ValueError: nothing to see"
+    panel.ask.click()
+    assert "찾지 못했다" in panel.picture.value
+    text.value = "x\n" * MOST + broken.dead(2)
+    panel.ask.click()
+    assert panel.diagnosis.verdict == "optimizer_first_step" and "끝부분만" in panel.picture.value
+    panel.controls["example"].value = 10
+    assert panel.diagnosis.verdict == "limit" and text.value == broken.dead(10)

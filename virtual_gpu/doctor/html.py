@@ -1,0 +1,82 @@
+"""A diagnosis as HTML for a notebook: the verdict first, then its evidence, what it is not, and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from ..language import tr
+from . import foreign, words
+from .changes import CHANGES, what
+from .diagnosis import CANNOT_TELL, Diagnosis, first_changes
+from .report import command, hints, numbers, where
+
+_LEFT = "text-align:left;vertical-align:top"
+_VERDICT = "font-size:1.1em;font-weight:bold;padding:6px 12px;border-left:6px solid"
+_CERTAIN, _LIKELY, _POSSIBLE, _NONE = "#0b7a53", "#0072b2", "#b36b00", "#6b7280"
+_COLORS = {"certain": _CERTAIN, "likely": _LIKELY, "possible": _POSSIBLE, None: _NONE}
+
+
+def page(diagnosis: Diagnosis) -> str:
+    """A fragment of HTML; whatever the message held is escaped."""
+    first, *more = diagnosis.findings or [None]
+    parts = [f'<p style="{_VERDICT} {_COLORS[diagnosis.sure]}">{escape(_verdict(diagnosis))}</p>']
+    if first:
+        parts.append(_items(tr(ko="근거", en="Evidence"), first.evidence))
+    if diagnosis.foreign:
+        parts.append(f"<p>{escape(foreign.says(diagnosis.foreign))}</p>")
+    others = [" ".join([f"{words.cause(one.cause)} ({words.sure(one.sure)}).", *one.evidence]) for one in more]
+    parts += [
+        _items(tr(ko="그 밖에", en="Besides"), others),
+        _items(tr(ko="아닌 것", en="What it is not"), diagnosis.ruled_out),
+        _items(tr(ko="참고", en="Notes"), [*diagnosis.notes, *where(diagnosis), *map(str.strip, hints(diagnosis))]),
+        _numbers(diagnosis),
+        _changes(diagnosis),
+    ]
+    return "".join(parts)
+
+
+def _verdict(diagnosis: Diagnosis) -> str:
+    head = tr(ko="진단", en="Verdict")
+    if diagnosis.findings:
+        return f"{head}: {words.cause(diagnosis.verdict)} ({words.sure(diagnosis.sure)})"
+    if diagnosis.message is None:
+        return f"{head}: " + tr(ko="메모리 부족 메시지를 찾지 못했다.", en="No out-of-memory message was found.")
+    return f"{head}: {words.cause(CANNOT_TELL)}"
+
+
+def _items(head: str, texts: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(text)}</li>" for text in texts)
+    return f"<p><b>{escape(head)}</b></p><ul>{items}</ul>" if items else ""
+
+
+def _numbers(diagnosis: Diagnosis) -> str:
+    title, rows = numbers(diagnosis)
+    body = "".join(
+        f'<tr><td style="{_LEFT}">{escape(letter)}</td><td style="text-align:right">{escape(size)}</td>'
+        f'<td style="{_LEFT}">{escape(name)}</td></tr>'
+        for letter, size, name in rows
+    )
+    return f"<p><b>{escape(title)}</b></p><table>{body}</table>" if body else ""
+
+
+def _changes(diagnosis: Diagnosis) -> str:
+    rows = []
+    for number, key in enumerate(first_changes(diagnosis), 1):
+        change = CHANGES[key]
+        loop = "\n".join(filter(None, [change.loop, change.shell and f"$ {change.shell}"]))
+        tried = command(diagnosis, key)
+        cells = [escape(f"{number}. {what(key)}"), *map(_code, (change.trainer, loop, tried and f"$ {tried}"))]
+        rows.append("<tr>" + "".join(f'<td style="{_LEFT}">{cell}</td>' for cell in cells) + "</tr>")
+    heads = (
+        tr(ko="해 볼 것, 이 순서로", en="Try, in this order"),
+        "TrainingArguments",
+        tr(ko="직접 쓴 코드, 터미널", en="a loop of one's own, the terminal"),
+        tr(ko="먼저 가상 카드에서", en="on a virtual card first"),
+    )
+    head = "".join(f'<th style="{_LEFT}">{escape(text)}</th>' for text in heads)
+    return f"<table><tr>{head}</tr>{''.join(rows)}</table>" if rows else ""
+
+
+def _code(text: str | None) -> str:
+    return f'<pre style="margin:0;font-family:monospace;white-space:pre-wrap">{escape(text)}</pre>' if text else ""
