@@ -108,6 +108,7 @@ def calls(small: str) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "sweep_segments": (helpers.sweep_segments, {"nodes": 8}),
         "exercise": (helpers.exercise, {"number": "1-1"}),
         "case": (helpers.case, {"number": "1-A"}),
+        "diagnose": (virtual_gpu.diagnose, {"error": "CUDA out of memory. Tried to allocate 2.00 GiB", "cut": False}),
         "guess": (helpers.guess, {"name": "x", "value": 1.0, "unit": "GiB"}),
     }  # fmt: skip
 
