@@ -134,7 +134,7 @@ def _open_files() -> list[str]:
             found.append(os.readlink(f"/proc/self/fd/{name}"))
         except OSError:  # the folder itself
             continue
-    return sorted(name for name in found if not name.startswith("/proc/"))
+    return sorted(name for name in found if not name.startswith("/proc/") and "/matplotlib/" not in name)
 
 
 def _is_free() -> bool:

@@ -57,8 +57,8 @@ def positive_int(value: object, what: str) -> int:
     if number is None or number < 1:
         raise WrongValue(
             tr(
-                ko=f"{what}={value!r}: 1 이상의 정수여야 한다.",
-                en=f"{what}={value!r}: must be an integer of at least 1.",
+                ko=f"{what}={value!r:.200}: 1 이상의 정수여야 한다.",
+                en=f"{what}={value!r:.200}: must be an integer of at least 1.",
             )
         )
     return number
@@ -97,8 +97,8 @@ def boolean(value: object, what: str) -> bool:
     if not isinstance(value, bool):
         raise WrongValue(
             tr(
-                ko=f"{what}={value!r}: True나 False여야 한다.",
-                en=f"{what}={value!r}: must be True or False.",
+                ko=f"{what}={value!r:.200}: True나 False여야 한다.",
+                en=f"{what}={value!r:.200}: must be True or False.",
             )
         )
     return value
