@@ -8,7 +8,10 @@ from contextlib import ExitStack, contextmanager
 from torch.utils._python_dispatch import _len_torch_dispatch_stack, _pop_mode
 
 from ..cards import GPUSpec, card
+from ..errors import WrongValue
+from ..language import tr
 from ..turns import holding_the_process
+from ..units import positive_int
 from . import amp, driver, eager, extensions, flash_attention, loading, pretrained, states, tensors, writing, zero
 from .device import ProgramGPU
 from .imports import Imports
@@ -40,6 +43,11 @@ def cuda(
     whatever happens. NotSupported while such a block is open, in this thread or another.
     """
     spec = card(gpu).needs_cuda()
+    gpus = positive_int(gpus, "gpus")
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < gpus:
+        raise WrongValue(
+            tr(ko=f"rank={rank!r:.80}: 0부터 {gpus - 1}까지다.", en=f"rank={rank!r:.80}: 0 to {gpus - 1}.")
+        )
     device = ProgramGPU(spec, limited=limited, values=values, index=rank, count=gpus)
     patches = Patches()
     with ExitStack() as stack:
