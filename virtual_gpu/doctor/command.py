@@ -62,5 +62,5 @@ def _read(path: str) -> tuple[bytes, bool]:
     try:
         with open(path, "rb") as file:
             return read_end(file)
-    except OSError as error:
-        raise WrongValue(f"{path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL
+        raise WrongValue(f"{path!r:.200}: {getattr(error, 'strerror', None) or error}") from error
