@@ -1,5 +1,6 @@
 """The experiment: the book's numbers, what a report says, what is refused, and prediction equal to the run."""
 
+import functools
 import gc
 import json
 import re
@@ -512,6 +513,32 @@ def test_the_unlimited_run_is_the_experiment(small, setting):
     predicted, run = predict_memory(**arguments, full=True), gpu_memory_experiment(**arguments)
     assert_the_same(predicted, run)
     same_timelines(predicted.timeline, run.timeline)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"model_id": "deep/neox", "peft": "lora", "gradient_checkpointing": True},
+        {"model_id": "turns/gemma"},  # its window is 8 tokens long
+    ],
+    ids=str,
+)
+def test_another_batch_or_length_takes_one_shallow_run(small, setting, monkeypatch):
+    """What three depths have shown holds while the same things happen, of whatever sizes; else they are run anew."""
+    runs, real = [], predict.virtual_run
+    monkeypatch.setattr(predict, "_shown", functools.cache(lambda model_id: {}))
+    monkeypatch.setattr(predict, "virtual_run", lambda *args: runs.append(args) or real(*args))
+    needed = []
+    for batch_size, sequence_length in ((2, 64), (3, 48), (2, 6)):
+        arguments = setting | {"batch_size": batch_size, "sequence_length": sequence_length}
+        report = predict_memory(**arguments)
+        needed.append(len(runs))
+        runs.clear()
+        assert report.method == "depth"
+        assert_the_same(report, predict_memory(**arguments, full=True))
+        runs.clear()
+    assert needed[:2] == [3, 1]
 
 
 def test_layers_that_do_not_take_turns_are_run(small):

@@ -44,9 +44,9 @@ def is_remembered(outputs, work):
 MODEL = "EleutherAI/polyglot-ko-1.3b"
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
+SETTINGS = {
+    " ".join(map(str, setting.values())): setting
+    for setting in (
         {"batch_size": 1},
         {"batch_size": 2, "gradient_accumulation_steps": 3},
         {"batch_size": 2, "gradient_checkpointing": True},
@@ -60,12 +60,19 @@ MODEL = "EleutherAI/polyglot-ko-1.3b"
         {"batch_size": 2, "attention": "eager"},
         {"batch_size": 2, "model_id": "meta-llama/Llama-3.2-1B"},
         {"batch_size": 2, "model_id": "gpt2"},
-    ],
-    ids=lambda setting: " ".join(map(str, setting.values())),
-)
-@pytest.mark.parametrize("gpu", ["T4", "H100"])
-def test_a_run_is_the_same_without_the_memory(monkeypatch, setting, gpu):
-    chosen = Setting(**setting)
+    )
+}
+ATTENTION = ("1", "2 True", "2 eager", "2 meta-llama/Llama-3.2-1B")  # of another card other kernels of attention alone
+CASES = [
+    pytest.param(name, gpu, marks=() if gpu == "T4" or name in ATTENTION else pytest.mark.stress)
+    for name in SETTINGS
+    for gpu in ("T4", "H100")
+]
+
+
+@pytest.mark.parametrize("name, gpu", CASES)
+def test_a_run_is_the_same_without_the_memory(monkeypatch, name, gpu):
+    chosen = Setting(**SETTINGS[name])
     config = with_depth(load_config(chosen.model_id), 2)
 
     def run():

@@ -40,6 +40,8 @@ ORDER = [
         "virtual_gpu.drawing.svg",
     ],
     ["virtual_gpu.drawing.labels", "virtual_gpu.room"],
+    # The second meter: the RAM of the machine that the GPU is in.
+    ["virtual_gpu.host.*"],
     # A run's trace, and what is read off it: edits of it, pictures, the report.
     ["virtual_gpu.trace.*"],
     ["virtual_gpu.drawing.*"],

@@ -15,7 +15,7 @@ from helpers.experiment import predict_memory
 from virtual_gpu.drawing.shards import PUBLISHED, draw_gpus, draw_stages
 from virtual_gpu.models import depth
 from virtual_gpu.models.build import build_model, count_parameters
-from virtual_gpu.models.configs import load_config
+from virtual_gpu.models.configs import load_config, model_name
 from virtual_gpu.models.depth import with_depth
 from virtual_gpu.shards import fake_rank
 from virtual_gpu.shards import ledger as ledger_module
@@ -46,8 +46,9 @@ SMALL = "gpt2"
 LLAMA = "meta-llama/Llama-3.2-1B"
 
 # Models with tied and untied embeddings, biases, grouped keys; numbers of ranks that divide dim 0 and ones that do not,
-# and more ranks than rows. Those of `make stress` put together anew what the others have, each at its own price.
-CASES = [
+# and more ranks than rows. Shards are cut parameter by parameter, and a layer's are the next one's: `make test` takes
+# three layers of each model, `make stress` all of them, and puts together anew what the others have.
+WHOLE = [
     (SMALL, Layout(5, 3)),
     (SMALL, Layout(5, 2)),
     (SMALL, Layout(5, 1)),
@@ -55,21 +56,31 @@ CASES = [
     (SMALL, Layout(1, 3)),
     (SMALL, Layout(1, 1)),
     (SMALL, Layout(1000, 3)),
-    pytest.param("EleutherAI/polyglot-ko-1.3b", Layout(48, 3, 4), marks=pytest.mark.stress),
     ("EleutherAI/polyglot-ko-1.3b", Layout(7, 3)),
-    pytest.param("meta-llama/Llama-3.1-8B", Layout(24, 3, 8), marks=pytest.mark.stress),
-    pytest.param("meta-llama/Llama-3.1-8B", Layout(16, 2, 4), marks=pytest.mark.stress),
     ("meta-llama/Llama-3.1-8B", Layout(8, 0, 8)),
-    pytest.param("meta-llama/Llama-3.1-8B", Layout(8, 3, 8), marks=pytest.mark.stress),
     ("Qwen/Qwen2.5-0.5B", Layout(6, 3, 2)),
-    pytest.param("Qwen/Qwen3-0.6B", Layout(48, 2, 4), marks=pytest.mark.stress),
-    pytest.param("google/gemma-3-270m", Layout(6, 3), marks=pytest.mark.stress),
+]
+MORE = [
+    ("EleutherAI/polyglot-ko-1.3b", Layout(48, 3, 4)),
+    ("meta-llama/Llama-3.1-8B", Layout(24, 3, 8)),
+    ("meta-llama/Llama-3.1-8B", Layout(16, 2, 4)),
+    ("meta-llama/Llama-3.1-8B", Layout(8, 3, 8)),
+    ("Qwen/Qwen3-0.6B", Layout(48, 2, 4)),
+    ("google/gemma-3-270m", Layout(6, 3)),
 ]
 
 
-@pytest.mark.parametrize("model, layout", CASES, ids=str)
-def test_the_closed_form_is_what_sharded_modules_hold(model, layout):
+@pytest.mark.parametrize(
+    "model, layout, layers",
+    [(*case, 3) for case in WHOLE]
+    + [(SMALL, Layout(5, 3), None)]
+    + [pytest.param(*case, None, marks=pytest.mark.stress) for case in WHOLE[1:] + MORE],
+    ids=str,
+)
+def test_the_closed_form_is_what_sharded_modules_hold(model, layout, layers):
     precision = "mixed" if layout.stage % 2 else "bf16"
+    if layers is not None:
+        model = model_name(with_depth(load_config(model), layers))
     ledger = shard_ledger(
         model, layout.ranks, layout.stage, tensor_parallel=layout.tensor_parallel, precision=precision
     )
@@ -193,11 +204,18 @@ def test_without_sharding_the_activations_are_those_of_predict_memory(checkpoint
     assert ours.max() == pytest.approx(theirs.max(), rel=1e-4)
 
 
+EVERY_SETTING = [{}, {"gradient_checkpointing": True}, {"stage": 2}, {"tensor_parallel": 4}]
+CORNERS = [(24, setting) for setting in EVERY_SETTING] + [(4096, {})]  # the unevenest, and the most
+
+
 @pytest.mark.parametrize(
-    "setting", [{}, {"gradient_checkpointing": True}, {"stage": 2}, {"tensor_parallel": 4}], ids=str
-)
-@pytest.mark.parametrize(  # in `make test` the two that do not divide every dimension: the most and the unevenest
-    "ranks", [pytest.param(8, marks=pytest.mark.stress), 24, pytest.param(512, marks=pytest.mark.stress), 4096]
+    "ranks, setting",
+    [
+        pytest.param(ranks, setting, marks=() if (ranks, setting) in CORNERS else pytest.mark.stress)
+        for ranks in (8, 24, 512, 4096)
+        for setting in EVERY_SETTING
+    ],
+    ids=str,
 )
 def test_one_run_stands_for_every_number_of_ranks(setting, ranks):
     setting = {"batch_size": 2, "sequence_length": 512} | setting

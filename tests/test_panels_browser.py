@@ -25,16 +25,22 @@ IN_ORDER = """panel => [...document.querySelectorAll(`.${panel}-panel [class*="$
     .map(({ name }) => name)"""
 
 
-@pytest.fixture
-def notebook(open_notebook, tmp_path):
-    path = tmp_path / "panel.ipynb"
+@pytest.fixture(scope="module")
+def page(open_notebook, tmp_path_factory):
+    """One page and one kernel for all of them: each runs the cell anew, which makes a new panel."""
+    path = tmp_path_factory.mktemp("page") / "panel.ipynb"
     source = "from helpers import memory_panel\n\nmemory_panel()"
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(new_notebook(cells=[new_code_cell(source)], metadata={"kernelspec": kernel}), path)
-    notebook = open_notebook(path)
-    notebook.run_all()
-    assert notebook.errors() == []
-    return notebook
+    return open_notebook(path)
+
+
+@pytest.fixture
+def notebook(page):
+    page.console_errors.clear()
+    page.run_all()
+    assert page.errors() == []
+    return page
 
 
 def stop(notebook):

@@ -34,12 +34,10 @@ def test_it_shows_its_first_setting():
     "values",
     [
         {"stage": 0, "ranks": 1},
-        {"stage": 1, "ranks": 8},
-        {"stage": 2, "ranks": 512, "precision": "bf16"},
+        {"stage": 1, "ranks": 8, "model": "ZeRO-7.5B", "sequence_length": 256},
+        {"stage": 2, "ranks": 512, "precision": "bf16", "gradient_checkpointing": False, "gpu": "T4"},
         {"stage": 3, "ranks": 16384},
         {"tensor_parallel": 8, "batch_size": 4, "sequence_length": 1024},
-        {"gradient_checkpointing": False, "gpu": "T4"},
-        {"model": "ZeRO-7.5B", "sequence_length": 256},
     ],
     ids=str,
 )

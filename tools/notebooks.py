@@ -39,8 +39,10 @@ NOTEBOOK_METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-# A machine without a GPU and without a network; sets iterate in the same order every time.
-QUIET_MACHINE = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
+# A machine without a GPU, a network and a compiler (torch.compile's); sets iterate in the same order every time.
+QUIET_MACHINE = {
+    "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0", "TORCHDYNAMO_DISABLE": "1",
+}  # fmt: skip
 CELL_TIMEOUT_S = 300
 # The output of such a cell is a time or a speed: nbval does not compare it, and a build keeps what is stored.
 CHANGES_TAG = "nbval-ignore-output"

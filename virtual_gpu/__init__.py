@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         VirtualGPUError,
         WrongValue,
     )
+    from .host.machines import machine
+    from .host.meter import HostOutOfMemory
     from .language import set_language
     from .plan import plan_training
     from .program import cuda
@@ -46,6 +48,8 @@ _HOME = {
     "CATALOG": ".cards",
     "GPUSpec": ".cards",
     "card": ".cards",
+    "HostOutOfMemory": ".host.meter",
+    "machine": ".host.machines",
     "set_language": ".language",
     "replay": ".trace.replay",
     "cuda": ".program",
@@ -65,6 +69,7 @@ __all__ = [
     "BadConfiguration",
     "ExistingFile",
     "GPUSpec",
+    "HostOutOfMemory",
     "MemoryReport",
     "NoSuchLayer",
     "NotSupported",
@@ -79,6 +84,7 @@ __all__ = [
     "largest_fitting",
     "largest_model",
     "load_ipython_extension",
+    "machine",
     "plan_training",
     "predict",
     "replay",

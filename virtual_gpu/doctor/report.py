@@ -26,11 +26,14 @@ def command(diagnosis: Diagnosis, key: str) -> str | None:
     change = CHANGES[key]
     if diagnosis.card is None or change.options is None:
         return None
+    words_ = ["virtual-gpu", "run", "--gpu", shlex.quote(diagnosis.card.name), *change.options, _program(diagnosis)]
+    return " ".join([*([change.environment] if change.environment else []), *words_])
+
+
+def _program(diagnosis: Diagnosis) -> str:
     line = diagnosis.users_line
     names = [line.file, re.split(r"[/\\]+", line.file)[-1]] if line and not line.is_cell else []
-    program = next((name for name in names if _PROGRAM.fullmatch(name)), "program.py")
-    words_ = ["virtual-gpu", "run", "--gpu", shlex.quote(diagnosis.card.name), *change.options, program]
-    return " ".join([*([change.environment] if change.environment else []), *words_])
+    return next((name for name in names if _PROGRAM.fullmatch(name)), "program.py")
 
 
 def numbers(diagnosis: Diagnosis) -> tuple[str, list[tuple[str, str, str]]]:
@@ -128,4 +131,10 @@ def _try(diagnosis: Diagnosis) -> list[str]:
         ko="해 볼 것, 이 순서로(프로그램 뒤에 그 인자를 붙인다):",
         en="Try, in this order (the program's own arguments go behind it):",
     )
+    if diagnosis.foreign and diagnosis.foreign.kind == foreign.HOST:
+        counts = tr(
+            ko="무엇이 RAM을 얼마나 쓰는지는 GPU 없이 셀 수 있다(Colab 대신 Kaggle이나 '32GB'처럼 쓴다):",
+            en="What takes how much of the RAM is counted without a GPU (Colab, Kaggle, or a size as 32GB):",
+        )
+        lines += [counts, f"   $ virtual-gpu run --host Colab {_program(diagnosis)}"]
     return [head, *lines] if lines else []

@@ -81,8 +81,8 @@ def from_shallow(
     run: a config → (its trace, numbers beside it). The one way from shallow to deep: the model's parameters must lie on
     the line shape by shape, its traces must continue (`trace.depth`), and so must every number. turns: how many the
     shallowest has. Where it is not like the others yet (FSDP2 gathers two groups ahead), the three after it are tried,
-    one turn deeper. shown: what earlier calls have shown, by `like`: all of a run but its micro-batch. Where a run of
-    one depth does the same as theirs, entry by entry but for the sizes, it is enough.
+    one turn deeper. shown: what earlier calls have shown, by `like`: all of a run but its micro-batch and its length.
+    Where a run of one depth does the same as theirs, entry by entry but for the sizes, it is enough.
     """
     shown, runs = {} if shown is None else shown, {}
     if (known := shown.get(like)) is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..language import LANGUAGES, tr
 from ..terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language
+from .host import host_need
 from .pictures import extra_label, seconds_label
 from .plans import MARGIN, METHODS
 from .search import Plans, plan_training
@@ -48,6 +49,7 @@ def execute(args: argparse.Namespace) -> int:
         margin=number(args.margin),
         lora_rank=number(args.lora_rank),
         lora_targets=args.lora_targets,
+        host=args.host,
         progress=None if args.json or not sys.stderr.isatty() else _tell,
     )
     say(json.dumps(plans.to_dict(), ensure_ascii=False, indent=2) if args.json else _text(plans))
@@ -69,6 +71,7 @@ def _text(plans: Plans) -> str:
     for i, plan in enumerate(plans.plans, 1):
         lines.append(f"{i:2}. {plan!r}")
         lines.append(f"    {plans.request.room.line(plan.needed_bytes)}")
+        lines.append(f"    {host_need(plan).line(plans.request.host)}")
         bound = seconds_label(plan.seconds)
         lines.append(
             tr(
@@ -95,6 +98,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", required=True, help=tr(ko="모델의 이름, 허브 id나 폴더", en="a known name, a hub id or a folder"))
     add("--gpu", default="T4", help=tr(ko="GPU의 이름이나 크기", en="the GPU's name or size"))
     add("--gpus", default="1", help=tr(ko="GPU 수", en="how many"))
+    add(
+        "--host",
+        default=None,
+        metavar="MACHINE",
+        help=tr(ko="RAM도 본다: Colab, Kaggle, '32GB'", en="its RAM too: Colab"),
+    )
     add("--length", default="512", help=tr(ko="시퀀스 길이(토큰)", en="sequence length in tokens"))
     add("--batch", default="16", help=tr(ko="옵티마이저 스텝 하나의 샘플", en="samples of one optimizer step"))
     add("--methods", default=",".join(METHODS), help=tr(ko="허용하는 방법, 쉼표로 잇는다", en="allowed, by commas"))

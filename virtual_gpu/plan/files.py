@@ -93,11 +93,15 @@ def _accelerate(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
+def weights_dtype(recipe: Recipe) -> str:
+    """torch's name of the type in which the weights are loaded."""
+    if recipe.precision == "bf16" or (recipe.method != "full" and recipe.precision != "fp32"):
+        return "bfloat16" if "bf16" in recipe.precision else "float16"
+    return "float32"
+
+
 def _script(plan: Plan) -> str:
     recipe, model = plan.recipe, plan.request.model
-    dtype = "float32"
-    if recipe.precision == "bf16" or (recipe.method != "full" and recipe.precision != "fp32"):
-        dtype = "bfloat16" if "bf16" in recipe.precision else "float16"
     default = "required=True" if is_given(model) else f"default={model!a}"
     loading, adapters, imports = "", "", ""
     if recipe.method == "qlora":
@@ -117,7 +121,7 @@ def _script(plan: Plan) -> str:
         bits=", BitsAndBytesConfig" if recipe.method == "qlora" else "",
         model=default,
         length=plan.request.length,
-        dtype=dtype,
+        dtype=weights_dtype(recipe),
         loading=loading,
         adapters=adapters,
     )

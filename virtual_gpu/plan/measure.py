@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from ..models.adapters import linear_layers
 from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config
+from ..models.depth import text_config
 from ..shards.layout import Layout
 from ..shards.ledger import closed_form
 from ..shards.rank_step import rank_step
@@ -92,13 +94,28 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
     return Plan(request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, bound)
 
 
+def expected(request: Request, recipe: Recipe) -> tuple[int, float]:
+    """(bytes beside the states whatever the micro-batch, bytes a sample), roughly: where a search looks first.
+
+    Half-precision inputs and outputs of the layers' matrices (of checkpoints, of each layer alone), the logits in both
+    precisions with their gradients, and autocast's copies of fp32 weights that are trained. Nothing that is shown rests
+    on it.
+    """
+    _, sides, inputs = _weights(request.model)
+    vocabulary = text_config(load_config(request.model)).vocab_size
+    token = (4 * inputs if recipe.checkpointing else 2.3 * sides) + 10 * vocabulary
+    copies = recipe.method == "full" and recipe.precision.startswith("mixed")
+    return held(request, recipe)["parameters"] // 2 if copies else 0, request.length * token
+
+
 @cached_by_model
-def _weights(model: str) -> tuple[int, int]:
-    """(parameters of the layers' matrices, what NF4 keeps of them in bytes, statistics left out)."""
-    count = sum(
-        layer.weight.numel() for layer in linear_layers(build_model(load_config(model), torch.float16)).values()
-    )
-    return count, count // 2
+def _weights(model: str) -> tuple[int, int, int]:
+    """Of the layers' matrices: their parameters, the sum of their sides, and the layers' widths added up."""
+    config = load_config(model)
+    layers = linear_layers(build_model(config, torch.float16)).values()
+    shapes = [layer.weight.shape for layer in layers]
+    text = text_config(config)
+    return sum(map(math.prod, shapes)), sum(map(sum, shapes)), text.hidden_size * text.num_hidden_layers
 
 
 def _lower_bound(request: Request, recipe: Recipe, accumulation: int, flops: int) -> float | None:
@@ -112,7 +129,7 @@ def _lower_bound(request: Request, recipe: Recipe, accumulation: int, flops: int
         return None
     rate = spec.bf16_tflops if "bf16" in recipe.precision else spec.fp16_tflops
     compute = flops / request.gpus / (rate * 1e12) if rate else 0.0
-    count, packed = _weights(request.model)
+    count, *_ = _weights(request.model)
     passes = (3 if recipe.checkpointing else 2) * accumulation
-    reading = passes * (packed if recipe.method == "qlora" else 2 * count) / spec.bandwidth_bytes_per_s
+    reading = passes * (count // 2 if recipe.method == "qlora" else 2 * count) / spec.bandwidth_bytes_per_s
     return max(compute, reading)

@@ -9,6 +9,7 @@ from typing import Any
 from ..cards import GPUSpec, Range, card
 from ..drawing.labels import category_label, html_table
 from ..errors import WrongValue
+from ..host.machines import machine
 from ..language import tr
 from ..models.adapters import LORA_RANK
 from ..models.configs import load_config, model_name
@@ -21,6 +22,7 @@ from ..step.optimizers import optimizer_named
 from ..step.setting import Setting, check_size
 from ..units import choose, human_bytes, positive_int
 from .files import files_of
+from .host import host_need
 from .writing import write
 
 METHODS = ("full", "lora", "qlora")  # from what changes training least
@@ -45,6 +47,7 @@ class Request:
     margin: float
     lora_rank: int
     lora_targets: str | tuple[str, ...]
+    host: str | None = None  # the machine whose RAM has to hold the loading
 
     @property
     def spec(self) -> GPUSpec:
@@ -224,6 +227,7 @@ class Plan:
         }
         card_bytes = self.request.room.needed(self.needed_bytes)
         more = {"verdict": self.verdict, "card_bytes": [card_bytes.low, card_bytes.high]}
+        more |= {"host": host_need(self).to_dict()}
         more |= {"sent_bytes": self.sent_bytes, "lower_bound_seconds": self.seconds, "caution": self.recipe.caution}
         return {**asdict(self.recipe), **numbers, **more}
 
@@ -285,6 +289,7 @@ def make_request(
     margin: float = MARGIN,
     lora_rank: int = LORA_RANK,
     lora_targets: str | tuple[str, ...] = "attention",
+    host: str | None = None,
 ) -> Request:
     """The request with every value checked; WrongValue in the reader's language."""
     spec = card(gpu).needs_cuda()
@@ -331,7 +336,7 @@ def make_request(
     ordered = tuple(method for method in METHODS if method in methods)
     return Request(
         model, spec.name, gpus, check.sequence_length, batch, ordered, precision, optimizer, float(margin),
-        check.lora_rank, check.lora_targets,
+        check.lora_rank, check.lora_targets, None if host is None else machine(host).name,
     )  # fmt: skip
 
 

@@ -24,7 +24,8 @@ from ..drawing.frames import frame_of
 from ..language import tr
 from ..step.splits import equal_splits
 from ..units import human_bytes
-from .measure import held, hopeless, measure
+from .host import loadable
+from .measure import expected, held, hopeless, measure
 from .pictures import Losers, draw_plans, plans_html
 from .plans import (
     METHODS,
@@ -118,7 +119,7 @@ class Plans:
             | {f"{kind}_bytes": nbytes for kind, nbytes in plan.at_peak.items()}
             for plan in (*self.plans, *self.losers)
         )
-        nested = ("at_peak", "card_bytes")
+        nested = ("at_peak", "card_bytes", "host")
         return frame_of({name: value for name, value in row.items() if name not in nested} for row in rows)
 
     def to_dict(self) -> dict[str, Any]:
@@ -154,10 +155,11 @@ def plan_training(
     model: a bundled name, a hub id, a folder, or a transformers configuration. gpu: a card (see `cards.card`). length:
     tokens. batch: samples of one optimizer step, all GPUs together. methods: of "full", "lora", "qlora". precision,
     optimizer: None lets the planner choose. margin: the share of the peak that must stay free beside what is unknown.
-    lora_rank, lora_targets: see `add_adapters`. progress: called with what is known so far, whenever that is more.
+    lora_rank, lora_targets: see `add_adapters`. host: a machine (see `host.machines`) that has to hold the loading; a
+    plan that it kills is left out, with the reason. progress: called with what is known so far, whenever that is more.
     Each way to train comes once, with the largest micro-batch that fits. WrongValue in the reader's language.
     """
-    return _search(make_request(model, gpu, gpus, **request), progress or (lambda plans: None))
+    return loadable(_search(make_request(model, gpu, gpus, **request), progress or (lambda plans: None)))
 
 
 def _first(request: Request) -> Plan:
@@ -167,7 +169,7 @@ def _first(request: Request) -> Plan:
 
 def _search(request: Request, progress: Callable[[Plans], None], first_only: bool = False) -> Plans:
     plans, losers, refused, skipped, errors = [], [], {}, left_out(request), []
-    rates: dict[bool, float] = {}
+    rates: dict[tuple[bool, bool], float] = {}
 
     def found() -> Plans:
         plans.sort(key=lambda plan: plan.key)
@@ -206,26 +208,33 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
     return found()
 
 
-def _largest(request: Request, recipe: Recipe, rates: dict[bool, float]) -> tuple[Plan | None, Plan | None]:
+def _largest(
+    request: Request, recipe: Recipe, rates: dict[tuple[bool, bool], float]
+) -> tuple[Plan | None, Plan | None]:
     """(the largest micro-batch that fits, the next larger one, which does not); None where there is none, or not run.
 
     Memory grows with the micro-batch where gradients are accumulated. Which one is measured next is a guess, from the
-    bytes a sample in the last plan (`rates`, by checkpointing); what is returned is measured. The whole batch at once
-    accumulates nothing, so it may fit where a smaller one does not: it is measured unless it is `_too_much_at_once`.
+    bytes a sample in the last plan that is alike (`rates`, by checkpointing and whether all weights are trained), or
+    from the model's widths where there is none; what is returned is measured. The whole batch at once accumulates
+    nothing, so it may fit where a smaller one does not: it is measured unless it is `_too_much_at_once`.
     """
     *ways, whole = equal_splits(request.per_gpu)[::-1]  # the smallest micro-batch first
     plans: dict[int, Plan] = {}
     at_once = None
-    rate = rates.get(recipe.checkpointing)
-    if rate is not None and sum(held(request, recipe).values()) + rate * whole[0] <= request.limit_bytes:
+    alike = recipe.checkpointing, recipe.method == "full"
+    rate, base = rates.get(alike), sum(held(request, recipe).values())
+    if rate is None:
+        fixed, rate = expected(request, recipe)
+        base += fixed
+    if base + rate * whole[0] <= request.limit_bytes:
         at_once = measure(request, recipe, *whole)
         if at_once.fits:
             return at_once, None
     low, high = -1, len(ways)  # ways[low] fits, ways[high] does not
     while high - low > 1:
-        place = _guess(request, recipe, ways, low, high, plans, rates)
+        place = _guess(request.limit_bytes, ways, low, high, plans, base, rate)
         plan = plans[place] = measure(request, recipe, *ways[place])
-        rates[recipe.checkpointing] = (plan.tensors_bytes - _states(plan)) / plan.micro_batch
+        rates[alike] = (plan.tensors_bytes - _states(plan)) / plan.micro_batch
         low, high = (place, high) if plan.fits else (low, place)
     if at_once is None and not (plans and _too_much_at_once(request, whole[0], [*plans.values()])):
         at_once = measure(request, recipe, *whole)
@@ -252,24 +261,14 @@ def _states(plan: Plan) -> int:
 
 
 def _guess(
-    request: Request,
-    recipe: Recipe,
-    ways: list[tuple[int, int]],
-    low: int,
-    high: int,
-    plans: dict[int, Plan],
-    rates: dict[bool, float],
+    limit: int, ways: list[tuple[int, int]], low: int, high: int, plans: dict[int, Plan], base: int, rate: float
 ) -> int:
     """The place between low and high of the largest micro-batch that should fit."""
     known = plans.get(low) or plans.get(high)
     if known:
         base, rate = _states(known), (known.tensors_bytes - _states(known)) / known.micro_batch
         base += known.at_peak.get("fragmentation", 0)
-    elif recipe.checkpointing in rates:
-        base, rate = sum(held(request, recipe).values()), rates[recipe.checkpointing]
-    else:
-        return (low + high) // 2
-    size = (request.limit_bytes - base) / max(rate, 1)
+    size = (limit - base) / max(rate, 1)
     fitting = [place for place in range(low + 1, high) if ways[place][0] <= size]
     # The guess and its neighbour decide: where the guess fits already, the next one up is asked.
     return max(fitting, default=low + 1)
@@ -330,7 +329,7 @@ def _by_states(request: Request, errors: list[Exception]) -> list[tuple[int, Rec
     return sorted(found, key=lambda pair: pair[0])
 
 
-def _room(request: Request) -> Plan | None:
+def cheapest_that_fits(request: Request) -> Plan | None:
     """The cheapest plan, if it fits; nothing is run where the states alone exceed the card."""
     states = _by_states(request, [])
     if not states or states[0][0] > request.limit_bytes:
@@ -353,7 +352,7 @@ def smallest_changes(request: Request) -> list[Change]:
 def _changes(request: Request) -> list[Change]:
     changes = []
     for method in [method for method in METHODS if method not in request.methods]:
-        if plan := _room(replace(request, methods=(method,))):
+        if plan := cheapest_that_fits(replace(request, methods=(method,))):
             changes.append(Change("methods", method, plan))
             break
     needs_bf16 = "bf16" in (request.precision or "")
@@ -361,7 +360,7 @@ def _changes(request: Request) -> list[Change]:
         larger = spec.capacity_bytes > request.spec.capacity_bytes and spec.platform == "cuda"
         if not larger or (needs_bf16 and not spec.has_bf16):
             continue
-        if plan := _room(replace(request, gpu=spec.name)):
+        if plan := cheapest_that_fits(replace(request, gpu=spec.name)):
             changes.append(Change("gpu", spec.name, plan))
             break
     gpus = request.gpus * 2
@@ -369,7 +368,7 @@ def _changes(request: Request) -> list[Change]:
         more = replace(request, gpus=gpus, batch=-(-request.batch // gpus) * gpus)
         if not any(recipe.stage for recipe in recipes_of(more)):
             break  # every GPU holds the whole model: more of them do not help
-        if plan := _room(more):
+        if plan := cheapest_that_fits(more):
             changes.append(Change("gpus", gpus, plan))
             break
         gpus *= 2
@@ -386,6 +385,6 @@ def _longest(request: Request) -> Plan | None:
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        plan = _room(replace(request, length=middle * step))
+        plan = cheapest_that_fits(replace(request, length=middle * step))
         low, high, best = (middle, high, plan) if plan else (low, middle, best)
     return best

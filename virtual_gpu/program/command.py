@@ -87,12 +87,16 @@ def execute(args: argparse.Namespace) -> int:
         report = run(
             command[0], command[1:], gpu=args.gpu, module=bool(args.module), steps=args.steps,
             through_evaluation=args.through_evaluation, values=args.values, gpus=args.gpus, rank=args.rank,
-            limited=not args.unlimited, writes=args.write_files, snapshot_file=args.snapshot,
+            limited=not args.unlimited, host=args.host, writes=args.write_files, snapshot_file=args.snapshot,
             sent=None if args.sent is None else (int(args.sent[0]), args.sent[1]),
         )  # fmt: skip
     if report.error is not None:
         print_traceback(report.error)
-    if report.status == OOM and (report.seconds < _LONG_SECONDS if args.advise is None else args.advise):
+    if (
+        report.status == OOM
+        and not report.host.killed
+        and (report.seconds < _LONG_SECONDS if args.advise is None else args.advise)
+    ):
         tried = advice(_options(args), command)
         report.tried = [one.row() for one in tried]
     if args.report:
@@ -137,6 +141,7 @@ def _command(args: argparse.Namespace) -> list[str]:
 def _options(args: argparse.Namespace) -> list[str]:
     """The options of another run of the same program."""
     options = ["--gpu", str(args.gpu), "--steps", str(args.steps), "--gpus", str(args.gpus), "--rank", str(args.rank)]
+    options += ["--host", args.host] if args.host else []
     options += ["--values", args.values, *(["--through-evaluation"] if args.through_evaluation else [])]
     return options + (["-m"] if args.module else [])
 
@@ -165,6 +170,10 @@ def print_traceback(error: BaseException) -> None:
 def _arguments(parser: argparse.ArgumentParser) -> None:
     texts = {
         "gpu": tr(ko="GPU의 이름이나 '24GiB, 8.6' 같은 크기", en='a name, or a size as "24GiB, 8.6"'),
+        "host": tr(
+            ko="이 기계의 RAM도 한도로 둔다: Colab, Kaggle, 또는 '32GB' 같은 크기",
+            en='the machine whose RAM ends too: Colab, Kaggle, or a size as "32GB"',
+        ),
         "gpus": tr(ko="GPU 수. 그 가운데 한 rank로 실행한다", en="how many; the program runs as one rank of as many"),
         "rank": tr(ko="어느 rank인가", en="which of them"),
         "steps": tr(ko="이만큼의 optimizer 스텝 뒤에 끝낸다", en="optimizer steps, after which the run ends"),
@@ -181,6 +190,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     }
     add = parser.add_argument
     add("--gpu", default="T4", help=texts["gpu"])
+    add("--host", default=None, metavar="MACHINE", help=texts["host"])
     add("--gpus", type=int, default=1, help=texts["gpus"])
     add("--rank", type=int, default=0, help=texts["rank"])
     add("--steps", type=int, default=3, help=texts["steps"])

@@ -9,10 +9,12 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack, _pop_mode
 
 from ..cards import GPUSpec, card
 from ..errors import WrongValue
+from ..host.machines import Machine, machine
 from ..language import tr
 from ..turns import holding_the_process
 from ..units import positive_int
 from . import amp, driver, eager, extensions, flash_attention, loading, pretrained, states, tensors, writing, zero
+from . import host as host_memory
 from .device import ProgramGPU
 from .imports import Imports
 from .patches import Patches
@@ -34,13 +36,16 @@ def cuda(
     rank: int = 0,
     gpus: int = 1,
     writes: bool = False,
+    host: str | Machine | None = None,
 ) -> Iterator[ProgramGPU]:
     """Give the block a CUDA GPU: `torch.cuda` finds it, tensors moved there are counted, those of the CPU stay real.
 
     gpu: a name of the catalogue, a free card as "24GiB, 8.6", or a card's facts. limited=False: it never runs out of
-    memory. values: "answer", "stop" or a number, see `values`. writes: the program may write
-    its checkpoints, with ones where there are no values. Everything that is replaced meanwhile is put back at the end,
-    whatever happens. NotSupported while such a block is open, in this thread or another.
+    memory. values: "answer", "stop" or a number, see `values`. writes: the program may write its checkpoints, with
+    ones where there are no values. host: the machine whose RAM there is, "Colab", "Kaggle" or "32GB" (see
+    `host.machines`): `HostOutOfMemory` where it ends; None counts it without limit (`gpu.host.report()`). Everything
+    that is replaced meanwhile is put back at the end, whatever happens. NotSupported while such a block is open, in
+    this thread or another.
     """
     spec = card(gpu).needs_cuda()
     gpus = positive_int(gpus, "gpus")
@@ -48,7 +53,8 @@ def cuda(
         raise WrongValue(
             tr(ko=f"rank={rank!r:.80}: 0부터 {gpus - 1}까지다.", en=f"rank={rank!r:.80}: 0 to {gpus - 1}.")
         )
-    device = ProgramGPU(spec, limited=limited, values=values, index=rank, count=gpus)
+    room = None if host is None else machine(host)
+    device = ProgramGPU(spec, limited=limited, values=values, index=rank, count=gpus, host=room)
     patches = Patches()
     with ExitStack() as stack:
         stack.enter_context(holding_the_process())
@@ -59,6 +65,7 @@ def cuda(
         driver.install(patches, device)
         amp.install(patches)
         loading.install(patches, device)
+        host_memory.install(patches, device)
         watch = device.watch = Watch(device)
         watch.install(patches)
         imports = device.imports = Imports(patches)

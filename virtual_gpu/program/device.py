@@ -23,7 +23,12 @@ from ..allocator_settings import AllocatorSettings
 from ..cards import GPUSpec
 from ..counting.gpu import VirtualGPU
 from ..counting.mode import DEVICE_QUERY, CountingMode
+from ..host.machines import Machine
+from ..host.meter import HostMeter
+from ..host.pinned import PinnedAllocator
+from ..host.storages import HostStorages
 from ..language import tr
+from ..rules.pinned import ROUNDED
 from ..trace.snapshot import Above
 from ..units import human_bytes
 from . import known
@@ -31,14 +36,12 @@ from .values import Values, ValueStop
 
 _aten = torch.ops.aten
 GPU = torch.device("cpu:0")
-_LARGE = 2**16  # elements of a CPU tensor from which on a random fill is skipped
 _HUGE = 2**24  # elements of a copy on the CPU from which on it is one number, expanded
 _ITEM = _aten._local_scalar_dense.default
 _TO_COPY = _aten._to_copy.default
 _COPY_ = _aten.copy_.default
 _HISTC = _aten.histc.default
 _INDEX, _MASKED_SELECT = _aten.index.Tensor, _aten.masked_select.default
-_FILLS = frozenset((_aten.normal_.default, _aten.uniform_.default))
 
 
 def is_gpu(device: torch.device | None) -> bool:
@@ -59,12 +62,7 @@ class ProgramMode(CountingMode):
         device = kwargs.get("device") if kwargs else None
         on_gpu = is_gpu(device)
         if FakeTensor not in types and not self.inside and not on_gpu:
-            if func in _FILLS and args[0].numel() >= _LARGE:
-                self.gpu.unfilled_bytes += args[0].numel() * args[0].element_size()
-                return args[0]  # weights on their way to the GPU: without it their memory is never touched
-            if kwargs and kwargs.get("pin_memory"):
-                kwargs = {**kwargs, "pin_memory": False}
-            return func(*args, **kwargs or {})
+            return self.gpu.host.run(func, args, kwargs)
         if self.inside:
             return super().__torch_dispatch__(func, types, args, kwargs)
         if on_gpu:
@@ -141,14 +139,17 @@ class ProgramMode(CountingMode):
         fake = args[0]
         if func is not _TO_COPY or device.type == "meta":  # new_zeros, empty_like, …: no value is asked for
             alike = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
-            return func(alike, *args[1:], **kwargs)
-        real = known.values_of(fake)
+            return self.gpu.host.run(func, (alike, *args[1:]), kwargs)
+        real, dtype = known.values_of(fake), kwargs.get("dtype") or fake.dtype
         if real is not None:
-            return real.to(kwargs.get("dtype") or fake.dtype, copy=True)
-        dtype, number = kwargs.get("dtype") or fake.dtype, self.values.copied(fake)
-        if fake.numel() >= _HUGE:
-            return torch.full((), number, dtype=dtype).expand(fake.shape)
-        return torch.full(fake.shape, number, dtype=dtype)
+            copy = real.to(dtype, copy=True)
+        elif fake.numel() >= _HUGE:
+            copy = torch.full((), self.values.copied(fake), dtype=dtype).expand(fake.shape)
+        else:
+            copy = torch.full(fake.shape, self.values.copied(fake), dtype=dtype)
+        pinned = bool(kwargs.get("pin_memory")) or (kwargs.get("non_blocking", False))
+        self.gpu.host.count(copy, "copies", nbytes=fake.numel() * dtype.itemsize, pinned=pinned)
+        return copy
 
     def _download(self, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
         values = known.values_of(fake)
@@ -158,7 +159,7 @@ class ProgramMode(CountingMode):
 class ProgramGPU(VirtualGPU):
     """A virtual GPU for whole programs: card number `index` of `count`, of which only this one exists.
 
-    values: what questions for numbers get, see `Values`.
+    values: what questions for numbers get, see `Values`. host: the machine that it is in; `gpu.host` counts its RAM.
     """
 
     def __init__(
@@ -170,6 +171,7 @@ class ProgramGPU(VirtualGPU):
         index: int = 0,
         count: int = 1,
         without: Iterable[str] = (),
+        host: Machine | None = None,
     ):
         super().__init__(spec, limited=limited, without=without)
         self.answers = Values(values)
@@ -185,7 +187,8 @@ class ProgramGPU(VirtualGPU):
         self.device = torch.device("cuda", index)
         self.mode = ProgramMode(self)
         self.fraction, self.ooms, self.pid = 1.0, 0, os.getpid()
-        self.unfilled_bytes = 0  # of random numbers on the CPU that were not drawn
+        pinned = PinnedAllocator.from_environment(rounds_up=self.rules.applies(ROUNDED.name))
+        self.host = HostStorages(HostMeter(host if limited else None, pinned, count))
         self.watch: Any = None  # the recorder, a `Watch`: `cuda` puts it there, and the import hook
         self.imports: Any = None
         self.last_oom: dict[str, Any] | None = None

@@ -40,7 +40,7 @@ def install(patches: Patches, watch: Watch) -> None:
         def filled(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             if tensor.numel() < _LARGE or watch.gpu.owns(tensor):
                 return fill(tensor, *args, **kwargs)
-            watch.gpu.unfilled_bytes += tensor.numel() * tensor.element_size()
+            watch.gpu.host.unfilled(tensor)
             return tensor
 
         return filled

@@ -52,7 +52,7 @@ small{color:var(--muted)}
 def page(report: Report) -> str:
     """A complete HTML document."""
     title = f"{report.program}, {report.gpu}"
-    text = [f"<p>{html.escape(line)}</p>" for line in (report.summary, *report.advice)]
+    text = [f"<p>{html.escape(line)}</p>" for line in (report.summary, *_host(report), *report.advice)]
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in report.notes)
     rules = ", ".join(f"{name} ({versions})" for name, versions in report.rules.items())
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
@@ -74,12 +74,21 @@ def page(report: Report) -> str:
     )
 
 
+def _host(report: Report) -> list[str]:
+    return [] if report.host is None else [report.host.line]
+
+
 def _tables(report: Report) -> Iterable[str]:
     nbytes = tr(ko="바이트", en="bytes")
     yield _table(
         tr(ko="최대일 때", en="At the peak"),
         (nbytes, tr(ko="무엇", en="what")),
         [(human_bytes(n), words.category(name)) for name, n in report.at_peak.items() if n],
+    )
+    yield _table(
+        tr(ko="호스트 RAM이 최대일 때", en="At the peak of the host's RAM"),
+        (nbytes, tr(ko="무엇", en="what")),
+        [(human_bytes(n), words.category(name)) for name, n in report.on_host() if n],
     )
     yield _table(
         tr(ko="단계별 최대", en="The peak of each phase"),

@@ -9,6 +9,7 @@ import torch
 from torch import _weights_only_unpickler as unpickler
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..host.meter import MAPPED
 from . import known
 from .device import GPU, ProgramGPU
 from .patches import Patches
@@ -21,8 +22,12 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     """
     load, rebuild, rebuild_v3 = torch.load, torch._utils._rebuild_tensor, torch._utils._rebuild_tensor_v3
 
+    category = "loading"
+
     @functools.wraps(load)
     def load_file(*args: Any, **kwargs: Any) -> Any:
+        nonlocal category
+        category = MAPPED if kwargs.get("mmap") else "loading"
         with _disable_current_modes():
             return load(*args, **kwargs)
 
@@ -44,6 +49,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     def moved(storage: Any, real: torch.Tensor) -> torch.Tensor:
         block = getattr(storage._untyped_storage, "on_gpu", None)
         if block is None:
+            gpu.host.count(real, category)
             return real
         with gpu.mode:
             fake = torch.empty(0, dtype=real.dtype, device=GPU)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..host.meter import MAPPED
 from ..language import tr
 from ..models.configs import architectures, resolve_model_id
 from . import quantized
@@ -29,6 +30,8 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
     A configuration comes from a folder, from the bundled architectures, or from the hub and its cache.
     """
 
+    of_files: dict[str, torch.dtype] = {}  # name → the type of the weights in its files, where its config says one
+
     def config(module: ModuleType) -> None:
         kind = getattr(module, "PreTrainedConfig", None)
         if kind is None:
@@ -36,10 +39,12 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
         found = kind.get_config_dict.__func__
 
         def get_config_dict(cls: Any, name: Any, **kwargs: Any) -> tuple[dict, dict]:
-            known = _bundled(name)
+            known, rest = _bundled(name), {key: value for key, value in kwargs.items() if key not in _FOR_THE_HUB}
             if known is None:
-                return found(cls, name, **kwargs)
-            return known, {key: value for key, value in kwargs.items() if key not in _FOR_THE_HUB}
+                known, rest = found(cls, name, **kwargs)
+            named = getattr(torch, str(known.get("dtype") or known.get("torch_dtype")), None)
+            of_files[str(name)] = named if isinstance(named, torch.dtype) else torch.float32
+            return known, rest
 
         patches.set(kind, "get_config_dict", classmethod(get_config_dict))
 
@@ -61,7 +66,7 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
             return get_dtype(dtype, files, config, *args)
 
         def load(model: Any, state_dict: Any, files: Any, load_config: Any, expected_keys: Any = None) -> Any:
-            _place(module, model, load_config, watch.gpu)
+            _place(module, model, load_config, watch.gpu, of_files.get(str(model.config.name_or_path), torch.float32))
             kept = {"error_msgs": list, "conversion_errors": dict}
             names = [field.name for field in fields(module.LoadStateDictInfo)]
             info = module.LoadStateDictInfo(**{name: kept.get(name, set)() for name in names})
@@ -130,8 +135,12 @@ def _local_first(patches: Patches, module: ModuleType, name: str) -> None:
     patches.set(module, name, asked)
 
 
-def _place(module: ModuleType, model: Any, load_config: Any, gpu: ProgramGPU) -> None:
-    """Give every meta tensor of a model its place by the device map; without one, on the CPU, untouched zeros."""
+def _place(module: ModuleType, model: Any, load_config: Any, gpu: ProgramGPU, of_file: torch.dtype) -> None:
+    """Give every meta tensor of a model its place by the device map; without one, on the CPU, untouched zeros.
+
+    On the host the files are mapped while they are read. What stays on the CPU in the files' type stays a page of them
+    (transformers 5, core_model_loading.py, `_materialize_copy`), anything else is a copy in RAM.
+    """
     device_map = load_config.device_map
     model.tie_weights()  # what is tied is not in the files, and has no place of its own
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
@@ -139,6 +148,9 @@ def _place(module: ModuleType, model: Any, load_config: Any, gpu: ProgramGPU) ->
     if device_map:
         module.caching_allocator_warmup(model, places, load_config.hf_quantizer)
     placed: dict[int, torch.Tensor] = {}
+    in_files = sum(p.numel() * (of_file if p.is_floating_point() else p.dtype).itemsize for p in model.parameters())
+    reading = gpu.host.meter.allocate(in_files, MAPPED)
+    still_of_files: list[torch.Tensor] = []
     for path, part in model.named_modules():
         kept = quantized.kept_tensors(part)
         for name, tensor in (*part._parameters.items(), *part._buffers.items()):
@@ -150,6 +162,12 @@ def _place(module: ModuleType, model: Any, load_config: Any, gpu: ProgramGPU) ->
                 device = torch.device(places.get(f"{path}.{name}".lstrip("."), "cpu"))
                 if name == "weight" and kept:
                     value = quantized.quantize(part, tensor, device)
+                elif device.type == "cpu":
+                    if is_parameter and dtype == of_file:
+                        value = gpu.host.unwritten(tensor.shape, dtype, None)
+                        still_of_files.append(value)
+                    else:
+                        value = gpu.host.unwritten(tensor.shape, dtype, "parameters" if is_parameter else "buffers")
                 else:
                     value = torch.zeros(tensor.shape, dtype=dtype, device=device)
                 placed[id(tensor)] = (
@@ -160,6 +178,9 @@ def _place(module: ModuleType, model: Any, load_config: Any, gpu: ProgramGPU) ->
                 if is_parameter:
                     vars(placed[id(tensor)]).update(quantized.attributes(part, name))
             (part._parameters if is_parameter else part._buffers)[name] = placed[id(tensor)]
+    gpu.host.meter.free(reading)
+    for value in still_of_files:
+        gpu.host.count(value, MAPPED, unfilled=True)
     model.tie_weights()
 
 

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from ..cards import Range
+from ..host.meter import HostOutOfMemory
+from ..host.report import HostReport
 from ..language import tr
 from ..room import TIGHT, TOO_MUCH, Room, room_on
 from ..shards.nccl import of_groups
@@ -32,6 +34,7 @@ class Report:
     moment of the highest peak, modules and lines: largest first. allocated, reserved: their highest values.
     fragmentation: reserved and not allocated, at the end. rules: of CUDA in force → the versions
     they hold for. versions: of the libraries that the program loaded. error: the exception that ended the program.
+    host: of the machine's RAM.
     """
 
     program: str
@@ -57,12 +60,14 @@ class Report:
     tried: list[dict[str, Any]] = field(default_factory=list)
     error: BaseException | None = field(default=None, repr=False)
     watch: Watch | None = field(default=None, repr=False)
+    host: HostReport | None = None
 
     def json(self) -> dict[str, Any]:
         """All of it, in JSON's types; "schema" grows when a name changes its meaning."""
-        plain = {k: v for k, v in vars(self).items() if k not in ("error", "watch", "room")}
+        plain = {k: v for k, v in vars(self).items() if k not in ("error", "watch", "room", "host")}
         plain["judgement"] = self.judgement
         plain["room"] = None if self.room is None else self.room.to_dict()
+        plain["host"] = None if self.host is None else self.host.to_dict()
         plain["error"] = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
         return {"schema": SCHEMA, **plain}
 
@@ -81,6 +86,8 @@ class Report:
     @property
     def verdict(self) -> str:
         """The verdict as a sentence: does it fit, and what is needed of what there is."""
+        if self.host is not None and self.host.killed:
+            return tr(ko="호스트 RAM이 모자란다", en="out of host RAM")
         if self.judgement == FAILED:
             error = f"{type(self.error).__name__}: {self.error}"
             return tr(ko=f"프로그램이 스스로 실패했다: {error}", en=f"the program failed: {error}")
@@ -119,6 +126,10 @@ class Report:
             out.append(tr(ko=f"다시 실행: {change} → {result}", en=f"run again with {change}: {result}"))
         return out
 
+    def on_host(self) -> list[tuple[str, int]]:
+        """(category, bytes) at the peak of the host's RAM."""
+        return [] if self.host is None else list(self.host.at_peak.items())
+
     def text(self, rows: int = 8) -> str:
         """A page of text: the verdict first, then what the peak is made of."""
         sections = (
@@ -131,6 +142,11 @@ class Report:
                 tr(ko="최대일 때", en="at the peak"),
                 [words.category(name) for name, n in self.at_peak.items() if n],
                 [human_bytes(n) for n in self.at_peak.values() if n],
+            ),
+            (
+                tr(ko="호스트 RAM이 최대일 때", en="at the peak of the host's RAM"),
+                [words.category(name) for name, n in self.on_host() if n],
+                [human_bytes(n) for _, n in self.on_host() if n],
             ),
             (
                 tr(ko="모듈별", en="by module"),
@@ -149,6 +165,7 @@ class Report:
             ),
         )
         out = [f"{self.program}, {self.gpu} ({human_bytes(self.capacity)}): {self.verdict}", f"  {self.summary}"]
+        out += [f"  {self.host.line}"] if self.host is not None else []
         out += [f"  {line}" for line in self.advice]
         for head, names, numbers in sections:
             if names:
@@ -195,8 +212,8 @@ def make_report(
         if start <= peak_at:
             phase = name
     notes = list(watch.notes)
-    if gpu.unfilled_bytes:
-        unfilled = human_bytes(gpu.unfilled_bytes)
+    if gpu.host.unfilled_bytes:
+        unfilled = human_bytes(gpu.host.unfilled_bytes)
         notes.append(
             tr(
                 ko=f"CPU에 있는 난수 가중치 {unfilled}는 뽑지 않았다. 값은 쓰이지 않고, 메모리를 채우는 시간만 든다",
@@ -212,6 +229,7 @@ def make_report(
         values=[(a.asked, a.answer, a.where, count) for a, count in gpu.answers.most_common()], notes=notes,
         rules={rule.name: rule.versions for rule in gpu.rules.active()}, versions=_versions(),
         room=room_on(gpu.spec, _nccl(gpu)), oom=gpu.last_oom, error=error, watch=watch,
+        host=gpu.host.report(killed=isinstance(error, HostOutOfMemory)),
     )  # fmt: skip
 
 

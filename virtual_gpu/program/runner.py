@@ -18,6 +18,8 @@ import torch.distributed as dist
 
 from ..cards import GPUSpec
 from ..errors import WrongValue
+from ..host.machines import Machine
+from ..host.meter import HostOutOfMemory
 from ..language import tr
 from ..trace import snapshot
 from ..units import positive_int
@@ -45,11 +47,13 @@ def run(
     writes: bool = False,
     snapshot_file: str | None = None,
     sent: tuple[int, str] | None = None,
+    host: str | Machine | None = None,
 ) -> Report:
     """Run a script (or with module=True a module, as `python -m`) with these arguments until `steps` optimizer steps.
 
     The program's own errors end up in `Report.error`; KeyboardInterrupt passes. WrongValue where there is no
     such file. snapshot_file: where PyTorch's memory snapshot of the run is written. sent: see `pipeline`.
+    host: the machine whose RAM there is (see `cuda`).
     """
     gpus, steps = positive_int(gpus, "gpus"), positive_int(steps, "steps")
     if not 0 <= rank < gpus:
@@ -57,7 +61,7 @@ def run(
     (program, *argv), module = without_python([program, *argv], module)
     if not module and launcher(program, module) is None and not os.path.exists(program):
         raise WrongValue(tr(ko=f"그런 프로그램이 없다: {program}", en=f"no such program: {program}"))
-    given = {"limited": limited, "values": values, "rank": rank, "gpus": gpus, "writes": writes}
+    given = {"limited": limited, "values": values, "rank": rank, "gpus": gpus, "writes": writes, "host": host}
     with cuda(gpu, **given) as device, _interruptible(device):
         watch, patches = device.watch, device.patches
         if snapshot_file is not None:
@@ -155,7 +159,7 @@ def _run(program: str, module: bool) -> tuple[str, BaseException | None]:
         return FITS, None
     except SystemExit as exit:
         return (FITS, None) if exit.code in (None, 0) else (FAILED, exit)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, HostOutOfMemory) as error:
         return OOM, error
     except Exception as error:
         return FAILED, error

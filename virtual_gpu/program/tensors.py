@@ -77,9 +77,9 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
         return memo[id(tensor)]
 
     def pinned(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
-        if ours(tensor):
+        if ours(tensor) or tensor.device.type != "cpu":
             return pin_memory(tensor)
-        return tensor
+        return gpu.host.pinned(tensor)
 
     def formatted(tensor: torch.Tensor, spec: str) -> str:
         if ours(tensor) and tensor.dim() == 0:

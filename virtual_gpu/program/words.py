@@ -24,6 +24,11 @@ def category(name: str) -> str:
         "workspaces": tr(ko="작업 공간", en="workspaces"),
         "inputs": tr(ko="입력", en="inputs"),
         "buffers": tr(ko="버퍼", en="buffers"),
+        "loading": tr(ko="파일에서 읽은 텐서", en="read from files"),
+        "copies": tr(ko="GPU에서 온 복사본", en="copies from the GPU"),
+        "pinned": tr(ko="고정 메모리(pinned)", en="pinned"),
+        "workers": tr(ko="DataLoader가 미리 만든 배치", en="batches that loaders have ready"),
+        "other": tr(ko="기타", en="other"),
     }.get(name) or category_label(name)
 
 

@@ -25,6 +25,7 @@ from . import (
     dropout,
     grouped_mm,
     norms,
+    pinned,
     reductions,
     softmax,
     sort,
@@ -55,6 +56,7 @@ RULES = {
         temporaries.INDICES,
         reductions.BUFFERS,
         bitsandbytes.PACKED_PRODUCT,
+        pinned.ROUNDED,
     )
 }
 NEWEST = "2.13"  # of PyTorch, with which these rules were read and run

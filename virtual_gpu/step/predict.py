@@ -234,7 +234,7 @@ def _predicted(setting: Setting, config: Any, spec: GPUSpec) -> Run:
 
 @cached_by_model
 def _shown(model_id: str) -> dict[Any, Deepening]:
-    """What shallow runs of the model have shown, by all but their micro-batch."""
+    """What shallow runs of the model have shown, by all but their micro-batch and its length."""
     return {}
 
 
@@ -246,7 +246,7 @@ def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | Non
         return trace, dict(zip(("parameters", "gradients", "optimizer"), numbers, strict=True))
 
     try:
-        like = replace(setting, batch_size=1), spec.compute_capability
+        like = replace(setting, batch_size=1, sequence_length=1), spec.compute_capability
         # Under adapters the first layer passes no gradient on: alone it is like no other.
         found = from_shallow(config, run, 2 if setting.peft else 1, _shown(setting.model_id), like)
     except NoSuchLayer:  # an adapter's target that only the full depth has

@@ -1,0 +1,1 @@
+"""The second meter: the RAM of the machine that the GPU is in."""

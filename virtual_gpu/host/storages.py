@@ -1,0 +1,196 @@
+"""The CPU's tensors of a program on a virtual GPU: they are real, and each storage is counted while it lives.
+
+Weights that nobody reads are not filled: random numbers are not drawn, and `from_pretrained` reads no file. A copy of
+such a tensor is made without filling it either, so that a model of 14 GB takes address space here, and no RAM.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .meter import MAPPED, HostMeter
+from .process import is_file_backed
+from .report import HostReport, host_report
+
+_aten = torch.ops.aten
+FILLS = frozenset((_aten.normal_.default, _aten.uniform_.default))
+LARGE = 2**16  # elements from which on a random fill is skipped
+SMALL = 64  # elements below which what an operation makes is not counted: programs make millions of such
+_COPIES = frozenset((_aten._to_copy.default, _aten.clone.default))
+_COPY_ = _aten.copy_.default
+_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+class Entry:
+    """One storage: its pageable block, or the size of its pinned one; unfilled: nobody has written its values."""
+
+    __slots__ = ("block", "pinned", "reference", "unfilled")
+
+    def __init__(self, block: int | None, pinned: int | None, unfilled: bool):
+        self.block, self.pinned, self.unfilled = block, pinned, unfilled
+        self.reference: weakref.ref | None = None
+
+
+class HostStorages:
+    """Storage → what it takes of the host's RAM. unfilled_bytes: of random numbers that were not drawn."""
+
+    def __init__(self, meter: HostMeter):
+        self.meter = meter
+        self.entries: dict[int, Entry] = {}
+        self.unfilled_bytes = 0
+
+    def run(self, func: Any, args: tuple, kwargs: dict | None) -> Any:
+        """Run an operation on the CPU's tensors, and count what it makes."""
+        first = args[0] if args and type(args[0]) in _TYPES else None
+        if func in FILLS and first.numel() >= LARGE:
+            self.unfilled(first)
+            return first
+        pinned = bool(kwargs and kwargs.get("pin_memory"))
+        if pinned:
+            kwargs = {**kwargs, "pin_memory": False}
+        if first is not None and (first.numel() >= LARGE or func._schema.is_mutable):
+            known = self.entries.get(first.untyped_storage()._cdata) if first.layout is torch.strided else None
+            if known is not None and (known.unfilled or known.block is not None):
+                out = self._special(func, args, kwargs or {}, known)
+                if out is not None:
+                    return out
+        elif func._schema.is_mutable:  # a list (foreach), or `out=`
+            for item in (*(args[0] if args and isinstance(args[0], (list, tuple)) else ()), (kwargs or {}).get("out")):
+                if type(item) in _TYPES:
+                    self.written(item)
+        out = func(*args, **kwargs or {})
+        for item in out if isinstance(out, (tuple, list)) else (out,):
+            if type(item) in _TYPES and item.numel() >= SMALL:
+                mapped = func.is_view and self._of_a_file(item)
+                self.count(item, MAPPED if mapped else "other", pinned=pinned)
+        return out
+
+    def _special(self, func: Any, args: tuple, kwargs: dict, known: Entry) -> Any:
+        """A copy of values that nobody wrote, made without filling it; None where the operation has to run."""
+        if known.unfilled and func in _COPIES and (kwargs.get("device") or torch.device("cpu")).type == "cpu":
+            kind = kwargs.get("dtype") or args[0].dtype
+            form = kwargs.get("memory_format") or torch.preserve_format
+            out = torch.empty_like(args[0], dtype=kind, memory_format=form)
+            self.count(out, unfilled=True)
+            return out
+        if func._schema.is_mutable:
+            if func is _COPY_ and known.unfilled and self._unfilled(args[1]):
+                return args[0]
+            known.unfilled = False
+            if known.block is not None:
+                held = self.meter.blocks.get(known.block)
+                if held is not None and held.category == MAPPED:  # a private page of a file, copied when it is written
+                    self.meter.label(known.block, "other")
+        return None
+
+    def report(self, *, killed: bool = False) -> HostReport:
+        """What the host's RAM was needed for until now. killed: it ended here."""
+        return host_report(self.meter, killed=killed)
+
+    def unfilled(self, tensor: torch.Tensor) -> None:
+        """Random numbers that were to fill this tensor are not drawn."""
+        self.unfilled_bytes += tensor.numel() * tensor.element_size()
+        self.count(tensor, unfilled=True)
+
+    def unwritten(self, shape: torch.Size, dtype: torch.dtype, category: str | None) -> torch.Tensor:
+        """Zeros that stand for weights of a file that is not read; with category None they are not counted yet."""
+        with _disable_current_modes():
+            # NumPy's zeros are the system's: no page is touched, where `torch.zeros` writes every one
+            memory = np.zeros(shape.numel() * dtype.itemsize, np.uint8)
+            tensor = torch.from_numpy(memory).view(dtype).view(shape)
+        if category is not None:
+            self.count(tensor, category, unfilled=True)
+        return tensor
+
+    def written(self, tensor: torch.Tensor) -> None:
+        """Somebody may write into this tensor unseen: its values are the program's own."""
+        if tensor.layout is torch.strided:
+            known = self.entries.get(tensor.untyped_storage()._cdata)
+            if known is not None:
+                known.unfilled = False
+
+    def _unfilled(self, tensor: Any) -> bool:
+        if type(tensor) not in _TYPES or tensor.layout is not torch.strided:
+            return False
+        known = self.entries.get(tensor.untyped_storage()._cdata)
+        return known is not None and known.unfilled
+
+    def _of_a_file(self, tensor: torch.Tensor) -> bool:
+        """Whether a storage that no operation made is a file's (safetensors', np.memmap): its pages are the file's."""
+        if tensor.numel() < LARGE or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            return False
+        storage = tensor.untyped_storage()
+        return storage._cdata not in self.entries and is_file_backed(storage.data_ptr())
+
+    def count(
+        self,
+        tensor: torch.Tensor,
+        category: str = "other",
+        *,
+        nbytes: int | None = None,
+        pinned: bool = False,
+        unfilled: bool = False,
+    ) -> None:
+        """Count the storage of a tensor on the CPU, unless it is counted.
+
+        nbytes: what it would take where the storage is less (one number, expanded). unfilled: nobody wrote its values.
+        HostOutOfMemory where the machine has no room for it.
+        """
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self.entries.get(key)
+        if known is not None:
+            known.unfilled = known.unfilled or unfilled
+            return
+        size = storage.nbytes() if nbytes is None else nbytes
+        if not size:
+            return
+        if pinned:
+            entry = Entry(None, self.meter.pin(size), unfilled)
+        else:
+            entry = Entry(self.meter.allocate(size, category), None, unfilled)
+
+        def release(_: Any, key: int = key, entries: dict = self.entries, meter: HostMeter = self.meter) -> None:
+            gone = entries.pop(key)
+            if gone.block is not None:
+                meter.free(gone.block)
+            else:
+                meter.unpin(gone.pinned)
+
+        entry.reference = weakref.ref(storage, release)
+        self.entries[key] = entry
+
+    def label(self, tensors: Iterable[Any], category: str) -> None:
+        """Say what tensors are; those that are on no CPU, or are not counted, are passed over."""
+        for tensor in tensors:
+            if type(tensor) in _TYPES and tensor.layout is torch.strided:
+                known = self.entries.get(tensor.untyped_storage()._cdata)
+                if known is not None and known.block is not None:
+                    held = self.meter.blocks.get(known.block)
+                    if held is not None and held.category != MAPPED:
+                        self.meter.label(known.block, category)
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor on the CPU lies in pinned memory."""
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+            return False
+        known = self.entries.get(tensor.untyped_storage()._cdata)
+        return known is not None and known.pinned is not None
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in pinned memory; a tensor that is there already is returned as it is."""
+        if self.is_pinned(tensor):
+            return tensor
+        unfilled = self._unfilled(tensor)
+        with _disable_current_modes(), torch.no_grad():
+            copy = torch.empty_like(tensor) if unfilled else tensor.clone()
+        self.count(copy, pinned=True, unfilled=unfilled)
+        return copy

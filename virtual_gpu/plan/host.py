@@ -1,0 +1,113 @@
+"""The host's RAM that a plan's files need: while `train.py` loads the model, and in the step.
+
+Read off how transformers 5 loads (core_model_loading.py): files of weights are mapped, and their pages kill nothing.
+On the CPU a tensor in the files' type stays such a page; in another type it is a copy in RAM. Straight to a card
+(`device_map`) only the tensors that four threads convert at once are in RAM. Checked against runs of the files
+(tests/test_host.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..cards import Range
+from ..host.machines import PROCESS, Machine, machine
+from ..language import tr
+from ..models.build import build_model
+from ..models.configs import cached_by_model, checkpoint_dtype, load_config
+from ..room import FITS, TIGHT, TOO_MUCH
+from ..units import human_bytes
+from .files import weights_dtype
+
+if TYPE_CHECKING:
+    from .plans import Plan
+    from .search import Plans
+
+_THREADS = 4  # transformers' GLOBAL_WORKERS, at most
+
+
+@dataclass(frozen=True)
+class HostNeed:
+    """Bytes of RAM on the machine of all the plan's GPUs. loading: of tensors at the peak of loading, after which
+    nothing of them stays. mapped: pages of the files. processes: one for each GPU."""
+
+    loading: Range
+    mapped: int
+    processes: int
+
+    @property
+    def needed(self) -> Range:
+        """With the processes themselves: the most of the whole run; in the step it is theirs alone."""
+        return Range(self.loading.low + self.processes * PROCESS.low, self.loading.high + self.processes * PROCESS.high)
+
+    def verdict(self, room: Machine) -> str:
+        """FITS whatever the unknowns are, TIGHT where they decide, or TOO_MUCH."""
+        if self.needed.low > room.free.high:
+            return TOO_MUCH
+        return FITS if self.needed.high <= room.free.low else TIGHT
+
+    def line(self, name: str | None) -> str:
+        """One line: what is needed, and where a machine is named, of how much."""
+        loading, low = human_bytes(self.loading.high), human_bytes(self.needed.low)
+        high = human_bytes(self.needed.high)
+        text = tr(
+            ko=f"호스트 RAM: 불러올 때 텐서 {loading}, 프로세스까지 {low}~{high}",
+            en=f"host RAM: tensors {loading} while loading, with the process {low} to {high}",
+        )
+        if name is None:
+            return text
+        room = machine(name)
+        told = {
+            FITS: tr(ko="들어간다", en="fits"),
+            TIGHT: tr(ko="빠듯하다", en="tight"),
+            TOO_MUCH: tr(ko="모자란다", en="too much"),
+        }[self.verdict(room)]
+        free = human_bytes(room.free.low)
+        return text + tr(ko=f". {room.name}의 {free}에 {told}", en=f"; {told}: {room.name} has {free} for it")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "loading_bytes": [self.loading.low, self.loading.high],
+            "mapped_bytes": self.mapped,
+            "processes": self.processes,
+            "needed_bytes": [self.needed.low, self.needed.high],
+        }
+
+
+@cached_by_model
+def _sizes(model: str) -> tuple[int, int, torch.dtype]:
+    """(parameters, those of the largest tensor, their type in the files)."""
+    config = load_config(model)
+    counts = [parameter.numel() for parameter in build_model(config, torch.float16).parameters()]
+    return sum(counts), max(counts), checkpoint_dtype(model, config)
+
+
+def host_need(plan: Plan) -> HostNeed:
+    """What the plan's files need of the host's RAM."""
+    recipe, gpus = plan.recipe, plan.request.gpus
+    total, largest, stored = _sizes(plan.request.model)
+    wanted = getattr(torch, weights_dtype(recipe))
+    if recipe.method != "full":
+        converted = 0 if wanted == stored else _THREADS * largest * wanted.itemsize * gpus
+        loading = Range(0, converted)
+    else:
+        copies = 1 if recipe.stage else gpus  # fsdp_cpu_ram_efficient_loading: rank 0 alone reads
+        copied = 0 if wanted == stored else total * wanted.itemsize * copies
+        loading = Range(copied, copied)
+    return HostNeed(loading, total * stored.itemsize, gpus)
+
+
+def loadable(plans: Plans) -> Plans:
+    """The plans that the request's machine can load; the others are told of. All stay where none could be loaded."""
+    name = plans.request.host
+    if name is None:
+        return plans
+    kept = [plan for plan in plans.plans if host_need(plan).verdict(machine(name)) != TOO_MUCH]
+    if not kept or len(kept) == len(plans.plans):
+        return plans
+    refused = [(plan.title, host_need(plan).line(name)) for plan in plans.plans if plan not in kept]
+    return replace(plans, plans=kept, skipped=[*plans.skipped, *refused])
