@@ -12,7 +12,8 @@ QUIET_MACHINE := CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 PYTHONHASHSEED=0 TORCHDY
 ONE_THREAD := OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help course test stress check format notebooks stamp figures site bench truth measure-gpu accuracy lock wheel environment
+.PHONY: help course test stress fuzz interrupts check format notebooks stamp figures site bench truth measure-gpu accuracy \
+	lock wheel environment
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +38,12 @@ test: $(READY)  ## set everything up, run every check (several minutes)
 
 stress: $(READY)  ## what make test leaves out: every combination and architecture, panels and notebooks treated badly (half an hour and more)
 	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python -m pytest tests -q -m stress -n 2
+
+fuzz: $(READY)  ## odd inputs to every public function and command (INPUTS=5000, about half an hour; SEED=0)
+	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python tests/fuzz.py --inputs $(or $(INPUTS),5000) --seed $(or $(SEED),0)
+
+interrupts: $(READY)  ## Ctrl+C at random moments in every public function (COUNT=1000, about half an hour; SEED=0)
+	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python tests/interrupts.py --count $(or $(COUNT),1000) --seed $(or $(SEED),0)
 
 check: $(READY)  ## style, and: is every notebook what its source builds?
 	@$(BIN)/ruff check .

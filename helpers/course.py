@@ -134,9 +134,9 @@ class CourseMap(list):
         ]
 
 
-def course_map(folder: Path | None = None) -> CourseMap:
+def course_map(folder: str | Path | None = None) -> CourseMap:
     """The map of the course whose notebooks lie in `folder` (by default the Korean edition)."""
-    folder = COURSE / "notebooks" / "ko" if folder is None else folder
+    folder = COURSE / "notebooks" / "ko" if folder is None else Path(folder)
     return CourseMap(chapter(entry, folder) for entry in CHAPTERS)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from virtual_gpu.step.setting import check_size
-from virtual_gpu.units import positive_int
+from virtual_gpu.units import positive_int, seed_of_random
 
 
 def make_dummy_dataset(size: int = 64, sequence_length: int = 256, vocab_size: int = 30000, seed: int = 0) -> Any:
@@ -20,7 +20,7 @@ def make_dummy_dataset(size: int = 64, sequence_length: int = 256, vocab_size: i
     sequence_length = positive_int(sequence_length, "sequence_length")
     vocab_size = positive_int(vocab_size, "vocab_size")
     check_size(size, sequence_length)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(seed_of_random(seed))
     lowest = 100 if vocab_size > 200 else 0
     columns = {name: random.integers(lowest, vocab_size, (size, sequence_length)) for name in ("input_ids", "labels")}
     try:

@@ -9,7 +9,7 @@ import torch
 from virtual_gpu.counting.mode import on_virtual_gpu
 from virtual_gpu.language import tr
 from virtual_gpu.step.run import TrainingLog, train
-from virtual_gpu.units import book_gb
+from virtual_gpu.units import book_gb, with_parameters
 
 from .gpu import current_gpu, gpu_utilization_line
 
@@ -18,7 +18,7 @@ def train_model(
     model: torch.nn.Module, dataset: Any, training_args: Any, *, log: TrainingLog | None = None
 ) -> TrainingLog:
     """`virtual_gpu.step.run.train`, and after the first optimizer step what the book prints there."""
-    gpu, parameter = current_gpu(), next(model.parameters(), None)
+    gpu, parameter = current_gpu(), next(with_parameters(model).parameters(), None)
     here = gpu if parameter is not None and not on_virtual_gpu(parameter) and gpu.owns(parameter) else None
     return train(model, dataset, training_args, log=log, gpu=here, after_first_step=_print_lines)
 

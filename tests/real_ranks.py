@@ -1,7 +1,9 @@
 """What the tests' ranks run: a step at each ZeRO stage whose bytes are counted, and everything that can go wrong."""
 
 import os
+import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -95,6 +97,22 @@ def write_pid_and_wait(folder):
     """Leave this process's id in the folder, then hang."""
     Path(folder, str(os.getpid())).touch()
     time.sleep(600)
+
+
+def write_pid_and_hold(folder):
+    """Never gives the interpreter to another thread again."""
+    Path(folder, str(os.getpid())).touch()
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+def start_another_and_wait(folder):
+    """A process of the rank's own, which nobody else knows."""
+    Path(folder, str(subprocess.Popen(["sleep", "600"]).pid)).touch()
+    time.sleep(600)
+
+
+def raise_half_a_character():
+    raise ValueError("half a character: \ud800")
 
 
 def not_picklable():

@@ -31,6 +31,14 @@ def ranks_alive():
     return psutil.Process(server).children() if server else []
 
 
+def is_alive(number):
+    """Whether the process runs; one that only waits to be asked how it ended does not."""
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("ranks")
@@ -62,6 +70,8 @@ def test_a_rank_that_raises_shows_its_traceback():
     assert caught.value.rank == 1
     assert "real_ranks.py" in str(caught.value) and "return rank / 0" in str(caught.value)
     assert "launcher.py" not in str(caught.value)
+    with pytest.raises(RankError, match=r"half a character: \\ud800"):
+        run_ranks(real_ranks.raise_half_a_character, 1)
 
 
 def test_the_reader_s_language_reaches_the_ranks():
@@ -110,17 +120,27 @@ def test_an_interrupt_ends_all_ranks(tmp_path):
     waiter = threading.Thread(target=interrupt)
     waiter.start()
     with pytest.raises(KeyboardInterrupt):
-        run_ranks(real_ranks.write_pid_and_wait, 2, str(tmp_path))
+        run_ranks(real_ranks.start_another_and_wait, 2, str(tmp_path))
     waiter.join()
-    assert len(list(tmp_path.iterdir())) == 2
+    started = list(tmp_path.iterdir())
+    assert len(started) == 2
+    deadline = time.monotonic() + 10
+    while lives := [path.name for path in started if is_alive(int(path.name))]:
+        assert time.monotonic() < deadline, lives
+        time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_ranks_do_not_outlive_their_parent(tmp_path, number):
-    """Ctrl-C in a terminal reaches parent, fork server and ranks; a kernel that is killed can end nothing itself."""
+@pytest.mark.parametrize("number, program", [(signal.SIGINT, "wait"), (signal.SIGKILL, "hold")])
+def test_ranks_do_not_outlive_their_parent(tmp_path, number, program):
+    """Ctrl-C in a terminal reaches parent, fork server and ranks; a kernel that is killed can end nothing itself.
+
+    Nor can a rank's own thread, where another one holds the interpreter.
+    """
+    if program == "hold" and sys.platform != "linux":
+        program = "wait"
     code = (
         "import sys, real_ranks\nfrom helpers import run_ranks\n"
-        "run_ranks(real_ranks.write_pid_and_wait, 2, sys.argv[1])"
+        f"run_ranks(real_ranks.write_pid_and_{program}, 2, sys.argv[1])"
     )
     paths = [str(Path(__file__).parent), str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(tmp_path.parent)}

@@ -22,7 +22,13 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = [
     # -- virtual_gpu: the instrument ----------------------------------------------------------------------------------
     ["virtual_gpu.errors", "virtual_gpu.language"],
-    ["virtual_gpu.allocator_settings", "virtual_gpu.optional", "virtual_gpu.terminal", "virtual_gpu.units"],
+    [
+        "virtual_gpu.allocator_settings",
+        "virtual_gpu.interrupts",
+        "virtual_gpu.optional",
+        "virtual_gpu.terminal",
+        "virtual_gpu.units",
+    ],
     ["virtual_gpu.allocator_blocks"],
     # Facts and rules of cards and of PyTorch on them: they know nothing of a run.
     [

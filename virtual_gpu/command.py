@@ -12,7 +12,7 @@ from typing import Any
 from .errors import WrongValue
 from .language import LANGUAGES, tr
 from .optional import require
-from .terminal import FITS, NOTHING_FITS, answer, number, take_language
+from .terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language
 
 _ELSEWHERE = {"fit": ".plan.command", "run": ".program.command", "doctor": ".doctor.command"}
 SCHEMA = 1  # of the JSON that `largest` and `shards` print
@@ -99,7 +99,7 @@ class _Version(argparse.Action):
 
 def _parser(asked: str | None) -> argparse.ArgumentParser:
     """The parser, with the arguments of the subcommand that is asked for; to name the others nothing is imported."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="virtual-gpu",
         description=tr(
             ko="학습에 드는 GPU 메모리를 GPU 없이 센다.", en="Counts the GPU memory of training without the GPU."
@@ -216,7 +216,7 @@ def _largest(args: argparse.Namespace) -> int:
         count = largest_fitting(args.of, gpu=args.gpu, model_id=args.model, peft=args.peft, **settings)
         result, text = {"model": args.model, args.of: count}, f"{args.of} {count:,}" if count else None
         found = count
-    print(
+    say(
         json.dumps({"schema": SCHEMA, "gpu": args.gpu, **result}, ensure_ascii=False, indent=2)
         if args.json
         else text or tr(ko="들어가는 것이 없다.", en="Nothing fits.")
@@ -245,7 +245,7 @@ def _compare(args: argparse.Namespace) -> int:
             raise WrongValue(f"--fail-if-peak-grew {args.fail_if_peak_grew}: 2%")
     found = compare(read(args.before), read(args.after))
     text = json.dumps({"schema": SCHEMA, **found.json()}, ensure_ascii=False, indent=2) if args.json else found.text()
-    print(text)
+    say(text)
     return NOTHING_FITS if limit is not None and found.growth > limit / 100 else FITS
 
 
@@ -262,9 +262,9 @@ def _replay(args: argparse.Namespace) -> int:
 
     found = replay(args.file)
     if args.json:
-        print(json.dumps({"schema": SCHEMA, "devices": [one.json() for one in found]}, indent=2))
+        say(json.dumps({"schema": SCHEMA, "devices": [one.json() for one in found]}, indent=2))
     else:
-        print("\n\n".join(one.text() for one in found))
+        say("\n\n".join(one.text() for one in found))
     return FITS if all(one.exact for one in found) else NOTHING_FITS
 
 
@@ -307,7 +307,7 @@ def _shards(args: argparse.Namespace) -> int:
         "at_peak": step.at_peak,
     }
     text = "\n".join([repr(step), *step.notes])
-    print(json.dumps({"schema": SCHEMA, **result}, ensure_ascii=False, indent=2) if args.json else text)
+    say(json.dumps({"schema": SCHEMA, **result}, ensure_ascii=False, indent=2) if args.json else text)
     return FITS if step.fits else NOTHING_FITS
 
 

@@ -12,6 +12,7 @@ import torch
 
 from .allocator import expandable_segments_asked
 from .counting.gpu import VirtualGPU
+from .errors import WrongValue
 from .language import tr
 from .trace.timeline import CATEGORIES, PhaseCurve, Timeline
 from .units import human_bytes
@@ -192,7 +193,7 @@ def gpu_of(model: torch.nn.Module) -> GPU:
     if parameter is not None and parameter.is_cuda:
         return cuda_gpu()
     where = "-" if parameter is None else parameter.device
-    raise ValueError(
+    raise WrongValue(
         tr(
             ko=f"모델이 GPU에 있지 않다({where}). load_model_and_tokenizer로 불러오거나 "
             "current_gpu().place(model)로 옮긴다.",

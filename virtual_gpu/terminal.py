@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,24 @@ from .errors import VirtualGPUError
 from .language import LANGUAGES, set_language, tr
 
 FITS, NOTHING_FITS, WRONG = 0, 1, 2  # exit statuses: something fits, nothing does, a wrong argument
+
+
+# What a terminal would obey instead of showing it: escapes, 8-bit ones too, marks that turn text around; and halves of
+# characters, which it cannot show. They may stand in a file's name, in a log, in another's trace.
+_NOT_SHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def say(text: str, file: Any = None) -> None:
+    """Print a text whatever is in it; what is no text stands there as its number, which JSON takes as well."""
+    print(_NOT_SHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", text), file=file, flush=True)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of arguments whose messages are printed by `say`: they repeat what was given."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if message:
+            say(message.removesuffix("\n"), file or sys.stderr)
 
 
 def run(program: Callable[[], int]) -> int:
@@ -39,7 +58,7 @@ def answer(execute: Callable[[argparse.Namespace], int], args: argparse.Namespac
     try:
         return execute(args)
     except (VirtualGPUError, ImportError) as error:
-        print(tr(ko=f"오류: {error}", en=f"error: {error}"), file=sys.stderr)
+        say(tr(ko=f"오류: {error}", en=f"error: {error}"), sys.stderr)
         return WRONG
     except KeyboardInterrupt:
         print(tr(ko="중단했다.", en="interrupted."), file=sys.stderr)

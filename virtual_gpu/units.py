@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Iterable
+from typing import Any
 
 from .errors import UnknownName, WrongValue
 from .language import tr
@@ -36,12 +37,13 @@ def choose(value: str, choices: Iterable[str], what: str) -> str:
     by_lower = {choice.lower(): choice for choice in choices}
     if isinstance(value, str) and value.lower() in by_lower:
         return by_lower[value.lower()]
-    near = [by_lower[name] for name in difflib.get_close_matches(str(value).lower(), by_lower, n=3, cutoff=0.5)]
+    near = [by_lower[name] for name in difflib.get_close_matches(str(value).lower()[:200], by_lower, n=3, cutoff=0.5)]
+    given = f"{value!r:.200}"
     hint = tr(ko=f" 혹시 {', '.join(near)}?", en=f" Did you mean {', '.join(near)}?") if near else ""
     raise UnknownName(
         tr(
-            ko=f"{value!r}: 모르는 {what} 이름이다.{hint} 쓸 수 있는 값: {', '.join(choices)}",
-            en=f"{value!r}: unknown {what}.{hint} Choose one of: {', '.join(choices)}",
+            ko=f"{given}: 모르는 {what} 이름이다.{hint} 쓸 수 있는 값: {', '.join(choices)}",
+            en=f"{given}: unknown {what}.{hint} Choose one of: {', '.join(choices)}",
         )
     )
 
@@ -55,11 +57,39 @@ def positive_int(value: object, what: str) -> int:
     if number is None or number < 1:
         raise WrongValue(
             tr(
-                ko=f"{what}={value!r}: 1 이상의 정수여야 한다.",
-                en=f"{what}={value!r}: must be an integer of at least 1.",
+                ko=f"{what}={value!r:.200}: 1 이상의 정수여야 한다.",
+                en=f"{what}={value!r:.200}: must be an integer of at least 1.",
             )
         )
     return number
+
+
+def seed_of_random(value: object) -> int:
+    """`value` as the seed of a random generator, an int from 0 up to 2**63; WrongValue otherwise."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not 0 <= number < 2**63:
+        raise WrongValue(
+            tr(
+                ko=f"seed={value!r:.80}: 0 이상의 정수여야 한다.",
+                en=f"seed={value!r:.80}: must be an integer of 0 or more.",
+            )
+        )
+    return number
+
+
+def with_parameters(value: Any, what: str = "model") -> Any:
+    """`value` if it has parameters, as a torch.nn.Module has; WrongValue otherwise."""
+    if not callable(getattr(value, "parameters", None)) or isinstance(value, type):
+        raise WrongValue(
+            tr(
+                ko=f"{what}={value!r:.80}: 모델(torch.nn.Module)이어야 한다.",
+                en=f"{what}={value!r:.80}: must be a model, a torch.nn.Module.",
+            )
+        )
+    return value
 
 
 def boolean(value: object, what: str) -> bool:
@@ -67,8 +97,8 @@ def boolean(value: object, what: str) -> bool:
     if not isinstance(value, bool):
         raise WrongValue(
             tr(
-                ko=f"{what}={value!r}: True나 False여야 한다.",
-                en=f"{what}={value!r}: must be True or False.",
+                ko=f"{what}={value!r:.200}: True나 False여야 한다.",
+                en=f"{what}={value!r:.200}: must be True or False.",
             )
         )
     return value

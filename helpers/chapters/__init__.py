@@ -41,7 +41,7 @@ def _open(number: str, kind: str, what: str) -> Exercise:
     # Its own chapter is imported alone, which takes a second less; all of them only to say which there are.
     home = str(number).partition("-")[0]
     known = of_chapter(int(home), kind) if home in map(str, CHAPTERS) else {}
-    if number not in known:
+    if not isinstance(number, str) or number not in known:
         known = {name: make for chapter in CHAPTERS for name, make in of_chapter(chapter, kind).items()}
         number = choose(number, known, what)
     if number not in _opened:

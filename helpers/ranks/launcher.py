@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -26,6 +28,8 @@ from virtual_gpu.language import set_language, tr
 from virtual_gpu.units import positive_int
 
 MAX_RANKS = 16  # processes with PyTorch and transformers on one machine: more is a typing mistake
+LATE_S = 10  # so long after its time limit a rank ends by itself, whatever it does
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 GRACE_S = 0.5  # one rank's failure makes the others fail; wait for those who fail with it, then look who was first
 # Imported once, by the server that forks the ranks: from the second launch on, a rank starts in a fraction of a second.
 PRELOAD = [
@@ -86,6 +90,8 @@ def run_ranks(program: Callable[..., Any], world_size: int, *args: Any, time_lim
             for rank in (rank for rank in ranks if rank.pid):
                 rank.kill()
                 rank.join()
+                with contextlib.suppress(ProcessLookupError):  # it has left nothing behind
+                    os.killpg(rank.pid, signal.SIGKILL)
                 rank.close()
 
 
@@ -149,7 +155,11 @@ def _rank(rank: int, job: _Job, program: Callable[..., Any], args: Sequence[Any]
     log = os.open(_file(job.folder, rank, "log"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(log, stream)
+    os.setpgid(0, 0)  # what the rank starts belongs to its group, and ends with it
+    _end_with_the_server()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)  # where a rank hangs
+    # For a rank that never gives its interpreter away while nobody is left to end it; this one takes no interpreter.
+    faulthandler.dump_traceback_later(job.time_limit + LATE_S, exit=True, file=2)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     try:
         set_language(job.language)
@@ -167,7 +177,7 @@ def _rank(rank: int, job: _Job, program: Callable[..., Any], args: Sequence[Any]
         tail = error.__traceback__.tb_next or error.__traceback__
         text = "".join(traceback.format_exception(type(error), error, tail))
         unfinished = _file(job.folder, rank, "error.part")
-        unfinished.write_text(text, encoding="utf-8")
+        unfinished.write_text(text, encoding="utf-8", errors="backslashreplace")
         unfinished.rename(_file(job.folder, rank, "error"))
         os._exit(1)
     # All is written. Now and then a thread of PyTorch's aborts the interpreter at its exit ("terminate called without
@@ -178,7 +188,18 @@ def _rank(rank: int, job: _Job, program: Callable[..., Any], args: Sequence[Any]
 def _leave_with_parent() -> None:
     """A notebook's kernel that is killed cannot end its ranks."""
     connection.wait([multiprocessing.parent_process().sentinel])
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _end_with_the_server() -> None:
+    """On Linux the kernel ends this process with the server that forked it, which ends with the notebook's kernel.
+
+    Unlike our thread that waits for that, it needs no interpreter, and ends a process that is stopped as well.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 # -- in the parent -------------------------------------------------------------------------------------------------

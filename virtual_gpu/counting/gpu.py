@@ -52,7 +52,7 @@ class VirtualGPU:
         detailed: bool = False,
         place: Callable[[int], int] | None = None,
     ):
-        self.spec = spec.needs_cuda()
+        self.spec = card(spec).needs_cuda()
         self.expandable_segments = expandable_segments_asked() if expandable_segments is None else expandable_segments
         self.name = spec.name
         capacity = spec.capacity_bytes if limited else None

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
+from ..errors import NotSupported
 from ..language import tr
 from ..rules.registry import parts
 from .outputs import FakeOutputs, fake_tensor
@@ -32,7 +33,7 @@ _SUMS = frozenset((torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList))
 _outputs = FakeOutputs()  # one for all virtual GPUs: shapes are the same on each
 
 
-class ValueNeeded(ValueError):
+class ValueNeeded(NotSupported):
     """A program asked for a value of a tensor that has none, and goes on by it."""
 
 

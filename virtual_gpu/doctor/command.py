@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import WrongValue
 from ..language import LANGUAGES, tr
-from ..terminal import FITS, NOTHING_FITS
+from ..terminal import FITS, NOTHING_FITS, say
 from .answer import diagnose
 from .changes import CHANGES, what
 from .diagnosis import CANNOT_TELL, as_json, first_changes
@@ -50,9 +50,9 @@ def execute(args: argparse.Namespace) -> int:
              "shell": CHANGES[key].shell, "command": command(diagnosis, key)}
             for key in first_changes(diagnosis)
         ]  # fmt: skip
-        print(json.dumps({"schema": SCHEMA, **as_json(diagnosis), "try": changes}, ensure_ascii=False, indent=2))
+        say(json.dumps({"schema": SCHEMA, **as_json(diagnosis), "try": changes}, ensure_ascii=False, indent=2))
     else:
-        print(text(diagnosis))
+        say(text(diagnosis))
     return NOTHING_FITS if diagnosis.verdict == CANNOT_TELL else FITS
 
 
@@ -62,5 +62,5 @@ def _read(path: str) -> tuple[bytes, bool]:
     try:
         with open(path, "rb") as file:
             return read_end(file)
-    except OSError as error:
-        raise WrongValue(f"{path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL
+        raise WrongValue(f"{path!r:.200}: {getattr(error, 'strerror', None) or error}") from error

@@ -10,7 +10,7 @@ MOST_BYTES = 4 * 2**20  # of a longer log the end is read: what killed the run s
 
 _CHUNK = 2**16
 _COLOURS = re.compile(r"\x1b\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\x1b\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)?|\x1b.?")
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # also 8-bit, and direction
 _RANK = re.compile(r"\s{0,8}\[(?:rank|default)(\d{1,5})\]:? ?")
 # A log that is JSON has a whole traceback in one line; a Windows path has `\n` too, so what follows must look like one.
 _ESCAPED = re.compile(r"\\n\s{0,16}(?:File |Traceback|torch\.|\w{0,40}Error|return )|last\):\\n")

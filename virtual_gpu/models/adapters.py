@@ -11,6 +11,7 @@ from torch import nn
 
 from ..errors import NoSuchLayer, NotSupported, WrongValue
 from ..language import tr
+from ..turns import in_turn
 from ..units import positive_int
 
 # peft imports bitsandbytes, which on a machine without CUDA warns of optional CPU kernels that nobody here uses.
@@ -40,6 +41,7 @@ def prepare_4bit(model: nn.Module) -> nn.Module:
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
+@in_turn
 def add_adapters(
     model: nn.Module, rank: int = LORA_RANK, targets: str | Sequence[str] = "attention", **more: Any
 ) -> nn.Module:

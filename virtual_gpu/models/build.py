@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import re
@@ -12,9 +13,12 @@ import torch
 from torch import nn
 
 from ..counting.mode import on_virtual_gpu
+from ..errors import WrongValue
+from ..interrupts import interrupts_later
 from ..language import tr
 from ..real import GPU
 from ..turns import in_turn
+from ..units import boolean, with_parameters
 from .adapters import (
     LORA_DROPOUT,
     LORA_RANK,
@@ -40,8 +44,10 @@ def build_model(config: Any, dtype: torch.dtype, attention: str = "sdpa", device
     check_depth(config)
     _run_as_eager()
     config = copy.deepcopy(config)  # building writes into it
+    # On the meta device it takes a moment, and cut off in the middle it would leave PyTorch's device and dtype changed.
+    waits = interrupts_later() if str(device) == "meta" else contextlib.nullcontext()
     try:
-        with torch.device(device):
+        with waits, torch.device(device):
             model = auto.from_config(config, **dtype_argument(dtype), **attention_argument(attention))
             model.tie_weights()  # transformers 5.0 does not tie on the meta device
     except Exception as error:  # of any kind: whatever the model's own code does with sizes that do not go together
@@ -59,7 +65,7 @@ def check_depth(config: Any) -> None:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers = getattr(text, "num_hidden_layers", None)
     if isinstance(layers, int) and layers > MOST_LAYERS:
-        raise ValueError(
+        raise WrongValue(
             tr(
                 ko=f"num_hidden_layers={layers}: 층은 {MOST_LAYERS:,}개까지다.",
                 en=f"num_hidden_layers={layers}: up to {MOST_LAYERS:,} layers.",
@@ -108,9 +114,10 @@ def build_on_gpu(
 
 def count_parameters(model: nn.Module, trainable_only: bool = False) -> int:
     """The number of parameters, tied ones once; 4-bit weights count as the numbers they stand for."""
+    trainable_only = boolean(trainable_only, "trainable_only")
     return sum(
         parameter.numel() * (2 if parameter.dtype == torch.uint8 else 1)
-        for parameter in model.parameters()
+        for parameter in with_parameters(model).parameters()
         if parameter.requires_grad or not trainable_only
     )
 

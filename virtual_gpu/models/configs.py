@@ -6,9 +6,11 @@ import copy
 import functools
 import hashlib
 import json
+import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +18,8 @@ from urllib.request import getproxies
 
 import torch
 
-from ..errors import BadConfiguration, NotSupported, UnknownName, WrongValue
+from ..errors import BadConfiguration, NotSupported, UnknownName, VirtualGPUError, WrongValue
+from ..frames import clear_frames
 from ..language import tr
 from ..units import choose
 from .bundled import architectures
@@ -85,7 +88,7 @@ def load_config(model_id: Any) -> Any:
         return AutoConfig.for_model(**entry["config"], name_or_path=model_id)
     if model_id in _given:
         config = copy.deepcopy(_given[model_id])
-    elif model_id and Path(model_id).is_dir():
+    elif model_id and os.path.isdir(model_id):  # no error for a name that can be no path
         config = _config_of_folder(model_id)
     else:
         try:
@@ -145,14 +148,31 @@ def _said(folder: str) -> dict[str, Any]:
     return said
 
 
+@contextmanager
+def running(name: str) -> Iterator[None]:
+    """BadConfiguration where a model's own code fails in this block; what we say, and a lack of memory, passes."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # prints its traceback for what is raised here anyway
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except (VirtualGPUError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of any kind: sizes that do not go together show in the middle of a step
+        clear_frames(error)
+        raise bad_configuration(name, error) from error
+    finally:
+        log.setLevel(level)
+
+
 def bad_configuration(name: str, error: Exception) -> BadConfiguration:
-    """The error to raise where the libraries could not make a configuration, or a model of it."""
+    """The error to raise where the libraries could not make a configuration, or make and run a model of it."""
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     reason = f"{type(error).__name__}: {reason[:300]}"
     return BadConfiguration(
         tr(
-            ko=f"{name}: 설정(config)으로 모델을 만들 수 없다. {reason}",
-            en=f"{name}: no model can be made of this. {reason}",
+            ko=f"{name}: 이 설정(config)의 모델을 만들어 실행할 수 없다. {reason}",
+            en=f"{name}: no model of this configuration can be made and run. {reason}",
         )
     )
 
@@ -160,6 +180,13 @@ def bad_configuration(name: str, error: Exception) -> BadConfiguration:
 def _check(name: str, config: Any) -> None:
     """Sizes that no model has are refused before anything is built."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if not hasattr(text, "model_type"):
+        raise BadConfiguration(
+            tr(
+                ko=f"{name}: 언어 모델의 부분이 설정(config)이 아니라 {text!r}이다.",
+                en=f"{name}: its language model's part is no configuration but {text!r}.",
+            )
+        )
     for what, most in {"num_hidden_layers": MOST_LAYERS, **dict.fromkeys(_SIZES, MOST)}.items():
         value = getattr(text, what, None)
         for number in value if isinstance(value, (list, tuple)) else [value]:
@@ -213,7 +240,7 @@ def cached_by_model(function: Callable) -> Callable:
 def _state(model_id: str) -> bytes:
     """What a folder's configuration says now; nothing for names, which stand for the same as long as Python runs."""
     path = Path(model_id) / "config.json"
-    if model_id in architectures() or model_id in _given or not path.is_file():
+    if model_id in architectures() or model_id in _given or not os.path.isfile(path):
         return b""
     return hashlib.sha256(path.read_bytes()).digest()
 

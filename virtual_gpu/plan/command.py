@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..language import LANGUAGES, tr
-from ..terminal import FITS, NOTHING_FITS, answer, number, take_language
+from ..terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language
 from .host import host_need
 from .pictures import extra_label, seconds_label
 from .plans import MARGIN, METHODS
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """`fit` as a program of its own: read the arguments, print, and return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     take_language(given)
-    parser = argparse.ArgumentParser(prog="python -m helpers.planner", description=_what())
+    parser = Parser(prog="python -m helpers.planner", description=_what())
     _arguments(parser)
     return answer(execute, parser.parse_args(given))
 
@@ -52,11 +52,11 @@ def execute(args: argparse.Namespace) -> int:
         host=args.host,
         progress=None if args.json or not sys.stderr.isatty() else _tell,
     )
-    print(json.dumps(plans.to_dict(), ensure_ascii=False, indent=2) if args.json else _text(plans), flush=True)
+    say(json.dumps(plans.to_dict(), ensure_ascii=False, indent=2) if args.json else _text(plans))
     if args.save and plans.best:
         plans.best.save(args.save, args.force)
         if not args.json:
-            print(tr(ko=f"1번을 {args.save}에 저장했다.", en=f"Number 1 was written to {args.save}."))
+            say(tr(ko=f"1번을 {args.save}에 저장했다.", en=f"Number 1 was written to {args.save}."))
     return FITS if plans.plans else NOTHING_FITS
 
 

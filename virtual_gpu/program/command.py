@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import WrongValue
 from ..language import LANGUAGES, tr
-from ..terminal import answer
+from ..terminal import Parser, answer, say
 from . import html
 from .again import Run, advice, largest
 from .frames import OURS
@@ -72,7 +72,7 @@ def add_largest_to(subparsers: Any) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`virtual-gpu run` by itself; the exit status."""
-    parser = argparse.ArgumentParser(prog="virtual-gpu")
+    parser = Parser(prog="virtual-gpu")
     add_to(parser.add_subparsers())
     return answer(execute, parser.parse_args(["run", *(sys.argv[1:] if argv is None else argv)]))
 
@@ -105,7 +105,7 @@ def execute(args: argparse.Namespace) -> int:
         _write(args.html, html.page(report))
     if args.save:
         _write(args.save, json.dumps({"report": report.json(), "trace": report.watch.saved().json()}))
-    print(json.dumps(report.json(), ensure_ascii=False, indent=2) if args.json else report.text(), flush=True)
+    say(json.dumps(report.json(), ensure_ascii=False, indent=2) if args.json else report.text())
     return exit_status(report)
 
 
@@ -123,10 +123,10 @@ def execute_largest(args: argparse.Namespace) -> int:
     best = largest(args.argument, _options(args), _command(args), most=args.most, told=told)
     if args.json:
         found = None if best is None else best.row()
-        print(json.dumps({"schema": 1, "gpu": args.gpu, "largest": found}, ensure_ascii=False, indent=2))
+        say(json.dumps({"schema": 1, "gpu": args.gpu, "largest": found}, ensure_ascii=False, indent=2))
     else:
         nothing = tr(ko="들어가는 것이 없다.", en="Nothing fits.")
-        print(nothing if best is None else tr(ko=f"가장 큰 것: {best.change}", en=f"largest: {best.change}"))
+        say(nothing if best is None else tr(ko=f"가장 큰 것: {best.change}", en=f"largest: {best.change}"))
     return EXIT[OOM] if best is None else EXIT[FITS]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
+from ..interrupts import interrupts_later
+
 _ABSENT = object()
 
 
@@ -55,6 +57,7 @@ class Patches:
         self._undo.append(undo)
 
     def undo(self) -> None:
-        """Put back what was there before."""
-        while self._undo:
-            self._undo.pop()()
+        """Put back what was there before, all of it, also where Ctrl+C comes meanwhile."""
+        with interrupts_later():
+            while self._undo:
+                self._undo.pop()()

@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,7 +61,8 @@ def run(
     (program, *argv), module = without_python([program, *argv], module)
     if not module and launcher(program, module) is None and not os.path.exists(program):
         raise WrongValue(tr(ko=f"그런 프로그램이 없다: {program}", en=f"no such program: {program}"))
-    with cuda(gpu, limited=limited, values=values, rank=rank, gpus=gpus, writes=writes, host=host) as device:
+    given = {"limited": limited, "values": values, "rank": rank, "gpus": gpus, "writes": writes, "host": host}
+    with cuda(gpu, **given) as device, _interruptible(device):
         watch, patches = device.watch, device.patches
         if snapshot_file is not None:
             watch.keep_history()
@@ -75,7 +77,6 @@ def run(
         _group(patches, device, ask, sent, at_once=ranked)
         patches.set(sys, "argv", [program, *argv])
         patches.set(sys, "path", [os.getcwd() if module else os.path.dirname(os.path.abspath(program)), *sys.path])
-        _interrupts(patches, device)
         started = time.perf_counter()
         status, error = _run(program, module)
         if status == FITS and device.ooms and device.last_oom["steps"] == watch.steps:
@@ -129,10 +130,12 @@ def _launched(name: str, argv: Sequence[str], patches: Patches, gpu: ProgramGPU)
     return launch
 
 
-def _interrupts(patches: Patches, gpu: ProgramGPU) -> None:
+@contextmanager
+def _interruptible(gpu: ProgramGPU) -> Iterator[None]:
     """Ctrl+C ends the program at once, but for the middle of an operation, whose end it waits for."""
     if threading.current_thread() is not threading.main_thread():
-        return  # only the main thread may set a handler, and only it is interrupted
+        yield  # only the main thread may set a handler, and only it is interrupted
+        return
 
     def interrupt(*_: Any) -> None:
         if not gpu.mode.inside or gpu.interrupted:
@@ -140,7 +143,10 @@ def _interrupts(patches: Patches, gpu: ProgramGPU) -> None:
         gpu.interrupted = True
 
     before = signal.signal(signal.SIGINT, interrupt)
-    patches.later(lambda: signal.signal(signal.SIGINT, before))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _run(program: str, module: bool) -> tuple[str, BaseException | None]:

@@ -76,7 +76,7 @@ class Values(Answers):
     def __init__(self, policy: str = "answer"):
         try:
             self.element, policy = float(policy), "answer"
-        except ValueError:
+        except (ValueError, TypeError, OverflowError):  # no number: a policy's name, or what `choose` refuses
             self.element = 1.0
         super().__init__()
         self.policy = choose(policy, POLICIES, "values")

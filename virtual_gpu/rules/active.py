@@ -13,6 +13,7 @@ from torch._C import DispatchKey
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.library import Library
 
+from ..errors import WrongValue
 from ..language import tr
 from ..units import choose
 from . import (
@@ -70,6 +71,13 @@ class ActiveRules:
 
     def __init__(self, compute_capability: tuple[int, int], without: Iterable[str] = ()):
         self.compute_capability = compute_capability
+        if isinstance(without, str) or not isinstance(without, Iterable):
+            raise WrongValue(
+                tr(
+                    ko=f"without={without!r:.200}: 규칙 이름들이어야 한다.",
+                    en=f"without={without!r:.200}: must be names of rules.",
+                )
+            )
         self.without = {choose(name, RULES, tr(ko="규칙", en="rule")) for name in without}
         warn_of_unknown_versions()
         self._names = frozenset(

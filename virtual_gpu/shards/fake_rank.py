@@ -6,6 +6,7 @@ and frees on that rank is counted by the virtual GPU, operation by operation.
 
 from __future__ import annotations
 
+import random
 import sys
 import warnings
 from collections import Counter
@@ -23,11 +24,14 @@ from torch.overrides import TorchFunctionMode
 
 from ..cards import CATALOG, GPUSpec
 from ..counting.gpu import VirtualGPU
+from ..errors import WrongValue
 from ..language import tr
 from ..models.build import build_model
+from ..models.configs import running
 from ..real import storage_bytes
 from ..step.run import enable_checkpointing
 from ..trace.trace import Trace
+from ..turns import in_turn, refuse_in_a_block
 from .collectives import Collectives
 from .layout import Convention, Layout
 
@@ -66,6 +70,7 @@ class MasterAdamW(torch.optim.AdamW):
                 mine.copy_(state["master"])
 
 
+@in_turn
 def run_rank(
     config: Any,
     layout: Layout,
@@ -84,7 +89,8 @@ def run_rank(
     DDP's reducer is written in C++ and reads values, which fake tensors do not have. So at stages 0 and 1 the rank runs
     without it, and its all-reduce is missing in `sent`.
     """
-    with fake_world(layout.ranks, rank), warnings.catch_warnings():
+    refuse_in_a_block()
+    with fake_world(layout.ranks, rank), running(config.model_type), warnings.catch_warnings():
         # FSDP2 warns that a DTensor's output is a view; nothing here writes into one.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
         model, mesh = shard(config, layout, convention)
@@ -157,14 +163,15 @@ def fake_world(ranks: int, rank: int = 0) -> Iterator[None]:
             )
         )
     if not 0 <= rank < ranks:
-        raise ValueError(tr(ko=f"rank={rank}: 0부터 {ranks - 1}까지다.", en=f"rank={rank}: 0 to {ranks - 1}."))
-    hook = sys.excepthook
+        raise WrongValue(tr(ko=f"rank={rank}: 0부터 {ranks - 1}까지다.", en=f"rank={rank}: 0 to {ranks - 1}."))
+    hook, numbers = sys.excepthook, random.getstate()
     try:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
         yield
     finally:
         if dist.is_initialized():  # not where an interrupt came before the group was made
             dist.destroy_process_group()
+        random.setstate(numbers)  # PyTorch draws names from Python's generator
         sys.excepthook = hook  # PyTorch puts one there that prints the rank before every line
         # DTensor remembers how operations were split, with the mesh and its groups, which are gone.
         tensor_debug._clear_sharding_prop_cache()
@@ -227,7 +234,7 @@ def _part_of(body: torch.nn.Module, names: Sequence[str]) -> Any:
     for name in names:
         if hasattr(body, name):
             return getattr(body, name)
-    raise ValueError(
+    raise WrongValue(
         tr(
             ko=f"{type(body).__name__}: {', '.join(names)} 가운데 어느 것도 없어서 FSDP2의 그룹으로 나눌 수 없다.",
             en=f"{type(body).__name__} has none of {', '.join(names)}: it cannot be split into FSDP2's groups.",

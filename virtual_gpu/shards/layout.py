@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..errors import WrongValue
 from ..language import tr
 from ..units import positive_int
 
@@ -37,11 +38,11 @@ class Layout:
         )
         keep("stage", _stage(self.stage))
         if self.ranks > MOST_RANKS:
-            raise ValueError(
+            raise WrongValue(
                 tr(ko=f"GPU {self.ranks}개: {MOST_RANKS:,}개까지다.", en=f"{self.ranks} GPUs: up to {MOST_RANKS:,}.")
             )
         if self.ranks % self.tensor_parallel:
-            raise ValueError(
+            raise WrongValue(
                 tr(
                     ko=f"GPU {self.ranks}개를 텐서 병렬 {self.tensor_parallel}개씩 묶을 수 없다. "
                     "GPU 수가 텐서 병렬 크기의 배수여야 한다.",
@@ -50,7 +51,7 @@ class Layout:
                 )
             )
         if self.stage == 1 and self.tensor_parallel > 1:
-            raise ValueError(
+            raise WrongValue(
                 tr(
                     ko="1단계와 텐서 병렬은 함께 쓸 수 없다. PyTorch의 ZeroRedundancyOptimizer는 텐서 병렬의 "
                     "파라미터(DTensor)를 받지 못한다. 2단계나 3단계를 고른다.",
@@ -75,7 +76,7 @@ class Layout:
         if degree == 1:
             return
         if not getattr(config, "base_model_tp_plan", None):
-            raise ValueError(
+            raise WrongValue(
                 tr(
                     ko=f"{config.model_type}: transformers에 텐서 병렬 계획이 없는 모델이다. 텐서 병렬을 1로 한다.",
                     en=f"{config.model_type}: transformers has no tensor-parallel plan for it; use degree 1.",
@@ -88,7 +89,7 @@ class Layout:
         }
         for what, number in heads.items():
             if number and number % degree:
-                raise ValueError(
+                raise WrongValue(
                     tr(
                         ko=f"{what} {number}개를 텐서 병렬 크기 {degree}에 똑같이 나눌 수 없다.",
                         en=f"{number} {what} do not divide by a tensor-parallel degree of {degree}.",
@@ -102,7 +103,7 @@ def _stage(stage: Any) -> int:
     except TypeError:
         number = None
     if number not in STAGES:
-        raise ValueError(tr(ko=f"stage={stage!r}: 0, 1, 2, 3 가운데 하나다.", en=f"stage={stage!r}: 0, 1, 2 or 3."))
+        raise WrongValue(tr(ko=f"stage={stage!r}: 0, 1, 2, 3 가운데 하나다.", en=f"stage={stage!r}: 0, 1, 2 or 3."))
     return number
 
 

@@ -18,6 +18,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 from ..drawing.labels import html_table, kind_label
+from ..errors import WrongValue
 from ..language import tr
 from ..models.build import build_model
 from ..models.configs import load_config, resolve_model_id
@@ -304,6 +305,13 @@ def shard_ledger(
     layout.check_model(config)
     if look_at is None:
         look_at = (0, ranks // 2, ranks - 1)
+    elif isinstance(look_at, (str, bytes)) or not isinstance(look_at, Iterable):
+        raise WrongValue(
+            tr(
+                ko=f"look_at={look_at!r:.80}: rank 번호들이어야 한다. 예: (0, 5)",
+                en=f"look_at={look_at!r:.80}: must be numbers of ranks, as (0, 5).",
+            )
+        )
     found, sent, method = {}, Counter(), "run"
     for rank in dict.fromkeys(look_at):
         held, sent, method = _run(ConfigKey.of(config), layout, precision, rank)

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..cards import CATALOG, GPUSpec, card
 from ..drawing.shards import draw_step
+from ..errors import WrongValue
 from ..language import tr
 from ..models.configs import resolve_model_id
 from ..models.depth import from_shallow, text_config
@@ -23,7 +24,7 @@ from ..trace.edits import accumulating as accumulating_trace
 from ..trace.edits import held_from_the_start, scaled, with_ddp
 from ..trace.timeline import CATEGORIES
 from ..trace.trace import Trace
-from ..units import MiB, choose, human_bytes, positive_int
+from ..units import MiB, boolean, choose, human_bytes, positive_int
 from .fake_rank import run_rank
 from .layout import CONVENTIONS, Layout
 from .ledger import (
@@ -208,6 +209,8 @@ def rank_step(
     layout.check_model(config)
     precision = choose(precision, CONVENTIONS, tr(ko="정밀도", en="precision"))
     positive_int(batch_size, "batch_size")
+    gradient_checkpointing = boolean(gradient_checkpointing, "gradient_checkpointing")
+    exact = boolean(exact, "exact")
     _check_length(model, config, positive_int(sequence_length, "sequence_length"))
     rank = _fullest(model, layout)
     memory = closed_form(model, layout, precision, rank, gradient_as_bucket_view=gradient_as_bucket_view)
@@ -219,7 +222,7 @@ def rank_step(
         run_as = reference if ratio < 1 + PADDING else layout
     like = replace(CATALOG["T4"], compute_capability=spec.compute_capability)  # its size says nothing here
     trace, messages = _trace(
-        ConfigKey.of(config), run_as, precision, batch_size, sequence_length, bool(gradient_checkpointing), like,
+        ConfigKey.of(config), run_as, precision, batch_size, sequence_length, gradient_checkpointing, like,
     )  # fmt: skip
     if run_as != layout and sharded:
         trace = _on_ranks(trace, memory, closed_form(model, run_as, precision))
@@ -238,7 +241,7 @@ def rank_step(
         with contextlib.suppress(MemoryError):
             reserved = trace.reserved_peak(room)
     return RankStep(
-        resolve_model_id(model), layout, precision, batch_size, sequence_length, bool(gradient_checkpointing),
+        resolve_model_id(model), layout, precision, batch_size, sequence_length, gradient_checkpointing,
         memory, at_peak, phase, elements_sent(model, layout), messages, spec.name, spec.capacity_bytes,
         nccl, reserved, trace,
     )  # fmt: skip
@@ -302,7 +305,7 @@ def _travelled(sent: Counter) -> int:
 def _check_length(model: str, config: Any, length: int) -> None:
     limit = getattr(text_config(config), "max_position_embeddings", None)
     if limit is not None and length > limit:
-        raise ValueError(
+        raise WrongValue(
             tr(
                 ko=f"길이 {length}: {model}의 최대 길이는 {limit}이다.",
                 en=f"length {length}: {model} goes up to {limit}.",

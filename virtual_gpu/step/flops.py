@@ -14,9 +14,9 @@ from ..cards import CATALOG
 from ..counting.gpu import VirtualGPU
 from ..models.adapters import add_adapters
 from ..models.build import build_model
-from ..models.configs import cached_by_model, load_config
+from ..models.configs import cached_by_model, load_config, running
 from ..models.depth import linear_in_depth, text_config
-from ..turns import in_turn
+from ..turns import in_turn, refuse_in_a_block
 from .run import set_checkpointing
 from .setting import Setting
 
@@ -65,6 +65,7 @@ class Flops:
 @in_turn
 def count_flops(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Flops:
     """The FLOPs of `model(**inputs).loss` and its backward, counted by PyTorch's FlopCounterMode on a virtual GPU."""
+    refuse_in_a_block()
     gpu = VirtualGPU(CATALOG["A100-80GB"], limited=False)
     model, inputs = gpu.place(model), gpu.place(inputs)
     # Ctrl+C inside PyTorch's own callbacks from C++ would end the process.
@@ -111,4 +112,5 @@ def flops_of_config(
     model = set_checkpointing(model.train(), checkpointing)
     text_config(model.config).use_cache = False
     ids = torch.zeros(batch_size, sequence_length, dtype=torch.int64)
-    return count_flops(model, {"input_ids": ids, "labels": ids})
+    with running(config.model_type):
+        return count_flops(model, {"input_ids": ids, "labels": ids})

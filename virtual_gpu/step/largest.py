@@ -37,6 +37,9 @@ def largest_fitting(name: str, *, multiple: int = 1, gpu: GPU | str, **settings:
         config = load_config(settings.get("model_id", Setting.model_id))
         most = min(most, getattr(text_config(config), "max_position_embeddings", 2**17) // multiple)
 
+    if not most:  # not even one multiple
+        return 0
+
     def over(count: int) -> int:
         """Bytes of tensors beyond the capacity; negative where there is room."""
         report = predict(count)
@@ -80,6 +83,7 @@ def largest_model(gpu: str, peft: str | None = None, **settings: Any) -> tuple[s
     exceed the GPU is passed over without a run.
     """
     spec = card(gpu).needs_cuda()
+    Setting(**{"batch_size": 1, **settings, "model_id": Setting.model_id, "peft": peft})  # before any model is built
     for name in sorted(architectures(), key=_parameters, reverse=True):
         setting = Setting(**{"batch_size": 1, **settings, "model_id": name, "peft": peft})
         if _held_bytes(setting) > spec.capacity_bytes:

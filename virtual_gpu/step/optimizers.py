@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from ..errors import NotSupported, WrongValue
 from ..language import tr
 from ..optional import require
 from ..real import GPU, gpu_of, storage_bytes
-from ..units import choose
+from ..units import choose, with_parameters
 
 # Our names, and the names that transformers' TrainingArguments has for the same optimizers.
 OPTIMIZERS = {
@@ -42,11 +44,18 @@ def optimizer_named(name: object) -> str:
 
 def estimate_memory_of_gradients(model: torch.nn.Module) -> int:
     """Bytes of the gradients that the model's parameters hold now."""
-    return storage_bytes(p.grad for p in model.parameters() if p.grad is not None)
+    return storage_bytes(p.grad for p in with_parameters(model).parameters() if p.grad is not None)
 
 
 def estimate_memory_of_optimizer(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of the optimizer state on the GPU. Scalars (AdamW's step counters, which live on the CPU) do not count."""
+    if not isinstance(getattr(optimizer, "state", None), Mapping):
+        raise WrongValue(
+            tr(
+                ko=f"optimizer={optimizer!r:.80}: torch.optim의 옵티마이저여야 한다.",
+                en=f"optimizer={optimizer!r:.80}: must be an optimizer of torch.optim.",
+            )
+        )
     states = (value for state in optimizer.state.values() for value in state.values())
     return storage_bytes(v for v in states if isinstance(v, torch.Tensor) and v.dim() > 0)
 

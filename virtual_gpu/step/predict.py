@@ -16,7 +16,7 @@ from ..errors import NoSuchLayer
 from ..frames import clear_frames
 from ..language import tr
 from ..models.build import build_on_gpu
-from ..models.configs import cached_by_model, checkpoint_dtype, load_config
+from ..models.configs import cached_by_model, checkpoint_dtype, load_config, running
 from ..models.depth import Deepening, from_shallow
 from ..real import GPU, storage_bytes
 from ..report import MemoryReport
@@ -25,7 +25,7 @@ from ..trace.details import Details
 from ..trace.edits import with_ddp
 from ..trace.micro_batches import MICRO_BATCHES, with_micro_batches
 from ..trace.trace import Trace
-from ..turns import in_turn
+from ..turns import in_turn, refuse_in_a_block
 from .run import TrainingLog, train
 from .setting import OPTIMIZER_STEPS, Setting
 
@@ -205,8 +205,9 @@ class Run(NamedTuple):
 @in_turn
 def virtual_run(setting: Setting, config: Any, spec: GPUSpec) -> Run:
     """Every operation of the setting's two steps on a virtual GPU without a limit."""
+    refuse_in_a_block()
     gpu = VirtualGPU(spec, limited=False)
-    with gpu.interrupts_wait():
+    with gpu.interrupts_wait(), running(setting.model_id):
         return _run(setting, config, gpu)
 
 

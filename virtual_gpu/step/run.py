@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from ..errors import WrongValue
 from ..frames import clear_frames
 from ..language import tr
 from ..models.depth import text_config
 from ..real import GPU, gpu_of
 from ..trace.timeline import Timeline
 from ..turns import in_turn
-from ..units import positive_int
+from ..units import positive_int, with_parameters
 from .optimizers import estimate_memory_of_gradients, estimate_memory_of_optimizer, make_optimizer
 
 
@@ -72,7 +73,7 @@ def train(
     setting = _Setting.read(training_args)
     _check_data(model, dataset, setting)
     if setting.autocast and any(p.requires_grad and p.dtype == setting.autocast for p in model.parameters()):
-        raise ValueError(
+        raise WrongValue(
             tr(
                 ko="혼합 정밀도(fp16=True, bf16=True)에는 fp32 가중치가 필요하다. dtype=torch.float32로 불러온다.",
                 en="Mixed precision (fp16=True, bf16=True) wants fp32 weights: load with dtype=torch.float32.",
@@ -141,11 +142,12 @@ def _train(
 
 def enable_checkpointing(model: torch.nn.Module) -> None:
     """Switch on (non-reentrant) gradient checkpointing, under whichever name transformers has for it."""
+    with_parameters(model)
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     try:
         enable({"use_reentrant": False})
     except ValueError as error:
-        raise ValueError(
+        raise WrongValue(
             tr(
                 ko=f"{type(model).__name__}: 이 모델은 그레이디언트 체크포인팅을 지원하지 않는다.",
                 en=f"{type(model).__name__} does not support gradient checkpointing.",
@@ -208,7 +210,7 @@ def _groups(dataset: Any, setting: _Setting) -> Iterator[list[dict[str, torch.Te
     steps = setting.max_steps or max(1, math.ceil(setting.epochs * steps_per_epoch))
     done = 0
     while True:
-        batches: Iterable = iter(DataLoader(dataset, batch_size=setting.batch_size))
+        batches: Iterable = iter(_loader(dataset, setting.batch_size))
         while group := list(islice(batches, setting.accumulation)):
             yield group
             done += 1
@@ -216,9 +218,14 @@ def _groups(dataset: Any, setting: _Setting) -> Iterator[list[dict[str, torch.Te
                 return
 
 
+def _loader(dataset: Any, batch_size: int) -> DataLoader:
+    """The data in their order. A loader draws a seed for its workers: from a generator of its own, not the reader's."""
+    return DataLoader(dataset, batch_size=batch_size, generator=torch.Generator())
+
+
 def _check_data(model: torch.nn.Module, dataset: Any, setting: _Setting) -> None:
     if setting.batch_size > len(dataset):
-        raise ValueError(
+        raise WrongValue(
             tr(
                 ko=f"배치 크기 {setting.batch_size}가 데이터 {len(dataset)}개보다 크다. "
                 f"make_dummy_dataset(size={setting.batch_size})처럼 데이터를 늘린다.",
@@ -229,16 +236,16 @@ def _check_data(model: torch.nn.Module, dataset: Any, setting: _Setting) -> None
     config = text_config(model.config)
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and len(ids) > limit:
-        raise ValueError(
+        raise WrongValue(
             tr(
                 ko=f"시퀀스 길이 {len(ids)}가 이 모델의 최대 길이 {limit}보다 길다.",
                 en=f"Sequence length {len(ids)} exceeds this model's maximum of {limit}.",
             )
         )
-    chunks = DataLoader(dataset, batch_size=1024)
+    chunks = _loader(dataset, 1024)
     largest = max(int(chunk[name].max()) for chunk in chunks for name in ("input_ids", "labels"))
     if largest >= config.vocab_size:
-        raise ValueError(
+        raise WrongValue(
             tr(
                 ko=f"토큰 번호 {largest}가 이 모델의 어휘 {config.vocab_size}개를 벗어난다. "
                 f"make_dummy_dataset(vocab_size={config.vocab_size})로 만든다.",

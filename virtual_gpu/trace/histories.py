@@ -11,8 +11,11 @@ import bisect
 import gzip
 import io
 import json
+import os
 import pickle
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,13 @@ from .timeline import CATEGORIES
 from .trace import Trace
 
 LARGEST_FILE = 512 * 2**20  # bytes, also of what a gzipped file unpacks to
+MOST_BYTES = 2**50  # of a block, and of an address 2**63: more is no memory
+_GROWS = 64  # bytes of Python objects for a byte of a pickle: an empty list is one byte there and 56 here
+# What reading a file of another form, a broken or a hostile one raises.
+WRONG_FORM = (
+    LookupError, TypeError, AttributeError, ValueError, EOFError, ArithmeticError, RecursionError, MemoryError,
+    pickle.UnpicklingError,
+)  # fmt: skip
 # Of the reduced form, in the order of its codes, named as torch/cuda/_memory_viz.py has them.
 ACTIONS = (
     "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap",
@@ -47,6 +57,15 @@ class History:
     before: list[Segment]
     events: list[tuple[str, int, int, int]]
     after: dict[int, tuple[int, int, dict[int, int]]]
+
+    def __post_init__(self) -> None:
+        pieces = [(p.address, p.size, s.stream) for s in self.before for p in s.pieces]
+        used = [(a, n, stream) for _, stream, blocks in self.after.values() for a, n in blocks.items()]
+        ends = [(address, nbytes, stream) for address, (nbytes, stream, _) in self.after.items()]
+        for address, nbytes, stream in (*pieces, *(event[1:] for event in self.events), *used, *ends):
+            whole = type(address) is type(nbytes) is type(stream) is int
+            if not (whole and 0 <= address < 2**63 and 0 <= nbytes < MOST_BYTES and 0 <= stream < 2**63):
+                raise unreadable(f"{address!r:.40}, {nbytes!r:.40}, {stream!r:.40}")
 
     def trace(self) -> Trace:
         """As a `Trace` of one phase, "recorded": bytes of blocks (rounded to 512), category unknown ("activations")."""
@@ -85,7 +104,7 @@ def read_histories(path: str | Path) -> list[History]:
 
     WrongValue for a file that is not there or is none of the two.
     """
-    data = _bytes(Path(path))
+    data = _bytes(path_of(path))
     try:
         if data[:1] in (b"{", b"["):
             return [
@@ -93,17 +112,44 @@ def read_histories(path: str | Path) -> list[History]:
                 for found in [json.loads(data)]
                 for device in found["devices"]
             ]
-        return _snapshot(Plain(io.BytesIO(data)).load())
-    except (
-        KeyError,
-        TypeError,
-        AttributeError,
-        IndexError,
-        EOFError,
-        pickle.UnpicklingError,
-        json.JSONDecodeError,
-    ) as error:
-        raise unreadable(f"{type(error).__name__}: {error}") from error
+        with _room_for(len(data)):
+            found = Plain(io.BytesIO(data)).load()
+        return _snapshot(found)
+    except WRONG_FORM as error:
+        raise unreadable(f"{type(error).__name__}: {str(error)[:200]}") from error
+
+
+@contextmanager
+def _room_for(nbytes: int) -> Iterator[None]:
+    """In this block the process may grow by what a pickle of so many bytes can need; a request for more fails.
+
+    A few bytes can ask Python's unpickler for a table of 64 GiB, which Linux would grant and then end the process for.
+    """
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):  # Windows grants no memory that it does not have
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit = pages * resource.getpagesize() + _GROWS * nbytes + 2**30
+    if before[1] != resource.RLIM_INFINITY:
+        limit = min(limit, before[1])
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def path_of(path: Any) -> Path:
+    """`path` as a Path; WrongValue where it is none."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise WrongValue(
+            tr(ko=f"path={path!r:.80}: 파일의 경로여야 한다.", en=f"path={path!r:.80}: must be the path of a file.")
+        )
+    return Path(path)
 
 
 def _bytes(path: Path) -> bytes:
@@ -112,8 +158,8 @@ def _bytes(path: Path) -> bytes:
             zipped = file.read(2) == b"\x1f\x8b"
         with gzip.open(path, "rb") if zipped else open(path, "rb") as file:
             data = file.read(LARGEST_FILE + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise unreadable(f"{path}: {error}") from error
+    except (OSError, EOFError, ValueError, zlib.error) as error:  # ValueError: NUL in the name
+        raise unreadable(f"{str(path)!r:.300}: {error}") from error
     if len(data) > LARGEST_FILE:
         raise unreadable(f"> {LARGEST_FILE} bytes")
     return data

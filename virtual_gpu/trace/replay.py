@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..allocator import SMALL_BYTES, CachingAllocator, round_size
+from ..errors import WrongValue
 from ..language import tr
-from .histories import History, read_histories, unreadable
+from .histories import WRONG_FORM, History, read_histories, unreadable
 
 
 @dataclass
@@ -124,7 +125,13 @@ def replay(path: str | Path) -> Replays:
     The file is read without letting it name any class or function; WrongValue for one that cannot be read, or whose
     history does not reach back to where its blocks were allocated.
     """
-    return Replays(replayed(history) for history in read_histories(path))
+    histories = read_histories(path)
+    try:
+        return Replays(replayed(history) for history in histories)
+    except WrongValue:
+        raise
+    except WRONG_FORM as error:  # events that contradict each other
+        raise unreadable(f"{type(error).__name__}: {str(error)[:200]}") from error
 
 
 def replayed(history: History) -> Replay:

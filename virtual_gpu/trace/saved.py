@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from ..errors import WrongValue
 from ..language import tr
-from .histories import LARGEST_FILE, read_histories
+from .histories import LARGEST_FILE, MOST_BYTES, WRONG_FORM, path_of, read_histories
 from .timeline import CATEGORIES
 from .trace import Trace
 
@@ -51,11 +52,14 @@ class Saved:
 
 def read(path: str | Path) -> Saved:
     """A run that was saved as JSON, or PyTorch's own memory snapshot; WrongValue where it is neither."""
-    path = Path(path)
-    if not path.is_file():
+    path = path_of(path)
+    if not os.path.isfile(path):  # no error for a name that can be no path
         raise WrongValue(tr(ko=f"{path}: 그런 파일이 없다.", en=f"{path}: no such file."))
     if path.suffix != ".json":
-        trace = read_histories(path)[0].trace()
+        histories = read_histories(path)
+        if not histories:
+            raise WrongValue(tr(ko=f"{path}: GPU의 기록이 없다.", en=f"{path}: the history of no GPU."))
+        trace = histories[0].trace()
         one = np.zeros(len(trace), dtype=np.int64)
         return Saved(trace, ("activations",), one, ("",), one)
     if path.stat().st_size > LARGEST_FILE:
@@ -70,7 +74,9 @@ def read(path: str | Path) -> Saved:
             Trace(names=tuple(found["phases"]), **columns), tuple(found["kinds"]), kind, tuple(found["places"]), place
         )
         _check(saved)
-    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except WrongValue:
+        raise
+    except (*WRONG_FORM, OSError) as error:
         raise WrongValue(tr(ko=f"{path}: 저장된 실행이 아니다.", en=f"{path}: not a saved run.")) from error
     return saved
 
@@ -81,6 +87,10 @@ def _check(saved: Saved) -> None:
     tops = ((saved.kind, len(saved.kinds)), (saved.place, len(saved.places)), (trace.span, 2 * len(trace.names) + 1))
     if any(column.shape != entries.shape or (column < 0).any() for column in (trace.born, *columns)):
         raise TypeError("columns of different lengths")
+    if not all(isinstance(name, str) for name in (*trace.names, *saved.kinds, *saved.places)):
+        raise TypeError("a name that is no text")
+    if (trace.nbytes >= MOST_BYTES).any() or (trace.held >= MOST_BYTES).any():
+        raise TypeError("more bytes than any memory has")
     if (trace.born > entries).any() or any(len(column) and column.max() >= top for column, top in tops):
         raise TypeError("an index out of range")
     if not trace.allocates[trace.born].all():

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from virtual_gpu.language import tr
+from virtual_gpu.units import boolean
 
 # What a format prescribes: bits, and how many numbers share a scale (None: as one likes).
 FIXED = {"nf4": (4, None), "mxfp4": (4, 32), "nvfp4": (4, 16)}
@@ -56,6 +57,7 @@ def check_tensor(tensor: Any) -> torch.Tensor:
 
 def check_grouping(numbers: torch.Tensor, method: str, block_size: Any, per_channel: bool) -> tuple[int, str]:
     """(numbers that share a scale, "tensor", "channel" or "block")."""
+    per_channel = boolean(per_channel, "per_channel")
     prescribed = FIXED[method][1] if method in FIXED else None
     if prescribed:
         if per_channel or block_size not in (None, prescribed):

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 
 from virtual_gpu.language import tr
-from virtual_gpu.units import choose
+from virtual_gpu.step.setting import check_size
+from virtual_gpu.units import choose, positive_int, seed_of_random
 
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
@@ -46,4 +47,7 @@ DISTRIBUTIONS: dict[str, Callable[[int, int], torch.Tensor]] = {
 
 def example_tensor(distribution: str = "normal", count: int = 4096, seed: int = 0) -> torch.Tensor:
     """Numbers to quantize, the same on every machine: normal, heavy_tailed, outliers, one_sided (normal after ReLU)."""
-    return DISTRIBUTIONS[choose(distribution, DISTRIBUTIONS, tr(ko="분포", en="distribution"))](count, seed).float()
+    make = DISTRIBUTIONS[choose(distribution, DISTRIBUTIONS, tr(ko="분포", en="distribution"))]
+    count = positive_int(count, "count")
+    check_size(count, 1)
+    return make(count, seed_of_random(seed)).float()

@@ -270,6 +270,13 @@ def record_chain(
             strategy, tr(ko="되도록 적게 저장", en="keep as little as possible")
         )
     elif checkpoints is not None:
+        if isinstance(checkpoints, (str, bytes)) or not isinstance(checkpoints, Iterable):
+            raise ValueError(
+                tr(
+                    ko=f"checkpoints={checkpoints!r:.80}: 노드 번호들이어야 한다. 예: (2, 5)",
+                    en=f"checkpoints={checkpoints!r:.80}: must be numbers of nodes, as (2, 5).",
+                )
+            )
         checkpoints = sorted(set(checkpoints))
         schedule = keep_checkpoints(nodes, checkpoints)
         named = ", ".join(map(str, checkpoints))

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from virtual_gpu.drawing.labels import html_table
 from virtual_gpu.language import tr
-from virtual_gpu.units import human_bytes
+from virtual_gpu.units import human_bytes, with_parameters
 
 from ...charts import Chart
 from .charts import tradeoff_chart
@@ -126,7 +126,7 @@ def compare_steps(model: nn.Module, **steps: Callable[[], torch.Tensor]) -> Step
     Bytes are those of the tensors that PyTorch's operations make, the parameters not among them. Gradients and buffers
     are put back afterwards. ValueError where a step's loss has no gradient, or the model no parameter.
     """
-    if not any(p.requires_grad for p in model.parameters()):
+    if not any(p.requires_grad for p in with_parameters(model).parameters()):
         raise ValueError(
             tr(
                 ko=f"{type(model).__name__}: 학습할 파라미터가 없어 비교할 그레이디언트가 없다.",

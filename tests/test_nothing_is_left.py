@@ -1,0 +1,217 @@
+"""After success, error, interrupt and lack of memory the process is what it was before, all of it, and forks as well.
+
+The trials behind it run by themselves: `make fuzz`, `make interrupts`.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from fuzz import run as fuzz
+from interrupts import entries, forget
+from interrupts import run as interrupts
+from odd_inputs import LLAMA
+from process_state import code_state, differences, process_state, stand_ins
+
+import helpers
+import virtual_gpu
+from virtual_gpu.errors import NotSupported, VirtualGPUError
+from virtual_gpu.program.runner import run as run_program
+from virtual_gpu.step.predict import predict_memory
+from virtual_gpu.turns import in_turn
+
+USUAL = ("predict", "gpu_memory_experiment", "rank_step", "cuda", "run_program", "replay", "doctor")
+WRONG = {
+    "predict": lambda: virtual_gpu.predict("nothing", gpu="T4"),
+    "gpu_memory_experiment": lambda: helpers.gpu_memory_experiment(1, model_id="gpt2", peft="lora", lora_targets="x"),
+    "rank_step": lambda: helpers.rank_step("gpt2", 3, tensor_parallel=3),
+    "plan_training": lambda: virtual_gpu.plan_training("gpt2", batch=10**12),
+    "cuda": lambda: virtual_gpu.cuda("T4", values="no").__enter__(),
+    "run_program": lambda: run_program("nowhere.py"),
+    "replay": lambda: virtual_gpu.replay("nowhere"),
+}
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory):
+    """name → (a call, its answer); what is imported and remembered at first is there, and at the end every library."""
+    before = tempfile.tempdir
+    tempfile.tempdir = str(tmp_path_factory.mktemp("temporary"))
+    every = entries(tmp_path_factory.mktemp("entries"))
+    found = {name: (every[name], every[name]()) for name in USUAL}
+    for call in WRONG.values():  # with peft comes torch._dynamo, which replaces functions of PyTorch's own
+        with contextlib.suppress(VirtualGPUError):
+            call()
+    code = code_state()
+    yield found
+    # pytest catches each test's warnings with a function of its own
+    assert [line for line in differences(code, code_state()) if not line.startswith("warnings._showwarn")] == []
+    assert not stand_ins()
+    tempfile.tempdir = before
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_after_an_answer(calls, name):
+    call, answer = calls[name]
+    before = process_state()
+    assert call() == answer
+    assert differences(before, process_state()) == []
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_after_an_error(calls, name):
+    before = process_state()
+    with pytest.raises(VirtualGPUError):
+        WRONG[name]()
+    assert differences(before, process_state()) == []
+
+
+def test_after_a_lack_of_memory(calls, tmp_path):
+    before = process_state()
+    report = helpers.gpu_memory_experiment(1, model_id="gpt2", gpu="1GiB, 8.6")
+    assert not report.fits and report.error
+    with pytest.raises(torch.OutOfMemoryError), virtual_gpu.cuda("1GiB, 8.6") as device:
+        torch.ones(2**30, device="cuda")
+    assert device.memory_allocated() == 0
+    assert differences(before, process_state()) == []
+
+
+class InterruptAt:
+    """Ctrl+C at the n-th call of a Python function, the same one in every run."""
+
+    def __init__(self, moment):
+        self.left = moment
+
+    def __call__(self, frame, event, _):
+        if event == "call":
+            self.left -= 1
+            if self.left == 0:
+                signal.raise_signal(signal.SIGINT)
+
+    def __enter__(self):
+        sys.setprofile(self)
+        return self
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.6])
+@pytest.mark.parametrize("name", ["predict", "cuda", "run_program"])
+def test_after_an_interrupt(calls, name, share):
+    call, answer = calls[name]
+    forget()
+    with InterruptAt(0) as counted:
+        call()
+    forget()
+    before = process_state()
+    with pytest.raises(KeyboardInterrupt), InterruptAt(int(-counted.left * share)):
+        call()
+    assert differences(before, process_state()) == []
+    forget()
+    assert call() == answer
+
+
+def test_interrupts_from_outside(calls):
+    """A few of the thousand that `make interrupts` sends."""
+    trial = interrupts(4, seed=1, only=("predict", "cuda"))
+    assert not trial.wrong
+    assert trial.counts.total() == 4
+
+
+def test_a_few_odd_inputs():
+    """The first of the five thousand of `make fuzz`."""
+    trial = fuzz(50)
+    assert not trial.failures
+    assert trial.counts.total() == 50
+
+
+# -- threads and forks ------------------------------------------------------------------------------------------------
+
+
+def in_a_thread(function):
+    """What the function returns or raises in a thread of its own."""
+    found = []
+
+    def call():
+        try:
+            found.append(function())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(60)
+    return found[0]
+
+
+def small():
+    return predict_memory(gpu="T4", model_id="gpt2", batch_size=1, sequence_length=16).peak_bytes
+
+
+def test_beside_a_block_other_threads_are_refused_by_name():
+    with virtual_gpu.cuda("T4"):
+        for call in (small, lambda: helpers.rank_step("gpt2", 2), lambda: virtual_gpu.cuda("L4").__enter__()):
+            error = in_a_thread(call)
+            assert isinstance(error, NotSupported) and threading.main_thread().name in str(error)
+        with pytest.raises(NotSupported, match="cuda"):
+            small()
+    assert in_a_thread(small) == small()
+
+
+def test_ranks_take_turns(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+
+    def step(ranks):
+        return helpers.rank_step(str(tmp_path), ranks, sequence_length=16).at_peak
+
+    alone = {ranks: step(ranks) for ranks in (2, 4)}
+    forget()
+    found = {}
+    threads = [threading.Thread(target=lambda n=n: found.update({n: step(n)})) for n in alone]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert found == alone
+
+
+def test_a_fork_begins_with_a_free_turn():
+    """Though another thread of the process that it was made of is in the middle of a prediction."""
+    inside, ends = threading.Event(), threading.Event()
+
+    @in_turn
+    def predicts():
+        inside.set()
+        ends.wait(60)
+
+    thread = threading.Thread(target=predicts)
+    thread.start()
+    inside.wait(60)
+    child = os.fork()
+    if not child:
+        signal.alarm(30)  # ends it where it waits
+        os._exit(in_turn(lambda: 7)())
+    ends.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_what_is_printed_does_not_move_a_terminal(capsys, tmp_path):
+    from virtual_gpu.command import main
+
+    path = Path(tmp_path, "log\x1b[2J\u202e.txt")
+    path.write_bytes(b"\x1b]0;title\x07 CUDA out of memory. \x9b2J Tried to allocate 2.00 GiB")
+    assert main(["doctor", str(path)]) in (0, 1)
+    assert main(["replay", str(path)]) == 2
+    with pytest.raises(SystemExit):
+        main(["doctor", str(path), "\x1b[2J"])
+    said = "".join(capsys.readouterr())
+    assert "\\u001b" in said and not {"\x1b", "\x9b", "\x07", "\u202e"} & {*said}
