@@ -15,7 +15,7 @@ from .progress import solved
 
 # A guess at a reader's pace, for the map only: Korean technical prose, a look at a result, an exercise.
 SIGNS_A_MINUTE, MINUTES_A_RESULT, MINUTES_AN_EXERCISE = 400, 0.5, 5
-ROUND_TO_MINUTES = 10
+ROUND_TO_MINUTES = 5
 # A chapter's last section under this heading is for those who want more: neither its time nor its exercises count.
 APPENDIX = re.compile(r"## (\d+\.\d+ )?더 읽을거리")
 

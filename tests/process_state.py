@@ -165,7 +165,8 @@ def code_state() -> dict[str, Any]:
             if issubclass(type(value), type) and value.__module__ == name:
                 for inner, part in [*vars(value).items()]:
                     if issubclass(type(part), _CODE):
-                        found[f"{name}.{key}.{inner}"] = part
+                        # PyTorch wraps an optimizer's step when the first of its class is made, and says so on it.
+                        found[f"{name}.{key}.{inner}"] = part.__wrapped__ if getattr(part, "hooked", False) else part
     return found
 
 

@@ -51,10 +51,10 @@ def calls(tmp_path_factory):
             call()
     code = code_state()
     yield found
+    tempfile.tempdir = before
     # pytest catches each test's warnings with a function of its own
     assert [line for line in differences(code, code_state()) if not line.startswith("warnings._showwarn")] == []
     assert not stand_ins()
-    tempfile.tempdir = before
 
 
 @pytest.mark.parametrize("name", USUAL)

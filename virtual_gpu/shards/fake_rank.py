@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -162,8 +163,10 @@ def fake_world(ranks: int, rank: int = 0) -> Iterator[None]:
                 en="This process has a process group already: torch.distributed.destroy_process_group() closes it.",
             )
         )
-    if not 0 <= rank < ranks:
-        raise WrongValue(tr(ko=f"rank={rank}: 0부터 {ranks - 1}까지다.", en=f"rank={rank}: 0 to {ranks - 1}."))
+    if not isinstance(rank, Integral) or not 0 <= rank < ranks:
+        raise WrongValue(
+            tr(ko=f"rank={rank!r:.80}: 0부터 {ranks - 1}까지다.", en=f"rank={rank!r:.80}: 0 to {ranks - 1}.")
+        )
     hook, numbers = sys.excepthook, random.getstate()
     try:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
