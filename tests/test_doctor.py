@@ -587,3 +587,21 @@ def test_a_cell_is_no_program_to_run(file):
     found = diagnose(trace((file, "train", "loss.backward()")))
     assert found.users_line.is_cell and str(found.users_line) == "a notebook's cell:7 in train"
     assert command(found, "accumulation").endswith(" program.py")
+
+
+def test_a_bar_says_that_the_steps_before_passed():
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 470.00 MiB. GPU 0 has a total capacity of"
+    oom += " 14.74 GiB of which 439.06 MiB is free."
+    bar = " 30%|███       | 300/1000 [05:00<11:40,  1.00s/it]"
+    [note] = diagnose(f"{bar}\r{bar.replace('300', '301')}\n{oom}").notes
+    assert "301/1000" in note
+    for early in (bar.replace("300/", "1/"), f"Map: {bar.strip()}", "", "300/1000"):
+        assert diagnose(f"{early}\n{oom}").notes == []
+
+
+def test_killed_while_a_model_is_loaded():
+    found = diagnose("Loading checkpoint shards:  33%|███▎      | 1/3 [00:09<00:18,  9.2s/it]\nKilled\n")
+    assert (found.verdict, found.sure) == ("host_loading", "likely")
+    assert first_changes(found)[0] == "sixteen_bits"
+    assert diagnose("Killed\n").verdict == "host_memory"
+    assert "virtual-gpu run --host Colab" in text(found)

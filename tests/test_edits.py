@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from versions import keeps_workspaces
 
 from virtual_gpu.allocator import MIB
 from virtual_gpu.models.configs import load_config
@@ -137,6 +138,7 @@ def test_ddp_counts_its_buckets_unless_it_is_told_not_to():
     assert ddp.total - view.total > gradients / 2
 
 
+@keeps_workspaces
 @pytest.mark.parametrize("gpu, workspace", [("H100", 32 * MIB), ("A100-40GB", 8_519_680)])
 def test_a_rank_has_the_workspaces_of_its_card(gpu, workspace):
     trace = rank_step("gpt2", 4, sequence_length=64, gpu=gpu).trace

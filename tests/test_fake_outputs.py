@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from versions import keeps_workspaces
 
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting import mode
@@ -218,6 +219,7 @@ def test_memory_runs_out_in_a_remembered_operation_too(gpu):
     assert blocker.numel() == 5 * 2**30
 
 
+@keeps_workspaces
 def test_each_gpu_gets_its_workspace(outputs):
     held = []
     for _ in range(2):
@@ -229,6 +231,7 @@ def test_each_gpu_gets_its_workspace(outputs):
     assert held == [2 * 512 + 8_519_680] * 2
 
 
+@keeps_workspaces
 def test_what_asks_for_a_workspace_inside_is_not_remembered(monkeypatch, outputs, gpu):
     x, real = gpu.place(torch.ones(8, 8)), mode.FakeTensorMode.__torch_dispatch__
 

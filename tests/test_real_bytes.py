@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig
+from versions import keeps_workspaces
 
 import helpers.training
 from helpers.models import byte_tokenizer, load_model_and_tokenizer
@@ -293,6 +294,7 @@ class AskedFor:
         pass
 
 
+@keeps_workspaces
 @pytest.mark.parametrize("family", CONFIGS)
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
 def test_live_and_peak_bytes_of_a_step(family, kind, cpu, virtual):

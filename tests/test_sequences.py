@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from torch._C._profiler import gather_traceback, symbolize_tracebacks
+from versions import keeps_workspaces
 
 from benchmarks import measure_gpu, sequences
 from benchmarks.children import ROOT, Child
@@ -194,6 +195,7 @@ def test_a_child_says_measured_first_and_then_the_comparison_as_json(monkeypatch
     assert max(phase["reserved_bytes"] for phase in phases) == found["predicted"]["reserved_bytes"]
 
 
+@keeps_workspaces
 def test_an_allocation_that_only_the_gpu_makes_is_named_by_its_line(predicted):
     """The virtual side forgets one that is held at the peak."""
     live = np.where(predicted.allocates, predicted.nbytes, -predicted.nbytes).cumsum()
@@ -309,6 +311,7 @@ def test_beyond_the_limit_the_alignment_says_that_it_is_rough():
     assert not shortest and pairs == [(0, 0), (3, 3), (5, 5)]
 
 
+@keeps_workspaces
 def test_two_gpus_of_the_catalogue_differ_by_their_kernels():
     """An H100 in the place of the real GPU, a T4 as the virtual one: another cuBLAS workspace, another attention."""
     setting = {"model_id": "openai-community/gpt2", "batch_size": 1, "sequence_length": 64, "precision": "fp16"}

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from versions import keeps_workspaces
 
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
@@ -406,6 +407,7 @@ def test_the_workspace_of_a_handle(capability, nbytes):
     assert cublas_workspace_bytes(capability) == nbytes
 
 
+@keeps_workspaces
 @pytest.mark.parametrize(("name", "workspace"), [("T4", WORKSPACE), ("H100", 32 * 2**20)])
 def test_one_workspace_for_forward_and_one_for_backward(name, workspace):
     gpu = VirtualGPU(CATALOG[name])

@@ -73,7 +73,7 @@ PAGE = """\
 
 <!-- tools/cheat_sheet.py가 계산해서 쓴다. 손으로 고치지 않는다. -->
 
-오류 메시지가 손에 있으면 먼저 `virtual-gpu doctor error.txt`에 traceback을 통째로 준다(10장의 패널도 같다). 다른 물음은 [질문에서 시작하기](questions.md)에서 찾는다.
+오류 메시지가 손에 있으면 먼저 `virtual-gpu doctor error.txt`에 traceback을 통째로 준다(10장의 패널도 같다). 다른 물음은 [질문에서 시작하기](questions.md)에서 찾는다. `Killed`로 끝났거나 세션이 말없이 끊겼다면 이 장이 아니라 RAM이다. 11장의 11.8절로 간다.
 
 오류를 만났을 때 **위에서부터** 하나씩 해 본다. 잃는 것이 적은 순서다. 절약은 polyglot-ko-1.3b를 길이 256, 배치 16으로 학습할 때 두 번째 스텝까지의 최대 메모리를
 가상 T4(한도 {capacity})에서 센 것이고, 실제 GPU에서 측정한 것이 아니다. 모델과 길이가 다르면 절약도 다르니 같은 실험을 자기 설정으로 다시 해 본다.
@@ -118,8 +118,8 @@ GiB는 필요한 최대 메모리, 괄호 안은 출발점에서 줄어든 비�
 
 | 언제 | 까닭 | 해 볼 것 |
 |---|---|---|
-| 아무 때나, 가끔 | 가장 긴 글이 든 배치 | 학습을 시작할 때 가장 긴 배치를 먼저 한 번 돌려 본다. `max_length`로 자르거나 길이가 비슷한 것끼리 묶는다(`train_sampling_strategy="group_by_length"`, transformers 4에서는 `group_by_length=True`) |
-| 평가할 때 | `Trainer`가 로짓을 모두 GPU에 모아 둔다 | `prediction_loss_only=True`나 `eval_accumulation_steps=1`, 또는 `preprocess_logits_for_metrics`로 필요한 것만 남긴다 |
+| 아무 때나, 가끔 | 가장 긴 글이 든 배치 | 학습을 시작할 때 가장 긴 배치로 두 스텝을 먼저 돌려 본다. `max_length`로 자르거나 토큰 수의 예산으로 묶는다. 비슷한 길이끼리 묶기(`group_by_length`)는 패딩만 줄이고 최대는 줄이지 않는다 |
+| 평가할 때 | `Trainer`가 로짓을 모두 GPU에 모아 둔다 | `preprocess_logits_for_metrics`로 필요한 것만 남기거나, 지표가 없으면 `prediction_loss_only=True`. `eval_accumulation_steps=1`은 RAM으로 옮길 뿐이다. 그래도 죽으면 `per_device_eval_batch_size`를 줄인다(11장) |
 | 생성할 때 | KV 캐시: 2 × 층 × KV 헤드 × 헤드 차원 × 길이 × 배치 × 2바이트(16비트일 때) | 배치나 `max_new_tokens`를 줄인다 |
 | 조금씩 늘다가 | 역전파하지 않은 손실(검증), 로짓, 훅의 출력을 목록에 모은다 | `with torch.no_grad():`, `.item()`, `.cpu()` |
 | OOM을 잡아 다시 하면 | 예외가 앞 시도의 텐서를 붙들고 있다 | `except` 밖에서 다시 한다 |
@@ -138,7 +138,7 @@ GiB는 필요한 최대 메모리, 괄호 안은 출발점에서 줄어든 비�
 - 모델과 GPU, 길이, 배치를 주면 들어가는 설정을 모두 찾아 순위를 매기고, 없으면 가장 작은 변화를 알려 주는 **플래너**에 묻는다. 9장의 패널이나 터미널에서 쓴다.
   `python -m helpers.planner --model EleutherAI/polyglot-ko-5.8b --gpu T4 --length 512 --batch 16`
 - 더 작은 모델을 고르거나 더 큰 GPU를 빌린다. 얼마나 모자라는지는 `predict_memory(...)`의 `needed_bytes`가 말해 준다.
-- CPU로 옮기기(offload)는 메모리를 아끼지만 그 대가는 이 강의의 숫자에 없다.
+- CPU로 옮기기(offload)는 RAM을 쓰고, 최대가 다른 곳에 있으면 GPU를 아끼지 못한다(11장). 느려지는 시간은 이 강의의 숫자에 없다.
 """
 
 

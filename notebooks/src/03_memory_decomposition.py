@@ -316,7 +316,7 @@ table("name parameters gradients optimizer together after_forward", rows)
 predict_memory(batch_size=1, precision="mixed_fp16")
 
 # %% [markdown] lang="ko"
-# 파라미터, 그레이디언트, 옵티마이저 상태만 더해도 T4의 한도를 넘는다. 배치를 줄여서 될 일이 아니다. 상태를 여러 GPU로 나누거나([6장](06_distributed_zero.ipynb)), 학습할 파라미터를 줄이거나([8장](08_lora.ipynb)), 8비트 AdamW와 체크포인팅을 함께 쓴다. 그 조합은 [처방 한 장](../../docs/cheat_sheet.md)에 있다.
+# 24.84 GiB가 필요하니 10.2 GiB 모자란다. 파라미터, 그레이디언트, 옵티마이저 상태만 더해도 T4의 한도를 넘는다. 배치를 줄여서 될 일이 아니다. 상태를 여러 GPU로 나누거나([6장](06_distributed_zero.ipynb)), 학습할 파라미터를 줄이거나([8장](08_lora.ipynb)), 8비트 AdamW와 체크포인팅을 함께 쓴다. 그 조합은 [처방 한 장](../../docs/cheat_sheet.md)에 있다.
 #
 # **연습 3-3.** (3-2와 3-4는 3.16절에 있다.) 예산은 8 GiB다. 배치 크기 8, 길이 256을 유지하고 Adam 계열 옵티마이저를 쓰면서, 설정을 **되도록 적게** 바꾸어 최대 메모리를 예산 안으로 넣어라.
 # 바꿀 수 있는 것은 `optimizer`, `gradient_checkpointing`, `precision`, `attention`이다. 예를 들면 `{"optimizer": "adamw_fused"}`처럼 쓴다.
@@ -335,7 +335,7 @@ same_tokens = guess("3.9", None, "GiB")
 same_tokens
 
 # %% [markdown] lang="ko"
-# 길이를 네 가지로 바꾸고, 어텐션도 두 가지로 계산한다. eager는 점수 행렬을 그대로 만드는 책의 시절 방법이고, sdpa는 어텐션을 커널 하나로 계산하는 PyTorch의 `scaled_dot_product_attention`이다.
+# 길이를 네 가지로 바꾸고, 어텐션도 두 가지로 계산한다. eager는 점수 행렬을 그대로 만드는 옛 방법이고, sdpa는 어텐션을 커널 하나로 계산하는 PyTorch의 `scaled_dot_product_attention`이다.
 
 # %%
 lengths = (256, 512, 1024, 2048)
@@ -355,7 +355,7 @@ from helpers.chapters.c3_memory.figures import lengths_chart
 lengths_chart(runs)
 
 # %% [markdown] lang="ko"
-# sdpa에서는 3N 위에 얹힌 몫이 토큰의 수에 비례한다(짧은 쪽에서는 최대가 스텝에 있어 평평하다). eager에서는 거기에 길이의 **제곱**에 비례하는 항이 더해진다. 1024에서 2048로 갈 때 sdpa는 15.25에서 23.04로, eager는 23.49에서 57.53으로 늘었다.
+# sdpa에서는 3N 위에 얹힌 몫이 토큰의 수에 비례한다(짧은 쪽에서는 최대가 스텝에 있어 평평하다). 4N이 아니라 3N인 것은 역전파가 시작될 때 그레이디언트가 아직 없기 때문이다. 앞 스텝의 것은 `zero_grad`가 지웠다. eager에서는 거기에 길이의 **제곱**에 비례하는 항이 더해진다. 1024에서 2048로 갈 때 sdpa는 15.25에서 23.04로, eager는 23.49에서 57.53으로 늘었다.
 #
 # 층 하나가 역전파를 위해 간직하는 텐서를 모두 늘어놓는다. 마지막 열은 바이트를 s(길이) × b(배치) × h(은닉층 크기)로 나눈 것이다. 합은 얼마인가? 6바이트짜리 하나는 무엇일까?
 
@@ -376,7 +376,7 @@ kept_by_a_layer("meta-llama/Llama-3.2-1B", "A100-40GB")
 
 # %% [markdown] lang="ko"
 # 두 군데다. RMSNorm은 fp32로 계산하려고 입력을 4바이트 사본으로 바꾸어 간직하고(층마다 두 번), SwiGLU의 MLP는 폭 8192의 텐서를 둘이 아니라 넷 간직한다. 대신 키와 값은 헤드가 적어 0.5바이트씩이다.
-# 길이의 제곱 항이 없는 것은 **융합 커널이 골라졌을 때만** 그렇다. 융합 커널은 s × s 행렬을 저장하지 않고 역전파에서 다시 계산한다. 골라지지 않으면 어떻게 되는지는 3.12절에서 본다.
+# 두 표에 길이의 제곱 항이 없는 것은 sdpa의 커널이 s × s 행렬을 저장하지 않고 역전파에서 다시 계산하기 때문이다. 이런 것을 **융합 커널**이라 한다. sdpa라면 언제나 그런지는 3.12절에서 시험한다.
 #
 # ## 3.10 allocated, reserved, 그리고 nvidia-smi
 #
@@ -541,7 +541,7 @@ kept_by_a_layer("meta-llama/Llama-3.2-1B", "T4")
 grouped_heads(length=2048)
 
 # %% [markdown] lang="ko"
-# sdpa는 이름 하나에 커널이 여럿이다. flash는 Ampere(A100, RTX 30)부터 돌고, 그보다 옛 T4에는 메모리를 아끼는 efficient가 있다. 그런데 efficient는 헤드 수가 다르면 받지 않는다. 그러면 남는 것은 점수 행렬을 통째로 만드는 `math`뿐이고, 경고는 나오지 않는다.
+# T4에서는 부르는 방법 하나로 역전파까지 남는 것이 24.25 MiB와 576.12 MiB로 갈린다. A100에서는 어느 쪽이든 flash가 골라진다. sdpa는 이름 하나에 커널이 여럿이다. flash는 Ampere(A100, RTX 30)부터 돌고, 그보다 옛 T4에는 메모리를 아끼는 efficient가 있다. 그런데 efficient는 헤드 수가 다르면 받지 않는다. 그러면 남는 것은 점수 행렬을 통째로 만드는 `math`뿐이고, 경고는 나오지 않는다.
 #
 # | | 어떻게 되는가 |
 # |---|---|
@@ -643,7 +643,7 @@ guesses()
 # - 보아야 하는 것은 스텝 직후의 값이 아니라 **최댓값**이다. 길이가 늘 같다면 두 번째 스텝까지, 다르다면 가장 긴 배치까지 보아야 한다.
 # - 최대가 **스텝**에 있으면 옵티마이저를, **역전파의 시작**에 있으면 순전파 상태와 로짓을 줄인다.
 # - OOM 메시지의 "Tried to allocate"를 배치, 길이, 어휘로 나누어 보면 어느 텐서인지 안다.
-# - 메모리에 들어간다고 학습이 되는 것은 아니다. 순수 16비트는 구현과 학습률에 따라 무너지거나 제자리에 머문다.
+# - 메모리에 들어간다고 학습이 되는 것은 아니다. fp16에 담으면 0이 되는 수가 있고, bf16에 더하면 사라지는 갱신이 있다(3.8절).
 #
 # 배치 16이 들어가지 않는다면 4씩 네 번 나누어 넣으면 어떨까? 결과가 정말 같을까? [4장](04_gradient_accumulation.ipynb)에서 답한다.
 

@@ -43,7 +43,7 @@ load = AutoModelForCausalLM.from_pretrained
 # %% [markdown] lang="ko"
 # ## 11.1 학습은 되는데 평가에서 죽는다
 #
-# 평가에는 그레이디언트도 옵티마이저 상태도 없다. 그런데 평가에서 죽었다는 신고는 끊이지 않는다(transformers #8476).
+# 평가에는 그레이디언트도 옵티마이저 상태도 없다. 그런데 평가에서 죽었다는 신고는 끊이지 않는다([transformers #8476](https://github.com/huggingface/transformers/issues/8476)).
 # Qwen2.5-0.5B를 fp16으로 T4에 올리면 가중치가 1 GiB쯤이다. 길이 512인 샘플 40개를 8개씩 평가하고, `compute_metrics`를 준다.
 # 어휘가 151,936개이므로 샘플 40개의 로짓은 40 × 512 × 151,936 × 2바이트다.
 
@@ -80,7 +80,7 @@ compare({f"{n} samples": partial(evaluate, n) for n in (32, 40)})
 
 # %% [markdown] lang="ko"
 # 마지막, 다섯째 배치에서 죽었다. 요청한 5.80 GiB는 로짓 **전부**의 크기이고, 요청한 것은 로짓을 이어 붙이는 함수다. `Trainer`는 배치마다 `torch.cat`으로 지금까지의 로짓에 새것을 붙인다.
-# 붙이는 동안은 옛것과 새것이 **함께** 있다. 그래서 로짓의 두 배가 필요하다.
+# 붙이는 동안은 옛것과 새것이 **함께** 있다. 그래서 로짓의 두 배 가까이가 필요하다. 여기에는 가중치뿐이지만, 에폭 뒤의 평가라면 옵티마이저 상태도 카드에 남아 있어 더 일찍 죽는다. RAM의 942.29 MiB는 모델을 CPU에서 만들 때의 것이다.
 
 # %%
 dies_at.against(5)
@@ -101,7 +101,7 @@ compare({name: partial(evaluate, **options) for name, options in cures.items()})
 
 # %% [markdown] lang="ko"
 # - `compute_metrics`가 없거나 `prediction_loss_only=True`면 손실만 남는다. 로짓은 배치 하나의 것뿐이다.
-# - **`preprocess_logits_for_metrics`가 가장 낫다.** 지표를 지키면서 어휘 전체의 점수를 모으지 않는다.
+# - **`preprocess_logits_for_metrics`가 가장 낫다.** 지표를 지키면서 어휘 전체의 점수를 모으지 않는다. 그 대신 `compute_metrics`가 받는 `predictions`는 로짓이 아니라 토큰 번호다. 거기서 다시 `argmax`를 부르던 줄은 지운다. 남겨 두면 길이 쪽에서 최댓값을 찾아 틀린 지표가 된다. 출력이 여럿인 모델이면 `logits`가 튜플이므로 `logits[0]`을 쓴다. `Trainer(..., preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1))`
 # - `eval_do_concat_batches=False`는 두 벌을 한 벌로 줄일 뿐이다. 샘플이 늘면 다시 죽는다.
 # - `eval_accumulation_steps`는 로짓을 없애지 않고 **RAM으로 옮긴다.** 켜지 않아도 모은 것은 끝에 모두 RAM으로 간다. 지표를 NumPy로 계산하기 때문이다. 그래서 RAM은 두 줄 모두 로짓 전부의 크기(5.80 GiB)다. 이어 붙이는 기본값이라면 RAM에서도 NumPy가 같은 일을 해 잠깐 두 벌이 된다(NumPy가 만든 배열은 이 표가 세지 않는다).
 #
@@ -123,7 +123,7 @@ for options in ({}, {"dtype": "float32"}, {"dtype": "float32", "fp16": True}):
 seen
 
 # %% [markdown] lang="ko"
-# 혼합 정밀도라도 fp32다. Accelerate가 `autocast`의 출력을 fp32로 되돌려 주기 때문이다. 로짓 하나가 4바이트가 되어 위의 수가 모두 두 배가 된다.
+# 혼합 정밀도라도 fp32다. Accelerate가 `autocast`의 출력을 fp32로 되돌려 주기 때문이다. 로짓 하나가 4바이트가 되어, 모아 두는 로짓이 두 배가 된다.
 #
 # > **주장 1.** "평가에는 그레이디언트가 없으니 메모리가 들지 않는다"
 #
@@ -141,7 +141,7 @@ seen
 #
 # </details>
 #
-# **연습 11-1.** `Trainer`의 기본 설정(fp16 모델)에서 이어 붙이는 순간 함께 있는 옛 로짓과 새 로짓은 모두 몇 바이트인가? 배치가 하나뿐이면 이어 붙이지 않는다.
+# **연습 11-1.** `Trainer`의 기본 설정(fp16 모델)에서 마지막 배치를 이어 붙이는 순간, 그전까지 모은 로짓과 다 이어 붙인 로짓은 합해서 몇 바이트인가? 마지막 배치는 꽉 차지 않을 수 있고, 배치가 하나뿐이면 이어 붙이지 않는다.
 
 
 # %%
@@ -159,7 +159,7 @@ exercise("11-1").check(gathered)
 # `run`이 받는 것은 `accumulate`(`eval_accumulation_steps`), `keep`("logits", "argmax", "nothing"), `batch_size`다. 정확도를 계산할 것을 남기면서 끝까지 가는 설정을 사전으로 답하라.
 
 # %%
-case("11-A").run()
+case("11-A").run(accumulate=1)
 
 # %% [markdown] lang="ko"
 # 다섯 번 안에 찾아 적는다.
@@ -227,7 +227,7 @@ largest_eval.against("16")
 #
 # ### 평가가 끝난 뒤
 #
-# 평가가 끝나고 학습으로 돌아오자마자 죽었다는 신고도 있다(axolotl #1813). 학습 두 스텝, 평가 한 배치, 다시 학습 한 스텝을 하면서 `nvidia-smi`가 보여 줄 값, 곧 할당자가 예약한 양을 차례로 적는다.
+# 평가가 끝나고 학습으로 돌아오자마자 죽었다는 신고도 있다([axolotl #1813](https://github.com/axolotl-ai-cloud/axolotl/issues/1813)). 학습 두 스텝, 평가 한 배치, 다시 학습 한 스텝을 하면서 `nvidia-smi`가 보여 줄 값, 곧 할당자가 예약한 양을 차례로 적는다.
 
 
 # %%
@@ -255,8 +255,8 @@ def reserved_around_evaluation():
 attempt(reserved_around_evaluation).returned
 
 # %% [markdown] lang="ko"
-# 셋째 값이 평가다. 평가의 큰 텐서가 지나간 자리를 할당자가 쥐고 있어 학습으로 돌아와도 줄지 않는다. 그래도 넷째 스텝은 들어갔다. 자리가 정말 모자라면 할당자는 쓰지 않는 덩어리를 드라이버에 돌려주고 다시 시도하기 때문이다.
-# 마지막 값처럼 `empty_cache()`가 그것을 미리 한다. 덩어리의 일부만 쓰이고 있으면 돌려주지 못하고, 그때 죽는다(단편화, 3장). 그 원인이라면 `expandable_segments`를 켜거나 평가 뒤에 `empty_cache()`를 부른다. `Trainer`에는 `torch_empty_cache_steps`가 있다.
+# 셋째 값이 평가다. 평가의 큰 텐서가 지나간 자리를 할당자가 쥐고 있어 학습으로 돌아와도 줄지 않는다. 그래도 넷째 스텝은 쥐고 있던 자리를 다시 써서 들어갔다. 자리가 정말 모자라면 할당자는 쓰지 않는 덩어리를 드라이버에 돌려주고 다시 시도한다.
+# 마지막 값처럼 `empty_cache()`가 그것을 미리 한다. 덩어리의 일부만 쓰이고 있으면 돌려주지 못하고, 그때 죽는다(단편화, 3장). 그 원인이라면 `expandable_segments`를 켜거나 평가 뒤에 `empty_cache()`를 부른다. `Trainer`의 `torch_empty_cache_steps`는 학습 몇 스텝마다 부르는 것이라, 평가 바로 뒤라면 콜백의 `on_evaluate`에서 부른다.
 #
 # ## 11.3 `generate`와 KV 캐시
 #
@@ -285,7 +285,7 @@ for name in ("EleutherAI/polyglot-ko-1.3b", "meta-llama/Llama-3.2-1B", "Qwen/Qwe
     print(f"{name:27} {heads:>5} {human_bytes(kv_bytes(config, 1)):>10}", kv_bytes(config, 257, 4), measured)
 
 # %% [markdown] lang="ko"
-# 한 바이트도 다르지 않다. 파라미터 수가 비슷한 polyglot-ko-1.3b와 Llama-3.2-1B의 토큰 하나가 여섯 배 차이 난다. Llama는 **그룹 쿼리**(GQA)라 키·값 헤드가 8개뿐이고 헤드도 작다.
+# 한 바이트도 다르지 않다. 파라미터 수가 비슷한 polyglot-ko-1.3b와 Llama-3.2-1B의 토큰 하나가 여섯 배 차이 난다. Llama는 **그룹 쿼리**(GQA)라 키·값 헤드가 16개가 아니라 8개이고, 헤드의 크기도 절반이며, 층도 3분의 2다.
 #
 # 패널에서 모델, 문맥, 배치, 캐시의 자료형을 바꾼다. 식을 그대로 쓴 것이라 바로 바뀐다.
 #
@@ -314,7 +314,7 @@ exercise("11-2").check(cache_size)
 # %% [markdown] lang="ko"
 # ### 캐시가 작은데도 죽는다
 #
-# Llama-3.2-1B로 길이 4,096인 프롬프트 8개를 T4에서 이어 쓴다. 가중치 2.3 GiB에 캐시 1.0 GiB, 합해서 3.3 GiB다. 들어갈까?
+# Llama-3.2-1B로 길이 4,096인 프롬프트 8개를 T4에서 이어 쓴다. 캐시는 토큰 하나에 32 KiB이니 8 × 4,096개에 1 GiB이고, 가중치는 12억 개 남짓의 2바이트다. 합해도 4 GiB가 안 된다. 들어갈까?
 
 # %%
 long_prompts = guess("11.3", None, ("T4", "A100", "both"))
@@ -334,7 +334,7 @@ compare({"as it is": long, "chunks": partial(long, prefill_chunk_size=512)})
 compare({"as it is": long}, "A100-80GB")
 
 # %% [markdown] lang="ko"
-# 토큰을 만들기도 전에, **프롬프트를 읽다가**(prefill) 죽었다. 요청한 16 GiB는 8 × 32 × 4,096 × 4,096 × 4바이트, 길이의 제곱인 점수 행렬이다. T4에서 그룹 쿼리를 쓰는 모델은 융합 어텐션 커널을 얻지 못한다(3장 3.12절).
+# 토큰을 만들기도 전에, **프롬프트를 읽다가**(prefill) 죽었다. 요청한 16 GiB는 8 × 32 × 4,096 × 4,096 × 4바이트, 길이의 제곱인 점수 행렬이다. T4에서 그룹 쿼리를 쓰는 모델은 패딩이 없는 배치일 때 융합 어텐션 커널을 얻지 못한다(3장 3.12절. 라이브러리의 버전에 달렸고, 고치는 한 줄도 거기에 있다).
 # 나누어 읽으면 점수 행렬이 512 × 4,096으로 줄고 계산하는 것은 같다. A100은 이 행렬을 만들지 않는다.
 
 # %%
@@ -453,7 +453,7 @@ from helpers.chapters.c11_outside.resume import SHARE, WAYS_TO_KEEP, extra_of, s
 compare({name: extra_of(take) for name, take in WAYS_TO_KEEP.items()})
 
 # %% [markdown] lang="ko"
-# `state_dict()`는 텐서를 복사하지 않는다. 그래서 공짜이고, 그래서 **다음 스텝이 그 값을 바꾼다.** `deepcopy`는 값을 지키지만 **GPU에** 한 벌을 더 만든다. 조기 종료(early stopping)나 EMA 코드에 흔한 줄이다. 한 벌을 CPU에 두려면 셋째처럼 쓴다.
+# `state_dict()`는 텐서를 복사하지 않는다. 그래서 공짜이고, 그래서 **다음 스텝이 그 값을 바꾼다.** `deepcopy`는 값을 지키지만 **GPU에** 한 벌을 더 만든다. 조기 종료(early stopping)나 EMA 코드에 흔한 줄이다. 한 벌을 CPU에 두려면 셋째처럼 쓴다. RAM 열이 셋 다 같은 것은 모델을 CPU에서 만들 때 이미 그만큼 들었다가 비었기 때문이다. 셋째에도 RAM 한 벌이 든다.
 #
 # 저장 자체는 어떤가? 설치된 소스를 읽으면 이렇다.
 #
@@ -472,7 +472,7 @@ compare({name: extra_of(take) for name, take in WAYS_TO_KEEP.items()})
 #
 # ## 11.7 처음부터는 되는데 이어서 하면 죽는다
 #
-# "처음부터는 빠듯하게나마 학습된다. 체크포인트에서 이어서 하면 OOM이다"(transformers #22123). nanoGPT #158도 같다. 진짜 파일을 쓰고 읽어 그대로 일으킨다. 파일을 작게 하려고 작은 GPT-2를 쓰고, 그만큼 T4도 344 MiB만 쓰게 막는다. 먼저 학습해서 저장한다.
+# "처음부터는 빠듯하게나마 학습된다. 체크포인트에서 이어서 하면 OOM이다"([transformers #22123](https://github.com/huggingface/transformers/issues/22123)). [nanoGPT #158](https://github.com/karpathy/nanoGPT/issues/158)도 같다. 진짜 파일을 쓰고 읽어 그대로 일으킨다. 파일을 작게 하려고 작은 GPT-2를 쓰고, 그만큼 T4도 344 MiB만 쓰게 막는다. 먼저 학습해서 저장한다.
 
 # %%
 path = folder / "checkpoint.pt"
@@ -508,13 +508,13 @@ compare(programs)
 # %% [markdown] lang="ko"
 # `map_location`을 적지 않으면 텐서는 **저장될 때 있던 곳**, 곧 GPU로 돌아간다. 그리고 변수 `checkpoint`가 학습하는 내내 그것을 붙든다.
 #
-# 무엇이 두 벌인가? 늘어난 것은 모델 한 벌뿐이다. 옵티마이저의 `load_state_dict`는 (PyTorch 2.13에서) 같은 장치에 있는 상태를 복사하지 않고 그대로 쓴다. 모델의 `load_state_dict`는 값을 복사하므로 파일의 것이 남는다. 고치는 줄은 셋이다.
+# 무엇이 두 벌인가? 소스를 읽으면 학습하는 동안 늘어나는 것은 모델 한 벌뿐이다. 옵티마이저의 `load_state_dict`는 (PyTorch 2.13에서) 같은 장치에 있는 상태를 복사하지 않고 그대로 쓴다. 모델의 `load_state_dict`는 값을 복사하므로 파일의 것이 남는다. 고치는 줄은 셋이다.
 #
 # - `del checkpoint`: 다 쓴 뒤에 버린다. 함수 안에서 읽으면 저절로 된다.
 # - `map_location="cpu"`: GPU에 올리지 않는다. 대신 파일만큼의 RAM이 든다. 프로세스가 여덟이면 여덟 벌이다.
 # - `mmap=True`: 파일을 RAM에 읽어 들이지 않고 필요한 쪽만 본다. 운영 체제가 언제든 버릴 수 있는 쪽이라 RAM이 모자라도 죽지 않는다.
 #
-# `Trainer`의 `resume_from_checkpoint`는 2023년 3월(#22159)부터 GPU 하나에서는 옵티마이저 상태를 CPU로 읽는다. GPU가 여럿이면 지금도 GPU로 바로 읽는다. CPU에 프로세스 수만큼 쌓이는 것을 피하려는 것이라고 소스에 적혀 있다.
+# `Trainer`의 `resume_from_checkpoint`는 2023년 3월([transformers #22159](https://github.com/huggingface/transformers/pull/22159))부터 GPU 하나에서는 옵티마이저 상태를 CPU로 읽는다. GPU가 여럿이면 지금도 GPU로 바로 읽는다. CPU에 프로세스 수만큼 쌓이는 것을 피하려는 것이라고 소스에 적혀 있다.
 #
 # > **주장 6.** "`map_location="cpu"`만 쓰면 된다"
 #
@@ -564,9 +564,9 @@ ways = {
 compare({way: lambda program=program: program() and None for way, program in ways.items()}, host="Colab")
 
 # %% [markdown] lang="ko"
-# - `Killed`는 RAM이다. 진짜 Colab이라면 여기서 세션이 **메시지 없이** 끊어진다. 파이썬은 오류를 잡을 틈도 없다. 7B 모델을 불러오던 사람의 말대로 '로그도 오류도 없이 그냥 멈춘다'(autotrain-advanced #277. 다른 신고로 transformers #27708).
+# - `Killed`는 RAM이다. 진짜 Colab이라면 여기서 세션이 **메시지 없이** 끊어진다. 파이썬은 오류를 잡을 틈도 없다. 확인하려면 불러오는 동안 Colab의 RAM 눈금을 보고, 리눅스 터미널이라면 종료 코드(`echo $?`)가 137인지, `dmesg`에 `Out of memory: Killed process`가 있는지 본다. 7B 모델을 불러오던 사람의 말대로 '로그도 오류도 없이 그냥 멈춘다'([autotrain-advanced #277](https://github.com/huggingface/autotrain-advanced/issues/277). 다른 신고로 [transformers #27708](https://github.com/huggingface/transformers/issues/27708)).
 # - fp32를 GPU에 바로 올려도 죽는다. 줄이기 **전**의 크기가 최대다.
-# - `dtype="float16", device_map="cuda"`가 답이다. 텐서마다 파일에서 읽어 GPU로 보내므로 RAM에 모델이 쌓이지 않는다. 4비트도 텐서마다 올려 줄이므로 fp16 모델이 통째로 올라가는 순간이 없다.
+# - `dtype="float16", device_map="cuda"`가 답이다. 텐서마다 파일에서 읽어 GPU로 보내므로 RAM에 모델이 쌓이지 않는다. 4비트도 텐서마다 올려 줄이므로 fp16 모델이 통째로 올라가는 순간이 없다. 7B는 58억보다 크므로 fp16으로는 들어가더라도 계산할 자리가 더 적다. T4에서는 4비트 줄을 쓴다.
 
 # %%
 dies_in.against("RAM")
@@ -574,7 +574,7 @@ dies_in.against("RAM")
 # %% [markdown] lang="ko"
 # `low_cpu_mem_usage=True`를 적으라는 글이 많다. transformers 4까지는 이것을 켜야 빈 모델을 만들고 파일에서 바로 채웠고, 꺼져 있으면 무작위 가중치로 만든 모델과 파일에서 읽은 것이 RAM에 두 벌이었다. **transformers 5에서는 늘 그렇게 하고, 이 인자는 받아서 버린다**(`modeling_utils.py`). `dtype`도 바뀌었다. 적지 않으면 파일에 적힌 자료형이다(`"auto"`). 옛날에는 fp32였다.
 #
-# pickle로 된 옛 파일(`pytorch_model.bin`)은 통째로 RAM에 읽는다. safetensors는 텐서 하나씩 읽을 수 있다. 자료형을 바꾸지 않고 CPU에 두면 파일의 쪽을 그대로 비출 뿐이라(mmap) 거의 들지 않는다.
+# pickle로 된 옛 파일(`pytorch_model.bin`)도 zip 형식이면 transformers 5가 `mmap=True`로 연다(`modeling_utils.py`의 `load_state_dict`). zip이 아닌 더 옛 형식이거나, `torch.load`를 `mmap` 없이 직접 부르면 통째로 RAM에 읽는다. safetensors는 텐서 하나씩 읽을 수 있다. 자료형을 바꾸지 않고 CPU에 두면 파일의 쪽을 그대로 비출 뿐이라(mmap) 거의 들지 않는다.
 #
 # 모델이 카드보다 크면 `device_map="auto"`가 나머지를 RAM에 둔다. 불러오기는 되지만 층을 부를 때마다 버스를 건넌다. 학습에는 쓰지 않는다. Llama-3.1-8B를 T4에 올려 본다.
 
@@ -587,13 +587,13 @@ compare({place: lambda place=place: big(device_map=place) and None for place in 
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** CPU에 fp32로 불러오거나 pickle 파일을 읽으면 그렇다. safetensors를 `device_map`으로 GPU에 바로 올리면 RAM이 거의 들지 않고, 막는 것은 GPU다. 4비트라면 GPU에도 들어간다.
+# **조건부로 맞다.** CPU에 fp32로 불러오거나 파일을 통째로 RAM에 읽으면 그렇다. safetensors를 `device_map`으로 GPU에 바로 올리면 RAM이 거의 들지 않고, 막는 것은 GPU다. 4비트라면 GPU에도 들어간다.
 #
 # </details>
 #
 # ## 11.9 오프로드와 고정 메모리
 #
-# 오프로드는 바이트를 없애지 않고 RAM으로 옮긴다. 옮긴 곳의 크기를 모르면 GPU 대신 RAM이 죽는다. polyglot-ko-1.3b를 배치 2, 길이 512로 순전파, 역전파한다. `save_on_cpu`는 역전파를 위해 저장하는 것을 모두 옮기고, `pinned`는 **고정 메모리**(pinned memory)로 옮긴다. `offload`는 체크포인팅을 켜고 층의 입력만 옮긴다(5.6절). '잰 것'은 순전파가 끝났을 때 GPU에 남은 것이다.
+# 오프로드는 바이트를 없애지 않고 RAM으로 옮긴다. 옮긴 곳의 크기를 모르면 GPU 대신 RAM이 죽는다. polyglot-ko-1.3b를 배치 2, 길이 512로 순전파, 역전파한다. `save_on_cpu`는 역전파를 위해 저장하는 것을 모두 옮기고, `pinned`는 **고정 메모리**(pinned memory)로 옮긴다. `offload`는 체크포인팅을 켜고 층의 입력만 옮긴다(5.6절). '잰 것'은 순전파가 끝났을 때 GPU에 남은 것이다. 'GPU 최대'가 가장 많이 줄어드는 줄은 어느 것인가?
 
 # %%
 from contextlib import nullcontext
@@ -623,7 +623,9 @@ compare(
 )
 
 # %% [markdown] lang="ko"
-# `save_on_cpu`는 GPU에서 치운 것의 몇 배를 RAM에 쌓는다. 가중치까지 복사하기 때문이다. 층의 입력만 옮기면 100 MiB도 들지 않는다.
+# **어느 줄도 줄지 않았다.** 순전파가 남긴 것('잰 것')은 크게 줄었지만, 이 크기에서는 가중치와 그레이디언트가 다 있는 역전파의 끝이 최대이기 때문이다. "오프로드를 켰는데 GPU는 그대로이고 RAM만 없어진다"는 물음의 답이 이것이다. 순전파 상태가 최대를 정할 때만 듣는다.
+#
+# RAM에는 `save_on_cpu`가 GPU에서 치운 것의 두 배가 넘게 쌓는다. 가중치까지 복사하기 때문이다. 층의 입력만 옮기면 100 MiB도 들지 않는다.
 #
 # 고정 메모리는 운영 체제가 내보내지 못하는 RAM이다. GPU가 직접 읽어 갈 수 있어 복사가 계산과 겹친다. 대신 PyTorch의 할당자는 요청을 **2의 거듭제곱으로 올리고**, 다 쓴 것도 쥐고 있다. 65 MiB를 고정하면 RAM이 얼마나 늘까?
 
@@ -646,7 +648,7 @@ with virtual_gpu.cuda("T4") as card:
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 옮긴 만큼의 RAM이 있을 때만이다. 무료로 쓰는 기계는 RAM이 GPU만큼이나 작다.
+# **조건부로 맞다.** 옮긴 것이 최대를 정하던 것이고, 옮긴 만큼의 RAM이 있을 때만이다. 무료로 쓰는 기계는 RAM이 GPU만큼이나 작다.
 #
 # </details>
 #
@@ -661,14 +663,15 @@ guesses()
 # | 언제 죽나 | 원인이 되는 것 | 고치는 줄 |
 # |---|---|---|
 # | `trainer.evaluate()` 도중 | 모은 로짓이 두 벌 | `preprocess_logits_for_metrics`, `prediction_loss_only` |
+# | 평가의 첫 배치 | 배치 하나의 로짓과 손실 | `per_device_eval_batch_size`(기본값 8)를 줄인다 |
 # | 내 평가 루프 | 계산 그래프를 붙든 손실 | `with torch.no_grad()`, `loss.item()` |
-# | 프롬프트를 읽을 때 | 점수 행렬, 모든 토큰의 로짓 | `prefill_chunk_size`, `logits_to_keep=1` |
+# | 프롬프트를 읽을 때 | 점수 행렬, 모든 토큰의 로짓 | `prefill_chunk_size`, T4라면 3.12절의 한 줄, `logits_to_keep=1` |
 # | 길게 만들 때 | KV 캐시 | 배치와 문맥, GQA 모델, `cache_implementation="offloaded"` |
 # | 저장할 때 | GPU의 `deepcopy`, RAM의 한 벌 | `.cpu()`, `max_shard_size` |
 # | 이어서 할 때 | GPU로 돌아온 체크포인트 | `map_location="cpu"`, `mmap=True`, `del` |
-# | 불러올 때 | RAM의 fp32 모델 | `dtype=…`, `device_map="cuda"` |
+# | 불러올 때 | RAM의 fp32 모델 | `dtype="float16"`, `device_map="cuda"`, 크면 4비트 |
 #
-# - 메시지 없이 끊어졌다면 GPU가 아니라 **RAM**이다.
+# - 메시지 없이 `Killed`로 끝나거나 세션이 끊어졌다면 GPU보다 **RAM**을 먼저 의심한다.
 # - `eval_accumulation_steps`, `map_location="cpu"`, 오프로드는 모두 GPU의 바이트를 RAM으로 **옮긴다.** 없애는 것이 아니다.
 # - 두 벌이 되는 순간을 찾는다. 이어 붙일 때, 복사할 때, 줄이기 전과 후가 함께 있을 때다.
 #

@@ -191,7 +191,7 @@ def test_the_page_shows_scale_phases_and_whole_names(tmp_path):
     assert main(["--html", str(page), str(PROGRAMS / "loop.py"), "1024"]) == 0
     text = page.read_text()
     ticks = re.findall(r'<span style="bottom:([\d.]+)%">([\d.]+) MiB</span>', text)
-    assert len(ticks) >= 3 and float(ticks[-1][0]) > 60  # its own scale, not that of a card of 14 GiB
+    assert len(ticks) >= 2 and float(ticks[-1][0]) > 60  # its own scale, not that of a card of 14 GiB
     assert "14.64 GiB</b>" not in text and "순전파</span>" in text and "loop.py:18" in text
     large = tmp_path / "large.py"
     large.write_text("import torch\nx = torch.empty(2**30, device='cuda')\n" * 2 + "y = x.clone()\n" * 9)

@@ -77,6 +77,11 @@ CHANGES = {
         options=None,
     ),
     "smaller_batch": Change("per_device_train_batch_size=1", "loader = DataLoader(dataset, batch_size=1)"),
+    "preprocess_logits": Change(
+        "",
+        "trainer.preprocess_logits_for_metrics = lambda logits, labels: logits.argmax(-1)",
+        options=("--through-evaluation",),
+    ),
     "loss_only": Change(
         "prediction_loss_only=True",
         "losses = []\nwith torch.no_grad():\n    for batch in loader: losses.append(model(**batch).loss.item())",
@@ -150,6 +155,10 @@ _WHAT = {
         "a loss that never makes all logits at once (if Liger knows the model)",
     ),
     "smaller_batch": ("배치를 1로 줄여 본다", "batch 1"),
+    "preprocess_logits": (
+        "평가에서 로짓 대신 지표에 쓸 것만 모은다. compute_metrics는 그때 토큰 번호를 받는다",
+        "gather what the metric needs instead of logits; compute_metrics then gets token ids",
+    ),
     "loss_only": ("평가에서 로짓을 모으지 않는다", "gather no logits in evaluation"),
     "eval_accumulation": ("모은 로짓을 스텝마다 CPU로 옮긴다", "move gathered logits to the CPU at each step"),
     "eval_batch": ("평가의 배치를 줄인다", "a smaller batch in evaluation"),
@@ -197,7 +206,7 @@ FIRST = {
     places.BACKWARD: ("checkpointing", "accumulation", "lora"),
     places.OPTIMIZER_STATES: ("eight_bit", "lora", "qlora"),
     places.OPTIMIZER_STEP: ("fused", "eight_bit", "lora"),
-    places.EVALUATION_GATHERS: ("loss_only", "eval_accumulation", "eval_batch"),
+    places.EVALUATION_GATHERS: ("preprocess_logits", "loss_only", "eval_batch"),
     places.EVALUATION: ("eval_batch", "loss_only", "eval_accumulation"),
     places.GENERATION: ("fewer_sequences", "fewer_tokens", "offloaded_cache"),
     places.WRAPPING: ("bucket_view", "sixteen_bits", "lora"),
@@ -205,6 +214,7 @@ FIRST = {
     foreign.CARD: ("synchronous", "other_processes", "smaller_batch"),
     foreign.LIBRARY: ("smaller_batch", "other_processes", "blocking"),
     foreign.HOST: ("fewer_workers", "streaming", "device_map"),
+    "host_loading": ("sixteen_bits", "qlora", "device_map"),
     foreign.OTHER: (),
     foreign.ELSE: (),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,10 @@ CANNOT_TELL = "cannot_tell"
 _ORDER = ("in_handler", "limit", "larger_than_card", "other_process", "outside_pytorch")
 _LATE = ("fragmentation", places.ATTENTION, places.BACKWARD, places.GATHERING, places.FORWARD, "freed_since")
 _HANDLING = "During handling of the above exception"  # Python, between two tracebacks
+# tqdm's bar of a training: without a name before it, as those of maps and downloads have.
+_BAR = re.compile(r"^[ \t]{0,8}\d{1,3}%\|[^|\n]{0,120}\| {0,8}(\d{1,9})/(\d{1,9}) \[", re.MULTILINE)
+_LOADS = re.compile(r"Loading checkpoint shards|Loading weights|, in from_pretrained\b")
+_FIRST_STEPS = 2  # after so many everything that a step makes is there
 _GENERIC = (places.ATTENTION, places.BACKWARD, places.GATHERING, places.FORWARD)  # a place, hardly a cause
 
 
@@ -89,7 +94,7 @@ def read(raw: str | bytes, cut: bool = False) -> Diagnosis:
     if cut:
         diagnosis.notes.append(words.cut())
     if not found:
-        _without_numbers(diagnosis, every)
+        _without_numbers(diagnosis, every, text)
     else:
         chosen = max(found, key=lambda one: (len(one.message.stated), bool(one.frames)))
         distinct = [one for at, one in enumerate(found) if not any(one.message.same_as(o.message) for o in found[:at])]
@@ -99,6 +104,9 @@ def read(raw: str | bytes, cut: bool = False) -> Diagnosis:
         diagnosis.other_ranks = tuple(sorted(rank for rank in ranks if rank is not None))
         diagnosis.card = guess(chosen.message.total, text)
         _by_numbers(diagnosis, chosen.message, text)
+        bars = _BAR.findall(text.replace("\r", "\n"))
+        if bars and int(bars[-1][0]) > _FIRST_STEPS:
+            diagnosis.notes.append(words.late(*bars[-1]))
         if any(one.in_handler for one in found):
             diagnosis.findings.append(Finding("in_handler", CERTAIN, (words.in_handler(),)))
     _by_frames(diagnosis)
@@ -122,14 +130,16 @@ def _read(stream: Stream) -> Iterator[_Read]:
         yield _Read(stream, message, frames, in_handler)
 
 
-def _without_numbers(diagnosis: Diagnosis, every: Sequence[Stream]) -> None:
+def _without_numbers(diagnosis: Diagnosis, every: Sequence[Stream], text: str) -> None:
     for stream in every:
         seen = foreign.foreign(stream.lines)
         if seen and (diagnosis.foreign is None or foreign.rank(seen) < foreign.rank(diagnosis.foreign)):
             diagnosis.foreign, diagnosis.rank = seen, stream.rank
             diagnosis.frames = traceback(stream.lines)
     if diagnosis.foreign:
-        diagnosis.findings.append(Finding(diagnosis.foreign.kind, diagnosis.foreign.sure, (diagnosis.foreign.line,)))
+        loads = diagnosis.foreign.kind == foreign.HOST and _LOADS.search(text)
+        cause = "host_loading" if loads else diagnosis.foreign.kind
+        diagnosis.findings.append(Finding(cause, diagnosis.foreign.sure, (diagnosis.foreign.line,)))
 
 
 def _by_numbers(diagnosis: Diagnosis, message: Message, text: str) -> None:

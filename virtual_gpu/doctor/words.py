@@ -59,6 +59,10 @@ _CAUSES = {
     foreign.CARD: ("GPU 메모리 부족, 숫자가 없는 메시지", "out of GPU memory, in a message without numbers"),
     foreign.LIBRARY: ("라이브러리가 GPU 메모리를 얻지 못했다", "a library did not get GPU memory"),
     foreign.HOST: ("컴퓨터의 RAM이 부족하다", "the machine's RAM ran out, not the card's"),
+    "host_loading": (
+        "모델을 불러오다가 컴퓨터의 RAM이 부족해졌다",
+        "the machine's RAM ran out: a model was loaded",
+    ),
     foreign.OTHER: ("PyTorch CUDA가 아닌 메시지", "not a message of PyTorch on CUDA"),
     foreign.ELSE: ("메모리 부족이 아니다", "no lack of memory"),
 }
@@ -73,6 +77,16 @@ def cause(name: str) -> str:
 def sure(how: str) -> str:
     """How sure, in a word."""
     return tr(ko=_SURE[how], en=how)
+
+
+def late(step: str, steps: str) -> str:
+    """That the steps before passed, and what then comes before a cause of one moment."""
+    return tr(
+        ko=f"진행 막대가 {step}/{steps}이다. 앞의 스텝은 통과했다. 그렇다면 가장 긴 배치나 무엇인가 붙들린 것을 먼저 "
+        "의심한다. 스텝이 끝날 때마다 torch.cuda.memory_allocated()를 적어, 느는지 튀는지 본다.",
+        en=f"The progress bar is at {step}/{steps}: the steps before passed. Look first for the longest batch and for "
+        "something that is kept: note torch.cuda.memory_allocated() after each step, and see if it grows or jumps.",
+    )
 
 
 def cut() -> str:
