@@ -267,10 +267,11 @@ def run(count: int, seed: int = 0, only: tuple[str, ...] = (), told: Callable[[T
         try:
             trial, chance = Interrupts(Path(name), only, told is not None), random.Random(seed)
             names = list(trial.entries)
-            for number in range(count):
-                trial.interrupt(names[number % len(names)], chance.random())
-                if told is not None:
-                    told(trial.trial)
+            with contextlib.suppress(KeyboardInterrupt):  # of the trial itself: what it has found so far is told
+                for number in range(count):
+                    trial.interrupt(names[number % len(names)], chance.random())
+                    if told is not None:
+                        told(trial.trial)
         finally:
             tempfile.tempdir = before
     return trial.trial

@@ -21,6 +21,7 @@ from odd_inputs import LLAMA
 from process_state import code_state, differences, process_state, stand_ins
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.grad_mode import no_grad
+from torch.library import Library
 
 import helpers
 import virtual_gpu
@@ -121,10 +122,10 @@ def test_after_an_interrupt(calls, name, share):
     assert call() == answer
 
 
-@pytest.mark.parametrize("function", [no_grad.__exit__, FakeTensorMode.__exit__])
+@pytest.mark.parametrize("function", [no_grad.__exit__, FakeTensorMode.__exit__, Library._destroy])
 @pytest.mark.parametrize("name", ["rank_step", "cuda", "run_program"])
 def test_after_an_interrupt_in_the_middle_of_pytorch(calls, name, function):
-    """Where gradients would stay off, or a mode on: then PyTorch ends the process, so it is a fork."""
+    """Where gradients would stay off, or rules on, or a mode: then PyTorch ends the process, so it is a fork."""
     call, _ = calls[name]
     child = os.fork()
     if not child:
