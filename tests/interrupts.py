@@ -248,10 +248,13 @@ def gpus_alive() -> list[VirtualGPU]:
     """Every virtual GPU that there is, after a collection.
 
     What an interrupted backward had still to do, with the tensors that were saved for it, PyTorch keeps until the next
-    backward of the thread: here is one.
+    backward of the thread: here is one. One collection does not do: the collector does not see what C++ holds, so the
+    first one ends the tensors, and only the next one the GPU that they belonged to, with its cuBLAS workspaces.
     """
-    torch.zeros(1, requires_grad=True).sum().backward()
-    gc.collect()
+    with torch.enable_grad():
+        torch.zeros(1, requires_grad=True).sum().backward()
+    while gc.collect():
+        pass
     return [one for one in gc.get_objects() if type(one) in (VirtualGPU, ProgramGPU)]
 
 
@@ -264,10 +267,11 @@ def run(count: int, seed: int = 0, only: tuple[str, ...] = (), told: Callable[[T
         try:
             trial, chance = Interrupts(Path(name), only, told is not None), random.Random(seed)
             names = list(trial.entries)
-            for number in range(count):
-                trial.interrupt(names[number % len(names)], chance.random())
-                if told is not None:
-                    told(trial.trial)
+            with contextlib.suppress(KeyboardInterrupt):  # of the trial itself: what it has found so far is told
+                for number in range(count):
+                    trial.interrupt(names[number % len(names)], chance.random())
+                    if told is not None:
+                        told(trial.trial)
         finally:
             tempfile.tempdir = before
     return trial.trial

@@ -19,6 +19,9 @@ from interrupts import entries, forget
 from interrupts import run as interrupts
 from odd_inputs import LLAMA
 from process_state import code_state, differences, process_state, stand_ins
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.grad_mode import no_grad
+from torch.library import Library
 
 import helpers
 import virtual_gpu
@@ -84,13 +87,13 @@ def test_after_a_lack_of_memory(calls, tmp_path):
 
 
 class InterruptAt:
-    """Ctrl+C at the n-th call of a Python function, the same one in every run."""
+    """Ctrl+C at the n-th call of any Python function, or of one; the same call in every run."""
 
-    def __init__(self, moment):
-        self.left = moment
+    def __init__(self, moment, function=None):
+        self.left, self.code = moment, getattr(function, "__code__", None)
 
     def __call__(self, frame, event, _):
-        if event == "call":
+        if event == "call" and self.code in (None, frame.f_code):
             self.left -= 1
             if self.left == 0:
                 signal.raise_signal(signal.SIGINT)
@@ -117,6 +120,30 @@ def test_after_an_interrupt(calls, name, share):
     assert differences(before, process_state()) == []
     forget()
     assert call() == answer
+
+
+@pytest.mark.parametrize("function", [no_grad.__exit__, FakeTensorMode.__exit__, Library._destroy])
+@pytest.mark.parametrize("name", ["rank_step", "cuda", "run_program"])
+def test_after_an_interrupt_in_the_middle_of_pytorch(calls, name, function):
+    """Where gradients would stay off, or rules on, or a mode: then PyTorch ends the process, so it is a fork."""
+    call, _ = calls[name]
+    child = os.fork()
+    if not child:
+        end = "nothing was interrupted"
+        try:
+            forget()
+            with InterruptAt(0, function) as counted:
+                call()
+            forget()
+            before = process_state()
+            with contextlib.suppress(KeyboardInterrupt), InterruptAt(-counted.left // 2, function):
+                call()
+                os._exit(1)
+            end = differences(before, process_state())
+        finally:
+            os.write(2, f"{end}\n".encode())  # what pytest shows of a failure
+            os._exit(0 if end == [] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_interrupts_from_outside(calls):

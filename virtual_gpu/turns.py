@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
+import torch
+
 from .errors import NotSupported
 from .language import tr
 
@@ -16,6 +18,11 @@ P, R = ParamSpec("P"), TypeVar("R")
 # transformers sets torch's default dtype while it builds, rules stand in for kernels, PyTorch's fake modes are global.
 _turn = threading.RLock()
 _holder: threading.Thread | None = None  # whose `cuda()` block is open
+
+
+def _grad_mode_kept() -> torch.set_grad_enabled:
+    """Afterwards gradients are on or off as now: Ctrl+C in the exit of a `no_grad` block leaves them off."""
+    return torch.set_grad_enabled(torch.is_grad_enabled())
 
 
 def in_turn(function: Callable[P, R]) -> Callable[P, R]:
@@ -26,7 +33,7 @@ def in_turn(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wait_and_call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _turn:
+        with _turn, _grad_mode_kept():
             if _holder is not threading.current_thread():
                 refuse_in_a_block()
             return function(*args, **kwargs)
@@ -45,7 +52,8 @@ def holding_the_process() -> Iterator[None]:
         refuse_in_a_block()
         _holder = threading.current_thread()
     try:
-        yield
+        with _grad_mode_kept():
+            yield
     finally:
         _holder = None
 

@@ -128,7 +128,8 @@ class VirtualGPU:
         Parameters count as "parameters", buffers and batches as "other". Tied weights stay tied.
         """
         if isinstance(thing, torch.nn.Module):
-            self._place_module(thing)
+            with self.interrupts_wait():
+                self._place_module(thing)
             return thing
         if isinstance(thing, Mapping):
             return {name: self.place(value) for name, value in thing.items()}

@@ -73,9 +73,7 @@ class CountingMode(FakeTensorMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # the commonest call of all
             return args[0].fake_device
-        if self.gpu.interrupted:
-            self.gpu.interrupted = False
-            raise KeyboardInterrupt
+        self.raise_interrupt()
         kwargs = kwargs or {}
         if self.inside:  # how the fake tensor of an operation is found is not what a GPU would allocate
             nested = None if self.ruled else self.rules.nested.get(func)
@@ -108,6 +106,12 @@ class CountingMode(FakeTensorMode):
                 if isinstance(item, torch.Tensor):
                     self.count(item)
         return out
+
+    def raise_interrupt(self) -> None:
+        """KeyboardInterrupt where Ctrl+C came in the middle of the last operation."""
+        if self.gpu.interrupted:
+            self.gpu.interrupted = False
+            raise KeyboardInterrupt
 
     def _ruled(self, func, types, args, kwargs):
         """The outputs of an operation, by CUDA's rule for it where there is one."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 
 from torch.utils._python_dispatch import _len_torch_dispatch_stack, _pop_mode
 
 from ..cards import GPUSpec, card
 from ..errors import WrongValue
 from ..host.machines import Machine, machine
+from ..interrupts import interrupts_later
 from ..language import tr
 from ..turns import holding_the_process
 from ..units import positive_int
@@ -20,11 +24,58 @@ from .imports import Imports
 from .patches import Patches
 from .watch import Watch
 
+# Where PyTorch runs an operation in Python: modes are entered and left, rules are looked up.
+_OPERATIONS = ("torch._library", "torch._subclasses", "torch.utils._python_dispatch")
+
 
 def _leave_modes(depth: int) -> None:
     """Leave the dispatch modes beyond the first `depth`: one that Ctrl+C has cut off between its two halves is on."""
     while _len_torch_dispatch_stack() > depth:
         _pop_mode()
+
+
+def _must_end(frame: FrameType | None) -> bool:
+    """Whether the frame that runs now is inside what Ctrl+C must not cut off.
+
+    An operation: PyTorch ends the process (std::terminate) where one leaves a dispatch mode on, or where an exception
+    comes out of what it asks Python for, also of our own functions. The release of a storage: Python swallows what is
+    raised there.
+    """
+    innermost = True
+    while frame is not None:
+        name, module = frame.f_code.co_name, frame.f_globals.get("__name__", "")
+        if module.startswith("virtual_gpu.") and (innermost or name == "release"):
+            return True
+        if name == "__torch_dispatch__" or module.startswith(_OPERATIONS):
+            return True
+        frame, innermost = frame.f_back, False
+    return False
+
+
+@contextmanager
+def _interruptible(gpu: ProgramGPU) -> Iterator[None]:
+    """Ctrl+C comes at once, but for the middle of an operation: then at the next one, or at the block's end."""
+    before = signal.getsignal(signal.SIGINT)
+    # Only the main thread may set a handler, and only it is interrupted. Not callable: ignored, or not Python's.
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if gpu.interrupted or not _must_end(frame):  # a second one does not wait
+            gpu.interrupted = False
+            before(number, frame)
+        else:
+            gpu.interrupted = True
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if gpu.interrupted:
+            gpu.interrupted = False
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager
@@ -57,25 +108,27 @@ def cuda(
     device = ProgramGPU(spec, limited=limited, values=values, index=rank, count=gpus, host=room)
     patches = Patches()
     with ExitStack() as stack:
-        stack.enter_context(holding_the_process())
-        stack.callback(_leave_modes, _len_torch_dispatch_stack())
-        stack.callback(patches.undo)
-        device.patches = patches
-        tensors.install(patches, device)
-        driver.install(patches, device)
-        amp.install(patches)
-        loading.install(patches, device)
-        host_memory.install(patches, device)
-        watch = device.watch = Watch(device)
-        watch.install(patches)
-        imports = device.imports = Imports(patches)
-        states.install(patches, imports)
-        eager.install(patches, watch)
-        pretrained.install(patches, imports, watch)
-        if not writes:
-            writing.install(patches, imports, watch)
-        flash_attention.install(patches, imports, watch)
-        extensions.install(patches, imports, watch)
-        zero.install(patches, imports, watch)
+        with interrupts_later():  # none between what is replaced and the note of it
+            stack.enter_context(holding_the_process())
+            stack.callback(_leave_modes, _len_torch_dispatch_stack())
+            stack.callback(patches.undo)
+            device.patches = patches
+            tensors.install(patches, device)
+            driver.install(patches, device)
+            amp.install(patches)
+            loading.install(patches, device)
+            host_memory.install(patches, device)
+            watch = device.watch = Watch(device)
+            watch.install(patches)
+            imports = device.imports = Imports(patches)
+            states.install(patches, imports)
+            eager.install(patches, watch)
+            pretrained.install(patches, imports, watch)
+            if not writes:
+                writing.install(patches, imports, watch)
+            flash_attention.install(patches, imports, watch)
+            extensions.install(patches, imports, watch)
+            zero.install(patches, imports, watch)
+        stack.enter_context(_interruptible(device))
         stack.enter_context(device)
         yield device

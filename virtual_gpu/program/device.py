@@ -62,6 +62,7 @@ class ProgramMode(CountingMode):
         device = kwargs.get("device") if kwargs else None
         on_gpu = is_gpu(device)
         if FakeTensor not in types and not self.inside and not on_gpu:
+            self.raise_interrupt()
             return self.gpu.host.run(func, args, kwargs)
         if self.inside:
             return super().__torch_dispatch__(func, types, args, kwargs)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import runpy
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,7 +59,7 @@ def run(
     if not module and launcher(program, module) is None and not os.path.exists(program):
         raise WrongValue(tr(ko=f"그런 프로그램이 없다: {program}", en=f"no such program: {program}"))
     given = {"limited": limited, "values": values, "rank": rank, "gpus": gpus, "writes": writes, "host": host}
-    with cuda(gpu, **given) as device, _interruptible(device):
+    with cuda(gpu, **given) as device:
         watch, patches = device.watch, device.patches
         if snapshot_file is not None:
             watch.keep_history()
@@ -128,25 +125,6 @@ def _launched(name: str, argv: Sequence[str], patches: Patches, gpu: ProgramGPU)
     for key, value in launch.environment.items():
         patches.set_item(os.environ, key, value)
     return launch
-
-
-@contextmanager
-def _interruptible(gpu: ProgramGPU) -> Iterator[None]:
-    """Ctrl+C ends the program at once, but for the middle of an operation, whose end it waits for."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set a handler, and only it is interrupted
-        return
-
-    def interrupt(*_: Any) -> None:
-        if not gpu.mode.inside or gpu.interrupted:
-            raise KeyboardInterrupt
-        gpu.interrupted = True
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _run(program: str, module: bool) -> tuple[str, BaseException | None]:

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.library import Library
 
 from ..errors import WrongValue
+from ..interrupts import interrupts_later
 from ..language import tr
 from ..units import choose
 from . import (
@@ -109,15 +110,17 @@ class ActiveRules:
         return "\n".join([f"PyTorch {torch.__version__}", *lines])
 
     def __enter__(self) -> ActiveRules:
-        if not _entered:
-            _install()
-        _entered.append(self)
+        with interrupts_later():
+            if not _entered:
+                _install()
+            _entered.append(self)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        _entered.remove(self)
-        if not _entered:
-            _uninstall()
+        with interrupts_later():
+            _entered.remove(self)
+            if not _entered:
+                _uninstall()
 
 
 def in_force(name: str) -> bool:

@@ -97,7 +97,7 @@ def run_rank(
         model, mesh = shard(config, layout, convention)
         gpu = VirtualGPU(spec, limited=False)
         gpu.meter.stream = _Streams()
-        with _resizes_counted(gpu):
+        with gpu.interrupts_wait(), _resizes_counted(gpu):
             shards = _place(model, gpu)
             if checkpointing:
                 enable_checkpointing(model)
