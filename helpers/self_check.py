@@ -14,13 +14,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from virtual_gpu.errors import VirtualGPUError
+import virtual_gpu
 from virtual_gpu.language import tr
 
 from . import progress
 
 # Code that no reader wrote: a mistake raised there, with none of his frames above it, is the form of his answer.
-_OURS = (str(Path(__file__).parent), sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"], "<frozen")
+_COURSE = (str(Path(__file__).parent), str(Path(virtual_gpu.__file__).parent))
+_OURS = (*_COURSE, sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"], "<frozen")
 _LOOKS = {
     "right": ("#e6f4ec", "#00734f", "✓"),
     "wrong": ("#fdf0e3", "#b34700", "✗"),
@@ -72,11 +73,13 @@ class Exercise:
             verdict = self.judge(answer)
         except Empty:
             return Verdict(empty, "empty")
-        except VirtualGPUError as error:  # a name or a value that there is not: it says which there are
-            return Verdict(str(error))
-        except Exception as error:  # the reader's own code: what went wrong in it is the answer to the check
-            if not any(_readers(frame) for frame in traceback.extract_tb(error.__traceback__)):
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            if isinstance(error, ValueError) and frames[-1].filename.startswith(_COURSE):
+                return Verdict(str(error))  # ours: a name or a value that there is not, and which there are
+            if not any(_readers(frame) for frame in frames):
                 return Verdict(self._other_form(answer))
+            # The reader's own code: what went wrong in it is the answer to the check.
             said = tr(ko="답을 실행하다가 오류가 났다", en="Your answer raised an error")
             return Verdict(f"{said}: {type(error).__name__}: {error}")
         return Verdict(verdict, "right" if verdict.startswith(right()) else "wrong")
@@ -199,8 +202,8 @@ def _form(solution: str) -> str:
 
 def _answer_of(solution: str) -> ast.AST:
     """The function or the value that the solution's code ends up with: its last definition or assignment."""
-    last = [one for one in ast.parse(solution).body if isinstance(one, ast.FunctionDef | ast.Assign)][-1]
-    return last if isinstance(last, ast.FunctionDef) else last.value
+    found = [one for one in ast.parse(solution).body if isinstance(one, ast.FunctionDef | ast.Assign | ast.Expr)]
+    return getattr(found[-1], "value", found[-1])
 
 
 def _readers(frame: traceback.FrameSummary) -> bool:

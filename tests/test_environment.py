@@ -169,7 +169,7 @@ def test_the_map_reads_the_notebooks(tmp_path):
     )
     found = course_map(tmp_path)
     assert [chapter.number for chapter in found if chapter.notebook] == [4]
-    assert (found[3].title, found[3].minutes, found[3].exercises) == ("나누어 <더하기>", 20, 1)
+    assert (found[3].title, found[3].minutes, found[3].exercises) == ("나누어 <더하기>", 15, 1)
     page = found._repr_html_()
     assert '<a href="04_gradient_accumulation.ipynb">나누어 &lt;더하기&gt;</a>' in page
     assert page.count("<a ") == 1 and page.count("준비 중") == len(CHAPTERS) - 1

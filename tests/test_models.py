@@ -300,7 +300,7 @@ def test_a_missing_library(peft, missing, gpu, small, monkeypatch):
         ("42", "객체"),
         ("null", "객체"),
         ("{}", "model_type"),
-        ('{"model_type": "llama", "hidden_size": "64"}', "만들 수 없다"),
+        ('{"model_type": "llama", "hidden_size": "64"}', "실행할 수 없다"),
         ('{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 0}', "config|num_attention_heads"),
         ('{"model_type": "llama", "num_hidden_layers": 0}', "num_hidden_layers=0"),
         ('{"model_type": "llama", "num_hidden_layers": -3}', "num_hidden_layers=-3"),
@@ -309,7 +309,7 @@ def test_a_missing_library(peft, missing, gpu, small, monkeypatch):
         ('{"model_type": "llama", "vocab_size": 999999999999}', "vocab_size"),
         ('{"model_type": "llama", "dtype": "float7"}', "float7"),
         ('{"model_type": "vit"}', "토큰"),
-        ('{"model_type": "mine", "auto_map": {"AutoConfig": "evil.Config"}}', "만들 수 없다"),
+        ('{"model_type": "mine", "auto_map": {"AutoConfig": "evil.Config"}}', "실행할 수 없다"),
         ('{"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}', "fp8"),
     ],
 )

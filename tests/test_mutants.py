@@ -18,6 +18,7 @@ ATTENTION, AUTOCAST, REQUESTS, ONE_BY_ONE, FOUR_BIT, SUMS, CONSTANTS = (
 STEP = REQUESTS + "all_requests_of_a_card_in_their_order[trainstep-512]"
 NOTICED_BY = {
     "attention": ATTENTION + "what_the_efficient_kernel_saves",
+    "pinned_power_of_two": "tests/test_host.py::test_pinned_memory_is_a_power_of_two_and_stays",
     "cudnn_attention": ONE_BY_ONE + "what_holds_when",  # it keeps the bytes that flash attention keeps
     "efficient_gqa": ONE_BY_ONE + "grouped_heads_are_not_copied",
     "dropout_mask": ONE_BY_ONE + "what_is_kept_without_a_rule[dropout_mask]",

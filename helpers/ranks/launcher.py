@@ -198,8 +198,14 @@ def _end_with_the_server() -> None:
     """
     if sys.platform == "linux":
         import ctypes
+        from multiprocessing.forkserver import _forkserver as server
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # The server ends when nobody can ask it for a process any more. Python lets each process that it makes ask too:
+        # ranks that hold the interpreter would keep the server, and themselves.
+        if server._forkserver_alive_fd is not None:
+            os.close(server._forkserver_alive_fd)
+            server._forkserver_alive_fd = None
 
 
 # -- in the parent -------------------------------------------------------------------------------------------------
