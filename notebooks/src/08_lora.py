@@ -270,7 +270,7 @@ Table("method, activations", [(peft, human_bytes(peak["activations"])) for peft,
 # %% [markdown] lang="ko"
 # LoRA의 순전파 상태는 전체 미세 조정보다 조금 작을 뿐이다. 어댑터가 층마다 있어 그레이디언트가 맨 아래층까지 내려가려면 중간 결과가 필요하다. 얼린 선형층의 입력만은 저장하지 않아도 되므로 그만큼 줄어든다.
 #
-# QLoRA는 **LoRA보다 더 많이 쓴다.** 파라미터는 절반 아래로 줄었는데 순전파 상태가 오히려 늘었다. 다만 지금은 `autocast` 없이 돌렸다. `Trainer`의 `fp16=True`나 `bf16=True`를 켜면 달라진다. 까닭과 함께 8.9절에서 잰다.
+# QLoRA는 **LoRA보다 더 많이 쓴다.** 파라미터는 절반 아래로 줄었는데 순전파 상태가 오히려 늘었다. 언제나 그런 것은 아니다. 까닭과, 그렇지 않게 하는 설정은 8.9절의 사건에서 직접 찾는다.
 #
 # 그렇다면 순전파 상태는 무엇으로 줄일까? 체크포인팅(5장)과 짧은 길이다. 둘을 LoRA에 더해 본다.
 
@@ -414,7 +414,7 @@ Runs([attention, runs[2]])
 # 이 과제, 이 학습률에서는 거의 같다. 8.6절의 r = 16(모든 선형층)이 훨씬 나았던 것은 층을 잘 골라서라기보다 파라미터가 네 배인 덕이다.
 # QLoRA 논문(Dettmers 외, 2023)은 모든 선형층에 붙여야 전체 미세 조정의 성능에 이른다고 보고했다.
 #
-# 이제 남겨 둔 물음이다. 8.2절에서는 선형층의 변화량을 rank 4로 잘라도 28개를 맞혔는데, 왜 r = 4인 LoRA는 19개일까? 그때는 임베딩과 **출력층**도 움직였고, LoRA에서는 얼어 있다.
+# 이제 남겨 둔 물음이다. 8.2절에서는 선형층의 변화량을 rank 4로 잘라도 28개를 맞혔는데, 왜 r = 4인 LoRA는 19개일까? 절반의 답은 이미 나왔다. 8.6절의 표에서 학습률을 0.02로 올리면 r = 4도 27개다. 그러나 거기까지다. 8.2절에서는 임베딩과 **출력층**도 움직였고, LoRA에서는 얼어 있다. 학습률은 0.01 그대로 두고 출력층만 풀어 본다.
 # `modules_to_save`에 적은 층은 어댑터 없이 통째로 학습하고 함께 저장한다. 출력층을 넣어 본다.
 
 # %%
@@ -422,7 +422,7 @@ head = fine_tune(with_lora(4, modules_to_save=["lm_head"]), "LoRA r=4 + lm_head"
 Runs([runs[2], runs[3], head])
 
 # %% [markdown] lang="ko"
-# rank는 4 그대로인데 32개를 모두 맞히고, 손실은 r = 16보다도 훨씬 낮다. 8.6절에서 LoRA의 손실이 내려가다 만 것은 rank보다 **얼린 출력층** 탓이 컸다. 내야 할 답이 사전 학습과 크게 달라지는 과제, 이를테면 새 토큰을 넣을 때에는 rank를 키우기 전에 무엇이 얼어 있는지부터 본다.
+# rank는 4 그대로인데 32개를 모두 맞히고, 손실은 r = 16보다도 훨씬 낮다. 같은 학습률 0.01에서 손실이 내려가다 만 데에는 rank보다 **얼린 출력층**의 몫이 컸다. 내야 할 답이 사전 학습과 크게 달라지는 과제, 이를테면 새 토큰을 넣을 때에는 rank를 키우기 전에 무엇이 얼어 있는지부터 본다.
 # 대가도 있다. 이 작은 모델에서는 출력층이 7,360개지만 polyglot-ko-1.3b에서는 6천만 개다(8.9절의 표).
 #
 # ### α와 r
@@ -584,7 +584,7 @@ for checkpointing, batch, precision in product((False, True), (1, 16), ("auto", 
 Table("checkpointing, batch, precision, LoRA, QLoRA, QLoRA / LoRA", rows)
 
 # %% [markdown] lang="ko"
-# 체크포인팅 없는 배치 16에서 `autocast`를 켜니 130%가 86%가 되었다. LoRA는 층 정규화의 입력을 fp32로 바꾸어 들고 있어 8.89 GiB에서 9.62 GiB로 오히려 늘었고, 체크포인팅을 켜면 어느 쪽이든 거의 같다. 체크포인팅 없이 QLoRA를 쓴다면 혼합 정밀도를 함께 켜야 한다. 체크포인팅을 켰다면 메모리로는 얻는 것이 없다.
+# 체크포인팅 없는 배치 16에서 `autocast`를 켜니 130%가 86%가 되었다. LoRA는 층 정규화의 입력을 fp32로 바꾸어 들고 있어 8.89 GiB에서 9.62 GiB로 오히려 늘었다. 체크포인팅을 켜면 LoRA는 거의 같고, QLoRA는 0.1 GiB쯤 늘어 배치 1의 46%가 51%가 된다. 체크포인팅 없이 QLoRA를 쓴다면 혼합 정밀도를 함께 켜야 한다. 체크포인팅을 켰다면 메모리로는 얻는 것이 없고 조금 잃는다.
 #
 # 같은 비교를 80억 파라미터 모델로 한다. 체크포인팅과 `autocast`를 켰고, T4에 들어가지 않아도 끝까지 세었다.
 
@@ -616,7 +616,7 @@ exercise("8-3").check(changes)
 # %% [markdown] lang="ko"
 # ## 8.10 T4에서 바로 돌리는 프로그램
 #
-# 이 장에서 고른 것을 파일 하나에 모았다. 복사해서 그대로 쓸 수 있다. 계산 자료형, 체크포인팅의 `use_reentrant`, 학습률, 대상 층이 보이는가?
+# 이 장에서 고른 것을 파일 하나(`examples/qlora_t4.py`)에 모았다. 이 강의와 상관없이 그대로 쓸 수 있다. 계산 자료형, 체크포인팅의 `use_reentrant`, 학습률, 대상 층이 보이는가?
 
 # %%
 from helpers.chapters.c8_lora.recipe import RECIPE, rehearse, train_small, write_text
@@ -624,7 +624,7 @@ from helpers.chapters.c8_lora.recipe import RECIPE, rehearse, train_small, write
 print(RECIPE.read_text())
 
 # %% [markdown] lang="ko"
-# T4라면 이렇게 실행한다. 가중치 몇 GB를 내려받는다.
+# T4라면 이 파일을 가져다 이렇게 실행한다. CUDA용 PyTorch가 있는 곳에서 `pip install transformers peft accelerate datasets bitsandbytes`를 먼저 한다(Colab에는 bitsandbytes가 들어 있지 않다). 가중치 몇 GB를 내려받는다.
 #
 # ```sh
 # python qlora_t4.py --model Qwen/Qwen3-4B --text my_text.txt
@@ -635,7 +635,7 @@ print(RECIPE.read_text())
 # - 페이지 옵티마이저는 쓰지 않았다. 8.5절에서 보았듯이 어댑터의 상태는 작다.
 # - 학습률 2e-4는 QLoRA 논문이 130억 모델까지 쓴 값이다. 8.6절처럼 몇 배씩 바꾸어 보고 고른다.
 #
-# 정말 배우는 프로그램일까? 작은 모델의 폴더를 주고 **고치지 않은 그대로** 실행한다. 짧게 대답하는 문장 32개를 가르친다. GPU가 없으면 CPU에서 fp32로 돌고, 4비트는 진짜 bitsandbytes다. 32개 가운데 몇 개를 맞히게 되는가?
+# 정말 배우는 프로그램일까? 작은 모델의 폴더를 주고 파일은 **고치지 않은 그대로** 실행한다. 명령의 값만 작은 모델에 맞춘다(`--length 24 --batch 16 --accumulate 2 --steps 40 --lr 1e-2`). 그러니 이것은 프로그램이 배우는지를 보는 것이지, 학습률 2e-4가 좋은지를 보는 것이 아니다. 짧게 대답하는 문장 32개를 가르친다. GPU가 없으면 CPU에서 fp32로 돌고, 4비트는 진짜 bitsandbytes다. 32개 가운데 몇 개를 맞히게 되는가?
 
 # %% tags=["nbval-skip"]
 text = write_text(folder)
@@ -653,7 +653,7 @@ print(report["status"], human_bytes(report["allocated"]), human_bytes(report["re
 Table("kind, at the peak", [(kind, human_bytes(size)) for kind, size in report["at_peak"].items()])
 
 # %% [markdown] lang="ko"
-# 파라미터가 1.09 GiB로 가장 많고, 모두 합쳐도 T4의 9분의 1이다. 더 큰 모델은 얼마나 들까? 같은 설정을 예측한다. Qwen과 Llama는 그룹 쿼리 모델이라 T4에서 math 어텐션으로 계산하는 것까지 셈에 들어 있다(3장).
+# 파라미터가 1.09 GiB로 가장 많고, 모두 합쳐도 T4의 9분의 1이다. 더 큰 모델은 얼마나 들까? 위의 실행처럼 누적 없이(`--accumulate 1`) 예측한다. 프로그램의 기본값대로 누적하면 어댑터의 그레이디언트만큼 조금 더 든다. Qwen과 Llama는 그룹 쿼리 모델이라 T4에서 math 어텐션으로 계산하는 것까지 셈에 들어 있다(3장).
 
 # %%
 recipe = {"peft": "qlora", "lora_rank": 16, "lora_targets": "all-linear", "lora_dropout": 0.0}

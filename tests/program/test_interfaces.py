@@ -88,7 +88,7 @@ def test_default_devices_and_numbers_as_devices():
         try:
             assert torch.nn.Linear(2, 2).weight.is_cuda and torch.tensor([1]).is_cuda
         finally:
-            torch.set_default_device("cpu")
+            torch.set_default_device(None)
         module = torch.nn.Linear(2, 2)
         assert module.to(0).weight.is_cuda and torch.ones(2, device=0).is_cuda
         with pytest.raises(RuntimeError, match="invalid device ordinal"):
