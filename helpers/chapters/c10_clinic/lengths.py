@@ -137,6 +137,7 @@ class Epoch:
         right.hist(peaks, bins=20)
         right.set_xlabel("GiB")
         right.set_ylabel(tr(ko="스텝의 수", en="steps"))
+        right.yaxis.get_major_locator().set_params(integer=True)
         left.axhline(self.limit / GiB, color="#b3400b", ls="--", lw=1.5)
         right.axvline(self.limit / GiB, color="#b3400b", ls="--", lw=1.5)
         return chart
