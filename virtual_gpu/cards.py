@@ -15,7 +15,7 @@ from typing import Any
 
 from .errors import NotSupported, WrongValue
 from .language import tr
-from .units import choose
+from .units import SIZE, choose, size_in_bytes
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,7 @@ _CONTEXTS = [s.memory_bytes - s.usable_bytes for s in CATALOG.values() if s.usab
 UNKNOWN_CONTEXT = Range(min(_CONTEXTS), max(_CONTEXTS))
 
 DEFAULT_CAPABILITY = (8, 0)  # of a free card that does not say its own: Ampere, the first with bf16
-_FREE = re.compile(
-    r"(?P<size>\d+(?:\.\d+)?)\s*(?P<unit>[GM]i?B)(?:\s*,\s*(?P<major>\d{1,2})\.(?P<minor>\d))?", re.IGNORECASE
-)
-_UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
+_FREE = re.compile(SIZE + r"(?:\s*,\s*(?P<major>\d{1,2})\.(?P<minor>\d))?", re.IGNORECASE)
 
 
 def card(name: Any) -> GPUSpec:
@@ -140,7 +137,7 @@ def card(name: Any) -> GPUSpec:
 
 
 def _free_card(found: re.Match[str]) -> GPUSpec:
-    size = int(float(found["size"]) * _UNITS[found["unit"].lower()])
+    size = size_in_bytes(found)
     capability = (int(found["major"]), int(found["minor"])) if found["major"] else DEFAULT_CAPABILITY
     if not 2**30 <= size <= 2**40 or not (5, 0) <= capability < (20, 0):
         raise WrongValue(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import operator
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,13 @@ from .language import tr
 MiB = 2**20
 GiB = 2**30
 GB = 10**9
+SIZE = r"(?P<size>\d+(?:\.\d+)?)\s*(?P<unit>[GM]i?B)"  # "24GiB", "12.7 GB": of a pattern that ignores case
+_ONE = {"gb": GB, "gib": GiB, "mb": 10**6, "mib": MiB}
+
+
+def size_in_bytes(found: re.Match[str]) -> int:
+    """What a match of a pattern with `SIZE` in it says, in bytes."""
+    return int(float(found["size"]) * _ONE[found["unit"].lower()])
 
 
 def book_gb(nbytes: float) -> str:

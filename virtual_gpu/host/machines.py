@@ -14,7 +14,7 @@ from typing import Any
 from ..cards import Range
 from ..errors import WrongValue
 from ..language import tr
-from ..units import choose
+from ..units import SIZE, choose, size_in_bytes
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ PROCESS = Range(  # Python and its libraries, and what CUDA keeps in RAM
 )
 WORKER = _range(_DATA["worker_bytes"])  # one process of a DataLoader, beside the batches that it has ready
 
-_FREE = re.compile(r"(\d+(?:\.\d+)?)\s*([GM]i?B)", re.IGNORECASE)
-_UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
+_FREE = re.compile(SIZE, re.IGNORECASE)
 
 
 def machine(name: str | Machine) -> Machine:
@@ -75,7 +74,7 @@ def machine(name: str | Machine) -> Machine:
     free = _FREE.fullmatch(name.strip())
     if free is None:
         return MACHINES[choose(name.strip(), MACHINES, tr(ko="기계", en="machine"))]
-    size = int(float(free[1]) * _UNITS[free[2].lower()])
+    size = size_in_bytes(free)
     if not 2**28 <= size <= 2**44:
         raise WrongValue(
             tr(
