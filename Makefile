@@ -12,7 +12,7 @@ QUIET_MACHINE := CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 PYTHONHASHSEED=0 TORCHDY
 ONE_THREAD := OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help course test stress fuzz interrupts check format notebooks stamp figures site bench truth measure-gpu accuracy \
+.PHONY: help course test test-files stress fuzz interrupts check format notebooks stamp figures site bench truth measure-gpu accuracy \
 	lock wheel environment
 
 help:  ## this list
@@ -35,6 +35,9 @@ test: $(READY)  ## set everything up, run every check (several minutes)
 	@$(MAKE) --no-print-directory check
 	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python -m pytest tests $(wildcard notebooks/ko) -q -n 2 --dist loadfile \
 		--no-loadscope-reorder --durations=20 --nbval --nbval-current-env --nbval-cell-timeout 300
+
+test-files: $(READY)  ## the tests or notebooks of FILES="…" alone, one after another
+	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python -m pytest $(FILES) -q --nbval --nbval-current-env --nbval-cell-timeout 300
 
 stress: $(READY)  ## what make test leaves out: every combination and architecture, panels and notebooks treated badly (half an hour and more)
 	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python -m pytest tests -q -m stress -n 2

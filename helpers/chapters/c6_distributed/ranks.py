@@ -189,6 +189,14 @@ def fsdp2(replicas: int = 1, micro_batches: int = 1, sync_each: bool = True) -> 
 
 
 def _waiting_bytes(model: torch.nn.Module) -> int:
-    """Bytes of what the engine keeps beside the sharded gradients; no public attribute of FSDP2 shows it."""
-    made = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-    return weigh(made) - weigh(p.grad for p in model.parameters() if p.grad is not None)
+    """Bytes of whole gradients beside the shards; no public attribute of FSDP2 shows them.
+
+    A gradient that waits has the shape of the whole parameter, in the type in which gradients are reduced. Other
+    tensors may live a moment longer, in the engine's threads or in a collective that is just done: by its shape no
+    such moment is taken for a gradient.
+    """
+    shapes = {tuple(p.shape) for p in model.parameters()}
+    sharded = [p.grad for p in model.parameters() if p.grad is not None]
+    made = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+    whole = [tensor for tensor in made if tensor.dtype == torch.float32 and tuple(tensor.shape) in shapes]
+    return weigh(whole + sharded) - weigh(sharded)
