@@ -28,7 +28,7 @@ from benchmarks.recipes.cs336 import AdamW, Model, attention_by_hand, cross_entr
 from virtual_gpu.allocator import round_size
 from virtual_gpu.cards import card
 from virtual_gpu.counting.gpu import VirtualGPU, virtual
-from virtual_gpu.rules.active import RULES
+from virtual_gpu.trace.compare import explained_by, first_difference
 
 Request = tuple[str, int]  # "alloc" or "free", and bytes in blocks of 512
 
@@ -51,23 +51,34 @@ class Requests:
 
     def __init__(self, gpu: VirtualGPU) -> None:
         self.made: list[Request] = []
+        self.operations: list[str] = []  # beside each request, "" where none runs
+        self._mode = gpu.mode
         self._sizes = {block: size for block, (size, *_) in gpu.meter.live_blocks().items()}
 
     def allocated(self, block: int, size: int, *_: Any) -> None:
         """Called by the meter."""
-        self.made.append(("alloc", size))
+        self._request("alloc", size)
         self._sizes[block] = size
 
     def freed(self, block: int) -> None:
         """Called by the meter."""
-        self.made.append(("free", self._sizes.pop(block)))
+        self._request("free", self._sizes.pop(block))
 
     def label(self, block: int, category: str) -> None:
         """Called by the meter; of no interest here."""
 
+    def _request(self, action: str, size: int) -> None:
+        self.made.append((action, size))
+        self.operations.append("" if self._mode.operation is None else self._mode.operation._opname)
+
 
 def predicted(gpu: VirtualGPU, length: int, training: bool, half: bool, batch: int = 4, **sizes: int) -> list[Request]:
     """The requests of one forward pass, or one training step, after another one."""
+    return watched(gpu, length, training, half, batch, **sizes).made
+
+
+def watched(gpu: VirtualGPU, length: int, training: bool, half: bool, batch: int = 4, **sizes: int) -> Requests:
+    """`predicted`, and the operations that made them."""
     with torch.device("meta"):
         model = Model(length, **sizes)
     gpu.place(model)
@@ -89,7 +100,7 @@ def predicted(gpu: VirtualGPU, length: int, training: bool, half: bool, batch: i
                 with torch.inference_mode(), gpu.autocast(torch.bfloat16) if half else nullcontext():
                     model(ids)
     gpu.meter.recorder = None
-    return recorder.made
+    return recorder
 
 
 def attention_step(gpu: VirtualGPU) -> list[Request]:
@@ -104,22 +115,11 @@ def attention_step(gpu: VirtualGPU) -> list[Request]:
     return recorder.made
 
 
-def first_difference(ours: list[Request], theirs: list[Request]) -> int | None:
-    """The index of the first request that differs; None where the lists are equal."""
-    for index, (a, b) in enumerate(zip(ours, theirs)):  # noqa: B905 - the lengths are compared below
-        if a != b:
-            return index
-    return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
-
-
-def explained_by(run: Callable[[VirtualGPU], list[Request]], name: str, theirs: list[Request]) -> dict[str, int | None]:
-    """rule → where the first difference is without it, of the rules without which it comes later (None: not at all)."""
-
-    def difference(without: tuple[str, ...] = ()) -> int | None:
-        return first_difference(run(VirtualGPU(card(name), without=without)), theirs)
-
-    at, found = difference(), {rule: difference((rule,)) for rule in RULES}
-    return {name: other for name, other in found.items() if at is not None and (other is None or other > at)}
+def explained(run: Callable[[VirtualGPU], list[Request]], name: str, theirs: list[Request]) -> dict[str, int | None]:
+    """`explained_by`, of a program: rule → where the first difference is without it (None: nowhere)."""
+    gpu = VirtualGPU(card(name))
+    at = first_difference(run(gpu), theirs)
+    return explained_by(lambda rule: run(VirtualGPU(card(name), without=[rule])), gpu.rules.acted(), theirs, at)
 
 
 def main() -> None:
@@ -134,7 +134,8 @@ def main() -> None:
     parser.add_argument("--rules", action="store_true", help="also say which rule, switched off, explains it")
     args = parser.parse_args()
     theirs, labels = recorded(args.trace)
-    ours = predicted(virtual(args.gpu), args.length, args.training, args.half)
+    made = watched(virtual(args.gpu), args.length, args.training, args.half)
+    ours = made.made
     print(f"{len(ours):,} requests on the virtual GPU, {len(theirs):,} on the card")
     at = first_difference(ours, theirs)
     if at is None:
@@ -143,13 +144,13 @@ def main() -> None:
     print(f"first difference: {at:,}")
     for index in range(max(0, at - args.show), at + args.show):
         a, b = (side[index] if index < len(side) else ("", 0) for side in (ours, theirs))
-        label = labels[index] if index < len(labels) else ""
-        print(f"{index:>7} {a[0]:<6}{a[1]:>12,}   {b[0]:<6}{b[1]:>12,} {'' if a == b else '≠'} {label}")
+        label, operation = (side[index] if index < len(side) else "" for side in (labels, made.operations))
+        print(f"{index:>7} {a[0]:<6}{a[1]:>12,} {operation:<32} {b[0]:<6}{b[1]:>12,} {'' if a == b else '≠'} {label}")
     for whose, rest in (("here", Counter(ours) - Counter(theirs)), ("on the card", Counter(theirs) - Counter(ours))):
         most = ", ".join(f"{count} × {action} {size:,}" for (action, size), count in rest.most_common(6))
         print(f"{rest.total():,} only {whose}: {most}")
     if args.rules:
-        found = explained_by(lambda gpu: predicted(gpu, args.length, args.training, args.half), args.gpu, theirs)
+        found = explained(lambda gpu: predicted(gpu, args.length, args.training, args.half), args.gpu, theirs)
         for rule, other in found.items():
             print(f"without the rule {rule}: {'all the same' if other is None else f'first difference {other:,}'}")
         if not found:

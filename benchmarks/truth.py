@@ -39,7 +39,8 @@ from virtual_gpu import terminal
 
 MEASURED = Path(__file__).resolve().parent / "measured"
 KINDS = ("measurement", "trace", "oom", "capacity", "derived", "fact")
-SECONDS = 1800  # for all rows of one recipe in one environment
+SECONDS = 600  # for a row of a recipe, those of one environment together
+_OFFLINE = {"HF_HUB_OFFLINE": "1"}
 _TEXTS = ("id", "kind", "source", "metric")
 _OPTIONAL = ("model", "gpu", "note", "path")
 
@@ -128,14 +129,23 @@ def why_malformed(row: Any) -> str:
     if row["kind"] not in KINDS:
         return f"is of the kind {row['kind']!r}, and known are {', '.join(KINDS)}"
     for name in ("value_bytes", "resolution_bytes"):
-        if isinstance(row.get(name), bool) or not isinstance(row.get(name, 0), int | float | None):
-            return f"has no number as {name}: {row[name]!r}"
+        if not _is_size(row.get(name)):
+            return f"has no number as {name}: {row[name]!r:.80}"
+    peers = row.get("peers") or {}
+    if not isinstance(peers, dict) or not all(map(_is_size, peers.values())):
+        return f"has no numbers as peers: {peers!r:.80}"
     if not isinstance(row.get("settings") or {}, dict):
         return f"has no object as settings: {row['settings']!r}"
     for name in _OPTIONAL:
         if not isinstance(row.get(name) or "", str):
             return f"has no text as {name}: {row[name]!r}"
     return ""
+
+
+def _is_size(value: Any) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**62  # NaN is not
 
 
 def whole(row: Row) -> dict[str, Any]:
@@ -155,7 +165,7 @@ def judge(row: Row, recipe: Recipe) -> Judged:
         found.counts, found.note = False, f"fitted on this row: {recipe.fitted}"
     began = time.perf_counter()
     try:
-        predicted = recipe.predict(row)
+        predicted = recipe.predict(recipe.of(row))
         if not isinstance(predicted, Prediction):
             predicted = Prediction(int(predicted))
         found.predicted, found.low, found.high = predicted.nbytes, predicted.low, predicted.high
@@ -180,15 +190,18 @@ def blank(row: Any, recipe: str, outcome: str, note: str = "") -> Judged:
     """What is known of a row before it is run."""
     row = row if isinstance(row, dict) else {}
     texts = {name: str(row.get(name) or "?") for name in (*_TEXTS, "gpu")}
-    resolution, measured = row.get("resolution_bytes"), row.get("value_bytes")
+    measured, resolution = (
+        round(row[name]) if row.get(name) is not None and _is_size(row[name]) else None
+        for name in ("value_bytes", "resolution_bytes")
+    )
     grade = str(row.get("reproducibility") or "?")
     return Judged(
         **texts,
         grade=grade,
         recipe=recipe,
         outcome=outcome,
-        measured=round(measured) if isinstance(measured, int | float) else None,
-        resolution=round(resolution) if isinstance(resolution, int | float) else 0,
+        measured=measured,
+        resolution=resolution or 0,
         counts=grade != "no",
         note=note,
     )
@@ -207,7 +220,12 @@ def judged(rows: Iterable[Any], *, jobs: int = 1) -> list[Judged]:
         if not handled:
             found.append(blank(row, "", "no recipe"))
         for recipe in handled:
-            batches.setdefault((recipe.name, recipe.packages(row)), []).append(row)
+            try:
+                packages = recipe.packages(recipe.of(row))
+            except Refused as refusal:
+                found.append(blank(row, recipe.name, "refused", str(refusal)))
+                continue
+            batches.setdefault((recipe.name, packages), []).append(row)
     with ThreadPoolExecutor(jobs) as pool:
         for batch in pool.map(_in_a_process, batches, batches.values()):
             found += batch
@@ -221,13 +239,18 @@ def _in_a_process(key: tuple[str, tuple[str, ...]], rows: list[Row]) -> list[Jud
     except CannotBuild as error:
         reason = f"no environment with {', '.join(packages)}: {str(error).strip().splitlines()[-1]}"
         return [blank(row, name, "refused", reason) for row in rows]
-    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
-        json.dump(rows, file)
-        file.flush()
-        child = run([str(python), __file__, "--inside", name, file.name], SECONDS, {"HF_HUB_OFFLINE": "1"})
-    found = [Judged(**row) for row in child.rows]
-    ended = "ran out of time" if child.returncode is None else f"ended with {child.returncode}: {child.last_words}"
-    return found + [blank(row, name, "failed", f"the process {ended}") for row in rows[len(found) :]]
+    found: list[Judged] = []
+    while rest := rows[len(found) :]:  # one that ends its process is named, and the others go on without it
+        with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+            json.dump(rest, file)
+            file.flush()
+            child = run([str(python), __file__, "--inside", name, file.name], SECONDS * len(rest), _OFFLINE)
+        found += [Judged(**row) for row in child.rows]
+        if len(child.rows) < len(rest):
+            ended = "ran out of time" if child.returncode is None else f"ended with {child.returncode}"
+            why = f"the process {ended}: {child.last_words}"
+            found.append(blank(rest[len(child.rows)], name, "failed", why))
+    return found
 
 
 def inside(name: str, path: str) -> None:

@@ -48,7 +48,7 @@ from virtual_gpu.trace.saved import read
 ROOT = Path(__file__).resolve().parent.parent
 OURS = (str(ROOT / "virtual_gpu") + os.sep, str(ROOT / "helpers") + os.sep)
 LONGEST_S = 60.0
-REFUSED = {"replay", "read", "largest_model", "enable_checkpointing"}  # whose arguments below are wrong ones
+REFUSED = {"replay", "read", "compare", "largest_model", "enable_checkpointing"}  # whose arguments below are wrong ones
 EVERY = 100  # inputs between two looks at what is slow to read
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 PROGRAM = "import torch\nx = torch.ones(8, 8, device='cuda', requires_grad=True)\n(x @ x).sum().backward()\n"
@@ -77,9 +77,11 @@ def calls(small: str) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "largest_model": (virtual_gpu.largest_model, {"gpu": "nope", "peft": None, "batch_size": 0}),
         "card": (virtual_gpu.card, {"name": "T4"}),
         "VirtualGPU": (virtual_gpu.VirtualGPU, {"spec": virtual_gpu.card("T4"), "without": ()}),
-        "cuda": (opened, {"gpu": "T4", "values": "answer", "rank": 0, "gpus": 1, "limited": True}),
+        "cuda": (opened, {"gpu": "T4", "values": "answer", "rank": 0, "gpus": 1, "limited": True,
+                 "without": ()}),
         "replay": (virtual_gpu.replay, {"path": "nowhere"}),
         "read": (read, {"path": "nowhere"}),
+        "compare": (virtual_gpu.compare, {"before": "nowhere", "after": "nowhere", "without": None}),
         "set_language": (virtual_gpu.set_language, {"code": "en"}),
         "gpu_memory_experiment": (helpers.gpu_memory_experiment, {**model, "batch_size": 1, "precision": "fp16",
                                   "gpu": "T4", "peft": None, "gradient_accumulation_steps": 1}),

@@ -2,9 +2,12 @@
 
 import json
 from collections import Counter
+from dataclasses import asdict
 
 import pytest
 
+from benchmarks import truth
+from benchmarks.children import Child
 from benchmarks.recipes.calls import Program
 from benchmarks.recipes.messages import is_segment, message, stated
 from benchmarks.recipes.recipe import Prediction, Recipe, Refused, from_source, gpu_of, recipes
@@ -47,6 +50,9 @@ def test_a_line_that_is_no_json_is_named(tmp_path):
         (GOOD | {"id": 1}, "has no id"),
         (GOOD | {"kind": "guess"}, "of the kind 'guess'"),
         (GOOD | {"value_bytes": "many"}, "no number as value_bytes"),
+        (GOOD | {"value_bytes": float("nan")}, "no number as value_bytes"),
+        (GOOD | {"resolution_bytes": -1}, "no number as resolution_bytes"),
+        (GOOD | {"peers": {"LLMem": "much"}}, "no numbers as peers"),
         (GOOD | {"settings": [1]}, "no object as settings"),
         (GOOD | {"model": 3}, "no text as model"),
         (GOOD | {"settings": None, "gpu": None}, ""),
@@ -64,6 +70,67 @@ def test_a_row_that_says_nothing_is_handled_or_not(source, kind):
     for one in recipes():
         if one.handles(row):
             assert judge(row, one).outcome in ("refused", "failed")
+
+
+def example(one):
+    """A row of the files that this recipe handles."""
+    return next(row for row in ROWS if one.handles(row))
+
+
+@pytest.mark.parametrize("one", [one for one in recipes() if one.settings is not None], ids=lambda one: one.name)
+def test_a_setting_that_is_not_known_is_not_passed_over(one):
+    row = example(one)
+    assert set(row["settings"]) <= set(one.settings)
+    found = judge(row | {"settings": {**row["settings"], "compiled": True}}, one)
+    assert found.outcome == "refused" and "compiled=True" in found.note
+    for name, allowed in one.settings.items():
+        if allowed != "anything":
+            found = judge(row | {"settings": {**row["settings"], name: "strange"}}, one)
+            assert found.outcome == "refused" and f"{name}='strange'" in found.note
+
+
+@pytest.mark.parametrize(
+    "name", ["attention by hand", "liger", "CS336 training", "CS336 ranks", "xMem", "Raschka's GPT-2"]
+)
+def test_what_a_row_does_not_state_is_not_made_up(name):
+    [one] = (one for one in recipes() if one.name == name)
+    row = example(one)
+    needed = {"CS336 training": "ctx", "CS336 ranks": "world_size", "liger": "op_mode"}.get(name, "batch")
+    left = {key: value for key, value in row["settings"].items() if key != needed}
+    if name == "attention by hand":  # the batch is a constant of the scripts, and the width is what makes it such a row
+        assert judge(row | {"settings": left}, one).predicted == judge(row, one).predicted
+    elif one.handles(row | {"settings": left}):
+        found = judge(row | {"settings": left}, one)
+        assert found.outcome == "refused" and found.note == f"the row does not state {needed!r}"
+
+
+def test_a_number_in_words_and_a_card_that_is_not_known():
+    [one] = (one for one in recipes() if one.name == "attention by hand")
+    row = example(one)
+    words = {name: str(value) if type(value) is int else value for name, value in row["settings"].items()}
+    assert words != row["settings"] and judge(row | {"settings": words}, one).predicted == judge(row, one).predicted
+    found = judge(row | {"gpu": "NVIDIA X"}, one)
+    assert found.outcome == "refused" and "NVIDIA X" in found.note
+
+
+def test_a_program_that_ends_its_process_takes_no_other_row_with_it(monkeypatch):
+    """The second of three rows ends its process: the third has one of its own."""
+    calls = []
+
+    def run(command, seconds, environment):
+        rows = read(command[-1])
+        calls.append([row["id"] for row in rows])
+        ends = calls[-1][0] == "a"
+        kept = [
+            Judged(row["id"], "s", "measurement", "m", "T4", "exact", "r", "run") for row in rows[: 1 if ends else 3]
+        ]
+        return Child([asdict(row) for row in kept], -9 if ends else 0, "Killed\n" if ends else "")
+
+    monkeypatch.setattr(truth, "run", run)
+    found = truth._in_a_process(("r", ()), [GOOD | {"id": name} for name in "abc"])
+    assert calls == [["a", "b", "c"], ["c"]]
+    assert [(row.id, row.outcome) for row in found] == [("a", "run"), ("b", "failed"), ("c", "run")]
+    assert found[1].note == "the process ended with -9: Killed"
 
 
 def test_strange_rows_stop_nothing(tmp_path, capsys):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .report import MemoryReport
     from .step.largest import largest_fitting, largest_model
     from .step.setting import Setting
+    from .trace.compare import compare
     from .trace.replay import replay
 
 __version__ = "0.1.0"
@@ -52,6 +53,7 @@ _HOME = {
     "machine": ".host.machines",
     "set_language": ".language",
     "replay": ".trace.replay",
+    "compare": ".trace.compare",
     "cuda": ".program",
     "diagnose": ".doctor",
     "load_ipython_extension": ".program.notebook",
@@ -79,6 +81,7 @@ __all__ = [
     "VirtualGPUError",
     "WrongValue",
     "card",
+    "compare",
     "cuda",
     "diagnose",
     "largest_fitting",

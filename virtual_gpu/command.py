@@ -47,6 +47,7 @@ virtual-gpu shards --model meta-llama/Llama-3.1-405B --gpu H100 --gpus 1024 --te
 virtual-gpu compare before.json after.json
 virtual-gpu compare before.json after.json --fail-if-peak-grew 2%
 virtual-gpu compare run.json snapshot.pickle --json
+virtual-gpu compare run.json snapshot.pickle --again --gpu A100-40GB train.py --epochs 1
 """,
     "replay": """
 virtual-gpu replay snapshot.pickle
@@ -231,19 +232,39 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     add("--fail-if-peak-grew", metavar="2%", help=tr(ko="이보다 늘면 종료 상태 1", en="exit status 1 beyond it"))
     add("--json", action="store_true", help=tr(ko="JSON으로 출력한다", en="print JSON"))
     add("--language", choices=LANGUAGES, default=None)
+    add(
+        "--again",
+        nargs=argparse.REMAINDER,
+        metavar="…",
+        help=tr(
+            ko="맨 끝에, 첫째의 `virtual-gpu run` 인자: 규칙을 하나씩 빼고 다시 실행해 차이가 나는 까닭을 찾는다",
+            en="last, the arguments of `virtual-gpu run` that made the first: run again without one rule at a time, to "
+            "name the one that explains the difference",
+        ),
+    )
     parser.set_defaults(execute=_compare)
 
 
 def _compare(args: argparse.Namespace) -> int:
     from .trace.compare import compare
-    from .trace.saved import read
 
     limit = None
     if args.fail_if_peak_grew is not None:
         limit = number(args.fail_if_peak_grew.removesuffix("%"))
         if isinstance(limit, str) or not limit >= 0:
             raise WrongValue(f"--fail-if-peak-grew {args.fail_if_peak_grew}: 2%")
-    found = compare(read(args.before), read(args.after))
+    without = None
+    if args.again is not None:
+        from .program.again import saved_without
+        from .program.command import same_again
+
+        again = same_again(args.again)
+
+        def without(rule: str) -> Any:
+            print(tr(ko=f"규칙 {rule} 없이", en=f"without the rule {rule}"), file=sys.stderr, flush=True)
+            return saved_without(rule, *again)
+
+    found = compare(args.before, args.after, without=without)
     text = json.dumps({"schema": SCHEMA, **found.json()}, ensure_ascii=False, indent=2) if args.json else found.text()
     say(text)
     return NOTHING_FITS if limit is not None and found.growth > limit / 100 else FITS

@@ -16,7 +16,7 @@ from virtual_gpu.counting.gpu import VirtualGPU
 
 from .cs336 import softmax
 from .messages import message
-from .recipe import Prediction, Recipe, Refused, Row, from_source, gpu_of
+from .recipe import ANY, SIZE, Prediction, Recipe, Refused, Row, from_source, gpu_of
 
 Numbers = Mapping[str, int]  # metric → bytes
 WARM_UP, TIMED = 2, 2  # steps: from the second on all are alike
@@ -132,9 +132,7 @@ def is_attention(row: Row) -> bool:
 
 def predict(row: Row) -> int:
     """The bytes of the row's moment."""
-    settings = {"batch": 8, "causal": False, "compile": False} | dict(row["settings"])
-    if settings["compile"] or settings["causal"] or settings.get("dtype", "float32") != "float32":
-        raise Refused("only the eager script in fp32, without a mask, is written here")
+    settings = {"batch": 8} | dict(row["settings"])
     gpu = card_of(row)
     with gpu:
         found = SCRIPTS[row["source"]](gpu, SimpleNamespace(**settings))
@@ -173,6 +171,12 @@ RECIPES = (
         what_ko="손으로 쓴 어텐션, fp32",
         handles=is_attention,
         predict=predict,
+        settings={
+            **dict.fromkeys(("batch", "seq", "d_model"), SIZE),
+            **dict.fromkeys(("causal", "compile"), (False,)),  # the eager script, without a mask
+            "dtype": ("float32",),
+            "torch": ANY,
+        },
         fast=lambda row: True,
     ),
     Recipe(

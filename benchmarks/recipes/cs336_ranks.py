@@ -13,19 +13,19 @@ import torch
 from virtual_gpu.counting.gpu import VirtualGPU
 
 from .cs336 import AdamW, cross_entropy
-from .cs336_training import WARM_UP, Training, sizes_of
-from .recipe import Prediction, Recipe, Refused, Row, from_source, gpu_of
+from .cs336_training import SETTINGS, WARM_UP, Training, sizes_of
+from .recipe import SIZE, Prediction, Recipe, Refused, Row, Stated, from_source, gpu_of
 
 
 @functools.lru_cache(8)
-def wedsonlin_rank(sizes: str, ranks: int, rank: int, sharded: bool) -> Mapping[str, int]:
+def wedsonlin_rank(card: str, sizes: str, ranks: int, rank: int, sharded: bool) -> Mapping[str, int]:
     """sharded_optimizer.py's three moments of a rank: gradients are reduced in place, so that one rank shows them.
 
     Sharded, the parameters move into one flat tensor, of which a rank's optimizer has every piece in its half.
     """
     s = SimpleNamespace(**json.loads(sizes))
     s.batch //= ranks
-    gpu = gpu_of({"gpu": "H100"})  # not stated; the workspaces in the same repository's attention rows are Hopper's
+    gpu = gpu_of({"gpu": card}, "H100")  # where none is stated; the same repository's attention has Hopper's workspaces
     ours = Training(gpu, s)
     found = {
         "memory_allocated after_model_init": ours.after_init,
@@ -73,17 +73,17 @@ def _flattened(parameters: list, ranks: int, rank: int) -> list[tuple]:
 
 
 @functools.lru_cache(8)
-def damek_rank(sizes: str, ranks: int, sharded: bool) -> Mapping[str, int]:
+def damek_rank(card: str, sizes: str, ranks: int, sharded: bool) -> Mapping[str, int]:
     """optimizer_state_sharding_accounting.py: the model, and what is held when a step is done; expandable segments.
 
     Sharded, every second parameter has its state on a rank; the one with more is printed.
     """
-    gpu = gpu_of({}, expandable_segments=True)
+    gpu = gpu_of({"gpu": card}, expandable_segments=True)
     ours = Training(gpu, SimpleNamespace(**json.loads(sizes)))
     found = {"memory_allocated after model init": ours.after_init}
     after = []
     for rank in range(ranks if sharded else 1):
-        gpu = gpu_of({}, expandable_segments=True)
+        gpu = gpu_of({"gpu": card}, expandable_segments=True)
         ours = Training(gpu, SimpleNamespace(**json.loads(sizes)))
         parameters = list(ours.model.parameters())
         optimizer = AdamW(parameters[rank::ranks] if sharded else parameters)
@@ -99,12 +99,12 @@ def damek_rank(sizes: str, ranks: int, sharded: bool) -> Mapping[str, int]:
 
 
 @functools.lru_cache(8)
-def damek_pass(sizes: str, train: bool) -> int:
+def damek_pass(card: str, sizes: str, train: bool) -> int:
     """benchmarking_script.py --memory: the most active after warm-up passes without optimizer steps.
 
     A forward pass without gradients; in training one with them after it, and the optimizer's first step.
     """
-    gpu = gpu_of({})
+    gpu = gpu_of({"gpu": card})
     ours = Training(gpu, SimpleNamespace(**json.loads(sizes)))
     with gpu:
         for _ in range(WARM_UP):
@@ -130,13 +130,15 @@ def _damek_step(ours: Training, gradients: bool) -> None:
 
 def predict_ranks(row: Row) -> Prediction:
     """Of Wedsonlin's and damek's models on two cards; from the rank that holds least to the one that holds most."""
-    s = row["settings"]
+    s, card = row["settings"], row["gpu"]
     sizes = json.dumps(sizes_of(s))
+    if s["batch"] % s["world_size"]:
+        raise Refused(f"a batch of {s['batch']} on {s['world_size']} ranks")
     if row["source"].startswith("damek"):
-        found = [damek_rank(sizes, s["world_size"], s.get("mode") == "sharded")]
+        found = [damek_rank(card, sizes, s["world_size"], s.get("mode") == "sharded")]
     else:
         ranks = range(s["world_size"]) if s.get("mode") == "sharded" else range(1)  # which one, no row says
-        found = [wedsonlin_rank(sizes, s["world_size"], rank, s.get("mode") == "sharded") for rank in ranks]
+        found = [wedsonlin_rank(card, sizes, s["world_size"], rank, s.get("mode") == "sharded") for rank in ranks]
     if row["metric"] not in found[0]:
         raise Refused(f"the script does not print {row['metric']!r}")
     each = sorted(one[row["metric"]] for one in found)
@@ -150,7 +152,7 @@ def predict_pass(row: Row) -> int:
         raise Refused("states no sizes")
     names = ("d_model", "d_ff", "layers", "heads", "vocab")
     settings = row["settings"] | dict(zip(names, map(int, shape.groups()), strict=True))
-    return damek_pass(json.dumps(sizes_of(settings)), settings["mode"] == "train")
+    return damek_pass(row["gpu"], json.dumps(sizes_of(Stated(settings))), settings["mode"] == "train")
 
 
 def _settings_have(*names: str):
@@ -167,6 +169,7 @@ RECIPES = (
             and _settings_have("layers", "world_size")(row)
         ),
         predict=predict_ranks,
+        settings=SETTINGS | {"world_size": SIZE, "mode": ("baseline", "unsharded", "sharded")},
     ),
     Recipe(
         name="CS336 passes",
@@ -178,5 +181,6 @@ RECIPES = (
             and "layers" not in row["settings"]
         ),
         predict=predict_pass,
+        settings=SETTINGS | {"mode": ("train", "forward_no_grad")},
     ),
 )

@@ -13,7 +13,7 @@ from virtual_gpu.counting.gpu import VirtualGPU
 
 from .cs336 import cross_entropy
 from .cs336_training import Training
-from .recipe import Recipe, Refused, Row, from_source, gpu_of
+from .recipe import ANY, Recipe, Refused, Row, from_source, gpu_of
 
 _SNAPSHOT = re.compile(r"medium_(?P<ctx>\d+)_(?P<kind>inference|training)_memory_snapshot")
 _MEDIUM = {"width": 1024, "layers": 24, "heads": 16, "hidden": 4096, "vocabulary": 10_000, "batch": 4}
@@ -21,13 +21,13 @@ SNAPSHOT_WARM_UP = 5
 
 
 @functools.lru_cache(8)
-def wedsonlin_snapshot(ctx: int, training: bool, half: bool) -> Mapping[str, int]:
+def wedsonlin_snapshot(card: str, ctx: int, training: bool, half: bool) -> Mapping[str, int]:
     """start, peak and end, allocated and reserved, of memory_profile() in cs336_systems/nsys_profile.py.
 
     Batches of every warm-up step and of the recorded one are there from the beginning, in one tensor each. The segments
     of these snapshots lie one above the other, from low addresses on, as under WSL.
     """
-    gpu = gpu_of({}, place=None)
+    gpu = gpu_of({"gpu": card}, place=None)
     sizes = _MEDIUM | {"ctx": ctx, "half": half, "segment": None}
     ours = Training(gpu, SimpleNamespace(**sizes))
     with gpu:
@@ -75,7 +75,10 @@ def predict_snapshot(row: Row) -> int:
     if not named:
         raise Refused(f"the program of {row['path']!r} is not written here")
     half = "bf16 autocast" in row.get("note", "")
-    return wedsonlin_snapshot(int(named["ctx"]), named["kind"] == "training", half)[row["metric"]]
+    found = wedsonlin_snapshot(row["gpu"], int(named["ctx"]), named["kind"] == "training", half)
+    if row["metric"] not in found:
+        raise Refused(f"the snapshot does not say {row['metric']!r}")
+    return found[row["metric"]]
 
 
 RECIPES = (
@@ -85,5 +88,6 @@ RECIPES = (
         what_ko="4억 파라미터 모델, 빈 카드에서 스텝이 끝날 때까지: 할당과 예약",
         handles=from_source("Wedsonlin/assignment2-systems", kinds=("trace",)),
         predict=predict_snapshot,
+        settings={"torch": ANY, "allocator_settings": ("default",)},
     ),
 )

@@ -16,8 +16,16 @@ import torch
 from virtual_gpu.counting.gpu import VirtualGPU
 
 from .cs336 import AdamW, Model, colon_is_a_slice, cross_entropy, forward_in_segments
-from .recipe import Recipe, Refused, Row, from_source, gpu_of
+from .recipe import ANY, SIZE, Recipe, Refused, Row, from_source, gpu_of
 
+SETTINGS = {
+    **dict.fromkeys(("ctx", "d_model", "layers", "heads", "d_ff", "vocab", "batch"), SIZE),
+    **dict.fromkeys(("precision", "mixed_precision"), ("fp32", "float32", "bf16-autocast", "bf16 autocast")),
+    "dtype": ("float32",),
+    "optimizer": ("course AdamW (cs336_basics.optimizer)",),
+    "attention": ("einsum + hand-written softmax",),
+    **dict.fromkeys(("torch", "params", "warmup"), ANY),
+}
 WARM_UP = 2  # steps of the memory profile, in one loop; the sweep of segments makes one, in a function
 
 
@@ -134,10 +142,7 @@ def predict_enzoding(row: Row) -> int:
     """ "max_memory_allocated backward" and its kin."""
     phase = row["metric"].removeprefix("max_memory_allocated ")
     settings = row["settings"]
-    mode = settings.get("mode", "train")
-    if mode not in ("train", "forward"):
-        raise Refused(f"mode {mode!r} is not written here")
-    found = enzoding(row["gpu"], json.dumps(sizes_of(settings)), mode)
+    found = enzoding(row["gpu"], json.dumps(sizes_of(settings)), settings.get("mode", "train"))
     if phase not in found:
         raise Refused(f"the script does not print {row['metric']!r}")
     return found[phase]
@@ -150,5 +155,6 @@ RECIPES = (
         what_ko="34억 파라미터 모델의 학습 스텝: 단계별, 체크포인트 구간별",
         handles=lambda row: from_source("EnzoDing-rgb/cs336-assignment2-systems")(row) and "layers" in row["settings"],
         predict=predict_enzoding,
+        settings=SETTINGS | {"mode": ("train", "forward"), "segment": ("none", *range(1, 1025))},
     ),
 )

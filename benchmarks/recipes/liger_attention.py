@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -12,6 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from virtual_gpu.counting.gpu import VirtualGPU
 
 from .calls import Program
+from .recipe import Stated
 
 
 class _Neighborhood(nn.Module):
@@ -38,7 +37,7 @@ class _Neighborhood(nn.Module):
         return output
 
 
-def neighborhood(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def neighborhood(gpu: VirtualGPU, s: Stated) -> Program:
     """(batch, length, width) in and out."""
     layers = []
     for _ in ("liger", "torch"):
@@ -51,7 +50,7 @@ def neighborhood(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
     return Program(lambda: layer(x), lambda y: dy, retain=True, holds=gpu.place(layers[0]))
 
 
-def multi_token(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def multi_token(gpu: VirtualGPU, s: Stated) -> Program:
     """Softmax of masked scores, then a convolution over queries and keys; what cuDNN takes for it is not known."""
     weights, biases = _convolutions(s)
     x, dy = _scores(s)
@@ -67,7 +66,7 @@ def multi_token(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
     return Program(forward, lambda y: dy, retain=True, holds=(weights, biases))
 
 
-def sparse_multi_token(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def sparse_multi_token(gpu: VirtualGPU, s: Stated) -> Program:
     """The same with sparsemax, in fp32."""
     weights, biases = _convolutions(s)
     x, dy = _scores(s)
@@ -96,14 +95,14 @@ def sparse_multi_token(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
     return Program(forward, lambda y: dy, retain=True, holds=(weights, biases))
 
 
-def _convolutions(s: SimpleNamespace) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+def _convolutions(s: Stated) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
     shape = (s.C_out, s.C_in // s.groups, s.K, s.K)
     weights = [torch.empty(shape, dtype=s.dtype, requires_grad=True) for _ in ("liger", "torch")]
     biases = [torch.empty(s.C_out, dtype=s.dtype, requires_grad=True) if s.bias else None for _ in weights]
     return weights, biases
 
 
-def _scores(s: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
+def _scores(s: Stated) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(s.B, s.C_in, s.L, s.L, dtype=s.dtype)
     dy = torch.randn_like(x)
     return x.requires_grad_(True), dy
@@ -114,7 +113,7 @@ def _causal(x: torch.Tensor) -> torch.Tensor:
     return torch.tril(torch.ones(length, length, dtype=torch.bool)).view(1, 1, length, length)
 
 
-def fused_moe(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def fused_moe(gpu: VirtualGPU, s: Stated) -> Program:
     """Experts in a loop. How many tokens each gets was drawn on the card: here all get the same."""
     tokens, experts = s.T, s.E
     x = torch.randn(tokens, s.H, dtype=s.dtype, requires_grad=True)

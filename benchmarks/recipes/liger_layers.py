@@ -6,7 +6,6 @@ Each script makes Liger's layer too, though only the other is called: its weight
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from virtual_gpu.counting.gpu import VirtualGPU
 
 from .calls import Program
+from .recipe import Stated
 
 
 def _placed(gpu: VirtualGPU, make, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -32,9 +32,9 @@ def _with_given(forward, x: torch.Tensor) -> Program:
 
 
 def _norm(make_ours):
-    def program(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+    def program(gpu: VirtualGPU, s: Stated) -> Program:
         layers = [_placed(gpu, lambda: make_ours(s)) for _ in ("liger", "torch")]
-        x = torch.randn(s.M, s.__dict__.get("N", s.__dict__.get("H")), dtype=s.dtype)
+        x = torch.randn(s.M, s.get("N", s.get("H")), dtype=s.dtype)
         return _with_given(lambda: layers[1](x), x)
 
     return program
@@ -65,7 +65,7 @@ class _AddRMSNorm(_LlamaRMSNorm):
         return self.weight * x.to(dtype), residual.to(dtype)
 
 
-def fused_add_rms_norm(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def fused_add_rms_norm(gpu: VirtualGPU, s: Stated) -> Program:
     """Residual added, then normed; gradients for both outputs. Liger's two layers hold three weights."""
     layers = [_placed(gpu, lambda: _AddRMSNorm(s.H)) for _ in range(4)]
     x, r = (torch.randn(s.M, s.H, dtype=s.dtype) for _ in range(2))
@@ -80,14 +80,14 @@ def fused_add_rms_norm(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
     return Program(lambda: layers[1](x, r), full=full)
 
 
-def group_norm(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def group_norm(gpu: VirtualGPU, s: Stated) -> Program:
     """(M, C, H) in groups of some channels."""
     layers = [_placed(gpu, lambda: nn.GroupNorm(s.C // s.channels_per_group, s.C)) for _ in range(2)]
     x = torch.randn(s.M, s.C, s.H, dtype=s.dtype)
     return replace(_with_given(lambda: layers[1](x), x), only_full=True)
 
 
-def megatron_rms_norm(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def megatron_rms_norm(gpu: VirtualGPU, s: Stated) -> Program:
     """torch's own RMS norm in bf16; the gradient is that of a sum."""
     layer = _placed(gpu, lambda: nn.RMSNorm(s.H, eps=1e-6), torch.bfloat16)
     x = torch.randn(s.S, s.B, s.H, dtype=torch.bfloat16, requires_grad=True)
@@ -99,7 +99,7 @@ def megatron_rms_norm(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
     return Program(lambda: layer(x), full=full)
 
 
-def megatron_swiglu(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def megatron_swiglu(gpu: VirtualGPU, s: Stated) -> Program:
     """silu of one half times the other; the gradient is dropped before each call."""
     x = torch.randn(s.S, s.B, 2 * s.ffn_local, dtype=torch.bfloat16, requires_grad=True)
 
@@ -130,26 +130,26 @@ class _MLP(nn.Module):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
-def mlp(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def mlp(gpu: VirtualGPU, s: Stated) -> Program:
     """Llama's MLP with a random gradient; only the layer that is measured is made."""
     x = torch.randn(s.bsz, s.T, s.hidden_size, dtype=s.dtype, requires_grad=True)
     layer = _placed(gpu, lambda: _MLP(s.hidden_size, s.intermediate_size, s.hidden_act), s.dtype)
     return Program(lambda: layer(x), torch.randn_like, lambda: torch.randn_like(x), retain=True)
 
 
-def softmax(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def softmax(gpu: VirtualGPU, s: Stated) -> Program:
     """The script's shape is the row's N alone: one row, whatever M says."""
     x = torch.randn(s.N, dtype=s.dtype, requires_grad=True)
     return Program(lambda: torch.softmax(x, -1), torch.ones_like, lambda: torch.ones_like(x), retain=True)
 
 
-def relu_squared(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def relu_squared(gpu: VirtualGPU, s: Stated) -> Program:
     """As for softmax, N numbers."""
     x = torch.randn(s.N, dtype=s.dtype, requires_grad=True)
     return Program(lambda: torch.square(F.relu(x)), torch.ones_like, lambda: torch.ones_like(x), retain=True)
 
 
-def sparsemax(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def sparsemax(gpu: VirtualGPU, s: Stated) -> Program:
     """Sorted, summed up, cut off."""
     x = torch.randn(s.B * s.T, s.V, dtype=s.dtype)
     return _with_given(lambda: _sparsemax(x), x)
@@ -169,13 +169,13 @@ def _sparsemax(x: torch.Tensor) -> torch.Tensor:
     return torch.clamp(x - tau, min=0)
 
 
-def _sizes(s: SimpleNamespace) -> tuple[int, int, int]:
+def _sizes(s: Stated) -> tuple[int, int, int]:
     """(hidden size, length, head size): one of the first two is the row's x."""
     hidden = s.hidden_size if hasattr(s, "hidden_size") else s.H
     return hidden, s.seq_len if hasattr(s, "seq_len") else s.T, hidden // s.num_q_heads
 
 
-def rope(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def rope(gpu: VirtualGPU, s: Stated) -> Program:
     """Llama's rotation of queries and keys, with gradients asked for by `autograd.grad`."""
     _, length, head = _sizes(s)
     frequencies = torch.empty(head // 2)
@@ -209,7 +209,7 @@ def rope(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
     return Program(forward, full=full, holds=(frequencies, places))
 
 
-def llama4_rope(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def llama4_rope(gpu: VirtualGPU, s: Stated) -> Program:
     """Llama 4's rotation, in complex numbers."""
     _, length, head = _sizes(s)
     frequencies = torch.empty(head // 2)

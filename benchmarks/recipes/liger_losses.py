@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import torch
 import torch.nn.functional as F
 
 from virtual_gpu.counting.gpu import VirtualGPU
 
 from .calls import Program
+from .recipe import Stated
 
 
-def head(s: SimpleNamespace, width: int | None = None) -> torch.Tensor:
+def head(s: Stated, width: int | None = None) -> torch.Tensor:
     """The weight of a head, to V numbers from `width`."""
     return torch.empty(s.V, width or s.H, dtype=s.dtype, requires_grad=True)
 
@@ -20,14 +19,14 @@ def head(s: SimpleNamespace, width: int | None = None) -> torch.Tensor:
 # -- on logits --------------------------------------------------------------------------------------------------------
 
 
-def cross_entropy(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def cross_entropy(gpu: VirtualGPU, s: Stated) -> Program:
     """Of B·T rows of V."""
     x = torch.randn(s.B * s.T, s.V, requires_grad=True)
     target = torch.randint(s.V, (s.B * s.T, 1)).squeeze(1)
     return Program(lambda: F.cross_entropy(x, target))
 
 
-def kl_div(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def kl_div(gpu: VirtualGPU, s: Stated) -> Program:
     """Against probabilities; the input is a log_softmax that keeps its own graph."""
     x = torch.randn(s.B * s.T, s.V, requires_grad=True).log_softmax(dim=-1)
     target = torch.randn(s.B * s.T, s.V).softmax(dim=-1)
@@ -38,7 +37,7 @@ def _kl(x: torch.Tensor, target: torch.Tensor, reduction: str = "batchmean") -> 
     return F.kl_div(x, target, reduction=reduction, log_target=True)
 
 
-def jsd(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def jsd(gpu: VirtualGPU, s: Stated) -> Program:
     """By the script of 2024, where a row has B and T; by that of 2026, where it has the tokens at once."""
     rows, width, loss = (s.BT, s.vocab_size, _jsd_of_2026) if hasattr(s, "BT") else (s.B * s.T, s.V, _jsd_of_2024)
     x = torch.randn(rows, width, requires_grad=True).log_softmax(dim=-1)
@@ -60,7 +59,7 @@ def _jsd_of_2026(log_q: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
     return loss.to(torch.float)
 
 
-def tvd(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def tvd(gpu: VirtualGPU, s: Stated) -> Program:
     """Half the sum of differences."""
     p = torch.randn(s.B * s.T, s.V, requires_grad=True).softmax(dim=-1)
     q = torch.randn(s.B * s.T, s.V).softmax(dim=-1)
@@ -75,7 +74,7 @@ def tvd(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
 # -- on a hidden state and a head -------------------------------------------------------------------------------------
 
 
-def fused_linear_cross_entropy(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def fused_linear_cross_entropy(gpu: VirtualGPU, s: Stated) -> Program:
     """Head and loss; Liger's head is there too."""
     ours, liger = head(s), head(s)
     x = torch.randn(s.BT, s.H, dtype=s.dtype, requires_grad=True)
@@ -88,7 +87,7 @@ def fused_linear_cross_entropy(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
     return Program(forward, holds=(liger,))
 
 
-def fused_linear_jsd(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def fused_linear_jsd(gpu: VirtualGPU, s: Stated) -> Program:
     """Student and teacher heads, which Liger's module shares; the teacher's weight is trained too."""
     student, teacher = head(s), head(s)
     x = torch.rand(s.BT, s.H, dtype=s.dtype, requires_grad=True)
@@ -113,7 +112,7 @@ def fused_linear_jsd(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
 def _distilled(distance):
     """A student of half the width and a teacher: cross-entropy and their logits' distance; Liger's heads besides."""
 
-    def program(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+    def program(gpu: VirtualGPU, s: Stated) -> Program:
         heads = [head(s, width) for width in (s.H // 2, s.H, s.H // 2, s.H)]
         student, teacher = heads[:2]
         seed = torch.rand(s.BT, s.H // 2, dtype=s.dtype)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import torch
 import torch.nn.functional as F
 
@@ -11,6 +9,7 @@ from virtual_gpu.counting.gpu import VirtualGPU
 
 from .calls import Program
 from .liger_losses import head
+from .recipe import Stated
 
 
 def _token_log_probabilities(logits: torch.Tensor, labels: torch.Tensor, ignored: int) -> torch.Tensor:
@@ -24,7 +23,7 @@ def _token_log_probabilities(logits: torch.Tensor, labels: torch.Tensor, ignored
 def _preferred(alignment, *, trains_input: bool = True):
     """A loss over pairs, half of the batch chosen, half rejected: cross-entropy of the chosen and an alignment loss."""
 
-    def program(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+    def program(gpu: VirtualGPU, s: Stated) -> Program:
         ours, liger = head(s), head(s)
         biased = getattr(s, "bias", False)
         biases = [torch.empty(s.V, dtype=s.dtype, requires_grad=True) for _ in range(2 * biased)]
@@ -61,7 +60,7 @@ def _orpo(chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
     return 0.1 * F.logsigmoid(odds)
 
 
-def orpo(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def orpo(gpu: VirtualGPU, s: Stated) -> Program:
     """By the first script (commit 02a168d1), which had sequences of 4,096 and stayed in bf16; then as the others."""
     if s.T != 4096:
         return _preferred(_orpo)(gpu, s)
@@ -91,7 +90,7 @@ def _simpo(chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
     return F.logsigmoid(0.1 * logits) * (1 - 0.0) + F.logsigmoid(-0.1 * logits) * 0.0
 
 
-def kto_loss(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def kto_loss(gpu: VirtualGPU, s: Stated) -> Program:
     """Chosen and rejected by labels of a bit each; a reference model; the input asks for no gradient.
 
     Which sequences are chosen is drawn: half of them here, and the copies of both together are all of the logits.
@@ -142,7 +141,7 @@ def kto_loss(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
     )
 
 
-def grpo(gpu: VirtualGPU, s: SimpleNamespace) -> Program:
+def grpo(gpu: VirtualGPU, s: Stated) -> Program:
     """Importance sampling by token or by sequence, with a reference model."""
     heads = [head(s) for _ in range(4)]
     x = torch.randn(s.B, s.T, s.H, dtype=s.dtype, requires_grad=True)

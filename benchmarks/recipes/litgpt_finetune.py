@@ -23,7 +23,7 @@ from torch import nn
 
 from virtual_gpu.program.context import cuda
 
-from .recipe import Recipe, Refused, Row, from_source, gpu_of
+from .recipe import ANY, SIZE, Recipe, Refused, Row, from_source, gpu_of
 
 CONFIG_HUB = json.loads((Path(__file__).parent / "data" / "litgpt_config_hub.json").read_text(encoding="utf-8"))
 PACKAGES = ("litgpt==0.4.13",)  # September 2024
@@ -240,5 +240,12 @@ RECIPES = (
         handles=from_source("Lightning-AI/litgpt"),
         predict=predict,
         packages=lambda row: PACKAGES,
+        settings={
+            **dict.fromkeys(("micro_batch", "max_seq_length", "longest_seq"), SIZE),
+            "lora_r": (None, *range(1, 1025)),
+            "dtype": ("bf16-true",),
+            "optimizer": ("torch.optim.AdamW (yaml)",),
+            **dict.fromkeys(("method", "quantize", "gradient_checkpointing", "torch", "trainable_params"), ANY),
+        },
     ),
 )

@@ -27,7 +27,7 @@ from virtual_gpu.models.configs import load_config
 from virtual_gpu.program.context import cuda
 
 from .loading import loaded
-from .recipe import Recipe, Refused, Row, from_source, gpu_of
+from .recipe import ANY, Recipe, Refused, Row, from_source, gpu_of
 
 LONGEST = 696  # tokens: fitted on LoRA rank 32, July 2026, max_memory_reserved
 MEAN = 4_198_051 / 20_000  # tokens of a sample, as the source states them
@@ -80,8 +80,6 @@ def predict(row: Row) -> int:
     method = str(settings.get("method"))
     if method not in METHODS:
         raise Refused(f"the method {method!r} is not among the source's experiments")
-    if settings.get("compile") or settings.get("gradient_checkpointing"):
-        raise Refused("torch.compile and checkpointing are not in these runs")
     if METHODS[method][0].get("peft_type") in BY_VALUES:
         raise Refused(BY_VALUES[METHODS[method][0]["peft_type"]])
     found = _run(method, vintage, gpu_of(row).spec.name)
@@ -218,5 +216,15 @@ RECIPES = (
         fitted=f"the longest batch, {LONGEST} tokens, on LoRA rank 32",
         fitted_on=frozenset((FITTED_ON,)),
         packages=packages,
+        settings={
+            "batch": (BATCH,),
+            "max_seq": (768,),
+            "dtype": ("bfloat16",),
+            "adapter_dtype": ("float32 (autocast_adapter)",),
+            "optimizer": ("AdamW",),
+            "attention": ("sdpa default",),
+            **dict.fromkeys(("gradient_checkpointing", "compile"), (False,)),
+            **dict.fromkeys(("method", "vintage", "torch", "transformers", "num_trainable_params"), ANY),
+        },
     ),
 )

@@ -16,7 +16,7 @@ from torch import nn
 
 from virtual_gpu.program.context import cuda
 
-from .recipe import Recipe, Refused, Row, from_source, gpu_of
+from .recipe import ANY, NUMBER, SIZE, Recipe, Refused, Row, from_source, gpu_of
 
 VOCABULARY, WIDTH, HEADS, LAYERS = 50_257, 768, 12, 12
 NEW_TOKENS = 50  # that are generated after an epoch
@@ -181,5 +181,12 @@ RECIPES = (
         what="ch05/10_llm-training-speed of LLMs-from-scratch, step by step, batch 8 of 1,024 tokens",
         handles=from_source("rasbt/LLMs-from-scratch"),
         predict=predict,
+        settings={
+            **dict.fromkeys(("batch", "seq"), SIZE),
+            "dropout": NUMBER,
+            "qkv_bias": (False,),
+            "optimizer": ("AdamW lr 5e-4 wd 0.1",),
+            **dict.fromkeys(("variant", "torch"), ANY),
+        },
     ),
 )

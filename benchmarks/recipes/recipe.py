@@ -7,9 +7,10 @@ never its id, and is run on rows that it has not seen. What it cannot run it ref
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -25,6 +26,25 @@ Row = Mapping[str, Any]
 
 class Refused(Exception):
     """This row cannot be run; the text says why."""
+
+
+class NotStated(Refused, LookupError, AttributeError):
+    """The row lacks what the program needs."""
+
+
+class Stated(dict):
+    """What a row says: `NotStated` for what it does not say, also as an attribute (`hasattr` is False)."""
+
+    def __missing__(self, name: str) -> Any:
+        raise NotStated(f"the row does not state {name!r}")
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+# What a setting may be: a whole number above 0, any number, anything (it changes nothing here), or one of these values.
+SIZE, NUMBER, ANY = "a whole number above 0", "a number", "anything"
+Allowed = str | Collection[Any]
 
 
 @dataclass(frozen=True)
@@ -57,6 +77,8 @@ class Recipe:
     which rows (ids), which are shown and counted nowhere. packages: the libraries that the program needs beside the
     running ones, as pip takes them; the row is run in an environment of their own. peers: what other predictors
     published for the row, name → bytes. fast: whether the row is cheap enough for `make test` (a second or so).
+    settings: every setting that the program takes, or whose only value it has, name → what it may be; a row that states
+    another setting, or another value, is refused. None: the program sees to that itself.
     """
 
     name: str
@@ -70,6 +92,37 @@ class Recipe:
     fast: Callable[[Row], bool] = lambda row: False
     what_ko: str = ""
     fitted_ko: str = ""
+    settings: Mapping[str, Allowed] | None = None
+
+    def of(self, row: Row) -> Row:
+        """The row as `predict` takes it: what it does not say is `NotStated`, whole numbers in words are numbers.
+
+        Refused for a setting, or a value of one, that the program does not know.
+        """
+        settings = Stated({name: _number(value) for name, value in row["settings"].items()})
+        for name, value in settings.items() if self.settings is not None else ():
+            if name not in self.settings:
+                raise Refused(f"what the setting {name}={value!r:.60} changes is not known here")
+            if not _is(value, self.settings[name]):
+                allowed = self.settings[name]
+                known = allowed if isinstance(allowed, str) else ", ".join(map(repr, list(allowed)[:6]))
+                raise Refused(f"the setting {name}={value!r:.60}: the program here takes {known}")
+        return Stated({**row, "settings": settings})
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _is(value: Any, allowed: Allowed) -> bool:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if allowed == SIZE:
+        return whole and 0 < value < 2**31
+    if allowed == NUMBER:
+        return whole or (isinstance(value, float) and math.isfinite(value))
+    return allowed == ANY or value in list(allowed)
 
 
 def from_source(*names: str, kinds: tuple[str, ...] = ("measurement",)) -> Callable[[Row], bool]:

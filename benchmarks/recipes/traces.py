@@ -13,7 +13,7 @@ from pathlib import Path
 
 from virtual_gpu.trace.replay import Replay, replay
 
-from .recipe import Prediction, Recipe, Refused, Row
+from .recipe import ANY, Prediction, Recipe, Refused, Row
 
 TESTS = Path(__file__).resolve().parents[2] / "tests" / "data" / "traces"
 _NAMED = re.compile(r"traces/(?P<name>[\w.]+\.json\.gz)")
@@ -58,6 +58,7 @@ RECIPES = (
         what_ko="공개된 메모리 스냅샷의 모든 요청과 반환을 이 할당자로",
         handles=lambda row: row["kind"] == "trace",
         predict=predict,
+        settings=dict.fromkeys(("torch", "allocator_settings"), ANY),  # the trace says them itself
         fast=lambda row: True,
     ),
 )

@@ -16,7 +16,7 @@ from virtual_gpu.models.configs import architectures, load_config, resolve_model
 from virtual_gpu.program.context import cuda
 from virtual_gpu.room import room_on
 
-from .recipe import Prediction, Recipe, Refused, Row, from_source, gpu_of
+from .recipe import ANY, SIZE, Prediction, Recipe, Refused, Row, from_source, gpu_of
 
 LENGTH, STEPS = 128, 4
 # What the hub's configurations say beside the defaults of their kinds.
@@ -35,8 +35,6 @@ def predict(row: Row) -> Prediction:
     """Bytes that NVML sees, as a range."""
     settings, spec = row["settings"], gpu_of(row).spec
     name = str(row["model"])
-    if settings.get("dtype", "float32").split()[0] != "float32":
-        raise Refused(f"the type {settings['dtype']!r} is not simulated")
     reserved = _run(name, int(settings["batch"]), str(settings["optimizer"]), spec.name)
     context = room_on(spec).outside[0].bytes
     return Prediction(reserved, low=reserved, high=reserved + context.high, note="from without to with the context")
@@ -76,6 +74,15 @@ RECIPES = (
         handles=from_source("Stone-ResearchLife/xMem"),
         predict=predict,
         peers=lambda row: row.get("peers") or {},
+        settings={
+            "batch": SIZE,
+            "optimizer": ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad"),
+            "seq": ("128 (max_length truncation, longest in batch)", LENGTH),
+            "iterations": (STEPS,),
+            "dtype": ("float32 random init from_config", "float32"),
+            "zero_grad": ("start of iteration",),
+            **dict.fromkeys(("dataset", "torch", "transformers"), ANY),
+        },
         packages=lambda row: (f"transformers=={row['settings'].get('transformers', '4.51.3')}",),
     ),
 )

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.request_by_request import attention_step, explained_by, first_difference, predicted, recorded
+from benchmarks.request_by_request import attention_step, explained, predicted, recorded
 from virtual_gpu.cards import card
 from virtual_gpu.counting.gpu import VirtualGPU, virtual
+from virtual_gpu.trace.compare import first_difference
 
 TRACES = Path(__file__).parent.parent / "data/traces"
 
@@ -31,4 +32,4 @@ def test_the_first_requests_of_all():
 def test_the_rule_that_explains_a_difference_is_named():
     """The one without which the first difference is gone."""
     theirs = attention_step(VirtualGPU(card("A100-80GB"), without=["reduction_buffers"]))
-    assert explained_by(attention_step, "A100-80GB", theirs) == {"reduction_buffers": None}
+    assert explained(attention_step, "A100-80GB", theirs) == {"reduction_buffers": None}

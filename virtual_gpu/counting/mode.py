@@ -63,6 +63,7 @@ class CountingMode(FakeTensorMode):
         self.ruled = False  # inside an operation that asks for itself what `rules.nested` asks for it
         self.noticed = 0  # what rules had to notice inside other operations, each time
         self.details: DetailRecorder | None = None  # told of every operation and tensor, while there is one
+        self.operation: torch._ops.OpOverload | None = None  # the one that runs
         # storage address -> (its weak reference, allocation id; None while the storage is resized to nothing)
         self.storages: dict[int, tuple[weakref.ref, int | None]] = {}
 
@@ -79,6 +80,7 @@ class CountingMode(FakeTensorMode):
             nested = None if self.ruled else self.rules.nested.get(func)
             if nested is not None:
                 self.noticed += 1
+                self.rules.met.add(func)
                 nested(self)
             return super().__torch_dispatch__(func, types, args, kwargs)
         if self.details is not None:
@@ -90,21 +92,26 @@ class CountingMode(FakeTensorMode):
         if _is_composite(func):
             with self:
                 kernel = self.rules.composite.get(func)
+                self.rules.met.add(func)
                 return parts(func, *args, **kwargs) if kernel is None else kernel(self.rules, func, *args, **kwargs)
-        if torch.is_inference_mode_enabled():
-            # A view made in inference mode of a tensor from outside is a tensor as that one; a fake one would not be.
-            with torch.inference_mode(False), torch.no_grad():
+        self.operation = func
+        try:
+            if torch.is_inference_mode_enabled():
+                # A view made in inference mode of a tensor from outside is one as that; a fake one would not be.
+                with torch.inference_mode(False), torch.no_grad():
+                    out = self._ruled(func, types, args, kwargs)
+            else:
                 out = self._ruled(func, types, args, kwargs)
-        else:
-            out = self._ruled(func, types, args, kwargs)
-        if isinstance(out, torch.Tensor):
-            if out.dtype == torch.bool or func in _SUMS:
-                self.gpu.answers.note(out, func, args)
-            self.count(out)
-        elif isinstance(out, (tuple, list)):
-            for item in out:
-                if isinstance(item, torch.Tensor):
-                    self.count(item)
+            if isinstance(out, torch.Tensor):
+                if out.dtype == torch.bool or func in _SUMS:
+                    self.gpu.answers.note(out, func, args)
+                self.count(out)
+            elif isinstance(out, (tuple, list)):
+                for item in out:
+                    if isinstance(item, torch.Tensor):
+                        self.count(item)
+        finally:
+            self.operation = None
         return out
 
     def raise_interrupt(self) -> None:
@@ -120,6 +127,7 @@ class CountingMode(FakeTensorMode):
         try:
             if rule is None:
                 return self._run(func, types, args, kwargs)
+            self.rules.met.add(func)
 
             def run():
                 out = self._run(func, types, args, kwargs)

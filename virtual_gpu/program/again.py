@@ -18,6 +18,7 @@ from typing import Any
 from ..allocator_settings import VARIABLES, AllocatorSettings
 from ..errors import WrongValue
 from ..language import tr
+from ..trace.saved import Saved, read
 from .report import FAILED, FITS
 
 # What programs call the samples of one forward pass.
@@ -60,6 +61,14 @@ def run_again(
         if not path.exists():
             raise WrongValue(f"{' '.join(command)}: {done.stderr.strip().splitlines()[-1:]}")
         return Run(change, json.loads(path.read_text(encoding="utf-8")))
+
+
+def saved_without(rule: str, options: Sequence[str], command: Sequence[str]) -> Saved:
+    """The program's run on a virtual GPU that leaves out one of CUDA's rules."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.json"
+        run_again(rule, [f"--without={rule}", "--save", str(path), *options], command)
+        return read(path)
 
 
 def advice(options: Sequence[str], command: Sequence[str]) -> list[Run]:

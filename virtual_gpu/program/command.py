@@ -88,7 +88,7 @@ def execute(args: argparse.Namespace) -> int:
             command[0], command[1:], gpu=args.gpu, module=bool(args.module), steps=args.steps,
             through_evaluation=args.through_evaluation, values=args.values, gpus=args.gpus, rank=args.rank,
             limited=not args.unlimited, host=args.host, writes=args.write_files, snapshot_file=args.snapshot,
-            sent=None if args.sent is None else (int(args.sent[0]), args.sent[1]),
+            without=args.without, sent=None if args.sent is None else (int(args.sent[0]), args.sent[1]),
         )  # fmt: skip
     if report.error is not None:
         print_traceback(report.error)
@@ -143,7 +143,17 @@ def _options(args: argparse.Namespace) -> list[str]:
     options = ["--gpu", str(args.gpu), "--steps", str(args.steps), "--gpus", str(args.gpus), "--rank", str(args.rank)]
     options += ["--host", args.host] if args.host else []
     options += ["--values", args.values, *(["--through-evaluation"] if args.through_evaluation else [])]
+    options += [*(["--unlimited"] if args.unlimited else []), *(f"--without={rule}" for rule in args.without)]
     return options + (["-m"] if args.module else [])
+
+
+def same_again(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(options, command) of a run that was started as `virtual-gpu run` with these arguments, to run it again."""
+    parser = Parser(prog="virtual-gpu compare --again")
+    _arguments(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="program …")
+    args = parser.parse_args(arguments)
+    return _options(args), _command(args)
 
 
 def _write(path: str, text: str) -> None:
@@ -186,6 +196,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             ko="체크포인트를 쓰게 한다. 없는 값은 1이다", en="let it write checkpoints; values that are not there are 1"
         ),
         "unlimited": tr(ko="한도 없이 센다", en="never run out: how much would it need?"),
+        "without": tr(ko="CUDA의 이 규칙을 뺀다(여러 번 쓸 수 있다)", en="leave out a rule of CUDA's; may be repeated"),
         "module": tr(ko="python -m처럼 모듈을 실행한다", en="run a module, as python -m does"),
     }
     add = parser.add_argument
@@ -198,5 +209,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--values", default="answer", metavar="answer|stop|NUMBER", help=texts["values"])
     add("--write-files", action="store_true", help=texts["writes"])
     add("--unlimited", action="store_true", help=texts["unlimited"])
+    add("--without", action="append", default=[], metavar="RULE", help=texts["without"])
     add("--language", choices=LANGUAGES, default=None)
     add("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE …", help=texts["module"])

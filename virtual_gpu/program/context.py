@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
@@ -88,13 +88,15 @@ def cuda(
     gpus: int = 1,
     writes: bool = False,
     host: str | Machine | None = None,
+    without: Iterable[str] = (),
 ) -> Iterator[ProgramGPU]:
     """Give the block a CUDA GPU: `torch.cuda` finds it, tensors moved there are counted, those of the CPU stay real.
 
     gpu: a name of the catalogue, a free card as "24GiB, 8.6", or a card's facts. limited=False: it never runs out of
     memory. values: "answer", "stop" or a number, see `values`. writes: the program may write its checkpoints, with
     ones where there are no values. host: the machine whose RAM there is, "Colab", "Kaggle" or "32GB" (see
-    `host.machines`): `HostOutOfMemory` where it ends; None counts it without limit (`gpu.host.report()`). Everything
+    `host.machines`): `HostOutOfMemory` where it ends; None counts it without limit (`gpu.host.report()`). without:
+    names of CUDA's rules to leave out (`rules.active.RULES`), as `compare` does to explain a difference. Everything
     that is replaced meanwhile is put back at the end, whatever happens. NotSupported while such a block is open, in
     this thread or another.
     """
@@ -105,7 +107,7 @@ def cuda(
             tr(ko=f"rank={rank!r:.80}: 0부터 {gpus - 1}까지다.", en=f"rank={rank!r:.80}: 0 to {gpus - 1}.")
         )
     room = None if host is None else machine(host)
-    device = ProgramGPU(spec, limited=limited, values=values, index=rank, count=gpus, host=room)
+    device = ProgramGPU(spec, limited=limited, values=values, index=rank, count=gpus, host=room, without=without)
     patches = Patches()
     with ExitStack() as stack:
         with interrupts_later():  # none between what is replaced and the note of it

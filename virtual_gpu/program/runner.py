@@ -7,7 +7,7 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -45,12 +45,13 @@ def run(
     snapshot_file: str | None = None,
     sent: tuple[int, str] | None = None,
     host: str | Machine | None = None,
+    without: Iterable[str] = (),
 ) -> Report:
     """Run a script (or with module=True a module, as `python -m`) with these arguments until `steps` optimizer steps.
 
     The program's own errors end up in `Report.error`; KeyboardInterrupt passes. WrongValue where there is no
     such file. snapshot_file: where PyTorch's memory snapshot of the run is written. sent: see `pipeline`.
-    host: the machine whose RAM there is (see `cuda`).
+    host: the machine whose RAM there is, without: rules to leave out (see `cuda`).
     """
     gpus, steps = positive_int(gpus, "gpus"), positive_int(steps, "steps")
     if not 0 <= rank < gpus:
@@ -59,7 +60,7 @@ def run(
     if not module and launcher(program, module) is None and not os.path.exists(program):
         raise WrongValue(tr(ko=f"그런 프로그램이 없다: {program}", en=f"no such program: {program}"))
     given = {"limited": limited, "values": values, "rank": rank, "gpus": gpus, "writes": writes, "host": host}
-    with cuda(gpu, **given) as device:
+    with cuda(gpu, without=without, **given) as device:
         watch, patches = device.watch, device.patches
         if snapshot_file is not None:
             watch.keep_history()

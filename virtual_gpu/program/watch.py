@@ -63,6 +63,7 @@ class Block:
     span: int
     line: tuple[str, int]
     module: Name
+    operation: str
     category: str | None = None
     freed: int | None = None
     freed_in: int | None = None
@@ -94,10 +95,11 @@ class Watch:
 
     def allocated(self, block: int, nbytes: int, held: int, category: str, stream: int = 0) -> None:
         """A block was made."""
-        frame = sys._getframe(1)
+        frame, operation = sys._getframe(1), self.gpu.mode.operation
         self.blocks[block] = Block(
-            nbytes, held, stream, len(self.events), len(self.spans) - 1, self.modules.line(frame), self.modules.running
-        )
+            nbytes, held, stream, len(self.events), len(self.spans) - 1, self.modules.line(frame), self.modules.running,
+            "" if operation is None else operation._opname,
+        )  # fmt: skip
         if self.history is not None:
             self.history.allocated(block, nbytes, stream, self._stacks.of(frame))
         self.events.append(block)
@@ -258,6 +260,7 @@ class Watch:
     def saved(self) -> Saved:
         """Every allocation and release, with what it was for and where it was asked for."""
         kinds, places, rows, births = {name: n for n, name in enumerate(CATEGORIES)}, {}, [], {}
+        operations: dict[str, int] = {}
         for entry, event in enumerate(self.events):
             block = self.blocks[abs(event)]
             kind = category_of(block, self)
@@ -266,12 +269,14 @@ class Watch:
             place = f"{os.path.basename(file)}:{line} {module}" if file else module
             births.setdefault(abs(event), entry)
             row = (births[abs(event)], block.nbytes, block.held, _OF_THE_CORE[kind], block.stream, kinds[kind])
-            rows.append((*row, places.setdefault(place, len(places))))
-        born, nbytes, held, category, stream, kind, place = np.array(rows, dtype=np.int64).reshape(-1, 7).T
+            operation = operations.setdefault(block.operation, len(operations))
+            rows.append((*row, places.setdefault(place, len(places)), operation))
+        born, nbytes, held, category, stream, kind, place, operation = np.array(rows, dtype=np.int64).reshape(-1, 8).T
         starts = np.array([start for _, start in self.spans])
         span = 2 * (np.searchsorted(starts, np.arange(len(rows)), side="right") - 1) + 1
         trace = Trace(born, nbytes, category, span, tuple(name for name, _ in self.spans), held, stream)
-        return Saved(trace, CATEGORIES, kind, tuple(places), place)
+        rules = tuple(self.gpu.rules.acted())
+        return Saved(trace, CATEGORIES, kind, tuple(places), place, tuple(operations), operation, rules=rules)
 
 
 def category_of(block: Block, watch: Watch) -> str:

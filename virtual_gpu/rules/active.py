@@ -95,10 +95,20 @@ class ActiveRules:
         self.composite = {
             op: kernel for rule in self.active() for (key, op), kernel in rule.kernels.items() if key == "AutogradCPU"
         }
+        self.met: set[Any] = set()  # operations that a rule saw to, and names of rules that were asked for
 
     def applies(self, name: str) -> bool:
         """Whether this one of `RULES` is in force."""
+        self.met.add(name)
         return name in self._names
+
+    def acted(self) -> list[str]:
+        """Names of the rules in force that had a say so far: without any other, all would have gone the same way."""
+        return [
+            rule.name
+            for rule in self.active()
+            if rule.name in self.met or self.met & {*rule.operators, *rule.nested, *(op for _, op in rule.kernels)}
+        ]
 
     def active(self) -> list[Rule]:
         """The rules in force."""

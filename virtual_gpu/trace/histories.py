@@ -14,9 +14,9 @@ import json
 import os
 import pickle
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from .trace import Trace
 
 LARGEST_FILE = 512 * 2**20  # bytes, also of what a gzipped file unpacks to
 MOST_BYTES = 2**50  # of a block, and of an address 2**63: more is no memory
+_FRAMES = 4  # so many of an allocation's frames are told
 _GROWS = 64  # bytes of Python objects for a byte of a pickle: an empty list is one byte there and 56 here
 # What reading a file of another form, a broken or a hostile one raises.
 WRONG_FORM = (
@@ -50,6 +51,7 @@ class History:
 
     before: its segments at the start; None where the history begins with an empty allocator. events: (action, address,
     bytes, stream) in their order; after: address → (bytes, stream, blocks in use: address → bytes) of the segments.
+    frames: beside each event the innermost Python frames that asked for it, "" where the file does not say.
     """
 
     device: int
@@ -57,6 +59,7 @@ class History:
     before: list[Segment]
     events: list[tuple[str, int, int, int]]
     after: dict[int, tuple[int, int, dict[int, int]]]
+    frames: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         pieces = [(p.address, p.size, s.stream) for s in self.before for p in s.pieces]
@@ -71,11 +74,9 @@ class History:
         """As a `Trace` of one phase, "recorded": bytes of blocks (rounded to 512), category unknown ("activations")."""
         born: dict[int, int] = {}
         rows: list[tuple[int, int, int]] = []  # entry of its birth, bytes, stream
-        for segment in self.before:
-            for piece in segment.pieces:
-                if piece.name is not None:
-                    born[piece.address] = len(rows)
-                    rows.append((len(rows), piece.size, segment.stream))
+        for address, nbytes, stream in self._there():
+            born[address] = len(rows)
+            rows.append((len(rows), nbytes, stream))
         start, streams = len(rows), {}
         for action, address, nbytes, stream in self.events:
             if action == "alloc":
@@ -90,6 +91,29 @@ class History:
         category = np.full(len(rows), CATEGORIES.index("activations"))
         numbers = np.array([streams[one] for one in stream.tolist()], dtype=np.int64)
         return Trace(births, nbytes, category, span, ("recorded",), stream=numbers)
+
+    def places(self) -> list[str]:
+        """For each entry of `trace` the frames that asked for its block, "" where the file does not say."""
+        asked = {address: "" for address, _, _ in self._there()}
+        told = list(asked.values())
+        for (action, address, _, _), frames in zip(self.events, self.frames or [""] * len(self.events), strict=True):
+            if action == "alloc":
+                asked[address] = frames
+                told.append(frames)
+            elif action == "free_completed":
+                told.append(asked.pop(address))
+        return told
+
+    def _there(self) -> Iterator[tuple[int, int, int]]:
+        """(address, bytes, stream) of each block that was there; of one that goes, as many as were asked for."""
+        gone: dict[int, int] = {}
+        for action, address, nbytes, _ in self.events:
+            if action in ("alloc", "free_completed"):
+                gone.setdefault(address, round_size(nbytes) if action == "free_completed" else 0)
+        for segment in self.before:
+            for piece in segment.pieces:
+                if piece.name is not None:
+                    yield piece.address, gone.get(piece.address) or piece.size, segment.stream
 
 
 class Plain(pickle.Unpickler):
@@ -108,7 +132,7 @@ def read_histories(path: str | Path) -> list[History]:
     try:
         if data[:1] in (b"{", b"["):
             return [
-                _reduced(device, found.get("allocator_settings"))
+                _reduced(device, found.get("allocator_settings"), found.get("labels") or ())
                 for found in [json.loads(data)]
                 for device in found["devices"]
             ]
@@ -165,18 +189,21 @@ def _bytes(path: Path) -> bytes:
     return data
 
 
-def _reduced(device: dict[str, Any], settings: dict[str, Any] | None) -> History:
+def _reduced(device: dict[str, Any], settings: dict[str, Any] | None, labels: Sequence[str]) -> History:
     blocks = sorted((address, size) for address, size, _ in device["initial_blocks"] or ())
     before = [
         _segment(address, total, stream, pool, blocks)
         for address, total, stream, pool in device["initial_segments"] or ()
     ]
     events = [(ACTIONS[code], address, size, stream) for code, address, size, stream, *_ in device["events"]]
+    frames = [
+        str(labels[label[0]]) if code == 0 and label and labels else "" for code, _, _, _, *label in device["events"]
+    ]
     after = {
         address: (total, stream, {a: size for a, size, _, state in blocks if state.startswith("active")})
         for address, total, stream, _, blocks in device["final_segments"]
     }
-    return History(device["device"], AllocatorSettings.from_snapshot(settings), before, events, after)
+    return History(device["device"], AllocatorSettings.from_snapshot(settings), before, events, after, frames)
 
 
 def _segment(address: int, total: int, stream: int, pool: str, blocks: list[tuple[int, int]]) -> Segment:
@@ -197,11 +224,9 @@ def _snapshot(found: dict[str, Any]) -> list[History]:
     settings = AllocatorSettings.from_snapshot(found.get("allocator_settings"))
     histories = []
     for device, trace in enumerate(found["device_traces"]):
-        events = [
-            (e["action"], e.get("addr", e.get("device_free", 0)), e["size"], e["stream"])
-            for e in trace
-            if e["action"] in ACTIONS
-        ]
+        known = [e for e in trace if e["action"] in ACTIONS]
+        events = [(e["action"], e.get("addr", e.get("device_free", 0)), e["size"], e["stream"]) for e in known]
+        frames = [_frames(e.get("frames") or ()) if e["action"] == "alloc" else "" for e in known]
         after, live, segments = {}, {}, {}
         for s in found["segments"]:
             if s.get("device", 0) != device:
@@ -214,8 +239,20 @@ def _snapshot(found: dict[str, Any]) -> list[History]:
             after[s["address"]] = s["total_size"], s["stream"], used
             segments[s["address"]] = s["total_size"], s["stream"], s["segment_type"]
             live |= used
-        histories.append(History(device, settings, _before(events, dict(live), segments), events, after))
+        histories.append(History(device, settings, _before(events, dict(live), segments), events, after, frames))
     return histories
+
+
+def _frames(stack: Sequence[Mapping[str, Any]]) -> str:
+    """The innermost frames of Python in one line, without those in which a module only calls another's forward."""
+    told = []
+    for frame in stack:
+        file = str(frame["filename"]).replace("\\", "/")
+        if file.endswith(".py") and not file.endswith("nn/modules/module.py"):
+            told.append(f"{file.rpartition('/')[2]}:{frame['line']} {frame['name']}")
+        if len(told) == _FRAMES:
+            break
+    return " < ".join(told)
 
 
 def _before(events: list, live: dict[int, int], segments: dict[int, tuple[int, int, str]]) -> list[Segment]:
