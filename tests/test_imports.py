@@ -91,6 +91,7 @@ ORDER = [
     ],
     ["helpers.chapters.c9_planner.*"],
     ["helpers.chapters.c10_clinic.*"],
+    ["helpers.chapters.c12_two_models.*"],
     ["helpers.figures", "helpers.planner.*"],
     ["helpers"],
 ]

@@ -126,7 +126,7 @@ class ProgramMode(CountingMode):
             indices: list[torch.Tensor | None] = []
             for index in args[1]:
                 if index is not None and index.dtype in (torch.bool, torch.uint8):
-                    where = known.run(_aten.nonzero.default, (index,), {})
+                    where = self._where(index)
                     indices += [self._upload(part, {}) for part in where.unbind(1)]
                 else:
                     indices.append(index)
@@ -134,6 +134,15 @@ class ProgramMode(CountingMode):
                 return func(args[0], indices)
         real = known.run(func, args, kwargs)
         return tree_map(lambda value: self._upload(value, {}) if isinstance(value, torch.Tensor) else value, real)
+
+    def _where(self, mask: torch.Tensor) -> torch.Tensor:
+        """The places (n, dimensions) where a mask is True: known, or none where the answer to that is False."""
+        try:
+            return known.run(_aten.nonzero.default, (mask,), {})
+        except known.Unknown:
+            if not self.values.is_empty(mask):
+                raise
+            return torch.empty((0, mask.dim()), dtype=torch.int64)
 
     def _elsewhere(self, func: Any, args: tuple, kwargs: dict, device: torch.device) -> torch.Tensor:
         """What a function of a GPU tensor makes on another device: a real tensor on the CPU, or a meta tensor."""

@@ -116,7 +116,13 @@ def _bundled(name: Any) -> dict | None:
     if name is None or os.path.isdir(str(name)):
         return None
     entry = architectures().get(resolve_model_id(str(name)))
-    return None if entry is None else {"dtype": entry["dtype"], **entry["config"]}
+    if entry is None:
+        return None
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+
+    # a config.json of the hub names its class, and TRL loads a reference model by that
+    named = CLASSES.get(entry["config"]["model_type"])
+    return {"dtype": entry["dtype"], **({"architectures": [named]} if named else {}), **entry["config"]}
 
 
 def _local_first(patches: Patches, module: ModuleType, name: str) -> None:

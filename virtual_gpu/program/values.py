@@ -5,7 +5,8 @@ not-a-number or infinite. So a loss is 1.0, its logarithm exists and one can div
 `GradScaler` steps; `loss < 0.5` is what 1 < 0.5 is; the next token is 1. And as in ordinary data `mask.all()` is True
 and `mask.any()` False: nothing is padding. What the program writes into one element (`torch.zeros(1)`) is that number
 instead, and what is computed from it follows: a counter of overflows that starts at 0 stays there. What a shape depends
-on (`nonzero`, indexing by a mask, a token's experts) has no answer: the program is stopped there.
+on (`nonzero`, indexing by a mask, a token's experts) has no answer: the program is stopped there, but for a mask that
+is False by these rules (`x[is_eos.any(1)]`: no sequence ends), which picks nothing.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Values(Answers):
     """Answers, by policy: "answer" (the numbers above), "stop" (`ValueStop` at the first question), or a number, which
     is what every element of a floating-point tensor is instead of 1.
 
-    What was asked is "item", "copy to the CPU" or "print".
+    What was asked is "item", "copy to the CPU", "print" or "index" (by a mask: the rows that it picks).
     """
 
     def __init__(self, policy: str = "answer"):
@@ -104,6 +105,14 @@ class Values(Answers):
         body = f"{one}" if tensor.dim() == 0 else f"[{one}, ...], size={tuple(tensor.shape)}"
         grad = ", requires_grad=True" if tensor.requires_grad else ""
         return f"tensor({body}, device='{tensor.device}', dtype={tensor.dtype}{grad})"
+
+    def is_empty(self, mask: torch.Tensor) -> bool:
+        """Whether a mask, whose values are not known, is answered with False: what is indexed by it has no rows."""
+        if self.policy == "stop" or getattr(mask, "answer", None) != 0:
+            return False
+        file, line = program_line(sys._getframe(2))
+        self[Answer("index", 0, f"{file}:{line}")] += 1
+        return True
 
     def remember(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         """Note on a result where its number is not 1."""

@@ -45,5 +45,6 @@ def question(name: str) -> str:
     return {
         "item": "item",
         "copy to the CPU": tr(ko="CPU로 복사", en="copy to the CPU"),
+        "index": tr(ko="마스크 인덱싱", en="indexing by a mask"),
         "print": tr(ko="출력", en="print"),
     }.get(name, name)
