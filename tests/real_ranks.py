@@ -9,11 +9,16 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import LlamaConfig
 
 from helpers.ranks.training import weigh
+from virtual_gpu.models.adapters import add_adapters
+from virtual_gpu.models.build import build_model
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.models.depth import with_depth
-from virtual_gpu.shards.fake_rank import _locals, _optimizer, _states, shard
+from virtual_gpu.shards.fake_rank import _locals, _optimizer, _states, fsdp_groups, shard
 from virtual_gpu.shards.layout import CONVENTIONS, Layout
 
 
@@ -50,6 +55,47 @@ def one_step_at_each_stage():
         }
         rows[stage] = row
     return rows
+
+
+def tiny_llama():
+    """Two layers whose linear layers quantize in whole blocks, and whose other tensors do not divide by two."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 192}
+    return LlamaConfig(vocab_size=301, max_position_embeddings=64, tie_word_embeddings=False, **sizes)
+
+
+def one_step_of_qlora():
+    """Bytes by kind of this rank after a step on a 4-bit model whose storage FSDP2 can split, of real tensors."""
+    import bitsandbytes as bnb
+
+    model = build_model(tiny_llama(), torch.bfloat16, device="cpu")
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is torch.nn.Linear and child is not model.get_output_embeddings():
+                options = {"compress_statistics": True, "quant_type": "nf4", "quant_storage": torch.bfloat16}
+                layer = bnb.nn.Linear4bit(
+                    child.in_features, child.out_features, bias=False, compute_dtype=torch.bfloat16, **options
+                )
+                layer.weight = bnb.nn.Params4bit(child.weight.data, requires_grad=False, module=layer, **options)
+                setattr(parent, name, layer.to("cpu"))  # quantizes
+    model = add_adapters(model, targets="all-linear")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy(*[torch.bfloat16] * 3)
+    for group in (*fsdp_groups(model.get_base_model()), model):
+        fully_shard(group, mesh=mesh, mp_policy=policy)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, foreach=False)
+    tokens = torch.randint(300, (1, 16))
+    model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+    optimizer.step()
+    states = [module.quant_state for module in model.modules() if getattr(module, "quant_state", None) is not None]
+    statistics = [tensor for s in states for tensor in (s.absmax, s.code, s.offset, s.state2.absmax, s.state2.code)]
+    return {
+        "parameters": weigh(model.parameters()),
+        "statistics": sum(tensor.numel() * tensor.itemsize for tensor in statistics),
+        "gradients": weigh(p.grad for p in trained),
+        "momentum": weigh(_states(optimizer, "exp_avg")),
+        "variance": weigh(_states(optimizer, "exp_avg_sq")),
+    }
 
 
 def who(number):

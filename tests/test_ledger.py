@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from real_ranks import one_step_at_each_stage, tiny
+from real_ranks import one_step_at_each_stage, one_step_of_qlora, tiny, tiny_llama
 
 from helpers import rank_step, run_ranks, shard_ledger
 from helpers.experiment import predict_memory
+from virtual_gpu.cards import CATALOG
 from virtual_gpu.drawing.shards import PUBLISHED, draw_gpus, draw_stages
 from virtual_gpu.models import depth
 from virtual_gpu.models.build import build_model, count_parameters
@@ -19,12 +20,16 @@ from virtual_gpu.models.configs import load_config, model_name
 from virtual_gpu.models.depth import with_depth
 from virtual_gpu.shards import fake_rank
 from virtual_gpu.shards import ledger as ledger_module
+from virtual_gpu.shards import rank_step as rank_step_module
+from virtual_gpu.shards.adapters import Adapters, shapes_of
 from virtual_gpu.shards.fake_rank import fake_world, run_rank
 from virtual_gpu.shards.layout import CONVENTIONS, Layout
 from virtual_gpu.shards.ledger import (
     PAPER_MODELS,
+    ConfigKey,
     RankMemory,
     closed_form,
+    closed_form_adapters,
     config_of,
     count_elements,
     elements_sent,
@@ -178,6 +183,71 @@ def test_shapes_are_those_of_the_model():
         assert count_elements(model) == count_parameters(whole)
 
 
+ADAPTERS = [("lora", "attention"), ("qlora", "all-linear")]
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("peft, targets", ADAPTERS)
+def test_with_adapters_the_closed_form_is_what_sharded_modules_hold(peft, targets, stage):
+    model = model_name(with_depth(load_config(LLAMA), 3))
+    ledger = shard_ledger(model, 3, stage, peft=peft, lora_targets=targets)
+    whole = build_model(load_config(model), torch.bfloat16)
+    for rank, memory in ledger.ranks.items():
+        assert memory == closed_form_adapters(model, Layout(3, stage), ledger.adapters, rank)
+        assert memory.master == 0 and memory.momentum == memory.variance <= memory.gradients
+        assert memory.parameters > (0.25 if peft == "qlora" else 1) * 2 * count_parameters(whole) / 3
+    # Stage 3 gathers everything twice, the embedding once: no gradient goes back through it.
+    gathers = ledger.sent["allgather_base"]
+    assert gathers > 0 and ledger.sent["reduce_scatter_base"] < 0.02 * gathers
+    assert "GB" in ledger._repr_html_()
+
+
+def test_of_4_bit_weights_the_statistics_are_not_split():
+    model = model_name(with_depth(load_config(LLAMA), 3))
+    kept = shapes_of(ConfigKey.of(load_config(model)), Adapters("qlora")).unsplit
+    two, many = (shard_ledger(model, ranks, 3, peft="qlora", look_at=[0]).ranks[0].parameters for ranks in (2, 512))
+    linears = 3 * (2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 2048 * 8192)
+    # A byte for each 64 weights, fp32 for each 256 of those, and in each layer two code tables and an offset.
+    assert kept == linears // 64 * (1 + 4 / 256) + 3 * 7 * (4 * 16 + 4 * 256 + 4)
+    assert kept < many < kept + 2 * (two - kept) / 256
+    assert shapes_of(ConfigKey.of(load_config(model)), Adapters("lora")).unsplit == 0
+
+
+@pytest.mark.parametrize("peft, targets", ADAPTERS)
+def test_the_depth_of_a_model_with_adapters_is_continued_as_a_full_run_has_it(peft, targets):
+    config, layout, adapters = with_depth(load_config(LLAMA), 10), Layout(4, 3), Adapters(peft, 8, targets)
+    full = run_rank(config, layout, CONVENTIONS["mixed"], sequence_length=64, checkpointing=True, adapters=adapters)
+    trace, sent = rank_step_module._trace(ConfigKey.of(config), layout, "mixed", 1, 64, True, CATALOG["H100"], adapters)
+    assert sent == full.sent_bytes
+    continued, run = (one.through()[0].timeline() for one in (trace, full.trace))  # where the allocator finds room
+    assert continued.peak_bytes == run.peak_bytes and continued.at_peak() == run.at_peak()
+
+
+def test_a_sharded_step_with_adapters_holds_less_than_all_of_it():
+    setting = {"sequence_length": 512, "gradient_checkpointing": True, "gpu": "RTX 3090"}
+    lora, qlora = (rank_step(LLAMA, 2, peft=peft, **setting) for peft in ("lora", "qlora"))
+    assert qlora.total < lora.total < rank_step(LLAMA, 2, **setting).total
+    assert qlora.at_peak["optimizer"] == lora.at_peak["optimizer"] < 0.01 * lora.total
+    assert "QLoRA (rank 8, attention) bfloat16" in qlora.title and "논문" not in qlora.notes[0]
+    assert 0 < qlora.parameters_and_gradients_sent < lora.parameters_and_gradients_sent
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"peft": "ia3"}, "qlora"),
+        ({"peft": "lora", "stage": 1}, "2단계나 3단계"),
+        ({"peft": "lora", "tensor_parallel": 2}, "텐서 병렬 없이"),
+        ({"peft": "lora", "precision": "bf16"}, "16비트 가중치"),
+        ({"peft": "lora", "lora_rank": 0}, "lora_rank=0"),
+    ],
+)
+@pytest.mark.parametrize("function", [shard_ledger, rank_step])
+def test_what_does_not_go_with_adapters_is_refused(function, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        function(**{"model": LLAMA, "ranks": 8, "stage": 3} | arguments)
+
+
 def test_real_ranks_hold_the_same(monkeypatch):
     """Three processes, real tensors, real collectives: the closed form's bytes, stage by stage."""
     counted = run_ranks(one_step_at_each_stage, 3)
@@ -186,6 +256,17 @@ def test_real_ranks_hold_the_same(monkeypatch):
         for stage, held in stages.items():
             formula = closed_form("tiny", Layout(3, stage), rank=rank, gradient_as_bucket_view=True)
             assert RankMemory(rank, **held) == formula
+
+
+def test_real_ranks_of_a_4_bit_model_hold_the_same():
+    """bitsandbytes' own layers, stored as bf16, under peft's own adapters, on two processes with real messages."""
+    key, adapters = ConfigKey.of(tiny_llama()), Adapters("qlora", targets="all-linear")
+    shapes = shapes_of(key, adapters)
+    for rank, held in enumerate(run_ranks(one_step_of_qlora, 2)):
+        assert held["parameters"] == shapes.held(2) - shapes.unsplit
+        assert held["statistics"] == shapes.unsplit
+        assert held["gradients"] == shapes.gradients(2)
+        assert held["momentum"] == held["variance"] == 4 * sum(shapes.owned(2, rank))
 
 
 # -- a whole step --------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from virtual_gpu.plan.command import main
 from virtual_gpu.plan.measure import held, measure, setting_of
 from virtual_gpu.plan.pictures import _legend_places, too_much
 from virtual_gpu.plan.plans import kind_label, make_request, recipes_of
+from virtual_gpu.plan.ranking import criteria
 from virtual_gpu.room import room_on
 from virtual_gpu.shards.rank_step import rank_step
 from virtual_gpu.step.flops import training_flops
@@ -35,6 +36,7 @@ from virtual_gpu.trace.edits import with_ddp
 ROOT = Path(__file__).resolve().parent.parent
 # As many weights as gpt2-large in a third of its layers: what is run in full beside the planner takes a third as long.
 WIDE = GPT2Config(n_layer=12, n_embd=2048, n_head=32)
+SIZES = {"vocab_size": 8192, "hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12}
 SMALL = {"model": WIDE, "gpu": "T4", "length": 1024, "batch": 16}
 
 
@@ -146,8 +148,7 @@ def test_nothing_better_was_overlooked(plans):
     ],
 )
 def test_nothing_better_was_overlooked_wherever_a_search_begins(gpu, methods):
-    sizes = {"vocab_size": 8192, "hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12}
-    model = LlamaConfig(**sizes, intermediate_size=2048, max_position_embeddings=2048)
+    model = LlamaConfig(**SIZES, intermediate_size=2048, max_position_embeddings=2048)
     compare_with_everything(plan_training(model, gpu, length=1024, batch=8, methods=methods))
 
 
@@ -248,10 +249,51 @@ def test_accumulating_holds_the_gradients_from_the_beginning():
     assert plain.total <= holding.total <= plain.total + held
 
 
-def test_adapters_on_several_gpus_are_never_sharded():
-    plans = plan_training("gpt2", "L4", 2, length=64, batch=2, methods=("lora", "qlora"))
-    assert {plan.recipe.stage for plan in plans} == {0}
-    assert [what for what, _ in plans.skipped if "QLoRA" in what and "ZeRO" in what]
+@pytest.mark.parametrize("gpu, half", [("RTX 3090", torch.bfloat16), ("T4", torch.float16)])
+def test_adapters_are_sharded_on_two_gpus(gpu, half):
+    model = LlamaConfig(**SIZES, intermediate_size=2048, max_position_embeddings=2048)
+    plans = plan_training(model, f"2 x {gpu}", length=256, batch=4, methods=("lora", "qlora"))
+    assert plans.request.gpus == 2
+    assert {(plan.recipe.method, plan.recipe.stage) for plan in plans} == {
+        ("lora", 0), ("lora", 3), ("qlora", 0), ("qlora", 3),
+    }  # fmt: skip
+    assert [what for what, _ in plans.skipped if "QLoRA" in what and "ZeRO-2" in what]
+    for plan in plans:
+        if plan.recipe.stage:
+            step = rank_step(
+                plans.request.model, 2, 3, peft=plan.recipe.method, batch_size=plan.micro_batch, sequence_length=256,
+                gradient_checkpointing=plan.recipe.checkpointing, gpu=gpu, accumulating=plan.accumulation > 1,
+            )  # fmt: skip
+            assert step.adapters.dtype == half and step.total == plan.tensors_bytes
+            whole = next(p for p in plans if p.recipe == replace(plan.recipe, stage=0))
+            assert plan.at_peak["parameters"] < 0.65 * whole.at_peak["parameters"]
+            assert plan.sent_bytes > whole.sent_bytes
+
+
+def test_two_names_of_how_many_gpus_must_agree():
+    assert make_request("gpt2", "2xT4", 2).gpus == make_request("gpt2", "2 × T4").gpus == 2
+    with pytest.raises(ValueError, match="서로 다른 수"):
+        make_request("gpt2", "2xT4", 4)
+
+
+@pytest.mark.parametrize("prefer, gpu", [("speed", "T4"), ("margin", "2GiB, 7.5")])
+def test_the_first_plan_is_the_preferred_of_all_there_are(prefer, gpu):
+    model = LlamaConfig(**SIZES, intermediate_size=2048, max_position_embeddings=2048)
+    plans = plan_training(model, gpu, length=512, batch=4, methods=("full", "lora"), prefer=prefer)
+    fitting = [plan for plan in everything(plans.request) if plan.fits]
+    assert plans.best == min(fitting, key=lambda plan: plan.key)
+    assert [plan.key for plan in plans] == sorted(plan.key for plan in plans)
+    first = {"speed": "seconds", "margin": "needed_bytes"}[prefer]
+    assert getattr(plans.best, first) == min(getattr(plan, first) for plan in fitting)
+    assert plans[1].why_after(plans[0]) in criteria(prefer)
+
+
+def test_a_price_is_a_bound_by_the_given_rate():
+    plan = plan_training("gpt2", "2 x T4", length=64, batch=2, methods=("lora",), price_per_hour=0.35).best
+    seconds_of_a_million = plan.seconds * 1e6 / (2 * 64)
+    assert plan.price == pytest.approx(2 * 0.35 * seconds_of_a_million / 3600)
+    assert plan.to_dict()["lower_bound_price_per_million_tokens"] == plan.price
+    assert replace(plan, request=replace(plan.request, price_per_hour=None)).price is None
 
 
 # -- nothing fits ----------------------------------------------------------------------------------------------------
@@ -307,6 +349,9 @@ def test_a_shorter_length_is_found_by_searching():
         ({"precision": "mixed_bf16"}, "bf16 연산 장치"),
         ({"precision": "fp8"}, "mixed_fp16"),
         ({"optimizer": "lion"}, "adamw"),
+        ({"prefer": "fast"}, "fidelity"),
+        ({"prefer": "speed", "gpu": "8GiB, 8.6"}, "대역폭"),
+        ({"price_per_hour": -1}, "price_per_hour=-1"),
         ({"margin": 2}, "0에서 1"),
         ({"margin": "많이"}, "0에서 1"),
         ({"lora_rank": 0}, "lora_rank=0"),
@@ -387,7 +432,7 @@ def test_weights_in_bf16_come_with_a_caution():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method, stage", [("full", 3), ("lora", 0)])
+@pytest.mark.parametrize("method, stage", [("full", 3), ("lora", 0), ("lora", 3)])
 def test_the_files_of_several_gpus_run(method, stage, tmp_path):
     """`accelerate launch` as the script says, as one of four ranks on a virtual card: what the plan counted is held."""
     llama = LlamaConfig(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import bitsandbytes as bnb
@@ -18,14 +19,17 @@ BLOCK = 64  # weights that share an absmax (QLoRA, arXiv 2305.14314, section 3)
 NESTED_BLOCK = 256  # absmax values that share a second-level absmax
 
 
-def quantize_linears(model: nn.Module, compute_dtype: torch.dtype, gpu: GPU) -> None:
+def quantize_linears(
+    model: nn.Module, compute_dtype: torch.dtype, gpu: GPU, storage: torch.dtype = torch.uint8
+) -> None:
     """Replace every linear layer but the output head by a 4-bit one (NF4, double quantization), in place.
 
+    storage: of a virtual GPU's layers, the type of the numbers that eight or more bits of weights lie in.
     As transformers does, it leaves alone what a model keeps in fp32 (T5's `wo`).
     """
     head = model.get_output_embeddings()
     kept = tuple(getattr(model, "_keep_in_fp32_modules", None) or ())
-    make = VirtualLinear4bit if gpu.is_virtual else _real_layer
+    make = functools.partial(VirtualLinear4bit, storage=storage) if gpu.is_virtual else _real_layer
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, Conv1D):
@@ -84,13 +88,13 @@ class VirtualLinear4bit(bnb.nn.Linear4bit):
 
     quantization_state = ("absmax", "code", "offset", "nested_absmax", "nested_code")
 
-    def __init__(self, linear: nn.Linear, compute_dtype: torch.dtype):
+    def __init__(self, linear: nn.Linear, compute_dtype: torch.dtype, storage: torch.dtype = torch.uint8):
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.compute_dtype = compute_dtype
         device, count = linear.weight.device, linear.weight.numel()
         blocks = -(-count // BLOCK)
-        packed = torch.empty((count + 1) // 2, 1, dtype=torch.uint8, device=device)
+        packed = torch.empty((count + 1) // 2 // storage.itemsize, 1, dtype=storage, device=device)
         self.weight = Params4bit(packed, requires_grad=False)
         self.bias = linear.bias
         for name, size, dtype in (

@@ -50,6 +50,8 @@ def execute(args: argparse.Namespace) -> int:
         lora_rank=number(args.lora_rank),
         lora_targets=args.lora_targets,
         host=args.host,
+        prefer=args.prefer,
+        price_per_hour=None if args.price_per_hour is None else number(args.price_per_hour),
         progress=None if args.json or not sys.stderr.isatty() else _tell,
     )
     say(json.dumps(plans.to_dict(), ensure_ascii=False, indent=2) if args.json else _text(plans))
@@ -79,6 +81,13 @@ def _text(plans: Plans) -> str:
                 en=f"    extra work {extra_label(plan)}, lower bound on a step {bound} (not a forecast)",
             )
         )
+        if plan.price is not None:
+            lines.append(
+                tr(
+                    ko=f"    백만 토큰에 적어도 {plan.price:,.4g} (시간의 하한에서 센 하한이다)",
+                    en=f"    a million tokens cost at least {plan.price:,.4g} (a bound, from the bound on time)",
+                )
+            )
     lines += [f"⚠ {plans.request.caution}"] if plans.request.caution else []
     for change in plans.changes:
         lines.append(f"  - {change}")
@@ -96,7 +105,7 @@ def _what() -> str:
 def _arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, help=tr(ko="모델의 이름, 허브 id나 폴더", en="a known name, a hub id or a folder"))
-    add("--gpu", default="T4", help=tr(ko="GPU의 이름이나 크기", en="the GPU's name or size"))
+    add("--gpu", default="T4", help=tr(ko="GPU의 이름이나 크기, '2 x T4'", en="the GPU's name or size, '2 x T4'"))
     add("--gpus", default="1", help=tr(ko="GPU 수", en="how many"))
     add(
         "--host",
@@ -116,6 +125,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--lora-rank", default="8", help="rank")
     add("--lora-targets", default="attention", help="attention, all-linear")
+    preferences = tr(ko="순위의 기준: fidelity, speed, margin", en="what ranks: fidelity, speed, margin")
+    add("--prefer", default="fidelity", help=preferences)
+    add("--price-per-hour", default=None, metavar="RATE", help=tr(ko="GPU 하나의 시간당 값", en="of one GPU"))
     add("--json", action="store_true", help=tr(ko="JSON으로 출력한다", en="print JSON"))
     add("--save", metavar="FOLDER", help=tr(ko="1번의 파일을 여기에 쓴다", en="write the best plan's files here"))
     add("--force", action="store_true", help=tr(ko="있는 파일을 덮어쓴다", en="write over files that are there"))

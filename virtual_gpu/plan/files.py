@@ -105,12 +105,15 @@ def _script(plan: Plan) -> str:
     default = "required=True" if is_given(model) else f"default={model!a}"
     loading, adapters, imports = "", "", ""
     if recipe.method == "qlora":
-        loading = _LOADING_4BIT
+        loading = _LOADING_4BIT.format(storage=_STORAGE if recipe.stage else "")
     if recipe.method != "full":
-        imports, loading = _IMPORT_PLACE, loading + _PLACE
+        if not recipe.stage:
+            imports, loading = _IMPORT_PLACE, loading + _PLACE
+        elif recipe.method == "qlora":  # whole on a card it might not fit: FSDP2 takes it there piece by piece
+            loading += _PLACE_CPU
         names = "LoraConfig, get_peft_model"
         prepare = ""
-        if recipe.method == "qlora":
+        if recipe.method == "qlora" and not recipe.stage:  # what FSDP2 gathers is 16 bits: nothing to upcast
             names += ", prepare_model_for_kbit_training"
             prepare = "model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)\n"
         imports += f"from peft import {names}\n"
@@ -148,8 +151,11 @@ _LOADING_4BIT = """    quantization_config=BitsAndBytesConfig(
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
-    ),
+{storage}    ),
 """
+# Bytes (the default) FSDP2 cannot split: accelerate would leave them whole on every GPU.
+_STORAGE = "        bnb_4bit_quant_storage=dtype,\n"
+_PLACE_CPU = '    device_map={"": "cpu"},\n'
 _SCRIPT = '''"""{title}
 
 One GPU:  python train.py --text my_text.txt

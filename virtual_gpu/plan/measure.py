@@ -11,8 +11,9 @@ from ..models.adapters import linear_layers
 from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config
 from ..models.depth import text_config
+from ..shards.adapters import adapters_of
 from ..shards.layout import Layout
-from ..shards.ledger import closed_form
+from ..shards.ledger import closed_form, closed_form_adapters
 from ..shards.rank_step import rank_step
 from ..step.flops import training_flops
 from ..step.predict import predict_need
@@ -47,7 +48,14 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
     Of the whole model without a run; of shards by `closed_form`.
     """
     if recipe.stage:
-        memory = closed_form(request.model, Layout(request.gpus, recipe.stage), _convention(recipe))
+        layout = Layout(request.gpus, recipe.stage)
+        if recipe.method == "full":
+            memory = closed_form(request.model, layout, _convention(recipe))
+        else:
+            adapters = adapters_of(
+                recipe.method, request.lora_rank, request.lora_targets, _convention(recipe), layout, request.spec
+            )
+            memory = closed_form_adapters(request.model, layout, adapters)
         return {
             "parameters": memory.parameters,
             "gathered": memory.gathered,
@@ -74,7 +82,8 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         step = rank_step(
             request.model, request.gpus, recipe.stage, precision=_convention(recipe), batch_size=micro_batch,
             sequence_length=request.length, gradient_checkpointing=recipe.checkpointing, gpu=request.gpu,
-            exact=False, accumulating=accumulation > 1,
+            exact=False, accumulating=accumulation > 1, peft=None if recipe.method == "full" else recipe.method,
+            lora_rank=request.lora_rank, lora_targets=request.lora_targets,
         )  # fmt: skip
         needed, at_peak = step.card_bytes, dict(step.at_peak)
         at_peak["other"] = at_peak.pop("communication")

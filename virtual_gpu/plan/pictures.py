@@ -11,7 +11,7 @@ from ..drawing.report import COLORS
 from ..language import tr
 from ..room import TIGHT
 from ..units import human_bytes
-from .plans import Plan, criteria, kind_label, method_label
+from .plans import Plan, kind_label, method_label
 
 if TYPE_CHECKING:
     from .search import Plans
@@ -182,8 +182,3 @@ def _legend_places(labels: list[str]) -> list[tuple[float, int]]:
         places.append((x, y))
         x += wide
     return places
-
-
-def ranking() -> str:
-    """The criteria in their order, as one line."""
-    return " → ".join(criteria())

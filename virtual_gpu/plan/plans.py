@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from ..step.setting import Setting, check_size
 from ..units import choose, human_bytes, positive_int
 from .files import files_of
 from .host import host_need
+from .ranking import PREFERENCES, criteria, key
 from .writing import write
 
 METHODS = ("full", "lora", "qlora")  # from what changes training least
@@ -48,6 +50,8 @@ class Request:
     lora_rank: int
     lora_targets: str | tuple[str, ...]
     host: str | None = None  # the machine whose RAM has to hold the loading
+    prefer: str = "fidelity"  # what the ranking goes by: one of PREFERENCES
+    price_per_hour: float | None = None  # of one GPU, in the reader's currency
 
     @property
     def spec(self) -> GPUSpec:
@@ -193,9 +197,17 @@ class Plan:
 
     @property
     def key(self) -> tuple:
-        """The ranking: the smallest first (see `CRITERIA`)."""
-        seconds = self.seconds or 0.0
-        return self.recipe.change, self.extra_flops, self.sent_bytes, seconds, self.accumulation, -self.left_bytes
+        """The ranking by the request's preference: the smallest first (see `ranking`)."""
+        return key(self)
+
+    @property
+    def price(self) -> float | None:
+        """The least that a million tokens can cost: all GPUs, for the bound on time; None without a rate or bound."""
+        request = self.request
+        if request.price_per_hour is None or self.seconds is None:
+            return None
+        steps = 1e6 / (request.batch * request.length)
+        return steps * self.seconds / 3600 * request.gpus * request.price_per_hour
 
     @property
     def title(self) -> str:
@@ -208,7 +220,7 @@ class Plan:
     def why_after(self, other: Plan) -> str:
         """The first criterion by which the other plan is better."""
         worse = next((i for i, (a, b) in enumerate(zip(self.key, other.key, strict=True)) if a != b), None)
-        return "-" if worse is None else criteria()[worse]
+        return "-" if worse is None else criteria(self.request.prefer)[worse]
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain JSON values."""
@@ -229,6 +241,7 @@ class Plan:
         more = {"verdict": self.verdict, "card_bytes": [card_bytes.low, card_bytes.high]}
         more |= {"host": host_need(self).to_dict()}
         more |= {"sent_bytes": self.sent_bytes, "lower_bound_seconds": self.seconds, "caution": self.recipe.caution}
+        more |= {"lower_bound_price_per_million_tokens": self.price}
         return {**asdict(self.recipe), **numbers, **more}
 
     def files(self) -> dict[str, str]:
@@ -259,18 +272,6 @@ def kind_label(kind: str) -> str:
     }.get(kind) or category_label(kind)
 
 
-def criteria() -> tuple[str, ...]:
-    """What the ranking goes by, in its order."""
-    return (
-        tr(ko="학습 방법을 더 많이 바꾼다", en="changes training more"),
-        tr(ko="추가 연산이 많다", en="more extra work"),
-        tr(ko="GPU끼리 보내는 양이 많다", en="GPUs send more"),
-        tr(ko="시간의 하한이 길다", en="longer lower bound on time"),
-        tr(ko="마이크로 배치가 작다", en="smaller micro-batch"),
-        tr(ko="남는 메모리가 적다", en="less memory left"),
-    )
-
-
 def method_label(method: str) -> str:
     """The method in the reader's language."""
     return {"full": tr(ko="전체 미세 조정", en="full fine-tuning"), "lora": "LoRA", "qlora": "QLoRA"}[method]
@@ -290,10 +291,21 @@ def make_request(
     lora_rank: int = LORA_RANK,
     lora_targets: str | tuple[str, ...] = "attention",
     host: str | None = None,
+    prefer: str = "fidelity",
+    price_per_hour: float | None = None,
 ) -> Request:
     """The request with every value checked; WrongValue in the reader's language."""
+    gpu, gpus = _how_many(gpu, gpus)
     spec = card(gpu).needs_cuda()
-    gpus = positive_int(gpus, tr(ko="GPU 수", en="number of GPUs"))
+    prefer = choose(prefer, PREFERENCES, tr(ko="기준", en="preference"))
+    if prefer == "speed" and spec.bandwidth_bytes_per_s is None:
+        raise WrongValue(
+            tr(
+                ko=f"prefer='speed': {spec.name}의 대역폭을 몰라서 시간의 하한을 셀 수 없다.",
+                en=f"prefer='speed': the bandwidth of {spec.name} is not known, so there is no bound on time.",
+            )
+        )
+    _check_price(price_per_hour)
     batch = positive_int(batch, tr(ko="배치", en="batch"))
     check_size(batch, 1)
     if not isinstance(methods, (str, list, tuple)):
@@ -337,7 +349,36 @@ def make_request(
     return Request(
         model, spec.name, gpus, check.sequence_length, batch, ordered, precision, optimizer, float(margin),
         check.lora_rank, check.lora_targets, None if host is None else machine(host).name,
+        prefer, None if price_per_hour is None else float(price_per_hour),
     )  # fmt: skip
+
+
+def _how_many(gpu: Any, gpus: Any) -> tuple[Any, int]:
+    """The card and the number of GPUs, of which "2 x T4" says both."""
+    gpus = positive_int(gpus, tr(ko="GPU 수", en="number of GPUs"))
+    found = re.fullmatch(r"\s*(\d+)\s*[x×*]\s*(\D.*)", gpu) if isinstance(gpu, str) else None
+    if found is None:
+        return gpu, gpus
+    said = positive_int(int(found[1]), tr(ko="GPU 수", en="number of GPUs"))
+    if gpus not in (1, said):
+        raise WrongValue(
+            tr(
+                ko=f"gpu={gpu!r}와 gpus={gpus}가 서로 다른 수를 말한다. 한쪽만 적는다.",
+                en=f"gpu={gpu!r} and gpus={gpus} name different numbers: give one of them.",
+            )
+        )
+    return found[2], said
+
+
+def _check_price(price: Any) -> None:
+    wrong = isinstance(price, bool) or not isinstance(price, (int, float)) or not 0 <= price < float("inf")
+    if price is not None and wrong:
+        raise WrongValue(
+            tr(
+                ko=f"price_per_hour={price!r}: GPU 하나를 한 시간 빌리는 값으로, 0 이상의 수다.",
+                en=f"price_per_hour={price!r}: what one GPU costs an hour, 0 or more.",
+            )
+        )
 
 
 def recipes_of(request: Request) -> list[Recipe]:
@@ -354,6 +395,8 @@ def recipes_of(request: Request) -> list[Recipe]:
     if request.gpus > 1:
         shards = [r for r in found if r.method == "full" and r.optimizer == "adamw_fused" and "fp16" not in r.precision]
         found += [replace(recipe, stage=stage) for stage in (2, 3) for recipe in shards]
+        adapters = [r for r in found if r.method != "full" and r.optimizer == "adamw_fused" and "mixed" in r.precision]
+        found += [replace(recipe, stage=3) for recipe in adapters]
     return found
 
 
@@ -385,10 +428,10 @@ def left_out(request: Request) -> list[tuple[str, str]]:
         for method in [m for m in request.methods if m != "full"]:
             rows.append(
                 (
-                    f"{method_label(method)} · ZeRO-2, 3",
+                    f"{method_label(method)} · ZeRO-2",
                     tr(
-                        ko="이 강의의 ZeRO 계산은 얼린 가중치를 나누지 못한다. GPU마다 모델을 통째로 둔다(DDP)",
-                        en="the ledger cannot shard frozen or 4-bit weights: each GPU holds the whole model (DDP)",
+                        ko="모은 가중치를 통째로 둔 채 자기 조각도 가져 DDP보다 더 든다",
+                        en="all weights stay gathered beside the own shard: more than DDP takes",
                     ),
                 )
             )

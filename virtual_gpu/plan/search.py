@@ -152,12 +152,15 @@ def plan_training(
 ) -> Plans:
     """Ranked plans that train `model` on `gpus` of that GPU with the target batch.
 
-    model: a bundled name, a hub id, a folder, or a transformers configuration. gpu: a card (see `cards.card`). length:
-    tokens. batch: samples of one optimizer step, all GPUs together. methods: of "full", "lora", "qlora". precision,
-    optimizer: None lets the planner choose. margin: the share of the peak that must stay free beside what is unknown.
-    lora_rank, lora_targets: see `add_adapters`. host: a machine (see `host.machines`) that has to hold the loading; a
-    plan that it kills is left out, with the reason. progress: called with what is known so far, whenever that is more.
-    Each way to train comes once, with the largest micro-batch that fits. WrongValue in the reader's language.
+    model: a bundled name, a hub id, a folder, or a transformers configuration. gpu: a card (see `cards.card`); "2 x T4"
+    says gpus too. length: tokens. batch: samples of one optimizer step, all GPUs together. methods: of "full", "lora",
+    "qlora". precision, optimizer: None lets the planner choose. margin: the share of the peak that must stay free
+    beside what is unknown. lora_rank, lora_targets: see `add_adapters`. host: a machine (see `host.machines`) that has
+    to hold the loading; a plan that it kills is left out, with the reason. prefer: "fidelity" (what changes training
+    least is first), "speed" (the shortest bound on a step) or "margin" (the most memory left; each way with the
+    micro-batch that needs least). price_per_hour: of one GPU; a plan's `price` is then the least that a million tokens
+    can cost. progress: called with what is known so far, whenever that is more. Each way to train comes once, with the
+    largest micro-batch that fits. WrongValue in the reader's language.
     """
     return loadable(_search(make_request(model, gpu, gpus, **request), progress or (lambda plans: None)))
 
@@ -176,17 +179,18 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
         losers.sort(key=lambda plan: plan.needed_bytes)
         return Plans(request, [*plans], [*losers], {**refused}, [*skipped])
 
+    by_change = request.prefer == "fidelity"
     for recipe in sorted(recipes_of(request), key=lambda recipe: recipe.change):
-        if first_only and plans and recipe.change > plans[0].recipe.change:
+        if first_only and by_change and plans and recipe.change > plans[0].recipe.change:
             break
         try:
-            if recipe.method == "full" and sum(held(request, recipe).values()) > request.room.possible_bytes:
+            if sum(held(request, recipe).values()) > request.room.possible_bytes:
                 losers.append(hopeless(request, recipe))
                 progress(found())
                 continue
             for checkpointing in (False, True):
                 one = replace(recipe, checkpointing=checkpointing)
-                fit, miss = _largest(request, one, rates)
+                fit, miss = _smallest(request, one) if request.prefer == "margin" else _largest(request, one, rates)
                 if fit is None:
                     losers.append(miss)
                 else:
@@ -194,7 +198,8 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
                     if miss is not None:
                         refused[one] = miss
                 progress(found())
-                if fit is not None and fit.accumulation == 1 and not checkpointing:
+                whole = fit is not None and fit.accumulation == 1 and not checkpointing
+                if whole and request.prefer != "margin":
                     text = tr(ko="배치가 한 번에 들어가니 연산만 늘어난다", en="the batch fits at once: only more work")
                     skipped.append((replace(recipe, checkpointing=True).title, text))
                     break
@@ -244,6 +249,19 @@ def _largest(
     if low < 0:
         return None, min(missed, key=lambda plan: plan.needed_bytes)
     return plans[low], missed[0] if missed else None
+
+
+def _smallest(request: Request, recipe: Recipe) -> tuple[Plan | None, Plan | None]:
+    """(the micro-batch that needs least, None), or (None, it) where that does not fit: who wants memory left over.
+
+    Memory grows with the micro-batch, but for the whole batch at once, of which no gradients wait.
+    """
+    plans = [measure(request, recipe, 1, request.per_gpu)]
+    gradients, one = plans[0].at_peak.get("gradients", 0), plans[0].tensors_bytes - _states(plans[0])
+    if request.per_gpu > 1 and one * (request.per_gpu - 1) <= 1.1 * gradients:  # samples may cost less than gradients
+        plans.append(measure(request, recipe, request.per_gpu, 1))
+    least = min(plans, key=lambda plan: plan.needed_bytes)
+    return (least, None) if least.fits else (None, least)
 
 
 def _too_much_at_once(request: Request, samples: int, plans: list[Plan]) -> bool:

@@ -15,13 +15,14 @@ class Collectives(TorchDispatchMode):
     """Counts the calls and the elements of every collective: the larger of what goes in and what comes out.
 
     DDP, ZeroRedundancyOptimizer and FSDP2 call c10d's collectives (`elements`: parameters and gradients), tensor
-    parallelism the functional ones (`activations`). `calls`: both.
+    parallelism the functional ones (`activations`). `calls`: both. `nbytes`: those of `elements`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter = Counter()
         self.elements: Counter = Counter()
+        self.nbytes: Counter = Counter()
         self.activations: Counter = Counter()
 
     @classmethod
@@ -42,4 +43,6 @@ class Collectives(TorchDispatchMode):
         tensors = [t for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
         counter = self.elements if func.namespace == "c10d" else self.activations
         counter[name] += max(t.numel() for t in tensors)
+        if func.namespace == "c10d":
+            self.nbytes[name] += max(t.numel() * t.itemsize for t in tensors)
         self.calls[name] += 1

@@ -33,6 +33,7 @@ from ..real import storage_bytes
 from ..step.run import enable_checkpointing
 from ..trace.trace import Trace
 from ..turns import in_turn, refuse_in_a_block
+from .adapters import Adapters, unsplit_tensors
 from .collectives import Collectives
 from .layout import Convention, Layout
 
@@ -41,11 +42,13 @@ from .layout import Convention, Layout
 class RankRun:
     """What one rank held and sent in a step: bytes by kind, forward and backward, elements by collective.
 
-    sent: parameters and gradients. sent_activations: tensor parallelism's messages, which grow with batch and length.
+    sent: parameters and gradients; sent_bytes: the same in bytes. sent_activations: tensor parallelism's messages,
+    which grow with batch and length.
     """
 
     held: dict[str, int]
     sent: Counter
+    sent_bytes: Counter
     sent_activations: Counter
     trace: Trace
 
@@ -82,9 +85,11 @@ def run_rank(
     batch_size: int | None = 1,
     sequence_length: int = 8,
     checkpointing: bool = False,
+    adapters: Adapters | None = None,
 ) -> RankRun:
     """One training step on rank `rank` of the layout, its forward and backward recorded (no optimizer state yet).
 
+    adapters: the frozen model with these is trained, under autocast as the Trainer does it; `convention` says nothing.
     spec: the card, whose kernels and workspaces the rank has. batch_size None: no forward and backward, the gradients
     are made in the shape of the parameters (stages 0 and 1).
     DDP's reducer is written in C++ and reads values, which fake tensors do not have. So at stages 0 and 1 the rank runs
@@ -94,33 +99,36 @@ def run_rank(
     with fake_world(layout.ranks, rank), running(config.model_type), warnings.catch_warnings():
         # FSDP2 warns that a DTensor's output is a view; nothing here writes into one.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
-        model, mesh = shard(config, layout, convention)
         gpu = VirtualGPU(spec, limited=False)
         gpu.meter.stream = _Streams()
+        model, mesh = (
+            shard(config, layout, convention) if adapters is None else shard_adapters(config, layout, adapters, gpu)
+        )
         with gpu.interrupts_wait(), _resizes_counted(gpu):
             shards = _place(model, gpu)
             if checkpointing:
                 enable_checkpointing(model)
             model.train()
-            optimizer = _optimizer(model, layout, convention, mesh)
+            optimizer = _optimizer(model, layout, adapters or convention, mesh)
             with gpu.record(model, optimizer) as record, _Messages(gpu) as messages:
                 if batch_size is None:
                     for parameter in model.parameters():
                         parameter.grad = torch.empty_like(parameter)
                     kept = 0
                 else:
-                    kept = _forward_backward(model, gpu, record, (batch_size, sequence_length), shards)
+                    half = adapters and adapters.dtype
+                    kept = _forward_backward(model, gpu, record, (batch_size, sequence_length), shards, half)
                 trace = record.recorder.trace()
                 optimizer.step()
             held = {
-                "parameters": storage_bytes(shards),
+                "parameters": storage_bytes([*shards, *unsplit_tensors(model)]),
                 "gathered": kept,
-                "gradients": storage_bytes(_locals(p.grad for p in model.parameters())),
+                "gradients": storage_bytes(_gradients(model)),
             }
             for kind, name in (("master", "master"), ("momentum", "exp_avg"), ("variance", "exp_avg_sq")):
                 held[kind] = storage_bytes(_locals(_states(optimizer, name)))
-            sent = messages.elements if layout.ranks > 1 else Counter()
-            return RankRun(held, sent, messages.activations, trace)
+            sent, sent_bytes = (messages.elements, messages.nbytes) if layout.ranks > 1 else (Counter(), Counter())
+            return RankRun(held, sent, sent_bytes, messages.activations, trace)
 
 
 def _place(model: torch.nn.Module, gpu: VirtualGPU) -> list[torch.Tensor]:
@@ -132,22 +140,30 @@ def _place(model: torch.nn.Module, gpu: VirtualGPU) -> list[torch.Tensor]:
     else:
         model.tie_weights()  # FSDP2 keeps ties, to_empty does not
     shards = _locals(model.parameters())
-    gpu.label(shards, "parameters")
+    gpu.label([*shards, *unsplit_tensors(model)], "parameters")
     return shards
 
 
 def _forward_backward(
-    model: torch.nn.Module, gpu: VirtualGPU, record: Any, shape: tuple[int, int], shards: list[torch.Tensor]
-) -> int:
+    model: torch.nn.Module, gpu: VirtualGPU, record: Any, shape: tuple[int, int], shards: list[torch.Tensor],
+    autocast: torch.dtype | None = None,
+) -> int:  # fmt: skip
     """Run both; the bytes that stay gathered between them."""
     tokens = torch.zeros(shape, dtype=torch.int64)
     batch = gpu.place({"input_ids": tokens, "labels": tokens})
     with record.phase("forward"):
-        loss = model(**batch, use_cache=False).loss  # the logits go, as in the one training step
+        with gpu.autocast(autocast):
+            outputs = model(**batch, use_cache=False)
+        if autocast:  # as accelerate's wrapper of the model's forward does, inside the Trainer
+            from accelerate.utils import convert_to_fp32
+
+            outputs = convert_to_fp32(outputs)
+        loss = outputs.loss
+        del outputs  # the logits go, as in the one training step
     kept = storage_bytes([*shards, *_locals(model.parameters())]) - storage_bytes(shards)
     with record.phase("backward"):
         loss.backward()
-    gpu.label(_locals(p.grad for p in model.parameters()), "gradients")
+    gpu.label(_gradients(model), "gradients")
     return kept
 
 
@@ -200,6 +216,21 @@ def shard(config: Any, layout: Layout, convention: Convention) -> tuple[torch.nn
         with _FewPieces():
             for group in (*fsdp_groups(model), model):
                 fully_shard(group, mesh=mesh["data"], reshard_after_forward=layout.stage == 3)
+    return model, mesh
+
+
+def shard_adapters(config: Any, layout: Layout, adapters: Adapters, gpu: VirtualGPU) -> tuple[torch.nn.Module, Any]:
+    """The model with adapters on the meta device, split like `shard`'s; what FSDP2 gathers is 16 bits wide."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    adapters.check(layout)
+    mesh = init_device_mesh("cpu", (layout.ranks,), mesh_dim_names=("data",))
+    model = adapters.build(config, gpu)
+    policy = MixedPrecisionPolicy(adapters.dtype, adapters.dtype, adapters.dtype)  # accelerate's set_mixed_precision
+    with _FewPieces():
+        for group in (*fsdp_groups(model.get_base_model()), model):
+            fully_shard(group, mesh=mesh["data"], mp_policy=policy, reshard_after_forward=layout.stage == 3)
     return model, mesh
 
 
@@ -275,10 +306,12 @@ def split_tensors(model: torch.nn.Module, config: Any, mesh: Any) -> None:
         parallelize_module(model.get_output_embeddings(), mesh, ColwiseParallel(output_layouts=Replicate()))
 
 
-def _optimizer(model: torch.nn.Module, layout: Layout, convention: Convention, mesh: Any) -> torch.optim.Optimizer:
-    kind = MasterAdamW if convention.master else torch.optim.AdamW
+def _optimizer(
+    model: torch.nn.Module, layout: Layout, convention: Convention | Adapters, mesh: Any
+) -> torch.optim.Optimizer:
+    kind = MasterAdamW if getattr(convention, "master", 0) else torch.optim.AdamW
     if layout.stage != 1:
-        return kind(model.parameters(), foreach=False)
+        return kind([parameter for parameter in model.parameters() if parameter.requires_grad], foreach=False)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     return ZeroRedundancyOptimizer(model.parameters(), kind, process_group=mesh["data"].get_group(), foreach=False)
@@ -289,6 +322,10 @@ def _states(optimizer: torch.optim.Optimizer, *names: str) -> list[torch.Tensor]
     names = names or ("master", "exp_avg", "exp_avg_sq")
     state = getattr(optimizer, "optim", optimizer).state
     return [values[name] for values in state.values() for name in names if name in values]
+
+
+def _gradients(model: torch.nn.Module) -> list[torch.Tensor]:
+    return _locals(p.grad for p in model.parameters() if p.requires_grad)
 
 
 def _locals(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:

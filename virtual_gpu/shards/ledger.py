@@ -12,7 +12,7 @@ import functools
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatch
 from typing import Any
@@ -20,11 +20,13 @@ from typing import Any
 from ..drawing.labels import html_table, kind_label
 from ..errors import WrongValue
 from ..language import tr
+from ..models.adapters import LORA_RANK
 from ..models.build import build_model
 from ..models.configs import load_config, resolve_model_id
 from ..models.depth import from_shallow
 from ..trace.trace import Trace
 from ..units import GB, choose
+from .adapters import Adapters, adapters_of, shapes_of
 from .fake_rank import body_of, is_tied, run_rank
 from .layout import CONVENTIONS, Convention, Layout
 
@@ -60,6 +62,7 @@ class RankMemory:
         return self.parameters + self.gathered + self.gradients + self.buckets + self.optimizer
 
 
+STATE_BYTES = 4  # of momentum and of variance, for each parameter of an adapter, which is fp32
 KINDS = tuple(one.name for one in fields(RankMemory))[1:]
 
 
@@ -79,10 +82,11 @@ class ShardLedger:
     ranks: dict[int, RankMemory]
     sent: Counter
     method: str
+    adapters: Adapters | None = None
 
     @property
     def paper(self) -> int:
-        """Bytes a rank by the paper's formula."""
+        """Bytes a rank by the paper's formula, which trains every parameter."""
         return paper_bytes(self.parameters / self.layout.tensor_parallel, self.layout, self.precision)
 
     @property
@@ -96,9 +100,15 @@ class ShardLedger:
         return sum(number * (2 if name == "allreduce" else 1) for name, number in self.sent.items())
 
     def __repr__(self) -> str:
-        return f"{self.model}, {self.layout}: {self.largest.total / GB:.2f} GB (ZeRO: {self.paper / GB:.2f} GB)"
+        text = f"{self.model}, {self.layout}: {self.largest.total / GB:.2f} GB"
+        return f"{text} ({self.adapters.method})" if self.adapters else f"{text} (ZeRO: {self.paper / GB:.2f} GB)"
 
     def _repr_html_(self) -> str:
+        if self.adapters:
+            kinds = [kind for kind in KINDS if any(self._row(kind))]
+            rows = [[kind_label(kind), *(f"{n / GB:,.3f}" for n in self._row(kind))] for kind in kinds]
+            rows.append([tr(ko="합", en="total"), *(f"{n / GB:,.3f}" for n in self._row("total"))])
+            return html_table(["GB", *(f"rank {rank}" for rank in self.ranks)], rows)
         layout, convention = self.layout, CONVENTIONS[self.precision]
         paper = paper_by_kind(self.parameters / layout.tensor_parallel, layout, convention)
         heads = ["GB", tr(ko="논문의 식", en="paper")]
@@ -165,6 +175,15 @@ def closed_form(
         owned * convention.variance,
         0 if gradient_as_bucket_view or not layout.has_ddp else whole * convention.gradients,
     )
+
+
+def closed_form_adapters(model: str, layout: Layout, adapters: Adapters, rank: int = 0) -> RankMemory:
+    """What rank `rank` holds of a model with adapters: shards of all parameters, states of the adapters alone."""
+    adapters.check(layout)
+    shapes, n = shapes_of(ConfigKey.of(config_of(model)), adapters), layout.ranks
+    states = STATE_BYTES * sum(shapes.owned(n, rank))
+    gathered = shapes.gathered(n, adapters.dtype.itemsize) if layout.stage == 2 else 0
+    return RankMemory(rank, shapes.held(n), gathered, shapes.gradients(n), 0, states, states)
 
 
 def elements_sent(model: str, layout: Layout) -> Counter:
@@ -291,18 +310,23 @@ def shard_ledger(
     precision: str = "mixed",
     look_at: Iterable[int] | None = None,
     gradient_as_bucket_view: bool = False,
+    peft: str | None = None,
+    lora_rank: int = LORA_RANK,
+    lora_targets: str | Sequence[str] = "attention",
 ) -> ShardLedger:
     """Shard the model by PyTorch's own engine on a few of `ranks` ranks, train a step, and count what each one holds.
 
     model: a bundled architecture, a hub id, or "ZeRO-7.5B", "ZeRO-128B", "ZeRO-1T". precision: "mixed" (16 bytes a
     parameter, the paper's), "bf16" (8), "fp32" (16). look_at: the ranks; by default the first, the middle and the last.
     gradient_as_bucket_view: DDP's argument; by default its buckets are a second copy of the gradients, which the paper
-    does not have (stages 0 and 1).
+    does not have (stages 0 and 1). peft: "lora" or "qlora", at stages 2 and 3: only the adapters are trained (see
+    `add_adapters` for their rank and targets), and `sent` counts bytes.
     """
     config, model = config_of(model), resolve_model_id(model)
     layout = Layout(ranks, stage, tensor_parallel)
     precision = choose(precision, CONVENTIONS, tr(ko="정밀도", en="precision"))
     layout.check_model(config)
+    adapters = adapters_of(peft, lora_rank, lora_targets, precision, layout)
     if look_at is None:
         look_at = (0, ranks // 2, ranks - 1)
     elif isinstance(look_at, (str, bytes)) or not isinstance(look_at, Iterable):
@@ -314,26 +338,29 @@ def shard_ledger(
         )
     found, sent, method = {}, Counter(), "run"
     for rank in dict.fromkeys(look_at):
-        held, sent, method = _run(ConfigKey.of(config), layout, precision, rank)
+        held, sent, method = _run(ConfigKey.of(config), layout, precision, rank, adapters)
         buckets = 0 if gradient_as_bucket_view or not layout.has_ddp else held["gradients"]
         found[rank] = RankMemory(rank, **held, buckets=buckets)
     if layout.has_ddp:
         sent = sent + Counter(allreduce=elements_sent(model, layout)["allreduce"])
-    return ShardLedger(model, count_elements(model), layout, precision, found, Counter(sent), method)
+    return ShardLedger(model, count_elements(model), layout, precision, found, Counter(sent), method, adapters)
 
 
 @functools.lru_cache(maxsize=512)
-def _run(key: ConfigKey, layout: Layout, precision: str, rank: int) -> tuple[dict, Counter, str]:
-    """(bytes held by kind, elements sent by collective, "depth" or "run"). They are shared: to read only."""
+def _run(
+    key: ConfigKey, layout: Layout, precision: str, rank: int, adapters: Adapters | None = None
+) -> tuple[dict, Counter, str]:
+    """(bytes held by kind, what is sent by collective, "depth" or "run"). They are shared: to read only."""
     config, convention = key.config, CONVENTIONS[precision]
     if layout.stage == 1:  # how whole tensors fall does not grow with the depth
         run = run_rank(config, layout, convention, rank, batch_size=None)
         return run.held, run.sent, "run"
 
     def numbers(config: Any) -> tuple[Trace, dict[tuple[str, str], int]]:
-        run = run_rank(config, layout, convention, rank)
+        run = run_rank(config, layout, convention, rank, adapters=adapters)
         held = {("held", kind): nbytes for kind, nbytes in run.held.items()}
-        return run.trace, held | {("sent", kind): elements for kind, elements in run.sent.items()}
+        sent = run.sent_bytes if adapters else run.sent
+        return run.trace, held | {("sent", kind): number for kind, number in sent.items()}
 
     found = from_shallow(config, numbers, turns=2)
     method, (_, found) = ("depth", found) if found else ("run", numbers(config))

@@ -18,6 +18,7 @@ from ..cards import CATALOG, GPUSpec, card
 from ..drawing.shards import draw_step
 from ..errors import WrongValue
 from ..language import tr
+from ..models.adapters import LORA_RANK
 from ..models.configs import resolve_model_id
 from ..models.depth import from_shallow, text_config
 from ..trace.edits import accumulating as accumulating_trace
@@ -25,12 +26,15 @@ from ..trace.edits import held_from_the_start, scaled, with_ddp
 from ..trace.timeline import CATEGORIES
 from ..trace.trace import Trace
 from ..units import MiB, boolean, choose, human_bytes, positive_int
+from .adapters import Adapters, adapters_of, shapes_of
 from .fake_rank import run_rank
 from .layout import CONVENTIONS, Layout
 from .ledger import (
+    STATE_BYTES,
     ConfigKey,
     RankMemory,
     closed_form,
+    closed_form_adapters,
     config_of,
     count_elements,
     dealt_elements,
@@ -73,6 +77,7 @@ class RankStep:
     nccl: Range
     reserved_bytes: int
     trace: Trace = field(repr=False)
+    adapters: Adapters | None = None  # with them `sent` counts bytes
 
     @property
     def room_bytes(self) -> int:
@@ -102,7 +107,7 @@ class RankStep:
     @property
     def parameters_and_gradients_sent(self) -> int:
         """Bytes that a rank sends in a step for parameters and gradients; an all-reduce counts twice."""
-        return _travelled(self.sent) * CONVENTIONS[self.precision].parameters
+        return _travelled(self.sent) * (1 if self.adapters else CONVENTIONS[self.precision].parameters)
 
     @property
     def activations_sent(self) -> int:
@@ -115,7 +120,7 @@ class RankStep:
         parts = [
             self.model.split("/")[-1],
             tr(ko=f"{self.layout.stage}단계", en=f"stage {self.layout.stage}"),
-            self.precision,
+            self.adapters.title if self.adapters else self.precision,
             tr(ko=f"배치 {self.batch_size}", en=f"batch {self.batch_size}"),
             tr(ko=f"길이 {self.sequence_length}", en=f"length {self.sequence_length}"),
         ]
@@ -152,10 +157,11 @@ class RankStep:
         paper = paper_bytes(count_elements(self.model) / self.layout.tensor_parallel, self.layout, self.precision)
         model, formula = human_bytes(self.memory.total), human_bytes(paper)
         weights, activations = human_bytes(self.parameters_and_gradients_sent), human_bytes(self.activations_sent)
+        by_paper = tr(ko=f", 논문의 식으로는 {formula}", en=f"; by the paper: {formula}") if not self.adapters else ""
         lines = [
             tr(
-                ko=f"모델 상태(파라미터, 그레이디언트, 옵티마이저 상태): {model}, 논문의 식으로는 {formula}",
-                en=f"The model's share (parameters, gradients, optimizer state): {model}; by the paper: {formula}",
+                ko=f"모델 상태(파라미터, 그레이디언트, 옵티마이저 상태): {model}{by_paper}",
+                en=f"The model's share (parameters, gradients, optimizer state): {model}{by_paper}",
             ),
             tr(
                 ko=f"GPU 하나가 한 스텝에 보내는 양: 파라미터와 그레이디언트 {weights}",
@@ -195,6 +201,9 @@ def rank_step(
     exact: bool = True,
     accumulating: bool = False,
     gradient_as_bucket_view: bool = False,
+    peft: str | None = None,
+    lora_rank: int = LORA_RANK,
+    lora_targets: str | Sequence[str] = "attention",
 ) -> RankStep:
     """The peak of a training step (forward and backward, optimizer state present) on one of `ranks` ranks.
 
@@ -202,7 +211,9 @@ def rank_step(
     number of ranks. Otherwise a run with 64 data-parallel ranks stands for it, with the shards of `closed_form`, unless
     there are so many ranks that padding adds over 0.2 %. The optimizer step's temporaries are not counted (a fused one
     has none). accumulating: the gradients of earlier micro-batches lie there from the beginning.
-    gradient_as_bucket_view: DDP's argument; by default its buckets are a second copy of the gradients.
+    gradient_as_bucket_view: DDP's argument; by default its buckets are a second copy of the gradients. peft: "lora" or
+    "qlora" at stages 2 and 3, as accelerate runs them: frozen weights in the 16 bits that the GPU has, or 4-bit ones
+    stored in those; fp32 adapters (`add_adapters`' rank and targets). It is always run at this number of ranks.
     """
     config, spec = config_of(model), card(gpu).needs_cuda()
     layout = Layout(ranks, stage, tensor_parallel)
@@ -212,17 +223,21 @@ def rank_step(
     gradient_checkpointing = boolean(gradient_checkpointing, "gradient_checkpointing")
     exact = boolean(exact, "exact")
     _check_length(model, config, positive_int(sequence_length, "sequence_length"))
+    adapters = adapters_of(peft, lora_rank, lora_targets, precision, layout, spec)
     rank = _fullest(model, layout)
-    memory = closed_form(model, layout, precision, rank, gradient_as_bucket_view=gradient_as_bucket_view)
+    if adapters:
+        memory = closed_form_adapters(model, layout, adapters, rank)
+    else:
+        memory = closed_form(model, layout, precision, rank, gradient_as_bucket_view=gradient_as_bucket_view)
     sharded = stage >= 2
     run_as = layout if sharded else Layout(tensor_parallel, 0, tensor_parallel)
-    if sharded and not exact:
+    if sharded and not exact and not adapters:
         reference = Layout(tensor_parallel * REFERENCE, stage, tensor_parallel)
         ratio = padded_elements(model, layout) / padded_elements(model, reference)
         run_as = reference if ratio < 1 + PADDING else layout
     like = replace(CATALOG["T4"], compute_capability=spec.compute_capability)  # its size says nothing here
     trace, messages = _trace(
-        ConfigKey.of(config), run_as, precision, batch_size, sequence_length, gradient_checkpointing, like,
+        ConfigKey.of(config), run_as, precision, batch_size, sequence_length, gradient_checkpointing, like, adapters,
     )  # fmt: skip
     if run_as != layout and sharded:
         trace = _on_ranks(trace, memory, closed_form(model, run_as, precision))
@@ -231,8 +246,14 @@ def rank_step(
     if layout.has_ddp:
         trace = with_ddp(trace, gradient_as_bucket_view=gradient_as_bucket_view)
     convention = CONVENTIONS[precision]
-    owned = owned_elements(model, layout, rank)
-    states = [n * each for n in owned for each in (convention.master, convention.momentum, convention.variance) if each]
+    if adapters:
+        owned, kinds = shapes_of(ConfigKey.of(config), adapters).owned(layout.ranks, rank), (STATE_BYTES,) * 2
+    else:
+        owned, kinds = (
+            owned_elements(model, layout, rank),
+            (convention.master, convention.momentum, convention.variance),
+        )
+    states = [n * each for n in owned for each in kinds if each]
     trace = held_from_the_start(trace, states, "optimizer")
     trace, allocator = trace.through()
     at_peak, phase = _peak(trace)
@@ -242,8 +263,8 @@ def rank_step(
             reserved = trace.reserved_peak(room)
     return RankStep(
         resolve_model_id(model), layout, precision, batch_size, sequence_length, gradient_checkpointing,
-        memory, at_peak, phase, elements_sent(model, layout), messages, spec.name, spec.capacity_bytes,
-        nccl, reserved, trace,
+        memory, at_peak, phase, messages if adapters else elements_sent(model, layout),
+        Counter() if adapters else messages, spec.name, spec.capacity_bytes, nccl, reserved, trace, adapters,
     )  # fmt: skip
 
 
@@ -275,16 +296,16 @@ def _peak(trace: Trace) -> tuple[dict[str, int], str]:
 @functools.lru_cache(maxsize=512)
 def _trace(
     model: ConfigKey, layout: Layout, precision: str, batch_size: int, sequence_length: int, checkpointing: bool,
-    spec: GPUSpec,
+    spec: GPUSpec, adapters: Adapters | None = None,
 ) -> tuple[Trace, Counter]:  # fmt: skip
-    """A rank's forward and backward, and the elements of tensor parallelism's messages."""
+    """A rank's forward and backward, and the elements of tensor parallelism's messages (with adapters: all bytes)."""
 
     def run(config: Any) -> tuple[Trace, Counter]:
         one = run_rank(
             config, layout, CONVENTIONS[precision], spec=spec,
-            batch_size=batch_size, sequence_length=sequence_length, checkpointing=checkpointing,
+            batch_size=batch_size, sequence_length=sequence_length, checkpointing=checkpointing, adapters=adapters,
         )  # fmt: skip
-        return one.trace, one.sent_activations
+        return one.trace, one.sent_bytes if adapters else one.sent_activations
 
     trace, sent = from_shallow(model.config, run, turns=2) or run(model.config)
     return trace, Counter(sent)

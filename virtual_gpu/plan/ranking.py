@@ -1,0 +1,44 @@
+"""How plans are ranked: by what the reader prefers, criterion by criterion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..language import tr
+
+if TYPE_CHECKING:
+    from .plans import Plan
+
+# preference → its criteria, the weightiest first. fidelity: what changes training least; speed: the shortest bound on a
+# step; margin: the most memory left.
+PREFERENCES = {
+    "fidelity": ("change", "extra", "sent", "seconds", "accumulation", "left"),
+    "speed": ("seconds", "extra", "sent", "change", "accumulation", "left"),
+    "margin": ("left", "change", "extra", "sent", "seconds", "accumulation"),
+}
+
+
+def key(plan: Plan) -> tuple:
+    """The plan's place by its request's preference: the smallest first."""
+    values = {
+        "change": plan.recipe.change,
+        "extra": plan.extra_flops,
+        "sent": plan.sent_bytes,
+        "seconds": plan.seconds or 0.0,
+        "accumulation": plan.accumulation,
+        "left": -plan.left_bytes,
+    }
+    return tuple(values[name] for name in PREFERENCES[plan.request.prefer])
+
+
+def criteria(prefer: str = "fidelity") -> tuple[str, ...]:
+    """What the ranking goes by, in its order."""
+    labels = {
+        "change": tr(ko="학습 방법을 더 많이 바꾼다", en="changes training more"),
+        "extra": tr(ko="추가 연산이 많다", en="more extra work"),
+        "sent": tr(ko="GPU끼리 보내는 양이 많다", en="GPUs send more"),
+        "seconds": tr(ko="시간의 하한이 길다", en="longer lower bound on time"),
+        "accumulation": tr(ko="마이크로 배치가 작다", en="smaller micro-batch"),
+        "left": tr(ko="남는 메모리가 적다", en="less memory left"),
+    }
+    return tuple(labels[name] for name in PREFERENCES[prefer])
