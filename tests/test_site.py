@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+from copy import deepcopy
 from pathlib import Path
 
 import nbformat
@@ -25,20 +26,33 @@ def test_without_its_libraries_it_says_what_to_install(monkeypatch, tmp_path, ca
 def test_a_notebook_for_the_web():
     new = nbformat.v4
     raw = "https://raw.githubusercontent.com/a/b/main/image/x.svg"
-    panel = new.new_output("display_data", data={"text/plain": "MemoryPanel()"})
+    panel = new.new_output("display_data", data={"text/plain": "NewPanel()"})
     table = new.new_output("display_data", data={"text/html": '<a href="01_x.ipynb">x</a>', "text/plain": "x"})
     notebook = new.new_notebook(
         cells=[
             new.new_code_cell("import sys", metadata={"tags": ["set-up"]}),
             new.new_markdown_cell(f"![그림]({raw})"),
-            new.new_code_cell("memory_panel()", outputs=[panel]),
+            new.new_code_cell("new_panel()", outputs=[panel]),
+            new.new_code_cell("number_panel()", outputs=[deepcopy(panel)]),
             new.new_code_cell("course_map()", outputs=[table]),
         ]
     )
     site.for_the_web(notebook)
-    assert [cell.source for cell in notebook.cells] == ["![그림](../../image/x.svg)", "memory_panel()", "course_map()"]
-    assert notebook.cells[1].outputs[0].data == {"text/plain": site.PANEL_NOTE}
-    assert notebook.cells[2].outputs[0].data["text/html"] == '<a href="01_x.html">x</a>'
+    text, without, live, table = notebook.cells
+    assert text.source == "![그림](../../image/x.svg)"
+    assert without.outputs[0].data == {"text/plain": site.PANEL_NOTE}
+    html = live.outputs[0].data["text/html"]
+    assert 'data-source="../../_static/number_panel.js"' in html and 'aria-label="0.1의 비트"' in html
+    assert table.outputs[0].data["text/html"] == '<a href="01_x.html">x</a>'
+
+
+def test_a_course_with_an_address_has_a_button_to_colab():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# 3장\n\n글")])
+    site.for_the_web(notebook, "03_x")
+    assert notebook.cells[0].source == "# 3장\n\n글"
+    site.for_the_web(notebook, "03_x", "https://github.com/a/b")
+    address = "https://colab.research.google.com/github/a/b/blob/main/notebooks/ko/03_x.ipynb"
+    assert notebook.cells[0].source == f'# 3장\n\n<a class="colab" href="{address}">Colab에서 실행하기</a>\n\n글'
 
 
 @pytest.mark.slow

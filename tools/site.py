@@ -9,17 +9,28 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import re
 import shutil
 import sys
+import tomllib
+from html import escape
 from pathlib import Path
 
 import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
-NEEDED = ("sphinx", "myst_nb", "furo", "latex2mathml")
+WEBSITE = ROOT / "tools" / "website"  # styles, scripts and Sphinx's settings
+NEEDED = ("sphinx", "myst_nb", "furo", "latex2mathml", "bs4")
 RAW_PICTURE = re.compile(r"https://raw\.githubusercontent\.com/[^/]+/[^/]+/main/(image/)")
+LIVE = ROOT / "image" / "live"  # tools/live.py
+STATIC = ("course.css", "live.js", "find.js")
+PANEL_CALL = re.compile(r"\b(\w+_panel)\(")
 PANEL_NOTE = "(조작 패널은 노트북을 실행하면 나타난다. 여기서는 그림이 그 모습을 보여 준다.)"
+LIVE_NOTE = "값을 바꾸면 그 설정에서 미리 계산한 결과가 나타난다. 노트북을 실행하면 사이의 값도 고를 수 있다."
+NO_SCRIPT = "자바스크립트를 켜면 값을 바꿀 수 있다. 그림은 패널을 처음 열었을 때의 것이다."
+COLAB = "https://colab.research.google.com/github/{path}/blob/main/notebooks/ko/{name}.ipynb"
+GITHUB = re.compile(r"https://github\.com/([^/]+/[^/]+?)(?:\.git)?/?")
 PAGES = {
     "처방 한 장": "cheat_sheet",
     "질문에서 시작하기": "questions",
@@ -28,54 +39,6 @@ PAGES = {
     "용어집": "glossary",
     "출처": "sources",
 }
-# Furo lets a formula scroll, which cuts off a fraction's numerator; none of the page's fonts has a formula's signs.
-# A browser breaks Korean between any two letters. A table of an output has no rules of its own here, and one that is
-# wider than the page scrolls inside itself, as a picture does whose words would become too small to read.
-STYLE = """math { font-family: math, serif; overflow: visible; }
-article { word-break: keep-all; overflow-wrap: anywhere; }
-.cell_output table { display: block; overflow-x: auto; border-collapse: collapse; margin: 0.5rem 0; }
-.cell_output th, .cell_output td { padding: 0.2rem 0.7rem; border-bottom: 1px solid var(--color-background-border);
-  white-space: nowrap; text-align: right; }
-.cell_output th:first-child, .cell_output td:first-child { text-align: left; }
-@media (max-width: 600px) {
-  .cell_output .output.text_html, .cell_output .output.image_svg, article .figure, article p:has(> img) {
-    overflow-x: auto; }
-  .cell_output svg, article p > img[src$=".svg"] { max-width: none !important; min-width: 560px; }
-}
-"""
-CONF = """
-import latex2mathml.converter
-project, language, author = "작은 GPU, 큰 모델", "ko", "the gpu-memory-course authors"
-html_title = project
-extensions = ["myst_nb"]
-exclude_patterns = []
-nb_execution_mode = "off"
-nb_ipywidgets_js = {}
-myst_enable_extensions = ["dollarmath", "amsmath"]
-myst_heading_anchors = 3
-html_theme = "furo"
-html_show_copyright = html_show_sphinx = html_show_sourcelink = html_copy_source = False
-html_math_renderer = "mathml"
-html_static_path, html_css_files = ["static"], ["course.css"]
-
-
-def _write(display):
-    from docutils.nodes import SkipNode
-
-    def visit(self, node):
-        formula = latex2mathml.converter.convert(node.astext(), display=display)
-        # Room above and below: where it scrolls, what is taller than a line would be cut off.
-        style = "overflow-x: auto; padding: 0.8em 0"
-        self.body.append(formula if display == "inline" else f'<div style="{style}">{formula}</div>')
-        raise SkipNode
-
-    return visit
-
-
-def setup(app):
-    # The browser's own mathematics: a script would have to be fetched.
-    app.add_html_math_renderer("mathml", (_write("inline"), None), (_write("block"), None))
-"""
 
 
 def prepare(source: Path) -> None:
@@ -86,7 +49,7 @@ def prepare(source: Path) -> None:
     names = []
     for path in sorted((ROOT / "notebooks" / "ko").glob("*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
-        for_the_web(notebook)
+        for_the_web(notebook, path.stem, repository())
         nbformat.write(notebook, source / "notebooks" / "ko" / path.name)
         names.append(f"notebooks/ko/{path.stem}")
     for name in ("requirements.txt", "requirements-colab.txt"):
@@ -100,27 +63,88 @@ def prepare(source: Path) -> None:
         + toctree("곁에 두고 보기", [f"{words} <docs/{name}>" for words, name in PAGES.items()]),
         encoding="utf-8",
     )
-    (source / "static").mkdir()
-    (source / "static" / "course.css").write_text(STYLE, encoding="utf-8")
-    (source / "conf.py").write_text(CONF, encoding="utf-8")
+    shutil.copytree(WEBSITE / "templates", source / "templates")
+    shutil.copy(WEBSITE / "conf.py", source)
+    write_static(source / "static")
+
+
+def write_static(folder: Path) -> None:
+    """The site's own style and scripts, and what was computed for its panels."""
+    folder.mkdir()
+    for name in STATIC:
+        shutil.copy(WEBSITE / name, folder)
+    for path in sorted(LIVE.glob("*.json")):  # as a script: a page that is opened as a file may fetch nothing
+        text = path.read_text(encoding="utf-8").strip()
+        (folder / f"{path.stem}.js").write_text(f"coursePanel({json.dumps(path.stem)},{text});\n", encoding="utf-8")
 
 
 def toctree(caption: str, entries: list[str]) -> str:
     return f"```{{toctree}}\n:caption: {caption}\n:maxdepth: 1\n\n" + "\n".join(entries) + "\n```\n\n"
 
 
-def for_the_web(notebook: nbformat.NotebookNode) -> None:
-    """Take out, in place, what only a notebook needs: the set-up cells, public addresses of pictures, panels' names."""
+def repository() -> str:
+    """The course's public address, empty until it has one."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["course"]["repository"]
+
+
+def for_the_web(notebook: nbformat.NotebookNode, name: str = "", address: str = "") -> None:
+    """Change what only a notebook needs, in place: set-up cells, pictures' public addresses, panels without a kernel.
+
+    Where the course has a public `address`, the notebook `name` gets a button that opens it on Colab.
+    """
     notebook.cells = [cell for cell in notebook.cells if "set-up" not in cell.metadata.get("tags", [])]
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = RAW_PICTURE.sub(r"../../\1", cell.source)
         for output in cell.get("outputs", []):
             data = output.get("data", {})
-            if list(data) == ["text/plain"] and re.search(r"_panel\(", cell.source):
-                data["text/plain"] = PANEL_NOTE
+            if list(data) == ["text/plain"] and (panel := PANEL_CALL.search(cell.source)):
+                data |= live_panel(panel[1])
             if "text/html" in data:
                 data["text/html"] = re.sub(r'(href="[\w.-]+)\.ipynb"', r'\1.html"', data["text/html"])
+    if (found := GITHUB.fullmatch(address)) and notebook.cells:
+        button = f'<a class="colab" href="{COLAB.format(path=found[1], name=name)}">Colab에서 실행하기</a>'
+        title, _, rest = notebook.cells[0].source.partition("\n")
+        notebook.cells[0].source = f"{title}\n\n{button}\n{rest}"
+
+
+def live_panel(name: str) -> dict[str, str]:
+    """A panel's output: its still picture, and where the script finds what was computed for it."""
+    path = LIVE / f"{name}.json"
+    if not path.exists():
+        return {"text/plain": PANEL_NOTE}
+    data = json.loads(path.read_text(encoding="utf-8"))
+    status, picture = data["settings"][data["start"]][-2:]
+    still = "".join(data["pieces"][piece] for piece in data["pictures"][picture])
+    html = (
+        f'<div class="live" id="{name}" data-panel="{name}" data-source="../../_static/{name}.js">'
+        f'<div class="live-status" aria-live="polite">{data["statuses"][status]}</div>'
+        f'<div class="live-picture">{still}</div><p class="live-note">{escape(LIVE_NOTE)}</p>'
+        f'<p class="live-still">{escape(NO_SCRIPT)}</p></div>'
+    )
+    return {"text/html": html, "text/plain": PANEL_NOTE}
+
+
+def sections(folder: Path) -> list[list[str]]:
+    """(address, page, heading, text) of every section of the built pages, for the search."""
+    from bs4 import BeautifulSoup
+
+    found = []
+    for path in [
+        folder / "index.html",
+        *sorted(folder.glob("docs/*.html")),
+        *sorted(folder.glob("notebooks/**/*.html")),
+    ]:
+        article = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser").find("article")
+        for part in article.select("a.headerlink, script, style, svg, math, .live, .toctree-wrapper"):
+            part.decompose()
+        page = article.find("h1").get_text(" ", strip=True)
+        for section in reversed(article.find_all("section")):  # the inner ones first: each text is told once
+            heading = section.find(re.compile("h[1-6]")).extract().get_text(" ", strip=True)
+            text = " ".join(section.extract().get_text(" ", strip=True).split())
+            address = f"{path.relative_to(folder).as_posix()}#{section['id']}"
+            found.append([address, page, heading, text])
+    return found
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -141,6 +165,8 @@ def main(argv: list[str] | None = None) -> int:
     # A link that leads nowhere or a picture that is not there ends the build.
     status = sphinx(["-q", "-W", "--keep-going", "-b", "html", str(source), str(arguments.to)])
     if status == 0:
+        index = json.dumps(sections(arguments.to), ensure_ascii=False, separators=(",", ":"))
+        (arguments.to / "_static" / "find_index.js").write_text(f"courseIndex({index});\n", encoding="utf-8")
         print(f"wrote {arguments.to / 'index.html'}")
     return status
 
