@@ -36,6 +36,7 @@ PAGES = {
     "질문에서 시작하기": "questions",
     "여러 GPU에서 돌리기": "launching",
     "출처마다 얼마나 틀리나": "errors",
+    "다른 계산기들은 얼마나 맞나": "others",
     "용어집": "glossary",
     "출처": "sources",
 }
