@@ -2,10 +2,10 @@
 
 Each row is answered in a process of its own. Of one and of eight cards the planner searches (`plan_training`); the
 times are CPU seconds after the imports, the search alone. 405B has its layouts on 16,384 ranks by `rank_step`:
-everything over ZeRO-3, and ZeRO outside groups of eight for tensor parallelism. The last row is the states of a middle stage of Meta's
-published layout, 8 x tensor, 16 x pipeline, 128 x data parallel, parameters not split again after forward (The Llama 3
-Herd of Models, arXiv 2407.21783, table 4 and section 3.3): eight of the 126 layers, by `closed_form`. Its activations
-are not counted: nothing here runs a pipeline.
+everything over ZeRO-3, and ZeRO outside groups of eight for tensor parallelism. The last row is the states of a middle
+stage of Meta's published layout, 8 x tensor, 16 x pipeline, 128 x data parallel, parameters not split again after
+forward (The Llama 3 Herd of Models, arXiv 2407.21783, table 4 and section 3.3): eight of the 126 layers, by
+`closed_form`. Its activations are not counted: nothing here runs a pipeline.
 """
 
 from __future__ import annotations
