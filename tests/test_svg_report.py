@@ -140,6 +140,42 @@ def test_the_capacity_line_stands_where_the_capacity_is():
         assert (max(ends) > float(line.get("x1"))) is beyond
 
 
+def test_segments_are_told_apart_without_colours():
+    """A line of paper where one ends and the next begins, and the name inside where it fits."""
+    drawn = ET.fromstring(draw_report(FITS).svg())
+    rects = [e for e in drawn.iter() if e.tag.endswith("rect") and e.get("height") == "30"]
+    begins = {round(float(e.get("x")), 1) for e in rects[1:]}
+    lines = {round(float(e.get("x1")), 1) for e in drawn.iter() if e.get("stroke") == svg.PAPER and e.get("x1")}
+    assert len(rects) == 5 and begins == lines
+    inside = [e for e in drawn.iter() if e.tag.endswith("text") and 86 < float(e.get("y")) < 116]
+    assert "파라미터" in [e.text for e in inside]
+    for text in inside:
+        x, half = float(text.get("x")), svg.text_width(text.text, 12) / 2
+        [rect] = [e for e in rects if float(e.get("x")) < x < float(e.get("x")) + float(e.get("width"))]
+        assert half * 2 < float(rect.get("width"))
+        assert svg.contrast(text.get("fill"), rect.get("fill")) >= 4.5
+
+
+@pytest.mark.parametrize("peak", [14.2, 14.6, 14.9, 15.0, 15.1, 15.4])
+def test_the_peaks_label_does_not_lie_on_the_limit(peak):
+    drawn = ET.fromstring(draw_report(report(timeline=timeline(peak * GiB))).svg())
+    [limit] = [e for e in drawn.iter() if e.get("x1") == "62" and e.get("stroke") == svg.RED]
+    [label] = [e for e in drawn.iter() if e.tag.endswith("text") and (e.text or "").startswith("최대 ")]
+    bottom, line = float(label.get("y")), float(limit.get("y1"))
+    assert not bottom - 11 < line < bottom + 3
+
+
+def test_letters_stand_out():
+    """A contrast of 4.5, as WCAG 2.2 (1.4.3) asks, on the sheet and on every colour."""
+    assert svg.contrast("#000000", "#ffffff") == pytest.approx(21)
+    colours = (svg.BLUE, svg.ORANGE, svg.GREEN, svg.PURPLE, svg.RED, svg.SKY, svg.GREY, svg.GRID)
+    assert all(svg.contrast(svg.ink_on(colour), colour) >= 4.5 for colour in colours)
+    assert all(svg.contrast(ink, svg.PAPER) >= 4.5 for ink in (svg.INK, svg.MUTED, svg.RED_INK))
+    drawing = svg.Drawing(10, 10, alt="red")
+    drawing.text(0, 0, "red", fill=svg.RED)
+    assert svg.RED not in drawing.svg()
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [("ko", ["역전파", "파라미터", "옵티마이저 상태"]), ("en", ["backward", "parameters", "optimizer state"])],

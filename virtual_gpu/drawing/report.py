@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,23 +34,26 @@ def draw_report(report: MemoryReport) -> svg.Drawing:
 def draw_bars(reports: Sequence[MemoryReport]) -> svg.Drawing:
     """One stacked bar a report, at its peak; what it would need beyond what it got is outlined."""
     capacity = max(report.capacity_bytes for report in reports)
-    gpus = list(dict.fromkeys(report.gpu_name for report in reports))
     labels = bar_labels(reports)
     size = min(svg.fit_size(label, 400, 12) for label in labels)
     left = 30 + max(svg.text_width(label, size) for label in labels)
     top, row, width = 64, 34, 760 - left - 120
     drawing = svg.Drawing(760, top + row * len(reports) + 68, "; ".join(map(str, reports)))
-    head = reports[0].title.split(" · ")[0] + (f" · {gpus[0]}" if len(gpus) == 1 else "")
-    drawing.text(20, 28, head, size=15, bold=True)
+    titles = [report.title.split(" · ") for report in reports]
+    common = [part for part in titles[0] if all(part in parts for parts in titles)]
+    head = " · ".join([tr(ko="최대 메모리", en="peak memory"), *common])
+    drawing.text(20, 28, head, size=svg.fit_size(head, 720, 15), bold=True)
     longest = max(max(report.needed_bytes or 0, report.peak_bytes) for report in reports)
     scale = width / max(longest, capacity * 1.02)
+    widest = {c: max(range(len(reports)), key=lambda i: reports[i].at_peak[c]) for c in CATEGORIES}
     for i, (label, report) in enumerate(zip(labels, reports, strict=True)):
         y = top + row * i
         drawing.text(left - 10, y + 15, label, size=size, anchor="end")
-        x = left
-        for category, nbytes in report.at_peak.items():
-            drawing.rect(x, y, nbytes * scale, 20, COLORS[category])
-            x += nbytes * scale
+        parts = [  # each name once, where its segment is widest
+            (nbytes * scale, COLORS[c], category_label(c) if widest[c] == i else "")
+            for c, nbytes in report.at_peak.items()
+        ]
+        x = drawing.bar(left, y, 20, parts, size=11)
         needed = max(report.needed_bytes or 0, report.peak_bytes)
         if needed * scale > x - left + 0.5:
             drawing.rect(x, y, left + needed * scale - x, 20, "none", stroke=svg.RED, stroke_dasharray="4 3")
@@ -84,10 +88,7 @@ def bar_labels(reports: Sequence[MemoryReport]) -> list[str]:
 def _draw_bar(drawing: svg.Drawing, report: MemoryReport, left: float, top: float, width: float) -> None:
     at_peak = report.at_peak
     scale = width / max(sum(at_peak.values()), report.needed_bytes or 0, report.capacity_bytes * 1.06)
-    x = left
-    for category, nbytes in at_peak.items():
-        drawing.rect(x, top, nbytes * scale, 30, COLORS[category])
-        x += nbytes * scale
+    x = drawing.bar(left, top, 30, [(n * scale, COLORS[c], category_label(c)) for c, n in at_peak.items()])
     if report.needed_bytes is not None and report.needed_bytes > sum(at_peak.values()):
         rest = (report.needed_bytes - sum(at_peak.values())) * scale
         drawing.rect(x, top, rest, 30, "none", stroke=svg.RED, stroke_dasharray="4 3")
@@ -113,7 +114,7 @@ def _draw_timeline(
     highest = max(report.timeline.peak_bytes, report.capacity_bytes) * 1.08
     step = svg.nice_step(highest / GiB) * GiB
 
-    def y_of(nbytes: float) -> float:
+    def y_of(nbytes: Any) -> Any:
         return top + height * (1 - nbytes / highest)
 
     for tick in np.arange(0, highest, step):
@@ -131,8 +132,10 @@ def _draw_timeline(
         lower = upper - live
         for c, category in enumerate(CATEGORIES):
             if live[:, c].any():
-                edge = [*zip(xs, upper[:, c], strict=True), *zip(xs[::-1], lower[::-1, c], strict=True)]
-                drawing.polygon([(x, y_of(v)) for x, v in edge], COLORS[category])
+                above, below = (_corners([*zip(xs, y_of(edge[:, c]), strict=True)]) for edge in (upper, lower))
+                drawing.polygon([*above, *below[::-1]], COLORS[category])
+                if lower[:, c].any():  # told apart without their colours too
+                    drawing.polyline(below, svg.PAPER, stroke_width=0.8)
         drawing.line(x0, top, x0, top + height, svg.GRID)
         drawing.text(
             x0 + phase_width / 2, top + height + 18, phase_label(phase.name), size=11, anchor="middle", fill=svg.MUTED
@@ -144,16 +147,30 @@ def _draw_timeline(
     drawing.circle(peak_x, peak_y, 4, svg.INK)
     name = tr(ko="최대", en="peak")
     on_right = peak_x > left + width * 0.75
+    label_y, limit_y = peak_y - 7, y_of(report.capacity_bytes)
+    if label_y - 14 < limit_y < label_y + 6:  # above the line that it would lie on
+        label_y = max(limit_y - 6, top - 4)
     drawing.text(
         peak_x + (-8 if on_right else 8),
-        peak_y - 7,
+        label_y,
         f"{name} {human_bytes(report.timeline.peak_bytes)}",
         size=12,
         anchor="end" if on_right else "start",
         bold=True,
+        halo=True,
     )
     caption = tr(ko="학습이 진행되는 순서 →", en="training goes on →")
     drawing.text(left + width, top + height + 36, caption, size=11, anchor="end", fill=svg.MUTED)
+
+
+def _corners(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points of a line without those that lie on the straight way from one neighbour to the other."""
+    kept = points[:1]
+    for (x, y), (after_x, after_y) in itertools.pairwise(points[1:]):
+        before_x, before_y = kept[-1]
+        if abs((y - before_y) * (after_x - before_x) - (after_y - before_y) * (x - before_x)) > 1e-6:
+            kept.append((x, y))
+    return kept + points[-1:]
 
 
 def _thin(xs: np.ndarray, live: np.ndarray, keep: int | None, bins: int = 48) -> tuple[np.ndarray, np.ndarray]:

@@ -54,11 +54,8 @@ def draw_stages(ledgers: Sequence[ShardLedger]) -> svg.Drawing:
         published = 100 + PUBLISHED[stage] * GB * scale
         for rank, memory in ledger.ranks.items():
             drawing.text(92, y + 13, f"rank {rank}", size=11, anchor="end", fill=svg.MUTED)
-            x = 100.0
-            for part in ("parameters", "gathered", "gradients", "buckets", "optimizer"):
-                width = getattr(memory, part) * scale
-                drawing.rect(x, y, width, bar, COLORS[part])
-                x += width
+            parts = ("parameters", "gathered", "gradients", "buckets", "optimizer")
+            x = drawing.bar(100, y, bar, [(getattr(memory, p) * scale, COLORS[p], kind_label(p)) for p in parts], 11)
             drawing.text(max(x, published) + 8, y + 13, f"{memory.total / GB:.2f} GB", size=12)
             y += bar + 4
         drawing.line(
@@ -81,10 +78,7 @@ def draw_step(step: RankStep) -> svg.Drawing:
     fill = svg.INK if step.fits else svg.RED
     drawing.text(20, 54, step.verdict, size=svg.fit_size(step.verdict, 720, 13), fill=fill, bold=not step.fits)
     scale = 720 / max(step.total, step.capacity_bytes * 1.06)
-    x = 20.0
-    for part, nbytes in step.at_peak.items():
-        drawing.rect(x, 92, nbytes * scale, 32, COLORS[part])
-        x += nbytes * scale
+    drawing.bar(20, 92, 32, [(n * scale, COLORS[part], kind_label(part)) for part, n in step.at_peak.items()])
     limit = 20 + step.capacity_bytes * scale
     drawing.line(limit, 84, limit, 132, svg.RED, stroke_width=2)
     label = f"{step.gpu_name} {human_bytes(step.capacity_bytes)}"
@@ -126,7 +120,8 @@ def draw_gpus(steps: Sequence[RankStep]) -> svg.Drawing:
         x, below = left + column * (i + 0.14), 0.0
         for part in order:
             upper = below + step.at_peak[part]
-            drawing.rect(x, y_of(upper), column * 0.72, y_of(below) - y_of(upper), COLORS[part])
+            size = column * 0.72, y_of(below) - y_of(upper)
+            drawing.rect(x, y_of(upper), *size, COLORS[part], stroke=svg.PAPER, stroke_width=0.7)
             below = upper
         labels.append((x + column * 0.36, y_of(below) - 6, f"{step.total / GiB:.0f}"))
         drawing.text(

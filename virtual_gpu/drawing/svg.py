@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
 FONT = "'Noto Sans KR','Apple SD Gothic Neo','Malgun Gothic','NanumGothic',sans-serif"
@@ -13,6 +13,8 @@ BLUE, ORANGE, GREEN, PURPLE, RED, SKY, GREY = (
 )  # fmt: skip
 
 RANKS = (BLUE, ORANGE, GREEN, PURPLE)  # one rank after another
+# Letters need a contrast of 4.5 (WCAG 2.2, 1.4.3), which RED has not on the sheet and INK not on every colour.
+RED_INK, DARK_INK = "#B84E00", "#10161C"
 
 
 class Drawing:
@@ -51,14 +53,37 @@ class Drawing:
         fill: str = INK,
         bold: bool = False,
         family: str | None = None,
+        halo: bool = False,
     ) -> None:
+        """A line of text; `halo`: with an edge of paper, where it may lie on a line."""
         weight = ' font-weight="600"' if bold else ""
+        fill = RED_INK if fill == RED else fill
+        if halo:
+            weight += f' stroke="{PAPER}" stroke-width="4" stroke-linejoin="round" paint-order="stroke"'
         if family is not None:  # a program's text, whose blanks count
             weight += f' font-family={quoteattr(family)} xml:space="preserve"'
         self._parts.append(
             f'<text x="{_number(x)}" y="{_number(y)}" font-size="{size}" text-anchor="{anchor}" fill="{fill}"{weight}>'
             f"{escape(text)}</text>"
         )
+
+    def bar(self, x: float, y: float, height: float, parts: Sequence[tuple[float, str, str]], size: int = 12) -> float:
+        """Segments of (width, fill, label) from x on, told apart by lines of paper, a label where it fits; their end.
+
+        So they can be told apart without their colours too.
+        """
+        begins = []
+        for width, fill, label in parts:
+            if width > 0:
+                self.rect(x, y, width, height, fill)
+                begins.append(x)
+            if label and text_width(label, size) + 8 <= width:
+                middle = x + width / 2, y + height / 2 + size * 0.36
+                self.text(*middle, label, size=size, anchor="middle", fill=ink_on(fill))
+            x += width
+        for begin in begins[1:]:
+            self.line(begin, y, begin, y + height, PAPER, stroke_width=1.5)
+        return x
 
     def _add(self, tag: str, **attributes: object) -> None:
         pairs = (
@@ -83,6 +108,23 @@ class Drawing:
             f'font-family="{FONT}">\n<title>{escape(self.alt)}</title>\n'
             f'<rect width="{self.width}" height="{self.height}" rx="6" fill="{PAPER}"/>\n{body}\n</svg>'
         )
+
+
+def ink_on(fill: str) -> str:
+    """The ink, light or dark, in which letters stand out most against a colour (#rrggbb)."""
+    return max((PAPER, DARK_INK), key=lambda ink: contrast(ink, fill))
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours (#rrggbb), 1 to 21, as WCAG 2.2 defines it."""
+    low, high = sorted(map(_luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def text_width(text: str, size: int = 13) -> float:

@@ -148,7 +148,7 @@ def draw_plans(plans: Plans) -> svg.Drawing:
         x = left
         for kind in kinds:
             size = min(plan.at_peak.get(kind, 0) * scale, left + width - x)
-            drawing.rect(x, y + 6, size, 18, KIND_COLORS[kind], opacity=None if plan.fits else 0.55)
+            drawing.rect(x, y + 6, size, 18, KIND_COLORS[kind], opacity=None if plan.fits else 0.55, stroke=svg.PAPER)
             x += size
         total = plan.needed + (" →" if plan.needed_bytes > largest else "")
         drawing.text(left + width, y, total, 12, anchor="end", fill=svg.INK if plan.fits else svg.RED)

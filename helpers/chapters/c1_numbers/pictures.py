@@ -32,7 +32,9 @@ def draw_layouts(*names: str) -> svg.Drawing:
         y = top + row * i
         drawing.text(86, y + 16, f.name, anchor="end", bold=True)
         _boxes(drawing, 100, y, cell, f, None)
-        drawing.text(100 + cell * f.bits + 10, y + 16, f"1 + {f.exponent_bits} + {f.mantissa_bits}", 12, fill=svg.MUTED)
+        total = tr(ko=f"{f.bits}비트", en=f"{f.bits} bits")
+        text = f"1 + {f.exponent_bits} + {f.mantissa_bits} = {total}"
+        drawing.text(100 + cell * f.bits + 10, y + 16, text, 12, fill=svg.MUTED)
     _legend(drawing, top + row * len(formats) + 12)
     return drawing
 
@@ -97,7 +99,7 @@ def _box(drawing: svg.Drawing, x: float, y: float, cell: float, color: str, bit:
     filled = bit != "0"
     drawing.rect(x + 1, y, cell - 2, 22, color if filled else svg.PAPER, stroke=color, stroke_width=1)
     if bit and cell > 8:
-        drawing.text(x + cell / 2, y + 15, bit, 10, "middle", svg.PAPER if filled else svg.INK)
+        drawing.text(x + cell / 2, y + 15, bit, 10, "middle", svg.ink_on(color) if filled else svg.INK)
 
 
 def _legend(drawing: svg.Drawing, y: float) -> None:

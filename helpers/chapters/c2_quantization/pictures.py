@@ -15,7 +15,7 @@ LEFT, WIDTH = 24, 712
 def draw_quantized(q: Any) -> svg.Drawing:
     """The numbers' histogram, what the codes stand for in up to three groups, and who uses the codes."""
     shown = _shown_groups(q)
-    drawing = svg.Drawing(760, 338 + 28 * len(shown), f"{q.title}: {q.verdict}")
+    drawing = svg.Drawing(760, 338 + 34 * len(shown), f"{q.title}: {q.verdict}")
     drawing.text(20, 30, q.title, size=16, bold=True)
     drawing.text(20, 52, q.verdict, size=svg.fit_size(q.verdict, 720, 13))
     low, high = _span(q.original)
@@ -34,8 +34,8 @@ def draw_quantized(q: Any) -> svg.Drawing:
         text = name + (
             tr(ko=f" · 코드 {beyond}개는 그림 밖", en=f" · {beyond} codes off the picture") if beyond else ""
         )
-        drawing.text(LEFT, y + 20, text, size=9, fill=svg.MUTED)
-        y += 28
+        drawing.text(LEFT, y + 21, text, size=11, fill=svg.MUTED)
+        y += 34
     _usage(drawing, q, top=y + 30, height=60)
     return drawing
 

@@ -83,7 +83,7 @@ def _nodes(drawing: svg.Drawing, recording: Any, moment: int, top: float) -> Non
                 drawing.line(a, y, b, y, svg.GREY)
                 drawing.polygon([(b, y), (b - head, y - 3), (b - head, y + 3)], svg.GREY)
             here = node in alive[kind]
-            fill, ink = (color, svg.PAPER) if here else (svg.PAPER, svg.GREY)
+            fill, ink = (color, svg.ink_on(color)) if here else (svg.PAPER, svg.MUTED)
             ring = {"stroke": svg.INK, "stroke_width": 3} if now == (kind, node) else {"stroke": svg.GREY}
             drawing.circle(x, y, radius, fill, **ring)
             size = svg.fit_size(f"{letter}{node}", radius * 1.5, 13)
@@ -99,7 +99,7 @@ def _map(drawing: svg.Drawing, recording: Any, top: float, row: float, x: float)
     every = next(step for step in (1, 2, 5, 10, 20, 50, 100) if row * step >= 11)
     for node in range(1, nodes + 1):
         if node == 1 or (node % every == 0 and (node - 1) * row >= 11):
-            drawing.text(LEFT - 8, top + (node - 0.5) * row + 4, str(node), size=10, anchor="end", fill=svg.MUTED)
+            drawing.text(LEFT - 8, top + (node - 0.5) * row + 4, str(node), size=11, anchor="end", fill=svg.MUTED)
     drawing.text(20, top + 10, tr(ko="노드", en="node"), size=11, fill=svg.MUTED)
     drawing.rect(LEFT, top, WIDTH, row * nodes, "#f4f6f8")
     seen: set[int] = set()
@@ -123,7 +123,7 @@ def _curve(drawing: svg.Drawing, recording: Any, moment: int, top: float, height
     base = top + height
     for tick in range(0, highest + 1, max(1, int(svg.nice_step(highest, 4)))):
         drawing.line(LEFT, base - tick * scale, LEFT + WIDTH, base - tick * scale, svg.GRID)
-        drawing.text(LEFT - 8, base - tick * scale + 4, str(tick), size=10, anchor="end", fill=svg.MUTED)
+        drawing.text(LEFT - 8, base - tick * scale + 4, str(tick), size=11, anchor="end", fill=svg.MUTED)
     drawing.text(20, top + 10, tr(ko="저장된 값", en="stored"), size=11, fill=svg.MUTED)
     for part, color in ((lambda pair: sum(pair), BACKWARD), (lambda pair: pair[0], FORWARD)):
         points = [(LEFT, base)]

@@ -31,7 +31,8 @@ def draw_data_parallel(runs: Sequence[TrainingRun]) -> svg.Drawing:
         color = svg.RANKS[i % len(svg.RANKS)]
         rows = tr(ko=f"문장 {run.rows}개", en=f"{run.rows} sentences")
         drawing.rect(x, 50, width, 30, color)
-        drawing.text(x + width / 2, 70, rows, size=svg.fit_size(rows, width - 8, 13), anchor="middle", fill=svg.PAPER)
+        size, ink = svg.fit_size(rows, width - 8, 13), svg.ink_on(color)
+        drawing.text(x + width / 2, 70, rows, size=size, anchor="middle", fill=ink)
         drawing.polygon([(x + width / 2 - 6, 84), (x + width / 2 + 6, 84), (x + width / 2, 94)], svg.MUTED)
         drawing.rect(x, 98, width, 128, svg.PAPER, stroke=svg.INK)
         drawing.text(x + width / 2, 118, f"rank {i}", size=13, anchor="middle", bold=True)

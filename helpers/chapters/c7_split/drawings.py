@@ -106,7 +106,11 @@ def _matrix(
             drawing.rect(x + j * cell, top + i * cell, cell - 2, cell - 2, colors[j], rx=3)
             number = str(int(matrix[i, j]))
             drawing.text(
-                x + j * cell + cell / 2 - 1, top + i * cell + cell * 0.64, number, anchor="middle", fill=svg.PAPER
+                x + j * cell + cell / 2 - 1,
+                top + i * cell + cell * 0.64,
+                number,
+                anchor="middle",
+                fill=svg.ink_on(colors[j]),
             )
     return x + columns * cell
 
@@ -147,9 +151,9 @@ def draw_block_splits(shapes: Mapping[str, tuple[int, ...]], heads: int) -> svg.
                 label = f"{what} ({cut})" if cut else what
                 drawing.text(
                     x + 76, y + (20 if detail else 28), label, size=svg.fit_size(label, 140, 13), anchor="middle",
-                    fill=svg.PAPER,
+                    fill=svg.ink_on(color),
                 )  # fmt: skip
-                drawing.text(x + 76, y + 38, detail, size=12, anchor="middle", fill=svg.PAPER)
+                drawing.text(x + 76, y + 38, detail, size=12, anchor="middle", fill=svg.ink_on(color))
                 drawing.line(x + 152, y + 23, x + 180, y + 23, color, stroke_width=2)
         drawing.rect(606, top + 12, 100, 100, svg.GRID, rx=4)
         drawing.text(656, top + 58, "all-reduce", size=13, anchor="middle", bold=True)
@@ -193,7 +197,7 @@ def draw_pipeline(runs_of: Mapping[str, Sequence[PipelineRun]]) -> svg.Drawing:
                 drawing.rect(x + 0.5, y, width - 1, 26, _WORK[work.kind], fill_opacity=paler)
                 drawing.text(
                     x + width / 2, y + 18, f"{work.micro_batch}", size=12 if width > 11 else 9, anchor="middle",
-                    fill=svg.PAPER if paler is None else svg.INK,
+                    fill=svg.ink_on(_WORK[work.kind]) if paler is None else svg.DARK_INK,
                 )  # fmt: skip
             in_flight = f"{runs_of[name][rank].in_flight:g}"
             label = tr(ko=f"최대 {in_flight}", en=f"at most {in_flight}")
