@@ -1,7 +1,8 @@
 """What the panels share: controls with a CSS class, their layout, and the one place where a move begins and ends.
 
 No `Output` widget, no print, no thread: what a panel shows is the value of an `HTML` widget, which works the same in
-JupyterLab and in Colab.
+JupyterLab and in Colab. What a setting gives is computed by `Panel.answer` from its arguments alone, so that it can be
+kept, and computed before it is asked for (`ahead`).
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 
@@ -22,6 +23,7 @@ from virtual_gpu.language import tr
 from virtual_gpu.models.configs import DEFAULT_MODEL, architectures
 from virtual_gpu.step.optimizers import OPTIMIZERS
 
+from .ahead import EXPECTED, Ahead
 from .gpu import current_gpu, release_memory
 
 WIDE = {"width": "calc(100% - 4px)", "max_width": "340px", "min_width": "0"}  # a narrow output cuts no value off
@@ -34,14 +36,37 @@ _LOOK = """<style>
 .course-panel .course-shown table { white-space: nowrap }
 .course-panel.course-busy .course-shown { opacity: .35; transition-delay: .1s }
 .course-panel.course-busy { cursor: progress }
+.course-panel .course-working { visibility: hidden; margin: 0; height: 0; overflow: visible; text-align: right }
+.course-panel.course-busy .course-working { visibility: visible; transition: visibility 0s .3s }
 </style>"""
 STYLE = {"description_width": "110px"}
 ROW = {"flex_flow": "row wrap"}
+ANSWERS, TRACES = 256, 48  # kept of each panel; a trace is half a megabyte, of the largest models three
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
+class Answer(NamedTuple):
+    """What a setting gives: lines for the status, and what draws itself (`_repr_svg_`)."""
+
+    lines: tuple[str, ...]
+    picture: Any
+
+
+class Kept(dict):
+    """A dict that forgets its oldest entries beyond `most`."""
+
+    def __init__(self, most: int):
+        super().__init__()
+        self.most = most
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        while len(self) > self.most:
+            del self[next(iter(self))]
+
+
 class Panel(widgets.VBox):
-    """Controls in two columns, a status line, a picture. A subclass has a `prefix` for its CSS classes and `_changed`.
+    """Controls in two columns, a status line, a picture. A subclass has a `prefix` for its CSS classes and `answer`.
 
     Its repr is fixed, so that notebooks can be compared.
     """
@@ -55,6 +80,8 @@ class Panel(widgets.VBox):
         self.status, self.picture = self.html("status"), self.html("picture")
         self._moving = False
         self._loop = _loop_of_the_main_thread()
+        self._answers = Kept(ANSWERS)
+        self.ahead = Ahead(self, self._loop)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -63,19 +90,41 @@ class Panel(widgets.VBox):
         """What is chosen, by the names of `controls`."""
         return {name: control.value for name, control in self.controls.items()}
 
+    def answer(self, **chosen: Any) -> Answer:
+        """What these values of the controls give: of nothing else, and changing nothing. Errors say what is wrong."""
+        raise NotImplementedError
+
+    def answered(self, chosen: dict[str, Any]) -> Answer:
+        """`answer`, kept."""
+        key = tuple(chosen.items())
+        if key not in self._answers:
+            self._answers[key] = self.answer(**chosen)
+        return self._answers[key]
+
+    def knows(self, chosen: dict[str, Any]) -> bool:
+        """Whether the answer is there already."""
+        return tuple(chosen.items()) in self._answers
+
+    def pieces(self, **chosen: Any) -> Iterator[Callable[[], Any]]:
+        """The work for an answer in pieces that leave room for a move between them; the last gives the answer."""
+        if type(self).answer is not Panel.answer:  # some panels wait for a button
+            yield partial(self.answered, chosen)
+
     # -- what it is made of ----------------------------------------------------------------------------------------
 
     def control(
         self, kind: Any, name: str, description: str, changed: Callable[[], None] | None = None, **arguments: Any
     ) -> Any:
-        """A control of class `prefix-name`; `changed`, or else `_changed`, follows its value once that is settled."""
+        """A control of class `prefix-name`, which `changed`, or else `_changed`, follows: a slider while it is dragged,
+        a text once it is settled.
+        """
         if "continuous_update" in kind.class_trait_names():
-            arguments.setdefault("continuous_update", False)
+            arguments.setdefault("continuous_update", not issubclass(kind, widgets.Text | widgets.Textarea))
         if "tooltip" in kind.class_trait_names():  # from ipywidgets 8 on, where none is shown as "null"
             arguments.setdefault("tooltip", description)
         control = kind(description=description, **{"layout": WIDE, "style": STYLE, **arguments})
         control.add_class(f"{self.prefix}-{name}")
-        control.observe(lambda _: self.move(changed or self._changed), names="value")
+        control.observe(lambda _: self._moved(control, changed or self._changed), names="value")
         return control
 
     def button(self, name: str, description: str, pressed: Callable[[], None], **arguments: Any) -> widgets.Button:
@@ -132,9 +181,16 @@ class Panel(widgets.VBox):
         columns = widgets.VBox(list(left), layout=column), widgets.VBox(list(right), layout=column)
         lines = [widgets.HBox(list(line), layout=ROW) for line in (columns, *rows)]
         shown = [one.add_class("course-shown") for one in shown or [self.picture]]
-        self.children = [widgets.HTML(_LOOK), *lines, self.status, *shown]
+        working = tr(ko="계산하는 중… 멈추려면 노트북의 ■", en="Working… stop: the notebook's ■")
+        look = f'{_LOOK}<p class="course-working" aria-hidden="true">{escape(working)}</p>'
+        self.children = [widgets.HTML(look), *lines, self.status, *shown]
 
     # -- a move ----------------------------------------------------------------------------------------------------
+
+    def _moved(self, control: Any, changed: Callable[[], None]) -> None:
+        """A hand, or the program, has changed a control."""
+        self.move(changed)
+        self.ahead.begin(control)
 
     def move(self, method: Callable[[], None]) -> None:
         """Do what a control asks for. It ends in a result or in one line; it runs in the main thread.
@@ -151,6 +207,7 @@ class Panel(widgets.VBox):
         if self._moving:  # the move sets a control itself
             method()
             return
+        self.ahead.rest()
         handler = signal.getsignal(signal.SIGINT)
         listen = partial(signal.signal, signal.SIGINT) if _in_main_thread() else lambda _: None
         self._moving = True
@@ -167,7 +224,7 @@ class Panel(widgets.VBox):
             self.clear()
             stopped = tr(ko="중단했다. 메모리는 모두 돌려주었다.", en="Stopped; all memory was given back.")
             self.status.value = status_line(stopped)
-        except (ValueError, ImportError, OSError, RuntimeError) as error:
+        except EXPECTED as error:
             self.clear()
             self.status.value = error_line(str(error))
         except Exception as error:  # a defect, whose traceback belongs into the notebook's log
@@ -180,7 +237,8 @@ class Panel(widgets.VBox):
             listen(handler)
 
     def _changed(self) -> None:
-        raise NotImplementedError
+        answer = self.answered(self.values())
+        self.show(*answer.lines, picture=answer.picture)
 
     def show(self, *lines: str, picture: Any) -> None:
         """The result of a move: lines of status and a picture."""
@@ -199,7 +257,8 @@ def status_line(text: str) -> str:
 
 def error_line(text: str) -> str:
     """What went wrong, in place of a result, as HTML."""
-    return f'<p role="alert" style="margin:4px 0;color:#d55e00"><b>{escape(text)}</b></p>'
+    look = "margin:4px 0;padding:2px 6px;background:#fff1e6;color:#8a3b00"  # can be read in either theme
+    return f'<p role="alert" style="{look}"><b>{escape(text)}</b></p>'
 
 
 def _in_main_thread() -> bool:

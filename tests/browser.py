@@ -246,8 +246,11 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def jupyter_lab(root: Path, settings: Path) -> Iterator[str]:
-    """A JupyterLab of our own on a free port, without the reader's settings; yields its address."""
+def jupyter_lab(root: Path, settings: Path, course: Path = ROOT) -> Iterator[str]:
+    """A JupyterLab of our own on a free port, without the reader's settings; yields its address.
+
+    course: the checkout that notebooks import.
+    """
     write_settings(settings)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -268,7 +271,7 @@ def jupyter_lab(root: Path, settings: Path) -> Iterator[str]:
         "IPYTHONDIR": str(settings / "ipython"),
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(course), os.environ.get("PYTHONPATH")])),
     }
     with log.open("w") as sink:
         server = subprocess.Popen(

@@ -44,6 +44,7 @@ ORDER = [
     ["virtual_gpu.host.*"],
     # A run's trace, and what is read off it: edits of it, pictures, the report.
     ["virtual_gpu.trace.*"],
+    ["virtual_gpu.drawing.moments"],
     ["virtual_gpu.drawing.*"],
     ["virtual_gpu.report"],
     # Where a trace comes from: the virtual GPU, and a real one beside it.
@@ -74,7 +75,9 @@ ORDER = [
     ["helpers.progress"],
     ["helpers.self_check"],
     ["helpers.course", "helpers.data", "helpers.gpu", "helpers.guessing", "helpers.rows"],
+    ["helpers.ahead"],
     ["helpers.models", "helpers.panel", "helpers.training"],
+    ["helpers.comparing"],
     ["helpers.experiment", "helpers.ranks.*"],
     ["helpers.chapters"],
     # A chapter knows no other chapter; the last one puts the tools of the others together.
@@ -104,7 +107,13 @@ HEAVY = {
     "accelerate": ["virtual_gpu.step.run"],
     "bitsandbytes": ["virtual_gpu.models.four_bit"],
     "datasets": [],
-    "ipywidgets": ["helpers.panel", "helpers.chapters.*.panel", "helpers.chapters.*.scrubber"],
+    "ipywidgets": [
+        "helpers.ahead",
+        "helpers.comparing",
+        "helpers.panel",
+        "helpers.chapters.*.panel",
+        "helpers.chapters.*.scrubber",
+    ],
     "matplotlib": [],
     "pandas": [],
     "peft": [],

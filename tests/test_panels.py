@@ -17,9 +17,11 @@ import pytest
 
 import helpers
 from helpers import memory_panel, use_gpu
+from helpers.ahead import nearby
 from helpers.gpu import current_gpu
-from helpers.panel import Panel
+from helpers.panel import Answer, Kept, Panel
 from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.units import human_bytes
 
 GPT2 = "openai-community/gpt2"
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,7 +83,7 @@ def is_readable(panel):
     assert repr(panel) == f"{type(panel).__name__}()"
     assert 'role="status"' in panel.status.value
     if panel.prefix != "doctor":  # it shows words, and none before it is asked
-        assert re.search(r'<svg [^>]*role="img" aria-label="[^"]{5,}"', panel.picture.value)
+        assert re.search(r'<svg [^>]*role="(img|group)" aria-label="[^"]{5,}"', panel.picture.value)
     controls = [part for part in parts(panel) if hasattr(part, "description") and not isinstance(part, widgets.HTML)]
     for control in controls:
         assert control.description.strip() and control.tabbable is not False
@@ -290,6 +292,147 @@ def test_a_run_is_stopped(where, monkeypatch):
     assert gpu.memory_allocated() == 0 and not panel.run.disabled
     panel.run.click()
     assert "가상 GPU에서 실행 (T4)" in panel.status.value and "<svg" in panel.picture.value
+
+
+# -- what is kept, and computed ahead ----------------------------------------------------------------------------------
+
+
+class CountingPanel(Panel):
+    """It counts how often it is asked."""
+
+    prefix = "counting"
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+        self.controls = {
+            "side": self.control(widgets.IntSlider, "side", "side", value=2, max=9),
+            "kind": self.control(widgets.Dropdown, "kind", "kind", options=[("a", 1), ("b", 2)]),
+            "long": self.control(widgets.Dropdown, "long", "long", options=[*range(20)]),
+            "even": self.control(widgets.Checkbox, "even", "even", value=False),
+        }
+        self.lay_out([*self.controls.values()], [])
+        self.move(self._changed)
+
+    def answer(self, *, side, **rest):
+        self.asked.append(side)
+        if side == 4:
+            raise ValueError("not 4")
+        if side == 5:
+            interrupt()
+        return Answer((f"{side**2} m²",), Picture(side**2))
+
+
+def test_an_answer_is_kept():
+    panel = CountingPanel()
+    for side in (3, 2, 3, 2):
+        panel.controls["side"].value = side
+    assert panel.asked == [2, 3] and "4 m²" in panel.status.value
+    kept = Kept(2)
+    for name in "abc":
+        kept[name] = name
+    assert kept == {"b": "b", "c": "c"}
+
+
+def test_what_is_nearby():
+    panel = CountingPanel()
+    chosen = panel.values()
+    found = [{name: one[name] for name in one if one[name] != chosen[name]} for one in nearby(panel)]
+    assert found == [{"side": 3}, {"side": 1}, {"kind": 2}, {"even": True}]
+    panel.controls["side"].value = 9
+    found = [one["side"] for one in nearby(panel, panel.controls["side"]) if one["side"] != 9]
+    assert found == [8, 7]
+
+
+def kernel_after(side):
+    """A panel in a kernel's loop whose slider is moved there, after what it computes ahead."""
+
+    async def kernel():
+        panel = CountingPanel()
+        panel.controls["side"].value = side
+        for _ in range(1000):
+            await asyncio.sleep(0.05)
+            if panel.ahead._timer is None:
+                break
+        return panel
+
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        panel = asyncio.run(kernel())
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        return panel
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def test_the_next_moves_are_computed_ahead():
+    panel = kernel_after(1)
+    shown = panel.picture.value
+    assert panel.asked == [2, 1, 0, 3, 1, 1]  # 2 is known; then the other kind, and even
+    assert shown == "<svg>1</svg>" and "1 m²" in panel.status.value
+
+
+def test_an_error_ahead_is_said_only_if_it_is_chosen():
+    panel = kernel_after(2 + 1)
+    assert panel.asked[:3] == [2, 3, 4] and "9 m²" in panel.status.value
+
+
+def test_a_stop_ends_what_is_computed_ahead():
+    panel = kernel_after(6)
+    assert panel.asked == [2, 6, 7, 5] and "36 m²" in panel.status.value
+
+
+def test_nothing_is_computed_ahead_for_a_panel_that_waits_for_a_button():
+    assert [*SquarePanel().ahead.pieces()] == []
+
+
+# -- a report that is compared ----------------------------------------------------------------------------------------
+
+
+def test_the_setting_before_stays_with_the_difference():
+    use_gpu("T4")
+    panel = memory_panel()
+    panel.controls["model_id"].value, panel.controls["sequence_length"].value = GPT2, 64
+    panel.controls["batch_size"].value = 8
+    small = panel.report
+    panel.controls["batch_size"].value = 16
+    more = human_bytes(panel.report.needed_bytes - small.needed_bytes)
+    assert f"gpt2 · 배치 8 · 길이 64 · 가상 T4보다 +{more}" in panel.picture.value
+    panel.hold.value = True
+    held = panel.report
+    panel.controls["batch_size"].value = 8
+    assert f"배치 16 · 길이 64 · 가상 T4보다 −{more}" in panel.picture.value
+    panel.controls["batch_size"].value = 24
+    assert f"보다 +{human_bytes(panel.report.needed_bytes - held.needed_bytes)}" in panel.picture.value
+    panel.controls["batch_size"].value = 16
+    assert "보다" not in panel.picture.value  # held itself
+    panel.hold.value = False
+    assert "배치 24 · 길이 64 · 가상 T4보다 −" in panel.picture.value
+
+
+def limit_of(picture):
+    return re.search(r'<line x1="([0-9.]+)" y1="78"', picture)[1]
+
+
+def test_the_axis_stands_still_while_settings_are_compared():
+    use_gpu("T4")
+    panel = memory_panel()
+    panel.controls["model_id"].value = GPT2
+    panel.controls["batch_size"].value = 40
+    over = limit_of(panel.picture.value)
+    panel.controls["batch_size"].value = 36
+    assert panel.report.title != panel._before.title and limit_of(panel.picture.value) == over
+    panel.controls["gpu"].value = "H200"  # it needs more
+    assert limit_of(panel.picture.value) != over
+
+
+def test_the_tensors_of_a_moment_are_shown():
+    use_gpu("T4")
+    panel = memory_panel()
+    panel.controls["model_id"].value, panel.controls["sequence_length"].value = GPT2, 64
+    assert "wte.weight" not in panel.picture.value
+    panel.look.click()
+    assert "wte.weight" in panel.picture.value and "50257×768" in panel.picture.value
 
 
 # -- in JupyterLab: messages come to a thread, and the loop of the main thread ignores interrupts ---------------------

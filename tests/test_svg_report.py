@@ -15,7 +15,7 @@ from virtual_gpu.drawing.report import draw_report
 from virtual_gpu.language import set_language
 from virtual_gpu.report import MemoryReport, MemoryTable, PhaseTable
 from virtual_gpu.trace.timeline import CATEGORIES, PhaseCurve, Timeline
-from virtual_gpu.units import GiB
+from virtual_gpu.units import GiB, human_bytes
 
 NASTY = "<b>\"Tom\" & 'Jerry' · 한글</b>"
 SETTING = {"batch_size": 4, "gradient_accumulation_steps": 1, "precision": "auto", "gpu": "T4"}
@@ -163,6 +163,41 @@ def test_the_peaks_label_does_not_lie_on_the_limit(peak):
     [label] = [e for e in drawn.iter() if e.tag.endswith("text") and (e.text or "").startswith("최대 ")]
     bottom, line = float(label.get("y")), float(limit.get("y1"))
     assert not bottom - 11 < line < bottom + 3
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_timeline_answers(name, language):
+    """Every slice tells its moment's bytes, and the picture as it stands those of the peak."""
+    one = REPORTS[name]
+    drawing = draw_report(one, answers=True)
+    for what, left, top, right, bottom in boxes(drawing):
+        assert left >= -1 and top >= -1 and right <= drawing.width + 1 and bottom <= drawing.height + 1, what
+    root = ET.fromstring(drawing.svg())
+    slices = [e for e in root.iter() if e.get("class") == "vg-moment"]
+    if not one.timeline.phases:
+        assert not slices and root.get("role") == "img"
+        return
+    assert root.get("role") == "group" and len(slices) == 48
+    assert sum(e.get("tabindex") == "0" for e in slices) == len(one.timeline.phases)
+    [rest] = [e for e in root.iter() if e.get("class") == "vg-rest"]
+    words = [e.text for e in rest]
+    assert human_bytes(one.timeline.peak_bytes) in words[0]
+    assert all(human_bytes(n) in " ".join(words) for n in one.at_peak.values())
+    focused = next(e for e in slices if e.get("aria-label", "").startswith(words[0]))
+    assert [e.text for e in focused if e.tag.endswith("}g") for e in e] == words
+
+
+def test_another_report_lies_below_with_the_difference(language):
+    other = report(title="gpt2 · 배치 2 · 가상 T4", timeline=timeline(9 * GiB))
+    plain, drawn = draw_report(FITS).svg(), draw_report(FITS, against=other).svg()
+    assert "+3.00 GiB" in drawn and "+3.00 GiB" not in plain
+    thin = [e for e in ET.fromstring(drawn).iter() if e.tag.endswith("rect") and e.get("height") == "7"]
+    thick = [e for e in ET.fromstring(drawn).iter() if e.tag.endswith("rect") and e.get("height") == "30"]
+    ends = [max(float(e.get("x")) + float(e.get("width")) for e in rects) - 20 for rects in (thin, thick)]
+    assert ends[0] / ends[1] == pytest.approx(9 / 12, rel=1e-3)
+    still = draw_report(FITS, axis_bytes=30 * GiB).svg()
+    widths = [float(e.get("width")) for e in ET.fromstring(still).iter() if e.get("height") == "30"]
+    assert sum(widths) == pytest.approx(720 * 12 / 30, rel=1e-3)
 
 
 def test_letters_stand_out():

@@ -106,6 +106,11 @@ class MemoryReport:
             )
         return Zoom(self.title, self._details, phase - 1)
 
+    @property
+    def details(self) -> Details | None:
+        """The tensors behind the bytes, where `zoom` has looked at them already."""
+        return vars(self).get("_details")
+
     @cached_property
     def _details(self) -> Details:
         details = None if self.run_again is None else self.run_again()
@@ -219,9 +224,9 @@ class PhaseTable:
 class MemoryTable(list):
     """Reports of a sweep as a table: one row each."""
 
-    def chart(self) -> svg.Drawing:
-        """The reports as stacked bars at their peak, under the GPU's capacity line."""
-        return draw_bars(self)
+    def chart(self, marked: int | None = None) -> svg.Drawing:
+        """The reports as stacked bars at their peak, under the GPU's capacity line; marked: all others are pale."""
+        return draw_bars(self, marked)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """The reports as stacked bars on matplotlib's axes, new ones where none are given."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ..trace.timeline import CATEGORIES
 from ..units import GiB, human_bytes
 from . import svg
 from .labels import category_label, phase_label, setting_label, setting_value, varies
+from .moments import Area, draw_moments
 
 if TYPE_CHECKING:
     from ..report import MemoryReport
@@ -20,19 +21,52 @@ if TYPE_CHECKING:
 COLORS = dict(zip(CATEGORIES, (svg.BLUE, svg.ORANGE, svg.GREEN, svg.PURPLE, svg.GREY), strict=True))
 
 
-def draw_report(report: MemoryReport) -> svg.Drawing:
-    """The stacked bar at the peak under the GPU's capacity, its numbers, and the timeline."""
-    drawing = svg.Drawing(760, 430, f"{report.title}: {report.verdict}")
+def draw_report(
+    report: MemoryReport,
+    *,
+    answers: bool = False,
+    against: MemoryReport | None = None,
+    axis_bytes: float | None = None,
+) -> svg.Drawing:
+    """The stacked bar at the peak under the GPU's capacity, its numbers, and the timeline.
+
+    answers: for a page that shows SVG as a part of itself, where the timeline answers to a pointer and to the keyboard
+    (`moments`). against: another report, whose bar lies below, with the difference. axis_bytes: where the axes end, if
+    they shall stand still.
+    """
+    alt = f"{report.title}: {report.verdict}"
+    drawing = svg.Drawing(760, 430, alt if against is None else f"{alt}. {difference(report, against)}")
     drawing.text(20, 30, report.title, size=svg.fit_size(report.title, 720, 16), bold=True)
     size, fill = svg.fit_size(report.verdict, 720, 13), svg.INK if report.fits else svg.RED
     drawing.text(20, 52, report.verdict, size=size, fill=fill, bold=not report.fits)
-    _draw_bar(drawing, report, 20, 86, 720)
-    _draw_timeline(drawing, report, 62, 216, 678, 170)
+    axis_bytes = axis_bytes or 0
+    _draw_bar(drawing, report, 20, 86, 720, max(axis_bytes, axis_end(report)), against)
+    if report.timeline.phases:
+        highest = max(report.timeline.peak_bytes, report.capacity_bytes) * 1.08
+        area = Area(62, 216, 678, 170, max(highest, axis_bytes * 1.02))
+        _draw_timeline(drawing, report, area)
+        if answers:
+            draw_moments(drawing, report, area)
     return drawing
 
 
-def draw_bars(reports: Sequence[MemoryReport]) -> svg.Drawing:
-    """One stacked bar a report, at its peak; what it would need beyond what it got is outlined."""
+def axis_end(report: MemoryReport) -> float:
+    """Where a report's axis ends, in bytes: behind all that it needs, and behind the capacity."""
+    return max(sum(report.at_peak.values()), report.needed_bytes or 0, report.capacity_bytes * 1.06)
+
+
+def difference(report: MemoryReport, other: MemoryReport) -> str:
+    """By how much the peak differs from another report's, in words."""
+    more = (report.needed_bytes or report.peak_bytes) - (other.needed_bytes or other.peak_bytes)
+    text = f"{'+' if more > 0 else '−' if more < 0 else '±'}{human_bytes(abs(more))}"
+    return tr(ko=f"{other.title}보다 {text}", en=f"{text} against {other.title}")
+
+
+def draw_bars(reports: Sequence[MemoryReport], marked: int | None = None) -> svg.Drawing:
+    """One stacked bar a report, at its peak; what it would need beyond what it got is outlined.
+
+    marked: the number of the report that is meant; a mark stands beside its bar, and the others are pale.
+    """
     capacity = max(report.capacity_bytes for report in reports)
     labels = bar_labels(reports)
     size = min(svg.fit_size(label, 400, 12) for label in labels)
@@ -48,12 +82,14 @@ def draw_bars(reports: Sequence[MemoryReport]) -> svg.Drawing:
     widest = {c: max(range(len(reports)), key=lambda i: reports[i].at_peak[c]) for c in CATEGORIES}
     for i, (label, report) in enumerate(zip(labels, reports, strict=True)):
         y = top + row * i
-        drawing.text(left - 10, y + 15, label, size=size, anchor="end")
+        drawing.text(left - 10, y + 15, label, size=size, anchor="end", bold=i == marked)
         parts = [  # each name once, where its segment is widest
             (nbytes * scale, COLORS[c], category_label(c) if widest[c] == i else "")
             for c, nbytes in report.at_peak.items()
         ]
         x = drawing.bar(left, y, 20, parts, size=11)
+        if marked not in (None, i):
+            drawing.rect(left, y, x - left, 20, svg.PAPER, fill_opacity=0.45)
         needed = max(report.needed_bytes or 0, report.peak_bytes)
         if needed * scale > x - left + 0.5:
             drawing.rect(x, y, left + needed * scale - x, 20, "none", stroke=svg.RED, stroke_dasharray="4 3")
@@ -85,9 +121,17 @@ def bar_labels(reports: Sequence[MemoryReport]) -> list[str]:
     ]
 
 
-def _draw_bar(drawing: svg.Drawing, report: MemoryReport, left: float, top: float, width: float) -> None:
+def _draw_bar(
+    drawing: svg.Drawing,
+    report: MemoryReport,
+    left: float,
+    top: float,
+    width: float,
+    axis_bytes: float,
+    against: MemoryReport | None,
+) -> None:
     at_peak = report.at_peak
-    scale = width / max(sum(at_peak.values()), report.needed_bytes or 0, report.capacity_bytes * 1.06)
+    scale = width / axis_bytes
     x = drawing.bar(left, top, 30, [(n * scale, COLORS[c], category_label(c)) for c, n in at_peak.items()])
     if report.needed_bytes is not None and report.needed_bytes > sum(at_peak.values()):
         rest = (report.needed_bytes - sum(at_peak.values())) * scale
@@ -98,6 +142,12 @@ def _draw_bar(drawing: svg.Drawing, report: MemoryReport, left: float, top: floa
     room = limit - left > svg.text_width(label, 12)
     x, anchor = (limit - 4, "end") if room else (limit + 4, "start")
     drawing.text(x, top - 10, label, size=12, anchor=anchor, fill=svg.RED)
+    if against is not None:
+        drawing.bar(left, top + 33, 7, [(n * scale, COLORS[c], "") for c, n in against.at_peak.items()])
+        text = difference(report, against)
+        place = 20 if limit - 30 > 20 + svg.text_width(text, 12) + svg.text_width(label, 12) * room else 740
+        drawing.text(place, top - 10, text, size=svg.fit_size(text, 480, 12), anchor="start" if place == 20 else "end",
+                     fill=svg.MUTED, halo=True)  # fmt: skip
     for i, (category, nbytes) in enumerate(at_peak.items()):
         column, row = i % 3, i // 3
         cx, cy = left + column * 245, top + 58 + row * 22
@@ -105,18 +155,10 @@ def _draw_bar(drawing: svg.Drawing, report: MemoryReport, left: float, top: floa
         drawing.text(cx + 17, cy, f"{category_label(category)} {human_bytes(nbytes)}", size=12)
 
 
-def _draw_timeline(
-    drawing: svg.Drawing, report: MemoryReport, left: float, top: float, width: float, height: float
-) -> None:
-    phases = report.timeline.phases
-    if not phases:
-        return
-    highest = max(report.timeline.peak_bytes, report.capacity_bytes) * 1.08
+def _draw_timeline(drawing: svg.Drawing, report: MemoryReport, area: Area) -> None:
+    phases, y_of = report.timeline.phases, area.y_of
+    left, top, width, height, highest = area
     step = svg.nice_step(highest / GiB) * GiB
-
-    def y_of(nbytes: Any) -> Any:
-        return top + height * (1 - nbytes / highest)
-
     for tick in np.arange(0, highest, step):
         drawing.line(left, y_of(tick), left + width, y_of(tick), svg.GRID)
         drawing.text(left - 6, y_of(tick) + 4, f"{tick / GiB:g}", size=11, anchor="end", fill=svg.MUTED)

@@ -22,6 +22,7 @@ class Drawing:
 
     def __init__(self, width: int, height: int, alt: str):
         self.width, self.height, self.alt = width, height, alt
+        self.role = "img"
         self._parts: list[str] = []
 
     def rect(self, x: float, y: float, width: float, height: float, fill: str, **attributes: object) -> None:
@@ -85,13 +86,24 @@ class Drawing:
             self.line(begin, y, begin, y + height, PAPER, stroke_width=1.5)
         return x
 
-    def _add(self, tag: str, **attributes: object) -> None:
+    def open(self, tag: str, **attributes: object) -> None:
+        """What follows lies in an element, until `close`; `class_` is its class."""
+        self._add(tag, ">", **attributes)
+
+    def close(self, tag: str) -> None:
+        self._parts.append(f"</{tag}>")
+
+    def raw(self, text: str) -> None:
+        """SVG as it is."""
+        self._parts.append(text)
+
+    def _add(self, tag: str, end: str = "/>", **attributes: object) -> None:
         pairs = (
-            f"{name.replace('_', '-')}={quoteattr(_number(value))}"
+            f"{name.rstrip('_').replace('_', '-')}={quoteattr(_number(value))}"
             for name, value in attributes.items()
             if value is not None
         )
-        self._parts.append(f"<{tag} {' '.join(pairs)}/>")
+        self._parts.append(f"<{tag} {' '.join(pairs)}{end}")
 
     def _repr_svg_(self) -> str:
         return self.svg()
@@ -102,10 +114,12 @@ class Drawing:
     def svg(self) -> str:
         """The picture as SVG text."""
         body = "\n".join(self._parts)
+        # A picture with parts of its own says what they are; a title would lie over them as a tooltip.
+        title = f"<title>{escape(self.alt)}</title>\n" if self.role == "img" else ""
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
-            f'height="{self.height}" style="max-width:100%;height:auto" role="img" aria-label={quoteattr(self.alt)} '
-            f'font-family="{FONT}">\n<title>{escape(self.alt)}</title>\n'
+            f'height="{self.height}" style="max-width:100%;height:auto" role="{self.role}" '
+            f'aria-label={quoteattr(self.alt)} font-family="{FONT}">\n{title}'
             f'<rect width="{self.width}" height="{self.height}" rx="6" fill="{PAPER}"/>\n{body}\n</svg>'
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -32,27 +32,38 @@ from .setting import OPTIMIZER_STEPS, Setting
 
 @in_turn
 def predict_memory(
-    setting: Setting | None = None, *, gpu: GPU | str, full: bool = False, **settings: Any
+    setting: Setting | None = None,
+    *,
+    gpu: GPU | str,
+    full: bool = False,
+    kept: MutableMapping[Any, Any] | None = None,
+    **settings: Any,
 ) -> MemoryReport:
     """What the experiment needs without a limit, and whether the caching allocator finds room for it on `gpu`.
 
     gpu: a GPU, or a name of the catalogue. Of a deep model the trace follows from three shallow runs (`trace.depth`),
     where that is proven, and of many micro-batches from four (`trace.micro_batches`); otherwise, or with `full=True`,
-    all of it is run.
+    all of it is run. kept: where the traces are kept for the next time, by all that they depend on: of a card its
+    kernels, not its name or capacity.
     """
     setting, gpu = Setting.one(setting, settings), as_gpu(gpu)
     # A real GPU: the catalogue's kernels for its compute capability, its own capacity.
     spec = gpu.spec if gpu.is_virtual else _spec_like(gpu)
     config = load_config(setting.model_id)
     setting.check_length(config)
-    run = virtual_run(setting, config, spec) if full else _predicted(setting, config, spec)
-    trace, allocator = run.trace.through(expandable_segments=gpu.expandable_segments)
-    timeline = trace.timeline()
+    kernels = spec.compute_capability, spec.multiprocessors, spec.threads_per_multiprocessor
+    kept, key = {} if kept is None else kept, (setting, full, kernels, gpu.expandable_segments)
+    if key not in kept:
+        run = virtual_run(setting, config, spec) if full else _predicted(setting, config, spec)
+        trace, allocator = run.trace.through(expandable_segments=gpu.expandable_segments)
+        kept[key] = run._replace(trace=trace), allocator.peak_reserved_bytes
+    run, reserved_bytes = kept[key]
+    trace, timeline = run.trace, run.trace.timeline()
     log = TrainingLog(timeline.after_first_step_bytes, run.gradients, run.optimizer, timeline=timeline)
     report = report_of(setting, gpu, log, run.parameters, predicted=True)
     report.method = run.method
-    report.reserved_bytes = allocator.peak_reserved_bytes
-    if allocator.peak_reserved_bytes > gpu.capacity_bytes:  # the cache may still be given back in time
+    report.reserved_bytes = reserved_bytes
+    if reserved_bytes > gpu.capacity_bytes:  # the cache may still be given back in time
         try:
             report.reserved_bytes = trace.reserved_peak(gpu.capacity_bytes, expandable_segments=gpu.expandable_segments)
         except MemoryError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,10 +45,15 @@ def split_setting(micro_batch: int, steps: int, **settings: Any) -> Setting:
     return Setting(micro_batch, min(positive_int(steps, "steps"), 2), **settings)
 
 
-def splits(batch: int, *, gpu: GPU | str, **settings: Any) -> list[Combination]:
-    """Every split of a batch into equal micro-batches, the largest first, its memory predicted, its FLOPs counted."""
+def splits(
+    batch: int, *, gpu: GPU | str, kept: MutableMapping[Any, Any] | None = None, **settings: Any
+) -> list[Combination]:
+    """Every split of a batch into equal micro-batches, the largest first, its memory predicted, its FLOPs counted.
+
+    kept: see `predict_memory`.
+    """
     ways = equal_splits(batch)
-    reports = [predict_memory(split_setting(*way, **settings), gpu=gpu) for way in ways]
+    reports = [predict_memory(split_setting(*way, **settings), gpu=gpu, kept=kept) for way in ways]
     one = split_setting(1, 1, **settings)
     flops = batch * training_flops(one).total  # linear in the samples: however they are split
     return [

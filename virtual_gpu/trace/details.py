@@ -65,7 +65,11 @@ class Details:
         allocates = trace.allocates
         live = np.concatenate(([0], np.where(allocates, trace.held, -trace.held).cumsum()))
         start, end = np.searchsorted(trace.span, (2 * phase + 1, 2 * phase + 2))
-        moment = int(start + live[start : end + 1].argmax())  # before this entry
+        return self.at(int(start + live[start : end + 1].argmax()))
+
+    def at(self, moment: int) -> list[Held]:
+        """All blocks before the entry with that number."""
+        trace, allocates = self.trace, self.trace.allocates
         released = trace.born[:moment][~allocates[:moment]]
         alive = allocates[:moment].copy()
         alive[released] = False

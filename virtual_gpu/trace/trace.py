@@ -52,18 +52,18 @@ class Trace:
         """The bytes held over the phases, as the allocator counts them."""
         if self.held is None:
             return self.through()[0].timeline()
-        allocates = self.allocates
         changes = np.zeros((len(self) + 1, len(CATEGORIES)), dtype=np.int64)
-        changes[np.arange(1, len(self) + 1), self.category] = np.where(allocates, self.held, -self.held)
+        changes[np.arange(1, len(self) + 1), self.category] = np.where(self.allocates, self.held, -self.held)
         live = changes.cumsum(axis=0)  # live[i]: before entry i
-        phases = []
-        for k, name in enumerate(self.names):
-            start, end = np.searchsorted(self.span, (2 * k + 1, 2 * k + 2))
-            # Where an allocation is followed by a release, or by the end: nothing higher lies between.
-            grew = allocates[start:end]
-            tops = np.flatnonzero(grew & ~np.append(grew[1:], False)) + start + 1
-            phases.append(PhaseCurve(name, live[np.concatenate(([start], tops, [end]))]))
-        return Timeline(phases, self)
+        return Timeline([PhaseCurve(name, live[self.moments(k)]) for k, name in enumerate(self.names)], self)
+
+    def moments(self, phase: int) -> np.ndarray:
+        """The entries before which a phase's curve has its points: its beginning, every local maximum, its end."""
+        start, end = np.searchsorted(self.span, (2 * phase + 1, 2 * phase + 2))
+        # Where an allocation is followed by a release, or by the end: nothing higher lies between.
+        grew = self.allocates[start:end]
+        tops = np.flatnonzero(grew & ~np.append(grew[1:], False)) + start + 1
+        return np.concatenate(([start], tops, [end]))
 
     def through(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ipywidgets as widgets
 
 from virtual_gpu.cards import card
@@ -9,7 +11,7 @@ from virtual_gpu.language import tr
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.units import human_bytes
 
-from ...panel import Panel
+from ...panel import Answer, Panel
 from .cache import BYTES, MODELS, kv_bytes, parameters
 from .pictures import draw_sizes
 
@@ -37,8 +39,7 @@ class CachePanel(Panel):
         self.lay_out(boxes[:3], boxes[3:])
         self.move(self._changed)
 
-    def _changed(self) -> None:
-        chosen = self.values()
+    def answer(self, **chosen: Any) -> Answer:
         config, room = load_config(chosen["model"]), card(chosen["gpu"]).capacity_bytes
         weights = round(parameters(chosen["model"]) * BYTES[chosen["weights"]])
         each, tokens, batch = BYTES[chosen["cache"]], chosen["context"], chosen["batch"]
@@ -55,7 +56,7 @@ class CachePanel(Panel):
                 en=f"Together {human_bytes(total)} of {human_bytes(room)} on a {chosen['gpu']}: {fits}",
             ),
         )
-        self.show(*lines, picture=draw_sizes(weights, cache, room))
+        return Answer(lines, draw_sizes(weights, cache, room))
 
 
 def cache_panel() -> CachePanel:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import ipywidgets as widgets
 
 from virtual_gpu.language import tr
 
-from ...panel import Panel
+from ...panel import Answer, Panel
 from .formats import parse_number
 from .pictures import draw_number
 
@@ -24,6 +25,8 @@ class NumberPanel(Panel):
         super().__init__()
         number, power = tr(ko="숫자", en="number"), tr(ko="10의 거듭제곱", en="power of ten")
         self.text = self.control(widgets.Text, "text", number, value="0.1", continuous_update=True)
+        self.controls = {"text": self.text}
+        self._following = False  # the slider follows the number, not the number the slider
         self.slider = self.control(
             widgets.FloatSlider, "slider", power, self._dragged, value=-1, min=-46, max=39, step=0.1
         )
@@ -36,16 +39,25 @@ class NumberPanel(Panel):
         self.lay_out([self.text], [self.slider], self.presets)
         self.move(self._changed)
 
+    def answer(self, *, text: str) -> Answer:
+        value = parse_number(text)
+        kind = tr(ko="파이썬의 float(fp64)으로 읽은 값", en="read as Python's float (fp64)")
+        return Answer((f"{kind}: {value!r}",), draw_number(value))
+
     def _put(self, text: str) -> None:
+        """A preset: the slider goes where the number is, if it has such a place."""
         self.text.value = text
+        size = abs(parse_number(text))
+        if 10.0**self.slider.min <= size <= 10.0**self.slider.max:
+            self._following = True
+            try:
+                self.slider.value = round(math.log10(size), 1)
+            finally:
+                self._following = False
 
     def _dragged(self) -> None:
-        self.text.value = f"{10.0**self.slider.value:.6g}"
-
-    def _changed(self) -> None:
-        value = parse_number(self.text.value)
-        kind = tr(ko="파이썬의 float(fp64)으로 읽은 값", en="read as Python's float (fp64)")
-        self.show(f"{kind}: {value!r}", picture=draw_number(value))
+        if not self._following:
+            self.text.value = f"{10.0**self.slider.value:.6g}"
 
 
 def number_panel() -> NumberPanel:

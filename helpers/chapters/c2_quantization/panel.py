@@ -9,7 +9,7 @@ import torch
 
 from virtual_gpu.language import tr
 
-from ...panel import Panel
+from ...panel import Answer, Panel
 from ...small_model import train_small_model
 from .checks import FIXED
 from .examples import DISTRIBUTIONS, example_tensor
@@ -58,27 +58,31 @@ class QuantizationPanel(Panel):
         self.controls["bits"].disabled = bits is not None  # what a format prescribes, whatever the field says
         self.controls["grouping"].disabled = block is not None
         self.controls["block"].disabled = block is not None or self.controls["grouping"].value != "block"
-        quantized = quantize(self._numbers(), **self._setting())
-        self.show(f"{quantized.title}: {quantized.verdict}", picture=quantized)
+        super()._changed()
 
-    def _numbers(self) -> torch.Tensor:
-        distribution = self.controls["distribution"].value
+    def answer(self, *, distribution: str, **chosen: str) -> Answer:
+        quantized = quantize(self._numbers(distribution), **_setting(**chosen))
+        return Answer((f"{quantized.title}: {quantized.verdict}",), quantized)
+
+    def _numbers(self, distribution: str) -> torch.Tensor:
         if distribution in DISTRIBUTIONS:
             return example_tensor(distribution, COUNT).reshape(64, -1)
         if self._weights is None:
             self._weights = train_small_model().blocks[0].up.weight
         return self._weights
 
-    def _setting(self) -> dict[str, Any]:
-        """What the fields that are not disabled say."""
-        setting: dict[str, Any] = {"method": self.controls["method"].value}
-        if not self.controls["bits"].disabled:
-            setting["bits"] = _integer(self.controls["bits"].value, tr(ko="비트", en="bits"))
-        if not self.controls["grouping"].disabled and self.controls["grouping"].value == "channel":
-            setting["per_channel"] = True
-        if not self.controls["block"].disabled:
-            setting["block_size"] = _integer(self.controls["block"].value, tr(ko="블록 크기", en="block size"))
-        return setting
+
+def _setting(method: str, bits: str, grouping: str, block: str) -> dict[str, Any]:
+    """What the fields say that are not disabled."""
+    setting: dict[str, Any] = {"method": method}
+    fixed_bits, fixed_block = FIXED.get(method, (None, None))
+    if fixed_bits is None:
+        setting["bits"] = _integer(bits, tr(ko="비트", en="bits"))
+    if fixed_block is None and grouping == "channel":
+        setting["per_channel"] = True
+    if fixed_block is None and grouping == "block":
+        setting["block_size"] = _integer(block, tr(ko="블록 크기", en="block size"))
+    return setting
 
 
 def _integer(text: str, what: str) -> int:

@@ -5,21 +5,22 @@ from __future__ import annotations
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from io import StringIO
+from typing import Any
 
 import ipywidgets as widgets
 
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.language import tr
-from virtual_gpu.report import MemoryReport
 from virtual_gpu.step.setting import PRECISIONS, Setting
 
+from ...comparing import ReportPanel
 from ...experiment import gpu_memory_experiment, predict_memory
 from ...gpu import current_gpu
-from ...panel import Panel, status_line
+from ...panel import TRACES, Answer, Kept, status_line
 
 
-class MemoryPanel(Panel):
+class MemoryPanel(ReportPanel):
     """Chapter 3: choose a setting, see its memory predicted at once, or run it.
 
     It runs on the real GPU where that is in use, else on the virtual GPU that is chosen.
@@ -40,22 +41,20 @@ class MemoryPanel(Panel):
             "gradient_checkpointing": self.checkpointing(),
         }
         self.run = self.button("run", tr(ko="실행", en="Run"), self._run, button_style="primary", icon="play")
-        self._predictions: dict[tuple, MemoryReport] = {}
+        self._traces = Kept(TRACES)
         boxes = [*self.controls.values(), self.run]
-        self.lay_out(boxes[:4], boxes[4:])
+        self.lay_out(boxes[:4], [*boxes[4:], self.tools])
         self.move(self._changed)
 
-    def _changed(self) -> None:
-        setting, gpu = key = self._setting()
-        if key not in self._predictions:
-            self._predictions[key] = predict_memory(setting, gpu=gpu)
-        report = self._predictions[key]
-        self.show(tr(ko=f"예측: {report.verdict}", en=f"Predicted: {report.verdict}"), picture=report)
+    def answer(self, *, gpu: str, **setting: Any) -> Answer:
+        report = predict_memory(Setting(**setting), gpu=gpu, kept=self._traces)
+        return Answer((tr(ko=f"예측: {report.verdict}", en=f"Predicted: {report.verdict}"),), report)
 
     def _run(self) -> None:
         self.run.disabled = True
         try:
-            setting, name = self._setting()
+            values = self.values()
+            name, setting = values.pop("gpu"), Setting(**values)
             gpu = current_gpu()
             if gpu.is_virtual and gpu.name != name:
                 gpu = VirtualGPU(CATALOG[name])
@@ -67,11 +66,6 @@ class MemoryPanel(Panel):
         virtual = tr(ko="가상 GPU에서 실행", en="run on the virtual GPU")
         kind = virtual if gpu.is_virtual else tr(ko="측정", en="measured")
         self.show(f"{kind} ({gpu.name}): {report.verdict}", picture=report)
-
-    def _setting(self) -> tuple[Setting, str]:
-        values = self.values()
-        gpu = values.pop("gpu")
-        return Setting(**values), gpu
 
 
 def _catalog_name() -> str:

@@ -69,9 +69,9 @@ def moved(model: nn.Module) -> torch.Tensor:
     return torch.cat([(after - before).detach().flatten() for after, before in pairs])
 
 
-def draw_splits(found: list[Combination]) -> Any:
-    """The splits' memory as bars, the steps as they are (not as they were predicted)."""
+def draw_splits(found: list[Combination], chosen: Combination | None = None) -> Any:
+    """The splits' memory as bars, the steps as they are (not as they were predicted); the others than `chosen` pale."""
     table = MemoryTable(split.report for split in found)
     for split, report in zip(found, table, strict=True):
         report.setting = {"batch_size": split.micro_batch, "gradient_accumulation_steps": split.steps}
-    return table.chart()
+    return table.chart(marked=None if chosen is None else found.index(chosen))

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import ipywidgets as widgets
 
 from virtual_gpu.language import tr
@@ -10,7 +15,7 @@ from virtual_gpu.step.flops import training_flops
 from virtual_gpu.step.setting import Setting
 
 from ...experiment import predict_memory
-from ...panel import Panel
+from ...panel import TRACES, Answer, Kept, Panel
 from .chain import Recording, record_chain
 
 
@@ -30,7 +35,7 @@ class CheckpointingPanel(Panel):
         nodes, strategy = tr(ko="노드", en="nodes"), tr(ko="전략", en="strategy")
         self.nodes = self.control(widgets.IntSlider, "nodes", nodes, value=12, min=2, max=64)
         self.strategy = self.control(widgets.Dropdown, "strategy", strategy, options=strategies, value="segments")
-        self.count = self.control(widgets.IntText, "count", tr(ko="구간 수 / 예산", en="segments/budget"), value=3)
+        self.count = self.control(widgets.IntText, "count", tr(ko="구간 수", en="segments"), value=3)
         self.moment = self.control(
             widgets.IntSlider,
             "moment",
@@ -52,6 +57,8 @@ class CheckpointingPanel(Panel):
     def _changed(self) -> None:
         strategy, count = self.strategy.value, self.count.value
         self.count.disabled = strategy in ("everything", "minimum")
+        budget = strategy == "budget"
+        self.count.description = tr(ko="예산(값의 개수)", en="budget") if budget else tr(ko="구간 수", en="segments")
         choice = {"strategy": strategy} if self.count.disabled else {strategy: count}
         recording = record_chain(self.nodes.value, **choice)
         self._recording, self.moment.disabled = recording, False
@@ -79,23 +86,33 @@ class CheckpointingMemoryPanel(Panel):
             "batch_size": self.batch(16),
             "sequence_length": self.length(),
         }
+        self._traces = Kept(TRACES)
         boxes = [*self.controls.values()]
         self.lay_out(boxes[:2], boxes[2:])
         self.move(self._changed)
 
-    def _changed(self) -> None:
-        values = self.values()
-        gpu = values.pop("gpu")
-        settings = [Setting(**values, gradient_checkpointing=on) for on in (False, True)]
-        table = MemoryTable(predict_memory(setting, gpu=gpu) for setting in settings)
-        plain, more = (training_flops(setting).total for setting in settings)
+    def pieces(self, *, gpu: str, **values: Any) -> Iterator[Callable[[], Any]]:
+        for setting in _both(**values):
+            yield partial(predict_memory, setting, gpu=gpu, kept=self._traces)
+            yield partial(training_flops, replace(setting, batch_size=1))
+        yield from super().pieces(gpu=gpu, **values)
+
+    def answer(self, *, gpu: str, **values: Any) -> Answer:
+        settings = _both(**values)
+        table = MemoryTable(predict_memory(setting, gpu=gpu, kept=self._traces) for setting in settings)
+        # The share of the extra work does not depend on the batch: FLOPs are linear in the samples.
+        plain, more = (training_flops(replace(setting, batch_size=1)).total for setting in settings)
         fits = [tr(ko="들어간다", en="fits") if r.fits else tr(ko="메모리 부족", en="out of memory") for r in table]
         extra = f"{more / plain - 1:+.1%}"
         line = tr(
             ko=f"체크포인팅 없이: {fits[0]} · 체크포인팅: {fits[1]} · 추가 연산 {extra}",
             en=f"without: {fits[0]} · with checkpointing: {fits[1]} · extra work {extra}",
         )
-        self.show(line, picture=table.chart())
+        return Answer((line,), table.chart())
+
+
+def _both(**values: Any) -> list[Setting]:
+    return [Setting(**values, gradient_checkpointing=on) for on in (False, True)]
 
 
 def checkpointing_panel() -> CheckpointingPanel:

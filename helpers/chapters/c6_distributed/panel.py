@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ipywidgets as widgets
 
 from virtual_gpu.language import tr
 from virtual_gpu.shards.layout import CONVENTIONS
 from virtual_gpu.shards.ledger import PAPER_MODELS
-from virtual_gpu.shards.rank_step import RankStep, rank_step
+from virtual_gpu.shards.rank_step import rank_step
 
-from ...panel import LENGTHS, Panel
+from ...panel import LENGTHS, Answer, Panel
 
 LARGE = "meta-llama/Llama-3.1-70B"
 
@@ -41,13 +43,10 @@ class ZeroPanel(Panel):
         self.lay_out(boxes[:5], boxes[5:])
         self.move(self._changed)
 
-    def step(self) -> RankStep:
+    def answer(self, **chosen: Any) -> Answer:
         """The chosen setting on one rank; ValueError where it cannot be split so."""
-        return rank_step(**self.values(), exact=False)
-
-    def _changed(self) -> None:
-        step = self.step()
-        self.show(step.verdict, picture=step)
+        step = rank_step(**chosen, exact=False)
+        return Answer((step.verdict,), step)
 
 
 def zero_panel() -> ZeroPanel:

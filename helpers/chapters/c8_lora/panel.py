@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ipywidgets as widgets
 
 from virtual_gpu.language import tr
 from virtual_gpu.models.adapters import LORA_TARGETS
-from virtual_gpu.report import MemoryReport
 from virtual_gpu.step.setting import Setting
 
+from ...comparing import ReportPanel
 from ...experiment import predict_memory
-from ...panel import Panel
+from ...panel import TRACES, Answer, Kept
 from .lora import trainable_parameters
 
 
-class LoraPanel(Panel):
+class LoraPanel(ReportPanel):
     """Chapter 8: choose a model and how it is trained; see what is trained and where the memory goes."""
 
     prefix = "lora"
@@ -35,32 +37,27 @@ class LoraPanel(Panel):
             "sequence_length": self.length(),
             "gradient_checkpointing": self.checkpointing(),
         }
-        self._predictions: dict[tuple, MemoryReport] = {}
+        self._traces = Kept(TRACES)
         boxes = [*self.controls.values()]
-        self.lay_out(boxes[:4], boxes[4:])
+        self.lay_out(boxes[:4], [*boxes[4:], self.tools])
         self.move(self._changed)
 
     def _changed(self) -> None:
         adapters = self.controls["peft"].value != "full"
         for name in ("lora_rank", "lora_targets"):
             self.controls[name].disabled = not adapters
-        setting, gpu = key = self._setting()
-        if key not in self._predictions:
-            self._predictions[key] = predict_memory(setting, gpu=gpu)
-        report = self._predictions[key]
+        super()._changed()
+
+    def answer(self, *, gpu: str, peft: str, lora_rank: str, **values: Any) -> Answer:
+        if peft != "full":  # a drop-down shows nothing for a value of None
+            number = lora_rank.strip().removeprefix("-").isdecimal()  # of anything else, Setting says what is wrong
+            values |= {"peft": peft, "lora_rank": int(lora_rank) if number else lora_rank}
+        setting = Setting(**values)
+        report = predict_memory(setting, gpu=gpu, kept=self._traces)
         trained, total = trainable_parameters(setting.model_id, setting.peft, setting.lora_rank, setting.lora_targets)
         count = f"{trained:,} / {total:,} ({trained / total:.3%})"
         trains = tr(ko=f"학습하는 파라미터: {count}", en=f"Trainable parameters: {count}")
-        self.show(trains, report.verdict, picture=report)
-
-    def _setting(self) -> tuple[Setting, str]:
-        values = self.values()
-        gpu = values.pop("gpu")
-        if values["peft"] == "full":  # a drop-down shows nothing for a value of None
-            del values["peft"], values["lora_rank"]
-        elif values["lora_rank"].strip().removeprefix("-").isdecimal():  # of anything else, Setting says what is wrong
-            values["lora_rank"] = int(values["lora_rank"])
-        return Setting(**values), gpu
+        return Answer((trains, report.verdict), report)
 
 
 def lora_panel() -> LoraPanel:

@@ -1,0 +1,105 @@
+"""A panel's next moves, computed while nobody moves anything.
+
+A piece at a time on the kernel's own loop, between cells, in the main thread: the notebook's stop button is heard, a
+move that comes meanwhile waits for one piece at most, and a page that nobody touches computes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets as widgets
+
+from virtual_gpu.frames import clear_frames
+
+if TYPE_CHECKING:
+    from .panel import Panel
+
+EXPECTED = (ValueError, ImportError, OSError, RuntimeError)  # what ends a move in one line
+IDLE_S = 0.25  # after a move, before the first piece
+PAUSE_S = 0.02  # between two, for what else the kernel has to do
+STEPS = 2  # of the slider that was moved last, in each direction; of the others one
+FEW = 8  # options of which each may be next; of longer lists a reader jumps anywhere
+
+
+class Ahead:
+    """Computes a panel's answers to the moves that a hand can make next; `loop`: the kernel's, None for never."""
+
+    def __init__(self, panel: Panel, loop: asyncio.AbstractEventLoop | None):
+        self._panel, self._loop = panel, loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._pieces: Iterator[Callable[[], Any]] = iter(())
+
+    def begin(self, moved: Any) -> None:
+        """Soon compute what is next to the present setting, the control that was moved last first."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._begin, moved)
+
+    def rest(self) -> None:
+        """Compute no more until the next `begin`."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _begin(self, moved: Any) -> None:
+        self.rest()
+        self._pieces = self.pieces(moved)
+        self._timer = self._loop.call_later(IDLE_S, self._one)
+
+    def pieces(self, moved: Any = None) -> Iterator[Callable[[], Any]]:
+        """The work for the answers nearby that are not there, one piece after another."""
+        for chosen in nearby(self._panel, moved):
+            if not self._panel.knows(chosen):
+                try:
+                    yield from self._panel.pieces(**chosen)
+                except EXPECTED:  # no such setting: said if it is chosen
+                    continue
+
+    def _one(self) -> None:
+        self.rest()
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # between cells the kernel ignores it
+        try:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return
+            piece()
+        except KeyboardInterrupt as interrupt:
+            clear_frames(interrupt)
+            return
+        except EXPECTED as error:
+            clear_frames(error)
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        self._timer = self._loop.call_later(PAUSE_S, self._one)
+
+
+def nearby(panel: Panel, moved: Any = None) -> Iterator[dict[str, Any]]:
+    """The settings that differ from the present one in one control by a step; of the one moved last by STEPS."""
+    chosen = panel.values()
+    first = [name for name, control in panel.controls.items() if control is moved]
+    for name in [*first, *(name for name in panel.controls if name not in first)]:
+        for value in _values(panel.controls[name], STEPS if name in first else 1):
+            yield chosen | {name: value}
+
+
+def _values(control: Any, steps: int) -> Iterator[Any]:
+    """A slider's values up to so many steps away, the nearest first; of a short list each."""
+    shifts = [sign * step for step in range(1, steps + 1) for sign in (1, -1)]
+    match control:
+        case widgets.Checkbox():
+            yield not control.value
+        case widgets.IntSlider():
+            yield from (v for shift in shifts if control.min <= (v := control.value + shift) <= control.max)
+        case widgets.SelectionSlider():
+            places = (control.index + shift for shift in shifts)
+            yield from (_value(control, place) for place in places if 0 <= place < len(control.options))
+        case widgets.Dropdown() if len(control.options) <= FEW:
+            yield from (_value(control, place) for place in range(len(control.options)) if place != control.index)
+
+
+def _value(control: Any, place: int) -> Any:
+    option = control.options[place]
+    return option[1] if isinstance(option, tuple) else option
