@@ -24,6 +24,8 @@ class ReportPanel(Panel):
         self._before: MemoryReport | None = None  # the setting before
         self._held: MemoryReport | None = None
         self._axis = 0.0
+        # In a script nobody looks from one setting to the next: there a setting has one picture, the report's own.
+        self.compares = self._loop is not None
         hold, look = tr(ko="이 설정을 고정", en="Hold this setting"), tr(ko="텐서 보기", en="Show tensors")
         told = tr(ko="다음 설정들을 이 설정과 비교한다", en="the next settings are compared with this one")
         self.hold = self.control(
@@ -63,6 +65,9 @@ class ReportPanel(Panel):
         self._draw()
 
     def _draw(self) -> None:
+        if not self.compares:
+            self.picture.value = self.report._repr_svg_()
+            return
         against = self._held or self._before
         if against is not None and against.title == self.report.title:
             against = None

@@ -102,7 +102,7 @@ def move(widget, chance):
             widget.value = chance.choice([*SILLY, *map(str, range(1, 20))])
         case widgets.SelectionSlider() | widgets.Dropdown() | widgets.ToggleButtons() | widgets.RadioButtons():
             widget.index = chance.randrange(len(widget.options))
-        case widgets.IntSlider() | widgets.BoundedIntText():
+        case widgets.IntSlider() | widgets.BoundedIntText() | widgets.Play():
             widget.value = chance.choice([widget.min, widget.max, chance.randint(widget.min, widget.max)])
         case widgets.FloatSlider():
             widget.value = chance.choice([widget.min, widget.max, chance.uniform(widget.min, widget.max)])
@@ -389,9 +389,16 @@ def test_nothing_is_computed_ahead_for_a_panel_that_waits_for_a_button():
 # -- a report that is compared ----------------------------------------------------------------------------------------
 
 
-def test_the_setting_before_stays_with_the_difference():
+def comparing_panel():
+    """Chapter 3's, as it is in a notebook."""
     use_gpu("T4")
     panel = memory_panel()
+    panel.compares = True
+    return panel
+
+
+def test_the_setting_before_stays_with_the_difference():
+    panel = comparing_panel()
     panel.controls["model_id"].value, panel.controls["sequence_length"].value = GPT2, 64
     panel.controls["batch_size"].value = 8
     small = panel.report
@@ -415,8 +422,7 @@ def limit_of(picture):
 
 
 def test_the_axis_stands_still_while_settings_are_compared():
-    use_gpu("T4")
-    panel = memory_panel()
+    panel = comparing_panel()
     panel.controls["model_id"].value = GPT2
     panel.controls["batch_size"].value = 40
     over = limit_of(panel.picture.value)
@@ -427,12 +433,22 @@ def test_the_axis_stands_still_while_settings_are_compared():
 
 
 def test_the_tensors_of_a_moment_are_shown():
-    use_gpu("T4")
-    panel = memory_panel()
+    panel = comparing_panel()
     panel.controls["model_id"].value, panel.controls["sequence_length"].value = GPT2, 64
     assert "wte.weight" not in panel.picture.value
     panel.look.click()
     assert "wte.weight" in panel.picture.value and "50257×768" in panel.picture.value
+
+
+def test_in_a_script_a_setting_has_one_picture():
+    use_gpu("T4")
+    panel = memory_panel()
+    panel.controls["model_id"].value = GPT2
+    shown = panel.picture.value
+    panel.controls["batch_size"].value = 8
+    assert "보다" not in panel.picture.value and panel.picture.value == panel.report._repr_svg_() != shown
+    panel.controls["batch_size"].value = 4
+    assert panel.picture.value == shown == panel.answer(**panel.values()).picture._repr_svg_()
 
 
 # -- in JupyterLab: messages come to a thread, and the loop of the main thread ignores interrupts ---------------------
