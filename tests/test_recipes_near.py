@@ -76,12 +76,13 @@ def test_every_adapter_is_one_that_peft_knows_or_is_refused():
         (peft_row("lora--none"), "not among the source's experiments"),
         (peft_row("shira--llama-3.2-3B-lr_0.0003-random_seed_42"), "values"),
         (peft_row(vintage="2019-01"), "no release of peft"),
-        (peft_row(compile=True), "not in these runs"),
+        (peft_row(compile=True), "compile=True: the program here takes False"),
     ],
 )
 def test_what_peft_s_recipe_refuses(row, why):
+    [recipe] = peft_metamathqa.RECIPES
     with pytest.raises(Refused, match=why):
-        peft_metamathqa.predict(row)
+        recipe.predict(recipe.of(row))
 
 
 def test_libraries_of_the_time():
