@@ -27,12 +27,18 @@ LIVE = ROOT / "image" / "live"  # tools/live.py
 STATIC = ("course.css", "live.js", "find.js")
 PANEL_CALL = re.compile(r"\b(\w+_panel)\(")
 PANEL_NOTE = "(조작 패널은 노트북을 실행하면 나타난다. 여기서는 그림이 그 모습을 보여 준다.)"
-LIVE_NOTE = "값을 바꾸면 그 설정에서 미리 계산한 결과가 나타난다. 노트북을 실행하면 사이의 값도 고를 수 있다."
+LIVE_NOTE = "값을 바꾸면 그 설정에서 미리 계산한 결과가 나타난다. 노트북을 실행하면 다른 값도 고를 수 있다."
 NO_SCRIPT = "자바스크립트를 켜면 값을 바꿀 수 있다. 그림은 패널을 처음 열었을 때의 것이다."
+TRY = """[0장에서 시작한다](notebooks/ko/00_start_here.ipynb). 설치하지 않고 이 자리에서 만져 볼 수 있는 것도 있다.
+
+- <a href="notebooks/ko/01_data_types.html#number_panel">숫자 하나의 비트</a>: 0.1은 어떤 형식에서 얼마가 되나
+- <a href="notebooks/ko/02_quantization.html#quantization_panel">양자화</a>: 이상치 하나가 코드를 얼마나 버리나
+- <a href="notebooks/ko/08_lora.html#lora_panel">LoRA의 메모리</a>: 조금만 학습하면 무엇이 줄고 무엇이 남나"""
 COLAB = "https://colab.research.google.com/github/{path}/blob/main/notebooks/ko/{name}.ipynb"
 GITHUB = re.compile(r"https://github\.com/([^/]+/[^/]+?)(?:\.git)?/?")
 PAGES = {
     "처방 한 장": "cheat_sheet",
+    "무엇이 들어가나": "answers",
     "질문에서 시작하기": "questions",
     "여러 GPU에서 돌리기": "launching",
     "출처마다 얼마나 틀리나": "errors",
@@ -55,18 +61,30 @@ def prepare(source: Path) -> None:
         names.append(f"notebooks/ko/{path.stem}")
     for name in ("requirements.txt", "requirements-colab.txt"):
         shutil.copy(ROOT / name, source)
-    readme = (ROOT / "README.ko.md").read_text(encoding="utf-8")
-    picture = re.search(r"^!\[.*$", readme, re.MULTILINE)[0]
-    opening = next(part for part in readme.split("\n\n")[1:] if part[0] not in "*!#")
-    (source / "index.md").write_text(
-        f"# 작은 GPU, 큰 모델\n\n{picture}\n\n{opening}\n\n[0장에서 시작한다](notebooks/ko/00_start_here.ipynb).\n\n"
-        + toctree("장", names)
-        + toctree("곁에 두고 보기", [f"{words} <docs/{name}>" for words, name in PAGES.items()]),
-        encoding="utf-8",
-    )
+    (source / "index.md").write_text(index(names), encoding="utf-8")
     shutil.copytree(WEBSITE / "templates", source / "templates")
     shutil.copy(WEBSITE / "conf.py", source)
     write_static(source / "static")
+
+
+def index(chapters: list[str]) -> str:
+    """The first page: README's picture and opening, what can be tried at once, how accurate it is, and every page."""
+    readme = (ROOT / "README.ko.md").read_text(encoding="utf-8")
+    picture, accuracy = (re.search(rf"^!\[.*{name}.*$", readme, re.MULTILINE)[0] for name in ("", "truth_ko"))
+    opening = next(part for part in readme.split("\n\n")[1:] if part[0] not in "*!#")
+    pages = [f"{words} <docs/{name}>" for words, name in PAGES.items() if (ROOT / "docs" / f"{name}.md").exists()]
+    pages += [f"docs/{path.stem}" for path in sorted((ROOT / "docs").glob("*.md")) if path.stem not in PAGES.values()]
+    parts = [
+        "# 작은 GPU, 큰 모델",
+        picture,
+        opening,
+        TRY,
+        "## 실제 카드와 얼마나 다른가",
+        accuracy,
+        "점 하나가 다른 사람이 자기 GPU에서 잰 값 하나다. 자세한 것은 [출처마다 얼마나 틀리나](docs/errors.md)에 있다.",
+        toctree("장", chapters) + toctree("곁에 두고 보기", pages),
+    ]
+    return "\n\n".join(parts)
 
 
 def write_static(folder: Path) -> None:
