@@ -14,7 +14,6 @@ import contextlib
 import gc
 import io
 import json
-import linecache
 import os
 import re
 import shutil
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import moved_panels as panels
 import odd_inputs as odd
 import torch
 from hypothesis import strategies as st
@@ -45,11 +45,10 @@ from virtual_gpu.program.device import ProgramGPU
 from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.trace.saved import read
 
-ROOT = Path(__file__).resolve().parent.parent
-OURS = (str(ROOT / "virtual_gpu") + os.sep, str(ROOT / "helpers") + os.sep)
 LONGEST_S = 60.0
 REFUSED = {"replay", "read", "compare", "largest_model", "enable_checkpointing"}  # whose arguments below are wrong ones
 EVERY = 100  # inputs between two looks at what is slow to read
+PANELS = 40  # one input of so many is a panel, which answers to several moves
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 PROGRAM = "import torch\nx = torch.ones(8, 8, device='cuda', requires_grad=True)\n(x @ x).sum().backward()\n"
 
@@ -206,7 +205,10 @@ class Fuzz:
         folder = st.tuples(
             st.just("folder"), odd.NAMES, odd.configurations(), st.sampled_from(["predict", "plan_training"])
         )
-        return st.one_of(
+        panel = st.tuples(
+            st.just("panel"), st.sampled_from(panels.PANELS), st.sampled_from(["ko", "en"]), panels.moves(6)
+        )
+        others = st.one_of(
             call,
             call,
             folder,
@@ -214,6 +216,7 @@ class Fuzz:
             st.tuples(st.just("record"), odd.records()),
             st.tuples(st.just("log"), odd.logs()),
         )
+        return st.integers(1, PANELS).flatmap(lambda number: panel if number == PANELS else others)
 
     def one(self, given: tuple) -> None:
         """Try an input."""
@@ -221,8 +224,9 @@ class Fuzz:
         place = self.folder / "inputs" / str(self.number)
         place.mkdir(parents=True)
         shown, before, started = repr(given)[:4000], process_state(), time.perf_counter()
+        told = io.StringIO()
         try:
-            with time_limit(LONGEST_S):
+            with contextlib.redirect_stderr(told), time_limit(LONGEST_S):
                 kind = getattr(self, f"try_{given[0]}")(place, *given[1:])
         except TooLong:
             self.trial.fails(f"{given[0]} {given[1]!r:.30}: longer than {LONGEST_S:g} s", shown)
@@ -231,14 +235,18 @@ class Fuzz:
             if len(str(error)) > 5000:
                 self.trial.fails(f"{given[0]}: an error of {len(str(error))} characters", shown)
         except BaseException as error:
-            if said_by_us(error):
+            if odd.is_clear(error):
                 self.trial.counts[f"{given[0]}: {type(error).__name__} in our words"] += 1
             else:
                 last = traceback.extract_tb(error.__traceback__)
-                where = next((f"{f.filename}:{f.lineno}" for f in reversed(last) if f.filename.startswith(OURS)), "?")
+                where = next(
+                    (f"{f.filename}:{f.lineno}" for f in reversed(last) if f.filename.startswith(odd.OURS)), "?"
+                )
                 self.trial.fails(f"{type(error).__name__}: {str(error)[:150]} at {where}", shown)
         else:
             self.trial.counts[f"{given[0]}: {kind}"] += 1
+        if "Traceback" in told.getvalue():
+            self.trial.fails(f"{given[0]}: a traceback is printed: {told.getvalue()[-200:]}", shown)
         spent = time.perf_counter() - started
         self.trial.slowest = max(self.trial.slowest, (spent, shown[:200]))
         virtual_gpu.set_language("en")
@@ -307,6 +315,12 @@ class Fuzz:
             raise AssertionError("a control character in a diagnosis")
         return "diagnosis"
 
+    def try_panel(self, place: Path, name: str, language: str, groups: list) -> str:
+        """A panel, moved."""
+        virtual_gpu.set_language(language)
+        panels.drive(name, groups)
+        return f"{name} answers"
+
     def shown(self, found: Any) -> str:
         """Everything that a reader sees of an answer; nothing in a page may be somebody's text as it stands."""
         repr(found)
@@ -339,14 +353,6 @@ class Fuzz:
         left = [one for one in gc.get_objects() if type(one) in (VirtualGPU, ProgramGPU) and one.memory_allocated()]
         if left:
             self.trial.fails(f"bytes are left on {len(left)} virtual GPUs: {left[0].memory_allocated()}", shown)
-
-
-def said_by_us(error: BaseException) -> bool:
-    """Whether one of our lines raised it on purpose."""
-    frames = traceback.extract_tb(error.__traceback__)
-    line = linecache.getline(frames[-1].filename, frames[-1].lineno or 0)
-    ours = frames[-1].filename.startswith(OURS) and line.lstrip().startswith("raise")
-    return ours and isinstance(error, (ValueError, RuntimeError, ImportError)) and "\n" not in str(error)[:1]
 
 
 @contextlib.contextmanager

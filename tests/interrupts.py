@@ -220,9 +220,9 @@ class Interrupts:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         before = process_state()
         try:
-            os.write(writer, b"B")
             answered = False
             try:
+                os.write(writer, b"B")  # from here on the interrupt may come
                 self._quietly(call)
                 answered = True
                 time.sleep(LATE_S)  # it was quicker: the interrupt comes here

@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import linecache
+import os
 import pickle
+import traceback
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from virtual_gpu.errors import VirtualGPUError
 from virtual_gpu.trace.saved import Saved
 from virtual_gpu.trace.snapshot import snapshot
 from virtual_gpu.trace.trace import Trace
@@ -21,6 +25,18 @@ from virtual_gpu.trace.trace import Trace
 # Shown anywhere as it stands, this would load a picture or run a script.
 MARK = "<img src=x onerror=alert(1)>"
 DATA = Path(__file__).parent / "data"
+ROOT = Path(__file__).resolve().parent.parent
+OURS = (str(ROOT / "virtual_gpu") + os.sep, str(ROOT / "helpers") + os.sep)
+
+
+def is_clear(error: BaseException) -> bool:
+    """Whether it is an error of ours, or one of our lines raised it on purpose."""
+    if isinstance(error, VirtualGPUError):
+        return True
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    line = linecache.getline(last.filename, last.lineno or 0)
+    ours = last.filename.startswith(OURS) and line.lstrip().startswith("raise")
+    return ours and isinstance(error, (ValueError, RuntimeError, ImportError)) and "\n" not in str(error)[:1]
 
 
 class Opaque:

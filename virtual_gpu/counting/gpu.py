@@ -54,10 +54,10 @@ class VirtualGPU:
     ):
         self.spec = card(spec).needs_cuda()
         self.expandable_segments = expandable_segments_asked() if expandable_segments is None else expandable_segments
-        self.name = spec.name
-        capacity = spec.capacity_bytes if limited else None
+        self.name = self.spec.name
+        capacity = self.spec.capacity_bytes if limited else None
         self.meter = AllocationMeter(capacity, expandable_segments=self.expandable_segments, place=place)
-        self.rules = ActiveRules(spec.compute_capability, without)
+        self.rules = ActiveRules(self.spec.compute_capability, without)
         self.answers = Answers()
         self.mode = CountingMode(self)
         self.detailed, self.details = detailed, None
