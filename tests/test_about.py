@@ -13,6 +13,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from odd_inputs import LLAMA
 
 import virtual_gpu
 from virtual_gpu import about
@@ -42,6 +43,30 @@ def test_help_ends_in_the_examples(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--language", "en", "shards", "--help"])
     assert capsys.readouterr().out.endswith("examples:\n  " + EXAMPLES["shards"].strip().replace("\n", "\n  ") + "\n")
+
+
+def test_help_says_what_holds_without_an_option(capsys):
+    for name, line in (
+        ("run", r"--gpus GPUS [a-z; ]+\(default: 1\)"),
+        ("fit", r"--gpu GPU [a-zGPU' ]+\(default: T4\)"),
+    ):
+        with pytest.raises(SystemExit, match="0"):
+            main(["--language", "en", name, "--help"])
+        out = " ".join(capsys.readouterr().out.split())
+        assert re.search(line, out)
+        assert "Exit status: 0" in out and "None" not in out and "False" not in out
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_progress_is_told_to_a_terminal_only(watched, capsys, monkeypatch, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    model = ["--model", str(tmp_path), "--gpu", "H100"]
+    for command in (["largest", *model, "--of", "sequence_length"], ["shards", *model, "--gpus", "2"]):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: watched, raising=False)
+        assert main(["--language", "en", *command]) == 0
+        said = capsys.readouterr()
+        assert ("Ctrl+C stops" in said.err) is watched and "Ctrl+C" not in said.out
+        assert bool(said.err) is watched
 
 
 def test_versions_without_transformers(monkeypatch, capsys):

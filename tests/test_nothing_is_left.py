@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,26 @@ def test_after_an_interrupt_in_the_middle_of_pytorch(calls, name, function):
             os.write(2, f"{end}\n".encode())  # what pytest shows of a failure
             os._exit(0 if end == [] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_an_interrupt_in_a_finalizer_is_heard():
+    """Python drops it: of `next(model.parameters())` a generator is left that ends when it is forgotten."""
+
+    def items():
+        try:
+            yield 1
+        finally:
+            signal.raise_signal(signal.SIGINT)
+
+    @in_turn
+    def call():
+        next(items())
+        time.sleep(60)
+
+    hook = sys.unraisablehook
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert sys.unraisablehook is hook
 
 
 def test_interrupts_from_outside(calls):

@@ -12,7 +12,7 @@ from typing import Any
 from .errors import WrongValue
 from .language import LANGUAGES, tr
 from .optional import require
-from .terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language
+from .terminal import FITS, NOTHING_FITS, Help, Parser, answer, number, say, take_language, tell
 
 _ELSEWHERE = {"fit": ".plan.command", "run": ".program.command", "doctor": ".doctor.command"}
 SCHEMA = 1  # of the JSON that `largest` and `shards` print
@@ -107,7 +107,11 @@ def _parser(asked: str | None) -> argparse.ArgumentParser:
         ),
     )
     _teach(parser, None)
-    parser.add_argument("--version", action=_Version, help=tr(ko="버전", en="versions"))
+    parser.add_argument(
+        "--version",
+        action=_Version,
+        help=tr(ko="이 패키지와 PyTorch와 규칙의 버전", en="versions: ours, PyTorch's, the rules'"),
+    )
     parser.add_argument("--language", choices=LANGUAGES, default=None)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, text in _commands().items():
@@ -125,12 +129,27 @@ def _parser(asked: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def _statuses(name: str | None) -> str:
+    """What the exit status of a subcommand says, where its own module has not said it."""
+    right, wrong = (
+        {
+            "fit": tr(ko="0 들어가는 방법이 있다, 1 없다", en="0 something fits, 1 nothing does"),
+            "largest": tr(ko="0 찾았다, 1 들어가는 것이 없다", en="0 it was found, 1 nothing fits"),
+            "shards": tr(ko="0 들어간다, 1 들어가지 않는다", en="0 it fits, 1 it does not"),
+            "compare": tr(ko="0 견주었다, 1 한도보다 늘었다", en="0 compared, 1 the peak grew beyond the limit"),
+            "replay": tr(ko="0 모두 같다, 1 다른 것이 있다", en="0 all is equal, 1 something is not"),
+        }.get(name),
+        tr(ko="2 인자가 틀렸다", en="2 a wrong argument"),
+    )
+    return tr(ko=f"종료 상태: {right}, {wrong}.", en=f"Exit status: {right}, {wrong}.") if right else ""
+
+
 def _teach(parser: argparse.ArgumentParser, name: str | None) -> None:
     """Put the examples of a subcommand behind its help."""
     lines = "\n  ".join(EXAMPLES[name].strip().splitlines())
-    said = f"{parser.epilog}\n\n" if parser.epilog else ""
+    said = "".join(f"{text}\n\n" for text in (parser.epilog or _statuses(name),) if text)
     parser.epilog = said + tr(ko="예:", en="examples:") + f"\n  {lines}"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = Help
 
 
 def _own() -> dict[str, Callable[[argparse.ArgumentParser], None]]:
@@ -179,17 +198,24 @@ def _commands() -> dict[str, str]:
     }
 
 
+def _checkpointing() -> str:
+    return tr(ko="그레이디언트 체크포인팅을 켠다", en="with gradient checkpointing")
+
+
 def _add_largest(parser: argparse.ArgumentParser) -> None:
+    from .step.optimizers import OPTIMIZERS
+    from .step.setting import PRECISIONS
+
     add = parser.add_argument
     add("--gpu", default="T4", help=tr(ko="GPU의 이름이나 크기", en="the GPU's name or size"))
     add("--model", help=tr(ko="모델: 없으면 들어 있는 모델 모두", en="a model; without it all that are bundled"))
-    add("--of", default="batch_size", help="batch_size, sequence_length")
-    add("--peft", help="lora, qlora")
-    add("--precision", default="auto")
-    add("--optimizer", default="adamw")
+    add("--of", default="batch_size", help=tr(ko="찾을 것", en="what to look for") + ": batch_size, sequence_length")
+    add("--peft", help=tr(ko="없으면 전체 미세 조정", en="without it full fine-tuning") + ": lora, qlora")
+    add("--precision", default="auto", help=", ".join(PRECISIONS))
+    add("--optimizer", default="adamw", help=", ".join(OPTIMIZERS))
     add("--length", default="256", help=tr(ko="시퀀스 길이(토큰)", en="sequence length in tokens"))
     add("--batch", default="1", help=tr(ko="배치(샘플)", en="samples"))
-    add("--checkpointing", action="store_true")
+    add("--checkpointing", action="store_true", help=_checkpointing())
     add("--json", action="store_true", help=tr(ko="JSON으로 출력한다", en="print JSON"))
     add("--language", choices=LANGUAGES, default=None)
     parser.set_defaults(execute=_largest)
@@ -199,6 +225,7 @@ def _largest(args: argparse.Namespace) -> int:
     from .step.largest import largest_fitting, largest_model
     from .units import human_bytes
 
+    tell(tr(ko="찾는 중이다. Ctrl+C를 누르면 멈춘다.", en="Searching; Ctrl+C stops."))
     settings = {
         "precision": args.precision,
         "optimizer": args.optimizer,
@@ -207,14 +234,16 @@ def _largest(args: argparse.Namespace) -> int:
         "gradient_checkpointing": args.checkpointing,
     }
     if args.model is None:
-        found = largest_model(args.gpu, args.peft, **settings)
+        found = largest_model(args.gpu, args.peft, progress=tell, **settings)
         name, parameters, needed = found or (None, 0, 0)
         result = {"model": name, "parameters": parameters, "tensors_bytes": needed}
         text = f"{name}: {parameters:,} parameters, {human_bytes(needed)}" if found else None
     else:
         if args.of in settings:
             del settings[args.of]
-        count = largest_fitting(args.of, gpu=args.gpu, model_id=args.model, peft=args.peft, **settings)
+        count = largest_fitting(
+            args.of, gpu=args.gpu, model_id=args.model, peft=args.peft, progress=tell, **settings
+        )  # fmt: skip
         result, text = {"model": args.model, args.of: count}, f"{args.of} {count:,}" if count else None
         found = count
     say(
@@ -228,7 +257,7 @@ def _largest(args: argparse.Namespace) -> int:
 def _add_compare(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("before", help=tr(ko="run --save의 파일이나 PyTorch의 스냅샷", en="of run --save, or PyTorch's snapshot"))
-    add("after")
+    add("after", help=tr(ko="그것과 견줄 파일", en="the same, of the run beside it"))
     add("--fail-if-peak-grew", metavar="2%", help=tr(ko="이보다 늘면 종료 상태 1", en="exit status 1 beyond it"))
     add("--json", action="store_true", help=tr(ko="JSON으로 출력한다", en="print JSON"))
     add("--language", choices=LANGUAGES, default=None)
@@ -290,16 +319,18 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _add_shards(parser: argparse.ArgumentParser) -> None:
+    from .shards.layout import CONVENTIONS
+
     add = parser.add_argument
     add("--model", required=True, help=tr(ko="모델의 이름, 허브 id나 폴더", en="a known name, a hub id or a folder"))
     add("--gpu", default="H100", help=tr(ko="GPU의 이름이나 크기", en="the GPU's name or size"))
     add("--gpus", default="8", help=tr(ko="GPU 수", en="how many"))
     add("--stage", default="3", help=tr(ko="ZeRO의 단계", en="ZeRO's stage"))
-    add("--tensor-parallel", default="1")
-    add("--precision", default="mixed")
+    add("--tensor-parallel", default="1", help=tr(ko="텐서 병렬의 GPU 수", en="GPUs that share each layer"))
+    add("--precision", default="mixed", help=", ".join(CONVENTIONS))
     add("--length", default="1024", help=tr(ko="시퀀스 길이(토큰)", en="sequence length in tokens"))
     add("--batch", default="1", help=tr(ko="GPU 하나의 마이크로 배치", en="one GPU's micro-batch"))
-    add("--checkpointing", action="store_true")
+    add("--checkpointing", action="store_true", help=_checkpointing())
     add("--json", action="store_true", help=tr(ko="JSON으로 출력한다", en="print JSON"))
     add("--language", choices=LANGUAGES, default=None)
     parser.set_defaults(execute=_shards)
@@ -313,6 +344,7 @@ def _shards(args: argparse.Namespace) -> int:
     gpus = positive_int(number(args.gpus), "gpus")
     if gpus > MOST_GPUS:
         raise WrongValue(tr(ko=f"gpus={gpus}: {MOST_GPUS}까지다.", en=f"gpus={gpus}: at most {MOST_GPUS}."))
+    tell(tr(ko="스텝 하나를 센다. Ctrl+C를 누르면 멈춘다.", en="Counting one step; Ctrl+C stops."))
     step = rank_step(
         args.model, gpus, number(args.stage), tensor_parallel=number(args.tensor_parallel), precision=args.precision,
         batch_size=number(args.batch), sequence_length=number(args.length), gradient_checkpointing=args.checkpointing,

@@ -25,6 +25,22 @@ def say(text: str, file: Any = None) -> None:
     print(_NOT_SHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", text), file=file, flush=True)
 
 
+def tell(text: str) -> None:
+    """Say how far something is that takes its time, to somebody who watches: on a terminal, and nowhere else."""
+    if sys.stderr.isatty():
+        say(text, sys.stderr)
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Text that was laid out by hand stays so; an option says what it is where nothing is given."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        plain = action.default is None or isinstance(action.default, bool) or action.default == argparse.SUPPRESS
+        if not action.help or not action.option_strings or plain:
+            return action.help
+        return f"{action.help} ({tr(ko='기본값', en='default')}: %(default)s)"
+
+
 class Parser(argparse.ArgumentParser):
     """A parser of arguments whose messages are printed by `say`: they repeat what was given."""
 

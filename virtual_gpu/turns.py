@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from .errors import NotSupported
+from .interrupts import interrupts_heard
 from .language import tr
 
 P, R = ParamSpec("P"), TypeVar("R")
@@ -33,7 +34,7 @@ def in_turn(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wait_and_call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _turn, _grad_mode_kept():
+        with _turn, _grad_mode_kept(), interrupts_heard():
             if _holder is not threading.current_thread():
                 refuse_in_a_block()
             return function(*args, **kwargs)
@@ -52,7 +53,7 @@ def holding_the_process() -> Iterator[None]:
         refuse_in_a_block()
         _holder = threading.current_thread()
     try:
-        with _grad_mode_kept():
+        with _grad_mode_kept(), interrupts_heard():
             yield
     finally:
         _holder = None

@@ -132,7 +132,9 @@ def test_a_mesh_without_a_group_does_not_wait_for_other_ranks():
 
 def test_out_of_memory_is_run_again_with_one_thing_changed():
     command = [str(PROGRAMS / "numbers.py"), "--batch_size", "100000"]
-    tried = advice(["--gpu", "3GiB, 8.0"], command)
+    said = []
+    tried = advice(["--gpu", "3GiB, 8.0"], command, told=said.append)
+    assert said == [one.change for one in tried]
     assert [run.fits for run in tried] == [False] * (len(tried) - 1) + [True]
     assert tried[0].change == "PYTORCH_ALLOC_CONF=expandable_segments:True"
 

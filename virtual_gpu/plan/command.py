@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..language import LANGUAGES, tr
-from ..terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language
+from ..step.optimizers import OPTIMIZERS
+from ..terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language, tell
 from .host import host_need
 from .pictures import extra_label, seconds_label
-from .plans import MARGIN, METHODS
+from .plans import MARGIN, METHODS, PRECISIONS
 from .search import Plans, plan_training
 from .writing import check_folder
 
@@ -37,6 +38,7 @@ def execute(args: argparse.Namespace) -> int:
     """Search, print the ranked plans (or JSON), save the best one's files, and return the exit status."""
     if args.save:
         check_folder(args.save, force=args.force)  # before the work, not after it
+    tell(tr(ko="찾는 중이다. Ctrl+C를 누르면 멈춘다.", en="Searching; Ctrl+C stops."))
     plans = plan_training(
         args.model,
         args.gpu,
@@ -52,7 +54,7 @@ def execute(args: argparse.Namespace) -> int:
         host=args.host,
         prefer=args.prefer,
         price_per_hour=None if args.price_per_hour is None else number(args.price_per_hour),
-        progress=None if args.json or not sys.stderr.isatty() else _tell,
+        progress=_tell,
     )
     say(json.dumps(plans.to_dict(), ensure_ascii=False, indent=2) if args.json else _text(plans))
     if args.save and plans.best:
@@ -65,7 +67,7 @@ def execute(args: argparse.Namespace) -> int:
 def _tell(plans: Plans) -> None:
     best = f": {plans.best!r}" if plans.best else ""
     found = len(plans)
-    print(tr(ko=f"찾는 중, {found}가지{best}", en=f"searching, {found} so far{best}"), file=sys.stderr)
+    tell(tr(ko=f"찾는 중, {found}가지{best}", en=f"searching, {found} so far{best}"))
 
 
 def _text(plans: Plans) -> str:
@@ -103,7 +105,7 @@ def _what() -> str:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    add, free = parser.add_argument, tr(ko="없으면 플래너가 고른다: ", en="without it the planner chooses: ")
     add("--model", required=True, help=tr(ko="모델의 이름, 허브 id나 폴더", en="a known name, a hub id or a folder"))
     add("--gpu", default="T4", help=tr(ko="GPU의 이름이나 크기, '2 x T4'", en="the GPU's name or size, '2 x T4'"))
     add("--gpus", default="1", help=tr(ko="GPU 수", en="how many"))
@@ -111,19 +113,19 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--host",
         default=None,
         metavar="MACHINE",
-        help=tr(ko="RAM도 본다: Colab, Kaggle, '32GB'", en="its RAM too: Colab"),
+        help=tr(ko="RAM도 본다: Colab, Kaggle, '32GB'", en="its RAM too: Colab, Kaggle, '32GB'"),
     )
     add("--length", default="512", help=tr(ko="시퀀스 길이(토큰)", en="sequence length in tokens"))
     add("--batch", default="16", help=tr(ko="옵티마이저 스텝 하나의 샘플", en="samples of one optimizer step"))
     add("--methods", default=",".join(METHODS), help=tr(ko="허용하는 방법, 쉼표로 잇는다", en="allowed, by commas"))
-    add("--precision", default=None, help=tr(ko="mixed_fp16, mixed_bf16, bf16, fp32", en="the precision"))
-    add("--optimizer", default=None, help=tr(ko="옵티마이저", en="the optimizer"))
+    add("--precision", default=None, help=free + ", ".join(PRECISIONS))
+    add("--optimizer", default=None, help=free + ", ".join(OPTIMIZERS))
     add(
         "--margin",
         default=str(MARGIN),
         help=tr(ko="모르는 것 말고 더 남길 몫", en="share to keep free besides"),
     )
-    add("--lora-rank", default="8", help="rank")
+    add("--lora-rank", default="8", help=tr(ko="LoRA의 rank", en="LoRA's rank"))
     add("--lora-targets", default="attention", help="attention, all-linear")
     preferences = tr(ko="순위의 기준: fidelity, speed, margin", en="what ranks: fidelity, speed, margin")
     add("--prefer", default="fidelity", help=preferences)

@@ -71,10 +71,14 @@ def saved_without(rule: str, options: Sequence[str], command: Sequence[str]) -> 
         return read(path)
 
 
-def advice(options: Sequence[str], command: Sequence[str]) -> list[Run]:
-    """Runs with one thing changed, the smallest change first, until one fits: what was tried, the last one last."""
+def advice(options: Sequence[str], command: Sequence[str], told: Callable[[str], None]) -> list[Run]:
+    """Runs with one thing changed, the smallest change first, until one fits: what was tried, the last one last.
+
+    told: called with each change before it is tried.
+    """
     tried = []
     for change, changed, environment in _changes(command):
+        told(change)
         tried.append(run_again(change, options, changed, environment))
         if tried[-1].fits:
             break

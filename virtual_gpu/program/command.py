@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import WrongValue
 from ..language import LANGUAGES, tr
-from ..terminal import Parser, answer, say
+from ..terminal import Parser, answer, say, tell
 from . import html
 from .again import Run, advice, largest
 from .frames import OURS
@@ -83,6 +83,12 @@ def execute(args: argparse.Namespace) -> int:
     for path in filter(None, (args.report, args.html, args.save, args.snapshot)):
         if not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK):  # before the program takes its time
             raise WrongValue(tr(ko=f"{path}: 여기에 쓸 수 없다.", en=f"{path}: cannot be written there."))
+    tell(
+        tr(
+            ko=f"{command[0]}, 가상 {args.gpu}: 옵티마이저 스텝 {args.steps}번까지 실행한다. Ctrl+C를 누르면 멈춘다.",
+            en=f"{command[0]} on a virtual {args.gpu}, up to {args.steps} optimizer steps; Ctrl+C stops.",
+        )
+    )
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         report = run(
             command[0], command[1:], gpu=args.gpu, module=bool(args.module), steps=args.steps,
@@ -97,7 +103,7 @@ def execute(args: argparse.Namespace) -> int:
         and not report.host.killed
         and (report.seconds < _LONG_SECONDS if args.advise is None else args.advise)
     ):
-        tried = advice(_options(args), command)
+        tried = advice(_options(args), command, told=_tell_again)
         report.tried = [one.row() for one in tried]
     if args.report:
         _write(args.report, json.dumps(report.json()))
@@ -107,6 +113,10 @@ def execute(args: argparse.Namespace) -> int:
         _write(args.save, json.dumps({"report": report.json(), "trace": report.watch.saved().json()}))
     say(json.dumps(report.json(), ensure_ascii=False, indent=2) if args.json else report.text())
     return exit_status(report)
+
+
+def _tell_again(change: str) -> None:
+    tell(tr(ko=f"모자란다. 다시 실행해 본다: {change}", en=f"Out of memory; running again with {change}"))
 
 
 def exit_status(report: Report) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,13 +22,15 @@ from .predict import predict_memory, predict_need
 from .setting import PRECISIONS, Setting
 
 
-def largest_fitting(name: str, *, multiple: int = 1, gpu: GPU | str, **settings: Any) -> int:
+def largest_fitting(
+    name: str, *, multiple: int = 1, gpu: GPU | str, progress: Callable[[str], None] | None = None, **settings: Any
+) -> int:
     """The largest `batch_size` or `sequence_length` (a multiple of `multiple`) that fits; 0 where not even the first.
 
     Tensors grow with either: the next guess at what fills the GPU lies where a straight line between the nearest known
     ones meets the capacity. From there downwards to the first for which the caching allocator finds room (it may fail
     at one and get through at a larger one), in steps of one, of 1/128 where there are more than 255. A length stops at
-    the model's positions.
+    the model's positions. progress: called with a line of text for each prediction.
     """
     name = choose(name, ("batch_size", "sequence_length"), tr(ko="설정", en="setting"))
     multiple = positive_int(multiple, "multiple")
@@ -47,7 +50,10 @@ def largest_fitting(name: str, *, multiple: int = 1, gpu: GPU | str, **settings:
 
     @functools.cache
     def predict(count: int) -> MemoryReport:
-        return predict_memory(Setting(**{**settings, name: count * multiple}), gpu=gpu)
+        report = predict_memory(Setting(**{**settings, name: count * multiple}), gpu=gpu)
+        if progress is not None:
+            progress(f"{name} {count * multiple:,}: {human_bytes(report.needed_bytes)}")
+        return report
 
     low, high, below, above = 0, 1, 0, 0
     while (above := over(high)) <= 0:
@@ -76,19 +82,23 @@ def _parameters(model_id: str) -> tuple[int, int]:
     return count_parameters(model), sum(layer.weight.numel() for layer in linear_layers(model).values())
 
 
-def largest_model(gpu: str, peft: str | None = None, **settings: Any) -> tuple[str, int, int] | None:
+def largest_model(
+    gpu: str, peft: str | None = None, *, progress: Callable[[str], None] | None = None, **settings: Any
+) -> tuple[str, int, int] | None:
     """(hub id, parameters, bytes of the tensors) of the largest bundled model that trains on a GPU, or None.
 
     From the largest down. A model whose weights alone (with gradients and AdamW's state, if all of them are trained)
-    exceed the GPU is passed over without a run.
+    exceed the GPU is passed over without a run. progress: called with a line of text for each model.
     """
-    spec = card(gpu).needs_cuda()
+    spec, told = card(gpu).needs_cuda(), progress or (lambda text: None)
     Setting(**{"batch_size": 1, **settings, "model_id": Setting.model_id, "peft": peft})  # before any model is built
     for name in sorted(architectures(), key=_parameters, reverse=True):
         setting = Setting(**{"batch_size": 1, **settings, "model_id": name, "peft": peft})
-        if _held_bytes(setting) > spec.capacity_bytes:
+        if (held := _held_bytes(setting)) > spec.capacity_bytes:
+            told(f"{name}: > {human_bytes(int(held))}")
             continue
         need = predict_need(setting, spec.compute_capability)
+        told(f"{name}: {human_bytes(need.card)}")
         if need.card <= spec.capacity_bytes:
             return name, _parameters(name)[0], need.tensors
     return None
