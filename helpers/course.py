@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from virtual_gpu.errors import WrongValue
 from virtual_gpu.language import tr
 
 from .environment import COURSE, html_rows
@@ -135,7 +136,14 @@ class CourseMap(list):
 
 
 def course_map(folder: str | Path | None = None) -> CourseMap:
-    """The map of the course whose notebooks lie in `folder` (by default the Korean edition)."""
+    """The map of the course whose notebooks lie in `folder` (by default the Korean edition); WrongValue for no path."""
+    if not isinstance(folder, (str, Path, type(None))):
+        raise WrongValue(
+            tr(
+                ko=f"folder={folder!r:.80}: 폴더의 경로여야 한다.",
+                en=f"folder={folder!r:.80}: must be the path of a folder.",
+            )
+        )
     folder = COURSE / "notebooks" / "ko" if folder is None else Path(folder)
     return CourseMap(chapter(entry, folder) for entry in CHAPTERS)
 

@@ -46,7 +46,14 @@ from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.trace.saved import read
 
 LONGEST_S = 60.0
-REFUSED = {"replay", "read", "compare", "largest_model", "enable_checkpointing"}  # whose arguments below are wrong ones
+# Whose arguments below are wrong ones.
+REFUSED = {"replay", "read", "compare", "largest_model", "enable_checkpointing", "compare_steps", "train_model",
+           "run_ranks"}  # fmt: skip
+NOT_DRAWN = {
+    "human_bytes": "a formatter of numbers, whose TypeErrors are Python's",
+    "load_ipython_extension": "what IPython calls",
+    "unload_ipython_extension": "what IPython calls",
+}  # public function → why; panels are moved instead
 EVERY = 100  # inputs between two looks at what is slow to read
 PANELS = 40  # one input of so many is a panel, which answers to several moves
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -111,6 +118,13 @@ def calls(small: str) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "exercise": (helpers.exercise, {"number": "1-1"}),
         "case": (helpers.case, {"number": "1-A"}),
         "diagnose": (virtual_gpu.diagnose, {"error": "CUDA out of memory. Tried to allocate 2.00 GiB", "cut": False}),
+        "check_environment": (helpers.check_environment, {"hub_limit_s": 0.01}),
+        "machine": (virtual_gpu.machine, {"name": "Colab"}),
+        "caught": (helpers.caught, {"program": torch.cuda.memory_allocated, "gpu": "T4"}),
+        "course_map": (helpers.course_map, {"folder": None}),
+        "compare_steps": (helpers.compare_steps, {"model": torch.nn.Identity(), "step": len}),
+        "train_model": (helpers.train_model, {"model": torch.nn.Identity(), "dataset": [], "training_args": None}),
+        "run_ranks": (helpers.run_ranks, {"program": "no function", "world_size": 0, "time_limit": 9.0}),
         "guess": (helpers.guess, {"name": "x", "value": 1.0, "unit": "GiB"}),
     }  # fmt: skip
 

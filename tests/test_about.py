@@ -61,7 +61,7 @@ def test_help_says_what_holds_without_an_option(capsys):
 def test_progress_is_told_to_a_terminal_only(watched, capsys, monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     model = ["--model", str(tmp_path), "--gpu", "H100"]
-    for command in (["largest", *model, "--of", "sequence_length"], ["shards", *model, "--gpus", "2"]):
+    for command in (["largest", *model, "--of", "sequence_length"], ["shards", *model, "--length", "64"]):
         monkeypatch.setattr(sys.stderr, "isatty", lambda: watched, raising=False)
         assert main(["--language", "en", *command]) == 0
         said = capsys.readouterr()

@@ -4,6 +4,7 @@ The trials behind it run by themselves: `make fuzz`, `make interrupts`.
 """
 
 import contextlib
+import inspect
 import json
 import os
 import signal
@@ -15,9 +16,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from fuzz import NOT_DRAWN
+from fuzz import calls as odd_calls
 from fuzz import run as fuzz
 from interrupts import entries, forget
 from interrupts import run as interrupts
+from moved_panels import PANELS
 from odd_inputs import LLAMA
 from process_state import code_state, differences, process_state, stand_ins
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -179,6 +183,16 @@ def test_a_few_odd_inputs():
     trial = fuzz(50)
     assert not trial.failures
     assert trial.counts.total() == 50
+
+
+def test_odd_inputs_go_to_every_public_function(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    public = {name: getattr(module, name) for module in (helpers, virtual_gpu) for name in module.__all__}
+    takes = {
+        name for name, one in public.items()
+        if callable(one) and not isinstance(one, type) and inspect.signature(one).parameters
+    }  # fmt: skip
+    assert takes - {*PANELS} == (takes & {*odd_calls(str(tmp_path))}) | {*NOT_DRAWN}
 
 
 # -- threads and forks ------------------------------------------------------------------------------------------------

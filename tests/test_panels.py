@@ -5,6 +5,7 @@ And every knob turned, oddly: a few times in every run of the tests, more often 
 
 import asyncio
 import os
+import re
 import signal
 import threading
 from pathlib import Path

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import virtual_gpu
+from virtual_gpu.errors import WrongValue
 from virtual_gpu.language import tr
 from virtual_gpu.units import human_bytes
 
@@ -38,8 +39,15 @@ class Alive(str):
 def caught(program: Callable[..., Any], *args: Any, gpu: str = "T4", **kwargs: Any) -> Dead | Alive:
     """The traceback of the out-of-memory error that program(*args, **kwargs) raises on a virtual card.
 
-    Where it raises none, a sentence with its peak. Other errors pass.
+    Where it raises none, a sentence with its peak. Other errors pass. WrongValue for what cannot be called.
     """
+    if not callable(program):
+        raise WrongValue(
+            tr(
+                ko=f"program={program!r:.80}: 부를 수 있는 함수여야 한다.",
+                en=f"program={program!r:.80}: must be a function.",
+            )
+        )
     with virtual_gpu.cuda(gpu):
         try:
             program(*args, **kwargs)
