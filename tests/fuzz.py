@@ -387,7 +387,7 @@ def quiet() -> Iterator[tuple[Callable[[], str], Callable[[], str]]]:
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """TooLong after so many seconds, where signals are to be had."""
+    """TooLong after so many seconds of the processor, or ten times as many of the clock; where there are signals."""
     if not hasattr(signal, "setitimer"):
         yield
         return
@@ -395,13 +395,16 @@ def time_limit(seconds: float) -> Iterator[None]:
     def late(*_: Any) -> None:
         raise TooLong
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    limits = (signal.ITIMER_PROF, signal.SIGPROF, seconds), (signal.ITIMER_REAL, signal.SIGALRM, 10 * seconds)
+    before = [signal.signal(number, late) for _, number, _ in limits]
     try:
+        for timer, _, limit in limits:
+            signal.setitimer(timer, limit)
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for (timer, number, _), handler in zip(limits, before, strict=True):
+            signal.setitimer(timer, 0)
+            signal.signal(number, handler)
 
 
 def run(inputs: int, seed: int = 0, told: Callable[[Fuzz], None] | None = None) -> Trial:
