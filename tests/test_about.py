@@ -47,8 +47,8 @@ def test_help_ends_in_the_examples(capsys):
 
 def test_help_says_what_holds_without_an_option(capsys):
     for name, line in (
-        ("run", r"--gpus GPUS [a-z; ]+\(default: 1\)"),
-        ("fit", r"--gpu GPU [a-zGPU' ]+\(default: T4\)"),
+        ("run", r"--gpus GPUS [^(]+\(default: 1\)"),
+        ("fit", r"--gpu GPU [^(]+\(default: T4\)"),
     ):
         with pytest.raises(SystemExit, match="0"):
             main(["--language", "en", name, "--help"])
