@@ -50,13 +50,16 @@ def load_model_and_tokenizer(
     lora_rank: int = LORA_RANK,
     lora_targets: str | Sequence[str] = "attention",
     lora_dropout: float = LORA_DROPOUT,
+    double_quantization: bool = True,
+    rest_in_fp32: bool = True,
 ) -> tuple[nn.Module, Any]:
     """A language model (causal, or an encoder-decoder) on the GPU in use, and its tokenizer.
 
     On a real GPU: the hub's weights, or random ones in the bundled architecture when the hub does not answer. On a
     virtual GPU: the architecture alone, nothing is downloaded, with a byte-level tokenizer. One line says which.
     peft: None, "lora" (r=8, alpha=32, dropout 0.05) or "qlora" (the same on weights in NF4 with double quantization;
-    `prepare_model_for_kbit_training` without its checkpointing). lora_rank, lora_targets: see `add_adapters`.
+    `prepare_model_for_kbit_training` without its checkpointing). lora_rank, lora_targets: see `add_adapters`;
+    double_quantization, rest_in_fp32: see `Setting`.
     dtype: "auto" is the checkpoint's. attention: "sdpa" is eager where an architecture has no other.
     ValueError for unknown names; ImportError where peft or bitsandbytes is missing.
     """
@@ -68,7 +71,10 @@ def load_model_and_tokenizer(
     model_id = resolve_model_id(model_id)
     if not gpu.is_virtual:
         try:
-            return _load_from_hub(model_id, peft, dtype, attention, gpu, lora_rank, lora_targets, lora_dropout)
+            return _load_from_hub(
+                model_id, peft, dtype, attention, gpu, lora_rank, lora_targets, lora_dropout,
+                double_quantization, rest_in_fp32,
+            )  # fmt: skip
         except OSError as error:  # no network, a gated or an unknown repository
             if model_id not in architectures():
                 load_config(model_id)  # raises with the nearest names
@@ -76,7 +82,9 @@ def load_model_and_tokenizer(
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     config = load_config(model_id)
     dtype = checkpoint_dtype(model_id, config) if dtype == "auto" else dtype
-    model = build_on_gpu(config, dtype, attention, peft, gpu, lora_rank, lora_targets, lora_dropout)
+    model = build_on_gpu(
+        config, dtype, attention, peft, gpu, lora_rank, lora_targets, lora_dropout, double_quantization, rest_in_fp32
+    )
     if gpu.is_virtual:
         line = tr(
             ko=f"{model_id}: 구조만 만들었다. 가중치는 내려받지 않는다 (가상 {gpu.name}).",
@@ -114,6 +122,8 @@ def _load_from_hub(
     lora_rank: int,
     lora_targets: str | Sequence[str],
     lora_dropout: float,
+    double_quantization: bool,
+    rest_in_fp32: bool,
 ) -> tuple[nn.Module, Any]:
     from transformers import AutoTokenizer
 
@@ -132,13 +142,13 @@ def _load_from_hub(
         arguments["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
+            bnb_4bit_use_double_quant=double_quantization,
             bnb_4bit_compute_dtype=compute,
         )
     model = auto_class(config).from_pretrained(model_id, **arguments)
     model = model if "device_map" in arguments else gpu.place(model)
     tokenizer = AutoTokenizer.from_pretrained(model_id, trust_remote_code=False, **hub)
     if peft is not None:
-        model = prepare_4bit(model) if peft == "qlora" else model
+        model = prepare_4bit(model) if peft == "qlora" and rest_in_fp32 else model
         model = add_adapters(model, lora_rank, lora_targets, lora_dropout=lora_dropout)
     return model, tokenizer

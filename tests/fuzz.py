@@ -41,6 +41,7 @@ from virtual_gpu.command import main
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.doctor import diagnose, text
 from virtual_gpu.errors import VirtualGPUError
+from virtual_gpu.plan.start import start_from
 from virtual_gpu.program.device import ProgramGPU
 from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.trace.saved import read
@@ -78,6 +79,8 @@ def calls(small: str) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "plan_training": (virtual_gpu.plan_training, {"model": small, "gpu": "T4", "gpus": 1, "length": 16, "batch": 2,
                           "methods": ("lora",), "precision": None, "optimizer": None, "margin": 0.1,
                           "lora_rank": 4, "lora_targets": "attention", "prefer": "speed", "price_per_hour": 0.5}),
+        "start_from": (start_from, {"path": f"{small}/start.json", "gpu": "T4", "gpus": 1, "model": small, "length": 16,
+                       "peft": None, "margin": 0.1}),
         "largest_fitting": (virtual_gpu.largest_fitting, {"name": "sequence_length", "multiple": 64, "gpu": "T4",
                             **model, "batch_size": 1}),
         "largest_model": (virtual_gpu.largest_model, {"gpu": "nope", "peft": None, "batch_size": 0}),
@@ -186,6 +189,7 @@ class Fuzz:
         small = folder / "small"
         small.mkdir()
         (small / "config.json").write_text(json.dumps(odd.LLAMA), encoding="utf-8")
+        (small / "start.json").write_text('{"per_device_train_batch_size": 1}', encoding="utf-8")
         (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
         self.calls, self.commands = calls(str(small)), commands(str(small))
         self.small = str(small)
@@ -227,6 +231,7 @@ class Fuzz:
             call,
             folder,
             command,
+            st.tuples(st.just("start"), st.sampled_from([".yaml", ".json"]), odd.starts(self.small)),
             st.tuples(st.just("record"), odd.records()),
             st.tuples(st.just("log"), odd.logs()),
         )
@@ -321,6 +326,15 @@ class Fuzz:
             return self.shown([one.text() for one in virtual_gpu.replay(path)])
         except VirtualGPUError:
             return self.shown(read(path))
+
+    def try_start(self, place: Path, ending: str, data: bytes) -> str:
+        """Somebody's configuration of another tool, and a copy of it with the lines changed that are proposed."""
+        path = place / f"file{ending}"
+        path.write_bytes(data)
+        found = start_from(path, "24GiB, 8.6", length=16)
+        if found.lines:
+            found.save(place / f"copy{ending}")
+        return self.shown(found)
 
     def try_log(self, place: Path, data: bytes) -> str:
         """Somebody's log, read by the doctor."""

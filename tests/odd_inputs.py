@@ -237,3 +237,23 @@ def logs(draw: Any) -> bytes:
     text = draw(st.sampled_from(["\n", " ", "", "\r\n", "a" * 3000])).join(parts) * draw(st.sampled_from([1, 1, 1, 40]))
     data = text.encode(draw(st.sampled_from(["utf-8", "utf-16", "latin-1"])), errors="replace")
     return data[: draw(st.integers(0, 40_000))]
+
+
+def starts(model: str) -> st.SearchStrategy[bytes]:
+    """A configuration of another tool as JSON, which is YAML too: some keys of theirs, some values that nobody meant."""
+    keys = [
+        "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16", "optim", "deepspeed", "fsdp",
+        "fsdp_config", "gradient_checkpointing", "eval_strategy", "max_length", "use_peft", "load_in_4bit", "lora_r",
+        "lora_target_modules", "dtype", "stage", "finetuning_type", "cutoff_len", "lora_rank", "lora_target",
+        "quantization_bit", "pure_bf16", "adapter", "micro_batch_size", "sequence_len", "lora_target_linear",
+        "optimizer", "tokenizer", "loss", "enable_activation_checkpointing", "lora_dropout", "batch_size", "x",
+    ]  # fmt: skip
+    known = st.sampled_from(["adamw_torch", "paged_adamw_8bit", "lora", "full", "qlora", "auto", "sft", "all", True, 4])
+    first = st.sampled_from([
+        {"model_name_or_path": model}, {"model_name_or_path": model, "stage": "sft"}, {"base_model": model}, {},
+        {"model": {"_component_": "torchtune.models.llama3_2.lora_llama3_2_1b", "lora_attn_modules": ["q_proj"]}},
+    ])  # fmt: skip
+    more = st.dictionaries(st.sampled_from(keys), st.one_of(known, JSON_VALUES), max_size=5)
+    whole = st.builds(lambda one, other: json.dumps(one | other, indent=1).encode(), first, more)
+    cut = st.builds(lambda data, end: data[:end], whole, st.integers(0, 90))
+    return st.one_of(whole, whole, cut, st.binary(max_size=40))

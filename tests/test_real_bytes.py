@@ -126,15 +126,17 @@ def test_a_checkpoint_and_its_architecture_alone(checkpoint, peft, cpu, virtual)
     }
 
 
+@pytest.mark.parametrize("double", [True, False], ids=["double", "plain"])
 @pytest.mark.parametrize("shape", [(64, 64), (500, 260), (33, 7)], ids=str)
-def test_a_4_bit_layer(virtual, shape):
+def test_a_4_bit_layer(virtual, shape, double):
     """Packed weight and quantization state against bitsandbytes' own, also where blocks do not come out even."""
     linear = torch.nn.Linear(*shape, dtype=torch.float16)
-    real = _real_layer(linear, torch.float16).to("cpu")
-    fake = virtual.place(VirtualLinear4bit(linear, torch.float16))
+    real = _real_layer(linear, torch.float16, double).to("cpu")
+    fake = virtual.place(VirtualLinear4bit(linear, torch.float16, nested=double))
     state, nested = real.weight.quant_state, real.weight.quant_state.state2
-    theirs = [real.weight, real.bias, state.absmax, state.code, state.offset, nested.absmax, nested.code]
-    ours = [fake.weight, fake.bias, fake.absmax, fake.code, fake.offset, fake.nested_absmax, fake.nested_code]
+    theirs = [real.weight, real.bias, state.absmax, state.code]
+    theirs += [state.offset, nested.absmax, nested.code] if double else []
+    ours = [fake.weight, fake.bias, *(getattr(fake, name) for name in fake.quantization_state)]
     assert [(t.shape, t.dtype) for t in ours] == [(t.shape, t.dtype) for t in theirs]
     assert virtual.memory_allocated() == sum(-(-t.nbytes // 512) * 512 for t in theirs)
     x = torch.ones(3, shape[0], requires_grad=True)

@@ -102,13 +102,18 @@ def build_on_gpu(
     lora_rank: int = LORA_RANK,
     lora_targets: str | Sequence[str] = "attention",
     lora_dropout: float = LORA_DROPOUT,
+    double_quantization: bool = True,
+    rest_in_fp32: bool = True,
 ) -> nn.Module:
-    """The architecture on the GPU: without values on a virtual one, with random weights on a real one."""
+    """The architecture on the GPU: without values on a virtual one, with random weights on a real one.
+
+    double_quantization, rest_in_fp32: of QLoRA, see `Setting`.
+    """
     # bitsandbytes quantizes while it moves a layer to the GPU: until then the weights lie on the CPU.
     device = "meta" if gpu.is_virtual else "cpu" if peft == "qlora" else gpu.device
     model = build_model(config, dtype, attention, device)
     if peft == "qlora":
-        _quantize(model, dtype, gpu)
+        _quantize(model, dtype, gpu, double_quantization, rest_in_fp32)
     return gpu.place(model if peft is None else add_adapters(model, lora_rank, lora_targets, lora_dropout=lora_dropout))
 
 
@@ -122,17 +127,18 @@ def count_parameters(model: nn.Module, trainable_only: bool = False) -> int:
     )
 
 
-def _quantize(model: nn.Module, dtype: torch.dtype, gpu: GPU) -> None:
+def _quantize(model: nn.Module, dtype: torch.dtype, gpu: GPU, nested: bool, rest_in_fp32: bool) -> None:
     """Make the model's linear layers 4-bit ones and prepare it for training, in place."""
     from .four_bit import check_kernels, quantize_linears
 
     if not gpu.is_virtual:
         check_kernels(gpu.device)
-    quantize_linears(model, dtype, gpu)
+    quantize_linears(model, dtype, gpu, nested=nested)
     if not gpu.is_virtual:
         gpu.place(model)
     model.is_loaded_in_4bit = True
-    prepare_4bit(model)
+    if rest_in_fp32:
+        prepare_4bit(model)
 
 
 def attention_argument(attention: str) -> dict:

@@ -20,11 +20,16 @@ NESTED_BLOCK = 256  # absmax values that share a second-level absmax
 
 
 def quantize_linears(
-    model: nn.Module, compute_dtype: torch.dtype, gpu: GPU, storage: torch.dtype = torch.uint8
+    model: nn.Module,
+    compute_dtype: torch.dtype,
+    gpu: GPU,
+    storage: torch.dtype = torch.uint8,
+    nested: bool = True,
 ) -> None:
-    """Replace every linear layer but the output head by a 4-bit one (NF4, double quantization), in place.
+    """Replace every linear layer but the output head by a 4-bit one (NF4), in place.
 
     storage: of a virtual GPU's layers, the type of the numbers that eight or more bits of weights lie in.
+    nested: double quantization, the scales of the blocks in 8 bits.
     As transformers does, it leaves alone what a model keeps in fp32 (T5's `wo`).
     """
     head = model.get_output_embeddings()
@@ -35,7 +40,7 @@ def quantize_linears(
             if isinstance(child, Conv1D):
                 child = _as_linear(child)
             if type(child) is nn.Linear and child is not head and not name.endswith(kept):
-                setattr(parent, name, make(child, compute_dtype))
+                setattr(parent, name, make(child, compute_dtype, nested=nested))
 
 
 def _as_linear(layer: Conv1D) -> nn.Linear:
@@ -61,18 +66,18 @@ def check_kernels(device: Any) -> None:
         ) from error
 
 
-def _real_layer(linear: nn.Linear, compute_dtype: torch.dtype) -> nn.Module:
+def _real_layer(linear: nn.Linear, compute_dtype: torch.dtype, nested: bool = True) -> nn.Module:
     kind = Linear4bitDouble if compute_dtype == torch.float64 else bnb.nn.Linear4bit
     layer = kind(
         linear.in_features,
         linear.out_features,
         bias=linear.bias is not None,
         compute_dtype=compute_dtype,
-        compress_statistics=True,
+        compress_statistics=nested,
         quant_type="nf4",
     )
     layer.weight = bnb.nn.Params4bit(
-        linear.weight.data, requires_grad=False, compress_statistics=True, quant_type="nf4"
+        linear.weight.data, requires_grad=False, compress_statistics=nested, quant_type="nf4"
     )
     layer.bias = linear.bias
     return layer
@@ -82,13 +87,18 @@ class VirtualLinear4bit(bnb.nn.Linear4bit):
     """Holds what bitsandbytes' `Linear4bit` holds, as tensors that fake-tensor mode understands, and computes like it.
 
     Packed weight (two to a byte), 8-bit absmax for each 64 weights, fp32 absmax for each 256 of those, an offset and
-    the two code tables. The weight is dequantized for each product, forward (but for a few rows, by the rule
-    "gemm_4bit") and backward, and freed after it.
+    the two code tables; without double quantization an fp32 absmax for each 64 weights and one code table. The weight
+    is dequantized for each product, forward (but for a few rows, by the rule "gemm_4bit") and backward, and freed after
+    it.
     """
 
-    quantization_state = ("absmax", "code", "offset", "nested_absmax", "nested_code")
-
-    def __init__(self, linear: nn.Linear, compute_dtype: torch.dtype, storage: torch.dtype = torch.uint8):
+    def __init__(
+        self,
+        linear: nn.Linear,
+        compute_dtype: torch.dtype,
+        storage: torch.dtype = torch.uint8,
+        nested: bool = True,
+    ):
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.compute_dtype = compute_dtype
@@ -97,13 +107,15 @@ class VirtualLinear4bit(bnb.nn.Linear4bit):
         packed = torch.empty((count + 1) // 2 // storage.itemsize, 1, dtype=storage, device=device)
         self.weight = Params4bit(packed, requires_grad=False)
         self.bias = linear.bias
-        for name, size, dtype in (
-            ("absmax", (blocks,), torch.uint8),
-            ("code", (16,), torch.float32),
-            ("offset", (), torch.float32),
-            ("nested_absmax", (-(-blocks // NESTED_BLOCK),), torch.float32),
-            ("nested_code", (256,), torch.float32),
-        ):
+        state = [("absmax", (blocks,), torch.uint8 if nested else torch.float32), ("code", (16,), torch.float32)]
+        if nested:
+            state += [
+                ("offset", (), torch.float32),
+                ("nested_absmax", (-(-blocks // NESTED_BLOCK),), torch.float32),
+                ("nested_code", (256,), torch.float32),
+            ]
+        self.quantization_state = tuple(name for name, *_ in state)
+        for name, size, dtype in state:
             self.register_buffer(name, torch.empty(size, dtype=dtype, device=device), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import WrongValue
 from ..language import LANGUAGES, tr
 from ..step.optimizers import OPTIMIZERS
 from ..terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language, tell
@@ -15,6 +16,7 @@ from .host import host_need
 from .pictures import extra_label, seconds_label
 from .plans import MARGIN, METHODS, PRECISIONS
 from .search import Plans, plan_training
+from .start.terminal import execute as execute_start
 from .writing import check_folder
 
 
@@ -36,6 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def execute(args: argparse.Namespace) -> int:
     """Search, print the ranked plans (or JSON), save the best one's files, and return the exit status."""
+    if args.start:
+        return execute_start(args)
+    if not args.model:
+        raise WrongValue(tr(ko="--model이나 --from 가운데 하나는 있어야 한다.", en="Give --model or --from."))
     if args.save:
         check_folder(args.save, force=args.force)  # before the work, not after it
     tell(tr(ko="찾는 중이다. Ctrl+C를 누르면 멈춘다.", en="Searching; Ctrl+C stops."))
@@ -43,7 +49,7 @@ def execute(args: argparse.Namespace) -> int:
         args.model,
         args.gpu,
         number(args.gpus),
-        length=number(args.length),
+        length=512 if args.length is None else number(args.length),
         batch=number(args.batch),
         methods=tuple(filter(None, args.methods.split(","))),
         precision=args.precision,
@@ -106,7 +112,17 @@ def _what() -> str:
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     add, free = parser.add_argument, tr(ko="없으면 플래너가 고른다: ", en="without it the planner chooses: ")
-    add("--model", required=True, help=tr(ko="모델의 이름, 허브 id나 폴더", en="a known name, a hub id or a folder"))
+    add(
+        "--from",
+        dest="start",
+        metavar="FILE",
+        help=tr(
+            ko="TrainingArguments, TRL, axolotl, LLaMA-Factory, torchtune의 설정 파일이 들어가는지, 어느 줄을 바꿀지",
+            en="a configuration of TrainingArguments, TRL, axolotl, LLaMA-Factory or torchtune: does it fit as it is, "
+            "and which of its lines to change",
+        ),
+    )
+    add("--model", help=tr(ko="모델의 이름, 허브 id나 폴더", en="a known name, a hub id or a folder"))
     add("--gpu", default="T4", help=tr(ko="GPU의 이름이나 크기, '2 x T4'", en="the GPU's name or size, '2 x T4'"))
     add("--gpus", default="1", help=tr(ko="GPU 수", en="how many"))
     add(
@@ -115,7 +131,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MACHINE",
         help=tr(ko="RAM도 본다: Colab, Kaggle, '32GB'", en="its RAM too: Colab, Kaggle, '32GB'"),
     )
-    add("--length", default="512", help=tr(ko="시퀀스 길이(토큰)", en="sequence length in tokens"))
+    add("--length", help=tr(ko="시퀀스 길이(토큰). 없으면 512", en="sequence length in tokens, 512 without it"))
     add("--batch", default="16", help=tr(ko="옵티마이저 스텝 하나의 샘플", en="samples of one optimizer step"))
     add("--methods", default=",".join(METHODS), help=tr(ko="허용하는 방법, 쉼표로 잇는다", en="allowed, by commas"))
     add("--precision", default=None, help=free + ", ".join(PRECISIONS))
@@ -131,6 +147,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--prefer", default="fidelity", help=preferences)
     add("--price-per-hour", default=None, metavar="RATE", help=tr(ko="GPU 하나의 시간당 값", en="of one GPU"))
     add("--json", action="store_true", help=tr(ko="JSON으로 출력한다", en="print JSON"))
-    add("--save", metavar="FOLDER", help=tr(ko="1번의 파일을 여기에 쓴다", en="write the best plan's files here"))
+    add(
+        "--save",
+        metavar="FOLDER",
+        help=tr(
+            ko="1번의 파일을 여기에 쓴다(--from이면 줄을 바꾼 파일을 이 이름으로)",
+            en="write the best plan's files here (with --from: the changed file under this name)",
+        ),
+    )
     add("--force", action="store_true", help=tr(ko="있는 파일을 덮어쓴다", en="write over files that are there"))
     add("--language", choices=LANGUAGES, default=None)

@@ -295,7 +295,7 @@ def make_request(
     price_per_hour: float | None = None,
 ) -> Request:
     """The request with every value checked; WrongValue in the reader's language."""
-    gpu, gpus = _how_many(gpu, gpus)
+    gpu, gpus = how_many(gpu, gpus)
     spec = card(gpu).needs_cuda()
     prefer = choose(prefer, PREFERENCES, tr(ko="기준", en="preference"))
     if prefer == "speed" and spec.bandwidth_bytes_per_s is None:
@@ -353,7 +353,7 @@ def make_request(
     )  # fmt: skip
 
 
-def _how_many(gpu: Any, gpus: Any) -> tuple[Any, int]:
+def how_many(gpu: Any, gpus: Any) -> tuple[Any, int]:
     """The card and the number of GPUs, of which "2 x T4" says both."""
     gpus = positive_int(gpus, tr(ko="GPU 수", en="number of GPUs"))
     found = re.fullmatch(r"\s*(\d+)\s*[x×*]\s*(\D.*)", gpu) if isinstance(gpu, str) else None

@@ -72,11 +72,12 @@ def train(
     gpu = gpu or gpu_of(model)
     setting = _Setting.read(training_args)
     _check_data(model, dataset, setting)
-    if setting.autocast and any(p.requires_grad and p.dtype == setting.autocast for p in model.parameters()):
+    scaled = setting.autocast == torch.float16  # torch's GradScaler: "Attempting to unscale FP16 gradients."
+    if scaled and any(p.requires_grad and p.dtype == torch.float16 for p in model.parameters()):
         raise WrongValue(
             tr(
-                ko="혼합 정밀도(fp16=True, bf16=True)에는 fp32 가중치가 필요하다. dtype=torch.float32로 불러온다.",
-                en="Mixed precision (fp16=True, bf16=True) wants fp32 weights: load with dtype=torch.float32.",
+                ko="혼합 정밀도(fp16=True)에는 fp32 가중치가 필요하다. dtype=torch.float32로 불러온다.",
+                en="Mixed precision (fp16=True) wants fp32 weights: load with dtype=torch.float32.",
             )
         )
     try:

@@ -41,7 +41,8 @@ PRECISIONS = {
     "mixed_fp16": (torch.float32, torch.float16),
     "mixed_bf16": (torch.float32, torch.bfloat16),
 }
-# Frozen 16-bit weights under autocast: as Trainer trains adapters (which peft keeps in fp32).
+# 16-bit weights under autocast: as Trainer trains adapters (which peft keeps in fp32), and all weights where they are
+# loaded in bf16 and `bf16` is on. In fp16 trained weights are refused by torch's GradScaler.
 ADAPTER_PRECISIONS = {
     "autocast_fp16": (torch.float16, torch.float16),
     "autocast_bf16": (torch.bfloat16, torch.bfloat16),
@@ -79,6 +80,9 @@ class Setting:
     lora_targets: str | tuple[str, ...] = "attention"
     holds_outputs: bool = False  # logits stay until the next forward, as in a loop that keeps the model's outputs
     lora_dropout: float = LORA_DROPOUT
+    # QLoRA: the scales of the 4-bit weights in 8 bits; the other weights in fp32 (prepare_model_for_kbit_training).
+    double_quantization: bool = True
+    rest_in_fp32: bool = True
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -88,7 +92,7 @@ class Setting:
         put(self, "sequence_length", positive_int(self.sequence_length, "sequence_length"))
         put(self, "gradient_checkpointing", boolean(self.gradient_checkpointing, "gradient_checkpointing"))
         put(self, "holds_outputs", boolean(self.holds_outputs, "holds_outputs"))
-        precisions = {**PRECISIONS, **(ADAPTER_PRECISIONS if self.peft else {})}
+        precisions = [*PRECISIONS, *(name for name in ADAPTER_PRECISIONS if self.peft or "bf16" in name)]
         put(self, "precision", choose(self.precision, precisions, tr(ko="정밀도", en="precision")))
         put(self, "optimizer", optimizer_named(self.optimizer))
         put(self, "attention", choose(self.attention, ATTENTION, tr(ko="어텐션", en="attention")))
@@ -117,6 +121,8 @@ class Setting:
         put(self, "lora_rank", rank if self.peft else LORA_RANK)  # without adapters neither says anything
         put(self, "lora_targets", targets if self.peft else "attention")
         put(self, "lora_dropout", float(dropout) if self.peft else LORA_DROPOUT)
+        for name in ("double_quantization", "rest_in_fp32"):
+            put(self, name, boolean(getattr(self, name), name) or self.peft != "qlora")
         check_size(self.samples, self.sequence_length)
 
     @classmethod
@@ -203,6 +209,8 @@ class Setting:
             parts.append(self.lora_targets if isinstance(self.lora_targets, str) else ", ".join(self.lora_targets))
         if self.lora_dropout != LORA_DROPOUT:
             parts.append(f"dropout {self.lora_dropout:g}")
+        parts += [] if self.double_quantization else [tr(ko="이중 양자화 없이", en="no double quantization")]
+        parts += [] if self.rest_in_fp32 else [tr(ko="나머지는 16비트", en="the rest in 16 bits")]
         return " · ".join(parts)
 
     @property
@@ -213,12 +221,15 @@ class Setting:
     @property
     def adapters(self) -> dict[str, Any]:
         """The settings that only LoRA and QLoRA have; none without adapters."""
-        names = ("lora_rank", "lora_targets", "lora_dropout")
+        names = ["lora_rank", "lora_targets", "lora_dropout"]
+        names += ["double_quantization", "rest_in_fp32"] if self.peft == "qlora" else []
         return {name: getattr(self, name) for name in names} if self.peft else {}
 
     def to_dict(self) -> dict[str, Any]:
         """The settings by name; without adapters, without theirs."""
-        return {name: value for name, value in asdict(self).items() if self.peft or not name.startswith("lora_")}
+        silent = [] if self.peft == "qlora" else ["double_quantization", "rest_in_fp32"]
+        silent += [] if self.peft else ["lora_rank", "lora_targets", "lora_dropout"]
+        return {name: value for name, value in asdict(self).items() if name not in silent}
 
     def check_length(self, config: Any) -> None:
         """WrongValue where the sequence is longer than the model's positions."""

@@ -1,0 +1,458 @@
+"""A starting point: other tools' configurations are read as they mean them, changed line by line, and never trusted."""
+
+import difflib
+import json
+import os
+from dataclasses import replace
+
+import pytest
+import yaml
+from transformers import LlamaConfig, TrainingArguments
+
+from virtual_gpu.cards import card
+from virtual_gpu.errors import BadConfiguration, ExistingFile, NotSupported, VirtualGPUError, WrongValue
+from virtual_gpu.plan.command import main
+from virtual_gpu.plan.start import hugging_face, start_from, torchtune
+from virtual_gpu.plan.start.answer import TOOLS
+from virtual_gpu.plan.start.document import MOST_BYTES, read_document
+from virtual_gpu.plan.start.keys import Keys, free
+from virtual_gpu.step.predict import predict_memory
+from virtual_gpu.step.setting import Setting
+
+SMALL = LlamaConfig(
+    vocab_size=16384, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=704,
+    max_position_embeddings=2048, dtype="bfloat16",
+)  # fmt: skip
+
+LLAMA_FACTORY = """\
+### what is trained
+model_name_or_path: MODEL
+trust_remote_code: true
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 16
+lora_target: q_proj, v_proj   # as the paper has it
+dataset: mine
+template: llama3
+cutoff_len: 512
+packing: false
+output_dir: out
+per_device_train_batch_size: 8   # what fitted on the big card
+gradient_accumulation_steps: 2
+learning_rate: 1.0e-4
+bf16: true
+optim: adamw_torch
+"""
+AXOLOTL = """\
+base_model: MODEL
+load_in_4bit: true
+adapter: qlora
+sequence_len: 512
+sample_packing: true
+datasets:
+  - path: data.jsonl
+    type: alpaca
+lora_r: 32
+lora_alpha: 16
+lora_dropout: 0.05
+lora_target_linear: true
+micro_batch_size: 8
+gradient_accumulation_steps: 1
+optimizer: adamw_bnb_8bit
+learning_rate: 2e-4
+bf16: auto
+gradient_checkpointing: true
+flash_attention: true
+special_tokens: {pad_token: "<pad>"}
+"""
+TRL = """\
+# trl sft --config this.yaml
+model_name_or_path: MODEL
+dataset_name: trl-lib/Capybara
+dtype: bfloat16
+max_length: 512
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 1
+gradient_checkpointing: false
+loss_type: nll
+"""
+TORCHTUNE = """\
+model:
+  _component_: torchtune.models.llama3_2.lora_llama3_2_1b
+  lora_attn_modules: ['q_proj', 'v_proj', 'output_proj']
+  apply_lora_to_mlp: true   # the paper says so
+  lora_rank: 64
+  lora_alpha: 128
+  lora_dropout: 0.0
+tokenizer:
+  _component_: torchtune.models.llama3.llama3_tokenizer
+  path: ${output_dir}/tokenizer.model
+  max_seq_len: 512
+output_dir: /tmp/out
+batch_size: 4
+gradient_accumulation_steps: 2
+optimizer:
+  _component_: torch.optim.AdamW
+  fused: true
+  lr: 3e-4
+loss:
+  _component_: torchtune.modules.loss.LinearCrossEntropyLoss
+dtype: bf16
+enable_activation_checkpointing: false
+compile: false
+epochs: 1
+"""
+TRAINER = """\
+{
+  "output_dir": "out",
+  "per_device_train_batch_size": 8,
+  "gradient_accumulation_steps": 2,
+  "optim": "adamw_torch_fused",
+  "bf16": true
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a configuration alone."""
+    folder = tmp_path_factory.mktemp("model")
+    SMALL.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def written(tmp_path, model):
+    """A file with this text, MODEL replaced."""
+
+    def make(text, name="config.yaml"):
+        path = tmp_path / name
+        path.write_text(text.replace("MODEL", model), encoding="utf-8")
+        return path
+
+    return make
+
+
+def said(path, gpu="RTX 4090", gpus=1, peft=None):
+    """(fields of a Setting, stage, notes) that the file's tool reads."""
+    keys = Keys(read_document(path))
+    tool = next(tool for tool in TOOLS if tool.knows(keys.document.values))
+    fields, stage = tool.read(keys, card(gpu), gpus, peft)
+    return tool.NAME, fields, stage, {note.key: note.effect for note in keys.notes}
+
+
+# -- what a file says ------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_read_as_its_tool_reads_it(written, model):
+    name, fields, stage, notes = said(written(LLAMA_FACTORY))
+    assert (name, stage, notes) == ("LLaMA-Factory", 0, {})
+    assert Setting(**fields) == Setting(
+        8, 2, gradient_checkpointing=True, model_id=model, peft="lora", sequence_length=512, precision="autocast_bf16",
+        optimizer="adamw", lora_rank=16, lora_targets=("q_proj", "v_proj"), lora_dropout=0.0,
+    )  # fmt: skip
+    name, fields, stage, notes = said(written(AXOLOTL))
+    assert (name, stage, notes) == ("axolotl", 0, {})
+    assert Setting(**fields) == Setting(
+        8, gradient_checkpointing=True, model_id=model, peft="qlora", sequence_length=512, precision="autocast_bf16",
+        optimizer="adamw_8bit", lora_rank=32, lora_targets="all-linear", lora_dropout=0.05, rest_in_fp32=False,
+    )  # fmt: skip
+    name, fields, stage, notes = said(written(TRL))
+    assert (name, stage, notes) == ("TRL", 0, {})
+    assert Setting(**fields) == Setting(
+        8, model_id=model, sequence_length=512, precision="autocast_bf16", optimizer="adamw_fused"
+    )
+    name, fields, stage, notes = said(written(TORCHTUNE))
+    assert (name, stage, notes) == ("torchtune", 0, {"loss": "less"})
+    targets = ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert Setting(**fields) == Setting(
+        4, 2, model_id="meta-llama/Llama-3.2-1B", peft="lora", sequence_length=512, precision="bf16",
+        optimizer="adamw_fused", lora_rank=64, lora_targets=targets, lora_dropout=0.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"bf16": True}, {"gradient_checkpointing": True, "optim": "adamw_bnb_8bit", "per_device_train_batch_size": 3}],
+)
+def test_training_arguments_are_read_as_from_the_object(arguments, written, tmp_path):
+    theirs = Setting.from_training_arguments(
+        TrainingArguments(str(tmp_path), use_cpu=True, **arguments), model="gpt2", sequence_length=64
+    )
+    fields = said(written(json.dumps(arguments | {"save_strategy": "no"}), "args.json"))[1]
+    assert Setting(**fields, model_id="gpt2", sequence_length=64) == theirs
+
+
+def test_the_defaults_are_each_tool_s_own(written):
+    fields = said(written("model_name_or_path: MODEL\nstage: sft\nbf16: true\n"))[1]  # LLaMA-Factory: LoRA
+    assert (fields["peft"], fields["lora_targets"], fields["sequence_length"]) == ("lora", "all-linear", 2048)
+    fields, _, notes = said(written("model_name_or_path: MODEL\nuse_peft: true\nload_in_4bit: true\n"))[1:]
+    assert (fields["precision"], fields["lora_rank"], fields["sequence_length"]) == ("mixed_bf16", 16, 1024)  # TRL
+    assert not fields["double_quantization"] and fields["gradient_checkpointing"] and notes == {"loss_type": "less"}
+    fields = said(written("base_model: MODEL\n"))[1]  # axolotl
+    assert (fields["batch_size"], fields["sequence_length"], fields["gradient_checkpointing"]) == (1, 512, False)
+
+
+def test_axolotl_takes_fp16_where_the_card_has_no_bf16(written):
+    text = "base_model: MODEL\nadapter: lora\nlora_r: 8\n"
+    assert said(written(text), "T4")[1]["precision"] == "autocast_fp16"
+    assert said(written(text), "L4")[1]["precision"] == "autocast_bf16"
+    with pytest.raises(NotSupported, match="fp16"):  # all weights in fp16 under a GradScaler
+        said(written("base_model: MODEL\n"), "T4")
+
+
+@pytest.mark.parametrize(
+    "line, notes",
+    [
+        ("use_unsloth: true", {"use_unsloth": "less"}),
+        ("enable_liger_kernel: true", {"enable_liger_kernel": "less"}),
+        ("enable_liger_kernel: false", {}),
+        ("neftune_noise_alpha: 5", {"neftune_noise_alpha": "more"}),
+        ("resize_vocab: true", {"resize_vocab": "more"}),
+        ("torch_compile: true", {"torch_compile": "either"}),
+        ("lora_rnak: 8", {"lora_rnak": "unknown"}),
+        ("optim: paged_adamw_8bit", {"optim": "less"}),
+        ("logging_steps: 10", {}),
+        ("eval_strategy: steps\nper_device_eval_batch_size: 64", {"per_device_eval_batch_size": "more"}),
+    ],
+)
+def test_what_is_not_counted_is_said(line, notes, written):
+    text = LLAMA_FACTORY.replace("optim: adamw_torch\n", "") + line + "\n"
+    assert said(written(text))[3] == notes
+
+
+def test_no_key_is_both_free_and_counted():
+    for tool in TOOLS:
+        effects = getattr(tool, "_EFFECTS", hugging_face.EFFECTS)
+        assert not free(tool.NAME) & {name for names in effects.values() for name in names}
+
+
+@pytest.mark.parametrize("builder, name", [
+    ("llama3_1_8b", "meta-llama/Llama-3.1-8B"), ("llama3_2_3b", "meta-llama/Llama-3.2-3B"),
+    ("qwen2_5_0_5b", "Qwen/Qwen2.5-0.5B"), ("qwen3_1_7b_instruct", "Qwen/Qwen3-1.7B"), ("qwen3_32b", "Qwen/Qwen3-32B"),
+    ("phi4_14b", "microsoft/phi-4"),
+])  # fmt: skip
+def test_torchtune_s_builders_stand_for_models(builder, name, written):
+    assert torchtune._model(Keys(read_document(written(TORCHTUNE))), builder) == name
+
+
+def test_sharding_is_read_from_its_sections(written, tmp_path):
+    full = "model_name_or_path: MODEL\nstage: sft\nfinetuning_type: full\nbf16: true\n"
+    assert said(written(full + "deepspeed: examples/deepspeed/ds_z3_config.json\n"), gpus=4)[2] == 3
+    (tmp_path / "mine.json").write_text('{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}')
+    _, _, stage, notes = said(written(full + "deepspeed: mine.json\n"), gpus=4)
+    assert stage == 2 and notes == {"deepspeed": "less"}
+    assert said(written(full + "fsdp: full_shard auto_wrap\n"), gpus=4)[2] == 3
+    assert said(written(full + "fsdp: [shard_grad_op]\n"), gpus=4)[2] == 2
+    assert said(written(full + "fsdp: full_shard\n"), gpus=1)[2:] == (0, {"fsdp": "either"})
+
+
+# -- does it fit, and what to change ---------------------------------------------------------------------------------
+
+
+def test_as_it_stands_it_needs_what_the_setting_needs(written):
+    path = written(LLAMA_FACTORY)
+    found = start_from(path, "RTX 4090")
+    assert found.fits and not found.lines
+    report = predict_memory(Setting(**said(path)[1]), gpu="RTX 4090", full=True)
+    assert report.peak_bytes <= found.start.reserved < 1.1 * report.reserved_bytes
+
+
+CASES = {  # tool → (file, name, a card that it is too much for, keys that change)
+    "LLaMA-Factory": (LLAMA_FACTORY, "config.yaml", "2GiB, 8.6",
+                      {"per_device_train_batch_size", "gradient_accumulation_steps"}),
+    "axolotl": (AXOLOTL, "config.yaml", "2GiB, 8.6", {"micro_batch_size", "gradient_accumulation_steps"}),
+    "TRL": (TRL, "config.yaml", "2GiB, 8.6", {"per_device_train_batch_size", "gradient_accumulation_steps"}),
+    "TrainingArguments": (TRAINER, "args.json", "2GiB, 8.6",
+                          {"per_device_train_batch_size", "gradient_accumulation_steps"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", CASES)
+def test_the_smallest_change_is_written_into_the_reader_s_own_file(tool, written, tmp_path, model):
+    text, name, gpu, keys = CASES[tool]
+    path = written(text, name)
+    more = {"model": model, "length": 512} if tool == "TrainingArguments" else {}
+    found = start_from(path, gpu, **more)
+    assert found.tool == tool and found.verdict == "does not fit" and {*found.lines} == keys
+    before, after = found.start.setting, found.proposal.setting
+    samples = before.batch_size * before.gradient_accumulation_steps
+    assert after.batch_size * after.gradient_accumulation_steps == samples
+    assert (
+        replace(after, batch_size=before.batch_size, gradient_accumulation_steps=before.gradient_accumulation_steps)
+        == before
+    )
+    larger = min(size for size in range(after.batch_size + 1, before.batch_size + 1) if samples % size == 0)
+    one = replace(after, batch_size=larger, gradient_accumulation_steps=samples // larger)
+    assert predict_memory(one, gpu=gpu).needed_bytes * 1.01 > found.room.sure_bytes  # the next larger does not fit
+    saved = found.save(tmp_path / f"changed{path.suffix}")
+    old, new = path.read_text().splitlines(), saved.read_text().splitlines()
+    changed = [line for line in difflib.ndiff(old, new) if line[0] in "+-"]
+    assert len([line for line in changed if line[0] == "+"]) == len(keys)
+    assert all(any(key in line for key in keys) for line in changed)
+    for line in old:
+        assert "#" not in line or any(line[line.index("#") :] in other for other in new)  # comments stay
+    again = start_from(saved, gpu, **more)
+    assert again.fits and again.start == found.proposal
+
+
+def test_what_changes_training_least_is_proposed_first(written):
+    path = written(TRL.replace("per_device_train_batch_size: 8", "per_device_train_batch_size: 1"))
+    seen = []
+    found = start_from(path, "600MiB, 8.6", progress=lambda setting, needed: seen.append(setting))
+    methods = [["full", "lora", "qlora"].index(setting.peft or "full") for setting in seen[1:]]
+    assert methods == sorted(methods)
+    assert found.proposal is None or found.room.verdict(found.proposal.reserved) == "fits"
+
+
+def test_bf16_on_a_card_without_it(written):
+    found = start_from(written(LLAMA_FACTORY), "T4")
+    assert not found.fits and "bf16" in found.impossible
+    assert found.lines == {"bf16": False, "fp16": True} and found.proposal.setting.precision == "autocast_fp16"
+
+
+def test_several_gpus(written):
+    full = "model_name_or_path: MODEL\nstage: sft\nfinetuning_type: full\nbf16: true\ncutoff_len: 128\n"
+    full += "per_device_train_batch_size: 1\ndeepspeed: ds_z3_config.json\n"
+    sharded, alone = (start_from(written(full), "L4", gpus) for gpus in (4, 1))
+    assert (sharded.stage, alone.stage) == (3, 0) and sharded.start.reserved < alone.start.reserved
+    adapters = start_from(written(full.replace("full", "lora")), "L4", 2)
+    assert adapters.stage == 3 and adapters.start.reserved < sharded.start.reserved
+
+
+# -- files that are not to be trusted, or not to be lost ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("a: &a [x, x]\nb: &b [*a, *a]\nbase_model: *b\n", "line 1|1번째"),
+        ("base_model: !!python/object/apply:os.system ['touch pwned']\n", "python/object"),
+        ("base_model: !include secret.yaml\n", "!include"),
+        ("[" * 10_000, "line 1|1번째"),
+        ("a: " + "{b: " * 5000, "line 1|1번째"),
+        ("base_model: x\nbase_model: y\n", "line 2|2번째"),
+        ("base_model: x\n1: y\n", "'1'"),
+        ("base_model: x\nyes: y\n", "'yes'"),
+        ("base_model: x\n---\nbase_model: y\n", "line 3|3번째|line 2|2번째"),
+        ("- base_model\n", "mapping|key: value"),
+        ("", "mapping|key: value"),
+        ("just a text", "mapping|key: value"),
+        ("base_model: [x\n", "line"),
+        ("base_model: 2024-13-45\n", "month"),
+        ("x: " + "9" * 5000, "digits"),
+        ("a\tb: \x01", "config.yaml"),
+        ("#" * (MOST_BYTES + 1), str(f"{MOST_BYTES:,}")),
+    ],
+)
+def test_a_hostile_file_gets_one_clear_error(text, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(BadConfiguration, match=words):
+        start_from("config.yaml", "T4")
+    assert os.listdir(tmp_path) == ["config.yaml"]
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"a": 1, "a": 2}', "[" * 100_000, '{"x": NaN' + "}" * 2, "null"])
+def test_a_hostile_json_too(text, tmp_path):
+    (tmp_path / "args.json").write_text(text)
+    with pytest.raises(BadConfiguration):
+        start_from(tmp_path / "args.json", "T4")
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (("lora_rank: 16", "lora_rank: [16]"), "lora_rank"),
+        (("lora_rank: 16", "lora_rank: -1"), "lora_rank"),
+        (("lora_rank: 16", "lora_rank: 1.5"), "lora_rank"),
+        (("bf16: true", "bf16: maybe"), "bf16"),
+        (("bf16: true", "bf16: {a: 1}"), "bf16"),
+        (("bf16: true", "bf16: true\nfp16: true"), "fp16"),
+        (("bf16: true", "bf16: true\nlora_dropout: 2"), "lora_dropout"),
+        (("bf16: true", "bf16: true\nquantization_bit: 3"), "quantization_bit"),
+        (("cutoff_len: 512", "cutoff_len: 512000"), "512000"),
+        (("cutoff_len: 512", "cutoff_len: '${x}'"), "cutoff_len"),
+        (("finetuning_type: lora", "finetuning_type: freeze"), "finetuning_type"),
+        (("stage: sft", "stage: dpo"), "stage"),
+        (("stage: sft", "stage: [sft]"), "stage"),
+        (("optim: adamw_torch", "optim: lion_8bit"), "optim"),
+        (("optim: adamw_torch", "optim: adamw_torhc"), "adamw_torch"),
+        (("lora_target: q_proj, v_proj", "lora_target: 3"), "lora_target"),
+        (("lora_target: q_proj, v_proj", "lora_target: nothing"), "nothing"),
+        (("model_name_or_path: MODEL", "model_name_or_path: 7"), "model_name_or_path"),
+        (("model_name_or_path: MODEL", "#"), "--model"),
+        (("model_name_or_path: MODEL", "model_name_or_path: ../../etc/passwd"), "passwd"),
+        (("bf16: true", "deepspeed: nowhere.json"), "deepspeed"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key(change, words, written):
+    text = LLAMA_FACTORY.replace(*change)
+    with pytest.raises((WrongValue, BadConfiguration), match=words):
+        start_from(written(text), "RTX 4090")
+
+
+def test_what_is_no_file_or_no_configuration(tmp_path, written):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for path in ("/dev/zero", tmp_path, tmp_path / "nothing.yaml", tmp_path / "pipe.yaml", "nul\0.yaml"):
+        with pytest.raises(BadConfiguration):
+            start_from(path, "T4")
+    with pytest.raises(NotSupported, match="axolotl"):
+        start_from(written("services: {web: nginx}\n"), "T4")
+
+
+def test_a_changed_file_goes_over_nothing(written, tmp_path):
+    path = written(LLAMA_FACTORY)
+    found = start_from(path, "2GiB, 8.6")
+    precious = tmp_path / "precious.yaml"
+    precious.write_text("mine")
+    link = tmp_path / "link.yaml"
+    link.symlink_to(precious)
+    for there, force in ((precious, False), (link, False), (link, True), (path, False), (precious / "x.yaml", True)):
+        with pytest.raises(ExistingFile):
+            found.save(there, force)
+    assert precious.read_text() == "mine" and "per_device_train_batch_size: 8" in path.read_text()
+    found.save(path, force=True)  # one's own file, in so many words
+    assert yaml.safe_load(path.read_text())["per_device_train_batch_size"] < 8
+
+
+@pytest.mark.parametrize("text", [
+    'base_model: "MODEL"\r\nadapter: lora\r\nlora_r: 8\r\nmicro_batch_size: 8\r\nsequence_len: 512\r\n',
+    "base_model: MODEL\nadapter: lora\nlora_r: 8\nmicro_batch_size:\n  8\nsequence_len: 512",
+    "{base_model: MODEL, adapter: lora, lora_r: 8, micro_batch_size: 8, sequence_len: 512}",
+])  # fmt: skip
+def test_other_ways_to_write_it(text, written, tmp_path, model):
+    """Windows' line ends stay; what does not stand on a line of its own is changed by hand, and said to be."""
+    path = written(text)
+    path.write_bytes(text.replace("MODEL", model).encode())
+    found = start_from(path, "2GiB, 8.6")
+    assert {*found.lines} == {"micro_batch_size", "gradient_accumulation_steps"}
+    if "\r" in text:
+        saved = found.save(tmp_path / "changed.yaml")
+        assert start_from(saved, "2GiB, 8.6").fits and saved.read_bytes().count(b"\r\n") == text.count("\r\n") + 1
+    else:
+        with pytest.raises(NotSupported, match=r"micro_batch_size|gradient_accumulation_steps"):
+            found.save(tmp_path / "changed.yaml")
+
+
+# -- the terminal ----------------------------------------------------------------------------------------------------
+
+
+def test_the_terminal(written, tmp_path, capsys):
+    path = written(LLAMA_FACTORY)
+    assert main(["--from", str(path), "--gpu", "RTX 4090", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fits"]
+    copy = tmp_path / "copy.yaml"
+    assert main(["--from", str(path), "--gpu", "2GiB, 8.6", "--save", str(copy)]) == 1
+    out = capsys.readouterr().out
+    assert "per_device_train_batch_size: 8 →" in out and copy.is_file()
+    assert main(["--from", str(path), "--batch", "4"]) == 2 and "--batch" in capsys.readouterr().err
+    assert main(["--from", str(path), "--save", str(copy)]) == 2 and "--force" in capsys.readouterr().err
+    assert main(["--from", str(tmp_path)]) == 2 and str(tmp_path) in capsys.readouterr().err
+
+
+def test_every_error_is_ours(written):
+    for text in ("base_model: 3\n", "model:\n  _component_: 5\n", "model: {_component_: x.y}\nbatch_size: 1\n"):
+        with pytest.raises(VirtualGPUError):
+            start_from(written(text), "T4")

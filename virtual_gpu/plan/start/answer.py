@@ -1,0 +1,339 @@
+"""Does a configuration fit as it stands, and if not, which of its lines make it fit: the smallest change that does.
+
+What changes least comes first, as the planner ranks: a smaller micro-batch with more accumulation (the same optimizer
+step), then checkpointing (the same result, more work), an 8-bit optimizer, weights in bf16, adapters, 4-bit weights,
+and last a shorter length. Every answer was measured on the virtual GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ...cards import GPUSpec, Range, card
+from ...errors import NotSupported, WrongValue
+from ...language import tr
+from ...models.configs import load_config, model_name
+from ...room import FITS, Room, room_on
+from ...shards.layout import Layout
+from ...shards.nccl import nccl_bytes
+from ...shards.rank_step import rank_step
+from ...step.predict import predict_need
+from ...step.setting import Setting
+from ...step.states import states_of
+from ..plans import how_many
+from ..writing import check_folder, write
+from . import axolotl, llama_factory, torchtune, trainer, trl
+from .document import Document, read_document
+from .keys import LESS, MORE, Keys, Note, place_of
+
+TOOLS = (torchtune, axolotl, llama_factory, trl, trainer)  # in the order in which a file is looked at
+SCHEMA = 1  # of `Answer.to_dict`
+_STEP = 64  # tokens: a shorter length is a multiple of it
+
+
+@dataclass(frozen=True)
+class Try:
+    """A setting, and what it takes of each GPU. reserved: bytes of the caching allocator."""
+
+    setting: Setting
+    reserved: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a file needs as it stands, and what it needs with some of its lines changed (None where nothing fits)."""
+
+    tool: str
+    document: Document = field(repr=False)
+    room: Room
+    gpus: int
+    stage: int
+    margin: float
+    start: Try
+    notes: tuple[Note, ...]
+    impossible: str = ""  # why it cannot run as it stands
+    proposal: Try | None = None
+    lines: dict[str, Any] = field(default_factory=dict)  # key → new value
+
+    @property
+    def verdict(self) -> str:
+        """Of `room`: FITS, TIGHT or TOO_MUCH, of the file as it stands."""
+        return self.room.verdict(int(self.start.reserved * (1 + self.margin)))
+
+    @property
+    def fits(self) -> bool:
+        """Whether the file runs as it stands, whatever the unknowns are."""
+        return self.verdict == FITS and not self.impossible
+
+    def changes(self) -> Iterator[str]:
+        """`key: old → new` of every line to change."""
+        for key, new in self.lines.items():
+            place = place_of(key)
+            there = place in self.document.spans or self.document.get(place) is not None
+            old = self.document.written(self.document.get(place)) if there else tr(ko="(없음)", en="(not there)")
+            yield f"{key}: {old} → {self.document.written(new)}"
+
+    def save(self, path: str | Path, force: bool = False) -> Path:
+        """Write the file with the changed lines, all else as it is; ExistingFile as for every file that we write."""
+        path = Path(path)
+        text = self.document.with_changes({place_of(key): value for key, value in self.lines.items()})
+        return write({path.name: text}, path.parent, force)[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON values."""
+
+        def tried(one: Try | None) -> dict[str, Any] | None:
+            if one is None:
+                return None
+            needed = self.room.needed(one.reserved)
+            return {
+                "setting": one.setting.to_dict(),
+                "reserved_bytes": one.reserved,
+                "card_bytes": [needed.low, needed.high],
+            }
+
+        return {
+            "schema": SCHEMA,
+            "file": str(self.document.path),
+            "tool": self.tool,
+            "gpus": self.gpus,
+            "zero_stage": self.stage,
+            "verdict": self.verdict,
+            "fits": self.fits,
+            "cannot_run": self.impossible,
+            "as_it_stands": tried(self.start),
+            "with_changes": tried(self.proposal),
+            "lines": [{"key": key, "old": self.document.get(place_of(key)), "new": new}
+                      for key, new in self.lines.items()],
+            "not_counted": [{"key": note.key, "value": str(note.value), "effect": note.effect, "why": str(note)}
+                            for note in self.notes],
+            "room": self.room.to_dict(),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        verdict = {
+            "fits": tr(ko="그대로 들어간다", en="fits as it stands"),
+            "tight": tr(ko="빠듯하다", en="is tight as it stands"),
+            "does not fit": tr(ko="그대로는 들어가지 않는다", en="does not fit as it stands"),
+        }[self.verdict]
+        lines = [f"{self.document.path} ({self.tool}): {self.impossible or verdict}"]
+        lines += [f"  {self.start.setting.title}{_sharded(self.stage, self.gpus)}"]
+        lines += [f"  {self._bound()}{self.room.line(self.start.reserved)}"]
+        if self.lines:
+            lines += [tr(ko="바꿀 줄:", en="lines to change:"), *(f"  {line}" for line in self.changes())]
+            lines += [f"  → {self.room.line(self.proposal.reserved)}"]
+        elif not self.fits:
+            lines.append(
+                tr(
+                    ko="이 파일의 줄을 바꾸어서는 들어가게 하지 못했다. --from 없이 부르면 다른 GPU와 방법을 찾는다",
+                    en="no change of its lines makes room; without --from other GPUs and methods are searched",
+                )
+            )
+        if self.notes:
+            lines += [tr(ko="세지 않은 것:", en="not counted:"), *(f"  - {note}" for note in self.notes)]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _bound(self) -> str:
+        effects = {note.effect for note in self.notes}
+        if LESS in effects and not effects - {LESS}:
+            return tr(ko="많아야 ", en="at most ")
+        return tr(ko="적어도 ", en="at least ") if MORE in effects and not effects - {MORE} else ""
+
+
+def _sharded(stage: int, gpus: int) -> str:
+    return "" if gpus == 1 else f" · {gpus} × " + (f"ZeRO-{stage}" if stage else "DDP")
+
+
+def start_from(
+    path: str | Path,
+    gpu: str = "T4",
+    gpus: int = 1,
+    *,
+    model: str | None = None,
+    length: int | None = None,
+    peft: str | None = None,
+    margin: float = 0.0,
+    progress: Callable[[Setting, int], None] | None = None,
+) -> Answer:
+    """What the configuration at `path` needs on `gpus` of that GPU ("2 x T4" says both), and what makes it fit.
+
+    path: of TrainingArguments, TRL, axolotl, LLaMA-Factory or torchtune, JSON or YAML; read as data alone. model,
+    length (tokens): where the file says none, or another one is meant. peft: "lora" or "qlora" where TrainingArguments
+    are used so. margin: share of the peak to keep free. progress: called with each setting that was measured, and the
+    bytes that it takes of a GPU. BadConfiguration for what is no such file, WrongValue for a key's value, NotSupported
+    for what is not simulated.
+    """
+    gpu, gpus = how_many(gpu, gpus)
+    spec = card(gpu).needs_cuda()
+    if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin <= 1:
+        raise WrongValue(tr(ko=f"margin={margin!r}: 0에서 1 사이의 수다.", en=f"margin={margin!r}: from 0 to 1."))
+    document = read_document(path)
+    tool = next((tool for tool in TOOLS if tool.knows(document.values)), None)
+    if tool is None:
+        names = ", ".join(tool.NAME for tool in TOOLS)
+        raise NotSupported(
+            tr(ko=f"{path}: 아는 설정 파일이 아니다: {names}.", en=f"{path} is a configuration of none of: {names}.")
+        )
+    keys = Keys(document)
+    fields, stage = tool.read(keys, spec, gpus, peft)
+    fields |= {"model_id": model} if model is not None else {}
+    fields |= {"sequence_length": length} if length is not None else {}
+    for name, option in (("model_id", "--model"), ("sequence_length", "--length")):
+        if fields.get(name) is None:
+            raise WrongValue(tr(ko=f"{path}에는 없다. {option}을 준다.", en=f"{path} does not say it: give {option}."))
+    fields["model_id"] = model_name(fields["model_id"])
+    setting = Setting(**fields)
+    setting.check_length(load_config(setting.model_id))
+    if stage == 1 and setting.peft:
+        keys.note("deepspeed" if "deepspeed" in document.values else "fsdp", LESS, tr(
+            ko="GPU마다 모델을 통째로 둔 것으로 셌다", en="counted as if each GPU held the whole model"))  # fmt: skip
+        stage = 0
+    room = room_on(spec) if gpus == 1 else room_on(spec, Range(*nccl_bytes(Layout(gpus, stage or 3))))
+    search = _Search(tool, keys, spec, gpus, stage, room, margin, progress or (lambda setting, needed: None))
+    return search.answer(setting)
+
+
+@dataclass
+class _Search:
+    tool: Any
+    keys: Keys
+    spec: GPUSpec
+    gpus: int
+    stage: int
+    room: Room
+    margin: float
+    progress: Callable[[Setting, int], None]
+
+    def answer(self, setting: Setting) -> Answer:
+        impossible = ""
+        if "bf16" in setting.precision and not self.spec.has_bf16:
+            name = self.spec.name
+            impossible = tr(ko=f"{name}에는 bf16 연산 장치가 없다", en=f"{name} has no bf16 units")
+        start = self.measured(setting)
+        found = Answer(
+            self.tool.NAME, self.keys.document, self.room, self.gpus, self.stage, self.margin, start,
+            tuple(self.keys.notes), impossible,
+        )  # fmt: skip
+        if found.fits:
+            return found
+        for one in self.candidates(setting):
+            tried = self.largest(setting, one)
+            if tried is not None:
+                return replace(found, proposal=tried, lines=self.tool.write(self.keys, setting, tried.setting))
+        return found
+
+    def measured(self, setting: Setting) -> Try:
+        if self.stage:
+            step = rank_step(
+                setting.model_id, self.gpus, self.stage, precision=_convention(setting),
+                batch_size=setting.batch_size, sequence_length=setting.sequence_length,
+                gradient_checkpointing=setting.gradient_checkpointing, gpu=self.spec.name, exact=False,
+                accumulating=setting.gradient_accumulation_steps > 1, peft=setting.peft, lora_rank=setting.lora_rank,
+                lora_targets=setting.lora_targets,
+            )  # fmt: skip
+            needed = step.card_bytes
+        else:
+            needed = predict_need(setting, self.spec.compute_capability, self.gpus > 1).card
+        self.progress(setting, needed)
+        return Try(setting, needed)
+
+    def has_room(self, reserved: int) -> bool:
+        return self.room.verdict(int(reserved * (1 + self.margin))) == FITS
+
+    def candidates(self, start: Setting) -> Iterator[Setting]:
+        """Settings with the micro-batch and length of the file, what changes training least first."""
+        methods = ["full", "lora", "qlora"]
+        offered = [m for m in methods[methods.index(start.peft or "full") :] if m in self.tool.METHODS]
+        for method in dict.fromkeys([start.peft or "full", *offered]):
+            for more in self._variants(start, method):
+                for checkpointing in dict.fromkeys([start.gradient_checkpointing, True]):
+                    try:
+                        one = replace(start, **more, gradient_checkpointing=checkpointing)
+                        self.tool.write(self.keys, start, one)
+                    except WrongValue:  # not a line of this file
+                        continue
+                    yield one
+        yield from self._shortest(start)
+
+    def _variants(self, start: Setting, method: str) -> Iterator[dict[str, Any]]:
+        """Fields of a Setting that go together: precision and optimizer of a method."""
+        precision = start.precision
+        if "bf16" in precision and not self.spec.has_bf16:
+            precision = precision.replace("bf16", "fp16")
+        if method != (start.peft or "full"):
+            half = "fp16" if "fp16" in precision or not self.spec.has_bf16 else "bf16"
+            defaults = {"lora_targets": "all-linear"} if start.peft is None and self.tool is not trl else {}
+            yield {"peft": method, "precision": f"autocast_{half}", **defaults}
+            return
+        yield {"precision": precision}
+        if method == "full" and not self.stage:
+            if start.optimizer in ("adamw", "adamw_fused"):
+                yield {"precision": precision, "optimizer": "adamw_8bit"}
+            if precision == "mixed_bf16":
+                yield from ({"precision": half, "optimizer": name} for half in (self._pure(),) if half
+                            for name in dict.fromkeys([start.optimizer, "adamw_8bit"]))  # fmt: skip
+
+    def _pure(self) -> str:
+        return {llama_factory: "bf16", trl: "autocast_bf16"}.get(self.tool, "")
+
+    def _shortest(self, start: Setting) -> Iterator[Setting]:
+        """The least that the file's own method takes, at ever shorter lengths."""
+        length = start.sequence_length
+        precision = next(self._variants(start, start.peft or "full"))["precision"]
+        while (length := length // 2 // _STEP * _STEP) >= _STEP:
+            one = replace(start, sequence_length=length, gradient_checkpointing=True, precision=precision)
+            try:
+                lines = self.tool.write(self.keys, start, one)
+            except WrongValue:
+                return
+            if not any("len" in key for key in lines):
+                return  # the file does not say the length
+            yield one
+
+    def largest(self, start: Setting, one: Setting) -> Try | None:
+        """The candidate with the largest micro-batch that fits, the samples of an optimizer step as in the file."""
+        samples = start.batch_size * start.gradient_accumulation_steps
+        ways = [size for size in range(1, start.batch_size + 1) if samples % size == 0]
+        if not self.stage and sum(states_of(replace(one, sequence_length=1)).values()) > self.room.sure_bytes:
+            return None
+        best, low, high = None, 0, len(ways)
+        place = 0  # where one sample does not fit, nothing does
+        while low < high:
+            tried = self.measured(
+                replace(one, batch_size=ways[place], gradient_accumulation_steps=samples // ways[place])
+            )
+            if self.has_room(tried.reserved):
+                best, low = tried, place + 1
+            else:
+                high = place
+            if best is None and place == 0:
+                return None
+            place = (low + high) // 2
+        return best
+
+
+def _convention(setting: Setting) -> str:
+    """As `rank_step` calls a precision; NotSupported for one that shards were never run in."""
+    precision = setting.precision
+    known = {"mixed_bf16": "mixed", "bf16": "bf16", "autocast_bf16": "mixed" if setting.peft else "bf16"}
+    if precision not in known:
+        raise NotSupported(
+            tr(
+                ko=f"precision={precision!r}: 나눈 학습은 bf16으로만 세어 보았다.",
+                en=f"precision={precision!r}: sharded training was counted in bf16 alone.",
+            )
+        )
+    return known[precision]
+
+
+def check_copy(path: str | Path, force: bool) -> None:
+    """ExistingFile where the changed copy could not be written, before anything is measured."""
+    path = Path(path)
+    if not path.name or path.name in (".", ".."):
+        raise WrongValue(tr(ko=f"--save {str(path)!r}: 파일의 이름이어야 한다.", en=f"--save {str(path)!r}: a file."))
+    check_folder(path.parent, [path.name], force)

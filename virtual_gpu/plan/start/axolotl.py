@@ -1,0 +1,130 @@
+"""A configuration of axolotl, as `axolotl train FILE` reads it.
+
+axolotl 0.18.0 (067b021, 2026-07): utils/schemas/{config,peft,training,model}.py (length 512, micro-batch 1, no
+checkpointing, bf16 "auto"), utils/config/__init__.py `resolve_dtype` (weights are loaded in the type that is computed
+in), loaders/model.py (double quantization; what is not 4-bit is cast back to that type after
+`prepare_model_for_kbit_training`; without flash attention embeddings and norms of a full fine-tuning stay in fp32).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...cards import GPUSpec
+from ...language import tr
+from ...step.optimizers import OPTIMIZERS
+from ...step.setting import Setting
+from . import hugging_face
+from .keys import EITHER, LESS, MORE, Keys, free
+
+NAME = "axolotl"
+METHODS = ("full", "lora", "qlora")
+_EFFECTS = {
+    LESS: (
+        "cut_cross_entropy", "liger_fused_linear_cross_entropy", "liger_cross_entropy", "liger_rope", "liger_rms_norm",
+        "liger_swiglu", "liger_glu_activation", "liger_layer_norm", "chunked_cross_entropy", "activation_offloading",
+        "layer_offloading", "tiled_mlp", "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel",
+        "unfrozen_parameters", "gc_steps", "torch_empty_cache_steps", "auto_find_batch_size", "quantize_moe_experts",
+    ),
+    MORE: (
+        "lora_modules_to_save", "lora_target_parameters", "peft_use_dora", "neftune_noise_alpha", "fp32_norms",
+        "selective_checkpointing", "peft_trainable_token_indices", "peft_layer_replication", "dynamic_checkpoint",
+        "noisy_embedding_alpha",
+    ),
+    EITHER: (
+        "plugins", "torch_compile", "fp8", "qat", "relora", "sequence_parallel_degree", "context_parallel_size",
+        "tensor_parallel_size", "dp_replicate_size", "optim_target_modules", "lora_rank_pattern", "use_pose",
+        "peft_layers_to_transform", "overrides_of_model_config", "overrides_of_model_kwargs", "bnb_config_kwargs",
+        "device_map", "max_memory", "gpu_memory_limit", "use_kernels", "deepcompile", "peft",
+        "freeze_mm_modules", "lisa_n_layers", "experts_implementation", "trainer_cls", "s2_attention", "use_onebitllms",
+        "llama4_linearized_experts", "scaling_softmax", "use_eaft", "shrink_embeddings", "reinit_weights",
+        "flash_attn_fuse_mlp", "fused_attn_kernel", "sage_attention",
+    ),
+}  # fmt: skip
+
+
+def knows(values: dict[str, Any]) -> bool:
+    """Whether a file with these keys is one."""
+    return "base_model" in values
+
+
+def read(keys: Keys, spec: GPUSpec, gpus: int, peft: str | None) -> tuple[dict[str, Any], int]:
+    """(fields of a Setting, ZeRO's stage)."""
+    keys.refuse("load_in_8bit", "gptq", "rl", "reward_model", "process_reward_model", "model_quantization_config")
+    adapter = keys.word("adapter", among=(None, "", "lora", "qlora")) or None
+    if keys.flag("load_in_4bit") != (adapter == "qlora"):
+        raise keys.wrong("load_in_4bit", "adapter: qlora, load_in_4bit: true")
+    precision = _precision(keys, adapter, spec)
+    micro = keys.whole("micro_batch_size", 1)
+    steps = keys.whole("gradient_accumulation_steps", None)
+    total = keys.whole("batch_size", None)
+    checkpointing = keys.get("gradient_checkpointing", False)
+    if isinstance(checkpointing, str) and checkpointing in ("offload", "offload_disk", "unsloth"):
+        keys.note("gradient_checkpointing", LESS, tr(ko="내리는 것은 세지 않았다", en="the offload is not counted"))
+        checkpointing = True
+    else:
+        checkpointing = keys.flag("gradient_checkpointing")
+    found = {
+        "model_id": keys.word("base_model"),
+        "sequence_length": keys.whole("sequence_len", 512),
+        "batch_size": micro,
+        "gradient_accumulation_steps": steps or max((total or micro) // micro, 1),
+        "gradient_checkpointing": checkpointing,
+        "optimizer": hugging_face.optimizer(keys, "optimizer", "adamw_torch_fused"),
+        "lora_rank": keys.whole("lora_r", 8),
+        "lora_dropout": keys.share("lora_dropout", 0.0),
+        "lora_targets": _targets(keys),
+        "peft": adapter,
+        "precision": precision,
+        "rest_in_fp32": False,
+    }
+    if keys.flag("eager_attention"):
+        found["attention"] = "eager"
+    flash = keys.flag("flash_attention") or "flash" in str(keys.get("attn_implementation", ""))
+    if adapter is None and "16" in precision and not flash:
+        keys.note("base_model", MORE, tr(ko="플래시 어텐션 없이는 임베딩과 정규화층이 fp32다",
+                                         en="without flash attention embeddings and norms are in fp32"))  # fmt: skip
+    stage = hugging_face.shards(keys, gpus)
+    keys.rest(_EFFECTS, free(NAME))
+    return found, stage
+
+
+def _targets(keys: Keys) -> str | tuple[str, ...]:
+    everything, names = keys.flag("lora_target_linear"), keys.words("lora_target_modules")
+    if everything or names == ("all-linear",):
+        return "all-linear"
+    return names or "attention"
+
+
+def _precision(keys: Keys, adapter: str | None, spec: GPUSpec) -> str:
+    auto = keys.get("bf16", "auto")
+    full = isinstance(auto, str) and auto == "full"
+    fp16 = keys.flag("fp16") or keys.flag("float16")
+    if auto == "auto":
+        bf16 = not fp16 and spec.has_bf16
+        fp16 = fp16 or (not bf16 and keys.get("fp16") is None)
+    else:
+        bf16 = full or keys.flag("bf16")
+    bf16 = bf16 or keys.flag("bfloat16")
+    keys.get("float32")
+    if bf16:
+        return "autocast_bf16"
+    if fp16 and adapter is None:
+        raise keys.not_counted("fp16", tr(ko="fp16 가중치는 GradScaler가 받지 않는다", en="fp16 weights, GradScaler"))
+    return "autocast_fp16" if fp16 else "fp32"
+
+
+def write(keys: Keys, old: Setting, new: Setting) -> dict[str, Any]:
+    """key → value of each line that makes the one setting the other."""
+    found = hugging_face.changed(keys, old, new, batch_size="micro_batch_size", sequence_length="sequence_len")
+    if new.gradient_checkpointing and not old.gradient_checkpointing:
+        found = {key: value for key, value in found.items() if key not in hugging_face.CHECKPOINTING}
+        found["gradient_checkpointing"] = True
+    if found.pop("optim", None):
+        found["optimizer"] = OPTIMIZERS[new.optimizer][0]
+    if new.peft != old.peft:
+        found["adapter"] = new.peft
+        found |= {"load_in_4bit": True} if new.peft == "qlora" else {}
+        if old.peft is None:
+            found |= {"lora_r": new.lora_rank, "lora_alpha": 2 * new.lora_rank, "lora_target_linear": True}
+    return found

@@ -1,0 +1,160 @@
+"""TrainingArguments, which Trainer, TRL and LLaMA-Factory share: what of them a step's memory depends on.
+
+Names and defaults: those of the transformers that is installed (dataclass fields of TrainingArguments), and names that
+older versions had (4.46 to 5.22).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from typing import Any
+
+from ...errors import BadConfiguration, NotSupported
+from ...language import tr
+from ...step.optimizers import OPTIMIZERS, optimizer_named
+from ...step.setting import Setting
+from .document import read_document
+from .keys import EITHER, LESS, MORE, Keys, free
+
+CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")  # its name before and since transformers 5.23
+# What pages its state to the host counts as if all of it were on the card, as it is where there is room.
+PAGED = {
+    "paged_adamw": "adamw_fused",
+    "paged_adamw_32bit": "adamw_fused",
+    "paged_adamw_8bit": "adamw_8bit",
+}
+EFFECTS = {
+    LESS: ("use_liger_kernel", "torch_empty_cache_steps", "auto_find_batch_size"),
+    MORE: ("neftune_noise_alpha", "label_smoothing_factor", "use_cache"),
+    EITHER: ("torch_compile", "optim_target_modules", "parallelism_config"),
+}
+
+
+@functools.cache
+def defaults() -> dict[str, Any]:
+    """name → default of each field of the installed TrainingArguments; None where it is made anew each time."""
+    from transformers import TrainingArguments
+
+    found = dataclasses.fields(TrainingArguments)
+    return {field.name: None if field.default is dataclasses.MISSING else field.default for field in found}
+
+
+def free_names() -> set[str]:
+    """The names of TrainingArguments, new and old, that change nothing of a step's memory."""
+    named = {name for names in EFFECTS.values() for name in names}
+    return ({*defaults()} | free("TrainingArguments")) - named - {"deepspeed", "fsdp", "fsdp_config"}
+
+
+def common(keys: Keys, checkpointing: bool = False) -> dict[str, Any]:
+    """The fields of a Setting that every file of this family says alike. checkpointing: the tool's default."""
+    known = defaults()
+    found = {
+        "batch_size": keys.whole("per_device_train_batch_size", known["per_device_train_batch_size"]),
+        "gradient_accumulation_steps": keys.whole("gradient_accumulation_steps", 1),
+        "optimizer": optimizer(keys, "optim", str(getattr(known["optim"], "value", known["optim"]))),
+    }
+    name = next((name for name in CHECKPOINTING if keys.get(name) is not None), None)
+    found["gradient_checkpointing"] = keys.flag(name) if name else checkpointing
+    evaluates = keys.get("eval_strategy", keys.get("evaluation_strategy", "no"))
+    if str(evaluates).lower() not in ("no", "false"):
+        samples = keys.whole("per_device_eval_batch_size", known["per_device_eval_batch_size"])
+        if samples > found["batch_size"]:
+            keys.note(
+                "per_device_eval_batch_size",
+                MORE,
+                tr(
+                    ko=f"평가는 세지 않았다. 배치 {samples}의 로짓은 학습보다 더 들 수 있다",
+                    en=f"evaluation is not counted; the logits of {samples} samples may take more than training",
+                ),
+            )
+    return found
+
+
+def optimizer(keys: Keys, name: str, default: str) -> str:
+    """Our name of the optimizer that a key names; NotSupported names the key where it is not simulated."""
+    given = keys.word(name, default)
+    try:
+        return optimizer_named(given)
+    except NotSupported as error:
+        if given.lower() in PAGED:
+            keys.note(name, LESS, tr(ko="페이지를 모두 GPU에 둔 것으로 셌다", en="counted with every page on the GPU"))
+            return PAGED[given.lower()]
+        raise keys.not_counted(name, str(error)) from error
+
+
+def autocast(keys: Keys, bf16: bool = False) -> str | None:
+    """The type that autocast computes in, "bf16" or "fp16"; None without it. bf16: the tool's default without fp16."""
+    fp16 = keys.flag("fp16")
+    on = keys.flag("bf16", bf16 and not fp16)
+    if on and fp16:
+        raise keys.wrong("fp16", tr(ko="bf16과 함께 켤 수 없다", en="not together with bf16"))
+    return "bf16" if on else "fp16" if fp16 else None
+
+
+def shards(keys: Keys, gpus: int) -> int:
+    """ZeRO's stage by the sections deepspeed, fsdp and fsdp_config; 0 where nothing is sharded.
+
+    deepspeed: a mapping, or a JSON file beside the configuration or in the working folder; of one that is not there its
+    name is read ("ds_z3_config.json"). fsdp: full_shard is stage 3, shard_grad_op stage 2.
+    """
+    stage = _deepspeed(keys)
+    fsdp, more = keys.get("fsdp"), keys.get("fsdp_config", {})
+    more = more if isinstance(more, dict) else {}
+    if fsdp or more:
+        words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp)
+        strategy = f"{words} {more.get('sharding_strategy', '')}".lower()
+        whole = more.get("reshard_after_forward", more.get("fsdp_reshard_after_forward", True))
+        stage = 2 if "shard_grad_op" in strategy or str(whole).lower() == "false" else 3
+        if "hybrid" in strategy:
+            keys.note("fsdp", MORE, tr(ko="노드마다 통째로 둔다", en="every node holds all of it"))
+        if "offload" in words or more.get("offload_params") or more.get("fsdp_offload_params"):
+            keys.note("fsdp", LESS, tr(ko="CPU로 내리는 것은 세지 않았다", en="offload to the CPU is not counted"))
+    if stage and gpus == 1:
+        name = "deepspeed" if keys.get("deepspeed") else "fsdp"
+        keys.note(name, EITHER, tr(ko="GPU 하나에서는 나눌 것이 없다", en="on one GPU nothing is sharded"))
+    return stage if gpus > 1 else 0
+
+
+def _deepspeed(keys: Keys) -> int:
+    section = keys.get("deepspeed")
+    if not section:
+        return 0
+    if isinstance(section, str):
+        places = (keys.document.path.parent / section, keys.document.path.parent / section.split("/")[-1])
+        there = next((path for path in places if path.suffix == ".json" and path.is_file()), None)
+        if there is None:
+            stage = re.search(r"z(?:ero)?[_-]?([0-3])", section.lower())
+            if stage is None:
+                raise keys.wrong("deepspeed", tr(ko="읽을 파일이 없다", en="there is no such file to read"))
+            why = tr(ko=f"파일이 없어 이름에서 ZeRO-{stage[1]}로 읽었다", en=f"not there: by its name ZeRO-{stage[1]}")
+            keys.note("deepspeed", LESS if "offload" in section.lower() else EITHER, why)
+            return int(stage[1])
+        section = read_document(there).values
+    zero = section.get("zero_optimization", {}) if isinstance(section, dict) else None
+    stage = zero.get("stage", 0) if isinstance(zero, dict) else None
+    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+        raise BadConfiguration(f"{keys.document.path}: deepspeed: zero_optimization: stage={stage!r:.60}: 0, 1, 2, 3")
+    if any(isinstance(part := zero.get(name), dict) and part.get("device", "none") != "none"
+           for name in ("offload_optimizer", "offload_param")):  # fmt: skip
+        keys.note("deepspeed", LESS, tr(ko="CPU로 내리는 것은 세지 않았다", en="offload to the CPU is not counted"))
+    return stage
+
+
+def changed(keys: Keys, old: Setting, new: Setting, **names: str) -> dict[str, Any]:
+    """key → value of what TrainingArguments call alike wherever they are. names: a field of Setting → its key here."""
+    named = {
+        "batch_size": "per_device_train_batch_size",
+        "gradient_accumulation_steps": "gradient_accumulation_steps",
+    } | names
+    found = {key: getattr(new, name) for name, key in named.items() if getattr(new, name) != getattr(old, name)}
+    if new.gradient_checkpointing and not old.gradient_checkpointing:
+        there = next((name for name in CHECKPOINTING if name in keys.document.values), None)
+        newest = next((name for name in CHECKPOINTING[::-1] if name in defaults()), CHECKPOINTING[0])
+        found[there or newest] = True
+    if new.optimizer != old.optimizer:
+        found["optim"] = OPTIMIZERS[new.optimizer][0]
+    if "fp16" in new.precision and "bf16" in old.precision:
+        found |= {"bf16": False, "fp16": True}
+    return found

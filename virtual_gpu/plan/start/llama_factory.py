@@ -1,0 +1,94 @@
+"""A configuration of LLaMA-Factory, as `llamafactory-cli train FILE` reads it.
+
+LLaMA-Factory 0.9.6.dev0 (ff6d4d1, 2026-08): hparams/{finetuning,model,data}_args.py (LoRA by default, rank 8 on every
+linear layer without dropout, cutoff 2048, checkpointing unless disabled), model/adapter.py (what is trained is cast to
+fp32 unless pure_bf16), model/model_utils/quantization.py (double quantization) and checkpointing.py
+(`prepare_model_for_kbit_training` is not called: what is not 4-bit stays in the compute type).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...cards import GPUSpec
+from ...step.setting import Setting
+from . import hugging_face
+from .keys import EITHER, LESS, MORE, Keys, free
+
+NAME = "LLaMA-Factory"
+METHODS = ("full", "lora", "qlora")
+_ONLY = (
+    "finetuning_type", "cutoff_len", "stage", "template", "lora_target", "lora_rank", "quantization_bit", "pure_bf16",
+    "dataset_dir", "disable_gradient_checkpointing", "quantization_method", "flash_attn", "additional_target",
+)  # fmt: skip
+_EFFECTS = {
+    LESS: ("use_unsloth", "use_unsloth_gc", "enable_liger_kernel"),
+    MORE: (
+        "upcast_layernorm", "upcast_lmhead_output", "resize_vocab", "additional_target", "use_dora", "add_tokens",
+        "add_special_tokens", "new_special_tokens_config", "use_asft_loss", "use_eaft_loss",
+    ),
+    EITHER: ("shift_attn", "mixture_of_depths", "fp8", "use_kt", "use_v1_kernels", "use_dft_loss",
+             "use_mca", "use_megatron_bridge", "use_hyper_parallel", "hyper_parallel_cp_size"),
+}  # fmt: skip
+
+
+def knows(values: dict[str, Any]) -> bool:
+    """Whether a file with these keys is one."""
+    return bool({*values} & {*_ONLY})
+
+
+def read(keys: Keys, spec: GPUSpec, gpus: int, peft: str | None) -> tuple[dict[str, Any], int]:
+    """(fields of a Setting, ZeRO's stage)."""
+    keys.word("stage", "sft", among=("sft", "pt"))
+    kind = keys.word("finetuning_type", "lora", among=("full", "lora"))
+    keys.refuse("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon", "use_llama_pro")
+    keys.word("quantization_method", "bnb", among=("bnb", "bitsandbytes"))
+    bits = keys.get("quantization_bit")
+    if bits not in (None, 4):
+        raise keys.not_counted("quantization_bit", f"{bits!r:.60}; 4")
+    if bits and kind == "full":
+        raise keys.wrong("quantization_bit", "finetuning_type: lora")
+    targets = keys.words("lora_target")
+    found = hugging_face.common(keys)
+    found["gradient_checkpointing"] |= not keys.flag("disable_gradient_checkpointing")
+    found |= {
+        "model_id": keys.word("model_name_or_path"),
+        "sequence_length": keys.whole("cutoff_len", 2048),
+        "lora_rank": keys.whole("lora_rank", 8),
+        "lora_dropout": keys.share("lora_dropout", 0.0),
+        "lora_targets": "all-linear" if targets in ((), ("all",)) else targets,
+        "double_quantization": keys.flag("double_quantization", True),
+        "rest_in_fp32": False,
+        "peft": None if kind == "full" else "qlora" if bits else "lora",
+        "precision": _precision(keys, kind == "full", spec),
+    }
+    if keys.word("flash_attn", "auto") == "disabled":
+        found["attention"] = "eager"
+    stage = hugging_face.shards(keys, gpus)
+    effects = {effect: (*names, *hugging_face.EFFECTS[effect]) for effect, names in _EFFECTS.items()}
+    keys.rest(effects, hugging_face.free_names() | free(NAME))
+    return found, stage
+
+
+def _precision(keys: Keys, full: bool, spec: GPUSpec) -> str:
+    computes, pure = hugging_face.autocast(keys), keys.flag("pure_bf16")
+    if pure:
+        return "autocast_bf16" if computes else "bf16"
+    if computes:
+        return f"{'mixed' if full else 'autocast'}_{computes}"
+    return "fp32" if full else "bf16" if spec.has_bf16 else "fp16"
+
+
+def write(keys: Keys, old: Setting, new: Setting) -> dict[str, Any]:
+    """key → value of each line that makes the one setting the other."""
+    found = hugging_face.changed(keys, old, new, sequence_length="cutoff_len")
+    if new.gradient_checkpointing and not old.gradient_checkpointing:
+        found = {key: value for key, value in found.items() if key not in hugging_face.CHECKPOINTING}
+        found["disable_gradient_checkpointing"] = False
+    if new.peft != old.peft:
+        found |= {"finetuning_type": "lora"} if old.peft is None else {}
+        found |= {"quantization_bit": 4} if new.peft == "qlora" else {}
+        found |= {"pure_bf16": False} if keys.flag("pure_bf16") else {}
+    if new.precision == "bf16" and old.precision == "mixed_bf16":
+        found |= {"bf16": False, "pure_bf16": True}
+    return found
