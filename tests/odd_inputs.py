@@ -240,7 +240,7 @@ def logs(draw: Any) -> bytes:
 
 
 def starts(model: str) -> st.SearchStrategy[bytes]:
-    """A configuration of another tool as JSON, which is YAML too: some keys of theirs, some values that nobody meant."""
+    """A configuration of another tool as JSON, which is YAML too: keys of theirs, values that nobody meant."""
     keys = [
         "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16", "optim", "deepspeed", "fsdp",
         "fsdp_config", "gradient_checkpointing", "eval_strategy", "max_length", "use_peft", "load_in_4bit", "lora_r",

@@ -193,7 +193,8 @@ def start_from(
         keys.note("deepspeed" if "deepspeed" in document.values else "fsdp", LESS, tr(
             ko="GPU마다 모델을 통째로 둔 것으로 셌다", en="counted as if each GPU held the whole model"))  # fmt: skip
         stage = 0
-    room = room_on(spec) if gpus == 1 else room_on(spec, Range(*nccl_bytes(Layout(gpus, stage or 3))))
+    nccl = nccl_bytes(Layout(gpus, 3)) if gpus > 1 else None
+    room = room_on(spec, nccl and Range(nccl.low, nccl.high))
     search = _Search(tool, keys, spec, gpus, stage, room, margin, progress or (lambda setting, needed: None))
     return search.answer(setting)
 
