@@ -42,6 +42,7 @@ _HOME = {
     "shard_ledger": "virtual_gpu.shards.ledger",
     "rank_step": "virtual_gpu.shards.rank_step",
     "zero_panel": ".chapters.c6_distributed.panel",
+    "ring_panel": ".chapters.c6_distributed.ring",
     "lora_panel": ".chapters.c8_lora.panel",
     "plan_training": "virtual_gpu.plan",
     "planner_panel": ".chapters.c9_planner.panel",

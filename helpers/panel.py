@@ -72,6 +72,7 @@ class Panel(widgets.VBox):
     """
 
     prefix: str
+    still = False  # whether the picture stands on a page without widgets too, as it is at first
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,6 +86,10 @@ class Panel(widgets.VBox):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any] | None:
+        bundle = super()._repr_mimebundle_(**kwargs)
+        return bundle | {"image/svg+xml": self.picture.value} if bundle and self.still else bundle
 
     def values(self) -> dict[str, Any]:
         """What is chosen, by the names of `controls`."""
@@ -133,6 +138,20 @@ class Panel(widgets.VBox):
         button.add_class(f"{self.prefix}-{name}")
         button.on_click(lambda _: None if button.disabled else self.move(pressed))
         return button
+
+    def player(self, slider: widgets.IntSlider, interval_ms: int = 400) -> widgets.Play:
+        """Buttons that move a slider on by themselves, in the page: each value comes as if it were dragged there."""
+        play = widgets.Play(
+            value=slider.value,
+            min=slider.min,
+            max=slider.max,
+            interval=interval_ms,
+            description=tr(ko="재생", en="play"),
+        )
+        play.add_class(f"{self.prefix}-play")
+        widgets.jslink((play, "value"), (slider, "value"))
+        widgets.dlink((slider, "max"), (play, "max"))
+        return play
 
     def html(self, name: str) -> widgets.HTML:
         """A place to show something, of class `prefix-name`."""

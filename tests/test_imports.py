@@ -112,6 +112,7 @@ HEAVY = {
         "helpers.comparing",
         "helpers.panel",
         "helpers.chapters.*.panel",
+        "helpers.chapters.*.ring",
         "helpers.chapters.*.scrubber",
     ],
     "matplotlib": [],

@@ -170,6 +170,14 @@ for schedule, ranks in modern.items():
     print(schedule, same, bubble(ranks), [human_bytes(run.kept_bytes) for run in ranks])
 
 # %% [markdown] lang="ko"
+# 기록한 네 순서를 움직여 본다. 순서를 고르고 ▶를 누르거나 순간을 옮기면, 그때 누가 무엇을 계산하고 몇 개를 붙들고 있는지 나온다. 1F1B에서 rank 0의 수가 늘기를 멈추는 순간을 찾는다.
+
+# %%
+from helpers.chapters.c7_split.panel import pipeline_panel
+
+pipeline_panel(piped | modern)
+
+# %% [markdown] lang="ko"
 # - **인터리브**는 버블을 27%에서 16%로 줄이지만 rank 0이 5.5개를 붙든다(스테이지 하나는 절반으로 셌다). 스테이지의 경계가 세 곳에서 일곱 곳으로 늘어 통신도 그만큼 잦아진다.
 # - **제로 버블**은 모든 rank가 똑같이 네 개를 붙든다. 고르지 않던 메모리가 고르게 되는 대신, 가장 적게 붙들던 rank 3도 네 개를 붙든다.
 #

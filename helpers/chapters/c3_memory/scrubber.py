@@ -24,6 +24,7 @@ class AllocatorPanel(Panel):
     """
 
     prefix = "allocator"
+    still = True
 
     def __init__(self, trace: Trace, capacity_bytes: int) -> None:
         super().__init__()
@@ -60,10 +61,6 @@ class AllocatorPanel(Panel):
 
     def _to_the_stop(self) -> None:
         self.request.value = self.stop
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any] | None:
-        bundle = super()._repr_mimebundle_(**kwargs)
-        return bundle and bundle | {"image/svg+xml": self.picture.value}
 
 
 def _moments(trace: Trace, entry: int) -> np.ndarray:

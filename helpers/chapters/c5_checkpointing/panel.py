@@ -47,7 +47,7 @@ class CheckpointingPanel(Panel):
             continuous_update=True,
         )
         self._recording: Recording | None = None
-        self.lay_out([self.nodes, self.strategy], [self.count, self.moment])
+        self.lay_out([self.nodes, self.strategy], [self.count, self.moment, self.player(self.moment)])
         self.move(self._changed)
 
     def clear(self) -> None:

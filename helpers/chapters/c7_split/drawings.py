@@ -9,7 +9,7 @@ import torch
 from virtual_gpu.drawing import svg
 from virtual_gpu.language import tr
 
-from .pipeline import PipelineRun, bubble, timetable
+from .pipeline import PipelineRun, Work, bubble, timetable
 
 
 def draw_model_splits(layers: int = 8, gpus: int = 4) -> svg.Drawing:
@@ -168,10 +168,11 @@ def draw_block_splits(shapes: Mapping[str, tuple[int, ...]], heads: int) -> svg.
 # -- pipeline ------------------------------------------------------------------------------------------------------
 
 
-def draw_pipeline(runs_of: Mapping[str, Sequence[PipelineRun]]) -> svg.Drawing:
+def draw_pipeline(runs_of: Mapping[str, Sequence[PipelineRun]], moment: int | None = None) -> svg.Drawing:
     """For each schedule, who works on which micro-batch when: the order as recorded, a backward twice a forward.
 
-    A rank's second stage is drawn paler than its first.
+    A rank's second stage is drawn paler than its first. moment: a time of the timetable, behind which all is faint; on
+    the right stands what each rank holds then.
     """
     tables = {name: timetable(runs) for name, runs in runs_of.items()}
     length = max(start + duration for rows in tables.values() for row in rows for _, start, duration in row)
@@ -201,7 +202,14 @@ def draw_pipeline(runs_of: Mapping[str, Sequence[PipelineRun]]) -> svg.Drawing:
                 )  # fmt: skip
             in_flight = f"{runs_of[name][rank].in_flight:g}"
             label = tr(ko=f"최대 {in_flight}", en=f"at most {in_flight}")
+            if moment is not None:
+                held = f"{held_at(runs_of[name], moment)[rank]:g}"
+                label = tr(ko=f"지금 {held}", en=f"now {held}")
             drawing.text(740, y + 18, label, size=12, anchor="end", fill=svg.MUTED)
+        if moment is not None:
+            x, bottom = 80 + moment * unit, top + 12 + len(rows) * 30
+            drawing.rect(x, top + 10, 680 - x, bottom - top - 12, svg.PAPER, fill_opacity=0.6)
+            drawing.line(x, top + 6, x, bottom, svg.INK, stroke_width=2)
         top += ranks * 30 + 56
     legend = [
         (svg.BLUE, tr(ko="순전파", en="forward")),
@@ -218,8 +226,31 @@ def draw_pipeline(runs_of: Mapping[str, Sequence[PipelineRun]]) -> svg.Drawing:
         drawing.text(x + 17, top - 10, label, size=12)
         x += 34 + svg.text_width(label, 12)
     note = tr(ko="오른쪽: 한꺼번에 붙들고 있는 마이크로 배치", en="right: micro-batches held at once")
+    if moment is not None:
+        note = tr(ko="오른쪽: 지금 붙들고 있는 마이크로 배치", en="right: micro-batches held now")
     drawing.text(740, 30, note, size=12, anchor="end", fill=svg.MUTED)
     return drawing
+
+
+def working_at(runs: Sequence[PipelineRun], moment: int) -> list[Work | None]:
+    """What each rank works on in the unit of time that ends at the moment; None where it waits."""
+    return [
+        next((work for work, start, duration in row if start < moment <= start + duration), None)
+        for row in timetable(runs)
+    ]
+
+
+def held_at(runs: Sequence[PipelineRun], moment: int) -> list[float]:
+    """Each rank's micro-batches whose activations it holds at that moment; one of two stages' is half a one.
+
+    From the end of a forward to the end of its whole backward, as `PipelineRun.in_flight` counts them.
+    """
+    held = []
+    for row in timetable(runs):
+        over = [work for work, start, duration in row if start + duration <= moment]
+        stages = len({work.stage for work, _, _ in row})
+        held.append((sum(w.kind == "F" for w in over) - sum(w.kind in "BW" for w in over)) / stages)
+    return held
 
 
 _WORK = {"F": svg.BLUE, "B": svg.ORANGE, "I": svg.RED, "W": svg.GREEN}
