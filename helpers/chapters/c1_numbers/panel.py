@@ -26,7 +26,7 @@ class NumberPanel(Panel):
         number, power = tr(ko="숫자", en="number"), tr(ko="10의 거듭제곱", en="power of ten")
         self.text = self.control(widgets.Text, "text", number, value="0.1", continuous_update=True)
         self.controls = {"text": self.text}
-        self._following = False  # the slider follows the number, not the number the slider
+        self._place: float | None = None  # where the slider went with a number: there it does not set one
         self.slider = self.control(
             widgets.FloatSlider, "slider", power, self._dragged, value=-1, min=-46, max=39, step=0.1
         )
@@ -49,15 +49,14 @@ class NumberPanel(Panel):
         self.text.value = text
         size = abs(parse_number(text))
         if 10.0**self.slider.min <= size <= 10.0**self.slider.max:
-            self._following = True
-            try:
-                self.slider.value = round(math.log10(size), 1)
-            finally:
-                self._following = False
+            self._place = round(math.log10(size), 1)
+            self.slider.value = self._place
 
     def _dragged(self) -> None:
-        if not self._following:
-            self.text.value = f"{10.0**self.slider.value:.6g}"
+        if self._place is not None and abs(self.slider.value - self._place) < 0.05:
+            return  # the page may send it back
+        self._place = None
+        self.text.value = f"{10.0**self.slider.value:.6g}"
 
 
 def number_panel() -> NumberPanel:

@@ -40,24 +40,26 @@ class AccumulationPanel(Panel):
         )
         self.controls["micro"] = self.micro
         self._wish = self.micro.value  # what the reader chose, also while the batch is too small for it
+        self._fitting = False  # its sizes are set by the batch
         self._traces, self._found = Kept(TRACES), Kept(ANSWERS)
         boxes = [*self.controls.values()]
         self.lay_out(boxes[:3], boxes[3:])
         self.move(self._changed)
 
     def _micro_moved(self) -> None:
-        if self.micro.value in (sizes := _sizes(self.controls["batch"].value)) and [*self.micro.options] == sizes:
+        if not self._fitting:
             self._wish = self.micro.value
             super()._changed()
 
     def _changed(self) -> None:
         sizes = _sizes(self.controls["batch"].value)
         if [*self.micro.options] != sizes:
-            wish = self._wish
-            with self.micro.hold_trait_notifications():
+            self._fitting = True
+            try:
                 self.micro.options = sizes
-                self.micro.value = max(size for size in sizes if size <= wish)
-            self._wish = wish
+                self.micro.value = max(size for size in sizes if size <= self._wish)
+            finally:
+                self._fitting = False
         super()._changed()
 
     def pieces(self, **chosen: Any) -> Iterator[Callable[[], Any]]:
