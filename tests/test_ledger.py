@@ -223,6 +223,21 @@ def test_the_depth_of_a_model_with_adapters_is_continued_as_a_full_run_has_it(pe
     assert continued.peak_bytes == run.peak_bytes and continued.at_peak() == run.at_peak()
 
 
+@pytest.mark.parametrize("peft", [None, "qlora"])
+def test_what_one_micro_batch_has_shown_holds_for_another(peft):
+    setting = {"stage": 3, "peft": peft, "gradient_checkpointing": True, "sequence_length": 64}
+    for learned in (True, False):
+        rank_step_module._trace.cache_clear()
+        rank_step_module._shown.clear()
+        if learned:
+            rank_step(LLAMA, 4, batch_size=2, **setting)
+        step = rank_step(LLAMA, 4, batch_size=3, **setting)
+        if learned:
+            quick = step
+    assert (quick.at_peak, quick.reserved_bytes, quick.sent) == (step.at_peak, step.reserved_bytes, step.sent)
+    assert np.array_equal(quick.trace.nbytes, step.trace.nbytes) and np.array_equal(quick.trace.born, step.trace.born)
+
+
 def test_a_sharded_step_with_adapters_holds_less_than_all_of_it():
     setting = {"sequence_length": 512, "gradient_checkpointing": True, "gpu": "RTX 3090"}
     lora, qlora = (rank_step(LLAMA, 2, peft=peft, **setting) for peft in ("lora", "qlora"))

@@ -24,9 +24,10 @@ from virtual_gpu.models.build import build_model
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.plan import METHODS, Recipe, cheapest, search
 from virtual_gpu.plan.command import main
+from virtual_gpu.plan.frontier import frontier
 from virtual_gpu.plan.measure import held, measure, setting_of
 from virtual_gpu.plan.pictures import _legend_places, too_much
-from virtual_gpu.plan.plans import kind_label, make_request, recipes_of
+from virtual_gpu.plan.plans import kind_label, left_out, make_request, recipes_of
 from virtual_gpu.plan.ranking import criteria
 from virtual_gpu.room import room_on
 from virtual_gpu.shards.rank_step import rank_step
@@ -163,6 +164,21 @@ def test_the_ranking_is_the_stated_one(plans):
     assert plans[1].why_after(plans[0]) in ("추가 연산이 많다", "학습 방법을 더 많이 바꾼다")
 
 
+def test_the_frontier_joins_what_no_plan_betters(plans):
+    measured = [*plans.plans, *plans.refused.values(), *(plan for plan in plans.losers if not plan.at_least)]
+    line = frontier(measured)
+    for plan in measured:
+        better = [
+            o for o in measured if (o.flops, o.needed_bytes) != (plan.flops, plan.needed_bytes)
+            and o.flops <= plan.flops and o.needed_bytes <= plan.needed_bytes
+        ]  # fmt: skip
+        same = any((o.flops, o.needed_bytes) == (plan.flops, plan.needed_bytes) for o in line)
+        assert same == (not better)
+    drawn = plans.frontier().svg()
+    assert all(f">{place}</text>" in drawn for place in range(1, len(plans) + 1))
+    assert drawn.count("<circle") >= 2 and drawn.count("<polygon") >= 2 and plans.verdict in drawn
+
+
 def test_a_legend_stays_on_its_sheet():
     kinds = ("parameters", "gathered", "gradients", "optimizer", "activations", "other", "fragmentation")
     labels = [kind_label(kind) for kind in kinds]
@@ -268,6 +284,12 @@ def test_adapters_are_sharded_on_two_gpus(gpu, half):
             whole = next(p for p in plans if p.recipe == replace(plan.recipe, stage=0))
             assert plan.at_peak["parameters"] < 0.65 * whole.at_peak["parameters"]
             assert plan.sent_bytes > whole.sent_bytes
+
+
+def test_an_optimizer_whose_split_states_are_not_counted_is_told():
+    request = make_request("gpt2", "2 x L4", length=32, batch=2, optimizer="sgd")
+    assert not any(recipe.stage for recipe in recipes_of(request))
+    assert any("sgd" in what and "adamw_fused" in why for what, why in left_out(request))
 
 
 def test_two_names_of_how_many_gpus_must_agree():
@@ -456,6 +478,24 @@ def test_the_files_of_several_gpus_run(method, stage, tmp_path):
     # Of this small model DDP's first broadcast, in buckets of 250 MiB, is larger than the step: it is not the plan's.
     held = max(allocated for phase, (allocated, _) in report["phases"].items() if phase != "loading")
     assert report["steps"] == 3 and abs(held / tensors - 1) < 0.06
+
+
+@pytest.mark.parametrize("method, stage", [("lora", 0), ("lora", 3), ("qlora", 0), ("qlora", 3)])
+def test_the_files_of_sharded_adapters_load_where_fsdp_can_split(method, stage):
+    request = make_request(config(), "2 x T4", length=32, batch=2, methods=(method,))
+    files = measure(request, Recipe(method, "mixed_fp16", "adamw_fused", stage=stage), 1, 1).files()
+    called = [
+        node for node in ast.walk(ast.parse(files["train.py"]))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("from_pretrained")
+    ]  # fmt: skip
+    loading = {word.arg: ast.unparse(word.value) for word in called[-1].keywords}
+    place = {("lora", 3): None, ("qlora", 3): "{'': 'cpu'}"}
+    whole = "{'': 'cpu' if args.cpu else PartialState().local_process_index}"
+    assert loading.get("device_map") == place.get((method, stage), whole)
+    stored = "bnb_4bit_quant_storage=dtype" in loading.get("quantization_config", "")
+    assert stored == (method == "qlora" and stage == 3)
+    assert ("prepare_model_for_kbit_training" in files["train.py"]) == (method == "qlora" and not stage)
+    assert ("fsdp_version: 2" in files["accelerate.yaml"]) == bool(stage) and "fp16" in files["accelerate.yaml"]
 
 
 def test_accelerate_reads_the_configuration(tmp_path):

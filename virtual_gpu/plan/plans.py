@@ -425,6 +425,16 @@ def left_out(request: Request) -> list[tuple[str, str]]:
                 ),
             )
         )
+        if request.optimizer not in (None, "adamw_fused"):
+            rows.append(
+                (
+                    f"ZeRO-2, 3 · {request.optimizer}",
+                    tr(
+                        ko="나누어 가진 조각의 옵티마이저 상태는 AdamW(adamw_fused)만 센다",
+                        en="of split parameters only the states of AdamW (adamw_fused) are counted",
+                    ),
+                )
+            )
         for method in [m for m in request.methods if m != "full"]:
             rows.append(
                 (

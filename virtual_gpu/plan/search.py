@@ -24,6 +24,7 @@ from ..drawing.frames import frame_of
 from ..language import tr
 from ..step.splits import equal_splits
 from ..units import human_bytes
+from .frontier import draw_frontier
 from .host import loadable
 from .measure import expected, held, hopeless, measure
 from .pictures import Losers, draw_plans, plans_html
@@ -110,6 +111,10 @@ class Plans:
     def chart(self) -> Any:
         """Every recipe at its peak, by kind, under the GPU's capacity."""
         return draw_plans(self)
+
+    def frontier(self) -> Any:
+        """The measured plans, fitting or not: peak memory over the work of a step; what none betters is joined."""
+        return draw_frontier(self)
 
     def to_frame(self) -> pandas.DataFrame:
         """Every plan as a row, the best first and the losers last; bytes at the peak by kind, FLOPs of a step."""

@@ -20,7 +20,7 @@ from ..errors import WrongValue
 from ..language import tr
 from ..models.adapters import LORA_RANK
 from ..models.configs import resolve_model_id
-from ..models.depth import from_shallow, text_config
+from ..models.depth import Deepening, from_shallow, text_config
 from ..trace.edits import accumulating as accumulating_trace
 from ..trace.edits import held_from_the_start, scaled, with_ddp
 from ..trace.timeline import CATEGORIES
@@ -48,6 +48,7 @@ from .nccl import Range, nccl_bytes
 
 REFERENCE = 64  # data-parallel ranks of the run that stands for other numbers of them
 PADDING = 0.002
+_shown: dict[Any, Deepening] = {}  # what shallow runs have shown, by all but the micro-batch and its length
 
 
 @dataclass
@@ -307,7 +308,8 @@ def _trace(
         )  # fmt: skip
         return one.trace, one.sent_bytes if adapters else one.sent_activations
 
-    trace, sent = from_shallow(model.config, run, turns=2) or run(model.config)
+    like = model, layout, precision, checkpointing, spec, adapters
+    trace, sent = from_shallow(model.config, run, 2, _shown, like) or run(model.config)
     return trace, Counter(sent)
 
 

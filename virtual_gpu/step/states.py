@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Any
 
@@ -44,6 +45,7 @@ def _states(setting: Setting, config: Any, dtype: torch.dtype) -> dict[str, int]
     return {"parameters": model_bytes(model), "gradients": storage_bytes(trained), "optimizer": own + shared}
 
 
+@functools.lru_cache(maxsize=4096)
 def _state(shape: tuple[int, ...], dtype: torch.dtype, copies: int, optimizer: str) -> int:
     """Bytes that the optimizer keeps for so many parameters of a shape, after one step on them."""
     gpu = VirtualGPU(CATALOG["A100-80GB"], limited=False)
