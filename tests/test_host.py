@@ -165,6 +165,18 @@ def test_what_a_plan_says_of_the_host():
     assert "Colab" in full.line("Colab") and full.to_dict()["needed_bytes"][0] == PROCESS.low
 
 
+def test_a_sharded_4_bit_model_is_quantized_in_the_ram_of_each_process():
+    request = make_request("meta-llama/Llama-3.2-1B", "2 x T4", batch=2, methods=("lora", "qlora"))
+    lora, one, four_bit = (
+        host_need(measure(request, Recipe(method, "mixed_fp16", "adamw_fused", stage=stage), 1, 1)).loading
+        for method, stage in (("lora", 3), ("qlora", 0), ("qlora", 3))
+    )
+    assert lora.low == 2 * 1_235_814_400 and one.low == 0  # rank 0 alone, bf16 files to fp16; straight to the GPUs
+    embedding, layers = 2 * 128256 * 2048, (1_235_814_400 - 128256 * 2048) / 2
+    assert 2 * (embedding + layers) < four_bit.low < 2 * (embedding + 1.06 * layers)  # two copies, with statistics
+    assert four_bit.high - four_bit.low == one.high == 2 * 4 * 2 * 128256 * 2048
+
+
 def test_a_plan_that_cannot_be_loaded_is_left_out():
     request = make_request("meta-llama/Llama-3.2-1B", "T4", host="5GB")
     full, lora = (

@@ -19,6 +19,8 @@ from ..language import tr
 from ..models.build import build_model
 from ..models.configs import cached_by_model, checkpoint_dtype, load_config
 from ..room import FITS, TIGHT, TOO_MUCH
+from ..shards.adapters import Adapters, shapes_of
+from ..shards.ledger import ConfigKey
 from ..units import human_bytes
 from .files import weights_dtype
 
@@ -86,13 +88,22 @@ def _sizes(model: str) -> tuple[int, int, torch.dtype]:
     return sum(counts), max(counts), checkpoint_dtype(model, config)
 
 
+def _quantized(model: str, dtype: torch.dtype) -> int:
+    """Bytes of the whole model once its linear layers are 4-bit ones, without adapters."""
+    shapes = shapes_of(ConfigKey.of(load_config(model)), Adapters("qlora", dtype=dtype))
+    return shapes.held(1) - shapes.gradients(1)
+
+
 def host_need(plan: Plan) -> HostNeed:
     """What the plan's files need of the host's RAM."""
     recipe, gpus = plan.recipe, plan.request.gpus
     total, largest, stored = _sizes(plan.request.model)
     wanted = getattr(torch, weights_dtype(recipe))
-    if recipe.method != "full":
-        converted = 0 if wanted == stored else _THREADS * largest * wanted.itemsize * gpus
+    converted = 0 if wanted == stored else _THREADS * largest * wanted.itemsize * gpus
+    if recipe.method == "qlora" and recipe.stage:  # each process quantizes its own copy, from which FSDP2 takes shards
+        whole = gpus * _quantized(plan.request.model, wanted)
+        loading = Range(whole, whole + converted)
+    elif recipe.method != "full" and not recipe.stage:
         loading = Range(0, converted)
     else:
         copies = 1 if recipe.stage else gpus  # fsdp_cpu_ram_efficient_loading: rank 0 alone reads
