@@ -454,8 +454,8 @@ def test_weights_in_bf16_come_with_a_caution():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method, stage", [("full", 3), ("lora", 0), ("lora", 3)])
-def test_the_files_of_several_gpus_run(method, stage, tmp_path):
+@pytest.mark.parametrize("method, stage, way", [("full", 3, (1, 4)), ("lora", 0, (1, 4)), ("lora", 3, (4, 1))])
+def test_the_files_of_several_gpus_run(method, stage, way, tmp_path):
     """`accelerate launch` as the script says, as one of four ranks on a virtual card: what the plan counted is held."""
     llama = LlamaConfig(
         vocab_size=258, hidden_size=1024, num_hidden_layers=4, num_attention_heads=8, intermediate_size=2816
@@ -465,7 +465,7 @@ def test_the_files_of_several_gpus_run(method, stage, tmp_path):
     byte_tokenizer().save_pretrained(tmp_path / "model")
     (tmp_path / "text.txt").write_text("대한민국의 수도는 서울이다.\n" * 1000, encoding="utf-8")
     request = make_request(str(tmp_path / "model"), "L4", 4, length=256, batch=16, methods=(method,))
-    plan = measure(request, Recipe(method, "mixed_bf16", "adamw_fused", stage=stage), 1, 4)
+    plan = measure(request, Recipe(method, "mixed_bf16", "adamw_fused", stage=stage), *way)
     plan.save(tmp_path / "plan")
     virtual = ["virtual_gpu", "run", "--gpu", "L4", "--gpus", "4", "--no-advise", "--report", tmp_path / "report.json"]
     launch = ["accelerate", "launch", "--config_file", "accelerate.yaml", "train.py", "--text", tmp_path / "text.txt"]
