@@ -18,6 +18,7 @@ from virtual_gpu.plan.start.document import MOST_BYTES, read_document
 from virtual_gpu.plan.start.keys import Keys, free
 from virtual_gpu.step.predict import predict_memory, predict_need
 from virtual_gpu.step.setting import Setting
+from virtual_gpu.units import human_bytes
 
 SMALL = LlamaConfig(
     vocab_size=16384, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=704,
@@ -312,6 +313,16 @@ def test_bf16_on_a_card_without_it(written):
     found = start_from(written(LLAMA_FACTORY), "T4")
     assert not found.fits and "bf16" in found.impossible
     assert found.lines == {"bf16": False, "fp16": True} and found.proposal.setting.precision == "autocast_fp16"
+
+
+def test_8_bit_adamw_comes_with_what_the_trainer_keeps_in_32_bits(written, model):
+    """A full fine-tuning by the Trainer: `GlobalOptimManager` has nn.Embedding's state in fp32."""
+    arguments = '{"per_device_train_batch_size": 1, "bf16": true, "optim": "adamw_bnb_8bit"}'
+    notes = start_from(written(arguments, "args.json"), "L4", model=model, length=64).notes
+    assert [(note.key, note.effect) for note in notes] == [("optim", "more")]
+    assert human_bytes(6 * SMALL.vocab_size * SMALL.hidden_size) in notes[0].why
+    adapters = start_from(written(arguments, "args.json"), "L4", model=model, length=64, peft="lora")
+    assert not adapters.notes  # no embedding is trained
 
 
 def test_several_gpus(written):

@@ -16,6 +16,7 @@ from ...cards import GPUSpec, Range, card
 from ...errors import NotSupported, WrongValue
 from ...language import tr
 from ...models.configs import load_config, model_name
+from ...models.depth import text_config
 from ...room import FITS, Room, room_on
 from ...shards.layout import Layout
 from ...shards.nccl import nccl_bytes
@@ -23,6 +24,7 @@ from ...shards.rank_step import rank_step
 from ...step.predict import predict_need
 from ...step.setting import Setting
 from ...step.states import states_of
+from ...units import human_bytes
 from ..plans import how_many
 from ..writing import check_folder, write
 from . import axolotl, llama_factory, torchtune, trainer, trl
@@ -221,12 +223,27 @@ class _Search:
             tuple(self.keys.notes), impossible,
         )  # fmt: skip
         if found.fits:
-            return found
+            return self.with_embeddings(found, setting)
         for one in self.candidates(setting):
             tried = self.largest(setting, one)
             if tried is not None:
-                return replace(found, proposal=tried, lines=self.tool.write(self.keys, setting, tried.setting))
-        return found
+                found = replace(found, proposal=tried, lines=self.tool.write(self.keys, setting, tried.setting))
+                return self.with_embeddings(found, tried.setting)
+        return self.with_embeddings(found, setting)
+
+    def with_embeddings(self, found: Answer, setting: Setting) -> Answer:
+        """With a note where the Trainer keeps the embeddings' state in 32 bits (GlobalOptimManager) beside 8-bit AdamW.
+
+        transformers 5.23, Trainer.create_optimizer: 8 bytes a parameter of each nn.Embedding, counted here as 2.
+        """
+        if setting.peft is not None or setting.optimizer != "adamw_8bit" or self.tool is torchtune:
+            return found
+        config = text_config(load_config(setting.model_id))
+        more = human_bytes(6 * config.vocab_size * config.hidden_size)
+        why = tr(ko=f"Trainer는 임베딩의 상태를 32비트로 둔다. {more}쯤 더 든다",
+                 en=f"the Trainer keeps the embeddings' state in 32 bits: about {more} more")  # fmt: skip
+        name = "optimizer" if self.tool is axolotl else "optim"
+        return replace(found, notes=(*found.notes, Note(name, "adamw_bnb_8bit", MORE, why)))
 
     def measured(self, setting: Setting) -> Try:
         if self.stage:
