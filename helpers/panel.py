@@ -280,6 +280,13 @@ def error_line(text: str) -> str:
     return f'<p role="alert" style="{look}"><b>{escape(text)}</b></p>'
 
 
+def whole(text: str) -> int | str:
+    """A whole number that was typed; anything else as it is, of which the check of the value says what is wrong."""
+    typed = text.strip()
+    is_one = typed.isascii() and typed.removeprefix("-").isdecimal() and len(typed) <= 20  # int() refuses 4,301 digits
+    return int(typed) if is_one else text
+
+
 def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 

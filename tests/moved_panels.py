@@ -18,7 +18,7 @@ from helpers.panel import Panel
 from virtual_gpu.language import language
 
 PANELS = tuple(name for name in helpers.__all__ if name.endswith("_panel"))
-LONGEST_LINE = 1000  # characters of what a panel says
+LONGEST_LINE = 3000  # characters of what a panel says: the names of all models that it knows are 2,200
 _SILLY = (
     "0", "-1", "8", "64", "abc", "팔", "3.5", "1/0", "1/3", "9" * 40, "9" * 5000, "1e999999999", "８", "\n", "None",
 )  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 import ipywidgets as widgets
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from moved_panels import PANELS, drive, moves
+from moved_panels import PANELS, controls_of, drive, ends_well, moves
 
 import helpers
 from helpers import memory_panel, use_gpu
@@ -93,6 +93,16 @@ def test_a_panel_survives_odd_moves(name):
 @pytest.mark.parametrize("name", PANELS)
 def test_a_panel_survives_hundreds_of_odd_moves(name):
     odd_moves(name, times=40, most=8)
+
+
+@pytest.mark.parametrize("name", ["lora_panel", "number_panel", "quantization_panel"])
+@pytest.mark.parametrize("typed", ["9" * 5000, "-" + "9" * 5000, "a" * 100_000], ids=["digits", "below 0", "letters"])
+def test_a_long_text_is_named_in_a_short_line(name, typed):
+    panel = getattr(helpers, name)()
+    field = next(control for control in controls_of(panel) if isinstance(control, widgets.Text))
+    field.value = typed
+    ends_well(panel)
+    assert len(panel.status.value) < 500
 
 
 def test_every_panel_has_a_notebook():

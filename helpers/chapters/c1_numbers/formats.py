@@ -153,8 +153,8 @@ def parse_number(text: str) -> float:
     except (ValueError, OverflowError, ZeroDivisionError, TypeError):
         raise ValueError(
             tr(
-                ko=f"{text!r}: 숫자로 읽을 수 없다. 0.1, 1e-8, 1/3, 2**-14, inf, nan처럼 쓴다.",
-                en=f"{text!r} is not a number. Write 0.1, 1e-8, 1/3, 2**-14, inf or nan.",
+                ko=f"{text!r:.80}: 숫자로 읽을 수 없다. 0.1, 1e-8, 1/3, 2**-14, inf, nan처럼 쓴다.",
+                en=f"{text!r:.80} is not a number. Write 0.1, 1e-8, 1/3, 2**-14, inf or nan.",
             )
         ) from None
 

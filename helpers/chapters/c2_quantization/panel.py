@@ -90,7 +90,7 @@ def _integer(text: str, what: str) -> int:
         return int(text)
     except ValueError:
         raise ValueError(
-            tr(ko=f"{what}: {text!r}은(는) 정수가 아니다.", en=f"{what}: {text!r} is not an integer.")
+            tr(ko=f"{what}: {text!r:.80}은(는) 정수가 아니다.", en=f"{what}: {text!r:.80} is not an integer.")
         ) from None
 
 

@@ -12,7 +12,7 @@ from virtual_gpu.step.setting import Setting
 
 from ...comparing import ReportPanel
 from ...experiment import predict_memory
-from ...panel import TRACES, Answer, Kept
+from ...panel import TRACES, Answer, Kept, whole
 from .lora import trainable_parameters
 
 
@@ -50,8 +50,7 @@ class LoraPanel(ReportPanel):
 
     def answer(self, *, gpu: str, peft: str, lora_rank: str, **values: Any) -> Answer:
         if peft != "full":  # a drop-down shows nothing for a value of None
-            number = lora_rank.strip().removeprefix("-").isdecimal()  # of anything else, Setting says what is wrong
-            values |= {"peft": peft, "lora_rank": int(lora_rank) if number else lora_rank}
+            values |= {"peft": peft, "lora_rank": whole(lora_rank)}
         setting = Setting(**values)
         report = predict_memory(setting, gpu=gpu, kept=self._traces)
         trained, total = trainable_parameters(setting.model_id, setting.peft, setting.lora_rank, setting.lora_targets)

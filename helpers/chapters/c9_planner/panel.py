@@ -13,7 +13,7 @@ from virtual_gpu.plan import MARGIN, METHODS, PRECISIONS, Plans, plan_training
 from virtual_gpu.plan.pictures import table_html
 from virtual_gpu.plan.plans import make_request, method_label
 
-from ...panel import Panel, status_line
+from ...panel import Panel, status_line, whole
 
 FIRST = "EleutherAI/polyglot-ko-5.8b"
 
@@ -69,8 +69,7 @@ class PlannerPanel(Panel):
         """The chosen request, as `plan_training` takes it."""
         values = super().values()
         methods = tuple(method for method in METHODS if values.pop(method))
-        batch = values["batch"].strip()
-        values["batch"] = int(batch) if batch.isascii() and batch.removeprefix("-").isdecimal() else values["batch"]
+        values["batch"] = whole(values["batch"])
         values |= {"precision": values["precision"] or None, "optimizer": values["optimizer"] or None}
         return {**values, "model": values["model"].strip(), "methods": methods}
 
