@@ -11,6 +11,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -23,10 +24,28 @@ from virtual_gpu.language import set_language, tr
 
 EVEN = 1e-4  # up to this error the scale is even
 TICKS = (-1, -0.1, -0.01, -0.001, 0, 0.001, 0.01, 0.1, 1)
-LEFT, RIGHT, TOP, LINE = 330, 30, 64, 30
-WIDTH = 960
+TOP = 64
 NAMED = 0.01
-PICTURES = {"en": "truth.svg", "ko": "truth_ko.svg"}
+
+
+class Shape(NamedTuple):
+    """A picture's pixels: its width, what is left of the points and right of them, a line's height, where in a line its
+    name and its points stand, how many letters of the name, and where the second line of the key begins.
+    """
+
+    width: int
+    left: int
+    right: int
+    line: int
+    name: float
+    points: float
+    letters: int
+    key: int
+
+
+WIDE = Shape(960, 330, 30, 30, 14, 15, 48, 210)
+NARROW = Shape(400, 20, 20, 56, 14, 42, 27, 140)  # for a phone: names above their points
+PICTURES = {"truth.svg": ("en", WIDE), "truth_ko.svg": ("ko", WIDE), "truth_ko_narrow.svg": ("ko", NARROW)}
 
 
 def place(error: float) -> float:
@@ -37,7 +56,7 @@ def place(error: float) -> float:
     return math.copysign(far / whole, error)
 
 
-def draw(rows: list[Judged]) -> Drawing:
+def draw(rows: list[Judged], shape: Shape = WIDE) -> Drawing:
     """The picture of judged rows, a line for each program of a source."""
     what = {recipe.name: tr(ko=recipe.what_ko or recipe.what, en=recipe.what) for recipe in recipes()}
     title = tr(ko="예측은 측정과 얼마나 다른가", en="How far off are the predictions?")
@@ -47,6 +66,7 @@ def draw(rows: list[Judged]) -> Drawing:
             (what.get(recipe, recipe), f"{source} ({len(group)})", group)
             for (source, recipe), group in grouped(row for row in rows if has_error(row)).items()
         ],
+        shape,
     )
 
 
@@ -55,28 +75,30 @@ def has_error(row: Judged) -> bool:
     return row.counts and row.error is not None
 
 
-def draw_lines(title: str, lines: list[tuple[str, str, list[Judged]]]) -> Drawing:
+def draw_lines(title: str, lines: list[tuple[str, str, list[Judged]]], shape: Shape = WIDE) -> Drawing:
     """A line of points for each (what, where, rows); rows as `has_error` wants them."""
-    height = TOP + LINE * len(lines) + 46
+    height = TOP + shape.line * len(lines) + 46
     count = sum(len(group) for _, _, group in lines)
     alt = tr(
         ko=f"다른 사람들이 잰 {count}개의 값과 예측: 프로그램마다 한 줄, 값마다 한 점, 가로는 예측이 측정과 다른 비율",
         en=f"{count} values that others measured, and their predictions: a line for each program, a point for each "
         "value, across it how far the prediction is off",
     )
-    found = Drawing(WIDTH, height, alt)
+    found = Drawing(shape.width, height, alt)
     found.text(16, 28, title, size=17, bold=True)
-    centre, half = (LEFT + WIDTH - RIGHT) / 2, (WIDTH - RIGHT - LEFT) / 2
-    bottom = TOP + LINE * len(lines)
+    low, high = shape.left, shape.width - shape.right
+    centre, half = (low + high) / 2, (high - low) / 2
+    bottom = TOP + shape.line * len(lines)
     for tick in TICKS:
         x = centre + half * place(tick)
         found.line(x, TOP - 8, x, bottom, stroke=INK if tick == 0 else GRID)
         label = "0" if tick == 0 else f"{tick * 100:+g} %".replace("-", "−")
         found.text(x, bottom + 18, label, size=11, anchor="middle", fill=MUTED)
     for index, (what, where, group) in enumerate(lines):
-        y = TOP + LINE * index + LINE / 2
-        found.text(16, y - 1, _shortened(what), size=12)
-        found.text(16, y + 10, where, size=9, fill=MUTED)
+        top = TOP + shape.line * index
+        y = top + shape.points
+        found.text(16, top + shape.name, _shortened(what, shape.letters), size=12)
+        found.text(16, top + shape.name + 11, where, size=9, fill=MUTED)
         for row in sorted(group, key=lambda row: row.grade == "exact"):
             x = centre + half * place(row.error)
             found.circle(x, y, 3.5, BLUE if row.grade == "exact" else ORANGE, fill_opacity=0.6)
@@ -88,8 +110,12 @@ def draw_lines(title: str, lines: list[tuple[str, str, list[Judged]]]) -> Drawin
             found.text(x, y - 6, name, size=9, anchor="end" if left else "start", fill=MUTED)
     y = height - 10
     for x, colour, text in (
-        (LEFT, BLUE, tr(ko="입력이 모두 밝혀진 행", en="every input is stated")),
-        (LEFT + 210, ORANGE, tr(ko="하나가 빠졌거나 거칠게 출력된 행", en="one thing is missing, or coarsely printed")),
+        (shape.left, BLUE, tr(ko="입력이 모두 밝혀진 행", en="every input is stated")),
+        (
+            shape.left + shape.key,
+            ORANGE,
+            tr(ko="하나가 빠졌거나 거칠게 출력된 행", en="one thing is missing, or coarsely printed"),
+        ),
     ):
         found.circle(x, y - 4, 4, colour)
         found.text(x + 10, y, text, size=11, fill=MUTED)
@@ -107,10 +133,10 @@ def main() -> None:
     parser.add_argument("--to", default=ROOT / "image", type=Path, help="a folder")
     args = parser.parse_args()
     rows = [Judged(**row) for row in json.loads(args.judged.read_text(encoding="utf-8"))["rows"]]
-    for language, name in PICTURES.items():
+    for name, (language, shape) in PICTURES.items():
         set_language(language)
         path = args.to / name
-        path.write_text(draw(rows).svg() + "\n", encoding="utf-8")
+        path.write_text(draw(rows, shape).svg() + "\n", encoding="utf-8")
         print(path)
 
 

@@ -207,6 +207,50 @@ def test_a_part_of_a_korean_word_is_found(browser, search):
         assert "q=" in page.url
 
 
+# -- the table of answers ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """The table's script on four rows, and a table on a page that has no place for it."""
+    folder = tmp_path_factory.mktemp("answers")
+    shutil.copy(site.WEBSITE / "answers.js", folder)
+    rows = [("A", "T4", 512, "LoRA"), ("A", "L4", 512, "전체"), ("A", "L4", 2048, "QLoRA"), ("B", "T4", 512, "없음")]
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    head = "".join(f"<th>{name}</th>" for name in ("모델", "GPU", "길이", "방법"))
+    html = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    start = '<!doctype html><meta charset="utf-8"><script src="answers.js"></script>'
+    page = f'{start}<section><div id="answers"></div>{html}</section>'
+    (folder / "answers.html").write_text(page, encoding="utf-8")
+    (folder / "other.html").write_text(f"{start}<section>{html}</section>", encoding="utf-8")
+    return folder
+
+
+def rows_shown(page):
+    return ["/".join(row.split()) for row in page.locator("tbody tr:visible").all_inner_texts()]
+
+
+def test_answers_are_filtered_by_menus_and_words(browser, table):
+    with opened(browser, (table / "answers.html").as_uri()) as page:
+        assert len(rows_shown(page)) == 4
+        page.get_by_label("GPU").select_option("L4")
+        page.get_by_label("길이").select_option("2048")
+        assert rows_shown(page) == ["A/L4/2048/QLoRA"]
+        assert page.evaluate("() => location.hash") == "#gpu=L4&length=2048"
+        page.reload()
+        assert rows_shown(page) == ["A/L4/2048/QLoRA"] and page.get_by_label("GPU").input_value() == "L4"
+        page.get_by_label("찾을 말").fill("없는 말")
+        assert rows_shown(page) == [] and "맞는 줄이 없다" in page.inner_text("#answers-count")
+        page.evaluate("() => { location.hash = '#gpu=nonsense&q=lora' }")
+        page.wait_for_function("() => document.querySelector('[name=q]').value === 'lora'")
+        assert rows_shown(page) == ["A/T4/512/LoRA", "A/L4/2048/QLoRA"]
+
+
+def test_other_tables_stay_as_they_are(browser, table):
+    with opened(browser, (table / "other.html").as_uri()) as page:
+        assert page.locator("select").count() == 0 and len(rows_shown(page)) == 4
+
+
 # -- the whole site ---------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ WEBSITE = ROOT / "tools" / "website"  # styles, scripts and Sphinx's settings
 NEEDED = ("sphinx", "myst_nb", "furo", "latex2mathml", "bs4")
 RAW_PICTURE = re.compile(r"https://raw\.githubusercontent\.com/[^/]+/[^/]+/main/(image/)")
 LIVE = ROOT / "image" / "live"  # tools/live.py
-STATIC = ("course.css", "live.js", "find.js")
+STATIC = ("course.css", "live.js", "find.js", "answers.js")
 PANEL_CALL = re.compile(r"\b(\w+_panel)\(")
 PANEL_NOTE = "(조작 패널은 노트북을 실행하면 나타난다. 여기서는 그림이 그 모습을 보여 준다.)"
 LIVE_NOTE = "값을 바꾸면 그 설정에서 미리 계산한 결과가 나타난다. 노트북을 실행하면 다른 값도 고를 수 있다."
@@ -71,6 +71,7 @@ def index(chapters: list[str]) -> str:
     """The first page: README's picture and opening, what can be tried at once, how accurate it is, and every page."""
     readme = (ROOT / "README.ko.md").read_text(encoding="utf-8")
     picture, accuracy = (re.search(rf"^!\[.*{name}.*$", readme, re.MULTILINE)[0] for name in ("", "truth_ko"))
+    narrow = accuracy.replace("truth_ko.svg", "truth_ko_narrow.svg")
     opening = next(part for part in readme.split("\n\n")[1:] if part[0] not in "*!#")
     pages = [f"{words} <docs/{name}>" for words, name in PAGES.items() if (ROOT / "docs" / f"{name}.md").exists()]
     pages += [f"docs/{path.stem}" for path in sorted((ROOT / "docs").glob("*.md")) if path.stem not in PAGES.values()]
@@ -80,7 +81,7 @@ def index(chapters: list[str]) -> str:
         opening,
         TRY,
         "## 실제 카드와 얼마나 다른가",
-        accuracy,
+        f'<div class="wide">\n\n{accuracy}\n\n</div>\n<div class="narrow">\n\n{narrow}\n\n</div>',
         "점 하나가 다른 사람이 자기 GPU에서 잰 값 하나다. 자세한 것은 [출처마다 얼마나 틀리나](docs/errors.md)에 있다.",
         toctree("장", chapters) + toctree("곁에 두고 보기", pages),
     ]

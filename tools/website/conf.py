@@ -12,7 +12,7 @@ html_theme = "furo"
 html_show_copyright = html_show_sphinx = html_show_sourcelink = html_copy_source = False
 html_math_renderer = "mathml"
 html_static_path, html_css_files, templates_path = ["static"], ["course.css"], ["templates"]
-html_js_files = [(name, {"defer": "defer"}) for name in ("live.js",)]
+html_js_files = [(name, {"defer": "defer"}) for name in ("live.js", "answers.js")]
 
 
 def _write(display):
