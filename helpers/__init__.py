@@ -49,6 +49,7 @@ _HOME = {
     "doctor_panel": ".chapters.c10_clinic.panel",
     "caught": ".chapters.c10_clinic.caught",
     "cache_panel": ".chapters.c11_outside.panel",
+    "grpo_panel": ".chapters.c12_two_models.panel",
     "exercise": ".chapters",
     "case": ".chapters",
     "guess": ".guessing",

@@ -82,6 +82,11 @@ CHAPTERS = (
         ("학습 스텝 밖의 OOM", "평가하고, 생성하고, 저장하고, 불러올 때는 무엇이 메모리를 채우는가?"),
         ("Out of memory outside the step", "What fills the memory while evaluating, generating, saving and loading?"),
     ),
+    (
+        (12, "12_two_models"),
+        ("한 메모리에 모델 둘", "DPO와 GRPO에서는 SFT에 없던 무엇이 언제 카드에 함께 있는가?"),
+        ("Two models in one memory", "What is on the card in DPO and GRPO that was not there in SFT, and when?"),
+    ),
 )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from virtual_gpu.cards import card
 from virtual_gpu.drawing import svg
 from virtual_gpu.drawing.report import draw_report
 from virtual_gpu.drawing.shards import draw_step
@@ -29,6 +30,8 @@ from .chapters.c4_accumulation.accumulation import draw_splits
 from .chapters.c5_checkpointing.chain import record_chain
 from .chapters.c5_checkpointing.pictures import draw_moments
 from .chapters.c11_outside.pictures import draw_cache
+from .chapters.c12_two_models.floor import Grpo
+from .chapters.c12_two_models.pictures import draw_blocks
 
 
 def batch_4_on_a_t4() -> svg.Drawing:
@@ -101,6 +104,12 @@ def cache_panel_at_first() -> svg.Drawing:
     return draw_cache("meta-llama/Llama-3.1-8B", "RTX 4090", 16384)
 
 
+def grpo_panel_at_first() -> svg.Drawing:
+    """Chapter 12: the panel's first picture."""
+    gpu = card("RTX 4090")
+    return draw_blocks(Grpo("Qwen/Qwen3-0.6B").floor(gpu.memory_bytes), gpu.capacity_bytes)
+
+
 def zero_panel_at_first() -> svg.Drawing:
     """Chapter 6: the panel's first picture."""
     setting = {"batch_size": 1, "sequence_length": 4096, "gradient_checkpointing": True}
@@ -142,6 +151,7 @@ FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "09_plans_on_a_t4": plans_on_a_t4,
     "09_program_on_a_t4": program_on_a_t4,
     "11_cache_panel": cache_panel_at_first,
+    "12_grpo_panel": grpo_panel_at_first,
 }
 
 

@@ -29,6 +29,7 @@ LONGEST_FIRST = [
     "03_memory_decomposition.ipynb",
     "04_gradient_accumulation.ipynb",
     "11_outside_training.ipynb",
+    "12_two_models.ipynb",
     "10_oom_clinic.ipynb",
     "test_exercises.py",
     "02_quantization.ipynb",

@@ -216,6 +216,14 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("11-B", {"map_location": "cpu"}, "128 MiB를 넘는다"),
         ("11-B", {"map_location": "cuda"}, "OOM"),
         ("11-B", {"batch_size": 1}, "map_location"),
+        ("12-1", lambda pairs, length, vocabulary, each, reference: pairs * length * vocabulary * each, "0.5배"),
+        ("12-2", lambda held, step, engine, sleeps: held + step + engine, "배"),
+        ("12-A", {"batch": 1}, "OOM"),
+        ("12-A", {"reference": "adapter"}, "어댑터만"),
+        ("12-A", {"references": "copy"}, "batch"),
+        ("12-B", {"batch": 2}, "OOM"),
+        ("12-B", {"fraction": 0.2}, "60%를 주지 않았다"),
+        ("12-B", {"sleeps": 1}, "sleeps"),
     ],
 )
 def test_a_wrong_answer_is_told_how_wrong(number, answer, verdict, capsys):

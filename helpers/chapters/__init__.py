@@ -21,6 +21,7 @@ CHAPTERS = {
     9: "c9_planner",
     10: "c10_clinic",
     11: "c11_outside",
+    12: "c12_two_models",
 }
 
 

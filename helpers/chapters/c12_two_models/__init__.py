@@ -1,0 +1,1 @@
+"""Chapter 12: two models in one memory: DPO with its reference model, GRPO with its rollouts."""

@@ -1,0 +1,70 @@
+"""The phases of GRPO as one timeline, and the blocks of each phase as bars, against a card."""
+
+from __future__ import annotations
+
+from virtual_gpu.drawing.svg import BLUE, GREEN, GREY, GRID, INK, MUTED, ORANGE, PURPLE, RED, SKY, Drawing
+from virtual_gpu.language import tr
+from virtual_gpu.units import human_bytes
+
+from .floor import BLOCKS, block_words
+from .phases import NAMES, STEP, Steps, words
+
+_OF_PHASE = dict(zip(NAMES, (ORANGE, PURPLE, SKY, BLUE, GREEN), strict=True))
+_OF_BLOCK = dict(zip(BLOCKS, (BLUE, PURPLE, GREEN, RED, "#F0E442", ORANGE, SKY, GREY), strict=True))
+
+
+def draw_steps(steps: Steps) -> Drawing:
+    """One column a phase: what was held at its beginning, at most (with the number) and at its end; the card's line."""
+    count = max(len(steps.phases), 1)
+    wide, tall, left, top = 92, 190, 24, 46
+    most = max([steps.room, *(one.peak for one in steps.phases)])
+    said = ", ".join(f"{words(one.name)} {human_bytes(one.peak)}" for one in steps.phases)
+    drawing = Drawing(left * 2 + wide * count, top + tall + 62, f"{said}. {steps.result}")
+
+    def height(size: int) -> float:
+        return top + tall - size / most * tall
+
+    step, bottom = 1, top + tall
+    for i, one in enumerate(steps.phases):
+        x, color = left + i * wide, _OF_PHASE[one.name]
+        shape = [(x, bottom), (x, height(one.start)), (x + wide / 2, height(one.peak)), (x + wide, height(one.end))]
+        drawing.polygon([*shape, (x + wide, bottom)], color)
+        drawing.text(x + wide / 2, height(one.peak) - 6, human_bytes(one.peak), 11, "middle", INK)
+        drawing.text(x + wide / 2, bottom + 18, words(one.name), 12, "middle", INK)
+        if one.name == NAMES[0]:
+            drawing.line(x, top - 8, x, bottom + 40, MUTED)
+            drawing.text(x + 4, bottom + 36, tr(ko=f"스텝 {step}", en=f"step {step}"), 12, fill=MUTED)
+        step += one.name == STEP
+    line = height(steps.room)
+    drawing.line(left, line, left + wide * count, line, RED, stroke_width=2)
+    name = tr(ko="쓸 수 있는 메모리", en="room on the card")
+    drawing.text(left, 14, f"{name} {human_bytes(steps.room)} · {steps.result}", 12, fill=MUTED)
+    return drawing
+
+
+def draw_blocks(phases: dict[str, dict[str, int]], room: int) -> Drawing:
+    """phase → block → bytes, as stacked bars against the bytes that a card has."""
+    totals = {name: sum(blocks.values()) for name, blocks in phases.items()}
+    said = ", ".join(f"{words(name)} {human_bytes(total)}" for name, total in totals.items())
+    left, wide, row = 96, 440, 40
+    card = tr(ko="카드", en="card")
+    drawing = Drawing(660, 78 + row * len(phases), f"{said}, {card} {human_bytes(room)}")
+    scale = wide / max(room, *totals.values())
+    for i, (name, blocks) in enumerate(phases.items()):
+        y, x = 50 + i * row, float(left)
+        drawing.text(left - 8, y + 18, words(name), 12, "end", INK)
+        drawing.rect(left, y, room * scale, 26, GRID)
+        for block, size in blocks.items():
+            drawing.rect(x, y, size * scale, 26, _OF_BLOCK[block])
+            x += size * scale
+        drawing.text(max(x, left + room * scale) + 6, y + 18, human_bytes(totals[name]), 12, fill=INK)
+    edge = left + room * scale
+    drawing.line(edge, 42, edge, 54 + row * len(phases), RED, stroke_width=2)
+    drawing.text(edge, 70 + row * len(phases), f"{card} {human_bytes(room)}", 12, "middle", MUTED)
+    used = [block for block in BLOCKS if any(blocks.get(block) for blocks in phases.values())]
+    for i, block in enumerate(used):
+        x = 8 + 108 * (i % 6)
+        y = 8 + 18 * (i // 6)
+        drawing.rect(x, y, 11, 11, _OF_BLOCK[block])
+        drawing.text(x + 16, y + 10, block_words(block), 11, fill=INK)
+    return drawing

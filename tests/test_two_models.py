@@ -1,0 +1,115 @@
+"""Chapter 12: what DPO holds beside SFT to the byte, the phases of GRPO, the engine's block, the panel's floor."""
+
+from functools import partial
+
+import pytest
+import torch
+
+import virtual_gpu
+from helpers import grpo_panel
+from helpers.chapters.c11_outside.tried import attempt
+from helpers.chapters.c12_two_models.engine import Engine
+from helpers.chapters.c12_two_models.floor import Grpo
+from helpers.chapters.c12_two_models.made import pairs, prompts, texts, tokenizer
+from helpers.chapters.c12_two_models.phases import BACKWARD, LOSS, REFERENCE, ROLLOUT, STEP, steps_of
+from helpers.chapters.c12_two_models.pictures import draw_steps
+from helpers.chapters.c12_two_models.trained import train_dpo, train_grpo
+from virtual_gpu.cards import card
+from virtual_gpu.errors import WrongValue
+from virtual_gpu.models.build import build_model, count_parameters
+from virtual_gpu.models.configs import load_config
+
+GPU = "RTX 4090"
+
+
+def test_the_data_have_the_lengths_that_are_asked_for():
+    ids = tokenizer()
+    assert len(ids(texts(40)[0]["text"])["input_ids"]) == 40
+    assert ids(texts(40)[0]["text"])["input_ids"][-1] == ids.eos_token_id
+    pair = pairs(7, 9)[0]
+    assert len(ids(pair["prompt"] + pair["chosen"])["input_ids"]) == 16 and pair["chosen"] == pair["rejected"]
+    assert len(ids(prompts(12)[0]["prompt"])["input_ids"]) == 12
+
+
+@pytest.mark.slow
+def test_a_reference_model_is_its_weights_and_nothing_else():
+    copy, before = (attempt(partial(train_dpo, 1, way), "A100-80GB") for way in ("copy", "precompute"))
+    weights = 4 * count_parameters(build_model(load_config("meta-llama/Llama-3.2-1B"), torch.float32))
+    assert copy.gpu - before.gpu == weights
+    assert attempt(partial(train_dpo, 1), GPU).died == "gpu"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [{}, {"sleeps": True}])
+def test_the_phases_come_in_their_order_and_above_the_floor(engine):
+    steps = steps_of(partial(train_grpo, fraction=0.2, **engine), GPU)
+    assert [one.name for one in steps.phases] == [ROLLOUT, LOSS, BACKWARD, STEP] * 2
+    assert all(one.peak >= max(one.start, one.end) for one in steps.phases)
+    assert steps.outcome.died is None and steps.result == steps.outcome.result
+    setting = Grpo("Qwen/Qwen3-0.6B", engine="asleep" if engine else "copy", fraction=0.2)
+    floor = setting.floor(card(GPU).memory_bytes)
+    for name, peak in steps.peaks().items():
+        if name in floor:
+            assert 1 <= peak / sum(floor[name].values()) < 1.15
+    assert "GiB" in draw_steps(steps).alt
+
+
+@pytest.mark.slow
+def test_an_engine_that_stays_is_there_in_every_phase():
+    small, large = (steps_of(partial(train_grpo, fraction=part, batch=4), GPU).phases for part in (0.1, 0.2))
+    total = card(GPU).memory_bytes
+    more = int(total * 0.2) - int(total * 0.1)
+    assert all(abs(two.peak - one.peak - more) < 2**22 for one, two in zip(small, large, strict=True))
+    died = steps_of(partial(train_grpo, fraction=0.8, sleeps=True), GPU)
+    assert died.outcome.died == "gpu" and died.phases[-1].name == ROLLOUT and "스텝 2" in died.result
+
+
+def test_an_engine_takes_its_share_and_gives_it_back():
+    class Trainer:
+        processing_class = staticmethod(tokenizer())
+
+    with virtual_gpu.cuda(GPU):
+        total = torch.cuda.get_device_properties(0).total_memory
+        stays, sleeps = Engine(0.25, 3, False), Engine(0.5, 3, True)
+        out = stays(["단어 단어"], Trainer)
+        assert out["prompt_ids"] == [[1, 1]] and out["completion_ids"] == [[1, 1, 1]]
+        assert 0 <= torch.cuda.memory_allocated() - total // 4 < 512
+        stays(["단어"], Trainer)
+        sleeps(["단어"], Trainer)
+        assert 0 <= torch.cuda.memory_allocated() - total // 4 < 512
+        assert torch.cuda.max_memory_allocated() >= total * 3 // 4
+    for wrong in (0, -1, 1.5, "half", True, float("nan"), None):
+        with pytest.raises(WrongValue):
+            Engine(wrong, 3, True)
+
+
+def test_what_cannot_be_is_refused():
+    for wrong in (
+        {"reference": "adapter off"}, {"engine": "vllm"}, {"fraction": 0}, {"generations": 0}, {"batch": 1.5},
+        {"prompt": -1}, {"reference": "copies"},
+    ):  # fmt: skip
+        with pytest.raises(ValueError):
+            Grpo("Qwen/Qwen3-0.6B", **wrong)
+
+
+def test_the_floor_of_a_reference_and_of_an_adapter():
+    total = card("T4").memory_bytes
+    full = Grpo("Qwen/Qwen3-0.6B").floor(total)
+    count = full[ROLLOUT]["weights"]
+    assert Grpo("Qwen/Qwen3-0.6B", reference="copy").floor(total)[LOSS]["reference"] == count
+    off = Grpo("Qwen/Qwen3-0.6B", lora=True, reference="adapter off").floor(total)
+    assert REFERENCE not in off[LOSS] and off[ROLLOUT]["optimizer"] < full[ROLLOUT]["optimizer"] / 20
+
+
+def test_the_grpo_panel_follows_its_controls():
+    panel = grpo_panel()
+    assert "역전파" in panel.status.value and "들어간다" in panel.status.value
+    panel.controls["engine"].value = "copy"
+    panel.controls["fraction"].value = 0.9
+    assert "넘친다" in panel.status.value
+    panel.controls["engine"].value = "shared"
+    assert panel.controls["fraction"].disabled and "들어간다" in panel.status.value
+    panel.controls["reference"].value = "adapter off"
+    assert 'role="alert"' in panel.status.value and "어댑터가 없다" in panel.status.value
+    panel.controls["lora"].value = True
+    assert "롤아웃" in panel.status.value and "<svg" in panel.picture.value
