@@ -152,3 +152,10 @@ def _load_from_hub(
         model = prepare_4bit(model) if peft == "qlora" and rest_in_fp32 else model
         model = add_adapters(model, lora_rank, lora_targets, lora_dropout=lora_dropout)
     return model, tokenizer
+
+
+def lora_config(rank: int = 16) -> Any:
+    """peft's LoraConfig on all linear layers of a language model, for a trainer that makes the adapter itself."""
+    from peft import LoraConfig
+
+    return LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM")

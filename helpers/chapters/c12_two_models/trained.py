@@ -19,11 +19,14 @@ def train_dpo(batch: int = 4, reference: str = "copy") -> None:
 
     "adapter" trains a LoRA and switches it off for the reference; the others train all weights.
     """
-    from peft import LoraConfig
     from trl import DPOConfig, DPOTrainer
 
     batch, reference = positive_int(batch, "batch"), choose(reference, REFERENCES, "reference")
-    lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM") if reference == "adapter" else None
+    lora = None
+    if reference == "adapter":
+        from ...models import lora_config
+
+        lora = lora_config()
     with TemporaryDirectory() as folder:
         arguments = DPOConfig(
             folder, per_device_train_batch_size=batch, max_steps=2, fp16=True,
