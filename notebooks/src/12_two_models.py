@@ -289,7 +289,7 @@ compare_steps(rows, "RTX 4090")
 #
 # ## 12.6 엔진이 같은 카드에 있을 때
 #
-# `generate`는 느려서, 답은 대개 vLLM 같은 엔진으로 만든다. 학습과 같은 카드에 두는 것이 TRL의 `vllm_mode="colocate"`다. 엔진은 **시작할 때** 카드의 `gpu_memory_utilization`만큼을 가중치와 KV 캐시의 자리로 잡는다([vLLM 문서](https://docs.vllm.ai/en/latest/configuration/conserving_memory/)). 모델이 작아도 그렇다. 남는 자리는 KV 캐시가 된다. vLLM의 기본값은 0.9이고, TRL은 0.3이다(TRL 1.16의 `vllm_gpu_memory_utilization`).
+# `generate`는 느려서, 답은 대개 vLLM 같은 엔진으로 만든다. 학습과 같은 카드에 두는 것이 TRL의 `vllm_mode="colocate"`다. 엔진은 **시작할 때** 카드의 `gpu_memory_utilization`만큼을 가중치와 KV 캐시의 자리로 잡는다([vLLM 문서, Engine Arguments](https://docs.vllm.ai/en/v0.8.1/serving/engine_args.html)). 모델이 작아도 그렇다. 남는 자리는 KV 캐시가 된다. 그 문서에서 기본값은 0.9이고, TRL은 0.3이다(TRL 1.16의 `vllm_gpu_memory_utilization`).
 #
 # 재우는 길도 있다. 1단계 잠(sleep level 1)은 가중치를 RAM으로 옮기고 KV 캐시를 버리며, 2단계는 둘 다 버린다([vLLM 문서, Sleep Mode](https://docs.vllm.ai/en/latest/features/sleep_mode/)). TRL은 `vllm_enable_sleep_mode=True`이면 답을 만들 때마다 2단계로 재운다.
 #
