@@ -1,0 +1,62 @@
+"""docs/answers.json is what the planner says now; the page and the picture are drawn from it."""
+
+import json
+import re
+import shlex
+
+import pytest
+
+from tools import answers
+from virtual_gpu.__main__ import main as virtual_gpu
+from virtual_gpu.plan import plan_training
+
+ROWS = json.loads(answers.TARGET.read_text(encoding="utf-8"))
+
+
+def test_a_row_is_computed_anew():
+    row = min(ROWS, key=lambda row: (answers.MODELS.index(row["model"]), row["length"], row["card"]))
+    assert answers.answer(row["model"], row["card"], row["length"]) == row, "python tools/answers.py"
+
+
+@pytest.mark.stress
+def test_every_row_is_computed_anew():
+    assert [answers.answer(row["model"], row["card"], row["length"]) for row in ROWS] == ROWS
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("length", [512, 2048])
+def test_the_answer_is_the_first_of_the_whole_ranking(length):
+    best = plan_training("Qwen/Qwen3-0.6B", "T4", length=length, batch=answers.BATCH).best
+    row = answers.answer("Qwen/Qwen3-0.6B", "T4", length)
+    assert (row["method"], row["plan"], row["needed_bytes"]) == (best.recipe.method, best.title, best.needed_bytes)
+
+
+def test_page_and_picture_are_drawn_from_the_rows():
+    assert answers.page(ROWS) == answers.TARGET.with_suffix(".md").read_text(encoding="utf-8"), "--draw"
+    picture = (answers.ROOT / "image" / "answers.svg").read_text(encoding="utf-8")
+    assert answers.heat_map(ROWS).svg() + "\n" == picture, "python tools/answers.py --draw"
+    assert answers.in_order(ROWS) == ROWS
+
+
+def test_a_card_with_a_blank_is_quoted():
+    command = answers.command({"model": "a/b", "card": "RTX 3090", "length": 512})
+    assert command == 'virtual-gpu fit --model a/b --gpu "RTX 3090" --length 512 --batch 16'
+
+
+@pytest.mark.slow
+def test_the_command_of_a_row_says_the_same(capsys):
+    row = next(row for row in ROWS if row["method"])
+    program, *arguments = shlex.split(answers.command(row))
+    assert program == "virtual-gpu" and virtual_gpu([*arguments, "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["plans"][0]
+    assert (first["method"], first["needed_bytes"], first["card_bytes"]) == (
+        row["method"],
+        row["needed_bytes"],
+        row["card_bytes"],
+    )
+
+
+def test_where_nothing_fits_the_line_says_so():
+    row = {"model": "a/b", "card": "T4", "length": 512, "method": None}
+    page = answers.page([row])
+    assert re.search(r"\| b \| T4 \| 512 \| 없음 \| 들어가는 것이 없다 \| – \| – \|", page)

@@ -1,0 +1,193 @@
+"""Which way to train fits: the planner's answer for the models, cards and lengths that people ask about most.
+
+    python tools/answers.py [--models MODEL...]
+
+Writes docs/answers.json, and from it docs/answers.md and image/answers.svg. An answer takes the planner 5 to 30 seconds
+of one core. With --models only those are computed, and the others stay as they are: the file can grow in pieces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.drawing import svg
+from virtual_gpu.language import set_language
+from virtual_gpu.models.configs import architectures
+from virtual_gpu.plan.plans import METHODS, make_request, method_label
+from virtual_gpu.plan.search import _search
+from virtual_gpu.units import GiB
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "docs" / "answers.json"
+MODELS = (
+    "Qwen/Qwen3-0.6B",
+    "meta-llama/Llama-3.2-1B",
+    "EleutherAI/polyglot-ko-1.3b",
+    "meta-llama/Llama-3.2-3B",
+    "Qwen/Qwen3-4B",
+    "EleutherAI/polyglot-ko-5.8b",
+    "meta-llama/Llama-3.1-8B",
+    "Qwen/Qwen3-14B",
+)
+# Those of one capability stand together: the planner keeps what it has run for one.
+CARDS = (
+    "RTX 4060 Laptop", "L4", "RTX 4090", "RTX 3060", "RTX 3090", "A10G", "T4", "A100-40GB", "A100-80GB", "H100",
+)  # fmt: skip
+LENGTHS = (512, 2048, 8192)
+BATCH = 16
+LETTERS = {"full": "F", "lora": "L", "qlora": "Q", None: "–"}
+COLOURS = {"full": svg.BLUE, "lora": svg.GREEN, "qlora": svg.ORANGE, None: svg.GRID}
+INKS = {"full": svg.PAPER, "lora": svg.PAPER, "qlora": svg.INK, None: svg.MUTED}
+SHOWN = 512  # tokens, of the heat map
+
+
+def answer(model: str, card: str, length: int) -> dict[str, Any]:
+    """The first of the planner's ranking as plain values, bytes; method None where nothing fits."""
+    request = make_request(model, card, length=length, batch=BATCH)
+    plan = _search(request, lambda plans: None, first_only=True).best  # what `plan_training` ranks first, in less time
+    found = {"model": model, "card": card, "length": length, "method": plan and plan.recipe.method}
+    if plan is None:
+        return found
+    needed = request.room.needed(plan.needed_bytes)
+    return found | {
+        "plan": plan.title,
+        "needed_bytes": plan.needed_bytes,
+        "card_bytes": [needed.low, needed.high],
+    }
+
+
+def command(row: dict[str, Any]) -> str:
+    """What computes this answer, with all that it ranks."""
+    model, card = (f'"{name}"' if " " in name else name for name in (row["model"], row["card"]))
+    return f"virtual-gpu fit --model {model} --gpu {card} --length {row['length']} --batch {BATCH}"
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """docs/answers.md."""
+    lines = [
+        "# 무엇이 들어가나",
+        "",
+        "<!-- tools/answers.py가 docs/answers.json에서 쓴다. 손으로 고치지 않는다. -->",
+        "",
+        f"모델, GPU, 길이마다 9장의 플래너가 1위로 꼽은 계획이다. GPU는 한 장이고, 배치는 누적까지 합쳐 {BATCH}이다. "
+        "전체 미세 조정이 들어가면 그것을, 아니면 LoRA를, 그것도 아니면 QLoRA를 적었다. rank와 대상 층은 플래너의 "
+        "기본값이다. 아무 카드에서도 재지 않은 예측이고, 실제 카드와 얼마나 다른지는 "
+        "[출처마다 얼마나 틀리나](errors.md)에 있다.",
+        "",
+        f"![모델과 GPU마다 길이 {SHOWN}에서 들어가는 가장 큰 방법: {described(rows)}](../image/answers.svg)",
+        "",
+        "예약은 할당자가 예약하는 메모리의 최댓값이고, 카드는 그 밖의 것(CUDA 컨텍스트, 커널의 작업 공간)까지 더한 "
+        "범위다. 마지막 열의 명령을 실행하면 다른 계획과 떨어진 까닭까지 나온다. "
+        "그림의 빈칸은 아직 계산하지 않은 것이다.",
+        "",
+        '<div id="answers"></div>',
+        "",
+        "| 모델 | GPU | 길이 | 방법 | 계획 | 예약(GiB) | 카드(GiB) | 명령 |",
+        "|---|---|---:|---|---|---:|---:|---|",
+        *map(_line, rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: dict[str, Any]) -> str:
+    method = method_label(row["method"]) if row["method"] else "없음"
+    plan, needed, card = "들어가는 것이 없다", "–", "–"
+    if row["method"]:
+        plan, needed = row["plan"], f"{row['needed_bytes'] / GiB:.2f}"
+        card = "~".join(f"{nbytes / GiB:.2f}" for nbytes in row["card_bytes"])
+    cells = [short(row["model"]), row["card"], str(row["length"]), method, plan, needed, card, f"`{command(row)}`"]
+    return f"| {' | '.join(cells)} |"
+
+
+def short(model: str) -> str:
+    """The model's name without its maker's."""
+    return model.rpartition("/")[2]
+
+
+def described(rows: list[dict[str, Any]]) -> str:
+    """The heat map in words."""
+    shown = [row for row in rows if row["length"] == SHOWN]
+    counts = {method: sum(row["method"] == method for row in shown) for method in (*METHODS, None)}
+    words = {method: method_label(method) if method else "들어가는 것 없음" for method in counts}
+    return ", ".join(f"{words[method]} {count}칸" for method, count in counts.items())
+
+
+def heat_map(rows: list[dict[str, Any]]) -> svg.Drawing:
+    """Model × card at SHOWN tokens: the largest method that fits, by colour and by letter."""
+    found = {(row["model"], row["card"]): row["method"] for row in rows if row["length"] == SHOWN}
+    models = [model for model in architectures() if any(model == known for known, _ in found)]
+    cards = sorted({card for _, card in found}, key=lambda name: CATALOG[name].capacity_bytes)
+    left, top, wide, high = 150, 128, 58, 30
+    title = f"무엇이 들어가나: 길이 {SHOWN}, 배치 {BATCH}, GPU 한 장"
+    drawing = svg.Drawing(760, top + high * len(models) + 24, f"{title}. {described(rows)}")
+    drawing.text(20, 30, title, size=16, bold=True)
+    x = 20
+    for method in (*METHODS, None):
+        words = method_label(method) if method else "들어가는 것이 없다"
+        drawing.rect(x, 44, 22, 18, COLOURS[method])
+        drawing.text(x + 11, 57, LETTERS[method], size=12, anchor="middle", fill=INKS[method], bold=True)
+        drawing.text(x + 28, 57, words, size=12)
+        x += 44 + svg.text_width(words, 12)
+    for column, card in enumerate(cards):
+        words = card.split(" ", 1) if " " in card else card.split("-", 1)
+        for line, word in enumerate(words[-1].split(" ") if len(words) == 1 else [words[0], *words[1].split(" ")]):
+            drawing.text(left + wide * (column + 0.5), 84 + 13 * line, word, size=11, anchor="middle")
+    for line, model in enumerate(models):
+        y = top + high * line
+        drawing.text(left - 8, y + 19, short(model), size=svg.fit_size(short(model), left - 28, 12), anchor="end")
+        for column, card in enumerate(cards):
+            if (model, card) in found:
+                method = found[model, card]
+                drawing.rect(left + wide * column + 1, y + 1, wide - 2, high - 2, COLOURS[method])
+                drawing.text(
+                    left + wide * (column + 0.5), y + 20, LETTERS[method], anchor="middle", fill=INKS[method], bold=True
+                )
+    return drawing
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    """The three files."""
+    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    TARGET.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    TARGET.with_suffix(".md").write_text(page(rows), encoding="utf-8")
+    (ROOT / "image" / "answers.svg").write_text(heat_map(rows).svg() + "\n", encoding="utf-8")
+
+
+def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By model as the catalogue has them, card by its memory, length."""
+    models = [*architectures()]
+    return sorted(
+        rows,
+        key=lambda row: (models.index(row["model"]), CATALOG[row["card"]].capacity_bytes, row["card"], row["length"]),
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=[*architectures()], metavar="MODEL")
+    parser.add_argument("--cards", nargs="+", default=CARDS, choices=[*CATALOG], metavar="CARD")
+    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, metavar="TOKENS")
+    parser.add_argument("--draw", action="store_true", help="only the page and the picture, from what is stored")
+    arguments = parser.parse_args(argv)
+    set_language("ko")
+    rows = json.loads(TARGET.read_text(encoding="utf-8")) if TARGET.exists() else []
+    known = {(row["model"], row["card"], row["length"]): row for row in rows}
+    for model in [] if arguments.draw else arguments.models:
+        begun = time.process_time()
+        for length in arguments.lengths:
+            for card in arguments.cards:
+                known[model, card, length] = answer(model, card, length)
+                write(in_order(known.values()))
+        print(f"{model}: {time.process_time() - begun:.0f} s", flush=True)
+    write(in_order(known.values()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
