@@ -38,6 +38,7 @@ COLAB = "https://colab.research.google.com/github/{path}/blob/main/notebooks/ko/
 GITHUB = re.compile(r"https://github\.com/([^/]+/[^/]+?)(?:\.git)?/?")
 PAGES = {
     "처방 한 장": "cheat_sheet",
+    "레버 한 장": "levers",
     "무엇이 들어가나": "answers",
     "질문에서 시작하기": "questions",
     "여러 GPU에서 돌리기": "launching",

@@ -1,0 +1,177 @@
+"""Claims about levers that people repeat, each tried on the record of benchmarks/levers: true, conditional or false.
+
+A verdict follows from the numbers beside it: where they change so that it no longer holds, it changes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from benchmarks.levers.catalogue import LARGE
+from virtual_gpu.step.setting import Setting
+from virtual_gpu.step.states import states_of
+from virtual_gpu.units import GiB
+
+Rows = dict[str, dict[str, Any]]
+TRUE, CONDITIONAL, FALSE = "참", "조건부", "거짓"
+ACTIVE_PARAMETERS = 3.3e9  # of Qwen3-30B-A3B, as its model card says
+
+
+class Claim(NamedTuple):
+    """What is claimed, where, and how it is tried. needs: (base, lever) that the record has to have."""
+
+    text: str
+    source: str
+    needs: tuple[tuple[str, str], ...]
+    tried: Callable[[Rows], tuple[str, str]]
+
+
+def gib(nbytes: float) -> str:
+    return f"{nbytes / GiB:.2f} GiB"
+
+
+def gb(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.1f} GB"
+
+
+def _sixteen(rows: Rows) -> tuple[str, str]:
+    sizes = {
+        precision: sum(states_of(Setting(batch_size=1, model_id="Qwen/Qwen2.5-7B", precision=precision)).values())
+        for precision in ("mixed_bf16", "bf16")
+    }
+    lora = sum(states_of(Setting(batch_size=1, model_id="Qwen/Qwen2.5-7B", precision="bf16", peft="lora")).values())
+    return CONDITIONAL, (
+        f"Qwen2.5-7B의 가중치, 그레이디언트, AdamW 상태는 fp32로 두면 {gb(sizes['mixed_bf16'])}, 모두 bf16이면 "
+        f"{gb(sizes['bf16'])}, LoRA면 {gb(lora)}다. ‘7B’가 70억은 아니고, 순전파 상태는 더해야 한다"
+    )
+
+
+def _table(rows: Rows) -> tuple[str, str]:
+    said = {"8b": 8, "8b-lora": 2, "nf4": 0.5}
+    found = {
+        "8b": rows["8b"]["base"]["peak"],
+        "8b-lora": rows["8b-lora"]["base"]["peak"],
+        "nf4": rows["8b-lora"]["nf4_checkpointed"]["peak"],
+    }
+    worst = max(abs(said[name] * 8e9 / found[name] - 1) for name in said)
+    verdict = TRUE if worst < 0.1 else CONDITIONAL if abs(8 * 8e9 / found["8b"] - 1) < 0.1 else FALSE
+    return verdict, (
+        f"8B에 표는 64, 16, 4 GB라고 한다. 여기서는 bf16 전체 {gb(found['8b'])}, LoRA "
+        f"{gb(found['8b-lora'])}, "
+        f"QLoRA와 체크포인팅 {gb(found['nf4'])}다. 어댑터의 줄은 길이와 로짓을 빼고 가중치만 센 값에 가깝다"
+    )
+
+
+def _float8(rows: Rows) -> tuple[str, str]:
+    start, fp8 = rows["8b"]["base"]["peak"], rows["8b"]["float8"]["peak"]
+    verdict = TRUE if fp8 < 0.6 * start else CONDITIONAL if fp8 < 0.95 * start else FALSE
+    return verdict, (
+        f"torchao의 fp8 학습은 {gib(start)}를 {gib(fp8)}로 바꾼다(컴파일하지 않고). 곱만 fp8이고 가중치, 그레이디언트, "
+        "옵티마이저 상태는 그대로다"
+    )
+
+
+def _experts(rows: Rows) -> tuple[str, str]:
+    peak = rows["moe-lora"]["base"]["peak"]
+    active = 2 * ACTIVE_PARAMETERS
+    return (TRUE if peak < 1.5 * active else FALSE), (
+        f"Qwen3-30B-A3B가 한 토큰에 쓰는 33억 개는 bf16으로 {gb(active)}지만, 가중치는 모두 카드에 있어야 "
+        f"해서 LoRA에도 {gb(peak)}가 든다. 줄어드는 것은 연산이다"
+    )
+
+
+def _muon(rows: Rows) -> tuple[str, str]:
+    setting = Setting(batch_size=1, model_id=LARGE, precision="bf16", optimizer="adamw_fused")
+    state = states_of(setting)["optimizer"]
+    start, muon, loop = (rows["8b"][name]["peak"] for name in ("base", "muon", "loop"))
+    saved = start - muon
+    verdict = TRUE if saved > 0.45 * state else CONDITIONAL if saved > 0 else FALSE
+    return verdict, (
+        f"AdamW의 상태 {gib(state)} 가운데 행렬의 분산이 없어지지만 임베딩과 머리는 AdamW이고, 스텝의 임시가 "
+        f"생긴다. 최대는 {gib(start)}에서 {gib(muon)}로 {gib(saved)} 준다(하나씩 스텝하는 AdamW는 {gib(loop)})"
+    )
+
+
+def _galore(rows: Rows) -> tuple[str, str]:
+    galore, layers = rows["8b"]["galore"]["peak"], rows["8b"]["galore_layerwise"]["peak"]
+    lora = rows["8b-lora"]["checkpointing"]["peak"]
+    verdict = TRUE if galore < lora else CONDITIONAL if layers < lora else FALSE
+    return verdict, (
+        f"체크포인팅을 켠 8B에서 GaLore {gib(galore)}, 층마다 바로 스텝하는 GaLore {gib(layers)}, LoRA {gib(lora)}다. "
+        "메모리만 견준 것이고, 배우는 질은 여기서 재지 않았다"
+    )
+
+
+def _paged(rows: Rows) -> tuple[str, str]:
+    start, paged = rows["8b"]["base"]["peak"], rows["8b"]["paged"]["peak"]
+    setting = Setting(batch_size=1, model_id=LARGE, precision="fp32", optimizer="adamw_fused")
+    state = states_of(setting)["optimizer"]
+    return CONDITIONAL, (
+        f"PyTorch가 세는 최대는 {gib(start)}에서 {gib(paged)}로 줄지만, fp32 상태 {gb(state)}는 관리 메모리에 그대로 "
+        f"있다. 카드에 자리가 없으면 스텝마다 그것이 PCIe를 들어오고 나간다(최대 {gb(2 * state)})"
+    )
+
+
+def _qlora(rows: Rows) -> tuple[str, str]:
+    pairs = [
+        (name, rows[name]["base"]["peak"], rows[name]["nf4"]["peak"], rows[name]["checkpointing"]["peak"],
+         rows[name]["nf4_checkpointed"]["peak"])
+        for name in ("1.3b-lora", "8b-lora")
+    ]  # fmt: skip
+    always = all(qlora < lora and both < checkpointed for _, lora, qlora, checkpointed, both in pairs)
+    ever = any(qlora < lora or both < checkpointed for _, lora, qlora, checkpointed, both in pairs)
+    said = ". ".join(
+        f"`{name}`: LoRA {gib(lora)}, QLoRA {gib(qlora)}, 둘 다 체크포인팅을 켜면 {gib(checkpointed)}, {gib(both)}"
+        for name, lora, qlora, checkpointed, both in pairs
+    )
+    return (TRUE if always else CONDITIONAL if ever else FALSE), said
+
+
+_LLAMA_FACTORY = "[LLaMA-Factory README](https://github.com/hiyouga/LLaMA-Factory#hardware-requirement)"
+CLAIMS = (
+    Claim(
+        "7B를 학습하려면 112 GB가 든다",
+        "[stanford_alpaca #322](https://github.com/tatsu-lab/stanford_alpaca/issues/322)의 셈법", (), _sixteen,
+    ),
+    Claim(
+        "8x, 2x, x÷2 GB: 전체(bf16), LoRA, QLoRA", _LLAMA_FACTORY,
+        (("8b", "base"), ("8b-lora", "base"), ("8b-lora", "nf4_checkpointed")), _table,
+    ),
+    Claim(
+        "fp8로 학습하면 메모리가 절반이다", "[torchao #1102](https://github.com/pytorch/ao/issues/1102)의 물음",
+        (("8b", "base"), ("8b", "float8")), _float8,
+    ),
+    Claim(
+        "MoE는 활성 파라미터만큼만 든다", "[unsloth #3162](https://github.com/unslothai/unsloth/issues/3162)의 물음",
+        (("moe-lora", "base"),), _experts,
+    ),
+    Claim(
+        "Muon은 옵티마이저 상태를 절반으로 줄인다", "[Muon is Scalable](https://arxiv.org/abs/2502.16982)",
+        (("8b", "base"), ("8b", "muon"), ("8b", "loop")), _muon,
+    ),
+    Claim(
+        "GaLore가 LoRA보다 낫다(메모리)", "[GaLore](https://arxiv.org/abs/2403.03507)",
+        (("8b", "galore"), ("8b", "galore_layerwise"), ("8b-lora", "checkpointing")), _galore,
+    ),
+    Claim(
+        "페이지 옵티마이저는 공짜다", "[QLoRA](https://arxiv.org/abs/2305.14314) 3절을 두고 하는 말",
+        (("8b", "base"), ("8b", "paged")), _paged,
+    ),
+    Claim(
+        "QLoRA는 언제나 LoRA보다 덜 든다",
+        "[bitsandbytes #1569](https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1569)가 묻는 것",
+        tuple((b, k) for b in ("1.3b-lora", "8b-lora") for k in ("base", "nf4", "checkpointing", "nf4_checkpointed")),
+        _qlora,
+    ),
+)  # fmt: skip
+
+
+def section(rows: Rows) -> str:
+    """The claims that the record can try, as a table; "" where there is none."""
+    found = [claim for claim in CLAIMS if all(key in rows.get(base, {}) for base, key in claim.needs)]
+    lines = ["| 주장 | 판정 | 계산해 보니 | 출처 |", "|---|---|---|---|"]
+    for claim in found:
+        verdict, why = claim.tried(rows)
+        lines.append(f"| {claim.text} | **{verdict}** | {why}. | {claim.source} |")
+    return "\n".join(lines)

@@ -1,0 +1,299 @@
+"""The words of docs/levers.md: what each lever is called, since when there is one, and the lines to write."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from benchmarks.levers.catalogue import OTHER, ROUNDING
+from benchmarks.levers.optimizers import RANK
+
+
+class Words(NamedTuple):
+    """What a lever is called, since when there is one, and the lines that pull it. trainer: TrainingArguments."""
+
+    title: str
+    since: str
+    trainer: str
+    loop: str
+    note: str = ""
+
+
+HIDDEN = "hidden = model.model(**batch).last_hidden_state[:, :-1].flatten(0, 1)"
+QLORA = "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_compute_dtype=torch.bfloat16"
+WORDS = {
+    "chunks": Words(
+        "손실을 나누어 계산하고 역전파에서 다시 계산", "",
+        "",
+        "parts = zip(hidden.split(256), target.split(256))\n"
+        "sum(checkpoint(loss_of, *part, use_reentrant=False) for part in parts)",
+        "교과서의 방법. 머리의 곱을 한 번 더 한다",
+    ),
+    "pytorch_chunks": Words(
+        "`F.linear_cross_entropy`(조각내기)", "", "",
+        f"{HIDDEN}\nF.linear_cross_entropy(hidden, model.lm_head.weight, target, "
+        "options=torch.nn.LinearCrossEntropyOptions())",
+        "순전파에서 그레이디언트까지 계산해 둔다",
+    ),
+    "liger_loss": Words(
+        "Liger의 fused linear cross-entropy", "", "",
+        "LigerFusedLinearCrossEntropyLoss()(model.lm_head.weight, hidden, target)",
+        "Triton 커널은 실행하지 않았다. 커널은 받은 텐서를 고칠 뿐이다",
+    ),
+    "cut": Words(
+        "cut cross-entropy", "", "",
+        "linear_cross_entropy(hidden, model.lm_head.weight, target)",
+        "로짓을 카드의 메모리에 쓰지 않는다. 커널 안의 연산은 세지 못한다. 카드는 Ampere부터라 T4에는 없다",
+    ),
+    "trl": Words(
+        "TRL `SFTTrainer`의 기본 손실", "", "SFTConfig(loss_type='nll')",
+        "add_fused_lm_head(model)\nmodel(**batch, labels=labels, fused_lm_head=True).loss",
+        "1.16의 기본값이라 켤 것이 없다",
+    ),
+    "logits_to_keep": Words(
+        "`logits_to_keep`: 답의 로짓만", "transformers 4.48", "",
+        "model(**batch, logits_to_keep=answer_length + 1)",
+        "손실이 걸린 토큰이 뒤의 4분의 1일 때. 프롬프트까지 학습한다면 쓸 수 없다",
+    ),
+    "liger": Words(
+        "Liger의 커널 전부", "transformers 4.45", "use_liger_kernel=True",
+        "AutoLigerKernelForCausalLM.from_pretrained(name)",
+        "Liger가 아는 구조만. GPT-NeoX(polyglot)는 없다",
+    ),
+    "checkpointing": Words(
+        "블록마다 체크포인팅", "PyTorch 1.11(`use_reentrant=False`)", "gradient_checkpointing=True",
+        "model.gradient_checkpointing_enable({'use_reentrant': False})",
+    ),
+    "every_second": Words(
+        "블록 하나 걸러 체크포인팅", "", "",
+        "for block in model.model.layers[1::2]: block.gradient_checkpointing = False", "",
+    ),
+    "pairs": Words(
+        "두 블록을 한 체크포인트로", "PyTorch 1.11", "", "checkpoint(lambda x: second(first(x)), hidden, "
+        "use_reentrant=False)", "다시 계산하는 동안 두 블록 것이 함께 있다",
+    ),
+    "selective": Words(
+        "선택적 체크포인팅: 곱과 어텐션의 결과는 남긴다", "PyTorch 2.4", "",
+        "kept = [torch.ops.aten.mm.default, torch.ops.aten._scaled_dot_product_flash_attention.default]\n"
+        "checkpoint(block, x, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, kept))",
+        "다시 계산하는 곱이 거의 없다",
+    ),
+    "attention_kept": Words(
+        "선택적 체크포인팅: 어텐션의 결과만 남긴다", "PyTorch 2.4", "",
+        "kept = [torch.ops.aten._scaled_dot_product_flash_attention.default]", "길이가 길수록 이득이 크다",
+    ),
+    "save_on_cpu": Words(
+        "순전파 상태를 모두 CPU로", "PyTorch 1.10", "",
+        "with torch.autograd.graph.save_on_cpu(pin_memory=True): loss = model(**batch).loss",
+        "역전파에 필요해 저장된 가중치까지 옮긴다. 같은 텐서도 저장될 때마다 옮긴다",
+    ),
+    "trl_offload": Words(
+        "TRL(torchtune)의 순전파 상태 오프로드", "", "SFTConfig(activation_offloading=True)",
+        "with get_act_offloading_ctx_manager(model): loss = model(**batch).loss",
+        "가중치는 두고, 같은 텐서는 한 번만 옮긴다",
+    ),
+    "checkpoints_on_cpu": Words(
+        "체크포인팅 + 남는 것은 CPU로", "PyTorch 1.11", "gradient_checkpointing=True",
+        "model.gradient_checkpointing_enable({'use_reentrant': False})\n"
+        "with torch.autograd.graph.save_on_cpu(pin_memory=True): loss = model(**batch).loss",
+    ),
+    "tiled_mlp": Words(
+        "체크포인팅 + MLP를 여덟 조각으로", "PyTorch 1.11", "",
+        "torch.cat([checkpoint(mlp, part, use_reentrant=False) for part in x.chunk(8, dim=1)], dim=1)",
+        "순전파를 두 번 더 하는 셈이라 MLP의 연산이 가장 많이 는다",
+    ),
+    "foreach": Words(
+        "AdamW, foreach", "", "optim='adamw_torch'", "torch.optim.AdamW(parameters, foreach=True)",
+        "CUDA에서 `AdamW()`의 기본값. 파라미터 한 벌만큼 임시 텐서가 있다",
+    ),
+    "loop": Words(
+        "AdamW, 하나씩", "", "", "torch.optim.AdamW(parameters, foreach=False)",
+        "가장 큰 텐서의 임시만 있다",
+    ),
+    "adamw_8bit": Words(
+        "8비트 AdamW", "bitsandbytes 0.26", "optim='adamw_bnb_8bit'", "bnb.optim.AdamW8bit(parameters)",
+    ),
+    "paged": Words(
+        "페이지 AdamW(32비트)", "bitsandbytes 0.39", "optim='paged_adamw_32bit'",
+        "bnb.optim.PagedAdamW32bit(parameters)",
+        "상태는 CUDA의 관리 메모리에 있어 PyTorch가 세지 않는다. 카드에 자리가 없으면 스텝마다 PCIe를 오간다",
+    ),
+    "paged_8bit": Words(
+        "페이지 8비트 AdamW", "bitsandbytes 0.39", "optim='paged_adamw_8bit'",
+        "bnb.optim.PagedAdamW8bit(parameters)",
+        "위와 같다",
+    ),
+    "in_backward": Words(
+        "역전파 안에서 AdamW", "PyTorch 2.1", "",
+        "for p, one in optimizers.items(): p.register_post_accumulate_grad_hook(lambda p: (optimizers[p].step(), "
+        "optimizers[p].zero_grad()))",
+        "누적, 그레이디언트 클리핑, `GradScaler`와 함께 쓸 수 없다",
+    ),
+    "8bit_in_backward": Words(
+        "역전파 안에서 8비트 AdamW", "PyTorch 2.1", "", "위의 줄에 `bnb.optim.AdamW8bit([p])`", "위와 같다",
+    ),
+    "adafactor": Words(
+        "Adafactor(Trainer의 것)", "", "optim='adafactor'",
+        "Adafactor(parameters, scale_parameter=False, relative_step=False)",
+        "상태는 거의 없지만 텐서마다 fp32 임시가 여러 벌 있다",
+    ),
+    "lion": Words(
+        "Lion(32비트)", "bitsandbytes 0.38", "optim='lion_32bit'", "bnb.optim.Lion(parameters)", "상태는 fp32 하나",
+    ),
+    "lion_8bit": Words("8비트 Lion", "bitsandbytes 0.38", "optim='lion_8bit'", "bnb.optim.Lion8bit(parameters)"),
+    "muon": Words(
+        "Muon + AdamW", "PyTorch 2.9", "", "torch.optim.Muon(matrices)\ntorch.optim.AdamW(others, fused=True)",
+        "블록의 행렬만 Muon이고 임베딩, 머리, 벡터는 AdamW다. 뉴턴·슐츠 반복의 곱이 더 든다",
+    ),
+    "adam_mini": Words(
+        "Adam-mini", "", "",
+        "Adam_mini(model.named_parameters(), dim=hidden, n_heads=heads, n_kv_heads=kv_heads)",
+        "분산을 묶음마다 하나만 둔다",
+    ),
+    "galore": Words(
+        f"GaLore, rank {RANK}", "transformers 4.39",
+        f"optim='galore_adamw', optim_target_modules='all-linear', optim_args='rank={RANK}'", "",
+        "그레이디언트는 그대로 있고 상태만 준다. 첫 스텝과 200스텝마다 SVD를 한다",
+    ),
+    "galore_layerwise": Words(
+        f"GaLore, 층마다 바로 스텝, rank {RANK}", "transformers 4.39",
+        f"optim='galore_adamw_layerwise', optim_target_modules='all-linear', optim_args='rank={RANK}'", "",
+        "그레이디언트도 남지 않는다. 누적을 쓸 수 없다",
+    ),
+    "apollo": Words(
+        f"APOLLO, rank {RANK}", "transformers 4.49",
+        f"optim='apollo_adamw', optim_target_modules='all-linear', optim_args='rank={RANK}'", "",
+        "SVD 대신 무작위 사영",
+    ),
+    "apollo_mini": Words(
+        "APOLLO-Mini(rank 1)", "transformers 4.49",
+        "optim='apollo_adamw', optim_target_modules='all-linear', optim_args='rank=1,scale_type=tensor'", "",
+    ),
+    "lomo": Words("LOMO", "transformers 4.41", "optim='lomo'", "", "상태가 없는 SGD를 역전파 안에서"),
+    "adalomo": Words("AdaLomo", "transformers 4.41", "optim='adalomo'", "", "행과 열의 상태만"),
+    "sgd": Words("SGD(모멘텀 없음)", "", "optim='sgd'", "torch.optim.SGD(parameters)", "상태가 없는 아래쪽 끝"),
+    "nf4": Words(
+        "QLoRA, nf4", "transformers 4.30", "", f"from_pretrained(name, quantization_config={QLORA}))\n"
+        "model = prepare_model_for_kbit_training(model)",
+    ),
+    "nf4_double": Words(
+        "QLoRA, nf4 + 이중 양자화", "transformers 4.30", "", f"{QLORA}, bnb_4bit_use_double_quant=True)",
+    ),
+    "fp4": Words(
+        "QLoRA, fp4", "transformers 4.30", "", "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='fp4')",
+    ),
+    "nf4_in_16_bits": Words(
+        "QLoRA, nf4를 bf16 자리에 담기", "transformers 4.39", "",
+        f"{QLORA}, bnb_4bit_quant_storage=torch.bfloat16)", "FSDP로 나누려면 필요하다. 바이트는 같다",
+    ),
+    "int8": Words("LLM.int8() + LoRA", "", "", "BitsAndBytesConfig(load_in_8bit=True)"),
+    "nf4_checkpointed": Words(
+        "QLoRA(이중 양자화) + 체크포인팅", "transformers 4.30", "gradient_checkpointing=True", f"{QLORA}, "
+        "bnb_4bit_use_double_quant=True)", "함께 켜야 줄어든다",
+    ),
+    "modules_to_save": Words(
+        "LoRA + 임베딩과 머리는 통째로", "", "",
+        "LoraConfig(modules_to_save=['embed_tokens', 'lm_head'])", "새 토큰을 넣을 때 켜는 것. 늘어난다",
+    ),
+    "tied": Words(
+        "임베딩과 머리를 한 벌로", "", "", "AutoConfig.from_pretrained(name, tie_word_embeddings=True)",
+        "처음부터 학습할 때만. 배운 모델을 나중에 묶을 수는 없다",
+    ),
+    "float8": Words(
+        "fp8 학습(torchao, 텐서마다 스케일)", "torchao 0.5", "", "convert_to_float8_training(model)",
+        "`torch.compile` 없이 실행한 값이라 융합되면 사라질 임시까지 들어 있다",
+    ),
+    "longest_alone": Words(
+        "긴 글은 따로: 토큰 수의 예산", "", "", "배치 샘플러가 (글의 수 × 가장 긴 길이)를 넘지 않게 묶는다",
+        "가장 긴 글 하나의 배치가 최대다",
+    ),
+    "packed": Words(
+        "packing(글 사이를 막지 않음)", "", "SFTConfig(packing=True, packing_strategy='wrapped')", "",
+        "패딩이 없다. 앞 글이 뒷글에 보인다",
+    ),
+    "padding_free_sdpa": Words(
+        "padding-free, sdpa", "transformers 4.44", "SFTConfig(padding_free=True)",
+        "DataCollatorWithFlattening()", "글 사이를 막는 마스크(길이²)를 만든다",
+    ),
+    "padding_free": Words(
+        "padding-free, FlashAttention 2", "transformers 4.44", "SFTConfig(padding_free=True)",
+        "DataCollatorWithFlattening()\nfrom_pretrained(name, attn_implementation='flash_attention_2')",
+        "마스크를 만들지 않는다",
+    ),
+    "experts_too": Words(
+        "전문가에도 LoRA", "peft 0.17", "",
+        "LoraConfig(target_parameters=['mlp.experts.gate_up_proj', 'mlp.experts.down_proj'])",
+        "전문가는 층이 아니라 3차원 파라미터다. 순전파마다 가중치에 더한 사본이 생긴다",
+    ),
+}  # fmt: skip
+BASE_WORDS = {
+    "1.3b": "polyglot-ko-1.3b를 T4에서 전체 미세 조정: fp16 혼합 정밀도(fp32 가중치), 배치 16 × 256, "
+    "체크포인팅, fused AdamW",
+    "1.3b-lora": "polyglot-ko-1.3b를 T4에서 LoRA(rank 16, 모든 선형층): fp16 가중치, autocast, 배치 16 × 256, "
+    "체크포인팅 없음",
+    "8b": "Llama-3.1-8B를 RTX 4090(24 GB)에서 전체 미세 조정: bf16 가중치 그대로, 1 × 2048, 체크포인팅, fused AdamW",
+    "8b-lora": "Llama-3.1-8B를 RTX 4090에서 LoRA(rank 16, 모든 선형층): bf16 가중치, autocast, 1 × 2048, "
+    "체크포인팅 없음",
+    "8b-texts": "위와 같은 LoRA에 체크포인팅, "
+    "길이가 2048, 512, 384, 256 × 4, 128인 글 여덟 개를 가장 긴 글에 맞춰 패딩",
+    "moe-lora": "Qwen3-30B-A3B를 H100에서 LoRA(q, v, rank 16): bf16, 1 × 2048, 체크포인팅",
+}
+GROUPS = {
+    "loss": "로짓과 손실",
+    "activations": "순전파 상태",
+    "optimizer": "옵티마이저",
+    "weights": "가중치",
+    "data": "데이터",
+    "experts": "전문가(MoE)",
+}
+RESULTS = {OTHER: "다른 알고리즘", ROUNDING: "반올림만"}
+PHASES = {"forward": "순전파", "backward": "역전파", "step": "스텝"}
+HEAD = """# 레버 한 장
+
+<!-- tools/levers.py가 benchmarks/levers.json에서 쓴다. 손으로 고치지 않는다. -->
+
+메모리를 줄이려고 사람들이 당기는 것을 한 번에 하나씩 당겨 본다. 아래의 출발점에서 **한 군데만** 바꾼 프로그램을
+가상 GPU에서
+두 스텝 실행하고, 텐서가 가장 많이 차지한 때를 적었다. 라이브러리가 있는 것은 그 라이브러리의 코드를 그대로
+실행했다. 실제 GPU에서
+측정한 값은 없다. 기록은 `benchmarks/levers.json`에 있고, `python -m benchmarks.levers`가 다시 만든다({date},
+torch {torch},
+transformers {transformers}, peft {peft}).
+
+어느 레버든 **최대가 있는 자리**의 것을 줄여야 최대가 줄어든다. 출발점이 다르면 순서도 다르다. 무엇부터 할지는
+[처방 한 장](cheat_sheet.md)에 있고, 여기는 하나하나의 크기를 견주는 곳이다.
+
+## 출발점
+
+| 이름 | 무엇을 | 최대 | 어디에서 | 카드의 한도 | 들어가나 |
+|---|---|---:|---|---:|---|
+{bases}
+
+## 읽는 법
+
+- **최대**는 GiB이고, 괄호 안은 출발점과의 차이다. 굵은 글씨는 그 카드에 들어간다.
+- **연산**은 한 스텝의 행렬 곱(어텐션 포함)이 출발점보다 얼마나 늘었나다. PyTorch의 `FlopCounterMode`로 셌다.
+  시간이 아니다.
+- **오가는 양**은 한 스텝에 카드와 RAM 사이를 오가는 바이트(양쪽 방향의 합)다.
+- **언제부터**는 아는 것만 적었다. 실행한 버전은 표 옆에 있다.
+- **결과**: *같다*는 같은 계산을 다시 하거나 옮길 뿐이라는 뜻, *반올림만*은 같은 수식을 다른 순서나 다른 조각으로
+  계산한다는 뜻,
+  *다른 알고리즘*은 배우는 것이 달라질 수 있다는 뜻이다. 정확도는 이 표에 없다.
+"""
+TAIL = """
+## 아직 실행하지 않은 것
+
+{waiting}
+
+## 세지 못한 것
+
+- `torch.compile`의 메모리 예산(`torch._functorch.config.activation_memory_budget`): 컴파일해야 쓸 수 있고, 가상
+  GPU는 컴파일하지 않는다.
+- torchao의 8비트, 4비트 옵티마이저: 스텝을 컴파일해 융합하도록 쓰여 있다. 융합하지 않고 실행하면 있지도 않을
+  임시가 세어져 적지 않았다.
+- torchao의 `CPUOffloadOptimizer`, DeepSpeed의 CPU 오프로드: 상태를 RAM에 실제로 만들어야 해서 이 표의 크기로는
+  실행하지 않았다.
+  DeepSpeed의 것은 [README](../README.ko.md)의 명령으로 실행해 볼 수 있다.
+- GaLore의 SVD가 cuSOLVER에서 따로 쓰는 작업 공간, Triton 커널 안의 연산.
+- Liger와 cut cross-entropy, TRL의 손실은 파이썬 코드를 그대로 실행하고 Triton 커널의 실행만 건너뛰었다. 이
+  커널들은 파이썬이 미리 만든 텐서에 쓴다.
+"""
