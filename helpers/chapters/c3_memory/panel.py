@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import redirect_stdout
-from dataclasses import asdict
 from io import StringIO
 from typing import Any
 
@@ -54,13 +53,13 @@ class MemoryPanel(ReportPanel):
         self.run.disabled = True
         try:
             values = self.values()
-            name, setting = values.pop("gpu"), Setting(**values)
+            name = values.pop("gpu")
             gpu = current_gpu()
             if gpu.is_virtual and gpu.name != name:
                 gpu = VirtualGPU(CATALOG[name])
             self.status.value = status_line(tr(ko=f"{gpu.name}에서 실행하는 중…", en=f"Running on {gpu.name}…"))
             with redirect_stdout(StringIO()):
-                report = gpu_memory_experiment(**asdict(setting), gpu=gpu)
+                report = gpu_memory_experiment(**values, gpu=gpu)
         finally:
             self.run.disabled = False
         virtual = tr(ko="가상 GPU에서 실행", en="run on the virtual GPU")
