@@ -115,6 +115,31 @@ def test_small_integers_keep_their_values():
         assert mask.sum().item() == 1
 
 
+def test_a_mask_of_ones_is_skipped_as_on_a_card(monkeypatch):
+    """transformers asks whether all of it is ones, unless it takes the tensors for a trace's: fake ones are that."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import import_utils
+
+    monkeypatch.setattr(import_utils, "is_fake_tensor", lambda x: isinstance(x, torch._subclasses.FakeTensor))
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=64,
+    )  # fmt: skip
+
+    def peak(masked):
+        with cuda("A100-40GB"):
+            model = LlamaForCausalLM(config).cuda().half()
+            ids = torch.ones(4, 512, dtype=torch.int64)
+            mask = None if masked is None else torch.ones_like(ids)
+            if masked:
+                mask[1:, -3:] = 0
+            model(input_ids=ids.cuda(), attention_mask=mask if mask is None else mask.cuda()).logits.sum().backward()
+            return torch.cuda.max_memory_allocated()
+
+    one_mask = 4 * 512 * 8
+    assert peak(None) <= peak(False) <= peak(None) + 2 * one_mask < peak(True)
+
+
 def test_masks_of_floats_keep_their_values():
     """peft's prompt tuning: float ones before a mask of integers, whose padding is still there afterwards."""
     with cuda("T4") as gpu:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..counting.mode import on_virtual_gpu
 from ..host.meter import MAPPED
 from ..language import tr
 from ..models.configs import architectures, resolve_model_id
@@ -105,10 +106,21 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
 
     imports.after("diffusers.models.modeling_utils", diffusers)
     imports.after("transformers.configuration_utils", config)
+    imports.after("transformers.utils.import_utils", lambda module: _run_as_eager(patches, module))
     imports.after("transformers.modeling_utils", models)
     imports.after("transformers.generation.utils", generation)
     imports.after("transformers.models.auto.auto_factory", auto)
     imports.after("transformers.models.auto.configuration_auto", lambda m: _local_first(patches, m, "resolve_revision"))
+
+
+def _run_as_eager(patches: Patches, module: ModuleType) -> None:
+    """transformers takes fake tensors for a trace, in which it makes the attention masks that an eager run skips.
+
+    Source: is_tracing in transformers/utils/import_utils.py, _ignore_causal_mask_sdpa in masking_utils.py, from 5.0 on.
+    """
+    is_fake_tensor = getattr(module, "is_fake_tensor", None)
+    if is_fake_tensor is not None:
+        patches.set(module, "is_fake_tensor", lambda x: is_fake_tensor(x) and not on_virtual_gpu(x))
 
 
 def _bundled(name: Any) -> dict | None:
