@@ -124,7 +124,6 @@ GRIDS = (
             "checkpointing": (False, True),
         },
     ),
-    Grid("planner_panel", {}, shown=("table", "picture", "why")),
     Grid("doctor_panel", {"example": (1, 2, 3, 4, 5)}),
     Grid(
         "cache_panel",
