@@ -355,7 +355,7 @@ rates
 #
 # ### rank는 얼마나 필요할까
 #
-# 이제 학습률을 0.01에 두고 rank를 1, 4, 16으로 바꾼다. 4비트 가중치 위에서도(QLoRA) 학습한다. 저장은 bitsandbytes의 4비트 그대로이고 곱셈만 fp64다. 왼쪽은 손실(loss), 오른쪽은 맞힌 수다. 실선(새 과제)과 점선(옛 과제)은 어떻게 엇갈리는가?
+# 이제 학습률을 0.01에 두고 rank를 1, 4, 16으로 바꾼다(full은 8.2절의 0.002 그대로다). 4비트 가중치 위에서도(QLoRA) 학습한다. 저장은 bitsandbytes의 4비트 그대로이고 곱셈만 fp64다. 왼쪽은 손실(loss), 오른쪽은 맞힌 수다. 실선(새 과제)과 점선(옛 과제)은 어떻게 엇갈리는가?
 
 # %%
 from helpers.chapters.c8_lora.fine_tuning import quantized_model
@@ -398,7 +398,7 @@ print(known(adapted, "capital"), complete(adapted, FRANCE))
 # %% [markdown] lang="ko"
 # 끄면 32개가 모두 돌아온다. 전체 미세 조정에서는 원래 모델을 따로 저장해 두지 않았다면 되찾을 길이 없다.
 #
-# **어댑터를 끈 모델은 가중치를 한 벌 더 올리지 않고 얻는 기준 모델이다.** DPO나 GRPO는 학습하는 모델을 처음의 모델과 비교하는데, LoRA라면 어댑터를 끄고 한 번 더 계산하면 된다. TRL은 `ref_model`을 주지 않고 peft 모델을 넘기면 이렇게 한다.
+# **어댑터를 끈 모델은 가중치를 한 벌 더 올리지 않고 얻는 기준 모델이다.** DPO나 GRPO는 학습하는 모델을 처음의 모델과 비교하는데, LoRA라면 어댑터를 끄고 한 번 더 계산하면 된다. TRL은 `ref_model` 없이 `peft_config`를 건네면 이렇게 한다([12장](12_two_models.ipynb) 12.3절).
 #
 # ## 8.7 무엇을 고를까: 대상 층과 α
 #
@@ -427,7 +427,7 @@ Runs([runs[2], runs[3], head])
 #
 # ### α와 r
 #
-# BA에는 α/r이 곱해진다. α를 고정하고 r을 키우면 어댑터의 출력이 그만큼 작아진다. rsLoRA(Kalajdzievski, 2023)는 r 대신 √r로 나눈다. α = 16일 때 `peft`가 곱하는 값을 비교한다.
+# BA에는 α/r이 곱해진다. α를 고정하고 r을 키우면 곱하는 값이 그만큼 작아진다. rsLoRA(Kalajdzievski, 2023)는 r 대신 √r로 나눈다. α = 16일 때 `peft`가 곱하는 값을 비교한다.
 
 # %%
 rows = []
@@ -645,7 +645,7 @@ print(sorted(path.name for path in adapter.iterdir()))
 print(known(again, "short"), complete(again, FRANCE))
 
 # %% [markdown] lang="ko"
-# 모두 배웠다. 폴더에는 어댑터와 설정, 그리고 peft가 쓴 설명 파일이 있다. 이번에는 같은 파일을 **가상 T4**에서, polyglot-ko-1.3b와 길이 512로 두 스텝 실행한다. `virtual-gpu run --gpu T4 qlora_t4.py …`가 하는 일이다. 무엇이 가장 많은가?
+# 모두 배웠다. 폴더에는 어댑터와 설정, 그리고 peft가 쓴 설명 파일이 있다. 이번에는 같은 파일을 **가상 T4**에서, polyglot-ko-1.3b와 길이 512로, 누적 없이(`--accumulate 1`) 두 스텝 실행한다. `virtual-gpu run --gpu T4 qlora_t4.py …`가 하는 일이다. 무엇이 가장 많은가?
 
 # %% tags=["nbval-skip"]
 report = rehearse("polyglot-ko-1.3b", "T4", folder, text)
@@ -653,7 +653,7 @@ print(report["status"], human_bytes(report["allocated"]), human_bytes(report["re
 Table("kind, at the peak", [(kind, human_bytes(size)) for kind, size in report["at_peak"].items()])
 
 # %% [markdown] lang="ko"
-# 파라미터가 1.09 GiB로 가장 많고, 모두 합쳐도 T4의 9분의 1이다. 더 큰 모델은 얼마나 들까? 위의 실행처럼 누적 없이(`--accumulate 1`) 예측한다. 프로그램의 기본값대로 누적하면 어댑터의 그레이디언트만큼 조금 더 든다. Qwen과 Llama는 그룹 쿼리 모델이라 T4에서 math 어텐션으로 계산하는 것까지 셈에 들어 있다(3장).
+# 파라미터가 1.09 GiB로 가장 많고, 모두 합쳐도 T4의 9분의 1이다. 더 큰 모델은 얼마나 들까? 위의 실행처럼 누적 없이 예측한다. 프로그램의 기본값대로 누적하면 어댑터의 그레이디언트만큼 조금 더 든다. Qwen과 Llama는 그룹 쿼리 모델이라 T4에서 math 어텐션으로 계산하는 것까지 셈에 들어 있다(3장).
 
 # %%
 recipe = {"peft": "qlora", "lora_rank": 16, "lora_targets": "all-linear", "lora_dropout": 0.0}
@@ -689,7 +689,7 @@ lora_panel()
 #
 # | | 전체 미세 조정 | LoRA | QLoRA |
 # |---|---|---|---|
-# | 가중치 | N | N + 어댑터 | 선형층은 파라미터당 0.516바이트, 나머지는 fp32 |
+# | 가중치 | N(모든 파라미터의 바이트, 3장) | N + 어댑터 | 선형층은 파라미터당 0.516바이트, 나머지는 fp32 |
 # | 그레이디언트, 옵티마이저 상태 | 3N(AdamW) | 어댑터만큼 | 어댑터만큼 |
 # | 순전파 상태 | 그대로 | 거의 그대로 | `autocast` 없이는 늘어난다(fp32로 흐른다) |
 # | 학습률 | 기준 | 열 배쯤에서 찾기 시작한다 | LoRA와 같다 |
@@ -751,7 +751,7 @@ largest_on_t4.against(largest.found["T4"][2][1] / 1e9)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 어느 모델, 어느 GPU냐에 달렸다. 17억 모델은 T4 하나에, 82억 모델은 A100-80GB 하나에 들어간다(61 GiB. 순수 16비트일 때다. 3.8절의 혼합 정밀도라면 두 배가 든다). 700억 모델은 전체 미세 조정의 어느 칸에도 없고, A100-80GB의 QLoRA 칸에만 있다.
+# **조건부로 맞다.** 어느 모델, 어느 GPU냐에 달렸다. 17억 모델은 T4 하나에, 82억 모델은 A100-80GB 하나에 들어간다(61 GiB. 순수 16비트일 때다. 3.8절의 혼합 정밀도라면 두 배쯤 들어 들어가지 않는다). 700억 모델은 전체 미세 조정의 어느 칸에도 없고, A100-80GB의 QLoRA 칸에만 있다.
 #
 # </details>
 #
