@@ -194,7 +194,7 @@ class Fuzz:
         self.calls, self.commands = calls(str(small)), commands(str(small))
         self.small = str(small)
         for name, (function, arguments) in self.calls.items():  # what is imported and remembered at a first call
-            refused = contextlib.suppress(VirtualGPUError) if name in REFUSED else contextlib.nullcontext()
+            refused = contextlib.suppress(VirtualGPUError, ValueError) if name in REFUSED else contextlib.nullcontext()
             with refused, contextlib.redirect_stdout(io.StringIO()):
                 function(**arguments)
         with contextlib.suppress(Exception), quiet():
