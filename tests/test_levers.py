@@ -47,7 +47,7 @@ def test_a_row_is_what_its_program_takes(base, key, tmp_path):
     again(base, key, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 @pytest.mark.parametrize(("base", "key"), [(base, key) for base in RECORD for key in RECORD[base]])
 def test_every_row_is_what_its_program_takes(base, key, tmp_path):
     again(base, key, tmp_path)
@@ -151,9 +151,10 @@ def test_a_verdict_follows_from_its_numbers():
         base: {key: {"peak": 100} for key in ("base", "nf4", "checkpointing", "nf4_checkpointed")} for base in BASES
     }
     claim = next(claim for claim in lever_claims.CLAIMS if claim.tried is lever_claims._qlora)
-    assert claim.tried(rows)[0] == lever_claims.FALSE
+    assert claim.tried(rows, (100, 100))[0] == lever_claims.FALSE
     rows["8b-lora"]["nf4_checkpointed"]["peak"] = 50
-    assert claim.tried(rows)[0] == lever_claims.CONDITIONAL
+    assert claim.tried(rows, (100, 100))[0] == lever_claims.CONDITIONAL
     for base in rows:
         rows[base]["nf4"]["peak"] = rows[base]["nf4_checkpointed"]["peak"] = 50
-    assert claim.tried(rows)[0] == lever_claims.TRUE
+    assert claim.tried(rows, (100, 50))[0] == lever_claims.TRUE
+    assert claim.tried(rows, (100, 150))[0] == lever_claims.CONDITIONAL

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from benchmarks.levers.catalogue import LARGE
+from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.step.setting import Setting
 from virtual_gpu.step.states import states_of
 from virtual_gpu.units import GiB
@@ -113,19 +114,28 @@ def _paged(rows: Rows) -> tuple[str, str]:
     )
 
 
-def _qlora(rows: Rows) -> tuple[str, str]:
+def _qlora(rows: Rows, chapter_8: tuple[int, int] | None = None) -> tuple[str, str]:
+    """chapter_8: peaks of LoRA and QLoRA where chapter 8 compares them, in pure fp16 and with 32-bit layer norms."""
+    if chapter_8 is None:
+        chapter_8 = tuple(
+            predict_memory(Setting(batch_size=16, peft=peft), gpu="T4").needed_bytes for peft in ("lora", "qlora")
+        )
     pairs = [
         (name, rows[name]["base"]["peak"], rows[name]["nf4"]["peak"], rows[name]["checkpointing"]["peak"],
          rows[name]["nf4_checkpointed"]["peak"])
         for name in ("1.3b-lora", "8b-lora")
     ]  # fmt: skip
-    always = all(qlora < lora and both < checkpointed for _, lora, qlora, checkpointed, both in pairs)
-    ever = any(qlora < lora or both < checkpointed for _, lora, qlora, checkpointed, both in pairs)
+    less = [qlora < lora for _, lora, qlora, *_ in pairs] + [both < checkpointed for *_, checkpointed, both in pairs]
+    less.append(chapter_8[1] < chapter_8[0])
     said = ". ".join(
         f"`{name}`: LoRA {gib(lora)}, QLoRA {gib(qlora)}, 둘 다 체크포인팅을 켜면 {gib(checkpointed)}, {gib(both)}"
         for name, lora, qlora, checkpointed, both in pairs
     )
-    return (TRUE if always else CONDITIONAL if ever else FALSE), said
+    said += (
+        f". [8장](../notebooks/ko/08_lora.ipynb)의 순수 fp16 polyglot(배치 16, 체크포인팅 없음): "
+        f"LoRA {gib(chapter_8[0])}, QLoRA {gib(chapter_8[1])}. 층 정규화를 fp32로 바꾸어 순전파 상태가 커지는 탓이다"
+    )
+    return (TRUE if all(less) else CONDITIONAL if any(less) else FALSE), said
 
 
 _LLAMA_FACTORY = "[LLaMA-Factory README](https://github.com/hiyouga/LLaMA-Factory#hardware-requirement)"

@@ -181,11 +181,9 @@ WORDS = {
     "fp4": Words(
         "QLoRA, fp4", "transformers 4.30", "", "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='fp4')",
     ),
-    "nf4_in_16_bits": Words(
-        "QLoRA, nf4를 bf16 자리에 담기", "transformers 4.39", "",
-        f"{QLORA}, bnb_4bit_quant_storage=torch.bfloat16)", "FSDP로 나누려면 필요하다. 바이트는 같다",
+    "int8": Words(
+        "LLM.int8() + LoRA", "", "", "BitsAndBytesConfig(load_in_8bit=True)", "int8 커널의 곱은 세지 못한다",
     ),
-    "int8": Words("LLM.int8() + LoRA", "", "", "BitsAndBytesConfig(load_in_8bit=True)"),
     "nf4_checkpointed": Words(
         "QLoRA(이중 양자화) + 체크포인팅", "transformers 4.30", "gradient_checkpointing=True", f"{QLORA}, "
         "bnb_4bit_use_double_quant=True)", "함께 켜야 줄어든다",
@@ -293,6 +291,8 @@ TAIL = """
 - torchao의 `CPUOffloadOptimizer`, DeepSpeed의 CPU 오프로드: 상태를 RAM에 실제로 만들어야 해서 이 표의 크기로는
   실행하지 않았다.
   DeepSpeed의 것은 [README](../README.ko.md)의 명령으로 실행해 볼 수 있다.
+- 4비트를 16비트 자리에 담는 QLoRA(`bnb_4bit_quant_storage=torch.bfloat16`): `prepare_model_for_kbit_training`이
+  이 가중치를 알아보는 표지를 가상 GPU의 4비트 가중치는 갖고 있지 않다.
 - GaLore의 SVD가 cuSOLVER에서 따로 쓰는 작업 공간, Triton 커널 안의 연산.
 - Liger와 cut cross-entropy, TRL의 손실은 파이썬 코드를 그대로 실행하고 Triton 커널의 실행만 건너뛰었다. 이
   커널들은 파이썬이 미리 만든 텐서에 쓴다.

@@ -123,11 +123,7 @@ LEVERS = (
     Lever("nf4", "weights", ADAPTERS, {"load": W.four_bits("nf4")}, OTHER, BNB),
     Lever("nf4_double", "weights", ADAPTERS, {"load": W.four_bits("nf4", double=True)}, OTHER, BNB),
     Lever("fp4", "weights", ADAPTERS, {"load": W.four_bits("fp4")}, OTHER, BNB),
-    Lever(
-        "nf4_in_16_bits", "weights", ("8b-lora",),
-        {"load": W.four_bits("nf4", bnb_4bit_quant_storage=torch.bfloat16)}, OTHER, BNB,
-    ),
-    Lever("int8", "weights", ADAPTERS, {"load": W.eight_bits()}, OTHER, BNB),
+    Lever("int8", "weights", ADAPTERS, {"load": W.eight_bits()}, OTHER, BNB, kernels=True),
     Lever(
         "nf4_checkpointed", "weights", ADAPTERS, {"load": W.four_bits("nf4", double=True), "prepare": checkpointed},
         OTHER, BNB,
@@ -139,7 +135,8 @@ LEVERS = (
     Lever("packed", "data", TEXTS, {"data": D.packed}, OTHER),
     Lever("padding_free_sdpa", "data", TEXTS, {"data": D.padding_free}, ROUNDING),
     Lever(
-        "padding_free", "data", TEXTS, {"data": D.padding_free, "attention": "flash_attention_2"}, ROUNDING
+        "padding_free", "data", TEXTS, {"data": D.padding_free, "attention": "flash_attention_2"}, ROUNDING,
+        kernels=True,
     ),
     Lever("experts_too", "experts", EXPERTS, {"adapt": W.experts_too}, OTHER),
 )  # fmt: skip
