@@ -8,7 +8,7 @@ prediction knows the card's compute capability and nothing else of it.
 
 Of a few settings the run is recorded with PyTorch's allocation history, and its allocations are compared with the
 virtual ones one by one (benchmarks/sequences.py): where they first differ, and which operation did it. What
-touches CUDA is kept to `_measured`, `_record_history` and `_ask_for_the_gpu`: they have never run here, without a card.
+touches CUDA is kept to `_measured`, `_record_history` and `_ask_for_the_gpu`: no test reaches it without a card.
 
 Then the card plays the T4: `set_per_process_memory_fraction` leaves it a T4's usable bytes, and the settings of the
 book must live and die as the virtual T4 says. The kernels are still the card's own (attention differs by compute
@@ -32,6 +32,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +53,8 @@ MAX_ENTRIES = 1_000_000  # of the allocation history; two steps of the largest s
 STARTING_SECONDS = 15  # with less left, no further setting is started: the imports alone take about this long
 NEOX, GPT2, LLAMA = "EleutherAI/polyglot-ko-1.3b", "openai-community/gpt2", "meta-llama/Llama-3.2-1B"
 QWEN2, QWEN3, GEMMA = "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B", "google/gemma-3-270m"
+LLAMA8, QWEN8 = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B"
+_LORA = {"precision": "bf16", "peft": "lora"}
 
 # In the order in which they run: what says most comes first, for where the time does not reach to the end.
 GRID: tuple[dict[str, Any], ...] = (
@@ -82,6 +86,24 @@ GRID: tuple[dict[str, Any], ...] = (
     {"model_id": GEMMA, "batch_size": 8, "attention": "eager"},
     {"model_id": "openai-community/gpt2-medium", "batch_size": 8, "precision": "mixed_fp16"},
     {"model_id": NEOX, "batch_size": 4, "sequence_length": 1024},
+    # More families, longer texts, and what a reader of the course would train on a card of 24 to 80 GB. Large and small
+    # ones alternate: three at once stay under 80 GB.
+    {"model_id": LLAMA8, "batch_size": 2, "sequence_length": 2048, "gradient_checkpointing": True, **_LORA},
+    {"model_id": "Qwen/Qwen3-1.7B", "batch_size": 2, "sequence_length": 1024, "optimizer": "adamw_8bit"},
+    {"model_id": LLAMA, "batch_size": 2, "sequence_length": 2048, "precision": "mixed_bf16"},
+    {"model_id": "google/gemma-4-E2B", "batch_size": 1, "sequence_length": 512, **_LORA},
+    {"model_id": QWEN8, "batch_size": 2, "sequence_length": 2048, "gradient_checkpointing": True, **_LORA},
+    {"model_id": "LGAI-EXAONE/EXAONE-4.0-1.2B", "batch_size": 2, "sequence_length": 1024, "precision": "bf16"},
+    {"model_id": LLAMA, "batch_size": 1, "sequence_length": 8192, "precision": "bf16", "gradient_checkpointing": True},
+    {"model_id": "kakaocorp/kanana-nano-2.1b-base", "batch_size": 2, "sequence_length": 1024, "precision": "bf16"},
+    {"model_id": "HuggingFaceTB/SmolLM3-3B", "batch_size": 2, "sequence_length": 1024, **_LORA},
+    {"model_id": "microsoft/Phi-4-mini-instruct", "batch_size": 2, "sequence_length": 1024, **_LORA},
+    {"model_id": LLAMA, "batch_size": 1, "sequence_length": 2048, "precision": "bf16", "attention": "eager"},
+    {"model_id": "meta-llama/Llama-3.2-3B", "batch_size": 1, "sequence_length": 1024, "peft": "qlora"},
+    {"model_id": "openai-community/gpt2-xl", "batch_size": 1, "sequence_length": 1024, "precision": "mixed_fp16"},
+    {"model_id": QWEN2, "batch_size": 3, "sequence_length": 777, "precision": "fp32"},
+    {"model_id": "allenai/OLMo-2-1124-7B", "batch_size": 2, "sequence_length": 512, **_LORA},
+    {"model_id": "google/gemma-3-1b-pt", "batch_size": 2, "sequence_length": 1024, "precision": "mixed_bf16"},
 )
 T4_GRID: tuple[dict[str, Any], ...] = (
     {"model_id": NEOX, "batch_size": 8},
@@ -114,8 +136,14 @@ def main(arguments: list[str] | None = None) -> int:
         default="few",
         help="compare the allocations one by one of one setting of each family (default), of all, or of none",
     )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="so many settings at once (default 1): what they hold together must fit"
+    )
+    parser.add_argument("--traces", type=Path, help="keep the card's requests of what is compared in this folder")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
+    if args.jobs < 1:
+        parser.error(f"--jobs {args.jobs}: at least 1")
     if args.child:
         child(json.loads(args.child))
         return 0
@@ -135,7 +163,8 @@ def main(arguments: list[str] | None = None) -> int:
         print("datasets is missing: a plain list of tensors takes its place.")
     rows, interrupted = [], False
     try:
-        for row in measure(plan, gpu, args.minutes * 60, dry_run=args.dry_run, recorded=args.sequences):
+        options = {"dry_run": args.dry_run, "recorded": args.sequences, "traces": args.traces, "jobs": args.jobs}
+        for row in measure(plan, gpu, args.minutes * 60, **options):
             rows.append(row)
             print(line(row), flush=True)
             print("".join(f"    {told}\n" for told in details(row)), end="", flush=True)
@@ -152,25 +181,45 @@ def main(arguments: list[str] | None = None) -> int:
 # -- the run ---------------------------------------------------------------------------------------------------------
 
 
-def measure(plan: list[tuple[str, dict]], gpu: dict, seconds: float, *, dry_run: bool = False, recorded: str = "few"):
-    """A row for each setting, as it ends: measured, predicted, and a status that says what became of it.
+def measure(
+    plan: list[tuple[str, dict]],
+    gpu: dict,
+    seconds: float,
+    *,
+    dry_run: bool = False,
+    recorded: str = "few",
+    traces: Path | None = None,
+    jobs: int = 1,
+) -> Iterator[dict]:
+    """A row for each setting, in the plan's order: measured, predicted, and a status that says what became of it.
 
-    recorded: of which settings the allocations are compared one by one, "few" (RECORDED), "all" or "none".
+    recorded: of which settings the allocations are compared one by one, "few" (RECORDED), "all" or "none". traces:
+    the folder in which the card's requests of these are kept. jobs: how many run at a time; each has its own allocator,
+    so that none changes another's figures as long as the card has room for all.
     """
     end = time.monotonic() + seconds
-    for kind, setting in plan:
+
+    def row(kind: str, setting: dict) -> dict:
         row = {"kind": kind, "setting": setting, "title": title(setting, kind), "measured": None, "predicted": None}
         left = end - time.monotonic()
         if reason := missing(setting):
-            yield row | {"status": "skipped", "detail": reason}
-        elif left < STARTING_SECONDS:
-            yield row | {"status": "not run", "detail": "the time was up"}
-        else:
-            wanted = kind == "grid" and (recorded == "all" or (recorded == "few" and setting in RECORDED))
-            task = {"kind": kind, "setting": setting, "gpu": gpu, "dry_run": dry_run, "record": wanted}
-            command = [sys.executable, __file__, "--child", json.dumps(task)]
-            environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-            yield row | outcome(run(command, min(SETTING_SECONDS, left), environment), dry_run)
+            return row | {"status": "skipped", "detail": reason}
+        if left < STARTING_SECONDS:
+            return row | {"status": "not run", "detail": "the time was up"}
+        wanted = kind == "grid" and (recorded == "all" or (recorded == "few" and setting in RECORDED))
+        task = {"kind": kind, "setting": setting, "gpu": gpu, "dry_run": dry_run, "record": wanted}
+        if traces:
+            task["trace"] = str((traces / f"{_slug(row['title'])}.json.gz").resolve())
+        command = [sys.executable, __file__, "--child", json.dumps(task)]
+        environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        return row | outcome(run(command, min(SETTING_SECONDS, left), environment), dry_run)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            yield from pool.map(lambda one: row(*one), plan)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def outcome(ended: Child, dry_run: bool = False) -> dict[str, Any]:
@@ -220,6 +269,8 @@ def child(task: dict) -> None:
             recorded = bool(measured.snapshots) and measured.numbers["fits"]
             emit({"measured": measured.numbers, "recorded": recorded})
             if recorded:
+                if "trace" in task:
+                    sequences.keep(task["trace"], *measured.snapshots)
                 real = sequences.read_history(*measured.snapshots)
                 emit({"sequence": sequences.compare(predicted.trace, real)})
 
@@ -435,7 +486,6 @@ def summary_text(summary: dict) -> str:
 def write_record(folder: Path, gpu: dict, rows: list[dict], *, planned: int, interrupted: bool = False) -> Path:
     """Write folder/<gpu>-<date>.json; a second record of the same day takes the place of the first."""
     today = datetime.date.today().isoformat()
-    slug = re.sub(r"[^a-z0-9]+", "-", gpu["name"].lower()).strip("-")
     ran = [row for row in rows if row["status"] not in ("skipped", "not run")]
     cut = ("not run", "timeout")
     record = {
@@ -450,9 +500,13 @@ def write_record(folder: Path, gpu: dict, rows: list[dict], *, planned: int, int
         "rows": rows,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{slug}-{today}.json"
+    path = folder / f"{_slug(gpu['name'])}-{today}.json"
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def versions() -> dict[str, str | None]:

@@ -7,10 +7,13 @@ needs a GPU; what was recorded on one is read as plain dicts.
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ import numpy as np
 from benchmarks.children import ROOT
 from virtual_gpu.allocator import CachingAllocator, round_size
 from virtual_gpu.trace.compare import align, equal_prefix, sorted_releases
+from virtual_gpu.trace.histories import ACTIONS
 from virtual_gpu.trace.timeline import CATEGORIES
 from virtual_gpu.trace.trace import Trace
 
@@ -25,6 +29,7 @@ FRAMES = 6  # so many of the innermost frames are kept of an allocation
 GROUPS = 12  # so many kinds of differences are kept, those of most bytes
 AROUND = 3  # so many entries are shown on either side of the first difference
 NO_FRAMES = "no Python frame (backward runs in a thread of autograd)"
+CODES = {action: code for code, action in enumerate(ACTIONS)}
 # Of the entries at the first difference: has the virtual one no counterpart, has the real one none?
 KINDS = {
     (True, True): "another size",
@@ -92,6 +97,58 @@ def read_history(before: dict[str, Any], after: dict[str, Any], device: int = 0)
     nbytes = np.array(sizes, dtype=np.int64)[blocks]
     trace = Trace(births[blocks], nbytes, category, span, ("training",))
     return RealTrace(trace, [frames[block] for block in blocks.tolist()])
+
+
+def reduced(before: dict[str, Any], after: dict[str, Any], device: int = 0) -> dict[str, Any]:
+    """The run between two snapshots as a JSON object that `virtual_gpu.replay` and `read_histories` read.
+
+    What was there before, every event in its order with the operation of an allocation, what is there after.
+    """
+    labels: dict[str, int] = {}
+    events = []
+    for event in after["device_traces"][device]:
+        if event["action"] in CODES:
+            address = event.get("addr", event.get("device_free", 0))
+            entry = [CODES[event["action"]], address, event["size"], event["stream"]]
+            if event["action"] in ("alloc", "oom"):
+                entry.append(labels.setdefault(operation(event.get("frames", [])), len(labels)))
+            events.append(entry)
+    start = _segments(before, device)
+    return {
+        "allocator_settings": after.get("allocator_settings"),
+        "labels": list(labels),
+        "devices": [
+            {
+                "device": device,
+                "initial_segments": [segment[:4] for segment in start],
+                "initial_blocks": [
+                    block[:3] for segment in start for block in segment[4] if block[3].startswith("active")
+                ],
+                "events": events,
+                "final_segments": _segments(after, device),
+            }
+        ],
+    }
+
+
+def keep(path: str | Path, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Write `reduced` to a gzipped file; its folder is made."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        json.dump(reduced(before, after), file, separators=(",", ":"))
+
+
+def _segments(found: dict[str, Any], device: int) -> list[list[Any]]:
+    segments = []
+    for segment in found["segments"]:
+        if segment.get("device", device) == device:
+            address, blocks = segment["address"], []
+            for block in segment["blocks"]:
+                blocks.append([address, block["size"], block.get("requested_size", block["size"]), block["state"]])
+                address += block["size"]
+            told = (segment["address"], segment["total_size"], segment["stream"], segment["segment_type"])
+            segments.append([*told, blocks])
+    return segments
 
 
 def compare(virtual: Trace, real: RealTrace) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from odd_inputs import HOSTILE_PICKLES
 
+from benchmarks.children import ROOT
+from benchmarks.sequences import keep
 from virtual_gpu.allocator import MIB
 from virtual_gpu.allocator_blocks import Falling
 from virtual_gpu.allocator_settings import AllocatorSettings
@@ -18,9 +20,10 @@ from virtual_gpu.trace.snapshot import save, snapshot
 from virtual_gpu.trace.trace import Trace
 
 RECORDED = sorted((Path(__file__).parent / "data" / "traces").glob("*.json.gz"))
+OURS = sorted((ROOT / "benchmarks" / "records" / "traces").glob("*/*.json.gz"))  # what `make measure-gpu` recorded
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name.split(".")[0])
+@pytest.mark.parametrize("path", RECORDED + OURS, ids=lambda path: path.name.split(".")[0])
 def test_every_block_lies_where_it_lay_on_the_card(path):
     whole = replay(path)
     [found] = whole
@@ -142,3 +145,26 @@ def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(json.dumps([0] * 10_000).encode()))
     with pytest.raises(ValueError, match="메모리 기록"):
         replay(tmp_path / "bomb.gz")
+
+
+def test_what_is_kept_of_a_card_is_what_it_recorded(tmp_path):
+    """Two snapshots in PyTorch's form, reduced and read again: the same requests, before, events and after."""
+
+    def found(blocks, events):
+        segment = {"address": 0x1000000, "total_size": 2 * MIB, "stream": 0, "segment_type": "small", "device": 0}
+        return {"segments": [segment | {"blocks": blocks}], "device_traces": [events]}
+
+    def block(size, state):
+        return {"size": size, "requested_size": size, "state": state}
+
+    frames = [{"filename": "/x/site-packages/some/model.py", "line": 7, "name": "forward"}]
+    event = {"action": "alloc", "addr": 0x1000000 + 512, "size": 1000, "stream": 0, "frames": frames}
+    before = found([block(512, "active_allocated"), block(2 * MIB - 512, "inactive")], [])
+    rest = 2 * MIB - 512 - 1024
+    after = found([block(512, "active_allocated"), block(1024, "active_allocated"), block(rest, "inactive")], [event])
+    keep(tmp_path / "new" / "kept.json.gz", before, after)
+    [history] = read_histories(tmp_path / "new" / "kept.json.gz")
+    assert history.events == [("alloc", 0x1000000 + 512, 1000, 0)]
+    assert history.frames == ["some/model.py:7 forward"]
+    again = replay(tmp_path / "new" / "kept.json.gz")
+    assert (again.requests, again.equal, again.end) == (1, 1, (1536, 2 * MIB)) and again.same_end
