@@ -259,6 +259,52 @@ def test_a_workspace_that_is_not_kept(installed):
     assert gpu.max_memory_allocated() == 2 * 64 * 64 * 4 + cublas_workspace_bytes((7, 5))
 
 
+def held_at(op, *tensors, **given):
+    """Bytes that stay of an operation on an H100 beside its output."""
+    gpu = VirtualGPU(CATALOG["H100"], **given)
+    with gpu:
+        inputs = [torch.empty(shape, dtype=dtype) for shape, dtype in tensors]
+        before = gpu.memory_allocated()
+        out = op(*inputs)
+        return gpu.memory_allocated() - before - out.numel() * out.element_size()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, HALF, torch.bfloat16])
+def test_a_product_with_a_bias_has_a_workspace_of_its_own_up_to_2_11(installed, dtype):
+    """A card's requests of a linear layer with a bias in a new process: the output, 33554432, 1048576."""
+    linear = ((512, 1024), dtype), ((768, 1024), dtype), ((768,), dtype)
+    cublas, lt = 33_554_432, 1_048_576
+    for number, expected in (("2.11", cublas + lt), ("2.12", cublas)):
+        installed(number)
+        assert held_at(F.linear, *linear) == expected
+        assert held_at(F.linear, *linear[:2]) == cublas
+    installed("2.11")
+    assert held_at(F.linear, *linear, without=["cublaslt_workspace"]) == cublas
+    one_row = ((1, 1024), dtype), ((768, 1024), dtype), ((768,), dtype)
+    assert held_at(F.linear, *one_row) == cublas
+    added = ((512, 768), dtype), ((512, 1024), dtype), ((1024, 768), dtype)
+    assert held_at(torch.addmm, *added) == cublas
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result"), [(torch.bool, None), (torch.int32, None), (HALF, torch.float32), (torch.int64, None)]
+)
+def test_what_is_summed_up_is_cast_first(dtype, result):
+    """A card's requests of (8, 32768) booleans or int32: 2097152, 2097152, -2097152; of int64 the first alone."""
+    requests = []
+    for without in ((), ("scan_cast",)):
+        gpu = VirtualGPU(CATALOG["H100"], without=without)
+        with gpu:
+            x = torch.empty(8, 32768, dtype=dtype)
+            gpu.reset_peak_memory_stats()
+            before = gpu.memory_allocated()
+            out = x.cumsum(-1, dtype=result)
+        requests.append((gpu.memory_allocated() - before, gpu.max_memory_allocated() - before))
+    nbytes = out.numel() * out.element_size()
+    cast = nbytes if dtype != out.dtype else 0
+    assert requests == [(nbytes, nbytes + cast), (nbytes, nbytes)]
+
+
 # -- temporaries ------------------------------------------------------------------------------------------------------
 
 

@@ -126,9 +126,9 @@ class DetailRecorder(TimelineRecorder):
         return None if self._calls else torch._C._current_autograd_node()
 
     def _name_tensors(self) -> None:
-        for block in self.gpu._workspaces.values():
+        for (library, _), block in self.gpu._workspaces.items():
             origin = self.origins[block]
-            origin.name, origin.made = "cuBLAS workspace", _NOWHERE
+            origin.name, origin.made = f"{library} workspace", _NOWHERE
         owners: dict[int, tuple[str, str]] = {}
         for module_name, module in self.model.named_modules():
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):

@@ -63,7 +63,7 @@ class VirtualGPU:
         self.detailed, self.details = detailed, None
         self.in_step = False
         self.interrupted = self._waits = False  # Ctrl+C has come; Ctrl+C has to wait
-        self._workspaces: dict[bool, int] = {}  # made in backward? -> allocation id
+        self._workspaces: dict[tuple[str, bool], int] = {}  # library, made in backward? -> allocation id
 
     def __repr__(self) -> str:
         return f"VirtualGPU({self.name!r}, {human_bytes(self.spec.capacity_bytes)})"
@@ -207,11 +207,14 @@ class VirtualGPU:
 
     def reserve_workspace(self) -> None:
         """Give the thread that multiplies its cuBLAS workspace, if it has none yet."""
+        self.keep_for_thread("cuBLAS", cublas_workspace_bytes(self.spec.compute_capability))
+
+    def keep_for_thread(self, library: str, nbytes: int) -> None:
+        """Give the thread that asks a workspace of this library, if it has none yet."""
         # One for each thread that has multiplied: the caller's, and autograd's device thread in backward.
-        in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward not in self._workspaces:
-            nbytes = cublas_workspace_bytes(self.spec.compute_capability)
-            self._workspaces[in_backward] = self._allocate(nbytes, "other")
+        key = library, torch._C._current_graph_task_id() != -1
+        if key not in self._workspaces:
+            self._workspaces[key] = self._allocate(nbytes, "other")
 
     @contextmanager
     def holding(self, *sizes: int) -> Iterator[None]:

@@ -12,6 +12,9 @@ _aten = torch.ops.aten
 _BATCHED = (_aten.bmm.default, _aten.baddbmm.default)
 PRODUCTS = (_aten.mm.default, _aten.addmm.default, *_BATCHED, _aten.addmv.default)
 
+LT_WORKSPACE_BYTES = 1024 * 1024  # parseCUDABlasLtWorkspaceSize
+_LT_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
 
 def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
     """Bytes that PyTorch gives each cuBLAS handle: 32 MiB on Hopper (9.0), else 8.125 MiB (":4096:2:16:8").
@@ -36,6 +39,29 @@ def _fresh(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> Any:
     mode.count(out)
     mode.gpu.temporaries(cublas_workspace_bytes(mode.gpu.spec.compute_capability))
     return out
+
+
+def _lt_kept(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> Any:
+    out = run()
+    if with_epilogue(*args[:3], kwargs.get("beta", 1)):
+        mode.count(out)
+        mode.gpu.keep_for_thread("cuBLASLt", LT_WORKSPACE_BYTES)
+    return out
+
+
+def with_epilogue(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, beta: float) -> bool:
+    """Whether cuBLASLt multiplies and adds the bias in one kernel: a vector, whole, to more than one row and column.
+
+    Source: isInputCompliesAddmmCudaLt in aten/src/ATen/native/cuda/Blas.cpp.
+    """
+    return (
+        beta == 1
+        and left.dtype in _LT_TYPES
+        and bias.dim() == 1
+        and bias.is_contiguous()
+        and len(bias) == right.shape[1]
+        and min(*left.shape, *right.shape) > 1
+    )
 
 
 def _nested(mode: Any) -> None:
@@ -63,11 +89,21 @@ def _readable(matrix: torch.Tensor) -> bool:
 
 WORKSPACE = Rule(
     name="cublas_workspace",
-    what="a workspace for each thread that multiplies, sized by architecture and kept; cuBLASLt shares it",
-    source="parseChosenWorkspaceSize, unified_cublas_and_lt_workspaces in aten/src/ATen/cuda/CublasHandlePool.cpp",
+    what="a workspace for each thread that multiplies, sized by architecture and kept",
+    source="parseChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp",
     until="2.15",
     operators=dict.fromkeys(PRODUCTS, _kept),
     nested=dict.fromkeys(PRODUCTS, _nested),
+)
+# Kept since 2.9 (pull request 156495; CUDAContextLight.h of the wheels). In 2.11 a size is asked of the shared one, but
+# a variable of the environment that is not set makes no sharing: an H100's requests. Put right by pull request 175879.
+LT_WORKSPACE = Rule(
+    name="cublaslt_workspace",
+    what="1 MiB more for cuBLASLt, for each thread that multiplies and adds a bias; from 2.12 on it shares the other",
+    source="getCUDABlasLtWorkspace in aten/src/ATen/cuda/CublasHandlePool.cpp, gemm_and_bias in CUDABlas.cpp",
+    since="2.9",
+    until="2.12",
+    operators={_aten.addmm.default: _lt_kept},
 )
 # The 2.14 branch was cut on 10 August 2026, before the pull request; the wheel of 2.15.0 has its functions and its
 # environment variable (CUDAContextLight.h, libtorch_cuda.so), that of 2.14.1 has neither.
