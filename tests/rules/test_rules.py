@@ -6,16 +6,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks.request_by_request import Requests
+from virtual_gpu.allocator import round_size
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.rules import active
 from virtual_gpu.rules.active import NEWEST, RULES, ActiveRules, warn_of_unknown_versions
 from virtual_gpu.rules.cublas import cublas_workspace_bytes
+from virtual_gpu.rules.embedding import most_parts
 from virtual_gpu.rules.norms import group_norm_backward, group_norm_forward
 from virtual_gpu.rules.reductions import reduction_buffers
 from virtual_gpu.rules.registry import Rule, version
 from virtual_gpu.rules.sort import sort_temporaries
-from virtual_gpu.rules.temporaries import efficient_backward, embedding_backward, flash_backward
+from virtual_gpu.rules.temporaries import efficient_backward, flash_backward
 
 HALF = torch.float16
 A100 = 108 * 2048
@@ -286,23 +289,89 @@ def test_a_product_with_a_bias_has_a_workspace_of_its_own_up_to_2_11(installed, 
     assert held_at(torch.addmm, *added) == cublas
 
 
-@pytest.mark.parametrize(
-    ("dtype", "result"), [(torch.bool, None), (torch.int32, None), (HALF, torch.float32), (torch.int64, None)]
-)
-def test_what_is_summed_up_is_cast_first(dtype, result):
-    """A card's requests of (8, 32768) booleans or int32: 2097152, 2097152, -2097152; of int64 the first alone."""
-    requests = []
-    for without in ((), ("scan_cast",)):
-        gpu = VirtualGPU(CATALOG["H100"], without=without)
-        with gpu:
-            x = torch.empty(8, 32768, dtype=dtype)
-            gpu.reset_peak_memory_stats()
-            before = gpu.memory_allocated()
-            out = x.cumsum(-1, dtype=result)
-        requests.append((gpu.memory_allocated() - before, gpu.max_memory_allocated() - before))
-    nbytes = out.numel() * out.element_size()
-    cast = nbytes if dtype != out.dtype else 0
-    assert requests == [(nbytes, nbytes + cast), (nbytes, nbytes)]
+def requests(run, *inputs, without=(), card="H100"):
+    """Bytes that a run asks for on the card, in blocks, releases negative, in their order."""
+    gpu = VirtualGPU(CATALOG[card], without=without)
+    with gpu:
+        given = [torch.empty(shape, dtype=dtype, requires_grad=dtype.is_floating_point) for shape, dtype in inputs]
+        kept, run = run(*given)
+        gpu.meter.recorder = made = Requests(gpu)
+        kept = kept, run()
+        gpu.meter.recorder = None
+    return [size if action == "alloc" else -size for action, size in made.made]
+
+
+def blocks(*sizes):
+    return [-round_size(-size) if size < 0 else round_size(size) for size in sizes]
+
+
+CUMSUMS = [  # a card's requests
+    ((8, 32768), torch.bool, None, (2097152, 2097152, -2097152)),
+    ((3, 5, 7), torch.int32, None, (840, 840, -840)),
+    ((8, 32768), torch.int64, None, (2097152,)),
+    ((1000,), torch.bool, None, (8000, 8000, 1279, -1279, -8000)),
+    ((100003,), torch.int64, None, (800024, 2815, -2815)),
+    ((16777219,), torch.int64, None, (134217752, 300799, -300799)),
+    ((1048576,), torch.float32, None, (4194304, 5375, -5375)),
+    ((1, 50257), torch.float32, None, (201028, 1023, -1023)),
+    ((3, 5, 7), HALF, torch.float32, (420, 420, -420)),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "result", "card"), CUMSUMS)
+def test_what_is_summed_up_is_cast_first_and_a_single_row_takes_storage(shape, dtype, result, card):
+    def ready(x):
+        return x, lambda: x.detach().cumsum(-1, dtype=result)
+
+    assert requests(ready, (shape, dtype)) == blocks(*card)
+    assert requests(ready, (shape, dtype), without=["scan_temporaries"]) == blocks(card[0])
+
+
+EMBEDDINGS = [  # a card's requests of a backward: indices, rows, width, type
+    ((3072,), 50257, 768, HALF, (77194752,)),
+    (
+        (8, 512), 50257, 768, torch.float32,
+        (32768, 32768, 32768, 83455, -83455, -32768, 154389504, 32768, 8, 32768, 1279, -1279, -32768, 32768, 32768,
+         1279, -1279, 8, 36040, 13839360, -13839360, -36040, -8, -32768, -32768, -8, -32768, -32768, -32768),
+    ),
+    (
+        (1, 100001), 50257, 768, torch.bfloat16,
+        (800008, 800008, 800008, 1639935, -1639935, -800008, 77194752, 800008, 8, 800008, 1535, -1535, -800008, 402056,
+         402056, 2047, -2047, 8, 482056, 185109504, -185109504, -482056, -8, -402056, -402056, -8, -800008, -800008,
+         -800008),
+    ),
+    (
+        (8, 1024), 1000, 33, HALF,
+        (65536, 65536, 65536, 150015, -150015, -65536, 66000, 65536, 8, 65536, 1279, -1279, -65536, 8000, 8000, 1279,
+         -1279, 8, 14552, 240108, -240108, -14552, -8, -8000, -8000, -8, -65536, -65536, -65536),
+    ),
+    (
+        (8, 1024), 7, 64, torch.float32,
+        (65536, 65536, 65536, 150015, -150015, -65536, 1792, 65536, 8, 65536, 1279, -1279, -65536, 56, 56, 1279, -1279,
+         8, 6608, 6608, -6608, -6608, -8, -56, -56, -8, -65536, -65536, -65536),
+    ),
+    (
+        (8, 1024), 2, 768, HALF,
+        (65536, 65536, 65536, 150015, -150015, -65536, 3072, 65536, 8, 65536, 1279, -1279, -65536, 16, 16, 1279, -1279,
+         8, 6568, 6568, 6144, -6144, -6568, -6568, -8, -16, -16, -8, -65536, -65536, -65536),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ids", "rows", "width", "dtype", "card"), EMBEDDINGS)
+def test_an_embeddings_backward_request_by_request(ids, rows, width, dtype, card, installed):
+    def ready(weight, indices):
+        out = F.embedding(indices, weight)
+        grad = torch.empty_like(out)
+        return (out, grad), lambda: torch.autograd.grad(out, weight, grad)
+
+    assert requests(ready, ((rows, width), dtype), (ids, torch.int64)) == blocks(*card)
+    installed("2.10")  # without sums in the gradient
+    before = requests(ready, ((rows, width), dtype), (ids, torch.int64))
+    assert (before != blocks(*card)) == (rows < 10)
+    assert requests(ready, ((rows, width), dtype), (ids, torch.int64), without=["embedding_backward"]) == blocks(
+        rows * width * dtype.itemsize
+    )
 
 
 # -- temporaries ------------------------------------------------------------------------------------------------------
@@ -335,11 +404,8 @@ def test_temporaries_by_their_sources():
     assert flash_backward(q, q)[2:] == (0, 0)
     assert efficient_backward(q, k, k) == (2 * 8 * 500 * 4, q.numel() * 4, expanded, expanded)
     assert efficient_backward(q.float(), q, q)[1:] == (0, 0, 0)
-    ids = torch.empty(4, 1024, dtype=torch.int64, device="meta")
-    grad = torch.empty(4, 1024, 64, dtype=HALF, device="meta")
-    assert embedding_backward(grad, ids, 50_000) == (*[4096 * 8] * 6, 8, 8, 4096 * 64 * 4)
-    assert embedding_backward(grad, ids, 96)[-1] == (96 + 400) * 64 * 4  # each in parts of ten, and one part more
-    assert embedding_backward(grad[:3], ids[:3], 50_000) == ()
+    assert most_parts(4096, 50_257) == 4505  # a card's trace
+    assert most_parts(4096, 96) == 409 + 96
 
 
 @pytest.mark.parametrize(("card", "dtype"), [("T4", HALF), ("A100-40GB", torch.bfloat16)])

@@ -11,8 +11,6 @@ from .registry import Rule, with_temporaries
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
-_ROWS_A_PART = 10
-_EMBEDDING_ROWS = 3072  # embedding_dense_backward_cuda: up to so many indices a kernel without any
 
 
 def flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
@@ -42,22 +40,6 @@ def _of_every_head(tensor: torch.Tensor, heads: int) -> int:
     """Bytes of a gradient with one part for each of the query's heads; 0 where the heads are not grouped."""
     own = tensor.shape[1]
     return tensor.numel() // own * heads * tensor.element_size() if own != heads else 0
-
-
-def embedding_backward(grad: torch.Tensor, indices: torch.Tensor, weights: int) -> tuple[int, ...]:
-    """Sorted and original indices, four arrays of segments, two counts, and a row in fp32 for each part of a segment.
-
-    A segment is all places of one index, and is cut in parts of ten; which indices there are is not known, so the most
-    parts that so many indices, of `weights` different ones, can have. Source: embedding_dense_backward_cuda in
-    aten/src/ATen/native/cuda/Embedding.cu, embedding_backward_cuda_kernel in EmbeddingBackwardKernel.cu
-    (NROWS_PER_THREAD). cub's own temporaries for the sort are not stated there.
-    """
-    count = indices.numel()
-    if count <= _EMBEDDING_ROWS:
-        return ()
-    array, different = count * indices.element_size(), min(count, weights)
-    parts = different + (count - different) // _ROWS_A_PART
-    return *[array] * 6, 8, 8, parts * grad.shape[-1] * max(4, grad.element_size())
 
 
 def _index_put(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.Tensor:
@@ -92,10 +74,7 @@ ATTENTION = Rule(
 )
 INDICES = Rule(
     name="index_temporaries",
-    what="sorted copies of the indices, and fp32 rows, where a gradient is added at indices",
-    source="EmbeddingBackwardKernel.cu, Indexing.cu in aten/src/ATen/native/cuda",
-    operators={
-        _aten.embedding_dense_backward.default: with_temporaries(lambda a: embedding_backward(*a[:3])),
-        _aten.index_put.default: _index_put,
-    },
+    what="sorted copies of the indices where a gradient is added at indices",
+    source="index_put_with_sort_kernel in aten/src/ATen/native/cuda/Indexing.cu",
+    operators={_aten.index_put.default: _index_put},
 )
