@@ -3,26 +3,35 @@
 Nothing is fetched: FOLDER/repos/NAME holds the programs, brought by hand; FOLDER/site, FOLDER/vision and FOLDER/ds the
 packages that they need beside ours (`pip install --target`); what stands in for their data is made in FOLDER/work.
 `--list` prints what to bring. A program that is not there is said to be missing.
+
+On a machine with a card, `--record` runs the same commands there instead, with random weights, and keeps what each
+asked the allocator for in FOLDER/records. Where such a record lies, the table has what was measured beside what is
+predicted for that card (name it with `--gpu`), and how far the requests are equal.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import shlex
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from benchmarks.children import ROOT
-from virtual_gpu.units import human_bytes
 
 from . import stand_ins
 from .catalogue import PROGRAMS, Program
 
 LIMIT_SECONDS = 600  # a program that hangs is said to hang
+CARD_SECONDS = 120  # as much on a card
 HEADS = ("program", "card", "ran", "steps", "CPU seconds", "peak", "reserved", "largest module", "answers", "why not")
+BESIDE = ("measured peak", "measured reserved", "equal requests")
 
 
 def main() -> int:
@@ -31,8 +40,13 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--list", action="store_true")
-    args = parser.parse_args()
+    parser.add_argument("--gpu", help="the virtual card, instead of each program's own; of the programs of one card")
+    parser.add_argument("--record", action="store_true", help="on the card of this machine; of the programs of one")
+    parser.add_argument("--at-once", type=int, default=1, help="so many programs share the card while recording")
+    args = parser.parse_intermixed_args()
     chosen = [program for program in PROGRAMS if not args.names or program.name in args.names]
+    if args.record or args.gpu:
+        chosen = [program for program in chosen if program.gpus == 1]
     if args.list:
         for program in chosen:
             print(f"{program.name}\n  {program.source}\n  {program.command}\n  data: {program.data}")
@@ -40,31 +54,41 @@ def main() -> int:
     folder = args.folder.resolve()
     sys.path.append(str(folder / "site"))  # Pillow
     stand_ins.make(folder)
-    print("| " + " | ".join(HEADS) + " |\n" + "|---" * len(HEADS) + "|", flush=True)
+    if args.record:
+        import torch
+
+        if not torch.cuda.is_available():
+            parser.error("--record needs a card, and PyTorch finds none here")
+        return record(chosen, folder, args.at_once)
+    print("| " + " | ".join((*HEADS, *BESIDE)) + " |\n" + "|---" * len((*HEADS, *BESIDE)) + "|", flush=True)
     rows = []
     for program in chosen:
-        rows.append(run(program, folder))
+        rows.append(run(program, folder, args.gpu or program.gpu))
         print("| " + " | ".join(rows[-1]) + " |", flush=True)
     return int(any(row[2] != "yes" for row in rows))
 
 
-def run(program: Program, folder: Path) -> tuple[str, ...]:
+def run(program: Program, folder: Path, gpu: str) -> tuple[str, ...]:
     """One row of the table."""
+    from virtual_gpu.units import human_bytes
+
     work = folder / "work"
-    card = f"{program.gpus} × {program.gpu}" if program.gpus > 1 else program.gpu
-    command = shlex.split(program.command.format(repos=folder / "repos", work=work))
-    script = next((part for part in command if part.endswith(".py")), None)
-    if script is not None and not Path(script).exists():
-        return program.name, card, "missing", *[""] * (len(HEADS) - 3)
-    report = work / "report.json"
+    card = f"{program.gpus} × {gpu}" if program.gpus > 1 else gpu
+
+    def nothing(ran: str, why: str = "") -> tuple[str, ...]:
+        return program.name, card, ran, *[""] * (len(HEADS) - 4), why, *[""] * len(BESIDE)
+
+    command = _command(program, folder)
+    if command is None:
+        return nothing("missing")
+    report, measured = work / "report.json", _record_of(program, folder)
+    trace = folder / "traces" / measured.name.removesuffix(".gz")
+    trace.parent.mkdir(exist_ok=True)
     report.unlink(missing_ok=True)
-    environment = {
-        **os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1",
-        "NLTK_DATA": str(work / "nltk_data"), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *(str(folder / path) for path in program.paths)]),
-    }  # fmt: skip
     ours = [sys.executable, "-m", "virtual_gpu", "--language", "en", "run", "--no-advise", "--report", str(report)]
-    options = ["--gpu", program.gpu, "--gpus", str(program.gpus), "--values", program.values]
+    ours += ["--save", str(trace)] if measured.exists() else []
+    options = ["--gpu", gpu, "--gpus", str(program.gpus), "--values", program.values]
+    environment = _environment(program, folder) | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     before = _cpu_seconds()
     try:
         done = subprocess.run(
@@ -72,28 +96,124 @@ def run(program: Program, folder: Path) -> tuple[str, ...]:
             timeout=LIMIT_SECONDS, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return program.name, card, "hangs", *[""] * (len(HEADS) - 3)
+        return nothing("hangs")
     if not report.exists():
-        return program.name, card, "no", *[""] * (len(HEADS) - 4), (done.stderr.strip().splitlines() or ["?"])[-1]
+        return nothing("no", (done.stderr.strip().splitlines() or ["?"])[-1])
     found = json.loads(report.read_text(encoding="utf-8"))
     module = next(
         (f"{name} {human_bytes(nbytes)}" for name, nbytes in found["modules"] if not name.startswith("(")), ""
     )
-    answers = sum(row[-1] for row in found["values"])
-    why = (found["error"] or "").replace("\n", " ").replace("|", "\\|")[:160]
-    ran = {"fits": "yes", "oom": "out of memory", "failed": "no"}[found["status"]]
-    numbers = human_bytes(found["allocated"]), human_bytes(found["reserved"])
     return (
         program.name,
         card,
-        ran,
+        {"fits": "yes", "oom": "out of memory", "failed": "no"}[found["status"]],
         str(found["steps"]),
         f"{_cpu_seconds() - before:.0f}",
-        *numbers,
+        human_bytes(found["allocated"]),
+        human_bytes(found["reserved"]),
         module,
-        str(answers),
-        why,
+        str(sum(row[-1] for row in found["values"])),
+        (found["error"] or "").replace("\n", " ").replace("|", "\\|")[:160],
+        *(_beside(measured, trace, gpu) if measured.exists() else [""] * len(BESIDE)),
     )
+
+
+def _beside(measured: Path, trace: Path, gpu: str) -> tuple[str, ...]:
+    """What a card measured, and how many of its requests are equal to the virtual ones from the first on."""
+    from virtual_gpu.cards import card
+    from virtual_gpu.trace.compare import compare
+    from virtual_gpu.units import human_bytes
+
+    with gzip.open(measured, "rt", encoding="utf-8") as file:
+        found = json.load(file)["measured"]
+    if tuple(found["capability"]) != tuple(card(gpu).compute_capability):
+        return (f"on {found['gpu']}", "", "")
+    if found["error"]:
+        return (found["error"].replace("\n", " ").replace("|", "\\|")[:160], "", "")
+    both = compare(trace, measured)
+    equal = both.entries[1] if both.first_difference is None else both.first_difference[0]
+    return human_bytes(found["peak"]), human_bytes(found["reserved"]), f"{equal:,} of {both.entries[1]:,}"
+
+
+# -- on a card ---------------------------------------------------------------------------------------------------------
+
+
+def record(chosen: list[Program], folder: Path, at_once: int) -> int:
+    """Run each program on this machine's card; a line of JSON for each, and its record in FOLDER/records.
+
+    The first runs alone: what the card holds outside PyTorch's allocator is the one process's.
+    """
+    (folder / "records").mkdir(exist_ok=True)
+    here = [program for program in chosen if _command(program, folder) is not None]
+    models = dict.fromkeys(name for program in here for name in program.models)
+    with ThreadPoolExecutor(max(at_once, 1)) as pool:
+        for row in pool.map(lambda name: _weights(name, folder), models):
+            print(json.dumps(row), flush=True)
+        codes = [_recorded(program, folder) for program in here[:1]]
+        codes += pool.map(lambda program: _recorded(program, folder), here[1:])
+    return int(any(codes))
+
+
+def _weights(name: str, folder: Path) -> dict[str, Any]:
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "benchmarks.programs.weights", str(folder), name]
+    paths = [*_house(), os.environ.get("PYTHONPATH", ""), str(folder / "site")]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    ended = _child(command, environment, folder, CARD_SECONDS)
+    return {"weights": name, **ended, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def _recorded(program: Program, folder: Path) -> int:
+    out = _record_of(program, folder)
+    out.unlink(missing_ok=True)
+    command = [sys.executable, str(Path(__file__).with_name("record.py")), str(out), *_command(program, folder)]
+    began = time.perf_counter()
+    ended = _child(command, _environment(program, folder), folder / program.folder, CARD_SECONDS)
+    row = {"program": program.name, **ended, "seconds": round(time.perf_counter() - began, 1), "record": out.exists()}
+    print(json.dumps(row), flush=True)
+    return int(row["returncode"] != 0)
+
+
+def _child(command: list[str], environment: dict[str, str], folder: Path, seconds: float) -> dict[str, Any]:
+    """How a child ended (None: out of time), and its last words where it did not end well."""
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, start_new_session=True,
+    ) as child:  # fmt: skip
+        try:
+            told, code = child.communicate(timeout=seconds)[0], child.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, 9)  # its data loaders too
+            told, code = child.communicate()[0], None
+    lines = told.decode("utf-8", "replace").strip().splitlines()
+    return {"returncode": code, **({} if code == 0 else {"last": lines[-12:]})}
+
+
+def _record_of(program: Program, folder: Path) -> Path:
+    return folder / "records" / f"{program.name.replace(' ', '-').replace(',', '')}.json.gz"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _command(program: Program, folder: Path) -> list[str] | None:
+    """The program with its arguments; None where it was not brought."""
+    command = shlex.split(program.command.format(repos=folder / "repos", work=folder / "work"))
+    script = next((part for part in command if part.endswith(".py")), None)
+    return None if script is not None and not Path(script).exists() else command
+
+
+def _house() -> list[str]:
+    return list(dict.fromkeys([str(Path(__file__).resolve().parents[2]), str(ROOT)]))
+
+
+def _environment(program: Program, folder: Path) -> dict[str, str]:
+    paths = [*_house(), *(str(folder / path) for path in program.paths), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1",
+        "NLTK_DATA": str(folder / "work" / "nltk_data"), "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        **dict(entry.format(work=folder / "work").split("=", 1) for entry in program.environment),
+    }  # fmt: skip
 
 
 def _cpu_seconds() -> float:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import os
 import random
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +30,23 @@ class StandIn(evaluate.Metric):
 # torchvision's compiled part needs CUDA's libraries; what it registers fakes for is declared, and never called.
 _OPERATORS = """import torch
 
-_library = torch.library.Library("torchvision", "DEF")
-_library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-_library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+if torch.version.cuda is None:
+    _library = torch.library.Library("torchvision", "DEF")
+    _library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+_TIKTOKEN = """class Encoding:
+    max_token_value = 50256
+
+    def encode(self, text, allowed_special=()):
+        return list(text.encode())
+
+    def decode(self, tokens):
+        return bytes(token % 256 for token in tokens).decode(errors="replace")
+
+
+def get_encoding(name):
+    return Encoding()
 """
 
 
@@ -49,7 +66,7 @@ def make(folder: Path) -> None:
     _models(work, lines[:500])
     for split, n in (("train", 200), ("validation", 40), ("test", 40)):
         pairs = [{"sentence1": text(20), "sentence2": text(20), "label": chance.randint(0, 1)} for _ in range(n)]
-        _csv(work / f"pairs_{split}.csv", pairs)
+        _csv(work / f"pairs_{split}.csv", [{**pair, "label": pair["label"] / 2} for pair in pairs])
         _json_lines(work / f"texts_{split}.json", [{"text": text(400), "summary": text(50)} for _ in range(n)])
         _json_lines(work / "nyu-mll" / "glue" / f"mrpc_{split}.jsonl", [{**p, "idx": i} for i, p in enumerate(pairs)])
     _card(work / "nyu-mll" / "glue", "mrpc", {s: f"mrpc_{s}.jsonl" for s in ("train", "validation", "test")})
@@ -73,7 +90,7 @@ def make(folder: Path) -> None:
         _json_lines(work / "openai" / "gsm8k" / f"{split}.jsonl", answers)
     _card(work / "openai" / "gsm8k", "main", {s: f"{s}.jsonl" for s in ("train", "test")})
     _images(work)
-    for name in ("accuracy", "rouge", "glue"):
+    for name in ("accuracy", "rouge", "glue", "mse"):
         _write(work / name / f"{name}.py", _METRIC.format(name=name))
     (work / "nltk_data" / "tokenizers" / "punkt").mkdir(parents=True, exist_ok=True)
     _write(folder / "vision" / "sitecustomize.py", _OPERATORS)
@@ -83,6 +100,17 @@ def make(folder: Path) -> None:
         repos / "peft" / "method_comparison" / "MetaMathQA",
         ("meta-math", "openai", "meta-llama", "HuggingFaceFW"),
     )
+    _mnist(work)
+    if not (work / "git").exists():  # a program asks for the commit of peft, which may be no checkout here
+        _git(work / "git")
+    for split, part in (("train", lines[:500]), ("valid", lines[500:550]), ("test", lines[550:600])):
+        _write(work / "wikitext-2" / f"{split}.txt", "\n".join(part))
+    for name in ("input", "middlemarch", "the-verdict"):
+        _write(work / f"{name}.txt", "\n".join(lines[:200]) + "O God, O God!")
+    _json_lines(work / "prompts" / "train.jsonl", [{"prompt": [chat[0]]} for chat in chats])
+    _write(folder / "stubs" / "tiktoken.py", _TIKTOKEN)
+    for name in ("__init__", "pyplot", "ticker"):  # nothing is drawn before the programs end
+        _write(folder / "stubs" / "matplotlib" / f"{name}.py", "MaxNLocator = None\n")
     tokens = np.random.default_rng(0).integers(0, 50_000, 2**18, dtype=np.uint16)
     for split in ("train", "val"):
         path = repos / "nanoGPT" / "data" / "random" / f"{split}.bin"
@@ -138,10 +166,15 @@ def _models(work: Path, lines: list[str]) -> None:
         ViTConfig,
     )
 
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
-    special = ["<|pad|>", "<|end|>", "<|im_start|>", "<|im_end|>", "[CLS]", "[SEP]", "[MASK]", "[UNK]"]
-    bpe.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=4000, special_tokens=special))
+    kept = work / "tokenizer.json"  # which a card and a virtual one share: lengths decide the bytes
+    if kept.exists():
+        bpe = Tokenizer.from_file(str(kept))
+    else:
+        bpe = Tokenizer(models.BPE())
+        bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+        special = ["<|pad|>", "<|end|>", "<|im_start|>", "<|im_end|>", "[CLS]", "[SEP]", "[MASK]", "[UNK]"]
+        bpe.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=4000, special_tokens=special))
+        bpe.save(str(kept))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe, pad_token="<|pad|>", eos_token="<|end|>", cls_token="[CLS]", sep_token="[SEP]",
         mask_token="[MASK]", unk_token="[UNK]",
@@ -164,6 +197,7 @@ def _models(work: Path, lines: list[str]) -> None:
     )  # fmt: skip
     for name, config in {
         "gpt2": GPT2Config(architectures=["GPT2LMHeadModel"]), "bert-base-cased": BertConfig(), "t5": t5,
+        "bert-one": BertConfig(num_labels=1),
         "qwen3-0.6b": qwen3, "meta-llama/Llama-3.2-3B": llama,
         "vit": ViTConfig(architectures=["ViTForImageClassification"]),
     }.items():  # fmt: skip
@@ -202,7 +236,34 @@ def _stable_diffusion(folder: Path, tokenizer: Any) -> None:
         _write(folder / name / file, json.dumps(config))
 
 
+def _git(folder: Path) -> None:
+    """A repository of one empty commit; without git there is none, and the program that asks for it says so."""
+    if shutil.which("git") is None:
+        return
+    who = ["-c", "user.name=nobody", "-c", "user.email=nobody@localhost"]
+    folder.mkdir()
+    for command in (["init", "--quiet"], [*who, "commit", "--quiet", "--allow-empty", "--message=none"]):
+        subprocess.run(["git", *command], check=True, cwd=folder)
+
+
+def _mnist(work: Path) -> None:
+    """MNIST's own files, of noise; the programs look for them beside the folder that they run in."""
+    chance = np.random.default_rng(0)
+    (work / "cwd" / "results").mkdir(parents=True, exist_ok=True)
+    raw = work / "data" / "MNIST" / "raw"
+    raw.mkdir(parents=True, exist_ok=True)
+    for split, n in (("train", 2000), ("t10k", 1000)):
+        images = chance.integers(0, 256, (n, 28, 28), dtype=np.uint8)
+        head = np.array([0x803, n, 28, 28], dtype=">i4").tobytes()
+        (raw / f"{split}-images-idx3-ubyte").write_bytes(head + images.tobytes())
+        labels = chance.integers(0, 10, n, dtype=np.uint8)
+        head = np.array([0x801, n], dtype=">i4").tobytes()
+        (raw / f"{split}-labels-idx1-ubyte").write_bytes(head + labels.tobytes())
+
+
 def _images(work: Path) -> None:
+    if importlib.util.find_spec("PIL") is None:
+        return  # the programs that read images need it themselves, and say so
     from PIL import Image
 
     rows = []
@@ -249,4 +310,5 @@ def _links(work: Path, to: Path, names: tuple[str, ...]) -> None:
     if to.is_dir():
         for name in names:
             if not (to / name).exists():
+                (to / name).unlink(missing_ok=True)  # a link that leads nowhere: the folder was moved
                 os.symlink(work / name, to / name)

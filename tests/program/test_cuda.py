@@ -50,6 +50,15 @@ def test_tensors_find_their_device():
         assert torch.zeros(2).device.type == "cpu"
 
 
+@pytest.mark.parametrize("built", [None, "13.0"])
+def test_a_builds_own_version_of_cuda_stays(built, monkeypatch):
+    """torchvision compares it with its own."""
+    monkeypatch.setattr(torch.version, "cuda", built)
+    with cuda("T4"):
+        assert torch.version.cuda == (built or "12.8")
+    assert torch.version.cuda == built
+
+
 def test_two_devices_are_pytorchs_own_error():
     with cuda("T4"):
         with pytest.raises(RuntimeError, match=r"found at least two devices, cuda:0 and cpu!"):

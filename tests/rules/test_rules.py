@@ -1,5 +1,6 @@
 """The registry: which rules hold, how they are switched, and that nothing of them stays behind."""
 
+import functools
 import warnings
 
 import pytest
@@ -16,7 +17,7 @@ from virtual_gpu.rules.cublas import cublas_workspace_bytes
 from virtual_gpu.rules.embedding import most_parts
 from virtual_gpu.rules.norms import group_norm_backward, group_norm_forward
 from virtual_gpu.rules.reductions import reduction_buffers
-from virtual_gpu.rules.registry import Rule, version
+from virtual_gpu.rules.registry import Rule, overload, version
 from virtual_gpu.rules.sort import sort_temporaries
 from virtual_gpu.rules.temporaries import efficient_backward, flash_backward
 
@@ -372,6 +373,37 @@ def test_an_embeddings_backward_request_by_request(ids, rows, width, dtype, card
     assert requests(ready, ((rows, width), dtype), (ids, torch.int64), without=["embedding_backward"]) == blocks(
         rows * width * dtype.itemsize
     )
+
+
+@pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "baddbmm"])
+def test_a_product_into_an_output_that_is_given(name):
+    gpu, batch = VirtualGPU(CATALOG["T4"]), (3,) if "bmm" in name else ()
+    with gpu:
+        a, b, total = (torch.empty(*batch, *shape) for shape in ((128, 256), (256, 512), (128, 512)))
+        before = gpu.memory_allocated()
+        product = functools.partial(getattr(torch, name), *([total] if "add" in name else []), out=total)
+        assert product(a, b) is total
+        assert gpu.memory_allocated() - before == cublas_workspace_bytes((7, 5))  # what is given is all that there is
+        product(torch.empty(*batch, 1, 1).expand(*batch, 128, 256), b)
+    assert gpu.max_memory_allocated() == gpu.memory_allocated() + a.numel() * 4 + 512  # a copy of rows that are one
+
+
+@pytest.mark.skipif(overload("addmm.dtype") is None, reason="PyTorch has it from 2.8 on")
+@pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "baddbmm"])
+def test_a_product_with_a_type_of_its_output(name):
+    gpu, batch = VirtualGPU(CATALOG["T4"]), (3,) if "bmm" in name else ()
+    with gpu:
+        a, b = torch.empty(*batch, 128, 256, dtype=HALF), torch.empty(*batch, 256, 512, dtype=HALF)
+        total = torch.empty(*batch, 128, 512)
+        before = gpu.memory_allocated()
+        product = functools.partial(getattr(torch, name), *([total] if "add" in name else []), out_dtype=torch.float32)
+        assert product(a, b, out=total) is total
+        assert gpu.memory_allocated() - before == cublas_workspace_bytes((7, 5))
+        made = product(a, b)
+        assert (made.shape, made.dtype) == (total.shape, torch.float32)
+        assert gpu.memory_allocated() - before == cublas_workspace_bytes((7, 5)) + 4 * total.numel()
+        with pytest.raises(RuntimeError, match="dtype"):  # as on a card
+            getattr(torch, name)(*([total] if "add" in name else []), a, b, out_dtype=torch.bfloat16)
 
 
 # -- temporaries ------------------------------------------------------------------------------------------------------

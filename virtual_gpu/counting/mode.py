@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import (
 
 from ..errors import NotSupported
 from ..language import tr
-from ..rules.registry import parts
+from ..rules.registry import overload, parts
 from .outputs import FakeOutputs, fake_tensor
 
 if TYPE_CHECKING:
@@ -30,6 +30,14 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 DEVICE_QUERY = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _SUMS = frozenset((torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList))
+# With a type of the output: as large as the product alone. PyTorch's decompositions of addmm (2.8 to 2.12) and baddbmm
+# take the type for beta (torch/_decomp/decompositions.py).
+_TYPED = {
+    op: product
+    for sum_, name in (("addmm", "mm.dtype"), ("baddbmm", "bmm.dtype"))
+    for kind in ("dtype", "dtype_out")
+    if (op := overload(f"{sum_}.{kind}")) is not None and (product := overload(name)) is not None
+}
 _outputs = FakeOutputs()  # one for all virtual GPUs: shapes are the same on each
 
 
@@ -158,6 +166,9 @@ class CountingMode(FakeTensorMode):
             func, args, kwargs = _EMPTY, (list(args[0].shape),), {"dtype": args[0].dtype, "device": "meta"} | kwargs
 
         def find():
+            if func in _TYPED:
+                out = run(_TYPED[func], types, args[1:4], {})
+                return kwargs.get("out", out), True
             noticed = self.noticed
             out = run(func, types, args, kwargs)
             # What an operation of this name makes inside, the rule for it has seen to before.

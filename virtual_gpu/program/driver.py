@@ -98,7 +98,8 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     patches.set_all(torch.cuda.graphs, {"CUDAGraph": Graph, "graph": graph})
     patches.set_all(torch.cuda.nccl, {"version": lambda: (2, 27, 3), "is_available": lambda tensors: True})
     patches.set(torch.cuda.nvtx, "_nvtx", Ranges())
-    patches.set(torch.version, "cuda", "12.8")
+    if torch.version.cuda is None:  # a CUDA build's own is held against torchvision's
+        patches.set(torch.version, "cuda", "12.8")
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     patches.set(torch, "Generator", _generator(gpu))
     patches.set(torch, "device", _device_type())

@@ -6,11 +6,15 @@ from typing import Any
 
 import torch
 
-from .registry import Rule
+from .registry import Rule, overload
 
 _aten = torch.ops.aten
-_BATCHED = (_aten.bmm.default, _aten.baddbmm.default)
-PRODUCTS = (_aten.mm.default, _aten.addmm.default, *_BATCHED, _aten.addmv.default)
+# With an output that is given or of another type (addmm_out_cuda_impl, bmm_out_cuda_impl, _addmm_dtype_out_cuda, …), as
+# without; PyTorch has the types from 2.8 on.
+_KINDS = ("default", "out", "dtype", "dtype_out")
+_OF_MATRICES = [overload(f"{name}.{kind}") for name in ("mm", "addmm", "bmm", "baddbmm") for kind in _KINDS]
+_OF_MATRICES = tuple(filter(None, _OF_MATRICES))
+PRODUCTS = (*_OF_MATRICES, _aten.addmv.default, _aten.addmv.out)
 
 LT_WORKSPACE_BYTES = 1024 * 1024  # parseCUDABlasLtWorkspaceSize
 _LT_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -71,7 +75,7 @@ def _nested(mode: Any) -> None:
 def _operand_copies(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> Any:
     """Operands with no dimension of stride 1 that rows can be read along are copied for the time of the product."""
     out = run()
-    matrices = args[-2:] if op in (_aten.bmm.default, _aten.mm.default) else args[1:3]
+    matrices = args[:2] if op.overloadpacket in (_aten.bmm, _aten.mm) else args[1:3]
     copies = [m.numel() * m.element_size() for m in matrices if isinstance(m, torch.Tensor) and not _readable(m)]
     if copies:
         mode.count(out)
@@ -118,5 +122,5 @@ OPERANDS = Rule(
     name="cublas_operands",
     what="a copy of an operand whose rows do not lie densely (an expanded gradient), for the time of the product",
     source="prepare_matrix_for_cublas, prepare_batch_matrix_for_cublas in aten/src/ATen/native/cuda/Blas.cpp",
-    operators=dict.fromkeys((_aten.mm.default, _aten.addmm.default, *_BATCHED), _operand_copies),
+    operators=dict.fromkeys(_OF_MATRICES, _operand_copies),
 )
