@@ -110,9 +110,12 @@ class Trace:
         low, high = 0, -(-(reserved - peak) // step_bytes)
         while low < high:
             middle = (low + high) // 2
-            try:
-                self.reserved_peak(peak + middle * step_bytes, settings=settings)
-                high = middle
-            except MemoryError:
-                low = middle + 1
+            # With less room than a run had, but all that it reserved, it would be the same run.
+            if peak + middle * step_bytes < reserved:
+                try:
+                    reserved = self.reserved_peak(peak + middle * step_bytes, settings=settings)
+                except MemoryError:
+                    low = middle + 1
+                    continue
+            high = middle
         return peak + low * step_bytes
