@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +18,17 @@ from ...experiment import predict_memory
 from ...self_check import Case, Exercise, filled, right
 from ...small_model import Block
 from .chain import execute, fewest_recomputations, schedule_by_splitting
-from .costs import both_levers, printed_after_step
+from .costs import Levers, both_levers, printed_after_step
 from .golf import BLOCKS, MOST_HELD, Keep, play, record
 from .steps import Step, compare_steps
 
 _TASK = {"model_id": "meta-llama/Llama-3.2-1B", "sequence_length": 4096, "optimizer": "adamw_8bit", "gpu": "L4"}
 _BATCH = 4
+
+
+@functools.cache
+def _ways() -> Levers:
+    return both_levers(_BATCH, **_TASK)
 
 
 def _judge_levers(changes: dict[str, Any]) -> str:
@@ -40,7 +45,7 @@ def _judge_levers(changes: dict[str, Any]) -> str:
     report = predict_memory(**_TASK, **changes)
     if not report.fits:
         return report.excess
-    ways = both_levers(_BATCH, **_TASK)
+    ways = _ways()
     chosen = (changes["batch_size"], changes["gradient_checkpointing"])
     one = next(way for way in ways if (way.micro_batch, way.checkpointing) == chosen)
     extra = one.flops / min(way.flops for way in ways) - 1
@@ -157,7 +162,7 @@ def _reentrant(use_reentrant: bool = False, wrap: str = "whole", input_requires_
         blocks = nn.Sequential(*[Block(width=64, heads=4) for _ in range(BLOCKS)])
         model = nn.Sequential(blocks, nn.Linear(64, 64))
         x = torch.randn(8, 64, 64, requires_grad=boolean(input_requires_grad, "input_requires_grad"))
-    saving = partial(checkpoint, use_reentrant=boolean(use_reentrant, "use_reentrant"))
+    saving = functools.partial(checkpoint, use_reentrant=boolean(use_reentrant, "use_reentrant"))
 
     def loss() -> torch.Tensor:
         y = saving(blocks, x) if wrap == "whole" else x
