@@ -18,6 +18,7 @@ from moved_panels import PANELS, controls_of, drive, ends_well, moves
 import helpers
 from helpers import memory_panel, use_gpu
 from helpers.ahead import nearby
+from helpers.chapters.c9_planner import panel as planner
 from helpers.gpu import current_gpu
 from helpers.panel import Answer, Kept, Panel
 from virtual_gpu.counting.gpu import VirtualGPU
@@ -481,3 +482,23 @@ def test_a_click_during_a_run_is_dropped():
 
     in_a_kernel(steps)
     assert pressed == [True]
+
+
+def test_the_planner_draws_its_plans_as_they_are_found(monkeypatch):
+    search, seen = planner.plan_training, []
+
+    def small(*, progress, **request):
+        def told(plans):
+            progress(plans)
+            panel = progress.__self__
+            rows = max(panel.table.value.count("<tr>") - 1, 0)
+            seen.append((len(plans), rows, "<svg" in panel.picture.value, panel.status.value, panel.plans))
+
+        return search(**request | {"model": GPT2, "length": 64, "batch": 4}, progress=told)
+
+    monkeypatch.setattr(planner, "plan_training", small)
+    panel = planner.PlannerPanel()
+    counts = [found for found, *_ in seen]
+    assert counts == sorted(counts) and len({*counts}) > 1 and counts[-1] == len(panel.plans)
+    for found, rows, drawn, status, done in seen:
+        assert (rows, drawn, done) == (found, found > 0, None) and f"{found}가지" in status  # the search goes on
