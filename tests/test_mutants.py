@@ -87,6 +87,7 @@ CHANGED = [  # file, what it says, what it is made to say, who notices
         "(0, 0)",
         ATTENTION + "a_mask_with_odd_rows_is_padded_once_for_all_heads",
     ),
+    ("rules/attention.py", "t.stride(-1) == 1", "True", ATTENTION + "a_last_dimension_that_is_not_dense_goes_to_math"),
     ("rules/dropout.py", "0 < p < 1", "0.5 < p < 1", ONE_BY_ONE + "what_is_kept_without_a_rule[dropout_mask]"),
     (
         "rules/bitsandbytes.py",

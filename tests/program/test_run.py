@@ -17,6 +17,7 @@ from virtual_gpu.program.command import main
 from virtual_gpu.program.runner import run
 from virtual_gpu.trace.compare import compare
 from virtual_gpu.trace.saved import read
+from virtual_gpu.units import human_bytes
 
 PROGRAMS = Path(__file__).parent / "programs"
 MIB = 2**20
@@ -54,6 +55,22 @@ def test_a_program_as_its_own_loop_on_the_core():
     report = program("ddp.py", gpus=2)
     buckets = 4 * MIB  # DistributedDataParallel's own copy of the gradients
     assert report.allocated == gpu.max_memory_allocated() + buckets
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_convolutions_are_said_to_have_workspaces_that_are_not_counted(tuned, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    path = tmp_path / "convolution.py"
+    path.write_text(
+        f"import torch\ntorch.backends.cudnn.benchmark = {tuned}\n"
+        "layers = [torch.nn.Conv2d(3, width, 3, padding=1, bias=False, device='cuda') for width in (8, 4)]\n"
+        "for layer in layers:\n    layer(torch.zeros(2, 3, 32, 32, device='cuda')).sum().backward()\n"
+    )
+    note = next(note for note in run(str(path), gpu="H100").notes if "cuDNN" in note)
+    largest = 4 * (2 * 3 * 32 * 32 + 8 * 3 * 9 + 2 * 8 * 32 * 32)
+    assert "합성곱 2번" in note and human_bytes(largest) in note
+    assert ("benchmark" in note) == tuned
+    assert not any("cuDNN" in note for note in program("loop.py", "64").notes)
 
 
 def test_caught_out_of_memory_goes_on(capfd):

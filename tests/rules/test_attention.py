@@ -174,3 +174,19 @@ def test_real_tensors_keep_the_cpus(monkeypatch):
     with gpu.rules:
         assert torch.equal(F.scaled_dot_product_attention(q, q, q), expected)
     assert not calls
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "attn_mask", None])
+def test_a_last_dimension_that_is_not_dense_goes_to_math(name):
+    """T5's position bias, whose heads lie last: an H100 kept its encoder's squares (the program run_summarization)."""
+    gpu, shapes = VirtualGPU(CATALOG["H100"]), dict.fromkeys(("query", "key", "value"), (1, 2, 512, 64))
+    with gpu:
+        given = {key: torch.empty(shape) for key, shape in {**shapes, "attn_mask": (1, 2, 512, 512)}.items()}
+        if name is not None:
+            given[name] = given[name].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+        F.scaled_dot_product_attention(**given)
+        gpu.reset_peak_memory_stats()
+        before = gpu.memory_allocated()
+        F.scaled_dot_product_attention(**given)
+    square = 2 * 512 * 512 * 4
+    assert (gpu.max_memory_allocated() - before >= square) == (name is not None)

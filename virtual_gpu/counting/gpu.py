@@ -20,6 +20,7 @@ from ..cards import GPUSpec, card
 from ..rules.active import ActiveRules
 from ..rules.cublas import cublas_workspace_bytes
 from ..units import human_bytes
+from .convolutions import Convolutions
 from .meter import AllocationMeter
 from .mode import CountingMode
 from .record import VirtualRecord
@@ -32,7 +33,8 @@ class VirtualGPU:
     expandable_segments: the caching allocator's setting; None takes it from the environment, as PyTorch does.
     without: names of `rules.active.RULES` in which it is a CPU. detailed: `record` also notes what each tensor is, in
     about half as much time again; `details` are those of the last record. `rules` holds those in force
-    (`print(gpu.rules)`), `answers` what was said to questions about values that are not there. place: where the driver
+    (`print(gpu.rules)`), `answers` what was said to questions about values that are not there, `convolutions` what is
+    known of those, whose workspaces are not counted. place: where the driver
     puts segments (see `CachingAllocator`; `Falling` is Linux's way).
 
     Used as a context (`with gpu:`) it runs the block "on the GPU": factories such as `torch.randint` make their tensors
@@ -59,6 +61,7 @@ class VirtualGPU:
         self.meter = AllocationMeter(capacity, expandable_segments=self.expandable_segments, place=place)
         self.rules = ActiveRules(self.spec.compute_capability, without)
         self.answers = Answers()
+        self.convolutions = Convolutions()
         self.mode = CountingMode(self)
         self.detailed, self.details = detailed, None
         self.in_step = False

@@ -29,6 +29,7 @@ _EMPTY, _EMPTY_LIKE = torch.ops.aten.empty.memory_format, torch.ops.aten.empty_l
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 DEVICE_QUERY = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_CONVOLUTION = torch.ops.aten.convolution.default
 _SUMS = frozenset((torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList))
 # With a type of the output: as large as the product alone. PyTorch's decompositions of addmm (2.8 to 2.12) and baddbmm
 # take the type for beta (torch/_decomp/decompositions.py).
@@ -113,6 +114,8 @@ class CountingMode(FakeTensorMode):
             if isinstance(out, torch.Tensor):
                 if out.dtype == torch.bool or func in _SUMS:
                     self.gpu.answers.note(out, func, args)
+                elif func is _CONVOLUTION:
+                    self.gpu.convolutions.note(out, args)
                 self.count(out)
             elif isinstance(out, (tuple, list)):
                 for item in out:

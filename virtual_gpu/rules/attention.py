@@ -99,6 +99,8 @@ def _attention(
 ) -> torch.Tensor:
     trains = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     fits = query.dim() == key.dim() == value.dim() == 4  # check_tensor_shapes: else math
+    # check_last_dim_stride_equals_1_dense, of all kernels but math
+    fits = fits and all(t is None or t.stride(-1) == 1 for t in (query, key, value, attn_mask))
     request = Request(
         query.dtype,
         query.shape[-1],
