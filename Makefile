@@ -12,7 +12,7 @@ QUIET_MACHINE := CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 PYTHONHASHSEED=0 TORCHDY
 ONE_THREAD := OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help course test test-files stress fuzz interrupts check format notebooks stamp figures site bench truth measure-gpu accuracy \
+.PHONY: help course test test-files stress another-cpu fuzz interrupts check format notebooks stamp figures site bench truth measure-gpu accuracy \
 	lock wheel environment
 
 help:  ## this list
@@ -41,6 +41,11 @@ test-files: $(READY)  ## the tests or notebooks of FILES="…" alone, one after 
 
 stress: $(READY)  ## what make test leaves out: every combination and architecture, panels and notebooks treated badly (half an hour and more)
 	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python -m pytest tests -q -m stress -n 2
+
+# Sums in another order: what a notebook shows may not hang on the last bits of a float (or its cell is not compared).
+another-cpu: $(READY)  ## every notebook with the instructions of an older CPU: the outputs stay the same
+	@ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 \
+		$(MAKE) --no-print-directory test-files FILES="$(or $(FILES),notebooks/ko)"
 
 fuzz: $(READY)  ## odd inputs to every public function and command (INPUTS=5000, about half an hour; SEED=0)
 	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python tests/fuzz.py --inputs $(or $(INPUTS),5000) --seed $(or $(SEED),0)

@@ -75,11 +75,14 @@ def draw_state(state: torch.Tensor, codes: dict[str, torch.Tensor]) -> Chart:
 
 
 def draw_outliers(rows: Sequence[dict[str, Any]]) -> Chart:
-    """Losses over how many times larger the outlier channels are; each row has "factor" and a loss by name."""
+    """Losses over how many times larger the outlier channels are; each row has "factor" and a loss by name.
+
+    A loss is drawn to three digits: what lies behind them differs from CPU to CPU.
+    """
     chart = Chart(tr(ko="이상치의 크기와 손실", en="Outliers and the loss"), height=340)
     factors = [row["factor"] for row in rows]
     for name in [key for key in rows[0] if key != "factor"]:
-        chart.ax.loglog(factors, [row[name] for row in rows], "o-", label=name)
+        chart.ax.loglog(factors, [float(f"{row[name]:.3g}") for row in rows], "o-", label=name)
     chart.ax.set_xticks(factors, [f"{factor:g}" for factor in factors], minor=False)
     chart.ax.set(xlabel=tr(ko="이상치 채널의 배율", en="outlier channels, times"), ylabel=tr(ko="손실", en="loss"))
     chart.ax.legend()
