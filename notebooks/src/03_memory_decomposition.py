@@ -790,7 +790,7 @@ trained = {rate: {name: losses_of(*how, rate) for name, how in settings.items()}
 losses_chart(trained)
 
 # %% [markdown] lang="ko"
-# 어느 CPU에서나 같은 것만 표로 옮긴다. `nan`이 된 스텝, 손실이 처음의 두 배를 넘은 적이 있는가, 300스텝 뒤에 처음보다 몇 % 줄었는가(튄 학습은 끝값이 CPU마다 달라 적지 않는다).
+# 어느 CPU에서나 같은 것만 표로 옮긴다. `nan_at`은 `nan`이 된 스텝, `doubled`는 손실이 처음의 두 배를 넘은 적이 있는가, `fell`은 300스텝 뒤에 처음보다 몇 % 줄었는가다(튄 학습은 끝값이 CPU마다 달라 적지 않는다).
 
 # %%
 import math
@@ -805,7 +805,7 @@ for rate, name in product(trained, settings):
     jumped = max(losses) > 2 * losses[0]
     fell = "–" if lost or jumped else f"{100 * (1 - losses[-1] / losses[0]):.0f}%"
     rows.append([f"{rate:g}", name, lost[0] if lost else "–", jumped, fell])
-pd.DataFrame(rows, columns=["학습률", "학습", "nan이 된 스텝", "두 배를 넘었다", "줄어든 손실"])
+pd.DataFrame(rows, columns=["lr", "run", "nan_at", "doubled", "fell"])
 
 # %% [markdown] lang="ko"
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
