@@ -201,7 +201,8 @@ class OnCPU:
         return self.meter.live, self.meter.peak
 
 
-# It keeps statistics in 16 bits, adds gradients into new tensors, and has no cuBLAS that copies operands.
+# It keeps statistics in 16 bits, adds gradients into new tensors, has no cuBLAS that copies operands, and a buffer of
+# log_sigmoid.
 OTHERWISE_ON_A_WATCHED_CPU = [
     "layer_norm_statistics",
     "accumulate_in_place",
@@ -211,6 +212,7 @@ OTHERWISE_ON_A_WATCHED_CPU = [
     "reduction_buffers",
     "index_temporaries",
     "attention_temporaries",
+    "pointwise_losses",
 ]
 
 

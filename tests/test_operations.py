@@ -32,7 +32,8 @@ def test_requests_are_compared_in_blocks_and_releases_in_any_order():
 def test_verdicts():
     assert kind(row(8, -8, 0), row(512, -512, 0)) == "equal"
     assert kind(row(8, -8, 0), row(513, -513, 0)) == "same peak"
-    assert kind(row(8, -8, 0), row(8, -8, 0, peak=512)) == "differs"
+    assert kind(row(8, -8, 0), row(8, -8, 0, peak=2**20)) == "other blocks"
+    assert kind(row(8, -8, 0), row(8, -8, 0, peak=77_824)) == "equal"  # the recorder's own
     assert kind(row(8, 0, -8), row(0, 8, -8)) == "other order"
     raised = {"case": "x", "error": "RuntimeError: no"}
     assert kind(row(), raised) == "card raised" and kind(raised, row()) == "virtual raised"
@@ -58,8 +59,8 @@ def test_a_table_by_family(tmp_path):
             file.write('{"case": "cut o')
     found = differences(tmp_path / "ours", tmp_path / "card")
     assert [kind for kind, _ in found.values()] == ["equal", "same peak", "card only"]
-    assert "| b | 2 | 0 | 0 | 1 | 0 | 0 | 0 | 0 | 1 |" in table(found)
-    assert "| **all** | 3 | 1 | 0 | 1 | 0 | 0 | 0 | 0 | 1 |" in table(found)
+    assert "| b | 2 | 0 | 0 | 0 | 1 | 0 | 0 | 0 | 0 | 1 |" in table(found)
+    assert "| **all** | 3 | 1 | 0 | 0 | 1 | 0 | 0 | 0 | 0 | 1 |" in table(found)
 
 
 def test_a_file_without_rows_is_said_to_be_none(tmp_path):
@@ -103,15 +104,40 @@ def test_a_card_is_read_as_the_meter_is():
     assert kind(ours, theirs) == "equal"
 
 
+# Of the record's families, cases whose rules are the same in every version of PyTorch since that of the record.
 EQUAL = [
+    "attention: bf16 64  train",
+    "attention: bf16 128 bool mask train",
+    "attention: fp32 80 causal train",
+    "attention: gqa 2 bf16 train",
+    "attention: mask trained for all bf16 train",
+    "attention_forced: efficient bf16 192 ",
+    "attention_forced: flash bf16 64 transposed causal",
+    "attention_forced: math fp32 64 bool mask",
     "elementwise: gelu (8, 512, 1024) bf16",
+    "elementwise: dropout (8, 512, 1024) bf16",
+    "embedding: one_hot",
+    "indexing: index 50257×768 4096 fp32",
+    "indexing: index_select 50257×768 4096 bf16",
     "losses: cross_entropy 2048×50257 fp32",
+    "losses: mse_loss mean bf16",
+    "losses: logsigmoid fp32",
+    "low_precision: grouped_mm fp32 3d train",
     "norms: layer_norm wb (8, 512)×768 bf16",
+    "optimizers: clip_grad_norm_ of 100",
     "products: linear 8192×4096×4096 bf16",
+    "reductions: amax 0 (4096, 4096) bf16",
+    "reductions: any (4096, 4096) fp32",
+    "reductions: logsumexp 0 (4096, 4096) fp32",
+    "reductions: norm (4096, 4096) fp32",
+    "reductions: std 0 (4096, 4096) fp32",
+    "reductions: sum (4096, 4096) torch.bool",
+    "sorting: sort (8, 50257) fp32",
+    "sorting: sort descending (100, 5000) bf16",
 ]
 
 
 def test_what_one_h100_asked_for():
     card = read(RECORD)
     ours = run_on_h100(*EQUAL)
-    assert {name: judge(ours[name], card[name]) for name in EQUAL} == dict.fromkeys(EQUAL, ("equal", ""))
+    assert {name: found for name in EQUAL if (found := judge(ours[name], card[name]))[0] != "equal"} == {}

@@ -86,6 +86,7 @@ OTHERWISE_ON_A_WATCHED_CPU = [
     "reduction_buffers",
     "index_temporaries",
     "attention_temporaries",
+    "pointwise_losses",
 ]
 
 

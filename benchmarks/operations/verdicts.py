@@ -13,8 +13,17 @@ from typing import Any
 
 from virtual_gpu.allocator import round_size
 
-KINDS = ("equal", "other order", "same peak", "both raised", "card raised", "virtual raised", "differs", "card only")
-"""From the best to the worst. "other order": the same requests and peak; "same peak": other requests."""
+from .cases.run import MARK
+
+KINDS = (
+    "equal", "other blocks", "other order", "same peak", "both raised", "card raised", "virtual raised", "differs",
+    "card only",
+)  # fmt: skip
+"""From the best to the worst. "other blocks": the same requests in the same order, and another peak, because a large
+block was given whole that has up to 1 MiB too much; "other order": the same requests and peak; "same peak": others."""
+
+
+_LEAST_PEAK = MARK + 512  # bytes: a card's run begins with an allocation of this size, which stands for no case
 
 
 def read(path: str | Path) -> dict[str, dict[str, Any]]:
@@ -70,9 +79,11 @@ def _judge_run(ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> tu
     if raised:
         return raised
     a, b = blocks(ours["requests"]), blocks(theirs["requests"])
-    peaks = ours["peak"], theirs["peak"]
+    peaks = max(ours["peak"], _LEAST_PEAK), max(theirs["peak"], _LEAST_PEAK)
     if a == b:
-        return ("equal", "") if peaks[0] == peaks[1] else ("differs", f"peak {peaks[0]:,} {peaks[1]:,}")
+        return (
+            ("equal", "") if peaks[0] == peaks[1] else ("other blocks", f"peak {peaks[0]:,} here, {peaks[1]:,} there")
+        )
     at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     detail = (
         f"at {at}: {_around(a, at)} here, {_around(b, at)} on the card; peak {peaks[0]:,} here, {peaks[1]:,} on "

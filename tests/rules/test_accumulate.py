@@ -131,3 +131,15 @@ def test_a_graph_of_gradients_is_not_touched(mode):
         (grad,) = torch.autograd.grad((x.exp() + x.sin()).sum(), x, create_graph=True)
         grad.sum().backward()
         assert x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("pick", [lambda x, i: x.index_select(0, i), lambda x, i: x.take(i)])
+def test_what_was_picked_goes_back_into_one_tensor_of_zeros(pick):
+    gpu = VirtualGPU(CATALOG["T4"])
+    with gpu:
+        x, ids = torch.empty(1000, 64, requires_grad=True), torch.zeros(8, dtype=torch.int64)
+        out = pick(x, ids)
+        gradient, before = torch.empty_like(out), gpu.memory_allocated()
+        gpu.reset_peak_memory_stats()
+        out.backward(gradient)
+        assert gpu.max_memory_allocated() - before < 2 * x.nbytes

@@ -6,8 +6,8 @@ import torch
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.rules.attention import Request, attention_kernel
+from virtual_gpu.rules.attention_memory import flash_backward
 from virtual_gpu.rules.reductions import reduction_buffers
-from virtual_gpu.rules.temporaries import flash_backward
 
 HALF = torch.float16
 
@@ -25,7 +25,7 @@ def test_flash_rounds_lengths_to_128():
 
 @pytest.mark.parametrize(("dim", "kernel"), [(128, "cudnn"), (136, "flash")])
 def test_cudnn_takes_heads_up_to_128(dim, kernel):
-    assert attention_kernel((9, 0), Request(HALF, dim, dim, 512, 512), prefers_cudnn=True) == kernel
+    assert attention_kernel((9, 0), Request(HALF, dim, dim, 512, 512), rules=["cudnn_attention"]) == kernel
 
 
 def test_rows_that_lie_upon_each_other_are_copied():

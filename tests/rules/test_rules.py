@@ -13,13 +13,21 @@ from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.rules import active
 from virtual_gpu.rules.active import NEWEST, RULES, ActiveRules, warn_of_unknown_versions
+from virtual_gpu.rules.attention_memory import (
+    cudnn_backward,
+    efficient_forward,
+    efficient_workspace,
+    flash_backward,
+    flash_forward,
+)
+from virtual_gpu.rules.cub import sort_pairs_bytes
 from virtual_gpu.rules.cublas import cublas_workspace_bytes
 from virtual_gpu.rules.embedding import most_parts
+from virtual_gpu.rules.foreach import norm_partials
 from virtual_gpu.rules.norms import group_norm_backward, group_norm_forward
 from virtual_gpu.rules.reductions import reduction_buffers
 from virtual_gpu.rules.registry import Rule, overload, version
-from virtual_gpu.rules.sort import sort_temporaries
-from virtual_gpu.rules.temporaries import efficient_backward, flash_backward
+from virtual_gpu.rules.sort import sort_requests
 
 HALF = torch.float16
 A100 = 108 * 2048
@@ -48,9 +56,13 @@ def test_versions():
 def test_what_holds_when(installed):
     installed("2.10")
     assert "cudnn_attention" not in names((9, 0)) and "cublas_workspace" in names()
+    installed("2.11")
+    assert "cudnn_wide_heads" in names((9, 0)) - names((10, 0)) and "cudnn_dropout" not in names((9, 0))
+    installed("2.12")
+    assert {"cudnn_wide_heads", "cudnn_dropout"} <= names((9, 0))
     installed("2.13")
     assert "cudnn_attention" in names((9, 0)) and "cudnn_attention" not in names((8, 0)) | names((12, 0))
-    assert "efficient_gqa" not in names()
+    assert "efficient_gqa" not in names() and "cudnn_wide_heads" not in names((9, 0))
     installed("2.14")
     assert {"efficient_gqa", "cublas_workspace"} <= names() and "cublas_workspace_not_kept" not in names()
     installed("2.15")
@@ -96,7 +108,7 @@ def normalized(x):
 
 
 def attended(x):
-    q = x.view(1, 32, 512, 64)
+    q = x.view(1, 32, 512, 64).bfloat16()  # of which a T4 keeps all probabilities
     return F.scaled_dot_product_attention(q, q, q)
 
 
@@ -167,10 +179,15 @@ def test_softmaxs_backward_makes_a_product(dtype, size):
 def test_a_sorts_second_arrays():
     """A card's figure (Liger-Kernel's sparsemax at 2,048 × 16,384): 5 more arrays of 4 bytes, and 512."""
     numel = 2048 * 16384
-    assert sort_temporaries(2048, 16384, 4) == (8 * numel, 12 * numel + 255)
-    assert sort_temporaries(2048, 4096, 4) == (8 * 4096,)  # in shared memory
-    assert sort_temporaries(127, 8192, 2) == (8 * 127 * 8192, 8 * 127 * 8192, 2 * 127 * 8192)
-    assert sort_temporaries(1, 2_000_000, 4) == (16_000_000,)
+    h100 = (9, 0)
+    assert sort_requests(2048, 16384, 4, h100) == ((8 * numel,), [(12 * numel + 255,)])
+    assert sort_requests(2048, 4096, 4, h100) == ((8 * 4096,), [])  # in shared memory
+    # what one H100 asked for
+    assert sort_requests(8, 50_257, 4, h100) == ((3_216_448,) * 2, [(1_608_224, 4_910_591), (74_239,)])
+    assert sort_requests(100, 5000, 2, h100) == ((4_000_000,) * 2, [(1_000_000, 5_095_935), (91_647,)])
+    assert sort_requests(1, 1_000_000, 2, h100) == ((8_000_000,), [(10_187_007,)])
+    assert sort_requests(4, 1_000_001, 4, h100) == ((8_000_008,), [(12_200_703,)] * 4)
+    assert sort_requests(1, 5000, 8, h100) == ((40_000,), [(99_327,)])
 
     def run(x):
         torch.sort(x.detach(), descending=True)
@@ -248,7 +265,7 @@ def test_grouped_heads_are_not_copied(installed):
         q, k, v = (torch.empty(2, heads, 512, 64, dtype=HALF, requires_grad=True) for heads in (8, 2, 2))
         before = gpu.memory_allocated()
         out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-        assert gpu.memory_allocated() - before == out.numel() * 2 + 2 * 8 * 512 * 4 + 2 * 512  # logsumexp, two scalars
+        assert gpu.memory_allocated() - before == out.numel() * 2 + 2 * 8 * 512 * 4  # logsumexp
         out.sum().backward()
     assert (k.grad.shape, v.grad.shape, q.grad.shape) == (k.shape, v.shape, q.shape)
 
@@ -424,6 +441,105 @@ def test_buffers_of_a_sum(outputs, inputs, fastest, expected):
     assert found == expected
 
 
+H100 = {"card": "H100", "dtype": torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("run", "more"),
+    [  # of 4096 × 4096 in fp32: what one H100 held beside the output
+        (lambda x: x.sum(0), 134_217_728 + 512),
+        (lambda x: x.amax(0), 134_217_728 + 512),
+        (lambda x: x.any(0), 134_217_728 + 512),
+        (lambda x: x.std(0), 536_870_912 + 512),
+        (lambda x: x.argmax(0), 536_870_912 + 512),
+        (lambda x: x.max(0), 536_870_912 + 512),
+        (lambda x: x.std(), 8_704 + 512),
+        (lambda x: x.count_nonzero(), 16_777_216 + 134_217_728 + 4_608 + 512),
+        (lambda x: x.logsumexp(0), 16_384 + 67_108_864 + 134_217_728 + 512),
+    ],
+)
+def test_buffers_of_reductions(run, more):
+    """The accumulators are numbers, or a number and its index, or what Welford's method needs."""
+    outputs = []
+
+    def without_grad(x):
+        out = run(x.detach())
+        outputs[:] = [sum(round_size(t.nbytes) for t in (out if isinstance(out, tuple) else (out,)))]
+
+    assert peak(without_grad, (4096, 4096), **H100) - outputs[0] == more
+
+
+def test_flags_are_cast_to_be_counted():
+    """sum (1000,) torch.bool of one H100: int64 numbers beside the result."""
+    assert peak(lambda x: x.sum(), (1000,), dtype=torch.bool, card="H100") == 512 + round_size(8 * 1000)
+    assert peak(lambda x: x.sum(), (1000,), dtype=torch.int64, card="H100") == 512
+
+
+def test_a_sum_over_a_dimension_before_one_of_a_single_element():
+    assert peak(lambda x: x.sum(0), (50_257, 1), card="H100") > 0  # as a dense sum; once a division by zero
+
+
+def test_a_loss_of_every_element_is_reduced():
+    """mse_loss mean fp32 of one H100 at 512 × 1024: what is reduced, and an output that stays as large."""
+    nbytes = 512 * 1024 * 4
+    gpu = VirtualGPU(CATALOG["H100"])
+    with gpu:
+        x, y = torch.empty(512, 1024), torch.empty(512, 1024)
+        before = gpu.memory_allocated()
+        out = F.mse_loss(x, y)
+        assert out.shape == () and gpu.memory_allocated() - before == nbytes
+        assert gpu.max_memory_allocated() - before == 2 * nbytes + 1024
+        del out
+        huber = F.huber_loss(x, y)
+        assert gpu.memory_allocated() - before == 512 and huber.shape == ()
+        signs = torch.nn.functional.logsigmoid(x)
+        assert gpu.memory_allocated() - before == 512 + signs.nbytes  # a CPU keeps a second one
+
+
+def test_clipping_takes_a_number_for_each_chunk():
+    """clip_grad_norm_ of one H100: 640 bytes for ten tensors, the largest of 16 chunks."""
+    assert norm_partials([2048 * 512, *[7] * 9], 4) == 640
+    assert norm_partials([512] * 100, 2) == 400
+
+    def run(x):
+        torch._foreach_norm([x.detach(), x.detach()[:3]])
+
+    assert peak(run, (2**22,)) == 1024 + 512 == peak(run, (2**22,), without=["foreach_norm"]) + 512
+
+
+def test_one_hot_scatters():
+    """No comparison with every class, as for the compiler: what one H100 asked for is the output alone."""
+
+    def run(x):
+        F.one_hot(x, 50)
+
+    assert peak(run, (5000,), dtype=torch.int64) == round_size(5000 * 50 * 8)
+    assert peak(run, (5000,), dtype=torch.int64, without=["one_hot"]) > 5000 * 50 * 9
+
+
+def test_expanded_indices_are_copied():
+    """find_packed_sequence_indices of transformers at 4 × 128, and the token types of its BERT, on one H100."""
+
+    def picked(x):
+        x.detach().view(4, 128)[torch.arange(4)[:, None], torch.arange(128)[None]]
+
+    def looked_up(x):
+        F.embedding(torch.zeros(1, 128, dtype=torch.int64).expand(4, 128), x.detach().view(256, 2))
+
+    indices = 512 + 1024  # of picked
+    assert peak(picked, (512,)) == indices + 2 * 4096 + 1024
+    assert peak(picked, (512,), without=["index_temporaries"]) == indices + 1024
+    assert peak(looked_up, (512,)) == 1024 + 4096 + 4 * 128 * 2 * 2
+    assert peak(looked_up, (512,), without=["index_temporaries"]) == 1024 + 4 * 128 * 2 * 2
+
+
+def test_only_as_many_bits_are_sorted_as_places_have():
+    """index 50257×768 4096, index 50×0 4000 and column 50257×768 4096 of one H100."""
+    found = [sort_pairs_bytes(*given, bits=bits) for given, bits in (((4096, (9, 0)), 16), ((4000, (9, 0)), 6))]
+    assert found == [71_167, 3_583]
+    assert sort_pairs_bytes(4096, (9, 0), bits=26) == 75_263
+
+
 def test_a_smaller_card_makes_fewer_blocks():
     small = reduction_buffers(4096, 8192, fastest=False, vectors=4, resident=40 * 1024)
     assert 0 < small[0] < reduction_buffers(4096, 8192, fastest=False, vectors=4, resident=A100)[0]
@@ -434,10 +550,45 @@ def test_temporaries_by_their_sources():
     expanded = 2 * 500 * 8 * 40 * 2
     assert flash_backward(q, k) == (2 * 8 * 512 * 4, 2 * 512 * 8 * 64 * 4, expanded, expanded)
     assert flash_backward(q, q)[2:] == (0, 0)
-    assert efficient_backward(q, k, k) == (2 * 8 * 500 * 4, q.numel() * 4, expanded, expanded)
-    assert efficient_backward(q.float(), q, q)[1:] == (0, 0, 0)
+    assert cudnn_backward(q, k, k) == 2 * 8 * 500 * 4 * (1 + 40) + 2 * expanded + 256
     assert most_parts(4096, 50_257) == 4505  # a card's trace
     assert most_parts(4096, 96) == 409 + 96
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dim", "capability", "nbytes"),
+    [  # the last of each: the workspace that one H100 asked for, at batch 2, 8 heads, 512 rows
+        (torch.bfloat16, 64, (9, 0), 2_099_200),
+        (torch.bfloat16, 80, (9, 0), 4_195_328),
+        (torch.bfloat16, 192, (9, 0), 23_071_744),
+        (torch.bfloat16, 256, (9, 0), 25_169_920),
+        (torch.float32, 36, (9, 0), 2_099_200),
+        (torch.float32, 128, (9, 0), 4_196_352),
+        (torch.float32, 192, (9, 0), 6_294_528),
+        (torch.bfloat16, 64, (8, 9), 2_099_200),  # by the source alone from here on
+        (torch.bfloat16, 128, (8, 9), 2 * 8 * (2 * 8 * 64 * 128 + 8 * 2 * (4 + 64 * 64)) * 4),
+        (HALF, 64, (7, 5), 2_099_200),
+    ],
+)
+def test_workspaces_of_the_efficient_backward(dtype, dim, capability, nbytes):
+    q = torch.empty(2, 8, 512, dim, dtype=dtype, device="meta")
+    assert efficient_workspace(q, q, q, capability) == nbytes
+
+
+def test_more_heads_than_200_are_not_split():
+    q = torch.empty(32, 8, 128, 192, dtype=HALF, device="meta")
+    assert efficient_workspace(q, q, q, (9, 0)) == 256 * (2 * 64 * 256 + 3 * (4 + 128 * 64)) * 4
+
+
+def test_attentions_sums_in_forward():
+    """What one H100 with 132 multiprocessors asked for, forced to flash or efficient."""
+    q, wide = (torch.empty(2, 8, 512, dim, dtype=torch.bfloat16, device="meta") for dim in (64, 192))
+    assert flash_forward(q, q, 0.0, 132) == (65_536, 4_194_304)
+    assert flash_forward(q, q, 0.1, 132) == ()
+    more = q.expand(4, 2, 8, 512, 64).flatten(0, 1)
+    assert flash_forward(more, more, 0.0, 132) == ()
+    assert efficient_forward(wide, wide) == 6_291_456
+    assert efficient_forward(q, q) == efficient_forward(wide.float(), wide.float()) == 0
 
 
 @pytest.mark.parametrize(("card", "dtype"), [("T4", HALF), ("A100-40GB", torch.bfloat16)])
@@ -451,7 +602,10 @@ def test_attentions_temporaries_count_at_the_peak(card, dtype):
         run, shape, card=card, dtype=dtype, without=["attention_temporaries"]
     )
     q = torch.empty(shape, dtype=dtype, device="meta")
-    assert more == sum(flash_backward(q, q) if card != "T4" else efficient_backward(q, q, q))
+    if card == "T4":  # the gradient of a sum, one element expanded, is copied; the random state is on the CPU
+        assert more == q.numel() * 2 + 2 * 8 * 2048 * 4 + efficient_workspace(q, q, q, (7, 5)) - 2 * 512
+    else:  # copies of the output and its gradient: these heads are not a projection's
+        assert more == sum(flash_backward(q, q)) + 2 * q.numel() * 2
 
 
 # -- nothing stays behind ---------------------------------------------------------------------------------------------

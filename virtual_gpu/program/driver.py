@@ -101,6 +101,8 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     if torch.version.cuda is None:  # a CUDA build's own is held against torchvision's
         patches.set(torch.version, "cuda", "12.8")
     patches.set(torch.backends.cuda, "is_built", lambda: True)
+    # A CUDA build would give cuDNN the weights of a recurrent layer, whose rule of shapes asks the real driver.
+    patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: False)
     patches.set(torch, "Generator", _generator(gpu))
     patches.set(torch, "device", _device_type())
 

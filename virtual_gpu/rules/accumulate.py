@@ -20,7 +20,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .registry import Rule
 
 _aten = torch.ops.aten
-_OPERATORS = (_aten.add.Tensor, _aten.index_put.default, _aten.scatter.src, _aten.scatter_add.default)
+_OPERATORS = (
+    _aten.add.Tensor,
+    _aten.index_put.default,
+    _aten.index_add.default,
+    _aten.put.default,
+    _aten.scatter.src,
+    _aten.scatter_add.default,
+)
 _OURS = str(Path(__file__).parent.parent)
 _ENGINE = graph._engine_run_backward.__code__
 
@@ -81,7 +88,8 @@ def references_alone() -> dict[Any, tuple[int, int, int]]:
     with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad(), Probe():
         x = torch.empty(2, 2, requires_grad=True)
         index = torch.empty(2, 1, dtype=torch.int64)
-        for y in (x.exp() + x.sin(), x[index[:, 0]], x.max(-1, keepdim=True)[0], x.gather(1, index)):
+        selected = x.index_select(0, index[:, 0]), x.take(index)
+        for y in (x.exp() + x.sin(), x[index[:, 0]], x.max(-1, keepdim=True)[0], x.gather(1, index), *selected):
             y.backward(torch.empty(y.shape))
     return seen
 
@@ -90,6 +98,6 @@ IN_PLACE = Rule(
     name="accumulate_in_place",
     what="gradients that meet are added in place, fresh zeros are filled in place",
     source="InputBuffer::accumulate in torch/csrc/autograd/input_buffer.cpp; areAnyTensorSubclassLike in "
-    "index_backward, gather_backward, value_selecting_reduction_backward",
+    "index_backward, index_select_backward, take_backward, gather_backward, value_selecting_reduction_backward",
     operators=dict.fromkeys(_OPERATORS, _in_place),
 )

@@ -20,13 +20,17 @@ from ..units import choose
 from . import (
     accumulate,
     attention,
+    attention_memory,
     autocast,
     bitsandbytes,
     cublas,
     dropout,
     embedding,
+    foreach,
     grouped_mm,
+    losses,
     norms,
+    one_hot,
     pinned,
     reductions,
     scans,
@@ -41,6 +45,8 @@ RULES = {
     for rule in (
         attention.KERNEL,
         attention.CUDNN,
+        attention.CUDNN_WIDE,
+        attention.CUDNN_DROPOUT,
         attention.EFFICIENT_GQA,
         dropout.MASK,
         norms.STATISTICS,
@@ -57,11 +63,15 @@ RULES = {
         cublas.WORKSPACE_NOT_KEPT,
         cublas.LT_WORKSPACE,
         accumulate.IN_PLACE,
-        temporaries.ATTENTION,
+        attention_memory.TEMPORARIES,
+        attention_memory.CUDNN_WORKSPACE,
         temporaries.INDICES,
         embedding.BACKWARD,
         embedding.ACCUMULATES,
         reductions.BUFFERS,
+        losses.REDUCED,
+        foreach.NORM,
+        one_hot.SCATTERED,
         bitsandbytes.PACKED_PRODUCT,
         pinned.ROUNDED,
     )
@@ -101,6 +111,7 @@ class ActiveRules:
         self.composite = {
             op: kernel for rule in self.active() for (key, op), kernel in rule.kernels.items() if key == "AutogradCPU"
         }
+        self.adds_mask = False  # math attention is under way, which adds its mask in place
         self.met: set[Any] = set()  # operations that a rule saw to, and names of rules that were asked for
 
     def applies(self, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,35 +29,52 @@ class Request:
     is_causal: bool = False
     dropout: float = 0.0
     trains: bool = True
+    mask_trains: bool = False
+
+
+KERNELS = ("cudnn", "flash", "efficient", "math")
 
 
 def attention_kernel(
-    compute_capability: tuple[int, int], request: Request, *, prefers_cudnn: bool = False, efficient_gqa: bool = False
+    compute_capability: tuple[int, int],
+    request: Request,
+    *,
+    rules: Collection[str] = (),
+    enabled: Collection[str] = KERNELS,
 ) -> str:
-    """ "cudnn", "flash", "efficient" or "math", by the order and the conditions of select_sdp_backend.
+    """One of `KERNELS`, by the order and the conditions of select_sdp_backend.
 
-    prefers_cudnn, efficient_gqa: the rules "cudnn_attention" and "efficient_gqa".
+    rules: names of those in force that it asks for ("cudnn_attention", "cudnn_wide_heads", "cudnn_dropout",
+    "efficient_gqa"). enabled: what the program allows. RuntimeError, as PyTorch's, where nothing is left.
 
     Source: can_use_cudnn_attention, can_use_flash_attention, can_use_mem_efficient_attention in
-    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_attn_mask_shape in sdp_utils_cpp.h.
     """
-    if prefers_cudnn and _cudnn(compute_capability, request):
-        return "cudnn"
-    if _flash(compute_capability, request):
-        return "flash"
-    if _efficient(compute_capability, request, efficient_gqa):
-        return "efficient"
-    return "math"
+    fits = {
+        "cudnn": lambda: _cudnn(compute_capability, request, rules),
+        "flash": lambda: _flash(compute_capability, request),
+        "efficient": lambda: _efficient(compute_capability, request, "efficient_gqa" in rules),
+        "math": lambda: True,
+    }
+    order = KERNELS if "cudnn_attention" in rules else ("flash", "efficient", "math", "cudnn")
+    for kernel in order:
+        if kernel in enabled and fits[kernel]():
+            return kernel
+    raise RuntimeError("No available kernel. Aborting execution.")
 
 
-def _cudnn(capability: tuple[int, int], r: Request) -> bool:
-    narrow = (r.head_dim <= 128 and r.value_dim <= 128) or (r.head_dim, r.value_dim) == (192, 128)
+def _cudnn(capability: tuple[int, int], r: Request, rules: Collection[str]) -> bool:
+    widest = 256 if "cudnn_wide_heads" in rules else 128
+    narrow = max(r.head_dim, r.value_dim) <= widest or (r.head_dim, r.value_dim) == (192, 128)
+    fine = "cudnn_dropout" not in rules or (r.dropout * 16).is_integer()
     return (
-        r.dtype in _HALF
+        capability >= (8, 0)
+        and r.dtype in _HALF
         and narrow
+        and not r.mask_trains
         and r.head_dim % 8 == r.value_dim % 8 == 0
         and r.key_length != 1
-        and (not r.dropout or ((r.dropout * 16).is_integer() and r.query_length != 1))
+        and (not r.dropout or (fine and r.query_length != 1))
     )
 
 
@@ -112,15 +130,11 @@ def _attention(
         is_causal=is_causal,
         dropout=dropout_p,
         trains=trains,
+        mask_trains=attn_mask is not None and attn_mask.requires_grad,
     )
-    kernel = "math"
-    if fits:
-        kernel = attention_kernel(
-            rules.compute_capability,
-            request,
-            prefers_cudnn=rules.applies("cudnn_attention"),
-            efficient_gqa=rules.applies("efficient_gqa"),
-        )
+    enabled = _enabled() if fits else [kernel for kernel in _enabled() if kernel == "math"]
+    asked = [rule for rule in _ASKED if rules.applies(rule)]
+    kernel = attention_kernel(rules.compute_capability, request, rules=asked, enabled=enabled)
     if attn_mask is not None and attn_mask.dtype == torch.bool and (kernel != "math" or not is_causal):
         attn_mask = _as_float(attn_mask, query.dtype)
     if kernel == "flash":
@@ -135,14 +149,38 @@ def _attention(
         return _aten._scaled_dot_product_efficient_attention(
             query, key, value, attn_mask, trains, dropout_p, is_causal, scale=scale
         )[0]
-    return _aten._scaled_dot_product_attention_math(
-        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-    )[0]
+    rules.adds_mask = True
+    try:
+        return _aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
+    finally:
+        rules.adds_mask = False
+
+
+def _add_mask(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.Tensor:
+    """In place, as `_scaled_dot_product_attention_math` adds a mask to what is not a tensor subclass."""
+    scores, mask = args[:2]
+    if not mode.rules.adds_mask or torch.result_type(scores, mask) != scores.dtype:
+        return run()
+    return _aten.alias(scores)
+
+
+def _enabled() -> list[str]:
+    """What `torch.nn.attention.sdpa_kernel` and `torch.backends.cuda.enable_..._sdp` leave."""
+    asked = {
+        "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
+        "flash": torch.backends.cuda.flash_sdp_enabled,
+        "efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
+        "math": torch.backends.cuda.math_sdp_enabled,
+    }
+    return [kernel for kernel in KERNELS if asked[kernel]()]
 
 
 def _as_float(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """0 where the mask is True, −∞ elsewhere (convert_boolean_attn_mask in transformers/attention.cpp)."""
-    return torch.where(mask, torch.zeros((), dtype=dtype), torch.full((), float("-inf"), dtype=dtype))
+    zero, minus_infinity = mask.new_zeros((), dtype=dtype), mask.new_full((), float("-inf"), dtype=dtype)
+    return torch.where(mask, zero, minus_infinity)
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
@@ -173,11 +211,13 @@ def _grouped_gradients(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) 
     return query_gradient, mode.empty_like(args[2]), mode.empty_like(args[3]), mask_gradient
 
 
+_ASKED = ("cudnn_attention", "cudnn_wide_heads", "cudnn_dropout", "efficient_gqa")
 KERNEL = Rule(
     name="attention",
     what="flash, memory-efficient or math attention, and what each saves: logsumexp, RNG state, probabilities",
     source=f"{_SOURCE}, attention.cu, attention.cpp",
     kernels={("AutogradCPU", _aten.scaled_dot_product_attention.default): _attention},
+    operators={_aten.add.Tensor: _add_mask},
 )
 CUDNN = Rule(
     name="cudnn_attention",
@@ -185,6 +225,21 @@ CUDNN = Rule(
     source=f"check_prefer_cudnn_attention in {_SOURCE} (cuDNN above 9.15.0, which wheels for CUDA 13 bring)",
     since="2.11",
     capability=((9, 0), (11, 0)),
+)
+# 2.12's sources have it, and 2.11's H100; the frontend that 256 needs since came to the sources in June 2026.
+CUDNN_WIDE = Rule(
+    name="cudnn_wide_heads",
+    what="cuDNN's attention takes heads of up to 256 on Hopper, 128 after that",
+    source=f"head_dim_limit in check_cudnn_tensor_shapes of {_SOURCE}",
+    since="2.11",
+    until="2.13",
+    capability=((9, 0), (9, 1)),
+)
+CUDNN_DROPOUT = Rule(
+    name="cudnn_dropout",
+    what="cuDNN's attention takes no dropout but multiples of 1/16",
+    source=f"check_cudnn_dropout in {_SOURCE}, pull request 174245 (26 February 2026, after the 2.11 branch was cut)",
+    since="2.12",
 )
 # Of 25 July 2026, before the 2.14 branch was cut; the kernel's header in the wheel of 2.14.1 has it (q_heads_per_kv in
 # mem_eff_attention/kernel_forward.h), that of 2.13.0 has not.

@@ -5,7 +5,7 @@ Each array of it is rounded up to 256 bytes, and 255 more align the first: an H1
 
 from __future__ import annotations
 
-_DIGITS, _PASSES = 256, 8  # of a 64-bit key, eight bits at a time
+_DIGITS = 256  # eight bits at a time
 
 
 def scan_bytes(count: int, element: int) -> int:
@@ -31,20 +31,35 @@ def unique_bytes(count: int, compute_capability: tuple[int, int]) -> int:
     return _aliased(_tile_states(-(-count // tile), 16))
 
 
-def sort_pairs_bytes(count: int, compute_capability: tuple[int, int]) -> int:
-    """Of sorting `count` 64-bit keys with 64-bit values: bins, a row of them for each tile, second arrays, counters.
+def sort_pairs_bytes(count: int, compute_capability: tuple[int, int], key: int = 8, bits: int | None = None) -> int:
+    """Of sorting `count` keys of `key` bytes with 64-bit values: bins, a row of them for each tile, second arrays.
+
+    bits: so many of a key's; of up to eight there is one pass, from one array to the other.
 
     Nothing (asked for as 1 byte) where one block sorts all of them. Source: InvokeOnesweep and InvokeSingleTile in
-    dispatch_radix_sort.cuh, policy_hub in tuning_radix_sort.cuh.
+    dispatch_radix_sort.cuh, policy_hub in tuning_radix_sort.cuh, whose items of 4 bytes are fewer for 8-byte values.
     """
-    if compute_capability >= (9, 0):
-        single, tile = 256 * 9, 384 * 12
-    else:
-        single, tile = (256 * 9, 384 * 10) if compute_capability >= (8, 0) else (256 * 9, 256 * 11)
-    if count <= single:
+    if count <= 256 * 9:
         return 1
-    bins, row = _PASSES * _DIGITS * 8, _DIGITS * 4
-    return _aliased(bins, -(-count // tile) * row, 8 * count, 8 * count, _PASSES * 4)
+    if compute_capability >= (9, 0):
+        tile = {8: 384 * 12, 4: 384 * 14, 2: 512 * 11, 1: 384 * 9}[key]
+    elif compute_capability >= (8, 0):
+        tile = 384 * (8 if key == 4 else 10)
+    else:
+        tile = 256 * 11
+    passes = -(-(bits or 8 * key) // 8)
+    return _sort_bytes(count, tile, passes, *((key * count, 8 * count) if passes > 1 else ()))
+
+
+def sort_keys_bytes(count: int, compute_capability: tuple[int, int]) -> int:
+    """Of sorting `count` 64-bit keys by eight of their bits, from one array to another. Source: as above."""
+    tile = 384 * 15 if compute_capability >= (9, 0) else 384 * 10 if compute_capability >= (8, 0) else 256 * 11
+    return _sort_bytes(count, tile, 1)
+
+
+def _sort_bytes(count: int, tile: int, passes: int, *arrays: int) -> int:
+    """Eight bits a pass: bins of each, a row of them for each tile, second arrays, a counter for each pass."""
+    return _aliased(passes * _DIGITS * 8, -(-count // tile) * _DIGITS * 4, *arrays, passes * 4)
 
 
 def _tile_states(tiles: int, word: int) -> int:

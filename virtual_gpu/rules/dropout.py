@@ -17,9 +17,16 @@ def _dropout(rules: Any, op: Any, input: torch.Tensor, p: float, train: bool) ->
     return parts(op, input, p, train)
 
 
+def _mask_first(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> tuple:
+    out, mask = run()
+    mode.count(mask)
+    return out, mask
+
+
 MASK = Rule(
     name="dropout_mask",
     what="a mask of one byte an element instead of a tensor in the input's dtype",
-    source="is_fused_kernel_acceptable in aten/src/ATen/native/Dropout.cpp",
+    source="is_fused_kernel_acceptable in aten/src/ATen/native/Dropout.cpp, dropout_cuda in cuda/Dropout.cu",
     kernels={("AutogradCPU", _aten.dropout.default): _dropout},
+    operators={_aten.native_dropout.default: _mask_first},
 )

@@ -9,7 +9,7 @@ import torch
 from .registry import Rule, overload
 
 
-def grouped_mm_shape(mat_a: torch.Tensor, mat_b: torch.Tensor, offsets: torch.Tensor | None) -> list[int]:
+def grouped_mm_shape(mat_a: torch.Tensor, mat_b: torch.Tensor, offsets: torch.Tensor | None = None) -> list[int]:
     """The shape of `torch.nn.functional.grouped_mm`.
 
     A 2-dimensional matrix has its groups side by side. The kernel takes fp32, fp16 and bf16, PyTorch's own rule of

@@ -1,15 +1,16 @@
-"""The buffer through which the blocks of a large sum meet on CUDA."""
+"""The buffer through which the blocks of a large reduction meet on CUDA, and what is cast to be summed."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .registry import Rule
+from .registry import Rule, overload
 
 _aten = torch.ops.aten
-_SUMS = (_aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim)
 _THREADS, _FEW_VALUES, _MANY_VALUES = 512, 16, 256  # MAX_NUM_THREADS, min_ and max_values_per_thread
 
 
@@ -51,28 +52,118 @@ def _last_power(number: int, limit: int) -> int:
     return limit if number >= limit else 1 << max(0, number.bit_length() - 1)
 
 
-def _sum(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.Tensor:
+def _own(summed: torch.Tensor) -> int:
+    return summed.element_size()
+
+
+def _in_fp32(summed: torch.Tensor) -> int:
+    """16-bit numbers are added up in fp32, whole numbers as int64."""
+    return max(4, summed.element_size()) if summed.is_floating_point() else 8
+
+
+def _with_index(_: torch.Tensor) -> int:
+    return 16  # a value and its index, or what Welford's method needs
+
+
+_ACCUMULATORS: dict[Callable[[torch.Tensor], int], str] = {
+    _in_fp32: "sum sum.dim_IntList mean mean.dim nansum linalg_vector_norm prod prod.dim_int",
+    _own: "any any.dim any.dims all all.dim all.dims amax amin max min",
+    _with_index: "max.dim min.dim argmax argmin std.correction var.correction std_mean.correction var_mean.correction",
+    lambda summed: 2 * summed.element_size(): "aminmax",
+}
+_ACCUMULATOR = {
+    op: element
+    for element, names in _ACCUMULATORS.items()
+    for name in names.split()
+    if (op := overload(name)) is not None
+}
+_CASTS = frozenset(
+    op for name in ["sum", "sum.dim_IntList", "nansum", "prod", "prod.dim_int"] if (op := overload(name)) is not None
+)
+
+
+def _reduction(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> Any:
     out = run()
-    mode.count(out)
+    outs = out if isinstance(out, tuple) else (out,)
+    for item in outs:
+        mode.count(item)
     summed = args[0]
-    outputs = out.numel()
-    if outputs and summed.is_contiguous() and summed.numel() >= outputs * _MANY_VALUES:
-        inner = summed.dim() > 0 and (len(args) < 2 or not args[1] or _has_last(args[1], summed.dim()))
-        whole = outputs == 1
-        vectors = 4 if (whole and summed.numel() > 128) or (not inner and summed.shape[-1] % 4 == 0) else 1
-        resident = mode.gpu.spec.multiprocessors * mode.gpu.spec.threads_per_multiprocessor
-        inputs = summed.numel() // outputs
-        mode.gpu.temporaries(*reduction_buffers(outputs, inputs, fastest=inner, vectors=vectors, resident=resident))
+    # make_reduction in ReduceOpsUtils.h casts what is not summed in its own type, but for 16-bit numbers to fp32
+    casts = op in _CASTS and not summed.dtype.is_floating_point and summed.dtype != out.dtype
+    with mode.gpu.holding(summed.numel() * out.element_size() if casts else 0):
+        element = _ACCUMULATOR[op](summed)
+        mode.gpu.temporaries(*buffers(mode, summed, outs[0].numel(), _dims(op, args, kwargs), element))
     return out
 
 
-def _has_last(dims: Any, count: int) -> bool:
-    return any(dim % count == count - 1 for dim in ([dims] if isinstance(dims, int) else dims))
+def _count_nonzero(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.Tensor:
+    """`(input != 0).sum()`: which are not zero, and that as int64."""
+    out, counted = run(), args[0]
+    with mode.gpu.holding(counted.numel()):
+        mode.count(out)
+        with mode.gpu.holding(8 * counted.numel()):
+            mode.gpu.temporaries(*buffers(mode, counted, out.numel(), _dims(op, args, kwargs), 8))
+    return out
+
+
+def _logsumexp(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.Tensor:
+    """The largest of each, whether those are finite, and exp(input - largest), which is summed.
+
+    Source: logsumexp_out_impl in aten/src/ATen/native/ReduceOps.cpp.
+    """
+    out, summed = run(), args[0]
+    each, dims = out.numel() * out.element_size(), _dims(op, args, kwargs)
+    with mode.gpu.holding(each):
+        mode.gpu.temporaries(*buffers(mode, summed, out.numel(), dims, _own(summed)))
+        mode.gpu.temporaries(each, out.numel())
+        with mode.gpu.holding(summed.numel() * out.element_size()):
+            mode.count(out)
+            mode.gpu.temporaries(*buffers(mode, summed, out.numel(), dims, _in_fp32(summed)))
+    return out
+
+
+def buffers(mode: Any, summed: torch.Tensor, outputs: int, dims: Any, element: int) -> tuple[int, int]:
+    """The buffers of a reduction over these dimensions (None and none: all) on this card."""
+    if not outputs or not summed.is_contiguous() or summed.numel() < outputs * _MANY_VALUES:
+        return 0, 0
+    inner = dims is None or dims == [] or _has_last(dims, summed.shape)
+    whole = outputs == 1
+    vectors = 4 if (whole and summed.numel() > 128) or (not inner and summed.shape[-1] % 4 == 0) else 1
+    resident = mode.gpu.spec.multiprocessors * mode.gpu.spec.threads_per_multiprocessor
+    inputs = summed.numel() // outputs
+    return reduction_buffers(outputs, inputs, fastest=inner, vectors=vectors, resident=resident, element=element)
+
+
+@functools.cache
+def _place(op: Any) -> int | None:
+    """Which argument of an operator says the dimensions."""
+    names = [argument.name for argument in op._schema.arguments]
+    return names.index("dim") if "dim" in names else None
+
+
+def _dims(op: Any, args: tuple, kwargs: dict) -> Any:
+    place = _place(op)
+    if place is None:
+        return None
+    return args[place] if len(args) > place else kwargs.get("dim")
+
+
+def _has_last(dims: Any, shape: torch.Size) -> bool:
+    """Whether the last dimension of more than one element is among these."""
+    last = max((dim for dim, size in enumerate(shape) if size > 1), default=len(shape) - 1)
+    return any(dim % max(1, len(shape)) == last for dim in ([dims] if isinstance(dims, int) else dims))
 
 
 BUFFERS = Rule(
     name="reduction_buffers",
-    what="a buffer and semaphores for a large sum or mean, for its time: 16 MiB for the gradient of a norm's weight",
-    source="setReduceConfig, global_memory_size, semaphore_size in aten/src/ATen/native/cuda/Reduce.cuh",
-    operators=dict.fromkeys(_SUMS, _sum),
+    what="a buffer and semaphores for a large reduction, for its time: 16 MiB for the gradient of a norm's weight; an "
+    "int64 copy of flags and smaller whole numbers that are summed",
+    source="setReduceConfig, global_memory_size, semaphore_size in aten/src/ATen/native/cuda/Reduce.cuh, the kernels "
+    "in Reduce*.cu beside it; make_reduction in aten/src/ATen/native/ReduceOpsUtils.h",
+    operators={
+        **dict.fromkeys(_ACCUMULATOR, _reduction),
+        _aten.count_nonzero.dim_IntList: _count_nonzero,
+        _aten.count_nonzero.default: _count_nonzero,
+        _aten.logsumexp.default: _logsumexp,
+    },
 )

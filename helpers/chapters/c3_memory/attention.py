@@ -90,9 +90,7 @@ def grouped_heads(length: int = 2048, heads: int = 32, groups: int = 8, width: i
                 out = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=how == "enable_gqa")
             kept, peak = gpu.memory_allocated() - before, gpu.max_memory_allocated() - before
             asked = Request(out.dtype, width, width, length, length, grouped_query=how == "enable_gqa", is_causal=True)
-            kernel = attention_kernel(
-                gpu.rules.compute_capability, asked,
-                prefers_cudnn=gpu.rules.applies("cudnn_attention"), efficient_gqa=gpu.rules.applies("efficient_gqa"),
-            )  # fmt: skip
+            rules = [rule.name for rule in gpu.rules.active()]
+            kernel = attention_kernel(gpu.rules.compute_capability, asked, rules=rules)
             rows.append([card, how, kernel, human_bytes(kept), human_bytes(peak)])
     return table("gpu call kernel kept peak", rows)
