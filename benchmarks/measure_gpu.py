@@ -4,7 +4,7 @@ Each setting runs in a process of its own, which predicts (fake tensors, nothing
 (`gpu_memory_experiment`: random weights, nothing is downloaded), so an out-of-memory error or a crash is a row of the
 table. Measured and predicted are `memory_allocated` right after the first optimizer step, the highest
 `max_memory_allocated` and `max_memory_reserved` of two steps, and the same of each phase of the training. The
-prediction knows the card's compute capability and nothing else of it.
+prediction knows the card's compute capability and its number of multiprocessors, and nothing else of it.
 
 Of a few settings the run is recorded with PyTorch's allocation history, and its allocations are compared with the
 virtual ones one by one (benchmarks/sequences.py): where they first differ, and which operation did it. What
@@ -209,7 +209,7 @@ def measure(
         wanted = kind == "grid" and (recorded == "all" or (recorded == "few" and setting in RECORDED))
         task = {"kind": kind, "setting": setting, "gpu": gpu, "dry_run": dry_run, "record": wanted}
         if traces:
-            task["trace"] = str((traces / f"{_slug(row['title'])}.json.gz").resolve())
+            task["trace"] = str((traces / f"{slug(row['title'])}.json.gz").resolve())
         command = [sys.executable, __file__, "--child", json.dumps(task)]
         environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         return row | outcome(run(command, min(SETTING_SECONDS, left), environment), dry_run)
@@ -293,6 +293,8 @@ def _predicted(task: dict) -> _Side:
 
     capability = tuple(int(part) for part in task["gpu"]["capability"].split("."))
     spec = replace(CATALOG["T4"], compute_capability=capability)
+    if "multiprocessors" in task["gpu"]:
+        spec = replace(spec, multiprocessors=task["gpu"]["multiprocessors"])
     if task["kind"] == "grid" and "bytes" in task["gpu"]:
         spec = replace(spec, name=task["gpu"]["name"], memory_bytes=task["gpu"]["bytes"], usable_bytes=None)
     before = time.perf_counter()
@@ -367,7 +369,7 @@ def _ask_for_the_gpu() -> dict | None:
         "if torch.cuda.is_available():\n"
         "    p = torch.cuda.get_device_properties(0)\n"
         "    print(json.dumps({'name': p.name, 'capability': f'{p.major}.{p.minor}', 'bytes': p.total_memory,\n"
-        "                      'cuda': torch.version.cuda}))\n"
+        "                      'multiprocessors': p.multi_processor_count, 'cuda': torch.version.cuda}))\n"
     )
     rows = run([sys.executable, "-c", code], 120).rows
     return rows[-1] if rows else None
@@ -500,12 +502,13 @@ def write_record(folder: Path, gpu: dict, rows: list[dict], *, planned: int, int
         "rows": rows,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{_slug(gpu['name'])}-{today}.json"
+    path = folder / f"{slug(gpu['name'])}-{today}.json"
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
+    """The name as that of a file: small letters and digits, with lines between."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 

@@ -47,6 +47,7 @@ NOTICED_BY = {
     "pointwise_losses": ONE_BY_ONE + "a_loss_of_every_element_is_reduced",
     "foreach_norm": ONE_BY_ONE + "clipping_takes_a_number_for_each_chunk",
     "one_hot": ONE_BY_ONE + "one_hot_scatters",
+    "nested_scales": FOUR_BIT + "the_weight_that_is_dequantized_in_forward",
     "gemm_4bit": FOUR_BIT + "the_weight_that_is_dequantized_in_forward",
 }
 CHANGED = [  # file, what it says, what it is made to say, who notices

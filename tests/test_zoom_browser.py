@@ -58,16 +58,17 @@ def test_a_bar_opens_down_to_the_line(opened):
 
 def test_the_scrubber_follows_the_finger(opened):
     notebook = opened("allocator_panel()")
-    notebook.wait_until_text(".allocator-status", lambda text: "725/2,216" in text and "381.88 MiB" in text)
+    told = notebook.wait_until_text(".allocator-status", lambda text: "381.88 MiB" in text)
+    stop = int(told.partition("/")[0])
     assert "OOM" in notebook.html(".allocator-picture")
     themed(notebook, "zoom_scrubber_oom", ".allocator-panel")
     notebook.press_slider(".allocator-request", "ArrowRight", times=20)
-    notebook.wait_until_text(".allocator-status", lambda text: "745/2,216" in text)
+    notebook.wait_until_text(".allocator-status", lambda text: text.startswith(f"{stop + 20}/"))
     notebook.press_slider(".allocator-request", "Home")
-    notebook.wait_until_text(".allocator-status", lambda text: text.startswith("1/2,216"))
+    notebook.wait_until_text(".allocator-status", lambda text: text.startswith("1/"))
     assert "OOM" not in notebook.html(".allocator-picture")
     notebook.press_slider(".allocator-request", "PageUp")
     notebook.screenshot("zoom_scrubber_start", ".allocator-panel")
     notebook.click(".allocator-back")
-    notebook.wait_until_text(".allocator-status", lambda text: "725/2,216" in text)
+    notebook.wait_until_text(".allocator-status", lambda text: text.startswith(f"{stop}/"))
     assert notebook.console_errors == []

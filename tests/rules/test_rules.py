@@ -290,6 +290,11 @@ def held_at(op, *tensors, **given):
         return gpu.memory_allocated() - before - out.numel() * out.element_size()
 
 
+def test_a_product_of_vectors_takes_the_workspace_too():
+    """A card's requests of a dot product in a new process: 4, 33554432."""
+    assert held_at(torch.dot, *[((1000,), torch.float32)] * 2) == 33_554_432 + 512 - 4
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, HALF, torch.bfloat16])
 def test_a_product_with_a_bias_has_a_workspace_of_its_own_up_to_2_11(installed, dtype):
     """A card's requests of a linear layer with a bias in a new process: the output, 33554432, 1048576."""

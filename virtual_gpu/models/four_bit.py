@@ -13,10 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from ..language import tr
 from ..real import GPU
 from ..rules.active import in_force
-from ..rules.bitsandbytes import PACKED_ROWS
-
-BLOCK = 64  # weights that share an absmax (QLoRA, arXiv 2305.14314, section 3)
-NESTED_BLOCK = 256  # absmax values that share a second-level absmax
+from ..rules.bitsandbytes import BLOCK, NESTED_BLOCK, PACKED_ROWS, compute_bias, product, product_backward
 
 
 def quantize_linears(
@@ -101,7 +98,7 @@ class VirtualLinear4bit(bnb.nn.Linear4bit):
     ):
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.compute_dtype = compute_dtype
+        self.compute_dtype, self.nested = compute_dtype, nested
         device, count = linear.weight.device, linear.weight.numel()
         blocks = -(-count // BLOCK)
         packed = torch.empty((count + 1) // 2 // storage.itemsize, 1, dtype=storage, device=device)
@@ -120,9 +117,10 @@ class VirtualLinear4bit(bnb.nn.Linear4bit):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (…, in_features) → (…, out_features)."""
-        bias = None if self.bias is None else self.bias.to(self.compute_dtype)
+        cast = x.to(self.compute_dtype)
+        bias = compute_bias(self, self.compute_dtype)
         shape = (self.out_features, self.in_features)
-        return _DequantizedLinear.apply(x.to(self.compute_dtype), self.weight, bias, shape).to(x.dtype)
+        return _DequantizedLinear.apply(cast, self.weight, bias, shape, self.nested).to(x.dtype)
 
 
 class Linear4bitDouble(bnb.nn.Linear4bit):
@@ -145,12 +143,12 @@ class _DequantizedLinear(torch.autograd.Function):
     """x · dequantize(W)ᵀ + b that saves only the packed weight (bitsandbytes' MatMul4Bit)."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, shape: tuple[int, int]):
-        ctx.shape = shape
+    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, bias: Any, shape: tuple[int, int], nested: bool):
+        ctx.shape, ctx.nested = shape, nested and in_force("nested_scales")
         if in_force("gemm_4bit") and x.numel() <= PACKED_ROWS * shape[1]:
             return x.new_empty(*x.shape[:-1], shape[0])
-        return nn.functional.linear(x, x.new_empty(shape), bias)
+        return product(x, shape, bias, 2 * ctx.nested)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor):
-        return grad @ grad.new_empty(ctx.shape), None, None, None
+        return product_backward(grad, ctx.shape, ctx.nested), None, None, None, None

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-BLOCK = 64  # weights that share an absmax (QLoRA, arXiv 2305.14314, section 3)
-NESTED_BLOCK = 256  # absmax values that share a second-level absmax
+from ..rules.active import in_force
+from ..rules.bitsandbytes import BLOCK, NESTED_BLOCK, compute_bias, product, product_backward
 
 
 def kept_tensors(module: nn.Module) -> str:
@@ -82,31 +82,33 @@ def _virtual(layer: nn.Module, forward: Any) -> type:
 def _forward_4bit(layer: Any, x: torch.Tensor) -> torch.Tensor:
     """x (…, in_features) → (…, out_features), in the layer's compute type."""
     compute = layer.compute_dtype or x.dtype
-    bias = None if layer.bias is None else layer.bias.to(compute)
+    cast = x.to(compute)
+    bias = compute_bias(layer, compute)
     shape = (layer.out_features, layer.in_features)
-    return _Dequantized.apply(x.to(compute), layer.weight, bias, shape, False).to(x.dtype)
+    nested = layer.virtual_state.compress_statistics and in_force("nested_scales")
+    return _Dequantized.apply(cast, layer.weight, bias, shape, False, nested).to(x.dtype)
 
 
 def _forward_8bit(layer: Any, x: torch.Tensor) -> torch.Tensor:
     """x (…, in_features) → (…, out_features) in 16 bits: x is quantized for the product."""
     half = x if x.dtype in (torch.float16, torch.bfloat16) else x.to(torch.float16)
     shape = (layer.out_features, layer.in_features)
-    return _Dequantized.apply(half, layer.weight, layer.bias, shape, True).to(x.dtype)
+    return _Dequantized.apply(half, layer.weight, layer.bias, shape, True, False).to(x.dtype)
 
 
 class _Dequantized(torch.autograd.Function):
     """x · dequantize(W)ᵀ + b that saves only the quantized weight (bitsandbytes' MatMul4Bit and MatMul8bitLt)."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, bias: Any, shape: tuple[int, int], int8: bool):
-        ctx.shape = shape
+    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, bias: Any, shape: tuple, int8: bool, nested: bool):
+        ctx.shape, ctx.nested = shape, nested
         if int8:
             quantized, scales = x.new_empty(x.shape, dtype=torch.int8), x.new_empty(x.shape[:-1], dtype=torch.float32)
             out = x.new_empty((*x.shape[:-1], shape[0]), dtype=torch.int32)
             del quantized, scales
             return out.to(x.dtype)
-        return nn.functional.linear(x, x.new_empty(shape), bias)
+        return product(x, shape, bias, 2 * nested)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor):
-        return grad @ grad.new_empty(ctx.shape), None, None, None, None
+        return product_backward(grad, ctx.shape, ctx.nested), None, None, None, None, None

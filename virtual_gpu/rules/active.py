@@ -73,6 +73,7 @@ RULES = {
         foreach.NORM,
         one_hot.SCATTERED,
         bitsandbytes.PACKED_PRODUCT,
+        bitsandbytes.NESTED_SCALES,
         pinned.ROUNDED,
     )
 }
