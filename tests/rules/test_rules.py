@@ -350,6 +350,18 @@ def test_what_is_summed_up_is_cast_first_and_a_single_row_takes_storage(shape, d
     assert requests(ready, (shape, dtype), without=["scan_temporaries"]) == blocks(card[0])
 
 
+def test_a_sum_over_rows_in_another_order_is_shared_as_well():
+    """A card's requests for the gradient of a norm's weight over 16 heads of 4 × 256 tokens: 16777216."""
+
+    def ready(x):
+        return x, lambda: x.detach().transpose(1, 2).sum([0, 1, 2])
+
+    card = blocks(512, 16777216, 4, -4, -16777216)
+    assert requests(ready, ((4, 16, 256, 128), torch.float32)) == card
+    narrow = requests(ready, ((4, 16, 256, 128), torch.float32), without=["reduction_buffers"])
+    assert narrow == blocks(512)
+
+
 EMBEDDINGS = [  # a card's requests of a backward: indices, rows, width, type
     ((3072,), 50257, 768, HALF, (77194752,)),
     (

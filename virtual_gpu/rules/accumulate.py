@@ -40,7 +40,7 @@ def _in_place(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.
         return run()
     if op is _aten.add.Tensor and (args[0].shape, args[0].dtype) != (args[1].shape, args[1].dtype):
         return run()
-    if not _dense(args[0]) or _holders(args) != references_alone()[op]:
+    if not dense(args[0]) or _holders(args) != references_alone()[op]:
         return run()
     return args[0]
 
@@ -53,7 +53,7 @@ def _autograds_own() -> bool:
     return frame.f_code is _ENGINE
 
 
-def _dense(tensor: torch.Tensor) -> bool:
+def dense(tensor: torch.Tensor) -> bool:
     """Whether its elements lie each once and without gaps, in whatever order of dimensions."""
     if tensor.is_contiguous():
         return True

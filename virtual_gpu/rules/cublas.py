@@ -14,7 +14,7 @@ _aten = torch.ops.aten
 _KINDS = ("default", "out", "dtype", "dtype_out")
 _OF_MATRICES = [overload(f"{name}.{kind}") for name in ("mm", "addmm", "bmm", "baddbmm") for kind in _KINDS]
 _OF_MATRICES = tuple(filter(None, _OF_MATRICES))
-PRODUCTS = (*_OF_MATRICES, _aten.addmv.default, _aten.addmv.out)
+PRODUCTS = (*_OF_MATRICES, _aten.addmv.default, _aten.addmv.out, _aten.dot.default, _aten.vdot.default)
 
 LT_WORKSPACE_BYTES = 1024 * 1024  # parseCUDABlasLtWorkspaceSize
 _LT_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

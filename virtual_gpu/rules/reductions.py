@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .accumulate import dense
 from .registry import Rule, overload
 
 _aten = torch.ops.aten
@@ -124,7 +125,7 @@ def _logsumexp(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch
 
 def buffers(mode: Any, summed: torch.Tensor, outputs: int, dims: Any, element: int) -> tuple[int, int]:
     """The buffers of a reduction over these dimensions (None and none: all) on this card."""
-    if not outputs or not summed.is_contiguous() or summed.numel() < outputs * _MANY_VALUES:
+    if not outputs or summed.numel() < outputs * _MANY_VALUES or not _as_they_lie(summed, outputs):
         return 0, 0
     inner = dims is None or dims == [] or _has_last(dims, summed.shape)
     whole = outputs == 1
@@ -132,6 +133,16 @@ def buffers(mode: Any, summed: torch.Tensor, outputs: int, dims: Any, element: i
     resident = mode.gpu.spec.multiprocessors * mode.gpu.spec.threads_per_multiprocessor
     inputs = summed.numel() // outputs
     return reduction_buffers(outputs, inputs, fastest=inner, vectors=vectors, resident=resident, element=element)
+
+
+def _as_they_lie(summed: torch.Tensor, outputs: int) -> bool:
+    """Whether a sum goes over its elements as over a contiguous tensor's: dimensions come in the order of strides.
+
+    Known for contiguous tensors, and for dense ones in another order of which all dimensions are summed, or all but
+    the one whose elements lie side by side.
+    """
+    rows = summed.dim() > 0 and outputs == summed.shape[-1] and summed.stride(-1) == 1
+    return summed.is_contiguous() or ((rows or outputs == 1) and dense(summed))
 
 
 @functools.cache
