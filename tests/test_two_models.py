@@ -10,10 +10,10 @@ from helpers import grpo_panel
 from helpers.chapters.c11_outside.tried import attempt
 from helpers.chapters.c12_two_models.engine import Engine
 from helpers.chapters.c12_two_models.floor import Grpo
-from helpers.chapters.c12_two_models.made import pairs, prompts, texts, tokenizer
+from helpers.chapters.c12_two_models.made import QUIET, pairs, prompts, texts, tokenizer
 from helpers.chapters.c12_two_models.phases import BACKWARD, LOSS, REFERENCE, ROLLOUT, STEP, steps_of
 from helpers.chapters.c12_two_models.pictures import draw_steps
-from helpers.chapters.c12_two_models.trained import train_dpo, train_grpo
+from helpers.chapters.c12_two_models.trained import train_grpo, train_whole
 from virtual_gpu.cards import card
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.models.build import build_model, count_parameters
@@ -31,12 +31,34 @@ def test_the_data_have_the_lengths_that_are_asked_for():
     assert len(ids(prompts(12)[0]["prompt"])["input_ids"]) == 12
 
 
+def train_dpo(folder, before):
+    from trl import DPOConfig, DPOTrainer
+
+    arguments = DPOConfig(
+        str(folder), per_device_train_batch_size=1, max_steps=2, fp16=True, precompute_ref_log_probs=before, **QUIET
+    )
+    data = {"train_dataset": pairs(256, 256), "processing_class": tokenizer()}
+    DPOTrainer("meta-llama/Llama-3.2-1B", args=arguments, **data).train()
+
+
 @pytest.mark.slow
-def test_a_reference_model_is_its_weights_and_nothing_else():
-    copy, before = (attempt(partial(train_dpo, 1, way), "A100-80GB") for way in ("copy", "precompute"))
+def test_a_reference_model_is_its_weights_and_nothing_else(tmp_path):
+    copy, before = (attempt(partial(train_dpo, tmp_path, first), "A100-80GB") for first in (False, True))
     weights = 4 * count_parameters(build_model(load_config("meta-llama/Llama-3.2-1B"), torch.float32))
     assert copy.gpu - before.gpu == weights
-    assert attempt(partial(train_dpo, 1), GPU).died == "gpu"
+    assert attempt(partial(train_dpo, tmp_path, False), GPU).died == "gpu"
+
+
+@pytest.mark.slow
+def test_logits_that_are_kept_make_a_pair_more_than_two_sequences():
+    small, large = ({way: attempt(partial(train_whole, way, n, 1024), "A100-80GB").gpu for way in ("sft", "dpo")}
+                    for n in (1, 2))  # fmt: skip
+    copy = 1024 * load_config("Qwen/Qwen3-4B").vocab_size * 4  # the logits of a sequence in fp32
+    assert 3 * copy < large["sft"] - small["sft"] < 3.5 * copy
+    assert 4 * 2 * copy < large["dpo"] - small["dpo"] < 4.5 * 2 * copy
+    for wrong in ({"way": "kto"}, {"batch": 0}, {"length": 40961}, {"batch": 10**6, "length": 4096}):
+        with pytest.raises(WrongValue):
+            train_whole(**wrong)
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@
 # - GRPO의 한 스텝을 단계로 나누고, 설정 하나가 어느 단계의 최대를 옮기는지 안다.
 # - 답을 만드는 엔진(vLLM)이 같은 카드에 있을 때 언제, 왜 죽는지 설명하고 고친다.
 #
-# 이 장의 GPU 수치는 모두 가상 GPU에서 센 것이다. vLLM만은 실행하지 않는다. 그것이 카드에서 차지하는 몫을 블록 하나로 올린다(12.6절).
+# 이 장의 GPU 수치는 모두 가상 GPU에서 센 것이다(진짜 H100에서 잰 TRL과 얼마나 다른지는 12.8절에 있다). vLLM만은 실행하지 않는다. 그것이 카드에서 차지하는 몫을 블록 하나로 올린다(12.6절).
 
 # %%
 from functools import partial
@@ -34,6 +34,7 @@ import torch
 from helpers import case, exercise, guess, guesses, human_bytes
 from helpers.chapters.c11_outside.tried import attempt, compare
 from helpers.chapters.c12_two_models.made import QUIET, length_of, pairs, prompts, texts, tokenizer
+from virtual_gpu.cards import card
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 torch.set_num_threads(1)
@@ -44,9 +45,9 @@ billion, small = "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-0.6B"
 # ## 12.1 SFT는 되는데 DPO는 죽는다
 #
 # DPO는 같은 질문에 대한 좋은 답과 나쁜 답을 한 쌍으로 준다. 좋은 답의 확률은 올리고 나쁜 답의 확률은 내리되, 처음 모델에서 너무 멀어지지 않게 한다. 그래서 처음 모델, 곧 **기준 모델**의 확률도 필요하다.
-# "SFT는 되는데 DPO는 OOM"이라는 신고가 많다([LlamaFactory #4810](https://github.com/hiyouga/LlamaFactory/issues/4810)).
+# 같은 모델과 설정으로 SFT는 한 장에 들어가는데 DPO는 32 GB 카드 여덟 장에서도 죽었다는 신고([LlamaFactory #6800](https://github.com/hiyouga/LlamaFactory/issues/6800))가 있고, Colab의 T4에서 배치 1로도 죽었다는 신고([unsloth #682](https://github.com/unslothai/unsloth/issues/682))가 있다.
 #
-# Llama-3.2-1B를 RTX 4090에서 학습한다. 뒤에서 T4와 비교하려고 혼합 정밀도만 fp16으로 정하고(TRL의 기본값은 bf16이다), 메모리를 정하는 나머지는 TRL의 기본값 그대로다. TRL은 이름만 받으면 가중치를 fp32로 읽고, 체크포인팅을 켠다. SFT는 길이 512인 글 4개, DPO는 프롬프트 256에 답 256인 쌍이다. DPO를 배치 4, 2, 1로 줄이면 **몇에서** 들어갈까?
+# Llama-3.2-1B를 RTX 4090에서 학습한다. 혼합 정밀도만 fp16으로 정하고(TRL의 기본값은 bf16인데 T4에는 bf16 연산 장치가 없다. T4에서 쓸 때는 `fp16=True`를 꼭 적는다), 메모리를 정하는 나머지는 TRL의 기본값 그대로다. TRL은 이름만 받으면 가중치를 fp32로 읽고, 체크포인팅을 켠다. SFT는 길이 512인 글 4개, DPO는 프롬프트 256에 답 256인 쌍이다. DPO를 배치 4, 2, 1로 줄이면 **몇에서** 들어갈까?
 
 # %%
 dpo_fits = guess("12.1", None, ("4", "2", "1", "none"))
@@ -69,11 +70,11 @@ def dpo(batch, peft_config=None, **options):
     DPOTrainer(billion, args=arguments, peft_config=peft_config, **data).train()
 
 
-programs = {"SFT 4": partial(sft, 4)} | {f"DPO {n}": partial(dpo, n) for n in (4, 1)}
-compare(programs, "RTX 4090")
+programs = {"SFT 4": partial(sft, 4)} | {f"DPO {n}": partial(dpo, n) for n in (4, 2, 1)}
+compare(programs, "RTX 4090", ram=False)
 
 # %% [markdown] lang="ko"
-# 배치를 1로 줄여도 죽는다. 모자라는 것은 배치에 비례하는 것이 아니다.
+# 'OOM' 뒤에 적힌 것은 마지막에 달라고 한 크기와 그것을 부른 함수다. 죽은 줄의 GPU 최대는 카드가 찬 높이일 뿐, 필요한 양이 아니다(그래서 배치를 줄였는데도 줄지 않는다). 배치를 1로 줄여도 죽으니, 모자라는 것은 배치에 비례하는 것이 아니다.
 
 # %%
 dpo_fits.against("none")
@@ -107,17 +108,17 @@ print(f"{peak['DPO 4'] - peak['DPO 4, precomputed']:,}")
 print(f"{4 * count:,}")
 
 # %% [markdown] lang="ko"
-# - **기준 모델이 없으면 쌍 4개의 DPO와 글 8개의 SFT는 512바이트 차이다.** 이 최대에서는 DPO라는 손실의 값이 보이지 않는다(가중치가 얼어 있는 12.3절에서 다시 본다).
+# - **기준 모델이 없으면 쌍 4개의 DPO와 글 8개의 SFT는 512바이트 차이다.** 할당자가 주는 가장 작은 블록 하나다(3장). 이 최대에서는 DPO라는 손실의 값이 보이지 않는다(가중치가 얼어 있는 12.3절에서 다시 본다).
 # - **기준 모델은 가중치 한 벌이다.** 한 바이트도 다르지 않다. 순전파만 하므로 그레이디언트도 옵티마이저 상태도 없다.
 # - SFT의 배치를 4에서 8로 늘려도 최대는 거의 그대로다. TRL은 체크포인팅을 켜 두고 로짓을 조각으로 만들기 때문에(12.4절), 이 크기에서는 가중치, 그레이디언트, 옵티마이저 상태가 최대를 정한다.
 #
 # 그러니 전체를 학습할 때 DPO가 SFT보다 더 드는 것은 네 벌(가중치, 그레이디언트, AdamW의 두 상태)에 더해진 한 벌, 곧 4분의 1쯤이다.
 #
-# > **주장 1.** "DPO는 SFT의 두 배를 쓴다"
+# > **주장 1.** "DPO는 SFT의 두 배를 쓴다" (["SFT에 파라미터의 16~20배가 든다면 DPO에는 32~40배가 드는가"](https://github.com/hiyouga/LlamaFactory/issues/1250)라고 물은 사람이 있다)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 12.2절의 전체 학습에서는 24.08 / 19.43, 1.24배였다. 배치를 쌍으로 셀 때 순전파 상태가 두 배가 되고, 기준 모델을 두면 가중치 한 벌이 더해진다. 그레이디언트와 옵티마이저 상태는 그대로다. 순전파 상태와 로짓이 메모리의 거의 전부인 학습(긴 글, 체크포인팅 없음)이라야 두 배에 가까워진다. 이 장에서 재지는 않았다.
+# **조건부로 맞다.** 여기서는 24.08 / 19.43, 1.24배였다. 기준 모델을 두면 가중치 한 벌이 더해지고, 그레이디언트와 옵티마이저 상태는 그대로다. 두 배가 되는 것은 쌍의 수만큼 느는 것, 곧 순전파 상태와 로짓이다. 그것이 대부분인 학습이라면 두 배에 가깝고, 로짓을 통째로 만드는 코드에서는 **두 배를 넘는다**(12.4절).
 #
 # </details>
 #
@@ -142,7 +143,7 @@ eight, four = (attempt(partial(train, n, lora)).gpu for train, n in ((sft, 8), (
 print(human_bytes(eight), human_bytes(four), f"{four - eight:+,}")
 
 # %% [markdown] lang="ko"
-# 늘지 않았다. 기준 모델의 순전파는 `no_grad`라 층을 지날 때마다 버리고, 남는 것은 토큰마다 로그 확률 하나다.
+# 늘지 않았다(오히려 가장 작은 블록 하나, 512바이트가 적다). 기준 모델의 순전파는 `no_grad`라 층을 지날 때마다 버리고, 남는 것은 토큰마다 로그 확률 하나다.
 
 # %%
 extra.against(max(0, four - eight))
@@ -156,47 +157,58 @@ extra.against(max(0, four - eight))
 #
 # </details>
 #
-# ### 사건 12-A: 배치 1에서도 죽는다
-#
-# "SFT를 하던 설정 그대로 DPO로 바꾸었더니 OOM이다. 배치를 1로 줄여도 마찬가지다." 12.1절의 학습이다. **가중치 전체를** 학습하면서 배치 4로 끝까지 가게 하라. `run`이 받는 것은 `batch`와 `reference`("copy", "precompute", "adapter")다.
-
-# %%
-case("12-A").run(batch=1)
-
-# %% [markdown] lang="ko"
-# 찾은 설정을 사전으로 적는다.
-
-# %%
-answer = ...
-case("12-A").check(answer)
-
-# %% [markdown] lang="ko"
 # ## 12.4 로짓을 통째로 만들면
 #
-# "LoRA로 4B 모델을 학습한다. SFT는 배치 4가 되는데 DPO는 2도 OOM이다. 두 배가 넘는다"([LlamaFactory #10175](https://github.com/hiyouga/LlamaFactory/issues/10175)). 12.2절과 다르다. 무엇이 다를 수 있을까? (그 신고의 원인을 확인한 것은 아니다.)
+# A800 80 GB 한 장에서 LoRA rank 8로 4B 모델을 학습하는 사람의 신고다. SFT는 배치 4가 되는데 DPO는 배치 2에서 OOM이고, DPO에는 SFT의 두 배보다 훨씬 더 드는 것 같다고 한다([LlamaFactory #10175](https://github.com/hiyouga/LlamaFactory/issues/10175)). LoRA이니 기준 모델의 가중치는 없고, 12.3절에서는 늘지도 않았다. 무엇이 다를까?
 #
-# 로그 확률을 구하는 가장 흔한 코드는 로짓을 모두 만들어 fp32로 바꾸고 `log_softmax`를 부른다. 쌍 1, 2, 4개를 그렇게 해 본다. T4에 올린 fp16 모델이고, 옵티마이저도 체크포인팅도 없다.
+# LLaMA-Factory의 소스(`train/dpo/trainer.py`)를 보면 TRL 1.16과 두 가지가 다르다. 로짓을 **모두** 만들어 fp32로 바꾼 뒤 `log_softmax`를 부르고, 그 로짓의 평균을 지표로 적으려고 스텝이 끝날 때까지 **붙들고 있다**. 기준 모델의 로짓도 그동안 만든다. 그 순서대로 짧게 쓴다. 학습은 12.3절처럼 T4에서 LoRA로 하고, 실제로 그러듯이 체크포인팅을 켠다. 순전파와 역전파 한 번이고, 어댑터의 옵티마이저 상태는 없다(작아서 뺐다). DPO의 배치 하나는 SFT의 배치 하나보다 몇 배를 더 쓸까?
 
 # %%
+from peft import get_peft_model
 from transformers import AutoModelForCausalLM
 
 
-def whole_logits(batch, length=512):
+def loaded():
     model = AutoModelForCausalLM.from_pretrained(billion, dtype="float16", device_map="cuda")
-    ids = torch.ones(2 * batch, length, dtype=torch.int64).cuda()
-    logits = model(ids, use_cache=False).logits[:, :-1].float()
-    logps = logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
-    logps.sum().backward()
+    model.gradient_checkpointing_enable()
+    return get_peft_model(model, lora).train()
 
 
-compare({f"{n} pairs": partial(whole_logits, n) for n in (1, 2, 4)})
+def scores(model, ids):
+    logits = model(ids, use_cache=False).logits.float()
+    return logits, logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])
+
+
+def whole_sft(batch, length=512):
+    model, ids = loaded(), torch.ones(batch, length, dtype=torch.int64).cuda()
+    model(ids, labels=ids, use_cache=False).loss.backward()
+
+
+def whole_dpo(batch, length=512):
+    model, ids = loaded(), torch.ones(2 * batch, length, dtype=torch.int64).cuda()
+    kept, policy = scores(model, ids)
+    with torch.no_grad(), model.disable_adapter():
+        reference = scores(model, ids)[1]
+    (policy - reference).sum().backward()
+    kept.mean()
+
+
+rows = {f"SFT {n}": partial(whole_sft, n) for n in (1, 4)} | {f"DPO {n}": partial(whole_dpo, n) for n in (1, 2, 4)}
+compare(rows, ram=False)
 
 # %% [markdown] lang="ko"
-# 어휘가 128,256개라서 쌍 하나의 fp32 로짓이 2 × 511 × 128,256 × 4바이트다. 0.49 GiB다. fp16 로짓(0.24 GiB), fp32 로짓, `log_softmax`의 결과, 그 그레이디언트가 함께 있으면 쌍 하나에 1.7 GiB다. 표에서 쌍 하나에 느는 것은 4.9 GiB(12.12 − 7.22)이고, 나머지는 거의 다 체크포인팅을 켜지 않아 층에 남은 순전파 상태다. 쌍 4개는 그 순전파 상태만으로 카드가 차서 첫 fp16 로짓(1002 MiB)을 만들다 죽었다. 로짓은 문장 수에 비례하므로 쌍으로 세면 SFT의 두 배이고, 기준 모델의 로짓도 같은 크기로 잠깐 생긴다.
+# 배치가 하나 늘 때마다 SFT는 0.77 GiB((5.43 − 3.12) / 3), DPO는 2.02 GiB((10.45 − 4.38) / 3)가 는다. **2.6배**다. 체크포인팅을 켰으므로 층에는 거의 남지 않는다. 느는 것은 로짓이다.
 #
-# TRL 1.16은 로짓을 통째로 만들지 않는다. 마지막 은닉 상태와 출력층을 토큰 4,096개 × 단어 32,768개짜리 타일로 곱해 토큰마다 로그 확률만 남기고, 역전파에서 다시 곱한다(소스의 `trl/kernels/chunked_logprob.py`). 12.3절의 T4에서 쌍 4개가 들어간 데에는 이 덕도 있다(LoRA와 체크포인팅도 켜져 있었다). 옛 TRL이나 로짓을 통째로 만드는 다른 도구라면 이 몫이 고스란히 더 든다. 답의 로그 확률만 필요하므로 프롬프트의 로짓은 만들지 않아도 된다.
+# | | 문장 | fp32 로짓 한 벌 | 역전파가 시작될 때 함께 있는 것 | 몇 벌 |
+# |---|---|---|---|---|
+# | SFT, 글 하나 | 1 | 512 × 128,256 × 4바이트 = 0.24 GiB | `log_softmax`의 결과와 그레이디언트 둘(3장) | 세 벌 남짓 |
+# | DPO, 쌍 하나 | 2 | 0.49 GiB | 위의 세 벌에, 지표를 위해 붙든 로짓 | 네 벌 남짓 |
 #
-# **연습 12-1.** 로짓을 통째로 만드는 DPO에서, 로짓은 한 벌에 몇 바이트인가? 위와 달리 마지막 토큰도 빼지 않고 문장마다 `length`개로 센다. `each`는 수 하나의 바이트다. `reference`가 참이면 학습하는 모델(정책, policy)의 로짓과 기준 모델의 로짓이 함께 있다. 막히면 `exercise("12-1").hint()`를 실행한다.
+# 문장이 둘이라 두 배, 거기에 한 벌이 더 있어 4 / 3배, 합쳐 2.6배쯤이다. 붙들지 않으면 두 배로 돌아간다. 첫 줄의 `kept, policy = scores(model, ids)`를 `policy = scores(model, ids)[1]`로 바꾸고 마지막 줄을 지워 확인한다.
+#
+# TRL 1.16은 로짓을 통째로 만들지 않는다. 마지막 은닉 상태와 출력층을 토큰 4,096개 × 단어 32,768개짜리 타일로 곱해 토큰마다 로그 확률만 남기고, 역전파에서 다시 곱한다(소스의 `trl/kernels/chunked_logprob.py`). 12.2절에서 SFT의 배치를 4에서 8로 늘려도 최대가 거의 그대로였던 까닭이다. LLaMA-Factory에도 나누어 계산하자는 제안이 올라와 있다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)). DPO가 OOM이면 먼저 쓰는 도구가 로짓을 어떻게 만드는지 본다.
+#
+# **연습 12-1.** 로짓을 통째로 만드는 DPO에서, 로짓은 한 벌에 몇 바이트인가? 마지막 토큰도 빼지 않고 문장마다 `length`개로 센다. `each`는 수 하나의 바이트다. `reference`가 참이면 학습하는 모델(정책, policy)의 로짓과 기준 모델의 로짓이 함께 있다. 막히면 `exercise("12-1").hint()`를 실행한다.
 
 
 # %%
@@ -207,6 +219,31 @@ def dpo_logits(pairs, length, vocabulary, each, reference):
 exercise("12-1").check(dpo_logits)
 
 # %% [markdown] lang="ko"
+# 이 식을 거꾸로도 쓴다. 12.1절의 신고(#6800)는 배치 1이었고, 오류는 `cross_entropy`에서 **4.64 GiB**를 달라고 했다. Qwen2-VL-7B의 어휘는 152,064개다. fp32 로짓 한 벌이라면 문장 하나는 몇 토큰이었을까?
+#
+# <details><summary>답</summary>
+#
+# 4.64 × 2³⁰ / (152,064 × 4) = 8,191이다. 쌍 하나는 문장 둘이므로 하나에 4,096토큰쯤이다. 가중치가 아니라 로짓 한 벌이 그만큼이다. (신고에 적힌 크기와 들어맞는다는 뜻이고, 그 사람의 데이터를 본 것은 아니다.)
+#
+# </details>
+#
+# ### 사건 12-A: SFT는 4가 되는데 DPO는 2도 안 된다
+#
+# 이 절의 처음에 본 신고(#10175)로 돌아간다. 같은 데이터와 설정에서 **SFT는 배치 4가 되고, DPO는 배치 2가 안 되고, 배치 1은 된다**고 했다. 모델은 4B라고만, 글의 길이는 아예 적지 않았다. Qwen3-4B이고 문장의 길이가 모두 같다면, 세 가지가 모두 사실일 길이는 얼마인가? 위의 두 함수를 bf16, rank 8, 80 GB 카드로 옮긴 것을 `run(way="sft"나 "dpo", batch=…, length=…)`으로 다섯 번까지 실행한다. 길이와 배치는 곱으로 늘고, 늘어나는 비율은 방법마다 다르다. 한 실험이 다른 실험을 얼마나 대신해 주는지 따져 보고 고른다.
+
+# %%
+case("12-A").run(way="sft", batch=4, length=4096)
+
+# %% [markdown] lang="ko"
+# 길이(토큰의 수)를 적는다. `check`는 세 가지를 차례로 실행해 보고, 처음으로 어긋나는 것을 알려 준다.
+
+# %%
+length = ...
+case("12-A").check(length)
+
+# %% [markdown] lang="ko"
+# (같은 신고에는 배치 1에서 누적을 128번으로 늘리면 OOM이라는 말도 있다. 누적은 메모리를 그렇게 늘리지 않는다. 그것은 여기서 설명하지 못한다.)
+#
 # ## 12.5 GRPO의 한 스텝
 #
 # GRPO는 질문 하나에 답 G개를 **스스로 만들고**, 점수를 매겨, 평균보다 나은 답의 확률을 올린다. 한 스텝이 여러 단계다.
@@ -216,7 +253,7 @@ exercise("12-1").check(dpo_logits)
 # 3. **손실까지**: 학습하는 모델의 순전파.
 # 4. **역전파**와 **갱신**.
 #
-# 강화 학습의 다른 방법인 PPO에는 답이 얼마나 좋을지 예상하는 **가치 모델**(value model)이 하나 더 있는데, GRPO에는 없다. Qwen3-0.6B 전체를 RTX 4090에서 두 스텝 학습한다. 프롬프트 256, 답 8개다. 답의 길이는 16으로 고정된다. 가상 GPU의 텐서에는 값이 없어 문장을 끝내는 토큰이 뽑히지 않기 때문이다. **둘째 스텝**에서 가장 높은 단계는 어디일까?
+# 강화 학습의 다른 방법인 PPO에는 답이 얼마나 좋을지 예상하는 **가치 모델**(value model)이 하나 더 있는데, GRPO에는 없다. 정책과 같은 크기로 전체를 학습하는 가치 모델이라면 가중치, 그레이디언트, 두 상태의 네 벌이 더 있어야 한다는 뜻이다(이 장에서 PPO는 실행하지 않는다). Qwen3-0.6B 전체를 RTX 4090에서 두 스텝 학습한다. 프롬프트 256, 답 8개다. 답의 길이는 16으로 고정된다. 가상 GPU의 텐서에는 값이 없어 문장을 끝내는 토큰이 뽑히지 않기 때문이다. **둘째 스텝**에서 가장 높은 단계는 어디일까?
 
 # %%
 highest = guess("12.5", None, ("rollout", "loss", "backward", "step"))
@@ -230,37 +267,33 @@ from helpers.chapters.c12_two_models.phases import phases_of, steps_of
 from helpers.chapters.c12_two_models.pictures import draw_steps
 
 
-def grpo(found, completion=16, batch=8, rollout=None, prompt=256, **options):
+def grpo(found, completion=16, batch=8, rollout=None, prompt=256, model=small, peft_config=None, **options):
     arguments = GRPOConfig(
         folder, per_device_train_batch_size=batch, num_generations=8, gradient_accumulation_steps=8 // batch,
         max_completion_length=completion, max_steps=2, fp16=True, **QUIET, **options,
     )  # fmt: skip
-    data = {"train_dataset": prompts(prompt), "processing_class": tokenizer()}
-    trainer = GRPOTrainer(small, length_of, args=arguments, rollout_func=rollout, **data)
+    data = {"train_dataset": prompts(prompt), "processing_class": tokenizer(), "peft_config": peft_config}
+    trainer = GRPOTrainer(model, length_of, args=arguments, rollout_func=rollout, **data)
     with phases_of(trainer, found):
         trainer.train()
 
 
-draw_steps(steps_of(grpo, "RTX 4090"))
+two = steps_of(grpo, "RTX 4090")
+draw_steps(two)
 
 # %% [markdown] lang="ko"
 # 첫 스텝과 둘째 스텝의 롤아웃을 견준다. 하는 일은 같은데 둘째가 훨씬 높다. 첫 갱신에서 생긴 AdamW의 상태가 **그 뒤로 늘 남아 있기** 때문이다. 답을 만드는 동안에는 쓰지도 않는다. 최대는 모든 그레이디언트가 생기는 둘째 스텝의 역전파다.
 
 # %%
-highest.against("backward")
+second = two.phases[4:]
+highest.against(max(second, key=lambda one: one.peak).name)
 
 # %% [markdown] lang="ko"
-# > **주장 3.** "GRPO는 가치 모델이 없으니 PPO보다 메모리가 적게 든다"
-#
-# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
-#
-# **조건부로 맞다.** 가치 모델을 정책과 같은 크기로 전체 학습한다면 PPO에는 그 네 벌(가중치, 그레이디언트, 두 상태)이 더 있다. 가치 모델을 작게 하거나, 몸통을 나누어 쓰거나, LoRA로 학습하면 그 차이는 작다. 반대로 GRPO는 질문마다 답을 G개 만들므로 KV 캐시와 순전파 상태가 커질 수 있다. 이 장은 PPO를 실행하지 않았다.
-#
-# </details>
-#
 # ### 어떤 설정이 어느 단계를 옮기나
 #
-# 답을 길이 512로 늘리고 한 가지씩 바꾼다. 여기부터는 답을 `generate`로 만들지 않고, TRL의 `rollout_func`으로 길이 512인 답을 건넨다. 그래서 롤아웃 열에는 KV 캐시가 없고 나머지 열은 그대로 TRL이다. `batch 2`는 답 8개를 2개씩 네 번에 나누어 학습한다. `beta`는 기준 모델을 올린다. 열마다 어느 줄이 가장 높은지 찾는다.
+# > **주장 3.** "GRPO가 OOM이면 `per_device_train_batch_size`를 줄인다"
+#
+# 답을 길이 512로 늘리고 설정을 바꾸어 본다. 여기부터는 답을 `generate`로 만들지 않고, TRL의 `rollout_func`으로 길이 512인 답을 건넨다. 그래서 롤아웃 열에는 KV 캐시가 없고 나머지 열은 그대로 TRL이다. `batch 2`는 답 8개를 2개씩 네 번에 나누어 학습한다. `beta`는 기준 모델을 올린다. 위의 두 줄과 아래의 두 줄에서 배치를 줄인 효과를 비교하고, 판정을 먼저 고른다.
 
 # %%
 from helpers.chapters.c12_two_models.engine import Engine
@@ -278,14 +311,41 @@ rows = {
     "batch 2": partial(longer, batch=2),
     "beta": partial(longer, beta=0.04),
     "no checkpoints": partial(longer, gradient_checkpointing=False),
+    "no checkpoints, batch 2": partial(longer, gradient_checkpointing=False, batch=2),
 }
 compare_steps(rows, "RTX 4090")
 
 # %% [markdown] lang="ko"
-# - **학습 배치**(`per_device_train_batch_size`)를 2로 줄였더니 손실과 역전파가 **오히려 올랐다.** 네 번에 나누어 누적하는 동안 앞의 그레이디언트 한 벌이 남아 있어, 다음 순전파와 겹치기 때문이다(4장). 체크포인팅을 켠 전체 학습에서는 배치가 줄여 주는 것보다 이것이 크다. 순전파 상태가 최대를 정할 때(체크포인팅 없음, 긴 답)라야 배치가 듣는다. 만드는 답의 수는 배치와 누적 횟수의 곱이다(여기서는 8 × 1과 2 × 4로 둘 다 8이다). `num_generations`는 그 가운데 몇 개가 같은 질문의 답인지 정하고, 곱은 그 배수라야 한다.
-# - **`beta`**를 켜면 전체를 학습할 때 모든 단계에 가중치 한 벌이 더해진다. LoRA라면 어댑터를 끈다(12.3절).
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **조건부로 맞다.** 체크포인팅을 켠 전체 학습에서는 배치를 2로 줄였더니 손실과 역전파가 **오히려 올랐다.** 네 번에 나누어 누적하는 동안 앞의 그레이디언트 한 벌이 남아 있어 다음 순전파와 겹치기 때문이다(4장). 순전파 상태가 최대를 정할 때(체크포인팅을 끈 아래의 두 줄)는 21.69 GiB가 13.85 GiB로 줄었다. 무엇이 최대를 정하는지 먼저 본다.
+#
+# </details>
+#
+# - **롤아웃**의 6.68 GiB는 늘 있는 것, 곧 fp32 가중치와 AdamW의 두 상태다. 한 벌이 2.22 GiB이고 세 벌이다. 이것을 낮추는 것은 배치가 아니라 LoRA나 옵티마이저다.
+# - `beta`를 켜면 전체를 학습할 때 모든 단계에 그 한 벌(8.90 − 6.68)이 더해진다. LoRA라면 어댑터를 끈다(12.3절).
 # - **체크포인팅**을 끄면 손실과 역전파가 크게 오르고, 롤아웃은 그대로다.
-# - 롤아웃을 낮추는 것은 답의 수와 길이, 그리고 KV 캐시의 종류다(11.4절).
+# - `generate`로 만든다면 롤아웃에는 답의 수와 길이에 비례하는 KV 캐시가 더 있다(11.4절). 한 번에 만드는 답의 수는 배치와 누적 횟수의 곱이다(여기서는 8 × 1과 2 × 4로 둘 다 8이다). `num_generations`는 그 가운데 몇 개가 같은 질문의 답인지 정하고, 곱은 그 배수라야 한다.
+#
+# ### T4에서는
+#
+# T4에서 같은 학습을 한다. 16 GB로 될까? 전체 학습, 그리고 가중치를 fp16으로 읽어(`model_init_kwargs`) LoRA만 학습하는 것을 나란히 놓는다. TRL은 시키지 않으면 LoRA에서도 얼린 가중치를 fp32로 읽는다.
+
+# %%
+adapter = {"peft_config": lora, "model_init_kwargs": {"dtype": "float16"}}
+rows = {
+    "0.6B, full": longer,
+    "0.6B, LoRA": partial(longer, **adapter),
+    "0.6B, LoRA, beta": partial(longer, beta=0.04, **adapter),
+    "1.7B, LoRA": partial(longer, model="Qwen/Qwen3-1.7B", **adapter),
+    "4B, LoRA": partial(longer, model="Qwen/Qwen3-4B", **adapter),
+}
+compare_steps(rows, "T4")
+
+# %% [markdown] lang="ko"
+# 0.6B는 전체를 학습해도 들어간다. 같은 학습이 RTX 4090보다 더 드는 것은 T4의 어텐션이 길이 × 길이 행렬을 만드는 math 커널로 가기 때문이다(3.12절). LoRA라면 4B도 자리가 남는다. LoRA에서 `beta`를 켜도 최대가 그대로인 것은 기준 모델을 따로 두지 않기 때문이다(12.3절).
+#
+# 남은 자리는 답을 만드는 데 쓴다. 이 표에는 KV 캐시도 엔진도 없다. 그 몫이 얼마까지 되는지는 12.6절의 방법으로 센다. T4에는 bf16이 없으므로 `fp16=True`와 `"dtype": "float16"`을 둘 다 적는다.
 #
 # ## 12.6 엔진이 같은 카드에 있을 때
 #
@@ -293,24 +353,26 @@ compare_steps(rows, "RTX 4090")
 #
 # 재우는 길도 있다. 1단계 잠(sleep level 1)은 가중치를 RAM으로 옮기고 KV 캐시를 버리며, 2단계는 둘 다 버린다([vLLM 문서, Sleep Mode](https://docs.vllm.ai/en/latest/features/sleep_mode/)). TRL은 `vllm_enable_sleep_mode=True`이면 답을 만들 때마다 2단계로 재운다.
 #
-# `Engine`은 vLLM이 아니라 **그 몫만큼의 블록**이다. 답을 만들 때 잡고, 재우면 돌려준다. 엔진의 몫을 0.6으로 두고 재우지 않는다. 어디에서 죽을까?
+# 메모리의 절반만 쓰다가 둘째 스텝에서 갑자기 가득 차 죽었고, vLLM을 끄면 괜찮았다는 신고가 있다([trl #3124](https://github.com/huggingface/trl/issues/3124)). 비슷한 일을 만들어 본다. `Engine`은 vLLM이 아니라 **그 몫만큼의 블록**이다. 답을 만들 때 잡고, 재우면 돌려준다. 엔진의 몫을 0.6으로 두고 재우지 않는다. 어디에서 죽을까?
 
 # %%
 dies = guess("12.6", None, ("step 1", "step 2", "never"))
 dies
 
 # %% [markdown] lang="ko"
-# 실행한다.
+# 몫은 쓸 수 있는 23.16 GiB가 아니라 카드 전체의 크기에 곱한다. 그 크기와 0.6을 곱한 것을 먼저 적고 실행한다.
 
 # %%
+total = card("RTX 4090").memory_bytes
+print(human_bytes(total), human_bytes(int(0.6 * total)))
 awake = steps_of(partial(grpo, completion=512, rollout=Engine(0.6, 512, sleeps=False)), "RTX 4090")
 draw_steps(awake)
 
 # %% [markdown] lang="ko"
-# 첫 스텝은 끝까지 갔다. 죽은 것은 **둘째 스텝의 역전파**다. 첫 갱신에서 생긴 옵티마이저 상태가 이제 있는데, 학습하는 동안 할 일 없는 엔진이 카드의 60%를 그대로 쥐고 있다.
+# 첫 롤아웃의 16.41 GiB는 가중치 2.22 GiB와 엔진 14.19 GiB다. 첫 스텝은 끝까지 갔다. 죽은 것은 **둘째 스텝의 역전파**다. 첫 갱신에서 생긴 옵티마이저 상태가 이제 있는데, 학습하는 동안 할 일 없는 엔진이 카드의 60%를 그대로 쥐고 있다.
 
 # %%
-dies.against("step 2")
+dies.against(f"step {awake.last}" if awake.outcome.died else "never")
 
 # %% [markdown] lang="ko"
 # 몫을 0.3으로 줄인 것과, 재우면서 0.6과 0.8을 준 것을 실행한다. 마지막 열에 어느 스텝의 어느 단계에서 죽었는지가 있다.
@@ -343,7 +405,7 @@ exercise("12-2").check(peak)
 # %% [markdown] lang="ko"
 # ### 사건 12-B: 엔진을 줄일 수는 없다
 #
-# "GRPO를 vLLM과 같은 카드에서 돌리면 OOM이다. 몫을 줄이라는데, 우리 답은 길어서 엔진이 카드의 60%보다 적으면 느려서 못 쓴다." 12.6절과 같은 학습이다. 60%로 끝나는 설정은 이미 보았다. 이번에는 엔진에 줄 수 있는 **가장 큰 몫**을 0.05 단위로 찾는다. 연습 12-2의 식에 12.6절의 표에서 읽은 값을 넣어 먼저 예상하고 `run`으로 확인한다. `check`는 0.6 이상이면서 끝까지 가는 설정을 받는다. `run`이 받는 것은 `fraction`(기본값 0.6), `sleeps`, `batch`(한 번에 학습하는 답의 수)다.
+# "GRPO를 vLLM과 같은 카드에서 돌리면 OOM이다. 몫을 줄이라는데, 우리 답은 길어서 엔진이 카드의 60%보다 적으면 느려서 못 쓴다." 12.6절과 같은 학습이다. 60%로 끝나는 설정은 이미 보았다. 이번에는 엔진에 줄 수 있는 **가장 큰 몫**을 0.05 단위로 찾는다. 연습 12-2의 식에 12.6절에서 읽은 값(카드의 전체와 쓸 수 있는 크기, 늘 있는 것, 스텝이 더 쓰는 것)을 넣어 먼저 예상하고 `run`으로 확인한다. `check`는 0.6 이상이면서 끝까지 가고, 0.05를 더 주면 죽는 설정을 받는다. `run`이 받는 것은 `fraction`(기본값 0.6), `sleeps`, `batch`(한 번에 학습하는 답의 수)다.
 
 # %%
 case("12-B").run(batch=2)
@@ -372,21 +434,32 @@ from helpers import grpo_panel
 grpo_panel()
 
 # %% [markdown] lang="ko"
-# 하한이 얼마나 가까운지 확인한다. 12.5절의 `as it is`와 같은 설정에서 둘째 스텝에 잰 것을 하한으로 나눈다.
+# 하한이 얼마나 가까운지 확인한다. 12.5절의 두 학습, 곧 `generate`로 답 16토큰을 만든 것과 길이 512인 답을 건네받은 것에서 잰 최대를 하한으로 나눈다.
 
 # %%
 from helpers.chapters.c12_two_models.floor import Grpo
-from virtual_gpu.cards import card
 
-floor = Grpo(small).floor(card("RTX 4090").memory_bytes)
-measured = steps_of(longer, "RTX 4090").peaks()
-for phase in ("loss", "backward"):
-    print(f"{phase:9} {measured[phase] / sum(floor[phase].values()):.3f}")
+for completion, steps in ((16, two), (512, steps_of(longer, "RTX 4090"))):
+    floor, peaks = Grpo(small, completion=completion).floor(total), steps.peaks()
+    for phase in floor:
+        print(f"{completion:3} {phase:9} {peaks[phase] / sum(floor[phase].values()):.3f}")
 
 # %% [markdown] lang="ko"
-# 1보다 크고 1에 가깝다. 나머지는 임시 텐서처럼 하한이 세지 않은 것이다. 롤아웃의 하한은 여기서 확인하지 않았다.
+# 1보다 크고 1에 가깝다. 나머지는 임시 텐서처럼 하한이 세지 않은 것이다. 512의 롤아웃은 답을 건네받은 것이라 1보다 작다. 하한은 `generate`를 전제로 KV 캐시와 16비트 사본을 센다.
 #
-# ## 12.8 기억할 것
+# ## 12.8 진짜 카드에서는
+#
+# 이 장의 프로그램을 그대로 카드에서 돌려 본 것은 아니다. 가까운 것은 있다. TRL 1.16에 딸린 세 스크립트를 Qwen3-0.6B로, 고치지 않고 NVIDIA H100에서 세 스텝 학습하며 모든 할당을 기록했다. 예측은 카드가 실행되기 전에 적어 두었고 그 뒤로 고치지 않았다([기록](../../benchmarks/README.md), 2026년 11월 23일. 곱셈의 작업 공간에 관한 고침 하나가 예측에만 들어 있었고 그때 도구에는 아직 없었다).
+#
+# | 스크립트 | 설정 | 예측한 최대 | 잰 최대 |
+# |---|---|---|---|
+# | `trl.scripts.sft` | 배치 4, 길이 1024까지 | 9.53 GiB | 9.535 GiB |
+# | `trl.scripts.dpo` | 쌍 2, 길이 1024까지 | 11.76 GiB | 11.758 GiB |
+# | `trl.scripts.grpo` | 답 8개, 길이 64까지 | 9.56 GiB | 9.548 GiB |
+#
+# TRL의 학습을 메모리로는 믿을 만하게 센다는 뜻이다. 확인되지 않은 것도 적어 둔다. T4에서 잰 것은 없고, vLLM과 함께 돌린 것도 없다. 12.6절의 엔진은 문서에 적힌 몫만큼의 블록일 뿐이다.
+#
+# ## 12.9 기억할 것
 #
 # 이 장에서 적은 예상과 결과다.
 
@@ -402,7 +475,7 @@ guesses()
 # | GRPO의 역전파에서 | 쥐고 있는 엔진, 체크포인팅을 껐다면 순전파 상태 | `vllm_enable_sleep_mode=True`, `gradient_checkpointing=True` |
 # | 둘째 스텝의 롤아웃 | 첫 갱신에서 생긴 옵티마이저 상태 | `vllm_gpu_memory_utilization`을 줄인다 |
 #
-# - DPO가 SFT보다 더 드는 것은 **문장이 쌍이라는 것과 가중치 한 벌**이다. 네 벌이 다 두 배가 되지는 않는다.
+# - DPO가 SFT보다 더 드는 것은 **문장이 쌍이라는 것과 가중치 한 벌**이다. 네 벌이 다 두 배가 되지는 않는다. 로짓을 통째로 만들고 붙들면 쌍 하나가 글 하나의 두 배를 넘는다.
 # - 최대는 단계마다 따로 있다. 설정 하나는 한두 단계만 옮긴다. 가장 높은 단계를 먼저 찾는다.
 # - 재우면 번갈아 쓰고, 재우지 않으면 더한다.
 #

@@ -69,10 +69,12 @@ def attempt(
         return Outcome(torch.cuda.max_memory_allocated(), meter.peak_bytes, **end)
 
 
-def compare(programs: Mapping[str, Callable[[], Any]], gpu: str | GPUSpec = "T4", **options: Any) -> LeftRows:
+def compare(
+    programs: Mapping[str, Callable[[], Any]], gpu: str | GPUSpec = "T4", *, ram: bool = True, **options: Any
+) -> LeftRows:
     """One row a program: peaks of GPU and RAM, how it ended, and the bytes that it returned, where one returned any.
 
-    options: of `attempt`.
+    ram: False leaves RAM out. options: of `attempt`.
     """
     found = {name: attempt(program, gpu, **options) for name, program in programs.items()}
     heads = ["", tr(ko="GPU 최대", en="GPU, peak"), tr(ko="RAM 최대", en="RAM, peak"), tr(ko="결과", en="result")]
@@ -81,6 +83,9 @@ def compare(programs: Mapping[str, Callable[[], Any]], gpu: str | GPUSpec = "T4"
         heads.insert(3, tr(ko="잰 것", en="measured"))
         for row, one in zip(rows, found.values(), strict=True):
             row.insert(3, human_bytes(one.returned) if isinstance(one.returned, int) else "–")
+    if not ram:
+        for row in (heads, *rows):
+            del row[2]
     return LeftRows(heads, rows)
 
 

@@ -6,18 +6,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from virtual_gpu.cards import CATALOG
 from virtual_gpu.language import tr
-from virtual_gpu.units import GiB, boolean, choose, human_bytes
+from virtual_gpu.units import GiB, boolean, choose, human_bytes, positive_int
 
 from ...rows import LeftRows
 from ...self_check import Case, Exercise, compare, filled, right
 from ..c11_outside.tried import Outcome, attempt
 from .engine import share
 from .phases import Steps, steps_of
-from .trained import train_dpo, train_grpo
+from .trained import train_grpo, train_whole
 
-LEAST = 0.6  # of the card, which the engine of case 12-B needs
-GPU = "RTX 4090"
+LEAST, STEP = 0.6, 0.05  # of the card: what the engine of case 12-B needs, and in which steps it may have more
+GPU, LARGE = "RTX 4090", "A100-80GB"
+# What was reported of case 12-A: way, batch, whether it fits.
+TESTIMONY = (("sft", 4, True), ("dpo", 2, False), ("dpo", 1, True))
 
 
 def _judge_logits(function: Callable[[int, int, int, int, bool], int]) -> str:
@@ -75,27 +78,26 @@ EXERCISES = {
 }
 
 
-def _dpo(**settings: Any) -> Outcome:
-    for name in settings:
-        choose(name, ("batch", "reference"), tr(ko="설정", en="setting"))
-    return attempt(partial(train_dpo, **settings), GPU)
+def _whole(way: str = "dpo", batch: int = 1, length: int = 2048) -> Outcome:
+    return attempt(partial(train_whole, way, batch, length), LARGE)
 
 
-def _judge_dpo(settings: dict[str, Any]) -> str:
-    settings = filled(settings)
-    one = _dpo(**settings)
-    if one.died:
-        return one.result
-    said = f"GPU {human_bytes(one.gpu)}"
-    if settings.get("reference") == "adapter":
-        return tr(
-            ko=f"{said}. 들어가지만 가중치 전체가 아니라 어댑터만 학습한다.",
-            en=f"{said}: it fits, and trains the adapter alone, not all weights.",
-        )
-    return right(said)
+def _judge_length(length: int) -> str:
+    length, seen = positive_int(filled(length), tr(ko="길이", en="length")), []
+    for way, batch, fits in TESTIMONY:
+        one = _whole(way, batch, length)
+        got = tr(ko=f"{human_bytes(one.gpu)}로 끝까지 간다", en=f"ends with {human_bytes(one.gpu)}")
+        seen.append(f"{way.upper()} {batch}: {got if one.died is None else 'OOM'}")
+        if (one.died is None) != fits:
+            card = human_bytes(CATALOG[LARGE].capacity_bytes)
+            return tr(
+                ko=f"길이 {length}. {', '.join(seen)}. 마지막 것이 신고와 다르다(카드는 {card}).",
+                en=f"Length {length}. {', '.join(seen)}: the last is not what was reported (the card: {card}).",
+            )
+    return right(", ".join(seen))
 
 
-def _told_dpo(one: Outcome) -> LeftRows:
+def _told_whole(one: Outcome) -> LeftRows:
     return LeftRows(
         [tr(ko="GPU 최대", en="GPU, peak"), tr(ko="결과", en="result")], [[human_bytes(one.gpu), one.result]]
     )
@@ -120,6 +122,9 @@ def _judge_grpo(settings: dict[str, Any]) -> str:
             ko=f"끝까지 가지만 엔진에 {LEAST:.0%}를 주지 않았다. 이 서비스의 답이 들어갈 자리다.",
             en=f"It ends, with less than {LEAST:.0%} of the card for the engine, which its completions need.",
         )
+    more = round(settings.get("fraction", LEAST) + STEP, 2)
+    if more <= 1 and not _grpo(**settings | {"fraction": more}).outcome.died:
+        return tr(ko=f"끝까지 간다. 몫을 {more}로 늘려도 끝까지 간다.", en=f"It ends, and so does a share of {more}.")
     return right(human_bytes(max(one.peaks().values())))
 
 
@@ -133,20 +138,21 @@ def _told_grpo(one: Steps) -> LeftRows:
 CASES = {
     "12-A": lambda: Case(
         "12-A",
-        _judge_dpo,
+        _judge_length,
         lambda: [
             tr(
-                ko="배치를 1로 줄여 본다. 줄지 않았다면 배치가 정하는 것이 아니다.",
-                en="Try a batch of 1: where nothing falls, the batch is not what decides.",
+                ko="가중치를 뺀 나머지는 배치 × 길이에 비례한다. 두 점이면 직선이 정해진다.",
+                en="All but the weights grows with batch × length: two points are a line.",
             ),
             tr(
-                ko="기준 모델의 값은 학습하는 동안 변하지 않는다. 언제 계산해 두면 되는가?",
-                en="What the reference model says does not change: when could it be computed?",
+                ko="DPO 2가 카드를 넘기 시작하는 길이와 SFT 4가 넘기 시작하는 길이를 구한다. 답은 그 사이다.",
+                en="At which length does DPO 2 exceed the card, and at which SFT 4? The answer lies between.",
             ),
         ],
-        'case("12-A").run(batch=1)\ncase("12-A").run(reference="precompute")\nanswer = {"reference": "precompute"}',
-        experiment=lambda **settings: _told_dpo(_dpo(**settings)),
-        thread="https://github.com/hiyouga/LlamaFactory/issues/4810",
+        'case("12-A").run(way="sft", batch=4, length=4096)\ncase("12-A").run(way="dpo", batch=2, length=4096)\n'
+        "length = 8192",
+        experiment=lambda **settings: _told_whole(_whole(**settings)),
+        thread="https://github.com/hiyouga/LlamaFactory/issues/10175",
     ),
     "12-B": lambda: Case(
         "12-B",
@@ -157,11 +163,11 @@ CASES = {
                 en="What is there from the second step on that was not in the first?",
             ),
             tr(
-                ko="학습하는 동안 엔진은 할 일이 없다.",
-                en="While the model trains the engine has nothing to do.",
+                ko="학습하는 동안 엔진은 할 일이 없다. 재우면 엔진과 나누는 것은 held뿐이다.",
+                en="While the model trains the engine has nothing to do. Asleep, it shares the card with held alone.",
             ),
         ],
-        'case("12-B").run(sleeps=True)\nanswer = {"sleeps": True}',
+        'case("12-B").run(sleeps=True, fraction=0.65)\nanswer = {"sleeps": True, "fraction": 0.65}',
         experiment=lambda **settings: _told_grpo(_grpo(**settings)),
         thread="https://github.com/huggingface/trl/issues/2927",
     ),

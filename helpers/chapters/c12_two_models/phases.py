@@ -63,11 +63,16 @@ class Steps:
         """How it ended: in words, with the phase and the step where it died."""
         if self.outcome.died is None or not self.phases:
             return self.outcome.result
-        name, step = self.phases[-1].name, 1 + sum(one.name == STEP for one in self.phases[:-1])
+        name = self.phases[-1].name
         return tr(
-            ko=f"스텝 {step}의 {words(name)}에서 {self.outcome.result}",
-            en=f"step {step}, {words(name)}: {self.outcome.result}",
+            ko=f"스텝 {self.last}의 {words(name)}에서 {self.outcome.result}",
+            en=f"step {self.last}, {words(name)}: {self.outcome.result}",
         )
+
+    @property
+    def last(self) -> int:
+        """The step in which it ended, the first is 1."""
+        return 1 + sum(one.name == STEP for one in self.phases[:-1])
 
 
 @contextmanager

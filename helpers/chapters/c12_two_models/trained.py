@@ -1,41 +1,55 @@
-"""TRL's trainers as programs, for the cases: what the notebook's own cells do."""
+"""The cases' programs: what the notebook's own cells do."""
 
 from __future__ import annotations
 
 from tempfile import TemporaryDirectory
 
+import torch
+
+from virtual_gpu.models.configs import load_config
+from virtual_gpu.step.setting import Setting, check_size
 from virtual_gpu.units import choose, positive_int
 
 from .engine import Engine
-from .made import MODEL, QUIET, length_of, pairs, prompts, tokenizer
+from .made import MODEL, QUIET, length_of, prompts, tokenizer
 from .phases import Phase, phases_of
 
-BILLION = "meta-llama/Llama-3.2-1B"
-REFERENCES = ("copy", "precompute", "adapter")
+FOUR_BILLION = "Qwen/Qwen3-4B"
+WAYS = ("sft", "dpo")
 
 
-def train_dpo(batch: int = 4, reference: str = "copy") -> None:
-    """Two steps of DPOTrainer with Llama-3.2-1B, 256 tokens of prompt and of answers; reference: one of REFERENCES.
+def train_whole(way: str = "dpo", batch: int = 1, length: int = 2048) -> None:
+    """A forward and a backward pass of Qwen3-4B with LoRA of rank 8 and checkpointing, which makes all logits.
 
-    "adapter" trains a LoRA and switches it off for the reference; the others train all weights.
+    way: "sft" (batch: sequences) or "dpo" (batch: pairs, as LLaMA-Factory, src/llamafactory/train/dpo/trainer.py: the
+    policy's logits in fp32 are kept for a metric while the reference's are made). length: tokens of a sequence.
     """
-    from trl import DPOConfig, DPOTrainer
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM
 
-    batch, reference = positive_int(batch, "batch"), choose(reference, REFERENCES, "reference")
-    lora = None
-    if reference == "adapter":
-        from ...models import lora_config
+    from ...models import lora_config
 
-        lora = lora_config()
-    with TemporaryDirectory() as folder:
-        arguments = DPOConfig(
-            folder, per_device_train_batch_size=batch, max_steps=2, fp16=True,
-            precompute_ref_log_probs=reference == "precompute", **QUIET,
-        )  # fmt: skip
-        trainer = DPOTrainer(
-            BILLION, args=arguments, train_dataset=pairs(256, 256), processing_class=tokenizer(), peft_config=lora
-        )
-        trainer.train()
+    way, batch, length = choose(way, WAYS, "way"), positive_int(batch, "batch"), positive_int(length, "length")
+    check_size(batch, length)
+    Setting(1, model_id=FOUR_BILLION, sequence_length=length).check_length(load_config(FOUR_BILLION))
+    model = AutoModelForCausalLM.from_pretrained(FOUR_BILLION, dtype="bfloat16", device_map="cuda")
+    model.gradient_checkpointing_enable()
+    model = get_peft_model(model, lora_config(8)).train()
+
+    def scores(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = model(ids, use_cache=False).logits.float()
+        return logits, logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])
+
+    if way == "sft":
+        ids = torch.ones(batch, length, dtype=torch.int64).cuda()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        return
+    ids = torch.ones(2 * batch, length, dtype=torch.int64).cuda()
+    kept, policy = scores(ids)
+    with torch.no_grad(), model.disable_adapter():
+        reference = scores(ids)[1]
+    (policy - reference).sum().backward()
+    kept.mean()
 
 
 def train_grpo(found: list[Phase], fraction: float = 0.3, sleeps: bool = False, batch: int = 8) -> None:
