@@ -399,7 +399,7 @@ lora_target: all
 dataset: my_korean_data
 template: qwen3
 cutoff_len: 2048
-per_device_train_batch_size: 8   # A100에서 쓰던 값
+per_device_train_batch_size: 8   # as on the A100
 gradient_accumulation_steps: 2
 learning_rate: 1.0e-4
 bf16: true
@@ -571,7 +571,7 @@ measured.of("huggingface/peft")
 #
 # ### 미리 적어 두고 재어 본 카드 한 장
 #
-# 남의 숫자에는 길이나 라이브러리의 버전처럼 알 수 없는 것이 섞여 있다. 그래서 H100 한 장에서 직접도 재었다. 48가지 설정의 예측을 카드가 실행되기 **전에** 적어 두었고, 그 뒤로 아무것도 고치지 않았다([기록](../../benchmarks/README.md), 2026년 11월 23일). 첫 줄은 양쪽 다 끝까지 학습한 설정의 수와 최대의 오차(평균, 가장 큰 것), 나머지는 그 가운데 LoRA와 QLoRA다.
+# 남의 숫자에는 길이나 라이브러리의 버전처럼 알 수 없는 것이 섞여 있다. 그래서 H100 한 장에서 직접도 재었다. 48가지 설정의 예측을 카드가 실행되기 **전에** 적어 두었고, 그 뒤로 아무것도 고치지 않았다([기록](../../benchmarks/README.md), 2026년 11월 23일). 첫 두 줄은 양쪽 다 끝까지 학습한 설정에서 텐서의 최대와 할당자가 예약한 것이 얼마나 달랐는가다(설정의 수, 평균, 가장 큰 것). 나머지는 그 가운데 LoRA와 QLoRA의 최대다(예측, 잰 것).
 
 # %%
 import json
@@ -579,15 +579,16 @@ import json
 from helpers.environment import COURSE
 
 record = json.loads((COURSE / "benchmarks/records/nvidia-h100-80gb-hbm3-2026-11-23.json").read_text())
-peaks = record["summary"]["peak_bytes"]
-print(peaks["rows"], f"{peaks['mean']:.2%} {peaks['worst']:.2%}", peaks["worst_setting"])
+for kind in ("peak_bytes", "reserved_bytes"):
+    off = record["summary"][kind]
+    print(f"{kind:14} {off['rows']} {off['mean']:.2%} {off['worst']:.2%}  {off['worst_setting']}")
 for row in record["rows"]:
     if row["status"] == "ok" and "peft" in row["setting"]:
         said, got = (row[side]["peak_bytes"] / 2**30 for side in ("predicted", "measured"))
         print(f"{said:6.2f} {got:6.2f} GiB {said / got - 1:+.2%}  {row['title']}")
 
 # %% [markdown] lang="ko"
-# 텐서의 최대는 이만큼 맞았다. 할당자가 예약한 것은 평균 0.81%, 가장 크게는 9.94%(Llama-3.2-1B, 체크포인팅을 켠 LoRA. 예측이 많았다) 달랐다. 할당을 모두 기록한 43가지에서는 카드가 한 요청을 우리 할당자에 그대로 넣었더니 블록의 주소까지 모두 같았다.
+# 텐서의 최대는 거의 그대로 맞았고, 예약한 것은 그만 못하다(9.94%가 틀린 한 가지는 예측이 많았다). 할당을 모두 기록한 43가지에서는 카드가 한 요청을 우리 할당자에 그대로 넣었더니 블록의 주소까지 모두 같았다. 이 43가지에서 할당자의 규칙은 맞았고, 남은 차이는 요청의 순서에 있다는 뜻이다. 같은 날 남의 프로그램 27개도 돌렸는데, 대부분 맞았지만 크게 모자란 것이 있다. `run_summarization`은 8.27 GiB라고 했는데 10.710 GiB였고, 합성곱을 쓰는 dcgan은 0.228 GiB라고 했는데 2.618 GiB였다.
 #
 # T4의 독자에게 가장 가까운 것은 **T4만큼으로 메모리를 제한한 H100**이다. polyglot-ko-1.3b의 네 학습(길이 256)에서 배치 16만 죽고, 배치 8과 체크포인팅을 켠 16과 4 × 4는 끝까지 갔다. 넷 다 예측대로다. 커널은 H100의 것이므로 T4를 잰 것은 아니다.
 #
