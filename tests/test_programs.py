@@ -5,13 +5,15 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
+from pathlib import Path
 
 import pytest
 
 import virtual_gpu
 from benchmarks.children import ROOT
 from benchmarks.programs import __main__ as bench
-from benchmarks.programs import record, stand_ins
+from benchmarks.programs import record, stand_ins, table
 from benchmarks.programs.catalogue import PROGRAMS
 from benchmarks.programs.weights import MODELS
 from virtual_gpu.trace.histories import ACTIONS
@@ -138,3 +140,46 @@ def test_recording_without_a_card_is_refused(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         bench.main()
     assert "--record needs a card" in capsys.readouterr().err
+
+
+def test_the_table_is_made_of_the_file_beside_it():
+    """And says what was measured of every program that was recorded; what is off is not left out."""
+    rows = json.loads(table.PREDICTED.read_text(encoding="utf-8"))
+    assert f"<!-- programs:begin -->\n{table.block(rows)}<!-- programs:end -->" in table.PAGE.read_text(
+        encoding="utf-8"
+    )
+    with tarfile.open(ROOT / "benchmarks" / "records" / "h100-2026-11-23" / "programs.tar.gz") as records:
+        names = {Path(member.name).name for member in records if member.name.endswith(".json.gz")}
+    measured = {row["program"] for row in rows if "measured" in row}
+    assert {bench._record_of(program, ROOT).name for program in PROGRAMS if program.name in measured} == names
+
+
+def test_rows_of_the_table():
+    def row(program, allocated, **more):
+        beside = {"peak": 2**30, "reserved": 2**31, "equal": 5, "requests": 1000}
+        return {
+            "program": program,
+            "status": "fits",
+            "allocated": allocated,
+            "reserved": 2**31,
+            "measured": beside,
+        } | more
+
+    rows = [row("good", 2**30), row("bad", 2**29), row("failed", 7, status="failed", error="Error: a | b\nmore")]
+    _, _, *made, empty, told = table.block(rows).splitlines()
+    assert made == [
+        "| bad | 512.0 | 1,024.0 | -50.00 | 2,048.0 | 2,048.0 | +0.00 | 5 of 1,000 |",
+        "| good | 1,024.0 | 1,024.0 | +0.00 | 2,048.0 | 2,048.0 | +0.00 | 5 of 1,000 |",
+        "| failed | not predicted: Error: a \\| b | 1,024.0 | | | | | |",
+    ]
+    assert not empty and told == (
+        "MiB, 2 programs. Off by, peak: median 25.00 %, worst 50.00 %; reserved: median 0.00 %, worst 0.00 %."
+    )
+
+
+def test_rows_that_are_kept(tmp_path):
+    path = tmp_path / "rows.json"
+    for name, status in (("a", "hangs"), ("b", "fits"), ("a", "missing")):
+        bench.keep({"program": name, "status": status}, path)
+    assert json.loads(path.read_text()) == [{"program": "a", "status": "missing"}, {"program": "b", "status": "fits"}]
+    assert bench.cells({"program": "a", "card": "T4", "status": "missing"}) == ["a", "T4", "missing", *[""] * 10]

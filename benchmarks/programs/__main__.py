@@ -6,7 +6,8 @@ packages that they need beside ours (`pip install --target`); what stands in for
 
 On a machine with a card, `--record` runs the same commands there instead, with random weights, and keeps what each
 asked the allocator for in FOLDER/records. Where such a record lies, the table has what was measured beside what is
-predicted for that card (name it with `--gpu`), and how far the requests are equal.
+predicted for that card (name it with `--gpu`), and how far the requests are equal; `--json` keeps it, row by row, and
+`table` makes benchmarks/README.md's table of it.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ from .catalogue import PROGRAMS, Program
 
 LIMIT_SECONDS = 600  # a program that hangs is said to hang
 CARD_SECONDS = 120  # as much on a card
-HEADS = ("program", "card", "ran", "steps", "CPU seconds", "peak", "reserved", "largest module", "answers", "why not")
-BESIDE = ("measured peak", "measured reserved", "equal requests")
+HEADS = (
+    "program", "card", "ran", "steps", "CPU seconds", "peak", "reserved", "largest module", "answers", "why not",
+    "measured peak", "measured reserved", "equal requests",
+)  # fmt: skip
+KEPT = ("status", "steps", "allocated", "reserved", "error", "versions", "notes")  # of a report
 
 
 def main() -> int:
@@ -42,6 +46,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--gpu", help="the virtual card, instead of each program's own; of the programs of one card")
     parser.add_argument("--record", action="store_true", help="on the card of this machine; of the programs of one")
+    parser.add_argument("--json", type=Path, help="a file for what was predicted and measured; other rows in it stay")
     parser.add_argument("--at-once", type=int, default=1, help="so many programs share the card while recording")
     args = parser.parse_intermixed_args()
     chosen = [program for program in PROGRAMS if not args.names or program.name in args.names]
@@ -60,31 +65,30 @@ def main() -> int:
         if not torch.cuda.is_available():
             parser.error("--record needs a card, and PyTorch finds none here")
         return record(chosen, folder, args.at_once)
-    print("| " + " | ".join((*HEADS, *BESIDE)) + " |\n" + "|---" * len((*HEADS, *BESIDE)) + "|", flush=True)
+    print("| " + " | ".join(HEADS) + " |\n" + "|---" * len(HEADS) + "|", flush=True)
     rows = []
     for program in chosen:
         rows.append(run(program, folder, args.gpu or program.gpu))
-        print("| " + " | ".join(rows[-1]) + " |", flush=True)
-    return int(any(row[2] != "yes" for row in rows))
+        print("| " + " | ".join(cells(rows[-1])) + " |", flush=True)
+        if args.json is not None:
+            keep(rows[-1], args.json)
+    return int(any(row["status"] != "fits" for row in rows))
 
 
-def run(program: Program, folder: Path, gpu: str) -> tuple[str, ...]:
-    """One row of the table."""
-    from virtual_gpu.units import human_bytes
+def run(program: Program, folder: Path, gpu: str) -> dict[str, Any]:
+    """What the program needs on a virtual card, and what a card measured where a record lies; sizes in bytes.
 
-    work = folder / "work"
-    card = f"{program.gpus} × {gpu}" if program.gpus > 1 else gpu
-
-    def nothing(ran: str, why: str = "") -> tuple[str, ...]:
-        return program.name, card, ran, *[""] * (len(HEADS) - 4), why, *[""] * len(BESIDE)
-
+    status: of `virtual_gpu.program.report.Report`, "missing" or "hangs"; without a report there is an error alone.
+    """
+    row: dict[str, Any] = {"program": program.name, "card": f"{program.gpus} × {gpu}" if program.gpus > 1 else gpu}
     command = _command(program, folder)
     if command is None:
-        return nothing("missing")
-    report, measured = work / "report.json", _record_of(program, folder)
+        return row | {"status": "missing"}
+    report, measured = folder / "work" / "report.json", _record_of(program, folder)
     trace = folder / "traces" / measured.name.removesuffix(".gz")
     trace.parent.mkdir(exist_ok=True)
     report.unlink(missing_ok=True)
+    trace.unlink(missing_ok=True)
     ours = [sys.executable, "-m", "virtual_gpu", "--language", "en", "run", "--no-advise", "--report", str(report)]
     ours += ["--save", str(trace)] if measured.exists() else []
     options = ["--gpu", gpu, "--gpus", str(program.gpus), "--values", program.values]
@@ -96,43 +100,73 @@ def run(program: Program, folder: Path, gpu: str) -> tuple[str, ...]:
             timeout=LIMIT_SECONDS, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return nothing("hangs")
-    if not report.exists():
-        return nothing("no", (done.stderr.strip().splitlines() or ["?"])[-1])
-    found = json.loads(report.read_text(encoding="utf-8"))
-    module = next(
-        (f"{name} {human_bytes(nbytes)}" for name, nbytes in found["modules"] if not name.startswith("(")), ""
-    )
-    return (
-        program.name,
-        card,
-        {"fits": "yes", "oom": "out of memory", "failed": "no"}[found["status"]],
-        str(found["steps"]),
-        f"{_cpu_seconds() - before:.0f}",
-        human_bytes(found["allocated"]),
-        human_bytes(found["reserved"]),
-        module,
-        str(sum(row[-1] for row in found["values"])),
-        (found["error"] or "").replace("\n", " ").replace("|", "\\|")[:160],
-        *(_beside(measured, trace, gpu) if measured.exists() else [""] * len(BESIDE)),
-    )
+        return row | {"status": "hangs"}
+    row["seconds"] = round(_cpu_seconds() - before)
+    if report.exists():
+        found = json.loads(report.read_text(encoding="utf-8"))
+        row |= {
+            name: found[name] for name in ("status", "steps", "allocated", "reserved", "error", "versions", "notes")
+        }
+        row["module"] = next((list(module) for module in found["modules"] if not module[0].startswith("(")), None)
+        row["answers"] = sum(value[-1] for value in found["values"])
+    else:
+        row |= {"status": "failed", "error": (done.stderr.strip().splitlines() or ["?"])[-1]}
+    if measured.exists():
+        row["measured"] = _beside(measured, trace, gpu)
+    return row
 
 
-def _beside(measured: Path, trace: Path, gpu: str) -> tuple[str, ...]:
+def _beside(measured: Path, trace: Path, gpu: str) -> dict[str, Any]:
     """What a card measured, and how many of its requests are equal to the virtual ones from the first on."""
     from virtual_gpu.cards import card
     from virtual_gpu.trace.compare import compare
-    from virtual_gpu.units import human_bytes
 
     with gzip.open(measured, "rt", encoding="utf-8") as file:
         found = json.load(file)["measured"]
     if tuple(found["capability"]) != tuple(card(gpu).compute_capability):
-        return (f"on {found['gpu']}", "", "")
-    if found["error"]:
-        return (found["error"].replace("\n", " ").replace("|", "\\|")[:160], "", "")
-    both = compare(trace, measured)
-    equal = both.entries[1] if both.first_difference is None else both.first_difference[0]
-    return human_bytes(found["peak"]), human_bytes(found["reserved"]), f"{equal:,} of {both.entries[1]:,}"
+        return {"gpu": found["gpu"], "error": f"measured on {found['gpu']}, which {gpu} is not"}
+    row = {name: found[name] for name in ("gpu", "steps", "error", "peak", "reserved", "versions")}
+    if trace.exists():
+        both = compare(trace, measured)
+        row["requests"] = both.entries[1]
+        row["equal"] = both.entries[1] if both.first_difference is None else both.first_difference[0]
+    return row
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row of the table, in the order of HEADS."""
+    from virtual_gpu.units import human_bytes
+
+    def size(found: dict[str, Any], name: str) -> str:
+        return human_bytes(found[name]) if name in found else ""
+
+    def line(error: str | None) -> str:
+        return (error or "").replace("\n", " ").replace("|", "\\|")[:160]
+
+    module, measured = row.get("module"), row.get("measured", {})
+    return [
+        row["program"],
+        row["card"],
+        {"fits": "yes", "oom": "out of memory", "failed": "no"}.get(row["status"], row["status"]),
+        str(row.get("steps", "")),
+        str(row.get("seconds", "")),
+        size(row, "allocated"),
+        size(row, "reserved"),
+        f"{module[0]} {human_bytes(module[1])}" if module else "",
+        str(row.get("answers", "")),
+        line(row.get("error")),
+        line(measured.get("error")) or size(measured, "peak"),
+        size(measured, "reserved"),
+        f"{measured['equal']:,} of {measured['requests']:,}" if "equal" in measured else "",
+    ]
+
+
+def keep(row: dict[str, Any], path: Path) -> None:
+    """Put a row into the file at the place of the program's earlier one, else at the end."""
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    others = {one["program"]: one for one in kept} | {row["program"]: row}
+    lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in others.values())
+    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 # -- on a card ---------------------------------------------------------------------------------------------------------
