@@ -100,6 +100,16 @@ def load_model_and_tokenizer(
     return model, byte_tokenizer()
 
 
+def adapted_on_card(model_id: str, rank: int) -> nn.Module:
+    """A model to train as a program loads it: in bf16 onto the card, checkpointing on, with LoRA of this rank."""
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_id, dtype="bfloat16", device_map="cuda")
+    model.gradient_checkpointing_enable()
+    return get_peft_model(model, lora_config(rank)).train()
+
+
 def byte_tokenizer() -> Any:
     """A tokenizer that needs no network: one token a byte, after a padding and an end-of-text token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -5,6 +5,7 @@ import torch
 
 import virtual_gpu
 from virtual_gpu.program.values import ValueStop
+from virtual_gpu.rules.cublas import cublas_workspace_bytes
 
 
 def test_a_mask_that_is_answered_with_false_picks_nothing():
@@ -41,7 +42,8 @@ def test_the_logits_are_made_in_tiles_only():
         held = torch.cuda.memory_allocated()
         logps.sum().backward()
         sums = (tokens + vocabulary) * width * 4  # gradients are added up in fp32
-        assert tile + sums <= torch.cuda.max_memory_allocated() - held <= tile + sums + sums // 2 + 10 * one
+        workspace = cublas_workspace_bytes((7, 5))  # of autograd's own thread
+        assert tile + sums <= torch.cuda.max_memory_allocated() - held <= tile + sums + sums // 2 + workspace + 10 * one
         assert hidden.grad.dtype == head.grad.dtype == torch.float16
     assert not isinstance(chunked._forward_kernel, virtual_gpu.program.extensions._Kernel)
 

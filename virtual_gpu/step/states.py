@@ -37,12 +37,24 @@ def states_of(setting: Setting) -> dict[str, int]:
 def _states(setting: Setting, config: Any, dtype: torch.dtype) -> dict[str, int]:
     gpu = VirtualGPU(CATALOG["A100-80GB"], limited=False)
     model = build_on_gpu(config, dtype, setting.attention, setting.peft, gpu, **setting.adapters)
+    if setting.peft == "qlora":
+        _cast_biases(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     shapes = Counter((tuple(parameter.shape), parameter.dtype) for parameter in trained)
     one, two = ({shape: _state(*shape, copies, setting.optimizer) for shape in shapes} for copies in (1, 2))
     own = sum(count * (two[shape] - one[shape]) for shape, count in shapes.items())
     shared = max(2 * one[shape] - two[shape] for shape in shapes)  # bitsandbytes' code tables
     return {"parameters": model_bytes(model), "gradients": storage_bytes(trained), "optimizer": own + shared}
+
+
+def _cast_biases(model: torch.nn.Module) -> None:
+    """Hold the biases of 4-bit layers as they are held from the first product on."""
+    from ..models.four_bit import VirtualLinear4bit
+    from ..rules.bitsandbytes import compute_bias
+
+    for layer in model.modules():
+        if isinstance(layer, VirtualLinear4bit):
+            compute_bias(layer, layer.compute_dtype)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -24,17 +24,12 @@ def train_whole(way: str = "dpo", batch: int = 1, length: int = 2048) -> None:
     way: "sft" (batch: sequences) or "dpo" (batch: pairs, as LLaMA-Factory, src/llamafactory/train/dpo/trainer.py: the
     policy's logits in fp32 are kept for a metric while the reference's are made). length: tokens of a sequence.
     """
-    from peft import get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    from ...models import lora_config
+    from ...models import adapted_on_card
 
     way, batch, length = choose(way, WAYS, "way"), positive_int(batch, "batch"), positive_int(length, "length")
     check_size(batch, length)
     Setting(1, model_id=FOUR_BILLION, sequence_length=length).check_length(load_config(FOUR_BILLION))
-    model = AutoModelForCausalLM.from_pretrained(FOUR_BILLION, dtype="bfloat16", device_map="cuda")
-    model.gradient_checkpointing_enable()
-    model = get_peft_model(model, lora_config(8)).train()
+    model = adapted_on_card(FOUR_BILLION, 8)
 
     def scores(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = model(ids, use_cache=False).logits.float()
