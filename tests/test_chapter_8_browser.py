@@ -24,7 +24,7 @@ def test_chapter_8s_panel_follows(open_notebook):
     notebook.choose(".lora-method", "QLoRA")
     shown("0.118%", "최대 11.52 GiB")
     notebook.click(".lora-checkpointing input")
-    shown("최대 3.24 GiB")
+    shown("최대 3.23 GiB")
     assert "<svg" in notebook.html(".lora-picture") and "qlora" in notebook.html(".lora-picture")
 
     # Rank and target layers change what is trained.
