@@ -120,38 +120,12 @@ def model_parts() -> Iterator[tuple]:
     def model(kind: str, dtype: torch.dtype, autocast: torch.dtype | None, attention: str, mask: bool) -> Run:
         import transformers
 
-        sizes = {
-            "gpt2": lambda: transformers.GPT2Config(
-                n_embd=256, n_layer=2, n_head=4, vocab_size=5000, attn_implementation=attention
-            ),
-            "llama": lambda: transformers.LlamaConfig(
-                hidden_size=256,
-                intermediate_size=688,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                vocab_size=5000,
-                attn_implementation=attention,
-            ),
-            "bert": lambda: transformers.BertConfig(
-                hidden_size=256,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                intermediate_size=1024,
-                vocab_size=5000,
-                attn_implementation=attention,
-            ),
-            "gpt_neox": lambda: transformers.GPTNeoXConfig(
-                hidden_size=256,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                intermediate_size=1024,
-                vocab_size=5000,
-                attn_implementation=attention,
-            ),
-        }
+        sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 5000}
+        own = {"llama": {"intermediate_size": 688, "num_key_value_heads": 2}, "gpt2": {}}
+        sizes |= own.get(kind, {"intermediate_size": 1024})
+        config = transformers.AutoConfig.for_model(kind, **sizes, attn_implementation=attention)
         automatic = transformers.AutoModelForMaskedLM if kind == "bert" else transformers.AutoModelForCausalLM
-        made = automatic.from_config(sizes[kind](), dtype=dtype).cuda().train()
+        made = automatic.from_config(config, dtype=dtype).cuda().train()
         ids = whole(5000, 4, 128)
         extra = {"attention_mask": torch.ones(4, 128, dtype=torch.int64).cuda()} if mask else {}
         return Run(
