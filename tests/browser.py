@@ -1,6 +1,7 @@
 """A real browser on a real JupyterLab, for tests of what the reader sees.
 
-The fixture `open_notebook` opens a chapter by name (a copy: nothing in the repository changes) or any .ipynb by path:
+The fixture `open_notebook` (in_browser/conftest.py) opens a chapter by name (a copy: nothing in the repository
+changes) or any .ipynb by path:
 
     def test_chapter(open_notebook):
         notebook = open_notebook("03_memory_decomposition")
@@ -30,7 +31,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Error, Locator, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 ARTIFACTS = ROOT / "tmp" / "artifacts"
@@ -44,6 +45,13 @@ WITHIN = """async (step, what, timeout) => {
         setTimeout(() => reject(new Error("after " + timeout / 1000 + " s still not: " + what)), timeout));
     return await Promise.race([step(), late]);
 }"""
+# What is open is closed without a question, its kernel ended first: a page that loses its kernel complains.
+CLOSE = f"""async timeout => await ({WITHIN})(async () => {{
+    for (const widget of [...window.jupyterapp.shell.widgets("main")]) {{
+        await widget.sessionContext?.shutdown();
+        widget.dispose();
+    }}
+}}, "everything is closed", timeout)"""
 OPEN = f"""async ([path, timeout]) => await ({WITHIN})(async () => {{
     const app = window.jupyterapp;
     await app.restored;
@@ -85,13 +93,21 @@ BROKEN_PICTURES = """async () => {
 
 
 class OpenNotebook:
-    """A notebook open in JupyterLab, in a page of its own."""
+    """A notebook open in JupyterLab."""
 
     def __init__(self, page: Page):
         self.page = page
         self.console_errors: list[str] = []
         page.on("console", self._note_message)
-        page.on("pageerror", lambda error: self._note(str(error)))
+        page.on("pageerror", self._note_error)
+
+    def stop_listening(self) -> None:
+        """What the page complains of from now on is another notebook's."""
+        self.page.remove_listener("console", self._note_message)
+        self.page.remove_listener("pageerror", self._note_error)
+
+    def _note_error(self, error: Error) -> None:
+        self._note(str(error))
 
     def _note_message(self, message: ConsoleMessage) -> None:
         if message.type == "error":
@@ -108,8 +124,7 @@ class OpenNotebook:
     def run_cells(self, text: str, timeout_s: float = RUN_TIMEOUT_S) -> None:
         """Run the first code cell (a chapter's imports) and every cell whose source contains `text`.
 
-        nbval runs the whole of every chapter, and a page that of the quick ones; that of the slow ones would cost
-        minutes once more.
+        nbval runs the whole of every chapter; in a page it would cost minutes once more.
         """
         self.page.evaluate(RUN_CELLS, [text, timeout_s * 1000])
 
@@ -187,43 +202,6 @@ class OpenNotebook:
         else:
             self.page.screenshot(path=path)
         return path
-
-
-@pytest.fixture(scope="session")
-def lab(tmp_path_factory) -> Iterator[tuple[str, Path]]:
-    """A JupyterLab over a copy of the course: its address and the copy's folder."""
-    home = tmp_path_factory.mktemp("course")
-    for part in ("image", "notebooks/ko"):
-        shutil.copytree(ROOT / part, home / part, ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
-    with jupyter_lab(home, tmp_path_factory.mktemp("jupyter")) as address:
-        yield address, home
-
-
-# For a file, not the session: Playwright holds an event loop while it is open, and other tests want theirs.
-@pytest.fixture(scope="module")
-def open_notebook(lab) -> Iterator[Callable[[str | Path], OpenNotebook]]:
-    """Opens chapters: `open_notebook("03_memory_decomposition")`, or a notebook by its path."""
-    address, home = lab
-    with chromium() as browser:
-
-        def open_(notebook: str | Path) -> OpenNotebook:
-            path = Path(notebook)
-            if path.suffix != ".ipynb":
-                path = ROOT / "notebooks" / "ko" / f"{notebook}.ipynb"
-            # One page at a time: the kernel of the one before ends with it.
-            for context in browser.contexts:
-                context.close()
-            end_kernels(address)
-            shutil.copy(path, home / "notebooks" / "ko")  # anew: an earlier test may have run it
-            page = browser.new_page(viewport={"width": 1280, "height": 1400}, locale="ko-KR")
-            opened = OpenNotebook(page)
-            page.goto(f"{address}/lab?reset", timeout=START_TIMEOUT_S * 1000)
-            page.wait_for_function("() => window.jupyterapp !== undefined", timeout=START_TIMEOUT_S * 1000)
-            page.evaluate(OPEN, [f"notebooks/ko/{path.stem}.ipynb", START_TIMEOUT_S * 1000])
-            return opened
-
-        yield open_
-        end_kernels(address)
 
 
 @contextmanager

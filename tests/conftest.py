@@ -4,7 +4,6 @@ import gc
 import signal
 
 import pytest
-from browser import lab, open_notebook  # noqa: F401
 
 import helpers  # noqa: F401  (the course speaks Korean: so do its tests)
 from virtual_gpu.language import set_language, tr
@@ -33,7 +32,6 @@ LONGEST_FIRST = [
     "10_oom_clinic.ipynb",
     "test_exercises.py",
     "02_quantization.ipynb",
-    "test_panels_browser.py",
     "test_train_distributed.py",
     "test_experiment.py",
     "test_architectures.py",
