@@ -37,7 +37,7 @@ def test_the_smallest_block_that_is_large_enough():
         allocator.free(name)
     allocator.allocate(4, 20 * MIB)
     pieces = [piece for segment in allocator.segments() for piece in segment.pieces]
-    assert next(piece for piece in pieces if piece.name == 4).address == 44 * MIB  # in the one of 22 MiB
+    assert next(piece for piece in pieces if piece.name == 4).address == 2**47 - 66 * MIB  # in the one of 22 MiB
     assert allocator.reserved_bytes == 66 * MIB
 
 
@@ -166,7 +166,7 @@ class Naive:
 
     def __init__(self, capacity, expandable):
         self.capacity, self.expandable = capacity, expandable
-        self.segments, self.address = [], 0  # (address, pool, [[size, name], …])
+        self.segments, self.address = [], 2**47  # (address, pool, [[size, name], …]); each below the one before
 
     def reserved(self):
         return sum(size for _, _, blocks in self.segments for size, name in blocks if name != HOLE)
@@ -199,8 +199,8 @@ class Naive:
     def expand(self, size, pool):
         """Back the first stretch of free and missing memory that is long enough, from its missing pages on."""
         if all(of != pool for _, of, _ in self.segments):
-            self.segments.append((self.address, pool, [[2**22 * self.page(pool), HOLE]]))
-            self.address += 2**22 * self.page(pool)
+            self.address -= 2**19 * self.page(pool)
+            self.segments.append((self.address, pool, [[2**19 * self.page(pool), HOLE]]))
         blocks = next(blocks for _, of, blocks in self.segments if of == pool)
         for hole in (i for i, block in enumerate(blocks) if block[1] == HOLE):
             first = hole - 1 if hole and blocks[hole - 1][1] is None else hole
@@ -254,8 +254,8 @@ class Naive:
         wanted = 2 * MIB if pool[1] else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
         if not self.has_room(wanted):
             return None
+        self.address -= wanted
         self.segments.append((self.address, pool, [[wanted, None]]))
-        self.address += wanted
         return self.segments[-1][2], self.segments[-1][2][0]
 
     def allocate(self, name, nbytes, stream):

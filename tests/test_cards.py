@@ -13,7 +13,7 @@ from virtual_gpu.room import READING, room_on
 MiB = 2**20
 # Bytes that a process holds outside PyTorch: of the message that is the card's value, rounded to MiB.
 CONTEXTS = {
-    "T4": 100, "L4": 251, "A100-40GB": 501, "A100-80GB": 409, "H100": 601, "H200": 522, "V100": 383, "RTX 3060": 148,
+    "T4": 100, "L4": 251, "A100-40GB": 501, "A100-80GB": 409, "H100": 685, "H200": 522, "V100": 383, "RTX 3060": 148,
     "RTX 3090": 304, "RTX 4090": 504, "RTX 5090": 619, "P100": 303, "V100-32GB": 385, "A10G": 307, "A10": 224,
     "L40S": 522, "A40": None, "RTX A6000": 358, "B200": 712, "RTX 3080": 217, "RTX 4060": None, "RTX 4060 Laptop": 115,
     "RTX 4060 Ti 16GB": 256, "RTX 4070": None, "RTX 4080": None, "RTX 5080": None, "RTX PRO 6000": 692, "MI300X": 460,

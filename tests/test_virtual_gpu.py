@@ -299,7 +299,7 @@ def test_out_of_memory_says_what_cuda_says():
     assert str(caught.value).startswith(
         "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 (T4, virtual) has a total capacity of 30.00 MiB of "
         "which 16.00 MiB is free. Including non-PyTorch memory, this process has 14.00 MiB memory in use. Of the "
-        "allocated memory 13.00 MiB is allocated by PyTorch, and 1.00 MiB is reserved by PyTorch but unallocated. "
+        "allocated memory 13.00 MiB is allocated by PyTorch, and 1024.00 KiB is reserved by PyTorch but unallocated. "
         "If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True"
     )
     assert caught.value.__context__ is None

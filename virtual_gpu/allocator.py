@@ -5,9 +5,9 @@ blocks are free again. Each stream has a small and a large pool of its own: a bl
 other. An out-of-memory error means that no free block is large enough and that the driver has no room for another
 segment, also after every segment that is wholly free was given back.
 
-Source of the rules: c10/cuda/CUDACachingAllocator.cpp; the function that holds a rule is named beside it. What cannot
-be known without a card is where the driver puts a segment (it decides between free blocks of the same size): here each
-lies above the one before, unless `place` says where (`allocator_blocks.Falling`: below it).
+Source of the rules: c10/cuda/CUDACachingAllocator.cpp; the function that holds a rule is named beside it. What no
+source says is where the driver puts a segment, which decides between free blocks of the same size: each lies below the
+one before, as on Linux (`allocator_blocks.Falling`), unless `place` says where.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .allocator_blocks import (
     ADDRESSES,
     SMALL_SEGMENT_BYTES,
     Block,
+    Falling,
     Piece,
     Pool,
     Segment,
@@ -58,8 +59,8 @@ class CachingAllocator:
     """Allocates by name as CUDA's caching allocator does, in at most `capacity_bytes` (None: without limit).
 
     settings: PYTORCH_ALLOC_CONF; `expandable_segments` is the one of them that can be given by itself. place: asked
-    for the address of each new segment of so many bytes. driver_calls: a list that is told what the driver is asked
-    for: ("segment_alloc", "segment_free", "segment_map" or "segment_unmap", address, bytes, stream).
+    for the address of each new segment of so many bytes (None: `Falling`). driver_calls: a list that is told what the
+    driver is asked for: ("segment_alloc", "segment_free", "segment_map" or "segment_unmap", address, bytes, stream).
     """
 
     def __init__(
@@ -86,8 +87,7 @@ class CachingAllocator:
         self._pools: dict[tuple[int, bool], Pool] = {}
         self._searches = {True: [0], False: [0]}
         self._used: dict[int, tuple[Block, Pool] | None] = {}
-        self._place = place or self._above
-        self._end = 0  # the first address that no segment has had
+        self._place = place or Falling()
         self.driver_calls = driver_calls
 
     @property
@@ -238,10 +238,6 @@ class CachingAllocator:
         block.free = False
         self._tell("segment_alloc", block.address, wanted, pool)
         return block
-
-    def _above(self, nbytes: int) -> int:
-        self._end += nbytes
-        return self._end - nbytes
 
     def _tell(self, what: str, address: int, nbytes: int, pool: Pool) -> None:
         if self.driver_calls is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .allocator_settings import LARGE_SEGMENT_BYTES, MIB
 
 SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
-ADDRESSES = 2**22  # pages of address space for an expandable segment: more than any card has memory
+ADDRESSES = 2**19  # pages of address space for an expandable segment: more than any card has memory
 
 
 class Block:
@@ -35,8 +35,10 @@ class Falling:
     """Addresses of new segments, each below the one before, from 2**47 on: as a driver on Linux mostly gives them.
 
     In published snapshots of machines with Linux 668 of 782 segments of a first training step lie below the one before,
-    276 of 288 of a forward pass, and 8 of 8 of attention from an empty card (tests/data/traces); under WSL they rise.
-    It matters where free blocks of one size are chosen by address (BlockComparatorSize).
+    276 of 288 of a forward pass, and 8 of 8 of attention from an empty card (tests/data/traces); in 43 histories of an
+    H100, 7,339 of 9,586. It matters where free blocks of one size are chosen by address (BlockComparatorSize): given
+    the H100's requests, its peak of reserved bytes comes out in all 43 so, and with `Rising` in 29
+    (tests/test_against_traces.py).
     """
 
     def __init__(self) -> None:
@@ -46,6 +48,18 @@ class Falling:
         """The address of a segment of so many bytes."""
         self.lowest -= nbytes
         return self.lowest
+
+
+class Rising:
+    """Addresses of new segments, each above the one before: as under WSL, by two published snapshots."""
+
+    def __init__(self) -> None:
+        self.end = 0x7F00_0000_0000  # where CUDA's addresses lie
+
+    def __call__(self, nbytes: int) -> int:
+        """The address of a segment of so many bytes."""
+        self.end += nbytes
+        return self.end - nbytes
 
 
 class Pool:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import torch
 
+from virtual_gpu.allocator_blocks import Rising
 from virtual_gpu.counting.gpu import VirtualGPU
 
 from .cs336 import cross_entropy
@@ -27,7 +28,7 @@ def wedsonlin_snapshot(card: str, ctx: int, training: bool, half: bool) -> Mappi
     Batches of every warm-up step and of the recorded one are there from the beginning, in one tensor each. The segments
     of these snapshots lie one above the other, from low addresses on, as under WSL.
     """
-    gpu = gpu_of({"gpu": card}, place=None)
+    gpu = gpu_of({"gpu": card}, place=Rising())
     sizes = _MEDIUM | {"ctx": ctx, "half": half, "segment": None}
     ours = Training(gpu, SimpleNamespace(**sizes))
     with gpu:

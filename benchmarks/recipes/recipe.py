@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from virtual_gpu.allocator_blocks import Falling
 from virtual_gpu.cards import card
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.errors import UnknownName
@@ -150,10 +149,8 @@ _SIZE = re.compile(r"(\d+) ?GB\b")
 def gpu_of(row: Row, default: str = "A100-80GB", **options: Any) -> VirtualGPU:
     """A new virtual card as the row names it ("NVIDIA H100 80GB HBM3"); `default` where the row states none.
 
-    Its driver puts each segment below the one before, as Linux's does; `place=None` in the options: above it.
     Refused for a name that the catalogue does not know: which one it is meant to be must not be guessed.
     """
-    options.setdefault("place", Falling())
     name = str(row.get("gpu") or "")
     if not name or name.lower().startswith("not stated"):
         return VirtualGPU(card(default), **options)

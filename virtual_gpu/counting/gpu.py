@@ -34,8 +34,7 @@ class VirtualGPU:
     without: names of `rules.active.RULES` in which it is a CPU. detailed: `record` also notes what each tensor is, in
     about half as much time again; `details` are those of the last record. `rules` holds those in force
     (`print(gpu.rules)`), `answers` what was said to questions about values that are not there, `convolutions` what is
-    known of those, whose workspaces are not counted. place: where the driver
-    puts segments (see `CachingAllocator`; `Falling` is Linux's way).
+    known of those, whose workspaces are not counted. place: where the driver puts segments (see `CachingAllocator`).
 
     Used as a context (`with gpu:`) it runs the block "on the GPU": factories such as `torch.randint` make their tensors
     on it. Operations on tensors that already live on it are counted without it too,
@@ -280,8 +279,11 @@ class VirtualGPU:
 
 
 def format_size(nbytes: int) -> str:
-    """Bytes as PyTorch's messages print them (format_size in CUDACachingAllocator.cpp): no commas between thousands."""
-    return human_bytes(nbytes).replace(",", "")
+    """Bytes as PyTorch's messages print them (format_size in CUDACachingAllocator.cpp): 1 GiB is 1024.00 MiB."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if nbytes > unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"
 
 
 def virtual(name: str) -> VirtualGPU:

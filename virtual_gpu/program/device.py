@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from ..allocator import CachingAllocator
 from ..allocator_settings import AllocatorSettings
 from ..cards import GPUSpec
-from ..counting.gpu import VirtualGPU
+from ..counting.gpu import VirtualGPU, format_size
 from ..counting.mode import DEVICE_QUERY, CountingMode
 from ..host.machines import Machine
 from ..host.meter import HostMeter
@@ -29,8 +29,6 @@ from ..host.pinned import PinnedAllocator
 from ..host.storages import HostStorages
 from ..language import tr
 from ..rules.pinned import ROUNDED
-from ..trace.snapshot import Above
-from ..units import human_bytes
 from . import known
 from .values import Values, ValueStop
 
@@ -189,7 +187,6 @@ class ProgramGPU(VirtualGPU):
         self.meter.allocator = CachingAllocator(
             self.meter.allocator.capacity_bytes,
             settings=settings if limited else replace(settings, memory_fraction=None),
-            place=Above(),
         )
         self.stream = 0  # the current one
         self.meter.stream = lambda: self.stream
@@ -237,7 +234,7 @@ class ProgramGPU(VirtualGPU):
             self.last_oom = self.watch.out_of_memory(nbytes)
             said = str(error).replace("GPU 0", f"GPU {self.index}")
             if self.fraction < 1:  # as CUDACachingAllocator.cpp puts it in
-                allowed = human_bytes(math.floor(self.fraction * self.spec.memory_bytes))
+                allowed = format_size(math.floor(self.fraction * self.spec.memory_bytes))
                 said = said.replace("Of the allocated", f"{allowed} allowed; Of the allocated", 1)
         # Out here: its context is what the program was handling, as on a card.
         raise torch.OutOfMemoryError(said)

@@ -16,8 +16,6 @@ from ..allocator_settings import AllocatorSettings
 from .timeline import CATEGORIES
 from .trace import Trace
 
-FIRST_ADDRESS = 0x7F00_0000_0000  # where CUDA's addresses lie; the places after it are ours
-
 
 def snapshot(
     trace: Trace,
@@ -31,7 +29,7 @@ def snapshot(
     frames: entry of an allocation → its stack, innermost first, as {"name", "filename", "line"}; without them each
     says its phase and category. Times are the order of the events, one microsecond each.
     """
-    allocator = CachingAllocator(capacity_bytes, settings=settings, place=Above())
+    allocator = CachingAllocator(capacity_bytes, settings=settings)
     stacks = frames or _Labels(trace)
     history = History(allocator)
     columns = trace.born.tolist(), trace.nbytes.tolist(), trace.stream.tolist()
@@ -108,17 +106,6 @@ def write(contents: dict[str, Any], path: str | Path) -> None:
     """Write a snapshot as the pickle that pytorch.org/memory_viz opens and `torch.cuda._memory_viz` reads."""
     with open(path, "wb") as file:
         pickle.dump(contents, file)
-
-
-class Above:
-    """Each segment above the one before."""
-
-    def __init__(self) -> None:
-        self.end = FIRST_ADDRESS
-
-    def __call__(self, nbytes: int) -> int:
-        self.end += nbytes
-        return self.end - nbytes
 
 
 class _Labels:
