@@ -20,7 +20,6 @@ from virtual_gpu.step.predict import predict_memory
 
 RECORD = tool.read()["rows"]
 BY_KEY = {lever.key: lever for lever in LEVERS}
-AGAIN = [("1.3b-lora", "pytorch_chunks")]
 
 
 def test_the_page_is_what_the_record_says():
@@ -42,18 +41,9 @@ def same_versions(base, key):
     return all(levers.installed(package) == version for package, version in versions.items())
 
 
-@pytest.mark.parametrize(("base", "key"), AGAIN)
-def test_a_row_is_what_its_program_takes(base, key, tmp_path):
-    again(base, key, tmp_path)
-
-
 @pytest.mark.stress
 @pytest.mark.parametrize(("base", "key"), [(base, key) for base in RECORD for key in RECORD[base]])
 def test_every_row_is_what_its_program_takes(base, key, tmp_path):
-    again(base, key, tmp_path)
-
-
-def again(base, key, tmp_path):
     """In a process of its own, as the record was made."""
     if not same_versions(base, key):
         pytest.skip(f"made with {RECORD[base][key]['versions']}")

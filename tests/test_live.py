@@ -49,7 +49,7 @@ def test_a_sample_of_settings_is_what_the_panel_shows(name):
         assert found == (data["statuses"][setting[-2]], picture_of(data, setting)), f"python tools/live.py {name}"
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_the_command_writes_what_is_stored(tmp_path):
     """Of the clinic, whose five programs run in a few seconds."""
     command = [sys.executable, "tools/live.py", "doctor_panel", "--to", str(tmp_path)]

@@ -63,9 +63,9 @@ def test_every_notebook_is_stamped_and_unstamped_without_being_run(home, capsys)
 
 
 def test_a_notebook_with_another_address_is_found(home, capsys):
-    assert run(home, "stamp", ADDRESS) == 0
+    assert run(home, "stamp", ADDRESS, "01_data_types") == 0
     capsys.readouterr()
-    assert run(home, "check", "") == 1
+    assert run(home, "check", "", "01_data_types") == 1
     assert "differs from its source" in capsys.readouterr().out
 
 

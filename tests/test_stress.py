@@ -120,6 +120,7 @@ def test_a_notebook_survives_its_reader(path, tmp_path):
     assert run_badly(path, tmp_path) == "ran to the end\n"
 
 
+@pytest.mark.stress
 @pytest.mark.kernel
 @pytest.mark.parametrize(
     "ask", ['urllib.request.urlopen("http://example.com")', 'socket.create_connection(("203.0.113.1", 80), 1)']

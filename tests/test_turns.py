@@ -15,9 +15,7 @@ SETTINGS = [
         "precision": precision,
         "gradient_checkpointing": on,
     }
-    for n in (1, 2)
-    for precision in ("fp16", "mixed_fp16")
-    for on in (False, True)
+    for n, precision, on in ((1, "fp16", False), (2, "fp16", True), (1, "mixed_fp16", True), (2, "mixed_fp16", False))
 ]
 
 

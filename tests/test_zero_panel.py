@@ -1,8 +1,10 @@
 """Chapter 6's panel without a browser: what it shows is what `rank_step` says; what cannot be split is one line."""
 
 import re
+import threading
 
 import pytest
+from moved_panels import Later
 
 from helpers import rank_step, zero_panel
 from virtual_gpu.shards.ledger import PAPER_MODELS
@@ -19,8 +21,17 @@ def panel():
 
 
 def choose(panel, **values):
-    for name, value in values.items():
-        panel.controls[name].value = value
+    """As messages of a browser come, from another thread: all before the panel has answered to the first."""
+    panel._loop = later = Later()
+
+    def move():
+        for name, value in values.items():
+            panel.controls[name].value = value
+
+    thread = threading.Thread(target=move)
+    thread.start()
+    thread.join()
+    later.goes_on()
 
 
 def test_it_shows_its_first_setting():
