@@ -3,9 +3,12 @@
 import json
 import re
 import shlex
+import xml.dom.minidom
+from urllib.parse import parse_qsl
 
 import pytest
 
+from helpers.chapters.c9_planner.heat_map import heat_map
 from tools import answers
 from virtual_gpu.__main__ import main as virtual_gpu
 from virtual_gpu.plan import plan_training
@@ -60,3 +63,25 @@ def test_where_nothing_fits_the_line_says_so():
     row = {"model": "a/b", "card": "T4", "length": 512, "method": None}
     page = answers.page([row])
     assert re.search(r"\| b \| T4 \| 512 \| 없음 \| 들어가는 것이 없다 \| – \| – \|", page)
+
+
+def test_a_cell_of_the_heat_map_leads_to_its_row():
+    """On the site: its link filters the page's table to one row, and says what stands there."""
+    document = xml.dom.minidom.parseString(answers.heat_map(ROWS).svg())
+    table = [line.strip("| ").split(" | ")[:5] for line in answers.page(ROWS).splitlines() if line.startswith("| ")][1:]
+    shown = [row for row in ROWS if row["length"] == answers.SHOWN]
+    links = document.getElementsByTagName("a")
+    assert len(links) == len(shown) > 0
+    for link in links:
+        said = dict(parse_qsl(link.getAttribute("href").removeprefix("#")))
+        (row,) = [row for row in table if row[:3] == [said["model"], said["gpu"], said["length"]]]
+        told = link.getAttribute("aria-label")
+        assert told.startswith(f"{row[0]}, {row[1]}: ") and (row[4] in told or row[3] == "없음")
+
+
+def test_a_cell_of_the_panels_heat_map_chooses_its_model_and_gpu():
+    document = xml.dom.minidom.parseString(heat_map(ROWS, ("planner-model", "planner-gpu")).svg())
+    cells = [part for part in document.getElementsByTagName("g") if part.getAttribute("data-part")]
+    written = {tuple(json.loads(cell.getAttribute("data-value"))) for cell in cells}
+    assert written == {(row["model"], row["card"]) for row in ROWS if row["length"] == answers.SHOWN}
+    assert {cell.getAttribute("data-to") for cell in cells} == {"planner-model planner-gpu"}

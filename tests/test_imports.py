@@ -68,6 +68,7 @@ ORDER = [
     [
         "helpers.charts",
         "helpers.environment",
+        "helpers.hand",
         "helpers.rows",
         "helpers.small_model",
         "helpers.trainers",

@@ -1,5 +1,6 @@
 """The number formats against torch: every code of the 8- and 16-bit ones, random numbers, and what is typed."""
 
+import json
 import math
 import xml.dom.minidom
 
@@ -93,6 +94,29 @@ def test_stochastic_rounding_keeps_the_mean_and_the_neighbours():
 @pytest.mark.parametrize("value", [0.1, 70000.0, -0.0, math.inf, math.nan, 1e-40, 127.5, -128.0])
 def test_pictures_are_well_formed(value):
     xml.dom.minidom.parseString(draw_number(value).svg())
+
+
+@pytest.mark.parametrize("value", [0.1, 70000.0, -0.0, math.inf, math.nan, 1e-40, 127.5, -128.0])
+def test_a_pressed_bit_writes_the_number_that_differs_in_it(value):
+    """What is written is read as the number whose pattern differs in that bit, and in no other: but for nan's."""
+    document = xml.dom.minidom.parseString(draw_number(value, to="number-text").svg())
+    parts = {part.getAttribute("data-part"): part for part in document.getElementsByTagName("g")}
+    for name, f in FORMATS.items():
+        for place in range(f.bits):
+            part = parts[f"{name}-{place}"]
+            assert part.getAttribute("data-to") == "number-text"
+            (text,) = json.loads(part.getAttribute("data-value"))
+            wanted = f.encode(value) ^ 1 << (f.bits - 1 - place)
+            found = parse_number(text)
+            assert math.isnan(f.decode(wanted)) if math.isnan(found) else f.encode(found) == wanted
+            assert part.getAttribute("tabindex") == ("0" if place == 0 else "-1")
+
+
+def test_int8s_bits_are_a_twos_complement():
+    document = xml.dom.minidom.parseString(draw_number(-128.0, to="number-text").svg())
+    parts = {part.getAttribute("data-part"): part for part in document.getElementsByTagName("g")}
+    written = [json.loads(parts[f"int8-{place}"].getAttribute("data-value")) for place in range(8)]
+    assert written == [["0.0"], ["-64.0"], ["-96.0"], ["-112.0"], ["-120.0"], ["-124.0"], ["-126.0"], ["-127.0"]]
 
 
 def test_tables_and_other_pictures():

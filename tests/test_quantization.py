@@ -1,5 +1,6 @@
 """Quantization: round trips, what is refused, and agreement with bitsandbytes and with the papers."""
 
+import json
 import math
 import xml.dom.minidom
 
@@ -14,6 +15,7 @@ from helpers.chapters.c2_quantization.charts import draw_code_stems, draw_errors
 from helpers.chapters.c2_quantization.checks import FIXED
 from helpers.chapters.c2_quantization.code_tables import load_bitsandbytes, nf4_table
 from helpers.chapters.c2_quantization.examples import DISTRIBUTIONS, book_numbers, example_tensor
+from helpers.chapters.c2_quantization.pictures import draw_quantized
 from helpers.chapters.c2_quantization.quantization import METHODS, dequantize, double_quantize, quantize
 from helpers.chapters.c2_quantization.tables import table
 from helpers.chapters.c2_quantization.whole_model import (
@@ -100,6 +102,21 @@ def test_every_quantization_draws_itself_and_says_its_cost(tensor, method):
     assert 0 <= q.wasted_codes < 2**q.bits and q.counts.sum() == tensor.numel()
     assert q.bits_per_parameter >= q.bits
     assert math.isfinite(q.relative_error)
+
+
+@pytest.mark.parametrize(("outlier", "reach"), [(20.0, 32), (-32.0, 32), (0.0, 32), (1e30, 1.02e30)])
+def test_an_outlier_is_marked_on_an_axis_that_stands_still(outlier, reach):
+    numbers = example_tensor("normal", 64)
+    numbers[0] = outlier
+    q = quantize(numbers, bits=4)
+    still, answers = draw_quantized(q, outlier), draw_quantized(q, outlier, "quantization-outlier")
+    assert f"이상치 {outlier:g}" in still.svg() and "data-part" not in still.svg()
+    mark = xml.dom.minidom.parseString(answers.svg()).getElementsByTagName("g")[0]
+    left, width, low, high, _ = json.loads(mark.getAttribute("data-axis"))
+    assert (low, high) == (pytest.approx(-reach), pytest.approx(reach))
+    drawn = float(mark.getElementsByTagName("circle")[0].getAttribute("cx"))
+    assert drawn == pytest.approx(left + width * (outlier - low) / (high - low), abs=0.01)
+    assert float(mark.getAttribute("aria-valuenow")) == outlier
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -27,6 +27,7 @@ def test_a_notebook_for_the_web():
     new = nbformat.v4
     raw = "https://raw.githubusercontent.com/a/b/main/image/x.svg"
     panel = new.new_output("display_data", data={"text/plain": "NewPanel()"})
+    drawn = new.new_output("display_data", data={"text/plain": "RingPanel()", "image/svg+xml": "<svg/>"})
     table = new.new_output("display_data", data={"text/html": '<a href="01_x.ipynb">x</a>', "text/plain": "x"})
     notebook = new.new_notebook(
         cells=[
@@ -34,16 +35,37 @@ def test_a_notebook_for_the_web():
             new.new_markdown_cell(f"![그림]({raw})"),
             new.new_code_cell("new_panel()", outputs=[panel]),
             new.new_code_cell("number_panel()", outputs=[deepcopy(panel)]),
+            new.new_code_cell("ring_panel()", outputs=[drawn]),
+            new.new_code_cell("planner_panel()", outputs=[deepcopy(panel)]),
             new.new_code_cell("course_map()", outputs=[table]),
         ]
     )
     site.for_the_web(notebook)
-    text, without, live, table = notebook.cells
+    text, without, live, ring, planner, table = notebook.cells
     assert text.source == "![그림](../../image/x.svg)"
     assert without.outputs[0].data == {"text/plain": site.PANEL_NOTE}
     html = live.outputs[0].data["text/html"]
     assert 'data-source="../../_static/number_panel.js"' in html and 'aria-label="0.1의 비트"' in html
+    assert (
+        'data-panel="ring_panel"' in ring.outputs[0].data["text/html"] and "image/svg+xml" not in ring.outputs[0].data
+    )
+    assert '<a href="../../docs/answers.html#model=' in planner.outputs[0].data["text/html"]
     assert table.outputs[0].data["text/html"] == '<a href="01_x.html">x</a>'
+
+
+def test_a_picture_with_links_becomes_a_part_of_the_page():
+    page = site.LINKED.sub(site.inlined, (ROOT / "docs" / "answers.md").read_text(encoding="utf-8"))
+    assert "image/answers.svg" not in page and "\n\n" not in page[page.index("<svg") : page.index("</svg>")]
+    assert '<a href="#model=' in page
+
+
+def test_a_pages_links_lead_to_what_the_site_has():
+    """The pages of docs: a link out of what `prepare` lays out would end the build."""
+    there = [ROOT / name for name in ("docs", "image", "notebooks/ko", *site.FILES)]
+    for page in (ROOT / "docs").glob("*.md"):
+        for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text(encoding="utf-8")):
+            target = (page.parent / link).resolve()
+            assert target.exists() and any(target.is_relative_to(place) for place in there), (page.name, link)
 
 
 def test_a_course_with_an_address_has_a_button_to_colab():

@@ -15,16 +15,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from helpers.chapters.c9_planner.heat_map import BATCH, SHOWN, TARGET, described, heat_map, short, stored
 from virtual_gpu.cards import CATALOG
-from virtual_gpu.drawing import svg
 from virtual_gpu.language import set_language
 from virtual_gpu.models.configs import architectures
-from virtual_gpu.plan.plans import METHODS, make_request, method_label
+from virtual_gpu.plan.plans import make_request, method_label
 from virtual_gpu.plan.search import _search
 from virtual_gpu.units import GiB
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGET = ROOT / "docs" / "answers.json"
 MODELS = (
     "Qwen/Qwen3-0.6B",
     "meta-llama/Llama-3.2-1B",
@@ -40,11 +39,6 @@ CARDS = (
     "RTX 4060 Laptop", "L4", "RTX 4090", "RTX 3060", "RTX 3090", "A10G", "T4", "A100-40GB", "A100-80GB", "H100",
 )  # fmt: skip
 LENGTHS = (512, 2048, 8192)
-BATCH = 16
-LETTERS = {"full": "F", "lora": "L", "qlora": "Q", None: "–"}
-COLOURS = {"full": svg.BLUE, "lora": svg.GREEN, "qlora": svg.ORANGE, None: svg.GRID}
-INKS = {"full": svg.PAPER, "lora": svg.PAPER, "qlora": svg.INK, None: svg.MUTED}
-SHOWN = 512  # tokens, of the heat map
 
 
 def answer(model: str, card: str, length: int) -> dict[str, Any]:
@@ -105,52 +99,6 @@ def _line(row: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def short(model: str) -> str:
-    """The model's name without its maker's."""
-    return model.rpartition("/")[2]
-
-
-def described(rows: list[dict[str, Any]]) -> str:
-    """The heat map in words."""
-    shown = [row for row in rows if row["length"] == SHOWN]
-    counts = {method: sum(row["method"] == method for row in shown) for method in (*METHODS, None)}
-    words = {method: method_label(method) if method else "들어가는 것 없음" for method in counts}
-    return ", ".join(f"{words[method]} {count}칸" for method, count in counts.items())
-
-
-def heat_map(rows: list[dict[str, Any]]) -> svg.Drawing:
-    """Model × card at SHOWN tokens: the largest method that fits, by colour and by letter."""
-    found = {(row["model"], row["card"]): row["method"] for row in rows if row["length"] == SHOWN}
-    models = [model for model in architectures() if any(model == known for known, _ in found)]
-    cards = sorted({card for _, card in found}, key=lambda name: CATALOG[name].capacity_bytes)
-    left, top, wide, high = 150, 128, 58, 30
-    title = f"무엇이 들어가나: 길이 {SHOWN}, 배치 {BATCH}, GPU 한 장"
-    drawing = svg.Drawing(760, top + high * len(models) + 24, f"{title}. {described(rows)}")
-    drawing.text(20, 30, title, size=16, bold=True)
-    x = 20
-    for method in (*METHODS, None):
-        words = method_label(method) if method else "들어가는 것이 없다"
-        drawing.rect(x, 44, 22, 18, COLOURS[method])
-        drawing.text(x + 11, 57, LETTERS[method], size=12, anchor="middle", fill=INKS[method], bold=True)
-        drawing.text(x + 28, 57, words, size=12)
-        x += 44 + svg.text_width(words, 12)
-    for column, card in enumerate(cards):
-        words = card.split(" ", 1) if " " in card else card.split("-", 1)
-        for line, word in enumerate(words[-1].split(" ") if len(words) == 1 else [words[0], *words[1].split(" ")]):
-            drawing.text(left + wide * (column + 0.5), 84 + 13 * line, word, size=11, anchor="middle")
-    for line, model in enumerate(models):
-        y = top + high * line
-        drawing.text(left - 8, y + 19, short(model), size=svg.fit_size(short(model), left - 28, 12), anchor="end")
-        for column, card in enumerate(cards):
-            if (model, card) in found:
-                method = found[model, card]
-                drawing.rect(left + wide * column + 1, y + 1, wide - 2, high - 2, COLOURS[method])
-                drawing.text(
-                    left + wide * (column + 0.5), y + 20, LETTERS[method], anchor="middle", fill=INKS[method], bold=True
-                )
-    return drawing
-
-
 def write(rows: list[dict[str, Any]]) -> None:
     """The three files."""
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
@@ -176,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--draw", action="store_true", help="only the page and the picture, from what is stored")
     arguments = parser.parse_args(argv)
     set_language("ko")
-    rows = json.loads(TARGET.read_text(encoding="utf-8")) if TARGET.exists() else []
+    rows = stored() if TARGET.exists() else []
     known = {(row["model"], row["card"], row["length"]): row for row in rows}
     for model in [] if arguments.draw else arguments.models:
         begun = time.process_time()

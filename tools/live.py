@@ -59,6 +59,20 @@ def _segments(panel: Panel) -> range | list[int]:
     return range(2, 6) if strategy == "segments" else [3, 4, 6] if nodes < 16 else [4, 6, 8]
 
 
+def _requests(panel: Panel) -> list[int]:
+    """Every so-many-th request of the step, and the one that the panel opens with."""
+    last = control_of(panel, "request").max
+    return sorted({1, panel.stop, last, *range(1, last, max(last // 40, 1))})
+
+
+def _messages(panel: Panel) -> range:
+    return range(control_of(panel, "moment").max + 1)
+
+
+def _references(panel: Panel) -> tuple[str, ...]:
+    return ("none", "copy", "adapter off") if control_of(panel, "method").value else ("none", "copy")
+
+
 CARDS = ("T4", "RTX 3090", "A100-40GB")
 POWERS = ("1e-45", "1e-40", "1e-30", "1e-20", "1e-10", "1e-8", "1e-7", "1e-6", "1e-5", "1e-4", "0.001", "0.01")
 NUMBERS = (
@@ -70,13 +84,15 @@ GRIDS = (
     Grid(
         "quantization_panel",
         {
-            "distribution": ("normal", "heavy_tailed", "outliers", "one_sided"),
+            "distribution": ("normal", "heavy_tailed", "outliers", "one_sided", "one_outlier"),
+            "outlier": ("4", "8", "20", "32"),
             "method": ("absmax", "zero_point", "quantile", "nf4"),
             "bits": ("2", "4", "8"),
             "grouping": ("tensor", "channel", "block"),
             "block": ("16", "64", "256"),
         },
     ),
+    Grid("allocator_panel", {"request": _requests}),
     Grid(
         "memory_panel",
         {
@@ -113,6 +129,7 @@ GRIDS = (
             "checkpointing": (False, True),
         },
     ),
+    Grid("ring_panel", {"ranks": (2, 3, 4, 6, 8), "moment": _messages}),
     Grid(
         "lora_panel",
         {
@@ -141,6 +158,19 @@ GRIDS = (
             "length": (512, 4096, 16384, 65536, 131072),
             "batch": (1, 4, 16),
             "kind": ("fp16/bf16", "8 bit"),
+        },
+    ),
+    Grid(
+        "grpo_panel",
+        {
+            "model": ("Qwen/Qwen3-0.6B", "EleutherAI/polyglot-ko-1.3b", "Qwen/Qwen3-8B"),
+            "gpu": ("T4", "RTX 4090", "A100-80GB"),
+            "method": (False, True),
+            "reference": _references,
+            "engine": ("shared", "copy", "asleep"),
+            "fraction": (0.3, 0.5),
+            "generations": (8, 16),
+            "completion": (512, 2048),
         },
     ),
 )

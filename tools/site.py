@@ -24,10 +24,14 @@ WEBSITE = ROOT / "tools" / "website"  # styles, scripts and Sphinx's settings
 NEEDED = ("sphinx", "myst_nb", "furo", "latex2mathml", "bs4")
 RAW_PICTURE = re.compile(r"https://raw\.githubusercontent\.com/[^/]+/[^/]+/main/(image/)")
 LIVE = ROOT / "image" / "live"  # tools/live.py
+LINKED = re.compile(r"^!\[.*\]\((\.\./image/answers\.svg)\)$", re.MULTILINE)  # a picture whose links are followed
+FILES = ("requirements.txt", "requirements-colab.txt")  # that pages lead to
 STATIC = ("course.css", "live.js", "find.js", "answers.js")
 PANEL_CALL = re.compile(r"\b(\w+_panel)\(")
 PANEL_NOTE = "(조작 패널은 노트북을 실행하면 나타난다. 여기서는 그림이 그 모습을 보여 준다.)"
 LIVE_NOTE = "값을 바꾸면 그 설정에서 미리 계산한 결과가 나타난다. 노트북을 실행하면 다른 값도 고를 수 있다."
+PLANNER_NOTE = "칸을 누르면 그 모델과 GPU에서 1위로 꼽힌 계획이 나온다. 다른 설정은 노트북을 실행해서 찾는다."
+ANSWERS = "../../docs/answers.html"
 NO_SCRIPT = "자바스크립트를 켜면 값을 바꿀 수 있다. 그림은 패널을 처음 열었을 때의 것이다."
 TRY = """[0장에서 시작한다](notebooks/ko/00_start_here.ipynb). 설치하지 않고 이 자리에서 만져 볼 수 있는 것도 있다.
 
@@ -53,6 +57,8 @@ def prepare(source: Path) -> None:
     """Lay out in `source` what Sphinx reads: the repository's own folders, so that every link stays as it is."""
     shutil.copytree(ROOT / "image", source / "image")
     shutil.copytree(ROOT / "docs", source / "docs")
+    for path in (source / "docs").glob("*.md"):
+        path.write_text(LINKED.sub(inlined, path.read_text(encoding="utf-8")), encoding="utf-8")
     (source / "notebooks" / "ko").mkdir(parents=True)
     names = []
     for path in sorted((ROOT / "notebooks" / "ko").glob("*.ipynb")):
@@ -60,12 +66,17 @@ def prepare(source: Path) -> None:
         for_the_web(notebook, path.stem, repository())
         nbformat.write(notebook, source / "notebooks" / "ko" / path.name)
         names.append(f"notebooks/ko/{path.stem}")
-    for name in ("requirements.txt", "requirements-colab.txt"):
+    for name in FILES:
         shutil.copy(ROOT / name, source)
     (source / "index.md").write_text(index(names), encoding="utf-8")
     shutil.copytree(WEBSITE / "templates", source / "templates")
     shutil.copy(WEBSITE / "conf.py", source)
     write_static(source / "static")
+
+
+def inlined(picture: re.Match) -> str:
+    """A picture as a part of the page, where its links work."""
+    return f'<div class="linked">\n{(ROOT / "docs" / picture[1]).read_text(encoding="utf-8").strip()}\n</div>'
 
 
 def index(chapters: list[str]) -> str:
@@ -119,8 +130,12 @@ def for_the_web(notebook: nbformat.NotebookNode, name: str = "", address: str = 
             cell.source = RAW_PICTURE.sub(r"../../\1", cell.source)
         for output in cell.get("outputs", []):
             data = output.get("data", {})
-            if list(data) == ["text/plain"] and (panel := PANEL_CALL.search(cell.source)):
-                data |= live_panel(panel[1])
+            # A panel, with the picture that it has on a page without widgets or without one.
+            if set(data) <= {"text/plain", "image/svg+xml"} and (panel := PANEL_CALL.search(cell.source)):
+                found = live_panel(panel[1])
+                if "text/html" in found:
+                    data.pop("image/svg+xml", None)
+                data |= found
             if "text/html" in data:
                 data["text/html"] = re.sub(r'(href="[\w.-]+)\.ipynb"', r'\1.html"', data["text/html"])
     if (found := GITHUB.fullmatch(address)) and notebook.cells:
@@ -132,6 +147,10 @@ def for_the_web(notebook: nbformat.NotebookNode, name: str = "", address: str = 
 def live_panel(name: str) -> dict[str, str]:
     """A panel's output: its still picture, and where the script finds what was computed for it."""
     path = LIVE / f"{name}.json"
+    if name == "planner_panel":  # a search; of the commonest ones the answers are a page of their own
+        links = (ROOT / "image" / "answers.svg").read_text(encoding="utf-8").replace('href="#', f'href="{ANSWERS}#')
+        html = f'<div class="linked">{links}</div><p>{escape(PLANNER_NOTE)}</p>'
+        return {"text/html": html, "text/plain": PANEL_NOTE}
     if not path.exists():
         return {"text/plain": PANEL_NOTE}
     data = json.loads(path.read_text(encoding="utf-8"))

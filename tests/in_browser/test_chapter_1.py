@@ -2,6 +2,8 @@
 
 import pytest
 
+FOCUSED = "() => document.activeElement.dataset.part"
+
 
 @pytest.mark.browser
 def test_chapter_1s_panel_follows(open_notebook):
@@ -29,5 +31,21 @@ def test_chapter_1s_panel_follows(open_notebook):
         assert "<svg" not in notebook.html(".number-picture")
     notebook.press_slider(".number-slider", "ArrowRight", times=3)
     notebook.wait_until(lambda: "<svg" in notebook.html(".number-picture"), "the slider sets a number")
+
+    # A bit is pressed, with the pointer and with the keyboard, and keeps the focus.
+    field.fill("1")
+    notebook.wait_until_text(".number-status", lambda text: "1.0" in text)
+    notebook.page.locator('[data-part="fp16-0"]').click()
+    notebook.wait_until_text(".number-status", lambda text: "-1.0" in text)
+    assert field.input_value() == "-1.0"
+    notebook.wait_until(lambda: notebook.page.evaluate(FOCUSED) == "fp16-0", "the bit has the focus")
+    notebook.page.keyboard.press("ArrowRight")
+    notebook.page.keyboard.press("Enter")  # the exponent's first bit: 01111 becomes 11111
+    notebook.wait_until_text(".number-status", lambda text: "-inf" in text)
+    notebook.wait_until(lambda: notebook.page.evaluate(FOCUSED) == "fp16-1", "the next bit has the focus")
+    notebook.page.keyboard.press(" ")
+    notebook.wait_until_text(".number-status", lambda text: "-1.0" in text)
+    notebook.page.keyboard.press("Tab")
+    assert notebook.page.evaluate(FOCUSED) == "bf16-0"
     notebook.screenshot("01_panel", ".number-panel")
     assert notebook.errors() == [] and notebook.console_errors == []

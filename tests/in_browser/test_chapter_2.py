@@ -2,6 +2,8 @@
 
 import pytest
 
+FOCUSED = "() => document.activeElement.dataset.part"
+
 
 def fill(notebook, css, text):
     field = notebook.find(f"{css} input")
@@ -38,6 +40,34 @@ def test_chapter_2s_panel_follows(open_notebook):
     notebook.screenshot("02_panel", ".quantization-panel")
     fill(notebook, ".quantization-block", "16")
     status("블록 16", "6.00비트")
+
+    # An outlier is dragged, to where the pointer is; the arrows move it on, and it keeps the focus.
+    notebook.choose(".quantization-grouping", "텐서 전체")
+    notebook.choose(".quantization-distribution", "이상치 하나(끌어 보기)")
+    status("텐서 전체", "낭비된 코드 12/16")
+    page, field = notebook.page, notebook.find(".quantization-outlier input")
+    mark = notebook.find('[data-part="outlier"] circle')
+    mark.scroll_into_view_if_needed()
+    box, picture = mark.bounding_box(), notebook.find(".quantization-picture svg").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    for share in (0.8, 0.7, 24 / 760 + 712 / 760 * 36 / 64):  # the last one is 4 on an axis of -32 to 32
+        page.mouse.move(picture["x"] + share * picture["width"], picture["y"] + 60, steps=4)
+    status("낭비된 코드 2/16")
+    page.mouse.up()
+    assert field.input_value() == "4"
+    page.mouse.move(picture["x"], picture["y"])  # nobody holds it any more
+    notebook.wait_until(lambda: page.evaluate(FOCUSED) == "outlier", "the mark has the focus")
+    page.keyboard.press("ArrowLeft")
+    notebook.wait_until(lambda: "이상치 3.5" in notebook.html(".quantization-picture"), "half a step to the left")
+    assert field.input_value() == "3.5" and page.evaluate(FOCUSED) == "outlier"
+    notebook.screenshot("02_outlier", ".quantization-panel")
+    fill(notebook, ".quantization-outlier", "1e39")
+    status("'1e39'", "fp32")
+    notebook.choose(".quantization-distribution", "이상치 네 개")
+    notebook.choose(".quantization-grouping", "블록")
+    status("4비트 · 블록 16")
+    assert field.is_disabled()
 
     # Silly values: one clear sentence, no picture; and back.
     for css, silly, back, said in (

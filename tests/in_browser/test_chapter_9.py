@@ -25,6 +25,18 @@ def test_chapter_9s_panel_follows(open_notebook):
     assert "<svg" in notebook.html(".planner-picture")
     assert "torch" in notebook.html(".planner-files")
 
+    # A cell of the heat map chooses its model and its GPU, by pointer and by keyboard.
+    notebook.click(".planner-map summary")
+    notebook.find('[data-part="meta-llama/Llama-3.1-8B RTX 3090"]').click()
+    shown("status", "바뀌었다")
+    model, gpu = notebook.find(".planner-model input"), notebook.find(".planner-gpu select")
+    assert (model.input_value(), gpu.input_value()) == ("meta-llama/Llama-3.1-8B", "RTX 3090")
+    cell = notebook.find('[data-part="Qwen/Qwen3-0.6B T4"]')
+    cell.focus()
+    notebook.page.keyboard.press("Enter")
+    assert (model.input_value(), gpu.input_value()) == ("Qwen/Qwen3-0.6B", "T4")
+    notebook.screenshot("09_heat_map", ".planner-map")
+
     # Another request is searched when asked for, twice clicked or not.
     write("model", "gpt2")
     notebook.choose(".planner-gpu", "L4")

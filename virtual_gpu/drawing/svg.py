@@ -23,6 +23,7 @@ class Drawing:
     def __init__(self, width: int, height: int, alt: str):
         self.width, self.height, self.alt = width, height, alt
         self.role = "img"
+        self.attributes: dict[str, str] = {}  # of the picture itself, beside those that it has by `svg`
         self._parts: list[str] = []
 
     def rect(self, x: float, y: float, width: float, height: float, fill: str, **attributes: object) -> None:
@@ -116,10 +117,11 @@ class Drawing:
         body = "\n".join(self._parts)
         # A picture with parts of its own says what they are; a title would lie over them as a tooltip.
         title = f"<title>{escape(self.alt)}</title>\n" if self.role == "img" else ""
+        more = "".join(f" {name}={quoteattr(value)}" for name, value in self.attributes.items())
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
             f'height="{self.height}" style="max-width:100%;height:auto" role="{self.role}" '
-            f'aria-label={quoteattr(self.alt)} font-family="{FONT}">\n{title}'
+            f'aria-label={quoteattr(self.alt)} font-family="{FONT}"{more}>\n{title}'
             f'<rect width="{self.width}" height="{self.height}" rx="6" fill="{PAPER}"/>\n{body}\n</svg>'
         )
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import ipywidgets as widgets
 
+from virtual_gpu.drawing import svg
 from virtual_gpu.language import tr
 
 from ...panel import Answer, Panel
@@ -17,7 +18,7 @@ PRESETS = ("0.1", "1/3", "2049", "65504", "65520", "70000", "1e-8", "-0.0", "inf
 
 
 class NumberPanel(Panel):
-    """Type a number, drag its power of ten, or press a preset: its bits, what is stored, and the error."""
+    """Type a number, drag its power of ten, press a preset or a bit: its bits, what is stored, and the error."""
 
     prefix = "number"
 
@@ -42,7 +43,11 @@ class NumberPanel(Panel):
     def answer(self, *, text: str) -> Answer:
         value = parse_number(text)
         kind = tr(ko="파이썬의 float(fp64)으로 읽은 값", en="read as Python's float (fp64)")
-        return Answer((f"{kind}: {value!r}",), draw_number(value))
+        return Answer((f"{kind}: {value!r}",), self._draw(value))
+
+    def _draw(self, value: float) -> svg.Drawing:
+        # In a script nobody presses anything.
+        return draw_number(value, to="number-text" if self._loop is not None else None)
 
     def _put(self, text: str) -> None:
         """A preset: the slider goes where the number is, if it has such a place."""
@@ -60,5 +65,5 @@ class NumberPanel(Panel):
 
 
 def number_panel() -> NumberPanel:
-    """Chapter 1: a number, typed, dragged or a preset → its bits in every format, what is stored, the error."""
+    """Chapter 1: a number, typed, dragged, a preset, or its bits pressed → bits in every format, what is stored."""
     return NumberPanel()

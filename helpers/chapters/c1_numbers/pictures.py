@@ -9,6 +9,7 @@ from virtual_gpu.drawing import svg
 from virtual_gpu.language import tr
 
 from ...charts import Chart
+from ...hand import answer_to_hands, pressable
 from .formats import FORMATS, NumberFormat
 
 SIGN, EXPONENT, MANTISSA = svg.RED, svg.GREEN, svg.BLUE
@@ -39,8 +40,11 @@ def draw_layouts(*names: str) -> svg.Drawing:
     return drawing
 
 
-def draw_number(value: float) -> svg.Drawing:
-    """A number in every format: its bits, what is stored, and the error."""
+def draw_number(value: float, to: str | None = None) -> svg.Drawing:
+    """A number in every format: its bits, what is stored, and the error.
+
+    to: the CSS class of a panel's field; a bit that is pressed writes there the number that it makes.
+    """
     formats = list(FORMATS.values())
     top, row = 64, 46
     drawing = svg.Drawing(760, top + row * (len(formats) + 1) + 30, tr(ko=f"{value!r}의 비트", en=f"bits of {value!r}"))
@@ -48,19 +52,25 @@ def draw_number(value: float) -> svg.Drawing:
     for i, f in enumerate(formats):
         y, stored = top + row * i, f.round(value)
         drawing.text(86, y + 16, f.name, anchor="end", bold=True)
-        cell = min(9.5, 430 / f.bits)
-        _boxes(drawing, 100, y, cell, f, value)
+        _boxes(drawing, 100, y, 430 / max(f.bits, 32), f, value, to)
         drawing.text(750, y + 10, _shown(stored), 13, anchor="end", bold=True)
         drawing.text(750, y + 26, _error(value, stored), 11, anchor="end", fill=svg.MUTED)
     y = top + row * len(formats)
     drawing.text(86, y + 16, "int8", anchor="end", bold=True)
-    stored, text = _int8(value)
+    stored = _int8(value)
     if stored is not None:
-        for j, bit in enumerate(text):
-            _box(drawing, 100 + j * 9.5, y, 9.5, svg.GREY, bit)
+        numbers = [_signed(stored & 0xFF ^ 1 << place) for place in range(7, -1, -1)]
+        _bits(drawing, 100, y, 430 / 32, "int8", f"{stored & 0xFF:08b}", [svg.GREY] * 8, numbers, to)
     drawing.text(750, y + 10, _shown(stored) if stored is not None else "-", 13, anchor="end", bold=True)
     drawing.text(750, y + 26, _error(value, stored), 11, anchor="end", fill=svg.MUTED)
-    _legend(drawing, top + row * (len(formats) + 1) + 8)
+    y = top + row * (len(formats) + 1) + 8
+    _legend(drawing, y)
+    if to is not None:
+        hint = tr(
+            ko="비트를 누르면 뒤집힌다 (키보드: Tab, ← →, Enter)", en="Press a bit to flip it (keys: Tab, ← →, Enter)"
+        )
+        drawing.text(750, y + 10, hint, 12, anchor="end", fill=svg.MUTED)
+        answer_to_hands(drawing)
     return drawing
 
 
@@ -86,13 +96,45 @@ def draw_spacing(names: Sequence[str] = (), powers: tuple[int, int] = (-46, 40))
     return chart
 
 
-def _boxes(drawing: svg.Drawing, x: float, y: float, cell: float, f: NumberFormat, value: float | None) -> None:
-    parts = f.parts(value) if value is not None else ("", "", "")
-    sizes = (1, f.exponent_bits, f.mantissa_bits)
-    for bits, size, color in zip(parts, sizes, (SIGN, EXPONENT, MANTISSA), strict=True):
-        for j in range(size):
-            _box(drawing, x, y, cell, color, bits[j] if bits else "")
-            x += cell
+def _boxes(
+    drawing: svg.Drawing, x: float, y: float, cell: float, f: NumberFormat, value: float | None, to: str | None = None
+) -> None:
+    colors = [SIGN] + [EXPONENT] * f.exponent_bits + [MANTISSA] * f.mantissa_bits
+    bits, numbers = " " * f.bits, []
+    if value is not None:
+        pattern = f.encode(value)
+        bits, numbers = f"{pattern:0{f.bits}b}", [f.decode(pattern ^ 1 << place) for place in range(f.bits)][::-1]
+    _bits(drawing, x, y, cell, f.name, bits, colors, numbers, to)
+
+
+def _bits(
+    drawing: svg.Drawing,
+    x: float,
+    y: float,
+    cell: float,
+    name: str,
+    bits: str,
+    colors: Sequence[str],
+    numbers: Sequence[float],
+    to: str | None,
+) -> None:
+    """A row of boxes; where there is a field `to`, each writes the number that its flipped bit makes."""
+    if to is None:
+        for j, (bit, color) in enumerate(zip(bits, colors, strict=True)):
+            _box(drawing, x + j * cell, y, cell, color, bit.strip())
+        return
+    drawing.open("g", role="group", aria_label=tr(ko=f"{name}의 비트", en=f"bits of {name}"))
+    for j, (bit, color, number) in enumerate(zip(bits, colors, numbers, strict=True)):
+        part = tr(
+            ko={SIGN: "부호", EXPONENT: "지수", MANTISSA: "가수"}.get(color, "비트"),
+            en={SIGN: "sign", EXPONENT: "exponent", MANTISSA: "mantissa"}.get(color, "bit"),
+        )
+        told = f"{part} {bit} → {1 - int(bit)}: {_shown(number)}"
+        drawing.open("g", **pressable(f"{name}-{j}", [to], [repr(float(number))], first=j == 0), aria_label=told)
+        drawing.raw(f"<title>{told}</title>")
+        _box(drawing, x + j * cell, y, cell, color, bit)
+        drawing.close("g")
+    drawing.close("g")
 
 
 def _box(drawing: svg.Drawing, x: float, y: float, cell: float, color: str, bit: str) -> None:
@@ -115,10 +157,13 @@ def _legend(drawing: svg.Drawing, y: float) -> None:
         x += 40 + svg.text_width(name, 12)
 
 
-def _int8(value: float) -> tuple[int | None, str]:
-    if not math.isfinite(value) or not -128 <= round(value) <= 127:
-        return None, ""
-    return round(value), f"{round(value) & 0xFF:08b}"
+def _int8(value: float) -> int | None:
+    return round(value) if math.isfinite(value) and -128 <= round(value) <= 127 else None
+
+
+def _signed(pattern: int) -> int:
+    """Eight bits as a two's complement."""
+    return pattern - 256 if pattern & 128 else pattern
 
 
 def _shown(value: float) -> str:

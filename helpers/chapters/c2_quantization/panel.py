@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ipywidgets as widgets
@@ -13,9 +14,11 @@ from ...panel import Answer, Panel
 from ...small_model import train_small_model
 from .checks import FIXED
 from .examples import DISTRIBUTIONS, example_tensor
+from .pictures import draw_quantized
 from .quantization import METHODS, method_label, quantize
 
 COUNT = 4096
+FIRST_OUTLIER = "20"
 
 
 class QuantizationPanel(Panel):
@@ -30,6 +33,7 @@ class QuantizationPanel(Panel):
             (tr(ko="정규 분포", en="normal"), "normal"),
             (tr(ko="꼬리가 두꺼운 분포", en="heavy-tailed"), "heavy_tailed"),
             (tr(ko="이상치 네 개", en="four outliers"), "outliers"),
+            (tr(ko="이상치 하나(끌어 보기)", en="one outlier (drag it)"), "one_outlier"),
             (tr(ko="한쪽뿐인 분포(ReLU)", en="one-sided (ReLU)"), "one_sided"),
             (tr(ko="실제 층의 가중치", en="a real layer's weights"), "layer"),
         ]
@@ -41,9 +45,10 @@ class QuantizationPanel(Panel):
         methods = [(method_label(method), method) for method in METHODS]
         kind, method = tr(ko="분포", en="numbers"), tr(ko="방법", en="method")
         bits, block = tr(ko="비트", en="bits"), tr(ko="블록 크기", en="block size")
-        scale = tr(ko="스케일 하나를", en="a scale for")
+        scale, outlier = tr(ko="스케일 하나를", en="a scale for"), tr(ko="이상치", en="outlier")
         self.controls = {
             "distribution": self.control(widgets.Dropdown, "distribution", kind, options=distributions),
+            "outlier": self.control(widgets.Text, "outlier", outlier, value=FIRST_OUTLIER, continuous_update=True),
             "method": self.control(widgets.Dropdown, "method", method, options=methods, value="absmax"),
             "bits": self.control(widgets.Text, "bits", bits, value="8", placeholder="2 … 8"),
             "grouping": self.control(widgets.Dropdown, "grouping", scale, options=groupings),
@@ -55,16 +60,25 @@ class QuantizationPanel(Panel):
 
     def _changed(self) -> None:
         bits, block = FIXED.get(self.controls["method"].value, (None, None))
+        self.controls["outlier"].disabled = self.controls["distribution"].value != "one_outlier"
         self.controls["bits"].disabled = bits is not None  # what a format prescribes, whatever the field says
         self.controls["grouping"].disabled = block is not None
         self.controls["block"].disabled = block is not None or self.controls["grouping"].value != "block"
         super()._changed()
 
-    def answer(self, *, distribution: str, **chosen: str) -> Answer:
-        quantized = quantize(self._numbers(distribution), **_setting(**chosen))
-        return Answer((f"{quantized.title}: {quantized.verdict}",), quantized)
+    def answer(self, *, distribution: str, outlier: str, **chosen: str) -> Answer:
+        numbers, moved = self._numbers(distribution), None
+        if distribution == "one_outlier":
+            moved = _real(outlier, tr(ko="이상치", en="outlier"))
+            numbers[0, 0] = moved
+        quantized = quantize(numbers, **_setting(**chosen))
+        # In a script nobody drags anything.
+        to = "quantization-outlier" if self._loop is not None else None
+        return Answer((f"{quantized.title}: {quantized.verdict}",), draw_quantized(quantized, moved, to))
 
     def _numbers(self, distribution: str) -> torch.Tensor:
+        if distribution == "one_outlier":
+            return example_tensor("normal", COUNT).reshape(64, -1)
         if distribution in DISTRIBUTIONS:
             return example_tensor(distribution, COUNT).reshape(64, -1)
         if self._weights is None:
@@ -92,6 +106,21 @@ def _integer(text: str, what: str) -> int:
         raise ValueError(
             tr(ko=f"{what}: {text!r:.80}은(는) 정수가 아니다.", en=f"{what}: {text!r:.80} is not an integer.")
         ) from None
+
+
+def _real(text: str, what: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if abs(number) <= torch.finfo(torch.float32).max:  # nan is not
+        return number
+    raise ValueError(
+        tr(
+            ko=f"{what}: {text!r:.80}은(는) fp32에 담기는 수가 아니다.",
+            en=f"{what}: {text!r:.80} is not a number that fp32 holds.",
+        )
+    )
 
 
 def quantization_panel(weights: torch.Tensor | None = None) -> QuantizationPanel:

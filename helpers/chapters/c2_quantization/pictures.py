@@ -9,17 +9,26 @@ import torch
 from virtual_gpu.drawing import svg
 from virtual_gpu.language import tr
 
+from ...hand import answer_to_hands, draggable
+
 LEFT, WIDTH = 24, 712
+REACH, STEP = 32.0, 0.5  # of the axis on which an outlier is dragged
 
 
-def draw_quantized(q: Any) -> svg.Drawing:
-    """The numbers' histogram, what the codes stand for in up to three groups, and who uses the codes."""
+def draw_quantized(q: Any, outlier: float | None = None, to: str | None = None) -> svg.Drawing:
+    """The numbers' histogram, what the codes stand for in up to three groups, and who uses the codes.
+
+    outlier: one of the numbers, which is marked on an axis that stands still up to REACH.
+    to: the CSS class of a panel's field; the mark that is dragged writes there.
+    """
     shown = _shown_groups(q)
     drawing = svg.Drawing(760, 338 + 34 * len(shown), f"{q.title}: {q.verdict}")
     drawing.text(20, 30, q.title, size=16, bold=True)
     drawing.text(20, 52, q.verdict, size=svg.fit_size(q.verdict, 720, 13))
-    low, high = _span(q.original)
+    low, high = _span(q.original) if outlier is None else _around(outlier)
     _histogram(drawing, q.original, low, high, top=84, height=100)
+    if outlier is not None:
+        _mark(drawing, outlier, low, high, to)
     drawing.text(LEFT, 78, tr(ko="값의 분포", en="the numbers"), size=11, fill=svg.MUTED)
     used = q.counts > 0
     y = 212
@@ -59,6 +68,28 @@ def _span(numbers: torch.Tensor) -> tuple[float, float]:
     low, high = float(numbers.min()), float(numbers.max())
     margin = (high - low) * 0.02 or max(abs(low), 1.0) * 0.1
     return low - margin, high + margin
+
+
+def _around(outlier: float) -> tuple[float, float]:
+    reach = REACH if abs(outlier) <= REACH else abs(outlier) * 1.02
+    return -reach, reach
+
+
+def _mark(drawing: svg.Drawing, outlier: float, low: float, high: float, to: str | None) -> None:
+    x, name = LEFT + WIDTH * (outlier - low) / (high - low), tr(ko="이상치", en="outlier")
+    if to is not None:
+        axis = (LEFT, WIDTH, low, high, STEP)
+        drawing.open("g", **draggable("outlier", to, outlier, axis), aria_label=name)
+    drawing.line(x, 112, x, 184, svg.RED, stroke_width=2)
+    drawing.circle(x, 112, 11, svg.RED)
+    drawing.path(f"M{x - 6:.2f} 112l5 -4v8zM{x + 6:.2f} 112l-5 -4v8z", svg.PAPER)
+    if to is not None:
+        drawing.close("g")
+        answer_to_hands(drawing)
+    words = f"{name} {outlier:g}"
+    half = svg.text_width(words, 12) / 2
+    middle = min(max(x, LEFT + half), LEFT + WIDTH - half)
+    drawing.text(middle, 96, words, 12, "middle", svg.RED, bold=True, halo=True)
 
 
 def _histogram(drawing: svg.Drawing, numbers: torch.Tensor, low: float, high: float, top: float, height: float) -> None:

@@ -14,6 +14,7 @@ from virtual_gpu.plan.pictures import table_html
 from virtual_gpu.plan.plans import make_request, method_label
 
 from ...panel import Panel, status_line, whole
+from .heat_map import BATCH, SHOWN, TARGET, heat_map, stored
 
 FIRST = "EleutherAI/polyglot-ko-5.8b"
 
@@ -52,13 +53,15 @@ class PlannerPanel(Panel):
         search = tr(ko="찾기", en="search")
         self.search = self.button("search", search, self._search, button_style="primary", icon="search")
         self.table, self.why, self.files = (self.html(name) for name in ("table", "why", "files"))
+        self.map = self.html("map")
+        self.map.value = self._map()
         files = tr(ko="파일 보기", en="files of")
         wide = {"width": "680px"}
         self.choice = self.control(widgets.Dropdown, "choice", files, self._chosen, options=[], layout=wide)
         self.plans: Plans | None = None
         self._found: dict[Any, Plans] = {}
         boxes = [*self.controls.values()]
-        shown = self.table, self.picture, self.why, self.choice, self.files
+        shown = self.map, self.table, self.picture, self.why, self.choice, self.files
         self.lay_out(boxes[:4], boxes[4:8], [*boxes[8:], self.search], shown=shown)
         self.move(self._search)
 
@@ -72,6 +75,17 @@ class PlannerPanel(Panel):
         values["batch"] = whole(values["batch"])
         values |= {"precision": values["precision"] or None, "optimizer": values["optimizer"] or None}
         return {**values, "model": values["model"].strip(), "methods": methods}
+
+    def _map(self) -> str:
+        """What was computed before: a cell that is pressed chooses its model and its GPU."""
+        if not TARGET.exists():  # helpers alone, without the course
+            return ""
+        head = tr(
+            ko=f"모델 × GPU 한눈에 보기 (길이 {SHOWN}, 배치 {BATCH}; 칸을 누르면 그 모델과 GPU를 고른다)",
+            en=f"Model × GPU (length {SHOWN}, batch {BATCH}; a cell that is pressed chooses its model and GPU)",
+        )
+        picture = heat_map(stored(), to=("planner-model", "planner-gpu")).svg()
+        return f"<details><summary>{escape(head)}</summary>{picture}</details>"
 
     def _changed(self) -> None:
         text = tr(ko="바뀌었다. '찾기'를 누르면 다시 찾는다.", en="Changed: press 'search'.")
