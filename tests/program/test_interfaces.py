@@ -139,6 +139,33 @@ def test_eight_bits_hold_a_byte_a_weight(tiny):
         assert model(torch.ones(1, 8, dtype=torch.int64, device="cuda")).logits.shape == (1, 8, 256)
 
 
+def test_a_product_in_eight_bits_asks_for_what_a_card_asked(tmp_path):
+    """The first product of LoRA on polyglot-ko-1.3b in int8, 16 samples of 256: an H100's record, levers, row int8."""
+    from transformers import BitsAndBytesConfig, GPTNeoXConfig
+
+    name = f"{tmp_path}/neox"
+    sizes = {"hidden_size": 2048, "num_hidden_layers": 1, "num_attention_heads": 16, "intermediate_size": 8192}
+    GPTNeoXConfig(**sizes, vocab_size=512).save_pretrained(name)
+    with cuda("H100") as gpu:
+        model = load(name, device_map="cuda", quantization_config=BitsAndBytesConfig(load_in_8bit=True))
+        layer = model.gpt_neox.layers[0].attention.query_key_value
+        leaf = torch.zeros(16, 256, 2048, device="cuda", requires_grad=True)
+        x = leaf * 1
+        layer(x)  # the bias is cast once
+        asked, allocate = [], gpu._allocate
+        gpu._allocate = lambda nbytes, category: asked.append(nbytes) or allocate(nbytes, category)
+        y = layer(x)
+        rows, out = 4096 * 2048, 4096 * 6144
+        large = [nbytes for nbytes in asked if nbytes >= 2**13]
+        assert large == [2 * rows, 4 * 4096, rows, 2 * rows, rows, 4 * out, 2 * out, 4 * out]
+        total = y.sum()
+        total.backward()
+        del y, x
+        before = torch.cuda.memory_allocated()  # the backward is over, and the graph still holds the input
+        del total
+        assert before - torch.cuda.memory_allocated() == 4 * rows + 512  # and the sum
+
+
 def test_generation_ends_at_its_length(tiny):
     with cuda("T4"):
         ids = torch.ones(2, 4, dtype=torch.int64).cuda()

@@ -86,29 +86,70 @@ def _forward_4bit(layer: Any, x: torch.Tensor) -> torch.Tensor:
     bias = compute_bias(layer, compute)
     shape = (layer.out_features, layer.in_features)
     nested = layer.virtual_state.compress_statistics and in_force("nested_scales")
-    return _Dequantized.apply(cast, layer.weight, bias, shape, False, nested).to(x.dtype)
-
-
-def _forward_8bit(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    """x (…, in_features) → (…, out_features) in 16 bits: x is quantized for the product."""
-    half = x if x.dtype in (torch.float16, torch.bfloat16) else x.to(torch.float16)
-    shape = (layer.out_features, layer.in_features)
-    return _Dequantized.apply(half, layer.weight, layer.bias, shape, True, False).to(x.dtype)
+    return _Dequantized.apply(cast, layer.weight, bias, shape, nested).to(x.dtype)
 
 
 class _Dequantized(torch.autograd.Function):
-    """x · dequantize(W)ᵀ + b that saves only the quantized weight (bitsandbytes' MatMul4Bit and MatMul8bitLt)."""
+    """x · dequantize(W)ᵀ + b that saves only the quantized weight (bitsandbytes' MatMul4Bit)."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, bias: Any, shape: tuple, int8: bool, nested: bool):
+    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, bias: Any, shape: tuple, nested: bool):
         ctx.shape, ctx.nested = shape, nested
-        if int8:
-            quantized, scales = x.new_empty(x.shape, dtype=torch.int8), x.new_empty(x.shape[:-1], dtype=torch.float32)
-            out = x.new_empty((*x.shape[:-1], shape[0]), dtype=torch.int32)
-            del quantized, scales
-            return out.to(x.dtype)
         return product(x, shape, bias, 2 * nested)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor):
-        return product_backward(grad, ctx.shape, ctx.nested), None, None, None, None, None
+        return product_backward(grad, ctx.shape, ctx.nested), None, None, None, None
+
+
+def _forward_8bit(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    """x (…, in_features) → (…, out_features) of its type (Linear8bitLt.forward in bitsandbytes/nn/modules.py)."""
+    scales, threshold = layer.virtual_state.SCB, layer.state.threshold
+    return _Int8.apply(x, layer.weight, scales, compute_bias(layer, x.dtype), threshold)
+
+
+class _Int8(torch.autograd.Function):
+    """LLM.int8()'s product, where no column of the input is an outlier: which are hangs on values.
+
+    Source: MatMul8bitLt in bitsandbytes/autograd/_functions.py and its operators in backends/cuda/ops.py, 0.50; an
+    H100's LoRA on int8 (benchmarks/records, claims) asked for the same. The input is no saved tensor but an attribute of
+    the node: it stays until the graph goes, also after a backward.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: Any, threshold: float):
+        rows = x.reshape(-1, x.shape[-1])
+        ctx.weight, ctx.scales, ctx.shape = weight, scales, x.shape
+        statistics, quantized = _quantized(rows.to(torch.float16), threshold)
+        out = _scaled(rows.new_empty((len(rows), len(weight)), dtype=torch.int32), bias, x.dtype)
+        del quantized, statistics
+        if any(ctx.needs_input_grad[:2]):
+            ctx.input = rows
+        return out.reshape(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor):
+        grad, dtype = grad.reshape(-1, grad.shape[-1]).contiguous(), ctx.input.dtype
+        weight = ctx.weight.to(dtype, copy=True).mul_(ctx.scales.unsqueeze(1).mul(1.0 / 127.0))
+        return torch.matmul(grad.to(dtype), weight).view(ctx.shape), None, None, None, None
+
+
+def _quantized(rows: torch.Tensor, threshold: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """(a scale for each row, the rows in int8), by bitsandbytes::int8_vectorwise_quant."""
+    statistics = torch.empty(len(rows), device=rows.device)
+    quantized = torch.empty(rows.shape, dtype=torch.int8, device=rows.device)
+    if threshold > 0:
+        outliers = rows.abs() >= threshold
+        outliers.any()
+        columns = torch.empty(0, dtype=torch.int64, device=rows.device)
+        if len(rows) > 1:
+            quantized[:, columns] = 0
+    return statistics, quantized
+
+
+def _scaled(product: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """The int32 product as numbers, by bitsandbytes::int8_mm_dequant: in fp16 first."""
+    out = torch.empty_like(product, dtype=torch.float16)
+    if bias is not None and bias.dtype != torch.float16:
+        out.add_(bias)
+    return out.to(dtype)
