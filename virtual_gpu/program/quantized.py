@@ -112,8 +112,8 @@ class _Int8(torch.autograd.Function):
     """LLM.int8()'s product, where no column of the input is an outlier: which are hangs on values.
 
     Source: MatMul8bitLt in bitsandbytes/autograd/_functions.py and its operators in backends/cuda/ops.py, 0.50; an
-    H100's LoRA on int8 (benchmarks/records, claims) asked for the same. The input is no saved tensor but an attribute of
-    the node: it stays until the graph goes, also after a backward.
+    H100's LoRA on int8 (benchmarks/records, claims) asked for the same. The input is no saved tensor but an attribute
+    of the node: it stays until the graph goes, also after a backward.
     """
 
     @staticmethod
