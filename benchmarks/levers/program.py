@@ -190,11 +190,15 @@ def _train(program: Program) -> Measured:
             optimizer.fused_backward(loss, 1e-5)
             ended("backward")
         else:
-            scaler.scale(loss).backward()
-            ended("backward")
             # what steps in the backward, or is no optimizer of PyTorch, cannot be stepped by the scaler
-            scaler.step(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer.step()
-            scaler.update()
+            scaled = isinstance(optimizer, torch.optim.Optimizer)
+            (scaler.scale(loss) if scaled else loss).backward()
+            ended("backward")
+            if scaled:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
         optimizer.zero_grad()
         ended("step")
 
