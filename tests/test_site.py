@@ -53,6 +53,18 @@ def test_a_notebook_for_the_web():
     assert table.outputs[0].data["text/html"] == '<a href="01_x.html">x</a>'
 
 
+def test_what_the_theme_says_is_korean_and_the_article_is_left_alone():
+    page = (
+        '<nav><label aria-label="Toggle site navigation sidebar">Menu</label></nav><article><p>Next</p></article>'
+        "<span>\n Next </span><a>Nextcloud</a>"
+    )
+    assert site.in_korean(page) == (
+        '<nav><label aria-label="장 목록 여닫기">메뉴</label></nav><article><p>Next</p></article>'
+        "<span>\n 다음 </span><a>Nextcloud</a>"
+    )
+    assert site.in_korean("<p>Next</p>") == "<p>다음</p>"
+
+
 def test_a_picture_with_links_becomes_a_part_of_the_page():
     page = site.LINKED.sub(site.inlined, (ROOT / "docs" / "answers.md").read_text(encoding="utf-8"))
     assert "image/answers.svg" not in page and "\n\n" not in page[page.index("<svg") : page.index("</svg>")]

@@ -40,6 +40,16 @@ TRY = """[0장에서 시작한다](notebooks/ko/00_start_here.ipynb). 설치하�
 - <a href="notebooks/ko/08_lora.html#lora_panel">LoRA의 메모리</a>: 조금만 학습하면 무엇이 줄고 무엇이 남나"""
 COLAB = "https://colab.research.google.com/github/{path}/blob/main/notebooks/ko/{name}.ipynb"
 GITHUB = re.compile(r"https://github\.com/([^/]+/[^/]+?)(?:\.git)?/?")
+# What Furo says around a page: it has no Korean of its own.
+FURO = {
+    "Back to top": "맨 위로", "Next": "다음", "Previous": "이전", "Home": "처음", "On this page": "이 쪽의 차례",
+    "Contents": "차례", "Menu": "메뉴", "Expand": "펼치기", "Skip to content": "본문으로", "Made with": "만든 도구:",
+    "Light mode": "밝게", "Dark mode": "어둡게", "Auto light/dark, in light mode": "시스템을 따라 밝게",
+    "Auto light/dark, in dark mode": "시스템을 따라 어둡게", "Toggle site navigation sidebar": "장 목록 여닫기",
+    "Toggle table of contents sidebar": "이 쪽의 차례 여닫기",
+    "Toggle Light / Dark / Auto color theme": "밝게, 어둡게, 시스템을 따라",
+}  # fmt: skip
+AROUND = re.compile(rf'(>\s*|aria-label=")({"|".join(map(re.escape, FURO))})(?=\s*<|")')
 PAGES = {
     "처방 한 장": "cheat_sheet",
     "레버 한 장": "levers",
@@ -165,6 +175,17 @@ def live_panel(name: str) -> dict[str, str]:
     return {"text/html": html, "text/plain": PANEL_NOTE}
 
 
+def in_korean(page: str) -> str:
+    """A built page with Furo's own words in Korean; the article is left alone."""
+    before, tag, rest = page.partition("<article")
+    article, end, after = rest.rpartition("</article>")
+
+    def said(part: str) -> str:
+        return AROUND.sub(lambda found: found[1] + FURO[found[2]], part)
+
+    return said(before) + tag + article + end + said(after)
+
+
 def sections(folder: Path) -> list[list[str]]:
     """(address, page, heading, text) of every section of the built pages, for the search."""
     from bs4 import BeautifulSoup
@@ -205,6 +226,8 @@ def main(argv: list[str] | None = None) -> int:
     # A link that leads nowhere or a picture that is not there ends the build.
     status = sphinx(["-q", "-W", "--keep-going", "-b", "html", str(source), str(arguments.to)])
     if status == 0:
+        for path in arguments.to.rglob("*.html"):
+            path.write_text(in_korean(path.read_text(encoding="utf-8")), encoding="utf-8")
         index = json.dumps(sections(arguments.to), ensure_ascii=False, separators=(",", ":"))
         (arguments.to / "_static" / "find_index.js").write_text(f"courseIndex({index});\n", encoding="utf-8")
         print(f"wrote {arguments.to / 'index.html'}")
