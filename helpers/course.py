@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from virtual_gpu.errors import WrongValue
 from virtual_gpu.language import tr
+from virtual_gpu.units import path_of
 
 from .environment import COURSE, html_rows
 from .progress import solved
@@ -142,14 +143,7 @@ class CourseMap(list):
 
 def course_map(folder: str | Path | None = None) -> CourseMap:
     """The map of the course whose notebooks lie in `folder` (by default the Korean edition); WrongValue for no path."""
-    if not isinstance(folder, (str, Path, type(None))):
-        raise WrongValue(
-            tr(
-                ko=f"folder={folder!r:.80}: 폴더의 경로여야 한다.",
-                en=f"folder={folder!r:.80}: must be the path of a folder.",
-            )
-        )
-    folder = COURSE / "notebooks" / "ko" if folder is None else Path(folder)
+    folder = COURSE / "notebooks" / "ko" if folder is None else path_of(folder, "folder")
     return CourseMap(chapter(entry, folder) for entry in CHAPTERS)
 
 
@@ -158,7 +152,7 @@ def chapter(entry: tuple, folder: Path) -> Chapter:
     (number, name), korean, english = entry
     title, question = {"ko": korean, "en": english}[tr(ko="ko", en="en")]
     path = folder / f"{name}.ipynb"
-    if not path.exists():
+    if not os.path.isfile(path):  # no error for a name that can be no path
         return Chapter(number, title, question)
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     cells = [cell for cell in cells if "set-up" not in cell.get("metadata", {}).get("tags", [])]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import io
 import json
 import os
@@ -33,16 +32,18 @@ import moved_panels as panels
 import odd_inputs as odd
 import torch
 from hypothesis import strategies as st
-from process_state import code_state, differences, process_state, stand_ins
+from process_state import code_state, differences, gpus_alive, process_state, stand_ins
 
 import helpers
 import virtual_gpu
+from helpers.chapters.c12_two_models.engine import Engine
+from helpers.chapters.c12_two_models.floor import Grpo
+from virtual_gpu.allocator_settings import AllocatorSettings
 from virtual_gpu.command import main
-from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.doctor import diagnose, text
 from virtual_gpu.errors import VirtualGPUError
 from virtual_gpu.plan.start import start_from
-from virtual_gpu.program.device import ProgramGPU
+from virtual_gpu.shards.layout import Layout
 from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.trace.saved import read
 
@@ -51,6 +52,7 @@ LONGEST_S = 60.0
 REFUSED = {"replay", "read", "compare", "largest_model", "enable_checkpointing", "compare_steps", "train_model",
            "run_ranks"}  # fmt: skip
 NOT_DRAWN = {
+    "MemoryReport": "an answer, which nobody makes",
     "human_bytes": "a formatter of numbers, whose TypeErrors are Python's",
     "load_ipython_extension": "what IPython calls",
     "unload_ipython_extension": "what IPython calls",
@@ -128,6 +130,13 @@ def calls(small: str) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "compare_steps": (helpers.compare_steps, {"model": torch.nn.Identity(), "step": len}),
         "train_model": (helpers.train_model, {"model": torch.nn.Identity(), "dataset": [], "training_args": None}),
         "run_ranks": (helpers.run_ranks, {"program": "no function", "world_size": 0, "time_limit": 9.0}),
+        "GPUSpec": (drawn_card, {"name": "x", "device_name": "x", "memory_bytes": 2**34, "usable_bytes": None,
+                    "compute_capability": (8, 6), "platform": "cuda"}),
+        "AllocatorSettings": (AllocatorSettings.parse, {"text": "max_split_size_mb:64,expandable_segments:True"}),
+        "Layout": (Layout, {"ranks": 4, "stage": 3, "tensor_parallel": 2}),
+        "Grpo": (floor, {"card_bytes": 2**34, "model": small, "lora": False, "generations": 2, "batch": 2, "prompt": 8,
+                 "completion": 8, "reference": "none", "engine": "shared", "fraction": 0.3}),
+        "Engine": (Engine, {"fraction": 0.3, "completion": 8, "sleeps": False}),
         "guess": (helpers.guess, {"name": "x", "value": 1.0, "unit": "GiB"}),
     }  # fmt: skip
 
@@ -137,6 +146,16 @@ def opened(**arguments: Any) -> int:
     with virtual_gpu.cuda(**arguments) as device:
         torch.ones(3, device="cuda")
         return device.memory_allocated()
+
+
+def drawn_card(**arguments: Any) -> virtual_gpu.MemoryReport:
+    """A step on a card of one's own."""
+    return virtual_gpu.predict("gpt2", gpu=virtual_gpu.GPUSpec(**arguments), sequence_length=16)
+
+
+def floor(card_bytes: Any, **arguments: Any) -> dict:
+    """What a step of GRPO holds at least."""
+    return Grpo(**arguments).floor(card_bytes)
 
 
 def commands(small: str) -> dict[str, list[str]]:
@@ -377,8 +396,7 @@ class Fuzz:
             self.trial.fails(f"replaced: {line}", shown)
         for name in stand_ins():
             self.trial.fails(f"a stand-in is left: {name}", shown)
-        gc.collect()
-        left = [one for one in gc.get_objects() if type(one) in (VirtualGPU, ProgramGPU) and one.memory_allocated()]
+        left = [one for one in gpus_alive() if one.memory_allocated()]
         if left:
             self.trial.fails(f"bytes are left on {len(left)} virtual GPUs: {left[0].memory_allocated()}", shown)
 

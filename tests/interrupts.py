@@ -29,15 +29,13 @@ from typing import Any
 
 import odd_inputs as odd
 import torch
-from process_state import code_state, differences, process_state, stand_ins
+from process_state import code_state, differences, gpus_alive, process_state, stand_ins
 
 import helpers
 import virtual_gpu
 from virtual_gpu.command import main
-from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.doctor import diagnose, text
 from virtual_gpu.models.configs import load_config
-from virtual_gpu.program.device import ProgramGPU
 from virtual_gpu.program.runner import run as run_program
 from virtual_gpu.step.flops import flops_of_config
 
@@ -242,20 +240,6 @@ class Interrupts:
             lines.append(f"raised {type(error).__name__}: {str(error)[:200]}")
         os.write(writer, pickle.dumps(lines))
         os._exit(0)
-
-
-def gpus_alive() -> list[VirtualGPU]:
-    """Every virtual GPU that there is, after a collection.
-
-    What an interrupted backward had still to do, with the tensors that were saved for it, PyTorch keeps until the next
-    backward of the thread: here is one. One collection does not do: the collector does not see what C++ holds, so the
-    first one ends the tensors, and only the next one the GPU that they belonged to, with its cuBLAS workspaces.
-    """
-    with torch.enable_grad():
-        torch.zeros(1, requires_grad=True).sum().backward()
-    while gc.collect():
-        pass
-    return [one for one in gc.get_objects() if type(one) in (VirtualGPU, ProgramGPU)]
 
 
 def run(count: int, seed: int = 0, only: tuple[str, ...] = (), told: Callable[[Trial], None] | None = None) -> Trial:

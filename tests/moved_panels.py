@@ -13,11 +13,13 @@ import odd_inputs as odd
 from hypothesis import strategies as st
 
 import helpers
+from helpers.chapters.c7_split.panel import pipeline_panel
+from helpers.chapters.c7_split.pipeline import PipelineRun, Work
 from helpers.gpu import current_gpu
 from helpers.panel import Panel
 from virtual_gpu.language import language
 
-PANELS = tuple(name for name in helpers.__all__ if name.endswith("_panel"))
+PANELS = (*(name for name in helpers.__all__ if name.endswith("_panel")), "pipeline_panel")
 LONGEST_LINE = 3000  # characters of what a panel says: the names of all models that it knows are 2,200
 _SILLY = (
     "0", "-1", "8", "64", "abc", "팔", "3.5", "1/0", "1/3", "9" * 40, "9" * 5000, "1e999999999", "８", "\n", "None",
@@ -96,9 +98,25 @@ class Later:
 def drive(name: str, groups: list[list[Move]]) -> None:
     """Make a panel and move its controls; AssertionError where something is not as it must be."""
     before = current_gpu().memory_allocated()
-    _moved(getattr(helpers, name)(), groups)
+    _moved(made(name), groups)
     gc.collect()
     assert current_gpu().memory_allocated() == before
+
+
+def made(name: str) -> Panel:
+    """The panel of this name, as a notebook's cell makes it; a pipeline's has a schedule to show."""
+    if name != "pipeline_panel":
+        return getattr(helpers, name)()
+    orders = {"GPipe": ("F0 F1 B0 B1", "F0 F1 B0 B1"), "1F1B": ("F0 F1 B0 B1", "F0 B0 F1 B1")}
+    return pipeline_panel(
+        {
+            name: [
+                PipelineRun(order=[Work(word[0], rank, int(word[1:])) for word in order.split()])
+                for rank, order in enumerate(both)
+            ]
+            for name, both in orders.items()
+        }
+    )
 
 
 def _moved(panel: Panel, groups: list[list[Move]]) -> None:

@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 
 from virtual_gpu import language, turns
+from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.program.device import ProgramGPU
 from virtual_gpu.rules import active
 
 # Whose functions and classes a virtual GPU, a rule or a library could replace.
@@ -113,6 +115,20 @@ def process_state() -> dict[str, Any]:
         shared = (accelerate.PartialState, accelerate.AcceleratorState, accelerate.GradientState)
         state["accelerate"] = [dict(kind._shared_state) for kind in shared]
     return state
+
+
+def gpus_alive() -> list[VirtualGPU]:
+    """Every virtual GPU that there is, after a collection.
+
+    What an interrupted backward had still to do, with the tensors that were saved for it, PyTorch keeps until the next
+    backward of the thread: here is one. One collection does not do: the collector does not see what C++ holds, so the
+    first one ends the tensors, and only the next one the GPU that they belonged to, with its cuBLAS workspaces.
+    """
+    with torch.enable_grad():
+        torch.zeros(1, requires_grad=True).sum().backward()
+    while gc.collect():
+        pass
+    return [one for one in gc.get_objects() if type(one) in (VirtualGPU, ProgramGPU)]
 
 
 def _umask() -> int:

@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import pytest
 
-from virtual_gpu.cards import CATALOG, UNKNOWN_CONTEXT, card
+from virtual_gpu.cards import CATALOG, UNKNOWN_CONTEXT, GPUSpec, card
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.errors import NotSupported, UnknownName, WrongValue
 from virtual_gpu.room import READING, room_on
@@ -97,3 +97,19 @@ def test_unknown_and_foreign_cards_are_named():
         card(3)
     with pytest.raises(NotSupported, match=r"MI300X.*ROCM"):
         VirtualGPU(CATALOG["MI300X"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"memory_bytes": 0}, {"memory_bytes": 1.5}, {"usable_bytes": 2**35}, {"usable_bytes": -1},
+        {"compute_capability": 8.6}, {"compute_capability": (8,)}, {"platform": "metal"}, {"platform": []},
+        {"name": "\x1b[2J"}, {"name": 5},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_card_of_ones_own_that_cannot_be(wrong):
+    card = {"name": "x", "device_name": "x", "memory_bytes": 2**34, "usable_bytes": 2**33, "compute_capability": (8, 6)}
+    assert GPUSpec(**card).capacity_bytes == 2**33
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        GPUSpec(**card | wrong)

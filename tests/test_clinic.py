@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from process_state import process_state
 
 import virtual_gpu
 from helpers import doctor_panel, predict_memory
@@ -105,7 +106,9 @@ def test_a_program_is_short_dies_and_its_cause_is_known(number):
     program = broken.PROGRAMS[number]
     assert program.source.count("\n") <= 15 and program.cause in broken.CAUSES
     assert max(map(len, program.source.splitlines())) <= 110
+    before = process_state()["random numbers"]
     text = broken.dead(number)
+    assert process_state()["random numbers"] == before  # the Trainer seeds them
     assert text.count("CUDA out of memory") == (2 if program.cause == "handler" else 1)
     assert virtual_gpu.diagnose(text).users_line.file == f"program_{number}.py"
     # From one moment nobody can know that it was the longest batch, or that something grew.

@@ -305,6 +305,8 @@ def test_a_missing_library(peft, missing, gpu, small, monkeypatch):
         ('{"model_type": "llama", "num_hidden_layers": 0}', "num_hidden_layers=0"),
         ('{"model_type": "llama", "num_hidden_layers": -3}', "num_hidden_layers=-3"),
         ('{"model_type": "llama", "num_hidden_layers": 1000000}', "num_hidden_layers=1000000"),
+        ('{"model_type": "llama", "num_labels": 1000000000}', "num_labels=1000000000"),
+        ('{"model_type": "gemma3", "text_config": {"num_labels": 1e9}}', "num_labels=1000000000"),
         ('{"model_type": "llama", "intermediate_size": 0}', "intermediate_size=0"),
         ('{"model_type": "llama", "vocab_size": 999999999999}', "vocab_size"),
         ('{"model_type": "llama", "dtype": "float7"}', "float7"),

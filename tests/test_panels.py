@@ -111,6 +111,11 @@ def test_every_panel_has_a_notebook():
     assert [name for name in PANELS if f"{name}(" not in sources] == []
 
 
+def test_every_panel_is_moved():
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "helpers/chapters").rglob("*.py"))
+    assert sorted(re.findall(r"^def (\w+_panel)\(", code, re.MULTILINE)) == sorted(PANELS)
+
+
 # -- a move's end -----------------------------------------------------------------------------------------------------
 
 

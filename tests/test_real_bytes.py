@@ -81,6 +81,7 @@ def cpu(monkeypatch):
 OTHERWISE_ON_A_WATCHED_CPU = [
     "accumulate_in_place",
     "cublas_operands",
+    "cublaslt_workspace",
     "softmax_half",
     "softmax_backward",
     "reduction_buffers",

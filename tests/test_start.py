@@ -411,6 +411,9 @@ def test_what_is_no_file_or_no_configuration(tmp_path, written):
     for path in ("/dev/zero", tmp_path, tmp_path / "nothing.yaml", tmp_path / "pipe.yaml", "nul\0.yaml"):
         with pytest.raises(BadConfiguration):
             start_from(path, "T4")
+    for path in (False, None, 3, b"args.json"):
+        with pytest.raises(WrongValue, match="path="):
+            start_from(path, "T4")
     with pytest.raises(NotSupported, match="axolotl"):
         start_from(written("services: {web: nginx}\n"), "T4")
 

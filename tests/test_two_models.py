@@ -103,15 +103,20 @@ def test_an_engine_takes_its_share_and_gives_it_back():
     for wrong in (0, -1, 1.5, "half", True, float("nan"), None):
         with pytest.raises(WrongValue):
             Engine(wrong, 3, True)
+    for completion, sleeps in ((0, True), ("3", True), (3, 1)):
+        with pytest.raises(WrongValue):
+            Engine(0.5, completion, sleeps)
 
 
 def test_what_cannot_be_is_refused():
     for wrong in (
         {"reference": "adapter off"}, {"engine": "vllm"}, {"fraction": 0}, {"generations": 0}, {"batch": 1.5},
-        {"prompt": -1}, {"reference": "copies"},
+        {"prompt": -1}, {"reference": "copies"}, {"model": ["Qwen/Qwen3-0.6B"]},
     ):  # fmt: skip
         with pytest.raises(ValueError):
-            Grpo("Qwen/Qwen3-0.6B", **wrong)
+            Grpo(**{"model": "Qwen/Qwen3-0.6B"} | wrong)
+    with pytest.raises(WrongValue, match="card_bytes"):
+        Grpo("Qwen/Qwen3-0.6B").floor("24GiB")
 
 
 def test_the_floor_of_a_reference_and_of_an_adapter():

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .errors import WrongValue
 from .language import tr
 
 MIB = 2**20
@@ -47,6 +48,8 @@ class AllocatorSettings:
 
         ValueError for what PyTorch refuses (parseArgs), and for settings that are not known here.
         """
+        if not isinstance(text, str):
+            raise WrongValue(f"{VARIABLES[0]}={text!r:.80}: " + tr(ko="문자열이어야 한다.", en="must be a text."))
         found: dict[str, Any] = {}
         for key, value in _pairs(text):
             if key == "expandable_segments":

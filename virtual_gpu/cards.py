@@ -15,7 +15,7 @@ from typing import Any
 
 from .errors import NotSupported, WrongValue
 from .language import tr
-from .units import SIZE, choose, size_in_bytes
+from .units import SIZE, choose, positive_int, size_in_bytes
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,9 @@ class Range:
 
     low: int
     high: int
+
+
+PLATFORMS = ("cuda", "rocm")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,27 @@ class GPUSpec:
     memory_seen: Range | None = None  # None: no other than memory_bytes
     context_seen: Range | None = None  # None: unknown, where usable_bytes is None, else one message alone
     also_called: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """WrongValue for a card that cannot be."""
+        total, pair = positive_int(self.memory_bytes, "memory_bytes"), self.compute_capability
+        if self.usable_bytes is not None and positive_int(self.usable_bytes, "usable_bytes") > total:
+            raise WrongValue(f"usable_bytes={self.usable_bytes} > memory_bytes={total}")
+        if not (isinstance(pair, tuple) and len(pair) == 2 and all(type(part) is int for part in pair)):
+            raise WrongValue(
+                tr(
+                    ko=f"compute_capability={pair!r:.80}: (8, 6)처럼 정수 두 개여야 한다.",
+                    en=f"compute_capability={pair!r:.80}: must be two integers, as (8, 6).",
+                )
+            )
+        choose(self.platform, PLATFORMS, "platform")
+        if not (isinstance(self.name, str) and self.name.isprintable()):
+            raise WrongValue(
+                tr(
+                    ko=f"name={self.name!r:.80}: GPU의 이름이어야 한다.",
+                    en=f"name={self.name!r:.80}: must be the name of a GPU.",
+                )
+            )
 
     @property
     def capacity_bytes(self) -> int:

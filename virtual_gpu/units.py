@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import operator
+import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from .errors import UnknownName, WrongValue
@@ -98,6 +100,18 @@ def with_parameters(value: Any, what: str = "model") -> Any:
             )
         )
     return value
+
+
+def path_of(value: object, what: str = "path") -> Path:
+    """`value` as a Path; WrongValue where it is none."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise WrongValue(
+            tr(
+                ko=f"{what}={value!r:.80}: 파일이나 폴더의 경로여야 한다.",
+                en=f"{what}={value!r:.80}: must be the path of a file or a folder.",
+            )
+        )
+    return Path(value)
 
 
 def boolean(value: object, what: str) -> bool:

@@ -26,6 +26,7 @@ from .bundled import architectures
 
 DEFAULT_MODEL = "EleutherAI/polyglot-ko-1.3b"
 MOST_LAYERS = 1024  # the deepest published language models have fewer than 200
+MOST_LABELS = 2**15  # of a classifier, which no language model is: transformers makes names of them, again and again
 MOST = 2**24  # of any size: the largest vocabularies and positions are below
 LARGEST_FILE = 10 * 2**20  # bytes of a config.json
 _SIZES = (
@@ -124,10 +125,25 @@ def _config_of_folder(folder: str) -> Any:
                 en=f"{folder}: its config.json names no model_type. Is it the folder of a language model?",
             )
         )
+    for part in (said, *(one for one in said.values() if isinstance(one, dict))):
+        _check_labels(folder, part)
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of any kind: transformers checks a configuration with whatever its class does
         raise bad_configuration(folder, error) from error
+
+
+def _check_labels(folder: str, said: dict[str, Any]) -> None:
+    """Refuse what transformers would be busy with for minutes, before it begins."""
+    names, number = said.get("id2label"), said.get("num_labels")
+    count = max(len(names) if isinstance(names, dict) else 0, number if isinstance(number, (int, float)) else 0)
+    if count > MOST_LABELS:
+        raise BadConfiguration(
+            tr(
+                ko=f"{folder}: num_labels={count}: {MOST_LABELS:,}까지다. 언어 모델에는 필요 없으니 지운다.",
+                en=f"{folder}: num_labels={count}: at most {MOST_LABELS:,}. A language model needs none: delete it.",
+            )
+        )
 
 
 def _said(folder: str) -> dict[str, Any]:

@@ -8,15 +8,16 @@ from pathlib import Path
 
 from ..errors import ExistingFile
 from ..language import tr
+from ..units import path_of
 
 NAMES = ("train.py", "training_arguments.json", "accelerate.yaml", "lora_config.json")  # what a plan may write
 
 
 def check_folder(folder: str | Path, names: Iterable[str] = NAMES, force: bool = False) -> Path:
     """The folder if these files can be written into it, or if it can be made; ExistingFile says what is in the way."""
+    folder = path_of(folder, "folder")
     if "\0" in str(folder):
         raise ExistingFile(tr(ko=f"{str(folder)!r}: 폴더의 이름이 아니다.", en=f"{str(folder)!r} names no folder."))
-    folder = Path(folder)
     there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not there.is_dir():
         raise ExistingFile(tr(ko=f"{there}: 폴더가 아니다.", en=f"{there} is no folder."))

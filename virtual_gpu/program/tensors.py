@@ -184,6 +184,8 @@ def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
 
     patches.set(DeviceContext, "__torch_function__", __torch_function__)
     patches.set(FakeTensor, "new_tensor", new)
+    # No card's context is there to make; PyTorch 2.11 asks for one where `torch.cuda.is_available()`.
+    patches.set(torch._subclasses.fake_tensor, "init_gpu_context", lambda device: None)
 
 
 def _numbers_as_devices(patches: Patches, factories: Iterable[Any]) -> None:

@@ -11,7 +11,6 @@ import bisect
 import gzip
 import io
 import json
-import os
 import pickle
 import sys
 import zlib
@@ -27,6 +26,7 @@ from ..allocator import SMALL_BYTES, Piece, Segment, round_size
 from ..allocator_settings import AllocatorSettings
 from ..errors import WrongValue
 from ..language import tr
+from ..units import path_of
 from .timeline import CATEGORIES
 from .trace import Trace
 
@@ -182,15 +182,6 @@ def _nothing_told() -> Iterator[None]:
         yield
     finally:
         sys.excepthook = before
-
-
-def path_of(path: Any) -> Path:
-    """`path` as a Path; WrongValue where it is none."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise WrongValue(
-            tr(ko=f"path={path!r:.80}: 파일의 경로여야 한다.", en=f"path={path!r:.80}: must be the path of a file.")
-        )
-    return Path(path)
 
 
 def _bytes(path: Path) -> bytes:

@@ -12,7 +12,8 @@ import numpy as np
 
 from ..errors import WrongValue
 from ..language import tr
-from .histories import LARGEST_FILE, MOST_BYTES, WRONG_FORM, path_of, read_histories
+from ..units import path_of
+from .histories import LARGEST_FILE, MOST_BYTES, WRONG_FORM, read_histories
 from .timeline import CATEGORIES
 from .trace import Trace
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Mapping
-from contextlib import chdir
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from html import escape
 from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
 
 from virtual_gpu.doctor import diagnose
 from virtual_gpu.errors import WrongValue
@@ -161,6 +165,18 @@ def _known(number: int) -> int:
     return number
 
 
+@contextmanager
+def _seeds_kept() -> Iterator[None]:
+    """Random numbers go on afterwards as if the block had not been: the Trainer seeds all three generators."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+
+
 @cache
 def dead(number: int) -> Dead:
     """The traceback of a program, run on a virtual T4."""
@@ -168,7 +184,7 @@ def dead(number: int) -> Dead:
     name = f"program_{number}.py"
     linecache.cache[name] = len(program.source), None, program.source.splitlines(True), name
     code = compile(program.source, name, "exec")
-    with TemporaryDirectory() as folder, chdir(folder):  # the Trainer makes a folder of its own
+    with TemporaryDirectory() as folder, chdir(folder), _seeds_kept():  # the Trainer makes a folder of its own
         found = caught(lambda: exec(code, {"__name__": "__main__"}))
     assert isinstance(found, Dead), f"program {number} did not die: {found}"
     return found

@@ -14,6 +14,7 @@ import torch
 
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.language import tr
+from virtual_gpu.units import boolean, positive_int
 
 
 def share(value: Any) -> float:
@@ -31,12 +32,13 @@ def share(value: Any) -> float:
 class Engine:
     """`GRPOTrainer(rollout_func=Engine(…))`: a block of `fraction` of the card, and completions of a given length.
 
-    sleeps: the block is given back to the driver after each rollout; else it stays for good.
+    sleeps: the block is given back to the driver after each rollout; else it stays for good. WrongValue says what
+    cannot be.
     """
 
     def __init__(self, fraction: float, completion: int, sleeps: bool):
         self.fraction = share(fraction)
-        self.completion, self.sleeps = completion, sleeps
+        self.completion, self.sleeps = positive_int(completion, "completion"), boolean(sleeps, "sleeps")
         self._block: torch.Tensor | None = None
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list]:

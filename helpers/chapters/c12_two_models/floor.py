@@ -9,14 +9,13 @@ tests/test_two_models.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.language import tr
 from virtual_gpu.models.build import build_model, count_parameters
-from virtual_gpu.models.configs import load_config
+from virtual_gpu.models.configs import cached_by_model, load_config, model_name
 from virtual_gpu.units import boolean, choose, positive_int
 
 from ..c11_outside.cache import kv_bytes
@@ -63,6 +62,7 @@ class Grpo:
     fraction: float = 0.3
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "model", model_name(self.model))
         for name in ("generations", "batch", "prompt", "completion"):
             positive_int(getattr(self, name), name)
         choose(self.reference, REFERENCES, "reference")
@@ -79,6 +79,7 @@ class Grpo:
 
     def floor(self, card_bytes: int) -> dict[str, dict[str, int]]:
         """phase → block → bytes that it holds at least, from the second step on; card_bytes: all of the card's."""
+        positive_int(card_bytes, "card_bytes")
         config, each, has = load_config(self.model), 2 if self.lora else 4, sizes(self.model)
         trained = has.lora if self.lora else has.parameters
         tokens = self.prompt + self.completion
@@ -115,7 +116,7 @@ class Sizes:
     lora: int
 
 
-@lru_cache(maxsize=64)
+@cached_by_model
 def sizes(model_id: str) -> Sizes:
     """A model's, counted on tensors without memory."""
     model = build_model(load_config(model_id), torch.float16)

@@ -24,7 +24,7 @@ from ...shards.rank_step import rank_step
 from ...step.predict import predict_need
 from ...step.setting import Setting
 from ...step.states import states_of
-from ...units import human_bytes
+from ...units import human_bytes, path_of
 from ..plans import how_many
 from ..writing import check_folder, write
 from . import axolotl, llama_factory, torchtune, trainer, trl
@@ -80,7 +80,7 @@ class Answer:
 
     def save(self, path: str | Path, force: bool = False) -> Path:
         """Write the file with the changed lines, all else as it is; ExistingFile as for every file that we write."""
-        path = Path(path)
+        path = path_of(path)
         text = self.document.with_changes({place_of(key): value for key, value in self.lines.items()})
         return write({path.name: text}, path.parent, force)[0]
 
@@ -351,7 +351,7 @@ def _convention(setting: Setting) -> str:
 
 def check_copy(path: str | Path, force: bool) -> None:
     """ExistingFile where the changed copy could not be written, before anything is measured."""
-    path = Path(path)
+    path = path_of(path)
     if not path.name or path.name in (".", ".."):
         raise WrongValue(tr(ko=f"--save {str(path)!r}: 파일의 이름이어야 한다.", en=f"--save {str(path)!r}: a file."))
     check_folder(path.parent, [path.name], force)

@@ -14,6 +14,7 @@ from typing import Any
 from ...errors import BadConfiguration, NotSupported
 from ...language import tr
 from ...optional import require
+from ...units import path_of
 
 MOST_BYTES = 256 * 2**10  # the longest example of any of the tools has 10 KiB
 MOST_DEPTH = 16
@@ -99,9 +100,8 @@ def read_document(path: str | Path) -> Document:
     Nothing in it is run and nothing made but plain values. BadConfiguration for what is no file, too large, or no
     mapping with texts as keys; for anchors, aliases and tags; for a key that stands twice.
     """
-    shown = str(path)
+    path = path_of(path)
     try:
-        path = Path(path)
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
             raise OSError(tr(ko="파일이 아니다", en="it is no file"))
@@ -111,7 +111,7 @@ def read_document(path: str | Path) -> Document:
             raise ValueError(tr(ko=f"{MOST_BYTES:,}바이트보다 크다", en=f"more than {MOST_BYTES:,} bytes"))
         text = data.decode("utf-8").removeprefix("\ufeff")
     except (OSError, ValueError) as error:
-        raise _unreadable(shown, error) from error
+        raise _unreadable(path, error) from error
     return _parse(path, text)
 
 
