@@ -13,7 +13,7 @@
 # %% [markdown] lang="ko"
 # # 12장. 한 메모리에 모델 둘: DPO와 GRPO
 #
-# SFT는 들어가는데 DPO로 바꾸면 죽는다. GRPO는 같은 모델, 같은 배치인데도 죽고, 죽는 자리도 그때그때 다르다. 선호 학습과 강화 학습은 모델을 하나 더, 또는 모델이 만든 답을 카드에 함께 올린다.
+# SFT는 들어가는데 DPO로 바꾸면 죽는다. GRPO는 첫 스텝을 멀쩡히 마치고 둘째 스텝에서 죽기도 한다. 선호 학습과 강화 학습에서는 SFT에 없던 것, 곧 모델 하나가 더 있거나 모델이 만든 답이 카드에 함께 있다.
 # 이 장은 TRL의 `SFTTrainer`, `DPOTrainer`, `GRPOTrainer`를 **고치지 않고** 가상 GPU에서 실행해 무엇이 언제 더 있는지 센다.
 #
 # 이 장을 마치면 다음을 할 수 있다.
@@ -23,6 +23,7 @@
 # - 로짓을 통째로 만드는 코드가 왜 SFT의 두 배를 넘게 쓰는지 계산한다.
 # - GRPO의 한 스텝을 단계로 나누고, 설정 하나가 어느 단계의 최대를 옮기는지 안다.
 # - 답을 만드는 엔진(vLLM)이 같은 카드에 있을 때 언제, 왜 죽는지 설명하고 고친다.
+# - T4 한 장에서 DPO와 GRPO를 하려면 무엇을 적어야 하는지 안다.
 #
 # 이 장의 GPU 수치는 모두 가상 GPU에서 센 것이다(진짜 H100에서 잰 TRL과 얼마나 다른지는 12.8절에 있다). vLLM만은 실행하지 않는다. 그것이 카드에서 차지하는 몫을 블록 하나로 올린다(12.6절).
 
@@ -45,17 +46,17 @@ billion, small = "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-0.6B"
 # %% [markdown] lang="ko"
 # ## 12.1 SFT는 되는데 DPO는 죽는다
 #
-# DPO는 같은 질문에 대한 좋은 답과 나쁜 답을 한 쌍으로 준다. 좋은 답의 확률은 올리고 나쁜 답의 확률은 내리되, 처음 모델에서 너무 멀어지지 않게 한다. 그래서 처음 모델, 곧 **기준 모델**의 확률도 필요하다.
-# 같은 모델과 설정으로 SFT는 한 장에 들어가는데 DPO는 32 GB 카드 여덟 장에서도 죽었다는 신고([LlamaFactory #6800](https://github.com/hiyouga/LlamaFactory/issues/6800))가 있고, Colab의 T4에서 배치 1로도 죽었다는 신고([unsloth #682](https://github.com/unslothai/unsloth/issues/682))가 있다.
+# DPO([Rafailov 외, 2023](https://arxiv.org/abs/2305.18290))는 같은 질문에 대한 좋은 답과 나쁜 답을 한 쌍으로 준다. 좋은 답의 확률은 올리고 나쁜 답의 확률은 내리되, 처음 모델에서 너무 멀어지지 않게 한다. 그래서 처음 모델, 곧 **기준 모델**의 확률도 필요하다.
+# 같은 모델과 설정으로 SFT는 한 장에 들어가는데 DPO는 32 GB 카드 여덟 장에서도 죽었다는 신고([LlamaFactory #6800](https://github.com/hiyouga/LlamaFactory/issues/6800))가 있고, Colab의 T4에서 4비트로 읽은 8B 모델이 배치 1로도 죽었다는 신고([unsloth #682](https://github.com/unslothai/unsloth/issues/682))가 있다. 둘째 것은 12.4절에서 T4에 올려 본다.
 #
-# Llama-3.2-1B를 RTX 4090에서 학습한다. 혼합 정밀도만 fp16으로 정하고(TRL의 기본값은 bf16인데 T4에는 bf16 연산 장치가 없다. T4에서 쓸 때는 `fp16=True`를 꼭 적는다), 메모리를 정하는 나머지는 TRL의 기본값 그대로다. TRL은 이름만 받으면 가중치를 fp32로 읽고, 체크포인팅을 켠다. SFT는 길이 512인 글 4개, DPO는 프롬프트 256에 답 256인 쌍이다. DPO를 배치 4, 2, 1로 줄이면 **몇에서** 들어갈까?
+# Llama-3.2-1B를 RTX 4090(쓸 수 있는 메모리 23.16 GiB)에서 학습한다. `fp16=True` 말고는 TRL의 기본값 그대로다. 기본값에서 TRL은 가중치를 fp32로 읽고, 체크포인팅을 켜고, bf16으로 계산한다. T4에는 bf16 연산 장치가 없으므로(1장) 이 장의 프로그램은 T4에서도 쓸 수 있게 모두 fp16으로 계산한다. SFT는 길이 512인 글 4개, DPO는 프롬프트 256에 답 256인 쌍이다. DPO를 배치 4, 2, 1로 줄이면 **몇에서** 들어갈까?
 
 # %%
 dpo_fits = guess("12.1", None, ("4", "2", "1", "none"))
 dpo_fits
 
 # %% [markdown] lang="ko"
-# `sft`와 `dpo`는 TRL을 쓰는 여느 스크립트와 같다. 토크나이저와 데이터만 여기서 만든 것이다. 메모리를 정하는 것은 글자가 아니라 길이다. 두 스텝을 학습한다.
+# `sft`와 `dpo`는 TRL을 쓰는 여느 스크립트와 같다. 토크나이저와 데이터만 여기서 만든 것이다. 메모리를 정하는 것은 글자가 아니라 길이다. 옵티마이저 상태는 첫 갱신에서 생기므로(3장) 두 스텝을 학습한다.
 
 
 # %%
@@ -83,11 +84,10 @@ dpo_fits.against("none")
 # %% [markdown] lang="ko"
 # ## 12.2 두 배가 되는 것과 되지 않는 것
 #
-# 죽지 않는 카드(A100 80 GB)에서 최대를 바이트로 잰다. 쌍 4개는 문장 8개이므로 SFT도 배치 8로 맞춘다. `precomputed`는 기준 모델의 로그 확률을 학습 **전에** 모두 계산해 두고 기준 모델을 올리지 않는 것이다. 네 값이 서로 얼마나 다를지 먼저 생각한다.
+# 죽지 않는 카드(A100 80 GB)에서 최대를 바이트로 잰다. 쌍 4개는 문장 8개이므로 SFT도 배치 8로 맞춘다. `precomputed`는 기준 모델의 로그 확률을 학습 **전에** 모두 계산해 두고 기준 모델을 올리지 않는 것이다. 세 값이 서로 얼마나 다를지 먼저 생각한다.
 
 # %%
 ways = {
-    "SFT 4": partial(sft, 4),
     "SFT 8": partial(sft, 8),
     "DPO 4, precomputed": partial(dpo, 4, precompute_ref_log_probs=True),
     "DPO 4": partial(dpo, 4),
@@ -97,7 +97,7 @@ for name, nbytes in peak.items():
     print(f"{name:19} {nbytes:>14,} {human_bytes(nbytes):>10}")
 
 # %% [markdown] lang="ko"
-# 차이를 두 가지로 나눈다. 첫 줄은 쌍이 문장 둘이라는 것을 빼고 DPO라서 더 드는 것, 둘째 줄은 기준 모델을 올려서 더 드는 것, 셋째 줄은 파라미터 수의 4배다.
+# 한 줄씩 뺀다. 첫 줄은 문장의 수가 같고 기준 모델도 없을 때 DPO가 SFT보다 더 쓰는 것, 둘째 줄은 기준 모델을 올려서 더 쓰는 것이다. 셋째 줄은 파라미터 수의 4배, 곧 fp32 가중치 한 벌이다.
 
 # %%
 from virtual_gpu.models.build import build_model, count_parameters
@@ -109,9 +109,10 @@ print(f"{peak['DPO 4'] - peak['DPO 4, precomputed']:,}")
 print(f"{4 * count:,}")
 
 # %% [markdown] lang="ko"
-# - **기준 모델이 없으면 쌍 4개의 DPO와 글 8개의 SFT는 512바이트 차이다.** 할당자가 주는 가장 작은 블록 하나다(3장). 이 최대에서는 DPO라는 손실의 값이 보이지 않는다(가중치가 얼어 있는 12.3절에서 다시 본다).
+# - **기준 모델이 없으면 쌍 4개의 DPO와 글 8개의 SFT는 512바이트 차이다.** 할당자가 주는 가장 작은 블록 하나다(3장). DPO의 손실을 계산하는 데 드는 것은 이 최대에 나타나지 않는다.
 # - **기준 모델은 가중치 한 벌이다.** 한 바이트도 다르지 않다. 순전파만 하므로 그레이디언트도 옵티마이저 상태도 없다.
-# - SFT의 배치를 4에서 8로 늘려도 최대는 거의 그대로다. TRL은 체크포인팅을 켜 두고 로짓을 조각으로 만들기 때문에(12.4절), 이 크기에서는 가중치, 그레이디언트, 옵티마이저 상태가 최대를 정한다.
+# - SFT의 배치를 4에서 8로 늘려도 최대는 거의 그대로다(12.1절의 19.43 GiB와 19.48 GiB). TRL은 체크포인팅을 켜 두고 로짓을 조각으로 만들기 때문에(12.4절), 이 크기에서는 가중치, 그레이디언트, 옵티마이저 상태가 최대를 정한다.
+# - DPO 4의 24.08 GiB는 RTX 4090의 23.16 GiB를 넘는다. 배치를 줄여도 줄지 않는 것이 넘쳤으니 2와 1에서도 죽었다.
 #
 # 그러니 전체를 학습할 때 DPO가 SFT보다 더 드는 것은 네 벌(가중치, 그레이디언트, AdamW의 두 상태)에 더해진 한 벌, 곧 4분의 1쯤이다.
 #
@@ -125,7 +126,7 @@ print(f"{4 * count:,}")
 #
 # ## 12.3 기준 모델을 치우는 두 길
 #
-# 하나는 위의 `precompute_ref_log_probs=True`다. 기준 모델은 학습하는 동안 변하지 않으므로, 쌍마다 로그 확률 두 수(좋은 답과 나쁜 답)만 적어 두면 된다. 데이터를 한 번 더 훑는 시간이 든다.
+# 하나는 위의 `precompute_ref_log_probs=True`다. 기준 모델은 학습하는 동안 변하지 않으므로, 쌍마다 로그 확률 두 수(좋은 답과 나쁜 답)만 적어 두면 된다. 19.48 GiB였으니 RTX 4090에 배치 4로도 들어간다. 데이터를 한 번 더 훑는 시간이 든다.
 #
 # 다른 하나는 LoRA다. 어댑터를 끄면(`disable_adapter`) 남는 것이 처음 모델이므로 가중치를 한 벌만 둔다. TRL은 `peft_config`를 받으면 스스로 그렇게 한다. T4에서 LoRA SFT 8개와 LoRA DPO 4쌍을 비교한다. 기준 모델을 더 부르는 만큼 얼마나 늘까?
 
@@ -136,15 +137,19 @@ extra = guess("12.3", None, "MiB")
 extra
 
 # %% [markdown] lang="ko"
-# 최대를 뺀다.
+# 최대를 뺀다. 둘째 줄은 같은 DPO에서 가중치를 fp16으로 읽은 것이다.
 
 # %%
 lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
 eight, four = (attempt(partial(train, n, lora)).gpu for train, n in ((sft, 8), (dpo, 4)))
 print(human_bytes(eight), human_bytes(four), f"{four - eight:+,}")
+half = {"model_init_kwargs": {"dtype": "float16"}}
+print(human_bytes(attempt(partial(dpo, 4, lora, **half)).gpu))
 
 # %% [markdown] lang="ko"
 # 늘지 않았다(오히려 가장 작은 블록 하나, 512바이트가 적다). 기준 모델의 순전파는 `no_grad`라 층을 지날 때마다 버리고, 남는 것은 토큰마다 로그 확률 하나다.
+#
+# 둘째 줄은 2.55 GiB 적다. TRL은 시키지 않으면 **LoRA에서도 얼린 가중치를 fp32로 읽는다.** fp16으로 읽으면 가중치가 2.30 GiB(파라미터 수 × 2바이트), 체크포인팅이 남기는 층의 입력이 0.25 GiB(16층 × 8문장 × 512 × 2,048 × 2바이트) 준다. 어댑터는 peft가 fp32로 만들므로 손실 스케일링도 그대로 된다.
 
 # %%
 extra.against(max(0, four - eight))
@@ -162,7 +167,9 @@ extra.against(max(0, four - eight))
 #
 # A800 80 GB 한 장에서 LoRA rank 8로 4B 모델을 학습하는 사람의 신고다. SFT는 배치 4가 되는데 DPO는 배치 2에서 OOM이고, DPO에는 SFT의 두 배보다 훨씬 더 드는 것 같다고 한다([LlamaFactory #10175](https://github.com/hiyouga/LlamaFactory/issues/10175)). LoRA이니 기준 모델의 가중치는 없고, 12.3절에서는 늘지도 않았다. 무엇이 다를까?
 #
-# LLaMA-Factory의 소스(`train/dpo/trainer.py`)를 보면 TRL 1.16과 두 가지가 다르다. 로짓을 **모두** 만들어 fp32로 바꾼 뒤 `log_softmax`를 부르고, 그 로짓의 평균을 지표로 적으려고 스텝이 끝날 때까지 **붙들고 있다**. 기준 모델의 로짓도 그동안 만든다. 그 순서대로 짧게 쓴다. 학습은 12.3절처럼 T4에서 LoRA로 하고, 실제로 그러듯이 체크포인팅을 켠다. 순전파와 역전파 한 번이고, 어댑터의 옵티마이저 상태는 없다(작아서 뺐다). 배치를 하나 늘릴 때 느는 메모리는 DPO가 SFT의 몇 배일까?
+# LLaMA-Factory의 소스(`train/dpo/trainer.py`)를 보면 TRL 1.16과 두 가지가 다르다. 로짓을 **모두** 만들어 fp32로 바꾼 뒤 `log_softmax`를 부르고, 그 로짓의 평균을 지표로 적으려고 스텝이 끝날 때까지 **붙들고 있다**. 기준 모델의 로짓도 그동안 만든다. 그 순서대로 짧게 쓴다. 학습은 12.3절처럼 T4에서 LoRA로 하고, 실제로 그러듯이 체크포인팅을 켠다. 순전파와 역전파 한 번이고, 어댑터의 옵티마이저 상태는 없다(작아서 뺐다).
+#
+# 배치를 하나 늘릴 때 느는 메모리는 DPO가 SFT의 몇 배일까?
 
 # %%
 times = guess("12.4", None, "times")
@@ -202,7 +209,7 @@ def whole_dpo(batch, length=512):
 
 
 rows = {f"SFT {n}": partial(whole_sft, n) for n in (1, 4)}
-rows |= {f"DPO {n}": partial(whole_dpo, n) for n in (1, 2, 4)}
+rows |= {f"DPO {n}": partial(whole_dpo, n) for n in (1, 4)}
 most = {name: attempt(program, "T4").gpu for name, program in rows.items()}
 print(*(f"{name} {human_bytes(nbytes)}" for name, nbytes in most.items()), sep="\n")
 
@@ -220,11 +227,41 @@ times.against((most["DPO 4"] - most["DPO 1"]) / (most["SFT 4"] - most["SFT 1"]))
 # | SFT, 글 하나 | 1 | 512 × 128,256 × 4바이트 = 0.24 GiB | `log_softmax`의 결과와 그레이디언트 둘(3장) | 세 벌 남짓 |
 # | DPO, 쌍 하나 | 2 | 0.49 GiB | 위의 세 벌에, 지표를 위해 붙든 로짓 | 네 벌 남짓 |
 #
-# 문장이 둘이라 두 배, 거기에 한 벌이 더 있어 4 / 3배, 합쳐 2.6배쯤이다. 붙들지 않으면 두 배로 돌아간다. 첫 줄의 `kept, policy = scores(model, ids)`를 `policy = scores(model, ids)[1]`로 바꾸고 마지막 줄을 지워 확인한다.
+# 문장이 둘이라 두 배, 거기에 한 벌이 더 있어 4 / 3배, 합쳐 2.6배쯤이다. 붙들지 않으면 두 배로 돌아간다. `whole_dpo`의 둘째 줄을 `policy = scores(model, ids)[1]`로 바꾸고 마지막 줄을 지워 확인한다.
 #
 # TRL 1.16은 로짓을 통째로 만들지 않는다. 마지막 은닉 상태와 출력층을 토큰 4,096개 × 단어 32,768개짜리 타일로 곱해 토큰마다 로그 확률만 남기고, 역전파에서 다시 곱한다(소스의 `trl/kernels/chunked_logprob.py`). 12.2절에서 SFT의 배치를 4에서 8로 늘려도 최대가 거의 그대로였던 까닭이다. LLaMA-Factory에도 나누어 계산하자는 제안이 올라와 있다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)). DPO가 OOM이면 먼저 쓰는 도구가 로짓을 어떻게 만드는지 본다.
 #
-# **연습 12-1.** 로짓을 통째로 만드는 DPO에서, 로짓은 한 벌에 몇 바이트인가? 마지막 토큰도 빼지 않고 문장마다 `length`개로 센다. `each`는 수 하나의 바이트다. `reference`가 참이면 학습하는 모델(정책, policy)의 로짓과 기준 모델의 로짓이 함께 있다. 막히면 `exercise("12-1").hint()`를 실행한다.
+# ### T4에서 8B를 DPO로
+#
+# 12.1절의 둘째 신고(#682)가 하려던 일이다. 8B 모델을 4비트로 읽고(QLoRA, 8.9절) T4에서 배치 1로 학습한다. LoRA라 기준 모델은 없고 로짓도 통째로 만들지 않는다면 14.64 GiB 가운데 얼마나 쓸까? 문장은 1,024토큰씩이다. `DPOConfig`는 그보다 긴 것을 자른다(`max_length`의 기본값).
+#
+# 그 전에 함정이 하나 있다. TRL 1.16은 4비트 모델이면 **어댑터를 bf16으로 바꾼다**(`dpo_trainer.py`. SFT와 GRPO도 같다). 그런데 `fp16=True`의 손실 스케일링은 bf16 그레이디언트를 받지 못한다. T4에서는 첫 갱신에서 `NotImplementedError: "_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for 'BFloat16'`로 멈춘다(2026년 8월에 이 오류를 TRL의 그 줄까지 따라간 것이 [Soup #558](https://github.com/MakazhanAlpamys/Soup/issues/558)이다). 그래서 Trainer를 만든 **뒤에** 어댑터를 fp32로 되돌린다. 가상 GPU는 메모리만 세므로 되돌리지 않아도 지나간다.
+
+# %%
+from transformers import BitsAndBytesConfig
+
+four_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="float16")
+
+
+def dpo_8b():
+    arguments = DPOConfig(
+        folder, per_device_train_batch_size=1, max_steps=2, fp16=True, **QUIET,
+        model_init_kwargs={"dtype": "float16", "quantization_config": four_bits},
+    )  # fmt: skip
+    data = {"train_dataset": pairs(512, 512), "processing_class": tokenizer()}
+    trainer = DPOTrainer("meta-llama/Llama-3.1-8B", args=arguments, peft_config=lora, **data)
+    for weight in trainer.model.parameters():
+        if weight.requires_grad:
+            weight.data = weight.data.float()
+    trainer.train()
+
+
+compare({"8B, 4 bits": dpo_8b}, "T4", ram=False)
+
+# %% [markdown] lang="ko"
+# T4의 절반 남짓이다. 로짓을 통째로 만들고 붙드는 코드였다면 이 쌍 하나에 2 × 1,024 × 128,256 × 4바이트 = 0.98 GiB짜리가 네 벌 남짓 더 있어야 하고, 길이가 2,048이면 여덟 벌어치라 들어가지 않는다. (그 신고가 바로 이것 때문에 죽었는지는 확인하지 못했다.)
+#
+# **연습 12-1.** 로짓을 통째로 만드는 DPO에서, 로짓은 모두 몇 바이트인가? 마지막 토큰도 빼지 않고 문장마다 `length`개로 센다. `each`는 수 하나의 바이트다. 학습하는 모델(정책, policy)의 로짓이 한 벌 있고, `reference`가 참이면 기준 모델의 로짓도 한 벌 함께 있다. 막히면 `exercise("12-1").hint()`를 실행한다.
 
 
 # %%
@@ -245,7 +282,9 @@ exercise("12-1").check(dpo_logits)
 #
 # ### 사건 12-A: SFT는 4가 되는데 DPO는 2도 안 된다
 #
-# 이 절의 처음에 본 신고(#10175)로 돌아간다. 같은 데이터와 설정에서 **SFT는 배치 4가 되고, DPO는 배치 2가 안 되고, 배치 1은 된다**고 했다. 모델은 4B라고만, 글의 길이는 아예 적지 않았다. Qwen3-4B이고 문장의 길이가 모두 같다면, 세 가지가 모두 사실일 길이는 얼마인가? 위의 두 함수를 bf16, rank 8, 80 GB 카드로 옮긴 것을 `run(way="sft"나 "dpo", batch=…, length=…)`으로 다섯 번까지 실행한다. 길이와 배치는 곱으로 늘고, 늘어나는 비율은 방법마다 다르다. 한 실험이 다른 실험을 얼마나 대신해 주는지 따져 보고 고른다.
+# 이 절의 처음에 본 신고(#10175)로 돌아간다. 같은 데이터와 설정에서 **SFT는 배치 4가 되고, DPO는 배치 2가 안 되고, 배치 1은 된다**고 했다. 모델은 4B라고만, 글의 길이는 아예 적지 않았다. Qwen3-4B이고 문장의 길이가 모두 같다면, 세 가지가 모두 사실일 길이는 얼마인가?
+#
+# 위의 두 함수를 bf16, rank 8, 80 GB 카드로 옮긴 것을 `run(way="sft"나 "dpo", batch=…, length=…)`으로 다섯 번까지 실행한다. 길이와 배치는 곱으로 늘고, 늘어나는 비율은 방법마다 다르다. 한 실험이 다른 실험을 얼마나 대신해 주는지 따져 보고 고른다.
 
 # %%
 case("12-A").run(way="sft", batch=4, length=4096)
@@ -262,14 +301,16 @@ case("12-A").check(length)
 #
 # ## 12.5 GRPO의 한 스텝
 #
-# GRPO는 질문 하나에 답 G개를 **스스로 만들고**, 점수를 매겨, 평균보다 나은 답의 확률을 올린다. 한 스텝이 여러 단계다.
+# GRPO([Shao 외, 2024](https://arxiv.org/abs/2402.03300))는 질문 하나에 답 G개를 **스스로 만들고**, 점수를 매겨, 평균보다 나은 답의 확률을 올린다. 한 스텝이 여러 단계다.
 #
 # 1. **롤아웃**(rollout): 답을 만든다. `generate`로 G개. 가중치와 KV 캐시(11.3절)가 있다.
-# 2. **기준 모델**: 만든 답의 기준 로그 확률. `beta`가 0이면 없다. TRL의 기본값이 0이다.
+# 2. **기준 모델**: 만든 답의 기준 로그 확률. `beta`는 기준 모델에서 멀어질 때 주는 벌점의 세기이고, TRL의 기본값인 0이면 이 단계가 없다.
 # 3. **손실까지**: 학습하는 모델의 순전파.
 # 4. **역전파**와 **갱신**.
 #
-# 강화 학습의 다른 방법인 PPO에는 답이 얼마나 좋을지 예상하는 **가치 모델**(value model)이 하나 더 있는데, GRPO에는 없다. 정책과 같은 크기로 전체를 학습하는 가치 모델이라면 가중치, 그레이디언트, 두 상태의 네 벌이 더 있어야 한다는 뜻이다(이 장에서 PPO는 실행하지 않는다). Qwen3-0.6B 전체를 RTX 4090에서 두 스텝 학습한다. 프롬프트 256, 답 8개다. 답의 길이는 16으로 고정된다. 가상 GPU의 텐서에는 값이 없어 문장을 끝내는 토큰이 뽑히지 않기 때문이다. **둘째 스텝**에서 가장 높은 단계는 어디일까?
+# 여기서는 점수를 함수로 매긴다. 보상 모델로 매긴다면 그 가중치가 늘 더 있다. 강화 학습의 다른 방법인 PPO에는 답이 얼마나 좋을지 예상하는 **가치 모델**(value model)도 있는데, GRPO에는 없다. 정책과 같은 크기로 전체를 학습하는 가치 모델이라면 가중치, 그레이디언트, 두 상태의 네 벌이 덜 드는 셈이다(이 장에서 PPO는 실행하지 않는다).
+#
+# Qwen3-0.6B 전체를 RTX 4090에서 두 스텝 학습한다. 256토큰짜리 질문 하나에 8토큰짜리 답 8개를 만든다. 답은 언제나 `max_completion_length`까지 간다. 가상 GPU의 텐서에는 값이 없어 문장을 끝내는 토큰이 뽑히지 않기 때문이다. **둘째 스텝**에서 가장 높은 단계는 어디일까?
 
 # %%
 highest = guess("12.5", None, ("rollout", "loss", "backward", "step"))
@@ -283,7 +324,7 @@ from helpers.chapters.c12_two_models.phases import phases_of, steps_of
 from helpers.chapters.c12_two_models.pictures import draw_steps
 
 
-def grpo(found, completion=16, batch=8, rollout=None, prompt=256, model=small, peft_config=None, **options):
+def grpo(found, completion=8, batch=8, rollout=None, prompt=256, model=small, peft_config=None, **options):
     arguments = GRPOConfig(
         folder, per_device_train_batch_size=batch, num_generations=8, gradient_accumulation_steps=8 // batch,
         max_completion_length=completion, max_steps=2, fp16=True, **QUIET, **options,
@@ -309,67 +350,70 @@ highest.against(max(second, key=lambda one: one.peak).name)
 #
 # > **주장 3.** "GRPO가 OOM이면 `per_device_train_batch_size`를 줄인다"
 #
-# 답을 길이 512로 늘리고 설정을 바꾸어 본다. 여기부터는 답을 `generate`로 만들지 않고, TRL의 `rollout_func`으로 길이 512인 답을 건넨다. 그래서 롤아웃 열에는 KV 캐시가 없고 나머지 열은 그대로 TRL이다. `batch 2`는 답 8개를 2개씩 네 번에 나누어 학습한다. `beta`는 기준 모델을 올린다. 위의 두 줄과 아래의 두 줄에서 배치를 줄인 효과를 비교하고, 판정을 먼저 고른다.
+# 답을 길이 512로 늘리고 설정을 바꾸어 본다. 여기부터는 답을 `generate`로 만들지 않고, TRL의 `rollout_func`으로 길이 512인 답을 건넨다. 그래서 롤아웃 열에는 KV 캐시가 없고 나머지 열은 그대로 TRL이다. `batch 4`는 답 8개를 4개씩 두 번에 나누어 학습한다. `beta`는 기준 모델을 올린다. 위의 두 줄과 아래의 두 줄에서 배치를 줄인 효과를 비교하고, 판정을 먼저 고른다.
 
 # %%
 from helpers.chapters.c12_two_models.engine import Engine
 from helpers.chapters.c12_two_models.phases import compare_steps
 
 
-def given(prompts, trainer):
+def given(prompts, trainer, shorter=0):
     ids = trainer.processing_class(prompts)["input_ids"]
-    return {"prompt_ids": ids, "completion_ids": [[1] * 512] * len(prompts), "logprobs": None}
+    answers = [[1] * (512 - shorter * i) for i in range(len(prompts))]
+    return {"prompt_ids": ids, "completion_ids": answers, "logprobs": None}
 
 
 longer = partial(grpo, completion=512, rollout=given)
+base = steps_of(longer, "RTX 4090")
 rows = {
-    "as it is": longer,
-    "batch 2": partial(longer, batch=2),
+    "as it is": base,
+    "batch 4": partial(longer, batch=4),
     "beta": partial(longer, beta=0.04),
     "no checkpoints": partial(longer, gradient_checkpointing=False),
-    "no checkpoints, batch 2": partial(longer, gradient_checkpointing=False, batch=2),
+    "no checkpoints, batch 4": partial(longer, gradient_checkpointing=False, batch=4),
 }
 compare_steps(rows, "RTX 4090")
 
 # %% [markdown] lang="ko"
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 체크포인팅을 켠 전체 학습에서는 배치를 2로 줄였더니 손실과 역전파가 **오히려 올랐다.** 네 번에 나누어 누적하는 동안 앞의 그레이디언트 한 벌이 남아 있어 다음 순전파와 겹치기 때문이다(4장). 순전파 상태가 최대를 정할 때(체크포인팅을 끈 아래의 두 줄)는 21.69 GiB가 13.82 GiB로 줄었다. 무엇이 최대를 정하는지 먼저 본다.
+# **조건부로 맞다.** 체크포인팅을 켠 전체 학습에서는 배치를 4로 줄였더니 손실과 역전파가 **오히려 올랐다.** 두 번에 나누어 누적하면 첫 번째의 그레이디언트 한 벌이 남아 두 번째의 순전파와 겹치기 때문이다(4장). 순전파 상태가 최대를 정할 때(체크포인팅을 끈 아래의 두 줄)는 21.69 GiB가 17.17 GiB로 줄었다. 무엇이 최대를 정하는지 먼저 본다.
 #
 # </details>
 #
 # - **롤아웃**의 6.68 GiB는 늘 있는 것, 곧 fp32 가중치와 AdamW의 두 상태다. 한 벌이 2.22 GiB이고 세 벌이다. 이것을 낮추는 것은 배치가 아니라 LoRA나 옵티마이저다.
 # - `beta`를 켜면 전체를 학습할 때 모든 단계에 그 한 벌(8.90 − 6.68)이 더해진다. LoRA라면 어댑터를 끈다(12.3절).
 # - **체크포인팅**을 끄면 손실과 역전파가 크게 오르고, 롤아웃은 그대로다.
-# - `generate`로 만든다면 롤아웃에는 답의 수와 길이에 비례하는 KV 캐시가 더 있다(11.4절). 한 번에 만드는 답의 수는 배치와 누적 횟수의 곱이다(여기서는 8 × 1과 2 × 4로 둘 다 8이다). `num_generations`는 그 가운데 몇 개가 같은 질문의 답인지 정하고, 곱은 그 배수라야 한다.
+# - `generate`로 만든다면 롤아웃에는 답의 수와 길이에 비례하는 KV 캐시가 더 있다(11.4절). 한 번에 만드는 답의 수는 배치와 누적 횟수의 곱이다(여기서는 8 × 1과 4 × 2로 둘 다 8이다). `num_generations`는 그 가운데 몇 개가 같은 질문의 답인지 정하고, 곱은 그 배수라야 한다.
 #
 # ### T4에서는
 #
-# T4에서 같은 학습을 한다. 16 GB로 될까? 전체 학습, 그리고 가중치를 fp16으로 읽어(`model_init_kwargs`) LoRA만 학습하는 것을 나란히 놓는다. TRL은 시키지 않으면 LoRA에서도 얼린 가중치를 fp32로 읽는다.
+# T4에서 같은 학습을 한다. 16 GB로 될까? 지금까지는 답 8개의 길이가 모두 512였다. 진짜 답은 길이가 제각각이므로 둘째 줄에는 463토큰에서 512토큰까지 7토큰씩 다르게 준다. 아래의 두 줄은 12.3절처럼 가중치를 fp16으로 읽고 LoRA만 학습한다.
 
 # %%
-adapter = {"peft_config": lora, "model_init_kwargs": {"dtype": "float16"}}
+uneven = partial(grpo, completion=512, rollout=partial(given, shorter=7))
 rows = {
     "0.6B, full": longer,
-    "0.6B, LoRA": partial(longer, **adapter),
-    "0.6B, LoRA, beta": partial(longer, beta=0.04, **adapter),
-    "1.7B, LoRA": partial(longer, model="Qwen/Qwen3-1.7B", **adapter),
-    "4B, LoRA": partial(longer, model="Qwen/Qwen3-4B", **adapter),
+    "0.6B, full, uneven": uneven,
+    "0.6B, LoRA": partial(longer, peft_config=lora, **half),
+    "4B, LoRA": partial(longer, model="Qwen/Qwen3-4B", peft_config=lora, **half),
 }
 compare_steps(rows, "T4")
 
 # %% [markdown] lang="ko"
-# 0.6B는 전체를 학습해도 들어간다. 같은 학습이 RTX 4090보다 더 드는 것은 T4의 어텐션이 길이 × 길이 행렬을 만드는 math 커널로 가기 때문이다(3.12절). LoRA라면 4B도 자리가 남는다. LoRA에서 `beta`를 켜도 최대가 그대로인 것은 기준 모델을 따로 두지 않기 때문이다(12.3절).
+# 0.6B는 전체를 학습해도 들어가고, LoRA라면 4B도 들어간다. 첫 두 줄을 견준다. 짧은 답은 패딩으로 채우므로 텐서의 모양은 같은데, 10.37 GiB가 9.54 GiB로 줄어 RTX 4090의 9.53 GiB와 같아졌다. 어텐션 커널이 다르기 때문이다. 길이가 모두 같으면 패딩이 없어 마스크를 주지 않고, 그러면 그룹 쿼리 모델은 T4에서 길이 × 길이 행렬을 만드는 math 커널로 간다(3.12절). 하나라도 짧으면 마스크를 주고 math를 피한다.
 #
-# 남은 자리는 답을 만드는 데 쓴다. 이 표에는 KV 캐시도 엔진도 없다. 그 몫이 얼마까지 되는지는 12.6절의 방법으로 센다. T4에는 bf16이 없으므로 `fp16=True`와 `"dtype": "float16"`을 둘 다 적는다.
+# 그러니 T4에서는 **답이 모두 `max_completion_length`에서 잘린 스텝**이 가장 많이 쓴다. 잘 되던 학습이 그런 스텝에서 죽을 수 있으므로, 들어가는지는 길이가 같은 줄로 따진다.
+#
+# 이 표에는 KV 캐시가 없다. `generate`로 만든다면 4B의 답 8개에 2 × 36층 × 8헤드 × 128 × 2바이트 × 768토큰 × 8개 = 0.84 GiB가 롤아웃에 더해진다(11.3절의 식). 롤아웃은 7.88 GiB였으니 더해도 역전파보다 낮다.
 #
 # ## 12.6 엔진이 같은 카드에 있을 때
 #
-# `generate`는 느려서, 답은 대개 vLLM 같은 엔진으로 만든다. 학습과 같은 카드에 두는 것이 TRL의 `vllm_mode="colocate"`다. 엔진은 **시작할 때** 카드의 `gpu_memory_utilization`만큼을 가중치와 KV 캐시의 자리로 잡는다([vLLM 문서, Engine Arguments](https://docs.vllm.ai/en/v0.8.1/serving/engine_args.html)). 모델이 작아도 그렇다. 남는 자리는 KV 캐시가 된다. 그 문서에서 기본값은 0.9이고, TRL은 0.3이다(TRL 1.16의 `vllm_gpu_memory_utilization`).
+# `generate`는 느려서, 답은 대개 vLLM 같은 엔진으로 만든다. 학습과 같은 카드에 두는 것이 TRL의 `vllm_mode="colocate"`다. 엔진은 **시작할 때** 카드의 `gpu_memory_utilization`만큼을 가중치와 KV 캐시의 자리로 잡는다([vLLM 문서, Engine Arguments](https://docs.vllm.ai/en/v0.8.1/serving/engine_args.html)). 모델이 작아도 그렇다. 가중치를 올리고 남는 자리는 KV 캐시가 된다. 그 문서에서 기본값은 0.9이고, TRL은 0.3이다(TRL 1.16의 `vllm_gpu_memory_utilization`). 그만큼 비어 있지 않으면 시작하지도 않는다(`Free memory on device … is less than desired GPU memory utilization`, [vllm #20305](https://github.com/vllm-project/vllm/issues/20305)). 이 절에서 볼 것은 시작은 했는데 나중에 죽는 학습이다.
 #
 # 재우는 길도 있다. 1단계 잠(sleep level 1)은 가중치를 RAM으로 옮기고 KV 캐시를 버리며, 2단계는 둘 다 버린다([vLLM 문서, Sleep Mode](https://docs.vllm.ai/en/latest/features/sleep_mode/)). TRL은 `vllm_enable_sleep_mode=True`이면 답을 만들 때마다 2단계로 재운다.
 #
-# 메모리의 절반만 쓰다가 둘째 스텝에서 갑자기 가득 차 죽었고, vLLM을 끄면 괜찮았다는 신고가 있다([trl #3124](https://github.com/huggingface/trl/issues/3124)). 비슷한 일을 만들어 본다. `Engine`은 vLLM이 아니라 **그 몫만큼의 블록**이다. 답을 만들 때 잡고, 재우면 돌려준다. 엔진의 몫을 0.6으로 두고 재우지 않는다. 어디에서 죽을까?
+# `Engine`은 vLLM이 아니라 **그 몫만큼의 블록**이다. 첫 답을 만들 때 잡고, 재우면 돌려준다. (진짜 vLLM으로 만들면 TRL은 정책의 로그 확률을 그레이디언트 없이 한 번 더 계산한다. 그것은 여기에 없다.) 엔진의 몫을 0.6으로 두고 재우지 않는다. 어디에서 죽을까?
 
 # %%
 dies = guess("12.6", None, ("step 1", "step 2", "never"))
@@ -386,6 +430,8 @@ draw_steps(awake)
 
 # %% [markdown] lang="ko"
 # 첫 롤아웃의 16.41 GiB는 가중치 2.22 GiB와 엔진 14.19 GiB다. 첫 스텝은 끝까지 갔다. 죽은 것은 **둘째 스텝의 역전파**다. 첫 갱신에서 생긴 옵티마이저 상태가 이제 있는데, 학습하는 동안 할 일 없는 엔진이 카드의 60%를 그대로 쥐고 있다.
+#
+# TRL을 만드는 사람들이 처음부터 적어 둔 일이다. vLLM을 넣은 PR의 코드에는, 엔진을 만들 때 옵티마이저 상태는 아직 GPU에 없고 첫 갱신 뒤부터 내내 남으므로 자리를 남겨 두어야 하며 몫은 0.55가 잘 되더라는 주석이 있었다([trl #2600](https://github.com/huggingface/trl/pull/2600)).
 
 # %%
 dies.against(f"step {awake.last}" if awake.outcome.died else "never")
@@ -403,10 +449,11 @@ compare_steps({name: partial(grpo, completion=512, rollout=one) for name, one in
 
 # %% [markdown] lang="ko"
 # - 재우면 엔진과 학습이 같은 자리를 **번갈아** 쓴다. 최대는 더한 것이 아니라 큰 쪽이다.
-# - 그래도 0.8은 **둘째 스텝의 롤아웃**에서 죽었다(손실과 역전파의 값이 작은 것은 첫 스텝의 것뿐이라서다). 첫 답을 만들 때에는 없던 옵티마이저 상태가 이제 있기 때문이다. 앞의 신고(#3124)와 같은 꼴이다(그 원인을 확인한 것은 아니다).
-# - 깨우기 전에 `empty_cache()`를 부른다. 학습이 쥐고 있는 빈 덩어리를 드라이버에 돌려주어야 엔진이 쓸 수 있다. 재울 수 있는 vLLM은 메모리를 따로 둔 풀(`CuMemAllocator`)에서 잡으므로, 학습 쪽 할당자가 쥔 빈 덩어리를 쓰지 못한다. TRL도 깨우기 전에 그렇게 한다(`vllm_generation.py`). 단계마다 텐서의 크기가 달라 빈 자리가 조각나므로(3장의 단편화), 손수 만든 루프라면 이 줄을 빠뜨리지 않는다.
+# - 그래도 0.8은 **둘째 스텝의 롤아웃**에서 죽었다(손실과 역전파의 값이 작은 것은 첫 스텝의 것뿐이라서다). 첫 답을 만들 때에는 없던 옵티마이저 상태가 이제 있기 때문이다.
+# - 깨우기 전에 `empty_cache()`를 부른다. 학습 쪽 할당자가 쥔 빈 덩어리를 드라이버에 돌려주어야 엔진이 쓸 수 있다. TRL도 그렇게 한다(`vllm_generation.py`). 손수 만든 루프라면 이 줄을 빠뜨리지 않는다.
+# - 엔진 안에는 가중치가 **한 벌 더** 있다. 위의 블록에는 이미 들어 있다. 12.5절의 4B를 T4에서 엔진과 함께 두지 못하는 까닭이기도 하다. 학습 쪽에 늘 있는 7.88 GiB의 거의 모두가 fp16 가중치다. 엔진도 같은 가중치를 쓴다면 두 벌이 14.64 GiB를 넘고, 재워도 답을 만드는 동안에는 두 벌이 함께 있다.
 #
-# 가중치는 엔진 안에 한 벌이 더 있다. 그 한 벌도 몫에 들어 있으므로 위의 블록에 이미 세어졌다. 1단계 잠이면 그 가중치만큼의 RAM이 든다(11.8절).
+# 둘째 스텝의 OOM이 다 이것은 아니다. 절반만 쓰다가 둘째 스텝에서 가득 찼고 vLLM을 끄면 괜찮았다는 신고([trl #3124](https://github.com/huggingface/trl/issues/3124))는 LoRA로 학습한 것이라 첫 갱신에서 생기는 상태가 작다. 그 원인은 여기서 설명하지 못한다.
 #
 # **연습 12-2.** 늘 있는 것 `held`(가중치와 옵티마이저 상태), 학습 스텝이 더 쓰는 것 `step`, 엔진의 몫 `engine`이 바이트로 주어진다. `sleeps`가 참이면 학습하는 동안 엔진을 재운다. 최대는 몇 바이트인가?
 
@@ -421,7 +468,9 @@ exercise("12-2").check(peak)
 # %% [markdown] lang="ko"
 # ### 사건 12-B: 엔진을 줄일 수는 없다
 #
-# 몇 스텝 만에 죽는다는 [trl #2927](https://github.com/huggingface/trl/issues/2927)에서 받은 조언은 엔진의 몫을 0.9에서 0.7로 줄이라는 것이었고, 그렇게 해도 셋째 스텝에서 죽었다고 한다. 여기서는 거꾸로 묻는다. 답이 길어서 엔진이 카드의 60%보다 적으면 못 쓴다고 하자. 12.6절과 같은 학습이다. 60%로 끝나는 설정은 이미 보았다. 이번에는 엔진에 줄 수 있는 **가장 큰 몫**을 0.05 단위로 찾는다. 연습 12-2의 식에 12.6절에서 읽은 값(카드의 전체와 쓸 수 있는 크기, 늘 있는 것, 스텝이 더 쓰는 것)을 넣어 먼저 예상하고 `run`으로 확인한다. `check`는 0.6 이상이면서 끝까지 가고, 0.05를 더 주면 죽는 설정을 받는다. `run`이 받는 것은 `fraction`(기본값 0.6), `sleeps`, `batch`(한 번에 학습하는 답의 수)다.
+# 몇 스텝 만에 죽는다는 [trl #2927](https://github.com/huggingface/trl/issues/2927)에서 받은 조언은 엔진의 몫을 0.9에서 0.7로 줄이라는 것이었고, 그렇게 해도 셋째 스텝에서 죽었다고 한다. 여기서는 거꾸로 묻는다. 답이 길어서 엔진이 카드의 60%보다 적으면 못 쓴다고 하자. 학습은 이 절의 것과 같다. 60%로 끝나는 설정은 이미 보았다. 이번에는 엔진에 줄 수 있는 **가장 큰 몫**을 0.05 단위로 찾는다.
+#
+# 연습 12-2의 식에 이 절에서 읽은 값(카드의 전체와 쓸 수 있는 크기, 늘 있는 것, 스텝이 더 쓰는 것)을 넣어 먼저 예상하고 `run`으로 확인한다. `check`는 0.6 이상이면서 끝까지 가고, 0.05를 더 주면 죽는 설정을 받는다. `run`이 받는 것은 `fraction`(기본값 0.6), `sleeps`, `batch`(한 번에 학습하는 답의 수)다.
 
 # %%
 case("12-B").run(batch=2)
@@ -458,12 +507,12 @@ from helpers import grpo_panel
 grpo_panel()
 
 # %% [markdown] lang="ko"
-# 하한이 얼마나 가까운지 확인한다. 12.5절의 두 학습, 곧 `generate`로 답 16토큰을 만든 것과 길이 512인 답을 건네받은 것에서 잰 최대를 하한으로 나눈다.
+# 하한이 얼마나 가까운지 확인한다. 12.5절의 두 학습, 곧 `generate`로 8토큰짜리 답을 만든 것과 길이 512인 답을 건네받은 것에서 잰 최대를 하한으로 나눈다.
 
 # %%
 from helpers.chapters.c12_two_models.floor import Grpo
 
-for completion, steps in ((16, two), (512, steps_of(longer, "RTX 4090"))):
+for completion, steps in ((8, two), (512, base)):
     floor, peaks = Grpo(small, completion=completion).floor(total), steps.peaks()
     for phase in floor:
         print(f"{completion:3} {phase:9} {peaks[phase] / sum(floor[phase].values()):.3f}")
@@ -473,15 +522,15 @@ for completion, steps in ((16, two), (512, steps_of(longer, "RTX 4090"))):
 #
 # ## 12.8 진짜 카드에서는
 #
-# 이 장의 프로그램을 그대로 카드에서 돌려 본 것은 아니다. 가까운 것은 있다. TRL 1.16에 딸린 세 스크립트를 Qwen3-0.6B로, 고치지 않고 NVIDIA H100에서 세 스텝 학습하며 모든 할당을 기록했다. 예측은 카드가 실행되기 전에 적어 두었고 그 뒤로 고치지 않았다(기록 `benchmarks/README.md`, 2026년 11월 23일. 곱셈의 작업 공간에 관한 고침 하나가 예측에만 들어 있었고 그때 도구에는 아직 없었다).
+# 이 장의 프로그램을 그대로 카드에서 돌려 본 것은 아니다. 가까운 것은 있다. TRL 1.16에 딸린 세 스크립트를 Qwen3-0.6B로, 고치지 않고 NVIDIA H100에서 세 스텝 학습하며 모든 할당을 기록했다. 예측은 카드에서 실행하기 전에 적어 두었고 그 뒤로 고치지 않았다(기록은 `benchmarks/README.md`, 2026년 11월 23일).
 #
-# | 스크립트(가중치 전체, bf16) | 설정 | 예측한 최대 | 잰 최대 |
+# | 스크립트(전체 학습, bf16으로 계산) | 설정 | 예측한 최대 | 잰 최대 |
 # |---|---|---|---|
 # | `trl.scripts.sft` | 배치 4, 길이 1024까지 | 9.53 GiB | 9.535 GiB |
 # | `trl.scripts.dpo` | 쌍 2, 길이 1024까지 | 11.76 GiB | 11.758 GiB |
 # | `trl.scripts.grpo` | 답 8개, 길이 64까지 | 9.56 GiB | 9.548 GiB |
 #
-# 셋 다 차이가 0.2% 안이다. 확인되지 않은 것도 적어 둔다. T4에서 잰 것은 없고, vLLM과 함께 돌린 것도 없다. 12.6절의 엔진은 문서에 적힌 몫만큼의 블록일 뿐이다.
+# 셋 다 차이가 0.2% 안이다. 체크포인팅, 로짓의 타일, 기준 모델 한 벌을 세는 방법이 카드와 맞는다는 뜻이다. 확인되지 않은 것도 적어 둔다. T4에서 잰 것은 없고, vLLM과 함께 돌린 것도 없다. 12.6절의 엔진은 문서에 적힌 몫만큼의 블록일 뿐이다.
 #
 # ## 12.9 기억할 것
 #
@@ -494,13 +543,15 @@ guesses()
 # | 언제 죽나 | 원인이 되는 것 | 고치는 줄 |
 # |---|---|---|
 # | 배치를 줄여도 DPO가 죽는다 | 기준 모델 한 벌 | `precompute_ref_log_probs=True`, LoRA(`peft_config`) |
-# | DPO의 손실에서 죽는다 | 통째로 만든 로짓 | 로짓을 조각으로 만드는 손실(TRL 1.16의 기본값), 배치 |
+# | DPO의 손실에서 죽는다 | 통째로 만든 로짓 | 로짓을 조각으로 만드는 손실(TRL 1.16의 기본값), 배치, `max_length` |
 # | GRPO의 롤아웃에서 | KV 캐시, 남아 있는 옵티마이저 상태 | 한 번에 만드는 답의 수(배치 × 누적), `max_completion_length`, LoRA |
 # | GRPO의 역전파에서 | 쥐고 있는 엔진, 체크포인팅을 껐다면 순전파 상태 | `vllm_enable_sleep_mode=True`, `gradient_checkpointing=True` |
 # | 둘째 스텝의 롤아웃 | 첫 갱신에서 생긴 옵티마이저 상태 | `vllm_gpu_memory_utilization`을 줄인다 |
+# | LoRA인데 가중치가 두 배다 | fp32로 읽은 얼린 가중치 | `model_init_kwargs={"dtype": "float16"}`(T4) |
 #
 # - DPO가 SFT보다 더 드는 것은 **문장이 쌍이라는 것과 가중치 한 벌**이다. 네 벌이 다 두 배가 되지는 않는다. 로짓을 통째로 만들고 붙들면 쌍 하나가 글 하나의 두 배를 넘는다.
 # - 최대는 단계마다 따로 있다. 설정 하나는 한두 단계만 옮긴다. 가장 높은 단계를 먼저 찾는다.
 # - 재우면 번갈아 쓰고, 재우지 않으면 더한다.
+# - T4에서는 `fp16=True`, `peft_config`, `"dtype": "float16"`을 함께 적는다. 4비트라면 Trainer를 만든 뒤에 어댑터를 fp32로 되돌린다(12.4절).
 #
 # KV 캐시와 `generate`는 [11장](11_outside_training.ipynb)에, LoRA는 [8장](08_lora.ipynb)에, 오류 메시지에서 거꾸로 찾아가는 길은 [10장](10_oom_clinic.ipynb)에 있다.

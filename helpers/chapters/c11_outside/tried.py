@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ _TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
 # bitsandbytes, which Trainer imports, misses a CPU kernel that is not used here.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 _HERE = os.path.dirname(os.path.realpath(__file__)) + os.sep
+_WITH = os.path.realpath(contextlib.__file__)  # the frames of a `with` stand for the line that has it
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def _where(error: BaseException) -> str:
     found, step = "", error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
-        if not os.path.realpath(code.co_filename).startswith((OURS, _TORCH, _HERE)):
+        if not os.path.realpath(code.co_filename).startswith((OURS, _TORCH, _HERE, _WITH)):
             found = getattr(code, "co_qualname", code.co_name).rpartition("<locals>.")[2]
         step = step.tb_next
     return found

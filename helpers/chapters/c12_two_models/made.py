@@ -45,18 +45,18 @@ def _dataset(columns: dict[str, list[str]]) -> Any:
     return datasets.Dataset.from_dict(columns)
 
 
-def texts(tokens: int, size: int = 32) -> Any:
+def texts(tokens: int, size: int = 16) -> Any:
     """`size` texts of that many tokens, the end of the text among them: for SFTTrainer."""
     return _dataset({"text": [f"{_text(tokens - 1)} <eos>"] * positive_int(size, "size")})
 
 
-def pairs(prompt: int, answer: int, size: int = 32) -> Any:
+def pairs(prompt: int, answer: int, size: int = 16) -> Any:
     """`size` prompts with a chosen and a rejected answer, of that many tokens: for DPOTrainer."""
     answers = [f" {_text(answer - 1)} <eos>"] * positive_int(size, "size")
     return _dataset({"prompt": [_text(prompt)] * size, "chosen": answers, "rejected": answers})
 
 
-def prompts(tokens: int, size: int = 32) -> Any:
+def prompts(tokens: int, size: int = 16) -> Any:
     """`size` prompts of that many tokens: for GRPOTrainer."""
     return _dataset({"prompt": [_text(tokens)] * positive_int(size, "size")})
 

@@ -131,9 +131,9 @@ def steps_of(program: Callable[[list[Phase]], Any], gpu: str | GPUSpec = "T4") -
     return Steps(phases, outcome, card(gpu).capacity_bytes)
 
 
-def compare_steps(programs: Mapping[str, Callable[[list[Phase]], Any]], gpu: str | GPUSpec = "T4") -> LeftRows:
-    """One row a program: the peak of each phase, in all of its steps, and how it ended."""
-    found = {name: steps_of(program, gpu) for name, program in programs.items()}
+def compare_steps(programs: Mapping[str, Callable[[list[Phase]], Any] | Steps], gpu: str | GPUSpec = "T4") -> LeftRows:
+    """One row a program, or what `steps_of` found of it: the peaks of the phases in all of its steps, how it ended."""
+    found = {name: one if isinstance(one, Steps) else steps_of(one, gpu) for name, one in programs.items()}
     names = [name for name in NAMES if any(name in one.names() for one in found.values())]
     rows = []
     for name, one in found.items():
