@@ -36,6 +36,7 @@ ORDER = [
         "virtual_gpu.allocator",
         "virtual_gpu.frames",
         "virtual_gpu.turns",
+        "virtual_gpu.writing",
         "virtual_gpu.rules.*",
         "virtual_gpu.drawing.svg",
     ],

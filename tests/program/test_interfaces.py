@@ -280,8 +280,18 @@ def test_wrong_arguments_are_told_before_the_program_runs(wrong, tmp_path):
 def test_files_that_cannot_be_written_are_told_before_the_program_runs(tmp_path, capsys):
     script = Path(tmp_path / "prints.py")
     script.write_text("print('ran')\n")
-    assert main(["--html", str(tmp_path / "none" / "x.html"), str(script)]) == 2
-    assert "ran" not in capsys.readouterr().out
+    there, link = tmp_path / "there.json", tmp_path / "link.json"
+    there.write_text("mine")
+    link.symlink_to(there)
+    for option in ("--html", "--save", "--report", "--snapshot"):
+        for path in (script / "x.html", there, link, tmp_path):
+            assert main([option, str(path), str(script)]) == 2
+            said = capsys.readouterr()
+            assert "ran" not in said.out and str(tmp_path) in said.err
+        assert main(["--force", option, str(link), str(script)]) == 2  # never through a link
+    assert there.read_text() == "mine" and "ran" not in capsys.readouterr().out
+    assert main(["--force", "--report", str(there), str(script)]) == 0
+    assert there.read_text().startswith("{")
 
 
 def test_another_card_than_those_there_are_is_the_programs_error(tmp_path, capsys):

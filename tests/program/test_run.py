@@ -214,7 +214,7 @@ def test_the_page_shows_scale_phases_and_whole_names(tmp_path):
     assert "14.64 GiB</b>" not in text and "순전파</span>" in text and "loop.py:18" in text
     large = tmp_path / "large.py"
     large.write_text("import torch\nx = torch.empty(2**30, device='cuda')\n" * 2 + "y = x.clone()\n" * 9)
-    assert main(["--no-advise", "--html", str(page), str(large)]) == 0
+    assert main(["--no-advise", "--force", "--html", str(page), str(large)]) == 0
     assert "14.64 GiB</b>" in page.read_text()
 
 

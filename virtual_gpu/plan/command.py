@@ -12,12 +12,13 @@ from ..errors import WrongValue
 from ..language import LANGUAGES, tr
 from ..step.optimizers import OPTIMIZERS
 from ..terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language, tell
+from ..writing import check_folder
+from .files import NAMES
 from .host import host_need
 from .pictures import extra_label, seconds_label
 from .plans import MARGIN, METHODS, PRECISIONS
 from .search import Plans, plan_training
 from .start.terminal import execute as execute_start
-from .writing import check_folder
 
 
 def add_to(commands: Any) -> argparse.ArgumentParser:
@@ -43,7 +44,7 @@ def execute(args: argparse.Namespace) -> int:
     if not args.model:
         raise WrongValue(tr(ko="--model이나 --from 가운데 하나는 있어야 한다.", en="Give --model or --from."))
     if args.save:
-        check_folder(args.save, force=args.force)  # before the work, not after it
+        check_folder(args.save, NAMES, args.force)  # before the work, not after it
     tell(tr(ko="찾는 중이다. Ctrl+C를 누르면 멈춘다.", en="Searching; Ctrl+C stops."))
     plans = plan_training(
         args.model,

@@ -15,6 +15,8 @@ from ..step.optimizers import OPTIMIZERS
 if TYPE_CHECKING:
     from .plans import Plan, Recipe
 
+NAMES = ("train.py", "training_arguments.json", "accelerate.yaml", "lora_config.json")  # all that a plan may write
+
 
 def files_of(plan: Plan) -> dict[str, str]:
     """name → text: train.py, training_arguments.json, accelerate.yaml, and for adapters lora_config.json."""

@@ -22,10 +22,10 @@ from ..shards.nccl import nccl_bytes
 from ..step.optimizers import optimizer_named
 from ..step.setting import Setting, check_size
 from ..units import choose, human_bytes, positive_int
+from ..writing import write
 from .files import files_of
 from .host import host_need
 from .ranking import PREFERENCES, criteria, key
-from .writing import write
 
 METHODS = ("full", "lora", "qlora")  # from what changes training least
 PRECISIONS = ("mixed_fp16", "mixed_bf16", "bf16", "fp32")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 from ..errors import WrongValue
 from ..language import LANGUAGES, tr
 from ..terminal import Parser, answer, say, tell
+from ..writing import check_folder, write
 from . import html
 from .again import Run, advice, largest
 from .frames import OURS
@@ -52,6 +52,7 @@ def add_to(subparsers: Any) -> argparse.ArgumentParser:
         help=tr(ko="보고서와 모든 할당을 JSON으로", en="the report and every allocation"),
     )
     add("--snapshot", metavar="FILE.pickle", help=tr(ko="PyTorch의 스냅샷", en="PyTorch's, for pytorch.org/memory_viz"))
+    add("--force", action="store_true", help=tr(ko="있는 파일을 덮어쓴다", en="write over files that are there"))
     advise = tr(ko="모자라면 한 가지를 바꿔 다시 실행해 본다", en="out of memory: run again with one thing changed")
     add("--sent", nargs=2, help=argparse.SUPPRESS)  # of a pipeline's stage, see `pipeline`
     add("--advise", action=argparse.BooleanOptionalAction, default=None, help=advise)
@@ -80,9 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def execute(args: argparse.Namespace) -> int:
     """Run the program and show the report; the exit status."""
     command = _command(args)
-    for path in filter(None, (args.report, args.html, args.save, args.snapshot)):
-        if not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK):  # before the program takes its time
-            raise WrongValue(tr(ko=f"{path}: 여기에 쓸 수 없다.", en=f"{path}: cannot be written there."))
+    for path in map(Path, filter(None, (args.report, args.html, args.save, args.snapshot))):
+        folder = check_folder(path.parent, [path.name], args.force)  # before the program takes its time
+        folder.mkdir(parents=True, exist_ok=True)
     tell(
         tr(
             ko=f"{command[0]}, 가상 {args.gpu}: 옵티마이저 스텝 {args.steps}번까지 실행한다. Ctrl+C를 누르면 멈춘다.",
@@ -105,12 +106,13 @@ def execute(args: argparse.Namespace) -> int:
     ):
         tried = advice(_options(args), command, told=_tell_again)
         report.tried = [one.row() for one in tried]
-    if args.report:
-        _write(args.report, json.dumps(report.json()))
-    if args.html:
-        _write(args.html, html.page(report))
-    if args.save:
-        _write(args.save, json.dumps({"report": report.json(), "trace": report.watch.saved().json()}))
+    for name, text in (
+        (args.report, lambda: json.dumps(report.json())),
+        (args.html, lambda: html.page(report)),
+        (args.save, lambda: json.dumps({"report": report.json(), "trace": report.watch.saved().json()})),
+    ):
+        if name:
+            write({Path(name).name: text()}, Path(name).parent, args.force)
     say(json.dumps(report.json(), ensure_ascii=False, indent=2) if args.json else report.text())
     return exit_status(report)
 
@@ -164,13 +166,6 @@ def same_again(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="program …")
     args = parser.parse_args(arguments)
     return _options(args), _command(args)
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise WrongValue(f"{path}: {error.strerror}") from error
 
 
 def print_traceback(error: BaseException) -> None:

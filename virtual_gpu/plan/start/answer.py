@@ -25,8 +25,8 @@ from ...step.predict import predict_need
 from ...step.setting import Setting
 from ...step.states import states_of
 from ...units import human_bytes, path_of
+from ...writing import check_folder, write
 from ..plans import how_many
-from ..writing import check_folder, write
 from . import axolotl, llama_factory, torchtune, trainer, trl
 from .document import Document, read_document
 from .keys import LESS, MORE, Keys, Note, place_of

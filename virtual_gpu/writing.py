@@ -1,4 +1,4 @@
-"""Files into a folder: checked before anything is searched, never over what is there, never through a link."""
+"""Files into a folder: checked before any work is done, never over what is there, never through a link."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ..errors import ExistingFile
-from ..language import tr
-from ..units import path_of
-
-NAMES = ("train.py", "training_arguments.json", "accelerate.yaml", "lora_config.json")  # what a plan may write
+from .errors import ExistingFile
+from .language import tr
+from .units import path_of
 
 
-def check_folder(folder: str | Path, names: Iterable[str] = NAMES, force: bool = False) -> Path:
+def check_folder(folder: str | Path, names: Iterable[str], force: bool = False) -> Path:
     """The folder if these files can be written into it, or if it can be made; ExistingFile says what is in the way."""
     folder = path_of(folder, "folder")
     if "\0" in str(folder):
