@@ -26,6 +26,8 @@ def run_forked(
 ) -> tuple[int, str, str]:
     """(status, stdout, stderr) of `ranks` processes that run the file program[0] in `folder`, the rest as arguments.
 
+    "-m" and a module's name run that, as Python's own command line has it.
+
     As torchrun does, each finds its rank in the environment, and all end with the first that fails. A single one is
     started plainly. RuntimeError where they take longer than `timeout` seconds.
     """
@@ -62,6 +64,10 @@ def _run(program: Sequence[str], environment: Mapping[str, str], folder: str, wr
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.argv = list(program)
-    runpy.run_path(program[0], run_name="__main__")
+    if program[0] == "-m":
+        sys.argv = list(program[1:])
+        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(program)
+        runpy.run_path(program[0], run_name="__main__")
     sys.stdout.flush()

@@ -467,12 +467,18 @@ def test_the_files_of_several_gpus_run(method, stage, way, tmp_path):
     request = make_request(str(tmp_path / "model"), "L4", 4, length=256, batch=16, methods=(method,))
     plan = measure(request, Recipe(method, "mixed_bf16", "adamw_fused", stage=stage), *way)
     plan.save(tmp_path / "plan")
-    virtual = ["virtual_gpu", "run", "--gpu", "L4", "--gpus", "4", "--no-advise", "--report", tmp_path / "report.json"]
-    launch = ["accelerate", "launch", "--config_file", "accelerate.yaml", "train.py", "--text", tmp_path / "text.txt"]
-    ran = subprocess.run(
-        [sys.executable, "-m", *virtual, "--", *launch], cwd=tmp_path / "plan", capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
+    virtual = ["run", "--gpu", "L4", "--gpus", "4", "--no-advise", "--report", str(tmp_path / "report.json")]
+    launch = [
+        "accelerate",
+        "launch",
+        "--config_file",
+        "accelerate.yaml",
+        "train.py",
+        "--text",
+        str(tmp_path / "text.txt"),
+    ]
+    status, _, err = run_forked(["-m", "virtual_gpu", *virtual, "--", *launch], folder=tmp_path / "plan")
+    assert status == 0, err[-2000:]
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     tensors = plan.needed_bytes - plan.at_peak["fragmentation"]
     # Of this small model DDP's first broadcast, in buckets of 250 MiB, is larger than the step: it is not the plan's.

@@ -9,6 +9,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from forked import run_forked
 
 import virtual_gpu
 from benchmarks.children import ROOT
@@ -42,9 +43,9 @@ def program(tmp_path):
 
 
 def virtual(*arguments):
-    """virtual-gpu run with these arguments, in a process of its own."""
-    command = [sys.executable, "-m", "virtual_gpu", "--language", "en", "run", "--gpu", "H100", "--no-advise"]
-    return subprocess.run([*command, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=False)
+    """(status, stdout, stderr) of virtual-gpu run with these arguments, in a process of its own."""
+    command = ["-m", "virtual_gpu", "--language", "en", "run", "--gpu", "H100", "--no-advise"]
+    return run_forked([*command, *map(str, arguments)], folder=ROOT)
 
 
 def read(path):
@@ -54,8 +55,8 @@ def read(path):
 
 def recorded(out, *command):
     """What record.py keeps of a program, on a virtual card that would let it run on."""
-    done = virtual("--steps", "9", ROOT / "benchmarks" / "programs" / "record.py", out, *command)
-    assert out.exists(), done.stderr
+    _, _, err = virtual("--steps", "9", ROOT / "benchmarks" / "programs" / "record.py", out, *command)
+    assert out.exists(), err
     return read(out)
 
 

@@ -86,9 +86,9 @@ def test_the_code_runs(tmp_path):
 def error_of_batch_16():
     """What `virtual-gpu run` prints to stderr, an out-of-memory error at its end."""
     command = ["run", "--gpu", "T4", "--no-advise", "examples/train.py", "--per_device_train_batch_size", "16"]
-    ran = subprocess.run([sys.executable, "-m", "virtual_gpu", *command], capture_output=True, cwd=ROOT, timeout=300)
-    assert ran.returncode == 1, ran.stderr[-2000:]
-    return ran.stderr
+    status, _, err = run_forked(["-m", "virtual_gpu", *command], folder=ROOT)
+    assert status == 1, err[-2000:]
+    return err.encode()
 
 
 @pytest.mark.slow
