@@ -468,16 +468,9 @@ def test_the_files_of_several_gpus_run(method, stage, way, tmp_path):
     plan = measure(request, Recipe(method, "mixed_bf16", "adamw_fused", stage=stage), *way)
     plan.save(tmp_path / "plan")
     virtual = ["run", "--gpu", "L4", "--gpus", "4", "--no-advise", "--report", str(tmp_path / "report.json")]
-    launch = [
-        "accelerate",
-        "launch",
-        "--config_file",
-        "accelerate.yaml",
-        "train.py",
-        "--text",
-        str(tmp_path / "text.txt"),
-    ]
-    status, _, err = run_forked(["-m", "virtual_gpu", *virtual, "--", *launch], folder=tmp_path / "plan")
+    launch = ["accelerate", "launch", "--config_file", "accelerate.yaml", "train.py", "--text"]
+    program = ["-m", "virtual_gpu", *virtual, "--", *launch, str(tmp_path / "text.txt")]
+    status, _, err = run_forked(program, folder=tmp_path / "plan")
     assert status == 0, err[-2000:]
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     tensors = plan.needed_bytes - plan.at_peak["fragmentation"]
