@@ -12,7 +12,6 @@ from virtual_gpu.drawing import svg
 from virtual_gpu.drawing.report import draw_report
 from virtual_gpu.drawing.shards import draw_step
 from virtual_gpu.language import tr
-from virtual_gpu.plan import plan_training
 from virtual_gpu.program.again import advice
 from virtual_gpu.program.picture import draw_run
 from virtual_gpu.program.runner import run
@@ -121,11 +120,6 @@ def lora_batch_16_on_a_t4() -> svg.Drawing:
     return draw_report(predict_memory(batch_size=16, peft="lora", gpu="T4"))
 
 
-def plans_on_a_t4() -> svg.Drawing:
-    """Chapter 9: the plans for polyglot-ko-5.8b on a T4, the panel's first picture."""
-    return plan_training("EleutherAI/polyglot-ko-5.8b", "T4").chart()
-
-
 def program_on_a_t4() -> svg.Drawing:
     """README: an unchanged Trainer, one command, the verdict."""
     command = ["examples/train.py", "--per_device_train_batch_size", "16"]
@@ -148,7 +142,6 @@ FIGURES: dict[str, Callable[[], svg.Drawing]] = {
     "05_with_and_without": with_and_without_checkpointing,
     "06_zero_panel": zero_panel_at_first,
     "08_lora_batch_16_on_a_t4": lora_batch_16_on_a_t4,
-    "09_plans_on_a_t4": plans_on_a_t4,
     "09_program_on_a_t4": program_on_a_t4,
     "11_cache_panel": cache_panel_at_first,
     "12_grpo_panel": grpo_panel_at_first,

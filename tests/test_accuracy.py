@@ -161,6 +161,7 @@ def test_a_page_without_markers_is_refused(tmp_path):
 
 def judged_row(name, source="a", gpu="NVIDIA L4 (spot)", predicted=100, **other):
     row = {"id": f"{source}/{name}", "source": source, "gpu": gpu, "measured": 100, "predicted": predicted}
+    row |= {"low": None, "high": None}
     return {**row, "outcome": "run", "counts": True, **other}
 
 
@@ -168,11 +169,16 @@ def test_chapter_9_reads_what_was_judged(tmp_path):
     rows = [judged_row("near", predicted=101), judged_row("far", predicted=80), judged_row("equal")]
     rows += [judged_row("b", source="b", gpu="not stated, 2 GPUs"), judged_row("left out", counts=False)]
     rows += [judged_row("died", outcome="died"), judged_row("unknown", measured=None)]
+    rows += [judged_row("range", source="c", predicted=low, low=low, high=low + 15) for low in (80, 90)]
     path = tmp_path / "judged.json"
     path.write_text(json.dumps({"date": "2026-01-01", "rows": rows}), encoding="utf-8")
     measured = Measured(path)
-    assert repr(measured).splitlines() == ["a · L4 · 3 · 1.00% · -20.00%", "b · 밝히지 않음 · 1 · 0.00% · +0.00%"]
+    assert repr(measured).splitlines() == [
+        "a · L4 · 3 · 1.00% · -20.00%",
+        "b · 밝히지 않음 · 1 · 0.00% · +0.00%",
+        "c · L4 · 2 · 2.50% · -5.00%",
+    ]
     assert [row["id"] for row in measured.of("a")] == ["a/far", "a/near", "a/equal"]
     assert [line.split(" · ")[0] for line in repr(measured.of("a", lines=2)).splitlines()] == ["far", "equal"]
-    with pytest.raises(WrongValue, match=r"'c'.*a, b"):
-        measured.of("c")
+    with pytest.raises(WrongValue, match=r"'d'.*a, b, c"):
+        measured.of("d")

@@ -237,6 +237,7 @@ RECIPES = (
     Recipe(
         name="litgpt finetune",
         what="litgpt's finetuning scripts (config hub of September 2024, resource tables of 2023), bf16-true",
+        what_ko="litgpt의 미세 조정 스크립트, bf16-true",
         handles=from_source("Lightning-AI/litgpt"),
         predict=predict,
         packages=lambda row: PACKAGES,

@@ -211,6 +211,7 @@ RECIPES = (
     Recipe(
         name="peft MetaMathQA",
         what="method_comparison/MetaMathQA/run.py, Llama-3.2-3B, bf16 with fp32 adapters, batch 4",
+        what_ko="PEFT의 방법 비교, Llama-3.2-3B, bf16과 fp32 어댑터, 배치 4",
         handles=from_source("huggingface/peft", kinds=("measurement", "derived")),
         predict=predict,
         fitted=f"the longest batch, {LONGEST} tokens, on LoRA rank 32",

@@ -179,6 +179,7 @@ RECIPES = (
     Recipe(
         name="Raschka's GPT-2",
         what="ch05/10_llm-training-speed of LLMs-from-scratch, step by step, batch 8 of 1,024 tokens",
+        what_ko="책의 학습 속도 높이기, 단계별, 배치 8, 1,024토큰",
         handles=from_source("rasbt/LLMs-from-scratch"),
         predict=predict,
         settings={

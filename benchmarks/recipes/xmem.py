@@ -71,6 +71,7 @@ RECIPES = (
     Recipe(
         name="xMem",
         what="xMem's ANOVA and Monte Carlo runs: fp32 from a configuration, 4 steps, transformers 4.51.3",
+        what_ko="설정만으로 만든 모델의 네 스텝, fp32, 카드 전체의 메모리",
         handles=from_source("Stone-ResearchLife/xMem"),
         predict=predict,
         peers=lambda row: row.get("peers") or {},

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from virtual_gpu.cards import CATALOG, card
+from virtual_gpu.errors import WrongValue
 from virtual_gpu.language import tr
 from virtual_gpu.plan import Plan, Recipe, cheapest, cheapest_that_fits, plan_training
 from virtual_gpu.plan.measure import measure
@@ -108,22 +109,46 @@ def _llama_7b(vocab_size: int = 32000) -> Any:
     )
 
 
-def _full_7b(gpus: int = 1, micro_batch: int = 1, length: int = 512) -> Plan:
-    """What needs least memory to train all of LLaMA-7B in mixed precision on A100s of 80 GB."""
-    batch = positive_int(micro_batch, "micro_batch") * positive_int(gpus, "gpus")
-    asked = {"length": length, "batch": batch, "methods": ("full",), "precision": "mixed_bf16"}
-    return cheapest(make_request(_llama_7b(), "A100-80GB", gpus, optimizer="adamw_fused", **asked))
+SAMPLES, CARDS = 128, (2, 4, 8)  # Alpaca's batch; how many of his eight cards the reporter of case 9-A may use
 
 
-def _judge_gpus(gpus: int) -> str:
-    gpus = positive_int(filled(gpus), tr(ko="GPU 수", en="number of GPUs"))
-    plan = _full_7b(gpus)
-    found = f"{gpus}: {human_bytes(plan.needed_bytes)} / {human_bytes(plan.request.limit_bytes)}."
+def _alpaca(gpus: int = 4, stage: int = 3, micro_batch: int = 4, checkpointing: bool = False) -> Plan:
+    """All of LLaMA-7B in mixed precision with AdamW on RTX 3090s; what is not said is as in Alpaca's command."""
+    for name, value, choices in (("gpus", gpus, CARDS), ("stage", stage, (2, 3))):
+        if positive_int(value, name) not in choices:
+            raise WrongValue(
+                tr(ko=f"{name}={value}: 쓸 수 있는 값은 {choices}다", en=f"{name}={value}: one of {choices}")
+            )
+    together = gpus * positive_int(micro_batch, "micro_batch")
+    if SAMPLES % together:
+        raise WrongValue(
+            tr(
+                ko=f"micro_batch={micro_batch}: {SAMPLES}샘플을 {gpus} × {micro_batch}개씩으로 나눌 수 없다",
+                en=f"micro_batch={micro_batch}: {SAMPLES} samples are no multiple of {gpus} × {micro_batch}",
+            )
+        )
+    recipe = Recipe("full", "mixed_bf16", "adamw_fused", stage, boolean(checkpointing, "checkpointing"))
+    asked = {"length": 512, "batch": SAMPLES, "methods": ("full",), "precision": recipe.precision}
+    return measure(make_request(_llama_7b(), "RTX 3090", gpus, **asked), recipe, micro_batch, SAMPLES // together)
+
+
+def _judge_alpaca(settings: Any) -> str:
+    settings = filled(settings)
+    for name in settings:
+        choose(name, ("gpus", "stage", "micro_batch", "checkpointing"), tr(ko="설정", en="setting"))
+    plan = _alpaca(**settings)
+    found = f"{human_bytes(plan.needed_bytes)} / {human_bytes(plan.request.limit_bytes)}"
     if not plan.fits:
-        return tr(ko=f"{found} 들어가지 않는다.", en=f"{found} Too much.")
-    if gpus > 1 and _full_7b(gpus - 1).fits:
-        return tr(ko=f"{found} 들어가지만 하나 줄여도 된다.", en=f"{found} It fits, and so does one less.")
-    return right(found)
+        return tr(ko=f"{found}. 넘친다.", en=f"{found}: too much.")
+    if plan.extra_flops:
+        more = f"+{plan.extra_flops / (plan.flops - plan.extra_flops):.0%}"
+        return tr(ko=f"{found}. 들어가지만 추가 연산이 {more}다.", en=f"{found}: it fits, but computes more ({more}).")
+    if _alpaca(plan.request.gpus, 3, 2 * plan.micro_batch).fits:
+        return tr(
+            ko=f"{found}. 들어가지만 누적이 더 적은 설정이 있다.",
+            en=f"{found}: it fits, and so do fewer micro-batches.",
+        )
+    return right(tr(ko=f"{found}, 누적 {plan.accumulation}번", en=f"{found}, {plan.accumulation} micro-batches"))
 
 
 GRAPH_BYTES, NEAR = 16e9, 0.02  # what the graph of case 9-B says of LoRA, and how near a setting has to come
@@ -161,20 +186,21 @@ def _judge_graph(settings: Any) -> str:
 CASES = {
     "9-A": lambda: Case(
         "9-A",
-        _judge_gpus,
+        _judge_alpaca,
         lambda: [
             tr(
-                ko="하나일 때 필요한 양을 한 장의 한도로 나누면 몇 장인가?",
-                en="How many cards is what one would need, divided by a card's limit?",
+                ko="--nproc_per_node는 GPU를 몇 장 쓰라는 말인가? 112 GB를 그 수로 나누면 24 GB보다 작은가?",
+                en="How many cards does --nproc_per_node use? Is 112 GB, divided by them, less than 24 GB?",
             ),
             tr(
-                ko="그 수로 실험한다. 나눌 수 있는 것은 상태뿐이다(6장).",
-                en="Try that number. What is divided is the states alone (chapter 6).",
+                ko="나눈 상태가 남긴 자리가 순전파 상태의 몫이다. 마이크로 배치를 두 배씩 키워 본다.",
+                en="The room that the divided states leave is the activations': double the micro-batch while it fits.",
             ),
         ],
-        'case("9-A").run(gpus=2)\ngpus = 2',
-        experiment=_full_7b,
-        thread="tatsu-lab/stanford_alpaca #56, #322",
+        'case("9-A").run(gpus=8, micro_batch=4)\ncase("9-A").run(gpus=8, micro_batch=2)\n'
+        'settings = {"gpus": 8, "stage": 3, "micro_batch": 2}',
+        experiment=_alpaca,
+        thread="tatsu-lab/stanford_alpaca #73, #241, #56",
     ),
     "9-B": lambda: Case(
         "9-B",

@@ -70,7 +70,7 @@ class Rows(list):
             [
                 row["id"].split("/", 1)[-1],
                 human_bytes(row["measured"]),
-                human_bytes(row["predicted"]),
+                human_bytes(row["predicted"]) if row["low"] is None else _range(row["low"], row["high"]),
                 f"{error(row):+.2%}",
             ]
             for row in shown
@@ -98,6 +98,13 @@ def card_name(said: str) -> str:
     )
 
 
+def _range(low: int, high: int) -> str:
+    return human_bytes(low) if low == high else f"{human_bytes(low)}~{human_bytes(high)}"
+
+
 def error(row: dict[str, Any]) -> float:
-    """Predicted over measured, less 1."""
-    return row["predicted"] / row["measured"] - 1
+    """Predicted over measured, less 1; of a prediction that is a range, from its nearest end."""
+    nearest = row["predicted"]
+    if row["low"] is not None and row["high"] is not None:
+        nearest = min(max(row["measured"], row["low"]), row["high"])
+    return nearest / row["measured"] - 1
