@@ -11,58 +11,56 @@ from collections.abc import Sequence
 
 from virtual_gpu.drawing import svg
 
-# A part is found again by its name when the picture has been drawn anew: it keeps the focus that it had.
+# `place` stays while the picture in it is drawn anew: it holds the pointer, and gives the part that had the focus the
+# focus again, where nothing else has it by then.
 _SCRIPT = """
 const part = event.target.closest('[data-part]'), place = this.parentElement, drawn = this.viewBox.baseVal;
 if (!part) return;
-const { axis, to, value } = part.dataset, named = `[data-part="${part.dataset.part}"]`;
-let held = event.type === 'pointerdown' && axis;
-const write = (values) => {
-  to.split(' ').forEach((name, i) => {
-    const field = place.closest('.course-panel').querySelector(`.${name} :is(input, select)`);
-    field.value = values[i];
-    for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind, { bubbles: true }));
+const { axis, to, value } = part.dataset;
+const keep = (one) => {
+  place.kept = one.dataset.part;
+  if (place.keeper) return;
+  place.keeper = new MutationObserver(() => {
+    if (document.activeElement !== document.body) return;
+    const parts = [...place.querySelectorAll('[data-part]')];
+    parts.find((one) => one.dataset.part === place.kept)?.focus({ preventScroll: true });
   });
+  place.keeper.observe(place, { childList: true });
 };
-const follow = () => new MutationObserver((_, seen) => {
-  if (document.activeElement === document.body) place.querySelector(named)?.focus({ preventScroll: true });
-  if (!held) seen.disconnect();
-}).observe(place, { childList: true });
+const write = (values) => to.split(' ').forEach((name, i) => {
+  const field = place.closest('.course-panel').querySelector(`.${name} :is(input, select)`);
+  field.value = values[i];
+  for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind, { bubbles: true }));
+});
 const turn = (number) => {
   const [, , low, high, step] = JSON.parse(axis);
   const turned = Math.round(Math.min(Math.max(number, low), high) / step) * step;
   write([String(Number(turned.toFixed(6)))]);
 };
+keep(part);
 if (event.type === 'keydown') {
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  if (axis && step) {
-    follow();
-    turn(Number(value) + step * JSON.parse(axis)[4]);
-  } else if (step) {
-    const row = [...part.parentElement.querySelectorAll('[data-part]')];
-    row[row.indexOf(part) + step]?.focus();
-  } else if (!axis && (event.key === 'Enter' || event.key === ' ')) {
-    follow();
-    write(JSON.parse(value));
-  } else return;
+  if (axis && step) turn(Number(value) + step * JSON.parse(axis)[4]);
+  else if (step) {
+    const row = [...part.parentElement.querySelectorAll('[data-part]')], next = row[row.indexOf(part) + step];
+    if (next) {
+      keep(next);
+      next.focus();
+    }
+  } else if (!axis && (event.key === 'Enter' || event.key === ' ')) write(JSON.parse(value));
+  else return;
   event.preventDefault();
-} else if (held) {
+} else if (event.type === 'touchstart' && axis) event.preventDefault();
+else if (event.type === 'pointerdown' && axis) {
   const move = (moved) => {
     const [left, width, low, high] = JSON.parse(axis), box = place.querySelector('svg')?.getBoundingClientRect();
     if (box) turn(low + ((moved.clientX - box.left) * drawn.width / box.width - left) / width * (high - low));
   };
-  follow();
   place.setPointerCapture(event.pointerId);
   place.addEventListener('pointermove', move);
   for (const end of ['pointerup', 'pointercancel'])
-    place.addEventListener(end, () => {
-      held = false;
-      place.removeEventListener('pointermove', move);
-    }, { once: true });
-} else if (event.type === 'click' && !axis) {
-  follow();
-  write(JSON.parse(value));
-}
+    place.addEventListener(end, () => place.removeEventListener('pointermove', move), { once: true });
+} else if (event.type === 'click' && !axis) write(JSON.parse(value));
 """
 
 
@@ -74,6 +72,7 @@ def answer_to_hands(drawing: svg.Drawing) -> None:
         "onclick": " ".join(_SCRIPT.split()),
         "onkeydown": again,
         "onpointerdown": again,
+        "ontouchstart": again,  # a finger on a mark drags it, and does not scroll the page
         "data-lm-suppress-shortcuts": "true",  # JupyterLab would take the arrows for its cells
     }
 
@@ -109,5 +108,5 @@ def draggable(name: str, to: str, value: float, axis: tuple[float, float, float,
         "aria_valuemax": f"{high:g}",
         "aria_valuenow": f"{value:g}",
         "tabindex": 0,
-        "style": "cursor:ew-resize;touch-action:none",
+        "style": "cursor:ew-resize",
     }
