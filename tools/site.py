@@ -37,7 +37,9 @@ TRY = """[0장에서 시작한다](notebooks/ko/00_start_here.ipynb). 설치하�
 
 - <a href="notebooks/ko/01_data_types.html#number_panel">숫자 하나의 비트</a>: 0.1은 어떤 형식에서 얼마가 되나
 - <a href="notebooks/ko/02_quantization.html#quantization_panel">양자화</a>: 이상치 하나가 코드를 얼마나 버리나
-- <a href="notebooks/ko/08_lora.html#lora_panel">LoRA의 메모리</a>: 조금만 학습하면 무엇이 줄고 무엇이 남나"""
+- <a href="notebooks/ko/03_memory_decomposition.html#allocator_panel">할당자</a>: 텐서가 어디에 놓이고, 왜 빈틈이 남나
+- <a href="notebooks/ko/08_lora.html#lora_panel">LoRA의 메모리</a>: 조금만 학습하면 무엇이 줄고 무엇이 남나
+- <a href="docs/answers.html">모델 × GPU</a>: 무엇이 들어가나"""
 COLAB = "https://colab.research.google.com/github/{path}/blob/main/notebooks/ko/{name}.ipynb"
 GITHUB = re.compile(r"https://github\.com/([^/]+/[^/]+?)(?:\.git)?/?")
 # What Furo says around a page: it has no Korean of its own.
