@@ -4,7 +4,6 @@ The page draws the picture anew at each change, as a panel does.
 """
 
 import pytest
-from browser import chromium
 
 from helpers.hand import answer_to_hands, draggable, pressable
 from virtual_gpu.drawing import svg
@@ -38,12 +37,6 @@ def picture():
     drawing.close("g")
     answer_to_hands(drawing)
     return drawing.svg()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture
