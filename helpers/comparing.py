@@ -65,6 +65,7 @@ class ReportPanel(Panel):
         self._draw()
 
     def _draw(self) -> None:
+        self.picture.layout.min_height = None
         if not self.compares:
             self.picture.value = self.report._repr_svg_()
             return

@@ -8,6 +8,7 @@ kept, and computed before it is asked for (`ahead`).
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -262,10 +263,13 @@ class Panel(widgets.VBox):
     def show(self, *lines: str, picture: Any) -> None:
         """The result of a move: lines of status and a picture."""
         self.picture.value = picture._repr_svg_()
+        self.picture.layout.min_height = None
         self.status.value = "".join(map(status_line, lines))  # last: what it tells of is there to be seen
 
     def clear(self) -> None:
-        """Show nothing, and forget what was shown: the move has no result."""
+        """Show nothing, and forget what was shown: the move has no result. What stands below stays where it is."""
+        if height := re.match(r'<svg[^>]* height="(\d+)"', self.picture.value):
+            self.picture.layout.min_height = f"{height[1]}px"
         self.picture.value = ""
 
 

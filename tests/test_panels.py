@@ -134,6 +134,16 @@ def test_an_error_is_one_line_and_the_next_move_works(error):
     assert "16 m²" in panel.status.value and panel.picture.value == "<svg>16</svg>"
 
 
+def test_an_errors_place_is_as_high_as_the_picture_that_was_there():
+    panel = helpers.number_panel()
+    height = re.search(r' height="(\d+)"', panel.picture.value)[1]
+    panel.text.value = "a"
+    panel.text.value = "ab"
+    assert panel.picture.value == "" and panel.picture.layout.min_height == f"{height}px"
+    panel.text.value = "1"
+    assert panel.picture.value and panel.picture.layout.min_height is None
+
+
 def test_a_bug_is_not_hidden():
     panel = SquarePanel()
     panel.act = lambda side: 1 / 0

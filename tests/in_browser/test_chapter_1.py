@@ -24,11 +24,13 @@ def test_chapter_1s_panel_follows(open_notebook):
         field.press("Enter")
         notebook.wait_until_text(".number-status", lambda shown, expected=expected: expected in shown)
         assert "<svg" in notebook.html(".number-picture")
+    below = notebook.page.locator(".number-picture").bounding_box()["height"]
     for text in ("abc", "1/0", ""):
         field.fill(text)
         field.press("Enter")
         notebook.wait_until_text(".number-status", lambda shown: "숫자로 읽을 수 없다" in shown)
         assert "<svg" not in notebook.html(".number-picture")
+        assert notebook.page.locator(".number-picture").bounding_box()["height"] >= below - 8
     notebook.press_slider(".number-slider", "ArrowRight", times=3)
     notebook.wait_until(lambda: "<svg" in notebook.html(".number-picture"), "the slider sets a number")
 
