@@ -33,7 +33,7 @@ WIDE = {"width": "calc(100% - 4px)", "max_width": "340px", "min_width": "0"}  # 
 _LOOK = """<style>
 .course-panel { word-break: keep-all }
 .course-panel .course-shown { overflow-x: auto; transition: opacity .15s }
-.course-panel .course-shown svg { min-width: 560px }
+.course-panel .course-shown svg { min-width: 560px; display: block }
 .course-panel .course-shown table { white-space: nowrap }
 .course-panel.course-busy .course-shown { opacity: .35; transition-delay: .1s }
 .course-panel.course-busy { cursor: progress }

@@ -30,7 +30,7 @@ def test_chapter_1s_panel_follows(open_notebook):
         field.press("Enter")
         notebook.wait_until_text(".number-status", lambda shown: "숫자로 읽을 수 없다" in shown)
         assert "<svg" not in notebook.html(".number-picture")
-        assert notebook.page.locator(".number-picture").bounding_box()["height"] >= below - 8
+        assert notebook.page.locator(".number-picture").bounding_box()["height"] == below
     notebook.press_slider(".number-slider", "ArrowRight", times=3)
     notebook.wait_until(lambda: "<svg" in notebook.html(".number-picture"), "the slider sets a number")
 
