@@ -77,7 +77,7 @@ ORDER = [
     ["helpers.progress"],
     ["helpers.self_check"],
     ["helpers.course", "helpers.data", "helpers.gpu", "helpers.guessing", "helpers.rows"],
-    ["helpers.ahead"],
+    ["helpers.ahead", "helpers.card_times"],
     ["helpers.models", "helpers.panel", "helpers.training"],
     ["helpers.comparing"],
     ["helpers.experiment", "helpers.ranks.*"],
