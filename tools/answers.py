@@ -78,7 +78,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         "",
         "예약은 할당자가 예약하는 메모리의 최댓값이고, 카드는 그 밖의 것(CUDA 컨텍스트, 커널의 작업 공간)까지 더한 "
         "범위다. 마지막 열의 명령을 실행하면 다른 계획과 떨어진 까닭까지 나온다. "
-        f"계산한 것은 {len(MODELS) * len(CARDS) * len(LENGTHS)}줄 가운데 {len(rows)}줄이고, 나머지 줄은 없다.",
+        f"여기에는 {len(MODELS) * len(CARDS) * len(LENGTHS)}가지 가운데 계산해 둔 {len(rows)}가지가 있다.",
         "",
         '<div id="answers"></div>',
         "",
