@@ -187,7 +187,7 @@ def test_the_largest_batch_of_a_real_program(monkeypatch, capsys, tmp_path):
 
     def run_again(change, options, command, environment=None):
         path = tmp_path / "report.json"
-        main(["--no-advise", "--report", str(path), *options, *command])
+        main(["--no-advise", "--force", "--report", str(path), *options, *command])
         return Run(change, json.loads(path.read_text()))
 
     monkeypatch.setattr(again, "run_again", run_again)
