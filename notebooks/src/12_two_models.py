@@ -403,7 +403,7 @@ rows = {
 compare_steps(rows, "T4")
 
 # %% [markdown] lang="ko"
-# 0.6B는 전체를 학습해도 들어가고, LoRA라면 4B도 들어간다. 첫 두 줄을 견준다. 짧은 답은 패딩으로 채우므로 텐서의 모양은 같은데, 10.37 GiB가 9.54 GiB로 줄어 RTX 4090의 9.53 GiB와 같아졌다. 어텐션 커널이 다르기 때문이다. 길이가 모두 같으면 패딩이 없어 transformers가 어텐션에 마스크를 주지 않고, 그러면 그룹 쿼리 모델은 T4에서 길이 × 길이 행렬을 만드는 math 커널로 간다(3.12절). 하나라도 짧으면 마스크를 주고, math를 피한다.
+# 0.6B는 전체를 학습해도 들어가고, LoRA라면 4B도 들어간다. 첫 두 줄을 견준다. 짧은 답은 패딩으로 채우므로 텐서의 모양은 같은데, 10.37 GiB가 9.53 GiB로 줄어 RTX 4090의 9.53 GiB와 같아졌다. 어텐션 커널이 다르기 때문이다. 길이가 모두 같으면 패딩이 없어 transformers가 어텐션에 마스크를 주지 않고, 그러면 그룹 쿼리 모델은 T4에서 길이 × 길이 행렬을 만드는 math 커널로 간다(3.12절). 하나라도 짧으면 마스크를 주고, math를 피한다.
 #
 # 그러니 T4에서는 **답이 모두 `max_completion_length`에서 잘린 스텝**이 가장 많이 쓴다. 잘 되던 학습이 그런 스텝에서 죽을 수 있으므로, 들어가는지는 길이가 같은 줄로 따진다.
 #
@@ -524,7 +524,39 @@ for completion, steps in ((8, two), (512, base)):
 #
 # ## 12.8 진짜 카드에서는
 #
-# 이 장의 프로그램을 그대로 카드에서 돌려 본 것은 아니다. 가까운 것은 있다. TRL 1.16에 딸린 세 스크립트를 Qwen3-0.6B로, 고치지 않고 NVIDIA H100에서 세 스텝 학습하며 모든 할당을 기록했다. 예측은 카드에서 실행하기 전에 적어 두었고 그 뒤로 고치지 않았다(기록은 `benchmarks/README.md`, 2026년 11월 23일).
+# 12.2절의 SFT와 DPO, 12.3절의 로짓을 통째로 만드는 손실은 H100 한 장에서도 그대로 돌려 보았다(Llama-3.2-1B, 가중치는 무작위). 카드에서 잰 최대와 예약, 예측에서 그것을 뺀 차이를 읽는다. 규칙 몇 가지를 같은 카드의 다른 기록으로 고친 뒤의 예측이다.
+
+# %%
+import json
+
+from helpers.environment import COURSE
+from helpers.rows import table
+
+beside = json.loads((COURSE / "benchmarks/claims/beside.json").read_text())
+runs = {row["row"]: row for row in beside if row["case"] == "two-models"}
+rows = [
+    {
+        "program": name,
+        "peak": f"{row['peak'][0]:,}",
+        "off": f"{row['peak'][1] - row['peak'][0]:+,}",
+        "reserved": f"{row['reserved'][0]:,}",
+        "off by": f"{row['reserved'][1] / row['reserved'][0] - 1:+.2%}",
+    }
+    for name, row in runs.items()
+]
+table(rows, {})
+
+# %% [markdown] lang="ko"
+# 12.2절의 뺄셈 둘을 카드에서 잰 최대로 다시 한다.
+
+# %%
+dpo, alone, sft = (runs[name]["peak"][0] for name in ("DPO 4", "DPO 4, precomputed", "SFT 8"))
+print(f"{dpo - alone:,} {alone - sft:,}")
+
+# %% [markdown] lang="ko"
+# 여덟 가지 모두 최대가 바이트까지 같고, 예약은 0.31% 안이다. 기준 모델은 그 파라미터의 4배인 4,943,257,600바이트이고, 그것을 빼면 쌍 4개의 DPO와 글 8개의 SFT는 카드에서도 512바이트가 다르다.
+#
+# 다른 모델로 더 돌려 본 것도 있다. TRL 1.16에 딸린 세 스크립트를 Qwen3-0.6B로, 고치지 않고 NVIDIA H100에서 세 스텝 학습하며 모든 할당을 기록했다. 예측은 카드에서 실행하기 전에 적어 두었고 그 뒤로 고치지 않았다(기록은 `benchmarks/README.md`, 2026년 11월 23일).
 #
 # | 스크립트(전체 학습, bf16으로 계산) | 설정 | 예측한 최대 | 잰 최대 |
 # |---|---|---|---|
