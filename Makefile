@@ -109,5 +109,6 @@ $(READY): requirements.txt constraints.txt pyproject.toml
 	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 		$(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); \
 			echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu it needs the package python3-venv."; exit 1; }; fi
-	@$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
+	@# Of 15,000 modules the course imports a fourth: each is compiled when it is imported for the first time.
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile -r requirements.txt
 	@touch $@
