@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .errors import UnknownName, WrongValue
 from .language import tr
 
@@ -61,7 +63,7 @@ def choose(value: str, choices: Iterable[str], what: str) -> str:
 def positive_int(value: object, what: str) -> int:
     """`value` as a positive int; WrongValue says what was given. Whole floats (4.0) and bools are refused as well."""
     try:
-        number = None if isinstance(value, bool) else operator.index(value)
+        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
         number = None
     if number is None or number < 1:
@@ -77,7 +79,7 @@ def positive_int(value: object, what: str) -> int:
 def seed_of_random(value: object) -> int:
     """`value` as the seed of a random generator, an int from 0 up to 2**63; WrongValue otherwise."""
     try:
-        number = None if isinstance(value, bool) else operator.index(value)
+        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
         number = None
     if number is None or not 0 <= number < 2**63:

@@ -22,6 +22,7 @@ from torch.distributed.tensor import _random as dtensor_random
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from ..language import tr
+from ..shards.fake_rank import forget_splits
 from .device import ProgramGPU
 from .patches import Patches
 from .watch import Watch
@@ -70,7 +71,6 @@ def install(patches: Patches, gpu: ProgramGPU, watch: Watch) -> None:
 def _fake_groups(patches: Patches, gpu: ProgramGPU) -> None:
     from torch.distributed import distributed_c10d as c10d
     from torch.distributed import rendezvous
-    from torch.distributed.tensor import debug
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
     start, new_group, hook = dist.init_process_group, dist.new_group, sys.excepthook
@@ -91,7 +91,7 @@ def _fake_groups(patches: Patches, gpu: ProgramGPU) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
         sys.excepthook = hook  # PyTorch puts one there that prints the rank before every line
-        debug._clear_sharding_prop_cache()  # it remembers meshes whose groups are gone
+        forget_splits()
 
     # Modules of PyTorch that took them by name call PyTorch's own, which would wait for the other ranks.
     replaced = {"init_process_group": (start, init_process_group), "new_group": (new_group, fake_group)}

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import debug as tensor_debug
 from torch.optim.adamw import adamw
 from torch.overrides import TorchFunctionMode
@@ -192,8 +193,15 @@ def fake_world(ranks: int, rank: int = 0) -> Iterator[None]:
             dist.destroy_process_group()
         random.setstate(numbers)  # PyTorch draws names from Python's generator
         sys.excepthook = hook  # PyTorch puts one there that prints the rank before every line
-        # DTensor remembers how operations were split, with the mesh and its groups, which are gone.
-        tensor_debug._clear_sharding_prop_cache()
+        forget_splits()
+
+
+def forget_splits() -> None:
+    """DTensor remembers how operations were split, with the mesh and its groups, which are gone."""
+    clear = getattr(tensor_debug, "_clear_sharding_prop_cache", None)
+    if clear is None:  # in PyTorch 2.9, where Python alone remembers
+        clear = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear
+    clear()
 
 
 def shard(config: Any, layout: Layout, convention: Convention) -> tuple[torch.nn.Module, Any]:
