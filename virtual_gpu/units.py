@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .errors import UnknownName, WrongValue
 from .language import tr
 
@@ -63,7 +61,7 @@ def choose(value: str, choices: Iterable[str], what: str) -> str:
 def positive_int(value: object, what: str) -> int:
     """`value` as a positive int; WrongValue says what was given. Whole floats (4.0) and bools are refused as well."""
     try:
-        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+        number = None if _is_truth(value) else operator.index(value)
     except TypeError:
         number = None
     if number is None or number < 1:
@@ -76,10 +74,15 @@ def positive_int(value: object, what: str) -> int:
     return number
 
 
+def _is_truth(value: object) -> bool:
+    """Whether it is a bool, or NumPy's, which before NumPy 2 is an index as well; without NumPy, which may be missing."""
+    return isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", None) == "b"
+
+
 def seed_of_random(value: object) -> int:
     """`value` as the seed of a random generator, an int from 0 up to 2**63; WrongValue otherwise."""
     try:
-        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+        number = None if _is_truth(value) else operator.index(value)
     except TypeError:
         number = None
     if number is None or not 0 <= number < 2**63:
