@@ -75,7 +75,7 @@ def positive_int(value: object, what: str) -> int:
 
 
 def _is_truth(value: object) -> bool:
-    """Whether it is a bool, or NumPy's, which before NumPy 2 is an index as well; without NumPy, which may be missing."""
+    """Whether it is a bool, or NumPy's, an index before NumPy 2; without importing NumPy, which may be missing."""
     return isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", None) == "b"
 
 
