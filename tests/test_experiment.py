@@ -116,7 +116,7 @@ def test_what_fits_a_t4(book, name, fits):
         ("4", 9.927, 12.408, "step"),
         ("8", 9.927, 12.408, "step"),
         ("16", 9.925, 15.235, "forward"),
-        ("16 checkpointed", 9.927, 12.408, "step"),
+        ("16 checkpointed", 9.926, 12.408, "step"),
     ],
 )
 def test_after_the_first_step_and_at_the_peak(book, name, after_step, peak, phase):
