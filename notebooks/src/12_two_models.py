@@ -167,7 +167,7 @@ extra.against(max(0, four - eight))
 #
 # A800 80 GB 한 장에서 LoRA rank 8로 4B 모델을 학습하는 사람의 신고다. SFT는 배치 4가 되는데 DPO는 배치 2에서 OOM이고, DPO에는 SFT의 두 배보다 훨씬 더 드는 것 같다고 한다([LlamaFactory #10175](https://github.com/hiyouga/LlamaFactory/issues/10175)). LoRA이니 기준 모델의 가중치는 없고, 12.3절에서는 늘지도 않았다. 무엇이 다를까?
 #
-# LLaMA-Factory의 소스(`train/dpo/trainer.py`)를 보면 TRL 1.16과 두 가지가 다르다. 로짓을 **모두** 만들어 fp32로 바꾼 뒤 `log_softmax`를 부르고, 그 로짓의 평균을 지표로 적으려고 스텝이 끝날 때까지 **붙들고 있다**. 기준 모델의 로짓도 그동안 만든다. 그 순서대로 짧게 쓴다. 학습은 12.3절처럼 T4에서 LoRA로 하고, 실제로 그러듯이 체크포인팅을 켠다. 순전파와 역전파 한 번이고, 어댑터의 옵티마이저 상태는 없다(작아서 뺐다).
+# LLaMA-Factory의 소스(2026년 8월의 `train/dpo/trainer.py`)를 보면 TRL 1.16과 두 가지가 다르다. 로짓을 **모두** 만들어 fp32로 바꾼 뒤 `log_softmax`를 부르고, 그 로짓의 평균을 지표로 적으려고 손실 함수가 끝날 때까지 **붙들고 있다**. 기준 모델의 로짓도 그동안 만든다. 이 순서를 짧게 쓴다. 아래의 `whole_dpo`는 붙든 로짓을 역전파까지 쥐고 있는 것이 다르다. 학습은 12.3절처럼 T4에서 LoRA로 하고, 실제로 그러듯이 체크포인팅을 켠다. 순전파와 역전파 한 번이고, 어댑터의 옵티마이저 상태는 없다(작아서 뺐다).
 #
 # 배치를 하나 늘릴 때 느는 메모리는 DPO가 SFT의 몇 배일까?
 
@@ -229,13 +229,13 @@ times.against((most["DPO 4"] - most["DPO 1"]) / (most["SFT 4"] - most["SFT 1"]))
 #
 # 문장이 둘이라 두 배, 거기에 한 벌이 더 있어 4 / 3배, 합쳐 2.6배쯤이다. 붙들지 않으면 두 배로 돌아간다. `whole_dpo`의 둘째 줄(`kept, policy = …`)을 `policy = scores(model, ids)[1]`로 바꾸고 마지막 줄을 지워 확인한다.
 #
-# TRL 1.16은 로짓을 통째로 만들지 않는다. 마지막 은닉 상태와 출력층을 토큰 4,096개 × 단어 32,768개짜리 타일로 곱해 토큰마다 로그 확률만 남기고, 역전파에서 다시 곱한다(소스의 `trl/kernels/chunked_logprob.py`). 12.2절에서 SFT의 배치를 4에서 8로 늘려도 최대가 거의 그대로였던 까닭이다. LLaMA-Factory에도 나누어 계산하자는 제안이 올라와 있다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)). DPO가 OOM이면 먼저 쓰는 도구가 로짓을 어떻게 만드는지 본다.
+# TRL 1.16은 로짓을 통째로 만들지 않는다. 마지막 은닉 상태와 출력층을 토큰 4,096개 × 단어 32,768개짜리 타일로 곱해 토큰마다 로그 확률만 남기고, 역전파에서 다시 곱한다(소스의 `trl/kernels/chunked_logprob.py`). 12.2절에서 SFT의 배치를 4에서 8로 늘려도 최대가 거의 그대로였던 까닭이다. LLaMA-Factory에도 나누어 계산하고 기준 모델을 부르기 전에 로짓을 놓자는 제안이 2026년 8월에 올라왔다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)). 쓰는 버전에 그것이 들어 있는지 본다. DPO가 OOM이면 먼저 쓰는 도구가 로짓을 어떻게 만드는지 본다.
 #
 # ### T4에서 8B를 DPO로
 #
 # 12.1절의 둘째 신고(#682)가 하려던 일이다. 8B 모델을 4비트로 읽고(QLoRA, 8.9절) T4에서 배치 1로 학습한다. LoRA라 기준 모델은 없고 로짓도 통째로 만들지 않는다면 14.64 GiB 가운데 얼마나 쓸까? 문장은 1,024토큰씩이다. `DPOConfig`는 그보다 긴 것을 자른다(`max_length`의 기본값).
 #
-# 그 전에 함정이 하나 있다. TRL 1.16은 4비트 모델이면 **어댑터를 bf16으로 바꾼다**(`dpo_trainer.py`. SFT와 GRPO도 같다). 그런데 `fp16=True`의 손실 스케일링은 bf16 그레이디언트를 받지 못한다. T4에서는 첫 갱신에서 `NotImplementedError: "_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for 'BFloat16'`로 멈춘다(2026년 8월에 이 오류를 TRL의 그 줄까지 따라간 것이 [Soup #558](https://github.com/MakazhanAlpamys/Soup/issues/558)이다). 그래서 Trainer를 만든 **뒤에** 어댑터를 fp32로 되돌린다. 가상 GPU는 메모리만 세므로 되돌리지 않아도 지나간다.
+# 그 전에 함정이 하나 있다. TRL 1.16은 4비트나 8비트로 읽은 모델이면 **어댑터를 bf16으로 바꾼다**(`dpo_trainer.py`. SFT와 GRPO도 같다). 그런데 `fp16=True`의 손실 스케일링은 bf16 그레이디언트를 받지 못한다. T4에서는 첫 갱신에서 `NotImplementedError: "_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for 'BFloat16'`로 멈춘다(2026년 8월에 이 오류를 TRL의 그 줄까지 따라간 것이 [Soup #558](https://github.com/MakazhanAlpamys/Soup/issues/558)이다). 그래서 Trainer를 만든 **뒤에** 어댑터를 fp32로 되돌린다. 가상 GPU는 메모리만 세므로 되돌리지 않아도 지나간다.
 
 # %%
 from transformers import BitsAndBytesConfig
@@ -286,7 +286,7 @@ exercise("12-1").check(dpo_logits)
 #
 # 이 절의 처음에 본 신고(#10175)로 돌아간다. 같은 데이터와 설정에서 **SFT는 배치 4가 되고, DPO는 배치 2가 안 되고, 배치 1은 된다**고 했다. 모델은 4B라고만, 글의 길이는 아예 적지 않았다. Qwen3-4B이고 문장의 길이가 모두 같다면, 세 가지가 모두 사실일 길이는 얼마인가?
 #
-# 위의 두 함수를 bf16, rank 8, 80 GB 카드로 옮긴 것을 `run(way="sft"나 "dpo", batch=…, length=…)`으로 다섯 번까지 실행한다. 길이와 배치는 곱으로 늘고, 늘어나는 비율은 방법마다 다르다. 한 실험이 다른 실험을 얼마나 대신해 주는지 따져 보고 고른다.
+# 위의 두 함수를 bf16, rank 8, 80 GB 카드로 옮긴 것을 `run(way="sft"나 "dpo", batch=…, length=…)`으로 다섯 번까지 실행한다. 가중치를 뺀 메모리는 길이와 배치의 곱에 거의 비례하고, 그 비율은 방법마다 다르다. 그러니 길이를 두 배로 한 것과 배치를 두 배로 한 것은 거의 같은 실험이다. 다섯 번을 어디에 쓸지 먼저 정한다.
 
 # %%
 case("12-A").run(way="sft", batch=4, length=4096)
@@ -310,7 +310,7 @@ case("12-A").check(length)
 # 3. **손실까지**: 학습하는 모델의 순전파.
 # 4. **역전파**와 **갱신**.
 #
-# 여기서는 점수를 함수로 매긴다. 보상 모델로 매긴다면 그 가중치가 늘 더 있다. 강화 학습의 다른 방법인 PPO에는 답이 얼마나 좋을지 예상하는 **가치 모델**(value model)도 있는데, GRPO에는 없다. 정책과 같은 크기로 전체를 학습하는 가치 모델이라면 가중치, 그레이디언트, 두 상태의 네 벌이 덜 드는 셈이다(이 장에서 PPO는 실행하지 않는다).
+# 여기서는 점수를 함수로 매긴다. 답에 점수를 매기도록 따로 학습한 **보상 모델**(reward model)을 쓴다면 그 가중치가 늘 더 있다. 강화 학습의 다른 방법인 PPO에는 답이 얼마나 좋을지 예상하는 **가치 모델**(value model)도 있는데, GRPO에는 없다. 정책과 같은 크기로 전체를 학습하는 가치 모델이라면 가중치, 그레이디언트, 두 상태의 네 벌이 덜 드는 셈이다(이 장에서 PPO는 실행하지 않는다).
 #
 # Qwen3-0.6B 전체를 RTX 4090에서 두 스텝 학습한다. 256토큰짜리 질문 하나에 8토큰짜리 답 8개를 만든다. 답은 언제나 `max_completion_length`까지 간다. 가상 GPU의 텐서에는 값이 없어 문장을 끝내는 토큰이 뽑히지 않기 때문이다. **둘째 스텝**에서 가장 높은 단계는 어디일까?
 
@@ -405,13 +405,13 @@ compare_steps(rows, "T4")
 # %% [markdown] lang="ko"
 # 0.6B는 전체를 학습해도 들어가고, LoRA라면 4B도 들어간다. 첫 두 줄을 견준다. 짧은 답은 패딩으로 채우므로 텐서의 모양은 같은데, 10.37 GiB가 9.53 GiB로 줄어 RTX 4090의 9.53 GiB와 같아졌다. 어텐션 커널이 다르기 때문이다. 길이가 모두 같으면 패딩이 없어 transformers가 어텐션에 마스크를 주지 않고, 그러면 그룹 쿼리 모델은 T4에서 길이 × 길이 행렬을 만드는 math 커널로 간다(3.12절). 하나라도 짧으면 마스크를 주고, math를 피한다.
 #
-# 그러니 T4에서는 **답이 모두 `max_completion_length`에서 잘린 스텝**이 가장 많이 쓴다. 잘 되던 학습이 그런 스텝에서 죽을 수 있으므로, 들어가는지는 길이가 같은 줄로 따진다.
+# 그러니 T4에서는 한 배치의 질문이 하나이거나 길이가 같고 **답이 모두 `max_completion_length`에서 잘린 스텝**이 가장 많이 쓴다. 잘 되던 학습이 그런 스텝에서 죽을 수 있으므로, 들어가는지는 길이가 같은 줄로 따진다.
 #
 # 이 표에는 KV 캐시가 없다. `generate`로 만든다면 4B의 답 8개에 2 × 36층 × 8헤드 × 128 × 2바이트 × 768토큰 × 8개 = 0.84 GiB가 롤아웃에 더해진다(11.3절의 식). 롤아웃은 7.88 GiB였으니 더해도 역전파보다 낮다.
 #
 # ## 12.6 엔진이 같은 카드에 있을 때
 #
-# `generate`는 느려서, 답은 대개 vLLM 같은 엔진으로 만든다. 학습과 같은 카드에 두는 것이 TRL의 `vllm_mode="colocate"`다. 엔진은 **시작할 때** 카드의 `gpu_memory_utilization`만큼을 가중치와 KV 캐시의 자리로 잡는다([vLLM 문서, Engine Arguments](https://docs.vllm.ai/en/v0.8.1/serving/engine_args.html)). 모델이 작아도 그렇다. 가중치를 올리고 남는 자리는 KV 캐시가 된다. 그 문서에서 기본값은 0.9이고, TRL은 0.3이다(TRL 1.16의 `vllm_gpu_memory_utilization`). 그만큼 비어 있지 않으면 시작하지도 않는다(`Free memory on device … is less than desired GPU memory utilization`, [vllm #20305](https://github.com/vllm-project/vllm/issues/20305)). 이 절에서 볼 것은 시작은 했는데 나중에 죽는 학습이다.
+# `generate`는 느려서, 답은 대개 vLLM 같은 엔진으로 만든다. 학습과 같은 카드에 두는 것이 TRL의 `vllm_mode="colocate"`다. 엔진은 **시작할 때** 카드의 `gpu_memory_utilization`만큼을 가중치와 KV 캐시의 자리로 잡는다([vLLM 문서, Engine Arguments](https://docs.vllm.ai/en/v0.8.1/serving/engine_args.html)). 모델이 작아도 그렇다. 가중치를 올리고 남는 자리는 KV 캐시가 된다. 기본값은 그 문서(0.8.1)에서 0.9이고(그 뒤의 버전에서는 다를 수 있다), TRL은 0.3이다(TRL 1.16의 `vllm_gpu_memory_utilization`). 그만큼 비어 있지 않으면 시작하지도 않는다(`Free memory on device … is less than desired GPU memory utilization`, [vllm #20305](https://github.com/vllm-project/vllm/issues/20305)). 이 절에서 볼 것은 시작은 했는데 나중에 죽는 학습이다.
 #
 # 재우는 길도 있다. 1단계 잠(sleep level 1)은 가중치를 RAM으로 옮기고 KV 캐시를 버리며, 2단계는 둘 다 버린다([vLLM 문서, Sleep Mode](https://docs.vllm.ai/en/latest/features/sleep_mode/)). TRL은 `vllm_enable_sleep_mode=True`이면 답을 만들 때마다 2단계로 재운다.
 #
@@ -470,7 +470,7 @@ exercise("12-2").check(peak)
 # %% [markdown] lang="ko"
 # ### 사건 12-B: 엔진을 줄일 수는 없다
 #
-# 몇 스텝 만에 죽는다는 [trl #2927](https://github.com/huggingface/trl/issues/2927)에서 받은 조언은 엔진의 몫을 0.9에서 0.7로 줄이라는 것이었고, 그렇게 해도 셋째 스텝에서 죽었다고 한다. 여기서는 거꾸로 묻는다. 답이 길어서 엔진이 카드의 60%보다 적으면 못 쓴다고 하자. 학습은 이 절의 것과 같다. 60%로 끝나는 설정은 이미 보았다. 이번에는 엔진에 줄 수 있는 **가장 큰 몫**을 0.05 단위로 찾는다.
+# 몇 스텝 만에 죽는다는 [trl #2927](https://github.com/huggingface/trl/issues/2927)에서 받은 조언은 엔진의 몫을 0.9에서 0.7로 줄이라는 것이었고, 그렇게 해도 셋째 스텝에서 죽었다고 한다(2025년 2월의 TRL이고, 카드를 둘 쓴 것도 있어 이 절의 구성과 같지는 않다). 여기서는 거꾸로 묻는다. 답이 길어서 엔진이 카드의 60%보다 적으면 못 쓴다고 하자. 학습은 이 절의 것과 같다. 60%로 끝나는 설정은 이미 보았다. 이번에는 엔진에 줄 수 있는 **가장 큰 몫**을 0.05 단위로 찾는다.
 #
 # 연습 12-2의 식에 이 절에서 읽은 값(카드의 전체와 쓸 수 있는 크기, 늘 있는 것, 스텝이 더 쓰는 것)을 넣어 먼저 예상하고 `run`으로 확인한다. `check`는 0.6 이상이면서 끝까지 가고, 0.05를 더 주면 죽는 설정을 받는다. `run`이 받는 것은 `fraction`(기본값 0.6), `sleeps`, `batch`(한 번에 학습하는 답의 수)다.
 
@@ -493,7 +493,7 @@ case("12-B").check(answer)
 #
 # - 롤아웃을 '엔진이 늘 있음'으로 바꾸고 몫을 늘린다. 어느 단계가 먼저 넘치는가?
 # - 같은 몫에서 '엔진을 재움'으로 바꾼다.
-# - 모델을 Llama-3.1-8B, 방법을 LoRA로 바꾼다. 기준 모델을 '따로 한 벌'과 '어댑터 끄기'로 비교한다.
+# - 롤아웃을 '모델이 직접'으로 되돌리고, 모델을 Llama-3.1-8B, 방법을 LoRA로 바꾼다. 기준 모델을 '따로 한 벌'과 '어댑터 끄기'로 비교한다.
 #
 # <details><summary>답 (먼저 바꿔 본 다음에 연다)</summary>
 #
@@ -524,7 +524,7 @@ for completion, steps in ((8, two), (512, base)):
 #
 # ## 12.8 진짜 카드에서는
 #
-# 12.2절의 SFT와 DPO, 12.3절의 로짓을 통째로 만드는 손실은 H100 한 장에서도 그대로 돌려 보았다(Llama-3.2-1B, 가중치는 무작위). 카드에서 잰 최대와 예약, 예측에서 그것을 뺀 차이를 읽는다. 규칙 몇 가지를 같은 카드의 다른 기록으로 고친 뒤의 예측이다.
+# 12.1~12.3절의 SFT와 DPO는 H100 한 장에서도 그대로 돌려 보았다(Llama-3.2-1B, 가중치는 무작위). `1 pairs`, `2 pairs`, `4 pairs`는 로짓을 통째로 만드는 손실이다. 다만 12.4절의 프로그램보다 단순하다. LoRA와 체크포인팅이 없고, 기준 모델을 부르지 않으며, 로짓을 붙들지도 않는다. 그래서 12.4절의 2.6배를 카드에서 확인한 것은 아니다. `peak`와 `reserved`는 카드에서 잰 최대와 예약이고, `off`와 `off by`는 예측에서 그것을 뺀 차이다. 이 예측은 미리 적어 둔 것이 아니라, 같은 카드의 다른 기록을 보고 규칙 몇 가지를 고친 뒤에 다시 계산한 것이다.
 
 # %%
 import json
@@ -554,7 +554,7 @@ dpo, alone, sft = (runs[name]["peak"][0] for name in ("DPO 4", "DPO 4, precomput
 print(f"{dpo - alone:,} {alone - sft:,}")
 
 # %% [markdown] lang="ko"
-# 여덟 가지 모두 최대가 바이트까지 같고, 예약은 0.31% 안이다. 기준 모델은 그 파라미터의 4배인 4,943,257,600바이트이고, 그것을 빼면 쌍 4개의 DPO와 글 8개의 SFT는 카드에서도 512바이트가 다르다.
+# 여덟 가지 모두 최대가 바이트까지 같고, 예약은 0.31% 안이다. 12.2절의 값과 다른 것은 카드가 달라서다. cuBLAS의 작업 공간(3장)이 A100은 8,519,680바이트, H100은 33,554,432바이트이고, 순전파와 역전파의 스레드에 하나씩 둘이 있다. 기준 모델은 그 파라미터의 4배인 4,943,257,600바이트이고, 그것을 빼면 쌍 4개의 DPO와 글 8개의 SFT는 카드에서도 512바이트가 다르다.
 #
 # 다른 모델로 더 돌려 본 것도 있다. TRL 1.16에 딸린 세 스크립트를 Qwen3-0.6B로, 고치지 않고 NVIDIA H100에서 세 스텝 학습하며 모든 할당을 기록했다. 예측은 카드에서 실행하기 전에 적어 두었고 그 뒤로 고치지 않았다(기록은 `benchmarks/README.md`, 2026년 11월 23일).
 #
@@ -588,6 +588,17 @@ guesses()
 # - DPO가 SFT보다 더 드는 것은 **문장이 쌍이라는 것과 가중치 한 벌**이다. 네 벌이 다 두 배가 되지는 않는다. 로짓을 통째로 만들고 붙들면 쌍 하나가 글 하나의 두 배를 넘는다.
 # - 최대는 단계마다 따로 있다. 설정 하나는 한두 단계만 옮긴다. 가장 높은 단계를 먼저 찾는다.
 # - 재우면 번갈아 쓰고, 재우지 않으면 더한다.
-# - T4에서는 `fp16=True`, `peft_config`, `"dtype": "float16"`을 함께 적는다. 4비트라면 Trainer를 만든 뒤에 어댑터를 fp32로 되돌린다(12.4절).
+# - T4에서는 `fp16=True`, `peft_config`, `"dtype": "float16"`을 함께 적는다. 4비트나 8비트라면 Trainer를 만든 뒤에 어댑터를 fp32로 되돌린다(12.4절). 이 장은 메모리만 센다. `generate`로 답을 만드는 시간은 재지 않았으니, 몇 스텝을 먼저 돌려 보고 정한다.
+#
+# 12.5절의 '4B, LoRA'를 여느 스크립트로 쓰면 이렇다(`reward`와 `data`는 자기 것).
+#
+# ```python
+# arguments = GRPOConfig(
+#     "out", fp16=True, per_device_train_batch_size=8, num_generations=8,
+#     max_completion_length=512, model_init_kwargs={"dtype": "float16"},
+# )
+# lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
+# GRPOTrainer("Qwen/Qwen3-4B", reward, args=arguments, train_dataset=data, peft_config=lora).train()
+# ```
 #
 # KV 캐시와 `generate`는 [11장](11_outside_training.ipynb)에, LoRA는 [8장](08_lora.ipynb)에, 오류 메시지에서 거꾸로 찾아가는 길은 [10장](10_oom_clinic.ipynb)에 있다.
