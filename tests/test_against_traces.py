@@ -69,21 +69,16 @@ def reserved_peak(history, place):
     return allocator.peak_reserved_bytes
 
 
-# Five of the 14 among 43 histories in which the other way to put segments gives another peak.
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gemma-3-270m-batch-8-length-256-eager",
-        "kanana-nano-2-1b-base-batch-2-length-1024-bf16",
-        "llama-3-2-1b-batch-2-length-1024-mixed-bf16",
-        "llama-3-2-1b-batch-4-length-256",
-        "polyglot-ko-1-3b-batch-8-length-256-checkpointing",
-    ],
-)
-def test_segments_that_fall_reserve_what_the_card_reserved(name):
-    [history] = read_histories(against_traces.TRACES / f"{name}.json.gz")
+def reserved_peaks(path):
+    """(on the card, with segments that fall, with segments that rise)."""
+    [history] = read_histories(path)
     falling, rising = Falling(), Rising()
     falling.lowest = min(segment.address for segment in history.before)
     rising.end = max(segment.address + segment.size for segment in history.before)
-    card = replayed(history).peak_reserved_bytes
-    assert reserved_peak(history, falling) == card != reserved_peak(history, rising)
+    return replayed(history).peak_reserved_bytes, reserved_peak(history, falling), reserved_peak(history, rising)
+
+
+def test_segments_that_fall_reserve_what_the_card_reserved():
+    """In all 43 histories, and with segments that rise in 29 (`allocator_blocks.Falling` says so)."""
+    found = [reserved_peaks(path) for path in against_traces.TRACES.iterdir()]
+    assert [sum(peaks[0] == peaks[way] for peaks in found) for way in (1, 2)] == [43, 29]

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.children import ROOT
 from benchmarks.claims import allocator, compare, table
+from benchmarks.programs.table import PAGE
 from virtual_gpu import cuda, diagnose
 
 CARD = ROOT / "benchmarks" / "records" / "h100-2026-11-23"
@@ -19,7 +20,7 @@ def card():
 
 def test_the_page_holds_the_table(card):
     rows = json.loads(table.BESIDE.read_text(encoding="utf-8"))
-    assert table.MARKERS.search(table.PAGE.read_text(encoding="utf-8"))[0].count(table.block(rows)) == 1
+    assert table.MARKERS.search(PAGE.read_text(encoding="utf-8"))[0].count(table.block(rows)) == 1
     for row in rows:
         measured = card[row["case"], row["row"]]
         assert [row["peak"][0], row["reserved"][0]] == list(compare._most(measured)) and not measured.get("error")

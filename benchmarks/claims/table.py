@@ -10,10 +10,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks.children import ROOT
+from benchmarks.programs.table import put
 
 BESIDE = Path(__file__).with_name("beside.json")
-PAGE = ROOT / "benchmarks" / "README.md"
 MARKERS = re.compile(r"(<!-- claims:begin -->\n).*?(<!-- claims:end -->)", re.DOTALL)
 HEADS = "| program | peak, H100 | here | reserved, H100 | here | requests, H100 | here | equal from the first |"
 
@@ -49,9 +48,7 @@ def _pair(pair: list[int]) -> str:
 
 def main() -> None:
     """Write the table into the page."""
-    made = block(json.loads(BESIDE.read_text(encoding="utf-8")))
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(MARKERS.sub(lambda found: found[1] + made + found[2], page), encoding="utf-8")
+    put(MARKERS, block(json.loads(BESIDE.read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":

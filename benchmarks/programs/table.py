@@ -55,9 +55,13 @@ def off(row: dict[str, Any], predicted: str, measured: str) -> float:
 
 def main() -> None:
     """Write the table into the page."""
-    made = block(json.loads(PREDICTED.read_text(encoding="utf-8")))
+    put(MARKERS, block(json.loads(PREDICTED.read_text(encoding="utf-8"))))
+
+
+def put(markers: re.Pattern[str], made: str) -> None:
+    """Write a table into the page, between its markers."""
     page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(MARKERS.sub(lambda found: found[1] + made + found[2], page), encoding="utf-8")
+    PAGE.write_text(markers.sub(lambda found: found[1] + made + found[2], page), encoding="utf-8")
 
 
 if __name__ == "__main__":
