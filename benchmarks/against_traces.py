@@ -24,6 +24,7 @@ from benchmarks import sequences
 from benchmarks.measure_gpu import NUMBERS, RECORDS, slug
 from virtual_gpu.cards import CATALOG, GPUSpec
 from virtual_gpu.language import set_language
+from virtual_gpu.terminal import tell
 from virtual_gpu.trace.compare import equal_prefix, sorted_releases
 from virtual_gpu.trace.histories import read_histories
 from virtual_gpu.trace.trace import Trace
@@ -44,12 +45,18 @@ def main(arguments: list[str] | None = None) -> int:
     record = json.loads(args.record.read_text(encoding="utf-8"))
     spec = replace(CATALOG[args.card], memory_bytes=record["gpu"]["bytes"], usable_bytes=None)
     print(versions(record))
-    found = []
-    for row in record["rows"]:
-        path = args.traces / f"{slug(row['title'])}.json.gz"
-        if args.only in row["title"] and path.is_file():
-            found.append(again(row, path, spec))
-            print(line(found[-1]), flush=True)
+    found, chosen = (
+        [],
+        [
+            (row, path)
+            for row in record["rows"]
+            if args.only in row["title"] and (path := args.traces / f"{slug(row['title'])}.json.gz").is_file()
+        ],
+    )
+    for number, (row, path) in enumerate(chosen, 1):
+        tell(f"{number} of {len(chosen)}: {row['title']} … Ctrl+C stops")
+        found.append(again(row, path, spec))
+        print(line(found[-1]), flush=True)
     equal = sum(one["equal"] == one["entries"][1] == one["entries"][0] for one in found)
     print(f"Of {len(found)} settings every request is the card's in {equal}.")
     return int(equal != len(found))

@@ -48,7 +48,9 @@ def main() -> int:
     if parser.parse_args().inside:
         inside()
         return 0
-    child = run([str(build_environment()), __file__, "--inside"], 600, {"HF_HUB_OFFLINE": "1"})
+    child = run(
+        [str(build_environment()), __file__, "--inside"], 600, {"HF_HUB_OFFLINE": "1"}, told="the book's experiments"
+    )
     if child.returncode != 0 or len(child.rows) != len(EXPERIMENTS) + 1:
         print(f"The experiments failed (exit code {child.returncode}).\n{child.stderr[-3000:]}")
         return 1

@@ -25,6 +25,7 @@ from virtual_gpu.cards import CATALOG
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.step.predict import virtual_run
 from virtual_gpu.step.setting import Setting
+from virtual_gpu.terminal import tell
 
 MODELS = (
     "EleutherAI/polyglot-ko-1.3b",
@@ -62,9 +63,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     print("needed  reserved  expandable")
     rows = []
-    for settings in grid():
-        if only not in str(settings):
-            continue
+    chosen = [settings for settings in grid() if only in str(settings)]
+    for number, settings in enumerate(chosen, 1):
+        tell(f"{number} of {len(chosen)} … Ctrl+C stops")
         setting = Setting(**settings)
         trace = virtual_run(setting, load_config(setting.model_id), CATALOG["T4"]).trace
         peak = trace.peak_bytes

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from virtual_gpu.host.process import host_growth
+from virtual_gpu.terminal import tell
 
 SIZE = {
     "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 18,
@@ -222,10 +223,12 @@ def main() -> None:
         folder = args.folder or Path(temporary)
         command = [sys.executable, __file__, "--folder", str(folder)]
         if not (folder / "bf16").exists():
+            tell("making the checkpoint, 3 GB … Ctrl+C stops")
             subprocess.run([*command, "--make"], check=True, stderr=subprocess.DEVNULL)
         print("| way | predicted, anonymous | measured | predicted, with mapped | VmHWM | the prediction itself took |")
         print("|---|---|---|---|---|---|")
-        for way in WAYS:
+        for number, way in enumerate(WAYS, 1):
+            tell(f"{number} of {len(WAYS)}: {way} … Ctrl+C stops")
             real, virtual = (
                 json.loads(
                     subprocess.run(

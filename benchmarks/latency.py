@@ -29,6 +29,7 @@ from browser import OPEN, OpenNotebook, chromium, end_kernels, jupyter_lab  # no
 from playwright.sync_api import Page  # noqa: E402
 
 import helpers  # noqa: E402
+from virtual_gpu.terminal import tell  # noqa: E402
 
 PANELS = [name for name in helpers.__all__ if name.endswith("_panel")]
 LONGEST_S = 120
@@ -74,6 +75,8 @@ def measure(page: Page, moves: int, pause_s: float) -> dict[str, list[float]]:
             continue
         part = page.locator(f"[data-place='{control['place']}']")
         for number in range(moves):
+            if part.locator(":disabled").count():
+                break  # another control has put it out of use
             move(page, part, control, number)
             page.wait_for_function(SETTLED, arg=[QUIET_MS, PATIENCE_MS], timeout=LONGEST_S * 1000)
             waited = page.evaluate("() => window.watch.shown - window.watch.input")
@@ -141,7 +144,8 @@ def main() -> None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             (folder / "home").mkdir()
             places[name] = stack.enter_context(jupyter_lab(folder / "home", folder, checkout)), folder / "home"
-        for panel in arguments.panels or PANELS:
+        for number, panel in enumerate(chosen := arguments.panels or [*PANELS], 1):
+            tell(f"{number} of {len(chosen)}: {panel} … Ctrl+C stops")
             for name, (address, home) in places.items():
                 kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
                 cells = [new_code_cell(f"from helpers import {panel}\n\n{panel}()")]

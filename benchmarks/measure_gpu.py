@@ -212,7 +212,8 @@ def measure(
             task["trace"] = str((traces / f"{slug(row['title'])}.json.gz").resolve())
         command = [sys.executable, __file__, "--child", json.dumps(task)]
         environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        return row | outcome(run(command, min(SETTING_SECONDS, left), environment), dry_run)
+        child = run(command, min(SETTING_SECONDS, left), environment, told=row["title"])
+        return row | outcome(child, dry_run)
 
     with ThreadPoolExecutor(jobs) as pool:
         try:
@@ -371,7 +372,7 @@ def _ask_for_the_gpu() -> dict | None:
         "    print(json.dumps({'name': p.name, 'capability': f'{p.major}.{p.minor}', 'bytes': p.total_memory,\n"
         "                      'multiprocessors': p.multi_processor_count, 'cuda': torch.version.cuda}))\n"
     )
-    rows = run([sys.executable, "-c", code], 120).rows
+    rows = run([sys.executable, "-c", code], 120, told="Which GPU is there?").rows
     return rows[-1] if rows else None
 
 

@@ -54,7 +54,8 @@ def main() -> None:
 
 def worker(model: str, ranks: int, degree: int) -> Child:
     """One ledger in a process of its own."""
-    return run([sys.executable, __file__, "--worker", model, str(ranks), str(degree)], 300)
+    return run([sys.executable, __file__, "--worker", model, str(ranks), str(degree)], 300,
+               told=f"{model}, {ranks} ranks, TP {degree}")  # fmt: skip
 
 
 def measure(model: str, ranks: int, degree: int) -> None:

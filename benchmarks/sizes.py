@@ -41,7 +41,7 @@ def main() -> None:
         return
     print(f"{'model':18}{'cards':>16}{'CPU s':>7}  {'GiB of a card':>13}  what")
     for model in args.models:
-        child = run([sys.executable, __file__, "--worker", model], 600)
+        child = run([sys.executable, __file__, "--worker", model], 600, told=model)
         for row in child.rows or [{"what": child.last_words, "cards": "", "seconds": 0.0, "gib": 0.0}]:
             name = model.split("/")[-1]
             print(f"{name:18}{row['cards']:>16}{row['seconds']:7.2f}  {row['gib']:13.2f}  {row['what']}", flush=True)

@@ -151,7 +151,8 @@ def compare_depth(repeats: int) -> None:
 
 def worker(kind: str, model: str, repeats: int, seconds: float) -> Child:
     """A child of this file. The wall-clock limit includes its imports."""
-    return run([sys.executable, __file__, "--worker", kind, model, "--repeats", str(repeats)], seconds)
+    command = [sys.executable, __file__, "--worker", kind, model, "--repeats", str(repeats)]
+    return run(command, seconds, told=f"{kind}, {model}")
 
 
 # -- the children ----------------------------------------------------------------------------------------------------

@@ -226,9 +226,11 @@ def judged(rows: Iterable[Any], *, jobs: int = 1) -> list[Judged]:
                 found.append(blank(row, recipe.name, "refused", str(refusal)))
                 continue
             batches.setdefault((recipe.name, packages), []).append(row)
+    total = len(found) + sum(map(len, batches.values()))
     with ThreadPoolExecutor(jobs) as pool:
         for batch in pool.map(_in_a_process, batches, batches.values()):
             found += batch
+            terminal.tell(f"{len(found)} of {total} rows are judged")
     return found
 
 
@@ -244,7 +246,8 @@ def _in_a_process(key: tuple[str, tuple[str, ...]], rows: list[Row]) -> list[Jud
         with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
             json.dump(rest, file)
             file.flush()
-            child = run([str(python), __file__, "--inside", name, file.name], SECONDS * len(rest), _OFFLINE)
+            command = [str(python), __file__, "--inside", name, file.name]
+            child = run(command, SECONDS * len(rest), _OFFLINE, told=f"{name}, {len(rest)} rows")
         found += [Judged(**row) for row in child.rows]
         if len(child.rows) < len(rest):
             ended = "ran out of time" if child.returncode is None else f"ended with {child.returncode}"

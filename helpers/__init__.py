@@ -44,7 +44,7 @@ _HOME = {
     "zero_panel": ".chapters.c6_distributed.panel",
     "ring_panel": ".chapters.c6_distributed.ring",
     "lora_panel": ".chapters.c8_lora.panel",
-    "plan_training": "virtual_gpu.plan",
+    "plan_training": ".experiment",
     "planner_panel": ".chapters.c9_planner.panel",
     "doctor_panel": ".chapters.c10_clinic.panel",
     "caught": ".chapters.c10_clinic.caught",

@@ -51,7 +51,7 @@ class Ahead:
 
     def pieces(self, moved: Any = None) -> Iterator[Callable[[], Any]]:
         """The work for the answers nearby that are not there, one piece after another."""
-        for chosen in nearby(self._panel, moved):
+        for chosen in self._panel.nearby(moved):
             if not self._panel.knows(chosen):
                 try:
                     yield from self._panel.pieces(**chosen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
@@ -33,6 +34,7 @@ from .data import make_dummy_dataset
 from .gpu import current_gpu, gpu_utilization_line, release_memory
 from .models import load_model_and_tokenizer
 from .training import train_model
+from .watched import telling
 
 
 @in_turn
@@ -121,12 +123,19 @@ def _in_words(gpu: GPU) -> Iterator[None]:
 
 @in_turn
 def gpu_memory_sweep(**settings: Any) -> MemoryTable:
-    """`gpu_memory_experiment` over every combination of the settings that are given as lists; a table of reports."""
+    """`gpu_memory_experiment` over every combination of the settings that are given as lists; a table of reports.
+
+    Whoever watches is told how far it is (see `watched`).
+    """
     lists = {name: value if isinstance(value, (list, tuple, range)) else [value] for name, value in settings.items()}
-    table = MemoryTable()
-    for values in itertools.product(*lists.values()):
-        with redirect_stdout(StringIO()):
-            table.append(gpu_memory_experiment(**dict(zip(lists, values, strict=True))))
+    table, many = MemoryTable(), math.prod(map(len, lists.values()))
+    with telling() as told:
+        for number, values in enumerate(itertools.product(*lists.values()), 1):
+            setting = dict(zip(lists, values, strict=True))
+            varied = ", ".join(f"{name}={setting[name]!r:.40}" for name in lists if len(lists[name]) > 1)
+            told(f"{number}/{many}: {varied}" if varied else f"{number}/{many}")
+            with redirect_stdout(StringIO()):
+                table.append(gpu_memory_experiment(**setting))
     return table
 
 
@@ -139,12 +148,27 @@ def predict_memory(
 
 def largest_fitting(name: str, *, multiple: int = 1, gpu: GPU | str | None = None, **settings: Any) -> int:
     """`virtual_gpu.step.largest.largest_fitting`, on the GPU in use where none is named."""
-    return largest.largest_fitting(name, multiple=multiple, gpu=_chosen(gpu), **settings)
+    with telling() as told:
+        return largest.largest_fitting(name, multiple=multiple, gpu=_chosen(gpu), **{"progress": told} | settings)
 
 
 def splits(batch: int, *, gpu: GPU | str | None = None, **settings: Any) -> list[Combination]:
     """`virtual_gpu.step.splits.splits`, on the GPU in use where none is named."""
-    return _splits.splits(batch, gpu=_chosen(gpu), **settings)
+    with telling() as told:
+        return _splits.splits(batch, gpu=_chosen(gpu), **{"progress": told} | settings)
+
+
+def plan_training(model: Any, gpu: str = "T4", gpus: int = 1, **request: Any) -> Any:
+    """`virtual_gpu.plan_training`; whoever watches is told how many plans there are so far (see `watched`)."""
+    from virtual_gpu.plan import search
+
+    with telling() as told:
+
+        def so_far(plans: Any) -> None:
+            told(tr(ko=f"찾는 중, {len(plans)}가지", en=f"searching, {len(plans)} so far"))
+
+        so_far(())
+        return search.plan_training(model, gpu, gpus, **{"progress": so_far} | request)
 
 
 def _chosen(gpu: GPU | str | None) -> GPU:

@@ -122,7 +122,7 @@ def lora_batch_16_on_a_t4() -> svg.Drawing:
 
 def program_on_a_t4() -> svg.Drawing:
     """README: an unchanged Trainer, one command, the verdict."""
-    command = ["examples/train.py", "--per_device_train_batch_size", "16"]
+    command = ["examples/train.py", "--fp16", "True", "--per_device_train_batch_size", "16"]
     report = run(command[0], command[1:], gpu="T4")
     report.tried = [one.row() for one in advice(["--gpu", "T4"], command, told=print)]
     return draw_run(report, ["virtual-gpu", "run", "--gpu", "T4", *command])

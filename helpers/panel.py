@@ -19,22 +19,30 @@ from typing import Any, NamedTuple
 import ipywidgets as widgets
 
 from virtual_gpu.cards import CATALOG
+from virtual_gpu.errors import UnknownName
 from virtual_gpu.frames import clear_frames
 from virtual_gpu.language import tr
 from virtual_gpu.models.configs import DEFAULT_MODEL, architectures
 from virtual_gpu.step.optimizers import OPTIMIZERS
 
-from .ahead import EXPECTED, Ahead
+from .ahead import EXPECTED, Ahead, nearby
 from .gpu import current_gpu, release_memory
+from .spoken import spoken
 
 WIDE = {"width": "calc(100% - 4px)", "max_width": "340px", "min_width": "0"}  # a narrow output cuts no value off
 # What is shown of the setting before is faded as soon as a move begins, but not for a move that is done in a tenth of a
-# second. A picture and a table scroll inside themselves; Korean is not broken inside words.
+# second. A picture and a table scroll inside themselves; Korean is not broken inside words. On a narrow page the label
+# of a slider gives way, not its track, and so does the room before a checkbox.
 _LOOK = """<style>
 .course-panel { word-break: keep-all }
 .course-panel .course-shown { overflow-x: auto; transition: opacity .15s }
 .course-panel .course-shown svg { min-width: 560px; display: block }
 .course-panel .course-shown table { white-space: nowrap }
+.course-panel :is(.widget-slider, .widget-checkbox) .widget-label { flex-shrink: 1; min-width: 0 }
+.course-panel .widget-checkbox { height: auto }
+.course-panel .widget-checkbox .widget-label-basic { white-space: normal; height: auto; line-height: 1.4 }
+.course-panel .widget-slider .slider-container { flex: 1 1 3em; min-width: 3em }
+.course-panel .widget-slider .widget-readout { flex-shrink: 1; min-width: 4em }
 .course-panel.course-busy .course-shown { opacity: .35; transition-delay: .1s }
 .course-panel.course-busy { cursor: progress }
 .course-panel .course-working { visibility: hidden; margin: 0; height: 0; overflow: visible; text-align: right }
@@ -43,6 +51,7 @@ _LOOK = """<style>
 STYLE = {"description_width": "110px"}
 ROW = {"flex_flow": "row wrap"}
 ANSWERS, TRACES = 256, 48  # kept of each panel; a trace is half a megabyte, of the largest models three
+LONG = 200  # characters of a list of names
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
@@ -79,7 +88,7 @@ class Panel(widgets.VBox):
         super().__init__()
         self.add_class(f"{self.prefix}-panel").add_class("course-panel")
         self.controls: dict[str, Any] = {}
-        self.status, self.picture = self.html("status"), self.html("picture")
+        self.status, self.picture = self.html("status").add_class("course-status"), self.html("picture")
         self._moving = False
         self._loop = _loop_of_the_main_thread()
         self._answers = Kept(ANSWERS)
@@ -115,6 +124,10 @@ class Panel(widgets.VBox):
         """The work for an answer in pieces that leave room for a move between them; the last gives the answer."""
         if type(self).answer is not Panel.answer:  # some panels wait for a button
             yield partial(self.answered, chosen)
+
+    def nearby(self, moved: Any = None) -> Iterator[dict[str, Any]]:
+        """The settings that a hand can choose next, `moved` being the control that it moved last."""
+        return nearby(self, moved)
 
     # -- what it is made of ----------------------------------------------------------------------------------------
 
@@ -202,7 +215,7 @@ class Panel(widgets.VBox):
         lines = [widgets.HBox(list(line), layout=ROW) for line in (columns, *rows)]
         shown = [one.add_class("course-shown") for one in shown or [self.picture]]
         working = tr(ko="계산하는 중… 멈추려면 노트북의 ■", en="Working… stop: the notebook's ■")
-        look = f'{_LOOK}<p class="course-working" aria-hidden="true">{escape(working)}</p>'
+        look = f'{_LOOK}{spoken()}<p class="course-working" aria-hidden="true">{escape(working)}</p>'
         self.children = [widgets.HTML(look), *lines, self.status, *shown]
 
     # -- a move ----------------------------------------------------------------------------------------------------
@@ -246,7 +259,7 @@ class Panel(widgets.VBox):
             self.status.value = status_line(stopped)
         except EXPECTED as error:
             self.clear()
-            self.status.value = error_line(str(error))
+            self.status.value = error_line(*_in_parts(error))
         except Exception as error:  # a defect, whose traceback belongs into the notebook's log
             self.clear()
             self.status.value = error_line(f"{type(error).__name__}: {error}")
@@ -278,10 +291,21 @@ def status_line(text: str) -> str:
     return f'<p role="status" style="margin:4px 0"><b>{escape(text)}</b></p>'
 
 
-def error_line(text: str) -> str:
-    """What went wrong, in place of a result, as HTML."""
+def error_line(text: str, choices: str = "") -> str:
+    """What went wrong, in place of a result, as HTML; `choices` unfold below it."""
     look = "margin:4px 0;padding:2px 6px;background:#fff1e6;color:#8a3b00"  # can be read in either theme
-    return f'<p role="alert" style="{look}"><b>{escape(text)}</b></p>'
+    said = f'<p role="alert" style="{look}"><b>{escape(text)}</b></p>'
+    if not choices:
+        return said
+    head = tr(ko="쓸 수 있는 값 모두", en="All that there are")
+    return f"{said}<details><summary>{escape(head)}</summary>{escape(choices)}</details>"
+
+
+def _in_parts(error: Exception) -> tuple[str, ...]:
+    """What an error says; a list of names that would fill the screen apart."""
+    if isinstance(error, UnknownName) and len(error.choices) > LONG:
+        return error.said, error.choices
+    return (str(error),)
 
 
 def whole(text: str) -> int | str:

@@ -45,6 +45,7 @@ from virtual_gpu.errors import VirtualGPUError
 from virtual_gpu.plan.start import start_from
 from virtual_gpu.shards.layout import Layout
 from virtual_gpu.step.predict import predict_memory
+from virtual_gpu.terminal import tell
 from virtual_gpu.trace.saved import read
 
 LONGEST_S = 60.0
@@ -478,7 +479,10 @@ def program() -> int:
         if fuzz.number % EVERY == 0:
             seconds = time.perf_counter() - started
             print(f"{fuzz.number} inputs, {len(fuzz.trial.failures)} failures, {seconds:.0f} s", flush=True)
+        elif fuzz.number % 10 == 0:
+            tell(f"{fuzz.number} of {args.inputs}")
 
+    tell("each call is made once, then inputs come … Ctrl+C stops")
     trial = run(args.inputs, args.seed, told)
     for kind, count in sorted(trial.counts.items(), key=lambda item: -item[1]):
         print(f"{count:6} {kind}")

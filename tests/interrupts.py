@@ -38,6 +38,7 @@ from virtual_gpu.doctor import diagnose, text
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.program.runner import run as run_program
 from virtual_gpu.step.flops import flops_of_config
+from virtual_gpu.terminal import tell
 
 RIGHT, BEFORE, WRONG = "right", "had answered before", "wrong"
 LONGEST_S = 240  # no fork takes longer
@@ -273,7 +274,10 @@ def program() -> int:
     def told(trial: Trial) -> None:
         if (done := trial.counts.total()) % 20 == 0:
             print(f"{done}: {len(trial.wrong)} wrong, {time.perf_counter() - started:.0f} s", flush=True)
+        else:
+            tell(f"{done} of {args.count}")
 
+    tell("each call is made twice, then interrupts come … Ctrl+C stops")
     trial = run(args.count, args.seed, tuple(args.only), told)
     for (name, end), count in sorted(trial.counts.items()):
         print(f"{count:5} {name}: {end}")

@@ -59,6 +59,13 @@ def test_the_command_of_a_row_says_the_same(capsys):
     )
 
 
+def test_nothing_is_missing():
+    """Every model, card and length; a length that the model has no positions for is not asked for."""
+    assert answers.lengths_of("EleutherAI/polyglot-ko-1.3b") == [512, 2048]
+    asked = {(m, card, length) for m in answers.MODELS for card in answers.CARDS for length in answers.lengths_of(m)}
+    assert {(row["model"], row["card"], row["length"]) for row in ROWS} == asked and len(ROWS) == len(asked)
+
+
 def test_where_nothing_fits_the_line_says_so():
     row = {"model": "a/b", "card": "T4", "length": 512, "method": None}
     page = answers.page([row])

@@ -8,6 +8,7 @@ import pytest
 from virtual_gpu.cards import CATALOG, UNKNOWN_CONTEXT, GPUSpec, card
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.errors import NotSupported, UnknownName, WrongValue
+from virtual_gpu.language import set_language
 from virtual_gpu.room import READING, room_on
 
 MiB = 2**20
@@ -113,3 +114,11 @@ def test_a_card_of_ones_own_that_cannot_be(wrong):
     assert GPUSpec(**card).capacity_bytes == 2**33
     with pytest.raises(ValueError, match=next(iter(wrong))):
         GPUSpec(**card | wrong)
+
+
+@pytest.mark.parametrize(("language", "said"), [("ko", "이하여야 한다"), ("en", "must be at most")])
+def test_a_card_that_can_use_more_than_it_has_is_refused_in_words(language, said):
+    set_language(language)
+    with pytest.raises(WrongValue, match=r"usable_bytes=9: .*memory_bytes=8") as refused:
+        GPUSpec("x", "x", memory_bytes=8, usable_bytes=9, compute_capability=(8, 6))
+    assert said in str(refused.value)

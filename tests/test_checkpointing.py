@@ -4,10 +4,12 @@ import heapq
 import itertools
 from math import comb
 
+import numpy as np
 import pytest
 
-from helpers import record_chain, set_language, sweep_segments
+from helpers import checkpointing_panel, record_chain, set_language, sweep_segments
 from helpers.chapters.c5_checkpointing.chain import (
+    LEAST_BUDGET,
     Chain,
     execute,
     fewest_computations,
@@ -163,6 +165,9 @@ def test_segments_are_even_and_cover_the_chain(nodes):
         (lambda: record_chain(5, budget=3), "budget=3: 입력"),
         (lambda: record_chain(5, checkpoints=[6]), "체크포인트 6"),
         (lambda: record_chain(5, checkpoints=[0]), "checkpoint=0"),
+        (lambda: record_chain(5, checkpoints=2), "checkpoints=2: 노드 번호들"),
+        (lambda: record_chain(5, checkpoints=np.array(2)), "노드 번호들"),
+        (lambda: record_chain(5, checkpoints="2"), "노드 번호들"),
         (lambda: record_chain(1, "everything"), "적어도 노드 2개"),
         (lambda: record_chain(10**9, "everything"), "노드 1,000,000,000: 너무 오래"),
         (lambda: record_chain(10_000, "minimum"), "계산 49,995,000: 너무 오래"),
@@ -187,6 +192,15 @@ def test_segments_are_even_and_cover_the_chain(nodes):
 def test_bad_input_is_answered_clearly(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_a_budget_begins_with_one_that_is_large_enough():
+    panel = checkpointing_panel()
+    assert panel.count.value < LEAST_BUDGET
+    panel.strategy.value = "budget"
+    assert panel.count.value == LEAST_BUDGET and "<svg" in panel.picture.value
+    panel.count.value = LEAST_BUDGET - 1
+    assert 'role="alert"' in panel.status.value
 
 
 def test_pictures_follow_the_moment():

@@ -131,6 +131,19 @@ def test_answers_are_marked():
 # -- the panel --------------------------------------------------------------------------------------------------------
 
 
+def test_every_example_is_run_ahead_and_warns_of_nothing(capfd):
+    panel = doctor_panel()
+    panel.controls["text"].value = "something pasted"
+    broken.dead.cache_clear()
+    for piece in panel.ahead.pieces():
+        piece()
+    assert broken.dead.cache_info().misses == broken.dead.cache_info().currsize == len(broken.PROGRAMS)
+    assert panel.controls["text"].value == "something pasted" and "진단" in panel.status.value
+    panel.controls["example"].value = 4
+    assert broken.dead.cache_info().misses == len(broken.PROGRAMS) and "<table" in panel.picture.value
+    assert capfd.readouterr() == ("", "")
+
+
 def test_the_panel_reads_what_is_pasted():
     panel = doctor_panel()
     text = panel.controls["text"]

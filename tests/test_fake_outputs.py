@@ -5,12 +5,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 from versions import keeps_workspaces
 
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting import mode
 from virtual_gpu.counting.gpu import VirtualGPU
-from virtual_gpu.counting.outputs import FakeOutputs
+from virtual_gpu.counting.outputs import _IN_ONE_STEP, FakeOutputs, _in_one_step
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.models.depth import with_depth
 from virtual_gpu.step.predict import virtual_run
@@ -236,7 +238,7 @@ def test_what_asks_for_a_workspace_inside_is_not_remembered(monkeypatch, outputs
     x, real = gpu.place(torch.ones(8, 8)), mode.FakeTensorMode.__torch_dispatch__
 
     def multiplies(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.neg.default:
+        if func is torch.ops.aten.erf.default:
             with self:
                 torch.mm(args[0], args[0])
         return real(self, func, types, args, kwargs)
@@ -245,10 +247,10 @@ def test_what_asks_for_a_workspace_inside_is_not_remembered(monkeypatch, outputs
     for _ in range(2):
         gpu.release_workspaces()
         held = gpu.memory_allocated()
-        negative = -x
+        erf = x.erf()
         assert gpu.memory_allocated() == held + 512 + 8_519_680
-        del negative
-    assert torch.ops.aten.neg.default not in {key[0] for key in outputs.recipes}
+        del erf
+    assert torch.ops.aten.erf.default not in {key[0] for key in outputs.recipes}
 
 
 def test_it_is_bounded(monkeypatch):
@@ -260,3 +262,106 @@ def test_it_is_bounded(monkeypatch):
         assert (x + n).shape == (n,)
         assert bounded.held == sum(map(len, bounded.recipes)) <= 60
     assert bounded.recipes
+
+
+# -- in one step ------------------------------------------------------------------------------------------------------
+
+ATEN = torch.ops.aten
+LAYOUTS = {  # how a tensor of a shape lies: dense, a view of a wider one, the other way round, one row for all
+    "dense": lambda new, shape: new(shape),
+    "part": lambda new, shape: new((*shape[:-1], 3 * shape[-1]))[..., shape[-1] : 2 * shape[-1]],
+    "transposed": lambda new, shape: new(shape[::-1]).permute(*range(len(shape))[::-1]),
+    "expanded": lambda new, shape: new((1, *shape[1:])).expand(shape),
+}
+
+
+def samples(lay, new, long):
+    """(operation, arguments, perhaps named ones): `lay` gives tensors in a layout, `new` dense ones, `long` indices."""
+    x, y, rows, few = lay((4, 6, 8)), lay((4, 6, 8)), lay((24, 8)), new((1, 6, 1))
+    unary = "cos exp gelu neg relu rsqrt sigmoid silu sin sqrt tanh"
+    yield from ((getattr(ATEN, name).default, (x,)) for name in unary.split())
+    yield from ((op, (x, 2.5)) for op in (ATEN.mul.Scalar, ATEN.div.Scalar))
+    for memory_format in (torch.preserve_format, torch.contiguous_format):
+        yield ATEN.clone.default, (x,), {"memory_format": memory_format}
+        yield ATEN._to_copy.default, (x,), {"dtype": torch.float16, "memory_format": memory_format}
+    yield ATEN._to_copy.default, (few,), {"dtype": torch.float64}
+    for name in ("gelu_backward", "sigmoid_backward", "silu_backward", "tanh_backward"):
+        yield getattr(ATEN, name).default, (x, y)
+    yield ATEN.threshold_backward.default, (x, y, 0)
+    for name in ("add", "sub", "mul", "div"):
+        op = getattr(ATEN, name).Tensor
+        yield from ((op, (x, other)) for other in (y, few, x.to(torch.float32), new(()), long((4, 6, 8)), 2, 0.5))
+    yield from ((op, (x, 1)) for op in (ATEN.eq.Scalar, ATEN.ne.Scalar, ATEN.pow.Tensor_Scalar))
+    for dim in (0, -1):
+        yield ATEN._softmax.default, (x, dim, False)
+        yield ATEN._log_softmax.default, (x, dim, False)
+        yield ATEN._softmax_backward_data.default, (x, y, dim, x.dtype)
+        yield ATEN._log_softmax_backward_data.default, (x, y, dim, x.dtype)
+        yield ATEN.cumsum.default, (long((4, 6)), dim)
+        yield ATEN.cumsum.default, (x, dim)
+        yield ATEN.cat.default, ([x, y], dim)
+        yield ATEN.index_select.default, (x, dim, long((3,)))
+        yield ATEN.select.int, (x, dim, 2)
+        yield ATEN.slice.Tensor, (x, dim, 1, 3)
+        yield ATEN.slice.Tensor, (x, dim, -3, 2**63 - 1, 2)
+        yield ATEN.split.Tensor, (x, 3, dim)
+        yield ATEN.unsqueeze.default, (x, dim)
+        yield ATEN.squeeze.dim, (few, dim)
+        for keep in (False, True):
+            yield ATEN.sum.dim_IntList, (x, [dim], keep)
+            yield ATEN.mean.dim, (x, [dim], keep)
+    yield ATEN.split_with_sizes.default, (x, [3, 5], -1)
+    yield ATEN.slice_backward.default, (x, [4, 9, 8], 1, 0, 6, 1)
+    yield ATEN.permute.default, (x, [2, 0, 1])
+    yield ATEN.transpose.int, (x, 1, 2)
+    yield ATEN.t.default, (rows,)
+    yield ATEN.expand.default, (few, [4, 6, 8])
+    yield ATEN.view.default, (new((4, 6, 8)), [24, 8])
+    yield ATEN._unsafe_view.default, (new((4, 6, 8)), [4, -1])
+    yield ATEN.mm.default, (rows, lay((8, 5)))
+    yield ATEN.addmm.default, (new((5,)), rows, lay((8, 5)))
+    yield ATEN.addmm.default, (lay((24, 5)), rows, lay((8, 5)))
+    yield ATEN.bmm.default, (x, lay((4, 8, 5)))
+    yield ATEN.baddbmm.default, (lay((4, 6, 5)), x, lay((4, 8, 5)))
+    weight, statistics = new((8,)), new((4, 6, 1)).float()
+    given = (new((4, 6, 8)), x, [8], statistics, statistics, weight, weight)
+    yield from (
+        (ATEN.native_layer_norm_backward.default, (*given, wanted)) for wanted in ([True] * 3, [True, False, True])
+    )
+    for reduction in range(3):
+        labels, weigh = long((24,)), new(())
+        yield ATEN.nll_loss_forward.default, (rows, labels, None, reduction, -100)
+        grad = new((24,)) if reduction == 0 else new(())
+        yield ATEN.nll_loss_backward.default, (grad, rows, labels, None, reduction, -100, weigh)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_one_step_gives_what_the_whole_way_gives(dtype, layout):
+    device, mode = torch.device("cpu"), FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        new, long = (
+            lambda shape, dtype=dtype: torch.empty(shape, dtype=dtype, device=device) for dtype in (dtype, torch.int64)
+        )
+        calls = [
+            (op, args, named[0] if named else {})
+            for op, args, *named in samples(lambda shape: LAYOUTS[layout](new, shape), new, long)
+        ]
+        wanted = [op(*args, **kwargs) for op, args, kwargs in calls]
+    for (op, args, kwargs), whole in zip(calls, wanted, strict=True):
+        storages = {
+            part.untyped_storage()._cdata: place
+            for place, part in enumerate(tree_leaves(args)) if isinstance(part, torch.Tensor)
+        }  # fmt: skip
+
+        def described(out, storages=storages):
+            return type(out), [
+                part if part is None else (
+                    part.shape, part.stride(), part.storage_offset(), part.dtype, part.fake_device,
+                    storages.get(part.untyped_storage()._cdata), part.untyped_storage().nbytes(),
+                )
+                for part in tree_leaves(out)
+            ]  # fmt: skip
+
+        assert described(_in_one_step(mode, op, args, kwargs, device)) == described(whole), (op, args, kwargs)
+    assert {op for op, _, _ in calls} == _IN_ONE_STEP

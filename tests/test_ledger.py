@@ -255,6 +255,7 @@ def test_a_sharded_step_with_adapters_holds_less_than_all_of_it():
         ({"peft": "lora", "tensor_parallel": 2}, "텐서 병렬 없이"),
         ({"peft": "lora", "precision": "bf16"}, "16비트 가중치"),
         ({"peft": "lora", "lora_rank": 0}, "lora_rank=0"),
+        ({"peft": "lora", "lora_targets": -5}, "lora_targets=-5: 'attention'"),
     ],
 )
 @pytest.mark.parametrize("function", [shard_ledger, rank_step])

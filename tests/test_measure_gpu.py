@@ -32,7 +32,7 @@ def row(measured, predicted, status="ok", kind="grid", title="a setting"):
 
 
 def python(code, seconds=30):
-    return run([sys.executable, "-c", code], seconds)
+    return run([sys.executable, "-c", code], seconds, told="a test")
 
 
 def test_errors_are_relative_to_the_measured():
@@ -131,7 +131,7 @@ def test_missing_libraries_are_named_for_what_needs_them(monkeypatch):
 def test_what_lacks_a_library_is_skipped_and_the_rest_runs(monkeypatch):
     monkeypatch.setattr(measure_gpu, "_has", lambda name: name != "bitsandbytes")
     monkeypatch.setattr(
-        measure_gpu, "run", lambda *_: Child([{"predicted": numbers(1, 1)}, {"measured": numbers(1, 1)}], 0, "")
+        measure_gpu, "run", lambda *_, told: Child([{"predicted": numbers(1, 1)}, {"measured": numbers(1, 1)}], 0, "")
     )
     plan = [("grid", SETTING | {"peft": "qlora"}), ("grid", SETTING)]
     rows = list(measure_gpu.measure(plan, GPU, 60))
@@ -175,7 +175,7 @@ def test_a_comparison_that_fails_does_not_cost_the_measurement():
 def test_which_settings_are_compared_one_by_one(monkeypatch, recorded, expected):
     tasks = []
 
-    def answer(command, *_):
+    def answer(command, *_, **__):
         tasks.append(json.loads(command[-1]))
         return Child([], 1, "")
 

@@ -4,7 +4,9 @@ The trials behind it run by themselves: `make fuzz`, `make interrupts`.
 """
 
 import contextlib
+import gzip
 import inspect
+import itertools
 import json
 import os
 import signal
@@ -12,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -27,10 +30,13 @@ from process_state import code_state, differences, process_state, stand_ins
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.grad_mode import no_grad
 from torch.library import Library
+from torch.utils.data import DataLoader, TensorDataset
 
 import helpers
 import virtual_gpu
 from virtual_gpu.errors import NotSupported, VirtualGPUError
+from virtual_gpu.host.meter import HostMeter
+from virtual_gpu.host.storages import HostStorages
 from virtual_gpu.program.runner import run as run_program
 from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.turns import in_turn
@@ -170,6 +176,75 @@ def test_an_interrupt_in_a_finalizer_is_heard():
     with pytest.raises(KeyboardInterrupt):
         call()
     assert sys.unraisablehook is hook
+
+
+def interrupted_everywhere(act, before=lambda: None):
+    """Ctrl+C at the first Python call of `act`, at the second and so on, to its end; how many there were."""
+    for moment in itertools.count(1):
+        before()
+        with contextlib.suppress(KeyboardInterrupt):
+            with InterruptAt(moment) as interrupt:
+                act()
+            if interrupt.left > 0:
+                return moment - 1
+            for _ in range(100):  # where Python drops it, it comes again a moment later
+                time.sleep(0.001)
+
+
+def test_an_interrupt_in_a_release_loses_nothing(monkeypatch):
+    """Outside of any run, where the handler is Python's own; Python drops what is raised in a callback."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: None)
+    gpu, held = virtual_gpu.VirtualGPU(virtual_gpu.card("T4")), []
+
+    def make():
+        assert gpu.memory_allocated() == 0
+        held.append(gpu.place(torch.zeros(512)))
+        assert gpu.memory_allocated() == 2048
+
+    assert interrupted_everywhere(held.clear, make) > 3
+    assert gpu.memory_allocated() == 0 and gpu.mode.storages == {}
+
+
+def test_an_interrupt_in_a_release_loses_no_ram(monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: None)
+    storages, held = HostStorages(HostMeter()), []
+
+    def make():
+        assert storages.report().current == 0
+        held.append(torch.zeros(512))
+        storages.count(held[0])
+        assert storages.report().current == 2048
+
+    assert interrupted_everywhere(held.clear, make) > 3
+    assert storages.report().current == 0
+
+
+@pytest.mark.parametrize("moment", [1, 2])
+def test_an_interrupt_at_a_loaders_end_loses_no_ram(moment):
+    """In a program, where Ctrl+C waits for the end of a release, and the second one too."""
+    with pytest.raises(KeyboardInterrupt), virtual_gpu.cuda("T4") as gpu:
+        batches = iter(DataLoader(TensorDataset(torch.zeros(64, 1000)), batch_size=8, num_workers=1))
+        next(batches)
+        with InterruptAt(moment, weakref.finalize.__call__):
+            del batches
+        assert gpu.interrupted and gpu.host.meter.by_category()["workers"] == 0
+        torch.zeros(1)
+
+
+def test_no_interrupt_is_lost_while_a_packed_file_is_read(tmp_path):
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(b'{"devices": []}'))
+    for moment in itertools.count(1):
+        interrupt = InterruptAt(moment)
+        with contextlib.suppress(KeyboardInterrupt):
+            with interrupt:
+                virtual_gpu.replay(path)
+            if interrupt.left > 0:
+                break
+            for _ in range(100):
+                time.sleep(0.001)
+            raise AssertionError(f"Ctrl+C at call {moment} was lost")
+    assert moment > 10
 
 
 def test_interrupts_from_outside(calls):

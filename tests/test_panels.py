@@ -106,6 +106,15 @@ def test_a_long_text_is_named_in_a_short_line(name, typed):
     assert len(panel.status.value) < 500
 
 
+def test_a_long_list_of_names_is_folded():
+    panel = helpers.planner_panel()
+    panel.controls["model"].value = "no/such-model"
+    panel.search.click()
+    said, _, folded = panel.status.value.partition("<details>")
+    assert "모르는 모델 이름" in said and "허브에서도" in said and len(re.sub("<[^>]+>", "", said)) < 300
+    assert "EleutherAI/polyglot-ko-1.3b" in folded and "EleutherAI/polyglot-ko-1.3b" not in said
+
+
 def test_every_panel_has_a_notebook():
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "notebooks/src").glob("*.py"))
     assert [name for name in PANELS if f"{name}(" not in sources] == []

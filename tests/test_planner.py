@@ -12,8 +12,10 @@ import torch
 import yaml
 from forked import run_forked
 from transformers import GPT2Config, GPTNeoXConfig, Lfm2Config, LlamaConfig, Phi3Config
+from transformers.integrations import sdpa_attention
 
 from helpers import plan_training, predict_memory
+from helpers.chapters.c9_planner.heads import with_repeated_heads
 from helpers.models import byte_tokenizer
 from virtual_gpu.cards import CATALOG, Range
 from virtual_gpu.drawing.svg import text_width
@@ -33,6 +35,7 @@ from virtual_gpu.room import room_on
 from virtual_gpu.shards.rank_step import rank_step
 from virtual_gpu.step.flops import training_flops
 from virtual_gpu.trace.edits import with_ddp
+from virtual_gpu.units import GiB
 
 ROOT = Path(__file__).resolve().parent.parent
 # As many weights as gpt2-large in a third of its layers: what is run in full beside the planner takes a third as long.
@@ -404,6 +407,17 @@ def test_grouped_heads_below_ampere_come_with_the_line_that_repeats_them():
 
     assert "use_gqa_in_sdpa = lambda" in asked("Qwen/Qwen3-0.6B", "T4").caution
     assert not asked("Qwen/Qwen3-0.6B", "L4").caution and not asked("gpt2", "T4").caution
+
+
+@pytest.mark.slow
+def test_the_line_that_repeats_heads_saves_memory_and_leaves_nothing_behind():
+    before = sdpa_attention.use_gqa_in_sdpa
+    request = make_request("Qwen/Qwen3-0.6B", "T4", length=512, batch=16, methods=("lora",))
+    recipe = Recipe("lora", "mixed_fp16", "adamw_fused")
+    (row,) = with_repeated_heads(("Qwen/Qwen3-0.6B", "lora", False, 512))
+    assert sdpa_attention.use_gqa_in_sdpa is before
+    needed = measure(request, recipe, 1, 16).needed_bytes  # as the planner says, after the line was there and gone
+    assert row[2] == f"{needed / GiB:.2f}" and float(row[3]) < float(row[2])
 
 
 @pytest.mark.slow

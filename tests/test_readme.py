@@ -85,7 +85,8 @@ def test_the_code_runs(tmp_path):
 @functools.cache
 def error_of_batch_16():
     """What `virtual-gpu run` prints to stderr, an out-of-memory error at its end."""
-    command = ["run", "--gpu", "T4", "--no-advise", "examples/train.py", "--per_device_train_batch_size", "16"]
+    command = ["run", "--gpu", "T4", "--no-advise", "examples/train.py", "--fp16", "True"]
+    command += ["--per_device_train_batch_size", "16"]
     status, _, err = run_forked(["-m", "virtual_gpu", *command], folder=ROOT)
     assert status == 1, err[-2000:]
     return err.encode()

@@ -147,6 +147,18 @@ def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
         replay(tmp_path / "bomb.gz")
 
 
+def test_parts_that_gzip_has_appended_are_read_and_a_torn_one_is_refused(tmp_path):
+    text = json.dumps({"devices": []}).encode()
+    packed = gzip.compress(text[:4]) + gzip.compress(text[4:]) + b"\0" * 9
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(packed)
+    assert read_histories(path) == []
+    for torn in (packed[:-20], packed[:10]):
+        path.write_bytes(torn)
+        with pytest.raises(ValueError, match="메모리 기록"):
+            read_histories(path)
+
+
 def test_what_is_kept_of_a_card_is_what_it_recorded(tmp_path):
     """Two snapshots in PyTorch's form, reduced and read again: the same requests, before, events and after."""
 

@@ -117,7 +117,7 @@ def test_a_program_that_ends_its_process_takes_no_other_row_with_it(monkeypatch)
     """The second of three rows ends its process: the third has one of its own."""
     calls = []
 
-    def run(command, seconds, environment):
+    def run(command, seconds, environment, told):
         rows = read(command[-1])
         calls.append([row["id"] for row in rows])
         ends = calls[-1][0] == "a"

@@ -12,15 +12,18 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from helpers.chapters.c9_planner.heat_map import BATCH, SHOWN, TARGET, described, heat_map, short, stored
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.language import set_language
-from virtual_gpu.models.configs import architectures
+from virtual_gpu.models.configs import architectures, load_config
+from virtual_gpu.models.depth import text_config
 from virtual_gpu.plan.plans import make_request, method_label
 from virtual_gpu.plan.search import _search
+from virtual_gpu.terminal import tell
 from virtual_gpu.units import GiB
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,6 +59,12 @@ def answer(model: str, card: str, length: int) -> dict[str, Any]:
     }
 
 
+def lengths_of(model: str, lengths: Sequence[int] = LENGTHS) -> list[int]:
+    """Of these lengths those that the model has positions for."""
+    most = text_config(load_config(model)).max_position_embeddings
+    return [length for length in lengths if length <= most]
+
+
 def command(row: dict[str, Any]) -> str:
     """What computes this answer, with all that it ranks."""
     model, card = (f'"{name}"' if " " in name else name for name in (row["model"], row["card"]))
@@ -64,6 +73,7 @@ def command(row: dict[str, Any]) -> str:
 
 def page(rows: list[dict[str, Any]]) -> str:
     """docs/answers.md."""
+    possible = len(CARDS) * sum(len(lengths_of(model)) for model in MODELS)
     lines = [
         "# 무엇이 들어가나",
         "",
@@ -76,13 +86,15 @@ def page(rows: list[dict[str, Any]]) -> str:
         "",
         f"![모델과 GPU마다 길이 {SHOWN}에서 들어가는 가장 큰 방법: {described(rows)}](../image/answers.svg)",
         "",
-        "예약은 할당자가 예약하는 메모리의 최댓값이고, 카드는 그 밖의 것(CUDA 컨텍스트, 커널의 작업 공간)까지 더한 "
-        "범위다. 마지막 열의 명령을 실행하면 다른 계획과 떨어진 까닭까지 나온다. "
-        f"여기에는 {len(MODELS) * len(CARDS) * len(LENGTHS)}가지 가운데 계산해 둔 {len(rows)}가지가 있다.",
+        "필요한 메모리는 할당자가 그만큼 받을 수 있으면 계획이 끝까지 가는 한도다. 텐서의 최대에서 그 128분의 1 "
+        "간격으로 찾아서, 꼭 필요한 것보다 한 칸까지 클 수 있다. 카드는 할당자 밖의 것(CUDA 컨텍스트, 커널의 작업 "
+        "공간)까지 더한 범위다. 마지막 열의 명령을 실행하면 다른 계획과 떨어진 까닭까지 나온다. "
+        f"모두 {possible}가지이고, 그 가운데 {len(rows)}가지를 계산해 두었다. 모델이 받지 못하는 길이는 세지 않았다"
+        "(polyglot-ko는 2048까지다).",
         "",
         '<div id="answers"></div>',
         "",
-        "| 모델 | GPU | 길이 | 방법 | 계획 | 예약(GiB) | 카드(GiB) | 명령 |",
+        "| 모델 | GPU | 길이 | 방법 | 계획 | 필요한 메모리(GiB) | 카드(GiB) | 명령 |",
         "|---|---|---:|---|---|---:|---:|---|",
         *map(_line, rows),
     ]
@@ -128,8 +140,9 @@ def main(argv: list[str] | None = None) -> int:
     known = {(row["model"], row["card"], row["length"]): row for row in rows}
     for model in [] if arguments.draw else arguments.models:
         begun = time.process_time()
-        for length in arguments.lengths:
+        for length in lengths_of(model, arguments.lengths):
             for card in arguments.cards:
+                tell(f"{model}, {length} tokens, {card} … Ctrl+C stops; what is there stays")
                 known[model, card, length] = answer(model, card, length)
                 write(in_order(known.values()))
         print(f"{model}: {time.process_time() - begun:.0f} s", flush=True)

@@ -9,7 +9,9 @@ environment=${COLAB_ENV:-.bench/colab}
 torch=${TORCH:-torch==2.11.0}
 if [ ! -e "$environment/.ready" ]; then
     "${PYTHON:-python3}" -m venv "$environment"
-    "$environment/bin/python" -m pip install --quiet --disable-pip-version-check "$torch" -r requirements-colab.txt
+    quiet=(--disable-pip-version-check)
+    [ -t 2 ] || quiet+=(--quiet)  # whoever watches sees how far pip is
+    "$environment/bin/python" -m pip install "${quiet[@]}" "$torch" -r requirements-colab.txt
     "$environment/bin/python" -m ipykernel install --sys-prefix >/dev/null
     touch "$environment/.ready"
 fi

@@ -53,7 +53,8 @@ def main(versions: str) -> int:
         if not folder.exists():
             venv.create(folder, with_pip=True)
         python = str(folder / ("Scripts" if sys.platform == "win32" else "bin") / "python")
-        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
+        pip += [] if sys.stderr.isatty() else ["--quiet"]  # whoever watches sees how far it is
         subprocess.run([*pip, *requirements(versions), *TOOLS], check=True)
     subprocess.run([python, "-m", "virtual_gpu", "bug-report"], check=True, cwd=ROOT)
     return subprocess.run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS], cwd=ROOT).returncode

@@ -3,7 +3,8 @@
     python tools/live.py [PANEL...] [--to FOLDER]
 
 A panel of the website interpolates nothing: it shows what its panel of the course showed at that setting. All of them
-take about five minutes of one core: chapters 3, 4, 5, 6, 8 and 9 run training steps on the virtual GPU.
+take about five minutes of one core: chapters 3, 4, 5, 6, 8 and 9 run training steps on the virtual GPU, and chapter 7
+runs its ranks.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
 
 import helpers
+from helpers.chapters.c7_split.panel import pipeline_panel
+from helpers.chapters.c7_split.pipeline import SCHEDULES, PipelineRun, pipeline
 from helpers.panel import Panel
+from helpers.ranks.launcher import run_ranks
 from virtual_gpu.language import set_language
+from virtual_gpu.terminal import tell
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "image" / "live"
@@ -37,13 +43,15 @@ class Grid:
     """What can be chosen of a panel: control, by its CSS class without the prefix -> values, where needed by the panel.
 
     The controls in their order here: what can be chosen of one may depend on those before it. shown: the attributes
-    of the panel that are its answer. labels: instead of a control's own.
+    of the panel that are its answer. labels: instead of a control's own. opened: makes the panel, where its name alone
+    does not.
     """
 
     panel: str
     values: dict[str, Values]
     shown: tuple[str, ...] = ("picture",)
     labels: dict[str, str] = field(default_factory=dict)
+    opened: Callable[[], Panel] | None = None
 
 
 def _micro_batches(panel: Panel) -> list[int]:
@@ -56,7 +64,7 @@ def _moments(panel: Panel) -> range:
 
 def _segments(panel: Panel) -> range | list[int]:
     nodes, strategy = control_of(panel, "nodes").value, control_of(panel, "strategy").value
-    return range(2, 6) if strategy == "segments" else [3, 4, 6] if nodes < 16 else [4, 6, 8]
+    return range(2, 6) if strategy == "segments" else [4, 5, 6] if nodes < 16 else [4, 6, 8]
 
 
 def _requests(panel: Panel) -> list[int]:
@@ -65,12 +73,18 @@ def _requests(panel: Panel) -> list[int]:
     return sorted({1, panel.stop, last, *range(1, last, max(last // 40, 1))})
 
 
-def _messages(panel: Panel) -> range:
+def _from_the_start(panel: Panel) -> range:
     return range(control_of(panel, "moment").max + 1)
 
 
 def _references(panel: Panel) -> tuple[str, ...]:
     return ("none", "copy", "adapter off") if control_of(panel, "method").value else ("none", "copy")
+
+
+@cache
+def recorded() -> dict[str, list[PipelineRun]]:
+    """Chapter 7's schedules as four ranks run them with eight micro-batches."""
+    return {schedule: run_ranks(pipeline, 4, schedule, 8) for schedule in SCHEDULES}
 
 
 CARDS = ("T4", "RTX 3090", "A100-40GB")
@@ -129,7 +143,12 @@ GRIDS = (
             "checkpointing": (False, True),
         },
     ),
-    Grid("ring_panel", {"ranks": (2, 3, 4, 6, 8), "moment": _messages}),
+    Grid("ring_panel", {"ranks": (2, 3, 4, 6, 8), "moment": _from_the_start}),
+    Grid(
+        "pipeline_panel",
+        {"schedule": SCHEDULES, "moment": _from_the_start},
+        opened=lambda: pipeline_panel(recorded()),
+    ),
     Grid(
         "lora_panel",
         {
@@ -224,7 +243,7 @@ def settings(panel: Panel, grid: Grid, opening: Sequence[Any], chosen: tuple = (
 
 def open_panel(grid: Grid) -> Panel:
     """The panel as the course opens it, in Korean and on the virtual T4."""
-    return getattr(helpers, grid.panel)()
+    return (grid.opened or getattr(helpers, grid.panel))()
 
 
 def collect(grid: Grid) -> dict[str, Any]:
@@ -293,6 +312,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments.to.mkdir(parents=True, exist_ok=True)
     for grid in GRIDS:
         if not arguments.panels or grid.panel in arguments.panels:
+            tell(f"{grid.panel} … Ctrl+C stops")
             begun = time.process_time()
             data = collect(grid)
             text = json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n"

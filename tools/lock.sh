@@ -8,7 +8,9 @@ trap 'rm -rf "$environment"' EXIT
 "${PYTHON:-python3}" -m venv "$environment"
 grep -v '^-c ' requirements.txt > "$environment/loose.txt"
 sed -i "s#^-e \.#-e $PWD#" "$environment/loose.txt"
-"$environment/bin/python" -m pip install --quiet --disable-pip-version-check -r "$environment/loose.txt"
+quiet=(--disable-pip-version-check)
+[ -t 2 ] || quiet+=(--quiet)  # whoever watches sees how far pip is
+"$environment/bin/python" -m pip install "${quiet[@]}" -r "$environment/loose.txt" >&2
 {
     echo "# What requirements.txt brings with it, and what that brings: one version each, the tested ones. Made by"
     echo "# \`make lock\`; a change of requirements.txt is followed by it."

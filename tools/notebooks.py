@@ -34,6 +34,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
+from virtual_gpu.terminal import tell
+
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK_METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
@@ -166,6 +168,9 @@ def normalise(notebook: NotebookNode) -> NotebookNode:
     for cell in notebook.cells:
         for key in ("execution", "collapsed", "scrolled", "jupyter"):
             cell.metadata.pop(key, None)
+        # A line that told how far a wait was is gone, and left an output without data.
+        if "outputs" in cell:
+            cell.outputs = [one for one in cell.outputs if one.output_type != "display_data" or one.data]
         for output in cell.get("outputs", []):
             output.pop("transient", None)
             if "data" in output:
@@ -371,6 +376,7 @@ def main(argv: list[str] | None = None) -> int:
 def write_all(write: Callable[..., Path], sources: list[Path], folder: Path, lang: str, repository: str) -> int:
     failed = 0
     for source in sources:
+        tell(f"{source.stem} … Ctrl+C stops")
         try:
             print(f"wrote {write(source, folder, lang, repository)}")
         except BuildError as error:

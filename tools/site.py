@@ -226,7 +226,8 @@ def main(argv: list[str] | None = None) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     prepare(source)
     # A link that leads nowhere or a picture that is not there ends the build.
-    status = sphinx(["-q", "-W", "--keep-going", "-b", "html", str(source), str(arguments.to)])
+    quiet = [] if sys.stderr.isatty() else ["-q"]  # to a terminal Sphinx tells how far it is
+    status = sphinx([*quiet, "-W", "--keep-going", "-b", "html", str(source), str(arguments.to)])
     if status == 0:
         for path in arguments.to.rglob("*.html"):
             path.write_text(in_korean(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -7,11 +7,12 @@ import importlib.metadata
 import json
 import os
 import platform
+import sys
 from typing import Any
 
 from . import __version__
 from .language import LANGUAGES, language, tr
-from .terminal import FITS
+from .terminal import FITS, say
 
 LIBRARIES = (
     "torch", "numpy", "transformers", "peft", "accelerate", "bitsandbytes", "trl", "datasets", "safetensors",
@@ -77,13 +78,13 @@ def add_bug_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _bug_report(args: argparse.Namespace) -> int:
-    print(json.dumps(bug_report(), ensure_ascii=False, indent=2))
-    print()
-    print(
+    say(json.dumps(bug_report(), ensure_ascii=False, indent=2))
+    say(  # not into the file that the report may go to
         tr(
             ko="이것과 함께 실행한 명령, 출력 전부, 나온 값과 나와야 할 값(재었다면 어느 카드에서)을 보낸다.",
             en="Send this with the command that you ran, all of its output, what came out and what should have (and on "
             "which card, if you measured).",
-        )
+        ),
+        sys.stderr,
     )
     return FITS

@@ -58,7 +58,12 @@ class GPUSpec:
         """WrongValue for a card that cannot be."""
         total, pair = positive_int(self.memory_bytes, "memory_bytes"), self.compute_capability
         if self.usable_bytes is not None and positive_int(self.usable_bytes, "usable_bytes") > total:
-            raise WrongValue(f"usable_bytes={self.usable_bytes} > memory_bytes={total}")
+            raise WrongValue(
+                tr(
+                    ko=f"usable_bytes={self.usable_bytes}: memory_bytes={total} 이하여야 한다. 모르면 None으로 둔다.",
+                    en=f"usable_bytes={self.usable_bytes}: must be at most memory_bytes={total}; None where unknown.",
+                )
+            )
         if not (isinstance(pair, tuple) and len(pair) == 2 and all(type(part) is int for part in pair)):
             raise WrongValue(
                 tr(

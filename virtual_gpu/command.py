@@ -62,9 +62,12 @@ python train.py 2>&1 | tee log.txt; virtual-gpu doctor log.txt
 virtual-gpu doctor - --json < error.txt
 """,
     "bug-report": """
+virtual-gpu bug-report
 virtual-gpu bug-report > report.json
+python train.py > output.txt 2>&1; virtual-gpu bug-report > report.json
 """,
     "completion": """
+source <(virtual-gpu completion bash)
 virtual-gpu completion bash > ~/.local/share/bash-completion/completions/virtual-gpu
 virtual-gpu completion zsh > ~/.zfunc/_virtual-gpu
 """,
@@ -283,7 +286,8 @@ def _compare(args: argparse.Namespace) -> int:
     if args.fail_if_peak_grew is not None:
         limit = number(args.fail_if_peak_grew.removesuffix("%"))
         if isinstance(limit, str) or not limit >= 0:
-            raise WrongValue(f"--fail-if-peak-grew {args.fail_if_peak_grew}: 2%")
+            given = f"--fail-if-peak-grew {args.fail_if_peak_grew:.80}"
+            raise WrongValue(tr(ko=f"{given}: '2%'처럼 0 이상이어야 한다.", en=f"{given}: must be 0 or more, as 2%."))
     without = None
     if args.again is not None:
         from .program.again import saved_without
@@ -292,9 +296,10 @@ def _compare(args: argparse.Namespace) -> int:
         again = same_again(args.again)
 
         def without(rule: str) -> Any:
-            print(tr(ko=f"규칙 {rule} 없이", en=f"without the rule {rule}"), file=sys.stderr, flush=True)
+            tell(tr(ko=f"규칙 {rule} 없이 다시 실행한다", en=f"running again without the rule {rule}"))
             return saved_without(rule, *again)
 
+    tell(tr(ko="견주는 중이다. Ctrl+C를 누르면 멈춘다.", en="Comparing; Ctrl+C stops."))
     found = compare(args.before, args.after, without=without)
     text = json.dumps({"schema": SCHEMA, **found.json()}, ensure_ascii=False, indent=2) if args.json else found.text()
     say(text)
@@ -312,6 +317,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 def _replay(args: argparse.Namespace) -> int:
     from .trace.replay import replay
 
+    tell(tr(ko="다시 하는 중이다. Ctrl+C를 누르면 멈춘다.", en="Replaying; Ctrl+C stops."))
     found = replay(args.file)
     if args.json:
         say(json.dumps({"schema": SCHEMA, "devices": [one.json() for one in found]}, indent=2))

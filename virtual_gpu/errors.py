@@ -15,7 +15,14 @@ class WrongValue(VirtualGPUError, ValueError):
 
 
 class UnknownName(WrongValue):
-    """A name that is not among the known ones: its text lists the nearest."""
+    """A name that is not among the known ones: its text names the nearest, and lists all.
+
+    said and choices: the text in these two parts, for whom so long a list is in the way.
+    """
+
+    def __init__(self, said: str, choices: str = ""):
+        super().__init__(f"{said} {choices}".rstrip())
+        self.said, self.choices = said, choices
 
 
 class BadConfiguration(WrongValue):

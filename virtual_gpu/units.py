@@ -51,10 +51,8 @@ def choose(value: str, choices: Iterable[str], what: str) -> str:
     given = f"{value!r:.200}"
     hint = tr(ko=f" 혹시 {', '.join(near)}?", en=f" Did you mean {', '.join(near)}?") if near else ""
     raise UnknownName(
-        tr(
-            ko=f"{given}: 모르는 {what} 이름이다.{hint} 쓸 수 있는 값: {', '.join(choices)}",
-            en=f"{given}: unknown {what}.{hint} Choose one of: {', '.join(choices)}",
-        )
+        tr(ko=f"{given}: 모르는 {what} 이름이다.{hint}", en=f"{given}: unknown {what}.{hint}"),
+        tr(ko=f"쓸 수 있는 값: {', '.join(choices)}", en=f"Choose one of: {', '.join(choices)}"),
     )
 
 

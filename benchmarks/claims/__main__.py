@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from virtual_gpu.terminal import tell
+
 from .cases import CASES, FIRST, LAST, MODELS, MORE, TOGETHER, Case
 
 ROOM = 74.0  # GiB of the card that cases side by side may take
@@ -134,6 +136,7 @@ class Runs:
             time.sleep(0.05)
 
     def start(self, case: Case) -> Any:
+        tell(f"{case.name} begins … Ctrl+C stops")
         base = self.folder / case.name
         env = {
             **os.environ, **case.env, "CLAIMS_SIDE": self.side, "CLAIMS_CASE": case.name,

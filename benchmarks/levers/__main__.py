@@ -15,6 +15,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from virtual_gpu.terminal import tell
+
 from .catalogue import BASES, LEVERS, Lever, installed
 from .program import measure
 
@@ -38,6 +40,7 @@ def main() -> int:
             if lever and (missing := lever.missing()):
                 print(f"{base} {name}: {', '.join(missing)} is not installed", file=sys.stderr)
                 continue
+            tell(f"{base} {name} … Ctrl+C stops; what is there stays")
             record["rows"].setdefault(base, {})[name] = row(base, lever)
             record |= {"date": str(date.today())}
             given.into.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")

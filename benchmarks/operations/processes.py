@@ -22,6 +22,7 @@ from typing import Any, TextIO
 import torch
 
 from benchmarks.children import ROOT
+from virtual_gpu.terminal import tell
 
 from .cases import PARTS
 from .cases.run import Case
@@ -116,6 +117,7 @@ class Supervisor:
         for thread in threads:
             thread.start()
         started = time.monotonic()
+        tell(f"{self.args.shards} processes share the cases … Ctrl+C stops")
         while any(thread.is_alive() for thread in threads):
             time.sleep(1)
             if int(time.monotonic() - started) % 20 == 0:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.children import ROOT
+from virtual_gpu.terminal import tell
 
 from . import stand_ins
 from .catalogue import PROGRAMS, Program
@@ -67,7 +68,8 @@ def main() -> int:
         return record(chosen, folder, args.at_once)
     print("| " + " | ".join(HEADS) + " |\n" + "|---" * len(HEADS) + "|", flush=True)
     rows = []
-    for program in chosen:
+    for number, program in enumerate(chosen, 1):
+        tell(f"{number} of {len(chosen)}: {program.name} … Ctrl+C stops")
         rows.append(run(program, folder, args.gpu or program.gpu))
         print("| " + " | ".join(cells(rows[-1])) + " |", flush=True)
         if args.json is not None:
@@ -183,6 +185,7 @@ def record(chosen: list[Program], folder: Path, at_once: int) -> int:
     with ThreadPoolExecutor(max(at_once, 1)) as pool:
         for row in pool.map(lambda name: _weights(name, folder), models):
             print(json.dumps(row), flush=True)
+        tell(f"{len(here)} programs … Ctrl+C stops")
         codes = [_recorded(program, folder) for program in here[:1]]
         codes += pool.map(lambda program: _recorded(program, folder), here[1:])
     return int(any(codes))

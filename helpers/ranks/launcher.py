@@ -27,7 +27,10 @@ from virtual_gpu import language
 from virtual_gpu.language import set_language, tr
 from virtual_gpu.units import positive_int
 
+from ..watched import telling
+
 MAX_RANKS = 16  # processes with PyTorch and transformers on one machine: more is a typing mistake
+QUIET_S = 1  # a launch that takes no longer says nothing
 LATE_S = 10  # so long after its time limit a rank ends by itself, whatever it does
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 GRACE_S = 0.5  # one rank's failure makes the others fail; wait for those who fail with it, then look who was first
@@ -65,6 +68,7 @@ def run_ranks(program: Callable[..., Any], world_size: int, *args: Any, time_lim
 
     gloo on CPUs, nccl where there are as many GPUs as ranks; one thread a rank; what a rank prints is not shown. The
     program is a function of a module, and what it takes and returns can be pickled. time_limit in seconds.
+    Whoever watches is told how many have ended (see `watched`).
     ValueError for what cannot be started; RankError with the rank's traceback if it raises, is killed or takes too
     long. No rank and no file is left, also after an error or an interrupt; the server that forks the ranks stays
     until Python ends.
@@ -75,6 +79,7 @@ def run_ranks(program: Callable[..., Any], world_size: int, *args: Any, time_lim
     backend = "nccl" if torch.cuda.device_count() >= world_size else "gloo"
     with tempfile.TemporaryDirectory(prefix="course-ranks-") as folder:
         job = _Job(world_size, folder, backend, language._current, time_limit)
+        _start_server(context)
         ranks = [context.Process(target=_rank, args=(i, job, program, args), daemon=True) for i in range(world_size)]
         try:
             # An interrupt between the birth of a process and its place in our list would lose it.
@@ -84,7 +89,8 @@ def run_ranks(program: Callable[..., Any], world_size: int, *args: Any, time_lim
                     rank.start()
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            _wait(ranks, job)
+            with telling() as told:
+                _wait(ranks, job, told)
             return [pickle.loads(_file(folder, i, "result").read_bytes()) for i in range(world_size)]
         finally:
             for rank in (rank for rank in ranks if rank.pid):
@@ -93,6 +99,23 @@ def run_ranks(program: Callable[..., Any], world_size: int, *args: Any, time_lim
                 with contextlib.suppress(ProcessLookupError):  # it has left nothing behind
                     os.killpg(rank.pid, signal.SIGKILL)
                 rank.close()
+
+
+def _start_server(context: Any) -> None:
+    """Let the server that forks the ranks do its imports, before Ctrl+C has to wait for the ranks' births."""
+    from multiprocessing.forkserver import _forkserver as server
+
+    if server._forkserver_pid is None:
+        with telling() as told:
+            told(
+                tr(
+                    ko="처음 한 번, rank를 만들 프로세스가 PyTorch를 import한다",
+                    en="the process that makes the ranks imports PyTorch, once",
+                )
+            )
+            nothing = context.Process(target=int, daemon=True)
+            nothing.start()
+            nothing.join()
 
 
 def rank_device() -> torch.device:
@@ -211,10 +234,21 @@ def _end_with_the_server() -> None:
 # -- in the parent -------------------------------------------------------------------------------------------------
 
 
-def _wait(ranks: Sequence[Any], job: _Job) -> None:
-    deadline = time.monotonic() + job.time_limit
+def _wait(ranks: Sequence[Any], job: _Job, told: Callable[[str], None]) -> None:
+    began = time.monotonic()
+    deadline, quiet_until = began + job.time_limit, began + QUIET_S
     while running := [rank for rank in ranks if rank.exitcode is None]:
-        if not connection.wait([rank.sentinel for rank in running], timeout=max(deadline - time.monotonic(), 0)):
+        if (now := time.monotonic()) >= quiet_until:
+            ended, n = len(ranks) - len(running), len(ranks)
+            told(
+                tr(
+                    ko=f"rank {n}개 가운데 {ended}개가 끝났다. 길어야 {job.time_limit:g}초",
+                    en=f"{ended} of {n} ranks have ended; {job.time_limit:g} s at most",
+                )
+            )
+        until = quiet_until if now < quiet_until < deadline else deadline
+        ready = connection.wait([rank.sentinel for rank in running], timeout=max(until - now, 0))
+        if not ready and until == deadline:
             raise _too_late(ranks, job)
         if any(rank.exitcode for rank in ranks):
             end = time.monotonic() + GRACE_S

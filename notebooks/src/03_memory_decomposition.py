@@ -499,7 +499,7 @@ loss_cost(whole_loss), human_bytes(3 * 4096 * 128256 * 4)
 # |---|---|
 # | PyTorch 2.13 | `torch.nn.functional.linear_cross_entropy(…, options=torch.nn.LinearCrossEntropyOptions())` |
 # | Liger Kernel | transformers의 `TrainingArguments(use_liger_kernel=True)` |
-# | TRL | `SFTConfig(loss_type="chunked_nll")`. 새 버전에서는 기본값이다 |
+# | TRL | 1.16에서는 SFT의 기본값(`loss_type="nll"`)이 그렇게 한다. 그 전에는 `SFTConfig(loss_type="chunked_nll")` |
 #
 # 가상 GPU는 이런 커널의 속을 보지 못하므로 메모리를 재지 않았다. 조각으로 나눈 손실을 직접 써서 재는 것은 3.16절에 있다. `Trainer`의 기본값은 여전히 로짓을 한꺼번에 만든다.
 #

@@ -16,22 +16,26 @@
 # "CUDA out of memory"를 만나 이 강의에 왔다면, 처음의 물음은 이것이었을 것이다. **내 모델이 내 GPU에 들어갈까? 들어가지 않는다면 무엇을 바꾸어야 할까?**
 # 정밀도, 양자화, 누적, 체크포인팅, 여러 GPU, LoRA, QLoRA까지 도구는 다 있다. 문제는 조합이다. 고를 것이 여럿이면 조합은 수십 가지가 되고, 하나를 고르면 다른 것의 효과가 달라진다.
 #
-# 이 장에서는 조합을 살펴 순위를 매기는 **플래너**(planner)를 쓴다. 플래너는 공식으로 어림하지 않고, 3장의 가상 GPU에서 실제 학습 연산을 실행하며 바이트를 세고 5장의 방식으로 FLOPs를 센다. 세어도 모르는 것은 범위로 적는다. 예측을 먼저 적어 두고 H100 한 장에서 재어 보니, 46가지 학습에서 텐서의 최대는 평균 0.03%(많게는 0.40%), 할당자가 예약한 메모리는 평균 0.81%(많게는 9.94%) 달랐다(9.10절).
+# 이 장에서는 조합을 살펴 순위를 매기는 **플래너**(planner)를 쓴다. 플래너는 공식으로 어림하지 않고, 3장의 가상 GPU에서 실제 학습 연산을 실행하며 바이트를 세고 5장의 방식으로 FLOPs를 센다. 세어도 모르는 것은 범위로 적는다. 센 값이 진짜 카드와 얼마나 다른지는 9.9절에 있다. 우리 설정 46가지를 H100에서 재니 텐서의 최대가 평균 0.03%(많게는 0.40%) 달랐다. **우리가 T4에서 잰 값은 없다.**
 #
 # 이 장을 마치면 다음을 할 수 있다.
 #
 # - 모델, GPU, 길이, 배치를 주고 **들어가는 학습 방법**을 순위대로 얻는다.
 # - 순위에 들지 못한 방법이 **왜 탈락했는지**, 아무것도 들어가지 않을 때 무엇을 바꾸면 되는지 찾는다.
 # - 고른 계획을 **실행되는 파일**로 내보내고, 이미 쓰는 설정 파일에서는 **어느 줄을 바꿀지** 찾는다.
-# - 남이 쓴 "몇 GB면 된다"를 다시 계산해 본다.
+# - 고른 계획을 **내 프로그램**으로 확인한다.
 #
-# 급하면 9.1~9.5절로 계획을 얻고, 9.8절에서 파일로 내보내고, 9.11절에서 내 프로그램으로 확인한다. 9.7절은 GPU가 여러 장일 때, 9.9절과 9.10절은 이 숫자를 얼마나 믿을지 따질 때 읽는다.
+# 오류 메시지가 손에 있으면 [10.2절](10_oom_clinic.ipynb)의 진단부터 하고, 어디가 넘쳤는지 안 다음에 여기서 무엇을 바꿀지 찾는다. 급하면 9.1~9.6절로 계획을 얻고, 9.8절에서 파일로 내보내고, 9.10절에서 내 프로그램으로 확인한다. 9.7절은 GPU가 여러 장일 때, 9.9절은 이 숫자를 얼마나 믿을지 따질 때 읽는다.
 #
 # ## 9.1 58억 모델, T4 한 장
 #
 # 한국어 모델 polyglot-ko-5.8b를 무료 T4에서 길이 512, 배치 16으로 학습하고 싶다. 배치 16은 옵티마이저 스텝 하나가 배우는 샘플의 수다. 한 번에 넣든, 4장처럼 나누어 누적하든 상관없다.
 #
-# 가중치만 16비트로 11 GiB인 모델이다. 들어가는 것 가운데 학습을 가장 덜 바꾸는 방법은 무엇일까? 전체 미세 조정, LoRA, QLoRA 가운데 하나를 골라 `None` 대신 적는다.
+# 가중치만 16비트로 11 GiB인 모델이다.
+#
+# > **주장 1.** "16 GB 카드에서 58억 모델을 학습하려면 4비트로 줄여야 한다"
+#
+# 들어가는 것 가운데 학습을 가장 덜 바꾸는 방법은 무엇일까? 전체 미세 조정, LoRA, QLoRA 가운데 하나를 골라 `None` 대신 적는다.
 
 # %%
 from helpers import guess, plan_training
@@ -40,7 +44,7 @@ method = guess("9.1", None, ("full", "lora", "qlora"))
 method
 
 # %% [markdown] lang="ko"
-# 플래너에게 묻는 것은 한 줄이면 된다. 표의 순서가 순위다. 어느 방법이 첫째이고 최대 메모리가 얼마인가? (괄호 안의 14.25 GiB는 9.4절에서 설명한다.)
+# 플래너에게 묻는 것은 한 줄이면 된다. 표의 순서가 순위다. 어느 방법이 첫째이고 필요한 메모리가 얼마인가? (괄호 안의 14.25 GiB는 9.4절에서 설명한다.)
 
 # %%
 plans = plan_training("EleutherAI/polyglot-ko-5.8b", gpu="T4", length=512, batch=16)
@@ -53,7 +57,13 @@ plans
 method.against(plans.best.recipe.method)
 
 # %% [markdown] lang="ko"
-# 네 가지가 들어간다. 첫째는 LoRA다. 가중치를 fp16으로 얼려 두고 샘플을 하나씩 16번 누적한다. 58억 모델도 4비트까지 가지 않고 T4에 들어간다.
+# 네 가지가 들어간다. 첫째는 LoRA다. 가중치를 fp16으로 얼려 두고 샘플을 하나씩 16번 누적한다.
+#
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **틀리다.** 첫째 계획은 4비트가 아니다. 58억 모델은 16비트 가중치로도 T4에 들어간다.
+#
+# </details>
 #
 # 같은 것을 그림으로 본다. 막대는 방법마다 메모리를 가장 많이 쓰는 순간의 구성이고, 진한 주황 실선은 T4의 한도, 점선은 모르는 것을 가장 나쁘게 보았을 때의 한도다. 파란색(파라미터)과 분홍색(순전파 상태)의 비율이 방법마다 어떻게 다른가?
 
@@ -67,7 +77,7 @@ plans.chart()
 #
 # ## 9.2 직접 바꿔 보기
 #
-# 내 모델과 내 GPU를 넣어 볼 곳이다. 모델(이름을 쓰거나 목록에서 고른다), GPU, 길이, 배치, 허용할 방법을 정하고 **찾기**를 누른다. 처음 보는 모델이면 10초가 넘게 걸리기도 하는데, 찾는 대로 그려진다. 처음 모습은 위의 그림과 같다. **모델 × GPU 한눈에 보기**를 펴면 미리 찾아 둔 답이 있고, 칸을 누르면 그 모델과 GPU가 선택된다.
+# 내 모델과 내 GPU를 넣어 볼 곳이다. 모델(이름을 쓰거나 목록에서 고른다), GPU, 길이, 배치, 허용할 방법을 정하고 **찾기**를 누른다. 처음 보는 모델이면 10초가 넘게 걸리기도 하는데, 찾는 대로 그려진다. 들어가는 것이 없으면 바꿀 것까지 찾느라 1분쯤 걸린다. 처음 모습은 위의 그림과 같다. **모델 × GPU 한눈에 보기**를 펴면 미리 찾아 둔 답이 있고, 칸을 누르면 그 모델과 GPU가 선택된다.
 #
 # 이렇게 해 본다. 한 가지를 해 보았으면 처음 값(polyglot-ko-5.8b, T4, 길이 512, 배치 16, 여유 0%, 세 방법 모두)으로 되돌리고 다음으로 간다.
 #
@@ -83,7 +93,7 @@ plans.chart()
 # - **길이.** 체크포인팅 없는 LoRA가 먼저 사라진다. 길이 512의 샘플 둘, 곧 1,024토큰이 이미 14.84 GiB로 넘친다(9.5절). 나머지 셋은 마이크로 배치를 줄이면 한 번에 넣는 토큰의 수가 같아진다.
 # - **L4.** `mixed_fp16`이 `mixed_bf16`이 된다. T4에 없던 bf16 연산 장치가 있기 때문이다(9.5절의 마지막 줄).
 # - **Qwen3-4B.** 패딩이 없는 배치에서 sdpa가 길이 × 길이 행렬을 만드는 math 커널로 간다는 주의다(3.12절).
-# - **전체 미세 조정만.** 상태만 54.98 GiB라(9.5절) 배치를 줄이라는 말은 나오지 않는다. 방법을 LoRA로 바꾸거나 GPU를 A100-40GB로 바꾸라고 한다(9.6절에서 같은 꼴을 본다).
+# - **전체 미세 조정만.** 상태만 54.98 GiB라(9.5절) 배치를 줄이라는 말은 나오지 않는다. 방법을 LoRA로 바꾸거나 GPU를 A100-40GB로 바꾸라고 한다. 55 GiB가 40 GB 카드에 들어가는 것은 아니다. A100에서는 T4에서 쓰지 않는 순수 bf16과 8비트 AdamW로 상태가 파라미터마다 10바이트에서 6바이트로 줄고, 모두 35.59 GiB면 된다([모델과 GPU의 답](../../docs/answers.md)). 대신 ⚠가 붙는다(9.6절).
 # - **여유.** 20%면 계획이 셋으로 줄고 첫째가 체크포인팅을 켠 LoRA(2 × 8, 11.79 GiB)로 바뀐다(9.4절).
 #
 # </details>
@@ -94,11 +104,11 @@ from helpers import planner_panel
 planner_panel()
 
 # %% [markdown] lang="ko"
-# 플래너가 찾아 주는 것은 방법, 정밀도, 옵티마이저, 마이크로 배치와 누적, 체크포인팅, ZeRO 단계다. CPU로 옮기기(오프로드), 페이지 옵티마이저, 로짓을 나누어 계산하는 손실(3장), `torch.compile`은 찾지 않는다. 그런 프로그램은 9.11절처럼 그대로 실행해 본다.
+# 플래너가 찾아 주는 것은 방법, 정밀도, 옵티마이저, 마이크로 배치와 누적, 체크포인팅, ZeRO 단계다. CPU로 옮기기(오프로드), 페이지 옵티마이저, 로짓을 나누어 계산하는 손실(3장), `torch.compile`은 찾지 않는다. 그런 프로그램은 9.10절처럼 그대로 실행해 본다.
 #
-# 처음 물음의 답을 T4 한 장만 모으면 이렇다(길이 512, 배치 16의 첫째 계획. 다른 GPU와 길이 2048은 [모델과 GPU의 답](../../docs/answers.md)에 있다).
+# 처음 물음의 답을 T4 한 장만 모으면 이렇다(길이 512, 배치 16의 첫째 계획. 다른 GPU와 길이 2048, 8192는 [모델과 GPU의 답](../../docs/answers.md)에 있다).
 #
-# | 모델 | 방법 | 마이크로 배치 × 누적 | 체크포인팅 | 최대 메모리 |
+# | 모델 | 방법 | 마이크로 배치 × 누적 | 체크포인팅 | 필요한 메모리 |
 # |---|---|---|---|---|
 # | Qwen3-0.6B | 전체 미세 조정 | 1 × 16 | 끔 | 13.03 GiB |
 # | Llama-3.2-1B | LoRA | 4 × 4 | 끔 | 10.53 GiB |
@@ -107,7 +117,25 @@ planner_panel()
 # | Qwen3-4B | LoRA | 1 × 16 | 끔 | 12.55 GiB |
 # | polyglot-ko-5.8b | LoRA | 1 × 16 | 끔 | 12.98 GiB |
 # | Llama-3.1-8B | QLoRA | 4 × 4 | 켬 | 13.24 GiB |
-# | Qwen3-14B | 들어가는 것이 없다 | | | |
+# | Qwen3-14B | 들어가는 것이 없다 (QLoRA도) | 1 × 16 | 켬 | 15.19 GiB부터 |
+#
+# Llama와 Qwen의 줄은 3.12절의 한 줄을 적지 않은 값이다. 모델을 부르기 전에 적는 `transformers.integrations.sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False`이고, 위의 패널이 ⚠로 알려 주는 것이다. 적으면 Qwen3-4B는 얼마나 줄고, 체크포인팅 없이는 넘치던 Llama-3.1-8B의 QLoRA는 들어갈까? 들어간다고 볼 한도는 14.25 GiB다. Qwen3-14B에서 가장 적게 쓰는 것도, 길이를 줄여 가며 함께 센다.
+
+# %%
+from helpers.chapters.c9_planner.heads import with_repeated_heads
+
+with_repeated_heads(
+    ("Qwen/Qwen3-4B", "lora", False, 512),
+    ("meta-llama/Llama-3.1-8B", "qlora", False, 512),
+    ("Qwen/Qwen3-14B", "qlora", True, 512),
+    ("Qwen/Qwen3-14B", "qlora", True, 256),
+    ("Qwen/Qwen3-14B", "qlora", True, 128),
+)
+
+# %% [markdown] lang="ko"
+# Llama-3.1-8B의 QLoRA는 한 줄만으로 체크포인팅 없이 1 × 16이 들어간다. 그만큼 추가 연산이 없어진다.
+#
+# Qwen3-14B는 한 줄을 적어도 그대로 15.19 GiB다. 14B를 T4에서 학습할 수 없다는 뜻은 아니다. 그 가운데 5.80 GiB(151,936 × 5,120 × 4바이트의 두 벌)는 `prepare_model_for_kbit_training`이 fp32로 바꾼 임베딩과 출력층이다(사건 8-B). 모델을 다르게 준비하면 그만큼 자리가 난다. 길이를 줄이는 것은 그만 못하다. 256이어도 14.55 GiB라 한도를 넘고, 128이라야 14.23 GiB로 겨우 든다. 플래너는 peft의 방식만 센다. 8.13절의 표에서 QLoRA 칸에 이 모델이 있는 것은 배치 1을 `autocast` 없이 세었기 때문이다.
 #
 # ## 9.3 표 읽기
 #
@@ -118,7 +146,7 @@ best = plans.best
 best
 
 # %% [markdown] lang="ko"
-# 얼린 가중치가 10.98 GiB로 대부분이다. 남은 자리에 순전파 상태가 한 샘플만큼밖에 들어가지 않아 마이크로 배치가 1이 되었다. 그 한 샘플에는 무엇이 있을까? 로짓일까, MLP일까? 계획의 설정 그대로 실행하고, ▶를 눌러 막대를 연다('순전파 상태와 임시 텐서' 안의 층과 모듈까지). 누적은 두 번이면 최대가 같으므로 16번 대신 2번만 한다. 이 막대에는 단편화 101 MiB가 들어 있지 않아 합이 표의 12.98 GiB보다 조금 작다.
+# 얼린 가중치가 10.98 GiB로 대부분이다. 남은 자리에 순전파 상태가 한 샘플만큼밖에 들어가지 않아 마이크로 배치가 1이 되었다. 그 한 샘플에는 무엇이 있을까? 로짓일까, MLP일까? 계획의 설정 그대로 실행하고, ▶를 눌러 막대를 연다('순전파 상태와 임시 텐서' 안의 층과 모듈까지). 누적은 두 번이면 최대가 같으므로 16번 대신 2번만 한다. 이 막대는 텐서의 최대라 표의 12.98 GiB보다 조금 작다(9.4절).
 
 # %%
 from helpers import predict_memory
@@ -137,8 +165,8 @@ predict_memory(setting_of(plans.request, best.recipe, best.micro_batch, 2), gpu=
 # | 옵티마이저 | `adamw_fused`는 융합 AdamW, `adamw_8bit`은 상태를 8비트로 두는 AdamW다 | 2장, 3장 |
 # | 마이크로 배치 × 누적 | 한 번에 넣는 샘플 × 넣는 횟수. GPU의 수까지 곱하면 늘 배치(여기서 16)다 | [4장](04_gradient_accumulation.ipynb) |
 # | 체크포인팅 | 순전파 상태를 버리고 다시 계산한다 | [5장](05_gradient_checkpointing.ipynb) |
-# | 최대 메모리 | 한도가 이만큼이면 학습이 끝까지 간다. 못 쓰는 자리까지 들어 있다 | 9.4절 |
-# | 남는 메모리 | 카드의 한도 14.64 GiB에서 최대 메모리를 뺀 것이다. 판정에 쓰는 14.25 GiB에서 뺀 것이 아니다 | 9.4절 |
+# | 필요한 메모리 | 한도가 이만큼이면 학습이 끝까지 간다. 텐서의 최대(3장의 최대 메모리)에 못 쓰는 자리를 더한 것이다 | 9.4절 |
+# | 남는 메모리 | 카드의 한도 14.64 GiB에서 필요한 메모리를 뺀 것이다. 판정에 쓰는 14.25 GiB에서 뺀 것이 아니다 | 9.4절 |
 # | 추가 연산 | 다시 계산하느라 더 드는 FLOPs. 같은 방법을 체크포인팅 없이 쓸 때와 비교한다. 얼린 가중치에는 그레이디언트가 없으므로 LoRA에서는 비율이 더 크다(여기서 35%, 9.7절의 전체 미세 조정에서 23%) | 5장 |
 # | 스텝 시간의 하한 | **아무리 빨라도** 이보다 빠를 수 없는 시간 | 아래 |
 #
@@ -169,42 +197,58 @@ print(f"{best.flops / 1e12:.0f} TFLOP / 65 TFLOP/s = {best.flops / 65e12:.2f} s"
 # | 5 | 누적 | 적은 쪽, 곧 마이크로 배치가 큰 쪽 |
 # | 6 | 남는 메모리 | 많은 쪽 |
 #
-# 표의 마지막 열이 바로 위의 계획과 어디에서 갈렸는지 알려 준다. 규칙은 취향이다. `prefer`로 무엇을 먼저 볼지 바꾼다. `"speed"`는 시간의 하한이 짧은 것부터, `"margin"`은 메모리가 가장 많이 남는 것부터다. 첫째가 어떻게 바뀔까?
+# 2번과 5번은 메모리가 아니라 FLOPs와 횟수의 순서다. 실제로 걸리는 시간도 그 순서일까?
+#
+# > **주장 2.** "추가 연산이 없는 계획이 더 빠르다"
+#
+# 배치 16을 만드는 두 길, 체크포인팅을 켜고 한 번에 하는 것과 추가 연산 없이 4 × 4로 누적하는 것의 시간을 H100에서 잰 기록으로 견준다(polyglot-ko-1.3b, 길이 256, 4.7절과 5.8절의 기록이다). 첫 줄은 둘 다 하지 않은 것이다.
 
 # %%
-for prefer in ("fidelity", "speed", "margin"):
+from helpers.card_times import h100_steps
+
+h100_steps("bf16 batch 16", "bf16 batch 16 checkpointed", "bf16 4 x 4 accumulated")
+
+# %% [markdown] lang="ko"
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **조건부로 맞다.** 마이크로 배치가 GPU를 채울 때만 그렇다. 여기서는 거꾸로다. 체크포인팅을 켠 16은 120.4 ms, 4 × 4는 233.6 ms다. 마이크로 배치 4로는 H100이 놀기 때문이다(4.7절). 느린 카드일수록 작은 마이크로 배치로도 차지만, T4에서 잰 기록은 없다.
+#
+# </details>
+#
+# 그래서 둘 다 들어가면 스텝의 시간을 재어 보고 고른다. 표의 마지막 열은 바로 위의 계획과 어디에서 갈렸는지 알려 준다. 규칙은 취향이다. `prefer`로 무엇을 먼저 볼지 바꾼다. `"speed"`는 시간의 하한이 짧은 것부터, `"margin"`은 메모리가 가장 많이 남는 것부터다. 첫째가 어떻게 바뀔까?
+
+# %%
+for prefer in ("speed", "margin"):
     ranked = plan_training("EleutherAI/polyglot-ko-5.8b", gpu="T4", length=512, batch=16, prefer=prefer)
     print(prefer, *map(repr, ranked), sep="\n  ")
 
 # %% [markdown] lang="ko"
-# `"fidelity"`가 처음의 순위다. `"speed"`에서는 체크포인팅을 켠 LoRA보다 켜지 않은 QLoRA가 앞선다(하한에는 4비트를 푸는 시간이 없으므로, 재어 보면 달라질 수 있다). `"margin"`은 방법마다 가장 적게 쓰는 마이크로 배치를 고른다. 체크포인팅을 켠 QLoRA를 하나씩 넣으면 58억 모델에 **4.50 GiB**면 된다. 순위는 취향이지만 **무엇이 들어가는가**는 취향이 아니다.
+# `"speed"`에서는 체크포인팅을 켠 LoRA보다 켜지 않은 QLoRA가 앞선다(하한에는 4비트를 푸는 시간이 없으므로, 재어 보면 달라질 수 있다). `"margin"`은 방법마다 가장 적게 쓰는 마이크로 배치를 고른다. 체크포인팅을 켠 QLoRA를 하나씩 넣으면 58억 모델에 **4.50 GiB**면 된다. 순위는 취향이지만 **무엇이 들어가는가**는 취향이 아니다.
 #
-# **연습 9-1.** 순위를 직접 매긴다. 계획은 `{"method": "lora", "needed": 12, "extra": 0, "steps": 4}`와 같은 사전이다. `needed`는 최대 메모리, `extra`는 추가 연산, `steps`는 누적 횟수다. `needed`가 한도 `limit`를 넘는 것을 빼고, 방법(`full`, `lora`, `qlora`), 추가 연산, 누적 횟수, 메모리가 적은 차례로 정렬해 돌려주는 함수를 완성하라. 답을 채우고 실행하면 맞았는지, 틀렸다면 어디가 틀렸는지 알려 준다. 막히면 `exercise("9-1").hint()`, 그래도 막히면 `exercise("9-1").solution()`을 실행한다.
-
-# %%
-from helpers import exercise
-
-
-def rank(plans, limit):
-    return ...
-
-
-exercise("9-1").check(rank)
-
-# %% [markdown] lang="ko"
 # ## 9.4 못 쓰는 자리와 모르는 것
 #
-# 최대 메모리에는 텐서만 들어 있지 않다. [3장](03_memory_decomposition.ipynb)에서 보았듯이 캐싱 할당자가 단편화로 못 쓰는 자리까지 있어야 학습이 끝까지 간다. 플래너는 계획마다 할당과 해제를 할당자의 규칙대로 되풀이해 보고, 끝까지 갈 수 있는 가장 작은 한도를 찾는다. 그림의 옅은 회색이 그만큼이다. 9.3절에서 본 첫째 계획의 101 MiB가 최대 메모리의 몇 %인지 센다.
+# 필요한 메모리에는 텐서만 들어 있지 않다. [3장](03_memory_decomposition.ipynb)에서 보았듯이 캐싱 할당자가 단편화로 못 쓰는 자리까지 있어야 학습이 끝까지 간다. 그림의 옅은 회색(단편화)이 그 몫이다.
+#
+# 플래너는 할당과 해제를 할당자의 규칙대로 되풀이하며, 텐서의 최대에서 **그 128분의 1**(여기서는 103 MiB) 간격의 한도 가운데 끝까지 가는 가장 작은 것을 찾는다. 그래서 표의 '단편화'는 잰 크기가 아니라 눈금 몇 칸이고, 첫째 계획은 한 칸이다. 눈금을 2 MiB로 줄이면 얼마가 될까? 열은 눈금, 텐서의 최대보다 더 드는 것, 필요한 메모리다. 마지막 줄은 한도가 아예 없을 때 할당자가 예약하는 메모리다.
 
 # %%
 from helpers import human_bytes
 
-human_bytes(best.at_peak["fragmentation"]), f"{best.at_peak['fragmentation'] / best.needed_bytes:.1%}"
+ran = predict_memory(setting_of(plans.request, best.recipe, best.micro_batch, best.accumulation), gpu="T4")
+trace = ran.timeline.trace
+for step in (trace.peak_bytes // 128, 2 * 2**20):
+    size = trace.smallest_capacity(step)
+    print(human_bytes(step), human_bytes(size - trace.peak_bytes), human_bytes(size))
+print(human_bytes(trace.reserved_peak()))
 
 # %% [markdown] lang="ko"
+# 34 MiB면 되는 것을 표는 한 칸으로 올려 적었다. 12.98 GiB는 꼭 필요한 12.92 GiB보다 크고, 한도가 없을 때의 예약 12.95 GiB보다도 크다. 한도에 닿은 할당자는 비어 있는 캐시를 돌려주고 다시 받으므로, 한도가 없을 때의 예약보다 작은 한도로도 끝까지 간다.
+#
 # 그래도 모르는 것이 남는다. 카드의 용량은 드라이버에 따라 다르고, CUDA 컨텍스트와 NCCL의 버퍼는 할당자 밖에 있으며, 규칙을 모르는 커널의 임시 메모리도 있다. 이것들은 값 하나가 아니라, 사람들이 올린 오류 메시지에서 읽은 **범위**로 안다(카드마다 출처를 `virtual_gpu/cards.json`에 적어 두었다). 플래너는 모든 범위에서 나쁜 쪽 끝을 택해도 들어가는 계획만 들어간다고 한다. 판정에 적힌 14.25 GiB가 그 한도다.
 #
-# 그 위에 더 남겨 두고 싶은 만큼이 **여유**(margin)다. 여유가 20%라면 최대 메모리의 1.2배가 이 한도 안에 들어야 한다. 여유를 5%, 20%로 늘리면 첫째가 바뀔까?
+# T4라면 메시지에 보이는 용량이 14.56~14.76 GiB, 할당자 밖의 것이 0.08~0.16 GiB, 규칙을 모르는 커널의 몫이 많아야 1%다. 나쁜 쪽만 모으면 (14.56 − 0.16) ÷ 1.01 ≈ 14.25 GiB다. 표의 14.64 GiB는 Colab에서 흔한 14.74 GiB에서 컨텍스트 0.10 GiB를 뺀 것이다.
+#
+# 그 위에 더 남겨 두고 싶은 만큼이 **여유**(margin)다. 여유가 20%라면 필요한 메모리의 1.2배가 이 한도 안에 들어야 한다. 여유를 5%, 20%로 늘리면 첫째가 바뀔까?
 
 # %%
 for margin in (0.0, 0.05, 0.2):
@@ -212,13 +256,13 @@ for margin in (0.0, 0.05, 0.2):
     print(f"{margin:.0%}", len(found), found.best)
 
 # %% [markdown] lang="ko"
-# 20%를 두면 첫째가 바뀐다. 그렇다면 여유는 얼마가 알맞을까? 예측이 얼마나 모자랄 수 있는지에 달렸다. 9.10절에서 잰 값으로 정한다.
+# 20%를 두면 첫째가 바뀐다. 그렇다면 여유는 얼마가 알맞을까? 예측이 얼마나 모자랄 수 있는지에 달렸다. 9.9절에서 잰 값으로 정한다.
 #
 # ## 9.5 탈락한 방법은 왜 탈락했나
 #
 # 이긴 것만 보아서는 다음에 무엇을 바꿔야 할지 알 수 없다.
 #
-# > **주장 1.** "OOM이 나면 배치 크기를 줄인다"
+# > **주장 3.** "OOM이 나면 배치 크기를 줄인다"
 #
 # `why()`는 탈락한 것과 그 까닭을 모두 적는다. 순전파 상태가 넘치는 것, 상태부터 넘치는 것, 쓸 수 없는 것의 세 무리로 나누어 읽는다.
 
@@ -228,7 +272,7 @@ plans.why()
 # %% [markdown] lang="ko"
 # - **순전파 상태가 넘치는 것.** LoRA에서 샘플을 2개씩 넣으면 14.84 GiB다. 카드의 14.64 GiB보다 0.2 GiB, 확실한 한도 14.25 GiB보다 0.6 GiB 많다. 체크포인팅을 켜면 8개씩은 들어가지만 16개를 한 번에 넣으면 넘친다. QLoRA를 체크포인팅 없이 8개씩 넣은 것은 5 GiB 가까이 넘친다. 그래도 셋 다 상태는 들어가므로 마이크로 배치를 줄이면 된다.
 # - **상태부터 넘치는 것.** 전체 미세 조정은 계산할 자리가 아니라 **놓을 자리**부터 없다. 첫 무리는 0.6~5 GiB 모자라지만 여기서는 40 GiB 넘게 모자란다.
-# - **쓸 수 없는 것.** 순수 fp16의 전체 미세 조정은 들어가더라도 제대로 배우지 못하고(3장), T4에는 bf16 연산 장치가 없다(1장).
+# - **쓸 수 없는 것.** 순수 fp16의 전체 미세 조정은 들어가더라도 제대로 배우지 못하고(3장), T4에는 bf16 연산 장치가 없다. 오류가 나는 것은 아니다. 에뮬레이션이라 느리고, `is_bf16_supported()`는 True라고 한다(1장).
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -237,6 +281,27 @@ plans.why()
 # </details>
 #
 # 플래너가 빠른 것도 이 성질 덕이다. 상태만으로 넘치는 방법은 실행하지 않고, 그렇지 않은 방법은 들어가는 가장 큰 마이크로 배치와 그 이웃까지만 실행한다.
+#
+# **연습 9-1.** 두 번만 재면 나머지를 알 수 있다. 체크포인팅을 켜지 않은 LoRA에 필요한 메모리는 한 샘플이면 12.98 GiB, 두 샘플이면 14.84 GiB다. 마이크로 배치가 1, 2, 4, 8, 16 가운데 얼마일 때까지 들어갈까? 샘플마다 같은 만큼 는다고 보고, `one`(한 샘플), `two`(두 샘플), `limit`(한도)에서 들어가는 가장 큰 마이크로 배치를 돌려주는 함수를 완성하라. 한 샘플도 들어가지 않으면 0이다. 답을 채우고 실행하면 맞았는지, 틀렸다면 어디가 틀렸는지 알려 준다. 막히면 `exercise("9-1").hint()`, 그래도 막히면 `exercise("9-1").solution()`을 실행한다.
+
+# %%
+from helpers import exercise
+
+
+def largest(one, two, limit):
+    return ...
+
+
+exercise("9-1").check(largest)
+
+# %% [markdown] lang="ko"
+# 완성했으면 L4에서는 얼마가 될지 `largest(12.98, 14.84, 21.55)`로 셈하고(21.55 GiB는 L4에서 확실히 들어가는 한도다), `plan_training("EleutherAI/polyglot-ko-5.8b", gpu="L4", length=512, batch=16, methods=("lora",))`의 첫째와 견준다.
+#
+# <details><summary>견준 다음에 연다</summary>
+#
+# 둘 다 4다. 셈으로는 12.98 + 3 × 1.86 = 18.56 GiB, 플래너는 18.70 GiB라고 한다. 눈금과 단편화(9.4절)까지 곧은 직선은 아니다.
+#
+# </details>
 #
 # ## 9.6 아무것도 들어가지 않으면
 #
@@ -247,31 +312,15 @@ stubborn = plan_training("meta-llama/Llama-3.1-8B", "RTX 4090", length=512, batc
 stubborn
 
 # %% [markdown] lang="ko"
-# 방법, GPU, GPU의 수를 각각 하나씩만 바꾸어 **다시 찾은** 것이고, 화살표 뒤는 그때의 첫째 계획이다. GPU는 쓸 수 있는 메모리가 작은 것부터 해 본다. 처음으로 들어가는 것은 47.2 GiB를 쓸 수 있는 RTX A6000이다. 같은 48 GB라도 44.4 GiB인 A40에는 들어가지 않는다. 길이를 줄이라는 말은 없다. 순수 bf16에 8비트 AdamW를 써도 상태가 파라미터마다 6바이트, 80억 개면 45 GiB쯤이라 길이를 1로 줄여도 들어가지 않기 때문이다.
+# 방법, GPU, GPU의 수를 각각 하나씩만 바꾸어 **다시 찾은** 것이고, 화살표 뒤는 그때의 첫째 계획이다. GPU는 쓸 수 있는 메모리가 작은 것부터 해 본다. 처음으로 들어가는 것은 47.2 GiB를 쓸 수 있는 RTX A6000이다. 같은 48 GB라도 44.4 GiB인 A40에는 들어가지 않는다(카드의 목록은 9.12절에 있다). 길이를 줄이라는 말은 없다. 순수 bf16에 8비트 AdamW를 써도 상태가 파라미터마다 6바이트, 80억 개면 45 GiB쯤이라 길이를 1로 줄여도 들어가지 않기 때문이다.
 #
 # ⚠가 붙은 계획은 들어가기는 하지만 그대로 믿으면 안 되는 것이다. 순수 bf16은 작은 갱신을 반올림으로 잃는다(1.5절).
 #
-# **연습 9-2.** Llama-3.1-8B를 길이 1024, 배치 8로 **LoRA만** 써서 학습하려 한다. LoRA가 들어가는 GPU 가운데 메모리가 가장 작은 것은 무엇인가? (메모리가 2% 안에서 같으면 어느 것을 적어도 된다.) 아래에서 아는 GPU의 이름과 쓸 수 있는 GiB를 보고 `"T4"`처럼 이름으로 답한다.
-
-# %%
-from virtual_gpu.cards import CATALOG
-
-cards = sorted(CATALOG.values(), key=lambda card: card.capacity_bytes)
-print(*(f"{card.name} {card.capacity_bytes / 2**30:.1f}" for card in cards), sep=" · ")
-
-# %% [markdown] lang="ko"
-# 답을 적는다.
-
-# %%
-gpu = ...
-exercise("9-2").check(gpu)
-
-# %% [markdown] lang="ko"
-# **연습 9-3.** Qwen3-8B를 T4에서 길이 2048, 배치 8로 전체 미세 조정하려니 들어가지 않는다. 들어가게 하는 변화를 찾아라. 하나만 바꾸어서는 들어가지 않는다. `methods`, `length`(512 이상), `batch`(8 이상), `optimizer`, `lora_rank`를 바꿀 수 있다. 예를 들면 `{"methods": ("lora",)}`처럼 쓴다.
+# **연습 9-2.** Qwen3-8B를 T4에서 길이 2048, 배치 8로 전체 미세 조정하려니 들어가지 않는다. 들어가게 하는 변화를 찾아라. 하나만 바꾸어서는 들어가지 않는다. `methods`, `length`(512 이상), `batch`(8 이상), `optimizer`, `lora_rank`를 바꿀 수 있다. 예를 들면 `{"methods": ("lora",)}`처럼 쓴다.
 
 # %%
 changes = ...
-exercise("9-3").check(changes)
+exercise("9-2").check(changes)
 
 # %% [markdown] lang="ko"
 # ## 9.7 GPU가 여러 장이면
@@ -307,14 +356,6 @@ eight.chart()
 # %% [markdown] lang="ko"
 # 한도를 멀리 벗어난 흐린 막대가 DDP다. 하늘색은 **모아 둔 파라미터**다. ZeRO-2는 모은 것을 역전파까지 두고, ZeRO-3는 층마다 모았다가 버린다.
 #
-# 세 번째 계획은 체크포인팅을 켰는데도 분홍색이 길다. 샘플 8개를 한 번에 넣어 **로짓**이 크기 때문이다(3장). 최대는 역전파가 시작될 때고, 그때 fp32 로짓이 세 벌 있다(3장, 9.3절). 로그 소프트맥스와 그레이디언트 둘, 합쳐 (토큰 수 × 어휘 수 × 12)바이트다. 세 번째 계획의 분홍색과 나란히 놓는다.
-
-# %%
-human_bytes(8 * 2048 * 128_256 * 12), human_bytes(eight[2].at_peak["activations"])
-
-# %% [markdown] lang="ko"
-# 분홍색의 84%쯤이 로짓이다. 로짓을 나누어 계산하는 손실을 쓰면 줄어든다.
-#
 # LoRA는 어떨까? 얼린 가중치도 ZeRO-3로 나눌 수 있다. 층마다 모았다가 버린다(6장). Kaggle이 빌려주는 T4 **두 장**에서 Llama-3.1-8B를 LoRA로 학습한다. 16비트 가중치만 15 GiB쯤이라 T4 한 장에는 놓이지도 않는 모델이다.
 
 # %%
@@ -328,13 +369,17 @@ pair
 pair.why()
 
 # %% [markdown] lang="ko"
-# 복제하는 DDP는 한 장마다 15.02 GiB부터 든다. 체크포인팅을 켜지 않은 ZeRO-3는 한 샘플씩 넣어도 넘친다. 들어가는 대가는 통신이다. 마이크로 배치마다 순전파와 역전파에서 가중치를 다시 모으느라 T4 두 장이 PCIe로 많은 것을 주고받는다. 시간의 하한에는 그것이 들어 있지 않다. ⚠의 한 줄을 적으면 메모리가 얼마나 줄어드는지는 9.11절의 방법으로 확인할 수 있다.
+# 복제하는 DDP는 한 장마다 15.02 GiB부터 든다. 체크포인팅을 켜지 않은 ZeRO-3는 한 샘플씩 넣어도 넘친다. 들어가는 대가는 통신이다. 마이크로 배치마다 순전파와 역전파에서 가중치를 다시 모으느라 T4 두 장이 PCIe로 많은 것을 주고받는다. 시간의 하한에는 그것이 들어 있지 않다.
 #
 # ### 사건 9-A: "7 × 4 × 4 = 112 GB"
 #
-# Alpaca의 README에는 70억 모델의 미세 조정에 7 × 4 × 4 = 112 GB가 든다고 적혀 있다. fp32로 네 벌, 곧 가중치와 그레이디언트와 Adam의 두 상태다. A100 80 GB 한 장에서 OOM을 만난 사람은 두 장으로 바꾸어 해결했다. 그런데 24 GB짜리 RTX 3090이 **여덟 장**, 모두 192 GB인 사람은 배치를 1로 줄여도 OOM이었다. 그가 올린 명령은 `torchrun --nproc_per_node=4`로 시작하고, `--per_device_train_batch_size 1`과 `--fsdp "full_shard auto_wrap"`(ZeRO-3)가 들어 있다.
+# Alpaca의 README에는 70억 모델의 미세 조정에 7 × 4 × 4 = 112 GB가 든다고 적혀 있다. fp32로 네 벌, 곧 가중치와 그레이디언트와 Adam의 두 상태다. A100 80 GB 한 장에서 OOM을 만난 사람은 두 장으로 바꾸어 해결했다. 그런데 24 GB짜리 RTX 3090이 **여덟 장**, 모두 192 GB인 사람은 배치를 1로 줄여도 OOM이었다. 메시지는 이랬다([stanford_alpaca #73](https://github.com/tatsu-lab/stanford_alpaca/issues/73)).
 #
-# 그 여덟 장으로 Alpaca의 학습(LLaMA-7B, 길이 512, 스텝마다 128샘플, 혼합 정밀도, AdamW)을 그대로 하려 한다. **추가 연산 없이** 들어가는 것 가운데 **누적이 가장 적은** 설정을 찾아라. `run(gpus=2나 4나 8, stage=2나 3, micro_batch=…, checkpointing=…)`으로 다섯 번까지 센다. 누적 횟수는 128을 GPU의 수와 마이크로 배치로 나누어 정해진다. 먼저 그가 실행한 것이다.
+# `Tried to allocate 194.00 MiB (GPU 0; 23.70 GiB total capacity; 22.21 GiB already allocated; 127.56 MiB free; 22.50 GiB reserved in total by PyTorch)`
+#
+# 그가 올린 명령은 `torchrun --nproc_per_node=4`로 시작하고, `--per_device_train_batch_size 1`과 `--fsdp "full_shard auto_wrap"`(ZeRO-3)가 들어 있다.
+#
+# 그 여덟 장으로 Alpaca의 학습(LLaMA-7B, 길이 512, 스텝마다 128샘플, 혼합 정밀도, AdamW)을 그대로 하려 한다. **추가 연산 없이** 들어가는 것 가운데 **누적이 가장 적은** 설정을 찾아라. `run(gpus=2나 4나 8, stage=2나 3, micro_batch=…, checkpointing=…)`으로 다섯 번까지 센다. 누적 횟수는 128을 GPU의 수와 마이크로 배치로 나누어 정해진다. 먼저 그의 GPU 수와 마이크로 배치로, 128샘플까지 누적한 것이다.
 
 # %%
 from helpers import case
@@ -342,7 +387,7 @@ from helpers import case
 case("9-A").run(gpus=4, stage=3, micro_batch=1)
 
 # %% [markdown] lang="ko"
-# 파라미터, 그레이디언트, 옵티마이저 상태의 합만으로 한도를 넘는다. 찾은 설정을 `{"이름": 값}`으로 적는다.
+# 파라미터, 그레이디언트, 옵티마이저 상태의 합만으로 한도를 넘는다. (표는 6.2절의 2 + 2 + 12바이트로 나눈 것이다. FSDP2의 4 + 4 + 8과 합은 같다.) 찾은 설정을 `{"이름": 값}`으로 적는다.
 
 # %%
 settings = ...
@@ -351,7 +396,7 @@ case("9-A").check(settings)
 # %% [markdown] lang="ko"
 # ## 9.8 파일로, 터미널에서
 #
-# 첫 번째 계획을 폴더에 저장한다. 어떤 파일이 생기는지 보고, 그 가운데 `TrainingArguments`에 넣을 값을 읽는다.
+# 첫 번째 계획을 폴더에 저장한다. 어떤 파일이 생기는지 보고, 그 가운데 `TrainingArguments`에 넣을 값과 LoRA의 설정을 읽는다. 대상 층이 어떤 이름으로 적혀 있는가?
 
 # %%
 from pathlib import Path
@@ -360,15 +405,12 @@ from tempfile import mkdtemp
 folder = Path(mkdtemp())
 print(*(path.name for path in best.save(folder)))
 print((folder / "training_arguments.json").read_text())
-
-# %% [markdown] lang="ko"
-# `per_device_train_batch_size`와 `gradient_accumulation_steps`의 곱이 16이다. (`gradient_checkpointing`은 5장에서 본 `activation_checkpointing`의 옛 이름이고, `train.py`가 버전에 맞는 이름으로 바꾼다.) LoRA의 설정도 있다. 대상 층이 어떤 이름으로 적혀 있는가?
-
-# %%
 print((folder / "lora_config.json").read_text())
 
 # %% [markdown] lang="ko"
-# 어텐션의 행렬 하나다. `lora_alpha`는 32로 정해져 있다. rank를 바꾸면 α/r도 달라지므로 함께 고친다(8.7절). 요즘은 모든 선형층에 붙이라는 권고가 많다(8장). `plan_training(..., lora_targets="all-linear")`로 바꾼다.
+# `per_device_train_batch_size`와 `gradient_accumulation_steps`의 곱이 16이다. (`gradient_checkpointing`은 5장에서 본 `activation_checkpointing`의 옛 이름이고, `train.py`가 버전에 맞는 이름으로 바꾼다.)
+#
+# LoRA의 대상 층은 어텐션의 행렬 하나다. `lora_alpha`는 32로 정해져 있다. rank를 바꾸면 α/r도 달라지므로 함께 고친다(8.7절). 요즘은 모든 선형층에 붙이라는 권고가 많다(8장). `plan_training(..., lora_targets="all-linear")`로 바꾼다.
 #
 # `train.py`는 이 둘을 읽어 `Trainer`로 학습하는 짧은 스크립트다. 모델을 불러와 어댑터를 붙이고 학습하는 마지막 부분만 본다.
 
@@ -378,10 +420,10 @@ print(best.files()["train.py"].split("dataset = ")[1])
 # %% [markdown] lang="ko"
 # `device_map`은 가중치를 곧바로 GPU에 올리라는 뜻이다. 11 GiB를 Colab의 CPU 메모리 12.7 GB에 먼저 올리면 그것부터 부족해질 수 있다.
 #
-# 여기서는 임시 폴더에 저장했다. 내 것은 `best.save("my_plan")`처럼 이름을 주어 저장하고 내려받는다. Colab에서 런타임을 GPU로 바꾸면 파일이 사라지므로 먼저 내려받는다. GPU가 있는 곳에서는 `pip install transformers peft accelerate datasets bitsandbytes`를 먼저 한다.
+# 여기서는 임시 폴더에 저장했다. 내 것은 `best.save("my_plan")`처럼 이름을 주어 저장하고 내려받는다. Colab에서 런타임을 GPU로 바꾸면 파일이 사라지므로 먼저 내려받는다.
 #
-# GPU가 있는 곳에 폴더를 옮겨 `python train.py --text 내글.txt`로 실행한다. GPU가 없어도 `--cpu`를 붙이면 fp32로 예행연습을 한다(작은 모델을 `--model`로 준다). GPU가 여러 장이면 `accelerate launch --config_file accelerate.yaml train.py --text 내글.txt`다.
-# 저장소의 테스트는 이 스크립트를 작은 모델로, 세 방법 모두 실제로 실행한다. 여러 GPU의 파일은 9.11절의 방법으로 가상 GPU에서 `accelerate launch`째 실행해, 계획이 센 메모리와 6% 안에서 맞는지까지 확인한다. 진짜 GPU 여러 장에서는 아직 돌려 보지 않았다.
+# GPU가 있는 곳에 폴더를 옮기고, `pip install transformers peft accelerate datasets bitsandbytes`를 한 다음 `python train.py --text 내글.txt`로 실행한다. GPU가 없어도 `--cpu`를 붙이면 fp32로 예행연습을 한다(작은 모델을 `--model`로 준다). GPU가 여러 장이면 `accelerate launch --config_file accelerate.yaml train.py --text 내글.txt`다.
+# 저장소의 테스트는 이 스크립트를 작은 모델로, 세 방법 모두 실제로 실행한다. 진짜 GPU 여러 장에서는 아직 돌려 보지 않았다.
 #
 # 노트북 없이도 쓴다.
 #
@@ -389,7 +431,7 @@ print(best.files()["train.py"].split("dataset = ")[1])
 # virtual-gpu fit --model EleutherAI/polyglot-ko-5.8b --gpu T4 --length 512 --batch 16
 # ```
 #
-# (설치하지 않고 저장소만 내려받았다면 `virtual-gpu` 대신 `python -m virtual_gpu`라고 쓴다.) `--json`은 JSON을, `--save 폴더`는 파일을 내놓는다. 종료 상태는 들어가는 것이 있으면 0, 없으면 1, 인자가 틀렸으면 2다. 더 작은 모델로 같은 명령을 노트북에서 부른다. 마지막 줄이 종료 상태다.
+# 이 명령은 저장소를 내려받은 폴더에서 `pip install ".[models]"`를 하면 생긴다. 설치하지 않았다면 `virtual-gpu` 대신 `python -m virtual_gpu`라고 쓴다. 더 작은 모델로 같은 명령을 노트북에서 부른다. 마지막 줄이 종료 상태다(들어가는 것이 있으면 0).
 
 # %%
 from virtual_gpu.plan.command import main
@@ -430,142 +472,11 @@ print(status)
 # %% [markdown] lang="ko"
 # 걸리는 것이 둘이다. T4에는 bf16 연산 장치가 없고, 그것을 빼고도 카드의 두 배가 넘게 든다. 바꿀 줄은 넷이다. bf16을 fp16으로 바꾸고, 8 × 2를 2 × 8로 바꾸어 스텝 하나의 16개는 그대로 둔다. 학습을 가장 덜 바꾸는 것부터 찾은 답이다(마이크로 배치, 체크포인팅, 8비트 옵티마이저, bf16 가중치, 어댑터, 4비트, 마지막이 길이다). 체크포인팅을 켜라는 말이 없는 것은 LLaMA-Factory가 처음부터 켜기 때문이다(둘째 줄의 '체크포인팅').
 #
-# 마지막의 1은 '그대로는 들어가지 않는다'는 종료 상태다. `--save 새파일.yaml`을 붙이면 그 네 줄만 바뀌고 주석까지 나머지는 그대로인 파일을 쓴다. 파일에 있지만 세지 않은 설정은 '세지 않은 것'에 적고, 그것이 메모리를 늘리는지 줄이는지도 말한다.
+# 마지막의 1은 '그대로는 들어가지 않는다'는 종료 상태다. `--save 새파일.yaml`을 붙이면 그 네 줄만 바뀌고 주석까지 나머지는 그대로인 파일을 쓴다. 세지 않은 설정은 '세지 않은 것'에 적는다.
 #
-# 직접 해 본다. 위 칸의 `cutoff_len`을 1024로 줄이면 마이크로 배치는 얼마가 될까? 먼저 예상하고 실행한다.
+# ## 9.9 믿어도 되나
 #
-# <details><summary>답 (먼저 실행한 다음에 연다)</summary>
-#
-# 4 × 4다. 2 × 2048도 4 × 1024도 한 번에 넣는 토큰은 4,096개라 텐서의 최대는 10.78 GiB로 같다. 그런데 카드의 범위는 12.79~13.00 GiB로 더 크다. 못 쓰는 자리가 늘었기 때문이다(9.4절).
-#
-# </details>
-#
-# ## 9.9 남들이 말하는 숫자와 비교
-#
-# 허브에 없는 모델이라도 transformers의 설정만 있으면 셀 수 있다. 널리 인용되는 숫자를 같은 방법으로 다시 센다. 남의 GB는 10⁹바이트일 때도 2³⁰바이트일 때도 있으므로 둘 다 적는다.
-#
-# ### QLoRA 논문: 650억 모델이 48 GB에
-#
-# QLoRA 논문(Dettmers 외, 2023, arXiv 2305.14314)의 초록은 650억 파라미터 모델을 48 GB GPU 하나에서 미세 조정했다고 말한다. LLaMA-65B의 모양을 설정으로 적고, 길이 512, rank 64로 모든 선형층에 어댑터를 붙인다. 가장 적게 쓰는 계획은 몇 GB(10⁹바이트)일까?
-
-# %%
-paper = guess("9.9", None, "GB")
-paper
-
-# %% [markdown] lang="ko"
-# 어댑터를 어텐션에만 붙인 것, 모든 선형층에 붙인 것, 거기에 8비트 AdamW를 쓴 것을 차례로 본다. 플래너는 옵티마이저를 정해 주지 않으면 QLoRA를 융합 AdamW로만 세므로 8비트는 따로 적어 준다. 마지막 두 열은 48 GB 카드 두 가지, A40과 RTX A6000에 들어가는가다.
-
-# %%
-from transformers import LlamaConfig
-
-from virtual_gpu.plan import cheapest
-from virtual_gpu.plan.plans import make_request
-
-llama = LlamaConfig(
-    hidden_size=8192, num_hidden_layers=80, num_attention_heads=64, intermediate_size=22016, vocab_size=32000
-)
-for targets, optimizer in (("attention", None), ("all-linear", None), ("all-linear", "adamw_8bit")):
-    asked = {"methods": ("qlora",), "length": 512, "lora_rank": 64, "lora_targets": targets, "optimizer": optimizer}
-    fits = [cheapest(make_request(llama, gpu, **asked)).fits for gpu in ("A40", "RTX A6000")]
-    plan = cheapest(make_request(llama, "A100-80GB", **asked))
-    print(
-        f"{targets:10} {plan.recipe.optimizer:11} {plan.needed_bytes / 1e9:.1f} GB {human_bytes(plan.needed_bytes)}",
-        *fits,
-    )
-
-# %% [markdown] lang="ko"
-# 둘째 줄이 물은 것이다. 논문은 페이지 옵티마이저를 썼다. 상태를 얼마나 CPU로 내보내느냐에 따라 둘째 줄보다 적고, 다 내보내면 셋째 줄보다도 적다.
-
-# %%
-paper.against(cheapest(make_request(llama, "A100-80GB", **asked | {"optimizer": None})).needed_bytes)
-
-# %% [markdown] lang="ko"
-# > **주장 2.** "650억 모델을 48 GB GPU 하나에서" (출처: Dettmers 외, 2023)
-#
-# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
-#
-# **조건부로 맞다.** 어텐션에만 어댑터를 붙이면 들어간다. 모든 선형층에 rank 64로 붙이면 `peft`와 AdamW가 어댑터와 그 상태를 fp32로 두어 어느 48 GB 카드에도 들어가지 않고, 상태를 8비트로 줄이면 카드에 따라 갈린다. 48 GB라고 불러도 쓸 수 있는 메모리가 A40은 44.4 GiB, RTX A6000은 47.2 GiB이기 때문이다. 논문이 **페이지 옵티마이저**까지 동원한 까닭이 보인다. 옵티마이저 상태를 CPU로 내보내면 그만큼 자리가 난다(플래너는 오프로드를 다루지 않는다).
-#
-# </details>
-#
-# ### LoRA 논문: 1.2 TB에서 350 GB로
-#
-# LoRA 논문(Hu 외, 2021, arXiv 2106.09685)은 GPT-3 175B를 학습하는 메모리가 1.2 TB에서 350 GB로 줄어 3분의 1이 되었다고 한다. GPT-3의 모양에서 **상태만** 센다. 전체 미세 조정은 혼합 정밀도와 순수 16비트 두 가지다.
-
-# %%
-from transformers import GPT2Config
-
-from virtual_gpu.plan import Recipe
-from virtual_gpu.plan.measure import held
-
-gpt3 = GPT2Config(n_embd=12288, n_layer=96, n_head=96, n_positions=2048)
-request = make_request(gpt3, "H200", length=512, batch=1, lora_rank=4)
-for method, precision in (("full", "mixed_bf16"), ("full", "bf16"), ("lora", "mixed_bf16")):
-    size = sum(held(request, Recipe(method, precision, "adamw_fused")).values())
-    print(f"{method:5} {precision:10} {size / 1e9:8,.0f} GB")
-
-# %% [markdown] lang="ko"
-# LoRA의 350 GB는 16비트 가중치 그 자체다. 한 바이트도 줄지 않은 **얼린 가중치**이고, 어댑터는 보이지도 않는다(8장의 결론과 같다).
-# 그런데 1.2 TB는 어느 쪽과도 맞지 않는다. 파라미터 하나에 7바이트꼴인데, 16비트 가중치와 그레이디언트에 Adam의 두 상태를 16비트로 두어도 8바이트다. 논문은 무엇을 어떻게 센 것인지 밝히지 않는다.
-#
-# > **주장 3.** "LoRA는 GPU 메모리를 3분의 1로 줄인다" (출처: Hu 외, 2021)
-#
-# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
-#
-# **조건부로 맞다.** 무엇과 비교하느냐에 달렸다. 위의 상태만 보면 4분의 1(순수 16비트)이나 8분의 1(혼합 정밀도)이고, 순전파 상태가 크면 거의 줄지 않기도 한다(8장).
-#
-# </details>
-#
-# ### Qwen의 안내서: 길이에 따른 실측
-#
-# Qwen(1세대)의 저장소는 Qwen-7B를 A100-80GB 하나에서 배치 1로 LoRA 학습한 메모리를 재어 표로 실었다(flash attention 2, 누적 8). 길이 256, 2048, 8192에서 20.1, 23.8, 36.6 GB다. 표에는 rank와 체크포인팅이 적혀 있지 않지만, 같은 저장소의 `finetune.py`는 rank 64를 모든 선형층에 붙이고 GPU 하나짜리 스크립트는 체크포인팅을 켠다. 그대로 센다. 열은 길이, 센 값, 표의 GB가 10⁹바이트일 때와 2³⁰바이트일 때의 차이다.
-
-# %%
-from transformers import Qwen2Config
-
-from virtual_gpu.plan.measure import measure
-
-qwen = Qwen2Config(
-    hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32,
-    intermediate_size=11008, vocab_size=151936, max_position_embeddings=8192, tie_word_embeddings=False,
-)  # fmt: skip
-lora = Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True)
-for length, published in ((256, 20.1), (2048, 23.8), (8192, 36.6)):
-    asked = {"length": length, "batch": 8, "methods": ("lora",), "lora_rank": 64, "lora_targets": "all-linear"}
-    size = measure(make_request(qwen, "A100-80GB", **asked), lora, 1, 8).tensors_bytes
-    print(f"{length:5} {size / 1e9:5.1f} GB {size / 1e9 / published - 1:+4.0%} {size / 2**30 / published - 1:+4.0%}")
-
-# %% [markdown] lang="ko"
-# 10⁹이라면 4~6%쯤, 2³⁰이라면 10~13%쯤 적게 세었다. 남은 차이에는 까닭이 여럿 있을 수 있다. 안내서는 GB가 무엇을 잰 값인지 밝히지 않았다(할당자가 예약한 것과 CUDA 컨텍스트가 들어 있다면 센 값보다 커야 한다). Qwen의 구현과 라이브러리는 2023년 것이고, 여기서는 같은 크기의 Qwen2로 세었다.
-#
-# > **주장 4.** "7B 모델의 LoRA는 20 GB면 된다" (위 표에서 길이 256의 20.1 GB만 옮기면 이런 말이 된다)
-#
-# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
-#
-# **조건부로 맞다.** 길이 256이라면 맞지만, 같은 설정에서 길이를 8192로 하면 36.6 GB로 1.8배가 든다. 길이를 말하지 않은 숫자는 절반만 말한 것이다.
-#
-# </details>
-#
-# ### 사건 9-B: 계산기마다 답이 다르다
-#
-# Code Llama 7B를 배치 1, 길이 2048로 학습하려는 사람이 온라인 계산기에 물었더니 전체 미세 조정 216 GB, LoRA 177 GB, QLoRA 180 GB라고 했다. 다른 글의 그래프에서는 LoRA가 **16 GB**다. 열 배가 넘게 차이 난다. 그 글은 무엇을 켜고 잰 것일까?
-#
-# LoRA라는 말 하나에 체크포인팅, 어댑터를 붙이는 층, rank가 숨어 있다. 배치 1, 길이 2048, LoRA는 그대로 두고 그래프의 16 GB(여기서는 10⁹바이트로 본다. 표의 단위로는 14.90 GiB이고, 2% 안은 14.60~15.20 GiB다)와 **2% 안**에서 맞는 설정을 찾아라. `run(method=…, checkpointing=…, targets="attention"이나 "all-linear", rank=…)`으로 다섯 번까지 센다. 몇 GB를 움직이는 것부터 정하고, 작은 것으로 맞춘다. 남는 실험으로는 다른 방법도 세어 계산기의 답과 비교한다.
-
-# %%
-case("9-B").run(method="lora")
-
-# %% [markdown] lang="ko"
-# 가중치 12.57 GiB 다음으로 큰 것이 순전파 상태다. 찾은 설정을 `{"이름": 값}`으로 적는다.
-
-# %%
-settings = ...
-case("9-B").check(settings)
-
-# %% [markdown] lang="ko"
-# ## 9.10 믿어도 되나
-#
-# 지금까지의 숫자는 모두 예측이다. 진짜 카드와는 얼마나 다를까? 남들이 자기 GPU에서 재어 공개한 값이 많이 있다. 그들의 프로그램을 가상 GPU에서 실행해 나란히 놓았다. 일부는 공개된 할당 기록을 할당자에 그대로 되풀이한 것이라 할당자의 규칙만 시험한다. 점 하나가 측정 하나이고, 가운데 세로줄이 0%다. 왼쪽은 예측이 적은 것, 오른쪽은 많은 것이다. 가로축은 한 칸에 열 배씩 벌어진다. 파란 점은 입력이 모두 밝혀진 측정, 주황 점은 하나를 모르거나 어림해서 출력한 측정이다.
+# 지금까지의 숫자는 모두 예측이다. 진짜 카드와는 얼마나 다를까? 남들이 자기 GPU에서 재어 공개한 값이 많이 있다. 그 프로그램들을 가상 GPU에서 실행해 나란히 놓았다. 점 하나가 측정 하나이고, 가운데 세로줄이 0%다. 왼쪽은 예측이 적은 것, 오른쪽은 많은 것이다. 가로축은 로그 눈금이다. 파란 점은 입력이 모두 밝혀진 측정, 주황 점은 하나를 모르거나 어림해서 출력한 측정이다.
 #
 # ![출처마다 한 줄, 측정마다 점 하나. 예측이 잰 값과 몇 % 다른지를 로그 눈금의 가로축에 놓았다. 거의 모든 점이 0 곁에 있고, 가장 멀리 벗어난 것에는 이름이 적혀 있다.](../../image/truth_ko.svg)
 #
@@ -578,27 +489,11 @@ measured = Measured()
 measured
 
 # %% [markdown] lang="ko"
-# 중앙값은 거의 0인데 크게 벗어난 것도 있다. 벗어난 줄을 빼지 않는 것이 이 표의 규칙이다. 그리고 **이 표에 T4에서 잰 값은 없다.** T4의 숫자는 같은 규칙을 T4의 계산 능력과 용량에 적용한 것이다. 3장과 5장에서 맞추어 본 책의 출력만이 Colab의 T4에서 나왔다.
-#
-# 가장 크게 벗어난 출처부터 본다. 위의 절반은 가장 많이 틀린 것, 아래의 절반은 가장 잘 맞은 것이다. 많이 틀린 것의 이름에 같은 말이 되풀이되는가?
-
-# %%
-measured.of("linkedin/Liger-Kernel")
-
-# %% [markdown] lang="ko"
-# 많이 틀린 여섯 가운데 셋이 `multi_token_attention`이고, 나머지 셋은 어휘가 128,256개인 손실이다. 앞의 셋은 bf16 합성곱이라 cuDNN이 따로 쓰는 작업 공간이 빠진 것으로 보인다(같은 층의 fp32는 1.2% 안에서 맞는다).
-#
-# 다음은 이 장의 물음에 가장 가까운 측정이다. PEFT는 Llama-3.2-3B를 L40S 한 장에서 여러 방법으로 학습해 메모리를 공개했다. 표의 172개가 그것이다. 밝히지 않은 것은 가장 긴 배치의 길이 하나다. LoRA rank 32의 한 줄에 그 길이를 맞추고, 나머지는 모두 예측했다.
-
-# %%
-measured.of("huggingface/peft")
-
-# %% [markdown] lang="ko"
-# 위의 절반은 학습하는 토큰을 앞에 붙이는 방법이다. prefix tuning은 예측이 4%쯤 모자라고, prompt tuning은 3%쯤 넘친다. 까닭은 아직 찾지 못했다.
+# 중앙값은 거의 0인데 크게 벗어난 것도 있다. 벗어난 줄을 빼지 않는 것이 이 표의 규칙이다. 그리고 **이 표에 T4에서 잰 값은 없다.** 3장과 5장에서 맞추어 본 책의 출력만이 Colab의 T4에서 나왔다.
 #
 # ### 미리 적어 두고 재어 본 카드 한 장
 #
-# 남의 숫자에는 길이나 라이브러리의 버전처럼 알 수 없는 것이 섞여 있다. 그래서 H100 한 장에서 직접도 재었다. 48가지 설정의 예측을 카드가 실행되기 **전에** 적어 두었고, 적어 둔 예측은 그 뒤로 고치지 않았다(기록 `benchmarks/README.md`, 2026년 11월 23일). 하나는 예측대로 OOM이 났고, 하나는 시간 안에 끝나지 않았다. 첫 두 줄은 나머지 46가지에서 텐서의 최대와 할당자가 예약한 것이 얼마나 달랐는가다(설정의 수, 오차의 평균, 가장 모자란 것, 가장 넘친 것). 그 아래는 LoRA와 QLoRA다(최대의 오차, 예약의 오차, 카드가 예약한 것).
+# H100 한 장에서는 직접도 재었다. 48가지 설정의 예측을 카드가 실행되기 **전에** 적어 두었고, 적어 둔 예측은 그 뒤로 고치지 않았다(기록 `benchmarks/README.md`, 2026년 11월 23일). 하나는 예측대로 OOM이 났고, 하나는 시간 안에 끝나지 않았다. 첫 두 줄은 나머지 46가지에서 텐서의 최대와 할당자가 예약한 것이 얼마나 달랐는가다(설정의 수, 오차의 평균, 가장 모자란 것, 가장 넘친 것). 그 아래는 LoRA와 QLoRA다(최대의 오차, 예약의 오차, 카드가 예약한 것).
 
 # %%
 import json
@@ -624,23 +519,13 @@ for row in rows:
         print(f"{off(row, 'peak_bytes'):+6.2%} {off(row, 'reserved_bytes'):+6.2%} {reserved:6.2f} GiB  {row['title']}")
 
 # %% [markdown] lang="ko"
-# 텐서의 최대는 거의 그대로 맞았고, 예약한 것은 그만 못하다. 왜 그럴까? 43가지에서는 카드의 모든 할당과 해제를 기록해 두었다.
+# 텐서의 최대는 거의 그대로 맞았고, 예약한 것은 그만 못하다. 예약이 최대보다 덜 맞는 것은, 카드에서는 모델을 만들 때 남은 캐시가 있는 채로 학습이 시작되기 때문으로 보인다.
 #
-# - **할당자의 규칙은 맞았다.** 카드가 한 요청을 우리 할당자에 그대로 넣으면 블록의 주소까지 카드와 같다.
-# - **요청은 달랐다.** 미리 적은 예측에서는 첫 마스크부터 순서가 어긋났다. 기록을 보고 규칙을 고쳤더니 43가지 가운데 40가지에서 모든 요청이 크기도 순서도 카드와 같아졌다(`benchmarks/against_traces.py`). 다만 이것은 미리 적은 예측이 아니다. 바로 이 기록으로 고친 규칙이기 때문이다.
-# - **출발점이 달랐다.** 규칙을 고쳐 요청이 모두 같아진 설정에서도 예약은 9.58%까지 다르다(미리 적은 예측에서 9.94% 많았던 그 설정이다. 기록은 `benchmarks/README.md`). 카드에서는 모델을 GPU에서 만들 때 쓰고 남은 캐시가 있는 채로 학습이 시작되었고, 예측은 가중치만 있는 데서 시작한다. 무엇이 남았는지는 크기로 짐작할 뿐이다. 출력층 하나와 거의 같은 크기다.
+# 같은 날 남의 프로그램 27개도 돌렸다. 예측할 수 있었던 25개 가운데 둘은 크게 모자랐다. `run_summarization`은 어텐션의 규칙 하나가 틀려 8.27 GiB라고 했는데 10.71 GiB였다(고친 지금은 맞는다). dcgan은 0.228 GiB라고 했는데 2.618 GiB였다. cuDNN이 합성곱에 쓰는 작업 공간은 그 크기가 어느 소스에도 없어 지금도 세지 않고, `virtual-gpu run`이 그렇게 알린다.
 #
-# 같은 날 남의 프로그램 27개도 돌렸다. 예측할 수 있었던 25개는 대부분 맞았지만 둘은 크게 모자랐다. `run_summarization`은 8.27 GiB라고 했는데 10.710 GiB였다. 어텐션의 규칙 하나가 틀렸기 때문이고, 고친 지금은 10.71 GiB라고 한다. 합성곱을 쓰는 dcgan은 0.228 GiB라고 했는데 2.618 GiB였다. cuDNN이 합성곱에 쓰는 작업 공간 때문인데, 그 크기는 어느 소스에도 나오지 않아 지금도 세지 않는다. 합성곱이 있는 프로그램이라면 `virtual-gpu run`이 그렇게 알린다.
+# T4를 쓰는 독자에게 가장 가까운 것은 **T4만큼으로 메모리를 제한한 H100**이다. polyglot-ko-1.3b를 가중치까지 16비트로 두고 전체 미세 조정한 네 학습(길이 256)에서 배치 16만 죽고, 배치 8과 체크포인팅을 켠 16과 4 × 4는 끝까지 갔다. 넷 다 예측대로다. 커널은 H100의 것이므로 T4를 잰 것은 아니다.
 #
-# T4의 독자에게 가장 가까운 것은 **T4만큼으로 메모리를 제한한 H100**이다. polyglot-ko-1.3b를 가중치까지 16비트로 두고 전체 미세 조정한 네 학습(길이 256)에서 배치 16만 죽고, 배치 8과 체크포인팅을 켠 16과 4 × 4는 끝까지 갔다. 넷 다 예측대로다. 커널은 H100의 것이므로 T4를 잰 것은 아니고, 메모리만 본 실험이다.
-#
-# 이 절의 표들을 어떻게 읽으면 될까?
-#
-# - CS336 과제의 어텐션과 학습 스텝(`assignment2-systems` 줄들)은 잰 값과 0.12% 안에서 같고, litgpt와 PEFT의 학습 전체는 5% 안에 든다. 이런 프로그램에서 연산의 순서와 할당자의 규칙은 믿을 만하다(카드를 밝히지 않은 줄도 있다).
-# - 크게 벗어난 것은 거의 다 연산 하나, 손실 하나만 재는 프로그램이다. 학습 전체를 잰 xMem의 -12.52%가 예외다. 커널이 잠깐 쓰는 메모리를 모르면 그것이 곧 오차가 되고, 까닭을 아직 찾지 못한 것도 있다.
-# - 모르는 것은 여전히 모른다. 길이처럼 밝히지 않은 값이 있는 측정은 하나를 골라 그 값을 맞춘 뒤 나머지를 예측했다. 무엇을 맞추었는지는 저장소 첫 쪽(README)의 표에 있다.
-#
-# 저장소를 내려받았다면 `make truth`로 이 표를 다시 만들 수 있다.
+# 이 절의 표들을 이렇게 읽는다. 남이 잰 학습 전체는 거의 다 5% 안에 들고(xMem의 -12.52%가 예외다), H100의 46가지에서 5%를 벗어난 것은 예약을 넘치게 본 +9.94% 하나다. 크게 벗어난 것은 연산 하나, 손실 하나만 재는 프로그램과, 표에는 없지만 합성곱이 있는 dcgan이다.
 #
 # ### 여유는 얼마나 둘까
 #
@@ -655,60 +540,72 @@ print(len(measured.rows), Counter(row["source"] for row in measured.rows if 1.05
 print(len(rows), sum(1.05 * (1 + off(row, "reserved_bytes")) < 1 for row in rows))
 
 # %% [markdown] lang="ko"
-# 남이 잰 589개 가운데 18개다. 17개는 연산 하나나 손실 하나만 재는 Liger-Kernel이고, 학습 전체를 잰 것은 xMem의 하나뿐이다. H100의 46가지에는 하나도 없다. 이 셈에 넣지 않은 남의 프로그램 25개에서는 셋이 5%로도 모자랐을 것이다(텐서의 최대로 본다). 어텐션의 규칙이 틀렸던 `run_summarization`(고친 지금은 맞는다)과, 합성곱이 있는 dcgan과 mnist다. 그래서 이렇게 권한다. 먼저 여유 없이 찾고, 고른 계획이 **여유 5%**에서도 남는지 본다. 9.4절의 첫째는 남았다. 합성곱이 있는 모델은 dcgan처럼 여유로 덮이지 않을 수 있다.
+# 남이 잰 589개(52개는 공개된 할당 기록을 되풀이한 것이다) 가운데 18개다. 17개는 연산 하나나 손실 하나만 재는 Liger-Kernel이고, 학습 전체는 xMem의 하나뿐이다. H100의 46가지에는 하나도 없다. 남의 프로그램 25개는 다르다. 예약으로 보면 고친 지금의 규칙으로도 dcgan(-90.17%), timm(-9.65%), imagenet(-5.10%)이 모자라고, 셋 다 합성곱이 있다(`benchmarks/README.md`). 합성곱은 여유로 덮이지 않을 수 있다. 그래서 이렇게 권한다. 먼저 여유 없이 찾고, 고른 계획이 **여유 5%**에서도 남는지 본다. 9.4절의 첫째는 남았다.
 #
-# ## 9.11 마지막으로, 내 프로그램
+# ## 9.10 마지막으로, 내 프로그램
 #
 # 플래너는 모델과 설정을 받아 계획을 찾는다. 그런데 메모리가 부족하다는 오류는 플래너가 아니라 **내 프로그램**에서 난다. 그래서 마지막 확인은 프로그램으로 한다. 고치지 않은 파일 하나와 명령 한 줄이면 된다.
 #
 # ```sh
-# virtual-gpu run --gpu T4 train.py --per_device_train_batch_size 16
+# virtual-gpu run --gpu T4 train.py --fp16 True --per_device_train_batch_size 16
 # ```
 #
-# 노트북에서는 같은 일을 하는 함수를 부른다. 먼저 여섯 줄짜리 프로그램을 파일로 쓴다. 이 강의의 함수는 쓰지 않았다.
+# 노트북에서는 같은 일을 하는 함수를 부른다. 먼저 프로그램을 읽는다. 저장소의 `examples/train.py`이고, 이 강의의 함수는 쓰지 않았다. 9.2절의 표에 있는 polyglot-ko-1.3b를 LoRA로 학습한다.
 
 # %%
-program = folder / "mine.py"
-_ = program.write_text("""\
-from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+from helpers.environment import COURSE
 
-model = AutoModelForCausalLM.from_pretrained("EleutherAI/polyglot-ko-1.3b", dtype="float16")
-texts = [{"input_ids": [1] * 256, "labels": [1] * 256}] * 64
-(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
-Trainer(model, arguments, train_dataset=texts).train()
-""")
+program = COURSE / "examples" / "train.py"
+print(program.read_text())
 
 # %% [markdown] lang="ko"
-# 가상 T4에서 실행한다. 프로그램은 옵티마이저 스텝 세 번을 마치면 끝난다. 판정, 메모리가 부족했던 줄과 단계, 그때까지 마친 스텝의 수, 그때 달라고 한 크기를 본다.
+# 가상 T4에서 배치 16으로 실행한다. 프로그램은 옵티마이저 스텝 세 번을 마치면 끝난다. 판정, 메모리가 부족했던 줄과 단계, 그때까지 마친 스텝의 수, 그때 달라고 한 크기를 본다.
 
 # %%
+from virtual_gpu.program import words
 from virtual_gpu.program.runner import run
 
-options = ["--per_device_train_batch_size", "16", "--disable_tqdm", "True", "--output_dir", str(folder)]
-report = run(str(program), options, gpu="T4")
-print(report.verdict, report.oom["line"], report.oom["phase"], report.steps, human_bytes(report.oom["bytes"]))
+options = ["--fp16", "True", "--disable_tqdm", "True", "--output_dir", str(folder)]
+report = run(str(program), [*options, "--per_device_train_batch_size", "16"], gpu="T4")
+oom = report.oom
+print(report.verdict, oom["line"], words.phase(oom["phase"]), report.steps, human_bytes(oom["bytes"]))
 
 # %% [markdown] lang="ko"
-# 첫 스텝은 무사히 마쳤다. 옵티마이저 상태가 생긴 뒤 **두 번째** 순전파에서 넘쳤다. 3장에서 본 그대로다. 넘치기 직전에 무엇이 있었는지 본다.
+# 첫 순전파도 마치지 못하고 넘쳤다. 넘치기 직전에 무엇이 있었는지 본다. 상태인가, 순전파 상태인가?
 
 # %%
 for name, nbytes in report.at_peak.items():
-    print(f"{nbytes / 2**30:6.2f} GiB  {name}")
+    print(f"{nbytes / 2**30:6.2f} GiB  {words.category(name)}")
 
 # %% [markdown] lang="ko"
-# 합은 14.10 GiB다. 다음 요청은 470 MiB짜리 fp32 로짓(16 × 256 × 30,080 × 4바이트)이다. 더하면 14.56 GiB로 한도 14.64 GiB에 0.1 GiB도 남지 않고, 이어진 빈자리로는 그만큼도 없었다(3.10절의 단편화). 하지만 단편화만 없애서는 낫지 않는다. 손실을 계산하려면 같은 크기의 로그 소프트맥스가 또 있어야 하므로 곧 다시 넘친다. 아래 그림에서도 `expandable_segments`를 켠 실행은 '그래도 모자란다'. 절반 가까이가 역전파를 위해 저장한 순전파 상태다. 한 번에 넣는 샘플을 줄이고 누적하면 줄어드는 몫이다(4장). 프로그램은 그대로 두고 인자만 바꾼다.
+# 상태는 파라미터 2.49 GiB가 거의 다이고, 11.96 GiB는 역전파를 위해 저장한 순전파 상태다. 그 위에 940 MiB짜리 fp32 로짓(16 × 512 × 30,080 × 4바이트)을 달라고 하다가 넘쳤다. 9.5절의 첫째 무리이니 마이크로 배치를 줄이면 된다. 얼마로? 이 모델의 계획은 9.2절의 표에 있다. 8 × 2, 10.15 GiB다. 프로그램은 그대로 두고 인자만 그렇게 바꾼다.
 
 # %%
-options[1] = "4"
-report = run(str(program), [*options, "--gradient_accumulation_steps", "4"], gpu="T4")
-print(report.verdict)
+options += ["--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "2"]
+print(run(str(program), options, gpu="T4").verdict)
 
 # %% [markdown] lang="ko"
-# 들어간다. 다만 이 프로그램은 가중치까지 fp16이라 들어가더라도 제대로 배우지 못한다(9.5절). 여기서 본 것은 메모리뿐이다. 터미널의 명령은 무엇을 바꿀지 찾는 일까지 스스로 한다. 메모리가 부족하면 한 가지만 바꾸어 다시 실행해 보고, 무엇을 바꾸면 들어가는지 알려 준다. 아래 그림은 같은 프로그램을 명령 한 줄로 실행한 결과다. 모듈별, 줄별 표와 그림이 있는 보고서는 `--html FILE`로 저장한다. GPU가 여럿이면 `--gpus 8`을 붙이고, `torchrun`이나 `accelerate launch`로 시작하는 명령도 그대로 쓴다.
+# 들어간다. 모델의 모양만 보는 플래너는 같은 계획이 카드에서 얼마를 쓴다고 할까?
+
+# %%
+from virtual_gpu.plan import Recipe
+from virtual_gpu.plan.measure import measure
+from virtual_gpu.plan.plans import make_request
+
+request = make_request("EleutherAI/polyglot-ko-1.3b", "T4", length=512, batch=16, methods=("lora",))
+plan = measure(request, Recipe("lora", "mixed_fp16", "adamw_fused"), 8, 2)
+print(plan, request.room.line(plan.needed_bytes), sep="\n")
+
+# %% [markdown] lang="ko"
+# 플래너의 10.23~10.41 GiB와 프로그램의 10.18~10.36 GiB가 0.05 GiB밖에 다르지 않다. 오류에서 시작해, 넘친 것을 찾고, 계획을 골라, 프로그램으로 확인했다. 이 장의 일은 이것이 전부다.
 #
-# ![여섯 줄짜리 Trainer 프로그램과 그것을 실행한 명령. 첫 스텝이 끝나 옵티마이저 상태가 생긴 뒤, 두 번째 순전파가 T4의 한도 14.64 GiB에 닿는다. 그레이디언트 체크포인팅을 켜면 들어간다.](../../image/09_program_on_a_t4.svg)
+# **이제 여러분의 차례다.** `run(str(program), options, gpu="T4")`의 파일과 인자를 내 것으로 바꾸어 실행한다. 넘치면 `report.at_peak`에서 가장 큰 줄을 읽고, 9.11절의 표에서 어느 행인지 정한 다음, 그 행의 것을 **하나만** 바꾸어 다시 실행한다.
 #
-# ## 9.12 기억할 것
+# 터미널의 명령은 무엇을 바꿀지 찾는 일까지 스스로 한다. 아래 그림은 같은 프로그램을 명령 한 줄로 실행한 결과다. 그림의 마지막 줄처럼 체크포인팅을 켜도 들어간다. 어느 쪽이 빠른지는 재어 보고 고른다(주장 2). 모듈별, 줄별 표와 그림이 있는 보고서는 `--html FILE`로 저장한다. GPU가 여럿이면 `--gpus 8`을 붙이고, `torchrun`이나 `accelerate launch`로 시작하는 명령도 그대로 쓴다.
+#
+# ![일곱 줄짜리 LoRA 프로그램과 그것을 실행한 명령. 첫 순전파가 T4의 한도 14.64 GiB에 닿는다. 그레이디언트 체크포인팅을 켜면 들어간다.](../../image/09_program_on_a_t4.svg)
+#
+# ## 9.11 기억할 것
 #
 # 예상이 얼마나 맞았는지 돌아본다.
 
@@ -720,13 +617,13 @@ guesses()
 # %% [markdown] lang="ko"
 # | 넘치는 것 | 어떻게 아나 | 무엇을 바꾸나 |
 # |---|---|---|
-# | 상태(파라미터, 그레이디언트, 옵티마이저) | 배치 1에서도, 체크포인팅을 켜도 넘친다 | 방법(LoRA, QLoRA), 옵티마이저, GPU의 수(ZeRO), 더 큰 GPU |
+# | 상태(파라미터, 그레이디언트, 옵티마이저) | 상태의 바이트만 더해도 한도에 가깝거나 넘는다. 배치 1에 체크포인팅을 켜고도 넘친다는 것만으로는 모른다. 9.2절의 Qwen3-14B는 파라미터가 12.16 GiB인데 15.19 GiB가 든다 | 방법(LoRA, QLoRA), 옵티마이저, GPU의 수(ZeRO), 더 큰 GPU |
 # | 순전파 상태 | 배치나 길이를 줄이면 들어간다 | 마이크로 배치와 누적, 체크포인팅, 길이 |
 # | 못 쓰는 자리(단편화) | 합은 한도보다 작은데 넘친다(3.10절). 다음 요청까지 더해도 작은지 본다 | `expandable_segments`(3.10절), 그래도 넘치면 순전파 상태를 줄인다 |
-# | 여유 | 예측으로는 들어가는데 실제로는 넘친다 | 여유를 늘려 다시 찾는다(9.10절) |
+# | 여유 | 예측으로는 들어가는데 실제로는 넘친다 | 여유를 늘려 다시 찾는다(9.9절) |
 #
 # - 먼저 **상태**가 들어가는지 본다. 들어가지 않으면 배치를 줄이는 것은 시간 낭비다.
-# - 그다음 **순전파 상태**를 줄인다. 누적은 공짜에 가깝고, 체크포인팅에는 연산이 든다.
+# - 그다음 **순전파 상태**를 줄인다. 누적에는 추가 연산이 없지만, 마이크로 배치가 작아 GPU가 놀면 느려진다. H100에서 1.3b의 4 × 4는 16을 한 번에 한 것의 2.8배, 체크포인팅을 켠 16의 1.9배 걸렸다(9.3절). 둘 다 들어가면 스텝의 시간을 재어 보고 고른다.
 # - 무엇이 들어가는지는 **셀 수 있다**. 어느 것이 좋은지는 규칙을 정해야 순위가 나온다.
 # - 시간은 하한만 말할 수 있다. 실제로 얼마나 걸리는지는 재어 보아야 안다.
 # - 남의 숫자를 볼 때는 **무엇을 센 것인지** 묻는다. 상태만인지, 최대인지, 몇 토큰인지.
@@ -737,3 +634,91 @@ guesses()
 # 그리고 이 장에서 그것들이 한 표에 모였다.
 #
 # 이제 "CUDA out of memory"를 만나면 어림짐작으로 배치부터 줄이지 말고, 무엇이 넘쳤는지 세어 보자. 세는 법을 알면 고치는 법은 따라온다. 잘 돌다가 나중에 죽는다면 [10장](10_oom_clinic.ipynb)이, 평가나 저장에서 죽는다면 [11장](11_outside_training.ipynb)이, DPO나 GRPO로 바꾸었더니 죽는다면 [12장](12_two_models.ipynb)이 기다린다. 마지막 물음은 여러분의 것이다. **여러분의 GPU에서는 무엇을 학습하고 싶은가?**
+
+# %% [markdown] lang="ko"
+# ## 9.12 더 읽을거리
+#
+# ### 어느 GPU를 빌릴까
+#
+# **연습 9-3.** Llama-3.1-8B를 길이 1024, 배치 8로 **LoRA만** 써서 학습하려 한다. LoRA가 들어가는 GPU 가운데 메모리가 가장 작은 것은 무엇인가? (메모리가 2% 안에서 같으면 어느 것을 적어도 된다.) 아래에서 아는 GPU의 이름과 쓸 수 있는 GiB를 보고 `"T4"`처럼 이름으로 답한다.
+
+# %%
+from virtual_gpu.cards import CATALOG
+
+cards = sorted(CATALOG.values(), key=lambda card: card.capacity_bytes)
+print(*(f"{card.name} {card.capacity_bytes / 2**30:.1f}" for card in cards), sep=" · ")
+
+# %% [markdown] lang="ko"
+# 답을 적는다.
+
+# %%
+gpu = ...
+exercise("9-3").check(gpu)
+
+# %% [markdown] lang="ko"
+# ### 남들이 말하는 숫자와 비교
+#
+# 허브에 없는 모델이라도 transformers의 설정만 있으면 셀 수 있다. 널리 인용되는 숫자를 같은 방법으로 다시 센다. 글마다 GB가 10⁹바이트일 때도 2³⁰바이트일 때도 있으므로 둘 다 적는다.
+#
+# QLoRA 논문(Dettmers 외, 2023, arXiv 2305.14314)의 초록은 650억 파라미터 모델을 48 GB GPU 하나에서 미세 조정했다고 말한다. LLaMA-65B의 모양을 설정으로 적고, 길이 512, rank 64로 모든 선형층에 어댑터를 붙인다.
+#
+# > **주장 4.** "650억 모델을 48 GB GPU 하나에서" (출처: Dettmers 외, 2023)
+#
+# 옵티마이저가 융합 AdamW일 때 가장 적게 쓰는 계획은 몇 GB(10⁹바이트)일까?
+
+# %%
+paper = guess("9.12", None, "GB")
+paper
+
+# %% [markdown] lang="ko"
+# 어댑터를 어텐션에만 붙인 것, 모든 선형층에 붙인 것, 거기에 8비트 AdamW를 쓴 것을 차례로 본다. 플래너는 옵티마이저를 정해 주지 않으면 QLoRA를 융합 AdamW로만 세므로 8비트는 따로 적어 준다. 마지막 두 열은 48 GB 카드 두 가지, A40과 RTX A6000에 들어가는가다.
+
+# %%
+from transformers import LlamaConfig
+
+from virtual_gpu.plan import cheapest
+
+llama = LlamaConfig(
+    hidden_size=8192, num_hidden_layers=80, num_attention_heads=64, intermediate_size=22016, vocab_size=32000
+)
+for targets, optimizer in (("attention", None), ("all-linear", None), ("all-linear", "adamw_8bit")):
+    asked = {"methods": ("qlora",), "length": 512, "lora_rank": 64, "lora_targets": targets, "optimizer": optimizer}
+    fits = [cheapest(make_request(llama, gpu, **asked)).fits for gpu in ("A40", "RTX A6000")]
+    plan = cheapest(make_request(llama, "A100-80GB", **asked))
+    print(
+        f"{targets:10} {plan.recipe.optimizer:11} {plan.needed_bytes / 1e9:.1f} GB {human_bytes(plan.needed_bytes)}",
+        *fits,
+    )
+
+# %% [markdown] lang="ko"
+# 둘째 줄이 물은 것이다. 논문은 페이지 옵티마이저를 썼다. 상태를 얼마나 CPU로 내보내느냐에 따라 둘째 줄보다 적고, 다 내보내면 셋째 줄보다도 적다.
+
+# %%
+paper.against(cheapest(make_request(llama, "A100-80GB", **asked | {"optimizer": None})).needed_bytes)
+
+# %% [markdown] lang="ko"
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **조건부로 맞다.** 어텐션에만 어댑터를 붙이면 들어간다. 모든 선형층에 rank 64로 붙이면 어느 48 GB 카드에도 들어가지 않고, 상태를 8비트로 줄이면 카드에 따라 갈린다. 48 GB라고 불러도 쓸 수 있는 메모리가 A40은 44.4 GiB, RTX A6000은 47.2 GiB이기 때문이다.
+#
+# 논문의 프로그램과 같지는 않다. 저자들의 [`qlora.py`](https://github.com/artidoro/qlora)는 `--bf16`이면 어댑터와 임베딩까지 bf16으로 바꾸므로, 위의 세 줄은 오늘의 peft로 센 값이다. 페이지 옵티마이저를 쓴 까닭도 논문은 긴 시퀀스에서 순간적으로 치솟는 메모리를 피하려는 것이라고 적었다.
+#
+# </details>
+#
+# ### 사건 9-B: 계산기마다 답이 다르다
+#
+# Code Llama 7B를 배치 1, 길이 2048로 학습하려는 사람이 온라인 계산기에 물었더니 전체 미세 조정 216 GB, LoRA 177 GB, QLoRA 180 GB라고 했다. 다른 글의 그래프에서는 LoRA가 **16 GB**다. 열 배가 넘게 차이 난다. 무엇을 켜면 16 GB가 될까?
+#
+# LoRA라는 말 하나에 체크포인팅, 어댑터를 붙이는 층, rank가 숨어 있다. 배치 1, 길이 2048, LoRA는 그대로 두고 그래프의 16 GB(여기서는 10⁹바이트로 본다. 표의 단위로는 14.90 GiB이고, 2% 안은 14.60~15.20 GiB다)와 **2% 안**에서 맞는 설정을 찾아라. `run(method=…, checkpointing=…, targets="attention"이나 "all-linear", rank=…)`으로 다섯 번까지 센다. 몇 GB를 움직이는 것부터 정하고, 작은 것으로 맞춘다. 남는 실험으로는 다른 방법도 세어 계산기의 답과 비교한다.
+
+# %%
+from helpers import case
+
+case("9-B").run(method="lora")
+
+# %% [markdown] lang="ko"
+# 가중치 12.57 GiB 다음으로 큰 것이 순전파 상태다. 아무것도 켜지 않아도 25.5 GB(23.78 GiB)이니, 계산기의 177 GB는 이 설정들로 설명되지 않는다(신고에는 bug라는 꼬리표가 붙었다). 16 GB의 그래프도 어떤 설정에서 나왔는지는 신고에 없다. 여기서는 16 GB가 될 수 있는 설정 하나를 찾는다. 찾은 설정을 `{"이름": 값}`으로 적는다.
+
+# %%
+settings = ...
+case("9-B").check(settings)

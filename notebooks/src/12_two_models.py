@@ -13,19 +13,19 @@
 # %% [markdown] lang="ko"
 # # 12장. 한 메모리에 모델 둘: DPO와 GRPO
 #
-# SFT는 들어가는데 DPO로 바꾸면 죽는다. GRPO는 첫 스텝을 멀쩡히 마치고 둘째 스텝에서 죽기도 한다. 선호 학습과 강화 학습에서는 SFT에 없던 것, 곧 모델 하나가 더 있거나 모델이 만든 답이 카드에 함께 있다.
+# SFT는 되는데 DPO나 GRPO로 바꾸면 죽는다. 선호 학습과 강화 학습에서는 SFT에 없던 것, 곧 모델 하나가 더 있거나 모델이 만든 답이 카드에 함께 있다.
 # 이 장은 TRL의 `SFTTrainer`, `DPOTrainer`, `GRPOTrainer`를 **고치지 않고** 가상 GPU에서 실행해 무엇이 언제 더 있는지 센다.
 #
 # 이 장을 마치면 다음을 할 수 있다.
 #
-# - SFT에서 DPO로 갈 때 두 배가 되는 것과 되지 않는 것을 바이트까지 말한다.
+# - SFT에서 DPO로 갈 때 더해지는 것을 바이트까지 말하고, 두 배가 되는 것을 가려낸다.
 # - 기준 모델(reference model)을 카드에서 치우는 두 가지 길을 안다.
 # - 로짓을 통째로 만드는 코드가 왜 SFT의 두 배를 넘게 쓰는지 계산한다.
 # - GRPO의 한 스텝을 단계로 나누고, 설정 하나가 어느 단계의 최대를 옮기는지 안다.
-# - 답을 만드는 엔진(vLLM)이 같은 카드에 있을 때 언제, 왜 죽는지 설명하고 고친다.
+# - 답을 만드는 엔진(vLLM)이 같은 카드에 있을 때 언제, 왜 죽는지 설명하고, 엔진의 몫을 계산한다.
 # - T4 한 장에서 DPO와 GRPO를 하려면 무엇을 적어야 하는지 안다.
 #
-# 이 장의 GPU 수치는 모두 가상 GPU에서 센 것이다(진짜 H100에서 잰 TRL과 얼마나 다른지는 12.8절에 있다). vLLM만은 실행하지 않는다. 그것이 카드에서 차지하는 몫을 블록 하나로 올린다(12.6절).
+# 이 장의 GPU 수치는 모두 가상 GPU에서 센 것이다(진짜 H100에서 잰 TRL과 얼마나 다른지는 12.9절에 있다). vLLM만은 실행하지 않고, 그 몫만큼의 빈 블록을 카드에 잡아 둔다(12.6절). `attempt`와 `compare`는 11장에서 쓴 것이고, `texts`, `pairs`, `prompts`는 길이를 정해 만든 데이터다.
 
 # %%
 from functools import partial
@@ -44,10 +44,10 @@ folder = mkdtemp()
 billion, small = "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-0.6B"
 
 # %% [markdown] lang="ko"
-# ## 12.1 SFT는 되는데 DPO는 죽는다
+# ## 12.1 SFT에서 DPO로 바꾸면
 #
 # DPO([Rafailov 외, 2023](https://arxiv.org/abs/2305.18290))는 같은 질문에 대한 좋은 답과 나쁜 답을 한 쌍으로 준다. 좋은 답의 확률은 올리고 나쁜 답의 확률은 내리되, 처음 모델에서 너무 멀어지지 않게 한다. 그래서 처음 모델, 곧 **기준 모델**의 확률도 필요하다.
-# 같은 모델과 설정으로 SFT는 한 장에 들어가는데 DPO는 32 GB 카드 여덟 장에서도 죽었다는 신고([LlamaFactory #6800](https://github.com/hiyouga/LlamaFactory/issues/6800))가 있고, Colab의 T4에서 4비트로 읽은 8B 모델이 배치 1로도 죽었다는 신고([unsloth #682](https://github.com/unslothai/unsloth/issues/682))가 있다. 둘째 것은 12.4절에서 T4에 올려 본다.
+# DPO는 모델을 두 번 올리니 메모리가 두 배라는 말([LlamaFactory #798](https://github.com/hiyouga/LlamaFactory/issues/798))이 있고, 기준 모델의 로그 확률을 미리 계산하게 해 달라는 요청([#4810](https://github.com/hiyouga/LlamaFactory/issues/4810))도 있다. Colab의 T4에서 4비트로 읽은 8B 모델이 배치 1로도 죽었다는 신고([unsloth #682](https://github.com/unslothai/unsloth/issues/682))는 12.4절에서 T4에 올려 본다.
 #
 # Llama-3.2-1B를 RTX 4090(쓸 수 있는 메모리 23.16 GiB)에서 학습한다. `fp16=True` 말고는 TRL의 기본값 그대로다. 기본값에서 TRL은 가중치를 fp32로 읽고, 체크포인팅을 켜고, bf16으로 계산한다. T4에는 bf16 연산 장치가 없으므로(1장) 이 장의 프로그램은 T4에서도 쓸 수 있게 모두 fp16으로 계산한다. SFT는 길이 512인 글 4개, DPO는 프롬프트 256에 답 256인 쌍이다. DPO를 배치 4, 2, 1로 줄이면 **몇에서** 들어갈까?
 
@@ -114,19 +114,17 @@ print(f"{4 * count:,}")
 # - SFT의 배치를 4에서 8로 늘려도 최대는 거의 그대로다(12.1절의 19.43 GiB와 19.48 GiB). TRL은 체크포인팅을 켜 두고 로짓을 조각으로 만들기 때문에(12.4절), 이 크기에서는 가중치, 그레이디언트, 옵티마이저 상태가 최대를 정한다.
 # - DPO 4의 24.08 GiB는 RTX 4090의 23.16 GiB를 넘는다. 배치를 줄여도 줄지 않는 것이 넘쳤으니 2와 1에서도 죽었다.
 #
-# 그러니 전체를 학습할 때 DPO가 SFT보다 더 드는 것은 네 벌(가중치, 그레이디언트, AdamW의 두 상태)에 더해진 한 벌, 곧 4분의 1쯤이다.
-#
 # > **주장 1.** "DPO는 SFT의 두 배를 쓴다" (["SFT에 파라미터의 16~20배가 든다면 DPO에는 32~40배가 드는가"](https://github.com/hiyouga/LlamaFactory/issues/1250)라고 물은 사람이 있다)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 여기서는 24.08 / 19.43, 1.24배였다. 기준 모델을 두면 가중치 한 벌이 더해지고, 그레이디언트와 옵티마이저 상태는 그대로다. 두 배가 되는 것은 쌍의 수만큼 느는 것, 곧 순전파 상태와 로짓이다. 그것이 대부분인 학습이라면 두 배에 가깝고, 로짓을 통째로 만드는 코드에서는 **두 배를 넘는다**(12.4절).
+# **조건부로 맞다.** 여기서는 24.08 / 19.48, 1.24배였다. 네 벌(가중치, 그레이디언트, AdamW의 두 상태)에 가중치 한 벌이 더해졌을 뿐이다. 두 배가 되는 것은 쌍의 수만큼 느는 것, 곧 순전파 상태와 로짓이다. 그것이 대부분인 학습이라면 두 배에 가깝고, 로짓을 통째로 만드는 코드에서는 **두 배를 넘는다**(12.4절).
 #
 # </details>
 #
 # ## 12.3 기준 모델을 치우는 두 길
 #
-# 하나는 위의 `precompute_ref_log_probs=True`다. 기준 모델은 학습하는 동안 변하지 않으므로, 쌍마다 로그 확률 두 수(좋은 답과 나쁜 답)만 적어 두면 된다. 19.48 GiB였으니 RTX 4090에 배치 4로도 들어간다. 데이터를 한 번 더 훑는 시간이 든다.
+# 하나는 위의 `precompute_ref_log_probs=True`다. 기준 모델은 학습하는 동안 변하지 않으므로, 쌍마다 로그 확률 두 수(좋은 답과 나쁜 답)만 적어 두면 된다. 19.48 GiB였으니 RTX 4090에 배치 4로도 들어간다. 데이터를 한 번 더 훑는 시간이 든다. TRL의 설정이다. LLaMA-Factory에는 없으니(#4810은 '하지 않음'으로 닫혔다) 거기서는 LoRA 쪽을 고른다.
 #
 # 다른 하나는 LoRA다. 어댑터를 끄면(`disable_adapter`) 남는 것이 처음 모델이므로 가중치를 한 벌만 둔다. TRL은 `peft_config`를 받으면 스스로 그렇게 한다. T4에서 LoRA SFT 8개와 LoRA DPO 4쌍을 비교한다. 기준 모델을 더 부르는 만큼 얼마나 늘까?
 
@@ -149,13 +147,13 @@ print(human_bytes(attempt(partial(dpo, 4, lora, **half)).gpu))
 # %% [markdown] lang="ko"
 # 늘지 않았다(오히려 가장 작은 블록 하나, 512바이트가 적다). 기준 모델의 순전파는 `no_grad`라 층을 지날 때마다 버리고, 남는 것은 토큰마다 로그 확률 하나다.
 #
-# 둘째 줄은 2.55 GiB 적다. TRL은 시키지 않으면 **LoRA에서도 얼린 가중치를 fp32로 읽는다.** fp16으로 읽으면 가중치가 2.30 GiB(파라미터 수 × 2바이트), 체크포인팅이 남기는 층의 입력이 0.25 GiB(16층 × 8문장 × 512 × 2,048 × 2바이트) 준다. 어댑터는 peft가 fp32로 만들므로 손실 스케일링도 그대로 된다.
+# 둘째 줄은 2.5 GiB 남짓 적다. TRL은 시키지 않으면 **LoRA에서도 얼린 가중치를 fp32로 읽는다.** fp16으로 읽으면 가중치가 2.30 GiB(파라미터 수 × 2바이트), 체크포인팅이 남기는 층의 입력이 0.25 GiB(16층 × 8문장 × 512 × 2,048 × 2바이트) 준다. 어댑터는 peft가 fp32로 만들므로 손실 스케일링도 그대로 된다.
 
 # %%
 extra.against(max(0, four - eight))
 
 # %% [markdown] lang="ko"
-# > **주장 2.** "LoRA면 기준 모델은 공짜다"
+# > **주장 2.** "LoRA면 어떻게 시작하든 기준 모델은 공짜다" (메모리와 시간을 모두 생각한다)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -167,7 +165,7 @@ extra.against(max(0, four - eight))
 #
 # A800 80 GB 한 장에서 LoRA rank 8로 4B 모델을 학습하는 사람의 신고다. SFT는 배치 4가 되는데 DPO는 배치 2에서 OOM이고, DPO에는 SFT의 두 배보다 훨씬 더 드는 것 같다고 한다([LlamaFactory #10175](https://github.com/hiyouga/LlamaFactory/issues/10175)). LoRA이니 기준 모델의 가중치는 없고, 12.3절에서는 늘지도 않았다. 무엇이 다를까?
 #
-# LLaMA-Factory의 소스(2026년 8월의 `train/dpo/trainer.py`)를 보면 TRL 1.16과 두 가지가 다르다. 로짓을 **모두** 만들어 fp32로 바꾼 뒤 `log_softmax`를 부르고, 그 로짓의 평균을 지표로 적으려고 손실 함수가 끝날 때까지 **붙들고 있다**. 기준 모델의 로짓도 그동안 만든다. 이 순서를 짧게 쓴다. 아래의 `whole_dpo`는 붙든 로짓을 역전파까지 쥐고 있는 것이 다르다. 학습은 12.3절처럼 T4에서 LoRA로 하고, 실제로 그러듯이 체크포인팅을 켠다. 순전파와 역전파 한 번이고, 어댑터의 옵티마이저 상태는 없다(작아서 뺐다).
+# LLaMA-Factory의 소스(2026년 8월의 `train/dpo/trainer.py`)를 보면 TRL 1.16과 두 가지가 다르다. 로짓을 **모두** 만들어 fp32로 바꾼 뒤 `log_softmax`를 부르고, 그 로짓의 평균을 지표로 적으려고 손실 함수가 끝날 때까지 **붙들고 있다**. 기준 모델의 로짓도 그동안 만든다. 이 순서를 짧게 쓴다. 학습은 12.3절처럼 T4에서 LoRA로 하고, 실제로 그러듯이 체크포인팅을 켠다. 순전파와 역전파 한 번이고, 어댑터의 옵티마이저 상태는 없다(작아서 뺐다).
 #
 # 배치를 하나 늘릴 때 느는 메모리는 DPO가 SFT의 몇 배일까?
 
@@ -176,15 +174,15 @@ times = guess("12.4", None, "times")
 times
 
 # %% [markdown] lang="ko"
-# `scores`는 로짓과 토큰마다의 로그 확률을, 두 함수는 순전파와 역전파를 맡는다. 가중치를 뺀 것이 얼마나 느는지 보려고 배치를 바꾸어 실행한다.
+# `scores`는 로짓과 토큰마다의 로그 확률을, 두 함수는 순전파와 역전파를 맡는다. `kept`가 붙든 로짓이고, 손실을 다 계산하면 놓는다. `early`가 참이면 기준 모델을 부르기 전에 놓는다(아래에서 쓴다). 가중치를 뺀 것이 얼마나 느는지 보려고 배치를 바꾸어 실행한다.
 
 # %%
 from peft import get_peft_model
 from transformers import AutoModelForCausalLM
 
 
-def loaded():
-    model = AutoModelForCausalLM.from_pretrained(billion, dtype="float16", device_map="cuda")
+def loaded(name=billion, **options):
+    model = AutoModelForCausalLM.from_pretrained(name, dtype="float16", device_map="cuda", **options)
     model.gradient_checkpointing_enable()
     return get_peft_model(model, lora).train()
 
@@ -199,13 +197,15 @@ def whole_sft(batch, length=512):
     model(ids, labels=ids, use_cache=False).loss.backward()
 
 
-def whole_dpo(batch, length=512):
-    model, ids = loaded(), torch.ones(2 * batch, length, dtype=torch.int64).cuda()
+def whole_dpo(batch, length=512, load=loaded, early=False):
+    model, ids = load(), torch.ones(2 * batch, length, dtype=torch.int64).cuda()
     kept, policy = scores(model, ids)
+    kept = None if early else kept
     with torch.no_grad(), model.disable_adapter():
         reference = scores(model, ids)[1]
+    called, kept = torch.cuda.max_memory_allocated(), None
     (policy - reference).sum().backward()
-    kept.mean()
+    return called
 
 
 rows = {f"SFT {n}": partial(whole_sft, n) for n in (1, 4)}
@@ -220,22 +220,31 @@ print(*(f"{name} {human_bytes(nbytes)}" for name, nbytes in most.items()), sep="
 times.against((most["DPO 4"] - most["DPO 1"]) / (most["SFT 4"] - most["SFT 1"]))
 
 # %% [markdown] lang="ko"
-# **2.6배**다. 체크포인팅을 켰으므로 층에는 거의 남지 않는다. 느는 것은 로짓이다.
+# **2.6배**다. 체크포인팅을 켰으므로 층에는 거의 남지 않는다. 느는 것은 로짓이다. 몇 벌이 언제 함께 있을까? '잰 것'은 기준 모델을 부른 직후까지의 최대다.
+
+# %%
+held = {"DPO 4": partial(whole_dpo, 4)} | {f"DPO {n}, early": partial(whole_dpo, n, early=True) for n in (1, 4)}
+compare(held, "T4", ram=False)
+
+# %% [markdown] lang="ko"
+# 첫 줄의 최대 10.45 GiB는 역전파가 아니라 **기준 모델을 부를 때** 이미 나왔다.
 #
-# | | 문장 | fp32 로짓 한 벌 | 역전파가 시작될 때 함께 있는 것 | 몇 벌 |
+# | | 문장 | fp32 로짓 한 벌 | 최대인 순간에 함께 있는 것 | 몇 벌 |
 # |---|---|---|---|---|
-# | SFT, 글 하나 | 1 | 512 × 128,256 × 4바이트 = 0.24 GiB | `log_softmax`의 결과와 그레이디언트 둘(3장) | 세 벌 남짓 |
-# | DPO, 쌍 하나 | 2 | 0.49 GiB | 위의 세 벌에, 지표를 위해 붙든 로짓 | 네 벌 남짓 |
+# | SFT, 글 하나 | 1 | 512 × 128,256 × 4바이트 = 0.24 GiB | 역전파: `log_softmax`의 결과와 그레이디언트 둘(3장) | 세 벌 남짓 |
+# | DPO, 쌍 하나 | 2 | 0.49 GiB | 기준 모델을 부를 때: 정책(policy, 학습하는 모델)의 로짓과 `log_softmax`, 기준 모델의 로짓과 `log_softmax` | 네 벌 남짓 |
 #
-# 문장이 둘이라 두 배, 거기에 한 벌이 더 있어 4 / 3배, 합쳐 2.6배쯤이다. 붙들지 않으면 두 배로 돌아간다. `whole_dpo`의 둘째 줄(`kept, policy = …`)을 `policy = scores(model, ids)[1]`로 바꾸고 마지막 줄을 지워 확인한다.
+# 문장이 둘이라 두 배, 거기에 한 벌이 더 있어 4 / 3배, 곱하면 2.67배다(위의 결과로는 2.6배). 그래서 LLaMA-Factory처럼 역전파 전에 로짓을 놓아도 최대는 그대로다. 놓으려면 **기준 모델을 부르기 전에** 놓아야 한다. 위의 결과에서 `early`인 두 줄이 그것이다. 쌍 하나에 (8.50 − 3.89) / 3 = 1.54 GiB, SFT의 두 배로 돌아간다.
 #
-# TRL 1.16은 로짓을 통째로 만들지 않는다. 마지막 은닉 상태와 출력층을 토큰 4,096개 × 단어 32,768개짜리 타일로 곱해 토큰마다 로그 확률만 남기고, 역전파에서 다시 곱한다(소스의 `trl/kernels/chunked_logprob.py`). 12.2절에서 SFT의 배치를 4에서 8로 늘려도 최대가 거의 그대로였던 까닭이다. LLaMA-Factory에도 나누어 계산하고 기준 모델을 부르기 전에 로짓을 놓자는 제안이 2026년 8월에 올라왔다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)). 쓰는 버전에 그것이 들어 있는지 본다. DPO가 OOM이면 먼저 쓰는 도구가 로짓을 어떻게 만드는지 본다.
+# TRL 1.16은 로짓을 통째로 만들지 않는다. 마지막 은닉 상태와 출력층을 토큰 4,096개 × 어휘 32,768개짜리 타일로 곱해 토큰마다 로그 확률만 남기고, 역전파에서 다시 곱한다(소스의 `trl/kernels/chunked_logprob.py`). 12.2절에서 SFT의 배치를 4에서 8로 늘려도 최대가 거의 그대로였던 까닭이다. 1.9(2026년 7월)에서는 DPO와 GRPO가 아직 통째로 만들었다(`selective_log_softmax`). `pip show trl`로 버전부터 본다. 옛 버전이라면 이 장의 DPO와 GRPO보다 더 든다. LLaMA-Factory에도 `log_softmax`를 나누어 계산하자는 제안이 2026년 8월에 올라왔다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)).
 #
 # ### T4에서 8B를 DPO로
 #
-# 12.1절의 둘째 신고(#682)가 하려던 일이다. 8B 모델을 4비트로 읽고(QLoRA, 8.9절) T4에서 배치 1로 학습한다. LoRA라 기준 모델은 없고 로짓도 통째로 만들지 않는다면 14.64 GiB 가운데 얼마나 쓸까? 문장은 1,024토큰씩이다. `DPOConfig`는 그보다 긴 것을 자른다(`max_length`의 기본값).
+# 12.1절의 신고(#682)가 하려던 일이다. 8B 모델을 4비트로 읽고(QLoRA, 8.9절) T4에서 배치 1로 학습한다. LoRA라 기준 모델은 없고 로짓도 통째로 만들지 않는다면 14.64 GiB 가운데 얼마나 쓸까? 문장은 1,024토큰씩이다. `DPOConfig`는 그보다 긴 것을 자른다(`max_length`의 기본값).
 #
 # 그 전에 함정이 하나 있다. TRL 1.16은 4비트나 8비트로 읽은 모델이면 **어댑터를 bf16으로 바꾼다**(`dpo_trainer.py`. SFT와 GRPO도 같다). 그런데 `fp16=True`의 손실 스케일링은 bf16 그레이디언트를 받지 못한다. T4에서는 첫 갱신에서 `NotImplementedError: "_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for 'BFloat16'`로 멈춘다(2026년 8월에 이 오류를 TRL의 그 줄까지 따라간 것이 [Soup #558](https://github.com/MakazhanAlpamys/Soup/issues/558)이다). 그래서 Trainer를 만든 **뒤에** 어댑터를 fp32로 되돌린다. 가상 GPU는 메모리만 세므로 되돌리지 않아도 지나간다.
+#
+# 둘째와 셋째 줄은 위의 `whole_dpo`를 같은 8B로 실행한 것이다. 길이는 1,024와 2,048이고, 갱신은 없다.
 
 # %%
 from transformers import BitsAndBytesConfig
@@ -256,14 +265,14 @@ def dpo_8b():
     trainer.train()
 
 
-compare({"8B, 4 bits": dpo_8b}, "T4", ram=False)
+load = partial(loaded, "meta-llama/Llama-3.1-8B", quantization_config=four_bits)
+whole = {f"whole logits, {n:,}": partial(whole_dpo, 1, n, load=load) for n in (1024, 2048)}
+compare({"TRL, 1,024": dpo_8b} | whole, "T4", ram=False)
 
 # %% [markdown] lang="ko"
-# T4의 절반 남짓이다. 큰 것부터 4비트 가중치가 3.66 GiB(69.8억 × 0.5625바이트, 2장), 4비트로 바꾸지 않는 임베딩과 출력층이 1.96 GiB, 어댑터와 그 그레이디언트와 두 상태가 0.62 GiB(4,194만 × 16바이트)다.
+# TRL은 T4의 절반 남짓이다. 큰 것부터 4비트 가중치가 3.66 GiB(69.8억 × 0.5625바이트, 2장), 4비트로 바꾸지 않는 임베딩과 출력층이 1.96 GiB(8.9절과 달리 `prepare_model_for_kbit_training`을 부르지 않아 fp16 그대로다), 어댑터와 그 그레이디언트와 두 상태가 0.62 GiB(4,194만 × 16바이트)다. 로짓을 통째로 만들면 1,024토큰은 10.26 GiB로 끝나고 2,048토큰은 죽는다. (#682가 바로 이것 때문에 죽었는지는 확인하지 못했다.)
 #
-# 로짓을 통째로 만들고 붙드는 코드였다면 이 쌍 하나에 2 × 1,024 × 128,256 × 4바이트 = 0.98 GiB짜리가 네 벌 남짓 더 있어야 하고, 길이가 2,048이면 여덟 벌어치라 들어가지 않는다. (그 신고가 바로 이것 때문에 죽었는지는 확인하지 못했다.)
-#
-# **연습 12-1.** 로짓을 통째로 만드는 DPO에서, 로짓은 모두 몇 바이트인가? 마지막 토큰도 빼지 않고 문장마다 `length`개로 센다. `each`는 수 하나의 바이트다. 학습하는 모델(정책, policy)의 로짓이 한 벌 있고, `reference`가 참이면 기준 모델의 로짓도 한 벌 함께 있다. 막히면 `exercise("12-1").hint()`를 실행한다.
+# **연습 12-1.** 로짓을 통째로 만드는 DPO에서, 로짓은 모두 몇 바이트인가? 마지막 토큰도 빼지 않고 문장마다 `length`개로 센다. `each`는 수 하나의 바이트다. 정책의 로짓이 한 벌 있고, `reference`가 참이면 기준 모델의 로짓도 한 벌 함께 있다. 막히면 `exercise("12-1").hint()`를 실행한다.
 
 
 # %%
@@ -274,19 +283,29 @@ def dpo_logits(pairs, length, vocabulary, each, reference):
 exercise("12-1").check(dpo_logits)
 
 # %% [markdown] lang="ko"
-# 이 식을 거꾸로도 쓴다. 12.1절의 신고(#6800)는 배치 1이었고, 오류는 `cross_entropy`에서 **4.64 GiB**를 달라고 했다. Qwen2-VL-7B의 어휘는 152,064개다. fp32 로짓 한 벌이라면 문장 하나는 몇 토큰이었을까?
+# 이 식을 거꾸로도 쓴다. 같은 모델과 설정으로 SFT는 한 장에 들어가는데 DPO는 32 GB 카드 여덟 장에서 배치 1로도 죽었다는 신고([LlamaFactory #6800](https://github.com/hiyouga/LlamaFactory/issues/6800))의 메시지다.
+#
+# ```
+# line 3479, in cross_entropy
+# torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.64 GiB. GPU 3 has a total capacity of 31.74 GiB
+# of which 1.41 GiB is free. […] 23.51 GiB is allocated by PyTorch, and 5.51 GiB is reserved by PyTorch but unallocated.
+# ```
+#
+# 10장의 규칙으로는 무엇을 의심하는가? 그리고 4.64 GiB가 fp32 로짓 한 벌이라면 문장 하나는 몇 토큰이었을까? Qwen2-VL-7B의 어휘는 152,064개다.
 #
 # <details><summary>답</summary>
 #
-# 4.64 × 2³⁰ / (152,064 × 4) = 8,191이다. 쌍 하나는 문장 둘이므로 하나에 4,096토큰쯤이다. 가중치가 아니라 로짓 한 벌이 그만큼이다. (신고에 적힌 크기와 들어맞는다는 뜻이고, 그 사람의 데이터를 본 것은 아니다.)
+# 4.64는 1.41 + 5.51보다 작다. 10장의 규칙으로는 **단편화**부터 의심하고, `expandable_segments:True`를 먼저 해 본다.
+#
+# 4.64 × 2³⁰ / (152,064 × 4) = 8,191이다. 쌍 하나는 문장 둘이므로 하나에 4,096토큰쯤이다. 그런데 DPO의 손실에 왜 `cross_entropy`가 있을까? 그 무렵(2025년 1월)의 LLaMA-Factory는 `labels`까지 모델에 건네서, DPO가 쓰지 않는 SFT 손실을 순전파마다 계산했다. 지금은 `labels`를 빼고 부른다. (그 사람의 데이터를 본 것은 아니다.)
 #
 # </details>
 #
 # ### 사건 12-A: SFT는 4가 되는데 DPO는 2도 안 된다
 #
-# 이 절의 처음에 본 신고(#10175)로 돌아간다. 같은 데이터와 설정에서 **SFT는 배치 4가 되고, DPO는 배치 2가 안 되고, 배치 1은 된다**고 했다. 모델은 4B라고만, 글의 길이는 아예 적지 않았다. Qwen3-4B이고 문장의 길이가 모두 같다면, 세 가지가 모두 사실일 길이는 얼마인가?
+# 이 절의 처음에 본 신고(#10175)로 돌아간다. 같은 데이터와 설정에서 **SFT는 배치 4가 되고, DPO는 배치 2가 안 되고, 배치 1은 된다**고 했다. 모델은 4B라고만, 글의 길이는 아예 적지 않았다(배치 1에서 누적을 128번으로 늘려도 OOM이라는 말도 있는데, 그것은 여기서 설명하지 못한다). Qwen3-4B이고 문장의 길이가 모두 같다면, 세 가지가 모두 사실일 길이는 얼마인가?
 #
-# 위의 두 함수를 bf16, rank 8, 80 GB 카드로 옮긴 것을 `run(way="sft"나 "dpo", batch=…, length=…)`으로 다섯 번까지 실행한다. 가중치를 뺀 메모리는 길이와 배치의 곱에 거의 비례하고, 그 비율은 방법마다 다르다. 그러니 길이를 두 배로 한 것과 배치를 두 배로 한 것은 거의 같은 실험이다. 다섯 번을 어디에 쓸지 먼저 정한다.
+# 위의 두 함수를 bf16, rank 8, 80 GB 카드로 옮긴 것을 `run(way="sft"나 "dpo", batch=…, length=…)`으로 다섯 번까지 실행한다. 다섯 번을 어디에 쓸지 먼저 정한다.
 
 # %%
 case("12-A").run(way="sft", batch=4, length=4096)
@@ -299,18 +318,16 @@ length = ...
 case("12-A").check(length)
 
 # %% [markdown] lang="ko"
-# (같은 신고에는 배치 1에서 누적을 128번으로 늘리면 OOM이라는 말도 있다. 누적은 메모리를 그렇게 늘리지 않는다. 그것은 여기서 설명하지 못한다.)
-#
 # ## 12.5 GRPO의 한 스텝
 #
 # GRPO([Shao 외, 2024](https://arxiv.org/abs/2402.03300))는 질문 하나에 답 G개를 **스스로 만들고**, 점수를 매겨, 평균보다 나은 답의 확률을 올린다. 한 스텝이 여러 단계다.
 #
-# 1. **롤아웃**(rollout): 답을 만든다. `generate`로 G개. 가중치와 KV 캐시(11.3절)가 있다.
+# 1. **롤아웃**(rollout): 답을 만든다. `generate`로 G개. 가중치와 그 16비트 사본(`autocast`, 3장), KV 캐시(11.3절)가 있다.
 # 2. **기준 모델**: 만든 답의 기준 로그 확률. `beta`는 기준 모델에서 멀어질 때 주는 벌점의 세기이고, TRL의 기본값인 0이면 이 단계가 없다.
 # 3. **손실까지**: 학습하는 모델의 순전파.
 # 4. **역전파**와 **갱신**.
 #
-# 여기서는 점수를 함수로 매긴다. 답에 점수를 매기도록 따로 학습한 **보상 모델**(reward model)을 쓴다면 그 가중치가 늘 더 있다. 강화 학습의 다른 방법인 PPO에는 답이 얼마나 좋을지 예상하는 **가치 모델**(value model)도 있는데, GRPO에는 없다. 정책과 같은 크기로 전체를 학습하는 가치 모델이라면 가중치, 그레이디언트, 두 상태의 네 벌이 덜 드는 셈이다(이 장에서 PPO는 실행하지 않는다).
+# 여기서는 점수를 함수로 매긴다. 답에 점수를 매기도록 따로 학습한 **보상 모델**(reward model)을 쓴다면 그 가중치가 늘 더 있다.
 #
 # Qwen3-0.6B 전체를 RTX 4090에서 두 스텝 학습한다. 256토큰짜리 질문 하나에 8토큰짜리 답 8개를 만든다. 답은 언제나 `max_completion_length`까지 간다. 가상 GPU의 텐서에는 값이 없어 문장을 끝내는 토큰이 뽑히지 않기 때문이다. **둘째 스텝**에서 가장 높은 단계는 어디일까?
 
@@ -319,7 +336,7 @@ highest = guess("12.5", None, ("rollout", "loss", "backward", "step"))
 highest
 
 # %% [markdown] lang="ko"
-# `phases_of`는 Trainer의 메서드를 그대로 부르면서 앞뒤에서 `torch.cuda`의 눈금만 읽는다. 기둥의 왼쪽 끝이 단계의 처음, 꼭대기가 최대, 오른쪽 끝이 단계의 끝이다.
+# `phases_of`는 Trainer의 메서드를 그대로 부르면서 앞뒤에서 `torch.cuda`의 눈금만 읽는다. 읽은 것은 `found`라는 목록에 담기고, `steps_of`가 그 목록을 만들어 건네며 프로그램을 가상 GPU에서 실행한다. 기둥의 왼쪽 끝이 단계의 처음, 꼭대기가 최대, 오른쪽 끝이 단계의 끝이다.
 
 # %%
 from helpers.chapters.c12_two_models.phases import phases_of, steps_of
@@ -386,7 +403,7 @@ compare_steps(rows, "RTX 4090")
 # - **롤아웃**의 6.68 GiB는 늘 있는 것, 곧 fp32 가중치와 AdamW의 두 상태다. 한 벌이 2.22 GiB이고 세 벌이다. 이것을 낮추는 것은 배치가 아니라 LoRA나 옵티마이저다.
 # - `beta`를 켜면 전체를 학습할 때 모든 단계에 그 한 벌(8.90 − 6.68)이 더해진다. LoRA라면 어댑터를 끈다(12.3절).
 # - **체크포인팅**을 끄면 손실과 역전파가 크게 오르고, 롤아웃은 그대로다.
-# - `generate`로 만든다면 롤아웃에는 답의 수와 길이에 비례하는 KV 캐시가 더 있다(11.4절). 한 번에 만드는 답의 수는 배치와 누적 횟수의 곱이다(여기서는 8 × 1과 4 × 2로 둘 다 8이다). `num_generations`는 그 가운데 몇 개가 같은 질문의 답인지 정하고, 곱은 그 배수라야 한다.
+# - `generate`로 만든다면 롤아웃에는 답의 수와 길이에 비례하는 KV 캐시(11.3절)가 더 있다. 한 번에 만드는 답의 수는 배치와 누적 횟수의 곱이다(여기서는 8 × 1과 4 × 2로 둘 다 8이다).
 #
 # ### T4에서는
 #
@@ -403,15 +420,42 @@ rows = {
 compare_steps(rows, "T4")
 
 # %% [markdown] lang="ko"
-# 0.6B는 전체를 학습해도 들어가고, LoRA라면 4B도 들어간다. 첫 두 줄을 견준다. 짧은 답은 패딩으로 채우므로 텐서의 모양은 같은데, 10.37 GiB가 9.53 GiB로 줄어 RTX 4090의 9.53 GiB와 같아졌다. 어텐션 커널이 다르기 때문이다. 길이가 모두 같으면 패딩이 없어 transformers가 어텐션에 마스크를 주지 않고, 그러면 그룹 쿼리 모델은 T4에서 길이 × 길이 행렬을 만드는 math 커널로 간다(3.12절). 하나라도 짧으면 마스크를 주고, math를 피한다.
+# 0.6B는 전체를 학습해도 들어가고, LoRA라면 4B도 들어간다. 첫 두 줄을 견준다. 짧은 답은 패딩으로 채우므로 텐서의 모양은 같은데, 10.37 GiB가 9.54 GiB로 줄어 RTX 4090의 9.53 GiB와 거의 같아졌다. 어텐션 커널이 다르기 때문이다. 길이가 모두 같으면 패딩이 없어 transformers가 어텐션에 마스크를 주지 않고, 그러면 그룹 쿼리 모델은 T4에서 길이 × 길이 행렬을 만드는 math 커널로 간다(3.12절). 하나라도 짧으면 마스크를 주고, math를 피한다.
 #
-# 그러니 T4에서는 한 배치의 질문이 하나이거나 길이가 같고 **답이 모두 `max_completion_length`에서 잘린 스텝**이 가장 많이 쓴다. 잘 되던 학습이 그런 스텝에서 죽을 수 있으므로, 들어가는지는 길이가 같은 줄로 따진다.
-#
+# 그러니 T4에서 가장 많이 쓰는 것은 패딩이 하나도 없는 스텝이다. 질문의 길이가 같고 답이 **모두** `max_completion_length`에서 잘렸을 때다. 잘 되던 학습이 그런 스텝에서 죽을 수 있으므로, 들어가는지는 길이가 같은 줄로 따진다. 3.12절의 한 줄을 Trainer보다 먼저 적으면 길이가 같아도 math로 가지 않는다. 그 줄을 적고 첫 줄을 다시 실행한다.
+
+# %%
+from transformers.integrations import sdpa_attention
+
+as_shipped = sdpa_attention.use_gqa_in_sdpa
+sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False
+repaired = compare_steps({"0.6B, full, repeat_kv": longer}, "T4")
+sdpa_attention.use_gqa_in_sdpa = as_shipped
+repaired
+
+# %% [markdown] lang="ko"
 # 이 표에는 KV 캐시가 없다. `generate`로 만든다면 4B의 답 8개에 2 × 36층 × 8헤드 × 128 × 2바이트 × 768토큰 × 8개 = 0.84 GiB가 롤아웃에 더해진다(11.3절의 식). 롤아웃은 7.88 GiB였으니 더해도 역전파보다 낮다.
 #
 # ## 12.6 엔진이 같은 카드에 있을 때
 #
-# `generate`는 느려서, 답은 대개 vLLM 같은 엔진으로 만든다. 학습과 같은 카드에 두는 것이 TRL의 `vllm_mode="colocate"`다. 엔진은 **시작할 때** 카드의 `gpu_memory_utilization`만큼을 가중치와 KV 캐시의 자리로 잡는다([vLLM 문서, Engine Arguments](https://docs.vllm.ai/en/v0.8.1/serving/engine_args.html)). 모델이 작아도 그렇다. 가중치를 올리고 남는 자리는 KV 캐시가 된다. 기본값은 그 문서(0.8.1)에서 0.9이고(그 뒤의 버전에서는 다를 수 있다), TRL은 0.3이다(TRL 1.16의 `vllm_gpu_memory_utilization`). 그만큼 비어 있지 않으면 시작하지도 않는다(`Free memory on device … is less than desired GPU memory utilization`, [vllm #20305](https://github.com/vllm-project/vllm/issues/20305)). 이 절에서 볼 것은 시작은 했는데 나중에 죽는 학습이다.
+# `generate`는 느려서, 답은 대개 vLLM 같은 엔진으로 만든다. 학습과 같은 카드에 두는 것이 TRL의 `use_vllm=True`와 `vllm_mode="colocate"`다. 엔진은 **시작할 때** 카드의 `gpu_memory_utilization`만큼을 가중치와 KV 캐시의 자리로 잡는다([vLLM 문서, Engine Arguments](https://docs.vllm.ai/en/v0.8.1/serving/engine_args.html)). 모델이 작아도 그렇다. 가중치를 올리고 남는 자리는 KV 캐시가 된다. TRL 1.16의 기본값은 0.3이다(`vllm_gpu_memory_utilization`). 그만큼 비어 있지 않으면 시작하지도 않는다(`Free memory on device … is less than desired GPU memory utilization`, [vllm #20305](https://github.com/vllm-project/vllm/issues/20305)).
+#
+# 엔진에는 얼마가 필요할까? 한꺼번에 만들 답의 수는 TRL이 배치 × 누적으로 정해 준다(`max_num_seqs`). 여기서는 8개다. 그러니 16비트 가중치 한 벌과 답 8개의 KV 캐시가 있어야 한다. vLLM이 계산에 쓰는 자리와 CUDA 그래프는 여기에 넣지 않았다. 첫 줄은 가중치, 그리고 가중치와 KV 캐시의 합이다. 그 아래는 그 합이 카드에서 차지하는 몫이다.
+
+# %%
+from helpers.chapters.c11_outside.cache import kv_bytes
+
+config = load_config(small)
+weights = 2 * count_parameters(build_model(config, torch.float16))
+need = weights + kv_bytes(config, 256 + 512, 8)
+print(human_bytes(weights), human_bytes(need))
+for name in ("RTX 4090", "T4"):
+    print(f"{name} {need / card(name).memory_bytes:.3f}")
+longest, left = config.max_position_embeddings, int(0.3 * card("T4").memory_bytes) - weights
+print(f"{longest:,}", human_bytes(kv_bytes(config, longest)), human_bytes(left))
+
+# %% [markdown] lang="ko"
+# RTX 4090의 7.5%, T4의 12%는 **하한**이다. vLLM이 계산에 쓰는 자리도 몫에서 나오므로 그보다 더 준다. 마지막 줄은 모델이 받을 수 있는 가장 긴 글 하나의 토큰과 그 캐시, 그리고 T4에서 TRL의 기본값 0.3 가운데 가중치를 빼고 남는 것이다. 캐시가 더 크다. vLLM은 가장 긴 글 하나가 들어가지 않으면 시작하지 않으므로(`To serve at least one request with the model's max seq len …`, [vllm #34076](https://github.com/vllm-project/vllm/issues/34076)) `vllm_max_model_length=768`처럼 실제로 쓸 길이를 적는다.
 #
 # 재우는 길도 있다. 1단계 잠(sleep level 1)은 가중치를 RAM으로 옮기고 KV 캐시를 버리며, 2단계는 둘 다 버린다([vLLM 문서, Sleep Mode](https://docs.vllm.ai/en/latest/features/sleep_mode/)). TRL은 `vllm_enable_sleep_mode=True`이면 답을 만들 때마다 2단계로 재운다.
 #
@@ -439,10 +483,13 @@ draw_steps(awake)
 dies.against(f"step {awake.last}" if awake.outcome.died else "never")
 
 # %% [markdown] lang="ko"
-# 몫을 0.3으로 줄인 것과, 재우면서 0.6과 0.8을 준 것을 실행한다. 마지막 열에 어느 스텝의 어느 단계에서 죽었는지가 있다.
+# > **주장 4.** "엔진을 재우면 학습과 부딪치지 않는다"
+#
+# 몫을 0.1과 0.3으로 줄인 것과, 재우면서 0.6과 0.8을 준 것을 실행한다. 마지막 열에 어느 스텝의 어느 단계에서 죽었는지가 있다. 판정을 먼저 고른다.
 
 # %%
 shares = {
+    "0.1, awake": Engine(0.1, 512, sleeps=False),
     "0.3, awake": Engine(0.3, 512, sleeps=False),
     "0.6, asleep": Engine(0.6, 512, sleeps=True),
     "0.8, asleep": Engine(0.8, 512, sleeps=True),
@@ -450,12 +497,17 @@ shares = {
 compare_steps({name: partial(grpo, completion=512, rollout=one) for name, one in shares.items()}, "RTX 4090")
 
 # %% [markdown] lang="ko"
-# - 재우면 엔진과 학습이 같은 자리를 **번갈아** 쓴다. 최대는 더한 것이 아니라 큰 쪽이다.
-# - 그래도 0.8은 **둘째 스텝의 롤아웃**에서 죽었다(손실과 역전파의 값이 작은 것은 첫 스텝의 것뿐이라서다). 첫 답을 만들 때에는 없던 옵티마이저 상태가 이제 있기 때문이다.
-# - 깨우기 전에 `empty_cache()`를 부른다. 학습 쪽 할당자가 쥔 빈 덩어리를 드라이버에 돌려주어야 엔진이 쓸 수 있다. TRL도 그렇게 한다(`vllm_generation.py`). 손수 만든 루프라면 이 줄을 빠뜨리지 않는다.
-# - 엔진 안에는 가중치가 **한 벌 더** 있다. 위의 블록에는 이미 들어 있다. 12.5절의 4B를 T4에서 엔진과 함께 두지 못하는 까닭이기도 하다. 학습 쪽에 늘 있는 7.88 GiB의 거의 모두가 fp16 가중치다. 엔진도 같은 가중치를 쓴다면 두 벌이 14.64 GiB를 넘고, 재워도 답을 만드는 동안에는 두 벌이 함께 있다.
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# 둘째 스텝의 OOM이 다 이것은 아니다. 절반만 쓰다가 둘째 스텝에서 가득 찼고 vLLM을 끄면 괜찮았다는 신고([trl #3124](https://github.com/huggingface/trl/issues/3124))는 LoRA로 학습한 것이라 첫 갱신에서 생기는 상태가 작다. 그 원인은 여기서 설명하지 못한다.
+# **조건부로 맞다.** 학습하는 동안은 그렇다. 엔진과 학습이 같은 자리를 **번갈아** 쓰므로 최대는 더한 것이 아니라 큰 쪽이다. 그러나 답을 만드는 동안에는 가중치와 옵티마이저 상태가 엔진과 함께 있다. 0.8이 **둘째 스텝의 롤아웃**에서 죽은 까닭이다(손실과 역전파의 값이 작은 것은 첫 스텝의 것뿐이라서다).
+#
+# </details>
+#
+# - 0.1이면 재우지 않고도 11.89 GiB로 끝난다. 몫은 카드가 아니라 **가중치, 만들 답의 수와 길이**에 여유를 더해 정한다. 그래도 모자라면 재운다.
+# - 깨우기 전에 `empty_cache()`를 부른다. 학습 쪽 할당자가 쥔 빈 덩어리를 드라이버에 돌려주어야 엔진이 쓸 수 있다. TRL도 그렇게 한다(`vllm_generation.py`). 손수 만든 루프라면 이 줄을 빠뜨리지 않는다.
+# - TRL에서는 엔진 안에 가중치가 **한 벌 더** 있다. 위의 블록에는 이미 들어 있다. 12.5절의 4B를 T4에서 엔진과 함께 두지 못하는 까닭이기도 하다. 학습 쪽에 늘 있는 7.88 GiB의 거의 모두가 fp16 가중치이니, 두 벌이면 14.64 GiB를 넘고 재워도 답을 만드는 동안에는 두 벌이 함께 있다. Unsloth는 엔진과 학습이 가중치 한 벌을 함께 쓴다고 적는다([Long-context GRPO](https://unsloth.ai/blog/grpo)의 표에서 Llama-3.1-8B의 추론 몫이 TRL은 16 GB, Unsloth는 0 GB다. 여기서 재지는 않았다).
+#
+# 이 절의 엔진은 몫만큼의 블록일 뿐이라 **적게 잡은 것이다.** 진짜 엔진은 잠들어도 얼마간 남고([vllm #28714](https://github.com/vllm-project/vllm/issues/28714)의 로그에서 1.19 GiB), 몫 안에 가중치가 들어가는지 이 블록은 따지지 않는다. 깨우다가 모자라면 PyTorch의 메시지가 아니라 `CUDA Error: out of memory at …/cumem_allocator.cpp`가 나온다([vllm #13941](https://github.com/vllm-project/vllm/issues/13941)). vLLM과 함께 카드에서 돌려 본 것은 없다.
 #
 # **연습 12-2.** 늘 있는 것 `held`(가중치와 옵티마이저 상태), 학습 스텝이 더 쓰는 것 `step`, 엔진의 몫 `engine`이 바이트로 주어진다. `sleeps`가 참이면 학습하는 동안 엔진을 재운다. 최대는 몇 바이트인가?
 
@@ -468,23 +520,29 @@ def peak(held, step, engine, sleeps):
 exercise("12-2").check(peak)
 
 # %% [markdown] lang="ko"
-# ### 사건 12-B: 엔진을 줄일 수는 없다
+# ### 사건 12-B: 기본값 그대로인데 둘째 스텝에서 죽는다
 #
-# 몇 스텝 만에 죽는다는 [trl #2927](https://github.com/huggingface/trl/issues/2927)에서 받은 조언은 엔진의 몫을 0.9에서 0.7로 줄이라는 것이었고, 그렇게 해도 셋째 스텝에서 죽었다고 한다(2025년 2월의 TRL이고, 카드를 둘 쓴 것도 있어 이 절의 구성과 같지는 않다). 여기서는 거꾸로 묻는다. 답이 길어서 엔진이 카드의 60%보다 적으면 못 쓴다고 하자. 학습은 이 절의 것과 같다. 60%로 끝나는 설정은 이미 보았다. 이번에는 엔진에 줄 수 있는 **가장 큰 몫**을 0.05 단위로 찾는다.
-#
-# 연습 12-2의 식에 이 절에서 읽은 값(카드의 전체와 쓸 수 있는 크기, 늘 있는 것, 스텝이 더 쓰는 것)을 넣어 먼저 예상하고 `run`으로 확인한다. `check`는 0.6 이상이면서 끝까지 가고, 0.05를 더 주면 죽는 설정을 받는다. `run`이 받는 것은 `fraction`(기본값 0.6), `sleeps`, `batch`(한 번에 학습하는 답의 수)다.
+# [trl #2927](https://github.com/huggingface/trl/issues/2927)은 두어 스텝은 잘 되다가 죽는다는 신고다. 엔진의 몫을 0.9에서 0.7로 줄이라는 조언을 따랐는데도 셋째 스텝에서 죽었다(카드를 둘 쓴 것도 있어 구성은 다르다). 같은 증상을 T4에서 일으킨다. 학습은 12.5절의 '0.6B, full'이고, 엔진의 몫은 TRL의 기본값인 0.3이며, 재우지 않는다. 재우지 않은 채로 끝까지 가는 **가장 큰 몫**을 0.1 단위로 찾는다. 연습 12-2의 식에 12.5절의 표와 T4의 크기(아래의 첫 줄, 쓸 수 있는 것은 14.64 GiB)를 넣어 먼저 예상하고 `run(fraction=…)`으로 확인한다.
 
 # %%
-case("12-B").run(batch=2)
+print(human_bytes(card("T4").memory_bytes))
+case("12-B").run(fraction=0.3)
 
 # %% [markdown] lang="ko"
-# 답을 2개씩 나누어 학습해도 둘째 스텝에서 죽는다. 찾은 설정을 사전으로 적는다.
+# 찾은 몫을 적는다. `check`는 그 몫으로 끝까지 가고 0.1을 더 주면 죽는지 본다.
 
 # %%
-answer = ...
-case("12-B").check(answer)
+fraction = ...
+case("12-B").check(fraction)
 
 # %% [markdown] lang="ko"
+# <details><summary>찾은 다음에</summary>
+#
+# - 0.25는 어떨까? 식으로는 10.37 + 0.25 × 14.74 = 14.06 GiB라 들어간다. 그러나 남는 것은 0.58 GiB이고, 카드에 들어가야 하는 것은 할당이 아니라 그보다 많은 예약이다(3장). 실행해서 끝나더라도 진짜 학습에서는 믿을 수 없는 여유다. 0.1은 어떨까? 1.47 GiB라 엔진의 하한 1.77 GiB에 모자란다. 이 블록은 그것을 따지지 않지만 진짜 엔진은 따진다.
+# - 몫을 줄이지 않는 길도 둘 있다. 재우거나(`run(fraction=0.3, sleeps=True)`), 3.12절의 한 줄로 학습 쪽을 줄인다. 식으로는 9.53 + 0.3 × 14.74 = 13.95 GiB다.
+#
+# </details>
+#
 # ## 12.7 직접 바꿔 보기
 #
 # 패널은 단계마다 **적어도** 얼마가 있어야 하는지를 식으로 계산한다. 가중치, 기준 모델, 옵티마이저 상태, 그레이디언트, fp32 가중치의 16비트 사본(autocast), KV 캐시, 층의 입력(체크포인팅을 켠 것으로 센다), 로짓의 타일, 엔진의 몫이다. 임시 텐서는 세지 않으므로 하한이다. 하한이 넘치면 들어가지 않고, 하한이 들어가도 여유가 있어야 한다.
@@ -509,22 +567,72 @@ from helpers import grpo_panel
 grpo_panel()
 
 # %% [markdown] lang="ko"
-# 하한이 얼마나 가까운지 확인한다. 12.5절의 두 학습, 곧 `generate`로 8토큰짜리 답을 만든 것과 길이 512인 답을 건네받은 것에서 잰 최대를 하한으로 나눈다.
+# ## 12.8 기억할 것
+#
+# 이 장에서 적은 예상과 결과다.
 
 # %%
-from helpers.chapters.c12_two_models.floor import Grpo
-
-for completion, steps in ((8, two), (512, base)):
-    floor, peaks = Grpo(small, completion=completion).floor(total), steps.peaks()
-    for phase in floor:
-        print(f"{completion:3} {phase:9} {peaks[phase] / sum(floor[phase].values()):.3f}")
+guesses()
 
 # %% [markdown] lang="ko"
-# 1보다 크고 1에 가깝다. 나머지는 임시 텐서처럼 하한이 세지 않은 것이다. 512의 롤아웃은 답을 건네받은 것이라 1보다 작다. 하한은 `generate`를 전제로 KV 캐시와 16비트 사본을 센다.
+# | 언제 죽나 | 원인이 되는 것 | 고치는 줄 |
+# |---|---|---|
+# | 배치를 줄여도 DPO가 죽는다 | 기준 모델 한 벌 | `precompute_ref_log_probs=True`, LoRA(`peft_config`) |
+# | DPO의 손실에서 죽는다 | 통째로 만든 로짓 | 로짓을 조각으로 만드는 손실(TRL 1.16의 기본값), 배치, `max_length` |
+# | GRPO의 롤아웃에서 | KV 캐시, 남아 있는 옵티마이저 상태 | 한 번에 만드는 답의 수(배치 × 누적), `max_completion_length`, LoRA |
+# | GRPO의 역전파에서 | 쥐고 있는 엔진, 체크포인팅을 껐다면 순전파 상태 | `vllm_enable_sleep_mode=True`, `gradient_checkpointing=True` |
+# | 둘째 스텝의 롤아웃 | 첫 갱신에서 생긴 옵티마이저 상태 | `vllm_gpu_memory_utilization`을 가중치 + 답의 KV 캐시 + 여유로 줄이고 `vllm_max_model_length`를 적는다 |
+# | LoRA인데도 모자란다 | fp32로 읽은 얼린 가중치 | `model_init_kwargs={"dtype": "float16"}`(T4) |
 #
-# ## 12.8 진짜 카드에서는
+# - DPO가 SFT보다 더 드는 것은 **문장이 쌍이라는 것과 가중치 한 벌**이다. 네 벌이 다 두 배가 되지는 않는다. 로짓을 통째로 만들고 붙들면 쌍 하나가 글 하나의 두 배를 넘는다.
+# - 최대는 단계마다 따로 있다. 설정 하나는 한두 단계만 옮긴다. 가장 높은 단계를 먼저 찾는다.
+# - 재우면 번갈아 쓰고, 재우지 않으면 더한다.
+# - T4에서는 `fp16=True`, `peft_config`, `"dtype": "float16"`을 함께 적는다. 4비트나 8비트라면 Trainer를 만든 뒤에 어댑터를 fp32로 되돌린다(12.4절). DPO와 GRPO의 스크립트가 12.9절에 있다. 이 장은 메모리만 센다. `generate`로 답을 만드는 시간은 재지 않았으니, 몇 스텝을 먼저 돌려 보고 정한다.
 #
-# 12.1~12.3절의 SFT와 DPO는 H100 한 장에서도 그대로 돌려 보았다(Llama-3.2-1B, 가중치는 무작위). `1 pairs`, `2 pairs`, `4 pairs`는 로짓을 통째로 만드는 손실이다. 다만 12.4절의 프로그램보다 단순하다. LoRA와 체크포인팅이 없고, 기준 모델을 부르지 않으며, 로짓을 붙들지도 않는다. 그래서 12.4절의 2.6배를 카드에서 확인한 것은 아니다. `peak`와 `reserved`는 카드에서 잰 최대와 예약이고, `off`와 `off by`는 예측에서 그것을 뺀 차이다. 이 예측은 미리 적어 둔 것이 아니라, 같은 카드의 다른 기록을 보고 규칙 몇 가지를 고친 뒤에 다시 계산한 것이다.
+# KV 캐시와 `generate`는 [11장](11_outside_training.ipynb)에, LoRA는 [8장](08_lora.ipynb)에, 오류 메시지에서 거꾸로 찾아가는 길은 [10장](10_oom_clinic.ipynb)에 있다.
+
+# %% [markdown] lang="ko"
+# ## 12.9 더 읽을거리: T4의 스크립트와 진짜 카드
+#
+# ### T4에서 쓰는 스크립트 둘
+#
+# 12.5절의 '4B, LoRA'와 12.4절의 8B를 여느 스크립트로 쓰면 이렇다(`reward`와 `data`는 자기 것).
+#
+# ```python
+# from peft import LoraConfig
+# from trl import GRPOConfig, GRPOTrainer
+#
+# # 프롬프트가 256토큰을 넘지 않을 때 11.76 GiB다
+# arguments = GRPOConfig(
+#     "out", fp16=True, per_device_train_batch_size=8, num_generations=8,
+#     max_completion_length=512, model_init_kwargs={"dtype": "float16"},
+# )
+# lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
+# GRPOTrainer("Qwen/Qwen3-4B", reward, args=arguments, train_dataset=data, peft_config=lora).train()
+# ```
+#
+# ```python
+# import torch
+# from peft import LoraConfig
+# from transformers import BitsAndBytesConfig
+# from trl import DPOConfig, DPOTrainer
+#
+# four_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float16)
+# arguments = DPOConfig(
+#     "out", fp16=True, per_device_train_batch_size=1, max_length=1024,
+#     model_init_kwargs={"dtype": "float16", "quantization_config": four_bits},
+# )
+# lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
+# trainer = DPOTrainer("meta-llama/Llama-3.1-8B", args=arguments, train_dataset=data, peft_config=lora)
+# for weight in trainer.model.parameters():
+#     if weight.requires_grad:
+#         weight.data = weight.data.float()  # TRL이 bf16으로 바꾼 어댑터를 되돌린다
+# trainer.train()
+# ```
+#
+# ### 진짜 카드에서는
+#
+# 12.1~12.3절의 SFT와 DPO는 H100 한 장에서도 그대로 돌려 보았다(Llama-3.2-1B, 가중치는 무작위). `peak`와 `reserved`는 카드에서 잰 최대와 예약이고, `off`와 `off by`는 예측에서 그것을 뺀 차이다. 이 예측은 미리 적어 둔 것이 아니라, 같은 카드의 다른 기록을 보고 규칙 몇 가지를 고친 뒤에 다시 계산한 것이다. 12.4절의 2.6배는 카드에서 확인하지 않았다.
 
 # %%
 import json
@@ -533,7 +641,7 @@ from helpers.environment import COURSE
 from helpers.rows import table
 
 beside = json.loads((COURSE / "benchmarks/claims/beside.json").read_text())
-runs = {row["row"]: row for row in beside if row["case"] == "two-models"}
+runs = {row["row"]: row for row in beside if row["case"] == "two-models" and "pairs" not in row["row"]}
 rows = [
     {
         "program": name,
@@ -554,9 +662,15 @@ dpo, alone, sft = (runs[name]["peak"][0] for name in ("DPO 4", "DPO 4, precomput
 print(f"{dpo - alone:,} {alone - sft:,}")
 
 # %% [markdown] lang="ko"
-# 여덟 가지 모두 최대가 바이트까지 같고, 예약은 0.31% 안이다. 12.2절의 값과 다른 것은 카드가 달라서다. cuBLAS의 작업 공간(3장)이 A100은 8,519,680바이트, H100은 33,554,432바이트이고, 순전파와 역전파의 스레드에 하나씩 둘이 있다. 기준 모델은 그 파라미터의 4배인 4,943,257,600바이트이고, 그것을 빼면 쌍 4개의 DPO와 글 8개의 SFT는 카드에서도 512바이트가 다르다.
+# 다섯 가지 모두 최대가 바이트까지 같고, 예약의 차이는 0.31%까지다. 기준 모델은 그 파라미터의 4배인 4,943,257,600바이트이고, 그것을 빼면 쌍 4개의 DPO와 글 8개의 SFT는 카드에서도 512바이트가 다르다.
 #
-# 다른 모델로 더 돌려 본 것도 있다. TRL 1.16에 딸린 세 스크립트를 Qwen3-0.6B로, 고치지 않고 NVIDIA H100에서 세 스텝 학습하며 모든 할당을 기록했다. 예측은 카드에서 실행하기 전에 적어 두었고 그 뒤로 고치지 않았다(기록은 `benchmarks/README.md`, 2026년 11월 23일).
+# <details><summary>최대가 12.2절의 값과 다른 까닭</summary>
+#
+# 카드가 다르다. cuBLAS의 작업 공간(3장)이 A100은 8,519,680바이트, H100은 33,554,432바이트이고, 순전파와 역전파의 스레드에 하나씩 둘이 있다.
+#
+# </details>
+#
+# 다른 모델로 더 돌려 본 것도 있다. TRL 1.16에 딸린 세 스크립트를 Qwen3-0.6B로, 고치지 않고 NVIDIA H100에서 세 스텝 학습하며 모든 할당을 기록했다. 예측은 카드에서 실행하기 전에 적어 두었고 그 뒤로 고치지 않았다(TRL의 행렬곱 `addmm(…, out_dtype=…)`을 세는 규칙은 그때 도구에 없어 따로 더했다. 기록은 `benchmarks/README.md`, 2026년 11월 23일).
 #
 # | 스크립트(전체 학습, bf16으로 계산) | 설정 | 예측한 최대 | 잰 최대 |
 # |---|---|---|---|
@@ -566,39 +680,19 @@ print(f"{dpo - alone:,} {alone - sft:,}")
 #
 # 셋 다 차이가 0.2% 안이다. 12.2절의 셈도 여기서 다시 할 수 있다. 글 4개와 쌍 2개는 문장의 수가 같고, 잰 값의 차이 11.758 − 9.535 = 2.223 GiB는 Qwen3-0.6B의 fp32 가중치 한 벌(12.5절의 2.22 GiB)이다. 진짜 카드에서도 DPO가 더 쓴 것은 기준 모델이었다.
 #
-# 확인되지 않은 것도 적어 둔다. T4에서 잰 것은 없고, vLLM과 함께 돌린 것도 없다. 12.6절의 엔진은 문서에 적힌 몫만큼의 블록일 뿐이다.
+# T4에서 잰 것은 없고, vLLM과 함께 돌린 것도 없다.
 #
-# ## 12.9 기억할 것
+# ### 패널의 하한은 얼마나 가까운가
 #
-# 이 장에서 적은 예상과 결과다.
+# 하한이 얼마나 가까운지 확인한다. 12.5절의 두 학습, 곧 `generate`로 8토큰짜리 답을 만든 것과 길이 512인 답을 건네받은 것에서 잰 최대를 하한으로 나눈다.
 
 # %%
-guesses()
+from helpers.chapters.c12_two_models.floor import Grpo
+
+for completion, steps in ((8, two), (512, base)):
+    floor, peaks = Grpo(small, completion=completion).floor(total), steps.peaks()
+    for phase in floor:
+        print(f"{completion:3} {phase:9} {peaks[phase] / sum(floor[phase].values()):.3f}")
 
 # %% [markdown] lang="ko"
-# | 언제 죽나 | 원인이 되는 것 | 고치는 줄 |
-# |---|---|---|
-# | 배치를 줄여도 DPO가 죽는다 | 기준 모델 한 벌 | `precompute_ref_log_probs=True`, LoRA(`peft_config`) |
-# | DPO의 손실에서 죽는다 | 통째로 만든 로짓 | 로짓을 조각으로 만드는 손실(TRL 1.16의 기본값), 배치, `max_length` |
-# | GRPO의 롤아웃에서 | KV 캐시, 남아 있는 옵티마이저 상태 | 한 번에 만드는 답의 수(배치 × 누적), `max_completion_length`, LoRA |
-# | GRPO의 역전파에서 | 쥐고 있는 엔진, 체크포인팅을 껐다면 순전파 상태 | `vllm_enable_sleep_mode=True`, `gradient_checkpointing=True` |
-# | 둘째 스텝의 롤아웃 | 첫 갱신에서 생긴 옵티마이저 상태 | `vllm_gpu_memory_utilization`을 줄인다 |
-# | LoRA인데도 모자란다 | fp32로 읽은 얼린 가중치 | `model_init_kwargs={"dtype": "float16"}`(T4) |
-#
-# - DPO가 SFT보다 더 드는 것은 **문장이 쌍이라는 것과 가중치 한 벌**이다. 네 벌이 다 두 배가 되지는 않는다. 로짓을 통째로 만들고 붙들면 쌍 하나가 글 하나의 두 배를 넘는다.
-# - 최대는 단계마다 따로 있다. 설정 하나는 한두 단계만 옮긴다. 가장 높은 단계를 먼저 찾는다.
-# - 재우면 번갈아 쓰고, 재우지 않으면 더한다.
-# - T4에서는 `fp16=True`, `peft_config`, `"dtype": "float16"`을 함께 적는다. 4비트나 8비트라면 Trainer를 만든 뒤에 어댑터를 fp32로 되돌린다(12.4절). 이 장은 메모리만 센다. `generate`로 답을 만드는 시간은 재지 않았으니, 몇 스텝을 먼저 돌려 보고 정한다.
-#
-# 12.5절의 '4B, LoRA'를 여느 스크립트로 쓰면 이렇다(`reward`와 `data`는 자기 것).
-#
-# ```python
-# arguments = GRPOConfig(
-#     "out", fp16=True, per_device_train_batch_size=8, num_generations=8,
-#     max_completion_length=512, model_init_kwargs={"dtype": "float16"},
-# )
-# lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
-# GRPOTrainer("Qwen/Qwen3-4B", reward, args=arguments, train_dataset=data, peft_config=lora).train()
-# ```
-#
-# KV 캐시와 `generate`는 [11장](11_outside_training.ipynb)에, LoRA는 [8장](08_lora.ipynb)에, 오류 메시지에서 거꾸로 찾아가는 길은 [10장](10_oom_clinic.ipynb)에 있다.
+# 1보다 크고 1에 가깝다. 나머지는 임시 텐서처럼 하한이 세지 않은 것이다. 512의 롤아웃은 답을 건네받은 것이라 1보다 작다. 하한은 `generate`를 전제로 KV 캐시와 16비트 사본을 센다.

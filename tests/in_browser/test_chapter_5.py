@@ -25,7 +25,8 @@ def test_its_panels_follow(open_notebook):
     notebook.choose(".checkpointing-strategy", "모두 저장")
     notebook.wait_until_text(".checkpointing-status", lambda text: "최대 13개 저장, 재계산 0번" in text)
     notebook.choose(".checkpointing-strategy", "예산 안에서 재계산 최소")
-    notebook.wait_until_text(".checkpointing-status", lambda text: "budget=3" in text)
+    notebook.wait_until_text(".checkpointing-status", lambda text: "최대 4개 안에서 재계산 최소" in text)
+    assert notebook.find(".checkpointing-count input").input_value() == "4"
     notebook.choose(".checkpointing-strategy", "같은 길이의 구간")
 
     # No segments, too many, and back: one clear sentence and no picture.

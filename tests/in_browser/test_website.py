@@ -17,6 +17,7 @@ STORED = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in so
 LOOKS = [(400, "light"), (400, "dark"), (1280, "light"), (1280, "dark")]
 WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 LINKS = """() => [...document.querySelectorAll("a[href], img[src]")].map(one => one.href || one.src)"""
+ROLES = {"menu": "combobox", "check": "checkbox", "slider": "slider"}
 TIMEOUT_MS = 120_000
 
 
@@ -123,6 +124,22 @@ def test_an_address_opens_its_setting(browser, panels, name):
         assert is_shown(page, data, last)
 
 
+def test_the_ring_plays_to_its_end_and_can_be_stopped(browser, panels):
+    data = STORED["ring_panel"]
+    with opened(browser, (panels / "ring_panel.html").as_uri()) as page:
+        page.wait_for_selector(".live-ready")
+        moment, end = page.get_by_role("slider", name="순간"), page.locator("[name=moment]").get_attribute("max")
+        page.get_by_role("button", name="재생").press("Enter")
+        page.get_by_role("button", name="멈춤").press("Enter")
+        assert moment.input_value() != end
+        page.get_by_role("button", name="재생").press("Enter")
+        page.wait_for_function("end => document.querySelector('[name=moment]').value === end", arg=end)
+        page.get_by_role("button", name="재생").wait_for()
+        assert is_shown(page, data, row_of(data, setting_in_address(page, data)))
+        page.get_by_role("button", name="재생").press("Enter")  # once more, from the start
+        assert moment.input_value() == "0"
+
+
 def test_nonsense_in_the_address_changes_nothing(browser, panels):
     name, data = next(iter(STORED.items()))
     first = data["controls"][0]["name"]
@@ -138,8 +155,12 @@ def test_a_panel_is_labelled_and_no_wider_than_the_page(browser, panels, name):
             page.set_viewport_size({"width": width, "height": 900})
             page.emulate_media(color_scheme=scheme)
             assert page.evaluate(WIDER) <= 0, (width, scheme)
-        for control in STORED[name]["controls"]:
-            assert page.get_by_label(control["label"], exact=False).count() > 0
+        data = STORED[name]
+        for control, place in zip(data["controls"], data["settings"][data["start"]], strict=False):
+            found = page.get_by_role(ROLES[control["kind"]], name=control["label"], exact=True)
+            assert found.count() == 1, control["label"]
+            if control["kind"] == "slider":
+                assert found.get_attribute("aria-valuetext") == control["words"][place]
 
 
 def test_without_scripts_the_still_picture_is_there(browser, panels):

@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,8 @@ def test_4_bit_weights_hold_what_bitsandbytes_holds():
     held = weights // 2 + blocks + blocks // 64  # packed, 8-bit absmax, fp32 of each 256
     kept = 2 * 30080 * 2048 * 4  # embedding and head, which peft casts to fp32
     assert report.status == "fits" and report.steps == 3
-    assert held + kept < report.at_peak["parameters"] < (held + kept) * 1.01
+    left_over = 2**20  # of a block that is not split, after a whole weight made room for its packed one
+    assert held + kept < report.at_peak["parameters"] <= (held + kept) * 1.01 + left_over
 
 
 @pytest.mark.parametrize("rank", (0, 7))
@@ -184,11 +186,14 @@ def test_the_largest_value_of_an_argument(monkeypatch, first):
 
 def test_the_largest_batch_of_a_real_program(monkeypatch, capsys, tmp_path):
     """By the command, each run in this process instead of one of its own."""
+    tried = {}
 
     def run_again(change, options, command, environment=None):
         path = tmp_path / "report.json"
         main(["--no-advise", "--force", "--report", str(path), *options, *command])
-        return Run(change, json.loads(path.read_text()))
+        report = json.loads(path.read_text())
+        tried[change] = report["status"]
+        return Run(change, report)
 
     monkeypatch.setattr(again, "run_again", run_again)
     script = tmp_path / "train.py"
@@ -202,7 +207,7 @@ def test_the_largest_batch_of_a_real_program(monkeypatch, capsys, tmp_path):
     found = json.loads(printed.out[printed.out.index('{\n  "schema"') :])["largest"]
     best = int(found["change"].split()[1])
     assert 24 < best < 96 and found["status"] == "fits"
-    assert f"--batch {best + 1}: does not fit" in printed.err
+    assert tried[f"--batch {best + 1}"] == "oom"
 
 
 def test_the_page_shows_scale_phases_and_whole_names(tmp_path):
@@ -242,3 +247,21 @@ def test_saved_runs_are_compared(tmp_path, capsys):
     assert virtual_gpu_command(["compare", snapshots[0], str(tmp_path / "class.pickle")]) == 2
     (tmp_path / "bad.json").write_text('{"trace": {"schema": 1, "born": [3]}}')
     assert virtual_gpu_command(["compare", paths[0], str(tmp_path / "bad.json")]) == 2
+
+
+def test_what_a_module_binds_by_name_during_a_run_writes_afterwards(tmp_path, monkeypatch):
+    (tmp_path / "binds_by_name.py").write_text("from safetensors.torch import save_file\nfrom torch import save\n")
+    (tmp_path / "saves.py").write_text(
+        "import torch, binds_by_name\nbinds_by_name.save_file({'a': torch.ones(2, device='cuda')}, '/nowhere/a')\n"
+        "binds_by_name.save(torch.ones(2, device='cuda'), '/nowhere/b')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    report = run(str(tmp_path / "saves.py"))
+    assert report.error is None and sum("save" in note for note in report.notes) == 2
+    import binds_by_name
+    import safetensors.torch
+
+    monkeypatch.delitem(sys.modules, "binds_by_name")
+    assert (binds_by_name.save_file, binds_by_name.save) == (safetensors.torch.save_file, torch.save)
+    binds_by_name.save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors")
+    assert safetensors.torch.load_file(tmp_path / "a.safetensors")["a"].tolist() == [1, 1]

@@ -42,6 +42,7 @@
       row.append(label);
       const input = document.createElement(control.kind === "menu" ? "select" : "input");
       input.name = control.name;
+      input.setAttribute("aria-label", control.label);  // without the value beside it, which the slider says itself
       row.append(input);
       if (control.kind === "menu") {
         input.addEventListener("change", () => this.choose(index, Number(input.value)));
@@ -64,7 +65,9 @@
       input.min = 0;
       input.step = 1;
       const output = document.createElement("output");
+      output.setAttribute("aria-hidden", "true");
       row.append(output);
+      if (control.name === "moment") row.append(this.player(input));
       let possible = [];
       input.addEventListener("input", () => this.choose(index, possible[Number(input.value)]));
       return { row, input, set: (places, chosen) => {
@@ -75,6 +78,29 @@
         output.textContent = control.words[chosen];
         input.setAttribute("aria-valuetext", control.words[chosen]);
       } };
+    }
+
+    // A button that moves a slider on by itself to its end, or from there once more, until it is pressed again.
+    player(input) {
+      const button = Object.assign(document.createElement("button"), { type: "button" });
+      let timer = 0;
+      const set = (running) => {
+        clearInterval(timer);
+        timer = running ? setInterval(step, 400) : 0;
+        button.textContent = running ? "⏸" : "▶";
+        button.setAttribute("aria-label", running ? "멈춤" : "재생");
+      };
+      const turn = (value) => {
+        input.value = value;
+        input.dispatchEvent(new Event("input"));
+      };
+      const step = () => (Number(input.value) < Number(input.max) ? turn(Number(input.value) + 1) : set(false));
+      button.addEventListener("click", () => {
+        if (!timer && input.value === input.max) turn(0);
+        set(!timer);
+      });
+      set(false);
+      return button;
     }
 
     choose(index, place) {

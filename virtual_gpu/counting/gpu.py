@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ..allocator import expandable_segments_asked, round_size, segment_size
 from ..cards import GPUSpec, card
+from ..interrupts import interrupts_are_noted
 from ..rules.active import ActiveRules
 from ..rules.cublas import cublas_workspace_bytes
 from ..units import human_bytes
@@ -79,6 +80,7 @@ class VirtualGPU:
 
     def memory_allocated(self) -> int:
         """Bytes held by tensors (and library workspaces) now."""
+        self.mode.releases.settle()
         return self.meter.live_bytes
 
     def max_memory_allocated(self) -> int:
@@ -95,6 +97,7 @@ class VirtualGPU:
 
     def reset_peak_memory_stats(self) -> None:
         """Start `max_memory_allocated` and `max_memory_reserved` anew from what is held now."""
+        self.mode.releases.settle()
         self.meter.reset_peaks()
 
     def empty_cache(self) -> None:
@@ -105,6 +108,7 @@ class VirtualGPU:
         """
         with torch.enable_grad():
             torch.zeros(1, requires_grad=True).sum().backward()
+        self.mode.releases.settle()
         self.meter.allocator.empty_cache()
 
     def release_workspaces(self) -> None:
@@ -242,7 +246,7 @@ class VirtualGPU:
     def interrupts_wait(self) -> Iterator[None]:
         """In this block Ctrl+C waits for the next operation, or for the block's end.
 
-        An interrupt that falls into a callback of the meter is swallowed there, and leaves it wrong.
+        In the middle of one it would leave the meter wrong, or end the process: C++ called what it breaks off.
         """
         # Only the main thread may set a handler, and only it is interrupted.
         if self._waits or threading.current_thread() is not threading.main_thread():
@@ -255,7 +259,8 @@ class VirtualGPU:
         before = signal.signal(signal.SIGINT, note)
         self._waits = True
         try:
-            yield
+            with interrupts_are_noted():
+                yield
             if self.interrupted:
                 raise KeyboardInterrupt
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,14 @@ from torch._subclasses.fake_tensor import (
 )
 
 from ..errors import NotSupported
+from ..interrupts import Releases
 from ..language import tr
 from ..rules.registry import overload, parts
 from .outputs import FakeOutputs, fake_tensor
 
 if TYPE_CHECKING:
+    import weakref
+
     from .details import DetailRecorder
     from .gpu import VirtualGPU
 
@@ -73,8 +75,15 @@ class CountingMode(FakeTensorMode):
         self.noticed = 0  # what rules had to notice inside other operations, each time
         self.details: DetailRecorder | None = None  # told of every operation and tensor, while there is one
         self.operation: torch._ops.OpOverload | None = None  # the one that runs
-        # storage address -> (its weak reference, allocation id; None while the storage is resized to nothing)
-        self.storages: dict[int, tuple[weakref.ref, int | None]] = {}
+        # storage address -> (its weak references, allocation id; None while the storage is resized to nothing)
+        self.storages: dict[int, tuple[tuple[weakref.ref, weakref.ref], int | None]] = {}
+
+        def release(key: int, storages=self.storages, meter=gpu.meter) -> None:
+            block = storages.pop(key)[1]
+            if block is not None:
+                meter.free(block)
+
+        self.releases = Releases(release)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -198,28 +207,23 @@ class CountingMode(FakeTensorMode):
     def count(self, tensor: torch.Tensor, category: str = "activations") -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
+        self.releases.settle()  # else an address that is used again would be taken for the storage that was there
         if key in self.storages or not storage.nbytes():
             return
         block = self.gpu._allocate(storage.nbytes(), category)
         if self.details is not None:
             self.details.holds(block, tensor)
-
-        def release(_, key=key, storages=self.storages, meter=self.gpu.meter):
-            block = storages.pop(key)[1]
-            if block is not None:
-                meter.free(block)
-
-        self.storages[key] = (weakref.ref(storage, release), block)
+        self.storages[key] = (self.releases.watch(storage, key), block)
 
     def resized(self, storage: torch.UntypedStorage, category: str) -> None:
         """Count a known storage anew after its `resize_`; what it holds from now on is `category`."""
         if storage._cdata not in self.storages:
             return
-        reference, block = self.storages[storage._cdata]
+        references, block = self.storages[storage._cdata]
         if block is not None:
             self.gpu.meter.free(block)
         block = self.gpu._allocate(storage.nbytes(), category) if storage.nbytes() else None
-        self.storages[storage._cdata] = (reference, block)
+        self.storages[storage._cdata] = (references, block)
 
 
 def on_virtual_gpu(thing: Any) -> bool:

@@ -6,17 +6,20 @@ such a tensor is made without filling it either, so that a model of 14 GB takes 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..interrupts import Releases
 from .meter import MAPPED, HostMeter
 from .process import is_file_backed
 from .report import HostReport, host_report
+
+if TYPE_CHECKING:
+    import weakref
 
 _aten = torch.ops.aten
 FILLS = frozenset((_aten.normal_.default, _aten.uniform_.default))
@@ -30,11 +33,11 @@ _TYPES = (torch.Tensor, torch.nn.Parameter)
 class Entry:
     """One storage: its pageable block, or the size of its pinned one; unfilled: nobody has written its values."""
 
-    __slots__ = ("block", "pinned", "reference", "unfilled")
+    __slots__ = ("block", "pinned", "references", "unfilled")
 
     def __init__(self, block: int | None, pinned: int | None, unfilled: bool):
         self.block, self.pinned, self.unfilled = block, pinned, unfilled
-        self.reference: weakref.ref | None = None
+        self.references: tuple[weakref.ref, weakref.ref] | None = None
 
 
 class HostStorages:
@@ -44,6 +47,15 @@ class HostStorages:
         self.meter = meter
         self.entries: dict[int, Entry] = {}
         self.unfilled_bytes = 0
+
+        def release(key: int, entries: dict[int, Entry] = self.entries) -> None:
+            gone = entries.pop(key)
+            if gone.block is not None:
+                meter.free(gone.block)
+            else:
+                meter.unpin(gone.pinned)
+
+        self.releases = Releases(release)
 
     def run(self, func: Any, args: tuple, kwargs: dict | None) -> Any:
         """Run an operation on the CPU's tensors, and count what it makes."""
@@ -55,7 +67,7 @@ class HostStorages:
         if pinned:
             kwargs = {**kwargs, "pin_memory": False}
         if first is not None and (first.numel() >= LARGE or func._schema.is_mutable):
-            known = self.entries.get(first.untyped_storage()._cdata) if first.layout is torch.strided else None
+            known = self._known(first)
             if known is not None and (known.unfilled or known.block is not None):
                 out = self._special(func, args, kwargs or {}, known)
                 if out is not None:
@@ -91,6 +103,7 @@ class HostStorages:
 
     def report(self, *, killed: bool = False) -> HostReport:
         """What the host's RAM was needed for until now. killed: it ended here."""
+        self.releases.settle()
         return host_report(self.meter, killed=killed)
 
     def unfilled(self, tensor: torch.Tensor) -> None:
@@ -110,23 +123,26 @@ class HostStorages:
 
     def written(self, tensor: torch.Tensor) -> None:
         """Somebody may write into this tensor unseen: its values are the program's own."""
-        if tensor.layout is torch.strided:
-            known = self.entries.get(tensor.untyped_storage()._cdata)
-            if known is not None:
-                known.unfilled = False
+        known = self._known(tensor)
+        if known is not None:
+            known.unfilled = False
 
     def _unfilled(self, tensor: Any) -> bool:
-        if type(tensor) not in _TYPES or tensor.layout is not torch.strided:
-            return False
-        known = self.entries.get(tensor.untyped_storage()._cdata)
+        known = self._known(tensor) if type(tensor) in _TYPES else None
         return known is not None and known.unfilled
+
+    def _known(self, tensor: torch.Tensor) -> Entry | None:
+        """What is counted of a tensor on the CPU; None where nothing is."""
+        if tensor.layout is not torch.strided:
+            return None
+        self.releases.settle()  # else an address that is used again would be taken for the storage that was there
+        return self.entries.get(tensor.untyped_storage()._cdata)
 
     def _of_a_file(self, tensor: torch.Tensor) -> bool:
         """Whether a storage that no operation made is a file's (safetensors', np.memmap): its pages are the file's."""
         if tensor.numel() < LARGE or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             return False
-        storage = tensor.untyped_storage()
-        return storage._cdata not in self.entries and is_file_backed(storage.data_ptr())
+        return self._known(tensor) is None and is_file_backed(tensor.untyped_storage().data_ptr())
 
     def count(
         self,
@@ -144,12 +160,11 @@ class HostStorages:
         """
         if tensor.layout is not torch.strided or tensor.device.type != "cpu":
             return
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        known = self.entries.get(key)
+        known = self._known(tensor)
         if known is not None:
             known.unfilled = known.unfilled or unfilled
             return
+        storage = tensor.untyped_storage()
         size = storage.nbytes() if nbytes is None else nbytes
         if not size:
             return
@@ -157,22 +172,14 @@ class HostStorages:
             entry = Entry(None, self.meter.pin(size), unfilled)
         else:
             entry = Entry(self.meter.allocate(size, category), None, unfilled)
-
-        def release(_: Any, key: int = key, entries: dict = self.entries, meter: HostMeter = self.meter) -> None:
-            gone = entries.pop(key)
-            if gone.block is not None:
-                meter.free(gone.block)
-            else:
-                meter.unpin(gone.pinned)
-
-        entry.reference = weakref.ref(storage, release)
-        self.entries[key] = entry
+        entry.references = self.releases.watch(storage, storage._cdata)
+        self.entries[storage._cdata] = entry
 
     def label(self, tensors: Iterable[Any], category: str) -> None:
         """Say what tensors are; those that are on no CPU, or are not counted, are passed over."""
         for tensor in tensors:
-            if type(tensor) in _TYPES and tensor.layout is torch.strided:
-                known = self.entries.get(tensor.untyped_storage()._cdata)
+            if type(tensor) in _TYPES:
+                known = self._known(tensor)
                 if known is not None and known.block is not None:
                     held = self.meter.blocks.get(known.block)
                     if held is not None and held.category != MAPPED:
@@ -180,9 +187,7 @@ class HostStorages:
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor on the CPU lies in pinned memory."""
-        if tensor.layout is not torch.strided or tensor.device.type != "cpu":
-            return False
-        known = self.entries.get(tensor.untyped_storage()._cdata)
+        known = self._known(tensor) if tensor.device.type == "cpu" else None
         return known is not None and known.pinned is not None
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:

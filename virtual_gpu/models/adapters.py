@@ -42,6 +42,20 @@ def prepare_4bit(model: nn.Module) -> nn.Module:
 
 
 @in_turn
+def names_of_targets(value: Any) -> str | tuple[str, ...]:
+    """`value` as what adapters can be put on: a word, or ends of layers' names; WrongValue otherwise."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Sequence) or not all(isinstance(target, str) for target in value):
+        raise WrongValue(
+            tr(
+                ko=f"lora_targets={value!r:.200}: 'attention', 'all-linear'나 층 이름의 목록이어야 한다.",
+                en=f"lora_targets={value!r:.200}: must be 'attention', 'all-linear' or a list of layers' names.",
+            )
+        )
+    return tuple(value)
+
+
 def add_adapters(
     model: nn.Module, rank: int = LORA_RANK, targets: str | Sequence[str] = "attention", **more: Any
 ) -> nn.Module:

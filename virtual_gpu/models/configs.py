@@ -95,13 +95,13 @@ def load_config(model_id: Any) -> Any:
         try:
             config = copy.deepcopy(_config_from_hub(model_id))
         except (OSError, ValueError) as error:
-            raise UnknownName(_unknown(model_id)) from error
+            raise _unknown(model_id) from error
     auto_class(config)
     _check(model_id, config)
     return config
 
 
-def _unknown(model_id: str) -> str:
+def _unknown(model_id: str) -> UnknownName:
     short = [name.split("/")[-1] for name in architectures()]
     try:
         choose(model_id, [*architectures(), *short], tr(ko="모델", en="model"))
@@ -110,7 +110,7 @@ def _unknown(model_id: str) -> str:
             ko="허브에서도 찾지 못했다(네트워크가 없거나, 이름이 틀렸거나, 접근 권한이 필요하다).",
             en="The hub does not have it either (no network, a wrong name, or a gated model).",
         )
-        return f"{choice} {reason}"
+        return UnknownName(f"{choice.said} {reason}", choice.choices)
     raise AssertionError(model_id)  # a known name does not come here
 
 

@@ -57,7 +57,7 @@ def heads_of(sharded: bool) -> list[str]:
         *([tr(ko="나누기", en="sharding")] if sharded else []),
         tr(ko="마이크로 배치 × 누적", en="micro-batch × accumulation"),
         tr(ko="체크포인팅", en="checkpointing"),
-        tr(ko="최대 메모리", en="peak memory"),
+        tr(ko="필요한 메모리", en="memory it needs"),
         tr(ko="남는 메모리", en="left"),
         tr(ko="추가 연산", en="extra work"),
         tr(ko="스텝 시간의 하한", en="lower bound on a step"),

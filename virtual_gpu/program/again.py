@@ -59,7 +59,8 @@ def run_again(
             stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False,
         )  # fmt: skip
         if not path.exists():
-            raise WrongValue(f"{' '.join(command)}: {done.stderr.strip().splitlines()[-1:]}")
+            said = done.stderr.strip().splitlines() or [tr(ko="보고서를 남기지 않았다.", en="left no report.")]
+            raise WrongValue(f"{' '.join(command)}: {said[-1]}")
         return Run(change, json.loads(path.read_text(encoding="utf-8")))
 
 

@@ -130,8 +130,9 @@ def execute_largest(args: argparse.Namespace) -> int:
     """Look for the largest value of a program's argument; the exit status."""
 
     def told(run: Run) -> None:
-        print(f"{run.change}: {run.report['judgement']}, {run.report['seconds']:.1f} s", file=sys.stderr, flush=True)
+        tell(f"{run.change}: {run.report['judgement']}, {run.report['seconds']:.1f} s")
 
+    tell(tr(ko="찾는 중이다. Ctrl+C를 누르면 멈춘다.", en="Searching; Ctrl+C stops."))
     best = largest(args.argument, _options(args), _command(args), most=args.most, told=told)
     if args.json:
         found = None if best is None else best.row()

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack, _pop_mode
 from ..cards import GPUSpec, card
 from ..errors import WrongValue
 from ..host.machines import Machine, machine
-from ..interrupts import interrupts_later
+from ..interrupts import interrupts_are_noted, interrupts_later
 from ..language import tr
 from ..turns import holding_the_process
 from ..units import positive_int
@@ -35,20 +35,28 @@ def _leave_modes(depth: int) -> None:
 
 
 def _must_end(frame: FrameType | None) -> bool:
-    """Whether the frame that runs now is inside what Ctrl+C must not cut off.
+    """Whether the frame that runs now is inside what Ctrl+C must not cut off: an operation.
 
-    An operation: PyTorch ends the process (std::terminate) where one leaves a dispatch mode on, or where an exception
-    comes out of what it asks Python for, also of our own functions. The release of a storage: Python swallows what is
-    raised there.
+    PyTorch ends the process (std::terminate) where one leaves a dispatch mode on, or where an exception comes out of
+    what it asks Python for, also of our own functions.
     """
-    innermost = True
+    if frame is not None and frame.f_globals.get("__name__", "").startswith("virtual_gpu."):
+        return True
     while frame is not None:
         name, module = frame.f_code.co_name, frame.f_globals.get("__name__", "")
-        if module.startswith("virtual_gpu.") and (innermost or name == "release"):
-            return True
         if name == "__torch_dispatch__" or module.startswith(_OPERATIONS):
             return True
-        frame, innermost = frame.f_back, False
+        frame = frame.f_back
+    return False
+
+
+def _releases(frame: FrameType | None) -> bool:
+    """Whether the frame that runs now is inside the release of what has died, where Python drops what is raised."""
+    while frame is not None:
+        name, module = frame.f_code.co_name, frame.f_globals.get("__name__", "")
+        if module == "weakref" or (module == "virtual_gpu.interrupts" and name == "settle"):
+            return True
+        frame = frame.f_back
     return False
 
 
@@ -62,15 +70,18 @@ def _interruptible(gpu: ProgramGPU) -> Iterator[None]:
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if gpu.interrupted or not _must_end(frame):  # a second one does not wait
+        if _releases(frame) or (
+            not gpu.interrupted and _must_end(frame)
+        ):  # for an operation a second one does not wait
+            gpu.interrupted = True
+        else:
             gpu.interrupted = False
             before(number, frame)
-        else:
-            gpu.interrupted = True
 
     signal.signal(signal.SIGINT, interrupt)
     try:
-        yield
+        with interrupts_are_noted():
+            yield
     finally:
         signal.signal(signal.SIGINT, before)
         if gpu.interrupted:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, MutableMapping
+from types import FunctionType, ModuleType
 from typing import Any
 
 from ..interrupts import interrupts_later
 
 _ABSENT = object()
+_OURS = __name__.partition(".")[0]
 
 
 class Patches:
     """A stack of replaced attributes and mapping entries; `undo` puts everything back, the last one first.
 
-    What an owner did not have itself (a class inherits it, a module lacks it) is deleted again.
+    What an owner did not have itself (a class inherits it, a module lacks it) is deleted again. A module that is first
+    imported meanwhile may bind a replacement by name (`from safetensors.torch import save_file`), for good: there too
+    stands afterwards what was replaced.
     """
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], Any]] = []
+        self._replaced: dict[int, tuple[Any, Any]] = {}  # id of a function of ours -> (it, what it stands for)
 
     def set(self, owner: Any, name: str, value: Any) -> Any:
         """Make `owner.name` be `value`; what it was is returned (None where there was nothing)."""
@@ -29,6 +35,8 @@ class Patches:
             self._undo.append(lambda: delattr(owner, name))
         else:
             self._undo.append(lambda: setattr(owner, name, before))
+            if isinstance(owner, ModuleType) and isinstance(value, FunctionType) and value.__module__.startswith(_OURS):
+                self._replaced[id(value)] = value, self._replaced.get(id(before), (None, before))[1]
         setattr(owner, name, value)
         return found
 
@@ -61,3 +69,14 @@ class Patches:
         with interrupts_later():
             while self._undo:
                 self._undo.pop()()
+            if self._replaced:
+                self._undo_copies()
+                self._replaced.clear()
+
+    def _undo_copies(self) -> None:
+        """Put back what modules of others have bound by name."""
+        for path, module in list(sys.modules.items()):
+            names = {} if path.startswith(_OURS) else getattr(module, "__dict__", {})
+            for name, value in list(names.items()):
+                if id(value) in self._replaced:
+                    names[name] = self._replaced[id(value)][1]

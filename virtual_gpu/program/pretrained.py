@@ -104,6 +104,8 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
 
         patches.set(module.ModelMixin, "from_pretrained", classmethod(from_pretrained))
 
+    # bitsandbytes keeps a table on the device that it quantized on first: a run's own ends with the run
+    imports.after("bitsandbytes.functional", lambda module: patches.set(module, "name2qmap", {}))
     imports.after("diffusers.models.modeling_utils", diffusers)
     imports.after("transformers.configuration_utils", config)
     imports.after("transformers.utils.import_utils", lambda module: _run_as_eager(patches, module))
@@ -164,42 +166,61 @@ def _place(module: ModuleType, model: Any, load_config: Any, gpu: ProgramGPU, of
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     places = module.expand_device_map(device_map, names) if device_map else dict.fromkeys(names, torch.device("cpu"))
     if device_map:
-        module.caching_allocator_warmup(model, places, load_config.hf_quantizer)
-    placed: dict[int, torch.Tensor] = {}
+        read = module.expand_device_map(device_map, list(model.state_dict()))
+        module.caching_allocator_warmup(model, read, load_config.hf_quantizer)
     in_files = sum(p.numel() * (of_file if p.is_floating_point() else p.dtype).itemsize for p in model.parameters())
     reading = gpu.host.meter.allocate(in_files, MAPPED)
     still_of_files: list[torch.Tensor] = []
-    for path, part in model.named_modules():
-        kept = quantized.kept_tensors(part)
-        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
-            if tensor is None or tensor.device.type != "meta":
-                continue
-            is_parameter = name in part._parameters
-            if id(tensor) not in placed:
-                dtype = _dtype(f"{path}.{name}", tensor, load_config) if is_parameter else tensor.dtype
-                device = torch.device(places.get(f"{path}.{name}".lstrip("."), "cpu"))
-                if name == "weight" and kept:
-                    value = quantized.quantize(part, tensor, device)
-                elif device.type == "cpu":
-                    if is_parameter and dtype == of_file:
-                        value = gpu.host.unwritten(tensor.shape, dtype, None)
-                        still_of_files.append(value)
-                    else:
-                        value = gpu.host.unwritten(tensor.shape, dtype, "parameters" if is_parameter else "buffers")
-                else:
-                    value = torch.zeros(tensor.shape, dtype=dtype, device=device)
-                placed[id(tensor)] = (
-                    torch.nn.Parameter(value, tensor.requires_grad and value.is_floating_point())
-                    if is_parameter
-                    else value
-                )
-                if is_parameter:
-                    vars(placed[id(tensor)]).update(quantized.attributes(part, name))
-            (part._parameters if is_parameter else part._buffers)[name] = placed[id(tensor)]
+    placed: dict[int, torch.Tensor] = {}
+    for name in _in_loading_order(model, load_config):
+        tensor = model.get_parameter_or_buffer(name)
+        if tensor.device.type != "meta":
+            continue
+        path, _, own_name = name.rpartition(".")
+        part, device = model.get_submodule(path), torch.device(places[name])
+        is_parameter = own_name in part._parameters
+        dtype = _dtype(name, tensor, load_config) if is_parameter else tensor.dtype
+        if own_name == "weight" and quantized.kept_tensors(part):
+            value = quantized.quantize(part, tensor, device)
+        elif device.type == "cpu":
+            maps = is_parameter and dtype == of_file
+            kind = None if maps else "parameters" if is_parameter else "buffers"
+            value = gpu.host.unwritten(tensor.shape, dtype, kind)
+            if maps:
+                still_of_files.append(value)
+        else:
+            value = torch.zeros(tensor.shape, dtype=dtype, device=device)
+        if is_parameter:
+            value = torch.nn.Parameter(value, tensor.requires_grad and value.is_floating_point())
+            vars(value).update(quantized.attributes(part, own_name))
+        placed[id(tensor)] = value
+    for part in model.modules():
+        for tensors in (part._parameters, part._buffers):
+            tensors.update({name: placed[id(tensor)] for name, tensor in tensors.items() if id(tensor) in placed})
     gpu.host.meter.free(reading)
     for value in still_of_files:
         gpu.host.count(value, MAPPED, unfilled=True)
     model.tie_weights()
+
+
+def _in_loading_order(model: Any, load_config: Any) -> list[str]:
+    """The names of a model's parameters and buffers as transformers 5 gives them their places.
+
+    By the names that they have in the files, whose numbers count as numbers; what no file holds comes at the end.
+    Source: convert_and_load_state_dict_in_model and dot_natural_key in transformers/core_model_loading.py,
+    _move_missing_keys_from_meta_to_device in modeling_utils.py; an H100's loading (benchmarks/claims) asked so.
+    """
+    from transformers.core_model_loading import WeightRenaming, dot_natural_key, rename_source_key
+
+    mapping = load_config.weight_mapping or []
+    to_files = [entry.reverse_transform() for entry in reversed(mapping) if isinstance(entry, WeightRenaming)]
+    names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+    saved = model.state_dict().keys()
+
+    def place(name: str) -> tuple:
+        return name not in saved, dot_natural_key(rename_source_key(name, to_files, [])[0])
+
+    return sorted(names, key=place)
 
 
 def _dtype(name: str, tensor: torch.Tensor, load_config: Any) -> torch.dtype:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..rules.active import in_force
-from ..rules.bitsandbytes import BLOCK, NESTED_BLOCK, compute_bias, product, product_backward
+from ..rules.bitsandbytes import BLOCK, compute_bias, product, product_backward
 
 
 def kept_tensors(module: nn.Module) -> str:
@@ -32,34 +32,30 @@ def attributes(module: nn.Module, name: str) -> dict[str, Any]:
 def quantize(layer: nn.Module, weight: torch.Tensor, device: torch.device) -> torch.Tensor:
     """The quantized weight of a layer; the layer computes from it from now on.
 
-    The whole weight is on the card for a moment, as when it is loaded.
+    The whole weight is on the card for a moment, as when it is loaded, and what bitsandbytes takes to quantize it.
     """
     on_card = torch.empty(weight.shape, dtype=weight.dtype, device=device)
     if kept_tensors(layer) == "8bit":
-        layer.virtual_state = SimpleNamespace(SCB=torch.empty(weight.shape[0], device=device), CB=None)
+        again = torch.empty(weight.shape, dtype=torch.float16, device=device)  # it comes back from the CPU as fp16
+        scales, values = _quantized(again, threshold=0.0)
+        del on_card
+        layer.virtual_state = SimpleNamespace(SCB=scales, CB=None)
         layer.__class__ = _virtual(layer, _forward_8bit)
-        return torch.empty(weight.shape, dtype=torch.int8, device=device)
+        return values
     old = layer.weight
-    blocks = -(-weight.numel() // BLOCK)
-    if old.compress_statistics:
-        sizes = (
-            ((blocks,), torch.uint8),
-            ((), torch.float32),
-            ((-(-blocks // NESTED_BLOCK),), torch.float32),
-            ((256,), torch.float32),
-        )
-    else:
-        sizes = (((blocks,), torch.float32),)
-    state = [torch.empty(size, dtype=dtype, device=device) for size, dtype in (*sizes, ((16,), torch.float32))]
+    packed, state = sys.modules["bitsandbytes"].functional.quantize_4bit(
+        on_card, blocksize=BLOCK, compress_statistics=old.compress_statistics, quant_type=old.quant_type,
+        quant_storage=old.quant_storage,
+    )  # fmt: skip
+    nested = [state.offset, state.state2.absmax, state.state2.code] if old.compress_statistics else []
     layer.virtual_state = SimpleNamespace(
         quant_type=old.quant_type, compress_statistics=old.compress_statistics, blocksize=BLOCK,
-        quant_storage=old.quant_storage, bnb_quantized=True, tensors=state,
+        quant_storage=old.quant_storage, bnb_quantized=True, tensors=[state.absmax, *nested, state.code],
         quant_state=SimpleNamespace(shape=weight.shape, dtype=weight.dtype, blocksize=BLOCK, quant_type=old.quant_type),
+        module=layer,  # as Params4bit knows it: a model in 4 bits goes with the garbage collection, not before
     )  # fmt: skip
     layer.__class__ = _virtual(layer, _forward_4bit)
-    bytes_each = torch.empty((), dtype=old.quant_storage).element_size()
-    del on_card
-    return torch.empty(((weight.numel() + 1) // 2 // bytes_each, 1), dtype=old.quant_storage, device=device)
+    return packed
 
 
 def state_tensors(module: nn.Module) -> list[torch.Tensor]:

@@ -138,7 +138,8 @@ class _WeightCasts:
         )
         if not keeps:
             return value.to(dtype)
-        if self.alive is None:
+        if self.alive is None or self.alive() is None:  # dead, and not forgotten: Ctrl+C fell into that
+            self.casts.clear()
             self._watch()
         if id(value) not in self.casts:
             self.casts[id(value)] = value, value.to(dtype)

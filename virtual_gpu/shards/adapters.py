@@ -21,7 +21,7 @@ from ..cards import CATALOG, GPUSpec
 from ..counting.gpu import VirtualGPU
 from ..errors import WrongValue
 from ..language import tr
-from ..models.adapters import LORA_RANK, PEFT, add_adapters
+from ..models.adapters import LORA_RANK, PEFT, add_adapters, names_of_targets
 from ..models.build import build_model
 from ..units import choose, positive_int
 from .layout import Layout
@@ -95,7 +95,7 @@ def adapters_of(
             )
         )
     rank = positive_int(rank, "lora_rank")
-    names = targets if isinstance(targets, str) else tuple(targets)
+    names = names_of_targets(targets)
     dtype = torch.bfloat16 if spec is None or spec.has_bf16 else torch.float16
     adapters = Adapters(peft, rank, names, dtype)
     adapters.check(layout)

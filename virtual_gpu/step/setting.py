@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from ..errors import NotSupported, WrongValue
 from ..language import tr
-from ..models.adapters import LORA_DROPOUT, LORA_RANK, PEFT
+from ..models.adapters import LORA_DROPOUT, LORA_RANK, PEFT, names_of_targets
 from ..models.build import ATTENTION
 from ..models.configs import DEFAULT_MODEL, model_name
 from ..models.depth import text_config
@@ -100,16 +99,7 @@ class Setting:
         if self.peft is not None:
             put(self, "peft", choose(self.peft, PEFT, "peft"))
         rank = positive_int(self.lora_rank, "lora_rank")
-        targets = self.lora_targets
-        if not isinstance(targets, str):
-            if not isinstance(targets, Sequence) or not all(isinstance(target, str) for target in targets):
-                raise WrongValue(
-                    tr(
-                        ko=f"lora_targets={targets!r}: 'attention', 'all-linear'나 층 이름의 목록이어야 한다.",
-                        en=f"lora_targets={targets!r}: must be 'attention', 'all-linear' or a list of layers' names.",
-                    )
-                )
-            targets = tuple(targets)
+        targets = names_of_targets(self.lora_targets)
         dropout = self.lora_dropout
         if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
             raise WrongValue(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,14 +46,22 @@ def split_setting(micro_batch: int, steps: int, **settings: Any) -> Setting:
 
 
 def splits(
-    batch: int, *, gpu: GPU | str, kept: MutableMapping[Any, Any] | None = None, **settings: Any
+    batch: int,
+    *,
+    gpu: GPU | str,
+    kept: MutableMapping[Any, Any] | None = None,
+    progress: Callable[[str], None] | None = None,
+    **settings: Any,
 ) -> list[Combination]:
     """Every split of a batch into equal micro-batches, the largest first, its memory predicted, its FLOPs counted.
 
-    kept: see `predict_memory`.
+    kept: see `predict_memory`. progress: called with a line of text before each prediction.
     """
-    ways = equal_splits(batch)
-    reports = [predict_memory(split_setting(*way, **settings), gpu=gpu, kept=kept) for way in ways]
+    ways, reports = equal_splits(batch), []
+    for number, (micro_batch, steps) in enumerate(ways, 1):
+        if progress is not None:
+            progress(f"{number}/{len(ways)}: {micro_batch} × {steps}")
+        reports.append(predict_memory(split_setting(micro_batch, steps, **settings), gpu=gpu, kept=kept))
     one = split_setting(1, 1, **settings)
     flops = batch * training_flops(one).total  # linear in the samples: however they are split
     return [

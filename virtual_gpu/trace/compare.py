@@ -14,6 +14,7 @@ import numpy as np
 
 from ..allocator import round_size
 from ..errors import WrongValue
+from ..interrupts import interrupts_heard
 from ..language import tr
 from ..units import human_bytes
 from .saved import Saved, read
@@ -118,6 +119,7 @@ class Comparison:
         ]
 
 
+@interrupts_heard()
 def compare(
     before: Saved | str | Path, after: Saved | str | Path, *, without: Callable[[str], Saved] | None = None
 ) -> Comparison:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..allocator import SMALL_BYTES, CachingAllocator, round_size
 from ..errors import WrongValue
+from ..interrupts import interrupts_heard
 from ..language import tr
 from .histories import WRONG_FORM, History, read_histories, unreadable
 
@@ -119,6 +120,7 @@ class Replays(list[Replay]):
         return sum(gpu.end[0] for gpu in self), sum(gpu.end[1] for gpu in self)
 
 
+@interrupts_heard()
 def replay(path: str | Path) -> Replays:
     """Every GPU of a recorded file, replayed: PyTorch's own snapshot, or a published trace in the reduced form.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import logging
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
@@ -20,6 +21,7 @@ from virtual_gpu.language import tr
 from virtual_gpu.units import choose
 
 from ...environment import html_rows
+from ...watched import telling
 from .caught import Dead, caught
 
 CAUSES = (
@@ -177,6 +179,17 @@ def _seeds_kept() -> Iterator[None]:
         random.setstate(before[2])
 
 
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """What a program's libraries warn of would stand below whichever cell happens to be the last."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 @cache
 def dead(number: int) -> Dead:
     """The traceback of a program, run on a virtual T4."""
@@ -184,7 +197,12 @@ def dead(number: int) -> Dead:
     name = f"program_{number}.py"
     linecache.cache[name] = len(program.source), None, program.source.splitlines(True), name
     code = compile(program.source, name, "exec")
-    with TemporaryDirectory() as folder, chdir(folder), _seeds_kept():  # the Trainer makes a folder of its own
+    with (
+        TemporaryDirectory() as folder,
+        chdir(folder),
+        _seeds_kept(),
+        _unheard(),
+    ):  # the Trainer makes a folder of its own
         found = caught(lambda: exec(code, {"__name__": "__main__"}))
     assert isinstance(found, Dead), f"program {number} did not die: {found}"
     return found
@@ -210,6 +228,10 @@ class Ward:
 
 def ward() -> Ward:
     """Ten broken programs with their tracebacks, made by running them."""
+    with telling() as told:
+        for n in PROGRAMS:
+            told(f"{n}/{len(PROGRAMS)}")
+            dead(n)
     return Ward()
 
 

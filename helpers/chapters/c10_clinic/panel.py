@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
 import ipywidgets as widgets
 
 from virtual_gpu.doctor import Diagnosis, diagnose
@@ -13,7 +17,11 @@ from .broken import PROGRAMS, dead
 MOST = 200_000  # characters: of a longer text the end is read, where the error stands
 
 # Other panels' tables hold numbers, whose lines do not break; the cells of this one are sentences.
-_SENTENCES = "<style>.doctor-panel .course-shown table { white-space: normal }</style>"
+_SENTENCES = """<style>
+.doctor-panel .course-shown table { white-space: normal }
+.doctor-panel .course-shown td:has(pre, code) { min-width: 13em }
+.doctor-panel .course-shown tr:has(pre, code) > td:first-child { min-width: 9em }
+</style>"""
 
 
 class DoctorPanel(Panel):
@@ -41,6 +49,14 @@ class DoctorPanel(Panel):
         self.diagnosis: Diagnosis | None = None
         self.lay_out([self.controls["example"]], [self.ask], [self.controls["text"]])
         self._changed()
+        self.ahead.begin(None)
+
+    def nearby(self, moved: Any = None) -> Iterator[dict[str, Any]]:
+        """Every example; a text is read in no time."""
+        yield from (self.values() | {"example": number} for number in PROGRAMS)
+
+    def pieces(self, *, example: int, text: str) -> Iterator[Callable[[], Any]]:
+        yield partial(dead, example)
 
     def clear(self) -> None:
         self.diagnosis = None
@@ -48,6 +64,11 @@ class DoctorPanel(Panel):
 
     def _fill(self) -> None:
         if number := self.controls["example"].value:
+            self.clear()
+            running = tr(
+                ko=f"프로그램 {number}: 가상 T4에서 실행하는 중이다.", en=f"Program {number} runs on a virtual T4."
+            )
+            self.status.value = status_line(running)
             self.controls["text"].value = dead(number)
             self._ask()
 

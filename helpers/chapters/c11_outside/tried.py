@@ -21,6 +21,7 @@ from virtual_gpu.program.frames import OURS
 from virtual_gpu.units import human_bytes
 
 from ...rows import LeftRows
+from ...watched import telling
 
 _TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
 # bitsandbytes, which Trainer imports, misses a CPU kernel that is not used here.
@@ -78,7 +79,11 @@ def compare(
 
     ram: False leaves RAM out. options: of `attempt`.
     """
-    found = {name: attempt(program, gpu, **options) for name, program in programs.items()}
+    found = {}
+    with telling() as told:
+        for number, (name, program) in enumerate(programs.items(), 1):
+            told(f"{number}/{len(programs)}: {name}")
+            found[name] = attempt(program, gpu, **options)
     heads = ["", tr(ko="GPU 최대", en="GPU, peak"), tr(ko="RAM 최대", en="RAM, peak"), tr(ko="결과", en="result")]
     rows = [[name, human_bytes(one.gpu), human_bytes(one.ram), one.result] for name, one in found.items()]
     if any(isinstance(one.returned, int) for one in found.values()):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.language import tr
-from virtual_gpu.units import GiB, boolean, choose, human_bytes, positive_int
+from virtual_gpu.units import GiB, boolean, human_bytes, positive_int
 
 from ...rows import LeftRows
 from ...self_check import Case, Exercise, compare, filled, right
@@ -17,8 +16,8 @@ from .engine import share
 from .phases import Steps, steps_of
 from .trained import train_grpo, train_whole
 
-LEAST, STEP = 0.6, 0.05  # of the card: what the engine of case 12-B needs, and in which steps it may have more
-GPU, LARGE = "RTX 4090", "A100-80GB"
+STEP = 0.1  # of the card: in such steps case 12-B looks for the engine's share
+GPU, LARGE = "T4", "A100-80GB"
 # What was reported of case 12-A: way, batch, whether it fits.
 TESTIMONY = (("sft", 4, True), ("dpo", 2, False), ("dpo", 1, True))
 
@@ -103,27 +102,20 @@ def _told_whole(one: Outcome) -> LeftRows:
     )
 
 
-def _grpo(**settings: Any) -> Steps:
-    for name in settings:
-        choose(name, ("fraction", "sleeps", "batch"), tr(ko="설정", en="setting"))
-    if "sleeps" in settings:
-        boolean(settings["sleeps"], "sleeps")
-    share(settings.get("fraction", LEAST))
-    return steps_of(lambda found: train_grpo(found, **{"fraction": LEAST} | settings), GPU)
+def _grpo(fraction: float = 0.3, sleeps: bool = False) -> Steps:
+    return steps_of(partial(train_grpo, fraction=share(fraction), sleeps=boolean(sleeps, "sleeps")), GPU)
 
 
-def _judge_grpo(settings: dict[str, Any]) -> str:
-    settings = filled(settings)
-    one = _grpo(**settings)
+def _judge_share(fraction: float) -> str:
+    fraction = share(filled(fraction))
+    steps = round(fraction / STEP)
+    if abs(fraction - steps * STEP) > 1e-9:
+        return tr(ko=f"{fraction}: {STEP} 단위로 적는다.", en=f"{fraction}: a multiple of {STEP}.")
+    one = _grpo(fraction)
     if one.outcome.died:
         return one.result
-    if settings.get("fraction", LEAST) < LEAST:
-        return tr(
-            ko=f"끝까지 가지만 엔진에 {LEAST:.0%}를 주지 않았다. 이 서비스의 답이 들어갈 자리다.",
-            en=f"It ends, with less than {LEAST:.0%} of the card for the engine, which its completions need.",
-        )
-    more = round(settings.get("fraction", LEAST) + STEP, 2)
-    if more <= 1 and not _grpo(**settings | {"fraction": more}).outcome.died:
+    more = round((steps + 1) * STEP, 2)
+    if more <= 1 and not _grpo(more).outcome.died:
         return tr(ko=f"끝까지 간다. 몫을 {more}로 늘려도 끝까지 간다.", en=f"It ends, and so does a share of {more}.")
     return right(human_bytes(max(one.peaks().values())))
 
@@ -156,18 +148,18 @@ CASES = {
     ),
     "12-B": lambda: Case(
         "12-B",
-        _judge_grpo,
+        _judge_share,
         lambda: [
             tr(
-                ko="첫 스텝에 없다가 둘째 스텝부터 있는 것은 무엇인가?",
-                en="What is there from the second step on that was not in the first?",
+                ko="재우지 않으면 더한다: held + step + engine. held + step은 12.5절의 표에 있는 역전파의 최대다.",
+                en="Awake, all is added: held + step + engine. held + step is the backward pass in the table of 12.5.",
             ),
             tr(
-                ko="학습하는 동안 엔진은 할 일이 없다. 재우면 엔진과 나누는 것은 held뿐이다.",
-                en="While the model trains the engine has nothing to do. Asleep, it shares the card with held alone.",
+                ko="engine은 쓸 수 있는 크기가 아니라 카드 전체의 크기에 몫을 곱한 것이다.",
+                en="engine is the share of the whole card, not of what is usable.",
             ),
         ],
-        'case("12-B").run(sleeps=True, fraction=0.65)\nanswer = {"sleeps": True, "fraction": 0.65}',
+        'case("12-B").run(fraction=0.2)\nfraction = 0.2',
         experiment=lambda **settings: _told_grpo(_grpo(**settings)),
         thread="https://github.com/huggingface/trl/issues/2927",
     ),

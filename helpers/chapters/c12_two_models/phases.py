@@ -15,6 +15,7 @@ from virtual_gpu.language import tr
 from virtual_gpu.units import human_bytes
 
 from ...rows import LeftRows
+from ...watched import telling
 from ..c11_outside.tried import Outcome, attempt
 
 ROLLOUT, REFERENCE, LOSS, BACKWARD, STEP = NAMES = ("rollout", "reference", "loss", "backward", "step")
@@ -133,7 +134,11 @@ def steps_of(program: Callable[[list[Phase]], Any], gpu: str | GPUSpec = "T4") -
 
 def compare_steps(programs: Mapping[str, Callable[[list[Phase]], Any] | Steps], gpu: str | GPUSpec = "T4") -> LeftRows:
     """One row a program, or what `steps_of` found of it: the peaks of the phases in all of its steps, how it ended."""
-    found = {name: one if isinstance(one, Steps) else steps_of(one, gpu) for name, one in programs.items()}
+    found = {}
+    with telling() as told:
+        for number, (name, one) in enumerate(programs.items(), 1):
+            told(f"{number}/{len(programs)}: {name}")
+            found[name] = one if isinstance(one, Steps) else steps_of(one, gpu)
     names = [name for name in NAMES if any(name in one.names() for one in found.values())]
     rows = []
     for name, one in found.items():

@@ -22,7 +22,8 @@ def train_whole(way: str = "dpo", batch: int = 1, length: int = 2048) -> None:
     """A forward and a backward pass of Qwen3-4B with LoRA of rank 8 and checkpointing, which makes all logits.
 
     way: "sft" (batch: sequences) or "dpo" (batch: pairs, as LLaMA-Factory, src/llamafactory/train/dpo/trainer.py: the
-    policy's logits in fp32 are kept for a metric while the reference's are made). length: tokens of a sequence.
+    policy's logits in fp32 are kept for a metric while the reference's are made, and let go before the backward pass).
+    length: tokens of a sequence.
     """
     from ...models import adapted_on_card
 
@@ -43,8 +44,8 @@ def train_whole(way: str = "dpo", batch: int = 1, length: int = 2048) -> None:
     kept, policy = scores(ids)
     with torch.no_grad(), model.disable_adapter():
         reference = scores(ids)[1]
+    del kept
     (policy - reference).sum().backward()
-    kept.mean()
 
 
 def train_grpo(found: list[Phase], fraction: float = 0.3, sleeps: bool = False, batch: int = 8) -> None:

@@ -39,7 +39,12 @@ class MemoryPanel(ReportPanel):
             "optimizer": self.optimizer(),
             "gradient_checkpointing": self.checkpointing(),
         }
-        self.run = self.button("run", tr(ko="실행", en="Run"), self._run, button_style="primary", icon="play")
+        told = tr(
+            ko="스텝을 끝까지, 또는 메모리가 모자라는 곳까지 실행한다. GPU가 없으면 가상 GPU에서 한다",
+            en="runs the steps to their end, or to where memory runs out; without a GPU on a virtual one",
+        )
+        run = tr(ko="실행", en="Run")
+        self.run = self.button("run", run, self._run, button_style="primary", icon="play", tooltip=told)
         self._traces = Kept(TRACES)
         boxes = [*self.controls.values(), self.run]
         self.lay_out(boxes[:4], [*boxes[4:], self.tools])

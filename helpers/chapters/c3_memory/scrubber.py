@@ -14,7 +14,7 @@ from virtual_gpu.trace.film import Film
 from virtual_gpu.trace.trace import Trace
 
 from ...experiment import predict_memory
-from ...panel import WIDE, Panel
+from ...panel import Panel
 
 
 class AllocatorPanel(Panel):
@@ -44,7 +44,6 @@ class AllocatorPanel(Panel):
             min=1,
             max=len(self.moments),
             continuous_update=True,
-            layout=WIDE | {"width": "560px"},
         )
         text = (
             tr(ko="OOM의 순간으로", en="to the OOM") if fixed.failed is not None else tr(ko="끝으로", en="to the end")

@@ -12,8 +12,10 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +30,7 @@ from .pictures import draw_moment
 Action = tuple[str, int]
 STRATEGIES = ("everything", "minimum")
 MOST_NODES, MOST_COMPUTATIONS = 2**14, 2**22  # beyond these a run takes longer than a reader waits
+LEAST_BUDGET = 4  # the input, what is computed, and two gradients
 LOWEST_NODE = {"forward": 2, "backward": 1, "drop": 1}  # action -> the first node that it can be done to
 
 
@@ -270,14 +273,7 @@ def record_chain(
             strategy, tr(ko="되도록 적게 저장", en="keep as little as possible")
         )
     elif checkpoints is not None:
-        if isinstance(checkpoints, (str, bytes)) or not isinstance(checkpoints, Iterable):
-            raise ValueError(
-                tr(
-                    ko=f"checkpoints={checkpoints!r:.80}: 노드 번호들이어야 한다. 예: (2, 5)",
-                    en=f"checkpoints={checkpoints!r:.80}: must be numbers of nodes, as (2, 5).",
-                )
-            )
-        checkpoints = sorted(set(checkpoints))
+        checkpoints = _numbers_of_nodes(checkpoints)
         schedule = keep_checkpoints(nodes, checkpoints)
         named = ", ".join(map(str, checkpoints))
         label = tr(ko=f"체크포인트 {named}", en=f"checkpoints {named}")
@@ -288,6 +284,18 @@ def record_chain(
         schedule = optimal_schedule(nodes, budget)
         label = tr(ko=f"최대 {budget}개 안에서 재계산 최소", en=f"fewest recomputations within {budget}")
     return execute(schedule, nodes, f"{label} · " + tr(ko=f"노드 {nodes}개", en=f"{nodes} nodes"))
+
+
+def _numbers_of_nodes(given: Any) -> list[int]:
+    if not isinstance(given, (str, bytes)):
+        with suppress(TypeError):  # no Iterable, or one by its class alone, as an array without dimensions is
+            return sorted(set(given))
+    raise ValueError(
+        tr(
+            ko=f"checkpoints={given!r:.80}: 노드 번호들이어야 한다. 예: (2, 5)",
+            en=f"checkpoints={given!r:.80}: must be numbers of nodes, as (2, 5).",
+        )
+    )
 
 
 def keep_everything(nodes: int) -> list[Action]:
@@ -372,13 +380,13 @@ def schedule_by_splitting(nodes: int, budget: int, split: Callable[[int, int, in
 
 
 def slots_of(budget: int, nodes: int) -> int:
-    """The nodes that a budget of stored values lets keep, the input among them; ValueError below 4."""
+    """The nodes that a budget of stored values lets keep, the input among them; ValueError below LEAST_BUDGET."""
     budget = positive_int(budget, "budget")
-    if budget < 4:
+    if budget < LEAST_BUDGET:
         raise ValueError(
             tr(
-                ko=f"budget={budget}: 입력, 지금 계산한 값, 그레이디언트 둘을 위해 적어도 4여야 한다.",
-                en=f"budget={budget}: the input, the value at work and two gradients take 4.",
+                ko=f"budget={budget}: 입력, 지금 계산한 값, 그레이디언트 둘을 위해 적어도 {LEAST_BUDGET}여야 한다.",
+                en=f"budget={budget}: the input, the value at work and two gradients take {LEAST_BUDGET}.",
             )
         )
     return min(budget - 3, nodes)

@@ -30,6 +30,7 @@ from virtual_gpu.units import human_bytes
 
 from ...experiment import predict_memory, splits
 from ...training import train_model
+from ...watched import telling
 from .steps import Step, StepTable, checkpoint_modules
 
 # -- any model -----------------------------------------------------------------------------------------------------
@@ -61,10 +62,12 @@ def compare_models(inputs: Mapping[str, torch.Tensor], models: Mapping[str, Call
     Held are the activations at the end of the first forward; the peak is that of all memory; there are no gradients.
     """
     table = StepTable()
-    for name, make in models.items():
-        timeline = step_timeline(make(), inputs, optimizer="adamw_fused")
-        held = timeline.at_end(0)["activations"]
-        table[name] = Step(name, held, timeline.peak_bytes, count_flops(make().train(), inputs).total)
+    with telling() as told:
+        for number, (name, make) in enumerate(models.items(), 1):
+            told(f"{number}/{len(models)}: {name}")
+            timeline = step_timeline(make(), inputs, optimizer="adamw_fused")
+            held = timeline.at_end(0)["activations"]
+            table[name] = Step(name, held, timeline.peak_bytes, count_flops(make().train(), inputs).total)
     return table
 
 
@@ -164,10 +167,12 @@ def savings(*names: str) -> SavingTable:
     With AdamW, on an A100: there fused kernels of attention serve grouped heads as well.
     """
     table = SavingTable()
-    for name in names:
-        timelines, flops = zip(*(_run(name, on) for on in (False, True)), strict=True)
-        activations = tuple(timeline.at_end(0)["activations"] for timeline in timelines)
-        table[name] = Saving(activations, tuple(timeline.peak_bytes for timeline in timelines), flops)
+    with telling() as told:
+        for number, name in enumerate(names, 1):
+            told(f"{number}/{len(names)}: {name}")
+            timelines, flops = zip(*(_run(name, on) for on in (False, True)), strict=True)
+            activations = tuple(timeline.at_end(0)["activations"] for timeline in timelines)
+            table[name] = Saving(activations, tuple(timeline.peak_bytes for timeline in timelines), flops)
     return table
 
 

@@ -16,7 +16,7 @@ from virtual_gpu.step.setting import Setting
 
 from ...experiment import predict_memory
 from ...panel import TRACES, Answer, Kept, Panel
-from .chain import Recording, record_chain
+from .chain import LEAST_BUDGET, Recording, record_chain
 
 
 class CheckpointingPanel(Panel):
@@ -34,7 +34,9 @@ class CheckpointingPanel(Panel):
         ]
         nodes, strategy = tr(ko="노드", en="nodes"), tr(ko="전략", en="strategy")
         self.nodes = self.control(widgets.IntSlider, "nodes", nodes, value=12, min=2, max=64)
-        self.strategy = self.control(widgets.Dropdown, "strategy", strategy, options=strategies, value="segments")
+        self.strategy = self.control(
+            widgets.Dropdown, "strategy", strategy, self._chosen, options=strategies, value="segments"
+        )
         self.count = self.control(widgets.IntText, "count", tr(ko="구간 수", en="segments"), value=3)
         self.moment = self.control(
             widgets.IntSlider,
@@ -53,6 +55,12 @@ class CheckpointingPanel(Panel):
     def clear(self) -> None:
         super().clear()
         self._recording, self.moment.disabled = None, True
+
+    def _chosen(self) -> None:
+        """Another strategy: as many segments as there were may be too small a budget."""
+        if self.strategy.value == "budget":
+            self.count.value = max(self.count.value, LEAST_BUDGET)
+        self._changed()
 
     def _changed(self) -> None:
         strategy, count = self.strategy.value, self.count.value

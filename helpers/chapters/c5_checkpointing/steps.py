@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from virtual_gpu.drawing.labels import html_table
+from virtual_gpu.interrupts import Releases
 from virtual_gpu.language import tr
 from virtual_gpu.units import human_bytes, with_parameters
 
@@ -44,9 +44,11 @@ class _LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.live = self.peak = 0
-        self._known: dict[int, Any] = {}
+        self._known: dict[int, tuple[int, Any]] = {}  # storage address → (its bytes, what watches it)
+        self._releases = Releases(self._free)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self._releases.settle()
         given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
@@ -56,14 +58,13 @@ class _LiveBytes(TorchDispatchMode):
             key, size = storage._cdata, storage.nbytes()
             if key in given or key in self._known:
                 continue
-            self._known[key] = weakref.ref(storage, partial(self._free, key, size))
+            self._known[key] = size, self._releases.watch(storage, key)
             self.live += size
             self.peak = max(self.peak, self.live)
         return out
 
-    def _free(self, key: int, size: int, _: Any) -> None:
-        del self._known[key]
-        self.live -= size
+    def _free(self, key: int) -> None:
+        self.live -= self._known.pop(key)[0]
 
 
 @dataclass

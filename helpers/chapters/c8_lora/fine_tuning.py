@@ -17,6 +17,7 @@ from virtual_gpu.models.build import build_model, count_parameters
 from virtual_gpu.units import choose
 
 from ...small_model import CAPITALS
+from ...watched import telling
 from .pictures import draw_singular_values, draw_update
 from .runs import COUNT, Run
 
@@ -186,11 +187,14 @@ def fine_tune(
         raise ValueError(tr(ko="학습할 파라미터가 하나도 없다.", en="The model has no trainable parameter."))
     run = Run(name, model, trainable, lr)
 
-    def look(step: int) -> None:
-        run.history.append((step, known(model, task), known(model, old)))
+    with telling() as told:
 
-    look(0)
-    _train(model, task, steps, lr, run, look)
+        def look(step: int) -> None:
+            told(f"{name} {step}/{steps}".strip())
+            run.history.append((step, known(model, task), known(model, old)))
+
+        look(0)
+        _train(model, task, steps, lr, run, look)
     return run
 
 

@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from virtual_gpu.language import tr
 from virtual_gpu.models.configs import load_config
 
 from ...environment import COURSE
 from ...models import byte_tokenizer
+from ...watched import telling
 from .fine_tuning import TASKS, pretrained_model, small_tokenizer
 
 RECIPE = COURSE / "examples" / "qlora_t4.py"
@@ -52,10 +54,12 @@ def rehearse(model_id: str, gpu: str, folder: Path, text: Path) -> dict[str, Any
 
 def _run(command: list[str]) -> str:
     """Standard output of this Python with the command; RuntimeError with the end of its errors where it fails."""
-    done = subprocess.run(
-        [sys.executable, *command], cwd=COURSE, env={**os.environ, "PYTHONPATH": str(COURSE)},
-        capture_output=True, text=True,
-    )  # fmt: skip
+    with telling() as told:
+        told(tr(ko="프로그램을 실행한다", en="running the program"))
+        done = subprocess.run(
+            [sys.executable, *command], cwd=COURSE, env={**os.environ, "PYTHONPATH": str(COURSE)},
+            capture_output=True, text=True,
+        )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-2000:]}")
     return done.stdout

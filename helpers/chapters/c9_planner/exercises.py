@@ -16,46 +16,30 @@ from virtual_gpu.units import boolean, choose, human_bytes, positive_int
 
 from ...self_check import Case, Exercise, filled, right
 
-# (name, bytes it needs, extra FLOPs, place of the method): made up, to try a ranking on.
 _METHODS = ("full", "lora", "qlora")
+MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
-def _judge_ranking(function: Callable[[list[dict[str, Any]], int], list[dict[str, Any]]]) -> str:
+def _judge_largest(function: Callable[[float, float, float], int]) -> str:
     numbers = random.Random(8)
+    # The chapter's own first, then one with room for nothing, one that just fits, and what chance gives.
+    tried = [(12.98, 14.84, 14.25), (12.98, 14.84, 12.0), (10, 12, 16), (10, 12, 100)]
     for _ in range(20):
-        plans = [
-            {
-                "method": numbers.choice(_METHODS),
-                "needed": numbers.randrange(4, 20),
-                "extra": numbers.choice((0, 1)),
-                "steps": numbers.choice((1, 2, 4)),
-            }
-            for _ in range(8)
-        ]
-        limit = numbers.randrange(8, 16)
-        expected = sorted(
-            (p for p in plans if p["needed"] <= limit),
-            key=lambda p: (_METHODS.index(p["method"]), p["extra"], p["steps"], p["needed"]),
-        )
-        answer = filled(function([dict(plan) for plan in plans], limit))
-        if not isinstance(answer, list):
-            return tr(ko=f"목록이 아니라 {answer!r}이 나왔다.", en=f"Got {answer!r}, not a list.")
-        over = [plan for plan in answer if plan["needed"] > limit]
-        if over:
+        one, more = numbers.randrange(4, 40), numbers.randrange(1, 9)
+        tried.append((one, one + more, one + numbers.randrange(-4, 18 * more)))
+    for one, two, limit in tried:
+        expected = max((n for n in MICRO_BATCHES if one + (n - 1) * (two - one) <= limit), default=0)
+        answer = filled(function(one, two, limit))
+        if isinstance(answer, bool) or answer not in (0, *MICRO_BATCHES):
             return tr(
-                ko=f"한도 {limit}를 넘는 계획이 들어 있다: {over[0]}", en=f"Beyond the limit of {limit}: {over[0]}"
+                ko=f"one={one}, two={two}, limit={limit}: {answer!r}이 나왔다. 0이나 {MICRO_BATCHES} 가운데 하나다.",
+                en=f"one={one}, two={two}, limit={limit}: got {answer!r}, which is neither 0 nor of {MICRO_BATCHES}.",
             )
-        if len(answer) != len(expected):
+        if answer != expected:
             return tr(
-                ko=f"들어가는 계획은 {len(expected)}개인데 {len(answer)}개가 나왔다.",
-                en=f"{len(expected)} plans fit; got {len(answer)}.",
+                ko=f"one={one}, two={two}, limit={limit}: {expected}인데 {answer}가 나왔다.",
+                en=f"one={one}, two={two}, limit={limit}: {expected}, not {answer}.",
             )
-        for place, (mine, theirs) in enumerate(zip(expected, answer, strict=True), 1):
-            if mine != theirs:
-                return tr(
-                    ko=f"{place}번째 자리: {theirs}보다 {mine}이 먼저다.",
-                    en=f"Place {place}: {mine} goes before {theirs}.",
-                )
     return right()
 
 
@@ -225,20 +209,32 @@ CASES = {
 EXERCISES = {
     "9-1": lambda: Exercise(
         "9-1",
-        _judge_ranking,
+        _judge_largest,
         lambda: [
-            tr(ko="먼저 한도를 넘는 것을 뺀다.", en="First drop what is beyond the limit."),
+            tr(ko="샘플 하나가 더하는 것은 two - one이다.", en="Each sample adds two - one."),
             tr(
-                ko="sorted의 key가 튜플을 돌려주면 앞의 것부터 비교한다.",
-                en="Where sorted's key returns a tuple, the first item counts first.",
+                ko="n개면 one + (n - 1) × (two - one)이다. 들어가는 n 가운데 가장 큰 것이 답이다.",
+                en="n of them need one + (n - 1) × (two - one); the largest n that fits is the answer.",
             ),
         ],
-        'def rank(plans, limit):\n    order = ["full", "lora", "qlora"]\n'
-        '    fit = [p for p in plans if p["needed"] <= limit]\n'
-        '    return sorted(fit, key=lambda p: (order.index(p["method"]), p["extra"], p["steps"], p["needed"]))',
+        "def largest(one, two, limit):\n"
+        "    fit = [n for n in (1, 2, 4, 8, 16) if one + (n - 1) * (two - one) <= limit]\n"
+        "    return max(fit, default=0)",
     ),
     "9-2": lambda: Exercise(
         "9-2",
+        _judge_change,
+        lambda: [
+            tr(
+                ko="plan_training(...).changes가 하나만 바꾼다면 무엇이 되는지 알려 준다.",
+                en="plan_training(...).changes says which single change makes room.",
+            ),
+            tr(ko="80억 파라미터를 T4에 두려면 4비트여야 한다.", en="8 billion parameters on a T4: in 4 bits."),
+        ],
+        'changes = {"methods": ("qlora",), "length": 512}',
+    ),
+    "9-3": lambda: Exercise(
+        "9-3",
         _judge_gpu,
         lambda: [
             tr(
@@ -251,17 +247,5 @@ EXERCISES = {
             ),
         ],
         'gpu = "L4"',
-    ),
-    "9-3": lambda: Exercise(
-        "9-3",
-        _judge_change,
-        lambda: [
-            tr(
-                ko="plan_training(...).changes가 하나만 바꾼다면 무엇이 되는지 알려 준다.",
-                en="plan_training(...).changes says which single change makes room.",
-            ),
-            tr(ko="80억 파라미터를 T4에 두려면 4비트여야 한다.", en="8 billion parameters on a T4: in 4 bits."),
-        ],
-        'changes = {"methods": ("qlora",), "length": 512}',
     ),
 }

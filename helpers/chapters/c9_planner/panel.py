@@ -93,8 +93,8 @@ class PlannerPanel(Panel):
 
     def _search(self) -> None:
         text = tr(
-            ko="찾는 중이다. 처음 보는 모델이면 10초쯤 걸린다.",
-            en="Searching; a new model takes about ten seconds.",
+            ko="찾는 중이다. 처음 보는 모델이면 길게는 1분쯤 걸린다. 찾은 계획은 바로 아래에 나온다.",
+            en="Searching; a new model can take a minute. What is found is shown below at once.",
         )
         self.status.value = status_line(text)
         request = make_request(**self.values())

@@ -135,7 +135,8 @@ def _deepspeed(keys: Keys) -> int:
     zero = section.get("zero_optimization", {}) if isinstance(section, dict) else None
     stage = zero.get("stage", 0) if isinstance(zero, dict) else None
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        raise BadConfiguration(f"{keys.document.path}: deepspeed: zero_optimization: stage={stage!r:.60}: 0, 1, 2, 3")
+        given = f"{keys.document.path}: deepspeed: zero_optimization: stage={stage!r:.60}"
+        raise BadConfiguration(tr(ko=f"{given}: 0에서 3까지의 정수여야 한다.", en=f"{given}: must be 0, 1, 2 or 3."))
     if any(isinstance(part := zero.get(name), dict) and part.get("device", "none") != "none"
            for name in ("offload_optimizer", "offload_param")):  # fmt: skip
         keys.note("deepspeed", LESS, tr(ko="CPU로 내리는 것은 세지 않았다", en="offload to the CPU is not counted"))

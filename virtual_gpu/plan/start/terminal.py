@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 from ...errors import WrongValue
 from ...language import tr
 from ...step.setting import Setting
-from ...terminal import FITS, NOTHING_FITS, number, say
+from ...terminal import FITS, NOTHING_FITS, number, say, tell
 from ...units import human_bytes
 from .answer import check_copy, start_from
 
@@ -37,6 +36,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.save:
         check_copy(args.save, args.force)  # before the work, not after it
     methods = [method for method in args.methods.split(",") if method]
+    tell(tr(ko="재는 중이다. Ctrl+C를 누르면 멈춘다.", en="Measuring; Ctrl+C stops."))
     found = start_from(
         args.start,
         args.gpu,
@@ -45,7 +45,7 @@ def execute(args: argparse.Namespace) -> int:
         length=None if args.length is None else number(args.length),
         peft=methods[0] if len(methods) == 1 and methods[0] != "full" else None,
         margin=number(args.margin),
-        progress=None if args.json or not sys.stderr.isatty() else _tell,
+        progress=_tell,
     )
     if args.json:
         say(json.dumps(found.to_dict(), ensure_ascii=False, indent=2))
@@ -59,4 +59,4 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _tell(setting: Setting, needed: int) -> None:
-    print(f"{setting.title}: {human_bytes(needed)}", file=sys.stderr)
+    tell(f"{setting.title}: {human_bytes(needed)}")
