@@ -209,7 +209,7 @@ def test_the_files_of_a_plan_need_what_it_says(tmp_path):
 
 
 def test_predictions_hold_on_this_machine():
-    """In a process of its own, which grows by whole pages, and keeps a little of what was freed: 1 %."""
+    """In a process of its own, which grows by whole pages: within 1 % of the mark that the kernel keeps."""
     command = [sys.executable, "benchmarks/host.py", "--small"]
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     measured = json.loads(out)
