@@ -47,12 +47,12 @@ class End:
     def told(self) -> str:
         """In words: the verdict; of a run that died, where, and the three largest of what was there."""
         if self.fits:
-            return self.verdict
+            return f"{self.verdict}."
         largest = sorted(self.at_peak.items(), key=lambda one: -one[1])[:3]
         there = ", ".join(f"{words.category(name)} {nbytes / GiB:.2f} GiB" for name, nbytes in largest)
         phase = words.phase(self.phase)
         return tr(
-            ko=f"{self.verdict}. 스텝 {self.steps}번을 마치고 '{phase}'에서 넘쳤고, 그때 {there}.",
+            ko=f"{self.verdict}. 마친 스텝 {self.steps}번, 넘친 단계 '{phase}', 그때 {there}.",
             en=f"{self.verdict}: after {self.steps} steps, in {phase}, with {there}.",
         )
 
