@@ -28,6 +28,7 @@ NOTICED_BY = {
     "layer_norm_statistics": ONE_BY_ONE + "what_is_kept_without_a_rule[layer_norm_statistics]",
     "fused_rms_norm": ONE_BY_ONE + "rms_norm_is_one_kernel",
     "group_norm_temporaries": ONE_BY_ONE + "group_norms_sums",
+    "softmax_dense": ONE_BY_ONE + "softmax_of_a_slice_copies_it",
     "softmax_backward": ONE_BY_ONE + "softmaxs_backward_makes_a_product",
     "sort_temporaries": ONE_BY_ONE + "a_sorts_second_arrays",
     "softmax_half": ONE_BY_ONE + "softmax_of_fp16_in_fp32_makes_no_copy",

@@ -161,6 +161,21 @@ def test_softmax_of_fp16_in_fp32_makes_no_copy(softmax):
     assert peak(run, (1024, 1024), dtype=torch.bfloat16) == 2 * whole
 
 
+@pytest.mark.parametrize("softmax", [torch.softmax, torch.log_softmax])
+def test_softmax_of_a_slice_copies_it(softmax):
+    """Its kernels want rows that lie densely: logits without each last token are copied, but not of one sequence."""
+
+    def run(x):
+        softmax(x.detach()[:, :-1], dim=-1)
+
+    one = 511 * 1024 * 2
+    assert peak(run, (4, 512, 1024)) == 2 * 4 * one
+    assert peak(run, (4, 512, 1024), without=["softmax_dense"]) == 4 * one
+    assert peak(run, (1, 512, 1024)) == one
+    typed = lambda x: softmax(x.detach()[:, :-1], dim=-1, dtype=torch.float32)  # noqa: E731
+    assert peak(typed, (4, 512, 1024)) == 3 * 4 * one  # the copy is in fp16
+
+
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
 def test_softmaxs_backward_makes_a_product(dtype, size):
     """A card's figure (Liger-Kernel, RTX 3090): six tensors of 2,048 numbers at the peak, one of them the product."""

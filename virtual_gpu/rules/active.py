@@ -54,6 +54,7 @@ RULES = {
         norms.GROUP,
         softmax.FUSED,
         softmax.BACKWARD,
+        softmax.DENSE,
         scans.TEMPORARIES,
         sort.TEMPORARIES,
         autocast.CUDAS_LIST,

@@ -1,4 +1,4 @@
-"""Softmax on CUDA: in fp32 of an fp16 input without a copy, and a product beside its gradient in backward."""
+"""Softmax on CUDA: fp16 to fp32 without a copy, a dense copy of a sliced input, a product in backward."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ def _product(args: tuple) -> tuple[int]:
     return (grad.numel() * max(grad.element_size(), output.element_size()),)
 
 
+def _dense_copies(*tensors: torch.Tensor) -> tuple[int, ...]:
+    """Bytes of the copies of those that do not lie densely, as `logits[:, :-1]` of more than one sequence."""
+    return tuple(one.numel() * one.element_size() for one in tensors if not one.is_contiguous())
+
+
 FUSED = Rule(
     name="softmax_half",
     what="softmax and log_softmax of an fp16 tensor in fp32 make no fp32 copy of it",
@@ -38,4 +43,15 @@ BACKWARD = Rule(
     what="the product of gradient and output beside the gradient that softmax's backward makes",
     source="softmax_backward_cuda_out in aten/src/ATen/native/cuda/SoftMax.cu",
     operators={_aten._softmax_backward_data.default: with_temporaries(_product)},
+)
+DENSE = Rule(
+    name="softmax_dense",
+    what="softmax and log_softmax copy an input that does not lie densely, for the time of their kernel",
+    source="contiguous() in host_softmax and host_softmax_backward of aten/src/ATen/native/cuda/SoftMax.cu; the same "
+    "was seen on a card in https://github.com/CarperAI/trlx/pull/583",
+    operators={
+        _aten._softmax.default: with_temporaries(lambda args: _dense_copies(args[0])),
+        _aten._log_softmax.default: with_temporaries(lambda args: _dense_copies(args[0])),
+        _aten._log_softmax_backward_data.default: with_temporaries(lambda args: _dense_copies(*args[:2])),
+    },
 )
