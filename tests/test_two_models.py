@@ -1,5 +1,6 @@
 """Chapter 12: what DPO holds beside SFT to the byte, the phases of GRPO, the engine's block, the panel's floor."""
 
+import re
 from functools import partial
 
 import pytest
@@ -7,17 +8,19 @@ import torch
 
 import virtual_gpu
 from helpers import grpo_panel
-from helpers.chapters.c11_outside.tried import attempt
+from helpers.chapters.c11_outside.tried import Outcome, attempt
 from helpers.chapters.c12_two_models.engine import Engine
 from helpers.chapters.c12_two_models.floor import Grpo
 from helpers.chapters.c12_two_models.made import QUIET, pairs, prompts, texts, tokenizer
-from helpers.chapters.c12_two_models.phases import BACKWARD, LOSS, REFERENCE, ROLLOUT, STEP, steps_of
-from helpers.chapters.c12_two_models.pictures import draw_steps
+from helpers.chapters.c12_two_models.moments import moments_of, parts_at_peak
+from helpers.chapters.c12_two_models.phases import BACKWARD, LOSS, REFERENCE, ROLLOUT, STEP, Phase, Steps, steps_of
+from helpers.chapters.c12_two_models.pictures import draw_moments, draw_steps
 from helpers.chapters.c12_two_models.trained import train_grpo, train_whole
 from virtual_gpu.cards import card
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.models.build import build_model, count_parameters
 from virtual_gpu.models.configs import load_config
+from virtual_gpu.units import human_bytes
 
 GPU = "RTX 4090"
 
@@ -55,10 +58,63 @@ def test_logits_that_are_kept_make_a_pair_more_than_two_sequences():
                     for n in (1, 2))  # fmt: skip
     copy = 1024 * load_config("Qwen/Qwen3-4B").vocab_size * 4  # the logits of a sequence in fp32
     assert 3 * copy < large["sft"] - small["sft"] < 3.5 * copy
-    assert 4 * 2 * copy < large["dpo"] - small["dpo"] < 4.5 * 2 * copy
+    assert 5 * 2 * copy < large["dpo"] - small["dpo"] < 5.5 * 2 * copy
     for wrong in ({"way": "kto"}, {"batch": 0}, {"length": 40961}, {"batch": 10**6, "length": 4096}):
         with pytest.raises(WrongValue):
             train_whole(**wrong)
+
+
+def make_scores(early=False, dense=False, words=2**18):
+    """The policy's and the reference's log probabilities of two sequences, as chapter 12 makes them, and backward."""
+    policy, reference = (torch.nn.Linear(8, words).cuda() for _ in range(2))
+    inputs, ids = torch.ones(2, 64, 8).cuda(), torch.ones(2, 63, 1, dtype=torch.int64).cuda()
+
+    def scores(model):
+        logits = model(inputs)
+        rows = logits.log_softmax(-1)[:, :-1] if dense else logits[:, :-1].log_softmax(-1)
+        return logits, rows.gather(-1, ids)
+
+    kept, ours = scores(policy)
+    kept = None if early else kept
+    with torch.no_grad():
+        theirs = scores(reference)[1]
+    kept = None
+    (ours - theirs).sum().backward()
+
+
+@pytest.mark.parametrize(("ways", "copies"), [({}, 5), ({"early": True}, 4), ({"early": True, "dense": True}, 3)])
+def test_the_moments_of_a_step_with_whole_logits(ways, copies):
+    found = moments_of(partial(make_scores, **ways))
+    names = ["logits", "log_softmax", "reference logits", "reference log_softmax", "gradients"]
+    assert [one.made for one in found.rows] == names
+    highest = max(found.rows, key=lambda one: one.total)
+    assert highest.total == found.outcome.gpu and len(highest.held) - 1 == copies
+    assert ("copy" in dict(found.rows[3].held)) == ("dense" not in ways)
+    one = 2 * 64 * 2**18 * 4  # the logits, nearly what each of the others takes
+    assert all(0.98 * one <= nbytes <= one for _, nbytes in highest.held[1:])
+    assert human_bytes(highest.total) in draw_moments({"DPO": found}).alt
+
+
+def test_a_step_that_dies_has_the_moments_so_far():
+    found = moments_of(partial(make_scores, words=2**20), "2GiB, 7.5")
+    assert found.outcome.died == "gpu" and 0 < len(found.rows) < 5
+    assert "OOM" in draw_moments({"DPO": found}).svg()
+    assert moments_of(lambda: None).rows == ()
+
+
+def test_the_parts_of_a_peak_are_the_peak():
+    rows = parts_at_peak(make_scores)
+    assert rows[-1] == ["모두 · 끝까지 갔다", human_bytes(moments_of(make_scores).outcome.gpu)]
+    assert {"임시 텐서", "파라미터"} < {name for name, _ in rows}
+
+
+def test_the_numbers_stand_clear_of_the_cards_line():
+    room = 1000
+    phases = [Phase(ROLLOUT, 0, peak, 0, peak) for peak in (400, 940, 960, 990)]
+    drawn = draw_steps(Steps(phases, Outcome(990, 0), room)).svg()
+    line = float(re.search(r'y1="([\d.]+)" x2="[\d.]+" y2="\1"[^>]*stroke-width="2"', drawn)[1])
+    numbers = [float(y) for y in re.findall(r'y="([\d.]+)" font-size="11"', drawn)]
+    assert len(numbers) == 4 and all(y <= line - 4 or y - 11 >= line for y in numbers)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@
 # - 답을 만드는 엔진(vLLM)이 같은 카드에 있을 때 언제, 왜 죽는지 설명하고, 엔진의 몫을 계산한다.
 # - T4 한 장에서 DPO와 GRPO를 하려면 무엇을 적어야 하는지 안다.
 #
-# 이 장의 GPU 수치는 모두 가상 GPU에서 센 것이다(진짜 H100에서 잰 TRL과 얼마나 다른지는 12.9절에 있다). vLLM만은 실행하지 않고, 그 몫만큼의 빈 블록을 카드에 잡아 둔다(12.6절). `attempt`와 `compare`는 11장에서 쓴 것이고, `texts`, `pairs`, `prompts`는 길이를 정해 만든 데이터다.
+# 이 장의 GPU 수치는 모두 가상 GPU에서 센 것이다(진짜 H100에서 잰 TRL과 얼마나 다른지는 12.11절에 있다). vLLM만은 실행하지 않고, 그 몫만큼의 빈 블록을 카드에 잡아 둔다(12.7절). `attempt`와 `compare`는 11장에서 쓴 것이고, `texts`, `pairs`, `prompts`는 길이를 정해 만든 데이터다.
 
 # %%
 from functools import partial
@@ -47,7 +47,7 @@ billion, small = "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-0.6B"
 # ## 12.1 SFT에서 DPO로 바꾸면
 #
 # DPO([Rafailov 외, 2023](https://arxiv.org/abs/2305.18290))는 같은 질문에 대한 좋은 답과 나쁜 답을 한 쌍으로 준다. 좋은 답의 확률은 올리고 나쁜 답의 확률은 내리되, 처음 모델에서 너무 멀어지지 않게 한다. 그래서 처음 모델, 곧 **기준 모델**의 확률도 필요하다.
-# DPO는 모델을 두 번 올리니 메모리가 두 배라는 말([LlamaFactory #798](https://github.com/hiyouga/LlamaFactory/issues/798))이 있고, 기준 모델의 로그 확률을 미리 계산하게 해 달라는 요청([#4810](https://github.com/hiyouga/LlamaFactory/issues/4810))도 있다. Colab의 T4에서 4비트로 읽은 8B 모델이 배치 1로도 죽었다는 신고([unsloth #682](https://github.com/unslothai/unsloth/issues/682))는 12.4절에서 T4에 올려 본다.
+# DPO는 모델을 두 번 올리니 메모리가 두 배라는 말([LlamaFactory #798](https://github.com/hiyouga/LlamaFactory/issues/798))이 있고, 기준 모델의 로그 확률을 미리 계산하게 해 달라는 요청([#4810](https://github.com/hiyouga/LlamaFactory/issues/4810))도 있다. Colab의 T4에서 4비트로 읽은 8B 모델이 배치 1로도 죽었다는 신고([unsloth #682](https://github.com/unslothai/unsloth/issues/682))는 12.5절에서 T4에 올려 본다.
 #
 # Llama-3.2-1B를 RTX 4090(쓸 수 있는 메모리 23.16 GiB)에서 학습한다. `fp16=True` 말고는 TRL의 기본값 그대로다. 기본값에서 TRL은 가중치를 fp32로 읽고, 체크포인팅을 켜고, bf16으로 계산한다. T4에는 bf16 연산 장치가 없으므로(1장) 이 장의 프로그램은 T4에서도 쓸 수 있게 모두 fp16으로 계산한다. SFT는 길이 512인 글 4개, DPO는 프롬프트 256에 답 256인 쌍이다. DPO를 배치 4, 2, 1로 줄이면 **몇에서** 들어갈까?
 
@@ -92,8 +92,8 @@ ways = {
     "DPO 4, precomputed": partial(dpo, 4, precompute_ref_log_probs=True),
     "DPO 4": partial(dpo, 4),
 }
-peak = {name: attempt(program, "A100-80GB").gpu for name, program in ways.items()}
-for name, nbytes in peak.items():
+maximum = {name: attempt(program, "A100-80GB").gpu for name, program in ways.items()}
+for name, nbytes in maximum.items():
     print(f"{name:19} {nbytes:>14,} {human_bytes(nbytes):>10}")
 
 # %% [markdown] lang="ko"
@@ -104,8 +104,8 @@ from virtual_gpu.models.build import build_model, count_parameters
 from virtual_gpu.models.configs import load_config
 
 count = count_parameters(build_model(load_config(billion), torch.float32))
-print(f"{peak['DPO 4, precomputed'] - peak['SFT 8']:,}")
-print(f"{peak['DPO 4'] - peak['DPO 4, precomputed']:,}")
+print(f"{maximum['DPO 4, precomputed'] - maximum['SFT 8']:,}")
+print(f"{maximum['DPO 4'] - maximum['DPO 4, precomputed']:,}")
 print(f"{4 * count:,}")
 
 # %% [markdown] lang="ko"
@@ -174,7 +174,7 @@ times = guess("12.4", None, "times")
 times
 
 # %% [markdown] lang="ko"
-# `scores`는 로짓과 토큰마다의 로그 확률을, 두 함수는 순전파와 역전파를 맡는다. `kept`가 붙든 로짓이고, 손실을 다 계산하면 놓는다. `early`가 참이면 기준 모델을 부르기 전에 놓는다(아래에서 쓴다). 가중치를 뺀 것이 얼마나 느는지 보려고 배치를 바꾸어 실행한다.
+# `scores`는 로짓과 토큰마다의 로그 확률을, 두 함수는 순전파와 역전파를 맡는다. 마지막 토큰의 로짓은 맞힐 다음 토큰이 없어 잘라 낸다. `kept`가 붙든 로짓이고, 손실을 다 계산하면 놓는다. `early`와 `dense`는 아래에서 쓴다. 가중치를 뺀 것이 얼마나 느는지 보려고 배치를 바꾸어 실행한다.
 
 # %%
 from peft import get_peft_model
@@ -187,9 +187,10 @@ def loaded(name=billion, **options):
     return get_peft_model(model, lora).train()
 
 
-def scores(model, ids):
+def scores(model, ids, dense=False):
     logits = model(ids, use_cache=False).logits.float()
-    return logits, logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])
+    rows = logits.log_softmax(-1)[:, :-1] if dense else logits[:, :-1].log_softmax(-1)
+    return logits, rows.gather(-1, ids[:, 1:, None])
 
 
 def whole_sft(batch, length=512):
@@ -197,15 +198,14 @@ def whole_sft(batch, length=512):
     model(ids, labels=ids, use_cache=False).loss.backward()
 
 
-def whole_dpo(batch, length=512, load=loaded, early=False):
+def whole_dpo(batch, length=512, load=loaded, early=False, dense=False):
     model, ids = load(), torch.ones(2 * batch, length, dtype=torch.int64).cuda()
-    kept, policy = scores(model, ids)
+    kept, policy = scores(model, ids, dense)
     kept = None if early else kept
     with torch.no_grad(), model.disable_adapter():
-        reference = scores(model, ids)[1]
-    called, kept = torch.cuda.max_memory_allocated(), None
+        reference = scores(model, ids, dense)[1]
+    kept = None
     (policy - reference).sum().backward()
-    return called
 
 
 rows = {f"SFT {n}": partial(whole_sft, n) for n in (1, 4)}
@@ -214,37 +214,72 @@ most = {name: attempt(program, "T4").gpu for name, program in rows.items()}
 print(*(f"{name} {human_bytes(nbytes)}" for name, nbytes in most.items()), sep="\n")
 
 # %% [markdown] lang="ko"
-# 배치가 하나 늘 때마다 SFT는 0.77 GiB((5.43 − 3.12) / 3), DPO는 2.02 GiB((10.45 − 4.38) / 3)가 는다.
+# 배치가 하나 늘 때마다 SFT는 0.77 GiB((5.43 − 3.12) / 3), DPO는 2.51 GiB((12.41 − 4.87) / 3)가 는다.
 
 # %%
 times.against((most["DPO 4"] - most["DPO 1"]) / (most["SFT 4"] - most["SFT 1"]))
 
 # %% [markdown] lang="ko"
-# **2.6배**다. 체크포인팅을 켰으므로 층에는 거의 남지 않는다. 느는 것은 로짓이다. 몇 벌이 언제 함께 있을까? '잰 것'은 기준 모델을 부른 직후까지의 최대다.
+# **3.3배**다. 체크포인팅을 켰으므로 층에는 거의 남지 않는다. 느는 것은 로짓이다. 몇 벌이 언제 함께 있을까? 한 스텝에서 큰 텐서만 골라, 무엇과 함께 있는지 위에서 아래로 시간을 따라 그린다. 한 줄이 한 순간이고, 굵은 줄이 최대다. 좁은 칸은 fp32로 바꾸기 전의 fp16 로짓이다. 셋째와 넷째는 아래에서 설명한다.
 
 # %%
-held = {"DPO 4": partial(whole_dpo, 4)} | {f"DPO {n}, early": partial(whole_dpo, n, early=True) for n in (1, 4)}
-compare(held, "T4", ram=False)
+from helpers.chapters.c12_two_models.moments import moments_of_each, parts_at_peak
+from helpers.chapters.c12_two_models.pictures import draw_moments
+
+shown = {"SFT 4": partial(whole_sft, 4), "DPO 4": partial(whole_dpo, 4)}
+shown |= {"DPO 4, early": partial(whole_dpo, 4, early=True)}
+shown |= {"DPO 4, early, dense": partial(whole_dpo, 4, early=True, dense=True)}
+draw_moments(moments_of_each(shown, "T4"))
 
 # %% [markdown] lang="ko"
-# 첫 줄의 최대 10.45 GiB는 역전파가 아니라 **기준 모델을 부를 때** 이미 나왔다.
+# DPO 4의 최대는 역전파가 아니라 **기준 모델의 `log_softmax`** 에서 나온다. 그때 색칠한 칸이 다섯이고, SFT의 최대(역전파)에는 셋이다.
 #
-# | | 문장 | fp32 로짓 한 벌 | 최대인 순간에 함께 있는 것 | 몇 벌 |
+# | | 문장 | fp32 로짓 한 벌 | 최대일 때 함께 있는 것 | 몇 벌 |
 # |---|---|---|---|---|
-# | SFT, 글 하나 | 1 | 512 × 128,256 × 4바이트 = 0.24 GiB | 역전파: `log_softmax`의 결과와 그레이디언트 둘(3장) | 세 벌 남짓 |
-# | DPO, 쌍 하나 | 2 | 0.49 GiB | 기준 모델을 부를 때: 정책(policy, 학습하는 모델)의 로짓과 `log_softmax`, 기준 모델의 로짓과 `log_softmax` | 네 벌 남짓 |
+# | SFT, 글 하나 | 1 | 512 × 128,256 × 4바이트 = 0.24 GiB | `log_softmax`의 결과와 그레이디언트 둘(3장) | 3 |
+# | DPO, 쌍 하나 | 2 | 0.49 GiB | 정책(policy, 학습하는 모델)의 로짓과 `log_softmax`, 기준 모델의 로짓과 `log_softmax`, 그 입력의 사본 | 5 |
 #
-# 문장이 둘이라 두 배, 거기에 한 벌이 더 있어 4 / 3배, 곱하면 2.67배다(위의 결과로는 2.6배). 그래서 LLaMA-Factory처럼 역전파 전에 로짓을 놓아도 최대는 그대로다. 놓으려면 **기준 모델을 부르기 전에** 놓아야 한다. 위의 결과에서 `early`인 두 줄이 그것이다. 쌍 하나에 (8.50 − 3.89) / 3 = 1.54 GiB, SFT의 두 배로 돌아간다.
+# 문장이 둘이라 두 배, 거기에 두 벌이 더 있어 5 / 3배, 곱하면 위의 3.3배다. 노란 칸의 **사본**은 코드에 보이지 않는다. `logits[:, :-1]`은 문장마다 끝이 잘려 메모리에 띄엄띄엄 놓이는데, CUDA의 `log_softmax`는 이어진 텐서를 받아야 해서 잠깐 복사한다(PyTorch의 `SoftMax.cu`. 같은 것을 trlX에서 고치려 한 [PR #583](https://github.com/CarperAI/trlx/pull/583)도 있다). LLaMA-Factory도 이렇게 자른다(`train/trainer_utils.py`의 `get_batch_logps`).
+#
+# 고칠 데도 그림에 있다. LLaMA-Factory처럼 역전파 전에 로짓을 놓아도 최대는 그대로이고, **기준 모델을 부르기 전에** 놓으면(`early`) 주황색 칸이 빠져 네 벌, 10.45 GiB다. `log_softmax`를 **먼저 부르고 자르면**(`dense`) 노란 칸도 빠져 세 벌, 8.51 GiB다. 이제 벌 수가 SFT와 같으니 로짓은 문장의 수만큼, 곧 두 배다.
 #
 # TRL 1.16은 로짓을 통째로 만들지 않는다. 마지막 은닉 상태와 출력층을 토큰 4,096개 × 어휘 32,768개짜리 타일로 곱해 토큰마다 로그 확률만 남기고, 역전파에서 다시 곱한다(소스의 `trl/kernels/chunked_logprob.py`). 12.2절에서 SFT의 배치를 4에서 8로 늘려도 최대가 거의 그대로였던 까닭이다. 1.9(2026년 7월)에서는 DPO와 GRPO가 아직 통째로 만들었다(`selective_log_softmax`). `pip show trl`로 버전부터 본다. 옛 버전이라면 이 장의 DPO와 GRPO보다 더 든다. LLaMA-Factory에도 `log_softmax`를 나누어 계산하자는 제안이 2026년 8월에 올라왔다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)).
 #
-# ### T4에서 8B를 DPO로
+# **연습 12-1.** 로짓을 통째로 만드는 DPO에서, 로짓은 모두 몇 바이트인가? 마지막 토큰도 빼지 않고 문장마다 `length`개로 센다. `each`는 수 하나의 바이트다. 정책의 로짓이 한 벌 있고, `reference`가 참이면 기준 모델의 로짓도 한 벌 함께 있다. 막히면 `exercise("12-1").hint()`를 실행한다.
+
+
+# %%
+def dpo_logits(pairs, length, vocabulary, each, reference):
+    return ...
+
+
+exercise("12-1").check(dpo_logits)
+
+# %% [markdown] lang="ko"
+# ### 사건 12-A: SFT는 4가 되는데 DPO는 2도 안 된다
+#
+# 이 절의 처음에 본 신고(#10175)로 돌아간다. 같은 데이터와 설정에서 **SFT는 배치 4가 되고, DPO는 배치 2가 안 되고, 배치 1은 된다**고 했다. 모델은 4B라고만, 글의 길이는 아예 적지 않았다(배치 1에서 누적을 128번으로 늘려도 OOM이라는 말도 있는데, 그것은 여기서 설명하지 못한다). Qwen3-4B이고 문장의 길이가 모두 같다면, 세 가지가 모두 사실일 길이는 얼마인가?
+#
+# 위의 두 함수를 bf16, rank 8, 80 GB 카드로 옮긴 것을 `run(way="sft"나 "dpo", batch=…, length=…)`으로 다섯 번까지 실행한다. 다섯 번을 어디에 쓸지 먼저 정한다.
+
+# %%
+case("12-A").run(way="sft", batch=4, length=4096)
+
+# %% [markdown] lang="ko"
+# 길이(토큰의 수)를 적는다. `check`는 세 가지를 차례로 실행해 보고, 처음으로 어긋나는 것을 알려 준다.
+
+# %%
+length = ...
+case("12-A").check(length)
+
+# %% [markdown] lang="ko"
+# ## 12.5 T4에서 8B를 DPO로
 #
 # 12.1절의 신고(#682)가 하려던 일이다. 8B 모델을 4비트로 읽고(QLoRA, 8.9절) T4에서 배치 1로 학습한다. LoRA라 기준 모델은 없고 로짓도 통째로 만들지 않는다면 14.64 GiB 가운데 얼마나 쓸까? 문장은 1,024토큰씩이다. `DPOConfig`는 그보다 긴 것을 자른다(`max_length`의 기본값).
 #
 # 그 전에 함정이 하나 있다. TRL 1.16은 4비트나 8비트로 읽은 모델이면 **어댑터를 bf16으로 바꾼다**(`dpo_trainer.py`. SFT와 GRPO도 같다). 그런데 `fp16=True`의 손실 스케일링은 bf16 그레이디언트를 받지 못한다. T4에서는 첫 갱신에서 `NotImplementedError: "_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for 'BFloat16'`로 멈춘다(2026년 8월에 이 오류를 TRL의 그 줄까지 따라간 것이 [Soup #558](https://github.com/MakazhanAlpamys/Soup/issues/558)이다). 그래서 Trainer를 만든 **뒤에** 어댑터를 fp32로 되돌린다. 가상 GPU는 메모리만 세므로 되돌리지 않아도 지나간다.
 #
-# 둘째와 셋째 줄은 위의 `whole_dpo`를 같은 8B로 실행한 것이다. 길이는 1,024와 2,048이고, 갱신은 없다.
+# 최대일 때 무엇이 얼마나 있는지를 큰 것부터 적는다. 마지막 줄이 그 합이다.
 
 # %%
 from transformers import BitsAndBytesConfig
@@ -265,60 +300,26 @@ def dpo_8b():
     trainer.train()
 
 
+parts_at_peak(dpo_8b, "T4")
+
+# %% [markdown] lang="ko"
+# T4의 절반 남짓이다.
+#
+# - **파라미터** 5.80 GiB는 4비트 가중치 3.66 GiB(69.8억 × 0.5625바이트, 2장), 4비트로 바꾸지 않는 임베딩과 출력층 1.96 GiB(8.9절과 달리 `prepare_model_for_kbit_training`을 부르지 않아 fp16 그대로다), 어댑터 0.16 GiB(4,194만 × 4바이트)다. 나머지는 할당자가 나누지 않은 자투리다(3장).
+# - **임시 텐서**는 거의 다 어텐션이다. 문장의 길이가 같아 마스크가 없으니 T4는 math 커널로 간다(3.12절). 재계산하는 층 하나에 문장 2 × 헤드 32 × 1,024 × 1,024 × 4바이트 = 0.25 GiB짜리 행렬이 넷 있다. 3.12절의 한 줄을 Trainer보다 먼저 적으면 생기지 않는다.
+# - **역전파를 위해 저장한 텐서**는 체크포인팅이 남긴 층의 입력이다. 32층 × 문장 2 × 1,024 × 4,096 × 2바이트 = 0.5 GiB.
+# - 어댑터의 **옵티마이저 상태**는 0.31 GiB이고 그레이디언트는 아직 거의 없다. 역전파가 막 시작된 때다.
+#
+# 로짓을 통째로 만들면 어떨까? 12.4절의 `whole_dpo`를 같은 8B로, 길이 1,024와 2,048에서 실행한다. 갱신은 없다.
+
+# %%
 load = partial(loaded, "meta-llama/Llama-3.1-8B", quantization_config=four_bits)
-whole = {f"whole logits, {n:,}": partial(whole_dpo, 1, n, load=load) for n in (1024, 2048)}
-compare({"TRL, 1,024": dpo_8b} | whole, "T4", ram=False)
+compare({f"whole logits, {n:,}": partial(whole_dpo, 1, n, load=load) for n in (1024, 2048)}, "T4", ram=False)
 
 # %% [markdown] lang="ko"
-# TRL은 T4의 절반 남짓이다. 큰 것부터 4비트 가중치가 3.66 GiB(69.8억 × 0.5625바이트, 2장), 4비트로 바꾸지 않는 임베딩과 출력층이 1.96 GiB(8.9절과 달리 `prepare_model_for_kbit_training`을 부르지 않아 fp16 그대로다), 어댑터와 그 그레이디언트와 두 상태가 0.62 GiB(4,194만 × 16바이트)다. 로짓을 통째로 만들면 1,024토큰은 10.26 GiB로 끝나고 2,048토큰은 죽는다. (#682가 바로 이것 때문에 죽었는지는 확인하지 못했다.)
+# 1,024토큰은 11.23 GiB로 끝나고 2,048토큰은 죽는다. 마지막에 달라고 한 1 GiB는 위에서 본 어텐션의 행렬이다. 그것이 없어도 로짓 다섯 벌(1.96 GiB씩)과 4비트 모델(3.66 + 1.96 GiB)만으로 14.64 GiB를 넘는다. (#682가 바로 이것 때문에 죽었는지는 확인하지 못했다.)
 #
-# **연습 12-1.** 로짓을 통째로 만드는 DPO에서, 로짓은 모두 몇 바이트인가? 마지막 토큰도 빼지 않고 문장마다 `length`개로 센다. `each`는 수 하나의 바이트다. 정책의 로짓이 한 벌 있고, `reference`가 참이면 기준 모델의 로짓도 한 벌 함께 있다. 막히면 `exercise("12-1").hint()`를 실행한다.
-
-
-# %%
-def dpo_logits(pairs, length, vocabulary, each, reference):
-    return ...
-
-
-exercise("12-1").check(dpo_logits)
-
-# %% [markdown] lang="ko"
-# 이 식을 거꾸로도 쓴다. 같은 모델과 설정으로 SFT는 한 장에 들어가는데 DPO는 32 GB 카드 여덟 장에서 배치 1로도 죽었다는 신고([LlamaFactory #6800](https://github.com/hiyouga/LlamaFactory/issues/6800))의 메시지다.
-#
-# ```
-# line 3479, in cross_entropy
-# torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.64 GiB. GPU 3 has a total capacity of 31.74 GiB
-# of which 1.41 GiB is free. […] 23.51 GiB is allocated by PyTorch, and 5.51 GiB is reserved by PyTorch but unallocated.
-# ```
-#
-# 10장의 규칙으로는 무엇을 의심하는가? 그리고 4.64 GiB가 fp32 로짓 한 벌이라면 문장 하나는 몇 토큰이었을까? Qwen2-VL-7B의 어휘는 152,064개다.
-#
-# <details><summary>답</summary>
-#
-# 4.64는 1.41 + 5.51보다 작다. 10장의 규칙으로는 **단편화**부터 의심하고, `expandable_segments:True`를 먼저 해 본다.
-#
-# 4.64 × 2³⁰ / (152,064 × 4) = 8,191이다. 쌍 하나는 문장 둘이므로 하나에 4,096토큰쯤이다. 그런데 DPO의 손실에 왜 `cross_entropy`가 있을까? 그 무렵(2025년 1월)의 LLaMA-Factory는 `labels`까지 모델에 건네서, DPO가 쓰지 않는 SFT 손실을 순전파마다 계산했다. 지금은 `labels`를 빼고 부른다. (그 사람의 데이터를 본 것은 아니다.)
-#
-# </details>
-#
-# ### 사건 12-A: SFT는 4가 되는데 DPO는 2도 안 된다
-#
-# 이 절의 처음에 본 신고(#10175)로 돌아간다. 같은 데이터와 설정에서 **SFT는 배치 4가 되고, DPO는 배치 2가 안 되고, 배치 1은 된다**고 했다. 모델은 4B라고만, 글의 길이는 아예 적지 않았다(배치 1에서 누적을 128번으로 늘려도 OOM이라는 말도 있는데, 그것은 여기서 설명하지 못한다). Qwen3-4B이고 문장의 길이가 모두 같다면, 세 가지가 모두 사실일 길이는 얼마인가?
-#
-# 위의 두 함수를 bf16, rank 8, 80 GB 카드로 옮긴 것을 `run(way="sft"나 "dpo", batch=…, length=…)`으로 다섯 번까지 실행한다. 다섯 번을 어디에 쓸지 먼저 정한다.
-
-# %%
-case("12-A").run(way="sft", batch=4, length=4096)
-
-# %% [markdown] lang="ko"
-# 길이(토큰의 수)를 적는다. `check`는 세 가지를 차례로 실행해 보고, 처음으로 어긋나는 것을 알려 준다.
-
-# %%
-length = ...
-case("12-A").check(length)
-
-# %% [markdown] lang="ko"
-# ## 12.5 GRPO의 한 스텝
+# ## 12.6 GRPO의 한 스텝
 #
 # GRPO([Shao 외, 2024](https://arxiv.org/abs/2402.03300))는 질문 하나에 답 G개를 **스스로 만들고**, 점수를 매겨, 평균보다 나은 답의 확률을 올린다. 한 스텝이 여러 단계다.
 #
@@ -332,7 +333,7 @@ case("12-A").check(length)
 # Qwen3-0.6B 전체를 RTX 4090에서 두 스텝 학습한다. 256토큰짜리 질문 하나에 8토큰짜리 답 8개를 만든다. 답은 언제나 `max_completion_length`까지 간다. 가상 GPU의 텐서에는 값이 없어 문장을 끝내는 토큰이 뽑히지 않기 때문이다. **둘째 스텝**에서 가장 높은 단계는 어디일까?
 
 # %%
-highest = guess("12.5", None, ("rollout", "loss", "backward", "step"))
+highest = guess("12.6", None, ("rollout", "loss", "backward", "step"))
 highest
 
 # %% [markdown] lang="ko"
@@ -436,7 +437,7 @@ repaired
 # %% [markdown] lang="ko"
 # 이 표에는 KV 캐시가 없다. `generate`로 만든다면 4B의 답 8개에 2 × 36층 × 8헤드 × 128 × 2바이트 × 768토큰 × 8개 = 0.84 GiB가 롤아웃에 더해진다(11.3절의 식). 롤아웃은 7.88 GiB였으니 더해도 역전파보다 낮다.
 #
-# ## 12.6 엔진이 같은 카드에 있을 때
+# ## 12.7 엔진이 같은 카드에 있을 때
 #
 # `generate`는 느려서, 답은 대개 vLLM 같은 엔진으로 만든다. 학습과 같은 카드에 두는 것이 TRL의 `use_vllm=True`와 `vllm_mode="colocate"`다. 엔진은 **시작할 때** 카드의 `gpu_memory_utilization`만큼을 가중치와 KV 캐시의 자리로 잡는다([vLLM 문서, Engine Arguments](https://docs.vllm.ai/en/v0.8.1/serving/engine_args.html)). 모델이 작아도 그렇다. 가중치를 올리고 남는 자리는 KV 캐시가 된다. TRL 1.16의 기본값은 0.3이다(`vllm_gpu_memory_utilization`). 그만큼 비어 있지 않으면 시작하지도 않는다(`Free memory on device … is less than desired GPU memory utilization`, [vllm #20305](https://github.com/vllm-project/vllm/issues/20305)).
 #
@@ -462,7 +463,7 @@ print(f"{longest:,}", human_bytes(kv_bytes(config, longest)), human_bytes(left))
 # `Engine`은 vLLM이 아니라 **그 몫만큼의 블록**이다. 첫 답을 만들 때 잡고, 재우면 돌려준다. (진짜 vLLM으로 만들면 TRL은 정책의 로그 확률을 그레이디언트 없이 한 번 더 계산한다. 그것은 여기에 없다.) 엔진의 몫을 0.6으로 두고 재우지 않는다. 어디에서 죽을까?
 
 # %%
-dies = guess("12.6", None, ("step 1", "step 2", "never"))
+dies = guess("12.7", None, ("step 1", "step 2", "never"))
 dies
 
 # %% [markdown] lang="ko"
@@ -505,7 +506,7 @@ compare_steps({name: partial(grpo, completion=512, rollout=one) for name, one in
 #
 # - 0.1이면 재우지 않고도 11.89 GiB로 끝난다. 몫은 카드가 아니라 **가중치, 만들 답의 수와 길이**에 여유를 더해 정한다. 그래도 모자라면 재운다.
 # - 깨우기 전에 `empty_cache()`를 부른다. 학습 쪽 할당자가 쥔 빈 덩어리를 드라이버에 돌려주어야 엔진이 쓸 수 있다. TRL도 그렇게 한다(`vllm_generation.py`). 손수 만든 루프라면 이 줄을 빠뜨리지 않는다.
-# - TRL에서는 엔진 안에 가중치가 **한 벌 더** 있다. 위의 블록에는 이미 들어 있다. 12.5절의 4B를 T4에서 엔진과 함께 두지 못하는 까닭이기도 하다. 학습 쪽에 늘 있는 7.88 GiB의 거의 모두가 fp16 가중치이니, 두 벌이면 14.64 GiB를 넘고 재워도 답을 만드는 동안에는 두 벌이 함께 있다. Unsloth는 엔진과 학습이 가중치 한 벌을 함께 쓴다고 적는다([Long-context GRPO](https://unsloth.ai/blog/grpo)의 표에서 Llama-3.1-8B의 추론 몫이 TRL은 16 GB, Unsloth는 0 GB다. 여기서 재지는 않았다).
+# - TRL에서는 엔진 안에 가중치가 **한 벌 더** 있다. 위의 블록에는 이미 들어 있다. 12.6절의 4B를 T4에서 엔진과 함께 두지 못하는 까닭이기도 하다. 학습 쪽에 늘 있는 7.88 GiB의 거의 모두가 fp16 가중치이니, 두 벌이면 14.64 GiB를 넘고 재워도 답을 만드는 동안에는 두 벌이 함께 있다. Unsloth는 엔진과 학습이 가중치 한 벌을 함께 쓴다고 적는다([Long-context GRPO](https://unsloth.ai/blog/grpo)의 표에서 Llama-3.1-8B의 추론 몫이 TRL은 16 GB, Unsloth는 0 GB다. 여기서 재지는 않았다).
 #
 # 이 절의 엔진은 몫만큼의 블록일 뿐이라 **적게 잡은 것이다.** 진짜 엔진은 잠들어도 얼마간 남고([vllm #28714](https://github.com/vllm-project/vllm/issues/28714)의 로그에서 1.19 GiB), 몫 안에 가중치가 들어가는지 이 블록은 따지지 않는다. 깨우다가 모자라면 PyTorch의 메시지가 아니라 `CUDA Error: out of memory at …/cumem_allocator.cpp`가 나온다([vllm #13941](https://github.com/vllm-project/vllm/issues/13941)). vLLM과 함께 카드에서 돌려 본 것은 없다.
 #
@@ -522,14 +523,14 @@ exercise("12-2").check(peak)
 # %% [markdown] lang="ko"
 # ### 사건 12-B: 기본값 그대로인데 둘째 스텝에서 죽는다
 #
-# [trl #2927](https://github.com/huggingface/trl/issues/2927)은 두어 스텝은 잘 되다가 죽는다는 신고다. 엔진의 몫을 0.9에서 0.7로 줄이라는 조언을 따랐는데도 셋째 스텝에서 죽었다(카드를 둘 쓴 것도 있어 구성은 다르다). 같은 증상을 T4에서 일으킨다. 학습은 12.5절의 '0.6B, full'이고, 엔진의 몫은 TRL의 기본값인 0.3이며, 재우지 않는다. 재우지 않은 채로 끝까지 가는 **가장 큰 몫**을 0.1 단위로 찾는다. 연습 12-2의 식에 12.5절의 표와 T4의 크기(아래의 첫 줄, 쓸 수 있는 것은 14.64 GiB)를 넣어 먼저 예상하고 `run(fraction=…)`으로 확인한다.
+# [trl #2927](https://github.com/huggingface/trl/issues/2927)은 두어 스텝은 잘 되다가 죽는다는 신고다. 엔진의 몫을 0.9에서 0.7로 줄이라는 조언을 따랐는데도 셋째 스텝에서 죽었다(카드를 둘 쓴 것도 있어 구성은 다르다). 같은 증상을 T4에서 일으킨다. 학습은 12.6절의 '0.6B, full'이고, 엔진의 몫은 TRL의 기본값인 0.3이며, 재우지 않는다. 재우지 않은 채로 끝까지 가는 **가장 큰 몫**을 0.05 단위로 찾는다. 엔진의 하한 0.12보다는 커야 한다. 연습 12-2의 식에 12.6절의 표와 T4의 크기(아래의 첫 줄, 쓸 수 있는 것은 14.64 GiB)를 넣어 먼저 예상하고 `run(fraction=…)`으로 확인한다.
 
 # %%
 print(human_bytes(card("T4").memory_bytes))
 case("12-B").run(fraction=0.3)
 
 # %% [markdown] lang="ko"
-# 찾은 몫을 적는다. `check`는 그 몫으로 끝까지 가고 0.1을 더 주면 죽는지 본다.
+# 찾은 몫을 적는다. `check`는 그 몫으로 끝까지 가고 0.05를 더 주면 죽는지 본다.
 
 # %%
 fraction = ...
@@ -538,12 +539,13 @@ case("12-B").check(fraction)
 # %% [markdown] lang="ko"
 # <details><summary>찾은 다음에</summary>
 #
-# - 0.25는 어떨까? 식으로는 10.37 + 0.25 × 14.74 = 14.06 GiB라 들어간다. 그러나 남는 것은 0.58 GiB이고, 카드에 들어가야 하는 것은 할당이 아니라 그보다 많은 예약이다(3장). 실행해서 끝나더라도 진짜 학습에서는 믿을 수 없는 여유다. 0.1은 어떨까? 1.47 GiB라 엔진의 하한 1.77 GiB에 모자란다. 이 블록은 그것을 따지지 않지만 진짜 엔진은 따진다.
+# - 0.25면 식으로 10.37 + 0.25 × 14.74 = 14.06 GiB라 들어가고, 실행해도 끝까지 간다. 그러나 남는 것이 0.58 GiB이고, 카드에 들어가야 하는 것은 할당이 아니라 그보다 많은 예약이다(3장). 진짜 학습이라면 한 단계 아래인 0.2를 준다.
+# - 0.1도 여기서는 끝까지 가지만 1.47 GiB라 엔진의 하한 1.77 GiB에 모자란다. 이 블록은 그것을 따지지 않고, 진짜 엔진은 따진다.
 # - 몫을 줄이지 않는 길도 둘 있다. 재우거나(`run(fraction=0.3, sleeps=True)`), 3.12절의 한 줄로 학습 쪽을 줄인다. 식으로는 9.53 + 0.3 × 14.74 = 13.95 GiB다.
 #
 # </details>
 #
-# ## 12.7 직접 바꿔 보기
+# ## 12.8 직접 바꿔 보기
 #
 # 패널은 단계마다 **적어도** 얼마가 있어야 하는지를 식으로 계산한다. 가중치, 기준 모델, 옵티마이저 상태, 그레이디언트, fp32 가중치의 16비트 사본(autocast), KV 캐시, 층의 입력(체크포인팅을 켠 것으로 센다), 로짓의 타일, 엔진의 몫이다. 임시 텐서는 세지 않으므로 하한이다. 하한이 넘치면 들어가지 않고, 하한이 들어가도 여유가 있어야 한다.
 #
@@ -555,7 +557,7 @@ case("12-B").check(fraction)
 #
 # <details><summary>답 (먼저 바꿔 본 다음에 연다)</summary>
 #
-# - **엔진이 늘 있음.** 몫 0.65에서 손실과 역전파가 함께 넘친다(23.76, 24.25 GiB). 0.6은 하한이 23.07 GiB라 들어가는 것처럼 보이지만 12.6절에서는 죽었다. 하한이 들어가도 여유가 있어야 한다는 말이 이것이다.
+# - **엔진이 늘 있음.** 몫 0.65에서 손실과 역전파가 함께 넘친다(23.76, 24.25 GiB). 0.6은 하한이 23.07 GiB라 들어가는 것처럼 보이지만 12.7절에서는 죽었다. 하한이 들어가도 여유가 있어야 한다는 말이 이것이다.
 # - **엔진을 재움.** 0.65까지 들어가고 0.7에서 롤아웃만 넘친다(23.22 GiB). 손실과 역전파는 몫과 상관없이 그대로다.
 # - **Llama-3.1-8B, LoRA.** '따로 한 벌'은 32.13 GiB라 들어가지 않고, '어댑터 끄기'는 17.18 GiB다. '없음'과 같다.
 #
@@ -567,36 +569,9 @@ from helpers import grpo_panel
 grpo_panel()
 
 # %% [markdown] lang="ko"
-# ## 12.8 기억할 것
+# ## 12.9 T4에서 쓰는 스크립트 둘
 #
-# 이 장에서 적은 예상과 결과다.
-
-# %%
-guesses()
-
-# %% [markdown] lang="ko"
-# | 언제 죽나 | 원인이 되는 것 | 고치는 줄 |
-# |---|---|---|
-# | 배치를 줄여도 DPO가 죽는다 | 기준 모델 한 벌 | `precompute_ref_log_probs=True`, LoRA(`peft_config`) |
-# | DPO의 손실에서 죽는다 | 통째로 만든 로짓 | 로짓을 조각으로 만드는 손실(TRL 1.16의 기본값), 배치, `max_length` |
-# | GRPO의 롤아웃에서 | KV 캐시, 남아 있는 옵티마이저 상태 | 한 번에 만드는 답의 수(배치 × 누적), `max_completion_length`, LoRA |
-# | GRPO의 역전파에서 | 쥐고 있는 엔진, 체크포인팅을 껐다면 순전파 상태 | `vllm_enable_sleep_mode=True`, `gradient_checkpointing=True` |
-# | 둘째 스텝의 롤아웃 | 첫 갱신에서 생긴 옵티마이저 상태 | `vllm_gpu_memory_utilization`을 가중치 + 답의 KV 캐시 + 여유로 줄이고 `vllm_max_model_length`를 적는다 |
-# | LoRA인데도 모자란다 | fp32로 읽은 얼린 가중치 | `model_init_kwargs={"dtype": "float16"}`(T4) |
-#
-# - DPO가 SFT보다 더 드는 것은 **문장이 쌍이라는 것과 가중치 한 벌**이다. 네 벌이 다 두 배가 되지는 않는다. 로짓을 통째로 만들고 붙들면 쌍 하나가 글 하나의 두 배를 넘는다.
-# - 최대는 단계마다 따로 있다. 설정 하나는 한두 단계만 옮긴다. 가장 높은 단계를 먼저 찾는다.
-# - 재우면 번갈아 쓰고, 재우지 않으면 더한다.
-# - T4에서는 `fp16=True`, `peft_config`, `"dtype": "float16"`을 함께 적는다. 4비트나 8비트라면 Trainer를 만든 뒤에 어댑터를 fp32로 되돌린다(12.4절). DPO와 GRPO의 스크립트가 12.9절에 있다. 이 장은 메모리만 센다. `generate`로 답을 만드는 시간은 재지 않았으니, 몇 스텝을 먼저 돌려 보고 정한다.
-#
-# KV 캐시와 `generate`는 [11장](11_outside_training.ipynb)에, LoRA는 [8장](08_lora.ipynb)에, 오류 메시지에서 거꾸로 찾아가는 길은 [10장](10_oom_clinic.ipynb)에 있다.
-
-# %% [markdown] lang="ko"
-# ## 12.9 더 읽을거리: T4의 스크립트와 진짜 카드
-#
-# ### T4에서 쓰는 스크립트 둘
-#
-# 12.5절의 '4B, LoRA'와 12.4절의 8B를 여느 스크립트로 쓰면 이렇다(`reward`와 `data`는 자기 것).
+# 12.6절의 '4B, LoRA'와 12.5절의 8B를 여느 스크립트로 쓰면 이렇다(`reward`와 `data`는 자기 것, `lora`는 둘이 같다).
 #
 # ```python
 # from peft import LoraConfig
@@ -613,16 +588,14 @@ guesses()
 #
 # ```python
 # import torch
-# from peft import LoraConfig
 # from transformers import BitsAndBytesConfig
 # from trl import DPOConfig, DPOTrainer
 #
 # four_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float16)
-# arguments = DPOConfig(
-#     "out", fp16=True, per_device_train_batch_size=1, max_length=1024,
+# arguments = DPOConfig(  # 1,024토큰에서 자른다. 7.79 GiB다
+#     "out", fp16=True, per_device_train_batch_size=1,
 #     model_init_kwargs={"dtype": "float16", "quantization_config": four_bits},
 # )
-# lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
 # trainer = DPOTrainer("meta-llama/Llama-3.1-8B", args=arguments, train_dataset=data, peft_config=lora)
 # for weight in trainer.model.parameters():
 #     if weight.requires_grad:
@@ -630,9 +603,34 @@ guesses()
 # trainer.train()
 # ```
 #
-# ### 진짜 카드에서는
+# ## 12.10 기억할 것
 #
-# 12.1~12.3절의 SFT와 DPO는 H100 한 장에서도 그대로 돌려 보았다(Llama-3.2-1B, 가중치는 무작위). `peak`와 `reserved`는 카드에서 잰 최대와 예약이고, `off`와 `off by`는 예측에서 그것을 뺀 차이다. 이 예측은 미리 적어 둔 것이 아니라, 같은 카드의 다른 기록을 보고 규칙 몇 가지를 고친 뒤에 다시 계산한 것이다. 12.4절의 2.6배는 카드에서 확인하지 않았다.
+# 이 장에서 적은 예상과 결과다.
+
+# %%
+guesses()
+
+# %% [markdown] lang="ko"
+# | 언제 죽나 | 원인이 되는 것 | 고치는 줄 |
+# |---|---|---|
+# | 배치를 줄여도 DPO가 죽는다 | 기준 모델 한 벌 | `precompute_ref_log_probs=True`, LoRA(`peft_config`) |
+# | DPO의 손실에서 죽는다 | 통째로 만든 로짓 | 로짓을 조각으로 만드는 손실(TRL 1.16의 기본값), 배치, `max_length`. 손수 쓴 손실이라면 기준 모델을 부르기 전에 로짓을 놓고, `log_softmax`를 부른 뒤에 자른다 |
+# | GRPO의 롤아웃에서 | KV 캐시, 남아 있는 옵티마이저 상태 | 한 번에 만드는 답의 수(배치 × 누적), `max_completion_length`, LoRA |
+# | GRPO의 역전파에서 | 쥐고 있는 엔진, 체크포인팅을 껐다면 순전파 상태 | `vllm_enable_sleep_mode=True`, `gradient_checkpointing=True` |
+# | 둘째 스텝의 롤아웃 | 첫 갱신에서 생긴 옵티마이저 상태 | `vllm_gpu_memory_utilization`을 가중치 + 답의 KV 캐시 + 여유로 줄이고 `vllm_max_model_length`를 적는다 |
+# | LoRA인데도 모자란다 | fp32로 읽은 얼린 가중치 | `model_init_kwargs={"dtype": "float16"}`(T4) |
+#
+# - DPO가 SFT보다 더 드는 것은 **문장이 쌍이라는 것과 가중치 한 벌**이다. 네 벌이 다 두 배가 되지는 않는다. 로짓을 통째로 만들고 붙들면 쌍 하나가 글 하나의 두 배를 넘는다.
+# - 최대는 단계마다 따로 있다. 설정 하나는 한두 단계만 옮긴다. 가장 높은 단계를 먼저 찾는다.
+# - 재우면 번갈아 쓰고, 재우지 않으면 더한다.
+# - T4에서는 `fp16=True`, `peft_config`, `"dtype": "float16"`을 함께 적는다. 4비트나 8비트라면 Trainer를 만든 뒤에 어댑터를 fp32로 되돌린다(12.5절). DPO와 GRPO의 스크립트가 12.9절에 있다. 이 장은 메모리만 센다. `generate`로 답을 만드는 시간은 재지 않았으니, 몇 스텝을 먼저 돌려 보고 정한다.
+#
+# KV 캐시와 `generate`는 [11장](11_outside_training.ipynb)에, LoRA는 [8장](08_lora.ipynb)에, 오류 메시지에서 거꾸로 찾아가는 길은 [10장](10_oom_clinic.ipynb)에 있다.
+
+# %% [markdown] lang="ko"
+# ## 12.11 더 읽을거리: 진짜 카드에서는
+#
+# 12.1~12.3절의 SFT와 DPO는 H100 한 장에서도 그대로 돌려 보았다(Llama-3.2-1B, 가중치는 무작위). `peak`와 `reserved`는 카드에서 잰 최대와 예약이고, `off`와 `off by`는 예측에서 그것을 뺀 차이다. 이 예측은 미리 적어 둔 것이 아니라, 같은 카드의 다른 기록을 보고 규칙 몇 가지를 고친 뒤에 다시 계산한 것이다. 12.4절은 카드에서 확인하지 않았다(로짓을 통째로 만드는 정책 쪽의 순전파와 역전파만은 H100에서도 최대가 바이트까지 같았다. `benchmarks/README.md`의 'pairs' 세 줄이다).
 
 # %%
 import json
@@ -658,8 +656,8 @@ table(rows, {})
 # 12.2절의 뺄셈 둘을 카드에서 잰 최대로 다시 한다.
 
 # %%
-dpo, alone, sft = (runs[name]["peak"][0] for name in ("DPO 4", "DPO 4, precomputed", "SFT 8"))
-print(f"{dpo - alone:,} {alone - sft:,}")
+both, alone, single = (runs[name]["peak"][0] for name in ("DPO 4", "DPO 4, precomputed", "SFT 8"))
+print(f"{both - alone:,} {alone - single:,}")
 
 # %% [markdown] lang="ko"
 # 다섯 가지 모두 최대가 바이트까지 같고, 예약의 차이는 0.31%까지다. 기준 모델은 그 파라미터의 4배인 4,943,257,600바이트이고, 그것을 빼면 쌍 4개의 DPO와 글 8개의 SFT는 카드에서도 512바이트가 다르다.
@@ -678,13 +676,33 @@ print(f"{dpo - alone:,} {alone - sft:,}")
 # | `trl.scripts.dpo` | 쌍 2, 길이 1024까지 | 11.76 GiB | 11.758 GiB |
 # | `trl.scripts.grpo` | 답 8개, 길이 64까지 | 9.56 GiB | 9.548 GiB |
 #
-# 셋 다 차이가 0.2% 안이다. 12.2절의 셈도 여기서 다시 할 수 있다. 글 4개와 쌍 2개는 문장의 수가 같고, 잰 값의 차이 11.758 − 9.535 = 2.223 GiB는 Qwen3-0.6B의 fp32 가중치 한 벌(12.5절의 2.22 GiB)이다. 진짜 카드에서도 DPO가 더 쓴 것은 기준 모델이었다.
+# 셋 다 차이가 0.2% 안이다. 12.2절의 셈도 여기서 다시 할 수 있다. 글 4개와 쌍 2개는 문장의 수가 같고, 잰 값의 차이 11.758 − 9.535 = 2.223 GiB는 Qwen3-0.6B의 fp32 가중치 한 벌(12.6절의 2.22 GiB)이다. 진짜 카드에서도 DPO가 더 쓴 것은 기준 모델이었다.
 #
 # T4에서 잰 것은 없고, vLLM과 함께 돌린 것도 없다.
 #
+# ### 오류의 크기에서 길이로
+#
+# 연습 12-1의 식을 거꾸로도 쓴다. 같은 모델과 설정으로 SFT는 한 장에 들어가는데 DPO는 32 GB 카드 여덟 장에서 배치 1로도 죽었다는 신고([LlamaFactory #6800](https://github.com/hiyouga/LlamaFactory/issues/6800))의 메시지다.
+#
+# ```
+# line 3479, in cross_entropy
+# torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.64 GiB. GPU 3 has a total capacity of 31.74 GiB
+# of which 1.41 GiB is free. […] 23.51 GiB is allocated by PyTorch, and 5.51 GiB is reserved by PyTorch but unallocated.
+# ```
+#
+# 10장의 규칙으로는 무엇을 의심하는가? 그리고 4.64 GiB가 fp32 로짓 한 벌이라면 문장 하나는 몇 토큰이었을까? Qwen2-VL-7B의 어휘는 152,064개다.
+#
+# <details><summary>답</summary>
+#
+# 4.64는 1.41 + 5.51보다 작다. 10장의 규칙으로는 **단편화**부터 의심하고, `expandable_segments:True`를 먼저 해 본다.
+#
+# 4.64 × 2³⁰ / (152,064 × 4) = 8,191이다. 쌍 하나는 문장 둘이므로 하나에 4,096토큰쯤이다. 그런데 DPO의 손실에 왜 `cross_entropy`가 있을까? 그 무렵(2025년 1월)의 LLaMA-Factory는 `labels`까지 모델에 건네서, DPO가 쓰지 않는 SFT 손실을 순전파마다 계산했다. 지금은 `labels`를 빼고 부른다. (그 사람의 데이터를 본 것은 아니다.)
+#
+# </details>
+#
 # ### 패널의 하한은 얼마나 가까운가
 #
-# 하한이 얼마나 가까운지 확인한다. 12.5절의 두 학습, 곧 `generate`로 8토큰짜리 답을 만든 것과 길이 512인 답을 건네받은 것에서 잰 최대를 하한으로 나눈다.
+# 하한이 얼마나 가까운지 확인한다. 12.6절의 두 학습, 곧 `generate`로 8토큰짜리 답을 만든 것과 길이 512인 답을 건네받은 것에서 잰 최대를 하한으로 나눈다.
 
 # %%
 from helpers.chapters.c12_two_models.floor import Grpo

@@ -17,6 +17,7 @@ import virtual_gpu
 from virtual_gpu.cards import GPUSpec
 from virtual_gpu.host.meter import HostOutOfMemory
 from virtual_gpu.language import tr
+from virtual_gpu.program.device import ProgramGPU
 from virtual_gpu.program.frames import OURS
 from virtual_gpu.units import human_bytes
 
@@ -54,11 +55,16 @@ class Outcome:
 
 
 def attempt(
-    program: Callable[[], Any], gpu: str | GPUSpec = "T4", *, host: str | None = None, writes: bool = False
+    program: Callable[[], Any],
+    gpu: str | GPUSpec = "T4",
+    *,
+    host: str | None = None,
+    writes: bool = False,
+    look: Callable[[ProgramGPU], Any] | None = None,
 ) -> Outcome:
     """Run a program on a virtual card, in a machine with so much RAM (None: without limit); what it prints is dropped.
 
-    writes: it may write its checkpoints.
+    writes: it may write its checkpoints. look: called with the card once the program has ended, however it did.
     """
     with virtual_gpu.cuda(gpu, host=host, writes=writes) as card:
         meter, end = card.host.meter, {}
@@ -69,6 +75,8 @@ def attempt(
             end = {"died": "gpu", "asked": card.last_oom["bytes"], "where": _where(error)}
         except HostOutOfMemory as error:
             end = {"died": "ram", "asked": error.nbytes, "where": _where(error)}
+        if look is not None:
+            look(card)
         return Outcome(torch.cuda.max_memory_allocated(), meter.peak_bytes, **end)
 
 

@@ -16,7 +16,7 @@ from .engine import share
 from .phases import Steps, steps_of
 from .trained import train_grpo, train_whole
 
-STEP = 0.1  # of the card: in such steps case 12-B looks for the engine's share
+STEP = 0.05  # of the card: in such steps case 12-B looks for the engine's share
 GPU, LARGE = "T4", "A100-80GB"
 # What was reported of case 12-A: way, batch, whether it fits.
 TESTIMONY = (("sft", 4, True), ("dpo", 2, False), ("dpo", 1, True))
@@ -151,15 +151,15 @@ CASES = {
         _judge_share,
         lambda: [
             tr(
-                ko="재우지 않으면 더한다: held + step + engine. held + step은 12.5절의 표에 있는 역전파의 최대다.",
-                en="Awake, all is added: held + step + engine. held + step is the backward pass in the table of 12.5.",
+                ko="재우지 않으면 더한다: held + step + engine. held + step은 12.6절의 표에 있는 역전파의 최대다.",
+                en="Awake, all is added: held + step + engine. held + step is the backward pass in the table of 12.6.",
             ),
             tr(
                 ko="engine은 쓸 수 있는 크기가 아니라 카드 전체의 크기에 몫을 곱한 것이다.",
                 en="engine is the share of the whole card, not of what is usable.",
             ),
         ],
-        'case("12-B").run(fraction=0.2)\nfraction = 0.2',
+        'case("12-B").run(fraction=0.25)\nfraction = 0.25',
         experiment=lambda **settings: _told_grpo(_grpo(**settings)),
         thread="https://github.com/huggingface/trl/issues/2927",
     ),

@@ -1,16 +1,54 @@
-"""The phases of GRPO as one timeline, and the blocks of each phase as bars, against a card."""
+"""The moments of a step and the phases of GRPO as timelines, and the blocks of each phase as bars, against a card."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from virtual_gpu.drawing.svg import BLUE, GREEN, GREY, GRID, INK, MUTED, ORANGE, PURPLE, RED, SKY, Drawing
 from virtual_gpu.language import tr
 from virtual_gpu.units import human_bytes
 
 from .floor import BLOCKS, block_words
+from .moments import KINDS, Moments, kind_words
 from .phases import NAMES, STEP, Steps, words
 
 _OF_PHASE = dict(zip(NAMES, (ORANGE, PURPLE, SKY, BLUE, GREEN), strict=True))
 _OF_BLOCK = dict(zip(BLOCKS, (BLUE, PURPLE, GREEN, RED, "#F0E442", ORANGE, SKY, GREY), strict=True))
+_OF_KIND = dict(zip(KINDS, (GREY, ORANGE, PURPLE, SKY, BLUE, "#F0E442", GREEN), strict=True))
+
+
+def draw_moments(found: Mapping[str, Moments]) -> Drawing:
+    """Steps from top to bottom, each a row a moment: what is there together, in the order in which it was made."""
+    left, wide, row, head = 124, 278, 19, 32
+    most = max([one.room for one in found.values()] + [m.total for one in found.values() for m in one.rows])
+    said = "; ".join(
+        f"{name}: " + ", ".join(f"{one.name} {human_bytes(one.total)}" for one in step.rows)
+        for name, step in found.items()
+    )
+    lines = sum(len(one.rows) for one in found.values())
+    drawing = Drawing(480, 66 + row * lines + head * len(found) + 10, said)
+    for i, kind in enumerate(KINDS):
+        x, y = 10 + 158 * (i % 3), 10 + 18 * (i // 3)
+        drawing.rect(x, y, 11, 11, _OF_KIND[kind])
+        drawing.text(x + 16, y + 10, kind_words(kind), 12)
+    y, rooms, card = 66.0, set(), tr(ko="쓸 수 있는 메모리", en="room on the card")
+    for name, step in found.items():
+        top, ends = y, "" if step.outcome.died is None else f" · {step.outcome.result}"
+        drawing.text(10, y + 22, f"{name}{ends}", 13, bold=True)
+        y += head
+        for one in step.rows:
+            highest = one.total == step.outcome.gpu
+            drawing.text(left - 6, y + 13, one.name, 12, "end", bold=highest)
+            parts = [(nbytes / most * wide, _OF_KIND[kind], "") for kind, nbytes in one.held]
+            drawing.bar(left, y, row - 3, parts)
+            drawing.text(472, y + 13, human_bytes(one.total), 12, "end", INK if highest else MUTED, bold=highest)
+            y += row
+        limit = left + step.room / most * wide
+        drawing.line(limit, top + head - 4, limit, y, RED, stroke_width=2)
+        if step.room not in rooms:  # once for steps on the same card
+            rooms.add(step.room)
+            drawing.text(limit, top + 22, f"{card} {human_bytes(step.room)}", 12, "end", RED)
+    return drawing
 
 
 def draw_steps(steps: Steps) -> Drawing:
@@ -24,18 +62,20 @@ def draw_steps(steps: Steps) -> Drawing:
     def height(size: int) -> float:
         return top + tall - size / most * tall
 
-    step, bottom = 1, top + tall
+    step, bottom, line = 1, top + tall, height(steps.room)
     for i, one in enumerate(steps.phases):
         x, color = left + i * wide, _OF_PHASE[one.name]
         shape = [(x, bottom), (x, height(one.start)), (x + wide / 2, height(one.peak)), (x + wide, height(one.end))]
         drawing.polygon([*shape, (x + wide, bottom)], color)
-        drawing.text(x + wide / 2, height(one.peak) - 6, human_bytes(one.peak), 11, "middle", INK)
+        label = height(one.peak) - 6
+        if label - 12 < line < label + 4:  # above the line that it would lie on
+            label = line - 6
+        drawing.text(x + wide / 2, label, human_bytes(one.peak), 11, "middle", INK)
         drawing.text(x + wide / 2, bottom + 18, words(one.name), 12, "middle", INK)
         if one.name == NAMES[0]:
             drawing.line(x, top - 8, x, bottom + 40, MUTED)
             drawing.text(x + 4, bottom + 36, tr(ko=f"스텝 {step}", en=f"step {step}"), 12, fill=MUTED)
         step += one.name == STEP
-    line = height(steps.room)
     drawing.line(left, line, left + wide * count, line, RED, stroke_width=2)
     name = tr(ko="쓸 수 있는 메모리", en="room on the card")
     drawing.text(left, 14, f"{name} {human_bytes(steps.room)} · {steps.result}", 12, fill=MUTED)
