@@ -8,7 +8,7 @@ import pytest
 from benchmarks import measure_gpu
 from benchmarks.picture import draw, place
 from benchmarks.truth import Judged
-from helpers.chapters.c9_planner.measured import Measured
+from helpers.chapters.c9_planner.measured import Measured, how_short
 from tools import accuracy
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.errors import WrongValue
@@ -182,3 +182,12 @@ def test_chapter_9_reads_what_was_judged(tmp_path):
     assert [line.split(" · ")[0] for line in repr(measured.of("a", lines=2)).splitlines()] == ["far", "equal"]
     with pytest.raises(WrongValue, match=r"'d'.*a, b, c"):
         measured.of("d")
+
+
+def test_what_a_margin_does_not_cover():
+    others, peak, reserved, programs = how_short()
+    assert others[1] == str(len(Measured().rows)) and others[-1].startswith("18: Liger-Kernel × 17")
+    assert (peak[1], peak[2], peak[-1]) == ("46", "0.03%", "0") and reserved[-1] == "0"
+    assert programs[-1].startswith("3: ") and "dcgan" in programs[3]
+    assert [row[-1] for row in how_short(margin=20.0)] == ["0"] * 4
+    assert int(how_short(margin=0.0)[1][-1].partition(":")[0]) > 0

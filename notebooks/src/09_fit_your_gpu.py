@@ -133,9 +133,9 @@ with_repeated_heads(
 )
 
 # %% [markdown] lang="ko"
-# Llama-3.1-8B의 QLoRA는 한 줄만으로 체크포인팅 없이 1 × 16이 들어간다. 그만큼 추가 연산이 없어진다.
+# Qwen3-4B는 1.15 GiB 줄고, Llama-3.1-8B의 QLoRA는 한 줄만으로 체크포인팅 없이 1 × 16이 들어간다. 그만큼 추가 연산이 없어진다.
 #
-# Qwen3-14B는 한 줄을 적어도 그대로 15.19 GiB다. 14B를 T4에서 학습할 수 없다는 뜻은 아니다. 그 가운데 5.80 GiB(151,936 × 5,120 × 4바이트의 두 벌)는 `prepare_model_for_kbit_training`이 fp32로 바꾼 임베딩과 출력층이다(사건 8-B). 모델을 다르게 준비하면 그만큼 자리가 난다. 길이를 줄이는 것은 그만 못하다. 256이어도 14.55 GiB라 한도를 넘고, 128이라야 14.23 GiB로 겨우 든다. 플래너는 peft의 방식만 센다. 8.13절의 표에서 QLoRA 칸에 이 모델이 있는 것은 배치 1을 `autocast` 없이 세었기 때문이다.
+# Qwen3-14B는 길이 512에서 한 줄을 적어도 그대로 15.19 GiB다(256에서는 오히려 조금 는다). 14B를 T4에서 학습할 수 없다는 뜻은 아니다. 그 가운데 5.80 GiB(151,936 × 5,120 × 4바이트의 두 벌)는 `prepare_model_for_kbit_training`이 fp32로 바꾼 임베딩과 출력층이다(사건 8-B). 모델을 다르게 준비하면 그만큼 자리가 난다. 길이를 줄이는 것은 그만 못하다. 256이어도 14.55 GiB라 한도를 넘고, 128이라야 14.23 GiB로 겨우 든다. 플래너는 peft의 방식만 센다(8.13절의 표에 이 모델이 있는 것은 `autocast` 없이 세었기 때문이다).
 #
 # ## 9.3 표 읽기
 #
@@ -229,7 +229,7 @@ for prefer in ("speed", "margin"):
 #
 # 필요한 메모리에는 텐서만 들어 있지 않다. [3장](03_memory_decomposition.ipynb)에서 보았듯이 캐싱 할당자가 단편화로 못 쓰는 자리까지 있어야 학습이 끝까지 간다. 그림의 옅은 회색(단편화)이 그 몫이다.
 #
-# 플래너는 할당과 해제를 할당자의 규칙대로 되풀이하며, 텐서의 최대에서 **그 128분의 1**(여기서는 103 MiB) 간격의 한도 가운데 끝까지 가는 가장 작은 것을 찾는다. 그래서 표의 '단편화'는 잰 크기가 아니라 눈금 몇 칸이고, 첫째 계획은 한 칸이다. 눈금을 2 MiB로 줄이면 얼마가 될까? 열은 눈금, 텐서의 최대보다 더 드는 것, 필요한 메모리다. 마지막 줄은 한도가 아예 없을 때 할당자가 예약하는 메모리다.
+# 플래너는 할당과 해제를 할당자의 규칙대로 되풀이하며, 텐서의 최대에서 **그 128분의 1**(여기서는 103 MiB) 간격의 한도 가운데 끝까지 가는 가장 작은 것을 찾는다. 그래서 표의 '단편화'는 잰 크기가 아니라 눈금 몇 칸이고, 첫째 계획은 한 칸이다. 눈금(grid)을 2 MiB로 줄이면 텐서의 최대보다 더 드는 것(+)과 필요한 메모리는 얼마가 될까? 마지막 줄은 한도가 아예 없을 때 할당자가 예약하는 메모리다.
 
 # %%
 from helpers import human_bytes
@@ -238,8 +238,8 @@ ran = predict_memory(setting_of(plans.request, best.recipe, best.micro_batch, be
 trace = ran.timeline.trace
 for step in (trace.peak_bytes // 128, 2 * 2**20):
     size = trace.smallest_capacity(step)
-    print(human_bytes(step), human_bytes(size - trace.peak_bytes), human_bytes(size))
-print(human_bytes(trace.reserved_peak()))
+    print(f"grid {human_bytes(step)}: +{human_bytes(size - trace.peak_bytes)}, {human_bytes(size)}")
+print(f"no limit: {human_bytes(trace.reserved_peak())}")
 
 # %% [markdown] lang="ko"
 # 34 MiB면 되는 것을 표는 한 칸으로 올려 적었다. 12.98 GiB는 꼭 필요한 12.92 GiB보다 크고, 한도가 없을 때의 예약 12.95 GiB보다도 크다. 한도에 닿은 할당자는 비어 있는 캐시를 돌려주고 다시 받으므로, 한도가 없을 때의 예약보다 작은 한도로도 끝까지 간다.
@@ -253,7 +253,7 @@ print(human_bytes(trace.reserved_peak()))
 # %%
 for margin in (0.0, 0.05, 0.2):
     found = plan_training("EleutherAI/polyglot-ko-5.8b", gpu="T4", length=512, batch=16, margin=margin)
-    print(f"{margin:.0%}", len(found), found.best)
+    print(f"margin {margin:.0%}: {len(found)} plans, first {found.best}")
 
 # %% [markdown] lang="ko"
 # 20%를 두면 첫째가 바뀐다. 그렇다면 여유는 얼마가 알맞을까? 예측이 얼마나 모자랄 수 있는지에 달렸다. 9.9절에서 잰 값으로 정한다.
@@ -279,8 +279,6 @@ plans.why()
 # **조건부로 맞다.** 순전파 상태가 넘칠 때는 맞다. 상태가 넘칠 때는 배치를 1로 줄여도 소용없다. 위의 표에서 전체 미세 조정이 그렇다.
 #
 # </details>
-#
-# 플래너가 빠른 것도 이 성질 덕이다. 상태만으로 넘치는 방법은 실행하지 않고, 그렇지 않은 방법은 들어가는 가장 큰 마이크로 배치와 그 이웃까지만 실행한다.
 #
 # **연습 9-1.** 두 번만 재면 나머지를 알 수 있다. 체크포인팅을 켜지 않은 LoRA에 필요한 메모리는 한 샘플이면 12.98 GiB, 두 샘플이면 14.84 GiB다. 마이크로 배치가 1, 2, 4, 8, 16 가운데 얼마일 때까지 들어갈까? 샘플마다 같은 만큼 는다고 보고, `one`(한 샘플), `two`(두 샘플), `limit`(한도)에서 들어가는 가장 큰 마이크로 배치를 돌려주는 함수를 완성하라. 한 샘플도 들어가지 않으면 0이다. 답을 채우고 실행하면 맞았는지, 틀렸다면 어디가 틀렸는지 알려 준다. 막히면 `exercise("9-1").hint()`, 그래도 막히면 `exercise("9-1").solution()`을 실행한다.
 
@@ -371,27 +369,7 @@ pair.why()
 # %% [markdown] lang="ko"
 # 복제하는 DDP는 한 장마다 15.02 GiB부터 든다. 체크포인팅을 켜지 않은 ZeRO-3는 한 샘플씩 넣어도 넘친다. 들어가는 대가는 통신이다. 마이크로 배치마다 순전파와 역전파에서 가중치를 다시 모으느라 T4 두 장이 PCIe로 많은 것을 주고받는다. 시간의 하한에는 그것이 들어 있지 않다.
 #
-# ### 사건 9-A: "7 × 4 × 4 = 112 GB"
-#
-# Alpaca의 README에는 70억 모델의 미세 조정에 7 × 4 × 4 = 112 GB가 든다고 적혀 있다. fp32로 네 벌, 곧 가중치와 그레이디언트와 Adam의 두 상태다. A100 80 GB 한 장에서 OOM을 만난 사람은 두 장으로 바꾸어 해결했다. 그런데 24 GB짜리 RTX 3090이 **여덟 장**, 모두 192 GB인 사람은 배치를 1로 줄여도 OOM이었다. 메시지는 이랬다([stanford_alpaca #73](https://github.com/tatsu-lab/stanford_alpaca/issues/73)).
-#
-# `Tried to allocate 194.00 MiB (GPU 0; 23.70 GiB total capacity; 22.21 GiB already allocated; 127.56 MiB free; 22.50 GiB reserved in total by PyTorch)`
-#
-# 그가 올린 명령은 `torchrun --nproc_per_node=4`로 시작하고, `--per_device_train_batch_size 1`과 `--fsdp "full_shard auto_wrap"`(ZeRO-3)가 들어 있다.
-#
-# 그 여덟 장으로 Alpaca의 학습(LLaMA-7B, 길이 512, 스텝마다 128샘플, 혼합 정밀도, AdamW)을 그대로 하려 한다. **추가 연산 없이** 들어가는 것 가운데 **누적이 가장 적은** 설정을 찾아라. `run(gpus=2나 4나 8, stage=2나 3, micro_batch=…, checkpointing=…)`으로 다섯 번까지 센다. 누적 횟수는 128을 GPU의 수와 마이크로 배치로 나누어 정해진다. 먼저 그의 GPU 수와 마이크로 배치로, 128샘플까지 누적한 것이다.
-
-# %%
-from helpers import case
-
-case("9-A").run(gpus=4, stage=3, micro_batch=1)
-
-# %% [markdown] lang="ko"
-# 파라미터, 그레이디언트, 옵티마이저 상태의 합만으로 한도를 넘는다. (표는 6.2절의 2 + 2 + 12바이트로 나눈 것이다. FSDP2의 4 + 4 + 8과 합은 같다.) 찾은 설정을 `{"이름": 값}`으로 적는다.
-
-# %%
-settings = ...
-case("9-A").check(settings)
+# GPU를 여덟 장이나 가지고도 OOM을 만난 사람의 이야기는 9.12절에 있다(사건 9-A).
 
 # %% [markdown] lang="ko"
 # ## 9.8 파일로, 터미널에서
@@ -412,13 +390,7 @@ print((folder / "lora_config.json").read_text())
 #
 # LoRA의 대상 층은 어텐션의 행렬 하나다. `lora_alpha`는 32로 정해져 있다. rank를 바꾸면 α/r도 달라지므로 함께 고친다(8.7절). 요즘은 모든 선형층에 붙이라는 권고가 많다(8장). `plan_training(..., lora_targets="all-linear")`로 바꾼다.
 #
-# `train.py`는 이 둘을 읽어 `Trainer`로 학습하는 짧은 스크립트다. 모델을 불러와 어댑터를 붙이고 학습하는 마지막 부분만 본다.
-
-# %%
-print(best.files()["train.py"].split("dataset = ")[1])
-
-# %% [markdown] lang="ko"
-# `device_map`은 가중치를 곧바로 GPU에 올리라는 뜻이다. 11 GiB를 Colab의 CPU 메모리 12.7 GB에 먼저 올리면 그것부터 부족해질 수 있다.
+# `train.py`는 이 둘을 읽어 `Trainer`로 학습하는 짧은 스크립트다(9.2절의 '파일 보기'에서도 읽을 수 있다). 가중치는 `device_map`으로 곧바로 GPU에 올린다. 11 GiB를 Colab의 CPU 메모리 12.7 GB에 먼저 올리면 그것부터 부족해질 수 있다.
 #
 # 여기서는 임시 폴더에 저장했다. 내 것은 `best.save("my_plan")`처럼 이름을 주어 저장하고 내려받는다. Colab에서 런타임을 GPU로 바꾸면 파일이 사라지므로 먼저 내려받는다.
 #
@@ -476,81 +448,43 @@ print(status)
 #
 # ## 9.9 믿어도 되나
 #
-# 지금까지의 숫자는 모두 예측이다. 진짜 카드와는 얼마나 다를까? 남들이 자기 GPU에서 재어 공개한 값이 많이 있다. 그 프로그램들을 가상 GPU에서 실행해 나란히 놓았다. 점 하나가 측정 하나이고, 가운데 세로줄이 0%다. 왼쪽은 예측이 적은 것, 오른쪽은 많은 것이다. 가로축은 로그 눈금이다. 파란 점은 입력이 모두 밝혀진 측정, 주황 점은 하나를 모르거나 어림해서 출력한 측정이다.
+# 지금까지의 숫자는 모두 예측이다. 진짜 카드와는 얼마나 다를까? 남들이 자기 GPU에서 재어 공개한 프로그램을 가상 GPU에서 실행해 나란히 놓았다. 점 하나가 측정 하나이고, 가운데 세로줄이 0%다. 왼쪽은 예측이 적은 것, 오른쪽은 많은 것이다. 가로축은 로그 눈금이다. 파란 점은 입력이 모두 밝혀진 측정, 주황 점은 하나를 모르거나 어림해서 출력한 측정이다.
 #
 # ![출처마다 한 줄, 측정마다 점 하나. 예측이 잰 값과 몇 % 다른지를 로그 눈금의 가로축에 놓았다. 거의 모든 점이 0 곁에 있고, 가장 멀리 벗어난 것에는 이름이 적혀 있다.](../../image/truth_ko.svg)
 #
-# 출처와 GPU마다 한 줄씩 모은 표다. '오차의 중앙값'은 부호를 뗀 값, '가장 큰 오차'는 부호를 남긴 값이다. 오차가 가장 큰 줄은 어느 것이고, 내 GPU는 표에 있는가?
+# 출처와 GPU마다 한 줄씩 모은 표다. '오차의 중앙값'은 부호를 뗀 값, '가장 큰 오차'는 부호를 남긴 값이다. 내 GPU는 표에 있는가?
 
 # %%
-from helpers.chapters.c9_planner.measured import Measured
+from helpers.chapters.c9_planner.measured import Measured, how_short
 
-measured = Measured()
-measured
+Measured()
 
 # %% [markdown] lang="ko"
-# 중앙값은 거의 0인데 크게 벗어난 것도 있다. 벗어난 줄을 빼지 않는 것이 이 표의 규칙이다. 그리고 **이 표에 T4에서 잰 값은 없다.** 3장과 5장에서 맞추어 본 책의 출력만이 Colab의 T4에서 나왔다.
+# **T4에서 잰 값은 없다.** Colab의 T4에서 나온 것은 3장과 5장에서 맞추어 본 책의 출력뿐이다.
 #
-# ### 미리 적어 두고 재어 본 카드 한 장
+# H100 한 장에서는 직접도 재었다(기록 `benchmarks/README.md`, 2026년 11월 23일). 48가지 설정의 예측을 카드가 실행되기 **전에** 적어 두었고, 그 뒤로 고치지 않았다. 하나는 예측대로 OOM이 났고, 하나는 시간 안에 끝나지 않아 46가지가 남는다. 같은 날 돌린 남의 프로그램 27개 가운데 둘은 예측하지 못했고, 나머지 25개의 예측은 카드가 드러낸 틀린 규칙 몇을 고친 **뒤의** 것이다.
 #
-# H100 한 장에서는 직접도 재었다. 48가지 설정의 예측을 카드가 실행되기 **전에** 적어 두었고, 적어 둔 예측은 그 뒤로 고치지 않았다(기록 `benchmarks/README.md`, 2026년 11월 23일). 하나는 예측대로 OOM이 났고, 하나는 시간 안에 끝나지 않았다. 첫 두 줄은 나머지 46가지에서 텐서의 최대와 할당자가 예약한 것이 얼마나 달랐는가다(설정의 수, 오차의 평균, 가장 모자란 것, 가장 넘친 것). 그 아래는 LoRA와 QLoRA다(최대의 오차, 예약의 오차, 카드가 예약한 것).
+# 9.4절의 물음으로 돌아간다. 여유는 얼마가 알맞을까? OOM이 되는 것은 예측이 **모자란** 쪽이다. 여유 5%로도 모자랐을 것은 몇 개이고, 무엇인가?
 
 # %%
-import json
-
-from helpers.environment import COURSE
-
-record = json.loads((COURSE / "benchmarks/records/nvidia-h100-80gb-hbm3-2026-11-23.json").read_text())
-rows = [row for row in record["rows"] if row["status"] == "ok"]
-
-
-def off(row, kind):
-    return row["predicted"][kind] / row["measured"][kind] - 1
-
-
-for kind in ("peak_bytes", "reserved_bytes"):
-    errors = sorted((off(row, kind), row["title"]) for row in rows)
-    (low, lowest), (high, highest) = errors[0], errors[-1]
-    mean = sum(abs(error) for error, _ in errors) / len(errors)
-    print(f"{kind} {len(rows)} {mean:.2%}; {low:+.2%} {lowest}; {high:+.2%} {highest}")
-for row in rows:
-    if "peft" in row["setting"]:
-        reserved = row["measured"]["reserved_bytes"] / 2**30
-        print(f"{off(row, 'peak_bytes'):+6.2%} {off(row, 'reserved_bytes'):+6.2%} {reserved:6.2f} GiB  {row['title']}")
+how_short(margin=0.05)
 
 # %% [markdown] lang="ko"
-# 텐서의 최대는 거의 그대로 맞았고, 예약한 것은 그만 못하다. 예약이 최대보다 덜 맞는 것은, 카드에서는 모델을 만들 때 남은 캐시가 있는 채로 학습이 시작되기 때문으로 보인다.
+# 텐서의 최대는 거의 그대로 맞았고, 할당자가 예약한 것은 그만 못하다. 남들의 18개 가운데 17개는 연산 하나나 손실 하나만 재는 Liger-Kernel이고, 학습 전체는 xMem의 하나뿐이다. 남의 프로그램에서 모자란 셋에는 모두 합성곱이 있다. dcgan은 예약한 것의 10분의 1만 예측했다. cuDNN이 합성곱에 쓰는 작업 공간은 그 크기가 어느 소스에도 없어 세지 않고, `virtual-gpu run`이 그렇게 알린다. 이런 것은 여유 5%로 덮이지 않는다.
 #
-# 같은 날 남의 프로그램 27개도 돌렸다. 예측할 수 있었던 25개 가운데 둘은 크게 모자랐다. `run_summarization`은 어텐션의 규칙 하나가 틀려 8.27 GiB라고 했는데 10.71 GiB였다(고친 지금은 맞는다). dcgan은 0.228 GiB라고 했는데 2.618 GiB였다. cuDNN이 합성곱에 쓰는 작업 공간은 그 크기가 어느 소스에도 없어 지금도 세지 않고, `virtual-gpu run`이 그렇게 알린다.
+# 그래서 이렇게 권한다. 먼저 여유 없이 찾고, 고른 계획이 **여유 5%에서도** 남는지 본다. 9.4절의 첫째는 남았다.
 #
-# T4를 쓰는 독자에게 가장 가까운 것은 **T4만큼으로 메모리를 제한한 H100**이다. polyglot-ko-1.3b를 가중치까지 16비트로 두고 전체 미세 조정한 네 학습(길이 256)에서 배치 16만 죽고, 배치 8과 체크포인팅을 켠 16과 4 × 4는 끝까지 갔다. 넷 다 예측대로다. 커널은 H100의 것이므로 T4를 잰 것은 아니다.
-#
-# 이 절의 표들을 이렇게 읽는다. 남이 잰 학습 전체는 거의 다 5% 안에 들고(xMem의 -12.52%가 예외다), H100의 46가지에서 5%를 벗어난 것은 예약을 넘치게 본 +9.94% 하나다. 크게 벗어난 것은 연산 하나, 손실 하나만 재는 프로그램과, 표에는 없지만 합성곱이 있는 dcgan이다.
-#
-# ### 여유는 얼마나 둘까
-#
-# 9.4절의 물음으로 돌아간다. OOM이 되는 것은 예측이 **모자란** 쪽이다. 여유 5%로도 모자랐을 측정은 몇 개인가? 첫 줄은 남이 잰 것 모두와 그 가운데 모자랐을 것, 둘째 줄은 H100의 예약이다.
-
-# %%
-from collections import Counter
-
-from helpers.chapters.c9_planner.measured import error
-
-print(len(measured.rows), Counter(row["source"] for row in measured.rows if 1.05 * (1 + error(row)) < 1))
-print(len(rows), sum(1.05 * (1 + off(row, "reserved_bytes")) < 1 for row in rows))
-
-# %% [markdown] lang="ko"
-# 남이 잰 589개(52개는 공개된 할당 기록을 되풀이한 것이다) 가운데 18개다. 17개는 연산 하나나 손실 하나만 재는 Liger-Kernel이고, 학습 전체는 xMem의 하나뿐이다. H100의 46가지에는 하나도 없다. 남의 프로그램 25개는 다르다. 예약으로 보면 고친 지금의 규칙으로도 dcgan(-90.17%), timm(-9.65%), imagenet(-5.10%)이 모자라고, 셋 다 합성곱이 있다(`benchmarks/README.md`). 합성곱은 여유로 덮이지 않을 수 있다. 그래서 이렇게 권한다. 먼저 여유 없이 찾고, 고른 계획이 **여유 5%**에서도 남는지 본다. 9.4절의 첫째는 남았다.
+# T4에 가장 가까운 것은 **T4만큼으로 메모리를 제한한 H100**이다. polyglot-ko-1.3b를 가중치까지 16비트로 전체 미세 조정하니(길이 256) 배치 16만 죽고, 배치 8과 체크포인팅을 켠 16과 4 × 4는 끝까지 갔다. 넷 다 예측대로다. 다만 커널은 H100의 것이다.
 #
 # ## 9.10 마지막으로, 내 프로그램
 #
 # 플래너는 모델과 설정을 받아 계획을 찾는다. 그런데 메모리가 부족하다는 오류는 플래너가 아니라 **내 프로그램**에서 난다. 그래서 마지막 확인은 프로그램으로 한다. 고치지 않은 파일 하나와 명령 한 줄이면 된다.
 #
 # ```sh
-# virtual-gpu run --gpu T4 train.py --fp16 True --per_device_train_batch_size 16
+# virtual-gpu run --gpu T4 examples/train.py --fp16 True --per_device_train_batch_size 16
 # ```
 #
-# 노트북에서는 같은 일을 하는 함수를 부른다. 먼저 프로그램을 읽는다. 저장소의 `examples/train.py`이고, 이 강의의 함수는 쓰지 않았다. 9.2절의 표에 있는 polyglot-ko-1.3b를 LoRA로 학습한다.
+# 노트북에서는 같은 일을 하는 함수를 부른다. 먼저 프로그램을 읽는다. 9.8절에서 내보낸 `train.py`가 아니라 저장소의 `examples/train.py`이고, 이 강의의 함수는 쓰지 않았다. 9.2절의 표에 있는 polyglot-ko-1.3b를 LoRA로 학습한다.
 
 # %%
 from helpers.environment import COURSE
@@ -559,49 +493,62 @@ program = COURSE / "examples" / "train.py"
 print(program.read_text())
 
 # %% [markdown] lang="ko"
-# 가상 T4에서 배치 16으로 실행한다. 프로그램은 옵티마이저 스텝 세 번을 마치면 끝난다. 판정, 메모리가 부족했던 줄과 단계, 그때까지 마친 스텝의 수, 그때 달라고 한 크기를 본다.
+# 가상 T4에서 배치 16으로 실행한다. 프로그램은 옵티마이저 스텝 세 번을 마치면 끝난다. 판정 다음은 넘친 줄과 단계, 그때 달라고 한 크기이고, 그 아래는 최대일 때 있던 것이다. 상태인가, 순전파 상태인가?
 
 # %%
 from virtual_gpu.program import words
 from virtual_gpu.program.runner import run
 
+
+def show(report):
+    print(report.verdict)
+    if oom := report.oom:
+        print(f"{Path(oom['file']).name}:{oom['line']}, {words.phase(oom['phase'])}, {human_bytes(oom['bytes'])}")
+    for name, nbytes in report.at_peak.items():
+        print(f"{nbytes / 2**30:8.2f} GiB  {words.category(name)}")
+
+
 options = ["--fp16", "True", "--disable_tqdm", "True", "--output_dir", str(folder)]
-report = run(str(program), [*options, "--per_device_train_batch_size", "16"], gpu="T4")
-oom = report.oom
-print(report.verdict, oom["line"], words.phase(oom["phase"]), report.steps, human_bytes(oom["bytes"]))
+show(run(str(program), [*options, "--per_device_train_batch_size", "16"], gpu="T4"))
 
 # %% [markdown] lang="ko"
-# 첫 순전파도 마치지 못하고 넘쳤다. 넘치기 직전에 무엇이 있었는지 본다. 상태인가, 순전파 상태인가?
+# 첫 순전파에서 넘쳤다. 상태는 파라미터 2.49 GiB가 거의 다이고, 11.96 GiB는 역전파를 위해 저장한 순전파 상태다. 그 위에 940 MiB짜리 fp32 로짓(16 × 512 × 30,080 × 4바이트)을 달라고 하다가 넘쳤다. 9.5절의 첫째 무리이니 마이크로 배치를 줄이면 된다. 얼마로? 이 모델의 계획은 9.2절의 표에 있다. 8 × 2, 10.15 GiB다. 프로그램은 그대로 두고 인자만 그렇게 바꾼다. 둘째 줄은 할당자가 예약한 것이다.
 
 # %%
-for name, nbytes in report.at_peak.items():
-    print(f"{nbytes / 2**30:6.2f} GiB  {words.category(name)}")
+smaller = ["--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "2"]
+report = run(str(program), [*options, *smaller], gpu="T4")
+print(report.verdict, human_bytes(report.reserved), sep="\n")
 
 # %% [markdown] lang="ko"
-# 상태는 파라미터 2.49 GiB가 거의 다이고, 11.96 GiB는 역전파를 위해 저장한 순전파 상태다. 그 위에 940 MiB짜리 fp32 로짓(16 × 512 × 30,080 × 4바이트)을 달라고 하다가 넘쳤다. 9.5절의 첫째 무리이니 마이크로 배치를 줄이면 된다. 얼마로? 이 모델의 계획은 9.2절의 표에 있다. 8 × 2, 10.15 GiB다. 프로그램은 그대로 두고 인자만 그렇게 바꾼다.
-
-# %%
-options += ["--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "2"]
-print(run(str(program), options, gpu="T4").verdict)
-
-# %% [markdown] lang="ko"
-# 들어간다. 모델의 모양만 보는 플래너는 같은 계획이 카드에서 얼마를 쓴다고 할까?
-
-# %%
-from virtual_gpu.plan import Recipe
-from virtual_gpu.plan.measure import measure
-from virtual_gpu.plan.plans import make_request
-
-request = make_request("EleutherAI/polyglot-ko-1.3b", "T4", length=512, batch=16, methods=("lora",))
-plan = measure(request, Recipe("lora", "mixed_fp16", "adamw_fused"), 8, 2)
-print(plan, request.room.line(plan.needed_bytes), sep="\n")
-
-# %% [markdown] lang="ko"
-# 플래너의 10.23~10.41 GiB와 프로그램의 10.18~10.36 GiB가 0.05 GiB밖에 다르지 않다. 오류에서 시작해, 넘친 것을 찾고, 계획을 골라, 프로그램으로 확인했다. 이 장의 일은 이것이 전부다.
+# 들어간다. 모델의 모양만 본 플래너의 10.15 GiB와 거의 같다. 오류에서 시작해, 넘친 것을 찾고, 계획을 골라, 프로그램으로 확인했다. 넘친 것마다 바꿀 것이 다르다. 위의 행부터 맞추어 본다.
 #
-# **이제 여러분의 차례다.** `run(str(program), options, gpu="T4")`의 파일과 인자를 내 것으로 바꾸어 실행한다. 넘치면 `report.at_peak`에서 가장 큰 줄을 읽고, 9.11절의 표에서 어느 행인지 정한 다음, 그 행의 것을 **하나만** 바꾸어 다시 실행한다.
+# | 행 | 넘치는 것 | 어떻게 아나 | 무엇을 바꾸나 |
+# |---|---|---|---|
+# | 1 | 상태(파라미터, 그레이디언트, 옵티마이저) | 있는 상태와 아직 만들지 않은 상태를 모두 더하면 한도에 가깝거나 넘는다. 배치 1에 체크포인팅을 켜고도 넘친다는 것만으로는 모른다(9.2절의 Qwen3-14B) | 방법(LoRA, QLoRA), 옵티마이저, GPU의 수(ZeRO), 더 큰 GPU |
+# | 2 | 순전파 상태 | 배치나 길이를 줄이면 들어간다 | 마이크로 배치와 누적, 체크포인팅, 길이 |
+# | 3 | 못 쓰는 자리(단편화) | 합은 한도보다 작은데 넘친다(3.10절). 다음 요청까지 더해도 작은지 본다 | `expandable_segments`(3.10절), 그래도 넘치면 순전파 상태를 줄인다 |
+# | 4 | 여유 | 예측으로는 들어가는데 실제로는 넘친다 | 여유를 늘려 다시 찾는다(9.9절) |
 #
-# 터미널의 명령은 무엇을 바꿀지 찾는 일까지 스스로 한다. 아래 그림은 같은 프로그램을 명령 한 줄로 실행한 결과다. 그림의 마지막 줄처럼 체크포인팅을 켜도 들어간다. 어느 쪽이 빠른지는 재어 보고 고른다(주장 2). 모듈별, 줄별 표와 그림이 있는 보고서는 `--html FILE`로 저장한다. GPU가 여럿이면 `--gpus 8`을 붙이고, `torchrun`이나 `accelerate launch`로 시작하는 명령도 그대로 쓴다.
+# ### 이제 여러분의 차례다
+#
+# `examples/full.py`는 같은 모델을 어댑터 없이 모두 학습한다. 배치를 1까지 줄여도 넘친다. 프로그램을 읽고, 어디서 넘쳤고 무엇이 있었는지 본다.
+
+# %%
+program = COURSE / "examples" / "full.py"
+print(program.read_text())
+show(run(str(program), [*options, "--per_device_train_batch_size", "1"], gpu="T4"))
+
+# %% [markdown] lang="ko"
+# **연습 9-3.** 어느 행인가? 그 행의 것을 **하나만** 바꾸어 T4에 들어가게 하라. `{"row": 행, "change": {"이름": 값}}`으로 적으면 그렇게 바꾼 프로그램을 실행한다. 바꿀 수 있는 것은 `length`(128, 256), `gradient_checkpointing`(True), `optim`(`"adamw_torch"`, `"adamw_bnb_8bit"`, `"adafactor"`), `lora`(True), `expandable_segments`(True)다.
+
+# %%
+answer = ...
+exercise("9-3").check(answer)
+
+# %% [markdown] lang="ko"
+# 내 프로그램도 똑같이 한다. `run(...)`의 파일과 인자를 내 것으로 바꾸어 실행하고, 행을 정하고, 하나만 바꾸어 다시 실행한다.
+#
+# 터미널의 명령은 무엇을 바꿀지 찾는 일까지 스스로 한다. 아래 그림은 앞의 LoRA 프로그램을 명령 한 줄로 실행한 결과다. 그림의 마지막 줄처럼 체크포인팅을 켜도 들어간다. 모듈별, 줄별 표와 그림이 있는 보고서는 `--html FILE`로 저장한다. GPU가 여럿이면 `--gpus 8`을 붙이고, `torchrun`이나 `accelerate launch`로 시작하는 명령도 그대로 쓴다.
 #
 # ![일곱 줄짜리 LoRA 프로그램과 그것을 실행한 명령. 첫 순전파가 T4의 한도 14.64 GiB에 닿는다. 그레이디언트 체크포인팅을 켜면 들어간다.](../../image/09_program_on_a_t4.svg)
 #
@@ -615,23 +562,15 @@ from helpers import guesses
 guesses()
 
 # %% [markdown] lang="ko"
-# | 넘치는 것 | 어떻게 아나 | 무엇을 바꾸나 |
-# |---|---|---|
-# | 상태(파라미터, 그레이디언트, 옵티마이저) | 상태의 바이트만 더해도 한도에 가깝거나 넘는다. 배치 1에 체크포인팅을 켜고도 넘친다는 것만으로는 모른다. 9.2절의 Qwen3-14B는 파라미터가 12.16 GiB인데 15.19 GiB가 든다 | 방법(LoRA, QLoRA), 옵티마이저, GPU의 수(ZeRO), 더 큰 GPU |
-# | 순전파 상태 | 배치나 길이를 줄이면 들어간다 | 마이크로 배치와 누적, 체크포인팅, 길이 |
-# | 못 쓰는 자리(단편화) | 합은 한도보다 작은데 넘친다(3.10절). 다음 요청까지 더해도 작은지 본다 | `expandable_segments`(3.10절), 그래도 넘치면 순전파 상태를 줄인다 |
-# | 여유 | 예측으로는 들어가는데 실제로는 넘친다 | 여유를 늘려 다시 찾는다(9.9절) |
-#
 # - 먼저 **상태**가 들어가는지 본다. 들어가지 않으면 배치를 줄이는 것은 시간 낭비다.
-# - 그다음 **순전파 상태**를 줄인다. 누적에는 추가 연산이 없지만, 마이크로 배치가 작아 GPU가 놀면 느려진다. H100에서 1.3b의 4 × 4는 16을 한 번에 한 것의 2.8배, 체크포인팅을 켠 16의 1.9배 걸렸다(9.3절). 둘 다 들어가면 스텝의 시간을 재어 보고 고른다.
+# - 그다음 **순전파 상태**를 줄인다. 누적에는 추가 연산이 없지만, 마이크로 배치가 작아 GPU가 놀면 체크포인팅보다 느릴 수 있다(9.3절). 둘 다 들어가면 스텝의 시간을 재어 보고 고른다.
 # - 무엇이 들어가는지는 **셀 수 있다**. 어느 것이 좋은지는 규칙을 정해야 순위가 나온다.
 # - 시간은 하한만 말할 수 있다. 실제로 얼마나 걸리는지는 재어 보아야 안다.
 # - 남의 숫자를 볼 때는 **무엇을 센 것인지** 묻는다. 상태만인지, 최대인지, 몇 토큰인지.
 #
 # ## 마치며
 #
-# 1장에서 숫자 하나가 몇 바이트인지부터 물었다. 2장에서 그것을 4비트로 줄였고, 3장에서 메모리에 무엇이 들어 있는지 바이트까지 세었다. 4장과 5장에서 같은 학습을 더 작은 메모리로 하는 두 가지 길을, 6장과 7장에서 여러 GPU로 나누는 길을, 8장에서 학습할 것 자체를 줄이는 길을 보았다.
-# 그리고 이 장에서 그것들이 한 표에 모였다.
+# 1장에서 숫자 하나가 몇 바이트인지부터 물었다. 그 수를 줄이고(2장), 메모리에 무엇이 있는지 세고(3장), 같은 학습을 더 작은 메모리로 하고(4장, 5장), 여러 GPU로 나누고(6장, 7장), 학습할 것 자체를 줄였다(8장). 이 장에서 그것들이 한 표에 모였다.
 #
 # 이제 "CUDA out of memory"를 만나면 어림짐작으로 배치부터 줄이지 말고, 무엇이 넘쳤는지 세어 보자. 세는 법을 알면 고치는 법은 따라온다. 잘 돌다가 나중에 죽는다면 [10장](10_oom_clinic.ipynb)이, 평가나 저장에서 죽는다면 [11장](11_outside_training.ipynb)이, DPO나 GRPO로 바꾸었더니 죽는다면 [12장](12_two_models.ipynb)이 기다린다. 마지막 물음은 여러분의 것이다. **여러분의 GPU에서는 무엇을 학습하고 싶은가?**
 
@@ -640,7 +579,7 @@ guesses()
 #
 # ### 어느 GPU를 빌릴까
 #
-# **연습 9-3.** Llama-3.1-8B를 길이 1024, 배치 8로 **LoRA만** 써서 학습하려 한다. LoRA가 들어가는 GPU 가운데 메모리가 가장 작은 것은 무엇인가? (메모리가 2% 안에서 같으면 어느 것을 적어도 된다.) 아래에서 아는 GPU의 이름과 쓸 수 있는 GiB를 보고 `"T4"`처럼 이름으로 답한다.
+# **연습 9-4.** Llama-3.1-8B를 길이 1024, 배치 8로 **LoRA만** 써서 학습하려 한다. LoRA가 들어가는 GPU 가운데 메모리가 가장 작은 것은 무엇인가? (메모리가 2% 안에서 같으면 어느 것을 적어도 된다.) 아래에서 아는 GPU의 이름과 쓸 수 있는 GiB를 보고 `"T4"`처럼 이름으로 답한다.
 
 # %%
 from virtual_gpu.cards import CATALOG
@@ -653,7 +592,7 @@ print(*(f"{card.name} {card.capacity_bytes / 2**30:.1f}" for card in cards), sep
 
 # %%
 gpu = ...
-exercise("9-3").check(gpu)
+exercise("9-4").check(gpu)
 
 # %% [markdown] lang="ko"
 # ### 남들이 말하는 숫자와 비교
@@ -677,6 +616,7 @@ paper
 from transformers import LlamaConfig
 
 from virtual_gpu.plan import cheapest
+from virtual_gpu.plan.plans import make_request
 
 llama = LlamaConfig(
     hidden_size=8192, num_hidden_layers=80, num_attention_heads=64, intermediate_size=22016, vocab_size=32000
@@ -705,6 +645,29 @@ paper.against(cheapest(make_request(llama, "A100-80GB", **asked | {"optimizer": 
 #
 # </details>
 #
+# ### 사건 9-A: "7 × 4 × 4 = 112 GB"
+#
+# Alpaca의 README에는 70억 모델의 미세 조정에 7 × 4 × 4 = 112 GB가 든다고 적혀 있다. fp32로 네 벌, 곧 가중치와 그레이디언트와 Adam의 두 상태다. A100 80 GB 한 장에서 OOM을 만난 사람은 두 장으로 바꾸어 해결했다. 그런데 24 GB짜리 RTX 3090이 **여덟 장**, 모두 192 GB인 사람은 배치를 1로 줄여도 OOM이었다. 메시지는 이랬다([stanford_alpaca #73](https://github.com/tatsu-lab/stanford_alpaca/issues/73)).
+#
+# `Tried to allocate 194.00 MiB (GPU 0; 23.70 GiB total capacity; 22.21 GiB already allocated; 127.56 MiB free; 22.50 GiB reserved in total by PyTorch)`
+#
+# 그가 올린 명령은 `torchrun --nproc_per_node=4`로 시작하고, `--per_device_train_batch_size 1`과 `--fsdp "full_shard auto_wrap"`(ZeRO-3)가 들어 있다.
+#
+# 그 여덟 장으로 Alpaca의 학습(LLaMA-7B, 길이 512, 스텝마다 128샘플, 혼합 정밀도, AdamW)을 그대로 하려 한다. **추가 연산 없이** 들어가는 것 가운데 **누적이 가장 적은** 설정을 찾아라. `run(gpus=2나 4나 8, stage=2나 3, micro_batch=…, checkpointing=…)`으로 다섯 번까지 센다. 누적 횟수는 128을 GPU의 수와 마이크로 배치로 나누어 정해진다. 먼저 그의 GPU 수와 마이크로 배치로, 128샘플까지 누적한 것이다.
+
+# %%
+from helpers import case
+
+case("9-A").run(gpus=4, stage=3, micro_batch=1)
+
+# %% [markdown] lang="ko"
+# 파라미터, 그레이디언트, 옵티마이저 상태의 합만으로 한도를 넘는다. (표는 6.2절의 2 + 2 + 12바이트로 나눈 것이다. FSDP2의 4 + 4 + 8과 합은 같다.) 찾은 설정을 `{"이름": 값}`으로 적는다.
+
+# %%
+settings = ...
+case("9-A").check(settings)
+
+# %% [markdown] lang="ko"
 # ### 사건 9-B: 계산기마다 답이 다르다
 #
 # Code Llama 7B를 배치 1, 길이 2048로 학습하려는 사람이 온라인 계산기에 물었더니 전체 미세 조정 216 GB, LoRA 177 GB, QLoRA 180 GB라고 했다. 다른 글의 그래프에서는 LoRA가 **16 GB**다. 열 배가 넘게 차이 난다. 무엇을 켜면 16 GB가 될까?
@@ -712,8 +675,6 @@ paper.against(cheapest(make_request(llama, "A100-80GB", **asked | {"optimizer": 
 # LoRA라는 말 하나에 체크포인팅, 어댑터를 붙이는 층, rank가 숨어 있다. 배치 1, 길이 2048, LoRA는 그대로 두고 그래프의 16 GB(여기서는 10⁹바이트로 본다. 표의 단위로는 14.90 GiB이고, 2% 안은 14.60~15.20 GiB다)와 **2% 안**에서 맞는 설정을 찾아라. `run(method=…, checkpointing=…, targets="attention"이나 "all-linear", rank=…)`으로 다섯 번까지 센다. 몇 GB를 움직이는 것부터 정하고, 작은 것으로 맞춘다. 남는 실험으로는 다른 방법도 세어 계산기의 답과 비교한다.
 
 # %%
-from helpers import case
-
 case("9-B").run(method="lora")
 
 # %% [markdown] lang="ko"

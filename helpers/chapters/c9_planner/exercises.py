@@ -15,6 +15,7 @@ from virtual_gpu.plan.plans import make_request
 from virtual_gpu.units import boolean, choose, human_bytes, positive_int
 
 from ...self_check import Case, Exercise, filled, right
+from . import program
 
 _METHODS = ("full", "lora", "qlora")
 MICRO_BATCHES = (1, 2, 4, 8, 16)
@@ -235,6 +236,21 @@ EXERCISES = {
     ),
     "9-3": lambda: Exercise(
         "9-3",
+        program.judge,
+        lambda: [
+            tr(
+                ko="at_peak에서 가장 큰 셋이 무엇인지, 길이를 줄이면 그 셋이 줄어드는지 본다.",
+                en="Which three are largest in at_peak, and would a shorter length make them smaller?",
+            ),
+            tr(
+                ko="옵티마이저 상태는 아직 다 만들어지지 않았다. AdamW의 상태는 fp32 파라미터의 두 배다.",
+                en="The optimizer's states are not all there yet: AdamW's are twice the parameters in fp32.",
+            ),
+        ],
+        'answer = {"row": 1, "change": {"lora": True}}',
+    ),
+    "9-4": lambda: Exercise(
+        "9-4",
         _judge_gpu,
         lambda: [
             tr(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from helpers.environment import COURSE
+from helpers.rows import LeftRows
 from virtual_gpu.drawing.labels import html_table
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.language import tr
 from virtual_gpu.units import human_bytes
 
 JUDGED = COURSE / "benchmarks" / "judged.json"
+OURS = COURSE / "benchmarks" / "records" / "nvidia-h100-80gb-hbm3-2026-11-23.json"
+PROGRAMS = COURSE / "benchmarks" / "programs" / "predicted.json"  # others' programs on the same card
 
 
 class Measured:
@@ -87,6 +91,55 @@ class Rows(list):
             tr(ko="차이", en="error"),
         ]
         return html_table(heads, self._shown())
+
+
+def how_short(margin: float = 0.05) -> LeftRows:
+    """Everything that was measured, a row for each kind: how far off, and what a margin of so much does not cover."""
+    others = Measured().rows
+    replayed = sum(row["kind"] == "trace" for row in others)
+    ours = [row for row in json.loads(OURS.read_text(encoding="utf-8"))["rows"] if row["status"] == "ok"]
+    programs = json.loads(PROGRAMS.read_text(encoding="utf-8"))
+    settings, theirs = tr(ko="H100, 우리 설정", en="H100, our settings"), tr(ko="남의 프로그램", en="others' programs")
+    peak, reserved = tr(ko="텐서의 최대", en="peak of tensors"), tr(ko="예약", en="reserved")
+    groups = {
+        tr(
+            ko=f"남들이 공개한 것 (위의 표, {replayed}개는 할당 기록의 되풀이)",
+            en=f"published by others (the table above; {replayed} replay a record of allocations)",
+        ): [(error(row), row["source"].rpartition("/")[2]) for row in others],
+        f"{settings}: {peak}": [(_off(row, "peak_bytes"), row["title"]) for row in ours],
+        f"{settings}: {reserved}": [(_off(row, "reserved_bytes"), row["title"]) for row in ours],
+        f"H100, {theirs}: {reserved}": [
+            (row["reserved"] / row["measured"]["reserved"] - 1, row["program"])
+            for row in programs
+            if row["status"] == "fits" and "reserved" in row["measured"]
+        ],
+    }
+    heads = [
+        "",
+        tr(ko="측정한 수", en="rows"),
+        tr(ko="오차의 평균", en="mean error"),
+        tr(ko="가장 모자란 것", en="shortest"),
+        tr(ko="가장 넘친 것", en="most over"),
+        tr(ko=f"여유 {margin:.0%}로도 모자란 것", en=f"short even with a margin of {margin:.0%}"),
+    ]
+    return LeftRows(heads, [[name, *_how_short(found, margin)] for name, found in groups.items()])
+
+
+def _how_short(found: list[tuple[float, str]], margin: float) -> list[str]:
+    (low, lowest), (high, highest) = min(found), max(found)
+    short = Counter(name for off, name in found if (1 + margin) * (1 + off) < 1)
+    named = ", ".join(name if times == 1 else f"{name} × {times}" for name, times in short.most_common())
+    return [
+        str(len(found)),
+        f"{mean(abs(off) for off, _ in found):.2%}",
+        f"{low:+.2%} {lowest}",
+        f"{high:+.2%} {highest}",
+        f"{short.total()}" + (f": {named}" if named else ""),
+    ]
+
+
+def _off(row: dict[str, Any], kind: str) -> float:
+    return row["predicted"][kind] / row["measured"][kind] - 1
 
 
 def card_name(said: str) -> str:
