@@ -20,7 +20,7 @@
 #
 # - SFT에서 DPO로 갈 때 더해지는 것을 바이트까지 말하고, 두 배가 되는 것을 가려낸다.
 # - 기준 모델(reference model)을 카드에서 치우는 두 가지 길을 안다.
-# - 로짓을 통째로 만드는 코드가 왜 SFT의 두 배를 넘게 쓰는지 계산한다.
+# - 로짓을 통째로 만드는 코드에서 DPO가 SFT의 몇 배를 쓰는지 계산한다.
 # - GRPO의 한 스텝을 단계로 나누고, 설정 하나가 어느 단계의 최대를 옮기는지 안다.
 # - 답을 만드는 엔진(vLLM)이 같은 카드에 있을 때 언제, 왜 죽는지 설명하고, 엔진의 몫을 계산한다.
 # - T4 한 장에서 DPO와 GRPO를 하려면 무엇을 적어야 하는지 안다.
@@ -46,10 +46,10 @@ billion, small = "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-0.6B"
 # %% [markdown] lang="ko"
 # ## 12.1 SFT에서 DPO로 바꾸면
 #
-# DPO([Rafailov 외, 2023](https://arxiv.org/abs/2305.18290))는 같은 질문에 대한 좋은 답과 나쁜 답을 한 쌍으로 준다. 좋은 답의 확률은 올리고 나쁜 답의 확률은 내리되, 처음 모델에서 너무 멀어지지 않게 한다. 그래서 처음 모델, 곧 **기준 모델**의 확률도 필요하다.
+# DPO([Rafailov 외, 2023](https://arxiv.org/abs/2305.18290))는 같은 질문에 대한 좋은 답과 나쁜 답을 한 쌍으로 준다. 좋은 답의 확률은 올리고 나쁜 답의 확률은 내리되, 처음 모델에서 너무 멀어지지 않게 한다. 그래서 처음 모델, 곧 **기준 모델**의 확률도 필요하다. 글의 **로그 확률**은 토큰마다 로짓에 `log_softmax`를 하고 그 자리에 실제로 있는 토큰의 값을 골라(`gather`) 더한 것이다. SFT의 손실은 그 평균의 부호를 바꾼 것이고, DPO의 손실은 합 넷(좋은 답과 나쁜 답, 학습하는 모델(**정책**, policy)과 기준 모델)으로 계산한다.
 # DPO는 모델을 두 번 올리니 메모리가 두 배라는 말([LlamaFactory #798](https://github.com/hiyouga/LlamaFactory/issues/798))이 있고, 기준 모델의 로그 확률을 미리 계산하게 해 달라는 요청([#4810](https://github.com/hiyouga/LlamaFactory/issues/4810))도 있다. Colab의 T4에서 4비트로 읽은 8B 모델이 배치 1로도 죽었다는 신고([unsloth #682](https://github.com/unslothai/unsloth/issues/682))는 12.5절에서 T4에 올려 본다.
 #
-# Llama-3.2-1B를 RTX 4090(쓸 수 있는 메모리 23.16 GiB)에서 학습한다. `fp16=True` 말고는 TRL의 기본값 그대로다. 기본값에서 TRL은 가중치를 fp32로 읽고, 체크포인팅을 켜고, bf16으로 계산한다. T4에는 bf16 연산 장치가 없으므로(1장) 이 장의 프로그램은 T4에서도 쓸 수 있게 모두 fp16으로 계산한다. SFT는 길이 512인 글 4개, DPO는 프롬프트 256에 답 256인 쌍이다. DPO를 배치 4, 2, 1로 줄이면 **몇에서** 들어갈까?
+# Llama-3.2-1B를 RTX 4090(쓸 수 있는 메모리 23.16 GiB)에서 학습한다. `fp16=True`와 `QUIET`(기록과 저장을 끈다) 말고는 TRL의 기본값 그대로다. 기본값에서 TRL은 가중치를 fp32로 읽고, 체크포인팅을 켜고, bf16으로 계산한다. T4에는 bf16 연산 장치가 없으므로(1장) 이 장의 프로그램은 T4에서도 쓸 수 있게 모두 fp16으로 계산한다. SFT는 길이 512인 글 4개, DPO는 프롬프트 256에 답 256인 쌍이다. DPO를 배치 4, 2, 1로 줄이면 **몇에서** 들어갈까?
 
 # %%
 dpo_fits = guess("12.1", None, ("4", "2", "1", "none"))
@@ -109,7 +109,7 @@ print(f"{maximum['DPO 4'] - maximum['DPO 4, precomputed']:,}")
 print(f"{4 * count:,}")
 
 # %% [markdown] lang="ko"
-# - **기준 모델이 없으면 쌍 4개의 DPO와 글 8개의 SFT는 512바이트 차이다.** 할당자가 주는 가장 작은 블록 하나다(3장). DPO의 손실을 계산하는 데 드는 것은 이 최대에 나타나지 않는다.
+# - **이 크기에서는, 기준 모델이 없으면 쌍 4개의 DPO와 글 8개의 SFT가 512바이트 차이다.** 할당자가 주는 가장 작은 블록 하나다(3장). 최대를 정하는 것은 네 벌이라(셋째 항목), DPO의 손실에 드는 것은 그 아래에 가려진다.
 # - **기준 모델은 가중치 한 벌이다.** 한 바이트도 다르지 않다. 순전파만 하므로 그레이디언트도 옵티마이저 상태도 없다.
 # - SFT의 배치를 4에서 8로 늘려도 최대는 거의 그대로다(12.1절의 19.43 GiB와 19.48 GiB). TRL은 체크포인팅을 켜 두고 로짓을 조각으로 만들기 때문에(12.4절), 이 크기에서는 가중치, 그레이디언트, 옵티마이저 상태가 최대를 정한다.
 # - DPO 4의 24.08 GiB는 RTX 4090의 23.16 GiB를 넘는다. 배치를 줄여도 줄지 않는 것이 넘쳤으니 2와 1에서도 죽었다.
@@ -118,7 +118,7 @@ print(f"{4 * count:,}")
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 여기서는 24.08 / 19.48, 1.24배였다. 네 벌(가중치, 그레이디언트, AdamW의 두 상태)에 가중치 한 벌이 더해졌을 뿐이다. 두 배가 되는 것은 쌍의 수만큼 느는 것, 곧 순전파 상태와 로짓이다. 그것이 대부분인 학습이라면 두 배에 가깝고, 로짓을 통째로 만드는 코드에서는 **두 배를 넘는다**(12.4절).
+# **조건부로 맞다.** 여기서는 24.08 / 19.48, 1.24배였다. 네 벌(가중치, 그레이디언트, AdamW의 두 상태)에 가중치 한 벌이 더해졌을 뿐이다. 두 배가 되는 것은 쌍의 수만큼 느는 것, 곧 순전파 상태와 로짓이다. 그것이 대부분인 학습이라면 두 배에 가깝고, 로짓을 통째로 만드는 코드는 12.4절에서 따로 센다. (위에서는 문장의 수를 맞추려고 SFT의 배치를 8로 했다. 배치를 그대로 두고 SFT를 DPO로 바꾸면 문장이 두 배다.)
 #
 # </details>
 #
@@ -237,13 +237,13 @@ draw_moments(moments_of_each(shown, "T4"))
 # | | 문장 | fp32 로짓 한 벌 | 최대일 때 함께 있는 것 | 몇 벌 |
 # |---|---|---|---|---|
 # | SFT, 글 하나 | 1 | 512 × 128,256 × 4바이트 = 0.24 GiB | `log_softmax`의 결과와 그레이디언트 둘(3장) | 3 |
-# | DPO, 쌍 하나 | 2 | 0.49 GiB | 정책(policy, 학습하는 모델)의 로짓과 `log_softmax`, 기준 모델의 로짓과 `log_softmax`, 그 입력의 사본 | 5 |
+# | DPO, 쌍 하나 | 2 | 0.49 GiB | 정책의 로짓과 `log_softmax`, 기준 모델의 로짓과 `log_softmax`, 그 입력의 사본 | 5 |
 #
 # 문장이 둘이라 두 배, 거기에 두 벌이 더 있어 5 / 3배, 곱하면 위의 3.3배다. 노란 칸의 **사본**은 코드에 보이지 않는다. `logits[:, :-1]`은 문장마다 끝이 잘려 메모리에 띄엄띄엄 놓이는데, CUDA의 `log_softmax`는 이어진 텐서를 받아야 해서 잠깐 복사한다(PyTorch의 `SoftMax.cu`. 같은 것을 trlX에서 고치려 한 [PR #583](https://github.com/CarperAI/trlx/pull/583)도 있다). LLaMA-Factory도 이렇게 자른다(`train/trainer_utils.py`의 `get_batch_logps`).
 #
 # 고칠 데도 그림에 있다. LLaMA-Factory처럼 역전파 전에 로짓을 놓아도 최대는 그대로이고, **기준 모델을 부르기 전에** 놓으면(`early`) 주황색 칸이 빠져 네 벌, 10.45 GiB다. `log_softmax`를 **먼저 부르고 자르면**(`dense`) 노란 칸도 빠져 세 벌, 8.51 GiB다. 이제 벌 수가 SFT와 같으니 로짓은 문장의 수만큼, 곧 두 배다.
 #
-# TRL 1.16은 로짓을 통째로 만들지 않는다. 마지막 은닉 상태와 출력층을 토큰 4,096개 × 어휘 32,768개짜리 타일로 곱해 토큰마다 로그 확률만 남기고, 역전파에서 다시 곱한다(소스의 `trl/kernels/chunked_logprob.py`). 12.2절에서 SFT의 배치를 4에서 8로 늘려도 최대가 거의 그대로였던 까닭이다. 1.9(2026년 7월)에서는 DPO와 GRPO가 아직 통째로 만들었다(`selective_log_softmax`). `pip show trl`로 버전부터 본다. 옛 버전이라면 이 장의 DPO와 GRPO보다 더 든다. LLaMA-Factory에도 `log_softmax`를 나누어 계산하자는 제안이 2026년 8월에 올라왔다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)).
+# TRL 1.16은 로짓을 통째로 만들지 않는다. 마지막 은닉 상태와 출력층을 토큰 4,096개 × 어휘 32,768개짜리 타일로 곱해 토큰마다 로그 확률만 남기고, 역전파에서 다시 곱한다(소스의 `trl/kernels/chunked_logprob.py`). 12.2절에서 SFT의 배치를 4에서 8로 늘려도 최대가 거의 그대로였던 까닭의 하나다. 1.9(2026년 7월)에서는 DPO와 GRPO가 아직 통째로 만들었다(`selective_log_softmax`). `pip show trl`로 버전부터 본다. 옛 버전이라면 이 장의 DPO와 GRPO보다 더 드니 `pip install -U "trl>=1.16"`으로 올린다. LLaMA-Factory에서 바꿀 설정은 `cutoff_len`이고, 로짓을 일찍 놓으려면 위처럼 소스를 고쳐야 한다. LLaMA-Factory에도 `log_softmax`를 나누어 계산하자는 제안이 2026년 8월에 올라왔다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)).
 #
 # **연습 12-1.** 로짓을 통째로 만드는 DPO에서, 로짓은 모두 몇 바이트인가? 마지막 토큰도 빼지 않고 문장마다 `length`개로 센다. `each`는 수 하나의 바이트다. 정책의 로짓이 한 벌 있고, `reference`가 참이면 기준 모델의 로짓도 한 벌 함께 있다. 막히면 `exercise("12-1").hint()`를 실행한다.
 
@@ -258,9 +258,9 @@ exercise("12-1").check(dpo_logits)
 # %% [markdown] lang="ko"
 # ### 사건 12-A: SFT는 4가 되는데 DPO는 2도 안 된다
 #
-# 이 절의 처음에 본 신고(#10175)로 돌아간다. 같은 데이터와 설정에서 **SFT는 배치 4가 되고, DPO는 배치 2가 안 되고, 배치 1은 된다**고 했다. 모델은 4B라고만, 글의 길이는 아예 적지 않았다(배치 1에서 누적을 128번으로 늘려도 OOM이라는 말도 있는데, 그것은 여기서 설명하지 못한다). Qwen3-4B이고 문장의 길이가 모두 같다면, 세 가지가 모두 사실일 길이는 얼마인가?
+# 이 절의 처음에 본 신고(#10175)로 돌아간다. 같은 데이터와 설정에서 **SFT는 배치 4가 되고, DPO는 배치 2가 안 되고, 배치 1은 된다**고 했다. 모델은 4B라고만, 글의 길이는 아예 적지 않았다(배치 1에서 누적을 128번으로 늘려도 OOM이라는 말도 있는데, 그것은 여기서 설명하지 못한다). Qwen3-4B이고 문장의 길이가 모두 같다면, 세 가지가 모두 사실일 길이는 어디에서 어디까지인가? 그 안의 하나를 찾는다.
 #
-# 위의 두 함수를 bf16, rank 8, 80 GB 카드로 옮긴 것을 `run(way="sft"나 "dpo", batch=…, length=…)`으로 다섯 번까지 실행한다. 다섯 번을 어디에 쓸지 먼저 정한다.
+# 위의 두 함수를 bf16, rank 8, 80 GB 카드로 옮긴 것을 `run(way="sft"나 "dpo", batch=…, length=…)`으로 다섯 번까지 실행한다. 첫 번째는 아래에 적어 두었으니, 남은 네 번을 어디에 쓸지 먼저 정한다.
 
 # %%
 case("12-A").run(way="sft", batch=4, length=4096)
@@ -273,6 +273,12 @@ length = ...
 case("12-A").check(length)
 
 # %% [markdown] lang="ko"
+# <details><summary>찾은 다음에</summary>
+#
+# 사람이 적지 않은 길이가 범위로 나온다. 아래 끝은 DPO 2가, 위 끝은 SFT 4나 DPO 1이 카드를 넘기 시작하는 길이다. 문장 하나의 fp32 로짓을 단위로 12.4절의 표를 쓰면 SFT 4는 4 × 3 = 12, DPO 1은 2 × 5 = 10, DPO 2는 4 × 5 = 20이다. DPO 2만 SFT 4보다 크므로, SFT가 4까지 되는데 DPO는 2도 안 되는 것은 이상한 일이 아니다.
+#
+# </details>
+#
 # ## 12.5 T4에서 8B를 DPO로
 #
 # 12.1절의 신고(#682)가 하려던 일이다. 8B 모델을 4비트로 읽고(QLoRA, 8.9절) T4에서 배치 1로 학습한다. LoRA라 기준 모델은 없고 로짓도 통째로 만들지 않는다면 14.64 GiB 가운데 얼마나 쓸까? 문장은 1,024토큰씩이다. `DPOConfig`는 그보다 긴 것을 자른다(`max_length`의 기본값).
@@ -359,7 +365,7 @@ two = steps_of(grpo, "RTX 4090")
 draw_steps(two)
 
 # %% [markdown] lang="ko"
-# 첫 스텝과 둘째 스텝의 롤아웃을 견준다. 하는 일은 같은데 둘째가 훨씬 높다. 첫 갱신에서 생긴 AdamW의 상태가 **그 뒤로 늘 남아 있기** 때문이다. 답을 만드는 동안에는 쓰지도 않는다. 최대는 모든 그레이디언트가 생기는 둘째 스텝의 역전파다.
+# 첫 스텝과 둘째 스텝의 롤아웃을 견준다. 하는 일은 같은데 둘째가 훨씬 높다. 첫 갱신에서 생긴 AdamW의 상태가 **그 뒤로 늘 남아 있기** 때문이다. 답을 만드는 동안에는 쓰지도 않는다. 최대는 그 상태 위에 그레이디언트까지 모두 생기는 둘째 스텝의 역전파다.
 
 # %%
 second = two.phases[4:]
@@ -370,7 +376,7 @@ highest.against(max(second, key=lambda one: one.peak).name)
 #
 # > **주장 3.** "GRPO가 OOM이면 `per_device_train_batch_size`를 줄인다"
 #
-# 답을 길이 512로 늘리고 설정을 바꾸어 본다. 여기부터는 답을 `generate`로 만들지 않고, TRL의 `rollout_func`으로 길이 512인 답을 건넨다. 그래서 롤아웃 열에는 KV 캐시가 없고 나머지 열은 그대로 TRL이다. `batch 4`는 답 8개를 4개씩 두 번에 나누어 학습한다. `beta`는 기준 모델을 올린다. 위의 두 줄과 아래의 두 줄에서 배치를 줄인 효과를 비교하고, 판정을 먼저 고른다.
+# 답을 길이 512로 늘리고 설정을 바꾸어 본다. 여기부터는 (가상 GPU에서 512토큰을 하나씩 만들면 오래 걸려) 답을 `generate`로 만들지 않고, TRL의 `rollout_func`으로 길이 512인 답을 건넨다. 그래서 롤아웃 열에는 KV 캐시가 없고 나머지 열은 그대로 TRL이다. `batch 4`는 답 8개를 4개씩 두 번에 나누어 학습한다. `beta`는 기준 모델을 올린다. 위의 두 줄과 아래의 두 줄에서 배치를 줄인 효과를 비교하고, 판정을 먼저 고른다.
 
 # %%
 from helpers.chapters.c12_two_models.engine import Engine
@@ -408,7 +414,7 @@ compare_steps(rows, "RTX 4090")
 #
 # ### T4에서는
 #
-# T4에서 같은 학습을 한다. 16 GB로 될까? 지금까지는 답 8개의 길이가 모두 512였다. 진짜 답은 길이가 제각각이므로 둘째 줄에는 463토큰에서 512토큰까지 7토큰씩 다르게 준다. 아래의 두 줄은 12.3절처럼 가중치를 fp16으로 읽고 LoRA만 학습한다.
+# T4에서 같은 학습을 한다. 16 GB로 될까? 지금까지는 답 8개의 길이가 모두 512였다. 진짜 답은 길이가 제각각이므로 둘째 줄에는 463토큰에서 512토큰까지 7토큰씩 다르게 준다. 아래의 세 줄은 12.3절처럼 가중치를 fp16으로 읽고 LoRA만 학습한다. 마지막 줄은 배치를 4로 줄여 두 번 누적한 것이다.
 
 # %%
 uneven = partial(grpo, completion=512, rollout=partial(given, shorter=7))
@@ -417,6 +423,7 @@ rows = {
     "0.6B, full, uneven": uneven,
     "0.6B, LoRA": partial(longer, peft_config=lora, **half),
     "4B, LoRA": partial(longer, model="Qwen/Qwen3-4B", peft_config=lora, **half),
+    "4B, LoRA, batch 4": partial(longer, model="Qwen/Qwen3-4B", peft_config=lora, batch=4, **half),
 }
 compare_steps(rows, "T4")
 
@@ -435,13 +442,15 @@ sdpa_attention.use_gqa_in_sdpa = as_shipped
 repaired
 
 # %% [markdown] lang="ko"
-# 이 표에는 KV 캐시가 없다. `generate`로 만든다면 4B의 답 8개에 2 × 36층 × 8헤드 × 128 × 2바이트 × 768토큰 × 8개 = 0.84 GiB가 롤아웃에 더해진다(11.3절의 식). 롤아웃은 7.88 GiB였으니 더해도 역전파보다 낮다.
+# 이 표에는 KV 캐시가 없다. `generate`로 만든다면 4B의 답 8개에 2 × 36층 × 8헤드 × 128 × 2바이트 × 768토큰 × 8개 = 0.84 GiB가 롤아웃에 더해진다(11.3절의 식). 롤아웃은 7.88 GiB였으니 캐시를 더하면 8.72 GiB다. 역전파의 11.76 GiB보다 3 GiB쯤 낮지만, 프롬프트를 읽을 때의 임시 텐서(11.3절)는 여기에 없다. 질문이 길면 그것부터 따진다.
+#
+# 누적을 늘릴 때 조심한다. TRL은 한 번에 만들 답의 수를 배치 × `steps_per_generation`으로 정하는데, 이 값은 적지 않으면 누적 횟수를 따라간다. 배치 8에 누적도 8이면 답 64개를 한꺼번에 만들어 캐시만 6.75 GiB이고, 7.88 GiB와 더하면 14.63 GiB다. 한도가 14.64 GiB이니 임시 텐서의 자리가 없다. `steps_per_generation=1`을 적으면 누적을 늘려도 한 번에 8개씩 만든다.
 #
 # ## 12.7 엔진이 같은 카드에 있을 때
 #
 # `generate`는 느려서, 답은 대개 vLLM 같은 엔진으로 만든다. 학습과 같은 카드에 두는 것이 TRL의 `use_vllm=True`와 `vllm_mode="colocate"`다. 엔진은 **시작할 때** 카드의 `gpu_memory_utilization`만큼을 가중치와 KV 캐시의 자리로 잡는다([vLLM 문서, Engine Arguments](https://docs.vllm.ai/en/v0.8.1/serving/engine_args.html)). 모델이 작아도 그렇다. 가중치를 올리고 남는 자리는 KV 캐시가 된다. TRL 1.16의 기본값은 0.3이다(`vllm_gpu_memory_utilization`). 그만큼 비어 있지 않으면 시작하지도 않는다(`Free memory on device … is less than desired GPU memory utilization`, [vllm #20305](https://github.com/vllm-project/vllm/issues/20305)).
 #
-# 엔진에는 얼마가 필요할까? 한꺼번에 만들 답의 수는 TRL이 배치 × 누적으로 정해 준다(`max_num_seqs`). 여기서는 8개다. 그러니 16비트 가중치 한 벌과 답 8개의 KV 캐시가 있어야 한다. vLLM이 계산에 쓰는 자리와 CUDA 그래프는 여기에 넣지 않았다. 첫 줄은 가중치, 그리고 가중치와 KV 캐시의 합이다. 그 아래는 그 합이 카드에서 차지하는 몫이다.
+# 엔진에는 얼마가 필요할까? 한꺼번에 만들 답의 수는 TRL이 배치 × 누적으로 정해 준다(`max_num_seqs`). 여기서는 8개다. 그러니 16비트 가중치 한 벌과 답 8개의 KV 캐시가 있어야 한다. vLLM이 계산에 쓰는 자리와 CUDA 그래프(커널 호출을 녹화해 두는 것)는 여기에 넣지 않았다. 첫 줄은 가중치, 그리고 가중치와 KV 캐시의 합이다. 그 아래는 그 합이 카드에서 차지하는 몫이다.
 
 # %%
 from helpers.chapters.c11_outside.cache import kv_bytes
@@ -458,7 +467,7 @@ print(f"{longest:,}", human_bytes(kv_bytes(config, longest)), human_bytes(left))
 # %% [markdown] lang="ko"
 # RTX 4090의 7.5%, T4의 12%는 **하한**이다. vLLM이 계산에 쓰는 자리도 몫에서 나오므로 그보다 더 준다. 마지막 줄은 모델이 받을 수 있는 가장 긴 글 하나의 토큰과 그 캐시, 그리고 T4에서 TRL의 기본값 0.3 가운데 가중치를 빼고 남는 것이다. 캐시가 더 크다. vLLM은 가장 긴 글 하나가 들어가지 않으면 시작하지 않으므로(`To serve at least one request with the model's max seq len …`, [vllm #34076](https://github.com/vllm-project/vllm/issues/34076)) `vllm_max_model_length=768`처럼 실제로 쓸 길이를 적는다.
 #
-# 재우는 길도 있다. 1단계 잠(sleep level 1)은 가중치를 RAM으로 옮기고 KV 캐시를 버리며, 2단계는 둘 다 버린다([vLLM 문서, Sleep Mode](https://docs.vllm.ai/en/latest/features/sleep_mode/)). TRL은 `vllm_enable_sleep_mode=True`이면 답을 만들 때마다 2단계로 재운다.
+# 재우는 길도 있다. 1단계 잠(sleep level 1)은 가중치를 RAM으로 옮기고 KV 캐시를 버리며, 2단계는 둘 다 버린다([vLLM 문서, Sleep Mode](https://docs.vllm.ai/en/latest/features/sleep_mode/)). TRL은 `vllm_enable_sleep_mode=True`이면 답을 만들고 나면 매번 2단계로 재운다.
 #
 # `Engine`은 vLLM이 아니라 **그 몫만큼의 블록**이다. 첫 답을 만들 때 잡고, 재우면 돌려준다. (진짜 vLLM으로 만들면 TRL은 정책의 로그 확률을 그레이디언트 없이 한 번 더 계산한다. 그것은 여기에 없다.) 엔진의 몫을 0.6으로 두고 재우지 않는다. 어디에서 죽을까?
 
@@ -521,7 +530,7 @@ def peak(held, step, engine, sleeps):
 exercise("12-2").check(peak)
 
 # %% [markdown] lang="ko"
-# ### 사건 12-B: 기본값 그대로인데 둘째 스텝에서 죽는다
+# ### 사건 12-B: 기본값 그대로인데 잘 되다가 죽는다
 #
 # [trl #2927](https://github.com/huggingface/trl/issues/2927)은 두어 스텝은 잘 되다가 죽는다는 신고다. 엔진의 몫을 0.9에서 0.7로 줄이라는 조언을 따랐는데도 셋째 스텝에서 죽었다(카드를 둘 쓴 것도 있어 구성은 다르다). 같은 증상을 T4에서 일으킨다. 학습은 12.6절의 '0.6B, full'이고, 엔진의 몫은 TRL의 기본값인 0.3이며, 재우지 않는다. 재우지 않은 채로 끝까지 가는 **가장 큰 몫**을 0.05 단위로 찾는다. 엔진의 하한 0.12보다는 커야 한다. 연습 12-2의 식에 12.6절의 표와 T4의 크기(아래의 첫 줄, 쓸 수 있는 것은 14.64 GiB)를 넣어 먼저 예상하고 `run(fraction=…)`으로 확인한다.
 
@@ -571,15 +580,17 @@ grpo_panel()
 # %% [markdown] lang="ko"
 # ## 12.9 T4에서 쓰는 스크립트 둘
 #
-# 12.6절의 '4B, LoRA'와 12.5절의 8B를 여느 스크립트로 쓰면 이렇다(`reward`와 `data`는 자기 것, `lora`는 둘이 같다).
+# 12.6절의 '4B, LoRA'와 12.5절의 8B를 여느 스크립트로 쓰면 이렇다(`reward`와 `data`는 자기 것). 둘 다 맨 위에 3.12절의 한 줄이 있다. 주석의 수는 그 줄이 **없을 때** 이 장에서 실행한 학습 단계의 최대(할당)이고, 첫째의 것은 `generate`까지 실행한 값이 아니다.
 #
 # ```python
 # from peft import LoraConfig
+# from transformers.integrations import sdpa_attention
 # from trl import GRPOConfig, GRPOTrainer
 #
+# sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False  # T4: math 커널을 피한다
 # # 프롬프트가 256토큰을 넘지 않을 때 11.76 GiB다
 # arguments = GRPOConfig(
-#     "out", fp16=True, per_device_train_batch_size=8, num_generations=8,
+#     "out", fp16=True, per_device_train_batch_size=8, num_generations=8, steps_per_generation=1,
 #     max_completion_length=512, model_init_kwargs={"dtype": "float16"},
 # )
 # lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -588,9 +599,13 @@ grpo_panel()
 #
 # ```python
 # import torch
+# from peft import LoraConfig
 # from transformers import BitsAndBytesConfig
+# from transformers.integrations import sdpa_attention
 # from trl import DPOConfig, DPOTrainer
 #
+# sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False  # T4: math 커널을 피한다
+# lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
 # four_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float16)
 # arguments = DPOConfig(  # 1,024토큰에서 자른다. 7.79 GiB다
 #     "out", fp16=True, per_device_train_batch_size=1,
@@ -614,10 +629,12 @@ guesses()
 # | 언제 죽나 | 원인이 되는 것 | 고치는 줄 |
 # |---|---|---|
 # | 배치를 줄여도 DPO가 죽는다 | 기준 모델 한 벌 | `precompute_ref_log_probs=True`, LoRA(`peft_config`) |
-# | DPO의 손실에서 죽는다 | 통째로 만든 로짓 | 로짓을 조각으로 만드는 손실(TRL 1.16의 기본값), 배치, `max_length`. 손수 쓴 손실이라면 기준 모델을 부르기 전에 로짓을 놓고, `log_softmax`를 부른 뒤에 자른다 |
-# | GRPO의 롤아웃에서 | KV 캐시, 남아 있는 옵티마이저 상태 | 한 번에 만드는 답의 수(배치 × 누적), `max_completion_length`, LoRA |
-# | GRPO의 역전파에서 | 쥐고 있는 엔진, 체크포인팅을 껐다면 순전파 상태 | `vllm_enable_sleep_mode=True`, `gradient_checkpointing=True` |
-# | 둘째 스텝의 롤아웃 | 첫 갱신에서 생긴 옵티마이저 상태 | `vllm_gpu_memory_utilization`을 가중치 + 답의 KV 캐시 + 여유로 줄이고 `vllm_max_model_length`를 적는다 |
+# | DPO의 손실에서 죽는다 | 통째로 만든 로짓 | 로짓을 조각으로 만드는 손실(TRL 1.16의 기본값), 배치, `max_length`(LLaMA-Factory는 `cutoff_len`). 손수 쓴 손실이라면 기준 모델을 부르기 전에 로짓을 놓고, `log_softmax`를 부른 뒤에 자른다 |
+# | GRPO의 롤아웃에서(엔진 없음) | KV 캐시, 남아 있는 옵티마이저 상태 | 한 번에 만드는 답의 수(`steps_per_generation`), `max_completion_length`, LoRA |
+# | GRPO의 손실과 역전파에서(엔진 없음) | 순전파 상태 | `gradient_checkpointing=True`, `max_completion_length`. 배치를 줄이고 누적하면 전체 학습에서는 오히려 늘 수 있다(12.6절) |
+# | 둘째 스텝의 손실과 역전파에서(엔진을 재우지 않음) | 첫 갱신에서 생긴 옵티마이저 상태와 쥐고 있는 엔진 | `vllm_gpu_memory_utilization`을 줄인다(하한은 가중치 + 답의 KV 캐시 + 여유). 모자라면 `vllm_enable_sleep_mode=True` |
+# | 둘째 스텝의 롤아웃에서(엔진을 재움) | 첫 갱신에서 생긴 옵티마이저 상태와 깨어난 엔진 | 몫을 줄이고 `vllm_max_model_length`를 적는다. LoRA |
+# | T4에서 어떤 스텝만 죽는다 | 길이가 모두 같아 math 커널로 간 어텐션 | 3.12절의 한 줄 |
 # | LoRA인데도 모자란다 | fp32로 읽은 얼린 가중치 | `model_init_kwargs={"dtype": "float16"}`(T4) |
 #
 # - DPO가 SFT보다 더 드는 것은 **문장이 쌍이라는 것과 가중치 한 벌**이다. 네 벌이 다 두 배가 되지는 않는다. 로짓을 통째로 만들고 붙들면 쌍 하나가 글 하나의 두 배를 넘는다.
@@ -630,7 +647,7 @@ guesses()
 # %% [markdown] lang="ko"
 # ## 12.11 더 읽을거리: 진짜 카드에서는
 #
-# 12.1~12.3절의 SFT와 DPO는 H100 한 장에서도 그대로 돌려 보았다(Llama-3.2-1B, 가중치는 무작위). `peak`와 `reserved`는 카드에서 잰 최대와 예약이고, `off`와 `off by`는 예측에서 그것을 뺀 차이다. 이 예측은 미리 적어 둔 것이 아니라, 같은 카드의 다른 기록을 보고 규칙 몇 가지를 고친 뒤에 다시 계산한 것이다. 12.4절은 카드에서 확인하지 않았다(로짓을 통째로 만드는 정책 쪽의 순전파와 역전파만은 H100에서도 최대가 바이트까지 같았다. `benchmarks/README.md`의 'pairs' 세 줄이다).
+# 12.1~12.3절의 프로그램 가운데 다섯은 H100 한 장에서도 그대로 돌려 보았다(Llama-3.2-1B, 가중치는 무작위. 12.3절의 LoRA SFT와 fp16으로 읽은 LoRA는 돌리지 않았다). `peak`와 `reserved`는 카드에서 잰 최대와 예약이고, `off`와 `off by`는 예측에서 그것을 뺀 차이다. 이 예측은 미리 적어 둔 것이 아니라, 같은 카드의 다른 기록을 보고 규칙 몇 가지를 고친 뒤에 다시 계산한 것이다. 12.4절은 카드에서 확인하지 않았다(로짓을 통째로 만드는 정책 쪽의 순전파와 역전파만은 H100에서도 최대가 바이트까지 같았다. `benchmarks/README.md`의 'pairs' 세 줄이다).
 
 # %%
 import json
@@ -662,9 +679,9 @@ print(f"{both - alone:,} {alone - single:,}")
 # %% [markdown] lang="ko"
 # 다섯 가지 모두 최대가 바이트까지 같고, 예약의 차이는 0.31%까지다. 기준 모델은 그 파라미터의 4배인 4,943,257,600바이트이고, 그것을 빼면 쌍 4개의 DPO와 글 8개의 SFT는 카드에서도 512바이트가 다르다.
 #
-# <details><summary>최대가 12.2절의 값과 다른 까닭</summary>
+# <details><summary>최대가 12.2절, 12.3절의 값과 다른 까닭</summary>
 #
-# 카드가 다르다. cuBLAS의 작업 공간(3장)이 A100은 8,519,680바이트, H100은 33,554,432바이트이고, 순전파와 역전파의 스레드에 하나씩 둘이 있다.
+# 카드가 다르다. cuBLAS의 작업 공간(3장)이 A100은 8,519,680바이트, H100은 33,554,432바이트이고, 순전파와 역전파의 스레드에 하나씩 둘이 있다. 12.3절은 T4라 작업 공간도 어텐션의 커널도 다르다.
 #
 # </details>
 #
