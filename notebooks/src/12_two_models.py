@@ -47,7 +47,7 @@ billion, small = "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-0.6B"
 # ## 12.1 SFT에서 DPO로 바꾸면
 #
 # DPO([Rafailov 외, 2023](https://arxiv.org/abs/2305.18290))는 같은 질문에 대한 좋은 답과 나쁜 답을 한 쌍으로 준다. 좋은 답의 확률은 올리고 나쁜 답의 확률은 내리되, 처음 모델에서 너무 멀어지지 않게 한다. 그래서 처음 모델, 곧 **기준 모델**의 확률도 필요하다. 글의 **로그 확률**은 토큰마다 로짓에 `log_softmax`를 하고 그 자리에 실제로 있는 토큰의 값을 골라(`gather`) 더한 것이다. SFT의 손실은 그 평균의 부호를 바꾼 것이고, DPO의 손실은 합 넷(좋은 답과 나쁜 답, 학습하는 모델(**정책**, policy)과 기준 모델)으로 계산한다.
-# DPO는 모델을 두 번 올리니 메모리가 두 배라는 말([LlamaFactory #798](https://github.com/hiyouga/LlamaFactory/issues/798))이 있고, 기준 모델의 로그 확률을 미리 계산하게 해 달라는 요청([#4810](https://github.com/hiyouga/LlamaFactory/issues/4810))도 있다. Colab의 T4에서 4비트로 읽은 8B 모델이 배치 1로도 죽었다는 신고([unsloth #682](https://github.com/unslothai/unsloth/issues/682))는 12.5절에서 T4에 올려 본다.
+# DPO는 모델을 두 번 올리니 메모리가 두 배라는 말([LlamaFactory #798](https://github.com/hiyouga/LlamaFactory/issues/798))이 있다. 정말 그런지 잰다.
 #
 # Llama-3.2-1B를 RTX 4090(쓸 수 있는 메모리 23.16 GiB)에서 학습한다. `fp16=True`와 `QUIET`(기록과 저장을 끈다) 말고는 TRL의 기본값 그대로다. 기본값에서 TRL은 가중치를 fp32로 읽고, 체크포인팅을 켜고, bf16으로 계산한다. T4에는 bf16 연산 장치가 없으므로(1장) 이 장의 프로그램은 T4에서도 쓸 수 있게 모두 fp16으로 계산한다. SFT는 길이 512인 글 4개, DPO는 프롬프트 256에 답 256인 쌍이다. DPO를 배치 4, 2, 1로 줄이면 **몇에서** 들어갈까?
 
@@ -84,6 +84,8 @@ dpo_fits.against("none")
 # %% [markdown] lang="ko"
 # ## 12.2 두 배가 되는 것과 되지 않는 것
 #
+# > **주장 1.** "DPO는 SFT의 두 배를 쓴다" (["SFT에 파라미터의 16~20배가 든다면 DPO에는 32~40배가 드는가"](https://github.com/hiyouga/LlamaFactory/issues/1250)라고 물은 사람이 있다)
+#
 # 죽지 않는 카드(A100 80 GB)에서 최대를 바이트로 잰다. 쌍 4개는 문장 8개이므로 SFT도 배치 8로 맞춘다. `precomputed`는 기준 모델의 로그 확률을 학습 **전에** 모두 계산해 두고 기준 모델을 올리지 않는 것이다. 세 값이 서로 얼마나 다를지 먼저 생각한다.
 
 # %%
@@ -114,8 +116,6 @@ print(f"{4 * count:,}")
 # - SFT의 배치를 4에서 8로 늘려도 최대는 거의 그대로다(12.1절의 19.43 GiB와 19.48 GiB). TRL은 체크포인팅을 켜 두고 로짓을 조각으로 만들기 때문에(12.4절), 이 크기에서는 가중치, 그레이디언트, 옵티마이저 상태가 최대를 정한다.
 # - DPO 4의 24.08 GiB는 RTX 4090의 23.16 GiB를 넘는다. 배치를 줄여도 줄지 않는 것이 넘쳤으니 2와 1에서도 죽었다.
 #
-# > **주장 1.** "DPO는 SFT의 두 배를 쓴다" (["SFT에 파라미터의 16~20배가 든다면 DPO에는 32~40배가 드는가"](https://github.com/hiyouga/LlamaFactory/issues/1250)라고 물은 사람이 있다)
-#
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
 # **조건부로 맞다.** 여기서는 24.08 / 19.48, 1.24배였다. 네 벌(가중치, 그레이디언트, AdamW의 두 상태)에 가중치 한 벌이 더해졌을 뿐이다. 두 배가 되는 것은 쌍의 수만큼 느는 것, 곧 순전파 상태와 로짓이다. 그것이 대부분인 학습이라면 두 배에 가깝고, 로짓을 통째로 만드는 코드는 12.4절에서 따로 센다. (위에서는 문장의 수를 맞추려고 SFT의 배치를 8로 했다. 배치를 그대로 두고 SFT를 DPO로 바꾸면 문장이 두 배다.)
@@ -124,7 +124,7 @@ print(f"{4 * count:,}")
 #
 # ## 12.3 기준 모델을 치우는 두 길
 #
-# 하나는 위의 `precompute_ref_log_probs=True`다. 기준 모델은 학습하는 동안 변하지 않으므로, 쌍마다 로그 확률 두 수(좋은 답과 나쁜 답)만 적어 두면 된다. 19.48 GiB였으니 RTX 4090에 배치 4로도 들어간다. 데이터를 한 번 더 훑는 시간이 든다. TRL의 설정이다. LLaMA-Factory에는 없으니(#4810은 '하지 않음'으로 닫혔다) 거기서는 LoRA 쪽을 고른다.
+# 하나는 위의 `precompute_ref_log_probs=True`다. 기준 모델은 학습하는 동안 변하지 않으므로, 쌍마다 로그 확률 두 수(좋은 답과 나쁜 답)만 적어 두면 된다. 19.48 GiB였으니 RTX 4090에 배치 4로도 들어간다. 데이터를 한 번 더 훑는 시간이 든다. TRL의 설정이다. LLaMA-Factory에는 없으니(그것을 넣어 달라는 [#4810](https://github.com/hiyouga/LlamaFactory/issues/4810)은 '하지 않음'으로 닫혔다) 거기서는 LoRA 쪽을 고른다.
 #
 # 다른 하나는 LoRA다. 어댑터를 끄면(`disable_adapter`) 남는 것이 처음 모델이므로 가중치를 한 벌만 둔다. TRL은 `peft_config`를 받으면 스스로 그렇게 한다. T4에서 LoRA SFT 8개와 LoRA DPO 4쌍을 비교한다. 기준 모델을 더 부르는 만큼 얼마나 늘까?
 
@@ -174,7 +174,7 @@ times = guess("12.4", None, "times")
 times
 
 # %% [markdown] lang="ko"
-# `scores`는 로짓과 토큰마다의 로그 확률을, 두 함수는 순전파와 역전파를 맡는다. 마지막 토큰의 로짓은 맞힐 다음 토큰이 없어 잘라 낸다. `kept`가 붙든 로짓이고, 손실을 다 계산하면 놓는다. `early`와 `dense`는 아래에서 쓴다. 가중치를 뺀 것이 얼마나 느는지 보려고 배치를 바꾸어 실행한다.
+# `scores`는 로짓과 토큰마다의 로그 확률을, 두 함수는 순전파와 역전파를 맡는다. DPO의 손실은 로그 확률의 차이를 더하는 것으로 줄였다. 그 뒤의 계산은 토큰마다 수 하나라 메모리에는 거의 보이지 않는다. 마지막 토큰의 로짓은 맞힐 다음 토큰이 없어 잘라 낸다. `kept`가 붙든 로짓이고, 손실을 다 계산하면 놓는다. `early`와 `dense`는 아래에서 쓴다. 가중치를 뺀 것이 얼마나 느는지 보려고 배치를 바꾸어 실행한다.
 
 # %%
 from peft import get_peft_model
@@ -243,7 +243,11 @@ draw_moments(moments_of_each(shown, "T4"))
 #
 # 고칠 데도 그림에 있다. LLaMA-Factory처럼 역전파 전에 로짓을 놓아도 최대는 그대로이고, **기준 모델을 부르기 전에** 놓으면(`early`) 주황색 칸이 빠져 네 벌, 10.45 GiB다. `log_softmax`를 **먼저 부르고 자르면**(`dense`) 노란 칸도 빠져 세 벌, 8.51 GiB다. 이제 벌 수가 SFT와 같으니 로짓은 문장의 수만큼, 곧 두 배다.
 #
-# TRL 1.16은 로짓을 통째로 만들지 않는다. 마지막 은닉 상태와 출력층을 토큰 4,096개 × 어휘 32,768개짜리 타일로 곱해 토큰마다 로그 확률만 남기고, 역전파에서 다시 곱한다(소스의 `trl/kernels/chunked_logprob.py`). 12.2절에서 SFT의 배치를 4에서 8로 늘려도 최대가 거의 그대로였던 까닭의 하나다. 1.9(2026년 7월)에서는 DPO와 GRPO가 아직 통째로 만들었다(`selective_log_softmax`). `pip show trl`로 버전부터 본다. 옛 버전이라면 이 장의 DPO와 GRPO보다 더 드니 `pip install -U "trl>=1.16"`으로 올린다. LLaMA-Factory에서 바꿀 설정은 `cutoff_len`이고, 로짓을 일찍 놓으려면 위처럼 소스를 고쳐야 한다. LLaMA-Factory에도 `log_softmax`를 나누어 계산하자는 제안이 2026년 8월에 올라왔다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)).
+# 쓰는 도구마다 할 일이 다르다.
+#
+# - **TRL 1.16부터**는 로짓을 통째로 만들지 않으므로 할 일이 없다. 마지막 은닉 상태와 출력층을 토큰 4,096개 × 어휘 32,768개짜리 타일로 곱해 토큰마다 로그 확률만 남기고, 역전파에서 다시 곱한다(소스의 `trl/kernels/chunked_logprob.py`). 12.2절에서 SFT의 배치를 4에서 8로 늘려도 최대가 거의 그대로였던 까닭의 하나다.
+# - **옛 TRL**이라면 이 장의 DPO와 GRPO보다 더 든다. 1.9(2026년 7월)에서는 아직 통째로 만들었다(`selective_log_softmax`). `pip show trl`로 버전을 보고 `pip install -U "trl>=1.16"`으로 올린다.
+# - **LLaMA-Factory**에서 바꿀 설정은 `cutoff_len`이다. 로짓을 일찍 놓으려면 위처럼 소스를 고쳐야 한다. `log_softmax`를 나누어 계산하자는 제안이 2026년 8월에 올라왔다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)).
 #
 # **연습 12-1.** 로짓을 통째로 만드는 DPO에서, 로짓은 모두 몇 바이트인가? 마지막 토큰도 빼지 않고 문장마다 `length`개로 센다. `each`는 수 하나의 바이트다. 정책의 로짓이 한 벌 있고, `reference`가 참이면 기준 모델의 로짓도 한 벌 함께 있다. 막히면 `exercise("12-1").hint()`를 실행한다.
 
@@ -281,7 +285,7 @@ case("12-A").check(length)
 #
 # ## 12.5 T4에서 8B를 DPO로
 #
-# 12.1절의 신고(#682)가 하려던 일이다. 8B 모델을 4비트로 읽고(QLoRA, 8.9절) T4에서 배치 1로 학습한다. LoRA라 기준 모델은 없고 로짓도 통째로 만들지 않는다면 14.64 GiB 가운데 얼마나 쓸까? 문장은 1,024토큰씩이다. `DPOConfig`는 그보다 긴 것을 자른다(`max_length`의 기본값).
+# Colab의 T4에서 4비트로 읽은 8B 모델이 배치 1로도 죽었다는 신고([unsloth #682](https://github.com/unslothai/unsloth/issues/682))가 있다. 같은 일을 TRL로 한다. 8B 모델을 4비트로 읽고(QLoRA, 8.9절) T4에서 배치 1로 학습한다. LoRA라 기준 모델은 없고 로짓도 통째로 만들지 않는다면 14.64 GiB 가운데 얼마나 쓸까? 문장은 1,024토큰씩이다. `DPOConfig`는 그보다 긴 것을 자른다(`max_length`의 기본값).
 #
 # 그 전에 함정이 하나 있다. TRL 1.16은 4비트나 8비트로 읽은 모델이면 **어댑터를 bf16으로 바꾼다**(`dpo_trainer.py`. SFT와 GRPO도 같다). 그런데 `fp16=True`의 손실 스케일링은 bf16 그레이디언트를 받지 못한다. T4에서는 첫 갱신에서 `NotImplementedError: "_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for 'BFloat16'`로 멈춘다(2026년 8월에 이 오류를 TRL의 그 줄까지 따라간 것이 [Soup #558](https://github.com/MakazhanAlpamys/Soup/issues/558)이다). 그래서 Trainer를 만든 **뒤에** 어댑터를 fp32로 되돌린다. 가상 GPU는 메모리만 세므로 되돌리지 않아도 지나간다.
 #
@@ -515,9 +519,18 @@ compare_steps({name: partial(grpo, completion=512, rollout=one) for name, one in
 #
 # - 0.1이면 재우지 않고도 11.89 GiB로 끝난다. 몫은 카드가 아니라 **가중치, 만들 답의 수와 길이**에 여유를 더해 정한다. 그래도 모자라면 재운다.
 # - 깨우기 전에 `empty_cache()`를 부른다. 학습 쪽 할당자가 쥔 빈 덩어리를 드라이버에 돌려주어야 엔진이 쓸 수 있다. TRL도 그렇게 한다(`vllm_generation.py`). 손수 만든 루프라면 이 줄을 빠뜨리지 않는다.
-# - TRL에서는 엔진 안에 가중치가 **한 벌 더** 있다. 위의 블록에는 이미 들어 있다. 12.6절의 4B를 T4에서 엔진과 함께 두지 못하는 까닭이기도 하다. 학습 쪽에 늘 있는 7.88 GiB의 거의 모두가 fp16 가중치이니, 두 벌이면 14.64 GiB를 넘고 재워도 답을 만드는 동안에는 두 벌이 함께 있다. Unsloth는 엔진과 학습이 가중치 한 벌을 함께 쓴다고 적는다([Long-context GRPO](https://unsloth.ai/blog/grpo)의 표에서 Llama-3.1-8B의 추론 몫이 TRL은 16 GB, Unsloth는 0 GB다. 여기서 재지는 않았다).
+# - TRL에서는 엔진 안에 가중치가 **한 벌 더** 있다. 위의 블록에는 이미 들어 있다. 12.6절의 4B를 T4에서 엔진과 함께 두지 못하는 까닭이기도 하다. 학습 쪽에 늘 있는 7.88 GiB의 거의 모두가 fp16 가중치이니, 두 벌이면 14.64 GiB를 넘고 재워도 답을 만드는 동안에는 두 벌이 함께 있다.
 #
-# 이 절의 엔진은 몫만큼의 블록일 뿐이라 **적게 잡은 것이다.** 진짜 엔진은 잠들어도 얼마간 남고([vllm #28714](https://github.com/vllm-project/vllm/issues/28714)의 로그에서 1.19 GiB), 몫 안에 가중치가 들어가는지 이 블록은 따지지 않는다. 깨우다가 모자라면 PyTorch의 메시지가 아니라 `CUDA Error: out of memory at …/cumem_allocator.cpp`가 나온다([vllm #13941](https://github.com/vllm-project/vllm/issues/13941)). vLLM과 함께 카드에서 돌려 본 것은 없다.
+# 이 절의 엔진은 몫만큼의 블록일 뿐이라 **적게 잡은 것이다.** vLLM과 함께 카드에서 돌려 본 것은 없다.
+#
+# <details><summary>진짜 엔진은 무엇이 다른가</summary>
+#
+# - 잠들어도 얼마간 남는다([vllm #28714](https://github.com/vllm-project/vllm/issues/28714)의 로그에서 1.19 GiB).
+# - 몫 안에 가중치가 들어가는지 이 블록은 따지지 않는다.
+# - 깨우다가 모자라면 PyTorch의 메시지가 아니라 `CUDA Error: out of memory at …/cumem_allocator.cpp`가 나온다([vllm #13941](https://github.com/vllm-project/vllm/issues/13941)).
+# - Unsloth는 엔진과 학습이 가중치 한 벌을 함께 쓴다고 적는다([Long-context GRPO](https://unsloth.ai/blog/grpo)의 표에서 Llama-3.1-8B의 추론 몫이 TRL은 16 GB, Unsloth는 0 GB다. 여기서 재지는 않았다).
+#
+# </details>
 #
 # **연습 12-2.** 늘 있는 것 `held`(가중치와 옵티마이저 상태), 학습 스텝이 더 쓰는 것 `step`, 엔진의 몫 `engine`이 바이트로 주어진다. `sleeps`가 참이면 학습하는 동안 엔진을 재운다. 최대는 몇 바이트인가?
 
