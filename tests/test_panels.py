@@ -115,6 +115,18 @@ def test_a_long_list_of_names_is_folded():
     assert "EleutherAI/polyglot-ko-1.3b" in folded and "EleutherAI/polyglot-ko-1.3b" not in said
 
 
+def test_a_field_shows_what_a_format_prescribes():
+    panel = helpers.quantization_panel()
+    bits, method = panel.controls["bits"], panel.controls["method"]
+    bits.value = "5"
+    method.value = "nf4"
+    assert bits.disabled and bits.value == "4" and "NF4" in panel.status.value
+    method.value = "mxfp4"
+    assert bits.disabled and bits.value == "4"
+    method.value = "absmax"
+    assert not bits.disabled and bits.value == "5" and "<svg" in panel.picture.value
+
+
 def test_every_panel_has_a_notebook():
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "notebooks/src").glob("*.py"))
     assert [name for name in PANELS if f"{name}(" not in sources] == []

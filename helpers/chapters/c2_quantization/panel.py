@@ -29,6 +29,7 @@ class QuantizationPanel(Panel):
     def __init__(self, weights: torch.Tensor | None = None) -> None:
         super().__init__()
         self._weights = weights
+        self._typed: dict[str, str] = {}  # what the reader had in a field that shows what a format prescribes
         distributions = [
             (tr(ko="정규 분포", en="normal"), "normal"),
             (tr(ko="꼬리가 두꺼운 분포", en="heavy-tailed"), "heavy_tailed"),
@@ -61,10 +62,20 @@ class QuantizationPanel(Panel):
     def _changed(self) -> None:
         bits, block = FIXED.get(self.controls["method"].value, (None, None))
         self.controls["outlier"].disabled = self.controls["distribution"].value != "one_outlier"
-        self.controls["bits"].disabled = bits is not None  # what a format prescribes, whatever the field says
+        self._prescribe("bits", bits)
         self.controls["grouping"].disabled = block is not None
         self.controls["block"].disabled = block is not None or self.controls["grouping"].value != "block"
         super()._changed()
+
+    def _prescribe(self, name: str, value: int | None) -> None:
+        """A field shows what the format prescribes, if it does, and what the reader had there again afterwards."""
+        field = self.controls[name]
+        field.disabled = value is not None
+        if value is not None and field.value != str(value):
+            self._typed.setdefault(name, field.value)
+            field.value = str(value)
+        elif value is None and name in self._typed:
+            field.value = self._typed.pop(name)
 
     def answer(self, *, distribution: str, outlier: str, **chosen: str) -> Answer:
         numbers, moved = self._numbers(distribution), None
