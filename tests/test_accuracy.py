@@ -8,7 +8,8 @@ import pytest
 from benchmarks import measure_gpu
 from benchmarks.picture import draw, place
 from benchmarks.truth import Judged
-from helpers.chapters.c9_planner.measured import Measured, how_short
+from helpers.chapters.c9_planner import measured
+from helpers.chapters.c9_planner.measured import Measured, how_short, played_t4
 from tools import accuracy
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.errors import WrongValue
@@ -191,3 +192,11 @@ def test_what_a_margin_does_not_cover():
     assert programs[-1].startswith("3: ") and "dcgan" in programs[3]
     assert [row[-1] for row in how_short(margin=20.0)] == ["0"] * 4
     assert int(how_short(margin=0.0)[1][-1].partition(":")[0]) > 0
+
+
+def test_the_played_t4_is_what_the_record_says():
+    record = json.loads(measured.OURS.read_text(encoding="utf-8"))
+    found = played_t4()
+    assert len(found) == record["summary"]["t4"]["of"] == 4
+    assert sum(row[1] == row[2] for row in found) == record["summary"]["t4"]["as_predicted"]
+    assert [row[0] for row in found if row[2] == "OOM"] == ["polyglot-ko-1.3b, batch 16, length 256"]

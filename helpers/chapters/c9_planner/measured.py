@@ -9,7 +9,8 @@ from statistics import mean, median
 from typing import Any
 
 from helpers.environment import COURSE
-from helpers.rows import LeftRows
+from helpers.rows import LeftRows, table
+from helpers.rows import Rows as TableRows
 from virtual_gpu.drawing.labels import html_table
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.language import tr
@@ -123,6 +124,33 @@ def how_short(margin: float = 0.05) -> LeftRows:
         tr(ko=f"여유 {margin:.0%}로도 모자란 것", en=f"short even with a margin of {margin:.0%}"),
     ]
     return LeftRows(heads, [[name, *_how_short(found, margin)] for name, found in groups.items()])
+
+
+def played_t4() -> TableRows:
+    """A row for each training of an H100 with no more memory than a T4: how it ended, what was reserved."""
+    said = {True: tr(ko="들어간다", en="fits"), False: "OOM"}
+    record = json.loads(OURS.read_text(encoding="utf-8"))["rows"]
+    rows = [
+        {
+            "title": row["title"].removeprefix("as a T4: "),
+            "predicted": said[row["predicted"]["fits"]],
+            "measured": said[row["measured"]["fits"]],
+        }
+        | {
+            f"{side}_reserved": human_bytes(row[side]["reserved_bytes"]) if row[side]["fits"] else None
+            for side in ("predicted", "measured")
+        }
+        for row in record
+        if row["kind"] == "t4"
+    ]
+    columns = {
+        "title": (tr(ko="T4만큼 쓰게 한 H100", en="an H100 with a T4's memory"), ""),
+        "predicted": (tr(ko="예측", en="predicted"), ""),
+        "measured": (tr(ko="카드", en="card"), ""),
+        "predicted_reserved": (tr(ko="예약의 예측", en="reserved, predicted"), ""),
+        "measured_reserved": (tr(ko="잰 예약", en="reserved, measured"), ""),
+    }
+    return table(rows, columns)
 
 
 def _how_short(found: list[tuple[float, str]], margin: float) -> list[str]:
