@@ -156,6 +156,17 @@ def test_segments_are_told_apart_without_colours():
         assert svg.contrast(text.get("fill"), rect.get("fill")) >= 4.5
 
 
+@pytest.mark.parametrize("marked", [0, 1])
+def test_only_the_marked_bar_has_letters_on_it(marked):
+    table = MemoryTable([report(), report(title="gpt2 · 배치 8 · 가상 T4")])
+    root = ET.fromstring(table.chart(marked=marked).svg())
+    names = [float(e.get("y")) for e in root.iter() if e.tag.endswith("text") and e.get("font-size") == "11"]
+    covers = [float(e.get("y")) for e in root.iter() if e.get("fill-opacity") == "0.45"]
+    top = 64 + 34 * marked
+    assert names and all(top < y < top + 20 for y in names)
+    assert covers == [64 + 34 * (1 - marked)]
+
+
 @pytest.mark.parametrize("peak", [14.2, 14.6, 14.9, 15.0, 15.1, 15.4])
 def test_the_peaks_label_does_not_lie_on_the_limit(peak):
     drawn = ET.fromstring(draw_report(report(timeline=timeline(peak * GiB))).svg())

@@ -65,7 +65,7 @@ def difference(report: MemoryReport, other: MemoryReport) -> str:
 def draw_bars(reports: Sequence[MemoryReport], marked: int | None = None) -> svg.Drawing:
     """One stacked bar a report, at its peak; what it would need beyond what it got is outlined.
 
-    marked: the number of the report that is meant; a mark stands beside its bar, and the others are pale.
+    marked: the number of the report that is meant; its label is bold, its segments are named, the others are pale.
     """
     capacity = max(report.capacity_bytes for report in reports)
     labels = bar_labels(reports)
@@ -79,7 +79,9 @@ def draw_bars(reports: Sequence[MemoryReport], marked: int | None = None) -> svg
     drawing.text(20, 28, head, size=svg.fit_size(head, 720, 15), bold=True)
     longest = max(max(report.needed_bytes or 0, report.peak_bytes) for report in reports)
     scale = width / max(longest, capacity * 1.02)
-    widest = {c: max(range(len(reports)), key=lambda i: reports[i].at_peak[c]) for c in CATEGORIES}
+    # Letters on a pale bar have no contrast.
+    named = [*range(len(reports))] if marked is None else [marked]
+    widest = {c: max(named, key=lambda i: reports[i].at_peak[c]) for c in CATEGORIES}
     for i, (label, report) in enumerate(zip(labels, reports, strict=True)):
         y = top + row * i
         drawing.text(left - 10, y + 15, label, size=size, anchor="end", bold=i == marked)
