@@ -245,7 +245,7 @@ draw_moments(moments_of_each(shown, "T4"))
 #
 # 쓰는 도구마다 할 일이 다르다.
 #
-# - **TRL 1.16부터**는 로짓을 통째로 만들지 않으므로 할 일이 없다. 마지막 은닉 상태와 출력층을 토큰 4,096개 × 어휘 32,768개짜리 타일로 곱해 토큰마다 로그 확률만 남기고, 역전파에서 다시 곱한다(소스의 `trl/kernels/chunked_logprob.py`). 12.2절에서 SFT의 배치를 4에서 8로 늘려도 최대가 거의 그대로였던 까닭의 하나다.
+# - **TRL 1.16**은 로짓을 통째로 만들지 않으므로 할 일이 없다. 마지막 은닉 상태와 출력층을 토큰 4,096개 × 어휘 32,768개짜리 타일로 곱해 토큰마다 로그 확률만 남기고, 역전파에서 다시 곱한다(소스의 `trl/kernels/chunked_logprob.py`). 12.2절에서 SFT의 배치를 4에서 8로 늘려도 최대가 거의 그대로였던 까닭의 하나다.
 # - **옛 TRL**이라면 이 장의 DPO와 GRPO보다 더 든다. 1.9(2026년 7월)에서는 아직 통째로 만들었다(`selective_log_softmax`). `pip show trl`로 버전을 보고 `pip install -U "trl>=1.16"`으로 올린다.
 # - **LLaMA-Factory**에서 바꿀 설정은 `cutoff_len`이다. 로짓을 일찍 놓으려면 위처럼 소스를 고쳐야 한다. `log_softmax`를 나누어 계산하자는 제안이 2026년 8월에 올라왔다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)).
 #
