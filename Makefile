@@ -10,6 +10,8 @@ READY := $(VENV)/.ready
 QUIET_MACHINE := CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 PYTHONHASHSEED=0 TORCHDYNAMO_DISABLE=1
 # Two processes of two threads each on two cores take four times as long for small products as two of one.
 ONE_THREAD := OMP_NUM_THREADS=1
+# Container images set it to stay small. Hundreds of processes start here, and each would compile 1,200 modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help course test test-files stress another-cpu fuzz interrupts check format notebooks stamp figures site bench truth measure-gpu accuracy \
