@@ -241,6 +241,8 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("12-1", lambda pairs, length, vocabulary, each, reference: pairs * length * vocabulary * each, "0.5배"),
         ("12-2", lambda held, step, engine, sleeps: held + step + engine, "배"),
         ("12-A", 2048, "마지막 것이 신고와 다르다"),
+        ("12-A", 5803, "DPO 2"),
+        ("12-A", 9208, "SFT 4: OOM. 마지막"),
         ("12-A", 16384, "SFT 4: OOM. 마지막"),
         ("12-A", 100_000, "최대 길이는 40960"),
         ("12-B", 0.3, "스텝 2의 역전파에서 OOM"),

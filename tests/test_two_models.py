@@ -13,6 +13,7 @@ from helpers.chapters.c12_two_models.engine import Engine
 from helpers.chapters.c12_two_models.floor import Grpo
 from helpers.chapters.c12_two_models.made import QUIET, pairs, prompts, texts, tokenizer
 from helpers.chapters.c12_two_models.moments import moments_of, parts_at_peak
+from helpers.chapters.c12_two_models.on_card import beside_h100, on_h100
 from helpers.chapters.c12_two_models.phases import BACKWARD, LOSS, REFERENCE, ROLLOUT, STEP, Phase, Steps, steps_of
 from helpers.chapters.c12_two_models.pictures import draw_moments, draw_steps
 from helpers.chapters.c12_two_models.trained import train_grpo, train_whole
@@ -196,3 +197,12 @@ def test_the_grpo_panel_follows_its_controls():
     assert 'role="alert"' in panel.status.value and "어댑터가 없다" in panel.status.value
     panel.controls["lora"].value = True
     assert "롤아웃" in panel.status.value and "<svg" in panel.picture.value
+
+
+def test_what_the_card_counted_is_what_the_record_says():
+    runs, rows = on_h100(), beside_h100()
+    assert [row[0] for row in rows] == list(runs) == ["DPO 4", "DPO 4, lora", "DPO 4, precomputed", "SFT 4", "SFT 8"]
+    weights = 4 * count_parameters(build_model(load_config("meta-llama/Llama-3.2-1B"), torch.float32))
+    assert runs["DPO 4"].peak[0] - runs["DPO 4, precomputed"].peak[0] == weights
+    for row, one in zip(rows, runs.values(), strict=True):
+        assert row[1] == f"{one.peak[0]:,}" and int(row[2].replace(",", "")) == one.peak[1] - one.peak[0]

@@ -46,7 +46,12 @@ billion, small = "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-0.6B"
 # %% [markdown] lang="ko"
 # ## 12.1 SFT에서 DPO로 바꾸면
 #
-# DPO([Rafailov 외, 2023](https://arxiv.org/abs/2305.18290))는 같은 질문에 대한 좋은 답과 나쁜 답을 한 쌍으로 준다. 좋은 답의 확률은 올리고 나쁜 답의 확률은 내리되, 처음 모델에서 너무 멀어지지 않게 한다. 그래서 처음 모델, 곧 **기준 모델**의 확률도 필요하다. 글의 **로그 확률**은 토큰마다 로짓에 `log_softmax`를 하고 그 자리에 실제로 있는 토큰의 값을 골라(`gather`) 더한 것이다. SFT의 손실은 그 평균의 부호를 바꾼 것이고, DPO의 손실은 합 넷(좋은 답과 나쁜 답, 학습하는 모델(**정책**, policy)과 기준 모델)으로 계산한다.
+# DPO([Rafailov 외, 2023](https://arxiv.org/abs/2305.18290))는 같은 질문에 대한 좋은 답과 나쁜 답을 한 쌍으로 준다. 좋은 답의 확률은 올리고 나쁜 답의 확률은 내리되, 처음 모델에서 너무 멀어지지 않게 한다. 그래서 처음 모델, 곧 **기준 모델**의 확률도 필요하다.
+#
+# $$\mathcal{L} = -\log \sigma\Big(\beta\,\big[\log\pi_\theta(y_w|x) - \log\pi_{\text{ref}}(y_w|x) - \log\pi_\theta(y_l|x) + \log\pi_{\text{ref}}(y_l|x)\big]\Big)$$
+#
+# $x$는 질문, $y_w$는 좋은 답, $y_l$은 나쁜 답이다. $\pi_\theta$는 학습하는 모델(**정책**, policy), $\pi_{\text{ref}}$는 기준 모델이고, $\sigma$는 시그모이드, $\beta$는 차이에 곱하는 수다. 메모리를 정하는 것은 식에 있는 **로그 확률 넷**이다. 로그 확률 하나는 토큰마다 로짓에 `log_softmax`를 하고 그 자리에 실제로 있는 토큰의 값을 골라(`gather`) 더한 것이다. SFT의 손실은 그런 값 하나의 평균에 부호를 바꾼 것이다.
+#
 # DPO는 모델을 두 번 올리니 메모리가 두 배라는 말([LlamaFactory #798](https://github.com/hiyouga/LlamaFactory/issues/798))이 있다. 정말 그런지 잰다.
 #
 # Llama-3.2-1B를 RTX 4090(쓸 수 있는 메모리 23.16 GiB)에서 학습한다. `fp16=True`와 `QUIET`(기록과 저장을 끈다) 말고는 TRL의 기본값 그대로다. 기본값에서 TRL은 가중치를 fp32로 읽고, 체크포인팅을 켜고, bf16으로 계산한다. T4에는 bf16 연산 장치가 없으므로(1장) 이 장의 프로그램은 T4에서도 쓸 수 있게 모두 fp16으로 계산한다. SFT는 길이 512인 글 4개, DPO는 프롬프트 256에 답 256인 쌍이다. DPO를 배치 4, 2, 1로 줄이면 **몇에서** 들어갈까?
@@ -76,12 +81,14 @@ programs = {"SFT 4": partial(sft, 4)} | {f"DPO {n}": partial(dpo, n) for n in (4
 compare(programs, "RTX 4090", ram=False)
 
 # %% [markdown] lang="ko"
-# 'OOM' 뒤에 적힌 것은 마지막에 달라고 한 크기와 그것을 부른 함수다. 죽은 줄의 GPU 최대는 카드가 찬 높이일 뿐, 필요한 양이 아니다(그래서 배치를 줄였는데도 줄지 않는다). 배치를 1로 줄여도 죽으니, 모자라는 것은 배치에 비례하는 것이 아니다.
+# 예상과 비교한다.
 
 # %%
 dpo_fits.against("none")
 
 # %% [markdown] lang="ko"
+# 'OOM' 뒤에 적힌 것은 마지막에 달라고 한 크기와 그것을 부른 함수다. 죽은 줄의 GPU 최대는 카드가 찬 높이일 뿐, 필요한 양이 아니다(그래서 배치를 줄였는데도 줄지 않는다). 배치를 1로 줄여도 죽으니, 모자라는 것은 배치에 비례하는 것이 아니다.
+#
 # ## 12.2 두 배가 되는 것과 되지 않는 것
 #
 # > **주장 1.** "DPO는 SFT의 두 배를 쓴다" (["SFT에 파라미터의 16~20배가 든다면 DPO에는 32~40배가 드는가"](https://github.com/hiyouga/LlamaFactory/issues/1250)라고 물은 사람이 있다)
@@ -111,18 +118,20 @@ print(f"{maximum['DPO 4'] - maximum['DPO 4, precomputed']:,}")
 print(f"{4 * count:,}")
 
 # %% [markdown] lang="ko"
-# - **이 크기에서는, 기준 모델이 없으면 쌍 4개의 DPO와 글 8개의 SFT가 512바이트 차이다.** 할당자가 주는 가장 작은 블록 하나다(3장). 최대를 정하는 것은 네 벌이라(셋째 항목), DPO의 손실에 드는 것은 그 아래에 가려진다.
-# - **기준 모델은 가중치 한 벌이다.** 한 바이트도 다르지 않다. 순전파만 하므로 그레이디언트도 옵티마이저 상태도 없다.
-# - SFT의 배치를 4에서 8로 늘려도 최대는 거의 그대로다(12.1절의 19.43 GiB와 19.48 GiB). TRL은 체크포인팅을 켜 두고 로짓을 조각으로 만들기 때문에(12.4절), 이 크기에서는 가중치, 그레이디언트, 옵티마이저 상태가 최대를 정한다.
-# - DPO 4의 24.08 GiB는 RTX 4090의 23.16 GiB를 넘는다. 배치를 줄여도 줄지 않는 것이 넘쳤으니 2와 1에서도 죽었다.
-#
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
 # **조건부로 맞다.** 여기서는 24.08 / 19.48, 1.24배였다. 네 벌(가중치, 그레이디언트, AdamW의 두 상태)에 가중치 한 벌이 더해졌을 뿐이다. 두 배가 되는 것은 쌍의 수만큼 느는 것, 곧 순전파 상태와 로짓이다. 그것이 대부분인 학습이라면 두 배에 가깝고, 로짓을 통째로 만드는 코드는 12.4절에서 따로 센다. (위에서는 문장의 수를 맞추려고 SFT의 배치를 8로 했다. 배치를 그대로 두고 SFT를 DPO로 바꾸면 문장이 두 배다.)
 #
 # </details>
 #
+# - **이 크기에서는, 기준 모델이 없으면 쌍 4개의 DPO와 글 8개의 SFT가 512바이트 차이다.** 할당자가 주는 가장 작은 블록 하나다(3장). 최대를 정하는 것은 네 벌이라(셋째 항목), DPO의 손실에 드는 것은 그 아래에 가려진다.
+# - **기준 모델은 가중치 한 벌이다.** 한 바이트도 다르지 않다. 순전파만 하므로 그레이디언트도 옵티마이저 상태도 없다.
+# - SFT의 배치를 4에서 8로 늘려도 최대는 거의 그대로다(12.1절의 19.43 GiB와 19.48 GiB). TRL은 체크포인팅을 켜 두고 로짓을 조각으로 만들기 때문에(12.4절), 이 크기에서는 가중치, 그레이디언트, 옵티마이저 상태가 최대를 정한다.
+# - DPO 4의 24.08 GiB는 RTX 4090의 23.16 GiB를 넘는다. 배치를 줄여도 줄지 않는 것이 넘쳤으니 2와 1에서도 죽었다.
+#
 # ## 12.3 기준 모델을 치우는 두 길
+#
+# 손실을 바꾸지 않고 치우는 길이 둘 있다. (SimPO([Meng 외, 2024](https://arxiv.org/abs/2405.14734))와 ORPO([Hong 외, 2024](https://arxiv.org/abs/2403.07691))는 손실의 식에 기준 모델이 아예 없다. 줄어드는 것은 12.2절에서 잰 한 벌로 같지만, 손실이 다르니 배우는 것도 다르다.)
 #
 # 하나는 위의 `precompute_ref_log_probs=True`다. 기준 모델은 학습하는 동안 변하지 않으므로, 쌍마다 로그 확률 두 수(좋은 답과 나쁜 답)만 적어 두면 된다. 19.48 GiB였으니 RTX 4090에 배치 4로도 들어간다. 데이터를 한 번 더 훑는 시간이 든다. TRL의 설정이다. LLaMA-Factory에는 없으니(그것을 넣어 달라는 [#4810](https://github.com/hiyouga/LlamaFactory/issues/4810)은 '하지 않음'으로 닫혔다) 거기서는 LoRA 쪽을 고른다.
 #
@@ -145,14 +154,16 @@ half = {"model_init_kwargs": {"dtype": "float16"}}
 print(human_bytes(attempt(partial(dpo, 4, lora, **half)).gpu))
 
 # %% [markdown] lang="ko"
-# 늘지 않았다(오히려 가장 작은 블록 하나, 512바이트가 적다). 기준 모델의 순전파는 `no_grad`라 층을 지날 때마다 버리고, 남는 것은 토큰마다 로그 확률 하나다.
-#
-# 둘째 줄은 2.5 GiB 남짓 적다. TRL은 시키지 않으면 **LoRA에서도 얼린 가중치를 fp32로 읽는다.** fp16으로 읽으면 가중치가 2.30 GiB(파라미터 수 × 2바이트), 체크포인팅이 남기는 층의 입력이 0.25 GiB(16층 × 8문장 × 512 × 2,048 × 2바이트) 준다. 어댑터는 peft가 fp32로 만들므로 손실 스케일링도 그대로 된다.
+# 예상과 비교한다.
 
 # %%
 extra.against(max(0, four - eight))
 
 # %% [markdown] lang="ko"
+# 늘지 않았다(오히려 가장 작은 블록 하나, 512바이트가 적다). 기준 모델의 순전파는 `no_grad`라 층을 지날 때마다 버리고, 남는 것은 토큰마다 로그 확률 하나다.
+#
+# 둘째 줄은 2.5 GiB 남짓 적다. TRL은 시키지 않으면 **LoRA에서도 얼린 가중치를 fp32로 읽는다.** fp16으로 읽으면 가중치가 2.30 GiB(파라미터 수 × 2바이트), 체크포인팅이 남기는 층의 입력이 0.25 GiB(16층 × 8문장 × 512 × 2,048 × 2바이트) 준다. 어댑터는 peft가 fp32로 만들므로 손실 스케일링도 그대로 된다.
+#
 # > **주장 2.** "LoRA면 어떻게 시작하든 기준 모델은 공짜다" (메모리와 시간을 모두 생각한다)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
@@ -279,15 +290,21 @@ case("12-A").check(length)
 # %% [markdown] lang="ko"
 # <details><summary>찾은 다음에</summary>
 #
-# 사람이 적지 않은 길이가 범위로 나온다. 아래 끝은 DPO 2가, 위 끝은 SFT 4나 DPO 1이 카드를 넘기 시작하는 길이다. 문장 하나의 fp32 로짓을 단위로 12.4절의 표를 쓰면 SFT 4는 4 × 3 = 12, DPO 1은 2 × 5 = 10, DPO 2는 4 × 5 = 20이다. DPO 2만 SFT 4보다 크므로, SFT가 4까지 되는데 DPO는 2도 안 되는 것은 이상한 일이 아니다.
+# 사람이 적지 않은 길이가 범위로 나온다. 위의 `run`으로 한 토큰까지 좁히면 **5,804토큰에서 9,207토큰까지**다. 5,804부터 DPO 2가 죽고, 9,208부터 SFT 4가 죽는다(DPO 1은 11,605까지 된다). 문장 하나의 fp32 로짓을 단위로 12.4절의 표를 쓰면 SFT 4는 4 × 3 = 12, DPO 1은 2 × 5 = 10, DPO 2는 4 × 5 = 20이다. DPO 2만 SFT 4보다 크므로, SFT가 4까지 되는데 DPO는 2도 안 되는 것은 이상한 일이 아니다.
 #
 # </details>
 #
 # ## 12.5 T4에서 8B를 DPO로
 #
-# Colab의 T4에서 4비트로 읽은 8B 모델이 배치 1로도 죽었다는 신고([unsloth #682](https://github.com/unslothai/unsloth/issues/682))가 있다. 같은 일을 TRL로 한다. 8B 모델을 4비트로 읽고(QLoRA, 8.9절) T4에서 배치 1로 학습한다. LoRA라 기준 모델은 없고 로짓도 통째로 만들지 않는다면 14.64 GiB 가운데 얼마나 쓸까? 문장은 1,024토큰씩이다. `DPOConfig`는 그보다 긴 것을 자른다(`max_length`의 기본값).
+# Colab의 T4에서 4비트로 읽은 8B 모델이 DPO의 배치 1로도 죽었다는 신고([unsloth #682](https://github.com/unslothai/unsloth/issues/682))가 있다. 같은 일을 TRL로 한다. 8B를 4비트로 읽고(QLoRA, 8.9절) 배치 1로 학습한다. 문장은 1,024토큰씩이다. LoRA라 기준 모델은 없고 로짓도 통째로 만들지 않는다면, 14.64 GiB 가운데 얼마나 쓸까?
 #
-# 그 전에 함정이 하나 있다. TRL 1.16은 4비트나 8비트로 읽은 모델이면 **어댑터를 bf16으로 바꾼다**(`dpo_trainer.py`. SFT와 GRPO도 같다). 그런데 `fp16=True`의 손실 스케일링은 bf16 그레이디언트를 받지 못한다. T4에서는 첫 갱신에서 `NotImplementedError: "_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for 'BFloat16'`로 멈춘다(2026년 8월에 이 오류를 TRL의 그 줄까지 따라간 것이 [Soup #558](https://github.com/MakazhanAlpamys/Soup/issues/558)이다). 그래서 Trainer를 만든 **뒤에** 어댑터를 fp32로 되돌린다. 가상 GPU는 메모리만 세므로 되돌리지 않아도 지나간다.
+# 함정이 하나 있다. TRL 1.16은 4비트나 8비트로 읽은 모델이면 **어댑터를 bf16으로 바꾼다**. 그런데 `fp16=True`의 손실 스케일링은 bf16 그레이디언트를 받지 못해 첫 갱신에서 멈춘다. 그래서 Trainer를 만든 **뒤에** 어댑터를 fp32로 되돌린다.
+#
+# <details><summary>그때 나오는 오류</summary>
+#
+# `NotImplementedError: "_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for 'BFloat16'`다. 2026년 8월에 이 오류를 TRL의 그 줄까지 따라간 것이 [Soup #558](https://github.com/MakazhanAlpamys/Soup/issues/558)이다. SFT와 GRPO의 Trainer도 같다. 가상 GPU는 메모리만 세므로 되돌리지 않아도 지나간다.
+#
+# </details>
 #
 # 최대일 때 무엇이 얼마나 있는지를 큰 것부터 적는다. 마지막 줄이 그 합이다.
 
@@ -369,13 +386,15 @@ two = steps_of(grpo, "RTX 4090")
 draw_steps(two)
 
 # %% [markdown] lang="ko"
-# 첫 스텝과 둘째 스텝의 롤아웃을 견준다. 하는 일은 같은데 둘째가 훨씬 높다. 첫 갱신에서 생긴 AdamW의 상태가 **그 뒤로 늘 남아 있기** 때문이다. 답을 만드는 동안에는 쓰지도 않는다. 최대는 그 상태 위에 그레이디언트까지 모두 생기는 둘째 스텝의 역전파다.
+# 예상과 비교한다.
 
 # %%
 second = two.phases[4:]
 highest.against(max(second, key=lambda one: one.peak).name)
 
 # %% [markdown] lang="ko"
+# 최대는 옵티마이저 상태 위에 그레이디언트까지 모두 생기는 둘째 스텝의 역전파다. 첫 스텝과 둘째 스텝의 롤아웃도 견준다. 하는 일은 같은데 둘째가 훨씬 높다. 첫 갱신에서 생긴 AdamW의 상태가 **그 뒤로 늘 남아 있기** 때문이다. 답을 만드는 동안에는 쓰지도 않는다.
+#
 # ### 어떤 설정이 어느 단계를 옮기나
 #
 # > **주장 3.** "GRPO가 OOM이면 `per_device_train_batch_size`를 줄인다"
@@ -432,23 +451,28 @@ rows = {
 compare_steps(rows, "T4")
 
 # %% [markdown] lang="ko"
-# 0.6B는 전체를 학습해도 들어가고, LoRA라면 4B도 들어간다. 첫 두 줄을 견준다. 짧은 답은 패딩으로 채우므로 텐서의 모양은 같은데, 10.37 GiB가 9.54 GiB로 줄어 RTX 4090의 9.53 GiB와 거의 같아졌다. 어텐션 커널이 다르기 때문이다. 길이가 모두 같으면 패딩이 없어 transformers가 어텐션에 마스크를 주지 않고, 그러면 그룹 쿼리 모델은 T4에서 길이 × 길이 행렬을 만드는 math 커널로 간다(3.12절). 하나라도 짧으면 마스크를 주고, math를 피한다.
+# 0.6B는 전체를 학습해도 들어가고, LoRA라면 4B도 들어간다.
 #
-# 그러니 T4에서 가장 많이 쓰는 것은 패딩이 하나도 없는 스텝이다. 질문의 길이가 같고 답이 **모두** `max_completion_length`에서 잘렸을 때다. 잘 되던 학습이 그런 스텝에서 죽을 수 있으므로, 들어가는지는 길이가 같은 줄로 따진다. 3.12절의 한 줄을 Trainer보다 먼저 적으면 길이가 같아도 math로 가지 않는다. 그 줄을 적고 첫 줄을 다시 실행한다.
+# 첫 두 줄을 견준다. 짧은 답은 패딩으로 채우므로 텐서의 모양은 같은데, 10.37 GiB가 9.54 GiB로 줄었다. 어텐션의 커널이 다르기 때문이다. 길이가 모두 같으면 패딩이 없어 마스크도 없고, 그러면 그룹 쿼리 모델은 T4에서 길이 × 길이 행렬을 만드는 math 커널로 간다(3.12절). 하나라도 짧으면 마스크가 있고, math를 피한다.
+#
+# 그러니 T4에서 가장 많이 쓰는 것은 질문의 길이가 같고 답이 **모두** `max_completion_length`에서 잘린 스텝이다. 잘 되던 학습이 그런 스텝에서 죽을 수 있으므로, 들어가는지는 길이가 같은 줄로 따진다.
+#
+# 남은 물음이 둘이다. 3.12절의 한 줄을 적으면 길이가 같아도 math를 피할까? 4B는 답을 `generate`로 만들어도 들어갈까? 512토큰을 하나씩 만들면 오래 걸리므로, 질문을 760토큰으로 늘리고 답은 8토큰만 만든다. 다 만들었을 때의 KV 캐시는 똑같이 768토큰이고, 긴 질문을 읽느라 더 들면 더 들지 덜 들지는 않는다.
 
 # %%
 from transformers.integrations import sdpa_attention
 
 as_shipped = sdpa_attention.use_gqa_in_sdpa
 sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False
-repaired = compare_steps({"0.6B, full, repeat_kv": longer}, "T4")
+generated = partial(grpo, prompt=760, model="Qwen/Qwen3-4B", peft_config=lora, **half)
+found = compare_steps({"0.6B, full, repeat_kv": longer, "4B, LoRA, generate": generated}, "T4")
 sdpa_attention.use_gqa_in_sdpa = as_shipped
-repaired
+found
 
 # %% [markdown] lang="ko"
-# 이 표에는 KV 캐시가 없다. `generate`로 만든다면 4B의 답 8개에 2 × 36층 × 8헤드 × 128 × 2바이트 × 768토큰 × 8개 = 0.84 GiB가 롤아웃에 더해진다(11.3절의 식). 롤아웃은 7.88 GiB였으니 캐시를 더하면 8.72 GiB다. 역전파의 11.76 GiB보다 3 GiB쯤 낮지만, 프롬프트를 읽을 때의 임시 텐서(11.3절)는 여기에 없다. 질문이 길면 그것부터 따진다.
+# 첫 줄은 9.53 GiB다. 길이가 같아도 math를 피했다. 둘째 줄의 롤아웃은 9.56 GiB로, 답을 건네받은 위의 표(7.88 GiB)보다 높지만 역전파의 10.48 GiB보다 낮다. `generate`로 만들어도 이 학습의 최대는 역전파다. (512토큰을 다 만든 것도 한 번 실행해 보았다. 이 컴퓨터로 5분 남짓 걸렸고, 최대는 같은 10.48 GiB였다.)
 #
-# 누적을 늘릴 때 조심한다. TRL은 한 번에 만들 답의 수를 배치 × `steps_per_generation`으로 정하는데, 이 값은 적지 않으면 누적 횟수를 따라간다. 배치 8에 누적도 8이면 답 64개를 한꺼번에 만들어 캐시만 6.75 GiB이고, 7.88 GiB와 더하면 14.63 GiB다. 한도가 14.64 GiB이니 임시 텐서의 자리가 없다. `steps_per_generation=1`을 적으면 누적을 늘려도 한 번에 8개씩 만든다.
+# 한 번에 만드는 답이 늘면 달라진다. TRL은 그 수를 배치 × `steps_per_generation`으로 정하는데, 적지 않으면 누적 횟수를 따라간다. 답 8개의 캐시는 2 × 36층 × 8헤드 × 128 × 2바이트 × 768토큰 × 8개 = 0.84 GiB다(11.3절의 식). 배치 8에 누적도 8이면 64개라 6.75 GiB이고, 7.88 GiB와 더하면 14.63 GiB로 한도 14.64 GiB에 닿는다. `steps_per_generation=1`을 적으면 누적을 늘려도 한 번에 8개씩 만든다.
 #
 # ## 12.7 엔진이 같은 카드에 있을 때
 #
@@ -489,14 +513,16 @@ awake = steps_of(partial(grpo, completion=512, rollout=Engine(0.6, 512, sleeps=F
 draw_steps(awake)
 
 # %% [markdown] lang="ko"
-# 첫 롤아웃의 16.41 GiB는 가중치 2.22 GiB와 엔진 14.19 GiB다. 첫 스텝은 끝까지 갔다. 죽은 것은 **둘째 스텝의 역전파**다. 첫 갱신에서 생긴 옵티마이저 상태가 이제 있는데, 학습하는 동안 할 일 없는 엔진이 카드의 60%를 그대로 쥐고 있다.
-#
-# TRL을 만드는 사람들이 처음부터 적어 둔 일이다. vLLM을 넣은 PR의 코드에는, 엔진을 만들 때 옵티마이저 상태는 아직 GPU에 없고 첫 갱신 뒤부터 내내 남으므로 자리를 남겨 두어야 하며 몫은 0.55가 잘 되더라는 주석이 있었다([trl #2600](https://github.com/huggingface/trl/pull/2600)).
+# 예상과 비교한다.
 
 # %%
 dies.against(f"step {awake.last}" if awake.outcome.died else "never")
 
 # %% [markdown] lang="ko"
+# 첫 롤아웃의 16.41 GiB는 가중치 2.22 GiB와 엔진 14.19 GiB다. 첫 스텝은 끝까지 갔다. 죽은 것은 **둘째 스텝의 역전파**다. 첫 갱신에서 생긴 옵티마이저 상태가 이제 있는데, 학습하는 동안 할 일 없는 엔진이 카드의 60%를 그대로 쥐고 있다.
+#
+# TRL을 만드는 사람들이 처음부터 적어 둔 일이다. vLLM을 넣은 PR의 코드에는, 엔진을 만들 때 옵티마이저 상태는 아직 GPU에 없고 첫 갱신 뒤부터 내내 남으므로 자리를 남겨 두어야 하며 몫은 0.55가 잘 되더라는 주석이 있었다([trl #2600](https://github.com/huggingface/trl/pull/2600)).
+#
 # > **주장 4.** "엔진을 재우면 학습과 부딪치지 않는다"
 #
 # 몫을 0.1과 0.3으로 줄인 것과, 재우면서 0.6과 0.8을 준 것을 실행한다. 마지막 열에 어느 스텝의 어느 단계에서 죽었는지가 있다. 판정을 먼저 고른다.
@@ -593,7 +619,7 @@ grpo_panel()
 # %% [markdown] lang="ko"
 # ## 12.9 T4에서 쓰는 스크립트 둘
 #
-# 12.6절의 '4B, LoRA'와 12.5절의 8B를 여느 스크립트로 쓰면 이렇다(`reward`와 `data`는 자기 것). 둘 다 맨 위에 3.12절의 한 줄이 있다. 주석의 수는 그 줄이 **없을 때** 이 장에서 실행한 학습 단계의 최대(할당)이고, 첫째의 것은 `generate`까지 실행한 값이 아니다.
+# 12.6절의 '4B, LoRA'와 12.5절의 8B를 여느 스크립트로 쓰면 이렇다(`reward`와 `data`는 자기 것). 둘 다 맨 위에 3.12절의 한 줄이 있다. 주석의 수는 이 장에서 실행한 최대(할당)다. 첫째는 그 줄을 적은 값이고, 둘째는 적지 않은 값이다.
 #
 # ```python
 # from peft import LoraConfig
@@ -601,7 +627,7 @@ grpo_panel()
 # from trl import GRPOConfig, GRPOTrainer
 #
 # sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False  # T4: math 커널을 피한다
-# # 프롬프트가 256토큰을 넘지 않을 때 11.76 GiB다
+# # 질문과 답을 더해 768토큰이면 10.48 GiB다
 # arguments = GRPOConfig(
 #     "out", fp16=True, per_device_train_batch_size=8, num_generations=8, steps_per_generation=1,
 #     max_completion_length=512, model_init_kwargs={"dtype": "float16"},
@@ -660,33 +686,19 @@ guesses()
 # %% [markdown] lang="ko"
 # ## 12.11 더 읽을거리: 진짜 카드에서는
 #
-# 12.1~12.3절의 프로그램 가운데 다섯은 H100 한 장에서도 그대로 돌려 보았다(Llama-3.2-1B, 가중치는 무작위. 12.3절의 LoRA SFT와 fp16으로 읽은 LoRA는 돌리지 않았다). `peak`와 `reserved`는 카드에서 잰 최대와 예약이고, `off`와 `off by`는 예측에서 그것을 뺀 차이다. 이 예측은 미리 적어 둔 것이 아니라, 같은 카드의 다른 기록을 보고 규칙 몇 가지를 고친 뒤에 다시 계산한 것이다. 12.4절은 카드에서 확인하지 않았다(로짓을 통째로 만드는 정책 쪽의 순전파와 역전파만은 H100에서도 최대가 바이트까지 같았다. `benchmarks/README.md`의 'pairs' 세 줄이다).
+# 12.1~12.3절의 프로그램 가운데 다섯은 H100 한 장에서도 그대로 돌려 보았다(Llama-3.2-1B, 가중치는 무작위. 12.3절의 LoRA SFT와 fp16으로 읽은 LoRA는 돌리지 않았다). 이 예측은 미리 적어 둔 것이 아니라, 같은 카드의 다른 기록을 보고 규칙 몇 가지를 고친 뒤에 다시 계산한 것이다. 12.4절은 카드에서 확인하지 않았다(로짓을 통째로 만드는 정책 쪽의 순전파와 역전파만은 H100에서도 최대가 바이트까지 같았다. `benchmarks/README.md`의 'pairs' 세 줄이다).
 
 # %%
-import json
+from helpers.chapters.c12_two_models.on_card import beside_h100, on_h100
 
-from helpers.environment import COURSE
-from helpers.rows import table
-
-beside = json.loads((COURSE / "benchmarks/claims/beside.json").read_text())
-runs = {row["row"]: row for row in beside if row["case"] == "two-models" and "pairs" not in row["row"]}
-rows = [
-    {
-        "program": name,
-        "peak": f"{row['peak'][0]:,}",
-        "off": f"{row['peak'][1] - row['peak'][0]:+,}",
-        "reserved": f"{row['reserved'][0]:,}",
-        "off by": f"{row['reserved'][1] / row['reserved'][0] - 1:+.2%}",
-    }
-    for name, row in runs.items()
-]
-table(rows, {})
+beside_h100()
 
 # %% [markdown] lang="ko"
 # 12.2절의 뺄셈 둘을 카드에서 잰 최대로 다시 한다.
 
 # %%
-both, alone, single = (runs[name]["peak"][0] for name in ("DPO 4", "DPO 4, precomputed", "SFT 8"))
+runs = on_h100()
+both, alone, single = (runs[name].peak[0] for name in ("DPO 4", "DPO 4, precomputed", "SFT 8"))
 print(f"{both - alone:,} {alone - single:,}")
 
 # %% [markdown] lang="ko"
