@@ -22,7 +22,7 @@ from ..room import FITS, TIGHT, TOO_MUCH
 from ..shards.adapters import Adapters, shapes_of
 from ..shards.ledger import ConfigKey
 from ..units import human_bytes
-from .files import weights_dtype
+from .files.settings import weights_dtype
 
 if TYPE_CHECKING:
     from .plans import Plan

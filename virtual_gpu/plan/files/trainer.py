@@ -1,29 +1,25 @@
-"""A plan as files that train so: TrainingArguments, LoraConfig, an accelerate configuration, and a short script."""
+"""transformers' Trainer: a short script, its TrainingArguments, and an accelerate configuration for several GPUs."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ..models.adapters import add_adapters
-from ..models.build import build_model
-from ..models.configs import is_given, load_config
-from ..step.optimizers import OPTIMIZERS
+from ...models.configs import is_given
+from ...step.optimizers import OPTIMIZERS
+from .settings import accelerate_yaml, docstring, json_text, learning_rate, lora_config, weights_dtype
 
 if TYPE_CHECKING:
-    from .plans import Plan, Recipe
+    from ..plans import Plan
 
-NAMES = ("train.py", "training_arguments.json", "accelerate.yaml", "lora_config.json")  # all that a plan may write
+NAMES = ("train.py", "training_arguments.json", "accelerate.yaml", "lora_config.json")
 
 
-def files_of(plan: Plan) -> dict[str, str]:
+def files(plan: Plan) -> dict[str, str]:
     """name → text: train.py, training_arguments.json, accelerate.yaml, and for adapters lora_config.json."""
-    files = {"training_arguments.json": _json(training_arguments(plan)), "accelerate.yaml": _accelerate(plan)}
+    found = {"training_arguments.json": json_text(training_arguments(plan)), "accelerate.yaml": accelerate_yaml(plan)}
     if plan.recipe.method != "full":
-        files["lora_config.json"] = _json(lora_config(plan))
-    return {"train.py": _script(plan)} | files
+        found["lora_config.json"] = json_text(lora_config(plan))
+    return {"train.py": _script(plan)} | found
 
 
 def training_arguments(plan: Plan) -> dict[str, Any]:
@@ -38,7 +34,7 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
         "optim": OPTIMIZERS[recipe.optimizer][0],
         "fp16": mixed and "fp16" in recipe.precision,
         "bf16": mixed and "bf16" in recipe.precision,
-        "learning_rate": _learning_rate(recipe),
+        "learning_rate": learning_rate(recipe),
         "num_train_epochs": 1,
         "logging_steps": 10,
         "save_strategy": "no",
@@ -47,59 +43,6 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
     if recipe.stage and plan.accumulation > 1:  # as it was counted: no whole gradients wait between micro-batches
         arguments["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     return arguments | ({"ddp_find_unused_parameters": False} if plan.request.gpus > 1 else {})
-
-
-def _learning_rate(recipe: Recipe) -> float:
-    """Where to begin. Weights in bf16 swallow most of a step of 1e-5, so there transformers' default, 5e-5."""
-    if recipe.method != "full":
-        return 2e-4
-    return 5e-5 if recipe.caution else 1e-5
-
-
-def lora_config(plan: Plan) -> dict[str, Any]:
-    """The arguments of peft's LoraConfig, with the target layers by name."""
-    model = build_model(load_config(plan.request.model), torch.float16)  # all layers: they may differ
-    config = add_adapters(model, plan.request.lora_rank, plan.request.lora_targets).peft_config["default"]
-    names = ("r", "lora_alpha", "lora_dropout", "bias", "task_type", "fan_in_fan_out")
-    found = {name: getattr(config, name) for name in names} | {"target_modules": sorted(config.target_modules)}
-    return {name: getattr(value, "value", value) for name, value in found.items()}
-
-
-def _json(values: dict[str, Any]) -> str:
-    return json.dumps(values, indent=2) + "\n"
-
-
-def _accelerate(plan: Plan) -> str:
-    gpus, stage = plan.request.gpus, plan.recipe.stage
-    mixed = plan.recipe.precision.removeprefix("mixed_") if plan.recipe.precision.startswith("mixed") else "no"
-    kind = "FSDP" if stage else "MULTI_GPU" if gpus > 1 else "NO"
-    lines = [
-        "compute_environment: LOCAL_MACHINE",
-        f"distributed_type: '{kind}'",
-        f"mixed_precision: '{mixed}'",
-        "num_machines: 1",
-        f"num_processes: {gpus}",
-    ]
-    if stage:
-        yes = {True: "true", False: "false"}
-        lines += [
-            "fsdp_config:",
-            "  fsdp_version: 2",
-            f"  fsdp_reshard_after_forward: {yes[stage == 3]}",
-            "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
-            f"  fsdp_activation_checkpointing: {yes[plan.recipe.checkpointing]}",
-            "  fsdp_cpu_ram_efficient_loading: true",
-            "  fsdp_offload_params: false",
-            "  fsdp_state_dict_type: SHARDED_STATE_DICT",
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def weights_dtype(recipe: Recipe) -> str:
-    """torch's name of the type in which the weights are loaded."""
-    if recipe.precision == "bf16" or (recipe.method != "full" and recipe.precision != "fp32"):
-        return "bfloat16" if "bf16" in recipe.precision else "float16"
-    return "float32"
 
 
 def _script(plan: Plan) -> str:
@@ -121,7 +64,7 @@ def _script(plan: Plan) -> str:
         imports += f"from peft import {names}\n"
         adapters = f'{prepare}model = get_peft_model(model, LoraConfig(**read("lora_config.json")))\n'
     return _SCRIPT.format(
-        title="\n".join(filter(None, [_english(plan), _caution(recipe)])),
+        title=docstring(plan),
         imports=imports,
         bits=", BitsAndBytesConfig" if recipe.method == "qlora" else "",
         model=default,
@@ -130,18 +73,6 @@ def _script(plan: Plan) -> str:
         loading=loading,
         adapters=adapters,
     )
-
-
-def _english(plan: Plan) -> str:
-    recipe = plan.recipe
-    parts = [recipe.method, recipe.precision, recipe.optimizer, f"{plan.micro_batch} x {plan.accumulation}"]
-    parts += [f"ZeRO-{recipe.stage}"] if recipe.stage else []
-    parts += ["checkpointing"] if recipe.checkpointing else []
-    return ", ".join([*parts, f"{plan.request.gpus} x {plan.request.gpu}"])
-
-
-def _caution(recipe: Recipe) -> str:
-    return "\nWeights in bf16 round small updates away: see that the loss falls." if recipe.caution else ""
 
 
 # Straight to the GPU: a base of 12 GB does not pass through Colab's 12.7 GB of RAM.
