@@ -13,7 +13,7 @@ from ..language import LANGUAGES, tr
 from ..step.optimizers import OPTIMIZERS
 from ..terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language, tell
 from ..writing import check_folder
-from .files import NAMES
+from .files import KINDS, names_of
 from .host import host_need
 from .pictures import extra_label, seconds_label
 from .plans import MARGIN, METHODS, PRECISIONS
@@ -43,8 +43,11 @@ def execute(args: argparse.Namespace) -> int:
         return execute_start(args)
     if not args.model:
         raise WrongValue(tr(ko="--model이나 --from 가운데 하나는 있어야 한다.", en="Give --model or --from."))
+    names = names_of(args.files or KINDS[0])  # before the work, not after it
     if args.save:
-        check_folder(args.save, NAMES, args.force)  # before the work, not after it
+        check_folder(args.save, names, args.force)
+    elif args.files:
+        raise WrongValue(tr(ko="--files는 --save와 함께 쓴다.", en="--files says what --save writes: give --save too."))
     tell(tr(ko="찾는 중이다. Ctrl+C를 누르면 멈춘다.", en="Searching; Ctrl+C stops."))
     plans = plan_training(
         args.model,
@@ -65,7 +68,7 @@ def execute(args: argparse.Namespace) -> int:
     )
     say(json.dumps(plans.to_dict(), ensure_ascii=False, indent=2) if args.json else _text(plans))
     if args.save and plans.best:
-        plans.best.save(args.save, args.force)
+        plans.best.save(args.save, args.force, args.files or KINDS[0])
         if not args.json:
             say(tr(ko=f"1번을 {args.save}에 저장했다.", en=f"Number 1 was written to {args.save}."))
     return FITS if plans.plans else NOTHING_FITS
@@ -156,5 +159,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             en="write the best plan's files here (with --from: the changed file under this name)",
         ),
     )
+    kinds = tr(ko=f"--save가 쓰는 파일의 종류: {', '.join(KINDS)}", en=f"what --save writes: {', '.join(KINDS)}")
+    add("--files", metavar="KIND", help=kinds)
     add("--force", action="store_true", help=tr(ko="있는 파일을 덮어쓴다", en="write over files that are there"))
     add("--language", choices=LANGUAGES, default=None)

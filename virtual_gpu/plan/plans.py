@@ -244,16 +244,16 @@ class Plan:
         more |= {"lower_bound_price_per_million_tokens": self.price}
         return {**asdict(self.recipe), **numbers, **more}
 
-    def files(self) -> dict[str, str]:
-        """name → text of the files that train so."""
-        return files_of(self)
+    def files(self, kind: str = "trainer") -> dict[str, str]:
+        """name → text of the files that train so, of a kind: see `KINDS`; NotSupported where it cannot say the plan."""
+        return files_of(self, kind)
 
-    def save(self, folder: str | Path, force: bool = False) -> list[Path]:
-        """Write the files into a folder (made where it is not there) and return their paths.
+    def save(self, folder: str | Path, force: bool = False, kind: str = "trainer") -> list[Path]:
+        """Write the files of a kind into a folder (made where it is not there) and return their paths.
 
         ExistingFile where one of them is there already, unless `force`; links are never written through.
         """
-        return write(self.files(), folder, force)
+        return write(self.files(kind), folder, force)
 
     def __repr__(self) -> str:
         return f"{self.title}: {self.needed}" + (f" ⚠ {self.recipe.caution}" if self.recipe.caution else "")

@@ -9,7 +9,7 @@ import torch
 
 from ...models.adapters import add_adapters
 from ...models.build import build_model
-from ...models.configs import load_config
+from ...models.configs import is_given, load_config
 
 if TYPE_CHECKING:
     from ..plans import Plan, Recipe
@@ -36,6 +36,21 @@ def weights_dtype(recipe: Recipe) -> str:
     if recipe.precision == "bf16" or (recipe.method != "full" and recipe.precision != "fp32"):
         return "bfloat16" if "bf16" in recipe.precision else "float16"
     return "float32"
+
+
+def autocast_dtype(recipe: Recipe) -> str:
+    """torch's name of the type in which a mixed precision computes; empty without autocast."""
+    names = {"mixed_fp16": "float16", "mixed_bf16": "bfloat16"}
+    return names.get(recipe.precision, "")
+
+
+def literal(value: Any) -> str:
+    """A value as Python's source has it: what a model's name or a layer's holds stays data."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(literal, value))}]"
+    text = ascii(value)
+    plain = isinstance(value, str) and not {'"', "'", "\\"} & set(text[1:-1])
+    return f'"{text[1:-1]}"' if plain else text
 
 
 def json_text(values: dict[str, Any]) -> str:
@@ -85,3 +100,80 @@ def _english(plan: Plan) -> str:
 
 def _caution(recipe: Recipe) -> str:
     return "\nWeights in bf16 round small updates away: see that the loss falls." if recipe.caution else ""
+
+
+# -- parts of the scripts that have no configuration beside them -----------------------------------------------------
+
+HEAD = """LENGTH = {length}  # tokens of a block
+MICRO_BATCH = {micro_batch}  # blocks that a GPU takes at once
+ACCUMULATION = {accumulation}  # micro-batches of one optimizer step
+LEARNING_RATE = {learning_rate}
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--text", required=True, help="a text file to learn")
+parser.add_argument("--model", {model})
+parser.add_argument("--output", default="out")
+parser.add_argument("--max-steps", type=int, default=-1, help="fewer than the text makes")
+parser.add_argument("--cpu", action="store_true", help="rehearse in fp32 without a GPU")
+args = parser.parse_args()
+"""
+BLOCKS = """tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
+ids = tokenizer(Path(args.text).read_text(encoding="utf-8"))["input_ids"]
+blocks = [ids[i : i + LENGTH] for i in range(0, len(ids) - LENGTH + 1, LENGTH)]
+"""
+_FOUR_BITS = """    quantization_config=BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    ),
+"""
+_CHECKPOINTING = """if hasattr(model, "activation_checkpointing_enable"):  # its name since transformers 5.23
+    model.activation_checkpointing_enable({"use_reentrant": False})
+else:
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+"""
+
+
+def head(plan: Plan) -> str:
+    """The plan's numbers, and the arguments that every script takes."""
+    model = plan.request.model
+    return HEAD.format(
+        length=plan.request.length,
+        micro_batch=plan.micro_batch,
+        accumulation=plan.accumulation,
+        learning_rate=learning_rate(plan.recipe),
+        model="required=True" if is_given(model) else f"default={literal(model)}",
+    )
+
+
+def loading(plan: Plan, place: str = "") -> str:
+    """The model out of its files. place: the variable of the device to which the weights go straight."""
+    bits = _FOUR_BITS if plan.recipe.method == "qlora" else ""
+    device = f'    device_map={{"": {place}}},\n' if place else ""
+    return f"""model = AutoModelForCausalLM.from_pretrained(
+    args.model,
+    dtype=dtype,
+    attn_implementation="sdpa",
+    trust_remote_code=False,
+{bits}{device})
+"""
+
+
+def trained_part(plan: Plan) -> str:
+    """What is done to the model before it trains: checkpointing, and the adapters on it."""
+    found = _CHECKPOINTING if plan.recipe.checkpointing else ""
+    if plan.recipe.method == "qlora":
+        found += "model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)\n"
+    return found + (f"{lora(plan)}model = get_peft_model(model, adapters)\n" if plan.recipe.method != "full" else "")
+
+
+def lora(plan: Plan) -> str:
+    """The adapters: peft's LoraConfig with the plan's arguments."""
+    given = "".join(f"    {name}={literal(value)},\n" for name, value in lora_config(plan).items())
+    return f"adapters = LoraConfig(\n{given})\n"
+
+
+def from_peft(recipe: Recipe, *names: str) -> str:
+    """The line that imports what adapters need; empty without them."""
+    return f"from peft import {', '.join(names)}\n" if recipe.method != "full" else ""

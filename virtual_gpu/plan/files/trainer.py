@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 NAMES = ("train.py", "training_arguments.json", "accelerate.yaml", "lora_config.json")
 
 
+def cannot(plan: Plan) -> str:
+    """Why these files could not train as the plan says: they can, whatever it is."""
+    return ""
+
+
 def files(plan: Plan) -> dict[str, str]:
     """name → text: train.py, training_arguments.json, accelerate.yaml, and for adapters lora_config.json."""
     found = {"training_arguments.json": json_text(training_arguments(plan)), "accelerate.yaml": accelerate_yaml(plan)}

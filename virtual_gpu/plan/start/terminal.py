@@ -20,6 +20,7 @@ SAID = {
     "lora_rank": "8",
     "lora_targets": "attention",
     "host": None,
+    "files": None,
 }
 
 

@@ -1,0 +1,233 @@
+"""A plan's files, of every kind: they hold what the plan counted, train alike, and say only what the plan says."""
+
+import ast
+import json
+import re
+
+import pytest
+import torch
+from forked import run_forked
+from safetensors.torch import load_file
+from transformers import LlamaConfig
+
+from helpers.models import byte_tokenizer
+from virtual_gpu.errors import NotSupported, UnknownName
+from virtual_gpu.models.build import build_model
+from virtual_gpu.plan import Plan, Recipe
+from virtual_gpu.plan.command import main
+from virtual_gpu.plan.files import KINDS, files_of
+from virtual_gpu.plan.files.settings import literal
+from virtual_gpu.plan.measure import measure
+from virtual_gpu.plan.plans import make_request
+from virtual_gpu.program.runner import run
+
+WORDS, WIDTH, TOKENS = 4096, 512, 4 * 128  # of a micro-batch
+TEXT = "대한민국의 수도는 서울이다.\n"
+
+
+def llama(folder, **more):
+    """A small Llama's configuration and tokenizer, as `from_pretrained` finds them: the virtual card reads no weights.
+
+    No tensor of it leaves a rest in its block of the allocator: in whatever order it is loaded, it takes the same.
+    """
+    sizes = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": 4 * WIDTH, "num_hidden_layers": 4}
+    config = LlamaConfig(**sizes | {"num_attention_heads": 8, "max_position_embeddings": 128} | more)
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return config
+
+
+def plan_of(model, recipe, way=(4, 2), gpu="T4", gpus=1, length=128):
+    """That recipe as a plan, measured."""
+    batch = way[0] * way[1] * gpus
+    return measure(make_request(str(model), gpu, gpus, length=length, batch=batch), recipe, *way)
+
+
+def unmeasured(recipe, gpus=1, model="gpt2", gpu="L4"):
+    """A plan whose files are written only."""
+    return Plan(make_request(model, gpu, gpus, length=32, batch=4), recipe, 2, 2 // gpus, 0, {}, 0, 0, 0, None)
+
+
+def on_the_virtual_card(plan, kind, folder):
+    """What the files of that kind hold at their peak."""
+    (folder / "text.txt").write_text(TEXT * 200, encoding="utf-8")
+    plan.save(folder / "plan", kind=kind)
+    report = run(str(folder / "plan" / "train.py"), ["--text", str(folder / "text.txt")], gpu=plan.request.gpu)
+    assert report.status == "fits" and report.steps == 3, report.text()
+    return report.allocated
+
+
+# -- what they hold ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["torch"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe("full", "bf16", "adamw_8bit", checkpointing=True),
+        Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True),
+        Recipe("qlora", "mixed_fp16", "adamw_fused"),
+    ],
+    ids=lambda recipe: recipe.method,
+)
+def test_a_loop_holds_what_the_plan_counted(kind, recipe, tmp_path):
+    llama(tmp_path / "model")
+    plan = plan_of(tmp_path / "model", recipe, gpu="T4" if "fp16" in recipe.precision else "L4")
+    assert abs(on_the_virtual_card(plan, kind, tmp_path) - plan.tensors_bytes) < 2**14  # a batch, numbers of steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe, words",
+    [
+        (Recipe("full", "mixed_fp16", "adamw_fused"), WORDS),
+        (Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True), 16 * WORDS),
+        (Recipe("qlora", "mixed_fp16", "adamw_fused"), 16 * WORDS),
+    ],
+    ids=lambda value: value.method if isinstance(value, Recipe) else str(value),
+)
+def test_sft_makes_tiles_of_logits_and_no_whole_ones(recipe, words, tmp_path):
+    llama(tmp_path / "model", vocab_size=words)
+    plan = plan_of(tmp_path / "model", recipe, gpu="T4" if "fp16" in recipe.precision else "L4")
+    held = on_the_virtual_card(plan, "trl", tmp_path)
+    tile = TOKENS * 32_768 * 2
+    if words > 32_768:  # the plan's logits and their gradient in fp32, and in 16 bits, are there no more
+        assert held < plan.tensors_bytes - TOKENS * words * (4 + 4 + 2) + tile
+    else:  # few words: its tile, and the gradients of head and hidden states in fp32, are the more
+        assert held < plan.tensors_bytes + tile + (TOKENS + words) * WIDTH * 4
+
+
+# -- what they learn --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A small Llama with weights."""
+    folder = tmp_path_factory.mktemp("model")
+    sizes = {"vocab_size": 258, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = llama(folder, **sizes, intermediate_size=128)
+    torch.manual_seed(0)
+    build_model(config, torch.float32, device="cpu").save_pretrained(folder)
+    return folder
+
+
+def rehearse(plan, kind, folder, text, steps):
+    """The files run on the CPU: (their standard output, the tensors that they save)."""
+    plan.save(folder, kind=kind, force=True)
+    for path in folder.iterdir():  # a step that can be told from the rounding of the weights
+        if path.suffix in (".py", ".json"):
+            path.write_text(
+                re.sub(r'(LEARNING_RATE = |"learning_rate": )\S+?(,?)\n', r"\g<1>1.0\2\n", path.read_text())
+            )
+    (folder / "text.txt").write_text(text, encoding="utf-8")
+    words = ["--text", folder / "text.txt", "--output", folder / "out", "--cpu", "--max-steps", str(steps)]
+    status, out, err = run_forked(list(map(str, [folder / "train.py", *words])), folder=folder)
+    assert status == 0, err[-2000:]
+    [saved] = (folder / "out").glob("*model.safetensors")
+    return out, load_file(saved)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text, steps", [("abcdefgh" * 48, 3), (TEXT * 5, 1)], ids=["schedule", "accumulation"])
+def test_every_kind_makes_the_same_steps(text, steps, small, tmp_path):
+    """Blocks that are all alike for three steps, or one batch of blocks that differ: their order says nothing."""
+    plan = plan_of(small, Recipe("full", "fp32", "sgd"), way=(2, 2), length=32)
+    if steps == 1:
+        text = text.encode()[: 4 * 32 - 2].decode(errors="ignore")
+        text += "x" * (4 * 32 - len(text.encode()))
+    before = load_file(small / "model.safetensors")
+    learned = {kind: rehearse(plan, kind, tmp_path / kind, text, steps)[1] for kind in KINDS}
+    for kind, weights in learned.items():
+        moved = max((weights[name] - before[name]).abs().max() for name in before)
+        apart = max((weights[name] - learned["trainer"][name]).abs().max() for name in before)
+        assert moved > 1e-2 and apart < 1e-4 * moved, (kind, moved, apart)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "trainer"])  # the Trainer's: tests/test_planner.py
+def test_quantized_weights_with_adapters_train(kind, small, tmp_path):
+    plan = plan_of(small, Recipe("qlora", "mixed_bf16", "adamw_8bit", checkpointing=True), (2, 1), "L4", length=32)
+    _, adapters = rehearse(plan, kind, tmp_path, TEXT * 40, 2)
+    assert all(value.abs().max() > 0 for name, value in adapters.items() if "lora_B" in name)
+    (tmp_path / "text.txt").write_text("짧다", encoding="utf-8")
+    status, _, err = run_forked([str(tmp_path / "train.py"), "--text", str(tmp_path / "text.txt"), "--cpu"])
+    assert status != 0 and "tokens are fewer than one" in err
+
+
+# -- what they say ----------------------------------------------------------------------------------------------------
+
+RECIPES = [
+    Recipe("full", "mixed_fp16", "adamw"),
+    Recipe("full", "mixed_bf16", "adafactor", checkpointing=True),
+    Recipe("full", "bf16", "sgd"),
+    Recipe("lora", "mixed_fp16", "adamw_fused"),
+    Recipe("qlora", "mixed_bf16", "adamw_8bit", checkpointing=True),
+]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "trainer"])
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_script_says_what_the_plan_says(kind, gpus):
+    for recipe in RECIPES:
+        script = unmeasured(recipe, gpus).files(kind)["train.py"]
+        tree = ast.parse(script)
+        constants = {
+            node.targets[0].id: ast.literal_eval(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).isupper()
+        }
+        assert constants["LENGTH"] == 32 and constants["MICRO_BATCH"] == 2 and constants["ACCUMULATION"] == 2 // gpus
+        calls = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        assert any("LoraConfig(" in call for call in calls) == (recipe.method != "full")
+        assert any("BitsAndBytesConfig(" in call for call in calls) == (recipe.method == "qlora")
+        checkpointing = "'use_reentrant': False" in ast.unparse(tree) or "gradient_checkpointing=True" in script
+        assert checkpointing == recipe.checkpointing
+        scaled = "GradScaler" in script or "fp16=not args.cpu" in script or "fp16=True" in script
+        assert scaled == ("fp16" in recipe.precision) or kind == "accelerate"
+        assert ("round small updates away" in ast.get_docstring(tree)) == bool(recipe.caution)
+        names = {alias.asname or alias.name for node in ast.walk(tree) for alias in getattr(node, "names", [])}
+        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        assert {name.split(".")[0] for name in names} <= used, "imported and not used"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "name", ['x"""', "x\\new\\x41", 'x"""\nraise SystemExit(7)\n"""', "모델'{dtype}", "{}😀\u2028"]
+)
+def test_a_folder_s_name_is_data(kind, name, tmp_path):
+    llama(tmp_path / name)
+    script = unmeasured(Recipe("lora", "mixed_bf16", "adamw_fused"), model=str(tmp_path / name)).files(kind)["train.py"]
+    tree = ast.parse(script)
+    assert str(tmp_path / name) in [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    assert not any(isinstance(node, ast.Raise) and "7" in ast.unparse(node) for node in ast.walk(tree))
+    assert script.count("trust_remote_code=False") == 2 and script.isascii()
+
+
+@pytest.mark.parametrize("value", ["a", 'a"', "a'\"", "a\\", "\n", "한😀", "{x}", True, None, 0.05, 8, ["q", "v'"]])
+def test_a_value_is_written_as_it_is(value):
+    assert ast.literal_eval(literal(value)) == value
+
+
+def test_what_a_kind_cannot_say_is_refused_with_those_that_can():
+    plan = unmeasured(Recipe("full", "mixed_bf16", "adamw_fused", stage=3), gpus=2)
+    for kind in ("torch", "trl"):
+        with pytest.raises(NotSupported, match=rf"{kind}.*ZeRO-3.*: trainer"):
+            plan.files(kind)
+    with pytest.raises(UnknownName, match=", ".join(KINDS)):
+        plan.files("tensorflow")
+    assert files_of(plan, "Trainer") == plan.files()
+
+
+def test_the_terminal_writes_the_kind_that_is_asked_for(capsys, tmp_path, monkeypatch):
+    base = ["--model", "gpt2", "--length", "16", "--batch", "1", "--methods", "lora"]
+    assert main([*base, "--json", "--save", str(tmp_path / "plan"), "--files", "torch"]) == 0
+    assert json.loads(capsys.readouterr().out)["fits"]
+    assert [path.name for path in (tmp_path / "plan").iterdir()] == ["train.py"]
+    assert "torch.autocast" in (tmp_path / "plan" / "train.py").read_text(encoding="utf-8")
+    monkeypatch.setattr("virtual_gpu.plan.command.plan_training", lambda *_, **__: pytest.fail("searched"))
+    assert main([*base, "--save", str(tmp_path / "new"), "--files", "keras"]) == 2
+    assert ", ".join(KINDS) in capsys.readouterr().err
+    assert main([*base, "--files", "torch"]) == 2
+    assert "--save" in capsys.readouterr().err

@@ -1,0 +1,161 @@
+"""A loop in PyTorch alone, every part of a step in sight; on several GPUs DistributedDataParallel by torchrun."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...language import tr
+from .settings import BLOCKS, autocast_dtype, docstring, from_peft, head, loading, trained_part, weights_dtype
+
+if TYPE_CHECKING:
+    from ..plans import Plan, Recipe
+
+NAMES = ("train.py",)
+# name → (what it is imported by, the call), as the Trainer makes them: no weight decay
+OPTIMIZERS = {
+    "adamw": ("", "torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0)"),
+    "adamw_fused": ("", "torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0, fused=True)"),
+    "adamw_8bit": (
+        "from bitsandbytes.optim import AdamW8bit\n",
+        "AdamW8bit(trained, lr=LEARNING_RATE, weight_decay=0.0)",
+    ),
+    "sgd": ("", "torch.optim.SGD(trained, lr=LEARNING_RATE)"),
+    "adafactor": (
+        "from transformers.optimization import Adafactor\n",
+        "Adafactor(trained, lr=LEARNING_RATE, scale_parameter=False, relative_step=False)",
+    ),
+}
+
+
+def cannot(plan: Plan) -> str:
+    """Why these files could not train as the plan says; empty where they can."""
+    if not plan.recipe.stage:
+        return ""
+    return tr(ko=f"ZeRO-{plan.recipe.stage}로 나누지 않는다", en=f"it does not shard (ZeRO-{plan.recipe.stage})")
+
+
+def files(plan: Plan) -> dict[str, str]:
+    """name → text: train.py alone."""
+    recipe, gpus = plan.recipe, plan.request.gpus
+    of_bnb, of_transformers = imports_of(recipe)
+    script = _SCRIPT.format(
+        title=docstring(plan),
+        of_bnb=of_bnb,
+        of_transformers=of_transformers,
+        head=head(plan),
+        dtype=weights_dtype(recipe),
+        blocks=BLOCKS,
+        model=loading(plan, "device") + trained_part(plan),
+        optimizer=OPTIMIZERS[recipe.optimizer][1],
+        **{name: text.format(gpus=gpus) for name, text in (_SEVERAL if gpus > 1 else _ONE).items()},
+        **_precision(recipe),
+    )
+    return {"train.py": script}
+
+
+def imports_of(recipe: Recipe) -> tuple[str, str]:
+    """(before torch's, with transformers') the imports that optimizer and adapters need."""
+    line = OPTIMIZERS[recipe.optimizer][0]
+    names = ["LoraConfig", "get_peft_model"] + (["prepare_model_for_kbit_training"] if recipe.method == "qlora" else [])
+    bits = ", BitsAndBytesConfig" if recipe.method == "qlora" else ""
+    last = f"from transformers import AutoModelForCausalLM, AutoTokenizer{bits}\n"
+    if "bitsandbytes" in line:
+        return line + from_peft(recipe, *names), last
+    return from_peft(recipe, *names), last + line
+
+
+def _precision(recipe: Recipe) -> dict[str, str]:
+    """The lines of mixed precision: autocast, and for fp16's small gradients a scaler."""
+    dtype = autocast_dtype(recipe)
+    scaled = dtype == "float16"
+    forward = _FORWARD if not dtype else _AUTOCAST.format(dtype=dtype) + "    " + _FORWARD
+    return {
+        "forward": forward,
+        "scaler": "scaler = torch.amp.GradScaler(device.type, enabled=not args.cpu)\n" if scaled else "",
+        "backward": "scaler.scale(loss).backward()" if scaled else "loss.backward()",
+        "unscale": "    scaler.unscale_(optimizer)\n" if scaled else "",
+        "step": "scaler.step(optimizer)\n    scaler.update()" if scaled else "optimizer.step()",
+    }
+
+
+_FORWARD = "        loss = model(input_ids=batch, labels=batch, use_cache=False).loss / ACCUMULATION\n"
+_AUTOCAST = "        with torch.autocast(device.type, torch.{dtype}, enabled=not args.cpu):\n"
+_ONE = {
+    "command": "python",
+    "modules": "",
+    "distributed": "",
+    "parallel": "",
+    "sampler": "",
+    "device": 'device = torch.device("cpu" if args.cpu else "cuda")\n',
+    "step_blocks": "MICRO_BATCH * ACCUMULATION",
+    "loader": "loader = DataLoader(torch.tensor(blocks), batch_size=MICRO_BATCH, shuffle=True, drop_last=True)",
+    "wrapped": "",
+    "synchronized": "",
+    "shown": "step % 10 == 0 or step == steps",
+    "save": "model.save_pretrained(args.output)\ntokenizer.save_pretrained(args.output)\n",
+}
+_SEVERAL = {
+    "command": "torchrun --nproc_per_node {gpus}",
+    "modules": "import os\n",
+    "distributed": "import torch.distributed as dist\n",
+    "parallel": "from torch.nn.parallel import DistributedDataParallel\n",
+    "sampler": ", DistributedSampler",
+    "device": """rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+device = torch.device("cpu") if args.cpu else torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+if not args.cpu:
+    torch.cuda.set_device(device)
+dist.init_process_group("gloo" if args.cpu else "nccl")
+""",
+    "step_blocks": "world * MICRO_BATCH * ACCUMULATION",
+    "loader": """sampler = DistributedSampler(blocks, drop_last=True)
+loader = DataLoader(torch.tensor(blocks), batch_size=MICRO_BATCH, sampler=sampler, drop_last=True)""",
+    "wrapped": "model = DistributedDataParallel(model, device_ids=None if args.cpu else [device])\n",
+    "synchronized": "        model.require_backward_grad_sync = micro_batch == ACCUMULATION - 1  # once a step\n",
+    "shown": "rank == 0 and (step % 10 == 0 or step == steps)",
+    "save": """if rank == 0:
+    model.module.save_pretrained(args.output)
+    tokenizer.save_pretrained(args.output)
+dist.destroy_process_group()
+""",
+}
+_SCRIPT = '''"""{title}
+
+{command} train.py --text my_text.txt
+"""
+
+import argparse
+{modules}from pathlib import Path
+
+import torch
+{distributed}{of_bnb}{parallel}from torch.utils.data import DataLoader{sampler}
+{of_transformers}
+{head}
+{device}dtype = torch.float32 if args.cpu else torch.{dtype}  # of the weights
+
+{blocks}needed = {step_blocks}
+if len(blocks) < needed:
+    raise SystemExit(f"{{args.text}}: {{len(ids)}} tokens are fewer than one step's {{needed}} blocks of {{LENGTH}}.")
+{loader}
+steps = len(loader) // ACCUMULATION
+steps = min(steps, args.max_steps) if args.max_steps > 0 else steps
+
+{model}model.train()
+trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+{wrapped}
+optimizer = {optimizer}
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
+{scaler}batches = iter(loader)
+for step in range(1, steps + 1):
+    total = torch.zeros((), device=device)
+    for micro_batch in range(ACCUMULATION):
+{synchronized}        batch = next(batches).to(device)
+{forward}        {backward}
+        total += loss.detach()
+{unscale}    torch.nn.utils.clip_grad_norm_(trained, 1.0)
+    {step}
+    schedule.step()
+    optimizer.zero_grad()
+    if {shown}:
+        print(f"step {{step}} of {{steps}}: loss {{total.item():.4f}}")
+
+{save}'''

@@ -1,0 +1,106 @@
+"""TRL's SFTTrainer: a short script with an SFTConfig, and an accelerate configuration for several GPUs.
+
+TRL 1.16 makes the logits in tiles of 32,768 words, where the plan counts whole ones, and leaves what is not 4-bit in 16
+bits: mostly far less than the plan. With few words or tokens its tile and the head's fp32 gradient are more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...language import tr
+from .settings import BLOCKS, accelerate_yaml, docstring, head, literal, loading, lora, weights_dtype
+from .trainer import training_arguments
+
+if TYPE_CHECKING:
+    from ..plans import Plan
+
+NAMES = ("train.py", "accelerate.yaml")
+_LAUNCH = "accelerate launch --config_file accelerate.yaml"
+
+
+def cannot(plan: Plan) -> str:
+    """Why these files could not train as the plan says; empty where they can."""
+    if not plan.recipe.stage:
+        return ""
+    stage = plan.recipe.stage
+    return tr(ko=f"SFTTrainer로는 ZeRO-{stage}를 실행해 보지 않았다", en=f"SFTTrainer was not run with ZeRO-{stage}")
+
+
+def files(plan: Plan) -> dict[str, str]:
+    """name → text: train.py, and for several GPUs accelerate.yaml."""
+    recipe, gpus = plan.recipe, plan.request.gpus
+    adapters, qlora = recipe.method != "full", recipe.method == "qlora"
+    script = _SCRIPT.format(
+        title=docstring(plan),
+        command=_LAUNCH if gpus > 1 else "python",
+        asked=f"virtual-gpu run --gpu {literal(plan.request.gpu)}" + (f" --gpus {gpus} {_LAUNCH}" if gpus > 1 else ""),
+        peft="from peft import LoraConfig\n" if adapters else "",
+        bits=", BitsAndBytesConfig" if qlora else "",
+        head=head(plan),
+        arguments="".join(f"    {name}={value},\n" for name, value in _arguments(plan).items()),
+        dtype=weights_dtype(recipe),
+        blocks=BLOCKS,
+        model=loading(plan, "device"),
+        adapters=lora(plan) if adapters else "",
+        peft_config="    peft_config=adapters,\n" if adapters else "",
+        upcast=_UPCAST if qlora and recipe.precision == "mixed_fp16" else "",
+    )
+    return {"train.py": script} | ({"accelerate.yaml": accelerate_yaml(plan)} if gpus > 1 else {})
+
+
+def _arguments(plan: Plan) -> dict[str, str]:
+    """SFTConfig's arguments as the script writes them. Its own defaults are other than the Trainer's."""
+    given = {name: literal(value) for name, value in training_arguments(plan).items()}
+    del given["gradient_checkpointing_kwargs"]  # TRL's own are the same
+    given |= {name: "not args.cpu" for name in ("fp16", "bf16") if given[name] == "True"}
+    named = {
+        "per_device_train_batch_size": "MICRO_BATCH",
+        "gradient_accumulation_steps": "ACCUMULATION",
+        "learning_rate": "LEARNING_RATE",
+    }
+    return {"max_length": "LENGTH"} | given | named | {"max_steps": "args.max_steps", "use_cpu": "args.cpu"}
+
+
+_UPCAST = """for parameter in trainer.model.parameters():
+    if parameter.requires_grad:  # TRL makes them bf16, whose gradients the scaler of fp16 does not take
+        parameter.data = parameter.data.float()
+"""
+_SCRIPT = '''"""{title}
+
+{command} train.py --text my_text.txt
+
+SFTTrainer makes its logits in tiles; the plan counts whole ones. What it takes on the card:
+{asked} train.py --text my_text.txt
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+{peft}from transformers import AutoModelForCausalLM, AutoTokenizer{bits}
+from trl import SFTConfig, SFTTrainer
+
+{head}
+# Before the model: it sets up the process that this rank is.
+arguments = SFTConfig(
+    args.output,
+{arguments})
+device = "cpu" if args.cpu else PartialState().local_process_index
+dtype = torch.float32 if args.cpu else torch.{dtype}  # of the weights
+
+{blocks}if not blocks:
+    raise SystemExit(f"{{args.text}}: {{len(ids)}} tokens are fewer than one block of {{LENGTH}}.")
+dataset = Dataset.from_list([{{"input_ids": block}} for block in blocks])
+
+{model}{adapters}trainer = SFTTrainer(
+    model,
+    arguments,
+    train_dataset=dataset,
+    processing_class=tokenizer,
+{peft_config})
+{upcast}trainer.train()
+trainer.save_model(args.output)
+'''
