@@ -42,6 +42,7 @@ from virtual_gpu.allocator_settings import AllocatorSettings
 from virtual_gpu.command import main
 from virtual_gpu.doctor import diagnose, text
 from virtual_gpu.errors import VirtualGPUError
+from virtual_gpu.plan.files import KINDS
 from virtual_gpu.plan.start import start_from
 from virtual_gpu.shards.layout import Layout
 from virtual_gpu.step.predict import predict_memory
@@ -311,7 +312,8 @@ class Fuzz:
         call, arguments = self.calls[function]
         found = call(**{**arguments, "model": str(folder)})
         if function == "plan_training" and found.best:
-            compile(found.best.files()["train.py"], "train.py", "exec")
+            for kind in KINDS:
+                compile(found.best.files(kind)["train.py"], "train.py", "exec")
         return self.shown(found)
 
     def try_command(self, place: Path, name: str, changed: dict[int, str], more: list[str], record: tuple) -> str:
