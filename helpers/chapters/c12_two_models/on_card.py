@@ -48,6 +48,6 @@ def beside_h100() -> Rows:
         "peak": (tr(ko="잰 최대 (바이트)", en="peak, measured (bytes)"), ""),
         "off": (tr(ko="예측 − 잰 것", en="predicted − measured"), ""),
         "reserved": (tr(ko="잰 예약 (바이트)", en="reserved, measured (bytes)"), ""),
-        "off by": (tr(ko="예측의 차이", en="prediction off by"), ""),
+        "off by": (tr(ko="예약의 차이", en="reserved off by"), ""),
     }
     return table(rows, columns)
