@@ -59,6 +59,7 @@ check: $(READY)  ## style, and: is every notebook what its source builds?
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python tools/notebooks.py check
+	@$(BIN)/python tools/chapters.py --check
 
 format: $(READY)  ## let ruff put the code in order
 	@$(BIN)/ruff check --fix .
@@ -66,6 +67,7 @@ format: $(READY)  ## let ruff put the code in order
 
 notebooks: $(READY)  ## build notebooks/ko from notebooks/src (NAME=03_memory_decomposition: that one only)
 	@$(BIN)/python tools/notebooks.py build $(NAME)
+	@$(BIN)/python tools/chapters.py
 
 stamp: $(READY)  ## put the address of pyproject.toml (badge, set-up cell, pictures) into every notebook
 	@$(BIN)/python tools/notebooks.py stamp
