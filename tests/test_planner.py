@@ -230,7 +230,13 @@ def test_flops_are_counted_and_linear_in_the_batch():
 def test_the_time_is_a_bound_by_published_rates(plans):
     for plan in plans:
         assert plan.seconds >= plan.flops / 65e12
-    assert plan_training("gpt2", "RTX 3060", methods=("lora",), length=64, batch=1).best.seconds > 0  # bandwidth alone
+
+
+def test_without_a_published_rate_there_is_no_bound_on_time():
+    plan = plan_training("gpt2", "RTX 3060", methods=("lora",), length=64, batch=1, price_per_hour=1).best
+    assert plan.seconds is None and plan.price is None and plan.to_dict()["lower_bound_seconds"] is None
+    with pytest.raises(ValueError, match=r"RTX 3060.*fidelity"):
+        make_request("gpt2", "RTX 3060", prefer="speed")
 
 
 # -- several GPUs ----------------------------------------------------------------------------------------------------

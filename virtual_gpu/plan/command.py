@@ -86,12 +86,9 @@ def _text(plans: Plans) -> str:
         lines.append(f"{i:2}. {plan!r}")
         lines.append(f"    {plans.request.room.line(plan.needed_bytes)}")
         lines.append(f"    {host_need(plan).line(plans.request.host)}")
-        bound = seconds_label(plan.seconds)
+        extra, bound = extra_label(plan), _bound(plan.seconds)
         lines.append(
-            tr(
-                ko=f"    추가 연산 {extra_label(plan)}, 스텝 시간의 하한 {bound} (예상이 아니다)",
-                en=f"    extra work {extra_label(plan)}, lower bound on a step {bound} (not a forecast)",
-            )
+            tr(ko=f"    추가 연산 {extra}, 스텝 시간의 하한 {bound}", en=f"    extra work {extra}, step: {bound}")
         )
         if plan.price is not None:
             lines.append(
@@ -105,6 +102,13 @@ def _text(plans: Plans) -> str:
         lines.append(f"  - {change}")
     lines += [tr(ko="탈락한 것:", en="Losers:"), *(f"  - {line}" for line in repr(plans.why()).splitlines())]
     return "\n".join(lines)
+
+
+def _bound(seconds: float | None) -> str:
+    if seconds is None:
+        return tr(ko="없음 (발표된 속도가 없다)", en="no lower bound (no published rate)")
+    label = seconds_label(seconds)
+    return tr(ko=f"{label} (예상이 아니다)", en=f"at least {label} (not a forecast)")
 
 
 def _what() -> str:

@@ -298,11 +298,13 @@ def make_request(
     gpu, gpus = how_many(gpu, gpus)
     spec = card(gpu).needs_cuda()
     prefer = choose(prefer, PREFERENCES, tr(ko="기준", en="preference"))
-    if prefer == "speed" and spec.bandwidth_bytes_per_s is None:
+    if prefer == "speed" and None in (spec.bandwidth_bytes_per_s, spec.fp16_tflops):
         raise WrongValue(
             tr(
-                ko=f"prefer='speed': {spec.name}의 대역폭을 몰라서 시간의 하한을 셀 수 없다.",
-                en=f"prefer='speed': the bandwidth of {spec.name} is not known, so there is no bound on time.",
+                ko=f"prefer='speed': {spec.name}의 대역폭이나 연산 속도가 공개되어 있지 않아 시간의 하한을 셀 수 없다. "
+                "fidelity나 margin을 쓴다.",
+                en=f"prefer='speed': {spec.name} has no published bandwidth or rate, so there is no bound on time. "
+                "Use fidelity or margin.",
             )
         )
     _check_price(price_per_hour)

@@ -91,10 +91,11 @@ class Plans:
         """One line: how many fit, or what is missing."""
         limit = human_bytes(self.request.limit_bytes)
         if self.plans:
+            fit = "1 plan fits" if len(self) == 1 else f"{len(self)} plans fit"
             return tr(
                 ko=f"{self.request.title}: {len(self)}가지가 들어간다 "
                 f"(할당자가 예약한 메모리가 {limit}까지면 들어간다고 본다)",
-                en=f"{self.request.title}: {len(self)} plans fit (up to {limit} reserved is certain)",
+                en=f"{self.request.title}: {fit} (up to {limit} reserved is certain)",
             )
         need = human_bytes(self.closest.needed_bytes)
         missing = human_bytes(self.closest.needed_bytes - self.request.limit_bytes)
