@@ -113,11 +113,11 @@ class Environment:
 
 
 def html_rows(heads: tuple[str, ...], rows: list[list[str]]) -> str:
-    """A table with its text on the left; cells are HTML already."""
+    """A table with its text on the left, broken between words only; cells are HTML already."""
     left = ' style="text-align: left"'
     head = "".join(f"<th{left}>{escape(text)}</th>" for text in heads)
     body = "\n".join("<tr>" + "".join(f"<td{left}>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table>\n<tr>{head}</tr>\n{body}\n</table>"
+    return f'<table style="word-break: keep-all">\n<tr>{head}</tr>\n{body}\n</table>'
 
 
 def check_environment(hub_limit_s: float = HUB_LIMIT_S) -> Environment:
