@@ -8,7 +8,8 @@ READY := $(VENV)/.ready
 # A built notebook and its check are those of a machine without a GPU, a network and a compiler: of bitsandbytes' fallbacks
 # for a CPU torch.compile makes C++ and has it compiled, seconds for each shape, and imports all that it needs for it.
 QUIET_MACHINE := CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 PYTHONHASHSEED=0 TORCHDYNAMO_DISABLE=1
-# Two processes of two threads each on two cores take four times as long for small products as two of one.
+# Two processes of two threads each on two cores take four times as long for small products as two of one. Three tests at
+# a time, since two, which often wait for their kernel or browser, left a third of two cores idle.
 ONE_THREAD := OMP_NUM_THREADS=1
 # Container images set it to stay small. Hundreds of processes start here, and each would compile 1,200 modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -35,7 +36,7 @@ course: $(READY)  ## set everything up, open the course in JupyterLab, in a copy
 test: $(READY)  ## set everything up, run every check (several minutes)
 	@echo "Checking style and notebooks (seconds), then running every test and every notebook (several minutes)."
 	@$(MAKE) --no-print-directory check
-	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python -m pytest tests $(wildcard notebooks/ko) -q -n 2 --dist loadfile \
+	@$(QUIET_MACHINE) $(ONE_THREAD) $(BIN)/python -m pytest tests $(wildcard notebooks/ko) -q -n 3 --dist loadfile \
 		--no-loadscope-reorder --durations=20 --nbval --nbval-current-env --nbval-cell-timeout 300
 
 test-files: $(READY)  ## the tests or notebooks of FILES="…" alone, one after another

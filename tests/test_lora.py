@@ -483,7 +483,9 @@ def test_the_largest_model_is_the_largest(monkeypatch):
 def test_where_nothing_fits(monkeypatch):
     monkeypatch.setattr(largest, "architectures", lambda: {"meta-llama/Llama-3.1-70B": {}})
     assert largest_model("T4", "qlora") is None
-    table = LargestModels(("T4",))
+    told = []
+    table = LargestModels(("T4",), progress=told.append)
+    assert [line.split(":")[0] for line in told] == ["T4, full", "T4, lora", "T4, qlora"]
     assert repr(table) == "T4: -, -, -" and "<td>-</td>" in table._repr_html_()
     with pytest.raises(ValueError, match="모르는 GPU 이름"):
         largest_model("T5")

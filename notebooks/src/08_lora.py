@@ -732,10 +732,10 @@ largest_on_t4
 # Colab에서 고를 수 있는 T4, L4와 A100-80GB를 찾는다. 칸에는 파라미터의 수와 최대 메모리가 있다. 이 장에서 가장 오래 걸리는 셀이다.
 
 # %%
-from virtual_gpu.step.largest import LargestModels
+from helpers.chapters.c8_lora.tables import largest_models
 
-largest = LargestModels(
-    ("T4", "L4", "A100-80GB"), sequence_length=512, gradient_checkpointing=True, optimizer="adamw_fused"
+largest = largest_models(
+    "T4", "L4", "A100-80GB", sequence_length=512, gradient_checkpointing=True, optimizer="adamw_fused"
 )
 largest
 

@@ -117,12 +117,19 @@ def _held_bytes(setting: Setting) -> float:
 
 
 class LargestModels:
-    """The largest model that trains, for each GPU (rows) under full fine-tuning, LoRA and QLoRA (columns)."""
+    """The largest model that trains, for each GPU (rows) under full fine-tuning, LoRA and QLoRA (columns).
+
+    progress: called with a line of text for each model that is looked at.
+    """
 
     METHODS = (None, "lora", "qlora")
 
-    def __init__(self, gpus: tuple[str, ...], **settings: Any):
-        self.found = {gpu: [largest_model(gpu, peft, **settings) for peft in self.METHODS] for gpu in gpus}
+    def __init__(self, gpus: tuple[str, ...], *, progress: Callable[[str], None] | None = None, **settings: Any):
+        def largest(gpu: str, peft: str | None) -> tuple[str, int, int] | None:
+            told = progress and (lambda text: progress(f"{gpu}, {peft or 'full'}: {text}"))
+            return largest_model(gpu, peft, progress=told, **settings)
+
+        self.found = {gpu: [largest(gpu, peft) for peft in self.METHODS] for gpu in gpus}
 
     def _repr_html_(self) -> str:
         heads = ["GPU", tr(ko="전체 미세 조정", en="full fine-tuning"), "LoRA", "QLoRA"]
