@@ -6,6 +6,7 @@ A launcher and two ranks take ten seconds to import the same again; that a launc
 import multiprocessing
 import os
 import runpy
+import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,12 @@ def run_forked(
             for name in ("out", "err")
         )
     return status, out, err
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 def _run(program: Sequence[str], environment: Mapping[str, str], folder: str, written: str) -> None:

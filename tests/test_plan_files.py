@@ -3,10 +3,11 @@
 import ast
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
-from forked import run_forked
+from forked import free_port, run_forked
 from safetensors.torch import load_file
 from transformers import LlamaConfig
 
@@ -98,6 +99,34 @@ def test_sft_makes_tiles_of_logits_and_no_whole_ones(recipe, words, tmp_path):
         assert held < plan.tensors_bytes + tile + (TOKENS + words) * WIDTH * 4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe, way",
+    [
+        (Recipe("full", "mixed_bf16", "adamw_fused", stage=3), (1, 4)),
+        (Recipe("full", "bf16", "adamw_fused", stage=2, checkpointing=True), (2, 2)),
+        (Recipe("lora", "mixed_fp16", "adamw_fused", stage=3, checkpointing=True), (4, 1)),
+    ],
+    ids=lambda value: f"{value.method}-{value.stage}" if isinstance(value, Recipe) else "",
+)
+def test_a_rank_holds_what_the_plan_counted(recipe, way, tmp_path):
+    """torchrun as the script says, one of four ranks on a virtual card; the whole weights are never there."""
+    llama(tmp_path / "model", vocab_size=258, hidden_size=1024, intermediate_size=2816, max_position_embeddings=256)
+    (tmp_path / "text.txt").write_text(TEXT * 1000, encoding="utf-8")
+    plan = plan_of(tmp_path / "model", recipe, way, "T4" if "fp16" in recipe.precision else "L4", 4, length=256)
+    plan.save(tmp_path / "plan", kind="torch")
+    launch = ["torchrun", "--nproc_per_node", "4", "train.py", "--text", str(tmp_path / "text.txt")]
+    virtual = ["--gpu", plan.request.gpu, "--gpus", "4", "--no-advise", "--report", str(tmp_path / "report.json")]
+    status, _, err = run_forked(["-m", "virtual_gpu", "run", *virtual, "--", *launch], folder=tmp_path / "plan")
+    assert status == 0, err[-2000:]
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    held = {phase: allocated for phase, (allocated, _) in report["phases"].items()}
+    # The layers lie in other groups than the plan's (embedding and head in the model's own): what is gathered at once.
+    assert report["steps"] == 3 and abs(max(held.values()) / plan.tensors_bytes - 1) < 0.04
+    weights = 4 * plan.at_peak["parameters"] * (2 if recipe.precision == "mixed_bf16" else 1)  # there they are fp32
+    assert held["loading"] < weights
+
+
 # -- what they learn --------------------------------------------------------------------------------------------------
 
 
@@ -112,8 +141,8 @@ def small(tmp_path_factory):
     return folder
 
 
-def rehearse(plan, kind, folder, text, steps):
-    """The tensors that the files save, run on the CPU."""
+def rehearse(plan, kind, folder, text, steps, ranks=1):
+    """The tensors that the files save, run on the CPU, by as many processes as torchrun would start."""
     plan.save(folder, kind=kind, force=True)
     for path in folder.iterdir():  # a step that can be told from the rounding of the weights
         if path.suffix in (".py", ".json"):
@@ -122,7 +151,8 @@ def rehearse(plan, kind, folder, text, steps):
             )
     (folder / "text.txt").write_text(text, encoding="utf-8")
     words = ["--text", folder / "text.txt", "--output", folder / "out", "--cpu", "--max-steps", str(steps)]
-    status, _, err = run_forked(list(map(str, [folder / "train.py", *words])), folder=folder)
+    program = list(map(str, [folder / "train.py", *words]))
+    status, _, err = run_forked(program, ranks, port=free_port() if ranks > 1 else "0", folder=folder)
     assert status == 0, err[-2000:]
     [saved] = (folder / "out").glob("*model.safetensors")
     return load_file(saved)
@@ -145,6 +175,33 @@ def test_every_kind_makes_the_same_steps(text, steps, small, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "stage, tied, method", [(0, False, "full"), (2, True, "full"), (3, False, "full"), (3, True, "lora")]
+)
+def test_two_ranks_make_the_steps_of_one(stage, tied, method, tmp_path):
+    """Whole on each or split, by real processes: of blocks that are all alike half a batch has the batch's gradient."""
+    model = tmp_path / "model"
+    sizes = {"vocab_size": 258, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = llama(model, **sizes, intermediate_size=128, tie_word_embeddings=tied)
+    torch.manual_seed(0)
+    build_model(config, torch.float32, device="cpu").save_pretrained(model)
+    recipe = Recipe(method, "fp32", "sgd", checkpointing=stage == 2)
+    text, learned = "abcdefgh" * 48, {}
+    for ranks in (1, 2):
+        one = replace(recipe, stage=stage if ranks == 2 else 0)
+        plan = Plan(make_request(str(model), "L4", ranks, length=32, batch=4), one, 1, 4 // ranks, 0, {}, 0, 0, 0, None)
+        learned[ranks] = rehearse(plan, "torch", tmp_path / f"{ranks}", text, 3, ranks)
+    assert learned[1].keys() <= learned[2].keys()  # FSDP2 gathers a tied head apart
+    if method == "lora":  # its dropout and its first values are drawn anew
+        assert all(value.abs().max() > 0 for name, value in learned[2].items() if "lora_B" in name)
+        return
+    before = load_file(model / "model.safetensors")
+    moved = max((learned[1][name] - before[name]).abs().max() for name in before)
+    apart = max((learned[1][name] - learned[2][name]).abs().max() for name in before)
+    assert moved > 1e-2 and apart < 1e-4 * moved, (moved, apart)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "trainer"])  # the Trainer's: tests/test_planner.py
 def test_quantized_weights_with_adapters_train(kind, small, tmp_path):
     plan = plan_of(small, Recipe("qlora", "mixed_bf16", "adamw_8bit", checkpointing=True), (2, 1), "L4", length=32)
@@ -164,12 +221,16 @@ RECIPES = [
     Recipe("lora", "mixed_fp16", "adamw_fused"),
     Recipe("qlora", "mixed_bf16", "adamw_8bit", checkpointing=True),
 ]
+SHARDED = [
+    Recipe("full", "bf16", "adamw_fused", stage=2, checkpointing=True),
+    Recipe("lora", "mixed_fp16", "adamw_fused", stage=3),
+]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "trainer"])
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_a_script_says_what_the_plan_says(kind, gpus):
-    for recipe in RECIPES:
+    for recipe in RECIPES + (SHARDED if kind == "torch" and gpus > 1 else []):
         script = unmeasured(recipe, gpus).files(kind)["train.py"]
         tree = ast.parse(script)
         constants = {
@@ -189,6 +250,8 @@ def test_a_script_says_what_the_plan_says(kind, gpus):
         names = {alias.asname or alias.name for node in ast.walk(tree) for alias in getattr(node, "names", [])}
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         assert {name.split(".")[0] for name in names} <= used, "imported and not used"
+        reshard = re.findall(r"reshard_after_forward=(\w+)", script)
+        assert reshard == ([str(recipe.stage == 3)] if recipe.stage else [])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -210,10 +273,12 @@ def test_a_value_is_written_as_it_is(value):
 
 
 def test_what_a_kind_cannot_say_is_refused_with_those_that_can():
-    plan = unmeasured(Recipe("full", "mixed_bf16", "adamw_fused", stage=3), gpus=2)
-    for kind in ("torch", "trl"):
-        with pytest.raises(NotSupported, match=rf"{kind}.*ZeRO-3.*: trainer"):
-            plan.files(kind)
+    full = unmeasured(Recipe("full", "mixed_bf16", "adamw_fused", stage=3), gpus=2)
+    with pytest.raises(NotSupported, match=r"trl.*ZeRO-3.*: trainer, torch"):
+        full.files("trl")
+    plan = unmeasured(Recipe("qlora", "mixed_bf16", "adamw_fused", stage=3), gpus=2)
+    with pytest.raises(NotSupported, match=r"torch.*ZeRO-3.*: trainer"):
+        plan.files("torch")
     with pytest.raises(UnknownName, match=", ".join(KINDS)):
         plan.files("tensorflow")
     assert files_of(plan, "Trainer") == plan.files()

@@ -11,7 +11,6 @@ import os
 import re
 import runpy
 import shlex
-import socket
 import subprocess
 import sys
 import uuid
@@ -27,7 +26,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DistributedType
 from accelerate.utils.constants import DEEPSPEED_MULTINODE_LAUNCHERS
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
-from forked import run_forked
+from forked import free_port, run_forked
 
 from helpers.chapters.c6_distributed import engine
 from helpers.chapters.c6_distributed.engine import Asked, EngineError, what_was_asked
@@ -46,12 +45,6 @@ EXPERIMENT = ["--length", "32", "--steps", "4", "--learning-rate", "0.01"]
 
 def from_file(name, *options):
     return [*ACCELERATE, "--config_file", str(FILES[name]), "--mixed_precision", "no", *options]
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
 
 
 def clean_environment():

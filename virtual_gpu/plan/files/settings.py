@@ -162,10 +162,15 @@ def loading(plan: Plan, place: str = "") -> str:
 
 def trained_part(plan: Plan) -> str:
     """What is done to the model before it trains: checkpointing, and the adapters on it."""
-    found = _CHECKPOINTING if plan.recipe.checkpointing else ""
+    found = checkpointing(plan.recipe)
     if plan.recipe.method == "qlora":
         found += "model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)\n"
     return found + (f"{lora(plan)}model = get_peft_model(model, adapters)\n" if plan.recipe.method != "full" else "")
+
+
+def checkpointing(recipe: Recipe) -> str:
+    """The lines that switch gradient checkpointing on; empty without."""
+    return _CHECKPOINTING if recipe.checkpointing else ""
 
 
 def lora(plan: Plan) -> str:

@@ -1,10 +1,11 @@
-"""A loop in PyTorch alone, every part of a step in sight; on several GPUs DistributedDataParallel by torchrun."""
+"""A loop in PyTorch alone, every part of a step in sight; on several GPUs by torchrun: DDP, or split by FSDP2."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ...language import tr
+from . import fsdp2
 from .settings import BLOCKS, autocast_dtype, docstring, from_peft, head, loading, trained_part, weights_dtype
 
 if TYPE_CHECKING:
@@ -29,15 +30,18 @@ OPTIMIZERS = {
 
 def cannot(plan: Plan) -> str:
     """Why these files could not train as the plan says; empty where they can."""
-    if not plan.recipe.stage:
-        return ""
-    return tr(ko=f"ZeRO-{plan.recipe.stage}로 나누지 않는다", en=f"it does not shard (ZeRO-{plan.recipe.stage})")
+    if plan.recipe.stage and plan.recipe.method == "qlora":
+        return tr(ko="4비트 가중치는 나누어 보지 않았다", en="4-bit weights were not split with it")
+    return ""
 
 
 def files(plan: Plan) -> dict[str, str]:
     """name → text: train.py alone."""
     recipe, gpus = plan.recipe, plan.request.gpus
     of_bnb, of_transformers = imports_of(recipe)
+    parts = {"model": loading(plan, "device") + trained_part(plan), "of_shards": ""}
+    parts |= {name: text.format(gpus=gpus) for name, text in (_SEVERAL if gpus > 1 else _ONE).items()}
+    parts |= _precision(recipe) | (fsdp2.parts(plan) if recipe.stage else {})
     script = _SCRIPT.format(
         title=docstring(plan),
         of_bnb=of_bnb,
@@ -45,10 +49,8 @@ def files(plan: Plan) -> dict[str, str]:
         head=head(plan),
         dtype=weights_dtype(recipe),
         blocks=BLOCKS,
-        model=loading(plan, "device") + trained_part(plan),
         optimizer=OPTIMIZERS[recipe.optimizer][1],
-        **{name: text.format(gpus=gpus) for name, text in (_SEVERAL if gpus > 1 else _ONE).items()},
-        **_precision(recipe),
+        **parts,
     )
     return {"train.py": script}
 
@@ -58,7 +60,10 @@ def imports_of(recipe: Recipe) -> tuple[str, str]:
     line = OPTIMIZERS[recipe.optimizer][0]
     names = ["LoraConfig", "get_peft_model"] + (["prepare_model_for_kbit_training"] if recipe.method == "qlora" else [])
     bits = ", BitsAndBytesConfig" if recipe.method == "qlora" else ""
-    last = f"from transformers import AutoModelForCausalLM, AutoTokenizer{bits}\n"
+    config = "AutoConfig, " if recipe.stage else ""  # of which ranks make the model that have no weights
+    last = f"from transformers import {config}AutoModelForCausalLM, AutoTokenizer{bits}\n"
+    if recipe.stage:
+        return "from accelerate import init_empty_weights\n" + from_peft(recipe, *names), last + line
     if "bitsandbytes" in line:
         return line + from_peft(recipe, *names), last
     return from_peft(recipe, *names), last + line
@@ -80,6 +85,7 @@ def _precision(recipe: Recipe) -> dict[str, str]:
 
 _FORWARD = "        loss = model(input_ids=batch, labels=batch, use_cache=False).loss / ACCUMULATION\n"
 _AUTOCAST = "        with torch.autocast(device.type, torch.{dtype}, enabled=not args.cpu):\n"
+_TRAINED = "trained = [parameter for parameter in model.parameters() if parameter.requires_grad]\n"
 _ONE = {
     "command": "python",
     "modules": "",
@@ -89,7 +95,7 @@ _ONE = {
     "device": 'device = torch.device("cpu" if args.cpu else "cuda")\n',
     "step_blocks": "MICRO_BATCH * ACCUMULATION",
     "loader": "loader = DataLoader(torch.tensor(blocks), batch_size=MICRO_BATCH, shuffle=True, drop_last=True)",
-    "wrapped": "",
+    "wrapped": _TRAINED,
     "synchronized": "",
     "shown": "step % 10 == 0 or step == steps",
     "save": "model.save_pretrained(args.output)\ntokenizer.save_pretrained(args.output)\n",
@@ -109,7 +115,7 @@ dist.init_process_group("gloo" if args.cpu else "nccl")
     "step_blocks": "world * MICRO_BATCH * ACCUMULATION",
     "loader": """sampler = DistributedSampler(blocks, drop_last=True)
 loader = DataLoader(torch.tensor(blocks), batch_size=MICRO_BATCH, sampler=sampler, drop_last=True)""",
-    "wrapped": "model = DistributedDataParallel(model, device_ids=None if args.cpu else [device])\n",
+    "wrapped": f"{_TRAINED}model = DistributedDataParallel(model, device_ids=None if args.cpu else [device])\n",
     "synchronized": "        model.require_backward_grad_sync = micro_batch == ACCUMULATION - 1  # once a step\n",
     "shown": "rank == 0 and (step % 10 == 0 or step == steps)",
     "save": """if rank == 0:
@@ -127,7 +133,7 @@ import argparse
 {modules}from pathlib import Path
 
 import torch
-{distributed}{of_bnb}{parallel}from torch.utils.data import DataLoader{sampler}
+{distributed}{of_bnb}{of_shards}{parallel}from torch.utils.data import DataLoader{sampler}
 {of_transformers}
 {head}
 {device}dtype = torch.float32 if args.cpu else torch.{dtype}  # of the weights
@@ -140,7 +146,6 @@ steps = len(loader) // ACCUMULATION
 steps = min(steps, args.max_steps) if args.max_steps > 0 else steps
 
 {model}model.train()
-trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 {wrapped}
 optimizer = {optimizer}
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)

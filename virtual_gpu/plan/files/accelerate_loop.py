@@ -1,0 +1,103 @@
+"""A loop with Hugging Face's Accelerator: the parts of a step in sight, the rest said by accelerate's configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...language import tr
+from .settings import BLOCKS, LAUNCH, accelerate_yaml, autocast_dtype, docstring, head, loading, trained_part
+from .settings import weights_dtype
+from .torch_loop import OPTIMIZERS, imports_of
+
+if TYPE_CHECKING:
+    from ..plans import Plan
+
+NAMES = ("train.py", "accelerate.yaml")
+
+
+def cannot(plan: Plan) -> str:
+    """Why these files could not train as the plan says; empty where they can."""
+    if plan.recipe.stage and plan.recipe.method == "qlora":
+        return tr(ko="4비트 가중치는 나누어 보지 않았다", en="4-bit weights were not split with it")
+    return ""
+
+
+def files(plan: Plan) -> dict[str, str]:
+    """name → text: train.py, and for several GPUs accelerate.yaml."""
+    recipe, gpus = plan.recipe, plan.request.gpus
+    of_bnb, of_transformers = imports_of(recipe)
+    mixed = {"float16": "fp16", "bfloat16": "bf16"}.get(autocast_dtype(recipe))
+    script = _SCRIPT.format(
+        title=docstring(plan),
+        command=LAUNCH if gpus > 1 else "python",
+        of_bnb=of_bnb,
+        of_transformers=of_transformers,
+        head=head(plan),
+        # As it was counted: of shards no whole gradients wait between micro-batches.
+        each=", sync_each_batch=True" if recipe.stage else "",
+        mixed=f'"no" if args.cpu else "{mixed}"' if mixed else '"no"',
+        dtype=weights_dtype(recipe),
+        blocks=BLOCKS,
+        # FSDP2 takes the weights to the card itself, piece by piece.
+        model=loading(plan, "" if recipe.stage else "accelerator.device") + trained_part(plan),
+        optimizer=OPTIMIZERS[recipe.optimizer][1],
+    )
+    return {"train.py": script} | ({"accelerate.yaml": accelerate_yaml(plan)} if gpus > 1 else {})
+
+
+_SCRIPT = '''"""{title}
+
+{command} train.py --text my_text.txt
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import GradientAccumulationPlugin
+{of_bnb}from torch.utils.data import DataLoader
+{of_transformers}
+{head}
+accumulation = GradientAccumulationPlugin(num_steps=ACCUMULATION{each})
+accelerator = Accelerator(cpu=args.cpu, mixed_precision={mixed}, gradient_accumulation_plugin=accumulation)
+dtype = torch.float32 if args.cpu else torch.{dtype}  # of the weights
+
+{blocks}needed = accelerator.num_processes * MICRO_BATCH * ACCUMULATION
+if len(blocks) < needed:
+    raise SystemExit(f"{{args.text}}: {{len(ids)}} tokens are fewer than one step's {{needed}} blocks of {{LENGTH}}.")
+loader = DataLoader(torch.tensor(blocks), batch_size=MICRO_BATCH, shuffle=True, drop_last=True)
+
+{model}model.train()
+trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+optimizer = {optimizer}
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+steps = len(loader) // ACCUMULATION
+steps = min(steps, args.max_steps) if args.max_steps > 0 else steps
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer.optimizer, 1.0, 0.0, total_iters=steps)
+
+step, total = 0, 0.0
+for batch in loader:
+    with accelerator.accumulate(model):
+        loss = model(input_ids=batch, labels=batch, use_cache=False).loss
+        accelerator.backward(loss)
+        total += loss.detach() / ACCUMULATION
+        if accelerator.sync_gradients:
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    if accelerator.sync_gradients:
+        schedule.step()
+        step += 1
+        if step % 10 == 0 or step == steps:
+            accelerator.print(f"step {{step}} of {{steps}}: loss {{total:.4f}}")
+        if step == steps:
+            break
+        total = 0.0
+
+weights = accelerator.get_state_dict(model)
+if accelerator.is_main_process:
+    accelerator.unwrap_model(model).save_pretrained(args.output, state_dict=weights)
+    tokenizer.save_pretrained(args.output)
+accelerator.end_training()
+'''

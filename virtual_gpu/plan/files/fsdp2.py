@@ -1,0 +1,65 @@
+"""The parts of PyTorch's loop that split the model over the GPUs: FSDP2 by torchrun."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .settings import autocast_dtype, checkpointing, lora, weights_dtype
+
+if TYPE_CHECKING:
+    from ..plans import Plan
+
+
+def parts(plan: Plan) -> dict[str, str]:
+    """name → text: what a loop on several GPUs says otherwise where each holds its share of the model."""
+    recipe = plan.recipe
+    dtype = autocast_dtype(recipe) or weights_dtype(recipe)
+    adapters = recipe.method != "full"
+    return {
+        "model": _MODEL.format(
+            checkpointing=checkpointing(recipe),
+            adapters=f"{lora(plan)}model = get_peft_model(model, adapters)\n" if adapters else "",
+        ),
+        "wrapped": _WRAPPED.format(dtype=dtype, reshard=recipe.stage == 3),
+        "synchronized": "",  # every micro-batch's gradients are split at once: no whole ones wait
+        "of_shards": _IMPORTS,
+        "parallel": "",
+        "save": _SAVE.format(frozen=", ignore_frozen_params=True" if adapters else ""),
+    }
+
+
+_IMPORTS = """from torch.distributed.checkpoint import state_dict as sharded
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+"""
+_MODEL = """if rank == 0:  # it alone reads the weights, into its RAM
+    model = AutoModelForCausalLM.from_pretrained(
+        args.model, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+    )
+else:
+    config = AutoConfig.from_pretrained(args.model, trust_remote_code=False)
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    model.tie_weights()
+layers = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
+{checkpointing}{adapters}whole = model.state_dict() if rank == 0 else {{}}
+"""
+_WRAPPED = """half = None if args.cpu else torch.{dtype}  # of what is gathered, of gradients on their way, of outputs
+precision = MixedPrecisionPolicy(half, half, half)
+mesh = init_device_mesh(device.type, (world,))
+for module in (*layers, model):  # a layer at a time is gathered, computed and let go
+    fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward={reshard})
+from_rank_0 = sharded.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+sharded.set_model_state_dict(model, whole, options=from_rank_0)
+model.tie_weights()  # what is the embedding and the head too has come as two
+model.to(device)  # the buffers
+del whole
+trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+"""
+_SAVE = """gathered = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True{frozen})
+weights = sharded.get_model_state_dict(model, options=gathered)
+if rank == 0:
+    model.save_pretrained(args.output, state_dict=weights)
+    tokenizer.save_pretrained(args.output)
+dist.destroy_process_group()
+"""
