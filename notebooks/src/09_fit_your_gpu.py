@@ -413,7 +413,7 @@ print((folder / "lora_config.json").read_text())
 # GPU가 없어도 `--cpu`를 붙이면 fp32로 예행연습을 한다(작은 모델을 `--model`로 준다).
 # 저장소의 테스트는 이 스크립트를 작은 모델로, 세 방법 모두 실제로 실행한다. 진짜 GPU 여러 장에서는 아직 돌려 보지 않았다.
 #
-# `Trainer`가 아니어도 된다. `best.save("my_plan", kind="torch")`는 학습 루프가 그대로 보이는 PyTorch 스크립트를, `kind="trl"`은 TRL의 `SFTTrainer` 스크립트를 쓴다(`pip install trl`도 한다). `SFTTrainer`는 로짓을 통째로 만들지 않으므로(12.4절) 메모리가 이 계획과 다르다. 어휘와 한 번에 넣는 토큰이 많으면 대개 훨씬 적게, 적으면 오히려 더 쓴다. 실행하기 전에 가상 GPU로 확인한다(9.10절).
+# `Trainer`가 아니어도 된다. `best.save("my_plan", kind="torch")`는 학습 루프가 그대로 보이는 PyTorch 스크립트를, `kind="accelerate"`는 같은 루프를 `Accelerator`로 적은 것을, `kind="trl"`은 TRL의 `SFTTrainer` 스크립트를 쓴다(`pip install trl`도 한다). 9.7절처럼 여러 장에 나누는 계획이면 `torch`는 6장의 `fully_shard`를 쓴다. `SFTTrainer`는 로짓을 통째로 만들지 않으므로(12.4절) 메모리가 이 계획과 다르다. 어휘와 한 번에 넣는 토큰이 많으면 대개 훨씬 적게, 적으면 오히려 더 쓴다. 실행하기 전에 가상 GPU로 확인한다(9.10절).
 #
 # ### 노트북 없이
 #

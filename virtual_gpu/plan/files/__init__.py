@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from ...errors import NotSupported
 from ...language import tr
 from ...units import choose
-from . import torch_loop, trainer, trl_sft
+from . import accelerate_loop, torch_loop, trainer, trl_sft
 
 if TYPE_CHECKING:
     from ..plans import Plan
 
-_KINDS = {"trainer": trainer, "torch": torch_loop, "trl": trl_sft}
+_KINDS = {"trainer": trainer, "torch": torch_loop, "accelerate": accelerate_loop, "trl": trl_sft}
 KINDS = tuple(_KINDS)
 
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...language import tr
-from .settings import BLOCKS, LAUNCH, accelerate_yaml, autocast_dtype, docstring, head, loading, trained_part
-from .settings import weights_dtype
+from .settings import (
+    BLOCKS,
+    LAUNCH,
+    accelerate_yaml,
+    autocast_dtype,
+    docstring,
+    head,
+    loading,
+    trained_part,
+    weights_dtype,
+)
 from .torch_loop import OPTIMIZERS, imports_of
 
 if TYPE_CHECKING:
@@ -38,11 +48,18 @@ def files(plan: Plan) -> dict[str, str]:
         mixed=f'"no" if args.cpu else "{mixed}"' if mixed else '"no"',
         dtype=weights_dtype(recipe),
         blocks=BLOCKS,
-        # FSDP2 takes the weights to the card itself, piece by piece.
-        model=loading(plan, "" if recipe.stage else "accelerator.device") + trained_part(plan),
+        model=_model(plan),
         optimizer=OPTIMIZERS[recipe.optimizer][1],
     )
     return {"train.py": script} | ({"accelerate.yaml": accelerate_yaml(plan)} if gpus > 1 else {})
+
+
+def _model(plan: Plan) -> str:
+    if not plan.recipe.stage:
+        return loading(plan, "accelerator.device") + trained_part(plan)
+    # FSDP2 takes the weights to the card itself, piece by piece, and checkpoints as accelerate.yaml says.
+    unchecked = replace(plan, recipe=replace(plan.recipe, checkpointing=False))
+    return loading(plan) + trained_part(unchecked)
 
 
 _SCRIPT = '''"""{title}

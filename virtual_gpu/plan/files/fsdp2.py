@@ -28,6 +28,9 @@ def parts(plan: Plan) -> dict[str, str]:
     }
 
 
+# Of these a rank makes the model that has no weights of its own.
+OF_TRANSFORMERS = ("AutoConfig",)
+OF_ACCELERATE = "from accelerate import init_empty_weights\n"
 _IMPORTS = """from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

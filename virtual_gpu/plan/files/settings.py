@@ -104,6 +104,7 @@ def _caution(recipe: Recipe) -> str:
 
 # -- parts of the scripts that have no configuration beside them -----------------------------------------------------
 
+LAUNCH = "accelerate launch --config_file accelerate.yaml"
 HEAD = """LENGTH = {length}  # tokens of a block
 MICRO_BATCH = {micro_batch}  # blocks that a GPU takes at once
 ACCUMULATION = {accumulation}  # micro-batches of one optimizer step

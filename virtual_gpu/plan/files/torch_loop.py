@@ -38,13 +38,13 @@ def cannot(plan: Plan) -> str:
 def files(plan: Plan) -> dict[str, str]:
     """name → text: train.py alone."""
     recipe, gpus = plan.recipe, plan.request.gpus
-    of_bnb, of_transformers = imports_of(recipe)
+    of_bnb, of_transformers = imports_of(recipe, *(fsdp2.OF_TRANSFORMERS if recipe.stage else ()))
     parts = {"model": loading(plan, "device") + trained_part(plan), "of_shards": ""}
     parts |= {name: text.format(gpus=gpus) for name, text in (_SEVERAL if gpus > 1 else _ONE).items()}
     parts |= _precision(recipe) | (fsdp2.parts(plan) if recipe.stage else {})
     script = _SCRIPT.format(
         title=docstring(plan),
-        of_bnb=of_bnb,
+        of_bnb=(fsdp2.OF_ACCELERATE if recipe.stage else "") + of_bnb,
         of_transformers=of_transformers,
         head=head(plan),
         dtype=weights_dtype(recipe),
@@ -55,15 +55,12 @@ def files(plan: Plan) -> dict[str, str]:
     return {"train.py": script}
 
 
-def imports_of(recipe: Recipe) -> tuple[str, str]:
-    """(before torch's, with transformers') the imports that optimizer and adapters need."""
+def imports_of(recipe: Recipe, *more: str) -> tuple[str, str]:
+    """(before torch's, with transformers') the imports that optimizer and adapters need; more: of transformers."""
     line = OPTIMIZERS[recipe.optimizer][0]
     names = ["LoraConfig", "get_peft_model"] + (["prepare_model_for_kbit_training"] if recipe.method == "qlora" else [])
     bits = ", BitsAndBytesConfig" if recipe.method == "qlora" else ""
-    config = "AutoConfig, " if recipe.stage else ""  # of which ranks make the model that have no weights
-    last = f"from transformers import {config}AutoModelForCausalLM, AutoTokenizer{bits}\n"
-    if recipe.stage:
-        return "from accelerate import init_empty_weights\n" + from_peft(recipe, *names), last + line
+    last = f"from transformers import {', '.join([*more, 'AutoModelForCausalLM', 'AutoTokenizer'])}{bits}\n"
     if "bitsandbytes" in line:
         return line + from_peft(recipe, *names), last
     return from_peft(recipe, *names), last + line

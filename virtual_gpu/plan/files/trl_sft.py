@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...language import tr
-from .settings import BLOCKS, accelerate_yaml, docstring, head, literal, loading, lora, weights_dtype
+from .settings import BLOCKS, LAUNCH, accelerate_yaml, docstring, head, literal, loading, lora, weights_dtype
 from .trainer import training_arguments
 
 if TYPE_CHECKING:
     from ..plans import Plan
 
 NAMES = ("train.py", "accelerate.yaml")
-_LAUNCH = "accelerate launch --config_file accelerate.yaml"
 
 
 def cannot(plan: Plan) -> str:
@@ -33,8 +32,8 @@ def files(plan: Plan) -> dict[str, str]:
     adapters, qlora = recipe.method != "full", recipe.method == "qlora"
     script = _SCRIPT.format(
         title=docstring(plan),
-        command=_LAUNCH if gpus > 1 else "python",
-        asked=f"virtual-gpu run --gpu {literal(plan.request.gpu)}" + (f" --gpus {gpus} {_LAUNCH}" if gpus > 1 else ""),
+        command=LAUNCH if gpus > 1 else "python",
+        asked=f"virtual-gpu run --gpu {literal(plan.request.gpu)}" + (f" --gpus {gpus} {LAUNCH}" if gpus > 1 else ""),
         peft="from peft import LoraConfig\n" if adapters else "",
         bits=", BitsAndBytesConfig" if qlora else "",
         head=head(plan),
