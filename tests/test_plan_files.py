@@ -1,6 +1,7 @@
 """A plan's files, of every kind: they hold what the plan counted, train alike, and say only what the plan says."""
 
 import ast
+import importlib.util
 import json
 import re
 from dataclasses import replace
@@ -22,6 +23,7 @@ from virtual_gpu.plan.measure import measure
 from virtual_gpu.plan.plans import make_request
 from virtual_gpu.program.runner import run
 
+ALONE = [kind for kind in KINDS if kind != "deepspeed"]  # it only splits
 WORDS, WIDTH, TOKENS = 4096, 512, 4 * 128  # of a micro-batch
 TEXT = "대한민국의 수도는 서울이다.\n"
 
@@ -57,6 +59,16 @@ def on_the_virtual_card(plan, kind, folder):
     report = run(str(folder / "plan" / "train.py"), ["--text", str(folder / "text.txt")], gpu=plan.request.gpu)
     assert report.status == "fits" and report.steps == 3, report.text()
     return report.allocated
+
+
+def one_rank(plan, launch, folder):
+    """The report of one of four ranks of the launched files on a virtual card."""
+    virtual = ["--gpu", plan.request.gpu, "--gpus", "4", "--no-advise", "--report", str(folder / "report.json")]
+    status, _, err = run_forked(["-m", "virtual_gpu", "run", *virtual, "--", *launch], folder=folder / "plan")
+    assert status == 0, err[-2000:]
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert report["steps"] == 3
+    return report
 
 
 # -- what they hold ---------------------------------------------------------------------------------------------------
@@ -122,19 +134,40 @@ def test_a_rank_holds_what_the_plan_counted(kind, launcher, recipe, way, tmp_pat
     (tmp_path / "text.txt").write_text(TEXT * 1000, encoding="utf-8")
     plan = plan_of(tmp_path / "model", recipe, way, "T4" if "fp16" in recipe.precision else "L4", 4, length=256)
     plan.save(tmp_path / "plan", kind=kind)
-    launch = [*launcher, "train.py", "--text", str(tmp_path / "text.txt")]
-    virtual = ["--gpu", plan.request.gpu, "--gpus", "4", "--no-advise", "--report", str(tmp_path / "report.json")]
-    status, _, err = run_forked(["-m", "virtual_gpu", "run", *virtual, "--", *launch], folder=tmp_path / "plan")
-    assert status == 0, err[-2000:]
-    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    report = one_rank(plan, [*launcher, "train.py", "--text", str(tmp_path / "text.txt")], tmp_path)
     held = {phase: allocated for phase, (allocated, _) in report["phases"].items()}
     most = max(nbytes for phase, nbytes in held.items() if phase != "loading" or recipe.stage)
     # The layers lie in other groups than the plan's (embedding and head in the model's own): what is gathered at once.
-    assert report["steps"] == 3 and abs(most / plan.tensors_bytes - 1) < 0.04
+    assert abs(most / plan.tensors_bytes - 1) < 0.04
     if not recipe.stage:  # DDP's first broadcast, in buckets of 250 MiB, is larger than so small a model's step
         return
     weights = 4 * plan.at_peak["parameters"] * (2 if recipe.precision == "mixed_bf16" else 1)  # there they are fp32
     assert held["loading"] < weights
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None,
+    reason="DeepSpeed is not installed (pip install deepspeed==0.19.8): its engine is not run",
+)
+@pytest.mark.parametrize(
+    "recipe, way",
+    [
+        (Recipe("full", "mixed_bf16", "adamw_fused", stage=2, checkpointing=True), (2, 2)),
+        (Recipe("full", "mixed_bf16", "adamw_fused", stage=3), (1, 4)),
+        (Recipe("lora", "mixed_fp16", "adamw_fused", stage=3, checkpointing=True), (4, 1)),
+    ],
+    ids=lambda value: f"{value.method}-{value.stage}" if isinstance(value, Recipe) else "",
+)
+def test_deepspeed_holds_its_buckets_and_what_it_lets_lie_besides(recipe, way, tmp_path):
+    llama(tmp_path / "model", vocab_size=258, hidden_size=1024, intermediate_size=2816, max_position_embeddings=256)
+    (tmp_path / "text.txt").write_text(TEXT * 1000, encoding="utf-8")
+    plan = plan_of(tmp_path / "model", recipe, way, "T4" if "fp16" in recipe.precision else "L4", 4, length=256)
+    plan.save(tmp_path / "plan", kind="deepspeed")
+    report = one_rank(plan, [*TORCHRUN, "train.py", "--text", str(tmp_path / "text.txt")], tmp_path)
+    held = max(nbytes for phase, (nbytes, _) in report["phases"].items() if phase != "loading")
+    gathered = 4 * plan.at_peak["parameters"]  # all 16-bit weights: fewer than it lets lie at stage 3
+    assert plan.tensors_bytes - gathered < held < plan.tensors_bytes + gathered + 2 * 50_000_000
 
 
 # -- what they learn --------------------------------------------------------------------------------------------------
@@ -177,7 +210,7 @@ def test_every_kind_makes_the_same_steps(text, steps, small, tmp_path):
         text = text.encode()[: 4 * 32 - 2].decode(errors="ignore")
         text += "x" * (4 * 32 - len(text.encode()))
     before = load_file(small / "model.safetensors")
-    learned = {kind: rehearse(plan, kind, tmp_path / kind, text, steps) for kind in KINDS}
+    learned = {kind: rehearse(plan, kind, tmp_path / kind, text, steps) for kind in ALONE}
     for kind, weights in learned.items():
         moved = max((weights[name] - before[name]).abs().max() for name in before)
         apart = max((weights[name] - learned["trainer"][name]).abs().max() for name in before)
@@ -219,7 +252,7 @@ def test_two_ranks_make_the_steps_of_one(kind, stage, tied, method, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "trainer"])  # the Trainer's: tests/test_planner.py
+@pytest.mark.parametrize("kind", [kind for kind in ALONE if kind != "trainer"])  # the Trainer's: tests/test_planner.py
 def test_quantized_weights_with_adapters_train(kind, small, tmp_path):
     plan = plan_of(small, Recipe("qlora", "mixed_bf16", "adamw_8bit", checkpointing=True), (2, 1), "L4", length=32)
     adapters = rehearse(plan, kind, tmp_path, TEXT * 40, 2)
@@ -244,7 +277,7 @@ SHARDED = [
 ]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "trainer"])
+@pytest.mark.parametrize("kind", [kind for kind in ALONE if kind != "trainer"])
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_a_script_says_what_the_plan_says(kind, gpus):
     for recipe in RECIPES + (SHARDED if kind != "trl" and gpus > 1 else []):
@@ -282,7 +315,8 @@ def test_a_script_says_what_the_plan_says(kind, gpus):
 )
 def test_a_folder_s_name_is_data(kind, name, tmp_path):
     llama(tmp_path / name)
-    script = unmeasured(Recipe("lora", "mixed_bf16", "adamw_fused"), model=str(tmp_path / name)).files(kind)["train.py"]
+    recipe = Recipe("lora", "mixed_bf16", "adamw_fused", stage=3 if kind == "deepspeed" else 0)
+    script = unmeasured(recipe, 2 if recipe.stage else 1, model=str(tmp_path / name)).files(kind)["train.py"]
     tree = ast.parse(script)
     assert str(tmp_path / name) in [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     assert not any(isinstance(node, ast.Raise) and "7" in ast.unparse(node) for node in ast.walk(tree))
@@ -294,13 +328,28 @@ def test_a_value_is_written_as_it_is(value):
     assert ast.literal_eval(literal(value)) == value
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_zero_is_told_what_the_plan_says(stage):
+    recipe = Recipe("full", "mixed_bf16", "adamw_fused", stage=stage, checkpointing=True)
+    files = unmeasured(recipe, gpus=2).files("deepspeed")
+    told, said = json.loads(files["ds_config.json"]), json.loads(files["training_arguments.json"])
+    assert told["zero_optimization"]["stage"] == stage and told["bf16"] == {"enabled": "auto"}
+    assert said["bf16"] and said["gradient_checkpointing"] and "accelerator_config" not in said
+    tree = ast.parse(files["train.py"])
+    assert "settings['deepspeed'] = read('ds_config.json')" in ast.unparse(tree)
+    assert "--gpus 2 torchrun" in ast.get_docstring(tree)
+
+
 def test_what_a_kind_cannot_say_is_refused_with_those_that_can():
     full = unmeasured(Recipe("full", "mixed_bf16", "adamw_fused", stage=3), gpus=2)
-    with pytest.raises(NotSupported, match=r"trl.*ZeRO-3.*: trainer, torch, accelerate"):
+    with pytest.raises(NotSupported, match=r"trl.*ZeRO-3.*: trainer, torch, accelerate, deepspeed"):
         full.files("trl")
     plan = unmeasured(Recipe("qlora", "mixed_bf16", "adamw_fused", stage=3), gpus=2)
     with pytest.raises(NotSupported, match=r"torch.*ZeRO-3.*: trainer"):
         plan.files("torch")
+    for recipe in (Recipe("full", "bf16", "adamw_fused", stage=3), Recipe("lora", "mixed_bf16", "adamw_fused")):
+        with pytest.raises(NotSupported, match=r"deepspeed.*: trainer, torch, accelerate"):
+            unmeasured(recipe, gpus=2).files("deepspeed")
     with pytest.raises(UnknownName, match=", ".join(KINDS)):
         plan.files("tensorflow")
     assert files_of(plan, "Trainer") == plan.files()

@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING, Any
 from ...errors import NotSupported
 from ...language import tr
 from ...units import choose
-from . import accelerate_loop, torch_loop, trainer, trl_sft
+from . import accelerate_loop, deepspeed_trainer, torch_loop, trainer, trl_sft
 
 if TYPE_CHECKING:
     from ..plans import Plan
 
-_KINDS = {"trainer": trainer, "torch": torch_loop, "accelerate": accelerate_loop, "trl": trl_sft}
+_KINDS = {
+    "trainer": trainer,
+    "torch": torch_loop,
+    "accelerate": accelerate_loop,
+    "trl": trl_sft,
+    "deepspeed": deepspeed_trainer,
+}
 KINDS = tuple(_KINDS)
 
 

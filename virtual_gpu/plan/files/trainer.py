@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...models.configs import is_given
 from ...step.optimizers import OPTIMIZERS
-from .settings import accelerate_yaml, docstring, json_text, learning_rate, lora_config, weights_dtype
+from .settings import LAUNCH, accelerate_yaml, docstring, json_text, learning_rate, lora_config, weights_dtype
 
 if TYPE_CHECKING:
     from ..plans import Plan
@@ -24,7 +24,7 @@ def files(plan: Plan) -> dict[str, str]:
     found = {"training_arguments.json": json_text(training_arguments(plan)), "accelerate.yaml": accelerate_yaml(plan)}
     if plan.recipe.method != "full":
         found["lora_config.json"] = json_text(lora_config(plan))
-    return {"train.py": _script(plan)} | found
+    return {"train.py": script(plan)} | found
 
 
 def training_arguments(plan: Plan) -> dict[str, Any]:
@@ -50,7 +50,12 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
     return arguments | ({"ddp_find_unused_parameters": False} if plan.request.gpus > 1 else {})
 
 
-def _script(plan: Plan) -> str:
+_USAGE = f"""One GPU:  python train.py --text my_text.txt
+Several:  {LAUNCH} train.py --text my_text.txt"""
+
+
+def script(plan: Plan, usage: str = _USAGE, more: str = "") -> str:
+    """train.py. usage: how it is started; more: what is done to its `settings` before TrainingArguments take them."""
     recipe, model = plan.recipe, plan.request.model
     default = "required=True" if is_given(model) else f"default={model!a}"
     loading, adapters, imports = "", "", ""
@@ -77,6 +82,8 @@ def _script(plan: Plan) -> str:
         dtype=weights_dtype(recipe),
         loading=loading,
         adapters=adapters,
+        usage=usage,
+        more=more,
     )
 
 
@@ -96,8 +103,7 @@ _STORAGE = "        bnb_4bit_quant_storage=dtype,\n"
 _PLACE_CPU = '    device_map={"": "cpu"},\n'
 _SCRIPT = '''"""{title}
 
-One GPU:  python train.py --text my_text.txt
-Several:  accelerate launch --config_file accelerate.yaml train.py --text my_text.txt
+{usage}
 """
 
 import argparse
@@ -127,7 +133,7 @@ if "activation_checkpointing" in TrainingArguments.__dataclass_fields__:  # its 
     settings = {{key.replace("gradient_checkpoint", "activation_checkpoint"): v for key, v in settings.items()}}
 if args.cpu:
     settings |= {{"use_cpu": True, "fp16": False, "bf16": False, "dataloader_pin_memory": False}}
-dtype = torch.float32 if args.cpu else torch.{dtype}
+{more}dtype = torch.float32 if args.cpu else torch.{dtype}
 # Before the model: it sets up the process that this rank is.
 arguments = TrainingArguments(args.output, max_steps=args.max_steps, **settings)
 

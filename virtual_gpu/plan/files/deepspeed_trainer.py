@@ -1,0 +1,73 @@
+"""transformers' Trainer with DeepSpeed's ZeRO: the Trainer's script, and DeepSpeed's configuration beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...language import tr
+from . import trainer
+from .settings import json_text, literal, lora_config
+
+if TYPE_CHECKING:
+    from ..plans import Plan
+
+NAMES = ("train.py", "training_arguments.json", "ds_config.json", "lora_config.json")
+
+
+def cannot(plan: Plan) -> str:
+    """Why these files could not train as the plan says; empty where they can."""
+    recipe = plan.recipe
+    if not recipe.stage:
+        return tr(ko="나누지 않는 계획에는 ZeRO가 필요 없다", en="a plan that is not split needs no ZeRO")
+    if recipe.method == "qlora":
+        return tr(ko="4비트 가중치는 나누어 보지 않았다", en="4-bit weights were not split with it")
+    if "mixed" not in recipe.precision:
+        return tr(ko="DeepSpeed는 가중치를 fp32로도 한 벌 둔다", en="DeepSpeed keeps the weights in fp32 besides")
+    return ""
+
+
+def files(plan: Plan) -> dict[str, str]:
+    """name → text: train.py, training_arguments.json, ds_config.json, and for adapters lora_config.json."""
+    arguments = trainer.training_arguments(plan) | {"gradient_checkpointing": plan.recipe.checkpointing}
+    arguments.pop("accelerator_config", None)  # ZeRO splits the gradients of each micro-batch without being told
+    command = f"torchrun --nproc_per_node {plan.request.gpus} train.py --text my_text.txt"
+    asked = f"virtual-gpu run --gpu {literal(plan.request.gpu)} --gpus {plan.request.gpus} {command}"
+    found = {
+        "train.py": trainer.script(plan, usage=_USAGE.format(command=command, asked=asked), more=_MORE),
+        "training_arguments.json": json_text(arguments),
+        "ds_config.json": json_text(_configuration(plan.recipe.stage)),
+    }
+    return found | ({"lora_config.json": json_text(lora_config(plan))} if plan.recipe.method != "full" else {})
+
+
+def _configuration(stage: int) -> dict[str, Any]:
+    """DeepSpeed's: the stage; "auto" is what TrainingArguments or the model's width say.
+
+    DeepSpeed's own buckets are 500 million elements, 1 GB each, and at stage 3 it lets a billion gathered parameters
+    lie: with fewer it is nearer to the plan, which is FSDP2's.
+    """
+    zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": "auto"}
+    if stage == 3:
+        zero |= dict.fromkeys(("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"), "auto")
+        zero |= {"stage3_max_live_parameters": 100_000_000, "stage3_max_reuse_distance": 0}
+        zero |= {"stage3_gather_16bit_weights_on_model_save": True}
+    else:
+        zero |= {"allgather_bucket_size": 50_000_000}
+    automatic = (
+        "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "gradient_clipping",
+    )  # fmt: skip
+    return {
+        "zero_optimization": zero,
+        "fp16": {"enabled": "auto"},
+        "bf16": {"enabled": "auto"},
+    } | dict.fromkeys(automatic, "auto")
+
+
+_USAGE = """pip install deepspeed
+{command}
+
+DeepSpeed's buffers are not the plan's, which counts FSDP2. What it takes on the card:
+{asked}"""
+_MORE = """else:
+    settings["deepspeed"] = read("ds_config.json")
+"""
