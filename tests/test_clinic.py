@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -93,6 +94,13 @@ def test_a_peak_between_two_runs_is_on_the_line():
     assert "죽는다" in epoch.chart().title
 
 
+def test_the_longest_batch_is_highest_the_second_time():
+    """The optimizer's state is there from the first step's end."""
+    once, twice = lengths.step_peaks([[256] * 16, [128] * 16]), lengths.step_peaks([[256] * 16] * 2)
+    assert once[0] == twice[0] > once[1] and twice[1] > twice[0]
+    assert twice[1] < lengths.needed(16, 256)
+
+
 def test_growth():
     assert "line 2.00 MiB" in growth_chart(line=[MiB, 3 * MiB]).alt
     assert "line 3.00 GiB" in growth_chart(2**34, line=[2**30, 3 * 2**30]).alt
@@ -126,6 +134,23 @@ def test_answers_are_marked():
     with pytest.raises(UnknownName, match="leak"):
         broken.rounds({1: "leak"})
     assert "&quot;gpt2&quot;" in broken.ward()._repr_html_()
+
+
+def test_expandable_segments_save_none_of_the_ten(monkeypatch):
+    """Where the message does not exclude fragmentation a little more is allocated, and the next request dies."""
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    rows = {int(row[0]): row for row in broken.with_expandable_segments(*broken.PROGRAMS)}
+    noted = [
+        n for n in rows if "fragmentation" in {found.cause for found in virtual_gpu.diagnose(broken.dead(n)).findings}
+    ]
+    assert noted == [4, 6, 7, 8]
+    assert [rows[n][3:] for n in (4, 6)] == [
+        ["14.17 GiB", "178.00 MiB", "14.47 GiB"],
+        ["14.57 GiB", "20.00 MiB", "14.63 GiB"],
+    ]
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
+    with pytest.raises(WrongValue, match="11"):
+        broken.with_expandable_segments(11)
 
 
 # -- the panel --------------------------------------------------------------------------------------------------------

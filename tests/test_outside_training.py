@@ -1,5 +1,6 @@
 """Chapter 11: the KV cache's formula against caches that models made, and what a tried program tells."""
 
+import os
 from functools import partial
 
 import pytest
@@ -46,8 +47,25 @@ def test_what_a_program_that_dies_tells():
     on_gpu, in_ram = attempt(asks_too_much), attempt(fills_ram, host="2GiB")
     assert (on_gpu.died, on_gpu.asked, on_gpu.where) == ("gpu", 20 * 2**30, "asks_too_much")
     assert (in_ram.died, in_ram.asked) == ("ram", 2**30)
+    assert "Tried to allocate 20.00 GiB" in on_gpu.message and attempt(lambda: None).message == ""
     rows = compare({"small": lambda: 2**20, "large": asks_too_much})
     assert [row[3] for row in rows] == ["1.00 MiB", "–"] and "20.00 GiB · asks_too_much" in rows[1][4]
+
+
+def test_the_allocators_settings_hold_for_one_attempt(monkeypatch):
+    """A segment of which a third is in use goes back to nobody, but where it is made of pages."""
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+
+    def mebibytes(number):
+        return torch.empty(number * 2**20, dtype=torch.uint8, device="cuda")
+
+    def leaves_a_hole():
+        large = mebibytes(600)
+        del large
+        return mebibytes(200), mebibytes(500)
+
+    hole, pages = (attempt(leaves_a_hole, "1GiB", settings=how) for how in (None, "expandable_segments:True"))
+    assert (hole.died, pages.died) == ("gpu", None) and "PYTORCH_ALLOC_CONF" not in os.environ
 
 
 def test_a_checkpoint_stays_where_it_was_read(tmp_path):

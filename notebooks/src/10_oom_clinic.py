@@ -13,7 +13,7 @@
 # %% [markdown] lang="ko"
 # # 10장. OOM 진료실
 #
-# `torch.OutOfMemoryError: CUDA out of memory.` 화면에 이 줄이 있다면 이 장부터 읽어도 된다. 오류에서 시작해 그것을 일으킨 **줄**까지 거슬러 올라간다.
+# `torch.OutOfMemoryError: CUDA out of memory.` 화면에 이 줄이 있다면 이 장부터 읽어도 된다. 급하면 10.9절의 표부터 본다. 오류에서 시작해 그것을 일으킨 **줄**까지 거슬러 올라간다.
 #
 # 앞의 장들은 학습의 첫 스텝을 다루었다. 그런데 사람들이 가장 많이 묻는 것은 그다음이다. 잘 돌다가 300스텝에서 죽는다, 메모리가 조금씩 는다, 셀을 다시 실행하면 죽는다. 모델도 배치도 그대로인데 왜 그럴까?
 #
@@ -23,7 +23,7 @@
 # - 늦게 나는 OOM의 까닭 세 가지를, 해롭지 않은 것과 함께 그래프의 모양으로 구별한다.
 # - 스냅샷에서 메모리를 붙든 줄을 찾는다.
 #
-# 평가, 생성, 저장, 불러오기에서 나는 OOM은 [11장](11_outside_training.ipynb)에 있다. 프로그램은 모두 가상 T4에서 실제로 죽인다. 진짜 GPU에서 일부러 죽여 본 기록(H100 한 장의 오류 메시지)은 저장소의 테스트가 의사에게 읽힌다.
+# 평가, 생성, 저장, 불러오기에서 나는 OOM은 [11장](11_outside_training.ipynb)에 있다. 프로그램은 모두 가상 T4에서 실제로 죽인다. 진짜 GPU에서 일부러 낸 오류(H100 한 장)도 모아 두었고, 진단하는 프로그램이 그것을 읽어 내는지 저장소의 테스트가 확인한다.
 #
 # ## 10.1 메시지부터 읽는다
 #
@@ -50,11 +50,11 @@ def train(batch_size, length=1024, steps=2):
 
 
 # %% [markdown] lang="ko"
-# `virtual_gpu.cuda("T4")`의 블록 안에서는 PyTorch가 T4를 찾는다. `caught`는 그 안에서 함수를 실행해 traceback을 돌려준다. 마지막 줄의 숫자를 본다. `train`을 고치거나 12를 바꾸어 다시 실행해도 된다.
+# `virtual_gpu.cuda("T4")`의 블록 안에서는 PyTorch가 T4를 찾는다. `caught`는 그 안에서 함수를 실행해 traceback을 돌려준다. 먼저 마지막 줄만 보고, 숫자를 눈에 담는다. `train`을 고치거나 12를 바꾸어 다시 실행해도 된다.
 
 # %%
 error = caught(train, 12)
-error
+print(error.splitlines()[-1])
 
 # %% [markdown] lang="ko"
 # 할당하려던 것은 2.30 GiB다. 무엇일까? 파라미터 전체도 0.5 GiB가 안 되고, 은닉층은 너비가 768이다. 아래에서 하나를 골라 `None` 대신 적는다.
@@ -70,7 +70,7 @@ which
 2.30 * 2**30 / (12 * 1024) / 4, 12 * 1024 * 50_257 * 4 / 2**30
 
 # %% [markdown] lang="ko"
-# GPT-2의 어휘 50,257이다. 토큰마다 어휘 전체에 점수를 매긴 **로짓**이다. 나눈 값이 조금 다른 것은 두 가지 까닭에서다. 메시지는 소수 둘째 자리까지만 적고, 텐서가 아니라 할당자가 드라이버에 청한 **세그먼트**의 크기를 적는다(1 MiB까지는 2 MiB, 10 MiB 아래는 20 MiB, 그 위는 2 MiB의 배수). 그러니 "2.00 MiB"나 "20.00 MiB"는 나누어 볼 것이 없다. 그래서 나누어떨어지기를 기다리지 말고 가까운지 본다.
+# GPT-2의 어휘 50,257이다. 토큰마다 어휘 전체에 점수를 매긴 **로짓**이다. 나눈 값이 조금 다른 것은 두 가지 까닭에서다. 메시지는 소수 둘째 자리까지만 적고, 텐서가 아니라 할당자가 드라이버에 청한 **세그먼트**의 크기를 적는다(1 MiB까지는 2 MiB, 10 MiB 아래는 20 MiB, 그 위는 2 MiB의 배수). 그래서 나누어떨어지기를 기다리지 말고 가까운지 본다. "2.00 MiB"나 "20.00 MiB"는 작은 텐서를 담을 세그먼트의 크기라 나누어 볼 것이 없다. traceback에는 그 줄이 적혀 있다: `logits = self.lm_head(hidden_states)`.
 # 같은 셈으로, 16 × 256 × 30,080 × 2바이트는 235 MiB이므로 "236.00 MiB"를 보면 polyglot-ko의 16비트 로짓을 떠올린다.
 #
 # 이 일을 하는 것이 의사(doctor)다. 오류 메시지나 traceback, 로그를 통째로 읽고 까닭을 근거와 함께 말한다. 아무 데도 보내지 않고 GPU도 쓰지 않는다.
@@ -81,7 +81,7 @@ print(doctor.verdict, doctor.sure)
 which.against("logits")
 
 # %% [markdown] lang="ko"
-# 통째로 본다. 진단의 괄호 안은 **마지막 요청이 무엇이었는지**가 얼마나 확실한지(확실, 유력, 가능)다. 그전에 무엇이 쌓였는지는 메시지에 없다. '아닌 것'도 읽는다.
+# 통째로 본다. 진단의 괄호 안은 **메시지와 traceback에 적힌 것만으로** 그 까닭을 얼마나 확실히 말할 수 있는지(확실, 유력, 가능)다. 그전에 무엇이 쌓였는지는 거기에 없다. '아닌 것'도 읽는다.
 
 # %%
 doctor
@@ -95,10 +95,12 @@ doctor
 # |---|---|---|
 # | `Tried to allocate` (T) | **마지막** 요청의 세그먼트 | 나누어 보면 어느 텐서인지 안다. 범인이라는 뜻은 아니다 |
 # | `total capacity` | 드라이버가 말하는 카드 전체 | 카드의 이름값(16 GB)보다 작다 |
-# | `is free` (F) | 드라이버가 아직 내줄 수 있는 양 | T보다 작다 |
+# | `is free` (F) | 드라이버가 아직 내줄 수 있는 양 | T보다 작다. 크다면 카드가 아니라 다른 한도에 걸린 것이다(메시지의 `… allowed`) |
 # | `this process has … in use` | CUDA 컨텍스트까지, 이 프로세스의 것 전부 | 전체 − F보다 작으면 **다른 프로세스**가 있다 |
 # | `allocated by PyTorch` | 살아 있는 텐서 | 크면 무엇이 살아 있는지 찾는다(10.7절) |
-# | `reserved … but unallocated` (R) | 할당자가 쥔 빈자리 | T가 F + R 이하이면 **단편화**를 의심한다 |
+# | `reserved … but unallocated` (R) | 할당자가 쥔 빈자리 | T가 F + R보다 크면 단편화가 **아니다**. 이하이면 이 요청 하나는 빈자리를 모아 통과할 수 있다. 다음 요청까지 통과한다는 뜻은 아니다 |
+#
+# 숫자가 없는 메시지도 있다. `CUDA error: out of memory`나 `CUBLAS_STATUS_ALLOC_FAILED`는 할당자가 아닌 것(드라이버, cuBLAS)이 메모리를 얻지 못한 것이다. 의사에게 그대로 준다. 메시지 없이 `Killed`로 끝났으면 GPU가 아니라 RAM이다(11장).
 #
 # 터미널에서는 `virtual-gpu doctor error.txt`다. `python train.py 2>&1 | virtual-gpu doctor -`처럼 이어도 된다.
 #
@@ -106,7 +108,7 @@ doctor
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 그것은 마지막 지푸라기다. 위의 로짓처럼 그것이 정말 클 때도 있지만, 배치를 16으로 하면 T는 192 MiB(MLP의 중간값, 16 × 1,024 × 3,072 × 4)이고 카드는 그전에 이미 찼다. 먼저 볼 것은 T가 아니라 `allocated`다.
+# **조건부로 맞다.** 그것은 잔을 넘치게 한 마지막 한 방울이다. 위의 로짓처럼 그것이 정말 클 때도 있지만, 배치를 16으로 하면 T는 192 MiB(MLP의 중간값, 16 × 1,024 × 3,072 × 4)이고 카드는 그전에 이미 찼다. 먼저 볼 것은 T가 아니라 `allocated`다.
 #
 # </details>
 #
@@ -138,21 +140,23 @@ doctor_panel()
 
 # %%
 from helpers.chapters.c10_clinic.lengths import (
-    Epoch, budget_batches, compared, example_lengths, grouped_batches, packed_batches, peak_of, random_batches,
+    Epoch, budget_batches, compared, example_lengths, grouped_batches, needed, packed_batches, peak_of,
+    random_batches, step_peaks,
 )  # fmt: skip
 
 lengths = example_lengths()
 sorted(lengths)[1000], max(lengths), sum(length > 512 for length in lengths)
 
 # %% [markdown] lang="ko"
-# 앞의 GPT-2를 같은 방법(fp32, `fused` AdamW)으로 학습한다. 스텝의 최대는 길이와 배치가 아니라 그 곱, 곧 **토큰의 수**가 정한다. (어텐션이 점수 행렬을 만들지 않는 커널일 때의 이야기다. T4에서 만드는 경우는 3.12절에 있다.) 토큰이 두 배가 되면 최대는 얼마나 느는가? T4의 한도는 14.64 GiB다. 메시지의 14.74 GiB에서 CUDA 컨텍스트를 뺀 것이다.
+# 앞의 GPT-2를 같은 방법(fp32, `fused` AdamW)으로 학습한다. 스텝의 최대는 길이와 배치가 아니라 그 곱, 곧 **토큰의 수**가 정한다. (어텐션이 점수 행렬을 만들지 않는 커널일 때의 이야기다. T4에서 만드는 경우는 3.12절에 있다.) 토큰이 두 배가 되면 최대는 얼마나 느는가? 마지막 줄은 토큰 8,192개를 32 × 256, 16 × 512, 8 × 1,024로 나눈 것이다. T4의 한도는 14.64 GiB다. 메시지의 14.74 GiB에서 CUDA 컨텍스트를 뺀 것이다.
 
 # %%
 for tokens in (2048, 4096, 8192, 16384):
     print(f"{tokens:6,} {human_bytes(peak_of(tokens))}")
+print([human_bytes(needed(batch, 8192 // batch)) for batch in (32, 16, 8)])
 
 # %% [markdown] lang="ko"
-# 이 모델은 토큰 하나에 1.6 MiB쯤이다. 내 모델이라면 토큰의 수가 다른 두 스텝을 재어 기울기를 얻는다. 그러면 길이와 섞는 순서만으로, 학습을 시작하기 전에 어느 스텝에서 죽을지 안다. 배치 16으로 섞어 한 에폭은 125스텝이다. 2,000개 가운데 열두 개가 512를 넘는다. 한도를 넘는 스텝은 몇 개일까?
+# 모양은 달라도 토큰의 수가 같으면 최대도 같다. 토큰 하나에 1.6 MiB쯤이다((7.76 − 4.59) GiB를 2,048로 나눈다). 내 모델이라면 토큰의 수가 다른 두 스텝을 재어 기울기를 얻는다. 그러면 길이와 섞는 순서만으로, 학습을 시작하기 전에 어느 스텝에서 죽을지 안다. 배치 16으로 섞어 한 에폭은 125스텝이다. 2,000개 가운데 열두 개가 512를 넘는다. 한도를 넘는 스텝은 몇 개일까?
 
 # %%
 steps_beyond = guess("10.3", None)
@@ -198,10 +202,20 @@ compared({
 human_bytes(max(peak_of(sum(batch)) for batch in epoch.batches))
 
 # %% [markdown] lang="ko"
-# 같은 배치인데 20.33 GiB의 3분의 1쯤이다. 어느 방법이든 지켜야 할 것은 하나다. **가장 긴 배치를 먼저 두 번 돌려 본다.** 옵티마이저의 상태는 첫 `step()`에서 생기므로 한 스텝으로는 모자란다. 두 스텝을 통과하면 더 긴 배치는 오지 않는다. `Trainer`라면 긴 것부터 차례로 두 스텝만 학습한다(transformers 5).
+# 같은 배치인데 20.33 GiB의 3분의 1쯤이다. 어느 방법이든 지켜야 할 것은 하나다. **가장 긴 배치를 먼저 두 번 돌려 본다.** 왜 한 번이 아닐까? 한도를 끄고, 긴 것부터 열여섯씩 두 스텝을 학습한 것과 가장 긴 배치로 두 스텝을 학습한 것이다. 어느 스텝이 가장 높은가?
+
+# %%
+ordered = sorted(lengths, reverse=True)
+for batches in ([ordered[:16], ordered[16:32]], [ordered[:16]] * 2):
+    print([max(batch) for batch in batches], [human_bytes(peak) for peak in step_peaks(batches)])
+
+# %% [markdown] lang="ko"
+# 긴 것부터 돌리면 첫 스텝이 19.23 GiB로 가장 높고, 같은 배치를 한 번 더 돌리면 20.16 GiB다(표의 20.33 GiB는 할당자가 못 쓰는 자리까지 든 값이다). 옵티마이저의 상태는 첫 `step()`에서 생기므로, 같은 배치를 **두 번** 돌려야 상태와 가장 긴 배치가 함께 있는 순간을 본다. 그것이 통과하면 나머지도 통과한다. 모두 그보다 짧기 때문이다(단편화는 10.5절, 평가는 11장). `Trainer`라면 가장 긴 배치만 두 번 담은 데이터로 두 스텝을 학습한다(transformers 5).
 #
 # ```python
 # longest = dataset.map(lambda row: {"length": len(row["input_ids"])}).sort("length", reverse=True)
+# rows = range(16)  # per_device_train_batch_size × gradient_accumulation_steps × GPUs
+# twice = longest.select([*rows, *rows])
 # arguments = TrainingArguments("out", max_steps=2, train_sampling_strategy="sequential")
 # ```
 #
@@ -216,22 +230,6 @@ def batches_of(lengths, budget):
 
 
 exercise("10-1").check(batches_of)
-
-# %% [markdown] lang="ko"
-# ### 사건 10-A: 새는 것 같다
-#
-# "작은 모델을 T4에서 학습한다. 늘 에폭의 처음 몇십 스텝에서 OOM이 난다. 메모리가 샌다고 확신한다." `case("10-A").run()`은 한 에폭을 돌려 어느 스텝에서 죽었는지, 그 배치의 가장 긴 글, 그전 스텝들의 최대를 보여 준다. `seed`, `batch_size`, `max_length`를 바꿀 수 있고 실험은 다섯 번이다.
-# 까닭을 `"leak"`, `"longest"`, `"fragmentation"`, `"other_process"` 가운데 하나로 답하라. 새는 것과 가르는 실험은 무엇인가?
-
-# %%
-case("10-A").run(seed=0)
-
-# %% [markdown] lang="ko"
-# 답을 적는다.
-
-# %%
-answer = ...
-case("10-A").check(answer)
 
 # %% [markdown] lang="ko"
 # ## 10.4 무엇인가 붙들고 있다
@@ -264,7 +262,7 @@ steepest = guess("10.4", None, ("loss after backward", "loss without backward", 
 steepest
 
 # %% [markdown] lang="ko"
-# 그림의 네 선을 비교한다. 바닥에 붙은 선은 몇 개인가?
+# 그림의 네 선을 비교한다. 바닥에 붙은 선은 몇 개인가? 겹치는 선은 아래 것을 굵게 그렸다.
 
 # %%
 from helpers.chapters.c10_clinic.growth import growth_chart, small_gpt
@@ -307,7 +305,7 @@ steepest.against(max(a_step, key=a_step.get))
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** `backward()`를 부른 손실이라면 GPU에 쌓이는 것은 스텝마다 많아야 512바이트다(그래프의 마디는 RAM에 쌓인다). 역전파하지 않는 손실, 곧 `no_grad`를 잊은 검증 손실이라면 위에서는 한 스텝에 300,310,528바이트였다. 어느 쪽이든 `.item()`이나 `.detach()`가 답이다.
+# **조건부로 맞다.** `backward()`를 부른 손실이라면 GPU에 쌓이는 것은 스텝마다 많아야 512바이트다(그래프의 마디는 RAM에 쌓인다). 역전파하지 않는 손실, 곧 `no_grad`를 잊은 검증 손실이라면 위에서는 한 스텝에 300,309,504바이트였다. 어느 쪽이든 `.item()`이나 `.detach()`가 답이다.
 #
 # </details>
 #
@@ -327,7 +325,7 @@ with virtual_gpu.cuda("T4"):
 # %% [markdown] lang="ko"
 # 스텝마다 3 MiB, 곧 4 × 256 × 768 × 4바이트다. 훅을 떼는 것만으로는 모자라고 목록도 비워야 한다.
 #
-# **예외**도 붙든다([pytorch #27600](https://github.com/pytorch/pytorch/issues/27600), [jupyter/notebook #5421](https://github.com/jupyter/notebook/issues/5421)). 예외에는 traceback이, traceback에는 프레임이, 프레임에는 지역 변수가 달려 있다. 배치 16이 죽은 뒤 무엇이 남는지 네 번 잰다. except 안에서, 쓰레기를 모으고 캐시를 비운 뒤, except를 나온 뒤다. `kept = error`는 그 예외를 붙들어 두는 노트북의 흉내다(마지막 줄은 그것마저 놓은 뒤다).
+# **예외**도 붙든다([pytorch #27600](https://github.com/pytorch/pytorch/issues/27600), [jupyter/notebook #5421](https://github.com/jupyter/notebook/issues/5421)). 예외에는 traceback이, traceback에는 프레임이, 프레임에는 지역 변수가 달려 있다. 배치 16이 죽은 뒤 무엇이 남는지 네 번 잰다. except 안에서, 쓰레기를 모으고 캐시를 비운 뒤, except를 나온 뒤다. `kept = oom`은 예외를 붙들어 두는 노트북의 흉내다(마지막 줄은 그것마저 놓은 뒤다).
 
 # %%
 import gc
@@ -335,8 +333,8 @@ import gc
 with virtual_gpu.cuda("T4"):
     try:
         train(16)
-    except torch.OutOfMemoryError as error:
-        kept = error
+    except torch.OutOfMemoryError as oom:
+        kept = oom
         print("in except  ", human_bytes(torch.cuda.memory_allocated()))
         gc.collect()
         torch.cuda.empty_cache()
@@ -396,7 +394,7 @@ exercise("10-2").check(validate)
 # %% [markdown] lang="ko"
 # ## 10.5 새지 않는 누수와 단편화
 #
-# `nvidia-smi`의 숫자가 스텝마다 는다. 새는 것일까? 길이가 제각각인 배치 열여섯 개를 한도 없는 T4에서 돌리며 그때까지의 최대(`allocated`)와 할당자가 쥔 것(`reserved`)을 그린다. 두 선은 마지막에 얼마나 벌어지는가?
+# `nvidia-smi`의 숫자가 스텝마다 는다. 새는 것일까? 길이가 제각각인 배치 열여섯 개를 한도 없는 T4에서 돌리며 그때까지의 최대(`max allocated`)와 할당자가 쥔 것(`reserved`)을 그린다. 점선은 T4의 한도다. 한도를 껐으니 넘어도 죽지 않는다. 두 선은 마지막에 얼마나 벌어지는가?
 
 
 # %%
@@ -420,10 +418,10 @@ def varied(gpu, limited=False, multiple=1, empty=False, steps=16):
 
 
 allocated, reserved, card = varied("T4")
-growth_chart(card.capacity_bytes, allocated=allocated, reserved=reserved)
+growth_chart(card.capacity_bytes, **{"max allocated": allocated, "reserved": reserved})
 
 # %% [markdown] lang="ko"
-# 두 선은 넷째와 열한째 스텝에서만 뛴다. 그때까지 가장 긴 배치가 온 스텝이다. 텐서의 최대는 조금 느는데 예약은 두 배가 넘게 늘었다가 **멈춘다.** 조금 더 큰 텐서에는 앞의 빈자리가 모자라 새 세그먼트를 받기 때문이고, 여기서는 더 긴 배치가 오지 않자 더 늘지 않았다. 이것이 새지 않는 누수다. 새는 것은 스텝 뒤의 `allocated`가 늘고 멈추지 않는다.
+# 두 선은 넷째와 열한째 스텝에서만 뛴다. 그때까지 가장 긴 배치가 온 스텝이다. 텐서의 최대는 조금 느는데 예약은 두 배가 넘게 늘었다가 **멈춘다.** 조금 더 큰 텐서에는 앞의 빈자리가 모자라 새 세그먼트를 받기 때문이고, 여기서는 더 긴 배치가 오지 않자 더 늘지 않았다. 이것이 새지 않는 누수다. 새는 것은 최대가 아니라 **스텝 뒤의** `allocated`가 늘고 멈추지 않는다.
 #
 # 카드에 그만큼 자리가 없으면 죽을까? 할당자는 OOM을 내기 전에 통째로 빈 세그먼트를 돌려주고 다시 해 본다. 같은 열여섯 스텝을 기록해 어디까지 작은 카드에서 도는지 센다. 열은 텐서의 최대, 한도 없는 예약, 돌아가는 가장 작은 카드이고, 둘째 줄은 같은 기록을 `expandable_segments:True`로 다시 한 것이다.
 
@@ -455,7 +453,9 @@ for how in ({}, {"empty": True}, {"multiple": 64}):
 #
 # </details>
 #
-# 오래 돌린 뒤에 정말 단편화로 죽었다면 메시지에 R이 크게 적힌다. 그때 할 것은 차례로 `expandable_segments:True`([torchtune #1185](https://github.com/meta-pytorch/torchtune/issues/1185): 16.39에서 10.83 GiB가 되었다는 보고), 길이의 종류를 줄이는 `pad_to_multiple_of`, 배치다. 길이가 제각각인 학습이 몇 시간 뒤에 이렇게 죽는다는 말은 [SpecForge #739](https://github.com/sgl-project/SpecForge/pull/739)에도 있다.
+# 오래 돌린 뒤에 정말 단편화로 죽었다면 메시지의 R이 크고 T가 F + R 이하다(거꾸로는 아니다, 10.8절). 그때 할 것은 차례로 `expandable_segments:True`([torchtune #1185](https://github.com/meta-pytorch/torchtune/issues/1185): 16.39에서 10.83 GiB가 되었다는 보고), 길이의 종류를 줄이는 `pad_to_multiple_of`, 배치다. 길이가 제각각인 학습이 몇 시간 뒤에 이렇게 죽는다는 말은 [SpecForge #739](https://github.com/sgl-project/SpecForge/pull/739)에도 있다.
+#
+# 켜는 법: 터미널이면 `export PYTORCH_ALLOC_CONF=expandable_segments:True`, 노트북이면 런타임을 다시 시작하고 `import torch`보다 먼저 `%env PYTORCH_ALLOC_CONF=expandable_segments:True`다. 2.9보다 옛 PyTorch에서는 이름이 `PYTORCH_CUDA_ALLOC_CONF`다(3.10절).
 #
 # ## 10.6 다른 프로세스
 #
@@ -472,15 +472,35 @@ virtual_gpu.diagnose(
 # %% [markdown] lang="ko"
 # 테스트 네 개가 카드 하나를 함께 쓰고 있었다. 이럴 때 배치를 줄이면 남이 쓰는 만큼을 내 몫에서 깎을 뿐이다. `nvidia-smi`로 누구인지 보고, rank마다 카드를 하나씩 쓰는지(`torch.cuda.set_device(local_rank)`), 죽은 노트북의 커널이 남아 있지 않은지 본다. 컨테이너 안에서는 `nvidia-smi`에 다른 프로세스가 보이지 않을 수 있다. 그때는 메시지에서 전체 − F − 이 프로세스의 것을 뺀다.
 #
-# ## 10.7 연장 네 가지
+# ### 사건 10-A: 새는 것 같다
+#
+# "작은 모델을 T4에서 학습한다. 늘 에폭의 처음 몇십 스텝에서 OOM이 난다. 메모리가 샌다고 확신한다." `case("10-A").run()`은 한 에폭을 돌려 어느 스텝에서 죽었는지와 그 앞 다섯 스텝의 최대를 보여 준다. `seed`, `batch_size`, `max_length`를 바꿀 수 있고 실험은 다섯 번이다.
+# 까닭을 `"leak"`, `"longest"`, `"fragmentation"`, `"other_process"` 가운데 하나로 답하라. 새는 것과 가르는 실험은 무엇인가?
+
+# %%
+case("10-A").run(seed=4)
+
+# %% [markdown] lang="ko"
+# 답을 적는다.
+
+# %%
+answer = ...
+case("10-A").check(answer)
+
+# %% [markdown] lang="ko"
+# ## 10.7 연장 세 가지
 #
 # ### 스냅샷: 누가 붙들고 있나
 #
 # `torch.cuda.memory._record_memory_history()`를 켜면 PyTorch가 할당마다 그것을 부른 줄을 적어 둔다. 이름 앞의 밑줄이 말하듯 바뀔 수 있는 API다. 로짓을 모으는 루프를 기록하고, 끝에 살아 있는 블록을 **내 코드의 줄**로 모은다.
 
 # %%
+from pathlib import Path
+from tempfile import mkdtemp
+
 from helpers.chapters.c10_clinic.blocks import alive_by_line, events
 
+path = Path(mkdtemp()) / "snapshot.pickle"
 with virtual_gpu.cuda("T4"):
     torch.cuda.memory._record_memory_history()
     model, kept = small_gpt().cuda(), []
@@ -490,16 +510,20 @@ with virtual_gpu.cuda("T4"):
         output.loss.backward()
         kept.append(output.logits)
     snapshot = torch.cuda.memory._snapshot()
-    torch.cuda.memory._dump_snapshot("/tmp/snapshot.pickle")
+    torch.cuda.memory._dump_snapshot(path)
 alive_by_line(snapshot)
 
 # %% [markdown] lang="ko"
-# 범인의 줄이 나온다. 다만 그것은 텐서를 **만든** 줄이다. 모델을 부른 줄이 793 MiB를 쥐고 있다면, 그 결과를 붙든 이름(`kept`)은 그 줄의 값이 흘러간 곳에서 찾는다. 기록의 처음도 본다. 64 MiB가 넘는 일만 골랐다.
+# 범인의 줄이 나온다. 다만 그것은 텐서를 **만든** 줄이다. 모델을 부른 줄이 793 MiB를 쥐고 있다면, 그 결과를 붙든 이름(`kept`)은 그 줄의 값이 흘러간 곳에서 찾는다. 둘째와 셋째 줄은 그레이디언트와 가중치다. 있어야 할 것이고, 스텝이 늘어도 늘지 않는다. 첫 줄만 스텝의 수만큼 는다(로짓 196.32 MiB가 네 개).
+#
+# 기록의 처음도 본다. 64 MiB가 넘는 일만 골랐다. `alloc`의 앞에는 무엇이 오는가?
 
 # %%
 events(snapshot, least=2**26, most=8)
 
 # %% [markdown] lang="ko"
+# `alloc`마다 그 앞에 `segment_alloc`이 하나씩 있다. 147.24 MiB를 놓으려고 148 MiB를 드라이버에서 받았다(10.1절의 2 MiB 배수).
+#
 # | 적힌 것 | 뜻 |
 # |---|---|
 # | `alloc` | 텐서가 자리를 얻었다 |
@@ -508,7 +532,7 @@ events(snapshot, least=2**26, most=8)
 # | `segment_free` | 드라이버에 돌려주었다(`empty_cache`, OOM 직전) |
 # | `oom` | 얻지 못했다 |
 #
-# `_dump_snapshot`이 쓴 파일을 **pytorch.org/memory_viz**에 끌어다 놓으면 그림이 된다(파일은 브라우저 밖으로 나가지 않는다). 가로는 사건의 차례, 세로는 살아 있는 바이트, 띠 하나가 텐서 하나다. **오른쪽 끝까지 이어지는 띠**가 쌓인 것이고, 누르면 그 줄이 나온다. 'Allocator State History'는 세그먼트와 빈자리를 보여 준다. 가상 GPU가 쓴 파일도 진짜와 형식이 같다. 프로그램이라면 `virtual-gpu run --snapshot FILE`이 쓴다.
+# `_dump_snapshot`이 쓴 파일(`path`)을 **pytorch.org/memory_viz**에 끌어다 놓으면 그림이 된다(파일은 브라우저 밖으로 나가지 않는다). 가로는 사건의 차례, 세로는 살아 있는 바이트, 띠 하나가 텐서 하나다. **오른쪽 끝까지 이어지는 띠**가 쌓인 것이고, 누르면 그 줄이 나온다. 'Allocator State History'는 세그먼트와 빈자리를 보여 준다. 가상 GPU가 쓴 파일도 진짜와 형식이 같다. 프로그램이라면 `virtual-gpu run --snapshot FILE`이 쓴다.
 #
 # 진짜 GPU에서 오래 도는 학습이라면 기록의 길이를 정하고, OOM이 난 순간 저장한다.
 #
@@ -524,7 +548,7 @@ events(snapshot, least=2**26, most=8)
 #
 # ### 내 루프의 최대
 #
-# 한 스텝의 최대는 두 줄이다. 재기 전에 되돌리고, 잰 뒤에 읽는다. 되돌리지 않으면 앞의 최대가 남는다.
+# 한 스텝의 최대는 두 줄이다. 재기 전에 되돌리고, 잰 뒤에 읽는다. 되돌리지 않으면 앞의 최대가 남는다. 길이가 4분의 1이 되면 최대는 얼마나 주는가?
 
 # %%
 with virtual_gpu.cuda("T4"):
@@ -534,9 +558,10 @@ with virtual_gpu.cuda("T4"):
         tokens = torch.zeros(4, length, dtype=torch.long, device="cuda")
         model(input_ids=tokens, labels=tokens).loss.backward()
         print(length, human_bytes(torch.cuda.max_memory_allocated()))
+        model.zero_grad()
 
 # %% [markdown] lang="ko"
-# 첫 줄의 `reset_peak_memory_stats()`를 지우고 다시 실행하면 둘째 줄은 무엇이 되는가?
+# 최대는 4분의 1이 되지 않았다. 이 작은 모델에서는 길이와 상관없는 몫(가중치와 그레이디언트)이 더 크기 때문이다. 루프의 첫 줄 `reset_peak_memory_stats()`를 지우고 다시 실행하면 둘째 줄은 무엇이 되는가?
 #
 # ### 셀마다: `%%gpu_memory`
 #
@@ -556,22 +581,18 @@ tokens = torch.zeros(8, 256, dtype=torch.long, device="cuda")
 model(input_ids=tokens, labels=tokens).loss.backward()
 
 # %% [markdown] lang="ko"
-# 다 썼으면 카드를 돌려준다.
+# 셀이 끝난 뒤 371.59 MiB가 남았고(거의 가중치와 그레이디언트), 최대는 역전파에 있었다. 막대의 끝 14.74 GiB는 카드 전체라서 CUDA 컨텍스트까지 든다. 다 썼으면 카드를 돌려준다.
 
 # %%
 # %virtual_gpu off
 
 # %% [markdown] lang="ko"
-# ### 프로파일러
-#
-# `torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True)`도 할당을 적는다. `export_memory_timeline`은 그것을 파라미터, 그레이디언트, 순전파 상태로 갈라 그려 주지만, PyTorch 2.13은 이 함수를 없앨 것이라며 스냅샷을 권한다. 여기서는 실행해 보지 않았다. 종류별로 가른 그림은 `virtual-gpu run --html FILE`이 그린다.
-#
 # ## 10.8 시험: 죽은 프로그램 열 개
 #
 # 프로그램 열 개와, 가상 T4에서 실제로 죽으며 남긴 traceback이다. 1, 2, 3은 10.2절에서 진단을 본 것이니 몸풀기이고, 나머지는 의사보다 먼저 까닭을 맞힌다. 고를 것은 `logits`, `attention`(점수 행렬), `longest`(가장 긴 배치), `optimizer`(첫 스텝의 상태), `kept`(붙들고 있다), `handler`(예외 안에서 다시), `evaluation`(모은 로짓), `generate`(KV 캐시), `loading`(올리다가), `limit`(스스로 건 한도)이다.
 
 # %%
-from helpers.chapters.c10_clinic.broken import rounds, ward
+from helpers.chapters.c10_clinic.broken import rounds, ward, with_expandable_segments
 
 ward()
 
@@ -585,6 +606,14 @@ rounds(answers)
 # %% [markdown] lang="ko"
 # 의사가 맞히지 못하는 것이 있다. `longest`와 `kept`다. 메시지와 traceback은 **한 순간**의 것이라, 앞의 스텝들이 어땠는지, 무엇이 쌓였는지는 적혀 있지 않다. 의사는 죽은 자리만 말한다. 이 둘을 가르는 것은 시간이다. 스텝 뒤의 `allocated`가 늘면 `kept`, 그대로인데 죽으면 `longest`다.
 #
+# 4, 6, 7, 8은 T가 F + R 이하라서 의사도 '그 밖에'에 단편화를 적는다. 정말 단편화라면 `expandable_segments:True`를 켜고 끝까지 가야 한다. 켜고 다시 실행해 본다. 끝까지 가는 것이 있는가?
+
+# %%
+with_expandable_segments(4, 6, 7, 8)
+
+# %% [markdown] lang="ko"
+# 그 요청은 지나가 살아 있는 텐서가 늘었지만, 넷 다 그 뒤에서 죽는다. 빈자리의 모양만 탓할 수 있는 것은, 켜고 나서 끝까지 갈 때뿐이다.
+#
 # ## 10.9 기억할 것
 #
 # 이 장에서 적은 예상과 결과다.
@@ -595,15 +624,22 @@ guesses()
 # %% [markdown] lang="ko"
 # | 스텝 뒤 `allocated` | `reserved` | 까닭 | 먼저 할 것 |
 # |---|---|---|---|
-# | 그대로 | 그대로 | 가장 긴 배치(10.3절) | 가장 긴 배치를 첫 스텝에. 자르기, 토큰 예산 |
+# | 그대로 | 더 긴 배치가 올 때만 뛴다 | 가장 긴 배치(10.3절) | 가장 긴 배치를 두 번 먼저. 자르기, 토큰 예산 |
 # | 계단처럼 는다 | 따라 는다 | 붙들고 있다(10.4절) | 스냅샷으로 줄을 찾아 `.item()`, `.cpu()`, `no_grad` |
 # | 그대로 | 늘다가 멈춘다 | 캐시. 새지 않는다 | 두어도 된다 |
-# | 그대로 | 한도까지 늘고 R이 크다 | 단편화 | `expandable_segments:True` |
+# | 그대로 | 한도까지 늘고, T가 F + R 이하다 | 단편화일 수 있다(10.5절) | `expandable_segments:True`. 그래도 죽으면 단편화가 아니다 |
 # | 처음부터 모자란다 | | 다른 프로세스, 상태 | `nvidia-smi`, [9장](09_fit_your_gpu.ipynb) |
 #
 # - T를 배치, 길이, 바이트로 나눈다. 남는 수가 어휘이면 로짓, 길이의 제곱이면 점수 행렬이다.
-# - T는 마지막 지푸라기다. 무엇이 차 있는지는 `allocated`와 스냅샷이 말한다.
+# - T는 잔을 넘치게 한 마지막 한 방울이다. 무엇이 차 있는지는 `allocated`와 스냅샷이 말한다.
 # - 예외도, 노트북의 `Out`도 텐서를 붙든다. 다시 할 것은 except 밖에서 한다.
-# - 모르겠으면 traceback을 통째로 `virtual-gpu doctor`에 준다. 진단은 마지막 요청에 대한 것이다. 한참 뒤에 난 OOM이라면 '확실'이라고 해도 스텝 뒤의 `allocated`를 함께 본다.
+# - 모르겠으면 traceback을 통째로 `virtual-gpu doctor`에 준다. 진단은 죽은 순간에 대한 것이다. 한참 뒤에 난 OOM이라면 '확실'이라고 해도 스텝 뒤의 `allocated`를 함께 본다.
 #
 # 학습이 끝났는데 평가에서, 저장하다가, 이어서 시작하다가 죽는다면? [11장](11_outside_training.ipynb)에서 답한다. 물음에서 시작하려면 [질문에서 시작하기](../../docs/questions.md)를 편다.
+
+# %% [markdown] lang="ko"
+# ## 10.10 더 읽을거리
+#
+# ### 프로파일러
+#
+# `torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True)`도 할당을 적는다. `export_memory_timeline`은 그것을 파라미터, 그레이디언트, 순전파 상태로 갈라 그려 주지만, PyTorch 2.13은 이 함수를 없앨 것이라며 스냅샷을 권한다. 여기서는 실행해 보지 않았다. 종류별로 가른 그림은 `virtual-gpu run --html FILE`이 그린다.

@@ -34,7 +34,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from helpers import case, exercise, guess, guesses, human_bytes
-from helpers.chapters.c11_outside.tried import compare
+from helpers.chapters.c11_outside.tried import attempt, compare
 
 torch.set_num_threads(1)
 folder = Path(mkdtemp())
@@ -80,13 +80,27 @@ compare({f"{n} samples": partial(evaluate, n) for n in (32, 40)})
 
 # %% [markdown] lang="ko"
 # 마지막, 다섯째 배치에서 죽었다. 요청한 5.80 GiB는 로짓 **전부**의 크기이고, 요청한 것은 로짓을 이어 붙이는 함수다. `Trainer`는 배치마다 `torch.cat`으로 지금까지의 로짓에 새것을 붙인다.
-# 붙이는 동안은 옛것과 새것이 **함께** 있다. 그래서 로짓의 두 배 가까이가 필요하다. 여기에는 가중치뿐이지만, 에폭 뒤의 평가라면 옵티마이저 상태도 카드에 남아 있어 더 일찍 죽는다. RAM의 942.29 MiB는 모델을 CPU에서 만들 때의 것이다.
+# 여기에는 가중치뿐이지만, 에폭 뒤의 평가라면 옵티마이저 상태도 카드에 남아 있어 더 일찍 죽는다. RAM의 942.29 MiB는 모델을 CPU에서 만들 때의 것이다.
 
 # %%
 dies_at.against(5)
 
 # %% [markdown] lang="ko"
-# 이제 고친다. `preprocess`는 모으기 전에 토큰마다 수 하나(argmax)로 줄이고, `list`는 이어 붙이지 않고 목록에 모은다. `to RAM`은 배치마다 CPU로 옮긴다. 지표를 지키면서 GPU와 RAM이 모두 가장 적은 줄은 어느 것인가?
+# 로짓을 다 모아도 T4보다 작은데 왜 죽었을까? 메시지에서 살아 있는 텐서(`allocated`), 드라이버에 남은 것(`free`), 할당자가 쥔 빈자리(`reserved … but unallocated`)를 찾는다.
+
+# %%
+print(attempt(partial(evaluate, 40)).message)
+
+# %% [markdown] lang="ko"
+# 붙이는 동안은 옛것과 새것이 **함께** 있다. 살아 있는 텐서 6.73 GiB에 새것 5.80 GiB를 더하면 12.53 GiB다. 합은 T4보다 작은데 죽었다. 드라이버에 남은 것은 5.54 GiB이고, 2.37 GiB는 할당자가 조각으로 쥐고 있다(단편화, 10.5절). `expandable_segments:True`를 켜면 몇 개까지 갈까?
+
+# %%
+compare({f"{n} samples": partial(evaluate, n) for n in (40, 48)}, settings="expandable_segments:True")
+
+# %% [markdown] lang="ko"
+# 40개는 끝까지 가고 48개는 죽는다. 이번에 요청한 6.96 GiB는 48개의 로짓 전부이고, 옛것과 더하면 T4보다 크다. 두 벌이 필요하다는 것은 그대로다.
+#
+# 이제 고친다. `preprocess`는 모으기 전에 토큰마다 수 하나(argmax)로 줄이고, `list`는 이어 붙이지 않고 목록에 모은다. `to RAM`은 배치마다 CPU로 옮긴다. `batch by batch`는 모으지 않고 배치마다 지표를 부른다. 지표를 지키면서 GPU와 RAM이 모두 가장 적은 두 줄은 어느 것인가?
 
 # %%
 argmax = {"preprocess": lambda logits, labels: logits.argmax(-1)}
@@ -96,20 +110,20 @@ cures = {
     "preprocess": argmax,
     "list": {"eval_do_concat_batches": False},
     "to RAM": {"eval_do_concat_batches": False, "eval_accumulation_steps": 1},
+    "batch by batch": {"metric": lambda found, compute_result=False: {}, "batch_eval_metrics": True},
 }
 compare({name: partial(evaluate, **options) for name, options in cures.items()})
 
 # %% [markdown] lang="ko"
 # - `compute_metrics`가 없거나 `prediction_loss_only=True`면 손실만 남는다. 로짓은 배치 하나의 것뿐이다.
-# - **`preprocess_logits_for_metrics`가 가장 낫다.** 지표를 지키면서 어휘 전체의 점수를 모으지 않는다. 그 대신 `compute_metrics`가 받는 `predictions`는 로짓이 아니라 토큰 번호다. 거기서 다시 `argmax`를 부르던 줄은 지운다. 남겨 두면 길이 쪽에서 최댓값을 찾아 틀린 지표가 된다. 출력이 여럿인 모델이면 `logits`가 튜플이므로 `logits[0]`을 쓴다. `Trainer(..., preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1))`
+# - **`preprocess_logits_for_metrics`가 가장 낫다.** 지표를 지키면서 어휘 전체의 점수를 모으지 않는다. 그 대신 `compute_metrics`가 받는 `predictions`는 로짓이 아니라 토큰 번호다. 거기서 다시 `argmax`를 부르던 줄은 지운다. 남겨 두면 길이 방향에서 최댓값을 찾아 틀린 지표가 된다. 출력이 여럿인 모델이면 `logits`가 튜플이므로 `logits[0]`을 쓴다. `Trainer(..., preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1))`
+# - 지표에 점수 자체가 필요하면(perplexity, top-5) `batch_eval_metrics=True`다. `compute_metrics`가 배치마다 불리고, 마지막에만 `compute_result=True`를 받는다. 로짓은 모으지 않는다.
 # - `eval_do_concat_batches=False`는 두 벌을 한 벌로 줄일 뿐이다. 샘플이 늘면 다시 죽는다.
 # - `eval_accumulation_steps`는 로짓을 없애지 않고 **RAM으로 옮긴다.** 켜지 않아도 모은 것은 끝에 모두 RAM으로 간다. 지표를 NumPy로 계산하기 때문이다. 그래서 RAM은 두 줄 모두 로짓 전부의 크기(5.80 GiB)다. 이어 붙이는 기본값이라면 RAM에서도 NumPy가 같은 일을 해 잠깐 두 벌이 된다(NumPy가 만든 배열은 이 표가 세지 않는다).
 #
 # 로짓 하나가 2바이트일지 4바이트일지는 모델의 자료형이 정한다. fp32 모델을 `fp16=True`로 학습하면 어느 쪽일까? 배치 하나만 평가하면서 엿본다. 차례로 fp16 모델, fp32 모델, fp32 모델에 `fp16=True`다.
 
 # %%
-from helpers.chapters.c11_outside.tried import attempt
-
 seen = []
 
 
@@ -154,7 +168,7 @@ exercise("11-1").check(gathered)
 # %% [markdown] lang="ko"
 # ### 사건 11-A: 메시지도 없이 죽는다
 #
-# "평가에서 GPU OOM이 나서 `eval_accumulation_steps`를 켰다. 그랬더니 몇 배치 뒤에 세션이 아무 말 없이 끊어진다." 무료 Colab(T4 한 장, RAM 12.7 GB)에서 샘플 96개를 평가한다. 로짓은 이어 붙이지 않고 목록에 모은다.
+# "평가에서 GPU OOM이 나서 `eval_accumulation_steps`를 켰다. 그랬더니 몇 배치 뒤에 세션이 아무 말 없이 끊어진다." 무료 Colab(T4 한 장, RAM 12.7 GB)에서 샘플 96개를 평가한다. 로짓은 이어 붙이지 않고 목록에 모은다. Colab의 12.7 GB는 12.67 GiB다. 시스템이 0.9 GB 넘게, 파이썬과 CUDA가 0.26 GB 넘게 먼저 쓰므로, 텐서에 남는 것은 많아야 11.6 GiB다(출처는 저장소의 `virtual_gpu/host/machines.json`).
 #
 # `run`이 받는 것은 `accumulate`(`eval_accumulation_steps`), `keep`("logits", "argmax", "nothing"), `batch_size`다. 정확도를 계산할 것을 남기면서 끝까지 가는 설정을 사전으로 답하라.
 
@@ -211,7 +225,7 @@ compare(
 # %% [markdown] lang="ko"
 # - `no_grad`를 **잊으면 학습보다 더 든다.** 역전파가 없으니 순전파 상태가 풀려나지 않고, 손실을 모은 목록이 배치마다 계산 그래프를 붙든다. `model.eval()`은 드롭아웃을 끌 뿐 이 일을 하지 않는다.
 # - `inference_mode`와 `no_grad`의 메모리는 같다.
-# - 학습은 8에서 죽었는데 평가는 16까지 되고 32에서 죽었다. 죽은 곳은 로짓과 손실이다. 층의 순전파 상태는 곧바로 풀려나므로, **평가 배치의 크기는 로짓이 정한다.** 로짓이 없으면(`hidden`) 64개도 3.4 GiB면 된다.
+# - 학습은 8에서 죽었는데 평가는 16까지 되고 32에서 죽었다. 죽은 곳은 로짓과 손실이다. 층의 순전파 상태는 곧바로 풀려나므로, **평가 배치의 크기는 로짓이 정한다.** 로짓이 없으면(`hidden`) 64개도 3.6 GiB면 된다.
 
 # %%
 largest_eval.against("16")
@@ -255,8 +269,8 @@ def reserved_around_evaluation():
 attempt(reserved_around_evaluation).returned
 
 # %% [markdown] lang="ko"
-# 셋째 값이 평가다. 평가의 큰 텐서가 지나간 자리를 할당자가 쥐고 있어 학습으로 돌아와도 줄지 않는다. 그래도 넷째 스텝은 쥐고 있던 자리를 다시 써서 들어갔다. 자리가 정말 모자라면 할당자는 쓰지 않는 덩어리를 드라이버에 돌려주고 다시 시도한다.
-# 마지막 값처럼 `empty_cache()`가 그것을 미리 한다. 덩어리의 일부만 쓰이고 있으면 돌려주지 못하고, 그때 죽는다(단편화, 3장). 그 원인이라면 `expandable_segments`를 켜거나 평가 뒤에 `empty_cache()`를 부른다. `Trainer`의 `torch_empty_cache_steps`는 학습 몇 스텝마다 부르는 것이라, 평가 바로 뒤라면 콜백의 `on_evaluate`에서 부른다.
+# 셋째 값이 평가다. 평가의 큰 텐서가 지나간 자리를 할당자가 쥐고 있어 학습으로 돌아와도 줄지 않는다. 그래도 넷째 스텝은 쥐고 있던 자리를 다시 써서 들어갔다. 자리가 정말 모자라면 할당자는 통째로 빈 세그먼트를 드라이버에 돌려주고 다시 시도한다.
+# 마지막 값처럼 `empty_cache()`가 그것을 미리 한다. 세그먼트의 일부만 쓰이고 있으면 돌려주지 못하고, 그때 죽는다(단편화, 10.5절). 그 원인이라면 `expandable_segments`를 켜거나 평가 뒤에 `empty_cache()`를 부른다. `Trainer`의 `torch_empty_cache_steps`는 학습 몇 스텝마다 부르는 것이라, 평가 바로 뒤라면 콜백의 `on_evaluate`에서 부른다.
 #
 # ## 11.3 `generate`와 KV 캐시
 #
@@ -293,7 +307,7 @@ for name in ("EleutherAI/polyglot-ko-1.3b", "meta-llama/Llama-3.2-1B", "Qwen/Qwe
 #
 # - Llama-3.1-8B의 문맥을 131,072로 늘린다. 캐시를 4비트로 줄이면 들어가는가?
 # - 문맥 4,096에서 배치를 키운다. 캐시가 가중치보다 커지는 배치는 얼마인가?
-# - gemma-3-1b의 문맥을 두 배로 늘린다. 캐시는 왜 두 배가 되지 않을까?
+# - gemma-3-1b의 문맥을 두 배로 늘린다. 캐시는 왜 두 배가 되지 않을까(11.11절)?
 
 # %%
 from helpers import cache_panel
@@ -312,9 +326,9 @@ def cache_size(config, tokens, batch, each):
 exercise("11-2").check(cache_size)
 
 # %% [markdown] lang="ko"
-# ### 캐시가 작은데도 죽는다
+# ### 캐시는 1 GiB인데
 #
-# Llama-3.2-1B로 길이 4,096인 프롬프트 8개를 T4에서 이어 쓴다. 캐시는 토큰 하나에 32 KiB이니 8 × 4,096개에 1 GiB이고, 가중치는 12억 개 남짓의 2바이트다. 합해도 4 GiB가 안 된다. 들어갈까?
+# Llama-3.2-1B로 길이 4,096인 프롬프트 8개를 T4에서 이어 쓴다. 캐시는 토큰 하나에 32 KiB이니 8 × 4,096개에 1 GiB이고, 가중치는 12억 개 남짓의 2바이트다. 합해도 4 GiB가 안 된다. T4와 A100-80GB 가운데 어디에서 끝까지 갈까?
 
 # %%
 long_prompts = guess("11.3", None, ("T4", "A100", "both"))
@@ -334,8 +348,8 @@ compare({"as it is": long, "chunks": partial(long, prefill_chunk_size=512)})
 compare({"as it is": long}, "A100-80GB")
 
 # %% [markdown] lang="ko"
-# 토큰을 만들기도 전에, **프롬프트를 읽다가**(prefill) 죽었다. 요청한 16 GiB는 8 × 32 × 4,096 × 4,096 × 4바이트, 길이의 제곱인 점수 행렬이다. T4에서 그룹 쿼리를 쓰는 모델은 패딩이 없는 배치일 때 융합 어텐션 커널을 얻지 못한다(3장 3.12절. 라이브러리의 버전에 달렸고, 고치는 한 줄도 거기에 있다).
-# 나누어 읽으면 점수 행렬이 512 × 4,096으로 줄고 계산하는 것은 같다. A100은 이 행렬을 만들지 않는다.
+# 토큰을 만들기도 전에, **프롬프트를 읽다가**(prefill) 죽었다. 요청한 16 GiB는 8 × 32 × 4,096 × 4,096 × 4바이트, 길이의 제곱인 점수 행렬이다(모델은 fp16이지만 `math`는 점수를 fp32로 계산한다). T4에서 그룹 쿼리를 쓰는 모델은 패딩이 없는 배치일 때 융합 어텐션 커널을 얻지 못하고 `math`로 간다(3.12절. 라이브러리의 버전에 달렸고, 고치는 한 줄도 거기에 있다).
+# 나누어 읽으면 둘째 조각부터 마스크가 생긴다. 마스크가 있으면 라이브러리가 키와 값을 32개로 복사해 넘기므로 T4도 융합 커널을 얻는다(3.12절). 프롬프트를 읽는 동안 점수 행렬은 첫 조각의 512 × 512뿐이다. A100은 처음부터 이 행렬을 만들지 않는다.
 
 # %%
 long_prompts.against("A100")
@@ -345,13 +359,13 @@ long_prompts.against("A100")
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **틀리다.** 프롬프트를 읽는 동안은 학습의 순전파와 같은 임시 텐서가 생긴다. 길면 그것이 캐시보다 크고, 카드가 융합 커널을 고르지 못하면 길이의 제곱으로 는다. 한 토큰씩 만드는 동안이라면 맞는 말에 가깝다.
+# **틀리다.** 프롬프트를 읽는 동안은 학습의 순전파와 같은 임시 텐서가 생긴다. 길면 그것이 캐시보다 크고, 카드가 융합 커널을 고르지 못하면 길이의 제곱으로 는다. 한 토큰씩 만드는 동안이라면 융합 커널을 얻는 카드에서 맞는 말에 가깝다. 위의 T4에서는 그때도 `math`라 캐시를 늘린 사본이 잠깐 생긴다. `chunks`의 최대 4.20 GiB를 정한 것이 그것이다.
 #
 # </details>
 #
 # ## 11.4 캐시의 종류
 #
-# transformers의 기본값은 **동적 캐시**(dynamic)다. 토큰마다 `torch.cat`으로 한 줄을 붙이므로 층 하나의 캐시가 잠깐 두 벌이 된다. **정적 캐시**(static)는 최대 길이만큼 미리 잡아 두고 그 자리에 쓴다. **오프로드 캐시**는 지금 계산하는 층의 것만 GPU에 둔다.
+# transformers의 기본값은 **동적 캐시**(dynamic)다. 토큰마다 `torch.cat`으로 한 줄을 붙이므로 층 하나의 키나 값이 잠깐 두 벌이 된다(11.11절에서 잰다). **정적 캐시**(static)는 최대 길이만큼 미리 잡아 두고 그 자리에 쓴다. **오프로드 캐시**는 지금 계산하는 층의 것만 GPU에 둔다.
 #
 # RTX 4090에서 Llama-3.1-8B에 16,384토큰을 읽히고 두 토큰을 만든다. '잰 것'은 끝났을 때 GPU에 있는 캐시다. RAM이 느는 줄은 어느 것인가?
 
@@ -362,62 +376,11 @@ kinds = {name: partial(eight, cache_implementation=kind) for name, kind in kinds
 compare(kinds, "RTX 4090")
 
 # %% [markdown] lang="ko"
-# 오프로드 캐시는 층 하나와 미리 가져온 다음 층만 GPU에 둔다. 대신 토큰마다 캐시 전부가 버스를 오간다. 그런데 보낸 것은 2 GiB인데 RAM은 6 GiB 가까이 늘었다. 옮기는 곳이 고정 메모리라서다. 층 하나의 키 32 MiB에 토큰이 하나 붙는 순간 64 MiB를 잡고, 먼저 쓰던 32 MiB도 쥐고 있다(11.9절).
-#
-# 동적 캐시가 붙이면서 더 쓰는 양을 따로 잰다. 프롬프트를 읽은 뒤 최대를 지우고, 한 토큰을 더 만드는 동안 늘어난 최대를 본다. 층 하나의 키는 16,384 × 8 × 128 × 2바이트, 32 MiB다.
-
-# %%
-from transformers import DynamicCache, StaticCache
-
-
-def one_more_token(make):
-    model = load("meta-llama/Llama-3.1-8B", dtype="float16", device_map="cuda")
-    cache, tokens = make(model.config), torch.ones(1, 16384, dtype=torch.int64).cuda()
-    with torch.no_grad():
-        model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        model(tokens[:, :1], past_key_values=cache, use_cache=True)
-    return torch.cuda.max_memory_allocated() - before
-
-
-static = partial(StaticCache, max_cache_len=16400)
-compare(
-    {"dynamic": partial(one_more_token, lambda c: DynamicCache(config=c)), "static": partial(one_more_token, static)},
-    "RTX 4090",
-)
-
-# %% [markdown] lang="ko"
-# 두 벌이 되는 것은 **층 하나의 키나 값**뿐이다. "동적 캐시는 메모리를 두 배로 쓴다"는 말은 틀리다. 정적 캐시는 이것도 쓰지 않지만, 쓰지 않은 자리까지 처음부터 잡는다.
-#
-# ### 창이 있는 층
-#
-# gemma-3-1b는 26층 가운데 22층이 앞의 512토큰만 본다(sliding window). 프롬프트 8,192토큰을 읽은 직후와 한 토큰을 더 만든 뒤의 캐시를 잰다. 어느 쪽이 클까?
-
-
-# %%
-def sliding():
-    model = load("google/gemma-3-1b-pt", dtype="float16", device_map="cuda")
-    tokens, sizes = torch.ones(1, 8192, dtype=torch.int64).cuda(), []
-    with torch.no_grad():
-        out = model(tokens, use_cache=True, logits_to_keep=1)
-        sizes.append(cache_bytes(out.past_key_values))
-        model(tokens[:, :1], past_key_values=out.past_key_values, use_cache=True)
-    return [*sizes, cache_bytes(out.past_key_values)]
-
-
-read, after = attempt(sliding, "A100-80GB").returned
-gemma = load_config("google/gemma-3-1b-pt")
-print(human_bytes(read), human_bytes(after), human_bytes(kv_bytes(gemma, 8193)))
-
-# %% [markdown] lang="ko"
-# 셋째가 식이다(창이 있는 층은 창만큼만 센다). 읽은 직후는 다섯 배 가까이 크다. 캐시가 마지막 511토큰을 **잘라 내지만**, 자른 조각(slice)이 원래 텐서를 붙들고 있기 때문이다. 다음 토큰이 새 텐서를 만들어야 풀려난다. 짧은 답을 여러 번 만드는 서버라면 최대는 늘 앞의 값이다.
-#
-# **양자화 캐시**(`cache_implementation="quantized"`)에는 optimum-quanto나 HQQ가 필요하다. 이 강의의 환경에는 없어 재지 않았다. 패널의 8비트와 4비트는 식이고, 블록의 스케일과 아직 양자화하지 않은 최근 토큰은 세지 않았다.
+# 오프로드 캐시는 층 하나와 미리 가져온 다음 층만 GPU에 둔다. 대신 토큰마다 캐시 전부가 버스를 오간다. 그런데 보낸 것은 2 GiB인데 RAM은 6 GiB 가까이 늘었다. 옮기는 곳이 **고정 메모리**(운영 체제가 내보내지 못하는 RAM, 11.9절)이고, PyTorch는 그것을 2의 거듭제곱으로 잡아 다 쓴 것도 돌려주지 않기 때문이다. 층 하나의 키는 16,384 × 8 × 128 × 2바이트, 32 MiB다. 32 MiB를 잡았다가, 토큰이 하나 붙어 그것을 넘는 순간 64 MiB를 더 잡는다. 둘을 더한 96 MiB가 31층(GPU에 남은 한 층을 뺀 것)의 키와 값마다 있으면 5.81 GiB다.
 #
 # ## 11.5 생성에 더 드는 것
 #
-# 프롬프트를 읽을 때 필요한 로짓은 마지막 토큰의 것뿐이다. `generate`는 그것만 계산하지만, 모델을 **직접** 부르면 모든 토큰의 로짓이 생긴다. A100에서 길이 2,048인 프롬프트 8개로 비교한다. `beams`는 빔 탐색(beam search) 네 줄이다.
+# 프롬프트를 읽을 때 필요한 로짓은 마지막 토큰의 것뿐이다. `generate`는 그것만 계산하지만, 모델을 **직접** 부르면 모든 토큰의 로짓이 생긴다. A100에서 길이 2,048인 프롬프트 8개로 비교한다. `beams`는 빔 탐색(beam search) 네 줄이다. '잰 것'은 캐시다. `generate`와 같은 줄은 어느 것이고, 빔 넷의 캐시는 몇 배인가?
 
 
 # %%
@@ -439,13 +402,13 @@ compare(
 )
 
 # %% [markdown] lang="ko"
-# 직접 부르면 8 × 2,048 × 128,256 × 2바이트의 로짓이 더 든다. 내 생성 루프라면 `logits_to_keep=1`을 적는다. 빔이 넷이면 배치가 네 배인 것과 같다. (가상 GPU에는 확률이 없어 빔 탐색이 첫 토큰에서 끝나므로, 여기서 잰 것은 프롬프트까지다.)
+# 직접 부르면 8 × 2,048 × 128,256 × 2바이트의 로짓이 생긴다. 3.91 GiB인데 최대의 차이는 2.98 GiB다. `logits_to_keep=1`의 최대는 층 안의 임시 텐서가 정하고, 로짓이 생길 때는 그것이 이미 풀려났기 때문이다. 내 생성 루프라면 `logits_to_keep=1`을 적는다. 빔이 넷이면 배치가 네 배인 것과 같다. (한 토큰만 만들었으니 여기서 잰 것은 프롬프트까지다. 가상 GPU에는 확률이 없어 빔 탐색을 더 길게 할 수 없다.)
 #
 # `output_scores=True`나 `output_logits=True`는 토큰마다 배치 × 어휘의 fp32 점수를 끝까지 모은다. 학습 중에 캐시를 만드는 것(`use_cache=True`)은 5장의 사건 5-B에서 보았다. 체크포인팅을 켜면 transformers가 스스로 끈다.
 #
 # ## 11.6 저장은 디스크 일인가
 #
-# 가장 좋은 모델을 기억해 두었다가 끝에 저장하는 코드는 흔하다. 셋을 비교한다. `state_dict()`만 부르는 것, 그것을 `copy.deepcopy`한 것, 텐서를 하나씩 `.cpu()`로 옮긴 것이다. 작은 GPT-2라 가중치는 67 MiB다. GPU를 더 쓰는 것은 어느 것인가?
+# 가장 좋은 모델을 기억해 두었다가 끝에 저장하는 코드는 흔하다. 셋을 비교한다. `state_dict()`만 부르는 것, 그것을 `copy.deepcopy`한 것, 텐서를 하나씩 `.cpu()`로 옮긴 것이다. 작은 GPT-2라 가중치는 67 MiB다. '잰 것'은 그 줄을 실행하는 동안 GPU의 최대가 얼마나 늘었는지다. GPU를 더 쓰는 것은 어느 것인가?
 
 # %%
 from helpers.chapters.c11_outside.resume import SHARE, WAYS_TO_KEEP, extra_of, saved, small_gpt, train_two_steps
@@ -457,9 +420,7 @@ compare({name: extra_of(take) for name, take in WAYS_TO_KEEP.items()})
 #
 # 저장 자체는 어떤가? 설치된 소스를 읽으면 이렇다.
 #
-# - `torch.save`는 저장 공간(storage)을 하나씩 CPU로 옮겨 쓴다. GPU에는 더 들지 않고, RAM에는 가장 큰 텐서만큼 든다.
-# - safetensors의 `save_file`은 사전에 있는 텐서를 **모두** CPU로 옮긴 뒤 쓴다(`_flatten_as_ptr`의 `keep_alive_buffer`). RAM에 파일 하나만큼 든다.
-# - `save_pretrained`는 파일을 `max_shard_size`로 나눈다. transformers 5.23의 기본값은 50 GB다. 곧 대개는 파일 하나이고, RAM에 모델 하나만큼이 든다. RAM이 빠듯하면 `max_shard_size="2GB"`처럼 줄인다.
+# - `save_pretrained`는 safetensors로 쓴다. 파일 하나에 담을 텐서를 **모두** CPU로 옮긴 뒤 쓰므로(`_flatten_as_ptr`의 `keep_alive_buffer`) RAM에 파일 하나만큼이 든다. 파일을 나누는 `max_shard_size`의 기본값은 transformers 5.23에서 50 GB다. 곧 대개는 파일 하나이고, RAM에 모델 하나만큼이 든다. RAM이 빠듯하면 `max_shard_size="2GB"`처럼 줄인다.
 # - FSDP나 ZeRO-3에서 전체를 모아(`FULL_STATE_DICT`) 저장하면 한 프로세스에 모델 전체가 모인다. 조각으로 저장하는 `SHARDED_STATE_DICT`라면 그렇지 않다(6장).
 #
 # > **주장 5.** "저장은 디스크 일이다"
@@ -506,13 +467,13 @@ programs = {
 compare(programs)
 
 # %% [markdown] lang="ko"
-# `map_location`을 적지 않으면 텐서는 **저장될 때 있던 곳**, 곧 GPU로 돌아간다. 그리고 변수 `checkpoint`가 학습하는 내내 그것을 붙든다.
+# `map_location`을 적지 않으면 텐서는 **저장될 때 있던 곳**, 곧 GPU로 돌아간다. 그리고 변수 `checkpoint`가 학습하는 내내 그것을 붙든다. 표의 2.00 MiB는 텐서의 크기다. 메시지에는 그것을 담을 세그먼트인 20.00 MiB가 적힌다(10.1절). 329에 20을 더하면 344를 넘는다.
 #
 # 무엇이 두 벌인가? 소스를 읽으면 학습하는 동안 늘어나는 것은 모델 한 벌뿐이다. 옵티마이저의 `load_state_dict`는 (PyTorch 2.13에서) 같은 장치에 있는 상태를 복사하지 않고 그대로 쓴다. 모델의 `load_state_dict`는 값을 복사하므로 파일의 것이 남는다. 고치는 줄은 셋이다.
 #
-# - `del checkpoint`: 다 쓴 뒤에 버린다. 함수 안에서 읽으면 저절로 된다.
+# - `del checkpoint`: 다 쓴 뒤에 버린다. 읽는 일만 하는 함수로 떼어 내면, 그 함수가 끝날 때 저절로 된다(위의 `resume`은 같은 함수에서 학습까지 하므로 끝까지 붙든다).
 # - `map_location="cpu"`: GPU에 올리지 않는다. 대신 파일만큼의 RAM이 든다. 프로세스가 여덟이면 여덟 벌이다.
-# - `mmap=True`: 파일을 RAM에 읽어 들이지 않고 필요한 쪽만 본다. 운영 체제가 언제든 버릴 수 있는 쪽이라 RAM이 모자라도 죽지 않는다.
+# - `mmap=True`: 파일을 RAM에 읽어 들이지 않고 필요한 페이지(page)만 그때그때 가져온다. 운영 체제가 언제든 버리고 다시 읽을 수 있어 RAM이 모자라도 죽지 않는다.
 #
 # `Trainer`의 `resume_from_checkpoint`는 2023년 3월([transformers #22159](https://github.com/huggingface/transformers/pull/22159))부터 GPU 하나에서는 옵티마이저 상태를 CPU로 읽는다. GPU가 여럿이면 지금도 GPU로 바로 읽는다. CPU에 프로세스 수만큼 쌓이는 것을 피하려는 것이라고 소스에 적혀 있다.
 #
@@ -541,7 +502,7 @@ case("11-B").check(answer)
 # %% [markdown] lang="ko"
 # ## 11.8 불러오기: 첫 최대는 어디에 있나
 #
-# 무료 Colab의 RAM은 12.7 GB, Kaggle은 29 GB다. polyglot-ko-5.8b를 T4에서 쓰려고 불러온다. fp16이면 11 GiB라 T4에 들어간다. 그런데 예제에서 흔히 보는 대로 fp32로 불러온 뒤 `.half()`로 줄이면 Colab에서 어떻게 될까?
+# 무료 Colab의 RAM은 12.7 GB(텐서에 남는 것은 많아야 11.6 GiB, 사건 11-A), Kaggle은 29 GB다. polyglot-ko-5.8b를 T4에서 쓰려고 불러온다. fp16이면 11 GiB라 T4에 들어간다. 그런데 예제에서 흔히 보는 대로 fp32로 불러온 뒤 `.half()`로 줄이면 Colab에서 어떻게 될까?
 
 # %%
 dies_in = guess("11.8", None, ("GPU", "RAM", "nowhere"))
@@ -566,7 +527,7 @@ compare({way: lambda program=program: program() and None for way, program in way
 # %% [markdown] lang="ko"
 # - `Killed`는 RAM이다. 진짜 Colab이라면 여기서 세션이 **메시지 없이** 끊어진다. 파이썬은 오류를 잡을 틈도 없다. 확인하려면 불러오는 동안 Colab의 RAM 눈금을 보고, 리눅스 터미널이라면 종료 코드(`echo $?`)가 137인지, `dmesg`에 `Out of memory: Killed process`가 있는지 본다. 7B 모델을 불러오던 사람의 말대로 '로그도 오류도 없이 그냥 멈춘다'([autotrain-advanced #277](https://github.com/huggingface/autotrain-advanced/issues/277). 다른 신고로 [transformers #27708](https://github.com/huggingface/transformers/issues/27708)).
 # - fp32를 GPU에 바로 올려도 죽는다. 줄이기 **전**의 크기가 최대다.
-# - `dtype="float16", device_map="cuda"`가 답이다. 텐서마다 파일에서 읽어 GPU로 보내므로 RAM에 모델이 쌓이지 않는다. 4비트도 텐서마다 올려 줄이므로 fp16 모델이 통째로 올라가는 순간이 없다. 7B는 58억보다 크므로 fp16으로는 들어가더라도 계산할 자리가 더 적다. T4에서는 4비트 줄을 쓴다.
+# - `dtype="float16", device_map="cuda"`가 답이다. 텐서마다 파일에서 읽어 GPU로 보내므로 RAM에 모델이 쌓이지 않는다. 4비트도 텐서마다 올려 줄이므로 fp16 모델이 통째로 올라가는 순간이 없다. 7B라면 fp16 가중치만 13 GiB가 넘어 T4에 계산할 자리가 거의 없다. 그때는 `load_in_4bit=True`로 불러온다.
 
 # %%
 dies_in.against("RAM")
@@ -574,7 +535,7 @@ dies_in.against("RAM")
 # %% [markdown] lang="ko"
 # `low_cpu_mem_usage=True`를 적으라는 글이 많다. transformers 4까지는 이것을 켜야 빈 모델을 만들고 파일에서 바로 채웠고, 꺼져 있으면 무작위 가중치로 만든 모델과 파일에서 읽은 것이 RAM에 두 벌이었다. **transformers 5에서는 늘 그렇게 하고, 이 인자는 받아서 버린다**(`modeling_utils.py`). `dtype`도 바뀌었다. 적지 않으면 파일에 적힌 자료형이다(`"auto"`). 옛날에는 fp32였다.
 #
-# pickle로 된 옛 파일(`pytorch_model.bin`)도 zip 형식이면 transformers 5가 `mmap=True`로 연다(`modeling_utils.py`의 `load_state_dict`). zip이 아닌 더 옛 형식이거나, `torch.load`를 `mmap` 없이 직접 부르면 통째로 RAM에 읽는다. safetensors는 텐서 하나씩 읽을 수 있다. 자료형을 바꾸지 않고 CPU에 두면 파일의 쪽을 그대로 비출 뿐이라(mmap) 거의 들지 않는다.
+# pickle로 된 옛 파일(`pytorch_model.bin`)도 zip 형식이면 transformers 5가 `mmap=True`로 연다(`modeling_utils.py`의 `load_state_dict`). zip이 아닌 더 옛 형식이거나, `torch.load`를 `mmap` 없이 직접 부르면 통째로 RAM에 읽는다. safetensors는 텐서 하나씩 읽을 수 있다. 자료형을 바꾸지 않고 CPU에 두면 파일의 페이지를 그대로 보여 줄 뿐이라(mmap) RAM이 거의 들지 않는다.
 #
 # 모델이 카드보다 크면 `device_map="auto"`가 나머지를 RAM에 둔다. 불러오기는 되지만 층을 부를 때마다 버스를 건넌다. 학습에는 쓰지 않는다. Llama-3.1-8B를 T4에 올려 본다.
 
@@ -583,6 +544,8 @@ big = partial(load, "meta-llama/Llama-3.1-8B", dtype="float16")
 compare({place: lambda place=place: big(device_map=place) and None for place in ("cuda", "auto")}, host="Colab")
 
 # %% [markdown] lang="ko"
+# `auto`는 11.95 GiB를 GPU에, 3.01 GiB를 RAM에 두었다. 합은 모델 전체이고, GPU에는 계산할 자리로 2.7 GiB쯤을 남겼다.
+#
 # > **주장 7.** "12.7 GB짜리 Colab에서는 7B 모델을 불러올 수 없다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
@@ -642,7 +605,7 @@ with virtual_gpu.cuda("T4") as card:
 # %% [markdown] lang="ko"
 # 65 MiB가 128 MiB가 되었다. 큰 버퍼를 손수 고정한다면 2의 거듭제곱에 맞춘다.
 #
-# `DataLoader`의 일꾼(worker)도 RAM을 쓴다. 프로세스 하나에, 미리 만들어 둔 배치 `prefetch_factor`(기본값 2)개씩이다. 텍스트 배치는 작아서 문제가 되지 않지만, 이미지나 긴 오디오라면 `num_workers` × 2 × 배치의 크기를 센다. 옵티마이저 상태를 오프로드하면(ZeRO-Offload) 파라미터마다 fp32 가중치와 두 상태, 곧 12바이트가 RAM에 있다. 10억 파라미터에 12 GB이니, Colab의 12.7 GB에는 다른 것이 들어갈 자리가 없다.
+# 옵티마이저 상태를 오프로드하면(ZeRO-Offload) 파라미터마다 fp32 가중치, 그레이디언트, 두 상태, 곧 16바이트가 RAM에 든다([DeepSpeed의 문서](https://deepspeed.readthedocs.io/en/stable/memory.html)). 10억 파라미터에 16 GB이니, Colab의 12.7 GB에는 들어가지 않는다.
 #
 # > **주장 8.** "GPU가 모자라면 오프로드하면 된다"
 #
@@ -662,7 +625,7 @@ guesses()
 # %% [markdown] lang="ko"
 # | 언제 죽나 | 원인이 되는 것 | 고치는 줄 |
 # |---|---|---|
-# | `trainer.evaluate()` 도중 | 모은 로짓이 두 벌 | `preprocess_logits_for_metrics`, `prediction_loss_only` |
+# | `trainer.evaluate()` 도중 | 이어 붙이는 동안 두 벌인 로짓 | `preprocess_logits_for_metrics`, `batch_eval_metrics`, `prediction_loss_only` |
 # | 평가의 첫 배치 | 배치 하나의 로짓과 손실 | `per_device_eval_batch_size`(기본값 8)를 줄인다 |
 # | 내 평가 루프 | 계산 그래프를 붙든 손실 | `with torch.no_grad()`, `loss.item()` |
 # | 프롬프트를 읽을 때 | 점수 행렬, 모든 토큰의 로짓 | `prefill_chunk_size`, T4라면 3.12절의 한 줄, `logits_to_keep=1` |
@@ -676,3 +639,63 @@ guesses()
 # - 두 벌이 되는 순간을 찾는다. 이어 붙일 때, 복사할 때, 줄이기 전과 후가 함께 있을 때다.
 #
 # 오류 메시지에서 거꾸로 원인을 찾아가는 길은 [10장](10_oom_clinic.ipynb)에 있고, 스텝 안의 메모리를 줄이는 길은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에 있다.
+
+# %% [markdown] lang="ko"
+# ## 11.11 더 읽을거리
+#
+# ### 동적 캐시가 한 토큰을 붙일 때
+#
+# 11.4절의 동적 캐시가 붙이면서 더 쓰는 양을 따로 잰다. 프롬프트를 읽은 뒤 최대를 지우고, 한 토큰을 더 만드는 동안 늘어난 최대를 본다. 층 하나의 키는 16,384 × 8 × 128 × 2바이트, 32 MiB다.
+
+# %%
+from transformers import DynamicCache, StaticCache
+
+
+def one_more_token(make):
+    model = load("meta-llama/Llama-3.1-8B", dtype="float16", device_map="cuda")
+    cache, tokens = make(model.config), torch.ones(1, 16384, dtype=torch.int64).cuda()
+    with torch.no_grad():
+        model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        model(tokens[:, :1], past_key_values=cache, use_cache=True)
+    return torch.cuda.max_memory_allocated() - before
+
+
+static = partial(StaticCache, max_cache_len=16400)
+compare(
+    {"dynamic": partial(one_more_token, lambda c: DynamicCache(config=c)), "static": partial(one_more_token, static)},
+    "RTX 4090",
+)
+
+# %% [markdown] lang="ko"
+# 두 벌이 되는 것은 **층 하나의 키나 값**뿐이다. "동적 캐시는 메모리를 두 배로 쓴다"는 말은 틀리다. 정적 캐시는 이것도 쓰지 않지만, 쓰지 않은 자리까지 처음부터 잡는다.
+#
+# ### 창이 있는 층
+#
+# gemma-3-1b는 26층 가운데 22층이 앞의 512토큰만 본다(sliding window). 프롬프트 8,192토큰을 읽은 직후와 한 토큰을 더 만든 뒤의 캐시를 잰다. 어느 쪽이 클까?
+
+
+# %%
+def sliding():
+    model = load("google/gemma-3-1b-pt", dtype="float16", device_map="cuda")
+    tokens, sizes = torch.ones(1, 8192, dtype=torch.int64).cuda(), []
+    with torch.no_grad():
+        out = model(tokens, use_cache=True, logits_to_keep=1)
+        sizes.append(cache_bytes(out.past_key_values))
+        model(tokens[:, :1], past_key_values=out.past_key_values, use_cache=True)
+    return [*sizes, cache_bytes(out.past_key_values)]
+
+
+read, after = attempt(sliding, "A100-80GB").returned
+gemma = load_config("google/gemma-3-1b-pt")
+print(human_bytes(read), human_bytes(after), human_bytes(kv_bytes(gemma, 8193)))
+
+# %% [markdown] lang="ko"
+# 셋째가 식이다(창이 있는 층은 창만큼만 센다). 읽은 직후는 다섯 배 가까이 크다. 캐시가 마지막 511토큰을 **잘라 내지만**, 자른 조각(slice)이 원래 텐서를 붙들고 있기 때문이다. 다음 토큰이 새 텐서를 만들어야 풀려난다. 짧은 답을 여러 번 만드는 서버라면 최대는 늘 앞의 값이다.
+#
+# **양자화 캐시**(`cache_implementation="quantized"`)에는 optimum-quanto나 HQQ가 필요하다. 이 강의의 환경에는 없어 재지 않았다. 패널의 8비트와 4비트는 식이고, 블록의 스케일과 아직 양자화하지 않은 최근 토큰은 세지 않았다.
+#
+# ### `DataLoader`의 일꾼
+#
+# `DataLoader`의 일꾼(worker)도 RAM을 쓴다. 프로세스 하나에, 미리 만들어 둔 배치 `prefetch_factor`(기본값 2)개씩이다. 텍스트 배치는 작아서 문제가 되지 않지만, 이미지나 긴 오디오라면 `num_workers` × 2 × 배치의 크기를 센다.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import logging
+import os
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
@@ -11,16 +12,19 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from virtual_gpu.doctor import diagnose
+from virtual_gpu.doctor.message import Message
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.language import tr
-from virtual_gpu.units import choose
+from virtual_gpu.units import choose, human_bytes
 
 from ...environment import html_rows
+from ...rows import LeftRows
 from ...watched import telling
 from .caught import Dead, caught
 
@@ -91,7 +95,7 @@ PROGRAMS = {
         "print(sum(losses) / len(losses))\n",
         "kept",
         (
-            "검증 손실마다 그래프가 달려 있다. 의사가 본 것은 마지막 지푸라기다.",
+            "검증 손실마다 그래프가 달려 있다. 의사가 본 것은 잔을 넘치게 한 마지막 한 방울이다.",
             "Each validation loss has its graph. What the doctor saw is the last straw.",
         ),
     ),
@@ -142,8 +146,9 @@ PROGRAMS = {
         "    best.append(copy.deepcopy(model.state_dict()))\n",
         "kept",
         (
-            "에폭마다 가중치의 사본 1 GiB가 카드에 남는다. 마지막 줄이 곧 범인이다.",
-            "A copy of the weights, 1 GiB, stays on the card for each epoch. The last line is the culprit.",
+            "에폭마다 가중치의 사본 1 GiB가 카드에 남는다. 범인은 죽은 줄이 아니라 best.append다.",
+            "A copy of the weights, 1 GiB, stays on the card for each epoch: the culprit is best.append, not the line "
+            "that died.",
         ),
     ),
     10: Program(
@@ -191,8 +196,8 @@ def _unheard() -> Iterator[None]:
 
 
 @cache
-def dead(number: int) -> Dead:
-    """The traceback of a program, run on a virtual T4."""
+def dead(number: int, settings: str | None = None) -> Dead:
+    """The traceback of a program, run on a virtual T4. settings: PYTORCH_ALLOC_CONF, as it is by default."""
     program = PROGRAMS[_known(number)]
     name = f"program_{number}.py"
     linecache.cache[name] = len(program.source), None, program.source.splitlines(True), name
@@ -202,6 +207,7 @@ def dead(number: int) -> Dead:
         chdir(folder),
         _seeds_kept(),
         _unheard(),
+        patch.dict(os.environ, {} if settings is None else {"PYTORCH_ALLOC_CONF": settings}),
     ):  # the Trainer makes a folder of its own
         found = caught(lambda: exec(code, {"__name__": "__main__"}))
     assert isinstance(found, Dead), f"program {number} did not die: {found}"
@@ -233,6 +239,27 @@ def ward() -> Ward:
             told(f"{n}/{len(PROGRAMS)}")
             dead(n)
     return Ward()
+
+
+def _last_message(text: str) -> Message:
+    """What the error says that ended a program, not one that it had caught."""
+    message = diagnose(text.splitlines()[-1]).message
+    assert message is not None
+    return message
+
+
+def with_expandable_segments(*numbers: int) -> LeftRows:
+    """Programs as they died, and run again with expandable_segments:True: what they asked for, what was alive."""
+    rows = []
+    with telling() as told:
+        for n in numbers:
+            told(f"{n}")
+            first, again = (_last_message(dead(n, how)) for how in (None, "expandable_segments:True"))
+            room = first.free.bytes + first.unallocated.bytes
+            sizes = first.tried.bytes, room, first.allocated.bytes, again.tried.bytes, again.allocated.bytes
+            rows.append([n, *map(human_bytes, sizes)])
+    alive, then = tr(ko="텐서", en="tensors"), tr(ko="켜면", en="then")
+    return LeftRows((tr(ko="프로그램", en="program"), "T", "F + R", alive, f"{then} T", f"{then} {alive}"), rows)
 
 
 class Rounds:

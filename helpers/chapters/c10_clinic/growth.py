@@ -25,15 +25,23 @@ def growth_chart(limit: int | None = None, **after: Sequence[int]) -> Chart:
         else tr(ko="스텝이 끝난 뒤의 메모리", en="held after each step"),
         tr(ko=f"마지막 스텝에서 {said}", en=f"at the last step {said}"),
     )
-    for name, values in after.items():
-        start = 0 if limit else values[0]
-        chart.ax.plot(range(1, len(values) + 1), [(value - start) / size for value in values], "o-", ms=4, label=name)
+    lines = {name: [(value - (0 if limit else values[0])) / size for value in values] for name, values in after.items()}
+    near = max(map(max, lines.values())) / 200
+    for at, (name, line) in enumerate(lines.items()):
+        # A line under another one is wide, so that both are seen.
+        under = any(_apart(line, other) < near for other in [*lines.values()][at + 1 :])
+        wide = {"lw": 7, "ms": 11} if under else {"lw": 2, "ms": 4}
+        chart.ax.plot(range(1, len(line) + 1), line, "o-", label=name, **wide)
     if limit:
         chart.ax.axhline(limit / size, color="#b3400b", ls="--", lw=1.5)
     chart.ax.set_xlabel(tr(ko="스텝", en="step"))
     chart.ax.set_ylabel(unit if limit else tr(ko="첫 스텝 뒤보다 늘어난 MiB", en="MiB more than after the first"))
     chart.ax.legend()
     return chart
+
+
+def _apart(one: Sequence[float], other: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=False))
 
 
 def small_gpt(layers: int = 1, vocabulary: int = 50_257, width: int = 768) -> Any:

@@ -9,9 +9,12 @@ from functools import cache
 
 import numpy as np
 
+import virtual_gpu
 from virtual_gpu.cards import card
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.language import tr
+from virtual_gpu.models.build import build_model
+from virtual_gpu.models.configs import load_config
 from virtual_gpu.units import GiB, human_bytes
 
 from ...charts import Chart
@@ -71,8 +74,30 @@ def packed_batches(lengths: Sequence[int], rows: int, row: int = 1024) -> list[l
 @cache
 def _measured(gpu: str) -> tuple[int, ...]:
     """What a step of GPT-2 needs with each number of tokens of the GRID, run on a virtual card."""
-    shapes = [{"batch_size": tokens // ROW, "sequence_length": ROW} for tokens in GRID]
-    return tuple(predict_memory(**MODEL, **shape, gpu=gpu).needed_bytes for shape in shapes)
+    return tuple(needed(tokens // ROW, ROW, gpu) for tokens in GRID)
+
+
+def needed(batch_size: int, length: int, gpu: str = "T4") -> int:
+    """Bytes that a step of GPT-2 needs, run on a virtual card."""
+    return predict_memory(**MODEL, batch_size=batch_size, sequence_length=length, gpu=gpu).needed_bytes
+
+
+def step_peaks(batches: Sequence[Sequence[int]], gpu: str = "T4") -> list[int]:
+    """The tensors' peak in each step of a training that begins with these batches, on a card without a limit."""
+    import torch
+
+    peaks = []
+    with virtual_gpu.cuda(gpu, limited=False):
+        model = build_model(load_config(MODEL["model_id"]), torch.float32).to_empty(device="cuda").eval()
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        for batch in batches:
+            torch.cuda.reset_peak_memory_stats()
+            tokens = torch.zeros(len(batch), max(batch), dtype=torch.long, device="cuda")
+            model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            peaks.append(torch.cuda.max_memory_allocated())
+    return peaks
 
 
 def peak_of(tokens: int, gpu: str = "T4") -> int:

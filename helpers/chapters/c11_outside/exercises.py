@@ -158,7 +158,7 @@ CASES = {
                 en="Without map_location a tensor goes back to where it was when it was saved.",
             ),
             tr(
-                ko="파일을 RAM에 읽어 들이지 않고 필요한 쪽만 보는 방법이 있다(11.7절의 표).",
+                ko="파일을 RAM에 읽어 들이지 않고 필요한 페이지만 가져오는 방법이 있다(11.7절의 표).",
                 en="A file need not be read into RAM: see the table of 11.7.",
             ),
         ],

@@ -10,6 +10,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -35,7 +36,8 @@ _WITH = os.path.realpath(contextlib.__file__)  # the frames of a `with` stand fo
 class Outcome:
     """How a program ended. Bytes: gpu and ram at their peaks; died: "gpu", "ram" or None.
 
-    asked: bytes of the request that failed; where: the function that made it. returned: what the program returned.
+    asked: bytes of the request that failed; where: the function that made it; message: what the error says.
+    returned: what the program returned.
     """
 
     gpu: int
@@ -43,6 +45,7 @@ class Outcome:
     died: str | None = None
     asked: int = 0
     where: str = ""
+    message: str = ""
     returned: Any = None
 
     @property
@@ -60,21 +63,24 @@ def attempt(
     *,
     host: str | None = None,
     writes: bool = False,
+    settings: str | None = None,
     look: Callable[[ProgramGPU], Any] | None = None,
 ) -> Outcome:
     """Run a program on a virtual card, in a machine with so much RAM (None: without limit); what it prints is dropped.
 
-    writes: it may write its checkpoints. look: called with the card once the program has ended, however it did.
+    writes: it may write its checkpoints. settings: PYTORCH_ALLOC_CONF, where it is to be another.
+    look: called with the card once the program has ended, however it did.
     """
-    with virtual_gpu.cuda(gpu, host=host, writes=writes) as card:
+    asked_for = {} if settings is None else {"PYTORCH_ALLOC_CONF": settings}
+    with patch.dict(os.environ, asked_for), virtual_gpu.cuda(gpu, host=host, writes=writes) as card:
         meter, end = card.host.meter, {}
         try:
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
                 end["returned"] = program()
         except torch.OutOfMemoryError as error:
-            end = {"died": "gpu", "asked": card.last_oom["bytes"], "where": _where(error)}
+            end = {"died": "gpu", "asked": card.last_oom["bytes"], "where": _where(error), "message": str(error)}
         except HostOutOfMemory as error:
-            end = {"died": "ram", "asked": error.nbytes, "where": _where(error)}
+            end = {"died": "ram", "asked": error.nbytes, "where": _where(error), "message": str(error)}
         if look is not None:
             look(card)
         return Outcome(torch.cuda.max_memory_allocated(), meter.peak_bytes, **end)
