@@ -104,8 +104,8 @@ def how_short(margin: float = 0.05) -> LeftRows:
     peak, reserved = tr(ko="텐서의 최대", en="peak of tensors"), tr(ko="예약", en="reserved")
     groups = {
         tr(
-            ko=f"남들이 공개한 것 (위의 표, {replayed}개는 할당 기록의 되풀이)",
-            en=f"published by others (the table above; {replayed} replay a record of allocations)",
+            ko=f"남들이 공개한 것 ({replayed}개는 할당 기록의 되풀이)",
+            en=f"published by others ({replayed} replay a record of allocations)",
         ): [(error(row), row["source"].rpartition("/")[2]) for row in others],
         f"{settings}: {peak}": [(_off(row, "peak_bytes"), row["title"]) for row in ours],
         f"{settings}: {reserved}": [(_off(row, "reserved_bytes"), row["title"]) for row in ours],
