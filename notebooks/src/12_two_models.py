@@ -50,9 +50,7 @@ billion, small = "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-0.6B"
 #
 # $$\mathcal{L} = -\log \sigma\Big(\beta\,\big[\log\pi_\theta(y_w|x) - \log\pi_{\text{ref}}(y_w|x) - \log\pi_\theta(y_l|x) + \log\pi_{\text{ref}}(y_l|x)\big]\Big)$$
 #
-# $x$는 질문, $y_w$는 좋은 답, $y_l$은 나쁜 답이다. $\pi_\theta$는 학습하는 모델(**정책**, policy), $\pi_{\text{ref}}$는 기준 모델이고, $\sigma$는 시그모이드, $\beta$는 차이에 곱하는 수다. 메모리를 정하는 것은 식에 있는 **로그 확률 넷**이다. 로그 확률 하나는 토큰마다 로짓에 `log_softmax`를 하고 그 자리에 실제로 있는 토큰의 값을 골라(`gather`) 더한 것이다. SFT의 손실은 그런 값 하나의 평균에 부호를 바꾼 것이다.
-#
-# DPO는 모델을 두 번 올리니 메모리가 두 배라는 말([LlamaFactory #798](https://github.com/hiyouga/LlamaFactory/issues/798))이 있다. 정말 그런지 잰다.
+# $x$는 질문, $y_w$는 좋은 답, $y_l$은 나쁜 답이다. $\pi_\theta$는 학습하는 모델(**정책**, policy), $\pi_{\text{ref}}$는 기준 모델이고, $\sigma$는 시그모이드, $\beta$는 차이에 곱하는 수다. 메모리를 정하는 것은 식에 있는 **로그 확률 넷**이다. 로그 확률 하나는 토큰마다 로짓에 `log_softmax`를 하고 그 자리에 실제로 있는 토큰의 값을 골라(`gather`) 더한 것이다. SFT의 손실은 그런 로그 확률 하나를 토큰의 수로 나누고 부호를 바꾼 것이다.
 #
 # Llama-3.2-1B를 RTX 4090(쓸 수 있는 메모리 23.16 GiB)에서 학습한다. `fp16=True`와 `QUIET`(기록과 저장을 끈다) 말고는 TRL의 기본값 그대로다. 기본값에서 TRL은 가중치를 fp32로 읽고, 체크포인팅을 켜고, bf16으로 계산한다. T4에는 bf16 연산 장치가 없으므로(1장) 이 장의 프로그램은 T4에서도 쓸 수 있게 모두 fp16으로 계산한다. SFT는 길이 512인 글 4개, DPO는 프롬프트 256에 답 256인 쌍이다. DPO를 배치 4, 2, 1로 줄이면 **몇에서** 들어갈까?
 
@@ -87,11 +85,11 @@ compare(programs, "RTX 4090", ram=False)
 dpo_fits.against("none")
 
 # %% [markdown] lang="ko"
-# 'OOM' 뒤에 적힌 것은 마지막에 달라고 한 크기와 그것을 부른 함수다. 죽은 줄의 GPU 최대는 카드가 찬 높이일 뿐, 필요한 양이 아니다(그래서 배치를 줄였는데도 줄지 않는다). 배치를 1로 줄여도 죽으니, 모자라는 것은 배치에 비례하는 것이 아니다.
+# 'OOM' 뒤에 적힌 것은 마지막에 달라고 한 크기와 그것을 부른 함수다. 죽은 줄의 GPU 최대는 카드가 찬 높이일 뿐, 필요한 양이 아니다(그래서 배치를 줄였는데도 줄지 않는다). 배치를 1로 줄여도 죽으니, 배치에 비례하지 않는 것이 자리를 거의 다 채운 듯하다. 12.2절에서 확인한다.
 #
 # ## 12.2 두 배가 되는 것과 되지 않는 것
 #
-# > **주장 1.** "DPO는 SFT의 두 배를 쓴다" (["SFT에 파라미터의 16~20배가 든다면 DPO에는 32~40배가 드는가"](https://github.com/hiyouga/LlamaFactory/issues/1250)라고 물은 사람이 있다)
+# > **주장 1.** "DPO는 모델을 두 번 올리니 메모리가 두 배다" ([LlamaFactory #798](https://github.com/hiyouga/LlamaFactory/issues/798). ["SFT에 파라미터의 16~20배가 든다면 DPO에는 32~40배가 드는가"](https://github.com/hiyouga/LlamaFactory/issues/1250)라고 물은 사람이 있다)
 #
 # 죽지 않는 카드(A100 80 GB)에서 최대를 바이트로 잰다. 쌍 4개는 문장 8개이므로 SFT도 배치 8로 맞춘다. `precomputed`는 기준 모델의 로그 확률을 학습 **전에** 모두 계산해 두고 기준 모델을 올리지 않는 것이다. 세 값이 서로 얼마나 다를지 먼저 생각한다.
 
@@ -124,14 +122,23 @@ print(f"{4 * count:,}")
 #
 # </details>
 #
-# - **이 크기에서는, 기준 모델이 없으면 쌍 4개의 DPO와 글 8개의 SFT가 512바이트 차이다.** 할당자가 주는 가장 작은 블록 하나다(3장). 최대를 정하는 것은 네 벌이라(셋째 항목), DPO의 손실에 드는 것은 그 아래에 가려진다.
+# - **이 크기에서는, 기준 모델이 없으면 쌍 4개의 DPO와 글 8개의 SFT가 512바이트 차이다.** 할당자가 주는 가장 작은 블록 하나다(3장). 최대를 정하는 것이 문장의 수와 상관없어(아래의 표), DPO의 손실에 드는 것은 그 아래에 가려진다.
 # - **기준 모델은 가중치 한 벌이다.** 한 바이트도 다르지 않다. 순전파만 하므로 그레이디언트도 옵티마이저 상태도 없다.
-# - SFT의 배치를 4에서 8로 늘려도 최대는 거의 그대로다(12.1절의 19.43 GiB와 19.48 GiB). TRL은 체크포인팅을 켜 두고 로짓을 조각으로 만들기 때문에(12.4절), 이 크기에서는 가중치, 그레이디언트, 옵티마이저 상태가 최대를 정한다.
-# - DPO 4의 24.08 GiB는 RTX 4090의 23.16 GiB를 넘는다. 배치를 줄여도 줄지 않는 것이 넘쳤으니 2와 1에서도 죽었다.
+# - SFT의 배치를 4에서 8로 늘려도 최대는 거의 그대로다(12.1절의 19.43 GiB와 19.48 GiB). TRL은 체크포인팅을 켜 두고 로짓을 조각으로 만들기 때문에(12.4절), 이 크기에서는 문장의 수와 상관없는 것이 최대를 정한다. 그것이 무엇인지 나누어 본다.
+
+# %%
+from helpers.chapters.c12_two_models.moments import parts_at_peak
+
+parts_at_peak(partial(sft, 8), "A100-80GB")
+
+# %% [markdown] lang="ko"
+# 네 벌(9.21 + 4.60 + 4.60 GiB)에 임시 텐서가 1.04 GiB 더 있다. 크기로 보아 거의 다 임베딩의 그레이디언트다(128,256 × 2,048 × 4바이트 = 0.98 GiB). 임베딩과 출력층이 가중치를 함께 쓰는 모델이라, 역전파의 끝에서 둘의 그레이디언트를 더하기 전에 둘이 함께 있다.
+#
+# DPO 4의 24.08 GiB는 여기에 기준 모델 4.60 GiB를 더한 것이고, RTX 4090의 23.16 GiB를 넘는다. 어느 것도 배치와 상관없으니 2와 1에서도 죽었다.
 #
 # ## 12.3 기준 모델을 치우는 두 길
 #
-# 손실을 바꾸지 않고 치우는 길이 둘 있다. (SimPO([Meng 외, 2024](https://arxiv.org/abs/2405.14734))와 ORPO([Hong 외, 2024](https://arxiv.org/abs/2403.07691))는 손실의 식에 기준 모델이 아예 없다. 줄어드는 것은 12.2절에서 잰 한 벌로 같지만, 손실이 다르니 배우는 것도 다르다.)
+# 손실을 바꾸지 않고 치우는 길이 둘 있다. (SimPO([Meng 외, 2024](https://arxiv.org/abs/2405.14734))와 ORPO([Hong 외, 2024](https://arxiv.org/abs/2403.07691))는 손실의 식에 기준 모델이 아예 없다. TRL처럼 로짓을 조각으로 만들면 줄어드는 것은 12.2절에서 잰 한 벌이고, 통째로 만들면 기준 모델의 로짓도 없어진다(12.4절). 다만 손실이 다르니 배우는 것도 다르다.)
 #
 # 하나는 위의 `precompute_ref_log_probs=True`다. 기준 모델은 학습하는 동안 변하지 않으므로, 쌍마다 로그 확률 두 수(좋은 답과 나쁜 답)만 적어 두면 된다. 19.48 GiB였으니 RTX 4090에 배치 4로도 들어간다. 데이터를 한 번 더 훑는 시간이 든다. TRL의 설정이다. LLaMA-Factory에는 없으니(그것을 넣어 달라는 [#4810](https://github.com/hiyouga/LlamaFactory/issues/4810)은 '하지 않음'으로 닫혔다) 거기서는 LoRA 쪽을 고른다.
 #
@@ -164,7 +171,7 @@ extra.against(max(0, four - eight))
 #
 # 둘째 줄은 2.5 GiB 남짓 적다. TRL은 시키지 않으면 **LoRA에서도 얼린 가중치를 fp32로 읽는다.** fp16으로 읽으면 가중치가 2.30 GiB(파라미터 수 × 2바이트), 체크포인팅이 남기는 층의 입력이 0.25 GiB(16층 × 8문장 × 512 × 2,048 × 2바이트) 준다. 어댑터는 peft가 fp32로 만들므로 손실 스케일링도 그대로 된다.
 #
-# > **주장 2.** "LoRA면 어떻게 시작하든 기준 모델은 공짜다" (메모리와 시간을 모두 생각한다)
+# > **주장 2.** "LoRA면 어떻게 시작하든 기준 모델은 공짜다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -234,7 +241,7 @@ times.against((most["DPO 4"] - most["DPO 1"]) / (most["SFT 4"] - most["SFT 1"]))
 # **3.3배**다. 체크포인팅을 켰으므로 층에는 거의 남지 않는다. 느는 것은 로짓이다. 몇 벌이 언제 함께 있을까? 한 스텝에서 큰 텐서만 골라, 무엇과 함께 있는지 위에서 아래로 시간을 따라 그린다. 한 줄이 한 순간이고, 굵은 줄이 최대다. 좁은 칸은 fp32로 바꾸기 전의 fp16 로짓이다. 셋째와 넷째는 아래에서 설명한다.
 
 # %%
-from helpers.chapters.c12_two_models.moments import moments_of_each, parts_at_peak
+from helpers.chapters.c12_two_models.moments import moments_of_each
 from helpers.chapters.c12_two_models.pictures import draw_moments
 
 shown = {"SFT 4": partial(whole_sft, 4), "DPO 4": partial(whole_dpo, 4)}
@@ -256,26 +263,15 @@ draw_moments(moments_of_each(shown, "T4"))
 #
 # 쓰는 도구마다 할 일이 다르다.
 #
-# - **TRL 1.16**은 로짓을 통째로 만들지 않으므로 할 일이 없다. 마지막 은닉 상태와 출력층을 토큰 4,096개 × 어휘 32,768개짜리 타일로 곱해 토큰마다 로그 확률만 남기고, 역전파에서 다시 곱한다(소스의 `trl/kernels/chunked_logprob.py`). 12.2절에서 SFT의 배치를 4에서 8로 늘려도 최대가 거의 그대로였던 까닭의 하나다.
+# - **TRL 1.16**은 로짓을 통째로 만들지 않으므로 할 일이 없다. 토큰 4,096개 × 어휘 32,768개짜리 타일로 나누어 로그 확률만 남긴다(소스의 `trl/kernels/chunked_logprob.py`).
 # - **옛 TRL**이라면 이 장의 DPO와 GRPO보다 더 든다. 1.9(2026년 7월)에서는 아직 통째로 만들었다(`selective_log_softmax`). `pip show trl`로 버전을 보고 `pip install -U "trl>=1.16"`으로 올린다.
-# - **LLaMA-Factory**에서 바꿀 설정은 `cutoff_len`이다. 로짓을 일찍 놓으려면 위처럼 소스를 고쳐야 한다. `log_softmax`를 나누어 계산하자는 제안이 2026년 8월에 올라왔다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)).
+# - **LLaMA-Factory**에서 바꿀 설정은 `cutoff_len`이다. `pref_loss: simpo`나 `orpo`면 기준 모델을 부르지 않아 다섯 벌이 세 벌이 되지만, 손실이 달라진다. 로짓을 일찍 놓으려면 위처럼 소스를 고쳐야 한다. `log_softmax`를 나누어 계산하자는 제안이 2026년 8월에 올라왔다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)).
 #
-# **연습 12-1.** 로짓을 통째로 만드는 DPO에서, 로짓은 모두 몇 바이트인가? 마지막 토큰도 빼지 않고 문장마다 `length`개로 센다. `each`는 수 하나의 바이트다. 정책의 로짓이 한 벌 있고, `reference`가 참이면 기준 모델의 로짓도 한 벌 함께 있다. 막히면 `exercise("12-1").hint()`를 실행한다.
-
-
-# %%
-def dpo_logits(pairs, length, vocabulary, each, reference):
-    return ...
-
-
-exercise("12-1").check(dpo_logits)
-
-# %% [markdown] lang="ko"
 # ### 사건 12-A: SFT는 4가 되는데 DPO는 2도 안 된다
 #
-# 이 절의 처음에 본 신고(#10175)로 돌아간다. 같은 데이터와 설정에서 **SFT는 배치 4가 되고, DPO는 배치 2가 안 되고, 배치 1은 된다**고 했다. 모델은 4B라고만, 글의 길이는 아예 적지 않았다(배치 1에서 누적을 128번으로 늘려도 OOM이라는 말도 있는데, 그것은 여기서 설명하지 못한다). Qwen3-4B이고 문장의 길이가 모두 같다면, 세 가지가 모두 사실일 길이는 어디에서 어디까지인가? 그 안의 하나를 찾는다.
+# 이 절의 처음에 본 신고(#10175)로 돌아간다. 같은 데이터와 설정에서 **SFT는 배치 4가 되고, DPO는 배치 2가 안 되고, 배치 1은 된다**고 했다. 모델은 4B라고만, 글의 길이는 아예 적지 않았다(배치 1은 누적이 64번보다 적을 때만 되고 128번이면 OOM이라는데, 그 까닭은 여기서 설명하지 못한다). Qwen3-4B이고 문장의 길이가 모두 같다고 하고, 세 가지가 모두 사실일 길이의 범위를 어림해 그 안의 하나를 적는다.
 #
-# 위의 두 함수를 bf16, rank 8, 80 GB 카드로 옮긴 것을 `run(way="sft"나 "dpo", batch=…, length=…)`으로 다섯 번까지 실행한다. 첫 번째는 아래에 적어 두었으니, 남은 네 번을 어디에 쓸지 먼저 정한다.
+# 위의 두 함수를 bf16, rank 8, 80 GB 카드(쓸 수 있는 것은 78.85 GiB)로 옮긴 것을 `run(way="sft"나 "dpo", batch=…, length=…)`으로 다섯 번까지 실행한다. 첫 번째는 아래에 적어 두었으니, 남은 네 번을 어디에 쓸지 먼저 정한다.
 
 # %%
 case("12-A").run(way="sft", batch=4, length=4096)
@@ -290,13 +286,13 @@ case("12-A").check(length)
 # %% [markdown] lang="ko"
 # <details><summary>찾은 다음에</summary>
 #
-# 사람이 적지 않은 길이가 범위로 나온다. 위의 `run`으로 한 토큰까지 좁히면 **5,804토큰에서 9,207토큰까지**다. 5,804부터 DPO 2가 죽고, 9,208부터 SFT 4가 죽는다(DPO 1은 11,605까지 된다). 문장 하나의 fp32 로짓을 단위로 12.4절의 표를 쓰면 SFT 4는 4 × 3 = 12, DPO 1은 2 × 5 = 10, DPO 2는 4 × 5 = 20이다. DPO 2만 SFT 4보다 크므로, SFT가 4까지 되는데 DPO는 2도 안 되는 것은 이상한 일이 아니다.
+# 신고에 없던 길이가 범위로 나온다. 횟수를 제한하지 않고 한 토큰까지 좁혀 보니 **5,804토큰에서 9,207토큰까지**다. 5,804부터 DPO 2가 죽고, 9,208부터 SFT 4가 죽는다(DPO 1은 11,605까지 된다). 문장 하나의 fp32 로짓을 단위로 12.4절의 표를 쓰면 SFT 4는 4 × 3 = 12, DPO 1은 2 × 5 = 10, DPO 2는 4 × 5 = 20이다. DPO 2만 SFT 4보다 크므로, SFT가 4까지 되는데 DPO는 2도 안 되는 것은 이상한 일이 아니다.
 #
 # </details>
 #
 # ## 12.5 T4에서 8B를 DPO로
 #
-# Colab의 T4에서 4비트로 읽은 8B 모델이 DPO의 배치 1로도 죽었다는 신고([unsloth #682](https://github.com/unslothai/unsloth/issues/682))가 있다. 같은 일을 TRL로 한다. 8B를 4비트로 읽고(QLoRA, 8.9절) 배치 1로 학습한다. 문장은 1,024토큰씩이다. LoRA라 기준 모델은 없고 로짓도 통째로 만들지 않는다면, 14.64 GiB 가운데 얼마나 쓸까?
+# Colab의 T4에서 4비트로 읽은 8B 모델이 DPO의 배치 1로도 죽었다는 신고([unsloth #682](https://github.com/unslothai/unsloth/issues/682))가 있다. 같은 일을 TRL로 한다. 8B를 4비트로 읽고(QLoRA, 8.9절) 배치 1로 학습한다. 문장은 1,024토큰씩이다.
 #
 # 함정이 하나 있다. TRL 1.16은 4비트나 8비트로 읽은 모델이면 **어댑터를 bf16으로 바꾼다**. 그런데 `fp16=True`의 손실 스케일링은 bf16 그레이디언트를 받지 못해 첫 갱신에서 멈춘다. 그래서 Trainer를 만든 **뒤에** 어댑터를 fp32로 되돌린다.
 #
@@ -306,7 +302,7 @@ case("12-A").check(length)
 #
 # </details>
 #
-# 최대일 때 무엇이 얼마나 있는지를 큰 것부터 적는다. 마지막 줄이 그 합이다.
+# LoRA라 기준 모델은 없고 로짓도 통째로 만들지 않는다. 14.64 GiB 가운데 얼마나 쓸까? 최대일 때 무엇이 얼마나 있는지를 큰 것부터 적는다. 마지막 줄이 그 합이다.
 
 # %%
 from transformers import BitsAndBytesConfig
@@ -337,14 +333,7 @@ parts_at_peak(dpo_8b, "T4")
 # - **역전파를 위해 저장한 텐서**는 체크포인팅이 남긴 층의 입력이다. 32층 × 문장 2 × 1,024 × 4,096 × 2바이트 = 0.5 GiB.
 # - 어댑터의 **옵티마이저 상태**는 0.31 GiB이고 그레이디언트는 아직 거의 없다. 역전파가 막 시작된 때다.
 #
-# 로짓을 통째로 만들면 어떨까? 12.4절의 `whole_dpo`를 같은 8B로, 길이 1,024와 2,048에서 실행한다. 갱신은 없다.
-
-# %%
-load = partial(loaded, "meta-llama/Llama-3.1-8B", quantization_config=four_bits)
-compare({f"whole logits, {n:,}": partial(whole_dpo, 1, n, load=load) for n in (1024, 2048)}, "T4", ram=False)
-
-# %% [markdown] lang="ko"
-# 1,024토큰은 11.23 GiB로 끝나고 2,048토큰은 죽는다. 마지막에 달라고 한 1 GiB는 위에서 본 어텐션의 행렬이다. 그것이 없어도 로짓 다섯 벌(1.96 GiB씩)과 4비트 모델(3.66 + 1.96 GiB)만으로 14.64 GiB를 넘는다. (#682가 바로 이것 때문에 죽었는지는 확인하지 못했다.)
+# 12.4절처럼 로짓을 통째로 만들면 같은 8B가 1,024토큰에서는 11.23 GiB로 끝나고 2,048토큰에서는 죽는다(12.11절). #682가 바로 이것 때문에 죽었는지는 확인하지 못했다.
 #
 # ## 12.6 GRPO의 한 스텝
 #
@@ -353,18 +342,19 @@ compare({f"whole logits, {n:,}": partial(whole_dpo, 1, n, load=load) for n in (1
 # 1. **롤아웃**(rollout): 답을 만든다. `generate`로 G개. 가중치와 그 16비트 사본(`autocast`, 3장), KV 캐시(11.3절)가 있다.
 # 2. **기준 모델**: 만든 답의 기준 로그 확률. `beta`는 기준 모델에서 멀어질 때 주는 벌점의 세기이고, TRL의 기본값인 0이면 이 단계가 없다.
 # 3. **손실까지**: 학습하는 모델의 순전파.
-# 4. **역전파**와 **갱신**.
+# 4. **역전파**.
+# 5. **갱신**.
 #
-# 여기서는 점수를 함수로 매긴다. 답에 점수를 매기도록 따로 학습한 **보상 모델**(reward model)을 쓴다면 그 가중치가 늘 더 있다.
+# 여기서는 점수를 함수로 매긴다(`length_of`, 길수록 높다). 답에 점수를 매기도록 따로 학습한 **보상 모델**(reward model)을 쓴다면 그 가중치가 늘 더 있다.
 #
-# Qwen3-0.6B 전체를 RTX 4090에서 두 스텝 학습한다. 256토큰짜리 질문 하나에 8토큰짜리 답 8개를 만든다. 답은 언제나 `max_completion_length`까지 간다. 가상 GPU의 텐서에는 값이 없어 문장을 끝내는 토큰이 뽑히지 않기 때문이다. **둘째 스텝**에서 가장 높은 단계는 어디일까?
+# Qwen3-0.6B 전체를 RTX 4090에서 두 스텝 학습한다. 256토큰짜리 질문 하나에 8토큰짜리 답 8개를 만든다. 답은 언제나 `max_completion_length`까지 간다. 가상 GPU의 텐서에는 값이 없어 문장을 끝내는 토큰이 뽑히지 않기 때문이다. **둘째 스텝**에서 가장 높은 단계는 어디일까? (`loss`는 3의 손실까지, `step`은 5의 갱신이다.)
 
 # %%
 highest = guess("12.6", None, ("rollout", "loss", "backward", "step"))
 highest
 
 # %% [markdown] lang="ko"
-# `phases_of`는 Trainer의 메서드를 그대로 부르면서 앞뒤에서 `torch.cuda`의 눈금만 읽는다. 읽은 것은 `found`라는 목록에 담기고, `steps_of`가 그 목록을 만들어 건네며 프로그램을 가상 GPU에서 실행한다. 기둥의 왼쪽 끝이 단계의 처음, 꼭대기가 최대, 오른쪽 끝이 단계의 끝이다.
+# `phases_of`는 Trainer의 메서드를 그대로 부르면서 앞뒤에서 `torch.cuda`의 눈금만 읽는다. 읽은 것은 `found`라는 목록에 담기고, `steps_of`가 그 목록을 만들어 건네며 프로그램을 가상 GPU에서 실행한다. `float()`는 4비트로 읽었을 때 TRL이 bf16으로 바꾼 어댑터를 되돌리는 줄이고(12.5절), 여기서는 바꾸는 것이 없다. 기둥의 왼쪽 끝이 단계의 처음, 꼭대기가 최대, 오른쪽 끝이 단계의 끝이다.
 
 # %%
 from helpers.chapters.c12_two_models.phases import phases_of, steps_of
@@ -378,6 +368,9 @@ def grpo(found, completion=8, batch=8, rollout=None, prompt=256, model=small, pe
     )  # fmt: skip
     data = {"train_dataset": prompts(prompt), "processing_class": tokenizer(), "peft_config": peft_config}
     trainer = GRPOTrainer(model, length_of, args=arguments, rollout_func=rollout, **data)
+    for weight in trainer.model.parameters():
+        if weight.requires_grad:
+            weight.data = weight.data.float()
     with phases_of(trainer, found):
         trainer.train()
 
@@ -393,13 +386,13 @@ second = two.phases[4:]
 highest.against(max(second, key=lambda one: one.peak).name)
 
 # %% [markdown] lang="ko"
-# 최대는 옵티마이저 상태 위에 그레이디언트까지 모두 생기는 둘째 스텝의 역전파다. 첫 스텝과 둘째 스텝의 롤아웃도 견준다. 하는 일은 같은데 둘째가 훨씬 높다. 첫 갱신에서 생긴 AdamW의 상태가 **그 뒤로 늘 남아 있기** 때문이다. 답을 만드는 동안에는 쓰지도 않는다.
+# 최대는 둘째 스텝의 역전파다. 옵티마이저 상태와 그레이디언트는 갱신 때에도 다 있지만, 역전파의 끝에는 12.2절에서 본 임베딩의 그레이디언트(151,936 × 1,024 × 4바이트 = 0.58 GiB)가 잠깐 더 있다. 첫 스텝과 둘째 스텝의 롤아웃도 견준다. 하는 일은 같은데 둘째가 AdamW의 상태 두 벌(2 × 2.22 GiB)만큼 높다. 첫 갱신에서 생긴 상태가 **그 뒤로 늘 남아 있기** 때문이다. 답을 만드는 동안에는 쓰지도 않는다.
 #
 # ### 어떤 설정이 어느 단계를 옮기나
 #
-# > **주장 3.** "GRPO가 OOM이면 `per_device_train_batch_size`를 줄인다"
+# > **주장 3.** "전체 학습에서 GRPO가 OOM이면, 배치를 반으로 줄이고 두 번 누적하면 최대가 준다"
 #
-# 답을 길이 512로 늘리고 설정을 바꾸어 본다. 여기부터는 (가상 GPU에서 512토큰을 하나씩 만들면 오래 걸려) 답을 `generate`로 만들지 않고, TRL의 `rollout_func`으로 길이 512인 답을 건넨다. 그래서 롤아웃 열에는 KV 캐시가 없고 나머지 열은 그대로 TRL이다. `batch 4`는 답 8개를 4개씩 두 번에 나누어 학습한다. `beta`는 기준 모델을 올린다. 위의 두 줄과 아래의 두 줄에서 배치를 줄인 효과를 비교하고, 판정을 먼저 고른다.
+# 답을 길이 512로 늘리고 설정을 바꾸어 본다. 여기부터는 (가상 GPU에서 512토큰을 하나씩 만들면 오래 걸려) 답을 `generate`로 만들지 않고, TRL의 `rollout_func`으로 길이 512인 답을 건넨다. 그래서 롤아웃 열에는 KV 캐시가 없고 나머지 열은 그대로 TRL이다. `batch 4`는 답 8개를 4개씩 두 번에 나누어 학습한다. `beta`는 기준 모델을 올린다. 표의 칸은 두 스텝 가운데 큰 값이다. 위의 두 줄과 아래의 두 줄에서 배치를 줄인 효과를 비교하고, 판정을 먼저 고른다.
 
 # %%
 from helpers.chapters.c12_two_models.engine import Engine
@@ -426,14 +419,15 @@ compare_steps(rows, "RTX 4090")
 # %% [markdown] lang="ko"
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 체크포인팅을 켠 전체 학습에서는 배치를 4로 줄였더니 손실과 역전파가 **오히려 올랐다.** 두 번에 나누어 누적하면 첫 번째의 그레이디언트 한 벌이 남아 두 번째의 순전파와 겹치기 때문이다(4장). 순전파 상태가 최대를 정할 때(체크포인팅을 끈 아래의 두 줄)는 21.69 GiB가 17.17 GiB로 줄었다. LoRA라면 남는 그레이디언트가 어댑터의 것뿐이라 줄이는 것이 듣는다(아래 T4의 표에서 11.76 GiB가 9.94 GiB로). 무엇이 최대를 정하는지 먼저 본다.
+# **조건부로 맞다.** TRL의 기본값에서는 틀리다. 체크포인팅을 켠 전체 학습에서는 배치를 4로 줄였더니 손실과 역전파가 **오히려 올랐다.** 두 번에 나누어 누적하면 첫 번째의 그레이디언트 한 벌이 남아 두 번째의 순전파와 겹치기 때문이다(4장). 순전파 상태가 최대를 정할 때(체크포인팅을 끈 아래의 두 줄)는 21.69 GiB가 17.17 GiB로 줄었다. LoRA라면 남는 그레이디언트가 어댑터의 것뿐이라 줄이는 것이 듣는다(아래 T4의 표에서 11.76 GiB가 9.94 GiB로). 무엇이 최대를 정하는지 먼저 본다.
 #
 # </details>
 #
 # - **롤아웃**의 6.68 GiB는 늘 있는 것, 곧 fp32 가중치와 AdamW의 두 상태다. 한 벌이 2.22 GiB이고 세 벌이다. 이것을 낮추는 것은 배치가 아니라 LoRA나 옵티마이저다.
 # - `beta`를 켜면 전체를 학습할 때 모든 단계에 그 한 벌(8.90 − 6.68)이 더해진다. LoRA라면 어댑터를 끈다(12.3절).
 # - **체크포인팅**을 끄면 손실과 역전파가 크게 오르고, 롤아웃은 그대로다.
-# - `generate`로 만든다면 롤아웃에는 답의 수와 길이에 비례하는 KV 캐시(11.3절)가 더 있다. 한 번에 만드는 답의 수는 배치와 누적 횟수의 곱이다(여기서는 8 × 1과 4 × 2로 둘 다 8이다).
+# - 답을 8토큰에서 512토큰으로 늘려도 역전파의 최대는 9.50 GiB에서 9.53 GiB가 되었을 뿐이다. 체크포인팅을 켠 전체 학습에서는 답의 길이가 아니라 네 벌이 최대를 정한다.
+# - `generate`로 만든다면 롤아웃에는 답의 수와 길이에 비례하는 KV 캐시(11.3절)가 더 있다. 한 번에 만드는 답의 수는, `steps_per_generation`을 적지 않으면 배치와 누적 횟수의 곱이다(여기서는 8 × 1과 4 × 2로 둘 다 8이다).
 #
 # ### T4에서는
 #
@@ -455,22 +449,9 @@ compare_steps(rows, "T4")
 #
 # 첫 두 줄을 견준다. 짧은 답은 패딩으로 채우므로 텐서의 모양은 같은데, 10.37 GiB가 9.54 GiB로 줄었다. 어텐션의 커널이 다르기 때문이다. 길이가 모두 같으면 패딩이 없어 마스크도 없고, 그러면 그룹 쿼리 모델은 T4에서 길이 × 길이 행렬을 만드는 math 커널로 간다(3.12절). 하나라도 짧으면 마스크가 있고, math를 피한다.
 #
-# 그러니 T4에서 가장 많이 쓰는 것은 질문의 길이가 같고 답이 **모두** `max_completion_length`에서 잘린 스텝이다. 잘 되던 학습이 그런 스텝에서 죽을 수 있으므로, 들어가는지는 길이가 같은 줄로 따진다.
+# 그러니 T4에서 가장 많이 쓰는 것은 질문의 길이가 같고 답이 **모두** `max_completion_length`에서 잘린 스텝이다. 잘 되던 학습이 그런 스텝에서 죽을 수 있으므로, 들어가는지는 길이가 같은 줄로 따진다. 배치가 G와 같으면 질문이 하나뿐이라 질문의 길이는 언제나 같고, 답만 모두 잘리면 된다.
 #
-# 남은 물음이 둘이다. 3.12절의 한 줄을 적으면 길이가 같아도 math를 피할까? 4B는 답을 `generate`로 만들어도 들어갈까? 512토큰을 하나씩 만들면 오래 걸리므로, 질문을 760토큰으로 늘리고 답은 8토큰만 만든다. 다 만들었을 때의 KV 캐시는 똑같이 768토큰이고, 긴 질문을 읽느라 더 들면 더 들지 덜 들지는 않는다.
-
-# %%
-from transformers.integrations import sdpa_attention
-
-as_shipped = sdpa_attention.use_gqa_in_sdpa
-sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False
-generated = partial(grpo, prompt=760, model="Qwen/Qwen3-4B", peft_config=lora, **half)
-found = compare_steps({"0.6B, full, repeat_kv": longer, "4B, LoRA, generate": generated}, "T4")
-sdpa_attention.use_gqa_in_sdpa = as_shipped
-found
-
-# %% [markdown] lang="ko"
-# 첫 줄은 9.53 GiB다. 길이가 같아도 math를 피했다. 둘째 줄의 롤아웃은 9.56 GiB로, 답을 건네받은 위의 표(7.88 GiB)보다 높지만 역전파의 10.48 GiB보다 낮다. `generate`로 만들어도 이 학습의 최대는 역전파다. (512토큰을 다 만든 것도 한 번 실행해 보았다. 이 컴퓨터로 5분 남짓 걸렸고, 최대는 같은 10.48 GiB였다.)
+# 3.12절의 한 줄을 적으면 길이가 같아도 math를 피해, 0.6B의 10.37 GiB가 9.53 GiB가 된다. 4B는 그 줄을 적고 답을 `generate`로 만들어도 롤아웃이 9.56 GiB, 최대는 역전파의 10.48 GiB다. 8B는 4비트로 읽으면 9.65 GiB로 들어간다(모두 12.11절에서 잰다).
 #
 # 한 번에 만드는 답이 늘면 달라진다. TRL은 그 수를 배치 × `steps_per_generation`으로 정하는데, 적지 않으면 누적 횟수를 따라간다. 답 8개의 캐시는 2 × 36층 × 8헤드 × 128 × 2바이트 × 768토큰 × 8개 = 0.84 GiB다(11.3절의 식). 배치 8에 누적도 8이면 64개라 6.75 GiB이고, 7.88 GiB와 더하면 14.63 GiB로 한도 14.64 GiB에 닿는다. `steps_per_generation=1`을 적으면 누적을 늘려도 한 번에 8개씩 만든다.
 #
@@ -478,7 +459,7 @@ found
 #
 # `generate`는 느려서, 답은 대개 vLLM 같은 엔진으로 만든다. 학습과 같은 카드에 두는 것이 TRL의 `use_vllm=True`와 `vllm_mode="colocate"`다. 엔진은 **시작할 때** 카드의 `gpu_memory_utilization`만큼을 가중치와 KV 캐시의 자리로 잡는다([vLLM 문서, Engine Arguments](https://docs.vllm.ai/en/v0.8.1/serving/engine_args.html)). 모델이 작아도 그렇다. 가중치를 올리고 남는 자리는 KV 캐시가 된다. TRL 1.16의 기본값은 0.3이다(`vllm_gpu_memory_utilization`). 그만큼 비어 있지 않으면 시작하지도 않는다(`Free memory on device … is less than desired GPU memory utilization`, [vllm #20305](https://github.com/vllm-project/vllm/issues/20305)).
 #
-# 엔진에는 얼마가 필요할까? 한꺼번에 만들 답의 수는 TRL이 배치 × 누적으로 정해 준다(`max_num_seqs`). 여기서는 8개다. 그러니 16비트 가중치 한 벌과 답 8개의 KV 캐시가 있어야 한다. vLLM이 계산에 쓰는 자리와 CUDA 그래프(커널 호출을 녹화해 두는 것)는 여기에 넣지 않았다. 첫 줄은 가중치, 그리고 가중치와 KV 캐시의 합이다. 그 아래는 그 합이 카드에서 차지하는 몫이다.
+# 엔진에는 얼마가 필요할까? 한꺼번에 만들 답의 수는 여기서도 배치 × `steps_per_generation`이다(카드가 하나일 때의 `max_num_seqs`). 여기서는 8개다. 그러니 16비트 가중치 한 벌과 답 8개의 KV 캐시가 있어야 한다. vLLM이 계산에 쓰는 자리와 CUDA 그래프(커널 호출을 녹화해 두는 것)는 여기에 넣지 않았다. 첫 줄은 가중치, 그리고 가중치와 KV 캐시의 합이다. 그 아래는 그 합이 카드에서 차지하는 몫이다.
 
 # %%
 from helpers.chapters.c11_outside.cache import kv_bytes
@@ -497,7 +478,7 @@ print(f"{longest:,}", human_bytes(kv_bytes(config, longest)), human_bytes(left))
 #
 # 재우는 길도 있다. 1단계 잠(sleep level 1)은 가중치를 RAM으로 옮기고 KV 캐시를 버리며, 2단계는 둘 다 버린다([vLLM 문서, Sleep Mode](https://docs.vllm.ai/en/latest/features/sleep_mode/)). TRL은 `vllm_enable_sleep_mode=True`이면 답을 만들고 나면 매번 2단계로 재운다.
 #
-# `Engine`은 vLLM이 아니라 **그 몫만큼의 블록**이다. 첫 답을 만들 때 잡고, 재우면 돌려준다. (진짜 vLLM으로 만들면 TRL은 정책의 로그 확률을 그레이디언트 없이 한 번 더 계산한다. 그것은 여기에 없다.) 엔진의 몫을 0.6으로 두고 재우지 않는다. 어디에서 죽을까?
+# `Engine`은 vLLM이 아니라 **그 몫만큼의 블록**이다. 첫 답을 만들 때 잡고, 재우면 돌려준다. (진짜 vLLM으로 만들면 TRL은 정책의 로그 확률을 그레이디언트 없이 한 번 더 계산한다. 그것은 여기에 없다.) 12.6절의 학습(RTX 4090, Qwen3-0.6B 전체, 512토큰짜리 답 8개)에 엔진의 몫을 0.6으로 두고 재우지 않는다. 두 스텝 가운데 어디에서 죽을까, 끝까지 갈까?
 
 # %%
 dies = guess("12.7", None, ("step 1", "step 2", "never"))
@@ -519,7 +500,7 @@ draw_steps(awake)
 dies.against(f"step {awake.last}" if awake.outcome.died else "never")
 
 # %% [markdown] lang="ko"
-# 첫 롤아웃의 16.41 GiB는 가중치 2.22 GiB와 엔진 14.19 GiB다. 첫 스텝은 끝까지 갔다. 죽은 것은 **둘째 스텝의 역전파**다. 첫 갱신에서 생긴 옵티마이저 상태가 이제 있는데, 학습하는 동안 할 일 없는 엔진이 카드의 60%를 그대로 쥐고 있다.
+# 첫 롤아웃의 16.41 GiB는 가중치 2.22 GiB와 엔진 14.19 GiB다. 첫 스텝은 끝까지 갔다. 죽은 것은 **둘째 스텝의 역전파**다. 첫 갱신에서 생긴 옵티마이저 상태가 이제 있는데, 학습하는 동안 할 일 없는 엔진이 카드의 60%를 그대로 쥐고 있다. 그 역전파에는 9.53 + 14.19 = 23.72 GiB가 있어야 하므로 23.16 GiB를 넘는다(9.53은 12.6절의 표). 그림의 높이는 할당이다. 한도보다 낮은 데서 죽은 것은 할당자의 예약이 이미 한도까지 찼기 때문이다(3장).
 #
 # TRL을 만드는 사람들이 처음부터 적어 둔 일이다. vLLM을 넣은 PR의 코드에는, 엔진을 만들 때 옵티마이저 상태는 아직 GPU에 없고 첫 갱신 뒤부터 내내 남으므로 자리를 남겨 두어야 하며 몫은 0.55가 잘 되더라는 주석이 있었다([trl #2600](https://github.com/huggingface/trl/pull/2600)).
 #
@@ -539,11 +520,11 @@ compare_steps({name: partial(grpo, completion=512, rollout=one) for name, one in
 # %% [markdown] lang="ko"
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 학습하는 동안은 그렇다. 엔진과 학습이 같은 자리를 **번갈아** 쓰므로 최대는 더한 것이 아니라 큰 쪽이다. 그러나 답을 만드는 동안에는 가중치와 옵티마이저 상태가 엔진과 함께 있다. 0.8이 **둘째 스텝의 롤아웃**에서 죽은 까닭이다(손실과 역전파의 값이 작은 것은 첫 스텝의 것뿐이라서다).
+# **조건부로 맞다.** 학습하는 동안은 그렇다. 엔진과 학습이 같은 자리를 **번갈아** 쓰므로 최대는 늘 있는 것에 둘 가운데 큰 쪽을 더한 것이다. 그러나 답을 만드는 동안에는 가중치와 옵티마이저 상태가 엔진과 함께 있다. 0.6은 6.68 + 14.19 = 20.87 GiB라 되지만, 0.8은 6.68 + 18.92 = 25.60 GiB라 **둘째 스텝의 롤아웃**에서 죽었다(손실과 역전파의 값이 작은 것은 첫 스텝의 것뿐이라서다).
 #
 # </details>
 #
-# - 0.1이면 재우지 않고도 11.89 GiB로 끝난다. 몫은 카드가 아니라 **가중치, 만들 답의 수와 길이**에 여유를 더해 정한다. 그래도 모자라면 재운다.
+# - 0.1이면(`vllm_max_model_length`를 적었다면) 재우지 않고도 11.89 GiB로 끝난다. 몫은 카드가 아니라 **가중치, 만들 답의 수와 길이**에 여유를 더해 정한다. 그래도 모자라면 재운다.
 # - 깨우기 전에 `empty_cache()`를 부른다. 학습 쪽 할당자가 쥔 빈 덩어리를 드라이버에 돌려주어야 엔진이 쓸 수 있다. TRL도 그렇게 한다(`vllm_generation.py`). 손수 만든 루프라면 이 줄을 빠뜨리지 않는다.
 # - TRL에서는 엔진 안에 가중치가 **한 벌 더** 있다. 위의 블록에는 이미 들어 있다. 12.6절의 4B를 T4에서 엔진과 함께 두지 못하는 까닭이기도 하다. 학습 쪽에 늘 있는 7.88 GiB의 거의 모두가 fp16 가중치이니, 두 벌이면 14.64 GiB를 넘고 재워도 답을 만드는 동안에는 두 벌이 함께 있다.
 #
@@ -569,9 +550,9 @@ def peak(held, step, engine, sleeps):
 exercise("12-2").check(peak)
 
 # %% [markdown] lang="ko"
-# ### 사건 12-B: 기본값 그대로인데 잘 되다가 죽는다
+# ### 사건 12-B: 몫은 기본값인데 잘 되다가 죽는다
 #
-# [trl #2927](https://github.com/huggingface/trl/issues/2927)은 두어 스텝은 잘 되다가 죽는다는 신고다. 엔진의 몫을 0.9에서 0.7로 줄이라는 조언을 따랐는데도 셋째 스텝에서 죽었다(카드를 둘 쓴 것도 있어 구성은 다르다). 같은 증상을 T4에서 일으킨다. 학습은 12.6절의 '0.6B, full'이고, 엔진의 몫은 TRL의 기본값인 0.3이며, 재우지 않는다. 재우지 않은 채로 끝까지 가는 **가장 큰 몫**을 0.05 단위로 찾는다. 엔진의 하한 0.12보다는 커야 한다. 연습 12-2의 식에 12.6절의 표와 T4의 크기(아래의 첫 줄, 쓸 수 있는 것은 14.64 GiB)를 넣어 먼저 예상하고 `run(fraction=…)`으로 확인한다.
+# [trl #2927](https://github.com/huggingface/trl/issues/2927)은 두어 스텝은 잘 되다가 죽는다는 신고다. 엔진의 몫을 0.9에서 0.7로 줄이라는 조언을 따랐는데도 셋째 스텝에서 죽었다(카드를 둘 쓴 것도 있어 구성은 다르다). 같은 증상을 T4에서 일으킨다. 학습은 12.6절의 '0.6B, full'이고, 엔진의 몫은 TRL의 기본값인 0.3이며, 재우지 않는다(`vllm_max_model_length=768`은 적은 것으로 친다. 적지 않으면 앞에서 보았듯이 이 몫으로는 vLLM이 시작하지 않는다). 재우지 않은 채로 끝까지 가는 **가장 큰 몫**을 0.05 단위로 찾는다. 엔진의 하한 0.12보다는 커야 한다. 연습 12-2의 식에 12.6절의 표와 T4의 크기(아래의 첫 줄, 쓸 수 있는 것은 14.64 GiB)를 넣어 먼저 예상하고 `run(fraction=…)`으로 확인한다.
 
 # %%
 print(human_bytes(card("T4").memory_bytes))
@@ -587,7 +568,7 @@ case("12-B").check(fraction)
 # %% [markdown] lang="ko"
 # <details><summary>찾은 다음에</summary>
 #
-# - 0.25면 식으로 10.37 + 0.25 × 14.74 = 14.06 GiB라 들어가고, 실행해도 끝까지 간다. 그러나 남는 것이 0.58 GiB이고, 카드에 들어가야 하는 것은 할당이 아니라 그보다 많은 예약이다(3장). 진짜 학습이라면 한 단계 아래인 0.2를 준다.
+# - 0.3이면 10.37 + 4.42 = 14.79 GiB라 단편화를 없애도 넘친다. 0.25면 식으로 10.37 + 0.25 × 14.74 = 14.06 GiB라 들어가고, 실행해도 끝까지 간다. 그러나 남는 것이 0.58 GiB이고, 카드에 들어가야 하는 것은 할당이 아니라 그보다 많은 예약이다(3장). 진짜 학습이라면 한 단계 아래인 0.2를 준다.
 # - 0.1도 여기서는 끝까지 가지만 1.47 GiB라 엔진의 하한 1.77 GiB에 모자란다. 이 블록은 그것을 따지지 않고, 진짜 엔진은 따진다.
 # - 몫을 줄이지 않는 길도 둘 있다. 재우거나(`run(fraction=0.3, sleeps=True)`), 3.12절의 한 줄로 학습 쪽을 줄인다. 식으로는 9.53 + 0.3 × 14.74 = 13.95 GiB다.
 #
@@ -595,7 +576,7 @@ case("12-B").check(fraction)
 #
 # ## 12.8 직접 바꿔 보기
 #
-# 패널은 단계마다 **적어도** 얼마가 있어야 하는지를 식으로 계산한다. 가중치, 기준 모델, 옵티마이저 상태, 그레이디언트, fp32 가중치의 16비트 사본(autocast), KV 캐시, 층의 입력(체크포인팅을 켠 것으로 센다), 로짓의 타일, 엔진의 몫이다. 임시 텐서는 세지 않으므로 하한이다. 하한이 넘치면 들어가지 않고, 하한이 들어가도 여유가 있어야 한다.
+# 패널은 단계마다 **적어도** 얼마가 있어야 하는지를 식으로 계산한다. 가중치, 기준 모델, 옵티마이저 상태, 그레이디언트, fp32 가중치의 16비트 사본(autocast), KV 캐시, 층의 입력(체크포인팅을 켠 것으로 센다), 로짓의 타일, 엔진의 몫이다. LoRA의 얼린 가중치는 16비트로 읽은 것으로 센다(12.3절의 `half`). 임시 텐서는 세지 않으므로 하한이다. 하한이 넘치면 들어가지 않고, 하한이 들어가도 여유가 있어야 한다.
 #
 # ![RTX 4090에서 Qwen3-0.6B 전체를 GRPO로 학습할 때 단계마다의 하한. 세 단계 모두 23.16 GiB 안에 들어간다.](../../image/12_grpo_panel.svg)
 #
@@ -619,7 +600,7 @@ grpo_panel()
 # %% [markdown] lang="ko"
 # ## 12.9 T4에서 쓰는 스크립트 둘
 #
-# 12.6절의 '4B, LoRA'와 12.5절의 8B를 여느 스크립트로 쓰면 이렇다(`reward`와 `data`는 자기 것). 둘 다 맨 위에 3.12절의 한 줄이 있다. 주석의 수는 이 장에서 실행한 최대(할당)다. 첫째는 그 줄을 적은 값이고, 둘째는 적지 않은 값이다.
+# 12.6절의 '4B, LoRA'와 12.5절의 8B를 여느 스크립트로 쓰면 이렇다(`reward`와 `data`는 자기 것). 둘 다 맨 위에 3.12절의 한 줄이 있다. 주석의 수는 이 장에서 실행한 최대(할당)다. 첫째는 그 줄을 적은 값이고, 둘째는 적지 않은 값이다. 진짜 T4에서는 아직 돌려 보지 않았다.
 #
 # ```python
 # from peft import LoraConfig
@@ -627,7 +608,7 @@ grpo_panel()
 # from trl import GRPOConfig, GRPOTrainer
 #
 # sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False  # T4: math 커널을 피한다
-# # 질문과 답을 더해 768토큰이면 10.48 GiB다
+# # 질문과 답을 더해 768토큰이면 10.48 GiB다. 질문을 자르는 설정은 없으니 긴 질문은 data에서 먼저 거른다
 # arguments = GRPOConfig(
 #     "out", fp16=True, per_device_train_batch_size=8, num_generations=8, steps_per_generation=1,
 #     max_completion_length=512, model_init_kwargs={"dtype": "float16"},
@@ -646,8 +627,8 @@ grpo_panel()
 # sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False  # T4: math 커널을 피한다
 # lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
 # four_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float16)
-# arguments = DPOConfig(  # 1,024토큰에서 자른다. 7.79 GiB다
-#     "out", fp16=True, per_device_train_batch_size=1,
+# arguments = DPOConfig(  # 맨 위의 줄이 없을 때 7.79 GiB다
+#     "out", fp16=True, per_device_train_batch_size=1, max_length=1024,
 #     model_init_kwargs={"dtype": "float16", "quantization_config": four_bits},
 # )
 # trainer = DPOTrainer("meta-llama/Llama-3.1-8B", args=arguments, train_dataset=data, peft_config=lora)
@@ -670,7 +651,7 @@ guesses()
 # | 배치를 줄여도 DPO가 죽는다 | 기준 모델 한 벌 | `precompute_ref_log_probs=True`, LoRA(`peft_config`) |
 # | DPO의 손실에서 죽는다 | 통째로 만든 로짓 | 로짓을 조각으로 만드는 손실(TRL 1.16의 기본값), 배치, `max_length`(LLaMA-Factory는 `cutoff_len`). 손수 쓴 손실이라면 기준 모델을 부르기 전에 로짓을 놓고, `log_softmax`를 부른 뒤에 자른다 |
 # | GRPO의 롤아웃에서(엔진 없음) | KV 캐시, 남아 있는 옵티마이저 상태 | 한 번에 만드는 답의 수(`steps_per_generation`), `max_completion_length`, LoRA |
-# | GRPO의 손실과 역전파에서(엔진 없음) | 순전파 상태 | `gradient_checkpointing=True`, `max_completion_length`. 배치를 줄이고 누적하면 전체 학습에서는 오히려 늘 수 있다(12.6절) |
+# | GRPO의 손실과 역전파에서(엔진 없음) | 전체 학습이면 네 벌, LoRA라면 순전파 상태 | 전체 학습이면 LoRA나 옵티마이저(체크포인팅은 TRL이 이미 켠다). LoRA라면 `max_completion_length`, 배치를 줄이고 누적. 전체 학습에서 배치를 줄여 누적하면 오히려 늘 수 있다(12.6절) |
 # | 둘째 스텝의 손실과 역전파에서(엔진을 재우지 않음) | 첫 갱신에서 생긴 옵티마이저 상태와 쥐고 있는 엔진 | `vllm_gpu_memory_utilization`을 줄인다(하한은 가중치 + 답의 KV 캐시 + 여유). 모자라면 `vllm_enable_sleep_mode=True` |
 # | 둘째 스텝의 롤아웃에서(엔진을 재움) | 첫 갱신에서 생긴 옵티마이저 상태와 깨어난 엔진 | 몫을 줄이고 `vllm_max_model_length`를 적는다. LoRA |
 # | T4에서 어떤 스텝만 죽는다 | 길이가 모두 같아 math 커널로 간 어텐션 | 3.12절의 한 줄 |
@@ -722,9 +703,51 @@ print(f"{both - alone:,} {alone - single:,}")
 #
 # T4에서 잰 것은 없고, vLLM과 함께 돌린 것도 없다.
 #
+# ### 8B에서 로짓을 통째로 만들면
+#
+# 12.4절의 `whole_dpo`를 12.5절의 8B로, 길이 1,024와 2,048에서 실행한다. 갱신은 없다.
+
+# %%
+load = partial(loaded, "meta-llama/Llama-3.1-8B", quantization_config=four_bits)
+compare({f"whole logits, {n:,}": partial(whole_dpo, 1, n, load=load) for n in (1024, 2048)}, "T4", ram=False)
+
+# %% [markdown] lang="ko"
+# 1,024토큰은 11.23 GiB로 끝나고 2,048토큰은 죽는다. 13.44 + 1.00은 14.64보다 작지만 단편화를 없애도 넘친다. 마지막에 달라고 한 1 GiB는 12.5절에서 본 어텐션의 행렬인데, 그것이 없어도 로짓 다섯 벌(1.96 GiB씩)과 4비트 모델(3.66 + 1.96 GiB)만으로 14.64 GiB를 넘는다.
+#
+# ### T4에서 한 줄과 `generate`
+#
+# 12.6절에서 남긴 물음이 셋이다. 3.12절의 한 줄을 적으면 길이가 같아도 math를 피할까? 4B는 답을 `generate`로 만들어도 들어갈까? 4비트로 읽으면 8B도 될까? 512토큰을 하나씩 만들면 오래 걸리므로, 질문을 760토큰으로 늘리고 답은 8토큰만 만든다. 다 만들었을 때의 KV 캐시는 똑같이 768토큰이고, 긴 질문을 한꺼번에 읽으므로 롤아웃이 더 쓸 수는 있어도 덜 쓰지는 않는다. 다만 손실과 역전파는 답 8토큰의 것이라, 512토큰을 다 만든 것으로 따로 확인했다.
+
+# %%
+from transformers.integrations import sdpa_attention
+
+as_shipped = sdpa_attention.use_gqa_in_sdpa
+sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False
+generated = partial(grpo, prompt=760, model="Qwen/Qwen3-4B", peft_config=lora, **half)
+eight = {"model": "Qwen/Qwen3-8B", "model_init_kwargs": {"dtype": "float16", "quantization_config": four_bits}}
+generated_8b = partial(grpo, prompt=760, peft_config=lora, **eight)
+rows = {"0.6B, full, repeat_kv": longer, "4B, LoRA, generate": generated, "8B, QLoRA, generate": generated_8b}
+found = compare_steps(rows, "T4")
+sdpa_attention.use_gqa_in_sdpa = as_shipped
+found
+
+# %% [markdown] lang="ko"
+# 첫 줄은 9.53 GiB다. 길이가 같아도 math를 피했다. 둘째 줄의 롤아웃은 9.56 GiB로, 답을 건네받은 12.6절의 표(7.88 GiB)보다 높지만 역전파의 10.48 GiB보다 낮다. `generate`로 만들어도 이 학습의 최대는 역전파다. 셋째 줄의 8B는 4비트라 fp16으로 읽은 4B보다도 적다. (512토큰을 다 만든 것도 한 번 실행해 보았다. 이 컴퓨터로 5분 남짓 걸렸고, 최대는 같은 10.48 GiB였다.)
+#
 # ### 오류의 크기에서 길이로
 #
-# 연습 12-1의 식을 거꾸로도 쓴다. 같은 모델과 설정으로 SFT는 한 장에 들어가는데 DPO는 32 GB 카드 여덟 장에서 배치 1로도 죽었다는 신고([LlamaFactory #6800](https://github.com/hiyouga/LlamaFactory/issues/6800))의 메시지다.
+# **연습 12-1.** 로짓을 통째로 만드는 DPO에서, 로짓은 모두 몇 바이트인가? 마지막 토큰도 빼지 않고 문장마다 `length`개로 센다. `each`는 수 하나의 바이트다. 정책의 로짓이 한 벌 있고, `reference`가 참이면 기준 모델의 로짓도 한 벌 함께 있다. 막히면 `exercise("12-1").hint()`를 실행한다.
+
+
+# %%
+def dpo_logits(pairs, length, vocabulary, each, reference):
+    return ...
+
+
+exercise("12-1").check(dpo_logits)
+
+# %% [markdown] lang="ko"
+# 이 식을 거꾸로도 쓴다. 같은 모델과 설정으로 SFT는 한 장에 들어가는데 DPO는 32 GB 카드 여덟 장에서 배치 1로도 죽었다는 신고([LlamaFactory #6800](https://github.com/hiyouga/LlamaFactory/issues/6800))의 메시지다.
 #
 # ```
 # line 3479, in cross_entropy
@@ -736,7 +759,7 @@ print(f"{both - alone:,} {alone - single:,}")
 #
 # <details><summary>답</summary>
 #
-# 4.64는 1.41 + 5.51보다 작다. 10장의 규칙으로는 **단편화**부터 의심하고, `expandable_segments:True`를 먼저 해 본다.
+# 4.64는 1.41 + 5.51보다 작다. 빈자리를 모으면 이 요청은 통과할 수 있으니(10.1절) `expandable_segments:True`를 먼저 해 본다. 켜고도 죽으면 단편화가 아니다.
 #
 # 4.64 × 2³⁰ / (152,064 × 4) = 8,191이다. 쌍 하나는 문장 둘이므로 하나에 4,096토큰쯤이다. 그런데 DPO의 손실에 왜 `cross_entropy`가 있을까? 그 무렵(2025년 1월)의 LLaMA-Factory는 `labels`까지 모델에 건네서, DPO가 쓰지 않는 SFT 손실을 순전파마다 계산했다. 지금은 `labels`를 빼고 부른다. (그 사람의 데이터를 본 것은 아니다.)
 #
@@ -755,4 +778,4 @@ for completion, steps in ((8, two), (512, base)):
         print(f"{completion:3} {phase:9} {peaks[phase] / sum(floor[phase].values()):.3f}")
 
 # %% [markdown] lang="ko"
-# 1보다 크고 1에 가깝다. 나머지는 임시 텐서처럼 하한이 세지 않은 것이다. 512의 롤아웃은 답을 건네받은 것이라 1보다 작다. 하한은 `generate`를 전제로 KV 캐시와 16비트 사본을 센다.
+# 512의 롤아웃 말고는 모두 1보다 크고 1에 가깝다. 나머지는 임시 텐서처럼 하한이 세지 않은 것이다. 512의 롤아웃은 답을 건네받은 것이라 1보다 작다. 하한은 `generate`를 전제로 KV 캐시와 16비트 사본을 센다.
