@@ -84,7 +84,7 @@ def says(found: Foreign) -> str:
             en="The card's memory ran out, and this message has no numbers: what held how much cannot be read off it.",
         ),
         LIBRARY: tr(
-            ko=f"{found.name}이 스스로 잡으려던 메모리를 얻지 못했다. 이름은 다르지만 GPU 메모리 부족인 일이 많다.",
+            ko=f"{found.name} 쪽에서 잡으려던 메모리를 얻지 못했다. 이름은 다르지만 GPU 메모리 부족인 일이 많다.",
             en=f"{found.name} did not get memory that it asks the driver for: often a full card by another name.",
         ),
         HOST: tr(
