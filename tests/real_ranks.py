@@ -1,5 +1,7 @@
 """What the tests' ranks run: a step at each ZeRO stage whose bytes are counted, and everything that can go wrong."""
 
+import contextlib
+import copy
 import os
 import re
 import signal
@@ -11,8 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 from transformers import LlamaConfig
 
+from benchmarks.levers.ranks import plan_of_tokens
 from helpers.ranks.training import weigh
 from virtual_gpu.models.adapters import add_adapters
 from virtual_gpu.models.build import build_model
@@ -96,6 +100,27 @@ def one_step_of_qlora():
         "momentum": weigh(_states(optimizer, "exp_avg")),
         "variance": weigh(_states(optimizer, "exp_avg_sq")),
     }
+
+
+def tokens_between_ranks(logits_whole):
+    """How far a small Llama, its tokens and tensors split between the ranks, is off the whole one: loss, gradients."""
+    config = tiny_llama()
+    config.vocab_size, config.num_attention_heads, config.num_key_value_heads = 300, 4, 2
+    torch.manual_seed(0)
+    whole = build_model(config, torch.float64, device="cpu")
+    split = copy.deepcopy(whole)
+    parallelize_module(split, init_device_mesh("cpu", (dist.get_world_size(),)), plan_of_tokens(logits_whole))
+    tokens = torch.arange(2 * 16).reshape(2, 16) * 7 % 300
+    expected = whole(input_ids=tokens, labels=tokens, use_cache=False).loss
+    expected.backward()
+    with contextlib.nullcontext() if logits_whole else loss_parallel():
+        loss = split(input_ids=tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
+    loss = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+    off = [float((loss - expected).abs())]
+    for mine, other in zip(split.parameters(), whole.parameters(), strict=True):
+        off.append(float((mine.grad.full_tensor() - other.grad).abs().max()))
+    return max(off)
 
 
 def who(number):

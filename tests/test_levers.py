@@ -13,7 +13,7 @@ from benchmarks.levers import __main__ as levers
 from benchmarks.levers import activations, losses, optimizers
 from benchmarks.levers.catalogue import BASES, EQUAL, LEVERS, Lever
 from benchmarks.levers.program import Traffic, checkpointed, loss_of_model
-from tools import lever_claims, lever_words
+from tools import lever_claims, lever_words, lever_words_cards
 from tools import levers as tool
 from virtual_gpu.program.context import cuda
 from virtual_gpu.step.predict import predict_memory
@@ -28,9 +28,9 @@ def test_the_page_is_what_the_record_says():
 
 def test_every_lever_has_its_words_and_its_programs():
     assert len(BY_KEY) == len(LEVERS)
-    assert set(BY_KEY) == set(lever_words.WORDS) and set(BASES) == set(lever_words.BASE_WORDS)
+    assert set(BY_KEY) == set(tool.WORDS) and set(BASES) == set(tool.BASE_WORDS)
     assert all(base in BASES for lever in LEVERS for base in lever.bases)
-    assert {lever.group for lever in LEVERS} == set(lever_words.GROUPS)
+    assert {lever.group for lever in LEVERS} == set(lever_words.GROUPS) | set(lever_words_cards.CARD_GROUPS)
     for base, rows in RECORD.items():
         assert {"base"} <= set(rows) <= {"base"} | {key for key, lever in BY_KEY.items() if base in lever.bases}
 

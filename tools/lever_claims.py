@@ -138,6 +138,43 @@ def _qlora(rows: Rows, chapter_8: tuple[int, int] | None = None) -> tuple[str, s
     return (TRUE if all(less) else CONDITIONAL if any(less) else FALSE), said
 
 
+def _half(rows: Rows) -> tuple[str, str]:
+    pairs = [(name, rows[name]["base"]["peak"], rows[name]["fsdp2"]["peak"]) for name in ("1.3b-x2", "8b-x8")]
+    pairs.append(("8b-lora-x2", rows["8b-lora-x2"]["base"]["peak"], rows["8b-lora-x2"]["fsdp2_lora"]["peak"]))
+    near = [0.45 < fsdp2 / ddp < 0.55 for _, ddp, fsdp2 in pairs]
+    less = [fsdp2 < 0.55 * ddp for _, ddp, fsdp2 in pairs]
+    said = ", ".join(f"`{name}`: {gib(ddp)}에서 {gib(fsdp2)}({fsdp2 / ddp * 100:.0f}%)" for name, ddp, fsdp2 in pairs)
+    return (TRUE if all(near) else CONDITIONAL if any(less) else FALSE), (
+        f"{said}. 상태는 카드 수로 나누어지고(DDP의 묶음도 없어진다) 순전파 상태는 나누어지지 않는다. "
+        "절반은 어느 쪽도 아니다"
+    )
+
+
+def _hybrid(rows: Rows) -> tuple[str, str]:
+    fsdp2, hsdp, ddp = (rows["8b-x8"][name] for name in ("fsdp2", "hsdp", "base"))
+    verdict = TRUE if hsdp["peak"] < 1.1 * fsdp2["peak"] else FALSE
+    return verdict, (
+        f"여덟 장을 네 장씩 두 묶음으로 나누면 {gib(hsdp['peak'])}, 여덟 장으로 나누면 {gib(fsdp2['peak'])}다"
+        f"(DDP {gib(ddp['peak'])}). 상태를 8이 아니라 4로 나누기 때문이다. 보내는 양도 {gb(fsdp2['sent'])}에서 "
+        f"{gb(hsdp['sent'])}로 는다. 얻는 것은 모으는 일이 네 장 안에서 끝나는 것이다"
+    )
+
+
+def _by_n(rows: Rows, alone: int | None = None) -> tuple[str, str]:
+    """alone: what one card would need for the same text."""
+    if alone is None:
+        same = {"precision": "mixed_bf16", "optimizer": "adamw_fused", "gradient_checkpointing": True}
+        setting = Setting(batch_size=1, sequence_length=2048, model_id=LARGE, **same)
+        alone = predict_memory(setting, gpu="H100").peak_bytes
+    tensor, sequence, loss = (rows["8b-x8"][name]["peak"] for name in ("tensor", "sequence", "loss_parallel"))
+    verdict = TRUE if tensor < 1.05 * alone / 8 else CONDITIONAL if loss < 1.05 * alone / 8 else FALSE
+    return verdict, (
+        f"글 하나(1 × 2048)를 한 장이 하면 {gib(alone)}, 그 8분의 1은 {gib(alone / 8)}다. 텐서 병렬 8은 "
+        f"{gib(tensor)}, 시퀀스 병렬까지 {gib(sequence)}, 로짓까지 나누면 {gib(loss)}다. 모델의 계획은 블록의 행렬과 "
+        "머리를 나누고, 로짓은 카드마다 온전히 모은다"
+    )
+
+
 _LLAMA_FACTORY = "[LLaMA-Factory README](https://github.com/hiyouga/LLaMA-Factory#hardware-requirement)"
 CLAIMS = (
     Claim(
@@ -173,6 +210,19 @@ CLAIMS = (
         "[bitsandbytes #1569](https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1569)가 묻는 것",
         tuple((b, k) for b in ("1.3b-lora", "8b-lora") for k in ("base", "nf4", "checkpointing", "nf4_checkpointed")),
         _qlora,
+    ),
+    Claim(
+        "FSDP는 DDP의 메모리를 절반으로 줄인다", "실무에서 하는 말",
+        (*((base, key) for base in ("1.3b-x2", "8b-x8") for key in ("base", "fsdp2")), ("8b-lora-x2", "base"),
+         ("8b-lora-x2", "fsdp2_lora")), _half,
+    ),
+    Claim(
+        "HSDP도 FSDP만큼 적게 든다", "실무에서 하는 말",
+        tuple(("8b-x8", key) for key in ("base", "fsdp2", "hsdp")), _hybrid,
+    ),
+    Claim(
+        "텐서 병렬은 모든 것을 N으로 나눈다", "실무에서 하는 말",
+        tuple(("8b-x8", key) for key in ("tensor", "sequence", "loss_parallel")), _by_n,
     ),
 )  # fmt: skip
 

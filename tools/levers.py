@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.levers.__main__ import RECORD
 from benchmarks.levers.catalogue import BASES, LEVERS, Lever
 from tools.lever_claims import section
-from tools.lever_words import BASE_WORDS, GROUPS, HEAD, PHASES, RESULTS, TAIL, WORDS
+from tools.lever_words import BASE_WORDS as ONE_CARD
+from tools.lever_words import GROUPS, HEAD, PHASES, RESULTS, TAIL
+from tools.lever_words import WORDS as ON_ONE_CARD
+from tools.lever_words_cards import CARD_BASE_WORDS, CARD_GROUPS, CARD_WORDS, CARDS_HEAD, CARDS_WAITING
 from virtual_gpu.cards import card
+from virtual_gpu.shards.nccl import of_groups
 from virtual_gpu.units import GiB
 
+WORDS, BASE_WORDS = ON_ONE_CARD | CARD_WORDS, ONE_CARD | CARD_BASE_WORDS
 PAGE = RECORD.parent.parent / "docs" / "levers.md"
 
 
@@ -39,12 +45,22 @@ def page(record: dict[str, Any]) -> str:
         bases="\n".join(base_row(base, rows[base]["base"]) for base in BASES if base in rows),
         **{name: some[name].split("+")[0] for name in ("torch", "transformers", "peft")},
     )
-    for group, title in GROUPS.items():
-        ran = {key for row in rows.values() for key in row}
+    text += sections(GROUPS, "##", table, rows)
+    two, more = (f"{of_groups((size,)).likely / 2**20:.0f}" for size in (2, 3))
+    text += CARDS_HEAD.format(two=two, more=more) + sections(CARD_GROUPS, "###", table_of_cards, rows)
+    tail = TAIL.format(waiting=waiting(rows))
+    return f"{text}\n## 주장을 계산해 보기\n\n{section(rows)}\n{tail}{CARDS_WAITING}"
+
+
+def sections(groups: dict[str, str], mark: str, table: Callable, rows: dict[str, Any]) -> str:
+    """Each group's levers that were run: what they take, and the lines to write."""
+    ran = {key for row in rows.values() for key in row}
+    text = ""
+    for group, title in groups.items():
         levers = [lever for lever in LEVERS if lever.group == group and lever.key in ran]
         if levers:
-            text += f"\n## {title}\n\n{table(levers, rows)}\n\n{lines(levers, rows)}\n"
-    return f"{text}\n## 주장을 계산해 보기\n\n{section(rows)}\n{TAIL.format(waiting=waiting(rows))}"
+            text += f"\n{mark} {title}\n\n{table(levers, rows)}\n\n{lines(levers, rows)}\n"
+    return text
 
 
 def waiting(rows: dict[str, Any]) -> str:
@@ -85,6 +101,33 @@ def table(levers: list[Lever], rows: dict[str, Any]) -> str:
             f"{RESULTS.get(lever.result, '같다')} | {words.note} |"
         )
     return "\n".join(found)
+
+
+def table_of_cards(levers: list[Lever], rows: dict[str, Any]) -> str:
+    """What one of several cards takes, has reserved and sends."""
+    bases = [base for base in BASES if base in rows and any(base in lever.bases for lever in levers)]
+    heads = "".join(f" `{base}` | 예약 | 보내는 양 |" for base in bases)
+    found = [f"| 레버 |{heads} 연산 | 결과 | 참고 |", f"|---|{'---:|' * (3 * len(bases) + 1)}---|---|"]
+
+    def cells(key: str) -> str:
+        return " | ".join(cells_of_card(rows[base], key) for base in bases)
+
+    found.append(f"| (출발점) | {cells('base')} |  |  |  |")
+    for lever in levers:
+        words = WORDS[lever.key]
+        largest = next(base for base in reversed(bases) if lever.key in rows[base])
+        note = words.note.format(traffic=traffic(rows[largest][lever.key]))
+        flops = "세지 못함" if lever.kernels else more(rows[largest], lever.key)
+        found.append(f"| {words.title} | {cells(lever.key)} | {flops} | {RESULTS.get(lever.result, '같다')} | {note} |")
+    return "\n".join(found)
+
+
+def cells_of_card(rows: dict[str, Any], key: str) -> str:
+    if key not in rows:
+        return " |  | "
+    row = rows[key]
+    peak = gib(row["peak"]) if key == "base" else cell(rows, key)
+    return f"{peak} | {gib(row['reserved'])} | {row['sent'] / 1e9:.1f} GB"
 
 
 def cell(rows: dict[str, Any], key: str) -> str:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor.parallel import loss_parallel
 
 from . import activations as V
 from . import data as D
 from . import losses as L
 from . import optimizers as O
+from . import ranks as R
+from . import stages as S
 from . import weights as W
 from .kernels import triton_launches_nothing as triton
-from .program import Program, adapted, checkpointed
+from .program import LORA_RANK, Program, adapted, checkpointed, fused_adamw, nothing, whole
 
 SMALL, LARGE = "EleutherAI/polyglot-ko-1.3b", "meta-llama/Llama-3.1-8B"
 EQUAL, ROUNDING, OTHER = "equal", "rounding", "other"
@@ -34,8 +38,24 @@ BASES: dict[str, Program] = {
         "H100", "Qwen/Qwen3-30B-A3B", 1, 2048, torch.bfloat16, torch.bfloat16, adapt=W.attention_only,
         prepare=checkpointed,
     ),
+    "1.3b-x2": Program(
+        "T4", SMALL, 16, 256, torch.float32, torch.float16, prepare=checkpointed, split=R.ddp(), gpus=2
+    ),
+    "8b-x8": Program(
+        "H100", LARGE, 1, 2048, torch.float32, torch.bfloat16, prepare=checkpointed, split=R.ddp(), gpus=8
+    ),
+    "8b-long-x8": Program(
+        "H100", LARGE, 1, 16384, torch.float32, torch.bfloat16, load=R.on_meta, prepare=checkpointed,
+        split=R.fsdp2(R.halves(torch.bfloat16)), gpus=8,
+    ),
+    "8b-lora-x2": Program(
+        "RTX 3090", LARGE, 1, 2048, torch.bfloat16, torch.bfloat16, adapt=adapted, prepare=checkpointed,
+        split=R.ddp(), gpus=2,
+    ),
 }  # fmt: skip
 FULL, ADAPTERS, TEXTS, EXPERTS = ("1.3b", "8b"), ("1.3b-lora", "8b-lora"), ("8b-texts",), ("moe-lora",)
+TWO, EIGHT, LONG, TWO_ADAPTERS = ("1.3b-x2",), ("8b-x8",), ("8b-long-x8",), ("8b-lora-x2",)
+CARDS = TWO + EIGHT
 
 
 @dataclass(frozen=True)
@@ -43,20 +63,21 @@ class Lever:
     """A change of a program's pieces.
 
     bases: of which programs. result: what it does to what is computed: EQUAL, ROUNDING (the same mathematics in another
-    order or format), OTHER (another algorithm). needs: packages beside torch, transformers and peft. kernels: part of
-    the FLOPs is in kernels that nobody counts.
+    order or format), OTHER (another algorithm). needs: packages beside torch, transformers and peft. kernels: its FLOPs
+    cannot be counted, as where part of them is in kernels of its own.
     """
 
     key: str
     group: str
     bases: tuple[str, ...]
-    change: Mapping[str, Any]
+    change: Mapping[str, Any] | Callable[[Program], Mapping[str, Any]]
     result: str
     needs: tuple[str, ...] = ()
     kernels: bool = False
 
     def of(self, base: str) -> Program:
-        return replace(BASES[base], **self.change)
+        change = self.change(BASES[base]) if callable(self.change) else self.change
+        return replace(BASES[base], **change)
 
     def missing(self) -> list[str]:
         """The packages that it needs and that are not installed."""
@@ -73,6 +94,37 @@ def installed(package: str) -> str | None:
 
 def _galore(optim: str, arguments: str) -> Any:
     return {"optimizer": O.by_trainer(optim, optim_target_modules="all-linear", optim_args=arguments)}
+
+
+def _fsdp2(**settings: Any) -> Callable[[Program], dict[str, Any]]:
+    """In the 16 bits of the program, as accelerate runs it, but for other settings."""
+    return lambda base: {
+        "load": R.on_meta, "split": R.fsdp2(**{"policy": R.halves(base.autocast)} | settings),
+    }  # fmt: skip
+
+
+def _zero_1(**settings: Any) -> Callable[[Program], dict[str, Any]]:
+    return lambda base: {"optimizer": R.zero_1, "split": R.ddp(**settings), "rank": R.fullest(base)}
+
+
+def _sharded_adapters(method: str) -> dict[str, Any]:
+    split = R.fsdp2(R.halves(torch.bfloat16))
+    return {"load": R.with_adapters(method, LORA_RANK), "adapt": None, "split": split}
+
+
+def _accumulating(start: Any, waits: Any = None) -> Callable[[Program], dict[str, Any]]:
+    return lambda base: {**(start(base) if start else {}), "passes": R.accumulated(waits)}
+
+
+def _stage(schedule: str, rank: int) -> dict[str, Any]:
+    return {
+        "load": S.stage_of(schedule), "prepare": nothing, "split": whole, "passes": S.scheduled, "batch": 32,
+        "rank": rank,
+    }  # fmt: skip
+
+
+def _tensors(split: Any, **more: Any) -> dict[str, Any]:
+    return {"load": R.on_meta, "split": split, "optimizer": R.adamw_of_both, **more}
 
 
 _RANK = f"rank={O.RANK}"
@@ -139,4 +191,47 @@ LEVERS = (
         kernels=True,
     ),
     Lever("experts_too", "experts", EXPERTS, {"adapt": W.experts_too}, OTHER),
+    Lever("bucket_view", "cards", CARDS, {"split": R.ddp(gradient_as_bucket_view=True)}, EQUAL),
+    Lever("zero_1", "cards", CARDS, _zero_1(), EQUAL),
+    Lever("zero_1_view", "cards", CARDS, _zero_1(gradient_as_bucket_view=True), EQUAL),
+    Lever("fsdp2", "cards", CARDS, _fsdp2(), ROUNDING),
+    Lever("fsdp2_blocks", "cards", CARDS, _fsdp2(only_blocks=True), ROUNDING),
+    Lever("fsdp2_kept", "cards", CARDS, _fsdp2(keep=True), ROUNDING),
+    Lever("fsdp2_all_saved", "cards", CARDS, lambda base: {**_fsdp2()(base), "prepare": nothing}, ROUNDING),
+    Lever(
+        "fsdp2_sums_32", "cards", CARDS,
+        lambda base: _fsdp2(policy=MixedPrecisionPolicy(base.autocast, torch.float32))(base), ROUNDING,
+    ),
+    Lever("fsdp2_32", "cards", CARDS, _fsdp2(policy=None), ROUNDING),
+    Lever("hsdp", "cards", EIGHT, _fsdp2(grid=(2, 4)), ROUNDING),
+    Lever(
+        "fsdp2_offload", "cards", EIGHT,
+        # one tensor at a time: the step is in the RAM of whoever runs this, 12 GB of it
+        lambda base: {**_fsdp2(on_cpu=True)(base), "optimizer": O.pytorch("AdamW", foreach=False)}, ROUNDING,
+    ),
+    Lever("ddp_accumulated", "cards", CARDS, _accumulating(None), EQUAL),
+    Lever("ddp_no_sync", "cards", CARDS, _accumulating(None, R.ddp_waits), ROUNDING),
+    Lever("fsdp2_accumulated", "cards", CARDS, _accumulating(_fsdp2()), ROUNDING),
+    Lever("fsdp2_no_sync", "cards", CARDS, _accumulating(_fsdp2(), R.fsdp2_waits), ROUNDING),
+    Lever("tensor", "cards_split", EIGHT, _tensors(R.tensors), ROUNDING),
+    Lever("sequence", "cards_split", EIGHT + LONG, _tensors(R.tokens_too(logits_whole=True)), ROUNDING),
+    Lever(
+        "loss_parallel", "cards_split", EIGHT + LONG,
+        _tensors(R.tokens_too(logits_whole=False), around=loss_parallel), ROUNDING,
+    ),
+    Lever(
+        "fsdp2_tensor", "cards_split", EIGHT,
+        _tensors(R.tensors_and_fsdp2(R.halves(torch.bfloat16), together=2), optimizer=fused_adamw), ROUNDING,
+    ),
+    Lever(
+        "context", "cards_split", LONG,
+        {"prepare": R.without_masks, "data": R.next_tokens, "loss": R.loss_of_part, "passes": R.text_in_parts},
+        ROUNDING, kernels=True,  # DTensor asks for the shape of the whole text's attention, which is counted as work
+    ),
+    Lever("gpipe", "cards_split", EIGHT, _stage("ScheduleGPipe", 0), ROUNDING),
+    Lever("one_f_one_b", "cards_split", EIGHT, _stage("Schedule1F1B", 0), ROUNDING),
+    Lever("one_f_one_b_last", "cards_split", EIGHT, _stage("Schedule1F1B", 7), ROUNDING),
+    Lever("fsdp2_lora", "cards_lora", TWO_ADAPTERS, _sharded_adapters("lora"), ROUNDING),
+    Lever("ddp_qlora", "cards_lora", TWO_ADAPTERS, {"load": W.four_bits("nf4", double=True)}, OTHER, BNB),
+    Lever("fsdp2_qlora", "cards_lora", TWO_ADAPTERS, _sharded_adapters("qlora"), OTHER, BNB),
 )  # fmt: skip

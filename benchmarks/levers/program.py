@@ -1,4 +1,4 @@
-"""One training program for a card, written as one writes it with PyTorch; a lever replaces one piece of it."""
+"""One training program for a card, or for one of several, as one writes it with PyTorch; a lever changes one piece."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, mm_flop
 
 from virtual_gpu.cards import card
-from virtual_gpu.program import device
+from virtual_gpu.program import device, pipeline, ranks
 from virtual_gpu.program.context import cuda
+from virtual_gpu.shards.collectives import NOTHING_SENT
+from virtual_gpu.shards.nccl import of_groups
 
 STEPS = 2  # the second is the first with the whole optimizer state from its beginning
 LORA_RANK = 16
@@ -81,9 +86,31 @@ def checkpointed(model: nn.Module) -> None:
     model.enable_input_require_grads()
 
 
+def whole(model: nn.Module) -> nn.Module:
+    """Nobody else has a part of the model."""
+    return model
+
+
+Batch = dict[str, torch.Tensor]
+Backward = Callable[[torch.Tensor], None]
+Ended = Callable[[str], None]  # told the name of a phase as it ends
+
+
+def once(program: Program, model: nn.Module, batch: Batch, backward: Backward, ended: Ended) -> None:
+    """Forward and backward of one batch."""
+    with program.saving(model), program.casting():
+        loss = program.loss(model, batch)
+    ended("forward")
+    backward(loss)
+    ended("backward")
+
+
 @dataclass(frozen=True)
 class Program:
-    """What is trained, and the pieces of how. batch: texts; length: tokens; weights, autocast: types."""
+    """What is trained, and the pieces of how. batch: texts; length: tokens; weights, autocast: types.
+
+    gpus: cards, each with a batch of its own; this is number `rank` of them. split: what is shared with the others.
+    """
 
     card: str
     model_id: str
@@ -101,6 +128,19 @@ class Program:
     loss: Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor] = loss_of_model
     saving: Callable[[nn.Module], contextlib.AbstractContextManager] = keeping
     optimizer: Callable[[nn.Module], Any] = fused_adamw
+    gpus: int = 1
+    rank: int = 0
+    split: Callable[[nn.Module], nn.Module] = whole
+    passes: Callable[[Program, nn.Module, Batch, Backward, Ended], None] = once
+
+    def casting(self) -> contextlib.AbstractContextManager:
+        """Autocast, where the program has it."""
+        return torch.autocast("cuda", self.autocast, enabled=self.autocast is not None)
+
+    @property
+    def room(self) -> int:
+        """Bytes of the card for PyTorch's allocator: what NCCL likely takes for a group of all cards is beside it."""
+        return card(self.card).capacity_bytes - of_groups((self.gpus,)).likely
 
 
 @dataclass(frozen=True)
@@ -108,7 +148,8 @@ class Measured:
     """Of optimizer steps on a card without a limit: two for the bytes, and one more to count operations.
 
     peak: bytes of tensors at most; phase: where; reserved: what the allocator had taken by then; fits: whether the card
-    has room. flops: matrix products of a step; traffic: bytes copied between card and RAM in it, both ways.
+    has room. flops: matrix products of a step; traffic: bytes copied between card and RAM in it, both ways;
+    sent: bytes of what this card's collectives work on (`Sent`).
     """
 
     peak: int
@@ -117,6 +158,7 @@ class Measured:
     fits: bool
     flops: int
     traffic: int
+    sent: int
 
 
 class Traffic(TorchDispatchMode):
@@ -139,12 +181,34 @@ class Traffic(TorchDispatchMode):
             self.nbytes += target.numel() * target.element_size()
 
 
+class Sent(TorchDispatchMode):
+    """Bytes that a rank's collectives work on, the larger of what goes in and comes out; an all-reduce counts twice.
+
+    So `rank_step` counts, and the ZeRO paper. In a ring of N cards each sends (N - 1) / N of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # what it sends for itself is an operation of its own
+        out = func(*args, **(kwargs or {}))
+        if func.namespace in ("c10d", "_c10d_functional"):
+            name = func._schema.name.split("::")[1].strip("_")
+            if name not in NOTHING_SENT and not name.startswith("recv"):
+                tensors = [t for t in tree_leaves((args, out)) if isinstance(t, torch.Tensor)]
+                twice = 2 if name in ("allreduce", "all_reduce") else 1
+                self.nbytes += twice * max(tensor.numel() * tensor.itemsize for tensor in tensors)
+        return out
+
+
 def measure(program: Program) -> Measured:
     """Run the program on its virtual card; whether it fits is tried where the cache might be given back in time."""
     found = _run(program, limited=False)
-    capacity = card(program.card).capacity_bytes
-    fits = found.reserved <= capacity
-    if not fits and found.peak <= capacity:
+    fits = found.reserved <= program.room
+    if not fits and found.peak <= program.room:
         try:
             _run(program, limited=True)
             fits = True
@@ -158,10 +222,20 @@ def _run(program: Program, limited: bool) -> Measured:
 
     huge, device._HUGE = device._HUGE, _SMALL
     try:
-        with program.around(), cuda(program.card, limited=limited):
+        with program.around(), cuda(program.card, limited=limited, rank=program.rank, gpus=program.gpus) as gpu:
+            if limited:
+                gpu.limit(program.room / gpu.spec.memory_bytes)
+            if program.gpus > 1:
+                ranks.install(gpu.patches, gpu, gpu.watch)
+                pipeline.install(gpu.patches, gpu.imports, _nobody)
+                dist.init_process_group("nccl")
             return _train(program)
     finally:
         device._HUGE = huge
+
+
+def _nobody(rank: int, stage: int) -> tuple:
+    raise NotImplementedError(f"stage {stage} is to know what it receives")
 
 
 def _train(program: Program) -> Measured:
@@ -170,6 +244,7 @@ def _train(program: Program) -> Measured:
         model = program.adapt(model)
     model.train()
     program.prepare(model)
+    model = program.split(model)
     optimizer = program.optimizer(model)
     scaler = torch.amp.GradScaler("cuda", enabled=program.autocast == torch.float16)
     peaks: dict[str, int] = {}
@@ -181,24 +256,23 @@ def _train(program: Program) -> Measured:
         reserved = max(reserved, torch.cuda.max_memory_reserved())
         torch.cuda.reset_peak_memory_stats()
 
-    def step() -> None:
-        batch = {name: tensor.cuda() for name, tensor in program.data(program).items()}
-        with program.saving(model), torch.autocast("cuda", program.autocast, enabled=program.autocast is not None):
-            loss = program.loss(model, batch)
-        ended("forward")
+    # what steps in the backward, or is no optimizer of PyTorch, cannot be stepped by the scaler
+    scaled = isinstance(optimizer, torch.optim.Optimizer)
+
+    def backward(loss: torch.Tensor) -> None:
         if hasattr(optimizer, "fused_backward"):  # LOMO's, as accelerate calls it
             optimizer.fused_backward(loss, 1e-5)
-            ended("backward")
         else:
-            # what steps in the backward, or is no optimizer of PyTorch, cannot be stepped by the scaler
-            scaled = isinstance(optimizer, torch.optim.Optimizer)
             (scaler.scale(loss) if scaled else loss).backward()
-            ended("backward")
-            if scaled:
-                scaler.step(optimizer)
-                scaler.update()
-            else:
-                optimizer.step()
+
+    def step() -> None:
+        batch = {name: tensor.cuda() for name, tensor in program.data(program).items()}
+        program.passes(program, model, batch, backward, ended)
+        if scaled:
+            scaler.step(optimizer)
+            scaler.update()
+        elif not hasattr(optimizer, "fused_backward"):
+            optimizer.step()
         optimizer.zero_grad()
         ended("step")
 
@@ -207,6 +281,7 @@ def _train(program: Program) -> Measured:
         step()
     phase, most = max(peaks, key=peaks.__getitem__), reserved
     peak = peaks[phase]
-    with FlopCounterMode(display=False, custom_mapping=_FORMULAS) as flops, Traffic() as traffic:
+    flops, traffic, sent = FlopCounterMode(display=False, custom_mapping=_FORMULAS), Traffic(), Sent()
+    with flops, traffic, sent:
         step()  # a third one: who counts operations keeps tensors longer than the program does
-    return Measured(peak, phase, most, True, flops.get_total_flops(), traffic.nbytes)
+    return Measured(peak, phase, most, True, flops.get_total_flops(), traffic.nbytes, sent.nbytes)

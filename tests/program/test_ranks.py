@@ -7,7 +7,7 @@ import pytest
 from accelerate.state import PartialState
 
 from virtual_gpu.errors import WrongValue
-from virtual_gpu.program import pipeline
+from virtual_gpu.program import device, pipeline
 from virtual_gpu.program.runner import run
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -90,3 +90,31 @@ def test_tensors_that_dtensor_makes_for_their_shapes_are_on_no_card(tmp_path):
     report = run(str(fused), [], gpu="H100", gpus=8)
     assert report.error is None
     assert report.phases["step"][0] <= report.phases["between"][0]
+
+
+def test_parts_of_a_dtensor_are_cast_one_by_one(tmp_path):
+    """Under autocast the backward casts a DTensor's gradient to the device that it is on, which is no upload."""
+    script = tmp_path / "cast.py"
+    text = (PROGRAMS / "tensor_parallel.py").read_text(encoding="utf-8")
+    step = "model(torch.randn(8, 1024, device="
+    assert step in text
+    script.write_text(text.replace(step, "with torch.autocast('cuda', torch.bfloat16): out = " + step, 1).replace(
+        ".sum().backward()", "\nout.sum().backward()", 1
+    ))  # fmt: skip
+    report = run(str(script), [], gpu="H100", gpus=4)
+    assert report.error is None
+    assert report.at_peak["gradients"] == 2 * 4 * MIB
+
+
+def test_a_step_on_the_cpu_takes_gradients_that_are_one_number(tmp_path, monkeypatch):
+    """FSDP2's CPU offload: the parts of a DTensor are real tensors there, and a fused step reads every element."""
+    monkeypatch.setattr(device, "_HUGE", 2**10)
+    script = tmp_path / "offload.py"
+    text = (PROGRAMS / "fsdp2.py").read_text(encoding="utf-8").replace("foreach=True", "fused=True")
+    for part in ("layer", "model"):
+        text = text.replace(f"fully_shard({part})", f"fully_shard({part}, offload_policy=CPUOffloadPolicy())")
+    text = text.replace("import fully_shard", "import CPUOffloadPolicy, fully_shard")
+    script.write_text(text + "assert all((p.to_local() <= 1).all() for p in model.parameters())\n")
+    report = run(str(script), [], gpu="H100", gpus=8, steps=9)
+    assert report.error is None
+    assert not report.at_peak["optimizer"] and not report.at_peak["gradients"]

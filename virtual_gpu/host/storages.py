@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 from ..interrupts import Releases
 from .meter import MAPPED, HostMeter
@@ -27,6 +28,8 @@ LARGE = 2**16  # elements from which on a random fill is skipped
 SMALL = 64  # elements below which what an operation makes is not counted: programs make millions of such
 _COPIES = frozenset((_aten._to_copy.default, _aten.clone.default))
 _COPY_ = _aten.copy_.default
+# Steps whose kernels take every element to lie after the one before; a GPU tensor's copy may be one number, expanded.
+_FUSED = frozenset((_aten._fused_adam_.default, _aten._fused_adamw_.default, _aten._fused_sgd_.default))
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -76,6 +79,8 @@ class HostStorages:
             for item in (*(args[0] if args and isinstance(args[0], (list, tuple)) else ()), (kwargs or {}).get("out")):
                 if type(item) in _TYPES:
                     self.written(item)
+        if func in _FUSED:
+            args = tree_map_only(torch.Tensor, torch.Tensor.contiguous, args)
         out = func(*args, **kwargs or {})
         for item in out if isinstance(out, (tuple, list)) else (out,):
             if type(item) in _TYPES and item.numel() >= SMALL:

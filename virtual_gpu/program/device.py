@@ -59,6 +59,8 @@ class ProgramMode(CountingMode):
             return args[0].fake_device
         device = kwargs.get("device") if kwargs else None
         on_gpu = is_gpu(device)
+        if FakeTensor not in types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a DTensor: its parts come by themselves, whichever device they are on
         if FakeTensor not in types and not self.inside and not on_gpu:
             self.raise_interrupt()
             return self.gpu.host.run(func, args, kwargs)

@@ -2,7 +2,7 @@
 
 PyTorch's "fake" process group answers at once, as a group of that many ranks would. FSDP2, tensor parallelism and
 ZeroRedundancyOptimizer run as they are. DistributedDataParallel's reducer is C++ and reads values, so its memory is
-done here: one bucket for everything until the first backward, then buckets of 1 and 25 MiB.
+done here: one bucket for everything until the first backward, then buckets of 1 and 25 MiB. A full one is summed.
 """
 
 from __future__ import annotations
@@ -182,6 +182,7 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
         if torch.is_grad_enabled() and len(self._ready) == len(self._trained) and not self._rebuilt:
             self._make_buckets(self._ready, self._limits)
             self._rebuilt = True
+        self._missing = list(self._members)
         return self.module(*inputs, **kwargs)
 
     @contextlib.contextmanager
@@ -202,9 +203,13 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
     def _make_buckets(self, parameters: list[torch.Tensor], limits: list[int]) -> None:
         self.gradient_buckets: list[torch.Tensor] = []
         self._views: dict[int, torch.Tensor] = {}
+        self._bucket_of: dict[int, int] = {}
         groups, _ = dist._compute_bucket_assignment_by_size(parameters, limits, [False] * len(parameters))
-        for group in groups:
+        self._members = [len(group) for group in groups]
+        self._missing = list(self._members)  # gradients of each bucket that this backward has not brought yet
+        for number, group in enumerate(groups):
             members = [parameters[index] for index in group]
+            self._bucket_of |= {id(p): number for p in members}
             bucket = members[0].new_empty(sum(p.numel() for p in members))
             self.gradient_buckets.append(bucket)
             views = bucket.split([p.numel() for p in members])
@@ -218,6 +223,10 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
             self._ready.append(parameter)
         if self.gradient_as_bucket_view:
             parameter.grad = self._views[id(parameter)]
+        bucket = self._bucket_of[id(parameter)]
+        self._missing[bucket] -= 1
+        if not self._missing[bucket]:
+            dist.all_reduce(self.gradient_buckets[bucket], group=self.process_group)
 
 
 def _broadcast_states(tensors: list[torch.Tensor]) -> None:

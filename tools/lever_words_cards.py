@@ -1,0 +1,192 @@
+"""The words of docs/levers.md on several cards: what each lever is called, since when there is one, the lines to write.
+
+trainer: TrainingArguments, or what accelerate's `Accelerator` is given.
+"""
+
+from __future__ import annotations
+
+from tools.lever_words import QLORA, Words
+
+FSDP2 = "PyTorch 2.6"
+ACCUMULATED = "배치 네 개의 그레이디언트를 더한다"
+EACH = "accelerator_config={'gradient_accumulation_kwargs': {'sync_each_batch': True}}"
+CARD_WORDS = {
+    "bucket_view": Words(
+        "DDP, 묶음이 곧 그레이디언트", "PyTorch 1.7",
+        "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)])",
+        "DistributedDataParallel(model, gradient_as_bucket_view=True)",
+        "그레이디언트의 둘째 벌이 없어진다. 묶음은 `zero_grad` 뒤에도 남아 최대가 순전파에 있다",
+    ),
+    "zero_1": Words(
+        "ZeRO-1: 옵티마이저 상태를 나눈다", "PyTorch 1.8", "",
+        "ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=lr, fused=True)",
+        "텐서를 통째로 나누어 준다. 가장 많이 받은 카드의 값이다",
+    ),
+    "zero_1_view": Words(
+        "ZeRO-1 + 묶음이 곧 그레이디언트", "PyTorch 1.8", "",
+        "DistributedDataParallel(model, gradient_as_bucket_view=True)\n"
+        "ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=lr, fused=True)",
+    ),
+    "fsdp2": Words(
+        "FSDP2", FSDP2, "",
+        "policy = MixedPrecisionPolicy(half, half, half)\n"
+        "for part in (embedding, *blocks, [norm, head], model): fully_shard(part, mp_policy=policy)",
+        "ZeRO-3. 임베딩, 블록, 머리가 저마다 한 묶음이다(torchtitan이 묶는 대로)",
+    ),
+    "fsdp2_blocks": Words(
+        "FSDP2, 블록만 감싼다", FSDP2, "fsdp=True, fsdp_config={'version': 2, 'reshard_after_forward': True}",
+        "for part in (*blocks, model): fully_shard(part, mp_policy=policy)",
+        "accelerate가 묶는 대로. 임베딩과 머리는 모은 채로 남는다",
+    ),
+    "fsdp2_kept": Words(
+        "FSDP2, 순전파에서 모은 것을 둔다", FSDP2, "fsdp_config={'reshard_after_forward': False}",
+        "fully_shard(part, reshard_after_forward=False)",
+        "ZeRO-2. 한 번만 모은다",
+    ),
+    "fsdp2_all_saved": Words(
+        "FSDP2, 체크포인팅 없이", FSDP2, "gradient_checkpointing=False", "",
+        "순전파 상태는 나누어지지 않는다",
+    ),
+    "fsdp2_sums_32": Words(
+        "FSDP2, 그레이디언트는 fp32로 더한다", FSDP2,
+        "FullyShardedDataParallelPlugin(fsdp_version=2, mixed_precision_policy=policy)",
+        "policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)",
+        "torchtitan의 기본값",
+    ),
+    "fsdp2_32": Words(
+        "FSDP2, `MixedPrecisionPolicy` 없이(autocast만)", FSDP2, "", "fully_shard(part)",
+        "fp32로 모으고, autocast가 만든 16비트 사본이 더해진다",
+    ),
+    "hsdp": Words(
+        "HSDP: 네 장씩 나누고 두 벌", FSDP2, "ParallelismConfig(dp_replicate_size=2, dp_shard_size=4)",
+        "mesh = init_device_mesh('cuda', (2, 4), mesh_dim_names=('copies', 'parts'))\nfully_shard(part, mesh=mesh)",
+        "묶음 사이에서는 그레이디언트의 조각을 all-reduce한다",
+    ),
+    "fsdp2_offload": Words(
+        "FSDP2 + `CPUOffloadPolicy`", FSDP2, "fsdp_config={'cpu_offload': True}",
+        "fully_shard(part, offload_policy=CPUOffloadPolicy())",
+        "조각과 상태가 RAM에 있고 AdamW는 CPU가 한다. PCIe로 오가는 양: {traffic}",
+    ),
+    "ddp_accumulated": Words(
+        "DDP, 누적 4: 배치마다 보낸다", "", EACH, "",
+        f"{ACCUMULATED}. 손으로 쓴 루프가 흔히 이렇다",
+    ),
+    "ddp_no_sync": Words(
+        "DDP, 누적 4: 마지막에만 보낸다", "", "gradient_accumulation_steps=4",
+        "with model.no_sync(): loss.backward()",
+        "DDP에서는 더 들지 않는다",
+    ),
+    "fsdp2_accumulated": Words(
+        "FSDP2, 누적 4: 배치마다 보낸다", FSDP2, EACH, "",
+        f"{ACCUMULATED}. 더한 것은 조각으로 남는다",
+    ),
+    "fsdp2_no_sync": Words(
+        "FSDP2, 누적 4: 마지막에만 보낸다", FSDP2, "gradient_accumulation_steps=4",
+        "model.set_requires_gradient_sync(False)",
+        "보내지 않은 그레이디언트가 통째로 카드마다 있다. accelerate의 기본값이다",
+    ),
+    "tensor": Words(
+        "텐서 병렬 8", "PyTorch 2.3", "from_pretrained(name, tp_plan='auto')",
+        "parallelize_module(layer, mesh, ColwiseParallel())\nparallelize_module(layer, mesh, RowwiseParallel())",
+        "모델의 계획대로. 여덟 장이 글 하나를 함께 계산한다. 블록 사이의 순전파 상태와 로짓은 모두 온전히 갖는다",
+    ),
+    "sequence": Words(
+        "텐서 병렬 8 + 시퀀스 병렬", "PyTorch 2.3", "",
+        "'input_layernorm': SequenceParallel()\n'self_attn.o_proj': RowwiseParallel(output_layouts=Shard(1))",
+        "블록 사이를 토큰으로 나눈다",
+    ),
+    "loss_parallel": Words(
+        "텐서 병렬 8 + 시퀀스 병렬 + 나누어진 로짓의 손실", "PyTorch 2.3", "",
+        "'lm_head': ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)\n"
+        "with loss_parallel(): loss_of(logits).backward()",
+        "로짓을 어휘로 나눈 채 손실을 계산한다",
+    ),
+    "fsdp2_tensor": Words(
+        "텐서 병렬 2 × FSDP2 4", FSDP2, "ParallelismConfig(tp_size=2, dp_shard_size=4)",
+        "mesh = init_device_mesh('cuda', (4, 2), mesh_dim_names=('data', 'tensor'))\n"
+        "fully_shard(part, mesh=mesh['data'])",
+        "두 장이 글 하나를 함께 계산한다",
+    ),
+    "context": Words(
+        "FSDP2 + 컨텍스트 병렬 8", "PyTorch 2.7(시험판)", "ParallelismConfig(cp_size=8)",
+        "with context_parallel(mesh, buffers=[ids, labels, positions], buffer_seq_dims=[1, 1, 1]): "
+        "loss_of(model(…)).backward()",
+        "여덟 장이 글 하나를 토큰으로 나눈다. 어텐션은 키와 값을 돌려 가며 계산한다",
+    ),
+    "gpipe": Words(
+        "파이프라인 8, GPipe: 첫 스테이지", "PyTorch 2.4", "",
+        "stage = PipelineStage(part, rank, 8, device)\nScheduleGPipe(stage, 32, loss_fn=loss_of).step(ids)",
+        "네 층씩. 글 하나가 마이크로 배치 하나이고, 모두 서른둘이다",
+    ),
+    "one_f_one_b": Words(
+        "파이프라인 8, 1F1B: 첫 스테이지", "PyTorch 2.4", "",
+        "Schedule1F1B(stage, 32, loss_fn=loss_of).step(ids)",
+        "마이크로 배치를 여덟 개까지만 붙든다",
+    ),
+    "one_f_one_b_last": Words(
+        "파이프라인 8, 1F1B: 마지막 스테이지", "PyTorch 2.4", "",
+        "Schedule1F1B(stage, 32, loss_fn=loss_of).step(target=ids)",
+        "머리가 여기 있다. 모든 마이크로 배치의 로짓을 스텝이 끝날 때까지 모은다",
+    ),
+    "fsdp2_lora": Words(
+        "FSDP2 + LoRA", FSDP2, "fsdp=True, fsdp_config={'version': 2}",
+        "for part in (embedding, *blocks, [norm, head], model): fully_shard(part, mp_policy=policy)",
+        "얼린 가중치까지 나눈다. 보내는 것은 거의 다 얼린 가중치다",
+    ),
+    "ddp_qlora": Words(
+        "DDP + QLoRA", "transformers 4.30",
+        f"from_pretrained(name, device_map={{'': local_rank}}, quantization_config={QLORA}, "
+        "bnb_4bit_use_double_quant=True))",
+        "", "",
+    ),
+    "fsdp2_qlora": Words(
+        "FSDP2 + QLoRA", "bitsandbytes 0.43",
+        f"from_pretrained(name, quantization_config={QLORA}, bnb_4bit_use_double_quant=True, "
+        "bnb_4bit_quant_storage=torch.bfloat16))",
+        "",
+        "4비트를 16비트 자리에 담아야 나누어진다. 층은 가상 GPU의 것이다",
+    ),
+}  # fmt: skip
+CARD_BASE_WORDS = {
+    "1.3b-x2": "polyglot-ko-1.3b를 T4 두 장에서 전체 미세 조정, DDP: fp16 혼합 정밀도(fp32 가중치), "
+    "카드마다 16 × 256, 체크포인팅, fused AdamW",
+    "8b-x8": "Llama-3.1-8B를 H100 여덟 장에서 전체 미세 조정, DDP: bf16 혼합 정밀도(fp32 가중치), 카드마다 1 × 2048, "
+    "체크포인팅, fused AdamW",
+    "8b-long-x8": "위와 같되 FSDP2이고, 카드마다 1 × 16384",
+    "8b-lora-x2": "Llama-3.1-8B를 RTX 3090 두 장에서 LoRA(rank 16, 모든 선형층), DDP: bf16 가중치, autocast, "
+    "카드마다 1 × 2048, 체크포인팅",
+}
+CARD_GROUPS = {
+    "cards": "나누어 갖기: DDP, ZeRO, FSDP2",
+    "cards_split": "나누어 계산하기: 텐서, 토큰, 층",
+    "cards_lora": "LoRA와 QLoRA",
+}
+CARDS_HEAD = """
+## 여러 장
+
+카드가 여러 장이면 무엇을 나누어 갖느냐가 레버다. 여럿 가운데 **한 장**(rank 하나)의 프로그램을 가상 GPU에서
+실행했다. 다른 카드에 보내는 것은
+PyTorch의 가짜 process group이 받고, 나누고 모으는 것은 PyTorch의 코드가 그대로 한다. 다만 DDP의 C++ reducer는
+값을 읽으므로 그 묶음은
+가상 GPU의 것이다. 무엇이 왜 줄어드는지는 [6장](../notebooks/ko/06_distributed_zero.ipynb)과
+[7장](../notebooks/ko/07_split_model.ipynb)에 있다.
+
+- **예약**은 할당자가 카드에서 잡은 가장 많은 양이다(GiB, 한도가 없을 때).
+- **보내는 양**은 이 카드가 한 스텝에 부르는 집합 통신의 바이트다. 들어가는 것과 나오는 것 가운데 큰 쪽을 세고,
+  all-reduce는 두 번으로
+  친다(6.3절). 고리로 이은 N장에서 한 장이 보내는 것은 그 (N − 1)/N배다.
+- NCCL의 버퍼는 할당자 밖에 있어 최대에 없다. 들어가는지는 한도에서 그것(둘이면 {two}, 더 많으면 {more} MB로
+  보았다)을 뺀 나머지로 판단했다.
+- 연산은 카드 한 장의 것이다.
+"""
+CARDS_WAITING = """
+여러 장에서 세지 못한 것:
+
+- 전문가 병렬: 전문가를 카드에 나누어 놓고 토큰을 주고받는 라이브러리가 요구 사항에 없다.
+- 인터리브와 제로 버블 파이프라인: 여기서는 실행하지 않았다. 7장이 작은 모델을 진짜 프로세스로 실행한다.
+- polyglot의 텐서 병렬: fp16의 `GradScaler`는 나눈 그레이디언트(DTensor)와 나누지 않은 것을 함께 받지 못한다
+  (PyTorch 2.13의 오류).
+- DDP의 `static_graph=True`: 묶음의 수와 크기를 바꾸지 않는다. 그 밖의 것은 C++ reducer 안에 있어 보지 못한다.
+- DDP의 `register_comm_hook`(fp16으로 줄여 보내기): 훅은 실행하지 않는다.
+- FSDP2의 `CPUOffloadPolicy`는 고정하지 않은 RAM(`pin_memory=False`)으로 실행했다. 카드의 바이트는 같다.
+"""
