@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...language import tr
 from .settings import (
     BLOCKS,
     LAUNCH,
@@ -18,18 +17,12 @@ from .settings import (
     weights_dtype,
 )
 from .torch_loop import OPTIMIZERS, imports_of
+from .torch_loop import cannot as cannot  # what is not split there is not split here
 
 if TYPE_CHECKING:
     from ..plans import Plan
 
 NAMES = ("train.py", "accelerate.yaml")
-
-
-def cannot(plan: Plan) -> str:
-    """Why these files could not train as the plan says; empty where they can."""
-    if plan.recipe.stage and plan.recipe.method == "qlora":
-        return tr(ko="4비트 가중치는 나누어 보지 않았다", en="4-bit weights were not split with it")
-    return ""
 
 
 def files(plan: Plan) -> dict[str, str]:
