@@ -474,7 +474,9 @@ def test_weights_in_bf16_come_with_a_caution():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method, stage, way", [("full", 3, (1, 4)), ("lora", 0, (1, 4)), ("lora", 3, (4, 1))])
+@pytest.mark.parametrize(
+    "method, stage, way", [("full", 3, (1, 4)), ("lora", 0, (1, 4)), ("lora", 3, (4, 1)), ("qlora", 3, (4, 1))]
+)
 def test_the_files_of_several_gpus_run(method, stage, way, tmp_path):
     """`accelerate launch` as the script says, as one of four ranks on a virtual card: what the plan counted is held."""
     llama = LlamaConfig(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,17 @@ def kept_tensors(module: nn.Module) -> str:
 def attributes(module: nn.Module, name: str) -> dict[str, Any]:
     """What libraries read off a quantized weight."""
     state = getattr(module, "virtual_state", None)
-    return vars(state) if state is not None and name == "weight" else {}
+    if state is None or name != "weight":
+        return {}
+    return vars(state) | ({"to": functools.partial(_to, module)} if hasattr(state, "tensors") else {})
+
+
+def _to(layer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`Params4bit.to`: what dequantizes the weight goes with it (FSDP2 moves weights alone)."""
+    device = torch._C._nn._parse_to(*args, **kwargs)[0]
+    if device is not None:
+        layer.virtual_state.tensors[:] = [tensor.to(device) for tensor in layer.virtual_state.tensors]
+    return torch.Tensor.to(layer.weight, *args, **kwargs)
 
 
 def quantize(layer: nn.Module, weight: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -48,10 +59,14 @@ def quantize(layer: nn.Module, weight: torch.Tensor, device: torch.device) -> to
         quant_storage=old.quant_storage,
     )  # fmt: skip
     nested = [state.offset, state.state2.absmax, state.state2.code] if old.compress_statistics else []
+    tensors = [state.absmax, *nested, state.code]
     layer.virtual_state = SimpleNamespace(
         quant_type=old.quant_type, compress_statistics=old.compress_statistics, blocksize=BLOCK,
-        quant_storage=old.quant_storage, bnb_quantized=True, tensors=[state.absmax, *nested, state.code],
-        quant_state=SimpleNamespace(shape=weight.shape, dtype=weight.dtype, blocksize=BLOCK, quant_type=old.quant_type),
+        quant_storage=old.quant_storage, bnb_quantized=True, tensors=tensors,
+        quant_state=SimpleNamespace(
+            shape=weight.shape, dtype=weight.dtype, blocksize=BLOCK, quant_type=old.quant_type,
+            as_dict=lambda packed=False: {str(number): tensor for number, tensor in enumerate(tensors)},
+        ),
         module=layer,  # as Params4bit knows it: a model in 4 bits goes with the garbage collection, not before
     )  # fmt: skip
     layer.__class__ = _virtual(layer, _forward_4bit)
