@@ -88,7 +88,8 @@ CARD_WORDS = {
     "tensor": Words(
         "텐서 병렬 8", "PyTorch 2.3", "from_pretrained(name, tp_plan='auto')",
         "parallelize_module(layer, mesh, ColwiseParallel())\nparallelize_module(layer, mesh, RowwiseParallel())",
-        "모델의 계획대로. 여덟 장이 글 하나를 함께 계산한다. 블록 사이의 순전파 상태와 로짓은 모두 온전히 갖는다",
+        "블록은 모델의 계획대로, 임베딩과 머리는 열로. 여덟 장이 글 하나를 함께 계산한다. "
+        "블록 사이의 순전파 상태와 로짓은 저마다 온전히 갖는다",
     ),
     "sequence": Words(
         "텐서 병렬 8 + 시퀀스 병렬", "PyTorch 2.3", "",
@@ -116,7 +117,7 @@ CARD_WORDS = {
     "gpipe": Words(
         "파이프라인 8, GPipe: 첫 스테이지", "PyTorch 2.4", "",
         "stage = PipelineStage(part, rank, 8, device)\nScheduleGPipe(stage, 32, loss_fn=loss_of).step(ids)",
-        "네 층씩. 글 하나가 마이크로 배치 하나이고, 모두 서른둘이다",
+        "네 층씩. 글 하나가 마이크로 배치 하나이고, 모두 서른둘이다(누적 4의 글과 같은 수)",
     ),
     "one_f_one_b": Words(
         "파이프라인 8, 1F1B: 첫 스테이지", "PyTorch 2.4", "",
@@ -178,6 +179,9 @@ PyTorch의 가짜 process group이 받고, 나누고 모으는 것은 PyTorch의
 - NCCL의 버퍼는 할당자 밖에 있어 최대에 없다. 들어가는지는 한도에서 그것(둘이면 {two}, 더 많으면 {more} MB로
   보았다)을 뺀 나머지로 판단했다.
 - 연산은 카드 한 장의 것이다.
+- FSDP2의 줄은 모두 임베딩, 블록, 머리를 저마다 묶은 것이고, accelerate처럼 묶은 것은 따로 한 줄이다.
+- `ParallelismConfig`는 `TrainingArguments`와 `Accelerator`의 `parallelism_config=`에,
+  `FullyShardedDataParallelPlugin`은 `Accelerator`의 `fsdp_plugin=`에 준다.
 """
 CARDS_WAITING = """
 여러 장에서 세지 못한 것:

@@ -96,13 +96,14 @@ Backward = Callable[[torch.Tensor], None]
 Ended = Callable[[str], None]  # told the name of a phase as it ends
 
 
-def once(program: Program, model: nn.Module, batch: Batch, backward: Backward, ended: Ended) -> None:
-    """Forward and backward of one batch."""
+def once(program: Program, model: nn.Module, batch: Batch, backward: Backward, ended: Ended) -> torch.Tensor:
+    """Forward and backward of one batch; the loss, which a loop holds until its next one."""
     with program.saving(model), program.casting():
         loss = program.loss(model, batch)
     ended("forward")
     backward(loss)
     ended("backward")
+    return loss
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Program:
     gpus: int = 1
     rank: int = 0
     split: Callable[[nn.Module], nn.Module] = whole
-    passes: Callable[[Program, nn.Module, Batch, Backward, Ended], None] = once
+    passes: Callable[[Program, nn.Module, Batch, Backward, Ended], Any] = once
 
     def casting(self) -> contextlib.AbstractContextManager:
         """Autocast, where the program has it."""
@@ -267,7 +268,7 @@ def _train(program: Program) -> Measured:
 
     def step() -> None:
         batch = {name: tensor.cuda() for name, tensor in program.data(program).items()}
-        program.passes(program, model, batch, backward, ended)
+        loss = program.passes(program, model, batch, backward, ended)  # noqa: F841  on the card until the step is done
         if scaled:
             scaler.step(optimizer)
             scaler.update()

@@ -212,12 +212,12 @@ def loss_of_part(model: nn.Module, batch: Batch) -> torch.Tensor:
     return model(**batch, labels=batch["shift_labels"], use_cache=False).loss
 
 
-def text_in_parts(program: Program, model: nn.Module, batch: Batch, backward: Backward, ended: Ended) -> None:
+def text_in_parts(program: Program, model: nn.Module, batch: Batch, backward: Backward, ended: Ended) -> torch.Tensor:
     """PyTorch's context parallelism: ring attention over all cards."""
     mesh, buffers = init_device_mesh("cuda", (dist.get_world_size(),)), [*batch.values()]
     split = context_parallel(mesh, buffers=buffers, buffer_seq_dims=[1] * len(buffers))
     with split, sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        once(program, model, batch, backward, ended)
+        return once(program, model, batch, backward, ended)
 
 
 # -- several passes before a step ------------------------------------------------------------------------------------
@@ -226,10 +226,11 @@ def text_in_parts(program: Program, model: nn.Module, batch: Batch, backward: Ba
 def accumulated(waits: Callable[[nn.Module, bool], contextlib.AbstractContextManager] | None = None) -> Any:
     """Gradients of four batches are added up; waits: sent by the last of them alone."""
 
-    def passes(program: Program, model: nn.Module, batch: Batch, backward: Backward, ended: Ended) -> None:
+    def passes(program: Program, model: nn.Module, batch: Batch, backward: Backward, ended: Ended) -> torch.Tensor:
         for number in range(PASSES):
             with contextlib.nullcontext() if waits is None else waits(model, number < PASSES - 1):
-                once(program, model, batch, backward, ended)
+                loss = once(program, model, batch, backward, ended)
+        return loss
 
     return passes
 
