@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 
 
 WIDE = Shape(960, 330, 30, 30, 14, 15, 48, 210)
-NARROW = Shape(400, 20, 20, 56, 14, 42, 27, 140)  # for a phone: names above their points
+NARROW = Shape(400, 20, 20, 56, 14, 42, 33, 140)  # for a phone: names above their points
 PICTURES = {"truth.svg": ("en", WIDE), "truth_ko.svg": ("ko", WIDE), "truth_ko_narrow.svg": ("ko", NARROW)}
 
 
@@ -104,7 +104,9 @@ def draw_lines(title: str, lines: list[tuple[str, str, list[Judged]]], shape: Sh
             found.circle(x, y, 3.5, BLUE if row.grade == "exact" else ORANGE, fill_opacity=0.6)
         worst = summary(group)
         if abs(worst.worst) > NAMED:
-            name = _shortened(worst.worst_id)
+            name = worst.worst_id.split("/", 1)[-1]  # the line says whose it is
+            while len(name) > 56 and "/" in name:
+                name = name.rsplit("/", 1)[0]
             x = centre + half * place(worst.worst)
             left = worst.worst > 0
             found.text(x, y - 6, name, size=9, anchor="end" if left else "start", fill=MUTED)
@@ -122,7 +124,7 @@ def draw_lines(title: str, lines: list[tuple[str, str, list[Judged]]], shape: Sh
     return found
 
 
-def _shortened(name: str, most: int = 48) -> str:
+def _shortened(name: str, most: int) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 

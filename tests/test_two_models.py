@@ -118,6 +118,12 @@ def test_the_numbers_stand_clear_of_the_cards_line():
     assert len(numbers) == 4 and all(y <= line - 4 or y - 11 >= line for y in numbers)
 
 
+def test_the_phase_in_which_a_step_died_is_marked():
+    phases = [Phase(ROLLOUT, 0, peak, 0, peak) for peak in (400, 990)]
+    assert ">OOM</text>" in draw_steps(Steps(phases, Outcome(990, 0, died="gpu"), 1000)).svg()
+    assert "OOM" not in draw_steps(Steps(phases, Outcome(990, 0), 1000)).svg()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [{}, {"sleeps": True}])
 def test_the_phases_come_in_their_order_and_above_the_floor(engine):

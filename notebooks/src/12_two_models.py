@@ -192,7 +192,7 @@ times = guess("12.4", None, "times")
 times
 
 # %% [markdown] lang="ko"
-# `scores`는 로짓과 토큰마다의 로그 확률을, 두 함수는 순전파와 역전파를 맡는다. DPO의 손실은 로그 확률의 차이를 더하는 것으로 줄였다. 그 뒤의 계산은 토큰마다 수 하나라 메모리에는 거의 보이지 않는다. 마지막 토큰의 로짓은 맞힐 다음 토큰이 없어 잘라 낸다. `kept`가 붙든 로짓이고, 손실을 다 계산하면 놓는다. `early`와 `dense`는 아래에서 쓴다. 가중치를 뺀 것이 얼마나 느는지 보려고 배치를 바꾸어 실행한다.
+# `scores`는 로짓과 토큰마다의 로그 확률을, 두 함수는 순전파와 역전파를 맡는다. DPO의 손실은 로그 확률의 차이를 더하는 것으로 줄였다. 그 뒤의 계산은 토큰마다 수 하나라 메모리에는 거의 보이지 않는다. 마지막 토큰의 로짓은 맞힐 다음 토큰이 없어 잘라 낸다. `kept`가 붙든 로짓이고, 손실을 다 계산하면 놓는다. `early`와 `dense`는 아래에서 켠다. 가중치를 뺀 것이 얼마나 느는지 보려고 배치를 바꾸어 실행한다.
 
 # %%
 from peft import get_peft_model
@@ -238,16 +238,13 @@ print(*(f"{name} {human_bytes(nbytes)}" for name, nbytes in most.items()), sep="
 times.against((most["DPO 4"] - most["DPO 1"]) / (most["SFT 4"] - most["SFT 1"]))
 
 # %% [markdown] lang="ko"
-# **3.3배**다. 체크포인팅을 켰으므로 층에는 거의 남지 않는다. 느는 것은 로짓이다. 몇 벌이 언제 함께 있을까? 한 스텝에서 큰 텐서만 골라, 무엇과 함께 있는지 위에서 아래로 시간을 따라 그린다. 한 줄이 한 순간이고, 굵은 줄이 최대다. 좁은 칸은 fp32로 바꾸기 전의 fp16 로짓이다. 셋째와 넷째는 아래에서 설명한다.
+# **3.3배**다. 체크포인팅을 켰으므로 층에는 거의 남지 않는다. 느는 것은 로짓이다. 몇 벌이 언제 함께 있을까? 한 스텝에서 큰 텐서만 골라, 무엇과 함께 있는지 위에서 아래로 시간을 따라 그린다. 한 줄이 한 순간이고, 굵은 줄이 최대다. 좁은 칸은 fp32로 바꾸기 전의 fp16 로짓이다.
 
 # %%
 from helpers.chapters.c12_two_models.moments import moments_of_each
 from helpers.chapters.c12_two_models.pictures import draw_moments
 
-shown = {"SFT 4": partial(whole_sft, 4), "DPO 4": partial(whole_dpo, 4)}
-shown |= {"DPO 4, early": partial(whole_dpo, 4, early=True)}
-shown |= {"DPO 4, early, dense": partial(whole_dpo, 4, early=True, dense=True)}
-draw_moments(moments_of_each(shown, "T4"))
+draw_moments(moments_of_each({"SFT 4": partial(whole_sft, 4), "DPO 4": partial(whole_dpo, 4)}, "T4"))
 
 # %% [markdown] lang="ko"
 # DPO 4의 최대는 역전파가 아니라 **기준 모델의 `log_softmax`** 에서 나온다. 그때 색칠한 칸이 다섯이고, SFT의 최대(역전파)에는 셋이다.
@@ -259,7 +256,15 @@ draw_moments(moments_of_each(shown, "T4"))
 #
 # 문장이 둘이라 두 배, 거기에 두 벌이 더 있어 5 / 3배, 곱하면 위의 3.3배다. 노란 칸의 **사본**은 코드에 보이지 않는다. `logits[:, :-1]`은 문장마다 끝이 잘려 메모리에 띄엄띄엄 놓이는데, CUDA의 `log_softmax`는 이어진 텐서를 받아야 해서 잠깐 복사한다(PyTorch의 `SoftMax.cu`. 같은 것을 trlX에서 고치려 한 [PR #583](https://github.com/CarperAI/trlx/pull/583)도 있다). LLaMA-Factory도 이렇게 자른다(`train/trainer_utils.py`의 `get_batch_logps`).
 #
-# 고칠 데도 그림에 있다. LLaMA-Factory처럼 역전파 전에 로짓을 놓아도 최대는 그대로이고, **기준 모델을 부르기 전에** 놓으면(`early`) 주황색 칸이 빠져 네 벌, 10.45 GiB다. `log_softmax`를 **먼저 부르고 자르면**(`dense`) 노란 칸도 빠져 세 벌, 8.51 GiB다. 이제 벌 수가 SFT와 같으니 로짓은 문장의 수만큼, 곧 두 배다.
+# 고칠 데도 그림에 있다. 다섯 벌 가운데 둘은 없어도 되는 것이다. 어느 칸이고, `whole_dpo`의 어느 줄을 어떻게 고치면 빠질까? 짚어 본 다음에 고친 둘을 그린다.
+
+# %%
+shown = {"DPO 4, early": partial(whole_dpo, 4, early=True)}
+shown |= {"DPO 4, early, dense": partial(whole_dpo, 4, early=True, dense=True)}
+draw_moments(moments_of_each(shown, "T4"))
+
+# %% [markdown] lang="ko"
+# LLaMA-Factory처럼 역전파 전에 로짓을 놓아도 최대는 그대로이고, **기준 모델을 부르기 전에** 놓으면(`early`) 주황색 칸이 빠져 네 벌, 10.45 GiB다. `log_softmax`를 **먼저 부르고 자르면**(`dense`) 노란 칸도 빠져 세 벌, 8.51 GiB다. 이제 벌 수가 SFT와 같으니 로짓은 문장의 수만큼, 곧 두 배다.
 #
 # 쓰는 도구마다 할 일이 다르다.
 #

@@ -13,7 +13,8 @@ from .cache import kv_bytes, parameters
 
 def draw_sizes(weights: int, cache: int, room: int) -> Drawing:
     """Bytes of weights and cache beside the bytes that a card has."""
-    names = tr(ko="가중치", en="weights"), tr(ko="KV 캐시", en="KV cache"), tr(ko="카드", en="card")
+    usable = tr(ko="쓸 수 있는 메모리", en="room on the card")
+    names = tr(ko="가중치", en="weights"), tr(ko="KV 캐시", en="KV cache"), usable
     said = ", ".join(f"{name} {human_bytes(n)}" for name, n in zip(names, (weights, cache, room), strict=True))
     drawing, left = Drawing(660, 96, said), 40
     scale = 560 / max(weights + cache, room)
@@ -22,7 +23,7 @@ def draw_sizes(weights: int, cache: int, room: int) -> Drawing:
     drawing.rect(left + weights * scale, 34, cache * scale, 34, ORANGE)
     edge = left + room * scale
     drawing.line(edge, 26, edge, 76, RED)
-    drawing.text(edge, 90, f"{names[2]} {human_bytes(room)}", 12, "middle", MUTED)
+    drawing.text(max(edge, left + 160), 90, f"{usable} {human_bytes(room)}", 12, "end", MUTED)
     for x, name, color, size in ((0, names[0], BLUE, weights), (200, names[1], ORANGE, cache)):
         drawing.rect(left + x, 8, 12, 12, color)
         drawing.text(left + x + 18, 19, f"{name} {human_bytes(size)}", 12, fill=INK)

@@ -76,6 +76,8 @@ def draw_steps(steps: Steps) -> Drawing:
             drawing.line(x, top - 8, x, bottom + 40, MUTED)
             drawing.text(x + 4, bottom + 36, tr(ko=f"스텝 {step}", en=f"step {step}"), 12, fill=MUTED)
         step += one.name == STEP
+    if steps.phases and steps.outcome.died:
+        drawing.text(left + wide * count - 4, bottom + 36, "OOM", 12, "end", RED)
     drawing.line(left, line, left + wide * count, line, RED, stroke_width=2)
     name = tr(ko="쓸 수 있는 메모리", en="room on the card")
     drawing.text(left, 14, f"{name} {human_bytes(steps.room)} · {steps.result}", 12, fill=MUTED)
@@ -87,7 +89,7 @@ def draw_blocks(phases: dict[str, dict[str, int]], room: int) -> Drawing:
     totals = {name: sum(blocks.values()) for name, blocks in phases.items()}
     said = ", ".join(f"{words(name)} {human_bytes(total)}" for name, total in totals.items())
     left, wide, row = 96, 440, 40
-    card = tr(ko="카드", en="card")
+    card = tr(ko="쓸 수 있는 메모리", en="room on the card")
     drawing = Drawing(660, 78 + row * len(phases), f"{said}, {card} {human_bytes(room)}")
     scale = wide / max(room, *totals.values())
     for i, (name, blocks) in enumerate(phases.items()):

@@ -78,7 +78,16 @@ def _judge_change(changes: Any) -> str:
             ko="길이는 512 이상, 배치는 8 이상이어야 한다.", en="The length is at least 512, the batch at least 8."
         )
     plans = plan_training(**request)
-    return right(f"{plans.best!r}") if plans.best else plans.verdict
+    if not plans.best:
+        return plans.verdict
+    said = f"{plans.best!r}"
+    longer = (request["length"] + NEED["length"]) // 2
+    if request["length"] < longer and plan_training(**{**request, "length": longer}).best:
+        said += tr(
+            ko=f" (길이를 덜 줄여도 된다. {longer}도 들어간다.)",
+            en=f" (The length need not be cut so far: {longer} fits too.)",
+        )
+    return right(said)
 
 
 def _llama_7b(vocab_size: int = 32000) -> Any:
@@ -232,7 +241,7 @@ EXERCISES = {
             ),
             tr(ko="80억 파라미터를 T4에 두려면 4비트여야 한다.", en="8 billion parameters on a T4: in 4 bits."),
         ],
-        'changes = {"methods": ("qlora",), "length": 512}',
+        'changes = {"methods": ("qlora",), "length": 1728}',
     ),
     "9-3": lambda: Exercise(
         "9-3",
