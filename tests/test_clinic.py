@@ -194,3 +194,32 @@ def test_the_panel_reads_what_is_pasted():
     assert panel.diagnosis.verdict == "optimizer_first_step" and "끝부분만" in panel.picture.value
     panel.controls["example"].value = 10
     assert panel.diagnosis.verdict == "limit" and text.value == broken.dead(10)
+
+
+def test_the_shapes_of_late_deaths_are_told_apart():
+    from helpers.chapters.c10_clinic.shapes import four_shapes, shapes_chart
+
+    longest, kept, cache, fragmented = four_shapes().values()
+    for shape in (longest, cache, fragmented):
+        assert len(set(shape.held)) == 1  # nothing stays
+    assert kept.held[0] < kept.held[1] < kept.held[2] and kept.wanted > kept.limit
+    assert longest.wanted > longest.limit and max(longest.most[:-1]) < longest.limit
+    assert cache.wanted is None and cache.reserved[-1] > cache.reserved[0]
+    assert fragmented.wanted < fragmented.limit  # room enough, but not in one piece
+    assert "OOM" in shapes_chart({"longest": longest}).alt
+
+
+def test_what_stays_is_drawn_to_the_end():
+    import torch
+
+    from helpers.chapters.c10_clinic.shapes import history_chart
+
+    with virtual_gpu.cuda("T4"):
+        torch.cuda.memory._record_memory_history()
+        kept = []
+        for _ in range(3):
+            kept.append(torch.zeros(2**25, device="cuda"))
+            torch.zeros(2**26, device="cuda")  # passes
+        snapshot = torch.cuda.memory._snapshot()
+    chart = history_chart(snapshot)
+    assert "3" in chart.alt and "kept.append" in chart.svg()

@@ -537,10 +537,10 @@ def test_the_subcommand(tmp_path, capsys, monkeypatch):
     log.write_text(trace(MINE, (SITE + "torch/optim/adamw.py", "_init_group", "")), encoding="utf-8")
     assert main(["doctor", str(log)]) == 0
     out = capsys.readouterr().out
-    assert "Verdict: the optimizer's first step: its states are being made (certain)" in out
+    assert "Died in: the optimizer's first step: its states are being made (certain)" in out
     assert "Your last line: train.py:7 in main: run(model)" in out and 'optim="adamw_bnb_8bit"' in out
     assert main(["doctor", "--language", "ko", str(log)]) == 0
-    assert "진단: 첫 스텝에서 옵티마이저 상태를" in capsys.readouterr().out
+    assert "죽은 자리: 첫 스텝에서 옵티마이저 상태를" in capsys.readouterr().out
     assert main(["doctor", "--json", str(log)]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["schema"], said["verdict"], said["users_line"]["line"]) == (1, "optimizer_first_step", 7)
@@ -605,3 +605,14 @@ def test_killed_while_a_model_is_loaded():
     assert first_changes(found)[0] == "sixteen_bits"
     assert diagnose("Killed\n").verdict == "host_memory"
     assert "virtual-gpu run --host Colab" in text(found)
+
+
+def test_a_place_is_no_cause_and_a_request_that_is_little_is_said_to_be():
+    logits = (SITE + "transformers/loss/loss_utils.py", "fixed_cross_entropy", "loss = nn.functional.cross_entropy(x)")
+    step = (SITE + "torch/optim/adamw.py", "_init_group", "")
+    found = diagnose(trace(MINE, logits))
+    tried, alive = found.message.tried.bytes, found.message.allocated.bytes
+    assert tried < 0.1 * alive and any(f"{tried / alive:.0%} of what is alive" in note for note in found.notes)
+    assert "Died in: logits and loss" in repr(found)
+    assert not any("of what is alive" in note for note in diagnose(trace(MINE, step)).notes)  # small by its nature
+    assert "Verdict: " in repr(diagnose("MemoryError"))

@@ -258,3 +258,21 @@ def test_flash_attention_keeps_what_the_package_keeps():
         flash_attn_func(*(torch.zeros(1, 8, 2, 64, device="cuda", dtype=torch.half) for _ in range(3)))
     with pytest.raises(ImportError):
         import flash_attn  # noqa: F401
+
+
+def test_a_model_built_inside_a_block_leaves_predictions_after_it_as_they_were(monkeypatch):
+    """What a block sets goes with it: transformers would take the fake tensors of later runs for a trace's."""
+    from transformers import LlamaConfig
+    from transformers.utils import import_utils
+
+    from virtual_gpu.models.build import build_model
+
+    monkeypatch.setattr(import_utils, "is_fake_tensor", lambda x: isinstance(x, torch._subclasses.FakeTensor))
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=64
+    )
+    with cuda("A100-40GB"):
+        build_model(config, torch.float32)
+        inside = torch.zeros(1, device="cuda")
+    build_model(config, torch.float32)
+    assert not import_utils.is_fake_tensor(inside)

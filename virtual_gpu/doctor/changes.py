@@ -121,7 +121,7 @@ CHANGES = {
 
 # The change in a sentence, in Korean and English. No saving is named: none was computed.
 _WHAT = {
-    "accumulation": ("배치를 줄이고 그만큼 누적한다", "a smaller batch, accumulated"),
+    "accumulation": ("배치를 줄이고 그만큼 누적한다(예: 16을 4 × 4로)", "a smaller batch, accumulated (16 as 4 × 4)"),
     "checkpointing": ("그레이디언트 체크포인팅을 켠다", "gradient checkpointing"),
     "fused": ("스텝의 임시 텐서를 없앤다", "a fused optimizer: no temporaries in its step"),
     "shorter": ("시퀀스를 자른다", "shorter sequences"),

@@ -24,6 +24,10 @@ _HANDLING = "During handling of the above exception"  # Python, between two trac
 _BAR = re.compile(r"^[ \t]{0,8}\d{1,3}%\|[^|\n]{0,120}\| {0,8}(\d{1,9})/(\d{1,9}) \[", re.MULTILINE)
 _LOADS = re.compile(r"Loading checkpoint shards|Loading weights|, in from_pretrained\b")
 _FIRST_STEPS = 2  # after so many everything that a step makes is there
+_ONE_TENSOR = (  # where T is one tensor of many, and what was alive before may matter more
+    places.ATTENTION, places.BACKWARD, places.FORWARD, places.LOGITS, places.EVALUATION, places.GENERATION,
+)  # fmt: skip
+_LITTLE = 0.1  # of what is alive
 _GENERIC = (places.ATTENTION, places.BACKWARD, places.GATHERING, places.FORWARD)  # a place, hardly a cause
 
 
@@ -111,6 +115,11 @@ def read(raw: str | bytes, cut: bool = False) -> Diagnosis:
             diagnosis.findings.append(Finding("in_handler", CERTAIN, (words.in_handler(),)))
     _by_frames(diagnosis)
     diagnosis.findings.sort(key=_place_in_order)
+    message = diagnosis.message
+    if message and message.tried and message.allocated and diagnosis.verdict in _ONE_TENSOR:
+        share = message.tried.bytes / message.allocated.bytes
+        if share < _LITTLE:
+            diagnosis.notes.append(words.little(share))
     return diagnosis
 
 

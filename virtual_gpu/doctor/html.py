@@ -8,8 +8,8 @@ from html import escape
 from ..language import tr
 from . import foreign, words
 from .changes import CHANGES, what
-from .diagnosis import CANNOT_TELL, Diagnosis, first_changes
-from .report import command, hints, numbers, where
+from .diagnosis import Diagnosis, first_changes
+from .report import command, headline, hints, numbers, where
 
 _LEFT = "text-align:left;vertical-align:top"
 _VERDICT = "font-size:1.1em;font-weight:bold;padding:6px 12px;border-left:6px solid"
@@ -20,7 +20,7 @@ _COLORS = {"certain": _CERTAIN, "likely": _LIKELY, "possible": _POSSIBLE, None: 
 def page(diagnosis: Diagnosis) -> str:
     """A fragment of HTML; whatever the message held is escaped."""
     first, *more = diagnosis.findings or [None]
-    parts = [f'<p style="{_VERDICT} {_COLORS[diagnosis.sure]}">{escape(_verdict(diagnosis))}</p>']
+    parts = [f'<p style="{_VERDICT} {_COLORS[diagnosis.sure]}">{escape(headline(diagnosis))}</p>']
     if first:
         parts.append(_items(tr(ko="근거", en="Evidence"), first.evidence))
     if diagnosis.foreign:
@@ -34,15 +34,6 @@ def page(diagnosis: Diagnosis) -> str:
         _changes(diagnosis),
     ]
     return "".join(parts)
-
-
-def _verdict(diagnosis: Diagnosis) -> str:
-    head = tr(ko="진단", en="Verdict")
-    if diagnosis.findings:
-        return f"{head}: {words.cause(diagnosis.verdict)} ({words.sure(diagnosis.sure)})"
-    if diagnosis.message is None:
-        return f"{head}: " + tr(ko="메모리 부족 메시지를 찾지 못했다.", en="No out-of-memory message was found.")
-    return f"{head}: {words.cause(CANNOT_TELL)}"
 
 
 def _items(head: str, texts: Iterable[str]) -> str:
@@ -72,7 +63,7 @@ def _changes(diagnosis: Diagnosis) -> str:
         tr(ko="해 볼 것, 이 순서로", en="Try, in this order"),
         "TrainingArguments",
         tr(ko="직접 쓴 코드, 터미널", en="a loop of one's own, the terminal"),
-        tr(ko="먼저 가상 카드에서", en="on a virtual card first"),
+        tr(ko="고친 뒤 가상 카드에서", en="changed so, on a virtual card"),
     )
     head = "".join(f'<th style="{_LEFT}">{escape(text)}</th>' for text in heads)
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>" if rows else ""

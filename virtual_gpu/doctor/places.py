@@ -79,6 +79,7 @@ _KNOWN = [
      r"|softmax\((?:attn|scores|attention)"),
     (FORWARD, "certain", r"::(?:forward|_call_impl|_wrapped_call_impl|compute_loss|training_step)::"),
 ]  # fmt: skip
+MOMENTS = frozenset(moment for moment, _, _ in _KNOWN)
 _PATTERNS = [(moment, sure, re.compile(pattern)) for moment, sure, pattern in _KNOWN]
 _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\]|[/\\]src[/\\]|[/\\](?=torch[/\\](?:nn|optim|autograd|utils)[/\\])")
 _RECOMPUTED = re.compile(r"^torch/utils/checkpoint\.py::(?:unpack_hook|backward|recompute_fn)::")

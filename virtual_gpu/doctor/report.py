@@ -74,15 +74,22 @@ def _numbers(diagnosis: Diagnosis) -> list[str]:
     return lines
 
 
-def _verdict(diagnosis: Diagnosis) -> list[str]:
+def headline(diagnosis: Diagnosis) -> str:
+    """The verdict in a line: a cause, or the place where it died, which need not be what filled the card."""
     head = tr(ko="진단", en="Verdict")
-    if not diagnosis.findings:
-        lines = [f"{head}: {words.cause(CANNOT_TELL)}"]
-        if diagnosis.message is None:
-            lines.append(tr(ko="  메모리 부족 메시지를 찾지 못했다.", en="  No out-of-memory message was found."))
-    else:
+    if diagnosis.findings:
+        if diagnosis.verdict in places.MOMENTS:
+            head = tr(ko="죽은 자리", en="Died in")
+        return f"{head}: {words.cause(diagnosis.verdict)} ({words.sure(diagnosis.sure)})"
+    if diagnosis.message is None:
+        return f"{head}: " + tr(ko="메모리 부족 메시지를 찾지 못했다.", en="No out-of-memory message was found.")
+    return f"{head}: {words.cause(CANNOT_TELL)}"
+
+
+def _verdict(diagnosis: Diagnosis) -> list[str]:
+    lines = [headline(diagnosis)]
+    if diagnosis.findings:
         first, *more = diagnosis.findings
-        lines = [f"{head}: {words.cause(first.cause)} ({words.sure(first.sure)})"]
         lines += [f"  {line}" for line in first.evidence]
         for one in more:
             lines.append(f"- {words.cause(one.cause)} ({words.sure(one.sure)})")
@@ -128,8 +135,8 @@ def _try(diagnosis: Diagnosis) -> list[str]:
         if tried := command(diagnosis, key):
             lines.append(f"   $ {tried}")
     head = tr(
-        ko="해 볼 것, 이 순서로(프로그램 뒤에 그 인자를 붙인다):",
-        en="Try, in this order (the program's own arguments go behind it):",
+        ko="해 볼 것, 이 순서로(프로그램을 그렇게 고치고 $의 명령으로 센다. 프로그램의 인자는 그 뒤에 붙인다):",
+        en="Try, in this order (change the program so, then count with the command; its own arguments go behind it):",
     )
     if diagnosis.foreign and diagnosis.foreign.kind == foreign.HOST:
         counts = tr(

@@ -53,7 +53,10 @@ _CAUSES = {
     places.OPTIMIZER_STEP: ("옵티마이저 스텝의 임시 텐서", "the optimizer's step: its temporaries"),
     places.EVALUATION_GATHERS: ("평가: 로짓을 카드에 모은다", "evaluation: logits gathered on the card"),
     places.EVALUATION: ("평가의 순전파", "the forward pass of an evaluation"),
-    places.GENERATION: ("생성: KV 캐시", "generation: the KV cache"),
+    places.GENERATION: (
+        "생성: 프롬프트의 순전파와 KV 캐시",
+        "generation: the prompt's forward pass and the KV cache",
+    ),
     places.WRAPPING: ("DDP나 DeepSpeed가 버퍼를 만든다", "DDP or DeepSpeed makes its buffers"),
     places.GATHERING: ("나눈 가중치를 한곳에 모은다(ZeRO-3, FSDP)", "sharded weights are gathered (ZeRO-3, FSDP)"),
     foreign.CARD: ("GPU 메모리 부족, 숫자가 없는 메시지", "out of GPU memory, in a message without numbers"),
@@ -86,6 +89,14 @@ def late(step: str, steps: str) -> str:
         "의심한다. 스텝이 끝날 때마다 torch.cuda.memory_allocated()를 적어, 느는지 튀는지 본다.",
         en=f"The progress bar is at {step}/{steps}: the steps before passed. Look first for the longest batch and for "
         "something that is kept: note torch.cuda.memory_allocated() after each step, and see if it grows or jumps.",
+    )
+
+
+def little(share: float) -> str:
+    """That the request is little beside what is alive."""
+    return tr(
+        ko=f"T는 살아 있는 텐서의 {share:.0%}다. 카드를 채운 것은 나머지이니, 그것이 무엇인지 먼저 본다.",
+        en=f"T is {share:.0%} of what is alive: the rest fills the card. Find out first what that is.",
     )
 
 

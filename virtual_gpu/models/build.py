@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -83,14 +82,27 @@ def _keep_in_fp32(model: nn.Module, dtype: torch.dtype) -> None:
             tensor.data = tensor.data.float()
 
 
-@functools.cache
 def _run_as_eager() -> None:
-    # transformers takes fake tensors for a trace (torch.export) and then makes attention masks that an eager run skips.
     from transformers.utils import import_utils
 
+    # Asked anew each time: what was set inside a block of virtual_gpu.cuda() went with the block.
     is_fake_tensor = getattr(import_utils, "is_fake_tensor", None)
-    if is_fake_tensor is not None:
-        import_utils.is_fake_tensor = lambda x: is_fake_tensor(x) and not on_virtual_gpu(x)
+    if is_fake_tensor is not None and not getattr(is_fake_tensor, "eager", False):
+        import_utils.is_fake_tensor = unless_virtual(is_fake_tensor)
+
+
+def unless_virtual(is_fake_tensor: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """transformers' own question, answered no on a virtual GPU.
+
+    It takes fake tensors for a trace (torch.export), in which it makes the attention masks that an eager run skips.
+    Source: is_tracing in transformers/utils/import_utils.py, _ignore_causal_mask_sdpa in masking_utils.py, from 5.0 on.
+    """
+
+    def asked(x: Any) -> bool:
+        return is_fake_tensor(x) and not on_virtual_gpu(x)
+
+    asked.eager = True
+    return asked
 
 
 def build_on_gpu(

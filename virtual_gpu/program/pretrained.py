@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ..counting.mode import on_virtual_gpu
 from ..host.meter import MAPPED
 from ..language import tr
+from ..models.build import unless_virtual
 from ..models.configs import architectures, resolve_model_id
 from . import quantized
 from .device import ProgramGPU
@@ -116,13 +116,9 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
 
 
 def _run_as_eager(patches: Patches, module: ModuleType) -> None:
-    """transformers takes fake tensors for a trace, in which it makes the attention masks that an eager run skips.
-
-    Source: is_tracing in transformers/utils/import_utils.py, _ignore_causal_mask_sdpa in masking_utils.py, from 5.0 on.
-    """
     is_fake_tensor = getattr(module, "is_fake_tensor", None)
     if is_fake_tensor is not None:
-        patches.set(module, "is_fake_tensor", lambda x: is_fake_tensor(x) and not on_virtual_gpu(x))
+        patches.set(module, "is_fake_tensor", unless_virtual(is_fake_tensor))
 
 
 def _bundled(name: Any) -> dict | None:

@@ -131,8 +131,10 @@ PROGRAMS = {
         "model.generate(prompts, attention_mask=mask, max_new_tokens=50, pad_token_id=0)\n",
         "generate",
         (
-            "KV 캐시: 2 × 12층 × 400 × 900 × 768 × 2바이트. 11장에서 센다.",
-            "The KV cache: 2 × 12 layers × 400 × 900 × 768 × 2 bytes; chapter 11 counts it.",
+            "프롬프트를 읽다가 죽었다. T는 400 × 900 × 3,072 × 2바이트, MLP의 중간값이다. KV 캐시도 다 차면 "
+            "2 × 12층 × 400 × 900 × 768 × 2바이트다(11장). 한 번에 넣는 글을 줄이면 둘 다 준다.",
+            "It died reading the prompts: T is 400 × 900 × 3,072 × 2 bytes, inside an MLP. The KV cache, when full, is "
+            "2 × 12 layers × 400 × 900 × 768 × 2 bytes (chapter 11). Fewer prompts at once make both smaller.",
         ),
     ),
     9: Program(

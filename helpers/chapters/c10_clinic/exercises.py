@@ -88,33 +88,54 @@ def _lengths() -> tuple[int, ...]:
 
 
 def _epoch(seed: int = 0, batch_size: int = 16, max_length: int = 1024) -> LeftRows:
-    """One epoch of case 10-A: where it died, and the peaks of the five steps before, in their order."""
+    """One epoch of case 10-B: where it dies, what that step needs, and what the five before it needed, in order."""
     lengths = [min(length, max_length) for length in _lengths()]
     epoch = Epoch(random_batches(lengths, batch_size, seed))
     step = epoch.deaths[0] if epoch.deaths else None
     before = epoch.peaks[: step and step - 1][-5:]
-    heads = tr(ko="죽은 스텝", en="died in step"), tr(ko="그 앞 다섯 스텝의 최대", en="peaks of the five before")
-    return LeftRows(heads, [[step or "–", ", ".join(map(human_bytes, before)) or "–"]])
+    died = epoch.batches[step - 1] if step else []
+    heads = (
+        tr(ko="죽는 스텝", en="dies in step"),
+        tr(ko="그 스텝의 토큰", en="its tokens"),
+        tr(ko="필요한 메모리", en="needed"),
+        tr(ko="그 앞 다섯 스텝에 필요한 메모리", en="needed by the five before"),
+    )
+    tokens = f"{len(died) * max(died, default=0):,}" if died else "–"
+    needed = human_bytes(epoch.peaks[step - 1]) if step else "–"
+    return LeftRows(heads, [[step or "–", tokens, needed, ", ".join(map(human_bytes, before)) or "–"]])
 
 
 _WHYS = ("leak", "longest", "fragmentation", "other_process")
 
 
+_NOT = {
+    "leak": lambda: tr(
+        ko="새는 것이라면 스텝마다 조금씩 더 필요해지고, 시드를 바꾸어도 비슷한 스텝에서 죽는다. 두 시드를 비교한다.",
+        en="A leak grows step by step and kills near the same step with every seed: compare two.",
+    ),
+    "fragmentation": lambda: tr(
+        ko="단편화라면 그 스텝에 필요한 것이 카드보다 작다. '필요한 메모리'를 T4의 14.64 GiB와 견준다.",
+        en="With fragmentation the step needs less than the card has: compare what it needs with the T4's 14.64 GiB.",
+    ),
+    "other_process": lambda: tr(
+        ko="다른 프로세스라면 배치의 길이와 상관이 없다. max_length를 줄여 본다.",
+        en="Another process would not care how long the batch is: try a smaller max_length.",
+    ),
+}
+
+
 def _judge_why(answer: str) -> str:
     why = choose(filled(answer), _WHYS, tr(ko="까닭", en="cause"))
     if why != "longest":
-        return tr(
-            ko=f"{why}이라면 섞는 시드를 바꾸어도 비슷한 스텝에서 죽는다. 두 시드를 비교한다.",
-            en=f"{why} would kill it near the same step with every seed: compare two.",
-        )
+        return _NOT[why]()
     return right(tr(ko="시드가 바뀌면 긴 글이 오는 스텝도 바뀐다.", en="Another seed, another step for the long text."))
 
 
 def _retry(where: str = "inside", empty_cache: bool = False, collect: bool = False) -> LeftRows:
-    """Case 10-B: a step of 24 dies, then one of 4 is tried inside except or behind it."""
+    """Case 10-A: a step of 24 dies, then one of 4 is tried inside except or after it."""
     import gc
 
-    where = choose(where, ("inside", "behind"), "where")
+    where = choose(where, ("inside", "after"), "where")
 
     def clean() -> None:
         if collect:
@@ -142,7 +163,7 @@ def _retry(where: str = "inside", empty_cache: bool = False, collect: bool = Fal
             failed = True
             if where == "inside":
                 result = again()
-        if failed and where == "behind":
+        if failed and where == "after":
             result = again()
     heads = (tr(ko="다시 하기 전에 살아 있는 것", en="alive before the retry"), tr(ko="배치 4", en="batch 4"))
     return LeftRows(heads, [[human_bytes(held), result]])
@@ -167,8 +188,8 @@ def _judge_retry(changes: dict[str, Any]) -> str:
 
 
 CASES = {
-    "10-A": lambda: Case(
-        "10-A",
+    "10-B": lambda: Case(
+        "10-B",
         _judge_why,
         lambda: [
             tr(
@@ -180,19 +201,19 @@ CASES = {
                 en="A leak: how would the peaks look?",
             ),
         ],
-        'first = case("10-A").run(seed=4)\nsecond = case("10-A").run(seed=9)\n'
-        'shorter = case("10-A").run(max_length=512)\nanswer = "longest"',
+        'first = case("10-B").run(seed=4)\nsecond = case("10-B").run(seed=9)\n'
+        'shorter = case("10-B").run(max_length=512)\nanswer = "longest"',
         experiment=_epoch,
         thread="huggingface/transformers #26284, allenai/allennlp #2515",
     ),
-    "10-B": lambda: Case(
-        "10-B",
+    "10-A": lambda: Case(
+        "10-A",
         _judge_retry,
         lambda: [
             tr(ko="'다시 하기 전에 살아 있는 것'을 본다. 누가 붙들고 있는가?", en="See what is alive: who holds it?"),
             tr(ko="예외는 언제 사라지는가?", en="When does the exception go?"),
         ],
-        'same = case("10-B").run(empty_cache=True, collect=True)\nchanges = {"where": "behind"}',
+        'same = case("10-A").run(empty_cache=True, collect=True)\nchanges = {"where": "after"}',
         experiment=_retry,
         thread="pytorch/pytorch #27600, #10348",
     ),
