@@ -125,20 +125,25 @@ ACCELERATE = ("accelerate", "launch", "--config_file", "accelerate.yaml")
         ("torch", TORCHRUN, Recipe("lora", "mixed_fp16", "adamw_fused", stage=3, checkpointing=True), (4, 1)),
         ("accelerate", ACCELERATE, Recipe("full", "mixed_bf16", "adamw_fused", stage=3, checkpointing=True), (1, 4)),
         ("accelerate", ACCELERATE, Recipe("lora", "mixed_bf16", "adamw_fused", stage=0), (2, 2)),
+        ("trainer", ACCELERATE, Recipe("lora", "mixed_fp16", "adamw_fused", stage=3, checkpointing=True), (4, 1)),
     ],
     ids=lambda value: f"{value.method}-{value.stage}" if isinstance(value, Recipe) else "",
 )
 def test_a_rank_holds_what_the_plan_counted(kind, launcher, recipe, way, tmp_path):
-    """Launched as the script says, one of four ranks on a virtual card; of split weights the whole is never there."""
-    llama(tmp_path / "model", vocab_size=258, hidden_size=1024, intermediate_size=2816, max_position_embeddings=256)
+    """Launched as the script says, one of four ranks on a virtual card; of split weights the whole is never there.
+
+    Embedding and head are a quarter of the model: which groups they are in, and how long they stay, shows.
+    """
+    words = 32_768 if recipe.stage else 258
+    llama(tmp_path / "model", vocab_size=words, hidden_size=1024, intermediate_size=2816, max_position_embeddings=256)
     (tmp_path / "text.txt").write_text(TEXT * 1000, encoding="utf-8")
     plan = plan_of(tmp_path / "model", recipe, way, "T4" if "fp16" in recipe.precision else "L4", 4, length=256)
     plan.save(tmp_path / "plan", kind=kind)
     report = one_rank(plan, [*launcher, "train.py", "--text", str(tmp_path / "text.txt")], tmp_path)
     held = {phase: allocated for phase, (allocated, _) in report["phases"].items()}
     most = max(nbytes for phase, nbytes in held.items() if phase != "loading" or recipe.stage)
-    # The layers lie in other groups than the plan's (embedding and head in the model's own): what is gathered at once.
-    assert abs(most / plan.tensors_bytes - 1) < 0.04
+    # The plan is of a first step: backward's thread has its workspace in later ones.
+    assert abs(most / plan.tensors_bytes - 1) < 0.03
     if not recipe.stage:  # DDP's first broadcast, in buckets of 250 MiB, is larger than so small a model's step
         return
     weights = 4 * plan.at_peak["parameters"] * (2 if recipe.precision == "mixed_bf16" else 1)  # there they are fp32
@@ -305,7 +310,7 @@ def test_a_script_says_what_the_plan_says(kind, gpus):
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         assert {name.split(".")[0] for name in names} <= used, "imported and not used"
         reshard = re.findall(r"reshard_after_forward=(\w+)", script)
-        assert reshard == ([str(recipe.stage == 3)] if recipe.stage and kind == "torch" else [])
+        assert reshard == ([str(recipe.stage == 3), "False"] if recipe.stage and kind == "torch" else [])
         assert ("sync_each_batch" in script) == (bool(recipe.stage) and kind == "accelerate")
 
 

@@ -254,6 +254,7 @@ def test_several_gpus_are_the_ledgers():
                 "meta-llama/Llama-3.2-1B", 4, plan.recipe.stage, sequence_length=1024,
                 precision="mixed" if "mixed" in plan.recipe.precision else "bf16", batch_size=plan.micro_batch,
                 gradient_checkpointing=plan.recipe.checkpointing, gpu="RTX 4090", accumulating=plan.accumulation > 1,
+                as_accelerate=True,
             )  # fmt: skip
             assert abs(step.total - plan.tensors_bytes) < 0.01 * step.total  # a run with 64 ranks stood for 4
             assert abs(step.card_bytes - plan.needed_bytes) < 0.02 * step.total
@@ -288,6 +289,7 @@ def test_adapters_are_sharded_on_two_gpus(gpu, half):
             step = rank_step(
                 plans.request.model, 2, 3, peft=plan.recipe.method, batch_size=plan.micro_batch, sequence_length=256,
                 gradient_checkpointing=plan.recipe.checkpointing, gpu=gpu, accumulating=plan.accumulation > 1,
+                as_accelerate=True,
             )  # fmt: skip
             assert step.adapters.dtype == half and step.total == plan.tensors_bytes
             whole = next(p for p in plans if p.recipe == replace(plan.recipe, stage=0))

@@ -83,7 +83,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
             request.model, request.gpus, recipe.stage, precision=_convention(recipe), batch_size=micro_batch,
             sequence_length=request.length, gradient_checkpointing=recipe.checkpointing, gpu=request.gpu,
             exact=False, accumulating=accumulation > 1, peft=None if recipe.method == "full" else recipe.method,
-            lora_rank=request.lora_rank, lora_targets=request.lora_targets,
+            lora_rank=request.lora_rank, lora_targets=request.lora_targets, as_accelerate=True,
         )  # fmt: skip
         needed, at_peak = step.card_bytes, dict(step.at_peak)
         at_peak["other"] = at_peak.pop("communication")

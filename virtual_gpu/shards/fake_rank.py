@@ -207,11 +207,9 @@ def forget_splits() -> None:
 def shard(config: Any, layout: Layout, convention: Convention) -> tuple[torch.nn.Module, Any]:
     """The model on the meta device, split for this rank, and the mesh: tensor parallel first, then FSDP2 over "data".
 
-    Each block is an FSDP group; so are, as in torchtitan, the embedding and norm with head where these are not tied.
     Meta parameters are sharded, fake ones only placed later: the other way round is a hundred times slower.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
     layout.check_model(config)
     shape = (layout.data_parallel, layout.tensor_parallel)
@@ -221,25 +219,38 @@ def shard(config: Any, layout: Layout, convention: Convention) -> tuple[torch.nn
     if layout.tensor_parallel > 1:
         split_tensors(model, config, mesh["tensor"])
     if layout.stage >= 2:
-        with _FewPieces():
-            for group in (*fsdp_groups(model), model):
-                fully_shard(group, mesh=mesh["data"], reshard_after_forward=layout.stage == 3)
+        _split(model, model, layout, mesh=mesh["data"])
     return model, mesh
 
 
 def shard_adapters(config: Any, layout: Layout, adapters: Adapters, gpu: VirtualGPU) -> tuple[torch.nn.Module, Any]:
     """The model with adapters on the meta device, split like `shard`'s; what FSDP2 gathers is 16 bits wide."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
     adapters.check(layout)
     mesh = init_device_mesh("cpu", (layout.ranks,), mesh_dim_names=("data",))
     model = adapters.build(config, gpu)
     policy = MixedPrecisionPolicy(adapters.dtype, adapters.dtype, adapters.dtype)  # accelerate's set_mixed_precision
-    with _FewPieces():
-        for group in (*fsdp_groups(model.get_base_model()), model):
-            fully_shard(group, mesh=mesh["data"], mp_policy=policy, reshard_after_forward=layout.stage == 3)
+    _split(model, model.get_base_model(), layout, mesh=mesh["data"], mp_policy=policy)
     return model, mesh
+
+
+def _split(model: torch.nn.Module, base: torch.nn.Module, layout: Layout, **options: Any) -> None:
+    """FSDP2 over the groups of `base`, the model without adapters, and over what is left of the model."""
+    from torch.distributed.fsdp import fully_shard
+
+    groups, last = fsdp_groups(base), []
+    if layout.as_accelerate:
+        groups, last = accelerate_groups(base, model is not base)
+    with _FewPieces():
+        for group in groups:
+            fully_shard(group, reshard_after_forward=layout.stage == 3, **options)
+        if last:
+            fully_shard(last, reshard_after_forward=False, **options)
+            fully_shard(model, **options)
+        else:
+            fully_shard(model, reshard_after_forward=layout.stage == 3, **options)
 
 
 class _FewPieces(TorchFunctionMode):
@@ -290,11 +301,31 @@ def is_tied(model: torch.nn.Module) -> bool:
 
 
 def fsdp_groups(model: torch.nn.Module) -> list[Any]:
-    """The modules (or lists of modules) that are gathered together; what is left falls to the model itself."""
+    """The modules (or lists of modules) that are gathered together; what is left falls to the model itself.
+
+    Each block is one; so are, as in torchtitan, the embedding and norm with head where these are not tied.
+    """
     if is_tied(model):
         return [*blocks_of(model)]
-    norm = _part_of(body_of(model), ("norm", "final_layer_norm", "ln_f"))
-    return [model.get_input_embeddings(), *blocks_of(model), [norm, model.get_output_embeddings()]]
+    return [model.get_input_embeddings(), *blocks_of(model), [_norm_of(model), model.get_output_embeddings()]]
+
+
+def accelerate_groups(model: torch.nn.Module, adapters: bool) -> tuple[list[Any], list[torch.nn.Module]]:
+    """What accelerate gathers together, and the group that it leaves gathered after the forward pass.
+
+    Beside the blocks a group each for embedding and head (one for both where they are tied). The last norm goes with
+    the head, but not in a PeftModel, where accelerate does not find it. Source: fsdp2_prepare_model in
+    utils/fsdp_utils.py, accelerate 1.15.
+    """
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    norm = [] if adapters else [_norm_of(model)]
+    if is_tied(model):
+        return [*blocks_of(model)], [*norm, embedding, head]
+    return [embedding, *blocks_of(model)], [*norm, head]
+
+
+def _norm_of(model: torch.nn.Module) -> torch.nn.Module:
+    return _part_of(body_of(model), ("norm", "final_layer_norm", "ln_f"))
 
 
 def split_tensors(model: torch.nn.Module, config: Any, mesh: Any) -> None:

@@ -21,13 +21,15 @@ MOST_RANKS = 2**17  # more than the largest cluster that one training was report
 class Layout:
     """`ranks` GPUs in groups of `tensor_parallel`; ZeRO's `stage` over the ranks / tensor_parallel data-parallel ranks.
 
-    0: DDP. 1: ZeroRedundancyOptimizer. 2, 3: FSDP2 with reshard_after_forward False, True. ValueError in the reader's
-    language, also from `check_model`, for what cannot be split.
+    0: DDP. 1: ZeroRedundancyOptimizer. 2, 3: FSDP2 with reshard_after_forward False, True. as_accelerate: in the groups
+    that accelerate makes (`fsdp_groups`), of which the last stays gathered from forward to backward at stage 3 too.
+    ValueError in the reader's language, also from `check_model`, for what cannot be split.
     """
 
     ranks: int
     stage: int = 3
     tensor_parallel: int = 1
+    as_accelerate: bool = False
 
     def __post_init__(self) -> None:
         # Plain ints, also where NumPy's were given: PyTorch takes no others.

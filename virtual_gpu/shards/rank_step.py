@@ -205,6 +205,7 @@ def rank_step(
     peft: str | None = None,
     lora_rank: int = LORA_RANK,
     lora_targets: str | Sequence[str] = "attention",
+    as_accelerate: bool = False,
 ) -> RankStep:
     """The peak of a training step (forward and backward, optimizer state present) on one of `ranks` ranks.
 
@@ -215,9 +216,10 @@ def rank_step(
     gradient_as_bucket_view: DDP's argument; by default its buckets are a second copy of the gradients. peft: "lora" or
     "qlora" at stages 2 and 3, as accelerate runs them: frozen weights in the 16 bits that the GPU has, or 4-bit ones
     stored in those; fp32 adapters (`add_adapters`' rank and targets). It is always run at this number of ranks.
+    as_accelerate: FSDP2's groups as accelerate makes them, of which the last stays gathered (`Layout`).
     """
     config, spec = config_of(model), card(gpu).needs_cuda()
-    layout = Layout(ranks, stage, tensor_parallel)
+    layout = Layout(ranks, stage, tensor_parallel, boolean(as_accelerate, "as_accelerate"))
     layout.check_model(config)
     precision = choose(precision, CONVENTIONS, tr(ko="정밀도", en="precision"))
     positive_int(batch_size, "batch_size")
@@ -233,7 +235,7 @@ def rank_step(
     sharded = stage >= 2
     run_as = layout if sharded else Layout(tensor_parallel, 0, tensor_parallel)
     if sharded and not exact and not adapters:
-        reference = Layout(tensor_parallel * REFERENCE, stage, tensor_parallel)
+        reference = replace(layout, ranks=tensor_parallel * REFERENCE)
         ratio = padded_elements(model, layout) / padded_elements(model, reference)
         run_as = reference if ratio < 1 + PADDING else layout
     like = replace(CATALOG["T4"], compute_capability=spec.compute_capability)  # its size says nothing here

@@ -18,6 +18,10 @@ def parts(plan: Plan) -> dict[str, str]:
     return {
         "model": _MODEL.format(
             checkpointing=checkpointing(recipe),
+            # As accelerate has it, which does not find the norm of a model with adapters.
+            last="[head]"
+            if adapters
+            else '[*(m for m in model.base_model.children() if "Norm" in type(m).__name__), head]',
             adapters=f"{lora(plan)}model = get_peft_model(model, adapters)\n" if adapters else "",
         ),
         "wrapped": _WRAPPED.format(dtype=dtype, reshard=recipe.stage == 3),
@@ -45,13 +49,21 @@ else:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     model.tie_weights()
 layers = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
+embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+last = {last}
+if embedding.weight is head.weight:  # one tensor belongs to one group
+    last = [*last, embedding]
+else:
+    layers = [embedding, *layers]
 {checkpointing}{adapters}whole = model.state_dict() if rank == 0 else {{}}
 """
 _WRAPPED = """half = None if args.cpu else torch.{dtype}  # of what is gathered, of gradients on their way, of outputs
 precision = MixedPrecisionPolicy(half, half, half)
 mesh = init_device_mesh(device.type, (world,))
-for module in (*layers, model):  # a layer at a time is gathered, computed and let go
+for module in layers:  # one at a time is gathered, computed and let go
     fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward={reshard})
+for module in (last, model):  # these stay: backward begins with them
+    fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
 from_rank_0 = sharded.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 sharded.set_model_state_dict(model, whole, options=from_rank_0)
 model.tie_weights()  # what is the embedding and the head too has come as two
