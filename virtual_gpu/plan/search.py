@@ -94,7 +94,7 @@ class Plans:
             fit = "1 plan fits" if len(self) == 1 else f"{len(self)} plans fit"
             return tr(
                 ko=f"{self.request.title}: {len(self)}가지가 들어간다 (필요한 메모리가 판정 한도 {limit}까지)",
-                en=f"{self.request.title}: {fit} (what they need is at most {limit}, which is certain)",
+                en=f"{self.request.title}: {fit} (up to {limit} needed is sure to fit)",
             )
         need = human_bytes(self.closest.needed_bytes)
         missing = human_bytes(self.closest.needed_bytes - self.request.limit_bytes)
