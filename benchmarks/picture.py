@@ -116,7 +116,7 @@ def draw_lines(title: str, lines: list[tuple[str, str, list[Judged]]], shape: Sh
         (
             shape.left + shape.key,
             ORANGE,
-            tr(ko="입력 하나를 모르거나 반올림해 공개한 측정", en="one input is missing, or coarsely printed"),
+            tr(ko="하나를 모르거나 반올림해 공개한 측정", en="one input is missing, or coarsely printed"),
         ),
     ):
         found.circle(x, y - 4, 4, colour)
