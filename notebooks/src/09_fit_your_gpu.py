@@ -150,7 +150,9 @@ best = plans.best
 best
 
 # %% [markdown] lang="ko"
-# 얼린 가중치가 10.98 GiB로 대부분이다. 남은 자리에 순전파 상태가 한 샘플만큼밖에 들어가지 않아 마이크로 배치가 1이 되었다. 그 한 샘플에는 무엇이 있을까? 로짓일까, MLP일까? 계획의 설정 그대로 실행하고(누적은 두 번이면 최대가 같으므로 2번만 한다), ▶를 눌러 '순전파 상태와 임시 텐서' 안의 층과 모듈까지 연다. 번호는 그 텐서를 만든 단계다(순전파와 역전파가 두 번, 다섯째가 스텝). 이 막대는 텐서의 최대라 표의 12.98 GiB보다 조금 작다(9.4절).
+# 얼린 가중치가 10.98 GiB로 대부분이다. 남은 자리에 순전파 상태가 한 샘플만큼밖에 들어가지 않아 마이크로 배치가 1이 되었다. 그 한 샘플에는 무엇이 있을까? 로짓일까, MLP일까?
+#
+# 계획의 설정 그대로 실행하고(누적은 두 번이면 최대가 같으므로 2번만 한다), ▶를 눌러 '순전파 상태와 임시 텐서' 안의 층과 모듈까지 연다. 번호는 그 텐서를 만든 단계다(순전파와 역전파가 두 번, 다섯째가 스텝). 이 막대는 텐서의 최대라 표의 12.98 GiB보다 조금 작다(9.4절).
 
 # %%
 from helpers import predict_memory
@@ -527,7 +529,9 @@ options = ["--fp16", "True", "--disable_tqdm", "True", "--output_dir", str(folde
 show(run(str(program), [*options, "--per_device_train_batch_size", "16"], gpu="T4"))
 
 # %% [markdown] lang="ko"
-# 첫 순전파에서 넘쳤다. 상태는 파라미터 2.49 GiB가 거의 다이고, 11.96 GiB는 역전파를 위해 저장한 순전파 상태다. 그 위에 940 MiB짜리 fp32 로짓(16 × 512 × 30,080 × 4바이트)을 달라고 하다가 넘쳤다. 9.5절의 첫째 무리이니 마이크로 배치를 줄이면 된다. 얼마로? 이 모델의 계획은 9.2절의 표에 있다. 8 × 2, 10.15 GiB다. 프로그램은 그대로 두고 인자만 그렇게 바꾼다. 둘째 줄은 할당자가 예약한 것이다.
+# 첫 순전파에서 넘쳤다. 상태는 파라미터 2.49 GiB가 거의 다이고, 11.96 GiB는 역전파를 위해 저장한 순전파 상태다. 그 위에 940 MiB짜리 fp32 로짓(16 × 512 × 30,080 × 4바이트)을 달라고 하다가 넘쳤다.
+#
+# 9.5절의 첫째 무리이니 마이크로 배치를 줄이면 된다. 얼마로? 이 모델의 계획은 9.2절의 표에 있다. 8 × 2, 10.15 GiB다. 프로그램은 그대로 두고 인자만 그렇게 바꾼다. 둘째 줄은 할당자가 예약한 것이다.
 
 # %%
 smaller = ["--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "2"]
@@ -676,7 +680,11 @@ print(f"no limit: {human_bytes(trace.reserved_peak())}")
 #
 # ### 다른 형식의 스크립트
 #
-# `Trainer`가 아니어도 된다. `best.save("my_plan", kind="torch")`는 학습 루프가 그대로 보이는 PyTorch 스크립트를, `kind="accelerate"`는 같은 루프를 `Accelerator`로 적은 것을, `kind="trl"`은 TRL의 `SFTTrainer` 스크립트를 쓴다(`pip install trl`도 한다). 9.7절처럼 여러 장에 나누는 계획이면 `torch`는 6장의 `fully_shard`를 쓰고, `kind="deepspeed"`는 `Trainer`에 DeepSpeed의 ZeRO를 붙인다. DeepSpeed는 버킷의 크기가 따로라 메모리가 이 계획과 다르다. TRL 1.16의 `SFTTrainer`는 로짓을 통째로 만들지 않으므로(12.4절) 메모리가 이 계획과 다르다. 어휘와 한 번에 넣는 토큰이 많으면 대개 훨씬 적게, 적으면 오히려 더 쓴다. 실행하기 전에 가상 GPU로 확인한다(9.10절).
+# `Trainer`가 아니어도 된다. `best.save("my_plan", kind="torch")`는 학습 루프가 그대로 보이는 PyTorch 스크립트를, `kind="accelerate"`는 같은 루프를 `Accelerator`로 적은 것을, `kind="trl"`은 TRL의 `SFTTrainer` 스크립트를 쓴다(`pip install trl`도 한다).
+#
+# 9.7절처럼 여러 장에 나누는 계획이면 `torch`는 6장의 `fully_shard`를 쓰고, `kind="deepspeed"`는 `Trainer`에 DeepSpeed의 ZeRO를 붙인다. DeepSpeed는 버킷의 크기가 따로라 메모리가 이 계획과 다르다.
+#
+# TRL 1.16의 `SFTTrainer`는 로짓을 통째로 만들지 않으므로(12.4절) 메모리가 이 계획과 다르다. 어휘와 한 번에 넣는 토큰이 많으면 대개 훨씬 적게, 적으면 오히려 더 쓴다. 실행하기 전에 가상 GPU로 확인한다(9.10절).
 #
 # ### 측정한 것 모두
 #
@@ -767,7 +775,9 @@ case("9-A").check(settings)
 #
 # Code Llama 7B를 배치 1, 길이 2048로 학습하려는 사람이 온라인 계산기에 물었더니 전체 미세 조정 216 GB, LoRA 177 GB, QLoRA 180 GB라고 했다. 다른 글의 그래프에서는 LoRA가 **16 GB**다. 열 배가 넘게 차이 난다([gpu_poor #1](https://github.com/RahulSChand/gpu_poor/issues/1)). 무엇을 켜면 16 GB가 될까?
 #
-# LoRA라는 말 하나에 체크포인팅, 어댑터를 붙이는 층(`"attention"`은 `q_proj`와 `v_proj`다), rank가 숨어 있다. 배치 1, 길이 2048, LoRA는 그대로 두고 그래프의 16 GB(여기서는 10⁹바이트로 본다. 표의 단위로는 14.90 GiB이고, 2% 안은 14.60~15.20 GiB다)와 **2% 안**에서 맞는 설정을 찾아라. `run(method=…, checkpointing=…, targets="attention"이나 "all-linear", rank=…)`으로 다섯 번까지 센다. 몇 GB를 움직이는 것부터 정하고, 작은 것으로 맞춘다. 남는 실험으로는 다른 방법도 세어 계산기의 답과 비교한다. 얼마가 필요한지를 묻는 것이므로 카드는 무엇이든 들어가는 B200이다(쓸 수 있는 메모리 177.66 GiB).
+# LoRA라는 말 하나에 체크포인팅, 어댑터를 붙이는 층(`"attention"`은 `q_proj`와 `v_proj`다), rank가 숨어 있다. 배치 1, 길이 2048, LoRA는 그대로 두고 그래프의 16 GB(여기서는 10⁹바이트로 본다. 표의 단위로는 14.90 GiB이고, 2% 안은 14.60~15.20 GiB다)와 **2% 안**에서 맞는 설정을 찾아라. `run(method=…, checkpointing=…, targets="attention"이나 "all-linear", rank=…)`으로 다섯 번까지 센다.
+#
+# 몇 GB를 움직이는 것부터 정하고, 작은 것으로 맞춘다. 남는 실험으로는 다른 방법도 세어 계산기의 답과 비교한다. 얼마가 필요한지를 묻는 것이므로 카드는 무엇이든 들어가는 B200이다(쓸 수 있는 메모리 177.66 GiB).
 
 # %%
 case("9-B").run(method="lora")
