@@ -112,11 +112,11 @@ def draw_lines(title: str, lines: list[tuple[str, str, list[Judged]]], shape: Sh
             found.text(x, y - 6, name, size=9, anchor="end" if left else "start", fill=MUTED)
     y = height - 10
     for x, colour, text in (
-        (shape.left, BLUE, tr(ko="입력이 모두 밝혀진 행", en="every input is stated")),
+        (shape.left, BLUE, tr(ko="입력이 모두 밝혀진 측정", en="every input is stated")),
         (
             shape.left + shape.key,
             ORANGE,
-            tr(ko="하나가 빠졌거나 거칠게 출력된 행", en="one thing is missing, or coarsely printed"),
+            tr(ko="하나를 모르거나 반올림해 공개한 측정", en="one input is missing, or coarsely printed"),
         ),
     ):
         found.circle(x, y - 4, 4, colour)

@@ -105,10 +105,12 @@ class Tally(list):
     def __repr__(self) -> str:
         written, close = sum(one.value is not None for one in self), sum(one.is_close for one in self)
         lines = [" · ".join(row) for row in self._rows()]
+        named = self and all(isinstance(one.unit, tuple) for one in self)  # of a name there is no near
+        ko, en = ("맞았다", "right") if named else ("20% 안에 들었다", "within 20 %")
         lines.append(
             tr(
-                ko=f"예상 {len(self)}개 가운데 {written}개를 적었고, {close}개가 20% 안에 들었다.",
-                en=f"{written} of {len(self)} guesses written, {close} of them within 20 %.",
+                ko=f"예상 {len(self)}개 가운데 {written}개를 적었고, {close}개가 {ko}.",
+                en=f"{written} of {len(self)} guesses written, {close} of them {en}.",
             )
         )
         return "\n".join(lines)

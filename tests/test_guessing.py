@@ -64,6 +64,9 @@ def test_the_tally_counts_what_met_its_result():
     ]
     assert "<table" in tally._repr_html_()
     assert "예상 0개" in repr(type(tally)())
+    named = guess("named", "b", ("a", "b"))
+    named.against("b")
+    assert repr(type(tally)([named])).endswith("1개가 맞았다.")  # a name has no 20 %
 
 
 def a_case(**changes):

@@ -35,7 +35,7 @@ from virtual_gpu.room import room_on
 from virtual_gpu.shards.rank_step import rank_step
 from virtual_gpu.step.flops import training_flops
 from virtual_gpu.trace.edits import with_ddp
-from virtual_gpu.units import GiB
+from virtual_gpu.units import GiB, human_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 # As many weights as gpt2-large in a third of its layers: what is run in full beside the planner takes a third as long.
@@ -90,7 +90,7 @@ def test_every_plan_fits_with_its_margin_and_makes_the_batch(plans):
                 report.timeline.trace.reserved_peak(plan.needed_bytes - report.needed_bytes // 128)
         assert plan.needed_bytes <= plans.request.limit_bytes < capacity
         assert plan.verdict == "fits"
-        assert plan.left_bytes == capacity - plan.needed_bytes
+        assert plan.left_bytes == plans.request.limit_bytes - plan.needed_bytes
 
 
 def test_the_next_larger_micro_batch_does_not_fit(plans):
@@ -264,7 +264,9 @@ def test_several_gpus_are_the_ledgers():
             edited = with_ddp(report.timeline.trace).through()[0].timeline()
             assert plan.tensors_bytes == edited.peak_bytes > report.peak_bytes
     what = dict(plans.skipped)
-    assert "ZeRO-1" in what
+    assert "누적이 없을 때만" in what["전체 미세 조정 · ZeRO-1"]
+    shown = plans._repr_html_()
+    assert "보내는 양" in shown and human_bytes(plans.best.sent_bytes) in shown
 
 
 def test_accumulating_holds_the_gradients_from_the_beginning():
@@ -284,6 +286,7 @@ def test_adapters_are_sharded_on_two_gpus(gpu, half):
         ("lora", 0), ("lora", 3), ("qlora", 0), ("qlora", 3),
     }  # fmt: skip
     assert [what for what, _ in plans.skipped if "QLoRA" in what and "ZeRO-2" in what]
+    assert "DDP" in dict(plans.skipped)["QLoRA · ZeRO-1"]
     for plan in plans:
         if plan.recipe.stage:
             step = rank_step(

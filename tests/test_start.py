@@ -18,7 +18,7 @@ from virtual_gpu.plan.start.document import MOST_BYTES, read_document
 from virtual_gpu.plan.start.keys import Keys, free
 from virtual_gpu.step.predict import predict_memory, predict_need
 from virtual_gpu.step.setting import Setting
-from virtual_gpu.units import human_bytes
+from virtual_gpu.units import GiB, human_bytes
 
 SMALL = LlamaConfig(
     vocab_size=16384, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=704,
@@ -312,6 +312,9 @@ def test_what_changes_training_least_is_proposed_first(written):
 def test_bf16_on_a_card_without_it(written):
     found = start_from(written(LLAMA_FACTORY), "T4")
     assert not found.fits and "bf16" in found.impossible
+    assert "T4에는 bf16 연산 장치가 없다\n" in str(found)
+    larger = replace(found, start=replace(found.start, reserved=40 * GiB))
+    assert "없다. 메모리도 모자란다\n" in str(larger) and "가 든다(T4는 14.56~14.76 GiB)\n" in str(larger)
     assert found.lines == {"bf16": False, "fp16": True} and found.proposal.setting.precision == "autocast_fp16"
 
 

@@ -66,6 +66,13 @@ class Room:
         needed, memory = _text(self.needed(reserved_bytes)), _text(self.memory)
         return tr(ko=f"{self.card}의 {memory} 가운데 {needed}", en=f"{needed} of {self.card}'s {memory}")
 
+    def needs(self, reserved_bytes: int) -> str:
+        """As `line`, but what there is last where it is not enough: nobody needs more "of" less."""
+        if self.verdict(reserved_bytes) != TOO_MUCH:
+            return self.line(reserved_bytes)
+        needed, memory = _text(self.needed(reserved_bytes)), _text(self.memory)
+        return tr(ko=f"{needed}가 든다({self.card}는 {memory})", en=f"{needed} ({self.card} has {memory})")
+
     def to_dict(self) -> dict[str, Any]:
         """The ranges as plain JSON values."""
         return {

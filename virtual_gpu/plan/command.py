@@ -12,6 +12,7 @@ from ..errors import WrongValue
 from ..language import LANGUAGES, tr
 from ..step.optimizers import OPTIMIZERS
 from ..terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language, tell
+from ..units import human_bytes
 from ..writing import check_folder
 from .files import KINDS, names_of
 from .host import host_need
@@ -86,9 +87,13 @@ def _text(plans: Plans) -> str:
         lines.append(f"{i:2}. {plan!r}")
         lines.append(f"    {plans.request.room.line(plan.needed_bytes)}")
         lines.append(f"    {host_need(plan).line(plans.request.host)}")
-        extra, bound = extra_label(plan), _bound(plan.seconds)
+        extra, bound, sent = extra_label(plan), _bound(plan.seconds), human_bytes(plan.sent_bytes)
+        ko, en = (f", 보내는 양 {sent}", f", sent {sent}") if plans.request.gpus > 1 else ("", "")
         lines.append(
-            tr(ko=f"    추가 연산 {extra}, 스텝 시간의 하한 {bound}", en=f"    extra work {extra}, step: {bound}")
+            tr(
+                ko=f"    추가 연산 {extra}{ko}, 스텝 시간의 하한 {bound}",
+                en=f"    extra work {extra}{en}, step: {bound}",
+            )
         )
         if plan.price is not None:
             lines.append(

@@ -54,7 +54,7 @@ def draw_frontier(plans: Plans) -> svg.Drawing:
         y = TOP + HEIGHT * (1 - size / most)
         drawing.line(LEFT, y, RIGHT, y, svg.RED, stroke_width=1.5, stroke_dasharray=dashes)
     said = tr(
-        ko=f"한도 {human_bytes(capacity)}, 점선: 확실히 들어가는 {human_bytes(limit)}",
+        ko=f"카드의 한도 {human_bytes(capacity)}, 점선: 판정 한도 {human_bytes(limit)}",
         en=f"capacity {human_bytes(capacity)}, dashed: {human_bytes(limit)} fits for certain",
     )
     middle = (LEFT + RIGHT) / 2

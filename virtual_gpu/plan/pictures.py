@@ -44,6 +44,7 @@ def row_of(plan: Plan, sharded: bool) -> list[str]:
         human_bytes(plan.needed_bytes),
         human_bytes(plan.left_bytes),
         extra_label(plan),
+        *([human_bytes(plan.sent_bytes)] if sharded else []),
         seconds_label(plan.seconds),
     ]
 
@@ -60,6 +61,7 @@ def heads_of(sharded: bool) -> list[str]:
         tr(ko="필요한 메모리", en="memory it needs"),
         tr(ko="남는 메모리", en="left"),
         tr(ko="추가 연산", en="extra work"),
+        *([tr(ko="보내는 양", en="sent")] if sharded else []),
         tr(ko="스텝 시간의 하한", en="lower bound on a step"),
     ]
 
@@ -150,6 +152,8 @@ def draw_plans(plans: Plans) -> svg.Drawing:
             size = min(plan.at_peak.get(kind, 0) * scale, left + width - x)
             drawing.rect(x, y + 6, size, 18, KIND_COLORS[kind], opacity=None if plan.fits else 0.55, stroke=svg.PAPER)
             x += size
+        if plan.needed_bytes > largest:
+            _break_mark(drawing, left + width - 26, y + 6)
         total = plan.needed + (" →" if plan.needed_bytes > largest else "")
         drawing.text(left + width, y, total, 12, anchor="end", fill=svg.INK if plan.fits else svg.RED)
     for size, dashes in ((limit, "4 3"), (capacity, None)):
@@ -162,7 +166,7 @@ def draw_plans(plans: Plans) -> svg.Drawing:
         left + capacity * scale,
         top - 22,
         tr(
-            ko=f"{plans.request.gpu}의 한도 {human_bytes(capacity)} (점선: 확실히 들어가는 {human_bytes(limit)})",
+            ko=f"{plans.request.gpu}의 한도 {human_bytes(capacity)} (점선: 판정 한도 {human_bytes(limit)})",
             en=f"{plans.request.gpu}: {human_bytes(capacity)} (dashed: {human_bytes(limit)}, which fits for certain)",
         ),
         12,
@@ -170,6 +174,12 @@ def draw_plans(plans: Plans) -> svg.Drawing:
         fill=svg.RED,
     )
     return drawing
+
+
+def _break_mark(drawing: svg.Drawing, x: float, y: float) -> None:
+    """Two slanted gaps in a bar that is longer than the sheet."""
+    for shift in (0, 9):
+        drawing.line(x + shift, y + 20, x + shift + 7, y - 2, svg.PAPER, stroke_width=4)
 
 
 def _legend_places(labels: list[str]) -> list[tuple[float, int]]:

@@ -82,11 +82,11 @@ class Request:
             return ""
         return tr(
             ko="그룹 쿼리(GQA) 모델이고 GPU가 암페어보다 옛것이다. transformers 4.54부터의 sdpa는 패딩이 없는 배치에서 "
-            "길이 × 길이 행렬을 만드는 math 커널로 가고, 계획은 그것까지 센다. 모델을 부르기 전에 이 한 줄을 적으면 "
+            "길이 × 길이 행렬을 만드는 math 커널로 가고, 계획은 그것까지 센다. 모델을 불러오기 전에 이 한 줄을 적으면 "
             f"덜 든다: {_REPEAT_HEADS}",
             en="a model with grouped-query heads on a GPU before Ampere: without padding, sdpa of transformers 4.54 "
             "and later goes to the math kernel, which makes matrices of length × length; they are counted here. This "
-            f"line before the model is called saves them: {_REPEAT_HEADS}",
+            f"line before the model is loaded saves them: {_REPEAT_HEADS}",
         )
 
     @property
@@ -187,8 +187,8 @@ class Plan:
 
     @property
     def left_bytes(self) -> int:
-        """What stays free of the GPU's capacity; negative where it does not fit."""
-        return self.request.spec.capacity_bytes - self.needed_bytes
+        """What stays free below the limit by which it is judged; negative where it does not fit."""
+        return self.request.limit_bytes - self.needed_bytes
 
     @property
     def needed(self) -> str:
@@ -259,7 +259,8 @@ class Plan:
         return f"{self.title}: {self.needed}" + (f" ⚠ {self.recipe.caution}" if self.recipe.caution else "")
 
     def _repr_html_(self) -> str:
-        heads = [self.title, *map(kind_label, self.at_peak), tr(ko="합", en="total"), tr(ko="한도", en="capacity")]
+        total, capacity = tr(ko="합", en="total"), tr(ko="카드의 한도", en="capacity")
+        heads = [self.title, *map(kind_label, self.at_peak), total, capacity]
         sizes = [*self.at_peak.values(), self.needed_bytes, self.request.spec.capacity_bytes]
         return html_table(heads, [[tr(ko="최대일 때", en="at the peak"), *map(human_bytes, sizes)]])
 
@@ -418,15 +419,8 @@ def left_out(request: Request) -> list[tuple[str, str]]:
     if not request.spec.has_bf16:
         rows.append(("bf16", tr(ko=f"{request.gpu}에는 bf16 연산 장치가 없다", en=f"{request.gpu} has no bf16 units")))
     if request.gpus > 1:
-        rows.append(
-            (
-                "ZeRO-1",
-                tr(
-                    ko="ZeRO-2가 메모리도 통신도 더 적다(FSDP2)",
-                    en="ZeRO-2 (FSDP2) needs less memory and sends less",
-                ),
-            )
-        )
+        for method in request.methods:
+            rows.append((f"{method_label(method)} · ZeRO-1", _why_not_stage_1(method)))
         if request.optimizer not in (None, "adamw_fused"):
             rows.append(
                 (
@@ -455,3 +449,16 @@ def left_out(request: Request) -> list[tuple[str, str]]:
                 )
             )
     return rows
+
+
+def _why_not_stage_1(method: str) -> str:
+    """Stage 1 sends 3 numbers a parameter once a step (PyTorch's), FSDP2's stage 2 as planned 2 every micro-batch."""
+    if method != "full":
+        return tr(
+            ko="나누는 것이 어댑터의 옵티마이저 상태뿐이라 DDP와 거의 같다",
+            en="only the adapters' optimizer state is split: nearly what DDP takes",
+        )
+    return tr(
+        ko="ZeRO-2(FSDP2)보다 메모리를 더 쓴다. 통신은 누적이 없을 때만 ZeRO-2가 더 적다",
+        en="needs more memory than ZeRO-2 (FSDP2), which sends less only where nothing is accumulated",
+    )

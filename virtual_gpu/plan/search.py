@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 # What a model's own code, peft or bitsandbytes raise where they do not go together. Other recipes may well do.
 CANNOT_RUN = (ValueError, RuntimeError, TypeError, AttributeError, NotImplementedError)
-SCHEMA = 1  # of `Plans.to_dict`: raised when a name goes or changes its meaning
+SCHEMA = 2  # of `Plans.to_dict`: raised when a name goes or changes its meaning. 2: left_bytes is below limit_bytes
 
 
 def _need(plan: Plan) -> int:
@@ -93,9 +93,8 @@ class Plans:
         if self.plans:
             fit = "1 plan fits" if len(self) == 1 else f"{len(self)} plans fit"
             return tr(
-                ko=f"{self.request.title}: {len(self)}가지가 들어간다 "
-                f"(할당자가 예약한 메모리가 {limit}까지면 들어간다고 본다)",
-                en=f"{self.request.title}: {fit} (up to {limit} reserved is certain)",
+                ko=f"{self.request.title}: {len(self)}가지가 들어간다 (필요한 메모리가 판정 한도 {limit}까지)",
+                en=f"{self.request.title}: {fit} (up to {limit} needed is sure to fit)",
             )
         need = human_bytes(self.closest.needed_bytes)
         missing = human_bytes(self.closest.needed_bytes - self.request.limit_bytes)

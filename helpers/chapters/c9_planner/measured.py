@@ -62,15 +62,13 @@ class Measured:
 
 
 class Rows(list):
-    """Measurements of one source, the worst first; shown are the first few of each end."""
+    """Measurements of one source, the worst first; shown are the first few."""
 
     def __init__(self, rows: list[dict[str, Any]], lines: int):
         super().__init__(rows)
         self.lines = lines
 
     def _shown(self) -> list[list[str]]:
-        half = self.lines // 2
-        shown = self if len(self) <= self.lines else [*self[:half], *self[-half:]]
         return [
             [
                 row["id"].split("/", 1)[-1],
@@ -78,7 +76,7 @@ class Rows(list):
                 human_bytes(row["predicted"]) if row["low"] is None else _range(row["low"], row["high"]),
                 f"{error(row):+.2%}",
             ]
-            for row in shown
+            for row in self[: self.lines]
         ]
 
     def __repr__(self) -> str:
@@ -97,16 +95,17 @@ class Rows(list):
 def how_short(margin: float = 0.05) -> LeftRows:
     """Everything that was measured, a row for each kind: how far off, and what a margin of so much does not cover."""
     others = Measured().rows
-    replayed = sum(row["kind"] == "trace" for row in others)
     ours = [row for row in json.loads(OURS.read_text(encoding="utf-8"))["rows"] if row["status"] == "ok"]
     programs = json.loads(PROGRAMS.read_text(encoding="utf-8"))
     settings, theirs = tr(ko="H100, 우리 설정", en="H100, our settings"), tr(ko="남의 프로그램", en="others' programs")
     peak, reserved = tr(ko="텐서의 최대", en="peak of tensors"), tr(ko="예약", en="reserved")
+    published: dict[bool, list[tuple[float, str]]] = {False: [], True: []}
+    for row in others:  # what is reserved, or the whole card (NVML), is what decides whether a training fits
+        whole = any(word in row["metric"] for word in ("reserved", "NVML"))
+        published[whole].append((error(row), row["source"].rpartition("/")[2]))
     groups = {
-        tr(
-            ko=f"남들이 공개한 것 ({replayed}개는 할당 기록의 되풀이)",
-            en=f"published by others ({replayed} replay a record of allocations)",
-        ): [(error(row), row["source"].rpartition("/")[2]) for row in others],
+        tr(ko="남들이 공개한 것: 텐서", en="published by others: tensors"): published[False],
+        tr(ko="남들이 공개한 것: 예약이나 카드 전체", en="published by others: reserved, or the card"): published[True],
         f"{settings}: {peak}": [(_off(row, "peak_bytes"), row["title"]) for row in ours],
         f"{settings}: {reserved}": [(_off(row, "reserved_bytes"), row["title"]) for row in ours],
         f"H100, {theirs}: {reserved}": [
@@ -118,7 +117,7 @@ def how_short(margin: float = 0.05) -> LeftRows:
     heads = [
         "",
         tr(ko="측정한 수", en="rows"),
-        tr(ko="오차의 평균", en="mean error"),
+        tr(ko="오차의 평균 (부호 없이)", en="mean error, unsigned"),
         tr(ko="가장 모자란 것", en="shortest"),
         tr(ko="가장 넘친 것", en="most over"),
         tr(ko=f"여유 {margin:.0%}로도 모자란 것", en=f"short even with a margin of {margin:.0%}"),
@@ -144,7 +143,7 @@ def played_t4() -> TableRows:
         if row["kind"] == "t4"
     ]
     columns = {
-        "title": (tr(ko="T4만큼 쓰게 한 H100", en="an H100 with a T4's memory"), ""),
+        "title": (tr(ko="T4만큼만 쓰게 한 H100", en="an H100 with a T4's memory"), ""),
         "predicted": (tr(ko="예측", en="predicted"), ""),
         "measured": (tr(ko="카드", en="card"), ""),
         "predicted_reserved": (tr(ko="예약의 예측", en="reserved, predicted"), ""),

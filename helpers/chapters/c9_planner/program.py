@@ -16,6 +16,7 @@ from virtual_gpu.allocator_settings import VARIABLES
 from virtual_gpu.language import tr
 from virtual_gpu.program import words
 from virtual_gpu.program.runner import run
+from virtual_gpu.room import FITS
 from virtual_gpu.units import GiB, choose, positive_int
 
 from ...environment import COURSE
@@ -24,6 +25,7 @@ from ...self_check import filled, right
 PROGRAM = COURSE / "examples" / "full.py"
 GIVEN = {"fp16": "True", "per_device_train_batch_size": "1"}
 STATES, ACTIVATIONS, FRAGMENTATION, MARGIN = ROWS = 1, 2, 3, 4  # of the table in 9.10
+SPARE = 0.05  # the margin that 9.9 asks for, on what the allocator reserved
 # What may be changed: the row that it belongs to, and its values.
 CHANGES = {
     "optim": (STATES, ("adamw_torch", "adamw_bnb_8bit", "adafactor")),
@@ -36,9 +38,10 @@ CHANGES = {
 
 @dataclass(frozen=True)
 class End:
-    """How a run ended. at_peak: category → bytes at the highest moment."""
+    """How a run ended. scarce: it fits, but not with `SPARE`. at_peak: category → bytes at the highest moment."""
 
     fits: bool
+    scarce: bool
     verdict: str
     steps: int
     phase: str
@@ -46,6 +49,11 @@ class End:
 
     def told(self) -> str:
         """In words: the verdict; of a run that died, where, and the three largest of what was there."""
+        if self.scarce:
+            return tr(
+                ko=f"{self.verdict}. 들어가지만 빠듯하다. 여유 {SPARE:.0%}를 두면 넘친다(9.9절).",
+                en=f"{self.verdict}. It fits, but not with a margin of {SPARE:.0%} (9.9).",
+            )
         if self.fits:
             return f"{self.verdict}."
         largest = sorted(self.at_peak.items(), key=lambda one: -one[1])[:3]
@@ -71,7 +79,9 @@ def ran(name: str, value: str) -> End:
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             report = run(str(PROGRAM), argv, gpu="T4")
     phase = report.oom["phase"] if report.oom else report.peak_phase
-    return End(report.judgement == "fits", report.verdict, report.steps, phase, dict(report.at_peak))
+    fits = report.judgement == FITS
+    scarce = fits and report.room.verdict(int(report.reserved * (1 + SPARE))) != FITS
+    return End(fits, scarce, report.verdict, report.steps, phase, dict(report.at_peak))
 
 
 def judge(answer: Any) -> str:

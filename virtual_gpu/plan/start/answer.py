@@ -121,9 +121,18 @@ class Answer:
             "tight": tr(ko="빠듯하다", en="is tight as it stands"),
             "does not fit": tr(ko="그대로는 들어가지 않는다", en="does not fit as it stands"),
         }[self.verdict]
-        lines = [f"{self.document.path} ({self.tool}): {self.impossible or verdict}"]
+        if self.impossible:  # and what its memory adds to that
+            verdict = (
+                self.impossible
+                + {
+                    "fits": "",
+                    "tight": tr(ko=". 메모리도 빠듯하다", en="; memory is tight too"),
+                    "does not fit": tr(ko=". 메모리도 모자란다", en="; and there is not memory enough"),
+                }[self.verdict]
+            )
+        lines = [f"{self.document.path} ({self.tool}): {verdict}"]
         lines += [f"  {self.start.setting.title}{_sharded(self.stage, self.gpus)}"]
-        lines += [f"  {self._bound()}{self.room.line(self.start.reserved)}"]
+        lines += [f"  {self._bound()}{self.room.needs(self.start.reserved)}"]
         if self.lines:
             lines += [tr(ko="바꿀 줄:", en="lines to change:"), *(f"  {line}" for line in self.changes())]
             lines += [f"  → {self.room.line(self.proposal.reserved)}"]
