@@ -8,6 +8,7 @@ import torch
 
 from helpers import cache_panel
 from helpers.chapters.c11_outside.cache import MODELS, cache_bytes, kv_bytes
+from helpers.chapters.c11_outside.pictures import draw_gathering
 from helpers.chapters.c11_outside.resume import resumed, saved
 from helpers.chapters.c11_outside.tried import attempt, compare
 from virtual_gpu.models.configs import load_config
@@ -73,9 +74,10 @@ def test_a_checkpoint_stays_where_it_was_read(tmp_path):
     attempt(saved(path), writes=True)
     kept, dropped, on_cpu, mapped = (
         attempt(resumed(path, **options))
-        for options in ({}, {"delete": True}, {"map_location": "cpu"}, {"map_location": "cpu", "mmap": True})
+        for options in ({}, {"drop": "model"}, {"map_location": "cpu"}, {"map_location": "cpu", "mmap": True})
     )
     assert [one.died for one in (kept, dropped, on_cpu, mapped)] == ["gpu", None, None, None]
+    assert attempt(resumed(path, drop="optimizer")).died == "gpu"  # the optimizer has taken those very tensors
     assert dropped.gpu == on_cpu.gpu == mapped.gpu and on_cpu.ram > 2 * mapped.ram
 
 
@@ -86,3 +88,10 @@ def test_the_cache_panel_follows_its_controls():
     assert "16.00 GiB" in panel.status.value and "넘친다" in panel.status.value
     panel.controls["cache"].value = "4 bit"
     assert "4.00 GiB" in panel.status.value and "들어간다" in panel.status.value
+
+
+def test_the_picture_of_gathering_adds_what_joining_asks_for():
+    """Two batches of 1 GiB and weights of 1 GiB: the first is not joined, the second asks for both once more."""
+    one = 2**30
+    drawn = draw_gathering([(2 * one, one), (3 * one, one), (4 * one, one)], "T4")
+    assert drawn.alt.startswith("2.00 GiB, 5.00 GiB, 7.00 GiB; ")

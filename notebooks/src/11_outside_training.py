@@ -13,8 +13,8 @@
 # %% [markdown] lang="ko"
 # # 11장. 학습 스텝 밖의 OOM: 평가·생성·저장·불러오기
 #
-# 학습은 들어가는데 평가하다가, 문장을 만들다가, 저장하다가, 이어서 학습하려다가, 아니면 모델을 불러오다가 죽는다.
-# 스텝의 메모리만 세어서는 알 수 없는 죽음이다. 이 장은 그 하나하나를 가상 GPU에서 실제로 일으키고, 원인이 되는 줄을 찾아 고친다.
+# 학습은 되는데 평가, 생성, 저장, 이어서 하기, 불러오기 가운데 하나에서 OOM이 난다. 스텝의 메모리만 세어서는 알 수 없는 것들이다.
+# 이 장은 그 대부분을 가상 GPU에서 실제로 일으키고, 원인이 되는 줄을 찾아 고친다.
 #
 # 이 장을 마치면 다음을 할 수 있다.
 #
@@ -23,7 +23,21 @@
 # - 저장, 재개(resume), 불러오기에서 두 벌이 되는 것을 찾는다.
 # - GPU가 아니라 호스트 RAM에서 죽은 것을 알아본다.
 #
-# 오류 메시지를 읽는 법과 학습하는 동안의 다른 죽음은 [10장](10_oom_clinic.ipynb)에 있다.
+# 오류 메시지를 읽는 법과 학습하는 동안의 다른 OOM은 [10장](10_oom_clinic.ipynb)에 있다.
+#
+# <details><summary>지금 OOM이 났다면: 어느 절의 어느 줄인가</summary>
+#
+# | traceback에 있는 함수, 또는 증상 | 절 | 먼저 해 볼 것 |
+# |---|---|---|
+# | `torch_pad_and_concatenate`, `nested_concat` | 11.1 | `preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)` |
+# | 평가의 첫 배치에서 `ForCausalLMLoss`, `fixed_cross_entropy` | 11.2 | `per_device_eval_batch_size`를 줄인다 |
+# | 프롬프트를 읽다가 `sdpa_attention_forward` | 11.3 | `generate(..., prefill_chunk_size=512)` |
+# | 저장하다가 | 11.6 | `{k: v.cpu() for k, v in model.state_dict().items()}`, `max_shard_size="2GB"` |
+# | 체크포인트에서 이어서 하다가 | 11.7 | `torch.load(path, map_location="cpu", mmap=True)` |
+# | `from_pretrained` | 11.8 | `dtype="float16", device_map="cuda"` |
+# | 메시지 없이 끊기거나 `Killed` | 사건 11-A, 11.8, 11.9 | GPU가 아니라 RAM이다. RAM으로 옮긴 것부터 센다 |
+#
+# </details>
 
 # %%
 from functools import partial
@@ -43,23 +57,23 @@ load = AutoModelForCausalLM.from_pretrained
 # %% [markdown] lang="ko"
 # ## 11.1 학습은 되는데 평가에서 죽는다
 #
-# 평가에는 그레이디언트도 옵티마이저 상태도 없다. 그런데 평가에서 죽었다는 신고는 끊이지 않는다([transformers #8476](https://github.com/huggingface/transformers/issues/8476)).
+# 평가에는 그레이디언트도 옵티마이저 상태도 없다. 그런데 평가에서 죽었다는 이슈는 끊이지 않는다([transformers #8476](https://github.com/huggingface/transformers/issues/8476)).
 # Qwen2.5-0.5B를 fp16으로 T4에 올리면 가중치가 1 GiB쯤이다. 길이 512인 샘플 40개를 8개씩 평가하고, `compute_metrics`를 준다.
 # 어휘가 151,936개이므로 샘플 40개의 로짓은 40 × 512 × 151,936 × 2바이트다.
 
 # %%
 logits = 40 * 512 * 151_936 * 2
-print(human_bytes(logits))
+print(human_bytes(logits), human_bytes(logits // 5))
 
 # %% [markdown] lang="ko"
-# T4에는 14.64 GiB가 있다. 로짓을 다 모아도 들어갈 것 같다. 배치 5개 가운데 **몇 번째**에서 죽을까, 아니면 끝까지 갈까(6)?
+# 뒤의 것이 배치 하나의 몫이다. T4에는 14.64 GiB가 있으니 로짓을 다 모아도 들어갈 것 같다. 배치 5개 가운데 **몇 번째**에서 죽을까, 아니면 끝까지 갈까?
 
 # %%
-dies_at = guess("11.1", None)
+dies_at = guess("11.1", None, ("3", "4", "5", "survives"))
 dies_at
 
 # %% [markdown] lang="ko"
-# 아래 `evaluate`에는 이 강의의 함수가 없다. `compare`는 프로그램을 하나씩 가상 T4에서 실행하고 GPU와 호스트 RAM의 최대, 어떻게 끝났는지를 보여 준다. 죽었다면 요청한 크기와, 그것을 요청한 함수다.
+# 아래 `evaluate`에는 이 강의의 함수가 없다. `compare`는 프로그램을 하나씩 가상 T4에서 실행하고 GPU와 호스트 RAM의 최대, 어떻게 끝났는지를 보여 준다. 죽었다면 요청한 크기와, 그것을 요청한 함수다. 죽은 줄의 'GPU 최대'는 **그때까지 있던 텐서**의 최대다. 들어주지 못한 요청과 할당자가 쥔 빈자리는 들어 있지 않다.
 
 
 # %%
@@ -67,7 +81,9 @@ from transformers import Trainer, TrainingArguments
 
 
 def evaluate(samples=40, metric=lambda found: {}, preprocess=None, dtype="float16", **options):
-    arguments = TrainingArguments(folder, per_device_eval_batch_size=8, report_to="none", disable_tqdm=True, **options)
+    arguments = TrainingArguments(
+        folder, per_device_eval_batch_size=8, report_to="none", disable_tqdm=True, **options
+    )  # fmt: skip
     trainer = Trainer(
         load("Qwen/Qwen2.5-0.5B", dtype=dtype), arguments, compute_metrics=metric,
         eval_dataset=[{"input_ids": [1] * 512, "labels": [1] * 512}] * samples,
@@ -79,11 +95,12 @@ def evaluate(samples=40, metric=lambda found: {}, preprocess=None, dtype="float1
 compare({f"{n} samples": partial(evaluate, n) for n in (32, 40)})
 
 # %% [markdown] lang="ko"
-# 마지막, 다섯째 배치에서 죽었다. 요청한 5.80 GiB는 로짓 **전부**의 크기이고, 요청한 것은 로짓을 이어 붙이는 함수다. `Trainer`는 배치마다 `torch.cat`으로 지금까지의 로짓에 새것을 붙인다.
-# 여기에는 가중치뿐이지만, 에폭 뒤의 평가라면 옵티마이저 상태도 카드에 남아 있어 더 일찍 죽는다. RAM의 942.29 MiB는 모델을 CPU에서 만들 때의 것이다.
+# 마지막, 다섯째 배치에서 죽었다. 요청한 5.80 GiB는 로짓 **전부**의 크기이고, 요청한 것은 로짓을 이어 붙이는 함수다. `Trainer`는 배치마다 `torch.cat`으로 지금까지의 로짓에 새것을 붙인다. 표의 12.54 GiB는 이 순간이 아니라 조금 앞, 다섯째 배치의 손실을 계산하던 때의 최대다.
+#
+# 여기에는 가중치뿐이지만, 에폭 뒤의 평가라면 옵티마이저 상태도 카드에 남아 있어 더 일찍 죽는다. RAM의 942.29 MiB(0.92 GiB)는 가중치를 CPU에서 만들 때의 것이다.
 
 # %%
-dies_at.against(5)
+dies_at.against("5")
 
 # %% [markdown] lang="ko"
 # 로짓을 다 모아도 T4보다 작은데 왜 죽었을까? 메시지에서 살아 있는 텐서(`allocated`), 드라이버에 남은 것(`free`), 할당자가 쥔 빈자리(`reserved … but unallocated`)를 찾는다.
@@ -92,13 +109,30 @@ dies_at.against(5)
 print(attempt(partial(evaluate, 40)).message)
 
 # %% [markdown] lang="ko"
-# 붙이는 동안은 옛것과 새것이 **함께** 있다. 살아 있는 텐서 6.73 GiB에 새것 5.80 GiB를 더하면 12.53 GiB다. 합은 T4보다 작은데 죽었다. 드라이버에 남은 것은 5.54 GiB이고, 2.37 GiB는 할당자가 조각으로 쥐고 있다(단편화, 10.5절). `expandable_segments:True`를 켜면 몇 개까지 갈까?
+# 붙이는 동안은 옛것과 새것이 **함께** 있다. 살아 있는 텐서 6.73 GiB는 거의 가중치 0.92, 앞의 네 배치에서 모은 로짓 4.64, 이번 배치의 로짓 1.16이다. 새것 5.80을 더하면 12.53 GiB로 T4보다 작은데 죽었다. 드라이버에 남은 것은 5.54 GiB이고, 2.37 GiB는 할당자가 조각으로 쥐고 있기 때문이다(단편화, 10.5절). `expandable_segments:True`를 켜면 몇 개까지 갈까?
 
 # %%
 compare({f"{n} samples": partial(evaluate, n) for n in (40, 48)}, settings="expandable_segments:True")
 
 # %% [markdown] lang="ko"
-# 40개는 끝까지 가고 48개는 죽는다. 이번에 요청한 6.96 GiB는 48개의 로짓 전부이고, 옛것과 더하면 T4보다 크다. 두 벌이 필요하다는 것은 그대로다.
+# 40개는 끝까지 가고 48개는 죽는다. 48개를 평가하면서 배치가 모델을 지날 때마다 살아 있는 텐서와 그 배치의 로짓을 적어, 이어 붙이는 순간을 그린다. 몇째 줄이 왜 카드를 넘는가?
+
+# %%
+from helpers.chapters.c11_outside.pictures import draw_gathering
+
+seen = []
+
+
+def note(logits, labels):
+    seen.append((torch.cuda.memory_allocated(), logits.nbytes))
+    return logits
+
+
+attempt(partial(evaluate, 48, preprocess=note), settings="expandable_segments:True")
+draw_gathering(seen, "T4")
+
+# %% [markdown] lang="ko"
+# 여섯째 줄이다. 가중치 0.92, 모아 둔 로짓 5.80, 이 배치의 로짓 1.16에 새로 6.96 GiB를 달라고 해 14.84 GiB가 된다. 같은 로짓이 두 벌이다. 단편화를 없애도 이것은 그대로다.
 #
 # 이제 고친다. `preprocess`는 모으기 전에 토큰마다 수 하나(argmax)로 줄이고, `list`는 이어 붙이지 않고 목록에 모은다. `to RAM`은 배치마다 CPU로 옮긴다. `batch by batch`는 모으지 않고 배치마다 지표를 부른다. 지표를 지키면서 GPU와 RAM이 모두 가장 적은 두 줄은 어느 것인가?
 
@@ -115,29 +149,45 @@ cures = {
 compare({name: partial(evaluate, **options) for name, options in cures.items()})
 
 # %% [markdown] lang="ko"
-# - `compute_metrics`가 없거나 `prediction_loss_only=True`면 손실만 남는다. 로짓은 배치 하나의 것뿐이다.
-# - **`preprocess_logits_for_metrics`가 가장 낫다.** 지표를 지키면서 어휘 전체의 점수를 모으지 않는다. 그 대신 `compute_metrics`가 받는 `predictions`는 로짓이 아니라 토큰 번호다. 거기서 다시 `argmax`를 부르던 줄은 지운다. 남겨 두면 길이 방향에서 최댓값을 찾아 틀린 지표가 된다. 출력이 여럿인 모델이면 `logits`가 튜플이므로 `logits[0]`을 쓴다. `Trainer(..., preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1))`
-# - 지표에 점수 자체가 필요하면(perplexity, top-5) `batch_eval_metrics=True`다. `compute_metrics`가 배치마다 불리고, 마지막에만 `compute_result=True`를 받는다. 로짓은 모으지 않는다.
+# - `compute_metrics`가 없거나 `prediction_loss_only=True`면 손실만 남는다. 로짓은 배치 하나의 것뿐이다. 펄플렉시티(perplexity)는 이것으로 충분하다. `math.exp(metrics["eval_loss"])`다.
+# - **`preprocess_logits_for_metrics`가 가장 낫다.** 지표를 지키면서 어휘 전체의 점수를 모으지 않는다. GPU가 여럿이어도 서로 모으기(gather) 전에 줄인다. 상위 다섯 개가 필요하면 `logits.topk(5, -1).indices`를 돌려준다. 출력이 여럿인 모델이면 `logits`가 튜플이므로 `logits[0]`을 쓴다.
+# - `batch_eval_metrics=True`는 로짓을 모으지 않고 `compute_metrics`를 배치마다 부른다. 받는 것은 NumPy 배열이 아니라 **GPU의 텐서**다. 맞힌 개수와 전체 개수를 `.item()`으로 더해 두기만 하고, `compute_result=True`로 불린 마지막에 나눈다.
 # - `eval_do_concat_batches=False`는 두 벌을 한 벌로 줄일 뿐이다. 샘플이 늘면 다시 죽는다.
-# - `eval_accumulation_steps`는 로짓을 없애지 않고 **RAM으로 옮긴다.** 켜지 않아도 모은 것은 끝에 모두 RAM으로 간다. 지표를 NumPy로 계산하기 때문이다. 그래서 RAM은 두 줄 모두 로짓 전부의 크기(5.80 GiB)다. 이어 붙이는 기본값이라면 RAM에서도 NumPy가 같은 일을 해 잠깐 두 벌이 된다(NumPy가 만든 배열은 이 표가 세지 않는다).
+# - `eval_accumulation_steps`는 로짓을 없애지 않고 **RAM으로 옮긴다.** 켜지 않아도 모은 것은 끝에 모두 RAM으로 간다. 지표를 NumPy로 계산하기 때문이다. 그래서 `list`와 `to RAM`의 RAM은 모두 로짓 전부의 크기(5.80 GiB)다.
 #
-# 로짓 하나가 2바이트일지 4바이트일지는 모델의 자료형이 정한다. fp32 모델을 `fp16=True`로 학습하면 어느 쪽일까? 배치 하나만 평가하면서 엿본다. 차례로 fp16 모델, fp32 모델, fp32 모델에 `fp16=True`다.
+# `to RAM`은 이어 붙이지 않은 것이다. 이어 붙이는 기본값이라면 RAM에서도 NumPy가 같은 일을 해 잠깐 두 벌이 된다(NumPy가 만든 배열은 이 표가 세지 않는다).
+#
+# 아래는 그대로 옮겨 쓸 수 있는 지표다. `preprocess`와 함께 쓰므로 `predictions`는 로짓이 아니라 토큰 번호다. 여기서 다시 `argmax`를 부르면 길이 방향에서 최댓값을 찾아 틀린 지표가 되니, 그런 줄이 있었다면 지운다. 다음 토큰을 맞히는 모델이라 한 칸 밀어 견주고, 레이블이 -100인 자리는 뺀다.
+
 
 # %%
-seen = []
+def accuracy(found):
+    guessed, labels = found.predictions[:, :-1], found.label_ids[:, 1:]
+    counted = labels != -100
+    return {"accuracy": float((guessed == labels)[counted].mean())}
+
+
+compare({"accuracy": partial(evaluate, metric=accuracy, **argmax)})
+
+# %% [markdown] lang="ko"
+# 로짓 하나는 2바이트일까 4바이트일까? fp16 모델, 거기에 `fp16=True`(혼합 정밀도로 평가한다), fp32 모델, 거기에 `fp16=True`의 차례로 배치 하나만 평가하면서 엿본다. 그리고 둘째 설정으로 40개를 평가한다. 이번에는 몇째 배치에서 죽을까?
+
+# %%
+dtypes = []
 
 
 def peek(logits, labels):
-    seen.append(str(logits.dtype))
+    dtypes.append(str(logits.dtype))
     return logits.argmax(-1)
 
 
-for options in ({}, {"dtype": "float32"}, {"dtype": "float32", "fp16": True}):
+for options in ({}, {"fp16": True}, {"dtype": "float32"}, {"dtype": "float32", "fp16": True}):
     attempt(partial(evaluate, 1, preprocess=peek, **options))
-seen
+print(dtypes)
+compare({"40 samples, fp16=True": partial(evaluate, fp16=True)})
 
 # %% [markdown] lang="ko"
-# 혼합 정밀도라도 fp32다. Accelerate가 `autocast`의 출력을 fp32로 되돌려 주기 때문이다. 로짓 하나가 4바이트가 되어, 모아 두는 로짓이 두 배가 된다.
+# 모델이 16비트라도 `fp16=True`나 `bf16=True`를 켜면 로짓은 **fp32**다. Accelerate가 `autocast`의 출력을 fp32로 되돌려 주기 때문이다(`convert_outputs_to_fp32`). fp16 모델에 LoRA를 붙여 `fp16=True`로 학습할 때가 그렇다. 5.80 GiB일 로짓이 두 배(11.59 GiB)가 되고, 이번에는 셋째 배치에서 셋의 몫인 6.96 GiB를 달라다가 죽는다.
 #
 # > **주장 1.** "평가에는 그레이디언트가 없으니 메모리가 들지 않는다"
 #
@@ -154,12 +204,13 @@ seen
 # **조건부로 맞다.** RAM이 넉넉할 때만이다. 로짓은 사라지지 않고 자리를 옮긴다. 사건 11-A가 그 다음 이야기다.
 #
 # </details>
-#
-# **연습 11-1.** `Trainer`의 기본 설정(fp16 모델)에서 마지막 배치를 이어 붙이는 순간, 그전까지 모은 로짓과 다 이어 붙인 로짓은 합해서 몇 바이트인가? 마지막 배치는 꽉 차지 않을 수 있고, 배치가 하나뿐이면 이어 붙이지 않는다.
+
+# %% [markdown] lang="ko"
+# **연습 11-1.** `Trainer`의 기본 설정에서 마지막 배치를 이어 붙이는 순간, GPU에 있는 로짓은 **모두** 몇 바이트인가? 그전까지 모은 것, 마지막 배치의 것, 다 이어 붙인 것을 더한다. `each`는 로짓 하나의 바이트다. 마지막 배치는 꽉 차지 않을 수 있고, 배치가 하나뿐이면 이어 붙이지 않는다.
 
 
 # %%
-def gathered(samples, batch, length, vocabulary):
+def gathered(samples, batch, length, vocabulary, each):
     return ...
 
 
@@ -168,15 +219,19 @@ exercise("11-1").check(gathered)
 # %% [markdown] lang="ko"
 # ### 사건 11-A: 메시지도 없이 죽는다
 #
-# "평가에서 GPU OOM이 나서 `eval_accumulation_steps`를 켰다. 그랬더니 몇 배치 뒤에 세션이 아무 말 없이 끊어진다." 무료 Colab(T4 한 장, RAM 12.7 GB)에서 샘플 96개를 평가한다. 로짓은 이어 붙이지 않고 목록에 모은다. Colab의 12.7 GB는 12.67 GiB다. 시스템이 0.9 GB 넘게, 파이썬과 CUDA가 0.26 GB 넘게 먼저 쓰므로, 텐서에 남는 것은 많아야 11.6 GiB다(출처는 저장소의 `virtual_gpu/host/machines.json`).
+# "평가에서 GPU OOM이 나서 `eval_accumulation_steps`를 켰다. 그랬더니 몇 배치 뒤에 세션이 아무 말 없이 끊어진다." 무료 Colab에서 11.1절의 모델로 샘플 96개를 평가한다. 로짓은 이어 붙이지 않고 목록에 모은다.
 #
-# `run`이 받는 것은 `accumulate`(`eval_accumulation_steps`), `keep`("logits", "argmax", "nothing"), `batch_size`다. 정확도를 계산할 것을 남기면서 끝까지 가는 설정을 사전으로 답하라.
+# Colab이 12.7 GB라고 적는 RAM은 12.67 GiB다. 시스템이 0.84 GiB 넘게, 파이썬과 CUDA가 0.24 GiB 넘게 먼저 쓰므로, 텐서에 남는 것은 많아야 11.6 GiB다(출처는 저장소의 `virtual_gpu/host/machines.json`).
+#
+# 이 모델을 선생으로 삼아 작은 모델을 가르치려고(증류, distillation) 토큰마다 **가장 높은 점수 k개**를 그 번호와 함께 남기려 한다(`logits.topk(k, -1)`. 번호는 int64다). k는 2의 거듭제곱으로, 될수록 크게 잡는다.
+#
+# `run`이 받는 것은 `accumulate`(`eval_accumulation_steps`)와 `keep`("logits", "nothing", 또는 k)이다. k가 가장 큰 설정을 사전으로 답하라. 먼저 계산하면 다섯 번으로 넉넉하다.
 
 # %%
 case("11-A").run(accumulate=1)
 
 # %% [markdown] lang="ko"
-# 다섯 번 안에 찾아 적는다.
+# 찾은 설정을 적는다.
 
 # %%
 answer = ...
@@ -185,46 +240,55 @@ case("11-A").check(answer)
 # %% [markdown] lang="ko"
 # ## 11.2 평가 배치는 얼마나 키울 수 있나
 #
-# 이번에는 내 루프다. 역전파가 없으니 배치를 키울 수 있다. 얼마나? 학습에서 배치 4는 되고 8은 죽는다면, 평가는 몇까지 될까?
+# 이번에는 내 루프다. 역전파가 없으니 배치를 키울 수 있다. 얼마나? 모델은 11.1절의 것(fp16, 길이 512, T4)이다. 거기에서 배치 8의 평가는 6.74 GiB였고, 그 가운데 가중치가 0.92 GiB다. 옵티마이저 없이 역전파까지만 하는 학습에서 배치 4는 되고 8은 죽는다면, 평가는 몇까지 될까?
 
 # %%
 largest_eval = guess("11.2", None, ("8", "16", "32"))
 largest_eval
 
 # %% [markdown] lang="ko"
-# `train`은 역전파까지, `forgot`은 `no_grad` 없이 순전파만, 나머지는 `no_grad` 안에서 두 배치를 처리한다. `hidden` 말고는 모두 손실을 목록에 모은다. `hidden`은 출력층과 손실을 빼고 모델의 몸통만 부른 것이다.
+# 모두 배치 셋을 처리한다. `train`은 역전파까지, `forgot`은 `no_grad` 없이 순전파만, 나머지는 `no_grad` 안에서 한다. 손실을 목록에 모으는데, `item`은 `.item()`으로 수만 모은다. `one`은 배치 하나에서 그친 것이고, `hidden`은 출력층과 손실을 빼고 모델의 몸통만 부른 것이다. `forgot` 셋은 `train 4`보다 많을까, 적을까?
 
 
 # %%
-def two_batches(batch, context=torch.no_grad, backward=False, head=True):
-    model = load("Qwen/Qwen2.5-0.5B", dtype="float16", device_map="cuda")
+def three(batch, context=torch.no_grad, backward=False, item=False, head=True, count=3, check=False):
+    model = load("Qwen/Qwen2.5-0.5B", dtype="float16", device_map="cuda").train()
+    if check:
+        model.activation_checkpointing_enable()
     tokens, losses = torch.ones(batch, 512, dtype=torch.int64).cuda(), []
     with context():
-        for _ in range(2):
-            if head:
-                losses.append(model(tokens, labels=tokens, use_cache=False).loss)
-            else:
+        for _ in range(count):
+            if not head:
                 model.model(tokens, use_cache=False)
+                continue
+            loss = model(tokens, labels=tokens, use_cache=False).loss
             if backward:
-                losses[-1].backward()
+                loss.backward()
+            losses.append(loss.item() if item else loss)
 
 
+train = partial(three, context=torch.enable_grad, backward=True)
+forgot = partial(three, context=torch.enable_grad)
 compare(
     {
-        "train 4": partial(two_batches, 4, torch.enable_grad, backward=True),
-        "train 8": partial(two_batches, 8, torch.enable_grad, backward=True),
-        "forgot 4": partial(two_batches, 4, torch.enable_grad),
-        "no_grad 4": partial(two_batches, 4),
-        "inference 4": partial(two_batches, 4, torch.inference_mode),
-        "no_grad 16": partial(two_batches, 16),
-        "no_grad 32": partial(two_batches, 32),
-        "hidden 64": partial(two_batches, 64, head=False),
-    }
+        "train 4": partial(train, 4),
+        "train 8": partial(train, 8),
+        "forgot 4": partial(forgot, 4),
+        "forgot 4, item": partial(forgot, 4, item=True),
+        "forgot 4, item, one": partial(forgot, 4, item=True, count=1),
+        "no_grad 4": partial(three, 4),
+        "inference 4": partial(three, 4, torch.inference_mode),
+        "no_grad 16": partial(three, 16),
+        "no_grad 32": partial(three, 32),
+        "hidden 64": partial(three, 64, head=False),
+    },
+    ram=False,
 )
 
 # %% [markdown] lang="ko"
-# - `no_grad`를 **잊으면 학습보다 더 든다.** 역전파가 없으니 순전파 상태가 풀려나지 않고, 손실을 모은 목록이 배치마다 계산 그래프를 붙든다. `model.eval()`은 드롭아웃을 끌 뿐 이 일을 하지 않는다.
-# - `inference_mode`와 `no_grad`의 메모리는 같다.
+# - `no_grad`를 **잊으면** 순전파 상태가 풀려나지 않는다. 손실을 그대로 모으면 목록이 배치마다 계산 그래프를 붙들어 쌓인다.
+# - `.item()`으로 모아도 모자란다. 이름 `loss`가 다음 손실이 나올 때까지 앞 배치의 그래프를 붙들어 **두 배치의 것이 겹친다**(10.4절). 배치가 하나면 8.22 GiB로 학습보다 적은데, 여럿이면 13.77 GiB로 학습보다 많다. 고치는 것은 `no_grad`다.
+# - `model.eval()`은 드롭아웃을 끌 뿐 이 일을 하지 않는다. `inference_mode`와 `no_grad`의 메모리는 같다.
 # - 학습은 8에서 죽었는데 평가는 16까지 되고 32에서 죽었다. 죽은 곳은 로짓과 손실이다. 층의 순전파 상태는 곧바로 풀려나므로, **평가 배치의 크기는 로짓이 정한다.** 로짓이 없으면(`hidden`) 64개도 3.6 GiB면 된다.
 
 # %%
@@ -233,24 +297,42 @@ largest_eval.against("16")
 # %% [markdown] lang="ko"
 # > **주장 3.** "역전파가 없으니 평가 배치는 학습의 두 배로 해도 된다"
 #
+# 위의 학습은 층의 순전파 상태가 많아 일찍 죽었다. 체크포인팅(5장)을 켜고 학습하면 그것이 줄어든다. 배치를 하나씩 키워 학습과 평가가 어디까지 가는지 본다.
+
+# %%
+compare(
+    {
+        "train 12, checkpointing": partial(train, 12, check=True),
+        "train 13, checkpointing": partial(train, 13, check=True),
+        "no_grad 17": partial(three, 17),
+        "no_grad 18": partial(three, 18),
+    },
+    ram=False,
+)
+
+# %% [markdown] lang="ko"
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 위에서는 네 배도 되었다. 정하는 것은 두 배라는 수가 아니라 로짓이다. 체크포인팅을 켜고 학습해서 학습의 최대도 로짓이라면 평가 배치를 조금도 키우지 못할 수 있다. `per_device_eval_batch_size`의 기본값은 학습과 상관없이 8이다.
+# **조건부로 맞다.** 체크포인팅이 없으면 4와 16으로 네 배였고, 켜면 12와 17로 1.4배다. 켠 뒤에는 학습의 최대도 로짓이 정하므로, 차이는 역전파가 더 만드는 그레이디언트다. 13에서 요청한 3.77 GiB는 13 × 512 × 151,936 × 4바이트, 로짓의 fp32 그레이디언트다. `per_device_eval_batch_size`의 기본값은 학습과 상관없이 8이다.
 #
 # </details>
 #
 # ### 평가가 끝난 뒤
 #
-# 평가가 끝나고 학습으로 돌아오자마자 죽었다는 신고도 있다([axolotl #1813](https://github.com/axolotl-ai-cloud/axolotl/issues/1813)). 학습 두 스텝, 평가 한 배치, 다시 학습 한 스텝을 하면서 `nvidia-smi`가 보여 줄 값, 곧 할당자가 예약한 양을 차례로 적는다.
+# 평가를 마치고 학습으로 돌아오자마자 죽었다는 이슈도 있다([axolotl #1813](https://github.com/axolotl-ai-cloud/axolotl/issues/1813)). 아래의 프로그램은 죽지 않는다. 그렇게 죽는 바탕이 되는 것을 본다. 학습 두 스텝, 평가 한 배치, 학습 한 스텝을 하고 `empty_cache()`를 부른다. 그때마다 살아 있는 텐서와 할당자가 예약한 양을 적는다. `nvidia-smi`의 값은 예약한 양에 CUDA 컨텍스트를 더한 것이다(3.10절).
 
 
 # %%
-def reserved_around_evaluation():
+def around_an_evaluation():
     model = load("Qwen/Qwen2.5-0.5B", dtype="float16", device_map="cuda")
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    seen = []
+    seen = [f"{'':12} {'allocated':>9} {'reserved':>10}"]
 
-    def run(batch, length, train=True):
+    def note(name):
+        held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        seen.append(f"{name:12} {human_bytes(held):>9} {human_bytes(reserved):>10}")
+
+    def run(name, batch, length, train=True):
         tokens = torch.ones(batch, length, dtype=torch.int64).cuda()
         with torch.set_grad_enabled(train):
             loss = model(tokens, labels=tokens, use_cache=False).loss
@@ -258,19 +340,24 @@ def reserved_around_evaluation():
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-        seen.append(human_bytes(torch.cuda.memory_reserved()))
+        del loss
+        note(name)
 
-    for step in ((4, 320), (4, 320), (8, 512, False), (4, 320)):
+    for step in (("train", 4, 320), ("train", 4, 320), ("evaluate", 8, 512, False), ("train", 4, 320)):
         run(*step)
     torch.cuda.empty_cache()
-    return [*seen, human_bytes(torch.cuda.memory_reserved())]
+    note("empty_cache")
+    return seen
 
 
-attempt(reserved_around_evaluation).returned
+print(*attempt(around_an_evaluation).returned, sep="\n")
 
 # %% [markdown] lang="ko"
-# 셋째 값이 평가다. 평가의 큰 텐서가 지나간 자리를 할당자가 쥐고 있어 학습으로 돌아와도 줄지 않는다. 그래도 넷째 스텝은 쥐고 있던 자리를 다시 써서 들어갔다. 자리가 정말 모자라면 할당자는 통째로 빈 세그먼트를 드라이버에 돌려주고 다시 시도한다.
-# 마지막 값처럼 `empty_cache()`가 그것을 미리 한다. 세그먼트의 일부만 쓰이고 있으면 돌려주지 못하고, 그때 죽는다(단편화, 10.5절). 그 원인이라면 `expandable_segments`를 켜거나 평가 뒤에 `empty_cache()`를 부른다. `Trainer`의 `torch_empty_cache_steps`는 학습 몇 스텝마다 부르는 것이라, 평가 바로 뒤라면 콜백의 `on_evaluate`에서 부른다.
+# 살아 있는 텐서는 어느 때나 2.80 GiB, 가중치와 옵티마이저 상태 둘이다. 예약한 양은 둘째 스텝에서 8.17 GiB로 는다. 첫 스텝의 순전파 때는 상태가 아직 없었기 때문이다. 평가의 큰 텐서가 지나가면 13.97 GiB가 되고, 학습으로 돌아와도 줄지 않는다.
+#
+# 그래도 넷째 스텝은 쥐고 있던 자리를 다시 써서 들어갔다. 자리가 모자라면 할당자는 통째로 빈 세그먼트를 드라이버에 돌려주고 다시 시도한다. `empty_cache()`는 그것을 미리 한다. 그러고도 남은 3.97 GiB와 2.80 GiB의 차이 1.17 GiB는 세그먼트의 일부가 쓰이고 있어 **돌려주지 못하는** 자리다. 학습으로 돌아와 죽었다면 이런 자리를 의심한다(단편화, 10.5절).
+#
+# 그 원인이라면 `expandable_segments`를 켜거나 평가 뒤에 `empty_cache()`를 부른다. `Trainer`의 `torch_empty_cache_steps`는 학습 몇 스텝마다 부르는 것이라, 평가 바로 뒤라면 콜백의 `on_evaluate`에서 부른다.
 #
 # ## 11.3 `generate`와 KV 캐시
 #
@@ -278,7 +365,7 @@ attempt(reserved_around_evaluation).returned
 #
 # $$2 \times \text{층} \times \text{키·값 헤드} \times \text{헤드 크기} \times \text{바이트}$$
 #
-# 여기에 토큰 수와 배치를 곱한다. 식의 값과, `generate`가 끝난 뒤 캐시 객체의 텐서를 실제로 더한 값을 나란히 놓는다. 배치 4, 프롬프트 256에 두 토큰을 만들었다(마지막 토큰은 캐시에 들어가지 않는다). 열은 키·값 헤드 / 쿼리 헤드, 토큰 하나, 식, 잰 것이다.
+# 여기에 토큰 수와 배치를 곱한다. 식의 값과, `generate`가 끝난 뒤 캐시 객체의 텐서가 붙들고 있는 저장 공간을 더한 값을 나란히 놓는다. 배치 4, 프롬프트 256에 두 토큰을 만들었다(마지막 토큰은 캐시에 들어가지 않는다). 열은 키·값 헤드와 쿼리 헤드의 수, 토큰 하나, 식, 잰 것이다.
 
 # %%
 from helpers.chapters.c11_outside.cache import cache_bytes, kv_bytes
@@ -288,26 +375,37 @@ from virtual_gpu.models.configs import load_config
 def generate(name, batch=4, prompt=256, new=2, look=cache_bytes, **options):
     model = load(name, dtype="float16", device_map="cuda")
     tokens = torch.ones(batch, prompt, dtype=torch.int64).cuda()
-    settings = {"max_new_tokens": new, "do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True}
+    settings = {
+        "max_new_tokens": new, "do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True,
+    }  # fmt: skip
     out = model.generate(tokens, attention_mask=torch.ones_like(tokens), **settings | options)
     return look(out.past_key_values)
 
 
+print(f"{'model':27} {'KV/Q':>5} {'one token':>10} {'formula':>11} {'measured':>11}")
 for name in ("EleutherAI/polyglot-ko-1.3b", "meta-llama/Llama-3.2-1B", "Qwen/Qwen2.5-0.5B"):
     config, measured = load_config(name), attempt(partial(generate, name)).returned
-    heads = f"{getattr(config, 'num_key_value_heads', config.num_attention_heads)}/{config.num_attention_heads}"
-    print(f"{name:27} {heads:>5} {human_bytes(kv_bytes(config, 1)):>10}", kv_bytes(config, 257, 4), measured)
+    queries = config.num_attention_heads
+    heads = f"{getattr(config, 'num_key_value_heads', queries)}/{queries}"
+    one, formula = human_bytes(kv_bytes(config, 1)), kv_bytes(config, 257, 4)
+    print(f"{name:27} {heads:>5} {one:>10} {formula:>11,} {measured:>11,}")
 
 # %% [markdown] lang="ko"
-# 한 바이트도 다르지 않다. 파라미터 수가 비슷한 polyglot-ko-1.3b와 Llama-3.2-1B의 토큰 하나가 여섯 배 차이 난다. Llama는 **그룹 쿼리**(GQA)라 키·값 헤드가 16개가 아니라 8개이고, 헤드의 크기도 절반이며, 층도 3분의 2다.
+# 한 바이트도 다르지 않다. 파라미터 수가 비슷한 polyglot-ko-1.3b와 Llama-3.2-1B의 토큰 하나가 여섯 배 차이 난다. Llama는 **그룹 쿼리**(GQA, 3.12절)라 쿼리 헤드가 32개인데 키·값 헤드는 8개뿐이다. 헤드의 크기는 polyglot의 절반이고 층도 3분의 2다.
 #
-# 패널에서 모델, 문맥, 배치, 캐시의 자료형을 바꾼다. 식을 그대로 쓴 것이라 바로 바뀐다.
+# 패널에서 모델, 문맥, 배치, 캐시의 자료형을 바꾼다. 식으로 계산하므로 바로 바뀐다.
 #
 # ![RTX 4090에 올린 Llama-3.1-8B. 가중치 14.96 GiB에 문맥 16,384토큰의 캐시 2.00 GiB를 더해 23.16 GiB 안에 들어간다.](../../image/11_cache_panel.svg)
 #
 # - Llama-3.1-8B의 문맥을 131,072로 늘린다. 캐시를 4비트로 줄이면 들어가는가?
 # - 문맥 4,096에서 배치를 키운다. 캐시가 가중치보다 커지는 배치는 얼마인가?
 # - gemma-3-1b의 문맥을 두 배로 늘린다. 캐시는 왜 두 배가 되지 않을까(11.11절)?
+#
+# <details><summary>앞의 두 물음의 답 (먼저 바꿔 본 다음에 연다)</summary>
+#
+# 4비트면 캐시가 4.00 GiB라 합이 18.96 GiB이고, 들어간다. 문맥 4,096이면 샘플 하나의 캐시가 0.50 GiB이므로 배치 30에서 15.00 GiB가 되어 가중치 14.96 GiB를 넘는다.
+#
+# </details>
 
 # %%
 from helpers import cache_panel
@@ -315,7 +413,7 @@ from helpers import cache_panel
 cache_panel()
 
 # %% [markdown] lang="ko"
-# **연습 11-2.** 설정에서 캐시의 바이트를 계산하는 함수를 써라. `each`는 수 하나의 바이트다. 모든 층이 토큰을 다 간직하는 모델이면 된다. 키·값 헤드가 따로 적혀 있지 않은 모델, `head_dim`이 따로 적혀 있는 모델에서도 맞아야 한다.
+# **연습 11-2.** 설정에서 캐시의 바이트를 계산하는 함수를 써라. `each`는 수 하나의 바이트다. 쓸 것은 `config`의 `num_hidden_layers`, `num_attention_heads`, `num_key_value_heads`, `hidden_size`, `head_dim`이다. `num_key_value_heads`와 `head_dim`은 없거나 `None`인 모델도 있다. 모든 층이 토큰을 다 간직하는 모델만 다룬다.
 
 
 # %%
@@ -328,18 +426,19 @@ exercise("11-2").check(cache_size)
 # %% [markdown] lang="ko"
 # ### 캐시는 1 GiB인데
 #
-# Llama-3.2-1B로 길이 4,096인 프롬프트 8개를 T4에서 이어 쓴다. 캐시는 토큰 하나에 32 KiB이니 8 × 4,096개에 1 GiB이고, 가중치는 12억 개 남짓의 2바이트다. 합해도 4 GiB가 안 된다. T4와 A100-80GB 가운데 어디에서 끝까지 갈까?
+# Llama-3.2-1B로 길이 4,096인 프롬프트 8개를 T4에서 이어 쓴다. 캐시는 토큰 하나에 32 KiB이니 8 × 4,096개에 1 GiB이고, 가중치는 1,235,814,400개의 2바이트로 2.30 GiB다. 합하면 3.30 GiB다. T4와 A100-80GB 가운데 어디에서 끝까지 갈까?
 
 # %%
 long_prompts = guess("11.3", None, ("T4", "A100", "both"))
 long_prompts
 
 # %% [markdown] lang="ko"
-# `as it is`는 그대로 실행한 것이고, `chunks`는 프롬프트를 512토큰씩 나누어 읽는다(`prefill_chunk_size`). '잰 것'은 끝났을 때의 캐시다.
+# `as it is`는 그대로 실행한 것이고, `chunks`는 프롬프트를 512토큰씩 나누어 읽는다(`prefill_chunk_size`). `one`은 토큰을 둘이 아니라 하나만 만든다. 첫 토큰은 프롬프트를 읽은 결과에서 나오므로, `one`에는 캐시를 두고 한 토큰씩 계산하는 단계가 없다. '잰 것'은 끝났을 때의 캐시다.
 
 # %%
 long = partial(generate, "meta-llama/Llama-3.2-1B", 8, 4096)
-compare({"as it is": long, "chunks": partial(long, prefill_chunk_size=512)})
+chunks = partial(long, prefill_chunk_size=512)
+compare({"as it is": long, "chunks": chunks, "chunks, one": partial(chunks, new=1)})
 
 # %% [markdown] lang="ko"
 # 같은 것을 A100에서도 그대로 실행한다.
@@ -348,18 +447,29 @@ compare({"as it is": long, "chunks": partial(long, prefill_chunk_size=512)})
 compare({"as it is": long}, "A100-80GB")
 
 # %% [markdown] lang="ko"
-# 토큰을 만들기도 전에, **프롬프트를 읽다가**(prefill) 죽었다. 요청한 16 GiB는 8 × 32 × 4,096 × 4,096 × 4바이트, 길이의 제곱인 점수 행렬이다(모델은 fp16이지만 `math`는 점수를 fp32로 계산한다). T4에서 그룹 쿼리를 쓰는 모델은 패딩이 없는 배치일 때 융합 어텐션 커널을 얻지 못하고 `math`로 간다(3.12절. 라이브러리의 버전에 달렸고, 고치는 한 줄도 거기에 있다).
-# 나누어 읽으면 둘째 조각부터 마스크가 생긴다. 마스크가 있으면 라이브러리가 키와 값을 32개로 복사해 넘기므로 T4도 융합 커널을 얻는다(3.12절). 프롬프트를 읽는 동안 점수 행렬은 첫 조각의 512 × 512뿐이다. A100은 처음부터 이 행렬을 만들지 않는다.
+# 토큰을 만들기도 전에, **프롬프트를 읽다가**(prefill) 죽었다. 요청한 16 GiB는 8 × 32 × 4,096 × 4,096 × 4바이트, 길이의 제곱인 점수 행렬이다. 모델은 fp16이지만 `math` 커널은 점수를 fp32로 계산한다. A100은 이 행렬을 만들지 않는다.
+#
+# T4에서 그룹 쿼리를 쓰는 모델은 패딩이 없는 배치일 때 융합 어텐션 커널을 얻지 못하고 `math`로 간다. 라이브러리의 버전에 달렸고, 모델을 부르기 전에 한 줄로 고친다(3.12절).
+#
+# ```python
+# from transformers.integrations import sdpa_attention
+#
+# sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False
+# ```
+#
+# 프롬프트를 나누어 읽으면 둘째 조각부터 마스크가 생긴다. 마스크가 있으면 라이브러리가 키와 값을 32개로 복사해 넘기므로 T4도 융합 커널을 얻는다. 점수 행렬은 첫 조각의 것뿐이다. 8 × 32 × 512 × 512 × 4바이트, 256 MiB다.
 
 # %%
 long_prompts.against("A100")
 
 # %% [markdown] lang="ko"
-# > **주장 4.** "`generate`는 가중치에 KV 캐시만큼만 더 든다"
+# > **주장 4.** "`generate`의 최대는 가중치에 KV 캐시를 더한 것이다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **틀리다.** 프롬프트를 읽는 동안은 학습의 순전파와 같은 임시 텐서가 생긴다. 길면 그것이 캐시보다 크고, 카드가 융합 커널을 고르지 못하면 길이의 제곱으로 는다. 한 토큰씩 만드는 동안이라면 융합 커널을 얻는 카드에서 맞는 말에 가깝다. 위의 T4에서는 그때도 `math`라 캐시를 늘린 사본이 잠깐 생긴다. `chunks`의 최대 4.20 GiB를 정한 것이 그것이다.
+# **틀리다.** 둘의 합은 3.30 GiB인데 A100에서도 5.32 GiB였다. 프롬프트를 읽는 동안 순전파의 임시 텐서가 있고, 길면 그것이 캐시보다 크다. 나누어 읽으면 3.68 GiB(`chunks, one`)로 합에 가까워진다.
+#
+# 한 토큰씩 만드는 단계가 들어가면 T4의 최대는 다시 4.20 GiB가 된다. 그때는 마스크가 없어 `math`로 돌아가고, 캐시를 쿼리 헤드의 수만큼 늘린 사본이 잠깐 생기기 때문이다.
 #
 # </details>
 #
@@ -367,7 +477,7 @@ long_prompts.against("A100")
 #
 # transformers의 기본값은 **동적 캐시**(dynamic)다. 토큰마다 `torch.cat`으로 한 줄을 붙이므로 층 하나의 키나 값이 잠깐 두 벌이 된다(11.11절에서 잰다). **정적 캐시**(static)는 최대 길이만큼 미리 잡아 두고 그 자리에 쓴다. **오프로드 캐시**는 지금 계산하는 층의 것만 GPU에 둔다.
 #
-# RTX 4090에서 Llama-3.1-8B에 16,384토큰을 읽히고 두 토큰을 만든다. '잰 것'은 끝났을 때 GPU에 있는 캐시다. RAM이 느는 줄은 어느 것인가?
+# RTX 4090에서 Llama-3.1-8B에 16,384토큰을 읽히고 두 토큰을 만든다. '잰 것'은 끝났을 때 GPU에 있는 캐시다. 두 벌이 되는 동적 캐시의 최대는 정적 캐시보다 클까? 오프로드 캐시는 캐시 2 GiB를 RAM으로 보내는데, RAM은 2 GiB보다 적게 늘까, 더 늘까?
 
 # %%
 eight = partial(generate, "meta-llama/Llama-3.1-8B", 1, 16384)
@@ -376,7 +486,9 @@ kinds = {name: partial(eight, cache_implementation=kind) for name, kind in kinds
 compare(kinds, "RTX 4090")
 
 # %% [markdown] lang="ko"
-# 오프로드 캐시는 층 하나와 미리 가져온 다음 층만 GPU에 둔다. 대신 토큰마다 캐시 전부가 버스를 오간다. 그런데 보낸 것은 2 GiB인데 RAM은 6 GiB 가까이 늘었다. 옮기는 곳이 **고정 메모리**(운영 체제가 내보내지 못하는 RAM, 11.9절)이고, PyTorch는 그것을 2의 거듭제곱으로 잡아 다 쓴 것도 돌려주지 않기 때문이다. 층 하나의 키는 16,384 × 8 × 128 × 2바이트, 32 MiB다. 32 MiB를 잡았다가, 토큰이 하나 붙어 그것을 넘는 순간 64 MiB를 더 잡는다. 둘을 더한 96 MiB가 31층(GPU에 남은 한 층을 뺀 것)의 키와 값마다 있으면 5.81 GiB다.
+# 동적 캐시와 정적 캐시의 최대는 같다. 둘 다 프롬프트를 읽을 때가 최대이고, 한 줄을 붙이는 것은 그 뒤의 일이기 때문이다.
+#
+# 오프로드 캐시는 층 하나와 미리 가져온 다음 층만 GPU에 둔다. 대신 토큰마다 캐시 전부가 버스를 오간다. 그런데 보낸 것은 2 GiB인데 RAM은 6 GiB 가까이 늘었다. 옮기는 곳이 **고정 메모리**(운영 체제가 내보내지 못하는 RAM, 11.9절)이고, PyTorch는 그것을 2의 거듭제곱으로 잡아 다 쓴 것도 돌려주지 않기 때문이다(5.81 GiB가 되는 계산은 11.11절에 있다).
 #
 # ## 11.5 생성에 더 드는 것
 #
@@ -408,26 +520,30 @@ compare(
 #
 # ## 11.6 저장은 디스크 일인가
 #
-# 가장 좋은 모델을 기억해 두었다가 끝에 저장하는 코드는 흔하다. 셋을 비교한다. `state_dict()`만 부르는 것, 그것을 `copy.deepcopy`한 것, 텐서를 하나씩 `.cpu()`로 옮긴 것이다. 작은 GPT-2라 가중치는 67 MiB다. '잰 것'은 그 줄을 실행하는 동안 GPU의 최대가 얼마나 늘었는지다. GPU를 더 쓰는 것은 어느 것인가?
+# 가장 좋은 모델을 기억해 두었다가 끝에 저장하는 코드는 흔하다. 셋을 비교한다. `state_dict()`만 부르는 것, 그것을 `copy.deepcopy`한 것, 텐서를 하나씩 `.cpu()`로 옮긴 것이다. 작은 GPT-2라 가중치는 67 MiB다. '잰 것'은 그 줄을 실행하는 동안 GPU의 최대가 얼마나 늘었는지다. GPU를 더 쓰는 것은 어느 것이고, RAM을 더 쓰는 것은 어느 것인가?
 
 # %%
-from helpers.chapters.c11_outside.resume import SHARE, WAYS_TO_KEEP, extra_of, saved, small_gpt, train_two_steps
+import copy
 
-compare({name: extra_of(take) for name, take in WAYS_TO_KEEP.items()})
+from helpers.chapters.c11_outside.resume import SHARE, extra_of, saved, small_gpt, train_two_steps
+
+ways_to_keep = {
+    "state_dict()": lambda model: model.state_dict(),
+    "deepcopy": lambda model: copy.deepcopy(model.state_dict()),
+    "v.cpu()": lambda model: {k: v.cpu() for k, v in model.state_dict().items()},
+}
+compare({name: extra_of(take) for name, take in ways_to_keep.items()})
 
 # %% [markdown] lang="ko"
-# `state_dict()`는 텐서를 복사하지 않는다. 그래서 공짜이고, 그래서 **다음 스텝이 그 값을 바꾼다.** `deepcopy`는 값을 지키지만 **GPU에** 한 벌을 더 만든다. 조기 종료(early stopping)나 EMA 코드에 흔한 줄이다. 한 벌을 CPU에 두려면 셋째처럼 쓴다. RAM 열이 셋 다 같은 것은 모델을 CPU에서 만들 때 이미 그만큼 들었다가 비었기 때문이다. 셋째에도 RAM 한 벌이 든다.
+# `state_dict()`는 텐서를 복사하지 않는다. 그래서 공짜이고, 그래서 **다음 스텝이 그 값을 바꾼다.** `deepcopy`는 값을 지키지만 **GPU에** 한 벌을 더 만든다. 조기 종료(early stopping)나 EMA(가중치의 이동 평균을 따로 두는 것)를 하는 코드에 흔한 줄이다. 셋째는 그 한 벌을 **RAM에** 둔다.
 #
-# 저장 자체는 어떤가? 설치된 소스를 읽으면 이렇다.
-#
-# - `save_pretrained`는 safetensors로 쓴다. 파일 하나에 담을 텐서를 **모두** CPU로 옮긴 뒤 쓰므로(`_flatten_as_ptr`의 `keep_alive_buffer`) RAM에 파일 하나만큼이 든다. 파일을 나누는 `max_shard_size`의 기본값은 transformers 5.23에서 50 GB다. 곧 대개는 파일 하나이고, RAM에 모델 하나만큼이 든다. RAM이 빠듯하면 `max_shard_size="2GB"`처럼 줄인다.
-# - FSDP나 ZeRO-3에서 전체를 모아(`FULL_STATE_DICT`) 저장하면 한 프로세스에 모델 전체가 모인다. 조각으로 저장하는 `SHARDED_STATE_DICT`라면 그렇지 않다(6장).
+# 저장 자체는 어떤가? 설치된 소스를 읽으면, `save_pretrained`는 safetensors로 쓴다. 파일 하나에 담을 텐서를 **모두** CPU로 옮긴 뒤 쓰므로(`_flatten_as_ptr`의 `keep_alive_buffer`) RAM에 파일 하나만큼이 든다. 파일을 나누는 `max_shard_size`의 기본값은 transformers 5.23에서 50 GB다. 곧 대개는 파일 하나이고, RAM에 모델 하나만큼이 든다. RAM이 빠듯하면 `max_shard_size="2GB"`처럼 줄인다.
 #
 # > **주장 5.** "저장은 디스크 일이다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **틀리다.** 저장할 것을 어떻게 모으느냐에 따라 GPU에 한 벌(`deepcopy`), RAM에 한 벌(safetensors)이 더 든다.
+# **틀리다.** 저장할 것을 어떻게 모으느냐에 따라 GPU에 한 벌(`deepcopy`), RAM에 한 벌(`.cpu()`, safetensors)이 더 든다.
 #
 # </details>
 #
@@ -440,7 +556,7 @@ path = folder / "checkpoint.pt"
 compare({"train and save": saved(path)}, writes=True)[0][-1]
 
 # %% [markdown] lang="ko"
-# 이제 이어서 학습한다. 아래 `resume`은 nanoGPT와 같은 순서다. `scratch`는 파일을 읽지 않고 처음부터 학습한 것이다. GPU가 처음부터와 같아지는 줄은 어느 것이고, RAM은 어느 것이 가장 적은가?
+# 이제 이어서 학습한다. 아래 `resume`은 고치기 전의 nanoGPT와 같은 순서다([nanoGPT #236](https://github.com/karpathy/nanoGPT/pull/236)이 2023년 4월에 한 줄로 고쳤다). `scratch`는 파일을 읽지 않고 처음부터 학습한 것이다. GPU가 처음부터와 같아지는 줄은 어느 것이고, RAM은 어느 것이 가장 적은가?
 
 
 # %%
@@ -467,7 +583,13 @@ programs = {
 compare(programs)
 
 # %% [markdown] lang="ko"
-# `map_location`을 적지 않으면 텐서는 **저장될 때 있던 곳**, 곧 GPU로 돌아간다. 그리고 변수 `checkpoint`가 학습하는 내내 그것을 붙든다. 표의 2.00 MiB는 텐서의 크기다. 메시지에는 그것을 담을 세그먼트인 20.00 MiB가 적힌다(10.1절). 329에 20을 더하면 344를 넘는다.
+# `map_location`을 적지 않으면 텐서는 **저장될 때 있던 곳**, 곧 GPU로 돌아간다. 그리고 변수 `checkpoint`가 학습하는 내내 그것을 붙든다. 메시지를 읽는다.
+
+# %%
+print(attempt(resume).message)
+
+# %% [markdown] lang="ko"
+# 표의 2.00 MiB는 텐서의 크기이고, 메시지의 20.00 MiB는 그것을 담을 세그먼트다(10.1절). 예약한 것은 329.00 MiB에 빈자리 1.00 MiB를 더한 330 MiB이니, 20을 더하면 허락된 344.17 MiB를 넘는다.
 #
 # 무엇이 두 벌인가? 소스를 읽으면 학습하는 동안 늘어나는 것은 모델 한 벌뿐이다. 옵티마이저의 `load_state_dict`는 (PyTorch 2.13에서) 같은 장치에 있는 상태를 복사하지 않고 그대로 쓴다. 모델의 `load_state_dict`는 값을 복사하므로 파일의 것이 남는다. 고치는 줄은 셋이다.
 #
@@ -475,7 +597,7 @@ compare(programs)
 # - `map_location="cpu"`: GPU에 올리지 않는다. 대신 파일만큼의 RAM이 든다. 프로세스가 여덟이면 여덟 벌이다.
 # - `mmap=True`: 파일을 RAM에 읽어 들이지 않고 필요한 페이지(page)만 그때그때 가져온다. 운영 체제가 언제든 버리고 다시 읽을 수 있어 RAM이 모자라도 죽지 않는다.
 #
-# `Trainer`의 `resume_from_checkpoint`는 2023년 3월([transformers #22159](https://github.com/huggingface/transformers/pull/22159))부터 GPU 하나에서는 옵티마이저 상태를 CPU로 읽는다. GPU가 여럿이면 지금도 GPU로 바로 읽는다. CPU에 프로세스 수만큼 쌓이는 것을 피하려는 것이라고 소스에 적혀 있다.
+# `Trainer`의 `resume_from_checkpoint`는 2023년 3월([transformers #22159](https://github.com/huggingface/transformers/pull/22159))부터 GPU 하나에서는 옵티마이저 상태를 CPU로 읽는다. GPU가 여럿일 때 저장하고, 이어서 하고, 불러오는 것은 11.11절에 있다.
 #
 # > **주장 6.** "`map_location="cpu"`만 쓰면 된다"
 #
@@ -487,7 +609,9 @@ compare(programs)
 #
 # ### 사건 11-B: RAM도 없다
 #
-# 위와 같은 학습을, RAM이 **128 MiB**만 더 남은 기계에서 이어서 한다. 모델을 CPU에서 만들어 옮기는 데만 66 MiB가 든다. `run`이 받는 것은 `map_location`("cuda", "cpu"), `delete`, `mmap`이다. GPU와 RAM이 모두 사는 설정을 사전으로 답하라. 답은 하나가 아니다.
+# 위와 같은 학습을, 텐서에 쓸 RAM이 **128 MiB**뿐인 기계에서 이어서 한다. 체크포인트를 읽는 라이브러리 함수는 `map_location`만 받아 `mmap`을 넘길 자리가 없다. `checkpoint["config"]`는 학습하는 동안에도 읽으므로 `checkpoint`를 통째로 지울 수도 없다.
+#
+# 파일에 든 것은 `"model"`, `"optimizer"`, `"config"`다. `run`이 받는 것은 `map_location`("cuda", "cpu")과 `drop`(다 쓴 뒤 `checkpoint`에서 지울 키, "model"이나 "optimizer")이다. GPU와 RAM이 모두 사는 설정을 사전으로 답하라.
 
 # %%
 case("11-B").run()
@@ -500,9 +624,9 @@ answer = ...
 case("11-B").check(answer)
 
 # %% [markdown] lang="ko"
-# ## 11.8 불러오기: 첫 최대는 어디에 있나
+# ## 11.8 불러오다가 죽는다
 #
-# 무료 Colab의 RAM은 12.7 GB(텐서에 남는 것은 많아야 11.6 GiB, 사건 11-A), Kaggle은 29 GB다. polyglot-ko-5.8b를 T4에서 쓰려고 불러온다. fp16이면 11 GiB라 T4에 들어간다. 그런데 예제에서 흔히 보는 대로 fp32로 불러온 뒤 `.half()`로 줄이면 Colab에서 어떻게 될까?
+# 무료 Colab에서 텐서에 남는 RAM은 많아야 11.6 GiB다(사건 11-A). polyglot-ko-5.8b를 T4에서 쓰려고 불러온다. fp16이면 11 GiB라 T4에 들어간다. 그런데 옛 예제에서 흔히 보는 대로 fp32로 불러온 뒤 `.half()`로 줄이면 Colab에서 어떻게 될까?
 
 # %%
 dies_in = guess("11.8", None, ("GPU", "RAM", "nowhere"))
@@ -515,33 +639,31 @@ dies_in
 from transformers import BitsAndBytesConfig
 
 name = "EleutherAI/polyglot-ko-5.8b"
-on_gpu = {"device_map": "cuda"}
+on_gpu, four_bit = {"device_map": "cuda"}, BitsAndBytesConfig(load_in_4bit=True)
 ways = {
     "fp32, half": lambda: load(name, dtype="float32").half().cuda(),
     "fp32 on GPU": lambda: load(name, dtype="float32", **on_gpu).half(),
     "fp16 on GPU": lambda: load(name, dtype="float16", **on_gpu),
-    "4 bit": lambda: load(name, **on_gpu, quantization_config=BitsAndBytesConfig(load_in_4bit=True)),
+    "4 bit": lambda: load(name, quantization_config=four_bit, **on_gpu),
 }
-compare({way: lambda program=program: program() and None for way, program in ways.items()}, host="Colab")
+compare(ways, host="Colab")
 
 # %% [markdown] lang="ko"
-# - `Killed`는 RAM이다. 진짜 Colab이라면 여기서 세션이 **메시지 없이** 끊어진다. 파이썬은 오류를 잡을 틈도 없다. 확인하려면 불러오는 동안 Colab의 RAM 눈금을 보고, 리눅스 터미널이라면 종료 코드(`echo $?`)가 137인지, `dmesg`에 `Out of memory: Killed process`가 있는지 본다. 7B 모델을 불러오던 사람의 말대로 '로그도 오류도 없이 그냥 멈춘다'([autotrain-advanced #277](https://github.com/huggingface/autotrain-advanced/issues/277). 다른 신고로 [transformers #27708](https://github.com/huggingface/transformers/issues/27708)).
+# - `Killed`는 RAM이다. 진짜 Colab이라면 여기서 세션이 **메시지 없이** 끊어진다. 파이썬은 오류를 잡을 틈도 없다. 확인하려면 불러오는 동안 Colab의 RAM 눈금을 보고, 리눅스 터미널이라면 종료 코드(`echo $?`)가 137인지, `dmesg`에 `Out of memory: Killed process`가 있는지 본다. 7B 모델을 불러오던 사람의 말대로 '로그도 오류도 없이 그냥 멈춘다'([autotrain-advanced #277](https://github.com/huggingface/autotrain-advanced/issues/277). 다른 이슈로 [transformers #27708](https://github.com/huggingface/transformers/issues/27708)).
 # - fp32를 GPU에 바로 올려도 죽는다. 줄이기 **전**의 크기가 최대다.
-# - `dtype="float16", device_map="cuda"`가 답이다. 텐서마다 파일에서 읽어 GPU로 보내므로 RAM에 모델이 쌓이지 않는다. 4비트도 텐서마다 올려 줄이므로 fp16 모델이 통째로 올라가는 순간이 없다. 7B라면 fp16 가중치만 13 GiB가 넘어 T4에 계산할 자리가 거의 없다. 그때는 `load_in_4bit=True`로 불러온다.
+# - `dtype="float16", device_map="cuda"`가 답이다. 텐서마다 파일에서 읽어 GPU로 보내므로 RAM에 모델이 쌓이지 않는다. 4비트도 텐서마다 올려 줄이므로 fp16 모델이 통째로 올라가는 순간이 없다. 7B라면 fp16 가중치만 13 GiB가 넘어 T4에 계산할 자리가 거의 없다. 그때는 `quantization_config=BitsAndBytesConfig(load_in_4bit=True)`로 불러온다.
 
 # %%
 dies_in.against("RAM")
 
 # %% [markdown] lang="ko"
-# `low_cpu_mem_usage=True`를 적으라는 글이 많다. transformers 4까지는 이것을 켜야 빈 모델을 만들고 파일에서 바로 채웠고, 꺼져 있으면 무작위 가중치로 만든 모델과 파일에서 읽은 것이 RAM에 두 벌이었다. **transformers 5에서는 늘 그렇게 하고, 이 인자는 받아서 버린다**(`modeling_utils.py`). `dtype`도 바뀌었다. 적지 않으면 파일에 적힌 자료형이다(`"auto"`). 옛날에는 fp32였다.
-#
-# pickle로 된 옛 파일(`pytorch_model.bin`)도 zip 형식이면 transformers 5가 `mmap=True`로 연다(`modeling_utils.py`의 `load_state_dict`). zip이 아닌 더 옛 형식이거나, `torch.load`를 `mmap` 없이 직접 부르면 통째로 RAM에 읽는다. safetensors는 텐서 하나씩 읽을 수 있다. 자료형을 바꾸지 않고 CPU에 두면 파일의 페이지를 그대로 보여 줄 뿐이라(mmap) RAM이 거의 들지 않는다.
+# `low_cpu_mem_usage=True`를 적으라는 글이 많다. transformers 4의 앞쪽 판에서는 이것을 켜야 빈 모델을 만들고 파일에서 바로 채웠고, 꺼져 있으면 무작위 가중치로 만든 모델과 파일에서 읽은 것이 RAM에 두 벌이었다. **transformers 5에서는 늘 그렇게 하고, 이 인자는 받아서 버린다**(`modeling_utils.py`). `dtype`도 바뀌었다. 적지 않으면 `config.json`에 적힌 자료형이다(`"auto"`). transformers 4의 기본값은 fp32였다.
 #
 # 모델이 카드보다 크면 `device_map="auto"`가 나머지를 RAM에 둔다. 불러오기는 되지만 층을 부를 때마다 버스를 건넌다. 학습에는 쓰지 않는다. Llama-3.1-8B를 T4에 올려 본다.
 
 # %%
 big = partial(load, "meta-llama/Llama-3.1-8B", dtype="float16")
-compare({place: lambda place=place: big(device_map=place) and None for place in ("cuda", "auto")}, host="Colab")
+compare({place: partial(big, device_map=place) for place in ("cuda", "auto")}, host="Colab")
 
 # %% [markdown] lang="ko"
 # `auto`는 11.95 GiB를 GPU에, 3.01 GiB를 RAM에 두었다. 합은 모델 전체이고, GPU에는 계산할 자리로 2.7 GiB쯤을 남겼다.
@@ -556,7 +678,9 @@ compare({place: lambda place=place: big(device_map=place) and None for place in 
 #
 # ## 11.9 오프로드와 고정 메모리
 #
-# 오프로드는 바이트를 없애지 않고 RAM으로 옮긴다. 옮긴 곳의 크기를 모르면 GPU 대신 RAM이 죽는다. polyglot-ko-1.3b를 배치 2, 길이 512로 순전파, 역전파한다. `save_on_cpu`는 역전파를 위해 저장하는 것을 모두 옮기고, `pinned`는 **고정 메모리**(pinned memory)로 옮긴다. `offload`는 체크포인팅을 켜고 층의 입력만 옮긴다(5.6절). '잰 것'은 순전파가 끝났을 때 GPU에 남은 것이다. 'GPU 최대'가 가장 많이 줄어드는 줄은 어느 것인가?
+# 오프로드는 바이트를 없애지 않고 RAM으로 옮긴다. 옮긴 곳의 크기를 모르면 GPU 대신 RAM이 죽는다. polyglot-ko-1.3b를 배치 2, 길이 512로 순전파, 역전파한다. `save_on_cpu`는 역전파를 위해 저장하는 것을 모두 옮기고, `pinned`는 **고정 메모리**(pinned memory)로 옮긴다. `offload`는 체크포인팅을 켜고 층의 입력만 옮긴다(5.6절).
+#
+# '잰 것'은 순전파가 끝났을 때 GPU에 남은 것이다. 'GPU 최대'가 가장 많이 줄어드는 줄은 어느 것인가?
 
 # %%
 from contextlib import nullcontext
@@ -564,11 +688,12 @@ from contextlib import nullcontext
 from torch.autograd.graph import save_on_cpu
 
 
-def one_step(context=nullcontext, **checkpointing):
+def one_step(batch=2, context=nullcontext, **checkpointing):
     model = load("EleutherAI/polyglot-ko-1.3b", dtype="float16", device_map="cuda").train()
     if checkpointing:
         model.activation_checkpointing_enable(**checkpointing)
-    tokens, before = torch.ones(2, 512, dtype=torch.int64).cuda(), torch.cuda.memory_allocated()
+    before = torch.cuda.memory_allocated()
+    tokens = torch.ones(batch, 512, dtype=torch.int64).cuda()
     with context():
         loss = model(tokens, labels=tokens, use_cache=False).loss
     held = torch.cuda.memory_allocated() - before
@@ -579,33 +704,35 @@ def one_step(context=nullcontext, **checkpointing):
 compare(
     {
         "keep": one_step,
-        "save_on_cpu": partial(one_step, save_on_cpu),
-        "pinned": partial(one_step, partial(save_on_cpu, pin_memory=True)),
+        "save_on_cpu": partial(one_step, context=save_on_cpu),
+        "pinned": partial(one_step, context=partial(save_on_cpu, pin_memory=True)),
         "offload": partial(one_step, offload=True),
     }
 )
 
 # %% [markdown] lang="ko"
-# **어느 줄도 줄지 않았다.** 순전파가 남긴 것('잰 것')은 크게 줄었지만, 이 크기에서는 가중치와 그레이디언트가 다 있는 역전파의 끝이 최대이기 때문이다. "오프로드를 켰는데 GPU는 그대로이고 RAM만 없어진다"는 물음의 답이 이것이다. 순전파 상태가 최대를 정할 때만 듣는다.
+# **어느 줄도 줄지 않았다.** 순전파가 남긴 것('잰 것')은 크게 줄었지만, 이 크기에서는 가중치와 그레이디언트가 다 있는 역전파의 끝이 최대이기 때문이다. "오프로드를 켰는데 GPU는 그대로이고 RAM만 없어진다"는 물음의 답이 이것이다.
 #
 # RAM에는 `save_on_cpu`가 GPU에서 치운 것의 두 배가 넘게 쌓는다. 가중치까지 복사하기 때문이다. 층의 입력만 옮기면 100 MiB도 들지 않는다.
 #
-# 고정 메모리는 운영 체제가 내보내지 못하는 RAM이다. GPU가 직접 읽어 갈 수 있어 복사가 계산과 겹친다. 대신 PyTorch의 할당자는 요청을 **2의 거듭제곱으로 올리고**, 다 쓴 것도 쥐고 있다. 65 MiB를 고정하면 RAM이 얼마나 늘까?
+# 순전파 상태가 최대를 정하면 듣는다. 배치를 8로 키우고, 옮기지 않는 체크포인팅도 함께 놓는다. 가장 싼 줄은 어느 것인가?
 
 # %%
-import virtual_gpu
-
-with virtual_gpu.cuda("T4") as card:
-    for size in (64, 65):
-        held = card.host.meter.current_bytes
-        pinned = torch.empty(size * 2**20, dtype=torch.uint8).pin_memory()
-        print(size, human_bytes(card.host.meter.current_bytes - held))
-        del pinned
+compare(
+    {
+        "keep": partial(one_step, 8),
+        "save_on_cpu": partial(one_step, 8, save_on_cpu),
+        "checkpointing": partial(one_step, 8, offload=False),
+        "offload": partial(one_step, 8, offload=True),
+    }
+)
 
 # %% [markdown] lang="ko"
-# 65 MiB가 128 MiB가 되었다. 큰 버퍼를 손수 고정한다면 2의 거듭제곱에 맞춘다.
+# 이번에는 셋 다 10.28 GiB를 절반쯤으로 줄인다. 그런데 체크포인팅만 켜도 5.14 GiB이고 RAM은 들지 않는다. `save_on_cpu`는 거기서 0.11 GiB를 더 줄이는 데 RAM 9.70 GiB를 쓴다. 층의 입력까지 옮긴 `offload`의 최대는 체크포인팅과 같다. 남은 최대를 정하는 것이 층의 입력이 아니기 때문이다.
 #
-# 옵티마이저 상태를 오프로드하면(ZeRO-Offload) 파라미터마다 fp32 가중치, 그레이디언트, 두 상태, 곧 16바이트가 RAM에 든다([DeepSpeed의 문서](https://deepspeed.readthedocs.io/en/stable/memory.html)). 10억 파라미터에 16 GB이니, Colab의 12.7 GB에는 들어가지 않는다.
+# 고정 메모리는 운영 체제가 내보내지 못하는 RAM이다. GPU가 직접 읽어 갈 수 있어 복사가 계산과 겹친다. 대신 PyTorch의 할당자는 요청을 **2의 거듭제곱으로 올리고**, 다 쓴 것도 쥐고 있다(11.11절에서 잰다).
+#
+# 옵티마이저 상태를 오프로드하면(ZeRO-Offload) 파라미터마다 fp32 가중치, 그레이디언트, 두 상태, 곧 적어도 16바이트가 RAM에 든다([DeepSpeed의 문서](https://deepspeed.readthedocs.io/en/stable/memory.html)). 10억 파라미터에 14.9 GiB이니, Colab의 11.6 GiB에는 들어가지 않는다.
 #
 # > **주장 8.** "GPU가 모자라면 오프로드하면 된다"
 #
@@ -623,16 +750,17 @@ with virtual_gpu.cuda("T4") as card:
 guesses()
 
 # %% [markdown] lang="ko"
-# | 언제 죽나 | 원인이 되는 것 | 고치는 줄 |
-# |---|---|---|
-# | `trainer.evaluate()` 도중 | 이어 붙이는 동안 두 벌인 로짓 | `preprocess_logits_for_metrics`, `batch_eval_metrics`, `prediction_loss_only` |
-# | 평가의 첫 배치 | 배치 하나의 로짓과 손실 | `per_device_eval_batch_size`(기본값 8)를 줄인다 |
-# | 내 평가 루프 | 계산 그래프를 붙든 손실 | `with torch.no_grad()`, `loss.item()` |
-# | 프롬프트를 읽을 때 | 점수 행렬, 모든 토큰의 로짓 | `prefill_chunk_size`, T4라면 3.12절의 한 줄, `logits_to_keep=1` |
-# | 길게 만들 때 | KV 캐시 | 배치와 문맥, GQA 모델, `cache_implementation="offloaded"` |
-# | 저장할 때 | GPU의 `deepcopy`, RAM의 한 벌 | `.cpu()`, `max_shard_size` |
-# | 이어서 할 때 | GPU로 돌아온 체크포인트 | `map_location="cpu"`, `mmap=True`, `del` |
-# | 불러올 때 | RAM의 fp32 모델 | `dtype="float16"`, `device_map="cuda"`, 크면 4비트 |
+# | 언제 죽나 | 원인이 되는 것 | 고치는 줄 | 절 |
+# |---|---|---|---|
+# | `trainer.evaluate()` 도중 | 이어 붙이는 동안 두 벌인 로짓 | `preprocess_logits_for_metrics`, `batch_eval_metrics`, `prediction_loss_only` | 11.1 |
+# | 평가의 첫 배치 | 배치 하나의 로짓과 손실 | `per_device_eval_batch_size`(기본값 8)를 줄인다 | 11.2 |
+# | 내 평가 루프 | 손실이 붙든 계산 그래프 | `with torch.no_grad()`. `loss.item()`만으로는 모자란다 | 11.2 |
+# | 프롬프트를 읽을 때 | 점수 행렬, 모든 토큰의 로짓 | `prefill_chunk_size`, T4라면 `use_gqa_in_sdpa`의 한 줄, `logits_to_keep=1` | 11.3, 11.5 |
+# | 길게 만들 때 | KV 캐시 | 배치나 문맥을 줄인다. GQA 모델, `cache_implementation="offloaded"` | 11.3, 11.4 |
+# | 저장할 때 | GPU의 `deepcopy`, RAM의 한 벌 | `.cpu()`, `max_shard_size`, `SHARDED_STATE_DICT` | 11.6 |
+# | 이어서 할 때 | GPU로 돌아온 체크포인트 | `map_location="cpu"`, `mmap=True`, `del` | 11.7 |
+# | 불러올 때 | RAM의 fp32 모델 | `dtype="float16"`(되는 카드라면 `"bfloat16"`), `device_map="cuda"`, 크면 4비트 | 11.8 |
+# | 오프로드를 켰을 때 | 옮긴 것을 담는 RAM | 최대를 정하는 것이 무엇인지부터 본다. 체크포인팅 | 11.9 |
 #
 # - 메시지 없이 `Killed`로 끝나거나 세션이 끊어졌다면 GPU보다 **RAM**을 먼저 의심한다.
 # - `eval_accumulation_steps`, `map_location="cpu"`, 오프로드는 모두 GPU의 바이트를 RAM으로 **옮긴다.** 없애는 것이 아니다.
@@ -664,12 +792,15 @@ def one_more_token(make):
 
 static = partial(StaticCache, max_cache_len=16400)
 compare(
-    {"dynamic": partial(one_more_token, lambda c: DynamicCache(config=c)), "static": partial(one_more_token, static)},
+    {
+        "dynamic": partial(one_more_token, lambda config: DynamicCache(config=config)),
+        "static": partial(one_more_token, static),
+    },
     "RTX 4090",
 )
 
 # %% [markdown] lang="ko"
-# 두 벌이 되는 것은 **층 하나의 키나 값**뿐이다. "동적 캐시는 메모리를 두 배로 쓴다"는 말은 틀리다. 정적 캐시는 이것도 쓰지 않지만, 쓰지 않은 자리까지 처음부터 잡는다.
+# 두 벌이 되는 것은 **층 하나의 키나 값**뿐이다. "동적 캐시는 메모리를 두 배로 쓴다"는 말은 텐서로 셀 때 틀리다(할당자가 예약한 양은 조각이 남아 더 클 수 있다). 정적 캐시는 이것도 쓰지 않지만, 쓰지 않은 자리까지 처음부터 잡는다.
 #
 # ### 창이 있는 층
 #
@@ -692,10 +823,47 @@ gemma = load_config("google/gemma-3-1b-pt")
 print(human_bytes(read), human_bytes(after), human_bytes(kv_bytes(gemma, 8193)))
 
 # %% [markdown] lang="ko"
-# 셋째가 식이다(창이 있는 층은 창만큼만 센다). 읽은 직후는 다섯 배 가까이 크다. 캐시가 마지막 511토큰을 **잘라 내지만**, 자른 조각(slice)이 원래 텐서를 붙들고 있기 때문이다. 다음 토큰이 새 텐서를 만들어야 풀려난다. 짧은 답을 여러 번 만드는 서버라면 최대는 늘 앞의 값이다.
+# 셋째가 식이다(창이 있는 층은 창만큼만 센다). 읽은 직후는 다섯 배 가까이 크다. 캐시가 마지막 511토큰을 **잘라 내지만**, 자른 조각(slice)이 원래 텐서를 붙들고 있기 때문이다. 다음 토큰이 새 텐서를 만들어야 풀려난다. 짧은 답을 여러 번 만든다면 캐시의 최대는 앞의 값이다.
 #
 # **양자화 캐시**(`cache_implementation="quantized"`)에는 optimum-quanto나 HQQ가 필요하다. 이 강의의 환경에는 없어 재지 않았다. 패널의 8비트와 4비트는 식이고, 블록의 스케일과 아직 양자화하지 않은 최근 토큰은 세지 않았다.
+#
+# ### 고정 메모리는 2의 거듭제곱이다
+#
+# 65 MiB를 고정하면 RAM이 얼마나 늘까?
+
+# %%
+import virtual_gpu
+
+with virtual_gpu.cuda("T4") as card:
+    for size in (64, 65):
+        held = card.host.meter.current_bytes
+        pinned = torch.empty(size * 2**20, dtype=torch.uint8).pin_memory()
+        print(size, human_bytes(card.host.meter.current_bytes - held))
+        del pinned
+
+# %% [markdown] lang="ko"
+# 65 MiB가 128 MiB가 되었다. 큰 버퍼를 손수 고정한다면 2의 거듭제곱에 맞춘다.
+#
+# 11.4절의 5.81 GiB도 이것이다. 층 하나의 키는 16,384 × 8 × 128 × 2바이트, 32 MiB다. 32 MiB를 잡았다가, 토큰이 하나 붙어 그것을 넘는 순간 64 MiB를 더 잡는다. 둘을 더한 96 MiB가 31층(GPU에 남은 한 층을 뺀 것)의 키와 값마다 있으면 5.81 GiB다.
+#
+# ### 파일의 형식과 RAM
+#
+# pickle로 된 옛 파일(`pytorch_model.bin`)도 zip 형식이면 transformers 5가 `mmap=True`로 연다(`modeling_utils.py`의 `load_state_dict`). zip이 아닌 더 옛 형식이거나, `torch.load`를 `mmap` 없이 직접 부르면 통째로 RAM에 읽는다. safetensors는 텐서 하나씩 읽을 수 있다. 자료형을 바꾸지 않고 CPU에 두면 파일의 페이지를 그대로 보여 줄 뿐이라(mmap) RAM이 거의 들지 않는다.
+#
+# ### GPU가 여럿일 때: 저장, 재개, 불러오기
+#
+# 설치된 소스를 읽은 것이고 재지 않았다. RAM은 프로세스마다 든다. CPU에 fp32로 불러오는 줄이라면 프로세스의 수를 곱한다.
+#
+# - FSDP의 `FULL_STATE_DICT`는 모델 전체를 rank 0의 **RAM에** 모은다(accelerate 1.15의 `offload_to_cpu=True, rank0_only=True`). RAM이 모자라면 `fsdp_state_dict_type: SHARDED_STATE_DICT`로 조각을 저장하고, 나중에 `accelerate merge-weights`로 합친다.
+# - DeepSpeed ZeRO-3의 체크포인트는 저절로 조각이고, 나중에 `zero_to_fp32.py`로 합친다. `stage3_gather_16bit_weights_on_model_save: true`로 바꾸면 층마다 모아 rank 0의 RAM에 16비트 모델 하나를 만든다.
+# - `Trainer`는 DDP에서 옵티마이저 상태를 지금도 각자의 GPU로 바로 읽는다. CPU에 프로세스의 수만큼 쌓이는 것을 피하려는 것이라고 소스에 적혀 있다. FSDP와 DeepSpeed는 저마다의 방법으로 읽는다.
+# - 내 코드로 DDP를 쓴다면, rank 0이 저장한 텐서는 `cuda:0`에 있던 것이다. `map_location` 없이 읽으면 **모든 프로세스의 사본이 GPU 0에** 쌓인다. `map_location=f"cuda:{local_rank}"`나 `"cpu"`를 적는다.
+# - DDP는 `device_map={"": local_rank}`로 각자의 GPU에 바로 올린다. QLoRA도 같다. `"auto"`는 한 프로세스가 카드를 다 차지하려 하므로 쓰지 않는다.
+# - ZeRO-3에는 `device_map`을 적지 않는다(적으면 오류다). transformers 5는 rank 0에서만 값을 읽어 조각으로 나눈다. 4비트 모델은 그러지 않는다.
+# - FSDP는 `fsdp_cpu_ram_efficient_loading: true`를 켠다. accelerate가 rank 0의 값을 나머지에 보낸다. 여기에서도 4비트 모델은 빠진다.
 #
 # ### `DataLoader`의 일꾼
 #
 # `DataLoader`의 일꾼(worker)도 RAM을 쓴다. 프로세스 하나에, 미리 만들어 둔 배치 `prefetch_factor`(기본값 2)개씩이다. 텍스트 배치는 작아서 문제가 되지 않지만, 이미지나 긴 오디오라면 `num_workers` × 2 × 배치의 크기를 센다.
+#
+# 데이터셋을 파이썬의 리스트로 들고 있으면, 일꾼은 처음에는 그것을 부모와 함께 쓴다. 그러나 원소를 읽기만 해도 참조 횟수가 바뀌어 그 페이지가 일꾼마다 복사된다. 크다면 NumPy 배열이나 `datasets`(Arrow)에 담는다([Demystify RAM Usage](https://ppwwyyxx.com/blog/2022/Demystify-RAM-Usage-in-Multiprocess-DataLoader/)).

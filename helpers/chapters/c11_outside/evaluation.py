@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
 from virtual_gpu.models.configs import load_config
 
-KEPT = ("logits", "argmax", "nothing")
+KEPT = ("logits", "nothing")  # or how many of a token's largest scores, each with its index
 _LENGTH = 512
 
 
-def evaluate(samples: int, batch_size: int, keep: str = "logits", accumulate: int | None = None) -> None:
-    """Evaluate Qwen2.5-0.5B in fp16; keep: one of KEPT; accumulate: `eval_accumulation_steps`.
+def evaluate(samples: int, batch_size: int, keep: str | int = "logits", accumulate: int | None = None) -> None:
+    """Evaluate Qwen2.5-0.5B in fp16; keep: one of KEPT or a number of scores; accumulate: `eval_accumulation_steps`.
 
     Batches are collected in a list, so what is moved to RAM is there once.
     """
     from transformers import Qwen2ForCausalLM, Trainer, TrainingArguments
+
+    def largest(logits: torch.Tensor, labels: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(logits.topk(keep, -1))  # scores and int64 indices
 
     with TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -29,5 +33,5 @@ def evaluate(samples: int, batch_size: int, keep: str = "logits", accumulate: in
             arguments,
             eval_dataset=[{"input_ids": [1] * _LENGTH, "labels": [1] * _LENGTH}] * samples,
             compute_metrics=lambda found: {},
-            preprocess_logits_for_metrics=(lambda logits, labels: logits.argmax(-1)) if keep == "argmax" else None,
+            preprocess_logits_for_metrics=None if keep in KEPT else largest,
         ).evaluate()

@@ -8,6 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from virtual_gpu.cards import Range
+from virtual_gpu.errors import WrongValue
+from virtual_gpu.host.machines import PROCESS, Machine
 from virtual_gpu.language import tr
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.units import choose, human_bytes, positive_int
@@ -22,13 +25,12 @@ from .tried import Outcome, attempt
 _folders: list[TemporaryDirectory] = []  # removed when Python ends
 
 
-def _judge_gathered(function: Callable[[int, int, int, int], int]) -> str:
+def _judge_gathered(function: Callable[[int, int, int, int, int], int]) -> str:
     vocabulary = 151_936
-    for samples, batch in ((40, 8), (64, 8), (50, 8), (8, 8)):
-        last = (samples - 1) % batch + 1
-        rows = samples if samples <= batch else 2 * samples - last
-        got = function(samples, batch, 512, vocabulary)
-        if wrong := compare(got, rows * 512 * vocabulary * 2, f"samples={samples}, batch={batch}"):
+    for samples, batch, each in ((40, 8, 2), (64, 8, 4), (50, 8, 2), (8, 8, 2), (5, 8, 2)):
+        rows = samples if samples <= batch else 2 * samples
+        got = function(samples, batch, 512, vocabulary, each)
+        if wrong := compare(got, rows * 512 * vocabulary * each, f"samples={samples}, batch={batch}, each={each}"):
             return wrong
     return right()
 
@@ -49,18 +51,17 @@ EXERCISES = {
         _judge_gathered,
         lambda: [
             tr(
-                ko="마지막 배치를 이어 붙이는 순간을 센다. 옛것에는 마지막 배치만 없고, 새것에는 모두 있다.",
-                en="Count at the last concatenation: the old tensor lacks the last batch alone, the new one has all.",
+                ko="그 순간에는 옛것(마지막 배치만 없다), 마지막 배치의 것, 다 이어 붙인 것이 함께 있다.",
+                en="There are then the old tensor (all but the last batch), the last batch's and the new one.",
             ),
             tr(
-                ko="마지막 배치는 꽉 차지 않을 수 있고, 배치가 하나뿐이면 이어 붙일 것이 없다.",
-                en="The last batch may not be full; with one batch nothing is concatenated.",
+                ko="배치가 하나뿐이면 이어 붙일 것이 없으니 한 벌이다.",
+                en="With one batch nothing is concatenated: its logits are there once.",
             ),
         ],
-        "def gathered(samples, batch, length, vocabulary):\n"
-        "    last = (samples - 1) % batch + 1\n"
-        "    copies = samples if samples <= batch else 2 * samples - last\n"
-        "    return copies * length * vocabulary * 2",
+        "def gathered(samples, batch, length, vocabulary, each):\n"
+        "    copies = 1 if samples <= batch else 2\n"
+        "    return copies * samples * length * vocabulary * each",
     ),
     "11-2": lambda: Exercise(
         "11-2",
@@ -98,27 +99,36 @@ def _told(one: Outcome) -> LeftRows:
     return LeftRows(heads, [[human_bytes(one.gpu), human_bytes(one.ram), one.result]])
 
 
+_LITTLE = 2**27  # bytes of RAM that tensors may take in case 11-B; Python's own come on top
+_HOST = Machine("11-B", Range(_LITTLE + PROCESS.low, _LITTLE + PROCESS.low), Range(0, 0), ("of the case",))
+
+
 def _resume(**settings: Any) -> Outcome:
     for name in settings:
-        choose(name, ("map_location", "delete", "mmap"), tr(ko="설정", en="setting"))
-    return attempt(resumed(_checkpoint(), **settings))
+        choose(name, ("map_location", "drop"), tr(ko="설정", en="setting"))
+    return attempt(resumed(_checkpoint(), **settings), host=_HOST)
 
 
 def _judge_resume(settings: dict[str, Any]) -> str:
     one = _resume(**filled(settings))
-    if one.died:
-        return one.result
-    said = f"GPU {human_bytes(one.gpu)}, RAM {human_bytes(one.ram)}"
-    if one.ram > 2**27:
-        return tr(ko=f"{said}. RAM이 128 MiB를 넘는다.", en=f"{said}: more than 128 MiB of RAM.")
-    return right(said)
+    return one.result if one.died else right(f"GPU {human_bytes(one.gpu)}, RAM {human_bytes(one.ram)}")
 
 
-def _evaluate(keep: str = "logits", accumulate: int | None = None, batch_size: int = 8) -> Outcome:
-    keep = choose(keep, KEPT, "keep")
+_LARGEST = 2**14  # of the powers of two, the most scores of a token that get through case 11-A
+
+
+def _evaluate(**settings: Any) -> Outcome:
+    for name in settings:
+        choose(name, ("keep", "accumulate"), tr(ko="설정", en="setting"))
+    keep, accumulate = settings.get("keep", "logits"), settings.get("accumulate")
+    if isinstance(keep, str):
+        keep = choose(keep, KEPT, "keep")
+    elif positive_int(keep, "keep") > 2**17 or keep & (keep - 1):
+        raise WrongValue(
+            tr(ko=f"keep={keep}: 131,072까지의 2의 거듭제곱이어야 한다.", en=f"keep={keep}: a power of 2, to 131,072.")
+        )
     accumulate = None if accumulate is None else positive_int(accumulate, "accumulate")
-    batch_size = positive_int(batch_size, "batch_size")
-    return attempt(partial(evaluate, 96, batch_size, keep, accumulate), "T4", host="Colab")
+    return attempt(partial(evaluate, 96, 8, keep, accumulate), "T4", host="Colab")
 
 
 def _judge_evaluate(settings: dict[str, Any]) -> str:
@@ -126,8 +136,11 @@ def _judge_evaluate(settings: dict[str, Any]) -> str:
     one = _evaluate(**settings)
     if one.died:
         return one.result
-    if settings.get("keep") == "nothing":
-        return tr(ko="끝까지 가지만 정확도를 계산할 것이 남지 않는다.", en="It ends, with nothing left for a metric.")
+    keep = settings["keep"]  # without it all logits are kept, and it dies
+    if keep == "nothing":
+        return tr(ko="끝까지 가지만 점수가 하나도 남지 않는다.", en="It ends, with no score left.")
+    if keep < _LARGEST:
+        return tr(ko=f"{keep}개면 끝까지 가지만 더 남길 수 있다.", en=f"It ends with {keep}, but more can be kept.")
     return right(f"GPU {human_bytes(one.gpu)}, RAM {human_bytes(one.ram)}")
 
 
@@ -137,15 +150,18 @@ CASES = {
         _judge_evaluate,
         lambda: [
             tr(
-                ko="GPU에서 치운 로짓은 어디로 가는가? RAM 열을 본다.",
-                en="Where do logits go that leave the GPU? Look at the RAM column.",
+                ko="토큰마다 k × (점수 2바이트 + 번호 8바이트)다. 샘플 96개와 길이 512를 곱해 RAM과 견준다.",
+                en="A token keeps k × (2 bytes of a score + 8 of an index): times 96 samples of 512, against the RAM.",
             ),
             tr(
-                ko="정확도에 필요한 것은 어휘 전체의 점수가 아니라 토큰 하나에 수 하나다.",
-                en="An accuracy needs one number a token, not a score for each word of the vocabulary.",
+                ko="RAM에 들어가는 k라도 끝까지 GPU에 모으면 GPU가 먼저 찬다. 둘을 함께 바꾼다.",
+                en="What fits in RAM may fill the GPU first, gathered there to the end: change both settings.",
             ),
         ],
-        'case("11-A").run(accumulate=1)\ncase("11-A").run(keep="argmax")\nanswer = {"keep": "argmax"}',
+        'case("11-A").run(keep=32768, accumulate=1)\n'
+        'case("11-A").run(keep=16384)\n'
+        'case("11-A").run(keep=16384, accumulate=1)\n'
+        'answer = {"keep": 16384, "accumulate": 1}',
         experiment=lambda **settings: _told(_evaluate(**settings)),
         thread="https://github.com/huggingface/transformers/issues/25313",
     ),
@@ -154,17 +170,18 @@ CASES = {
         _judge_resume,
         lambda: [
             tr(
-                ko="map_location을 적지 않으면 텐서는 저장될 때 있던 곳으로 돌아간다.",
-                en="Without map_location a tensor goes back to where it was when it was saved.",
+                ko="읽는 순간에는 파일이 통째로 어딘가에 있다. RAM은 좁고, GPU는 학습하기 전이라 비어 있다.",
+                en="Once read, the whole file is somewhere: RAM is short, and the GPU is empty before the training.",
             ),
             tr(
-                ko="파일을 RAM에 읽어 들이지 않고 필요한 페이지만 가져오는 방법이 있다(11.7절의 표).",
-                en="A file need not be read into RAM: see the table of 11.7.",
+                ko="모델과 옵티마이저의 load_state_dict 가운데 어느 쪽이 값을 복사하는가(11.7절)?",
+                en="Which of the two copies values, the model's load_state_dict or the optimizer's (section 11.7)?",
             ),
         ],
         'case("11-B").run(map_location="cpu")\n'
-        'case("11-B").run(map_location="cpu", mmap=True)\n'
-        'answer = {"map_location": "cpu", "mmap": True}',
+        'case("11-B").run(drop="optimizer")\n'
+        'case("11-B").run(drop="model")\n'
+        'answer = {"drop": "model"}',
         experiment=lambda **settings: _told(_resume(**settings)),
         thread="https://github.com/karpathy/nanoGPT/issues/158",
     ),

@@ -1,9 +1,11 @@
-"""Weights and KV cache as one bar against a card."""
+"""Logits that an evaluation gathers, batch by batch, and weights and KV cache as one bar, against a card."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from virtual_gpu.cards import card
-from virtual_gpu.drawing.svg import BLUE, GRID, INK, MUTED, ORANGE, RED, Drawing
+from virtual_gpu.drawing.svg import BLUE, GREY, GRID, INK, MUTED, ORANGE, RED, SKY, Drawing
 from virtual_gpu.language import tr
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.units import human_bytes
@@ -34,3 +36,38 @@ def draw_cache(model_id: str, gpu: str, context: int, batch: int = 1) -> Drawing
     """A model's 16-bit weights and the cache of `batch` sequences of `context` tokens on a card."""
     cache = kv_bytes(load_config(model_id), context, batch)
     return draw_sizes(2 * parameters(model_id), cache, card(gpu).capacity_bytes)
+
+
+def draw_gathering(seen: Sequence[tuple[int, int]], gpu: str) -> Drawing:
+    """A row a batch, of (bytes allocated, bytes of its logits) once it is through the model: what joining needs.
+
+    Until then the logits of all batches before are one tensor; the next one, with this batch's, is asked for.
+    """
+    left, wide, row, room = 66, 400, 24, card(gpu).capacity_bytes
+    rows, old = [], 0
+    for allocated, batch in seen:
+        rows.append((allocated - old - batch, old, batch, old + batch if old else 0))
+        old += batch
+    most = max(room, *map(sum, rows))
+    totals = ", ".join(human_bytes(sum(parts)) for parts in rows)
+    limit = tr(ko="쓸 수 있는 메모리", en="room on the card")
+    drawing = Drawing(580, 66 + row * len(rows), f"{totals}; {limit} {human_bytes(room)}")
+    names = (
+        tr(ko="가중치와 그 밖", en="weights and the rest"),
+        tr(ko="모아 둔 로짓", en="logits gathered"),
+        tr(ko="이 배치의 로짓", en="this batch's logits"),
+        tr(ko="새로 달라는 것", en="what is asked for"),
+    )
+    colors = GREY, BLUE, SKY, ORANGE
+    for i, (name, color) in enumerate(zip(names, colors, strict=True)):
+        drawing.rect(10 + 143 * i, 10, 11, 11, color)
+        drawing.text(26 + 143 * i, 20, name, 12)
+    for i, parts in enumerate(rows):
+        y, over = 56 + row * i, sum(parts) > room
+        drawing.text(left - 6, y + 14, tr(ko=f"배치 {i + 1}", en=f"batch {i + 1}"), 12, "end", INK, bold=over)
+        drawing.bar(left, y, row - 4, [(n / most * wide, color, "") for n, color in zip(parts, colors, strict=True)])
+        drawing.text(570, y + 14, human_bytes(sum(parts)), 12, "end", INK if over else MUTED, bold=over)
+    edge = left + room / most * wide
+    drawing.line(edge, 50, edge, 60 + row * len(rows), RED, stroke_width=2)
+    drawing.text(edge, 44, f"{limit} {human_bytes(room)}", 12, "end", RED)
+    return drawing

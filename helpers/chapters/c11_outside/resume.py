@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from virtual_gpu.language import tr
 from virtual_gpu.units import choose
 
+KEYS = ("model", "optimizer")  # what of a checkpoint holds tensors
 SHARE = 0.0228  # of a T4: 344 MiB, a little more than the training below takes
 
 
@@ -26,19 +27,21 @@ def small_gpt() -> Any:
     return model
 
 
-def train_two_steps(model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Two steps of one sample of 256 tokens."""
+def train_two_steps(model: Any, optimizer: torch.optim.Optimizer, length: int = 256) -> None:
+    """Two steps of one sample."""
     for _ in range(2):
-        tokens = torch.zeros(1, 256, dtype=torch.int64).cuda()
+        tokens = torch.zeros(1, length, dtype=torch.int64).cuda()
         model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
 
-def resumed(path: Path, map_location: str | None = None, delete: bool = False, mmap: bool = False) -> Callable:
-    """A program that goes on from `path`. map_location: None, "cuda" or "cpu"; delete: the file's dict, once used."""
+def resumed(path: Path, map_location: str | None = None, drop: str | None = None, mmap: bool = False) -> Callable:
+    """A program that goes on from `path`. map_location: None, "cuda" or "cpu"; drop: a key of KEYS, once it is used."""
     if map_location is not None:
         map_location = choose(map_location, ("cuda", "cpu"), "map_location")
+    if drop is not None:
+        drop = choose(drop, KEYS, tr(ko="키", en="key"))
 
     def program() -> None:
         torch.cuda.set_per_process_memory_fraction(SHARE)
@@ -47,9 +50,9 @@ def resumed(path: Path, map_location: str | None = None, delete: bool = False, m
         checkpoint = torch.load(path, map_location=map_location, mmap=mmap)
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-        if delete:
-            del checkpoint
-        train_two_steps(model, optimizer)
+        if drop is not None:
+            del checkpoint[drop]
+        train_two_steps(model, optimizer, checkpoint["config"]["length"])
 
     return program
 
@@ -61,7 +64,8 @@ def saved(path: Path) -> Callable:
         model = small_gpt().cuda()
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         train_two_steps(model, optimizer)
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+        states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save({**states, "config": {"length": 256}}, path)
 
     return program
 
@@ -70,17 +74,11 @@ def extra_of(take: Callable[[Any], Any]) -> Callable[[], int]:
     """A program that returns what the GPU holds at most while `take(model)` runs, less what it held before."""
 
     def program() -> int:
-        model = small_gpt().cuda()
+        with torch.device("cuda"):  # made there, so that what RAM holds is what `take` put into it
+            model = small_gpt()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         take(model)
         return torch.cuda.max_memory_allocated() - before
 
     return program
-
-
-WAYS_TO_KEEP = {
-    "state_dict()": lambda model: model.state_dict(),
-    "deepcopy": lambda model: copy.deepcopy(model.state_dict()),
-    "v.cpu()": lambda model: {name: value.cpu() for name, value in model.state_dict().items()},
-}

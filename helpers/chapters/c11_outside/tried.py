@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +16,7 @@ import torch
 
 import virtual_gpu
 from virtual_gpu.cards import GPUSpec
+from virtual_gpu.host.machines import Machine
 from virtual_gpu.host.meter import HostOutOfMemory
 from virtual_gpu.language import tr
 from virtual_gpu.program.device import ProgramGPU
@@ -54,14 +55,14 @@ class Outcome:
         if self.died is None:
             return tr(ko="끝까지 갔다", en="came to its end")
         end = "OOM" if self.died == "gpu" else "Killed"
-        return f"{end}: {human_bytes(self.asked)} · {self.where}"
+        return " · ".join(filter(None, (f"{end}: {human_bytes(self.asked)}", self.where)))
 
 
 def attempt(
     program: Callable[[], Any],
     gpu: str | GPUSpec = "T4",
     *,
-    host: str | None = None,
+    host: str | Machine | None = None,
     writes: bool = False,
     settings: str | None = None,
     look: Callable[[ProgramGPU], Any] | None = None,
@@ -97,7 +98,9 @@ def compare(
     with telling() as told:
         for number, (name, program) in enumerate(programs.items(), 1):
             told(f"{number}/{len(programs)}: {name}")
-            found[name] = attempt(program, gpu, **options)
+            one = attempt(program, gpu, **options)
+            # A model that a program returned is not kept while the next one runs.
+            found[name] = one if isinstance(one.returned, int) else replace(one, returned=None)
     heads = ["", tr(ko="GPU 최대", en="GPU, peak"), tr(ko="RAM 최대", en="RAM, peak"), tr(ko="결과", en="result")]
     rows = [[name, human_bytes(one.gpu), human_bytes(one.ram), one.result] for name, one in found.items()]
     if any(isinstance(one.returned, int) for one in found.values()):
