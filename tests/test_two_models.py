@@ -1,5 +1,6 @@
 """Chapter 12: what DPO holds beside SFT to the byte, the phases of GRPO, the engine's block, the panel's floor."""
 
+import os
 import re
 from functools import partial
 
@@ -140,6 +141,18 @@ def test_the_phases_come_in_their_order_and_above_the_floor(engine):
 
 
 @pytest.mark.slow
+def test_a_batch_that_is_accumulated_is_above_the_floor_with_the_gradients_of_the_one_before():
+    steps = steps_of(partial(train_grpo, fraction=0.2, batch=4), GPU)
+    setting = Grpo("Qwen/Qwen3-0.6B", batch=4, engine="copy", fraction=0.2)
+    floor = setting.floor(card(GPU).memory_bytes)
+    weights = floor[ROLLOUT]["weights"]
+    assert floor[LOSS]["gradients"] == floor[BACKWARD]["gradients"] == weights
+    assert floor[BACKWARD]["activations"] and "gradients" not in floor[ROLLOUT]
+    for name in (LOSS, BACKWARD):
+        assert 1 <= steps.peaks()[name] / sum(floor[name].values()) < 1.15
+
+
+@pytest.mark.slow
 def test_an_engine_that_stays_is_there_in_every_phase():
     small, large = (steps_of(partial(train_grpo, fraction=part, batch=4), GPU).phases for part in (0.1, 0.2))
     total = card(GPU).memory_bytes
@@ -189,6 +202,19 @@ def test_the_floor_of_a_reference_and_of_an_adapter():
     assert Grpo("Qwen/Qwen3-0.6B", reference="copy").floor(total)[LOSS]["reference"] == count
     off = Grpo("Qwen/Qwen3-0.6B", lora=True, reference="adapter off").floor(total)
     assert REFERENCE not in off[LOSS] and off[ROLLOUT]["optimizer"] < full[ROLLOUT]["optimizer"] / 20
+
+
+def test_what_is_not_accumulated_leaves_no_gradients():
+    whole, parts = (Grpo("Qwen/Qwen3-0.6B", batch=n).floor(card("T4").memory_bytes) for n in (8, 4))
+    assert "gradients" not in whole[LOSS] and "activations" not in whole[BACKWARD]
+    fewer = whole[LOSS]["activations"] - parts[LOSS]["activations"]
+    assert sum(parts[LOSS].values()) == sum(whole[LOSS].values()) + whole[BACKWARD]["gradients"] - fewer
+
+
+def test_the_bars_of_trl_are_off_for_every_program(monkeypatch):
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    for make in (texts, partial(pairs, 4), prompts):
+        assert attempt(lambda make=make: make(4) and int(os.environ["TQDM_DISABLE"])).returned == 1
 
 
 def test_the_grpo_panel_follows_its_controls():

@@ -22,15 +22,6 @@ GPU, LARGE = "T4", "A100-80GB"
 TESTIMONY = (("sft", 4, True), ("dpo", 2, False), ("dpo", 1, True))
 
 
-def _judge_logits(function: Callable[[int, int, int, int, bool], int]) -> str:
-    for pairs, length, each, reference in ((1, 512, 4, False), (4, 1024, 4, True), (3, 300, 2, True)):
-        expected = 2 * pairs * length * 128_256 * each * (2 if reference else 1)
-        got = function(pairs, length, 128_256, each, reference)
-        if wrong := compare(got, expected, f"pairs={pairs}, length={length}, reference={reference}"):
-            return wrong
-    return right()
-
-
 def _judge_peak(function: Callable[[int, int, int, bool], int]) -> str:
     for held, step, engine, sleeps in (
         (7 * GiB, 4 * GiB, 10 * GiB, True), (7 * GiB, 4 * GiB, 10 * GiB, False), (3 * GiB, 9 * GiB, 5 * GiB, True),
@@ -44,23 +35,18 @@ def _judge_peak(function: Callable[[int, int, int, bool], int]) -> str:
     return right()
 
 
+def _judge_logits(function: Callable[[int, int, int, int, bool], int]) -> str:
+    for pairs, length, each, reference in ((1, 512, 4, False), (4, 1024, 4, True), (3, 300, 2, True)):
+        expected = 2 * pairs * length * 128_256 * each * (2 if reference else 1)
+        got = function(pairs, length, 128_256, each, reference)
+        if wrong := compare(got, expected, f"pairs={pairs}, length={length}, reference={reference}"):
+            return wrong
+    return right()
+
+
 EXERCISES = {
     "12-1": lambda: Exercise(
         "12-1",
-        _judge_logits,
-        lambda: [
-            tr(ko="쌍 하나는 문장 둘이다.", en="A pair is two sequences."),
-            tr(
-                ko="기준 모델도 같은 문장 모두의 로짓을 만든다.",
-                en="The reference model makes logits of all the same sequences.",
-            ),
-        ],
-        "def dpo_logits(pairs, length, vocabulary, each, reference):\n"
-        "    models = 2 if reference else 1\n"
-        "    return models * 2 * pairs * length * vocabulary * each",
-    ),
-    "12-2": lambda: Exercise(
-        "12-2",
         _judge_peak,
         lambda: [
             tr(
@@ -73,6 +59,20 @@ EXERCISES = {
             ),
         ],
         "def peak(held, step, engine, sleeps):\n    return held + (max(step, engine) if sleeps else step + engine)",
+    ),
+    "12-2": lambda: Exercise(
+        "12-2",
+        _judge_logits,
+        lambda: [
+            tr(ko="쌍 하나는 문장 둘이다.", en="A pair is two sequences."),
+            tr(
+                ko="기준 모델도 같은 문장 모두의 로짓을 만든다.",
+                en="The reference model makes logits of all the same sequences.",
+            ),
+        ],
+        "def dpo_logits(pairs, length, vocabulary, each, reference):\n"
+        "    models = 2 if reference else 1\n"
+        "    return models * 2 * pairs * length * vocabulary * each",
     ),
 }
 

@@ -2,8 +2,9 @@
 
 As TRL trains by default: fp32 weights under autocast to 16 bits, whose copies live through a forward pass, AdamW,
 checkpointing, a loss that makes the logits in tiles (trl/kernels/chunked_logprob.py: 4,096 tokens × 32,768 words); LoRA
-on frozen 16-bit weights. The layers' inputs have the type of the weights. Held against TRL's own trainer in
-tests/test_two_models.py.
+on frozen 16-bit weights. The layers' inputs have the type of the weights. A batch smaller than the completions of a
+rollout is accumulated, and the gradients of the batches before it stay. The optimizer's step is not among the phases.
+Held against TRL's own trainer in tests/test_two_models.py.
 """
 
 from __future__ import annotations
@@ -94,15 +95,18 @@ class Grpo:
             rollout = {"copies": copies + head, "cache": kv_bytes(config, tokens, self.generations)}
         else:
             rollout = {"engine": taken}
+        gradients = {"gradients": trained * 4}
         stays = {"engine": taken} if self.engine == "copy" else {}
+        if self.batch < self.generations:  # accumulated: what the batches before the last one left
+            stays |= gradients
         text = config.get_text_config()
         inputs = text.num_hidden_layers * self.batch * tokens * text.hidden_size * each
         kept = {"activations": inputs + min(self.batch * self.completion, TILE[0]) * TILE[1] * 2}
-        gradients = {"gradients": trained * 4}  # all of them once the activations are gone
+        # At the end of the backward pass all gradients are there and the activations are gone.
         return {
             ROLLOUT: held | rollout,
             LOSS: held | {"copies": copies} | kept | stays,
-            BACKWARD: held | max(kept, gradients, key=lambda blocks: sum(blocks.values())) | stays,
+            BACKWARD: held | max(kept | stays, gradients | stays, key=lambda blocks: sum(blocks.values())),
         }
 
 

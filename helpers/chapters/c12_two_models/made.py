@@ -24,8 +24,6 @@ def tokenizer() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     transformers.logging.set_verbosity_error()
-    os.environ.setdefault("TQDM_DISABLE", "1")  # what TRL asks before it draws a bar
-
     words = {"<unk>": 0, _WORD: 1, "<eos>": 2, "<pad>": 3}
     made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -42,6 +40,8 @@ def _dataset(columns: dict[str, list[str]]) -> Any:
     import datasets
 
     datasets.disable_progress_bars()
+    # What TRL asks before it draws a bar; here and not once, because a program's environment goes with its run.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     return datasets.Dataset.from_dict(columns)
 
 

@@ -39,7 +39,7 @@ class GrpoPanel(Panel):
         said = {
             "method": tr(ko="방법", en="method"), "reference": tr(ko="기준 모델", en="reference"),
             "engine": tr(ko="롤아웃", en="rollout"), "fraction": tr(ko="엔진의 몫", en="engine's share"),
-            "generations": tr(ko="답의 수", en="completions"), "prompt": tr(ko="프롬프트", en="prompt"),
+            "generations": tr(ko="답의 수", en="completions"), "prompt": tr(ko="질문의 길이", en="prompt"),
             "completion": tr(ko="답의 길이", en="completion"),
         }  # fmt: skip
         some = {"options": LENGTHS}
