@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ class Layout:
     ranks: int
     stage: int = 3
     tensor_parallel: int = 1
-    as_accelerate: bool = False
+    as_accelerate: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         # Plain ints, also where NumPy's were given: PyTorch takes no others.
