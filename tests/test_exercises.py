@@ -193,7 +193,7 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("9-3", {"row": "states", "change": {"lora": True}}, "1 이상의 정수"),
         ("9-3", {"row": 1, "change": {"lora": True, "length": 128}}, "하나만"),
         ("9-3", {"row": 1, "change": "--lora True"}, "하나만"),
-        ("9-3", {"row": 2, "change": {"optim": "adamw_bnb_8bit"}}, "들어가지만 빠듯하다"),
+        ("9-3", {"row": 2, "change": {"optim": "adamw_bnb_8bit"}}, "들어가지만, 여유"),
         ("9-3", {"row": 1, "change": {"output_dir": "/"}}, "모르는 설정"),
         ("9-3", {"row": 1, "change": {"optim": "sgd"}}, "쓸 수 있는 값: adamw_torch"),
         ("9-3", {"row": 1}, "비어 있다"),

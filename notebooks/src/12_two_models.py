@@ -615,7 +615,7 @@ compare_steps({name: partial(grpo, completion=512, rollout=one) for name, one in
 #
 # ### 사건 12-B: 몫은 기본값인데 잘 되다가 죽는다
 #
-# [trl #2927](https://github.com/huggingface/trl/issues/2927)은 두어 스텝은 잘 되다가 죽는다는 신고다. 엔진의 몫을 0.9에서 0.7로 줄이라는 조언을 따랐는데도 셋째 스텝에서 죽었다(카드를 둘 쓴 것도 있어 구성은 다르다).
+# [trl #2927](https://github.com/huggingface/trl/issues/2927)은 두어 스텝은 잘 되다가 죽는다는 신고다. 엔진의 몫을 0.9에서 0.7로 줄이라는 조언을 따랐는데도 셋째 스텝에서 죽었다(카드를 둘 쓴 것도 있어 구성은 다르고, 왜 셋째였는지는 확인하지 못했다).
 #
 # 같은 증상을 T4에서 일으킨다. 학습은 12.6절의 '0.6B, full'이고, 엔진의 몫은 TRL의 기본값인 0.3이며, 재우지 않는다(`vllm_max_model_length=768`은 적은 것으로 친다).
 #
@@ -685,7 +685,7 @@ grpo_panel()
 #
 # sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False  # T4: math 커널을 피한다
 # # 질문과 답을 더해 768토큰이면 10.48 GiB다. 질문을 자르는 설정은 없으니 긴 질문은 data에서 먼저 거른다
-# # 배치 × steps_per_generation은 num_generations의 배수여야 한다: 배치를 4로 줄이면 num_generations도 4로
+# # 배치 × steps_per_generation은 num_generations의 배수여야 한다: 배치를 4로 줄이면 누적 2, steps_per_generation=2로
 # arguments = GRPOConfig(
 #     "out", fp16=True, per_device_train_batch_size=8, num_generations=8, steps_per_generation=1,
 #     max_completion_length=512, model_init_kwargs={"dtype": "float16"},

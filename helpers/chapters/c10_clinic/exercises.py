@@ -114,8 +114,8 @@ _NOT = {
         en="A leak grows step by step and kills near the same step with every seed: compare two.",
     ),
     "fragmentation": lambda: tr(
-        ko="단편화라면 그 스텝에 필요한 것이 카드보다 작다. '필요한 메모리'를 T4의 14.64 GiB와 견준다.",
-        en="With fragmentation the step needs less than the card has: compare what it needs with the T4's 14.64 GiB.",
+        ko="이 셈은 길이만으로 죽는 스텝을 맞힌다. 긴 글을 자르면(max_length=512) 어떻게 되는지 본다.",
+        en="Lengths alone say which step dies: see what cutting the long texts (max_length=512) does.",
     ),
     "other_process": lambda: tr(
         ko="다른 프로세스라면 배치의 길이와 상관이 없다. max_length를 줄여 본다.",

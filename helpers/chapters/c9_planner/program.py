@@ -51,7 +51,7 @@ class End:
         """In words: the verdict; of a run that died, where, and the three largest of what was there."""
         if self.scarce:
             return tr(
-                ko=f"{self.verdict}. 들어가지만 빠듯하다. 여유 {SPARE:.0%}를 두면 넘친다(9.9절).",
+                ko=f"{self.verdict}. 들어가지만, 여유 {SPARE:.0%}를 두면 넘친다(9.9절).",
                 en=f"{self.verdict}. It fits, but not with a margin of {SPARE:.0%} (9.9).",
             )
         if self.fits:
