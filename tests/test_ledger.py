@@ -95,6 +95,20 @@ def test_the_closed_form_is_what_sharded_modules_hold(model, layout, layers):
     assert ledger.sent == elements_sent(model, layout)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_accelerate_leaves_gathered_is_sent_once(tied):
+    config = tiny_llama()
+    config.tie_word_embeddings = tied
+    model = model_name(config)
+    layout = Layout(5, 3, as_accelerate=True)
+    run = run_rank(load_config(model), layout, CONVENTIONS["bf16"])
+    assert run.sent == elements_sent(model, layout)
+    plain = elements_sent(model, Layout(5, 3))
+    assert plain["allgather_base"] > run.sent["allgather_base"] > plain["reduce_scatter_base"]
+    with pytest.raises(ValueError, match="as_accelerate"):
+        Layout(4, 3, 2, as_accelerate=True)
+
+
 @pytest.mark.parametrize("precision, per_parameter", [("mixed", 16), ("bf16", 8), ("fp32", 16)])
 def test_conventions(precision, per_parameter):
     ledger = shard_ledger(SMALL, 1, 0, precision=precision)

@@ -297,23 +297,19 @@ largest_eval.against("16")
 # %% [markdown] lang="ko"
 # > **주장 3.** "역전파가 없으니 평가 배치는 학습의 두 배로 해도 된다"
 #
-# 위의 학습은 층의 순전파 상태가 많아 일찍 죽었다. 체크포인팅(5장)을 켜고 학습하면 그것이 줄어든다. 배치를 하나씩 키워 학습과 평가가 어디까지 가는지 본다.
+# 위의 학습은 층의 순전파 상태가 많아 일찍 죽었다. 체크포인팅(5장)을 켜고 학습하면 그것이 줄어든다. 배치를 하나씩 키워 학습과 평가가 어디까지 가는지 본다. 아래의 표는 `expandable_segments`를 켠 것이다. 결과가 달라지는 줄은 어느 것인가?
 
 # %%
-compare(
-    {
-        "train 12, checkpointing": partial(train, 12, check=True),
-        "train 13, checkpointing": partial(train, 13, check=True),
-        "no_grad 17": partial(three, 17),
-        "no_grad 18": partial(three, 18),
-    },
-    ram=False,
-)
+rows = {f"train {n}": partial(train, n) for n in (5, 6)}
+rows |= {f"train {n}, checkpointing": partial(train, n, check=True) for n in (12, 13)}
+rows |= {f"no_grad {n}": partial(three, n) for n in (17, 18)}
+for settings in (None, "expandable_segments:True"):
+    print(settings, compare(rows, ram=False, settings=settings), sep="\n")
 
 # %% [markdown] lang="ko"
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 체크포인팅이 없으면 표에서 학습은 4, 평가는 16까지 되었고(그 사이는 재지 않았다), 켜면 12와 17로 1.4배다. 켠 뒤에는 학습의 최대도 로짓이 정하므로, 차이는 역전파가 더 만드는 그레이디언트다. 13에서 요청한 3.77 GiB는 13 × 512 × 151,936 × 4바이트, 로짓의 fp32 그레이디언트다. `per_device_eval_batch_size`의 기본값은 학습과 상관없이 8이다.
+# **조건부로 맞다.** 체크포인팅이 없으면 5와 17로 세 배가 넘고, 켜면 12와 17로 1.4배다. 6, 13, 18은 텐서만 세면 들어가는데 단편화로 죽었다(10.5절). 켠 뒤에는 학습의 최대도 로짓이 정하므로, 차이는 역전파가 더 만드는 그레이디언트다. 13에서 요청한 3.77 GiB는 13 × 512 × 151,936 × 4바이트, 로짓의 fp32 그레이디언트다. `per_device_eval_batch_size`의 기본값은 학습과 상관없이 8이다.
 #
 # </details>
 #

@@ -52,7 +52,7 @@ billion, small = "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-0.6B"
 #
 # $$\mathcal{L} = -\log \sigma\Big(\beta\,\big[\log\pi_\theta(y_w|x) - \log\pi_{\text{ref}}(y_w|x) - \log\pi_\theta(y_l|x) + \log\pi_{\text{ref}}(y_l|x)\big]\Big)$$
 #
-# $x$는 질문(프롬프트), $y_w$는 좋은 답, $y_l$은 나쁜 답이다. $\pi_\theta$는 학습하는 모델(**정책**, policy), $\pi_{\text{ref}}$는 기준 모델이고, $\sigma$는 시그모이드, $\beta$는 차이에 곱하는 수다. 메모리를 정하는 것은 식에 있는 **로그 확률 넷**이다. 로그 확률 하나는 토큰마다 로짓에 `log_softmax`를 하고 그 자리에 실제로 있는 토큰의 값을 골라(`gather`) 더한 것이다. SFT의 손실은 그런 로그 확률 하나를 토큰의 수로 나누고 부호를 바꾼 것이다.
+# $x$는 질문(프롬프트), $y_w$는 좋은 답, $y_l$은 나쁜 답이다. $\pi_\theta$는 학습하는 모델(**정책**, policy), $\pi_{\text{ref}}$는 기준 모델이고, $\sigma$는 시그모이드, $\beta$는 차이에 곱하는 수다. 메모리를 정하는 것은 식에 있는 **로그 확률 넷**이다. 로그 확률 하나는 답의 토큰마다 로짓에 `log_softmax`를 하고 그 자리에 실제로 있는 토큰의 값을 골라(`gather`) 더한 것이다. SFT의 손실은 그런 로그 확률 하나를 토큰의 수로 나누고 부호를 바꾼 것이다.
 #
 # 쌍 하나는 카드에서 **문장** 둘이다. 문장은 모델에 들어가는 토큰열 하나이고, 쌍에서는 질문에 좋은 답을 이은 것과 나쁜 답을 이은 것이다. 질문은 두 문장에 다 들어간다. TRL은 배치의 문장을 모두 묶어 한 번에 순전파한다. SFT의 글 하나는 문장 하나다.
 #
@@ -669,12 +669,14 @@ grpo_panel()
 # %% [markdown] lang="ko"
 # ## 12.9 T4에서 쓰는 스크립트 둘
 #
-# 12.6절의 '4B, LoRA'와 12.5절의 8B를 여느 스크립트로 쓰면 이렇다. 둘 다 맨 위에 3.12절의 한 줄이 있고, 주석의 수는 이 장에서 실행한 최대다. 진짜 T4에서는 아직 돌려 보지 않았다. 가상 GPU의 텐서에는 값이 없어 수가 넘치는지는 모르는데, bf16으로 학습한 모델을 fp16으로 계산하면 넘칠 수 있으니 처음 몇 스텝의 손실이 `nan`인지 본다.
+# 12.6절의 '4B, LoRA'와 12.5절의 8B를 여느 스크립트로 쓰면 이렇다. 둘 다 맨 위에 3.12절의 한 줄이 있고, 주석의 수는 이 장에서 실행한 최대다. 진짜 T4에서는 아직 돌려 보지 않았다. bf16으로 학습한 모델을 fp16으로 계산하면 수가 넘칠 수 있으니, 처음 몇 스텝의 손실이 `nan`인지 본다.
 #
 # - `data`의 열은 GRPO가 `prompt`, DPO가 `prompt`, `chosen`, `rejected`다.
-# - 점수 함수는 `reward(completions, **kwargs)`이고, 답마다 수 하나를 목록으로 돌려준다.
-# - Qwen3는 생각부터 적으므로 512토큰이면 답이 모두 잘릴 수 있다. 질문이 대화 형식이면 `GRPOConfig`에 `chat_template_kwargs={"enable_thinking": False}`를 더해 끈다.
+# - `reward(completions, **kwargs)`는 답마다 수 하나인 목록을 돌려준다.
+# - Qwen3는 생각부터 적으므로 512토큰이면 답이 모두 잘릴 수 있다. 대화 형식이면 `chat_template_kwargs={"enable_thinking": False}`로 끈다.
 # - Qwen3-8B를 GRPO로 학습하려면 첫째 스크립트의 `model_init_kwargs`에 둘째의 `four_bits`를 더하고, `train()` 앞에 `for`부터의 세 줄을 넣는다(9.65 GiB, 12.11절).
+#
+# - TRL의 학습률은 적지 않으면 1e-6이다. LoRA라면 그 열 배쯤에서 시작한다(8장).
 #
 # **GRPO: Qwen3-4B, LoRA**
 #
@@ -688,7 +690,7 @@ grpo_panel()
 # # 배치 × steps_per_generation은 num_generations의 배수여야 한다: 배치를 4로 줄이면 누적 2, steps_per_generation=2로
 # arguments = GRPOConfig(
 #     "out", fp16=True, per_device_train_batch_size=8, num_generations=8, steps_per_generation=1,
-#     max_completion_length=512, model_init_kwargs={"dtype": "float16"},
+#     max_completion_length=512, learning_rate=1e-5, model_init_kwargs={"dtype": "float16"},
 # )
 # lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
 # GRPOTrainer("Qwen/Qwen3-4B", reward, args=arguments, train_dataset=data, peft_config=lora).train()
@@ -707,7 +709,7 @@ grpo_panel()
 # lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
 # four_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float16)
 # arguments = DPOConfig(  # 7.19 GiB다(맨 위의 줄이 없으면 7.79 GiB)
-#     "out", fp16=True, per_device_train_batch_size=1, max_length=1024,
+#     "out", fp16=True, per_device_train_batch_size=1, max_length=1024, learning_rate=1e-5,
 #     model_init_kwargs={"dtype": "float16", "quantization_config": four_bits},
 # )
 # trainer = DPOTrainer("meta-llama/Llama-3.1-8B", args=arguments, train_dataset=data, peft_config=lora)

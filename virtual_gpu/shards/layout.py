@@ -22,7 +22,7 @@ class Layout:
     """`ranks` GPUs in groups of `tensor_parallel`; ZeRO's `stage` over the ranks / tensor_parallel data-parallel ranks.
 
     0: DDP. 1: ZeroRedundancyOptimizer. 2, 3: FSDP2 with reshard_after_forward False, True. as_accelerate: in the groups
-    that accelerate makes (`fsdp_groups`), of which the last stays gathered from forward to backward at stage 3 too.
+    that accelerate makes (`accelerate_groups`), of which the last stays gathered from forward to backward at stage 3.
     ValueError in the reader's language, also from `check_model`, for what cannot be split.
     """
 
@@ -59,6 +59,14 @@ class Layout:
                     "파라미터(DTensor)를 받지 못한다. 2단계나 3단계를 고른다.",
                     en="Stage 1 and tensor parallelism do not go together: PyTorch's ZeroRedundancyOptimizer does not "
                     "take tensor-parallel parameters (DTensor). Choose stage 2 or 3.",
+                )
+            )
+
+        if self.as_accelerate and self.tensor_parallel > 1:
+            raise WrongValue(
+                tr(
+                    ko="as_accelerate는 텐서 병렬 없이 센다. tensor_parallel을 1로 한다.",
+                    en="as_accelerate is counted without tensor parallelism: tensor_parallel has to be 1.",
                 )
             )
 

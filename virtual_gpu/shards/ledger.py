@@ -27,7 +27,7 @@ from ..models.depth import from_shallow
 from ..trace.trace import Trace
 from ..units import GB, choose
 from .adapters import Adapters, adapters_of, shapes_of
-from .fake_rank import body_of, is_tied, run_rank
+from .fake_rank import accelerate_groups, body_of, is_tied, run_rank
 from .layout import CONVENTIONS, Convention, Layout
 
 # GPT-2's shape in the sizes of the ZeRO paper (arXiv 1910.02054), table 1: layers, hidden size, heads. The paper gives
@@ -193,19 +193,25 @@ def elements_sent(model: str, layout: Layout) -> Counter:
         return Counter()
     whole = sum(rows * rest * count for (rows, rest), count in shapes.items())
     padded = padded_elements(model, layout)
+    again = padded  # gathered a second time, for the backward pass
+    if layout.as_accelerate:
+        again -= _padded(_last_shapes(ConfigKey.of(config_of(model))), layout.data_parallel)
     return Counter(
         [
             {"allreduce": whole},
             {"allreduce": whole, "broadcast": whole},
             {"allgather_base": padded, "reduce_scatter_base": padded},
-            {"allgather_base": 2 * padded, "reduce_scatter_base": padded},
+            {"allgather_base": padded + again, "reduce_scatter_base": padded},
         ][layout.stage]
     )
 
 
 def padded_elements(model: str, layout: Layout) -> int:
     """The parameters of one data-parallel group with FSDP2's padding: every dim 0 a multiple of its ranks."""
-    shapes, n = local_shapes(model, layout.tensor_parallel), layout.data_parallel
+    return _padded(local_shapes(model, layout.tensor_parallel), layout.data_parallel)
+
+
+def _padded(shapes: Counter, n: int) -> int:
     return n * sum(-(-rows // n) * rest * count for (rows, rest), count in shapes.items())
 
 
@@ -294,6 +300,14 @@ def _shapes(key: ConfigKey) -> Counter:
     if not is_tied(model):
         cut |= {id(model.get_input_embeddings().weight): 1, id(model.get_output_embeddings().weight): 0}
     return Counter((tuple(parameter.shape), cut.get(id(parameter))) for parameter in model.parameters())
+
+
+@functools.lru_cache(maxsize=512)
+def _last_shapes(key: ConfigKey) -> Counter:
+    """(rows, elements in a row) → how many, of the group that accelerate leaves gathered."""
+    _, last = accelerate_groups(build_model(key.config, CONVENTIONS["mixed"].dtype), adapters=False)
+    found = {id(parameter): parameter for module in last for parameter in module.parameters()}
+    return Counter((parameter.shape[0], math.prod(parameter.shape[1:])) for parameter in found.values())
 
 
 def count_elements(model: str) -> int:

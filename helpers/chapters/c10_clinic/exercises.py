@@ -105,10 +105,7 @@ def _epoch(seed: int = 0, batch_size: int = 16, max_length: int = 1024) -> LeftR
     return LeftRows(heads, [[step or "–", tokens, needed, ", ".join(map(human_bytes, before)) or "–"]])
 
 
-_WHYS = ("leak", "longest", "fragmentation", "other_process")
-
-
-_NOT = {
+_WHY_NOT = {
     "leak": lambda: tr(
         ko="새는 것이라면 스텝마다 조금씩 더 필요해지고, 시드를 바꾸어도 비슷한 스텝에서 죽는다. 두 시드를 비교한다.",
         en="A leak grows step by step and kills near the same step with every seed: compare two.",
@@ -125,9 +122,9 @@ _NOT = {
 
 
 def _judge_why(answer: str) -> str:
-    why = choose(filled(answer), _WHYS, tr(ko="까닭", en="cause"))
-    if why != "longest":
-        return _NOT[why]()
+    why = choose(filled(answer), ("longest", *_WHY_NOT), tr(ko="까닭", en="cause"))
+    if why in _WHY_NOT:
+        return _WHY_NOT[why]()
     return right(tr(ko="시드가 바뀌면 긴 글이 오는 스텝도 바뀐다.", en="Another seed, another step for the long text."))
 
 

@@ -153,7 +153,7 @@ class Epoch:
             else tr(ko="끝까지 간다", en="ends")
         )
         median = float(np.median(peaks))
-        title = tr(ko=f"스텝마다의 최대: {first}", en=f"each step's peak: {first}")
+        title = tr(ko=f"스텝마다 필요한 메모리: {first}", en=f"what each step needs: {first}")
         seen = tr(
             ko=f"{len(peaks)}스텝, 중앙값 {median:.2f}, 최대 {max(peaks):.2f} GiB, 한도를 넘는 스텝 {len(deaths)}개",
             en=f"{len(peaks)} steps: median {median:.2f}, highest {max(peaks):.2f} GiB, {len(deaths)} beyond",
@@ -191,8 +191,8 @@ def compared(ways: dict[str, list[list[int]]], gpu: str = "T4") -> LeftRows:
         "",
         tr(ko="스텝", en="steps"),
         tr(ko="패딩", en="padding"),
-        tr(ko="중앙값", en="median"),
-        tr(ko="최대", en="highest"),
+        tr(ko="필요한 메모리의 중앙값", en="needed, median"),
+        tr(ko="가장 큰 것", en="highest"),
         tr(ko="죽는 스텝", en="dies in"),
     )
     return LeftRows(heads, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ def four_shapes() -> dict[str, Shape]:
     varied = [drawn.randint(32, 512) for _ in range(BATCH)]
     return {
         tr(ko="가장 긴 배치", en="longest batch"): shape_of("3.5GiB, 7.5", short),
-        tr(ko="붙들고 있다", en="something is kept"): shape_of("4GiB, 7.5", [96] * 20, keep=True),
+        tr(ko="붙들고 있다", en="something is kept"): shape_of("3.9GiB, 7.5", [96] * 20, keep=True),
         tr(ko="캐시", en="cache"): shape_of("6.6GiB, 7.5", varied),
         tr(ko="단편화", en="fragmentation"): shape_of("5.5GiB, 7.5", varied),
     }
@@ -118,25 +119,23 @@ def history_chart(snapshot: Mapping[str, Any], least: int = 2**26) -> Chart:
             spans.append((begun, at, size, line))
     stay = sorted((one for one in open_.values() if one[1] >= least), key=lambda one: one[0])
     spans += [(begun, len(events), size, line) for begun, size, line in open_.values() if size < least]
-    rest = [0] * (len(events) + 1)
-    for begun, ended, size, _ in spans:
-        rest[begun] += size
-        rest[ended] -= size
     lines = list(dict.fromkeys(line for _, _, line in stay))
     said = tr(ko=f"끝까지 남는 블록 {len(stay)}개", en=f"{len(stay)} blocks stay to the end")
     chart = Chart(tr(ko="살아 있는 것의 차례", en="what is alive, in its order"), said, height=340)
-    bottom, total = [0.0] * len(events), 0
-    for begun, size, line in stay:
-        top = [low + (size / GiB if at >= begun else 0) for at, low in enumerate(bottom)]
+    changes, low = [0] * (len(events) + 1), 0
+    for begun, size, line in stay:  # none goes, so each lies on those before it
         color = COLORS[lines.index(line) % len(COLORS)]
-        chart.ax.fill_between(range(len(events)), bottom, top, color=color, ec="white", lw=0.8, step="post")
-        bottom = top
-    passing = []
-    for at in range(len(events)):
-        total += rest[at]
-        passing.append(bottom[at] + total / GiB)
+        bottom, top = [low / GiB] * 2, [(low + size) / GiB] * 2
+        chart.ax.fill_between([begun, len(events)], bottom, top, color=color, ec="white", lw=0.8)
+        changes[begun] += size
+        low += size
+    stays = [*accumulate(changes)]
+    for begun, ended, size, _ in spans:
+        changes[begun] += size
+        changes[ended] -= size
+    every, bottom, top = range(len(events) + 1), [n / GiB for n in stays], [n / GiB for n in accumulate(changes)]
+    chart.ax.fill_between(every, bottom, top, color="#d5dae0", lw=0, step="post")
     grey = tr(ko="지나가는 것과 작은 것", en="what passes, and what is small")
-    chart.ax.fill_between(range(len(events)), bottom, passing, color="#d5dae0", lw=0, step="post")
     for line in lines:
         chart.ax.plot([], [], lw=8, color=COLORS[lines.index(line) % len(COLORS)], label=line)
     chart.ax.plot([], [], lw=8, color="#d5dae0", label=grey)
