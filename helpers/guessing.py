@@ -105,15 +105,23 @@ class Tally(list):
     def __repr__(self) -> str:
         written, close = sum(one.value is not None for one in self), sum(one.is_close for one in self)
         lines = [" · ".join(row) for row in self._rows()]
-        named = self and all(isinstance(one.unit, tuple) for one in self)  # of a name there is no near
-        ko, en = ("맞았다", "right") if named else ("20% 안에 들었다", "within 20 %")
+        ko, en = self._counted_as()
         lines.append(
             tr(
-                ko=f"예상 {len(self)}개 가운데 {written}개를 적었고, {close}개가 {ko}.",
+                ko=f"예상 {len(self)}개 가운데 {written}개를 적었고, {close}개{ko}.",
                 en=f"{written} of {len(self)} guesses written, {close} of them {en}.",
             )
         )
         return "\n".join(lines)
+
+    def _counted_as(self) -> tuple[str, str]:
+        """What was counted, in Korean and English: of a name there is no near."""
+        kinds = {isinstance(one.unit, tuple) for one in self}
+        if kinds == {True}:
+            return "가 맞았다", "right"
+        if kinds == {True, False}:
+            return "를 맞혔다(수는 20% 안이면 맞힌 것으로 센다)", "right (a number: within 20 %)"
+        return "가 20% 안에 들었다", "within 20 %"
 
     def _repr_html_(self) -> str:
         heads = ("", tr(ko="예상", en="guess"), tr(ko="결과", en="result"), tr(ko="차이", en="off by"))

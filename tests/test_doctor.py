@@ -372,6 +372,20 @@ def test_checkpointing_that_is_on_is_not_advised():
     assert "checkpointing" in first_changes(diagnose(trace(MINE, *frames[:1])))
 
 
+@pytest.mark.parametrize(
+    ("folder", "first"), [("gpt2", "accumulation"), ("gpt_neox", "accumulation"), ("llama", "fused_loss")]
+)
+def test_a_loss_that_the_model_cannot_have_is_not_advised(folder, first):
+    """Liger has no kernels for GPT-2 and GPT-NeoX; a traceback of transformers names the model's folder."""
+    frames = (
+        (SITE + f"transformers/models/{folder}/modeling_{folder}.py", "forward", "loss = self.loss_function("),
+        (SITE + "transformers/loss/loss_utils.py", "ForCausalLMLoss", "logits = logits.float()"),
+    )
+    found = diagnose(trace(MINE, *frames))
+    assert found.verdict == places.LOGITS and first_changes(found)[0] == first
+    assert ("fused_loss" in first_changes(found, most=9)) is (first == "fused_loss")
+
+
 def test_of_an_evaluation_the_outer_moment_is_said():
     found = diagnose(
         trace(

@@ -67,6 +67,7 @@ def test_the_tally_counts_what_met_its_result():
     named = guess("named", "b", ("a", "b"))
     named.against("b")
     assert repr(type(tally)([named])).endswith("1개가 맞았다.")  # a name has no 20 %
+    assert repr(type(tally)([named, tally[0]])).endswith("1개를 맞혔다(수는 20% 안이면 맞힌 것으로 센다).")
 
 
 def a_case(**changes):

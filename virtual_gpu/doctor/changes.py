@@ -119,6 +119,12 @@ CHANGES = {
 }
 
 
+# Folders of transformers' models that Liger has no kernels for (liger_kernel/transformers/monkey_patch.py of 0.8.5).
+WITHOUT_LIGER = frozenset(
+    ("bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "mpt", "opt", "phi", "xglm")
+)
+
+
 # The change in a sentence, in Korean and English. No saving is named: none was computed.
 _WHAT = {
     "accumulation": ("배치를 줄이고 그만큼 누적한다(예: 16을 4 × 4로)", "a smaller batch, accumulated (16 as 4 × 4)"),

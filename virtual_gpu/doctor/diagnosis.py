@@ -10,7 +10,7 @@ from typing import Any
 from ..language import tr
 from . import foreign, places, sizes, vocabulary, words
 from .card import Guess, guess
-from .frames import Frame, libraries, traceback, users_last
+from .frames import Frame, libraries, models, traceback, users_last
 from .message import Message, messages
 from .text import Stream, decode, streams
 
@@ -226,8 +226,8 @@ def _place_in_order(finding: Finding) -> tuple[int, int]:
 
 
 def first_changes(diagnosis: Diagnosis, most: int = 3) -> list[str]:
-    """What to try first, second, third: by the causes, the surest first; none that is on already."""
-    from .changes import FIRST
+    """What to try first, second, third: by the causes, the surest first; none that is on or not to be had."""
+    from .changes import FIRST, WITHOUT_LIGER
 
     causes = [FIRST[finding.cause] for finding in diagnosis.findings]
     strong = max(1, sum(finding.sure != POSSIBLE for finding in diagnosis.findings))
@@ -236,8 +236,10 @@ def first_changes(diagnosis: Diagnosis, most: int = 3) -> list[str]:
     order += [keys[:1] for keys in causes] + causes
     if diagnosis.foreign is None or diagnosis.foreign.kind in (foreign.CARD, foreign.LIBRARY):
         order.append(FIRST[CANNOT_TELL])
-    on = {"checkpointing"} if places.recomputed(diagnosis.frames) else set()
-    return list(dict.fromkeys(key for keys in order for key in keys if key not in on))[:most]
+    left_out = {"checkpointing"} if places.recomputed(diagnosis.frames) else set()
+    if WITHOUT_LIGER.intersection(models(diagnosis.frames)):
+        left_out.add("fused_loss")
+    return list(dict.fromkeys(key for keys in order for key in keys if key not in left_out))[:most]
 
 
 def as_json(diagnosis: Diagnosis) -> dict[str, Any]:

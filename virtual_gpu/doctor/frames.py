@@ -32,6 +32,8 @@ LIBRARIES = (
 )  # fmt: skip
 _SOURCE = re.compile(rf"[/\\]({'|'.join(LIBRARIES)})[/\\](?:src[/\\])?\1[/\\]")  # a library's own repository
 
+_MODEL = re.compile(r"[/\\]transformers[/\\]models[/\\](\w{1,80})[/\\]")
+
 _OURS = re.compile(r"[/\\]virtual_gpu[/\\](?:counting|program|rules|trace)[/\\]")  # between the program and its error
 
 # A cell's file is the kernel's own, and its name says nothing: ipykernel's, Colab's, and that of IPython 7.
@@ -116,3 +118,8 @@ def users_last(frames: Sequence[Frame]) -> Frame | None:
 def libraries(frames: Sequence[Frame]) -> list[str]:
     """The known libraries that the traceback goes through, in its order."""
     return list(dict.fromkeys(frame.library for frame in frames if frame.library in LIBRARIES))
+
+
+def models(frames: Sequence[Frame]) -> list[str]:
+    """transformers' folders of the models that the traceback goes through ("gpt_neox"), in its order."""
+    return list(dict.fromkeys(found[1] for frame in frames if (found := _MODEL.search(frame.file))))
