@@ -61,6 +61,18 @@ def test_without_deepspeed_it_is_said(monkeypatch, tmp_path):
     assert report.status == "failed" and "virtual-gpu shards" in report.notes[0]
 
 
+def test_a_stage_3_configuration_ends_with_its_program():
+    """transformers keeps it in its module, and would split the models of later programs by it."""
+    from transformers.integrations import deepspeed
+
+    with cuda("A100-40GB"):
+        deepspeed.set_hf_deepspeed_config(
+            deepspeed.HfTrainerDeepSpeedConfig.__new__(deepspeed.HfTrainerDeepSpeedConfig)
+        )
+        assert deepspeed._hf_deepspeed_config_weak_ref is not None
+    assert deepspeed._hf_deepspeed_config_weak_ref is None
+
+
 @needs_deepspeed
 @pytest.mark.parametrize("stage", ["1", "2"])
 def test_stages_1_and_2_keep_a_part_of_the_optimizer_state(stage):

@@ -13,9 +13,15 @@ from .imports import Imports
 from .patches import Patches
 from .watch import Watch
 
+_CONFIGURATION = "_hf_deepspeed_config_weak_ref"
+
 
 def install(patches: Patches, imports: Imports, watch: Watch) -> None:
     """At stage 3 the gradients that a rank keeps are one buffer (DeepSpeed 0.19.8, runtime/zero/stage3.py)."""
+
+    def transformers_of(module: ModuleType) -> None:
+        """The stage-3 configuration that a program leaves: by it transformers splits every later model."""
+        patches.set(module, _CONFIGURATION, getattr(module, _CONFIGURATION))
 
     def stage3(module: ModuleType) -> None:
         kind = module.DeepSpeedZeroOptimizer_Stage3
@@ -33,6 +39,7 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
     for name in ("linear", "embedding"):  # stage 3 replaces them for good
         patches.set(functional, name, getattr(functional, name))
     imports.after("deepspeed.runtime.zero.stage3", stage3)
+    imports.after("transformers.integrations.deepspeed", transformers_of)
 
 
 def _forget() -> None:
