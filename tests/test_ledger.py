@@ -357,6 +357,13 @@ def test_tensor_parallelism_divides_only_part_of_the_activations():
     assert four.sent_activations["all_reduce"] == 7 * layers * elements
 
 
+def test_what_is_gathered_counts_as_what_comes_out():
+    """The head's input, split over the length, and its logits, split over the vocabulary."""
+    config = config_of("meta-llama/Llama-3.1-8B")
+    four = rank_step("meta-llama/Llama-3.1-8B", 8, tensor_parallel=4, sequence_length=1024)
+    assert four.sent_activations["all_gather_into_tensor"] == 1024 * (config.vocab_size + config.hidden_size)
+
+
 def test_a_step_draws_itself_and_says_whether_it_fits():
     fits, too_large = (rank_step(LLAMA, ranks, 0 if ranks == 2 else 3, gpu="T4") for ranks in (64, 2))
     assert fits.fits and "들어간다" in fits.verdict

@@ -41,8 +41,11 @@ class Collectives(TorchDispatchMode):
         if name in NOTHING_SENT:
             return
         tensors = [t for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+        elements = max(t.numel() for t in tensors)
+        if func is torch.ops._c10d_functional.all_gather_into_tensor.default:  # makes what c10d's is given to fill
+            elements *= args[1]
         counter = self.elements if func.namespace == "c10d" else self.activations
-        counter[name] += max(t.numel() for t in tensors)
+        counter[name] += elements
         if func.namespace == "c10d":
             self.nbytes[name] += max(t.numel() * t.itemsize for t in tensors)
         self.calls[name] += 1
