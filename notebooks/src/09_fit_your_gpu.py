@@ -222,7 +222,8 @@ from virtual_gpu.plan.plans import make_request
 
 short = make_request("EleutherAI/polyglot-ko-5.8b", "T4", length=256, batch=16)
 for micro_batch in (1, 2):
-    print(micro_batch, human_bytes(measure(short, plans[2].recipe, micro_batch, 16 // micro_batch).needed_bytes))
+    measured = measure(short, plans[2].recipe, micro_batch, 16 // micro_batch)
+    print(micro_batch, human_bytes(measured.needed_bytes))
 
 # %% [markdown] lang="ko"
 # **연습 9-1.** 마이크로 배치가 1, 2, 4, 8, 16 가운데 얼마일 때까지 T4에 들어갈까? 샘플마다 같은 만큼 는다고 보고, `one`(한 샘플), `two`(두 샘플), `limit`(판정 한도)에서 들어가는 가장 큰 마이크로 배치를 돌려주는 함수를 완성하라. 한 샘플도 들어가지 않으면 0이다. 다른 수로도 채점한다. 막히면 `exercise("9-1").hint()`, 그래도 막히면 `.solution()`을 실행한다.
@@ -388,7 +389,7 @@ print(status)
 # 지금까지의 숫자는 모두 예측이다. 결론부터 적는다.
 #
 # - H100에서 잰 우리 설정 46가지에서 **텐서의 최대**는 많아야 0.07%, 들어가는지를 가르는 **예약**은 많아야 3.68% 모자랐다.
-# - 그래서 **합성곱이 없는 트랜스포머라면 여유 5%로 찾는다**(`margin=0.05`). 보증이 아니라 출발점이다. 남들의 측정 157개 가운데 둘은 5%로도 모자랐다.
+# - 그래서 **합성곱이 없는 트랜스포머라면 여유 5%로 찾는다**(`margin=0.05`). 보증이 아니라 출발점이다. 남들이 예약이나 카드 전체를 잰 157개 가운데 둘은 5%로도 모자랐다.
 # - **합성곱이 있으면 5%로 덮이지 않는다.** 예약의 90%가 모자란 것도 있다.
 # - **T4에서는 재지 못했다.**
 #
@@ -407,7 +408,7 @@ how_short(margin=0.05)
 # 들어가는지와 곧바로 이어지는 것은 예약과 카드 전체를 잰 줄이다. 거기서 5%로도 모자란 것은 남들의 둘과, 합성곱이 있는 프로그램 셋이다.
 #
 # - **xMem의 둘**은 RTX 3060에서 AdamW로 학습한 작은 언어 모델이고, 까닭은 찾지 못했다.
-# - **합성곱의 셋**에서는 cuDNN이 쓰는 작업 공간을 세지 못한다. 그 크기가 공개된 소스에 없다. `virtual-gpu run`도 그렇게 알린다.
+# - **합성곱의 셋**에서는 cuDNN이 쓰는 작업 공간을 세지 못한다. 그 크기가 공개된 소스에 없다. timm의 ViT도 이미지를 합성곱으로 조각낸다. `virtual-gpu run`은 세지 못했다고 알린다.
 # - **Liger-Kernel의 줄**은 학습이 아니라 연산 하나, 손실 하나만 잰 것이다. −41.44%도 3.47 MiB짜리 연산이다. 손실 가운데 GiB 단위로 모자란 것도 있다([오차의 표](../../docs/errors.md)).
 #
 # <details><summary>어떻게 비교했나</summary>

@@ -42,8 +42,8 @@ def how_short(margin: float = 0.05) -> LeftRows:
         ],
     }
     whole = tr(ko="남들이 공개한 것: 예약이나 카드 전체", en="published by others: reserved, or the card")
-    single = tr(ko="남들이 공개한 것: 연산이나 손실 하나의 텐서", en="published by others: one operation or loss")
-    tensors = tr(ko="남들이 공개한 것: 나머지 텐서", en="published by others: other tensors")
+    single = tr(ko="남들이 공개한 것: 텐서 (연산이나 손실 하나)", en="published by others: one operation or loss")
+    tensors = tr(ko="남들이 공개한 것: 텐서", en="published by others: tensors")
     groups |= {whole: [], tensors: [], single: []}
     for row in published():  # what is reserved, or the whole card (NVML), is what decides whether a training fits
         name = row["source"].rpartition("/")[2]
