@@ -9,10 +9,9 @@ from benchmarks import measure_gpu
 from benchmarks.picture import draw, place
 from benchmarks.truth import Judged
 from helpers.chapters.c9_planner import measured
-from helpers.chapters.c9_planner.measured import Measured, how_short, played_t4
+from helpers.chapters.c9_planner.measured import how_short, played_t4
 from tools import accuracy
 from virtual_gpu.cards import CATALOG
-from virtual_gpu.errors import WrongValue
 
 
 def numbers(allocated, peak, reserved):
@@ -167,32 +166,27 @@ def judged_row(name, source="a", gpu="NVIDIA L4 (spot)", predicted=100, **other)
 
 
 def test_chapter_9_reads_what_was_judged(tmp_path):
-    rows = [judged_row("near", predicted=101), judged_row("far", predicted=80), judged_row("equal")]
-    rows += [judged_row("b", source="b", gpu="not stated, 2 GPUs"), judged_row("left out", counts=False)]
+    rows = [judged_row("far", predicted=80), judged_row("equal"), judged_row("left out", counts=False)]
     rows += [judged_row("died", outcome="died"), judged_row("unknown", measured=None)]
-    rows += [judged_row("range", source="c", predicted=low, low=low, high=low + 15) for low in (80, 90)]
     path = tmp_path / "judged.json"
     path.write_text(json.dumps({"date": "2026-01-01", "rows": rows}), encoding="utf-8")
-    measured = Measured(path)
-    assert repr(measured).splitlines() == [
-        "a · L4 · 3 · 1.00% · -20.00%",
-        "b · 밝히지 않음 · 1 · 0.00% · +0.00%",
-        "c · L4 · 2 · 2.50% · -5.00%",
-    ]
-    assert [row["id"] for row in measured.of("a")] == ["a/far", "a/near", "a/equal"]
-    assert [line.split(" · ")[0] for line in repr(measured.of("a", lines=2)).splitlines()] == ["far", "near"]
-    with pytest.raises(WrongValue, match=r"'d'.*a, b, c"):
-        measured.of("d")
+    assert [row["id"] for row in measured.published(path)] == ["a/far", "a/equal"]
+
+
+def test_a_range_errs_from_its_nearest_end():
+    rows = [judged_row("range", predicted=low, low=low, high=low + 15) for low in (80, 90, 120)]
+    assert [round(measured.error(row), 2) for row in rows] == [-0.05, 0, 0.2]
 
 
 def test_what_a_margin_does_not_cover():
-    tensors, whole, peak, reserved, programs = how_short()
-    assert int(tensors[1]) + int(whole[1]) == len(Measured().rows)
-    assert (tensors[-1], whole[-1]) == ("17: Liger-Kernel × 17", "2: xMem × 2")
+    peak, reserved, programs, whole, tensors, single = how_short()
+    assert sum(int(row[1]) for row in (whole, tensors, single)) == len(measured.published())
+    assert (whole[-1], tensors[-1], single[-1]) == ("2: xMem × 2", "0", "17: Liger-Kernel × 17")
     assert (peak[1], peak[2], peak[-1]) == ("46", "0.03%", "0") and reserved[-1] == "0"
+    assert peak[3].startswith("-0.07%") and reserved[3].startswith("-3.68%")  # as the text has it
     assert programs[-1].startswith("3: ") and "dcgan" in programs[3]
-    assert [row[-1] for row in how_short(margin=20.0)] == ["0"] * 5
-    assert int(how_short(margin=0.0)[2][-1].partition(":")[0]) > 0
+    assert [row[-1] for row in how_short(margin=20.0)] == ["0"] * 6
+    assert int(how_short(margin=0.0)[0][-1].partition(":")[0]) > 0
 
 
 def test_the_played_t4_is_what_the_record_says():
