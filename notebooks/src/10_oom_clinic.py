@@ -19,12 +19,12 @@
 #
 # | 언제 죽었나 | 스텝 뒤의 `allocated` | 까닭 | 어디로 |
 # |---|---|---|---|
-# | 첫 스텝이나 둘째 스텝 | 볼 것 없다 | 통째로 크다 | 10.1절, [처방 한 장](../../docs/cheat_sheet.md) |
+# | 첫 스텝이나 둘째 스텝 | – | 스텝 자체가 카드보다 크다 | 10.1절, [처방 한 장](../../docs/cheat_sheet.md) |
 # | 어느 긴 배치에서 | 그대로 | 가장 긴 배치 | 10.3절 |
 # | 스텝마다 늘다가, OOM을 잡아 다시 하다가 | 는다 | 이름 하나가 붙들고 있다 | 10.4절 |
 # | 오래 돌다가, 가끔 | 그대로, `reserved`만 는다 | 캐시(안 죽는다), 단편화 | 10.5절 |
 # | 어떤 날은 되고 어떤 날은 안 된다 | 그대로 | 다른 프로세스 | 10.6절 |
-# | 평가, 생성, 저장, 불러오기 | | | [11장](11_outside_training.ipynb) |
+# | 평가, 생성, 저장, 불러오기 | – | 학습 밖의 것 | [11장](11_outside_training.ipynb) |
 #
 # **급하면 10분.** traceback을 통째로 10.2절의 패널에 붙이거나 터미널에서 `virtual-gpu doctor error.txt`를 실행한다(저장소를 내려받은 폴더에서 `pip install ".[models]"`를 하면 생긴다). 잘 돌다가 죽었다면 10.4절의 콜백으로 스텝마다 메모리를 적으며 다시 돌리고, 10.9절의 그림에 맞추어 본다.
 #
@@ -97,7 +97,7 @@ which.against("logits")
 doctor
 
 # %% [markdown] lang="ko"
-# 근거의 두 셈은 16비트일 때와 fp32일 때다. 자료형은 메시지에 없으니 둘을 다 적는다. 여기서는 fp32인 둘째다. '해 볼 것'은 죽은 자리에 대한 일반적인 차례이고, 내 모델에 듣는지는 따로 본다. Liger는 정해진 모델만 고치는데 GPT-2는 거기에 없다. 그러니 여기서는 배치와 길이부터 줄인다.
+# 근거의 두 셈은 16비트일 때와 fp32일 때다. 자료형은 메시지에 없으니 둘을 다 적는다. 여기서는 fp32인 둘째다. '해 볼 것'은 죽은 자리에 대한 일반적인 차례이고, 내 모델에 듣는지는 따로 본다. 로짓을 통째로 만들지 않는 손실로 흔히 권하는 Liger는 정해진 모델만 고치는데, GPT-2는 거기에 없다. 그러니 여기서는 배치와 길이부터 줄인다.
 #
 # 메시지에서 풀 것은 넷이다. T는 `Tried to allocate`, F는 `is free`, R은 `reserved by PyTorch but unallocated`다.
 #
@@ -105,7 +105,7 @@ doctor
 # |---|---|---|
 # | 마지막에 무엇을 달라고 했나 | T ÷ (배치 × 길이 × 바이트) | 로짓 |
 # | 빈자리를 모으면 되었나 | T ≤ F + R이면 이 요청은 통과한다. 아니면 단편화가 **아니다** | 2.30 > 2.28 GiB, 아니다 |
-# | 남이 카드를 쓰나 | 전체 − F가 `this process has`보다 크면 그렇다 | 12.50과 12.51 GiB, 아니다 |
+# | 남이 카드를 쓰나 | 전체 − F가 `this process has`보다 뚜렷이 크면 그렇다 | 12.50과 12.51 GiB, 아니다 |
 # | 카드를 채운 것은 무엇인가 | `allocated`가 텐서의 합이다. 무엇인지는 **메시지에 없다** | 12.36 GiB |
 #
 # <details><summary>숫자가 없거나 이상한 메시지</summary>
@@ -160,7 +160,7 @@ lengths = example_lengths()
 sorted(lengths)[1000], max(lengths), sum(length > 512 for length in lengths)
 
 # %% [markdown] lang="ko"
-# 앞의 GPT-2를 같은 방법으로 학습할 때 한 스텝에 **필요한 메모리**(9장)다. T4의 한도는 14.64 GiB다. 토큰이 두 배가 되면 얼마나 느는가? 마지막 줄은 토큰 8,192개를 32 × 256, 16 × 512, 8 × 1,024로 나눈 것이다. 무엇이 정하는가?
+# 앞의 GPT-2를 같은 방법으로 학습할 때 한 스텝에 **필요한 메모리**(9장)다. T4의 한도는 14.64 GiB(메시지의 14.74 GiB에서 CUDA 컨텍스트를 뺀 것)다. 토큰이 두 배가 되면 얼마나 느는가? 마지막 줄은 토큰 8,192개를 32 × 256, 16 × 512, 8 × 1,024로 나눈 것이다. 무엇이 정하는가?
 
 # %%
 for tokens in (2048, 4096, 8192, 16384):
@@ -211,10 +211,11 @@ compared({
 })  # fmt: skip
 
 # %% [markdown] lang="ko"
-# **`group_by_length`는 최대를 줄이지 않는다.** 패딩이 줄어 빨라질 뿐, 가장 긴 배치는 그대로다. 대신 그것이 첫 스텝에 와서 일찍 알게 된다. 줄이는 것은 나머지다. 스텝의 토큰 수를 묶어 두기 때문이다.
+# **`group_by_length`는 최대를 줄이지 않는다.** 패딩이 줄어 빨라질 뿐, 가장 긴 배치는 그대로다. 대신 그것이 첫 스텝에 와서 일찍 알게 된다. 나머지는 최대를 줄인다. 가장 큰 스텝의 토큰 수가 줄기 때문이다.
 #
 # <details><summary>고르기 전에 알아 둘 것</summary>
 #
+# - 표는 옵티마이저의 상태까지 있는 스텝의 것이다. `group_by_length`의 첫 스텝에는 상태가 없어 조금 낮으니, 거기를 통과하고 둘째 에폭의 첫 스텝에서 죽을 수도 있다.
 # - 이어 담기와 padding-free에서는 글 사이를 가르지 않는 어텐션이면 앞의 글까지 보고 배운다. 쓰는 라이브러리가 가르는지 확인한다. T4에는 글 사이를 가르는 FlashAttention이 없어 마스크가 따로 들 수 있고, 위의 셈에 그것은 없다. TRL이라면 `packing=True`나 `padding_free=True`다.
 # - 토큰 예산이면 스텝마다 글의 수가 다르다. 누적하거나 GPU가 여럿이면 손실을 묶음 전체의 토큰 수로 나눈다(4.4절).
 #
@@ -378,7 +379,7 @@ for keep in (False, True):
 #
 # ### 사건 10-A: OOM을 잡아 배치를 줄였는데
 #
-# "OOM은 except **밖에서** 다시 하라고 해서 그렇게 했다. 배치를 24에서 4로 줄이고 `empty_cache()`도 부른다. 그래도 OOM이다. 4만 따로 실행하면 된다." `case("10-A").run()`이 이 프로그램이다(층이 둘인 GPT-2). except 안에서는 나중에 로그에 적으려고 오류를 담아 둔다. 바꿀 수 있는 것은 다시 하는 곳 `where`("after", "inside"), 담는 것 `record`("error"는 예외, "message"는 그 문장), `empty_cache`(True), `collect`(다시 하기 전의 `gc.collect()`, False)다. 통과하는 설정을 가장 적게 바꾸어 사전으로 답하라.
+# "OOM은 except **밖에서** 다시 하라고 해서 그렇게 했다. 배치를 24에서 4로 줄이고 `empty_cache()`도 부른다. 그래도 OOM이다. 4만 따로 실행하면 된다." `case("10-A").run()`이 이 프로그램이다(층이 둘인 GPT-2). 바꿀 수 있는 것은 다시 하는 곳 `where`("after", except 안이면 "inside"), 다시 하기 전의 `empty_cache`(True)와 `collect`(`gc.collect()`, False), 로그에 적으려고 담아 두는 것 `record`("error"는 예외, "message"는 그 문장)다. 처음에는 "after"와 "error"다. 통과하는 설정을 가장 적게 바꾸어 사전으로 답하라.
 
 # %%
 case("10-A").run()
@@ -410,10 +411,11 @@ exercise("10-2").check(validate)
 # `nvidia-smi`의 숫자가 자꾸 커진다. 새는 것일까? 길이가 제각각인 배치 열여섯 개를, 한도를 끈 T4에서 돌린다. 점선이 T4의 한도다. 세 선 가운데 늘기만 하는 것은 어느 것이고, 끝까지 느는가?
 
 # %%
-from helpers.chapters.c10_clinic.shapes import four_shapes, history_chart, rooms, shape_of, shapes_chart, varied_lengths
+from helpers.chapters.c10_clinic.shapes import rooms, shape_of, varied_lengths
 
 free = shape_of("T4", varied_lengths(), limited=False)
-growth_chart(free.limit, **{"after the step": free.held, "most in the step": free.most, "reserved": free.reserved})
+lines = {"after the step": free.held, "most in the step": free.most, "reserved": free.reserved}
+growth_chart(free.limit, **lines)
 
 # %% [markdown] lang="ko"
 # `reserved`(할당자가 쥔 것)만 는다. 그때까지 가장 긴 배치가 온 넷째와 열한째 스텝에서 뛰고, 그 뒤로는 **멈춘다.** 조금 더 큰 텐서에는 앞의 빈자리가 모자라 새 세그먼트를 받기 때문이다. 스텝 뒤에 남는 텐서는 그대로이니 새는 것이 아니라 캐시다.
@@ -436,7 +438,7 @@ rooms()
 #
 # </details>
 #
-# **정말 단편화인가?** T가 F + R 이하이고, `expandable_segments:True`를 켜면 **끝까지** 가야 한다. 하나만 맞아서는 모자란다. 그다음에 볼 것은 길이의 종류를 줄이는 `pad_to_multiple_of`, 그래도 모자라면 배치다([torchtune #1185](https://github.com/meta-pytorch/torchtune/issues/1185), [SpecForge #739](https://github.com/sgl-project/SpecForge/pull/739)).
+# **정말 단편화 탓인가?** T가 F + R 이하이고, `expandable_segments:True`를 켜면 **끝까지** 가야 한다. 앞의 것만으로는 모자란다(10.8절에서 본다). 그다음에 볼 것은 길이의 종류를 줄이는 `pad_to_multiple_of`, 그래도 모자라면 배치다([torchtune #1185](https://github.com/meta-pytorch/torchtune/issues/1185), [SpecForge #739](https://github.com/sgl-project/SpecForge/pull/739)).
 #
 # 켜는 법: 터미널이면 `export PYTORCH_ALLOC_CONF=expandable_segments:True`, 노트북이면 런타임을 다시 시작하고 `import torch`보다 먼저 `%env PYTORCH_ALLOC_CONF=expandable_segments:True`다. 2.9보다 옛 PyTorch에서는 이름이 `PYTORCH_CUDA_ALLOC_CONF`다(3.10절).
 #
@@ -509,6 +511,8 @@ alive_by_line(snapshot)
 # 같은 기록을 시간을 따라 그린다. 가로는 할당과 해제의 차례, 세로는 살아 있는 바이트이고, 64 MiB가 넘고 끝까지 남는 블록을 줄마다 다른 색으로 칠했다. **오른쪽 끝까지 이어지는 띠** 가운데 스텝마다 하나씩 더해지는 것은 무엇인가?
 
 # %%
+from helpers.chapters.c10_clinic.shapes import four_shapes, history_chart, shapes_chart
+
 history_chart(snapshot)
 
 # %% [markdown] lang="ko"
@@ -575,7 +579,7 @@ rounds(answers)
 with_expandable_segments(4, 6, 7, 8)
 
 # %% [markdown] lang="ko"
-# 그 요청은 지나가 살아 있는 텐서가 늘었지만, 넷 다 그 뒤에서 죽는다('켜면 T'가 그때의 T다). 넷 다 단편화가 아니다.
+# 그 요청은 지나가 살아 있는 텐서가 늘었지만, 넷 다 그 뒤에서 죽는다('켜면 T'가 그때의 T다). 단편화만 고쳐서 살릴 수 있는 것은 없다.
 #
 # ## 10.9 기억할 것
 #
