@@ -28,7 +28,7 @@
 #
 # **급하면 10분.** traceback을 통째로 10.2절의 패널에 붙이거나 터미널에서 `virtual-gpu doctor error.txt`를 실행한다(저장소를 내려받은 폴더에서 `pip install ".[models]"`를 하면 생긴다). 잘 돌다가 죽었다면 10.4절의 콜백으로 스텝마다 메모리를 적으며 다시 돌리고, 10.9절의 그림에 맞추어 본다.
 #
-# 죽는 프로그램은 가상 T4에서 실제로 죽인다.
+# 이 장을 마치면 메시지 하나로 알 수 있는 것과 없는 것을 가르고, 늦게 나는 OOM의 까닭을 그래프의 모양으로 구별하고, 쌓인 텐서를 붙든 이름까지 찾아간다. 죽는 프로그램은 가상 카드에서 실제로 죽인다.
 #
 # ## 10.1 메시지부터 읽는다
 #
@@ -334,6 +334,24 @@ steepest.against(max(a_step, key=a_step.get))
 #
 # </details>
 #
+# **훅**도 붙든다. 첫 블록의 출력을 목록에 담으며 네 스텝을 돈다. 마지막 두 숫자는 훅을 뗀(`remove`) 뒤와 목록을 비운 뒤다. 어느 쪽에서 돌아오는가?
+
+# %%
+with virtual_gpu.cuda("T4"):
+    model, features, after = small_gpt().cuda(), [], []
+    hook = model.transformer.h[0].register_forward_hook(lambda module, given, made: features.append(made))
+    for tokens in measured([torch.zeros(4, 256, dtype=torch.long, device="cuda")] * 4, after):
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        model.zero_grad()
+    hook.remove()
+    after.append(torch.cuda.memory_allocated())
+    features.clear()
+    after.append(torch.cuda.memory_allocated())
+    print([human_bytes(size) for size in after])
+
+# %% [markdown] lang="ko"
+# 훅을 떼어도 그대로이고, 목록을 비워야 돌아온다. 붙든 것은 훅이 아니라 목록이라는 이름이다.
+#
 # **예외도 붙든다**([pytorch #27600](https://github.com/pytorch/pytorch/issues/27600), [jupyter/notebook #5421](https://github.com/jupyter/notebook/issues/5421)). 예외에는 traceback이, traceback에는 프레임이, 프레임에는 지역 변수가 달려 있다. 배치 16이 죽은 뒤 무엇이 남는지 네 번 잰다. except 안, 거기서 `gc.collect()`와 `empty_cache()`를 부른 뒤, except를 나온 뒤, `kept`를 놓은 뒤다. 둘째 줄은 예외에 다른 이름(`kept`)을 붙인 것이다. 두 줄은 어디에서 갈라지는가?
 
 # %%
@@ -475,6 +493,8 @@ case("10-B").check(answer)
 
 # %% [markdown] lang="ko"
 # ## 10.7 도구 두 가지
+#
+# *지도에서: 까닭의 갈래를 알았다. 이제 그 줄을 찾는다.*
 #
 # ### 스냅샷: 누가 붙들고 있나
 #
