@@ -206,7 +206,16 @@ def test_the_shapes_of_late_deaths_are_told_apart():
     assert longest.wanted > longest.limit and max(longest.most[:-1]) < longest.limit
     assert cache.wanted is None and cache.reserved[-1] > cache.reserved[0]
     assert fragmented.wanted < fragmented.limit  # room enough, but not in one piece
+    assert len(fragmented.held) >= 8 and len(set(fragmented.reserved[:-1])) >= 4  # it is seen to grow
     assert "OOM" in shapes_chart({"longest": longest}).alt
+
+
+def test_three_cures_of_scattered_room():
+    from helpers.chapters.c10_clinic.shapes import rooms
+
+    plain, *cured = rooms()
+    assert plain[3:] == ["끝까지 간다", "스텝 4에서 죽는다"]
+    assert all(row[3:] == ["끝까지 간다", "끝까지 간다"] for row in cured)
 
 
 def test_what_stays_is_drawn_to_the_end():

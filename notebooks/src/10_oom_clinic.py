@@ -13,27 +13,22 @@
 # %% [markdown] lang="ko"
 # # 10장. OOM 진료실
 #
-# `torch.OutOfMemoryError: CUDA out of memory.` 화면에 이 줄이 있다면 이 장부터 읽어도 된다. 오류에서 시작해 그것을 일으킨 **줄**까지 거슬러 올라간다.
+# `torch.OutOfMemoryError: CUDA out of memory.` 화면에 이 줄이 있다면 이 장부터 읽어도 된다. 앞의 장들은 거의 학습의 첫 스텝을 다루었다. 이 장은 잘 돌다가 죽는 프로그램을 다룬다. 모델도 배치도 그대로인데 왜 300스텝에서 죽을까?
 #
-# **급하면 10분.** 먼저 traceback을 통째로 10.2절의 패널에 붙이거나 `virtual-gpu doctor error.txt`를 실행한다(저장소를 내려받은 폴더에서 `pip install ".[models]"`를 하면 생긴다). 그다음은 언제 죽었는지에 달렸다. 잘 돌다가 죽었다면 스텝마다 메모리를 적으며 다시 돌려(10.4절의 콜백) 10.9절의 그림과 표에 맞추어 본다.
+# 갈림길은 둘이다. **언제 죽었나**, 그리고 스텝이 끝난 뒤에 남은 텐서(**스텝 뒤의 `allocated`**)가 어떠한가. 이 표가 이 장의 지도다.
 #
-# | 언제 죽었나 | 어디로 |
-# |---|---|
-# | 첫 스텝이나 둘째 스텝 | [처방 한 장](../../docs/cheat_sheet.md) |
-# | 잘 돌다가 | 10.3절(가장 긴 배치), 10.4절(붙들고 있다), 10.5절(단편화) |
-# | OOM을 잡아 다시 하다가, 셀을 다시 실행했더니 | 10.4절의 '예외도 붙든다' |
-# | 카드를 다른 프로그램과 함께 쓴다 | 10.6절 |
-# | 평가, 생성, 저장, 이어 하기, 불러오기 | [11장](11_outside_training.ipynb) |
+# | 언제 죽었나 | 스텝 뒤의 `allocated` | 까닭 | 어디로 |
+# |---|---|---|---|
+# | 첫 스텝이나 둘째 스텝 | – | 스텝 자체가 카드보다 크다 | 10.1절, [처방 한 장](../../docs/cheat_sheet.md) |
+# | 어느 긴 배치에서 | 그대로 | 가장 긴 배치 | 10.3절 |
+# | 스텝마다 늘다가, OOM을 잡아 다시 하다가 | 는다 | 이름 하나가 붙들고 있다 | 10.4절 |
+# | 오래 돌다가, 가끔 | 그대로, `reserved`만 는다 | 캐시(안 죽는다), 단편화 | 10.5절 |
+# | 어떤 날은 되고 어떤 날은 안 된다 | 그대로 | 다른 프로세스 | 10.6절 |
+# | 평가, 생성, 저장, 불러오기 | – | 학습 밖의 것 | [11장](11_outside_training.ipynb) |
 #
-# 앞의 장들은 거의 학습의 첫 스텝을 다루었다. 그런데 사람들이 가장 많이 묻는 것은 그다음이다. 잘 돌다가 300스텝에서 죽는다, 메모리가 조금씩 는다, 셀을 다시 실행하면 죽는다. 모델도 배치도 그대로인데 왜 그럴까?
+# **급하면 10분.** traceback을 통째로 10.2절의 패널에 붙이거나 터미널에서 `virtual-gpu doctor error.txt`를 실행한다(저장소를 내려받은 폴더에서 `pip install ".[models]"`를 하면 생긴다). 잘 돌다가 죽었다면 10.4절의 콜백으로 스텝마다 메모리를 적으며 다시 돌리고, 10.9절의 그림에 맞추어 본다.
 #
-# 이 장을 마치면 다음을 할 수 있다.
-#
-# - OOM 메시지의 숫자로 어느 텐서인지, 누가 자리를 차지했는지 가려낸다.
-# - 늦게 나는 OOM의 까닭 세 가지를, 해롭지 않은 것과 함께 그래프의 모양으로 구별한다.
-# - 스냅샷에서 쌓인 텐서를 만든 줄을 찾고, 거기서 붙든 이름까지 간다.
-#
-# 죽는 프로그램은 가상 T4에서 실제로 죽인다. 진짜 GPU에서 일부러 낸 오류(H100 한 장)도 모아 두었고, 진단하는 프로그램이 그것을 읽어 내는지 저장소의 테스트가 확인한다.
+# 이 장을 마치면 메시지 하나로 알 수 있는 것과 없는 것을 가르고, 늦게 나는 OOM의 까닭을 그래프의 모양으로 구별하고, 쌓인 텐서를 붙든 이름까지 찾아간다. 죽는 프로그램은 가상 카드에서 실제로 죽인다.
 #
 # ## 10.1 메시지부터 읽는다
 #
@@ -60,7 +55,7 @@ def train(batch_size, length=1024, steps=2):
 
 
 # %% [markdown] lang="ko"
-# `virtual_gpu.cuda("T4")`의 블록 안에서는 PyTorch가 T4를 찾는다. `caught`는 그 안에서 함수를 실행해 traceback을 돌려준다. 먼저 마지막 줄만 보고, 숫자를 눈에 담는다. `train`을 고치거나 12를 바꾸어 다시 실행해도 된다. (`use_cache=False`는 생성할 때나 쓰는 키와 값을 남기지 않게 한다. 빼면 배치 8에서 0.56 GiB가 더 든다. 12층 × 2 × 8 × 1,024 × 768 × 4바이트다.)
+# `caught`는 가상 T4에서 함수를 실행해 traceback을 돌려준다. 먼저 마지막 줄만 보고, 숫자를 눈에 담는다. (`use_cache=False`는 생성할 때나 쓰는 키와 값을 남기지 않게 한다.)
 
 # %%
 error = caught(train, 12)
@@ -80,11 +75,13 @@ which
 2.30 * 2**30 / (12 * 1024) / 4
 
 # %% [markdown] lang="ko"
-# GPT-2의 어휘 50,257이다. 토큰마다 어휘 전체에 점수를 매긴 **로짓**이다. traceback에는 그 줄이 적혀 있다: `logits = self.lm_head(hidden_states)`.
+# GPT-2의 어휘 50,257에 가깝다. 토큰마다 어휘 전체에 점수를 매긴 **로짓**이다. 꼭 맞지 않는 것은 메시지가 소수 둘째 자리까지만 적고, 적힌 크기가 텐서가 아니라 할당자가 드라이버에 요청한 **세그먼트**의 것이기 때문이다. 세그먼트는 1 MiB까지의 텐서면 2 MiB, 10 MiB 아래면 20 MiB, 그 위는 2 MiB의 배수로 올린 것이다. 그러니 가까운지 본다.
 #
-# 나눈 값이 조금 작은 것은 메시지가 소수 둘째 자리까지만 적기 때문이다. 조금 클 때도 있다. 메시지의 크기는 텐서가 아니라 할당자가 드라이버에 요청한 **세그먼트**의 것이라 올림이 들어 있다. 세그먼트는 1 MiB까지의 텐서면 2 MiB, 10 MiB 아래면 20 MiB, 그 위는 2 MiB의 배수다. 그러니 나누어떨어지기를 기다리지 말고 가까운지 본다. "2.00 MiB"나 "20.00 MiB"는 나누어 볼 것이 없다.
+# <details><summary>한 번 더: 어휘가 30,080인 polyglot-ko를 fp16으로, 배치 16과 길이 256으로 학습하다가 "236.00 MiB"를 보았다. 무엇인가? (셈한 다음에 연다)</summary>
 #
-# 한 번 더 해 본다. polyglot-ko를 fp16으로, 배치 16과 길이 256으로 학습하다가 "236.00 MiB"를 보았다. 16 × 256 × 30,080 × 2바이트 = 235 MiB, 16비트 로짓이다.
+# 236 × 2²⁰ ÷ (16 × 256) ÷ 2 = 30,208이다. 어휘에 가까우니 16비트 로짓이다. 텐서는 235 MiB이고 2 MiB의 배수로 올리면 236이다.
+#
+# </details>
 #
 # 이 일을 하는 것이 의사(doctor)다. 오류 메시지나 traceback, 로그를 통째로 읽고 까닭을 근거와 함께 말한다. 아무 데도 보내지 않고 GPU도 쓰지 않는다.
 
@@ -94,28 +91,28 @@ print(doctor.verdict, doctor.sure)
 which.against("logits")
 
 # %% [markdown] lang="ko"
-# 통째로 본다. **죽은 자리**는 마지막 요청이 나온 곳이고, 괄호 안은 메시지와 traceback만으로 그것을 얼마나 확실히 말할 수 있는지(확실, 유력, 가능)다. 그 자리가 카드를 채웠다는 뜻은 아니다. 그전에 무엇이 쌓였는지는 메시지에 없다(10.8절에서 '확실'인데도 까닭이 다른 것을 본다). '아닌 것'도 읽는다.
+# 통째로 본다. **죽은 자리**는 마지막 요청이 나온 곳이고, 괄호 안은 그것이 얼마나 확실한지다. 그 자리가 카드를 채웠다는 뜻은 아니다.
 
 # %%
 doctor
 
 # %% [markdown] lang="ko"
-# 근거의 두 셈은 16비트일 때와 fp32일 때다. 자료형은 메시지에 없으니 둘을 다 적는다. 여기서는 fp32이고, 12 × 1,024인 둘째가 맞다. '해 볼 것'의 첫째는 여기서는 듣지 않는다. Liger는 GPT-2를 모른다. 둘째의 4 × 4는 예이고, 곱이 원래의 배치(여기서는 12)가 되게 적는다.
+# 근거의 두 셈은 16비트일 때와 fp32일 때다. 자료형은 메시지에 없으니 둘을 다 적는다. 여기서는 fp32인 둘째다. '해 볼 것'은 죽은 자리에 대한 일반적인 차례이고, 내 모델에 듣는지는 따로 본다. 로짓을 통째로 만들지 않는 손실로 흔히 권하는 Liger는 정해진 모델만 고치는데, GPT-2는 거기에 없다. 그러니 여기서는 배치와 길이부터 줄인다.
 #
-# 메시지의 숫자를 하나씩 짚는다.
+# 메시지에서 풀 것은 넷이다. T는 `Tried to allocate`, F는 `is free`, R은 `reserved by PyTorch but unallocated`다.
 #
-# | 메시지 | 뜻 | 무엇을 본다 |
+# | 물음 | 셈 | 이 메시지에서는 |
 # |---|---|---|
-# | `Tried to allocate` (T) | **마지막** 요청의 세그먼트 | 나누어 보면 어느 텐서인지 안다. 범인이라는 뜻은 아니다 |
-# | `total capacity` | 드라이버가 말하는 카드 전체 | 카드의 이름값(16 GB)보다 작다 |
-# | `is free` (F) | 드라이버가 아직 내줄 수 있는 양 | T보다 작다. 크다면 대개 카드가 아니라 다른 한도에 걸린 것이다(메시지의 `… allowed`) |
-# | `this process has … in use` | CUDA 컨텍스트까지, 이 프로세스의 것 전부 | 전체 − F보다 작으면 **다른 프로세스**가 있다. `allocated` + R보다 수백 MiB 넘게 크면 PyTorch 밖(NCCL, 다른 라이브러리)이다. 컨테이너 안에서는 `Process 8345 has …`로 적힐 때가 있다(10.6절) |
-# | `allocated by PyTorch` | 살아 있는 텐서 | 크면 무엇이 살아 있는지 찾는다(10.7절) |
-# | `reserved … but unallocated` (R) | 할당자가 쥔 빈자리 | T가 F + R보다 크면 단편화가 **아니다**. 이하이면 이 요청 하나는 빈자리를 모아 통과할 수 있다. 다음 요청까지 통과한다는 뜻은 아니다 |
+# | 마지막에 무엇을 달라고 했나 | T ÷ (배치 × 길이 × 바이트) | 로짓 |
+# | 빈자리를 모으면 되었나 | T ≤ F + R이면 이 요청은 통과할 수 있다. 아니면 단편화가 **아니다** | 2.30 > 2.28 GiB, 아니다 |
+# | 남이 카드를 쓰나 | 전체 − F가 `this process has`보다 뚜렷이 크면 그렇다 | 12.50과 12.51 GiB, 아니다 |
+# | 카드를 채운 것은 무엇인가 | `allocated`가 텐서의 합이다. 무엇인지는 **메시지에 없다** | 12.36 GiB |
 #
-# 숫자가 없는 메시지도 있다. `CUDA error: out of memory`나 `CUBLAS_STATUS_ALLOC_FAILED`는 할당자가 아닌 것(드라이버, cuBLAS)이 메모리를 얻지 못한 것이다. 뒤의 것은 범위를 벗어난 색인 때문일 때도 있으니, 메모리가 넉넉하면 `CUDA_LAUNCH_BLOCKING=1`로 다시 실행해 본다. 의사에게 그대로 주어도 된다. 메시지 없이 `Killed`로 끝났으면 GPU가 아니라 RAM이다(11장).
+# <details><summary>숫자가 없거나 이상한 메시지</summary>
 #
-# 터미널에서는 `virtual-gpu doctor error.txt`다. `python train.py 2>&1 | virtual-gpu doctor -`처럼 이어도 된다.
+# `CUDA error: out of memory`나 `CUBLAS_STATUS_ALLOC_FAILED`는 할당자가 아닌 것(드라이버, cuBLAS)이 메모리를 얻지 못한 것이다. 뒤의 것은 범위를 벗어난 색인 때문일 때도 있으니, 메모리가 넉넉하면 `CUDA_LAUNCH_BLOCKING=1`로 다시 실행해 본다. F가 T보다 큰데 죽었다면 대개 프로그램이 스스로 건 한도다(메시지의 `… allowed`). `this process has`가 `allocated` + R보다 수백 MiB 넘게 크면 PyTorch 밖의 것(NCCL, 다른 라이브러리)이 쓴다. 메시지 없이 `Killed`로 끝났으면 GPU가 아니라 RAM이다(11장).
+#
+# </details>
 #
 # > **주장 1.** "Tried to allocate에 적힌 텐서를 줄이면 된다"
 #
@@ -133,7 +130,7 @@ human_bytes(virtual_gpu.diagnose(caught(train, 16)).message.tried.bytes)
 # %% [markdown] lang="ko"
 # ## 10.2 진료실
 #
-# 아래의 패널에 traceback을 통째로 붙여 넣고 **진단**을 누른다. 위에서 본 것과 같은 모양의 진단이 나온다. 마지막 몇 줄보다 전부가 낫다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 프레임에 적혀 있다. 예에는 10.8절의 프로그램 열 개가 들어 있다. 4부터는 10.8절의 시험 문제이니 남겨 둔다.
+# 아래의 패널에 traceback을 통째로 붙여 넣고 **진단**을 누른다. 예에는 10.8절의 프로그램 열 개가 들어 있다. 4부터는 시험 문제이니 남겨 둔다.
 #
 # - '프로그램 2'와 '프로그램 3'을 골라 '해 볼 것'이 어떻게 다른지 본다.
 # - '프로그램 1'의 traceback에서 마지막 줄만 남기고 진단한다. 무엇을 잃는가?
@@ -143,13 +140,15 @@ human_bytes(virtual_gpu.diagnose(caught(train, 16)).message.tried.bytes)
 doctor_panel()
 
 # %% [markdown] lang="ko"
-# 얼마나 줄어드는지는 진단에 없다. 메시지에는 그것을 셀 재료가 없다. 프로그램을 그렇게 고친 뒤 오른쪽 열의 명령(`virtual-gpu run`)으로 가상 카드에서 실행하면 센다. 모델이 같다면 [처방 한 장](../../docs/cheat_sheet.md)에서 대강을 볼 수 있다.
+# 마지막 줄만 남기면 자리를 잃는다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 프레임에 적혀 있다. 얼마나 줄어드는지는 진단에 없다. 프로그램을 그렇게 고친 뒤 오른쪽 열의 명령(`virtual-gpu run`)으로 가상 카드에서 실행하면 센다.
 #
 # ## 10.3 가장 긴 배치가 정한다
 #
-# 늦은 OOM에서 가장 먼저 의심할 것이다. 글의 길이는 제각각이고 배치는 그 안의 가장 긴 글에 맞추어 채워진다(패딩). 그래서 스텝마다 최대가 다르고, 긴 글이 걸리는 스텝에서 죽는다. 새는 것이 아니다([transformers #26284](https://github.com/huggingface/transformers/issues/26284), [allennlp #2515](https://github.com/allenai/allennlp/issues/2515)).
+# *지도에서: 어느 긴 배치에서 죽고, 스텝 뒤의 `allocated`는 그대로다.*
 #
-# 길이 2,000개를 만들어 썼다. 대부분 짧고 몇은 길다. 내 데이터라면 `lengths = [len(ids) for ids in dataset["input_ids"]]`다. 중앙값, 가장 긴 것, 512를 넘는 것의 수를 본다.
+# 늦은 OOM에서 가장 먼저 의심할 것이다. 배치는 그 안의 가장 긴 글에 맞추어 채워진다(패딩). 그래서 긴 글이 걸리는 스텝에서 죽는다. 새는 것이 아니다([transformers #26284](https://github.com/huggingface/transformers/issues/26284), [allennlp #2515](https://github.com/allenai/allennlp/issues/2515)).
+#
+# 길이 2,000개를 만들어 썼다. 내 데이터라면 `lengths = [len(ids) for ids in dataset["input_ids"]]`다. 중앙값, 가장 긴 것, 512를 넘는 것의 수를 본다.
 
 # %%
 from helpers.chapters.c10_clinic.lengths import (
@@ -161,7 +160,7 @@ lengths = example_lengths()
 sorted(lengths)[1000], max(lengths), sum(length > 512 for length in lengths)
 
 # %% [markdown] lang="ko"
-# 앞의 GPT-2를 같은 방법(fp32, `fused` AdamW)으로 학습한다. 세는 것은 9장의 **필요한 메모리**다(텐서의 최대에 할당자가 못 쓰는 자리를 더한 것). 여섯 가지 크기만 가상 T4에서 돌리고 그 사이는 직선으로 잇는다. 스텝에 필요한 메모리는 길이와 배치가 아니라 그 곱, 곧 **토큰의 수**가 정한다. (어텐션이 점수 행렬을 만들지 않는 커널일 때의 이야기다. T4에서 만드는 경우는 3.12절에 있다.) 토큰이 두 배가 되면 얼마나 느는가? 마지막 줄은 토큰 8,192개를 32 × 256, 16 × 512, 8 × 1,024로 나눈 것이다. T4의 한도는 14.64 GiB다. 메시지의 14.74 GiB에서 CUDA 컨텍스트를 뺀 것이다.
+# 앞의 GPT-2를 같은 방법으로 학습할 때 한 스텝에 **필요한 메모리**(9장)다. T4의 한도는 14.64 GiB(메시지의 14.74 GiB에서 CUDA 컨텍스트를 뺀 것)다. 토큰이 두 배가 되면 얼마나 느는가? 마지막 줄은 토큰 8,192개를 32 × 256, 16 × 512, 8 × 1,024로 나눈 것이다. 무엇이 정하는가?
 
 # %%
 for tokens in (2048, 4096, 8192, 16384):
@@ -169,14 +168,22 @@ for tokens in (2048, 4096, 8192, 16384):
 print([human_bytes(needed(batch, 8192 // batch)) for batch in (32, 16, 8)])
 
 # %% [markdown] lang="ko"
-# 모양은 달라도 토큰의 수가 같으면 필요한 것도 같다. 토큰 하나에 1.6 MiB쯤이다((7.76 − 4.59) GiB를 2,048로 나눈다). 내 모델이라면 옵티마이저의 상태가 생긴 **첫 `step()` 뒤에** 토큰의 수가 다른 두 스텝을 잰다(10.7절). 두 점을 잇는 직선의 기울기가 토큰 하나의 몫이고, 절편(여기서는 1.4 GiB쯤)이 길이와 상관없는 몫이다. 그러면 길이와 섞는 순서만으로, 학습을 시작하기 전에 어느 스텝에서 죽을지 안다. 배치 16으로 섞어 한 에폭은 125스텝이다. 2,000개 가운데 열두 개가 512를 넘는다. 한도를 넘는 스텝은 몇 개일까?
+# 모양이 아니라 **토큰의 수**(글의 수 × 가장 긴 글)가 정하고, 토큰을 따라 곧게 는다. 그러면 길이와 섞는 순서만으로, 학습을 시작하기 전에 어느 스텝에서 죽을지 안다.
+#
+# <details><summary>내 모델이라면</summary>
+#
+# 옵티마이저의 상태가 생긴 **첫 `step()` 뒤에** 토큰의 수가 다른 두 스텝의 최대를 잰다(10.7절). 두 점을 잇는 직선의 기울기가 토큰 하나의 몫이고 절편이 길이와 상관없는 몫이다. 어텐션이 점수 행렬을 만들지 않는 커널일 때의 이야기다. T4에서 만드는 경우는 3.12절에 있다.
+#
+# </details>
+#
+# 배치 16으로 섞으면 한 에폭은 125스텝이다. 2,000개 가운데 열두 개만 512를 넘는다. 한도를 넘는 스텝은 몇 개일까?
 
 # %%
 steps_beyond = guess("10.3", None)
 steps_beyond
 
 # %% [markdown] lang="ko"
-# 왼쪽은 스텝마다 필요한 메모리, 오른쪽은 그 분포다. 점선이 T4의 한도다. 처음 죽는 스텝은 제목에 있다.
+# 왼쪽은 스텝마다 필요한 메모리, 오른쪽은 그 분포다. 점선이 T4의 한도다.
 
 # %%
 epoch = Epoch(random_batches(lengths, 16))
@@ -189,7 +196,7 @@ epoch
 steps_beyond.against(len(epoch.deaths))
 
 # %% [markdown] lang="ko"
-# 봉우리는 열에 하나가 안 되고, 중앙값(9.81 GiB)은 한도에 한참 못 미친다. 첫 몇 스텝을 지켜보고 안심하면 안 되는 까닭이다. 이제 흔히 권하는 것을 모두 해 본다. 순서대로 그대로, 비슷한 길이끼리 묶기(transformers의 `train_sampling_strategy="group_by_length"`), 512에서 자르기, 1,024토큰짜리 줄에 이어 담기(packing) 네 줄과 여덟 줄, 토큰 8,192개를 예산으로 묶기다. 최대가 **줄지 않는** 줄은 어느 것인가?
+# 한도를 넘는 스텝은 열에 하나가 안 된다. 첫 몇 스텝을 지켜보고 안심하면 안 되는 까닭이다. 흔히 권하는 것을 모두 해 본다. 비슷한 길이끼리 묶기(transformers의 `train_sampling_strategy="group_by_length"`), 512에서 자르기, 1,024토큰짜리 줄에 이어 담기(packing) 네 줄과 여덟 줄, 패딩 없이 한 줄로 잇기(padding-free), 토큰 8,192개를 예산으로 묶기다. 최대가 **줄지 않는** 줄은 어느 것인가?
 
 # %%
 short = [min(length, 512) for length in lengths]
@@ -199,44 +206,41 @@ compared({
     "max_length=512": random_batches(short, 16),
     "packing 4": packed_batches(lengths, 4),
     "packing 8": packed_batches(lengths, 8),
+    "padding-free": [[sum(batch)] for batch in epoch.batches],
     "8192 tokens": budget_batches(lengths, 8192),
 })  # fmt: skip
 
 # %% [markdown] lang="ko"
-# - **`group_by_length`는 최대를 줄이지 않는다.** 패딩이 60%에서 9%로 줄어 빨라질 뿐, 가장 긴 배치는 그대로다. 대신 그것이 **첫 스텝**에 온다. 일곱 번째에서 죽을 것이 첫 스텝에서 죽는다. (표의 값은 옵티마이저의 상태까지 있는 스텝의 것이다. 첫 에폭의 첫 스텝에는 상태가 없어 조금 낮으니, 거기를 통과해도 둘째 에폭의 첫 스텝에서 죽을 수 있다.)
-# - 자르기는 최대를 줄인다. 잘린 글이 몇 개인지는 위에서 셌다.
-# - 이어 담기는 모든 스텝의 토큰 수를 같게 만든다. 옵티마이저의 상태까지 생긴 둘째 스텝이 들어가면 다 들어간다. 줄의 수가 곧 메모리다. (글 사이를 가르지 않는 어텐션이면 앞의 글까지 보고 배운다. 쓰는 라이브러리가 가르는지 확인한다.)
-# - 패딩 없이 이어 붙이는 방법(padding-free)은 배치의 글을 그대로 한 줄로 잇는다. 16개의 합은 16 × 가장 긴 것보다 작으므로 최대가 준다. T4에는 글 사이를 가르는 FlashAttention이 없어 합 × 합 크기의 마스크가 따로 들 수 있다. 아래의 셈에 그것은 없다. TRL이라면 `packing=True`나 `padding_free=True`다.
-# - 토큰 예산은 짧은 글은 많이, 긴 글은 적게 담는다. 스텝마다 글의 수가 달라지므로, 누적하거나 GPU가 여럿이면 손실을 묶음 전체의 토큰 수로 나눈다(4.4절).
+# **`group_by_length`는 최대를 줄이지 않는다.** 패딩이 줄어 빨라질 뿐, 가장 긴 배치는 그대로다. 대신 그것이 첫 스텝에 와서 일찍 알게 된다. 나머지는 최대를 줄인다. 가장 큰 스텝의 토큰 수가 줄기 때문이다.
 #
-# padding-free의 최대는 얼마일까? 섞은 배치 가운데 토큰의 합이 가장 큰 것으로 센다.
-
-# %%
-human_bytes(max(peak_of(sum(batch)) for batch in epoch.batches))
-
-# %% [markdown] lang="ko"
-# 같은 배치인데 20.33 GiB의 3분의 1쯤이다. 어느 방법이든 지켜야 할 것은 하나다. **가장 긴 배치를 먼저 두 번 돌려 본다.** 왜 한 번이 아닐까? 한도를 끄고 실제로 두 스텝을 학습한다. 첫 줄은 긴 것부터 열여섯씩, 둘째 줄은 가장 긴 배치를 두 번이다. 나머지 두 줄은 여덟씩 두 번 누적하며 긴 마이크로 배치가 먼저 오는 것과 나중에 오는 것이다. 줄마다 둘째 스텝을 비교한다.
+# <details><summary>고르기 전에 알아 둘 것</summary>
+#
+# - 표는 옵티마이저의 상태까지 있는 스텝의 것이다. `group_by_length`의 첫 스텝에는 상태가 없어 조금 낮으니, 거기를 통과하고 둘째 에폭의 첫 스텝에서 죽을 수도 있다.
+# - 이어 담기와 padding-free에서는 글 사이를 가르지 않는 어텐션이면 앞의 글까지 보고 배운다. 쓰는 라이브러리가 가르는지 확인한다. T4에는 글 사이를 가르는 FlashAttention이 없어 마스크가 따로 들 수 있고, 위의 셈에 그것은 없다. TRL이라면 `packing=True`나 `padding_free=True`다.
+# - 토큰 예산이면 스텝마다 글의 수가 다르다. 누적하거나 GPU가 여럿이면 손실을 묶음 전체의 토큰 수로 나눈다(4.4절).
+#
+# </details>
+#
+# 어느 방법이든 지켜야 할 것은 하나다. **가장 긴 배치를 먼저 두 번 돌려 본다.** 왜 한 번이 아닐까? 한도를 끄고 두 스텝을 학습한다. 첫 줄은 긴 것부터 열여섯씩, 둘째 줄은 가장 긴 배치를 두 번이다. 스텝마다 텐서의 최대를 비교한다.
 
 # %%
 ordered = sorted(lengths, reverse=True)
 for batches in ([ordered[:16], ordered[16:32]], [ordered[:16]] * 2):
     print([max(batch) for batch in batches], [human_bytes(peak) for peak in step_peaks(batches)])
-for batches in ([ordered[:8], ordered[-8:]] * 2, [ordered[-8:], ordered[:8]] * 2):
-    print([max(batch) for batch in batches], [human_bytes(peak) for peak in step_peaks(batches, accumulation=2)])
 
 # %% [markdown] lang="ko"
-# 긴 것부터 돌리면 첫 스텝이 19.23 GiB로 가장 높고, 같은 배치를 한 번 더 돌리면 20.16 GiB다(표의 20.33 GiB는 할당자가 못 쓰는 자리까지 든 값이다). 옵티마이저의 상태는 첫 `step()`에서 생기므로, **두 번** 돌려야 상태와 가장 긴 배치가 함께 있는 순간을 본다. 누적한다면 앞의 마이크로 배치가 남긴 그레이디언트 위에 가장 긴 것이 올 때가 최대다. 그러니 시험하는 두 스텝에는 **모든 자리에 가장 긴 글을** 넣는다. 그것이 통과하면 나머지 스텝도 통과한다(단편화는 10.5절, 평가는 11장). `Trainer`라면 이렇게 한다.
+# 같은 배치인데 두 번째가 더 높다. 옵티마이저의 상태가 첫 `step()`에서 생기므로, **두 번** 돌려야 상태와 가장 긴 배치가 함께 있는 순간을 본다. `Trainer`라면 모든 자리를 가장 긴 글로 채워 두 스텝만 돌린다.
 #
 # ```python
 # longest = max(range(len(dataset)), key=lambda i: len(dataset[i]["input_ids"]))
 # rows = 16  # per_device_train_batch_size × gradient_accumulation_steps × GPU의 수
-# twice = dataset.select([longest] * rows * 2)
-# arguments = TrainingArguments("out", max_steps=2, …)  # 나머지는 내 설정 그대로
+# trial = dataset.select([longest] * rows * 2)
+# arguments = TrainingArguments("trial", max_steps=2, …)  # 나머지는 내 설정 그대로
 # ```
 #
-# `padding="max_length"`로 채운다면 스텝마다 크기가 같다. 그때는 이 절이 아니라 10.4절을 본다.
+# 통과하면 **프로그램을 다시 시작해** 진짜 학습을 한다. 시험은 가중치를 두 스텝 바꾸었고, 옵티마이저의 상태와 가장 긴 배치에 맞춘 할당자의 캐시를 남긴다. 시험이 보지 못하는 것은 짧은 배치들 뒤의 단편화(10.5절)와 평가(11장)다. packing으로 바꾸면 긴 글을 고를 것도 없다. 모든 스텝의 토큰 수가 같으니 학습의 처음 두 스텝이 곧 시험이다.
 #
-# **연습 10-1.** 토큰 예산으로 묶는 `batches_of(lengths, budget)`를 써라. 모든 글이 한 번씩 들어가고, 배치마다 (글의 수 × 가장 긴 글)이 예산을 넘지 않으며, 패딩이 적어야 한다(기준 답보다 2%p 넘게 많으면 안 된다). 돌려주는 것은 길이의 목록의 목록이다. 진짜 데이터라면 길이 대신 번호를 담아 `DataLoader(dataset, batch_sampler=…)`에 준다. 막히면 `exercise("10-1").hint()`, 그래도 막히면 `exercise("10-1").solution()`을 실행한다.
+# **연습 10-1.** 토큰 예산으로 묶는 `batches_of(lengths, budget)`를 써라. 모든 글이 한 번씩 들어가고, 배치마다 (글의 수 × 가장 긴 글)이 예산을 넘지 않으며, 패딩이 적어야 한다(기준 답보다 2%p 넘게 많으면 안 된다). 돌려주는 것은 길이의 목록의 목록이다. 막히면 `exercise("10-1").hint()`, 그래도 막히면 `exercise("10-1").solution()`을 실행한다.
 
 
 # %%
@@ -249,7 +253,9 @@ exercise("10-1").check(batches_of)
 # %% [markdown] lang="ko"
 # ## 10.4 무엇인가 붙들고 있다
 #
-# 새는 것은 모양이 다르다. 스텝이 **끝난 뒤**의 메모리가 계단처럼 는다. PyTorch에 구멍이 난 것이 아니라, 파이썬의 이름 하나가 텐서를 붙들고 있다. 재는 데는 네 줄이면 된다. 진짜 GPU에서도 같다. `yield` 뒤의 줄은 루프의 몸이 끝나 다음 배치를 달라고 할 때 실행되므로, 스텝이 끝난 뒤의 값이다.
+# *지도에서: 스텝 뒤의 `allocated`가 는다.*
+#
+# 새는 것은 스텝이 **끝난 뒤**의 메모리가 계단처럼 는다. PyTorch에 구멍이 난 것이 아니라, 파이썬의 이름 하나가 텐서를 붙들고 있다. 재는 데는 네 줄이면 된다. `yield` 뒤의 줄은 루프의 몸이 끝나 다음 배치를 달라고 할 때 실행되므로, 스텝이 끝난 뒤의 값이다.
 
 
 # %%
@@ -260,7 +266,7 @@ def measured(batches, after):
 
 
 # %% [markdown] lang="ko"
-# `Trainer`라면 콜백으로 적는다. 스텝이 끝난 뒤, 평가하기 전에 불린다.
+# `Trainer`라면 콜백으로 적는다.
 #
 # ```python
 # from transformers import TrainerCallback
@@ -274,7 +280,7 @@ def measured(batches, after):
 # trainer.add_callback(Memory())
 # ```
 #
-# 층이 하나뿐인 GPT-2로 여덟 스텝을 돌며 `keep`이 고른 것을 목록에 모은다. 네 가지를 모은다. 역전파를 마친 손실, 역전파하지 않은 손실(검증에서 `no_grad`를 잊은 것), 로짓, `.item()`이다. 가장 가파른 것은 어느 것일까?
+# 층이 하나뿐인 GPT-2로 여덟 스텝을 돌며 넷 가운데 하나를 목록에 모은다. 역전파를 마친 손실, 역전파하지 않은 손실(검증에서 `no_grad`를 잊은 것), 로짓, `.item()`이다. 가장 가파른 것은 어느 것일까?
 
 # %%
 steepest = guess("10.4", None, ("loss after backward", "loss without backward", "logits", "item"))
@@ -328,7 +334,7 @@ steepest.against(max(a_step, key=a_step.get))
 #
 # </details>
 #
-# **훅**도 붙든다. 첫 블록의 출력을 목록에 담는 한 줄이 스텝마다 얼마를 남기는지 본다. 마지막 두 숫자는 훅을 뗀(`remove`) 뒤와 목록까지 비운 뒤의 값이다.
+# **훅**도 붙든다. 첫 블록의 출력을 목록에 담으며 네 스텝을 돈다. 마지막 두 숫자는 훅을 뗀(`remove`) 뒤와 목록을 비운 뒤다. 어느 쪽에서 돌아오는가?
 
 # %%
 with virtual_gpu.cuda("T4"):
@@ -344,9 +350,9 @@ with virtual_gpu.cuda("T4"):
     print([human_bytes(size) for size in after])
 
 # %% [markdown] lang="ko"
-# 스텝마다 3 MiB, 곧 4 × 256 × 768 × 4바이트다. 훅을 떼는 것만으로는 모자라고 목록도 비워야 한다.
+# 훅을 떼어도 그대로이고, 목록을 비워야 돌아온다. 붙든 것은 훅이 아니라 목록이다.
 #
-# **예외도 붙든다**([pytorch #27600](https://github.com/pytorch/pytorch/issues/27600), [jupyter/notebook #5421](https://github.com/jupyter/notebook/issues/5421)). 예외에는 traceback이, traceback에는 프레임이, 프레임에는 지역 변수가 달려 있다. 배치 16이 죽은 뒤 무엇이 남는지 네 곳에서 잰다. except 안, 가비지 컬렉션을 하고 캐시를 비운 뒤, except를 나온 뒤, `kept`를 놓은 뒤다. 둘째 줄은 예외를 다른 이름(`kept`)으로도 붙들어 둔 것이고, 노트북이 하는 일을 흉내 낸 것이다. 두 줄이 갈라지는 곳은 어디인가?
+# **예외도 붙든다**([pytorch #27600](https://github.com/pytorch/pytorch/issues/27600), [jupyter/notebook #5421](https://github.com/jupyter/notebook/issues/5421)). 예외에는 traceback이, traceback에는 프레임이, 프레임에는 지역 변수가 달려 있다. 배치 16이 죽은 뒤 무엇이 남는지 네 번 잰다. except 안, 거기서 `gc.collect()`와 `empty_cache()`를 부른 뒤, except를 나온 뒤, `kept`를 놓은 뒤다. 둘째 줄은 예외에 다른 이름(`kept`)을 붙인 것이다. 두 줄은 어디에서 갈라지는가?
 
 # %%
 import gc
@@ -368,30 +374,7 @@ for keep in (False, True):
     print(keep, [human_bytes(size) for size in alive])
 
 # %% [markdown] lang="ko"
-# except 안에서는 `gc.collect()`를 불러도 그대로다. 쓰레기가 아니라 아직 이름이 붙은 것이기 때문이다. `empty_cache()`가 돌려주는 것은 빈자리뿐이라 살아 있는 것은 건드리지 못한다. except가 끝나면 파이썬이 `oom`이라는 이름을 지우므로, 다른 이름이 없으면 거기서 바로 돌아온다. (남은 몇 MiB는 cuBLAS의 작업 공간이다.)
-#
-# **함수 안에서** 예외를 변수에 담으면 다르다. 예외, traceback, 프레임, 그 변수, 다시 예외로 이어지는 고리가 생긴다. 함수가 끝난 뒤와 `gc.collect()`를 부른 뒤를 잰다(그사이에 파이썬이 스스로 모으지 않게 해 둔다).
-
-
-# %%
-def tried():
-    try:
-        train(16)
-    except torch.OutOfMemoryError as oom:
-        kept = oom  # noqa: F841
-
-
-gc.disable()
-with virtual_gpu.cuda("T4"):
-    tried()
-    alive = [torch.cuda.memory_allocated()]
-    gc.collect()
-    alive.append(torch.cuda.memory_allocated())
-gc.enable()
-print([human_bytes(size) for size in alive])
-
-# %% [markdown] lang="ko"
-# 이름은 함수와 함께 사라졌는데도 고리가 남아, 모을 때까지 돌아오지 않는다. OOM을 잡아 다시 하는 함수에서 `gc.collect()`를 한 번 부르는 것은 이래서 쓸모가 있다.
+# except 안에서는 무엇을 불러도 그대로다. 쓰레기도 빈자리도 아니고, 아직 이름이 붙은 텐서이기 때문이다. except가 끝나면 파이썬이 `oom`이라는 이름을 지우므로 거기서 돌아온다. 다른 이름이 없다면 말이다. (남은 8.12 MiB는 cuBLAS의 작업 공간이다.)
 #
 # 노트북에서는 붙드는 이름이 더 있다.
 #
@@ -408,16 +391,16 @@ print([human_bytes(size) for size in alive])
 #
 # <details><summary>판정 (하나씩 맞다, 조건부로 맞다, 틀리다 가운데 고른다)</summary>
 #
-# 3은 **조건부로 맞다.** 그 이름이 마지막일 때만 그렇다. 옵티마이저, `Out`, 예외 가운데 하나라도 남아 있으면 그대로다. 돌아온 자리도 할당자가 쥐고 있어 `nvidia-smi`의 숫자는 줄지 않는다(10.5절). 4는 **틀리다.** 이름이 붙은 것은 모으지 못한다. 서로를 가리키는 고리가 있을 때만 듣고(위의 함수), 부를 때마다 파이썬의 객체를 모두 훑는 시간이 든다. OOM을 잡은 뒤에 한 번이면 된다.
+# 3은 **조건부로 맞다.** 그 이름이 마지막일 때만 그렇다. 옵티마이저, `Out`, 예외 가운데 하나라도 남아 있으면 그대로다. 돌아온 자리도 할당자가 쥐고 있어 `nvidia-smi`의 숫자는 줄지 않는다(10.5절). 4는 **틀리다.** 이름이 붙은 것은 모으지 못한다. 이름은 사라졌는데 서로를 가리키는 고리가 남았을 때만 듣는다. 함수가 예외를 지역 변수에 담으면 그런 고리(예외, traceback, 프레임, 그 변수)가 생기니, OOM을 잡은 뒤에 한 번은 쓸모가 있다.
 #
 # </details>
 #
 # ### 사건 10-A: OOM을 잡아 배치를 줄였는데
 #
-# "OOM이 나면 잡아서 배치를 줄여 다시 하게 했다. 그런데 작은 배치도 OOM이다. `empty_cache()`도 넣었다." `case("10-A").run()`은 층이 둘인 GPT-2로 배치 24를 시도했다가 실패하면 4로 다시 한다. `where`("inside": except 안에서, "after": except가 끝난 뒤), `empty_cache`, `collect`를 바꿀 수 있다. 다시 한 것이 통과하는 설정을 가장 적게 바꾸어 사전으로 답하라.
+# "OOM은 except **밖에서** 다시 하라고 해서 그렇게 했다. 배치를 24에서 4로 줄이고 `empty_cache()`도 부른다. 그래도 OOM이다. 4만 따로 실행하면 된다." `case("10-A").run()`이 이 프로그램이다(층이 둘인 GPT-2). 바꿀 수 있는 것은 다시 하는 곳 `where`("after", except 안이면 "inside"), 다시 하기 전의 `empty_cache`(True)와 `collect`(`gc.collect()`, False), 로그에 적으려고 담아 두는 것 `record`("error"는 예외, "message"는 그 문장)다. 처음에는 "after"와 "error"다. 통과하는 설정을 가장 적게 바꾸어 사전으로 답하라.
 
 # %%
-case("10-A").run(empty_cache=True)
+case("10-A").run()
 
 # %% [markdown] lang="ko"
 # 답을 적는다.
@@ -427,7 +410,7 @@ changes = ...
 case("10-A").check(changes)
 
 # %% [markdown] lang="ko"
-# **연습 10-2.** 평균 검증 손실을 돌려주는 `validate(model, batches)`를 써라. 배치가 몇 개든 최대가 같아야 한다. `batches`의 하나는 토큰의 텐서이고 라벨도 그것이다. 모델은 이미 `eval()`이다(내 루프에서는 앞뒤로 `model.eval()`과 `model.train()`을 부른다). `output = model(…)`처럼 이름을 붙이면 다음 배치를 계산하는 동안에도 앞의 로짓이 살아 있으니 조심한다. 아래의 시작점은 값은 맞지만 죽는다.
+# **연습 10-2.** 평균 검증 손실을 돌려주는 `validate(model, batches)`를 써라. 배치가 몇 개든 최대가 같아야 한다. `batches`의 하나는 토큰의 텐서이고 라벨도 그것이다. 모델은 이미 `eval()`이다. 이름을 붙인 것은 다음 배치를 계산하는 동안에도 살아 있으니 조심한다. 아래의 시작점은 값은 맞지만 배치가 늘면 죽는다.
 
 
 # %%
@@ -441,76 +424,47 @@ exercise("10-2").check(validate)
 # %% [markdown] lang="ko"
 # ## 10.5 새지 않는 누수와 단편화
 #
-# `nvidia-smi`의 숫자가 자꾸 커진다. 새는 것일까? 길이가 제각각인 배치 열여섯 개를 한도 없는 T4에서 돌리며 그때까지의 최대(`max allocated`)와 할당자가 쥔 것(`reserved`)을 그린다. 점선은 T4의 한도다. 한도는 껐다. 두 선은 마지막에 얼마나 벌어지는가?
-
-
-# %%
-import random
-
-
-def varied(gpu, limited=False, multiple=1, empty=False, steps=16):
-    lengths, allocated, reserved = random.Random(0), [], []
-    with virtual_gpu.cuda(gpu, limited=limited) as card:
-        model = small_gpt().cuda()
-        for _ in range(steps):
-            length = -(-lengths.randint(32, 512) // multiple) * multiple
-            tokens = torch.zeros(16, length, dtype=torch.long, device="cuda")
-            model(input_ids=tokens, labels=tokens).loss.backward()
-            model.zero_grad()
-            if empty:
-                torch.cuda.empty_cache()
-            allocated.append(torch.cuda.max_memory_allocated())
-            reserved.append(torch.cuda.memory_reserved())
-    return allocated, reserved, card
-
-
-allocated, reserved, card = varied("T4")
-growth_chart(card.capacity_bytes, **{"max allocated": allocated, "reserved": reserved})
-
-# %% [markdown] lang="ko"
-# 두 선은 넷째와 열한째 스텝에서만 뛴다. 그때까지 가장 긴 배치가 온 스텝이다. 텐서의 최대는 조금 느는데 예약은 두 배가 넘게 늘었다가 **멈춘다.** 조금 더 큰 텐서에는 앞의 빈자리가 모자라 새 세그먼트를 받기 때문이고, 여기서는 더 긴 배치가 오지 않자 더 늘지 않았다. 이것이 새지 않는 누수다. 새는 것은 최대가 아니라 **스텝 뒤의** `allocated`가 늘고 멈추지 않는다.
+# *지도에서: 스텝 뒤의 `allocated`는 그대로이고 `reserved`만 는다.*
 #
-# 카드에 그만큼 자리가 없으면 죽을까? 할당자는 OOM을 내기 전에 통째로 빈 세그먼트를 돌려주고 다시 해 본다. 같은 열여섯 스텝을 기록해 어디까지 작은 카드에서 도는지 64 MiB 간격으로 센다. 열은 텐서의 최대, 한도 없는 예약, 돌아가는 가장 작은 카드이고, 둘째 줄은 같은 기록을 `expandable_segments:True`로 다시 한 것이다.
+# `nvidia-smi`의 숫자가 자꾸 커진다. 새는 것일까? 길이가 제각각인 배치 열여섯 개를, 한도를 끈 T4에서 돌린다. 점선이 T4의 한도다. 세 선 가운데 늘기만 하는 것은 어느 것이고, 끝까지 느는가?
 
 # %%
-from virtual_gpu.allocator_settings import AllocatorSettings
+from helpers.chapters.c10_clinic.shapes import rooms, shape_of, varied_lengths
 
-trace = card.watch.saved().trace
-for expandable in (False, True):
-    settings = AllocatorSettings(expandable_segments=expandable)
-    sizes = trace.peak_bytes, trace.reserved_peak(settings=settings), trace.smallest_capacity(2**26, settings)
-    print(expandable, [human_bytes(size) for size in sizes])
+free = shape_of("T4", varied_lengths(), limited=False)
+lines = {"after the step": free.held, "most in the step": free.most, "reserved": free.reserved}
+growth_chart(free.limit, **lines)
 
 # %% [markdown] lang="ko"
-# 예약이 두 배로 부풀어도, 그보다 훨씬 작은 카드에서 돈다. 그래도 텐서의 최대보다는 커야 한다. 그 차이가 **정말로 못 쓰는 자리**, 단편화다. `expandable_segments`는 그 차이를 거의 없앤다.
+# `reserved`(할당자가 쥔 것)만 는다. 그때까지 가장 긴 배치가 온 넷째와 열한째 스텝에서 뛰고, 그 뒤로는 **멈춘다.** 조금 더 큰 텐서에는 앞의 빈자리가 모자라 새 세그먼트를 받기 때문이다. 스텝 뒤에 남는 텐서는 그대로이니 새는 것이 아니라 캐시다.
 #
-# `empty_cache()`를 스텝마다 부르면 어떨까? 길이를 64의 배수로 올리면(`pad_to_multiple_of=64`) 어떨까? 열은 마지막 예약과, 그때까지 예약의 최댓값이다.
+# 카드에 그만큼 자리가 없으면 죽을까? 같은 열여섯 스텝을 8 GiB와 5.6 GiB인 카드에서 돌린다. 텐서의 최대는 둘 다보다 작다. 나머지 세 줄은 흔히 권하는 것이다.
 
 # %%
-for how in ({}, {"empty": True}, {"multiple": 64}):
-    _, reserved, card = varied("T4", **how)
-    print(how, human_bytes(reserved[-1]), human_bytes(card.max_memory_reserved()))
+rooms()
 
 # %% [markdown] lang="ko"
+# 8 GiB에서는 그대로도 끝까지 간다. 할당자가 OOM을 내기 전에 통째로 빈 세그먼트를 드라이버에 돌려주고 다시 해 보기 때문이다. 5.6 GiB에서는 죽는다. 텐서는 다 들어가는데 빈자리가 조각나 있다. 이것이 **단편화**다. 셋은 저마다 조각을 줄이고, 텐서는 줄이지 않는다.
+#
 # > **주장 5.** "`empty_cache()`를 부르면 OOM이 안 난다" · **주장 6.** "`nvidia-smi`의 숫자가 늘면 새는 것이다"
 #
 # <details><summary>판정 (하나씩 맞다, 조건부로 맞다, 틀리다 가운데 고른다)</summary>
 #
-# 5는 **조건부로 맞다.** 빈자리 때문에 죽을 때만 듣는다. 여기서는 스텝마다 비우면 예약이 5.47 GiB를 넘지 않아, 그냥 두면 6.58 GiB인 카드가 있어야 돌던 것이 그보다 작은 카드에서 돈다. 그러나 **살아 있는 텐서 5.39 GiB는 한 바이트도 줄지 않고**, 부를 때마다 드라이버에서 다시 받는 시간이 든다.
-#
-# 할당자도 OOM을 내기 전에 통째로 빈 세그먼트를 스스로 돌려주지만, 그때는 이미 조금씩 쓰인 세그먼트가 많다. 비슷한 일을 `expandable_segments`나 64의 배수가 스텝마다 비우지 않고 해 준다(64의 배수에는 패딩이 조금 든다). `empty_cache()`는 같은 카드의 다른 프로세스에 자리를 내줄 때 쓸모가 있다.
+# 5는 **조건부로 맞다.** 빈자리 때문에 죽을 때만 듣는다. 살아 있는 텐서는 한 바이트도 줄지 않고, 부를 때마다 드라이버에서 다시 받는 시간이 든다. 같은 카드의 다른 프로세스에 자리를 내줄 때도 쓸모가 있다.
 #
 # 6은 **틀리다.** 늘다가 멈추면 캐시다. 텐서가 쌓이는지는 **스텝 뒤의** `memory_allocated()`가 말한다. 그것도 `memory_reserved()`도 그대로인데 `nvidia-smi`만 계속 늘면 PyTorch의 할당자 밖(NCCL, 다른 라이브러리)이다.
 #
 # </details>
 #
-# 오래 돌린 뒤에 정말 단편화로 죽었다면 메시지의 R이 크고 T가 F + R 이하다(거꾸로는 아니다, 10.8절). 그때 할 것은 차례로 `expandable_segments:True`([torchtune #1185](https://github.com/meta-pytorch/torchtune/issues/1185): 16.39에서 10.83 GiB가 되었다는 보고), 길이의 종류를 줄이는 `pad_to_multiple_of`, 배치다. 길이가 제각각인 학습이 몇 시간 뒤에 이렇게 죽는다는 말은 [SpecForge #739](https://github.com/sgl-project/SpecForge/pull/739)에도 있다.
+# **정말 단편화 탓인가?** T가 F + R 이하이고, `expandable_segments:True`를 켜면 **끝까지** 가야 한다. 앞의 것만으로는 모자란다(10.8절에서 본다). 그다음에 볼 것은 길이의 종류를 줄이는 `pad_to_multiple_of`, 그래도 모자라면 배치다([torchtune #1185](https://github.com/meta-pytorch/torchtune/issues/1185), [SpecForge #739](https://github.com/sgl-project/SpecForge/pull/739)).
 #
 # 켜는 법: 터미널이면 `export PYTORCH_ALLOC_CONF=expandable_segments:True`, 노트북이면 런타임을 다시 시작하고 `import torch`보다 먼저 `%env PYTORCH_ALLOC_CONF=expandable_segments:True`다. 2.9보다 옛 PyTorch에서는 이름이 `PYTORCH_CUDA_ALLOC_CONF`다(3.10절).
 #
 # ## 10.6 다른 프로세스
 #
-# [trl #4237](https://github.com/huggingface/trl/issues/4237)에 올라온 T4의 숫자를 PyTorch의 문장에 넣었다. 이 프로세스의 텐서는 4.50 GiB뿐이다. 나머지는 누구의 것인가?
+# *지도에서: 어떤 날은 되고 어떤 날은 안 된다.*
+#
+# [trl #4237](https://github.com/huggingface/trl/issues/4237)에 올라온 T4의 숫자를 PyTorch의 문장에 넣었다. 이 메시지에는 `this process`가 없다. 컨테이너 안에서는 PyTorch가 자기 번호를 몰라 이렇게 적을 때가 있다. 네 프로세스 가운데 나는 누구인가?
 
 # %%
 virtual_gpu.diagnose(
@@ -521,17 +475,14 @@ virtual_gpu.diagnose(
 )
 
 # %% [markdown] lang="ko"
-# `this process`가 없는 메시지다. 컨테이너 안에서는 PyTorch가 자기 번호를 몰라 이렇게 적을 때가 있다. `allocated` + R에 컨텍스트(100 MiB에서 수백 MiB)를 더한 것과 비슷한 프로세스가 나다. 4.50 + 2.14 = 6.64 GiB이므로 6.79 GiB인 Process 1이다. `Process 8345 has 14.70 GiB memory in use`처럼 하나만 적혀 있고 그것이 `allocated` + R과 비슷하면, 남이 아니라 **내 프로그램**이다.
-#
-# 나머지 셋은 남의 것이다. 테스트 네 개가 카드 하나를 함께 쓰고 있었다. 이럴 때 배치를 줄이면 남이 쓰는 만큼을 내 몫에서 깎을 뿐이다. `nvidia-smi`로 누구인지 보고, rank마다 카드를 하나씩 쓰는지(`torch.cuda.set_device(local_rank)`), 죽은 노트북의 커널이 남아 있지 않은지 본다. 컨테이너 안에서는 `nvidia-smi`에 다른 프로세스가 보이지 않을 수 있다. 그때는 메시지의 전체에서 F와 나의 것을 빼면 남의 것이다.
+# 나는 `allocated` + R에 CUDA 컨텍스트를 더한 것과 비슷한 프로세스다. 4.50 + 2.14 = 6.64 GiB이니 6.79 GiB인 Process 1이다. (프로세스가 하나만 적혀 있고 그것이 `allocated` + R과 비슷하다면, 남이 아니라 **내 프로그램**이다.) 나머지는 남의 것이고, 그것이 없었다면 이 요청은 통과했다. 이럴 때 배치를 줄이면 남이 쓰는 만큼을 내 몫에서 깎을 뿐이다. `nvidia-smi`로 누구인지 보고, rank마다 카드를 하나씩 쓰는지, 죽은 노트북의 커널이 남아 있지 않은지 본다.
 #
 # ### 사건 10-B: 새는 것 같다
 #
-# "작은 모델을 T4에서 학습한다. 늘 에폭의 처음 몇십 스텝에서 OOM이 난다. 메모리가 샌다고 확신한다." `case("10-B").run()`은 10.3절처럼 한 에폭을 세어 어느 스텝에서 죽는지, 그 스텝의 토큰과 필요한 메모리, 그 앞 다섯 스텝에 필요한 메모리를 보여 준다. `seed`(0), `batch_size`(16), `max_length`(1024)를 바꿀 수 있고 실험은 다섯 번이다.
-# 까닭을 `"leak"`, `"longest"`, `"fragmentation"`, `"other_process"` 가운데 하나로 답하라. 누수와 구별해 주는 실험은 무엇인가?
+# "PyTorch가 5.6 GiB를 쓸 수 있는 6 GB 카드에서 학습한다. 열세 번째 스텝에서 OOM이 난다. `nvidia-smi`를 보면 메모리가 계속 늘다가 죽으니 새는 것이 틀림없다." `case("10-B").run()`은 이 학습을 가상 카드에서 실제로 돌려 스텝마다의 세 숫자와 마지막 메시지를 보여 준다. `max_length`(512), `empty_cache`(False), `expandable`(False)과 길이를 뽑는 `seed`(9)를 바꿀 수 있고 실험은 다섯 번이다. 답은 둘이다. 까닭은 `"leak"`, `"longest"`, `"fragmentation"`, `"other_process"` 가운데 무엇인가? 글을 그대로 두고 끝까지 가게 하는 설정은 무엇인가? `{"why": 까닭, "change": {설정: 값}}`으로 적는다.
 
 # %%
-case("10-B").run(seed=4)
+case("10-B").run()
 
 # %% [markdown] lang="ko"
 # 답을 적는다.
@@ -543,6 +494,8 @@ case("10-B").check(answer)
 # %% [markdown] lang="ko"
 # ## 10.7 도구 두 가지
 #
+# *지도에서: 까닭의 갈래를 알았다. 이제 그 줄을 찾는다.*
+#
 # ### 스냅샷: 누가 붙들고 있나
 #
 # `torch.cuda.memory._record_memory_history()`를 켜면 PyTorch가 할당마다 그것을 부른 줄을 적어 둔다. 이름 앞의 밑줄이 말하듯 바뀔 수 있는 API다. 로짓을 모으는 루프를 기록하고, 끝에 살아 있는 블록을 **내 코드의 줄**로 모은다. 기록을 켜기 전에 만든 것에는 줄이 없으니 모델을 만들기 전에 켠다.
@@ -551,7 +504,7 @@ case("10-B").check(answer)
 from pathlib import Path
 from tempfile import mkdtemp
 
-from helpers.chapters.c10_clinic.blocks import alive_by_line, events
+from helpers.chapters.c10_clinic.blocks import alive_by_line
 
 path = Path(mkdtemp()) / "snapshot.pickle"
 with virtual_gpu.cuda("T4"):
@@ -567,9 +520,13 @@ with virtual_gpu.cuda("T4"):
 alive_by_line(snapshot)
 
 # %% [markdown] lang="ko"
-# 쌓인 텐서를 **만든** 줄이 나온다. 붙든 줄(`kept.append`)은 적혀 있지 않다. 모델을 부른 줄이 793 MiB를 쥐고 있으니, 그 값이 흘러간 곳을 따라가 붙든 이름(`kept`)을 찾는다. 둘째와 셋째 줄은 그레이디언트와 가중치다. 있어야 할 것이고, 스텝이 늘어도 늘지 않는다. 첫 줄만 스텝의 수만큼 는다(로짓 196.32 MiB가 네 개이고, 나머지는 cuBLAS의 작업 공간 8.12 MiB와 손실이다).
+# 쌓인 텐서를 **만든** 줄이 나온다. 붙든 줄(`kept.append`)은 적혀 있지 않다. 첫 줄이 만든 값이 흘러간 곳을 따라가 붙든 이름(`kept`)을 찾는다. 둘째와 셋째 줄은 그레이디언트와 가중치다. 있어야 할 것이고, 스텝이 늘어도 늘지 않는다.
 #
-# 진짜 GPU에서는 둘째 줄이 다르다. 역전파는 autograd의 스레드에서 돌아, 그것이 만든 블록(그레이디언트)에는 파이썬의 줄이 없다.
+# <details><summary>둘째 줄이 셋째 줄보다 8 MiB쯤 큰 까닭</summary>
+#
+# 그레이디언트는 가중치와 크기가 같다. 블록 하나가 더 있는데, cuBLAS의 작업 공간 8.12 MiB다(10.4절에서 끝까지 남던 것). 순전파의 스레드와 역전파의 스레드가 하나씩 가진다. 첫 줄에도 하나가 들어 있다. 진짜 GPU에서는 autograd의 스레드가 만든 블록(그레이디언트)에 파이썬의 줄이 없다.
+#
+# </details>
 #
 # 같은 기록을 시간을 따라 그린다. 가로는 할당과 해제의 차례, 세로는 살아 있는 바이트이고, 64 MiB가 넘고 끝까지 남는 블록을 줄마다 다른 색으로 칠했다. **오른쪽 끝까지 이어지는 띠** 가운데 스텝마다 하나씩 더해지는 것은 무엇인가?
 
@@ -581,24 +538,7 @@ history_chart(snapshot)
 # %% [markdown] lang="ko"
 # 주황색 띠, 로짓이다. 가중치(파랑)와 그레이디언트(초록)는 한 번 생기고 그대로다. 회색은 스텝마다 생겼다가 사라지는 것이다.
 #
-# 기록의 처음도 본다. 64 MiB가 넘는 일만 골랐다. `alloc`의 앞에는 무엇이 오는가?
-
-# %%
-events(snapshot, least=2**26, most=8)
-
-# %% [markdown] lang="ko"
-# `alloc`마다 그 앞에 `segment_alloc`이 하나씩 있다. 147.24 MiB를 놓으려고 148 MiB를 드라이버에서 받았다(10.1절의 2 MiB 배수).
-#
-# | 적힌 것 | 뜻 |
-# |---|---|
-# | `alloc` | 텐서가 자리를 얻었다 |
-# | `free_requested`, `free_completed` | 텐서가 사라졌다. 빈자리는 할당자에 남는다 |
-# | `segment_alloc` | 맞는 빈자리가 없어 드라이버에서 받았다 |
-# | `segment_free` | 드라이버에 돌려주었다(`empty_cache`, OOM 직전) |
-# | `segment_map`, `segment_unmap` | `expandable_segments`를 켰을 때의 앞의 둘이다 |
-# | `oom` | 얻지 못했다 |
-#
-# `_dump_snapshot`이 쓴 파일(`path`)을 **pytorch.org/memory_viz**에 끌어다 놓으면 위와 같은 그림이 된다(파일은 브라우저 밖으로 나가지 않는다). 띠 하나가 텐서 하나이고, 누르면 그 줄이 나온다. 'Allocator State History'는 세그먼트와 빈자리를 보여 준다. 가상 GPU가 쓴 파일도 진짜와 형식이 같다. 프로그램이라면 `virtual-gpu run --snapshot FILE`이 쓴다.
+# `_dump_snapshot`이 쓴 파일(`path`)을 **pytorch.org/memory_viz**에 끌어다 놓으면 위와 같은 그림이 된다(파일은 브라우저 밖으로 나가지 않는다). 띠 하나가 텐서 하나이고, 누르면 그 줄이 나온다. 기록에 적힌 일을 읽는 법은 10.10절에 있다.
 #
 # 진짜 GPU에서 오래 도는 학습이라면 기록의 길이를 정하고, OOM이 난 순간 저장한다.
 #
@@ -610,7 +550,6 @@ events(snapshot, least=2**26, most=8)
 #     torch.cuda.memory._dump_snapshot("oom.pickle")
 #     raise
 # ```
-#
 #
 # ### 내 루프의 최대
 #
@@ -627,7 +566,7 @@ with virtual_gpu.cuda("T4"):
         model.zero_grad()
 
 # %% [markdown] lang="ko"
-# 최대는 4분의 1이 되지 않았다. 이 작은 모델에서는 길이와 상관없는 몫이 더 크기 때문이다. 가중치와 그레이디언트가 355 MiB이고, 임베딩과 `lm_head`가 함께 쓰는 가중치의 그레이디언트를 더하는 동안 147 MiB짜리 사본 둘이 더 있다. 루프의 첫 줄 `reset_peak_memory_stats()`를 지우고 다시 실행하면 둘째 줄은 무엇이 되는가?
+# 4분의 1이 되지 않았다. 길이와 상관없는 몫(가중치와 그레이디언트)이 있기 때문이다. 루프의 첫 줄 `reset_peak_memory_stats()`를 지우고 다시 실행하면 둘째 줄은 무엇이 되는가?
 #
 # <details><summary>답 (먼저 해 본 다음에 연다)</summary>
 #
@@ -637,7 +576,7 @@ with virtual_gpu.cuda("T4"):
 #
 # ## 10.8 시험: 죽은 프로그램 열 개
 #
-# 프로그램 열 개와, 가상 T4에서 실제로 죽으며 남긴 traceback이다. 1, 2, 3은 10.2절에서 진단을 본 것이니 몸풀기이고, 나머지는 의사보다 먼저 까닭을 맞힌다. 두 번 쓰는 것도, 쓰지 않는 것도 있다. 고를 것은 `logits`, `attention`(점수 행렬), `longest`(가장 긴 배치), `optimizer`(첫 스텝의 상태), `kept`(붙들고 있다), `handler`(예외 안에서 다시), `evaluation`(모은 로짓), `generate`(질문을 읽거나 답을 만들다가), `loading`(올리다가), `limit`(스스로 건 한도)이다.
+# 프로그램 열 개와, 가상 T4에서 실제로 죽으며 남긴 traceback이다. 1, 2, 3은 몸풀기이고, 나머지는 의사보다 먼저 까닭을 맞힌다. 두 번 쓰는 것도, 쓰지 않는 것도 있다. 고를 것은 `logits`, `attention`(점수 행렬), `longest`(가장 긴 배치), `optimizer`(첫 스텝의 상태), `kept`(붙들고 있다), `handler`(예외 안에서 다시), `evaluation`(모은 로짓), `generate`(질문을 읽거나 답을 만들다가), `loading`(올리다가), `limit`(스스로 건 한도)이다.
 
 # %%
 from helpers.chapters.c10_clinic.broken import rounds, ward, with_expandable_segments
@@ -654,42 +593,37 @@ rounds(answers)
 # %% [markdown] lang="ko"
 # 의사가 맞히지 못하는 것이 있다. `longest`와 `kept`다. 메시지와 traceback은 **한 순간**의 것이라, 앞의 스텝들이 어땠는지, 무엇이 쌓였는지는 적혀 있지 않다. 의사는 죽은 자리만 말한다. 이 둘은 시간에 따른 변화로 구별한다. 스텝 뒤의 `allocated`가 늘면 `kept`, 그대로인데 그 스텝만 유난히 많이 달라고 하면 `longest`다.
 #
-# 4, 6, 7, 8은 T가 F + R 이하라서 의사도 '그 밖에'에 단편화를 적는다. 정말 단편화라면 `expandable_segments:True`를 켜고 끝까지 가야 한다. 켜고 다시 실행해 본다. 끝까지 가는 것이 있는가?
+# 4, 6, 7, 8은 T가 F + R 이하다. 정말 단편화라면 `expandable_segments:True`를 켜고 끝까지 가야 한다(10.5절). 끝까지 가는 것이 있는가?
 
 # %%
 with_expandable_segments(4, 6, 7, 8)
 
 # %% [markdown] lang="ko"
-# 그 요청은 지나가 살아 있는 텐서가 늘었지만, 넷 다 그 뒤에서 죽는다('켜면 T'가 그때의 T다). 단편화만 탓할 수 있는 것은, 켜고 나서 끝까지 갈 때뿐이다.
+# 그 요청은 지나가 살아 있는 텐서가 늘었지만, 넷 다 그 뒤에서 죽는다('켜면 T'가 그때의 T다). 단편화만 고쳐서 살릴 수 있는 것은 없다.
 #
 # ## 10.9 기억할 것
 #
-# 죽는 세 가지와, 죽지 않는 하나를 나란히 둔다. 층이 하나인 GPT-2를 저마다 한도(점선)가 다른 가상 카드에서 실제로 돌린 것이다. ×는 죽은 순간에 살아 있던 텐서에 T를 더한 높이다. 한도 위의 ×와 아래의 ×는 무엇이 다른가?
+# 처음의 지도를 그림으로 다시 본다. 층이 하나인 GPT-2를 저마다 한도(점선)가 다른 가상 카드에서 실제로 돌린 것이다. ×는 죽은 순간에 살아 있던 텐서에 T를 더한 높이다. 한도 위의 ×와 아래의 ×는 무엇이 다른가?
 
 # %%
 shapes_chart(four_shapes())
 
 # %% [markdown] lang="ko"
-# ×가 한도 위면 빈자리를 다 모아도 모자란 것이다. 아래면 자리는 있는데 흩어져 있다. 단편화다. `reserved`만으로는 캐시와 가를 수 없다. 이 장에서 적은 예상과 결과를 돌아본다.
+# ×가 한도 위면 빈자리를 다 모아도 모자란 것이다. 아래면 자리는 있는데 흩어져 있다. 단편화다. 캐시와 단편화는 `reserved`가 똑같이 늘다가, 죽느냐에서 갈린다. 이 장에서 적은 예상과 결과를 돌아본다.
 
 # %%
 guesses()
 
 # %% [markdown] lang="ko"
-# T, F, R은 10.1절의 표에 있다.
+# | 그래프에서 보이는 것 | 까닭 | 먼저 할 것 |
+# |---|---|---|
+# | 한 스텝만 한도 위로 치솟는다 | 가장 긴 배치 | 자르기, packing, 토큰 예산. 가장 긴 글로 두 스텝 시험 |
+# | 스텝 뒤의 `allocated`가 계단처럼 는다 | 붙든 이름 | 스냅샷으로 줄을 찾는다. `.item()`, `no_grad`, except 밖에서 다시 |
+# | `reserved`만 늘다가 멈춘다 | 캐시 | 두어도 된다 |
+# | `reserved`만 늘다가, 한도 아래의 ×로 죽는다 | 단편화 | `expandable_segments:True`로 끝까지 가는지 본다 |
+# | 내 것은 그대로인데 F가 줄었다 | 다른 프로세스 | `nvidia-smi` |
 #
-# | 스텝 뒤 `allocated` | 그 스텝의 최대 | `reserved` | 까닭 | 먼저 할 것 |
-# |---|---|---|---|---|
-# | 그대로 | 죽는 스텝에서만 한도를 넘으려 한다 | 최대를 따라 뛴다 | 가장 긴 배치(10.3절) | 가장 긴 글로 채운 두 스텝을 먼저. 자르기, 토큰 예산 |
-# | 계단처럼 는다 | 같은 만큼 는다 | 따라 는다 | 붙들고 있다(10.4절) | 스냅샷으로 줄을 찾아 `.item()`, `.detach().cpu()`, `no_grad` |
-# | 그대로 | 한도 아래 | 늘다가 멈추고, 죽지 않는다 | 캐시. 새지 않는다(10.5절) | 두어도 된다 |
-# | 그대로 | 한도 아래 | 최대보다 높다. T가 F + R 이하로 죽는다 | 단편화일 수 있다(10.5절) | `expandable_segments:True`. 그래도 죽으면 단편화 탓만은 아니다 |
-# | 처음부터 모자란다 | | | 다른 프로세스(10.6절), 가중치와 옵티마이저 상태 | `nvidia-smi`, [9장](09_fit_your_gpu.ipynb) |
-#
-# - T를 배치, 길이, 바이트로 나눈다. 남는 수가 어휘이면 로짓, 헤드 수 × 길이이면 점수 행렬이다.
-# - T는 잔을 넘치게 한 마지막 한 방울이다. 무엇이 차 있는지는 `allocated`와 스냅샷이 말한다.
-# - 예외도, 노트북의 `Out`도 텐서를 붙든다. 다시 할 것은 except 밖에서 한다.
-# - 모르겠으면 traceback을 통째로 `virtual-gpu doctor`에 준다. 진단은 죽은 자리에 대한 것이다. 한참 뒤에 난 OOM이라면 '확실'이라고 해도 스텝 뒤의 `allocated`를 함께 본다.
+# **T는 마지막 요청일 뿐이다. 죽기 전의 스텝들을 보라.** 의사도 메시지 하나만 보면 죽은 자리밖에 모른다.
 #
 # 학습이 끝났는데 평가에서, 저장하다가, 이어서 시작하다가 죽는다면? [11장](11_outside_training.ipynb)에서 답한다. 물음에서 시작하려면 [질문에서 시작하기](../../docs/questions.md)를 편다.
 
@@ -720,6 +654,27 @@ model(input_ids=tokens, labels=tokens).loss.backward()
 # %virtual_gpu off
 
 # %% [markdown] lang="ko"
+# ### 스냅샷에 적힌 일
+#
+# 10.7절의 기록에서 처음을 본다. 64 MiB가 넘는 일만 골랐다. `alloc`의 앞에는 무엇이 오는가?
+
+# %%
+from helpers.chapters.c10_clinic.blocks import events
+
+events(snapshot, least=2**26, most=8)
+
+# %% [markdown] lang="ko"
+# `alloc`마다 그 앞에 `segment_alloc`이 하나씩 있다. 147.24 MiB를 놓으려고 148 MiB를 드라이버에서 받았다(10.1절의 2 MiB 배수).
+#
+# | 적힌 것 | 뜻 |
+# |---|---|
+# | `alloc` | 텐서가 자리를 얻었다 |
+# | `free_requested`, `free_completed` | 텐서가 사라졌다. 빈자리는 할당자에 남는다 |
+# | `segment_alloc` | 맞는 빈자리가 없어 드라이버에서 받았다 |
+# | `segment_free` | 드라이버에 돌려주었다(`empty_cache`, OOM 직전) |
+# | `segment_map`, `segment_unmap` | `expandable_segments`를 켰을 때의 앞의 둘이다 |
+# | `oom` | 얻지 못했다 |
+#
 # ### 프로파일러
 #
 # `torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True)`도 할당을 적는다. `export_memory_timeline`은 그것을 파라미터, 그레이디언트, 순전파 상태로 갈라 그려 주지만, PyTorch 2.13은 이 함수를 없앨 것이라며 스냅샷을 권한다. 여기서는 실행해 보지 않았다. 종류별로 가른 그림은 `virtual-gpu run --html FILE`이 그린다.

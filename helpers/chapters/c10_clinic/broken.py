@@ -95,7 +95,7 @@ PROGRAMS = {
         "print(sum(losses) / len(losses))\n",
         "kept",
         (
-            "검증 손실마다 그래프가 달려 있다. 의사가 본 것은 잔을 넘치게 한 마지막 한 방울이다.",
+            "검증 손실마다 그래프가 달려 있다. 의사가 본 것은 마지막 요청뿐이다.",
             "Each validation loss has its graph. What the doctor saw is the last straw.",
         ),
     ),

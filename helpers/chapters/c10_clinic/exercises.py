@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from virtual_gpu.units import choose, human_bytes
 from ...rows import LeftRows
 from ...self_check import Case, Exercise, filled, right
 from .growth import small_gpt
-from .lengths import Epoch, budget_batches, example_lengths, random_batches
+from .lengths import Epoch, budget_batches, example_lengths
+from .shapes import EXPANDABLE, SMALL, Shape, shape_of, varied_lengths
 
 _BUDGET = 4096
 
@@ -82,69 +83,92 @@ def _peak_of_validation(validate: Callable[[torch.nn.Module, list[torch.Tensor]]
         return torch.cuda.max_memory_allocated()
 
 
-@cache
-def _lengths() -> tuple[int, ...]:
-    return tuple(example_lengths())
+class _Ran(LeftRows):
+    """What each step of case 10-B left, and the error that ended it."""
+
+    def __init__(self, shape: Shape):
+        heads = (
+            tr(ko="스텝", en="step"),
+            tr(ko="스텝 뒤 allocated", en="allocated after it"),
+            tr(ko="그 스텝의 최대", en="most in it"),
+            "reserved",
+        )
+        alive = zip(shape.held, shape.most, shape.reserved, strict=True)
+        rows = [[step, *map(human_bytes, sizes)] for step, sizes in enumerate(alive, 1)]
+        if shape.wanted:
+            rows[-1][0] = f"{rows[-1][0]} (OOM)"
+        super().__init__(heads, rows)
+        ended = tr(ko="끝까지 갔다.", en="It came to its end.")
+        self.said = shape.message.split(" If reserved but")[0] or ended
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}\n{self.said}"
+
+    def _repr_html_(self) -> str:
+        return f"{super()._repr_html_()}<p>{escape(self.said)}</p>"
 
 
-def _epoch(seed: int = 0, batch_size: int = 16, max_length: int = 1024) -> LeftRows:
-    """One epoch of case 10-B: where it dies, what that step needs, and what the five before it needed, in order."""
-    lengths = [min(length, max_length) for length in _lengths()]
-    epoch = Epoch(random_batches(lengths, batch_size, seed))
-    step = epoch.deaths[0] if epoch.deaths else None
-    before = epoch.peaks[: step and step - 1][-5:]
-    died = epoch.batches[step - 1] if step else []
-    heads = (
-        tr(ko="죽는 스텝", en="dies in step"),
-        tr(ko="그 스텝의 토큰", en="its tokens"),
-        tr(ko="필요한 메모리", en="needed"),
-        tr(ko="그 앞 다섯 스텝에 필요한 메모리", en="needed by the five before"),
-    )
-    tokens = f"{len(died) * max(died, default=0):,}" if died else "–"
-    needed = human_bytes(epoch.peaks[step - 1]) if step else "–"
-    return LeftRows(heads, [[step or "–", tokens, needed, ", ".join(map(human_bytes, before)) or "–"]])
+def _epoch(seed: int = 9, max_length: int = 512, empty_cache: bool = False, expandable: bool = False) -> _Ran:
+    """Case 10-B: sixteen steps on a small virtual card, up to the death of one, step by step."""
+    return _Ran(_shape(seed, max_length, empty_cache, expandable))
+
+
+def _shape(seed: int = 9, max_length: int = 512, empty_cache: bool = False, expandable: bool = False) -> Shape:
+    settings = EXPANDABLE if expandable else None
+    return shape_of(SMALL, varied_lengths(seed, max_length), empty=empty_cache, settings=settings)
 
 
 _WHY_NOT = {
     "leak": lambda: tr(
-        ko="새는 것이라면 스텝마다 조금씩 더 필요해지고, 시드를 바꾸어도 비슷한 스텝에서 죽는다. 두 시드를 비교한다.",
-        en="A leak grows step by step and kills near the same step with every seed: compare two.",
+        ko="새는 것이라면 스텝 뒤에 남는 텐서가 늘어야 한다. 첫 스텝과 마지막에서 둘째 스텝을 비교한다.",
+        en="A leak leaves more tensors after each step: compare the first step with the last but one.",
     ),
-    "fragmentation": lambda: tr(
-        ko="이 셈은 길이만으로 죽는 스텝을 맞힌다. 긴 글을 자르면(max_length=512) 어떻게 되는지 본다.",
-        en="Lengths alone say which step dies: see what cutting the long texts (max_length=512) does.",
+    "longest": lambda: tr(
+        ko="그 배치가 커서 죽었다면 살아 있던 텐서에 T를 더한 것이 카드보다 커야 한다. 더해 본다.",
+        en="Too large a batch would want more, with what was alive, than the card has: add the two.",
     ),
     "other_process": lambda: tr(
-        ko="다른 프로세스라면 배치의 길이와 상관이 없다. max_length를 줄여 본다.",
-        en="Another process would not care how long the batch is: try a smaller max_length.",
+        ko="메시지의 전체에서 F를 뺀 것과 이 프로세스의 것을 비교한다.",
+        en="Compare the message's total less what is free with this process's own.",
     ),
 }
 
 
-def _judge_why(answer: str) -> str:
-    why = choose(filled(answer), ("longest", *_WHY_NOT), tr(ko="까닭", en="cause"))
+def _judge_why(answer: Mapping[str, Any]) -> str:
+    answer = filled(answer)
+    for name in answer:
+        choose(name, ("why", "change"), tr(ko="칸", en="field"))
+    causes = ("fragmentation", *_WHY_NOT)
+    why, change = choose(filled(answer.get("why")), causes, tr(ko="까닭", en="cause")), filled(answer.get("change"))
     if why in _WHY_NOT:
         return _WHY_NOT[why]()
-    return right(tr(ko="시드가 바뀌면 긴 글이 오는 스텝도 바뀐다.", en="Another seed, another step for the long text."))
+    for name in change:
+        choose(name, ("seed", "max_length", "empty_cache", "expandable"), tr(ko="설정", en="setting"))
+    shape = _shape(**change)
+    if shape.wanted:
+        step = len(shape.held)
+        return tr(
+            ko=f"까닭은 맞다. 그 설정으로는 스텝 {step}에서 죽는다.", en=f"The cause; but it dies in step {step}."
+        )
+    if not set(change) <= {"empty_cache", "expandable"}:
+        return tr(ko="까닭은 맞다. 글은 그대로 두고 살린다.", en="The cause; now save it with the same texts.")
+    most = human_bytes(max(shape.most))
+    return right(tr(ko=f"텐서의 최대 {most}는 처음부터 들어갔다.", en=f"The tensors' peak, {most}, fitted all along."))
 
 
-def _retry(where: str = "inside", empty_cache: bool = False, collect: bool = False) -> LeftRows:
-    """Case 10-A: a step of 24 dies, then one of 4 is tried inside except or after it."""
+def _retry(where: str = "after", record: str = "error", empty_cache: bool = True, collect: bool = False) -> LeftRows:
+    """Case 10-A: a step of 24 dies, something of the error is recorded, then one of 4 is tried."""
     import gc
 
-    where = choose(where, ("inside", "after"), "where")
-
-    def clean() -> None:
-        if collect:
-            gc.collect()
-        if empty_cache:
-            torch.cuda.empty_cache()
-
+    where, record = choose(where, ("inside", "after"), "where"), choose(record, ("error", "message"), "record")
     held = 0
 
     def again() -> str:
         nonlocal held
-        clean()
+        if collect:
+            gc.collect()
+        if empty_cache:
+            torch.cuda.empty_cache()
         held = torch.cuda.memory_allocated()
         try:
             _one_step(4)
@@ -153,15 +177,16 @@ def _retry(where: str = "inside", empty_cache: bool = False, collect: bool = Fal
         return tr(ko="끝까지 갔다", en="came to its end")
 
     with virtual_gpu.cuda("T4"):
-        failed, result = False, ""
+        failed, result = None, ""
         try:
             _one_step(24)
-        except torch.OutOfMemoryError:
-            failed = True
+        except torch.OutOfMemoryError as error:
+            failed = error if record == "error" else str(error)
             if where == "inside":
                 result = again()
         if failed and where == "after":
             result = again()
+        failed = None
     heads = (tr(ko="다시 하기 전에 살아 있는 것", en="alive before the retry"), tr(ko="배치 4", en="batch 4"))
     return LeftRows(heads, [[human_bytes(held), result]])
 
@@ -175,11 +200,11 @@ def _one_step(batch_size: int) -> None:
 def _judge_retry(changes: dict[str, Any]) -> str:
     changes = filled(changes)
     for name in changes:
-        choose(name, ("where", "empty_cache", "collect"), tr(ko="설정", en="setting"))
+        choose(name, ("where", "record", "empty_cache", "collect"), tr(ko="설정", en="setting"))
     held, result = _retry(**changes)[0]
     if result == "OOM":
         return tr(ko=f"또 죽는다. {held}가 아직 살아 있다.", en=f"It dies again: {held} are alive still.")
-    if set(changes) != {"where"}:
+    if set(changes) != {"record"}:
         return tr(ko="된다. 그런데 바꿀 것은 하나면 된다.", en="It works; one change alone does, too.")
     return right(tr(ko=f"남은 것 {held}.", en=f"{held} are left."))
 
@@ -190,27 +215,29 @@ CASES = {
         _judge_why,
         lambda: [
             tr(
-                ko="seed만 바꾸어 두어 번 실행한다. 죽는 스텝이 같은가?",
-                en="A few runs that differ in seed: the same step?",
+                ko="세 열 가운데 늘어난 것은 어느 것인가? 나머지 둘은 무엇을 말하는가?",
+                en="Which of the three columns grows, and what do the other two say?",
             ),
             tr(
-                ko="새는 것이라면 죽기 전 스텝들의 최대는 어떤 모양이어야 하는가?",
-                en="A leak: how would the peaks look?",
+                ko="메시지의 텐서(allocated)에 T를 더해 카드 전체와 비교하고, T를 F + R과 비교한다.",
+                en="Compare the tensors and T together with the card, and T with F + R.",
             ),
         ],
-        'first = case("10-B").run(seed=4)\nsecond = case("10-B").run(seed=9)\n'
-        'shorter = case("10-B").run(max_length=512)\nanswer = "longest"',
+        'first = case("10-B").run()\nsame_texts = case("10-B").run(expandable=True)\n'
+        'answer = {"why": "fragmentation", "change": {"expandable": True}}',
         experiment=_epoch,
-        thread="huggingface/transformers #26284, allenai/allennlp #2515",
+        thread="meta-pytorch/torchtune #1185, sgl-project/SpecForge #739",
     ),
     "10-A": lambda: Case(
         "10-A",
         _judge_retry,
         lambda: [
             tr(ko="'다시 하기 전에 살아 있는 것'을 본다. 누가 붙들고 있는가?", en="See what is alive: who holds it?"),
-            tr(ko="예외는 언제 사라지는가?", en="When does the exception go?"),
+            tr(
+                ko="except가 끝난 뒤에도 예외를 가리키는 이름이 있는가?", en="After except, does a name hold the error?"
+            ),
         ],
-        'same = case("10-A").run(empty_cache=True, collect=True)\nchanges = {"where": "after"}',
+        'same = case("10-A").run(collect=True)\nchanges = {"record": "message"}',
         experiment=_retry,
         thread="pytorch/pytorch #27600, #10348",
     ),

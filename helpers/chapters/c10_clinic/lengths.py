@@ -82,22 +82,18 @@ def needed(batch_size: int, length: int, gpu: str = "T4") -> int:
     return predict_memory(**MODEL, batch_size=batch_size, sequence_length=length, gpu=gpu).needed_bytes
 
 
-def step_peaks(batches: Sequence[Sequence[int]], gpu: str = "T4", accumulation: int = 1) -> list[int]:
-    """The tensors' peak in each step of a training that begins with these batches, on a card without a limit.
-
-    accumulation: so many of the batches make one step.
-    """
+def step_peaks(batches: Sequence[Sequence[int]], gpu: str = "T4") -> list[int]:
+    """The tensors' peak in each step of a training that begins with these batches, on a card without a limit."""
     import torch
 
     peaks = []
     with virtual_gpu.cuda(gpu, limited=False):
         model = build_model(load_config(MODEL["model_id"]), torch.float32).to_empty(device="cuda").eval()
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        for at in range(0, len(batches), accumulation):
+        for batch in batches:
             torch.cuda.reset_peak_memory_stats()
-            for batch in batches[at : at + accumulation]:
-                tokens = torch.zeros(len(batch), max(batch), dtype=torch.long, device="cuda")
-                model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+            tokens = torch.zeros(len(batch), max(batch), dtype=torch.long, device="cuda")
+            model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             peaks.append(torch.cuda.max_memory_allocated())

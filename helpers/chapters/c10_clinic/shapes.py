@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -15,17 +17,20 @@ from virtual_gpu.language import tr
 from virtual_gpu.units import GiB, human_bytes
 
 from ...charts import COLORS, Chart
+from ...rows import LeftRows
 from .blocks import line_of
 from .growth import small_gpt
 
 BATCH = 16
+SMALL = "5.6GiB, 7.5"  # of a 6 GB card, about what PyTorch may have
+EXPANDABLE = "expandable_segments:True"
 
 
 @dataclass
 class Shape:
     """Bytes after each step, at most in it, and reserved after it; limit: the card's.
 
-    wanted: where it died in the last step, what was alive then with what was asked for.
+    wanted: where it died in the last step, what was alive then with what was asked for; message: the error's.
     """
 
     limit: int
@@ -33,20 +38,42 @@ class Shape:
     most: list[int] = field(default_factory=list)
     reserved: list[int] = field(default_factory=list)
     wanted: int | None = None
+    message: str = ""
 
 
-def shape_of(gpu: str, lengths: Sequence[int], keep: bool = False) -> Shape:
-    """Steps of a small GPT-2 with batches of these lengths on a card, up to its death; keep: their logits stay."""
+def varied_lengths(seed: int = 0, longest: int = 512, multiple: int = 1) -> list[int]:
+    """The lengths of sixteen batches, from 32 to `longest`, rounded up to a multiple."""
+    drawn = random.Random(seed)
+    return [-(-min(drawn.randint(32, 512), longest) // multiple) * multiple for _ in range(BATCH)]
+
+
+def shape_of(
+    gpu: str,
+    lengths: Sequence[int],
+    keep: bool = False,
+    empty: bool = False,
+    settings: str | None = None,
+    limited: bool = True,
+) -> Shape:
+    """Steps of a small GPT-2 with batches of these lengths on a card, up to its death.
+
+    keep: their logits stay; empty: empty_cache() after each; settings: PYTORCH_ALLOC_CONF, as it is by default.
+    """
     kept: list[Any] = []
-    with virtual_gpu.cuda(gpu) as card:
+    with (
+        patch.dict(os.environ, {} if settings is None else {"PYTORCH_ALLOC_CONF": settings}),
+        virtual_gpu.cuda(gpu, limited=limited) as card,
+    ):
         shape = Shape(card.capacity_bytes)
         model = small_gpt().cuda()
         for length in lengths:
             torch.cuda.reset_peak_memory_stats()
             try:
                 _step(model, length, kept.append if keep else None)
-            except torch.OutOfMemoryError:  # which holds what was alive
-                shape.wanted = torch.cuda.memory_allocated() + card.last_oom["bytes"]
+            except torch.OutOfMemoryError as error:  # which holds what was alive
+                shape.wanted, shape.message = torch.cuda.memory_allocated() + card.last_oom["bytes"], str(error)
+            if empty:
+                torch.cuda.empty_cache()
             shape.held.append(torch.cuda.memory_allocated())
             shape.most.append(torch.cuda.max_memory_allocated())
             shape.reserved.append(torch.cuda.memory_reserved())
@@ -66,15 +93,40 @@ def _step(model: torch.nn.Module, length: int, keep: Callable[[Any], None] | Non
         keep(logits)
 
 
+def rooms(cards: Sequence[str] = ("8GiB, 7.5", SMALL)) -> LeftRows:
+    """Sixteen batches of varied lengths, as they are and with three cures: what is reserved, which cards hold it."""
+    plain, rounded = varied_lengths(), varied_lengths(multiple=64)
+    ways: dict[str, tuple[list[int], dict[str, Any]]] = {
+        tr(ko="그대로", en="as it is"): (plain, {}),
+        EXPANDABLE: (plain, {"settings": EXPANDABLE}),
+        tr(ko="스텝마다 empty_cache()", en="empty_cache() each step"): (plain, {"empty": True}),
+        "pad_to_multiple_of=64": (rounded, {}),
+    }
+    rows = []
+    for name, (lengths, how) in ways.items():
+        free = shape_of("T4", lengths, limited=False, **how)
+        row = [name, human_bytes(max(free.most)), human_bytes(free.reserved[-1])]
+        for card in cards:
+            shape = shape_of(card, lengths, **how)
+            died = tr(ko=f"스텝 {len(shape.held)}에서 죽는다", en=f"dies in step {len(shape.held)}")
+            row.append(died if shape.wanted else tr(ko="끝까지 간다", en="ends"))
+        rows.append(row)
+    heads = (
+        "",
+        tr(ko="텐서의 최대", en="tensors, most"),
+        tr(ko="한도 없을 때 마지막 reserved", en="reserved at the end, no limit"),
+    )
+    return LeftRows((*heads, *(card.split(",")[0].replace("GiB", " GiB") for card in cards)), rows)
+
+
 def four_shapes() -> dict[str, Shape]:
     """The longest batch, something kept, a cache that stops growing, fragmentation: each run on a card of its own."""
-    short, drawn = [96, 152, 88, 208, 136, 104, 176, 120, 160, 500], random.Random(0)
-    varied = [drawn.randint(32, 512) for _ in range(BATCH)]
+    short = [96, 152, 88, 208, 136, 104, 176, 120, 160, 500]
     return {
         tr(ko="가장 긴 배치", en="longest batch"): shape_of("3.5GiB, 7.5", short),
         tr(ko="붙들고 있다", en="something is kept"): shape_of("3.9GiB, 7.5", [96] * 20, keep=True),
-        tr(ko="캐시", en="cache"): shape_of("6.6GiB, 7.5", varied),
-        tr(ko="단편화", en="fragmentation"): shape_of("5.5GiB, 7.5", varied),
+        tr(ko="캐시", en="cache"): shape_of("6.6GiB, 7.5", varied_lengths()),
+        tr(ko="단편화", en="fragmentation"): shape_of("5.8GiB, 7.5", varied_lengths(5)),
     }
 
 
