@@ -88,11 +88,16 @@ def attempt(
 
 
 def compare(
-    programs: Mapping[str, Callable[[], Any]], gpu: str | GPUSpec = "T4", *, ram: bool = True, **options: Any
+    programs: Mapping[str, Callable[[], Any]],
+    gpu: str | GPUSpec = "T4",
+    *,
+    ram: bool = True,
+    returned: str | None = None,
+    **options: Any,
 ) -> LeftRows:
     """One row a program: peaks of GPU and RAM, how it ended, and the bytes that it returned, where one returned any.
 
-    ram: False leaves RAM out. options: of `attempt`.
+    ram: False leaves RAM out. returned: the name of the column of what they returned. options: of `attempt`.
     """
     found = {}
     with telling() as told:
@@ -104,7 +109,7 @@ def compare(
     heads = ["", tr(ko="GPU 최대", en="GPU, peak"), tr(ko="RAM 최대", en="RAM, peak"), tr(ko="결과", en="result")]
     rows = [[name, human_bytes(one.gpu), human_bytes(one.ram), one.result] for name, one in found.items()]
     if any(isinstance(one.returned, int) for one in found.values()):
-        heads.insert(3, tr(ko="잰 것", en="measured"))
+        heads.insert(3, returned or tr(ko="잰 것", en="measured"))
         for row, one in zip(rows, found.values(), strict=True):
             row.insert(3, human_bytes(one.returned) if isinstance(one.returned, int) else "–")
     if not ram:
