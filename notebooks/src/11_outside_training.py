@@ -41,19 +41,21 @@ from tempfile import mkdtemp
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from helpers import case, exercise, guess, guesses, human_bytes
 from helpers.chapters.c11_outside.tried import attempt, compare
 
 torch.set_num_threads(1)
+disable_progress_bar()
 folder = Path(mkdtemp())
 load = AutoModelForCausalLM.from_pretrained
 
 # %% [markdown] lang="ko"
-# 작은 GPT-2(파라미터 5천2백만 개)를 흔히 쓰는 코드로 불러와 두 스텝 학습하고, `Trainer`로 평가하고, 생성하고, 저장하고, 이튿날 체크포인트에서 이어서 학습한다. 다섯 단계 가운데 GPU의 최대가 학습을 **넘는** 것은 몇일까?
+# 작은 GPT-2(파라미터 5천2백만 개)를 흔히 쓰는 코드로 불러와 두 스텝 학습하고, `Trainer`로 평가하고, 생성하고, 저장하고, 이튿날 체크포인트에서 이어서 학습한다(코드는 `helpers/chapters/c11_outside/job.py`). 학습이 아닌 다섯 단계 가운데 GPU의 최대가 학습을 **넘는** 것은 몇일까?
 
 # %%
-above_training = guess("11", None, ("0", "1", "2", "3", "4"))
+above_training = guess("11", None, ("0", "1", "2", "3", "4", "5"))
 above_training
 
 # %%
@@ -72,7 +74,7 @@ above_training.against("2")
 # %% [markdown] lang="ko"
 # ## 11.1 학습은 되는데 평가에서 죽는다
 #
-# 평가에는 그레이디언트도 옵티마이저 상태도 없다. 그런데 평가에서 죽었다는 이슈는 끊이지 않는다([transformers #8476](https://github.com/huggingface/transformers/issues/8476)).
+# 평가에는 그레이디언트도 옵티마이저 상태도 없다. 그런데 평가에서 죽는다([transformers #8476](https://github.com/huggingface/transformers/issues/8476)).
 # 앞의 그림에서 가장 높던 단계이기도 하다. 무엇이 그렇게 큰가?
 #
 # Qwen2.5-0.5B를 fp16으로 T4에 올리고, 길이 512인 샘플 48개를 8개씩 평가하면서 `compute_metrics`를 준다. 어휘가 151,936개이므로 로짓은 48 × 512 × 151,936 × 2바이트다.
@@ -89,7 +91,7 @@ dies_at = guess("11.1", None, ("4", "5", "6", "survives"))
 dies_at
 
 # %% [markdown] lang="ko"
-# `compare`는 프로그램을 하나씩 가상 T4에서 실행해 GPU와 RAM의 최대를 센다. 죽었다면 요청한 크기와 요청한 함수를 적는다. 로짓만 보려고 단편화를 없애는 `expandable_segments`(10.5절)를 켰다.
+# `compare`는 프로그램을 하나씩 가상 T4에서 실행해 GPU와 RAM의 최대를 센다. 죽었다면 요청한 크기와 요청한 함수를 적는다. 죽은 줄의 최대는 그때까지의 것이고, 들어주지 못한 요청은 들어 있지 않다. 로짓만 보려고 단편화를 없애는 `expandable_segments`(10.5절)를 켰다.
 
 
 # %%
@@ -112,7 +114,7 @@ pages = "expandable_segments:True"
 compare({f"{n} samples": partial(evaluate, n) for n in (40, 48)}, settings=pages)
 
 # %% [markdown] lang="ko"
-# 48개는 죽었다. 요청한 6.96 GiB는 로짓 전부의 크기다. 같은 평가에서 배치가 모델을 지날 때마다 살아 있는 텐서를 적어, 이어 붙이는 순간을 그린다. 칸의 수는 GiB다.
+# 48개는 죽었다. 요청한 6.96 GiB는 로짓 전부의 크기다. 이 줄의 RAM은 가중치를 CPU에서 만들 때의 것이다. 같은 평가에서 배치가 모델을 지날 때마다 살아 있는 텐서를 적어, 이어 붙이는 순간을 그린다. 칸의 수는 GiB다.
 
 # %%
 seen = []
@@ -371,7 +373,7 @@ compare({"as it is": long}, "A100-80GB", returned="캐시")
 # %% [markdown] lang="ko"
 # 토큰을 만들기도 전에, **프롬프트를 읽다가**(prefill) 죽었다. 요청한 16 GiB는 8 × 32 × 4,096 × 4,096 × 4바이트, 길이의 제곱인 점수 행렬이다. 모델은 fp16이지만 `math` 커널은 점수를 fp32로 계산한다. A100은 이 행렬을 만들지 않는다.
 #
-# T4의 융합 어텐션 커널은 그룹 쿼리를 받지 않는다(3.12절). 키와 값을 쿼리 헤드의 수로 복사해 넘기는 한 줄이면 점수 행렬이 사라진다. 나누어 읽으면 점수 행렬이 조각의 것만큼으로 작아진다.
+# T4의 융합 어텐션 커널은 그룹 쿼리를 받지 않는다(3.12절). 키와 값을 쿼리 헤드의 수로 복사해 넘기는 한 줄이면 점수 행렬이 사라지고, 최대가 A100과 같은 5.32 GiB가 된다. 나누어 읽으면 점수 행렬이 조각의 것만큼으로 작아진다.
 
 # %%
 long_prompts.against("A100")
@@ -403,6 +405,8 @@ compare(kinds, "RTX 4090", returned="GPU의 캐시")
 # 동적 캐시와 정적 캐시의 최대는 같다. 둘 다 프롬프트를 읽을 때가 최대이고, 한 줄을 붙이는 것은 그 뒤의 일이기 때문이다.
 #
 # 오프로드 캐시는 층 하나와 미리 가져온 다음 층만 GPU에 둔다. 대신 토큰마다 캐시 전부가 버스를 오간다. 그런데 보낸 것은 2 GiB인데 RAM은 6 GiB 가까이 늘었다. 옮기는 곳이 **고정 메모리**(운영 체제가 내보내지 못하는 RAM, 11.9절)이고, PyTorch는 그것을 2의 거듭제곱으로 잡아 다 쓴 것도 돌려주지 않기 때문이다(5.81 GiB가 되는 계산은 11.11절에 있다).
+#
+# **고치는 한 줄:** 캐시가 넘치는데 RAM이 캐시의 세 배쯤 남아 있다면 `generate(..., cache_implementation="offloaded")`.
 #
 # ## 11.5 생성에 더 드는 것
 #
@@ -480,7 +484,7 @@ programs = {
 compare(programs, writes=True, returned="파일의 합")
 
 # %% [markdown] lang="ko"
-# GPU에 있는 모델을 저장할 때는 **파일 하나에 담을 텐서가 모두 RAM에** 온다. 그래서 나누면 파일의 합은 그대로인데 RAM은 조각 하나만큼으로 준다. 5 MB로 나눈 줄이 8 MiB인 것은 텐서 하나를 쪼개지는 않기 때문이다. 어댑터만 저장하면 거의 들지 않고, 합치면 모델 하나가 된다.
+# GPU에 있는 모델을 저장할 때는 **파일 하나에 담을 텐서가 모두 RAM에** 온다. 그래서 나누면 파일의 합은 그대로인데 RAM은 조각 하나만큼으로 준다. 5 MB로 나눈 줄이 8 MiB인 것은 텐서 하나를 쪼개지는 않기 때문이다. 어댑터만 저장하면 거의 들지 않는다. 합치면(merge) RAM에는 다시 모델 하나, GPU에는 합치는 동안의 15 MiB가 더 든다.
 #
 # **고치는 한 줄:** `save_pretrained(path, max_shard_size="2GB")`. transformers 5.23의 기본값은 50 GB라 대개 파일이 하나다.
 #
@@ -658,17 +662,17 @@ compare(
 #
 # </details>
 #
-# **고치는 한 줄:** 오프로드보다 먼저 `model.gradient_checkpointing_enable()`.
+# **고치는 한 줄:** 오프로드보다 먼저 체크포인팅, `model.activation_checkpointing_enable()`.
 #
 # ## 11.10 같은 작업을 다시
 #
-# 절마다 찾은 한 줄을 처음의 작업에 모두 넣는다. 불러올 때 GPU로 바로, 평가에 `preprocess_logits_for_metrics`, 생성에 `prefill_chunk_size`, 저장에 `max_shard_size`, 재개에 `map_location="cpu", mmap=True`다. 학습의 코드는 그대로다. 회색은 처음의 것이다. 점선을 넘는 단계가 남아 있는가?
+# 절마다 찾은 한 줄을 처음의 작업에 모두 넣는다. 불러올 때 GPU로 바로, 평가에 `preprocess_logits_for_metrics`, 생성에 `prefill_chunk_size`, 저장에 `max_shard_size`, `deepcopy` 없이, 재개에 `map_location="cpu", mmap=True`다. 학습의 코드는 그대로다. 회색은 처음의 것이다. 점선을 넘는 단계가 남아 있는가?
 
 # %%
 draw_job(job(careful=True), first_try)
 
 # %% [markdown] lang="ko"
-# 하나도 없다. **이제 학습 스텝이 들어가면 작업 전체가 들어간다.** 스텝 안은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에서 줄였고, 스텝 밖은 이 다섯 줄이다.
+# 하나도 없다. **이 작업은 이제 학습 스텝이 들어가면 전체가 들어간다.** 스텝 안은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에서 줄였고, 스텝 밖은 이 다섯 줄이다.
 
 # %%
 guesses()
