@@ -58,6 +58,9 @@ load = AutoModelForCausalLM.from_pretrained
 above_training = guess("11", None, ("0", "1", "2", "3", "4", "5"))
 above_training
 
+# %% [markdown] lang="ko"
+# 단계마다 GPU와 RAM의 최대를 그린다. 점선은 학습의 최대다.
+
 # %%
 from helpers.chapters.c11_outside.job import job
 from helpers.chapters.c11_outside.pictures import draw_gathering, draw_job
@@ -65,11 +68,14 @@ from helpers.chapters.c11_outside.pictures import draw_gathering, draw_job
 first_try = job()
 draw_job(first_try)
 
+# %% [markdown] lang="ko"
+# 평가와 재개가 점선 위에 있다.
+
 # %%
 above_training.against("2")
 
 # %% [markdown] lang="ko"
-# 점선은 학습의 최대다. 평가와 재개가 그 위에 있다. RAM은 더하다. 학습은 거의 쓰지 않는데 불러오기, 평가, 저장, 재개가 쓴다. 스텝의 메모리만 세어서는 알 수 없는 것들이다.
+# RAM은 더하다. 학습은 거의 쓰지 않는데 불러오기, 평가, 저장, 재개가 쓴다. 스텝의 메모리만 세어서는 알 수 없는 것들이다.
 
 # %% [markdown] lang="ko"
 # ## 11.1 학습은 되는데 평가에서 죽는다
@@ -128,11 +134,14 @@ def note(logits, labels):
 attempt(partial(evaluate, preprocess=note), settings=pages)
 draw_gathering(seen, "T4")
 
+# %% [markdown] lang="ko"
+# `Trainer`는 배치마다 `torch.cat`으로 지금까지의 로짓에 새것을 붙인다. 붙이는 동안은 옛것과 새것이 **함께** 있다. 여섯째 줄의 네 칸을 더하면 카드를 넘는다.
+
 # %%
 dies_at.against("6")
 
 # %% [markdown] lang="ko"
-# `Trainer`는 배치마다 `torch.cat`으로 지금까지의 로짓에 새것을 붙인다. 붙이는 동안은 옛것과 새것이 **함께** 있다. 여섯째 줄의 네 칸을 더하면 카드를 넘는다. 에폭 뒤의 평가라면 옵티마이저 상태까지 있어 더 일찍 죽는다.
+# 에폭 뒤의 평가라면 옵티마이저 상태까지 있어 더 일찍 죽는다.
 #
 # 이제 샘플 40개로 고친다. `preprocess`는 모으기 전에 토큰마다 수 하나(argmax)로 줄이고, `list`는 이어 붙이지 않고 목록에 모은다. `to RAM`은 배치마다 CPU로 옮긴다. `batch by batch`는 모으지 않고 배치마다 지표를 부른다. 지표를 지키면서 GPU와 RAM이 모두 가장 적은 두 줄은 어느 것인가?
 
@@ -362,13 +371,13 @@ rows = {
     "no grouped heads": without_grouped_heads,
     "chunks": partial(long, prefill_chunk_size=512),
 }
-compare(rows, returned="캐시")
+compare(rows, returned="cache")
 
 # %% [markdown] lang="ko"
 # 같은 것을 A100에서도 그대로 실행한다.
 
 # %%
-compare({"as it is": long}, "A100-80GB", returned="캐시")
+compare({"as it is": long}, "A100-80GB", returned="cache")
 
 # %% [markdown] lang="ko"
 # 토큰을 만들기도 전에, **프롬프트를 읽다가**(prefill) 죽었다. 요청한 16 GiB는 8 × 32 × 4,096 × 4,096 × 4바이트, 길이의 제곱인 점수 행렬이다. 모델은 fp16이지만 `math` 커널은 점수를 fp32로 계산한다. A100은 이 행렬을 만들지 않는다.
@@ -393,13 +402,13 @@ long_prompts.against("A100")
 #
 # transformers의 기본값은 **동적 캐시**(dynamic)다. 토큰마다 `torch.cat`으로 한 줄을 붙이므로 층 하나의 키나 값이 잠깐 두 벌이 된다(11.11절에서 센다). **정적 캐시**(static)는 최대 길이만큼 미리 잡아 두고 그 자리에 쓴다. **오프로드 캐시**는 지금 계산하는 층의 것만 GPU에 둔다.
 #
-# RTX 4090에서 Llama-3.1-8B에 16,384토큰을 읽히고 두 토큰을 만든다. 두 벌이 되는 동적 캐시의 최대는 정적 캐시보다 클까? 오프로드 캐시는 캐시 2 GiB를 RAM으로 보내는데, RAM은 2 GiB보다 적게 늘까, 더 늘까?
+# RTX 4090에서 Llama-3.1-8B에 16,384토큰을 읽히고 두 토큰을 만든다('캐시'는 GPU에 있는 것이다). 두 벌이 되는 동적 캐시의 최대는 정적 캐시보다 클까? 오프로드 캐시는 캐시 2 GiB를 RAM으로 보내는데, RAM은 2 GiB보다 적게 늘까, 더 늘까?
 
 # %%
 eight = partial(generate, "meta-llama/Llama-3.1-8B", 1, 16384)
 kinds = {"dynamic": None, "static": "static", "offloaded": "offloaded"}
 kinds = {name: partial(eight, cache_implementation=kind) for name, kind in kinds.items()}
-compare(kinds, "RTX 4090", returned="GPU의 캐시")
+compare(kinds, "RTX 4090", returned="cache")
 
 # %% [markdown] lang="ko"
 # 동적 캐시와 정적 캐시의 최대는 같다. 둘 다 프롬프트를 읽을 때가 최대이고, 한 줄을 붙이는 것은 그 뒤의 일이기 때문이다.
@@ -429,7 +438,7 @@ compare(
         "beams": partial(generate, "meta-llama/Llama-3.2-1B", 8, 2048, 1, num_beams=4),
     },
     "A100-80GB",
-    returned="캐시",
+    returned="cache",
 )
 
 # %% [markdown] lang="ko"
@@ -451,7 +460,7 @@ ways_to_keep = {
     "deepcopy": lambda model: copy.deepcopy(model.state_dict()),
     "v.cpu()": lambda model: {k: v.cpu() for k, v in model.state_dict().items()},
 }
-compare({name: extra_of(take) for name, take in ways_to_keep.items()}, returned="GPU가 는 것")
+compare({name: extra_of(take) for name, take in ways_to_keep.items()}, returned="grown")
 
 # %% [markdown] lang="ko"
 # `state_dict()`는 복사하지 않는다. 그래서 공짜이고, 그래서 **다음 스텝이 그 값을 바꾼다.** `deepcopy`는 값을 지키지만 **GPU에** 한 벌을 더 만든다. 셋째는 그 한 벌을 **RAM에** 둔다.
@@ -481,7 +490,7 @@ programs = {
     "adapter": partial(save, lora=True),
     "merged": partial(save, lora=True, merge=True),
 }
-compare(programs, writes=True, returned="파일의 합")
+compare(programs, writes=True, returned="files")
 
 # %% [markdown] lang="ko"
 # GPU에 있는 모델을 저장할 때는 **파일 하나에 담을 텐서가 모두 RAM에** 온다. 그래서 나누면 파일의 합은 그대로인데 RAM은 조각 하나만큼으로 준다. 5 MB로 나눈 줄이 8 MiB인 것은 텐서 하나를 쪼개지는 않기 때문이다. 어댑터만 저장하면 거의 들지 않는다. 합치면(merge) RAM에는 다시 모델 하나, GPU에는 합치는 동안의 15 MiB가 더 든다.
@@ -626,7 +635,7 @@ compare(
         "pinned": partial(one_step, context=partial(save_on_cpu, pin_memory=True)),
         "offload": partial(one_step, offload=True),
     },
-    returned="남은 것",
+    returned="left",
 )
 
 # %% [markdown] lang="ko"
@@ -644,7 +653,7 @@ compare(
         "checkpointing": partial(one_step, 8, offload=False),
         "offload": partial(one_step, 8, offload=True),
     },
-    returned="남은 것",
+    returned="left",
 )
 
 # %% [markdown] lang="ko"
@@ -794,7 +803,7 @@ compare(
         "static": partial(one_more_token, static),
     },
     "RTX 4090",
-    returned="늘어난 최대",
+    returned="grown",
 )
 
 # %% [markdown] lang="ko"
