@@ -675,13 +675,13 @@ compare(
 #
 # ## 11.10 같은 작업을 다시
 #
-# 절마다 찾은 한 줄을 처음의 작업에 모두 넣는다. 불러올 때 GPU로 바로, 평가에 `preprocess_logits_for_metrics`, 생성에 `prefill_chunk_size`, 저장에 `max_shard_size`, `deepcopy` 없이, 재개에 `map_location="cpu", mmap=True`다. 학습의 코드는 그대로다. 회색은 처음의 것이다. 점선을 넘는 단계가 남아 있는가?
+# 절마다 찾은 한 줄을 처음의 작업에 모두 넣는다. 불러올 때 GPU로 바로, 평가에 `preprocess_logits_for_metrics`, 생성에 `prefill_chunk_size`, 저장에 `deepcopy` 대신 `max_shard_size`, 재개에 `map_location="cpu", mmap=True`다. 학습의 코드는 그대로다. 회색은 처음의 것이다. 점선을 넘는 단계가 남아 있는가?
 
 # %%
 draw_job(job(careful=True), first_try)
 
 # %% [markdown] lang="ko"
-# 하나도 없다. **이 작업은 이제 학습 스텝이 들어가면 전체가 들어간다.** 스텝 안은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에서 줄였고, 스텝 밖은 이 다섯 줄이다.
+# 하나도 없다. **이 작업은 이제 학습 스텝이 들어가면 전체가 들어간다.** 스텝 안은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에서 줄였고, 스텝 밖은 이 다섯 단계의 한 줄씩이다.
 
 # %%
 guesses()
