@@ -8,7 +8,8 @@ import torch
 
 from helpers import cache_panel
 from helpers.chapters.c11_outside.cache import MODELS, cache_bytes, kv_bytes
-from helpers.chapters.c11_outside.pictures import draw_gathering
+from helpers.chapters.c11_outside.job import NAMES, job
+from helpers.chapters.c11_outside.pictures import draw_gathering, draw_job
 from helpers.chapters.c11_outside.resume import resumed, saved
 from helpers.chapters.c11_outside.tried import attempt, compare
 from virtual_gpu.models.configs import load_config
@@ -74,10 +75,10 @@ def test_a_checkpoint_stays_where_it_was_read(tmp_path):
     attempt(saved(path), writes=True)
     kept, dropped, on_cpu, mapped = (
         attempt(resumed(path, **options))
-        for options in ({}, {"drop": "model"}, {"map_location": "cpu"}, {"map_location": "cpu", "mmap": True})
+        for options in ({}, {"model": "drop"}, {"map_location": "cpu"}, {"map_location": "cpu", "mmap": True})
     )
     assert [one.died for one in (kept, dropped, on_cpu, mapped)] == ["gpu", None, None, None]
-    assert attempt(resumed(path, drop="optimizer")).died == "gpu"  # the optimizer has taken those very tensors
+    assert attempt(resumed(path, optimizer="drop")).died == "gpu"  # the optimizer has taken those very tensors
     assert dropped.gpu == on_cpu.gpu == mapped.gpu and on_cpu.ram > 2 * mapped.ram
 
 
@@ -95,3 +96,13 @@ def test_the_picture_of_gathering_adds_what_joining_asks_for():
     one = 2**30
     drawn = draw_gathering([(2 * one, one), (3 * one, one), (4 * one, one)], "T4")
     assert drawn.alt.startswith("2.00 GiB, 5.00 GiB, 7.00 GiB; ")
+
+
+def test_with_the_cures_no_phase_takes_more_than_the_training():
+    usual, careful = job(), job(careful=True)
+    assert [one.name for one in usual] == [one.name for one in careful] == list(NAMES)
+    for phases, above in ((usual, {"evaluate", "resume"}), (careful, set())):
+        training = phases[1].gpu
+        assert {one.name for one in phases if one.gpu > 1.01 * training} == above
+    assert usual[1].gpu == pytest.approx(careful[1].gpu, rel=0.01)
+    assert draw_job(careful, usual).alt.startswith("GPU: ")

@@ -13,17 +13,11 @@
 # %% [markdown] lang="ko"
 # # 11장. 학습 스텝 밖의 OOM: 평가·생성·저장·불러오기
 #
-# 학습은 되는데 평가, 생성, 저장, 이어서 하기, 불러오기 가운데 하나에서 OOM이 난다. 스텝의 메모리만 세어서는 알 수 없는 것들이다.
-# 이 장은 그 대부분을 가상 GPU에서 실제로 일으키고, 원인이 되는 줄을 찾아 고친다.
+# 학습 스텝은 카드에 들어간다. 그런데 작업 하나에는 불러오기, 평가, 생성, 저장, 재개도 있다. **아무도 학습하지 않을 때 GPU와 RAM에는 무엇이 살아 있는가?** 이것이 이 장의 물음이다.
 #
-# 이 장을 마치면 다음을 할 수 있다.
+# 먼저 작업 하나를 처음부터 끝까지 실행해 본다. 그다음 절마다 한 단계씩 들여다보고, 고치는 한 줄을 찾는다. 끝에서 그 줄들을 모두 넣어 같은 작업을 다시 실행한다.
 #
-# - `Trainer`의 평가가 왜 학습보다 더 쓰는지 알고, 지표를 잃지 않고 살린다.
-# - KV 캐시(KV cache)의 크기를 암산하고, `generate`가 그보다 더 쓰는 까닭을 안다.
-# - 저장, 재개(resume), 불러오기에서 두 벌이 되는 것을 찾는다.
-# - GPU가 아니라 호스트 RAM에서 죽은 것을 알아본다.
-#
-# 오류 메시지를 읽는 법과 학습하는 동안의 다른 OOM은 [10장](10_oom_clinic.ipynb)에 있다.
+# 이 장의 수는 모두 가상 GPU에서 **센** 것이다. RAM은 텐서만 센다. 스텝 안의 OOM은 [10장](10_oom_clinic.ipynb)에 있다.
 #
 # <details><summary>지금 OOM이 났다면: 어느 절의 어느 줄인가</summary>
 #
@@ -32,10 +26,11 @@
 # | `torch_pad_and_concatenate`, `nested_concat` | 11.1 | `preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)` |
 # | 평가의 첫 배치에서 `ForCausalLMLoss`, `fixed_cross_entropy` | 11.2 | `per_device_eval_batch_size`를 줄인다 |
 # | 프롬프트를 읽다가 `sdpa_attention_forward` | 11.3 | `generate(..., prefill_chunk_size=512)` |
-# | 저장하다가 | 11.6 | `{k: v.cpu() for k, v in model.state_dict().items()}`, `max_shard_size="2GB"` |
+# | 저장하다가 | 11.6 | `max_shard_size="2GB"`. GPU가 여럿이면 11.11의 `SHARDED_STATE_DICT` |
+# | 오프로드를 켰는데 GPU가 줄지 않는다 | 11.9 | 최대를 정하는 것이 무엇인지부터 본다 |
 # | 체크포인트에서 이어서 하다가 | 11.7 | `torch.load(path, map_location="cpu", mmap=True)` |
 # | `from_pretrained` | 11.8 | `dtype="float16", device_map="cuda"` |
-# | 메시지 없이 끊기거나 `Killed` | 사건 11-A, 11.8, 11.9 | GPU가 아니라 RAM이다. RAM으로 옮긴 것부터 센다 |
+# | 파이썬 오류 없이 끊기거나 `Killed` | 사건 11-A, 11.8, 11.9 | GPU가 아니라 RAM이다. RAM으로 옮긴 것부터 센다 |
 #
 # </details>
 
@@ -46,41 +41,70 @@ from tempfile import mkdtemp
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from helpers import case, exercise, guess, guesses, human_bytes
 from helpers.chapters.c11_outside.tried import attempt, compare
 
 torch.set_num_threads(1)
+disable_progress_bar()
 folder = Path(mkdtemp())
 load = AutoModelForCausalLM.from_pretrained
 
 # %% [markdown] lang="ko"
-# ## 11.1 학습은 되는데 평가에서 죽는다
-#
-# 평가에는 그레이디언트도 옵티마이저 상태도 없다. 그런데 평가에서 죽었다는 이슈는 끊이지 않는다([transformers #8476](https://github.com/huggingface/transformers/issues/8476)).
-# Qwen2.5-0.5B를 fp16으로 T4에 올리면 가중치가 1 GiB쯤이다. 길이 512인 샘플 40개를 8개씩 평가하고, `compute_metrics`를 준다.
-# 어휘가 151,936개이므로 샘플 40개의 로짓은 40 × 512 × 151,936 × 2바이트다.
+# 작은 GPT-2(파라미터 5천2백만 개)를 흔히 쓰는 코드로 불러와 두 스텝 학습하고, `Trainer`로 평가하고, 생성하고, 저장하고, 이튿날 체크포인트에서 이어서 학습한다(코드는 `helpers/chapters/c11_outside/job.py`). 학습이 아닌 다섯 단계 가운데 GPU의 최대가 학습을 **넘는** 것은 몇일까?
 
 # %%
-logits = 40 * 512 * 151_936 * 2
-print(human_bytes(logits), human_bytes(logits // 5))
+above_training = guess("11", None, ("0", "1", "2", "3", "4", "5"))
+above_training
 
 # %% [markdown] lang="ko"
-# 뒤의 것이 배치 하나의 몫이다. T4에는 14.64 GiB가 있으니 로짓을 다 모아도 들어갈 것 같다. 배치 5개 가운데 **몇 번째**에서 죽을까, 아니면 끝까지 갈까?
+# 단계마다 GPU와 RAM의 최대를 그린다. 점선은 학습의 최대다.
 
 # %%
-dies_at = guess("11.1", None, ("3", "4", "5", "survives"))
+from helpers.chapters.c11_outside.job import job
+from helpers.chapters.c11_outside.pictures import draw_gathering, draw_job
+
+first_try = job()
+draw_job(first_try)
+
+# %% [markdown] lang="ko"
+# 평가와 재개가 점선 위에 있다.
+
+# %%
+above_training.against("2")
+
+# %% [markdown] lang="ko"
+# RAM은 더하다. 학습은 거의 쓰지 않는데 불러오기, 평가, 저장, 재개가 쓴다. 스텝의 메모리만 세어서는 알 수 없는 것들이다.
+
+# %% [markdown] lang="ko"
+# ## 11.1 학습은 되는데 평가에서 죽는다
+#
+# 평가에는 그레이디언트도 옵티마이저 상태도 없다. 그런데 평가에서 죽는다([transformers #8476](https://github.com/huggingface/transformers/issues/8476)).
+# 앞의 그림에서 가장 높던 단계이기도 하다. 무엇이 그렇게 큰가?
+#
+# Qwen2.5-0.5B를 fp16으로 T4에 올리고, 길이 512인 샘플 48개를 8개씩 평가하면서 `compute_metrics`를 준다. 어휘가 151,936개이므로 로짓은 48 × 512 × 151,936 × 2바이트다.
+
+# %%
+logits = 48 * 512 * 151_936 * 2
+print(human_bytes(logits), human_bytes(logits // 6))
+
+# %% [markdown] lang="ko"
+# 앞의 것이 로짓 전부, 뒤의 것이 배치 하나의 몫이다. 가중치는 1 GiB쯤이고 T4에는 14.64 GiB가 있으니, 로짓을 다 모아도 들어갈 것 같다. 배치 6개 가운데 **몇 번째**에서 죽을까, 아니면 끝까지 갈까?
+
+# %%
+dies_at = guess("11.1", None, ("4", "5", "6", "survives"))
 dies_at
 
 # %% [markdown] lang="ko"
-# 아래 `evaluate`에는 이 강의의 함수가 없다. `compare`는 프로그램을 하나씩 가상 T4에서 실행하고 GPU와 호스트 RAM의 최대, 어떻게 끝났는지를 보여 준다. 죽었다면 요청한 크기와, 그것을 요청한 함수다. 죽은 줄의 'GPU 최대'는 **그때까지 있던 텐서**의 최대다. 들어주지 못한 요청과 할당자가 쥔 빈자리는 들어 있지 않다.
+# `compare`는 프로그램을 하나씩 가상 T4에서 실행해 GPU와 RAM의 최대를 센다. 죽었다면 요청한 크기와 요청한 함수를 적는다. 죽은 줄의 최대는 그때까지의 것이고, 들어주지 못한 요청은 들어 있지 않다. 로짓만 보려고 단편화를 없애는 `expandable_segments`(10.5절)를 켰다.
 
 
 # %%
 from transformers import Trainer, TrainingArguments
 
 
-def evaluate(samples=40, metric=lambda found: {}, preprocess=None, dtype="float16", **options):
+def evaluate(samples=48, metric=lambda found: {}, preprocess=None, dtype="float16", **options):
     arguments = TrainingArguments(
         folder, per_device_eval_batch_size=8, report_to="none", disable_tqdm=True, **options
     )  # fmt: skip
@@ -92,34 +116,13 @@ def evaluate(samples=40, metric=lambda found: {}, preprocess=None, dtype="float1
     trainer.evaluate()
 
 
-compare({f"{n} samples": partial(evaluate, n) for n in (32, 40)})
+pages = "expandable_segments:True"
+compare({f"{n} samples": partial(evaluate, n) for n in (40, 48)}, settings=pages)
 
 # %% [markdown] lang="ko"
-# 마지막, 다섯째 배치에서 죽었다. 요청한 5.80 GiB는 로짓 **전부**의 크기이고, 요청한 것은 로짓을 이어 붙이는 함수다. `Trainer`는 배치마다 `torch.cat`으로 지금까지의 로짓에 새것을 붙인다. 표의 12.54 GiB는 이 순간이 아니라 조금 앞, 다섯째 배치의 손실을 계산하던 때의 최대다.
-#
-# 여기에는 가중치뿐이지만, 에폭 뒤의 평가라면 옵티마이저 상태도 카드에 남아 있어 더 일찍 죽는다. RAM의 942.29 MiB(0.92 GiB)는 가중치를 CPU에서 만들 때의 것이다.
+# 48개는 죽었다. 요청한 6.96 GiB는 로짓 전부의 크기다. 이 줄의 RAM은 가중치를 CPU에서 만들 때의 것이다. 같은 평가에서 배치가 모델을 지날 때마다 살아 있는 텐서를 적어, 이어 붙이는 순간을 그린다. 칸의 수는 GiB다.
 
 # %%
-dies_at.against("5")
-
-# %% [markdown] lang="ko"
-# 로짓을 다 모아도 T4보다 작은데 왜 죽었을까? 메시지에서 살아 있는 텐서(`allocated`), 드라이버에 남은 것(`free`), 할당자가 쥔 빈자리(`reserved … but unallocated`)를 찾는다.
-
-# %%
-print(attempt(partial(evaluate, 40)).message)
-
-# %% [markdown] lang="ko"
-# 붙이는 동안은 옛것과 새것이 **함께** 있다. 살아 있는 텐서 6.73 GiB는 거의 가중치 0.92, 앞의 네 배치에서 모은 로짓 4.64, 이번 배치의 로짓 1.16이다. 새것 5.80을 더하면 12.53 GiB로 T4보다 작은데 죽었다. 드라이버에 남은 것은 5.54 GiB이고, 2.37 GiB는 할당자가 조각으로 쥐고 있기 때문이다(단편화, 10.5절). `expandable_segments:True`를 켜면 몇 개까지 갈까?
-
-# %%
-compare({f"{n} samples": partial(evaluate, n) for n in (40, 48)}, settings="expandable_segments:True")
-
-# %% [markdown] lang="ko"
-# 40개는 끝까지 가고 48개는 죽는다. 48개를 평가하면서 배치가 모델을 지날 때마다 살아 있는 텐서와 그 배치의 로짓을 적어, 이어 붙이는 순간을 그린다. 몇째 줄이 왜 카드를 넘는가?
-
-# %%
-from helpers.chapters.c11_outside.pictures import draw_gathering
-
 seen = []
 
 
@@ -128,13 +131,19 @@ def note(logits, labels):
     return logits
 
 
-attempt(partial(evaluate, 48, preprocess=note), settings="expandable_segments:True")
+attempt(partial(evaluate, preprocess=note), settings=pages)
 draw_gathering(seen, "T4")
 
 # %% [markdown] lang="ko"
-# 여섯째 줄이다. 가중치 0.92, 모아 둔 로짓 5.80, 이 배치의 로짓 1.16에 새로 6.96 GiB를 달라고 해 14.84 GiB가 된다. 같은 로짓이 두 벌이다. 단편화를 없애도 이것은 그대로다.
+# `Trainer`는 배치마다 `torch.cat`으로 지금까지의 로짓에 새것을 붙인다. 붙이는 동안은 옛것과 새것이 **함께** 있다. 여섯째 줄의 네 칸을 더하면 카드를 넘는다.
+
+# %%
+dies_at.against("6")
+
+# %% [markdown] lang="ko"
+# 에폭 뒤의 평가라면 옵티마이저 상태까지 있어 더 일찍 죽는다.
 #
-# 이제 고친다. `preprocess`는 모으기 전에 토큰마다 수 하나(argmax)로 줄이고, `list`는 이어 붙이지 않고 목록에 모은다. `to RAM`은 배치마다 CPU로 옮긴다. `batch by batch`는 모으지 않고 배치마다 지표를 부른다. 지표를 지키면서 GPU와 RAM이 모두 가장 적은 두 줄은 어느 것인가?
+# 이제 샘플 40개로 고친다. `preprocess`는 모으기 전에 토큰마다 수 하나(argmax)로 줄이고, `list`는 이어 붙이지 않고 목록에 모은다. `to RAM`은 배치마다 CPU로 옮긴다. `batch by batch`는 모으지 않고 배치마다 지표를 부른다. 지표를 지키면서 GPU와 RAM이 모두 가장 적은 두 줄은 어느 것인가?
 
 # %%
 argmax = {"preprocess": lambda logits, labels: logits.argmax(-1)}
@@ -146,16 +155,14 @@ cures = {
     "to RAM": {"eval_do_concat_batches": False, "eval_accumulation_steps": 1},
     "batch by batch": {"metric": lambda found, compute_result=False: {}, "batch_eval_metrics": True},
 }
-compare({name: partial(evaluate, **options) for name, options in cures.items()})
+compare({name: partial(evaluate, 40, **options) for name, options in cures.items()})
 
 # %% [markdown] lang="ko"
-# - `compute_metrics`가 없거나 `prediction_loss_only=True`면 손실만 남는다. 로짓은 배치 하나의 것뿐이다. 펄플렉시티(perplexity)는 이것으로 충분하다. `math.exp(metrics["eval_loss"])`다.
-# - **`preprocess_logits_for_metrics`가 가장 낫다.** 지표를 지키면서 어휘 전체의 점수를 모으지 않는다. GPU가 여럿이어도 서로 모으기(gather) 전에 줄인다. 상위 다섯 개가 필요하면 `logits.topk(5, -1).indices`를 돌려준다. 출력이 여럿인 모델이면 `logits`가 튜플이므로 `logits[0]`을 쓴다.
-# - `batch_eval_metrics=True`는 로짓을 모으지 않고 `compute_metrics`를 배치마다 부른다. 받는 것은 NumPy 배열이 아니라 **GPU의 텐서**다. 맞힌 개수와 전체 개수를 `.item()`으로 더해 두기만 하고, `compute_result=True`로 불린 마지막에 나눈다.
-# - `eval_do_concat_batches=False`는 두 벌을 한 벌로 줄일 뿐이다. 샘플이 늘면 다시 죽는다.
-# - `eval_accumulation_steps`는 로짓을 없애지 않고 **RAM으로 옮긴다.** 켜지 않아도 모은 것은 끝에 모두 RAM으로 간다. 지표를 NumPy로 계산하기 때문이다. 그래서 `list`와 `to RAM`의 RAM은 모두 로짓 전부의 크기(5.80 GiB)다.
-#
-# `to RAM`은 이어 붙이지 않은 것이다. 이어 붙이는 기본값이라면 RAM에서도 NumPy가 같은 일을 해 잠깐 두 벌이 된다(NumPy가 만든 배열은 이 표가 세지 않는다).
+# - `prediction_loss_only=True`면 손실만 남는다. 펄플렉시티는 이것으로 충분하다. `math.exp(metrics["eval_loss"])`다.
+# - **`preprocess_logits_for_metrics`가 가장 낫다.** 지표를 지키면서 어휘 전체의 점수를 모으지 않는다. 출력이 여럿인 모델이면 `logits`가 튜플이므로 `logits[0]`을 쓴다.
+# - `batch_eval_metrics=True`는 배치마다 `compute_metrics`를 부른다. 받는 것은 **GPU의 텐서**다. 개수를 `.item()`으로 더해 두고, `compute_result=True`로 불린 마지막에 나눈다.
+# - `list`는 두 벌을 한 벌로 줄일 뿐이다. 샘플이 늘면 다시 죽는다.
+# - `to RAM`은 로짓을 없애지 않고 **RAM으로 옮긴다.** 켜지 않아도 모은 것은 끝에 RAM으로 간다. 그래서 `list`와 `to RAM`의 RAM은 모두 로짓 전부(5.80 GiB)다.
 #
 # 아래는 그대로 옮겨 쓸 수 있는 지표다. `preprocess`와 함께 쓰므로 `predictions`는 로짓이 아니라 토큰 번호다. 여기서 다시 `argmax`를 부르면 길이 방향에서 최댓값을 찾아 틀린 지표가 되니, 그런 줄이 있었다면 지운다. 다음 토큰을 맞히는 모델이라 한 칸 밀어 견주고, 레이블이 -100인 자리는 뺀다.
 
@@ -170,34 +177,9 @@ def accuracy(found):
 compare({"accuracy": partial(evaluate, metric=accuracy, **argmax)})
 
 # %% [markdown] lang="ko"
-# 로짓 하나는 2바이트일까 4바이트일까? fp16 모델, 거기에 `fp16=True`(혼합 정밀도로 평가한다), fp32 모델, 거기에 `fp16=True`의 차례로 배치 하나만 평가하면서 엿본다. 그리고 둘째 설정으로 40개를 평가한다. 이번에는 몇째 배치에서 죽을까?
-
-# %%
-dtypes = []
-
-
-def peek(logits, labels):
-    dtypes.append(str(logits.dtype))
-    return logits.argmax(-1)
-
-
-for options in ({}, {"fp16": True}, {"dtype": "float32"}, {"dtype": "float32", "fp16": True}):
-    attempt(partial(evaluate, 1, preprocess=peek, **options))
-print(dtypes)
-compare({"40 samples, fp16=True": partial(evaluate, fp16=True)})
-
-# %% [markdown] lang="ko"
-# 모델이 16비트라도 `fp16=True`나 `bf16=True`를 켜면 로짓은 **fp32**다. Accelerate가 `autocast`의 출력을 fp32로 되돌려 주기 때문이다(`convert_outputs_to_fp32`). fp16 모델에 LoRA를 붙여 `fp16=True`로 학습할 때가 그렇다. 5.80 GiB일 로짓이 두 배(11.59 GiB)가 되고, 이번에는 셋째 배치에서 셋의 몫인 6.96 GiB를 달라다가 죽는다.
+# **고치는 한 줄:** `preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)`. `fp16=True`나 `bf16=True`로 학습한다면 로짓이 fp32라서 더 급하다(11.11절에서 센다).
 #
-# > **주장 1.** "평가에는 그레이디언트가 없으니 메모리가 들지 않는다"
-#
-# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
-#
-# **틀리다.** 로짓은 평가에도 있고, `Trainer`는 지표를 위해 그것을 평가 세트 전체만큼, 이어 붙이는 순간에는 두 벌을 들고 있다.
-#
-# </details>
-#
-# > **주장 2.** "`eval_accumulation_steps`를 켜면 해결된다"
+# > **주장 1.** "`eval_accumulation_steps`를 켜면 해결된다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -240,14 +222,14 @@ case("11-A").check(answer)
 # %% [markdown] lang="ko"
 # ## 11.2 평가 배치는 얼마나 키울 수 있나
 #
-# 이번에는 내 루프다. 역전파가 없으니 배치를 키울 수 있다. 얼마나? 모델은 11.1절의 것(fp16, 길이 512, T4)이다. 거기에서 배치 8의 평가는 6.74 GiB였고, 그 가운데 가중치가 0.92 GiB다. 옵티마이저 없이 역전파까지만 하는 학습에서 배치 4는 되고 8은 죽는다면, 평가는 몇까지 될까?
+# 이번에는 내 루프다. 역전파가 없으니 배치를 키울 수 있다. 얼마나? 모델은 11.1절의 것(fp16, 길이 512, T4)이다. 거기에서 배치 8의 평가는 6.74 GiB였고, 가중치가 0.92 GiB다. 옵티마이저 없이 역전파까지만 하는 학습에서 배치 4는 되고 8은 죽는다면, 평가는 몇까지 될까?
 
 # %%
 largest_eval = guess("11.2", None, ("8", "16", "32"))
 largest_eval
 
 # %% [markdown] lang="ko"
-# 모두 배치 셋을 처리한다. `train`은 역전파까지, `forgot`은 `no_grad` 없이 순전파만, 나머지는 `no_grad` 안에서 한다. 손실을 목록에 모으는데, `item`은 `.item()`으로 수만 모은다. `one`은 배치 하나에서 그친 것이고, `hidden`은 출력층과 손실을 빼고 모델의 몸통만 부른 것이다. `forgot` 셋은 `train 4`보다 많을까, 적을까?
+# 모두 배치 셋을 처리한다. `train`은 역전파까지, `forgot`은 `no_grad` 없이 순전파만, 나머지는 `no_grad` 안에서 한다. 손실을 목록에 모으는데, `item`은 `.item()`으로 수만 모은다. `hidden`은 출력층과 손실을 빼고 모델의 몸통만 부른 것이다. `forgot` 둘은 `train 4`보다 많을까, 적을까?
 
 
 # %%
@@ -275,9 +257,7 @@ compare(
         "train 8": partial(train, 8),
         "forgot 4": partial(forgot, 4),
         "forgot 4, item": partial(forgot, 4, item=True),
-        "forgot 4, item, one": partial(forgot, 4, item=True, count=1),
         "no_grad 4": partial(three, 4),
-        "inference 4": partial(three, 4, torch.inference_mode),
         "no_grad 16": partial(three, 16),
         "no_grad 32": partial(three, 32),
         "hidden 64": partial(three, 64, head=False),
@@ -287,73 +267,15 @@ compare(
 
 # %% [markdown] lang="ko"
 # - `no_grad`를 **잊으면** 순전파 상태가 풀려나지 않는다. 손실을 그대로 모으면 목록이 배치마다 계산 그래프를 붙들어 쌓인다.
-# - `.item()`으로 모아도 모자란다. 이름 `loss`가 다음 손실이 나올 때까지 앞 배치의 그래프를 붙들어 **두 배치의 것이 겹친다**(10.4절). 배치가 하나면 8.22 GiB로 학습보다 적은데, 여럿이면 13.77 GiB로 학습보다 많다. 고치는 것은 `no_grad`다.
-# - `model.eval()`은 이 일을 하지 않는다. 드롭아웃을 끄고, 학습할 때만 듣는 체크포인팅도 끈다. `inference_mode`와 `no_grad`의 메모리는 같다.
+# - `.item()`으로 모아도 모자란다. 이름 `loss`가 다음 손실이 나올 때까지 앞 배치의 그래프를 붙들어 **두 배치의 것이 겹친다**(10.4절). 그래서 13.77 GiB로 학습보다 많다. 고치는 것은 `no_grad`다.
+# - `model.eval()`은 이 일을 하지 않는다. 드롭아웃을 끄고, 학습할 때만 듣는 체크포인팅도 끈다.
 # - 학습은 8에서 죽었는데 평가는 16까지 되고 32에서 죽었다. 죽은 곳은 로짓과 손실이다. 층의 순전파 상태는 곧바로 풀려나므로, **평가 배치의 크기는 로짓이 정한다.** 로짓이 없으면(`hidden`) 64개도 3.6 GiB면 된다.
 
 # %%
 largest_eval.against("16")
 
 # %% [markdown] lang="ko"
-# > **주장 3.** "역전파가 없으니 평가 배치는 학습의 두 배로 해도 된다"
-#
-# 위의 학습은 층의 순전파 상태가 많아 일찍 죽었다. 체크포인팅(5장)을 켜고 학습하면 그것이 줄어든다. 배치를 하나씩 키워 학습과 평가가 어디까지 가는지 본다. 아래의 표는 `expandable_segments`를 켠 것이다. 결과가 달라지는 줄은 어느 것인가?
-
-# %%
-rows = {f"train {n}": partial(train, n) for n in (5, 6)}
-rows |= {f"train {n}, checkpointing": partial(train, n, check=True) for n in (12, 13)}
-rows |= {f"no_grad {n}": partial(three, n) for n in (17, 18)}
-for settings in (None, "expandable_segments:True"):
-    print(settings, compare(rows, ram=False, settings=settings), sep="\n")
-
-# %% [markdown] lang="ko"
-# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
-#
-# **조건부로 맞다.** 체크포인팅이 없으면 5와 17로 세 배가 넘고, 켜면 12와 17로 1.4배다. 6, 13, 18은 텐서만 세면 들어가는데 단편화로 죽었다(10.5절). 켠 뒤에는 학습의 최대도 로짓이 정하므로, 차이는 역전파가 더 만드는 그레이디언트다. 13에서 요청한 3.77 GiB는 13 × 512 × 151,936 × 4바이트, 로짓의 fp32 그레이디언트다. `per_device_eval_batch_size`의 기본값은 학습과 상관없이 8이다.
-#
-# </details>
-#
-# ### 평가가 끝난 뒤
-#
-# 평가를 마치고 학습으로 돌아오자마자 죽었다는 이슈도 있다([axolotl #1813](https://github.com/axolotl-ai-cloud/axolotl/issues/1813)). 아래의 프로그램은 죽지 않는다. 그렇게 죽는 바탕이 되는 것을 본다. 학습 두 스텝, 평가 한 배치, 학습 한 스텝을 하고 `empty_cache()`를 부른다. 그때마다 살아 있는 텐서와 할당자가 예약한 양을 적는다. `nvidia-smi`의 값은 예약한 양에 CUDA 컨텍스트를 더한 것이다(3.10절).
-
-
-# %%
-def around_an_evaluation():
-    model = load("Qwen/Qwen2.5-0.5B", dtype="float16", device_map="cuda")
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    seen = [f"{'':12} {'allocated':>9} {'reserved':>10}"]
-
-    def note(name):
-        held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-        seen.append(f"{name:12} {human_bytes(held):>9} {human_bytes(reserved):>10}")
-
-    def run(name, batch, length, train=True):
-        tokens = torch.ones(batch, length, dtype=torch.int64).cuda()
-        with torch.set_grad_enabled(train):
-            loss = model(tokens, labels=tokens, use_cache=False).loss
-        if train:
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        del loss
-        note(name)
-
-    for step in (("train", 4, 320), ("train", 4, 320), ("evaluate", 8, 512, False), ("train", 4, 320)):
-        run(*step)
-    torch.cuda.empty_cache()
-    note("empty_cache")
-    return seen
-
-
-print(*attempt(around_an_evaluation).returned, sep="\n")
-
-# %% [markdown] lang="ko"
-# 살아 있는 텐서는 어느 때나 2.80 GiB, 가중치와 옵티마이저 상태 둘이다. 예약한 양은 둘째 스텝에서 8.17 GiB로 는다. 첫 스텝의 순전파 때는 상태가 아직 없었기 때문이다. 평가의 큰 텐서가 지나가면 13.97 GiB가 되고, 학습으로 돌아와도 줄지 않는다.
-#
-# 그래도 넷째 스텝은 쥐고 있던 자리를 다시 써서 들어갔다. 자리가 모자라면 할당자는 통째로 빈 세그먼트를 드라이버에 돌려주고 다시 시도한다. `empty_cache()`는 그것을 미리 한다. 그러고도 남은 3.97 GiB와 2.80 GiB의 차이 1.17 GiB는 세그먼트의 일부가 쓰이고 있어 **돌려주지 못하는** 자리다. 학습으로 돌아와 죽었다면 이런 자리를 의심한다(단편화, 10.5절).
-#
-# 그 원인이라면 `expandable_segments`를 켜거나 평가 뒤에 `empty_cache()`를 부른다. `Trainer`의 `torch_empty_cache_steps`는 학습 몇 스텝마다 부르는 것이라, 평가 바로 뒤라면 콜백의 `on_evaluate`에서 부른다.
+# **고치는 한 줄:** `with torch.no_grad():`. 그리고 평가 배치는 학습의 몇 배가 아니라 로짓의 크기로 정한다(체크포인팅을 켠 학습과의 비교, 평가 뒤의 단편화는 11.11절).
 #
 # ## 11.3 `generate`와 KV 캐시
 #
@@ -361,7 +283,7 @@ print(*attempt(around_an_evaluation).returned, sep="\n")
 #
 # $$2 \times \text{층} \times \text{키·값 헤드} \times \text{헤드 크기} \times \text{바이트}$$
 #
-# 여기에 토큰 수와 배치를 곱한다. 식의 값과, `generate`가 끝난 뒤 캐시 객체의 텐서가 붙들고 있는 저장 공간을 더한 값을 나란히 놓는다. 배치 4, 프롬프트 256에 두 토큰을 만들었다(마지막 토큰은 캐시에 들어가지 않는다). 열은 키·값 헤드와 쿼리 헤드의 수, 토큰 하나, 식, 잰 것이다.
+# 여기에 토큰 수와 배치를 곱한다. 식의 값과, `generate`가 끝난 뒤 캐시 객체의 텐서를 센 값을 나란히 놓는다. 배치 4, 프롬프트 256에 두 토큰을 만들었다(마지막 토큰은 캐시에 들어가지 않는다). 열은 키·값 헤드와 쿼리 헤드의 수, 토큰 하나, 식, 센 값이다.
 
 # %%
 from helpers.chapters.c11_outside.cache import cache_bytes, kv_bytes
@@ -378,13 +300,13 @@ def generate(name, batch=4, prompt=256, new=2, look=cache_bytes, **options):
     return look(out.past_key_values)
 
 
-print(f"{'model':27} {'KV/Q':>5} {'one token':>10} {'formula':>11} {'measured':>11}")
+print(f"{'model':27} {'KV/Q':>5} {'one token':>10} {'formula':>11} {'counted':>11}")
 for name in ("EleutherAI/polyglot-ko-1.3b", "meta-llama/Llama-3.2-1B", "Qwen/Qwen2.5-0.5B"):
-    config, measured = load_config(name), attempt(partial(generate, name)).returned
+    config, counted = load_config(name), attempt(partial(generate, name)).returned
     queries = config.num_attention_heads
     heads = f"{getattr(config, 'num_key_value_heads', queries)}/{queries}"
     one, formula = human_bytes(kv_bytes(config, 1)), kv_bytes(config, 257, 4)
-    print(f"{name:27} {heads:>5} {one:>10} {formula:>11,} {measured:>11,}")
+    print(f"{name:27} {heads:>5} {one:>10} {formula:>11,} {counted:>11,}")
 
 # %% [markdown] lang="ko"
 # 한 바이트도 다르지 않다. 파라미터 수가 비슷한 polyglot-ko-1.3b와 Llama-3.2-1B의 토큰 하나가 여섯 배 차이 난다. Llama는 **그룹 쿼리**(GQA, 3.12절)라 쿼리 헤드가 32개인데 키·값 헤드는 8개뿐이다. 헤드의 크기는 polyglot의 절반이고 층도 3분의 2다.
@@ -429,66 +351,75 @@ long_prompts = guess("11.3", None, ("T4", "A100", "both"))
 long_prompts
 
 # %% [markdown] lang="ko"
-# `as it is`는 그대로 실행한 것이고, `chunks`는 프롬프트를 512토큰씩 나누어 읽는다(`prefill_chunk_size`). `one`은 토큰을 둘이 아니라 하나만 만든다. 첫 토큰은 프롬프트를 읽은 결과에서 나오므로, `one`에는 캐시를 두고 한 토큰씩 계산하는 단계가 없다. '잰 것'은 끝났을 때의 캐시다.
+# `as it is`는 그대로 실행한 것이고, `no grouped heads`는 3.12절의 한 줄을 먼저 실행한 것이다. `chunks`는 프롬프트를 512토큰씩 나누어 읽는다(`prefill_chunk_size`).
 
 # %%
+from unittest.mock import patch
+
+from transformers.integrations import sdpa_attention
+
+
+def without_grouped_heads():
+    # sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False, for this run alone
+    with patch.object(sdpa_attention, "use_gqa_in_sdpa", lambda *args, **kwargs: False):
+        return long()
+
+
 long = partial(generate, "meta-llama/Llama-3.2-1B", 8, 4096)
-chunks = partial(long, prefill_chunk_size=512)
-compare({"as it is": long, "chunks": chunks, "chunks, one": partial(chunks, new=1)})
+rows = {
+    "as it is": long,
+    "no grouped heads": without_grouped_heads,
+    "chunks": partial(long, prefill_chunk_size=512),
+}
+compare(rows, returned="cache")
 
 # %% [markdown] lang="ko"
 # 같은 것을 A100에서도 그대로 실행한다.
 
 # %%
-compare({"as it is": long}, "A100-80GB")
+compare({"as it is": long}, "A100-80GB", returned="cache")
 
 # %% [markdown] lang="ko"
 # 토큰을 만들기도 전에, **프롬프트를 읽다가**(prefill) 죽었다. 요청한 16 GiB는 8 × 32 × 4,096 × 4,096 × 4바이트, 길이의 제곱인 점수 행렬이다. 모델은 fp16이지만 `math` 커널은 점수를 fp32로 계산한다. A100은 이 행렬을 만들지 않는다.
 #
-# T4에서 그룹 쿼리를 쓰는 모델은 패딩이 없는 배치일 때 융합 어텐션 커널을 얻지 못하고 `math`로 간다. 라이브러리의 버전에 달렸고, 모델을 부르기 전에 한 줄로 고친다(3.12절).
-#
-# ```python
-# from transformers.integrations import sdpa_attention
-#
-# sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False
-# ```
-#
-# 프롬프트를 나누어 읽으면 둘째 조각부터 마스크가 생긴다. 마스크가 있으면 라이브러리가 키와 값을 32개로 복사해 넘기므로 T4도 융합 커널을 얻는다. 점수 행렬은 첫 조각의 것뿐이다. 8 × 32 × 512 × 512 × 4바이트, 256 MiB다.
+# T4의 융합 어텐션 커널은 그룹 쿼리를 받지 않는다(3.12절). 키와 값을 쿼리 헤드의 수로 복사해 넘기는 한 줄이면 점수 행렬이 사라지고, 최대가 A100과 같은 5.32 GiB가 된다. 나누어 읽으면 점수 행렬이 조각의 것만큼으로 작아진다.
 
 # %%
 long_prompts.against("A100")
 
 # %% [markdown] lang="ko"
-# > **주장 4.** "`generate`의 최대는 가중치에 KV 캐시를 더한 것이다"
+# > **주장 2.** "`generate`의 최대는 가중치에 KV 캐시를 더한 것이다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **틀리다.** 둘의 합은 3.30 GiB인데 A100에서도 5.32 GiB였다. 프롬프트를 읽는 동안 순전파의 임시 텐서가 있고, 길면 그것이 캐시보다 크다. 나누어 읽으면 3.68 GiB(`chunks, one`)로 합에 가까워진다.
-#
-# 한 토큰씩 만드는 단계가 들어가면 T4의 최대는 다시 4.20 GiB가 된다. 그때는 마스크가 없어 `math`로 돌아가고, 캐시를 쿼리 헤드의 수만큼 늘린 사본이 잠깐 생기기 때문이다.
+# **틀리다.** 둘의 합은 3.30 GiB인데 A100에서도 5.32 GiB였다. 프롬프트를 읽는 동안 순전파의 임시 텐서가 있고, 길면 그것이 캐시보다 크다.
 #
 # </details>
 #
+# **고치는 한 줄:** `generate(..., prefill_chunk_size=512)`.
+#
 # ## 11.4 캐시의 종류
 #
-# transformers의 기본값은 **동적 캐시**(dynamic)다. 토큰마다 `torch.cat`으로 한 줄을 붙이므로 층 하나의 키나 값이 잠깐 두 벌이 된다(11.11절에서 잰다). **정적 캐시**(static)는 최대 길이만큼 미리 잡아 두고 그 자리에 쓴다. **오프로드 캐시**는 지금 계산하는 층의 것만 GPU에 둔다.
+# transformers의 기본값은 **동적 캐시**(dynamic)다. 토큰마다 `torch.cat`으로 한 줄을 붙이므로 층 하나의 키나 값이 잠깐 두 벌이 된다(11.11절에서 센다). **정적 캐시**(static)는 최대 길이만큼 미리 잡아 두고 그 자리에 쓴다. **오프로드 캐시**는 지금 계산하는 층의 것만 GPU에 둔다.
 #
-# RTX 4090에서 Llama-3.1-8B에 16,384토큰을 읽히고 두 토큰을 만든다. '잰 것'은 끝났을 때 GPU에 있는 캐시다. 두 벌이 되는 동적 캐시의 최대는 정적 캐시보다 클까? 오프로드 캐시는 캐시 2 GiB를 RAM으로 보내는데, RAM은 2 GiB보다 적게 늘까, 더 늘까?
+# RTX 4090에서 Llama-3.1-8B에 16,384토큰을 읽히고 두 토큰을 만든다('캐시'는 GPU에 있는 것이다). 두 벌이 되는 동적 캐시의 최대는 정적 캐시보다 클까? 오프로드 캐시는 캐시 2 GiB를 RAM으로 보내는데, RAM은 2 GiB보다 적게 늘까, 더 늘까?
 
 # %%
 eight = partial(generate, "meta-llama/Llama-3.1-8B", 1, 16384)
 kinds = {"dynamic": None, "static": "static", "offloaded": "offloaded"}
 kinds = {name: partial(eight, cache_implementation=kind) for name, kind in kinds.items()}
-compare(kinds, "RTX 4090")
+compare(kinds, "RTX 4090", returned="cache")
 
 # %% [markdown] lang="ko"
 # 동적 캐시와 정적 캐시의 최대는 같다. 둘 다 프롬프트를 읽을 때가 최대이고, 한 줄을 붙이는 것은 그 뒤의 일이기 때문이다.
 #
 # 오프로드 캐시는 층 하나와 미리 가져온 다음 층만 GPU에 둔다. 대신 토큰마다 캐시 전부가 버스를 오간다. 그런데 보낸 것은 2 GiB인데 RAM은 6 GiB 가까이 늘었다. 옮기는 곳이 **고정 메모리**(운영 체제가 내보내지 못하는 RAM, 11.9절)이고, PyTorch는 그것을 2의 거듭제곱으로 잡아 다 쓴 것도 돌려주지 않기 때문이다(5.81 GiB가 되는 계산은 11.11절에 있다).
 #
+# **고치는 한 줄:** 캐시가 넘치는데 RAM이 캐시의 세 배쯤 남아 있다면 `generate(..., cache_implementation="offloaded")`.
+#
 # ## 11.5 생성에 더 드는 것
 #
-# 프롬프트를 읽을 때 필요한 로짓은 마지막 토큰의 것뿐이다. `generate`는 그것만 계산하지만, 모델을 **직접** 부르면 모든 토큰의 로짓이 생긴다. A100에서 길이 2,048인 프롬프트 8개로 비교한다. `beams`는 빔 탐색(beam search) 네 줄이다. '잰 것'은 캐시다. `generate`와 같은 줄은 어느 것이고, 빔 넷의 캐시는 몇 배인가?
+# 프롬프트를 읽을 때 필요한 로짓은 마지막 토큰의 것뿐이다. `generate`는 그것만 계산하지만, 모델을 **직접** 부르면 모든 토큰의 로짓이 생긴다. A100에서 길이 2,048인 프롬프트 8개로 비교한다. `beams`는 빔 탐색(beam search) 네 줄이다. `generate`와 같은 줄은 어느 것이고, 빔 넷의 캐시는 몇 배인가?
 
 
 # %%
@@ -507,16 +438,17 @@ compare(
         "beams": partial(generate, "meta-llama/Llama-3.2-1B", 8, 2048, 1, num_beams=4),
     },
     "A100-80GB",
+    returned="cache",
 )
 
 # %% [markdown] lang="ko"
-# 직접 부르면 8 × 2,048 × 128,256 × 2바이트의 로짓이 생긴다. 3.91 GiB인데 최대의 차이는 2.98 GiB다. `logits_to_keep=1`의 최대는 층 안의 임시 텐서가 정하고, 로짓이 생길 때는 그것이 이미 풀려났기 때문이다. 내 생성 루프라면 `logits_to_keep=1`을 적는다. 빔이 넷이면 배치가 네 배인 것과 같다. (한 토큰만 만들었으니 여기서 잰 것은 프롬프트까지다. 가상 GPU에는 확률이 없어 빔 탐색을 더 길게 할 수 없다.)
+# 직접 부르면 8 × 2,048 × 128,256 × 2바이트, 3.91 GiB의 로짓이 생긴다. 빔이 넷이면 배치가 네 배인 것과 같다(가상 GPU에는 확률이 없어 프롬프트까지만 세었다).
 #
-# `output_scores=True`나 `output_logits=True`는 토큰마다 배치 × 어휘의 fp32 점수를 끝까지 모은다. 학습 중에 캐시를 만드는 것(`use_cache=True`)은 5장의 사건 5-B에서 보았다. 체크포인팅을 켜면 transformers가 스스로 끈다.
+# **고치는 한 줄:** 내 생성 루프라면 `model(..., logits_to_keep=1)`.
 #
 # ## 11.6 저장은 디스크 일인가
 #
-# 가장 좋은 모델을 기억해 두었다가 끝에 저장하는 코드는 흔하다. 셋을 비교한다. `state_dict()`만 부르는 것, 그것을 `copy.deepcopy`한 것, 텐서를 하나씩 `.cpu()`로 옮긴 것이다. 작은 GPT-2라 가중치는 67 MiB다. '잰 것'은 그 줄을 실행하는 동안 GPU의 최대가 얼마나 늘었는지다. GPU를 더 쓰는 것은 어느 것이고, RAM을 더 쓰는 것은 어느 것인가?
+# 가장 좋은 모델을 기억해 두었다가 끝에 저장한다고 하자. `state_dict()`만 부르는 것, 그것을 `copy.deepcopy`한 것, 텐서를 하나씩 `.cpu()`로 옮긴 것을 비교한다. 작은 GPT-2라 가중치는 67 MiB다. GPU를 더 쓰는 것은 어느 것이고, RAM을 더 쓰는 것은 어느 것인가?
 
 # %%
 import copy
@@ -528,14 +460,44 @@ ways_to_keep = {
     "deepcopy": lambda model: copy.deepcopy(model.state_dict()),
     "v.cpu()": lambda model: {k: v.cpu() for k, v in model.state_dict().items()},
 }
-compare({name: extra_of(take) for name, take in ways_to_keep.items()})
+compare({name: extra_of(take) for name, take in ways_to_keep.items()}, returned="grown")
 
 # %% [markdown] lang="ko"
-# `state_dict()`는 텐서를 복사하지 않는다. 그래서 공짜이고, 그래서 **다음 스텝이 그 값을 바꾼다.** `deepcopy`는 값을 지키지만 **GPU에** 한 벌을 더 만든다. 조기 종료(early stopping)나 EMA(가중치의 이동 평균을 따로 두는 것)를 하는 코드에 흔한 줄이다. 셋째는 그 한 벌을 **RAM에** 둔다.
+# `state_dict()`는 복사하지 않는다. 그래서 공짜이고, 그래서 **다음 스텝이 그 값을 바꾼다.** `deepcopy`는 값을 지키지만 **GPU에** 한 벌을 더 만든다. 셋째는 그 한 벌을 **RAM에** 둔다.
 #
-# 저장 자체는 어떤가? 설치된 소스를 읽으면, `save_pretrained`는 safetensors로 쓴다. 파일 하나에 담을 텐서를 **모두** CPU로 옮긴 뒤 쓰므로(`_flatten_as_ptr`의 `keep_alive_buffer`) RAM에 파일 하나만큼이 든다. 파일을 나누는 `max_shard_size`의 기본값은 transformers 5.23에서 50 GB다. 곧 대개는 파일 하나이고, RAM에 모델 하나만큼이 든다. RAM이 빠듯하면 `max_shard_size="2GB"`처럼 줄인다.
+# 이제 진짜 파일을 쓴다. 파일 하나로, 20 MB씩 나누어, LoRA 어댑터만, LoRA를 합쳐서 저장한다. RAM이 가장 적은 줄은 어느 것이고, 합치는 줄은 무엇이 더 드는가?
+
+# %%
+from peft import LoraConfig, get_peft_model
+
+
+def save(size="50GB", lora=False, merge=False):
+    with torch.device("cuda"):
+        model = small_gpt()
+    if lora:
+        model = get_peft_model(model, LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)).cuda()
+    if merge:
+        model = model.merge_and_unload()
+    into = Path(mkdtemp())
+    model.save_pretrained(into, max_shard_size=size)
+    return sum(file.stat().st_size for file in into.glob("*.safetensors"))
+
+
+programs = {
+    "one file": save,
+    "20 MB shards": partial(save, "20MB"),
+    "5 MB shards": partial(save, "5MB"),
+    "adapter": partial(save, lora=True),
+    "merged": partial(save, lora=True, merge=True),
+}
+compare(programs, writes=True, returned="files")
+
+# %% [markdown] lang="ko"
+# GPU에 있는 모델을 저장할 때는 **파일 하나에 담을 텐서가 모두 RAM에** 온다. 그래서 나누면 파일의 합은 그대로인데 RAM은 조각 하나만큼으로 준다. 5 MB로 나눈 줄이 8 MiB인 것은 텐서 하나를 쪼개지는 않기 때문이다. 어댑터만 저장하면 거의 들지 않는다. 합치면(merge) RAM에는 다시 모델 하나, GPU에는 합치는 동안의 15 MiB가 더 든다.
 #
-# > **주장 5.** "저장은 디스크 일이다"
+# **고치는 한 줄:** `save_pretrained(path, max_shard_size="2GB")`. transformers 5.23의 기본값은 50 GB라 대개 파일이 하나다.
+#
+# > **주장 3.** "저장은 디스크 일이다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -579,35 +541,21 @@ programs = {
 compare(programs)
 
 # %% [markdown] lang="ko"
-# `map_location`을 적지 않으면 텐서는 **저장될 때 있던 곳**, 곧 GPU로 돌아간다. 그리고 변수 `checkpoint`가 학습하는 내내 그것을 붙든다. 메시지를 읽는다.
-
-# %%
-print(attempt(resume).message)
-
-# %% [markdown] lang="ko"
-# 표의 2.00 MiB는 텐서의 크기이고, 메시지의 20.00 MiB는 그것을 담을 세그먼트다(10.1절). 예약한 것은 329.00 MiB에 빈자리 1.00 MiB를 더한 330 MiB이니, 20을 더하면 허락된 344.17 MiB를 넘는다.
+# `map_location`을 적지 않으면 텐서는 **저장될 때 있던 곳**, 곧 GPU로 돌아간다. 그리고 변수 `checkpoint`가 학습하는 내내 그것을 붙든다.
 #
-# 무엇이 두 벌인가? 소스를 읽으면 학습하는 동안 늘어나는 것은 모델 한 벌뿐이다. 옵티마이저의 `load_state_dict`는 (PyTorch 2.13에서) 같은 장치에 있는 상태를 복사하지 않고 그대로 쓴다. 모델의 `load_state_dict`는 값을 복사하므로 파일의 것이 남는다. 고치는 줄은 셋이다.
+# 붙든 것이 모두 두 벌인 것은 아니다. 옵티마이저의 `load_state_dict`는 (PyTorch 2.13에서) 같은 장치에 있는 상태를 복사하지 않고 그대로 쓴다. 모델의 `load_state_dict`는 값을 복사하므로 파일의 것이 남는다. 고치는 줄은 셋이다.
 #
 # - `del checkpoint`: 다 쓴 뒤에 버린다. 읽는 일만 하는 함수로 떼어 내면, 그 함수가 끝날 때 저절로 된다(위의 `resume`은 같은 함수에서 학습까지 하므로 끝까지 붙든다).
 # - `map_location="cpu"`: GPU에 올리지 않는다. 대신 파일만큼의 RAM이 든다. 프로세스가 여덟이면 여덟 벌이다.
 # - `mmap=True`: 파일을 RAM에 읽어 들이지 않고 필요한 페이지(page)만 그때그때 가져온다. 운영 체제가 언제든 버리고 다시 읽을 수 있어 RAM이 모자라도 죽지 않는다.
 #
-# `Trainer`의 `resume_from_checkpoint`는 2023년 3월([transformers #22159](https://github.com/huggingface/transformers/pull/22159))부터 GPU 하나에서는 옵티마이저 상태를 CPU로 읽는다. GPU가 여럿일 때 저장하고, 이어서 하고, 불러오는 것은 11.11절에 있다.
-#
-# > **주장 6.** "`map_location="cpu"`만 쓰면 된다"
-#
-# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
-#
-# **조건부로 맞다.** GPU는 살지만 파일이 통째로 RAM에 들어간다. 옵티마이저 상태까지 든 파일은 fp32 모델이라면 가중치의 세 배다. `mmap=True`를 함께 적으면 그것도 들지 않는다.
-#
-# </details>
+# **고치는 한 줄:** `torch.load(path, map_location="cpu", mmap=True)`. GPU가 여럿일 때는 11.11절에 있다.
 #
 # ### 사건 11-B: RAM도 없다
 #
-# 위와 같은 학습을, 텐서에 쓸 RAM이 **128 MiB**뿐인 기계에서 이어서 한다. 체크포인트를 읽는 라이브러리 함수는 `map_location`만 받아 `mmap`을 넘길 자리가 없다. `checkpoint["config"]`는 학습하는 동안에도 읽으므로 `checkpoint`를 통째로 지울 수도 없다.
+# 위와 같은 학습을 이어서 하는데, GPU는 362 MiB까지, 텐서에 쓸 RAM은 **128 MiB**까지다. 체크포인트를 읽는 라이브러리 함수는 `map_location`만 받아 `mmap`을 넘길 자리가 없다. 파일에는 `"model"`과 `"optimizer"`, 그리고 가중치의 이동 평균 `"ema"`(모델과 같은 67 MiB)가 있다. EMA는 학습이 끝난 뒤에 쓰므로 버릴 수 없다.
 #
-# 파일에 든 것은 `"model"`, `"optimizer"`, `"config"`다. `run`이 받는 것은 `map_location`("cuda", "cpu")과 `drop`(다 쓴 뒤 `checkpoint`에서 지울 키, "model"이나 "optimizer")이다. GPU와 RAM이 모두 사는 설정을 사전으로 답하라.
+# `run`이 받는 것은 `map_location`("cuda", "cpu")과, 다 읽은 뒤 `model`, `optimizer`, `ema`를 저마다 어떻게 할지다. `checkpoint`에 그대로 두거나("keep"), 지우거나("drop"), RAM으로 옮긴다("cpu"). 설정은 쉰네 가지이고 시험은 다섯 번이다. 종이에서 먼저 더한다.
 
 # %%
 case("11-B").run()
@@ -645,7 +593,7 @@ ways = {
 compare(ways, host="Colab")
 
 # %% [markdown] lang="ko"
-# - `Killed`는 RAM이다. 진짜 Colab이라면 여기서 세션이 **메시지 없이** 끊어진다. 파이썬은 오류를 잡을 틈도 없다. 확인하려면 불러오는 동안 Colab의 RAM 눈금을 보고, 리눅스 터미널이라면 종료 코드(`echo $?`)가 137인지, `dmesg`에 `Out of memory: Killed process`가 있는지 본다. 7B 모델을 불러오던 사람의 말대로 '로그도 오류도 없이 그냥 멈춘다'([autotrain-advanced #277](https://github.com/huggingface/autotrain-advanced/issues/277). 다른 이슈로 [transformers #27708](https://github.com/huggingface/transformers/issues/27708)).
+# - `Killed`는 RAM이다. **파이썬 오류가 없다.** 이슈에 옮겨 적힌 Colab의 알림은 "Your session crashed after using all available RAM"이다([FTCP #8](https://github.com/PV-Lab/FTCP/issues/8)). 리눅스 터미널이라면 종료 코드(`echo $?`)가 137인지, `dmesg`에 `Out of memory: Killed process`가 있는지 본다.
 # - fp32를 GPU에 바로 올려도 죽는다. 줄이기 **전**의 크기가 최대다.
 # - `dtype="float16", device_map="cuda"`가 답이다. 텐서마다 파일에서 읽어 GPU로 보내므로 RAM에 모델이 쌓이지 않는다. 4비트도 텐서마다 올려 줄이므로 fp16 모델이 통째로 올라가는 순간이 없다. 7B라면 fp16 가중치만 13 GiB가 넘어 T4에 계산할 자리가 거의 없다. 그때는 `quantization_config=BitsAndBytesConfig(load_in_4bit=True)`로 불러온다.
 
@@ -653,30 +601,13 @@ compare(ways, host="Colab")
 dies_in.against("RAM")
 
 # %% [markdown] lang="ko"
-# `low_cpu_mem_usage=True`를 적으라는 글이 많다. transformers 4의 앞쪽 판에서는 이것을 켜야 빈 모델을 만들고 파일에서 바로 채웠고, 꺼져 있으면 무작위 가중치로 만든 모델과 파일에서 읽은 것이 RAM에 두 벌이었다. **transformers 5에서는 늘 그렇게 하고, 이 인자는 받아서 버린다**(`modeling_utils.py`). `dtype`도 바뀌었다. 적지 않으면 `config.json`에 적힌 자료형이다(`"auto"`). transformers 4의 기본값은 fp32였다.
-#
-# 모델이 카드보다 크면 `device_map="auto"`가 나머지를 RAM에 둔다. 불러오기는 되지만 층을 부를 때마다 버스를 건넌다. 학습에는 쓰지 않는다. Llama-3.1-8B를 T4에 올려 본다.
-
-# %%
-big = partial(load, "meta-llama/Llama-3.1-8B", dtype="float16")
-compare({place: partial(big, device_map=place) for place in ("cuda", "auto")}, host="Colab")
-
-# %% [markdown] lang="ko"
-# `auto`는 11.95 GiB를 GPU에, 3.01 GiB를 RAM에 두었다. 합은 모델 전체이고, GPU에는 계산할 자리로 2.7 GiB쯤을 남겼다.
-#
-# > **주장 7.** "12.7 GB짜리 Colab에서는 7B 모델을 불러올 수 없다"
-#
-# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
-#
-# **조건부로 맞다.** CPU에 fp32로 불러오거나 파일을 통째로 RAM에 읽으면 그렇다. safetensors를 `device_map`으로 GPU에 바로 올리면 RAM이 거의 들지 않고, 막는 것은 GPU다. 4비트라면 GPU에도 들어간다.
-#
-# </details>
+# **고치는 한 줄:** `from_pretrained(name, dtype="float16", device_map="cuda")`.
 #
 # ## 11.9 오프로드와 고정 메모리
 #
 # 오프로드는 바이트를 없애지 않고 RAM으로 옮긴다. 옮긴 곳의 크기를 모르면 GPU 대신 RAM이 죽는다. polyglot-ko-1.3b를 배치 2, 길이 512로 순전파, 역전파한다. `save_on_cpu`는 역전파를 위해 저장하는 것을 모두 옮기고, `pinned`는 **고정 메모리**(pinned memory)로 옮긴다. `offload`는 체크포인팅을 켜고 층의 입력만 옮긴다(5.6절).
 #
-# '잰 것'은 순전파가 끝났을 때 GPU에 남은 것이다. 'GPU 최대'가 가장 많이 줄어드는 줄은 어느 것인가?
+# '남은 것'은 순전파가 끝났을 때 GPU에 남은 것이다. 'GPU 최대'가 가장 많이 줄어드는 줄은 어느 것인가?
 
 # %%
 from contextlib import nullcontext
@@ -703,11 +634,12 @@ compare(
         "save_on_cpu": partial(one_step, context=save_on_cpu),
         "pinned": partial(one_step, context=partial(save_on_cpu, pin_memory=True)),
         "offload": partial(one_step, offload=True),
-    }
+    },
+    returned="left",
 )
 
 # %% [markdown] lang="ko"
-# **어느 줄도 줄지 않았다.** 순전파가 남긴 것('잰 것')은 크게 줄었지만, 이 크기에서는 가중치와 그레이디언트가 다 있는 역전파의 끝이 최대이기 때문이다. "오프로드를 켰는데 GPU는 그대로이고 RAM만 없어진다"는 물음의 답이 이것이다.
+# **어느 줄도 줄지 않았다.** 순전파가 남긴 것은 크게 줄었지만, 이 크기에서는 가중치와 그레이디언트가 다 있는 역전파의 끝이 최대이기 때문이다. "오프로드를 켰는데 GPU는 그대로이고 RAM만 없어진다"는 물음의 답이 이것이다.
 #
 # RAM에는 `save_on_cpu`가 GPU에서 치운 것의 두 배가 넘게 쌓는다. 가중치까지 복사하기 때문이다. 층의 입력만 옮기면 100 MiB도 들지 않는다.
 #
@@ -720,56 +652,134 @@ compare(
         "save_on_cpu": partial(one_step, 8, save_on_cpu),
         "checkpointing": partial(one_step, 8, offload=False),
         "offload": partial(one_step, 8, offload=True),
-    }
+    },
+    returned="left",
 )
 
 # %% [markdown] lang="ko"
-# 이번에는 셋 다 10.28 GiB를 절반쯤으로 줄인다. 그런데 체크포인팅만 켜도 5.14 GiB이고 RAM은 들지 않는다. `save_on_cpu`는 거기서 0.11 GiB를 더 줄이는 데 RAM 9.70 GiB를 쓴다. 층의 입력까지 옮긴 `offload`의 최대는 체크포인팅과 같다. 남은 최대를 정하는 것이 층의 입력이 아니기 때문이다.
+# 이번에는 셋 다 10.28 GiB를 절반쯤으로 줄인다. 그런데 체크포인팅만 켜도 5.14 GiB이고 RAM은 들지 않는다. `save_on_cpu`는 거기서 조금 더 줄이는 데 RAM 9.70 GiB를 쓴다.
 #
-# 고정 메모리는 운영 체제가 내보내지 못하는 RAM이다. GPU가 직접 읽어 갈 수 있어 복사가 계산과 겹친다. 대신 PyTorch의 할당자는 요청을 **2의 거듭제곱으로 올리고**, 다 쓴 것도 쥐고 있다(11.11절에서 잰다).
+# 고정 메모리는 운영 체제가 내보내지 못하는 RAM이다. GPU가 직접 읽어 갈 수 있어 복사가 계산과 겹친다. 대신 PyTorch의 할당자는 요청을 **2의 거듭제곱으로 올리고**, 다 쓴 것도 쥐고 있다(11.11절에서 센다).
 #
 # 옵티마이저 상태를 오프로드하면(ZeRO-Offload) 파라미터마다 fp32 가중치, 그레이디언트, 두 상태, 곧 적어도 16바이트가 RAM에 든다([DeepSpeed의 문서](https://deepspeed.readthedocs.io/en/stable/memory.html)). 10억 파라미터에 14.9 GiB이니, Colab의 11.6 GiB에는 들어가지 않는다.
 #
-# > **주장 8.** "GPU가 모자라면 오프로드하면 된다"
+# > **주장 4.** "GPU가 모자라면 오프로드하면 된다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 옮긴 것이 최대를 정하던 것이고, 옮긴 만큼의 RAM이 있을 때만이다. 무료로 쓰는 기계는 RAM이 GPU만큼이나 작다.
+# **조건부로 맞다.** 옮긴 것이 최대를 정하던 것이고, 옮긴 만큼의 RAM이 있을 때만이다. 무료 Colab의 RAM은 11.6 GiB로 T4의 14.64 GiB보다 작다. 같은 무료라도 Kaggle은 29 GB라고 밝힌다.
 #
 # </details>
 #
-# ## 11.10 기억할 것
+# **고치는 한 줄:** 오프로드보다 먼저 체크포인팅, `model.activation_checkpointing_enable()`.
 #
-# 이 장에서 적은 예상과 결과다.
+# ## 11.10 같은 작업을 다시
+#
+# 절마다 찾은 한 줄을 처음의 작업에 모두 넣는다. 불러올 때 GPU로 바로, 평가에 `preprocess_logits_for_metrics`, 생성에 `prefill_chunk_size`, 저장에 `deepcopy` 대신 `max_shard_size`, 재개에 `map_location="cpu", mmap=True`다. 학습의 코드는 그대로다. 회색은 처음의 것이다. 점선을 넘는 단계가 남아 있는가?
+
+# %%
+draw_job(job(careful=True), first_try)
+
+# %% [markdown] lang="ko"
+# 하나도 없다. **이 작업은 이제 학습 스텝이 들어가면 전체가 들어간다.** 스텝 안은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에서 줄였고, 스텝 밖은 이 다섯 단계의 한 줄씩이다.
 
 # %%
 guesses()
 
 # %% [markdown] lang="ko"
-# | 언제 죽나 | 원인이 되는 것 | 고치는 줄 | 절 |
-# |---|---|---|---|
-# | `trainer.evaluate()` 도중 | 이어 붙이는 동안 두 벌인 로짓 | `preprocess_logits_for_metrics`, `batch_eval_metrics`, `prediction_loss_only` | 11.1 |
-# | 평가의 첫 배치 | 배치 하나의 로짓과 손실 | `per_device_eval_batch_size`(기본값 8)를 줄인다 | 11.2 |
-# | 내 평가 루프 | 손실이 붙든 계산 그래프 | `with torch.no_grad()`. `loss.item()`만으로는 모자란다 | 11.2 |
-# | 프롬프트를 읽을 때 | 점수 행렬, 모든 토큰의 로짓 | `prefill_chunk_size`, T4라면 `use_gqa_in_sdpa`의 한 줄, `logits_to_keep=1` | 11.3, 11.5 |
-# | 길게 만들 때 | KV 캐시 | 배치나 문맥을 줄인다. GQA 모델, `cache_implementation="offloaded"` | 11.3, 11.4 |
-# | 저장할 때 | GPU의 `deepcopy`, RAM의 한 벌 | `.cpu()`, `max_shard_size`, `SHARDED_STATE_DICT` | 11.6 |
-# | 이어서 할 때 | GPU로 돌아온 체크포인트 | `map_location="cpu"`, `mmap=True`, `del` | 11.7 |
-# | 불러올 때 | RAM의 fp32 모델 | `dtype="float16"`(되는 카드라면 `"bfloat16"`), `device_map="cuda"`, 크면 4비트 | 11.8 |
-# | 오프로드를 켰을 때 | 옮긴 것을 담는 RAM | 최대를 정하는 것이 무엇인지부터 본다. 체크포인팅 | 11.9 |
+# 기억할 것은 셋이다.
 #
-# - 메시지 없이 `Killed`로 끝나거나 세션이 끊어졌다면 GPU보다 **RAM**을 먼저 의심한다.
-# - `eval_accumulation_steps`, `map_location="cpu"`, 오프로드는 모두 GPU의 바이트를 RAM으로 **옮긴다.** 없애는 것이 아니다.
-# - 두 벌이 되는 순간을 찾는다. 이어 붙일 때, 복사할 때, 줄이기 전과 후가 함께 있을 때다.
+# - **두 벌이 되는 순간**을 찾는다. 이어 붙일 때, 복사할 때, 줄이기 전과 후가 함께 있을 때다.
+# - `eval_accumulation_steps`, `map_location="cpu"`, 오프로드는 GPU의 바이트를 RAM으로 **옮긴다.** 없애는 것이 아니다.
+# - 파이썬 오류 없이 끝났다면 GPU보다 **RAM**을 먼저 의심한다.
 #
-# 오류 메시지에서 거꾸로 원인을 찾아가는 길은 [10장](10_oom_clinic.ipynb)에 있고, 스텝 안의 메모리를 줄이는 길은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에 있다.
+# 증상에서 줄을 찾는 표는 이 장의 맨 앞에 접혀 있고, 오류 메시지에서 거꾸로 찾아가는 길은 [10장](10_oom_clinic.ipynb)에 있다.
 
 # %% [markdown] lang="ko"
 # ## 11.11 더 읽을거리
 #
+# ### 로짓 하나는 몇 바이트인가
+#
+# 로짓 하나는 2바이트일까 4바이트일까? fp16 모델, 거기에 `fp16=True`(혼합 정밀도로 평가한다), fp32 모델, 거기에 `fp16=True`의 차례로 배치 하나만 평가하면서 엿본다. 그리고 둘째 설정으로 40개를 평가한다. 이번에는 몇째 배치에서 죽을까?
+
+# %%
+dtypes = []
+
+
+def peek(logits, labels):
+    dtypes.append(str(logits.dtype))
+    return logits.argmax(-1)
+
+
+for options in ({}, {"fp16": True}, {"dtype": "float32"}, {"dtype": "float32", "fp16": True}):
+    attempt(partial(evaluate, 1, preprocess=peek, **options))
+print(dtypes)
+compare({"40 samples, fp16=True": partial(evaluate, 40, fp16=True)})
+
+# %% [markdown] lang="ko"
+# 모델이 16비트라도 `fp16=True`나 `bf16=True`를 켜면 로짓은 **fp32**다. Accelerate가 `autocast`의 출력을 fp32로 되돌려 주기 때문이다(`convert_outputs_to_fp32`). fp16 모델에 LoRA를 붙여 `fp16=True`로 학습할 때가 그렇다. 5.80 GiB일 로짓이 두 배(11.59 GiB)가 되고, 이번에는 셋째 배치에서 셋의 몫인 6.96 GiB를 달라다가 죽는다.
+#
+#
+# ### 체크포인팅을 켠 학습과 평가
+#
+# 학습에 체크포인팅(5장)을 켜면 11.2절의 차이가 줄어든다. 배치를 하나씩 키운다. 둘째 표는 `expandable_segments`를 켠 것이다.
+
+# %%
+rows = {f"train {n}": partial(train, n) for n in (5, 6)}
+rows |= {f"train {n}, checkpointing": partial(train, n, check=True) for n in (12, 13)}
+rows |= {f"no_grad {n}": partial(three, n) for n in (17, 18)}
+for settings in (None, "expandable_segments:True"):
+    print(settings, compare(rows, ram=False, settings=settings), sep="\n")
+
+# %% [markdown] lang="ko"
+# 체크포인팅이 없으면 5와 17로 세 배가 넘고, 켜면 12와 17로 1.4배다. 6, 13, 18은 텐서만 세면 들어가는데 단편화로 죽었다(10.5절). 켠 뒤에는 학습의 최대도 로짓이 정하므로, 차이는 역전파가 더 만드는 그레이디언트다. 13에서 요청한 3.77 GiB는 13 × 512 × 151,936 × 4바이트, 로짓의 fp32 그레이디언트다. `per_device_eval_batch_size`의 기본값은 학습과 상관없이 8이다.
+#
+# ### 평가가 끝난 뒤
+#
+# 평가를 마치고 학습으로 돌아오자마자 죽었다는 이슈도 있다([axolotl #1813](https://github.com/axolotl-ai-cloud/axolotl/issues/1813)). 아래의 프로그램은 죽지 않는다. 그렇게 죽는 바탕이 되는 것을 본다. 학습 두 스텝, 평가 한 배치, 학습 한 스텝을 하고 `empty_cache()`를 부른다. 그때마다 살아 있는 텐서와 할당자가 예약한 양을 적는다. `nvidia-smi`의 값은 예약한 양에 CUDA 컨텍스트를 더한 것이다(3.10절).
+
+
+# %%
+def around_an_evaluation():
+    model = load("Qwen/Qwen2.5-0.5B", dtype="float16", device_map="cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    seen = [f"{'':12} {'allocated':>9} {'reserved':>10}"]
+
+    def note(name):
+        held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        seen.append(f"{name:12} {human_bytes(held):>9} {human_bytes(reserved):>10}")
+
+    def run(name, batch, length, train=True):
+        tokens = torch.ones(batch, length, dtype=torch.int64).cuda()
+        with torch.set_grad_enabled(train):
+            loss = model(tokens, labels=tokens, use_cache=False).loss
+        if train:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        del loss
+        note(name)
+
+    for step in (("train", 4, 320), ("train", 4, 320), ("evaluate", 8, 512, False), ("train", 4, 320)):
+        run(*step)
+    torch.cuda.empty_cache()
+    note("empty_cache")
+    return seen
+
+
+print(*attempt(around_an_evaluation).returned, sep="\n")
+
+# %% [markdown] lang="ko"
+# 살아 있는 텐서는 어느 때나 2.80 GiB, 가중치와 옵티마이저 상태 둘이다. 예약한 양은 둘째 스텝에서 8.17 GiB로 는다. 첫 스텝의 순전파 때는 상태가 아직 없었기 때문이다. 평가의 큰 텐서가 지나가면 13.97 GiB가 되고, 학습으로 돌아와도 줄지 않는다.
+#
+# 그래도 넷째 스텝은 쥐고 있던 자리를 다시 써서 들어갔다. 자리가 모자라면 할당자는 통째로 빈 세그먼트를 드라이버에 돌려주고 다시 시도한다. `empty_cache()`는 그것을 미리 한다. 그러고도 남은 3.97 GiB와 2.80 GiB의 차이 1.17 GiB는 세그먼트의 일부가 쓰이고 있어 **돌려주지 못하는** 자리다. 학습으로 돌아와 죽었다면 이런 자리를 의심한다(단편화, 10.5절).
+#
+# 그 원인이라면 `expandable_segments`를 켜거나 평가 뒤에 `empty_cache()`를 부른다. `Trainer`의 `torch_empty_cache_steps`는 학습 몇 스텝마다 부르는 것이라, 평가 바로 뒤라면 콜백의 `on_evaluate`에서 부른다.
+#
+#
 # ### 동적 캐시가 한 토큰을 붙일 때
 #
-# 11.4절의 동적 캐시가 붙이면서 더 쓰는 양을 따로 잰다. 프롬프트를 읽은 뒤 최대를 지우고, 한 토큰을 더 만드는 동안 늘어난 최대를 본다. 층 하나의 키는 16,384 × 8 × 128 × 2바이트, 32 MiB다.
+# 11.4절의 동적 캐시가 붙이면서 더 쓰는 양을 따로 센다. 프롬프트를 읽은 뒤 최대를 지우고, 한 토큰을 더 만드는 동안 늘어난 최대를 본다. 층 하나의 키는 16,384 × 8 × 128 × 2바이트, 32 MiB다.
 
 # %%
 from transformers import DynamicCache, StaticCache
@@ -793,6 +803,7 @@ compare(
         "static": partial(one_more_token, static),
     },
     "RTX 4090",
+    returned="grown",
 )
 
 # %% [markdown] lang="ko"
@@ -800,7 +811,7 @@ compare(
 #
 # ### 창이 있는 층
 #
-# gemma-3-1b는 26층 가운데 22층이 앞의 512토큰만 본다(sliding window). 프롬프트 8,192토큰을 읽은 직후와 한 토큰을 더 만든 뒤의 캐시를 잰다. 어느 쪽이 클까?
+# gemma-3-1b는 26층 가운데 22층이 앞의 512토큰만 본다(sliding window). 프롬프트 8,192토큰을 읽은 직후와 한 토큰을 더 만든 뒤의 캐시를 센다. 어느 쪽이 클까?
 
 
 # %%
@@ -821,7 +832,7 @@ print(human_bytes(read), human_bytes(after), human_bytes(kv_bytes(gemma, 8193)))
 # %% [markdown] lang="ko"
 # 셋째가 식이다(창이 있는 층은 창만큼만 센다). 읽은 직후는 다섯 배 가까이 크다. 캐시가 마지막 511토큰을 **잘라 내지만**, 자른 조각(slice)이 원래 텐서를 붙들고 있기 때문이다. 다음 토큰이 새 텐서를 만들어야 풀려난다. 짧은 답을 여러 번 만든다면 캐시의 최대는 앞의 값이다.
 #
-# **양자화 캐시**(`cache_implementation="quantized"`)에는 optimum-quanto나 HQQ가 필요하다. 이 강의의 환경에는 없어 재지 않았다. 패널의 8비트와 4비트는 식이고, 블록의 스케일과 아직 양자화하지 않은 최근 토큰은 세지 않았다.
+# **양자화 캐시**(`cache_implementation="quantized"`)에는 optimum-quanto나 HQQ가 필요하다. 이 강의의 환경에는 없어 세지 않았다. 패널의 8비트와 4비트는 식이고, 블록의 스케일과 아직 양자화하지 않은 최근 토큰은 세지 않았다.
 #
 # ### 고정 메모리는 2의 거듭제곱이다
 #
@@ -844,11 +855,13 @@ with virtual_gpu.cuda("T4") as card:
 #
 # ### 파일의 형식과 RAM
 #
+# `low_cpu_mem_usage=True`를 적으라는 글이 많다. transformers 4의 앞쪽 판에서는 이것을 켜야 빈 모델을 만들고 파일에서 바로 채웠고, 꺼져 있으면 무작위 가중치로 만든 모델과 파일에서 읽은 것이 RAM에 두 벌이었다. **transformers 5에서는 늘 그렇게 하고, 이 인자는 받아서 버린다**(`modeling_utils.py`). `dtype`도 바뀌었다. 적지 않으면 `config.json`에 적힌 자료형이다(`"auto"`). transformers 4의 기본값은 fp32였다.
+#
 # pickle로 된 옛 파일(`pytorch_model.bin`)도 zip 형식이면 transformers 5가 `mmap=True`로 연다(`modeling_utils.py`의 `load_state_dict`). zip이 아닌 더 옛 형식이거나, `torch.load`를 `mmap` 없이 직접 부르면 통째로 RAM에 읽는다. safetensors는 텐서 하나씩 읽을 수 있다. 자료형을 바꾸지 않고 CPU에 두면 파일의 페이지를 그대로 보여 줄 뿐이라(mmap) RAM이 거의 들지 않는다.
 #
 # ### GPU가 여럿일 때: 저장, 재개, 불러오기
 #
-# 설치된 소스를 읽은 것이고 재지 않았다. RAM은 프로세스마다 든다. CPU에 fp32로 불러오는 줄이라면 프로세스의 수를 곱한다.
+# 설치된 소스를 읽은 것이고 실행하지 않았다. RAM은 프로세스마다 든다. CPU에 fp32로 불러오는 줄이라면 프로세스의 수를 곱한다.
 #
 # - FSDP의 `FULL_STATE_DICT`는 모델 전체를 rank 0의 **RAM에** 모은다(accelerate 1.15의 `offload_to_cpu=True, rank0_only=True`). RAM이 모자라면 `fsdp_state_dict_type: SHARDED_STATE_DICT`로 조각을 저장하고, 나중에 `accelerate merge-weights`로 합친다.
 # - DeepSpeed ZeRO-3의 체크포인트는 저절로 조각이고, 나중에 `zero_to_fp32.py`로 합친다. `stage3_gather_16bit_weights_on_model_save: true`로 바꾸면 층마다 모아 rank 0의 RAM에 16비트 모델 하나를 만든다.

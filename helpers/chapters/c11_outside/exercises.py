@@ -19,7 +19,7 @@ from ...rows import LeftRows
 from ...self_check import Case, Exercise, compare, filled, right
 from .cache import kv_bytes
 from .evaluation import KEPT, evaluate
-from .resume import resumed, saved
+from .resume import KEYS, resumed, saved
 from .tried import Outcome, attempt
 
 _folders: list[TemporaryDirectory] = []  # removed when Python ends
@@ -90,7 +90,7 @@ def _checkpoint() -> Path:
     folder = TemporaryDirectory()
     _folders.append(folder)
     path = Path(folder.name) / "checkpoint.pt"
-    attempt(saved(path), writes=True)
+    attempt(saved(path, ema=True), writes=True)
     return path
 
 
@@ -100,17 +100,21 @@ def _told(one: Outcome) -> LeftRows:
 
 
 _LITTLE = 2**27  # bytes of RAM that tensors may take in case 11-B; Python's own come on top
+_SHARE = 0.024  # of a T4: 362 MiB, so that the file can be read, and one copy of the weights is still too much
 _HOST = Machine("11-B", Range(_LITTLE + PROCESS.low, _LITTLE + PROCESS.low), Range(0, 0), ("of the case",))
 
 
 def _resume(**settings: Any) -> Outcome:
     for name in settings:
-        choose(name, ("map_location", "drop"), tr(ko="설정", en="setting"))
-    return attempt(resumed(_checkpoint(), **settings), host=_HOST)
+        choose(name, ("map_location", *KEYS), tr(ko="설정", en="setting"))
+    return attempt(resumed(_checkpoint(), share=_SHARE, **settings), host=_HOST)
 
 
 def _judge_resume(settings: dict[str, Any]) -> str:
-    one = _resume(**filled(settings))
+    settings = filled(settings)
+    one = _resume(**settings)
+    if settings.get("ema") == "drop":
+        return tr(ko="EMA가 남아 있지 않다.", en="The average of the weights is gone.")
     return one.result if one.died else right(f"GPU {human_bytes(one.gpu)}, RAM {human_bytes(one.ram)}")
 
 
@@ -174,14 +178,14 @@ CASES = {
                 en="Once read, the whole file is somewhere: RAM is short, and the GPU is empty before the training.",
             ),
             tr(
-                ko="모델과 옵티마이저의 load_state_dict 가운데 어느 쪽이 값을 복사하는가(11.7절)?",
-                en="Which of the two copies values, the model's load_state_dict or the optimizer's (section 11.7)?",
+                ko="학습은 GPU 294 MiB를 쓰고 한도는 362 MiB다. 셋 가운데 무엇이 사본이고 RAM에는 몇 개가 들어가는가?",
+                en="Training takes 294 of the GPU's 362 MiB: which of the three are copies, and how many fit in RAM?",
             ),
         ],
         'case("11-B").run(map_location="cpu")\n'
-        'case("11-B").run(drop="optimizer")\n'
-        'case("11-B").run(drop="model")\n'
-        'answer = {"drop": "model"}',
+        'case("11-B").run(model="drop")\n'
+        'case("11-B").run(model="drop", ema="cpu")\n'
+        'answer = {"model": "drop", "ema": "cpu"}',
         experiment=lambda **settings: _told(_resume(**settings)),
         thread="https://github.com/karpathy/nanoGPT/issues/158",
     ),

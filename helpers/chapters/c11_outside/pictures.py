@@ -1,4 +1,4 @@
-"""Logits that an evaluation gathers, batch by batch, and weights and KV cache as one bar, against a card."""
+"""A job's phases, logits that an evaluation gathers batch by batch, weights and KV cache against a card."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from virtual_gpu.cards import card
 from virtual_gpu.drawing.svg import BLUE, GREY, GRID, INK, MUTED, ORANGE, RED, SKY, Drawing
 from virtual_gpu.language import tr
 from virtual_gpu.models.configs import load_config
-from virtual_gpu.units import human_bytes
+from virtual_gpu.units import GiB, human_bytes
 
 from .cache import kv_bytes, parameters
+from .job import Phase, words
 
 
 def draw_sizes(weights: int, cache: int, room: int) -> Drawing:
@@ -43,7 +44,7 @@ def draw_gathering(seen: Sequence[tuple[int, int]], gpu: str) -> Drawing:
 
     Until then the logits of all batches before are one tensor; the next one, with this batch's, is asked for.
     """
-    left, wide, row, room = 66, 400, 24, card(gpu).capacity_bytes
+    left, wide, row, room = 66, 560, 24, card(gpu).capacity_bytes
     rows, old = [], 0
     for allocated, batch in seen:
         rows.append((allocated - old - batch, old, batch, old + batch if old else 0))
@@ -51,7 +52,7 @@ def draw_gathering(seen: Sequence[tuple[int, int]], gpu: str) -> Drawing:
     most = max(room, *map(sum, rows))
     totals = ", ".join(human_bytes(sum(parts)) for parts in rows)
     limit = tr(ko="쓸 수 있는 메모리", en="room on the card")
-    drawing = Drawing(580, 66 + row * len(rows), f"{totals}; {limit} {human_bytes(room)}")
+    drawing = Drawing(740, 66 + row * len(rows), f"{totals}; {limit} {human_bytes(room)}")
     names = (
         tr(ko="가중치와 그 밖", en="weights and the rest"),
         tr(ko="모아 둔 로짓", en="logits gathered"),
@@ -65,9 +66,45 @@ def draw_gathering(seen: Sequence[tuple[int, int]], gpu: str) -> Drawing:
     for i, parts in enumerate(rows):
         y, over = 56 + row * i, sum(parts) > room
         drawing.text(left - 6, y + 14, tr(ko=f"배치 {i + 1}", en=f"batch {i + 1}"), 12, "end", INK, bold=over)
-        drawing.bar(left, y, row - 4, [(n / most * wide, color, "") for n, color in zip(parts, colors, strict=True)])
-        drawing.text(570, y + 14, human_bytes(sum(parts)), 12, "end", INK if over else MUTED, bold=over)
+        labels = [f"{n / GiB:.2f}" for n in parts]
+        drawn = zip(parts, colors, labels, strict=True)
+        drawing.bar(left, y, row - 4, [(n / most * wide, color, label) for n, color, label in drawn], 11)
+        drawing.text(730, y + 14, human_bytes(sum(parts)), 12, "end", INK if over else MUTED, bold=over)
     edge = left + room / most * wide
     drawing.line(edge, 50, edge, 60 + row * len(rows), RED, stroke_width=2)
     drawing.text(edge, 44, f"{limit} {human_bytes(room)}", 12, "end", RED)
+    return drawing
+
+
+def draw_job(phases: Sequence[Phase], before: Sequence[Phase] = ()) -> Drawing:
+    """Columns of what GPU and RAM held at most in each phase; before: the same phases as they were, pale behind.
+
+    A dashed line through the GPU's columns is the peak of the training.
+    """
+    left, top, tall, wide = 16, 54, 96, 98
+    kinds = (("GPU", lambda one: one.gpu, BLUE), ("RAM", lambda one: one.ram, ORANGE))
+    said = "; ".join(
+        f"{kind}: " + ", ".join(f"{words(one.name)} {human_bytes(size(one))}" for one in phases)
+        for kind, size, _ in kinds
+    )
+    drawing = Drawing(2 * left + wide * len(phases) + 40, top + 2 * (tall + 58), said)
+    for row, (kind, size, color) in enumerate(kinds):
+        bottom = top + tall + row * (tall + 58)
+        scale = tall / max(size(one) for one in (*phases, *before))
+        drawing.text(left, bottom - tall - 22, tr(ko=f"{kind} 최대", en=f"{kind}, peak"), 13, bold=True)
+        for i, one in enumerate(phases):
+            x = left + 40 + wide * i
+            if before:
+                old = size(before[i]) * scale
+                drawing.rect(x, bottom - old, 52, old, GRID)
+            height = size(one) * scale
+            drawing.rect(x + 4, bottom - height, 44, height, color)
+        if kind == "GPU":
+            line = bottom - next(one.gpu for one in phases if one.name == "train") * scale
+            drawing.line(left + 30, line, left + wide * len(phases) + 50, line, RED, stroke_dasharray="5 4")
+        for i, one in enumerate(phases):
+            x = left + 66 + wide * i
+            drawing.text(x, bottom - size(one) * scale - 5, human_bytes(size(one)), 12, "middle", halo=True)
+            drawing.text(x, bottom + 17, words(one.name), 12, "middle", INK)
+        drawing.line(left + 30, bottom, left + wide * len(phases) + 50, bottom, MUTED)
     return drawing

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from virtual_gpu.language import tr
 from virtual_gpu.units import choose
 
-KEYS = ("model", "optimizer")  # what of a checkpoint holds tensors
+KEYS = ("model", "optimizer", "ema")  # what of a checkpoint holds tensors
+FATES = ("keep", "drop", "cpu")
 SHARE = 0.0228  # of a T4: 344 MiB, a little more than the training below takes
 
 
@@ -36,35 +39,44 @@ def train_two_steps(model: Any, optimizer: torch.optim.Optimizer, length: int = 
         optimizer.zero_grad()
 
 
-def resumed(path: Path, map_location: str | None = None, drop: str | None = None, mmap: bool = False) -> Callable:
-    """A program that goes on from `path`. map_location: None, "cuda" or "cpu"; drop: a key of KEYS, once it is used."""
+def resumed(
+    path: Path, map_location: str | None = None, mmap: bool = False, share: float = SHARE, **fates: str
+) -> Callable:
+    """A program that goes on from `path`. map_location: None, "cuda" or "cpu"; fates: a key of KEYS → one of FATES.
+
+    What becomes of a part of the checkpoint once it is used: it stays, it is dropped, or it is moved to RAM.
+    """
     if map_location is not None:
         map_location = choose(map_location, ("cuda", "cpu"), "map_location")
-    if drop is not None:
-        drop = choose(drop, KEYS, tr(ko="키", en="key"))
+    fates = {choose(key, KEYS, tr(ko="키", en="key")): choose(fate, FATES, key) for key, fate in fates.items()}
 
     def program() -> None:
-        torch.cuda.set_per_process_memory_fraction(SHARE)
+        torch.cuda.set_per_process_memory_fraction(share)
         model = small_gpt().cuda()
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         checkpoint = torch.load(path, map_location=map_location, mmap=mmap)
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-        if drop is not None:
-            del checkpoint[drop]
+        for key, fate in fates.items():
+            if fate == "drop":
+                del checkpoint[key]
+            elif fate == "cpu":
+                checkpoint[key] = tree_map_only(torch.Tensor, torch.Tensor.cpu, checkpoint[key])
         train_two_steps(model, optimizer, checkpoint["config"]["length"])
 
     return program
 
 
-def saved(path: Path) -> Callable:
-    """A program that trains and writes its checkpoint to `path`."""
+def saved(path: Path, ema: bool = False) -> Callable:
+    """A program that trains and writes its checkpoint to `path`; ema: with another copy of the weights."""
 
     def program() -> None:
         model = small_gpt().cuda()
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         train_two_steps(model, optimizer)
         states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        if ema:
+            states["ema"] = copy.deepcopy(model.state_dict())
         torch.save({**states, "config": {"length": 256}}, path)
 
     return program

@@ -21,11 +21,12 @@ from virtual_gpu.host.meter import HostOutOfMemory
 from virtual_gpu.language import tr
 from virtual_gpu.program.device import ProgramGPU
 from virtual_gpu.program.frames import OURS
-from virtual_gpu.units import human_bytes
+from virtual_gpu.units import choose, human_bytes
 
 from ...rows import LeftRows
 from ...watched import telling
 
+RETURNED = ("cache", "left", "grown", "files")
 _TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
 # bitsandbytes, which Trainer imports, misses a CPU kernel that is not used here.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -88,11 +89,16 @@ def attempt(
 
 
 def compare(
-    programs: Mapping[str, Callable[[], Any]], gpu: str | GPUSpec = "T4", *, ram: bool = True, **options: Any
+    programs: Mapping[str, Callable[[], Any]],
+    gpu: str | GPUSpec = "T4",
+    *,
+    ram: bool = True,
+    returned: str | None = None,
+    **options: Any,
 ) -> LeftRows:
     """One row a program: peaks of GPU and RAM, how it ended, and the bytes that it returned, where one returned any.
 
-    ram: False leaves RAM out. options: of `attempt`.
+    ram: False leaves RAM out. returned: what that was, one of RETURNED. options: of `attempt`.
     """
     found = {}
     with telling() as told:
@@ -104,13 +110,25 @@ def compare(
     heads = ["", tr(ko="GPU 최대", en="GPU, peak"), tr(ko="RAM 최대", en="RAM, peak"), tr(ko="결과", en="result")]
     rows = [[name, human_bytes(one.gpu), human_bytes(one.ram), one.result] for name, one in found.items()]
     if any(isinstance(one.returned, int) for one in found.values()):
-        heads.insert(3, tr(ko="잰 것", en="measured"))
+        heads.insert(3, _returned(returned))
         for row, one in zip(rows, found.values(), strict=True):
             row.insert(3, human_bytes(one.returned) if isinstance(one.returned, int) else "–")
     if not ram:
         for row in (heads, *rows):
             del row[2]
     return LeftRows(heads, rows)
+
+
+def _returned(name: str | None) -> str:
+    """The name of the column of what programs returned."""
+    if name is None:
+        return tr(ko="잰 것", en="measured")
+    return {
+        "cache": tr(ko="캐시", en="cache"),
+        "left": tr(ko="남은 것", en="left"),
+        "grown": tr(ko="늘어난 GPU 최대", en="growth of the GPU's peak"),
+        "files": tr(ko="파일의 합", en="files"),
+    }[choose(name, RETURNED, tr(ko="열", en="column"))]
 
 
 def _where(error: BaseException) -> str:
