@@ -1,11 +1,13 @@
 """What programs ask of CUDA, one interface after another."""
 
 import os
+import pickle
 import signal
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.program import cuda
@@ -208,6 +210,24 @@ def test_a_file_says_that_its_tensors_were_on_the_gpu(tmp_path):
         assert state["cpu"].tolist() == [1.0, 1.0] and not state["cpu"].is_cuda and state["device"] == device
         del state
         assert torch.load(path, map_location="cpu")["gpu"].shape == (128,) and torch.cuda.memory_allocated() == 0
+
+
+def test_saving_brings_one_storage_after_another_to_the_cpu(tmp_path):
+    """As PyTorch does: RAM for the largest, a storage that two tensors share once, known values as they are."""
+    path = tmp_path / "state.pt"
+    with cuda("T4", writes=True) as gpu:
+        rows = [torch.zeros(2**20, device="cuda") for _ in range(4)]
+        state = {"rows": rows, "again": rows[0][:7], "step": torch.tensor(3).cuda(), "weight": nn.Parameter(rows[1])}
+        gpu.host.meter.reset_peak()
+        before = gpu.host.meter.peak_bytes
+        torch.save(state, path)
+        assert gpu.host.meter.peak_bytes - before == 4 * 2**20
+        assert pickle.loads(pickle.dumps(rows[0])).shape == (2**20,)  # by itself: its bytes at once
+    assert 4 < path.stat().st_size / (4 * 2**20) < 4.01
+    read = torch.load(path, map_location="cpu")
+    assert read["again"].untyped_storage().data_ptr() == read["rows"][0].untyped_storage().data_ptr()
+    assert read["step"].item() == 3 and read["rows"][3].tolist() == [1.0] * 2**20
+    assert isinstance(read["weight"], nn.Parameter) and read["weight"].requires_grad
 
 
 def test_streams_without_a_vendors_name():

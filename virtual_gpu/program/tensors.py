@@ -15,6 +15,7 @@ from torch.utils._foreach_utils import _foreach_supported_types as foreach_elsew
 
 from .device import GPU, ProgramGPU
 from .patches import Patches
+from .saving import Saving
 
 _SWAPPED_BY_TORCH = torch.utils.swap_tensors
 _DEVICE_KINDS = (str, torch.device, int)
@@ -86,11 +87,10 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             return format(tensor.item(), spec)
         return text(tensor, spec)
 
+    saving = Saving(patches, gpu)
+
     def reduced(tensor: torch.Tensor, protocol: int) -> Any:
-        if ours(tensor):
-            tensor = tensor.cpu()
-            tensor.untyped_storage().was_on = str(gpu.device)  # a file says where its tensors were
-        return torch.Tensor.__reduce_ex__(tensor, protocol)
+        return saving.reduced(tensor, protocol) if ours(tensor) else torch.Tensor.__reduce_ex__(tensor, protocol)
 
     pointer = torch.UntypedStorage.data_ptr
 
