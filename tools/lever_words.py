@@ -291,8 +291,6 @@ TAIL = """
 - torchao의 `CPUOffloadOptimizer`, DeepSpeed의 CPU 오프로드: 상태를 RAM에 실제로 만들어야 해서 이 표의 크기로는
   실행하지 않았다.
   DeepSpeed의 것은 `virtual-gpu run`으로 실행해 볼 수 있다.
-- 4비트를 16비트 자리에 담는 QLoRA(`bnb_4bit_quant_storage=torch.bfloat16`): `prepare_model_for_kbit_training`이
-  이 가중치를 알아보는 표지를 가상 GPU의 4비트 가중치는 갖고 있지 않다.
 - GaLore의 SVD가 cuSOLVER에서 따로 쓰는 작업 공간, Triton 커널 안의 연산.
 - Liger와 cut cross-entropy, TRL의 손실은 파이썬 코드를 그대로 실행하고 Triton 커널의 실행만 건너뛰었다. 이
   커널들은 파이썬이 미리 만든 텐서에 쓴다.

@@ -230,6 +230,43 @@ def test_saving_brings_one_storage_after_another_to_the_cpu(tmp_path):
     assert isinstance(read["weight"], nn.Parameter) and read["weight"].requires_grad
 
 
+def test_4_bit_weights_stored_as_16_bits_stay_4_bits(tiny):
+    """peft casts 16-bit weights to fp32 where their class is not called Params4bit; FSDP wants them stored so."""
+    from peft import prepare_model_for_kbit_training
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    held = []
+    for stored in (torch.uint8, torch.bfloat16):
+        four_bit = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_quant_storage=stored)
+        with cuda("A100-40GB"):
+            model = AutoModelForCausalLM.from_pretrained(tiny, quantization_config=four_bit, device_map="cuda")
+            model = prepare_model_for_kbit_training(model)
+            assert model.model.layers[0].mlp.up_proj.weight.dtype == stored
+            held.append(torch.cuda.memory_allocated())
+            del model
+    assert held[0] == held[1]
+
+
+def test_dora_on_4_bits_dequantizes_the_weight(tiny):
+    """In each forward, all of it in 16 bits; peft copies the layer first, when it makes the adapter."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    four_bit = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float16)
+    peaks = []
+    for dora in (False, True):
+        with cuda("T4"):
+            model = AutoModelForCausalLM.from_pretrained(tiny, quantization_config=four_bit, device_map="cuda")
+            model = get_peft_model(model, LoraConfig(target_modules=["up_proj"], use_dora=dora)).train()
+            ids = torch.ones(1, 4, dtype=torch.int64).cuda()
+            for _ in range(2):  # workspaces come in the first
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                model(input_ids=ids, labels=ids).loss.backward()
+            peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[1] - peaks[0] >= 2 * 64 * 128
+
+
 def test_streams_without_a_vendors_name():
     with cuda("T4"):
         stream = torch.Stream()

@@ -17,7 +17,20 @@ from ..interrupts import interrupts_are_noted, interrupts_later
 from ..language import tr
 from ..turns import holding_the_process
 from ..units import positive_int
-from . import amp, driver, eager, extensions, flash_attention, loading, pretrained, states, tensors, writing, zero
+from . import (
+    amp,
+    driver,
+    eager,
+    extensions,
+    flash_attention,
+    loading,
+    pretrained,
+    quantized,
+    states,
+    tensors,
+    writing,
+    zero,
+)  # fmt: skip
 from . import host as host_memory
 from .device import ProgramGPU
 from .imports import Imports
@@ -140,6 +153,7 @@ def cuda(
             if not writes:
                 writing.install(patches, imports, watch)
             flash_attention.install(patches, imports, watch)
+            quantized.install(patches, imports)
             extensions.install(patches, imports, watch)
             zero.install(patches, imports, watch)
         stack.enter_context(_interruptible(device))

@@ -188,7 +188,7 @@ def _place(module: ModuleType, model: Any, load_config: Any, gpu: ProgramGPU, of
             value = torch.zeros(tensor.shape, dtype=dtype, device=device)
         if is_parameter:
             value = torch.nn.Parameter(value, tensor.requires_grad and value.is_floating_point())
-            vars(value).update(quantized.attributes(part, own_name))
+            quantized.know(value, part, own_name)
         placed[id(tensor)] = value
     for part in model.modules():
         for tensors in (part._parameters, part._buffers):

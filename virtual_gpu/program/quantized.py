@@ -1,17 +1,67 @@
-"""bitsandbytes' layers on a virtual GPU: what they hold (4 and 8 bits), and what they allocate while they compute."""
+"""bitsandbytes' layers on a virtual GPU: what they hold (4 and 8 bits), and what they allocate while they compute.
+
+Libraries know a quantized weight by the name of its class (`Params4bit`), and a fake tensor has no class of its own:
+where they ask, `data` and `install` answer.
+"""
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..rules.active import in_force
 from ..rules.bitsandbytes import BLOCK, compute_bias, product, product_backward
+from .imports import Imports
+from .patches import Patches
+
+
+def install(patches: Patches, imports: Imports) -> None:
+    """Let peft dequantize 4-bit weights, as DoRA does in each forward (peft/utils/integrations.py)."""
+
+    def in_peft(module: ModuleType) -> None:
+        of_module, of_weight = module.dequantize_module_weight, module.dequantize_bnb_weight
+
+        def dequantize_module_weight(layer: nn.Module) -> torch.Tensor:
+            return dequantize_bnb_weight(layer.weight) if _is_4bit(layer.weight) else of_module(layer)
+
+        def dequantize_bnb_weight(weight: torch.Tensor, state: Any = None) -> torch.Tensor:
+            if not _is_4bit(weight):
+                return of_weight(weight, state)
+            return sys.modules["bitsandbytes"].functional.dequantize_4bit(weight.data, weight.quant_state)
+
+        for ours in (dequantize_module_weight, dequantize_bnb_weight):
+            theirs = getattr(module, ours.__name__)
+            holders = [one for name, one in sys.modules.items() if name.partition(".")[0] == "peft"]
+            for holder in holders:  # those that are imported later bind ours, for as long as it stands
+                if vars(holder).get(ours.__name__) is theirs:
+                    patches.set(holder, ours.__name__, ours)
+
+    def in_bitsandbytes(module: ModuleType) -> None:
+        as_dict = module.QuantState.as_dict
+
+        def of_state(state: Any, packed: bool = False) -> dict[str, Any]:
+            if type(state.absmax) is not FakeTensor:
+                return as_dict(state, packed)
+            return {str(number): tensor for number, tensor in enumerate(_tensors(state))}  # without its numbers' text
+
+        patches.set(module.QuantState, "as_dict", of_state)
+
+    imports.after("peft.utils.integrations", in_peft)
+    imports.after("bitsandbytes.functional", in_bitsandbytes)
+
+
+_OF_4BIT = ("quant_type", "compress_statistics", "blocksize", "quant_storage", "bnb_quantized", "quant_state", "module")
+
+
+def _is_4bit(weight: torch.Tensor) -> bool:
+    return "quant_storage" in vars(weight)
 
 
 def kept_tensors(module: nn.Module) -> str:
@@ -24,20 +74,45 @@ def kept_tensors(module: nn.Module) -> str:
     )
 
 
-def attributes(module: nn.Module, name: str) -> dict[str, Any]:
-    """What libraries read off a quantized weight."""
+def know(weight: torch.Tensor, module: nn.Module, name: str) -> None:
+    """Give the weight of a quantized layer what libraries read off it."""
     state = getattr(module, "virtual_state", None)
-    if state is None or name != "weight":
-        return {}
-    return vars(state) | ({"to": functools.partial(_to, module)} if hasattr(state, "tensors") else {})
+    if state is not None and name == "weight":
+        vars(weight).update(vars(state))
+        if _is_4bit(weight):
+            weight.to = functools.partial(_to, weight)
 
 
-def _to(layer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+def know_copy(weight: torch.Tensor, again: torch.Tensor, memo: dict) -> None:
+    """Give the copy of a weight what its original has (`Params4bit.__deepcopy__`); DoRA asks a copy."""
+    if _is_4bit(weight):
+        vars(again).update({name: vars(weight)[name] for name in _OF_4BIT})
+        again.quant_state = copy.deepcopy(weight.quant_state, memo)
+        again.to = functools.partial(_to, again)
+
+
+def _to(weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """`Params4bit.to`: what dequantizes the weight goes with it (FSDP2 moves weights alone)."""
     device = torch._C._nn._parse_to(*args, **kwargs)[0]
     if device is not None:
-        layer.virtual_state.tensors[:] = [tensor.to(device) for tensor in layer.virtual_state.tensors]
-    return torch.Tensor.to(layer.weight, *args, **kwargs)
+        weight.quant_state.to(device)
+    return torch.Tensor.to(weight, *args, **kwargs)
+
+
+def data(weight: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """A weight's `data`: of a 4-bit one no cast makes numbers of another type.
+
+    peft's `prepare_model_for_kbit_training` makes fp32 of every weight in 16 bits but those whose class is called
+    Params4bit (peft/utils/other.py), and 4-bit ones may be stored as such numbers.
+    """
+    if _is_4bit(weight):
+        found.to = functools.partial(_to_a_device, found)
+    return found
+
+
+def _to_a_device(weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    device = torch._C._nn._parse_to(*args, **kwargs)[0]
+    return weight if device is None else torch.Tensor.to(weight, device)
 
 
 def quantize(layer: nn.Module, weight: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -58,15 +133,9 @@ def quantize(layer: nn.Module, weight: torch.Tensor, device: torch.device) -> to
         on_card, blocksize=BLOCK, compress_statistics=old.compress_statistics, quant_type=old.quant_type,
         quant_storage=old.quant_storage,
     )  # fmt: skip
-    nested = [state.offset, state.state2.absmax, state.state2.code] if old.compress_statistics else []
-    tensors = [state.absmax, *nested, state.code]
     layer.virtual_state = SimpleNamespace(
         quant_type=old.quant_type, compress_statistics=old.compress_statistics, blocksize=BLOCK,
-        quant_storage=old.quant_storage, bnb_quantized=True, tensors=tensors,
-        quant_state=SimpleNamespace(
-            shape=weight.shape, dtype=weight.dtype, blocksize=BLOCK, quant_type=old.quant_type,
-            as_dict=lambda packed=False: {str(number): tensor for number, tensor in enumerate(tensors)},
-        ),
+        quant_storage=old.quant_storage, bnb_quantized=True, quant_state=state,
         module=layer,  # as Params4bit knows it: a model in 4 bits goes with the garbage collection, not before
     )  # fmt: skip
     layer.__class__ = _virtual(layer, _forward_4bit)
@@ -76,7 +145,15 @@ def quantize(layer: nn.Module, weight: torch.Tensor, device: torch.device) -> to
 def state_tensors(module: nn.Module) -> list[torch.Tensor]:
     """What a quantized layer holds beside its weight."""
     state = getattr(module, "virtual_state", None)
-    return [] if state is None else getattr(state, "tensors", [getattr(state, "SCB", None)])
+    if state is None:
+        return []
+    return _tensors(state.quant_state) if hasattr(state, "quant_state") else [state.SCB]
+
+
+def _tensors(state: Any) -> list[torch.Tensor]:
+    """Those of bitsandbytes' `QuantState`."""
+    nested = [state.offset, state.state2.absmax, state.state2.code] if state.nested else []
+    return [state.absmax, *nested, state.code]
 
 
 _kinds: dict[tuple[type, Any], type] = {}

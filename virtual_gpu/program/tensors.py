@@ -13,6 +13,7 @@ from torch.optim.optimizer import _foreach_supported_types as foreach_in_optimiz
 from torch.utils._device import DeviceContext
 from torch.utils._foreach_utils import _foreach_supported_types as foreach_elsewhere
 
+from . import quantized
 from .device import GPU, ProgramGPU
 from .patches import Patches
 from .saving import Saving
@@ -71,6 +72,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
                 again = tensor.detach().clone()
             if isinstance(tensor, torch.nn.Parameter):
                 again = torch.nn.Parameter(again, tensor.requires_grad)
+                quantized.know_copy(tensor, again, memo)
             again.requires_grad_(tensor.requires_grad)
             if tensor.grad is not None:
                 again.grad = copy.deepcopy(tensor.grad, memo)
@@ -136,7 +138,10 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
         else:
             data.__set__(tensor, value)
 
-    patches.set(torch.Tensor, "data", property(data.__get__, set_data))
+    def data_of(tensor: torch.Tensor) -> torch.Tensor:
+        return quantized.data(tensor, data.__get__(tensor))
+
+    patches.set(torch.Tensor, "data", property(data_of, set_data))
     patches.set(torch.utils, "swap_tensors", swap_tensors)
     before = torch.__future__.get_swap_module_params_on_conversion()
     patches.set(torch.__future__, "_swap_module_params_on_conversion", before)
