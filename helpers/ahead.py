@@ -1,14 +1,18 @@
 """A panel's next moves, computed while nobody moves anything.
 
 A piece at a time on the kernel's own loop, between cells, in the main thread: the notebook's stop button is heard, a
-move that comes meanwhile waits for one piece at most, and a page that nobody touches computes nothing.
+move that comes meanwhile waits for one piece at most, and a page that nobody touches computes nothing. Where pieces are
+long, as those of a large model, there is no next one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
@@ -22,6 +26,7 @@ EXPECTED = (ValueError, ImportError, OSError, RuntimeError)  # what ends a move 
 IDLE_S = 0.25  # after a move, before the first piece
 PAUSE_S = 0.02  # between two, for what else the kernel has to do
 STEPS = 2  # of the slider that was moved last, in each direction; of the others one
+LONG_S = 1.0  # for so long may a move wait for a piece that nobody asked for; in silence, the kernel cannot say a word
 FEW = 8  # options of which each may be next; of longer lists a reader jumps anywhere
 
 
@@ -32,11 +37,21 @@ class Ahead:
         self._panel, self._loop = panel, loop
         self._timer: asyncio.TimerHandle | None = None
         self._pieces: Iterator[Callable[[], Any]] = iter(())
+        self._took: dict[
+            tuple, float
+        ] = {}  # what is chosen in the menus (a model, a card) -> a piece's seconds at most
 
     def begin(self, moved: Any) -> None:
         """Soon compute what is next to the present setting, the control that was moved last first."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._begin, moved)
+
+    def took(self, seconds: float) -> None:
+        """So long the answer to the present setting took, all its pieces."""
+        chosen = self._panel.values()
+        if seconds > LONG_S:
+            with suppress(*EXPECTED):
+                self._note(chosen, seconds / max(1, sum(1 for _ in self._panel.pieces(**chosen))))
 
     def rest(self) -> None:
         """Compute no more until the next `begin`."""
@@ -51,12 +66,31 @@ class Ahead:
 
     def pieces(self, moved: Any = None) -> Iterator[Callable[[], Any]]:
         """The work for the answers nearby that are not there, one piece after another."""
+        if self._is_long(self._panel.values()):
+            return
         for chosen in self._panel.nearby(moved):
-            if not self._panel.knows(chosen):
+            if not self._panel.knows(chosen) and not self._is_long(chosen):
                 try:
-                    yield from self._panel.pieces(**chosen)
+                    for piece in self._panel.pieces(**chosen):
+                        yield partial(self._timed, chosen, piece)
                 except EXPECTED:  # no such setting: said if it is chosen
                     continue
+
+    def _timed(self, chosen: dict[str, Any], piece: Callable[[], Any]) -> None:
+        start = time.perf_counter()
+        piece()
+        self._note(chosen, time.perf_counter() - start)
+
+    def _note(self, chosen: dict[str, Any], seconds: float) -> None:
+        menus = self._menus(chosen)
+        self._took[menus] = max(seconds, self._took.get(menus, 0.0))
+
+    def _is_long(self, chosen: dict[str, Any]) -> bool:
+        return self._took.get(self._menus(chosen), 0.0) > LONG_S
+
+    def _menus(self, chosen: dict[str, Any]) -> tuple:
+        controls = self._panel.controls
+        return tuple(value for name, value in chosen.items() if isinstance(controls.get(name), widgets.Dropdown))
 
     def _one(self) -> None:
         self.rest()

@@ -11,6 +11,7 @@ import asyncio
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from html import escape
@@ -244,6 +245,7 @@ class Panel(widgets.VBox):
         handler = signal.getsignal(signal.SIGINT)
         listen = partial(signal.signal, signal.SIGINT) if _in_main_thread() else lambda _: None
         self._moving = True
+        start = time.perf_counter()
         self.add_class("course-busy")
         try:
             try:
@@ -268,6 +270,7 @@ class Panel(widgets.VBox):
             self._moving = False
             self.remove_class("course-busy")
             listen(handler)
+        self.ahead.took(time.perf_counter() - start)
 
     def _changed(self) -> None:
         answer = self.answered(self.values())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import ipywidgets as widgets
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from moved_panels import PANELS, controls_of, drive, ends_well, moves
 
@@ -360,6 +361,18 @@ def test_the_next_moves_are_computed_ahead():
     shown = panel.picture.value
     assert panel.asked == [2, 1, 0, 3, 1, 1]  # 2 is known; then the other kind, and even
     assert shown == "<svg>1</svg>" and "1 m²" in panel.status.value
+
+
+def test_where_a_move_takes_long_nothing_is_computed_ahead(monkeypatch):
+    """As of a large model: what a hand does next would wait for it in silence."""
+    monkeypatch.setattr("helpers.ahead.LONG_S", -1.0)
+    assert kernel_after(1).asked == [2, 1]
+
+
+def test_the_real_layer_is_not_trained_ahead():
+    panel = helpers.quantization_panel()
+    assert "layer" not in {one["distribution"] for one in panel.nearby()}
+    assert "layer" in {one["distribution"] for one in helpers.quantization_panel(torch.ones(8, 64)).nearby()}
 
 
 def test_an_error_ahead_is_said_only_if_it_is_chosen():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import ipywidgets as widgets
@@ -86,6 +87,12 @@ class QuantizationPanel(Panel):
         # In a script nobody drags anything.
         to = "quantization-outlier" if self._loop is not None else None
         return Answer((f"{quantized.title}: {quantized.verdict}",), draw_quantized(quantized, moved, to))
+
+    def nearby(self, moved: Any = None) -> Iterator[dict[str, Any]]:
+        """Without the real layer until it was asked for once: its model is trained first, for seconds."""
+        for chosen in super().nearby(moved):
+            if chosen["distribution"] != "layer" or self._weights is not None:
+                yield chosen
 
     def _numbers(self, distribution: str) -> torch.Tensor:
         if distribution == "one_outlier":

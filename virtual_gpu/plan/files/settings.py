@@ -23,9 +23,13 @@ def learning_rate(recipe: Recipe) -> float:
 
 
 def lora_config(plan: Plan) -> dict[str, Any]:
-    """The arguments of peft's LoraConfig, with the target layers by name."""
+    """The arguments of peft's LoraConfig, with the target layers by name; alpha = 2r, whatever the rank.
+
+    No byte hangs on alpha: the book's 32 stands for its rank, 8, alone.
+    """
     model = build_model(load_config(plan.request.model), torch.float16)  # all layers: they may differ
-    config = add_adapters(model, plan.request.lora_rank, plan.request.lora_targets).peft_config["default"]
+    rank = plan.request.lora_rank
+    config = add_adapters(model, rank, plan.request.lora_targets, lora_alpha=2 * rank).peft_config["default"]
     names = ("r", "lora_alpha", "lora_dropout", "bias", "task_type", "fan_in_fan_out")
     found = {name: getattr(config, name) for name in names} | {"target_modules": sorted(config.target_modules)}
     return {name: getattr(value, "value", value) for name, value in found.items()}
