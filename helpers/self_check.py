@@ -6,6 +6,7 @@ A case is an exercise with a few experiments to find its answer by.
 from __future__ import annotations
 
 import ast
+import inspect
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 
 import virtual_gpu
 from virtual_gpu.language import tr
+from virtual_gpu.units import choose
 
 from . import progress
 
@@ -116,7 +118,10 @@ class Case(Exercise):
     _used: int = 0
 
     def run(self, **settings: Any) -> Any:
-        """One experiment: prints which of how many it is, returns its result. One that is refused does not count."""
+        """One experiment: prints which of how many it is, returns its result.
+
+        A setting that there is not is said in a line, and does not count.
+        """
         if self._used >= self.budget:
             text = tr(
                 ko=f"실험 {self.budget}번을 모두 썼다. 본 것만으로 답하거나, .restart()로 처음부터 다시 한다.",
@@ -124,7 +129,19 @@ class Case(Exercise):
             )
             show(Verdict(f"[{self.number}] {text}"))
             return None
-        result = self.experiment(**settings)
+        try:
+            named = inspect.signature(self.experiment).parameters
+            if not any(one.kind is one.VAR_KEYWORD for one in named.values()):
+                for name in settings:
+                    choose(name, tuple(named), tr(ko="설정", en="setting"))
+            result = self.experiment(**settings)
+        except (TypeError, ValueError, AttributeError) as error:
+            ours = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_COURSE)
+            if not (ours and isinstance(error, ValueError)):
+                given = ", ".join(f"{name}={value!r:.80}" for name, value in settings.items())
+                error = tr(ko=f"{given}: 쓸 수 없는 설정이 있다.", en=f"{given}: not to be used.")
+            show(Verdict(f"[{self.number}] {error}"))
+            return None
         self._used += 1
         said = ", ".join(f"{name}={value!r}" for name, value in settings.items())
         print(f"[{self.number}] {self._used}/{self.budget} {said}")

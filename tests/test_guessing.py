@@ -83,11 +83,11 @@ def a_case(**changes):
 def test_a_case_counts_its_experiments(capsys):
     one = a_case()
     assert one.run(length=4) == 8
-    with pytest.raises(WrongValue):
-        one.run(length=0)
+    assert one.run(length=0) is None and one.run(foo=3) is None and one.run(length="x") is None  # said, not counted
     assert one.run() == 2
     assert one.run(length=9) is None
     said = capsys.readouterr().out
+    assert "length=0: 쓸 수 없는 설정" in said and "'foo': 모르는 설정" in said and "length='x': 쓸 수 없는" in said
     assert "[0-A] 1/2 length=4" in said and "[0-A] 2/2" in said and "모두 썼다" in said
     one.check(2)
     assert "somewhere" not in capsys.readouterr().out
