@@ -142,7 +142,9 @@ def shapes_chart(shapes: Mapping[str, Shape]) -> Chart:
         + (f", OOM {human_bytes(one.wanted)}" if one.wanted else "")
         for name, one in shapes.items()
     )
-    chart = Chart(tr(ko="스텝에 따른 네 모양", en="four shapes over the steps"), said, columns=len(shapes), width=880, height=290)
+    chart = Chart(
+        tr(ko="스텝에 따른 네 모양", en="four shapes over the steps"), said, columns=len(shapes), width=880, height=290
+    )
     for ax, (name, one) in zip(chart.axes, shapes.items(), strict=True):
         steps = range(1, len(one.held) + 1)
         for line, label, width in ((one.reserved, names[2], 4), (one.most, names[1], 2), (one.held, names[0], 2)):
