@@ -295,7 +295,8 @@ def measured(batches, after):
 # class Memory(TrainerCallback):
 #     def on_step_end(self, args, state, control, **kwargs):
 #         held, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
-#         print(state.global_step, *(f"{n / 2**30:.2f}" for n in (held, most, torch.cuda.memory_reserved())))
+#         sizes = held, most, torch.cuda.memory_reserved()
+#         print(state.global_step, *(f"{size / 2**30:.2f}" for size in sizes))
 #         torch.cuda.reset_peak_memory_stats()
 #
 # trainer.add_callback(Memory())
@@ -635,7 +636,7 @@ with_expandable_segments(4, 6, 7, 8)
 shapes_chart(four_shapes())
 
 # %% [markdown] lang="ko"
-# 한도 위면 빈자리를 다 모아도 모자란 것이다. 아래면 자리는 있는데 흩어져 있다. 캐시와 단편화는 `reserved`가 똑같이 늘다가, 죽느냐에서 갈린다.
+# 한도 위면 빈자리를 다 모아도 모자란 것이다. 아래면 자리는 있는데 흩어져 있다. 캐시와 단편화는 `reserved`가 똑같이 늘다가, 죽느냐에서 갈린다(맨 끝에서 꺾인 것은 죽기 전에 빈 세그먼트를 돌려준 것이다).
 #
 # **내 것이라면** 죽는 스텝은 콜백까지 오지 못하니 메시지에서 셈한다. ×는 `allocated` + T, 한도는 `allocated` + R + F다. 아래의 ×라도 단편화라고 하려면 `expandable_segments:True`로 끝까지 가야 한다(프로그램 4는 아래인데도 가장 긴 배치였다).
 #
@@ -647,13 +648,13 @@ guesses()
 # %% [markdown] lang="ko"
 # | 그래프에서 보이는 것 | 까닭 | 먼저 할 것 |
 # |---|---|---|
-# | 앞의 스텝들은 그대로인데 ×만 한도 위다 | 가장 긴 배치 | 자르기, 이어 담기, 토큰 예산. 한도에 가까우면 `expandable_segments:True`도. 가장 긴 글로 시험 |
+# | 앞의 스텝들은 그대로인데 ×만 한도 위다 | 가장 긴 배치 | 자르기, 이어 담기, 토큰 예산. 한도에 가까우면 `expandable_segments:True`도 |
 # | 스텝 뒤의 `allocated`가 계단처럼 는다 | 붙든 이름 | 스냅샷으로 줄을 찾는다. `.item()`, `no_grad`, except 밖에서 다시 |
 # | `reserved`만 늘다가 멈춘다 | 캐시 | 두어도 된다 |
 # | `reserved`만 늘다가, 한도 아래의 ×로 죽는다 | 단편화 | `expandable_segments:True`로 끝까지 가는지 본다 |
 # | 내 것은 그대로인데 F가 줄었다 | 다른 프로세스 | `nvidia-smi` |
 #
-# **T는 마지막 요청일 뿐이다. 죽기 전의 스텝들을 보라.** 의사도 메시지 하나만 보면 죽은 자리밖에 모른다.
+# **T는 마지막 요청일 뿐이다. 죽기 전의 스텝들을 보라.** 의사도 메시지 하나만 보면 죽은 자리밖에 모른다. 오래 걸리는 학습이라면 가장 긴 배치를 먼저 두 번 돌려 본다.
 #
 # 학습이 끝났는데 평가에서, 저장하다가, 이어서 시작하다가 죽는다면? [11장](11_outside_training.ipynb)에서 답한다. 물음에서 시작하려면 [질문에서 시작하기](../../docs/questions.md)를 편다.
 
