@@ -90,8 +90,8 @@ def test_a_peak_between_two_runs_is_on_the_line():
     with pytest.raises(WrongValue, match="32,768"):
         lengths.peak_of(40_000)
     epoch = lengths.Epoch([[512] * 16, [1024] * 16, [128] * 16])
-    assert epoch.deaths == [2] and epoch.padding == 0
-    assert "죽는다" in epoch.chart().title
+    assert epoch.beyond == [2] and epoch.padding == 0
+    assert "한도를 넘는다" in epoch.chart().title
 
 
 def test_the_longest_batch_is_highest_the_second_time():
@@ -99,6 +99,17 @@ def test_the_longest_batch_is_highest_the_second_time():
     once, twice = lengths.step_peaks([[256] * 16, [128] * 16]), lengths.step_peaks([[256] * 16] * 2)
     assert once[0] == twice[0] > once[1] and twice[1] > twice[0]
     assert twice[1] < lengths.needed(16, 256)
+
+
+def test_within_the_limit_is_not_to_the_end():
+    """The same peak in each: of changing shapes a step dies before any passes the limit, of one shape none does."""
+    texts = lengths.example_lengths()
+    cut = lengths.random_batches([min(length, 512) for length in texts], 16)
+    budget, packed = lengths.budget_batches(texts, 8192), lengths.packed_batches(texts, 8)
+    for batches in (cut, budget, packed):
+        assert lengths.Epoch(batches).beyond == []
+    assert lengths.died_in(cut) == 7 and lengths.died_in(budget) == 3
+    assert lengths.died_in(budget[:4], "expandable_segments:True") is lengths.died_in(packed[:3]) is None
 
 
 def test_growth():

@@ -15,16 +15,18 @@
 #
 # `torch.OutOfMemoryError: CUDA out of memory.` 화면에 이 줄이 있다면 이 장부터 읽어도 된다. 앞의 장들은 거의 학습의 첫 스텝을 다루었다. 이 장은 잘 돌다가 죽는 프로그램을 다룬다. 모델도 배치도 그대로인데 왜 300스텝에서 죽을까?
 #
-# 갈림길은 둘이다. **언제 죽었나**, 그리고 스텝이 끝난 뒤에 남은 텐서(**스텝 뒤의 `allocated`**)가 어떠한가. 이 표가 이 장의 지도다.
+# 갈림길은 둘이다. **언제 죽었나**, 그리고 스텝이 끝난 뒤에도 살아 있는 텐서(**스텝 뒤의 `allocated`**)가 느는가. 이 표가 이 장의 지도다. (`reserved`는 할당자가 쥐고 있는 것으로, 빈자리까지 센다.)
 #
 # | 언제 죽었나 | 스텝 뒤의 `allocated` | 까닭 | 어디로 |
 # |---|---|---|---|
 # | 첫 스텝이나 둘째 스텝 | – | 스텝 자체가 카드보다 크다 | 10.1절, [처방 한 장](../../docs/cheat_sheet.md) |
 # | 어느 긴 배치에서 | 그대로 | 가장 긴 배치 | 10.3절 |
 # | 스텝마다 늘다가, OOM을 잡아 다시 하다가 | 는다 | 이름 하나가 붙들고 있다 | 10.4절 |
-# | 오래 돌다가, 가끔 | 그대로, `reserved`만 는다 | 캐시(안 죽는다), 단편화 | 10.5절 |
+# | 길이가 제각각인 배치를 돌다가 | 그대로, `reserved`만 는다 | 캐시(안 죽는다), 단편화 | 10.5절 |
 # | 어떤 날은 되고 어떤 날은 안 된다 | 그대로 | 다른 프로세스 | 10.6절 |
 # | 평가, 생성, 저장, 불러오기 | – | 학습 밖의 것 | [11장](11_outside_training.ipynb) |
+#
+# 둘째 줄과 넷째 줄이 헷갈리면 `expandable_segments:True`를 켠다(10.5절). 끝까지 가면 단편화, 그래도 죽으면 가장 긴 배치다.
 #
 # **급하면 10분.** traceback을 통째로 10.2절의 패널에 붙이거나 터미널에서 `virtual-gpu doctor error.txt`를 실행한다(저장소를 내려받은 폴더에서 `pip install ".[models]"`를 하면 생긴다). 잘 돌다가 죽었다면 10.4절의 콜백으로 스텝마다 메모리를 적으며 다시 돌리고, 10.9절의 그림에 맞추어 본다.
 #
@@ -32,7 +34,7 @@
 #
 # ## 10.1 메시지부터 읽는다
 #
-# 직접 하나 내 보자. GPT-2(1억 2,400만 파라미터, fp32 가중치 0.46 GiB)를 16 GB짜리 T4에서 길이 1,024, 배치 12로 학습한다. 강의의 함수는 쓰지 않은 보통의 루프다.
+# 직접 OOM을 하나 내 보자. GPT-2(1억 2,400만 파라미터, fp32 가중치 0.46 GiB)를 16 GB짜리 T4에서 길이 1,024, 배치 12로 학습한다. 강의의 함수는 쓰지 않은 보통의 루프다.
 
 # %%
 import torch
@@ -62,20 +64,22 @@ error = caught(train, 12)
 print(error.splitlines()[-1])
 
 # %% [markdown] lang="ko"
-# 할당하려던 것은 2.30 GiB다. 무엇일까? 파라미터 전체도 0.46 GiB이고, 은닉층은 너비가 768이다. 아래에서 하나를 골라 `None` 대신 적는다.
+# 세 수에 이름을 붙인다. 할당하려던 **T**(`Tried to allocate`)는 2.30 GiB, 카드에 남은 **F**(`is free`)는 2.24 GiB, 할당자가 쥐고 있지만 빈 **R**(`reserved by PyTorch but unallocated`)은 45.22 MiB다.
+#
+# T는 무엇일까? 파라미터 전체도 0.46 GiB이고, 은닉층은 너비가 768이다. 아래에서 하나를 골라 `None` 대신 적는다.
 
 # %%
 which = guess("10.1", None, ("weights", "hidden states", "attention scores", "logits"))
 which
 
 # %% [markdown] lang="ko"
-# 크기를 바이트로 고쳐 배치와 길이로 나누고, 값 하나의 바이트(fp32는 4, 16비트는 2)로 나눈다. 남는 수는 어디서 보던 것인가?
+# T를 바이트로 고쳐 배치와 길이로 나누고, 값 하나의 바이트(fp32는 4, 16비트는 2)로 나눈다. 남는 수는 어디서 보던 것인가?
 
 # %%
 2.30 * 2**30 / (12 * 1024) / 4
 
 # %% [markdown] lang="ko"
-# GPT-2의 어휘 50,257에 가깝다. 토큰마다 어휘 전체에 점수를 매긴 **로짓**이다. 꼭 맞지 않는 것은 메시지가 소수 둘째 자리까지만 적고, 적힌 크기가 텐서가 아니라 할당자가 드라이버에 요청한 **세그먼트**의 것이기 때문이다. 세그먼트는 1 MiB까지의 텐서면 2 MiB, 10 MiB 아래면 20 MiB, 그 위는 2 MiB의 배수로 올린 것이다. 그러니 가까운지 본다.
+# GPT-2의 어휘 50,257에 가깝다. 토큰마다 어휘 전체에 점수를 매긴 **로짓**이다. 꼭 맞지 않는 것은 메시지가 소수 둘째 자리까지만 적고, 적힌 크기가 텐서가 아니라 할당자가 드라이버에 요청한 **세그먼트**의 것이기 때문이다. 큰 텐서의 세그먼트는 2 MiB의 배수로 올린다(3.10절). 그러니 가까운지 본다.
 #
 # <details><summary>한 번 더: 어휘가 30,080인 polyglot-ko를 fp16으로, 배치 16과 길이 256으로 학습하다가 "236.00 MiB"를 보았다. 무엇인가? (셈한 다음에 연다)</summary>
 #
@@ -97,9 +101,9 @@ which.against("logits")
 doctor
 
 # %% [markdown] lang="ko"
-# 근거의 두 셈은 16비트일 때와 fp32일 때다. 자료형은 메시지에 없으니 둘을 다 적는다. 여기서는 fp32인 둘째다. '해 볼 것'은 죽은 자리에 대한 일반적인 차례이고, 내 모델에 듣는지는 따로 본다. 로짓을 통째로 만들지 않는 손실로 흔히 권하는 Liger는 정해진 모델만 고치는데, GPT-2는 거기에 없다. 그러니 여기서는 배치와 길이부터 줄인다.
+# 근거의 두 셈은 16비트일 때와 fp32일 때다. 자료형은 메시지에 없으니 둘을 다 적는다. 여기서는 fp32인 둘째다.
 #
-# 메시지에서 풀 것은 넷이다. T는 `Tried to allocate`, F는 `is free`, R은 `reserved by PyTorch but unallocated`다.
+# 메시지에서 풀 것은 넷이다.
 #
 # | 물음 | 셈 | 이 메시지에서는 |
 # |---|---|---|
@@ -110,24 +114,24 @@ doctor
 #
 # <details><summary>숫자가 없거나 이상한 메시지</summary>
 #
-# `CUDA error: out of memory`나 `CUBLAS_STATUS_ALLOC_FAILED`는 할당자가 아닌 것(드라이버, cuBLAS)이 메모리를 얻지 못한 것이다. 뒤의 것은 범위를 벗어난 색인 때문일 때도 있으니, 메모리가 넉넉하면 `CUDA_LAUNCH_BLOCKING=1`로 다시 실행해 본다. F가 T보다 큰데 죽었다면 대개 프로그램이 스스로 건 한도다(메시지의 `… allowed`). `this process has`가 `allocated` + R보다 수백 MiB 넘게 크면 PyTorch 밖의 것(NCCL, 다른 라이브러리)이 쓴다. 메시지 없이 `Killed`로 끝났으면 GPU가 아니라 RAM이다(11장).
+# `CUDA error: out of memory`나 `CUBLAS_STATUS_ALLOC_FAILED`는 할당자가 아닌 것(드라이버, cuBLAS)이 메모리를 얻지 못한 것이다. 뒤의 것은 범위를 벗어난 색인 때문일 때도 있으니, 메모리가 넉넉하면 `CUDA_LAUNCH_BLOCKING=1`로 다시 실행해 본다. F가 T보다 큰데 죽었다면 대개 프로그램이 스스로 건 한도다(메시지의 `… allowed`). `this process has`에서 `allocated`와 R을 빼면 위에서는 0.1 GiB, CUDA 컨텍스트다. 그보다 뚜렷이 크면 PyTorch 밖의 것(NCCL, 다른 라이브러리)이 쓴다. 메시지 없이 `Killed`로 끝났으면 GPU가 아니라 RAM이다(11장).
 #
 # </details>
 #
 # > **주장 1.** "Tried to allocate에 적힌 텐서를 줄이면 된다"
 #
-# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
-#
-# **조건부로 맞다.** 그것은 잔을 넘치게 한 마지막 한 방울이다. 위의 로짓처럼 그것이 정말 클 때도 있지만, 배치를 16으로 하면 T는 192 MiB(MLP의 중간값, 16 × 1,024 × 3,072 × 4)이고 카드는 그전에 이미 찼다. 먼저 볼 것은 T가 아니라 `allocated`다.
-#
-# </details>
-#
-# 확인한다. 배치가 더 큰데 T는 더 작은가?
+# 고르기 전에 배치를 12에서 16으로 늘려 본다. T도 늘까?
 
 # %%
 human_bytes(virtual_gpu.diagnose(caught(train, 16)).message.tried.bytes)
 
 # %% [markdown] lang="ko"
+# <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **조건부로 맞다.** T는 잔을 넘치게 한 마지막 한 방울이다. 배치 12의 로짓처럼 그것이 정말 클 때도 있지만, 배치 16의 T는 MLP의 중간값(16 × 1,024 × 3,072 × 4)이고 카드는 그전에 이미 찼다. 먼저 볼 것은 T가 아니라 `allocated`다.
+#
+# </details>
+#
 # ## 10.2 진료실
 #
 # 아래의 패널에 traceback을 통째로 붙여 넣고 **진단**을 누른다. 예에는 10.8절의 프로그램 열 개가 들어 있다. 4부터는 시험 문제이니 남겨 둔다.
@@ -140,7 +144,7 @@ human_bytes(virtual_gpu.diagnose(caught(train, 16)).message.tried.bytes)
 doctor_panel()
 
 # %% [markdown] lang="ko"
-# 마지막 줄만 남기면 자리를 잃는다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 프레임에 적혀 있다. 얼마나 줄어드는지는 진단에 없다. 프로그램을 그렇게 고친 뒤 오른쪽 열의 명령(`virtual-gpu run`)으로 가상 카드에서 실행하면 센다.
+# 마지막 줄만 남기면 자리를 잃는다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 traceback의 한 칸 한 칸(**프레임**, 함수 호출 하나)에 적혀 있다. 얼마나 줄어드는지는 진단에 없다. 프로그램을 그렇게 고친 뒤 오른쪽 열의 명령(`virtual-gpu run`)으로 가상 카드에서 실행하면 센다.
 #
 # ## 10.3 가장 긴 배치가 정한다
 #
@@ -152,7 +156,7 @@ doctor_panel()
 
 # %%
 from helpers.chapters.c10_clinic.lengths import (
-    Epoch, budget_batches, compared, example_lengths, grouped_batches, needed, packed_batches, peak_of,
+    Epoch, budget_batches, compared, died_in, example_lengths, grouped_batches, needed, packed_batches, peak_of,
     random_batches, step_peaks,
 )  # fmt: skip
 
@@ -168,15 +172,15 @@ for tokens in (2048, 4096, 8192, 16384):
 print([human_bytes(needed(batch, 8192 // batch)) for batch in (32, 16, 8)])
 
 # %% [markdown] lang="ko"
-# 모양이 아니라 **토큰의 수**(글의 수 × 가장 긴 글)가 정하고, 토큰을 따라 곧게 는다. 그러면 길이와 섞는 순서만으로, 학습을 시작하기 전에 어느 스텝에서 죽을지 안다.
+# 어텐션이 점수 행렬을 만들지 않으면(3.12절), 모양이 아니라 **토큰의 수**(글의 수 × 가장 긴 글)가 정하고, 토큰을 따라 곧게 는다. 그러면 길이와 섞는 순서만으로, 학습을 시작하기 전에 **어느 스텝이 한도를 넘는지** 안다.
 #
 # <details><summary>내 모델이라면</summary>
 #
-# 옵티마이저의 상태가 생긴 **첫 `step()` 뒤에** 토큰의 수가 다른 두 스텝의 최대를 잰다(10.7절). 두 점을 잇는 직선의 기울기가 토큰 하나의 몫이고 절편이 길이와 상관없는 몫이다. 어텐션이 점수 행렬을 만들지 않는 커널일 때의 이야기다. T4에서 만드는 경우는 3.12절에 있다.
+# 옵티마이저의 상태가 생긴 **첫 `step()` 뒤에** 세 스텝의 최대를 잰다(10.7절). 크기는 진짜 배치에 가깝게 한다. 세 점이 한 직선에 놓이면 나머지도 그 위에 있다. 놓이지 않으면 배치가 너무 작은 것이다.
 #
 # </details>
 #
-# 배치 16으로 섞으면 한 에폭은 125스텝이다. 2,000개 가운데 열두 개만 512를 넘는다. 한도를 넘는 스텝은 몇 개일까?
+# 섞어서 열여섯씩 묶으면 한 에폭은 125스텝이다. 2,000개 가운데 열두 개만 512를 넘는다. 한도를 넘는 스텝은 몇 개일까?
 
 # %%
 steps_beyond = guess("10.3", None)
@@ -193,14 +197,22 @@ epoch
 # 예상과 비교한다.
 
 # %%
-steps_beyond.against(len(epoch.deaths))
+steps_beyond.against(len(epoch.beyond))
 
 # %% [markdown] lang="ko"
-# 한도를 넘는 스텝은 열에 하나가 안 된다. 첫 몇 스텝을 지켜보고 안심하면 안 되는 까닭이다. 흔히 권하는 것을 모두 해 본다. 비슷한 길이끼리 묶기(transformers의 `train_sampling_strategy="group_by_length"`), 512에서 자르기, 1,024토큰짜리 줄에 이어 담기(packing) 네 줄과 여덟 줄, 패딩 없이 한 줄로 잇기(padding-free), 토큰 8,192개를 예산으로 묶기다. 최대가 **줄지 않는** 줄은 어느 것인가?
+# 512를 넘는 글은 2,000개의 0.6%인데 한도를 넘는 스텝은 125개의 8.8%다. 한 스텝이 글을 열여섯 개씩 뽑기 때문이다. 그래도 열에 하나가 안 되니, 첫 몇 스텝을 지켜보고 안심하면 안 된다.
+#
+# 길이를 다루는, 흔히 권하는 방법들이다. 가장 큰 것이 **줄지 않는** 줄은 어느 것인가?
+#
+# - `group_by_length`: 비슷한 길이끼리 묶는다. transformers 5에서는 `train_sampling_strategy="group_by_length"`, 4에서는 `group_by_length=True`
+# - `max_length=512`: 자른다
+# - `packing 4`, `packing 8`: 1,024토큰짜리 줄에 이어 담아(packing) 네 줄씩, 여덟 줄씩
+# - `padding-free`: 패딩 없이 한 줄로 잇는다
+# - `8192 tokens`: 글의 수 × 가장 긴 글이 8,192를 넘지 않게 묶는다
 
 # %%
 short = [min(length, 512) for length in lengths]
-compared({
+ways = {
     "shuffle": epoch.batches,
     "group_by_length": grouped_batches(lengths, 16),
     "max_length=512": random_batches(short, 16),
@@ -208,15 +220,24 @@ compared({
     "packing 8": packed_batches(lengths, 8),
     "padding-free": [[sum(batch)] for batch in epoch.batches],
     "8192 tokens": budget_batches(lengths, 8192),
-})  # fmt: skip
+}
+compared(ways)
 
 # %% [markdown] lang="ko"
-# **`group_by_length`는 최대를 줄이지 않는다.** 패딩이 줄어 빨라질 뿐, 가장 긴 배치는 그대로다. 대신 그것이 첫 스텝에 와서 일찍 알게 된다. 나머지는 최대를 줄인다. 가장 큰 스텝의 토큰 수가 줄기 때문이다.
+# **`group_by_length`는 최대를 줄이지 않는다.** 패딩이 줄어 빨라질 뿐, 가장 긴 배치는 그대로다. 대신 그것이 첫 스텝에 와서 일찍 알게 된다. 나머지는 가장 큰 스텝의 토큰이 줄어 한도 안에 든다.
+#
+# 한도를 넘는 스텝이 없으면 끝까지 갈까? 가장 큰 것이 14.08 GiB로 같은 셋을 가상 T4에서 정말 학습한다. 둘째 줄은 `expandable_segments:True`를 켠 것이다. 죽은 스텝을 적고, 끝까지 갔으면 `None`이다.
+
+# %%
+print({name: died_in(ways[name]) for name in ("max_length=512", "packing 8", "8192 tokens")})
+print({"8192 tokens": died_in(ways["8192 tokens"], "expandable_segments:True")})
+
+# %% [markdown] lang="ko"
+# **아니다.** 모양이 늘 같은 packing만 살았다. 나머지 둘은 모양이 다른 앞의 스텝들이 빈자리를 조각냈고, 조각을 막는 설정을 켜면 토큰 예산도 끝까지 간다(10.5절). 한도에 이렇게 가까우면 예산을 낮추거나 이것을 켠다.
 #
 # <details><summary>고르기 전에 알아 둘 것</summary>
 #
-# - 표는 옵티마이저의 상태까지 있는 스텝의 것이다. `group_by_length`의 첫 스텝에는 상태가 없어 조금 낮으니, 거기를 통과하고 둘째 에폭의 첫 스텝에서 죽을 수도 있다.
-# - 이어 담기와 padding-free에서는 글 사이를 가르지 않는 어텐션이면 앞의 글까지 보고 배운다. 쓰는 라이브러리가 가르는지 확인한다. T4에는 글 사이를 가르는 FlashAttention이 없어 마스크가 따로 들 수 있고, 위의 셈에 그것은 없다. TRL이라면 `packing=True`나 `padding_free=True`다.
+# - 이어 담기와 padding-free에서는 글 사이를 가르지 않는 어텐션이면 앞의 글까지 보고 배운다. TRL은 `packing=True`로 padding-free까지 켜는데, 이것은 FlashAttention 2와 3만 받친다. 그래서 T4에서는 글 사이가 갈리는지 확인한다. 마스크를 따로 만들면 위의 셈보다 더 든다. `padding_free=True`만 켜면 TRL은 `max_length`를 지키지 않는다.
 # - 토큰 예산이면 스텝마다 글의 수가 다르다. 누적하거나 GPU가 여럿이면 손실을 묶음 전체의 토큰 수로 나눈다(4.4절).
 #
 # </details>
@@ -229,16 +250,16 @@ for batches in ([ordered[:16], ordered[16:32]], [ordered[:16]] * 2):
     print([max(batch) for batch in batches], [human_bytes(peak) for peak in step_peaks(batches)])
 
 # %% [markdown] lang="ko"
-# 같은 배치인데 두 번째가 더 높다. 옵티마이저의 상태가 첫 `step()`에서 생기므로, **두 번** 돌려야 상태와 가장 긴 배치가 함께 있는 순간을 본다. `Trainer`라면 모든 자리를 가장 긴 글로 채워 두 스텝만 돌린다.
+# 같은 배치인데 두 번째가 0.93 GiB 높다. 옵티마이저의 상태(가중치 0.46 GiB의 두 배)가 첫 `step()`에서 생기므로, **두 번** 돌려야 상태와 가장 긴 배치가 함께 있는 순간을 본다. fp16이면 `GradScaler`가 처음 몇 스텝을 건너뛸 수 있으니(1장) 다섯 스텝을 돌린다. `Trainer`라면 모든 자리를 가장 긴 글로 채운다.
 #
 # ```python
 # longest = max(range(len(dataset)), key=lambda i: len(dataset[i]["input_ids"]))
 # rows = 16  # per_device_train_batch_size × gradient_accumulation_steps × GPU의 수
-# trial = dataset.select([longest] * rows * 2)
-# arguments = TrainingArguments("trial", max_steps=2, …)  # 나머지는 내 설정 그대로
+# trial = dataset.select([longest] * rows * 5)
+# arguments = TrainingArguments("trial", max_steps=5, …)  # 나머지는 내 설정 그대로
 # ```
 #
-# 통과하면 **프로그램을 다시 시작해** 진짜 학습을 한다. 시험은 가중치를 두 스텝 바꾸었고, 옵티마이저의 상태와 가장 긴 배치에 맞춘 할당자의 캐시를 남긴다. 시험이 보지 못하는 것은 짧은 배치들 뒤의 단편화(10.5절)와 평가(11장)다. packing으로 바꾸면 긴 글을 고를 것도 없다. 모든 스텝의 토큰 수가 같으니 학습의 처음 두 스텝이 곧 시험이다.
+# 통과하면 **프로그램을 다시 시작해** 진짜 학습을 한다. 시험이 가중치를 바꾸었기 때문이다. 이 시험도 짧은 배치들 뒤의 단편화(10.5절)와 평가(11장)는 보지 못한다. 이어 담으면 긴 글을 고를 것도 없다. 모든 스텝의 토큰 수가 거의 같으니 학습의 처음 몇 스텝이 곧 시험이다.
 #
 # **연습 10-1.** 토큰 예산으로 묶는 `batches_of(lengths, budget)`를 써라. 모든 글이 한 번씩 들어가고, 배치마다 (글의 수 × 가장 긴 글)이 예산을 넘지 않으며, 패딩이 적어야 한다(기준 답보다 2%p 넘게 많으면 안 된다). 돌려주는 것은 길이의 목록의 목록이다. 막히면 `exercise("10-1").hint()`, 그래도 막히면 `exercise("10-1").solution()`을 실행한다.
 
@@ -266,7 +287,7 @@ def measured(batches, after):
 
 
 # %% [markdown] lang="ko"
-# `Trainer`라면 콜백으로 적는다.
+# `Trainer`라면 콜백으로 적는다. 스텝의 번호, 스텝 뒤의 `allocated`, 그 스텝의 최대, `reserved`다.
 #
 # ```python
 # from transformers import TrainerCallback
@@ -274,7 +295,8 @@ def measured(batches, after):
 # class Memory(TrainerCallback):
 #     def on_step_end(self, args, state, control, **kwargs):
 #         held, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
-#         print(state.global_step, *(f"{n / 2**30:.2f}" for n in (held, most, torch.cuda.memory_reserved())))
+#         sizes = held, most, torch.cuda.memory_reserved()
+#         print(state.global_step, *(f"{size / 2**30:.2f}" for size in sizes))
 #         torch.cuda.reset_peak_memory_stats()
 #
 # trainer.add_callback(Memory())
@@ -334,25 +356,7 @@ steepest.against(max(a_step, key=a_step.get))
 #
 # </details>
 #
-# **훅**도 붙든다. 첫 블록의 출력을 목록에 담으며 네 스텝을 돈다. 마지막 두 숫자는 훅을 뗀(`remove`) 뒤와 목록을 비운 뒤다. 어느 쪽에서 돌아오는가?
-
-# %%
-with virtual_gpu.cuda("T4"):
-    model, features, after = small_gpt().cuda(), [], []
-    hook = model.transformer.h[0].register_forward_hook(lambda module, given, made: features.append(made))
-    for tokens in measured([torch.zeros(4, 256, dtype=torch.long, device="cuda")] * 4, after):
-        model(input_ids=tokens, labels=tokens).loss.backward()
-        model.zero_grad()
-    hook.remove()
-    after.append(torch.cuda.memory_allocated())
-    features.clear()
-    after.append(torch.cuda.memory_allocated())
-    print([human_bytes(size) for size in after])
-
-# %% [markdown] lang="ko"
-# 훅을 떼어도 그대로이고, 목록을 비워야 돌아온다. 붙든 것은 훅이 아니라 목록이다.
-#
-# **예외도 붙든다**([pytorch #27600](https://github.com/pytorch/pytorch/issues/27600), [jupyter/notebook #5421](https://github.com/jupyter/notebook/issues/5421)). 예외에는 traceback이, traceback에는 프레임이, 프레임에는 지역 변수가 달려 있다. 배치 16이 죽은 뒤 무엇이 남는지 네 번 잰다. except 안, 거기서 `gc.collect()`와 `empty_cache()`를 부른 뒤, except를 나온 뒤, `kept`를 놓은 뒤다. 둘째 줄은 예외에 다른 이름(`kept`)을 붙인 것이다. 두 줄은 어디에서 갈라지는가?
+# **예외도 붙든다**([pytorch #27600](https://github.com/pytorch/pytorch/issues/27600), [jupyter/notebook #5421](https://github.com/jupyter/notebook/issues/5421)). 예외에는 traceback이, traceback에는 프레임이, 프레임에는 지역 변수가 달려 있다. 배치 16이 죽은 뒤 살아 있는 것을 네 번 잰다. except 안, 거기서 `gc.collect()`와 `empty_cache()`를 부른 뒤, except를 나온 뒤, `kept`를 놓은 뒤다. 둘째 줄은 예외에 다른 이름(`kept`)을 붙인 것이다. 두 줄은 어디에서 갈라지는가?
 
 # %%
 import gc
@@ -374,18 +378,19 @@ for keep in (False, True):
     print(keep, [human_bytes(size) for size in alive])
 
 # %% [markdown] lang="ko"
-# except 안에서는 무엇을 불러도 그대로다. 쓰레기도 빈자리도 아니고, 아직 이름이 붙은 텐서이기 때문이다. except가 끝나면 파이썬이 `oom`이라는 이름을 지우므로 거기서 돌아온다. 다른 이름이 없다면 말이다. (남은 8.12 MiB는 cuBLAS의 작업 공간이다.)
+# except 안에서는 무엇을 불러도 그대로다. 쓰레기도 빈자리도 아니고, 아직 붙들린 텐서이기 때문이다. `as oom`을 쓰지 않아도 마찬가지다. except 안에 있는 동안에는 파이썬이 처리하고 있는 예외를 쥐고 있다(`sys.exception()`). except가 끝나면 이것도 `oom`이라는 이름도 사라져 거기서 돌아온다. 다른 이름이 없다면 말이다. (남은 8.12 MiB는 cuBLAS의 작업 공간이다.)
 #
-# 노트북에서는 붙드는 이름이 더 있다.
+# 붙드는 이름은 더 있다. 노트북에서는 특히 뒤의 넷이다.
 #
 # | 이름 | 무엇을 붙드나 | 놓는 법 |
 # |---|---|---|
+# | 훅이 값을 담는 목록 | 순전파 상태 | 목록을 비운다. 훅을 떼는 것(`remove`)만으로는 그대로다 |
 # | 셀에서 만든 변수 | 모델, 배치, `outputs` | `del`, 아니면 함수 안에서 만든다 |
 # | `_`, `__`, `Out[3]` | 셀의 마지막 식이 돌려준 값 | `%reset -f out`, 끝에 세미콜론 |
 # | `sys.last_value`, `sys.last_exc`, `sys.last_traceback` | 잡지 않은 마지막 오류의 프레임 | 다른 오류를 하나 내거나 커널을 다시 시작 |
 # | 앞의 셀이 만든 옵티마이저 | 파라미터와 상태 | 셀을 다시 실행하기 전에 `del` |
 #
-# 강의의 `cleanup()`은 이 일을 모두 한다. 모델과 옵티마이저, 텐서까지 이름으로 지우므로 학습한 모델이 있으면 먼저 저장한다.
+# 뒤의 넷은 강의의 `cleanup()`이 모두 놓는다. 모델과 옵티마이저, 텐서까지 이름으로 지우므로 학습한 모델이 있으면 먼저 저장한다.
 #
 # > **주장 3.** "`del model`을 하면 메모리를 돌려받는다" · **주장 4.** "OOM을 막으려면 `gc.collect()`를 스텝마다 불러야 한다"
 #
@@ -397,7 +402,15 @@ for keep in (False, True):
 #
 # ### 사건 10-A: OOM을 잡아 배치를 줄였는데
 #
-# "OOM은 except **밖에서** 다시 하라고 해서 그렇게 했다. 배치를 24에서 4로 줄이고 `empty_cache()`도 부른다. 그래도 OOM이다. 4만 따로 실행하면 된다." `case("10-A").run()`이 이 프로그램이다(층이 둘인 GPT-2). 바꿀 수 있는 것은 다시 하는 곳 `where`("after", except 안이면 "inside"), 다시 하기 전의 `empty_cache`(True)와 `collect`(`gc.collect()`, False), 로그에 적으려고 담아 두는 것 `record`("error"는 예외, "message"는 그 문장)다. 처음에는 "after"와 "error"다. 통과하는 설정을 가장 적게 바꾸어 사전으로 답하라.
+# "OOM은 except **밖에서** 다시 하라고 해서 그렇게 했다. 배치를 24에서 4로 줄이고 `empty_cache()`도 부른다. 그래도 OOM이다. 4만 따로 실행하면 된다."
+#
+# `case("10-A").run()`이 이 프로그램이다(층이 둘인 GPT-2). `run(collect=True)`처럼 아래의 것을 바꾸어 돌린다. 괄호 안이 처음의 값이고, 실험은 다섯 번이다.
+#
+# - `where`(`"after"`): 다시 하는 곳. except 안이면 `"inside"`
+# - `empty_cache`(`True`), `collect`(`False`): 다시 하기 전에 `empty_cache()`나 `gc.collect()`를 부르는가
+# - `record`(`"error"`): 로그에 적으려고 담아 두는 것. `"error"`는 예외, `"message"`는 그 문장
+#
+# 하나만 바꾸어 통과하게 한다. 무엇을 바꾸어야 하나? `{설정: 값}`으로 적는다.
 
 # %%
 case("10-A").run()
@@ -426,7 +439,7 @@ exercise("10-2").check(validate)
 #
 # *지도에서: 스텝 뒤의 `allocated`는 그대로이고 `reserved`만 는다.*
 #
-# `nvidia-smi`의 숫자가 자꾸 커진다. 새는 것일까? 길이가 제각각인 배치 열여섯 개를, 한도를 끈 T4에서 돌린다. 점선이 T4의 한도다. 세 선 가운데 늘기만 하는 것은 어느 것이고, 끝까지 느는가?
+# `nvidia-smi`의 숫자가 자꾸 커진다. 새는 것일까? 길이가 제각각인 배치 열여섯 개를, 한도를 끈 T4에서 돌린다. 점선이 T4의 한도다. 늘고 줄지 않는 선은 어느 것이고, 끝까지 느는가?
 
 # %%
 from helpers.chapters.c10_clinic.shapes import rooms, shape_of, varied_lengths
@@ -444,13 +457,13 @@ growth_chart(free.limit, **lines)
 rooms()
 
 # %% [markdown] lang="ko"
-# 8 GiB에서는 그대로도 끝까지 간다. 할당자가 OOM을 내기 전에 통째로 빈 세그먼트를 드라이버에 돌려주고 다시 해 보기 때문이다. 5.6 GiB에서는 죽는다. 텐서는 다 들어가는데 빈자리가 조각나 있다. 이것이 **단편화**다. 셋은 저마다 조각을 줄이고, 텐서는 줄이지 않는다.
+# 8 GiB에서는 그대로도 끝까지 간다. 할당자가 OOM을 내기 전에 통째로 빈 세그먼트를 드라이버에 돌려주고 다시 해 보기 때문이다. 5.6 GiB에서는 죽는다. 텐서는 다 들어가는데 빈자리가 조각나 있다. 이것이 **단편화**다(10.3절의 토큰 예산도 이렇게 죽었다). 셋은 저마다 조각을 줄이고, 텐서는 줄이지 않는다.
 #
-# > **주장 5.** "`empty_cache()`를 부르면 OOM이 안 난다" · **주장 6.** "`nvidia-smi`의 숫자가 늘면 새는 것이다"
+# > **주장 5.** "`empty_cache()`를 부르면 OOM이 안 난다" · **주장 6.** "`nvidia-smi`의 숫자가 늘면 틀림없이 새는 것이다"
 #
 # <details><summary>판정 (하나씩 맞다, 조건부로 맞다, 틀리다 가운데 고른다)</summary>
 #
-# 5는 **조건부로 맞다.** 빈자리 때문에 죽을 때만 듣는다. 살아 있는 텐서는 한 바이트도 줄지 않고, 부를 때마다 드라이버에서 다시 받는 시간이 든다. 같은 카드의 다른 프로세스에 자리를 내줄 때도 쓸모가 있다.
+# 5는 **조건부로 맞다.** 빈자리가 조각나서 죽을 때만 듣는다. 살아 있는 텐서는 한 바이트도 줄지 않고, 부를 때마다 드라이버에서 다시 받는 시간이 든다. 같은 카드의 다른 프로세스에 자리를 내줄 때도 쓸모가 있다.
 #
 # 6은 **틀리다.** 늘다가 멈추면 캐시다. 텐서가 쌓이는지는 **스텝 뒤의** `memory_allocated()`가 말한다. 그것도 `memory_reserved()`도 그대로인데 `nvidia-smi`만 계속 늘면 PyTorch의 할당자 밖(NCCL, 다른 라이브러리)이다.
 #
@@ -468,10 +481,12 @@ rooms()
 
 # %%
 virtual_gpu.diagnose(
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.11 GiB. GPU 0 has a total capacity of 14.74 GiB "
-    "of which 1.65 GiB is free. Process 1 has 6.79 GiB memory in use. Process 2 has 514.00 MiB memory in use. "
-    "Process 3 has 4.93 GiB memory in use. Process 4 has 894.00 MiB memory in use. Of the allocated memory 4.50 GiB "
-    "is allocated by PyTorch, and 2.14 GiB is reserved by PyTorch but unallocated."
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.11 GiB. "
+    "GPU 0 has a total capacity of 14.74 GiB of which 1.65 GiB is free. "
+    "Process 1 has 6.79 GiB memory in use. Process 2 has 514.00 MiB memory in use. "
+    "Process 3 has 4.93 GiB memory in use. Process 4 has 894.00 MiB memory in use. "
+    "Of the allocated memory 4.50 GiB is allocated by PyTorch, "
+    "and 2.14 GiB is reserved by PyTorch but unallocated."
 )
 
 # %% [markdown] lang="ko"
@@ -479,7 +494,16 @@ virtual_gpu.diagnose(
 #
 # ### 사건 10-B: 새는 것 같다
 #
-# "PyTorch가 5.6 GiB를 쓸 수 있는 6 GB 카드에서 학습한다. 열세 번째 스텝에서 OOM이 난다. `nvidia-smi`를 보면 메모리가 계속 늘다가 죽으니 새는 것이 틀림없다." `case("10-B").run()`은 이 학습을 가상 카드에서 실제로 돌려 스텝마다의 세 숫자와 마지막 메시지를 보여 준다. `max_length`(512), `empty_cache`(False), `expandable`(False)과 길이를 뽑는 `seed`(9)를 바꿀 수 있고 실험은 다섯 번이다. 답은 둘이다. 까닭은 `"leak"`, `"longest"`, `"fragmentation"`, `"other_process"` 가운데 무엇인가? 글을 그대로 두고 끝까지 가게 하는 설정은 무엇인가? `{"why": 까닭, "change": {설정: 값}}`으로 적는다.
+# "PyTorch가 5.6 GiB를 쓸 수 있는 6 GB 카드에서 학습한다. 열세 번째 스텝에서 OOM이 난다. `nvidia-smi`를 보면 메모리가 계속 늘다가 죽으니 새는 것이 틀림없다."
+#
+# `case("10-B").run()`은 이 학습을 가상 카드에서 실제로 돌려 스텝마다의 세 숫자와 마지막 메시지를 보여 준다. 바꿀 수 있는 것은 다음이고, 실험은 다섯 번이다.
+#
+# - `seed`(`9`): 길이를 뽑는 씨앗
+# - `max_length`(`512`): 자르는 길이
+# - `empty_cache`(`False`): 스텝마다 `empty_cache()`를 부르는가
+# - `expandable`(`False`): `expandable_segments:True`를 켜는가
+#
+# 까닭은 `"leak"`, `"longest"`, `"fragmentation"`, `"other_process"` 가운데 무엇인가? 글을 그대로 두고 끝까지 가게 하는 설정은? `{"why": 까닭, "change": {설정: 값}}`으로 적는다. (죽는 스텝에서 `reserved`가 주는 것은 OOM을 내기 전에 통째로 빈 세그먼트를 돌려주었기 때문이다.)
 
 # %%
 case("10-B").run()
@@ -517,10 +541,11 @@ with virtual_gpu.cuda("T4"):
         kept.append(output.logits)
     snapshot = torch.cuda.memory._snapshot()
     torch.cuda.memory._dump_snapshot(path)
+    torch.cuda.memory._record_memory_history(enabled=None)
 alive_by_line(snapshot)
 
 # %% [markdown] lang="ko"
-# 쌓인 텐서를 **만든** 줄이 나온다. 붙든 줄(`kept.append`)은 적혀 있지 않다. 첫 줄이 만든 값이 흘러간 곳을 따라가 붙든 이름(`kept`)을 찾는다. 둘째와 셋째 줄은 그레이디언트와 가중치다. 있어야 할 것이고, 스텝이 늘어도 늘지 않는다.
+# 쌓인 텐서를 **만든** 줄이 나온다. 붙든 줄(`kept.append`)은 적혀 있지 않다. 첫 줄이 만든 값이 흘러간 곳을 따라가 붙든 이름을 찾는다. 둘째와 셋째 줄은 그레이디언트와 가중치다.
 #
 # <details><summary>둘째 줄이 셋째 줄보다 8 MiB쯤 큰 까닭</summary>
 #
@@ -528,7 +553,7 @@ alive_by_line(snapshot)
 #
 # </details>
 #
-# 같은 기록을 시간을 따라 그린다. 가로는 할당과 해제의 차례, 세로는 살아 있는 바이트이고, 64 MiB가 넘고 끝까지 남는 블록을 줄마다 다른 색으로 칠했다. **오른쪽 끝까지 이어지는 띠** 가운데 스텝마다 하나씩 더해지는 것은 무엇인가?
+# 같은 기록을 시간을 따라 그린다. 가로는 할당과 해제의 차례, 세로는 살아 있는 바이트이고, 64 MiB가 넘고 끝까지 남는 블록을 줄마다 다른 색으로 칠했다. 네 스텝을 돌았다. 주황색 띠는 몇 개이고, 초록색 띠는 왜 하나인가?
 
 # %%
 from helpers.chapters.c10_clinic.shapes import four_shapes, history_chart, shapes_chart
@@ -536,9 +561,9 @@ from helpers.chapters.c10_clinic.shapes import four_shapes, history_chart, shape
 history_chart(snapshot)
 
 # %% [markdown] lang="ko"
-# 주황색 띠, 로짓이다. 가중치(파랑)와 그레이디언트(초록)는 한 번 생기고 그대로다. 회색은 스텝마다 생겼다가 사라지는 것이다.
+# 주황색은 넷, 스텝마다 하나씩 더해지는 로짓이다. **이렇게 늘어나는 띠가 붙들린 것이다.** 파란색은 가장 큰 가중치인 임베딩, 초록색은 그 그레이디언트다. 그레이디언트는 같은 자리에 더해지므로 스텝이 늘어도 하나다. 회색은 스텝마다 생겼다가 사라지는 것과 작은 것이다.
 #
-# `_dump_snapshot`이 쓴 파일(`path`)을 **pytorch.org/memory_viz**에 끌어다 놓으면 위와 같은 그림이 된다(파일은 브라우저 밖으로 나가지 않는다). 띠 하나가 텐서 하나이고, 누르면 그 줄이 나온다. 기록에 적힌 일을 읽는 법은 10.10절에 있다.
+# `_dump_snapshot`이 쓴 파일(자리는 `print(path)`로 본다)을 **pytorch.org/memory_viz**에 끌어다 놓으면 위와 같은 그림이 된다(파일은 브라우저 밖으로 나가지 않는다). 띠 하나가 텐서 하나이고, 누르면 그 줄이 나온다. 기록에 적힌 일을 읽는 법은 10.10절에 있다.
 #
 # 진짜 GPU에서 오래 도는 학습이라면 기록의 길이를 정하고, OOM이 난 순간 저장한다.
 #
@@ -553,12 +578,12 @@ history_chart(snapshot)
 #
 # ### 내 루프의 최대
 #
-# 한 스텝의 최대는 두 줄이다. 재기 전에 되돌리고, 잰 뒤에 읽는다. 되돌리지 않으면 앞의 최대가 남는다. 길이가 4분의 1이 되면 최대는 얼마나 주는가?
+# 한 스텝의 최대는 두 줄이다. 재기 전에 되돌리고, 잰 뒤에 읽는다. 길이를 4분의 1씩 줄인다. 최대도 4분의 1씩 주는가?
 
 # %%
 with virtual_gpu.cuda("T4"):
     model = small_gpt().cuda()
-    for length in (256, 64):
+    for length in (1024, 256, 64, 16):
         torch.cuda.reset_peak_memory_stats()
         tokens = torch.zeros(4, length, dtype=torch.long, device="cuda")
         model(input_ids=tokens, labels=tokens).loss.backward()
@@ -566,11 +591,13 @@ with virtual_gpu.cuda("T4"):
         model.zero_grad()
 
 # %% [markdown] lang="ko"
-# 4분의 1이 되지 않았다. 길이와 상관없는 몫(가중치와 그레이디언트)이 있기 때문이다. 루프의 첫 줄 `reset_peak_memory_stats()`를 지우고 다시 실행하면 둘째 줄은 무엇이 되는가?
+# 줄다가 멈춘다. 긴 배치의 최대는 로짓이 있는 순간이고, 짧은 배치의 최대는 길이와 상관없이 역전파의 맨 끝, 임베딩 크기의 그레이디언트들이 겹치는 순간이다. 10.3절에서 진짜 배치에 가까운 크기로 재라고 한 까닭이다.
+#
+# 루프의 첫 줄 `reset_peak_memory_stats()`를 지우고 다시 실행하면 나머지 줄은 무엇이 되는가?
 #
 # <details><summary>답 (먼저 해 본 다음에 연다)</summary>
 #
-# 첫째 줄과 같은 수다. 되돌리지 않으면 길이 256 때의 최대가 남는다.
+# 모두 첫째 줄과 같은 수다. 되돌리지 않으면 길이 1,024 때의 최대가 남는다.
 #
 # </details>
 #
@@ -593,7 +620,7 @@ rounds(answers)
 # %% [markdown] lang="ko"
 # 의사가 맞히지 못하는 것이 있다. `longest`와 `kept`다. 메시지와 traceback은 **한 순간**의 것이라, 앞의 스텝들이 어땠는지, 무엇이 쌓였는지는 적혀 있지 않다. 의사는 죽은 자리만 말한다. 이 둘은 시간에 따른 변화로 구별한다. 스텝 뒤의 `allocated`가 늘면 `kept`, 그대로인데 그 스텝만 유난히 많이 달라고 하면 `longest`다.
 #
-# 4, 6, 7, 8은 T가 F + R 이하다. 정말 단편화라면 `expandable_segments:True`를 켜고 끝까지 가야 한다(10.5절). 끝까지 가는 것이 있는가?
+# 4, 6, 7, 8은 T가 F + R 이하다(10도 그렇지만 스스로 건 한도라 뺀다. 메시지에 `3.69 GiB allowed`라고 있다). 정말 단편화라면 `expandable_segments:True`를 켜고 끝까지 가야 한다(10.5절). 끝까지 가는 것이 있는가?
 
 # %%
 with_expandable_segments(4, 6, 7, 8)
@@ -609,7 +636,11 @@ with_expandable_segments(4, 6, 7, 8)
 shapes_chart(four_shapes())
 
 # %% [markdown] lang="ko"
-# ×가 한도 위면 빈자리를 다 모아도 모자란 것이다. 아래면 자리는 있는데 흩어져 있다. 단편화다. 캐시와 단편화는 `reserved`가 똑같이 늘다가, 죽느냐에서 갈린다. 이 장에서 적은 예상과 결과를 돌아본다.
+# 한도 위면 빈자리를 다 모아도 모자란 것이다. 아래면 자리는 있는데 흩어져 있다. 캐시와 단편화는 `reserved`가 똑같이 늘다가, 죽느냐에서 갈린다(맨 끝에서 꺾인 것은 죽기 전에 빈 세그먼트를 돌려준 것이다).
+#
+# **내 것이라면** 죽는 스텝은 콜백까지 오지 못하니 메시지에서 셈한다. ×는 `allocated` + T, 한도는 `allocated` + R + F다. 아래의 ×라도 단편화라고 하려면 `expandable_segments:True`로 끝까지 가야 한다(프로그램 4는 아래인데도 가장 긴 배치였다).
+#
+# 이 장에서 적은 예상과 결과를 돌아본다.
 
 # %%
 guesses()
@@ -617,13 +648,13 @@ guesses()
 # %% [markdown] lang="ko"
 # | 그래프에서 보이는 것 | 까닭 | 먼저 할 것 |
 # |---|---|---|
-# | 한 스텝만 한도 위로 치솟는다 | 가장 긴 배치 | 자르기, packing, 토큰 예산. 가장 긴 글로 두 스텝 시험 |
+# | 앞의 스텝들은 그대로인데 ×만 한도 위다 | 가장 긴 배치 | 자르기, 이어 담기, 토큰 예산. 한도에 가까우면 `expandable_segments:True`도 |
 # | 스텝 뒤의 `allocated`가 계단처럼 는다 | 붙든 이름 | 스냅샷으로 줄을 찾는다. `.item()`, `no_grad`, except 밖에서 다시 |
 # | `reserved`만 늘다가 멈춘다 | 캐시 | 두어도 된다 |
 # | `reserved`만 늘다가, 한도 아래의 ×로 죽는다 | 단편화 | `expandable_segments:True`로 끝까지 가는지 본다 |
 # | 내 것은 그대로인데 F가 줄었다 | 다른 프로세스 | `nvidia-smi` |
 #
-# **T는 마지막 요청일 뿐이다. 죽기 전의 스텝들을 보라.** 의사도 메시지 하나만 보면 죽은 자리밖에 모른다.
+# **T는 마지막 요청일 뿐이다. 죽기 전의 스텝들을 보라.** 의사도 메시지 하나만 보면 죽은 자리밖에 모른다. 오래 걸리는 학습이라면 가장 긴 배치를 먼저 두 번 돌려 본다.
 #
 # 학습이 끝났는데 평가에서, 저장하다가, 이어서 시작하다가 죽는다면? [11장](11_outside_training.ipynb)에서 답한다. 물음에서 시작하려면 [질문에서 시작하기](../../docs/questions.md)를 편다.
 
@@ -648,7 +679,7 @@ tokens = torch.zeros(8, 256, dtype=torch.long, device="cuda")
 model(input_ids=tokens, labels=tokens).loss.backward()
 
 # %% [markdown] lang="ko"
-# 막대의 파란색이 셀이 끝난 뒤에 남은 것(371.59 MiB, 거의 가중치와 그레이디언트), 주황색이 최대까지 더 있던 것이다. 막대의 끝 14.74 GiB는 카드 전체라서 CUDA 컨텍스트까지 든다. 다 썼으면 카드를 돌려준다.
+# 막대의 파란색이 셀이 끝난 뒤에 남은 것(371.59 MiB, 거의 가중치와 그레이디언트), 주황색이 최대까지 더 있던 것이다. 막대의 끝 14.74 GiB는 카드 전체다. 아래의 두 막대는 순전파와 역전파의 최대를 따로 보인 것이다. 다 썼으면 카드를 돌려준다.
 
 # %%
 # %virtual_gpu off
@@ -664,7 +695,7 @@ from helpers.chapters.c10_clinic.blocks import events
 events(snapshot, least=2**26, most=8)
 
 # %% [markdown] lang="ko"
-# `alloc`마다 그 앞에 `segment_alloc`이 하나씩 있다. 147.24 MiB를 놓으려고 148 MiB를 드라이버에서 받았다(10.1절의 2 MiB 배수).
+# 첫 스텝에는 맞는 빈자리가 없어 `alloc`마다 그 앞에 `segment_alloc`이 있다(`most`를 40으로 늘리면 빈자리를 다시 쓰는 `alloc`도 보인다). 147.24 MiB를 놓으려고 148 MiB를 드라이버에서 받았다(10.1절의 2 MiB 배수).
 #
 # | 적힌 것 | 뜻 |
 # |---|---|

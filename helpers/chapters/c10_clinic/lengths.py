@@ -1,13 +1,16 @@
-"""From the lengths of one's own texts to the peaks of an epoch: which step will die, and what helps."""
+"""From the lengths of one's own texts to the peaks of an epoch: which step passes the limit, and what helps."""
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from unittest.mock import patch
 
 import numpy as np
+import torch
 
 import virtual_gpu
 from virtual_gpu.cards import card
@@ -41,7 +44,6 @@ def random_batches(lengths: Sequence[int], batch_size: int, seed: int = 0) -> li
 
 def grouped_batches(lengths: Sequence[int], batch_size: int, seed: int = 0) -> list[list[int]]:
     """As transformers' own sampler groups them (`train_sampling_strategy="group_by_length"`), the longest first."""
-    import torch
     from transformers.trainer_pt_utils import get_length_grouped_indices
 
     generator = torch.Generator().manual_seed(seed)
@@ -84,20 +86,39 @@ def needed(batch_size: int, length: int, gpu: str = "T4") -> int:
 
 def step_peaks(batches: Sequence[Sequence[int]], gpu: str = "T4") -> list[int]:
     """The tensors' peak in each step of a training that begins with these batches, on a card without a limit."""
-    import torch
-
-    peaks = []
     with virtual_gpu.cuda(gpu, limited=False):
-        model = build_model(load_config(MODEL["model_id"]), torch.float32).to_empty(device="cuda").eval()
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        for batch in batches:
-            torch.cuda.reset_peak_memory_stats()
-            tokens = torch.zeros(len(batch), max(batch), dtype=torch.long, device="cuda")
-            model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            peaks.append(torch.cuda.max_memory_allocated())
-    return peaks
+        return list(_trained(batches))
+
+
+def died_in(batches: Sequence[Sequence[int]], settings: str | None = None, gpu: str = "T4") -> int | None:
+    """The step in which a training with these batches really dies, counted from 1; None where it comes to its end.
+
+    settings: PYTORCH_ALLOC_CONF, as it is by default.
+    """
+    done = 0
+    with (
+        patch.dict(os.environ, {} if settings is None else {"PYTORCH_ALLOC_CONF": settings}),
+        virtual_gpu.cuda(gpu),
+    ):
+        try:
+            for _ in _trained(batches):
+                done += 1
+        except torch.OutOfMemoryError:
+            return done + 1
+    return None
+
+
+def _trained(batches: Sequence[Sequence[int]]) -> Iterator[int]:
+    """Each step's peak, on the card that there is."""
+    model = build_model(load_config(MODEL["model_id"]), torch.float32).to_empty(device="cuda").eval()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for batch in batches:
+        torch.cuda.reset_peak_memory_stats()
+        tokens = torch.zeros(len(batch), max(batch), dtype=torch.long, device="cuda")
+        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield torch.cuda.max_memory_allocated()
 
 
 def peak_of(tokens: int, gpu: str = "T4") -> int:
@@ -130,7 +151,7 @@ class Epoch:
         return [peak_of(len(batch) * max(batch), self.gpu) for batch in self.batches]
 
     @property
-    def deaths(self) -> list[int]:
+    def beyond(self) -> list[int]:
         """The steps that need more than the card has, counted from 1."""
         return [step for step, peak in enumerate(self.peaks, 1) if peak > self.limit]
 
@@ -142,17 +163,17 @@ class Epoch:
 
     def chart(self) -> Chart:
         """Each step's peak in its order, and how often each comes."""
-        peaks, deaths = [peak / GiB for peak in self.peaks], self.deaths
+        peaks, beyond = [peak / GiB for peak in self.peaks], self.beyond
         first = (
-            tr(ko=f"스텝 {deaths[0]}에서 죽는다", en=f"dies in step {deaths[0]}")
-            if deaths
-            else tr(ko="끝까지 간다", en="ends")
+            tr(ko=f"스텝 {beyond[0]}에서 처음 한도를 넘는다", en=f"step {beyond[0]} is the first beyond")
+            if beyond
+            else tr(ko="한도를 넘는 스텝이 없다", en="none is beyond")
         )
         median = float(np.median(peaks))
         title = tr(ko=f"스텝마다 필요한 메모리: {first}", en=f"what each step needs: {first}")
         seen = tr(
-            ko=f"{len(peaks)}스텝, 중앙값 {median:.2f}, 최대 {max(peaks):.2f} GiB, 한도를 넘는 스텝 {len(deaths)}개",
-            en=f"{len(peaks)} steps: median {median:.2f}, highest {max(peaks):.2f} GiB, {len(deaths)} beyond",
+            ko=f"{len(peaks)}스텝, 중앙값 {median:.2f}, 최대 {max(peaks):.2f} GiB, 한도를 넘는 스텝 {len(beyond)}개",
+            en=f"{len(peaks)} steps: median {median:.2f}, highest {max(peaks):.2f} GiB, {len(beyond)} beyond",
         )
         chart = Chart(title, seen, columns=2)
         left, right = chart.axes
@@ -175,20 +196,20 @@ class Epoch:
 
 
 def compared(ways: dict[str, list[list[int]]], gpu: str = "T4") -> LeftRows:
-    """Ways to make batches of the same texts: steps, padding, the highest peak, the first step that dies."""
+    """Ways to make batches of the same texts: steps, padding, the highest peak, the first step beyond the card."""
     rows = []
     for name, batches in ways.items():
         epoch = Epoch(batches, gpu)
-        peaks, deaths = epoch.peaks, epoch.deaths
-        died = deaths[0] if deaths else tr(ko="끝까지 간다", en="none")
+        peaks, beyond = epoch.peaks, epoch.beyond
+        first = beyond[0] if beyond else tr(ko="없다", en="none")
         median, highest = human_bytes(int(np.median(peaks))), human_bytes(max(peaks))
-        rows.append([name, len(batches), f"{epoch.padding:.0%}", median, highest, died])
+        rows.append([name, len(batches), f"{epoch.padding:.0%}", median, highest, first])
     heads = (
         "",
         tr(ko="스텝", en="steps"),
         tr(ko="패딩", en="padding"),
         tr(ko="필요한 메모리의 중앙값", en="needed, median"),
         tr(ko="가장 큰 것", en="highest"),
-        tr(ko="죽는 스텝", en="dies in"),
+        tr(ko="한도를 처음 넘는 스텝", en="first beyond the limit"),
     )
     return LeftRows(heads, rows)

@@ -142,7 +142,9 @@ def shapes_chart(shapes: Mapping[str, Shape]) -> Chart:
         + (f", OOM {human_bytes(one.wanted)}" if one.wanted else "")
         for name, one in shapes.items()
     )
-    chart = Chart(tr(ko="늦게 죽는 모양", en="shapes of late deaths"), said, columns=len(shapes), width=880, height=290)
+    chart = Chart(
+        tr(ko="스텝에 따른 네 모양", en="four shapes over the steps"), said, columns=len(shapes), width=880, height=290
+    )
     for ax, (name, one) in zip(chart.axes, shapes.items(), strict=True):
         steps = range(1, len(one.held) + 1)
         for line, label, width in ((one.reserved, names[2], 4), (one.most, names[1], 2), (one.held, names[0], 2)):
@@ -173,7 +175,7 @@ def history_chart(snapshot: Mapping[str, Any], least: int = 2**26) -> Chart:
     spans += [(begun, len(events), size, line) for begun, size, line in open_.values() if size < least]
     lines = list(dict.fromkeys(line for _, _, line in stay))
     said = tr(ko=f"끝까지 남는 블록 {len(stay)}개", en=f"{len(stay)} blocks stay to the end")
-    chart = Chart(tr(ko="살아 있는 것의 차례", en="what is alive, in its order"), said, height=340)
+    chart = Chart(tr(ko="시간에 따라 살아 있는 텐서", en="tensors alive over time"), said, height=340)
     changes, low = [0] * (len(events) + 1), 0
     for begun, size, line in stay:  # none goes, so each lies on those before it
         color = COLORS[lines.index(line) % len(COLORS)]
