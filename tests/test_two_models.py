@@ -111,9 +111,15 @@ def take_a_share():
     make_scores()
 
 
+def forget_the_peak():
+    make_scores()
+    torch.cuda.reset_peak_memory_stats()
+
+
 def test_the_parts_of_peaks_are_the_peaks():
     found = parts_of_each({"alone": make_scores, "beside": take_a_share})
     assert all(sum(one.held.values()) == one.outcome.gpu for one in found.values())
+    assert parts_of_each({"reset": forget_the_peak})["reset"].held == found["alone"].held
     alone, beside = (one.held for one in found.values())
     assert ENGINE not in alone and {**beside, ENGINE: 0} == {**alone, ENGINE: 0}
     assert 0 <= beside[ENGINE] - int(card("T4").memory_bytes * 0.25) < 2**20  # what the allocator did not split off

@@ -14,7 +14,7 @@
 # # 12장. 한 메모리에 모델 둘: DPO와 GRPO
 #
 # SFT는 되는데 DPO나 GRPO로 바꾸면 죽는다. 카드에 무엇이 더 있고, **언제** 있을까?
-# 이 장은 TRL의 `SFTTrainer`, `DPOTrainer`, `GRPOTrainer`를 고치지 않고 가상 GPU에서 실행해 센다.
+# 이 장은 TRL의 `SFTTrainer`, `DPOTrainer`, `GRPOTrainer`를 고치지 않고 가상 GPU에서 실행해 센다(진짜 H100과의 차이는 12.11절).
 #
 # 이 장을 마치면 다음을 할 수 있다.
 #
@@ -55,15 +55,10 @@ doubled
 
 # %% [markdown] lang="ko"
 # 세 프로그램은 TRL을 쓰는 여느 스크립트와 같다. 토크나이저와 데이터만 여기서 만든 것이다(메모리를 정하는 것은 글자가 아니라 길이다). 옵티마이저 상태는 첫 갱신에서 생기므로(3장) 두 스텝을 학습한다. T4에는 bf16 연산 장치가 없으므로(1장) 모두 fp16으로 계산한다. `grpo`의 `found`와 `float()`는 뒤에서 쓴다(12.6절, 12.5절).
-#
-# 막대 하나가 한 프로그램의 최대일 때다. 마지막 막대는 답을 만드는 엔진의 자리로 카드의 30%를 미리 잡아 둔 것이다(12.7절).
 
 
 # %%
-from helpers.chapters.c12_two_models.engine import Engine
-from helpers.chapters.c12_two_models.moments import parts_beside, parts_of_each
 from helpers.chapters.c12_two_models.phases import phases_of
-from helpers.chapters.c12_two_models.pictures import draw_parts
 
 
 def sft(batch, peft_config=None, model=billion, **options):
@@ -94,6 +89,14 @@ def grpo(found, completion=8, batch=8, answers=8, rollout=None, prompt=256, mode
         trainer.train()
 
 
+# %% [markdown] lang="ko"
+# 막대 하나가 한 프로그램의 **최대일 때**이고, 칸 안의 수는 GiB다. GRPO는 질문 256토큰에 8토큰짜리 답 8개를 만든다. 마지막 막대는 답을 만드는 엔진의 자리로 카드의 30%를 잡아 둔 것이다(12.7절).
+
+# %%
+from helpers.chapters.c12_two_models.engine import Engine
+from helpers.chapters.c12_two_models.moments import parts_beside, parts_of_each
+from helpers.chapters.c12_two_models.pictures import draw_parts
+
 size = 4  # pairs
 eight = partial(grpo, [], answers=2 * size, batch=2 * size)
 bars = parts_of_each(
@@ -107,30 +110,39 @@ bars = parts_of_each(
 )
 draw_parts(bars)
 
+# %% [markdown] lang="ko"
+# 예상과 비교한다.
+
 # %%
-at_most = [one.outcome.gpu for one in bars.values()]
+at_most = [one.total for one in bars.values()]
 doubled.against(at_most[1] / at_most[0])
 
 # %% [markdown] lang="ko"
 # <details><summary>주장 1의 판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **틀리다.** 여기서는 1.23배다. 두 배가 된 것은 파라미터 한 칸(2.22 → 4.44 GiB)뿐이다. 기준 모델은 학습하지 않으므로 그레이디언트도 옵티마이저 상태도 없다. 배치를 그대로 두고 SFT를 DPO로 바꾸면 문장의 수도 두 배지만, 체크포인팅을 켜고 로짓을 조각으로 만드는 TRL에서는 이 크기의 최대에 거의 보이지 않는다.
+# **조건부로 맞다.** 여기서는 1.23배다. 두 배가 된 것은 파라미터 한 칸(2.22 → 4.44 GiB)뿐이다. 기준 모델은 학습하지 않으므로 그레이디언트도 옵티마이저 상태도 없다. 문장의 수에 비례하는 것이 최대의 대부분이라면 다르다. 그때는 두 배를 넘기도 한다(12.4절).
 #
 # </details>
 #
-# GRPO의 막대는 SFT와 같다. 그런데도 죽는 까닭은 둘이다. 옆에 엔진이 있거나(마지막 막대), 스텝 안의 다른 **때**가 더 높다(12.6절).
+# GRPO의 막대는 SFT와 거의 같다. 다른 것은 **때**다. 한 스텝 안에서 답도 만들고 학습도 한다(12.6절).
 #
 # **바꾸어 본다.** 위의 칸에서 `size`를 1로 바꾸어 다시 실행한다. 어느 칸이 줄어드는가? 그것을 보고 다음을 예상한다.
 #
-# 두 배 큰 모델, 파라미터가 12.4억 개인 Llama-3.2-1B를 같은 RTX 4090(쓸 수 있는 메모리 23.16 GiB)에서 학습한다. fp32 가중치 한 벌이 4.60 GiB다. SFT는 글 4개가 된다. DPO의 배치를 4, 2, 1로 줄이면 **몇에서** 들어갈까? `none`은 1로도 들어가지 않는다는 뜻이다.
+# 이제 두 배 큰 모델이다. 파라미터가 12.4억 개인 Llama-3.2-1B를 같은 RTX 4090(쓸 수 있는 메모리 23.16 GiB)에서 학습한다. fp32 가중치 한 벌이 4.60 GiB다. SFT는 글 4개가 된다. DPO의 배치를 4, 2, 1로 줄이면 **몇에서** 들어갈까? `none`은 1로도 들어가지 않는다는 뜻이다.
 
 # %%
 dpo_fits = guess("12.1, 1B", None, ("4", "2", "1", "none"))
 dpo_fits
 
+# %% [markdown] lang="ko"
+# 결과의 'OOM' 뒤에는 마지막에 달라고 한 크기와 그것을 부른 함수가 있다(11장).
+
 # %%
 programs = {"SFT 4": partial(sft, 4)} | {f"DPO {n}": partial(dpo, n) for n in (4, 2, 1)}
 compare(programs, "RTX 4090", ram=False)
+
+# %% [markdown] lang="ko"
+# 예상과 비교한다.
 
 # %%
 dpo_fits.against("none")
@@ -236,6 +248,9 @@ extra.against(max(0, lora_peak["DPO 4, LoRA"] - lora_peak["SFT 8, LoRA"]))
 times = guess("12.4", None, "times")
 times
 
+# %% [markdown] lang="ko"
+# 손실은 로그 확률의 차이를 더하는 것으로 줄였다. 그 뒤의 계산은 토큰마다 수 하나라 메모리에는 거의 보이지 않는다.
+
 # %%
 from peft import get_peft_model
 
@@ -320,6 +335,9 @@ exercise("12-2").check(lean_loss)
 
 # %%
 case("12-A").run(way="sft", batch=4, length=4096)
+
+# %% [markdown] lang="ko"
+# 길이를 적는다. `check`는 세 가지를 차례로 실행해 보고, 처음으로 어긋나는 것을 알려 준다.
 
 # %%
 length = ...  # tokens
@@ -413,6 +431,9 @@ from helpers.chapters.c12_two_models.pictures import draw_steps
 two = steps_of(grpo, "RTX 4090")
 draw_steps(two)
 
+# %% [markdown] lang="ko"
+# 예상과 비교한다.
+
 # %%
 second = two.phases[4:]
 highest.against(max(second, key=lambda one: one.peak).name)
@@ -420,7 +441,7 @@ highest.against(max(second, key=lambda one: one.peak).name)
 # %% [markdown] lang="ko"
 # 최대는 둘째 스텝의 역전파다. 그 끝에 그레이디언트 한 벌 말고도 임베딩의 그레이디언트(151,936 × 1,024 × 4바이트 = 0.58 GiB)가 잠깐 더 있다. 임베딩과 출력층이 가중치를 함께 쓰므로, 둘의 그레이디언트를 더하기 전에 둘이 함께 있다.
 #
-# 두 롤아웃도 비교한다. 하는 일은 같은데 둘째가 4.44 GiB 높다. 첫 갱신에서 생긴 옵티마이저 상태가 **그 뒤로 늘 남아 있기** 때문이다. 답을 만드는 동안에는 쓰지도 않는다.
+# 두 롤아웃도 비교한다. 하는 일은 같은데 둘째가 4.45 GiB 높다. 첫 갱신에서 생긴 옵티마이저 상태가 **그 뒤로 늘 남아 있기** 때문이다. 답을 만드는 동안에는 쓰지도 않는다.
 #
 # ### 어떤 설정이 어느 단계를 옮기나
 #
@@ -494,17 +515,23 @@ compare_steps(models, "T4")
 dies = guess("12.7", None, ("step 1", "step 2", "never"))
 dies
 
+# %% [markdown] lang="ko"
+# 몫은 쓸 수 있는 23.16 GiB가 아니라 카드 전체의 크기에 곱한다.
+
 # %%
 total = card("RTX 4090").memory_bytes
 print("engine", human_bytes(int(0.6 * total)), "of", human_bytes(total))
 awake = steps_of(partial(grpo, completion=512, rollout=Engine(0.6, 512, sleeps=False)), "RTX 4090")
 draw_steps(awake)
 
+# %% [markdown] lang="ko"
+# 예상과 비교한다.
+
 # %%
 dies.against(f"step {awake.last}" if awake.outcome.died else "never")
 
 # %% [markdown] lang="ko"
-# 첫 스텝은 끝까지 갔고, 죽은 것은 **둘째 스텝의 역전파**다. 첫 갱신에서 생긴 옵티마이저 상태가 이제 있는데, 할 일 없는 엔진이 자리를 그대로 쥐고 있다. 그 역전파에는 9.53 + 14.19 = 23.72 GiB가 있어야 한다(9.53은 12.6절의 표). 몫은 쓸 수 있는 23.16 GiB가 아니라 카드 전체의 크기에 곱한다.
+# 첫 스텝은 끝까지 갔고, 죽은 것은 **둘째 스텝의 역전파**다. 첫 갱신에서 생긴 옵티마이저 상태가 이제 있는데, 할 일 없는 엔진이 자리를 그대로 쥐고 있다. 그 역전파에는 9.53 + 14.19 = 23.72 GiB가 있어야 한다(9.53은 12.6절의 표).
 #
 # (그림의 높이는 할당이다. 한도보다 낮은 데서 죽은 것은 할당자의 예약이 이미 한도까지 찼기 때문이다.)
 #
@@ -565,7 +592,7 @@ print(f"weights {human_bytes(weights)}, with a cache for 8 × 768 tokens {human_
 print(f"of {human_bytes(size_of_t4)}: {needed / size_of_t4:.3f}")
 
 # %% [markdown] lang="ko"
-# 가중치는 16비트로 **한 벌 더** 있다. 12.6절의 4B가 T4에서 엔진과 함께 있지 못하는 까닭이다. 가중치만 두 벌이면 2 × 7.5 GiB로 이미 14.64 GiB를 넘고, 답을 만드는 동안에는 재울 수도 없다.
+# 가중치는 16비트로 **한 벌 더** 있다. 12.6절의 4B가 T4에서 엔진과 함께 있지 못하는 까닭이다. 40.2억 × 2바이트인 가중치 7.49 GiB가 두 벌이면 14.98 GiB로 이미 카드를 넘고, 답을 만드는 동안에는 재울 수도 없다.
 #
 # <details><summary>엔진이 시작하지 않을 때, 캐시가 모자랄 때, 손수 만든 루프</summary>
 #
@@ -580,12 +607,15 @@ print(f"of {human_bytes(size_of_t4)}: {needed / size_of_t4:.3f}")
 #
 # ### 사건 12-B: 몫은 기본값인데 잘 되다가 죽는다
 #
-# 두어 스텝은 잘 되다가 죽고, 몫을 0.9에서 0.7로 줄여도 셋째 스텝에서 죽는다는 신고가 있다([trl #2927](https://github.com/huggingface/trl/issues/2927)). 비슷한 증상을 T4에서 일으킨다. 학습은 12.6절의 '0.6B, full', 몫은 TRL의 기본값인 0.3이고, 재우지 않는다.
+# 두어 스텝은 잘 되다가 죽고, 몫을 0.9에서 0.7로 줄여도 셋째 스텝에서 죽는다는 신고가 있다([trl #2927](https://github.com/huggingface/trl/issues/2927)). 비슷한 증상을 T4에서 일으킨다. 학습은 12.6절의 '0.6B, full', 몫은 TRL의 기본값인 0.3이고, 재우지 않는다(`vllm_max_model_length=768`은 적은 것으로 친다).
 #
 # 위의 2번, 곧 끝까지 가는 **가장 큰 몫**을 0.05 단위로 찾는다. 12.6절의 표에서 먼저 예상하고(쓸 수 있는 것은 14.64 GiB) `run(fraction=…)`으로 확인한다.
 
 # %%
 case("12-B").run(fraction=0.3)
+
+# %% [markdown] lang="ko"
+# 찾은 몫을 적는다. `check`는 그 몫으로 끝까지 가고 0.05를 더 주면 죽는지 본다.
 
 # %%
 fraction = ...
@@ -594,7 +624,7 @@ case("12-B").check(fraction)
 # %% [markdown] lang="ko"
 # <details><summary>찾은 다음에</summary>
 #
-# 위 끝은 (14.64 − 10.37) / 14.74 = 0.29이니 0.05 단위로는 0.25다. 실행해도 끝까지 간다. 아래 끝은 0.12이므로 적을 몫은 0.15나 0.2다. 0.25에서 남는 0.6 GiB는 예약과 단편화에 모자라기 쉽다.
+# 위 끝은 (14.64 − 10.37) / 14.74 = 0.29이니 0.05 단위로는 0.25다. 실행해도 끝까지 간다. 아래 끝은 0.12이므로 적을 몫은 0.15나 0.2다. 0.25에서 남는 14.64 − 10.37 − 3.69 = 0.58 GiB는, 예약이 할당보다 많은 만큼에 모자라기 쉽다.
 #
 # 0.3을 그대로 쓰는 길도 둘 있다. 재우거나(`run(fraction=0.3, sleeps=True)`), 3.12절의 한 줄로 학습의 최대를 9.53 GiB로 낮춘다.
 #

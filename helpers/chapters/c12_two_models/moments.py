@@ -91,6 +91,11 @@ class Parts:
     outcome: Outcome
     room: int
 
+    @property
+    def total(self) -> int:
+        """All bytes: the peak, which the outcome does not tell where the program itself resets the card's statistics."""
+        return sum(self.held.values())
+
 
 def part_words(name: str) -> str:
     """A part of a peak, for the reader."""
@@ -117,7 +122,7 @@ def parts_beside(found: Mapping[str, Parts]) -> LeftRows:
         for name in names
         if any(one.held.get(name, 0) >= MiB for one in found.values())
     ]
-    rows.append([tr(ko="모두", en="all"), *(human_bytes(one.outcome.gpu) for one in found.values())])
+    rows.append([tr(ko="모두", en="all"), *(human_bytes(one.total) for one in found.values())])
     return LeftRows(["", *found], rows)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from virtual_gpu.drawing.report import COLORS
 from virtual_gpu.drawing.svg import (
     BLUE,
     GREEN,
@@ -20,7 +19,7 @@ from virtual_gpu.drawing.svg import (
     text_width,
 )  # fmt: skip
 from virtual_gpu.language import tr
-from virtual_gpu.units import GiB, human_bytes
+from virtual_gpu.units import GiB, MiB, human_bytes
 
 from .floor import BLOCKS, block_words
 from .moments import ENGINE, KINDS, Moments, Parts, kind_words, part_words
@@ -28,41 +27,42 @@ from .phases import NAMES, STEP, Steps, words
 
 _OF_PHASE = dict(zip(NAMES, (ORANGE, PURPLE, SKY, BLUE, GREEN), strict=True))
 _OF_BLOCK = dict(zip(BLOCKS, (BLUE, PURPLE, GREEN, RED, "#F0E442", ORANGE, SKY, GREY), strict=True))
+_SEEN = 64 * MiB  # what a bar shows of a part
+_OF_PART = {
+    "parameters": BLUE, "gradients": ORANGE, "optimizer": GREEN, "saved for backward": SKY, "temporaries": PURPLE,
+    ENGINE: GREY,
+}  # fmt: skip
 _OF_KIND = dict(zip(KINDS, (GREY, ORANGE, PURPLE, SKY, BLUE, "#F0E442", GREEN), strict=True))
 
 
 def draw_parts(found: Mapping[str, Parts]) -> Drawing:
-    """A bar a program, of what is there at its highest peak: the same part in the same place, with its GiB."""
-    left, wide, row = 128, 410, 38
-    order = [*COLORS, ENGINE]
-    used = [name for name in order if any(one.held.get(name, 0) >= GiB / 4 for one in found.values())]
-    most = max([one.room for one in found.values()] + [one.outcome.gpu for one in found.values()])
+    """A bar a program, of what is there at its highest peak: the same parts in the same order, with their GiB."""
+    left, wide, row, top = 128, 400, 36, 54.0
+    order = [*_OF_PART, *(name for one in found.values() for name in one.held if name not in _OF_PART)]
+    held = {name: [(part, one.held.get(part, 0)) for part in dict.fromkeys(order)] for name, one in found.items()}
+    used = [part for part in _OF_PART if any(dict(parts)[part] >= _SEEN for parts in held.values())]
+    most = max([one.room for one in found.values()] + [one.total for one in found.values()])
     said = "; ".join(
         f"{name}: "
-        + ", ".join(f"{part_words(part)} {human_bytes(one.held[part])}" for part in order if part in one.held)
-        for name, one in found.items()
+        + ", ".join(f"{part_words(part)} {human_bytes(nbytes)}" for part, nbytes in parts if nbytes >= _SEEN)
+        for name, parts in held.items()
     )
-    drawing = Drawing(640, 76 + row * len(found), said)
-    for i, name in enumerate(used):
-        x, y = 10 + 158 * (i % 4), 10 + 18 * (i // 4)
-        drawing.rect(x, y, 11, 11, GREY if name == ENGINE else COLORS[name])
-        drawing.text(x + 16, y + 10, part_words(name), 12)
-    top = 54.0
-    for i, (name, one) in enumerate(found.items()):
+    drawing = Drawing(620, 76 + row * len(found), said)
+    for i, part in enumerate(used):
+        x, y = 10 + 122 * (i % 5), 10 + 18 * (i // 5)
+        drawing.rect(x, y, 11, 11, _OF_PART[part])
+        drawing.text(x + 16, y + 10, part_words(part), 12)
+    for i, (name, parts) in enumerate(held.items()):
         y = top + i * row
         drawing.text(left - 8, y + 17, name, 12, "end")
-        parts = [
-            (nbytes / most * wide, GREY if part == ENGINE else COLORS[part], f"{nbytes / GiB:.2f}")
-            for part in order
-            if (nbytes := one.held.get(part, 0))
-        ]
-        drawing.bar(left, y, 26, parts)
-        drawing.text(632, y + 17, human_bytes(one.outcome.gpu), 12, "end", bold=True)
+        bars = [(n / most * wide, _OF_PART.get(part, MUTED), f"{n / GiB:.2f}") for part, n in parts if n >= _SEEN]
+        drawing.bar(left, y, 26, bars)
+        drawing.text(612, y + 17, human_bytes(found[name].total), 12, "end", bold=True)
     for room in {one.room for one in found.values()}:
         edge = left + room / most * wide
-        drawing.line(edge, top - 6, edge, top + row * len(found) - 6, RED, stroke_width=2)
+        drawing.line(edge, top - 6, edge, top + row * len(found) - 4, RED, stroke_width=2)
         name = tr(ko="쓸 수 있는 메모리", en="room on the card")
-        drawing.text(edge, top + row * len(found) + 10, f"{name} {human_bytes(room)}", 12, "end", RED)
+        drawing.text(edge, top + row * len(found) + 12, f"{name} {human_bytes(room)}", 12, "end", RED)
     return drawing
 
 
