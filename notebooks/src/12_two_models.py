@@ -152,11 +152,7 @@ dpo_fits.against("none")
 #
 # ## 12.2 두 배가 되는 것과 되지 않는 것
 #
-# DPO에 더해진 것은 정말 가중치 한 벌뿐일까? 죽지 않는 카드(A100 80 GB)에서 Llama-3.2-1B로 바이트까지 센다. `precomputed`는 기준 모델의 로그 확률을 미리 계산해 두고 기준 모델을 올리지 않은 것이다(12.3절). 아래의 세 줄은 차례로 다음과 같다.
-#
-# - 기준 모델이 없을 때 DPO가 SFT보다 더 쓰는 것
-# - 기준 모델을 올려서 더 쓰는 것
-# - 파라미터 수 × 4바이트
+# DPO에 더해진 것은 정말 가중치 한 벌뿐일까? 죽지 않는 카드(A100 80 GB)에서 Llama-3.2-1B로 바이트까지 센다. `precomputed`는 기준 모델의 로그 확률을 미리 계산해 두고 기준 모델을 올리지 않은 것이다(12.3절). 마지막 세 줄은 기준 모델이 없을 때 DPO가 SFT보다 더 쓰는 것, 기준 모델을 올려서 더 쓰는 것, 파라미터 수 × 4바이트다.
 
 # %%
 from virtual_gpu.models.build import build_model, count_parameters
@@ -171,9 +167,13 @@ maximum = {name: attempt(program, "A100-80GB").gpu for name, program in ways.ite
 for name, nbytes in maximum.items():
     print(f"{name:19} {nbytes:>14,} {human_bytes(nbytes):>10}")
 count = count_parameters(build_model(load_config(billion), torch.float32))
-print(f"\n{maximum['DPO 4, precomputed'] - maximum['SFT 8']:,}")
-print(f"{maximum['DPO 4'] - maximum['DPO 4, precomputed']:,}")
-print(f"{4 * count:,}")
+more = {
+    "precomputed − SFT": maximum["DPO 4, precomputed"] - maximum["SFT 8"],
+    "DPO − precomputed": maximum["DPO 4"] - maximum["DPO 4, precomputed"],
+    "parameters × 4": 4 * count,
+}
+for name, nbytes in more.items():
+    print(f"{name:19} {nbytes:>14,}")
 
 # %% [markdown] lang="ko"
 # **기준 모델은 가중치 한 벌이다.** 한 바이트도 다르지 않다. 그것을 빼면 DPO와 SFT는 512바이트, 할당자가 주는 가장 작은 블록 하나(3장)가 다르다. RTX 4090에서 모자란 것은 24.08 − 23.16 = 0.92 GiB였다.
@@ -304,7 +304,7 @@ draw_moments(moments_of_each({"SFT 4": whole["SFT 4"], "DPO 4": whole["DPO 4"]},
 #
 # DPO의 최대는 역전파가 아니라 **기준 모델의 `log_softmax`** 에서 나온다. 노란 칸의 **사본**은 코드에 보이지 않는다. `logits[:, :-1]`은 문장마다 끝이 잘려 메모리에 띄엄띄엄 놓이는데, CUDA의 `log_softmax`는 이어진 텐서를 받아야 해서 잠깐 복사한다(PyTorch의 `SoftMax.cu`).
 #
-# **연습 12-2.** 굵은 줄의 다섯 칸 가운데 그 순간에 꼭 있어야 하는 것은 어느 것인가? `whole_loss`를 고쳐 **세 칸**으로 줄인다. 손실과 그레이디언트는 그대로여야 한다. `check`는 작은 모델에서 값을 비교하고, T4에서 배치 4로 실행해 그림을 그린다. 고치는 길은 하나가 아니다. 막히면 `exercise("12-2").hint()`를 실행한다.
+# **연습 12-1.** 굵은 줄의 다섯 칸 가운데 그 순간에 꼭 있어야 하는 것은 어느 것인가? `whole_loss`를 고쳐 **세 칸**으로 줄인다. 손실과 그레이디언트는 그대로여야 한다. `check`는 작은 모델에서 값을 비교하고, T4에서 배치 4로 실행해 그림을 그린다. 고치는 길은 하나가 아니다. 막히면 `exercise("12-1").hint()`를 실행한다.
 
 
 # %%
@@ -312,7 +312,7 @@ def lean_loss(model, ids):
     return ...
 
 
-exercise("12-2").check(lean_loss)
+exercise("12-1").check(lean_loss)
 
 # %% [markdown] lang="ko"
 # <details><summary>푼 다음에</summary>
@@ -348,7 +348,7 @@ case("12-A").check(length)
 #
 # 가중치를 뺀 나머지는 배치 × 길이에 비례한다. 두 점이면 직선이 정해진다.
 #
-# 1. 4,096토큰에서 DPO 1과 DPO 2를 실행하면 32.23 GiB와 56.89 GiB다. 쌍 하나가 24.66 GiB이고, 늘 있는 것은 32.23 − 24.66 = 7.57 GiB(가중치)다.
+# 1. 4,096토큰에서 DPO 1과 DPO 2를 실행하면 32.23 GiB와 56.89 GiB다. 쌍 하나가 24.66 GiB이고, 늘 있는 것은 32.23 − 24.66 = 7.57 GiB(거의 다 가중치)다.
 # 2. 카드에는 78.85 − 7.57 = 71.28 GiB가 남는다. DPO 2는 4,096 × 71.28 / 49.32 = 5,920토큰쯤부터, SFT 4는 4,096 × 71.28 / (38.35 − 7.57) = 9,485토큰쯤부터 넘친다. 답은 그 사이다.
 #
 # 한 토큰까지 좁혀 보면 **5,804토큰에서 9,207토큰까지**다. 어림보다 조금 일찍 넘치는 것은 카드에 들어가야 하는 것이 할당이 아니라 그보다 많은 예약이기 때문이다(3장).
@@ -537,7 +537,7 @@ dies.against(f"step {awake.last}" if awake.outcome.died else "never")
 #
 # 학습하는 동안 엔진을 재울 수도 있다. `vllm_enable_sleep_mode=True`면 TRL은 답을 만들고 나면 매번 재우고, 엔진은 그동안 가중치와 KV 캐시의 자리를 돌려준다.
 #
-# **연습 12-1.** 늘 있는 것 `held`(가중치와 옵티마이저 상태), 학습 스텝이 더 쓰는 것 `step`, 엔진의 자리 `engine`이 바이트로 주어진다. `sleeps`가 참이면 학습하는 동안 엔진을 재운다. 최대는 몇 바이트인가?
+# **연습 12-2.** 늘 있는 것 `held`(가중치와 옵티마이저 상태), 학습 스텝이 더 쓰는 것 `step`, 엔진의 자리 `engine`이 바이트로 주어진다. `sleeps`가 참이면 학습하는 동안 엔진을 재운다. 최대는 몇 바이트인가?
 
 
 # %%
@@ -545,7 +545,7 @@ def peak(held, step, engine, sleeps):
     return ...
 
 
-exercise("12-1").check(peak)
+exercise("12-2").check(peak)
 
 # %% [markdown] lang="ko"
 # > **주장 4.** "엔진을 재우면 학습과 부딪치지 않는다"
@@ -721,7 +721,8 @@ guesses()
 # | **DPO**: 손실에서 | 통째로 만든 로짓 | TRL 1.16, `max_length`(LLaMA-Factory는 `cutoff_len`), 배치 |
 # | **GRPO**: 롤아웃 | KV 캐시, 남아 있는 옵티마이저 상태 | `steps_per_generation=1`, `num_generations`, `max_completion_length`, LoRA |
 # | **GRPO**: 손실, 역전파, 갱신 | 짧은 답의 전체 미세 조정이면 네 벌 | LoRA, 8비트 옵티마이저(2.9절) |
-# | | 긴 답이나 LoRA면 순전파 상태 | `max_completion_length`, 배치를 줄이고 누적 |
+# | **GRPO**: 손실, 역전파 | 긴 답이나 LoRA면 순전파 상태 | `max_completion_length`, 배치를 줄이고 누적 |
+# | **엔진**이 시작하지 않는다 | 몫만큼 비어 있지 않거나, 몫에 가장 긴 글의 캐시가 들어가지 않는다 | 몫을 줄이거나, `vllm_max_model_length`를 적는다(12.7절) |
 # | **엔진**을 재우지 않음: 첫 갱신 뒤 | 쥐고 있는 엔진과 옵티마이저 상태 | 몫을 줄인다(12.7절). 모자라면 `vllm_enable_sleep_mode=True` |
 # | **엔진**을 재움: 둘째 롤아웃(`cumem_allocator`) | 깨어난 엔진과 옵티마이저 상태 | 몫을 줄인다, LoRA |
 # | **T4**: 어떤 스텝만 | 길이가 모두 같아 생긴 어텐션의 행렬 | 3.12절의 한 줄 |
@@ -784,7 +785,7 @@ compare({f"whole logits, {n:,}": partial(whole_dpo, 1, n, load=load) for n in (1
 # %% [markdown] lang="ko"
 # 1,024토큰은 11.23 GiB로 끝나고 2,048토큰은 죽는다. 할당된 13.44 GiB에 마지막 요청 1.00 GiB를 더해도 14.64 GiB보다 작으니, 여기서 죽은 것은 빈자리가 나뉘어 있어서다(단편화). 그러나 단편화를 없애도 뒤에서 넘친다. 그 1 GiB는 12.5절에서 본 어텐션의 행렬인데, 그것이 없어도 로짓 다섯 벌(1.96 GiB씩)과 4비트 모델(3.66 + 1.96 GiB)만으로 15.40 GiB다.
 #
-# ### 연습 12-2의 답을 그리면
+# ### 연습 12-1의 답을 그리면
 #
 # 순서를 바꾼 것, 정책의 로짓을 먼저 놓은 것, 거기에 `log_softmax`를 먼저 부르고 자른 것이다.
 

@@ -77,21 +77,6 @@ def _value(loss: Callable[[Any, torch.Tensor], torch.Tensor]) -> tuple[float, to
 EXERCISES = {
     "12-1": lambda: Exercise(
         "12-1",
-        _judge_peak,
-        lambda: [
-            tr(
-                ko="엔진이 잠들면 답을 만들 때와 학습할 때가 자리를 번갈아 쓴다: 더하지 않고 큰 쪽이다.",
-                en="With an engine that sleeps the phases take turns: the larger one, not the sum.",
-            ),
-            tr(
-                ko="held(가중치와 옵티마이저 상태)는 두 때에 모두 있다.",
-                en="held (weights and optimizer state) is there in both.",
-            ),
-        ],
-        "def peak(held, step, engine, sleeps):\n    return held + (max(step, engine) if sleeps else step + engine)",
-    ),
-    "12-2": lambda: Exercise(
-        "12-2",
         _judge_order,
         lambda: [
             tr(
@@ -107,6 +92,21 @@ EXERCISES = {
         "    with torch.no_grad(), model.disable_adapter():\n"
         "        reference = scores(model, ids)[1]\n"
         "    return (scores(model, ids)[1] - reference).sum()",
+    ),
+    "12-2": lambda: Exercise(
+        "12-2",
+        _judge_peak,
+        lambda: [
+            tr(
+                ko="엔진이 잠들면 답을 만들 때와 학습할 때가 자리를 번갈아 쓴다: 더하지 않고 큰 쪽이다.",
+                en="With an engine that sleeps the phases take turns: the larger one, not the sum.",
+            ),
+            tr(
+                ko="held(가중치와 옵티마이저 상태)는 두 때에 모두 있다.",
+                en="held (weights and optimizer state) is there in both.",
+            ),
+        ],
+        "def peak(held, step, engine, sleeps):\n    return held + (max(step, engine) if sleeps else step + engine)",
     ),
 }
 

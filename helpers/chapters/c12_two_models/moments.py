@@ -93,7 +93,7 @@ class Parts:
 
     @property
     def total(self) -> int:
-        """All bytes: the peak, which the outcome does not tell where the program itself resets the card's statistics."""
+        """All bytes: the peak, also where the program resets the statistics that the outcome reads."""
         return sum(self.held.values())
 
 
