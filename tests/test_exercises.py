@@ -247,7 +247,7 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("11-B", {"drop": "optimizer"}, "OOM"),
         ("11-B", {"batch_size": 1}, "map_location"),
         ("12-2", lambda held, step, engine, sleeps: held + step + engine, "배"),
-        ("12-1", trained.whole_loss, "아직 세 벌이 아니다"),
+        ("12-1", trained.whole_loss, "아직 세 칸이 아니다"),
         ("12-1", lambda model, ids: trained.scores(model, ids)[1].sum(), "손실이"),
         (
             "12-1",

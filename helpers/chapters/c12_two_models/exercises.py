@@ -59,8 +59,8 @@ def _judge_order(loss: Callable[[Any, torch.Tensor], torch.Tensor]) -> str:
     if found.outcome.died is None and found.outcome.gpu <= 1.01 * least:
         return right(most)
     return tr(
-        ko=f"손실과 그레이디언트는 같고 최대는 {most}다. 아직 세 벌이 아니다. 굵은 줄에 없어도 되는 칸이 있다.",
-        en=f"Loss and gradients are the same, the peak is {most}, which is not three copies yet: see the bold row.",
+        ko=f"손실과 그레이디언트는 같고 최대는 {most}다. 아직 세 칸이 아니다. 굵은 줄에 없어도 되는 칸이 있다.",
+        en=f"Loss and gradients are the same, the peak is {most}, which is not three boxes yet: see the bold row.",
     )
 
 
