@@ -8,6 +8,7 @@ import torch
 from helpers import case, exercise, predict_memory
 from helpers.chapters import CHAPTERS, of_chapter
 from helpers.chapters.c3_memory.losses import whole_loss
+from helpers.chapters.c12_two_models import trained
 
 
 def pytorchs_loss(hidden, head, labels):
@@ -27,7 +28,7 @@ def said(capsys) -> str:
 def test_the_solution_is_right(number, capsys):
     one = exercise(number)
     one.solution()
-    names = {"predict_memory": predict_memory}
+    names = {"predict_memory": predict_memory, "scores": trained.scores, "torch": torch}
     exec("import torch", names)
     exec(said(capsys), names)
     answer = names[re.findall(r"^(?:def )?(\w+)(?:\(| = )", one.answer, re.MULTILINE)[0]]
@@ -254,8 +255,14 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("11-B", {"model": "cpu", "ema": "cpu"}, "Killed"),
         ("11-B", {"model": "drop", "ema": "drop"}, "EMA"),
         ("11-B", {"batch_size": 1}, "map_location"),
-        ("12-1", lambda held, step, engine, sleeps: held + step + engine, "배"),
-        ("12-2", lambda pairs, length, vocabulary, each, reference: pairs * length * vocabulary * each, "0.5배"),
+        ("12-2", lambda held, step, engine, sleeps: held + step + engine, "배"),
+        ("12-1", trained.whole_loss, "아직 세 칸이 아니다"),
+        ("12-1", lambda model, ids: trained.scores(model, ids)[1].sum(), "손실이"),
+        (
+            "12-1",
+            lambda model, ids: 2 * trained.whole_loss(model, ids) - trained.whole_loss(model, ids).detach(),
+            "그레이디언트가 다르다",
+        ),
         ("12-A", 2048, "마지막 것이 신고와 다르다"),
         ("12-A", 5803, "DPO 2"),
         ("12-A", 9208, "SFT 4: OOM. 마지막"),

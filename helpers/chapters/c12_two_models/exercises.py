@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
+
+import torch
 
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.language import tr
 from virtual_gpu.units import GiB, boolean, human_bytes, positive_int
 
 from ...rows import LeftRows
-from ...self_check import Case, Exercise, compare, filled, right
+from ...self_check import Case, Exercise, compare, filled, right, show
 from ..c11_outside.tried import Outcome, attempt
 from .engine import share
+from .moments import moments_of
 from .phases import Steps, steps_of
-from .trained import train_grpo, train_whole
+from .pictures import draw_moments
+from .trained import reference_first, tiny_pairs, train_grpo, train_pairs, train_whole, whole_loss
 
 STEP = 0.05  # of the card: in such steps case 12-B looks for the engine's share
 GPU, LARGE = "T4", "A100-80GB"
@@ -35,18 +40,61 @@ def _judge_peak(function: Callable[[int, int, int, bool], int]) -> str:
     return right()
 
 
-def _judge_logits(function: Callable[[int, int, int, int, bool], int]) -> str:
-    for pairs, length, each, reference in ((1, 512, 4, False), (4, 1024, 4, True), (3, 300, 2, True)):
-        expected = 2 * pairs * length * 128_256 * each * (2 if reference else 1)
-        got = function(pairs, length, 128_256, each, reference)
-        if wrong := compare(got, expected, f"pairs={pairs}, length={length}, reference={reference}"):
-            return wrong
-    return right()
+def _judge_order(loss: Callable[[Any, torch.Tensor], torch.Tensor]) -> str:
+    mine, theirs = _value(loss), _value(whole_loss)
+    if abs(mine[0] - theirs[0]) > 1e-4 * max(1.0, abs(theirs[0])):
+        return tr(
+            ko=f"작은 모델에서 손실이 {mine[0]:.4f}다. whole_loss는 {theirs[0]:.4f}다.",
+            en=f"The loss of a small model is {mine[0]:.4f}; whole_loss gives {theirs[0]:.4f}.",
+        )
+    if not torch.allclose(mine[1], theirs[1], atol=1e-4):
+        return tr(
+            ko="손실은 같은데 그레이디언트가 다르다. 정책에는 그레이디언트가 있어야 하고, 기준 모델에는 없어야 한다.",
+            en="The loss is the same, its gradients are not: the policy has them, the reference has none.",
+        )
+    found = moments_of(partial(train_pairs, loss), GPU)
+    show(draw_moments({tr(ko="고친 것", en="yours"): found}))
+    least = attempt(partial(train_pairs, reference_first), GPU).gpu
+    most = human_bytes(found.outcome.gpu)
+    if found.outcome.died is None and found.outcome.gpu <= 1.01 * least:
+        return right(most)
+    return tr(
+        ko=f"손실과 그레이디언트는 같고 최대는 {most}다. 아직 세 칸이 아니다. 굵은 줄에 없어도 되는 칸이 있다.",
+        en=f"Loss and gradients are the same, the peak is {most}, which is not three boxes yet: see the bold row.",
+    )
+
+
+def _value(loss: Callable[[Any, torch.Tensor], torch.Tensor]) -> tuple[float, torch.Tensor]:
+    """A loss and the gradients of all adapters, on the small model."""
+    model, ids = tiny_pairs()
+    value = filled(loss(model, ids))
+    value.backward()
+    trained = [one for one in model.parameters() if one.requires_grad]
+    gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in trained]
+    return value.item(), torch.cat([one.flatten() for one in gradients])
 
 
 EXERCISES = {
     "12-1": lambda: Exercise(
         "12-1",
+        _judge_order,
+        lambda: [
+            tr(
+                ko="최대는 기준 모델의 log_softmax를 계산할 때다. 그때 정책의 칸은 몇 개이고, 다 있어야 하는가?",
+                en="The peak is the reference's log_softmax: how many of the policy's boxes are there? Need they be?",
+            ),
+            tr(
+                ko="정책과 기준 모델 가운데 한쪽은 로그 확률만 있으면 된다. 순서를 바꾸면 어느 쪽이 먼저인가?",
+                en="Of one of the two models only the log probabilities are needed: which one should go first?",
+            ),
+        ],
+        "def lean_loss(model, ids):\n"
+        "    with torch.no_grad(), model.disable_adapter():\n"
+        "        reference = scores(model, ids)[1]\n"
+        "    return (scores(model, ids)[1] - reference).sum()",
+    ),
+    "12-2": lambda: Exercise(
+        "12-2",
         _judge_peak,
         lambda: [
             tr(
@@ -59,20 +107,6 @@ EXERCISES = {
             ),
         ],
         "def peak(held, step, engine, sleeps):\n    return held + (max(step, engine) if sleeps else step + engine)",
-    ),
-    "12-2": lambda: Exercise(
-        "12-2",
-        _judge_logits,
-        lambda: [
-            tr(ko="쌍 하나는 문장 둘이다.", en="A pair is two sequences."),
-            tr(
-                ko="기준 모델도 같은 문장 모두의 로짓을 만든다.",
-                en="The reference model makes logits of all the same sequences.",
-            ),
-        ],
-        "def dpo_logits(pairs, length, vocabulary, each, reference):\n"
-        "    models = 2 if reference else 1\n"
-        "    return models * 2 * pairs * length * vocabulary * each",
     ),
 }
 

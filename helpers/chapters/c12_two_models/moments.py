@@ -1,4 +1,4 @@
-"""What lies on the card when: the large tensors of a step that makes all logits, and the parts of a peak."""
+"""What lies on the card when: the large tensors of a step that makes all logits, and the parts of peaks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from virtual_gpu.units import MiB, human_bytes
 from ...rows import LeftRows
 from ...watched import telling
 from ..c11_outside.tried import Outcome, attempt
+from .engine import __file__ as engine_file
 
 KINDS = ("rest", "logits", "log_softmax", "reference logits", "reference log_softmax", "copy", "gradients")
+ENGINE = "engine"
 _LARGE = 0.25  # of the largest tensor that the step makes
 _SOFTMAX = "_log_softmax"
 
@@ -81,19 +83,64 @@ def moments_of_each(programs: Mapping[str, Callable[[], Any]], gpu: str | GPUSpe
     return found
 
 
-def parts_at_peak(program: Callable[[], Any], gpu: str | GPUSpec = "T4") -> LeftRows:
-    """Run a program on a virtual card: what its highest peak is made of, parts of 1 MiB and more, and the peak."""
-    parts: Counter[str] = Counter()
+@dataclass(frozen=True)
+class Parts:
+    """What a program's highest peak is made of: category → bytes, the largest first; room: bytes of the card."""
 
-    def look(one: ProgramGPU) -> None:
-        parts.update(make_report(one, one.watch, program="", status="", seconds=0).at_peak)
+    held: dict[str, int]
+    outcome: Outcome
+    room: int
 
+    @property
+    def total(self) -> int:
+        """All bytes: the peak, also where the program resets the statistics that the outcome reads."""
+        return sum(self.held.values())
+
+
+def part_words(name: str) -> str:
+    """A part of a peak, for the reader."""
+    return tr(ko="엔진의 자리", en="the engine's share") if name == ENGINE else words.category(name)
+
+
+def parts_of_each(programs: Mapping[str, Callable[[], Any]], gpu: str | GPUSpec = "T4") -> dict[str, Parts]:
+    """Run programs on a virtual card, one after the other: the parts of each one's highest peak."""
+    found = {}
     with telling() as told:
-        told("1/1")
-        outcome = attempt(program, gpu, look=look)
-    rows = [[words.category(name), human_bytes(nbytes)] for name, nbytes in parts.most_common() if nbytes >= MiB]
-    rows.append([f"{tr(ko='모두', en='all')} · {outcome.result}", human_bytes(outcome.gpu)])
-    return LeftRows(["", tr(ko="최대일 때", en="at the peak")], rows)
+        for number, (name, program) in enumerate(programs.items(), 1):
+            told(f"{number}/{len(programs)}: {name}")
+            parts: Counter[str] = Counter()
+            outcome = attempt(program, gpu, look=lambda one, parts=parts: parts.update(_parts(one)))
+            found[name] = Parts(dict(parts.most_common()), outcome, card(gpu).capacity_bytes)
+    return found
+
+
+def parts_beside(found: Mapping[str, Parts]) -> LeftRows:
+    """A row for each part of 1 MiB and more, a column for each program, and their peaks."""
+    names = list(dict.fromkeys(name for one in found.values() for name in one.held))
+    rows = [
+        [part_words(name), *(human_bytes(one.held.get(name, 0)) for one in found.values())]
+        for name in names
+        if any(one.held.get(name, 0) >= MiB for one in found.values())
+    ]
+    rows.append([tr(ko="모두", en="all"), *(human_bytes(one.total) for one in found.values())])
+    return LeftRows(["", *found], rows)
+
+
+def _parts(gpu: ProgramGPU) -> Counter[str]:
+    parts = Counter(make_report(gpu, gpu.watch, program="", status="", seconds=0).at_peak)
+    # To the report the engine's block is a temporary tensor like any other.
+    watch = gpu.watch
+    live = peak = engine = at_peak = 0
+    for event in watch.events:
+        block = watch.blocks[abs(event)]
+        size = block.held if event > 0 else -block.held
+        live += size
+        engine += size if block.line[0] == engine_file else 0
+        if live > peak:
+            peak, at_peak = live, engine
+    parts["temporaries"] -= at_peak
+    parts[ENGINE] += at_peak
+    return +parts
 
 
 def _moments(gpu: ProgramGPU) -> list[Moment]:

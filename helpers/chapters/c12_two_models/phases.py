@@ -143,5 +143,10 @@ def compare_steps(programs: Mapping[str, Callable[[list[Phase]], Any] | Steps], 
     rows = []
     for name, one in found.items():
         peaks = one.peaks()
-        rows.append([name, *(human_bytes(peaks[phase]) if phase in peaks else "–" for phase in names), one.result])
+        rows.append([name, *(_whole(peaks[phase]) if phase in peaks else "–" for phase in names), one.result])
     return LeftRows(["", *map(words, names), tr(ko="결과", en="result")], rows)
+
+
+def _whole(nbytes: int) -> str:
+    """A size that no table breaks before its unit."""
+    return human_bytes(nbytes).replace(" ", "\N{NO-BREAK SPACE}")

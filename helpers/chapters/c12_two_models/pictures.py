@@ -1,20 +1,69 @@
-"""The moments of a step and the phases of GRPO as timelines, and the blocks of each phase as bars, against a card."""
+"""Parts of peaks and blocks of phases as bars, a step's moments and GRPO's phases as timelines, against a card."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from virtual_gpu.drawing.svg import BLUE, GREEN, GREY, GRID, INK, MUTED, ORANGE, PURPLE, RED, SKY, Drawing
+from virtual_gpu.drawing.svg import (
+    BLUE,
+    GREEN,
+    GREY,
+    GRID,
+    INK,
+    MUTED,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    Drawing,
+    text_width,
+)  # fmt: skip
 from virtual_gpu.language import tr
-from virtual_gpu.units import human_bytes
+from virtual_gpu.units import GiB, MiB, human_bytes
 
 from .floor import BLOCKS, block_words
-from .moments import KINDS, Moments, kind_words
+from .moments import ENGINE, KINDS, Moments, Parts, kind_words, part_words
 from .phases import NAMES, STEP, Steps, words
 
 _OF_PHASE = dict(zip(NAMES, (ORANGE, PURPLE, SKY, BLUE, GREEN), strict=True))
 _OF_BLOCK = dict(zip(BLOCKS, (BLUE, PURPLE, GREEN, RED, "#F0E442", ORANGE, SKY, GREY), strict=True))
+_SEEN = 64 * MiB  # what a bar shows of a part
+_OF_PART = {
+    "parameters": BLUE, "gradients": ORANGE, "optimizer": GREEN, "saved for backward": SKY, "temporaries": PURPLE,
+    ENGINE: GREY,
+}  # fmt: skip
 _OF_KIND = dict(zip(KINDS, (GREY, ORANGE, PURPLE, SKY, BLUE, "#F0E442", GREEN), strict=True))
+
+
+def draw_parts(found: Mapping[str, Parts]) -> Drawing:
+    """A bar a program, of what is there at its highest peak: the same parts in the same order, with their GiB."""
+    left, wide, row, top = 128, 400, 36, 54.0
+    order = [*_OF_PART, *(name for one in found.values() for name in one.held if name not in _OF_PART)]
+    held = {name: [(part, one.held.get(part, 0)) for part in dict.fromkeys(order)] for name, one in found.items()}
+    used = [part for part in _OF_PART if any(dict(parts)[part] >= _SEEN for parts in held.values())]
+    most = max([one.room for one in found.values()] + [one.total for one in found.values()])
+    said = "; ".join(
+        f"{name}: "
+        + ", ".join(f"{part_words(part)} {human_bytes(nbytes)}" for part, nbytes in parts if nbytes >= _SEEN)
+        for name, parts in held.items()
+    )
+    drawing = Drawing(620, 76 + row * len(found), said)
+    for i, part in enumerate(used):
+        x, y = 10 + 122 * (i % 5), 10 + 18 * (i // 5)
+        drawing.rect(x, y, 11, 11, _OF_PART[part])
+        drawing.text(x + 16, y + 10, part_words(part), 12)
+    for i, (name, parts) in enumerate(held.items()):
+        y = top + i * row
+        drawing.text(left - 8, y + 17, name, 12, "end")
+        bars = [(n / most * wide, _OF_PART.get(part, MUTED), f"{n / GiB:.2f}") for part, n in parts if n >= _SEEN]
+        drawing.bar(left, y, 26, bars)
+        drawing.text(612, y + 17, human_bytes(found[name].total), 12, "end", bold=True)
+    for room in {one.room for one in found.values()}:
+        edge = left + room / most * wide
+        drawing.line(edge, top - 6, edge, top + row * len(found) - 4, RED, stroke_width=2)
+        name = tr(ko="쓸 수 있는 메모리", en="room on the card")
+        drawing.text(edge, top + row * len(found) + 12, f"{name} {human_bytes(room)}", 12, "end", RED)
+    return drawing
 
 
 def draw_moments(found: Mapping[str, Moments]) -> Drawing:
@@ -99,7 +148,9 @@ def draw_blocks(phases: dict[str, dict[str, int]], room: int) -> Drawing:
         for block, size in blocks.items():
             drawing.rect(x, y, size * scale, 26, _OF_BLOCK[block])
             x += size * scale
-        drawing.text(max(x, left + room * scale) + 6, y + 18, human_bytes(totals[name]), 12, fill=INK)
+        said, edge = human_bytes(totals[name]), left + room * scale
+        clear = x + 6 + text_width(said, 12) < edge - 4  # beside its bar, or beyond the card's line
+        drawing.text(x + 6 if clear else max(x, edge) + 6, y + 18, said, 12, fill=INK)
     edge = left + room * scale
     drawing.line(edge, 42, edge, 54 + row * len(phases), RED, stroke_width=2)
     drawing.text(edge, 70 + row * len(phases), f"{card} {human_bytes(room)}", 12, "middle", MUTED)
