@@ -261,7 +261,8 @@ class Panel(widgets.VBox):
             self.status.value = status_line(stopped)
         except EXPECTED as error:
             self.clear()
-            self.status.value = error_line(*_in_parts(error))
+            said, *choices = _in_parts(error)
+            self.status.value = error_line(self._in_its_words(said), *choices)
         except Exception as error:  # a defect, whose traceback belongs into the notebook's log
             self.clear()
             self.status.value = error_line(f"{type(error).__name__}: {error}")
@@ -271,6 +272,13 @@ class Panel(widgets.VBox):
             self.remove_class("course-busy")
             listen(handler)
         self.ahead.took(time.perf_counter() - start)
+
+    def _in_its_words(self, text: str) -> str:
+        """An argument's name at the beginning of an error as the control's label says it."""
+        name, equals, rest = text.partition("=")
+        its = (one for key, one in self.controls.items() if equals and (name == key or name.startswith(f"{key}_")))
+        control = next(its, None)
+        return text if control is None else f"{control.description} {rest}"
 
     def _changed(self) -> None:
         answer = self.answered(self.values())

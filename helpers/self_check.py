@@ -88,6 +88,10 @@ class Exercise:
 
     def _other_form(self, answer: Any) -> str:
         got, form = _short(answer), _form(self.answer)
+        if isinstance(answer, _KINDS.get(type(_answer_of(self.answer)), ())):
+            return tr(
+                ko=f"{got}: 답의 꼴은 맞지만 쓸 수 없는 값이 있다.", en=f"{got}: the form is right, a value is not."
+            )
         return tr(
             ko=f"답의 꼴이 다르다. {form} 쓸 자리에 {got}이(가) 왔다.",
             en=f"Not an answer's form: {got}, where {form} is expected.",
@@ -200,6 +204,9 @@ def _has_form(answer: Any, solution: str) -> bool:
     if isinstance(node, ast.FunctionDef | ast.Lambda):
         return callable(answer)
     return isinstance(answer, dict) or not isinstance(node, ast.Dict)
+
+
+_KINDS = {ast.Dict: dict, ast.List: list, ast.Tuple: tuple, ast.Set: set}
 
 
 def _form(solution: str) -> str:

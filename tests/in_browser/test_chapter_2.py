@@ -71,7 +71,7 @@ def test_chapter_2s_panel_follows(open_notebook):
 
     # Silly values: one clear sentence, no picture; and back.
     for css, silly, back, said in (
-        ("block", "0", "64", "block_size=0"),
+        ("block", "0", "64", "블록 크기 0:"),
         ("block", "5000", "64", "4,096"),
         ("block", "many", "64", "정수가 아니다"),
         ("block", "", "64", "정수가 아니다"),

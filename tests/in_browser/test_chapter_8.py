@@ -34,7 +34,7 @@ def test_chapter_8s_panel_follows(open_notebook):
     shown("50,331,648", "(3.642%)")
 
     # Silly ranks: one clear sentence, no picture; and back.
-    for silly, words in (("0", "lora_rank=0"), ("-8", "lora_rank=-8"), ("팔", "1 이상의 정수"), ("9999", "2048을")):
+    for silly, words in (("0", "rank 0:"), ("-8", "rank -8:"), ("팔", "1 이상의 정수"), ("9999", "2048을")):
         write_rank(silly)
         shown(words)
         assert "<svg" not in notebook.html(".lora-picture")

@@ -57,9 +57,13 @@ def axis_end(report: MemoryReport) -> float:
 
 def difference(report: MemoryReport, other: MemoryReport) -> str:
     """By how much the peak differs from another report's, in words."""
-    more = (report.needed_bytes or report.peak_bytes) - (other.needed_bytes or other.peak_bytes)
-    text = f"{'+' if more > 0 else '−' if more < 0 else '±'}{human_bytes(abs(more))}"
+    text = _signed(report, other)
     return tr(ko=f"{other.title}보다 {text}", en=f"{text} against {other.title}")
+
+
+def _signed(report: MemoryReport, other: MemoryReport) -> str:
+    more = (report.needed_bytes or report.peak_bytes) - (other.needed_bytes or other.peak_bytes)
+    return f"{'+' if more > 0 else '−' if more < 0 else '±'}{human_bytes(abs(more))}"
 
 
 def draw_bars(reports: Sequence[MemoryReport], marked: int | None = None) -> svg.Drawing:
@@ -146,9 +150,12 @@ def _draw_bar(
     drawing.text(x, top - 10, label, size=12, anchor=anchor, fill=svg.RED)
     if against is not None:
         drawing.bar(left, top + 33, 7, [(n * scale, COLORS[c], "") for c, n in against.at_peak.items()])
-        text = difference(report, against)
-        place = 20 if limit - 30 > 20 + svg.text_width(text, 12) + svg.text_width(label, 12) * room else 740
-        drawing.text(place, top - 10, text, size=svg.fit_size(text, 480, 12), anchor="start" if place == 20 else "end",
+        text, wide = difference(report, against), svg.text_width(label, 12)
+        on_left, on_right = limit - 4 - wide * room - 30, 740 - (limit + 4 + wide * (not room)) - 10
+        place, free = (20, on_left) if on_left > min(svg.text_width(text, 12), on_right) else (740, on_right)
+        if svg.fit_size(text, free, 12) < 9:  # no room to say against what: the number alone
+            text = _signed(report, against)
+        drawing.text(place, top - 10, text, size=svg.fit_size(text, free, 12), anchor="start" if place == 20 else "end",
                      fill=svg.MUTED, halo=True)  # fmt: skip
     for i, (category, nbytes) in enumerate(at_peak.items()):
         column, row = i % 3, i // 3

@@ -52,10 +52,10 @@ def _judge_bits(function: Callable[[int, int, bool], float]) -> str:
             if isinstance(got, bool) or not isinstance(got, (int, float)):
                 return tr(ko=f"숫자가 아니라 {got!r}이 나왔다.", en=f"got {got!r}, not a number.")
             if abs(got - expected) > 1e-3:
-                setting = f"bits={bits}, block_size={block}, double={double}"
+                setting, more = f"bits={bits}, block_size={block}, double={double}", got > expected
                 return tr(
-                    ko=f"{setting}: 정답은 {expected:.3f}비트인데 {got:.3f}이 나왔다({got - expected:+.3f}).",
-                    en=f"{setting}: {got:.3f}, the right one is {expected:.3f} bits ({got - expected:+.3f}).",
+                    ko=f"{setting}: {got:.3f}비트가 나왔다. 정답보다 {'많다' if more else '적다'}.",
+                    en=f"{setting}: {got:.3f} bits, too {'many' if more else 'few'}.",
                 )
     return right()
 

@@ -220,8 +220,8 @@ def _judge_max_length(max_length: int) -> str:
         )
     if goes_through(max_length + 32):
         return tr(
-            ko=f"{max_length}이면 끝까지 간다. {max_length + 32}이어도 간다. 덜 자를 수 있다.",
-            en=f"{max_length} goes through, and so does {max_length + 32}: cut less.",
+            ko=f"{max_length}이면 끝까지 간다. 그런데 덜 잘라도 간다.",
+            en=f"{max_length} goes through, but it could be cut less.",
         )
     return right(
         tr(
