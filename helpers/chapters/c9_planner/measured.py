@@ -71,7 +71,6 @@ def how_short(margin: float = 0.05) -> LeftRows:
         tr(ko="측정한 수", en="rows"),
         tr(ko="오차의 평균 (부호 없이)", en="mean error, unsigned"),
         tr(ko="가장 모자란 것 (잰 크기)", en="shortest (measured)"),
-        tr(ko="가장 넉넉한 것", en="most over"),
         tr(ko=f"여유 {margin:.0%}로도 모자란 것", en=f"short even with a margin of {margin:.0%}"),
     ]
     return LeftRows(heads, [[name, *_how_short(found, margin)] for name, found in groups.items()])
@@ -105,14 +104,13 @@ def played_t4() -> Rows:
 
 
 def _how_short(found: list[Found], margin: float) -> list[str]:
-    (low, lowest, nbytes), (high, *_) = min(found), max(found)
+    low, lowest, nbytes = min(found)
     short = Counter(name for off, name, _ in found if (1 + margin) * (1 + off) < 1)
     named = ", ".join(name if times == 1 else f"{name} × {times}" for name, times in short.most_common())
     return [
         str(len(found)),
         f"{mean(abs(off) for off, *_ in found):.2%}",
         f"{low:+.2%}".replace("-", "−") + f" {lowest} ({human_bytes(nbytes)})",
-        f"{high:+.2%}",
         f"{short.total()}" + (f": {named}" if named else ""),
     ]
 
