@@ -396,7 +396,7 @@ print(status)
 # - H100에서 잰 우리 설정 46가지에서, 들어가는지를 가르는 **예약**은 많아야 3.68% 모자랐다.
 # - 그래서 **합성곱이 없는 트랜스포머라면 여유 5%로 찾는다**(`margin=0.05`). 보증이 아니라 출발점이다. 남들이 **최대**를 잰 81개 가운데 둘은 5%로도 모자랐고, 둘은 겨우 덮였다.
 # - **합성곱이 있으면 5%로 덮이지 않는다.** 예측이 잰 예약보다 90% 모자란 것도 있다.
-# - **T4에서는 재지 못했다.** 우리 설정도 43가지는 한도 없이 쟀다. LoRA는 8가지(가장 모자란 것이 여기 있다), QLoRA는 3가지이고, 9.1절처럼 혼합 정밀도로 학습한 것은 없다.
+# - **T4에서는 재지 못했다.** 우리 설정도 43가지는 한도 없이 쟀다. LoRA 8가지(가장 모자란 것이 여기 있다)와 QLoRA 3가지 가운데 9.1절처럼 혼합 정밀도로 학습한 것은 없다.
 #
 # 증거는 두 가지다. 하나는 우리가 H100 한 장에서 잰 것이다. 다른 하나는 남들이 자기 GPU에서 재어 공개한 589개로, 같은 일을 하는 프로그램을 가상 GPU에서 실행해 나란히 놓았다.
 #
@@ -556,10 +556,12 @@ guesses()
 # **연습 9-4.** Llama-3.1-8B를 길이 1024, 배치 8로 **LoRA만** 써서 학습하려 한다. LoRA가 들어가는 GPU 가운데 메모리가 가장 작은 것은 무엇인가? (메모리가 2% 안에서 같으면 어느 것을 적어도 된다.) 아래에서 아는 GPU의 이름과 카드의 한도(GiB)를 보고 `"T4"`처럼 이름으로 답한다.
 
 # %%
+from textwrap import fill
+
 from virtual_gpu.cards import CATALOG
 
 cards = sorted(CATALOG.values(), key=lambda card: card.capacity_bytes)
-print(*(f"{card.name} {card.capacity_bytes / 2**30:.1f}" for card in cards), sep=" · ")
+print(fill(" · ".join(f"{card.name} {card.capacity_bytes / 2**30:.1f}" for card in cards), 96))
 
 # %% [markdown] lang="ko"
 # 답을 적는다.
