@@ -92,6 +92,7 @@ def test_the_picture_names_the_worst_and_is_the_same_again():
     rows = [judged(), judged(id="worst of all", predicted=2000), judged(id="c", grade="near", predicted=999)]
     text = draw(rows).svg()
     assert text == draw(rows).svg() and "worst of all" in text and text.count("<circle") == 3 + 2
+    assert text.count("stroke-dasharray") == 1  # what a margin covers
     assert [round(place(e), 3) for e in (0, 1e-4, -1e-4, 1, -3)] == [0, 0.111, -0.111, 1, -1]
 
 
@@ -179,14 +180,26 @@ def test_a_range_errs_from_its_nearest_end():
 
 
 def test_what_a_margin_does_not_cover():
-    peak, reserved, programs, whole, tensors, single = how_short()
-    assert sum(int(row[1]) for row in (whole, tensors, single)) == len(measured.published())
-    assert (whole[-1], tensors[-1], single[-1]) == ("2: xMem × 2", "0", "17: Liger-Kernel × 17")
+    peak, reserved, programs, highest, moment, tensors, single = how_short()
+    assert sum(int(row[1]) for row in (highest, moment, tensors, single)) == len(measured.published())
+    assert (highest[1], highest[-1], moment[1], moment[-1]) == ("81", "2: xMem × 2", "76", "0")  # as the text has it
+    assert (tensors[-1], single[-1]) == ("0", "17: Liger-Kernel × 17")
     assert (peak[1], peak[2], peak[-1]) == ("46", "0.03%", "0") and reserved[-1] == "0"
-    assert peak[3].startswith("-0.07%") and reserved[3].startswith("-3.68%")  # as the text has it
+    assert peak[3].startswith("−0.07%") and reserved[3].startswith("−3.68%")  # as the text has it
     assert programs[-1].startswith("3: ") and "dcgan" in programs[3]
-    assert [row[-1] for row in how_short(margin=20.0)] == ["0"] * 6
+    assert [row[-1] for row in how_short(margin=20.0)] == ["0"] * 7
     assert int(how_short(margin=0.0)[0][-1].partition(":")[0]) > 0
+
+
+def test_a_peak_of_what_is_reserved_is_no_average_of_it():
+    metrics = (
+        "max_memory_reserved over the run",
+        "NVML peak used",
+        "memory_reserved average at step end",
+        "peak_allocated",
+    )
+    assert [measured.kind("a/b", metric) for metric in metrics] == ["highest", "highest", "moment", "tensors"]
+    assert measured.kind("linkedin/Liger-Kernel", "max_memory_allocated") == "single"
 
 
 def test_the_played_t4_is_what_the_record_says():

@@ -26,6 +26,25 @@ def published(path: Path = JUDGED) -> list[dict[str, Any]]:
     return [row for row in judged["rows"] if row["counts"] and row["outcome"] == "run" and row["measured"]]
 
 
+def kinds() -> dict[str, str]:
+    """What others measured, the nearest to "does it fit?" first: `kind` → how it is called."""
+    return {
+        "highest": tr(ko="예약이나 카드 전체의 최대", en="peak of what is reserved, or of the card"),
+        "moment": tr(ko="예약의 평균이나 한때", en="reserved on average, or at a moment"),
+        "tensors": tr(ko="텐서", en="tensors"),
+        "single": tr(ko="연산이나 손실 하나의 텐서", en="tensors of one operation or loss"),
+    }
+
+
+def kind(source: str, metric: str) -> str:
+    """Which of `kinds` a published measurement is."""
+    if source.rpartition("/")[2] == SINGLE:
+        return "single"
+    if not any(word in metric for word in ("reserved", "NVML")):
+        return "tensors"
+    return "highest" if any(word in metric for word in ("max", "peak")) else "moment"
+
+
 def how_short(margin: float = 0.05) -> LeftRows:
     """Everything that was measured, a row for each kind: how far off, and what a margin of so much does not cover."""
     ours = [row for row in json.loads(OURS.read_text(encoding="utf-8"))["rows"] if row["status"] == "ok"]
@@ -41,20 +60,17 @@ def how_short(margin: float = 0.05) -> LeftRows:
             if row["status"] == "fits" and "reserved" in row["measured"]
         ],
     }
-    whole = tr(ko="남들이 공개한 것: 예약이나 카드 전체", en="published by others: reserved, or the card")
-    single = tr(ko="남들이 공개한 것: 텐서 (연산이나 손실 하나)", en="published by others: one operation or loss")
-    tensors = tr(ko="남들이 공개한 것: 텐서", en="published by others: tensors")
-    groups |= {whole: [], tensors: [], single: []}
-    for row in published():  # what is reserved, or the whole card (NVML), is what decides whether a training fits
-        name = row["source"].rpartition("/")[2]
-        kind = whole if any(word in row["metric"] for word in ("reserved", "NVML")) else tensors
-        groups[single if name == SINGLE else kind].append((error(row), name, row["measured"]))
+    published_by = tr(ko="남들이 공개한 것", en="published by others")
+    labels = {name: f"{published_by}: {label}" for name, label in kinds().items()}
+    groups |= {label: [] for label in labels.values()}
+    for row in published():
+        found = (error(row), row["source"].rpartition("/")[2], row["measured"])
+        groups[labels[kind(row["source"], row["metric"])]].append(found)
     heads = [
         "",
         tr(ko="측정한 수", en="rows"),
         tr(ko="오차의 평균 (부호 없이)", en="mean error, unsigned"),
         tr(ko="가장 모자란 것 (잰 크기)", en="shortest (measured)"),
-        tr(ko="가장 넉넉한 것", en="most over"),
         tr(ko=f"여유 {margin:.0%}로도 모자란 것", en=f"short even with a margin of {margin:.0%}"),
     ]
     return LeftRows(heads, [[name, *_how_short(found, margin)] for name, found in groups.items()])
@@ -88,14 +104,13 @@ def played_t4() -> Rows:
 
 
 def _how_short(found: list[Found], margin: float) -> list[str]:
-    (low, lowest, nbytes), (high, *_) = min(found), max(found)
+    low, lowest, nbytes = min(found)
     short = Counter(name for off, name, _ in found if (1 + margin) * (1 + off) < 1)
     named = ", ".join(name if times == 1 else f"{name} × {times}" for name, times in short.most_common())
     return [
         str(len(found)),
         f"{mean(abs(off) for off, *_ in found):.2%}",
-        f"{low:+.2%} {lowest} ({human_bytes(nbytes)})",
-        f"{high:+.2%}",
+        f"{low:+.2%}".replace("-", "−") + f" {lowest} ({human_bytes(nbytes)})",
         f"{short.total()}" + (f": {named}" if named else ""),
     ]
 
