@@ -548,7 +548,7 @@ path = folder / "checkpoint.pt"
 compare({"train and save": saved(path)}, writes=True)[0][-1]
 
 # %% [markdown] lang="ko"
-# 이제 이어서 학습한다. 아래 `resume`은 고치기 전의 nanoGPT와 같은 순서다([nanoGPT #236](https://github.com/karpathy/nanoGPT/pull/236)이 2023년 4월에 한 줄로 고쳤다). `scratch`는 파일을 읽지 않고 처음부터 학습한 것이다. GPU가 처음부터와 같아지는 줄은 어느 것이고, RAM은 어느 것이 가장 적은가?
+# 이제 이어서 학습한다. 아래 `resume`은 고치기 전의 nanoGPT와 같은 순서다([nanoGPT #236](https://github.com/karpathy/nanoGPT/pull/236)이 2023년 4월에 한 줄로 고쳤다). `scratch`는 파일을 읽지 않고 처음부터 학습한 것이다. GPU가 `scratch`만큼으로 돌아오는 줄은 어느 것이고, RAM은 어느 것이 가장 적은가?
 
 
 # %%
@@ -710,12 +710,16 @@ compare(
 # 절마다 찾은 한 줄을 처음의 작업에 모두 넣는다. 학습의 코드는 그대로다. 가장 좋은 모델은 GPU에 복사하지 않고 그때그때 파일로 저장한다.
 #
 # ```diff
-# + with torch.device("cuda"):                                    # 불러오기: GPU로 바로
-# +     model = GPT2LMHeadModel(config)
-# + Trainer(..., preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1))
+# - model = GPT2LMHeadModel(config).cuda()
+# + with torch.device("cuda"): model = GPT2LMHeadModel(config)
+# - Trainer(model, arguments, compute_metrics=..., eval_dataset=...).evaluate()
+# + Trainer(..., preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)).evaluate()
+# - model.generate(tokens, max_new_tokens=2)
 # + model.generate(tokens, max_new_tokens=2, prefill_chunk_size=128)
 # - best = copy.deepcopy(model.state_dict())
+# - model.load_state_dict(best), model.save_pretrained(folder)
 # + model.save_pretrained(folder, max_shard_size="50MB")
+# - checkpoint = torch.load("checkpoint.pt")
 # + checkpoint = torch.load("checkpoint.pt", map_location="cpu", mmap=True)
 # ```
 #
