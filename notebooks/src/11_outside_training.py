@@ -13,23 +13,25 @@
 # %% [markdown] lang="ko"
 # # 11장. 학습 스텝 밖의 OOM: 평가·생성·저장·불러오기
 #
-# 학습 스텝은 카드에 들어간다. 그런데 작업 하나에는 불러오기, 평가, 생성, 저장, 재개도 있다. **아무도 학습하지 않을 때 GPU와 RAM에는 무엇이 살아 있는가?** 이것이 이 장의 물음이다.
+# 학습 스텝은 카드에 들어간다. 그런데 작업 하나에는 불러오기, 평가, 생성, 저장, 재개도 있다. **학습하고 있지 않을 때 GPU와 RAM에는 무엇이 살아 있는가?** 이것이 이 장의 물음이다.
 #
 # 먼저 작업 하나를 처음부터 끝까지 실행해 본다. 그다음 절마다 한 단계씩 들여다보고, 고치는 한 줄을 찾는다. 끝에서 그 줄들을 모두 넣어 같은 작업을 다시 실행한다.
 #
-# 이 장의 수는 모두 가상 GPU에서 **센** 것이다. RAM은 텐서만 센다. 스텝 안의 OOM은 [10장](10_oom_clinic.ipynb)에 있다.
+# 이 장의 표는 모두 가상 GPU에서 **센** 것이다. RAM은 텐서만 센다. 스텝 안의 OOM은 [10장](10_oom_clinic.ipynb)에 있다.
 #
 # <details><summary>지금 OOM이 났다면: 어느 절의 어느 줄인가</summary>
 #
 # | traceback에 있는 함수, 또는 증상 | 절 | 먼저 해 볼 것 |
 # |---|---|---|
-# | `torch_pad_and_concatenate`, `nested_concat` | 11.1 | `preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)` |
-# | 평가의 첫 배치에서 `ForCausalLMLoss`, `fixed_cross_entropy` | 11.2 | `per_device_eval_batch_size`를 줄인다 |
+# | `torch_pad_and_concatenate`, `nested_concat`, 또는 평가의 **몇 배치 뒤의** `fixed_cross_entropy` | 11.1 | `preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)` |
+# | 평가의 **첫** 배치에서 `ForCausalLMLoss`, `fixed_cross_entropy` | 11.2 | `per_device_eval_batch_size`를 줄인다 |
+# | 내 평가 루프에서 배치마다 는다 | 11.2 | `with torch.no_grad():` |
 # | 프롬프트를 읽다가 `sdpa_attention_forward` | 11.3 | `generate(..., prefill_chunk_size=512)` |
+# | 답이 길어질수록 는다 | 11.4 | `generate(..., cache_implementation="offloaded")` |
 # | 저장하다가 | 11.6 | `max_shard_size="2GB"`. GPU가 여럿이면 11.11의 `SHARDED_STATE_DICT` |
-# | 오프로드를 켰는데 GPU가 줄지 않는다 | 11.9 | 최대를 정하는 것이 무엇인지부터 본다 |
-# | 체크포인트에서 이어서 하다가 | 11.7 | `torch.load(path, map_location="cpu", mmap=True)` |
+# | 저장한 것에서 이어서 하다가 | 11.7 | `torch.load(path, map_location="cpu", mmap=True)` |
 # | `from_pretrained` | 11.8 | `dtype="float16", device_map="cuda"` |
+# | 오프로드를 켰는데 GPU가 줄지 않는다 | 11.9 | 최대를 정하는 것이 무엇인지부터 본다 |
 # | 파이썬 오류 없이 끊기거나 `Killed` | 사건 11-A, 11.8, 11.9 | GPU가 아니라 RAM이다. RAM으로 옮긴 것부터 센다 |
 #
 # </details>
@@ -52,7 +54,20 @@ folder = Path(mkdtemp())
 load = AutoModelForCausalLM.from_pretrained
 
 # %% [markdown] lang="ko"
-# 작은 GPT-2(파라미터 5천2백만 개)를 흔히 쓰는 코드로 불러와 두 스텝 학습하고, `Trainer`로 평가하고, 생성하고, 저장하고, 이튿날 체크포인트에서 이어서 학습한다(코드는 `helpers/chapters/c11_outside/job.py`). 학습이 아닌 다섯 단계 가운데 GPU의 최대가 학습을 **넘는** 것은 몇일까?
+# 작은 GPT-2(파라미터 5천2백만 개, 52M)로 작업 하나를 처음부터 끝까지 실행한다. 흔히 쓰는 코드다. 뼈대만 적으면 아래와 같고, 전부는 `helpers/chapters/c11_outside/job.py`에 있다.
+#
+# ```python
+# model = GPT2LMHeadModel(config).cuda()                                      # 불러오기
+# loss.backward(), optimizer.step(), optimizer.zero_grad()                    # 학습, 두 스텝
+# Trainer(model, arguments, compute_metrics=..., eval_dataset=...).evaluate() # 평가
+# model.generate(tokens, max_new_tokens=2)                                    # 생성
+# best = copy.deepcopy(model.state_dict())                                    # 저장: 가장 좋은 것을
+# model.load_state_dict(best), model.save_pretrained(folder)                  #       기억했다가 쓴다
+# checkpoint = torch.load("checkpoint.pt")                                    # 재개: 이튿날 읽어서
+# model.load_state_dict(checkpoint["model"]), optimizer.load_state_dict(...)  #       이어서 학습한다
+# ```
+#
+# 학습이 아닌 다섯 단계 가운데 GPU의 최대가 학습을 **넘는** 것은 몇일까?
 
 # %%
 above_training = guess("11", None, ("0", "1", "2", "3", "4", "5"))
@@ -104,12 +119,16 @@ dies_at
 from transformers import Trainer, TrainingArguments
 
 
-def evaluate(samples=48, metric=lambda found: {}, preprocess=None, dtype="float16", **options):
+def evaluate(
+    samples=48, metric=lambda found: {}, preprocess=None, dtype="float16", states=0, **options
+):  # fmt: skip
     arguments = TrainingArguments(
         folder, per_device_eval_batch_size=8, report_to="none", disable_tqdm=True, **options
     )  # fmt: skip
+    model = load("Qwen/Qwen2.5-0.5B", dtype=dtype).cuda()
+    states = [torch.zeros_like(p) for p in model.parameters() for _ in range(states)]  # AdamW has 2
     trainer = Trainer(
-        load("Qwen/Qwen2.5-0.5B", dtype=dtype), arguments, compute_metrics=metric,
+        model, arguments, compute_metrics=metric,
         eval_dataset=[{"input_ids": [1] * 512, "labels": [1] * 512}] * samples,
         preprocess_logits_for_metrics=preprocess,
     )  # fmt: skip
@@ -141,15 +160,21 @@ draw_gathering(seen, "T4")
 dies_at.against("6")
 
 # %% [markdown] lang="ko"
-# 에폭 뒤의 평가라면 옵티마이저 상태까지 있어 더 일찍 죽는다.
+# 이제 샘플 40개를 기본 설정에서(단편화도 있다) 평가한다. `as it is`는 그대로이고, `with AdamW`는 에폭 뒤의 평가처럼 옵티마이저 상태까지 있을 때다. 나머지 다섯이 고치는 길이다.
 #
-# 이제 샘플 40개로 고친다. `preprocess`는 모으기 전에 토큰마다 수 하나(argmax)로 줄이고, `list`는 이어 붙이지 않고 목록에 모은다. `to RAM`은 배치마다 CPU로 옮긴다. `batch by batch`는 모으지 않고 배치마다 지표를 부른다. 지표를 지키면서 GPU와 RAM이 모두 가장 적은 두 줄은 어느 것인가?
+# - `no metric`: `compute_metrics`를 주지 않는다.
+# - `preprocess`: 모으기 전에 토큰마다 수 하나(argmax)로 줄인다.
+# - `list`: 이어 붙이지 않고 목록에 모은다. `to RAM`: 그것을 배치마다 CPU로 옮긴다.
+# - `batch by batch`: 모으지 않고 배치마다 지표를 부른다.
+#
+# 지표를 지키면서 GPU와 RAM이 모두 가장 적은 두 줄은 어느 것인가?
 
 # %%
 argmax = {"preprocess": lambda logits, labels: logits.argmax(-1)}
 cures = {
+    "as it is": {},
+    "with AdamW": {"states": 2},
     "no metric": {"metric": None},
-    "loss only": {"prediction_loss_only": True},
     "preprocess": argmax,
     "list": {"eval_do_concat_batches": False},
     "to RAM": {"eval_do_concat_batches": False, "eval_accumulation_steps": 1},
@@ -158,7 +183,8 @@ cures = {
 compare({name: partial(evaluate, 40, **options) for name, options in cures.items()})
 
 # %% [markdown] lang="ko"
-# - `prediction_loss_only=True`면 손실만 남는다. 펄플렉시티는 이것으로 충분하다. `math.exp(metrics["eval_loss"])`다.
+# - 위에서는 끝까지 간 40개가 단편화 때문에 죽었다. `with AdamW`는 이어 붙일 때가 아니라 다음 배치의 **순전파**에서 죽었다. traceback에는 `fixed_cross_entropy`가 있지만, 자리를 채운 것은 역시 모은 로짓이다.
+# - `compute_metrics`를 주지 않거나 `prediction_loss_only=True`면 손실만 남는다. 펄플렉시티는 이것으로 충분하다. `math.exp(metrics["eval_loss"])`다(배치마다 레이블 수가 다르면 평균의 평균이라 조금 어긋난다).
 # - **`preprocess_logits_for_metrics`가 가장 낫다.** 지표를 지키면서 어휘 전체의 점수를 모으지 않는다. 출력이 여럿인 모델이면 `logits`가 튜플이므로 `logits[0]`을 쓴다.
 # - `batch_eval_metrics=True`는 배치마다 `compute_metrics`를 부른다. 받는 것은 **GPU의 텐서**다. 개수를 `.item()`으로 더해 두고, `compute_result=True`로 불린 마지막에 나눈다.
 # - `list`는 두 벌을 한 벌로 줄일 뿐이다. 샘플이 늘면 다시 죽는다.
@@ -207,7 +233,7 @@ exercise("11-1").check(gathered)
 #
 # 이 모델을 선생으로 삼아 작은 모델을 가르치려고(증류, distillation) 토큰마다 **가장 높은 점수 k개**를 그 번호와 함께 남기려 한다(`logits.topk(k, -1)`. 번호는 int64다). k는 2의 거듭제곱으로, 될수록 크게 잡는다.
 #
-# `run`이 받는 것은 `accumulate`(`eval_accumulation_steps`)와 `keep`("logits", "nothing", 또는 k)이다. k가 가장 큰 설정을 사전으로 답하라. 먼저 계산하면 다섯 번으로 넉넉하다.
+# `run`이 받는 것은 `accumulate`(`eval_accumulation_steps`)와 `keep`("logits", "nothing", 또는 k)이다. k가 가장 큰 설정을 사전으로 답하라. 먼저 계산하면, 아래의 한 번을 빼고 남은 네 번으로 넉넉하다.
 
 # %%
 case("11-A").run(accumulate=1)
@@ -290,14 +316,16 @@ from helpers.chapters.c11_outside.cache import cache_bytes, kv_bytes
 from virtual_gpu.models.configs import load_config
 
 
-def generate(name, batch=4, prompt=256, new=2, look=cache_bytes, **options):
+def generate(name, batch=4, prompt=256, new=2, padded=0, **options):
     model = load(name, dtype="float16", device_map="cuda")
     tokens = torch.ones(batch, prompt, dtype=torch.int64).cuda()
+    mask = torch.ones_like(tokens)
+    mask[0, :padded] = 0
     settings = {
         "max_new_tokens": new, "do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True,
     }  # fmt: skip
-    out = model.generate(tokens, attention_mask=torch.ones_like(tokens), **settings | options)
-    return look(out.past_key_values)
+    out = model.generate(tokens, attention_mask=mask, **settings | options)
+    return cache_bytes(out.past_key_values)
 
 
 print(f"{'model':27} {'KV/Q':>5} {'one token':>10} {'formula':>11} {'counted':>11}")
@@ -351,7 +379,7 @@ long_prompts = guess("11.3", None, ("T4", "A100", "both"))
 long_prompts
 
 # %% [markdown] lang="ko"
-# `as it is`는 그대로 실행한 것이고, `no grouped heads`는 3.12절의 한 줄을 먼저 실행한 것이다. `chunks`는 프롬프트를 512토큰씩 나누어 읽는다(`prefill_chunk_size`).
+# `as it is`는 그대로 실행한 것이고, `padded`는 프롬프트 하나가 짧아 패딩한 것이다. `no grouped heads`는 3.12절의 한 줄을 먼저 실행한 것이다. `chunks`는 프롬프트를 512토큰씩 나누어 읽는다(`prefill_chunk_size`).
 
 # %%
 from unittest.mock import patch
@@ -368,6 +396,7 @@ def without_grouped_heads():
 long = partial(generate, "meta-llama/Llama-3.2-1B", 8, 4096)
 rows = {
     "as it is": long,
+    "padded": partial(long, padded=10),
     "no grouped heads": without_grouped_heads,
     "chunks": partial(long, prefill_chunk_size=512),
 }
@@ -380,9 +409,10 @@ compare(rows, returned="cache")
 compare({"as it is": long}, "A100-80GB", returned="cache")
 
 # %% [markdown] lang="ko"
-# 토큰을 만들기도 전에, **프롬프트를 읽다가**(prefill) 죽었다. 요청한 16 GiB는 8 × 32 × 4,096 × 4,096 × 4바이트, 길이의 제곱인 점수 행렬이다. 모델은 fp16이지만 `math` 커널은 점수를 fp32로 계산한다. A100은 이 행렬을 만들지 않는다.
+# 토큰을 만들기도 전에, **프롬프트를 읽다가**(prefill) 죽었다. 요청한 16 GiB는 8 × 32 × 4,096 × 4,096 × 4바이트, 길이의 제곱인 점수 행렬이다. T4의 융합 어텐션 커널은 그룹 쿼리를 받지 않아(3.12절) `math` 커널이 점수를 fp32로 모두 만들었다. A100은 이 행렬을 만들지 않는다. 고치는 길은 둘이다.
 #
-# T4의 융합 어텐션 커널은 그룹 쿼리를 받지 않는다(3.12절). 키와 값을 쿼리 헤드의 수로 복사해 넘기는 한 줄이면 점수 행렬이 사라지고, 최대가 A100과 같은 5.32 GiB가 된다. 나누어 읽으면 점수 행렬이 조각의 것만큼으로 작아진다.
+# - `no grouped heads`: 키와 값을 쿼리 헤드의 수로 복사해 넘기면 T4도 융합 커널을 쓴다. 최대가 A100과 같다. 마스크가 있으면 transformers가 저절로 이렇게 하므로 `padded`는 죽지 않았다. 이 함정은 **패딩이 없는** 배치에 있다.
+# - `chunks`: 마스크가 없는 것은 첫 조각뿐이다. 그 점수 행렬은 8 × 32 × 512 × 512 × 4바이트, 256 MiB다. 다른 임시 텐서도 조각의 것으로 줄어 A100의 5.32 GiB보다도 적다. 라이브러리를 고치지 않고 인자 하나면 되니 이쪽이 낫다.
 
 # %%
 long_prompts.against("A100")
@@ -392,7 +422,7 @@ long_prompts.against("A100")
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **틀리다.** 둘의 합은 3.30 GiB인데 A100에서도 5.32 GiB였다. 프롬프트를 읽는 동안 순전파의 임시 텐서가 있고, 길면 그것이 캐시보다 크다.
+# **조건부로 맞다.** 프롬프트가 짧고 답이 길 때만 거의 맞다. 둘의 합은 3.30 GiB인데 A100에서도 5.32 GiB였다. 프롬프트를 읽는 동안의 임시 텐서가 캐시의 두 배다. 둘 다 토큰 수에 비례하므로, 그 비는 길이가 아니라 모델이 정한다. 11.4절의 8B에서는 캐시보다 조금 적다.
 #
 # </details>
 #
@@ -400,26 +430,30 @@ long_prompts.against("A100")
 #
 # ## 11.4 캐시의 종류
 #
-# transformers의 기본값은 **동적 캐시**(dynamic)다. 토큰마다 `torch.cat`으로 한 줄을 붙이므로 층 하나의 키나 값이 잠깐 두 벌이 된다(11.11절에서 센다). **정적 캐시**(static)는 최대 길이만큼 미리 잡아 두고 그 자리에 쓴다. **오프로드 캐시**는 지금 계산하는 층의 것만 GPU에 둔다.
+# transformers의 기본값은 **동적 캐시**(dynamic)다. 토큰마다 `torch.cat`으로 한 줄을 붙이므로 층 하나의 키나 값이 잠깐 두 벌이 된다(11.11절에서 센다). **정적 캐시**(static)는 최대 길이만큼 미리 잡아 두고 그 자리에 쓴다. **오프로드 캐시**는 지금 계산하는 층과 그다음 층의 것만 GPU에 두고 나머지는 RAM의 **고정 메모리**(pinned memory)에 둔다. 운영 체제가 내보내지 못하는 RAM이라 GPU가 직접 읽어 간다.
 #
-# RTX 4090에서 Llama-3.1-8B에 16,384토큰을 읽히고 두 토큰을 만든다('캐시'는 GPU에 있는 것이다). 두 벌이 되는 동적 캐시의 최대는 정적 캐시보다 클까? 오프로드 캐시는 캐시 2 GiB를 RAM으로 보내는데, RAM은 2 GiB보다 적게 늘까, 더 늘까?
+# RTX 4090에서 Llama-3.1-8B에 16,384토큰을 읽히고 두 토큰을 만든다('캐시'는 GPU에 있는 것이다). 두 벌이 되는 동적 캐시의 최대는 정적 캐시보다 클까? 오프로드 캐시는 캐시 2 GiB를 RAM으로 보내는데, RAM은 2 GiB보다 적게 늘까, 더 늘까? 마지막 줄은 12,000토큰이다.
 
 # %%
-eight = partial(generate, "meta-llama/Llama-3.1-8B", 1, 16384)
-kinds = {"dynamic": None, "static": "static", "offloaded": "offloaded"}
-kinds = {name: partial(eight, cache_implementation=kind) for name, kind in kinds.items()}
+eight = partial(generate, "meta-llama/Llama-3.1-8B", 1)
+kinds = {
+    "dynamic": partial(eight, 16384),
+    "static": partial(eight, 16384, cache_implementation="static"),
+    "offloaded": partial(eight, 16384, cache_implementation="offloaded"),
+    "offloaded, 12,000": partial(eight, 12000, cache_implementation="offloaded"),
+}
 compare(kinds, "RTX 4090", returned="cache")
 
 # %% [markdown] lang="ko"
 # 동적 캐시와 정적 캐시의 최대는 같다. 둘 다 프롬프트를 읽을 때가 최대이고, 한 줄을 붙이는 것은 그 뒤의 일이기 때문이다.
 #
-# 오프로드 캐시는 층 하나와 미리 가져온 다음 층만 GPU에 둔다. 대신 토큰마다 캐시 전부가 버스를 오간다. 그런데 보낸 것은 2 GiB인데 RAM은 6 GiB 가까이 늘었다. 옮기는 곳이 **고정 메모리**(운영 체제가 내보내지 못하는 RAM, 11.9절)이고, PyTorch는 그것을 2의 거듭제곱으로 잡아 다 쓴 것도 돌려주지 않기 때문이다(5.81 GiB가 되는 계산은 11.11절에 있다).
+# 오프로드 캐시는 GPU를 캐시만큼 줄인다. 대신 토큰마다 캐시 전부가 PCIe 버스를 오간다. 그런데 보낸 것은 2 GiB인데 RAM은 6 GiB 가까이 늘었다. PyTorch가 고정 메모리를 **2의 거듭제곱으로** 잡고, 다 쓴 것도 돌려주지 않기 때문이다. 16,384는 꼭 2의 거듭제곱이라 토큰이 하나 붙자 두 배짜리를 새로 잡았다(계산은 11.11절). 12,000이면 1.94 GiB다.
 #
-# **고치는 한 줄:** 캐시가 넘치는데 RAM이 캐시의 세 배쯤 남아 있다면 `generate(..., cache_implementation="offloaded")`.
+# **고치는 한 줄:** 캐시가 넘치는데 RAM이 넉넉하다면 `generate(..., cache_implementation="offloaded")`. RAM은 캐시의 두 배까지, 길이가 2의 거듭제곱을 넘는 순간이 있으면 세 배까지 든다.
 #
 # ## 11.5 생성에 더 드는 것
 #
-# 프롬프트를 읽을 때 필요한 로짓은 마지막 토큰의 것뿐이다. `generate`는 그것만 계산하지만, 모델을 **직접** 부르면 모든 토큰의 로짓이 생긴다. A100에서 길이 2,048인 프롬프트 8개로 비교한다. `beams`는 빔 탐색(beam search) 네 줄이다. `generate`와 같은 줄은 어느 것이고, 빔 넷의 캐시는 몇 배인가?
+# 프롬프트를 읽을 때 필요한 로짓은 마지막 토큰의 것뿐이다. `generate`는 그것만 계산하지만, 모델을 **직접** 부르면 모든 토큰의 로짓이 생긴다. A100에서 길이 2,048인 프롬프트 8개로 비교한다. `beams`는 빔이 넷인 빔 탐색(beam search)이다. `generate`와 같은 줄은 어느 것이고, 빔 넷의 캐시는 몇 배인가?
 
 
 # %%
@@ -442,13 +476,13 @@ compare(
 )
 
 # %% [markdown] lang="ko"
-# 직접 부르면 8 × 2,048 × 128,256 × 2바이트, 3.91 GiB의 로짓이 생긴다. 빔이 넷이면 배치가 네 배인 것과 같다(가상 GPU에는 확률이 없어 프롬프트까지만 세었다).
+# 직접 부르면 8 × 2,048 × 128,256 × 2바이트, 3.91 GiB의 로짓이 생긴다(로짓이 없는 줄의 최대는 층 안의 다른 순간이라, 표의 차이는 그보다 작다). 빔이 넷이면 배치가 네 배인 것과 같다(가상 GPU에는 확률이 없어 프롬프트까지만 세었다).
 #
 # **고치는 한 줄:** 내 생성 루프라면 `model(..., logits_to_keep=1)`.
 #
 # ## 11.6 저장은 디스크 일인가
 #
-# 가장 좋은 모델을 기억해 두었다가 끝에 저장한다고 하자. `state_dict()`만 부르는 것, 그것을 `copy.deepcopy`한 것, 텐서를 하나씩 `.cpu()`로 옮긴 것을 비교한다. 작은 GPT-2라 가중치는 67 MiB다. GPU를 더 쓰는 것은 어느 것이고, RAM을 더 쓰는 것은 어느 것인가?
+# 가장 좋은 모델을 기억해 두었다가 끝에 저장한다고 하자. `state_dict()`만 부르는 것, 그것을 `copy.deepcopy`한 것, 텐서를 하나씩 `.cpu()`로 옮긴 것을 비교한다. 진짜 파일을 쓸 것이라 더 작은 GPT-2(17M)를 쓴다. 가중치는 66.11 MiB다(GPU의 67.11 MiB에는 할당자가 나누지 않고 남긴 1 MiB가 들어 있다). GPU를 더 쓰는 것은 어느 것이고, RAM을 더 쓰는 것은 어느 것인가?
 
 # %%
 import copy
@@ -465,7 +499,7 @@ compare({name: extra_of(take) for name, take in ways_to_keep.items()}, returned=
 # %% [markdown] lang="ko"
 # `state_dict()`는 복사하지 않는다. 그래서 공짜이고, 그래서 **다음 스텝이 그 값을 바꾼다.** `deepcopy`는 값을 지키지만 **GPU에** 한 벌을 더 만든다. 셋째는 그 한 벌을 **RAM에** 둔다.
 #
-# 이제 진짜 파일을 쓴다. 파일 하나로, 20 MB씩 나누어, LoRA 어댑터만, LoRA를 합쳐서 저장한다. RAM이 가장 적은 줄은 어느 것이고, 합치는 줄은 무엇이 더 드는가?
+# 이제 파일을 쓴다. 파일 하나로, 20 MB씩과 5 MB씩 나누어, LoRA 어댑터만, LoRA를 합쳐서 저장한다. RAM이 가장 적은 줄은 어느 것이고, 합치는 줄은 무엇이 더 드는가?
 
 # %%
 from peft import LoraConfig, get_peft_model
@@ -507,14 +541,14 @@ compare(programs, writes=True, returned="files")
 #
 # ## 11.7 처음부터는 되는데 이어서 하면 죽는다
 #
-# "처음부터는 빠듯하게나마 학습된다. 체크포인트에서 이어서 하면 OOM이다"([transformers #22123](https://github.com/huggingface/transformers/issues/22123)). [nanoGPT #158](https://github.com/karpathy/nanoGPT/issues/158)도 같다. 진짜 파일을 쓰고 읽어 그대로 일으킨다. 파일을 작게 하려고 작은 GPT-2를 쓰고, 그만큼 T4도 344 MiB만 쓰게 막는다. 먼저 학습해서 저장한다.
+# "처음부터는 빠듯하게나마 학습된다. 체크포인트에서 이어서 하면 OOM이다"([transformers #22123](https://github.com/huggingface/transformers/issues/22123)). [nanoGPT #158](https://github.com/karpathy/nanoGPT/issues/158)도 같다. 그대로 재현한다. 모델은 11.6절의 GPT-2(17M)이고, 그만큼 T4도 344 MiB만 쓰게 막는다. 여기서 체크포인트는 **체크포인트 파일**, 곧 저장한 가중치와 옵티마이저 상태다(5장의 것은 남겨 둔 순전파 상태다). 먼저 학습해서 저장한다.
 
 # %%
 path = folder / "checkpoint.pt"
 compare({"train and save": saved(path)}, writes=True)[0][-1]
 
 # %% [markdown] lang="ko"
-# 이제 이어서 학습한다. 아래 `resume`은 고치기 전의 nanoGPT와 같은 순서다([nanoGPT #236](https://github.com/karpathy/nanoGPT/pull/236)이 2023년 4월에 한 줄로 고쳤다). `scratch`는 파일을 읽지 않고 처음부터 학습한 것이다. GPU가 처음부터와 같아지는 줄은 어느 것이고, RAM은 어느 것이 가장 적은가?
+# 이제 이어서 학습한다. 아래 `resume`은 고치기 전의 nanoGPT와 같은 순서다([nanoGPT #236](https://github.com/karpathy/nanoGPT/pull/236)이 2023년 4월에 한 줄로 고쳤다). `scratch`는 파일을 읽지 않고 처음부터 학습한 것이다. GPU가 `scratch`만큼으로 돌아오는 줄은 어느 것이고, RAM은 어느 것이 가장 적은가?
 
 
 # %%
@@ -553,9 +587,9 @@ compare(programs)
 #
 # ### 사건 11-B: RAM도 없다
 #
-# 위와 같은 학습을 이어서 하는데, GPU는 362 MiB까지, 텐서에 쓸 RAM은 **128 MiB**까지다. 체크포인트를 읽는 라이브러리 함수는 `map_location`만 받아 `mmap`을 넘길 자리가 없다. 파일에는 `"model"`과 `"optimizer"`, 그리고 가중치의 이동 평균 `"ema"`(모델과 같은 67 MiB)가 있다. EMA는 학습이 끝난 뒤에 쓰므로 버릴 수 없다.
+# 위와 같은 학습을 이어서 하는데, GPU는 362 MiB까지, 텐서에 쓸 RAM은 **128 MiB**까지다. 체크포인트를 읽는 라이브러리 함수는 `map_location`만 받아 `mmap`을 넘길 자리가 없다. 파일에는 `"model"`과 `"optimizer"`, 그리고 가중치의 이동 평균 `"ema"`(모델과 같은 크기)가 있다. EMA는 학습이 끝난 뒤에 쓰므로 버릴 수 없다.
 #
-# `run`이 받는 것은 `map_location`("cuda", "cpu")과, 다 읽은 뒤 `model`, `optimizer`, `ema`를 저마다 어떻게 할지다. `checkpoint`에 그대로 두거나("keep"), 지우거나("drop"), RAM으로 옮긴다("cpu"). 설정은 쉰네 가지이고 시험은 다섯 번이다. 종이에서 먼저 더한다.
+# `run`이 받는 것은 `map_location`("cuda", "cpu")과, 다 읽은 뒤 `model`, `optimizer`, `ema`를 저마다 어떻게 할지다. `checkpoint`에 그대로 두거나("keep"), 지우거나("drop"), RAM으로 옮긴다("cpu"). 설정은 쉰네 가지인데 실험은 아래의 한 번을 빼고 네 번 남는다. 먼저 종이에 더해 본다.
 
 # %%
 case("11-B").run()
@@ -605,7 +639,7 @@ dies_in.against("RAM")
 #
 # ## 11.9 오프로드와 고정 메모리
 #
-# 오프로드는 바이트를 없애지 않고 RAM으로 옮긴다. 옮긴 곳의 크기를 모르면 GPU 대신 RAM이 죽는다. polyglot-ko-1.3b를 배치 2, 길이 512로 순전파, 역전파한다. `save_on_cpu`는 역전파를 위해 저장하는 것을 모두 옮기고, `pinned`는 **고정 메모리**(pinned memory)로 옮긴다. `offload`는 체크포인팅을 켜고 층의 입력만 옮긴다(5.6절).
+# 오프로드는 바이트를 없애지 않고 RAM으로 옮긴다. 옮긴 곳의 크기를 모르면 GPU 대신 RAM이 죽는다. polyglot-ko-1.3b를 배치 2, 길이 512로 순전파, 역전파한다. `save_on_cpu`는 역전파를 위해 저장하는 것을 모두 옮기고, `pinned`는 고정 메모리(11.4절)로 옮긴다. 그러면 복사가 계산과 겹칠 수 있다. `offload`는 체크포인팅을 켜고 층의 입력만 옮긴다(5.6절).
 #
 # '남은 것'은 순전파가 끝났을 때 GPU에 남은 것이다. 'GPU 최대'가 가장 많이 줄어드는 줄은 어느 것인가?
 
@@ -641,9 +675,9 @@ compare(
 # %% [markdown] lang="ko"
 # **어느 줄도 줄지 않았다.** 순전파가 남긴 것은 크게 줄었지만, 이 크기에서는 가중치와 그레이디언트가 다 있는 역전파의 끝이 최대이기 때문이다. "오프로드를 켰는데 GPU는 그대로이고 RAM만 없어진다"는 물음의 답이 이것이다.
 #
-# RAM에는 `save_on_cpu`가 GPU에서 치운 것의 두 배가 넘게 쌓는다. 가중치까지 복사하기 때문이다. 층의 입력만 옮기면 100 MiB도 들지 않는다.
+# RAM에는 `save_on_cpu`가 GPU에서 치운 것의 두 배가 넘게 쌓는다. 가중치까지 복사하고, 두 연산이 함께 저장한 텐서는 두 번 복사하기 때문이다. 층의 입력만 옮기면 100 MiB도 들지 않는다. 고정 메모리가 조금만 더 드는 것은 이 모델의 텐서가 대개 2의 거듭제곱이기 때문이다.
 #
-# 순전파 상태가 최대를 정하면 듣는다. 배치를 8로 키우고, 옮기지 않는 체크포인팅도 함께 놓는다. 가장 싼 줄은 어느 것인가?
+# 순전파 상태가 최대를 정하면 듣는다. 배치를 8로 키우고, 옮기지 않는 체크포인팅도 함께 놓는다. GPU와 RAM을 합쳐 가장 적게 드는 줄은 어느 것인가?
 
 # %%
 compare(
@@ -659,15 +693,13 @@ compare(
 # %% [markdown] lang="ko"
 # 이번에는 셋 다 10.28 GiB를 절반쯤으로 줄인다. 그런데 체크포인팅만 켜도 5.14 GiB이고 RAM은 들지 않는다. `save_on_cpu`는 거기서 조금 더 줄이는 데 RAM 9.70 GiB를 쓴다.
 #
-# 고정 메모리는 운영 체제가 내보내지 못하는 RAM이다. GPU가 직접 읽어 갈 수 있어 복사가 계산과 겹친다. 대신 PyTorch의 할당자는 요청을 **2의 거듭제곱으로 올리고**, 다 쓴 것도 쥐고 있다(11.11절에서 센다).
-#
-# 옵티마이저 상태를 오프로드하면(ZeRO-Offload) 파라미터마다 fp32 가중치, 그레이디언트, 두 상태, 곧 적어도 16바이트가 RAM에 든다([DeepSpeed의 문서](https://deepspeed.readthedocs.io/en/stable/memory.html)). 10억 파라미터에 14.9 GiB이니, Colab의 11.6 GiB에는 들어가지 않는다.
+# 옵티마이저 상태를 오프로드하면(ZeRO-Offload) 파라미터마다 fp32 가중치, 그레이디언트, 두 상태, 곧 적어도 16바이트가 RAM에 든다([DeepSpeed의 문서](https://deepspeed.readthedocs.io/en/stable/memory.html)). 10억 파라미터에 14.9 GiB이니 무료 Colab에는 들어가지 않는다.
 #
 # > **주장 4.** "GPU가 모자라면 오프로드하면 된다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 옮긴 것이 최대를 정하던 것이고, 옮긴 만큼의 RAM이 있을 때만이다. 무료 Colab의 RAM은 11.6 GiB로 T4의 14.64 GiB보다 작다. 같은 무료라도 Kaggle은 29 GB라고 밝힌다.
+# **조건부로 맞다.** 옮긴 것이 최대를 정하던 것이고, 옮긴 만큼의 RAM이 있을 때만이다. 무료 Colab에서 텐서에 남는 RAM은 11.6 GiB로 T4의 14.64 GiB보다 작다. 같은 무료라도 Kaggle은 전체가 29 GB라고 밝힌다(여기에서도 시스템과 파이썬의 몫을 뺀다).
 #
 # </details>
 #
@@ -675,13 +707,32 @@ compare(
 #
 # ## 11.10 같은 작업을 다시
 #
-# 절마다 찾은 한 줄을 처음의 작업에 모두 넣는다. 불러올 때 GPU로 바로, 평가에 `preprocess_logits_for_metrics`, 생성에 `prefill_chunk_size`, 저장에 `deepcopy` 대신 `max_shard_size`, 재개에 `map_location="cpu", mmap=True`다. 학습의 코드는 그대로다. 회색은 처음의 것이다. 점선을 넘는 단계가 남아 있는가?
+# 절마다 찾은 한 줄을 처음의 작업에 모두 넣는다. 학습의 코드는 그대로다. 가장 좋은 모델은 GPU에 복사하지 않고 그때그때 파일로 저장한다.
+#
+# ```diff
+# - model = GPT2LMHeadModel(config).cuda()
+# + with torch.device("cuda"): model = GPT2LMHeadModel(config)
+# - Trainer(model, arguments, compute_metrics=..., eval_dataset=...).evaluate()
+# + Trainer(..., preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)).evaluate()
+# - model.generate(tokens, max_new_tokens=2)
+# + model.generate(tokens, max_new_tokens=2, prefill_chunk_size=128)
+# - best = copy.deepcopy(model.state_dict())
+# - model.load_state_dict(best), model.save_pretrained(folder)
+# + model.save_pretrained(folder, max_shard_size="50MB")
+# - checkpoint = torch.load("checkpoint.pt")
+# + checkpoint = torch.load("checkpoint.pt", map_location="cpu", mmap=True)
+# ```
+#
+# 연한 막대와 괄호의 값은 처음의 것이다. 점선을 넘는 단계가 남아 있는가? 먼저 찍는 것은 재개가 학습보다 얼마나 높은지다.
 
 # %%
-draw_job(job(careful=True), first_try)
+second_try = job(careful=True)
+peaks = {phase.name: phase.gpu for phase in second_try}
+print("resume - train:", human_bytes(peaks["resume"] - peaks["train"]))
+draw_job(second_try, first_try)
 
 # %% [markdown] lang="ko"
-# 하나도 없다. **이 작업은 이제 학습 스텝이 들어가면 전체가 들어간다.** 스텝 안은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에서 줄였고, 스텝 밖은 이 다섯 단계의 한 줄씩이다.
+# 재개가 2 MiB 높을 뿐이다. **이 작업은 이제 학습 스텝이 2 MiB의 여유를 두고 들어가면 전체가 들어간다.** 스텝 안은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에서 줄였고, 스텝 밖은 이 다섯 단계의 한 줄씩이다.
 
 # %%
 guesses()
@@ -722,21 +773,26 @@ compare({"40 samples, fp16=True": partial(evaluate, 40, fp16=True)})
 #
 # ### 체크포인팅을 켠 학습과 평가
 #
-# 학습에 체크포인팅(5장)을 켜면 11.2절의 차이가 줄어든다. 배치를 하나씩 키운다. 둘째 표는 `expandable_segments`를 켠 것이다.
+# 학습에 체크포인팅(5장)을 켜면 11.2절의 차이가 줄어든다. 배치를 하나씩 키운다.
 
 # %%
 rows = {f"train {n}": partial(train, n) for n in (5, 6)}
 rows |= {f"train {n}, checkpointing": partial(train, n, check=True) for n in (12, 13)}
 rows |= {f"no_grad {n}": partial(three, n) for n in (17, 18)}
-for settings in (None, "expandable_segments:True"):
-    print(settings, compare(rows, ram=False, settings=settings), sep="\n")
+compare(rows, ram=False)
 
 # %% [markdown] lang="ko"
-# 체크포인팅이 없으면 5와 17로 세 배가 넘고, 켜면 12와 17로 1.4배다. 6, 13, 18은 텐서만 세면 들어가는데 단편화로 죽었다(10.5절). 켠 뒤에는 학습의 최대도 로짓이 정하므로, 차이는 역전파가 더 만드는 그레이디언트다. 13에서 요청한 3.77 GiB는 13 × 512 × 151,936 × 4바이트, 로짓의 fp32 그레이디언트다. `per_device_eval_batch_size`의 기본값은 학습과 상관없이 8이다.
+# 같은 것을 `expandable_segments`를 켜고 실행한다.
+
+# %%
+compare(rows, ram=False, settings=pages)
+
+# %% [markdown] lang="ko"
+# 기본 설정에서는 학습 5, 체크포인팅을 켠 학습 12, 평가 17까지다. 단편화(10.5절)를 없애면 하나씩 늘어 6, 13, 18이다. 체크포인팅이 없으면 평가가 학습의 세 배이고, 켜면 1.4배다. 켠 뒤에는 학습의 최대도 로짓이 정하므로, 차이는 역전파가 더 만드는 그레이디언트다. 13에서 요청한 3.77 GiB는 13 × 512 × 151,936 × 4바이트, 로짓의 fp32 그레이디언트다. `per_device_eval_batch_size`의 기본값은 학습과 상관없이 8이다.
 #
 # ### 평가가 끝난 뒤
 #
-# 평가를 마치고 학습으로 돌아오자마자 죽었다는 이슈도 있다([axolotl #1813](https://github.com/axolotl-ai-cloud/axolotl/issues/1813)). 아래의 프로그램은 죽지 않는다. 그렇게 죽는 바탕이 되는 것을 본다. 학습 두 스텝, 평가 한 배치, 학습 한 스텝을 하고 `empty_cache()`를 부른다. 그때마다 살아 있는 텐서와 할당자가 예약한 양을 적는다. `nvidia-smi`의 값은 예약한 양에 CUDA 컨텍스트를 더한 것이다(3.10절).
+# 평가를 마치고 학습으로 돌아오자마자 죽었다는 이슈도 있다([axolotl #1813](https://github.com/axolotl-ai-cloud/axolotl/issues/1813)). 평가는 무엇을 남기는가? 학습 두 스텝, 평가 한 배치, 학습 한 스텝을 하고, `empty_cache()`를 부른 뒤 한 스텝을 더 학습한다. 그때마다 살아 있는 텐서와 할당자가 예약한 양을 적는다. `nvidia-smi`의 값은 예약한 양에 CUDA 컨텍스트를 더한 것이다(3.10절).
 
 
 # %%
@@ -760,23 +816,23 @@ def around_an_evaluation():
         del loss
         note(name)
 
-    for step in (("train", 4, 320), ("train", 4, 320), ("evaluate", 8, 512, False), ("train", 4, 320)):
+    train = ("train", 4, 320)
+    for step in (train, train, ("evaluate", 8, 512, False), train):
         run(*step)
     torch.cuda.empty_cache()
     note("empty_cache")
+    run(*train)
     return seen
 
 
 print(*attempt(around_an_evaluation).returned, sep="\n")
 
 # %% [markdown] lang="ko"
-# 살아 있는 텐서는 어느 때나 2.80 GiB, 가중치와 옵티마이저 상태 둘이다. 예약한 양은 둘째 스텝에서 8.17 GiB로 는다. 첫 스텝의 순전파 때는 상태가 아직 없었기 때문이다. 평가의 큰 텐서가 지나가면 13.97 GiB가 되고, 학습으로 돌아와도 줄지 않는다.
+# 살아 있는 텐서는 늘 2.80 GiB, 가중치와 옵티마이저 상태 둘이다. 평가가 남긴 것은 텐서가 아니라 **예약**이다. 8.17 GiB이던 것이 13.97 GiB가 되고, 학습으로 돌아와도 줄지 않는다. `empty_cache()`로 돌려주면 3.97 GiB가 되고, 다음 스텝은 7.97 GiB면 된다.
 #
-# 그래도 넷째 스텝은 쥐고 있던 자리를 다시 써서 들어갔다. 자리가 모자라면 할당자는 통째로 빈 세그먼트를 드라이버에 돌려주고 다시 시도한다. `empty_cache()`는 그것을 미리 한다. 그러고도 남은 3.97 GiB와 2.80 GiB의 차이 1.17 GiB는 세그먼트의 일부가 쓰이고 있어 **돌려주지 못하는** 자리다. 학습으로 돌아와 죽었다면 이런 자리를 의심한다(단편화, 10.5절).
-#
-# 그 원인이라면 `expandable_segments`를 켜거나 평가 뒤에 `empty_cache()`를 부른다. `Trainer`의 `torch_empty_cache_steps`는 학습 몇 스텝마다 부르는 것이라, 평가 바로 뒤라면 콜백의 `on_evaluate`에서 부른다.
-#
-#
+# 이 프로그램은 죽지 않는다. 넷째 스텝은 쥐고 있던 자리를 다시 썼다. 자리가 모자랐다면 할당자가 통째로 빈 세그먼트를 스스로 돌려주었을 것이다. 그러나 학습이 평가가 남긴 큰 세그먼트에 작은 텐서를 놓고 나면, 그 세그먼트는 통째로 비지 않아 돌려줄 수 없다(단편화, 10.5절). 그래서 `empty_cache()`는 학습으로 **돌아가기 전에** 부른다. `Trainer`라면 콜백의 `on_evaluate`다(`torch_empty_cache_steps`는 학습 몇 스텝마다 부르는 것이다). `expandable_segments`를 켜도 된다.
+
+
 # ### 동적 캐시가 한 토큰을 붙일 때
 #
 # 11.4절의 동적 캐시가 붙이면서 더 쓰는 양을 따로 센다. 프롬프트를 읽은 뒤 최대를 지우고, 한 토큰을 더 만드는 동안 늘어난 최대를 본다. 층 하나의 키는 16,384 × 8 × 128 × 2바이트, 32 MiB다.
@@ -830,7 +886,7 @@ gemma = load_config("google/gemma-3-1b-pt")
 print(human_bytes(read), human_bytes(after), human_bytes(kv_bytes(gemma, 8193)))
 
 # %% [markdown] lang="ko"
-# 셋째가 식이다(창이 있는 층은 창만큼만 센다). 읽은 직후는 다섯 배 가까이 크다. 캐시가 마지막 511토큰을 **잘라 내지만**, 자른 조각(slice)이 원래 텐서를 붙들고 있기 때문이다. 다음 토큰이 새 텐서를 만들어야 풀려난다. 짧은 답을 여러 번 만든다면 캐시의 최대는 앞의 값이다.
+# 셋째가 식이다(창이 있는 층은 창만큼만 센다). 읽은 직후는 다섯 배 가까이 크다. 캐시가 마지막 511토큰을 **잘라 내지만**, 자른 조각(slice)이 원래 텐서를 붙들고 있기 때문이다. 다음 토큰이 새 텐서를 만들어야 풀려난다. 긴 프롬프트를 읽는다면 캐시의 최대는 앞의 값이다.
 #
 # **양자화 캐시**(`cache_implementation="quantized"`)에는 optimum-quanto나 HQQ가 필요하다. 이 강의의 환경에는 없어 세지 않았다. 패널의 8비트와 4비트는 식이고, 블록의 스케일과 아직 양자화하지 않은 최근 토큰은 세지 않았다.
 #

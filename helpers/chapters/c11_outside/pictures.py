@@ -79,32 +79,34 @@ def draw_gathering(seen: Sequence[tuple[int, int]], gpu: str) -> Drawing:
 def draw_job(phases: Sequence[Phase], before: Sequence[Phase] = ()) -> Drawing:
     """Columns of what GPU and RAM held at most in each phase; before: the same phases as they were, pale behind.
 
-    A dashed line through the GPU's columns is the peak of the training.
+    Bytes stand under the names, those of before in parentheses. A dashed line is the GPU's peak in training.
     """
-    left, top, tall, wide = 16, 54, 96, 98
+    left, top, tall, wide = 16, 34, 96, 104
+    block = tall + (86 if before else 70)
     kinds = (("GPU", lambda one: one.gpu, BLUE), ("RAM", lambda one: one.ram, ORANGE))
     said = "; ".join(
         f"{kind}: " + ", ".join(f"{words(one.name)} {human_bytes(size(one))}" for one in phases)
         for kind, size, _ in kinds
     )
-    drawing = Drawing(2 * left + wide * len(phases) + 40, top + 2 * (tall + 58), said)
+    right = left + 44 + wide * len(phases)
+    drawing = Drawing(right + 80, top + 2 * block, said)
     for row, (kind, size, color) in enumerate(kinds):
-        bottom = top + tall + row * (tall + 58)
+        bottom = top + tall + row * block
         scale = tall / max(size(one) for one in (*phases, *before))
-        drawing.text(left, bottom - tall - 22, tr(ko=f"{kind} 최대", en=f"{kind}, peak"), 13, bold=True)
+        drawing.text(left, bottom - tall - 12, tr(ko=f"{kind} 최대", en=f"{kind}, peak"), 13, bold=True)
         for i, one in enumerate(phases):
-            x = left + 40 + wide * i
+            x, middle = left + 40 + wide * i, left + 66 + wide * i
             if before:
                 old = size(before[i]) * scale
                 drawing.rect(x, bottom - old, 52, old, GRID)
+                drawing.text(middle, bottom + 47, f"({human_bytes(size(before[i]))})", 12, "middle", MUTED)
             height = size(one) * scale
             drawing.rect(x + 4, bottom - height, 44, height, color)
+            drawing.text(middle, bottom + 16, words(one.name), 12, "middle", INK)
+            drawing.text(middle, bottom + 32, human_bytes(size(one)), 12, "middle")
         if kind == "GPU":
             line = bottom - next(one.gpu for one in phases if one.name == "train") * scale
-            drawing.line(left + 30, line, left + wide * len(phases) + 50, line, RED, stroke_dasharray="5 4")
-        for i, one in enumerate(phases):
-            x = left + 66 + wide * i
-            drawing.text(x, bottom - size(one) * scale - 5, human_bytes(size(one)), 12, "middle", halo=True)
-            drawing.text(x, bottom + 17, words(one.name), 12, "middle", INK)
-        drawing.line(left + 30, bottom, left + wide * len(phases) + 50, bottom, MUTED)
+            drawing.line(left + 30, line, right, line, RED, stroke_dasharray="5 4")
+            drawing.text(right + 4, line + 4, tr(ko="학습의 최대", en="training"), 12, fill=RED)
+        drawing.line(left + 30, bottom, right, bottom, MUTED)
     return drawing
