@@ -32,11 +32,13 @@ from .spoken import spoken
 
 WIDE = {"width": "calc(100% - 4px)", "max_width": "340px", "min_width": "0"}  # a narrow output cuts no value off
 # What is shown of the setting before is faded as soon as a move begins, but not for a move that is done in a tenth of a
-# second. A picture and a table scroll inside themselves; Korean is not broken inside words. On a narrow page the label
+# second; so is what was found for another setting, until a button is pressed. A picture and a table scroll inside
+# themselves, and the text beside them keeps to the page; Korean is not broken inside words. On a narrow page the label
 # of a slider gives way, not its track, and so does the room before a checkbox.
 _LOOK = """<style>
 .course-panel { word-break: keep-all }
 .course-panel .course-shown { overflow-x: auto; transition: opacity .15s }
+.course-panel .course-shown .widget-html-content { width: 100%; min-width: 0 }
 .course-panel .course-shown svg { min-width: 560px; display: block }
 .course-panel .course-shown table { white-space: nowrap }
 .course-panel :is(.widget-slider, .widget-checkbox) .widget-label { flex-shrink: 1; min-width: 0 }
@@ -45,6 +47,7 @@ _LOOK = """<style>
 .course-panel .widget-slider .slider-container { flex: 1 1 3em; min-width: 3em }
 .course-panel .widget-slider .widget-readout { flex-shrink: 1; min-width: 4em }
 .course-panel.course-busy .course-shown { opacity: .35; transition-delay: .1s }
+.course-panel.course-old .course-shown { opacity: .35 }
 .course-panel.course-busy { cursor: progress }
 .course-panel .course-working { visibility: hidden; margin: 0; height: 0; overflow: visible; text-align: right }
 .course-panel.course-busy .course-working { visibility: visible; transition: visibility 0s .3s }

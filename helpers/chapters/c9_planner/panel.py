@@ -59,6 +59,7 @@ class PlannerPanel(Panel):
         wide = {"width": "680px"}
         self.choice = self.control(widgets.Dropdown, "choice", files, self._chosen, options=[], layout=wide)
         self.plans: Plans | None = None
+        self._shown_for: dict[str, Any] | None = None  # what the plans were found for
         self._found: dict[Any, Plans] = {}
         boxes = [*self.controls.values()]
         shown = self.map, self.table, self.picture, self.why, self.choice, self.files
@@ -90,6 +91,7 @@ class PlannerPanel(Panel):
     def _changed(self) -> None:
         text = tr(ko="바뀌었다. '찾기'를 누르면 다시 찾는다.", en="Changed: press 'search'.")
         self.status.value = status_line(text)
+        (self.remove_class if self.values() == self._shown_for else self.add_class)("course-old")
 
     def _search(self) -> None:
         text = tr(
@@ -101,6 +103,7 @@ class PlannerPanel(Panel):
         key = request, load_config(request.model).to_json_string()  # a folder may say something else by now
         if key not in self._found:
             self.clear()
+            self.remove_class("course-old")
             self._found[key] = plan_training(**self.values(), progress=self._so_far)
         self._show(self._found[key])
 
@@ -113,7 +116,8 @@ class PlannerPanel(Panel):
         self.status.value = status_line(text)
 
     def _show(self, plans: Plans | None) -> None:
-        self.plans = plans
+        self.plans, self._shown_for = plans, None if plans is None else self.values()
+        self.remove_class("course-old")
         options = [(f"{i}. {plan.title}", i) for i, plan in enumerate(plans or [], 1)]
         if plans is None:
             self.table.value = self.picture.value = self.why.value = ""
