@@ -269,6 +269,10 @@ EXERCISES = {
                 ko="그래프를 만들지 않게 하는 것과, 값만 남기는 것. 둘이다.",
                 en="No graph, and the value alone: two things.",
             ),
+            tr(
+                ko="`out`처럼 이름을 붙인 것은 다음 배치의 순전파 동안 살아 있다. 이름 없이 잇거나 끝에 `del` 한다.",
+                en="What has a name (`out`) lives through the next batch's forward: give it none, or `del` it.",
+            ),
             "torch.no_grad(), .item()",
         ],
         "def validate(model, batches):\n    with torch.no_grad():\n"
