@@ -298,7 +298,7 @@ exercise("12-1").check(lean_loss)
 #
 # - **TRL 1.16**은 로짓을 조각으로 나누어 만들므로 할 일이 없다. 그보다 오래되었으면 `pip install -U "trl>=1.16"`으로 올린다(1.9는 통째로 만들었다).
 # - **LLaMA-Factory**에서 바꿀 설정은 `cutoff_len`이다. 순서는 소스에서 고쳐야 한다.
-# - SimPO와 ORPO는 손실에 기준 모델이 없다. 메모리는 줄지만 배우는 것도 다르다.
+# - SimPO([Meng 외, 2024](https://arxiv.org/abs/2405.14734))와 ORPO([Hong 외, 2024](https://arxiv.org/abs/2403.07691))는 손실에 기준 모델이 없다. 메모리는 줄지만 배우는 것도 다르다.
 #
 # ### 사건 12-A: SFT는 4가 되는데 DPO는 2도 안 된다
 #
@@ -687,6 +687,22 @@ grpo_panel()
 # trainer.train()
 # ```
 #
+# <details><summary>SFT로 만든 어댑터(<code>sft-out</code>)에서 이어서 하려면</summary>
+#
+# 위에서 `arguments`의 `model_init_kwargs`를 빼고 `trainer = …` 줄을 아래로 바꾼다. `peft_config`를 함께 주면 `ValueError`다. TRL은 처음의 어댑터를 `ref`라는 이름으로 복사해 얼려 두고 기준으로 쓴다.
+#
+# ```python
+# from peft import PeftModel
+# from transformers import AutoModelForCausalLM
+#
+# name = "meta-llama/Llama-3.1-8B"  # SFT를 한 모델
+# base = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float16, quantization_config=four_bits)
+# model = PeftModel.from_pretrained(base, "sft-out", is_trainable=True)
+# trainer = DPOTrainer(model, args=arguments, train_dataset=data)
+# ```
+#
+# </details>
+#
 # <details><summary>자기 데이터로 쓰기 전에</summary>
 #
 # - `data`의 열은 GRPO가 `prompt`, DPO가 `prompt`, `chosen`, `rejected`다. `reward(completions, **kwargs)`는 답마다 수 하나인 목록을 돌려준다.
@@ -811,7 +827,7 @@ cures = {"reference first": first, "early": early, "early, dense": partial(early
 draw_moments(moments_of_each({name: partial(whole_dpo, 4, loss=loss) for name, loss in cures.items()}, "T4"))
 
 # %% [markdown] lang="ko"
-# LLaMA-Factory에는 `log_softmax`를 나누어 계산하자는 제안도 올라와 있다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)). 손실에 기준 모델이 없는 것은 SimPO([Meng 외, 2024](https://arxiv.org/abs/2405.14734))와 ORPO([Hong 외, 2024](https://arxiv.org/abs/2403.07691))다(`pref_loss: simpo`나 `orpo`).
+# LLaMA-Factory에는 `log_softmax`를 나누어 계산하자는 제안도 올라와 있다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)).
 #
 # ### T4에서 `generate`
 #
@@ -825,7 +841,7 @@ lines = {
 compare_steps({name: partial(with_line, one) for name, one in lines.items()}, "T4")
 
 # %% [markdown] lang="ko"
-# 4B의 롤아웃은 9.56 GiB로 오르지만 12.6절에 있는 역전파의 10.48 GiB보다 낮다. 최대는 답을 건네받은 줄과 같다. (512토큰을 다 만든 것도 한 번 실행해 보았다. 최대는 같은 10.48 GiB였다.)
+# 4B의 롤아웃은 9.56 GiB로 오르지만 12.6절에 있는 역전파의 10.48 GiB보다 낮다. (512토큰을 다 만들어도 최대는 같은 10.48 GiB였다.)
 #
 # ### 오류의 크기에서 길이로
 #
@@ -860,7 +876,7 @@ for completion, steps in ((8, two), (512, base), (4096, far), (8192, farthest)):
     print(f"{completion:5}", *(f"{phase} {peaks[phase] / sum(floor[phase].values()):.3f}" for phase in floor))
 
 # %% [markdown] lang="ko"
-# 답을 건네받은 롤아웃 말고는 모두 1보다 크다(하한은 `generate`를 전제로 KV 캐시와 16비트 사본을 세는데, 건네받으면 둘 다 없다). 짧은 답에서는 1에 가깝고, **길수록 멀어진다.** 역전파가 512토큰에서 1.073배, 4,096토큰에서 1.324배, 8,192토큰에서 1.448배다. 재계산하는 층의 임시 텐서처럼 하한이 세지 않는 것이 길이를 따라 늘기 때문이다. 긴 답이라면 패널의 하한이 들어가도 실행해 본다.
+# 답을 건네받은 롤아웃 말고는 모두 1보다 크다(하한은 `generate`를 전제로 KV 캐시와 16비트 사본을 세는데, 건네받으면 둘 다 없다). 짧은 답에서는 1에 가깝고, **길수록 멀어진다.** 재계산하는 층의 임시 텐서처럼 하한이 세지 않는 것이 길이를 따라 늘기 때문이다. 긴 답이라면 패널의 하한이 들어가도 실행해 본다.
 #
 # ### 진짜 엔진은 무엇이 다른가
 #
