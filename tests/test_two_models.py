@@ -3,7 +3,6 @@
 import os
 import re
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from helpers.chapters.c11_outside.tried import Outcome, attempt
 from helpers.chapters.c12_two_models.engine import Engine
 from helpers.chapters.c12_two_models.floor import Grpo
 from helpers.chapters.c12_two_models.made import QUIET, pairs, prompts, texts, tokenizer
-from helpers.chapters.c12_two_models.moments import ENGINE, moments_of, parts_beside, parts_of_each
+from helpers.chapters.c12_two_models.moments import moments_of, parts_beside, parts_of_each
 from helpers.chapters.c12_two_models.on_card import beside_h100, on_h100
 from helpers.chapters.c12_two_models.phases import BACKWARD, LOSS, REFERENCE, ROLLOUT, STEP, Phase, Steps, steps_of
 from helpers.chapters.c12_two_models.pictures import draw_blocks, draw_moments, draw_parts, draw_steps
@@ -105,28 +104,19 @@ def test_a_step_that_dies_has_the_moments_so_far():
     assert moments_of(lambda: None).rows == ()
 
 
-def take_a_share():
-    engine = Engine(0.25, 4, sleeps=False)
-    engine(["a"], SimpleNamespace(processing_class=lambda prompts: {"input_ids": [[1]]}))
-    make_scores()
-
-
 def forget_the_peak():
     make_scores()
     torch.cuda.reset_peak_memory_stats()
 
 
 def test_the_parts_of_peaks_are_the_peaks():
-    found = parts_of_each({"alone": make_scores, "beside": take_a_share})
+    found = parts_of_each({"wide": make_scores, "narrow": partial(make_scores, words=2**17)})
     assert all(sum(one.held.values()) == one.outcome.gpu for one in found.values())
-    assert parts_of_each({"reset": forget_the_peak})["reset"].held == found["alone"].held
-    alone, beside = (one.held for one in found.values())
-    assert ENGINE not in alone and {**beside, ENGINE: 0} == {**alone, ENGINE: 0}
-    assert 0 <= beside[ENGINE] - int(card("T4").memory_bytes * 0.25) < 2**20  # what the allocator did not split off
+    assert parts_of_each({"reset": forget_the_peak})["reset"].held == found["wide"].held
     rows = parts_beside(found)
-    assert rows.heads == ["", "alone", "beside"] and {"임시 텐서", "파라미터", "엔진의 자리"} < {row[0] for row in rows}
+    assert rows.heads == ["", "wide", "narrow"] and {"임시 텐서", "파라미터"} < {row[0] for row in rows}
     assert rows[-1] == ["모두", *(human_bytes(one.outcome.gpu) for one in found.values())]
-    assert human_bytes(beside[ENGINE]) in draw_parts(found).alt
+    assert human_bytes(found["narrow"].held["temporaries"]) in draw_parts(found).alt
 
 
 def test_a_phases_number_stands_beside_its_bar_or_beyond_the_line():

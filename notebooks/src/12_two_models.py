@@ -14,7 +14,7 @@
 # # 12장. 한 메모리에 모델 둘: DPO와 GRPO
 #
 # SFT는 되는데 DPO나 GRPO로 바꾸면 죽는다. 카드에 무엇이 더 있고, **언제** 있을까?
-# 이 장은 TRL의 `SFTTrainer`, `DPOTrainer`, `GRPOTrainer`를 고치지 않고 가상 GPU에서 실행해 센다(진짜 H100과의 차이는 12.11절).
+# 이 장은 TRL의 `SFTTrainer`, `DPOTrainer`, `GRPOTrainer`를 고치지 않고 가상 GPU에서 실행해 센다(진짜 H100과의 차이는 12.11절). 수는 TRL 1.16, transformers 5.23의 것이다. 이 TRL은 체크포인팅을 켜고 SFT와 DPO의 로짓을 조각으로 나누어 계산한다. 내 것은 몇인지 `trl.__version__`부터 확인한다(옛 판은 12.4절).
 #
 # 이 장을 마치면 다음을 할 수 있다.
 #
@@ -45,22 +45,19 @@ billion, small = "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-0.6B"
 #
 # > **주장 1.** "DPO는 모델을 두 번 올리니 메모리가 두 배다" ([LlamaFactory #798](https://github.com/hiyouga/LlamaFactory/issues/798))
 #
-# DPO의 데이터는 **쌍**이다. 질문(프롬프트) 하나에 좋은 답과 나쁜 답이 있다. 카드에서는 질문에 답을 하나씩 이은 **문장** 둘이고, 학습하는 모델(**정책**, policy) 옆에 처음 모델(**기준 모델**, reference model)이 하나 더 있다. GRPO에서는 답을 모델이 스스로 만든다.
+# DPO의 데이터는 **쌍**이다. 질문(프롬프트) 하나에 좋은 답과 나쁜 답이 있다. 카드에서는 질문에 답을 하나씩 이은 **문장** 둘이고, 학습하는 모델(**정책**, policy) 옆에 처음 모델(**기준 모델**, reference model)이 하나 더 있다.
 #
-# Qwen3-0.6B를 TRL의 기본값으로 학습한다. SFT는 길이 512인 글 8개, DPO는 질문 256토큰에 답 256토큰인 쌍 4개다. 둘 다 문장 8개다. DPO의 최대는 SFT의 **몇 배**일까?
+# Qwen3-0.6B를 TRL의 기본값으로 학습한다. SFT는 길이 512인 글 8개(글 하나가 문장 하나다), DPO는 질문 256토큰에 답 256토큰인 쌍 4개다. `DPOConfig`의 배치는 **쌍의 수**라서, SFT에서 8이었다면 4로 적어야 문장의 수가 같다. DPO의 최대는 SFT의 **몇 배**일까?
 
 # %%
 doubled = guess("12.1", None, "times")
 doubled
 
 # %% [markdown] lang="ko"
-# 세 프로그램은 TRL을 쓰는 여느 스크립트와 같다. 토크나이저와 데이터만 여기서 만든 것이다(메모리를 정하는 것은 글자가 아니라 길이다). 옵티마이저 상태는 첫 갱신에서 생기므로(3장) 두 스텝을 학습한다. T4에는 bf16 연산 장치가 없으므로(1장) 모두 fp16으로 계산한다. `grpo`의 `found`와 `float()`는 뒤에서 쓴다(12.6절, 12.5절).
+# 두 프로그램은 TRL을 쓰는 여느 스크립트와 같다. 토크나이저와 데이터만 여기서 만든 것이다(메모리를 정하는 것은 글자가 아니라 길이다). 옵티마이저 상태는 첫 갱신에서 생기므로(3장) 두 스텝을 학습한다. T4에는 bf16 연산 장치가 없으므로(1장) 모두 fp16으로 계산한다.
 
 
 # %%
-from helpers.chapters.c12_two_models.phases import phases_of
-
-
 def sft(batch, peft_config=None, model=billion, **options):
     arguments = SFTConfig(folder, per_device_train_batch_size=batch, max_steps=2, fp16=True, **QUIET, **options)
     data = {"train_dataset": texts(512), "processing_class": tokenizer()}
@@ -74,40 +71,16 @@ def dpo(batch, peft_config=None, reference=None, model=billion, **options):
     DPOTrainer(model, own, args=arguments, peft_config=peft_config, **data).train()
 
 
-def grpo(found, completion=8, batch=8, answers=8, rollout=None, prompt=256, model=small, peft_config=None, **options):
-    arguments = GRPOConfig(
-        folder, per_device_train_batch_size=batch, num_generations=answers,
-        gradient_accumulation_steps=answers // batch, max_completion_length=completion, max_steps=2,
-        fp16=True, **QUIET, **options,
-    )  # fmt: skip
-    data = {"train_dataset": prompts(prompt), "processing_class": tokenizer(), "peft_config": peft_config}
-    trainer = GRPOTrainer(model, length_of, args=arguments, rollout_func=rollout, **data)
-    for weight in trainer.model.parameters():
-        if weight.requires_grad:
-            weight.data = weight.data.float()
-    with phases_of(trainer, found):
-        trainer.train()
-
-
 # %% [markdown] lang="ko"
-# 막대 하나가 한 프로그램의 **최대일 때**이고, 칸 안의 수는 GiB다. GRPO는 질문 256토큰에 8토큰짜리 답 8개를 만든다. 마지막 막대는 답을 만드는 엔진의 자리로 카드의 30%를 잡아 둔 것이다(12.7절).
+# 막대 하나가 한 프로그램의 **최대일 때**이고, 칸 안의 수는 GiB다.
 
 # %%
-from helpers.chapters.c12_two_models.engine import Engine
 from helpers.chapters.c12_two_models.moments import parts_beside, parts_of_each
 from helpers.chapters.c12_two_models.pictures import draw_parts
 
 size = 4  # pairs
-eight = partial(grpo, [], answers=2 * size, batch=2 * size)
-bars = parts_of_each(
-    {
-        f"SFT {2 * size}": partial(sft, 2 * size, model=small),
-        f"DPO {size}": partial(dpo, size, model=small),
-        f"GRPO {2 * size}": eight,
-        f"GRPO {2 * size}, engine": partial(eight, rollout=Engine(0.3, 8, sleeps=False)),
-    },
-    "RTX 4090",
-)
+both = {f"SFT {2 * size}": partial(sft, 2 * size, model=small), f"DPO {size}": partial(dpo, size, model=small)}
+bars = parts_of_each(both, "RTX 4090")
 draw_parts(bars)
 
 # %% [markdown] lang="ko"
@@ -120,15 +93,13 @@ doubled.against(at_most[1] / at_most[0])
 # %% [markdown] lang="ko"
 # <details><summary>주장 1의 판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 여기서는 1.23배다. 두 배가 된 것은 파라미터 한 칸(2.22 → 4.44 GiB)뿐이다. 기준 모델은 학습하지 않으므로 그레이디언트도 옵티마이저 상태도 없다. 문장의 수에 비례하는 것이 최대의 대부분이라면 다르다. 그때는 두 배를 넘기도 한다(12.4절).
+# **조건부로 맞다.** 여기서는 1.23배다. 두 배가 된 것은 파라미터 한 칸(2.22 → 4.44 GiB)뿐이다. 기준 모델은 학습하지 않으므로 그레이디언트도 옵티마이저 상태도 없다. 이것은 **문장의 수를 같게** 맞춘 비교다. `per_device_train_batch_size`를 SFT와 똑같이 두면 문장이 두 배가 되고, 로짓까지 통째로 만들면 두 배를 넘는다(12.4절: 배치 4에서 5.43 → 12.41 GiB).
 #
 # </details>
 #
-# GRPO의 막대는 SFT와 거의 같다. 다른 것은 **때**다. 한 스텝 안에서 답도 만들고 학습도 한다(12.6절).
-#
 # **바꾸어 본다.** 위의 칸에서 `size`를 1로 바꾸어 다시 실행한다. 어느 칸이 줄어드는가? 그것을 보고 다음을 예상한다.
 #
-# 이제 두 배 큰 모델이다. 파라미터가 12.4억 개인 Llama-3.2-1B를 같은 RTX 4090(쓸 수 있는 메모리 23.16 GiB)에서 학습한다. fp32 가중치 한 벌이 4.60 GiB다. SFT는 글 4개가 된다. DPO의 배치를 4, 2, 1로 줄이면 **몇에서** 들어갈까? `none`은 1로도 들어가지 않는다는 뜻이다.
+# 이제 두 배 큰 모델이다. 파라미터가 12.4억 개인 Llama-3.2-1B를 같은 RTX 4090(쓸 수 있는 메모리 23.16 GiB)에서 학습한다. fp32 가중치 한 벌이 4.60 GiB다. SFT는 배치 4로 학습된다. DPO의 배치를 4, 2, 1로 줄이면 배치가 **몇일 때부터** 들어갈까? `none`은 1로도 들어가지 않는다는 뜻이다.
 
 # %%
 dpo_fits = guess("12.1, 1B", None, ("4", "2", "1", "none"))
@@ -148,7 +119,7 @@ compare(programs, "RTX 4090", ram=False)
 dpo_fits.against("none")
 
 # %% [markdown] lang="ko"
-# 가중치 두 벌, 그레이디언트 한 벌, AdamW의 상태 두 벌이면 다섯 벌, 23.0 GiB다. 임시 텐서가 조금만 더 있어도 넘친다. 그 다섯 벌은 배치와 상관없으니 배치를 줄여도 죽는다. (죽은 줄의 GPU 최대는 카드가 찬 높이일 뿐, 필요한 양이 아니다.)
+# 가중치 두 벌, 그레이디언트 한 벌, AdamW의 상태 두 벌이면 다섯 벌, 23.0 GiB다. 내 모델이라면 파라미터 × 16바이트(SFT)가 × 20바이트(DPO)가 된다. 배치와 상관없는 것만으로 카드가 거의 차니, 배치를 줄여도 죽는다. (죽은 줄의 GPU 최대는 카드가 찬 높이일 뿐, 필요한 양이 아니다.)
 #
 # ## 12.2 두 배가 되는 것과 되지 않는 것
 #
@@ -186,7 +157,7 @@ for name, nbytes in more.items():
 #
 # $x$는 질문, $y_w$와 $y_l$은 좋은 답과 나쁜 답, $\pi_\theta$는 정책, $\pi_{\text{ref}}$는 기준 모델이다. $\sigma$는 시그모이드, $\beta$는 차이에 곱하는 수다. 기준 모델이 내는 것은 쌍마다 **로그 확률 두 수**뿐이다. 그래서 치울 수 있다.
 #
-# - **미리 계산한다.** `precompute_ref_log_probs=True`면 학습 전에 두 수를 모두 적어 두고 기준 모델을 올리지 않는다. 12.2절의 19.48 GiB이니 RTX 4090에 들어간다. 데이터를 한 번 더 훑는 시간이 든다.
+# - **미리 계산한다.** `precompute_ref_log_probs=True`면 학습 전에 두 수를 모두 적어 두고 기준 모델을 올리지 않는다. 12.2절의 19.48 GiB이니 RTX 4090에 들어간다. 데이터를 한 번 더 훑는 시간이 들고, 스트리밍(`IterableDataset`)과 이미지 데이터에는 쓸 수 없다.
 # - **LoRA로 학습한다.** 어댑터를 끄면(`disable_adapter`) 남는 것이 처음 모델이다. TRL은 `peft_config`를 받으면 스스로 그렇게 한다.
 #
 # T4에서 LoRA SFT 8개와 LoRA DPO 4쌍을 비교한다. 기준 모델을 더 부르는 만큼 얼마나 늘까?
@@ -217,12 +188,14 @@ for name, nbytes in lora_peak.items():
     print(f"T4, {name:28} {human_bytes(nbytes):>10}")
 full = attempt(partial(dpo, 4, reference=in_half), "RTX 4090")
 print(f"RTX 4090, {'DPO 4, fp16 ref_model':22} {human_bytes(full.gpu):>10}, {full.result}")
-extra.against(max(0, lora_peak["DPO 4, LoRA"] - lora_peak["SFT 8, LoRA"]))
+difference = lora_peak["DPO 4, LoRA"] - lora_peak["SFT 8, LoRA"]
+print(f"DPO − SFT {difference:,} bytes")
+extra.against(max(0, difference))
 
 # %% [markdown] lang="ko"
 # 늘지 않았다. 기준 모델의 순전파는 `no_grad`라 층을 지날 때마다 버린다.
 #
-# - TRL은 시키지 않으면 **LoRA에서도 얼린 가중치를 fp32로 읽는다.** 셋째 줄처럼 `"dtype": "float16"`을 적으면 6.43 GiB가 3.89 GiB로 준다.
+# - TRL은 시키지 않으면 **LoRA에서도 얼린 가중치를 fp32로 읽는다.** 셋째 줄처럼 `"dtype": "float16"`을 적으면 6.43 GiB가 3.89 GiB로 준다. 모델을 손수 읽었다면 `model_init_kwargs`는 무시되니 `from_pretrained(…, dtype=…)`에 적는다.
 # - 마지막 줄은 기준 모델을 치우지 않고 **절반으로** 줄인다. 24.08 GiB가 21.78 GiB가 되어 배치 4로 들어간다. (로그 확률이 fp32와 얼마나 다른지는 재지 않았다.)
 #
 # > **주장 2.** "LoRA면 어떻게 시작하든 기준 모델은 공짜다"
@@ -323,9 +296,9 @@ exercise("12-1").check(lean_loss)
 #
 # 쓰는 도구마다 할 일이 다르다.
 #
-# - **TRL 1.16**은 로짓을 타일로 나누어 만들므로 할 일이 없다. 그보다 오래되었으면 `pip install -U "trl>=1.16"`으로 올린다(1.9는 통째로 만들었다).
+# - **TRL 1.16**은 로짓을 조각으로 나누어 만들므로 할 일이 없다. 그보다 오래되었으면 `pip install -U "trl>=1.16"`으로 올린다(1.9는 통째로 만들었다).
 # - **LLaMA-Factory**에서 바꿀 설정은 `cutoff_len`이다. 순서는 소스에서 고쳐야 한다.
-# - SimPO와 ORPO는 손실에 기준 모델이 없다. 메모리는 줄지만 배우는 것도 다르다.
+# - SimPO([Meng 외, 2024](https://arxiv.org/abs/2405.14734))와 ORPO([Hong 외, 2024](https://arxiv.org/abs/2403.07691))는 손실에 기준 모델이 없다. 메모리는 줄지만 배우는 것도 다르다.
 #
 # ### 사건 12-A: SFT는 4가 되는데 DPO는 2도 안 된다
 #
@@ -361,7 +334,7 @@ case("12-A").check(length)
 #
 # 함정이 하나 있다. TRL 1.16은 4비트로 읽은 모델이면 **어댑터를 bf16으로 바꾸는데**, `fp16=True`의 손실 스케일링은 bf16 그레이디언트를 받지 못해 첫 갱신에서 멈춘다([Soup #558](https://github.com/MakazhanAlpamys/Soup/issues/558)). 그래서 Trainer를 만든 **뒤에** 어댑터를 fp32로 되돌린다.
 #
-# 둘째 열은 3.12절의 한 줄을 적은 것이다. T4에서 어텐션이 길이 × 길이 행렬을 만들지 않게 한다.
+# 둘째 열은 3.12절의 한 줄을 적은 것이다. T4에서 어텐션이 길이 × 길이 행렬을 만들지 않게 한다. (여기서는 두 답의 길이가 같아 마스크가 없다. 길이가 다르면 이 행렬은 처음부터 생기지 않는다.)
 
 # %%
 from transformers import BitsAndBytesConfig
@@ -422,11 +395,27 @@ highest = guess("12.6", None, ("rollout", "loss", "backward", "step"))
 highest
 
 # %% [markdown] lang="ko"
-# 12.1절의 `grpo`에서 `phases_of`는 Trainer의 메서드를 그대로 부르면서 앞뒤에서 `torch.cuda`의 눈금만 읽어 `found`에 담는다. 도형 하나가 단계 하나다. 왼쪽 변의 높이가 단계의 처음, 꼭대기가 최대, 오른쪽 변의 높이가 끝에 할당된 양이다.
+# `phases_of`는 Trainer의 메서드를 그대로 부르면서 앞뒤에서 `torch.cuda`의 눈금만 읽어 `found`에 담는다. 도형 하나가 단계 하나다. 왼쪽 변의 높이가 단계의 처음, 꼭대기가 최대, 오른쪽 변의 높이가 끝에 할당된 양이다.
 
 # %%
-from helpers.chapters.c12_two_models.phases import compare_steps, steps_of
+from helpers.chapters.c12_two_models.phases import compare_steps, phases_of, steps_of
 from helpers.chapters.c12_two_models.pictures import draw_steps
+
+
+def grpo(found, completion=8, batch=8, answers=8, rollout=None, prompt=256, model=small, peft_config=None, **options):
+    arguments = GRPOConfig(
+        folder, per_device_train_batch_size=batch, num_generations=answers,
+        gradient_accumulation_steps=answers // batch, max_completion_length=completion, max_steps=2,
+        fp16=True, **QUIET, **options,
+    )  # fmt: skip
+    data = {"train_dataset": prompts(prompt), "processing_class": tokenizer(), "peft_config": peft_config}
+    trainer = GRPOTrainer(model, length_of, args=arguments, rollout_func=rollout, **data)
+    for weight in trainer.model.parameters():
+        if weight.requires_grad:
+            weight.data = weight.data.float()
+    with phases_of(trainer, found):
+        trainer.train()
+
 
 two = steps_of(grpo, "RTX 4090")
 draw_steps(two)
@@ -507,7 +496,7 @@ compare_steps(models, "T4")
 #
 # ## 12.7 엔진이 같은 카드에 있을 때
 #
-# `generate`는 느려서, 답은 대개 vLLM 같은 엔진으로 만든다. 학습과 같은 카드에 두는 것이 TRL의 `use_vllm=True`와 `vllm_mode="colocate"`다. 엔진은 **시작할 때** 카드의 `gpu_memory_utilization`만큼을 가중치와 KV 캐시의 자리로 잡는다([vLLM 문서](https://docs.vllm.ai/en/latest/configuration/engine_args/)). 모델이 작아도 그렇다.
+# `generate`는 느려서, 답은 대개 vLLM 같은 엔진으로 만든다. 학습과 같은 카드에 두는 것이 TRL의 `use_vllm=True`와 `vllm_mode="colocate"`다. 엔진은 **시작할 때** 카드의 `gpu_memory_utilization`만큼을 가중치, 순전파의 임시 텐서, KV 캐시의 자리로 잡는다([vLLM 문서](https://docs.vllm.ai/en/latest/configuration/engine_args/)). 모델이 작아도 그렇다.
 #
 # 여기서 `Engine`은 vLLM이 아니라 **그 몫만큼의 블록**이다. 첫 답을 만들 때 잡고, 재우면 돌려준다. 12.6절의 '512' 줄에 몫 0.6인 엔진을 두고 재우지 않는다. 두 스텝 가운데 어디에서 죽을까, 끝까지 갈까(`never`)?
 
@@ -519,6 +508,8 @@ dies
 # 몫은 쓸 수 있는 23.16 GiB가 아니라 카드 전체의 크기에 곱한다.
 
 # %%
+from helpers.chapters.c12_two_models.engine import Engine
+
 total = card("RTX 4090").memory_bytes
 print("engine", human_bytes(int(0.6 * total)), "of", human_bytes(total))
 awake = steps_of(partial(grpo, completion=512, rollout=Engine(0.6, 512, sleeps=False)), "RTX 4090")
@@ -565,7 +556,7 @@ compare_steps({name: partial(grpo, completion=512, rollout=one) for name, one in
 # %% [markdown] lang="ko"
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 학습하는 동안은 그렇다. 그러나 답을 만드는 동안에는 가중치와 옵티마이저 상태(6.68 GiB)가 엔진과 함께 있다. 0.6은 6.68 + 14.19 = 20.87 GiB라 되지만, 0.8은 6.68 + 18.92 = 25.60 GiB라 **둘째 스텝의 롤아웃**에서 죽었다.
+# **조건부로 맞다.** 학습하는 동안은 그렇다. 그러나 답을 만드는 동안에는 가중치와 옵티마이저 상태(6.68 GiB)가 엔진과 함께 있다. 0.6은 6.68 + 14.19 = 20.87 GiB라 되지만, 0.8은 6.68 + 18.92 = 25.60 GiB라 **둘째 스텝의 롤아웃**에서 죽었다(그 줄의 다른 칸은 첫 스텝의 것이다).
 #
 # </details>
 #
@@ -575,7 +566,7 @@ compare_steps({name: partial(grpo, completion=512, rollout=one) for name, one in
 #
 # 아래 끝은 엔진에 필요한 것, 위 끝은 학습이 남기는 것이다.
 #
-# 1. **아래 끝**: 답을 한꺼번에 만드는 데 드는 가중치와 KV 캐시를 카드의 크기로 나눈다.
+# 1. **아래 끝**: 답을 한꺼번에 만드는 데 드는 가중치와 KV 캐시를 카드의 크기로 나눈다. 엔진의 순전파에 드는 것은 세지 않았으니 적어도 이보다 커야 한다.
 # 2. **위 끝**: 쓸 수 있는 메모리에서 학습의 최대를 빼고 카드의 크기로 나눈다.
 # 3. 위 끝이 더 크면 그 사이에서, 양쪽에 여유를 두고 고른다. 아니면 재운다.
 #
@@ -592,7 +583,7 @@ print(f"weights {human_bytes(weights)}, with a cache for 8 × 768 tokens {human_
 print(f"of {human_bytes(size_of_t4)}: {needed / size_of_t4:.3f}")
 
 # %% [markdown] lang="ko"
-# 가중치는 16비트로 **한 벌 더** 있다. 12.6절의 4B가 T4에서 엔진과 함께 있지 못하는 까닭이다. 40.2억 × 2바이트인 가중치 7.49 GiB가 두 벌이면 14.98 GiB로 이미 카드를 넘고, 답을 만드는 동안에는 재울 수도 없다.
+# 0.120은 하한이다. 가중치는 16비트로 **한 벌 더** 있다. 12.6절의 4B가 T4에서 엔진과 함께 있지 못하는 까닭이다. 40.2억 × 2바이트인 가중치 7.49 GiB가 두 벌이면 14.98 GiB로 이미 카드를 넘고, 답을 만드는 동안에는 재울 수도 없다.
 #
 # <details><summary>엔진이 시작하지 않을 때, 캐시가 모자랄 때, 손수 만든 루프</summary>
 #
@@ -624,7 +615,7 @@ case("12-B").check(fraction)
 # %% [markdown] lang="ko"
 # <details><summary>찾은 다음에</summary>
 #
-# 위 끝은 (14.64 − 10.37) / 14.74 = 0.29이니 0.05 단위로는 0.25다. 실행해도 끝까지 간다. 아래 끝은 0.12이므로 적을 몫은 0.15나 0.2다. 0.25에서 남는 14.64 − 10.37 − 3.69 = 0.58 GiB는, 예약이 할당보다 많은 만큼에 모자라기 쉽다.
+# 위 끝은 (14.64 − 10.37) / 14.74 = 0.29이니 0.05 단위로는 0.25다. 실행해도 끝까지 간다. 0.25에서는 14.64 − 10.37 − 3.69 = 0.58 GiB밖에 남지 않는데, 예약은 늘 할당보다 많으므로(3장) 진짜 카드에서는 모자라기 쉽다. 0.12보다 크므로 0.2부터 시도하고, 시작 로그에서 KV 캐시의 크기를 본다(진짜 vLLM으로 확인하지 않았다).
 #
 # 0.3을 그대로 쓰는 길도 둘 있다. 재우거나(`run(fraction=0.3, sleeps=True)`), 3.12절의 한 줄로 학습의 최대를 9.53 GiB로 낮춘다.
 #
@@ -669,7 +660,8 @@ grpo_panel()
 #     max_completion_length=512, learning_rate=1e-5, model_init_kwargs={"dtype": "float16"},
 # )
 # lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
-# GRPOTrainer("Qwen/Qwen3-4B", reward, args=arguments, train_dataset=data, peft_config=lora).train()
+# trainer = GRPOTrainer("Qwen/Qwen3-4B", reward, args=arguments, train_dataset=data, peft_config=lora)
+# trainer.train()
 # ```
 #
 # **DPO: Llama-3.1-8B, QLoRA**
@@ -695,12 +687,30 @@ grpo_panel()
 # trainer.train()
 # ```
 #
+# <details><summary>SFT로 만든 어댑터(<code>sft-out</code>)에서 이어서 하려면</summary>
+#
+# 위에서 `arguments`의 `model_init_kwargs`를 빼고 `trainer = …` 줄을 아래로 바꾼다. `peft_config`를 함께 주면 `ValueError`다. TRL은 처음의 어댑터를 `ref`라는 이름으로 복사해 얼려 두고 기준으로 쓴다.
+#
+# ```python
+# from peft import PeftModel
+# from transformers import AutoModelForCausalLM
+#
+# name = "meta-llama/Llama-3.1-8B"  # SFT를 한 모델
+# base = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float16, quantization_config=four_bits)
+# model = PeftModel.from_pretrained(base, "sft-out", is_trainable=True)
+# trainer = DPOTrainer(model, args=arguments, train_dataset=data)
+# ```
+#
+# </details>
+#
 # <details><summary>자기 데이터로 쓰기 전에</summary>
 #
 # - `data`의 열은 GRPO가 `prompt`, DPO가 `prompt`, `chosen`, `rejected`다. `reward(completions, **kwargs)`는 답마다 수 하나인 목록을 돌려준다.
 # - GRPO에는 질문을 자르는 설정이 없다. 긴 질문은 `data`에서 먼저 거른다.
 # - GRPO의 배치를 4로 줄이면 누적은 2, `steps_per_generation=2`로 적는다. 한꺼번에 만드는 답이 `num_generations`의 배수여야 한다.
-# - 8B를 GRPO로 학습하려면 첫째 스크립트의 `model_init_kwargs`에 `four_bits`를 더하고 `train()` 앞에 `for`부터의 세 줄을 넣는다(12.6절의 9.65 GiB).
+# - 8B를 GRPO로 학습하려면 첫째 스크립트의 `model_init_kwargs`에 `"quantization_config": four_bits`를 더하고 `trainer.train()` 앞에 `for`부터의 세 줄을 넣는다(12.6절의 9.65 GiB).
+# - Ampere부터(L4, A100, RTX 30)는 `fp16=True`를 빼고 dtype을 모두 `bfloat16`으로 적는다. 3.12절의 한 줄과 `for`부터의 세 줄은 필요 없다.
+# - Llama는 Hub에서 먼저 사용 허락을 받아야 한다.
 # - bf16으로 학습한 모델을 fp16으로 계산하면 수가 넘칠 수 있다. 처음 몇 스텝의 손실이 `nan`인지 본다.
 # - Qwen3는 생각부터 적으므로 512토큰이면 답이 모두 잘릴 수 있다. 대화 형식이면 `chat_template_kwargs={"enable_thinking": False}`로 끈다.
 # - TRL의 학습률은 적지 않으면 1e-6이다. LoRA라면 그 열 배쯤에서 시작한다(8장).
@@ -713,23 +723,27 @@ grpo_panel()
 guesses()
 
 # %% [markdown] lang="ko"
-# 어느 단계에서 죽었는지는 traceback에 있는 함수의 이름으로 안다. `_generate`면 롤아웃, `_compute_loss`면 손실까지, `backward`면 역전파, 옵티마이저의 `step`이면 갱신이다. `_compute_loss` 없이 `_get_per_token_logps_and_entropies`가 있으면 기준 모델이다.
+# 어느 단계에서 죽었는지는 traceback에 있는 이름으로 안다. `backward`면 역전파, 첫 `step`이면 옵티마이저 상태가 생기는 갱신이다. 나머지는 다르다.
+#
+# - **DPO**: `DPOTrainer(…)`를 만드는 줄의 `create_model_from_path`면 정책이나 기준 모델을 올리던 중이고, `_compute_loss`의 `no_grad` 아래면 기준 모델의 순전파다. `log_softmax`나 `cross_entropy`면 통째로 만든 로짓이다.
+# - **GRPO**: `_generate`면 롤아웃, `_compute_loss`면 손실까지다. `_compute_loss` 없이 `_get_per_token_logps_and_entropies`가 있으면 기준 모델이다.
 #
 # | 언제 죽나 | 원인 | 고치는 줄 |
 # |---|---|---|
-# | **DPO**: 배치를 줄여도 | 기준 모델 한 벌 | `precompute_ref_log_probs=True`, LoRA(`peft_config`), fp16으로 읽은 `ref_model` |
+# | **DPO**: SFT의 배치를 그대로 옮기자마자 | 쌍마다 문장이 둘 | 배치를 반으로, 누적을 두 배로 |
+# | **DPO**: 배치를 줄여도 | 기준 모델 한 벌 | `precompute_ref_log_probs=True`, LoRA(`peft_config`), fp16으로 읽은 `ref_model`, 8비트 옵티마이저(2.9절) |
 # | **DPO**: 손실에서 | 통째로 만든 로짓 | TRL 1.16, `max_length`(LLaMA-Factory는 `cutoff_len`), 배치 |
 # | **GRPO**: 롤아웃 | KV 캐시, 남아 있는 옵티마이저 상태 | `steps_per_generation=1`, `num_generations`, `max_completion_length`, LoRA |
-# | **GRPO**: 손실, 역전파, 갱신 | 짧은 답의 전체 미세 조정이면 네 벌 | LoRA, 8비트 옵티마이저(2.9절) |
+# | **GRPO**: 손실, 역전파, 갱신 | 짧은 답의 전체 미세 조정이면 가중치, 그레이디언트, 옵티마이저 상태 | LoRA, 8비트 옵티마이저(2.9절) |
 # | **GRPO**: 손실, 역전파 | 긴 답이나 LoRA면 순전파 상태 | `max_completion_length`, 배치를 줄이고 누적 |
 # | **엔진**이 시작하지 않는다 | 몫만큼 비어 있지 않거나, 몫에 가장 긴 글의 캐시가 들어가지 않는다 | 몫을 줄이거나, `vllm_max_model_length`를 적는다(12.7절) |
 # | **엔진**을 재우지 않음: 첫 갱신 뒤 | 쥐고 있는 엔진과 옵티마이저 상태 | 몫을 줄인다(12.7절). 모자라면 `vllm_enable_sleep_mode=True` |
 # | **엔진**을 재움: 둘째 롤아웃(`cumem_allocator`) | 깨어난 엔진과 옵티마이저 상태 | 몫을 줄인다, LoRA |
 # | **T4**: 어떤 스텝만 | 길이가 모두 같아 생긴 어텐션의 행렬 | 3.12절의 한 줄 |
-# | **T4**: `_amp_foreach_non_finite…` | bf16이 된 어댑터(4비트, 8비트) | Trainer를 만든 뒤 fp32로(12.5절) |
-# | **T4**: LoRA인데도 모자란다 | fp32로 읽은 얼린 가중치 | `model_init_kwargs={"dtype": "float16"}` |
+# | **T4**: `_amp_foreach_non_finite…` | bf16이 된 어댑터(4비트, 8비트), 손수 bf16으로 읽은 파라미터 | Trainer를 만든 뒤 fp32로(12.5절) |
+# | **T4**: LoRA인데도 모자란다 | fp32로 읽은 얼린 가중치 | `model_init_kwargs={"dtype": "float16"}`, 손수 읽었다면 `from_pretrained(…, dtype=…)` |
 #
-# - DPO에 더해지는 것은 **가중치 한 벌과 두 배의 문장**이다.
+# - DPO에 더해지는 것은 전체 미세 조정이면 **가중치 한 벌**(LoRA나 미리 계산이면 0), 배치 수를 그대로 두면 **두 배의 문장**, 로짓을 통째로 만드는 도구라면 기준 모델의 로짓까지다.
 # - 최대는 단계마다 따로 있다. **가장 높은 단계를 먼저 찾고**, 그것을 낮추는 줄만 바꾼다.
 # - 엔진은 **재우지 않으면 더하고, 재우면 번갈아 쓴다.**
 #
@@ -813,7 +827,7 @@ cures = {"reference first": first, "early": early, "early, dense": partial(early
 draw_moments(moments_of_each({name: partial(whole_dpo, 4, loss=loss) for name, loss in cures.items()}, "T4"))
 
 # %% [markdown] lang="ko"
-# LLaMA-Factory에는 `log_softmax`를 나누어 계산하자는 제안도 올라와 있다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)). 손실에 기준 모델이 없는 것은 SimPO([Meng 외, 2024](https://arxiv.org/abs/2405.14734))와 ORPO([Hong 외, 2024](https://arxiv.org/abs/2403.07691))다(`pref_loss: simpo`나 `orpo`).
+# LLaMA-Factory에는 `log_softmax`를 나누어 계산하자는 제안도 올라와 있다([#10720](https://github.com/hiyouga/LlamaFactory/pull/10720)).
 #
 # ### T4에서 `generate`
 #
@@ -827,7 +841,7 @@ lines = {
 compare_steps({name: partial(with_line, one) for name, one in lines.items()}, "T4")
 
 # %% [markdown] lang="ko"
-# 4B의 롤아웃은 9.56 GiB로 오르지만 12.6절에 있는 역전파의 10.48 GiB보다 낮다. 최대는 답을 건네받은 줄과 같다. (512토큰을 다 만든 것도 한 번 실행해 보았다. 최대는 같은 10.48 GiB였다.)
+# 4B의 롤아웃은 9.56 GiB로 오르지만 12.6절에 있는 역전파의 10.48 GiB보다 낮다. (512토큰을 다 만들어도 최대는 같은 10.48 GiB였다.)
 #
 # ### 오류의 크기에서 길이로
 #
@@ -862,14 +876,14 @@ for completion, steps in ((8, two), (512, base), (4096, far), (8192, farthest)):
     print(f"{completion:5}", *(f"{phase} {peaks[phase] / sum(floor[phase].values()):.3f}" for phase in floor))
 
 # %% [markdown] lang="ko"
-# 답을 건네받은 롤아웃 말고는 모두 1보다 크다(하한은 `generate`를 전제로 KV 캐시와 16비트 사본을 세는데, 건네받으면 둘 다 없다). 짧은 답에서는 1에 가깝고, **길수록 멀어진다.** 역전파가 512토큰에서 1.073배, 4,096토큰에서 1.324배, 8,192토큰에서 1.448배다. 재계산하는 층의 임시 텐서처럼 하한이 세지 않는 것이 길이를 따라 늘기 때문이다. 긴 답이라면 패널의 하한이 들어가도 실행해 본다.
+# 답을 건네받은 롤아웃 말고는 모두 1보다 크다(하한은 `generate`를 전제로 KV 캐시와 16비트 사본을 세는데, 건네받으면 둘 다 없다). 짧은 답에서는 1에 가깝고, **길수록 멀어진다.** 재계산하는 층의 임시 텐서처럼 하한이 세지 않는 것이 길이를 따라 늘기 때문이다. 긴 답이라면 패널의 하한이 들어가도 실행해 본다.
 #
 # ### 진짜 엔진은 무엇이 다른가
 #
 # 12.7절의 블록에 없는 것들이다.
 #
 # - 잠들어도 얼마간 남는다([vllm #28714](https://github.com/vllm-project/vllm/issues/28714)의 로그에서 1.19 GiB).
-# - 몫 안에 가중치와 가장 긴 글의 캐시가 들어가는지 이 블록은 따지지 않는다.
+# - 순전파의 임시 텐서도 몫 안에서 쓴다. 이 블록은 그것도, 가중치와 가장 긴 글의 캐시가 들어가는지도 따지지 않는다.
 # - 첫 답이 아니라 `GRPOTrainer`를 만들 때 몫을 잡는다. 재우는 엔진도 먼저 몫을 다 잡고 나서 잔다.
 # - 정책이 4비트면 TRL은 엔진도 4비트로 만들고(`quantization="bitsandbytes"`), 8비트면 거절한다. TRL의 소스(`vllm_generation.py`)를 읽은 것이고, 돌려 보지 않았다.
 # - 깨우다가 모자라면 PyTorch의 메시지가 아니라 `CUDA Error: out of memory at …/cumem_allocator.cpp`가 나온다([vllm #13941](https://github.com/vllm-project/vllm/issues/13941)).

@@ -18,10 +18,8 @@ from virtual_gpu.units import MiB, human_bytes
 from ...rows import LeftRows
 from ...watched import telling
 from ..c11_outside.tried import Outcome, attempt
-from .engine import __file__ as engine_file
 
 KINDS = ("rest", "logits", "log_softmax", "reference logits", "reference log_softmax", "copy", "gradients")
-ENGINE = "engine"
 _LARGE = 0.25  # of the largest tensor that the step makes
 _SOFTMAX = "_log_softmax"
 
@@ -97,11 +95,6 @@ class Parts:
         return sum(self.held.values())
 
 
-def part_words(name: str) -> str:
-    """A part of a peak, for the reader."""
-    return tr(ko="엔진의 자리", en="the engine's share") if name == ENGINE else words.category(name)
-
-
 def parts_of_each(programs: Mapping[str, Callable[[], Any]], gpu: str | GPUSpec = "T4") -> dict[str, Parts]:
     """Run programs on a virtual card, one after the other: the parts of each one's highest peak."""
     found = {}
@@ -118,7 +111,7 @@ def parts_beside(found: Mapping[str, Parts]) -> LeftRows:
     """A row for each part of 1 MiB and more, a column for each program, and their peaks."""
     names = list(dict.fromkeys(name for one in found.values() for name in one.held))
     rows = [
-        [part_words(name), *(human_bytes(one.held.get(name, 0)) for one in found.values())]
+        [words.category(name), *(human_bytes(one.held.get(name, 0)) for one in found.values())]
         for name in names
         if any(one.held.get(name, 0) >= MiB for one in found.values())
     ]
@@ -126,21 +119,8 @@ def parts_beside(found: Mapping[str, Parts]) -> LeftRows:
     return LeftRows(["", *found], rows)
 
 
-def _parts(gpu: ProgramGPU) -> Counter[str]:
-    parts = Counter(make_report(gpu, gpu.watch, program="", status="", seconds=0).at_peak)
-    # To the report the engine's block is a temporary tensor like any other.
-    watch = gpu.watch
-    live = peak = engine = at_peak = 0
-    for event in watch.events:
-        block = watch.blocks[abs(event)]
-        size = block.held if event > 0 else -block.held
-        live += size
-        engine += size if block.line[0] == engine_file else 0
-        if live > peak:
-            peak, at_peak = live, engine
-    parts["temporaries"] -= at_peak
-    parts[ENGINE] += at_peak
-    return +parts
+def _parts(gpu: ProgramGPU) -> dict[str, int]:
+    return make_report(gpu, gpu.watch, program="", status="", seconds=0).at_peak
 
 
 def _moments(gpu: ProgramGPU) -> list[Moment]:

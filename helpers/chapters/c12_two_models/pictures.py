@@ -19,10 +19,11 @@ from virtual_gpu.drawing.svg import (
     text_width,
 )  # fmt: skip
 from virtual_gpu.language import tr
+from virtual_gpu.program.words import category
 from virtual_gpu.units import GiB, MiB, human_bytes
 
 from .floor import BLOCKS, block_words
-from .moments import ENGINE, KINDS, Moments, Parts, kind_words, part_words
+from .moments import KINDS, Moments, Parts, kind_words
 from .phases import NAMES, STEP, Steps, words
 
 _OF_PHASE = dict(zip(NAMES, (ORANGE, PURPLE, SKY, BLUE, GREEN), strict=True))
@@ -30,7 +31,6 @@ _OF_BLOCK = dict(zip(BLOCKS, (BLUE, PURPLE, GREEN, RED, "#F0E442", ORANGE, SKY, 
 _SEEN = 64 * MiB  # what a bar shows of a part
 _OF_PART = {
     "parameters": BLUE, "gradients": ORANGE, "optimizer": GREEN, "saved for backward": SKY, "temporaries": PURPLE,
-    ENGINE: GREY,
 }  # fmt: skip
 _OF_KIND = dict(zip(KINDS, (GREY, ORANGE, PURPLE, SKY, BLUE, "#F0E442", GREEN), strict=True))
 
@@ -43,15 +43,14 @@ def draw_parts(found: Mapping[str, Parts]) -> Drawing:
     used = [part for part in _OF_PART if any(dict(parts)[part] >= _SEEN for parts in held.values())]
     most = max([one.room for one in found.values()] + [one.total for one in found.values()])
     said = "; ".join(
-        f"{name}: "
-        + ", ".join(f"{part_words(part)} {human_bytes(nbytes)}" for part, nbytes in parts if nbytes >= _SEEN)
+        f"{name}: " + ", ".join(f"{category(part)} {human_bytes(nbytes)}" for part, nbytes in parts if nbytes >= _SEEN)
         for name, parts in held.items()
     )
     drawing = Drawing(620, 76 + row * len(found), said)
     for i, part in enumerate(used):
         x, y = 10 + 122 * (i % 5), 10 + 18 * (i // 5)
         drawing.rect(x, y, 11, 11, _OF_PART[part])
-        drawing.text(x + 16, y + 10, part_words(part), 12)
+        drawing.text(x + 16, y + 10, category(part), 12)
     for i, (name, parts) in enumerate(held.items()):
         y = top + i * row
         drawing.text(left - 8, y + 17, name, 12, "end")
