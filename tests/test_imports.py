@@ -140,6 +140,7 @@ LOADERS = {
     "prepare_model_for_kbit_training",
 }
 LOADING_ROOMS = {"virtual_gpu.models.*", "virtual_gpu.program.*", "virtual_gpu.api", "helpers.models"}
+PROGRAMS = {"helpers.chapters.c12_two_models.trained"}  # run on a virtual card as a reader writes them
 
 
 def module_name(path: Path) -> str:
@@ -256,7 +257,7 @@ def test_what_the_instrument_does_without():
 def test_models_are_loaded_in_one_place():
     elsewhere = []
     for module, path in FILES.items():
-        if room_of(module) not in LOADING_ROOMS:
+        if room_of(module) not in LOADING_ROOMS and module not in PROGRAMS:
             nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
             words = {getattr(node, field, None) for node in nodes for field in ("id", "attr", "name")}
             elsewhere += [(module, word) for word in sorted(words & LOADERS)]

@@ -139,7 +139,7 @@ pages = "expandable_segments:True"
 compare({f"{n} samples": partial(evaluate, n) for n in (40, 48)}, settings=pages)
 
 # %% [markdown] lang="ko"
-# 48개는 죽었다. 요청한 6.96 GiB는 로짓 전부의 크기다. 이 줄의 RAM은 가중치를 CPU에서 만들 때의 것이다. 같은 평가에서 배치가 모델을 지날 때마다 살아 있는 텐서를 적어, 이어 붙이는 순간을 그린다. 칸의 수는 GiB다.
+# 48개는 죽었다. 요청한 6.96 GiB는 로짓 전부의 크기이고, 표의 최대 13.69 GiB는 그 직전, 여섯째 배치의 순전파가 손실을 계산할 때의 것이다(모은 로짓은 순전파의 자리도 줄인다). 이 줄의 RAM은 가중치를 CPU에서 만들 때의 것이다. 같은 평가에서 배치가 모델을 지날 때마다 살아 있는 텐서를 적어, 이어 붙이는 순간을 그린다. 칸의 수는 GiB다.
 
 # %%
 seen = []
@@ -185,9 +185,10 @@ compare({name: partial(evaluate, 40, **options) for name, options in cures.items
 # %% [markdown] lang="ko"
 # - 위에서는 끝까지 간 40개가 단편화 때문에 죽었다. `with AdamW`는 이어 붙일 때가 아니라 다음 배치의 **순전파**에서 죽었다. traceback에는 `fixed_cross_entropy`가 있지만, 자리를 채운 것은 역시 모은 로짓이다.
 # - `compute_metrics`를 주지 않거나 `prediction_loss_only=True`면 손실만 남는다. 펄플렉시티는 이것으로 충분하다. `math.exp(metrics["eval_loss"])`다(배치마다 레이블 수가 다르면 평균의 평균이라 조금 어긋난다).
-# - **`preprocess_logits_for_metrics`가 가장 낫다.** 지표를 지키면서 어휘 전체의 점수를 모으지 않는다. 출력이 여럿인 모델이면 `logits`가 튜플이므로 `logits[0]`을 쓴다.
+# - **`preprocess_logits_for_metrics`를 먼저 쓴다.** 지표를 지키면서 어휘 전체의 점수를 모으지 않는다. 출력이 여럿인 모델이면 `logits`가 튜플이므로 `logits[0]`을 쓴다.
 # - `batch_eval_metrics=True`는 배치마다 `compute_metrics`를 부른다. 받는 것은 **GPU의 텐서**다. 개수를 `.item()`으로 더해 두고, `compute_result=True`로 불린 마지막에 나눈다.
 # - `list`는 두 벌을 한 벌로 줄일 뿐이다. 샘플이 늘면 다시 죽는다.
+# - `eval_accumulation_steps`만 켜면 이번에는 RAM에서(NumPy로) 이어 붙여 **두 벌**이 되는 순간이 있다. 텐서가 아니라서 이 표로는 세지 못한다. 그래서 `to RAM`에는 `eval_do_concat_batches=False`를 함께 적었다.
 # - `to RAM`은 로짓을 없애지 않고 **RAM으로 옮긴다.** 켜지 않아도 모은 것은 끝에 RAM으로 간다. 그래서 `list`와 `to RAM`의 RAM은 모두 로짓 전부(5.80 GiB)다.
 #
 # 아래는 그대로 옮겨 쓸 수 있는 지표다. `preprocess`와 함께 쓰므로 `predictions`는 로짓이 아니라 토큰 번호다. 여기서 다시 `argmax`를 부르면 길이 방향에서 최댓값을 찾아 틀린 지표가 되니, 그런 줄이 있었다면 지운다. 다음 토큰을 맞히는 모델이라 한 칸 밀어 견주고, 레이블이 -100인 자리는 뺀다.
@@ -255,7 +256,7 @@ largest_eval = guess("11.2", None, ("8", "16", "32"))
 largest_eval
 
 # %% [markdown] lang="ko"
-# 모두 배치 셋을 처리한다. `train`은 역전파까지, `forgot`은 `no_grad` 없이 순전파만, 나머지는 `no_grad` 안에서 한다. 손실을 목록에 모으는데, `item`은 `.item()`으로 수만 모은다. `hidden`은 출력층과 손실을 빼고 모델의 몸통만 부른 것이다. `forgot` 둘은 `train 4`보다 많을까, 적을까?
+# 모두 배치 셋을 처리한다. `train`은 역전파까지, `forgot`은 `no_grad` 없이 순전파만, 나머지는 `no_grad` 안에서 한다. 손실을 목록에 모으는데, `item`은 `.item()`으로 수만 모은다. `hidden`은 출력층과 손실을 빼고 모델의 몸통만 부른 것이다. `forgot` 두 줄의 최대는 `train 4`보다 클까, 작을까?
 
 
 # %%
@@ -294,7 +295,7 @@ compare(
 # %% [markdown] lang="ko"
 # - `no_grad`를 **잊으면** 순전파 상태가 풀려나지 않는다. 손실을 그대로 모으면 목록이 배치마다 계산 그래프를 붙들어 쌓인다.
 # - `.item()`으로 모아도 모자란다. 이름 `loss`가 다음 손실이 나올 때까지 앞 배치의 그래프를 붙들어 **두 배치의 것이 겹친다**(10.4절). 그래서 13.77 GiB로 학습보다 많다. 고치는 것은 `no_grad`다.
-# - `model.eval()`은 이 일을 하지 않는다. 드롭아웃을 끄고, 학습할 때만 듣는 체크포인팅도 끈다.
+# - `model.eval()`은 계산 그래프를 끄지 않는다. 드롭아웃을 끄고, 학습할 때만 듣는 체크포인팅도 끈다.
 # - 학습은 8에서 죽었는데 평가는 16까지 되고 32에서 죽었다. 죽은 곳은 로짓과 손실이다. 층의 순전파 상태는 곧바로 풀려나므로, **평가 배치의 크기는 로짓이 정한다.** 로짓이 없으면(`hidden`) 64개도 3.6 GiB면 된다.
 
 # %%
@@ -349,7 +350,7 @@ for name in ("EleutherAI/polyglot-ko-1.3b", "meta-llama/Llama-3.2-1B", "Qwen/Qwe
 #
 # <details><summary>앞의 두 물음의 답 (먼저 바꿔 본 다음에 연다)</summary>
 #
-# 4비트면 캐시가 4.00 GiB라 합이 18.96 GiB이고, 들어간다. 문맥 4,096이면 샘플 하나의 캐시가 0.50 GiB이므로 배치 30에서 15.00 GiB가 되어 가중치 14.96 GiB를 넘는다.
+# 4비트면 캐시가 4.00 GiB라 가중치와의 합은 18.96 GiB다. **식으로는** 들어간다. 그러나 프롬프트를 한 번에 읽으면 임시 텐서가 더 든다. 그것은 이 절의 끝에서 본다. 문맥 4,096이면 샘플 하나의 캐시가 0.50 GiB이므로 배치 30에서 15.00 GiB가 되어 가중치 14.96 GiB를 넘는다.
 #
 # </details>
 
@@ -422,7 +423,7 @@ long_prompts.against("A100")
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 프롬프트가 짧고 답이 길 때만 거의 맞다. 둘의 합은 3.30 GiB인데 A100에서도 5.32 GiB였다. 프롬프트를 읽는 동안의 임시 텐서가 캐시의 두 배다. 둘 다 토큰 수에 비례하므로, 그 비는 길이가 아니라 모델이 정한다. 11.4절의 8B에서는 캐시보다 조금 적다.
+# **조건부로 맞다.** 프롬프트가 짧고 답이 길 때만 거의 맞다. 둘의 합은 3.30 GiB인데 A100에서도 5.32 GiB였다. 프롬프트를 읽는 동안의 임시 텐서가 캐시의 두 배다. 둘 다 토큰 수에 비례하므로, 그 비는 길이가 아니라 모델이 정한다. 11.4절의 8B에서는 캐시보다 조금 적다. 패널의 131,072토큰도 그래서 식으로만 들어간다. `prefill_chunk_size`를 함께 주어야 한다.
 #
 # </details>
 #
@@ -432,7 +433,7 @@ long_prompts.against("A100")
 #
 # transformers의 기본값은 **동적 캐시**(dynamic)다. 토큰마다 `torch.cat`으로 한 줄을 붙이므로 층 하나의 키나 값이 잠깐 두 벌이 된다(11.11절에서 센다). **정적 캐시**(static)는 최대 길이만큼 미리 잡아 두고 그 자리에 쓴다. **오프로드 캐시**는 지금 계산하는 층과 그다음 층의 것만 GPU에 두고 나머지는 RAM의 **고정 메모리**(pinned memory)에 둔다. 운영 체제가 내보내지 못하는 RAM이라 GPU가 직접 읽어 간다.
 #
-# RTX 4090에서 Llama-3.1-8B에 16,384토큰을 읽히고 두 토큰을 만든다('캐시'는 GPU에 있는 것이다). 두 벌이 되는 동적 캐시의 최대는 정적 캐시보다 클까? 오프로드 캐시는 캐시 2 GiB를 RAM으로 보내는데, RAM은 2 GiB보다 적게 늘까, 더 늘까? 마지막 줄은 12,000토큰이다.
+# RTX 4090에서 Llama-3.1-8B에 16,384토큰을 읽히고 두 토큰을 만든다('캐시'는 끝난 뒤 GPU에 남은 것이다. 오프로드 캐시는 한 층 몫이다). 두 벌이 되는 동적 캐시의 최대는 정적 캐시보다 클까? 오프로드 캐시는 캐시 2 GiB를 RAM으로 보내는데, RAM은 2 GiB보다 적게 늘까, 더 늘까? 마지막 줄은 12,000토큰이다.
 
 # %%
 eight = partial(generate, "meta-llama/Llama-3.1-8B", 1)
@@ -449,7 +450,7 @@ compare(kinds, "RTX 4090", returned="cache")
 #
 # 오프로드 캐시는 GPU를 캐시만큼 줄인다. 대신 토큰마다 캐시 전부가 PCIe 버스를 오간다. 그런데 보낸 것은 2 GiB인데 RAM은 6 GiB 가까이 늘었다. PyTorch가 고정 메모리를 **2의 거듭제곱으로** 잡고, 다 쓴 것도 돌려주지 않기 때문이다. 16,384는 꼭 2의 거듭제곱이라 토큰이 하나 붙자 두 배짜리를 새로 잡았다(계산은 11.11절). 12,000이면 1.94 GiB다.
 #
-# **고치는 한 줄:** 캐시가 넘치는데 RAM이 넉넉하다면 `generate(..., cache_implementation="offloaded")`. RAM은 캐시의 두 배까지, 길이가 2의 거듭제곱을 넘는 순간이 있으면 세 배까지 든다.
+# **고치는 한 줄:** 캐시가 넘치는데 RAM이 넉넉하다면 `generate(..., cache_implementation="offloaded")`. RAM은 캐시의 두 배까지 든다. 답이 길어지며 2의 거듭제곱을 넘으면 작은 조각도 남아, 한 번 넘으면 세 배, 여러 번 넘으면 네 배 가까이까지 든다.
 #
 # ## 11.5 생성에 더 드는 것
 #
@@ -580,10 +581,10 @@ compare(programs)
 # 붙든 것이 모두 두 벌인 것은 아니다. 옵티마이저의 `load_state_dict`는 (PyTorch 2.13에서) 같은 장치에 있는 상태를 복사하지 않고 그대로 쓴다. 모델의 `load_state_dict`는 값을 복사하므로 파일의 것이 남는다. 고치는 줄은 셋이다.
 #
 # - `del checkpoint`: 다 쓴 뒤에 버린다. 읽는 일만 하는 함수로 떼어 내면, 그 함수가 끝날 때 저절로 된다(위의 `resume`은 같은 함수에서 학습까지 하므로 끝까지 붙든다).
-# - `map_location="cpu"`: GPU에 올리지 않는다. 대신 파일만큼의 RAM이 든다. 프로세스가 여덟이면 여덟 벌이다.
+# - `map_location="cpu"`: GPU에 올리지 않는다. 대신 파일만큼의 RAM이 조금 넘게 든다. 프로세스가 여덟이면 여덟 벌이다.
 # - `mmap=True`: 파일을 RAM에 읽어 들이지 않고 필요한 페이지(page)만 그때그때 가져온다. 운영 체제가 언제든 버리고 다시 읽을 수 있어 RAM이 모자라도 죽지 않는다.
 #
-# **고치는 한 줄:** `torch.load(path, map_location="cpu", mmap=True)`. GPU가 여럿일 때는 11.11절에 있다.
+# **고치는 한 줄:** `torch.load(path, map_location="cpu", mmap=True)`. `Trainer`의 `resume_from_checkpoint`라면 고칠 것이 없다. transformers 5.23은 GPU가 하나일 때 옵티마이저 상태를 CPU로 읽는다(그만큼 RAM이 든다). GPU가 여럿일 때는 11.11절에 있다.
 #
 # ### 사건 11-B: RAM도 없다
 #
@@ -611,13 +612,13 @@ dies_in = guess("11.8", None, ("GPU", "RAM", "nowhere"))
 dies_in
 
 # %% [markdown] lang="ko"
-# 차례로 fp32로 불러와 줄이기, fp32를 GPU에 바로 올려 줄이기, fp16으로 GPU에 바로 올리기, 올리면서 4비트로 줄이기다. 어디에서 어느 메모리가 먼저 차는가?
+# 차례로 fp32로 불러와 줄이기, fp32를 GPU에 바로 올려 줄이기, fp16으로 GPU에 바로 올리기, 올리면서 4비트로 줄이기다. 줄마다 GPU와 RAM 가운데 어느 것이 먼저 차는가?
 
 # %%
 from transformers import BitsAndBytesConfig
 
 name = "EleutherAI/polyglot-ko-5.8b"
-on_gpu, four_bit = {"device_map": "cuda"}, BitsAndBytesConfig(load_in_4bit=True)
+on_gpu, four_bit = {"device_map": "cuda"}, BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
 ways = {
     "fp32, half": lambda: load(name, dtype="float32").half().cuda(),
     "fp32 on GPU": lambda: load(name, dtype="float32", **on_gpu).half(),
@@ -629,7 +630,7 @@ compare(ways, host="Colab")
 # %% [markdown] lang="ko"
 # - `Killed`는 RAM이다. **파이썬 오류가 없다.** 이슈에 옮겨 적힌 Colab의 알림은 "Your session crashed after using all available RAM"이다([FTCP #8](https://github.com/PV-Lab/FTCP/issues/8)). 리눅스 터미널이라면 종료 코드(`echo $?`)가 137인지, `dmesg`에 `Out of memory: Killed process`가 있는지 본다.
 # - fp32를 GPU에 바로 올려도 죽는다. 줄이기 **전**의 크기가 최대다.
-# - `dtype="float16", device_map="cuda"`가 답이다. 텐서마다 파일에서 읽어 GPU로 보내므로 RAM에 모델이 쌓이지 않는다. 4비트도 텐서마다 올려 줄이므로 fp16 모델이 통째로 올라가는 순간이 없다. 7B라면 fp16 가중치만 13 GiB가 넘어 T4에 계산할 자리가 거의 없다. 그때는 `quantization_config=BitsAndBytesConfig(load_in_4bit=True)`로 불러온다.
+# - `dtype="float16", device_map="cuda"`가 답이다. 텐서마다 파일에서 읽어 GPU로 보내므로 RAM에 모델이 쌓이지 않는다. 4비트도 텐서마다 올려 줄이므로 fp16 모델이 통째로 올라가는 순간이 없다. 7B라면 fp16 가중치만 13 GiB가 넘어 T4에 계산할 자리가 거의 없다. 그때는 `quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float16)`으로 불러온다.
 
 # %%
 dies_in.against("RAM")
@@ -707,7 +708,7 @@ compare(
 #
 # ## 11.10 같은 작업을 다시
 #
-# 절마다 찾은 한 줄을 처음의 작업에 모두 넣는다. 학습의 코드는 그대로다. 가장 좋은 모델은 GPU에 복사하지 않고 그때그때 파일로 저장한다.
+# 이 작업에 해당하는 줄을 처음의 작업에 넣는다. 새로 만드는 모델이라 11.8절의 `device_map` 대신 `with torch.device("cuda")`로 처음부터 GPU에 만든다. 학습의 코드는 그대로다. 가장 좋은 모델은 GPU에 복사하지 않고 그때그때 파일로 저장한다.
 #
 # ```diff
 # - model = GPT2LMHeadModel(config).cuda()
@@ -732,7 +733,7 @@ print("resume - train:", human_bytes(peaks["resume"] - peaks["train"]))
 draw_job(second_try, first_try)
 
 # %% [markdown] lang="ko"
-# 재개가 2 MiB 높을 뿐이다. **이 작업은 이제 학습 스텝이 2 MiB의 여유를 두고 들어가면 전체가 들어간다.** 스텝 안은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에서 줄였고, 스텝 밖은 이 다섯 단계의 한 줄씩이다.
+# 재개가 2 MiB 높을 뿐이다. **이 작업은 이제 학습 스텝이 2 MiB의 여유를 두고 들어가면 전체가 들어간다**(재개는 새 프로세스에서 한다). 스텝 안은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에서 줄였고, 스텝 밖은 이 다섯 단계의 한 줄씩이다.
 
 # %%
 guesses()
@@ -776,9 +777,9 @@ compare({"40 samples, fp16=True": partial(evaluate, 40, fp16=True)})
 # 학습에 체크포인팅(5장)을 켜면 11.2절의 차이가 줄어든다. 배치를 하나씩 키운다.
 
 # %%
-rows = {f"train {n}": partial(train, n) for n in (5, 6)}
-rows |= {f"train {n}, checkpointing": partial(train, n, check=True) for n in (12, 13)}
-rows |= {f"no_grad {n}": partial(three, n) for n in (17, 18)}
+rows = {f"train {n}": partial(train, n) for n in (5, 6, 7)}
+rows |= {f"train {n}, checkpointing": partial(train, n, check=True) for n in (12, 13, 14, 15)}
+rows |= {f"no_grad {n}": partial(three, n) for n in (17, 18, 19)}
 compare(rows, ram=False)
 
 # %% [markdown] lang="ko"
@@ -788,7 +789,7 @@ compare(rows, ram=False)
 compare(rows, ram=False, settings=pages)
 
 # %% [markdown] lang="ko"
-# 기본 설정에서는 학습 5, 체크포인팅을 켠 학습 12, 평가 17까지다. 단편화(10.5절)를 없애면 하나씩 늘어 6, 13, 18이다. 체크포인팅이 없으면 평가가 학습의 세 배이고, 켜면 1.4배다. 켠 뒤에는 학습의 최대도 로짓이 정하므로, 차이는 역전파가 더 만드는 그레이디언트다. 13에서 요청한 3.77 GiB는 13 × 512 × 151,936 × 4바이트, 로짓의 fp32 그레이디언트다. `per_device_eval_batch_size`의 기본값은 학습과 상관없이 8이다.
+# 기본 설정에서는 학습 5, 체크포인팅을 켠 학습 12, 평가 17까지다. 단편화(10.5절)를 없애면 6, 14, 18까지다. 체크포인팅이 없으면 평가가 학습의 세 배이고, 켜면 1.3배쯤이다. 켠 뒤에는 학습의 최대도 로짓이 정하므로, 차이는 역전파가 더 만드는 그레이디언트다. 13에서 요청한 3.77 GiB는 13 × 512 × 151,936 × 4바이트, 로짓의 fp32 그레이디언트다. `per_device_eval_batch_size`의 기본값은 학습과 상관없이 8이다.
 #
 # ### 평가가 끝난 뒤
 #
