@@ -48,6 +48,7 @@ NOTICED_BY = {
     "pointwise_losses": ONE_BY_ONE + "a_loss_of_every_element_is_reduced",
     "foreach_norm": ONE_BY_ONE + "clipping_takes_a_number_for_each_chunk",
     "one_hot": ONE_BY_ONE + "one_hot_scatters",
+    "unscale_bf16": "tests/program/test_interfaces.py::test_a_scaler_refuses_bfloat16_as_on_a_card[in_force]",
     "nested_scales": FOUR_BIT + "the_weight_that_is_dequantized_in_forward",
     "gemm_4bit": FOUR_BIT + "the_weight_that_is_dequantized_in_forward",
 }

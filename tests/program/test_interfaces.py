@@ -267,6 +267,20 @@ def test_dora_on_4_bits_dequantizes_the_weight(tiny):
     assert peaks[1] - peaks[0] >= 2 * 64 * 128
 
 
+@pytest.mark.parametrize("without", [(), ("unscale_bf16",)], ids=["in_force", "left_out"])
+def test_a_scaler_refuses_bfloat16_as_on_a_card(without):
+    """The commonest end of QLoRA with fp16=True where a library made the adapters bf16 (pytorch #127176)."""
+    with cuda("T4", without=without):
+        layer = nn.Linear(4, 4).to("cuda", torch.bfloat16)
+        optimizer, scaler = torch.optim.AdamW(layer.parameters()), torch.amp.GradScaler("cuda")
+        scaler.scale(layer(torch.ones(1, 4, device="cuda", dtype=torch.bfloat16)).sum()).backward()
+        if without:
+            scaler.step(optimizer)
+        else:
+            with pytest.raises(NotImplementedError, match=r"unscale_cuda.*not implemented for 'BFloat16'"):
+                scaler.step(optimizer)
+
+
 def test_streams_without_a_vendors_name():
     with cuda("T4"):
         stream = torch.Stream()

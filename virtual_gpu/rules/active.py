@@ -37,6 +37,7 @@ from . import (
     softmax,
     sort,
     temporaries,
+    unscale,
 )
 from .registry import Operator, Rule, parts, version
 
@@ -76,6 +77,7 @@ RULES = {
         bitsandbytes.PACKED_PRODUCT,
         bitsandbytes.NESTED_SCALES,
         pinned.ROUNDED,
+        unscale.NO_BFLOAT16,
     )
 }
 NEWEST = "2.13"  # of PyTorch, with which these rules were read and run
