@@ -11,7 +11,6 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,21 +36,17 @@ class Ahead:
         self._panel, self._loop = panel, loop
         self._timer: asyncio.TimerHandle | None = None
         self._pieces: Iterator[Callable[[], Any]] = iter(())
-        self._took: dict[
-            tuple, float
-        ] = {}  # what is chosen in the menus (a model, a card) -> a piece's seconds at most
+        self._took: dict[tuple, float] = {}  # what the menus say (a model, a card) -> a piece's seconds at most
 
     def begin(self, moved: Any) -> None:
         """Soon compute what is next to the present setting, the control that was moved last first."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._begin, moved)
 
-    def took(self, seconds: float) -> None:
-        """So long the answer to the present setting took, all its pieces."""
-        chosen = self._panel.values()
+    def took(self, chosen: dict[str, Any], seconds: float) -> None:
+        """So long the answer to a setting took, all its pieces."""
         if seconds > LONG_S:
-            with suppress(*EXPECTED):
-                self._note(chosen, seconds / max(1, sum(1 for _ in self._panel.pieces(**chosen))))
+            self._note(chosen, seconds / max(1, sum(1 for _ in self._panel.pieces(**chosen))))
 
     def rest(self) -> None:
         """Compute no more until the next `begin`."""

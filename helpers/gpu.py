@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -31,6 +34,11 @@ def use_gpu(name: str | None = None) -> GPU:
     name = choose(name, ["cuda", *CATALOG], tr(ko="GPU", en="GPU"))
     _current = _open_cuda() if name == "cuda" else VirtualGPU(CATALOG[name])
     return _current
+
+
+def allocator_set_to(settings: str | None) -> AbstractContextManager[Any]:
+    """For a block: PYTORCH_ALLOC_CONF, which a virtual card reads where it begins; None: as it is."""
+    return patch.dict(os.environ, {} if settings is None else {"PYTORCH_ALLOC_CONF": settings})
 
 
 def current_gpu() -> GPU:

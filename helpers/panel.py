@@ -117,7 +117,9 @@ class Panel(widgets.VBox):
         """`answer`, kept."""
         key = tuple(chosen.items())
         if key not in self._answers:
+            start = time.perf_counter()
             self._answers[key] = self.answer(**chosen)
+            self.ahead.took(chosen, time.perf_counter() - start)
         return self._answers[key]
 
     def knows(self, chosen: dict[str, Any]) -> bool:
@@ -248,7 +250,6 @@ class Panel(widgets.VBox):
         handler = signal.getsignal(signal.SIGINT)
         listen = partial(signal.signal, signal.SIGINT) if _in_main_thread() else lambda _: None
         self._moving = True
-        start = time.perf_counter()
         self.add_class("course-busy")
         try:
             try:
@@ -274,7 +275,6 @@ class Panel(widgets.VBox):
             self._moving = False
             self.remove_class("course-busy")
             listen(handler)
-        self.ahead.took(time.perf_counter() - start)
 
     def _in_its_words(self, text: str) -> str:
         """An argument's name at the beginning of an error as the control's label says it."""

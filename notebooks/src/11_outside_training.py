@@ -28,7 +28,8 @@
 # | 내 평가 루프에서 배치마다 는다 | 11.2 | `with torch.no_grad():` |
 # | 프롬프트를 읽다가 `sdpa_attention_forward` | 11.3 | `generate(..., prefill_chunk_size=512)` |
 # | 답이 길어질수록 는다 | 11.4 | `generate(..., cache_implementation="offloaded")` |
-# | 저장하다가 | 11.6 | `max_shard_size="2GB"`. GPU가 여럿이면 11.11의 `SHARDED_STATE_DICT` |
+# | 저장하다가 GPU에서 | 11.6 | `copy.deepcopy(model.state_dict())` 대신 `{k: v.cpu() for k, v in model.state_dict().items()}` |
+# | 저장하다가 RAM에서 | 11.6 | `max_shard_size="2GB"`. GPU가 여럿이면 11.11절의 `SHARDED_STATE_DICT` |
 # | 저장한 것에서 이어서 하다가 | 11.7 | `torch.load(path, map_location="cpu", mmap=True)` |
 # | `from_pretrained` | 11.8 | `dtype="float16", device_map="cuda"` |
 # | 오프로드를 켰는데 GPU가 줄지 않는다 | 11.9 | 최대를 정하는 것이 무엇인지부터 본다 |
@@ -477,7 +478,7 @@ compare(
 )
 
 # %% [markdown] lang="ko"
-# 직접 부르면 8 × 2,048 × 128,256 × 2바이트, 3.91 GiB의 로짓이 생긴다(로짓이 없는 줄의 최대는 층 안의 다른 순간이라, 표의 차이는 그보다 작다). 빔이 넷이면 배치가 네 배인 것과 같다(가상 GPU에는 확률이 없어 프롬프트까지만 세었다).
+# 직접 부르면 8 × 2,048 × 128,256 × 2바이트, 3.91 GiB의 로짓이 생긴다(로짓이 없는 줄의 최대는 층 안의 다른 순간이라, 표의 차이는 그보다 작다). 프롬프트를 읽을 때까지는 빔 넷이 배치 네 배와 같다(그 뒤에 빔의 순서대로 캐시를 다시 골라 담는 복사는 세지 않았다. 가상 GPU에는 확률이 없다).
 #
 # **고치는 한 줄:** 내 생성 루프라면 `model(..., logits_to_keep=1)`.
 #
@@ -530,7 +531,7 @@ compare(programs, writes=True, returned="files")
 # %% [markdown] lang="ko"
 # GPU에 있는 모델을 저장할 때는 **파일 하나에 담을 텐서가 모두 RAM에** 온다. 그래서 나누면 파일의 합은 그대로인데 RAM은 조각 하나만큼으로 준다. 5 MB로 나눈 줄이 8 MiB인 것은 텐서 하나를 쪼개지는 않기 때문이다. 어댑터만 저장하면 거의 들지 않는다. 합치면(merge) RAM에는 다시 모델 하나, GPU에는 합치는 동안의 15 MiB가 더 든다.
 #
-# **고치는 한 줄:** `save_pretrained(path, max_shard_size="2GB")`. transformers 5.23의 기본값은 50 GB라 대개 파일이 하나다.
+# **고치는 한 줄:** GPU라면 `deepcopy` 대신 `{k: v.cpu() for k, v in model.state_dict().items()}`, RAM이라면 `save_pretrained(path, max_shard_size="2GB")`. transformers 5.23의 기본값은 50 GB라 대개 파일이 하나다.
 #
 # > **주장 3.** "저장은 디스크 일이다"
 #
@@ -582,7 +583,7 @@ compare(programs)
 #
 # - `del checkpoint`: 다 쓴 뒤에 버린다. 읽는 일만 하는 함수로 떼어 내면, 그 함수가 끝날 때 저절로 된다(위의 `resume`은 같은 함수에서 학습까지 하므로 끝까지 붙든다).
 # - `map_location="cpu"`: GPU에 올리지 않는다. 대신 파일만큼의 RAM이 조금 넘게 든다. 프로세스가 여덟이면 여덟 벌이다.
-# - `mmap=True`: 파일을 RAM에 읽어 들이지 않고 필요한 페이지(page)만 그때그때 가져온다. 운영 체제가 언제든 버리고 다시 읽을 수 있어 RAM이 모자라도 죽지 않는다.
+# - `mmap=True`: 파일을 RAM에 읽어 들이지 않고 필요한 페이지(page)만 그때그때 가져온다. 운영 체제가 언제든 버리고 다시 읽을 수 있어 이 페이지들 때문에 죽지는 않는다(표의 RAM은 이것을 세지 않는다).
 #
 # **고치는 한 줄:** `torch.load(path, map_location="cpu", mmap=True)`. `Trainer`의 `resume_from_checkpoint`라면 고칠 것이 없다. transformers 5.23은 GPU가 하나일 때 옵티마이저 상태를 CPU로 읽는다(그만큼 RAM이 든다). GPU가 여럿일 때는 11.11절에 있다.
 #
@@ -590,7 +591,7 @@ compare(programs)
 #
 # 위와 같은 학습을 이어서 하는데, GPU는 362 MiB까지, 텐서에 쓸 RAM은 **128 MiB**까지다. 체크포인트를 읽는 라이브러리 함수는 `map_location`만 받아 `mmap`을 넘길 자리가 없다. 파일에는 `"model"`과 `"optimizer"`, 그리고 가중치의 이동 평균 `"ema"`(모델과 같은 크기)가 있다. EMA는 학습이 끝난 뒤에 쓰므로 버릴 수 없다.
 #
-# `run`이 받는 것은 `map_location`("cuda", "cpu")과, 다 읽은 뒤 `model`, `optimizer`, `ema`를 저마다 어떻게 할지다. `checkpoint`에 그대로 두거나("keep"), 지우거나("drop"), RAM으로 옮긴다("cpu"). 설정은 쉰네 가지인데 실험은 아래의 한 번을 빼고 네 번 남는다. 먼저 종이에 더해 본다.
+# `run`이 받는 것은 `map_location`("cuda", "cpu")과, 다 읽은 뒤 `model`, `optimizer`, `ema`를 저마다 어떻게 할지다. `checkpoint`에 그대로 두거나("keep"), 지우거나("drop"), RAM으로 옮긴다("cpu"). 설정은 쉰네 가지인데 실험은 아래의 한 번을 빼고 네 번 남는다. 먼저 종이에 더해 본다. 읽는 순간의 합과 학습하는 순간의 합을 따로 더하고, 할당자의 자투리가 20 MiB쯤 더 드니(10.5절) 합은 **340 MiB까지**로 잡는다.
 
 # %%
 case("11-B").run()
@@ -628,7 +629,7 @@ ways = {
 compare(ways, host="Colab")
 
 # %% [markdown] lang="ko"
-# - `Killed`는 RAM이다. **파이썬 오류가 없다.** 이슈에 옮겨 적힌 Colab의 알림은 "Your session crashed after using all available RAM"이다([FTCP #8](https://github.com/PV-Lab/FTCP/issues/8)). 리눅스 터미널이라면 종료 코드(`echo $?`)가 137인지, `dmesg`에 `Out of memory: Killed process`가 있는지 본다.
+# - `Killed`는 RAM이 모자랐다는 뜻이다. **파이썬 오류가 없다.** 이슈에 옮겨 적힌 Colab의 알림은 "Your session crashed after using all available RAM"이다([FTCP #8](https://github.com/PV-Lab/FTCP/issues/8)). 리눅스 터미널이라면 종료 코드(`echo $?`)가 137인지, `dmesg`에 `Out of memory: Killed process`가 있는지 본다.
 # - fp32를 GPU에 바로 올려도 죽는다. 줄이기 **전**의 크기가 최대다.
 # - `dtype="float16", device_map="cuda"`가 답이다. 텐서마다 파일에서 읽어 GPU로 보내므로 RAM에 모델이 쌓이지 않는다. 4비트도 텐서마다 올려 줄이므로 fp16 모델이 통째로 올라가는 순간이 없다. 7B라면 fp16 가중치만 13 GiB가 넘어 T4에 계산할 자리가 거의 없다. 그때는 `quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float16)`으로 불러온다.
 
@@ -733,7 +734,7 @@ print("resume - train:", human_bytes(peaks["resume"] - peaks["train"]))
 draw_job(second_try, first_try)
 
 # %% [markdown] lang="ko"
-# 재개가 2 MiB 높을 뿐이다. **이 작업은 이제 학습 스텝이 2 MiB의 여유를 두고 들어가면 전체가 들어간다**(재개는 새 프로세스에서 한다). 스텝 안은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에서 줄였고, 스텝 밖은 이 다섯 단계의 한 줄씩이다.
+# 재개가 텐서로 세어 2 MiB 높을 뿐이다. **이 작업의 최대는 이제 사실상 학습 스텝이 정한다.** 카드에서는 할당자의 자투리까지 여유를 더 둔다. 재개는 새 프로세스에서 한다. 같은 노트북에서 이어 하면 앞의 예약이 조각나 더 든다. 스텝 안은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에서 줄였고, 스텝 밖은 이 다섯 단계의 한 줄씩이다.
 
 # %%
 guesses()
@@ -789,7 +790,7 @@ compare(rows, ram=False)
 compare(rows, ram=False, settings=pages)
 
 # %% [markdown] lang="ko"
-# 기본 설정에서는 학습 5, 체크포인팅을 켠 학습 12, 평가 17까지다. 단편화(10.5절)를 없애면 6, 14, 18까지다. 체크포인팅이 없으면 평가가 학습의 세 배이고, 켜면 1.3배쯤이다. 켠 뒤에는 학습의 최대도 로짓이 정하므로, 차이는 역전파가 더 만드는 그레이디언트다. 13에서 요청한 3.77 GiB는 13 × 512 × 151,936 × 4바이트, 로짓의 fp32 그레이디언트다. `per_device_eval_batch_size`의 기본값은 학습과 상관없이 8이다.
+# 기본 설정에서는 학습 5, 체크포인팅을 켠 학습 12, 평가 17까지다. 단편화(10.5절)를 없애면 6, 14, 18까지다. 체크포인팅이 없으면 평가가 학습의 세 배(기본 설정 3.4배), 켜면 1.3~1.4배다. 켠 뒤에는 학습의 최대도 로짓이 정하므로, 차이는 역전파가 더 만드는 그레이디언트다. 13에서 요청한 3.77 GiB는 13 × 512 × 151,936 × 4바이트, 로짓의 fp32 그레이디언트다. `per_device_eval_batch_size`의 기본값은 학습과 상관없이 8이다.
 #
 # ### 평가가 끝난 뒤
 #
@@ -831,7 +832,7 @@ print(*attempt(around_an_evaluation).returned, sep="\n")
 # %% [markdown] lang="ko"
 # 살아 있는 텐서는 늘 2.80 GiB, 가중치와 옵티마이저 상태 둘이다. 평가가 남긴 것은 텐서가 아니라 **예약**이다. 8.17 GiB이던 것이 13.97 GiB가 되고, 학습으로 돌아와도 줄지 않는다. `empty_cache()`로 돌려주면 3.97 GiB가 되고, 다음 스텝은 7.97 GiB면 된다.
 #
-# 이 프로그램은 죽지 않는다. 넷째 스텝은 쥐고 있던 자리를 다시 썼다. 자리가 모자랐다면 할당자가 통째로 빈 세그먼트를 스스로 돌려주었을 것이다. 그러나 학습이 평가가 남긴 큰 세그먼트에 작은 텐서를 놓고 나면, 그 세그먼트는 통째로 비지 않아 돌려줄 수 없다(단편화, 10.5절). 그래서 `empty_cache()`는 학습으로 **돌아가기 전에** 부른다. `Trainer`라면 콜백의 `on_evaluate`다(`torch_empty_cache_steps`는 학습 몇 스텝마다 부르는 것이다). `expandable_segments`를 켜도 된다.
+# 이 프로그램은 죽지 않는다. 넷째 스텝은 쥐고 있던 자리를 다시 썼다. 자리가 모자랐다면 할당자가 통째로 빈 세그먼트를 스스로 돌려주었을 것이다. 다만 학습이 평가가 남긴 큰 세그먼트에 작은 텐서를 놓고 나면, 그 세그먼트는 통째로 비지 않아 돌려줄 수 없게 된다(10.5절의 단편화다. 여기서 재현하지는 못했다). 그래서 `empty_cache()`는 학습으로 **돌아가기 전에** 부른다. `Trainer`라면 콜백의 `on_evaluate`다(`torch_empty_cache_steps`는 학습 몇 스텝마다 부르는 것이다). `expandable_segments`를 켜도 된다.
 
 
 # ### 동적 캐시가 한 토큰을 붙일 때

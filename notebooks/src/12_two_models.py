@@ -14,7 +14,7 @@
 # # 12장. 한 메모리에 모델 둘: DPO와 GRPO
 #
 # SFT는 되는데 DPO나 GRPO로 바꾸면 죽는다. 카드에 무엇이 더 있고, **언제** 있을까?
-# 이 장은 TRL의 `SFTTrainer`, `DPOTrainer`, `GRPOTrainer`를 고치지 않고 가상 GPU에서 실행해 센다(진짜 H100과의 차이는 12.11절). 수는 TRL 1.16, transformers 5.23의 것이다. 이 TRL은 체크포인팅을 켜고 SFT와 DPO의 로짓을 조각으로 나누어 계산한다. 내 것은 몇인지 `trl.__version__`부터 확인한다(옛 판은 12.4절).
+# 이 장은 TRL의 `SFTTrainer`, `DPOTrainer`, `GRPOTrainer`를 고치지 않고 가상 GPU에서 실행해 센다(진짜 H100과의 차이는 12.11절). 수는 TRL 1.16, transformers 5.23의 것이다. 이 TRL은 체크포인팅을 켜고 SFT, DPO, GRPO의 로짓을 조각으로 나누어 계산한다. 내 것은 몇인지 `trl.__version__`부터 확인한다(옛 판은 12.4절).
 #
 # 이 장을 마치면 다음을 할 수 있다.
 #
@@ -45,7 +45,7 @@ billion, small = "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-0.6B"
 #
 # > **주장 1.** "DPO는 모델을 두 번 올리니 메모리가 두 배다" ([LlamaFactory #798](https://github.com/hiyouga/LlamaFactory/issues/798))
 #
-# SFT(supervised fine-tuning)는 정답인 글을 따라 쓰게 하는 학습이다. DPO(direct preference optimization)는 **선호 학습**이다. 좋은 답의 확률은 올리고 나쁜 답의 확률은 내리되, 처음 모델에서 얼마나 달라졌는지로 잰다. 그래서 처음 모델이 있어야 한다.
+# SFT(supervised fine-tuning)는 정답인 글을 따라 쓰게 하는 학습이다. DPO(direct preference optimization)는 **선호 학습**이다. 좋은 답의 확률은 올리고 나쁜 답의 확률은 내린다. 얼마나 오르내렸는지는 처음 모델의 확률과 비교해 잰다. 그래서 처음 모델이 있어야 한다.
 #
 # DPO의 데이터는 **쌍**이다. 질문(프롬프트) 하나에 좋은 답과 나쁜 답이 있다. 카드에서는 질문에 답을 하나씩 이은 **문장** 둘이고, 학습하는 모델(**정책**, policy) 옆에 처음 모델(**기준 모델**, reference model)이 하나 더 있다.
 #
@@ -99,7 +99,13 @@ doubled.against(at_most[1] / at_most[0])
 #
 # </details>
 #
-# **바꾸어 본다.** 위의 칸에서 `size`를 1로 바꾸어 다시 실행한다. 어느 칸이 줄어드는가? 그것을 보고 다음을 예상한다.
+# **바꾸어 본다.** 위의 셀에서 `size`를 1로 바꾸어 다시 실행한다. 눈에 띄게 줄어드는 칸이 있는가? 그것을 보고 다음을 예상한다.
+#
+# <details><summary>답</summary>
+#
+# 거의 없다. 임시 텐서만 조금 준다. 그것도 대부분은 임베딩의 그레이디언트라(12.6절) 배치와 상관없다.
+#
+# </details>
 #
 # 이제 두 배 큰 모델이다. 파라미터가 12.4억 개인 Llama-3.2-1B를 같은 RTX 4090(쓸 수 있는 메모리 23.16 GiB)에서 학습한다. fp32 가중치 한 벌이 4.60 GiB다. SFT는 배치 4로 학습된다. DPO의 배치를 4, 2, 1로 줄이면 배치가 **몇일 때부터** 들어갈까? `none`은 1로도 들어가지 않는다는 뜻이다.
 
@@ -383,12 +389,12 @@ parts_beside(parts_of_each({"as it is": dpo_8b, "with the line": partial(with_li
 # | 단계 | 가중치 말고 더 있는 것(첫 스텝) |
 # |---|---|
 # | **롤아웃**(rollout): 답을 만든다 | 가중치의 16비트 사본(`autocast`, 3장), KV 캐시(11.3절) |
-# | **기준 모델**: 기준 로그 확률 | 기준 모델의 가중치, 순전파. `beta`가 0(TRL의 기본값)이면 이 단계가 없다 |
+# | **기준 모델**: 기준 로그 확률 | 기준 모델의 순전파. `beta`가 0(TRL의 기본값)이면 이 단계가 없다 |
 # | **손실까지**: 정책의 순전파 | 16비트 사본, 역전파를 위해 남기는 것 |
 # | **역전파** | 남긴 것, 재계산하는 층 하나, 쌓이는 그레이디언트 |
 # | **갱신** | 그레이디언트 한 벌, 옵티마이저 상태 |
 #
-# 점수는 함수로 매긴다. **보상 모델**(reward model)을 쓴다면 그 가중치가 늘 더 있다.
+# 점수는 함수로 매긴다. **보상 모델**(reward model)을 쓰거나 `beta`를 켜서 기준 모델을 올리면 그 가중치가 **모든 단계에** 더 있다(LoRA라면 기준 모델은 어댑터를 끄는 것이라 0이다).
 #
 # Qwen3-0.6B 전체를 RTX 4090에서 두 스텝 학습한다. 256토큰짜리 질문 하나에 8토큰짜리 답 8개를 만든다. **둘째 스텝**에서 가장 높은 단계는 어디일까? (`loss`는 손실까지, `step`은 갱신이다.)
 
@@ -494,7 +500,7 @@ compare_steps(models, "T4")
 #
 # **잘 되다가 어떤 스텝만 죽는다면** 첫 두 줄을 본다. 답의 길이가 하나라도 다르면 9.54 GiB인데, 모두 같으면 10.37 GiB다. 길이가 모두 같으면 패딩이 없어 마스크도 없고, T4의 어텐션이 길이 × 길이 행렬을 만든다(3.12절). 질문의 길이가 같고 답이 **모두** `max_completion_length`에서 잘린 스텝이 그렇다. 한 줄을 적으면 사라진다.
 #
-# **롤아웃에서 죽는다면** 한 번에 만드는 답의 수를 줄인다. TRL은 배치 × `steps_per_generation`개를 한꺼번에 만들고, 적지 않으면 누적 횟수가 그 값이다. 그래서 누적만 늘려도 KV 캐시가 는다. `steps_per_generation=1`을 적으면 늘지 않는다. 단, 한꺼번에 만드는 수는 `num_generations`의 배수여야 한다.
+# **롤아웃에서 죽는다면** 한 번에 만드는 답의 수를 줄인다. TRL은 배치 × `steps_per_generation`개를 한꺼번에 만들고, 적지 않으면 누적 횟수가 그 값이다. 그래서 누적만 늘려도 KV 캐시가 는다. `steps_per_generation=1`을 적으면 늘지 않는다. 단, 한꺼번에 만드는 수는 `num_generations`의 배수여야 한다. 거꾸로 `num_generations`만 줄이면 한꺼번에 만드는 수는 그대로다.
 #
 # ## 12.7 엔진이 같은 카드에 있을 때
 #
@@ -570,7 +576,7 @@ compare_steps({name: partial(grpo, completion=512, rollout=one) for name, one in
 #
 # 1. **아래 끝**: 답을 한꺼번에 만드는 데 드는 가중치와 KV 캐시를 카드의 크기로 나눈다. 엔진의 순전파에 드는 것은 세지 않았으니 적어도 이보다 커야 한다.
 # 2. **위 끝**: 쓸 수 있는 메모리에서 학습의 최대를 빼고 카드의 크기로 나눈다.
-# 3. 위 끝이 더 크면 그 사이에서, 양쪽에 여유를 두고 고른다. 아니면 재운다.
+# 3. 위 끝이 더 크면 그 사이에서, 양쪽에 여유를 두고 고른다. 아니면 재운다. 재울 때의 위 끝은 (쓸 수 있는 메모리 − 늘 있는 것) ÷ 카드의 크기다. 위의 RTX 4090이라면 (23.16 − 6.68) ÷ 23.65 = 0.69여서 0.6은 되고 0.8은 죽었다.
 #
 # 12.6절의 0.6B를 T4에서 학습한다면 아래 끝은 이렇다.
 
@@ -625,7 +631,7 @@ case("12-B").check(fraction)
 #
 # ## 12.8 직접 바꿔 보기
 #
-# 패널은 단계마다 **적어도** 얼마가 있어야 하는지를 식으로 계산한다. 임시 텐서는 세지 않으므로 하한이다. 넘치면 들어가지 않고, 들어가도 여유가 있어야 한다. LoRA의 얼린 가중치는 16비트로 읽고 체크포인팅은 켠 것으로 센다. **갱신**은 없다.
+# 패널은 단계마다 **적어도** 얼마가 있어야 하는지를 식으로 계산한다. 임시 텐서는 세지 않으므로 하한이다. 넘치면 들어가지 않고, 들어가도 여유가 있어야 한다(실제가 하한보다 얼마나 높은지는 12.11절). LoRA의 얼린 가중치는 16비트로 읽고 체크포인팅은 켠 것으로 센다. **갱신**은 없다.
 #
 # ![RTX 4090에서 Qwen3-0.6B 전체를 GRPO로 학습할 때 단계마다의 하한. 세 단계 모두 23.16 GiB 안에 들어간다.](../../image/12_grpo_panel.svg)
 #
@@ -727,17 +733,17 @@ guesses()
 # %% [markdown] lang="ko"
 # 어느 단계에서 죽었는지는 traceback에 있는 이름으로 안다. `backward`면 역전파, 첫 `step`이면 옵티마이저 상태가 생기는 갱신이다. 나머지는 다르다.
 #
-# - **DPO**: `DPOTrainer(…)`를 만드는 줄의 `create_model_from_path`면 정책이나 기준 모델을 올리던 중이고, `_compute_loss`의 `no_grad` 아래면 기준 모델의 순전파다. `log_softmax`나 `cross_entropy`면 통째로 만든 로짓이다.
-# - **GRPO**: `_generate`면 롤아웃, `_compute_loss`면 손실까지다. `_compute_loss` 없이 `_get_per_token_logps_and_entropies`가 있으면 로그 확률을 미리 재는 때다. `beta`가 0이 아니면 기준 모델일 수 있고, vLLM을 쓰면 `beta`가 0이어도 정책으로 한 번 부른다.
+# - **DPO**: `DPOTrainer(…)`를 만드는 줄의 `create_model_from_path`면 정책이나 기준 모델을 올리던 중이고, `_compute_loss` 아래에 찍힌 줄이 `ref_outputs = …`이면 기준 모델의 순전파다. `log_softmax`나 `cross_entropy`면 통째로 만든 로짓이다.
+# - **GRPO**: `_generate_and_score_completions`는 롤아웃에도 기준 모델에도 있으니 그 **아래** 이름을 본다. `_generate_single_turn`이면 롤아웃, `_compute_loss`면 손실까지다. `_compute_loss` 없이 `_get_per_token_logps_and_entropies`가 있으면 로그 확률을 미리 재는 때다. `beta`가 0이 아니면 기준 모델일 수 있고, vLLM을 쓰면 `beta`가 0이어도 정책으로 한 번 부른다.
 #
 # | 언제 죽나 | 원인 | 고치는 줄 |
 # |---|---|---|
 # | **DPO**: SFT의 배치를 그대로 옮기자마자 | 쌍마다 문장이 둘 | 배치를 반으로, 누적을 두 배로 |
 # | **DPO**: 배치를 줄여도 | 기준 모델 한 벌 | `precompute_ref_log_probs=True`, LoRA(`peft_config`), fp16으로 읽은 `ref_model`, 8비트 옵티마이저(2.9절) |
 # | **DPO**: 손실에서 | 통째로 만든 로짓 | TRL 1.16, `max_length`(LLaMA-Factory는 `cutoff_len`), 배치 |
-# | **GRPO**: 롤아웃 | KV 캐시, 남아 있는 옵티마이저 상태 | `steps_per_generation=1`, `num_generations`, `max_completion_length`, LoRA |
+# | **GRPO**: 롤아웃 | KV 캐시, 남아 있는 옵티마이저 상태 | `steps_per_generation=1`, 배치(와 `num_generations`), `max_completion_length`, LoRA |
 # | **GRPO**: 손실, 역전파, 갱신 | 짧은 답의 전체 미세 조정이면 가중치, 그레이디언트, 옵티마이저 상태 | LoRA, 8비트 옵티마이저(2.9절) |
-# | **GRPO**: 손실, 역전파 | 긴 답이나 LoRA면 순전파 상태 | `max_completion_length`, 배치를 줄이고 누적 |
+# | **GRPO**: 손실, 역전파 | 긴 답이나 LoRA면 순전파 상태, 옛 TRL이면 통째로 만든 로짓 | `max_completion_length`, 배치를 줄이고 누적 |
 # | **엔진**이 시작하지 않는다 | 몫만큼 비어 있지 않거나, 몫에 가장 긴 글의 캐시가 들어가지 않는다 | 몫을 줄이거나, `vllm_max_model_length`를 적는다(12.7절) |
 # | **엔진**을 재우지 않음: 첫 갱신 뒤 | 쥐고 있는 엔진과 옵티마이저 상태 | `vllm_gpu_memory_utilization`을 줄인다(12.7절). 모자라면 `vllm_enable_sleep_mode=True` |
 # | **엔진**을 재움: 둘째 롤아웃(`cumem_allocator`) | 깨어난 엔진과 옵티마이저 상태 | 몫을 줄인다, LoRA |
@@ -843,7 +849,7 @@ lines = {
 compare_steps({name: partial(with_line, one) for name, one in lines.items()}, "T4")
 
 # %% [markdown] lang="ko"
-# 4B의 롤아웃은 9.56 GiB로 오르지만 12.6절에 있는 역전파의 10.48 GiB보다 낮다. (512토큰을 다 만들어도 최대는 같은 10.48 GiB였다.)
+# 4B의 롤아웃은 9.56 GiB로 오르지만 12.6절에 있는 역전파의 10.48 GiB보다 낮다. (따로 512토큰을 다 만들어 보아도 최대는 같은 10.48 GiB였다.)
 #
 # ### 오류의 크기에서 길이로
 #

@@ -57,9 +57,6 @@ def install(patches: Patches, imports: Imports) -> None:
     imports.after("bitsandbytes.functional", in_bitsandbytes)
 
 
-_OF_4BIT = ("quant_type", "compress_statistics", "blocksize", "quant_storage", "bnb_quantized", "quant_state", "module")
-
-
 def _is_4bit(weight: torch.Tensor) -> bool:
     return "quant_storage" in vars(weight)
 
@@ -86,7 +83,7 @@ def know(weight: torch.Tensor, module: nn.Module, name: str) -> None:
 def know_copy(weight: torch.Tensor, again: torch.Tensor, memo: dict) -> None:
     """Give the copy of a weight what its original has (`Params4bit.__deepcopy__`); DoRA asks a copy."""
     if _is_4bit(weight):
-        vars(again).update({name: vars(weight)[name] for name in _OF_4BIT})
+        vars(again).update(vars(weight.module.virtual_state))
         again.quant_state = copy.deepcopy(weight.quant_state, memo)
         again.to = functools.partial(_to, again)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import logging
-import os
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 from tempfile import TemporaryDirectory
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -24,6 +22,7 @@ from virtual_gpu.language import tr
 from virtual_gpu.units import choose, human_bytes
 
 from ...environment import html_rows
+from ...gpu import allocator_set_to
 from ...rows import LeftRows
 from ...watched import telling
 from .caught import Dead, caught
@@ -209,7 +208,7 @@ def dead(number: int, settings: str | None = None) -> Dead:
         chdir(folder),
         _seeds_kept(),
         _unheard(),
-        patch.dict(os.environ, {} if settings is None else {"PYTORCH_ALLOC_CONF": settings}),
+        allocator_set_to(settings),
     ):  # the Trainer makes a folder of its own
         found = caught(lambda: exec(code, {"__name__": "__main__"}))
     assert isinstance(found, Dead), f"program {number} did not die: {found}"

@@ -96,7 +96,7 @@ class _Ran(LeftRows):
         alive = zip(shape.held, shape.most, shape.reserved, strict=True)
         rows = [[step, *map(human_bytes, sizes)] for step, sizes in enumerate(alive, 1)]
         if shape.wanted:
-            rows[-1][0] = f"{rows[-1][0]} (OOM)"
+            rows[-1][:2] = f"{rows[-1][0]} (OOM)", "–"  # it has no "after"
         super().__init__(heads, rows)
         ended = tr(ko="끝까지 갔다.", en="It came to its end.")
         self.said = shape.message.split(" If reserved but")[0] or ended

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -22,6 +20,7 @@ from virtual_gpu.units import GiB, human_bytes
 
 from ...charts import Chart
 from ...experiment import predict_memory
+from ...gpu import allocator_set_to
 from ...rows import LeftRows
 
 ROW = 512  # tokens: the shape in which the grid is run; what counts is their number
@@ -96,10 +95,7 @@ def died_in(batches: Sequence[Sequence[int]], settings: str | None = None, gpu: 
     settings: PYTORCH_ALLOC_CONF, as it is by default.
     """
     done = 0
-    with (
-        patch.dict(os.environ, {} if settings is None else {"PYTORCH_ALLOC_CONF": settings}),
-        virtual_gpu.cuda(gpu),
-    ):
+    with allocator_set_to(settings), virtual_gpu.cuda(gpu):
         try:
             for _ in _trained(batches):
                 done += 1

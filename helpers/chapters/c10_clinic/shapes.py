@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -17,6 +15,7 @@ from virtual_gpu.language import tr
 from virtual_gpu.units import GiB, human_bytes
 
 from ...charts import COLORS, Chart
+from ...gpu import allocator_set_to
 from ...rows import LeftRows
 from .blocks import line_of
 from .growth import small_gpt
@@ -60,10 +59,7 @@ def shape_of(
     keep: their logits stay; empty: empty_cache() after each; settings: PYTORCH_ALLOC_CONF, as it is by default.
     """
     kept: list[Any] = []
-    with (
-        patch.dict(os.environ, {} if settings is None else {"PYTORCH_ALLOC_CONF": settings}),
-        virtual_gpu.cuda(gpu, limited=limited) as card,
-    ):
+    with allocator_set_to(settings), virtual_gpu.cuda(gpu, limited=limited) as card:
         shape = Shape(card.capacity_bytes)
         model = small_gpt().cuda()
         for length in lengths:
@@ -147,8 +143,9 @@ def shapes_chart(shapes: Mapping[str, Shape]) -> Chart:
     )
     for ax, (name, one) in zip(chart.axes, shapes.items(), strict=True):
         steps = range(1, len(one.held) + 1)
-        for line, label, width in ((one.reserved, names[2], 4), (one.most, names[1], 2), (one.held, names[0], 2)):
-            ax.plot(steps, [value / GiB for value in line], "o-", label=label, lw=width, ms=width + 1.5)
+        held = one.held[:-1] if one.wanted else one.held  # the step that died has no "after"
+        for line, label, width in ((one.reserved, names[2], 4), (one.most, names[1], 2), (held, names[0], 2)):
+            ax.plot(steps[: len(line)], [value / GiB for value in line], "o-", label=label, lw=width, ms=width + 1.5)
         if one.wanted:
             ax.plot([steps[-1]], [one.wanted / GiB], "x", color="#b3400b", ms=12, mew=3)
         ax.axhline(one.limit / GiB, color="#b3400b", ls="--", lw=1.5)

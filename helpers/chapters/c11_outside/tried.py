@@ -10,7 +10,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -23,6 +22,7 @@ from virtual_gpu.program.device import ProgramGPU
 from virtual_gpu.program.frames import OURS
 from virtual_gpu.units import choose, human_bytes
 
+from ...gpu import allocator_set_to
 from ...rows import LeftRows
 from ...watched import telling
 
@@ -73,8 +73,7 @@ def attempt(
     writes: it may write its checkpoints. settings: PYTORCH_ALLOC_CONF, where it is to be another.
     look: called with the card once the program has ended, however it did.
     """
-    asked_for = {} if settings is None else {"PYTORCH_ALLOC_CONF": settings}
-    with patch.dict(os.environ, asked_for), virtual_gpu.cuda(gpu, host=host, writes=writes) as card:
+    with allocator_set_to(settings), virtual_gpu.cuda(gpu, host=host, writes=writes) as card:
         meter, end = card.host.meter, {}
         try:
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
