@@ -61,13 +61,15 @@ doubled
 
 # %%
 def sft(batch, peft_config=None, model=billion, **options):
-    arguments = SFTConfig(folder, per_device_train_batch_size=batch, max_steps=2, fp16=True, **QUIET, **options)
+    options = {"max_steps": 2, "fp16": True, **QUIET, **options}
+    arguments = SFTConfig(folder, per_device_train_batch_size=batch, **options)
     data = {"train_dataset": texts(512), "processing_class": tokenizer()}
     SFTTrainer(model, arguments, peft_config=peft_config, **data).train()
 
 
 def dpo(batch, peft_config=None, reference=None, model=billion, **options):
-    arguments = DPOConfig(folder, per_device_train_batch_size=batch, max_steps=2, fp16=True, **QUIET, **options)
+    options = {"max_steps": 2, "fp16": True, **QUIET, **options}
+    arguments = DPOConfig(folder, per_device_train_batch_size=batch, **options)
     data = {"train_dataset": pairs(256, 256), "processing_class": tokenizer()}
     own = reference() if reference else None
     DPOTrainer(model, own, args=arguments, peft_config=peft_config, **data).train()
@@ -81,7 +83,10 @@ from helpers.chapters.c12_two_models.moments import parts_beside, parts_of_each
 from helpers.chapters.c12_two_models.pictures import draw_parts
 
 size = 4  # pairs
-both = {f"SFT {2 * size}": partial(sft, 2 * size, model=small), f"DPO {size}": partial(dpo, size, model=small)}
+both = {
+    f"SFT {2 * size}": partial(sft, 2 * size, model=small),
+    f"DPO {size}": partial(dpo, size, model=small),
+}
 bars = parts_of_each(both, "RTX 4090")
 draw_parts(bars)
 
@@ -410,7 +415,10 @@ from helpers.chapters.c12_two_models.phases import compare_steps, phases_of, ste
 from helpers.chapters.c12_two_models.pictures import draw_steps
 
 
-def grpo(found, completion=8, batch=8, answers=8, rollout=None, prompt=256, model=small, peft_config=None, **options):
+def grpo(
+    found, completion=8, batch=8, answers=8, rollout=None, prompt=256, model=small, peft_config=None,
+    **options,
+):  # fmt: skip
     arguments = GRPOConfig(
         folder, per_device_train_batch_size=batch, num_generations=answers,
         gradient_accumulation_steps=answers // batch, max_completion_length=completion, max_steps=2,
