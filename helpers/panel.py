@@ -47,7 +47,7 @@ _LOOK = """<style>
 .course-panel .widget-slider .slider-container { flex: 1 1 3em; min-width: 3em }
 .course-panel .widget-slider .widget-readout { flex-shrink: 1; min-width: 4em }
 .course-panel.course-busy .course-shown { opacity: .35; transition-delay: .1s }
-.course-panel.course-old .course-shown { opacity: .35 }
+.course-panel.course-old .course-shown:not(.course-lasting) { opacity: .35 }
 .course-panel.course-busy { cursor: progress }
 .course-panel .course-working { visibility: hidden; margin: 0; height: 0; overflow: visible; text-align: right }
 .course-panel.course-busy .course-working { visibility: visible; transition: visibility 0s .3s }

@@ -14,6 +14,9 @@ def test_chapter_9s_panel_follows(open_notebook):
     def shown(where, *words):
         return notebook.wait_until_text(f".planner-{where}", lambda text: all(word in text for word in words))
 
+    def faded(where):
+        return notebook.find(f".planner-{where}").evaluate("one => getComputedStyle(one).opacity") == "0.35"
+
     def write(name, text):
         field = notebook.find(f".planner-{name} input")
         field.fill(text)
@@ -35,6 +38,8 @@ def test_chapter_9s_panel_follows(open_notebook):
     cell.focus()
     notebook.page.keyboard.press("Enter")
     assert (model.input_value(), gpu.input_value()) == ("Qwen/Qwen3-0.6B", "T4")
+    notebook.wait_until(lambda: faded("table") and faded("picture"), "what was found before is faded")
+    assert not faded("map")
     notebook.screenshot("09_heat_map", ".planner-map")
 
     # Another request is searched when asked for, twice clicked or not.
@@ -45,6 +50,7 @@ def test_chapter_9s_panel_follows(open_notebook):
     notebook.click("button.planner-search")
     notebook.click("button.planner-search")
     shown("status", "gpt2 · L4 · 길이 512 · 배치 4", "들어간다")
+    notebook.wait_until(lambda: not faded("table"), "what was found now is not")
 
     # Silly values: one clear sentence, no table.
     positive = "1 이상의 정수"

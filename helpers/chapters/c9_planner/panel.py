@@ -53,7 +53,7 @@ class PlannerPanel(Panel):
         search = tr(ko="찾기", en="search")
         self.search = self.button("search", search, self._search, button_style="primary", icon="search")
         self.table, self.why, self.files = (self.html(name) for name in ("table", "why", "files"))
-        self.map = self.html("map")
+        self.map = self.html("map").add_class("course-lasting")  # it is of no setting
         self.map.value = self._map()
         files = tr(ko="파일 보기", en="files of")
         wide = {"width": "680px"}
