@@ -56,6 +56,7 @@ def test_chapter_9s_panel_follows(open_notebook):
     positive = "1 이상의 정수"
     for name, silly, words in (("batch", "-3", positive), ("batch", "넷", positive), ("model", "gpt9", "gpt9")):
         write(name, silly)
+        shown("status", "바뀌었다")  # it has arrived, and nothing on the page moves under the pointer any more
         notebook.click("button.planner-search")
         shown("status", words)
         assert "<table" not in notebook.html(".planner-table")
