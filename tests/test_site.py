@@ -9,10 +9,15 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
+from pygments.lexers import get_lexer_by_name
+from pygments.token import Token
 
 from tools import site
 
 ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks" / "ko").glob("*.ipynb"))
+TEXTS = [*sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+FENCED = re.compile(r"^ *```(\w+)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
 def test_without_its_libraries_it_says_what_to_install(monkeypatch, tmp_path, capsys):
@@ -51,6 +56,19 @@ def test_a_notebook_for_the_web():
     )
     assert '<a href="../../docs/answers.html#model=' in planner.outputs[0].data["text/html"]
     assert table.outputs[0].data["text/html"] == '<a href="01_x.html">x</a>'
+
+
+@pytest.mark.parametrize("path", [*TEXTS, *NOTEBOOKS], ids=lambda path: path.name)
+def test_code_in_a_text_can_be_read(path):
+    """Sphinx warns of what is none, and the site is not built."""
+    if path.suffix == ".ipynb":
+        cells = nbformat.read(path, nbformat.NO_CONVERT).cells
+        texts = [cell.source for cell in cells if cell.cell_type == "markdown"]
+    else:
+        texts = [path.read_text(encoding="utf-8")]
+    for language, code in FENCED.findall("\n\n".join(texts)):
+        wrong = [text for kind, text in get_lexer_by_name(language).get_tokens(code) if kind is Token.Error]
+        assert not wrong, f"no {language}: {wrong}"
 
 
 def test_what_the_theme_says_is_korean_and_the_article_is_left_alone():

@@ -261,7 +261,7 @@ for batches in ([ordered[:16], ordered[16:32]], [ordered[:16]] * 2):
 # longest = max(range(len(dataset)), key=lambda i: len(dataset[i]["input_ids"]))
 # rows = 16  # per_device_train_batch_size × gradient_accumulation_steps × GPU의 수
 # trial = dataset.select([longest] * rows * 5)
-# arguments = TrainingArguments("trial", max_steps=5, …)  # 나머지는 내 설정 그대로
+# arguments.max_steps = 5  # TrainingArguments의 나머지는 내 설정 그대로
 # ```
 #
 # - 다섯 스텝인 것은, fp16이면 `GradScaler`가 처음 몇 스텝을 건너뛸 수 있기 때문이다(1장). `step()`이 두 번은 정말 실행되어야 한다.

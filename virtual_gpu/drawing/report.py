@@ -99,7 +99,7 @@ def draw_bars(reports: Sequence[MemoryReport], marked: int | None = None) -> svg
         needed = max(report.needed_bytes or 0, report.peak_bytes)
         if needed * scale > x - left + 0.5:
             drawing.rect(x, y, left + needed * scale - x, 20, "none", stroke=svg.RED, stroke_dasharray="4 3")
-        over = "" if report.fits else tr(ko=" 부족", en=" OOM")
+        over = "" if report.fits else tr(ko=" 필요", en=" needed")
         fill = svg.INK if report.fits else svg.RED
         drawing.text(
             750, y + 15, f"{human_bytes(needed)}{over}", size=12, anchor="end", fill=fill, bold=not report.fits
