@@ -8,8 +8,8 @@ from xml.sax.saxutils import escape, quoteattr
 FONT = "'Noto Sans KR','Apple SD Gothic Neo','Malgun Gothic','NanumGothic',sans-serif"
 INK, MUTED, GRID, PAPER = "#1f2933", "#5f6b76", "#d9dee3", "#ffffff"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
-BLUE, ORANGE, GREEN, PURPLE, RED, SKY, GREY = (
-    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#9AA5B1",
+BLUE, ORANGE, GREEN, PURPLE, RED, SKY, YELLOW, GREY = (
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#9AA5B1",
 )  # fmt: skip
 
 RANKS = (BLUE, ORANGE, GREEN, PURPLE)  # one rank after another

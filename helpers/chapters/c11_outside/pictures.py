@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from virtual_gpu.cards import card
-from virtual_gpu.drawing.svg import BLUE, GREY, GRID, INK, MUTED, ORANGE, RED, SKY, Drawing
+from virtual_gpu.drawing.svg import BLUE, GREY, GRID, INK, MUTED, ORANGE, PURPLE, RED, SKY, YELLOW, Drawing
 from virtual_gpu.language import tr
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.units import GiB, human_bytes
@@ -23,11 +23,11 @@ def draw_sizes(weights: int, cache: int, room: int) -> Drawing:
     scale = 560 / max(weights + cache, room)
     drawing.rect(left, 34, room * scale, 34, GRID)
     drawing.rect(left, 34, weights * scale, 34, BLUE)
-    drawing.rect(left + weights * scale, 34, cache * scale, 34, ORANGE)
+    drawing.rect(left + weights * scale, 34, cache * scale, 34, YELLOW)
     edge = left + room * scale
     drawing.line(edge, 26, edge, 76, RED)
     drawing.text(max(edge, left + 160), 90, f"{usable} {human_bytes(room)}", 12, "end", MUTED)
-    for x, name, color, size in ((0, names[0], BLUE, weights), (200, names[1], ORANGE, cache)):
+    for x, name, color, size in ((0, names[0], BLUE, weights), (200, names[1], YELLOW, cache)):
         drawing.rect(left + x, 8, 12, 12, color)
         drawing.text(left + x + 18, 19, f"{name} {human_bytes(size)}", 12, fill=INK)
     return drawing
@@ -59,7 +59,7 @@ def draw_gathering(seen: Sequence[tuple[int, int]], gpu: str) -> Drawing:
         tr(ko="이 배치의 로짓", en="this batch's logits"),
         tr(ko="새로 달라는 것", en="what is asked for"),
     )
-    colors = GREY, BLUE, SKY, ORANGE
+    colors = GREY, PURPLE, SKY, YELLOW
     for i, (name, color) in enumerate(zip(names, colors, strict=True)):
         drawing.rect(10 + 143 * i, 10, 11, 11, color)
         drawing.text(26 + 143 * i, 20, name, 12)

@@ -15,6 +15,7 @@ from virtual_gpu.drawing.svg import (
     PURPLE,
     RED,
     SKY,
+    YELLOW,
     Drawing,
     text_width,
 )  # fmt: skip
@@ -26,13 +27,13 @@ from .floor import BLOCKS, block_words
 from .moments import KINDS, Moments, Parts, kind_words
 from .phases import NAMES, STEP, Steps, words
 
-_OF_PHASE = dict(zip(NAMES, (ORANGE, PURPLE, SKY, BLUE, GREEN), strict=True))
-_OF_BLOCK = dict(zip(BLOCKS, (BLUE, PURPLE, GREEN, RED, "#F0E442", ORANGE, SKY, GREY), strict=True))
+# Weights, gradients, optimizer state and activations have the colours that they have in every chapter.
+_OF_BLOCK = dict(zip(BLOCKS, (BLUE, SKY, GREEN, ORANGE, RED, YELLOW, PURPLE, GREY), strict=True))
 _SEEN = 64 * MiB  # what a bar shows of a part
 _OF_PART = {
-    "parameters": BLUE, "gradients": ORANGE, "optimizer": GREEN, "saved for backward": SKY, "temporaries": PURPLE,
+    "parameters": BLUE, "gradients": ORANGE, "optimizer": GREEN, "saved for backward": PURPLE, "temporaries": SKY,
 }  # fmt: skip
-_OF_KIND = dict(zip(KINDS, (GREY, ORANGE, PURPLE, SKY, BLUE, "#F0E442", GREEN), strict=True))
+_OF_KIND = dict(zip(KINDS, (GREY, PURPLE, SKY, GREEN, BLUE, YELLOW, ORANGE), strict=True))
 
 
 def draw_parts(found: Mapping[str, Parts]) -> Drawing:
@@ -112,9 +113,9 @@ def draw_steps(steps: Steps) -> Drawing:
 
     step, bottom, line = 1, top + tall, height(steps.room)
     for i, one in enumerate(steps.phases):
-        x, color = left + i * wide, _OF_PHASE[one.name]
+        x = left + i * wide
         shape = [(x, bottom), (x, height(one.start)), (x + wide / 2, height(one.peak)), (x + wide, height(one.end))]
-        drawing.polygon([*shape, (x + wide, bottom)], color)
+        drawing.polygon([*shape, (x + wide, bottom)], GREY)
         label = height(one.peak) - 6
         if label - 12 < line < label + 4:  # above the line that it would lie on
             label = line - 6
