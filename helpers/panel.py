@@ -82,7 +82,7 @@ class Kept(dict):
 class Panel(widgets.VBox):
     """Controls in two columns, a status line, a picture. A subclass has a `prefix` for its CSS classes and `answer`.
 
-    Its repr is fixed, so that notebooks can be compared.
+    Its repr is what a page without widgets shows, and a notebook whose kernel has ended.
     """
 
     prefix: str
@@ -99,7 +99,7 @@ class Panel(widgets.VBox):
         self.ahead = Ahead(self, self._loop)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        return tr(ko="조작 패널(이 셀을 실행하면 나타난다)", en="a panel (it appears when this cell is run)")
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any] | None:
         bundle = super()._repr_mimebundle_(**kwargs)

@@ -36,7 +36,7 @@ def choose(panel, **values):
 
 def test_it_shows_its_first_setting():
     panel = zero_panel()
-    assert repr(panel) == "ZeroPanel()"
+    assert repr(panel) == "조작 패널(이 셀을 실행하면 나타난다)"
     assert "<svg" in panel.picture.value and 'role="status"' in panel.status.value
     assert "들어간다" in panel.status.value
 
