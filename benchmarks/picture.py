@@ -139,6 +139,7 @@ def draw_lines(
             name = worst.worst_id.split("/", 1)[-1]  # the line says whose it is
             while len(name) > (40 if margin else 56) and "/" in name:
                 name = name.rsplit("/", 1)[0]
+            name = f"{worst.worst:+.1%} {name}".replace("-", "−", 1)
             x = centre + half * place(worst.worst)
             left = worst.worst > 0
             found.text(x, y - 6, name, size=min(shape.small, 10), anchor="end" if left else "start", fill=MUTED)

@@ -263,6 +263,8 @@ def test_several_gpus_are_the_ledgers():
             report = predict_memory(setting, gpu="L4")
             edited = with_ddp(report.timeline.trace).through()[0].timeline()
             assert plan.tensors_bytes == edited.peak_bytes > report.peak_bytes
+            ranks = plan.request.gpus  # an all-reduce in a ring: everything but one share, twice
+            assert plan.sent_bytes == 2 * report.gradients_bytes * (ranks - 1) // ranks
     what = dict(plans.skipped)
     assert "누적이 없을 때만" in what["전체 미세 조정 · ZeRO-1"]
     shown = plans._repr_html_()

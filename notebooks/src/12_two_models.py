@@ -108,7 +108,7 @@ doubled.against(at_most[1] / at_most[0])
 #
 # <details><summary>답</summary>
 #
-# 거의 없다. 임시 텐서만 조금 준다. 그것도 대부분은 임베딩의 그레이디언트라(12.6절) 배치와 상관없다.
+# 거의 없다. 임시 텐서만 30 MiB쯤 준다. 임시 텐서의 대부분(0.58 GiB)이 배치와 상관없는 임베딩의 그레이디언트이기 때문이다(12.6절).
 #
 # </details>
 #
@@ -132,7 +132,7 @@ compare(programs, "RTX 4090", ram=False)
 dpo_fits.against("none")
 
 # %% [markdown] lang="ko"
-# 가중치 두 벌, 그레이디언트 한 벌, AdamW의 상태 두 벌이면 다섯 벌, 23.0 GiB다. 내 모델이라면 파라미터 × 16바이트(SFT)가 × 20바이트(DPO)가 된다. 배치와 상관없는 것만으로 카드가 거의 차니, 배치를 줄여도 죽는다. (죽은 줄의 GPU 최대는 카드가 찬 높이일 뿐, 필요한 양이 아니다.)
+# 가중치 두 벌, 그레이디언트 한 벌, AdamW의 상태 두 벌이면 다섯 벌, 23.02 GiB다. 여기에 역전파의 끝에 잠깐 더 있는 임베딩의 그레이디언트(128,256 × 2,048 × 4바이트 = 0.98 GiB, 12.6절)를 더하면 24.00 GiB다. 모두 배치와 상관없으니, 배치를 아무리 줄여도 23.16 GiB에는 들어가지 않는다. 내 모델이라면 파라미터 × 16바이트(SFT)가 × 20바이트(DPO)가 된다. (죽은 줄의 GPU 최대는 카드가 찬 높이일 뿐, 필요한 양이 아니다.)
 #
 # ## 12.2 두 배가 되는 것과 되지 않는 것
 #
@@ -288,7 +288,7 @@ draw_moments(moments_of_each({"SFT 4": whole["SFT 4"], "DPO 4": whole["DPO 4"]},
 # %% [markdown] lang="ko"
 # SFT의 최대에는 로짓만 한 칸이 **셋**, DPO의 최대에는 **다섯**이 있다. 한 칸의 크기가 문장의 수를 따라 두 배이니 2 × 5 / 3 = 3.3배다.
 #
-# DPO의 최대는 역전파가 아니라 **기준 모델의 `log_softmax`** 에서 나온다. 노란 칸의 **사본**은 코드에 보이지 않는다. `logits[:, :-1]`은 문장마다 끝이 잘려 메모리에 띄엄띄엄 놓이는데, CUDA의 `log_softmax`는 이어진 텐서를 받아야 해서 잠깐 복사한다(PyTorch의 `SoftMax.cu`).
+# DPO의 최대는 역전파가 아니라 **기준 모델의 `log_softmax`** 에서 나온다. 노란 칸의 **사본**은 코드에 보이지 않는다. SFT에 없는 것은 transformers의 손실이 로짓을 자르지 않고 `labels`를 한 칸 밀기 때문이다. `logits[:, :-1]`은 문장마다 끝이 잘려 메모리에 띄엄띄엄 놓이는데, CUDA의 `log_softmax`는 이어진 텐서를 받아야 해서 잠깐 복사한다(PyTorch의 `SoftMax.cu`).
 #
 # **연습 12-1.** 굵은 줄의 다섯 칸 가운데 그 순간에 꼭 있어야 하는 것은 어느 것인가? `whole_loss`를 고쳐 **세 칸**으로 줄인다. 손실과 그레이디언트는 그대로여야 한다. `check`는 작은 모델에서 값을 비교하고, T4에서 배치 4로 실행해 그림을 그린다. 고치는 길은 하나가 아니다. 막히면 `exercise("12-1").hint()`를 실행한다.
 
@@ -408,7 +408,7 @@ highest = guess("12.6", None, ("rollout", "loss", "backward", "step"))
 highest
 
 # %% [markdown] lang="ko"
-# `phases_of`는 Trainer의 메서드를 그대로 부르면서 앞뒤에서 `torch.cuda`의 눈금만 읽어 `found`에 담는다. 도형 하나가 단계 하나다. 왼쪽 변의 높이가 단계의 처음, 꼭대기가 최대, 오른쪽 변의 높이가 끝에 할당된 양이다.
+# `phases_of`는 Trainer의 메서드를 그대로 부르면서 앞뒤에서 `torch.cuda`의 눈금만 읽어 `found`에 담는다. 도형 하나가 단계 하나다. 왼쪽 변의 높이가 단계의 처음, 꼭대기가 최대, 오른쪽 변의 높이가 끝에 할당된 양이다. (`grpo`의 `for`는 12.5절의 것이고, 뒤의 QLoRA에만 쓰인다.)
 
 # %%
 from helpers.chapters.c12_two_models.phases import compare_steps, phases_of, steps_of
@@ -419,10 +419,10 @@ def grpo(
     found, completion=8, batch=8, answers=8, rollout=None, prompt=256, model=small, peft_config=None,
     **options,
 ):  # fmt: skip
+    options = {"gradient_accumulation_steps": answers // batch, "max_steps": 2, "fp16": True, **QUIET, **options}
     arguments = GRPOConfig(
-        folder, per_device_train_batch_size=batch, num_generations=answers,
-        gradient_accumulation_steps=answers // batch, max_completion_length=completion, max_steps=2,
-        fp16=True, **QUIET, **options,
+        folder, per_device_train_batch_size=batch, num_generations=answers, max_completion_length=completion,
+        **options,
     )  # fmt: skip
     data = {"train_dataset": prompts(prompt), "processing_class": tokenizer(), "peft_config": peft_config}
     trainer = GRPOTrainer(model, length_of, args=arguments, rollout_func=rollout, **data)
@@ -477,7 +477,7 @@ compare_steps(settings, "RTX 4090")
 # %% [markdown] lang="ko"
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 답이 512토큰이면 9.53 GiB가 10.28 GiB로 **오히려 올랐다.** 두 번에 나누어 누적하면 첫 번째의 그레이디언트 한 벌이 남아 두 번째의 순전파와 겹친다(4장). 답이 4,096토큰이면 순전파 상태가 최대를 정하므로 14.08 GiB가 12.90 GiB로 준다. LoRA라면 남는 그레이디언트가 작아 짧은 답에서도 준다(다음 표의 4B).
+# **조건부로 맞다.** 답이 512토큰이면 9.53 GiB가 10.28 GiB로 **오히려 올랐다.** 두 번에 나누어 누적하면 첫 번째의 그레이디언트 한 벌이 남아 두 번째의 순전파와 겹친다(4장). 답이 4,096토큰이면 순전파 상태가 최대를 정하므로 14.08 GiB가 12.90 GiB로 준다. LoRA라면 남는 그레이디언트가 작아 짧은 답에서도 준다(다음 표에서 한 줄을 적은 4B: 10.48 → 9.31 GiB).
 #
 # </details>
 #
@@ -497,18 +497,35 @@ models = {
     "0.6B, full, uneven": partial(grpo, completion=512, rollout=partial(given, shorter=7)),
     "0.6B, full, line": partial(with_line, longer),
     "4B, LoRA": four_b,
-    "4B, LoRA, batch 4": partial(four_b, batch=4),
     "4B, LoRA, line": partial(with_line, four_b),
+    "4B, LoRA, line, batch 4": partial(with_line, partial(four_b, batch=4)),
     "8B, QLoRA, line": partial(with_line, eight_b),
 }
 compare_steps(models, "T4")
 
 # %% [markdown] lang="ko"
-# 0.6B는 전체를, 4B는 LoRA로, 8B는 QLoRA로 들어간다.
+# 0.6B는 전체를, 4B는 LoRA로, 8B는 QLoRA로 들어간다. (여기에도 KV 캐시가 없다. 4B와 8B는 12.11절에서 `generate`로 만들어 확인한다.)
 #
 # **잘 되다가 어떤 스텝만 죽는다면** 첫 두 줄을 본다. 답의 길이가 하나라도 다르면 9.54 GiB인데, 모두 같으면 10.37 GiB다. 길이가 모두 같으면 패딩이 없어 마스크도 없고, T4의 어텐션이 길이 × 길이 행렬을 만든다(3.12절). 질문의 길이가 같고 답이 **모두** `max_completion_length`에서 잘린 스텝이 그렇다. 한 줄을 적으면 사라진다.
 #
-# **롤아웃에서 죽는다면** 한 번에 만드는 답의 수를 줄인다. TRL은 배치 × `steps_per_generation`개를 한꺼번에 만들고, 적지 않으면 누적 횟수가 그 값이다. 그래서 누적만 늘려도 KV 캐시가 는다. `steps_per_generation=1`을 적으면 늘지 않는다. 단, 한꺼번에 만드는 수는 `num_generations`의 배수여야 한다. 거꾸로 `num_generations`만 줄이면 한꺼번에 만드는 수는 그대로다.
+# ### 롤아웃에서 죽는다면
+#
+# 한꺼번에 만드는 답의 수를 줄인다. TRL은 배치 × `steps_per_generation`개를 한꺼번에 만들고, 적지 않으면 누적 횟수가 그 값이다. 그래서 누적만 늘려도 KV 캐시가 는다. `steps_per_generation=1`을 적으면 늘지 않는다. 그러면 롤아웃의 최대도 늘 낮아질까?
+#
+# 이번에는 답을 **정말로** 만든다. 질문 766토큰에 답 2토큰이라, 다 만들었을 때의 KV 캐시는 앞과 같은 768토큰이다. RTX 4090에서 0.6B 전체를 배치 8로 학습하고, 누적을 두 번과 네 번으로 한다. `one`이 `steps_per_generation=1`이다.
+
+# %%
+made = partial(grpo, completion=2, prompt=766)
+ways = {}
+for times_over in (2, 4):
+    ways[f"8 × {times_over}"] = partial(made, gradient_accumulation_steps=times_over)
+    ways[f"8 × {times_over}, one"] = partial(ways[f"8 × {times_over}"], steps_per_generation=1)
+compare_steps(ways, "RTX 4090")
+
+# %% [markdown] lang="ko"
+# 누적 네 번은 13.74 GiB가 11.35 GiB로 내려가지만, 두 번은 10.61 GiB가 11.35 GiB로 **올라간다.** 한꺼번에 만들면 롤아웃은 스텝의 처음에 한 번이다. 하나씩 만들면 둘째 롤아웃이 앞의 마이크로 배치가 남긴 그레이디언트 한 벌(2.22 GiB)과 겹친다. 주장 3과 같은 까닭이고, 남는 그레이디언트가 작은 LoRA라면 걱정할 것이 없다.
+#
+# 한꺼번에 만드는 수는 `num_generations`의 배수여야 한다. 거꾸로 `num_generations`만 줄이면 한꺼번에 만드는 수는 그대로다.
 #
 # ## 12.7 엔진이 같은 카드에 있을 때
 #
@@ -633,7 +650,9 @@ case("12-B").check(fraction)
 #
 # 위 끝은 (14.64 − 10.37) / 14.74 = 0.29이니 0.05 단위로는 0.25다. 실행해도 끝까지 간다. 0.25에서는 14.64 − 10.37 − 3.69 = 0.58 GiB밖에 남지 않는데, 예약은 늘 할당보다 많으므로(3장) 진짜 카드에서는 모자라기 쉽다. 0.12보다 크므로 0.2부터 시도하고, 시작 로그에서 KV 캐시의 크기를 본다(진짜 vLLM으로 확인하지 않았다). `GRPOConfig(…, use_vllm=True, vllm_mode="colocate", vllm_gpu_memory_utilization=0.2, vllm_max_model_length=768)`처럼 적는다. 첫 스텝이 된 것은 옵티마이저 상태가 아직 없었기 때문이다.
 #
-# 0.3을 그대로 쓰는 길도 둘 있다. 재우거나(`run(fraction=0.3, sleeps=True)`), 3.12절의 한 줄로 학습의 최대를 9.53 GiB로 낮춘다.
+# 0.3을 그대로 쓰려면 재운다(`run(fraction=0.3, sleeps=True)`). 3.12절의 한 줄로 학습의 최대를 9.53 GiB로 낮추어도 들어가지만, 남는 것이 14.64 − 9.53 − 4.42 = 0.69 GiB라 0.25와 다를 것 없이 빠듯하다. 한 줄은 0.2와 함께 쓴다.
+#
+# (신고의 셋째 스텝까지 이 까닭인지는 알 수 없다. 길이가 스텝마다 다르면 더 늦게 죽을 수 있다.)
 #
 # </details>
 #
@@ -717,6 +736,14 @@ grpo_panel()
 # trainer = DPOTrainer(model, args=arguments, train_dataset=data)
 # ```
 #
+# 그 아래의 `for`는 이렇게 바꾼다. `ref`는 bf16으로 바뀌기 전의 사본이라, 거기서 되돌려야 반올림된 자릿수까지 돌아온다. `.float()`만으로는 정책이 첫 스텝부터 기준과 조금 다르다.
+#
+# ```python
+# for name, weight in trainer.model.named_parameters():
+#     if weight.requires_grad:
+#         weight.data = trainer.model.get_parameter(name.replace(".default.", ".ref.")).data.clone()
+# ```
+#
 # </details>
 #
 # <details><summary>자기 데이터로 쓰기 전에</summary>
@@ -746,10 +773,10 @@ guesses()
 #
 # | 언제 죽나 | 원인 | 고치는 줄 |
 # |---|---|---|
-# | **DPO**: SFT의 배치를 그대로 옮기자마자 | 쌍마다 문장이 둘 | 배치를 반으로, 누적을 두 배로 |
+# | **DPO**: SFT의 배치를 그대로 옮기자마자 | 쌍마다 문장이 둘 | 배치를 반으로. 누적을 두 배로 하는 것은 LoRA이거나 글이 길 때만이다(짧은 글의 전체 미세 조정에서는 남는 그레이디언트가 더 크다, 주장 3) |
 # | **DPO**: 배치를 줄여도 | 기준 모델 한 벌 | `precompute_ref_log_probs=True`, LoRA(`peft_config`), fp16으로 읽은 `ref_model`, 8비트 옵티마이저(2.9절) |
 # | **DPO**: 손실에서 | 통째로 만든 로짓 | TRL 1.16, `max_length`(LLaMA-Factory는 `cutoff_len`), 배치 |
-# | **GRPO**: 롤아웃 | KV 캐시, 남아 있는 옵티마이저 상태 | `steps_per_generation=1`, 배치(와 `num_generations`), `max_completion_length`, LoRA |
+# | **GRPO**: 롤아웃 | KV 캐시, 남아 있는 옵티마이저 상태 | 누적을 줄이거나, LoRA와 `steps_per_generation=1`(전체 미세 조정이면 12.6절의 표), 배치(와 `num_generations`), `max_completion_length` |
 # | **GRPO**: 손실, 역전파, 갱신 | 짧은 답의 전체 미세 조정이면 가중치, 그레이디언트, 옵티마이저 상태 | LoRA, 8비트 옵티마이저(2.9절) |
 # | **GRPO**: 손실, 역전파 | 긴 답이나 LoRA면 순전파 상태, 옛 TRL이면 통째로 만든 로짓 | `max_completion_length`, 배치를 줄이고 누적 |
 # | **엔진**이 시작하지 않는다 | 몫만큼 비어 있지 않거나, 몫에 가장 긴 글의 캐시가 들어가지 않는다 | 몫을 줄이거나, `vllm_max_model_length`를 적는다(12.7절) |

@@ -88,18 +88,21 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         needed, at_peak = step.card_bytes, dict(step.at_peak)
         at_peak["other"] = at_peak.pop("communication")
         at_peak["fragmentation"] = needed - step.total
-        sent = step.parameters_and_gradients_sent * accumulation
+        collectives = step.parameters_and_gradients_sent * accumulation
     else:
         setting = setting_of(request, recipe, micro_batch, accumulation)
         need = predict_need(setting, request.spec.compute_capability, request.gpus > 1)
         needed, at_peak = need.card, need.at_peak | {"fragmentation": need.card - need.tensors}
-        sent = 2 * need.states["gradients"] if request.gpus > 1 else 0  # DDP sends all of them once a step
+        collectives = 2 * need.states["gradients"]  # DDP's all-reduce, once a step
     sample = replace(setting_of(request, recipe, 1, 1), gradient_checkpointing=False)
     flops, least = (
         request.batch * training_flops(replace(sample, gradient_checkpointing=checkpointing)).total
         for checkpointing in (recipe.checkpointing, False)
     )
     bound = _lower_bound(request, recipe, accumulation, flops)
+    # Round a ring a rank passes on everything but one share, and in an all-reduce does so twice (NCCL's nccl-tests,
+    # doc/PERFORMANCE.md).
+    sent = collectives * (request.gpus - 1) // request.gpus
     return Plan(request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, bound)
 
 

@@ -61,7 +61,7 @@ def _curve(drawing: svg.Drawing, report: Report, tops: np.ndarray, x: float, y: 
         drawing.polygon(outline, COLORS[name])
     limit = base - report.capacity * scale
     drawing.line(x, base, x + width, base, svg.MUTED)
-    drawing.line(x, limit, x + width, limit, svg.RED, stroke_width=2, stroke_dasharray="6 4")
+    drawing.line(x, limit, x + width, limit, svg.RED, stroke_width=2)
     card = tr(
         ko=f"{report.gpu}에서 쓸 수 있는 {human_bytes(report.capacity)}",
         en=f"{report.gpu}, {human_bytes(report.capacity)}",

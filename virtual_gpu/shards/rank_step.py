@@ -107,7 +107,7 @@ class RankStep:
 
     @property
     def parameters_and_gradients_sent(self) -> int:
-        """Bytes that a rank sends in a step for parameters and gradients; an all-reduce counts twice."""
+        """Bytes of a step's collectives for parameters and gradients, each whole; an all-reduce counts twice."""
         return _travelled(self.sent) * (1 if self.adapters else CONVENTIONS[self.precision].parameters)
 
     @property

@@ -33,7 +33,7 @@ def growth_chart(limit: int | None = None, **after: Sequence[int]) -> Chart:
         wide = {"lw": 7, "ms": 11} if under else {"lw": 2, "ms": 4}
         chart.ax.plot(range(1, len(line) + 1), line, "o-", label=name, **wide)
     if limit:
-        chart.ax.axhline(limit / size, color="#b3400b", ls="--", lw=1.5)
+        chart.ax.axhline(limit / size, color="#b3400b", lw=1.5)
     chart.ax.set_xlabel(tr(ko="스텝", en="step"))
     chart.ax.set_ylabel(unit if limit else tr(ko="첫 스텝 뒤보다 늘어난 MiB", en="MiB more than after the first"))
     chart.ax.legend()

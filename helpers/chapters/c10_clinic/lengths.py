@@ -180,8 +180,8 @@ class Epoch:
         right.set_xlabel("GiB")
         right.set_ylabel(tr(ko="스텝의 수", en="steps"))
         right.yaxis.get_major_locator().set_params(integer=True)
-        left.axhline(self.limit / GiB, color="#b3400b", ls="--", lw=1.5)
-        right.axvline(self.limit / GiB, color="#b3400b", ls="--", lw=1.5)
+        left.axhline(self.limit / GiB, color="#b3400b", lw=1.5)
+        right.axvline(self.limit / GiB, color="#b3400b", lw=1.5)
         return chart
 
     def _repr_svg_(self) -> str:

@@ -127,7 +127,7 @@ def four_shapes() -> dict[str, Shape]:
 
 
 def shapes_chart(shapes: Mapping[str, Shape]) -> Chart:
-    """Name → shape, side by side; the card's limit is dashed, a cross: what a dying step wanted."""
+    """Name → shape, side by side; the card's limit is a red line, a cross: what a dying step wanted."""
     names = (
         tr(ko="스텝 뒤 allocated", en="allocated after the step"),
         tr(ko="그 스텝의 최대", en="most in the step"),
@@ -148,7 +148,7 @@ def shapes_chart(shapes: Mapping[str, Shape]) -> Chart:
             ax.plot(steps[: len(line)], [value / GiB for value in line], "o-", label=label, lw=width, ms=width + 1.5)
         if one.wanted:
             ax.plot([steps[-1]], [one.wanted / GiB], "x", color="#b3400b", ms=12, mew=3)
-        ax.axhline(one.limit / GiB, color="#b3400b", ls="--", lw=1.5)
+        ax.axhline(one.limit / GiB, color="#b3400b", lw=1.5)
         ax.set_ylim(0, 7)
         ax.set_title(name, fontsize=13)
         ax.xaxis.get_major_locator().set_params(integer=True)
