@@ -722,29 +722,7 @@ grpo_panel()
 # trainer.train()
 # ```
 #
-# <details><summary>SFT로 만든 어댑터(<code>sft-out</code>)에서 이어서 하려면</summary>
-#
-# 위에서 `arguments`의 `model_init_kwargs`를 빼고 `trainer = …` 줄을 아래로 바꾼다. `peft_config`를 함께 주면 `ValueError`다. TRL은 처음의 어댑터를 `ref`라는 이름으로 복사해 얼려 두고 기준으로 쓴다.
-#
-# ```python
-# from peft import PeftModel
-# from transformers import AutoModelForCausalLM
-#
-# name = "meta-llama/Llama-3.1-8B"  # SFT를 한 모델
-# base = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float16, quantization_config=four_bits)
-# model = PeftModel.from_pretrained(base, "sft-out", is_trainable=True)
-# trainer = DPOTrainer(model, args=arguments, train_dataset=data)
-# ```
-#
-# 그 아래의 `for`는 이렇게 바꾼다. `ref`는 bf16으로 바뀌기 전의 사본이라, 거기서 되돌려야 반올림된 자릿수까지 돌아온다. `.float()`만으로는 정책이 첫 스텝부터 기준과 조금 다르다.
-#
-# ```python
-# for name, weight in trainer.model.named_parameters():
-#     if weight.requires_grad:
-#         weight.data = trainer.model.get_parameter(name.replace(".default.", ".ref.")).data.clone()
-# ```
-#
-# </details>
+# SFT로 만든 어댑터에서 이어서 하는 법은 12.11절에 있다.
 #
 # <details><summary>자기 데이터로 쓰기 전에</summary>
 #
@@ -830,6 +808,28 @@ print(f"{both - alone:,} {alone - single:,}")
 # 셋 다 차이가 0.2% 안이다. 12.2절의 셈도 여기서 다시 할 수 있다. 글 4개와 쌍 2개는 문장의 수가 같고, 잰 값의 차이 11.758 − 9.535 = 2.223 GiB는 Qwen3-0.6B의 fp32 가중치 한 벌(12.6절의 2.22 GiB)이다. 진짜 카드에서도 DPO가 더 쓴 것은 기준 모델이었다.
 #
 # T4에서 잰 것은 없고, vLLM과 함께 돌린 것도 없다.
+#
+# ### SFT로 만든 어댑터에서 이어서 하려면
+#
+# 12.9절의 둘째 스크립트에서 `arguments`의 `model_init_kwargs`를 빼고 `trainer = …` 줄을 아래로 바꾼다. `peft_config`를 함께 주면 `ValueError`다. TRL은 처음의 어댑터를 `ref`라는 이름으로 복사해 얼려 두고 기준으로 쓴다.
+#
+# ```python
+# from peft import PeftModel
+# from transformers import AutoModelForCausalLM
+#
+# name = "meta-llama/Llama-3.1-8B"  # SFT를 한 모델
+# base = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float16, quantization_config=four_bits)
+# model = PeftModel.from_pretrained(base, "sft-out", is_trainable=True)
+# trainer = DPOTrainer(model, args=arguments, train_dataset=data)
+# ```
+#
+# 그 아래의 `for`는 이렇게 바꾼다. `ref`는 bf16으로 바뀌기 전의 사본이라, 거기서 되돌려야 반올림된 자릿수까지 돌아온다. `.float()`만으로는 정책이 첫 스텝부터 기준과 조금 다르다.
+#
+# ```python
+# for name, weight in trainer.model.named_parameters():
+#     if weight.requires_grad:
+#         weight.data = trainer.model.get_parameter(name.replace(".default.", ".ref.")).data.clone()
+# ```
 #
 # ### 8B에서 로짓을 통째로 만들면
 #
