@@ -164,15 +164,15 @@ def test_a_rank_holds_what_the_plan_counted(kind, launcher, recipe, way, tmp_pat
     ],
     ids=lambda value: f"{value.method}-{value.stage}" if isinstance(value, Recipe) else "",
 )
-def test_deepspeed_holds_its_buckets_and_what_it_lets_lie_besides(recipe, way, tmp_path):
+def test_deepspeed_keeps_to_the_plan(recipe, way, tmp_path):
     llama(tmp_path / "model", vocab_size=258, hidden_size=1024, intermediate_size=2816, max_position_embeddings=256)
     (tmp_path / "text.txt").write_text(TEXT * 1000, encoding="utf-8")
     plan = plan_of(tmp_path / "model", recipe, way, "T4" if "fp16" in recipe.precision else "L4", 4, length=256)
     plan.save(tmp_path / "plan", kind="deepspeed")
     report = one_rank(plan, [*TORCHRUN, "train.py", "--text", str(tmp_path / "text.txt")], tmp_path)
     held = max(nbytes for phase, (nbytes, _) in report["phases"].items() if phase != "loading")
-    gathered = 4 * plan.at_peak["parameters"]  # all 16-bit weights: fewer than it lets lie at stage 3
-    assert plan.tensors_bytes - gathered < held < plan.tensors_bytes + gathered + 2 * 50_000_000
+    # 0.8 to 1: at stage 3 it lets gathered weights go earlier than FSDP2, whose next group is there beside the present.
+    assert (0.8 if recipe.stage == 3 else 0.99) < held / plan.tensors_bytes < 1
 
 
 # -- what they learn --------------------------------------------------------------------------------------------------

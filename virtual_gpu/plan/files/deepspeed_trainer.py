@@ -44,12 +44,12 @@ def _configuration(stage: int) -> dict[str, Any]:
     """DeepSpeed's: the stage; "auto" is what TrainingArguments or the model's width say.
 
     DeepSpeed's own buckets are 500 million elements, 1 GB each, and at stage 3 it lets a billion gathered parameters
-    lie: with fewer it is nearer to the plan, which is FSDP2's.
+    lie: what is let go at once stays below the plan, which is FSDP2's.
     """
     zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": "auto"}
     if stage == 3:
         zero |= dict.fromkeys(("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"), "auto")
-        zero |= {"stage3_max_live_parameters": 100_000_000, "stage3_max_reuse_distance": 0}
+        zero |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
         zero |= {"stage3_gather_16bit_weights_on_model_save": True}
     else:
         zero |= {"allgather_bucket_size": 50_000_000}
