@@ -27,12 +27,13 @@
 # | 평가의 **첫** 배치에서 `ForCausalLMLoss`, `fixed_cross_entropy` | 11.2 | `per_device_eval_batch_size`를 줄인다 |
 # | 내 평가 루프에서 배치마다 는다 | 11.2 | `with torch.no_grad():` |
 # | 프롬프트를 읽다가 `sdpa_attention_forward` | 11.3 | `generate(..., prefill_chunk_size=512)` |
+# | `num_beams`를 켰더니 | 11.5 | 배치를 `num_beams`로 나눈다 |
 # | 답이 길어질수록 는다 | 11.4 | `generate(..., cache_implementation="offloaded")` |
 # | 저장하다가 GPU에서 | 11.6 | `copy.deepcopy(model.state_dict())` 대신 `{k: v.cpu() for k, v in model.state_dict().items()}` |
 # | 저장하다가 RAM에서 | 11.6 | `max_shard_size="2GB"`. GPU가 여럿이면 11.11절의 `SHARDED_STATE_DICT` |
 # | 저장한 것에서 이어서 하다가 | 11.7 | `torch.load(path, map_location="cpu", mmap=True)` |
 # | `from_pretrained` | 11.8 | `dtype="float16", device_map="cuda"` |
-# | 오프로드를 켰는데 GPU가 줄지 않는다 | 11.9 | 최대를 정하는 것이 무엇인지부터 본다 |
+# | 오프로드를 켰는데 GPU가 줄지 않는다 | 11.9 | 가중치와 그레이디언트의 합이 최대와 거의 같으면 LoRA(8장), 아니면 `model.activation_checkpointing_enable()` |
 # | 파이썬 오류 없이 끊기거나 `Killed` | 사건 11-A, 11.8, 11.9 | GPU가 아니라 RAM이다. RAM으로 옮긴 것부터 센다 |
 #
 # </details>
@@ -68,6 +69,8 @@ load = AutoModelForCausalLM.from_pretrained
 # model.load_state_dict(checkpoint["model"]), optimizer.load_state_dict(...)  #       이어서 학습한다
 # ```
 #
+# 모두 fp32이고 어휘는 32,000이다. 학습은 길이 512인 샘플을 2개씩, 평가는 같은 길이의 16개를 4개씩, 생성은 길이 896인 프롬프트 8개로 한다.
+#
 # 학습이 아닌 다섯 단계 가운데 GPU의 최대가 학습을 **넘는** 것은 몇일까?
 
 # %%
@@ -91,7 +94,7 @@ draw_job(first_try)
 above_training.against("2")
 
 # %% [markdown] lang="ko"
-# RAM은 더하다. 학습은 거의 쓰지 않는데 불러오기, 평가, 저장, 재개가 쓴다. 스텝의 메모리만 세어서는 알 수 없는 것들이다.
+# RAM은 더하다. 학습은 거의 쓰지 않는데 불러오기, 평가, 저장, 재개가 쓴다. 평가의 1,000 MiB는 16 × 512 × 32,000 × 4바이트, 로짓 전부다. 스텝의 메모리만 세어서는 알 수 없는 것들이다.
 
 # %% [markdown] lang="ko"
 # ## 11.1 학습은 되는데 평가에서 죽는다
@@ -140,7 +143,7 @@ pages = "expandable_segments:True"
 compare({f"{n} samples": partial(evaluate, n) for n in (40, 48)}, settings=pages)
 
 # %% [markdown] lang="ko"
-# 48개는 죽었다. 요청한 6.96 GiB는 로짓 전부의 크기이고, 표의 최대 13.69 GiB는 그 직전, 여섯째 배치의 순전파가 손실을 계산할 때의 것이다(모은 로짓은 순전파의 자리도 줄인다). 이 줄의 RAM은 가중치를 CPU에서 만들 때의 것이다. 같은 평가에서 배치가 모델을 지날 때마다 살아 있는 텐서를 적어, 이어 붙이는 순간을 그린다. 칸의 수는 GiB다.
+# 48개는 죽었다. 요청한 6.96 GiB는 로짓 전부의 크기이고, 표의 최대 13.69 GiB는 그 직전, 여섯째 배치의 순전파가 손실을 계산할 때의 것이다. 배치 하나의 평가 6.74 GiB(11.2절)에 모은 로짓 5.80 GiB와 **앞 배치의 로짓** 1.16 GiB를 더한 것이다. `Trainer`의 반복문 안의 이름 `logits`가 다음 로짓이 나올 때까지 앞의 것을 붙들기 때문이다(10.4절과 같은 일이다). 이 줄의 RAM은 가중치를 CPU에서 만들 때의 것이다. 같은 평가에서 배치가 모델을 지날 때마다 살아 있는 텐서를 적어, 이어 붙이는 순간을 그린다. 칸의 수는 GiB다.
 
 # %%
 seen = []
@@ -184,7 +187,7 @@ cures = {
 compare({name: partial(evaluate, 40, **options) for name, options in cures.items()})
 
 # %% [markdown] lang="ko"
-# - 위에서는 끝까지 간 40개가 단편화 때문에 죽었다. `with AdamW`는 이어 붙일 때가 아니라 다음 배치의 **순전파**에서 죽었다. traceback에는 `fixed_cross_entropy`가 있지만, 자리를 채운 것은 역시 모은 로짓이다.
+# - 위에서는 끝까지 간 40개가 단편화 때문에 죽었다. `with AdamW`는 이어 붙일 때가 아니라 그다음 배치의 **순전파**에서 죽었다. traceback에는 `fixed_cross_entropy`가 있지만, 자리를 차지한 것은 옵티마이저 상태와 모은 로짓이다.
 # - `compute_metrics`를 주지 않거나 `prediction_loss_only=True`면 손실만 남는다. 펄플렉시티는 이것으로 충분하다. `math.exp(metrics["eval_loss"])`다(배치마다 레이블 수가 다르면 평균의 평균이라 조금 어긋난다).
 # - **`preprocess_logits_for_metrics`를 먼저 쓴다.** 지표를 지키면서 어휘 전체의 점수를 모으지 않는다. 출력이 여럿인 모델이면 `logits`가 튜플이므로 `logits[0]`을 쓴다.
 # - `batch_eval_metrics=True`는 배치마다 `compute_metrics`를 부른다. 받는 것은 **GPU의 텐서**다. 개수를 `.item()`으로 더해 두고, `compute_result=True`로 불린 마지막에 나눈다.
@@ -297,13 +300,13 @@ compare(
 # - `no_grad`를 **잊으면** 순전파 상태가 풀려나지 않는다. 손실을 그대로 모으면 목록이 배치마다 계산 그래프를 붙들어 쌓인다.
 # - `.item()`으로 모아도 모자란다. 이름 `loss`가 다음 손실이 나올 때까지 앞 배치의 그래프를 붙들어 **두 배치의 것이 겹친다**(10.4절). 그래서 13.77 GiB로 학습보다 많다. 고치는 것은 `no_grad`다.
 # - `model.eval()`은 계산 그래프를 끄지 않는다. 드롭아웃을 끄고, 학습할 때만 듣는 체크포인팅도 끈다.
-# - 학습은 8에서 죽었는데 평가는 16까지 되고 32에서 죽었다. 죽은 곳은 로짓과 손실이다. 층의 순전파 상태는 곧바로 풀려나므로, **평가 배치의 크기는 로짓이 정한다.** 로짓이 없으면(`hidden`) 64개도 3.6 GiB면 된다.
+# - 학습은 8에서 죽었는데 평가는 16까지 되고 32에서 죽었다. 죽은 곳은 로짓과 손실이다. 층의 순전파 상태는 곧바로 풀려나므로, **평가 배치의 크기는 로짓이 정한다.** 손실을 계산하는 순간 로짓 하나가 **10바이트**를 차지한다. fp16 로짓 2, fp32로 바꾼 것 4, log-softmax 4다. 샘플 하나에 512 × 151,936 × 10바이트, 0.725 GiB이니 (14.64 − 0.92) ÷ 0.725 = 18.9, 많아야 18이다(11.11절에서 하나씩 센다). 로짓이 없으면(`hidden`) 64개도 3.6 GiB면 된다.
 
 # %%
 largest_eval.against("16")
 
 # %% [markdown] lang="ko"
-# **고치는 한 줄:** `with torch.no_grad():`. 그리고 평가 배치는 학습의 몇 배가 아니라 로짓의 크기로 정한다(체크포인팅을 켠 학습과의 비교, 평가 뒤의 단편화는 11.11절).
+# **고치는 한 줄:** `with torch.no_grad():`. 그리고 평가 배치는 학습의 몇 배가 아니라 (남은 메모리) ÷ (길이 × 어휘 × 10바이트)로 정한다(16비트 모델. 체크포인팅을 켠 학습과의 비교, 평가 뒤의 단편화는 11.11절).
 #
 # ## 11.3 `generate`와 KV 캐시
 #
@@ -480,7 +483,7 @@ compare(
 # %% [markdown] lang="ko"
 # 직접 부르면 8 × 2,048 × 128,256 × 2바이트, 3.91 GiB의 로짓이 생긴다(로짓이 없는 줄의 최대는 층 안의 다른 순간이라, 표의 차이는 그보다 작다). 프롬프트를 읽을 때까지는 빔 넷이 배치 네 배와 같다(그 뒤에 빔의 순서대로 캐시를 다시 골라 담는 복사는 세지 않았다. 가상 GPU에는 확률이 없다).
 #
-# **고치는 한 줄:** 내 생성 루프라면 `model(..., logits_to_keep=1)`.
+# **고치는 한 줄:** 내 생성 루프라면 `model(..., logits_to_keep=1)`. 빔 탐색이라면 배치를 `num_beams`로 나눈다.
 #
 # ## 11.6 저장은 디스크 일인가
 #
@@ -550,7 +553,7 @@ path = folder / "checkpoint.pt"
 compare({"train and save": saved(path)}, writes=True)[0][-1]
 
 # %% [markdown] lang="ko"
-# 이제 이어서 학습한다. 아래 `resume`은 고치기 전의 nanoGPT와 같은 순서다([nanoGPT #236](https://github.com/karpathy/nanoGPT/pull/236)이 2023년 4월에 한 줄로 고쳤다). `scratch`는 파일을 읽지 않고 처음부터 학습한 것이다. GPU가 `scratch`만큼으로 돌아오는 줄은 어느 것이고, RAM은 어느 것이 가장 적은가?
+# 이제 이어서 학습한다. 아래 `resume`은 고치기 전의 nanoGPT와 같은 순서다([nanoGPT #236](https://github.com/karpathy/nanoGPT/pull/236)이 2023년 4월에 한 줄로 고쳤다). `scratch`는 파일을 읽지 않고 처음부터 학습한 것이다. GPU가 `scratch`만큼으로 돌아오는 줄은 어느 것이고, 그 가운데 RAM을 더 쓰는 것은 어느 것인가?
 
 
 # %%
@@ -579,7 +582,7 @@ compare(programs)
 # %% [markdown] lang="ko"
 # `map_location`을 적지 않으면 텐서는 **저장될 때 있던 곳**, 곧 GPU로 돌아간다. 그리고 변수 `checkpoint`가 학습하는 내내 그것을 붙든다.
 #
-# 붙든 것이 모두 두 벌인 것은 아니다. 옵티마이저의 `load_state_dict`는 (PyTorch 2.13에서) 같은 장치에 있는 상태를 복사하지 않고 그대로 쓴다. 모델의 `load_state_dict`는 값을 복사하므로 파일의 것이 남는다. 고치는 줄은 셋이다.
+# 붙든 것이 모두 두 벌인 것은 아니다. 옵티마이저의 `load_state_dict`는 (PyTorch 2.13에서) 같은 장치에 있는 상태를 복사하지 않고 그대로 쓴다. 모델의 `load_state_dict`는 값을 복사하므로 파일의 것이 남는다. 그래서 `scratch`의 293.90 MiB에 모델 한 벌 66.11 MiB를 더한 **360 MiB**가 필요한데 한도는 344 MiB다. (RAM의 66.11 MiB는 어느 줄에서나 모델을 RAM에 먼저 만든 것이고, 파일이 RAM에 온 것은 `cpu` 줄뿐이다.) 고치는 줄은 셋이다.
 #
 # - `del checkpoint`: 다 쓴 뒤에 버린다. 읽는 일만 하는 함수로 떼어 내면, 그 함수가 끝날 때 저절로 된다(위의 `resume`은 같은 함수에서 학습까지 하므로 끝까지 붙든다).
 # - `map_location="cpu"`: GPU에 올리지 않는다. 대신 파일만큼의 RAM이 조금 넘게 든다. 프로세스가 여덟이면 여덟 벌이다.
@@ -597,7 +600,7 @@ compare(programs)
 case("11-B").run()
 
 # %% [markdown] lang="ko"
-# 찾은 설정을 적는다.
+# 찾은 설정을 사전으로 적는다. 적지 않은 것은 `map_location="cuda"`와 `"keep"`이다.
 
 # %%
 answer = ...
@@ -651,8 +654,10 @@ from contextlib import nullcontext
 from torch.autograd.graph import save_on_cpu
 
 
-def one_step(batch=2, context=nullcontext, **checkpointing):
+def one_step(batch=2, context=nullcontext, lora=False, **checkpointing):
     model = load("EleutherAI/polyglot-ko-1.3b", dtype="float16", device_map="cuda").train()
+    if lora:
+        model = get_peft_model(model, LoraConfig(target_modules=["query_key_value"]))
     if checkpointing:
         model.activation_checkpointing_enable(**checkpointing)
     before = torch.cuda.memory_allocated()
@@ -679,7 +684,22 @@ compare(
 #
 # RAM에는 `save_on_cpu`가 GPU에서 치운 것의 두 배가 넘게 쌓는다. 가중치까지 복사하고, 두 연산이 함께 저장한 텐서는 두 번 복사하기 때문이다. 층의 입력만 옮기면 100 MiB도 들지 않는다. 고정 메모리가 조금만 더 드는 것은 이 모델의 텐서가 대개 2의 거듭제곱이기 때문이다.
 #
-# 순전파 상태가 최대를 정하면 듣는다. 배치를 8로 키우고, 옮기지 않는 체크포인팅도 함께 놓는다. GPU와 RAM을 합쳐 가장 적게 드는 줄은 어느 것인가?
+# 그렇다면 그레이디언트를 없애면 된다. 얼린 가중치에는 그레이디언트가 없다(LoRA, 8장). 체크포인팅만 켠 것, LoRA만 쓴 것, 둘을 함께 쓴 것을 비교한다.
+
+# %%
+compare(
+    {
+        "checkpointing": partial(one_step, offload=False),
+        "LoRA": partial(one_step, lora=True),
+        "LoRA, checkpointing": partial(one_step, lora=True, offload=False),
+    },
+    returned="left",
+)
+
+# %% [markdown] lang="ko"
+# 체크포인팅만 켜서는 4.98 GiB 그대로다. 최대를 정하던 그레이디언트를 없애야 4.05 GiB가 되고, 이제는 순전파 상태가 최대를 정하므로 체크포인팅이 들어 2.94 GiB가 된다. **가장 높은 순간에 있는 것을 줄여야 최대가 준다.**
+#
+# 순전파 상태가 최대를 정하면 오프로드도 듣는다. 배치를 8로 키우고, 옮기지 않는 체크포인팅도 함께 놓는다. GPU와 RAM을 합쳐 가장 적게 드는 줄은 어느 것인가?
 
 # %%
 compare(
@@ -693,7 +713,7 @@ compare(
 )
 
 # %% [markdown] lang="ko"
-# 이번에는 셋 다 10.28 GiB를 절반쯤으로 줄인다. 그런데 체크포인팅만 켜도 5.14 GiB이고 RAM은 들지 않는다. `save_on_cpu`는 거기서 조금 더 줄이는 데 RAM 9.70 GiB를 쓴다.
+# 이번에는 셋 다 10.28 GiB를 절반쯤으로 줄인다. 그런데 체크포인팅만 켜도 5.14 GiB이고 RAM은 들지 않는다. `save_on_cpu`는 거기서 조금 더 줄이는 데 RAM 9.70 GiB를 쓴다. `offload`는 체크포인팅보다 384 MiB를 더 치웠는데 최대는 같다. 최대가 다시 역전파에 있기 때문이다. 가중치와 그레이디언트의 4.96 GiB(2.48 GiB의 두 벌) 아래로는 어느 줄도 내려가지 못한다.
 #
 # 옵티마이저 상태를 오프로드하면(ZeRO-Offload) 파라미터마다 fp32 가중치, 그레이디언트, 두 상태, 곧 적어도 16바이트가 RAM에 든다([DeepSpeed의 문서](https://deepspeed.readthedocs.io/en/stable/memory.html)). 10억 파라미터에 14.9 GiB이니 무료 Colab에는 들어가지 않는다.
 #
@@ -705,7 +725,7 @@ compare(
 #
 # </details>
 #
-# **고치는 한 줄:** 오프로드보다 먼저 체크포인팅, `model.activation_checkpointing_enable()`.
+# **고치는 한 줄:** 가중치와 그레이디언트의 합이 `max_memory_allocated()`와 거의 같으면 그레이디언트를 줄인다(LoRA). 아니면 오프로드보다 먼저 `model.activation_checkpointing_enable()`이다.
 #
 # ## 11.10 같은 작업을 다시
 #
@@ -734,7 +754,7 @@ print("resume - train:", human_bytes(peaks["resume"] - peaks["train"]))
 draw_job(second_try, first_try)
 
 # %% [markdown] lang="ko"
-# 재개가 텐서로 세어 2 MiB 높을 뿐이다. **이 작업의 최대는 이제 사실상 학습 스텝이 정한다.** 카드에서는 할당자의 자투리까지 여유를 더 둔다. 재개는 새 프로세스에서 한다. 같은 노트북에서 이어 하면 앞의 예약이 조각나 더 든다. 스텝 안은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에서 줄였고, 스텝 밖은 이 다섯 단계의 한 줄씩이다.
+# 재개가 2 MiB 높은데, 살아 있는 텐서는 같고 할당자가 나누지 않고 남긴 자투리의 차이다(11.6절의 1 MiB와 같은 것이다). **이 작업의 최대는 이제 사실상 학습 스텝이 정한다.** (재개의 RAM이 준 것은 모델을 GPU에 바로 만들었기 때문이다. `mmap`의 페이지는 여기에서도 세지 않는다.) 카드에서는 단편화까지 여유를 더 둔다. 재개는 새 프로세스에서 한다. 같은 노트북에서 이어 하면 앞의 예약이 조각나 더 든다. 스텝 안은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에서 줄였고, 스텝 밖은 이 다섯 단계의 한 줄씩이다.
 
 # %%
 guesses()
