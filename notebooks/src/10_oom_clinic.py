@@ -13,7 +13,7 @@
 # %% [markdown] lang="ko"
 # # 10장. OOM 진료실
 #
-# `torch.OutOfMemoryError: CUDA out of memory.` 화면에 이 줄이 있다면 이 장부터 읽어도 된다. 앞의 장들은 거의 학습의 첫 스텝을 다루었다. 이 장은 잘 돌다가 죽는 프로그램을 다룬다. 모델도 배치 크기도 그대로인데 왜 300스텝에서 죽을까?
+# `torch.OutOfMemoryError: CUDA out of memory.` 화면에 이 줄이 있다면 이 장부터 읽어도 된다. 앞의 장들은 거의 학습의 첫 스텝을 다루었다. 이 장은 잘 돌다가 죽는 프로그램을 다룬다. 모델도 배치 크기도 그대로인데 왜 몇백 스텝을 잘 돌고 나서 죽을까?
 #
 # 바로 왔다면 알아 둘 말은 셋이다. **할당자**는 드라이버에서 메모리를 크게 받아 나누어 주는 PyTorch의 장치, **순전파 상태**는 역전파에 쓰려고 남긴 중간값, **가상 GPU**는 값을 담지 않는 텐서로 같은 코드를 돌리며 할당된 바이트를 세는 가짜 카드다. 나머지는 [용어집](../../docs/glossary.md)에 있다.
 #
@@ -21,18 +21,18 @@
 #
 # | 언제 죽었나 | 스텝 뒤의 `allocated` | 까닭 | 어디로 |
 # |---|---|---|---|
-# | 첫 스텝이나 둘째 스텝 | – | 스텝 자체가 카드보다 크다 | 10.1절, [처방 한 장](../../docs/cheat_sheet.md) |
+# | 첫 스텝이나 둘째 스텝 | – | 스텝 자체가 카드보다 크다, 또는 남이 카드를 쓴다(10.6절) | 10.1절, [처방 한 장](../../docs/cheat_sheet.md) |
 # | 어느 긴 배치에서 | 그대로 | 가장 긴 배치 | 10.3절 |
 # | 스텝마다 늘다가, OOM을 잡아 다시 하다가 | 늘어난다 | 이름 하나가 붙들고 있다 | 10.4절 |
 # | 길이가 제각각인 배치를 돌다가 | 그대로, `reserved`만 늘어난다 | 캐시(안 죽는다), 단편화 | 10.5절 |
 # | 어떤 날은 되고 어떤 날은 안 된다 | 그대로 | 다른 프로세스 | 10.6절 |
 # | 평가, 생성, 저장, 불러오기 | – | 학습 밖의 것 | [11장](11_outside_training.ipynb) |
 #
-# 둘째 줄과 넷째 줄은 **언제 죽었나로는 갈리지 않는다.** 단편화도 대개 긴 배치에서 죽는다. `expandable_segments:True`를 켠다(10.5절). 끝까지 가면 단편화, 그래도 죽으면 가장 긴 배치다.
+# 둘째 줄과 넷째 줄은 **언제 죽었나로는 갈리지 않는다.** 단편화도 대개 긴 배치에서 죽는다. 먼저 메시지에서 T와 F + R을 비교한다(10.1절). T가 더 크면 단편화가 아니니 다시 돌릴 것도 없다. 작거나 같을 때만 `expandable_segments:True`를 켜고 다시 돌린다(10.5절). 끝까지 가면 단편화, 그래도 죽으면 가장 긴 배치다.
 #
-# **급하면 10분.** traceback을 통째로 10.2절의 패널에 붙이거나 터미널에서 `virtual-gpu doctor error.txt`를 실행한다(저장소를 내려받은 폴더에서 `pip install ".[models]"`를 하면 생긴다). 잘 돌다가 죽었다면 10.4절의 콜백으로 스텝마다 메모리를 적으며 다시 돌리고, 10.9절의 그림에 맞추어 본다.
+# **급하면 10분.** traceback을 통째로 10.2절의 패널에 붙이거나 터미널에서 `virtual-gpu doctor error.txt`를 실행한다(저장소를 내려받은 폴더에서 `pip install ".[models]"`를 하면 생긴다). 잘 돌다가 죽었다면 10.4절의 콜백(내 루프라면 그 아래의 두 줄)으로 스텝마다 메모리를 적으며 다시 돌리고, 10.9절의 그림에 맞추어 본다.
 #
-# 이 장을 마치면 메시지 하나로 알 수 있는 것과 없는 것을 가르고, 늦게 나는 OOM의 까닭을 그래프의 모양으로 구별하고, 쌓인 텐서를 붙든 이름까지 찾아간다. 죽는 프로그램은 가상 카드에서 실제로 죽인다.
+# 이 장을 마치면 메시지 하나로 알 수 있는 것과 없는 것을 가르고, 늦게 나는 OOM의 까닭을 그래프의 모양으로 구별하고, 쌓인 텐서를 붙든 이름까지 찾아간다. 여기에 나오는 OOM은 모두 가상 카드에서 실제로 낸 것이다(10.6절의 메시지만 남의 것이다).
 #
 # ## 10.1 메시지부터 읽는다
 #
@@ -82,6 +82,8 @@ which
 
 # %% [markdown] lang="ko"
 # GPT-2의 어휘 50,257에 가깝다. 토큰마다 어휘 전체에 점수를 매긴 **로짓**이다. 꼭 맞지 않는 것은 메시지가 소수 둘째 자리까지만 적고, 적힌 크기가 텐서가 아니라 할당자가 드라이버에 요청한 **세그먼트**의 것이기 때문이다. 큰 텐서의 세그먼트는 2 MiB의 배수로 올린다(3.10절). 그러니 가까운지 본다.
+#
+# **T가 꼭 2.00 MiB나 20.00 MiB이면 나누지 않는다.** 1 MiB까지의 텐서는 2 MiB, 10 MiB까지의 텐서는 20 MiB짜리 세그먼트를 받으므로 그 수는 텐서의 크기가 아니다. 작은 것 하나도 얻지 못할 만큼 카드가 찼다는 뜻이니 `allocated`를 본다.
 #
 # <details><summary>한 번 더: 어휘가 30,080인 polyglot-ko를 fp16으로, 배치 16과 길이 256으로 학습하다가 "236.00 MiB"를 보았다. 무엇인가? (셈한 다음에 연다)</summary>
 #
@@ -146,7 +148,30 @@ human_bytes(virtual_gpu.diagnose(caught(train, 16)).message.tried.bytes)
 doctor_panel()
 
 # %% [markdown] lang="ko"
-# 마지막 줄만 남기면 자리를 잃는다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 traceback의 한 칸 한 칸(**프레임**, 함수 호출 하나)에 적혀 있다. 얼마나 줄어드는지는 진단에 없다. 프로그램을 그렇게 고친 뒤 오른쪽 열의 명령(`virtual-gpu run`)으로 가상 카드에서 실행하면 센다.
+# 마지막 줄만 남기면 자리를 잃는다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 traceback의 한 칸 한 칸(**프레임**, 함수 호출 하나)에 적혀 있다. 얼마나 줄어드는지는 진단에 없으니 실행해서 센다. 내 프로그램이면 오른쪽 열의 명령(`virtual-gpu run`)으로 한다.
+#
+# 10.1절의 배치 12에 처방을 써 본다. 배치를 4로, 길이를 512로 줄이는 것과, 배치 12 그대로 체크포인팅을 켜는 것 가운데 최대가 어떤 차례로 낮을까?
+
+
+# %%
+def checkpointed(batch_size, length=1024):
+    model = AutoModelForCausalLM.from_pretrained("gpt2").cuda().train()
+    model.activation_checkpointing_enable()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(2):
+        tokens = torch.zeros(batch_size, length, dtype=torch.long, device="cuda")
+        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+for cure, sizes in ((train, (4, 1024)), (train, (12, 512)), (checkpointed, (12, 1024))):
+    with virtual_gpu.cuda("T4"):
+        cure(*sizes)
+        print(cure.__name__, sizes, human_bytes(torch.cuda.max_memory_allocated()))
+
+# %% [markdown] lang="ko"
+# 배치를 3분의 1로 줄인 것이 가장 낮지만, 체크포인팅은 배치를 그대로 두고도 그 가까이 내려온다. 길이를 절반으로 줄인 것보다 낮다. 무엇을 지켜야 하는지에 따라 고른다(4장, 5장).
 #
 # ## 10.3 가장 긴 배치가 정한다
 #
@@ -265,6 +290,7 @@ for batches in ([ordered[:16], ordered[16:32]], [ordered[:16]] * 2):
 # ```
 #
 # - 다섯 스텝인 것은, fp16이면 `GradScaler`가 처음 몇 스텝을 건너뛸 수 있기 때문이다(1장). `step()`이 두 번은 정말 실행되어야 한다.
+# - 토큰 예산으로 묶는다면 `rows`의 첫 수는 배치 크기가 아니라 `예산 // 가장 긴 글`이다(8,192 // 764 = 10).
 # - 통과하면 **프로그램을 다시 시작해** 진짜 학습을 한다. 시험이 가중치를 바꾸었다.
 # - 짧은 배치들 뒤의 단편화(10.5절)와 평가(11장)는 이 시험도 보지 못한다.
 # - 이어 담았다면 모든 스텝의 토큰 수가 거의 같으니 학습의 처음 몇 스텝이 곧 시험이다.
@@ -295,7 +321,7 @@ def measured(batches, after):
 
 
 # %% [markdown] lang="ko"
-# `Trainer`라면 콜백으로 적는다. 스텝의 번호, 스텝 뒤의 `allocated`, 그 스텝의 최대, `reserved`다.
+# `Trainer`라면 콜백으로 적는다. 스텝의 번호, 스텝 뒤의 `allocated`, 그 스텝의 최대, `reserved`, 카드에 남은 F다.
 #
 # ```python
 # from transformers import TrainerCallback
@@ -303,12 +329,14 @@ def measured(batches, after):
 # class Memory(TrainerCallback):
 #     def on_step_end(self, args, state, control, **kwargs):
 #         held, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
-#         sizes = held, most, torch.cuda.memory_reserved()
+#         sizes = held, most, torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
 #         print(state.global_step, *(f"{size / 2**30:.2f}" for size in sizes))
 #         torch.cuda.reset_peak_memory_stats()
 #
 # trainer.add_callback(Memory())
 # ```
+#
+# 내 루프라면 `sizes = …` 줄의 넷을 `after`에 담고, 그다음 줄에서 `reset_peak_memory_stats()`를 부른다. 아래에서는 첫째 것만 본다.
 #
 # 층이 하나뿐인 GPT-2로 여덟 스텝을 돌며 넷 가운데 하나를 목록에 모은다. 역전파를 마친 손실, 역전파하지 않은 손실(검증에서 `no_grad`를 잊은 것), 로짓, `.item()`이다. 가장 가파른 것은 어느 것일까?
 
@@ -356,7 +384,7 @@ steepest.against(max(a_step, key=a_step.get))
 # %% [markdown] lang="ko"
 # 역전파를 마친 손실을 모으면 스텝마다 **512바이트**가 는다. 할당자의 가장 작은 칸 하나다. 역전파가 그래프에 저장된 순전파 상태를 이미 놓았기 때문이다. 역전파하지 않은 손실에는 순전파 상태 전부가 달려 있고, 로짓은 그 자신이 크다.
 #
-# > **주장 2.** "`total += loss`가 메모리를 샌다" (출처: PyTorch 문서의 FAQ가 이렇게 모으지 말라고 한다)
+# > **주장 2.** "`total += loss`가 메모리를 샌다" ([PyTorch FAQ](https://docs.pytorch.org/docs/stable/notes/faq.html)가 이렇게 모으지 말라고 한다)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -386,7 +414,7 @@ for keep in (False, True):
     print(keep, [human_bytes(size) for size in alive])
 
 # %% [markdown] lang="ko"
-# except 안에서는 무엇을 불러도 그대로다. 쓰레기도 빈자리도 아니고, 아직 붙들린 텐서이기 때문이다. `as oom`을 쓰지 않아도 마찬가지다. except 안에 있는 동안에는 파이썬이 처리하고 있는 예외를 쥐고 있다(`sys.exception()`). except가 끝나면 파이썬이 쥔 것도 `oom`이라는 이름도 사라지고, 다른 이름이 없으면 그때 메모리가 풀린다. (남은 8.12 MiB는 cuBLAS의 작업 공간이다.)
+# except 안에서는 `gc.collect()`도 `empty_cache()`도 듣지 않는다. 쓰레기도 빈자리도 아니고, 아직 붙들린 텐서이기 때문이다. `as oom`을 쓰지 않아도 마찬가지다. except 안에 있는 동안에는 파이썬이 처리하고 있는 예외를 쥐고 있다(`sys.exception()`). except가 끝나면 파이썬이 쥔 것도 `oom`이라는 이름도 사라지고, 다른 이름이 없으면 그때 메모리가 풀린다. (남은 8.12 MiB는 cuBLAS의 작업 공간이다.) 예외를 꼭 남겨야 하면 `traceback.clear_frames(oom.__traceback__)`로 끝난 프레임의 지역 변수를 비운다. except 안에서도 듣는다.
 #
 # 붙드는 이름은 더 있다.
 #
@@ -395,8 +423,8 @@ for keep in (False, True):
 # | 훅이 값을 담는 목록 | 순전파 상태 | 목록을 비운다. 훅을 떼는 것(`remove`)만으로는 그대로다 |
 # | 셀에서 만든 변수 | 모델, 배치, `outputs` | `del`, 아니면 함수 안에서 만든다 |
 # | `trainer` 같은 객체 | 그 안의 모델, 옵티마이저, 배치 | `del trainer` |
-# | `_`, `__`, `Out[3]` | 셀의 마지막 식이 돌려준 값 | `%reset -f out`, 끝에 세미콜론 |
-# | `sys.last_value`, `sys.last_exc`, `sys.last_traceback` | 잡지 않은 마지막 오류의 프레임 | 다른 오류를 하나 내거나 커널을 다시 시작 |
+# | `_`, `__`, `Out[3]` | 셀의 마지막 식이 돌려준 값 | 처음부터 끝에 세미콜론을 찍는다. 이미 보였으면 `%xdel 이름`(`%reset -f out`은 IPython이 따로 둔 사본을 놓지 않는다) |
+# | `sys.last_value`, `sys.last_exc`, `sys.last_traceback` | 잡지 않은 마지막 오류의 프레임 | 다른 오류를 하나 낸 **다음** `gc.collect()`, 아니면 커널을 다시 시작 |
 # | 앞의 셀이 만든 옵티마이저 | 파라미터와 상태 | 셀을 다시 실행하기 전에 `del` |
 #
 # `from helpers import cleanup` 다음 `cleanup()`은 텐서, 모델, 옵티마이저, 그것을 담은 목록과 사전, `Out`, 마지막 오류를 놓는다. `trainer`처럼 속성으로 붙든 객체와 이름을 붙인 예외는 직접 `del` 한다. 이름으로 지우므로 학습한 모델이 있으면 먼저 저장한다.
@@ -567,12 +595,6 @@ alive_by_line(snapshot)
 # %% [markdown] lang="ko"
 # 쌓인 텐서를 **만든** 줄이 나온다. 붙든 줄(`kept.append`)은 적혀 있지 않다. 첫 줄이 만든 값이 흘러간 곳을 따라가 붙든 이름을 찾는다. 둘째와 셋째 줄은 그레이디언트와 가중치다. 진짜 GPU에서는 둘째 줄에 이름이 없다. 역전파는 autograd의 스레드에서 돌아 파이썬의 줄이 남지 않는다.
 #
-# <details><summary>둘째 줄이 셋째 줄보다 8 MiB쯤 큰 까닭</summary>
-#
-# 그레이디언트는 가중치와 크기가 같다. 블록 하나가 더 있는데, cuBLAS의 작업 공간 8.12 MiB다(10.4절에서 끝까지 남던 것). 순전파의 스레드와 역전파의 스레드가 하나씩 가진다. 첫 줄에도 하나가 들어 있다.
-#
-# </details>
-#
 # 같은 기록을 시간을 따라 그린다. 가로는 할당과 해제의 차례, 세로는 살아 있는 바이트이고, 64 MiB가 넘고 끝까지 남는 블록을 줄마다 다른 색으로 칠했다. 네 스텝을 돌았다. 주황색 띠는 몇 개이고, 초록색 띠는 왜 하나인가?
 
 # %%
@@ -588,7 +610,8 @@ history_chart(snapshot)
 # 진짜 GPU에서 오래 도는 학습이라면 기록의 길이를 정하고, OOM이 난 순간 저장한다.
 #
 # ```python
-# torch.cuda.memory._record_memory_history(max_entries=100_000)
+# torch.cuda.memory._record_memory_history(max_entries=100_000)  # 모델을 만들기 전, 프로그램의 맨 앞에
+# ...
 # try:
 #     trainer.train()
 # except torch.OutOfMemoryError:
@@ -596,7 +619,7 @@ history_chart(snapshot)
 #     raise
 # ```
 #
-# 이 파일도 위의 표로 볼 수 있다. `import pickle; alive_by_line(pickle.load(open("oom.pickle", "rb")))`다. pickle은 코드를 실행할 수 있으니 자기가 만든 파일만 연다.
+# 늦게 켰다면 가중치는 '기록을 켜기 전'이라는 줄로 나온다. 이 파일도 위의 표로 볼 수 있다. `import pickle; alive_by_line(pickle.load(open("oom.pickle", "rb")))`다. pickle은 코드를 실행할 수 있으니 자기가 만든 파일만 연다.
 #
 # ### 내 루프의 최대
 #
@@ -625,7 +648,7 @@ with virtual_gpu.cuda("T4"):
 #
 # ## 10.8 시험: 죽은 프로그램 열 개
 #
-# 프로그램 열 개와, 가상 T4에서 실제로 죽으며 남긴 traceback이다. 1, 2, 3은 몸풀기이고, 나머지는 의사보다 먼저 까닭을 맞힌다. 두 번 쓰는 것도, 쓰지 않는 것도 있다. 고를 것은 `logits`, `attention`(점수 행렬), `longest`(가장 긴 배치), `optimizer`(첫 스텝의 상태), `kept`(붙들고 있다), `handler`(예외 안에서 다시), `evaluation`(모은 로짓), `generate`(질문을 읽거나 답을 만들다가), `loading`(올리다가), `limit`(스스로 건 한도)이다.
+# 프로그램 열 개가 가상 T4에서 실제로 죽으며 남긴 메시지다. 1, 2, 3은 몸풀기다. 나머지는 먼저 **메시지와 traceback만** 보고 까닭을 적는다. 의사가 보는 것도 그것뿐이다. 그다음 프로그램을 펴고, 답을 바꾼 번호를 적어 둔다. 두 번 쓰는 것도, 쓰지 않는 것도 있다. 고를 것은 `logits`, `attention`(점수 행렬), `longest`(가장 긴 배치), `optimizer`(첫 스텝의 상태), `kept`(붙들고 있다), `handler`(예외 안에서 다시), `evaluation`(모은 로짓), `generate`(질문을 읽거나 답을 만들다가), `loading`(올리다가), `limit`(스스로 건 한도)이다.
 
 # %%
 from helpers.chapters.c10_clinic.broken import rounds, ward, with_expandable_segments
@@ -640,7 +663,7 @@ answers = {1: None, 2: None, 3: None, 4: None, 5: None, 6: None, 7: None, 8: Non
 rounds(answers)
 
 # %% [markdown] lang="ko"
-# 의사가 맞히지 못하는 것이 있다. `longest`와 `kept`다. 메시지와 traceback은 **한 순간**의 것이라, 앞의 스텝들이 어땠는지, 무엇이 쌓였는지는 적혀 있지 않다. 의사는 죽은 자리만 말한다. 이 둘은 시간에 따른 변화로 구별한다. 스텝 뒤의 `allocated`가 늘면 `kept`, 그대로면 `longest`나 단편화다. 뒤의 둘은 바로 아래에서 가른다.
+# 의사가 맞히지 못하는 것이 있다. `longest`와 `kept`다. 여러분이 프로그램을 펴 보고 답을 바꾼 것도 이것이 아닌가? 메시지와 traceback은 **한 순간**의 것이라, 앞의 스텝들이 어땠는지, 무엇이 쌓였는지는 적혀 있지 않다. 의사는 죽은 자리만 말한다. 이 둘은 시간에 따른 변화로 구별한다. 스텝 뒤의 `allocated`가 늘면 `kept`, 그대로면 `longest`나 단편화다. 뒤의 둘은 바로 아래에서 가른다.
 #
 # 4, 6, 7, 8은 T가 F + R 이하다(10도 그렇지만 스스로 건 한도라 뺀다. 메시지에 `3.69 GiB allowed`라고 있다). 정말 단편화라면 `expandable_segments:True`를 켜고 끝까지 가야 한다(10.5절). 끝까지 가는 것이 있는가? '켜면 T'와 '켜면 텐서'는 설정을 켠 뒤 다시 죽은 순간의 것이다.
 
@@ -660,7 +683,9 @@ shapes_chart(four_shapes())
 # %% [markdown] lang="ko"
 # 한도 위면 빈자리를 다 모아도 모자란 것이다. 아래면 **이 요청의** 자리는 있는데 흩어져 있다. 그다음 요청까지 들어간다는 뜻은 아니다. 캐시와 단편화는 `reserved`가 똑같이 늘다가, 죽느냐에서 갈린다(맨 끝에서 꺾인 것은 죽기 전에 빈 세그먼트를 돌려준 것이다).
 #
-# **내 것이라면** 죽는 스텝은 콜백까지 오지 못하니 메시지에서 셈한다. ×는 `allocated` + T, 한도는 `allocated` + R + F다. 아래의 ×라도 단편화라고 하려면 `expandable_segments:True`로 끝까지 가야 한다(프로그램 4는 아래인데도 가장 긴 배치였다).
+# **내 것이라면 먼저 남을 뺀다.** 메시지의 전체 − F가 `this process`보다 뚜렷이 크면 다른 프로세스다(10.1절의 셋째 물음). 그때는 남이 쓴 만큼 한도가 내려와 ×가 한도 위에 온다.
+#
+# 죽는 스텝은 콜백까지 오지 못하니 메시지에서 셈한다. ×는 `allocated` + T, 한도는 `allocated` + R + F다. 아래의 ×라도 단편화라고 하려면 `expandable_segments:True`로 끝까지 가야 한다(프로그램 4는 아래인데도 가장 긴 배치였다).
 #
 # 이 장에서 적은 예상과 결과를 돌아본다.
 
@@ -668,13 +693,13 @@ shapes_chart(four_shapes())
 guesses()
 
 # %% [markdown] lang="ko"
-# | 그래프에서 보이는 것 | 까닭 | 먼저 할 것 |
+# | 보이는 것(위의 행부터) | 까닭 | 먼저 할 것 |
 # |---|---|---|
+# | 전체 − F가 `this process`보다 뚜렷이 크다 | 다른 프로세스 | `nvidia-smi` |
 # | 스텝 뒤의 `allocated`는 그대로인데 ×가 한도 위다 | 가장 긴 배치 | 자르기, 이어 담기, 토큰 예산. 한도에 가까우면 `expandable_segments:True`도 |
 # | 스텝 뒤의 `allocated`가 계단처럼 는다 | 붙든 이름 | 스냅샷으로 줄을 찾는다. `.item()`, `no_grad`, except 밖에서 다시 |
 # | `reserved`만 늘다가 멈춘다 | 캐시 | 두어도 된다 |
 # | 스텝 뒤의 `allocated`는 그대로인데 ×가 한도 아래다 | 단편화이거나 가장 긴 배치 | `expandable_segments:True`를 켠다. 끝까지 가면 단편화, 또 죽으면 가장 긴 배치(프로그램 4) |
-# | 내 것은 그대로인데 F가 줄었다 | 다른 프로세스 | `nvidia-smi` |
 #
 # **T는 마지막 요청일 뿐이다. 죽기 전의 스텝들을 보라.** 의사도 메시지 하나만 보면 죽은 자리밖에 모른다. 오래 걸리는 학습이라면 가장 긴 배치를 먼저 두 번 돌려 본다.
 #
@@ -727,6 +752,8 @@ events(snapshot, least=2**26, most=8)
 # | `segment_free` | 드라이버에 돌려주었다(`empty_cache`, OOM 직전) |
 # | `segment_map`, `segment_unmap` | `expandable_segments`를 켰을 때의 앞의 둘이다 |
 # | `oom` | 얻지 못했다 |
+#
+# 10.7절의 표에서 둘째 줄은 셋째 줄보다 8 MiB쯤 컸다. 그레이디언트는 가중치와 크기가 같다. 블록 하나가 더 있는데, cuBLAS의 작업 공간 8.12 MiB다(10.4절에서 끝까지 남던 것). 순전파의 스레드와 역전파의 스레드가 하나씩 가진다. 첫 줄에도 하나가 들어 있다.
 #
 # ### 프로파일러
 #

@@ -174,8 +174,7 @@ def _picture(report: Report) -> str:
     if near:
         y = 100 - report.capacity / top * 100
         areas.append(
-            f'<path d="M0 {y:.2f}H100" stroke="var(--bad)" stroke-width="2" '
-            'vector-effect="non-scaling-stroke"/>'
+            f'<path d="M0 {y:.2f}H100" stroke="var(--bad)" stroke-width="2" vector-effect="non-scaling-stroke"/>'
         )
         card = f'<b style="bottom:{100 - y:.2f}%">{html.escape(report.gpu)} {human_bytes(report.capacity)}</b>'
     labels = "".join(f'<span style="bottom:{n / top * 100:.2f}%">{human_bytes(n)}</span>' for n in ticks)

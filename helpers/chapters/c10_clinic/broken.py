@@ -220,17 +220,21 @@ def _code(text: str) -> str:
 
 
 class Ward:
-    """The ten programs, each with the end of its traceback folded under it."""
+    """Ten messages; under each, folded, the traceback that it ends, which is what the doctor sees, and the program."""
 
     def __repr__(self) -> str:
-        return "\n\n".join(f"# {n}\n{one.source}{dead(n)}" for n, one in PROGRAMS.items())
+        return "\n\n".join(f"# {n}\n{dead(n)}\n{one.source}" for n, one in PROGRAMS.items())
 
     def _repr_html_(self) -> str:
-        head = tr(ko="traceback", en="traceback")
         return "".join(
-            f"<h4>{n}</h4>{_code(one.source)}<details><summary>{head} {n}</summary>{_code(dead(n))}</details>"
+            f"<h4>{n}</h4>{_code(dead(n).splitlines()[-1])}{_folded(f'traceback {n}', dead(n))}"
+            + _folded(tr(ko=f"프로그램 {n}", en=f"program {n}"), one.source)
             for n, one in PROGRAMS.items()
         )
+
+
+def _folded(head: str, text: str) -> str:
+    return f"<details><summary>{head}</summary>{_code(text)}</details>"
 
 
 def ward() -> Ward:
