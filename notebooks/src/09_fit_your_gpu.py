@@ -43,7 +43,7 @@ method = guess("9.1", None, ("full", "lora", "qlora"))
 method
 
 # %% [markdown] lang="ko"
-# 플래너에게는 한 줄로 묻는다. 표의 순서가 순위다. 어느 방법이 첫째인가? **판정 한도**는 할당자가 확실히 쓸 수 있는 크기이고(어떻게 정하는지는 9.4절), 필요한 메모리가 그 안이면 들어간다고 적는다.
+# 플래너에게는 한 줄로 묻는다. 표의 순서가 순위다. 방법마다, 체크포인팅을 끈 것과 켠 것마다 한 줄이고, 마이크로 배치는 들어가는 것 가운데 가장 큰 것이다. 그래서 줄끼리 마이크로 배치가 다르다. 어느 방법이 첫째인가? **판정 한도**는 할당자가 확실히 쓸 수 있는 크기이고(어떻게 정하는지는 9.4절), 필요한 메모리가 그 안이면 들어간다고 적는다.
 
 # %%
 plans = plan_training("EleutherAI/polyglot-ko-5.8b", gpu="T4", length=512, batch=16)
@@ -56,7 +56,7 @@ plans
 method.against(plans.best.recipe.method)
 
 # %% [markdown] lang="ko"
-# 네 가지가 들어간다. 주장 1을 판정한다.
+# 네 줄이 남았다. 주장 1을 판정한다.
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -70,7 +70,7 @@ method.against(plans.best.recipe.method)
 plans.chart()
 
 # %% [markdown] lang="ko"
-# LoRA의 막대는 8할쯤이 파란색이다. QLoRA는 가중치가 3분의 1로 줄어, 빈 자리에 샘플을 더 넣은 만큼 분홍색이 늘었다. 맨 아래 흐린 두 막대는 **탈락한 방법**이다. 전체 미세 조정은 상태(파라미터, 그레이디언트, 옵티마이저 상태)만으로도 한도의 몇 배라 그림을 벗어난다.
+# LoRA의 막대는 8할쯤이 파란색이다. 둘째 줄의 체크포인팅이 메모리를 더 쓰는 것처럼 보이는 것은 마이크로 배치가 8배이기 때문이다. 1 × 16으로 맞추면 12.98 GiB가 11.41 GiB로 준다(9.5절의 끝에서 센다). QLoRA는 가중치가 3분의 1로 줄어, 빈 자리에 샘플을 더 넣은 만큼 분홍색이 늘었다. 맨 아래 흐린 두 막대는 **탈락한 방법**이다. 전체 미세 조정은 상태(파라미터, 그레이디언트, 옵티마이저 상태)만으로도 한도의 몇 배라 그림을 벗어난다.
 #
 # ## 9.2 직접 바꿔 보기
 #
@@ -162,7 +162,7 @@ h100_steps("bf16 batch 16", "bf16 batch 16 checkpointed", "bf16 4 x 4 accumulate
 # %% [markdown] lang="ko"
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 마이크로 배치가 같으면 맞다. 한 번에 16이면 83.7 ms, 체크포인팅을 켜면 120.4 ms다. 그런데 추가 연산을 없애려고 마이크로 배치를 줄인 4 × 4는 233.6 ms로 더 느리다. 4개를 한 번 하는 데 58 ms(233.6 ÷ 4)인데 16개를 한 번에 하면 84 ms다. 일이 4분의 1인데 시간은 7할이니, 마이크로 배치 4로는 H100이 놀고 있는 것이다(4.7절).
+# **조건부로 맞다.** 마이크로 배치가 같으면 맞다. 한 번에 16이면 83.7 ms, 체크포인팅을 켜면 120.4 ms다. 그런데 추가 연산을 없애려고 마이크로 배치를 줄인 4 × 4는 233.6 ms로 더 느리다(중앙값으로 견주어도 차례는 같다). 4개를 한 번 하는 데 58 ms(233.6 ÷ 4)인데 16개를 한 번에 하면 84 ms다. 일이 4분의 1인데 시간은 7할이니, 마이크로 배치 4로는 H100이 놀고 있는 것이다(4.7절).
 #
 # 9.1절의 1 × 16도 느리다는 뜻은 아니다. 마이크로 배치 하나가 192.6 / 16 = 12.0 TFLOP이라 T4에서는 아무리 빨라도 0.19초가 걸리니 놀 틈이 적다. T4에서 잰 기록은 없다.
 #
@@ -195,7 +195,7 @@ for margin in (0.0, 0.05, 0.2):
     print(f"margin {margin:.0%}: {len(found)} plans, first {found.best}")
 
 # %% [markdown] lang="ko"
-# 5%에서는 그대로이고, 20%를 두면 첫째가 바뀐다. 얼마가 알맞은지는 예측이 얼마나 모자랄 수 있는지에 달렸다. 9.9절에서 잰 값으로 정한다.
+# 5%에서는 그대로이고, 20%를 두면 첫째가 바뀐다. 9.1절의 둘째 줄이 마이크로 배치를 8에서 2로 줄여 첫째가 되었다. 얼마가 알맞은지는 예측이 얼마나 모자랄 수 있는지에 달렸다. 9.9절에서 잰 값으로 정한다.
 #
 # ## 9.5 탈락한 방법은 왜 탈락했나
 #
@@ -244,6 +244,29 @@ exercise("9-1").check(largest)
 # %% [markdown] lang="ko"
 # 느는 크기가 샘플마다 꼭 같지는 않다. 답을 낸 다음 앞 셀의 `(1, 2)`에 그 마이크로 배치와 두 배를 더해 확인한다.
 #
+# ### 플래너를 열다섯 줄로
+#
+# 이제 플래너가 하는 일을 손으로 해 본다. 조합마다 큰 마이크로 배치부터 재어 들어가는 첫째를 남기고, 튜플로 줄을 세운다. 9.1절의 표와 같은가?
+
+# %%
+from virtual_gpu.plan import Recipe
+
+request, mine = plans.request, []
+for method in ("lora", "qlora"):
+    for checkpointing in (False, True):
+        recipe = Recipe(method, "mixed_fp16", "adamw_fused", checkpointing=checkpointing)
+        for micro_batch in (16, 8, 4, 2, 1):
+            plan = measure(request, recipe, micro_batch, 16 // micro_batch)
+            if plan.needed_bytes <= request.limit_bytes:
+                mine.append(plan)
+                break
+mine.sort(key=lambda plan: (plan.recipe.method == "qlora", plan.extra_flops, plan.accumulation))
+print(*map(repr, mine), sep="\n")
+print(repr(measure(request, Recipe("lora", "mixed_fp16", "adamw_fused", checkpointing=True), 1, 16)))
+
+# %% [markdown] lang="ko"
+# 같다. 마지막 줄은 체크포인팅을 켠 LoRA를 1 × 16으로 맞춘 것이다. 정렬의 튜플에서 앞의 둘을 맞바꾸어 다시 실행하면 무엇이 첫째이고 무엇이 둘째인가? 나머지는 전체 미세 조정과 여러 장, 재지 않아도 아는 것을 건너뛰는 일이다(상태만으로 넘치면 아무것도 재지 않는다).
+#
 # ## 9.6 아무것도 들어가지 않으면
 #
 # Llama-3.1-8B를 RTX 4090에서 **전체 미세 조정만** 허용한다. 플래너는 얼마나 모자라는지, 하나만 바꾼다면 무엇이 가장 작은 변화인지 알려 준다. 길이를 줄이라고 할까?
@@ -262,7 +285,7 @@ stubborn
 #
 # ⚠가 붙은 계획은 들어가도 그대로 믿으면 안 된다. 순수 bf16은 작은 갱신을 반올림으로 잃는다(1.5절). 게다가 LoRA와 A6000은 들어가더라도 남는 것이 적다. 9.9절에서 여유를 두고 다시 찾는다.
 #
-# **연습 9-2.** Qwen3-8B를 T4에서 길이 2048, 배치 8로 전체 미세 조정하려니 들어가지 않는다. 들어가게 하는 변화를 찾아라. 하나만 바꾸어서는 되지 않는다. 여유는 두지 않는다. `methods`, `length`(512 이상), `batch`(8 이상), `optimizer`, `lora_rank`를 `{"methods": ("lora",)}`처럼 적는다. 길이는 되도록 적게 줄인다. 9.2절의 패널로 시험하고, 얼마까지면 되는지는 `plan_training(...).changes`에 묻는다.
+# **연습 9-2.** Qwen3-8B를 T4에서 길이 2048, 배치 8로 전체 미세 조정하려니 들어가지 않는다. T4는 그대로 두고 들어가게 하는 변화를 찾아라. 아래의 것은 하나만 바꾸어서는 되지 않는다. 여유는 두지 않는다. `methods`, `length`(512 이상), `batch`(8 이상), `optimizer`, `lora_rank`를 `{"methods": ("lora",)}`처럼 적는다. 길이는 되도록 적게 줄인다. 먼저 방법을 정하고, 그 방법으로 다시 찾은 `plan_training(..., methods=(…,)).changes`에 길이를 얼마까지 두어도 되는지 묻는다.
 
 # %%
 changes = ...
@@ -296,7 +319,7 @@ split.against(f"ZeRO-{eight.best.recipe.stage}")
 # %% [markdown] lang="ko"
 # DDP는 표에 없다. GPU마다 상태를 모두 두어야 하기 때문이다. AdamW의 상태는 그것만으로 한도를 넘고, 8비트 AdamW의 상태는 한도를 거의 채워 그레이디언트를 묶어 보낼 버퍼의 자리가 없다.
 #
-# 앞의 둘은 추가 연산이 같고, 순위를 가른 것은 **보내는 양**이다. 그런데 첫째는 추가 연산을 아끼려고 셋째의 네 배를 보낸다. 계산은 하한으로 0.187초 줄고(0.995 − 0.808) 통신은 78.5 GiB, 곧 84 GB가 늘므로, 계산과 겹치지 못한다면 GPU 사이가 **초당 450 GB**는 되어야 본전이다. PCIe라면 셋째가 빠르기 쉽다. 첫째와 셋째를 모두 재어 본다. (누적하면서 마지막에 한 번만 보내지 않는 까닭은 사건 6-B에 있다. 내보내는 파일에도 `sync_each_batch`를 켠다.)
+# 앞의 둘은 추가 연산이 같고, 순위를 가른 것은 **보내는 양**이다. 그런데 첫째는 추가 연산을 아끼려고 셋째의 네 배를 보낸다. 다시 계산하지 않아 아끼는 시간은 적어도 0.187초(0.995 − 0.808)이고, 더 보내는 것은 78.5 GiB, 곧 84 GB다. 계산과 겹치지 못한다면 GPU 사이가 초당 450 GB일 때는 틀림없이 본전이다. 실제 계산이 최대 속도의 4할이라면 아끼는 시간이 0.47초이니 초당 180 GB에서 본전이다. PCIe(6.1절)라면 셋째가 빠르기 쉽다. 첫째와 셋째를 모두 재어 본다. (누적하면서 마지막에 한 번만 보내지 않는 까닭은 사건 6-B에 있다. 내보내는 파일에도 `sync_each_batch`를 켠다.)
 #
 # 그림에서 DDP와 비교한다.
 
@@ -345,9 +368,9 @@ print((folder / "lora_config.json").read_text())
 # 내 것은 이렇게 실행한다.
 #
 # 1. `best.save("my_plan")`처럼 이름을 주어 저장하고 내려받는다. Colab에서는 런타임을 GPU로 바꾸면 파일이 사라진다. 아래의 명령은 저장소의 폴더에서 한 번 `pip install ".[models]"`를 하면 생긴다.
-# 2. 그 폴더에서 `virtual-gpu run --gpu T4 train.py --text 내글.txt`로 들어가는지 센다(9.10절).
+# 2. `my_plan` 폴더에서 `virtual-gpu run --gpu T4 train.py --text 내글.txt`로 들어가는지 센다(9.10절).
 # 3. GPU가 있는 곳에 폴더를 옮기고 `pip install transformers==5.23.0 peft==0.21.2 accelerate==1.15.0 datasets bitsandbytes`를 한다.
-# 4. `python train.py --text 내글.txt`. GPU가 여러 장이면 `accelerate launch --config_file accelerate.yaml train.py --text 내글.txt`다. GPU가 없으면 `--cpu`와 `--model 작은모델`을 붙여 예행연습을 한다.
+# 4. `python train.py --text 내글.txt`. GPU가 여러 장이면 `accelerate launch --config_file accelerate.yaml train.py --text 내글.txt`다. GPU가 없으면 `--cpu`와 `--model EleutherAI/pythia-14m`처럼 **같은 계열**의 작은 모델을 붙여 예행연습을 한다(계열이 다르면 `lora_config.json`의 `target_modules`를 찾지 못한다).
 #
 # 노트북 없이 터미널에서만 할 수도 있다. 들어가는 것이 있으면 종료 상태가 0이다.
 #
@@ -393,9 +416,9 @@ print(status)
 #
 # 지금까지의 숫자는 모두 예측이다. 결론부터 적는다.
 #
-# - **합성곱이 없는 트랜스포머라면 여유 5%로 찾는다**(`margin=0.05`). H100에서 잰 우리 설정 46가지에서 할당자의 예약은 많아야 3.68% 모자랐다. 보증이 아니라 출발점이다.
+# - **합성곱이 없는 트랜스포머라면 여유 5%로 찾는다**(`margin=0.05`). H100에서 잰 우리 설정 46가지에서 할당자의 예약은 많아야 3.68% 모자랐다. 남들이 최대를 공개한 81개에서는 작은 언어 모델 둘이 5%로도 모자랐다. 그래서 보증이 아니라 출발점이다.
 # - **합성곱이 있으면 5%로 덮이지 않는다.**
-# - **T4에서는 재지 못했다.** LoRA 8가지와 QLoRA 3가지를 쟀지만 혼합 정밀도로 학습한 것은 없으니, 9.1절의 첫째와 같은 종류는 아직 재지 않았다.
+# - **T4에서는 재지 못했다.** H100에서 잰 것에도 LoRA 8가지와 QLoRA 3가지가 있을 뿐 혼합 정밀도의 LoRA는 없다. 9.1절의 첫째와 같은 종류는 어느 카드에서도 재지 않았다.
 #
 # 증거는 두 가지다. 하나는 우리가 H100 한 장에서 잰 것이다. 다른 하나는 남들이 자기 GPU에서 재어 공개한 589개로, 같은 일을 하는 프로그램을 가상 GPU에서 실행해 나란히 놓았다.
 #
@@ -653,6 +676,7 @@ llama = LlamaConfig(
     hidden_size=8192, num_hidden_layers=80, num_attention_heads=64,
     intermediate_size=22016, vocab_size=32000,
 )  # fmt: skip
+print(f"{'targets':10} {'optimizer':11} needed             A40 L40S A6000")
 for targets, optimizer in (("attention", None), ("all-linear", None), ("all-linear", "adamw_8bit")):
     asked = {"methods": ("qlora",), "length": 512, "batch": 16, "lora_rank": 64}
     asked |= {"lora_targets": targets, "optimizer": optimizer}
@@ -696,7 +720,7 @@ from helpers import case
 case("9-A").run(gpus=4, stage=3, micro_batch=1)
 
 # %% [markdown] lang="ko"
-# 파라미터, 그레이디언트, 옵티마이저 상태의 합만으로 한도를 넘는다. (표는 6.2절의 2 + 2 + 12바이트로 나눈 것이다. FSDP2의 4 + 4 + 8과 합은 같다.) 찾은 설정을 `{"이름": 값}`으로 적는다.
+# 파라미터, 그레이디언트, 옵티마이저 상태의 합만으로 한도를 넘는다. (판정 한도는 NCCL의 버퍼까지 빼어 21.48 GiB다. 표는 6.2절의 2 + 2 + 12바이트로 나눈 것이다. FSDP2의 4 + 4 + 8과 합은 같다.) 찾은 설정을 `{"이름": 값}`으로 적는다.
 
 # %%
 settings = ...

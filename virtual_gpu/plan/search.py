@@ -316,9 +316,10 @@ class Change:
             "length": tr(ko="길이를 줄인다", en="a shorter length"),
         }[self.what]
         value = method_label(self.value) if self.what == "methods" else f"{self.value}"
-        batch = self.plan.request.batch
-        more = tr(ko=f", 배치 {batch}", en=f", batch {batch}") if self.what == "gpus" else ""
-        return f"{label}: {value}{more} → {self.plan!r}"
+        if self.what == "gpus":
+            batch = self.plan.request.batch
+            value = tr(ko=f"{self.value}장(배치는 {batch})", en=f"{self.value} (batch {batch})")
+        return f"{label}: {value} → {self.plan!r}"
 
 
 def cheapest(request: Request) -> Plan:

@@ -63,7 +63,7 @@ def _curve(drawing: svg.Drawing, report: Report, tops: np.ndarray, x: float, y: 
     drawing.line(x, base, x + width, base, svg.MUTED)
     drawing.line(x, limit, x + width, limit, svg.RED, stroke_width=2)
     card = tr(
-        ko=f"{report.gpu}에서 쓸 수 있는 {human_bytes(report.capacity)}",
+        ko=f"{report.gpu}의 한도 {human_bytes(report.capacity)}",
         en=f"{report.gpu}, {human_bytes(report.capacity)}",
     )
     drawing.text(x + width, limit - 6, card, size=12, anchor="end", fill=svg.RED)
