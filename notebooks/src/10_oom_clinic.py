@@ -17,7 +17,7 @@
 #
 # 바로 왔다면 알아 둘 말은 셋이다. **할당자**는 드라이버에서 메모리를 크게 받아 나누어 주는 PyTorch의 장치, **순전파 상태**는 역전파에 쓰려고 남긴 중간값, **가상 GPU**는 값을 담지 않는 텐서로 같은 코드를 돌리며 할당된 바이트를 세는 가짜 카드다. 나머지는 [용어집](../../docs/glossary.md)에 있다.
 #
-# 갈림길은 둘이다. **언제 죽었나**, 그리고 스텝이 끝난 뒤에도 살아 있는 텐서(**스텝 뒤의 `allocated`**)가 느는가. 이 표가 이 장의 지도다. (`reserved`는 할당자가 쥐고 있는 것으로, 빈자리까지 센다.)
+# 갈림길은 둘이다. **언제 죽었나**, 그리고 스텝이 끝난 뒤에도 살아 있는 텐서(**스텝 뒤의 `allocated`**)가 느는가. 이 표가 이 장의 지도다. (`reserved`는 할당자가 쥐고 있는 것으로, 빈자리까지 센다. 길이를 따라 오르내려도 쌓이지 않으면 그대로인 것으로 본다.)
 #
 # | 언제 죽었나 | 스텝 뒤의 `allocated` | 까닭 | 어디로 |
 # |---|---|---|---|
@@ -30,7 +30,7 @@
 #
 # 둘째 줄과 넷째 줄은 **언제 죽었나로는 갈리지 않는다.** 단편화도 대개 긴 배치에서 죽는다. 먼저 메시지에서 T와 F + R을 비교한다(10.1절). T가 더 크면 단편화가 아니니 다시 돌릴 것도 없다. 작거나 같을 때만 `expandable_segments:True`를 켜고 다시 돌린다(10.5절). 끝까지 가면 단편화, 그래도 죽으면 가장 긴 배치다.
 #
-# **급하면 10분.** traceback을 통째로 10.2절의 패널에 붙이거나 터미널에서 `virtual-gpu doctor error.txt`를 실행한다(저장소를 내려받은 폴더에서 `pip install ".[models]"`를 하면 생긴다). 잘 돌다가 죽었다면 10.4절의 콜백(내 루프라면 그 아래의 두 줄)으로 스텝마다 메모리를 적으며 다시 돌리고, 10.9절의 그림에 맞추어 본다.
+# **급하면 10분.** traceback을 통째로 10.2절의 패널에 붙이거나 터미널에서 `virtual-gpu doctor error.txt`를 실행한다(저장소를 내려받은 폴더에서 `pip install ".[models]"`를 하면 생긴다). 잘 돌다가 죽었다면 10.4절의 콜백(내 루프라면 그 아래의 `logged`)으로 스텝마다 메모리를 적으며 다시 돌리고, 10.9절의 그림에 맞추어 본다.
 #
 # 이 장을 마치면 메시지 하나로 알 수 있는 것과 없는 것을 가르고, 늦게 나는 OOM의 까닭을 그래프의 모양으로 구별하고, 쌓인 텐서를 붙든 이름까지 찾아간다. 여기에 나오는 OOM은 모두 가상 카드에서 실제로 낸 것이다(10.6절의 메시지만 남의 것이다).
 #
@@ -148,7 +148,7 @@ human_bytes(virtual_gpu.diagnose(caught(train, 16)).message.tried.bytes)
 doctor_panel()
 
 # %% [markdown] lang="ko"
-# 마지막 줄만 남기면 자리를 잃는다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 traceback의 한 칸 한 칸(**프레임**, 함수 호출 하나)에 적혀 있다. 얼마나 줄어드는지는 진단에 없으니 실행해서 센다. 내 프로그램이면 오른쪽 열의 명령(`virtual-gpu run`)으로 한다.
+# 마지막 줄만 남기면 자리를 잃는다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 traceback의 한 칸 한 칸(**프레임**, 함수 호출 하나)에 적혀 있다. 얼마나 줄어드는지는 진단에 없으니 실행해서 센다. (처방의 숫자는 보기다. 체크포인팅의 이름은 transformers 5.23부터 `activation_checkpointing_enable()`이고, 그 전에는 `gradient_checkpointing_enable()`이다.) 내 프로그램이면 오른쪽 열의 명령(`virtual-gpu run`)으로 한다.
 #
 # 10.1절의 배치 12에 처방을 써 본다. 배치를 4로, 길이를 512로 줄이는 것과, 배치 12 그대로 체크포인팅을 켜는 것 가운데 최대가 어떤 차례로 낮을까?
 
@@ -171,7 +171,7 @@ for cure, sizes in ((train, (4, 1024)), (train, (12, 512)), (checkpointed, (12, 
         print(cure.__name__, sizes, human_bytes(torch.cuda.max_memory_allocated()))
 
 # %% [markdown] lang="ko"
-# 배치를 3분의 1로 줄인 것이 가장 낮지만, 체크포인팅은 배치를 그대로 두고도 그 가까이 내려온다. 길이를 절반으로 줄인 것보다 낮다. 무엇을 지켜야 하는지에 따라 고른다(4장, 5장).
+# 배치를 3분의 1로 줄인 것이 가장 낮지만, 체크포인팅은 배치를 그대로 두고도 그 가까이 내려온다. 길이를 절반으로 줄인 것보다 낮다. 처방대로 4를 세 번 누적하면 앞의 그레이디언트가 남아 8.16 GiB가 되지만(4장) 차례는 그대로다. 무엇을 지켜야 하는지에 따라 고른다(4장, 5장).
 #
 # ## 10.3 가장 긴 배치가 정한다
 #
@@ -205,7 +205,7 @@ print([human_bytes(needed(batch, 8192 // batch)) for batch in (32, 16, 8)])
 #
 # <details><summary>내 모델이라면</summary>
 #
-# 옵티마이저의 상태가 생긴 **첫 `step()` 뒤에** 세 스텝의 최대를 잰다(10.7절). 크기는 진짜 배치에 가깝게 한다. 세 점이 한 직선에 놓이면 나머지도 그 위에 있다. 놓이지 않으면 배치가 너무 작은 것이다.
+# 옵티마이저의 상태가 생긴 **첫 `step()` 뒤에** 세 스텝의 최대를 잰다(10.10절). 크기는 진짜 배치에 가깝게 한다. 세 점이 한 직선에 놓이면 나머지도 그 위에 있다. 놓이지 않으면 배치가 너무 작거나(10.10절) 어텐션이 점수 행렬을 만드는 것이다(`eager`). 뒤의 것이면 길수록 더 가파르게 휘니, 가장 긴 배치의 모양 그대로 잰다.
 #
 # </details>
 #
@@ -263,7 +263,7 @@ print({name: died_in(ways[name], "expandable_segments:True") for name in ("max_l
 print([died_in(Random(seed).sample(ways["8192 tokens"], 37)) for seed in range(3)])
 
 # %% [markdown] lang="ko"
-# **꼭 그렇지는 않다.** 모양이 늘 같은 packing은 살았다. 나머지 둘은 모양이 다른 앞의 스텝들이 빈자리를 조각내어 죽었고, 조각을 막는 설정을 켜면 둘 다 끝까지 간다(10.5절). 토큰 예산의 배치는 긴 것부터 늘어놓은 것인데, 섞으면 순서에 따라 죽기도 하고 끝까지 가기도 한다. 9장의 '필요한 메모리'는 **같은 모양을 되풀이할 때**의 값이라, 모양이 바뀌면 조각만큼 더 든다. 한도에 이렇게 가까우면 예산을 낮추거나 이것을 켠다.
+# **꼭 그렇지는 않다.** 모양이 (마지막 배치만 빼고) 늘 같은 packing은 살았다. 나머지 둘은 모양이 다른 앞의 스텝들이 빈자리를 조각내어 죽었고, 조각을 막는 설정을 켜면 둘 다 끝까지 간다(10.5절). 토큰 예산의 배치는 긴 것부터 늘어놓은 것인데, 섞으면 순서에 따라 죽기도 하고 끝까지 가기도 한다. 9장의 '필요한 메모리'는 **같은 모양을 되풀이할 때**의 값이라, 모양이 바뀌면 조각만큼 더 든다. 한도에 이렇게 가까우면 예산을 낮추거나 이것을 켠다.
 #
 # <details><summary>고르기 전에 알아 둘 것</summary>
 #
@@ -287,6 +287,7 @@ for batches in ([ordered[:16], ordered[16:32]], [ordered[:16]] * 2):
 # rows = 16  # per_device_train_batch_size × gradient_accumulation_steps × GPU의 수
 # trial = dataset.select([longest] * rows * 5)
 # arguments.max_steps = 5  # TrainingArguments의 나머지는 내 설정 그대로
+# arguments.save_strategy = arguments.eval_strategy = "no"  # 아니면 시험의 checkpoint-5가 남는다
 # ```
 #
 # - 다섯 스텝인 것은, fp16이면 `GradScaler`가 처음 몇 스텝을 건너뛸 수 있기 때문이다(1장). `step()`이 두 번은 정말 실행되어야 한다.
@@ -336,7 +337,19 @@ def measured(batches, after):
 # trainer.add_callback(Memory())
 # ```
 #
-# 내 루프라면 `sizes = …` 줄의 넷을 `after`에 담고, 그다음 줄에서 `reset_peak_memory_stats()`를 부른다. 아래에서는 첫째 것만 본다.
+# 내 루프라면 `for batch in logged(batches):`처럼 감싼다. 죽어도 남도록 목록에 담지 않고 바로 찍는다.
+#
+# ```python
+# def logged(batches):
+#     for step, batch in enumerate(batches, 1):
+#         yield batch
+#         held, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+#         sizes = held, most, torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
+#         print(step, *(f"{size / 2**30:.2f}" for size in sizes), flush=True)
+#         torch.cuda.reset_peak_memory_stats()
+# ```
+#
+# **오르내리는 것은 새는 것이 아니다.** 루프가 `output = model(...)`처럼 결과에 이름을 붙이면 스텝이 끝나도 마지막 배치의 로짓이 남아, 스텝 뒤의 `allocated`가 배치의 길이를 따라 오르내린다. 누적하는 중이면 그레이디언트도 그렇다. 새는 것은 **내려오지 않는다.** 길이가 비슷한 스텝끼리 비교하거나, 재기 전에 `del output`을 한다.
 #
 # 층이 하나뿐인 GPT-2로 여덟 스텝을 돌며 넷 가운데 하나를 목록에 모은다. 역전파를 마친 손실, 역전파하지 않은 손실(검증에서 `no_grad`를 잊은 것), 로짓, `.item()`이다. 가장 가파른 것은 어느 것일까?
 
@@ -564,11 +577,9 @@ answer = ...
 case("10-B").check(answer)
 
 # %% [markdown] lang="ko"
-# ## 10.7 도구 두 가지
+# ## 10.7 스냅샷: 누가 붙들고 있나
 #
 # *지도에서: 까닭의 갈래를 알았다. 이제 그 줄을 찾는다.*
-#
-# ### 스냅샷: 누가 붙들고 있나
 #
 # `torch.cuda.memory._record_memory_history()`를 켜면 PyTorch가 할당마다 그것을 부른 줄을 적어 둔다. 이름 앞의 밑줄이 말하듯 바뀔 수 있는 API다. 로짓을 모으는 루프를 기록하고, 끝에 살아 있는 블록을 **내 코드의 줄**로 모은다. 기록을 켜기 전에 만든 것에는 줄이 없으니 모델을 만들기 전에 켠다.
 
@@ -593,7 +604,18 @@ with virtual_gpu.cuda("T4"):
 alive_by_line(snapshot)
 
 # %% [markdown] lang="ko"
-# 쌓인 텐서를 **만든** 줄이 나온다. 붙든 줄(`kept.append`)은 적혀 있지 않다. 첫 줄이 만든 값이 흘러간 곳을 따라가 붙든 이름을 찾는다. 둘째와 셋째 줄은 그레이디언트와 가중치다. 진짜 GPU에서는 둘째 줄에 이름이 없다. 역전파는 autograd의 스레드에서 돌아 파이썬의 줄이 남지 않는다.
+# 쌓인 텐서를 **만든** 줄이 나온다. 붙든 줄(`kept.append`)은 적혀 있지 않다. 이름은 파이썬에게 묻는다. 쌓인 것과 모양이 같은 텐서를 찾아, 그것을 담은 것의 이름을 본다(함수나 객체 안의 것이면 `owners`를 그대로 본다).
+
+# %%
+stacked = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.shape == (4, 256, 50257)]
+owners = gc.get_referrers(stacked[0])
+print(len(stacked), [name for name, value in list(globals().items()) if any(value is owner for owner in owners)])
+del stacked, owners
+
+# %% [markdown] lang="ko"
+# `stacked`는 방금 만든 목록이니 뺀다. 남는 `kept`가 붙든 이름이다.
+#
+# 표의 둘째와 셋째 줄은 그레이디언트와 가중치다. 진짜 GPU에서는 둘째 줄에 이름이 없다. 역전파는 autograd의 스레드에서 돌아 파이썬의 줄이 남지 않는다.
 #
 # 같은 기록을 시간을 따라 그린다. 가로는 할당과 해제의 차례, 세로는 살아 있는 바이트이고, 64 MiB가 넘고 끝까지 남는 블록을 줄마다 다른 색으로 칠했다. 네 스텝을 돌았다. 주황색 띠는 몇 개이고, 초록색 띠는 왜 하나인가?
 
@@ -619,32 +641,7 @@ history_chart(snapshot)
 #     raise
 # ```
 #
-# 늦게 켰다면 가중치는 '기록을 켜기 전'이라는 줄로 나온다. 이 파일도 위의 표로 볼 수 있다. `import pickle; alive_by_line(pickle.load(open("oom.pickle", "rb")))`다. pickle은 코드를 실행할 수 있으니 자기가 만든 파일만 연다.
-#
-# ### 내 루프의 최대
-#
-# 한 스텝의 최대는 두 줄이다. 재기 전에 되돌리고, 잰 뒤에 읽는다. 길이를 매번 **4분의 1로** 줄인다. 최대도 매번 4분의 1이 되는가?
-
-# %%
-with virtual_gpu.cuda("T4"):
-    model = small_gpt().cuda()
-    for length in (1024, 256, 64, 16):
-        torch.cuda.reset_peak_memory_stats()
-        tokens = torch.zeros(4, length, dtype=torch.long, device="cuda")
-        model(input_ids=tokens, labels=tokens).loss.backward()
-        print(length, human_bytes(torch.cuda.max_memory_allocated()))
-        model.zero_grad()
-
-# %% [markdown] lang="ko"
-# 줄다가 멈춘다. 긴 배치의 최대는 로짓이 있는 순간이고, 짧은 배치의 최대는 길이와 상관없이 역전파의 맨 끝, 임베딩 크기의 그레이디언트들이 겹치는 순간이다. 10.3절에서 진짜 배치에 가까운 크기로 재라고 한 까닭이다.
-#
-# 루프의 첫 줄 `reset_peak_memory_stats()`를 지우고 다시 실행하면 나머지 줄은 무엇이 되는가?
-#
-# <details><summary>답 (먼저 해 본 다음에 연다)</summary>
-#
-# 모두 첫째 줄과 같은 수다. 되돌리지 않으면 길이 1,024 때의 최대가 남는다.
-#
-# </details>
+# 이 파일에는 **죽은 스텝의 순전파 상태도** 살아 있다. 그래서 위의 표로 보면 새지 않아도 첫 줄이 `model(...)`이다. 붙들린 것은 memory_viz에서 여러 스텝에 걸쳐 끝까지 이어지는 띠로 가린다. 표로 보려면 스텝이 끝난 자리에서(콜백의 `on_step_end`), 이를테면 10번째와 30번째에 저장해 **늘어난 줄**을 찾는다. `import pickle; alive_by_line(pickle.load(open("10.pickle", "rb")))`다. 늦게 켰다면 가중치는 '기록을 켜기 전'이라는 줄로 나온다. pickle은 코드를 실행할 수 있으니 자기가 만든 파일만 연다.
 #
 # ## 10.8 시험: 죽은 프로그램 열 개
 #
@@ -683,7 +680,7 @@ shapes_chart(four_shapes())
 # %% [markdown] lang="ko"
 # 한도 위면 빈자리를 다 모아도 모자란 것이다. 아래면 **이 요청의** 자리는 있는데 흩어져 있다. 그다음 요청까지 들어간다는 뜻은 아니다. 캐시와 단편화는 `reserved`가 똑같이 늘다가, 죽느냐에서 갈린다(맨 끝에서 꺾인 것은 죽기 전에 빈 세그먼트를 돌려준 것이다).
 #
-# **내 것이라면 먼저 남을 뺀다.** 메시지의 전체 − F가 `this process`보다 뚜렷이 크면 다른 프로세스다(10.1절의 셋째 물음). 그때는 남이 쓴 만큼 한도가 내려와 ×가 한도 위에 온다.
+# **내 것이라면 먼저 남을 뺀다.** 메시지의 전체 − F가 내 것(`this process`, 없으면 `allocated` + R에 컨텍스트를 더한 것)보다 뚜렷이 크면 다른 프로세스다. 그때는 남이 쓴 만큼 한도가 내려온다. ×는 그 한도의 위에도 아래에도 올 수 있다(10.6절의 메시지는 6.61 < 8.29 GiB, 아래다).
 #
 # 죽는 스텝은 콜백까지 오지 못하니 메시지에서 셈한다. ×는 `allocated` + T, 한도는 `allocated` + R + F다. 아래의 ×라도 단편화라고 하려면 `expandable_segments:True`로 끝까지 가야 한다(프로그램 4는 아래인데도 가장 긴 배치였다).
 #
@@ -695,7 +692,7 @@ guesses()
 # %% [markdown] lang="ko"
 # | 보이는 것(위의 행부터) | 까닭 | 먼저 할 것 |
 # |---|---|---|
-# | 전체 − F가 `this process`보다 뚜렷이 크다 | 다른 프로세스 | `nvidia-smi` |
+# | 전체 − F가 내 것(`this process`, 없으면 `allocated` + R)보다 뚜렷이 크다 | 다른 프로세스 | `nvidia-smi` |
 # | 스텝 뒤의 `allocated`는 그대로인데 ×가 한도 위다 | 가장 긴 배치 | 자르기, 이어 담기, 토큰 예산. 한도에 가까우면 `expandable_segments:True`도 |
 # | 스텝 뒤의 `allocated`가 계단처럼 는다 | 붙든 이름 | 스냅샷으로 줄을 찾는다. `.item()`, `no_grad`, except 밖에서 다시 |
 # | `reserved`만 늘다가 멈춘다 | 캐시 | 두어도 된다 |
@@ -732,6 +729,31 @@ model(input_ids=tokens, labels=tokens).loss.backward()
 # %virtual_gpu off
 
 # %% [markdown] lang="ko"
+# ### 내 루프의 최대
+#
+# 한 스텝의 최대는 두 줄이다. 재기 전에 되돌리고, 잰 뒤에 읽는다. 길이를 매번 **4분의 1로** 줄인다. 최대도 매번 4분의 1이 되는가?
+
+# %%
+with virtual_gpu.cuda("T4"):
+    model = small_gpt().cuda()
+    for length in (1024, 256, 64, 16):
+        torch.cuda.reset_peak_memory_stats()
+        tokens = torch.zeros(4, length, dtype=torch.long, device="cuda")
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        print(length, human_bytes(torch.cuda.max_memory_allocated()))
+        model.zero_grad()
+
+# %% [markdown] lang="ko"
+# 줄다가 멈춘다. 긴 배치의 최대는 로짓이 있는 순간이고, 짧은 배치의 최대는 길이와 상관없이 역전파의 맨 끝, 임베딩 크기의 그레이디언트들이 겹치는 순간이다. 10.3절에서 진짜 배치에 가까운 크기로 재라고 한 까닭이다.
+#
+# 루프의 첫 줄 `reset_peak_memory_stats()`를 지우고 다시 실행하면 나머지 줄은 무엇이 되는가?
+#
+# <details><summary>답 (먼저 해 본 다음에 연다)</summary>
+#
+# 모두 첫째 줄과 같은 수다. 되돌리지 않으면 길이 1,024 때의 최대가 남는다.
+#
+# </details>
+#
 # ### 스냅샷에 적힌 일
 #
 # 10.7절의 기록에서 처음을 본다. 64 MiB가 넘는 일만 골랐다. `alloc`의 앞에는 무엇이 오는가?

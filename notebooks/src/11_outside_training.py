@@ -28,12 +28,12 @@
 # | 내 평가 루프에서 배치마다 는다 | 11.2 | `with torch.no_grad():` |
 # | 프롬프트를 읽다가 `sdpa_attention_forward` | 11.3 | `generate(..., prefill_chunk_size=512)` |
 # | `num_beams`를 켰더니 | 11.5 | 배치를 `num_beams`로 나눈다 |
-# | 답이 길어질수록 는다 | 11.4 | `generate(..., cache_implementation="offloaded")` |
+# | 답이 길어질수록 는다 | 11.3, 11.4 | T4이고 그룹 쿼리 모델이면 먼저 3.12절의 한 줄, 그다음 `generate(..., cache_implementation="offloaded")` |
 # | 저장하다가 GPU에서 | 11.6 | `copy.deepcopy(model.state_dict())` 대신 `{k: v.cpu() for k, v in model.state_dict().items()}` |
 # | 저장하다가 RAM에서 | 11.6 | `max_shard_size="2GB"`. GPU가 여럿이면 11.11절의 `SHARDED_STATE_DICT` |
 # | 저장한 것에서 이어서 하다가 | 11.7 | `torch.load(path, map_location="cpu", mmap=True)` |
 # | `from_pretrained` | 11.8 | `dtype="float16", device_map="cuda"` |
-# | 오프로드를 켰는데 GPU가 줄지 않는다 | 11.9 | 가중치와 그레이디언트의 합이 최대와 거의 같으면 LoRA(8장), 아니면 `model.activation_checkpointing_enable()` |
+# | 오프로드를 켰는데 GPU가 줄지 않는다 | 11.9 | 가중치, 그레이디언트, 옵티마이저 상태의 합이 최대와 거의 같으면 LoRA(8장), 아니면 `model.activation_checkpointing_enable()` |
 # | 파이썬 오류 없이 끊기거나 `Killed` | 사건 11-A, 11.8, 11.9 | GPU가 아니라 RAM이다. RAM으로 옮긴 것부터 센다 |
 #
 # </details>
@@ -94,7 +94,7 @@ draw_job(first_try)
 above_training.against("2")
 
 # %% [markdown] lang="ko"
-# RAM은 더하다. 학습은 거의 쓰지 않는데 불러오기, 평가, 저장, 재개가 쓴다. 평가의 1,000 MiB는 16 × 512 × 32,000 × 4바이트, 로짓 전부다. 스텝의 메모리만 세어서는 알 수 없는 것들이다.
+# RAM은 더하다. 학습은 거의 쓰지 않는데 불러오기, 평가, 저장, 재개가 쓴다. 평가의 1,000 MiB는 16 × 512 × 32,000 × 4바이트, 로짓 전부다. 나머지 셋의 199 MiB는 가중치 한 벌이다. 불러오기와 재개는 모델을 RAM에 먼저 만들고, 저장은 파일에 쓸 것을 RAM에 모은다. 스텝의 메모리만 세어서는 알 수 없는 것들이다.
 
 # %% [markdown] lang="ko"
 # ## 11.1 학습은 되는데 평가에서 죽는다
@@ -116,7 +116,7 @@ dies_at = guess("11.1", None, ("4", "5", "6", "survives"))
 dies_at
 
 # %% [markdown] lang="ko"
-# `compare`는 프로그램을 하나씩 가상 T4에서 실행해 GPU와 RAM의 최대를 센다. 죽었다면 요청한 크기와 요청한 함수를 적는다. 죽은 줄의 최대는 그때까지의 것이고, 들어주지 못한 요청은 들어 있지 않다. 로짓만 보려고 단편화를 없애는 `expandable_segments`(10.5절)를 켰다.
+# `compare`는 프로그램을 하나씩 가상 T4에서 실행해 GPU와 RAM의 최대를 센다. 죽었다면 요청한 **텐서의** 크기와 요청한 함수를 적는다. 죽은 줄의 최대는 그때까지의 것이고, 들어주지 못한 요청은 들어 있지 않다. 로짓만 보려고 단편화를 없애는 `expandable_segments`(10.5절)를 켰다.
 
 
 # %%
@@ -143,7 +143,7 @@ pages = "expandable_segments:True"
 compare({f"{n} samples": partial(evaluate, n) for n in (40, 48)}, settings=pages)
 
 # %% [markdown] lang="ko"
-# 48개는 죽었다. 요청한 6.96 GiB는 로짓 전부의 크기이고, 표의 최대 13.69 GiB는 그 직전, 여섯째 배치의 순전파가 손실을 계산할 때의 것이다. 배치 하나의 평가 6.74 GiB(11.2절)에 모은 로짓 5.80 GiB와 **앞 배치의 로짓** 1.16 GiB를 더한 것이다. `Trainer`의 반복문 안의 이름 `logits`가 다음 로짓이 나올 때까지 앞의 것을 붙들기 때문이다(10.4절과 같은 일이다). 이 줄의 RAM은 가중치를 CPU에서 만들 때의 것이다. 같은 평가에서 배치가 모델을 지날 때마다 살아 있는 텐서를 적어, 이어 붙이는 순간을 그린다. 칸의 수는 GiB다.
+# 48개는 죽었다. 요청한 6.96 GiB는 로짓 전부의 크기다. 왜 들어가지 않았을까? 같은 평가에서 배치가 모델을 지날 때마다 살아 있는 텐서를 적어, 이어 붙이는 순간을 그린다. 칸의 수는 GiB다.
 
 # %%
 seen = []
@@ -159,6 +159,8 @@ draw_gathering(seen, "T4")
 
 # %% [markdown] lang="ko"
 # `Trainer`는 배치마다 `torch.cat`으로 지금까지의 로짓에 새것을 붙인다. 붙이는 동안은 옛것과 새것이 **함께** 있다. 여섯째 줄의 네 칸을 더하면 카드를 넘는다.
+#
+# 표의 최대 13.69 GiB는 그 직전, 여섯째 배치의 순전파가 손실을 계산할 때의 것이다. 배치 하나의 평가 6.74 GiB(아래 표의 `no metric`)에 모은 로짓 5.80 GiB와 **앞 배치의 로짓** 1.16 GiB를 더한 것이다. `Trainer`의 반복문 안의 이름 `logits`가 다음 로짓이 나올 때까지 앞의 것을 붙들기 때문이다(10.4절). RAM은 가중치를 CPU에서 만들 때의 것이다.
 
 # %%
 dies_at.against("6")
@@ -175,6 +177,20 @@ dies_at.against("6")
 
 # %%
 argmax = {"preprocess": lambda logits, labels: logits.argmax(-1)}
+sums = {"right": 0, "all": 0}
+
+
+def batch_accuracy(found, compute_result=False):
+    guessed, labels = found.predictions.argmax(-1)[:, :-1], found.label_ids[:, 1:]
+    counted = labels != -100
+    sums["right"] += ((guessed == labels) & counted).sum().item()
+    sums["all"] += counted.sum().item()
+    if compute_result:  # the last batch
+        result = {"accuracy": sums["right"] / max(sums["all"], 1)}
+        sums.update(right=0, all=0)
+        return result
+
+
 cures = {
     "as it is": {},
     "with AdamW": {"states": 2},
@@ -182,15 +198,15 @@ cures = {
     "preprocess": argmax,
     "list": {"eval_do_concat_batches": False},
     "to RAM": {"eval_do_concat_batches": False, "eval_accumulation_steps": 1},
-    "batch by batch": {"metric": lambda found, compute_result=False: {}, "batch_eval_metrics": True},
+    "batch by batch": {"metric": batch_accuracy, "batch_eval_metrics": True},
 }
 compare({name: partial(evaluate, 40, **options) for name, options in cures.items()})
 
 # %% [markdown] lang="ko"
-# - 위에서는 끝까지 간 40개가 단편화 때문에 죽었다. `with AdamW`는 이어 붙일 때가 아니라 그다음 배치의 **순전파**에서 죽었다. traceback에는 `fixed_cross_entropy`가 있지만, 자리를 차지한 것은 옵티마이저 상태와 모은 로짓이다.
+# - 위에서는 끝까지 간 40개가 단편화 때문에 죽었다. `with AdamW`도 그렇다(12.07 + 2.32는 14.64보다 작다). 다만 더 일찍, 넷째 배치의 **순전파**에서 죽었다. traceback에는 `fixed_cross_entropy`가 있지만, 여유를 없앤 것은 옵티마이저 상태와 모은 로짓이다.
 # - `compute_metrics`를 주지 않거나 `prediction_loss_only=True`면 손실만 남는다. 펄플렉시티는 이것으로 충분하다. `math.exp(metrics["eval_loss"])`다(배치마다 레이블 수가 다르면 평균의 평균이라 조금 어긋난다).
 # - **`preprocess_logits_for_metrics`를 먼저 쓴다.** 지표를 지키면서 어휘 전체의 점수를 모으지 않는다. 출력이 여럿인 모델이면 `logits`가 튜플이므로 `logits[0]`을 쓴다.
-# - `batch_eval_metrics=True`는 배치마다 `compute_metrics`를 부른다. 받는 것은 **GPU의 텐서**다. 개수를 `.item()`으로 더해 두고, `compute_result=True`로 불린 마지막에 나눈다.
+# - `batch_eval_metrics=True`는 배치마다 `compute_metrics`를 부른다. 받는 것은 **GPU의 텐서**다. 위의 `batch_accuracy`처럼 개수를 `.item()`으로 더해 두고, `compute_result=True`로 불린 마지막에 나눈다.
 # - `list`는 두 벌을 한 벌로 줄일 뿐이다. 샘플이 늘면 다시 죽는다.
 # - `eval_accumulation_steps`만 켜면 이번에는 RAM에서(NumPy로) 이어 붙여 **두 벌**이 되는 순간이 있다. 텐서가 아니라서 이 표로는 세지 못한다. 그래서 `to RAM`에는 `eval_do_concat_batches=False`를 함께 적었다.
 # - `to RAM`은 로짓을 없애지 않고 **RAM으로 옮긴다.** 켜지 않아도 모은 것은 끝에 RAM으로 간다. 그래서 `list`와 `to RAM`의 RAM은 모두 로짓 전부(5.80 GiB)다.
@@ -392,10 +408,10 @@ from unittest.mock import patch
 from transformers.integrations import sdpa_attention
 
 
-def without_grouped_heads():
+def without_grouped_heads(**options):
     # sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False, for this run alone
     with patch.object(sdpa_attention, "use_gqa_in_sdpa", lambda *args, **kwargs: False):
-        return long()
+        return long(**options)
 
 
 long = partial(generate, "meta-llama/Llama-3.2-1B", 8, 4096)
@@ -404,6 +420,7 @@ rows = {
     "padded": partial(long, padded=10),
     "no grouped heads": without_grouped_heads,
     "chunks": partial(long, prefill_chunk_size=512),
+    "both": partial(without_grouped_heads, prefill_chunk_size=512),
 }
 compare(rows, returned="cache")
 
@@ -417,7 +434,9 @@ compare({"as it is": long}, "A100-80GB", returned="cache")
 # 토큰을 만들기도 전에, **프롬프트를 읽다가**(prefill) 죽었다. 요청한 16 GiB는 8 × 32 × 4,096 × 4,096 × 4바이트, 길이의 제곱인 점수 행렬이다. T4의 융합 어텐션 커널은 그룹 쿼리를 받지 않아(3.12절) `math` 커널이 점수를 fp32로 모두 만들었다. A100은 이 행렬을 만들지 않는다. 고치는 길은 둘이다.
 #
 # - `no grouped heads`: 키와 값을 쿼리 헤드의 수로 복사해 넘기면 T4도 융합 커널을 쓴다. 최대가 A100과 같다. 마스크가 있으면 transformers가 저절로 이렇게 하므로 `padded`는 죽지 않았다. 이 함정은 **패딩이 없는** 배치에 있다.
-# - `chunks`: 마스크가 없는 것은 첫 조각뿐이다. 그 점수 행렬은 8 × 32 × 512 × 512 × 4바이트, 256 MiB다. 다른 임시 텐서도 조각의 것으로 줄어 A100의 5.32 GiB보다도 적다. 라이브러리를 고치지 않고 인자 하나면 되니 이쪽이 낫다.
+# - `chunks`: 마스크가 없는 것은 첫 조각뿐이다. 그 점수 행렬은 8 × 32 × 512 × 512 × 4바이트, 256 MiB다. 그래서 프롬프트를 읽는 동안의 최대는 `both`와 같은 3.68 GiB다. 표의 4.20 GiB는 **그다음, 토큰을 하나씩 만들 때**의 것이다. 그때는 다시 마스크가 없어 `math` 커널이고, 쿼리 헤드의 수로 늘린 키와 값을 fp32로 만드느라 캐시의 0.88배를 더 쓴다. 조각을 더 잘게 나누어도 줄지 않는다.
+#
+# 인자 하나면 되니 `chunks`를 먼저 쓰고, T4에서 답까지 길면 둘을 함께 쓴다(`both`).
 
 # %%
 long_prompts.against("A100")
@@ -427,7 +446,7 @@ long_prompts.against("A100")
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 프롬프트가 짧고 답이 길 때만 거의 맞다. 둘의 합은 3.30 GiB인데 A100에서도 5.32 GiB였다. 프롬프트를 읽는 동안의 임시 텐서가 캐시의 두 배다. 둘 다 토큰 수에 비례하므로, 그 비는 길이가 아니라 모델이 정한다. 11.4절의 8B에서는 캐시보다 조금 적다. 패널의 131,072토큰도 그래서 식으로만 들어간다. `prefill_chunk_size`를 함께 주어야 한다.
+# **조건부로 맞다.** 프롬프트가 짧고 답이 길며, **융합 커널을 쓸 때만** 거의 맞다. T4에서 그룹 쿼리 모델을 패딩 없이 돌리면 토큰을 하나 만드는 동안에도 캐시의 0.88배가 더 든다. 둘의 합은 3.30 GiB인데 A100에서도 5.32 GiB였다. 프롬프트를 읽는 동안의 임시 텐서가 캐시의 두 배다. 둘 다 토큰 수에 비례하므로, 그 비는 길이가 아니라 모델이 정한다. 11.4절의 8B에서는 캐시보다 조금 적다. 패널의 131,072토큰도 그래서 식으로만 들어간다. `prefill_chunk_size`를 함께 주어야 한다.
 #
 # </details>
 #
@@ -502,7 +521,7 @@ ways_to_keep = {
 compare({name: extra_of(take) for name, take in ways_to_keep.items()}, returned="grown")
 
 # %% [markdown] lang="ko"
-# `state_dict()`는 복사하지 않는다. 그래서 공짜이고, 그래서 **다음 스텝이 그 값을 바꾼다.** `deepcopy`는 값을 지키지만 **GPU에** 한 벌을 더 만든다. 셋째는 그 한 벌을 **RAM에** 둔다.
+# `state_dict()`는 복사하지 않는다. 그래서 공짜이고, 그래서 **다음 스텝이 그 값을 바꾼다.** `deepcopy`는 값을 지키지만 **GPU에** 한 벌을 더 만든다. 셋째는 그 한 벌을 **RAM에** 둔다. (임베딩과 출력층이 한 텐서인 모델이면 `state_dict()`에 이름이 둘이라 그 텐서는 두 번 복사된다.)
 #
 # 이제 파일을 쓴다. 파일 하나로, 20 MB씩과 5 MB씩 나누어, LoRA 어댑터만, LoRA를 합쳐서 저장한다. RAM이 가장 적은 줄은 어느 것이고, 합치는 줄은 무엇이 더 드는가?
 
@@ -546,7 +565,7 @@ compare(programs, writes=True, returned="files")
 #
 # ## 11.7 처음부터는 되는데 이어서 하면 죽는다
 #
-# "처음부터는 빠듯하게나마 학습된다. 체크포인트에서 이어서 하면 OOM이다"([transformers #22123](https://github.com/huggingface/transformers/issues/22123)). [nanoGPT #158](https://github.com/karpathy/nanoGPT/issues/158)도 같다. 그대로 재현한다. 모델은 11.6절의 GPT-2(17M)이고, 그만큼 T4도 344 MiB만 쓰게 막는다. 여기서 체크포인트는 **체크포인트 파일**, 곧 저장한 가중치와 옵티마이저 상태다(5장의 것은 남겨 둔 순전파 상태다). 먼저 학습해서 저장한다.
+# "처음부터는 빠듯하게나마 학습된다. 체크포인트에서 이어서 하면 OOM이다"([transformers #22123](https://github.com/huggingface/transformers/issues/22123)). [nanoGPT #158](https://github.com/karpathy/nanoGPT/issues/158)도 같다. 까닭을 코드에서 볼 수 있는 nanoGPT의 것을 재현한다(`Trainer`는 지금 어떤지 이 절의 끝에 적는다). 모델은 11.6절의 GPT-2(17M)이고, 그만큼 T4도 344 MiB만 쓰게 막는다. 여기서 체크포인트는 **체크포인트 파일**, 곧 저장한 가중치와 옵티마이저 상태다(5장의 것은 남겨 둔 순전파 상태다). 먼저 학습해서 저장한다.
 
 # %%
 path = folder / "checkpoint.pt"
@@ -582,7 +601,7 @@ compare(programs)
 # %% [markdown] lang="ko"
 # `map_location`을 적지 않으면 텐서는 **저장될 때 있던 곳**, 곧 GPU로 돌아간다. 그리고 변수 `checkpoint`가 학습하는 내내 그것을 붙든다.
 #
-# 붙든 것이 모두 두 벌인 것은 아니다. 옵티마이저의 `load_state_dict`는 (PyTorch 2.13에서) 같은 장치에 있는 상태를 복사하지 않고 그대로 쓴다. 모델의 `load_state_dict`는 값을 복사하므로 파일의 것이 남는다. 그래서 `scratch`의 293.90 MiB에 모델 한 벌 66.11 MiB를 더한 **360 MiB**가 필요한데 한도는 344 MiB다. (RAM의 66.11 MiB는 어느 줄에서나 모델을 RAM에 먼저 만든 것이고, 파일이 RAM에 온 것은 `cpu` 줄뿐이다.) 고치는 줄은 셋이다.
+# 붙든 것이 모두 두 벌인 것은 아니다. 옵티마이저의 `load_state_dict`는 (PyTorch 2.13에서) 같은 장치에 있는 상태를 복사하지 않고 그대로 쓴다. 모델의 `load_state_dict`는 값을 복사하므로 파일의 것이 남는다. 그래서 `scratch`의 293.90 MiB에 모델 한 벌 66.11 MiB를 더한 **360 MiB**가 필요한데 한도는 344 MiB다. (표의 2.00 MiB는 텐서의 크기다. 할당자는 이런 텐서에도 20 MiB짜리 세그먼트를 달라고 하고, 그것이 한도를 넘었다. 진짜 메시지에도 20.00 MiB라고 적힌다, 10.1절.) (RAM의 66.11 MiB는 어느 줄에서나 모델을 RAM에 먼저 만든 것이고, 파일이 RAM에 온 것은 `cpu` 줄뿐이다.) 고치는 줄은 셋이다.
 #
 # - `del checkpoint`: 다 쓴 뒤에 버린다. 읽는 일만 하는 함수로 떼어 내면, 그 함수가 끝날 때 저절로 된다(위의 `resume`은 같은 함수에서 학습까지 하므로 끝까지 붙든다).
 # - `map_location="cpu"`: GPU에 올리지 않는다. 대신 파일만큼의 RAM이 조금 넘게 든다. 프로세스가 여덟이면 여덟 벌이다.
@@ -725,7 +744,7 @@ compare(
 #
 # </details>
 #
-# **고치는 한 줄:** 가중치와 그레이디언트의 합이 `max_memory_allocated()`와 거의 같으면 그레이디언트를 줄인다(LoRA). 아니면 오프로드보다 먼저 `model.activation_checkpointing_enable()`이다.
+# **고치는 한 줄:** 가중치, 그레이디언트, **옵티마이저 상태**의 합이 `max_memory_allocated()`와 거의 같으면 체크포인팅도 순전파 상태의 오프로드도 듣지 않는다. 그레이디언트와 옵티마이저 상태를 줄인다(LoRA). 위의 실험에는 옵티마이저가 없었다. 합이 최대보다 훨씬 작으면 오프로드보다 먼저 `model.activation_checkpointing_enable()`이다.
 #
 # ## 11.10 같은 작업을 다시
 #
@@ -745,16 +764,16 @@ compare(
 # + checkpoint = torch.load("checkpoint.pt", map_location="cpu", mmap=True)
 # ```
 #
-# 연한 막대와 괄호의 값은 처음의 것이다. 점선을 넘는 단계가 남아 있는가? 먼저 찍는 것은 재개가 학습보다 얼마나 높은지다.
+# 연한 막대와 괄호의 값은 처음의 것이다. 점선을 넘는 단계가 남아 있는가? 먼저 찍는 것은 학습이 재개보다 얼마나 높은지다.
 
 # %%
 second_try = job(careful=True)
 peaks = {phase.name: phase.gpu for phase in second_try}
-print("resume - train:", human_bytes(peaks["resume"] - peaks["train"]))
+print("train - resume:", human_bytes(peaks["train"] - peaks["resume"]))
 draw_job(second_try, first_try)
 
 # %% [markdown] lang="ko"
-# 재개가 2 MiB 높은데, 살아 있는 텐서는 같고 할당자가 나누지 않고 남긴 자투리의 차이다(11.6절의 1 MiB와 같은 것이다). **이 작업의 최대는 이제 사실상 학습 스텝이 정한다.** (재개의 RAM이 준 것은 모델을 GPU에 바로 만들었기 때문이다. `mmap`의 페이지는 여기에서도 세지 않는다.) 카드에서는 단편화까지 여유를 더 둔다. 재개는 새 프로세스에서 한다. 같은 노트북에서 이어 하면 앞의 예약이 조각나 더 든다. 스텝 안은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에서 줄였고, 스텝 밖은 이 다섯 단계의 한 줄씩이다.
+# 재개도 이제 학습을 넘지 않는다(재개는 새 프로세스에서 쟀다. 같은 노트북에서 이어 하면 앞의 예약이 조각나 더 든다). **이 작업의 최대는 이제 학습 스텝이 정한다.** 재개의 RAM이 준 것은 모델을 GPU에 바로 만들었기 때문이고, `mmap`의 페이지는 여기에서도 세지 않는다. 카드에서는 단편화까지 여유를 더 둔다. 스텝 안은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에서 줄였고, 스텝 밖은 이 다섯 단계의 한 줄씩이다.
 
 # %%
 guesses()
@@ -852,7 +871,7 @@ print(*attempt(around_an_evaluation).returned, sep="\n")
 # %% [markdown] lang="ko"
 # 살아 있는 텐서는 늘 2.80 GiB, 가중치와 옵티마이저 상태 둘이다. 평가가 남긴 것은 텐서가 아니라 **예약**이다. 8.17 GiB이던 것이 13.97 GiB가 되고, 학습으로 돌아와도 줄지 않는다. `empty_cache()`로 돌려주면 3.97 GiB가 되고, 다음 스텝은 7.97 GiB면 된다.
 #
-# 이 프로그램은 죽지 않는다. 넷째 스텝은 쥐고 있던 자리를 다시 썼다. 자리가 모자랐다면 할당자가 통째로 빈 세그먼트를 스스로 돌려주었을 것이다. 다만 학습이 평가가 남긴 큰 세그먼트에 작은 텐서를 놓고 나면, 그 세그먼트는 통째로 비지 않아 돌려줄 수 없게 된다(10.5절의 단편화다. 여기서 재현하지는 못했다). 그래서 `empty_cache()`는 학습으로 **돌아가기 전에** 부른다. `Trainer`라면 콜백의 `on_evaluate`다(`torch_empty_cache_steps`는 학습 몇 스텝마다 부르는 것이다). `expandable_segments`를 켜도 된다.
+# 이 프로그램은 죽지 않는다. 넷째 스텝은 쥐고 있던 자리를 다시 썼다. 자리가 모자랐다면 할당자가 통째로 빈 세그먼트를 스스로 돌려주었을 것이다. 다만 학습이 평가가 남긴 큰 세그먼트에 작은 텐서를 놓고 나면, 그 세그먼트는 통째로 비지 않아 돌려줄 수 없게 된다(10.5절의 단편화다. 여기서 재현하지는 못했다). 그래서 `empty_cache()`는 학습으로 **돌아가기 전에** 부른다. `Trainer`라면 `TrainerCallback`의 `on_evaluate(self, *args, **kwargs)`에서 부르고, 그 콜백을 `Trainer(..., callbacks=[...])`에 넣는다(`torch_empty_cache_steps`는 학습 몇 스텝마다 부르는 것이다). `expandable_segments`를 켜도 된다.
 
 
 # ### 동적 캐시가 한 토큰을 붙일 때

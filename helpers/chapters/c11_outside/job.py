@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,26 +44,25 @@ class Phase:
 
 
 def job(careful: bool = False) -> list[Phase]:
-    """Load a small GPT-2, train, evaluate, generate, save and resume: as is often written, or with the cures."""
+    """Load a small GPT-2, train, evaluate, generate, save and resume: as is often written, or with the cures.
+
+    It resumes in a process of its own, on a card that nothing was on.
+    """
     found: list[Phase] = []
-    with (
-        TemporaryDirectory() as folder,
-        virtual_gpu.cuda("T4", writes=True) as card,
-        redirect_stdout(StringIO()),
-        redirect_stderr(StringIO()),
-    ):
-
-        @contextmanager
-        def phase(name: str) -> Iterator[None]:
-            torch.cuda.reset_peak_memory_stats()
-            card.host.meter.reset_peak()
-            yield
-            found.append(Phase(name, torch.cuda.max_memory_allocated(), card.host.meter.peak_bytes))
-
-        _first_day(phase, Path(folder), careful)
-        with phase("resume"):
+    with TemporaryDirectory() as folder, redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        with virtual_gpu.cuda("T4", writes=True) as card:
+            _first_day(partial(_phase, found, card), Path(folder), careful)
+        with virtual_gpu.cuda("T4") as card, _phase(found, card, "resume"):
             _next_day(Path(folder), careful)
     return found
+
+
+@contextmanager
+def _phase(found: list[Phase], card: Any, name: str) -> Iterator[None]:
+    torch.cuda.reset_peak_memory_stats()
+    card.host.meter.reset_peak()
+    yield
+    found.append(Phase(name, torch.cuda.max_memory_allocated(), card.host.meter.peak_bytes))
 
 
 def _first_day(phase: Callable[[str], Any], folder: Path, careful: bool) -> None:
