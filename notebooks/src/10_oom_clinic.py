@@ -85,12 +85,6 @@ which
 #
 # **T가 꼭 2.00 MiB나 20.00 MiB이면 나누지 않는다.** 1 MiB까지의 텐서는 2 MiB, 10 MiB까지의 텐서는 20 MiB짜리 세그먼트를 받으므로 그 수는 텐서의 크기가 아니다. 작은 것 하나도 얻지 못할 만큼 카드가 찼다는 뜻이니 `allocated`를 본다.
 #
-# <details><summary>한 번 더: 어휘가 30,080인 polyglot-ko를 fp16으로, 배치 16과 길이 256으로 학습하다가 "236.00 MiB"를 보았다. 무엇인가? (셈한 다음에 연다)</summary>
-#
-# 236 × 2²⁰ ÷ (16 × 256) ÷ 2 = 30,208이다. 어휘에 가까우니 16비트 로짓이다. 텐서는 235 MiB이고 2 MiB의 배수로 올리면 236이다.
-#
-# </details>
-#
 # 이 일을 하는 것이 의사(doctor)다. 오류 메시지나 traceback, 로그를 통째로 읽고 까닭을 근거와 함께 말한다. 아무 데도 보내지 않고 GPU도 쓰지 않는다.
 
 # %%
@@ -116,11 +110,7 @@ doctor
 # | 남이 카드를 쓰나 | 전체 − F가 `this process has`보다 뚜렷이 크면 그렇다 | 12.50과 12.51 GiB, 아니다 |
 # | 카드를 채운 것은 무엇인가 | `allocated`가 텐서의 합이다. 무엇인지는 **메시지에 없다** | 12.36 GiB |
 #
-# <details><summary>숫자가 없거나 이상한 메시지</summary>
-#
-# `CUDA error: out of memory`나 `CUBLAS_STATUS_ALLOC_FAILED`는 할당자가 아닌 것(드라이버, cuBLAS)이 메모리를 얻지 못한 것이다. 뒤의 것은 범위를 벗어난 색인 때문일 때도 있으니, 메모리가 넉넉하면 `CUDA_LAUNCH_BLOCKING=1`로 다시 실행해 본다. F가 T보다 큰데 죽었다면 대개 프로그램이 스스로 건 한도다(메시지의 `… allowed`). `this process has`에서 `allocated`와 R을 빼면 위에서는 0.1 GiB, CUDA 컨텍스트다. 그보다 뚜렷이 크면 PyTorch 밖의 것(NCCL, 다른 라이브러리)이 쓴다. 메시지 없이 `Killed`로 끝났으면 GPU가 아니라 RAM이다(11장).
-#
-# </details>
+# 숫자가 없거나 이상한 메시지를 읽는 법은 10.10절에 있다.
 #
 # > **주장 1.** "Tried to allocate에 적힌 텐서를 줄이면 된다"
 #
@@ -142,7 +132,6 @@ human_bytes(virtual_gpu.diagnose(caught(train, 16)).message.tried.bytes)
 #
 # - '프로그램 2'와 '프로그램 3'을 골라 '해 볼 것'이 어떻게 다른지 본다.
 # - '프로그램 1'의 traceback에서 마지막 줄만 남기고 진단한다. 무엇을 잃는가?
-# - 메모리와 상관없는 오류를 넣어 본다. 모르는 것은 모른다고 한다.
 
 # %%
 doctor_panel()
@@ -203,11 +192,7 @@ print([human_bytes(needed(batch, 8192 // batch)) for batch in (32, 16, 8)])
 # %% [markdown] lang="ko"
 # 어텐션이 점수 행렬을 만들지 않으면(3.12절), 모양이 아니라 **토큰의 수**(글의 수 × 가장 긴 글)가 정하고, 토큰을 따라 곧게 는다. 그러면 길이와 섞는 순서만으로, 학습을 시작하기 전에 **어느 스텝이 한도를 넘는지** 안다.
 #
-# <details><summary>내 모델이라면</summary>
-#
-# 옵티마이저의 상태가 생긴 **첫 `step()` 뒤에** 세 스텝의 최대를 잰다(10.10절). 크기는 진짜 배치에 가깝게 한다. 세 점이 한 직선에 놓이면 나머지도 그 위에 있다. 놓이지 않으면 배치가 너무 작거나(10.10절) 어텐션이 점수 행렬을 만드는 것이다(`eager`). 뒤의 것이면 길수록 더 가파르게 휘니, 가장 긴 배치의 모양 그대로 잰다.
-#
-# </details>
+# 내 모델의 직선은 세 스텝을 재어 얻는다(10.10절의 '내 루프의 최대').
 #
 # 섞어서 열여섯씩 묶으면 한 에폭은 125스텝이다. 2,000개 가운데 열두 개만 512를 넘는다. 한도를 넘는 스텝은 몇 개일까?
 
@@ -294,7 +279,6 @@ for batches in ([ordered[:16], ordered[16:32]], [ordered[:16]] * 2):
 # - 토큰 예산으로 묶는다면 `rows`의 첫 수는 배치 크기가 아니라 `예산 // 가장 긴 글`이다(8,192 // 764 = 10).
 # - 통과하면 **프로그램을 다시 시작해** 진짜 학습을 한다. 시험이 가중치를 바꾸었다.
 # - 짧은 배치들 뒤의 단편화(10.5절)와 평가(11장)는 이 시험도 보지 못한다.
-# - 이어 담았다면 모든 스텝의 토큰 수가 거의 같으니 학습의 처음 몇 스텝이 곧 시험이다.
 #
 # **연습 10-1.** 토큰 예산으로 묶는 `batches_of(lengths, budget)`를 써라. 모든 글이 한 번씩 들어가고, 배치마다 (글의 수 × 가장 긴 글)이 예산을 넘지 않으며, 패딩이 적어야 한다(기준 답보다 2%p 넘게 많으면 안 된다). 돌려주는 것은 길이의 목록의 목록이다. 막히면 `exercise("10-1").hint()`, 그래도 막히면 `exercise("10-1").solution()`을 실행한다. 학습에 쓸 때는 묶은 뒤 배치의 순서를 섞는다.
 
@@ -532,7 +516,7 @@ rooms()
 #
 # **정말 단편화 탓인가?** T가 F + R 이하이고, `expandable_segments:True`를 켜면 **끝까지** 가야 한다. 앞의 것만으로는 모자란다(10.8절에서 본다). 그다음에 볼 것은 길이의 종류를 줄이는 `pad_to_multiple_of`, 그래도 모자라면 배치다([torchtune #1185](https://github.com/meta-pytorch/torchtune/issues/1185), [SpecForge #739](https://github.com/sgl-project/SpecForge/pull/739)).
 #
-# 켜는 법: 터미널이면 `export PYTORCH_ALLOC_CONF=expandable_segments:True`, 노트북이면 런타임을 다시 시작하고 `import torch`보다 먼저 `%env PYTORCH_ALLOC_CONF=expandable_segments:True`다. 2.9보다 옛 PyTorch에서는 이름이 `PYTORCH_CUDA_ALLOC_CONF`다(3.10절).
+# 켜는 법: 터미널이면 `export PYTORCH_ALLOC_CONF=expandable_segments:True`, 노트북이면 런타임을 다시 시작하고 `import torch`보다 먼저 `%env PYTORCH_ALLOC_CONF=expandable_segments:True`다.
 #
 # ## 10.6 다른 프로세스
 #
@@ -705,6 +689,10 @@ guesses()
 # %% [markdown] lang="ko"
 # ## 10.10 더 읽을거리
 #
+# ### 숫자가 없거나 이상한 메시지
+#
+# `CUDA error: out of memory`나 `CUBLAS_STATUS_ALLOC_FAILED`는 할당자가 아닌 것(드라이버, cuBLAS)이 메모리를 얻지 못한 것이다. 뒤의 것은 범위를 벗어난 색인 때문일 때도 있으니, 메모리가 넉넉하면 `CUDA_LAUNCH_BLOCKING=1`로 다시 실행해 본다. F가 T보다 큰데 죽었다면 대개 프로그램이 스스로 건 한도다(메시지의 `… allowed`). `this process has`에서 `allocated`와 R을 빼면 10.1절에서는 0.1 GiB, CUDA 컨텍스트다. 그보다 뚜렷이 크면 PyTorch 밖의 것(NCCL, 다른 라이브러리)이 쓴다. 메시지 없이 `Killed`로 끝났으면 GPU가 아니라 RAM이다(11장).
+#
 # ### 셀마다: `%%gpu_memory`
 #
 # 노트북에서는 셀 위에 한 줄이면 된다. 진짜 GPU에서도, `%virtual_gpu T4`로 고른 가상 카드에서도 된다. 앞뒤와 최대를 읽는다.
@@ -730,6 +718,8 @@ model(input_ids=tokens, labels=tokens).loss.backward()
 
 # %% [markdown] lang="ko"
 # ### 내 루프의 최대
+#
+# 10.3절의 직선을 내 모델에서 얻으려면, 옵티마이저의 상태가 생긴 **첫 `step()` 뒤에** 세 스텝의 최대를 잰다. 크기는 진짜 배치에 가깝게 한다. 세 점이 한 직선에 놓이면 나머지도 그 위에 있다. 놓이지 않으면 배치가 너무 작거나 어텐션이 점수 행렬을 만드는 것이다(`eager`). 뒤의 것이면 길수록 더 가파르게 휘니, 가장 긴 배치의 모양 그대로 잰다.
 #
 # 한 스텝의 최대는 두 줄이다. 재기 전에 되돌리고, 잰 뒤에 읽는다. 길이를 매번 **4분의 1로** 줄인다. 최대도 매번 4분의 1이 되는가?
 

@@ -159,8 +159,6 @@ draw_gathering(seen, "T4")
 
 # %% [markdown] lang="ko"
 # `Trainer`는 배치마다 `torch.cat`으로 지금까지의 로짓에 새것을 붙인다. 붙이는 동안은 옛것과 새것이 **함께** 있다. 여섯째 줄의 네 칸을 더하면 카드를 넘는다.
-#
-# 표의 최대 13.69 GiB는 그 직전, 여섯째 배치의 순전파가 손실을 계산할 때의 것이다. 배치 하나의 평가 6.74 GiB(아래 표의 `no metric`)에 모은 로짓 5.80 GiB와 **앞 배치의 로짓** 1.16 GiB를 더한 것이다. `Trainer`의 반복문 안의 이름 `logits`가 다음 로짓이 나올 때까지 앞의 것을 붙들기 때문이다(10.4절). RAM은 가중치를 CPU에서 만들 때의 것이다.
 
 # %%
 dies_at.against("6")
@@ -506,7 +504,7 @@ compare(
 #
 # ## 11.6 저장은 디스크 일인가
 #
-# 가장 좋은 모델을 기억해 두었다가 끝에 저장한다고 하자. `state_dict()`만 부르는 것, 그것을 `copy.deepcopy`한 것, 텐서를 하나씩 `.cpu()`로 옮긴 것을 비교한다. 진짜 파일을 쓸 것이라 더 작은 GPT-2(17M)를 쓴다. 가중치는 66.11 MiB다(GPU의 67.11 MiB에는 할당자가 나누지 않고 남긴 1 MiB가 들어 있다). GPU를 더 쓰는 것은 어느 것이고, RAM을 더 쓰는 것은 어느 것인가?
+# 가장 좋은 모델을 기억해 두었다가 끝에 저장한다고 하자. `state_dict()`만 부르는 것, 그것을 `copy.deepcopy`한 것, 텐서를 하나씩 `.cpu()`로 옮긴 것을 비교한다. 파일을 쓸 것이라 더 작은 GPT-2(17M)를 쓴다. 가중치는 66.11 MiB다(GPU의 67.11 MiB에는 할당자가 나누지 않고 남긴 1 MiB가 들어 있다). GPU를 더 쓰는 것은 어느 것이고, RAM을 더 쓰는 것은 어느 것인가?
 
 # %%
 import copy
@@ -523,7 +521,7 @@ compare({name: extra_of(take) for name, take in ways_to_keep.items()}, returned=
 # %% [markdown] lang="ko"
 # `state_dict()`는 복사하지 않는다. 그래서 공짜이고, 그래서 **다음 스텝이 그 값을 바꾼다.** `deepcopy`는 값을 지키지만 **GPU에** 한 벌을 더 만든다. 셋째는 그 한 벌을 **RAM에** 둔다. (임베딩과 출력층이 한 텐서인 모델이면 `state_dict()`에 이름이 둘이라 그 텐서는 두 번 복사된다.)
 #
-# 이제 파일을 쓴다. 파일 하나로, 20 MB씩과 5 MB씩 나누어, LoRA 어댑터만, LoRA를 합쳐서 저장한다. RAM이 가장 적은 줄은 어느 것이고, 합치는 줄은 무엇이 더 드는가?
+# 이제 파일을 쓴다. 파일 하나로, 20 MB씩과 5 MB씩 나누어, LoRA 어댑터만, LoRA를 합쳐서 저장한다. RAM이 가장 적은 줄은 어느 것인가?
 
 # %%
 from peft import LoraConfig, get_peft_model
@@ -551,7 +549,7 @@ programs = {
 compare(programs, writes=True, returned="files")
 
 # %% [markdown] lang="ko"
-# GPU에 있는 모델을 저장할 때는 **파일 하나에 담을 텐서가 모두 RAM에** 온다. 그래서 나누면 파일의 합은 그대로인데 RAM은 조각 하나만큼으로 준다. 5 MB로 나눈 줄이 8 MiB인 것은 텐서 하나를 쪼개지는 않기 때문이다. 어댑터만 저장하면 거의 들지 않는다. 합치면(merge) RAM에는 다시 모델 하나, GPU에는 합치는 동안의 15 MiB가 더 든다.
+# GPU에 있는 모델을 저장할 때는 **파일 하나에 담을 텐서가 모두 RAM에** 온다. 그래서 나누면 파일의 합은 그대로인데 RAM은 조각 하나만큼으로 준다. 5 MB로 나눈 줄이 8 MiB인 것은 텐서 하나를 쪼개지는 않기 때문이다. 어댑터만 저장하면 거의 들지 않고, 합치면(merge) RAM에 다시 모델 하나가 든다.
 #
 # **고치는 한 줄:** GPU라면 `deepcopy` 대신 `{k: v.cpu() for k, v in model.state_dict().items()}`, RAM이라면 `save_pretrained(path, max_shard_size="2GB")`. transformers 5.23의 기본값은 50 GB라 대개 파일이 하나다.
 #
@@ -572,7 +570,7 @@ path = folder / "checkpoint.pt"
 compare({"train and save": saved(path)}, writes=True)[0][-1]
 
 # %% [markdown] lang="ko"
-# 이제 이어서 학습한다. 아래 `resume`은 고치기 전의 nanoGPT와 같은 순서다([nanoGPT #236](https://github.com/karpathy/nanoGPT/pull/236)이 2023년 4월에 한 줄로 고쳤다). `scratch`는 파일을 읽지 않고 처음부터 학습한 것이다. GPU가 `scratch`만큼으로 돌아오는 줄은 어느 것이고, 그 가운데 RAM을 더 쓰는 것은 어느 것인가?
+# 이제 이어서 학습한다. 아래 `resume`은 고치기 전의 nanoGPT와 같은 순서다([nanoGPT #236](https://github.com/karpathy/nanoGPT/pull/236)). `scratch`는 파일을 읽지 않고 처음부터 학습한 것이다. GPU가 `scratch`만큼으로 돌아오는 줄은 어느 것이고, 그 가운데 RAM을 더 쓰는 것은 어느 것인가?
 
 
 # %%
@@ -734,13 +732,11 @@ compare(
 # %% [markdown] lang="ko"
 # 이번에는 셋 다 10.28 GiB를 절반쯤으로 줄인다. 그런데 체크포인팅만 켜도 5.14 GiB이고 RAM은 들지 않는다. `save_on_cpu`는 거기서 조금 더 줄이는 데 RAM 9.70 GiB를 쓴다. `offload`는 체크포인팅보다 384 MiB를 더 치웠는데 최대는 같다. 최대가 다시 역전파에 있기 때문이다. 가중치와 그레이디언트의 4.96 GiB(2.48 GiB의 두 벌) 아래로는 어느 줄도 내려가지 못한다.
 #
-# 옵티마이저 상태를 오프로드하면(ZeRO-Offload) 파라미터마다 fp32 가중치, 그레이디언트, 두 상태, 곧 적어도 16바이트가 RAM에 든다([DeepSpeed의 문서](https://deepspeed.readthedocs.io/en/stable/memory.html)). 10억 파라미터에 14.9 GiB이니 무료 Colab에는 들어가지 않는다.
-#
 # > **주장 4.** "GPU가 모자라면 오프로드하면 된다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 옮긴 것이 최대를 정하던 것이고, 옮긴 만큼의 RAM이 있을 때만이다. 무료 Colab에서 텐서에 남는 RAM은 11.6 GiB로 T4의 14.64 GiB보다 작다. 같은 무료라도 Kaggle은 전체가 29 GB라고 밝힌다(여기에서도 시스템과 파이썬의 몫을 뺀다).
+# **조건부로 맞다.** 옮긴 것이 최대를 정하던 것이고, 옮긴 만큼의 RAM이 있을 때만이다. 무료 Colab에서 텐서에 남는 RAM은 11.6 GiB로 T4의 14.64 GiB보다 작다.
 #
 # </details>
 #
@@ -811,6 +807,13 @@ compare({"40 samples, fp16=True": partial(evaluate, 40, fp16=True)})
 # %% [markdown] lang="ko"
 # 모델이 16비트라도 `fp16=True`나 `bf16=True`를 켜면 로짓은 **fp32**다. Accelerate가 `autocast`의 출력을 fp32로 되돌려 주기 때문이다(`convert_outputs_to_fp32`). fp16 모델에 LoRA를 붙여 `fp16=True`로 학습할 때가 그렇다. 5.80 GiB일 로짓이 두 배(11.59 GiB)가 되고, 이번에는 셋째 배치에서 셋의 몫인 6.96 GiB를 달라다가 죽는다.
 #
+# ### 죽기 직전의 최대
+#
+# 11.1절의 최대 13.69 GiB는 그 직전, 여섯째 배치의 순전파가 손실을 계산할 때의 것이다. 배치 하나의 평가 6.74 GiB(11.1절의 `no metric`)에 모은 로짓 5.80 GiB와 **앞 배치의 로짓** 1.16 GiB를 더한 것이다. `Trainer`의 반복문 안의 이름 `logits`가 다음 로짓이 나올 때까지 앞의 것을 붙들기 때문이다(10.4절). RAM은 가중치를 CPU에서 만들 때의 것이다.
+#
+# ### 옵티마이저 상태를 오프로드하면
+#
+# 옵티마이저 상태를 오프로드하면(ZeRO-Offload) 파라미터마다 fp32 가중치, 그레이디언트, 두 상태, 곧 적어도 16바이트가 RAM에 든다([DeepSpeed의 문서](https://deepspeed.readthedocs.io/en/stable/memory.html)). 10억 파라미터에 14.9 GiB이니 무료 Colab에는 들어가지 않는다.
 #
 # ### 체크포인팅을 켠 학습과 평가
 #

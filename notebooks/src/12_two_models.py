@@ -132,7 +132,7 @@ compare(programs, "RTX 4090", ram=False)
 dpo_fits.against("none")
 
 # %% [markdown] lang="ko"
-# 가중치 두 벌, 그레이디언트 한 벌, AdamW의 상태 두 벌이면 다섯 벌, 23.02 GiB다. 여기에 역전파의 끝에 잠깐 더 있는 **임베딩의 그레이디언트**(128,256 × 2,048 × 4바이트 = 0.98 GiB)를 더하면 24.00 GiB다. 임베딩과 출력층이 가중치를 함께 쓰는 모델이라, 출력층에서 온 그레이디언트에 임베딩의 것을 더하기 전에 둘이 함께 있다. 모두 배치와 상관없으니, 배치를 아무리 줄여도 23.16 GiB에는 들어가지 않는다. 내 모델이라면 파라미터 × 16바이트(SFT)가 × 20바이트(DPO)가 된다. (죽은 줄의 GPU 최대는 카드가 찬 높이일 뿐, 필요한 양이 아니다.)
+# 가중치 두 벌, 그레이디언트 한 벌, AdamW의 상태 두 벌이면 다섯 벌, 23.02 GiB다. 여기에 역전파의 끝에 잠깐 더 있는 **임베딩의 그레이디언트**(128,256 × 2,048 × 4바이트 = 0.98 GiB)를 더하면 24.00 GiB다. 임베딩과 출력층이 가중치를 함께 쓰는 모델이라, 출력층에서 온 그레이디언트에 임베딩의 것을 더하기 전에 둘이 함께 있다. 모두 배치와 상관없으니, 배치를 아무리 줄여도 23.16 GiB에는 들어가지 않는다. 내 모델이라면 파라미터 × 16바이트(SFT)가 × 20바이트(DPO)가 되고, 가중치를 함께 쓰는 모델이면 여기에 어휘 × 차원 × 4바이트를 더한다. 이 카드에서는 그것이 갈랐다. (셋 다 역전파에서 죽었다. `LlamaMLP.forward`는 체크포인팅이 층을 재계산하던 중이라 찍힌 이름이다. 죽은 줄의 GPU 최대는 카드가 찬 높이일 뿐, 필요한 양이 아니다.)
 #
 # ## 12.2 두 배가 되는 것과 되지 않는 것
 #
@@ -170,7 +170,7 @@ for name, nbytes in more.items():
 #
 # $x$는 질문, $y_w$와 $y_l$은 좋은 답과 나쁜 답, $\pi_\theta$는 정책, $\pi_{\text{ref}}$는 기준 모델이다. $\sigma$는 시그모이드, $\beta$는 차이에 곱하는 수다. 기준 모델이 내는 것은 쌍마다 **로그 확률 두 수**뿐이다. 그래서 치울 수 있다.
 #
-# - **미리 계산한다.** `precompute_ref_log_probs=True`면 학습 전에 두 수를 모두 적어 두고 기준 모델을 올리지 않는다. 12.2절의 19.48 GiB이니 RTX 4090에 들어간다. 데이터를 한 번 더 훑는 시간이 들고, 스트리밍(`IterableDataset`)과 이미지 데이터에는 쓸 수 없다.
+# - **미리 계산한다.** `precompute_ref_log_probs=True`면 학습 전에 두 수를 모두 적어 두고 기준 모델을 올리지 않는다. 12.2절의 19.48 GiB이니 RTX 4090에 들어간다. 기준 모델의 순전파를 학습 전에 몰아서 하는 것이라 한 에폭이면 횟수가 같고, 여러 에폭이면 오히려 준다. 스트리밍(`IterableDataset`)과 이미지 데이터에는 쓸 수 없다.
 # - **LoRA로 학습한다.** 어댑터를 끄면(`disable_adapter`) 남는 것이 처음 모델이다. TRL은 `peft_config`를 받으면 스스로 그렇게 한다.
 #
 # T4에서 LoRA SFT 8개와 LoRA DPO 4쌍을 비교한다. 기준 모델을 더 부르는 만큼 얼마나 늘까?
@@ -303,6 +303,8 @@ exercise("12-1").check(lean_loss)
 # %% [markdown] lang="ko"
 # <details><summary>푼 다음에</summary>
 #
+# 꼭 있어야 하는 것은 셋이다. 정책의 `log_softmax`(역전파가 쓴다), 기준 로짓과 기준 `log_softmax`(지금 계산하는 것). 정책의 로짓은 지표 때문에, 사본은 자른 순서 때문에 있다.
+#
 # **순서만 바꾸어도 된다.** 기준 모델을 먼저 부르면 로그 확률만 남고 그 로짓은 사라진다. 정책의 로짓은 그다음에 만들므로 8.50 GiB, 세 칸이다. 순서를 그대로 두면 두 군데를 고쳐야 한다. 기준 모델을 부르기 전에 정책의 로짓을 놓으면 네 칸(10.45 GiB)이고, `log_softmax`를 먼저 부르고 자르면 사본도 빠져 세 칸(8.51 GiB)이다. 세 가지를 12.11절에서 그린다.
 #
 # </details>
@@ -311,13 +313,12 @@ exercise("12-1").check(lean_loss)
 #
 # - **TRL 1.16**은 로짓을 조각으로 나누어 만들므로 할 일이 없다. 그보다 오래되었으면 `pip install -U "trl>=1.16"`으로 올린다(1.9는 통째로 만들었다).
 # - **LLaMA-Factory**에서 바꿀 설정은 `cutoff_len`이다. 순서는 소스에서 고쳐야 한다.
-# - SimPO([Meng 외, 2024](https://arxiv.org/abs/2405.14734))와 ORPO([Hong 외, 2024](https://arxiv.org/abs/2403.07691))는 손실에 기준 모델이 없다. 메모리는 줄지만 배우는 것도 다르다.
 #
 # ### 사건 12-A: SFT는 4가 되는데 DPO는 2도 안 된다
 #
 # 이 절의 처음에 본 신고로 돌아간다. 같은 데이터와 설정에서 **SFT는 배치 4가 되고, DPO는 배치 2가 안 되고, 배치 1은 된다**고 했는데, 글의 길이를 적지 않았다. 모델은 Qwen3-4B이고 문장의 길이가 모두 같다고 하자. 세 가지가 모두 사실이 되는 길이를 하나 찾는다.
 #
-# 위의 두 함수를 bf16, rank 8, 80 GB 카드(쓸 수 있는 것은 78.85 GiB)로 옮긴 것을 `run(way="sft"나 "dpo", batch=…, length=…)`으로 다섯 번까지 실행한다. 첫 번째는 적어 두었으니, 남은 네 번을 어디에 쓸지 먼저 정한다.
+# 위의 두 함수를 bf16, rank 8, 80 GB 카드(쓸 수 있는 것은 78.85 GiB)로 옮긴 것을 `run(way=…, batch=…, length=…)`으로 다섯 번까지 실행한다(`way`는 `"sft"`나 `"dpo"`). 첫 번째는 적어 두었으니, 남은 네 번을 어디에 쓸지 먼저 정한다.
 
 # %%
 case("12-A").run(way="sft", batch=4, length=4096)
@@ -330,16 +331,7 @@ length = ...  # tokens
 case("12-A").check(length)
 
 # %% [markdown] lang="ko"
-# <details><summary>찾은 다음에: 두 번이면 되는 방법</summary>
-#
-# 가중치를 뺀 나머지는 배치 × 길이에 비례한다. 두 점이면 직선이 정해진다.
-#
-# 1. 4,096토큰에서 DPO 1과 DPO 2를 실행하면 32.23 GiB와 56.89 GiB다. 쌍 하나가 24.66 GiB이고, 늘 있는 것은 32.23 − 24.66 = 7.57 GiB(거의 다 가중치)다.
-# 2. 카드에는 78.85 − 7.57 = 71.28 GiB가 남는다. DPO 2는 4,096 × 71.28 / 49.32 = 5,920토큰쯤부터, SFT 4는 4,096 × 71.28 / (38.35 − 7.57) = 9,485토큰쯤부터 넘친다. 답은 그 사이다.
-#
-# 한 토큰까지 좁혀 보면 **5,804토큰에서 9,207토큰까지**다. 어림보다 조금 일찍 넘치는 것은 카드에 들어가야 하는 것이 할당이 아니라 그보다 많은 예약이기 때문이다(3장).
-#
-# </details>
+# 두 번이면 되는 방법은 12.11절에 있다. 찾은 다음에 본다.
 #
 # ## 12.5 T4에서 8B를 DPO로
 #
@@ -456,7 +448,7 @@ rtx = card("RTX 4090")
 draw_blocks(Grpo(small, completion=8).floor(rtx.memory_bytes), rtx.capacity_bytes)
 
 # %% [markdown] lang="ko"
-# 파란색과 초록색은 어느 단계에나 있고, 나머지가 번갈아 온다. 롤아웃과 손실의 16비트 사본이 사라진 자리에 역전파의 그레이디언트가 온다.
+# 파란색과 초록색은 어느 단계에나 있고, 나머지가 번갈아 온다. 3장에서 역전파까지 남던 16비트 사본은 여기서는 체크포인팅 때문에 순전파와 함께 사라지고, 그 자리에 그레이디언트가 온다. 롤아웃의 사본이 더 넓은 것은 출력층의 것까지 있어서다(손실은 출력층을 조각으로 나누어 계산한다).
 #
 # ### 어떤 설정이 어느 단계를 옮기나
 #
@@ -533,9 +525,9 @@ for times_over in (2, 4):
 compare_steps(ways, "RTX 4090")
 
 # %% [markdown] lang="ko"
-# 한꺼번에 만드는 답이 16개에서 32개가 되면 롤아웃이 3.13 GiB 는다. 11.3절의 식으로 16개의 캐시는 1.31 GiB인데, 키가 fp32로 남아 1.97 GiB이고 나머지는 긴 질문을 읽는 임시 텐서다. (fp16으로 읽은 LoRA라면 키도 16비트다.)
+# 답이 16개에서 32개가 되면 롤아웃이 3.13 GiB 는다. 11.3절의 식으로는 1.31 GiB인데, 키가 fp32로 남아 1.97 GiB이고 나머지는 긴 질문을 읽는 임시 텐서다.
 #
-# 누적 네 번은 13.74 GiB가 11.35 GiB로 내려가지만, 두 번은 10.61 GiB가 11.35 GiB로 **올라간다.** 한꺼번에 만들면 롤아웃은 스텝의 처음에 한 번이다. 하나씩 만들면 둘째 롤아웃이 앞의 마이크로 배치가 남긴 그레이디언트 한 벌(2.22 GiB)과 겹친다. 주장 3과 같은 까닭이고, 남는 그레이디언트가 작은 LoRA라면 걱정할 것이 없다.
+# 누적 네 번은 13.74 GiB가 11.35 GiB로 내려가지만, 두 번은 10.61 GiB가 11.35 GiB로 **올라간다.** 한꺼번에 만들면 롤아웃은 스텝의 처음에 한 번이다. 마이크로 배치마다 만들면(`one`) 둘째 롤아웃이 앞의 마이크로 배치가 남긴 그레이디언트 한 벌(2.22 GiB)과 겹친다. 주장 3과 같은 까닭이고, 남는 그레이디언트가 작은 LoRA라면 걱정할 것이 없다.
 #
 # 한꺼번에 만드는 수는 `num_generations`의 배수여야 한다. 거꾸로 `num_generations`만 줄이면 한꺼번에 만드는 수는 그대로다.
 #
@@ -612,8 +604,10 @@ compare_steps({name: partial(grpo, completion=512, rollout=one) for name, one in
 # 아래 끝은 엔진에 필요한 것, 위 끝은 학습이 남기는 것이다.
 #
 # 1. **아래 끝**: 답을 한꺼번에 만드는 데 드는 가중치와 KV 캐시를 카드의 크기로 나눈다. 엔진의 순전파에 드는 것은 세지 않았으니 적어도 이보다 커야 한다.
-# 2. **위 끝**: 쓸 수 있는 메모리에서 학습의 최대를 빼고 카드의 크기로 나눈다.
-# 3. 위 끝이 더 크면 그 사이에서, 양쪽에 여유를 두고 고른다. 아니면 재운다. 재울 때의 위 끝은 (쓸 수 있는 메모리 − 늘 있는 것) ÷ 카드의 크기다. 위의 RTX 4090이라면 (23.16 − 6.68) ÷ 23.65 = 0.69여서 0.6은 되고 0.8은 죽었다.
+# 2. **위 끝**: 쓸 수 있는 메모리에서 **롤아웃을 뺀 단계들의** 최대를 빼고 카드의 크기로 나눈다(`generate`의 롤아웃은 엔진이 대신한다).
+# 3. 위 끝이 더 크면 그 사이에서, 양쪽에 여유를 두고 고른다. 아니면 재운다. 재울 때의 위 끝은 (쓸 수 있는 메모리 − 롤아웃 때 남아 있는 것) ÷ 카드의 크기다. 남아 있는 것은 가중치와 옵티마이저 상태이고, 누적하면서 `steps_per_generation=1`을 적었다면 앞의 마이크로 배치가 남긴 그레이디언트 한 벌도 더한다(12.6절). 위의 RTX 4090이라면 (23.16 − 6.68) ÷ 23.65 = 0.69여서 0.6은 되고 0.8은 죽었다.
+#
+# 적는 자리는 이렇다. `GRPOConfig(…, use_vllm=True, vllm_mode="colocate", vllm_gpu_memory_utilization=몫, vllm_max_model_length=질문과 답의 길이)`. 재우려면 `vllm_enable_sleep_mode=True`를 더한다.
 #
 # 12.6절의 0.6B를 T4에서 학습한다면 아래 끝은 이렇다.
 
@@ -630,14 +624,7 @@ print(f"of {human_bytes(size_of_t4)}: {needed / size_of_t4:.3f}")
 # %% [markdown] lang="ko"
 # 0.120은 하한이다. 가중치는 16비트로 **한 벌 더** 있다. 12.6절의 4B가 T4에서 엔진과 함께 있지 못하는 까닭이다. 40.2억 × 2바이트인 가중치 7.49 GiB가 두 벌이면 14.98 GiB로 이미 카드를 넘고, 답을 만드는 동안에는 재울 수도 없다.
 #
-# <details><summary>엔진이 시작하지 않을 때, 캐시가 모자랄 때, 손수 만든 루프</summary>
-#
-# - 몫만큼 비어 있지 않으면 시작하지 않는다(`Free memory on device … is less than desired GPU memory utilization`, [vllm #20305](https://github.com/vllm-project/vllm/issues/20305)). 몫을 줄인다.
-# - `vllm_max_model_length`를 적지 않으면 vLLM은 모델이 받을 수 있는 가장 긴 글(Qwen3-0.6B는 40,960토큰) 하나의 캐시가 들어가는지 따진다. 들어가지 않으면 시작하지 않는다(`To serve at least one request with the model's max seq len …`, [vllm #34076](https://github.com/vllm-project/vllm/issues/34076)). 실제로 쓸 길이(여기서는 768)를 적는다.
-# - 캐시가 답의 수보다 작으면 죽지 않고 느려진다. 들어가지 못한 답은 기다린다([Preemption](https://docs.vllm.ai/en/latest/configuration/optimization/#preemption)).
-# - 엔진을 깨우기 전에 `empty_cache()`를 부른다. 학습 쪽 할당자가 쥔 빈 덩어리를 돌려주어야 엔진이 쓸 수 있다. TRL은 그렇게 하고, 손수 만든 루프라면 빠뜨리지 않는다.
-#
-# </details>
+# 엔진이 시작하지 않거나 캐시가 모자랄 때, 손수 만든 루프에서 볼 것은 12.11절에 있다.
 #
 # 블록은 **적게 잡은 것이다.** 진짜 엔진이 무엇이 다른지는 12.11절의 끝에 있다. vLLM과 함께 카드에서 돌려 본 것은 없다.
 #
@@ -660,11 +647,9 @@ case("12-B").check(fraction)
 # %% [markdown] lang="ko"
 # <details><summary>찾은 다음에</summary>
 #
-# 위 끝은 (14.64 − 10.37) / 14.74 = 0.29이니 0.05 단위로는 0.25다. 실행해도 끝까지 간다. 0.25에서는 14.64 − 10.37 − 3.69 = 0.58 GiB밖에 남지 않는데, 예약은 늘 할당보다 많으므로(3장) 진짜 카드에서는 모자라기 쉽다. 0.12보다 크므로 0.2부터 시도하고, 시작 로그에서 KV 캐시의 크기를 본다(진짜 vLLM으로 확인하지 않았다). `GRPOConfig(…, use_vllm=True, vllm_mode="colocate", vllm_gpu_memory_utilization=0.2, vllm_max_model_length=768)`처럼 적는다. 첫 스텝이 된 것은 옵티마이저 상태가 아직 없었기 때문이다.
+# 위 끝은 (14.64 − 10.37) / 14.74 = 0.29이니 0.05 단위로는 0.25다. 실행해도 끝까지 간다. 0.25에서는 14.64 − 10.37 − 3.69 = 0.58 GiB밖에 남지 않는데, 예약은 늘 할당보다 많으므로(3장) 진짜 카드에서는 모자라기 쉽다. 0.12보다 크므로 0.2부터 시도하고, 시작 로그에서 KV 캐시의 크기를 본다(진짜 vLLM으로 확인하지 않았다). 첫 스텝이 된 것은 옵티마이저 상태가 아직 없었기 때문이다.
 #
-# 0.3을 그대로 쓰려면 재운다(`run(fraction=0.3, sleeps=True)`). 3.12절의 한 줄로 학습의 최대를 9.53 GiB로 낮추어도 들어가지만, 남는 것이 14.64 − 9.53 − 4.42 = 0.69 GiB라 0.25와 다를 것 없이 빠듯하다. 한 줄은 0.2와 함께 쓴다.
-#
-# (신고의 셋째 스텝까지 이 까닭인지는 알 수 없다. 길이가 스텝마다 다르면 더 늦게 죽을 수 있다.)
+# 0.3을 그대로 쓰려면 재운다(`run(fraction=0.3, sleeps=True)`). 3.12절의 한 줄(9.53 GiB)로도 들어가지만 남는 것이 0.69 GiB라 0.25처럼 빠듯하다.
 #
 # </details>
 #
@@ -685,8 +670,8 @@ grpo_panel()
 # %% [markdown] lang="ko"
 # <details><summary>답 (먼저 바꿔 본 다음에 연다)</summary>
 #
-# - 늘 있으면 0.65에서 손실과 역전파가 함께 넘친다(23.76, 24.25 GiB). 0.6은 하한이 들어가는 것처럼 보이지만 12.7절에서는 죽었다. 그래서 여유가 있어야 한다. 재우면 0.65까지 들어가고 0.7에서 롤아웃만 넘친다.
-# - 손실과 역전파가 '따로 한 벌'에서는 32.13 GiB라 들어가지 않고, '어댑터 끄기'에서는 17.18 GiB다.
+# - 늘 있으면 역전파가 0.604, 손실이 0.624에서 넘친다. 0.05씩 움직이므로 0.65에서 함께 넘친다(역전파 24.25, 손실 23.76 GiB). 0.6은 하한이 들어가는 것처럼 보이지만 12.7절에서는 죽었다. 그래서 여유가 있어야 한다. 재우면 0.65까지 들어가고 0.7에서 롤아웃만 넘친다.
+# - '따로 한 벌'에서는 세 단계 모두 들어가지 않고(롤아웃 31.13, 손실과 역전파 32.13 GiB), '어댑터 끄기'에서는 17.18 GiB까지다. TRL은 LoRA면 늘 뒤의 것이고, 앞의 것은 손수 만든 루프다.
 #
 # </details>
 #
@@ -696,15 +681,27 @@ grpo_panel()
 #
 # **GRPO: Qwen3-4B, LoRA**
 #
+# 4B는 T4에서 엔진과 함께 있지 못하므로(12.7절) 느려도 `generate`로 만든다. `data`와 `reward`는 보기이니 내 것으로 바꾼다.
+#
 # ```python
+# from datasets import Dataset
 # from peft import LoraConfig
 # from transformers.integrations import sdpa_attention
 # from trl import GRPOConfig, GRPOTrainer
+#
+# question = [{"role": "user", "content": "17 × 23은? 수만 적는다."}]
+# data = Dataset.from_list([{"prompt": question, "answer": "391"}] * 64)
+#
+#
+# def reward(completions, answer, **kwargs):  # 답마다 수 하나
+#     return [float(right in one[0]["content"]) for one, right in zip(completions, answer)]
+#
 #
 # sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False  # 3.12절의 한 줄
 # arguments = GRPOConfig(  # 질문과 답을 더해 768토큰이면 10.48 GiB
 #     "out", fp16=True, per_device_train_batch_size=8, num_generations=8, steps_per_generation=1,
 #     max_completion_length=512, learning_rate=1e-5, model_init_kwargs={"dtype": "float16"},
+#     chat_template_kwargs={"enable_thinking": False},  # 켜 두면 512토큰에서 모두 잘릴 수 있다
 # )
 # lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
 # trainer = GRPOTrainer("Qwen/Qwen3-4B", reward, args=arguments, train_dataset=data, peft_config=lora)
@@ -742,10 +739,10 @@ grpo_panel()
 guesses()
 
 # %% [markdown] lang="ko"
-# 어느 단계에서 죽었는지는 traceback에 있는 이름으로 안다. `backward`면 역전파, 첫 `step`이면 옵티마이저 상태가 생기는 갱신이다. 나머지는 다르다.
+# 어느 단계에서 죽었는지는 traceback에 있는 이름으로 안다. `backward`면(그 아래에 `recompute_fn`과 `forward`가 있어도) 역전파, 첫 `step`이면 옵티마이저 상태가 생기는 갱신이다. 나머지는 다르다.
 #
 # - **DPO**: `DPOTrainer(…)`를 만드는 줄의 `create_model_from_path`면 정책이나 기준 모델을 올리던 중이고, `_compute_loss` 아래에 찍힌 줄이 `ref_outputs = …`이면 기준 모델의 순전파다. `log_softmax`나 `cross_entropy`면 통째로 만든 로짓이다.
-# - **GRPO**: `_generate_and_score_completions`는 롤아웃에도 기준 모델에도 있으니 그 **아래** 이름을 본다. `_generate_single_turn`이면 롤아웃, `_compute_loss`면 손실까지다. `_compute_loss` 없이 `_get_per_token_logps_and_entropies`가 있으면 로그 확률을 미리 재는 때다. `beta`가 0이 아니면 기준 모델일 수 있고, vLLM을 쓰면 `beta`가 0이어도 정책으로 한 번 부른다.
+# - **GRPO**: `_generate_and_score_completions`는 롤아웃에도 기준 모델에도 있으니 그 **아래** 이름을 본다. `_generate_single_turn`이면 롤아웃, `_compute_loss`면 손실까지다. `_compute_loss` 없이 `_get_per_token_logps_and_entropies`가 있으면 로그 확률을 미리 재는 때다. `beta`가 0이 아니면 기준 모델일 수 있고, vLLM을 쓰거나 누적 횟수가 `steps_per_generation` × `num_iterations`의 배수가 아니면 `beta`가 0이어도 정책으로 한 번 부른다.
 #
 # | 언제 죽나 | 원인 | 고치는 줄 |
 # |---|---|---|
@@ -756,7 +753,7 @@ guesses()
 # | **GRPO**: 롤아웃 | KV 캐시, 남아 있는 옵티마이저 상태 | 누적을 줄이거나, LoRA와 `steps_per_generation=1`(전체 미세 조정이면 12.6절의 표), 배치(와 `num_generations`), `max_completion_length` |
 # | **GRPO**: 손실, 역전파, 갱신 | 짧은 답의 전체 미세 조정이면 가중치, 그레이디언트, 옵티마이저 상태 | LoRA, 8비트 옵티마이저(2.9절) |
 # | **GRPO**: 손실, 역전파 | 긴 답이나 LoRA면 순전파 상태, 옛 TRL이면 통째로 만든 로짓 | `max_completion_length`, 배치를 줄이고 누적 |
-# | **엔진**이 시작하지 않는다 | 몫만큼 비어 있지 않거나, 몫에 가장 긴 글의 캐시가 들어가지 않는다 | 몫을 줄이거나, `vllm_max_model_length`를 적는다(12.7절) |
+# | **엔진**이 시작하지 않는다 | 몫만큼 비어 있지 않거나, 몫에 가장 긴 글의 캐시가 들어가지 않는다 | 몫을 줄이거나, `vllm_max_model_length`를 적는다(12.11절) |
 # | **엔진**을 재우지 않음: 첫 갱신 뒤 | 쥐고 있는 엔진과 옵티마이저 상태 | `vllm_gpu_memory_utilization`을 줄인다(12.7절). 모자라면 `vllm_enable_sleep_mode=True` |
 # | **엔진**을 재움: 둘째 롤아웃(`cumem_allocator`) | 깨어난 엔진과 옵티마이저 상태 | 몫을 줄인다, LoRA |
 # | **T4**: 어떤 스텝만 | 길이가 모두 같아 생긴 어텐션의 행렬 | 3.12절의 한 줄 |
@@ -772,7 +769,7 @@ guesses()
 # %% [markdown] lang="ko"
 # ## 12.11 더 읽을거리
 #
-# 진짜 카드에서는 · 자기 데이터로 쓰기 전에 · SFT로 만든 어댑터에서 이어서 · 8B에서 로짓을 통째로 · 연습 12-1의 그림 · T4에서 `generate` · 오류의 크기에서 길이로 · 패널의 하한 · 진짜 엔진
+# 진짜 카드에서는 · 자기 데이터로 쓰기 전에 · SFT로 만든 어댑터에서 이어서 · 8B에서 로짓을 통째로 · 기준 모델이 없는 손실 · 사건 12-A를 두 번에 · 연습 12-1의 그림 · T4에서 `generate` · 오류의 크기에서 길이로 · 패널의 하한 · 엔진이 시작하지 않을 때 · 진짜 엔진
 #
 # ### 진짜 카드에서는
 #
@@ -816,14 +813,13 @@ print(f"{both - alone:,} {alone - single:,}")
 #
 # 12.9절의 스크립트를 옮겨 쓸 때 볼 것이다.
 #
-# - `data`의 열은 GRPO가 `prompt`, DPO가 `prompt`, `chosen`, `rejected`다. `reward(completions, **kwargs)`는 답마다 수 하나인 목록을 돌려준다.
+# - `data`의 열은 GRPO가 `prompt`(와 `reward`가 받는 것), DPO가 `prompt`, `chosen`, `rejected`다.
 # - GRPO에는 질문을 자르는 설정이 없다. 긴 질문은 `data`에서 먼저 거른다.
 # - GRPO의 배치를 4로 줄이면 누적은 2, `steps_per_generation=2`로 적는다. 한꺼번에 만드는 답이 `num_generations`의 배수여야 한다.
 # - 8B를 GRPO로 학습하려면 첫째 스크립트에서 모델을 `"Qwen/Qwen3-8B"`로 바꾸고, 둘째 스크립트의 `import torch`, `BitsAndBytesConfig`를 가져오는 줄, `four_bits = …` 줄을 옮겨 온다. `model_init_kwargs`에 `"quantization_config": four_bits`를 더하고, `trainer.train()` 앞에 `for`부터의 세 줄을 넣는다(12.6절의 9.65 GiB).
 # - Ampere부터(L4, A100, RTX 30)는 `fp16=True`를 빼고 dtype을 모두 `bfloat16`으로 적는다. 3.12절의 한 줄과 `for`부터의 세 줄은 필요 없다.
 # - Llama는 Hub에서 먼저 사용 허락을 받아야 한다.
 # - bf16으로 학습한 모델을 fp16으로 계산하면 수가 넘칠 수 있다. 처음 몇 스텝의 손실이 `nan`인지 본다.
-# - Qwen3는 생각부터 적으므로 512토큰이면 답이 모두 잘릴 수 있다. 대화 형식이면 `chat_template_kwargs={"enable_thinking": False}`로 끈다.
 # - DPO와 GRPO의 학습률은 적지 않으면 1e-6이다. LoRA라면 그 열 배쯤에서 시작한다(8장).
 #
 # ### SFT로 만든 어댑터에서 이어서 하려면
@@ -858,6 +854,19 @@ compare({f"whole logits, {n:,}": partial(whole_dpo, 1, n, load=load) for n in (1
 
 # %% [markdown] lang="ko"
 # 1,024토큰은 11.23 GiB로 끝나고 2,048토큰은 죽는다. 할당된 13.44 GiB에 마지막 요청 1.00 GiB를 더해도 14.64 GiB보다 작으니, 여기서 죽은 것은 빈자리가 나뉘어 있어서다(단편화). 그러나 단편화를 없애도 뒤에서 넘친다. 그 1 GiB는 12.5절에서 본 어텐션의 행렬인데, 그것이 없어도 로짓 다섯 벌(1.96 GiB씩)과 4비트 모델(3.66 + 1.96 GiB)만으로 15.40 GiB다.
+#
+# ### 기준 모델이 없는 손실
+#
+# SimPO([Meng 외, 2024](https://arxiv.org/abs/2405.14734))와 ORPO([Hong 외, 2024](https://arxiv.org/abs/2403.07691))는 손실에 기준 모델이 없다. 전체 미세 조정이면 가중치 한 벌이 준다. TRL의 LoRA라면 줄 것이 없고(12.3절), 로짓을 통째로 만드는 도구라면 12.4절에서 순서를 바꾼 것과 같은 세 칸이다. 배우는 것도 다르니 메모리만 보고 고르지 않는다.
+#
+# ### 사건 12-A를 두 번에
+#
+# 가중치를 뺀 나머지는 배치 × 길이에 비례한다. 두 점이면 직선이 정해진다.
+#
+# 1. 4,096토큰에서 DPO 1과 DPO 2를 실행하면 32.23 GiB와 56.89 GiB다. 쌍 하나가 24.66 GiB이고, 늘 있는 것은 32.23 − 24.66 = 7.57 GiB(거의 다 가중치)다.
+# 2. 카드에는 78.85 − 7.57 = 71.28 GiB가 남는다. DPO 2는 4,096 × 71.28 / 49.32 = 5,920토큰쯤부터, SFT 4는 4,096 × 71.28 / (38.35 − 7.57) = 9,485토큰쯤부터 넘친다. 답은 그 사이다.
+#
+# 한 토큰까지 좁혀 보면 **5,804토큰에서 9,207토큰까지**다. 어림보다 조금 일찍 넘치는 것은 카드에 들어가야 하는 것이 할당이 아니라 그보다 많은 예약이기 때문이다(3장).
 #
 # ### 연습 12-1의 답을 그리면
 #
@@ -936,6 +945,13 @@ for completion, steps in ((8, two), (512, base), (4096, far), (8192, farthest)):
 
 # %% [markdown] lang="ko"
 # 답을 건네받은 롤아웃 말고는 모두 1보다 크다(하한은 `generate`를 전제로 KV 캐시와 16비트 사본을 세는데, 건네받으면 둘 다 없다). 짧은 답에서는 1에 가깝고, **길수록 멀어진다.** 재계산하는 층의 임시 텐서처럼 하한이 세지 않는 것이 길이를 따라 늘기 때문이다. 긴 답이라면 패널의 하한이 들어가도 실행해 본다.
+#
+# ### 엔진이 시작하지 않을 때, 캐시가 모자랄 때, 손수 만든 루프
+#
+# - 몫만큼 비어 있지 않으면 시작하지 않는다(`Free memory on device … is less than desired GPU memory utilization`, [vllm #20305](https://github.com/vllm-project/vllm/issues/20305)). 몫을 줄인다.
+# - `vllm_max_model_length`를 적지 않으면 vLLM은 모델이 받을 수 있는 가장 긴 글(Qwen3-0.6B는 40,960토큰) 하나의 캐시가 들어가는지 따진다. 들어가지 않으면 시작하지 않는다(`To serve at least one request with the model's max seq len …`, [vllm #34076](https://github.com/vllm-project/vllm/issues/34076)). 실제로 쓸 길이(여기서는 768)를 적는다.
+# - 캐시가 답의 수보다 작으면 죽지 않고 느려진다. 들어가지 못한 답은 기다린다([Preemption](https://docs.vllm.ai/en/latest/configuration/optimization/#preemption)).
+# - 엔진을 깨우기 전에 `empty_cache()`를 부른다. 학습 쪽 할당자가 쥔 빈 덩어리를 돌려주어야 엔진이 쓸 수 있다. TRL은 그렇게 하고, 손수 만든 루프라면 빠뜨리지 않는다.
 #
 # ### 진짜 엔진은 무엇이 다른가
 #

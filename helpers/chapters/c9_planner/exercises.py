@@ -44,6 +44,14 @@ def _judge_largest(function: Callable[[float, float, float], int]) -> str:
     return right()
 
 
+def _with_margin(plan: Plan) -> str:
+    """What is to be said of a plan that fits, where it would not with the chapter's margin."""
+    if plan.needed_bytes * (1 + program.SPARE) <= plan.request.limit_bytes:
+        return ""
+    more = f"{program.SPARE:.0%}"
+    return tr(ko=f" 여유 {more}를 두면 넘친다(9.9절).", en=f" With a margin of {more} it does not fit (9.9).")
+
+
 TARGET = {"model": "meta-llama/Llama-3.1-8B", "length": 1024, "batch": 8}
 
 
@@ -60,7 +68,7 @@ def _judge_gpu(answer: Any) -> str:
     for spec in sorted(smaller, key=lambda s: s.capacity_bytes):
         if cheapest_that_fits(make_request(gpu=spec.name, **request)):
             return tr(ko=f"{found} 들어가지만 더 작은 GPU가 있다.", en=f"{found} It fits; so does a smaller GPU.")
-    return right(found)
+    return right(found + _with_margin(plan))
 
 
 NEED = {"model": "Qwen/Qwen3-8B", "gpu": "T4", "length": 2048, "batch": 8}
@@ -81,13 +89,13 @@ def _judge_change(changes: Any) -> str:
     if not plans.best:
         return plans.verdict
     said = f"{plans.best!r}"
-    longer = (request["length"] + NEED["length"]) // 2
+    longer = request["length"] + 64
     if request["length"] < longer and plan_training(**{**request, "length": longer}).best:
         said += tr(
             ko=f" (길이를 덜 줄여도 된다. {longer}도 들어간다.)",
             en=f" (The length need not be cut so far: {longer} fits too.)",
         )
-    return right(said)
+    return right(said + _with_margin(plans.best))
 
 
 def _llama_7b(vocab_size: int = 32000) -> Any:
@@ -142,7 +150,8 @@ def _judge_alpaca(settings: Any) -> str:
             ko=f"{found}. 들어가지만 누적이 더 적은 설정이 있다.",
             en=f"{found}: it fits, and so do fewer micro-batches.",
         )
-    return right(tr(ko=f"{found}, 누적 {plan.accumulation}번", en=f"{found}, {plan.accumulation} micro-batches"))
+    found = tr(ko=f"{found}, 누적 {plan.accumulation}번.", en=f"{found}, {plan.accumulation} micro-batches.")
+    return right(found + _with_margin(plan))
 
 
 GRAPH_BYTES, NEAR = 16e9, 0.02  # what the graph of case 9-B says of LoRA, and how near a setting has to come
