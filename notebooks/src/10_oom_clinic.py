@@ -30,7 +30,7 @@
 #
 # 둘째 줄과 넷째 줄은 **언제 죽었나로는 갈리지 않는다.** 단편화도 대개 긴 배치에서 죽는다. 먼저 메시지에서 T와 F + R을 비교한다(10.1절). T가 더 크면 단편화가 아니니 다시 돌릴 것도 없다. 작거나 같을 때만 `expandable_segments:True`를 켜고 다시 돌린다(10.5절). 끝까지 가면 단편화, 그래도 죽으면 가장 긴 배치다.
 #
-# **급하면 10분.** traceback을 통째로 10.2절의 패널에 붙이거나 터미널에서 `virtual-gpu doctor error.txt`를 실행한다(저장소를 내려받은 폴더에서 `pip install ".[models]"`를 하면 생긴다). 잘 돌다가 죽었다면 10.4절의 콜백(내 루프라면 그 아래의 `logged`)으로 스텝마다 메모리를 적으며 다시 돌리고, 10.9절의 그림에 맞추어 본다.
+# **급하면 10분.** traceback을 통째로 10.2절의 패널에 붙이거나 터미널에서 `virtual-gpu doctor error.txt`를 실행한다(저장소를 내려받은 폴더에서 `pip install ".[models]"`를 하면 생긴다). 잘 돌다가 죽었다면 10.10절의 콜백이나 `logged`로 스텝마다 메모리를 적으며 다시 돌리고, 10.9절의 그림에 맞추어 본다.
 #
 # 이 장을 마치면 메시지 하나로 알 수 있는 것과 없는 것을 가르고, 늦게 나는 OOM의 까닭을 그래프의 모양으로 구별하고, 쌓인 텐서를 붙든 이름까지 찾아간다. 여기에 나오는 OOM은 모두 가상 카드에서 실제로 낸 것이다(10.6절의 메시지만 남의 것이다).
 #
@@ -160,7 +160,7 @@ for cure, sizes in ((train, (4, 1024)), (train, (12, 512)), (checkpointed, (12, 
         print(cure.__name__, sizes, human_bytes(torch.cuda.max_memory_allocated()))
 
 # %% [markdown] lang="ko"
-# 배치를 3분의 1로 줄인 것이 가장 낮지만, 체크포인팅은 배치를 그대로 두고도 그 가까이 내려온다. 길이를 절반으로 줄인 것보다 낮다. 처방대로 4를 세 번 누적하면 앞의 그레이디언트가 남아 8.16 GiB가 되지만(4장) 차례는 그대로다. 무엇을 지켜야 하는지에 따라 고른다(4장, 5장).
+# 배치를 3분의 1로 줄인 것이 가장 낮지만, 체크포인팅은 배치를 그대로 두고도 그 가까이 내려온다. 길이를 절반으로 줄인 것보다 낮다. 처방대로 4를 세 번 누적하면 앞의 그레이디언트가 남아 8.16 GiB가 되지만(4장) 차례는 그대로다. 무엇을 지켜야 하는지에 따라 고른다(4장, 5장). (`.train()`을 빼면 다시 OOM이다. `from_pretrained`는 모델을 eval로 돌려주는데 체크포인팅은 학습 모드에서만 한다. `Trainer`는 스스로 바꾼다.)
 #
 # ## 10.3 가장 긴 배치가 정한다
 #
@@ -214,7 +214,7 @@ epoch
 steps_beyond.against(len(epoch.beyond))
 
 # %% [markdown] lang="ko"
-# 512를 넘는 글은 2,000개의 0.6%인데 한도를 넘는 스텝은 125개의 8.8%다. 한 스텝이 글을 열여섯 개씩 뽑기 때문이다. 그래도 열에 하나가 안 되니, 첫 몇 스텝을 지켜보고 안심하면 안 된다.
+# 직선의 기울기는 토큰 하나에 1.59 MiB, 절편은 1.39 GiB다(가중치와 AdamW의 상태, 0.46 GiB의 세 벌쯤이다). 그러니 한도는 8,550토큰쯤, 열여섯 개씩이면 길이 534다. 534를 넘는 글은 열한 개이고 저마다 다른 배치에 들었다. 글의 0.6%가 스텝의 8.8%가 된 것은 한 스텝이 글을 열여섯 개씩 뽑기 때문이다. 그래도 열에 하나가 안 되니, 첫 몇 스텝을 지켜보고 안심하면 안 된다.
 #
 # 길이를 다루는, 흔히 권하는 방법들이다. 최대가 **그대로인** 방법은 어느 것인가?
 #
@@ -257,7 +257,7 @@ print([died_in(Random(seed).sample(ways["8192 tokens"], 37)) for seed in range(3
 #
 # </details>
 #
-# 어느 방법이든 지켜야 할 것은 하나다. **가장 긴 배치를 먼저 두 번 돌려 본다.** 왜 한 번이 아닐까? 한도를 끄고 두 스텝을 학습한다. 첫 줄은 긴 것부터 열여섯씩, 둘째 줄은 가장 긴 배치를 두 번이다. 스텝마다 텐서의 최대를 비교한다.
+# 어느 방법이든 지켜야 할 것은 하나다. **가장 큰 배치(글의 수 × 가장 긴 글)를 먼저 두 번 돌려 본다.** 왜 한 번이 아닐까? 한도를 끄고 두 스텝을 학습한다. 첫 줄은 긴 것부터 열여섯씩, 둘째 줄은 가장 긴 배치를 두 번이다. 스텝마다 텐서의 최대를 비교한다.
 
 # %%
 ordered = sorted(lengths, reverse=True)
@@ -276,7 +276,7 @@ for batches in ([ordered[:16], ordered[16:32]], [ordered[:16]] * 2):
 # ```
 #
 # - 다섯 스텝인 것은, fp16이면 `GradScaler`가 처음 몇 스텝을 건너뛸 수 있기 때문이다(1장). `step()`이 두 번은 정말 실행되어야 한다.
-# - 토큰 예산으로 묶는다면 `rows`의 첫 수는 배치 크기가 아니라 `예산 // 가장 긴 글`이다(8,192 // 764 = 10).
+# - 토큰 예산으로 묶는다면 가장 긴 글이 든 배치가 아니라 **토큰이 가장 많은 배치**로 시험한다. `max(batches, key=lambda batch: len(batch) * max(batch))`다. 여기서는 8,190토큰이고, 가장 긴 글의 배치는 10 × 764 = 7,640토큰이라 낮게 나온다.
 # - 통과하면 **프로그램을 다시 시작해** 진짜 학습을 한다. 시험이 가중치를 바꾸었다.
 # - 짧은 배치들 뒤의 단편화(10.5절)와 평가(11장)는 이 시험도 보지 못한다.
 #
@@ -306,32 +306,7 @@ def measured(batches, after):
 
 
 # %% [markdown] lang="ko"
-# `Trainer`라면 콜백으로 적는다. 스텝의 번호, 스텝 뒤의 `allocated`, 그 스텝의 최대, `reserved`, 카드에 남은 F다.
-#
-# ```python
-# from transformers import TrainerCallback
-#
-# class Memory(TrainerCallback):
-#     def on_step_end(self, args, state, control, **kwargs):
-#         held, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
-#         sizes = held, most, torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
-#         print(state.global_step, *(f"{size / 2**30:.2f}" for size in sizes))
-#         torch.cuda.reset_peak_memory_stats()
-#
-# trainer.add_callback(Memory())
-# ```
-#
-# 내 루프라면 `for batch in logged(batches):`처럼 감싼다. 죽어도 남도록 목록에 담지 않고 바로 찍는다.
-#
-# ```python
-# def logged(batches):
-#     for step, batch in enumerate(batches, 1):
-#         yield batch
-#         held, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
-#         sizes = held, most, torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
-#         print(step, *(f"{size / 2**30:.2f}" for size in sizes), flush=True)
-#         torch.cuda.reset_peak_memory_stats()
-# ```
+# 내 학습이라면 `Trainer`의 콜백이나 루프를 감싼 함수로 적는다. 10.10절의 '내 학습에서 적기'에 둘 다 있다.
 #
 # **오르내리는 것은 새는 것이 아니다.** 루프가 `output = model(...)`처럼 결과에 이름을 붙이면 스텝이 끝나도 마지막 배치의 로짓이 남아, 스텝 뒤의 `allocated`가 배치의 길이를 따라 오르내린다. 누적하는 중이면 그레이디언트도 그렇다. 새는 것은 **내려오지 않는다.** 길이가 비슷한 스텝끼리 비교하거나, 재기 전에 `del output`을 한다.
 #
@@ -541,7 +516,7 @@ virtual_gpu.diagnose(
 #
 # "PyTorch가 5.6 GiB를 쓸 수 있는 6 GB 카드에서 학습한다. 열세 번째 스텝에서 OOM이 난다. `nvidia-smi`를 보면 메모리가 계속 늘다가 죽으니 새는 것이 틀림없다."
 #
-# `case("10-B").run()`은 이 학습을(옵티마이저는 뺐다) 가상 카드에서 실제로 돌려 스텝마다의 세 숫자와 마지막 메시지를 보여 준다. 바꿀 수 있는 것은 다음이고, 실험은 다섯 번이다.
+# `case("10-B").run()`은 이 학습을(옵티마이저는 뺐다) 가상 카드에서 실제로 돌려 스텝마다의 세 숫자와 마지막 메시지를 보여 준다(5.6 GiB에는 CUDA 컨텍스트가 들어 있지 않다). 바꿀 수 있는 것은 다음이고, 실험은 다섯 번이다.
 #
 # - `seed`(`9`): 길이를 뽑는 씨앗
 # - `max_length`(`512`): 자르는 길이
@@ -597,7 +572,7 @@ print(len(stacked), [name for name, value in list(globals().items()) if any(valu
 del stacked, owners
 
 # %% [markdown] lang="ko"
-# `stacked`는 방금 만든 목록이니 뺀다. 남는 `kept`가 붙든 이름이다.
+# `stacked`는 방금 만든 목록이니 뺀다. 남는 `kept`가 붙든 이름이다. 객체의 속성이 붙들면 이름이 `stacked`뿐이다. 그때는 지우기 전에 `gc.get_referrers(owners[0])`으로 한 단계 더 올라간다. **역전파하지 않은 손실**이 쌓였다면 순전파 상태는 파이썬의 목록이 아니라 그래프가, 그래프는 손실이 쥔다. 모양 대신 손실을 찾는다(`one.shape == () and one.grad_fn is not None`).
 #
 # 표의 둘째와 셋째 줄은 그레이디언트와 가중치다. 진짜 GPU에서는 둘째 줄에 이름이 없다. 역전파는 autograd의 스레드에서 돌아 파이썬의 줄이 남지 않는다.
 #
@@ -625,7 +600,7 @@ history_chart(snapshot)
 #     raise
 # ```
 #
-# 이 파일에는 **죽은 스텝의 순전파 상태도** 살아 있다. 그래서 위의 표로 보면 새지 않아도 첫 줄이 `model(...)`이다. 붙들린 것은 memory_viz에서 여러 스텝에 걸쳐 끝까지 이어지는 띠로 가린다. 표로 보려면 스텝이 끝난 자리에서(콜백의 `on_step_end`), 이를테면 10번째와 30번째에 저장해 **늘어난 줄**을 찾는다. `import pickle; alive_by_line(pickle.load(open("10.pickle", "rb")))`다. 늦게 켰다면 가중치는 '기록을 켜기 전'이라는 줄로 나온다. pickle은 코드를 실행할 수 있으니 자기가 만든 파일만 연다.
+# 이 파일에는 **죽은 스텝의 순전파 상태도** 살아 있다. 그래서 위의 표로 보면 새지 않아도 첫 줄이 `model(...)`이다. 붙들린 것은 memory_viz에서 여러 스텝에 걸쳐 끝까지 이어지는 띠로 가린다. 표로 보려면 콜백의 `on_step_end`에서 `if state.global_step in (10, 30): torch.cuda.memory._dump_snapshot(f"{state.global_step}.pickle")`로 두 번 저장해 **늘어난 줄**을 찾는다. `import pickle; alive_by_line(pickle.load(open("10.pickle", "rb")))`다. 늦게 켰다면 가중치는 '기록을 켜기 전'이라는 줄로 나온다. pickle은 코드를 실행할 수 있으니 자기가 만든 파일만 연다.
 #
 # ## 10.8 시험: 죽은 프로그램 열 개
 #
@@ -664,7 +639,7 @@ shapes_chart(four_shapes())
 # %% [markdown] lang="ko"
 # 한도 위면 빈자리를 다 모아도 모자란 것이다. 아래면 **이 요청의** 자리는 있는데 흩어져 있다. 그다음 요청까지 들어간다는 뜻은 아니다. 캐시와 단편화는 `reserved`가 똑같이 늘다가, 죽느냐에서 갈린다(맨 끝에서 꺾인 것은 죽기 전에 빈 세그먼트를 돌려준 것이다).
 #
-# **내 것이라면 먼저 남을 뺀다.** 메시지의 전체 − F가 내 것(`this process`, 없으면 `allocated` + R에 컨텍스트를 더한 것)보다 뚜렷이 크면 다른 프로세스다. 그때는 남이 쓴 만큼 한도가 내려온다. ×는 그 한도의 위에도 아래에도 올 수 있다(10.6절의 메시지는 6.61 < 8.29 GiB, 아래다).
+# **내 로그에 맞추어 볼 때는 다른 프로세스부터 확인한다.** 메시지의 전체 − F가 내 것(`this process`, 없으면 `allocated` + R에 컨텍스트를 더한 것)보다 뚜렷이 크면 다른 프로세스다. 그때는 남이 쓴 만큼 한도가 내려온다. ×는 그 한도의 위에도 아래에도 올 수 있다(10.6절의 메시지는 6.61 < 8.29 GiB, 아래다).
 #
 # 죽는 스텝은 콜백까지 오지 못하니 메시지에서 셈한다. ×는 `allocated` + T, 한도는 `allocated` + R + F다. 아래의 ×라도 단편화라고 하려면 `expandable_segments:True`로 끝까지 가야 한다(프로그램 4는 아래인데도 가장 긴 배치였다).
 #
@@ -682,12 +657,41 @@ guesses()
 # | `reserved`만 늘다가 멈춘다 | 캐시 | 두어도 된다 |
 # | 스텝 뒤의 `allocated`는 그대로인데 ×가 한도 아래다 | 단편화이거나 가장 긴 배치 | `expandable_segments:True`를 켠다. 끝까지 가면 단편화, 또 죽으면 가장 긴 배치(프로그램 4) |
 #
-# **T는 마지막 요청일 뿐이다. 죽기 전의 스텝들을 보라.** 의사도 메시지 하나만 보면 죽은 자리밖에 모른다. 오래 걸리는 학습이라면 가장 긴 배치를 먼저 두 번 돌려 본다.
+# **T는 마지막 요청일 뿐이다. 죽기 전의 스텝들을 보라.** 의사도 메시지 하나만 보면 죽은 자리밖에 모른다. 오래 걸리는 학습이라면 가장 큰 배치를 먼저 두 번 돌려 본다.
 #
 # 학습이 끝났는데 평가에서, 저장하다가, 이어서 시작하다가 죽는다면? [11장](11_outside_training.ipynb)에서 답한다. 물음에서 시작하려면 [질문에서 시작하기](../../docs/questions.md)를 편다.
 
 # %% [markdown] lang="ko"
 # ## 10.10 더 읽을거리
+#
+# ### 내 학습에서 적기
+#
+# `Trainer`라면 콜백으로 적는다. 스텝의 번호, 스텝 뒤의 `allocated`, 그 스텝의 최대, `reserved`, 카드에 남은 F다.
+#
+# ```python
+# from transformers import TrainerCallback
+#
+# class Memory(TrainerCallback):
+#     def on_step_end(self, args, state, control, **kwargs):
+#         held, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+#         sizes = held, most, torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
+#         print(state.global_step, *(f"{size / 2**30:.2f}" for size in sizes))
+#         torch.cuda.reset_peak_memory_stats()
+#
+# trainer.add_callback(Memory())
+# ```
+#
+# 내 루프라면 `for batch in logged(batches):`처럼 감싼다. 죽어도 남도록 목록에 담지 않고 바로 찍는다.
+#
+# ```python
+# def logged(batches):
+#     for step, batch in enumerate(batches, 1):
+#         yield batch
+#         held, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+#         sizes = held, most, torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
+#         print(step, *(f"{size / 2**30:.2f}" for size in sizes), flush=True)
+#         torch.cuda.reset_peak_memory_stats()
+# ```
 #
 # ### 숫자가 없거나 이상한 메시지
 #

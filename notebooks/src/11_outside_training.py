@@ -32,7 +32,7 @@
 # | 저장하다가 GPU에서 | 11.6 | `copy.deepcopy(model.state_dict())` 대신 `{k: v.cpu() for k, v in model.state_dict().items()}` |
 # | 저장하다가 RAM에서 | 11.6 | `max_shard_size="2GB"`. GPU가 여럿이면 11.11절의 `SHARDED_STATE_DICT` |
 # | 저장한 것에서 이어서 하다가 | 11.7 | `torch.load(path, map_location="cpu", mmap=True)` |
-# | `from_pretrained` | 11.8 | `dtype="float16", device_map="cuda"` |
+# | `from_pretrained` | 11.8 | `dtype="float16", device_map="cuda"`(추론과 LoRA) |
 # | 오프로드를 켰는데 GPU가 줄지 않는다 | 11.9 | 가중치, 그레이디언트, 옵티마이저 상태의 합이 최대와 거의 같으면 LoRA(8장), 아니면 `model.activation_checkpointing_enable()` |
 # | 파이썬 오류 없이 끊기거나 `Killed` | 사건 11-A, 11.8, 11.9 | GPU가 아니라 RAM이다. RAM으로 옮긴 것부터 센다 |
 #
@@ -201,7 +201,8 @@ cures = {
 compare({name: partial(evaluate, 40, **options) for name, options in cures.items()})
 
 # %% [markdown] lang="ko"
-# - 위에서는 끝까지 간 40개가 단편화 때문에 죽었다. `with AdamW`도 그렇다(12.07 + 2.32는 14.64보다 작다). 다만 더 일찍, 넷째 배치의 **순전파**에서 죽었다. traceback에는 `fixed_cross_entropy`가 있지만, 여유를 없앤 것은 옵티마이저 상태와 모은 로짓이다.
+# - 답은 `preprocess`와 `batch by batch`다. `no metric`도 같은 값이지만 지표가 없다.
+# - 위에서는 끝까지 간 40개가 단편화 때문에 죽었다. 요청한 순간 살아 있던 것은 그림의 다섯째 줄대로 0.93 + 4.64 + 1.16 = 6.73 GiB이고, 5.80을 더해도 12.53 GiB다(표의 12.54는 그 앞 순전파의 최대라 여기에 더하지 않는다). `with AdamW`도 단편화다. 다만 더 일찍, 넷째 배치의 **순전파**에서 죽었다. traceback에는 `fixed_cross_entropy`가 있지만, 여유를 없앤 것은 옵티마이저 상태와 모은 로짓이다.
 # - `compute_metrics`를 주지 않거나 `prediction_loss_only=True`면 손실만 남는다. 펄플렉시티는 이것으로 충분하다. `math.exp(metrics["eval_loss"])`다(배치마다 레이블 수가 다르면 평균의 평균이라 조금 어긋난다).
 # - **`preprocess_logits_for_metrics`를 먼저 쓴다.** 지표를 지키면서 어휘 전체의 점수를 모으지 않는다. 출력이 여럿인 모델이면 `logits`가 튜플이므로 `logits[0]`을 쓴다.
 # - `batch_eval_metrics=True`는 배치마다 `compute_metrics`를 부른다. 받는 것은 **GPU의 텐서**다. 위의 `batch_accuracy`처럼 개수를 `.item()`으로 더해 두고, `compute_result=True`로 불린 마지막에 나눈다.
@@ -209,7 +210,7 @@ compare({name: partial(evaluate, 40, **options) for name, options in cures.items
 # - `eval_accumulation_steps`만 켜면 이번에는 RAM에서(NumPy로) 이어 붙여 **두 벌**이 되는 순간이 있다. 텐서가 아니라서 이 표로는 세지 못한다. 그래서 `to RAM`에는 `eval_do_concat_batches=False`를 함께 적었다.
 # - `to RAM`은 로짓을 없애지 않고 **RAM으로 옮긴다.** 켜지 않아도 모은 것은 끝에 RAM으로 간다. 그래서 `list`와 `to RAM`의 RAM은 모두 로짓 전부(5.80 GiB)다.
 #
-# 아래는 그대로 옮겨 쓸 수 있는 지표다. `preprocess`와 함께 쓰므로 `predictions`는 로짓이 아니라 토큰 번호다. 여기서 다시 `argmax`를 부르면 길이 방향에서 최댓값을 찾아 틀린 지표가 되니, 그런 줄이 있었다면 지운다. 다음 토큰을 맞히는 모델이라 한 칸 밀어 견주고, 레이블이 -100인 자리는 뺀다.
+# 아래는 그대로 옮겨 쓸 수 있는 지표다. `preprocess`와 함께 쓰므로 `predictions`는 로짓이 아니라 토큰 번호다. 여기서 다시 `argmax`를 부르지 않는다. 다음 토큰을 맞히는 모델이라 한 칸 밀어 견주고, 레이블이 -100인 자리는 뺀다.
 
 
 # %%
@@ -261,7 +262,7 @@ case("11-A").run(accumulate=1)
 # 찾은 설정을 적는다.
 
 # %%
-answer = ...
+answer = ...  # {"accumulate": 4, "keep": 64}
 case("11-A").check(answer)
 
 # %% [markdown] lang="ko"
@@ -320,7 +321,7 @@ compare(
 largest_eval.against("16")
 
 # %% [markdown] lang="ko"
-# **고치는 한 줄:** `with torch.no_grad():`. 그리고 평가 배치는 학습의 몇 배가 아니라 (남은 메모리) ÷ (길이 × 어휘 × 10바이트)로 정한다(16비트 모델. 체크포인팅을 켠 학습과의 비교, 평가 뒤의 단편화는 11.11절).
+# **고치는 한 줄:** `with torch.no_grad():`. 그리고 평가 배치는 학습의 몇 배가 아니라 (남은 메모리) ÷ (길이 × 어휘 × 10바이트)에서 **시작한다**(16비트 모델). 이 값은 위 끝이다. 여기서는 18인데, 기본 설정에서는 첫 배치만 되고 뒤의 배치에서 단편화로 죽는다. 하나쯤 빼고(17) 배치를 **셋 이상** 돌려 본다(11.11절).
 #
 # ## 11.3 `generate`와 KV 캐시
 #
@@ -366,9 +367,9 @@ for name in ("EleutherAI/polyglot-ko-1.3b", "meta-llama/Llama-3.2-1B", "Qwen/Qwe
 # - 문맥 4,096에서 배치를 키운다. 캐시가 가중치보다 커지는 배치는 얼마인가?
 # - gemma-3-1b의 문맥을 두 배로 늘린다. 캐시는 왜 두 배가 되지 않을까(11.11절)?
 #
-# <details><summary>앞의 두 물음의 답 (먼저 바꿔 본 다음에 연다)</summary>
+# <details><summary>답 (먼저 바꿔 본 다음에 연다)</summary>
 #
-# 4비트면 캐시가 4.00 GiB라 가중치와의 합은 18.96 GiB다. **식으로는** 들어간다. 그러나 프롬프트를 한 번에 읽으면 임시 텐서가 더 든다. 그것은 이 절의 끝에서 본다. 문맥 4,096이면 샘플 하나의 캐시가 0.50 GiB이므로 배치 30에서 15.00 GiB가 되어 가중치 14.96 GiB를 넘는다.
+# 4비트면 캐시가 4.00 GiB라 가중치와의 합은 18.96 GiB다. **식으로는** 들어간다. 그러나 프롬프트를 한 번에 읽으면 임시 텐서가 더 든다. 그것은 이 절의 끝에서 본다. 문맥 4,096이면 샘플 하나의 캐시가 0.50 GiB이므로 배치 30에서 15.00 GiB가 되어 가중치 14.96 GiB를 넘는다(둘의 합은 카드를 넘는다). gemma-3-1b는 26층 가운데 22층이 앞의 512토큰만 간직하므로 나머지 4층만 두 배가 된다.
 #
 # </details>
 
@@ -398,7 +399,7 @@ long_prompts = guess("11.3", None, ("T4", "A100", "both"))
 long_prompts
 
 # %% [markdown] lang="ko"
-# `as it is`는 그대로 실행한 것이고, `padded`는 프롬프트 하나가 짧아 패딩한 것이다. `no grouped heads`는 3.12절의 한 줄을 먼저 실행한 것이다. `chunks`는 프롬프트를 512토큰씩 나누어 읽는다(`prefill_chunk_size`).
+# `as it is`는 그대로 실행한 것이고, `padded`는 프롬프트 하나가 짧아 패딩한 것이다. `no grouped heads`는 3.12절의 한 줄을 먼저 실행한 것이다. `chunks`는 프롬프트를 512토큰씩 나누어 읽는다(`prefill_chunk_size`). 마지막 줄은 둘을 함께 쓴 것이다.
 
 # %%
 from unittest.mock import patch
@@ -418,23 +419,23 @@ rows = {
     "padded": partial(long, padded=10),
     "no grouped heads": without_grouped_heads,
     "chunks": partial(long, prefill_chunk_size=512),
-    "both": partial(without_grouped_heads, prefill_chunk_size=512),
+    "no grouped, chunks": partial(without_grouped_heads, prefill_chunk_size=512),
 }
-compare(rows, returned="cache")
+compare(rows, ram=False, returned="cache")
 
 # %% [markdown] lang="ko"
 # 같은 것을 A100에서도 그대로 실행한다.
 
 # %%
-compare({"as it is": long}, "A100-80GB", returned="cache")
+compare({"as it is": long}, "A100-80GB", ram=False, returned="cache")
 
 # %% [markdown] lang="ko"
 # 토큰을 만들기도 전에, **프롬프트를 읽다가**(prefill) 죽었다. 요청한 16 GiB는 8 × 32 × 4,096 × 4,096 × 4바이트, 길이의 제곱인 점수 행렬이다. T4의 융합 어텐션 커널은 그룹 쿼리를 받지 않아(3.12절) `math` 커널이 점수를 fp32로 모두 만들었다. A100은 이 행렬을 만들지 않는다. 고치는 길은 둘이다.
 #
 # - `no grouped heads`: 키와 값을 쿼리 헤드의 수로 복사해 넘기면 T4도 융합 커널을 쓴다. 최대가 A100과 같다. 마스크가 있으면 transformers가 저절로 이렇게 하므로 `padded`는 죽지 않았다. 이 함정은 **패딩이 없는** 배치에 있다.
-# - `chunks`: 마스크가 없는 것은 첫 조각뿐이다. 그 점수 행렬은 8 × 32 × 512 × 512 × 4바이트, 256 MiB다. 그래서 프롬프트를 읽는 동안의 최대는 `both`와 같은 3.68 GiB다. 표의 4.20 GiB는 **그다음, 토큰을 하나씩 만들 때**의 것이다. 그때는 다시 마스크가 없어 `math` 커널이고, 쿼리 헤드의 수로 늘린 키와 값을 fp32로 만드느라 캐시의 0.88배를 더 쓴다. 조각을 더 잘게 나누어도 줄지 않는다.
+# - `chunks`: 마스크가 없는 것은 첫 조각뿐이다. 그 점수 행렬은 8 × 32 × 512 × 512 × 4바이트, 256 MiB다. 그래서 프롬프트를 읽는 동안의 최대는 마지막 줄과 같은 3.68 GiB다. 표의 4.20 GiB는 **그다음, 토큰을 하나씩 만들 때**의 것이다. 그때는 다시 마스크가 없어 `math` 커널이고, 층마다 키와 값을 쿼리 헤드의 수로 늘려 fp32로 바꾸느라 캐시의 0.9배쯤(4.20 − 3.30 GiB)을 더 쓴다. 조각을 더 잘게 나누어도 줄지 않는다.
 #
-# 인자 하나면 되니 `chunks`를 먼저 쓰고, T4에서 답까지 길면 둘을 함께 쓴다(`both`).
+# 인자 하나면 되니 `chunks`를 먼저 쓰고, T4에서 답까지 길면 둘을 함께 쓴다.
 
 # %%
 long_prompts.against("A100")
@@ -444,7 +445,7 @@ long_prompts.against("A100")
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 프롬프트가 짧고 답이 길며, **융합 커널을 쓸 때만** 거의 맞다. T4에서 그룹 쿼리 모델을 패딩 없이 돌리면 토큰을 하나 만드는 동안에도 캐시의 0.88배가 더 든다. 둘의 합은 3.30 GiB인데 A100에서도 5.32 GiB였다. 프롬프트를 읽는 동안의 임시 텐서가 캐시의 두 배다. 둘 다 토큰 수에 비례하므로, 그 비는 길이가 아니라 모델이 정한다. 11.4절의 8B에서는 캐시보다 조금 적다. 패널의 131,072토큰도 그래서 식으로만 들어간다. `prefill_chunk_size`를 함께 주어야 한다.
+# **조건부로 맞다.** 프롬프트가 짧고 답이 길며, **융합 커널을 쓸 때만** 거의 맞다. T4에서 그룹 쿼리 모델을 패딩 없이 돌리면 토큰을 하나 만드는 동안에도 캐시의 0.9배쯤이 더 든다. 둘의 합은 3.30 GiB인데 A100에서도 5.32 GiB였다. 프롬프트를 읽는 동안의 임시 텐서가 캐시의 두 배다. 패널의 131,072토큰도 그래서 식으로만 들어간다. `prefill_chunk_size`를 함께 주어야 한다.
 #
 # </details>
 #
@@ -471,7 +472,7 @@ compare(kinds, "RTX 4090", returned="cache")
 #
 # 오프로드 캐시는 GPU를 캐시만큼 줄인다. 대신 토큰마다 캐시 전부가 PCIe 버스를 오간다. 그런데 보낸 것은 2 GiB인데 RAM은 6 GiB 가까이 늘었다. PyTorch가 고정 메모리를 **2의 거듭제곱으로** 잡고, 다 쓴 것도 돌려주지 않기 때문이다. 16,384는 꼭 2의 거듭제곱이라 토큰이 하나 붙자 두 배짜리를 새로 잡았다(계산은 11.11절). 12,000이면 1.94 GiB다.
 #
-# **고치는 한 줄:** 캐시가 넘치는데 RAM이 넉넉하다면 `generate(..., cache_implementation="offloaded")`. RAM은 캐시의 두 배까지 든다. 답이 길어지며 2의 거듭제곱을 넘으면 작은 조각도 남아, 한 번 넘으면 세 배, 여러 번 넘으면 네 배 가까이까지 든다.
+# **고치는 한 줄:** 캐시가 넘치는데 RAM이 넉넉하다면 `generate(..., cache_implementation="offloaded")`. RAM은 캐시의 두 배까지 든다.
 #
 # ## 11.5 생성에 더 드는 것
 #
@@ -494,11 +495,12 @@ compare(
         "beams": partial(generate, "meta-llama/Llama-3.2-1B", 8, 2048, 1, num_beams=4),
     },
     "A100-80GB",
+    ram=False,
     returned="cache",
 )
 
 # %% [markdown] lang="ko"
-# 직접 부르면 8 × 2,048 × 128,256 × 2바이트, 3.91 GiB의 로짓이 생긴다(로짓이 없는 줄의 최대는 층 안의 다른 순간이라, 표의 차이는 그보다 작다). 프롬프트를 읽을 때까지는 빔 넷이 배치 네 배와 같다(그 뒤에 빔의 순서대로 캐시를 다시 골라 담는 복사는 세지 않았다. 가상 GPU에는 확률이 없다).
+# `generate`는 `logits_to_keep=1`과 같고, 빔 넷의 캐시는 네 배다. 직접 부르면 8 × 2,048 × 128,256 × 2바이트, 3.91 GiB의 로짓이 생긴다. 프롬프트를 읽을 때까지는 빔 넷이 배치 네 배와 같다.
 #
 # **고치는 한 줄:** 내 생성 루프라면 `model(..., logits_to_keep=1)`. 빔 탐색이라면 배치를 `num_beams`로 나눈다.
 #
@@ -599,11 +601,13 @@ compare(programs)
 # %% [markdown] lang="ko"
 # `map_location`을 적지 않으면 텐서는 **저장될 때 있던 곳**, 곧 GPU로 돌아간다. 그리고 변수 `checkpoint`가 학습하는 내내 그것을 붙든다.
 #
-# 붙든 것이 모두 두 벌인 것은 아니다. 옵티마이저의 `load_state_dict`는 (PyTorch 2.13에서) 같은 장치에 있는 상태를 복사하지 않고 그대로 쓴다. 모델의 `load_state_dict`는 값을 복사하므로 파일의 것이 남는다. 그래서 `scratch`의 293.90 MiB에 모델 한 벌 66.11 MiB를 더한 **360 MiB**가 필요한데 한도는 344 MiB다. (표의 2.00 MiB는 텐서의 크기다. 할당자는 이런 텐서에도 20 MiB짜리 세그먼트를 달라고 하고, 그것이 한도를 넘었다. 진짜 메시지에도 20.00 MiB라고 적힌다, 10.1절.) (RAM의 66.11 MiB는 어느 줄에서나 모델을 RAM에 먼저 만든 것이고, 파일이 RAM에 온 것은 `cpu` 줄뿐이다.) 고치는 줄은 셋이다.
+# 붙든 것이 모두 두 벌인 것은 아니다. 옵티마이저의 `load_state_dict`는 (PyTorch 2.13에서) 같은 장치에 있는 상태를 복사하지 않고 그대로 쓴다. 모델의 `load_state_dict`는 값을 복사하므로 파일의 것이 남는다. 그래서 `scratch`의 293.90 MiB에 모델 한 벌 66.11 MiB를 더한 **360 MiB**가 필요한데 한도는 344 MiB다. 고치는 줄은 셋이고 모두 `scratch`만큼으로 돌아온다. RAM을 더 쓰는 것은 `cpu`뿐이다.
 #
 # - `del checkpoint`: 다 쓴 뒤에 버린다. 읽는 일만 하는 함수로 떼어 내면, 그 함수가 끝날 때 저절로 된다(위의 `resume`은 같은 함수에서 학습까지 하므로 끝까지 붙든다).
-# - `map_location="cpu"`: GPU에 올리지 않는다. 대신 파일만큼의 RAM이 조금 넘게 든다. 프로세스가 여덟이면 여덟 벌이다.
+# - `map_location="cpu"`: GPU에 올리지 않는다. 대신 파일만큼의 RAM이 조금 넘게 든다.
 # - `mmap=True`: 파일을 RAM에 읽어 들이지 않고 필요한 페이지(page)만 그때그때 가져온다. 운영 체제가 언제든 버리고 다시 읽을 수 있어 이 페이지들 때문에 죽지는 않는다(표의 RAM은 이것을 세지 않는다).
+#
+# (표의 2.00 MiB는 텐서의 크기이고, 할당자는 20 MiB짜리 세그먼트를 달라고 했다, 10.1절. RAM의 66.11 MiB는 모델을 RAM에 먼저 만든 것이다.)
 #
 # **고치는 한 줄:** `torch.load(path, map_location="cpu", mmap=True)`. `Trainer`의 `resume_from_checkpoint`라면 고칠 것이 없다. transformers 5.23은 GPU가 하나일 때 옵티마이저 상태를 CPU로 읽는다(그만큼 RAM이 든다). GPU가 여럿일 때는 11.11절에 있다.
 #
@@ -620,7 +624,7 @@ case("11-B").run()
 # 찾은 설정을 사전으로 적는다. 적지 않은 것은 `map_location="cuda"`와 `"keep"`이다.
 
 # %%
-answer = ...
+answer = ...  # {"map_location": "cpu", "ema": "drop"}
 case("11-B").check(answer)
 
 # %% [markdown] lang="ko"
@@ -651,19 +655,19 @@ compare(ways, host="Colab")
 # %% [markdown] lang="ko"
 # - `Killed`는 RAM이 모자랐다는 뜻이다. **파이썬 오류가 없다.** 이슈에 옮겨 적힌 Colab의 알림은 "Your session crashed after using all available RAM"이다([FTCP #8](https://github.com/PV-Lab/FTCP/issues/8)). 리눅스 터미널이라면 종료 코드(`echo $?`)가 137인지, `dmesg`에 `Out of memory: Killed process`가 있는지 본다.
 # - fp32를 GPU에 바로 올려도 죽는다. 줄이기 **전**의 크기가 최대다.
-# - `dtype="float16", device_map="cuda"`가 답이다. 텐서마다 파일에서 읽어 GPU로 보내므로 RAM에 모델이 쌓이지 않는다. 4비트도 텐서마다 올려 줄이므로 fp16 모델이 통째로 올라가는 순간이 없다. 7B라면 fp16 가중치만 13 GiB가 넘어 T4에 계산할 자리가 거의 없다. 그때는 `quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float16)`으로 불러온다.
+# - `dtype="float16", device_map="cuda"`가 답이다. 텐서마다 파일에서 읽어 GPU로 보내므로 RAM에 모델이 쌓이지 않는다. 4비트도 텐서마다 올려 줄이므로 fp16 모델이 통째로 올라가는 순간이 없다. 7B라면 fp16 가중치만 13 GiB가 넘으니 4비트로 불러온다.
 
 # %%
 dies_in.against("RAM")
 
 # %% [markdown] lang="ko"
-# **고치는 한 줄:** `from_pretrained(name, dtype="float16", device_map="cuda")`.
+# **고치는 한 줄:** `from_pretrained(name, dtype="float16", device_map="cuda")`. 쓰거나 LoRA를 붙일 때의 줄이다. 모든 가중치를 `fp16=True`로 학습한다면 `dtype="float32"`로 불러온다(사건 1-A).
 #
 # ## 11.9 오프로드와 고정 메모리
 #
 # 오프로드는 바이트를 없애지 않고 RAM으로 옮긴다. 옮긴 곳의 크기를 모르면 GPU 대신 RAM이 죽는다. polyglot-ko-1.3b를 배치 2, 길이 512로 순전파, 역전파한다. `save_on_cpu`는 역전파를 위해 저장하는 것을 모두 옮기고, `pinned`는 고정 메모리(11.4절)로 옮긴다. 그러면 복사가 계산과 겹칠 수 있다. `offload`는 체크포인팅을 켜고 층의 입력만 옮긴다(5.6절).
 #
-# '남은 것'은 순전파가 끝났을 때 GPU에 남은 것이다. 'GPU 최대'가 가장 많이 줄어드는 줄은 어느 것인가?
+# '순전파의 최대'는 역전파를 부르기 전까지의 최대다. 'GPU 최대'가 가장 많이 줄어드는 줄은 어느 것인가?
 
 # %%
 from contextlib import nullcontext
@@ -677,13 +681,12 @@ def one_step(batch=2, context=nullcontext, lora=False, **checkpointing):
         model = get_peft_model(model, LoraConfig(target_modules=["query_key_value"]))
     if checkpointing:
         model.activation_checkpointing_enable(**checkpointing)
-    before = torch.cuda.memory_allocated()
     tokens = torch.ones(batch, 512, dtype=torch.int64).cuda()
     with context():
         loss = model(tokens, labels=tokens, use_cache=False).loss
-    held = torch.cuda.memory_allocated() - before
+    forward = torch.cuda.max_memory_allocated()
     loss.backward()
-    return held
+    return forward
 
 
 compare(
@@ -693,13 +696,13 @@ compare(
         "pinned": partial(one_step, context=partial(save_on_cpu, pin_memory=True)),
         "offload": partial(one_step, offload=True),
     },
-    returned="left",
+    returned="forward",
 )
 
 # %% [markdown] lang="ko"
-# **어느 줄도 줄지 않았다.** 순전파가 남긴 것은 크게 줄었지만, 이 크기에서는 가중치와 그레이디언트가 다 있는 역전파의 끝이 최대이기 때문이다. "오프로드를 켰는데 GPU는 그대로이고 RAM만 없어진다"는 물음의 답이 이것이다.
+# **어느 줄도 줄지 않았다.** 순전파의 최대는 4.38 GiB에서 2.78 GiB로 줄었다. 그런데 역전파의 끝에는 가중치 2.48 GiB와 그레이디언트 2.48 GiB가 다 있어 네 줄 모두 4.98 GiB다. 작업의 최대는 **둘 가운데 큰 쪽**이라 그대로다.
 #
-# RAM에는 `save_on_cpu`가 GPU에서 치운 것의 두 배가 넘게 쌓는다. 가중치까지 복사하고, 두 연산이 함께 저장한 텐서는 두 번 복사하기 때문이다. 층의 입력만 옮기면 100 MiB도 들지 않는다. 고정 메모리가 조금만 더 드는 것은 이 모델의 텐서가 대개 2의 거듭제곱이기 때문이다.
+# RAM에는 `save_on_cpu`가 순전파에서 줄인 1.60 GiB의 두 배가 넘게 쌓는다. 가중치까지 복사하고, 두 연산이 함께 저장한 텐서는 두 번 복사하기 때문이다. 층의 입력만 옮기면 100 MiB도 들지 않는다.
 #
 # 그렇다면 그레이디언트를 없애면 된다. 얼린 가중치에는 그레이디언트가 없다(LoRA, 8장). 체크포인팅만 켠 것, LoRA만 쓴 것, 둘을 함께 쓴 것을 비교한다.
 
@@ -710,7 +713,7 @@ compare(
         "LoRA": partial(one_step, lora=True),
         "LoRA, checkpointing": partial(one_step, lora=True, offload=False),
     },
-    returned="left",
+    returned="forward",
 )
 
 # %% [markdown] lang="ko"
@@ -726,11 +729,11 @@ compare(
         "checkpointing": partial(one_step, 8, offload=False),
         "offload": partial(one_step, 8, offload=True),
     },
-    returned="left",
+    returned="forward",
 )
 
 # %% [markdown] lang="ko"
-# 이번에는 셋 다 10.28 GiB를 절반쯤으로 줄인다. 그런데 체크포인팅만 켜도 5.14 GiB이고 RAM은 들지 않는다. `save_on_cpu`는 거기서 조금 더 줄이는 데 RAM 9.70 GiB를 쓴다. `offload`는 체크포인팅보다 384 MiB를 더 치웠는데 최대는 같다. 최대가 다시 역전파에 있기 때문이다. 가중치와 그레이디언트의 4.96 GiB(2.48 GiB의 두 벌) 아래로는 어느 줄도 내려가지 못한다.
+# 이번에는 셋 다 10.28 GiB를 절반쯤으로 줄인다. 그런데 체크포인팅만 켜도 5.14 GiB이고 RAM은 들지 않는다. `save_on_cpu`는 거기서 조금 더 줄이는 데 RAM 9.70 GiB를 쓴다. `offload`는 순전파의 최대를 체크포인팅보다 더 낮추었는데(3.67과 4.04 GiB) 작업의 최대는 같다. 최대가 다시 역전파에 있기 때문이다. 가중치와 그레이디언트의 4.96 GiB(2.48 GiB의 두 벌) 아래로는 어느 줄도 내려가지 못한다.
 #
 # > **주장 4.** "GPU가 모자라면 오프로드하면 된다"
 #
@@ -760,7 +763,7 @@ compare(
 # + checkpoint = torch.load("checkpoint.pt", map_location="cpu", mmap=True)
 # ```
 #
-# 연한 막대와 괄호의 값은 처음의 것이다. 점선을 넘는 단계가 남아 있는가? 먼저 찍는 것은 학습이 재개보다 얼마나 높은지다.
+# (프롬프트가 896이라 조각은 512가 아니라 128로 잡았다.) 연한 막대와 괄호의 값은 처음의 것이다. 점선을 넘는 단계가 남아 있는가? 먼저 찍는 것은 학습이 재개보다 얼마나 높은지다.
 
 # %%
 second_try = job(careful=True)
@@ -769,7 +772,7 @@ print("train - resume:", human_bytes(peaks["train"] - peaks["resume"]))
 draw_job(second_try, first_try)
 
 # %% [markdown] lang="ko"
-# 재개도 이제 학습을 넘지 않는다(재개는 새 프로세스에서 쟀다. 같은 노트북에서 이어 하면 앞의 예약이 조각나 더 든다). **이 작업의 최대는 이제 학습 스텝이 정한다.** 재개의 RAM이 준 것은 모델을 GPU에 바로 만들었기 때문이고, `mmap`의 페이지는 여기에서도 세지 않는다. 카드에서는 단편화까지 여유를 더 둔다. 스텝 안은 [3장](03_memory_decomposition.ipynb)부터 [9장](09_fit_your_gpu.ipynb)까지에서 줄였고, 스텝 밖은 이 다섯 단계의 한 줄씩이다.
+# 재개도 이제 학습을 넘지 않는다(재개는 새 프로세스에서 쟀다. 같은 노트북에서 이어 하면 앞의 예약이 조각나 더 든다). **이 작업의 최대는 이제 학습 스텝이 정한다.** 재개의 RAM이 준 것은 모델을 GPU에 바로 만들었기 때문이고, `mmap`의 페이지는 여기에서도 세지 않는다. 카드에서는 단편화까지 여유를 더 둔다.
 
 # %%
 guesses()

@@ -90,7 +90,7 @@ PROGRAMS = {
         _HEAD + _MODEL + "losses = []\n"
         "for step in range(100):\n"
         '    tokens = torch.zeros(4, 512, dtype=torch.long, device="cuda")\n'
-        "    losses.append(model(input_ids=tokens, labels=tokens, use_cache=False).loss)\n"
+        "    loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss\n    losses.append(loss)\n"
         "print(sum(losses) / len(losses))\n",
         "kept",
         (

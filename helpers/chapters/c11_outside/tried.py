@@ -26,7 +26,7 @@ from ...gpu import allocator_set_to
 from ...rows import LeftRows
 from ...watched import telling
 
-RETURNED = ("cache", "left", "grown", "files")
+RETURNED = ("cache", "forward", "grown", "files")
 _TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
 # bitsandbytes, which Trainer imports, misses a CPU kernel that is not used here.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -124,7 +124,7 @@ def _returned(name: str | None) -> str:
         return tr(ko="잰 것", en="measured")
     return {
         "cache": tr(ko="캐시", en="cache"),
-        "left": tr(ko="남은 것", en="left"),
+        "forward": tr(ko="순전파의 최대", en="peak of the forward pass"),
         "grown": tr(ko="늘어난 GPU 최대", en="growth of the GPU's peak"),
         "files": tr(ko="파일의 합", en="files"),
     }[choose(name, RETURNED, tr(ko="열", en="column"))]
