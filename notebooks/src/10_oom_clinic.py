@@ -137,7 +137,7 @@ human_bytes(virtual_gpu.diagnose(caught(train, 16)).message.tried.bytes)
 doctor_panel()
 
 # %% [markdown] lang="ko"
-# 마지막 줄만 남기면 자리를 잃는다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 traceback의 한 칸 한 칸(**프레임**, 함수 호출 하나)에 적혀 있다. 얼마나 줄어드는지는 진단에 없으니 실행해서 센다. (처방의 숫자는 보기다. 체크포인팅의 이름은 transformers 5.23부터 `activation_checkpointing_enable()`이고, 그 전에는 `gradient_checkpointing_enable()`이다.) 내 프로그램이면 오른쪽 열의 명령(`virtual-gpu run`)으로 한다.
+# 마지막 줄만 남기면 자리를 잃는다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 traceback의 한 칸 한 칸(**프레임**, 함수 호출 하나)에 적혀 있다. 얼마나 줄어드는지는 진단에 없으니 실행해서 센다. 내 프로그램이면 진단의 맨 오른쪽 열에 있는 명령(`virtual-gpu run`)으로 센다. (처방의 숫자는 보기다. 체크포인팅의 이름은 transformers 5.23부터 `activation_checkpointing_enable()`이고, 그 전에는 `gradient_checkpointing_enable()`이다.)
 #
 # 10.1절의 배치 12에 처방을 써 본다. 배치를 4로, 길이를 512로 줄이는 것과, 배치 12 그대로 체크포인팅을 켜는 것 가운데 최대가 어떤 차례로 낮을까?
 
@@ -160,7 +160,7 @@ for cure, sizes in ((train, (4, 1024)), (train, (12, 512)), (checkpointed, (12, 
         print(cure.__name__, sizes, human_bytes(torch.cuda.max_memory_allocated()))
 
 # %% [markdown] lang="ko"
-# 배치를 3분의 1로 줄인 것이 가장 낮지만, 체크포인팅은 배치를 그대로 두고도 그 가까이 내려온다. 길이를 절반으로 줄인 것보다 낮다. 처방대로 4를 세 번 누적하면 앞의 그레이디언트가 남아 8.16 GiB가 되지만(4장) 차례는 그대로다. 무엇을 지켜야 하는지에 따라 고른다(4장, 5장). (`.train()`을 빼면 다시 OOM이다. `from_pretrained`는 모델을 eval로 돌려주는데 체크포인팅은 학습 모드에서만 한다. `Trainer`는 스스로 바꾼다.)
+# 배치를 3분의 1로 줄인 것이 가장 낮지만, 체크포인팅은 배치를 그대로 두고도 그 가까이 내려온다. 길이를 절반으로 줄인 것보다 낮다. 로짓 자체를 줄이는 길도 있다. 손실을 조각내는 것인데(5.9절, `use_liger_kernel=True`), Liger가 GPT-2는 몰라서 위의 처방에서 빠졌다. 처방대로 4를 세 번 누적하면 앞의 그레이디언트가 남아 8.16 GiB가 되지만(4장) 차례는 그대로다. 무엇을 지켜야 하는지에 따라 고른다(4장, 5장). (`.train()`을 빼면 다시 OOM이다. `from_pretrained`는 모델을 eval로 돌려주는데 체크포인팅은 학습 모드에서만 한다. `Trainer`는 스스로 바꾼다.)
 #
 # ## 10.3 가장 긴 배치가 정한다
 #
@@ -238,7 +238,7 @@ ways = {
 compared(ways)
 
 # %% [markdown] lang="ko"
-# **`group_by_length`는 최대를 줄이지 않는다.** 패딩이 줄어 빨라질 뿐, 가장 긴 배치는 그대로다. 대신 그것이 첫 스텝에 와서 일찍 알게 된다. 나머지는 가장 큰 스텝의 토큰이 줄어 한도 안에 든다.
+# **`group_by_length`는 최대를 줄이지 않는다.** 패딩이 줄어 빨라질 뿐, 가장 긴 배치는 그대로다. 대신 그것이 에폭의 첫 스텝에 와서 대개 일찍 알게 된다. (첫 에폭의 첫 스텝에는 옵티마이저의 상태가 아직 없다. 모자란 것이 그보다 작으면 **둘째 에폭의 첫 스텝**에서 죽는다.) 나머지는 가장 큰 스텝의 토큰이 줄어 한도 안에 든다.
 #
 # 한도를 넘는 스텝이 없으면 끝까지 갈까? 가장 큰 것이 14.08 GiB로 같은 셋을 가상 T4에서 정말 학습한다. 둘째 줄은 `expandable_segments:True`를 켠 것, 셋째 줄은 토큰 예산의 배치 37개를 세 가지로 섞은 것이다. 죽은 스텝을 적고, 끝까지 갔으면 `None`이다.
 
@@ -273,6 +273,7 @@ for batches in ([ordered[:16], ordered[16:32]], [ordered[:16]] * 2):
 # trial = dataset.select([longest] * rows * 5)
 # arguments.max_steps = 5  # TrainingArguments의 나머지는 내 설정 그대로
 # arguments.save_strategy = arguments.eval_strategy = "no"  # 아니면 시험의 checkpoint-5가 남는다
+# Trainer(model=model, args=arguments, train_dataset=trial, data_collator=collator).train()  # 나머지도 내 것 그대로
 # ```
 #
 # - 다섯 스텝인 것은, fp16이면 `GradScaler`가 처음 몇 스텝을 건너뛸 수 있기 때문이다(1장). `step()`이 두 번은 정말 실행되어야 한다.
@@ -497,7 +498,7 @@ rooms()
 #
 # *지도에서: 어떤 날은 되고 어떤 날은 안 된다.*
 #
-# [trl #4237](https://github.com/huggingface/trl/issues/4237)에 올라온 T4의 숫자를 PyTorch의 문장에 넣었다. 이 메시지에는 `this process`가 없다. 컨테이너 안에서는 PyTorch가 자기 번호를 몰라 이렇게 적을 때가 있다. 네 프로세스 가운데 나는 누구인가?
+# [trl #4237](https://github.com/huggingface/trl/issues/4237)에 올라온 T4의 숫자를 PyTorch의 문장에 넣었다. 이 메시지에는 `this process`가 없다. 컨테이너 안에서는 이럴 때가 있다. 네 프로세스 가운데 나는 누구인가?
 
 # %%
 virtual_gpu.diagnose(
@@ -510,7 +511,7 @@ virtual_gpu.diagnose(
 )
 
 # %% [markdown] lang="ko"
-# 나는 `allocated` + R에 CUDA 컨텍스트를 더한 것과 비슷한 프로세스다. 4.50 + 2.14 = 6.64 GiB이니 6.79 GiB인 Process 1이다. (프로세스가 하나만 적혀 있고 그것이 `allocated` + R과 비슷하다면, 남이 아니라 **내 프로그램**이다.) 나머지는 다른 프로세스의 것이고(내가 띄운 것일 수도 있다), 그것이 없었다면 이 요청은 통과했다. 이럴 때 배치를 줄이면 남이 쓰는 만큼을 내 몫에서 깎을 뿐이다. `nvidia-smi`로 누구인지 보고, rank마다 카드를 하나씩 쓰는지, 죽은 노트북의 커널이 남아 있지 않은지 본다.
+# 나는 `allocated` + R에 CUDA 컨텍스트를 더한 것과 비슷한 프로세스다. 4.50 + 2.14 = 6.64 GiB이니 6.79 GiB인 Process 1이다. 나머지는 다른 프로세스의 것이고(내가 띄운 것일 수도 있다), 그것이 없었다면 이 요청은 통과했다. 둘째 진단도 맞을 수 있다. 내가 쥔 빈자리 R(2.14 GiB)만으로도 T(2.11 GiB)보다 크니, 남의 것을 끝낼 수 없다면 `expandable_segments:True`를 켜 본다. 이럴 때 배치를 줄이면 남이 쓰는 만큼을 내 몫에서 깎을 뿐이다. `nvidia-smi`로 누구인지 보고, rank마다 카드를 하나씩 쓰는지, 죽은 노트북의 커널이 남아 있지 않은지 본다.
 #
 # ### 사건 10-B: 새는 것 같다
 #
@@ -567,12 +568,12 @@ alive_by_line(snapshot)
 
 # %%
 stacked = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.shape == (4, 256, 50257)]
-owners = gc.get_referrers(stacked[0])
+owners = [one for one in gc.get_referrers(stacked[0]) if one is not stacked]
 print(len(stacked), [name for name, value in list(globals().items()) if any(value is owner for owner in owners)])
 del stacked, owners
 
 # %% [markdown] lang="ko"
-# `stacked`는 방금 만든 목록이니 뺀다. 남는 `kept`가 붙든 이름이다. 객체의 속성이 붙들면 이름이 `stacked`뿐이다. 그때는 지우기 전에 `gc.get_referrers(owners[0])`으로 한 단계 더 올라간다. **역전파하지 않은 손실**이 쌓였다면 순전파 상태는 파이썬의 목록이 아니라 그래프가, 그래프는 손실이 쥔다. 모양 대신 손실을 찾는다(`one.shape == () and one.grad_fn is not None`).
+# `kept`가 붙든 이름이다(방금 만든 목록 `stacked`는 뺐다). 객체의 속성인 목록이 붙들면 이름이 나오지 않는다. 그때는 지우기 전에 `gc.get_referrers(owners[0])`으로 한 단계 더 올라간다. **역전파하지 않은 손실**이 쌓였다면 순전파 상태는 파이썬의 목록이 아니라 그래프가, 그래프는 손실이 쥔다. 모양 대신 손실을 찾는다(`one.shape == () and one.grad_fn is not None`).
 #
 # 표의 둘째와 셋째 줄은 그레이디언트와 가중치다. 진짜 GPU에서는 둘째 줄에 이름이 없다. 역전파는 autograd의 스레드에서 돌아 파이썬의 줄이 남지 않는다.
 #
@@ -651,11 +652,11 @@ guesses()
 # %% [markdown] lang="ko"
 # | 보이는 것(위의 행부터) | 까닭 | 먼저 할 것 |
 # |---|---|---|
-# | 전체 − F가 내 것(`this process`, 없으면 `allocated` + R)보다 뚜렷이 크다 | 다른 프로세스 | `nvidia-smi` |
-# | 스텝 뒤의 `allocated`는 그대로인데 ×가 한도 위다 | 가장 긴 배치 | 자르기, 이어 담기, 토큰 예산. 한도에 가까우면 `expandable_segments:True`도 |
-# | 스텝 뒤의 `allocated`가 계단처럼 는다 | 붙든 이름 | 스냅샷으로 줄을 찾는다. `.item()`, `no_grad`, except 밖에서 다시 |
-# | `reserved`만 늘다가 멈춘다 | 캐시 | 두어도 된다 |
-# | 스텝 뒤의 `allocated`는 그대로인데 ×가 한도 아래다 | 단편화이거나 가장 긴 배치 | `expandable_segments:True`를 켠다. 끝까지 가면 단편화, 또 죽으면 가장 긴 배치(프로그램 4) |
+# | 전체 − F가 내 것(`this process`, 없으면 `allocated` + R + 컨텍스트)보다 뚜렷이 크다 | 다른 프로세스 | `nvidia-smi` |
+# | 죽었다. 스텝 뒤의 `allocated`가 계단처럼 늘었다 | 붙든 이름 | 스냅샷으로 줄을 찾는다. `.item()`, `no_grad`, except 밖에서 다시 |
+# | 죽었다. 스텝 뒤의 `allocated`는 그대로이고 ×가 한도 위다 | 가장 긴 배치 | 자르기, 이어 담기, 토큰 예산. 한도에 가까우면 `expandable_segments:True`도 |
+# | 죽었다. 스텝 뒤의 `allocated`는 그대로이고 ×가 한도 아래다(`reserved`가 늘다가 멈추었어도) | 단편화이거나 가장 긴 배치 | `expandable_segments:True`를 켠다. 끝까지 가면 단편화, 또 죽으면 가장 긴 배치(프로그램 4) |
+# | **죽지 않았다.** `reserved`만 늘다가 멈춘다 | 캐시 | 두어도 된다 |
 #
 # **T는 마지막 요청일 뿐이다. 죽기 전의 스텝들을 보라.** 의사도 메시지 하나만 보면 죽은 자리밖에 모른다. 오래 걸리는 학습이라면 가장 큰 배치를 먼저 두 번 돌려 본다.
 #
@@ -725,6 +726,36 @@ model(input_ids=tokens, labels=tokens).loss.backward()
 #
 # 10.3절의 직선을 내 모델에서 얻으려면, 옵티마이저의 상태가 생긴 **첫 `step()` 뒤에** 세 스텝의 최대를 잰다. 크기는 진짜 배치에 가깝게 한다. 세 점이 한 직선에 놓이면 나머지도 그 위에 있다. 놓이지 않으면 배치가 너무 작거나 어텐션이 점수 행렬을 만드는 것이다(`eager`). 뒤의 것이면 길수록 더 가파르게 휘니, 가장 긴 배치의 모양 그대로 잰다.
 #
+# 아래의 `line_of`는 토큰 하나의 바이트와 절편을 돌려준다. 10.3절의 GPT-2로 직선을 얻어, 섞은 에폭에서 한도를 넘는 스텝을 짚는다. 10.3절의 그림과 같은 스텝인가? (텐서의 최대는 '필요한 메모리'보다 1%쯤 낮다. 한도에 1~2% 안이면 넘는 것으로 본다.)
+
+
+# %%
+import numpy as np
+
+
+def line_of(model, optimizer, shapes):
+    tokens, most = [], []
+    for rows, length in [shapes[0], *shapes]:  # the first one only makes the optimizer's state
+        torch.cuda.reset_peak_memory_stats()
+        ids = torch.zeros(rows, length, dtype=torch.long, device="cuda")
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        tokens.append(rows * length)
+        most.append(torch.cuda.max_memory_allocated())
+    return np.polyfit(tokens[1:], most[1:], 1)
+
+
+with virtual_gpu.cuda("T4") as card:
+    model = AutoModelForCausalLM.from_pretrained("gpt2").cuda()
+    slope, base = line_of(model, torch.optim.AdamW(model.parameters(), fused=True), [(16, 384), (16, 256), (16, 192)])
+    limit = card.capacity_bytes
+beyond = [n for n, batch in enumerate(epoch.batches, 1) if base + slope * len(batch) * max(batch) > limit]
+print(f"{slope / 2**20:.2f} MiB a token, {base / 2**30:.2f} GiB", len(beyond), beyond)
+
+# %% [markdown] lang="ko"
+# 10.3절의 열하나 가운데 아홉을 짚었다. 나머지 둘은 한도에 1~2% 안에 있다.
+#
 # 한 스텝의 최대는 두 줄이다. 재기 전에 되돌리고, 잰 뒤에 읽는다. 길이를 매번 **4분의 1로** 줄인다. 최대도 매번 4분의 1이 되는가?
 
 # %%
@@ -738,7 +769,7 @@ with virtual_gpu.cuda("T4"):
         model.zero_grad()
 
 # %% [markdown] lang="ko"
-# 줄다가 멈춘다. 긴 배치의 최대는 로짓이 있는 순간이고, 짧은 배치의 최대는 길이와 상관없이 역전파의 맨 끝, 임베딩 크기의 그레이디언트들이 겹치는 순간이다. 10.3절에서 진짜 배치에 가까운 크기로 재라고 한 까닭이다.
+# 줄다가 멈춘다. 긴 배치의 최대는 로짓이 있는 순간이고, 짧은 배치의 최대는 길이와 상관없이 역전파의 맨 끝, 임베딩 크기의 그레이디언트들이 겹치는 순간이다. 그래서 위에서 진짜 배치에 가까운 크기로 재라고 했다.
 #
 # 루프의 첫 줄 `reset_peak_memory_stats()`를 지우고 다시 실행하면 나머지 줄은 무엇이 되는가?
 #

@@ -100,7 +100,7 @@ doubled.against(at_most[1] / at_most[0])
 # %% [markdown] lang="ko"
 # <details><summary>주장 1의 판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 여기서는 1.23배다. 두 배가 된 것은 파라미터 한 칸(2.22 → 4.44 GiB)뿐이다. 기준 모델은 학습하지 않으므로 그레이디언트도 옵티마이저 상태도 없다. 이것은 **문장의 수를 같게** 맞춘 비교다. `per_device_train_batch_size`를 SFT와 똑같이 두면 문장이 두 배가 되지만, 짧은 글의 전체 미세 조정에서는 거의 보이지 않는다(아래에서 해 본다). 문장의 수가 크게 드러나는 것은 순전파 상태나 로짓이 최대를 정할 때다(12.4절: 로짓을 통째로 만들면 배치 4에서 5.43 → 12.41 GiB).
+# **틀리다.** 여기서는 1.23배다. 두 배가 된 것은 파라미터 한 칸(2.22 → 4.44 GiB)뿐이다. 기준 모델은 학습하지 않으므로 그레이디언트도 옵티마이저 상태도 없다. 전체 미세 조정이면 fp32 네 벌이 다섯 벌이 되니 어느 모델이든 5/4, 1.25배쯤이다. 두 배를 넘는 일도 있지만(12.4절: 배치 4에서 5.43 → 12.41 GiB) 거기에는 두 번째 모델이 없다. 느는 것은 문장과 로짓이다. (**문장의 수를 같게** 맞춘 비교다. 배치를 SFT와 똑같이 두어도 짧은 글의 전체 미세 조정에서는 거의 보이지 않는다. 아래에서 해 본다.)
 #
 # </details>
 #
@@ -132,7 +132,7 @@ compare(programs, "RTX 4090", ram=False)
 dpo_fits.against("none")
 
 # %% [markdown] lang="ko"
-# 가중치 두 벌, 그레이디언트 한 벌, AdamW의 상태 두 벌이면 다섯 벌, 23.02 GiB다. 여기에 역전파의 끝에 잠깐 더 있는 **임베딩의 그레이디언트**(128,256 × 2,048 × 4바이트 = 0.98 GiB)를 더하면 24.00 GiB다. 임베딩과 출력층이 가중치를 함께 쓰는 모델이라, 출력층에서 온 그레이디언트에 임베딩의 것을 더하기 전에 둘이 함께 있다. 모두 배치와 상관없으니, 배치를 아무리 줄여도 23.16 GiB에는 들어가지 않는다. 내 모델이라면 파라미터 × 16바이트(SFT)가 × 20바이트(DPO)가 되고, 가중치를 함께 쓰는 모델이면 여기에 어휘 × 차원 × 4바이트를 더한다. 이 카드에서는 그것이 갈랐다. (셋 다 역전파에서 죽었다. `LlamaMLP.forward`는 체크포인팅이 층을 재계산하던 중이라 찍힌 이름이다. 죽은 줄의 최대는 필요한 양이 아니다.)
+# 가중치 두 벌, 그레이디언트 한 벌, AdamW의 상태 두 벌이면 다섯 벌, 23.02 GiB다. 여기에 역전파의 끝에 잠깐 더 있는 **임베딩의 그레이디언트**(128,256 × 2,048 × 4바이트 = 0.98 GiB)를 더하면 24.00 GiB다. 임베딩과 출력층이 가중치를 함께 쓰는 모델이라, 출력층에서 온 그레이디언트에 임베딩의 것을 더하기 전에 둘이 함께 있다. 모두 배치와 상관없으니, 배치를 아무리 줄여도 23.16 GiB에는 들어가지 않는다. 내 모델이라면 파라미터 × 16바이트(SFT)가 × 20바이트(DPO)가 되고, 가중치를 함께 쓰는 모델이면 여기에 어휘 × 차원 × 4바이트를 더한다. 다섯 벌만이면 23.02 GiB로 한도보다 0.14 GiB 적다. 이 카드에서는 임베딩의 그레이디언트가 갈랐다. (셋 다 **둘째 스텝**의 역전파에서 죽었다. 첫 역전파에는 옵티마이저 상태가 없어 세 벌이었다. 한 스텝만 돌려 보고 믿으면 안 된다. `LlamaMLP.forward`는 체크포인팅이 층을 재계산하던 중이라 찍힌 이름이다. 죽은 줄의 최대는 필요한 양이 아니다.)
 #
 # ## 12.2 두 배가 되는 것과 되지 않는 것
 #
@@ -211,7 +211,7 @@ extra.against(max(0, difference))
 # - TRL은 시키지 않으면 **LoRA에서도 얼린 가중치를 fp32로 읽는다.** 셋째 줄처럼 `"dtype": "float16"`을 적으면 6.43 GiB가 3.89 GiB로 준다. 모델을 손수 읽었다면 `model_init_kwargs`는 무시되니 `from_pretrained(…, dtype=…)`에 적는다.
 # - 마지막 줄은 기준 모델을 치우지 않고 **절반으로** 줄인다. 24.08 GiB가 21.78 GiB가 되어 배치 4로 들어간다. (로그 확률이 fp32와 얼마나 다른지는 재지 않았다.)
 #
-# > **주장 2.** "LoRA면 어떻게 시작하든 기준 모델은 공짜다"
+# > **주장 2.** "LoRA면 기준 모델은 공짜다"
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
@@ -303,7 +303,7 @@ exercise("12-1").check(lean_loss)
 # %% [markdown] lang="ko"
 # <details><summary>푼 다음에</summary>
 #
-# 꼭 있어야 하는 것은 셋이다. 정책의 `log_softmax`(역전파가 쓴다), 기준 로짓과 기준 `log_softmax`(지금 계산하는 것). 정책의 로짓은 지표 때문에, 사본은 자른 순서 때문에 있다.
+# 이 **순서에서** 꼭 있어야 하는 것은 셋이다. 정책의 `log_softmax`(역전파가 쓴다), 기준 로짓과 기준 `log_softmax`(지금 계산하는 것). 정책의 로짓은 지표 때문에, 사본은 자른 순서 때문에 있다. 순전파를 더 줄여도 최대는 그대로다. **역전파가 세 칸**(`log_softmax` 하나와 그레이디언트 둘)이기 때문이다.
 #
 # **순서만 바꾸어도 된다.** 기준 모델을 먼저 부르면 로그 확률만 남고 그 로짓은 사라진다. 정책의 로짓은 그다음에 만들므로 8.50 GiB, 세 칸이다. 순서를 그대로 두면 두 군데를 고쳐야 한다. 기준 모델을 부르기 전에 정책의 로짓을 놓으면 네 칸(10.45 GiB)이고, `log_softmax`를 먼저 부르고 자르면 사본도 빠져 세 칸(8.51 GiB)이다. 세 가지를 12.11절에서 그린다.
 #
@@ -390,6 +390,8 @@ parts_beside(parts_of_each({"as it is": dpo_8b, "with the line": partial(with_li
 # | **손실까지**: 정책의 순전파 | 16비트 사본, 역전파를 위해 남기는 것 |
 # | **역전파** | 남긴 것, 재계산하는 층 하나, 쌓이는 그레이디언트 |
 # | **갱신** | 그레이디언트 한 벌, 옵티마이저 상태 |
+#
+# 여기의 `beta`는 12.3절의 $\beta$와 쓰임이 다르다. 정책이 기준 모델에서 멀어진 만큼(KL 발산) 손실에 더하는 벌의 계수다. 0이면 비교할 것이 없으니 기준 모델을 올리지 않는다.
 #
 # 점수는 함수로 매긴다. **보상 모델**(reward model)을 쓰거나 `beta`를 켜서 기준 모델을 올리면 그 가중치가 **모든 단계에** 더 있다(LoRA라면 기준 모델은 어댑터를 끄는 것이라 0이다).
 #
@@ -657,7 +659,7 @@ case("12-B").check(fraction)
 #
 # ![RTX 4090에서 Qwen3-0.6B 전체를 GRPO로 학습할 때 단계마다의 하한. 세 단계 모두 23.16 GiB 안에 들어간다.](../../image/12_grpo_panel.svg)
 #
-# - 롤아웃을 '엔진이 늘 있음'으로 바꾸고 몫을 늘린다. 어느 단계가 먼저 넘치는가? 같은 몫에서 '엔진을 재움'이면?
+# - 롤아웃을 '엔진이 늘 있음'으로 바꾸고 몫을 늘린다. 몇에서 어느 단계들이 넘치는가? 더 잘게 늘렸다면 어느 쪽이 먼저였을까? 같은 몫에서 '엔진을 재움'이면?
 # - 롤아웃을 '모델이 직접'으로 되돌리고, 모델을 Llama-3.1-8B, 방법을 LoRA로 바꾼다. 기준 모델을 '따로 한 벌'과 '어댑터 끄기'로 비교한다.
 
 # %%
@@ -706,14 +708,19 @@ grpo_panel()
 # trainer.train()
 # ```
 #
-# **DPO: Llama-3.1-8B, QLoRA**
+# **DPO: Llama-3.1-8B, QLoRA.** 대화 형식의 데이터에는 대화 템플릿이 있는 모델(`-Instruct`)이어야 한다. 크기는 12.5절의 8B와 같다.
 #
 # ```python
 # import torch
+# from datasets import Dataset
 # from peft import LoraConfig
 # from transformers import BitsAndBytesConfig
 # from transformers.integrations import sdpa_attention
 # from trl import DPOConfig, DPOTrainer
+#
+# question = [{"role": "user", "content": "17 × 23은? 수만 적는다."}]
+# good, bad = ([{"role": "assistant", "content": one}] for one in ("391", "381"))
+# data = Dataset.from_list([{"prompt": question, "chosen": good, "rejected": bad}] * 64)  # 보기다
 #
 # sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False  # 3.12절의 한 줄
 # lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -722,7 +729,7 @@ grpo_panel()
 #     "out", fp16=True, per_device_train_batch_size=1, max_length=1024, learning_rate=1e-5,
 #     model_init_kwargs={"dtype": "float16", "quantization_config": four_bits},
 # )
-# trainer = DPOTrainer("meta-llama/Llama-3.1-8B", args=arguments, train_dataset=data, peft_config=lora)
+# trainer = DPOTrainer("meta-llama/Llama-3.1-8B-Instruct", args=arguments, train_dataset=data, peft_config=lora)
 # for weight in trainer.model.parameters():
 #     if weight.requires_grad:
 #         weight.data = weight.data.float()  # TRL이 bf16으로 바꾼 어댑터를 되돌린다
@@ -737,17 +744,27 @@ grpo_panel()
 guesses()
 
 # %% [markdown] lang="ko"
-# 어느 단계에서 죽었는지는 traceback에 있는 이름으로 안다. `backward`면(그 아래에 `recompute_fn`과 `forward`가 있어도) 역전파, 첫 `step`이면 옵티마이저 상태가 생기는 갱신이다. 나머지는 다르다.
+# 어느 단계에서 죽었는지는 traceback에 있는 이름으로 안다.
 #
-# - **DPO**: `DPOTrainer(…)`를 만드는 줄의 `create_model_from_path`면 정책이나 기준 모델을 올리던 중이고, `_compute_loss` 아래에 찍힌 줄이 `ref_outputs = …`이면 기준 모델의 순전파다. `log_softmax`나 `cross_entropy`면 통째로 만든 로짓이다.
-# - **GRPO**: `_generate_and_score_completions`는 롤아웃에도 기준 모델에도 있으니 그 **아래** 이름을 본다. `_generate_single_turn`이면 롤아웃, `_compute_loss`면 손실까지다. `_compute_loss` 없이 `_get_per_token_logps_and_entropies`가 있으면 로그 확률을 미리 재는 때다. `beta`가 0이 아니면 기준 모델일 수 있고, vLLM을 쓰거나 누적 횟수가 `steps_per_generation` × `num_iterations`의 배수가 아니면 `beta`가 0이어도 정책으로 한 번 부른다.
+# | traceback에 있는 이름 | 단계 |
+# |---|---|
+# | `backward`(그 아래에 `recompute_fn`, `forward`가 있어도) | 역전파 |
+# | 첫 `step` | 갱신(옵티마이저 상태가 생긴다) |
+# | DPO: `create_model_from_path` | 정책이나 기준 모델을 올리는 중 |
+# | DPO: `_compute_loss` 아래의 `ref_outputs = …` | 기준 모델의 순전파 |
+# | DPO: `log_softmax`, `cross_entropy` | 통째로 만든 로짓 |
+# | GRPO: `_generate_single_turn` | 롤아웃 |
+# | GRPO: `_compute_loss` | 손실까지 |
+# | GRPO: `_compute_loss` 없이 `_get_per_token_logps_and_entropies` | `beta`가 0이 아니면 기준 모델. vLLM을 쓰거나 누적 횟수가 `steps_per_generation` × `num_iterations`의 배수가 아니면 정책일 수도 있다 |
+#
+# 그다음 고칠 줄을 찾는다.
 #
 # | 언제 죽나 | 원인 | 고치는 줄 |
 # |---|---|---|
 # | **DPO**: SFT의 배치를 그대로 옮기자마자 | 짧은 글의 전체 미세 조정이면 기준 모델 한 벌. LoRA, 긴 글, 통째로 만든 로짓이면 쌍마다 문장이 둘 | 앞의 것이면 다음 줄로 간다(배치를 줄여도 거의 그대로다, 12.1절). 뒤의 것이면 배치를 반으로 줄이고 누적을 두 배로 한다 |
 # | **DPO**: 배치를 줄여도 | 기준 모델 한 벌 | `precompute_ref_log_probs=True`, LoRA(`peft_config`), fp16으로 읽은 `ref_model`, 8비트 옵티마이저(2.9절) |
 # | **DPO**: 손실에서 | 통째로 만든 로짓 | TRL 1.16, `max_length`(LLaMA-Factory는 `cutoff_len`), 배치 |
-# | **GRPO**: 기준 모델, 또는 `beta`를 켠 뒤 어느 단계든 | 기준 모델 한 벌이 모든 단계에 있다 | `beta=0`(TRL의 기본값), LoRA(어댑터를 끄는 것이라 0) |
+# | **GRPO**: 기준 모델, 또는 `beta`를 켠 뒤 어느 단계든 | 기준 모델 한 벌이 모든 단계에 있다 | `beta=0`(TRL의 기본값. 기준 모델에서 멀어져도 벌이 없다), LoRA(어댑터를 끄는 것이라 0) |
 # | **GRPO**: 롤아웃 | KV 캐시, 남아 있는 옵티마이저 상태 | 누적을 줄이거나, LoRA와 `steps_per_generation=1`(전체 미세 조정이면 12.6절의 표), 배치(와 `num_generations`), `max_completion_length` |
 # | **GRPO**: 손실, 역전파, 갱신 | 짧은 답의 전체 미세 조정이면 가중치, 그레이디언트, 옵티마이저 상태 | LoRA, 8비트 옵티마이저(2.9절) |
 # | **GRPO**: 손실, 역전파 | 긴 답이나 LoRA면 순전파 상태, 옛 TRL이면 통째로 만든 로짓 | `max_completion_length`, 배치를 줄이고 누적 |
@@ -815,7 +832,7 @@ print(f"{both - alone:,} {alone - single:,}")
 # - GRPO에는 질문을 자르는 설정이 없다. 긴 질문은 `data`에서 먼저 거른다.
 # - GRPO의 배치를 4로 줄이면 누적은 2, `steps_per_generation=2`로 적는다. 한꺼번에 만드는 답이 `num_generations`의 배수여야 한다.
 # - 8B를 GRPO로 학습하려면 첫째 스크립트에서 모델을 `"Qwen/Qwen3-8B"`로 바꾸고, 둘째 스크립트의 `import torch`, `BitsAndBytesConfig`를 가져오는 줄, `four_bits = …` 줄을 옮겨 온다. `model_init_kwargs`에 `"quantization_config": four_bits`를 더하고, `trainer.train()` 앞에 `for`부터의 세 줄을 넣는다(12.6절의 9.65 GiB).
-# - Ampere부터(L4, A100, RTX 30)는 `fp16=True`를 빼고 dtype을 모두 `bfloat16`으로 적는다. 3.12절의 한 줄과 `for`부터의 세 줄은 필요 없다.
+# - Ampere부터(L4, A100, RTX 30)는 `fp16=True`를 빼고 dtype을 모두 `bfloat16`으로 적는다. 3.12절의 한 줄과 `for`부터의 세 줄은 필요 없다(4비트 어댑터에서 이어서 한다면 다음 절의 `for`는 둔다).
 # - Llama는 Hub에서 먼저 사용 허락을 받아야 한다.
 # - bf16으로 학습한 모델을 fp16으로 계산하면 수가 넘칠 수 있다. 처음 몇 스텝의 손실이 `nan`인지 본다.
 # - DPO와 GRPO의 학습률은 적지 않으면 1e-6이다. LoRA라면 그 열 배쯤에서 시작한다(8장).
