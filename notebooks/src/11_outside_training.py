@@ -24,7 +24,7 @@
 # | traceback에 있는 함수, 또는 증상 | 절 | 먼저 해 볼 것 |
 # |---|---|---|
 # | `torch_pad_and_concatenate`, `nested_concat`, 또는 평가의 **몇 배치 뒤의** `fixed_cross_entropy` | 11.1 | `preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)` |
-# | 평가의 **첫** 배치에서 `ForCausalLMLoss`, `fixed_cross_entropy` | 11.2 | `per_device_eval_batch_size`를 줄인다 |
+# | 평가의 **첫** 배치에서 `ForCausalLMLoss`, `fixed_cross_entropy`. 로짓을 모으지 않는데 뒤의 배치에서도 | 11.2 | `per_device_eval_batch_size`를 줄인다. 뒤의 배치에서만 죽으면 하나쯤이면 된다 |
 # | 내 평가 루프에서 배치마다 는다 | 11.2 | `with torch.no_grad():` |
 # | 프롬프트를 읽다가 `sdpa_attention_forward` | 11.3 | `generate(..., prefill_chunk_size=512)` |
 # | `num_beams`를 켰더니 | 11.5 | 배치를 `num_beams`로 나눈다 |
@@ -117,7 +117,7 @@ dies_at = guess("11.1", None, ("4", "5", "6", "survives"))
 dies_at
 
 # %% [markdown] lang="ko"
-# `compare`는 프로그램을 하나씩 가상 T4에서 실행해 GPU와 RAM의 최대를 센다. 죽었다면 요청한 **텐서의** 크기와 요청한 함수를 적는다. 죽은 줄의 최대는 그때까지의 것이고, 들어주지 못한 요청은 들어 있지 않다. RAM의 942 MiB는 `.cuda()` 전에 CPU에 만든 가중치다. 모든 줄에 있으니 빼고 본다. 로짓만 보려고 단편화를 없애는 `expandable_segments`(10.5절)를 켰다.
+# `compare`는 프로그램을 하나씩 가상 T4에서 실행해 GPU와 RAM의 최대를 센다. 죽었다면 요청한 **텐서의** 크기와 요청한 함수를 적는다. 죽은 줄의 최대는 그때까지의 것이고, 들어주지 못한 요청은 들어 있지 않다. RAM의 942 MiB는 `.cuda()` 전에 CPU에 잠깐 있던 가중치다. 최대는 더하는 것이 아니라 **가장 높던 순간**의 값이므로, 더 큰 값이 적힌 줄에서 빼지 않는다. 로짓만 보려고 단편화를 없애는 `expandable_segments`(10.5절)를 켰다.
 
 
 # %%
@@ -203,13 +203,13 @@ compare({name: partial(evaluate, 40, **options) for name, options in cures.items
 
 # %% [markdown] lang="ko"
 # - 답은 `preprocess`와 `batch by batch`다. `no metric`도 같은 값이지만 지표가 없다.
-# - 위에서는 끝까지 간 40개가 단편화 때문에 죽었다. 요청한 순간 살아 있던 것은 그림의 다섯째 줄대로 0.93 + 4.64 + 1.16 = 6.73 GiB이고, 5.80을 더해도 12.53 GiB다(표의 12.54는 그 앞 순전파의 최대라 여기에 더하지 않는다). `with AdamW`도 단편화다. 다만 더 일찍, 넷째 배치의 **순전파**에서 죽었다. traceback에는 `fixed_cross_entropy`가 있지만, 여유를 없앤 것은 옵티마이저 상태와 모은 로짓이다.
 # - `compute_metrics`를 주지 않거나 `prediction_loss_only=True`면 손실만 남는다. 펄플렉시티는 이것으로 충분하다. `math.exp(metrics["eval_loss"])`다(배치마다 레이블 수가 다르면 평균의 평균이라 조금 어긋난다).
 # - **`preprocess_logits_for_metrics`를 먼저 쓴다.** 지표를 지키면서 어휘 전체의 점수를 모으지 않는다. 출력이 여럿인 모델이면 `logits`가 튜플이므로 `logits[0]`을 쓴다.
 # - `batch_eval_metrics=True`는 배치마다 `compute_metrics`를 부른다. 받는 것은 **GPU의 텐서**다. 위의 `batch_accuracy`처럼 개수를 `.item()`으로 더해 두고, `compute_result=True`로 불린 마지막에 나눈다.
 # - `list`는 두 벌을 한 벌로 줄일 뿐이다. 샘플이 늘면 다시 죽는다.
 # - `eval_accumulation_steps`만 켜면 이번에는 RAM에서(NumPy로) 이어 붙여 **두 벌**이 되는 순간이 있다. 텐서가 아니라서 이 표로는 세지 못한다. 그래서 `to RAM`에는 `eval_do_concat_batches=False`를 함께 적었다.
-# - `to RAM`은 로짓을 없애지 않고 **RAM으로 옮긴다.** 켜지 않아도 모은 것은 끝에 RAM으로 간다. 그래서 `list`와 `to RAM`의 RAM은 모두 로짓 전부(5.80 GiB)다.
+# - `to RAM`은 로짓을 없애지 않고 **RAM으로 옮긴다.** 켜지 않아도 모은 것은 끝에 RAM으로 간다. 그래서 `list`와 `to RAM`의 RAM은 모두 로짓 전부(5.80 GiB)다. bf16 모델이면 RAM에서는 **두 배**다. NumPy에 bf16이 없어 `Trainer`가 fp32로 바꾼다.
+# - `as it is`와 `with AdamW`는 더해 보면 들어가는데 **단편화** 때문에 죽었다(0.93 + 4.64 + 1.16 + 5.80 = 12.53 GiB). `with AdamW`는 더 일찍, 넷째 배치의 **순전파**에서 죽었다. traceback에는 `fixed_cross_entropy`가 있지만, 여유를 없앤 것은 옵티마이저 상태와 모은 로짓이다.
 #
 # 아래는 그대로 옮겨 쓸 수 있는 지표다. `preprocess`와 함께 쓰므로 `predictions`는 로짓이 아니라 토큰 번호다. 여기서 다시 `argmax`를 부르지 않는다. 다음 토큰을 맞히는 모델이라 한 칸 밀어 견주고, 레이블이 -100인 자리는 뺀다.
 
@@ -269,7 +269,7 @@ case("11-A").check(answer)
 # %% [markdown] lang="ko"
 # ## 11.2 평가 배치는 얼마나 키울 수 있나
 #
-# 이번에는 내 루프다. 역전파가 없으니 배치를 키울 수 있다. 얼마나? 모델은 11.1절의 것(fp16, 길이 512, T4)이다. 거기에서 배치 8의 평가는 6.74 GiB였고, 가중치가 0.92 GiB다. 옵티마이저 없이 역전파까지만 하는 학습에서 배치 4는 되고 8은 죽는다면, 평가는 몇까지 될까?
+# 이번에는 내 루프다. 역전파가 없으니 배치를 키울 수 있다. 얼마나? 모델은 11.1절의 것(fp16, 길이 512, T4)이다. 거기에서 배치 8의 평가는 6.74 GiB였고, 가중치가 0.92 GiB다. 옵티마이저 없이 역전파까지만 하는 학습에서 배치 4는 되고 8은 죽는다면, 8, 16, 32 가운데 평가가 끝까지 가는 가장 큰 배치는 무엇일까?
 
 # %%
 largest_eval = guess("11.2", None, ("8", "16", "32"))
@@ -501,7 +501,7 @@ compare(
 )
 
 # %% [markdown] lang="ko"
-# `generate`는 `logits_to_keep=1`과 같고, 빔 넷의 캐시는 네 배다. 직접 부르면 8 × 2,048 × 128,256 × 2바이트, 3.91 GiB의 로짓이 생긴다. 프롬프트를 읽을 때까지는 빔 넷이 배치 네 배와 같다.
+# `generate`는 `logits_to_keep=1`과 같고, 빔 넷의 캐시는 네 배다. 직접 부르면 8 × 2,048 × 128,256 × 2바이트, 3.91 GiB의 로짓이 생긴다. 표의 차이가 2.98 GiB인 것은 두 최대의 순간이 다르기 때문이다. `logits_to_keep=1`의 최대는 층을 지날 때의 임시 텐서이고, `model(x)`의 최대는 그것이 풀려난 뒤 가중치, 캐시, 로짓이 함께 있을 때다. 빔 넷은 배치 네 배와 같다.
 #
 # **고치는 한 줄:** 내 생성 루프라면 `model(..., logits_to_keep=1)`. 빔 탐색이라면 배치를 `num_beams`로 나눈다.
 #
@@ -605,7 +605,7 @@ compare(programs)
 # 붙든 것이 모두 두 벌인 것은 아니다. 옵티마이저의 `load_state_dict`는 (PyTorch 2.13에서) 같은 장치에 있는 상태를 복사하지 않고 그대로 쓴다. 모델의 `load_state_dict`는 값을 복사하므로 파일의 것이 남는다. 그래서 `scratch`의 293.90 MiB에 모델 한 벌 66.11 MiB를 더한 **360 MiB**가 필요한데 한도는 344 MiB다. 고치는 줄은 셋이고 모두 `scratch`만큼으로 돌아온다. RAM을 더 쓰는 것은 `cpu`뿐이다.
 #
 # - `del checkpoint`: 다 쓴 뒤에 버린다. 읽는 일만 하는 함수로 떼어 내면, 그 함수가 끝날 때 저절로 된다(위의 `resume`은 같은 함수에서 학습까지 하므로 끝까지 붙든다).
-# - `map_location="cpu"`: GPU에 올리지 않는다. 대신 파일만큼의 RAM이 조금 넘게 든다.
+# - `map_location="cpu"`: GPU에 올리지 않는다. 대신 파일의 크기보다 조금 많은 RAM이 든다. 파일은 가중치 66.11 MiB에 옵티마이저 상태 둘 132.22 MiB, 모두 198.33 MiB이고, 가장 큰 텐서만큼인 8 MiB가 더 있다.
 # - `mmap=True`: 파일을 RAM에 읽어 들이지 않고 필요한 페이지(page)만 그때그때 가져온다. 운영 체제가 언제든 버리고 다시 읽을 수 있어 이 페이지들 때문에 죽지는 않는다(표의 RAM은 이것을 세지 않는다).
 #
 # (표의 2.00 MiB는 텐서의 크기이고, 할당자는 20 MiB짜리 세그먼트를 달라고 했다, 10.1절. RAM의 66.11 MiB는 모델을 RAM에 먼저 만든 것이다.)
@@ -638,7 +638,7 @@ dies_in = guess("11.8", None, ("GPU", "RAM", "nowhere"))
 dies_in
 
 # %% [markdown] lang="ko"
-# 차례로 fp32로 불러와 줄이기, fp32를 GPU에 바로 올려 줄이기, fp16으로 GPU에 바로 올리기, 올리면서 4비트로 줄이기다. 줄마다 GPU와 RAM 가운데 어느 것이 먼저 차는가?
+# 차례로 fp32로 불러와 줄이기, fp32를 GPU에 바로 올려 줄이기, fp16으로 GPU에 바로 올리기, 올리면서 4비트로 줄이기다. 첫 줄은 방금 예상했다. 나머지 셋 가운데 끝까지 가는 것은 몇 줄인가?
 
 # %%
 from transformers import BitsAndBytesConfig
@@ -813,7 +813,7 @@ compare({"40 samples, fp16=True": partial(evaluate, 40, fp16=True)})
 #
 # ### 죽기 직전의 최대
 #
-# 11.1절의 최대 13.69 GiB는 그 직전, 여섯째 배치의 순전파가 손실을 계산할 때의 것이다. 배치 하나의 평가 6.74 GiB(11.1절의 `no metric`)에 모은 로짓 5.80 GiB와 **앞 배치의 로짓** 1.16 GiB를 더한 것이다. `Trainer`의 반복문 안의 이름 `logits`가 다음 로짓이 나올 때까지 앞의 것을 붙들기 때문이다(10.4절).
+# 11.1절의 최대 13.69 GiB는 그 직전, 여섯째 배치의 순전파가 손실을 계산할 때의 것이다. 배치 하나의 평가 6.74 GiB(11.1절의 `no metric`)에 모은 로짓 5.80 GiB와 **앞 배치의 로짓** 1.16 GiB를 더한 것이다. `Trainer`의 반복문 안의 이름 `logits`가 다음 로짓이 나올 때까지 앞의 것을 붙들기 때문이다(10.4절). 둘째 표의 12.54 GiB도 다섯째 배치의 순전파에서 6.74 + 4.64 + 1.16 GiB다.
 #
 # ### 옵티마이저 상태를 오프로드하면
 #
@@ -878,7 +878,7 @@ print(*attempt(around_an_evaluation).returned, sep="\n")
 # %% [markdown] lang="ko"
 # 살아 있는 텐서는 늘 2.80 GiB, 가중치와 옵티마이저 상태 둘이다. 평가가 남긴 것은 텐서가 아니라 **예약**이다. 8.17 GiB이던 것이 13.97 GiB가 되고, 학습으로 돌아와도 줄지 않는다. `empty_cache()`로 돌려주면 3.97 GiB가 되고, 다음 스텝은 7.97 GiB면 된다.
 #
-# 이 프로그램은 죽지 않는다. 넷째 스텝은 쥐고 있던 자리를 다시 썼다. 자리가 모자랐다면 할당자가 통째로 빈 세그먼트를 스스로 돌려주었을 것이다. 다만 학습이 평가가 남긴 큰 세그먼트에 작은 텐서를 놓고 나면, 그 세그먼트는 통째로 비지 않아 돌려줄 수 없게 된다(10.5절의 단편화다. 여기서 재현하지는 못했다). 그래서 `empty_cache()`는 학습으로 **돌아가기 전에** 부른다. `Trainer`라면 `TrainerCallback`의 `on_evaluate(self, *args, **kwargs)`에서 부르고, 그 콜백을 `Trainer(..., callbacks=[...])`에 넣는다(`torch_empty_cache_steps`는 학습 몇 스텝마다 부르는 것이다). `expandable_segments`를 켜도 된다.
+# 이 프로그램은 죽지 않는다. 평가 뒤의 학습 스텝(넷째 줄)은 쥐고 있던 자리를 다시 썼다. 자리가 모자랐다면 할당자가 통째로 빈 세그먼트를 스스로 돌려주었을 것이다. 다만 학습이 평가가 남긴 큰 세그먼트에 작은 텐서를 놓고 나면, 그 세그먼트는 통째로 비지 않아 돌려줄 수 없게 된다(10.5절의 단편화다. 여기서 재현하지는 못했다). 그래서 `empty_cache()`는 학습으로 **돌아가기 전에** 부른다. `Trainer`라면 `TrainerCallback`의 `on_evaluate(self, *args, **kwargs)`에서 부르고, 그 콜백을 `Trainer(..., callbacks=[...])`에 넣는다(`torch_empty_cache_steps`는 학습 몇 스텝마다 부르는 것이다). `expandable_segments`를 켜도 된다.
 
 
 # ### 동적 캐시가 한 토큰을 붙일 때
