@@ -100,7 +100,7 @@ doubled.against(at_most[1] / at_most[0])
 # %% [markdown] lang="ko"
 # <details><summary>주장 1의 판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **틀리다.** 여기서는 1.23배다. 두 배가 된 것은 파라미터 한 칸(2.22 → 4.44 GiB)뿐이다. 기준 모델은 학습하지 않으므로 그레이디언트도 옵티마이저 상태도 없다. 전체 미세 조정이면 fp32 네 벌이 다섯 벌이 되니 어느 모델이든 5/4, 1.25배쯤이다. 두 배를 넘는 일도 있지만(12.4절: 배치 4에서 5.43 → 12.41 GiB) 거기에는 두 번째 모델이 없다. 느는 것은 문장과 로짓이다. (**문장의 수를 같게** 맞춘 비교다. 배치를 SFT와 똑같이 두어도 짧은 글의 전체 미세 조정에서는 거의 보이지 않는다. 아래에서 해 본다.)
+# **틀리다.** 여기서는 1.23배다. 두 배가 된 것은 파라미터 한 칸(2.22 → 4.44 GiB)뿐이다. 기준 모델은 학습하지 않으므로 그레이디언트도 옵티마이저 상태도 없다. 전체 미세 조정이면 fp32 네 벌이 다섯 벌이 되니 어느 모델이든 5/4, 1.25배쯤이다. 두 배를 넘는 일도 있지만(12.4절) 거기에는 두 번째 모델이 없다. 느는 것은 문장과 로짓이다. (**문장의 수를 같게** 맞춘 비교다. 배치를 SFT와 똑같이 두어도 짧은 글의 전체 미세 조정에서는 거의 보이지 않는다. 아래에서 해 본다.)
 #
 # </details>
 #
@@ -311,14 +311,14 @@ exercise("12-1").check(lean_loss)
 #
 # 쓰는 도구마다 할 일이 다르다.
 #
-# - **TRL 1.16**은 로짓을 조각으로 나누어 만들므로 할 일이 없다. 그보다 오래되었으면 `pip install -U "trl>=1.16"`으로 올린다(1.9는 통째로 만들었다).
+# - **TRL 1.16**은 로짓을 조각으로 나누어 만들므로 할 일이 없다. 그보다 오래되었으면 `pip install -U "trl>=1.16"`으로 올린다(1.9는 1.16보다 일곱 판 앞이고, 로짓을 통째로 만들었다).
 # - **LLaMA-Factory**에서 바꿀 설정은 `cutoff_len`이다. 순서는 소스에서 고쳐야 한다.
 #
 # ### 사건 12-A: SFT는 4가 되는데 DPO는 2도 안 된다
 #
 # 이 절의 처음에 본 신고로 돌아간다. 같은 데이터와 설정에서 **SFT는 배치 4가 되고, DPO는 배치 2가 안 되고, 배치 1은 된다**고 했는데, 글의 길이를 적지 않았다. 모델은 Qwen3-4B이고 문장의 길이가 모두 같다고 하자. 세 가지가 모두 사실이 되는 길이를 하나 찾는다.
 #
-# 위의 두 함수를 bf16, rank 8, 80 GB 카드(쓸 수 있는 것은 78.85 GiB)로 옮긴 것을 `run(way=…, batch=…, length=…)`으로 다섯 번까지 실행한다(`way`는 `"sft"`나 `"dpo"`). 첫 번째는 적어 두었으니, 남은 네 번을 어디에 쓸지 먼저 정한다.
+# 위의 두 함수를 bf16, rank 8, 80 GB 카드(쓸 수 있는 것은 78.85 GiB)로 옮긴 것을 `run(way=…, batch=…, length=…)`으로 다섯 번까지 실행한다(`way`는 `"sft"`나 `"dpo"`). 첫 번째는 적어 두었으니, 남은 네 번을 어디에 쓸지 먼저 정한다. 어림수를 넣어도 맞을 수 있으니 길이부터 넣지 않는다. **DPO 2가 넘치기 시작하는 길이와 SFT 4가 넘치기 시작하는 길이**를 계산해, 그 사이를 `check`에 넣는다.
 
 # %%
 case("12-A").run(way="sft", batch=4, length=4096)
@@ -377,7 +377,7 @@ parts_beside(parts_of_each({"as it is": dpo_8b, "with the line": partial(with_li
 #
 # 한 줄이 없앤 행렬은 넷, 모두 1 GiB다(하나가 문장 2 × 헤드 32 × 1,024 × 1,024 × 4바이트 = 0.25 GiB). 그런데 최대는 0.60 GiB만 줄었다. **가장 높은 순간을 깎으면 그다음으로 높은 순간이 최대가 되기** 때문이다. 이제 최대는 같은 층의 MLP를 역전파할 때다(할당 기록에서 찾은 것이고 여기에 그리지는 않는다). 거기에는 14,336차원의 중간값(하나에 56 MiB)들과 4비트에서 되돌린 행렬(하나에 112 MiB)이 함께 있다.
 #
-# 12.4절처럼 로짓을 통째로 만들면 같은 8B가 2,048토큰에서 죽는다(12.11절).
+# 같은 1,024토큰을 12.4절처럼 로짓을 통째로 만들어도 들어가기는 한다. 다만 갱신이 없는데도 11.23 GiB이고, 2,048토큰이면 죽는다(12.11절). TRL의 2,048토큰은 실행하지 않았다.
 #
 # ## 12.6 GRPO의 한 스텝
 #
@@ -563,7 +563,7 @@ dies.against(f"step {awake.last}" if awake.outcome.died else "never")
 # %% [markdown] lang="ko"
 # 첫 스텝은 끝까지 갔고, 죽은 것은 **둘째 스텝의 역전파**다. 첫 갱신에서 생긴 옵티마이저 상태가 이제 있는데, 할 일 없는 엔진이 자리를 그대로 쥐고 있다. 그 역전파에는 9.53 + 14.19 = 23.72 GiB가 있어야 한다(9.53은 12.6절의 표).
 #
-# (`ChunkedLogProbFunction`은 TRL이 로짓을 조각으로 나누어 계산하는 함수, `patched_step`은 옵티마이저의 `step`을 감싼 것이다. 그림의 높이는 할당이다. 한도보다 낮은 데서 죽은 것은 할당자의 예약이 이미 한도까지 찼기 때문이다.)
+# (`ChunkedLogProbFunction`은 TRL이 로짓을 조각으로 나누어 계산하는 함수다. 그림의 높이는 할당이다. 한도보다 낮은 데서 죽은 것은 할당자의 예약이 이미 한도까지 찼기 때문이다.)
 #
 # 학습하는 동안 엔진을 재울 수도 있다. `vllm_enable_sleep_mode=True`면 TRL은 답을 만들고 나면 매번 재우고, 엔진은 그동안 가중치와 KV 캐시의 자리를 돌려준다.
 #
@@ -580,7 +580,7 @@ exercise("12-2").check(peak)
 # %% [markdown] lang="ko"
 # > **주장 4.** "엔진을 재우면 학습과 부딪치지 않는다"
 #
-# 몫을 바꾸어 실행한다. 마지막 열이 죽은 단계다. 판정을 먼저 고른다.
+# 몫을 바꾸어 실행한다. 마지막 열이 죽은 단계다(`patched_step`은 옵티마이저의 `step`을 감싼 것이다). 판정을 먼저 고른다.
 
 # %%
 shares = {
@@ -632,7 +632,7 @@ print(f"of {human_bytes(size_of_t4)}: {needed / size_of_t4:.3f}")
 #
 # 두어 스텝은 잘 되다가 죽고, 몫을 0.9에서 0.7로 줄여도 셋째 스텝에서 죽는다는 신고가 있다([trl #2927](https://github.com/huggingface/trl/issues/2927)). 비슷한 증상을 T4에서 일으킨다. 학습은 12.6절의 '0.6B, full', 몫은 TRL의 기본값인 0.3이고, 재우지 않는다(`vllm_max_model_length=768`은 적은 것으로 친다).
 #
-# 왜 첫 스텝은 되었을까? 끝까지 가는 **가장 큰 몫**을 0.05 단위로 찾는다. 먼저 예상하고(쓸 수 있는 것은 14.64 GiB) `run(fraction=…)`으로 확인한다.
+# 왜 첫 스텝은 되었을까? 실행하기 전에 세 수를 계산해 적는다. 0.3은 몇 GiB 모자라는가? 들어가는 몫의 위 끝은 소수 둘째 자리까지 얼마인가? 3.12절의 한 줄을 적으면 얼마가 되는가?(쓸 수 있는 것은 14.64 GiB다.) 그다음 0.05 단위로 끝까지 가는 **가장 큰 몫**을 `run(fraction=…)`으로 확인한다.
 
 # %%
 case("12-B").run(fraction=0.3)
@@ -647,7 +647,7 @@ case("12-B").check(fraction)
 # %% [markdown] lang="ko"
 # <details><summary>찾은 다음에</summary>
 #
-# 위 끝은 (14.64 − 10.37) / 14.74 = 0.29이니 0.05 단위로는 0.25다. 실행해도 끝까지 간다. 0.25에서는 14.64 − 10.37 − 3.69 = 0.58 GiB밖에 남지 않는데, 예약은 늘 할당보다 많으므로(3장) 진짜 카드에서는 모자라기 쉽다. 0.12보다 크므로 0.2부터 시도하고, 시작 로그에서 KV 캐시의 크기를 본다(진짜 vLLM으로 확인하지 않았다). 첫 스텝이 된 것은 옵티마이저 상태가 아직 없었기 때문이다.
+# 모자란 것은 적어도 10.37 + 4.42 − 14.64 = 0.15 GiB다. 위 끝은 (14.64 − 10.37) / 14.74 = 0.29(한 줄을 적으면 0.35)이니 0.05 단위로는 0.25다. 실행해도 끝까지 간다. 0.25에서는 14.64 − 10.37 − 3.69 = 0.58 GiB밖에 남지 않는데, 예약은 늘 할당보다 많으므로(3장) 진짜 카드에서는 모자라기 쉽다. 0.12보다 크므로 0.2부터 시도하고, 시작 로그에서 KV 캐시의 크기를 본다(진짜 vLLM으로 확인하지 않았다). 첫 스텝이 된 것은 옵티마이저 상태가 아직 없었기 때문이다.
 #
 # 0.3을 그대로 쓰려면 재운다(`run(fraction=0.3, sleeps=True)`). 3.12절의 한 줄(9.53 GiB)로도 들어가지만 남는 것이 0.69 GiB라 0.25처럼 빠듯하다.
 #
@@ -751,6 +751,8 @@ guesses()
 # | `backward`(그 아래에 `recompute_fn`, `forward`가 있어도) | 역전파 |
 # | 첫 `step` | 갱신(옵티마이저 상태가 생긴다) |
 # | DPO: `create_model_from_path` | 정책이나 기준 모델을 올리는 중 |
+# | DPO: `_precompute_ref_logps` | 학습 전의 미리 계산(`precompute_ref_batch_size`를 줄인다) |
+# | DPO: `_compute_loss` 아래의 `outputs = model(…)` | 정책의 순전파 |
 # | DPO: `_compute_loss` 아래의 `ref_outputs = …` | 기준 모델의 순전파 |
 # | DPO: `log_softmax`, `cross_entropy` | 통째로 만든 로짓 |
 # | GRPO: `_generate_single_turn` | 롤아웃 |
@@ -832,23 +834,24 @@ print(f"{both - alone:,} {alone - single:,}")
 # - GRPO에는 질문을 자르는 설정이 없다. 긴 질문은 `data`에서 먼저 거른다.
 # - GRPO의 배치를 4로 줄이면 누적은 2, `steps_per_generation=2`로 적는다. 한꺼번에 만드는 답이 `num_generations`의 배수여야 한다.
 # - 8B를 GRPO로 학습하려면 첫째 스크립트에서 모델을 `"Qwen/Qwen3-8B"`로 바꾸고, 둘째 스크립트의 `import torch`, `BitsAndBytesConfig`를 가져오는 줄, `four_bits = …` 줄을 옮겨 온다. `model_init_kwargs`에 `"quantization_config": four_bits`를 더하고, `trainer.train()` 앞에 `for`부터의 세 줄을 넣는다(12.6절의 9.65 GiB).
-# - Ampere부터(L4, A100, RTX 30)는 `fp16=True`를 빼고 dtype을 모두 `bfloat16`으로 적는다. 3.12절의 한 줄과 `for`부터의 세 줄은 필요 없다(4비트 어댑터에서 이어서 한다면 다음 절의 `for`는 둔다).
+# - Ampere부터(L4, A100, RTX 30)는 `fp16=True`를 빼고 dtype을 모두 `bfloat16`으로 적는다. 3.12절의 한 줄은 필요 없다. `for`부터의 세 줄은 없어도 멈추지 않지만 4비트라면 **남겨 둔다.** 어댑터가 bf16이면 학습률 1e-5의 걸음이 크기 0.004가 넘는 가중치에서 반올림되어 사라진다(1.5절).
 # - Llama는 Hub에서 먼저 사용 허락을 받아야 한다.
 # - bf16으로 학습한 모델을 fp16으로 계산하면 수가 넘칠 수 있다. 처음 몇 스텝의 손실이 `nan`인지 본다.
 # - DPO와 GRPO의 학습률은 적지 않으면 1e-6이다. LoRA라면 그 열 배쯤에서 시작한다(8장).
 #
 # ### SFT로 만든 어댑터에서 이어서 하려면
 #
-# 12.9절의 둘째 스크립트에서 `arguments`의 `model_init_kwargs`를 빼고 `trainer = …` 줄을 아래로 바꾼다. `peft_config`를 함께 주면 `ValueError`다. TRL은 처음의 어댑터를 `ref`라는 이름으로 복사해 얼려 두고 기준으로 쓴다.
+# 12.9절의 둘째 스크립트에서 `arguments`의 `model_init_kwargs`를 빼고 `trainer = …` 줄을 아래로 바꾼다. `peft_config`를 함께 주면 `ValueError`다. TRL은 처음의 어댑터를 `ref`라는 이름으로 복사해 얼려 두고 기준으로 쓴다. `processing_class`를 적지 않으면 어댑터가 아니라 바탕 모델의 토크나이저를 읽는다.
 #
 # ```python
 # from peft import PeftModel
-# from transformers import AutoModelForCausalLM
+# from transformers import AutoModelForCausalLM, AutoTokenizer
 #
-# name = "meta-llama/Llama-3.1-8B"  # SFT를 한 모델
+# name = "meta-llama/Llama-3.1-8B-Instruct"  # SFT를 한 모델
 # base = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float16, quantization_config=four_bits)
 # model = PeftModel.from_pretrained(base, "sft-out", is_trainable=True)
-# trainer = DPOTrainer(model, args=arguments, train_dataset=data)
+# words = AutoTokenizer.from_pretrained("sft-out")  # SFT에서 쓴 대화 템플릿까지. 저장하지 않았으면 name
+# trainer = DPOTrainer(model, args=arguments, train_dataset=data, processing_class=words)
 # ```
 #
 # 그 아래의 `for`는 이렇게 바꾼다. `ref`는 bf16으로 바뀌기 전의 사본이라, 거기서 되돌려야 반올림된 자릿수까지 돌아온다. `.float()`만으로는 정책이 첫 스텝부터 기준과 조금 다르다.
@@ -926,7 +929,7 @@ lines = {
 compare_steps(lines, "T4")
 
 # %% [markdown] lang="ko"
-# 0.6B의 롤아웃은 9.81 GiB로 오르지만 12.6절에 있는 역전파의 10.37 GiB보다 낮다. 4B의 롤아웃은 9.56 GiB로 올라도 역전파의 10.48 GiB보다 낮다. (따로 512토큰을 다 만들어 보아도 최대는 같은 10.48 GiB였다.)
+# 0.6B의 롤아웃은 9.81 GiB로 오르지만 12.6절에 있는 역전파의 10.37 GiB보다 낮다. 4B의 롤아웃은 9.56 GiB로 올라도 역전파의 10.48 GiB보다 낮다. 8B도 8.44 GiB로 역전파의 9.65 GiB보다 낮다. 셋 다 들어가고 최대는 12.6절과 같다. (4B는 따로 512토큰을 다 만들어 보아도 10.48 GiB였다.)
 #
 # ### 오류의 크기에서 길이로
 #
