@@ -21,7 +21,7 @@
 #
 # | 언제 죽었나 | 스텝 뒤의 `allocated` | 까닭 | 어디로 |
 # |---|---|---|---|
-# | 첫 스텝이나 둘째 스텝 | – | 스텝 자체가 카드보다 크다, 또는 남이 카드를 쓴다(10.6절) | 10.1절, [처방 한 장](../../docs/cheat_sheet.md) |
+# | 첫 스텝이나 둘째 스텝 | – | 스텝 자체가 카드보다 크다, 또는 남이 카드를 쓴다(10.6절) | 10.1절, [처방 한 장](../../docs/cheat_sheet.md). 긴 것부터 오게 묶었다면 10.3절 |
 # | 어느 긴 배치에서 | 그대로 | 가장 긴 배치 | 10.3절 |
 # | 스텝마다 늘다가 | 늘어난다 | 이름 하나가 붙들고 있다 | 10.4절 |
 # | OOM을 잡아 다시 하다가 | –(다시 하기 직전의 것이 크다) | 예외가 앞 시도의 텐서를 붙들고 있다 | 10.4절 |
@@ -138,9 +138,11 @@ human_bytes(virtual_gpu.diagnose(caught(train, 16)).message.tried.bytes)
 doctor_panel()
 
 # %% [markdown] lang="ko"
+# 프로그램 2에는 배치를 줄이라는 말이 없다. 옵티마이저 상태는 배치와 상관없기 때문이다. 프로그램 3은 점수 행렬이라 어텐션과 길이가 먼저다. 죽은 자리가 다르면 처방도 다르다.
+#
 # 마지막 줄만 남기면 자리를 잃는다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 traceback의 한 칸 한 칸(**프레임**, 함수 호출 하나)에 적혀 있다. 얼마나 줄어드는지는 진단에 없으니 실행해서 센다. 내 프로그램이면 진단의 맨 오른쪽 열에 있는 명령(`virtual-gpu run`)으로 센다. (처방의 숫자는 보기다. 체크포인팅의 이름은 transformers 5.23부터 `activation_checkpointing…`이고, 처방에 적힌 `gradient_checkpointing…`은 그 전의 이름이다.)
 #
-# 10.1절의 배치 12에 처방을 써 본다. 배치를 4로, 길이를 512로 줄이는 것과, 배치 12 그대로 체크포인팅을 켜는 것 가운데 최대가 어떤 차례로 낮을까?
+# 10.1절의 (12, 1,024)에 처방을 하나씩 써 본다. 배치만 4로 줄인 것, 길이만 512로 줄인 것, 그대로 두고 체크포인팅을 켠 것을 최대가 낮은 것부터 늘어놓으면?
 
 
 # %%
@@ -266,17 +268,18 @@ for batches in ([ordered[:16], ordered[16:32]], [ordered[:16]] * 2):
     print([max(batch) for batch in batches], [human_bytes(peak) for peak in step_peaks(batches)])
 
 # %% [markdown] lang="ko"
-# 같은 배치인데 두 번째가 0.93 GiB 높다. 옵티마이저의 상태(가중치 0.46 GiB의 두 배)가 첫 `step()`에서 생기므로, **두 번** 돌려야 상태와 가장 긴 배치가 함께 있는 순간을 본다. `Trainer`라면 모든 자리를 가장 긴 글로 채운다.
+# 같은 배치인데 두 번째가 0.93 GiB 높다. 옵티마이저의 상태(가중치 0.46 GiB의 두 배)가 첫 `step()`에서 생기므로, **두 번** 돌려야 상태와 가장 긴 배치가 함께 있는 순간을 본다. `Trainer`라면 가장 긴 글과 가장 짧은 글을 번갈아 채운다.
 #
 # ```python
-# longest = max(range(len(dataset)), key=lambda i: len(dataset[i]["input_ids"]))
+# order = sorted(range(len(dataset)), key=lambda i: len(dataset[i]["input_ids"]))
 # rows = 16  # per_device_train_batch_size × gradient_accumulation_steps × GPU의 수
-# trial = dataset.select([longest] * rows * 5)
+# trial = dataset.select([order[-1], order[0]] * (rows * 5 // 2 + 1))  # 가장 긴 글과 가장 짧은 글
 # arguments.max_steps = 5  # TrainingArguments의 나머지는 내 설정 그대로
 # arguments.save_strategy = arguments.eval_strategy = "no"  # 아니면 시험의 checkpoint-5가 남는다
 # Trainer(model=model, args=arguments, train_dataset=trial, data_collator=collator).train()  # 나머지도 내 것 그대로
 # ```
 #
+# - 가장 긴 글로**만** 채우지 않는다. 길이가 모두 같으면 transformers가 어텐션 마스크를 버린다. 그러면 진짜 배치의 마스크(층마다 글의 수 × 길이²)가 빠져 낮게 나오고, T4의 그룹 쿼리 모델이면 거꾸로 점수 행렬이 생겨 괜히 죽는다(3.12절).
 # - 다섯 스텝인 것은, fp16이면 `GradScaler`가 처음 몇 스텝을 건너뛸 수 있기 때문이다(1장). `step()`이 두 번은 정말 실행되어야 한다.
 # - 토큰 예산으로 묶는다면 가장 긴 글이 든 배치가 아니라 **토큰이 가장 많은 배치**로 시험한다. `max(batches, key=lambda batch: len(batch) * max(batch))`다. 여기서는 8,190토큰이고, 가장 긴 글의 배치는 10 × 764 = 7,640토큰이라 낮게 나온다.
 # - 통과하면 **프로그램을 다시 시작해** 진짜 학습을 한다. 시험이 가중치를 바꾸었다.
@@ -493,7 +496,7 @@ rooms()
 #
 # **정말 단편화 탓인가?** T가 F + R 이하이고, `expandable_segments:True`를 켜면 **끝까지** 가야 한다. 앞의 것만으로는 모자란다(10.8절에서 본다). 그다음에 볼 것은 길이의 종류를 줄이는 `pad_to_multiple_of`, 그래도 모자라면 배치다([torchtune #1185](https://github.com/meta-pytorch/torchtune/issues/1185), [SpecForge #739](https://github.com/sgl-project/SpecForge/pull/739)).
 #
-# 켜는 법: 터미널이면 `export PYTORCH_ALLOC_CONF=expandable_segments:True`, 노트북이면 런타임을 다시 시작하고 `import torch`보다 먼저 `%env PYTORCH_ALLOC_CONF=expandable_segments:True`다.
+# 켜는 법: 터미널이면 `export PYTORCH_ALLOC_CONF=expandable_segments:True`, 노트북이면 런타임을 다시 시작하고 `import torch`보다 먼저 `%env PYTORCH_ALLOC_CONF=expandable_segments:True`다. PyTorch 2.8까지는 이름이 `PYTORCH_CUDA_ALLOC_CONF`다. **메시지에 적힌 이름을 쓴다.** 틀린 이름은 오류 없이 무시되어 '또 죽었으니 가장 긴 배치'로 읽게 된다.
 #
 # ## 10.6 다른 프로세스
 #
@@ -631,7 +634,7 @@ rounds(answers)
 with_expandable_segments(4, 6, 7, 8)
 
 # %% [markdown] lang="ko"
-# 그 요청은 지나가 살아 있는 텐서가 늘었지만, 넷 다 그 뒤에서 죽는다. 단편화만 고쳐서 살릴 수 있는 것은 없다.
+# 넷 다 그 요청은 지나갔지만 뒤에서 죽는다(8에서 늘어난 1.02 GiB는 한 층의 KV 캐시다. 다음 층의 같은 자리에서 죽었다). 단편화만 고쳐서 살릴 수 있는 것은 없다.
 #
 # ## 10.9 기억할 것
 #
@@ -687,7 +690,7 @@ guesses()
 #     def on_step_end(self, args, state, control, **kwargs):
 #         held, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
 #         sizes = held, most, torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
-#         print(state.global_step, *(f"{size / 2**30:.2f}" for size in sizes))
+#         print(state.global_step, *(f"{size / 2**30:.2f}" for size in sizes), flush=True)
 #         torch.cuda.reset_peak_memory_stats()
 #
 # trainer.add_callback(Memory())
@@ -735,7 +738,7 @@ model(input_ids=tokens, labels=tokens).loss.backward()
 # %% [markdown] lang="ko"
 # ### 내 루프의 최대
 #
-# 10.3절의 직선을 내 모델에서 얻으려면, 옵티마이저의 상태가 생긴 **첫 `step()` 뒤에** 세 스텝의 최대를 잰다. 크기는 진짜 배치에 가깝게, 설정은 진짜 학습과 같게 한다. 체크포인팅이나 드롭아웃을 쓰면 `model.train()`을 먼저 부르고, 혼합 정밀도면 순전파를 `torch.autocast`로 감싼다. 세 점이 한 직선에 놓이면 나머지도 그 위에 있다. 놓이지 않으면 배치가 너무 작거나 어텐션이 점수 행렬을 만드는 것이다(`eager`). 뒤의 것이면 길수록 더 가파르게 휘니, 가장 긴 배치의 모양 그대로 잰다.
+# 10.3절의 직선을 내 모델에서 얻으려면, 옵티마이저의 상태가 생긴 **첫 `step()` 뒤에** 세 스텝의 최대를 잰다. 크기는 진짜 배치에 가깝게, 설정은 진짜 학습과 같게 한다. 체크포인팅이나 드롭아웃을 쓰면 `model.train()`을 먼저 부르고, 혼합 정밀도면 순전파를 `torch.autocast`로 감싼다. 세 점이 한 직선에 놓이면 나머지도 그 위에 있다. 놓이지 않으면 배치가 너무 작거나 어텐션이 길이²짜리를 만드는 것이다(`eager`, T4의 그룹 쿼리). 진짜 배치에 패딩이 있으면 한 칸이 0인 `attention_mask`도 함께 넘긴다. 뒤의 것이면 길수록 더 가파르게 휘니, 가장 긴 배치의 모양 그대로 잰다.
 #
 # 아래의 `line_of`는 토큰 하나의 바이트와 절편을 돌려준다. 10.3절의 GPT-2로 직선을 얻어, 섞은 에폭에서 한도를 넘는 스텝을 짚는다. 10.3절의 그림과 같은 스텝인가? (텐서의 최대는 '필요한 메모리'보다 1%쯤 낮으므로, 한도의 98%를 넘으면 넘는 것으로 본다.)
 

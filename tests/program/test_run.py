@@ -16,6 +16,8 @@ from virtual_gpu.program import again
 from virtual_gpu.program.again import Run, advice, value_of, with_value
 from virtual_gpu.program.command import main
 from virtual_gpu.program.runner import run
+from virtual_gpu.step.predict import predict_memory
+from virtual_gpu.step.setting import Setting
 from virtual_gpu.trace.compare import compare
 from virtual_gpu.trace.saved import read
 from virtual_gpu.units import human_bytes
@@ -85,6 +87,26 @@ def test_training_and_then_the_end_of_the_program(capfd):
     report = program("loop.py", steps=2, through_evaluation=True)
     assert capfd.readouterr().out.count("evaluated 16") == 2 and "evaluation" in report.phases
     assert report.steps == 2 and any("torch.save" in note for note in report.notes)
+
+
+def test_an_optimizer_of_8_bits_leaves_nothing_to_the_next_program(tmp_path):
+    """bitsandbytes keeps by number of parameter what the Trainer asks for its embeddings: 32 bits."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        f"""
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=256, n_head=4, vocab_size=5000, bos_token_id=0, eos_token_id=0))
+data = [{{"input_ids": [1] * 32, "labels": [1] * 32}}] * 8
+arguments = TrainingArguments({str(tmp_path)!r}, optim="adamw_bnb_8bit", max_steps=2, report_to="none")
+Trainer(model, arguments, train_dataset=data).train()
+""",
+        encoding="utf-8",
+    )
+    setting = Setting(model_id="gpt2", optimizer="adamw_8bit", batch_size=1, sequence_length=16)
+    before = predict_memory(setting, gpu="T4", full=True).optimizer_bytes
+    first, second = (run(str(program), [], gpu="T4") for _ in range(2))
+    assert first.at_peak == second.at_peak
+    assert predict_memory(setting, gpu="T4", full=True).optimizer_bytes == before
 
 
 def test_4_bit_weights_hold_what_bitsandbytes_holds():

@@ -106,6 +106,9 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
 
     # bitsandbytes keeps a table on the device that it quantized on first: a run's own ends with the run
     imports.after("bitsandbytes.functional", lambda module: patches.set(module, "name2qmap", {}))
+    # and what the Trainer asks for the embeddings' state, which it would apply to every optimizer of later programs
+    optimizers = "bitsandbytes.optim.optimizer"
+    imports.after(optimizers, lambda module: patches.set(module.GlobalOptimManager, "_instance", None))
     imports.after("diffusers.models.modeling_utils", diffusers)
     imports.after("transformers.configuration_utils", config)
     imports.after("transformers.utils.import_utils", lambda module: _run_as_eager(patches, module))

@@ -78,6 +78,9 @@ def make_optimizer(
 
         optimizer = bnb.optim.AdamW8bit(parameters, lr=learning_rate)
         optimizer.name2qmap = (gpu or gpu_of(model)).place(optimizer.name2qmap)  # its code tables live beside the state
+        # What a Trainer of this process asked for its embeddings, bitsandbytes applies to every optimizer that follows.
+        optimizer.mng = object.__new__(bnb.optim.GlobalOptimManager)
+        optimizer.mng.initialize()
         return optimizer
     if name == "adamw_fused":
         return torch.optim.AdamW(parameters, lr=learning_rate, fused=True)
