@@ -2,17 +2,20 @@
 
 A piece at a time on the kernel's own loop, between cells, in the main thread: the notebook's stop button is heard, a
 move that comes meanwhile waits for one piece at most, and a page that nobody touches computes nothing. Where pieces are
-long, as those of a large model, there is no next one.
+long, as those of a large model, there is no next one. A stop is meant for what the hand moved last: one that meets a
+piece stops the move that waits for it, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import ipywidgets as widgets
 
@@ -26,7 +29,10 @@ IDLE_S = 0.25  # after a move, before the first piece
 PAUSE_S = 0.02  # between two, for what else the kernel has to do
 STEPS = 2  # of the slider that was moved last, in each direction; of the others one
 LONG_S = 1.0  # for so long may a move wait for a piece that nobody asked for; in silence, the kernel cannot say a word
+JUST_S = 0.2  # after a stop that met a piece; no hand is so quick, a move that comes by then was made before the stop
 FEW = 8  # options of which each may be next; of longer lists a reader jumps anywhere
+
+_STOPPED: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()  # a kernel's last stop
 
 
 class Ahead:
@@ -38,10 +44,21 @@ class Ahead:
         self._pieces: Iterator[Callable[[], Any]] = iter(())
         self._took: dict[tuple, float] = {}  # what the menus say (a model, a card) -> a piece's seconds at most
 
-    def begin(self, moved: Any) -> None:
-        """Soon compute what is next to the present setting, the control that was moved last first."""
+    def stop(self, grace_s: float = 0.0) -> None:
+        """The stop button was heard: all that a hand has asked for by now, in any panel, is not wanted any more."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._begin, moved)
+            _STOPPED[self._loop] = time.monotonic() + grace_s
+
+    def is_stopped(self, came: float) -> bool:
+        """Whether a stop was heard after this moment, of time.monotonic()."""
+        return self._loop is not None and came < _STOPPED.get(self._loop, -math.inf)
+
+    def begin(self, moved: Any, came: float = math.inf) -> None:
+        """Soon compute what is next to the present setting, the control that was moved last first; not where the move,
+        which came at that moment, was stopped.
+        """
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._begin, moved, came)
 
     def took(self, chosen: dict[str, Any], seconds: float) -> None:
         """So long the answer to a setting took, all its pieces."""
@@ -54,8 +71,10 @@ class Ahead:
             self._timer.cancel()
             self._timer = None
 
-    def _begin(self, moved: Any) -> None:
+    def _begin(self, moved: Any, came: float) -> None:
         self.rest()
+        if self.is_stopped(came):
+            return
         self._pieces = self.pieces(moved)
         self._timer = self._loop.call_later(IDLE_S, self._one)
 
@@ -96,6 +115,7 @@ class Ahead:
                 return
             piece()
         except KeyboardInterrupt as interrupt:
+            self.stop(JUST_S)
             clear_frames(interrupt)
             return
         except EXPECTED as error:

@@ -8,6 +8,7 @@ kept, and computed before it is asked for (`ahead`).
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import signal
 import threading
@@ -156,7 +157,7 @@ class Panel(widgets.VBox):
         """A button of class `prefix-name`; a click that comes while it is disabled is dropped."""
         button = widgets.Button(description=description, **arguments)
         button.add_class(f"{self.prefix}-{name}")
-        button.on_click(lambda _: None if button.disabled else self.move(pressed))
+        button.on_click(lambda _: None if button.disabled else self.move(pressed, time.monotonic()))
         return button
 
     def player(self, slider: widgets.IntSlider, interval_ms: int = 400) -> widgets.Play:
@@ -228,25 +229,30 @@ class Panel(widgets.VBox):
 
     def _moved(self, control: Any, changed: Callable[[], None]) -> None:
         """A hand, or the program, has changed a control."""
-        self.move(changed)
-        self.ahead.begin(control)
+        came = time.monotonic()
+        self.move(changed, came)
+        self.ahead.begin(control, came)
 
-    def move(self, method: Callable[[], None]) -> None:
+    def move(self, method: Callable[[], None], came: float = math.inf) -> None:
         """Do what a control asks for. It ends in a result or in one line; it runs in the main thread.
 
         JupyterLab sends widgets' messages to a thread of the kernel (a subshell), where the notebook's stop button is
-        not heard and a cell may run at the same time: from there the move is handed over to wait for its turn.
+        not heard and a cell may run at the same time: from there the move is handed over to wait for its turn. A stop
+        that is heard meanwhile is its own, if it `came` from a hand before that (time.monotonic()).
         """
         if self._loop is None or _in_main_thread():
-            self._move(method)
+            self._move(method, came)
         else:
-            self._loop.call_soon_threadsafe(self._move, method)
+            self._loop.call_soon_threadsafe(self._move, method, came)
 
-    def _move(self, method: Callable[[], None]) -> None:
+    def _move(self, method: Callable[[], None], came: float) -> None:
         if self._moving:  # the move sets a control itself
             method()
             return
         self.ahead.rest()
+        if self.ahead.is_stopped(came):
+            self._say_stopped()
+            return
         handler = signal.getsignal(signal.SIGINT)
         listen = partial(signal.signal, signal.SIGINT) if _in_main_thread() else lambda _: None
         self._moving = True
@@ -258,11 +264,9 @@ class Panel(widgets.VBox):
             finally:
                 listen(signal.SIG_IGN)  # once is enough: what follows puts things in order
         except KeyboardInterrupt as interrupt:
+            self.ahead.stop()
             clear_frames(interrupt)  # they hold what lay in memory
-            release_memory(current_gpu())
-            self.clear()
-            stopped = tr(ko="중단했다. 메모리는 모두 돌려주었다.", en="Stopped; all memory was given back.")
-            self.status.value = status_line(stopped)
+            self._say_stopped()
         except EXPECTED as error:
             self.clear()
             said, *choices = _in_parts(error)
@@ -275,6 +279,12 @@ class Panel(widgets.VBox):
             self._moving = False
             self.remove_class("course-busy")
             listen(handler)
+
+    def _say_stopped(self) -> None:
+        release_memory(current_gpu())
+        self.clear()
+        stopped = tr(ko="중단했다. 메모리는 모두 돌려주었다.", en="Stopped; all memory was given back.")
+        self.status.value = status_line(stopped)
 
     def _in_its_words(self, text: str) -> str:
         """An argument's name at the beginning of an error as the control's label says it."""

@@ -132,7 +132,7 @@ def _moved(panel: Panel, groups: list[list[Move]]) -> None:
 
         return call
 
-    panel.move = lambda method: hand_over(noted(method))
+    panel.move = lambda method, *came: hand_over(noted(method), *came)
     panel._loop = later = Later()
     is_readable(panel)
     said = repr(panel)

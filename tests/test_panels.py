@@ -18,7 +18,7 @@ from moved_panels import PANELS, controls_of, drive, ends_well, moves
 
 import helpers
 from helpers import memory_panel, use_gpu
-from helpers.ahead import nearby
+from helpers.ahead import IDLE_S, JUST_S, nearby
 from helpers.chapters.c9_planner import panel as planner
 from helpers.gpu import current_gpu
 from helpers.panel import Answer, Kept, Panel
@@ -457,11 +457,11 @@ def test_in_a_script_a_setting_has_one_picture():
 # -- in JupyterLab: messages come to a thread, and the loop of the main thread ignores interrupts ---------------------
 
 
-def in_a_kernel(steps):
+def in_a_kernel(steps, made=SquarePanel):
     """Run `steps(panel)` in a thread beside a loop in which the panel was made, as ipykernel 7 does; the panel then."""
 
     async def kernel():
-        panel = SquarePanel()
+        panel = made()
         await asyncio.to_thread(steps, panel)
         await asyncio.sleep(0.1)  # what was handed over last
         return panel
@@ -490,6 +490,98 @@ def test_a_stop_is_heard_there_too():
 
     panel = in_a_kernel(steps)
     assert is_empty_after_a_stop(panel)
+
+
+class StoppedAheadPanel(CountingPanel):
+    """The stop button is pressed in the first piece that is computed ahead, once `before_it` has come about."""
+
+    def __init__(self):
+        self.before_it = None
+        super().__init__()
+
+    def answer(self, *, side, **rest):
+        answer = super().answer(side=side, **rest)
+        if self.before_it is not None and not self._moving:
+            before_it, self.before_it = self.before_it, None
+            before_it()
+            interrupt()
+        return answer
+
+
+def test_a_stop_that_meets_what_is_computed_ahead_is_the_waiting_moves():
+    stopped = []
+
+    def steps(panel):
+        running, changed = threading.Event(), threading.Event()
+
+        def wait():
+            running.set()
+            assert changed.wait(10)
+
+        panel.before_it = wait
+        panel.controls["side"].value = 1
+        assert running.wait(10)
+        panel.controls["side"].value = 7
+        panel.controls["side"].value = 8
+        changed.set()
+        stopped.append(asyncio.run_coroutine_threadsafe(after_a_while(panel), panel._loop).result(10))
+        panel.controls["side"].value = 9
+
+    async def after_a_while(panel):
+        await asyncio.sleep(3 * IDLE_S)  # nothing is computed ahead of a move that was stopped
+        return is_empty_after_a_stop(panel), [*panel.asked]
+
+    panel = in_a_kernel(steps, StoppedAheadPanel)
+    assert stopped == [(True, [2, 1, 0])]
+    assert "81 m²" in panel.status.value and panel.picture.value == "<svg>81</svg>" and panel.asked == [2, 1, 0, 9]
+
+
+def test_where_messages_come_to_the_main_thread_too():
+    """As in Colab: the move comes right after the piece that the stop has met; one that comes later is another."""
+
+    async def kernel():
+        panel, loop = StoppedAheadPanel(), asyncio.get_running_loop()
+        side, ended = panel.controls["side"], asyncio.Event()
+
+        def move():
+            side.value = 7
+            seen.append(is_empty_after_a_stop(panel))
+            loop.call_later(JUST_S, ended.set)
+
+        panel.before_it = lambda: loop.call_soon(move)
+        side.value = 1
+        await ended.wait()
+        side.value = 8
+        seen.append("64 m²" in panel.status.value)
+
+    seen, handler = [], signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        asyncio.run(kernel())
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert seen == [True, True]
+
+
+def test_a_stop_is_that_of_all_moves_that_wait():
+    """A hand that drags a slider makes many; the one that runs when the button is pressed is not the last."""
+
+    def steps(panel):
+        running, changed = threading.Event(), threading.Event()
+
+        def stopped(side):
+            running.set()
+            assert changed.wait(10)
+            interrupt()
+
+        panel.act = stopped
+        panel.controls["side"].value = 3
+        assert running.wait(10)
+        for side in (4, 5):
+            panel.controls["side"].value = side
+        changed.set()
+
+    panel = in_a_kernel(steps)
+    assert [side for side, _ in panel.seen] == [2, 3] and is_empty_after_a_stop(panel)
 
 
 def test_after_changes_during_a_move_the_last_counts():
