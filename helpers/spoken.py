@@ -4,6 +4,9 @@ A slider's handle has no name, and says the number of an option instead of the o
 ipywidgets 7, which Colab has, it is not even a slider. A button's name begins with the sign of its icon, or is nothing
 else, and a button that stays pressed does not say so. A status that is drawn anew is spoken where its place is known to
 speak. The page itself sets this right, after each change.
+
+So it does with one key: End takes a slider whose range has grown to its old end only. For this key alone noUiSlider
+goes by the range that it began with; that of ipywidgets 7 is another slider, which does not.
 """
 
 from __future__ import annotations
@@ -40,6 +43,13 @@ if (panel && !panel.told) {
   panel.told.observe(panel, {
     childList: true, characterData: true, subtree: true, attributeFilter: ['aria-valuetext', 'class', 'disabled'],
   });
+  panel.addEventListener('keydown', (event) => {
+    const slider = event.key === 'End' && event.target.closest('.noUi-target:not([disabled])')?.noUiSlider;
+    if (!slider) return;
+    event.preventDefault();
+    event.stopPropagation();
+    slider.set(slider.options.range.max);
+  }, true);
   tell();
 }
 """

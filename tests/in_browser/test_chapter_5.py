@@ -1,5 +1,7 @@
 """Chapter 5 in a real browser: it runs, its panels follow their controls, nonsense is answered in one line."""
 
+import re
+
 import pytest
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -41,6 +43,9 @@ def test_its_panels_follow(open_notebook):
     notebook.wait_until_text(".checkpointing-status", lambda text: "구간 4개" in text)
     notebook.press_slider(".checkpointing-nodes", "End")
     notebook.wait_until_text(".checkpointing-status", lambda text: "노드 64개" in text)
+    notebook.press_slider(".checkpointing-moment", "End")  # where it ends now, not where it ended at first
+    last = re.compile(r"순간 (\d{3})/\1\b")
+    notebook.wait_until(lambda: last.search(notebook.html(".checkpointing-picture")), "the last moment of hundreds")
     notebook.screenshot("05_chain_panel", ".checkpointing-panel")
 
     # The real model: both ways side by side.
