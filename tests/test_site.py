@@ -116,6 +116,8 @@ def test_the_site_is_built_and_whole(tmp_path):
     for notebook in (ROOT / "notebooks" / "ko").glob("*.ipynb"):
         page = (tmp_path / "site" / "notebooks" / "ko" / f"{notebook.stem}.html").read_text(encoding="utf-8")
         assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?:', page), "fetched from elsewhere"
+        icon = re.search(r'<link rel="(?:shortcut )?icon" href="([^"?]+)', page)[1]
+        assert (tmp_path / "site" / "notebooks" / "ko" / icon).exists()
     index = (tmp_path / "site" / "searchindex.js").read_text(encoding="utf-8")
     assert json.dumps("그레이디언트").strip('"') in index
 

@@ -82,7 +82,8 @@ def prepare(source: Path) -> None:
         shutil.copy(ROOT / name, source)
     (source / "index.md").write_text(index(names), encoding="utf-8")
     shutil.copytree(WEBSITE / "templates", source / "templates")
-    shutil.copy(WEBSITE / "conf.py", source)
+    for name in ("conf.py", "icon.svg"):
+        shutil.copy(WEBSITE / name, source)
     write_static(source / "static")
 
 

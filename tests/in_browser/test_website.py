@@ -16,6 +16,22 @@ pytestmark = pytest.mark.browser
 STORED = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(site.LIVE.glob("*.json"))}
 LOOKS = [(400, "light"), (400, "dark"), (1280, "light"), (1280, "dark")]
 WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+# Korean words of which a part stands on another line, in what is seen.
+BROKEN = """() => {
+    const found = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walk.nextNode()) {
+        const text = walk.currentNode;
+        if (text.parentElement.closest("svg, script, style, pre, code")) continue;
+        for (const word of text.data.matchAll(/[가-힣]{2,}/g)) {
+            const range = document.createRange();
+            range.setStart(text, word.index);
+            range.setEnd(text, word.index + word[0].length);
+            const seen = [...range.getClientRects()].filter(box => box.width > 1);
+            if (new Set(seen.map(box => Math.round(box.top))).size > 1) found.push(word[0]);
+        }
+    }
+    return found;
+}"""
 LINKS = """() => [...document.querySelectorAll("a[href], img[src]")].map(one => one.href || one.src)"""
 ROLES = {"menu": "combobox", "check": "checkbox", "slider": "slider"}
 TIMEOUT_MS = 120_000
@@ -283,11 +299,11 @@ def whole(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_every_page_is_whole(browser, whole, width, scheme):
-    """No page scrolls sideways or complains, and every link between pages leads to something."""
+    """No page scrolls sideways, breaks a word or complains, and every link between pages leads to something."""
     known = {}
     for path in [whole / "index.html", *whole.glob("docs/*.html"), *whole.glob("notebooks/ko/*.html")]:
         with opened(browser, path.as_uri(), width, scheme) as page:
-            assert page.evaluate(WIDER) <= 0, path.name
+            assert page.evaluate(WIDER) <= 0 and page.evaluate(BROKEN) == [], path.name
             for link in page.evaluate(LINKS):
                 address, _, anchor = link.partition("#")
                 if address.startswith("file://"):

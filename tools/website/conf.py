@@ -8,7 +8,7 @@ nb_execution_mode = "off"
 nb_ipywidgets_js = {}
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
-html_theme = "furo"
+html_theme, html_favicon = "furo", "icon.svg"
 html_show_copyright = html_show_sphinx = html_show_sourcelink = html_copy_source = False
 html_math_renderer = "mathml"
 html_static_path, html_css_files, templates_path = ["static"], ["course.css"], ["templates"]
