@@ -284,11 +284,13 @@ def test_another_number_of_ranks(model):
 def test_ranks_that_do_not_know_of_each_other(tmp_path, deepspeed):
     """Accelerator() without cpu=True, on a machine without a GPU: each rank would train on all the data."""
     program = tmp_path / "alone.py"
+    # None leaves before the other has come: its end would close what the other is still connecting to.
     program.write_text(
-        "import os; from accelerate import Accelerator; from helpers.chapters.c6_distributed import engine\n"
+        "import os, torch; from accelerate import Accelerator; from helpers.chapters.c6_distributed import engine\n"
         "accelerator = Accelerator()\n"
         "try: engine.check_group(engine.what_was_asked(), accelerator.num_processes)\n"
         "except engine.EngineError as error: print(error, flush=True)\n"
+        "torch.distributed.barrier()\n"
         "os._exit(0)\n"
     )
     if deepspeed:
