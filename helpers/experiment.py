@@ -53,23 +53,26 @@ def gpu_memory_experiment(
     lora_targets: str | Sequence[str] = "attention",
     lora_dropout: float = LORA_DROPOUT,
     holds_outputs: bool = False,
+    fused_lm_head: bool = False,
     gpu: GPU | str | None = None,
 ) -> MemoryReport:
     """Train for two optimizer steps on the GPU in use, print the book's lines, and report what lay in memory.
 
     precision: "auto" (the checkpoint's dtype), "fp16", "bf16", "fp32", or "mixed_fp16"/"mixed_bf16" (autocast over fp32
     weights). optimizer: "adamw", "adamw_fused", "adamw_8bit", "sgd", "adafactor". attention: "sdpa" or "eager"
-    (the few architectures without sdpa are eager in any case).
+    (the few architectures without sdpa are eager in any case), "sdpa_repeat_kv" (see `virtual_gpu.models.attention`).
     peft: None, "lora" or "qlora", with lora_rank, lora_dropout and lora_targets ("attention",
     "all-linear" or ends of layers' names).
     holds_outputs: the loop gives the model's outputs a name, as the book's does, so that the logits stay until the next
     forward; without it they go once there is a loss, as in transformers' Trainer.
+    fused_lm_head: the loss from tiles of the logits, by TRL (see `virtual_gpu.models.fused_head`).
     gpu: another GPU than the one in use, or a name of the catalogue for a virtual one.
     An out-of-memory error is caught and reported; all memory is given back, after an error or an interrupt too.
     """
     setting = Setting(
         batch_size, gradient_accumulation_steps, gradient_checkpointing, model_id, peft,
         sequence_length, precision, optimizer, attention, lora_rank, lora_targets, holds_outputs, lora_dropout,
+        fused_lm_head=fused_lm_head,
     )  # fmt: skip
     gpu = _chosen(gpu)
     config = load_config(setting.model_id)

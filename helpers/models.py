@@ -18,12 +18,8 @@ from virtual_gpu.models.adapters import (
     add_adapters,
     prepare_4bit,
 )
-from virtual_gpu.models.build import (
-    ATTENTION,
-    attention_argument,
-    build_on_gpu,
-    dtype_argument,
-)
+from virtual_gpu.models.attention import ATTENTION, attention_argument
+from virtual_gpu.models.build import build_on_gpu, dtype_argument
 from virtual_gpu.models.configs import (
     architectures,
     auto_class,

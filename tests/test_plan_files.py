@@ -11,6 +11,7 @@ import torch
 from forked import free_port, run_forked
 from safetensors.torch import load_file
 from transformers import LlamaConfig
+from transformers.integrations import sdpa_attention
 
 from helpers.models import byte_tokenizer
 from virtual_gpu.errors import NotSupported, UnknownName
@@ -82,13 +83,49 @@ def one_rank(plan, launch, folder):
         Recipe("full", "bf16", "adamw_8bit", checkpointing=True),
         Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True),
         Recipe("qlora", "mixed_fp16", "adamw_fused"),
+        Recipe("full", "mixed_fp16", "adamw_fused", fused_lm_head=True),
     ],
-    ids=lambda recipe: recipe.method,
+    ids=lambda recipe: recipe.method + "-fused" * recipe.fused_lm_head,
 )
 def test_a_loop_holds_what_the_plan_counted(kind, recipe, tmp_path):
     llama(tmp_path / "model")
     plan = plan_of(tmp_path / "model", recipe, gpu="T4" if "fp16" in recipe.precision else "L4")
-    assert abs(on_the_virtual_card(plan, kind, tmp_path) - plan.tensors_bytes) < 2**14  # a batch, numbers of steps
+    held = on_the_virtual_card(plan, kind, tmp_path)
+    # A batch, numbers of steps; on a card TRL's head copies the hidden states that have a loss.
+    assert abs(held - plan.tensors_bytes) < 2**14 + recipe.fused_lm_head * TOKENS * WIDTH * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ALONE)
+def test_a_fused_head_is_in_the_files(kind, tmp_path):
+    words = 32 * WORDS
+    llama(tmp_path / "model", vocab_size=words)
+    recipe = Recipe("lora", "mixed_fp16", "adamw_fused", checkpointing=True, fused_lm_head=True)
+    plan = plan_of(tmp_path / "model", recipe)
+    held = on_the_virtual_card(plan, kind, tmp_path)
+    assert abs(held - plan.tensors_bytes) < 0.01 * held
+    unfused = measure(plan.request, replace(recipe, fused_lm_head=False), 4, 2)
+    assert unfused.tensors_bytes - held > TOKENS * words * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ALONE)
+def test_grouped_heads_are_repeated_before_ampere(kind, tmp_path, monkeypatch):
+    """Without the line the scores of every layer, whole, lie there in backward."""
+    shipped = sdpa_attention.use_gqa_in_sdpa
+    monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", shipped)  # what the script sets goes with the test
+    llama(tmp_path / "model", num_key_value_heads=2, max_position_embeddings=512)
+    recipe = Recipe("lora", "mixed_fp16", "adamw_fused", fused_lm_head=kind == "trl")
+    plan = plan_of(tmp_path / "model", recipe, (2, 2), length=512)
+    held = on_the_virtual_card(plan, kind, tmp_path)
+    assert abs(held - plan.tensors_bytes) < 0.01 * held
+    script = tmp_path / "plan" / "train.py"
+    script.write_text(script.read_text(encoding="utf-8").replace("sdpa_attention.use_gqa", "sdpa_attention.no_"))
+    sdpa_attention.use_gqa_in_sdpa = shipped
+    as_shipped = run(str(script), ["--text", str(tmp_path / "text.txt")], gpu="T4").allocated
+    assert as_shipped - held > 4 * 2 * 8 * 512**2 * 2  # layers, samples, heads
+    assert "sdpa_attention" not in "".join(measure(make_request(
+        str(tmp_path / "model"), "L4", length=512, batch=4), recipe, 2, 2).files(kind).values())  # fmt: skip
 
 
 @pytest.mark.slow
@@ -223,6 +260,20 @@ def test_every_kind_makes_the_same_steps(text, steps, small, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["torch", "accelerate", "trainer"])  # TRL's has one whatever the plan says
+def test_a_fused_head_makes_the_same_step(kind, small, tmp_path):
+    text = TEXT.encode()[: 4 * 32 - 2].decode(errors="ignore")
+    text += "x" * (4 * 32 - len(text.encode()))
+    before, learned = load_file(small / "model.safetensors"), []
+    for fused in (False, True):
+        plan = plan_of(small, Recipe("full", "fp32", "sgd", fused_lm_head=fused), way=(2, 2), length=32)
+        learned.append(rehearse(plan, kind, tmp_path / f"{fused}", text, 1))
+    moved = max((learned[0][name] - before[name]).abs().max() for name in before)
+    apart = max((learned[1][name] - learned[0][name]).abs().max() for name in before)
+    assert moved > 1e-2 and apart < 1e-4 * moved, (moved, apart)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, stage, tied, method",
     [
@@ -275,6 +326,7 @@ RECIPES = [
     Recipe("full", "bf16", "sgd"),
     Recipe("lora", "mixed_fp16", "adamw_fused"),
     Recipe("qlora", "mixed_bf16", "adamw_8bit", checkpointing=True),
+    Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True, fused_lm_head=True),
 ]
 SHARDED = [
     Recipe("full", "bf16", "adamw_fused", stage=2, checkpointing=True),
@@ -303,6 +355,7 @@ def test_a_script_says_what_the_plan_says(kind, gpus):
             assert not checkpointing
             checkpointing = "fsdp_activation_checkpointing: true" in yaml
         assert checkpointing == recipe.checkpointing
+        assert ("add_fused_lm_head(" in script) == (recipe.fused_lm_head and kind != "trl")  # TRL's SFTTrainer adds it
         scaled = any(said in script for said in ("GradScaler", "fp16=not args.cpu", "fp16=True", 'else "fp16"'))
         assert scaled == ("fp16" in recipe.precision)
         assert ("round small updates away" in ast.get_docstring(tree)) == bool(recipe.caution)

@@ -162,7 +162,7 @@ def test_a_file_is_read_as_its_tool_reads_it(written, model):
     name, fields, stage, notes = said(written(TRL))
     assert (name, stage, notes) == ("TRL", 0, {})
     assert Setting(**fields) == Setting(
-        8, model_id=model, sequence_length=512, precision="autocast_bf16", optimizer="adamw_fused"
+        8, model_id=model, sequence_length=512, precision="autocast_bf16", optimizer="adamw_fused", fused_lm_head=True
     )
     name, fields, stage, notes = said(written(TORCHTUNE))
     assert (name, stage, notes) == ("torchtune", 0, {"loss": "less"})
@@ -190,9 +190,16 @@ def test_the_defaults_are_each_tool_s_own(written):
     assert (fields["peft"], fields["lora_targets"], fields["sequence_length"]) == ("lora", "all-linear", 2048)
     fields, _, notes = said(written("model_name_or_path: MODEL\nuse_peft: true\nload_in_4bit: true\n"))[1:]
     assert (fields["precision"], fields["lora_rank"], fields["sequence_length"]) == ("mixed_bf16", 16, 1024)  # TRL
-    assert not fields["double_quantization"] and fields["gradient_checkpointing"] and notes == {"loss_type": "less"}
+    assert not fields["double_quantization"] and fields["gradient_checkpointing"] and not notes
+    assert fields["fused_lm_head"]
     fields = said(written("base_model: MODEL\n"))[1]  # axolotl
     assert (fields["batch_size"], fields["sequence_length"], fields["gradient_checkpointing"]) == (1, 512, False)
+
+
+def test_trl_before_its_fused_head_makes_logits_at_once(written, monkeypatch):
+    monkeypatch.setattr("virtual_gpu.plan.start.trl.has_fused_head", lambda: False)
+    fields, _, notes = said(written(TRL))[1:]
+    assert not fields["fused_lm_head"] and notes == {"loss_type": "less"}
 
 
 def test_axolotl_takes_fp16_where_the_card_has_no_bf16(written):
@@ -264,7 +271,7 @@ CASES = {  # tool → (file, name, a card that it is too much for, keys that cha
     "LLaMA-Factory": (LLAMA_FACTORY, "config.yaml", "1.2GiB, 8.6",
                       {"per_device_train_batch_size", "gradient_accumulation_steps"}),
     "axolotl": (AXOLOTL, "config.yaml", "1.2GiB, 8.6", {"micro_batch_size", "gradient_accumulation_steps"}),
-    "TRL": (TRL, "config.yaml", "2GiB, 8.6", {"per_device_train_batch_size", "gradient_accumulation_steps"}),
+    "TRL": (TRL, "config.yaml", "1.3GiB, 8.6", {"per_device_train_batch_size", "gradient_accumulation_steps"}),
     "TrainingArguments": (TRAINER, "args.json", "2GiB, 8.6",
                           {"per_device_train_batch_size", "gradient_accumulation_steps"}),
 }  # fmt: skip

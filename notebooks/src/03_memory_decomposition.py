@@ -501,7 +501,7 @@ loss_cost(whole_loss), human_bytes(3 * 4096 * 128256 * 4)
 # | Liger Kernel | transformers의 `TrainingArguments(use_liger_kernel=True)` |
 # | TRL | 1.16에서는 SFT의 기본값(`loss_type="nll"`)이 그렇게 한다. 그 전에는 `SFTConfig(loss_type="chunked_nll")` |
 #
-# 가상 GPU는 이런 커널의 속을 보지 못하므로 메모리를 재지 않았다. 조각으로 나눈 손실을 직접 써서 재는 것은 3.16절에 있다. `Trainer`의 기본값은 여전히 로짓을 한꺼번에 만든다.
+# 가상 GPU는 이런 커널의 속을 보지 못하므로 여기서는 메모리를 재지 않는다. TRL의 것은 커널 밖에서 할당하므로 셀 수 있고, 그 덕에 T4에 들어가는 14B 모델이 9.12절에 있다. 조각으로 나눈 손실을 직접 써서 재는 것은 3.16절에 있다. `Trainer`의 기본값은 여전히 로짓을 한꺼번에 만든다.
 #
 # ## 3.12 T4의 함정: 그룹 쿼리
 #

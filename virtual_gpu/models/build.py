@@ -24,12 +24,12 @@ from .adapters import (
     add_adapters,
     prepare_4bit,
 )
+from .attention import attention_argument
 from .configs import (
     auto_class,
     bad_configuration,
 )
 
-ATTENTION = ("sdpa", "eager")
 MOST_LAYERS = 4096  # four times the deepest transformer that was published (DeepNet, arXiv 2203.00555: 1,000 layers)
 
 
@@ -151,11 +151,6 @@ def _quantize(model: nn.Module, dtype: torch.dtype, gpu: GPU, nested: bool, rest
     model.is_loaded_in_4bit = True
     if rest_in_fp32:
         prepare_4bit(model)
-
-
-def attention_argument(attention: str) -> dict:
-    """Nothing for "sdpa": transformers takes it by itself, and eager attention in models that do not have it."""
-    return {} if attention == "sdpa" else {"attn_implementation": attention}
 
 
 def dtype_argument(dtype: Any) -> dict:

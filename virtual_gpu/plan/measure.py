@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from ..models.adapters import linear_layers
+from ..models.attention import REPEATED
 from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config
 from ..models.depth import text_config
@@ -32,6 +33,8 @@ def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation:
         micro_batch,
         accumulation,
         gradient_checkpointing=recipe.checkpointing,
+        fused_lm_head=recipe.fused_lm_head,
+        attention=REPEATED if request.repeats_kv else "sdpa",
         model_id=request.model,
         peft=None if recipe.method == "full" else recipe.method,
         sequence_length=request.length,
@@ -62,7 +65,7 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
             "gradients": memory.gradients,
             "optimizer": memory.optimizer,
         }
-    states = states_of(replace(setting_of(request, replace(recipe, checkpointing=False), 1, 1), sequence_length=1))
+    states = states_of(replace(setting_of(request, recipe.at_once, 1, 1), sequence_length=1))
     return states | ({"other": states["gradients"]} if request.gpus > 1 else {})  # DDP's buckets
 
 
@@ -84,6 +87,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
             sequence_length=request.length, gradient_checkpointing=recipe.checkpointing, gpu=request.gpu,
             exact=False, accumulating=accumulation > 1, peft=None if recipe.method == "full" else recipe.method,
             lora_rank=request.lora_rank, lora_targets=request.lora_targets, as_accelerate=True,
+            repeat_kv=request.repeats_kv,
         )  # fmt: skip
         needed, at_peak = step.card_bytes, dict(step.at_peak)
         at_peak["other"] = at_peak.pop("communication")
@@ -94,10 +98,8 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         need = predict_need(setting, request.spec.compute_capability, request.gpus > 1)
         needed, at_peak = need.card, need.at_peak | {"fragmentation": need.card - need.tensors}
         collectives = 2 * need.states["gradients"]  # DDP's all-reduce, once a step
-    sample = replace(setting_of(request, recipe, 1, 1), gradient_checkpointing=False)
     flops, least = (
-        request.batch * training_flops(replace(sample, gradient_checkpointing=checkpointing)).total
-        for checkpointing in (recipe.checkpointing, False)
+        request.batch * training_flops(setting_of(request, one, 1, 1)).total for one in (recipe, recipe.at_once)
     )
     bound = _lower_bound(request, recipe, accumulation, flops)
     # Round a ring a rank passes on everything but one share, and in an all-reduce does so twice (NCCL's nccl-tests,
@@ -115,7 +117,7 @@ def expected(request: Request, recipe: Recipe) -> tuple[int, float]:
     """
     _, sides, inputs = _weights(request.model)
     vocabulary = text_config(load_config(request.model)).vocab_size
-    token = (4 * inputs if recipe.checkpointing else 2.3 * sides) + 10 * vocabulary
+    token = (4 * inputs if recipe.checkpointing else 2.3 * sides) + (0 if recipe.fused_lm_head else 10 * vocabulary)
     copies = recipe.method == "full" and recipe.precision.startswith("mixed")
     return held(request, recipe)["parameters"] // 2 if copies else 0, request.length * token
 

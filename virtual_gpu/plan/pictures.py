@@ -10,6 +10,7 @@ from ..drawing.labels import html_table
 from ..drawing.report import COLORS
 from ..language import tr
 from ..room import TIGHT
+from ..step.setting import fused_head_label
 from ..units import human_bytes
 from .plans import Plan, kind_label, method_label
 
@@ -25,14 +26,14 @@ def seconds_label(seconds: float | None) -> str:
 
 
 def extra_label(plan: Plan) -> str:
-    """The extra work in FLOPs and beside the same method without checkpointing."""
+    """The extra work in FLOPs and beside the same method where nothing is computed twice."""
     if not plan.extra_flops:
         return "0"
     return f"{plan.extra_flops / 1e12:,.0f} TFLOP (+{plan.extra_flops / plan.least_flops:.0%})"
 
 
-def row_of(plan: Plan, sharded: bool) -> list[str]:
-    """The plan's cells, without its rank."""
+def row_of(plan: Plan, sharded: bool, fused: bool) -> list[str]:
+    """The plan's cells, without its rank. sharded, fused: whether several GPUs and the head have columns."""
     recipe = plan.recipe
     cells = [method_label(recipe.method), recipe.precision + (" ⚠" if recipe.caution else ""), recipe.optimizer]
     if sharded:
@@ -40,7 +41,8 @@ def row_of(plan: Plan, sharded: bool) -> list[str]:
     return [
         *cells,
         f"{plan.micro_batch} × {plan.accumulation}",
-        tr(ko="켬", en="on") if recipe.checkpointing else tr(ko="끔", en="off"),
+        _switch(recipe.checkpointing),
+        *([_switch(recipe.fused_lm_head)] if fused else []),
         human_bytes(plan.needed_bytes),
         human_bytes(plan.left_bytes),
         extra_label(plan),
@@ -49,7 +51,11 @@ def row_of(plan: Plan, sharded: bool) -> list[str]:
     ]
 
 
-def heads_of(sharded: bool) -> list[str]:
+def _switch(on: bool) -> str:
+    return tr(ko="켬", en="on") if on else tr(ko="끔", en="off")
+
+
+def heads_of(sharded: bool, fused: bool) -> list[str]:
     """The heads of `row_of`."""
     return [
         tr(ko="방법", en="method"),
@@ -58,6 +64,7 @@ def heads_of(sharded: bool) -> list[str]:
         *([tr(ko="나누기", en="sharding")] if sharded else []),
         tr(ko="마이크로 배치 × 누적", en="micro-batch × accumulation"),
         tr(ko="체크포인팅", en="checkpointing"),
+        *([fused_head_label()] if fused else []),
         tr(ko="필요한 메모리", en="memory it needs"),
         tr(ko="남는 메모리", en="left"),
         tr(ko="추가 연산", en="extra work"),
@@ -79,12 +86,12 @@ def table_html(plans: Plans) -> str:
         none = tr(ko="하나만 바꾸어서는 들어가지 않는다.", en="No single change makes room.")
         head = tr(ko="하나만 바꾼다면", en="One change that makes room")
         return f"<p>{escape(head)}:</p><ul>{items}</ul>" if items else f"<p>{escape(none)}</p>"
-    sharded = plans.request.gpus > 1
+    columns = plans.request.gpus > 1, any(plan.recipe.fused_lm_head for plan in plans.plans)
     rows = []
     for i, plan in enumerate(plans.plans):
         why = tr(ko="← 고른다", en="← choose") if not i else plan.why_after(plans.plans[i - 1])
-        rows.append([str(i + 1), *row_of(plan, sharded), why])
-    table = html_table(["#", *heads_of(sharded), tr(ko="바로 위 계획에 밀린 까닭", en="worse than above in")], rows)
+        rows.append([str(i + 1), *row_of(plan, *columns), why])
+    table = html_table(["#", *heads_of(*columns), tr(ko="바로 위 계획에 밀린 까닭", en="worse than above in")], rows)
     cautions = dict.fromkeys(plan.recipe.caution for plan in plans.plans if plan.recipe.caution)
     return table + "".join(f"<p>⚠ {escape(text)}</p>" for text in cautions)
 

@@ -13,14 +13,17 @@ from ..errors import WrongValue
 from ..host.machines import machine
 from ..language import tr
 from ..models.adapters import LORA_RANK
+from ..models.attention import REPEAT_KV
 from ..models.configs import load_config, model_name
+from ..models.depth import text_config
+from ..models.fused_head import SINCE, has_fused_head
 from ..optional import require
 from ..room import FITS, Room, room_on
 from ..rules.active import ActiveRules
 from ..shards.layout import Layout
 from ..shards.nccl import nccl_bytes
 from ..step.optimizers import optimizer_named
-from ..step.setting import Setting, check_size
+from ..step.setting import Setting, check_size, fused_head_label
 from ..units import choose, human_bytes, positive_int
 from ..writing import write
 from .files import files_of
@@ -31,7 +34,6 @@ METHODS = ("full", "lora", "qlora")  # from what changes training least
 PRECISIONS = ("mixed_fp16", "mixed_bf16", "bf16", "fp32")
 MARGIN = 0.0  # what is unknown is a range already (`room`): this is what the reader wants free on top
 MOST_GPUS = 1024
-_REPEAT_HEADS = "transformers.integrations.sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False"
 
 
 @dataclass(frozen=True)
@@ -72,22 +74,31 @@ class Request:
         return int(self.room.sure_bytes / (1 + self.margin))
 
     @property
-    def caution(self) -> str:
-        """What makes every plan larger than it need be; empty where there is nothing."""
-        config = load_config(self.model)
+    def repeats_kv(self) -> bool:
+        """Whether the model has grouped heads that the card's kernels do not take (see `models.attention`)."""
+        config, capability = text_config(load_config(self.model)), self.spec.compute_capability
         heads = getattr(config, "num_attention_heads", None)
         grouped = getattr(config, "num_key_value_heads", None) not in (None, heads)
-        capability = self.spec.compute_capability
-        if not grouped or capability >= (8, 0) or ActiveRules(capability).applies("efficient_gqa"):
+        return grouped and capability < (8, 0) and not ActiveRules(capability).applies("efficient_gqa")
+
+    @property
+    def caution(self) -> str:
+        """What every plan takes for granted of the program; empty where there is nothing."""
+        if not self.repeats_kv:
             return ""
         return tr(
             ko="그룹 쿼리(GQA) 모델이고 GPU가 암페어보다 옛것이다. transformers 4.54부터의 sdpa는 패딩이 없는 배치에서 "
-            "길이 × 길이 행렬을 만드는 math 커널로 가고, 계획은 그것까지 센다. 모델을 불러오기 전에 이 한 줄을 적으면 "
-            f"덜 든다: {_REPEAT_HEADS}",
+            "길이 × 길이 행렬을 만드는 math 커널로 간다. 계획은 이 한 줄이 있는 것으로 세고, 저장하는 train.py에도 "
+            f"적는다: {REPEAT_KV}",
             en="a model with grouped-query heads on a GPU before Ampere: without padding, sdpa of transformers 4.54 "
-            "and later goes to the math kernel, which makes matrices of length × length; they are counted here. This "
-            f"line before the model is loaded saves them: {_REPEAT_HEADS}",
+            "and later goes to the math kernel, which makes matrices of length × length. The plans count on this "
+            f"line, which is in the train.py that they save: {REPEAT_KV}",
         )
+
+    @property
+    def can_fuse_head(self) -> bool:
+        """Whether the loss may come from tiles of the logits: TRL is there, and the model is no encoder-decoder."""
+        return has_fused_head() and not getattr(load_config(self.model), "is_encoder_decoder", False)
 
     @property
     def per_gpu(self) -> int:
@@ -107,13 +118,22 @@ class Request:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A way to train: everything but the micro-batch. stage: ZeRO's; 0 is one GPU, or DDP."""
+    """A way to train: everything but the micro-batch. stage: ZeRO's; 0 is one GPU, or DDP.
+
+    fused_lm_head: the loss from tiles of the logits (see `models.fused_head`).
+    """
 
     method: str
     precision: str
     optimizer: str
     stage: int = 0
     checkpointing: bool = False
+    fused_lm_head: bool = False
+
+    @property
+    def at_once(self) -> Recipe:
+        """The same without computing anything twice."""
+        return replace(self, checkpointing=False, fused_lm_head=False)
 
     @property
     def change(self) -> tuple[int, bool, bool]:
@@ -140,6 +160,8 @@ class Recipe:
             parts.append(f"ZeRO-{self.stage}")
         if self.checkpointing:
             parts.append(tr(ko="체크포인팅", en="checkpointing"))
+        if self.fused_lm_head:
+            parts.append(fused_head_label())
         return " · ".join(parts)
 
 
@@ -148,8 +170,8 @@ class Plan:
     """A recipe with its micro-batch, and what that takes on each GPU: bytes, FLOPs and seconds of one optimizer step.
 
     at_peak: kind → bytes, together needed_bytes: the tensors at their peak and "fragmentation". least_flops: of the
-    same method without checkpointing. sent_bytes: what each GPU sends for parameters and gradients. seconds: a lower
-    bound (None where neither rate is published), never a forecast.
+    same method where nothing is computed twice. sent_bytes: what each GPU sends for parameters and gradients. seconds:
+    a lower bound (None where neither rate is published), never a forecast.
     at_least: only parameters, gradients and optimizer state are known, which alone do not fit.
     """
 
@@ -182,7 +204,7 @@ class Plan:
 
     @property
     def extra_flops(self) -> int:
-        """What checkpointing computes a second time, on all GPUs together."""
+        """What checkpointing and a fused head compute a second time, on all GPUs together."""
         return self.flops - self.least_flops
 
     @property
@@ -418,6 +440,8 @@ def left_out(request: Request) -> list[tuple[str, str]]:
         )
     if not request.spec.has_bf16:
         rows.append(("bf16", tr(ko=f"{request.gpu}에는 bf16 연산 장치가 없다", en=f"{request.gpu} has no bf16 units")))
+    if not has_fused_head():
+        rows.append((fused_head_label(), tr(ko=f"TRL {SINCE}부터 있다: pip install trl", en=f"needs TRL {SINCE}")))
     if request.gpus > 1:
         for method in request.methods:
             rows.append((f"{method_label(method)} · ZeRO-1", _why_not_stage_1(method)))

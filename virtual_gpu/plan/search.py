@@ -6,7 +6,8 @@ Every plan that is shown was measured on the virtual GPU. What is not run is wha
   alone exceed the card, nothing with the same method, precision and optimizer is run any more;
 - memory grows with the micro-batch (when gradients are accumulated): the largest that fits and the next larger one,
   which does not, bound all the others;
-- where the whole batch fits at once, checkpointing would only add work;
+- where the whole batch fits at once, checkpointing and a fused head would only add work; so would a fused head with
+  which no larger micro-batch fits, and it is not run where all that it can save is less than what is missing;
 - what activations take of a plan grows with the micro-batch: where the whole batch at once would exceed the card by a
   tenth and more at the same bytes a sample, it is not run;
 - what cannot be run at all (a model whose own code does not take 4-bit weights) is left out with the reason.
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 from ..cards import CATALOG
 from ..drawing.frames import frame_of
 from ..language import tr
+from ..models.configs import load_config
+from ..models.depth import text_config
 from ..step.splits import equal_splits
 from ..units import human_bytes
 from .frontier import draw_frontier
@@ -45,6 +48,9 @@ if TYPE_CHECKING:
 
 # What a model's own code, peft or bitsandbytes raise where they do not go together. Other recipes may well do.
 CANNOT_RUN = (ValueError, RuntimeError, TypeError, AttributeError, NotImplementedError)
+# At most. A logit: in half precision and fp32, its logarithm of softmax, the gradient in fp32 and in half precision. A
+# weight of the head: autocast's copy of it, and that copy's gradient.
+LOGIT_BYTES, HEAD_BYTES = 16, 4
 SCHEMA = 2  # of `Plans.to_dict`: raised when a name goes or changes its meaning. 2: left_bytes is below limit_bytes
 
 
@@ -177,14 +183,14 @@ def _first(request: Request) -> Plan:
 
 def _search(request: Request, progress: Callable[[Plans], None], first_only: bool = False) -> Plans:
     plans, losers, refused, skipped, errors = [], [], {}, left_out(request), []
-    rates: dict[tuple[bool, bool], float] = {}
+    rates: dict[tuple[bool, ...], float] = {}
 
     def found() -> Plans:
         plans.sort(key=lambda plan: plan.key)
         losers.sort(key=lambda plan: plan.needed_bytes)
         return Plans(request, [*plans], [*losers], {**refused}, [*skipped])
 
-    by_change = request.prefer == "fidelity"
+    by_change, spares = request.prefer == "fidelity", request.prefer == "margin"
     for recipe in sorted(recipes_of(request), key=lambda recipe: recipe.change):
         if first_only and by_change and plans and recipe.change > plans[0].recipe.change:
             break
@@ -194,17 +200,20 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
                 progress(found())
                 continue
             for checkpointing in (False, True):
-                one = replace(recipe, checkpointing=checkpointing)
-                fit, miss = _smallest(request, one) if request.prefer == "margin" else _largest(request, one, rates)
-                if fit is None:
-                    losers.append(miss)
-                else:
-                    plans.append(fit)
-                    if miss is not None:
+                most, one, fuses = 0, replace(recipe, checkpointing=checkpointing), True
+                while fuses:  # with the logits as they are, and where that may help, without all of them at once
+                    fit, miss = _smallest(request, one) if spares else _largest(request, one, rates, most)
+                    if fit is not None:
+                        plans.append(fit)
+                        most = fit.micro_batch
+                    elif not most:
+                        losers.append(miss)
+                    if most and miss is not None:
                         refused[one] = miss
-                progress(found())
-                whole = fit is not None and fit.accumulation == 1 and not checkpointing
-                if whole and request.prefer != "margin":
+                    progress(found())
+                    fuses = not one.fused_lm_head and _may_fuse(request, one, fit, miss)
+                    one = replace(one, fused_lm_head=True)
+                if most == request.per_gpu and not spares and not checkpointing:
                     text = tr(ko="배치가 한 번에 들어가니 연산만 늘어난다", en="the batch fits at once: only more work")
                     skipped.append((replace(recipe, checkpointing=True).title, text))
                     break
@@ -218,20 +227,38 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
     return found()
 
 
-def _largest(
-    request: Request, recipe: Recipe, rates: dict[tuple[bool, bool], float]
-) -> tuple[Plan | None, Plan | None]:
-    """(the largest micro-batch that fits, the next larger one, which does not); None where there is none, or not run.
+def _may_fuse(request: Request, recipe: Recipe, fit: Plan | None, miss: Plan | None) -> bool:
+    """Whether a fused head is worth a run, after the same recipe without: to fit at all, or more samples at once.
 
+    More of them, unless time is what counts, only under checkpointing, where logits take most of what a sample takes.
+    Shards were not run with it.
+    """
+    if recipe.stage or not request.can_fuse_head:
+        return False
+    if request.prefer == "margin":
+        return True
+    if fit is not None:
+        return fit.accumulation > 1 and (recipe.checkpointing or request.prefer == "speed")
+    config = text_config(load_config(request.model))
+    saved = config.vocab_size * (LOGIT_BYTES * miss.micro_batch * request.length + HEAD_BYTES * config.hidden_size)
+    return miss.needed_bytes - saved <= request.limit_bytes
+
+
+def _largest(
+    request: Request, recipe: Recipe, rates: dict[tuple[bool, ...], float], above: int
+) -> tuple[Plan | None, Plan | None]:
+    """(the largest micro-batch above so many samples that fits, the next larger one, which does not).
+
+    None where there is none, or not run.
     Memory grows with the micro-batch where gradients are accumulated. Which one is measured next is a guess, from the
-    bytes a sample in the last plan that is alike (`rates`, by checkpointing and whether all weights are trained), or
-    from the model's widths where there is none; what is returned is measured. The whole batch at once accumulates
+    bytes a sample in the last plan that is alike (`rates`, by checkpointing, head and whether all weights are trained),
+    or from the model's widths where there is none; what is returned is measured. The whole batch at once accumulates
     nothing, so it may fit where a smaller one does not: it is measured unless it is `_too_much_at_once`.
     """
-    *ways, whole = equal_splits(request.per_gpu)[::-1]  # the smallest micro-batch first
+    *ways, whole = [way for way in equal_splits(request.per_gpu)[::-1] if way[0] > above]  # the smallest first
     plans: dict[int, Plan] = {}
     at_once = None
-    alike = recipe.checkpointing, recipe.method == "full"
+    alike = recipe.checkpointing, recipe.fused_lm_head, recipe.method == "full"
     rate, base = rates.get(alike), sum(held(request, recipe).values())
     if rate is None:
         fixed, rate = expected(request, recipe)
@@ -328,11 +355,13 @@ def cheapest(request: Request) -> Plan:
     for states, recipe in _by_states(request, errors):
         if best is not None and states >= best.needed_bytes:
             break  # this one and those after it hold more before anything is computed
-        one = replace(recipe, checkpointing=True)
+        one, plans = replace(recipe, checkpointing=True), []
         try:
-            plans = [measure(request, one, 1, request.per_gpu)]
+            plans.append(measure(request, one, 1, request.per_gpu))
             if request.per_gpu > 1 and not plans[0].fits:
                 plans.append(measure(request, one, request.per_gpu, 1))  # nothing is accumulated
+            if request.can_fuse_head and not recipe.stage and not any(plan.fits for plan in plans):
+                plans.append(measure(request, replace(one, fused_lm_head=True), 1, request.per_gpu))
         except CANNOT_RUN as error:
             errors.append(error)
             continue

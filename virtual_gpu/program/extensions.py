@@ -5,9 +5,7 @@ stand-in takes its place; any other is refused by name before a compiler is star
 
 DeepSpeed 0.19.8: csrc/adam/multi_tensor_adam.cu and csrc/adam/cpu_adam_impl.cpp change the lists of tensors that they
 get and allocate nothing.
-TRL 1.16: trl/kernels/chunked_logprob.py has Triton kernels that fold a tile of logits into statistics per token, in
-place; everything that is allocated, the Python around them allocates. On a card TRL takes them where Triton is there,
-which comes with PyTorch for CUDA on Linux; so they are taken here.
+TRL's Triton kernels: see models.fused_head.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..language import tr
+from ..models.fused_head import STAND_INS
 from .imports import Imports
 from .patches import Patches
 from .watch import Watch
@@ -30,17 +29,6 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     """What is changed in place has no values."""
 
 
-class _Kernel:
-    """A Triton kernel that is asked for by its grid, `kernel[grid](...)`, and not run."""
-
-    def __init__(self, run: Any):
-        self._run = run
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return self._run
-
-
-_TRITON = SimpleNamespace(cdiv=lambda a, b: -(-a // b))
 _STAND_INS = {
     "fused_adam": SimpleNamespace(multi_tensor_adam=_nothing),
     "cpu_adam": SimpleNamespace(
@@ -86,8 +74,7 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
         patches.set_all(module, {"load": compiled, "load_inline": compiled_inline})
 
     def trl(module: ModuleType) -> None:
-        kernels = {name: _Kernel(_nothing) for name in ("_forward_kernel", "_backward_kernel")}
-        patches.set_all(module, {**kernels, "_TRITON_AVAILABLE": True, "triton": _TRITON})
+        patches.set_all(module, STAND_INS)
 
     imports.after("trl.kernels.chunked_logprob", trl)
     imports.after("deepspeed.ops.op_builder.builder", deepspeed)

@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from numbers import Integral
@@ -28,6 +28,7 @@ from ..cards import CATALOG, GPUSpec
 from ..counting.gpu import VirtualGPU
 from ..errors import WrongValue
 from ..language import tr
+from ..models.attention import kv_repeated
 from ..models.build import build_model
 from ..models.configs import running
 from ..real import storage_bytes
@@ -87,6 +88,7 @@ def run_rank(
     sequence_length: int = 8,
     checkpointing: bool = False,
     adapters: Adapters | None = None,
+    repeat_kv: bool = False,
 ) -> RankRun:
     """One training step on rank `rank` of the layout, its forward and backward recorded (no optimizer state yet).
 
@@ -94,10 +96,11 @@ def run_rank(
     spec: the card, whose kernels and workspaces the rank has. batch_size None: no forward and backward, the gradients
     are made in the shape of the parameters (stages 0 and 1).
     DDP's reducer is written in C++ and reads values, which fake tensors do not have. So at stages 0 and 1 the rank runs
-    without it, and its all-reduce is missing in `sent`.
+    without it, and its all-reduce is missing in `sent`. repeat_kv: see `models.attention.kv_repeated`.
     """
     refuse_in_a_block()
-    with fake_world(layout.ranks, rank), running(config.model_type), warnings.catch_warnings():
+    repeated = kv_repeated() if repeat_kv else nullcontext()
+    with fake_world(layout.ranks, rank), running(config.model_type), warnings.catch_warnings(), repeated:
         # FSDP2 warns that a DTensor's output is a view; nothing here writes into one.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
         gpu = VirtualGPU(spec, limited=False)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, addmm_flop, sdpa_backward_flop_count, sdpa_flop_count
 
 from ..cards import CATALOG
 from ..counting.gpu import VirtualGPU
@@ -16,6 +17,7 @@ from ..models.adapters import add_adapters
 from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config, running
 from ..models.depth import linear_in_depth, text_config
+from ..models.fused_head import add_fused_head, as_on_cuda
 from ..turns import in_turn, refuse_in_a_block
 from .run import set_checkpointing
 from .setting import Setting
@@ -33,6 +35,11 @@ def _attention_backward(
     return sdpa_backward_flop_count(gradient, query, _with_heads(key, heads), _with_heads(value, heads))
 
 
+def _addmm(added: torch.Size, a: torch.Size, b: torch.Size, *_: Any, **__: Any) -> int:
+    """PyTorch's formula takes neither the type of the result (`out_dtype`) nor the operation in place."""
+    return addmm_flop(added, a, b)
+
+
 def _with_heads(shape: torch.Size, heads: int) -> tuple[int, ...]:
     samples, _, *rest = shape
     return (samples, heads, *rest)
@@ -44,7 +51,7 @@ _FORMULAS = {
     getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention{direction}"): formula
     for direction, formula in (("", _attention), ("_backward", _attention_backward))
     for kernel in ("flash", "efficient", "cudnn")
-}
+} | {torch.ops.aten.addmm: _addmm, torch.ops.aten.addmm_: _addmm}
 
 
 @dataclass(frozen=True)
@@ -63,17 +70,26 @@ class Flops:
 
 
 @in_turn
-def count_flops(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Flops:
-    """The FLOPs of `model(**inputs).loss` and its backward, counted by PyTorch's FlopCounterMode on a virtual GPU."""
+def count_flops(model: nn.Module, inputs: Mapping[str, torch.Tensor], fused_lm_head: bool = False) -> Flops:
+    """The FLOPs of `model(**inputs).loss` and its backward, counted by PyTorch's FlopCounterMode on a virtual GPU.
+
+    fused_lm_head: the loss from TRL's head, which makes the logits a second time in backward.
+    """
     refuse_in_a_block()
     gpu = VirtualGPU(CATALOG["A100-80GB"], limited=False)
     model, inputs = gpu.place(model), gpu.place(inputs)
-    # Ctrl+C inside PyTorch's own callbacks from C++ would end the process.
-    with gpu.interrupts_wait(), FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter, gpu:
-        loss = model(**inputs).loss
-        forward = counter.get_total_flops()
-        loss.backward()
-    return Flops(forward, counter.get_total_flops() - forward)
+    with ExitStack() as stack:
+        if fused_lm_head:
+            add_fused_head(model)
+            stack.enter_context(as_on_cuda())
+            inputs = {**inputs, "fused_lm_head": True}
+        stack.enter_context(gpu.interrupts_wait())  # Ctrl+C inside PyTorch's own callbacks from C++ ends the process
+        counter = stack.enter_context(FlopCounterMode(display=False, custom_mapping=_FORMULAS))
+        with gpu:
+            loss = model(**inputs).loss
+            forward = counter.get_total_flops()
+            loss.backward()
+        return Flops(forward, counter.get_total_flops() - forward)
 
 
 def training_flops(setting: Setting | None = None, **settings: Any) -> Flops:
@@ -84,27 +100,38 @@ def training_flops(setting: Setting | None = None, **settings: Any) -> Flops:
     setting = Setting.one(setting, settings)
     adapters = (setting.lora_rank, setting.lora_targets) if setting.peft else None
     return _training_flops(
-        setting.model_id, setting.batch_size, setting.sequence_length, setting.gradient_checkpointing, adapters
-    )
+        setting.model_id, setting.batch_size, setting.sequence_length, setting.gradient_checkpointing, adapters,
+        setting.fused_lm_head,
+    )  # fmt: skip
 
 
 @cached_by_model
 def _training_flops(
-    model_id: str, batch_size: int, sequence_length: int, checkpointing: bool, adapters: tuple | None
+    model_id: str,
+    batch_size: int,
+    sequence_length: int,
+    checkpointing: bool,
+    adapters: tuple | None,
+    fused_lm_head: bool,
 ) -> Flops:
     def run(config: Any) -> dict[str, int]:
-        return asdict(flops_of_config(config, batch_size, sequence_length, checkpointing, adapters))
+        return asdict(flops_of_config(config, batch_size, sequence_length, checkpointing, adapters, fused_lm_head))
 
     return Flops(**linear_in_depth(load_config(model_id), run))
 
 
 @in_turn
 def flops_of_config(
-    config: Any, batch_size: int, sequence_length: int, checkpointing: bool, adapters: tuple | None = None
+    config: Any,
+    batch_size: int,
+    sequence_length: int,
+    checkpointing: bool,
+    adapters: tuple | None = None,
+    fused_lm_head: bool = False,
 ) -> Flops:
     """The FLOPs of one micro-batch with every layer run, under whatever `set_checkpoint_early_stop` says.
 
-    adapters: (rank, targets) of LoRA, see `add_adapters`.
+    adapters: (rank, targets) of LoRA, see `add_adapters`. fused_lm_head: see `count_flops`.
     """
     model = build_model(config, torch.float16)
     if adapters:
@@ -113,4 +140,4 @@ def flops_of_config(
     text_config(model.config).use_cache = False
     ids = torch.zeros(batch_size, sequence_length, dtype=torch.int64)
     with running(config.model_type):
-        return count_flops(model, {"input_ids": ids, "labels": ids})
+        return count_flops(model, {"input_ids": ids, "labels": ids}, fused_lm_head)

@@ -15,6 +15,7 @@ from ..counting.gpu import VirtualGPU, as_gpu
 from ..errors import NoSuchLayer
 from ..frames import clear_frames
 from ..language import tr
+from ..models.attention import REPEATED
 from ..models.build import build_on_gpu
 from ..models.configs import cached_by_model, checkpoint_dtype, load_config, running
 from ..models.depth import Deepening, from_shallow
@@ -132,6 +133,8 @@ def training_arguments(setting: Setting, autocast: torch.dtype | None) -> Simple
         max_steps=OPTIMIZER_STEPS,
         optim=setting.optimizer,
         holds_outputs=setting.holds_outputs,
+        fused_lm_head=setting.fused_lm_head,
+        repeat_kv=setting.attention == REPEATED,
         fp16=autocast == torch.float16,
         bf16=autocast == torch.bfloat16,
         loss_scale=1.0,  # values do not matter here, and a step that overflows would be skipped: no optimizer state

@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader
 from ..errors import WrongValue
 from ..frames import clear_frames
 from ..language import tr
+from ..models.attention import kv_repeated
 from ..models.depth import text_config
+from ..models.fused_head import add_fused_head, as_on_cuda, remove_fused_head
 from ..real import GPU, gpu_of
 from ..trace.timeline import Timeline
 from ..turns import in_turn
@@ -57,7 +59,8 @@ def train(
     optim (PyTorch's foreach AdamW where it is absent; a real TrainingArguments has the fused one by default), fp16 and
     bf16 (mixed precision over fp32 weights), loss_scale (the GradScaler's first, 65536), use_cache, and holds_outputs:
     the model's outputs, logits among them, stay until the next forward, as in a loop that gives them a name. Without it
-    they are dropped once there is a loss, as transformers' Trainer does.
+    they are dropped once there is a loss, as transformers' Trainer does. fused_lm_head: the loss comes from TRL's head
+    (see `models.fused_head`), repeat_kv: grouped heads are repeated before attention (see `models.attention`).
     gpu: where the model lies; None finds it out. after_first_step is called with the log after the first optimizer
     step, before the gradients are dropped.
 
@@ -104,7 +107,8 @@ def _train(
     scaled = setting.autocast == torch.float16 and not gpu.is_virtual
     scaler = torch.amp.GradScaler("cuda", init_scale=setting.loss_scale, enabled=scaled)
     model.train()
-    with gpu.record(model, optimizer) as record, _use_cache(model, setting.use_cache):
+    more = {"fused_lm_head": True} if setting.fused_lm_head else {}
+    with gpu.record(model, optimizer) as record, _use_cache(model, setting.use_cache), _as_set(model, setting, gpu):
         try:
             for group in _groups(dataset, setting):
                 samples = sum(len(batch["input_ids"]) for batch in group)
@@ -112,7 +116,7 @@ def _train(
                     share = len(batch["input_ids"]) / samples
                     with record.phase("forward"):
                         with gpu.autocast(setting.autocast):
-                            outputs = model(**gpu.place(batch))
+                            outputs = model(**gpu.place(batch), **more)
                         if setting.autocast:  # as accelerate's wrapper of the model's forward does, inside the Trainer
                             outputs = convert_to_fp32(outputs)
                         loss = outputs.loss * share
@@ -182,6 +186,8 @@ class _Setting:
     loss_scale: float
     use_cache: bool
     holds_outputs: bool
+    fused_lm_head: bool
+    repeat_kv: bool
 
     @classmethod
     def read(cls, args: Any) -> _Setting:
@@ -199,6 +205,8 @@ class _Setting:
             loss_scale=getattr(args, "loss_scale", 2.0**16),
             use_cache=bool(getattr(args, "use_cache", False)),
             holds_outputs=bool(getattr(args, "holds_outputs", False)),
+            fused_lm_head=bool(getattr(args, "fused_lm_head", False)),
+            repeat_kv=bool(getattr(args, "repeat_kv", False)),
         )
 
 
@@ -253,6 +261,20 @@ def _check_data(model: torch.nn.Module, dataset: Any, setting: _Setting) -> None
                 en=f"Token id {largest} is outside this model's vocabulary of {config.vocab_size}.",
             )
         )
+
+
+@contextlib.contextmanager
+def _as_set(model: torch.nn.Module, setting: _Setting, gpu: GPU) -> Iterator[None]:
+    """TRL's head and repeated heads, where the setting has them, until the training ends."""
+    with contextlib.ExitStack() as stack:
+        if setting.repeat_kv:
+            stack.enter_context(kv_repeated())
+        if setting.fused_lm_head:
+            add_fused_head(model)
+            stack.callback(remove_fused_head, model)
+            if gpu.is_virtual:
+                stack.enter_context(as_on_cuda())
+        yield
 
 
 @contextlib.contextmanager

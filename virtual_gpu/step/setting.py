@@ -11,9 +11,10 @@ import torch
 from ..errors import NotSupported, WrongValue
 from ..language import tr
 from ..models.adapters import LORA_DROPOUT, LORA_RANK, PEFT, names_of_targets
-from ..models.build import ATTENTION
+from ..models.attention import ATTENTION
 from ..models.configs import DEFAULT_MODEL, model_name
 from ..models.depth import text_config
+from ..models.fused_head import require_fused_head
 from ..units import boolean, choose, positive_int
 from .optimizers import optimizer_named
 
@@ -82,6 +83,7 @@ class Setting:
     # QLoRA: the scales of the 4-bit weights in 8 bits; the other weights in fp32 (prepare_model_for_kbit_training).
     double_quantization: bool = True
     rest_in_fp32: bool = True
+    fused_lm_head: bool = False  # the loss from tiles of the logits, as TRL's SFTTrainer makes it
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -91,6 +93,9 @@ class Setting:
         put(self, "sequence_length", positive_int(self.sequence_length, "sequence_length"))
         put(self, "gradient_checkpointing", boolean(self.gradient_checkpointing, "gradient_checkpointing"))
         put(self, "holds_outputs", boolean(self.holds_outputs, "holds_outputs"))
+        put(self, "fused_lm_head", boolean(self.fused_lm_head, "fused_lm_head"))
+        if self.fused_lm_head:
+            require_fused_head()
         precisions = [*PRECISIONS, *(name for name in ADAPTER_PRECISIONS if self.peft or "bf16" in name)]
         put(self, "precision", choose(self.precision, precisions, tr(ko="정밀도", en="precision")))
         put(self, "optimizer", optimizer_named(self.optimizer))
@@ -190,6 +195,8 @@ class Setting:
             parts[1] += f" × {self.gradient_accumulation_steps}"
         if self.gradient_checkpointing:
             parts.append(tr(ko="체크포인팅", en="checkpointing"))
+        if self.fused_lm_head:
+            parts.append(fused_head_label())
         defaults = {f.name: f.default for f in fields(self)}
         names = ("peft", "precision", "optimizer", "attention")
         parts += [str(getattr(self, name)) for name in names if getattr(self, name) != defaults[name]]
@@ -231,6 +238,11 @@ class Setting:
                     en=f"sequence_length={self.sequence_length}: {self.model_id} goes up to {limit}.",
                 )
             )
+
+
+def fused_head_label() -> str:
+    """The loss from tiles of the logits, in the reader's language."""
+    return tr(ko="손실 나누기", en="fused LM head")
 
 
 def _refuse(given: Any, defaults: dict[str, Any]) -> None:

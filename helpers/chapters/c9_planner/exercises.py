@@ -71,7 +71,7 @@ def _judge_gpu(answer: Any) -> str:
     return right(found + _with_margin(plan))
 
 
-NEED = {"model": "Qwen/Qwen3-8B", "gpu": "T4", "length": 2048, "batch": 8}
+NEED = {"model": "Qwen/Qwen3-14B", "gpu": "T4", "length": 2048, "batch": 8}
 
 
 def _judge_change(changes: Any) -> str:
@@ -248,9 +248,9 @@ EXERCISES = {
                 ko="plan_training(...).changes가 하나만 바꾼다면 무엇이 되는지 알려 준다.",
                 en="plan_training(...).changes says which single change makes room.",
             ),
-            tr(ko="80억 파라미터를 T4에 두려면 4비트여야 한다.", en="8 billion parameters on a T4: in 4 bits."),
+            tr(ko="148억 파라미터를 T4에 두려면 4비트여야 한다.", en="14.8 billion parameters on a T4: in 4 bits."),
         ],
-        'changes = {"methods": ("qlora",), "length": 1728}',
+        'changes = {"methods": ("qlora",), "length": 1152}',
     ),
     "9-3": lambda: Exercise(
         "9-3",

@@ -28,7 +28,7 @@ NAMES = ("train.py", "accelerate.yaml")
 def files(plan: Plan) -> dict[str, str]:
     """name → text: train.py, and for several GPUs accelerate.yaml."""
     recipe, gpus = plan.recipe, plan.request.gpus
-    of_bnb, of_transformers = imports_of(recipe)
+    of_bnb, of_transformers = imports_of(plan)
     mixed = {"float16": "fp16", "bfloat16": "bf16"}.get(autocast_dtype(recipe))
     script = _SCRIPT.format(
         title=docstring(plan),
@@ -43,6 +43,7 @@ def files(plan: Plan) -> dict[str, str]:
         blocks=BLOCKS,
         model=_model(plan),
         optimizer=OPTIMIZERS[recipe.optimizer][1],
+        fused=", fused_lm_head=True" if recipe.fused_lm_head else "",
     )
     return {"train.py": script} | ({"accelerate.yaml": accelerate_yaml(plan)} if gpus > 1 else {})
 
@@ -89,7 +90,7 @@ schedule = torch.optim.lr_scheduler.LinearLR(optimizer.optimizer, 1.0, 0.0, tota
 step, total = 0, 0.0
 for batch in loader:
     with accelerator.accumulate(model):
-        loss = model(input_ids=batch, labels=batch, use_cache=False).loss
+        loss = model(input_ids=batch, labels=batch, use_cache=False{fused}).loss
         accelerator.backward(loss)
         total += loss.detach() / ACCUMULATION
         if accelerator.sync_gradients:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...models.adapters import add_adapters
+from ...models.attention import REPEAT_KV
 from ...models.build import build_model
 from ...models.configs import is_given, load_config
 
@@ -99,6 +100,7 @@ def _english(plan: Plan) -> str:
     parts = [recipe.method, recipe.precision, recipe.optimizer, f"{plan.micro_batch} x {plan.accumulation}"]
     parts += [f"ZeRO-{recipe.stage}"] if recipe.stage else []
     parts += ["checkpointing"] if recipe.checkpointing else []
+    parts += ["fused LM head"] if recipe.fused_lm_head else []
     return ", ".join([*parts, f"{plan.request.gpus} x {plan.request.gpu}"])
 
 
@@ -152,11 +154,28 @@ def head(plan: Plan) -> str:
     )
 
 
+_REPEAT_KV = f"""# Grouped heads on a GPU before Ampere: repeated, they take sdpa's memory-efficient kernel.
+{REPEAT_KV}
+"""
+FUSE_HEAD = "add_fused_lm_head(model)  # TRL's: the loss from tiles of the logits\n"
+
+
+def imports(plan: Plan) -> tuple[str, str]:
+    """The lines for grouped heads and for a fused head: imported with transformers', and after them."""
+    repeated = "from transformers.integrations import sdpa_attention\n" if plan.request.repeats_kv else ""
+    return repeated, "from trl.trainer.utils import add_fused_lm_head\n" if plan.recipe.fused_lm_head else ""
+
+
+def repeat_kv(plan: Plan) -> str:
+    """The line that lets sdpa repeat grouped heads; empty where the card takes them as they are."""
+    return _REPEAT_KV if plan.request.repeats_kv else ""
+
+
 def loading(plan: Plan, place: str = "") -> str:
     """The model out of its files. place: the variable of the device to which the weights go straight."""
     bits = _FOUR_BITS if plan.recipe.method == "qlora" else ""
     device = f'    device_map={{"": {place}}},\n' if place else ""
-    return f"""model = AutoModelForCausalLM.from_pretrained(
+    return f"""{repeat_kv(plan)}model = AutoModelForCausalLM.from_pretrained(
     args.model,
     dtype=dtype,
     attn_implementation="sdpa",
@@ -166,8 +185,8 @@ def loading(plan: Plan, place: str = "") -> str:
 
 
 def trained_part(plan: Plan) -> str:
-    """What is done to the model before it trains: checkpointing, and the adapters on it."""
-    found = checkpointing(plan.recipe)
+    """What is done to the model before it trains: a fused head, checkpointing, and the adapters on it."""
+    found = (FUSE_HEAD if plan.recipe.fused_lm_head else "") + checkpointing(plan.recipe)
     if plan.recipe.method == "qlora":
         found += "model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)\n"
     return found + (f"{lora(plan)}model = get_peft_model(model, adapters)\n" if plan.recipe.method != "full" else "")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...language import tr
 from . import fsdp2
-from .settings import BLOCKS, autocast_dtype, docstring, from_peft, head, loading, trained_part, weights_dtype
+from .settings import BLOCKS, autocast_dtype, docstring, from_peft, head, imports, loading, trained_part, weights_dtype
 
 if TYPE_CHECKING:
     from ..plans import Plan, Recipe
@@ -38,7 +38,7 @@ def cannot(plan: Plan) -> str:
 def files(plan: Plan) -> dict[str, str]:
     """name → text: train.py alone."""
     recipe, gpus = plan.recipe, plan.request.gpus
-    of_bnb, of_transformers = imports_of(recipe, *(fsdp2.OF_TRANSFORMERS if recipe.stage else ()))
+    of_bnb, of_transformers = imports_of(plan, *(fsdp2.OF_TRANSFORMERS if recipe.stage else ()))
     parts = {"model": loading(plan, "device") + trained_part(plan), "of_shards": ""}
     parts |= {name: text.format(gpus=gpus) for name, text in (_SEVERAL if gpus > 1 else _ONE).items()}
     parts |= _precision(recipe) | (fsdp2.parts(plan) if recipe.stage else {})
@@ -55,22 +55,24 @@ def files(plan: Plan) -> dict[str, str]:
     return {"train.py": script}
 
 
-def imports_of(recipe: Recipe, *more: str) -> tuple[str, str]:
-    """(before torch's, with transformers') the imports that optimizer and adapters need; more: of transformers."""
+def imports_of(plan: Plan, *more: str) -> tuple[str, str]:
+    """(before torch's, from transformers' on) the imports that the plan needs; more: of transformers."""
+    recipe, (repeated, fused) = plan.recipe, imports(plan)
     line = OPTIMIZERS[recipe.optimizer][0]
     names = ["LoraConfig", "get_peft_model"] + (["prepare_model_for_kbit_training"] if recipe.method == "qlora" else [])
     bits = ", BitsAndBytesConfig" if recipe.method == "qlora" else ""
     last = f"from transformers import {', '.join([*more, 'AutoModelForCausalLM', 'AutoTokenizer'])}{bits}\n"
     if "bitsandbytes" in line:
-        return line + from_peft(recipe, *names), last
-    return from_peft(recipe, *names), last + line
+        return line + from_peft(recipe, *names), last + repeated + fused
+    return from_peft(recipe, *names), last + repeated + line + fused
 
 
 def _precision(recipe: Recipe) -> dict[str, str]:
     """The lines of mixed precision: autocast, and for fp16's small gradients a scaler."""
     dtype = autocast_dtype(recipe)
     scaled = dtype == "float16"
-    forward = _FORWARD if not dtype else _AUTOCAST.format(dtype=dtype) + "    " + _FORWARD
+    forward = _FORWARD.format(fused=", fused_lm_head=True" if recipe.fused_lm_head else "")
+    forward = forward if not dtype else _AUTOCAST.format(dtype=dtype) + "    " + forward
     return {
         "forward": forward,
         "scaler": "scaler = torch.amp.GradScaler(device.type, enabled=not args.cpu)\n" if scaled else "",
@@ -80,7 +82,7 @@ def _precision(recipe: Recipe) -> dict[str, str]:
     }
 
 
-_FORWARD = "        loss = model(input_ids=batch, labels=batch, use_cache=False).loss / ACCUMULATION\n"
+_FORWARD = "        loss = model(input_ids=batch, labels=batch, use_cache=False{fused}).loss / ACCUMULATION\n"
 _AUTOCAST = "        with torch.autocast(device.type, torch.{dtype}, enabled=not args.cpu):\n"
 _TRAINED = "trained = [parameter for parameter in model.parameters() if parameter.requires_grad]\n"
 _ONE = {

@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from ...models.configs import is_given
 from ...step.optimizers import OPTIMIZERS
-from .settings import LAUNCH, accelerate_yaml, docstring, json_text, learning_rate, lora_config, weights_dtype
+from .settings import (
+    FUSE_HEAD,
+    LAUNCH,
+    accelerate_yaml,
+    docstring,
+    imports,
+    json_text,
+    learning_rate,
+    lora_config,
+    repeat_kv,
+    weights_dtype,
+)
 
 if TYPE_CHECKING:
     from ..plans import Plan
@@ -58,12 +69,13 @@ def script(plan: Plan, usage: str = _USAGE, more: str = "") -> str:
     """train.py. usage: how it is started; more: what is done to its `settings` before TrainingArguments take them."""
     recipe, model = plan.recipe, plan.request.model
     default = "required=True" if is_given(model) else f"default={model!a}"
-    loading, adapters, imports = "", "", ""
+    loading, adapters, of_peft = "", "", ""
+    repeated, fused = imports(plan)
     if recipe.method == "qlora":
         loading = _LOADING_4BIT.format(storage=_STORAGE if recipe.stage else "")
     if recipe.method != "full":
         if not recipe.stage:
-            imports, loading = _IMPORT_PLACE, loading + _PLACE
+            of_peft, loading = _IMPORT_PLACE, loading + _PLACE
         elif recipe.method == "qlora":  # whole on a card it might not fit: FSDP2 takes it there piece by piece
             loading += _PLACE_CPU
         names = "LoraConfig, get_peft_model"
@@ -71,11 +83,16 @@ def script(plan: Plan, usage: str = _USAGE, more: str = "") -> str:
         if recipe.method == "qlora" and not recipe.stage:  # what FSDP2 gathers is 16 bits: nothing to upcast
             names += ", prepare_model_for_kbit_training"
             prepare = "model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)\n"
-        imports += f"from peft import {names}\n"
+        of_peft += f"from peft import {names}\n"
         adapters = f'{prepare}model = get_peft_model(model, LoraConfig(**read("lora_config.json")))\n'
     return _SCRIPT.format(
         title=docstring(plan),
-        imports=imports,
+        imports=of_peft,
+        more_imports=repeated + fused,
+        classes=_FUSED_TRAINER if fused else "",
+        repeat_kv=repeat_kv(plan),
+        fuse=FUSE_HEAD if fused else "",
+        trainer="FusedTrainer" if fused else "Trainer",
         bits=", BitsAndBytesConfig" if recipe.method == "qlora" else "",
         model=default,
         length=plan.request.length,
@@ -101,6 +118,14 @@ _LOADING_4BIT = """    quantization_config=BitsAndBytesConfig(
 # Bytes (the default) FSDP2 cannot split: accelerate would leave them whole on every GPU.
 _STORAGE = "        bnb_4bit_quant_storage=dtype,\n"
 _PLACE_CPU = '    device_map={"": "cpu"},\n'
+_FUSED_TRAINER = '''class FusedTrainer(Trainer):
+    """The loss from TRL's head."""
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        return super().compute_loss(model, {"fused_lm_head": True, **inputs}, *args, **kwargs)
+
+
+'''
 _SCRIPT = '''"""{title}
 
 {usage}
@@ -113,7 +138,7 @@ from pathlib import Path
 import torch
 {imports}from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer{bits}, Trainer, TrainingArguments
-
+{more_imports}
 LENGTH = {length}
 parser = argparse.ArgumentParser()
 parser.add_argument("--text", required=True, help="a text file to learn")
@@ -128,7 +153,7 @@ def read(name):
     return json.loads((Path(__file__).resolve().parent / name).read_text(encoding="utf-8"))
 
 
-settings = read("training_arguments.json")
+{classes}settings = read("training_arguments.json")
 if "activation_checkpointing" in TrainingArguments.__dataclass_fields__:  # its name since transformers 5.23
     settings = {{key.replace("gradient_checkpoint", "activation_checkpoint"): v for key, v in settings.items()}}
 if args.cpu:
@@ -144,13 +169,13 @@ if not blocks:
     raise SystemExit(f"{{args.text}}: {{len(ids)}} tokens are fewer than one block of {{LENGTH}}.")
 dataset = Dataset.from_list([{{"input_ids": block, "labels": block}} for block in blocks])
 
-model = AutoModelForCausalLM.from_pretrained(
+{repeat_kv}model = AutoModelForCausalLM.from_pretrained(
     args.model,
     dtype=dtype,
     trust_remote_code=False,
 {loading})
 model.config.use_cache = False
-{adapters}trainer = Trainer(model, arguments, train_dataset=dataset)
+{fuse}{adapters}trainer = {trainer}(model, arguments, train_dataset=dataset)
 trainer.train()
 trainer.save_model(args.output)
 '''

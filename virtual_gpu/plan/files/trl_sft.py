@@ -1,7 +1,7 @@
 """TRL's SFTTrainer: a short script with an SFTConfig, and an accelerate configuration for several GPUs.
 
-TRL 1.16 makes the logits in tiles of 32,768 words, where the plan counts whole ones, and leaves what is not 4-bit in 16
-bits: mostly far less than the plan. With few words or tokens its tile and the head's fp32 gradient are more.
+TRL 1.16 makes the logits in tiles whatever the plan says, and leaves what is not 4-bit in 16 bits: of a plan without
+a fused head mostly far less. With few words or tokens its tile and the head's fp32 gradient are more.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...language import tr
-from .settings import BLOCKS, LAUNCH, accelerate_yaml, docstring, head, literal, loading, lora, weights_dtype
+from .settings import BLOCKS, LAUNCH, accelerate_yaml, docstring, head, imports, literal, loading, lora, weights_dtype
 from .trainer import training_arguments
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def files(plan: Plan) -> dict[str, str]:
     adapters, qlora = recipe.method != "full", recipe.method == "qlora"
     script = _SCRIPT.format(
         title=docstring(plan),
+        tiles="" if recipe.fused_lm_head else _TILES,
+        of_transformers=imports(plan)[0],
         command=LAUNCH if gpus > 1 else "python",
         asked=f"virtual-gpu run --gpu {literal(plan.request.gpu)}" + (f" --gpus {gpus} {LAUNCH}" if gpus > 1 else ""),
         peft="from peft import LoraConfig\n" if adapters else "",
@@ -65,11 +67,12 @@ _UPCAST = """for parameter in trainer.model.parameters():
     if parameter.requires_grad:  # TRL makes them bf16, whose gradients the scaler of fp16 does not take
         parameter.data = parameter.data.float()
 """
+_TILES = "SFTTrainer makes its logits in tiles; the plan counts whole ones. "
 _SCRIPT = '''"""{title}
 
 {command} train.py --text my_text.txt
 
-SFTTrainer makes its logits in tiles; the plan counts whole ones. What it takes on the card:
+{tiles}What it takes on the card:
 {asked} train.py --text my_text.txt
 """
 
@@ -80,7 +83,7 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 {peft}from transformers import AutoModelForCausalLM, AutoTokenizer{bits}
-from trl import SFTConfig, SFTTrainer
+{of_transformers}from trl import SFTConfig, SFTTrainer
 
 {head}
 # Before the model: it sets up the process that this rank is.

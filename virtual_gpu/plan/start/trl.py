@@ -1,9 +1,10 @@
 """A configuration of TRL, as `trl sft --config FILE` reads it.
 
 TRL 1.10 (f2cd577, 2026-07): trainer/sft_config.py and base_config.py (gradient checkpointing on, bf16 on without fp16,
-length 1024, loss in chunks), trainer/model_config.py (weights in fp32, LoRA r 16 and dropout 0.05, no double
-quantization), trainer/utils.py. SFTTrainer does not call `prepare_model_for_kbit_training`: what is not 4-bit stays in
-`dtype`. Adapters on bf16 weights lie in bf16 there and in fp32 here: at most 14 bytes a parameter of them too many.
+length 1024), trainer/model_config.py (weights in fp32, LoRA r 16 and dropout 0.05, no double quantization),
+trainer/utils.py. TRL 1.16: the loss from tiles of the logits (`models.fused_head`). SFTTrainer does not call
+`prepare_model_for_kbit_training`: what is not 4-bit stays in `dtype`. Adapters on bf16 weights lie in bf16 there and in
+fp32 here: at most 14 bytes a parameter of them too many.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from ...cards import GPUSpec
 from ...language import tr
 from ...models.configs import checkpoint_dtype, load_config
+from ...models.fused_head import has_fused_head
 from ...step.setting import Setting
 from . import hugging_face
 from .keys import EITHER, LESS, MORE, Keys, free
@@ -54,13 +56,15 @@ def read(keys: Keys, spec: GPUSpec, gpus: int, peft: str | None) -> tuple[dict[s
     found["precision"] = _precision(keys, found["model_id"], found["peft"])
     if "attn_implementation" in keys.document.values and keys.get("attn_implementation") == "eager":
         found["attention"] = "eager"
-    if keys.word("loss_type", "chunked_nll") != "nll" or "loss_type" not in keys.document.values:
+    stage = hugging_face.shards(keys, gpus)
+    keys.get("loss_type")  # "nll", "dft" and what older versions called otherwise: tiles in all of them
+    found["fused_lm_head"] = fused = has_fused_head() and not stage
+    if not fused:
         keys.note(
             "loss_type", LESS,
-            tr(ko="로짓을 통째로 둔 것으로 셌다. chunked_nll(기본값)은 덜 든다",
-               en="counted with all logits at once; chunked_nll, the default, takes less"),
+            tr(ko="로짓을 통째로 둔 것으로 셌다. TRL 1.16부터는 조각내어 덜 든다",
+               en="counted with all logits at once; from TRL 1.16 on, in tiles, it takes less"),
         )  # fmt: skip
-    stage = hugging_face.shards(keys, gpus)
     effects = {effect: (*names, *hugging_face.EFFECTS[effect]) for effect, names in _EFFECTS.items()}
     keys.rest(effects, hugging_face.free_names() | free(NAME))
     return found, stage
