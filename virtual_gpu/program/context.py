@@ -24,6 +24,7 @@ from . import (
     extensions,
     flash_attention,
     loading,
+    managed,
     pretrained,
     quantized,
     states,
@@ -154,6 +155,7 @@ def cuda(
                 writing.install(patches, imports, watch)
             flash_attention.install(patches, imports, watch)
             quantized.install(patches, imports)
+            managed.install(patches, imports, device)
             extensions.install(patches, imports, watch)
             zero.install(patches, imports, watch)
         stack.enter_context(_interruptible(device))

@@ -200,6 +200,7 @@ class ProgramGPU(VirtualGPU):
         self.host = HostStorages(HostMeter(host if limited else None, pinned, count))
         self.watch: Any = None  # the recorder, a `Watch`: `cuda` puts it there, and the import hook
         self.imports: Any = None
+        self.managed_bytes = self.managed_peak_bytes = 0  # of `managed`, beside the allocator
         self.last_oom: dict[str, Any] | None = None
 
     def check_index(self, device: torch.device) -> None:

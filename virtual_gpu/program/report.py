@@ -221,6 +221,16 @@ def make_report(
                 en=f"random weights of {unfilled} on the CPU were not drawn: nobody reads them, and it takes its time",
             )
         )
+    if gpu.managed_peak_bytes:
+        managed = human_bytes(gpu.managed_peak_bytes)
+        notes.append(
+            tr(
+                ko=f"페이지 옵티마이저의 상태 {managed}는 CUDA의 관리 메모리에 있어 위의 숫자에 없다. 카드에 자리가 "
+                "있으면 카드에, 없으면 RAM에 있고, 그러면 스텝마다 PCIe를 오간다",
+                en=f"states of a paged optimizer, {managed}, are in CUDA's managed memory and not in these numbers: "
+                "on the card while it has room, else in the RAM and over PCIe in every step",
+            )
+        )
     if gpu.convolutions.count:
         notes.append(_convolutions(gpu.convolutions))
     allocator = gpu.meter.allocator
