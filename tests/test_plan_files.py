@@ -15,6 +15,7 @@ from transformers.integrations import sdpa_attention
 
 from helpers.models import byte_tokenizer
 from virtual_gpu.errors import NotSupported, UnknownName
+from virtual_gpu.models.attention import REPEAT_KV
 from virtual_gpu.models.build import build_model
 from virtual_gpu.plan import Plan, Recipe
 from virtual_gpu.plan.command import main
@@ -160,9 +161,12 @@ ACCELERATE = ("accelerate", "launch", "--config_file", "accelerate.yaml")
         ("torch", TORCHRUN, Recipe("full", "mixed_bf16", "adamw_fused", stage=3), (1, 4)),
         ("torch", TORCHRUN, Recipe("full", "bf16", "adamw_fused", stage=2, checkpointing=True), (2, 2)),
         ("torch", TORCHRUN, Recipe("lora", "mixed_fp16", "adamw_fused", stage=3, checkpointing=True), (4, 1)),
+        ("torch", TORCHRUN, Recipe("full", "mixed_bf16", "adamw_fused", 3, True, fused_lm_head=True), (2, 2)),
         ("accelerate", ACCELERATE, Recipe("full", "mixed_bf16", "adamw_fused", stage=3, checkpointing=True), (1, 4)),
         ("accelerate", ACCELERATE, Recipe("lora", "mixed_bf16", "adamw_fused", stage=0), (2, 2)),
         ("trainer", ACCELERATE, Recipe("lora", "mixed_fp16", "adamw_fused", stage=3, checkpointing=True), (4, 1)),
+        ("trainer", ACCELERATE, Recipe("lora", "mixed_fp16", "adamw_fused", 3, True, fused_lm_head=True), (4, 1)),
+        ("accelerate", ACCELERATE, Recipe("full", "mixed_bf16", "adamw_fused", 3, True, fused_lm_head=True), (1, 4)),
     ],
     ids=lambda value: f"{value.method}-{value.stage}" if isinstance(value, Recipe) else "",
 )
@@ -198,6 +202,7 @@ def test_a_rank_holds_what_the_plan_counted(kind, launcher, recipe, way, tmp_pat
         (Recipe("full", "mixed_bf16", "adamw_fused", stage=2, checkpointing=True), (2, 2)),
         (Recipe("full", "mixed_bf16", "adamw_fused", stage=3), (1, 4)),
         (Recipe("lora", "mixed_fp16", "adamw_fused", stage=3, checkpointing=True), (4, 1)),
+        (Recipe("full", "mixed_bf16", "adamw_fused", 3, True, fused_lm_head=True), (2, 2)),
     ],
     ids=lambda value: f"{value.method}-{value.stage}" if isinstance(value, Recipe) else "",
 )
@@ -275,23 +280,26 @@ def test_a_fused_head_makes_the_same_step(kind, small, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind, stage, tied, method",
+    "kind, stage, tied, method, fused",
     [
-        ("torch", 0, False, "full"),
-        ("torch", 2, True, "full"),
-        ("torch", 3, False, "full"),
-        ("torch", 3, True, "lora"),
-        ("accelerate", 0, False, "full"),  # its FSDP goes on GPUs only
+        ("torch", 0, False, "full", False),
+        ("torch", 2, True, "full", False),
+        ("torch", 3, False, "full", False),
+        ("torch", 3, False, "full", True),
+        ("torch", 3, True, "full", True),
+        ("torch", 3, True, "lora", False),
+        ("torch", 3, False, "lora", True),
+        ("accelerate", 0, False, "full", True),  # its FSDP goes on GPUs only
     ],
 )
-def test_two_ranks_make_the_steps_of_one(kind, stage, tied, method, tmp_path):
+def test_two_ranks_make_the_steps_of_one(kind, stage, tied, method, fused, tmp_path):
     """Whole on each or split, by real processes: of blocks that are all alike half a batch has the batch's gradient."""
     model = tmp_path / "model"
     sizes = {"vocab_size": 258, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = llama(model, **sizes, intermediate_size=128, tie_word_embeddings=tied)
     torch.manual_seed(0)
     build_model(config, torch.float32, device="cpu").save_pretrained(model)
-    recipe = Recipe(method, "fp32", "sgd", checkpointing=stage == 2)
+    recipe = Recipe(method, "fp32", "sgd", checkpointing=stage == 2, fused_lm_head=fused)
     text, learned = "abcdefgh" * 48, {}
     for ranks in (1, 2):
         one = replace(recipe, stage=stage if ranks == 2 else 0)
@@ -330,7 +338,7 @@ RECIPES = [
 ]
 SHARDED = [
     Recipe("full", "bf16", "adamw_fused", stage=2, checkpointing=True),
-    Recipe("lora", "mixed_fp16", "adamw_fused", stage=3),
+    Recipe("lora", "mixed_fp16", "adamw_fused", stage=3, fused_lm_head=True),
 ]
 
 
@@ -424,3 +432,14 @@ def test_the_terminal_writes_the_kind_that_is_asked_for(capsys, tmp_path, monkey
     assert ", ".join(KINDS) in capsys.readouterr().err
     assert main([*base, "--files", "torch"]) == 2
     assert "--save" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("gpu", ["T4", "L4"])
+def test_grouped_heads_are_repeated_where_the_card_does_not_take_them(kind, gpu):
+    recipe = Recipe("lora", "mixed_fp16", "adamw_fused", stage=0 if kind == "trl" else 3)
+    script = unmeasured(recipe, 2, "Qwen/Qwen3-0.6B", gpu).files(kind)["train.py"]
+    lines = script.splitlines()
+    assert (REPEAT_KV in lines) == ("from transformers.integrations import sdpa_attention" in lines) == (gpu == "T4")
+    loads = next(place for place, line in enumerate(lines) if "AutoModelForCausalLM.from_pretrained(" in line)
+    assert REPEAT_KV not in lines[loads:]

@@ -109,7 +109,7 @@ def everything(request):
         measure(request, replace(recipe, checkpointing=on, fused_lm_head=fused), size, request.per_gpu // size)
         for recipe in recipes_of(request)
         for on in (False, True)
-        for fused in (False, not recipe.stage)[: 2 - bool(recipe.stage)]
+        for fused in (False, True)
         for size in range(1, request.per_gpu + 1)
         if request.per_gpu % size == 0
     ]

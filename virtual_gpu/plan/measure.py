@@ -87,7 +87,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
             sequence_length=request.length, gradient_checkpointing=recipe.checkpointing, gpu=request.gpu,
             exact=False, accumulating=accumulation > 1, peft=None if recipe.method == "full" else recipe.method,
             lora_rank=request.lora_rank, lora_targets=request.lora_targets, as_accelerate=True,
-            repeat_kv=request.repeats_kv,
+            repeat_kv=request.repeats_kv, fused_lm_head=recipe.fused_lm_head,
         )  # fmt: skip
         needed, at_peak = step.card_bytes, dict(step.at_peak)
         at_peak["other"] = at_peak.pop("communication")

@@ -231,9 +231,8 @@ def _may_fuse(request: Request, recipe: Recipe, fit: Plan | None, miss: Plan | N
     """Whether a fused head is worth a run, after the same recipe without: to fit at all, or more samples at once.
 
     More of them, unless time is what counts, only under checkpointing, where logits take most of what a sample takes.
-    Shards were not run with it.
     """
-    if recipe.stage or not request.can_fuse_head:
+    if not request.can_fuse_head:
         return False
     if request.prefer == "margin":
         return True
@@ -360,7 +359,7 @@ def cheapest(request: Request) -> Plan:
             plans.append(measure(request, one, 1, request.per_gpu))
             if request.per_gpu > 1 and not plans[0].fits:
                 plans.append(measure(request, one, request.per_gpu, 1))  # nothing is accumulated
-            if request.can_fuse_head and not recipe.stage and not any(plan.fits for plan in plans):
+            if request.can_fuse_head and not any(plan.fits for plan in plans):
                 plans.append(measure(request, replace(one, fused_lm_head=True), 1, request.per_gpu))
         except CANNOT_RUN as error:
             errors.append(error)

@@ -15,7 +15,8 @@ class Collectives(TorchDispatchMode):
     """Counts the calls and the elements of every collective: the larger of what goes in and what comes out.
 
     DDP, ZeroRedundancyOptimizer and FSDP2 call c10d's collectives (`elements`: parameters and gradients), tensor
-    parallelism the functional ones (`activations`). `calls`: both. `nbytes`: those of `elements`.
+    parallelism the functional ones (`activations`), and so does who gathers a DTensor. `calls`: both. `nbytes` and
+    `functional_nbytes`: the same in bytes.
     """
 
     def __init__(self) -> None:
@@ -24,6 +25,7 @@ class Collectives(TorchDispatchMode):
         self.elements: Counter = Counter()
         self.nbytes: Counter = Counter()
         self.activations: Counter = Counter()
+        self.functional_nbytes: Counter = Counter()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -44,8 +46,10 @@ class Collectives(TorchDispatchMode):
         elements = max(t.numel() for t in tensors)
         if func is torch.ops._c10d_functional.all_gather_into_tensor.default:  # makes what c10d's is given to fill
             elements *= args[1]
-        counter = self.elements if func.namespace == "c10d" else self.activations
-        counter[name] += elements
         if func.namespace == "c10d":
+            self.elements[name] += elements
             self.nbytes[name] += max(t.numel() * t.itemsize for t in tensors)
+        else:
+            self.activations[name] += elements
+            self.functional_nbytes[name] += elements * max(t.itemsize for t in tensors)
         self.calls[name] += 1

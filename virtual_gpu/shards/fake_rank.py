@@ -31,6 +31,7 @@ from ..language import tr
 from ..models.attention import kv_repeated
 from ..models.build import build_model
 from ..models.configs import running
+from ..models.fused_head import add_fused_head, as_on_cuda
 from ..real import storage_bytes
 from ..step.run import enable_checkpointing
 from ..trace.trace import Trace
@@ -44,8 +45,8 @@ from .layout import Convention, Layout
 class RankRun:
     """What one rank held and sent in a step: bytes by kind, forward and backward, elements by collective.
 
-    sent: parameters and gradients; sent_bytes: the same in bytes. sent_activations: tensor parallelism's messages,
-    which grow with batch and length.
+    sent: parameters and gradients; sent_bytes: the same in bytes, with adapters all messages. sent_activations: tensor
+    parallelism's messages, which grow with batch and length.
     """
 
     held: dict[str, int]
@@ -89,6 +90,7 @@ def run_rank(
     checkpointing: bool = False,
     adapters: Adapters | None = None,
     repeat_kv: bool = False,
+    fused_lm_head: bool = False,
 ) -> RankRun:
     """One training step on rank `rank` of the layout, its forward and backward recorded (no optimizer state yet).
 
@@ -96,7 +98,8 @@ def run_rank(
     spec: the card, whose kernels and workspaces the rank has. batch_size None: no forward and backward, the gradients
     are made in the shape of the parameters (stages 0 and 1).
     DDP's reducer is written in C++ and reads values, which fake tensors do not have. So at stages 0 and 1 the rank runs
-    without it, and its all-reduce is missing in `sent`. repeat_kv: see `models.attention.kv_repeated`.
+    without it, and its all-reduce is missing in `sent`. repeat_kv: see `models.attention.kv_repeated`;
+    fused_lm_head: `models.fused_head`.
     """
     refuse_in_a_block()
     repeated = kv_repeated() if repeat_kv else nullcontext()
@@ -121,7 +124,8 @@ def run_rank(
                     kept = 0
                 else:
                     half = adapters and adapters.dtype
-                    kept = _forward_backward(model, gpu, record, (batch_size, sequence_length), shards, half)
+                    shape = batch_size, sequence_length
+                    kept = _forward_backward(model, gpu, record, shape, shards, half, fused_lm_head)
                 trace = record.recorder.trace()
                 optimizer.step()
             held = {
@@ -132,6 +136,8 @@ def run_rank(
             for kind, name in (("master", "master"), ("momentum", "exp_avg"), ("variance", "exp_avg_sq")):
                 held[kind] = storage_bytes(_locals(_states(optimizer, name)))
             sent, sent_bytes = (messages.elements, messages.nbytes) if layout.ranks > 1 else (Counter(), Counter())
+            if adapters:  # no tensors are split: what is functional is TRL's gathering of the head
+                sent_bytes = sent_bytes + messages.functional_nbytes
             return RankRun(held, sent, sent_bytes, messages.activations, trace)
 
 
@@ -150,12 +156,15 @@ def _place(model: torch.nn.Module, gpu: VirtualGPU) -> list[torch.Tensor]:
 
 def _forward_backward(
     model: torch.nn.Module, gpu: VirtualGPU, record: Any, shape: tuple[int, int], shards: list[torch.Tensor],
-    autocast: torch.dtype | None = None,
+    autocast: torch.dtype | None = None, fused_lm_head: bool = False,
 ) -> int:  # fmt: skip
     """Run both; the bytes that stay gathered between them."""
     tokens = torch.zeros(shape, dtype=torch.int64)
     batch = gpu.place({"input_ids": tokens, "labels": tokens})
-    with record.phase("forward"):
+    if fused_lm_head:
+        add_fused_head(model)
+        batch = {**batch, "fused_lm_head": True}
+    with record.phase("forward"), as_on_cuda():
         with gpu.autocast(autocast):
             outputs = model(**batch, use_cache=False)
         if autocast:  # as accelerate's wrapper of the model's forward does, inside the Trainer
@@ -165,7 +174,7 @@ def _forward_backward(
         loss = outputs.loss
         del outputs  # the logits go, as in the one training step
     kept = storage_bytes([*shards, *_locals(model.parameters())]) - storage_bytes(shards)
-    with record.phase("backward"):
+    with record.phase("backward"), as_on_cuda():
         loss.backward()
     gpu.label(_gradients(model), "gradients")
     return kept

@@ -207,6 +207,7 @@ def rank_step(
     lora_targets: str | Sequence[str] = "attention",
     as_accelerate: bool = False,
     repeat_kv: bool = False,
+    fused_lm_head: bool = False,
 ) -> RankStep:
     """The peak of a training step (forward and backward, optimizer state present) on one of `ranks` ranks.
 
@@ -218,7 +219,7 @@ def rank_step(
     "qlora" at stages 2 and 3, as accelerate runs them: frozen weights in the 16 bits that the GPU has, or 4-bit ones
     stored in those; fp32 adapters (`add_adapters`' rank and targets). It is always run at this number of ranks.
     as_accelerate: FSDP2's groups as accelerate makes them, of which the last stays gathered (`Layout`). repeat_kv: see
-    `models.attention.kv_repeated`.
+    `models.attention.kv_repeated`; fused_lm_head: `models.fused_head`.
     """
     config, spec = config_of(model), card(gpu).needs_cuda()
     layout = Layout(ranks, stage, tensor_parallel, boolean(as_accelerate, "as_accelerate"))
@@ -243,7 +244,7 @@ def rank_step(
     like = replace(CATALOG["T4"], compute_capability=spec.compute_capability)  # its size says nothing here
     trace, messages = _trace(
         ConfigKey.of(config), run_as, precision, batch_size, sequence_length, gradient_checkpointing, like, adapters,
-        repeat_kv,
+        repeat_kv, boolean(fused_lm_head, "fused_lm_head"),
     )  # fmt: skip
     if run_as != layout and sharded:
         trace = _on_ranks(trace, memory, closed_form(model, run_as, precision))
@@ -302,7 +303,7 @@ def _peak(trace: Trace) -> tuple[dict[str, int], str]:
 @functools.lru_cache(maxsize=512)
 def _trace(
     model: ConfigKey, layout: Layout, precision: str, batch_size: int, sequence_length: int, checkpointing: bool,
-    spec: GPUSpec, adapters: Adapters | None = None, repeat_kv: bool = False,
+    spec: GPUSpec, adapters: Adapters | None = None, repeat_kv: bool = False, fused_lm_head: bool = False,
 ) -> tuple[Trace, Counter]:  # fmt: skip
     """A rank's forward and backward, and the elements of tensor parallelism's messages (with adapters: all bytes)."""
 
@@ -310,11 +311,11 @@ def _trace(
         one = run_rank(
             config, layout, CONVENTIONS[precision], spec=spec,
             batch_size=batch_size, sequence_length=sequence_length, checkpointing=checkpointing, adapters=adapters,
-            repeat_kv=repeat_kv,
+            repeat_kv=repeat_kv, fused_lm_head=fused_lm_head,
         )  # fmt: skip
         return one.trace, one.sent_bytes if adapters else one.sent_activations
 
-    like = model, layout, precision, checkpointing, spec, adapters, repeat_kv
+    like = model, layout, precision, checkpointing, spec, adapters, repeat_kv, fused_lm_head
     trace, sent = from_shallow(model.config, run, 2, _shown, like) or run(model.config)
     return trace, Counter(sent)
 

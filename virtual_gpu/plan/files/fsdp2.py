@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .settings import autocast_dtype, checkpointing, lora, weights_dtype
+from .settings import autocast_dtype, checkpointing, fuse_head, lora, repeat_kv, weights_dtype
 
 if TYPE_CHECKING:
     from ..plans import Plan
@@ -17,6 +17,8 @@ def parts(plan: Plan) -> dict[str, str]:
     adapters = recipe.method != "full"
     return {
         "model": _MODEL.format(
+            repeat_kv=repeat_kv(plan),
+            fuse=fuse_head(recipe),
             checkpointing=checkpointing(recipe),
             # As accelerate has it, which does not find the norm of a model with adapters.
             last="[head]"
@@ -39,7 +41,7 @@ _IMPORTS = """from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 """
-_MODEL = """if rank == 0:  # it alone reads the weights, into its RAM
+_MODEL = """{repeat_kv}if rank == 0:  # it alone reads the weights, into its RAM
     model = AutoModelForCausalLM.from_pretrained(
         args.model, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
     )
@@ -55,7 +57,7 @@ if embedding.weight is head.weight:  # one tensor belongs to one group
     last = [*last, embedding]
 else:
     layers = [embedding, *layers]
-{checkpointing}{adapters}whole = model.state_dict() if rank == 0 else {{}}
+{fuse}{checkpointing}{adapters}whole = model.state_dict() if rank == 0 else {{}}
 """
 _WRAPPED = """half = None if args.cpu else torch.{dtype}  # of what is gathered, of gradients on their way, of outputs
 precision = MixedPrecisionPolicy(half, half, half)

@@ -157,7 +157,7 @@ def head(plan: Plan) -> str:
 _REPEAT_KV = f"""# Grouped heads on a GPU before Ampere: repeated, they take sdpa's memory-efficient kernel.
 {REPEAT_KV}
 """
-FUSE_HEAD = "add_fused_lm_head(model)  # TRL's: the loss from tiles of the logits\n"
+_FUSE_HEAD = "add_fused_lm_head(model)  # TRL's: the loss from tiles of the logits\n"
 
 
 def imports(plan: Plan) -> tuple[str, str]:
@@ -169,6 +169,11 @@ def imports(plan: Plan) -> tuple[str, str]:
 def repeat_kv(plan: Plan) -> str:
     """The line that lets sdpa repeat grouped heads; empty where the card takes them as they are."""
     return _REPEAT_KV if plan.request.repeats_kv else ""
+
+
+def fuse_head(recipe: Recipe) -> str:
+    """The line that gives the model TRL's head; empty without."""
+    return _FUSE_HEAD if recipe.fused_lm_head else ""
 
 
 def loading(plan: Plan, place: str = "") -> str:
@@ -186,7 +191,7 @@ def loading(plan: Plan, place: str = "") -> str:
 
 def trained_part(plan: Plan) -> str:
     """What is done to the model before it trains: a fused head, checkpointing, and the adapters on it."""
-    found = (FUSE_HEAD if plan.recipe.fused_lm_head else "") + checkpointing(plan.recipe)
+    found = fuse_head(plan.recipe) + checkpointing(plan.recipe)
     if plan.recipe.method == "qlora":
         found += "model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)\n"
     return found + (f"{lora(plan)}model = get_peft_model(model, adapters)\n" if plan.recipe.method != "full" else "")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from ...models.configs import is_given
 from ...step.optimizers import OPTIMIZERS
 from .settings import (
-    FUSE_HEAD,
     LAUNCH,
     accelerate_yaml,
     docstring,
+    fuse_head,
     imports,
     json_text,
     learning_rate,
@@ -91,7 +91,7 @@ def script(plan: Plan, usage: str = _USAGE, more: str = "") -> str:
         more_imports=repeated + fused,
         classes=_FUSED_TRAINER if fused else "",
         repeat_kv=repeat_kv(plan),
-        fuse=FUSE_HEAD if fused else "",
+        fuse=fuse_head(recipe),
         trainer="FusedTrainer" if fused else "Trainer",
         bits=", BitsAndBytesConfig" if recipe.method == "qlora" else "",
         model=default,
