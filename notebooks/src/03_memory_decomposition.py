@@ -499,7 +499,7 @@ loss_cost(whole_loss), human_bytes(3 * 4096 * 128256 * 4)
 # |---|---|
 # | PyTorch 2.13 | `torch.nn.functional.linear_cross_entropy(…, options=torch.nn.LinearCrossEntropyOptions())` |
 # | Liger Kernel | transformers의 `TrainingArguments(use_liger_kernel=True)` |
-# | TRL | 1.16에서는 SFT의 기본값(`loss_type="nll"`)이 그렇게 한다. 그 전에는 `SFTConfig(loss_type="chunked_nll")` |
+# | TRL | SFT의 기본값이다. 1.16에서는 `loss_type="nll"`, 1.10에서는 `"chunked_nll"`이라고 부른다 |
 #
 # 가상 GPU는 이런 커널의 속을 보지 못하므로 여기서는 메모리를 재지 않는다. TRL의 것은 커널 밖에서 할당하므로 셀 수 있고, 그 덕에 T4에 들어가는 14B 모델이 9.12절에 있다. 조각으로 나눈 손실을 직접 써서 재는 것은 3.16절에 있다. `Trainer`의 기본값은 여전히 로짓을 한꺼번에 만든다.
 #

@@ -101,7 +101,7 @@ planner_panel()
 #
 # 목록에 없는 GPU는 `plan_training(..., gpu="24GiB, 8.6")`처럼 메모리와 계산 능력(compute capability)으로 적는다. 모델과 GPU마다 길이 512, 2048, 8192의 첫째 계획은 [모델과 GPU의 답](../../docs/answers.md)에 모아 두었다.
 #
-# **손실 나누기**는 3.11절의 조각으로 나눈 손실이다. 로짓을 역전파에서 한 번 더 계산하는 대신, 로짓만 한 텐서들이 사라진다. 결과는 반올림만 다르다. TRL 1.16의 `SFTTrainer`가 늘 하는 일이고, 플래너는 TRL의 그 함수를 실행해 센다.
+# **손실 나누기**는 3.11절의 조각으로 나눈 손실이다. 로짓을 역전파에서 한 번 더 계산하는 대신, 로짓만 한 텐서들이 사라진다. 결과는 반올림만 다르다. TRL 1.16의 `SFTTrainer`가 기본으로 하는 일이고, 플래너는 TRL의 그 함수를 실행해 센다. 그 함수로 로짓을 만들 수 없는 구조에서는 찾지 않는다.
 #
 # 오프로드, 페이지 옵티마이저, `torch.compile`, 7장의 모델 나누기는 찾지 않는다. 그런 프로그램은 9.10절처럼 그대로 실행해 본다.
 #
@@ -389,7 +389,7 @@ print((folder / "lora_config.json").read_text())
 #
 # 1. `best.save("my_plan")`처럼 이름을 주어 저장하고 내려받는다. (Colab에서는 런타임을 GPU로 바꾸면 파일이 사라진다.)
 # 2. GPU 없는 내 컴퓨터에서 센다. 저장소의 폴더에서 한 번 `pip install ".[models]" datasets`를 하고(`train.py`가 `datasets`를 쓴다), `my_plan` 폴더에서 `virtual-gpu run --gpu T4 train.py --text 내글.txt`로 들어가는지 센다(9.10절).
-# 3. GPU가 있는 곳에 폴더를 옮기고 `pip install transformers==5.23.0 peft==0.21.2 accelerate==1.15.0 datasets bitsandbytes`를 한다.
+# 3. GPU가 있는 곳에 폴더를 옮기고 `pip install transformers==5.23.0 peft==0.21.2 accelerate==1.15.0 datasets bitsandbytes`를 한다(손실 나누기가 있는 계획이면 `trl==1.16.0`도).
 # 4. `python train.py --text 내글.txt`. GPU가 여러 장이면 `accelerate launch --config_file accelerate.yaml train.py --text 내글.txt`다. GPU가 없으면 `--cpu`와 `--model EleutherAI/pythia-14m`처럼 **같은 계열**의 작은 모델을 붙여 예행연습을 한다(계열이 다르면 `lora_config.json`의 `target_modules`를 찾지 못한다).
 #
 # `내글.txt`는 보통의 글 파일이다. `train.py`는 파일 전체를 글 하나로 읽어 512토큰씩 이어서 자르고, 끝에 남는 것은 버린다. 질문과 답의 쌍(JSONL)이라면 `train.py`에서 데이터를 만드는 줄을 내 것으로 바꾸고 2단계로 다시 센다.
@@ -633,7 +633,7 @@ exercise("9-4").check(gpu)
 #
 # ```python
 # from transformers.integrations import sdpa_attention
-# from trl.trainer.utils import add_fused_lm_head
+# from trl.trainer import add_fused_lm_head
 #
 # sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False
 # model = AutoModelForCausalLM.from_pretrained(...)

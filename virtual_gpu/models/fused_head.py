@@ -9,7 +9,7 @@ which comes with PyTorch for CUDA on Linux; so a virtual card takes them, and ru
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +26,7 @@ SINCE = "1.16"
 
 
 def has_fused_head() -> bool:
-    """Whether a TRL is installed that has one."""
+    """Whether a TRL is installed whose head is known here."""
     try:
         return version(metadata.version("trl")) >= version(SINCE)
     except metadata.PackageNotFoundError:
@@ -38,33 +38,59 @@ def require_fused_head() -> None:
     if not has_fused_head():
         raise ImportError(
             tr(
-                ko=f"fused_lm_head=True: TRL {SINCE}부터 있다. \"pip install 'trl>={SINCE}'\"로 설치한 뒤 커널을 다시 "
+                ko=f"fused_lm_head=True: TRL {SINCE}부터 쓴다. \"pip install 'trl>={SINCE}'\"로 설치한 뒤 커널을 다시 "
                 "시작한다.",
-                en=f"fused_lm_head=True: it comes with TRL {SINCE}. \"pip install 'trl>={SINCE}'\", then restart the "
-                "kernel.",
+                en=f"fused_lm_head=True: needs TRL {SINCE}. \"pip install 'trl>={SINCE}'\", then restart the kernel.",
             )
         )
 
 
-def add_fused_head(model: nn.Module) -> None:
-    """Let the model's forward take `fused_lm_head=True`; ImportError without TRL, WrongValue for an encoder-decoder."""
+def can_fuse_head(model: nn.Module) -> bool:
+    """Whether TRL's head gives this model's logits: what its backbone and its output embedding alone make.
+
+    Where more comes between or after them, TRL's loss is another one: of some 130 causal architectures of transformers
+    5.23, built small, it differed in those that are refused here.
+    """
+    head, config = model.get_output_embeddings(), model.config.get_text_config()
+    if model.base_model is model or not isinstance(head, nn.Linear) or config.model_type in _SHIFTS_NOT:
+        return False
+    if any(getattr(config, name, None) is not None for name in _LOGITS_CHANGED):
+        return False
+    used = {id(parameter) for part in (model.base_model, head) for parameter in part.parameters()}
+    return all(id(parameter) in used for parameter in model.parameters())
+
+
+# What the configuration says of the logits, and TRL does not read (it reads `final_logit_softcapping` and the scales).
+_LOGITS_CHANGED = ("logits_soft_cap", "output_logit_soft_cap", "unpadded_vocab_size")
+_SHIFTS_NOT = ("cpmant",)  # its loss takes the labels as they stand
+
+
+@contextmanager
+def fused_head(model: nn.Module, virtual: bool) -> Iterator[None]:
+    """Inside, the model's forward takes `fused_lm_head=True`.
+
+    virtual: it lies on a virtual GPU. ImportError without TRL, WrongValue for a model whose logits TRL does not make.
+    """
     require_fused_head()
     model = _under_adapters(model)
-    if getattr(model.config, "is_encoder_decoder", False):
+    if getattr(model.config, "is_encoder_decoder", False) or not can_fuse_head(model):
         raise WrongValue(
             tr(
-                ko=f"fused_lm_head=True: TRL의 머리는 인코더-디코더({type(model).__name__})에는 없다.",
-                en=f"fused_lm_head=True: TRL has no such head for an encoder-decoder ({type(model).__name__}).",
+                ko=f"fused_lm_head=True: TRL의 머리로는 {type(model).__name__}의 로짓을 만들 수 없다.",
+                en=f"fused_lm_head=True: TRL's head does not make the logits of {type(model).__name__}.",
             )
         )
-    from trl.trainer.utils import add_fused_lm_head
+    from trl.trainer import add_fused_lm_head
 
+    before = vars(model).get("forward")  # accelerate's, where a hook is on the model
     add_fused_lm_head(model)
-
-
-def remove_fused_head(model: nn.Module) -> None:
-    """Give the model the forward of its class back."""
-    vars(_under_adapters(model)).pop("forward", None)
+    try:
+        with as_on_cuda() if virtual else nullcontext():
+            yield
+    finally:
+        del model.forward
+        if before is not None:
+            model.forward = before
 
 
 def _under_adapters(model: nn.Module) -> nn.Module:

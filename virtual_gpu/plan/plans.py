@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..cards import GPUSpec, Range, card
 from ..drawing.labels import category_label, html_table
 from ..errors import WrongValue
@@ -14,9 +16,10 @@ from ..host.machines import machine
 from ..language import tr
 from ..models.adapters import LORA_RANK
 from ..models.attention import REPEAT_KV
-from ..models.configs import load_config, model_name
-from ..models.depth import text_config
-from ..models.fused_head import SINCE, has_fused_head
+from ..models.build import build_model
+from ..models.configs import cached_by_model, load_config, model_name
+from ..models.depth import text_config, with_depth
+from ..models.fused_head import SINCE, can_fuse_head, has_fused_head
 from ..optional import require
 from ..room import FITS, Room, room_on
 from ..rules.active import ActiveRules
@@ -76,10 +79,17 @@ class Request:
     @property
     def repeats_kv(self) -> bool:
         """Whether the model has grouped heads that the card's kernels do not take (see `models.attention`)."""
-        config, capability = text_config(load_config(self.model)), self.spec.compute_capability
-        heads = getattr(config, "num_attention_heads", None)
-        grouped = getattr(config, "num_key_value_heads", None) not in (None, heads)
-        return grouped and capability < (8, 0) and not ActiveRules(capability).applies("efficient_gqa")
+        capability = self.spec.compute_capability
+        if capability >= (8, 0) or ActiveRules(capability).applies("efficient_gqa"):
+            return False
+        config = text_config(load_config(self.model))
+        try:
+            return getattr(config, "num_key_value_heads", None) not in (
+                None,
+                getattr(config, "num_attention_heads", None),
+            )
+        except RuntimeError:  # transformers: the layers differ in them, so some have groups (Gemma 4)
+            return True
 
     @property
     def caution(self) -> str:
@@ -97,8 +107,8 @@ class Request:
 
     @property
     def can_fuse_head(self) -> bool:
-        """Whether the loss may come from tiles of the logits: TRL is there, and the model is no encoder-decoder."""
-        return has_fused_head() and not getattr(load_config(self.model), "is_encoder_decoder", False)
+        """Whether the loss may come from tiles of the logits: TRL is there, and knows how the model makes them."""
+        return has_fused_head() and _can_fuse(self.model)
 
     @property
     def per_gpu(self) -> int:
@@ -378,6 +388,14 @@ def make_request(
     )  # fmt: skip
 
 
+@cached_by_model
+def _can_fuse(model: str) -> bool:
+    config = load_config(model)
+    return not getattr(config, "is_encoder_decoder", False) and can_fuse_head(
+        build_model(with_depth(config, 2), torch.float16)
+    )
+
+
 def how_many(gpu: Any, gpus: Any) -> tuple[Any, int]:
     """The card and the number of GPUs, of which "2 x T4" says both."""
     gpus = positive_int(gpus, tr(ko="GPU 수", en="number of GPUs"))
@@ -441,7 +459,7 @@ def left_out(request: Request) -> list[tuple[str, str]]:
     if not request.spec.has_bf16:
         rows.append(("bf16", tr(ko=f"{request.gpu}에는 bf16 연산 장치가 없다", en=f"{request.gpu} has no bf16 units")))
     if not has_fused_head():
-        rows.append((fused_head_label(), tr(ko=f"TRL {SINCE}부터 있다: pip install trl", en=f"needs TRL {SINCE}")))
+        rows.append((fused_head_label(), tr(ko=f"TRL {SINCE}부터 센다: pip install trl", en=f"needs TRL {SINCE}")))
     if request.gpus > 1:
         for method in request.methods:
             rows.append((f"{method_label(method)} · ZeRO-1", _why_not_stage_1(method)))

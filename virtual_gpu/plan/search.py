@@ -15,6 +15,7 @@ Every plan that is shown was measured on the virtual GPU. What is not run is wha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -190,6 +191,22 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
         losers.sort(key=lambda plan: plan.needed_bytes)
         return Plans(request, [*plans], [*losers], {**refused}, [*skipped])
 
+    def tried(one: Recipe, above: int = 0) -> tuple[Plan | None, Plan | None]:
+        fit, miss = _smallest(request, one) if spares else _largest(request, one, rates, above)
+        if fit is not None:
+            plans.append(fit)
+        elif not above:
+            losers.append(miss)
+        if miss is not None and (fit is not None or above):
+            refused[one] = miss
+        progress(found())
+        return fit, miss
+
+    def cannot(one: Recipe, error: Exception) -> None:
+        said = next(iter(str(error).splitlines()), "")
+        text = tr(ko=f"실행할 수 없다: {said}", en=f"cannot be run: {said}")
+        skipped.append((one.title, f"{text} ({type(error).__name__})"))
+
     by_change, spares = request.prefer == "fidelity", request.prefer == "margin"
     for recipe in sorted(recipes_of(request), key=lambda recipe: recipe.change):
         if first_only and by_change and plans and recipe.change > plans[0].recipe.change:
@@ -200,28 +217,21 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
                 progress(found())
                 continue
             for checkpointing in (False, True):
-                most, one, fuses = 0, replace(recipe, checkpointing=checkpointing), True
-                while fuses:  # with the logits as they are, and where that may help, without all of them at once
-                    fit, miss = _smallest(request, one) if spares else _largest(request, one, rates, most)
-                    if fit is not None:
-                        plans.append(fit)
-                        most = fit.micro_batch
-                    elif not most:
-                        losers.append(miss)
-                    if most and miss is not None:
-                        refused[one] = miss
-                    progress(found())
-                    fuses = not one.fused_lm_head and _may_fuse(request, one, fit, miss)
-                    one = replace(one, fused_lm_head=True)
-                if most == request.per_gpu and not spares and not checkpointing:
+                one = replace(recipe, checkpointing=checkpointing)
+                fit, miss = tried(one)
+                if _may_fuse(request, one, fit, miss):
+                    fused = replace(one, fused_lm_head=True)
+                    try:
+                        tried(fused, fit.micro_batch if fit is not None and not spares else 0)
+                    except CANNOT_RUN as error:  # of TRL's head with this model: the recipe itself runs
+                        cannot(fused, error)
+                if fit is not None and fit.accumulation == 1 and not checkpointing and not spares:
                     text = tr(ko="배치가 한 번에 들어가니 연산만 늘어난다", en="the batch fits at once: only more work")
                     skipped.append((replace(recipe, checkpointing=True).title, text))
                     break
         except CANNOT_RUN as error:
             errors.append(error)
-            said = next(iter(str(error).splitlines()), "")
-            text = tr(ko=f"실행할 수 없다: {said}", en=f"cannot be run: {said}")
-            skipped.append((recipe.title, f"{text} ({type(error).__name__})"))
+            cannot(recipe, error)
     if errors and not plans and not losers:
         raise errors[0]
     return found()
@@ -240,7 +250,7 @@ def _may_fuse(request: Request, recipe: Recipe, fit: Plan | None, miss: Plan | N
         return fit.accumulation > 1 and (recipe.checkpointing or request.prefer == "speed")
     config = text_config(load_config(request.model))
     saved = config.vocab_size * (LOGIT_BYTES * miss.micro_batch * request.length + HEAD_BYTES * config.hidden_size)
-    return miss.needed_bytes - saved <= request.limit_bytes
+    return miss.tensors_bytes - saved <= request.limit_bytes
 
 
 def _largest(
@@ -359,11 +369,15 @@ def cheapest(request: Request) -> Plan:
             plans.append(measure(request, one, 1, request.per_gpu))
             if request.per_gpu > 1 and not plans[0].fits:
                 plans.append(measure(request, one, request.per_gpu, 1))  # nothing is accumulated
-            if request.can_fuse_head and not any(plan.fits for plan in plans):
-                plans.append(measure(request, replace(one, fused_lm_head=True), 1, request.per_gpu))
         except CANNOT_RUN as error:
             errors.append(error)
             continue
+        if request.can_fuse_head and not any(plan.fits for plan in plans):
+            with contextlib.suppress(*CANNOT_RUN):  # of TRL's head with this model
+                fused = replace(one, fused_lm_head=True)
+                plans.append(measure(request, fused, 1, request.per_gpu))
+                if request.per_gpu > 1 and not plans[-1].fits:
+                    plans.append(measure(request, fused, request.per_gpu, 1))
         best = min([*plans, *([best] if best else [])], key=lambda plan: plan.needed_bytes)
     if best is None:
         raise errors[0]

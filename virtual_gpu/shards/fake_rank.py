@@ -31,7 +31,7 @@ from ..language import tr
 from ..models.attention import kv_repeated
 from ..models.build import build_model
 from ..models.configs import running
-from ..models.fused_head import add_fused_head, as_on_cuda
+from ..models.fused_head import fused_head
 from ..real import storage_bytes
 from ..step.run import enable_checkpointing
 from ..trace.trace import Trace
@@ -125,7 +125,8 @@ def run_rank(
                 else:
                     half = adapters and adapters.dtype
                     shape = batch_size, sequence_length
-                    kept = _forward_backward(model, gpu, record, shape, shards, half, fused_lm_head)
+                    with fused_head(model, virtual=True) if fused_lm_head else nullcontext():
+                        kept = _forward_backward(model, gpu, record, shape, shards, half, fused_lm_head)
                 trace = record.recorder.trace()
                 optimizer.step()
             held = {
@@ -161,12 +162,10 @@ def _forward_backward(
     """Run both; the bytes that stay gathered between them."""
     tokens = torch.zeros(shape, dtype=torch.int64)
     batch = gpu.place({"input_ids": tokens, "labels": tokens})
-    if fused_lm_head:
-        add_fused_head(model)
-        batch = {**batch, "fused_lm_head": True}
-    with record.phase("forward"), as_on_cuda():
+    more = {"fused_lm_head": True} if fused_lm_head else {}
+    with record.phase("forward"):
         with gpu.autocast(autocast):
-            outputs = model(**batch, use_cache=False)
+            outputs = model(**batch, **more, use_cache=False)
         if autocast:  # as accelerate's wrapper of the model's forward does, inside the Trainer
             from accelerate.utils import convert_to_fp32
 
@@ -174,7 +173,7 @@ def _forward_backward(
         loss = outputs.loss
         del outputs  # the logits go, as in the one training step
     kept = storage_bytes([*shards, *_locals(model.parameters())]) - storage_bytes(shards)
-    with record.phase("backward"), as_on_cuda():
+    with record.phase("backward"):
         loss.backward()
     gpu.label(_gradients(model), "gradients")
     return kept

@@ -17,7 +17,7 @@ from ..models.adapters import add_adapters
 from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config, running
 from ..models.depth import linear_in_depth, text_config
-from ..models.fused_head import add_fused_head, as_on_cuda
+from ..models.fused_head import fused_head
 from ..turns import in_turn, refuse_in_a_block
 from .run import set_checkpointing
 from .setting import Setting
@@ -80,8 +80,7 @@ def count_flops(model: nn.Module, inputs: Mapping[str, torch.Tensor], fused_lm_h
     model, inputs = gpu.place(model), gpu.place(inputs)
     with ExitStack() as stack:
         if fused_lm_head:
-            add_fused_head(model)
-            stack.enter_context(as_on_cuda())
+            stack.enter_context(fused_head(model, virtual=True))
             inputs = {**inputs, "fused_lm_head": True}
         stack.enter_context(gpu.interrupts_wait())  # Ctrl+C inside PyTorch's own callbacks from C++ ends the process
         counter = stack.enter_context(FlopCounterMode(display=False, custom_mapping=_FORMULAS))

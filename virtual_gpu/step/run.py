@@ -17,7 +17,7 @@ from ..frames import clear_frames
 from ..language import tr
 from ..models.attention import kv_repeated
 from ..models.depth import text_config
-from ..models.fused_head import add_fused_head, as_on_cuda, remove_fused_head
+from ..models.fused_head import fused_head
 from ..real import GPU, gpu_of
 from ..trace.timeline import Timeline
 from ..turns import in_turn
@@ -270,10 +270,7 @@ def _as_set(model: torch.nn.Module, setting: _Setting, gpu: GPU) -> Iterator[Non
         if setting.repeat_kv:
             stack.enter_context(kv_repeated())
         if setting.fused_lm_head:
-            add_fused_head(model)
-            stack.callback(remove_fused_head, model)
-            if gpu.is_virtual:
-                stack.enter_context(as_on_cuda())
+            stack.enter_context(fused_head(model, gpu.is_virtual))
         yield
 
 

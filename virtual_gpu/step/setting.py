@@ -14,7 +14,7 @@ from ..models.adapters import LORA_DROPOUT, LORA_RANK, PEFT, names_of_targets
 from ..models.attention import ATTENTION
 from ..models.configs import DEFAULT_MODEL, model_name
 from ..models.depth import text_config
-from ..models.fused_head import require_fused_head
+from ..models.fused_head import has_fused_head, require_fused_head
 from ..units import boolean, choose, positive_int
 from .optimizers import optimizer_named
 
@@ -171,6 +171,8 @@ class Setting:
             "precision": f"{mixed}_{computes}" if computes else "auto",
             "optimizer": optimizer_named(arguments.optim),
         }
+        if any(kind.__name__ == "SFTConfig" for kind in type(arguments).__mro__):  # TRL's SFTTrainer has such a head
+            found["fused_lm_head"] = has_fused_head()
         if peft_config is not None:
             found |= _read_lora(peft_config) | {"peft": "lora"}
         if quantization_config is not None:

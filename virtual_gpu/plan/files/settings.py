@@ -163,7 +163,7 @@ _FUSE_HEAD = "add_fused_lm_head(model)  # TRL's: the loss from tiles of the logi
 def imports(plan: Plan) -> tuple[str, str]:
     """The lines for grouped heads and for a fused head: imported with transformers', and after them."""
     repeated = "from transformers.integrations import sdpa_attention\n" if plan.request.repeats_kv else ""
-    return repeated, "from trl.trainer.utils import add_fused_lm_head\n" if plan.recipe.fused_lm_head else ""
+    return repeated, "from trl.trainer import add_fused_lm_head\n" if plan.recipe.fused_lm_head else ""
 
 
 def repeat_kv(plan: Plan) -> str:

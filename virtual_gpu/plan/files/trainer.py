@@ -92,6 +92,7 @@ def script(plan: Plan, usage: str = _USAGE, more: str = "") -> str:
         classes=_FUSED_TRAINER if fused else "",
         repeat_kv=repeat_kv(plan),
         fuse=fuse_head(recipe),
+        one_gpu=_ONE_GPU if fused else "",
         trainer="FusedTrainer" if fused else "Trainer",
         bits=", BitsAndBytesConfig" if recipe.method == "qlora" else "",
         model=default,
@@ -118,11 +119,15 @@ _LOADING_4BIT = """    quantization_config=BitsAndBytesConfig(
 # Bytes (the default) FSDP2 cannot split: accelerate would leave them whole on every GPU.
 _STORAGE = "        bnb_4bit_quant_storage=dtype,\n"
 _PLACE_CPU = '    device_map={"": "cpu"},\n'
+_ONE_GPU = """if arguments.n_gpu > 1:  # torch.nn.DataParallel's copies have no such head
+    raise SystemExit("Several GPUs in one process: CUDA_VISIBLE_DEVICES=0 python train.py, or accelerate launch.")
+"""
 _FUSED_TRAINER = '''class FusedTrainer(Trainer):
-    """The loss from TRL's head."""
+    """The loss from TRL's head; an evaluation gets its logits as ever."""
 
-    def compute_loss(self, model, inputs, *args, **kwargs):
-        return super().compute_loss(model, {"fused_lm_head": True, **inputs}, *args, **kwargs)
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        inputs = inputs if return_outputs else {**inputs, "fused_lm_head": True}
+        return super().compute_loss(model, inputs, return_outputs, **kwargs)
 
 
 '''
@@ -161,7 +166,7 @@ if args.cpu:
 {more}dtype = torch.float32 if args.cpu else torch.{dtype}
 # Before the model: it sets up the process that this rank is.
 arguments = TrainingArguments(args.output, max_steps=args.max_steps, **settings)
-
+{one_gpu}
 tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
 ids = tokenizer(Path(args.text).read_text(encoding="utf-8"))["input_ids"]
 blocks = [ids[i : i + LENGTH] for i in range(0, len(ids) - LENGTH + 1, LENGTH)]

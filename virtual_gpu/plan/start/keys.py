@@ -104,7 +104,7 @@ class Keys:
     def refuse(self, *names: str) -> None:
         """NotSupported for the first of these keys that is on: what it trains is something else."""
         for name in names:
-            if not _off(value := self.get(name)):
+            if not off(value := self.get(name)):
                 raise self.not_counted(name, f"{value!r:.60}")
 
     def note(self, name: str, effect: str, why: str = "") -> None:
@@ -116,7 +116,7 @@ class Keys:
         by_key = {name: effect for effect, names in effects.items() for name in names}
         free = {*free}
         for name, value in self.document.values.items():
-            if name in self.taken or name in free or (_off(value) and name in by_key):
+            if name in self.taken or name in free or (off(value) and name in by_key):
                 continue
             self.note(name, by_key.get(name, UNKNOWN))
         return tuple(self.notes)
@@ -145,5 +145,5 @@ def place_of(name: str) -> Place:
     return tuple(name.split("."))
 
 
-def _off(value: Any) -> bool:
+def off(value: Any) -> bool:
     return value in _OFF if isinstance(value, (str, int, float, type(None))) else not value

@@ -17,7 +17,7 @@ from ...models.configs import checkpoint_dtype, load_config
 from ...models.fused_head import has_fused_head
 from ...step.setting import Setting
 from . import hugging_face
-from .keys import EITHER, LESS, MORE, Keys, free
+from .keys import EITHER, LESS, MORE, Keys, free, off
 
 NAME = "TRL"
 METHODS = ("full", "lora", "qlora")
@@ -57,13 +57,14 @@ def read(keys: Keys, spec: GPUSpec, gpus: int, peft: str | None) -> tuple[dict[s
     if "attn_implementation" in keys.document.values and keys.get("attn_implementation") == "eager":
         found["attention"] = "eager"
     stage = hugging_face.shards(keys, gpus)
-    keys.get("loss_type")  # "nll", "dft" and what older versions called otherwise: tiles in all of them
-    found["fused_lm_head"] = fused = has_fused_head() and not stage
-    if not fused:
+    loss = keys.word("loss_type", "nll", among=("nll", "chunked_nll", "dft"))
+    smooths = loss != "dft" and not off(keys.document.values.get("label_smoothing_factor"))  # from all logits at once
+    found["fused_lm_head"] = fused = has_fused_head() and not stage and not smooths
+    if not fused and not smooths:
         keys.note(
             "loss_type", LESS,
-            tr(ko="로짓을 통째로 둔 것으로 셌다. TRL 1.16부터는 조각내어 덜 든다",
-               en="counted with all logits at once; from TRL 1.16 on, in tiles, it takes less"),
+            tr(ko="로짓을 통째로 둔 것으로 셌다. 조각내는 TRL(1.16의 기본값)은 덜 든다",
+               en="counted with all logits at once; TRL that makes them in tiles (the default of 1.16) takes less"),
         )  # fmt: skip
     effects = {effect: (*names, *hugging_face.EFFECTS[effect]) for effect, names in _EFFECTS.items()}
     keys.rest(effects, hugging_face.free_names() | free(NAME))
