@@ -3,6 +3,8 @@
 A launcher and two ranks take ten seconds to import the same again; that a launcher starts them, real launches show.
 """
 
+import contextlib
+import itertools
 import multiprocessing
 import os
 import runpy
@@ -59,10 +61,18 @@ def run_forked(
     return status, out, err
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
+# Below those that the system gives to whoever asks for any: one that is free now would be another's before the ranks
+# have come, and they would wait for each other at two doors. Each process begins elsewhere.
+_FIRST, _MANY = 20_000, 10_000
+_PORTS = map(lambda n: _FIRST + (97 * os.getpid() + n) % _MANY, itertools.count())
+
+
+def free_port() -> str:
+    """A port at which the ranks of one run meet."""
+    for port in _PORTS:
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return str(port)
 
 
 def _run(program: Sequence[str], environment: Mapping[str, str], folder: str, written: str) -> None:
