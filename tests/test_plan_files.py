@@ -58,7 +58,8 @@ def on_the_virtual_card(plan, kind, folder):
     """What the files of that kind hold at their peak."""
     (folder / "text.txt").write_text(TEXT * 200, encoding="utf-8")
     plan.save(folder / "plan", kind=kind)
-    report = run(str(folder / "plan" / "train.py"), ["--text", str(folder / "text.txt")], gpu=plan.request.gpu)
+    words = ["--text", str(folder / "text.txt"), "--output", str(folder / "out")]
+    report = run(str(folder / "plan" / "train.py"), words, gpu=plan.request.gpu)
     assert report.status == "fits" and report.steps == 3, report.text()
     return report.allocated
 
@@ -123,7 +124,8 @@ def test_grouped_heads_are_repeated_before_ampere(kind, tmp_path, monkeypatch):
     script = tmp_path / "plan" / "train.py"
     script.write_text(script.read_text(encoding="utf-8").replace("sdpa_attention.use_gqa", "sdpa_attention.no_"))
     sdpa_attention.use_gqa_in_sdpa = shipped
-    as_shipped = run(str(script), ["--text", str(tmp_path / "text.txt")], gpu="T4").allocated
+    words = ["--text", str(tmp_path / "text.txt"), "--output", str(tmp_path / "out")]
+    as_shipped = run(str(script), words, gpu="T4").allocated
     assert as_shipped - held > 4 * 2 * 8 * 512**2 * 2  # layers, samples, heads
     assert "sdpa_attention" not in "".join(measure(make_request(
         str(tmp_path / "model"), "L4", length=512, batch=4), recipe, 2, 2).files(kind).values())  # fmt: skip

@@ -79,9 +79,9 @@ CODE = {
     }.items()
 } | {
     "손실 나누기": (
-        CHANGES["fused_loss"].trainer,
+        "",
         "from trl.trainer import add_fused_lm_head\nadd_fused_lm_head(model)\n"
-        "loss = model(**batch, labels=labels, fused_lm_head=True).loss",
+        "loss = model(**batch, fused_lm_head=True).loss",
     )
 }
 
@@ -118,7 +118,7 @@ GiB는 필요한 최대 메모리, 괄호 안은 출발점에서 줄어든 비�
 - `eager` 어텐션은 출발점보다 더 든다. 순수 fp16 {eager_fp16}, 혼합 정밀도 {eager_mixed}. 먼저 확인한다.
 - 혼합 정밀도의 전체 미세 조정에서는 체크포인팅을 켜도 최대가 **{mixed_phase}**에 남는다. 순전파 상태보다 옵티마이저의 임시 텐서가 커서, 배치나 길이만 줄이면 거의 그대로다.
 - QLoRA만 켜고 체크포인팅을 끄면 순수 fp16에서 {qlora_fp16}로, LoRA의 {lora_fp16}보다 오히려 더 든다. 이유는 8장에 있다.
-- **어휘가 크면 손실 나누기부터 본다.** 어휘가 151,936개인 Qwen3-4B를 QLoRA와 체크포인팅으로 4 × 512토큰씩 학습하면 {wordy}가 들고, 손실을 나누면 {fused}면 된다(혼합 정밀도, 9장). TRL 1.16의 `SFTTrainer`는 기본으로 그렇게 한다.
+- **어휘가 크면 손실 나누기부터 본다.** 어휘가 151,936개인 Qwen3-4B를 QLoRA와 체크포인팅으로 4 × 512토큰씩 학습하면 {wordy}가 들고, 손실을 나누면 {fused}면 된다(혼합 정밀도, 9장). TRL 1.16의 `SFTTrainer`는 기본으로 그렇게 하고, `Trainer`는 Liger가 아는 모델(polyglot은 아니다)이면 `use_liger_kernel=True`로 비슷하게 한다.
 
 ## 코드로는
 

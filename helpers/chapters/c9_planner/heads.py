@@ -43,7 +43,7 @@ def with_each_line(*plans: tuple[str, str, bool, int]) -> Rows:
         "plan": (tr(ko="1 × 16", en="1 × 16"), ""),
         "length": (tr(ko="길이", en="length"), ""),
         "shipped": (tr(ko="그대로 (GiB)", en="as shipped (GiB)"), ".2f"),
-        "repeated": (tr(ko="머리를 되풀이 (GiB)", en="heads repeated (GiB)"), ".2f"),
+        "repeated": (tr(ko="헤드를 되풀이 (GiB)", en="heads repeated (GiB)"), ".2f"),
         "fused": (f"+ {fused_head_label()} (GiB)", ".2f"),
         "parameters": (tr(ko="그 가운데 파라미터 (GiB)", en="parameters of them (GiB)"), ".2f"),
     }
