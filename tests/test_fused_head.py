@@ -9,6 +9,7 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
+    InklingTextConfig,
     Llama4TextConfig,
     LlamaConfig,
     ModernBertDecoderConfig,
@@ -44,6 +45,7 @@ OTHERS = [
     ModernBertDecoderConfig(**SIZES, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2),
     RecurrentGemmaConfig(**SIZES, logits_soft_cap=5.0, lru_width=64, num_key_value_heads=1),
     Llama4TextConfig(**GROUPED, intermediate_size_mlp=64, num_local_experts=2),
+    InklingTextConfig(num_hidden_layers=2),  # on the meta device its size is nothing
 ]
 
 

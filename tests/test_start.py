@@ -202,6 +202,23 @@ def test_trl_before_its_fused_head_makes_logits_at_once(written, monkeypatch):
     assert not fields["fused_lm_head"] and notes == {"loss_type": "less"}
 
 
+def test_trl_smooths_labels_on_all_logits(written):
+    fields, _, notes = said(written(TRL + "label_smoothing_factor: 0.1\n"))[1:]
+    assert not fields["fused_lm_head"] and notes == {"label_smoothing_factor": "more"}
+    assert said(written(TRL.replace("nll", "dft") + "label_smoothing_factor: 0.1\n"))[1]["fused_lm_head"]
+    with pytest.raises(NotSupported, match="loss_type: "):
+        said(written(TRL.replace("nll", "banana")))
+
+
+def test_an_sft_config_says_the_head_that_its_trainer_gives(tmp_path):
+    from trl import SFTConfig
+
+    for kind, fused in ((TrainingArguments, False), (SFTConfig, True)):
+        arguments = kind(str(tmp_path), use_cpu=True, bf16=False)
+        setting = Setting.from_training_arguments(arguments, model="gpt2", sequence_length=64)
+        assert setting.fused_lm_head == fused
+
+
 def test_axolotl_takes_fp16_where_the_card_has_no_bf16(written):
     text = "base_model: MODEL\nadapter: lora\nlora_r: 8\n"
     assert said(written(text), "T4")[1]["precision"] == "autocast_fp16"

@@ -61,7 +61,9 @@ def can_fuse_head(model: nn.Module) -> bool:
 
 
 # What the configuration says of the logits, and TRL does not read (it reads `final_logit_softcapping` and the scales).
-_LOGITS_CHANGED = ("logits_soft_cap", "output_logit_soft_cap", "unpadded_vocab_size")
+_LOGITS_CHANGED = (
+    "logits_soft_cap", "output_logit_soft_cap", "unpadded_vocab_size", "logits_mup_width_multiplier",
+)  # fmt: skip
 _SHIFTS_NOT = ("cpmant",)  # its loss takes the labels as they stand
 
 
