@@ -76,13 +76,8 @@ CODE = {
         "LoRA": "lora",
         "QLoRA": "qlora",
         "혼합 정밀도(T4)": "mixed",
+        "손실 나누기": "fused_head",
     }.items()
-} | {
-    "손실 나누기": (
-        "",
-        "from trl.trainer import add_fused_lm_head\nadd_fused_lm_head(model)\n"
-        "loss = model(**batch, fused_lm_head=True).loss",
-    )
 }
 
 PAGE = """\

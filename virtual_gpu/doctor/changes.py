@@ -76,6 +76,11 @@ CHANGES = {
         "model = AutoLigerKernelForCausalLM.from_pretrained(name)",
         options=None,
     ),
+    "fused_head": Change(
+        "",
+        "from trl.trainer import add_fused_lm_head\nadd_fused_lm_head(model)\n"
+        "loss = model(**batch, fused_lm_head=True).loss",
+    ),
     "smaller_batch": Change("per_device_train_batch_size=1", "loader = DataLoader(dataset, batch_size=1)"),
     "preprocess_logits": Change(
         "",
@@ -160,6 +165,10 @@ _WHAT = {
         "로짓을 통째로 만들지 않는 손실을 쓴다(Liger가 아는 모델이면)",
         "a loss that never makes all logits at once (if Liger knows the model)",
     ),
+    "fused_head": (
+        "로짓을 조각내어 손실을 계산한다(TRL 1.16부터. SFTTrainer는 처음부터 그렇게 한다)",
+        "a loss from tiles of the logits (TRL 1.16; its SFTTrainer does so by default)",
+    ),
     "smaller_batch": ("배치를 1로 줄여 본다", "batch 1"),
     "preprocess_logits": (
         "평가에서 로짓 대신 지표에 쓸 것만 모은다. compute_metrics는 그때 토큰 번호를 받는다",
@@ -208,7 +217,7 @@ FIRST = {
     places.SAVING: ("to_cpu_first", "model_only", "expandable"),
     places.FORWARD: ("checkpointing", "accumulation", "shorter"),
     places.ATTENTION: ("sdpa", "shorter", "accumulation"),
-    places.LOGITS: ("fused_loss", "accumulation", "shorter"),
+    places.LOGITS: ("fused_loss", "fused_head", "accumulation", "shorter"),
     places.BACKWARD: ("checkpointing", "accumulation", "lora"),
     places.OPTIMIZER_STATES: ("eight_bit", "lora", "qlora"),
     places.OPTIMIZER_STEP: ("fused", "eight_bit", "lora"),

@@ -68,6 +68,15 @@ class Diagnosis:
         return self.findings[0].sure if self.findings else None
 
     @property
+    def little(self) -> float | None:
+        """The request's share of what is alive, where it should be the one large tensor and is little; else None."""
+        message = self.message
+        if not (message and message.tried and message.allocated and self.verdict in _ONE_TENSOR):
+            return None
+        share = message.tried.bytes / message.allocated.bytes
+        return share if share < _LITTLE else None
+
+    @property
     def users_line(self) -> Frame | None:
         """The innermost frame that is the user's own."""
         return users_last(self.frames)
@@ -115,11 +124,8 @@ def read(raw: str | bytes, cut: bool = False) -> Diagnosis:
             diagnosis.findings.append(Finding("in_handler", CERTAIN, (words.in_handler(),)))
     _by_frames(diagnosis)
     diagnosis.findings.sort(key=_place_in_order)
-    message = diagnosis.message
-    if message and message.tried and message.allocated and diagnosis.verdict in _ONE_TENSOR:
-        share = message.tried.bytes / message.allocated.bytes
-        if share < _LITTLE:
-            diagnosis.notes.append(words.little(share))
+    if diagnosis.little is not None:
+        diagnosis.notes.append(words.little(diagnosis.little))
     return diagnosis
 
 
@@ -237,9 +243,12 @@ def first_changes(diagnosis: Diagnosis, most: int = 3) -> list[str]:
     if diagnosis.foreign is None or diagnosis.foreign.kind in (foreign.CARD, foreign.LIBRARY):
         order.append(FIRST[CANNOT_TELL])
     left_out = {"checkpointing"} if places.recomputed(diagnosis.frames) else set()
-    if WITHOUT_LIGER.intersection(models(diagnosis.frames)):
-        left_out.add("fused_loss")
-    return list(dict.fromkeys(key for keys in order for key in keys if key not in left_out))[:most]
+    # Two ways to the same thing: Liger's where it has the model's kernels, else TRL's, which needs none of the model's.
+    left_out.add("fused_loss" if WITHOUT_LIGER.intersection(models(diagnosis.frames)) else "fused_head")
+    found = dict.fromkeys(key for keys in order for key in keys if key not in left_out)
+    # Of a card that is full of something else, logits in tiles free little.
+    late = {"fused_loss", "fused_head"} if diagnosis.little is not None else set()
+    return sorted(found, key=late.__contains__)[:most]
 
 
 def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
