@@ -57,7 +57,7 @@ def unmeasured(recipe, gpus=1, model="gpt2", gpu="L4"):
 def on_the_virtual_card(plan, kind, folder):
     """What the files of that kind hold at their peak."""
     (folder / "text.txt").write_text(TEXT * 200, encoding="utf-8")
-    plan.save(folder / "plan", kind=kind)
+    plan.save(folder / "plan", force=True, kind=kind)
     words = ["--text", str(folder / "text.txt"), "--output", str(folder / "out")]
     report = run(str(folder / "plan" / "train.py"), words, gpu=plan.request.gpu)
     assert report.status == "fits" and report.steps == 3, report.text()
@@ -95,6 +95,21 @@ def test_a_loop_holds_what_the_plan_counted(kind, recipe, tmp_path):
     held = on_the_virtual_card(plan, kind, tmp_path)
     # A batch, numbers of steps; on a card TRL's head copies the hidden states that have a loss.
     assert abs(held - plan.tensors_bytes) < 2**14 + recipe.fused_lm_head * TOKENS * WIDTH * 2
+
+
+KEPT = ("attention", f"{WIDTH}x{4 * WIDTH}:3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ALONE)
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_what_blocks_keep_is_in_the_files(kind, method, tmp_path):
+    llama(tmp_path / "model")
+    recipe = Recipe(method, "mixed_bf16", "adamw_fused", checkpointing=True, fused_lm_head=True, kept=KEPT)
+    plans = [plan_of(tmp_path / "model", replace(recipe, kept=kept), gpu="L4") for kept in ((), KEPT)]
+    held = [on_the_virtual_card(plan, kind, tmp_path) for plan in plans]
+    room = plans[1].tensors_bytes - plans[0].tensors_bytes
+    assert room > TOKENS * WIDTH * 2 * 16 and abs(held[1] - held[0] - room) < 2**14
 
 
 @pytest.mark.slow
@@ -281,6 +296,21 @@ def test_a_fused_head_makes_the_same_step(kind, small, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ALONE)
+def test_blocks_that_keep_results_make_the_same_step(kind, small, tmp_path):
+    text = TEXT.encode()[: 4 * 32 - 2].decode(errors="ignore")
+    text += "x" * (4 * 32 - len(text.encode()))
+    sizes = json.loads((small / "config.json").read_text(encoding="utf-8"))
+    kept = "attention", f"{sizes['hidden_size']}x{sizes['intermediate_size']}:1"
+    before, learned = load_file(small / "model.safetensors"), []
+    for names in ((), kept):
+        plan = plan_of(small, Recipe("full", "fp32", "sgd", checkpointing=True, kept=names), way=(2, 2), length=32)
+        learned.append(rehearse(plan, kind, tmp_path / f"{len(names)}", text, 1))
+    assert max((learned[0][name] - before[name]).abs().max() for name in before) > 1e-2
+    assert all(torch.equal(learned[1][name], learned[0][name]) for name in before)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, stage, tied, method, fused",
     [
@@ -337,6 +367,7 @@ RECIPES = [
     Recipe("lora", "mixed_fp16", "adamw_fused"),
     Recipe("qlora", "mixed_bf16", "adamw_8bit", checkpointing=True),
     Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True, fused_lm_head=True),
+    Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True, kept=("attention", "768x2304:5")),
 ]
 SHARDED = [
     Recipe("full", "bf16", "adamw_fused", stage=2, checkpointing=True),

@@ -73,13 +73,13 @@ def add_adapters(
     ends = _ends(model, targets, linears)
     chosen = {name: layer for name, layer in linears.items() if any(_fits(name, end) for end in ends)}
     for name, layer in chosen.items():
-        sides = _sides(layer)
-        if rank > min(sides):
+        in_out = sides(layer)
+        if rank > min(in_out):
             raise WrongValue(
                 tr(
-                    ko=f"lora_rank={rank}: {name}은(는) {sides[0]} × {sides[1]} 층이라 rank가 {min(sides)}을(를) "
+                    ko=f"lora_rank={rank}: {name}은(는) {in_out[0]} × {in_out[1]} 층이라 rank가 {min(in_out)}을(를) "
                     "넘을 수 없다.",
-                    en=f"lora_rank={rank}: {name} is {sides[0]} × {sides[1]}; its rank is at most {min(sides)}.",
+                    en=f"lora_rank={rank}: {name} is {in_out[0]} × {in_out[1]}; its rank is at most {min(in_out)}.",
                 )
             )
     transposed = any(type(layer).__name__ == "Conv1D" for layer in chosen.values())  # GPT-2's
@@ -100,7 +100,7 @@ def add_adapters(
         ) from error
 
 
-def _sides(layer: nn.Module) -> tuple[int, int]:
+def sides(layer: nn.Module) -> tuple[int, int]:
     """(inputs, outputs), also of a layer whose weights are packed."""
     return (layer.in_features, layer.out_features) if hasattr(layer, "in_features") else tuple(layer.weight.shape)
 
@@ -122,7 +122,7 @@ def _ends(model: nn.Module, targets: str | Sequence[str], linears: dict[str, nn.
     there = sorted({name.split(".")[-1] for name in linears})
     ends = [targets] if isinstance(targets, str) else list(targets)
     if ends == ["all-linear"]:
-        gates = {name.split(".")[-1] for name, layer in linears.items() if 1 in _sides(layer)}
+        gates = {name.split(".")[-1] for name, layer in linears.items() if 1 in sides(layer)}
         ends = [end for end in there if end not in gates]
     elif ends == ["attention"]:
         known = DEFAULTS.get(getattr(getattr(model, "config", None), "model_type", None))

@@ -64,6 +64,7 @@ def execute(args: argparse.Namespace) -> int:
         lora_targets=args.lora_targets,
         host=args.host,
         prefer=args.prefer,
+        selective=args.selective,
         price_per_hour=None if args.price_per_hour is None else number(args.price_per_hour),
         progress=_tell,
     )
@@ -95,6 +96,9 @@ def _text(plans: Plans) -> str:
                 en=f"    extra work {extra}{en}, step: {bound}",
             )
         )
+        if plan.recipe.kept:
+            kept = ", ".join(plan.recipe.kept)
+            lines.append(tr(ko=f"    블록이 남기는 결과: {kept}", en=f"    blocks keep the results of: {kept}"))
         if plan.price is not None:
             lines.append(
                 tr(
@@ -158,6 +162,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--lora-targets", default="attention", help="attention, all-linear")
     preferences = tr(ko="순위의 기준: fidelity, speed, margin", en="what ranks: fidelity, speed, margin")
     add("--prefer", default="fidelity", help=preferences)
+    add(
+        "--selective",
+        action="store_true",
+        help=tr(
+            ko="남는 메모리로 체크포인팅의 재계산을 줄인다(찾는 시간이 두 배쯤 든다)",
+            en="spend what is left on results that checkpointing would compute again (the search takes twice as long)",
+        ),
+    )
     add("--price-per-hour", default=None, metavar="RATE", help=tr(ko="GPU 하나의 시간당 값", en="of one GPU"))
     add("--json", action="store_true", help=tr(ko="JSON으로 출력한다", en="print JSON"))
     add(

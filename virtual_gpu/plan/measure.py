@@ -34,6 +34,7 @@ def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation:
         accumulation,
         gradient_checkpointing=recipe.checkpointing,
         fused_lm_head=recipe.fused_lm_head,
+        kept_results=recipe.kept,
         attention=REPEATED if request.repeats_kv else "sdpa",
         model_id=request.model,
         peft=None if recipe.method == "full" else recipe.method,
@@ -145,6 +146,7 @@ def _lower_bound(request: Request, recipe: Recipe, accumulation: int, flops: int
         return None
     compute = flops / request.gpus / (rate * 1e12)
     count, *_ = _weights(request.model)
-    passes = (3 if recipe.checkpointing else 2) * accumulation
+    # A product whose result is kept does not read its weights again; of which they are nothing is said here.
+    passes = (3 if recipe.checkpointing and not recipe.kept else 2) * accumulation
     reading = passes * (count // 2 if recipe.method == "qlora" else 2 * count) / spec.bandwidth_bytes_per_s
     return max(compute, reading)

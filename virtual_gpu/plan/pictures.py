@@ -12,7 +12,7 @@ from ..language import tr
 from ..room import TIGHT
 from ..step.setting import fused_head_label
 from ..units import human_bytes
-from .plans import Plan, kind_label, method_label
+from .plans import Plan, Recipe, kind_label, method_label
 
 if TYPE_CHECKING:
     from .search import Plans
@@ -41,7 +41,7 @@ def row_of(plan: Plan, sharded: bool, fused: bool) -> list[str]:
     return [
         *cells,
         f"{plan.micro_batch} × {plan.accumulation}",
-        _switch(recipe.checkpointing),
+        checkpointing_switch(recipe),
         *([_switch(recipe.fused_lm_head)] if fused else []),
         human_bytes(plan.needed_bytes),
         human_bytes(plan.left_bytes),
@@ -49,6 +49,13 @@ def row_of(plan: Plan, sharded: bool, fused: bool) -> list[str]:
         *([human_bytes(plan.sent_bytes)] if sharded else []),
         seconds_label(plan.seconds),
     ]
+
+
+def checkpointing_switch(recipe: Recipe) -> str:
+    """On or off, and how many results blocks keep all the same."""
+    if not recipe.kept:
+        return _switch(recipe.checkpointing)
+    return tr(ko=f"켬({len(recipe.kept)}가지 남김)", en=f"on (keeps {len(recipe.kept)})")
 
 
 def _switch(on: bool) -> str:

@@ -26,8 +26,8 @@ from ..rules.active import ActiveRules
 from ..shards.layout import Layout
 from ..shards.nccl import nccl_bytes
 from ..step.optimizers import optimizer_named
-from ..step.setting import Setting, check_size, fused_head_label
-from ..units import choose, human_bytes, positive_int
+from ..step.setting import Setting, check_size, checkpointing_label, fused_head_label
+from ..units import boolean, choose, human_bytes, positive_int
 from ..writing import write
 from .files import files_of
 from .host import host_need
@@ -57,6 +57,7 @@ class Request:
     host: str | None = None  # the machine whose RAM has to hold the loading
     prefer: str = "fidelity"  # what the ranking goes by: one of PREFERENCES
     price_per_hour: float | None = None  # of one GPU, in the reader's currency
+    selective: bool = False  # what is left of the memory keeps results that checkpointing would compute again
 
     @property
     def spec(self) -> GPUSpec:
@@ -130,7 +131,8 @@ class Request:
 class Recipe:
     """A way to train: everything but the micro-batch. stage: ZeRO's; 0 is one GPU, or DDP.
 
-    fused_lm_head: the loss from tiles of the logits (see `models.fused_head`).
+    fused_lm_head: the loss from tiles of the logits (see `models.fused_head`). kept: what checkpointed blocks keep all
+    the same (see `models.kept`).
     """
 
     method: str
@@ -139,11 +141,12 @@ class Recipe:
     stage: int = 0
     checkpointing: bool = False
     fused_lm_head: bool = False
+    kept: tuple[str, ...] = ()
 
     @property
     def at_once(self) -> Recipe:
         """The same without computing anything twice."""
-        return replace(self, checkpointing=False, fused_lm_head=False)
+        return replace(self, checkpointing=False, fused_lm_head=False, kept=())
 
     @property
     def change(self) -> tuple[int, bool, bool]:
@@ -169,7 +172,7 @@ class Recipe:
         if self.stage:
             parts.append(f"ZeRO-{self.stage}")
         if self.checkpointing:
-            parts.append(tr(ko="체크포인팅", en="checkpointing"))
+            parts.append(checkpointing_label(self.kept))
         if self.fused_lm_head:
             parts.append(fused_head_label())
         return " · ".join(parts)
@@ -326,6 +329,7 @@ def make_request(
     host: str | None = None,
     prefer: str = "fidelity",
     price_per_hour: float | None = None,
+    selective: bool = False,
 ) -> Request:
     """The request with every value checked; WrongValue in the reader's language."""
     gpu, gpus = how_many(gpu, gpus)
@@ -384,7 +388,7 @@ def make_request(
     return Request(
         model, spec.name, gpus, check.sequence_length, batch, ordered, precision, optimizer, float(margin),
         check.lora_rank, check.lora_targets, None if host is None else machine(host).name,
-        prefer, None if price_per_hour is None else float(price_per_hour),
+        prefer, None if price_per_hour is None else float(price_per_hour), boolean(selective, "selective"),
     )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from ..step.splits import equal_splits
 from ..units import human_bytes
 from .frontier import draw_frontier
 from .host import loadable
+from .keeping import keep_what_fits
 from .measure import expected, held, hopeless, measure
 from .pictures import Losers, draw_plans, plans_html
 from .plans import (
@@ -170,9 +171,11 @@ def plan_training(
     beside what is unknown. lora_rank, lora_targets: see `add_adapters`. host: a machine (see `host.machines`) that has
     to hold the loading; a plan that it kills is left out, with the reason. prefer: "fidelity" (what changes training
     least is first), "speed" (the shortest bound on a step) or "margin" (the most memory left; each way with the
-    micro-batch that needs least). price_per_hour: of one GPU; a plan's `price` is then the least that a million tokens
-    can cost. progress: called with what is known so far, whenever that is more. Each way to train comes once, with the
-    largest micro-batch that fits. WrongValue in the reader's language.
+    micro-batch that needs least). selective: a way to train that fits under checkpointing alone comes once more, with
+    what it leaves free spent on results that are then not computed again (`keeping`). price_per_hour: of one GPU; a
+    plan's `price` is then the least that a million tokens can cost. progress: called with what is known so far,
+    whenever that is more. Each way to train comes once, with the largest micro-batch that fits. WrongValue in the
+    reader's language.
     """
     return loadable(_search(make_request(model, gpu, gpus, **request), progress or (lambda plans: None)))
 
@@ -216,6 +219,7 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
                 losers.append(hopeless(request, recipe))
                 progress(found())
                 continue
+            may_keep = request.selective and not recipe.stage and not spares
             for checkpointing in (False, True):
                 one = replace(recipe, checkpointing=checkpointing)
                 fit, miss = tried(one)
@@ -225,6 +229,10 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
                         tried(fused, fit.micro_batch if fit is not None and not spares else 0)
                     except CANNOT_RUN as error:  # of TRL's head with this model: the recipe itself runs
                         cannot(fused, error)
+                if checkpointing and may_keep and (kept := keep_what_fits(request, one)):
+                    plans.append(kept)
+                    progress(found())
+                may_keep &= fit is None  # where it fits as it is, nothing is computed twice
                 if fit is not None and fit.accumulation == 1 and not checkpointing and not spares:
                     text = tr(ko="배치가 한 번에 들어가니 연산만 늘어난다", en="the batch fits at once: only more work")
                     skipped.append((replace(recipe, checkpointing=True).title, text))

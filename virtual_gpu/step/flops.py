@@ -18,6 +18,7 @@ from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config, running
 from ..models.depth import linear_in_depth, text_config
 from ..models.fused_head import fused_head
+from ..models.kept import is_uniform
 from ..turns import in_turn, refuse_in_a_block
 from .run import set_checkpointing
 from .setting import Setting
@@ -100,7 +101,7 @@ def training_flops(setting: Setting | None = None, **settings: Any) -> Flops:
     adapters = (setting.lora_rank, setting.lora_targets) if setting.peft else None
     return _training_flops(
         setting.model_id, setting.batch_size, setting.sequence_length, setting.gradient_checkpointing, adapters,
-        setting.fused_lm_head,
+        setting.fused_lm_head, setting.kept_results,
     )  # fmt: skip
 
 
@@ -112,11 +113,14 @@ def _training_flops(
     checkpointing: bool,
     adapters: tuple | None,
     fused_lm_head: bool,
+    kept: tuple[str, ...],
 ) -> Flops:
     def run(config: Any) -> dict[str, int]:
-        return asdict(flops_of_config(config, batch_size, sequence_length, checkpointing, adapters, fused_lm_head))
+        how = checkpointing, adapters, fused_lm_head, kept
+        return asdict(flops_of_config(config, batch_size, sequence_length, *how))
 
-    return Flops(**linear_in_depth(load_config(model_id), run))
+    config = load_config(model_id)
+    return Flops(**(linear_in_depth(config, run) if is_uniform(kept) else run(config)))
 
 
 @in_turn
@@ -127,15 +131,17 @@ def flops_of_config(
     checkpointing: bool,
     adapters: tuple | None = None,
     fused_lm_head: bool = False,
+    kept: tuple[str, ...] = (),
 ) -> Flops:
     """The FLOPs of one micro-batch with every layer run, under whatever `set_checkpoint_early_stop` says.
 
-    adapters: (rank, targets) of LoRA, see `add_adapters`. fused_lm_head: see `count_flops`.
+    adapters: (rank, targets) of LoRA, see `add_adapters`. fused_lm_head: see `count_flops`. kept: by checkpointed
+    blocks, see `models.kept`.
     """
     model = build_model(config, torch.float16)
     if adapters:
         model = add_adapters(model, *adapters)
-    model = set_checkpointing(model.train(), checkpointing)
+    model = set_checkpointing(model.train(), checkpointing, kept)
     text_config(model.config).use_cache = False
     ids = torch.zeros(batch_size, sequence_length, dtype=torch.int64)
     with running(config.model_type):

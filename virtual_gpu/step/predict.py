@@ -19,6 +19,7 @@ from ..models.attention import REPEATED
 from ..models.build import build_on_gpu
 from ..models.configs import cached_by_model, checkpoint_dtype, load_config, running
 from ..models.depth import Deepening, from_shallow
+from ..models.kept import is_uniform
 from ..real import GPU, storage_bytes
 from ..report import MemoryReport
 from ..room import room_on
@@ -135,6 +136,7 @@ def training_arguments(setting: Setting, autocast: torch.dtype | None) -> Simple
         holds_outputs=setting.holds_outputs,
         fused_lm_head=setting.fused_lm_head,
         repeat_kv=setting.attention == REPEATED,
+        kept_results=setting.kept_results,
         fp16=autocast == torch.float16,
         bf16=autocast == torch.bfloat16,
         loss_scale=1.0,  # values do not matter here, and a step that overflows would be skipped: no optimizer state
@@ -254,6 +256,8 @@ def _shown(model_id: str) -> dict[Any, Deepening]:
 
 def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | None:
     """The run at full depth from shallow ones; None where that is not less work, or contradicted."""
+    if not is_uniform(setting.kept_results):
+        return None
 
     def run(shallow: Any) -> tuple[Trace, dict[str, int]]:
         trace, *numbers, _ = virtual_run(setting, shallow, spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -18,6 +18,7 @@ from ..language import tr
 from ..models.attention import kv_repeated
 from ..models.depth import text_config
 from ..models.fused_head import fused_head
+from ..models.kept import context_fn, kept_results
 from ..real import GPU, gpu_of
 from ..trace.timeline import Timeline
 from ..turns import in_turn
@@ -60,7 +61,8 @@ def train(
     bf16 (mixed precision over fp32 weights), loss_scale (the GradScaler's first, 65536), use_cache, and holds_outputs:
     the model's outputs, logits among them, stay until the next forward, as in a loop that gives them a name. Without it
     they are dropped once there is a loss, as transformers' Trainer does. fused_lm_head: the loss comes from TRL's head
-    (see `models.fused_head`), repeat_kv: grouped heads are repeated before attention (see `models.attention`).
+    (see `models.fused_head`), repeat_kv: grouped heads are repeated before attention (see `models.attention`),
+    kept_results: what checkpointed blocks keep all the same (see `models.kept`).
     gpu: where the model lies; None finds it out. after_first_step is called with the log after the first optimizer
     step, before the gradients are dropped.
 
@@ -100,7 +102,7 @@ def _train(
     after_first_step: Callable[[TrainingLog], None] | None,
 ) -> None:
     if setting.gradient_checkpointing:
-        enable_checkpointing(model)
+        enable_checkpointing(model, setting.kept_results)
     from accelerate.utils import convert_to_fp32  # takes its time
 
     optimizer = make_optimizer(setting.optimizer, model, setting.learning_rate, gpu)
@@ -145,12 +147,18 @@ def _train(
                 disable_checkpointing(model)  # the next run decides for itself
 
 
-def enable_checkpointing(model: torch.nn.Module) -> None:
-    """Switch on (non-reentrant) gradient checkpointing, under whichever name transformers has for it."""
+def enable_checkpointing(model: torch.nn.Module, kept: Sequence[str] = ()) -> None:
+    """Switch on (non-reentrant) gradient checkpointing, under whichever name transformers has for it.
+
+    kept: what blocks keep all the same (see `models.kept`).
+    """
     with_parameters(model)
+    arguments: dict[str, Any] = {"use_reentrant": False}
+    if kept:
+        arguments["context_fn"] = context_fn(kept, text_config(model.config).num_hidden_layers, model)
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     try:
-        enable({"use_reentrant": False})
+        enable(arguments)
     except ValueError as error:
         raise WrongValue(
             tr(
@@ -165,9 +173,12 @@ def disable_checkpointing(model: torch.nn.Module) -> None:
     (getattr(model, "activation_checkpointing_disable", None) or model.gradient_checkpointing_disable)()
 
 
-def set_checkpointing(model: Any, on: bool) -> Any:
-    """Switch a transformers model's checkpointing on or off, and return the model."""
-    (enable_checkpointing if on else disable_checkpointing)(model)
+def set_checkpointing(model: Any, on: bool, kept: Sequence[str] = ()) -> Any:
+    """Switch a transformers model's checkpointing on (see `enable_checkpointing`) or off, and return the model."""
+    if on:
+        enable_checkpointing(model, kept)
+    else:
+        disable_checkpointing(model)
     return model
 
 
@@ -188,6 +199,7 @@ class _Setting:
     holds_outputs: bool
     fused_lm_head: bool
     repeat_kv: bool
+    kept_results: tuple[str, ...]
 
     @classmethod
     def read(cls, args: Any) -> _Setting:
@@ -207,6 +219,7 @@ class _Setting:
             holds_outputs=bool(getattr(args, "holds_outputs", False)),
             fused_lm_head=bool(getattr(args, "fused_lm_head", False)),
             repeat_kv=bool(getattr(args, "repeat_kv", False)),
+            kept_results=kept_results(getattr(args, "kept_results", ())),
         )
 
 

@@ -15,6 +15,7 @@ from ..models.attention import ATTENTION
 from ..models.configs import DEFAULT_MODEL, model_name
 from ..models.depth import text_config
 from ..models.fused_head import has_fused_head, require_fused_head
+from ..models.kept import kept_results
 from ..units import boolean, choose, positive_int
 from .optimizers import optimizer_named
 
@@ -84,6 +85,7 @@ class Setting:
     double_quantization: bool = True
     rest_in_fp32: bool = True
     fused_lm_head: bool = False  # the loss from tiles of the logits, as TRL's SFTTrainer makes it
+    kept_results: tuple[str, ...] = ()  # what checkpointed blocks keep all the same, see `models.kept`
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -96,6 +98,14 @@ class Setting:
         put(self, "fused_lm_head", boolean(self.fused_lm_head, "fused_lm_head"))
         if self.fused_lm_head:
             require_fused_head()
+        put(self, "kept_results", kept_results(self.kept_results))
+        if self.kept_results and not self.gradient_checkpointing:
+            raise WrongValue(
+                tr(
+                    ko=f"kept_results={self.kept_results}: gradient_checkpointing=True일 때만 뜻이 있다.",
+                    en=f"kept_results={self.kept_results}: says something only with gradient_checkpointing=True.",
+                )
+            )
         precisions = [*PRECISIONS, *(name for name in ADAPTER_PRECISIONS if self.peft or "bf16" in name)]
         put(self, "precision", choose(self.precision, precisions, tr(ko="정밀도", en="precision")))
         put(self, "optimizer", optimizer_named(self.optimizer))
@@ -196,7 +206,7 @@ class Setting:
         if self.gradient_accumulation_steps > 1:
             parts[1] += f" × {self.gradient_accumulation_steps}"
         if self.gradient_checkpointing:
-            parts.append(tr(ko="체크포인팅", en="checkpointing"))
+            parts.append(checkpointing_label(self.kept_results))
         if self.fused_lm_head:
             parts.append(fused_head_label())
         defaults = {f.name: f.default for f in fields(self)}
@@ -240,6 +250,14 @@ class Setting:
                     en=f"sequence_length={self.sequence_length}: {self.model_id} goes up to {limit}.",
                 )
             )
+
+
+def checkpointing_label(kept: tuple[str, ...] = ()) -> str:
+    """Gradient checkpointing, and of how many results what is kept, in the reader's language."""
+    if not kept:
+        return tr(ko="체크포인팅", en="checkpointing")
+    results = f"{len(kept)} results" if len(kept) > 1 else "1 result"
+    return tr(ko=f"체크포인팅(결과 {len(kept)}가지 남김)", en=f"checkpointing (keeps {results})")
 
 
 def fused_head_label() -> str:

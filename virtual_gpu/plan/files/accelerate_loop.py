@@ -13,6 +13,7 @@ from .settings import (
     docstring,
     head,
     loading,
+    of_keeping,
     trained_part,
     weights_dtype,
 )
@@ -44,6 +45,7 @@ def files(plan: Plan) -> dict[str, str]:
         model=_model(plan),
         optimizer=OPTIMIZERS[recipe.optimizer][1],
         fused=", fused_lm_head=True" if recipe.fused_lm_head else "",
+        **of_keeping(plan),
     )
     return {"train.py": script} | ({"accelerate.yaml": accelerate_yaml(plan)} if gpus > 1 else {})
 
@@ -62,12 +64,12 @@ _SCRIPT = '''"""{title}
 """
 
 import argparse
-from pathlib import Path
+{of_keeping}from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import GradientAccumulationPlugin
-{of_bnb}from torch.utils.data import DataLoader
+{of_bnb}{of_checkpoint}from torch.utils.data import DataLoader
 {of_transformers}
 {head}
 accumulation = GradientAccumulationPlugin(num_steps=ACCUMULATION{each})

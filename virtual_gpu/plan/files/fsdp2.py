@@ -19,7 +19,7 @@ def parts(plan: Plan) -> dict[str, str]:
         "model": _MODEL.format(
             repeat_kv=repeat_kv(plan),
             fuse=fuse_head(recipe),
-            checkpointing=checkpointing(recipe),
+            checkpointing=checkpointing(plan),
             # As accelerate has it, which does not find the norm of a model with adapters.
             last="[head]"
             if adapters

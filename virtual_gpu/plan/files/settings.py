@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from ...models.adapters import add_adapters
 from ...models.attention import REPEAT_KV
 from ...models.build import build_model
 from ...models.configs import is_given, load_config
+from ...models.depth import text_config
+from ...models.kept import ATTENTION, of_blocks
 
 if TYPE_CHECKING:
     from ..plans import Plan, Recipe
@@ -100,6 +103,7 @@ def _english(plan: Plan) -> str:
     parts = [recipe.method, recipe.precision, recipe.optimizer, f"{plan.micro_batch} x {plan.accumulation}"]
     parts += [f"ZeRO-{recipe.stage}"] if recipe.stage else []
     parts += ["checkpointing"] if recipe.checkpointing else []
+    parts += [f"keeps {' '.join(recipe.kept)}"] if recipe.kept else []
     parts += ["fused LM head"] if recipe.fused_lm_head else []
     return ", ".join([*parts, f"{plan.request.gpus} x {plan.request.gpu}"])
 
@@ -136,9 +140,29 @@ _FOUR_BITS = """    quantization_config=BitsAndBytesConfig(
     ),
 """
 _CHECKPOINTING = """if hasattr(model, "activation_checkpointing_enable"):  # its name since transformers 5.23
-    model.activation_checkpointing_enable({"use_reentrant": False})
+    model.activation_checkpointing_enable({arguments})
 else:
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.gradient_checkpointing_enable({arguments})
+"""
+# As `models.kept` has it, in which it is counted.
+_KEEPING = """kept = {kept}  # by each block
+products = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
+turns = itertools.cycle(kept)
+
+
+def contexts():
+    \"""Of the next block: results of attention, and of layers by their sizes, that are not computed again.\"""
+    names = next(turns)
+
+    def policy(context, operation, *operands, **_):
+        name = tuple(operands[-1].shape) if operation in products else None
+        if str(operation).startswith("aten._scaled_dot_product"):
+            name = "attention"
+        return CheckpointPolicy.MUST_SAVE if name in names else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
 """
 
 
@@ -191,15 +215,39 @@ def loading(plan: Plan, place: str = "") -> str:
 
 def trained_part(plan: Plan) -> str:
     """What is done to the model before it trains: a fused head, checkpointing, and the adapters on it."""
-    found = fuse_head(plan.recipe) + checkpointing(plan.recipe)
+    found = fuse_head(plan.recipe) + checkpointing(plan)
     if plan.recipe.method == "qlora":
         found += "model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)\n"
     return found + (f"{lora(plan)}model = get_peft_model(model, adapters)\n" if plan.recipe.method != "full" else "")
 
 
-def checkpointing(recipe: Recipe) -> str:
-    """The lines that switch gradient checkpointing on; empty without."""
-    return _CHECKPOINTING if recipe.checkpointing else ""
+def checkpointing(plan: Plan) -> str:
+    """The lines that switch gradient checkpointing on, and say what blocks keep all the same; empty without."""
+    if not plan.recipe.checkpointing:
+        return ""
+    arguments = '{"use_reentrant": False}'
+    if not plan.recipe.kept:
+        return _CHECKPOINTING.format(arguments=arguments)
+    blocks = text_config(load_config(plan.request.model)).num_hidden_layers
+    kept = [
+        f"[{{{', '.join(map(_kept_name, sorted(names)))}}}] * {len([*equal])}" if names else f"[()] * {len([*equal])}"
+        for names, equal in itertools.groupby(of_blocks(plan.recipe.kept, blocks))
+    ]
+    arguments = arguments.replace("}", ', "context_fn": contexts}')
+    return _KEEPING.format(kept=" + ".join(kept)) + _CHECKPOINTING.format(arguments=arguments)
+
+
+def _kept_name(name: str) -> str:
+    """A result's name as the script has it: "attention", or a layer's sizes."""
+    return literal(name) if name == ATTENTION else f"({name.replace('x', ', ')})"
+
+
+def of_keeping(plan: Plan) -> dict[str, str]:
+    """The lines that import what `checkpointing` needs where blocks keep results: Python's, and PyTorch's."""
+    if not plan.recipe.kept:
+        return {"of_keeping": "", "of_checkpoint": ""}
+    names = "CheckpointPolicy, create_selective_checkpoint_contexts"
+    return {"of_keeping": "import itertools\n", "of_checkpoint": f"from torch.utils.checkpoint import {names}\n"}
 
 
 def lora(plan: Plan) -> str:

@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING
 
 from ...language import tr
 from . import fsdp2
-from .settings import BLOCKS, autocast_dtype, docstring, from_peft, head, imports, loading, trained_part, weights_dtype
+from .settings import (
+    BLOCKS,
+    autocast_dtype,
+    docstring,
+    from_peft,
+    head,
+    imports,
+    loading,
+    of_keeping,
+    trained_part,
+    weights_dtype,
+)
 
 if TYPE_CHECKING:
     from ..plans import Plan, Recipe
@@ -50,6 +61,7 @@ def files(plan: Plan) -> dict[str, str]:
         dtype=weights_dtype(recipe),
         blocks=BLOCKS,
         optimizer=OPTIMIZERS[recipe.optimizer][1],
+        **of_keeping(plan),
         **parts,
     )
     return {"train.py": script}
@@ -129,10 +141,10 @@ _SCRIPT = '''"""{title}
 """
 
 import argparse
-{modules}from pathlib import Path
+{of_keeping}{modules}from pathlib import Path
 
 import torch
-{distributed}{of_bnb}{of_shards}{parallel}from torch.utils.data import DataLoader{sampler}
+{distributed}{of_bnb}{of_shards}{parallel}{of_checkpoint}from torch.utils.data import DataLoader{sampler}
 {of_transformers}
 {head}
 {device}dtype = torch.float32 if args.cpu else torch.{dtype}  # of the weights

@@ -9,12 +9,14 @@ from ...step.optimizers import OPTIMIZERS
 from .settings import (
     LAUNCH,
     accelerate_yaml,
+    checkpointing,
     docstring,
     fuse_head,
     imports,
     json_text,
     learning_rate,
     lora_config,
+    of_keeping,
     repeat_kv,
     weights_dtype,
 )
@@ -45,7 +47,8 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
     arguments = {
         "per_device_train_batch_size": plan.micro_batch,
         "gradient_accumulation_steps": plan.accumulation,
-        "gradient_checkpointing": recipe.checkpointing and not recipe.stage,  # for shards accelerate.yaml says it
+        # For shards accelerate.yaml says it; where blocks keep results, the script.
+        "gradient_checkpointing": recipe.checkpointing and not recipe.stage and not recipe.kept,
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "optim": OPTIMIZERS[recipe.optimizer][0],
         "fp16": mixed and "fp16" in recipe.precision,
@@ -92,6 +95,8 @@ def script(plan: Plan, usage: str = _USAGE, more: str = "") -> str:
         classes=_FUSED_TRAINER if fused else "",
         repeat_kv=repeat_kv(plan),
         fuse=fuse_head(recipe),
+        keeping=checkpointing(plan) if recipe.kept else "",
+        **of_keeping(plan),
         one_gpu=_ONE_GPU if fused else "",
         trainer="FusedTrainer" if fused else "Trainer",
         bits=", BitsAndBytesConfig" if recipe.method == "qlora" else "",
@@ -137,12 +142,12 @@ _SCRIPT = '''"""{title}
 """
 
 import argparse
-import json
+{of_keeping}import json
 from pathlib import Path
 
 import torch
 {imports}from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer{bits}, Trainer, TrainingArguments
+{of_checkpoint}from transformers import AutoModelForCausalLM, AutoTokenizer{bits}, Trainer, TrainingArguments
 {more_imports}
 LENGTH = {length}
 parser = argparse.ArgumentParser()
@@ -180,7 +185,7 @@ dataset = Dataset.from_list([{{"input_ids": block, "labels": block}} for block i
     trust_remote_code=False,
 {loading})
 model.config.use_cache = False
-{fuse}{adapters}trainer = {trainer}(model, arguments, train_dataset=dataset)
+{fuse}{keeping}{adapters}trainer = {trainer}(model, arguments, train_dataset=dataset)
 trainer.train()
 trainer.save_model(args.output)
 '''

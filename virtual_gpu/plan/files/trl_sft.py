@@ -9,7 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...language import tr
-from .settings import BLOCKS, LAUNCH, accelerate_yaml, docstring, head, imports, literal, loading, lora, weights_dtype
+from .settings import (
+    BLOCKS,
+    LAUNCH,
+    accelerate_yaml,
+    checkpointing,
+    docstring,
+    head,
+    imports,
+    literal,
+    loading,
+    lora,
+    of_keeping,
+    weights_dtype,
+)
 from .trainer import training_arguments
 
 if TYPE_CHECKING:
@@ -43,6 +56,8 @@ def files(plan: Plan) -> dict[str, str]:
         dtype=weights_dtype(recipe),
         blocks=BLOCKS,
         model=loading(plan, "device"),
+        keeping=checkpointing(plan) if recipe.kept else "",
+        **of_keeping(plan),
         adapters=lora(plan) if adapters else "",
         peft_config="    peft_config=adapters,\n" if adapters else "",
         upcast=_UPCAST if qlora and recipe.precision == "mixed_fp16" else "",
@@ -77,12 +92,12 @@ _SCRIPT = '''"""{title}
 """
 
 import argparse
-from pathlib import Path
+{of_keeping}from pathlib import Path
 
 import torch
 from accelerate import PartialState
 from datasets import Dataset
-{peft}from transformers import AutoModelForCausalLM, AutoTokenizer{bits}
+{peft}{of_checkpoint}from transformers import AutoModelForCausalLM, AutoTokenizer{bits}
 {of_transformers}from trl import SFTConfig, SFTTrainer
 
 {head}
@@ -97,7 +112,7 @@ dtype = torch.float32 if args.cpu else torch.{dtype}  # of the weights
     raise SystemExit(f"{{args.text}}: {{len(ids)}} tokens are fewer than one block of {{LENGTH}}.")
 dataset = Dataset.from_list([{{"input_ids": block}} for block in blocks])
 
-{model}{adapters}trainer = SFTTrainer(
+{model}{keeping}{adapters}trainer = SFTTrainer(
     model,
     arguments,
     train_dataset=dataset,

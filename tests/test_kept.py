@@ -1,0 +1,220 @@
+"""What checkpointed blocks keep: the gradients are the same, the FLOPs fewer, the bytes those that were said."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig
+
+from virtual_gpu.errors import WrongValue
+from virtual_gpu.models.build import build_model
+from virtual_gpu.models.kept import kept_results, of_blocks
+from virtual_gpu.plan import plan_training
+from virtual_gpu.plan.keeping import results_of
+from virtual_gpu.plan.measure import measure
+from virtual_gpu.plan.plans import Recipe, make_request
+from virtual_gpu.step.flops import training_flops
+from virtual_gpu.step.predict import predict_memory
+from virtual_gpu.step.run import set_checkpointing
+
+SIZES = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 160}
+# GPT-2's without dropout on attention: with it the CPU has no kernel for it.
+LLAMA = LlamaConfig(vocab_size=300, num_key_value_heads=2, max_position_embeddings=64, **SIZES)
+NEOX = GPTNeoXConfig(vocab_size=300, max_position_embeddings=64, **SIZES)
+GPT2 = GPT2Config(
+    vocab_size=300, n_embd=64, n_layer=4, n_head=4, n_positions=64, attn_pdrop=0.0
+)  # with dropout the CPU has no kernel
+
+
+def gradients(config, kept, checkpointing=True):
+    """Of real numbers on the CPU, and how many attentions backward computed again."""
+    torch.manual_seed(0)
+    model = build_model(config, torch.float32, device="cpu").train()
+    set_checkpointing(model, checkpointing, kept)
+    ids = torch.arange(2 * 32).reshape(2, 32) % 300
+    torch.manual_seed(1)  # of dropout
+    loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    with Counted() as counted:
+        loss.backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}, counted.forward
+
+
+class Counted(torch.utils._python_dispatch.TorchDispatchMode):
+    """How often attention's kernel of a forward pass ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.forward = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func)
+        self.forward += name.startswith("aten._scaled_dot_product") and "backward" not in name
+        return func(*args, **(kwargs or {}))
+
+
+# -- what it computes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "config, kept",
+    [
+        (LLAMA, ("attention",)),
+        (LLAMA, ("64x32", "64x64", "64x160:3")),
+        (LLAMA, ("attention", "64x32", "64x64", "64x160", "160x64")),
+        (NEOX, ("attention:2", "64x192", "64x160:1")),  # a layer has a bias
+        (GPT2, ("64x192", "64x256")),  # transposed weights
+    ],
+    ids=lambda one: type(one).__name__ if not isinstance(one, tuple) else "-".join(one),
+)
+def test_the_gradients_are_the_same(config, kept):
+    plain, _ = gradients(config, (), checkpointing=False)
+    bare, again = gradients(config, ())
+    found, fewer = gradients(config, kept)
+    attention = next((of_blocks(kept, 4) for one in kept if one.startswith("attention")), [()] * 4)
+    assert again == 4 and fewer == sum("attention" not in names for names in attention)
+    for name, gradient in plain.items():
+        assert torch.equal(bare[name], gradient) and torch.equal(found[name], gradient), name
+
+
+@pytest.mark.parametrize("peft", [None, "lora", "qlora"])
+def test_what_is_kept_is_not_computed_again(peft):
+    """FLOPs by PyTorch's counter: each result saves its own product in each block that keeps it."""
+    how = {"model_id": LLAMA, "batch_size": 2, "sequence_length": 32, "peft": peft, "precision": "bf16"}
+
+    def flops(*kept, on=True):
+        return training_flops(**how, gradient_checkpointing=on, kept_results=kept).total
+
+    tokens, none, every = 2 * 32, flops(), flops("attention", "64x32", "64x64", "64x160")
+    assert none - flops("64x160") == 4 * 2 * (2 * tokens * 64 * 160)
+    assert none - flops("64x160:1") == (none - flops("64x160")) / 4
+    assert none - flops("64x32", "64x64:3") == 4 * 2 * (2 * tokens * 64 * 32) + 3 * 2 * (2 * tokens * 64 * 64)
+    assert flops("160x64") == none  # the last of a block: backward stops before it
+    # Under LoRA A and B of queries and values come again, and the first block's input has a gradient, which it has not
+    # without checkpointing.
+    adapters = 4 * 2 * tokens * 8 * (2 * 64 + 64 + 32)
+    first = 2 * tokens * (64 * 64 + 2 * 64 * 32 + 2 * 64 * 8)
+    assert every - flops(on=False) == (adapters + first if peft else 0)
+
+
+# -- what it holds ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "peft, precision", [(None, "mixed_bf16"), ("lora", "autocast_fp16"), ("qlora", "autocast_fp16")]
+)
+def test_a_prediction_is_the_run(peft, precision):
+    config = replace_depth(LLAMA, 8)
+    how = {
+        "gpu": "T4" if "fp16" in precision else "L4", "model_id": config, "batch_size": 2, "sequence_length": 64,
+        "gradient_accumulation_steps": 6, "gradient_checkpointing": True, "peft": peft, "precision": precision,
+        "kept_results": ("attention", "64x160"), "optimizer": "adamw_fused",
+    }  # fmt: skip
+    found, run = predict_memory(**how), predict_memory(**how, full=True)
+    assert found.method == "depth" and run.method == "run"
+    assert (found.needed_bytes, found.reserved_bytes) == (run.needed_bytes, run.reserved_bytes)
+
+
+def replace_depth(config, layers):
+    return LlamaConfig(**config.to_dict() | {"num_hidden_layers": layers, "layer_types": None})
+
+
+def test_bytes_at_the_peak():
+    """A result lies there in every block that keeps it; of the block computed again it would lie there anyway."""
+    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=64, max_position_embeddings=4096, **sizes)
+    how = {
+        "gpu": "L4", "model_id": config, "batch_size": 1, "sequence_length": 4096, "gradient_checkpointing": True,
+        "peft": "lora", "precision": "autocast_bf16", "optimizer": "adamw_fused",
+    }  # fmt: skip
+
+    def needed(*kept):
+        return predict_memory(**how, kept_results=kept).needed_bytes
+
+    each, none = 4096 * 2 * 512 * 2, needed()
+    for blocks in (1, 2, 3):
+        assert needed(f"128x512:{blocks}") - none == blocks * each
+    assert needed("128x512") - none == 3 * each
+
+
+# -- as far as it fits ------------------------------------------------------------------------------------------------
+
+WIDE = {
+    "vocab_size": 512, "hidden_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "intermediate_size": 4096, "max_position_embeddings": 32768,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_nothing_better_fits(gpus):
+    """Against all that all blocks could keep, and one block more, measured one by one."""
+    config, batch = LlamaConfig(**WIDE), 2 * gpus
+    ask = {"length": 32 * 1024, "batch": batch, "methods": ("lora",), "selective": True}
+    plans = plan_training(config, "T4", gpus, **ask)
+    kept = next(plan for plan in plans if plan.recipe.kept)
+    bare = next(plan for plan in plans if plan.recipe == replace(kept.recipe, kept=()))
+    assert kept.fits and (kept.micro_batch, kept.accumulation) == (1, 2) and kept.flops < bare.flops
+    request, recipe = plans.request, replace(kept.recipe, kept=())
+    results = results_of(request, recipe)
+    assert [one.worth for one in results] == sorted((one.worth for one in results), reverse=True)
+    names = [one.name for one in results]
+    *whole, last = kept.recipe.kept
+    name, _, blocks = last.partition(":")
+    assert whole == names[: len(whole)] and name == names[len(whole)] and 1 <= int(blocks) < 16
+    one_more = replace(recipe, kept=(*whole, f"{name}:{int(blocks) + 1}"))
+    assert not measure(request, one_more, 1, 2).fits
+    # The linear relaxation, by what was measured with the result in no block and in all: no more than what a block of
+    # it and the allocator's rests are worth is lost, and whatever all blocks could keep is no more ahead than a block.
+    first, beyond = (measure(request, replace(recipe, kept=some), 1, 2) for some in ((*whole,), (*whole, name)))
+    relaxed = first.flops - first.left_bytes / (beyond.needed_bytes - first.needed_bytes) * (first.flops - beyond.flops)
+    block = (first.flops - beyond.flops) / 16
+    assert relaxed <= kept.flops <= relaxed + 2 * block
+    subsets = itertools.chain.from_iterable(itertools.combinations(names, n) for n in range(len(names) + 1))
+    better = [some for some in subsets if measure_flops(request, recipe, some) < kept.flops - block]
+    assert not any(measure(request, replace(recipe, kept=some), 1, 2).fits for some in better)
+
+
+def measure_flops(request, recipe, kept):
+    from virtual_gpu.plan.measure import setting_of
+
+    return request.batch * training_flops(setting_of(request, replace(recipe, kept=kept), 1, 1)).total
+
+
+def test_nothing_is_kept_where_nothing_is_computed_twice():
+    plans = plan_training(LLAMA, "T4", length=32, batch=4, selective=True, methods=("full",), optimizer="sgd")
+    assert len(plans) and not any(plan.recipe.kept for plan in plans)
+    assert not any(plan.recipe.kept for plan in plan_training(LLAMA, "T4", length=32, batch=4, prefer="margin"))
+
+
+def test_the_request_says_so():
+    with pytest.raises(WrongValue, match="selective"):
+        make_request("gpt2", selective="yes")
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value", ["attn", ["64x"], ["64x64:0"], ["x64"], [64], 7, None, ["attention", "attention:3"], ["64 x 64"], ["0x64"]]
+)
+def test_names_are_checked(value):
+    with pytest.raises(WrongValue, match="kept_results"):
+        kept_results(value)
+
+
+def test_one_name_is_a_list_of_one():
+    assert kept_results("attention") == ("attention",) and kept_results(()) == ()
+
+
+def test_a_layer_that_the_model_does_not_have_is_refused_and_nothing_is_left():
+    how = {"gpu": "T4", "model_id": LLAMA, "batch_size": 1, "sequence_length": 32, "kept_results": ["64x65"]}
+    with pytest.raises(WrongValue, match="64x160"):
+        predict_memory(**how, gradient_checkpointing=True)
+    with pytest.raises(WrongValue, match="gradient_checkpointing"):
+        predict_memory(**how)
+
+
+def test_a_recipe_at_once_keeps_nothing():
+    recipe = Recipe("lora", "mixed_fp16", "adamw_fused", checkpointing=True, kept=("attention",))
+    assert recipe.at_once == Recipe("lora", "mixed_fp16", "adamw_fused")
