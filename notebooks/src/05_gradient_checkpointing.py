@@ -389,7 +389,7 @@ ways["products"] = {"context_fn": partial(create_selective_checkpoint_contexts, 
 compare_checkpointing("polyglot-ko-1.3b", 8, {"off": None, **ways})
 
 # %% [markdown] lang="ko"
-# 기본값인 `every 1`은 `every 2`와 최대가 같은데 추가 연산은 두 배다. 최대를 정하는 것이 이미 가중치, 그레이디언트, 옵티마이저 상태라 더 버려도 얻는 것이 없다. `products`는 네 층에 하나보다 메모리가 적은데 추가 연산이 없다.
+# 기본값인 `every 1`은 `every 2`와 최대가 같은데 추가 연산은 두 배다. 최대를 정하는 것이 이미 가중치, 그레이디언트, 옵티마이저 상태라 더 버려도 얻는 것이 없다. `products`는 네 층에 하나보다 메모리가 적은데 추가 연산이 없다. 내 모델과 카드에서 남는 메모리만큼 무엇을 남길지는 플래너가 고른다(9.12절의 `selective=True`).
 # (`torch.compile`은 `torch._functorch.config.activation_memory_budget`에 0과 1 사이의 값을 주면 이 선택을 스스로 한다. 여기서는 실행해 보지 않았다.)
 #
 # ### 버리는 대신 옮기기: 오프로드
