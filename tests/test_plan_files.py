@@ -85,9 +85,10 @@ def one_rank(plan, launch, folder):
         Recipe("full", "bf16", "adamw_8bit", checkpointing=True),
         Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True),
         Recipe("qlora", "mixed_fp16", "adamw_fused"),
+        Recipe("qlora", "mixed_fp16", "adamw_fused", checkpointing=True, rest_in_fp32=False),
         Recipe("full", "mixed_fp16", "adamw_fused", fused_lm_head=True),
     ],
-    ids=lambda recipe: recipe.method + "-fused" * recipe.fused_lm_head,
+    ids=lambda recipe: recipe.method + "-fused" * recipe.fused_lm_head + "-16" * (not recipe.rest_in_fp32),
 )
 def test_a_loop_holds_what_the_plan_counted(kind, recipe, tmp_path):
     llama(tmp_path / "model")
@@ -95,6 +96,19 @@ def test_a_loop_holds_what_the_plan_counted(kind, recipe, tmp_path):
     held = on_the_virtual_card(plan, kind, tmp_path)
     # A batch, numbers of steps; on a card TRL's head copies the hidden states that have a loss.
     assert abs(held - plan.tensors_bytes) < 2**14 + recipe.fused_lm_head * TOKENS * WIDTH * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ALONE)
+def test_weights_beside_4_bits_stay_in_16(kind, tmp_path):
+    """Embedding and head are most of it. TRL never makes fp32 of them, and has its head: its bytes are the plan's."""
+    llama(tmp_path / "model", vocab_size=32 * WORDS)
+    recipe = Recipe("qlora", "mixed_fp16", "adamw_fused", checkpointing=True, fused_lm_head=True, rest_in_fp32=False)
+    plan = plan_of(tmp_path / "model", recipe)
+    held = on_the_virtual_card(plan, kind, tmp_path)
+    assert abs(held - plan.tensors_bytes) < 0.01 * held
+    upcast = measure(plan.request, replace(recipe, rest_in_fp32=True), 4, 2)
+    assert upcast.tensors_bytes - held > 2 * 32 * WORDS * WIDTH * 2
 
 
 KEPT = ("attention", f"{WIDTH}x{4 * WIDTH}:3")
@@ -368,6 +382,7 @@ RECIPES = [
     Recipe("qlora", "mixed_bf16", "adamw_8bit", checkpointing=True),
     Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True, fused_lm_head=True),
     Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True, kept=("attention", "768x2304:5")),
+    Recipe("qlora", "mixed_fp16", "adamw_fused", rest_in_fp32=False),
 ]
 SHARDED = [
     Recipe("full", "bf16", "adamw_fused", stage=2, checkpointing=True),
@@ -396,6 +411,8 @@ def test_a_script_says_what_the_plan_says(kind, gpus):
             assert not checkpointing
             checkpointing = "fsdp_activation_checkpointing: true" in yaml
         assert checkpointing == recipe.checkpointing
+        upcast = recipe.method == "qlora" and recipe.rest_in_fp32 and kind != "trl"
+        assert any("prepare_model_for_kbit_training(" in call for call in calls) == upcast
         assert ("add_fused_lm_head(" in script) == (recipe.fused_lm_head and kind != "trl")  # TRL's SFTTrainer adds it
         scaled = any(said in script for said in ("GradScaler", "fp16=not args.cpu", "fp16=True", 'else "fp16"'))
         assert scaled == ("fp16" in recipe.precision)

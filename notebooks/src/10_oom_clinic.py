@@ -142,18 +142,20 @@ doctor_panel()
 #
 # 마지막 줄만 남기면 자리를 잃는다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 traceback의 한 칸 한 칸(**프레임**, 함수 호출 하나)에 적혀 있다. 얼마나 줄어드는지는 진단에 없으니 실행해서 센다. 내 프로그램이면 진단의 맨 오른쪽 열에 있는 명령(`virtual-gpu run`)으로 센다. (처방의 숫자는 보기다. 체크포인팅의 이름은 transformers 5.23부터 `activation_checkpointing…`이고, 처방에 적힌 `gradient_checkpointing…`은 그 전의 이름이다.)
 #
-# 10.1절의 (12, 1,024)에 처방을 써 본다. 배치만 4로 줄인 것, 길이만 512로 줄인 것, 크기는 그대로 두고 손실만 나눈 것, (의사의 세 줄에는 없는) 체크포인팅만 켠 것, 둘을 함께 한 것이다. **손실 나누기**는 로짓을 한꺼번에 만들지 않고 조각마다 만드는 것이고(5.9절의 조각낸 손실, 9.1절), 여기서는 TRL의 함수를 쓴다. 의사가 첫째로 적은 것이 그것이다. 최대가 낮은 것부터 늘어놓으면?
+# 10.1절의 (12, 1,024)에 처방을 써 본다. 배치만 4로 줄인 것, 길이만 512로 줄인 것, 크기는 그대로 두고 손실만 나눈 것, 체크포인팅만 켠 것(의사의 세 줄에는 없다), 이 둘을 함께 한 것이다. **손실 나누기**는 로짓을 한꺼번에 만들지 않고 조각마다 만드는 것이고(5.9절의 조각낸 손실, 9.2절), 여기서는 TRL의 함수를 쓴다. 의사가 첫째로 적은 것이 그것이다. 손실만 나누면 들어갈까? 최대가 낮은 것부터 늘어놓으면 어떤 차례일까?
+#
+# 10.1절의 `train`은 `from_pretrained`가 돌려준 그대로의 eval 모드라 드롭아웃이 없었다. 여기서는 모두 학습 모드(`.train()`)다. 체크포인팅은 학습 모드에서만 하고, `Trainer`는 스스로 바꾼다.
 
 # %%
 from trl.trainer import add_fused_lm_head
 
 
 def cured(batch_size, length=1024, tiles=False, checkpointing=False):
-    model = AutoModelForCausalLM.from_pretrained("gpt2").cuda()
+    model = AutoModelForCausalLM.from_pretrained("gpt2").cuda().train()
     if tiles:
         add_fused_lm_head(model)
     if checkpointing:
-        model.train().activation_checkpointing_enable()
+        model.activation_checkpointing_enable()
     loss_from = {"fused_lm_head": True} if tiles else {}
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     for _ in range(2):
@@ -168,14 +170,14 @@ for sizes, cures in (
     ((4, 1024), {}), ((12, 512), {}), ((12, 1024), {"tiles": True}), ((12, 1024), {"checkpointing": True}),
     ((12, 1024), both),
 ):  # fmt: skip
-    print(sizes, *cures, caught(cured, *sizes, **cures))
+    print(sizes, *cures, "|", caught(cured, *sizes, **cures).splitlines()[-1][:72])
 
 # %% [markdown] lang="ko"
-# 손실만 나누어도 들어가지만 한도 14.64 GiB에 빠듯하다. 넘친 것은 로짓이었지만, 카드를 채운 것은 블록마다 남긴 순전파 상태였기 때문이다. **의사의 첫 줄은 마지막 방울을 없애는 것**이고, 여유까지 만들지는 않는다.
+# 손실만 나누면 **다시 죽는다.** 넘친 것은 로짓이었지만, 카드를 채운 것은 블록마다 남긴 순전파 상태였기 때문이다. 이번의 T는 로짓의 조각 하나(4,096토큰 × 32,768어휘 × 4바이트)다. **의사의 첫 줄은 마지막 방울을 없애는 것**이고, 여유까지 만들지는 않는다. 고친 프로그램이 죽으면 그 traceback을 다시 진단한다.
 #
-# 여유는 둘을 함께 할 때 생긴다. 배치와 길이를 그대로 두고 가장 낮다. 체크포인팅이 순전파 상태를 없애면 남는 것 가운데 로짓이 가장 크고, 그것을 손실 나누기가 없애기 때문이다. 배치를 4로 줄이고 처방대로 세 번 누적하면 앞의 그레이디언트가 남아 첫 줄보다 더 든다(4장).
+# 체크포인팅만 켜도 8.81 GiB로 들어간다. 손실까지 나누면 3.27 GiB로, 배치와 길이를 그대로 두고도 다섯 가운데 가장 낮다. 체크포인팅이 블록의 입력만 남기면, 남는 것 가운데 로짓이 가장 크기 때문이다. 배치를 4로 줄이고 처방대로 세 번 누적하면(12 = 4 × 3) 앞의 그레이디언트, 많아야 한 벌 0.46 GiB가 첫 줄에 더해진다(4장). (최대는 `allocated`의 것이고, 예약은 이보다 크다.)
 #
-# 값은 저마다 다르다. 체크포인팅과 손실 나누기는 계산을 더 하고(5장, 9장), 길이를 줄이면 데이터를 버린다. 무엇을 지켜야 하는지에 따라 고른다. Liger의 `use_liger_kernel=True`도 로짓을 조각내지만, Liger가 GPT-2를 몰라서 의사가 TRL의 것을 적었다. (`.train()`을 빼면 체크포인팅이 켜지지 않는다. `from_pretrained`는 모델을 eval로 돌려주는데 체크포인팅은 학습 모드에서만 한다. `Trainer`는 스스로 바꾼다.)
+# 대가는 저마다 다르다. 배치를 줄이면 누적해야 하고, 체크포인팅과 손실 나누기는 계산을 더 하며(5장, 9장), 길이를 줄이면 데이터를 버린다. 무엇을 지켜야 하는지에 따라 고른다. Liger의 `use_liger_kernel=True`도 로짓을 조각내지만, Liger가 GPT-2를 몰라서 의사가 TRL의 것을 적었다.
 #
 # ## 10.3 가장 긴 배치가 정한다
 #

@@ -35,6 +35,7 @@ def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation:
         gradient_checkpointing=recipe.checkpointing,
         fused_lm_head=recipe.fused_lm_head,
         kept_results=recipe.kept,
+        rest_in_fp32=recipe.rest_in_fp32,
         attention=REPEATED if request.repeats_kv else "sdpa",
         model_id=request.model,
         peft=None if recipe.method == "full" else recipe.method,

@@ -10,7 +10,7 @@ from ..drawing.labels import html_table
 from ..drawing.report import COLORS
 from ..language import tr
 from ..room import TIGHT
-from ..step.setting import fused_head_label
+from ..step.setting import fused_head_label, rest_label
 from ..units import human_bytes
 from .plans import Plan, Recipe, kind_label, method_label
 
@@ -35,7 +35,8 @@ def extra_label(plan: Plan) -> str:
 def row_of(plan: Plan, sharded: bool, fused: bool) -> list[str]:
     """The plan's cells, without its rank. sharded, fused: whether several GPUs and the head have columns."""
     recipe = plan.recipe
-    cells = [method_label(recipe.method), recipe.precision + (" ⚠" if recipe.caution else ""), recipe.optimizer]
+    method = method_label(recipe.method) + ("" if recipe.rest_in_fp32 else f" · {rest_label()}")
+    cells = [method, recipe.precision + (" ⚠" if recipe.caution else ""), recipe.optimizer]
     if sharded:
         cells.append(f"ZeRO-{recipe.stage}" if recipe.stage else "DDP")
     return [

@@ -26,7 +26,7 @@ from ..rules.active import ActiveRules
 from ..shards.layout import Layout
 from ..shards.nccl import nccl_bytes
 from ..step.optimizers import optimizer_named
-from ..step.setting import Setting, check_size, checkpointing_label, fused_head_label
+from ..step.setting import Setting, check_size, checkpointing_label, fused_head_label, rest_label
 from ..units import boolean, choose, human_bytes, positive_int
 from ..writing import write
 from .files import files_of
@@ -132,7 +132,9 @@ class Recipe:
     """A way to train: everything but the micro-batch. stage: ZeRO's; 0 is one GPU, or DDP.
 
     fused_lm_head: the loss from tiles of the logits (see `models.fused_head`). kept: what checkpointed blocks keep all
-    the same (see `models.kept`).
+    the same (see `models.kept`). rest_in_fp32: QLoRA's weights that are not 4-bit, as peft's
+    `prepare_model_for_kbit_training` makes them; else they stay in 16 bits, as TRL, axolotl, LLaMA-Factory and
+    torchtune leave them.
     """
 
     method: str
@@ -142,6 +144,7 @@ class Recipe:
     checkpointing: bool = False
     fused_lm_head: bool = False
     kept: tuple[str, ...] = ()
+    rest_in_fp32: bool = True
 
     @property
     def at_once(self) -> Recipe:
@@ -149,9 +152,10 @@ class Recipe:
         return replace(self, checkpointing=False, fused_lm_head=False, kept=())
 
     @property
-    def change(self) -> tuple[int, bool, bool]:
+    def change(self) -> tuple[int, bool, bool, bool]:
         """How much it changes training, the first criterion of the ranking: the smaller the less."""
-        return METHODS.index(self.method), self.precision in ("bf16", "fp16"), self.optimizer != "adamw_fused"
+        half = self.precision in ("bf16", "fp16")
+        return METHODS.index(self.method), half, self.optimizer != "adamw_fused", not self.rest_in_fp32
 
     @property
     def caution(self) -> str:
@@ -175,7 +179,7 @@ class Recipe:
             parts.append(checkpointing_label(self.kept))
         if self.fused_lm_head:
             parts.append(fused_head_label())
-        return " · ".join(parts)
+        return " · ".join([*parts, *([] if self.rest_in_fp32 else [rest_label()])])
 
 
 @dataclass(frozen=True)
@@ -439,10 +443,13 @@ def recipes_of(request: Request) -> list[Recipe]:
             precisions += ["bf16"] if bf16 and request.precision is None else []
             optimizers += [] if request.optimizer else ["adamw_8bit"]
         found += [Recipe(method, precision, optimizer) for precision in precisions for optimizer in optimizers]
+        if method == "qlora" and mixed != "fp32":
+            found.append(Recipe(method, mixed, optimizers[0], rest_in_fp32=False))
     if request.gpus > 1:
         shards = [r for r in found if r.method == "full" and r.optimizer == "adamw_fused" and "fp16" not in r.precision]
         found += [replace(recipe, stage=stage) for stage in (2, 3) for recipe in shards]
         adapters = [r for r in found if r.method != "full" and r.optimizer == "adamw_fused" and "mixed" in r.precision]
+        adapters = [r for r in adapters if r.rest_in_fp32]  # of shards the rest is never upcast (`shards.adapters`)
         found += [replace(recipe, stage=3) for recipe in adapters]
     return found
 

@@ -10,6 +10,7 @@ Every plan that is shown was measured on the virtual GPU. What is not run is wha
   which no larger micro-batch fits, and it is not run where all that it can save is less than what is missing;
 - what activations take of a plan grows with the micro-batch: where the whole batch at once would exceed the card by a
   tenth and more at the same bytes a sample, it is not run;
+- weights beside 4-bit ones stay in 16 bits only where they do not fit in fp32;
 - what cannot be run at all (a model whose own code does not take 4-bit weights) is left out with the reason.
 """
 
@@ -214,6 +215,11 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
     for recipe in sorted(recipes_of(request), key=lambda recipe: recipe.change):
         if first_only and by_change and plans and recipe.change > plans[0].recipe.change:
             break
+        upcast = replace(recipe, rest_in_fp32=True)
+        if upcast != recipe and not spares and any(plan.recipe.at_once == upcast for plan in plans):
+            text = tr(ko="fp32로 두어도 들어간다", en="they fit in fp32")
+            skipped.append((recipe.title, text))
+            continue
         try:
             if sum(held(request, recipe).values()) > request.room.possible_bytes:
                 losers.append(hopeless(request, recipe))

@@ -219,7 +219,7 @@ class Setting:
         if self.lora_dropout != LORA_DROPOUT:
             parts.append(f"dropout {self.lora_dropout:g}")
         parts += [] if self.double_quantization else [tr(ko="이중 양자화 없이", en="no double quantization")]
-        parts += [] if self.rest_in_fp32 else [tr(ko="나머지는 16비트", en="the rest in 16 bits")]
+        parts += [] if self.rest_in_fp32 else [rest_label()]
         return " · ".join(parts)
 
     @property
@@ -258,6 +258,11 @@ def checkpointing_label(kept: tuple[str, ...] = ()) -> str:
         return tr(ko="체크포인팅", en="checkpointing")
     results = f"{len(kept)} results" if len(kept) > 1 else "1 result"
     return tr(ko=f"체크포인팅(결과 {len(kept)}가지 남김)", en=f"checkpointing (keeps {results})")
+
+
+def rest_label() -> str:
+    """Weights beside 4-bit ones that stay as they were loaded, in the reader's language."""
+    return tr(ko="나머지는 16비트", en="the rest in 16 bits")
 
 
 def fused_head_label() -> str:

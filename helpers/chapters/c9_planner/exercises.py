@@ -71,7 +71,7 @@ def _judge_gpu(answer: Any) -> str:
     return right(found + _with_margin(plan))
 
 
-NEED = {"model": "Qwen/Qwen3-14B", "gpu": "T4", "length": 2048, "batch": 8}
+NEED = {"model": "Qwen/Qwen3-14B", "gpu": "T4", "length": 8192, "batch": 8}
 
 
 def _judge_change(changes: Any) -> str:
@@ -250,7 +250,7 @@ EXERCISES = {
             ),
             tr(ko="148억 파라미터를 T4에 두려면 4비트여야 한다.", en="14.8 billion parameters on a T4: in 4 bits."),
         ],
-        'changes = {"methods": ("qlora",), "length": 1152}',
+        'changes = {"methods": ("qlora",), "length": 5888}',
     ),
     "9-3": lambda: Exercise(
         "9-3",

@@ -105,6 +105,7 @@ def _english(plan: Plan) -> str:
     parts += ["checkpointing"] if recipe.checkpointing else []
     parts += [f"keeps {' '.join(recipe.kept)}"] if recipe.kept else []
     parts += ["fused LM head"] if recipe.fused_lm_head else []
+    parts += [] if recipe.rest_in_fp32 else ["the rest in 16 bits"]
     return ", ".join([*parts, f"{plan.request.gpus} x {plan.request.gpu}"])
 
 
@@ -216,9 +217,14 @@ def loading(plan: Plan, place: str = "") -> str:
 def trained_part(plan: Plan) -> str:
     """What is done to the model before it trains: a fused head, checkpointing, and the adapters on it."""
     found = fuse_head(plan.recipe) + checkpointing(plan)
-    if plan.recipe.method == "qlora":
+    if upcasts(plan.recipe):
         found += "model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)\n"
     return found + (f"{lora(plan)}model = get_peft_model(model, adapters)\n" if plan.recipe.method != "full" else "")
+
+
+def upcasts(recipe: Recipe) -> bool:
+    """Whether peft makes fp32 of what is not 4-bit."""
+    return recipe.method == "qlora" and recipe.rest_in_fp32 and not recipe.stage
 
 
 def checkpointing(plan: Plan) -> str:

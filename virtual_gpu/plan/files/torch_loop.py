@@ -16,6 +16,7 @@ from .settings import (
     loading,
     of_keeping,
     trained_part,
+    upcasts,
     weights_dtype,
 )
 
@@ -71,7 +72,7 @@ def imports_of(plan: Plan, *more: str) -> tuple[str, str]:
     """(before torch's, from transformers' on) the imports that the plan needs; more: of transformers."""
     recipe, (repeated, fused) = plan.recipe, imports(plan)
     line = OPTIMIZERS[recipe.optimizer][0]
-    names = ["LoraConfig", "get_peft_model"] + (["prepare_model_for_kbit_training"] if recipe.method == "qlora" else [])
+    names = ["LoraConfig", "get_peft_model"] + (["prepare_model_for_kbit_training"] if upcasts(recipe) else [])
     bits = ", BitsAndBytesConfig" if recipe.method == "qlora" else ""
     last = f"from transformers import {', '.join([*more, 'AutoModelForCausalLM', 'AutoTokenizer'])}{bits}\n"
     if "bitsandbytes" in line:

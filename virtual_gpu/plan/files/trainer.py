@@ -18,6 +18,7 @@ from .settings import (
     lora_config,
     of_keeping,
     repeat_kv,
+    upcasts,
     weights_dtype,
 )
 
@@ -83,7 +84,7 @@ def script(plan: Plan, usage: str = _USAGE, more: str = "") -> str:
             loading += _PLACE_CPU
         names = "LoraConfig, get_peft_model"
         prepare = ""
-        if recipe.method == "qlora" and not recipe.stage:  # what FSDP2 gathers is 16 bits: nothing to upcast
+        if upcasts(recipe):  # of what FSDP2 gathers, which is 16 bits, there is nothing to upcast
             names += ", prepare_model_for_kbit_training"
             prepare = "model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)\n"
         of_peft += f"from peft import {names}\n"
