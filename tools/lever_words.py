@@ -188,6 +188,11 @@ WORDS = {
         "QLoRA(이중 양자화) + 체크포인팅", "transformers 4.30", "gradient_checkpointing=True", f"{QLORA}, "
         "bnb_4bit_use_double_quant=True)", "함께 켜야 줄어든다",
     ),
+    "nf4_checkpointed_rest_16": Words(
+        "위의 것에서 4비트가 아닌 가중치는 16비트 그대로", "", "", "`prepare_model_for_kbit_training`을 부르지 않는다",
+        "임베딩과 머리가 절반이 되고, autocast가 머리의 사본을 만들지 않는다. TRL, axolotl, LLaMA-Factory, torchtune이 "
+        "이렇게 한다",
+    ),
     "modules_to_save": Words(
         "LoRA + 임베딩과 머리는 통째로", "", "",
         "LoraConfig(modules_to_save=['embed_tokens', 'lm_head'])", "새 토큰을 넣을 때 켜는 것. 늘어난다",

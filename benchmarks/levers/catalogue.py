@@ -180,6 +180,10 @@ LEVERS = (
         "nf4_checkpointed", "weights", ADAPTERS, {"load": W.four_bits("nf4", double=True), "prepare": checkpointed},
         OTHER, BNB,
     ),
+    Lever(
+        "nf4_checkpointed_rest_16", "weights", ADAPTERS,
+        {"load": W.four_bits("nf4", double=True, upcast=False), "prepare": checkpointed}, OTHER, BNB,
+    ),
     Lever("modules_to_save", "weights", ADAPTERS, {"adapt": W.with_whole_embeddings}, OTHER),
     Lever("tied", "weights", FULL, {"load": W.tied}, OTHER),
     Lever("float8", "weights", ("8b",), {"prepare": W.float8}, OTHER, ("torchao",)),

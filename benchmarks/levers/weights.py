@@ -11,12 +11,14 @@ from torch import nn
 from .program import Program, adapted, checkpointed, shape
 
 
-def four_bits(kind: str = "nf4", double: bool = False, **more: Any) -> Callable[[Program], nn.Module]:
-    """bitsandbytes' 4-bit layers, loaded and prepared as for QLoRA."""
+def four_bits(
+    kind: str = "nf4", double: bool = False, upcast: bool = True, **more: Any
+) -> Callable[[Program], nn.Module]:
+    """bitsandbytes' 4-bit layers, loaded as for QLoRA. upcast: the other weights to fp32, as peft prepares them."""
     return _quantized(lambda compute: {
         "load_in_4bit": True, "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": double,
         "bnb_4bit_compute_dtype": compute, **more,
-    })  # fmt: skip
+    }, upcast)  # fmt: skip
 
 
 def eight_bits() -> Callable[[Program], nn.Module]:
@@ -24,7 +26,7 @@ def eight_bits() -> Callable[[Program], nn.Module]:
     return _quantized(lambda compute: {"load_in_8bit": True})
 
 
-def _quantized(config: Callable[[torch.dtype], dict[str, Any]]) -> Callable[[Program], nn.Module]:
+def _quantized(config: Callable[[torch.dtype], dict[str, Any]], upcast: bool = True) -> Callable[[Program], nn.Module]:
     def load(program: Program) -> nn.Module:
         from peft import prepare_model_for_kbit_training
         from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -33,7 +35,7 @@ def _quantized(config: Callable[[torch.dtype], dict[str, Any]]) -> Callable[[Pro
             program.model_id, dtype=program.weights, quantization_config=BitsAndBytesConfig(**config(program.weights)),
             device_map={"": 0}, **shape(program),
         )  # fmt: skip
-        return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+        return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False) if upcast else model
 
     return load
 

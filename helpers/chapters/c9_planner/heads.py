@@ -27,7 +27,8 @@ def with_each_line(*plans: tuple[str, str, bool, int]) -> Rows:
         setting = setting_of(request, Recipe(method, "mixed_fp16", "adamw_fused", checkpointing=checkpointing), 1, 16)
         lines = {"attention": "sdpa"}, {}, {"fused_lm_head": True}, {"fused_lm_head": True, "rest_in_fp32": False}
         shipped, repeated, fused, rest = (
-            predict_need(replace(setting, **{"attention": REPEATED} | line), request.spec.compute_capability) for line in lines
+            predict_need(replace(setting, **{"attention": REPEATED} | line), request.spec.compute_capability)
+            for line in lines
         )
         rows.append(
             {
