@@ -5,15 +5,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig, OlmoConfig
 
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.models.build import build_model
-from virtual_gpu.models.kept import kept_results, of_blocks
-from virtual_gpu.plan import plan_training
+from virtual_gpu.models.kept import context_fn, kept_results, of_blocks
+from virtual_gpu.plan import Plan, Recipe, keeping, plan_training, search
 from virtual_gpu.plan.keeping import results_of
-from virtual_gpu.plan.measure import measure
-from virtual_gpu.plan.plans import Recipe, make_request
+from virtual_gpu.plan.measure import measure, setting_of
+from virtual_gpu.plan.plans import make_request
 from virtual_gpu.step.flops import training_flops
 from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.step.run import set_checkpointing
@@ -35,21 +37,20 @@ def gradients(config, kept, checkpointing=True):
     ids = torch.arange(2 * 32).reshape(2, 32) % 300
     torch.manual_seed(1)  # of dropout
     loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-    with Counted() as counted:
+    with Counted("aten._scaled_dot_product") as counted:
         loss.backward()
-    return {name: parameter.grad for name, parameter in model.named_parameters()}, counted.forward
+    return {name: parameter.grad for name, parameter in model.named_parameters()}, counted.times
 
 
-class Counted(torch.utils._python_dispatch.TorchDispatchMode):
-    """How often attention's kernel of a forward pass ran."""
+class Counted(TorchDispatchMode):
+    """How often an operation of a forward pass ran, by the beginning of its name."""
 
-    def __init__(self):
+    def __init__(self, name):
         super().__init__()
-        self.forward = 0
+        self.name, self.times = name, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = str(func)
-        self.forward += name.startswith("aten._scaled_dot_product") and "backward" not in name
+        self.times += str(func).startswith(self.name) and "backward" not in str(func)
         return func(*args, **(kwargs or {}))
 
 
@@ -77,7 +78,7 @@ def test_the_gradients_are_the_same(config, kept):
         assert torch.equal(bare[name], gradient) and torch.equal(found[name], gradient), name
 
 
-@pytest.mark.parametrize("peft", [None, "lora", "qlora"])
+@pytest.mark.parametrize("peft", [None, "lora"])  # QLoRA's products are counted as LoRA's
 def test_what_is_kept_is_not_computed_again(peft):
     """FLOPs by PyTorch's counter: each result saves its own product in each block that keeps it."""
     how = {"model_id": LLAMA, "batch_size": 2, "sequence_length": 32, "peft": peft, "precision": "bf16"}
@@ -95,6 +96,74 @@ def test_what_is_kept_is_not_computed_again(peft):
     adapters = 4 * 2 * tokens * 8 * (2 * 64 + 64 + 32)
     first = 2 * tokens * (64 * 64 + 2 * 64 * 32 + 2 * 64 * 8)
     assert every - flops(on=False) == (adapters + first if peft else 0)
+
+
+class FourBit(torch.nn.Module):
+    """A block of bitsandbytes' own layers, of real numbers on the CPU."""
+
+    def __init__(self):
+        super().__init__()
+        from bitsandbytes.nn import Linear4bit
+
+        how = {"bias": False, "compute_dtype": torch.float32, "quant_type": "nf4", "compress_statistics": True}
+        self.up, self.down = (Linear4bit(*sizes, **how).to("cpu") for sizes in ((64, 160), (160, 64)))
+        self.config = LLAMA
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.silu(self.up(x))).sin()
+
+
+def script_s_contexts(recipe, model):
+    """What the script of a plan with this recipe gives `checkpoint`, from its own lines."""
+    plan = Plan(make_request(LLAMA, "L4", length=32, batch=4), recipe, 1, 4, 0, {}, 0, 0, 0, None)
+    script = plan.files("torch")["train.py"]
+    lines = script[script.index("kept = ") : script.index("if hasattr(model")]
+    names = {"CheckpointPolicy": CheckpointPolicy, "itertools": itertools, "torch": torch, "model": model}
+    names["create_selective_checkpoint_contexts"] = create_selective_checkpoint_contexts
+    exec(lines, names)
+    return names["contexts"]
+
+
+@pytest.mark.parametrize("by", ["instrument", "script"])
+@pytest.mark.parametrize("kept, again", [((), 2), (("64x160",), 1), (("64x160:2",), 1), (("64x160", "160x64"), 0)])
+def test_a_4_bit_layer_s_result_stays(by, kept, again):
+    """bitsandbytes multiplies in an operation of its own, `gemm_4bit`."""
+    model = FourBit()
+    recipe = Recipe("qlora", "mixed_bf16", "adamw_fused", checkpointing=True, kept=kept)
+    if by == "instrument":
+        contexts = context_fn(kept, 4, model) if kept else None
+    else:
+        contexts = script_s_contexts(recipe, model) if kept else None
+    x = torch.randn(2, 8, 64, requires_grad=True)
+    (expected,) = torch.autograd.grad(model(x).sum(), x)
+    how = {"context_fn": contexts} if kept else {}
+    out = checkpoint(model, x, use_reentrant=False, **how)
+    with Counted("bitsandbytes.gemm_4bit") as counted:
+        out.sum().backward()
+    assert counted.times == again and torch.equal(x.grad, expected)
+
+
+def test_attention_with_dropout_is_computed_again():
+    """Kept, it would draw no numbers, and the dropout after it those that were its own."""
+    recipe = Recipe("full", "mixed_bf16", "adamw_fused", checkpointing=True)
+    for dropout, there in ((0.1, False), (0.0, True)):
+        config = GPT2Config(vocab_size=300, n_embd=64, n_layer=4, n_head=4, n_positions=64, attn_pdrop=dropout)
+        names = [one.name for one in results_of(make_request(config, "L4", length=32), recipe)]
+        assert ("attention" in names) == there and "64x192" in names
+        how = {"model_id": config, "batch_size": 1, "sequence_length": 32, "gradient_checkpointing": True}
+        flops = [training_flops(**how, kept_results=kept).total for kept in ((), ("attention",))]
+        assert (flops[1] < flops[0]) == there
+
+
+def test_a_result_that_the_model_changes_in_place_is_refused():
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = OlmoConfig(vocab_size=300, clip_qkv=8.0, **sizes)
+    recipe = Recipe("full", "mixed_bf16", "adamw_fused", checkpointing=True)
+    assert [one.name for one in results_of(make_request(config, "L4", length=32), recipe)] == ["attention"]
+    with pytest.raises(WrongValue, match="clip_qkv"):
+        training_flops(
+            model_id=config, batch_size=1, sequence_length=32, gradient_checkpointing=True, kept_results=("64x64",)
+        )
 
 
 # -- what it holds ----------------------------------------------------------------------------------------------------
@@ -176,15 +245,65 @@ def test_nothing_better_fits(gpus):
 
 
 def measure_flops(request, recipe, kept):
-    from virtual_gpu.plan.measure import setting_of
-
     return request.batch * training_flops(setting_of(request, replace(recipe, kept=kept), 1, 1)).total
 
 
 def test_nothing_is_kept_where_nothing_is_computed_twice():
-    plans = plan_training(LLAMA, "T4", length=32, batch=4, selective=True, methods=("full",), optimizer="sgd")
-    assert len(plans) and not any(plan.recipe.kept for plan in plans)
-    assert not any(plan.recipe.kept for plan in plan_training(LLAMA, "T4", length=32, batch=4, prefer="margin"))
+    """A batch that accumulates without checkpointing; and who wants memory left over."""
+    config = LlamaConfig(**WIDE | {"num_hidden_layers": 2})
+    ask = {"length": 32 * 1024, "batch": 8, "methods": ("lora",), "selective": True}
+    plans = plan_training(config, "T4", **ask)
+    assert any(plan.recipe.checkpointing for plan in plans) and plans.best.accumulation > 1
+    assert not any(plan.recipe.kept for plan in plans)
+    plans = plan_training(LlamaConfig(**WIDE), "T4", **ask, prefer="margin")
+    assert {plan.recipe.checkpointing for plan in plans} == {True} and not any(plan.recipe.kept for plan in plans)
+    assert any("margin" in why for _, why in plans.skipped)
+
+
+@pytest.mark.parametrize(
+    "needs, most",
+    [
+        (lambda blocks: 1000 + 10 * blocks, 8),  # evenly
+        (lambda blocks: 1000 if blocks < 14 else 1160, 13),  # the peak is elsewhere until there
+        (lambda blocks: 1000 + 100 * (blocks > 0), None),  # not in one
+    ],
+)
+def test_in_how_many_blocks(needs, most, monkeypatch):
+    """As many as have room, also where bytes do not grow with them; by few runs."""
+    request = make_request(LlamaConfig(**WIDE), "T4", length=32, batch=4)
+    monkeypatch.setattr(type(request), "limit_bytes", 1080)
+    monkeypatch.setattr(Plan, "fits", property(lambda plan: plan.needed_bytes <= 1080))
+    runs = []
+
+    def measured(request, recipe, micro_batch, accumulation):
+        (_, _, blocks) = recipe.kept[-1].partition(":") if recipe.kept else ("", "", "0")
+        runs.append(int(blocks or 16))
+        return Plan(request, recipe, 1, 4, needs(runs[-1]), {}, 0, 0, 0, None)
+
+    monkeypatch.setattr(keeping, "measure", measured)
+    recipe = Recipe("lora", "mixed_fp16", "adamw_fused", checkpointing=True)
+    ends = [measured(request, replace(recipe, kept=kept), 1, 4) for kept in ((), ("attention",))]
+    found = keeping._in_some_blocks(keeping._Between(*ends))
+    assert (found and found.recipe.kept) == (most and (f"attention:{most}",)) and len(runs) <= 2 + keeping.TRIES
+
+
+def test_not_in_some_blocks_where_they_differ(monkeypatch):
+    """Every second block of a model has attention: the first ones that keep it may have none."""
+    monkeypatch.setattr(keeping, "_flops", lambda request, recipe, kept: {(): 80, ("attention:1",): 80}.get(kept, 0))
+    request = make_request(LlamaConfig(**WIDE), "T4", length=32, batch=4)
+    recipe = Recipe("lora", "mixed_fp16", "adamw_fused", checkpointing=True)
+    ends = [Plan(request, replace(recipe, kept=kept), 1, 4, 1, {}, 0, 0, 0, None) for kept in ((), ("attention",))]
+    assert keeping._in_some_blocks(keeping._Between(*ends)) is None
+
+
+def test_a_recipe_whose_results_cannot_be_kept_is_a_plan_all_the_same(monkeypatch):
+    def cannot(request, recipe):
+        raise RuntimeError("mutated")
+
+    monkeypatch.setattr(search, "keep_what_fits", cannot)
+    ask = {"length": 32 * 1024, "batch": 2, "methods": ("lora",), "selective": True}
+    plans = plan_training(LlamaConfig(**WIDE), "T4", **ask)
+    assert len(plans) and any("mutated" in why and "RuntimeError" in why for _, why in plans.skipped)
 
 
 def test_the_request_says_so():

@@ -9,19 +9,19 @@ linear relaxation of a knapsack); the allocator's rests may cost another. Every 
 from __future__ import annotations
 
 import contextlib
-import math
 from dataclasses import dataclass, replace
 
 import torch
 
+from ..errors import WrongValue
 from ..models.adapters import linear_layers, sides
 from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config
-from ..models.depth import text_config
+from ..models.depth import linear_in_depth, text_config
 from ..models.kept import ATTENTION, name_of
-from ..step.flops import training_flops
+from ..step.flops import bytes_that_blocks_could_keep, training_flops
 from .measure import measure, setting_of
-from .plans import Plan, Recipe, Request
+from .plans import CANNOT_RUN, Plan, Recipe, Request
 
 TRIES = 4  # at a number of blocks; each is a run of the whole depth
 
@@ -36,38 +36,39 @@ class Result:
 
     @property
     def worth(self) -> float:
-        """FLOPs a byte."""
+        """FLOPs a byte, as PyTorch counts FLOPs: of attention those that a causal mask lets a kernel skip as well."""
         return self.flops / self.nbytes
 
 
 def results_of(request: Request, recipe: Recipe) -> list[Result]:
     """What blocks compute a second time and could keep, what saves most a byte first."""
-    flops = {(): _flops(request, recipe, ())}
-    found = []
-    for name, numbers in _numbers(request.model).items():
-        saved = flops[()] - _flops(request, recipe, (name,))
-        if saved > 0:
-            width = 4 if recipe.precision == "fp32" else 2
-            found.append(Result(name, numbers * request.length * width, saved))
+    setting = setting_of(request, replace(recipe, checkpointing=True, kept=()), 1, 1)
+    adapters = (setting.lora_rank, setting.lora_targets) if setting.peft else None
+    nbytes = linear_in_depth(
+        load_config(request.model), lambda config: bytes_that_blocks_could_keep(config, request.length, adapters)
+    )
+    width = 2 if recipe.precision == "fp32" else 1  # counted in half precision
+    none, found = _flops(request, recipe, ()), []
+    own = _layers(request.model)
+    for name, number in nbytes.items():
+        if name not in own:  # an adapter's: it costs next to nothing to compute again
+            continue
+        with contextlib.suppress(WrongValue):  # changed in place
+            saved = none - _flops(request, recipe, (name,))
+            found += [Result(name, number * width, saved)] if saved > 0 else []
     return sorted(found, key=lambda one: (-one.worth, one.nbytes))
+
+
+@cached_by_model
+def _layers(model: str) -> set[str]:
+    """The names of what the model itself could keep."""
+    layers = linear_layers(build_model(load_config(model), torch.float16)).values()
+    return {ATTENTION, *(name_of(*sides(layer)) for layer in layers)}
 
 
 def _flops(request: Request, recipe: Recipe, kept: tuple[str, ...]) -> int:
     one = replace(recipe, checkpointing=True, kept=kept)
     return training_flops(setting_of(request, one, 1, 1)).total
-
-
-@cached_by_model
-def _numbers(model: str) -> dict[str, int]:
-    """What can be kept by name → numbers of a token, in all blocks."""
-    config = load_config(model)
-    text = text_config(config)
-    found: dict[str, int] = {}
-    for layer in linear_layers(build_model(config, torch.float16)).values():
-        name = name_of(*sides(layer))
-        found[name] = found.get(name, 0) + sides(layer)[1]
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return {ATTENTION: text.num_hidden_layers * text.num_attention_heads * width} | found
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,13 @@ def keep_what_fits(request: Request, recipe: Recipe) -> Plan | None:
     """
     found = [_in_all_blocks(request, recipe)]
     if request.can_fuse_head and not (found[0] and found[0].exceeds is None):
-        with contextlib.suppress(RuntimeError, ValueError, TypeError):  # of TRL's head with this model
+        with contextlib.suppress(*CANNOT_RUN):  # of TRL's head with this model
             found.append(_in_all_blocks(request, replace(recipe, fused_lm_head=True)))
-    best = min(filter(None, found), key=lambda one: one.flops, default=None)
-    plan = best and ((best.exceeds and _in_some_blocks(best)) or best.fits)
-    return plan if plan and plan.recipe.kept else None
+    for between in sorted(filter(None, found), key=lambda one: one.flops):
+        plan = (between.exceeds and _in_some_blocks(between)) or between.fits
+        if plan.recipe.kept:
+            return plan
+    return None
 
 
 def _in_all_blocks(request: Request, recipe: Recipe) -> _Between | None:
@@ -126,18 +129,30 @@ def _in_all_blocks(request: Request, recipe: Recipe) -> _Between | None:
 
 
 def _in_some_blocks(between: _Between) -> Plan | None:
-    """The plan in between, of which one result is kept in as many blocks as fit; None where in none."""
-    fits, request = between.fits, between.fits.request
-    (name,) = {*between.exceeds.recipe.kept} - {*fits.recipe.kept}
+    """The plan in between, of which one result is kept in as many blocks as fit; None where in none.
+
+    Not where the blocks differ in it: the first ones, of which it is kept, may not have it.
+    """
+    fits, exceeds, request = between.fits, between.exceeds, between.fits.request
+    (name,) = {*exceeds.recipe.kept} - {*fits.recipe.kept}
     blocks = text_config(load_config(request.model)).num_hidden_layers
-    each = max(between.exceeds.needed_bytes - fits.needed_bytes, 1) / blocks
-    count = min(int(between.share * blocks), blocks - 1)
+    none, one, every = (_flops(request, fits.recipe, kept) for kept in ((), (f"{name}:1",), (name,)))
+    if (none - one) * blocks != none - every:
+        return None
+    low, high, best, steady = 0, blocks, None, True  # in so many it fits, in so many not
+    below, above = fits.needed_bytes, exceeds.needed_bytes
     for _ in range(TRIES):
-        if count < 1:
-            return None
-        recipe = replace(fits.recipe, kept=(*fits.recipe.kept, f"{name}:{count}"))
-        plan = measure(request, recipe, 1, request.per_gpu)
-        if plan.fits:
-            return plan
-        count -= math.ceil(-plan.left_bytes / each)
-    return None
+        if high - low < 2:
+            break
+        slope = (above - below) / (high - low)
+        step = int((request.limit_bytes - below) / max(slope, 1)) if steady else (high - low) // 2
+        count = min(max(low + step, low + 1), high - 1)
+        plan = measure(request, replace(fits.recipe, kept=(*fits.recipe.kept, f"{name}:{count}")), 1, request.per_gpu)
+        if not plan.fits:
+            high, above = count, plan.needed_bytes
+            continue
+        each = (plan.needed_bytes - below) / (count - low)
+        best, low, below, steady = plan, count, plan.needed_bytes, each >= slope / 2  # else the peak was elsewhere
+        if steady and plan.left_bytes < each:
+            break  # one more has no room
+    return best

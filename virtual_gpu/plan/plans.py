@@ -37,6 +37,8 @@ METHODS = ("full", "lora", "qlora")  # from what changes training least
 PRECISIONS = ("mixed_fp16", "mixed_bf16", "bf16", "fp32")
 MARGIN = 0.0  # what is unknown is a range already (`room`): this is what the reader wants free on top
 MOST_GPUS = 1024
+# What a model's own code, peft or bitsandbytes raise where they do not go together. Other recipes may well do.
+CANNOT_RUN = (ValueError, RuntimeError, TypeError, AttributeError, NotImplementedError)
 
 
 @dataclass(frozen=True)
@@ -469,6 +471,14 @@ def left_out(request: Request) -> list[tuple[str, str]]:
         )
     if not request.spec.has_bf16:
         rows.append(("bf16", tr(ko=f"{request.gpu}에는 bf16 연산 장치가 없다", en=f"{request.gpu} has no bf16 units")))
+    if request.selective and (request.prefer == "margin" or request.gpus > 1):
+        what = tr(ko="남는 메모리에 결과를 남기는 것", en="results kept in what is left")
+        why = (
+            tr(ko="prefer='margin'은 남는 메모리를 쓰지 않는다", en="prefer='margin' spends no memory that is left")
+            if request.prefer == "margin"
+            else tr(ko="ZeRO로 나누는 계획에서는 찾지 않는다", en="not tried where ZeRO splits")
+        )
+        rows.append((what, why))
     if not has_fused_head():
         rows.append((fused_head_label(), tr(ko=f"TRL {SINCE}부터 센다: pip install trl", en=f"needs TRL {SINCE}")))
     if request.gpus > 1:

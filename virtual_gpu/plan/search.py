@@ -35,6 +35,7 @@ from .keeping import keep_what_fits
 from .measure import expected, held, hopeless, measure
 from .pictures import Losers, draw_plans, plans_html
 from .plans import (
+    CANNOT_RUN,
     METHODS,
     MOST_GPUS,
     Plan,
@@ -49,8 +50,6 @@ from .plans import (
 if TYPE_CHECKING:
     import pandas
 
-# What a model's own code, peft or bitsandbytes raise where they do not go together. Other recipes may well do.
-CANNOT_RUN = (ValueError, RuntimeError, TypeError, AttributeError, NotImplementedError)
 # At most. A logit: in half precision and fp32, its logarithm of softmax, the gradient in fp32 and in half precision. A
 # weight of the head: autocast's copy of it, and that copy's gradient.
 LOGIT_BYTES, HEAD_BYTES = 16, 4
@@ -211,6 +210,18 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
         text = tr(ko=f"실행할 수 없다: {said}", en=f"cannot be run: {said}")
         skipped.append((one.title, f"{text} ({type(error).__name__})"))
 
+    def keep(one: Recipe) -> None:
+        try:
+            kept = keep_what_fits(request, one)
+        except CANNOT_RUN as error:  # the recipe itself runs
+            said = next(iter(str(error).splitlines()), "")
+            text = tr(ko=f"결과를 남기지 못한다: {said}", en=f"its results cannot be kept: {said}")
+            skipped.append((one.title, f"{text} ({type(error).__name__})"))
+            return
+        if kept is not None:
+            plans.append(kept)
+            progress(found())
+
     by_change, spares = request.prefer == "fidelity", request.prefer == "margin"
     for recipe in sorted(recipes_of(request), key=lambda recipe: recipe.change):
         if first_only and by_change and plans and recipe.change > plans[0].recipe.change:
@@ -229,16 +240,16 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
             for checkpointing in (False, True):
                 one = replace(recipe, checkpointing=checkpointing)
                 fit, miss = tried(one)
+                fits = fit is not None
                 if _may_fuse(request, one, fit, miss):
                     fused = replace(one, fused_lm_head=True)
                     try:
-                        tried(fused, fit.micro_batch if fit is not None and not spares else 0)
+                        fits |= tried(fused, fit.micro_batch if fit is not None and not spares else 0)[0] is not None
                     except CANNOT_RUN as error:  # of TRL's head with this model: the recipe itself runs
                         cannot(fused, error)
-                if checkpointing and may_keep and (kept := keep_what_fits(request, one)):
-                    plans.append(kept)
-                    progress(found())
-                may_keep &= fit is None  # where it fits as it is, nothing is computed twice
+                if checkpointing and may_keep:
+                    keep(one)
+                may_keep &= not fits  # what fits without checkpointing recomputes no block
                 if fit is not None and fit.accumulation == 1 and not checkpointing and not spares:
                     text = tr(ko="배치가 한 번에 들어가니 연산만 늘어난다", en="the batch fits at once: only more work")
                     skipped.append((replace(recipe, checkpointing=True).title, text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -147,15 +148,15 @@ def _train(
                 disable_checkpointing(model)  # the next run decides for itself
 
 
-def enable_checkpointing(model: torch.nn.Module, kept: Sequence[str] = ()) -> None:
+def enable_checkpointing(model: torch.nn.Module, kept: Sequence[str] = (), seen: Counter[str] | None = None) -> None:
     """Switch on (non-reentrant) gradient checkpointing, under whichever name transformers has for it.
 
-    kept: what blocks keep all the same (see `models.kept`).
+    kept: what blocks keep all the same (see `models.kept`). seen: see `context_fn` there.
     """
     with_parameters(model)
     arguments: dict[str, Any] = {"use_reentrant": False}
-    if kept:
-        arguments["context_fn"] = context_fn(kept, text_config(model.config).num_hidden_layers, model)
+    if kept or seen is not None:
+        arguments["context_fn"] = context_fn(kept, text_config(model.config).num_hidden_layers, model, seen)
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     try:
         enable(arguments)

@@ -145,8 +145,13 @@ _CHECKPOINTING = """if hasattr(model, "activation_checkpointing_enable"):  # its
 else:
     model.gradient_checkpointing_enable({arguments})
 """
+_FOUR_BIT_PRODUCT = """        if "gemm_4bit" in str(operation):  # bitsandbytes': the input, packed weights, (out, in)
+            name = tuple(operands[2])[::-1]
+"""
 # As `models.kept` has it, in which it is counted.
 _KEEPING = """kept = {kept}  # by each block
+if model.config.get_text_config().num_hidden_layers != len(kept):
+    raise SystemExit("The plan was made for another model: what its blocks keep does not fit this one.")
 products = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
 turns = itertools.cycle(kept)
 
@@ -159,7 +164,7 @@ def contexts():
         name = tuple(operands[-1].shape) if operation in products else None
         if str(operation).startswith("aten._scaled_dot_product"):
             name = "attention"
-        return CheckpointPolicy.MUST_SAVE if name in names else CheckpointPolicy.PREFER_RECOMPUTE
+{four_bits}        return CheckpointPolicy.MUST_SAVE if name in names else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
 
@@ -240,7 +245,8 @@ def checkpointing(plan: Plan) -> str:
         for names, equal in itertools.groupby(of_blocks(plan.recipe.kept, blocks))
     ]
     arguments = arguments.replace("}", ', "context_fn": contexts}')
-    return _KEEPING.format(kept=" + ".join(kept)) + _CHECKPOINTING.format(arguments=arguments)
+    four_bits = _FOUR_BIT_PRODUCT if plan.recipe.method == "qlora" else ""
+    return _KEEPING.format(kept=" + ".join(kept), four_bits=four_bits) + _CHECKPOINTING.format(arguments=arguments)
 
 
 def _kept_name(name: str) -> str:

@@ -98,7 +98,7 @@ def script(plan: Plan, usage: str = _USAGE, more: str = "") -> str:
         fuse=fuse_head(recipe),
         keeping=checkpointing(plan) if recipe.kept else "",
         **of_keeping(plan),
-        one_gpu=_ONE_GPU if fused else "",
+        one_gpu=_ONE_GPU if fused or recipe.kept else "",
         trainer="FusedTrainer" if fused else "Trainer",
         bits=", BitsAndBytesConfig" if recipe.method == "qlora" else "",
         model=default,
@@ -125,7 +125,7 @@ _LOADING_4BIT = """    quantization_config=BitsAndBytesConfig(
 # Bytes (the default) FSDP2 cannot split: accelerate would leave them whole on every GPU.
 _STORAGE = "        bnb_4bit_quant_storage=dtype,\n"
 _PLACE_CPU = '    device_map={"": "cpu"},\n'
-_ONE_GPU = """if arguments.n_gpu > 1:  # torch.nn.DataParallel's copies have no such head
+_ONE_GPU = """if arguments.n_gpu > 1:  # torch.nn.DataParallel's copies have neither such a head nor turns of their own
     raise SystemExit("Several GPUs in one process: CUDA_VISIBLE_DEVICES=0 python train.py, or accelerate launch.")
 """
 _FUSED_TRAINER = '''class FusedTrainer(Trainer):
