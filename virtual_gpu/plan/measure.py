@@ -138,6 +138,7 @@ def _lower_bound(request: Request, recipe: Recipe, accumulation: int, flops: int
     """Seconds below which no optimizer step can end: the published peak rate, and the weights read in every pass.
 
     Not counted: everything else (activations, dequantization, communication, launches). The longer of both counts.
+    FLOPs are PyTorch's count, which has attention whole where a kernel may skip half of it under a causal mask.
     None for a card of which one of the two is not published: the bandwidth alone would bound an RTX 3060's step of 66
     TFLOP to 5 ms.
     """

@@ -19,7 +19,7 @@ def with_each_line(*plans: tuple[str, str, bool, int]) -> Rows:
     """A row for each (model, method, checkpointing, length), one sample at a time on a T4, in GiB.
 
     Columns: without any line, with the one that repeats heads, with TRL's head besides, and for QLoRA with the weights
-    that are not 4-bit left in 16 bits besides; the parameters of the first.
+    that are not 4-bit left in 16 bits besides; the parameters are of the first.
     """
     rows = []
     for model, method, checkpointing, length in plans:
@@ -36,10 +36,10 @@ def with_each_line(*plans: tuple[str, str, bool, int]) -> Rows:
                 + (tr(ko=" · 체크포인팅", en=" · checkpointing") if checkpointing else ""),
                 "length": length,
                 "shipped": shipped.card / GiB,
+                "parameters": shipped.states["parameters"] / GiB,
                 "repeated": repeated.card / GiB,
                 "fused": fused.card / GiB,
                 "rest": rest.card / GiB if method == "qlora" else None,
-                "parameters": shipped.states["parameters"] / GiB,
             }
         )
     columns = {
