@@ -141,8 +141,8 @@ class OpenNotebook:
         return self.find(css).inner_html()
 
     def press_slider(self, css: str, key: str = "ArrowRight", times: int = 1) -> None:
-        """Move the slider inside the element: ArrowLeft, ArrowRight, PageUp, Home, End."""
-        handle = self.find(f"{css} .noUi-handle")
+        """Move the slider inside the element, once it can be moved: ArrowLeft, ArrowRight, PageUp, Home, End."""
+        handle = self.find(f"{css} .noUi-target:not([disabled]) .noUi-handle")
         handle.scroll_into_view_if_needed()
         handle.focus()
         for _ in range(times):
