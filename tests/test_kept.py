@@ -160,10 +160,10 @@ def test_a_result_that_the_model_changes_in_place_is_refused():
     config = OlmoConfig(vocab_size=300, clip_qkv=8.0, **sizes)
     recipe = Recipe("full", "mixed_bf16", "adamw_fused", checkpointing=True)
     assert [one.name for one in results_of(make_request(config, "L4", length=32), recipe)] == ["attention"]
+    how = {"model_id": config, "batch_size": 1, "sequence_length": 32, "gradient_checkpointing": True}
+    assert training_flops(**how, kept_results=("attention:1",)).total < training_flops(**how).total
     with pytest.raises(WrongValue, match="clip_qkv"):
-        training_flops(
-            model_id=config, batch_size=1, sequence_length=32, gradient_checkpointing=True, kept_results=("64x64",)
-        )
+        training_flops(**how, kept_results=("attention", "64x64:1"))
 
 
 # -- what it holds ----------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def context_fn(
                 en=f"kept_results: the model has no linear layer {unknown[0]}. There are: {', '.join(there)}",
             )
         )
-    if (*kept,) not in ((), (ATTENTION,)) and _clamps(model.config):
+    if any(one.partition(":")[0] != ATTENTION for one in kept) and _clamps(model.config):
         raise WrongValue(
             tr(
                 ko="kept_results: 이 모델은 층의 결과를 제자리에서 고쳐(clip_qkv) 남길 수 없다.",
