@@ -440,8 +440,10 @@ def test_the_lines_for_a_t4_save_what_their_table_says():
     recipe = Recipe("lora", "mixed_fp16", "adamw_fused")
     (row,) = with_each_line(("Qwen/Qwen3-0.6B", "lora", False, 512))
     counted = [measure(request, replace(recipe, fused_lm_head=fused), 1, 16).needed_bytes for fused in (False, True)]
-    assert list(row[3:5]) == [f"{needed / GiB:.2f}" for needed in counted]  # the planner takes the first for granted
-    assert float(row[2]) > float(row[3]) > float(row[4])
+    assert list(row[4:6]) == [f"{needed / GiB:.2f}" for needed in counted]  # the planner takes the first for granted
+    assert float(row[2]) > float(row[4]) > float(row[5]) > float(row[3]) and row[6] == "–"  # parameters; no QLoRA
+    (row,) = with_each_line(("Qwen/Qwen3-0.6B", "qlora", False, 512))
+    assert float(row[5]) > float(row[6])
 
 
 @pytest.mark.slow
