@@ -205,18 +205,16 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
         progress(found())
         return fit, miss
 
-    def cannot(one: Recipe, error: Exception) -> None:
+    def cannot(one: Recipe, error: Exception, what: str | None = None) -> None:
         said = next(iter(str(error).splitlines()), "")
-        text = tr(ko=f"실행할 수 없다: {said}", en=f"cannot be run: {said}")
-        skipped.append((one.title, f"{text} ({type(error).__name__})"))
+        what = what or tr(ko="실행할 수 없다", en="cannot be run")
+        skipped.append((one.title, f"{what}: {said} ({type(error).__name__})"))
 
     def keep(one: Recipe) -> None:
         try:
             kept = keep_what_fits(request, one)
         except CANNOT_RUN as error:  # the recipe itself runs
-            said = next(iter(str(error).splitlines()), "")
-            text = tr(ko=f"결과를 남기지 못한다: {said}", en=f"its results cannot be kept: {said}")
-            skipped.append((one.title, f"{text} ({type(error).__name__})"))
+            cannot(one, error, tr(ko="결과를 남기지 못한다", en="its results cannot be kept"))
             return
         if kept is not None:
             plans.append(kept)
