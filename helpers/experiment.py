@@ -55,6 +55,7 @@ def gpu_memory_experiment(
     holds_outputs: bool = False,
     fused_lm_head: bool = False,
     kept_results: tuple[str, ...] = (),
+    offload_checkpoints: bool = False,
     gpu: GPU | str | None = None,
 ) -> MemoryReport:
     """Train for two optimizer steps on the GPU in use, print the book's lines, and report what lay in memory.
@@ -67,7 +68,8 @@ def gpu_memory_experiment(
     holds_outputs: the loop gives the model's outputs a name, as the book's does, so that the logits stay until the next
     forward; without it they go once there is a loss, as in transformers' Trainer.
     fused_lm_head: the loss from tiles of the logits, by TRL (see `virtual_gpu.models.fused_head`). kept_results: what
-    checkpointed blocks keep all the same (see `virtual_gpu.models.kept`).
+    checkpointed blocks keep all the same (see `virtual_gpu.models.kept`). offload_checkpoints: what they keep waits in
+    the CPU's RAM (see `virtual_gpu.models.offloaded`).
     gpu: another GPU than the one in use, or a name of the catalogue for a virtual one.
     An out-of-memory error is caught and reported; all memory is given back, after an error or an interrupt too.
     """
@@ -76,6 +78,7 @@ def gpu_memory_experiment(
         sequence_length, precision, optimizer, attention, lora_rank, lora_targets, holds_outputs, lora_dropout,
         fused_lm_head=fused_lm_head,
         kept_results=kept_results,
+        offload_checkpoints=offload_checkpoints,
     )  # fmt: skip
     gpu = _chosen(gpu)
     config = load_config(setting.model_id)

@@ -168,6 +168,7 @@ def test_the_setting_is_in_the_report(book):
         "holds_outputs": False,
         "fused_lm_head": False,
         "kept_results": (),
+        "offload_checkpoints": False,
         "gpu": "T4",
     }
     assert book["4 x 4"].title == "polyglot-ko-1.3b · 배치 4 × 4 · 길이 256 · 가상 T4"

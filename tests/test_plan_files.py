@@ -364,7 +364,8 @@ def test_two_ranks_make_the_steps_of_one(kind, stage, tied, method, fused, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in ALONE if kind != "trainer"])  # the Trainer's: tests/test_planner.py
 def test_quantized_weights_with_adapters_train(kind, small, tmp_path):
-    plan = plan_of(small, Recipe("qlora", "mixed_bf16", "adamw_8bit", checkpointing=True), (2, 1), "L4", length=32)
+    recipe = Recipe("qlora", "mixed_bf16", "adamw_8bit", checkpointing=True, offload=True)  # a rehearsal moves nothing
+    plan = plan_of(small, recipe, (2, 1), "L4", length=32)
     adapters = rehearse(plan, kind, tmp_path, TEXT * 40, 2)
     assert all(value.abs().max() > 0 for name, value in adapters.items() if "lora_B" in name)
     (tmp_path / "text.txt").write_text("짧다", encoding="utf-8")
@@ -383,6 +384,7 @@ RECIPES = [
     Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True, fused_lm_head=True),
     Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True, kept=("attention", "768x2304:5")),
     Recipe("qlora", "mixed_fp16", "adamw_fused", rest_in_fp32=False),
+    Recipe("qlora", "mixed_fp16", "adamw_fused", checkpointing=True, rest_in_fp32=False, offload=True),
 ]
 SHARDED = [
     Recipe("full", "bf16", "adamw_fused", stage=2, checkpointing=True),
@@ -411,6 +413,8 @@ def test_a_script_says_what_the_plan_says(kind, gpus):
             assert not checkpointing
             checkpointing = "fsdp_activation_checkpointing: true" in yaml
         assert checkpointing == recipe.checkpointing
+        moved = "offload=not args.cpu" in script or '"offload": not args.cpu' in script
+        assert moved == recipe.offload
         upcast = recipe.method == "qlora" and recipe.rest_in_fp32 and kind != "trl"
         assert any("prepare_model_for_kbit_training(" in call for call in calls) == upcast
         assert ("add_fused_lm_head(" in script) == (recipe.fused_lm_head and kind != "trl")  # TRL's SFTTrainer adds it

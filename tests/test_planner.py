@@ -104,15 +104,23 @@ def test_the_next_larger_micro_batch_does_not_fit(plans):
 
 
 def everything(request):
-    """Every recipe with every micro-batch, one by one, whatever a search would leave out."""
-    return [
-        measure(request, replace(recipe, checkpointing=on, fused_lm_head=fused), size, request.per_gpu // size)
-        for recipe in recipes_of(request)
-        for on in (False, True)
-        for fused in (False, True)
-        for size in range(1, request.per_gpu + 1)
-        if request.per_gpu % size == 0
-    ]
+    """Every recipe with every micro-batch, one by one, whatever a search would leave out.
+
+    Checkpoints on the CPU where a recipe does not fit otherwise, or where what is left is what counts.
+    """
+
+    def measured(recipe, **more):
+        return [
+            measure(request, replace(recipe, **more, fused_lm_head=fused), size, request.per_gpu // size)
+            for fused in (False, True)
+            for size in range(1, request.per_gpu + 1)
+            if request.per_gpu % size == 0
+        ]
+
+    found = [plan for one in recipes_of(request) for on in (False, True) for plan in measured(one, checkpointing=on)]
+    fits = {plan.recipe.at_once for plan in found if plan.fits}
+    moved = [one for one in recipes_of(request) if not one.stage and (request.prefer == "margin" or one not in fits)]
+    return found + [plan for one in moved for plan in measured(one, checkpointing=True, offload=True)]
 
 
 def compare_with_everything(plans):
@@ -129,6 +137,9 @@ def compare_with_everything(plans):
         if not recipe.rest_in_fp32:  # nor what stays in 16 bits where it fits in fp32
             assert any(plan.recipe.at_once == replace(recipe.at_once, rest_in_fp32=True) for plan in plans)
             continue
+        if recipe.offload:  # with a fused head or without, whichever takes less
+            assert any(plan.recipe.offload and plan.recipe.at_once == recipe.at_once for plan in plans)
+            continue
         without = [replace(recipe, checkpointing=False), replace(recipe, checkpointing=False, fused_lm_head=False)]
         if recipe.checkpointing and any(one in found and found[one].accumulation == 1 for one in without):
             continue
@@ -140,7 +151,9 @@ def compare_with_everything(plans):
     lost = {plan.recipe for plan in measured} - best.keys()
     shown = {plan.recipe: plan for plan in plans.losers}
     for recipe in lost:
-        if recipe.fused_lm_head and recipe not in shown:  # what it can save is not enough, or not wanted
+        if (
+            recipe.fused_lm_head or recipe.offload
+        ) and recipe not in shown:  # what it can save is not enough, or not wanted
             continue
         if shown.get(recipe) is None or shown[recipe].at_least:  # its states alone were too much
             assert shown[replace(recipe, checkpointing=False)].at_least

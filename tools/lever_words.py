@@ -96,6 +96,12 @@ WORDS = {
         "model.gradient_checkpointing_enable({'use_reentrant': False})\n"
         "with torch.autograd.graph.save_on_cpu(pin_memory=True): loss = model(**batch).loss",
     ),
+    "offloaded": Words(
+        "체크포인팅 + 체크포인트를 CPU로", "transformers 5.17",
+        "gradient_checkpointing=True, gradient_checkpointing_kwargs={'offload': True}",
+        "model.gradient_checkpointing_enable({'use_reentrant': False}, offload=True)",
+        "블록의 입력만 옮긴다. 쓰고 있는 블록의 것은 카드에 있다",
+    ),
     "tiled_mlp": Words(
         "체크포인팅 + MLP를 여덟 조각으로", "PyTorch 1.11", "",
         "torch.cat([checkpoint(mlp, part, use_reentrant=False) for part in x.chunk(8, dim=1)], dim=1)",

@@ -66,6 +66,12 @@ def only_attention_kept(model: nn.Module) -> None:
     model.enable_input_require_grads()
 
 
+def offloaded(model: nn.Module) -> None:
+    """transformers' own: the inputs of checkpointed blocks, and nothing else, wait in pinned memory."""
+    model.gradient_checkpointing_enable({"use_reentrant": False}, offload=True)
+    model.enable_input_require_grads()
+
+
 def saved_on_cpu(model: nn.Module) -> Any:
     """Everything that is kept for backward moves to the CPU. Unpinned here: the bytes are the same either way."""
     return torch.autograd.graph.save_on_cpu(pin_memory=False)

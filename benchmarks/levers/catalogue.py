@@ -150,6 +150,7 @@ LEVERS = (
     Lever(
         "checkpoints_on_cpu", "activations", ADAPTERS, {"prepare": checkpointed, "saving": V.saved_on_cpu}, EQUAL
     ),
+    Lever("offloaded", "activations", ADAPTERS, {"prepare": V.offloaded}, EQUAL),
     Lever("tiled_mlp", "activations", ADAPTERS, {"prepare": V.tiled_mlp}, ROUNDING),
     Lever("foreach", "optimizer", FULL, {"optimizer": O.pytorch("AdamW", foreach=True)}, ROUNDING),
     Lever("loop", "optimizer", FULL, {"optimizer": O.pytorch("AdamW", foreach=False)}, ROUNDING),

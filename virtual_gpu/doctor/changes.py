@@ -33,6 +33,10 @@ CHANGES = {
         "(loss / 4).backward()\nif step % 4 == 3: optimizer.step(); optimizer.zero_grad()",
     ),
     "checkpointing": Change("gradient_checkpointing=True", "model.gradient_checkpointing_enable()\nmodel.train()"),
+    "offload": Change(
+        'gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False, "offload": True}',
+        'model.gradient_checkpointing_enable({"use_reentrant": False}, offload=True)',
+    ),
     "fused": Change(
         'optim="adamw_torch_fused"', "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)"
     ),
@@ -134,6 +138,10 @@ WITHOUT_LIGER = frozenset(
 _WHAT = {
     "accumulation": ("배치를 줄이고 그만큼 누적한다(예: 16을 4 × 4로)", "a smaller batch, accumulated (16 as 4 × 4)"),
     "checkpointing": ("그레이디언트 체크포인팅을 켠다", "gradient checkpointing"),
+    "offload": (
+        "체크포인트(블록의 입력)를 RAM에 둔다(transformers 5.17부터). 길이가 길 때 듣는다",
+        "keep checkpoints (blocks' inputs) in RAM (transformers 5.17); it helps at great length",
+    ),
     "fused": ("스텝의 임시 텐서를 없앤다", "a fused optimizer: no temporaries in its step"),
     "shorter": ("시퀀스를 자른다", "shorter sequences"),
     "eight_bit": ("옵티마이저 상태를 8비트로 둔다", "optimizer states in 8 bits"),
@@ -218,7 +226,7 @@ FIRST = {
     places.FORWARD: ("checkpointing", "accumulation", "shorter"),
     places.ATTENTION: ("sdpa", "shorter", "accumulation"),
     places.LOGITS: ("fused_loss", "fused_head", "accumulation", "shorter"),
-    places.BACKWARD: ("checkpointing", "accumulation", "lora"),
+    places.BACKWARD: ("checkpointing", "accumulation", "offload", "lora"),
     places.OPTIMIZER_STATES: ("eight_bit", "lora", "qlora"),
     places.OPTIMIZER_STEP: ("fused", "eight_bit", "lora"),
     places.EVALUATION_GATHERS: ("preprocess_logits", "loss_only", "eval_batch"),

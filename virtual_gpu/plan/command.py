@@ -99,6 +99,14 @@ def _text(plans: Plans) -> str:
         if plan.recipe.kept:
             kept = ", ".join(plan.recipe.kept)
             lines.append(tr(ko=f"    블록이 남기는 결과: {kept}", en=f"    blocks keep the results of: {kept}"))
+        if plan.offloaded_bytes:
+            sent = human_bytes(plan.offloaded_bytes)
+            lines.append(
+                tr(
+                    ko=f"    스텝마다 체크포인트 {sent}를 CPU로 보내고 다시 받는다. 그 시간은 하한에 없다",
+                    en=f"    a step sends {sent} of checkpoints to the CPU and back; the bound leaves that out",
+                )
+            )
         if plan.price is not None:
             lines.append(
                 tr(

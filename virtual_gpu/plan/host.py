@@ -1,5 +1,7 @@
 """The host's RAM that a plan's files need: while `train.py` loads the model, and in the step.
 
+In the step that is the checkpoints, where they wait on the CPU: pinned, which PyTorch rounds up to powers of two.
+
 Read off how transformers 5 loads (core_model_loading.py): files of weights are mapped, and their pages kill nothing.
 On the CPU a tensor in the files' type stays such a page; in another type it is a copy in RAM. Straight to a card
 (`device_map`) only the tensors that four threads convert at once are in RAM. Checked against runs of the files
@@ -18,6 +20,8 @@ from ..host.machines import PROCESS, Machine, machine
 from ..language import tr
 from ..models.build import build_model
 from ..models.configs import cached_by_model, checkpoint_dtype, load_config
+from ..models.depth import text_config
+from ..models.offloaded import pinned_bytes
 from ..room import FITS, TIGHT, TOO_MUCH
 from ..shards.adapters import Adapters, shapes_of
 from ..shards.ledger import ConfigKey
@@ -34,16 +38,18 @@ _THREADS = 4  # transformers' GLOBAL_WORKERS, at most
 @dataclass(frozen=True)
 class HostNeed:
     """Bytes of RAM on the machine of all the plan's GPUs. loading: of tensors at the peak of loading, after which
-    nothing of them stays. mapped: pages of the files. processes: one for each GPU."""
+    nothing of them stays. mapped: pages of the files. processes: one for each GPU. checkpoints: pinned in the step."""
 
     loading: Range
     mapped: int
     processes: int
+    checkpoints: int = 0
 
     @property
     def needed(self) -> Range:
-        """With the processes themselves: the most of the whole run; in the step it is theirs alone."""
-        return Range(self.loading.low + self.processes * PROCESS.low, self.loading.high + self.processes * PROCESS.high)
+        """With the processes themselves: the most of the whole run."""
+        low, high = max(self.loading.low, self.checkpoints), max(self.loading.high, self.checkpoints)
+        return Range(low + self.processes * PROCESS.low, high + self.processes * PROCESS.high)
 
     def verdict(self, room: Machine) -> str:
         """FITS whatever the unknowns are, TIGHT where they decide, or TOO_MUCH."""
@@ -55,9 +61,13 @@ class HostNeed:
         """One line: what is needed, and where a machine is named, of how much."""
         loading, low = human_bytes(self.loading.high), human_bytes(self.needed.low)
         high = human_bytes(self.needed.high)
+        pinned = human_bytes(self.checkpoints)
+        ko, en = (
+            (f", 스텝에 체크포인트 {pinned}", f", checkpoints {pinned} in a step") if self.checkpoints else ("", "")
+        )
         text = tr(
-            ko=f"호스트 RAM: 불러올 때 텐서 {loading}, 프로세스까지 {low}~{high}",
-            en=f"host RAM: tensors {loading} while loading, with the process {low} to {high}",
+            ko=f"호스트 RAM: 불러올 때 텐서 {loading}{ko}, 프로세스까지 {low}~{high}",
+            en=f"host RAM: tensors {loading} while loading{en}, with the process {low} to {high}",
         )
         if name is None:
             return text
@@ -75,6 +85,7 @@ class HostNeed:
         return {
             "loading_bytes": [self.loading.low, self.loading.high],
             "mapped_bytes": self.mapped,
+            "checkpoints_bytes": self.checkpoints,
             "processes": self.processes,
             "needed_bytes": [self.needed.low, self.needed.high],
         }
@@ -109,7 +120,14 @@ def host_need(plan: Plan) -> HostNeed:
         copies = 1 if recipe.stage else gpus  # fsdp_cpu_ram_efficient_loading: rank 0 alone reads
         copied = 0 if wanted == stored else total * wanted.itemsize * copies
         loading = Range(copied, copied)
-    return HostNeed(loading, total * stored.itemsize, gpus)
+    return HostNeed(loading, total * stored.itemsize, gpus, gpus * _checkpoints(plan))
+
+
+def _checkpoints(plan: Plan) -> int:
+    """Bytes of pinned RAM that the inputs of all blocks take, of one micro-batch."""
+    blocks = text_config(load_config(plan.request.model)).num_hidden_layers
+    inputs = plan.offloaded_bytes // plan.accumulation
+    return blocks * pinned_bytes(inputs // blocks) if inputs else 0
 
 
 def loadable(plans: Plans) -> Plans:

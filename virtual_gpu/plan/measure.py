@@ -35,6 +35,7 @@ def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation:
         gradient_checkpointing=recipe.checkpointing,
         fused_lm_head=recipe.fused_lm_head,
         kept_results=recipe.kept,
+        offload_checkpoints=recipe.offload,
         rest_in_fp32=recipe.rest_in_fp32,
         attention=REPEATED if request.repeats_kv else "sdpa",
         model_id=request.model,
@@ -83,6 +84,7 @@ def _convention(recipe: Recipe) -> str:
 
 def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Plan:
     """One plan, measured: memory on the virtual GPU, FLOPs counted."""
+    offloaded = 0
     if recipe.stage:
         step = rank_step(
             request.model, request.gpus, recipe.stage, precision=_convention(recipe), batch_size=micro_batch,
@@ -100,6 +102,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         need = predict_need(setting, request.spec.compute_capability, request.gpus > 1)
         needed, at_peak = need.card, need.at_peak | {"fragmentation": need.card - need.tensors}
         collectives = 2 * need.states["gradients"]  # DDP's all-reduce, once a step
+        offloaded = need.offloaded // setting.gradient_accumulation_steps * accumulation
     flops, least = (
         request.batch * training_flops(setting_of(request, one, 1, 1)).total for one in (recipe, recipe.at_once)
     )
@@ -107,19 +110,35 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
     # Round a ring a rank passes on everything but one share, and in an all-reduce does so twice (NCCL's nccl-tests,
     # doc/PERFORMANCE.md).
     sent = collectives * (request.gpus - 1) // request.gpus
-    return Plan(request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, bound)
+    return Plan(
+        request,
+        recipe,
+        micro_batch,
+        accumulation,
+        needed,
+        at_peak,
+        flops,
+        least,
+        sent,
+        bound,
+        offloaded_bytes=offloaded,
+    )
 
 
 def expected(request: Request, recipe: Recipe) -> tuple[int, float]:
     """(bytes beside the states whatever the micro-batch, bytes a sample), roughly: where a search looks first.
 
     Half-precision inputs and outputs of the layers' matrices (of checkpoints, of each layer alone), the logits in both
-    precisions with their gradients, and autocast's copies of fp32 weights that are trained. Nothing that is shown rests
-    on it.
+    precisions with their gradients, and autocast's copies of fp32 weights that are trained. Of checkpoints on the CPU
+    what one block computes again is left. Nothing that is shown rests on it.
     """
     _, sides, inputs = _weights(request.model)
-    vocabulary = text_config(load_config(request.model)).vocab_size
-    token = (4 * inputs if recipe.checkpointing else 2.3 * sides) + (0 if recipe.fused_lm_head else 10 * vocabulary)
+    config = text_config(load_config(request.model))
+    if recipe.offload:
+        token = 2.3 * sides / config.num_hidden_layers
+    else:
+        token = 4 * inputs if recipe.checkpointing else 2.3 * sides
+    token += 0 if recipe.fused_lm_head else 10 * config.vocab_size
     copies = recipe.method == "full" and recipe.precision.startswith("mixed")
     return held(request, recipe)["parameters"] // 2 if copies else 0, request.length * token
 

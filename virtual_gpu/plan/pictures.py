@@ -32,8 +32,11 @@ def extra_label(plan: Plan) -> str:
     return f"{plan.extra_flops / 1e12:,.0f} TFLOP (+{plan.extra_flops / plan.least_flops:.0%})"
 
 
-def row_of(plan: Plan, sharded: bool, fused: bool) -> list[str]:
-    """The plan's cells, without its rank. sharded, fused: whether several GPUs and the head have columns."""
+def row_of(plan: Plan, sharded: bool, fused: bool, offloaded: bool) -> list[str]:
+    """The plan's cells, without its rank.
+
+    sharded, fused, offloaded: whether several GPUs, the head and what goes to the CPU have columns.
+    """
     recipe = plan.recipe
     method = method_label(recipe.method) + ("" if recipe.rest_in_fp32 else f" · {rest_label()}")
     cells = [method, recipe.precision + (" ⚠" if recipe.caution else ""), recipe.optimizer]
@@ -48,12 +51,15 @@ def row_of(plan: Plan, sharded: bool, fused: bool) -> list[str]:
         human_bytes(plan.left_bytes),
         extra_label(plan),
         *([human_bytes(plan.sent_bytes)] if sharded else []),
+        *([human_bytes(plan.offloaded_bytes) if plan.offloaded_bytes else "-"] if offloaded else []),
         seconds_label(plan.seconds),
     ]
 
 
 def checkpointing_switch(recipe: Recipe) -> str:
-    """On or off, and how many results blocks keep all the same."""
+    """On or off, how many results blocks keep all the same, and whether their inputs are on the CPU."""
+    if recipe.offload:
+        return tr(ko="켬(CPU로)", en="on (on the CPU)")
     if not recipe.kept:
         return _switch(recipe.checkpointing)
     return tr(ko=f"켬({len(recipe.kept)}가지 남김)", en=f"on (keeps {len(recipe.kept)})")
@@ -63,7 +69,7 @@ def _switch(on: bool) -> str:
     return tr(ko="켬", en="on") if on else tr(ko="끔", en="off")
 
 
-def heads_of(sharded: bool, fused: bool) -> list[str]:
+def heads_of(sharded: bool, fused: bool, offloaded: bool) -> list[str]:
     """The heads of `row_of`."""
     return [
         tr(ko="방법", en="method"),
@@ -77,6 +83,7 @@ def heads_of(sharded: bool, fused: bool) -> list[str]:
         tr(ko="남는 메모리", en="left"),
         tr(ko="추가 연산", en="extra work"),
         *([tr(ko="보내는 양", en="sent")] if sharded else []),
+        *([tr(ko="CPU로 보내는 양", en="sent to the CPU")] if offloaded else []),
         tr(ko="스텝 시간의 하한", en="lower bound on a step"),
     ]
 
@@ -94,7 +101,8 @@ def table_html(plans: Plans) -> str:
         none = tr(ko="하나만 바꾸어서는 들어가지 않는다.", en="No single change makes room.")
         head = tr(ko="하나만 바꾼다면", en="One change that makes room")
         return f"<p>{escape(head)}:</p><ul>{items}</ul>" if items else f"<p>{escape(none)}</p>"
-    columns = plans.request.gpus > 1, any(plan.recipe.fused_lm_head for plan in plans.plans)
+    found = [plan.recipe for plan in plans.plans]
+    columns = plans.request.gpus > 1, any(one.fused_lm_head for one in found), any(one.offload for one in found)
     rows = []
     for i, plan in enumerate(plans.plans):
         why = tr(ko="← 고른다", en="← choose") if not i else plan.why_after(plans.plans[i - 1])

@@ -14,6 +14,7 @@ from ..drawing.labels import category_label, html_table
 from ..errors import WrongValue
 from ..host.machines import machine
 from ..language import tr
+from ..models import offloaded
 from ..models.adapters import LORA_RANK
 from ..models.attention import REPEAT_KV
 from ..models.build import build_model
@@ -134,9 +135,9 @@ class Recipe:
     """A way to train: everything but the micro-batch. stage: ZeRO's; 0 is one GPU, or DDP.
 
     fused_lm_head: the loss from tiles of the logits (see `models.fused_head`). kept: what checkpointed blocks keep all
-    the same (see `models.kept`). rest_in_fp32: QLoRA's weights that are not 4-bit, as peft's
-    `prepare_model_for_kbit_training` makes them; else they stay in 16 bits, as TRL, axolotl, LLaMA-Factory and
-    torchtune leave them.
+    the same (see `models.kept`). offload: their inputs wait in the CPU's RAM (see `models.offloaded`). rest_in_fp32:
+    QLoRA's weights that are not 4-bit, as peft's `prepare_model_for_kbit_training` makes them; else they stay in 16
+    bits, as TRL, axolotl, LLaMA-Factory and torchtune leave them.
     """
 
     method: str
@@ -147,11 +148,12 @@ class Recipe:
     fused_lm_head: bool = False
     kept: tuple[str, ...] = ()
     rest_in_fp32: bool = True
+    offload: bool = False
 
     @property
     def at_once(self) -> Recipe:
         """The same without computing anything twice."""
-        return replace(self, checkpointing=False, fused_lm_head=False, kept=())
+        return replace(self, checkpointing=False, fused_lm_head=False, kept=(), offload=False)
 
     @property
     def change(self) -> tuple[int, bool, bool, bool]:
@@ -178,7 +180,7 @@ class Recipe:
         if self.stage:
             parts.append(f"ZeRO-{self.stage}")
         if self.checkpointing:
-            parts.append(checkpointing_label(self.kept))
+            parts.append(checkpointing_label(self.kept, self.offload))
         if self.fused_lm_head:
             parts.append(fused_head_label())
         return " · ".join([*parts, *([] if self.rest_in_fp32 else [rest_label()])])
@@ -189,8 +191,9 @@ class Plan:
     """A recipe with its micro-batch, and what that takes on each GPU: bytes, FLOPs and seconds of one optimizer step.
 
     at_peak: kind → bytes, together needed_bytes: the tensors at their peak and "fragmentation". least_flops: of the
-    same method where nothing is computed twice. sent_bytes: what each GPU sends for parameters and gradients. seconds:
-    a lower bound (None where neither rate is published), never a forecast.
+    same method where nothing is computed twice. sent_bytes: what each GPU sends for parameters and gradients.
+    offloaded_bytes: what it sends to the CPU's RAM, and gets back. seconds: a lower bound (None where neither rate is
+    published), never a forecast.
     at_least: only parameters, gradients and optimizer state are known, which alone do not fit.
     """
 
@@ -205,6 +208,7 @@ class Plan:
     sent_bytes: int
     seconds: float | None
     at_least: bool = False
+    offloaded_bytes: int = 0
 
     @property
     def verdict(self) -> str:
@@ -281,7 +285,8 @@ class Plan:
         card_bytes = self.request.room.needed(self.needed_bytes)
         more = {"verdict": self.verdict, "card_bytes": [card_bytes.low, card_bytes.high]}
         more |= {"host": host_need(self).to_dict()}
-        more |= {"sent_bytes": self.sent_bytes, "lower_bound_seconds": self.seconds, "caution": self.recipe.caution}
+        more |= {"sent_bytes": self.sent_bytes, "offloaded_bytes": self.offloaded_bytes}
+        more |= {"lower_bound_seconds": self.seconds, "caution": self.recipe.caution}
         more |= {"lower_bound_price_per_million_tokens": self.price}
         return {**asdict(self.recipe), **numbers, **more}
 
@@ -479,6 +484,10 @@ def left_out(request: Request) -> list[tuple[str, str]]:
             else tr(ko="ZeRO로 나누는 계획에서는 찾지 않는다", en="not tried where ZeRO splits")
         )
         rows.append((what, why))
+    if not offloaded.can_offload():
+        what = tr(ko="체크포인트를 CPU로", en="checkpoints on the CPU")
+        since = offloaded.SINCE
+        rows.append((what, tr(ko=f"transformers {since}부터 센다", en=f"needs transformers {since}")))
     if not has_fused_head():
         rows.append((fused_head_label(), tr(ko=f"TRL {SINCE}부터 센다: pip install trl", en=f"needs TRL {SINCE}")))
     if request.gpus > 1:

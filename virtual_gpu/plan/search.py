@@ -11,6 +11,7 @@ Every plan that is shown was measured on the virtual GPU. What is not run is wha
 - what activations take of a plan grows with the micro-batch: where the whole batch at once would exceed the card by a
   tenth and more at the same bytes a sample, it is not run;
 - weights beside 4-bit ones stay in 16 bits only where they do not fit in fp32;
+- checkpoints go to the CPU only where a recipe does not fit otherwise, and where their inputs could be what is missing;
 - what cannot be run at all (a model whose own code does not take 4-bit weights) is left out with the reason.
 """
 
@@ -27,6 +28,7 @@ from ..drawing.frames import frame_of
 from ..language import tr
 from ..models.configs import load_config
 from ..models.depth import text_config
+from ..models.offloaded import can_offload
 from ..step.splits import equal_splits
 from ..units import human_bytes
 from .frontier import draw_frontier
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 # At most. A logit: in half precision and fp32, its logarithm of softmax, the gradient in fp32 and in half precision. A
 # weight of the head: autocast's copy of it, and that copy's gradient.
 LOGIT_BYTES, HEAD_BYTES = 16, 4
+CHECKPOINT_BYTES = 4  # of a number in a block's input: fp32 at most
 SCHEMA = 2  # of `Plans.to_dict`: raised when a name goes or changes its meaning. 2: left_bytes is below limit_bytes
 
 
@@ -225,7 +228,8 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
         if first_only and by_change and plans and recipe.change > plans[0].recipe.change:
             break
         upcast = replace(recipe, rest_in_fp32=True)
-        if upcast != recipe and not spares and any(plan.recipe.at_once == upcast for plan in plans):
+        on_the_card = [plan.recipe.at_once for plan in plans if not plan.recipe.offload]
+        if upcast != recipe and not spares and upcast in on_the_card:
             text = tr(ko="fp32로 두어도 들어간다", en="they fit in fp32")
             skipped.append((recipe.title, text))
             continue
@@ -238,13 +242,16 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
             for checkpointing in (False, True):
                 one = replace(recipe, checkpointing=checkpointing)
                 fit, miss = tried(one)
-                fits = fit is not None
+                measured = [fit or miss]
                 if _may_fuse(request, one, fit, miss):
                     fused = replace(one, fused_lm_head=True)
                     try:
-                        fits |= tried(fused, fit.micro_batch if fit is not None and not spares else 0)[0] is not None
+                        measured += filter(None, tried(fused, fit.micro_batch if fit is not None and not spares else 0))
                     except CANNOT_RUN as error:  # of TRL's head with this model: the recipe itself runs
                         cannot(fused, error)
+                fits, least = any(plan.fits for plan in measured), min(measured, key=_need)
+                if _may_offload(least) and (spares or not fits):
+                    tried(replace(least.recipe, offload=True))
                 if checkpointing and may_keep:
                     keep(one)
                 may_keep &= not fits  # what fits without checkpointing recomputes no block
@@ -276,6 +283,19 @@ def _may_fuse(request: Request, recipe: Recipe, fit: Plan | None, miss: Plan | N
     return miss.tensors_bytes - saved <= request.limit_bytes
 
 
+def _may_offload(plan: Plan) -> bool:
+    """Whether the plan with its checkpoints on the CPU is worth a run: the room they leave could be what is missing.
+
+    Not where ZeRO splits: there it was not run.
+    """
+    request, recipe = plan.request, plan.recipe
+    if not recipe.checkpointing or recipe.stage or not can_offload():
+        return False
+    config = text_config(load_config(request.model))
+    inputs = config.num_hidden_layers * config.hidden_size * plan.micro_batch * request.length
+    return -plan.left_bytes <= CHECKPOINT_BYTES * inputs
+
+
 def _largest(
     request: Request, recipe: Recipe, rates: dict[tuple[bool, ...], float], above: int
 ) -> tuple[Plan | None, Plan | None]:
@@ -290,7 +310,7 @@ def _largest(
     *ways, whole = [way for way in equal_splits(request.per_gpu)[::-1] if way[0] > above]  # the smallest first
     plans: dict[int, Plan] = {}
     at_once = None
-    alike = recipe.checkpointing, recipe.fused_lm_head, recipe.method == "full"
+    alike = recipe.checkpointing, recipe.offload, recipe.fused_lm_head, recipe.method == "full"
     rate, base = rates.get(alike), sum(held(request, recipe).values())
     if rate is None:
         fixed, rate = expected(request, recipe)
@@ -401,7 +421,10 @@ def cheapest(request: Request) -> Plan:
                 plans.append(measure(request, fused, 1, request.per_gpu))
                 if request.per_gpu > 1 and not plans[-1].fits:
                     plans.append(measure(request, fused, request.per_gpu, 1))
-        best = min([*plans, *([best] if best else [])], key=lambda plan: plan.needed_bytes)
+        least = min(plans, key=_need)
+        if not least.fits and not recipe.stage and can_offload():
+            plans.append(measure(request, replace(least.recipe, offload=True), least.micro_batch, least.accumulation))
+        best = min([*plans, *([best] if best else [])], key=_need)
     if best is None:
         raise errors[0]
     return best

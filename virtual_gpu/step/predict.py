@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -61,7 +62,14 @@ def predict_memory(
         kept[key] = run._replace(trace=trace), allocator.peak_reserved_bytes
     run, reserved_bytes = kept[key]
     trace, timeline = run.trace, run.trace.timeline()
-    log = TrainingLog(timeline.after_first_step_bytes, run.gradients, run.optimizer, timeline=timeline)
+    log = TrainingLog(
+        timeline.after_first_step_bytes,
+        run.gradients,
+        run.optimizer,
+        OPTIMIZER_STEPS,
+        offloaded_bytes=int(run.offloaded * setting.samples * setting.sequence_length),
+        timeline=timeline,
+    )
     report = report_of(setting, gpu, log, run.parameters, predicted=True)
     report.method = run.method
     report.reserved_bytes = reserved_bytes
@@ -78,13 +86,15 @@ class Need:
     """What an experiment takes of a card, in bytes.
 
     tensors: their peak. card: the least capacity in which the caching allocator gets through, to 1/128 of the peak.
-    states: parameters, gradients and optimizer state. at_peak: category → bytes of the tensors' peak.
+    states: parameters, gradients and optimizer state. at_peak: category → bytes of the tensors' peak. offloaded: what
+    an optimizer step sends to the CPU and gets back from there.
     """
 
     tensors: int
     card: int
     states: dict[str, int]
     at_peak: dict[str, int]
+    offloaded: int = 0
 
 
 @cached_by_model
@@ -106,8 +116,9 @@ def predict_need(setting: Setting, compute_capability: tuple[int, int], ddp: boo
     }
     step = max(timeline.peak_bytes // 128, 2 * 2**20)
     return Need(
-        timeline.peak_bytes, timeline.trace.smallest_capacity(step, reserved=reserved), states, timeline.at_peak()
-    )
+        timeline.peak_bytes, timeline.trace.smallest_capacity(step, reserved=reserved), states, timeline.at_peak(),
+        report.offloaded_bytes,
+    )  # fmt: skip
 
 
 def model_bytes(model: torch.nn.Module) -> int:
@@ -137,6 +148,7 @@ def training_arguments(setting: Setting, autocast: torch.dtype | None) -> Simple
         fused_lm_head=setting.fused_lm_head,
         repeat_kv=setting.attention == REPEATED,
         kept_results=setting.kept_results,
+        offload_checkpoints=setting.offload_checkpoints,
         fp16=autocast == torch.float16,
         bf16=autocast == torch.bfloat16,
         loss_scale=1.0,  # values do not matter here, and a step that overflows would be skipped: no optimizer state
@@ -162,6 +174,7 @@ def report_of(
         allocated_bytes=log.allocated_bytes,
         peak_bytes=timeline.peak_bytes,
         needed_bytes=timeline.peak_bytes,
+        offloaded_bytes=log.offloaded_bytes // max(log.optimizer_steps, 1),
         peak_phase=timeline.peak_phase,
         setting=setting.to_dict() | {"gpu": gpu.name},
         timeline=timeline,
@@ -209,12 +222,16 @@ def _spec_like(gpu: GPU) -> GPUSpec:
 
 
 class Run(NamedTuple):
-    """What a run of a setting left: its trace, and the full sizes in bytes of what is trained and what trains it."""
+    """What a run of a setting left: its trace, and the full sizes in bytes of what is trained and what trains it.
+
+    offloaded: bytes of a token's checkpoints that went to the CPU.
+    """
 
     trace: Trace
     parameters: int
     gradients: int
     optimizer: int
+    offloaded: Fraction
     method: str = "run"
 
 
@@ -234,7 +251,8 @@ def _run(setting: Setting, config: Any, gpu: VirtualGPU) -> Run:
     batch = {"input_ids": torch.zeros(setting.sequence_length, dtype=torch.int64)}
     batch["labels"] = batch["input_ids"]
     log = train(model, [batch] * setting.samples, training_arguments(setting, autocast))
-    return Run(log.timeline.trace, model_bytes(model), log.gradients_bytes, log.optimizer_bytes)
+    offloaded = Fraction(log.offloaded_bytes, setting.samples * setting.sequence_length)
+    return Run(log.timeline.trace, model_bytes(model), log.gradients_bytes, log.optimizer_bytes, offloaded)
 
 
 def _predicted(setting: Setting, config: Any, spec: GPUSpec) -> Run:
@@ -261,7 +279,7 @@ def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | Non
 
     def run(shallow: Any) -> tuple[Trace, dict[str, int]]:
         trace, *numbers, _ = virtual_run(setting, shallow, spec)
-        return trace, dict(zip(("parameters", "gradients", "optimizer"), numbers, strict=True))
+        return trace, dict(zip(("parameters", "gradients", "optimizer", "offloaded"), numbers, strict=True))
 
     try:
         like = replace(setting, batch_size=1, sequence_length=1), spec.compute_capability

@@ -20,6 +20,7 @@ from ..models.attention import kv_repeated
 from ..models.depth import text_config
 from ..models.fused_head import fused_head
 from ..models.kept import context_fn, kept_results
+from ..models.offloaded import offloading
 from ..real import GPU, gpu_of
 from ..trace.timeline import Timeline
 from ..turns import in_turn
@@ -31,6 +32,7 @@ from .optimizers import estimate_memory_of_gradients, estimate_memory_of_optimiz
 class TrainingLog:
     """What a run of `train` left: bytes right after the first optimizer step, losses, and the timeline.
 
+    offloaded_bytes: what went to the CPU in all (and came back from there), where checkpoints wait there.
     It is filled as training goes, so it holds what happened even when the memory ran out. On a virtual GPU there are
     no losses: its tensors have no values.
     """
@@ -40,6 +42,7 @@ class TrainingLog:
     optimizer_bytes: int = 0
     optimizer_steps: int = 0
     micro_steps: int = 0
+    offloaded_bytes: int = 0
     losses: list[float] = field(default_factory=list)
     timeline: Timeline = field(default_factory=Timeline)
 
@@ -63,7 +66,8 @@ def train(
     the model's outputs, logits among them, stay until the next forward, as in a loop that gives them a name. Without it
     they are dropped once there is a loss, as transformers' Trainer does. fused_lm_head: the loss comes from TRL's head
     (see `models.fused_head`), repeat_kv: grouped heads are repeated before attention (see `models.attention`),
-    kept_results: what checkpointed blocks keep all the same (see `models.kept`).
+    kept_results: what checkpointed blocks keep all the same (see `models.kept`), offload_checkpoints: what they keep
+    waits in the CPU's RAM (see `models.offloaded`).
     gpu: where the model lies; None finds it out. after_first_step is called with the log after the first optimizer
     step, before the gradients are dropped.
 
@@ -103,7 +107,7 @@ def _train(
     after_first_step: Callable[[TrainingLog], None] | None,
 ) -> None:
     if setting.gradient_checkpointing:
-        enable_checkpointing(model, setting.kept_results)
+        enable_checkpointing(model, setting.kept_results, offload=setting.offload_checkpoints)
     from accelerate.utils import convert_to_fp32  # takes its time
 
     optimizer = make_optimizer(setting.optimizer, model, setting.learning_rate, gpu)
@@ -111,7 +115,11 @@ def _train(
     scaler = torch.amp.GradScaler("cuda", init_scale=setting.loss_scale, enabled=scaled)
     model.train()
     more = {"fused_lm_head": True} if setting.fused_lm_head else {}
-    with gpu.record(model, optimizer) as record, _use_cache(model, setting.use_cache), _as_set(model, setting, gpu):
+    with (
+        gpu.record(model, optimizer) as record,
+        _use_cache(model, setting.use_cache),
+        _as_set(model, setting, gpu, log),
+    ):
         try:
             for group in _groups(dataset, setting):
                 samples = sum(len(batch["input_ids"]) for batch in group)
@@ -148,10 +156,13 @@ def _train(
                 disable_checkpointing(model)  # the next run decides for itself
 
 
-def enable_checkpointing(model: torch.nn.Module, kept: Sequence[str] = (), seen: Counter[str] | None = None) -> None:
+def enable_checkpointing(
+    model: torch.nn.Module, kept: Sequence[str] = (), seen: Counter[str] | None = None, offload: bool = False
+) -> None:
     """Switch on (non-reentrant) gradient checkpointing, under whichever name transformers has for it.
 
-    kept: what blocks keep all the same (see `models.kept`). seen: see `context_fn` there.
+    kept: what blocks keep all the same (see `models.kept`). seen: see `context_fn` there. offload: their inputs wait in
+    the CPU's RAM.
     """
     with_parameters(model)
     arguments: dict[str, Any] = {"use_reentrant": False}
@@ -159,7 +170,7 @@ def enable_checkpointing(model: torch.nn.Module, kept: Sequence[str] = (), seen:
         arguments["context_fn"] = context_fn(kept, text_config(model.config).num_hidden_layers, model, seen)
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     try:
-        enable(arguments)
+        enable(arguments, **({"offload": True} if offload else {}))
     except ValueError as error:
         raise WrongValue(
             tr(
@@ -201,6 +212,7 @@ class _Setting:
     fused_lm_head: bool
     repeat_kv: bool
     kept_results: tuple[str, ...]
+    offload_checkpoints: bool
 
     @classmethod
     def read(cls, args: Any) -> _Setting:
@@ -221,6 +233,7 @@ class _Setting:
             fused_lm_head=bool(getattr(args, "fused_lm_head", False)),
             repeat_kv=bool(getattr(args, "repeat_kv", False)),
             kept_results=kept_results(getattr(args, "kept_results", ())),
+            offload_checkpoints=bool(getattr(args, "offload_checkpoints", False)),
         )
 
 
@@ -278,13 +291,19 @@ def _check_data(model: torch.nn.Module, dataset: Any, setting: _Setting) -> None
 
 
 @contextlib.contextmanager
-def _as_set(model: torch.nn.Module, setting: _Setting, gpu: GPU) -> Iterator[None]:
-    """TRL's head and repeated heads, where the setting has them, until the training ends."""
+def _as_set(model: torch.nn.Module, setting: _Setting, gpu: GPU, log: TrainingLog) -> Iterator[None]:
+    """TRL's head, repeated heads and checkpoints on the CPU, where the setting has them, until the training ends."""
+
+    def moved(nbytes: int) -> None:
+        log.offloaded_bytes += nbytes
+
     with contextlib.ExitStack() as stack:
         if setting.repeat_kv:
             stack.enter_context(kv_repeated())
         if setting.fused_lm_head:
             stack.enter_context(fused_head(model, gpu.is_virtual))
+        if setting.offload_checkpoints:
+            stack.enter_context(offloading(gpu if gpu.is_virtual else None, moved))
         yield
 
 

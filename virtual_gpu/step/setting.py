@@ -16,6 +16,7 @@ from ..models.configs import DEFAULT_MODEL, model_name
 from ..models.depth import text_config
 from ..models.fused_head import has_fused_head, require_fused_head
 from ..models.kept import kept_results
+from ..models.offloaded import require_offload
 from ..units import boolean, choose, positive_int
 from .optimizers import optimizer_named
 
@@ -86,6 +87,7 @@ class Setting:
     rest_in_fp32: bool = True
     fused_lm_head: bool = False  # the loss from tiles of the logits, as TRL's SFTTrainer makes it
     kept_results: tuple[str, ...] = ()  # what checkpointed blocks keep all the same, see `models.kept`
+    offload_checkpoints: bool = False  # their inputs wait in the CPU's RAM, see `models.offloaded`
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -99,13 +101,17 @@ class Setting:
         if self.fused_lm_head:
             require_fused_head()
         put(self, "kept_results", kept_results(self.kept_results))
-        if self.kept_results and not self.gradient_checkpointing:
-            raise WrongValue(
-                tr(
-                    ko=f"kept_results={self.kept_results}: gradient_checkpointing=True일 때만 뜻이 있다.",
-                    en=f"kept_results={self.kept_results}: says something only with gradient_checkpointing=True.",
+        put(self, "offload_checkpoints", boolean(self.offload_checkpoints, "offload_checkpoints"))
+        for name in ("kept_results", "offload_checkpoints"):
+            if getattr(self, name) and not self.gradient_checkpointing:
+                raise WrongValue(
+                    tr(
+                        ko=f"{name}={getattr(self, name)}: gradient_checkpointing=True일 때만 뜻이 있다.",
+                        en=f"{name}={getattr(self, name)}: says something only with gradient_checkpointing=True.",
+                    )
                 )
-            )
+        if self.offload_checkpoints:
+            require_offload()
         precisions = [*PRECISIONS, *(name for name in ADAPTER_PRECISIONS if self.peft or "bf16" in name)]
         put(self, "precision", choose(self.precision, precisions, tr(ko="정밀도", en="precision")))
         put(self, "optimizer", optimizer_named(self.optimizer))
@@ -181,6 +187,18 @@ class Setting:
             "precision": f"{mixed}_{computes}" if computes else "auto",
             "optimizer": optimizer_named(arguments.optim),
         }
+        how = getattr(arguments, "activation_checkpointing_kwargs", None) or getattr(
+            arguments, "gradient_checkpointing_kwargs", None
+        )
+        if checkpointing and how:
+            if how.get("every_n_layers", 1) != 1:
+                raise NotSupported(
+                    tr(
+                        ko=f"every_n_layers={how['every_n_layers']!r}: 모든 블록을 체크포인팅할 때만 센다.",
+                        en=f"every_n_layers={how['every_n_layers']!r}: counted only with every block checkpointed.",
+                    )
+                )
+            found["offload_checkpoints"] = bool(how.get("offload", False))
         if any(kind.__name__ == "SFTConfig" for kind in type(arguments).__mro__):  # TRL's SFTTrainer has such a head
             found["fused_lm_head"] = has_fused_head()
         if peft_config is not None:
@@ -206,7 +224,7 @@ class Setting:
         if self.gradient_accumulation_steps > 1:
             parts[1] += f" × {self.gradient_accumulation_steps}"
         if self.gradient_checkpointing:
-            parts.append(checkpointing_label(self.kept_results))
+            parts.append(checkpointing_label(self.kept_results, self.offload_checkpoints))
         if self.fused_lm_head:
             parts.append(fused_head_label())
         defaults = {f.name: f.default for f in fields(self)}
@@ -252,12 +270,15 @@ class Setting:
             )
 
 
-def checkpointing_label(kept: tuple[str, ...] = ()) -> str:
-    """Gradient checkpointing, and of how many results what is kept, in the reader's language."""
-    if not kept:
-        return tr(ko="체크포인팅", en="checkpointing")
-    results = f"{len(kept)} results" if len(kept) > 1 else "1 result"
-    return tr(ko=f"체크포인팅(결과 {len(kept)}가지 남김)", en=f"checkpointing (keeps {results})")
+def checkpointing_label(kept: tuple[str, ...] = (), offload: bool = False) -> str:
+    """Gradient checkpointing, of how many results what is kept, and where it is, in the reader's language."""
+    how = []
+    if kept:
+        results = f"{len(kept)} results" if len(kept) > 1 else "1 result"
+        how.append(tr(ko=f"결과 {len(kept)}가지 남김", en=f"keeps {results}"))
+    if offload:
+        how.append(tr(ko="CPU로", en="on the CPU"))
+    return tr(ko="체크포인팅", en="checkpointing" + " " * bool(how)) + (f"({', '.join(how)})" if how else "")
 
 
 def rest_label() -> str:

@@ -56,6 +56,8 @@ def literal(value: Any) -> str:
     """A value as Python's source has it: what a model's name or a layer's holds stays data."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(literal, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{literal(key)}: {literal(one)}' for key, one in value.items())}}}"
     text = ascii(value)
     plain = isinstance(value, str) and not {'"', "'", "\\"} & set(text[1:-1])
     return f'"{text[1:-1]}"' if plain else text
@@ -104,6 +106,7 @@ def _english(plan: Plan) -> str:
     parts += [f"ZeRO-{recipe.stage}"] if recipe.stage else []
     parts += ["checkpointing"] if recipe.checkpointing else []
     parts += [f"keeps {' '.join(recipe.kept)}"] if recipe.kept else []
+    parts += ["checkpoints on the CPU (transformers 5.17)"] if recipe.offload else []
     parts += ["fused LM head"] if recipe.fused_lm_head else []
     parts += [] if recipe.rest_in_fp32 else ["the rest in 16 bits"]
     return ", ".join([*parts, f"{plan.request.gpus} x {plan.request.gpu}"])
@@ -236,7 +239,7 @@ def checkpointing(plan: Plan) -> str:
     """The lines that switch gradient checkpointing on, and say what blocks keep all the same; empty without."""
     if not plan.recipe.checkpointing:
         return ""
-    arguments = '{"use_reentrant": False}'
+    arguments = '{"use_reentrant": False}' + (", offload=not args.cpu" if plan.recipe.offload else "")
     if not plan.recipe.kept:
         return _CHECKPOINTING.format(arguments=arguments)
     blocks = text_config(load_config(plan.request.model)).num_hidden_layers

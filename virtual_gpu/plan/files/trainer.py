@@ -50,7 +50,7 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
         "gradient_accumulation_steps": plan.accumulation,
         # For shards accelerate.yaml says it; where blocks keep results, the script.
         "gradient_checkpointing": recipe.checkpointing and not recipe.stage and not recipe.kept,
-        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "gradient_checkpointing_kwargs": {"use_reentrant": False} | ({"offload": True} if recipe.offload else {}),
         "optim": OPTIMIZERS[recipe.optimizer][0],
         "fp16": mixed and "fp16" in recipe.precision,
         "bf16": mixed and "bf16" in recipe.precision,
@@ -107,6 +107,7 @@ def script(plan: Plan, usage: str = _USAGE, more: str = "") -> str:
         loading=loading,
         adapters=adapters,
         usage=usage,
+        here=_CHECKPOINTS_STAY if recipe.offload else "",
         more=more,
     )
 
@@ -125,6 +126,9 @@ _LOADING_4BIT = """    quantization_config=BitsAndBytesConfig(
 # Bytes (the default) FSDP2 cannot split: accelerate would leave them whole on every GPU.
 _STORAGE = "        bnb_4bit_quant_storage=dtype,\n"
 _PLACE_CPU = '    device_map={"": "cpu"},\n'
+_CHECKPOINTS_STAY = """    # Pinned memory is a GPU's.
+    settings |= {name: {"use_reentrant": False} for name in settings if name.endswith("checkpointing_kwargs")}
+"""
 _ONE_GPU = """if arguments.n_gpu > 1:  # torch.nn.DataParallel's copies have neither such a head nor turns of their own
     raise SystemExit("Several GPUs in one process: CUDA_VISIBLE_DEVICES=0 python train.py, or accelerate launch.")
 """
@@ -169,7 +173,7 @@ if "activation_checkpointing" in TrainingArguments.__dataclass_fields__:  # its 
     settings = {{key.replace("gradient_checkpoint", "activation_checkpoint"): v for key, v in settings.items()}}
 if args.cpu:
     settings |= {{"use_cpu": True, "fp16": False, "bf16": False, "dataloader_pin_memory": False}}
-{more}dtype = torch.float32 if args.cpu else torch.{dtype}
+{here}{more}dtype = torch.float32 if args.cpu else torch.{dtype}
 # Before the model: it sets up the process that this rank is.
 arguments = TrainingArguments(args.output, max_steps=args.max_steps, **settings)
 {one_gpu}

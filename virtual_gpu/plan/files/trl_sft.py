@@ -68,7 +68,10 @@ def files(plan: Plan) -> dict[str, str]:
 def _arguments(plan: Plan) -> dict[str, str]:
     """SFTConfig's arguments as the script writes them. Its own defaults are other than the Trainer's."""
     given = {name: literal(value) for name, value in training_arguments(plan).items()}
-    del given["gradient_checkpointing_kwargs"]  # TRL's own are the same
+    if plan.recipe.offload:
+        given["gradient_checkpointing_kwargs"] = '{"use_reentrant": False, "offload": not args.cpu}'
+    else:
+        del given["gradient_checkpointing_kwargs"]  # TRL's own are the same
     given |= {name: "not args.cpu" for name in ("fp16", "bf16") if given[name] == "True"}
     named = {
         "per_device_train_batch_size": "MICRO_BATCH",

@@ -1,8 +1,9 @@
 """Does a configuration fit as it stands, and if not, which of its lines make it fit: the smallest change that does.
 
 What changes least comes first, as the planner ranks: a smaller micro-batch with more accumulation (the same optimizer
-step), then checkpointing (the same result, more work), an 8-bit optimizer, weights in bf16, adapters, 4-bit weights,
-and last a shorter length. Every answer was measured on the virtual GPU.
+step), then checkpointing (the same result, more work), checkpoints on the CPU (where the file can say it), an 8-bit
+optimizer, weights in bf16, adapters, 4-bit weights, and last a shorter length. Every answer was measured on the virtual
+GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ...errors import NotSupported, WrongValue
 from ...language import tr
 from ...models.configs import load_config, model_name
 from ...models.depth import text_config
+from ...models.offloaded import can_offload
 from ...room import FITS, Room, room_on
 from ...shards.layout import Layout
 from ...shards.nccl import nccl_bytes
@@ -278,14 +280,23 @@ class _Search:
         offered = [m for m in methods[methods.index(start.peft or "full") :] if m in self.tool.METHODS]
         for method in dict.fromkeys([start.peft or "full", *offered]):
             for more in self._variants(start, method):
-                for checkpointing in dict.fromkeys([start.gradient_checkpointing, True]):
+                for checkpointing, offload in self._checkpoints(start):
+                    names = {"gradient_checkpointing": checkpointing, "offload_checkpoints": offload}
                     try:
-                        one = replace(start, **more, gradient_checkpointing=checkpointing)
+                        one = replace(start, **more, **names)
                         self.tool.write(self.keys, start, one)
                     except WrongValue:  # not a line of this file
                         continue
                     yield one
         yield from self._shortest(start)
+
+    def _checkpoints(self, start: Setting) -> list[tuple[bool, bool]]:
+        """(checkpointing, checkpoints on the CPU): as the file has it, switched on, and moved where that is counted."""
+        offload = start.offload_checkpoints
+        found = [(start.gradient_checkpointing, offload), (True, offload)]
+        # LLaMA-Factory, axolotl and torchtune have ways of their own, which were not run.
+        moves = self.tool in (trl, trainer) and not self.stage and can_offload()
+        return [*dict.fromkeys([*found, *([(True, True)] if moves else [])])]
 
     def _variants(self, start: Setting, method: str) -> Iterator[dict[str, Any]]:
         """Fields of a Setting that go together: precision and optimizer of a method."""

@@ -19,6 +19,7 @@ from .document import read_document
 from .keys import EITHER, LESS, MORE, Keys, free
 
 CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")  # its name before and since transformers 5.23
+CHECKPOINTING_KWARGS = tuple(f"{name}_kwargs" for name in CHECKPOINTING)
 # What pages its state to the host counts as if all of it were on the card, as it is where there is room.
 PAGED = {
     "paged_adamw": "adamw_fused",
@@ -57,6 +58,8 @@ def common(keys: Keys, checkpointing: bool = False) -> dict[str, Any]:
     }
     name = next((name for name in CHECKPOINTING if keys.get(name) is not None), None)
     found["gradient_checkpointing"] = keys.flag(name) if name else checkpointing
+    if found["gradient_checkpointing"]:
+        found |= _how_it_checkpoints(keys)
     evaluates = keys.get("eval_strategy", keys.get("evaluation_strategy", "no"))
     if str(evaluates).lower() not in ("no", "false"):
         samples = keys.whole("per_device_eval_batch_size", known["per_device_eval_batch_size"])
@@ -70,6 +73,23 @@ def common(keys: Keys, checkpointing: bool = False) -> dict[str, Any]:
                 ),
             )
     return found
+
+
+def _how_it_checkpoints(keys: Keys) -> dict[str, Any]:
+    """Whether blocks' inputs go to the CPU (transformers 5.17); a note where only some blocks are checkpointed."""
+    name = _there(keys, CHECKPOINTING_KWARGS)
+    if name is None:
+        return {}
+    if not isinstance(keys.get(name, {}), dict):
+        raise keys.wrong(name, tr(ko="이름과 값의 묶음이어야 한다", en="must be a mapping"))
+    if keys.whole(f"{name}.every_n_layers", 1) > 1:
+        keys.note(name, MORE, tr(ko="모든 블록을 체크포인팅한 것으로 셌다", en="counted with every block checkpointed"))
+    return {"offload_checkpoints": keys.flag(f"{name}.offload")}
+
+
+def _there(keys: Keys, names: tuple[str, ...]) -> str | None:
+    """The first of these names that the file has."""
+    return next((name for name in names if name in keys.document.values), None)
 
 
 def optimizer(keys: Keys, name: str, default: str) -> str:
@@ -143,6 +163,11 @@ def _deepspeed(keys: Keys) -> int:
     return stage
 
 
+def _newest(names: tuple[str, ...]) -> str:
+    """The name that the installed transformers has."""
+    return next((name for name in names[::-1] if name in defaults()), names[0])
+
+
 def changed(keys: Keys, old: Setting, new: Setting, **names: str) -> dict[str, Any]:
     """key → value of what TrainingArguments call alike wherever they are. names: a field of Setting → its key here."""
     named = {
@@ -151,9 +176,10 @@ def changed(keys: Keys, old: Setting, new: Setting, **names: str) -> dict[str, A
     } | names
     found = {key: getattr(new, name) for name, key in named.items() if getattr(new, name) != getattr(old, name)}
     if new.gradient_checkpointing and not old.gradient_checkpointing:
-        there = next((name for name in CHECKPOINTING if name in keys.document.values), None)
-        newest = next((name for name in CHECKPOINTING[::-1] if name in defaults()), CHECKPOINTING[0])
-        found[there or newest] = True
+        found[_there(keys, CHECKPOINTING) or _newest(CHECKPOINTING)] = True
+    if new.offload_checkpoints and not old.offload_checkpoints:
+        name = _there(keys, CHECKPOINTING_KWARGS) or _newest(CHECKPOINTING_KWARGS)
+        found |= {f"{name}.offload": True} if keys.get(name) else {name: {"use_reentrant": False, "offload": True}}
     if new.optimizer != old.optimizer:
         found["optim"] = OPTIMIZERS[new.optimizer][0]
     if "fp16" in new.precision and "bf16" in old.precision:

@@ -1,0 +1,166 @@
+"""Checkpoints that wait on the CPU: what leaves the card, what comes back, and where the planner says so."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_plan_files import ALONE, TOKENS, WIDTH, llama, on_the_virtual_card, plan_of
+from torch.autograd.graph import save_on_cpu
+from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig, modeling_utils
+
+from virtual_gpu.cards import CATALOG
+from virtual_gpu.errors import WrongValue
+from virtual_gpu.models import offloaded
+from virtual_gpu.models.build import build_model
+from virtual_gpu.models.offloaded import can_offload, pinned_bytes
+from virtual_gpu.plan import Recipe, plan_training
+from virtual_gpu.plan.measure import measure
+from virtual_gpu.step.predict import predict_memory
+from virtual_gpu.step.run import enable_checkpointing
+from virtual_gpu.step.setting import Setting
+
+LAYERS = 4  # of `llama`
+INPUT = TOKENS * WIDTH * 2  # bytes of a block's input there, in half precision
+
+
+def setting(model, **more):
+    given = {"peft": "lora", "precision": "autocast_fp16", "optimizer": "adamw_fused", "gradient_checkpointing": True}
+    return Setting(**{"batch_size": 4, "sequence_length": 128, "model_id": str(model)} | given | more)
+
+
+def test_every_input_but_the_one_in_use_leaves_the_card(tmp_path):
+    llama(tmp_path / "model", num_hidden_layers=12)
+    one = setting(tmp_path / "model", fused_lm_head=True)
+    here, there = (predict_memory(replace(one, offload_checkpoints=on), gpu="T4", full=True) for on in (False, True))
+    assert here.peak_bytes - there.peak_bytes == 11 * INPUT
+    assert here.offloaded_bytes == 0 and there.offloaded_bytes == 12 * INPUT
+    assert there.to_dict()["offloaded_bytes"] == 12 * INPUT
+
+
+@pytest.mark.parametrize("accumulation", [1, 7])
+def test_a_prediction_by_depth_is_the_whole_run(accumulation, tmp_path):
+    llama(tmp_path / "model", num_hidden_layers=12)
+    one = setting(tmp_path / "model", offload_checkpoints=True, gradient_accumulation_steps=accumulation)
+    by_depth, whole = (predict_memory(one, gpu="T4", full=full) for full in (False, True))
+    assert by_depth.method == "depth" and whole.method == "run"
+    for name in ("peak_bytes", "reserved_bytes", "offloaded_bytes", "at_peak"):
+        assert getattr(by_depth, name) == getattr(whole, name), name
+    assert whole.offloaded_bytes == accumulation * 12 * INPUT
+
+
+def test_hidden_states_in_fp32_are_twice_the_bytes(tmp_path):
+    llama(tmp_path / "model")
+    report = predict_memory(
+        setting(tmp_path / "model", peft=None, precision="mixed_fp16", offload_checkpoints=True), gpu="T4"
+    )
+    assert report.offloaded_bytes == LAYERS * INPUT * 2
+
+
+CONFIGS = [
+    LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2,
+    ),
+    GPT2Config(vocab_size=64, n_embd=32, n_layer=3, n_head=4, n_positions=32),
+    GPTNeoXConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        max_position_embeddings=32,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_gradients_are_the_same(config, monkeypatch):
+    """On the CPU by the library itself, with dropout where the model has some: what comes back is what went.
+
+    Not pinned: that wants an accelerator.
+    """
+    moved = []
+
+    def unpinned(pin_memory, device_type):
+        moved.append(pin_memory)
+        return save_on_cpu(pin_memory=False)
+
+    monkeypatch.setattr(modeling_utils, "save_on_cpu", unpinned)
+    torch.manual_seed(0)
+    model = build_model(config, torch.float32, device="cpu").train()
+    ids = torch.arange(32).reshape(2, 16)
+    gradients = []
+    for offload in (False, True):
+        enable_checkpointing(model, offload=offload)
+        model.zero_grad()
+        torch.manual_seed(1)
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    assert moved == [True] * 3
+    assert gradients[0] and all(torch.equal(gradients[1][name], value) for name, value in gradients[0].items())
+
+
+# -- plans ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ALONE)
+@pytest.mark.parametrize("method", ["lora", "qlora", "full"])
+def test_the_files_send_checkpoints_to_the_cpu(kind, method, tmp_path):
+    """Run on a virtual card that tells the CPU from the card: what leaves it there is what the plan counts."""
+    llama(tmp_path / "model", num_hidden_layers=12)
+    precision = "mixed_bf16" if method == "full" else "mixed_fp16"
+    rest_in_fp32 = method != "qlora" or kind != "trl"  # TRL never makes fp32 of it
+    recipe = Recipe(method, precision, "adamw_fused", 0, True, fused_lm_head=True, rest_in_fp32=rest_in_fp32)
+    gpu = "L4" if method == "full" else "T4"
+    plans = [plan_of(tmp_path / "model", replace(recipe, offload=on), gpu=gpu) for on in (False, True)]
+    held = [on_the_virtual_card(plan, kind, tmp_path) for plan in plans]
+    room = plans[0].tensors_bytes - plans[1].tensors_bytes
+    assert room >= 11 * INPUT and abs(held[0] - held[1] - room) < 2**14
+    in_fp32 = method == "full" or (method == "qlora" and rest_in_fp32)  # what the blocks pass on
+    assert plans[1].offloaded_bytes == 2 * 12 * INPUT * (2 if in_fp32 else 1)
+
+
+def test_a_plan_that_fits_only_with_checkpoints_on_the_cpu(tmp_path, monkeypatch):
+    """Eight GB are too few for so long a text; the room of the blocks' inputs is what is missing."""
+    llama(tmp_path / "model", num_hidden_layers=48, hidden_size=1024, max_position_embeddings=65536)
+    request = {"length": 65536, "batch": 1, "methods": ("lora",), "lora_targets": "attention"}
+    plans = plan_training(str(tmp_path / "model"), "RTX 4060", **request)
+    assert [plan.recipe.offload for plan in plans.plans] == [True]
+    best = plans.best
+    assert best.fits and best.recipe.checkpointing and best.offloaded_bytes == 48 * 65536 * 1024 * 2
+    here = measure(best.request, replace(best.recipe, offload=False), best.micro_batch, best.accumulation)
+    assert not here.fits and here.flops == best.flops and here.tensors_bytes - best.tensors_bytes >= 46 * 2**27
+    assert best.to_dict()["host"]["checkpoints_bytes"] == 48 * 2**27
+    assert "CPU" in best.title and "CPU" in plans._repr_html_()
+    monkeypatch.setattr(offloaded, "can_offload", lambda: False)
+    monkeypatch.setattr("virtual_gpu.plan.search.can_offload", lambda: False)
+    old = plan_training(str(tmp_path / "model"), "RTX 4060", **request)
+    assert not old.plans and any("transformers 5.17" in why for _, why in old.skipped)
+
+
+def test_nothing_goes_to_the_cpu_where_it_fits_without():
+    plans = plan_training("gpt2", "T4", length=256, batch=4)
+    assert plans.plans and not any(plan.recipe.offload for plan in (*plans.plans, *plans.losers))
+
+
+def test_pinned_ram_is_rounded_to_a_power_of_two():
+    assert [pinned_bytes(n) for n in (1, 2, 3, 2**20, 2**20 + 1)] == [1, 2, 4, 2**20, 2**21]
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_without_checkpointing_there_is_nothing_to_move():
+    with pytest.raises(WrongValue, match=r"offload_checkpoints=True.*gradient_checkpointing=True"):
+        Setting(1, offload_checkpoints=True)
+
+
+def test_an_older_transformers_is_named(monkeypatch):
+    assert can_offload()
+    monkeypatch.setattr(offloaded, "can_offload", lambda: False)
+    with pytest.raises(WrongValue, match=r"5\.17"):
+        Setting(1, gradient_checkpointing=True, offload_checkpoints=True)
+
+
+def test_the_library_is_left_as_it_was(tmp_path):
+    before = modeling_utils.save_on_cpu
+    llama(tmp_path / "model")
+    predict_memory(setting(tmp_path / "model", offload_checkpoints=True), gpu=CATALOG["T4"])
+    assert modeling_utils.save_on_cpu is before

@@ -1,0 +1,87 @@
+"""Checkpoints in the CPU's RAM: what a checkpointed block keeps, its input, waits there for backward.
+
+transformers' own, since 5.17: `gradient_checkpointing_kwargs={"offload": True}` puts PyTorch's `save_on_cpu` with
+pinned memory around each block's checkpoint (modeling_utils.py, `_activation_checkpointing_enable`). Both copies run on
+the stream that computes, so nothing lies on the card longer than its name does. Without an accelerator it raises: there
+is no allocator of pinned memory (5.23, PyTorch 2.13).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+
+from ..errors import WrongValue
+from ..language import tr
+
+if TYPE_CHECKING:
+    from ..counting.gpu import VirtualGPU
+
+SINCE = "5.17"
+
+
+def can_offload() -> bool:
+    """Whether the installed transformers moves checkpoints to the CPU."""
+    from transformers import PreTrainedModel
+
+    newest = getattr(PreTrainedModel, "activation_checkpointing_enable", PreTrainedModel.gradient_checkpointing_enable)
+    return "offload" in inspect.signature(newest).parameters
+
+
+def require_offload() -> None:
+    """WrongValue, with what to install, where it does not."""
+    if not can_offload():
+        raise WrongValue(
+            tr(
+                ko=f"offload_checkpoints=True: transformers {SINCE}부터 쓴다. "
+                f"\"pip install -U 'transformers>={SINCE}'\"로 설치한 뒤 커널을 다시 시작한다.",
+                en=f"offload_checkpoints=True: needs transformers {SINCE}. "
+                f"\"pip install -U 'transformers>={SINCE}'\", then restart the kernel.",
+            )
+        )
+
+
+def pinned_bytes(nbytes: int) -> int:
+    """What a tensor takes of pinned RAM: the next power of two, by default (PyTorch 2.13, CachingHostAllocator.h)."""
+    return 1 << max(nbytes - 1, 0).bit_length()
+
+
+@contextmanager
+def offloading(gpu: VirtualGPU | None, moved: Callable[[int], None]) -> Iterator[None]:
+    """Inside, `moved` is told the bytes of each tensor that goes to the CPU.
+
+    gpu: the virtual GPU that the model lies on, None for a real one. Its tensors call themselves the CPU's, so there
+    `save_on_cpu` would leave them on it: they are forgotten instead, and made anew when they come back.
+    """
+
+    def hooks(pin_memory: bool = False, device_type: str = "cuda") -> saved_tensors_hooks:
+        found = _forgetting(gpu) if gpu is not None else save_on_cpu(pin_memory, device_type)
+        pack = found.pack_hook
+
+        def told(tensor: torch.Tensor) -> Any:
+            moved(tensor.nbytes)
+            return pack(tensor)
+
+        found.pack_hook = told
+        return found
+
+    with mock.patch("transformers.modeling_utils.save_on_cpu", hooks):
+        yield
+
+
+def _forgetting(gpu: VirtualGPU) -> saved_tensors_hooks:
+    def pack(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
+        return tensor.shape, tensor.dtype
+
+    def unpack(packed: tuple[torch.Size, torch.dtype]) -> torch.Tensor:
+        shape, dtype = packed
+        with gpu.mode:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+
+    return saved_tensors_hooks(pack, unpack)
