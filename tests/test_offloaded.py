@@ -128,7 +128,7 @@ def test_a_plan_that_fits_only_with_checkpoints_on_the_cpu(tmp_path, monkeypatch
     here = measure(best.request, replace(best.recipe, offload=False), best.micro_batch, best.accumulation)
     assert not here.fits and here.flops == best.flops and here.tensors_bytes - best.tensors_bytes >= 46 * 2**27
     assert best.to_dict()["host"]["checkpoints_bytes"] == 48 * 2**27
-    assert "CPU" in best.title and "CPU" in plans._repr_html_()
+    assert "체크포인팅(오프로드)" in best.title and "CPU로 보내는 양" in plans._repr_html_()
     monkeypatch.setattr(offloaded, "can_offload", lambda: False)
     monkeypatch.setattr("virtual_gpu.plan.search.can_offload", lambda: False)
     old = plan_training(str(tmp_path / "model"), "RTX 4060", **request)

@@ -59,7 +59,7 @@ def row_of(plan: Plan, sharded: bool, fused: bool, offloaded: bool) -> list[str]
 def checkpointing_switch(recipe: Recipe) -> str:
     """On or off, how many results blocks keep all the same, and whether their inputs are on the CPU."""
     if recipe.offload:
-        return tr(ko="켬(CPU로)", en="on (on the CPU)")
+        return tr(ko="켬(오프로드)", en="on (offloaded)")
     if not recipe.kept:
         return _switch(recipe.checkpointing)
     return tr(ko=f"켬({len(recipe.kept)}가지 남김)", en=f"on (keeps {len(recipe.kept)})")

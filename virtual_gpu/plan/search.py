@@ -12,6 +12,7 @@ Every plan that is shown was measured on the virtual GPU. What is not run is wha
   tenth and more at the same bytes a sample, it is not run;
 - weights beside 4-bit ones stay in 16 bits only where they do not fit in fp32;
 - checkpoints go to the CPU only where a recipe does not fit otherwise, and where their inputs could be what is missing;
+  of QLoRA only with the other weights in 16 bits, which is tried first;
 - what cannot be run at all (a model whose own code does not take 4-bit weights) is left out with the reason.
 """
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -185,7 +186,7 @@ def plan_training(
 
 def _first(request: Request) -> Plan:
     """The first of the ranking, of a request with which something fits."""
-    return _search(request, lambda plans: None, first_only=True).plans[0]
+    return _search(request, lambda plans: None, first_only=True).best or cheapest(request)
 
 
 def _search(request: Request, progress: Callable[[Plans], None], first_only: bool = False) -> Plans:
@@ -289,11 +290,12 @@ def _may_offload(plan: Plan) -> bool:
     Not where ZeRO splits: there it was not run.
     """
     request, recipe = plan.request, plan.recipe
-    if not recipe.checkpointing or recipe.stage or not can_offload():
+    upcast = recipe.method == "qlora" and recipe.rest_in_fp32 and recipe.precision != "fp32"
+    if not recipe.checkpointing or recipe.stage or upcast or not can_offload():
         return False
     config = text_config(load_config(request.model))
     inputs = config.num_hidden_layers * config.hidden_size * plan.micro_batch * request.length
-    return -plan.left_bytes <= CHECKPOINT_BYTES * inputs
+    return plan.tensors_bytes - CHECKPOINT_BYTES * inputs <= request.limit_bytes
 
 
 def _largest(
@@ -441,62 +443,70 @@ def _by_states(request: Request, errors: list[Exception]) -> list[tuple[int, Rec
     return sorted(found, key=lambda pair: pair[0])
 
 
-def cheapest_that_fits(request: Request) -> Plan | None:
-    """The cheapest plan, if it fits; nothing is run where the states alone exceed the card."""
-    states = _by_states(request, [])
-    if not states or states[0][0] > request.limit_bytes:
-        return None
-    try:
-        plan = cheapest(request)
-    except CANNOT_RUN:  # a change that cannot be run makes no room
-        return None
-    return plan if plan.fits else None
+def anything_fits(request: Request) -> bool:
+    """Whether there is a plan that fits: of each recipe only what needs least is run, the smallest states first.
+
+    Checkpoints on the CPU never take more of the card, nor do weights in 16 bits beside 4-bit ones; a fused head may.
+    """
+    sized = _by_states(request, [])
+    recipes = [recipe for _, recipe in sized]
+    for states, recipe in sized:
+        if states > request.limit_bytes:
+            break
+        if recipe.rest_in_fp32 and replace(recipe, rest_in_fp32=False) in recipes:
+            continue
+        least = replace(recipe, checkpointing=True, offload=can_offload() and not recipe.stage)
+        for fused in (True, False) if request.can_fuse_head else (False,):
+            with contextlib.suppress(*CANNOT_RUN):  # what cannot be run makes no room
+                if _smallest(request, replace(least, fused_lm_head=fused))[0] is not None:
+                    return True
+    return False
 
 
 def smallest_changes(request: Request) -> list[Change]:
     """For each of methods, GPU, number of GPUs and length: the smallest change of it alone that makes room.
 
-    A change comes with what the ranking says then, which need not be the plan of least memory that showed the room.
+    A change comes with what the ranking says then.
     """
-    return [replace(change, plan=_first(change.plan.request)) for change in _changes(request)]
+    found = []
+    for what, changed in _changed(request):
+        value = getattr(changed, what)
+        found.append(Change(what, value[0] if what == "methods" else value, _first(changed)))
+    return found
 
 
-def _changes(request: Request) -> list[Change]:
-    changes = []
-    for method in [method for method in METHODS if method not in request.methods]:
-        if plan := cheapest_that_fits(replace(request, methods=(method,))):
-            changes.append(Change("methods", method, plan))
-            break
+def _changed(request: Request) -> Iterator[tuple[str, Request]]:
+    """(what is changed, the request then)."""
+    methods = (replace(request, methods=(method,)) for method in METHODS if method not in request.methods)
+    if one := next(filter(anything_fits, methods), None):
+        yield "methods", one
     needs_bf16 = "bf16" in (request.precision or "")
     for spec in sorted(CATALOG.values(), key=lambda spec: spec.capacity_bytes):
         larger = spec.capacity_bytes > request.spec.capacity_bytes and spec.platform == "cuda"
         if not larger or (needs_bf16 and not spec.has_bf16):
             continue
-        if plan := cheapest_that_fits(replace(request, gpu=spec.name)):
-            changes.append(Change("gpu", spec.name, plan))
+        if anything_fits(one := replace(request, gpu=spec.name)):
+            yield "gpu", one
             break
-    gpus = request.gpus * 2
-    while gpus <= MOST_GPUS:
-        more = replace(request, gpus=gpus, batch=-(-request.batch // gpus) * gpus)
-        if not any(recipe.stage for recipe in recipes_of(more)):
-            break  # every GPU holds the whole model: more of them do not help
-        if plan := cheapest_that_fits(more):
-            changes.append(Change("gpus", gpus, plan))
-            break
-        gpus *= 2
-    if plan := _longest(request):
-        changes.append(Change("length", plan.request.length, plan))
-    return changes
+    doublings = range(1, (MOST_GPUS // request.gpus).bit_length())
+    more = [_on_gpus(request, request.gpus << times) for times in doublings]
+    # Where every GPU holds the whole model more of them do not help, and what is too much on most is so on fewer.
+    if more and any(recipe.stage for recipe in recipes_of(more[0])) and anything_fits(more[-1]):
+        yield "gpus", next(filter(anything_fits, more))
+    if longest := _longest(request):
+        yield "length", replace(request, length=longest)
 
 
-def _longest(request: Request) -> Plan | None:
-    """The cheapest plan at the longest length (a multiple of 64) with which something fits; None where none does."""
+def _on_gpus(request: Request, gpus: int) -> Request:
+    """The request on so many GPUs, with the next batch that divides among them."""
+    return replace(request, gpus=gpus, batch=-(-request.batch // gpus) * gpus)
+
+
+def _longest(request: Request) -> int:
+    """The longest length (a multiple of 64 tokens) with which something fits; 0 where none does."""
     step = 64 if request.length > 64 else 1
-    low, high, best = 0, -(-request.length // step), None
-    if not (states := _by_states(request, [])) or states[0][0] > request.limit_bytes:
-        return None
+    low, high = 0, -(-request.length // step)
     while high - low > 1:
         middle = (low + high) // 2
-        plan = cheapest_that_fits(replace(request, length=middle * step))
-        low, high, best = (middle, high, plan) if plan else (low, middle, best)
-    return best
+        low, high = (middle, high) if anything_fits(replace(request, length=middle * step)) else (low, middle)
+    return low * step

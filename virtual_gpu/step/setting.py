@@ -277,7 +277,7 @@ def checkpointing_label(kept: tuple[str, ...] = (), offload: bool = False) -> st
         results = f"{len(kept)} results" if len(kept) > 1 else "1 result"
         how.append(tr(ko=f"결과 {len(kept)}가지 남김", en=f"keeps {results}"))
     if offload:
-        how.append(tr(ko="CPU로", en="on the CPU"))
+        how.append(tr(ko="오프로드", en="offloaded"))
     return tr(ko="체크포인팅", en="checkpointing" + " " * bool(how)) + (f"({', '.join(how)})" if how else "")
 
 
