@@ -4,7 +4,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_plan_files import ALONE, TOKENS, WIDTH, llama, on_the_virtual_card, plan_of
+from test_plan_files import (
+    ACCELERATE,
+    ALONE,
+    TEXT,
+    TOKENS,
+    TORCHRUN,
+    WIDTH,
+    llama,
+    on_the_virtual_card,
+    one_rank,
+    plan_of,
+)
 from torch.autograd.graph import save_on_cpu
 from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig, modeling_utils
 
@@ -115,6 +126,25 @@ def test_the_files_send_checkpoints_to_the_cpu(kind, method, tmp_path):
     assert room >= 11 * INPUT and abs(held[0] - held[1] - room) < 2**14
     in_fp32 = method == "full" or (method == "qlora" and rest_in_fp32)  # what the blocks pass on
     assert plans[1].offloaded_bytes == 2 * 12 * INPUT * (2 if in_fp32 else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, launcher", [("torch", TORCHRUN), ("trainer", ACCELERATE)])
+def test_so_do_the_files_of_a_split_model(kind, launcher, tmp_path):
+    """One of four ranks, launched as the script says: FSDP2's, in PyTorch's words and as accelerate.yaml has it."""
+    llama(tmp_path / "model", num_hidden_layers=12)
+    (tmp_path / "text.txt").write_text(TEXT * 1000, encoding="utf-8")
+    recipe, held = Recipe("lora", "mixed_fp16", "adamw_fused", 3, True, True), []
+    plans = [plan_of(tmp_path / "model", replace(recipe, offload=on), gpus=4) for on in (False, True)]
+    for plan in plans:
+        folder = tmp_path / f"{plan.recipe.offload}"
+        plan.save(folder / "plan", kind=kind)
+        report = one_rank(plan, [*launcher, "train.py", "--text", str(tmp_path / "text.txt")], folder)
+        held.append(max(nbytes for phase, (nbytes, _) in report["phases"].items() if phase != "loading"))
+    room = plans[0].tensors_bytes - plans[1].tensors_bytes
+    # Of the trainer's one input more leaves: accelerate wraps the blocks itself.
+    assert room == 11 * INPUT and held[0] - held[1] == (11 + (kind == "trainer")) * INPUT
+    assert plans[1].offloaded_bytes == 2 * 12 * INPUT and plans[1].sent_bytes == plans[0].sent_bytes
 
 
 def test_a_plan_that_fits_only_with_checkpoints_on_the_cpu(tmp_path, monkeypatch):

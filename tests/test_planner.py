@@ -119,8 +119,8 @@ def everything(request):
 
     found = [plan for one in recipes_of(request) for on in (False, True) for plan in measured(one, checkpointing=on)]
     fits = {plan.recipe.at_once for plan in found if plan.fits}
-    moved = [one for one in recipes_of(request) if not one.stage and (request.prefer == "margin" or one not in fits)]
-    moved = [one for one in moved if one.method != "qlora" or not one.rest_in_fp32]  # 16 bits are tried first
+    moved = [one for one in recipes_of(request) if request.prefer == "margin" or one not in fits]
+    moved = [one for one in moved if one.method != "qlora" or one.stage or not one.rest_in_fp32]  # 16 bits come first
     return found + [plan for one in moved for plan in measured(one, checkpointing=True, offload=True)]
 
 

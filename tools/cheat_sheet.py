@@ -63,6 +63,11 @@ WORDY = {
     "model_id": "Qwen/Qwen3-4B", "gpu": "T4", "batch_size": 4, "sequence_length": 512, "peft": "qlora",
     "precision": "mixed_fp16", "attention": "sdpa_repeat_kv", **CHECKPOINTED,
 }  # fmt: skip
+# A long text: what the inputs of 40 blocks take.
+LONG = WORDY | {
+    "model_id": "Qwen/Qwen3-14B", "batch_size": 1, "sequence_length": 8192, "precision": "autocast_fp16",
+    "fused_lm_head": True, "rest_in_fp32": False,
+}  # fmt: skip
 
 # name of the step → TrainingArguments, and a loop of one's own
 CODE = {
@@ -77,6 +82,7 @@ CODE = {
         "QLoRA": "qlora",
         "혼합 정밀도(T4)": "mixed",
         "손실 나누기": "fused_head",
+        "체크포인트를 RAM에": "offload",
     }.items()
 }
 
@@ -116,6 +122,7 @@ GiB는 필요한 최대 메모리, 괄호 안은 출발점에서 줄어든 비�
 - **체크포인팅을 켜고도 남으면 결과를 남긴다.** 남는 메모리에 비싼 결과를 남기면 그만큼 다시 계산하지 않는다. `virtual-gpu fit --selective`가 무엇을 남길지 고르고 그 줄이 든 `train.py`를 쓴다([9장](../notebooks/ko/09_fit_your_gpu.ipynb)의 9.12절).
 - **어휘가 크면 손실 나누기부터 본다.** 어휘가 151,936개인 Qwen3-4B를 QLoRA와 체크포인팅으로 4 × 512토큰씩 학습하면 {wordy}가 들고, 손실을 나누면 {fused}면 된다(혼합 정밀도, 9장). TRL 1.16의 `SFTTrainer`는 기본으로 그렇게 하고, `Trainer`는 Liger가 아는 모델(polyglot은 아니다)이면 `use_liger_kernel=True`로 비슷하게 한다.
 - **QLoRA도 넘치면 `prepare_model_for_kbit_training`을 부르지 않는다.** 그 함수는 4비트가 아닌 가중치(임베딩, 출력층, 정규화)를 fp32로 바꾼다. 16비트 그대로 두면 위의 {fused}가 {rest}로 준다. TRL, axolotl, LLaMA-Factory, torchtune은 처음부터 그렇게 한다([9장](../notebooks/ko/09_fit_your_gpu.ipynb)의 9.12절).
+- **글이 길면 체크포인트를 RAM에 둔다.** 체크포인팅을 켜도 남는 블록의 입력을 옮긴다(transformers 5.17부터). Qwen3-14B를 길이 8192의 QLoRA로 학습하면 위의 셋을 다 하고도 {long}인데, 옮기면 {moved}라 T4에 들어간다. 그만큼의 RAM과 오가는 시간이 들고, 최대가 로짓이나 스텝에 있으면 듣지 않는다(9장의 9.12절).
 
 ## 코드로는
 
@@ -154,7 +161,7 @@ GiB는 필요한 최대 메모리, 괄호 안은 출발점에서 줄어든 비�
 - 모델과 GPU, 길이, 배치를 주면 들어가는 설정을 모두 찾아 순위를 매기고, 없으면 가장 작은 변화를 알려 주는 **플래너**에 묻는다. 9장의 패널이나 터미널에서 쓴다.
   `python -m helpers.planner --model EleutherAI/polyglot-ko-5.8b --gpu T4 --length 512 --batch 16`
 - 더 작은 모델을 고르거나 더 큰 GPU를 빌린다. 얼마나 모자라는지는 `predict_memory(...)`의 `needed_bytes`가 말해 준다.
-- CPU로 옮기기(offload)는 RAM을 쓰고, 최대가 다른 곳에 있으면 GPU를 아끼지 못한다(11장). 느려지는 시간은 이 강의의 숫자에 없다.
+- CPU로 옮기기(offload)는 RAM을 쓰고, 최대가 다른 곳에 있으면 GPU를 아끼지 못한다(11장). 느려지는 시간은 이 강의에서 재지 않았다.
 """
 
 
@@ -184,6 +191,8 @@ def page() -> str:
         lora_fp16=_needed(peft="lora"),
         wordy=_needed(**WORDY),
         fused=_needed(**WORDY, fused_lm_head=True),
+        long=_needed(**LONG),
+        moved=_needed(**LONG, offload_checkpoints=True),
         rest=_needed(**WORDY | {"precision": "autocast_fp16"}, fused_lm_head=True, rest_in_fp32=False),
     )
     if full.fits or _reserved(start["auto"]) <= full.capacity_bytes:

@@ -103,13 +103,13 @@ planner_panel()
 #
 # 목록에 없는 GPU는 `plan_training(..., gpu="24GiB, 8.6")`처럼 메모리와 계산 능력(compute capability)으로 적는다. 모델과 GPU마다 길이 512, 2048, 8192의 첫째 계획은 [모델과 GPU의 답](../../docs/answers.md)에 모아 두었다.
 #
-# 오프로드, 페이지 옵티마이저, `torch.compile`, 7장의 모델 나누기는 찾지 않는다. 그런 프로그램은 9.10절처럼 그대로 실행해 본다.
+# 오프로드는 한 가지만, 다른 방법으로 들어가지 않을 때만 찾는다(체크포인트를 RAM에 두는 것, 9.12절). 그 밖의 오프로드, 페이지 옵티마이저, `torch.compile`, 7장의 모델 나누기는 찾지 않는다. 그런 프로그램은 9.10절처럼 그대로 실행해 본다.
 #
 # ## 9.3 표 읽기
 #
 # 9.1절의 첫째는 왜 첫째인가? 순위는 다음 차례로 정한다. 앞의 것이 다르면 뒤의 것은 보지 않는다.
 #
-# > 학습을 덜 바꾼다 → 추가 연산이 적다 → GPU끼리 보내는 양이 적다 → 스텝 시간의 하한이 짧다 → 누적이 적다 → 남는 메모리가 많다
+# > 학습을 덜 바꾼다 → 추가 연산이 적다 → GPU끼리 보내는 양이 적다 → CPU와 주고받는 양이 적다 → 스텝 시간의 하한이 짧다 → 누적이 적다 → 남는 메모리가 많다
 #
 # 학습을 바꾸는 정도는 전체 미세 조정, LoRA, QLoRA의 차례다. 같은 방법이면 혼합 정밀도가 순수 bf16보다, AdamW가 8비트 AdamW보다, QLoRA에서는 4비트로 줄이지 않는 가중치를 fp32로 둔 것이 16비트로 둔 것보다 앞선다(9.12절). 표의 마지막 열은 바로 위의 계획과 어디에서 갈렸는지 알려 준다.
 #
@@ -299,7 +299,7 @@ stubborn
 #
 # ⚠가 붙은 계획은 들어가도 그대로 믿으면 안 된다. 순수 bf16은 작은 갱신을 반올림으로 잃는다(1.5절). 게다가 LoRA와 A6000은 들어가더라도 남는 것이 적다. 9.9절에서 여유를 두고 다시 찾는다.
 #
-# **연습 9-2.** Qwen3-14B를 T4에서 길이 8192, 배치 8로 전체 미세 조정하려니 들어가지 않는다. T4는 그대로 두고 들어가게 하는 변화를 찾아라. 바꿀 수 있는 것은 `methods`, `length`(512 이상), `batch`(8 이상), `optimizer`, `lora_rank`이고, 이 가운데 하나만 바꾸어서는 되지 않는다. 여유는 두지 않는다. `{"methods": ("lora",)}`처럼 적는다. 길이는 64의 배수로, 되도록 적게 줄인다. 한 번 찾는 데 1, 2분 걸린다. 먼저 방법을 정하고, 그 방법으로 다시 찾은 `plan_training(..., methods=(…,)).changes`에 길이를 얼마까지 두어도 되는지 묻는다.
+# **연습 9-2.** Qwen3-14B를 T4에서 길이 16384, 배치 8로 전체 미세 조정하려니 들어가지 않는다. T4는 그대로 두고 들어가게 하는 변화를 찾아라. 바꿀 수 있는 것은 `methods`, `length`(512 이상), `batch`(8 이상), `optimizer`, `lora_rank`이고, 이 가운데 하나만 바꾸어서는 되지 않는다. 여유는 두지 않는다. `{"methods": ("lora",)}`처럼 적는다. 길이는 64의 배수로, 되도록 적게 줄인다. 한 번 찾는 데 1, 2분 걸린다. 먼저 방법을 정하고, 그 방법으로 다시 찾은 `plan_training(..., methods=(…,)).changes`에 길이를 얼마까지 두어도 되는지 묻는다.
 
 # %%
 changes = ...
@@ -490,7 +490,7 @@ for gpu, way in (("RTX 4090", "lora"), ("RTX A6000", "full"), ("4 x RTX 4090", "
 #
 # <details><summary>답 (연습 9-2를 푼 다음에 연다)</summary>
 #
-# QLoRA로 찾으면 `changes`는 여유가 없을 때 5888, 여유 5%면 4928까지라고 답한다. 4비트로 줄이지 않는 가중치를 16비트로 두는 계획이고(9.12절), 계획의 이름에 적혀 있다.
+# QLoRA로 찾으면 `changes`는 여유가 없을 때 12160, 여유 5%면 10304까지라고 답한다. 4비트로 줄이지 않는 가중치를 16비트로 두고 체크포인트를 RAM에 두는 계획이다. 둘 다 9.12절에서 다루고, 계획의 이름에 '나머지는 16비트', '오프로드'라고 적혀 있다.
 #
 # </details>
 #
@@ -607,7 +607,7 @@ guesses()
 # %% [markdown] lang="ko"
 # ## 9.12 더 읽을거리
 #
-# 일곱 가지다. 빌릴 GPU 고르기, T4의 그룹 쿼리 모델과 14B, 남는 메모리로 재계산 줄이기, 순위 바꾸기, 남들이 말하는 숫자, 그리고 사건 9-A와 9-B. 필요한 것만 읽는다.
+# 여덟 가지다. 빌릴 GPU 고르기, T4의 그룹 쿼리 모델과 14B, 긴 글의 체크포인트를 RAM에 두기, 남는 메모리로 재계산 줄이기, 순위 바꾸기, 남들이 말하는 숫자, 그리고 사건 9-A와 9-B. 필요한 것만 읽는다.
 #
 # ### 어느 GPU를 빌릴까
 #
@@ -661,7 +661,39 @@ with_each_line(
 #
 # **'나머지는 16비트' 열**은 QLoRA에서 한 가지를 더 줄인다('–'는 LoRA라 4비트 가중치가 없다는 뜻이다). 4비트로 줄이지 않는 가중치(임베딩, 출력층, 정규화)를 16비트 그대로 둔다. peft의 `prepare_model_for_kbit_training`은 이것을 fp32로 바꾼다(사건 8-B). Qwen3-14B에서는 5.80 GiB(151,936 × 5,120 × 4바이트의 두 벌)이고, 16비트면 2.90 GiB가 준다. 표에서는 3.54 GiB가 주는데, 임베딩이 16비트를 내놓으면 층 사이를 흐르는 값도 16비트라 순전파 상태까지 줄기 때문이다(8.9절).
 #
-# fp32로 올리는 것은 학습을 안정시키려는 것이었다(8.9절). 16비트로 두어 잃는 것이 있는지는 여기서 재지 않았으니 손실이 줄어드는지 본다. TRL, axolotl, LLaMA-Factory, torchtune은 처음부터 16비트로 둔다. 내 스크립트에서는 그 함수를 부르지 않고, T4라면 `from_pretrained(…, dtype=torch.float16)`으로 불러온다. 플래너는 fp32로 두어 들어가지 않을 때만 이 방법을 찾고, 방법 칸에 '나머지는 16비트'라고 적는다. 그래서 Qwen3-14B는 연습 9-2에서 찾은 길이까지 들어간다(fp32로 두면 길이 1024에서 이미 13.99 GiB다). 예측이고, 어느 카드에서도 재지 않았다.
+# fp32로 올리는 것은 학습을 안정시키려는 것이었다(8.9절). 16비트로 두어 잃는 것이 있는지는 여기서 재지 않았으니 손실이 줄어드는지 본다. TRL, axolotl, LLaMA-Factory, torchtune은 처음부터 16비트로 둔다. 내 스크립트에서는 그 함수를 부르지 않고, T4라면 `from_pretrained(…, dtype=torch.float16)`으로 불러온다. 플래너는 fp32로 두어 들어가지 않을 때만 이 방법을 찾고, 방법 칸에 '나머지는 16비트'라고 적는다. 예측이고, 어느 카드에서도 재지 않았다.
+#
+# ### 긴 글: 체크포인트를 RAM에 두기
+#
+# 셋을 다 해도 길이 8192의 Qwen3-14B는 들어가지 않는다. 무엇이 남았을까? 체크포인팅을 켜도 블록마다 입력 하나는 남는다(5.6절). 길이에 비례하므로 글이 길면 이것이 커진다. 이 모델은 블록이 40개이고 은닉층이 5,120이라, 16비트로 샘플 하나에 40 × 8,192 × 5,120 × 2바이트다. 몇 GiB인지 셈해 보고, 이것을 RAM으로 옮긴 계획이 얼마나 주는지 확인한다. 둘째 줄은 옮기지 않은 같은 계획이다.
+
+# %%
+from dataclasses import replace
+
+from virtual_gpu.plan.measure import measure
+
+long = plan_training("Qwen/Qwen3-14B", gpu="T4", length=8192, batch=16, methods=("qlora",)).best
+stays = measure(long.request, replace(long.recipe, offload=False), 1, 16)
+print(f"{long!r}\n{stays!r}")
+print(human_bytes(40 * 8192 * 5120 * 2), human_bytes(stays.needed_bytes - long.needed_bytes))
+
+# %% [markdown] lang="ko"
+# 입력은 3.12 GiB인데 3.07 GiB가 줄었다. 역전파할 블록의 입력은 카드로 돌아와 있어야 하므로 40개 가운데 39개만큼만 준다(나머지는 빈자리의 차이다). 그래서 15.79 GiB가 12.72 GiB가 되어 들어간다. 학습의 결과도 연산도 그대로다.
+#
+# 공짜는 아니다. 무엇이 더 드는지 세어 본다. 첫 줄은 스텝 하나에 CPU로 보내는 양이고, 같은 양이 다시 돌아온다. 둘째 줄은 T4의 버스(PCIe 3.0 x16)가 최고 속도(초당 15.75 GB)를 낼 때 오가는 시간과 스텝 시간의 하한이다. 마지막은 RAM이다.
+
+# %%
+print(human_bytes(long.offloaded_bytes))
+print(f"{2 * long.offloaded_bytes / 15.75e9:.1f} s, {long.seconds:.0f} s")
+print(long.to_dict()["host"]["checkpoints_bytes"] / 2**30, "GiB")
+
+# %% [markdown] lang="ko"
+# 스텝마다 50 GiB가 두 번 오가지만 6.8초이고, 계산의 하한이 216초이니 3%쯤이다(버스가 최고 속도를 내지 못하면 그만큼 더 든다). 길이가 길수록 어텐션 때문에 계산이 더 빨리 느니 이 몫은 준다. RAM에는 3.12가 아니라 **5 GiB**가 든다. 고정 메모리(11.4절)를 PyTorch가 2의 거듭제곱으로 올려 잡아, 80 MiB인 입력 하나가 128 MiB를 쓰기 때문이다.
+#
+# - **한 줄이다.** transformers 5.17부터 `TrainingArguments(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False, "offload": True})`, 내 루프에서는 `model.gradient_checkpointing_enable({"use_reentrant": False}, offload=True)`다(5.23부터의 이름은 5.7절). GPU가 없는 컴퓨터에서는 고정 메모리를 잡지 못해 오류가 난다.
+# - **최대가 다른 곳에 있으면 듣지 않는다**(11.9절). 길이가 짧거나, 로짓이나 옵티마이저의 스텝이 최대인 경우다.
+# - **언제 찾나.** 플래너는 같은 방법이 다른 수로는 들어가지 않을 때만 해 본다. QLoRA라면 나머지를 16비트로 두는 것이 먼저다. `prefer="margin"`이면 늘 해 본다. ZeRO-3로 나눈 계획도 같다(`accelerate.yaml`에 한 줄이 더 붙는다). T4 두 장이면 이 모델을 길이 16,000까지 학습할 수 있다고 나온다.
+# - **카드에서 잰 것.** 우리는 재지 않았다. 같은 일을 따로 만든 axolotl은 Qwen3-8B의 전체 미세 조정이 길이 16k에서 63.3 GB가 58.9 GB로, 32k에서 73.1 GB가 64.3 GB로 줄었다고 적었다([axolotl #3733](https://github.com/axolotl-ai-cloud/axolotl/pull/3733)). GB가 2³⁰바이트라면 줄어든 4.4와 8.8은 위와 같이 센 35 × 길이 × 4,096 × 2바이트, 곧 4.38과 8.75 GiB와 맞는다. 속도는 16k에서 4% 느려졌다. 거기서는 복사가 계산과 겹치고, transformers의 것은 겹치지 않는다([transformers #48444](https://github.com/huggingface/transformers/pull/48444)).
 #
 # ### 남는 메모리로 재계산 줄이기
 #
@@ -690,10 +722,6 @@ for one in results:
 # 그런데 다섯을 더하면 4.4 GiB쯤이고, 2번에 남은 것은 1.96 GiB다. 앞의 넷만 남긴 것과, 아무것도 남기지 않고 손실만 나눈 것을 세어 본다.
 
 # %%
-from dataclasses import replace
-
-from virtual_gpu.plan.measure import measure
-
 four = replace(checkpointed, kept=tuple(one.name for one in results[:4]))
 for recipe in (four, replace(checkpointed, fused_lm_head=True)):
     plan = measure(request, recipe, 1, 16)

@@ -84,19 +84,19 @@ def _convention(recipe: Recipe) -> str:
 
 def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Plan:
     """One plan, measured: memory on the virtual GPU, FLOPs counted."""
-    offloaded = 0
     if recipe.stage:
         step = rank_step(
             request.model, request.gpus, recipe.stage, precision=_convention(recipe), batch_size=micro_batch,
             sequence_length=request.length, gradient_checkpointing=recipe.checkpointing, gpu=request.gpu,
             exact=False, accumulating=accumulation > 1, peft=None if recipe.method == "full" else recipe.method,
             lora_rank=request.lora_rank, lora_targets=request.lora_targets, as_accelerate=True,
-            repeat_kv=request.repeats_kv, fused_lm_head=recipe.fused_lm_head,
+            repeat_kv=request.repeats_kv, fused_lm_head=recipe.fused_lm_head, offload_checkpoints=recipe.offload,
         )  # fmt: skip
         needed, at_peak = step.card_bytes, dict(step.at_peak)
         at_peak["other"] = at_peak.pop("communication")
         at_peak["fragmentation"] = needed - step.total
         collectives = step.parameters_and_gradients_sent * accumulation
+        offloaded = step.offloaded_bytes * accumulation
     else:
         setting = setting_of(request, recipe, micro_batch, accumulation)
         need = predict_need(setting, request.spec.compute_capability, request.gpus > 1)

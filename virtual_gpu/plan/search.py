@@ -32,6 +32,7 @@ from ..models.depth import text_config
 from ..models.offloaded import can_offload
 from ..step.splits import equal_splits
 from ..units import human_bytes
+from .files.settings import upcasts
 from .frontier import draw_frontier
 from .host import loadable
 from .keeping import keep_what_fits
@@ -285,13 +286,10 @@ def _may_fuse(request: Request, recipe: Recipe, fit: Plan | None, miss: Plan | N
 
 
 def _may_offload(plan: Plan) -> bool:
-    """Whether the plan with its checkpoints on the CPU is worth a run: the room they leave could be what is missing.
-
-    Not where ZeRO splits: there it was not run.
-    """
+    """Whether the plan with its checkpoints on the CPU is worth a run: the room they leave could be what is missing."""
     request, recipe = plan.request, plan.recipe
-    upcast = recipe.method == "qlora" and recipe.rest_in_fp32 and recipe.precision != "fp32"
-    if not recipe.checkpointing or recipe.stage or upcast or not can_offload():
+    first_in_16_bits = upcasts(recipe) and recipe.precision != "fp32"
+    if not recipe.checkpointing or first_in_16_bits or not can_offload():
         return False
     config = text_config(load_config(request.model))
     inputs = config.num_hidden_layers * config.hidden_size * plan.micro_batch * request.length
@@ -424,7 +422,7 @@ def cheapest(request: Request) -> Plan:
                 if request.per_gpu > 1 and not plans[-1].fits:
                     plans.append(measure(request, fused, request.per_gpu, 1))
         least = min(plans, key=_need)
-        if not least.fits and not recipe.stage and can_offload():
+        if not least.fits and can_offload():
             plans.append(measure(request, replace(least.recipe, offload=True), least.micro_batch, least.accumulation))
         best = min([*plans, *([best] if best else [])], key=_need)
     if best is None:
@@ -455,7 +453,7 @@ def anything_fits(request: Request) -> bool:
             break
         if recipe.rest_in_fp32 and replace(recipe, rest_in_fp32=False) in recipes:
             continue
-        least = replace(recipe, checkpointing=True, offload=can_offload() and not recipe.stage)
+        least = replace(recipe, checkpointing=True, offload=can_offload())
         for fused in (True, False) if request.can_fuse_head else (False,):
             with contextlib.suppress(*CANNOT_RUN):  # what cannot be run makes no room
                 if _smallest(request, replace(least, fused_lm_head=fused))[0] is not None:

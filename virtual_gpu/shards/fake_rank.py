@@ -32,6 +32,7 @@ from ..models.attention import kv_repeated
 from ..models.build import build_model
 from ..models.configs import running
 from ..models.fused_head import fused_head
+from ..models.offloaded import offloading
 from ..real import storage_bytes
 from ..step.run import enable_checkpointing
 from ..trace.trace import Trace
@@ -46,7 +47,7 @@ class RankRun:
     """What one rank held and sent in a step: bytes by kind, forward and backward, elements by collective.
 
     sent: parameters and gradients; sent_bytes: the same in bytes, with adapters all messages. sent_activations: tensor
-    parallelism's messages, which grow with batch and length.
+    parallelism's messages, which grow with batch and length. offloaded: bytes of checkpoints that went to the CPU.
     """
 
     held: dict[str, int]
@@ -54,6 +55,7 @@ class RankRun:
     sent_bytes: Counter
     sent_activations: Counter
     trace: Trace
+    offloaded: int = 0
 
 
 class MasterAdamW(torch.optim.AdamW):
@@ -91,6 +93,7 @@ def run_rank(
     adapters: Adapters | None = None,
     repeat_kv: bool = False,
     fused_lm_head: bool = False,
+    offload_checkpoints: bool = False,
 ) -> RankRun:
     """One training step on rank `rank` of the layout, its forward and backward recorded (no optimizer state yet).
 
@@ -99,9 +102,10 @@ def run_rank(
     are made in the shape of the parameters (stages 0 and 1).
     DDP's reducer is written in C++ and reads values, which fake tensors do not have. So at stages 0 and 1 the rank runs
     without it, and its all-reduce is missing in `sent`. repeat_kv: see `models.attention.kv_repeated`;
-    fused_lm_head: `models.fused_head`.
+    fused_lm_head: `models.fused_head`; offload_checkpoints: `models.offloaded`.
     """
     refuse_in_a_block()
+    moved: list[int] = []
     repeated = kv_repeated() if repeat_kv else nullcontext()
     with fake_world(layout.ranks, rank), running(config.model_type), warnings.catch_warnings(), repeated:
         # FSDP2 warns that a DTensor's output is a view; nothing here writes into one.
@@ -114,7 +118,7 @@ def run_rank(
         with gpu.interrupts_wait(), _resizes_counted(gpu):
             shards = _place(model, gpu)
             if checkpointing:
-                enable_checkpointing(model)
+                enable_checkpointing(model, offload=offload_checkpoints)
             model.train()
             optimizer = _optimizer(model, layout, adapters or convention, mesh)
             with gpu.record(model, optimizer) as record, _Messages(gpu) as messages:
@@ -125,7 +129,8 @@ def run_rank(
                 else:
                     half = adapters and adapters.dtype
                     shape = batch_size, sequence_length
-                    with fused_head(model, virtual=True) if fused_lm_head else nullcontext():
+                    head = fused_head(model, virtual=True) if fused_lm_head else nullcontext()
+                    with head, offloading(gpu, moved.append) if offload_checkpoints else nullcontext():
                         kept = _forward_backward(model, gpu, record, shape, shards, half, fused_lm_head)
                 trace = record.recorder.trace()
                 optimizer.step()
@@ -139,7 +144,7 @@ def run_rank(
             sent, sent_bytes = (messages.elements, messages.nbytes) if layout.ranks > 1 else (Counter(), Counter())
             if adapters:  # no tensors are split: what is functional is TRL's gathering of the head
                 sent_bytes = sent_bytes + messages.functional_nbytes
-            return RankRun(held, sent, sent_bytes, messages.activations, trace)
+            return RankRun(held, sent, sent_bytes, messages.activations, trace, sum(moved))
 
 
 def _place(model: torch.nn.Module, gpu: VirtualGPU) -> list[torch.Tensor]:

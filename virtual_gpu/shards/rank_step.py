@@ -12,6 +12,7 @@ import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 from ..cards import CATALOG, GPUSpec, card
@@ -21,6 +22,7 @@ from ..language import tr
 from ..models.adapters import LORA_RANK
 from ..models.configs import resolve_model_id
 from ..models.depth import Deepening, from_shallow, text_config
+from ..step.setting import checkpointing_label
 from ..trace.edits import accumulating as accumulating_trace
 from ..trace.edits import held_from_the_start, scaled, with_ddp
 from ..trace.timeline import CATEGORIES
@@ -48,6 +50,7 @@ from .nccl import Range, nccl_bytes
 
 REFERENCE = 64  # data-parallel ranks of the run that stands for other numbers of them
 PADDING = 0.002
+_OFFLOADED = "to the CPU, of a token"
 _shown: dict[Any, Deepening] = {}  # what shallow runs have shown, by all but the micro-batch and its length
 
 
@@ -59,7 +62,8 @@ class RankStep:
     → elements of parameters and gradients; sent_activations: those of tensor parallelism. nccl: what NCCL's buffers
     take outside PyTorch's allocator. trace: the step's, optimizer state and buckets in it. reserved_bytes: the most
     that the caching allocator reserves, with a pool for each of FSDP2's streams: without a limit or, where that is too
-    much and the cache can be given back in time, in the room that the GPU has.
+    much and the cache can be given back in time, in the room that the GPU has. offloaded_bytes: what goes to the CPU's
+    RAM, and comes back.
     """
 
     model: str
@@ -79,6 +83,7 @@ class RankStep:
     reserved_bytes: int
     trace: Trace = field(repr=False)
     adapters: Adapters | None = None  # with them `sent` counts bytes
+    offloaded_bytes: int = 0
 
     @property
     def room_bytes(self) -> int:
@@ -129,7 +134,7 @@ class RankStep:
             degree = self.layout.tensor_parallel
             parts.insert(2, tr(ko=f"텐서 병렬 {degree}", en=f"tensor parallel {degree}"))
         if self.gradient_checkpointing:
-            parts.append(tr(ko="체크포인팅", en="checkpointing"))
+            parts.append(checkpointing_label(offload=self.offloaded_bytes > 0))
         return " · ".join(parts)
 
     @property
@@ -208,6 +213,7 @@ def rank_step(
     as_accelerate: bool = False,
     repeat_kv: bool = False,
     fused_lm_head: bool = False,
+    offload_checkpoints: bool = False,
 ) -> RankStep:
     """The peak of a training step (forward and backward, optimizer state present) on one of `ranks` ranks.
 
@@ -219,7 +225,8 @@ def rank_step(
     "qlora" at stages 2 and 3, as accelerate runs them: frozen weights in the 16 bits that the GPU has, or 4-bit ones
     stored in those; fp32 adapters (`add_adapters`' rank and targets). It is always run at this number of ranks.
     as_accelerate: FSDP2's groups as accelerate makes them, of which the last stays gathered (`Layout`). repeat_kv: see
-    `models.attention.kv_repeated`; fused_lm_head: `models.fused_head`.
+    `models.attention.kv_repeated`; fused_lm_head: `models.fused_head`; offload_checkpoints (with checkpointing):
+    `models.offloaded`.
     """
     config, spec = config_of(model), card(gpu).needs_cuda()
     layout = Layout(ranks, stage, tensor_parallel, boolean(as_accelerate, "as_accelerate"))
@@ -242,9 +249,9 @@ def rank_step(
         ratio = padded_elements(model, layout) / padded_elements(model, reference)
         run_as = reference if ratio < 1 + PADDING else layout
     like = replace(CATALOG["T4"], compute_capability=spec.compute_capability)  # its size says nothing here
-    trace, messages = _trace(
+    trace, messages, offloaded = _trace(
         ConfigKey.of(config), run_as, precision, batch_size, sequence_length, gradient_checkpointing, like, adapters,
-        repeat_kv, boolean(fused_lm_head, "fused_lm_head"),
+        repeat_kv, boolean(fused_lm_head, "fused_lm_head"), boolean(offload_checkpoints, "offload_checkpoints"),
     )  # fmt: skip
     if run_as != layout and sharded:
         trace = _on_ranks(trace, memory, closed_form(model, run_as, precision))
@@ -271,7 +278,7 @@ def rank_step(
     return RankStep(
         resolve_model_id(model), layout, precision, batch_size, sequence_length, gradient_checkpointing,
         memory, at_peak, phase, messages if adapters else elements_sent(model, layout),
-        Counter() if adapters else messages, spec.name, spec.capacity_bytes, nccl, reserved, trace, adapters,
+        Counter() if adapters else messages, spec.name, spec.capacity_bytes, nccl, reserved, trace, adapters, offloaded,
     )  # fmt: skip
 
 
@@ -304,20 +311,26 @@ def _peak(trace: Trace) -> tuple[dict[str, int], str]:
 def _trace(
     model: ConfigKey, layout: Layout, precision: str, batch_size: int, sequence_length: int, checkpointing: bool,
     spec: GPUSpec, adapters: Adapters | None = None, repeat_kv: bool = False, fused_lm_head: bool = False,
-) -> tuple[Trace, Counter]:  # fmt: skip
-    """A rank's forward and backward, and the elements of tensor parallelism's messages (with adapters: all bytes)."""
+    offload: bool = False,
+) -> tuple[Trace, Counter, int]:  # fmt: skip
+    """A rank's forward and backward, what it sends, and the bytes of checkpoints that go to the CPU.
 
-    def run(config: Any) -> tuple[Trace, Counter]:
+    Sent: the elements of tensor parallelism's messages (with adapters: all bytes).
+    """
+    tokens = batch_size * sequence_length
+
+    def run(config: Any) -> tuple[Trace, dict[str, Any]]:
         one = run_rank(
             config, layout, CONVENTIONS[precision], spec=spec,
             batch_size=batch_size, sequence_length=sequence_length, checkpointing=checkpointing, adapters=adapters,
-            repeat_kv=repeat_kv, fused_lm_head=fused_lm_head,
+            repeat_kv=repeat_kv, fused_lm_head=fused_lm_head, offload_checkpoints=offload,
         )  # fmt: skip
-        return one.trace, one.sent_bytes if adapters else one.sent_activations
+        sent = one.sent_bytes if adapters else one.sent_activations
+        return one.trace, {**sent, _OFFLOADED: Fraction(one.offloaded, tokens)}
 
-    like = model, layout, precision, checkpointing, spec, adapters, repeat_kv, fused_lm_head
+    like = model, layout, precision, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload
     trace, sent = from_shallow(model.config, run, 2, _shown, like) or run(model.config)
-    return trace, Counter(sent)
+    return trace, Counter({name: n for name, n in sent.items() if name != _OFFLOADED}), int(sent[_OFFLOADED] * tokens)
 
 
 def _fullest(model: str, layout: Layout) -> int:

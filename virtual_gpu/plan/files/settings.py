@@ -88,6 +88,7 @@ def accelerate_yaml(plan: Plan) -> str:
             f"  fsdp_reshard_after_forward: {yes[stage == 3]}",
             "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
             f"  fsdp_activation_checkpointing: {yes[plan.recipe.checkpointing]}",
+            *(["  fsdp_activation_checkpointing_offload: true"] if plan.recipe.offload else []),
             "  fsdp_cpu_ram_efficient_loading: true",
             "  fsdp_offload_params: false",
             "  fsdp_state_dict_type: SHARDED_STATE_DICT",
@@ -106,7 +107,7 @@ def _english(plan: Plan) -> str:
     parts += [f"ZeRO-{recipe.stage}"] if recipe.stage else []
     parts += ["checkpointing"] if recipe.checkpointing else []
     parts += [f"keeps {' '.join(recipe.kept)}"] if recipe.kept else []
-    parts += ["checkpoints on the CPU (transformers 5.17)"] if recipe.offload else []
+    parts += ["checkpoints on the CPU (transformers 5.17, accelerate 1.15)"] if recipe.offload else []
     parts += ["fused LM head"] if recipe.fused_lm_head else []
     parts += [] if recipe.rest_in_fp32 else ["the rest in 16 bits"]
     return ", ".join([*parts, f"{plan.request.gpus} x {plan.request.gpu}"])
