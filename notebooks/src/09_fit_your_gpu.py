@@ -692,7 +692,7 @@ print(long.to_dict()["host"]["checkpoints_bytes"] / 2**30, "GiB")
 #
 # - **한 줄이다.** transformers 5.17부터 `TrainingArguments(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False, "offload": True})`, 내 루프에서는 `model.gradient_checkpointing_enable({"use_reentrant": False}, offload=True)`다(5.23부터의 이름은 5.7절). GPU가 없는 컴퓨터에서는 고정 메모리를 잡지 못해 오류가 난다.
 # - **최대가 다른 곳에 있으면 듣지 않는다**(11.9절). 길이가 짧거나, 로짓이나 옵티마이저의 스텝이 최대인 경우다.
-# - **언제 찾나.** 플래너는 같은 방법이 다른 수로는 들어가지 않을 때만 해 본다. QLoRA라면 나머지를 16비트로 두는 것이 먼저다. `prefer="margin"`이면 늘 해 본다. ZeRO-3로 나눈 계획도 같다(`accelerate.yaml`에 한 줄이 더 붙는다). T4 두 장이면 이 모델을 길이 16,000까지 학습할 수 있다고 나온다.
+# - **언제 찾나.** 플래너는 같은 방법이 다른 수로는 들어가지 않을 때만 해 본다. QLoRA라면 나머지를 16비트로 두는 것이 먼저다. `prefer="margin"`이면 늘 해 본다. ZeRO-3로 나눈 계획도 같다(`accelerate.yaml`에 한 줄이 더 붙는다). T4 두 장이면 이 모델이 길이 16,000까지 들어간다(그때 RAM에는 두 장 합쳐 20 GiB가 든다).
 # - **카드에서 잰 것.** 우리는 재지 않았다. 같은 일을 따로 만든 axolotl은 Qwen3-8B의 전체 미세 조정이 길이 16k에서 63.3 GB가 58.9 GB로, 32k에서 73.1 GB가 64.3 GB로 줄었다고 적었다([axolotl #3733](https://github.com/axolotl-ai-cloud/axolotl/pull/3733)). GB가 2³⁰바이트라면 줄어든 4.4와 8.8은 위와 같이 센 35 × 길이 × 4,096 × 2바이트, 곧 4.38과 8.75 GiB와 맞는다. 속도는 16k에서 4% 느려졌다. 거기서는 복사가 계산과 겹치고, transformers의 것은 겹치지 않는다([transformers #48444](https://github.com/huggingface/transformers/pull/48444)).
 #
 # ### 남는 메모리로 재계산 줄이기
@@ -746,7 +746,7 @@ for prefer in ("speed", "margin"):
     print(prefer, *map(repr, ranked), sep="\n  ")
 
 # %% [markdown] lang="ko"
-# `"speed"`에서는 체크포인팅을 켠 LoRA보다 켜지 않은 QLoRA가 앞선다(하한에는 4비트를 푸는 시간이 없으므로, 재어 보면 달라질 수 있다). `"margin"`은 방법마다, 체크포인팅을 켠 것과 끈 것마다 가장 적게 쓰는 마이크로 배치를 고른다. 여기서는 손실을 나누는 것과 4비트가 아닌 가중치를 16비트로 두는 것도 늘 해 본다. 체크포인팅을 켠 QLoRA를 하나씩 넣고 나머지를 16비트로 두면 58억 모델에 **3.83 GiB**면 된다(예측이다).
+# `"speed"`에서는 체크포인팅을 켠 LoRA보다 켜지 않은 QLoRA가 앞선다(하한에는 4비트를 푸는 시간이 없으므로, 재어 보면 달라질 수 있다). `"margin"`은 방법마다, 체크포인팅을 켠 것과 끈 것마다 가장 적게 쓰는 마이크로 배치를 고른다. 여기서는 손실을 나누는 것, 4비트가 아닌 가중치를 16비트로 두는 것, 체크포인트를 RAM에 두는 것도 늘 해 본다. QLoRA를 하나씩 넣고 셋 가운데 뒤의 둘을 켜면 58억 모델에 **3.60 GiB**면 된다(예측이다).
 #
 # <details><summary>다른 형식의 스크립트</summary>
 #

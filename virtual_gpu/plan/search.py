@@ -402,7 +402,10 @@ class Change:
 
 
 def cheapest(request: Request) -> Plan:
-    """The plan of a request that needs least memory: of its recipes with checkpointing at the smallest micro-batch."""
+    """The plan of a request that needs least memory: of its recipes with checkpointing at the smallest micro-batch.
+
+    A fused head and checkpoints on the CPU are run where nothing fits without, and those only where they could.
+    """
     best, errors = None, []
     for states, recipe in _by_states(request, errors):
         if best is not None and states >= best.needed_bytes:
@@ -422,7 +425,7 @@ def cheapest(request: Request) -> Plan:
                 if request.per_gpu > 1 and not plans[-1].fits:
                     plans.append(measure(request, fused, request.per_gpu, 1))
         least = min(plans, key=_need)
-        if not least.fits and can_offload():
+        if not least.fits and _may_offload(least):
             plans.append(measure(request, replace(least.recipe, offload=True), least.micro_batch, least.accumulation))
         best = min([*plans, *([best] if best else [])], key=_need)
     if best is None:
