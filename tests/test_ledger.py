@@ -227,12 +227,16 @@ def test_of_4_bit_weights_the_statistics_are_not_split():
     assert shapes_of(ConfigKey.of(load_config(model)), Adapters("lora")).unsplit == 0
 
 
-@pytest.mark.parametrize("peft, targets", ADAPTERS)
-def test_the_depth_of_a_model_with_adapters_is_continued_as_a_full_run_has_it(peft, targets):
+@pytest.mark.parametrize("peft, targets, offload", [("lora", "attention", False), ("qlora", "all-linear", True)])
+def test_the_depth_of_a_model_with_adapters_is_continued_as_a_full_run_has_it(peft, targets, offload):
     config, layout, adapters = with_depth(load_config(LLAMA), 10), Layout(4, 3), Adapters(peft, 8, targets)
-    full = run_rank(config, layout, CONVENTIONS["mixed"], sequence_length=64, checkpointing=True, adapters=adapters)
-    trace, sent = rank_step_module._trace(ConfigKey.of(config), layout, "mixed", 1, 64, True, CATALOG["H100"], adapters)
+    setting = {"sequence_length": 64, "checkpointing": True, "adapters": adapters, "offload_checkpoints": offload}
+    full = run_rank(config, layout, CONVENTIONS["mixed"], **setting)
+    trace, sent, offloaded = rank_step_module._trace(
+        ConfigKey.of(config), layout, "mixed", 1, 64, True, CATALOG["H100"], adapters, offload=offload
+    )
     assert sent == full.sent_bytes
+    assert offloaded == full.offloaded == (10 * 64 * config.hidden_size * 2 if offload else 0)
     continued, run = (one.through()[0].timeline() for one in (trace, full.trace))  # where the allocator finds room
     assert continued.peak_bytes == run.peak_bytes and continued.at_peak() == run.at_peak()
 

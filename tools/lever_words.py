@@ -98,7 +98,7 @@ WORDS = {
     ),
     "offloaded": Words(
         "체크포인팅 + 체크포인트를 CPU로", "transformers 5.17",
-        "gradient_checkpointing=True, gradient_checkpointing_kwargs={'offload': True}",
+        "gradient_checkpointing=True, gradient_checkpointing_kwargs={'use_reentrant': False, 'offload': True}",
         "model.gradient_checkpointing_enable({'use_reentrant': False}, offload=True)",
         "블록의 입력만 옮긴다. 쓰고 있는 블록의 것은 카드에 있다",
     ),
@@ -282,7 +282,7 @@ transformers {transformers}, peft {peft}).
 - **최대**는 GiB이고, 괄호 안은 출발점과의 차이다. 굵은 글씨는 그 카드에 들어간다.
 - **연산**은 한 스텝의 행렬 곱(어텐션 포함)이 출발점보다 얼마나 늘었나다. PyTorch의 `FlopCounterMode`로 셌다.
   시간이 아니다.
-- **오가는 양**은 한 스텝에 카드와 RAM 사이를 오가는 바이트(양쪽 방향의 합)다.
+- **오가는 양**은 한 스텝에 카드와 RAM 사이를 오가는 바이트(양쪽 방향의 합)다. **연산**과 함께 맨 오른쪽 출발점의 것이다.
 - **언제부터**는 아는 것만 적었다. 실행한 버전은 표 옆에 있다.
 - **결과**: *같다*는 같은 계산을 다시 하거나 옮길 뿐이라는 뜻, *반올림만*은 같은 수식을 다른 순서나 다른 조각으로
   계산한다는 뜻,

@@ -103,7 +103,7 @@ planner_panel()
 #
 # 목록에 없는 GPU는 `plan_training(..., gpu="24GiB, 8.6")`처럼 메모리와 계산 능력(compute capability)으로 적는다. 모델과 GPU마다 길이 512, 2048, 8192의 첫째 계획은 [모델과 GPU의 답](../../docs/answers.md)에 모아 두었다.
 #
-# 오프로드는 한 가지만, 다른 방법으로 들어가지 않을 때만 찾는다(체크포인트를 RAM에 두는 것, 9.12절). 그 밖의 오프로드, 페이지 옵티마이저, `torch.compile`, 7장의 모델 나누기는 찾지 않는다. 그런 프로그램은 9.10절처럼 그대로 실행해 본다.
+# 오프로드는 체크포인트를 RAM에 두는 것 하나만 찾는다. 그것도 같은 방법이 다른 수로는 들어가지 않을 때만이다(9.12절). 그 밖의 오프로드, 페이지 옵티마이저, `torch.compile`, 7장의 모델 나누기는 찾지 않는다. 그런 프로그램은 9.10절처럼 그대로 실행해 본다.
 #
 # ## 9.3 표 읽기
 #
@@ -117,6 +117,7 @@ planner_panel()
 #
 # - **필요한 메모리**: 한도가 이만큼이면 학습이 끝까지 간다. 판정 한도에서 이것을 뺀 것이 **남는 메모리**다.
 # - **추가 연산**: 체크포인팅과 손실 나누기가 다시 계산하느라 더 드는 FLOPs다. 체크포인팅이 다시 하는 것은 순전파의 7할쯤이다(5.8절의 조기 중단). 전체 미세 조정의 스텝은 순전파 세 번만큼이라 +23%(9.7절)이고, LoRA의 스텝은 얼린 가중치의 그레이디언트를 구하지 않아 두 번만큼이라 +35%다.
+# - **CPU로 보내는 양**: 체크포인트를 RAM에 두는 계획이 있을 때만 생기는 열이다. 같은 양이 돌아온다(9.12절).
 # - **스텝 시간의 하한**: **아무리 빨라도** 이보다 빠를 수 없는 시간이다.
 #
 # 첫째 계획을 꺼내 필요한 메모리를 종류별로 본다.
@@ -490,7 +491,7 @@ for gpu, way in (("RTX 4090", "lora"), ("RTX A6000", "full"), ("4 x RTX 4090", "
 #
 # <details><summary>답 (연습 9-2를 푼 다음에 연다)</summary>
 #
-# QLoRA로 찾으면 `changes`는 여유가 없을 때 12160, 여유 5%면 10304까지라고 답한다. 4비트로 줄이지 않는 가중치를 16비트로 두고 체크포인트를 RAM에 두는 계획이다. 둘 다 9.12절에서 다루고, 계획의 이름에 '나머지는 16비트', '오프로드'라고 적혀 있다.
+# QLoRA로 찾으면 `changes`는 여유가 없을 때 12160, 여유 5%면 10304까지라고 답한다. 4비트로 줄이지 않는 가중치를 16비트로 두고 체크포인트를 RAM에 두는 계획이다. 둘 다 9.12절에서 다루고, 계획의 이름에 '나머지는 16비트', '체크포인팅(오프로드)'라고 적혀 있다. 적을 것은 `{"methods": ("qlora",), "length": 12160}`이다. 둘을 함께 바꾸어야 한다.
 #
 # </details>
 #
@@ -665,7 +666,7 @@ with_each_line(
 #
 # ### 긴 글: 체크포인트를 RAM에 두기
 #
-# 셋을 다 해도 길이 8192의 Qwen3-14B는 들어가지 않는다. 무엇이 남았을까? 체크포인팅을 켜도 블록마다 입력 하나는 남는다(5.6절). 길이에 비례하므로 글이 길면 이것이 커진다. 이 모델은 블록이 40개이고 은닉층이 5,120이라, 16비트로 샘플 하나에 40 × 8,192 × 5,120 × 2바이트다. 몇 GiB인지 셈해 보고, 이것을 RAM으로 옮긴 계획이 얼마나 주는지 확인한다. 둘째 줄은 옮기지 않은 같은 계획이다.
+# 앞의 셋(헤드 되풀이, 손실 나누기, 나머지는 16비트)을 다 해도 길이 8192의 Qwen3-14B는 들어가지 않는다. 무엇이 남았을까? 체크포인팅을 켜도 블록마다 입력 하나는 남는다(5.6절). 길이에 비례하므로 글이 길면 이것이 커진다. 이 모델은 블록이 40개이고 은닉층이 5,120이라, 층 사이를 16비트로 지나면 샘플 하나에 40 × 8,192 × 5,120 × 2바이트다. 몇 GiB인지 셈해 보고, 이것을 RAM으로 옮긴 계획이 얼마나 주는지 확인한다. 둘째 줄은 옮기지 않은 같은 계획이다.
 
 # %%
 from dataclasses import replace
@@ -678,22 +679,25 @@ print(f"{long!r}\n{stays!r}")
 print(human_bytes(40 * 8192 * 5120 * 2), human_bytes(stays.needed_bytes - long.needed_bytes))
 
 # %% [markdown] lang="ko"
-# 입력은 3.12 GiB인데 3.07 GiB가 줄었다. 역전파할 블록의 입력은 카드로 돌아와 있어야 하므로 40개 가운데 39개만큼만 준다(나머지는 빈자리의 차이다). 그래서 15.79 GiB가 12.72 GiB가 되어 들어간다. 학습의 결과도 연산도 그대로다.
+# 입력은 3.12 GiB인데 3.07 GiB가 줄었다. 역전파할 블록의 입력은 카드로 돌아와 있어야 하므로 40개 가운데 39개만큼, 곧 39 × 80 MiB = 3.05 GiB가 준다(0.02 GiB가 더 준 것은 단편화가 조금 줄었기 때문이다). 그래서 15.79 GiB가 12.72 GiB가 되어 들어간다. 학습의 결과도 연산도 그대로다.
 #
-# 공짜는 아니다. 무엇이 더 드는지 세어 본다. 첫 줄은 스텝 하나에 CPU로 보내는 양이고, 같은 양이 다시 돌아온다. 둘째 줄은 T4의 버스(PCIe 3.0 x16)가 최고 속도(초당 15.75 GB)를 낼 때 오가는 시간과 스텝 시간의 하한이다. 마지막은 RAM이다.
+# 대가는 셋이다. CPU로 보내는 양(같은 양이 돌아온다), 오가는 시간, RAM이다. 시간은 T4의 버스(PCIe 3.0 x16)가 최고 속도(초당 15.75 GB)를 낼 때의 것을 스텝 시간의 하한 옆에 적었다.
 
 # %%
-print(human_bytes(long.offloaded_bytes))
-print(f"{2 * long.offloaded_bytes / 15.75e9:.1f} s, {long.seconds:.0f} s")
-print(long.to_dict()["host"]["checkpoints_bytes"] / 2**30, "GiB")
+from virtual_gpu.plan.host import host_need
+
+print("to the CPU:", human_bytes(long.offloaded_bytes))
+print(f"bus, compute: {2 * long.offloaded_bytes / 15.75e9:.1f} s, {long.seconds:.0f} s")
+print(host_need(long).line("Colab"))
 
 # %% [markdown] lang="ko"
-# 스텝마다 50 GiB가 두 번 오가지만 6.8초이고, 계산의 하한이 216초이니 3%쯤이다(버스가 최고 속도를 내지 못하면 그만큼 더 든다). 길이가 길수록 어텐션 때문에 계산이 더 빨리 느니 이 몫은 준다. RAM에는 3.12가 아니라 **5 GiB**가 든다. 고정 메모리(11.4절)를 PyTorch가 2의 거듭제곱으로 올려 잡아, 80 MiB인 입력 하나가 128 MiB를 쓰기 때문이다.
-#
-# - **한 줄이다.** transformers 5.17부터 `TrainingArguments(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False, "offload": True})`, 내 루프에서는 `model.gradient_checkpointing_enable({"use_reentrant": False}, offload=True)`다(5.23부터의 이름은 5.7절). GPU가 없는 컴퓨터에서는 고정 메모리를 잡지 못해 오류가 난다.
+# - **시간.** 스텝마다 50 GiB가 두 번 오가지만 6.8초이고, 계산의 하한이 216초이니 3%쯤이다. 둘 다 최고 속도로 센 것이라 실제의 몫은 재어 보아야 안다. 길이가 두 배면 오가는 양은 두 배지만 계산은 어텐션 때문에 두 배 넘게 늘어, 이 몫은 준다. 거꾸로 길이가 짧거나 GPU가 빠르면 커진다. 216초는 **적어도** 3분 36초라는 뜻이기도 하다. 100스텝이면 여섯 시간이니 먼저 몇 스텝만 재어 본다.
+# - **RAM.** 3.12가 아니라 5 GiB가 든다. 고정 메모리(11.4절)를 PyTorch가 2의 거듭제곱으로 올려 잡아, 80 MiB인 입력 하나가 128 MiB를 쓰기 때문이다. 불러올 때의 5.80 GiB와 겹치지 않으므로 무료 Colab의 RAM에 들어간다. 플래너에 `host="Colab"`(터미널은 `--host Colab`)을 주면 RAM에 들어가지 않는 계획을 뺀다.
+# - **앞의 셋에 한 줄을 더한다.** transformers 5.17부터 `TrainingArguments(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False, "offload": True})`, 내 루프에서는 `model.gradient_checkpointing_enable({"use_reentrant": False}, offload=True)`다(5.23부터의 이름은 5.7절). `save`로 내보낸 파일에는 넷이 다 들어 있다. GPU가 없는 컴퓨터에서는 고정 메모리를 잡지 못해 오류가 나므로, 그 파일은 `--cpu`에서 이 한 줄을 끈다.
+# - **층 사이가 fp32면 두 배다.** `prepare_model_for_kbit_training`을 불렀거나 fp32 가중치를 학습하는 경우다. 줄어드는 것도, 오가는 양도, RAM도 두 배가 된다.
 # - **최대가 다른 곳에 있으면 듣지 않는다**(11.9절). 길이가 짧거나, 로짓이나 옵티마이저의 스텝이 최대인 경우다.
-# - **언제 찾나.** 플래너는 같은 방법이 다른 수로는 들어가지 않을 때만 해 본다. QLoRA라면 나머지를 16비트로 두는 것이 먼저다. `prefer="margin"`이면 늘 해 본다. ZeRO-3로 나눈 계획도 같다(`accelerate.yaml`에 한 줄이 더 붙는다). T4 두 장이면 이 모델이 길이 16,000까지 들어간다(그때 RAM에는 두 장 합쳐 20 GiB가 든다).
-# - **카드에서 잰 것.** 우리는 재지 않았다. 같은 일을 따로 만든 axolotl은 Qwen3-8B의 전체 미세 조정이 길이 16k에서 63.3 GB가 58.9 GB로, 32k에서 73.1 GB가 64.3 GB로 줄었다고 적었다([axolotl #3733](https://github.com/axolotl-ai-cloud/axolotl/pull/3733)). GB가 2³⁰바이트라면 줄어든 4.4와 8.8은 위와 같이 센 35 × 길이 × 4,096 × 2바이트, 곧 4.38과 8.75 GiB와 맞는다. 속도는 16k에서 4% 느려졌다. 거기서는 복사가 계산과 겹치고, transformers의 것은 겹치지 않는다([transformers #48444](https://github.com/huggingface/transformers/pull/48444)).
+# - **언제 찾나.** 플래너는 같은 방법이 다른 수로는 들어가지 않을 때만 해 본다. QLoRA라면 나머지를 16비트로 두는 것이 먼저다. `prefer="margin"`이면 늘 해 본다. ZeRO로 나눈 계획도 같은 때에 찾는다. 그때는 `accelerate.yaml`의 `fsdp_activation_checkpointing_offload: true`다(accelerate 1.15).
+# - **카드에서 잰 것.** 우리는 재지 않았다. 이 기능을 만든 사람이 H100에서 재니, 순전파가 끝난 뒤에 남은 것이 층 × 길이 × 은닉층 × 2바이트 그대로 줄었다(8층 × 8k × 1,024에서 194.1 MB가 66.1 MB로, [transformers #48444](https://github.com/huggingface/transformers/pull/48444)). 최대는 그 자리에 달렸다. 같은 일을 따로 만든 axolotl은 Qwen3-8B의 전체 미세 조정이 길이 16k에서 63.3 GB가 58.9 GB로, 32k에서 73.1 GB가 64.3 GB로 줄었다고 적었다([axolotl #3733](https://github.com/axolotl-ai-cloud/axolotl/pull/3733)). GB가 2³⁰바이트라면 위와 같이 센 35 × 길이 × 4,096 × 2바이트, 곧 4.38과 8.75 GiB와 맞는다. 속도는 16k에서 4% 느려졌는데, 거기서는 복사가 계산과 겹친다. 겹치지 않는 accelerate의 것은 짧은 길이에서 스텝이 1.38초에서 1.86초로 늘고 최대는 그대로였고, 백만 토큰(여덟 장)에서는 0.6% 늘고 최대가 25% 줄었다([accelerate #4175](https://github.com/huggingface/accelerate/pull/4175)).
 #
 # ### 남는 메모리로 재계산 줄이기
 #
