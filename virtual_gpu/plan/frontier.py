@@ -68,7 +68,7 @@ def draw_frontier(plans: Plans) -> svg.Drawing:
         drawing.text(x + 9, y - 7, numbers.get(plan, "×"), 12, bold=plan.fits)
     _legend(drawing, [method for method in METHODS if any(plan.recipe.method == method for plan in shown)])
     for place, plan in enumerate(plans.plans, 1):
-        text = f"{place}. {plan!r}"
+        text = f"{place}. {plan.title}: {plan.needed}" + (" ⚠" if plan.recipe.caution else "")  # in full: the table
         drawing.text(20, TOP + HEIGHT + 62 + 20 * place, text, svg.fit_size(text, 720, 12))
     return drawing
 
