@@ -370,6 +370,10 @@ def test_checkpointing_that_is_on_is_not_advised():
     found = diagnose(trace(MINE, *frames))
     assert found.verdict == places.BACKWARD and "checkpointing" not in first_changes(found, most=9)
     assert "checkpointing" in first_changes(diagnose(trace(MINE, *frames[:1])))
+    assert "offload" in first_changes(found, most=9)  # there are checkpoints, on the card
+    assert "offload" not in first_changes(diagnose(trace(MINE, *frames[:1])), most=9)
+    back = (SITE + "torch/autograd/graph.py", "unpack_from_cpu", "return tensor.to(device, non_blocking=pin_memory)")
+    assert "offload" not in first_changes(diagnose(trace(MINE, *frames, back)), most=9)
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,17 @@ from test_plan_files import (
     plan_of,
 )
 from torch.autograd.graph import save_on_cpu
-from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig, modeling_utils
+from transformers import Gemma3nTextConfig, GPT2Config, GPTNeoXConfig, LlamaConfig, modeling_utils
 
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.models import offloaded
 from virtual_gpu.models.build import build_model
 from virtual_gpu.models.offloaded import can_offload, pinned_bytes
-from virtual_gpu.plan import Recipe, plan_training
+from virtual_gpu.plan import Recipe, anything_that_fits, cheapest, plan_training
 from virtual_gpu.plan.measure import measure
+from virtual_gpu.plan.plans import make_request
+from virtual_gpu.shards.rank_step import rank_step
 from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.step.run import enable_checkpointing
 from virtual_gpu.step.setting import Setting
@@ -157,12 +159,70 @@ def test_a_plan_that_fits_only_with_checkpoints_on_the_cpu(tmp_path, monkeypatch
     assert best.fits and best.recipe.checkpointing and best.offloaded_bytes == 48 * 65536 * 1024 * 2
     here = measure(best.request, replace(best.recipe, offload=False), best.micro_batch, best.accumulation)
     assert not here.fits and here.flops == best.flops and here.tensors_bytes - best.tensors_bytes >= 46 * 2**27
-    assert best.to_dict()["host"]["checkpoints_bytes"] == 48 * 2**27
+    need = best.to_dict()["host"]
+    assert need["checkpoints_bytes"] == 48 * 2**27 and need["needed_bytes"][1] > 2 * need["checkpoints_bytes"]
     assert "체크포인팅(오프로드)" in best.title and "CPU로 보내는 양" in plans._repr_html_()
-    monkeypatch.setattr(offloaded, "can_offload", lambda: False)
-    monkeypatch.setattr("virtual_gpu.plan.search.can_offload", lambda: False)
+    monkeypatch.setattr(offloaded, "can_offload", lambda stage=0: False)
+    monkeypatch.setattr("virtual_gpu.plan.search.can_offload", lambda stage=0: False)
     old = plan_training(str(tmp_path / "model"), "RTX 4060", **request)
     assert not old.plans and any("transformers 5.17" in why for _, why in old.skipped)
+
+
+GEMMA = {
+    "num_hidden_layers": 20, "hidden_size": 512, "intermediate_size": [1024] * 20, "head_dim": 64,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 8192, "vocab_size_per_layer_input": 8192,
+    "hidden_size_per_layer_input": 64, "num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0] * 20,
+    "max_position_embeddings": 65536,
+}  # fmt: skip
+LLAMA_70B = {
+    "vocab_size": 32000, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 32768,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model, gpu, request_of",
+    [
+        # Neither the fused head nor the CPU is enough alone.
+        (LlamaConfig(**LLAMA_70B), "L40S", {"length": 15872, "methods": ("qlora",)}),
+        # Only the whole batch at once: it keeps no gradients, and autocast's copies are not the samples'.
+        ("EleutherAI/polyglot-ko-1.3b", "T4", {"length": 256, "batch": 16, "methods": ("full",)}),
+        # Blocks that take four hidden states each and more beside them.
+        (Gemma3nTextConfig(**GEMMA), "RTX 3060", {"length": 40960, "methods": ("lora",)}),
+        ("gpt2", "T4", {"length": 16, "batch": 8}),
+        ("Qwen/Qwen3-14B", "T4", {"length": 16384, "methods": ("qlora",)}),
+    ],
+    ids=["70B", "at once", "Gemma 3n", "small", "nothing"],
+)
+def test_what_fits_is_found_by_each_way_of_asking(model, gpu, request_of):
+    given = {"batch": 1} | request_of
+    request, plans = make_request(model, gpu, **given), plan_training(model, gpu, **given)
+    fits = [bool(plans.plans), anything_that_fits(request) is not None, cheapest(request).fits]
+    assert fits == [gpu != "T4" or request.length < 16384] * 3
+    assert all(plan.fits for plan in plans.plans)
+
+
+def test_ram_too_small_for_a_micro_batch_takes_a_smaller_one(tmp_path):
+    llama(tmp_path / "model", num_hidden_layers=48, hidden_size=1024, max_position_embeddings=32768)
+    request = {"length": 32768, "batch": 2, "methods": ("lora",), "lora_targets": "attention"}
+    plans = {
+        host: plan_training(str(tmp_path / "model"), "6.3GiB, 8.9", host=host, **request) for host in (None, "6GB")
+    }
+    ways = {host: (found.best.micro_batch, found.best.accumulation) for host, found in plans.items()}
+    assert ways == {None: (2, 1), "6GB": (1, 2)}
+    pinned = {host: found.best.pinned_bytes for host, found in plans.items()}
+    assert pinned == {None: 2 * 48 * 2**26, "6GB": 48 * 2**26}
+
+
+def test_tensors_of_different_sizes_are_pinned_one_by_one():
+    """Gemma 3n's blocks take two: four hidden states in one, in fp32, and a part of what is made for all layers."""
+    layers = {"num_hidden_layers": 4, "intermediate_size": [1024] * 4, "activation_sparsity_pattern": [0.0] * 4}
+    request = make_request(Gemma3nTextConfig(**GEMMA | layers), "L4", length=3072, batch=1)
+    plan = measure(request, Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True, offload=True), 1, 1)
+    large, small = 4 * 3072 * 512 * 4, 3072 * 64 * 2
+    assert plan.offloaded_bytes == 4 * (large + small)
+    assert plan.pinned_bytes == 4 * (pinned_bytes(large) + pinned_bytes(small))
 
 
 def test_nothing_goes_to_the_cpu_where_it_fits_without():
@@ -180,11 +240,13 @@ def test_pinned_ram_is_rounded_to_a_power_of_two():
 def test_without_checkpointing_there_is_nothing_to_move():
     with pytest.raises(WrongValue, match=r"offload_checkpoints=True.*gradient_checkpointing=True"):
         Setting(1, offload_checkpoints=True)
+    with pytest.raises(WrongValue, match=r"offload_checkpoints=True.*gradient_checkpointing=True"):
+        rank_step("gpt2", 2, offload_checkpoints=True)
 
 
 def test_an_older_transformers_is_named(monkeypatch):
     assert can_offload()
-    monkeypatch.setattr(offloaded, "can_offload", lambda: False)
+    monkeypatch.setattr(offloaded, "can_offload", lambda stage=0: False)
     with pytest.raises(WrongValue, match=r"5\.17"):
         Setting(1, gradient_checkpointing=True, offload_checkpoints=True)
 

@@ -16,6 +16,7 @@ from virtual_gpu.plan.start import hugging_face, start_from, torchtune
 from virtual_gpu.plan.start.answer import TOOLS
 from virtual_gpu.plan.start.document import MOST_BYTES, read_document
 from virtual_gpu.plan.start.keys import Keys, free
+from virtual_gpu.room import room_on
 from virtual_gpu.step.predict import predict_memory, predict_need
 from virtual_gpu.step.setting import Setting
 from virtual_gpu.units import GiB, human_bytes
@@ -245,6 +246,77 @@ def test_axolotl_takes_fp16_where_the_card_has_no_bf16(written):
 def test_what_is_not_counted_is_said(line, notes, written):
     text = LLAMA_FACTORY.replace("optim: adamw_torch\n", "") + line + "\n"
     assert said(written(text))[3] == notes
+
+
+OFFLOADING = {
+    "gradient_checkpointing": True,
+    "gradient_checkpointing_kwargs": {"use_reentrant": False, "offload": True},
+}
+
+
+@pytest.mark.parametrize(
+    "change, offload",
+    [
+        ({}, True),
+        ({"gradient_checkpointing": False}, False),
+        ({"gradient_checkpointing_kwargs": None}, False),
+        ({"gradient_checkpointing_kwargs": '{"offload": true}'}, True),
+        ({"gradient_checkpointing_kwargs": {"use_reentrant": False}}, False),
+        ({"gradient_checkpointing_kwargs": None, "activation_checkpointing_kwargs": {"offload": True}}, True),
+        ({"activation_checkpointing_kwargs": {"offload": False}}, False),
+    ],
+)
+def test_checkpoints_on_the_cpu_are_read(change, offload, written):
+    fields = said(written(json.dumps(OFFLOADING | change), "args.json"))[1]
+    assert Setting(**fields, model_id="gpt2", sequence_length=64).offload_checkpoints is offload
+
+
+def test_checkpoints_on_the_cpu_of_arguments_and_of_ranks(written, tmp_path):
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, **OFFLOADING)
+    one = Setting.from_training_arguments(arguments, model="gpt2", sequence_length=64)
+    assert one.offload_checkpoints
+    arguments.activation_checkpointing_kwargs = {"every_n_layers": 2}
+    with pytest.raises(NotSupported, match="every_n_layers=2"):
+        Setting.from_training_arguments(arguments, model="gpt2")
+    found = {}
+    for offload in (False, True):
+        how = {"gradient_checkpointing_kwargs": {"use_reentrant": False, "offload": offload}, "fsdp": "full_shard"}
+        path = written(json.dumps(OFFLOADING | how | {"bf16": True}), "args.json")
+        found[offload] = start_from(path, "4 x L4", model="gpt2", length=1024).start.reserved
+    assert found[True] < found[False]
+
+
+@pytest.mark.parametrize("how", ["offload: true", "every_n_layers: 2"])
+def test_what_a_tool_does_in_a_way_of_its_own_is_said(how, written):
+    text = LLAMA_FACTORY + f"gradient_checkpointing: true\ngradient_checkpointing_kwargs:\n  {how}\n"
+    _, fields, _, notes = said(written(text))
+    assert not fields["offload_checkpoints"]
+    assert notes == {"gradient_checkpointing_kwargs": "less" if "offload" in how else "more"}
+
+
+def test_checkpoints_on_the_cpu_are_proposed_in_the_words_of_the_file(written, tmp_path):
+    """A text so long that one sample does not fit otherwise; everything else in the file stays."""
+    deep = SMALL.to_dict() | {"num_hidden_layers": 24, "layer_types": None, "max_position_embeddings": 65536}
+    LlamaConfig(**deep).save_pretrained(tmp_path / "deep")
+    for switch, how in (
+        ("gradient_checkpointing", ""),
+        ("activation_checkpointing", "{}_kwargs:\n  use_reentrant: false\n"),
+    ):
+        lines = f"use_peft: true\nbf16: true\ndtype: bfloat16\nmax_length: 65536\n{switch}: true\n" + how.format(switch)
+        path = written(f"model_name_or_path: {tmp_path}/deep\nper_device_train_batch_size: 1\n" + lines)
+        needs = [
+            predict_memory(replace(Setting(**said(path)[1]), offload_checkpoints=on), gpu="RTX 4090").reserved_bytes
+            for on in (False, True)
+        ]
+        assert needs[1] < needs[0]
+        sizes = (f"{hundredths / 100}GiB, 8.9" for hundredths in range(100, 2400))
+        gpu = next(size for size in sizes if room_on(card(size)).sure_bytes > sum(needs) / 2)
+        found = start_from(path, gpu)
+        assert not found.fits and found.proposal.setting.offload_checkpoints, found
+        name = f"{switch}_kwargs"
+        assert found.lines == ({f"{name}.offload": True} if how else {name: {"use_reentrant": False, "offload": True}})
+        saved = found.save(path.with_name("changed.yaml"), force=True)
+        assert said(saved)[1]["offload_checkpoints"] and start_from(saved, gpu).fits
 
 
 def test_no_key_is_both_free_and_counted():

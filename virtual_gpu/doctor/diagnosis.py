@@ -242,8 +242,9 @@ def first_changes(diagnosis: Diagnosis, most: int = 3) -> list[str]:
     order += [keys[:1] for keys in causes] + causes
     if diagnosis.foreign is None or diagnosis.foreign.kind in (foreign.CARD, foreign.LIBRARY):
         order.append(FIRST[CANNOT_TELL])
-    # Checkpoints are there to be moved only where blocks are checkpointed.
-    left_out = {"checkpointing" if places.recomputed(diagnosis.frames) else "offload"}
+    left_out = {"checkpointing"} if places.recomputed(diagnosis.frames) else set()
+    if not left_out or places.offloaded(diagnosis.frames):  # there are no checkpoints, or they are moved already
+        left_out.add("offload")
     # Two ways to the same thing: Liger's where it has the model's kernels, else TRL's, which needs none of the model's.
     left_out.add("fused_loss" if WITHOUT_LIGER.intersection(models(diagnosis.frames)) else "fused_head")
     found = dict.fromkeys(key for keys in order for key in keys if key not in left_out)

@@ -107,6 +107,11 @@ def recomputed(frames: Sequence[Frame]) -> bool:
     return any(_RECOMPUTED.search(_said(frame)) for frame in frames)
 
 
+def offloaded(frames: Sequence[Frame]) -> bool:
+    """Whether checkpoints were on their way to the CPU or back (PyTorch's `save_on_cpu`): they are moved already."""
+    return any(frame.function in ("pack_to_cpu", "unpack_from_cpu") for frame in frames)
+
+
 def _said(frame: Frame) -> str:
     path = _PACKAGE.split(frame.file)[-1].replace("\\", "/")
     return f"{path}::{frame.function}::{frame.code[:300]}"

@@ -9,8 +9,11 @@ is no allocator of pinned memory (5.23, PyTorch 2.13).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -26,12 +29,17 @@ if TYPE_CHECKING:
 SINCE = "5.17"
 
 
-def can_offload() -> bool:
-    """Whether the installed transformers moves checkpoints to the CPU."""
+def can_offload(stage: int = 0) -> bool:
+    """Whether transformers moves checkpoints to the CPU, and at a ZeRO stage accelerate's FSDP2 too (1.15)."""
     from transformers import PreTrainedModel
 
     newest = getattr(PreTrainedModel, "activation_checkpointing_enable", PreTrainedModel.gradient_checkpointing_enable)
-    return "offload" in inspect.signature(newest).parameters
+    there = "offload" in inspect.signature(newest).parameters
+    if there and stage:
+        from accelerate import FullyShardedDataParallelPlugin
+
+        return "activation_checkpointing_offload" in FullyShardedDataParallelPlugin.__dataclass_fields__
+    return there
 
 
 def require_offload() -> None:
@@ -52,9 +60,32 @@ def pinned_bytes(nbytes: int) -> int:
     return 1 << max(nbytes - 1, 0).bit_length()
 
 
+@dataclass(frozen=True)
+class Moved:
+    """What went to the CPU. sizes: bytes of a tensor, for each token → how often, of one micro-batch.
+
+    By the token, so that micro-batches of other sizes have the same ones; and how often grows with the depth.
+    """
+
+    sizes: Mapping[Fraction, int]
+
+    @classmethod
+    def of(cls, sizes: Counter[int], tokens: int, micro_batches: int) -> Moved:
+        """From bytes → how often, of so many micro-batches of so many tokens each."""
+        return cls({Fraction(nbytes, tokens): times // micro_batches for nbytes, times in sizes.items()})
+
+    def nbytes(self, tokens: int) -> int:
+        """Bytes that a micro-batch of so many tokens sends, and gets back."""
+        return sum(int(size * tokens) * times for size, times in self.sizes.items())
+
+    def pinned(self, tokens: int) -> int:
+        """What they take of pinned RAM until they come back."""
+        return sum(pinned_bytes(int(size * tokens)) * times for size, times in self.sizes.items())
+
+
 @contextmanager
-def offloading(gpu: VirtualGPU | None, moved: Callable[[int], None]) -> Iterator[None]:
-    """Inside, `moved` is told the bytes of each tensor that goes to the CPU.
+def offloading(gpu: VirtualGPU | None, sizes: Counter[int]) -> Iterator[None]:
+    """Inside, each tensor that goes to the CPU is counted by its bytes.
 
     gpu: the virtual GPU that the model lies on, None for a real one. Its tensors call themselves the CPU's, so there
     `save_on_cpu` would leave them on it: they are forgotten instead, and made anew when they come back.
@@ -65,7 +96,7 @@ def offloading(gpu: VirtualGPU | None, moved: Callable[[int], None]) -> Iterator
         pack = found.pack_hook
 
         def told(tensor: torch.Tensor) -> Any:
-            moved(tensor.nbytes)
+            sizes[tensor.nbytes] += 1
             return pack(tensor)
 
         found.pack_hook = told
@@ -77,6 +108,7 @@ def offloading(gpu: VirtualGPU | None, moved: Callable[[int], None]) -> Iterator
 
 def _forgetting(gpu: VirtualGPU) -> saved_tensors_hooks:
     def pack(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
+        tensor.contiguous()  # a copy from the card is made of such a one (ATen's Copy.cu)
         return tensor.shape, tensor.dtype
 
     def unpack(packed: tuple[torch.Size, torch.dtype]) -> torch.Tensor:

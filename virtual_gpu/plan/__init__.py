@@ -1,7 +1,7 @@
 """Chapter 9, the planner: a model and a GPU in, ranked ways to train that fit out; `python -m helpers.planner`."""
 
 from .plans import MARGIN, METHODS, PRECISIONS, Plan, Recipe, Request
-from .search import Change, Plans, anything_fits, cheapest, plan_training
+from .search import Change, Plans, anything_that_fits, cheapest, plan_training
 
 __all__ = [
     "MARGIN",
@@ -12,7 +12,7 @@ __all__ = [
     "Plans",
     "Recipe",
     "Request",
-    "anything_fits",
+    "anything_that_fits",
     "cheapest",
     "plan_training",
 ]

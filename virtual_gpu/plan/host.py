@@ -1,6 +1,7 @@
 """The host's RAM that a plan's files need: while `train.py` loads the model, and in the step.
 
-In the step that is the checkpoints, where they wait on the CPU: pinned, which PyTorch rounds up to powers of two.
+In the step that is the checkpoints, where they wait on the CPU: pinned, which PyTorch rounds up to powers of two. A
+block is free for the next only when its copy is done; the CPU runs ahead of the card, so at most it is twice that.
 
 Read off how transformers 5 loads (core_model_loading.py): files of weights are mapped, and their pages kill nothing.
 On the CPU a tensor in the files' type stays such a page; in another type it is a copy in RAM. Straight to a card
@@ -20,8 +21,6 @@ from ..host.machines import PROCESS, Machine, machine
 from ..language import tr
 from ..models.build import build_model
 from ..models.configs import cached_by_model, checkpoint_dtype, load_config
-from ..models.depth import text_config
-from ..models.offloaded import pinned_bytes
 from ..room import FITS, TIGHT, TOO_MUCH
 from ..shards.adapters import Adapters, shapes_of
 from ..shards.ledger import ConfigKey
@@ -38,7 +37,8 @@ _THREADS = 4  # transformers' GLOBAL_WORKERS, at most
 @dataclass(frozen=True)
 class HostNeed:
     """Bytes of RAM on the machine of all the plan's GPUs. loading: of tensors at the peak of loading, after which
-    nothing of them stays. mapped: pages of the files. processes: one for each GPU. checkpoints: pinned in the step."""
+    nothing of them stays. mapped: pages of the files. processes: one for each GPU. checkpoints: pinned, of a step's
+    micro-batches."""
 
     loading: Range
     mapped: int
@@ -48,7 +48,7 @@ class HostNeed:
     @property
     def needed(self) -> Range:
         """With the processes themselves: the most of the whole run."""
-        low, high = max(self.loading.low, self.checkpoints), max(self.loading.high, self.checkpoints)
+        low, high = max(self.loading.low, self.checkpoints), max(self.loading.high, 2 * self.checkpoints)
         return Range(low + self.processes * PROCESS.low, high + self.processes * PROCESS.high)
 
     def verdict(self, room: Machine) -> str:
@@ -120,14 +120,7 @@ def host_need(plan: Plan) -> HostNeed:
         copies = 1 if recipe.stage else gpus  # fsdp_cpu_ram_efficient_loading: rank 0 alone reads
         copied = 0 if wanted == stored else total * wanted.itemsize * copies
         loading = Range(copied, copied)
-    return HostNeed(loading, total * stored.itemsize, gpus, gpus * _checkpoints(plan))
-
-
-def _checkpoints(plan: Plan) -> int:
-    """Bytes of pinned RAM that the inputs of all blocks take, of one micro-batch."""
-    blocks = text_config(load_config(plan.request.model)).num_hidden_layers
-    inputs = plan.offloaded_bytes // plan.accumulation
-    return blocks * pinned_bytes(inputs // blocks) if inputs else 0
+    return HostNeed(loading, total * stored.itemsize, gpus, gpus * plan.pinned_bytes)
 
 
 def loadable(plans: Plans) -> Plans:

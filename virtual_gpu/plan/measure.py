@@ -96,13 +96,13 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         at_peak["other"] = at_peak.pop("communication")
         at_peak["fragmentation"] = needed - step.total
         collectives = step.parameters_and_gradients_sent * accumulation
-        offloaded = step.offloaded_bytes * accumulation
+        offloaded, pinned = step.offloaded_bytes * accumulation, step.pinned_bytes
     else:
         setting = setting_of(request, recipe, micro_batch, accumulation)
         need = predict_need(setting, request.spec.compute_capability, request.gpus > 1)
         needed, at_peak = need.card, need.at_peak | {"fragmentation": need.card - need.tensors}
         collectives = 2 * need.states["gradients"]  # DDP's all-reduce, once a step
-        offloaded = need.offloaded // setting.gradient_accumulation_steps * accumulation
+        offloaded, pinned = need.offloaded // setting.gradient_accumulation_steps * accumulation, need.pinned
     flops, least = (
         request.batch * training_flops(setting_of(request, one, 1, 1)).total for one in (recipe, recipe.at_once)
     )
@@ -122,6 +122,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         sent,
         bound,
         offloaded_bytes=offloaded,
+        pinned_bytes=pinned,
     )
 
 

@@ -58,11 +58,11 @@ def row_of(plan: Plan, sharded: bool, fused: bool, offloaded: bool) -> list[str]
 
 def checkpointing_switch(recipe: Recipe) -> str:
     """On or off, how many results blocks keep all the same, and whether their inputs are on the CPU."""
-    if recipe.offload:
-        return tr(ko="켬(오프로드)", en="on (offloaded)")
-    if not recipe.kept:
+    how = [tr(ko=f"{len(recipe.kept)}가지 남김", en=f"keeps {len(recipe.kept)}")] if recipe.kept else []
+    how += [tr(ko="오프로드", en="offloaded")] if recipe.offload else []
+    if not how:
         return _switch(recipe.checkpointing)
-    return tr(ko=f"켬({len(recipe.kept)}가지 남김)", en=f"on (keeps {len(recipe.kept)})")
+    return tr(ko="켬", en="on ") + f"({', '.join(how)})"
 
 
 def _switch(on: bool) -> str:

@@ -192,8 +192,8 @@ class Plan:
 
     at_peak: kind → bytes, together needed_bytes: the tensors at their peak and "fragmentation". least_flops: of the
     same method where nothing is computed twice. sent_bytes: what each GPU sends for parameters and gradients.
-    offloaded_bytes: what it sends to the CPU's RAM, and gets back. seconds: a lower bound (None where neither rate is
-    published), never a forecast.
+    offloaded_bytes: what it sends to the CPU's RAM, and gets back; pinned_bytes: what that takes there. seconds: a
+    lower bound (None where neither rate is published), never a forecast.
     at_least: only parameters, gradients and optimizer state are known, which alone do not fit.
     """
 
@@ -209,6 +209,7 @@ class Plan:
     seconds: float | None
     at_least: bool = False
     offloaded_bytes: int = 0
+    pinned_bytes: int = 0
 
     @property
     def verdict(self) -> str:

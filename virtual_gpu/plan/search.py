@@ -11,8 +11,8 @@ Every plan that is shown was measured on the virtual GPU. What is not run is wha
 - what activations take of a plan grows with the micro-batch: where the whole batch at once would exceed the card by a
   tenth and more at the same bytes a sample, it is not run;
 - weights beside 4-bit ones stay in 16 bits only where they do not fit in fp32;
-- checkpoints go to the CPU only where a recipe does not fit otherwise, and where their inputs could be what is missing;
-  of QLoRA only with the other weights in 16 bits, which is tried first;
+- checkpoints go to the CPU only where a recipe does not fit otherwise; of QLoRA only with the other weights in 16 bits,
+  which is tried first;
 - what cannot be run at all (a model whose own code does not take 4-bit weights) is left out with the reason.
 """
 
@@ -26,15 +26,17 @@ from typing import TYPE_CHECKING, Any
 
 from ..cards import CATALOG
 from ..drawing.frames import frame_of
+from ..host.machines import machine
 from ..language import tr
 from ..models.configs import load_config
 from ..models.depth import text_config
 from ..models.offloaded import can_offload
+from ..room import TOO_MUCH
 from ..step.splits import equal_splits
 from ..units import human_bytes
 from .files.settings import upcasts
 from .frontier import draw_frontier
-from .host import loadable
+from .host import host_need, loadable
 from .keeping import keep_what_fits
 from .measure import expected, held, hopeless, measure
 from .pictures import Losers, draw_plans, plans_html
@@ -57,7 +59,6 @@ if TYPE_CHECKING:
 # At most. A logit: in half precision and fp32, its logarithm of softmax, the gradient in fp32 and in half precision. A
 # weight of the head: autocast's copy of it, and that copy's gradient.
 LOGIT_BYTES, HEAD_BYTES = 16, 4
-CHECKPOINT_BYTES = 4  # of a number in a block's input: fp32 at most
 SCHEMA = 2  # of `Plans.to_dict`: raised when a name goes or changes its meaning. 2: left_bytes is below limit_bytes
 
 
@@ -185,9 +186,9 @@ def plan_training(
     return loadable(_search(make_request(model, gpu, gpus, **request), progress or (lambda plans: None)))
 
 
-def _first(request: Request) -> Plan:
-    """The first of the ranking, of a request with which something fits."""
-    return _search(request, lambda plans: None, first_only=True).best or cheapest(request)
+def _first(request: Request) -> Plan | None:
+    """The first of the ranking."""
+    return _search(request, lambda plans: None, first_only=True).best
 
 
 def _search(request: Request, progress: Callable[[Plans], None], first_only: bool = False) -> Plans:
@@ -253,7 +254,13 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
                         cannot(fused, error)
                 fits, least = any(plan.fits for plan in measured), min(measured, key=_need)
                 if _may_offload(least) and (spares or not fits):
-                    tried(replace(least.recipe, offload=True))
+                    for head in _heads(request):
+                        moved = replace(one, fused_lm_head=head, offload=True)
+                        try:
+                            if tried(moved)[0] is not None and not spares:
+                                break
+                        except CANNOT_RUN as error:
+                            cannot(moved, error)
                 if checkpointing and may_keep:
                     keep(one)
                 may_keep &= not fits  # what fits without checkpointing recomputes no block
@@ -286,14 +293,23 @@ def _may_fuse(request: Request, recipe: Recipe, fit: Plan | None, miss: Plan | N
 
 
 def _may_offload(plan: Plan) -> bool:
-    """Whether the plan with its checkpoints on the CPU is worth a run: the room they leave could be what is missing."""
-    request, recipe = plan.request, plan.recipe
+    """Whether the same with checkpoints on the CPU is worth a run: all activations are more than what is missing."""
+    recipe = plan.recipe
     first_in_16_bits = upcasts(recipe) and recipe.precision != "fp32"
-    if not recipe.checkpointing or first_in_16_bits or not can_offload():
+    if not recipe.checkpointing or first_in_16_bits or not can_offload(recipe.stage):
         return False
-    config = text_config(load_config(request.model))
-    inputs = config.num_hidden_layers * config.hidden_size * plan.micro_batch * request.length
-    return plan.tensors_bytes - CHECKPOINT_BYTES * inputs <= request.limit_bytes
+    return plan.tensors_bytes - plan.at_peak.get("activations", 0) <= plan.request.limit_bytes
+
+
+def _heads(request: Request) -> tuple[bool, ...]:
+    """Without a fused head, and with it where there is one."""
+    return (False, True) if request.can_fuse_head else (False,)
+
+
+def _fits(plan: Plan) -> bool:
+    """Whether it fits, with the checkpoints that wait in the RAM of the machine, where one is named."""
+    host = plan.request.host
+    return plan.fits and not (plan.pinned_bytes and host and host_need(plan).verdict(machine(host)) == TOO_MUCH)
 
 
 def _largest(
@@ -317,22 +333,23 @@ def _largest(
         base += fixed
     if base + rate * whole[0] <= request.limit_bytes:
         at_once = measure(request, recipe, *whole)
-        if at_once.fits:
+        if _fits(at_once):
             return at_once, None
     low, high = -1, len(ways)  # ways[low] fits, ways[high] does not
     while high - low > 1:
         place = _guess(request.limit_bytes, ways, low, high, plans, base, rate)
         plan = plans[place] = measure(request, recipe, *ways[place])
         rates[alike] = (plan.tensors_bytes - _states(plan)) / plan.micro_batch
-        low, high = (place, high) if plan.fits else (low, place)
+        low, high = (place, high) if _fits(plan) else (low, place)
     if at_once is None and not (plans and _too_much_at_once(request, whole[0], [*plans.values()])):
         at_once = measure(request, recipe, *whole)
-        if at_once.fits:
+        if _fits(at_once):
             return at_once, None
     missed = [plan for plan in (plans.get(high), at_once) if plan is not None]
     if low < 0:
-        return None, min(missed, key=lambda plan: plan.needed_bytes)
-    return plans[low], missed[0] if missed else None
+        least = min(missed, key=_need)
+        return (least, None) if least.fits else (None, least)  # what only the RAM does not hold is for `loadable`
+    return plans[low], missed[0] if missed and not missed[0].fits else None
 
 
 def _smallest(request: Request, recipe: Recipe) -> tuple[Plan | None, Plan | None]:
@@ -351,10 +368,13 @@ def _smallest(request: Request, recipe: Recipe) -> tuple[Plan | None, Plan | Non
 def _too_much_at_once(request: Request, samples: int, plans: list[Plan]) -> bool:
     """Whether so many samples at once would exceed the card by a tenth and more, at the bytes a sample of these plans.
 
-    Their smallest number of bytes a sample, without what the gradients take: none lies there from before.
+    Their smallest number of bytes a sample, without what the gradients take, of which none lies there from before, and
+    without what is there whatever the samples: autocast's copies, and those of the head with their gradient.
     """
+    config, recipe = text_config(load_config(request.model)), plans[0].recipe
+    fixed = expected(request, recipe)[0] + HEAD_BYTES * config.vocab_size * config.hidden_size
     states = min(_states(plan) - plan.at_peak.get("gradients", 0) for plan in plans)
-    rate = min((plan.tensors_bytes - _states(plan)) / plan.micro_batch for plan in plans)
+    rate = min(max(plan.tensors_bytes - _states(plan) - fixed, 0) / plan.micro_batch for plan in plans)
     return states + rate * samples > 1.1 * request.limit_bytes
 
 
@@ -418,15 +438,15 @@ def cheapest(request: Request) -> Plan:
         except CANNOT_RUN as error:
             errors.append(error)
             continue
-        if request.can_fuse_head and not any(plan.fits for plan in plans):
-            with contextlib.suppress(*CANNOT_RUN):  # of TRL's head with this model
-                fused = replace(one, fused_lm_head=True)
-                plans.append(measure(request, fused, 1, request.per_gpu))
+        moved = _may_offload(min(plans, key=_need))
+        for head, offload in ((True, False), (False, True), (True, True)):
+            if any(plan.fits for plan in plans) or (head and not request.can_fuse_head) or (offload and not moved):
+                continue
+            with contextlib.suppress(*CANNOT_RUN):  # the recipe itself runs
+                more = replace(one, fused_lm_head=head, offload=offload)
+                plans.append(measure(request, more, 1, request.per_gpu))
                 if request.per_gpu > 1 and not plans[-1].fits:
-                    plans.append(measure(request, fused, request.per_gpu, 1))
-        least = min(plans, key=_need)
-        if not least.fits and _may_offload(least):
-            plans.append(measure(request, replace(least.recipe, offload=True), least.micro_batch, least.accumulation))
+                    plans.append(measure(request, more, request.per_gpu, 1))
         best = min([*plans, *([best] if best else [])], key=_need)
     if best is None:
         raise errors[0]
@@ -444,10 +464,11 @@ def _by_states(request: Request, errors: list[Exception]) -> list[tuple[int, Rec
     return sorted(found, key=lambda pair: pair[0])
 
 
-def anything_fits(request: Request) -> bool:
-    """Whether there is a plan that fits: of each recipe only what needs least is run, the smallest states first.
+def anything_that_fits(request: Request) -> Plan | None:
+    """A plan that fits, None where there is none: the leanest are run, of the smallest states first.
 
-    Checkpoints on the CPU never take more of the card, nor do weights in 16 bits beside 4-bit ones; a fused head may.
+    Weights in 16 bits beside 4-bit ones never take more of the card. Nor do tensors with checkpoints on the CPU, but
+    the caching allocator may place them worse; a fused head may take more.
     """
     sized = _by_states(request, [])
     recipes = [recipe for _, recipe in sized]
@@ -456,12 +477,31 @@ def anything_fits(request: Request) -> bool:
             break
         if recipe.rest_in_fp32 and replace(recipe, rest_in_fp32=False) in recipes:
             continue
-        least = replace(recipe, checkpointing=True, offload=can_offload())
-        for fused in (True, False) if request.can_fuse_head else (False,):
+        for head in _heads(request)[::-1]:
             with contextlib.suppress(*CANNOT_RUN):  # what cannot be run makes no room
-                if _smallest(request, replace(least, fused_lm_head=fused))[0] is not None:
-                    return True
-    return False
+                one = replace(recipe, checkpointing=True, fused_lm_head=head)
+                if (plan := _lean(request, one)) is not None:
+                    return plan
+    return None
+
+
+def _lean(request: Request, recipe: Recipe) -> Plan | None:
+    """The recipe as a plan that fits, of one sample at a time or of the whole batch at once, which keeps no gradients.
+
+    First with checkpoints on the CPU, and without where only the allocator's loss was too much.
+    """
+    for micro_batch in dict.fromkeys((1, request.per_gpu)):
+        found: list[Plan] = []
+        for offload in (True, False) if can_offload(recipe.stage) else (False,):
+            if found and found[0].tensors_bytes > request.limit_bytes:
+                break
+            one = replace(recipe, offload=offload)
+            found.append(measure(request, one, micro_batch, request.per_gpu // micro_batch))
+            if found[-1].fits:
+                return found[-1]
+        if found[0].tensors_bytes - found[0].at_peak.get("gradients", 0) > request.limit_bytes:
+            return None  # more samples at once only add to the rest
+    return None
 
 
 def smallest_changes(request: Request) -> list[Change]:
@@ -472,28 +512,29 @@ def smallest_changes(request: Request) -> list[Change]:
     found = []
     for what, changed in _changed(request):
         value = getattr(changed, what)
-        found.append(Change(what, value[0] if what == "methods" else value, _first(changed)))
+        plan = _first(changed) or anything_that_fits(changed)
+        found.append(Change(what, value[0] if what == "methods" else value, plan))
     return found
 
 
 def _changed(request: Request) -> Iterator[tuple[str, Request]]:
     """(what is changed, the request then)."""
     methods = (replace(request, methods=(method,)) for method in METHODS if method not in request.methods)
-    if one := next(filter(anything_fits, methods), None):
+    if one := next(filter(anything_that_fits, methods), None):
         yield "methods", one
     needs_bf16 = "bf16" in (request.precision or "")
     for spec in sorted(CATALOG.values(), key=lambda spec: spec.capacity_bytes):
         larger = spec.capacity_bytes > request.spec.capacity_bytes and spec.platform == "cuda"
         if not larger or (needs_bf16 and not spec.has_bf16):
             continue
-        if anything_fits(one := replace(request, gpu=spec.name)):
+        if anything_that_fits(one := replace(request, gpu=spec.name)):
             yield "gpu", one
             break
     doublings = range(1, (MOST_GPUS // request.gpus).bit_length())
     more = [_on_gpus(request, request.gpus << times) for times in doublings]
     # Where every GPU holds the whole model more of them do not help, and what is too much on most is so on fewer.
-    if more and any(recipe.stage for recipe in recipes_of(more[0])) and anything_fits(more[-1]):
-        yield "gpus", next(filter(anything_fits, more))
+    if more and any(recipe.stage for recipe in recipes_of(more[0])) and anything_that_fits(more[-1]):
+        yield "gpus", next(filter(anything_that_fits, more))
     if longest := _longest(request):
         yield "length", replace(request, length=longest)
 
@@ -509,5 +550,5 @@ def _longest(request: Request) -> int:
     low, high = 0, -(-request.length // step)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if anything_fits(replace(request, length=middle * step)) else (low, middle)
+        low, high = (middle, high) if anything_that_fits(replace(request, length=middle * step)) else (low, middle)
     return low * step

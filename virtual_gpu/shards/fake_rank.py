@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from numbers import Integral
 from typing import Any
@@ -47,7 +47,8 @@ class RankRun:
     """What one rank held and sent in a step: bytes by kind, forward and backward, elements by collective.
 
     sent: parameters and gradients; sent_bytes: the same in bytes, with adapters all messages. sent_activations: tensor
-    parallelism's messages, which grow with batch and length. offloaded: bytes of checkpoints that went to the CPU.
+    parallelism's messages, which grow with batch and length. offloaded: bytes of a tensor → how often one went to the
+    CPU.
     """
 
     held: dict[str, int]
@@ -55,7 +56,7 @@ class RankRun:
     sent_bytes: Counter
     sent_activations: Counter
     trace: Trace
-    offloaded: int = 0
+    offloaded: Counter = field(default_factory=Counter)
 
 
 class MasterAdamW(torch.optim.AdamW):
@@ -105,7 +106,7 @@ def run_rank(
     fused_lm_head: `models.fused_head`; offload_checkpoints: `models.offloaded`.
     """
     refuse_in_a_block()
-    moved: list[int] = []
+    moved: Counter[int] = Counter()
     repeated = kv_repeated() if repeat_kv else nullcontext()
     with fake_world(layout.ranks, rank), running(config.model_type), warnings.catch_warnings(), repeated:
         # FSDP2 warns that a DTensor's output is a view; nothing here writes into one.
@@ -130,7 +131,7 @@ def run_rank(
                     half = adapters and adapters.dtype
                     shape = batch_size, sequence_length
                     head = fused_head(model, virtual=True) if fused_lm_head else nullcontext()
-                    with head, offloading(gpu, moved.append) if offload_checkpoints else nullcontext():
+                    with head, offloading(gpu, moved) if offload_checkpoints else nullcontext():
                         kept = _forward_backward(model, gpu, record, shape, shards, half, fused_lm_head)
                 trace = record.recorder.trace()
                 optimizer.step()
@@ -144,7 +145,7 @@ def run_rank(
             sent, sent_bytes = (messages.elements, messages.nbytes) if layout.ranks > 1 else (Counter(), Counter())
             if adapters:  # no tensors are split: what is functional is TRL's gathering of the head
                 sent_bytes = sent_bytes + messages.functional_nbytes
-            return RankRun(held, sent, sent_bytes, messages.activations, trace, sum(moved))
+            return RankRun(held, sent, sent_bytes, messages.activations, trace, moved)
 
 
 def _place(model: torch.nn.Module, gpu: VirtualGPU) -> list[torch.Tensor]:

@@ -22,6 +22,7 @@ from ..language import tr
 from ..models.adapters import LORA_RANK
 from ..models.configs import resolve_model_id
 from ..models.depth import Deepening, from_shallow, text_config
+from ..models.offloaded import Moved, require_offload
 from ..step.setting import checkpointing_label
 from ..trace.edits import accumulating as accumulating_trace
 from ..trace.edits import held_from_the_start, scaled, with_ddp
@@ -50,7 +51,6 @@ from .nccl import Range, nccl_bytes
 
 REFERENCE = 64  # data-parallel ranks of the run that stands for other numbers of them
 PADDING = 0.002
-_OFFLOADED = "to the CPU, of a token"
 _shown: dict[Any, Deepening] = {}  # what shallow runs have shown, by all but the micro-batch and its length
 
 
@@ -63,7 +63,7 @@ class RankStep:
     take outside PyTorch's allocator. trace: the step's, optimizer state and buckets in it. reserved_bytes: the most
     that the caching allocator reserves, with a pool for each of FSDP2's streams: without a limit or, where that is too
     much and the cache can be given back in time, in the room that the GPU has. offloaded_bytes: what goes to the CPU's
-    RAM, and comes back.
+    RAM, and comes back; pinned_bytes: what it takes there.
     """
 
     model: str
@@ -84,6 +84,7 @@ class RankStep:
     trace: Trace = field(repr=False)
     adapters: Adapters | None = None  # with them `sent` counts bytes
     offloaded_bytes: int = 0
+    pinned_bytes: int = 0
 
     @property
     def room_bytes(self) -> int:
@@ -235,6 +236,15 @@ def rank_step(
     positive_int(batch_size, "batch_size")
     gradient_checkpointing = boolean(gradient_checkpointing, "gradient_checkpointing")
     exact = boolean(exact, "exact")
+    if boolean(offload_checkpoints, "offload_checkpoints"):
+        require_offload()
+        if not gradient_checkpointing:
+            raise WrongValue(
+                tr(
+                    ko="offload_checkpoints=True: gradient_checkpointing=True일 때만 뜻이 있다.",
+                    en="offload_checkpoints=True: says something only with gradient_checkpointing=True.",
+                )
+            )
     _check_length(model, config, positive_int(sequence_length, "sequence_length"))
     adapters = adapters_of(peft, lora_rank, lora_targets, precision, layout, spec)
     rank = _fullest(model, layout)
@@ -251,7 +261,7 @@ def rank_step(
     like = replace(CATALOG["T4"], compute_capability=spec.compute_capability)  # its size says nothing here
     trace, messages, offloaded = _trace(
         ConfigKey.of(config), run_as, precision, batch_size, sequence_length, gradient_checkpointing, like, adapters,
-        repeat_kv, boolean(fused_lm_head, "fused_lm_head"), boolean(offload_checkpoints, "offload_checkpoints"),
+        repeat_kv, boolean(fused_lm_head, "fused_lm_head"), offload_checkpoints,
     )  # fmt: skip
     if run_as != layout and sharded:
         trace = _on_ranks(trace, memory, closed_form(model, run_as, precision))
@@ -271,14 +281,15 @@ def rank_step(
     trace = held_from_the_start(trace, states, "optimizer")
     trace, allocator = trace.through()
     at_peak, phase = _peak(trace)
-    nccl, reserved = nccl_bytes(layout), allocator.peak_reserved_bytes
+    nccl, reserved, tokens = nccl_bytes(layout), allocator.peak_reserved_bytes, batch_size * sequence_length
     if reserved > (room := spec.capacity_bytes - nccl.likely):  # what is cached may be given back in time
         with contextlib.suppress(MemoryError):
             reserved = trace.reserved_peak(room)
     return RankStep(
         resolve_model_id(model), layout, precision, batch_size, sequence_length, gradient_checkpointing,
         memory, at_peak, phase, messages if adapters else elements_sent(model, layout),
-        Counter() if adapters else messages, spec.name, spec.capacity_bytes, nccl, reserved, trace, adapters, offloaded,
+        Counter() if adapters else messages, spec.name, spec.capacity_bytes, nccl, reserved, trace, adapters,
+        offloaded.nbytes(tokens), offloaded.pinned(tokens),
     )  # fmt: skip
 
 
@@ -312,8 +323,8 @@ def _trace(
     model: ConfigKey, layout: Layout, precision: str, batch_size: int, sequence_length: int, checkpointing: bool,
     spec: GPUSpec, adapters: Adapters | None = None, repeat_kv: bool = False, fused_lm_head: bool = False,
     offload: bool = False,
-) -> tuple[Trace, Counter, int]:  # fmt: skip
-    """A rank's forward and backward, what it sends, and the bytes of checkpoints that go to the CPU.
+) -> tuple[Trace, Counter, Moved]:  # fmt: skip
+    """A rank's forward and backward, what it sends, and the checkpoints that go to the CPU.
 
     Sent: the elements of tensor parallelism's messages (with adapters: all bytes).
     """
@@ -326,11 +337,12 @@ def _trace(
             repeat_kv=repeat_kv, fused_lm_head=fused_lm_head, offload_checkpoints=offload,
         )  # fmt: skip
         sent = one.sent_bytes if adapters else one.sent_activations
-        return one.trace, {**sent, _OFFLOADED: Fraction(one.offloaded, tokens)}
+        return one.trace, {**sent, **Moved.of(one.offloaded, tokens, 1).sizes}
 
     like = model, layout, precision, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload
     trace, sent = from_shallow(model.config, run, 2, _shown, like) or run(model.config)
-    return trace, Counter({name: n for name, n in sent.items() if name != _OFFLOADED}), int(sent[_OFFLOADED] * tokens)
+    sizes = {name: n for name, n in sent.items() if isinstance(name, Fraction)}
+    return trace, Counter({name: n for name, n in sent.items() if name not in sizes}), Moved(sizes)
 
 
 def _fullest(model: str, layout: Layout) -> int:

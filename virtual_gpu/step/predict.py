@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from ..models.build import build_on_gpu
 from ..models.configs import cached_by_model, checkpoint_dtype, load_config, running
 from ..models.depth import Deepening, from_shallow
 from ..models.kept import is_uniform
+from ..models.offloaded import Moved
 from ..real import GPU, storage_bytes
 from ..report import MemoryReport
 from ..room import room_on
@@ -62,15 +62,9 @@ def predict_memory(
         kept[key] = run._replace(trace=trace), allocator.peak_reserved_bytes
     run, reserved_bytes = kept[key]
     trace, timeline = run.trace, run.trace.timeline()
-    log = TrainingLog(
-        timeline.after_first_step_bytes,
-        run.gradients,
-        run.optimizer,
-        OPTIMIZER_STEPS,
-        offloaded_bytes=int(run.offloaded * setting.samples * setting.sequence_length),
-        timeline=timeline,
-    )
+    log = TrainingLog(timeline.after_first_step_bytes, run.gradients, run.optimizer, timeline=timeline)
     report = report_of(setting, gpu, log, run.parameters, predicted=True)
+    _tell_of_cpu(report, setting, run.offloaded)
     report.method = run.method
     report.reserved_bytes = reserved_bytes
     if reserved_bytes > gpu.capacity_bytes:  # the cache may still be given back in time
@@ -87,7 +81,7 @@ class Need:
 
     tensors: their peak. card: the least capacity in which the caching allocator gets through, to 1/128 of the peak.
     states: parameters, gradients and optimizer state. at_peak: category → bytes of the tensors' peak. offloaded: what
-    an optimizer step sends to the CPU and gets back from there.
+    an optimizer step sends to the CPU and gets back. pinned: what a micro-batch of that takes of the RAM.
     """
 
     tensors: int
@@ -95,6 +89,7 @@ class Need:
     states: dict[str, int]
     at_peak: dict[str, int]
     offloaded: int = 0
+    pinned: int = 0
 
 
 @cached_by_model
@@ -117,7 +112,7 @@ def predict_need(setting: Setting, compute_capability: tuple[int, int], ddp: boo
     step = max(timeline.peak_bytes // 128, 2 * 2**20)
     return Need(
         timeline.peak_bytes, timeline.trace.smallest_capacity(step, reserved=reserved), states, timeline.at_peak(),
-        report.offloaded_bytes,
+        report.offloaded_bytes, report.pinned_bytes,
     )  # fmt: skip
 
 
@@ -163,7 +158,7 @@ def report_of(
     kind = tr(ko="가상 ", en="virtual ") if gpu.is_virtual else ""
     if predicted and not gpu.is_virtual:
         kind = tr(ko="예측, ", en="predicted, ")
-    return MemoryReport(
+    report = MemoryReport(
         title=f"{setting.title} · {kind}{gpu.name}",
         gpu_name=gpu.name,
         is_virtual=gpu.is_virtual,
@@ -174,13 +169,25 @@ def report_of(
         allocated_bytes=log.allocated_bytes,
         peak_bytes=timeline.peak_bytes,
         needed_bytes=timeline.peak_bytes,
-        offloaded_bytes=log.offloaded_bytes // max(log.optimizer_steps, 1),
         peak_phase=timeline.peak_phase,
         setting=setting.to_dict() | {"gpu": gpu.name},
         timeline=timeline,
         room=room_on(gpu.spec) if gpu.is_virtual else None,
         run_again=_run_again(setting, gpu, predicted),
     )
+    if log.offloaded and log.micro_steps:
+        _tell_of_cpu(report, setting, _moved(setting, log))
+    return report
+
+
+def _moved(setting: Setting, log: TrainingLog) -> Moved:
+    return Moved.of(log.offloaded, setting.batch_size * setting.sequence_length, log.micro_steps)
+
+
+def _tell_of_cpu(report: MemoryReport, setting: Setting, moved: Moved) -> None:
+    tokens = setting.batch_size * setting.sequence_length
+    report.offloaded_bytes = moved.nbytes(tokens) * setting.gradient_accumulation_steps
+    report.pinned_bytes = moved.pinned(tokens)
 
 
 def _run_again(setting: Setting, gpu: GPU, predicted: bool) -> Callable[[], Details | None] | None:
@@ -224,14 +231,14 @@ def _spec_like(gpu: GPU) -> GPUSpec:
 class Run(NamedTuple):
     """What a run of a setting left: its trace, and the full sizes in bytes of what is trained and what trains it.
 
-    offloaded: bytes of a token's checkpoints that went to the CPU.
+    offloaded: the checkpoints that went to the CPU.
     """
 
     trace: Trace
     parameters: int
     gradients: int
     optimizer: int
-    offloaded: Fraction
+    offloaded: Moved
     method: str = "run"
 
 
@@ -251,8 +258,8 @@ def _run(setting: Setting, config: Any, gpu: VirtualGPU) -> Run:
     batch = {"input_ids": torch.zeros(setting.sequence_length, dtype=torch.int64)}
     batch["labels"] = batch["input_ids"]
     log = train(model, [batch] * setting.samples, training_arguments(setting, autocast))
-    offloaded = Fraction(log.offloaded_bytes, setting.samples * setting.sequence_length)
-    return Run(log.timeline.trace, model_bytes(model), log.gradients_bytes, log.optimizer_bytes, offloaded)
+    moved = _moved(setting, log)
+    return Run(log.timeline.trace, model_bytes(model), log.gradients_bytes, log.optimizer_bytes, moved)
 
 
 def _predicted(setting: Setting, config: Any, spec: GPUSpec) -> Run:
@@ -277,9 +284,11 @@ def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | Non
     if not is_uniform(setting.kept_results):
         return None
 
-    def run(shallow: Any) -> tuple[Trace, dict[str, int]]:
-        trace, *numbers, _ = virtual_run(setting, shallow, spec)
-        return trace, dict(zip(("parameters", "gradients", "optimizer", "offloaded"), numbers, strict=True))
+    names = "parameters", "gradients", "optimizer"
+
+    def run(shallow: Any) -> tuple[Trace, dict[Any, int]]:
+        one = virtual_run(setting, shallow, spec)
+        return one.trace, {name: getattr(one, name) for name in names} | one.offloaded.sizes
 
     try:
         like = replace(setting, batch_size=1, sequence_length=1), spec.compute_capability
@@ -287,4 +296,8 @@ def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | Non
         found = from_shallow(config, run, 2 if setting.peft else 1, _shown(setting.model_id), like)
     except NoSuchLayer:  # an adapter's target that only the full depth has
         return None
-    return found and Run(found[0], **found[1], method="depth")
+    if found is None:
+        return None
+    trace, numbers = found
+    sizes = {size: times for size, times in numbers.items() if size not in names}
+    return Run(trace, *(numbers[name] for name in names), Moved(sizes), method="depth")

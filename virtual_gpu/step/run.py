@@ -32,7 +32,7 @@ from .optimizers import estimate_memory_of_gradients, estimate_memory_of_optimiz
 class TrainingLog:
     """What a run of `train` left: bytes right after the first optimizer step, losses, and the timeline.
 
-    offloaded_bytes: what went to the CPU in all (and came back from there), where checkpoints wait there.
+    offloaded: bytes of a tensor → how often one went to the CPU (and came back), where checkpoints wait there.
     It is filled as training goes, so it holds what happened even when the memory ran out. On a virtual GPU there are
     no losses: its tensors have no values.
     """
@@ -42,7 +42,7 @@ class TrainingLog:
     optimizer_bytes: int = 0
     optimizer_steps: int = 0
     micro_steps: int = 0
-    offloaded_bytes: int = 0
+    offloaded: Counter[int] = field(default_factory=Counter)
     losses: list[float] = field(default_factory=list)
     timeline: Timeline = field(default_factory=Timeline)
 
@@ -293,17 +293,13 @@ def _check_data(model: torch.nn.Module, dataset: Any, setting: _Setting) -> None
 @contextlib.contextmanager
 def _as_set(model: torch.nn.Module, setting: _Setting, gpu: GPU, log: TrainingLog) -> Iterator[None]:
     """TRL's head, repeated heads and checkpoints on the CPU, where the setting has them, until the training ends."""
-
-    def moved(nbytes: int) -> None:
-        log.offloaded_bytes += nbytes
-
     with contextlib.ExitStack() as stack:
         if setting.repeat_kv:
             stack.enter_context(kv_repeated())
         if setting.fused_lm_head:
             stack.enter_context(fused_head(model, gpu.is_virtual))
         if setting.offload_checkpoints:
-            stack.enter_context(offloading(gpu if gpu.is_virtual else None, moved))
+            stack.enter_context(offloading(gpu if gpu.is_virtual else None, log.offloaded))
         yield
 
 

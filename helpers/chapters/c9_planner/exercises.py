@@ -9,7 +9,7 @@ from typing import Any
 from virtual_gpu.cards import CATALOG, card
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.language import tr
-from virtual_gpu.plan import Plan, Recipe, anything_fits, cheapest, plan_training
+from virtual_gpu.plan import Plan, Recipe, anything_that_fits, cheapest, plan_training
 from virtual_gpu.plan.measure import measure
 from virtual_gpu.plan.plans import make_request
 from virtual_gpu.units import boolean, choose, human_bytes, positive_int
@@ -66,7 +66,7 @@ def _judge_gpu(answer: Any) -> str:
     most = 0.98 * card(gpu).capacity_bytes
     smaller = [spec for spec in CATALOG.values() if spec.capacity_bytes < most and spec.platform == "cuda"]
     for spec in sorted(smaller, key=lambda s: s.capacity_bytes):
-        if anything_fits(make_request(gpu=spec.name, **request)):
+        if anything_that_fits(make_request(gpu=spec.name, **request)):
             return tr(ko=f"{found} 들어가지만 더 작은 GPU가 있다.", en=f"{found} It fits; so does a smaller GPU.")
     return right(found + _with_margin(plan))
 

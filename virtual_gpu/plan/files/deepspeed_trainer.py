@@ -29,6 +29,8 @@ def cannot(plan: Plan) -> str:
 def files(plan: Plan) -> dict[str, str]:
     """name → text: train.py, training_arguments.json, ds_config.json, and for adapters lora_config.json."""
     arguments = trainer.training_arguments(plan) | {"gradient_checkpointing": plan.recipe.checkpointing}
+    if plan.recipe.offload:
+        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False, "offload": True}
     arguments.pop("accelerator_config", None)  # ZeRO splits the gradients of each micro-batch without being told
     command = f"torchrun --nproc_per_node {plan.request.gpus} train.py --text my_text.txt"
     asked = f"virtual-gpu run --gpu {literal(plan.request.gpu)} --gpus {plan.request.gpus} {command}"

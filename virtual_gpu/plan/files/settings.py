@@ -107,7 +107,8 @@ def _english(plan: Plan) -> str:
     parts += [f"ZeRO-{recipe.stage}"] if recipe.stage else []
     parts += ["checkpointing"] if recipe.checkpointing else []
     parts += [f"keeps {' '.join(recipe.kept)}"] if recipe.kept else []
-    parts += ["checkpoints on the CPU (transformers 5.17, accelerate 1.15)"] if recipe.offload else []
+    needs = "transformers 5.17" + (", accelerate 1.15" if recipe.stage else "")
+    parts += [f"checkpoints on the CPU ({needs})"] if recipe.offload else []
     parts += ["fused LM head"] if recipe.fused_lm_head else []
     parts += [] if recipe.rest_in_fp32 else ["the rest in 16 bits"]
     return ", ".join([*parts, f"{plan.request.gpus} x {plan.request.gpu}"])

@@ -45,12 +45,13 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
     """The arguments of transformers' TrainingArguments that the plan sets."""
     recipe = plan.recipe
     mixed = recipe.precision.startswith("mixed")
+    here = recipe.offload and not recipe.stage
     arguments = {
         "per_device_train_batch_size": plan.micro_batch,
         "gradient_accumulation_steps": plan.accumulation,
         # For shards accelerate.yaml says it; where blocks keep results, the script.
         "gradient_checkpointing": recipe.checkpointing and not recipe.stage and not recipe.kept,
-        "gradient_checkpointing_kwargs": {"use_reentrant": False} | ({"offload": True} if recipe.offload else {}),
+        "gradient_checkpointing_kwargs": {"use_reentrant": False} | ({"offload": True} if here else {}),
         "optim": OPTIMIZERS[recipe.optimizer][0],
         "fp16": mixed and "fp16" in recipe.precision,
         "bf16": mixed and "bf16" in recipe.precision,
@@ -107,7 +108,7 @@ def script(plan: Plan, usage: str = _USAGE, more: str = "") -> str:
         loading=loading,
         adapters=adapters,
         usage=usage,
-        here=_CHECKPOINTS_STAY if recipe.offload else "",
+        here=_CHECKPOINTS_STAY if recipe.offload and not recipe.stage else "",
         more=more,
     )
 

@@ -263,7 +263,7 @@ class _Search:
                 batch_size=setting.batch_size, sequence_length=setting.sequence_length,
                 gradient_checkpointing=setting.gradient_checkpointing, gpu=self.spec.name, exact=False,
                 accumulating=setting.gradient_accumulation_steps > 1, peft=setting.peft, lora_rank=setting.lora_rank,
-                lora_targets=setting.lora_targets,
+                lora_targets=setting.lora_targets, offload_checkpoints=setting.offload_checkpoints,
             )  # fmt: skip
             needed = step.card_bytes
         else:

@@ -6,8 +6,10 @@ older versions had (4.46 to 5.22).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import json
 import re
 from typing import Any
 
@@ -48,8 +50,11 @@ def free_names() -> set[str]:
     return ({*defaults()} | free("TrainingArguments")) - named - {"deepspeed", "fsdp", "fsdp_config"}
 
 
-def common(keys: Keys, checkpointing: bool = False) -> dict[str, Any]:
-    """The fields of a Setting that every file of this family says alike. checkpointing: the tool's default."""
+def common(keys: Keys, checkpointing: bool = False, own: bool = False) -> dict[str, Any]:
+    """The fields of a Setting that every file of this family says alike.
+
+    checkpointing: the tool's default. own: it checkpoints in a way of its own, not as transformers does.
+    """
     known = defaults()
     found = {
         "batch_size": keys.whole("per_device_train_batch_size", known["per_device_train_batch_size"]),
@@ -59,7 +64,7 @@ def common(keys: Keys, checkpointing: bool = False) -> dict[str, Any]:
     name = next((name for name in CHECKPOINTING if keys.get(name) is not None), None)
     found["gradient_checkpointing"] = keys.flag(name) if name else checkpointing
     if found["gradient_checkpointing"]:
-        found |= _how_it_checkpoints(keys)
+        found |= _how_it_checkpoints(keys, own)
     evaluates = keys.get("eval_strategy", keys.get("evaluation_strategy", "no"))
     if str(evaluates).lower() not in ("no", "false"):
         samples = keys.whole("per_device_eval_batch_size", known["per_device_eval_batch_size"])
@@ -75,21 +80,30 @@ def common(keys: Keys, checkpointing: bool = False) -> dict[str, Any]:
     return found
 
 
-def _how_it_checkpoints(keys: Keys) -> dict[str, Any]:
+def _how_it_checkpoints(keys: Keys, own: bool) -> dict[str, Any]:
     """Whether blocks' inputs go to the CPU (transformers 5.17); a note where only some blocks are checkpointed."""
     name = _there(keys, CHECKPOINTING_KWARGS)
-    if name is None:
+    how = keys.get(name) if name else None
+    if isinstance(how, str) and how.lstrip().startswith("{"):  # as TrainingArguments take it too
+        with contextlib.suppress(ValueError):
+            how = json.loads(how)
+    if how is None:
         return {}
-    if not isinstance(keys.get(name, {}), dict):
+    if not isinstance(how, dict):
         raise keys.wrong(name, tr(ko="이름과 값의 묶음이어야 한다", en="must be a mapping"))
-    if keys.whole(f"{name}.every_n_layers", 1) > 1:
+    offload, every = how.get("offload", False), how.get("every_n_layers", 1)
+    if not isinstance(offload, bool):
+        raise keys.wrong(f"{name}.offload", tr(ko="true나 false여야 한다", en="must be true or false"))
+    if every != 1:
         keys.note(name, MORE, tr(ko="모든 블록을 체크포인팅한 것으로 셌다", en="counted with every block checkpointed"))
-    return {"offload_checkpoints": keys.flag(f"{name}.offload")}
+    if own and offload:
+        keys.note(name, LESS, tr(ko="오프로드는 세지 않았다", en="the offload is not counted"))
+    return {"offload_checkpoints": offload and not own}
 
 
 def _there(keys: Keys, names: tuple[str, ...]) -> str | None:
-    """The first of these names that the file has."""
-    return next((name for name in names if name in keys.document.values), None)
+    """The name by which the file says it: of two the newer one, as transformers takes it."""
+    return next((name for name in names[::-1] if keys.get(name) is not None), None)
 
 
 def optimizer(keys: Keys, name: str, default: str) -> str:
@@ -163,6 +177,15 @@ def _deepspeed(keys: Keys) -> int:
     return stage
 
 
+def _offloads(keys: Keys, name: str) -> dict[str, Any]:
+    """The line that sends checkpoints to the CPU, in the spelling of the file's own switch."""
+    name = _there(keys, CHECKPOINTING_KWARGS) or name
+    how = keys.get(name)
+    if not isinstance(how, dict) or not how:
+        return {name: {"use_reentrant": False, "offload": True}}
+    return {} if how.get("offload") is True else {f"{name}.offload": True}
+
+
 def _newest(names: tuple[str, ...]) -> str:
     """The name that the installed transformers has."""
     return next((name for name in names[::-1] if name in defaults()), names[0])
@@ -175,11 +198,11 @@ def changed(keys: Keys, old: Setting, new: Setting, **names: str) -> dict[str, A
         "gradient_accumulation_steps": "gradient_accumulation_steps",
     } | names
     found = {key: getattr(new, name) for name, key in named.items() if getattr(new, name) != getattr(old, name)}
+    switch = _there(keys, CHECKPOINTING)
     if new.gradient_checkpointing and not old.gradient_checkpointing:
-        found[_there(keys, CHECKPOINTING) or _newest(CHECKPOINTING)] = True
+        found[switch or _newest(CHECKPOINTING)] = True
     if new.offload_checkpoints and not old.offload_checkpoints:
-        name = _there(keys, CHECKPOINTING_KWARGS) or _newest(CHECKPOINTING_KWARGS)
-        found |= {f"{name}.offload": True} if keys.get(name) else {name: {"use_reentrant": False, "offload": True}}
+        found |= _offloads(keys, f"{switch or _newest(CHECKPOINTING)}_kwargs")
     if new.optimizer != old.optimizer:
         found["optim"] = OPTIMIZERS[new.optimizer][0]
     if "fp16" in new.precision and "bf16" in old.precision:
