@@ -61,13 +61,13 @@ class HostNeed:
         """One line: what is needed, and where a machine is named, of how much."""
         loading, low = human_bytes(self.loading.high), human_bytes(self.needed.low)
         high = human_bytes(self.needed.high)
-        pinned = human_bytes(self.checkpoints)
-        ko, en = (
-            (f", 스텝에 체크포인트 {pinned}", f", checkpoints {pinned} in a step") if self.checkpoints else ("", "")
-        )
+        more = ""
+        if self.checkpoints:
+            pinned = f"{human_bytes(self.checkpoints)}~{human_bytes(2 * self.checkpoints)}"
+            more = tr(ko=f", 스텝에 체크포인트 {pinned}", en=f", checkpoints {pinned} in a step")
         text = tr(
-            ko=f"호스트 RAM: 불러올 때 텐서 {loading}{ko}, 프로세스까지 {low}~{high}",
-            en=f"host RAM: tensors {loading} while loading{en}, with the process {low} to {high}",
+            ko=f"호스트 RAM: 불러올 때 텐서 {loading}{more}, 프로세스까지 {low}~{high}",
+            en=f"host RAM: tensors {loading} while loading{more}, with the process {low} to {high}",
         )
         if name is None:
             return text
