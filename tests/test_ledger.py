@@ -18,6 +18,7 @@ from virtual_gpu.models import depth
 from virtual_gpu.models.build import build_model, count_parameters
 from virtual_gpu.models.configs import load_config, model_name
 from virtual_gpu.models.depth import with_depth
+from virtual_gpu.models.offloaded import Moved
 from virtual_gpu.shards import fake_rank
 from virtual_gpu.shards import ledger as ledger_module
 from virtual_gpu.shards import rank_step as rank_step_module
@@ -236,7 +237,10 @@ def test_the_depth_of_a_model_with_adapters_is_continued_as_a_full_run_has_it(pe
         ConfigKey.of(config), layout, "mixed", 1, 64, True, CATALOG["H100"], adapters, offload=offload
     )
     assert sent == full.sent_bytes
-    assert offloaded == full.offloaded == (10 * 64 * config.hidden_size * 2 if offload else 0)
+    assert full.offloaded == ({64 * config.hidden_size * 2: 10} if offload else {})
+    assert offloaded == Moved.of(full.offloaded, 64, 1) and offloaded.nbytes(64) == full.offloaded.total() * 64 * (
+        config.hidden_size * 2
+    )
     continued, run = (one.through()[0].timeline() for one in (trace, full.trace))  # where the allocator finds room
     assert continued.peak_bytes == run.peak_bytes and continued.at_peak() == run.at_peak()
 

@@ -429,6 +429,16 @@ def test_a_script_says_what_the_plan_says(kind, gpus):
         assert ("sync_each_batch" in script) == (bool(recipe.stage) and kind == "accelerate")
 
 
+@pytest.mark.parametrize("kind", ["trainer", "deepspeed"])
+def test_where_nothing_is_pinned_no_checkpoint_is_moved(kind):
+    """A rehearsal on the CPU has no DeepSpeed and no pinned memory."""
+    stage = 3 if kind == "deepspeed" else 0
+    recipe = Recipe("lora", "mixed_bf16", "adamw_fused", stage, True, offload=True)
+    files = unmeasured(recipe, 2 if stage else 1).files(kind)
+    assert json.loads(files["training_arguments.json"])["gradient_checkpointing_kwargs"]["offload"] is True
+    assert 'name.endswith("checkpointing_kwargs")' in files["train.py"].split("if args.cpu:")[1].split("dtype =")[0]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "name", ['x"""', "x\\new\\x41", 'x"""\nraise SystemExit(7)\n"""', "모델'{dtype}", "{}😀\u2028"]

@@ -264,6 +264,7 @@ OFFLOADING = {
         ({"gradient_checkpointing_kwargs": {"use_reentrant": False}}, False),
         ({"gradient_checkpointing_kwargs": None, "activation_checkpointing_kwargs": {"offload": True}}, True),
         ({"activation_checkpointing_kwargs": {"offload": False}}, False),
+        ({"activation_checkpointing": False}, False),
     ],
 )
 def test_checkpoints_on_the_cpu_are_read(change, offload, written):
@@ -288,7 +289,7 @@ def test_checkpoints_on_the_cpu_of_arguments_and_of_ranks(written, tmp_path):
 
 @pytest.mark.parametrize("how", ["offload: true", "every_n_layers: 2"])
 def test_what_a_tool_does_in_a_way_of_its_own_is_said(how, written):
-    text = LLAMA_FACTORY + f"gradient_checkpointing: true\ngradient_checkpointing_kwargs:\n  {how}\n"
+    text = LLAMA_FACTORY + f"gradient_checkpointing_kwargs:\n  {how}\n"  # which checkpoints without being told
     _, fields, _, notes = said(written(text))
     assert not fields["offload_checkpoints"]
     assert notes == {"gradient_checkpointing_kwargs": "less" if "offload" in how else "more"}

@@ -1,7 +1,7 @@
 """The host's RAM that a plan's files need: while `train.py` loads the model, and in the step.
 
 In the step that is the checkpoints, where they wait on the CPU: pinned, which PyTorch rounds up to powers of two. A
-block is free for the next only when its copy is done; the CPU runs ahead of the card, so at most it is twice that.
+block is free for the next only when its copy is done, and the CPU runs ahead of the card: counted as up to twice that.
 
 Read off how transformers 5 loads (core_model_loading.py): files of weights are mapped, and their pages kill nothing.
 On the CPU a tensor in the files' type stays such a page; in another type it is a copy in RAM. Straight to a card
@@ -37,8 +37,8 @@ _THREADS = 4  # transformers' GLOBAL_WORKERS, at most
 @dataclass(frozen=True)
 class HostNeed:
     """Bytes of RAM on the machine of all the plan's GPUs. loading: of tensors at the peak of loading, after which
-    nothing of them stays. mapped: pages of the files. processes: one for each GPU. checkpoints: pinned, of a step's
-    micro-batches."""
+    nothing of them stays. mapped: pages of the files. processes: one for each GPU. checkpoints: pinned, of one
+    micro-batch on each."""
 
     loading: Range
     mapped: int
@@ -121,6 +121,12 @@ def host_need(plan: Plan) -> HostNeed:
         copied = 0 if wanted == stored else total * wanted.itemsize * copies
         loading = Range(copied, copied)
     return HostNeed(loading, total * stored.itemsize, gpus, gpus * plan.pinned_bytes)
+
+
+def holds_checkpoints(plan: Plan) -> bool:
+    """Whether the request's machine has the RAM for the checkpoints that wait there; True where none is named."""
+    name, gpus = plan.request.host, plan.request.gpus
+    return name is None or not plan.pinned_bytes or gpus * (plan.pinned_bytes + PROCESS.low) <= machine(name).free.high
 
 
 def loadable(plans: Plans) -> Plans:

@@ -192,7 +192,8 @@ class Plan:
 
     at_peak: kind → bytes, together needed_bytes: the tensors at their peak and "fragmentation". least_flops: of the
     same method where nothing is computed twice. sent_bytes: what each GPU sends for parameters and gradients.
-    offloaded_bytes: what it sends to the CPU's RAM, and gets back; pinned_bytes: what that takes there. seconds: a
+    offloaded_bytes: what it sends to the CPU's RAM, and gets back; pinned_bytes: what a micro-batch of that
+    takes there. seconds: a
     lower bound (None where neither rate is published), never a forecast.
     at_least: only parameters, gradients and optimizer state are known, which alone do not fit.
     """
@@ -489,6 +490,9 @@ def left_out(request: Request) -> list[tuple[str, str]]:
         what = tr(ko="체크포인트를 CPU로", en="checkpoints on the CPU")
         since = offloaded.SINCE
         rows.append((what, tr(ko=f"transformers {since}부터 센다", en=f"needs transformers {since}")))
+    elif request.gpus > 1 and not offloaded.can_offload(3):
+        what = tr(ko="ZeRO-2, 3 · 체크포인트를 CPU로", en="ZeRO-2, 3 · checkpoints on the CPU")
+        rows.append((what, tr(ko="accelerate 1.15부터 센다", en="needs accelerate 1.15")))
     if not has_fused_head():
         rows.append((fused_head_label(), tr(ko=f"TRL {SINCE}부터 센다: pip install trl", en=f"needs TRL {SINCE}")))
     if request.gpus > 1:

@@ -11,8 +11,8 @@ Every plan that is shown was measured on the virtual GPU. What is not run is wha
 - what activations take of a plan grows with the micro-batch: where the whole batch at once would exceed the card by a
   tenth and more at the same bytes a sample, it is not run;
 - weights beside 4-bit ones stay in 16 bits only where they do not fit in fp32;
-- checkpoints go to the CPU only where a recipe does not fit otherwise; of QLoRA only with the other weights in 16 bits,
-  which is tried first;
+- checkpoints go to the CPU only where a recipe does not fit otherwise, or where what is left is what counts; of QLoRA
+  only with the other weights in 16 bits, which is tried first;
 - what cannot be run at all (a model whose own code does not take 4-bit weights) is left out with the reason.
 """
 
@@ -26,17 +26,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..cards import CATALOG
 from ..drawing.frames import frame_of
-from ..host.machines import machine
 from ..language import tr
 from ..models.configs import load_config
 from ..models.depth import text_config
 from ..models.offloaded import can_offload
-from ..room import TOO_MUCH
 from ..step.splits import equal_splits
 from ..units import human_bytes
 from .files.settings import upcasts
 from .frontier import draw_frontier
-from .host import host_need, loadable
+from .host import holds_checkpoints, loadable
 from .keeping import keep_what_fits
 from .measure import expected, held, hopeless, measure
 from .pictures import Losers, draw_plans, plans_html
@@ -254,13 +252,19 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
                         cannot(fused, error)
                 fits, least = any(plan.fits for plan in measured), min(measured, key=_need)
                 if _may_offload(least) and (spares or not fits):
+                    above = 0
                     for head in _heads(request):
                         moved = replace(one, fused_lm_head=head, offload=True)
                         try:
-                            if tried(moved)[0] is not None and not spares:
-                                break
+                            fit, _ = tried(moved, above)
                         except CANNOT_RUN as error:
                             cannot(moved, error)
+                            continue
+                        if fit is None or spares or not _fits(fit):
+                            continue
+                        if fit.accumulation == 1 or request.prefer != "speed":
+                            break
+                        above = fit.micro_batch
                 if checkpointing and may_keep:
                     keep(one)
                 may_keep &= not fits  # what fits without checkpointing recomputes no block
@@ -289,6 +293,8 @@ def _may_fuse(request: Request, recipe: Recipe, fit: Plan | None, miss: Plan | N
         return fit.accumulation > 1 and (recipe.checkpointing or request.prefer == "speed")
     config = text_config(load_config(request.model))
     saved = config.vocab_size * (LOGIT_BYTES * miss.micro_batch * request.length + HEAD_BYTES * config.hidden_size)
+    # The whole batch at once keeps no gradients.
+    saved += miss.at_peak.get("gradients", 0) if miss.accumulation > 1 else 0
     return miss.tensors_bytes - saved <= request.limit_bytes
 
 
@@ -307,9 +313,8 @@ def _heads(request: Request) -> tuple[bool, ...]:
 
 
 def _fits(plan: Plan) -> bool:
-    """Whether it fits, with the checkpoints that wait in the RAM of the machine, where one is named."""
-    host = plan.request.host
-    return plan.fits and not (plan.pinned_bytes and host and host_need(plan).verdict(machine(host)) == TOO_MUCH)
+    """Whether it fits the card, and its checkpoints the RAM of the machine, where one is named."""
+    return plan.fits and holds_checkpoints(plan)
 
 
 def _largest(
@@ -358,24 +363,36 @@ def _smallest(request: Request, recipe: Recipe) -> tuple[Plan | None, Plan | Non
     Memory grows with the micro-batch, but for the whole batch at once, of which no gradients wait.
     """
     plans = [measure(request, recipe, 1, request.per_gpu)]
-    gradients, one = plans[0].at_peak.get("gradients", 0), plans[0].tensors_bytes - _states(plans[0])
+    gradients, one = plans[0].at_peak.get("gradients", 0), _of_samples(plans[0])
     if request.per_gpu > 1 and one * (request.per_gpu - 1) <= 1.1 * gradients:  # samples may cost less than gradients
         plans.append(measure(request, recipe, request.per_gpu, 1))
-    least = min(plans, key=lambda plan: plan.needed_bytes)
+    least = min([*filter(holds_checkpoints, plans)] or plans, key=_need)
     return (least, None) if least.fits else (None, least)
 
 
 def _too_much_at_once(request: Request, samples: int, plans: list[Plan]) -> bool:
     """Whether so many samples at once would exceed the card by a tenth and more, at the bytes a sample of these plans.
 
-    Their smallest number of bytes a sample, without what the gradients take, of which none lies there from before, and
-    without what is there whatever the samples: autocast's copies, and those of the head with their gradient.
+    Without what the gradients take, of which none lies there from before.
     """
-    config, recipe = text_config(load_config(request.model)), plans[0].recipe
-    fixed = expected(request, recipe)[0] + HEAD_BYTES * config.vocab_size * config.hidden_size
     states = min(_states(plan) - plan.at_peak.get("gradients", 0) for plan in plans)
-    rate = min(max(plan.tensors_bytes - _states(plan) - fixed, 0) / plan.micro_batch for plan in plans)
+    rate = min(_of_samples(plan) / plan.micro_batch for plan in plans)
     return states + rate * samples > 1.1 * request.limit_bytes
+
+
+def _of_samples(plan: Plan) -> int:
+    """Bytes at the peak that grow with the micro-batch, at least."""
+    return max(plan.tensors_bytes - _whatever_the_samples(plan), 0)
+
+
+def _whatever_the_samples(plan: Plan) -> int:
+    """Bytes that may not grow with it: states, autocast's copies, the head's and its gradient, buckets, gathered ones.
+
+    More than there is where not all of it lies there at that moment.
+    """
+    config = text_config(load_config(plan.request.model))
+    copies = expected(plan.request, plan.recipe)[0] + HEAD_BYTES * config.vocab_size * config.hidden_size
+    return _states(plan) + copies + plan.at_peak.get("other", 0) + plan.at_peak.get("gathered", 0)
 
 
 def _states(plan: Plan) -> int:
@@ -478,10 +495,8 @@ def anything_that_fits(request: Request) -> Plan | None:
         if recipe.rest_in_fp32 and replace(recipe, rest_in_fp32=False) in recipes:
             continue
         for head in _heads(request)[::-1]:
-            with contextlib.suppress(*CANNOT_RUN):  # what cannot be run makes no room
-                one = replace(recipe, checkpointing=True, fused_lm_head=head)
-                if (plan := _lean(request, one)) is not None:
-                    return plan
+            if (plan := _lean(request, replace(recipe, checkpointing=True, fused_lm_head=head))) is not None:
+                return plan
     return None
 
 
@@ -496,10 +511,11 @@ def _lean(request: Request, recipe: Recipe) -> Plan | None:
             if found and found[0].tensors_bytes > request.limit_bytes:
                 break
             one = replace(recipe, offload=offload)
-            found.append(measure(request, one, micro_batch, request.per_gpu // micro_batch))
-            if found[-1].fits:
-                return found[-1]
-        if found[0].tensors_bytes - found[0].at_peak.get("gradients", 0) > request.limit_bytes:
+            with contextlib.suppress(*CANNOT_RUN):  # what cannot be run makes no room
+                found.append(measure(request, one, micro_batch, request.per_gpu // micro_batch))
+                if found[-1].fits:
+                    return found[-1]
+        if not found or found[0].tensors_bytes - found[0].at_peak.get("gradients", 0) > request.limit_bytes:
             return None  # more samples at once only add to the rest
     return None
 

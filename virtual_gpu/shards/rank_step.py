@@ -63,7 +63,7 @@ class RankStep:
     take outside PyTorch's allocator. trace: the step's, optimizer state and buckets in it. reserved_bytes: the most
     that the caching allocator reserves, with a pool for each of FSDP2's streams: without a limit or, where that is too
     much and the cache can be given back in time, in the room that the GPU has. offloaded_bytes: what goes to the CPU's
-    RAM, and comes back; pinned_bytes: what it takes there.
+    RAM in this micro-batch, and comes back; pinned_bytes: what it takes there.
     """
 
     model: str

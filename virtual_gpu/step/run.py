@@ -115,10 +115,11 @@ def _train(
     scaler = torch.amp.GradScaler("cuda", init_scale=setting.loss_scale, enabled=scaled)
     model.train()
     more = {"fused_lm_head": True} if setting.fused_lm_head else {}
+    moved: Counter[int] = Counter()  # to the CPU in this micro-batch
     with (
         gpu.record(model, optimizer) as record,
         _use_cache(model, setting.use_cache),
-        _as_set(model, setting, gpu, log),
+        _as_set(model, setting, gpu, moved),
     ):
         try:
             for group in _groups(dataset, setting):
@@ -136,6 +137,8 @@ def _train(
                     with record.phase("backward"):
                         scaler.scale(loss).backward()
                     log.micro_steps += 1
+                    log.offloaded.update(moved)
+                    moved.clear()
                     if not gpu.is_virtual:
                         log.losses.append(loss.item() / share)
                 with record.phase("step"):
@@ -291,7 +294,7 @@ def _check_data(model: torch.nn.Module, dataset: Any, setting: _Setting) -> None
 
 
 @contextlib.contextmanager
-def _as_set(model: torch.nn.Module, setting: _Setting, gpu: GPU, log: TrainingLog) -> Iterator[None]:
+def _as_set(model: torch.nn.Module, setting: _Setting, gpu: GPU, moved: Counter[int]) -> Iterator[None]:
     """TRL's head, repeated heads and checkpoints on the CPU, where the setting has them, until the training ends."""
     with contextlib.ExitStack() as stack:
         if setting.repeat_kv:
@@ -299,7 +302,7 @@ def _as_set(model: torch.nn.Module, setting: _Setting, gpu: GPU, log: TrainingLo
         if setting.fused_lm_head:
             stack.enter_context(fused_head(model, gpu.is_virtual))
         if setting.offload_checkpoints:
-            stack.enter_context(offloading(gpu if gpu.is_virtual else None, log.offloaded))
+            stack.enter_context(offloading(gpu if gpu.is_virtual else None, moved))
         yield
 
 

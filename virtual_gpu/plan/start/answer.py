@@ -324,7 +324,9 @@ class _Search:
         length = start.sequence_length
         precision = next(self._variants(start, start.peft or "full"))["precision"]
         while (length := length // 2 // _STEP * _STEP) >= _STEP:
-            one = replace(start, sequence_length=length, gradient_checkpointing=True, precision=precision)
+            checkpointing, offload = self._checkpoints(start)[-1]
+            names = {"gradient_checkpointing": checkpointing, "offload_checkpoints": offload}
+            one = replace(start, sequence_length=length, precision=precision, **names)
             try:
                 lines = self.tool.write(self.keys, start, one)
             except WrongValue:

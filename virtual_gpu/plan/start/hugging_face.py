@@ -61,7 +61,7 @@ def common(keys: Keys, checkpointing: bool = False, own: bool = False) -> dict[s
         "gradient_accumulation_steps": keys.whole("gradient_accumulation_steps", 1),
         "optimizer": optimizer(keys, "optim", str(getattr(known["optim"], "value", known["optim"]))),
     }
-    name = next((name for name in CHECKPOINTING if keys.get(name) is not None), None)
+    name = _there(keys, CHECKPOINTING)
     found["gradient_checkpointing"] = keys.flag(name) if name else checkpointing
     if found["gradient_checkpointing"]:
         found |= _how_it_checkpoints(keys, own)
@@ -83,10 +83,7 @@ def common(keys: Keys, checkpointing: bool = False, own: bool = False) -> dict[s
 def _how_it_checkpoints(keys: Keys, own: bool) -> dict[str, Any]:
     """Whether blocks' inputs go to the CPU (transformers 5.17); a note where only some blocks are checkpointed."""
     name = _there(keys, CHECKPOINTING_KWARGS)
-    how = keys.get(name) if name else None
-    if isinstance(how, str) and how.lstrip().startswith("{"):  # as TrainingArguments take it too
-        with contextlib.suppress(ValueError):
-            how = json.loads(how)
+    how = _mapping(keys, name)
     if how is None:
         return {}
     if not isinstance(how, dict):
@@ -99,6 +96,15 @@ def _how_it_checkpoints(keys: Keys, own: bool) -> dict[str, Any]:
     if own and offload:
         keys.note(name, LESS, tr(ko="오프로드는 세지 않았다", en="the offload is not counted"))
     return {"offload_checkpoints": offload and not own}
+
+
+def _mapping(keys: Keys, name: str | None) -> Any:
+    """The value at a key; of a text in braces the mapping that it says, as TrainingArguments take it too."""
+    how = keys.get(name) if name else None
+    if isinstance(how, str) and how.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError):
+            return json.loads(how)
+    return how
 
 
 def _there(keys: Keys, names: tuple[str, ...]) -> str | None:
@@ -180,9 +186,9 @@ def _deepspeed(keys: Keys) -> int:
 def _offloads(keys: Keys, name: str) -> dict[str, Any]:
     """The line that sends checkpoints to the CPU, in the spelling of the file's own switch."""
     name = _there(keys, CHECKPOINTING_KWARGS) or name
-    how = keys.get(name)
-    if not isinstance(how, dict) or not how:
-        return {name: {"use_reentrant": False, "offload": True}}
+    how = _mapping(keys, name)
+    if not how or isinstance(keys.get(name), str):
+        return {name: {"use_reentrant": False} | (how or {}) | {"offload": True}}
     return {} if how.get("offload") is True else {f"{name}.offload": True}
 
 

@@ -49,7 +49,7 @@ def read(keys: Keys, spec: GPUSpec, gpus: int, peft: str | None) -> tuple[dict[s
     if bits and kind == "full":
         raise keys.wrong("quantization_bit", "finetuning_type: lora")
     targets = keys.words("lora_target")
-    found = hugging_face.common(keys, own=True)
+    found = hugging_face.common(keys, not keys.flag("disable_gradient_checkpointing"), own=True)
     found["gradient_checkpointing"] |= not keys.flag("disable_gradient_checkpointing")
     found |= {
         "model_id": keys.word("model_name_or_path"),
