@@ -156,7 +156,7 @@ def test_what_fails_with_it_alone_leaves_the_rest(monkeypatch):
     monkeypatch.setattr(search, "measure", broken)
     rest = search.plan_training(LlamaConfig(**SIZES), "T4", **asked)
     assert {plan.recipe for plan in rest} == {plan.recipe for plan in plans if not plan.recipe.fused_lm_head}
-    assert sum("no such head" in why for _, why in rest.skipped) == 2
+    assert sum("no such head" in why for _, why in rest.skipped) == 3  # off, on, and on with checkpoints on the CPU
 
 
 def test_cheapest_takes_it_where_nothing_fits_without():
