@@ -36,8 +36,8 @@ class MemoryReport:
     reserved_bytes: the most that the caching allocator took from the driver for them, None where it was not asked.
     fits: whether it gets through in capacity_bytes, the card's published value. Whoever must be sure asks `judgement`,
     which looks at the range around that value: FITS or TIGHT where `fits`, TOO_MUCH where not.
-    offloaded_bytes: what an optimizer step sends to the CPU's RAM, and gets back; pinned_bytes: what that of
-    a micro-batch takes there.
+    offloaded_bytes: what an optimizer step sends to the CPU's RAM, and gets back; pinned_bytes: what a micro-batch
+    of it takes there.
     run_again: the same run with the tensor behind each block, for `zoom`; None where it cannot be had.
     """
 

@@ -111,19 +111,9 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
     # doc/PERFORMANCE.md).
     sent = collectives * (request.gpus - 1) // request.gpus
     return Plan(
-        request,
-        recipe,
-        micro_batch,
-        accumulation,
-        needed,
-        at_peak,
-        flops,
-        least,
-        sent,
-        bound,
-        offloaded_bytes=offloaded,
-        pinned_bytes=pinned,
-    )
+        request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, bound,
+        offloaded_bytes=offloaded, pinned_bytes=pinned,
+    )  # fmt: skip
 
 
 def expected(request: Request, recipe: Recipe) -> tuple[int, float]:

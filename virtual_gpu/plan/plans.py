@@ -192,9 +192,8 @@ class Plan:
 
     at_peak: kind → bytes, together needed_bytes: the tensors at their peak and "fragmentation". least_flops: of the
     same method where nothing is computed twice. sent_bytes: what each GPU sends for parameters and gradients.
-    offloaded_bytes: what it sends to the CPU's RAM, and gets back; pinned_bytes: what a micro-batch of that
-    takes there. seconds: a
-    lower bound (None where neither rate is published), never a forecast.
+    offloaded_bytes: what it sends to the CPU's RAM, and gets back; pinned_bytes: what a micro-batch of it takes there.
+    seconds: a lower bound (None where neither rate is published), never a forecast.
     at_least: only parameters, gradients and optimizer state are known, which alone do not fit.
     """
 

@@ -256,15 +256,15 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
                     for head in _heads(request):
                         moved = replace(one, fused_lm_head=head, offload=True)
                         try:
-                            fit, _ = tried(moved, above)
+                            there, _ = tried(moved, above)
                         except CANNOT_RUN as error:
                             cannot(moved, error)
                             continue
-                        if fit is None or spares or not _fits(fit):
+                        if there is None or spares or not _fits(there):
                             continue
-                        if fit.accumulation == 1 or request.prefer != "speed":
+                        if there.accumulation == 1 or request.prefer != "speed":
                             break
-                        above = fit.micro_batch
+                        above = there.micro_batch
                 if checkpointing and may_keep:
                     keep(one)
                 may_keep &= not fits  # what fits without checkpointing recomputes no block

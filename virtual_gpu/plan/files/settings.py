@@ -56,8 +56,6 @@ def literal(value: Any) -> str:
     """A value as Python's source has it: what a model's name or a layer's holds stays data."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(literal, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{literal(key)}: {literal(one)}' for key, one in value.items())}}}"
     text = ascii(value)
     plain = isinstance(value, str) and not {'"', "'", "\\"} & set(text[1:-1])
     return f'"{text[1:-1]}"' if plain else text

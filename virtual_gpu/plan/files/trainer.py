@@ -108,7 +108,7 @@ def script(plan: Plan, usage: str = _USAGE, more: str = "") -> str:
         loading=loading,
         adapters=adapters,
         usage=usage,
-        here=_CHECKPOINTS_STAY if recipe.offload and (more or not recipe.stage) else "",
+        here=_CHECKPOINTS_STAY if recipe.offload else "",
         more=more,
     )
 
