@@ -82,7 +82,6 @@ def test_training_arguments_are_a_setting(given, peft, bits, ours, tmp_path):
     [
         ({"torch_compile": True}, None, "torch_compile"),
         ({"use_liger_kernel": True}, None, "use_liger_kernel"),
-        ({"optim": "paged_adamw_8bit"}, None, "paged_adamw_8bit"),
         ({"optim": "galore_adamw"}, None, "galore_adamw"),
         ({}, LoraConfig(use_dora=True), "use_dora"),
         ({}, LoraConfig(bias="all"), "bias"),

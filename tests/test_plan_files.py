@@ -100,6 +100,18 @@ def test_a_loop_holds_what_the_plan_counted(kind, recipe, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ALONE)
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_8bit"])
+def test_8_bit_states_are_those_of_the_trainer(kind, optimizer, tmp_path):
+    """What is remembered of embeddings is in 32 bits, in the Trainer and in the loops; half of this model is one."""
+    llama(tmp_path / "model", vocab_size=4 * WORDS)
+    recipe = Recipe("full", "bf16", optimizer, checkpointing=True, fused_lm_head=kind == "trl")  # it has its head
+    plan = plan_of(tmp_path / "model", recipe, gpu="L4")
+    assert plan.paged_bytes + plan.at_peak["optimizer"] > 2 * 4 * 4 * WORDS * WIDTH
+    assert abs(on_the_virtual_card(plan, kind, tmp_path) - plan.tensors_bytes) < 2**15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ALONE)
 def test_weights_beside_4_bits_stay_in_16(kind, tmp_path):
     """Embedding and head are most of it. TRL never makes fp32 of them, and has its head: its bytes are the plan's."""
     llama(tmp_path / "model", vocab_size=32 * WORDS)
@@ -379,6 +391,8 @@ RECIPES = [
     Recipe("full", "mixed_fp16", "adamw"),
     Recipe("full", "mixed_bf16", "adafactor", checkpointing=True),
     Recipe("full", "bf16", "sgd"),
+    Recipe("full", "bf16", "lion_8bit"),
+    Recipe("full", "mixed_fp16", "paged_adamw"),
     Recipe("lora", "mixed_fp16", "adamw_fused"),
     Recipe("qlora", "mixed_bf16", "adamw_8bit", checkpointing=True),
     Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True, fused_lm_head=True),

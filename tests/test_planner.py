@@ -412,7 +412,7 @@ def test_a_shorter_length_is_found_by_searching():
         ({"methods": ("prefix",)}, "qlora"),
         ({"precision": "mixed_bf16"}, "bf16 연산 장치"),
         ({"precision": "fp8"}, "mixed_fp16"),
-        ({"optimizer": "lion"}, "adamw"),
+        ({"optimizer": "adamw_9bit"}, "adamw"),
         ({"prefer": "fast"}, "fidelity"),
         ({"prefer": "speed", "gpu": "8GiB, 8.6"}, "대역폭"),
         ({"price_per_hour": -1}, "price_per_hour=-1"),
@@ -423,7 +423,7 @@ def test_a_shorter_length_is_found_by_searching():
         ({"methods": 5}, "methods=5"),
         ({"gpu": 3}, "gpu=3"),
         ({"gpu": "MI300X"}, "ROCM"),
-        ({"optimizer": "paged_adamw_8bit"}, "paged_adamw_8bit"),
+        ({"optimizer": "galore_adamw"}, "galore_adamw"),
     ],
 )
 def test_bad_input_is_named(wrong, words):

@@ -19,7 +19,7 @@ from virtual_gpu.plan.start.keys import Keys, free
 from virtual_gpu.room import room_on
 from virtual_gpu.step.predict import predict_memory, predict_need
 from virtual_gpu.step.setting import Setting
-from virtual_gpu.units import GiB, human_bytes
+from virtual_gpu.units import GiB
 
 SMALL = LlamaConfig(
     vocab_size=16384, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=704,
@@ -238,7 +238,7 @@ def test_axolotl_takes_fp16_where_the_card_has_no_bf16(written):
         ("resize_vocab: true", {"resize_vocab": "more"}),
         ("torch_compile: true", {"torch_compile": "either"}),
         ("lora_rnak: 8", {"lora_rnak": "unknown"}),
-        ("optim: paged_adamw_8bit", {"optim": "less"}),
+        ("optim: paged_adamw_8bit", {}),
         ("logging_steps: 10", {}),
         ("eval_strategy: steps\nper_device_eval_batch_size: 64", {"per_device_eval_batch_size": "more"}),
     ],
@@ -415,14 +415,31 @@ def test_bf16_on_a_card_without_it(written):
     assert found.lines == {"bf16": False, "fp16": True} and found.proposal.setting.precision == "autocast_fp16"
 
 
-def test_8_bit_adamw_comes_with_what_the_trainer_keeps_in_32_bits(written, model):
-    """A full fine-tuning by the Trainer: `GlobalOptimManager` has nn.Embedding's state in fp32."""
+def test_8_bit_adamw_is_counted_as_the_trainer_has_it(written, model):
+    """`GlobalOptimManager` has nn.Embedding's state in fp32; torchtune's loop knows nothing of that."""
     arguments = '{"per_device_train_batch_size": 1, "bf16": true, "optim": "adamw_bnb_8bit"}'
-    notes = start_from(written(arguments, "args.json"), "L4", model=model, length=64).notes
-    assert [(note.key, note.effect) for note in notes] == [("optim", "more")]
-    assert human_bytes(6 * SMALL.vocab_size * SMALL.hidden_size) in notes[0].why
+    full = start_from(written(arguments, "args.json"), "L4", model=model, length=64)
+    assert full.start.setting.fp32_embedding_state and not full.notes
     adapters = start_from(written(arguments, "args.json"), "L4", model=model, length=64, peft="lora")
-    assert not adapters.notes  # no embedding is trained
+    assert not adapters.start.setting.fp32_embedding_state  # no embedding is trained
+
+
+def test_pages_are_told_of(written, model):
+    arguments = '{"per_device_train_batch_size": 1, "bf16": true, "optim": "OPTIM"}'
+    whole, paged = (
+        start_from(written(arguments.replace("OPTIM", name), f"{name}.json"), "L4", model=model, length=64)
+        for name in ("adamw_bnb_8bit", "paged_adamw_8bit")
+    )
+    assert paged.start.paged > 0 == whole.start.paged and paged.start.reserved < whole.start.reserved
+    assert "페이지" in str(paged) and "페이지" not in str(whole)
+    assert paged.to_dict()["as_it_stands"]["paged_bytes"] == paged.start.paged
+
+
+def test_of_shards_only_adamw_is_counted(written, model):
+    arguments = '{"per_device_train_batch_size": 1, "bf16": true, "optim": "OPTIM", "fsdp": "full_shard"}'
+    for name, told in (("adamw_torch", []), ("paged_adamw_8bit", [("optim", "less")])):
+        found = start_from(written(arguments.replace("OPTIM", name), f"{name}.json"), "L4", 2, model=model, length=64)
+        assert [(note.key, note.effect) for note in found.notes] == told
 
 
 def test_several_gpus(written):
@@ -490,7 +507,7 @@ def test_a_hostile_json_too(text, tmp_path):
         (("finetuning_type: lora", "finetuning_type: freeze"), "finetuning_type"),
         (("stage: sft", "stage: dpo"), "stage"),
         (("stage: sft", "stage: [sft]"), "stage"),
-        (("optim: adamw_torch", "optim: lion_8bit"), "optim"),
+        (("optim: adamw_torch", "optim: galore_adamw"), "optim"),
         (("optim: adamw_torch", "optim: adamw_torhc"), "adamw_torch"),
         (("lora_target: q_proj, v_proj", "lora_target: 3"), "lora_target"),
         (("lora_target: q_proj, v_proj", "lora_target: nothing"), "nothing"),

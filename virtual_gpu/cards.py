@@ -36,6 +36,7 @@ class GPUSpec:
     memory_bytes: what PyTorch calls `total_memory` and an out-of-memory message "total capacity". usable_bytes: less
     what the process holds outside PyTorch (the CUDA context, loaded kernels) in one published message; None where no
     such message was found. platform: "cuda" or "rocm". multiprocessors, l2_cache_bytes: an A100's where none were said.
+    pcie: generation and lanes of the link to the host.
     """
 
     name: str
@@ -46,6 +47,7 @@ class GPUSpec:
     fp16_tflops: float | None = None
     bf16_tflops: float | None = None
     bandwidth_bytes_per_s: int | None = None
+    pcie: tuple[int, int] | None = None  # generation and lanes
     multiprocessors: int = 108
     l2_cache_bytes: int = 40 * 2**20
     source: tuple[str, ...] = ()
@@ -86,6 +88,17 @@ class GPUSpec:
         return self.usable_bytes or self.memory_bytes
 
     @property
+    def link_bytes_per_s(self) -> float | None:
+        """Bytes a second to the host, and as many from it at once, before packets' headers; None where not published.
+
+        PCI-SIG: 8 GT/s a lane in the third generation, twice that in each after it, 128 of 130 bits data.
+        """
+        if self.pcie is None:
+            return None
+        generation, lanes = self.pcie
+        return 1e9 * 2**generation * lanes * 128 / 130 / 8
+
+    @property
     def has_bf16(self) -> bool:
         """Whether it has tensor cores for bf16 (since compute capability 8.0)."""
         return self.compute_capability >= (8, 0)
@@ -112,7 +125,7 @@ class GPUSpec:
 def _read(card: dict[str, Any]) -> GPUSpec:
     memory, context = card["memory_bytes"], card["context_bytes"]
     plain = ("fp16_tflops", "bf16_tflops", "bandwidth_bytes_per_s", "multiprocessors", "l2_cache_bytes")
-    sourced = ("memory_bytes", "context_bytes", "compute_capability", *plain)
+    sourced = ("memory_bytes", "context_bytes", "compute_capability", *plain, "pcie")
     return GPUSpec(
         name=card["name"],
         device_name=card["device_name"],
@@ -120,6 +133,7 @@ def _read(card: dict[str, Any]) -> GPUSpec:
         usable_bytes=None if context["value"] is None else memory["value"] - context["value"],
         compute_capability=tuple(card["compute_capability"]["value"]),
         **{name: card[name]["value"] for name in plain},
+        pcie=tuple(card["pcie"]["value"]) if card["pcie"]["value"] else None,
         source=tuple(f"{name}: {card[name]['source']}" for name in sourced),
         platform=card["platform"],
         memory_seen=_range(memory),

@@ -36,6 +36,7 @@ class MemoryReport:
     reserved_bytes: the most that the caching allocator took from the driver for them, None where it was not asked.
     fits: whether it gets through in capacity_bytes, the card's published value. Whoever must be sure asks `judgement`,
     which looks at the range around that value: FITS or TIGHT where `fits`, TOO_MUCH where not.
+    paged_bytes: optimizer state in CUDA's managed memory, in none of the others (see `models.pages`).
     offloaded_bytes: what an optimizer step sends to the CPU's RAM, and gets back; pinned_bytes: what a micro-batch
     of it takes there.
     run_again: the same run with the tensor behind each block, for `zoom`; None where it cannot be had.
@@ -52,6 +53,7 @@ class MemoryReport:
     peak_bytes: int = 0
     needed_bytes: int | None = None
     reserved_bytes: int | None = None
+    paged_bytes: int = 0
     offloaded_bytes: int = 0
     pinned_bytes: int = 0
     peak_phase: str | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import WrongValue
 from ..language import LANGUAGES, tr
+from ..models.pages import pages_label
 from ..step.optimizers import OPTIMIZERS
 from ..terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language, tell
 from ..units import human_bytes
@@ -103,10 +104,11 @@ def _text(plans: Plans) -> str:
             sent = human_bytes(plan.offloaded_bytes)
             lines.append(
                 tr(
-                    ko=f"    스텝마다 체크포인트 {sent}를 CPU로 보내고 다시 받는다. 그 시간은 하한에 없다",
-                    en=f"    a step sends {sent} of checkpoints to the CPU and back; the bound leaves that out",
+                    ko=f"    스텝마다 체크포인트 {sent}를 CPU로 보내고 다시 받는다",
+                    en=f"    a step sends {sent} of checkpoints to the CPU and back",
                 )
             )
+        lines += [f"    {pages_label(plan.paged_bytes)}"] if plan.paged_bytes else []
         if plan.price is not None:
             lines.append(
                 tr(

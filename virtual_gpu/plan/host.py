@@ -2,6 +2,7 @@
 
 In the step that is the checkpoints, where they wait on the CPU: pinned, which PyTorch rounds up to powers of two. A
 block is free for the next only when its copy is done, and the CPU runs ahead of the card: counted as up to twice that.
+Of a paged optimizer it is what finds no room on the card, at most all of its pages.
 
 Read off how transformers 5 loads (core_model_loading.py): files of weights are mapped, and their pages kill nothing.
 On the CPU a tensor in the files' type stays such a page; in another type it is a copy in RAM. Straight to a card
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .plans import Plan
     from .search import Plans
 
+_NOTHING = Range(0, 0)
 _THREADS = 4  # transformers' GLOBAL_WORKERS, at most
 
 
@@ -38,17 +40,19 @@ _THREADS = 4  # transformers' GLOBAL_WORKERS, at most
 class HostNeed:
     """Bytes of RAM on the machine of all the plan's GPUs. loading: of tensors at the peak of loading, after which
     nothing of them stays. mapped: pages of the files. processes: one for each GPU. checkpoints: pinned, of one
-    micro-batch on each."""
+    micro-batch on each. state: a paged optimizer's, on all of them."""
 
     loading: Range
     mapped: int
     processes: int
     checkpoints: int = 0
+    state: Range = _NOTHING
 
     @property
     def needed(self) -> Range:
         """With the processes themselves: the most of the whole run."""
-        low, high = max(self.loading.low, self.checkpoints), max(self.loading.high, 2 * self.checkpoints)
+        low = max(self.loading.low, self.checkpoints + self.state.low)
+        high = max(self.loading.high, 2 * self.checkpoints + self.state.high)
         return Range(low + self.processes * PROCESS.low, high + self.processes * PROCESS.high)
 
     def verdict(self, room: Machine) -> str:
@@ -65,6 +69,9 @@ class HostNeed:
         if self.checkpoints:
             pinned = f"{human_bytes(self.checkpoints)}~{human_bytes(2 * self.checkpoints)}"
             more = tr(ko=f", 스텝에 체크포인트 {pinned}", en=f", checkpoints {pinned} in a step")
+        if self.state.high:
+            pages = f"{human_bytes(self.state.low)}~{human_bytes(self.state.high)}"
+            more += tr(ko=f", 옵티마이저 상태의 페이지 {pages}", en=f", pages of optimizer state {pages}")
         text = tr(
             ko=f"호스트 RAM: 불러올 때 텐서 {loading}{more}, 프로세스까지 {low}~{high}",
             en=f"host RAM: tensors {loading} while loading{more}, with the process {low} to {high}",
@@ -86,6 +93,7 @@ class HostNeed:
             "loading_bytes": [self.loading.low, self.loading.high],
             "mapped_bytes": self.mapped,
             "checkpoints_bytes": self.checkpoints,
+            "state_bytes": [self.state.low, self.state.high],
             "processes": self.processes,
             "needed_bytes": [self.needed.low, self.needed.high],
         }
@@ -120,13 +128,14 @@ def host_need(plan: Plan) -> HostNeed:
         copies = 1 if recipe.stage else gpus  # fsdp_cpu_ram_efficient_loading: rank 0 alone reads
         copied = 0 if wanted == stored else total * wanted.itemsize * copies
         loading = Range(copied, copied)
-    return HostNeed(loading, total * stored.itemsize, gpus, gpus * plan.pinned_bytes)
+    state = Range(gpus * plan.evicted_bytes, gpus * plan.paged_bytes)
+    return HostNeed(loading, total * stored.itemsize, gpus, gpus * plan.pinned_bytes, state)
 
 
-def holds_checkpoints(plan: Plan) -> bool:
-    """Whether the request's machine has the RAM for the checkpoints that wait there; True where none is named."""
-    name, gpus = plan.request.host, plan.request.gpus
-    return name is None or not plan.pinned_bytes or gpus * (plan.pinned_bytes + PROCESS.low) <= machine(name).free.high
+def holds_step(plan: Plan) -> bool:
+    """Whether the request's machine has the RAM for what a step keeps there; True where none is named."""
+    name, gpus, kept = plan.request.host, plan.request.gpus, plan.pinned_bytes + plan.evicted_bytes
+    return name is None or not kept or gpus * (kept + PROCESS.low) <= machine(name).free.high
 
 
 def loadable(plans: Plans) -> Plans:

@@ -37,6 +37,7 @@ def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation:
         kept_results=recipe.kept,
         offload_checkpoints=recipe.offload,
         rest_in_fp32=recipe.rest_in_fp32,
+        fp32_embedding_state=True,
         attention=REPEATED if request.repeats_kv else "sdpa",
         model_id=request.model,
         peft=None if recipe.method == "full" else recipe.method,
@@ -96,24 +97,25 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         at_peak["other"] = at_peak.pop("communication")
         at_peak["fragmentation"] = needed - step.total
         collectives = step.parameters_and_gradients_sent * accumulation
-        offloaded, pinned = step.offloaded_bytes * accumulation, step.pinned_bytes
+        offloaded, pinned, paged = step.offloaded_bytes * accumulation, step.pinned_bytes, 0
     else:
         setting = setting_of(request, recipe, micro_batch, accumulation)
         need = predict_need(setting, request.spec.compute_capability, request.gpus > 1)
         needed, at_peak = need.card, need.at_peak | {"fragmentation": need.card - need.tensors}
         collectives = 2 * need.states["gradients"]  # DDP's all-reduce, once a step
         offloaded, pinned = need.offloaded // setting.gradient_accumulation_steps * accumulation, need.pinned
+        paged = need.paged
     flops, least = (
         request.batch * training_flops(setting_of(request, one, 1, 1)).total for one in (recipe, recipe.at_once)
     )
-    bound = _lower_bound(request, recipe, accumulation, flops)
     # Round a ring a rank passes on everything but one share, and in an all-reduce does so twice (NCCL's nccl-tests,
     # doc/PERFORMANCE.md).
     sent = collectives * (request.gpus - 1) // request.gpus
-    return Plan(
-        request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, bound,
-        offloaded_bytes=offloaded, pinned_bytes=pinned,
+    plan = Plan(
+        request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, None,
+        offloaded_bytes=offloaded, pinned_bytes=pinned, paged_bytes=paged,
     )  # fmt: skip
+    return replace(plan, seconds=_lower_bound(plan))
 
 
 def expected(request: Request, recipe: Recipe) -> tuple[int, float]:
@@ -144,21 +146,24 @@ def _weights(model: str) -> tuple[int, int, int]:
     return sum(map(math.prod, shapes)), sum(map(sum, shapes)), text.hidden_size * text.num_hidden_layers
 
 
-def _lower_bound(request: Request, recipe: Recipe, accumulation: int, flops: int) -> float | None:
-    """Seconds below which no optimizer step can end: the published peak rate, and the weights read in every pass.
+def _lower_bound(plan: Plan) -> float | None:
+    """Seconds below which no optimizer step can end: at the published peak rates, and the weights read in every pass.
 
-    Not counted: everything else (activations, dequantization, communication, launches). The longer of both counts.
-    FLOPs are PyTorch's count, which has attention whole where a kernel may skip half of it under a causal mask.
-    None for a card of which one of the two is not published: the bandwidth alone would bound an RTX 3060's step of 66
-    TFLOP to 5 ms.
+    Of computing and reading the longer counts. Checkpoints on the CPU come and go between them, on the stream that
+    computes (see `models.offloaded`), so that is added; pages travel beside it, and count where they take longer.
+    Not counted: everything else (activations, dequantization, communication, launches), and what goes to the CPU where
+    the card's link is not published. FLOPs are PyTorch's count, which has attention whole where a kernel may skip half
+    of it under a causal mask. None for a card of which rate or bandwidth is not published: the bandwidth alone would
+    bound an RTX 3060's step of 66 TFLOP to 5 ms.
     """
-    spec = request.spec
+    request, recipe, spec = plan.request, plan.recipe, plan.request.spec
     rate = spec.bf16_tflops if "bf16" in recipe.precision else spec.fp16_tflops
     if rate is None or spec.bandwidth_bytes_per_s is None:
         return None
-    compute = flops / request.gpus / (rate * 1e12)
+    compute = plan.flops / request.gpus / (rate * 1e12)
     count, *_ = _weights(request.model)
     # A product whose result is kept does not read its weights again; of which they are nothing is said here.
-    passes = (3 if recipe.checkpointing and not recipe.kept else 2) * accumulation
+    passes = (3 if recipe.checkpointing and not recipe.kept else 2) * plan.accumulation
     reading = passes * (count // 2 if recipe.method == "qlora" else 2 * count) / spec.bandwidth_bytes_per_s
-    return max(compute, reading)
+    link = spec.link_bytes_per_s or math.inf
+    return max(max(compute, reading) + 2 * plan.offloaded_bytes / link, plan.evicted_bytes / link)

@@ -51,7 +51,7 @@ def row_of(plan: Plan, sharded: bool, fused: bool, offloaded: bool) -> list[str]
         human_bytes(plan.left_bytes),
         extra_label(plan),
         *([human_bytes(plan.sent_bytes)] if sharded else []),
-        *([human_bytes(plan.offloaded_bytes) if plan.offloaded_bytes else "-"] if offloaded else []),
+        *([human_bytes(plan.to_cpu_bytes) if plan.to_cpu_bytes else "-"] if offloaded else []),
         seconds_label(plan.seconds),
     ]
 
@@ -102,7 +102,8 @@ def table_html(plans: Plans) -> str:
         head = tr(ko="하나만 바꾼다면", en="One change that makes room")
         return f"<p>{escape(head)}:</p><ul>{items}</ul>" if items else f"<p>{escape(none)}</p>"
     found = [plan.recipe for plan in plans.plans]
-    columns = plans.request.gpus > 1, any(one.fused_lm_head for one in found), any(one.offload for one in found)
+    to_cpu = any(plan.to_cpu_bytes for plan in plans.plans)
+    columns = plans.request.gpus > 1, any(one.fused_lm_head for one in found), to_cpu
     rows = []
     for i, plan in enumerate(plans.plans):
         why = tr(ko="← 고른다", en="← choose") if not i else plan.why_after(plans.plans[i - 1])

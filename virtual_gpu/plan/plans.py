@@ -193,6 +193,7 @@ class Plan:
     at_peak: kind → bytes, together needed_bytes: the tensors at their peak and "fragmentation". least_flops: of the
     same method where nothing is computed twice. sent_bytes: what each GPU sends for parameters and gradients.
     offloaded_bytes: what it sends to the CPU's RAM, and gets back; pinned_bytes: what a micro-batch of it takes there.
+    paged_bytes: optimizer state in managed memory, in none of these (see `models.pages`).
     seconds: a lower bound (None where neither rate is published), never a forecast.
     at_least: only parameters, gradients and optimizer state are known, which alone do not fit.
     """
@@ -210,6 +211,7 @@ class Plan:
     at_least: bool = False
     offloaded_bytes: int = 0
     pinned_bytes: int = 0
+    paged_bytes: int = 0
 
     @property
     def verdict(self) -> str:
@@ -235,6 +237,18 @@ class Plan:
     def left_bytes(self) -> int:
         """What stays free below the limit by which it is judged; negative where it does not fit."""
         return self.request.limit_bytes - self.needed_bytes
+
+    @property
+    def evicted_bytes(self) -> int:
+        """Of the pages, what finds no room on the card beside what is reserved: it comes and goes with every step."""
+        return (
+            max(self.needed_bytes + self.paged_bytes - self.request.room.possible_bytes, 0) if self.paged_bytes else 0
+        )
+
+    @property
+    def to_cpu_bytes(self) -> int:
+        """What a step sends to the CPU's RAM and gets back: checkpoints, and pages that find no room."""
+        return self.offloaded_bytes + self.evicted_bytes
 
     @property
     def needed(self) -> str:
@@ -287,6 +301,7 @@ class Plan:
         more = {"verdict": self.verdict, "card_bytes": [card_bytes.low, card_bytes.high]}
         more |= {"host": host_need(self).to_dict()}
         more |= {"sent_bytes": self.sent_bytes, "offloaded_bytes": self.offloaded_bytes}
+        more |= {"paged_bytes": self.paged_bytes, "evicted_bytes": self.evicted_bytes}
         more |= {"lower_bound_seconds": self.seconds, "caution": self.recipe.caution}
         more |= {"lower_bound_price_per_million_tokens": self.price}
         return {**asdict(self.recipe), **numbers, **more}
@@ -449,7 +464,7 @@ def recipes_of(request: Request) -> list[Recipe]:
         precisions, optimizers = [mixed], [request.optimizer or "adamw_fused"]
         if method == "full":
             precisions += ["bf16"] if bf16 and request.precision is None else []
-            optimizers += [] if request.optimizer else ["adamw_8bit"]
+            optimizers += [] if request.optimizer else ["adamw_8bit", "paged_adamw_8bit"]
         found += [Recipe(method, precision, optimizer) for precision in precisions for optimizer in optimizers]
         if method == "qlora" and mixed != "fp32":
             found.append(Recipe(method, mixed, optimizers[0], rest_in_fp32=False))

@@ -24,7 +24,7 @@ def key(plan: Plan) -> tuple:
         "change": plan.recipe.change,
         "extra": plan.extra_flops,
         "sent": plan.sent_bytes,
-        "offloaded": plan.offloaded_bytes,
+        "offloaded": plan.to_cpu_bytes,
         "seconds": plan.seconds or 0.0,  # of one card all or none have a bound
         "accumulation": plan.accumulation,
         "left": -plan.left_bytes,

@@ -10,7 +10,8 @@ Every plan that is shown was measured on the virtual GPU. What is not run is wha
   which no larger micro-batch fits, and it is not run where all that it can save is less than what is missing;
 - what activations take of a plan grows with the micro-batch: where the whole batch at once would exceed the card by a
   tenth and more at the same bytes a sample, it is not run;
-- weights beside 4-bit ones stay in 16 bits only where they do not fit in fp32;
+- weights beside 4-bit ones stay in 16 bits only where they do not fit in fp32, and 8-bit states go into pages only
+  where they do not fit on the card;
 - checkpoints go to the CPU only where a recipe does not fit otherwise, or where what is left is what counts; of QLoRA
   only with the other weights in 16 bits, which is tried first;
 - what cannot be run at all (a model whose own code does not take 4-bit weights) is left out with the reason.
@@ -34,7 +35,7 @@ from ..step.splits import equal_splits
 from ..units import human_bytes
 from .files.settings import upcasts
 from .frontier import draw_frontier
-from .host import holds_checkpoints, loadable
+from .host import holds_step, loadable
 from .keeping import keep_what_fits
 from .measure import expected, held, hopeless, measure
 from .pictures import Losers, draw_plans, plans_html
@@ -228,10 +229,9 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
     for recipe in sorted(recipes_of(request), key=lambda recipe: recipe.change):
         if first_only and by_change and plans and recipe.change > plans[0].recipe.change:
             break
-        upcast = replace(recipe, rest_in_fp32=True)
         on_the_card = [plan.recipe.at_once for plan in plans if not plan.recipe.offload]
-        if upcast != recipe and not spares and upcast in on_the_card:
-            text = tr(ko="fp32로 두어도 들어간다", en="they fit in fp32")
+        text = next((text for plainer, text in _plainer(recipe) if plainer in on_the_card), None)
+        if text and not spares:
             skipped.append((recipe.title, text))
             continue
         try:
@@ -280,6 +280,15 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
     return found()
 
 
+def _plainer(recipe: Recipe) -> Iterator[tuple[Recipe, str]]:
+    """(the recipe without what is only for want of room, why this one is needless where that fits)."""
+    if not recipe.rest_in_fp32:
+        yield replace(recipe, rest_in_fp32=True), tr(ko="fp32로 두어도 들어간다", en="they fit in fp32")
+    if recipe.optimizer.startswith("paged_"):
+        whole = replace(recipe, optimizer=recipe.optimizer.removeprefix("paged_"))
+        yield whole, tr(ko="페이지로 두지 않아도 들어간다", en="it fits without pages")
+
+
 def _may_fuse(request: Request, recipe: Recipe, fit: Plan | None, miss: Plan | None) -> bool:
     """Whether a fused head is worth a run, after the same recipe without: to fit at all, or more samples at once.
 
@@ -314,7 +323,7 @@ def _heads(request: Request) -> tuple[bool, ...]:
 
 def _fits(plan: Plan) -> bool:
     """Whether it fits the card, and its checkpoints the RAM of the machine, where one is named."""
-    return plan.fits and holds_checkpoints(plan)
+    return plan.fits and holds_step(plan)
 
 
 def _largest(
@@ -366,7 +375,7 @@ def _smallest(request: Request, recipe: Recipe) -> tuple[Plan | None, Plan | Non
     gradients, one = plans[0].at_peak.get("gradients", 0), _of_samples(plans[0])
     if request.per_gpu > 1 and one * (request.per_gpu - 1) <= 1.1 * gradients:  # samples may cost less than gradients
         plans.append(measure(request, recipe, request.per_gpu, 1))
-    least = min([*filter(holds_checkpoints, plans)] or plans, key=_need)
+    least = min([*filter(holds_step, plans)] or plans, key=_need)
     return (least, None) if least.fits else (None, least)
 
 

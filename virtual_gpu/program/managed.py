@@ -1,20 +1,17 @@
-"""CUDA's managed memory, which bitsandbytes' paged optimizers take for their states: no block of PyTorch's allocator.
+"""bitsandbytes' paged optimizers in a program: their pages (see `models.pages`) are counted beside the allocator.
 
-The driver moves its pages: they lie on the card while it has room, else in the RAM, and come back when a kernel touches
-them. So it takes nothing of what PyTorch can reserve, and what travels is not counted. Sources: bitsandbytes 0.50,
-get_paged and GlobalPageManager in functional.py, get_state_buffer in optim/optimizer.py (from 100,000 elements on);
-CUDA C Programming Guide, Unified Memory.
+What travels is not counted. Source: bitsandbytes 0.50, get_paged and GlobalPageManager in functional.py.
 """
 
 from __future__ import annotations
 
-import math
 import weakref
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from ..models.pages import page
 from .device import GPU, ProgramGPU
 from .imports import Imports
 from .patches import Patches
@@ -25,9 +22,8 @@ def install(patches: Patches, imports: Imports, gpu: ProgramGPU) -> None:
 
     def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
         gpu.check_index(torch.device("cuda") if device is None else device)
-        meta = torch.empty(math.prod(shape), dtype=dtype, device="meta").view(shape)
-        tensor = gpu.mode.fake_tensor_converter.from_meta_and_device(gpu.mode, meta, GPU)
-        tensor.is_paged, tensor.page_deviceid = True, gpu.index
+        tensor = page(gpu.mode, shape, dtype, GPU)
+        tensor.page_deviceid = gpu.index
         count(tensor.nbytes)
         weakref.finalize(tensor, count, -tensor.nbytes).atexit = False
         return tensor

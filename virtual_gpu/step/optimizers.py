@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from ..errors import NotSupported, WrongValue
 from ..language import tr
+from ..models.pages import is_paged, put_into_pages
 from ..optional import require
 from ..real import GPU, gpu_of, storage_bytes
 from ..units import choose, with_parameters
@@ -17,8 +18,23 @@ OPTIMIZERS = {
     "adamw": ("adamw_torch", "adamw_hf"),
     "adamw_fused": ("adamw_torch_fused",),
     "adamw_8bit": ("adamw_bnb_8bit", "adamw_8bit"),
+    "paged_adamw": ("paged_adamw_32bit",),
+    "paged_adamw_8bit": ("paged_adamw_8bit",),
+    "lion": ("lion_32bit",),
+    "lion_8bit": ("lion_8bit",),
+    "paged_lion": ("paged_lion_32bit",),
+    "paged_lion_8bit": ("paged_lion_8bit",),
     "sgd": ("sgd",),
     "adafactor": ("adafactor",),
+}
+BITSANDBYTES = {  # its class of each
+    "adamw_8bit": "AdamW8bit",
+    "paged_adamw": "PagedAdamW32bit",
+    "paged_adamw_8bit": "PagedAdamW8bit",
+    "lion": "Lion32bit",
+    "lion_8bit": "Lion8bit",
+    "paged_lion": "PagedLion32bit",
+    "paged_lion_8bit": "PagedLion8bit",
 }
 
 
@@ -48,7 +64,10 @@ def estimate_memory_of_gradients(model: torch.nn.Module) -> int:
 
 
 def estimate_memory_of_optimizer(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of the optimizer state on the GPU. Scalars (AdamW's step counters, which live on the CPU) do not count."""
+    """Bytes of the optimizer state on the GPU. Scalars (AdamW's step counters, which live on the CPU) do not count.
+
+    Nor do pages of a paged optimizer, see `paged_bytes`.
+    """
     if not isinstance(getattr(optimizer, "state", None), Mapping):
         raise WrongValue(
             tr(
@@ -56,31 +75,51 @@ def estimate_memory_of_optimizer(optimizer: torch.optim.Optimizer) -> int:
                 en=f"optimizer={optimizer!r:.80}: must be an optimizer of torch.optim.",
             )
         )
-    states = (value for state in optimizer.state.values() for value in state.values())
-    return storage_bytes(v for v in states if isinstance(v, torch.Tensor) and v.dim() > 0)
+    return storage_bytes(tensor for tensor in _states(optimizer) if tensor.dim() > 0 and not is_paged(tensor))
+
+
+def paged_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the optimizer state in CUDA's managed memory, which a paged optimizer of bitsandbytes takes."""
+    return storage_bytes(filter(is_paged, _states(optimizer)))
+
+
+def _states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    values = (value for state in optimizer.state.values() for value in state.values())
+    return (value for value in values if isinstance(value, torch.Tensor))
 
 
 def make_optimizer(
-    name: str, model: torch.nn.Module, learning_rate: float = 5e-5, gpu: GPU | None = None
+    name: str,
+    model: torch.nn.Module,
+    learning_rate: float = 5e-5,
+    gpu: GPU | None = None,
+    fp32_embedding_state: bool = False,
 ) -> torch.optim.Optimizer:
     """The optimizer over the trainable parameters, as transformers' Trainer makes it on CUDA, on either GPU.
 
-    name: "adamw", "adamw_fused", "adamw_8bit" (bitsandbytes), "sgd" (no momentum), "adafactor", or TrainingArguments'
-    name for one of them. gpu: where the model lies; None finds it out.
+    name: one of OPTIMIZERS ("sgd" has no momentum; BITSANDBYTES says which class that is), or TrainingArguments' name
+    for it. gpu: where the model lies; None finds it out. fp32_embedding_state: what the Trainer does with 8 bits and a
+    loop of one's own does not: the states of each nn.Embedding stay in 32 (`Trainer.create_optimizer`).
     """
     name = optimizer_named(name)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise WrongValue(tr(ko="학습할 파라미터가 하나도 없다.", en="The model has no trainable parameter."))
-    if name == "adamw_8bit":
+    if name in BITSANDBYTES:
         require("bitsandbytes")
         from ..models.four_bit import bnb
 
-        optimizer = bnb.optim.AdamW8bit(parameters, lr=learning_rate)
-        optimizer.name2qmap = (gpu or gpu_of(model)).place(optimizer.name2qmap)  # its code tables live beside the state
+        optimizer, gpu = getattr(bnb.optim, BITSANDBYTES[name])(parameters, lr=learning_rate), gpu or gpu_of(model)
+        optimizer.name2qmap = gpu.place(optimizer.name2qmap)  # its code tables live beside the state
+        if gpu.is_virtual and optimizer.is_paged:
+            put_into_pages(optimizer, gpu)
         # What a Trainer of this process asked for its embeddings, bitsandbytes applies to every optimizer that follows.
         optimizer.mng = object.__new__(bnb.optim.GlobalOptimManager)
         optimizer.mng.initialize()
+        if fp32_embedding_state:
+            for module in model.modules():
+                if isinstance(module, torch.nn.Embedding):
+                    optimizer.mng.register_module_override(module, "weight", {"optim_bits": 32})
         return optimizer
     if name == "adamw_fused":
         return torch.optim.AdamW(parameters, lr=learning_rate, fused=True)

@@ -62,7 +62,7 @@ def predict_memory(
         kept[key] = run._replace(trace=trace), allocator.peak_reserved_bytes
     run, reserved_bytes = kept[key]
     trace, timeline = run.trace, run.trace.timeline()
-    log = TrainingLog(timeline.after_first_step_bytes, run.gradients, run.optimizer, timeline=timeline)
+    log = TrainingLog(timeline.after_first_step_bytes, run.gradients, run.optimizer, run.paged, timeline=timeline)
     report = report_of(setting, gpu, log, run.parameters, predicted=True)
     _tell_of_cpu(report, setting, run.offloaded)
     report.method = run.method
@@ -81,7 +81,8 @@ class Need:
 
     tensors: their peak. card: the least capacity in which the caching allocator gets through, to 1/128 of the peak.
     states: parameters, gradients and optimizer state. at_peak: category → bytes of the tensors' peak. offloaded: what
-    an optimizer step sends to the CPU and gets back. pinned: what a micro-batch of that takes of the RAM.
+    an optimizer step sends to the CPU and gets back. pinned: what a micro-batch of that takes of the RAM. paged: state
+    that lies in CUDA's managed memory, beside all these.
     """
 
     tensors: int
@@ -90,6 +91,7 @@ class Need:
     at_peak: dict[str, int]
     offloaded: int = 0
     pinned: int = 0
+    paged: int = 0
 
 
 @cached_by_model
@@ -112,7 +114,7 @@ def predict_need(setting: Setting, compute_capability: tuple[int, int], ddp: boo
     step = max(timeline.peak_bytes // 128, 2 * 2**20)
     return Need(
         timeline.peak_bytes, timeline.trace.smallest_capacity(step, reserved=reserved), states, timeline.at_peak(),
-        report.offloaded_bytes, report.pinned_bytes,
+        report.offloaded_bytes, report.pinned_bytes, report.paged_bytes,
     )  # fmt: skip
 
 
@@ -144,6 +146,7 @@ def training_arguments(setting: Setting, autocast: torch.dtype | None) -> Simple
         repeat_kv=setting.attention == REPEATED,
         kept_results=setting.kept_results,
         offload_checkpoints=setting.offload_checkpoints,
+        fp32_embedding_state=setting.fp32_embedding_state,
         fp16=autocast == torch.float16,
         bf16=autocast == torch.bfloat16,
         loss_scale=1.0,  # values do not matter here, and a step that overflows would be skipped: no optimizer state
@@ -166,6 +169,7 @@ def report_of(
         parameters_bytes=parameters_bytes,
         gradients_bytes=log.gradients_bytes,
         optimizer_bytes=log.optimizer_bytes,
+        paged_bytes=log.paged_bytes,
         allocated_bytes=log.allocated_bytes,
         peak_bytes=timeline.peak_bytes,
         needed_bytes=timeline.peak_bytes,
@@ -231,13 +235,14 @@ def _spec_like(gpu: GPU) -> GPUSpec:
 class Run(NamedTuple):
     """What a run of a setting left: its trace, and the full sizes in bytes of what is trained and what trains it.
 
-    offloaded: the checkpoints that went to the CPU.
+    paged: optimizer state in CUDA's managed memory. offloaded: the checkpoints that went to the CPU.
     """
 
     trace: Trace
     parameters: int
     gradients: int
     optimizer: int
+    paged: int
     offloaded: Moved
     method: str = "run"
 
@@ -259,7 +264,8 @@ def _run(setting: Setting, config: Any, gpu: VirtualGPU) -> Run:
     batch["labels"] = batch["input_ids"]
     log = train(model, [batch] * setting.samples, training_arguments(setting, autocast))
     moved = _moved(setting, log)
-    return Run(log.timeline.trace, model_bytes(model), log.gradients_bytes, log.optimizer_bytes, moved)
+    states = log.gradients_bytes, log.optimizer_bytes, log.paged_bytes
+    return Run(log.timeline.trace, model_bytes(model), *states, moved)
 
 
 def _predicted(setting: Setting, config: Any, spec: GPUSpec) -> Run:
@@ -284,7 +290,7 @@ def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | Non
     if not is_uniform(setting.kept_results):
         return None
 
-    names = "parameters", "gradients", "optimizer"
+    names = "parameters", "gradients", "optimizer", "paged"
 
     def run(shallow: Any) -> tuple[Trace, dict[Any, int]]:
         one = virtual_run(setting, shallow, spec)

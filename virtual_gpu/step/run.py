@@ -25,14 +25,15 @@ from ..real import GPU, gpu_of
 from ..trace.timeline import Timeline
 from ..turns import in_turn
 from ..units import positive_int, with_parameters
-from .optimizers import estimate_memory_of_gradients, estimate_memory_of_optimizer, make_optimizer
+from .optimizers import estimate_memory_of_gradients, estimate_memory_of_optimizer, make_optimizer, paged_bytes
 
 
 @dataclass
 class TrainingLog:
     """What a run of `train` left: bytes right after the first optimizer step, losses, and the timeline.
 
-    offloaded: bytes of a tensor → how often one went to the CPU (and came back), where checkpoints wait there.
+    paged_bytes: optimizer state in CUDA's managed memory (see `models.pages`), not in optimizer_bytes. offloaded: bytes
+    of a tensor → how often one went to the CPU (and came back), where checkpoints wait there.
     It is filled as training goes, so it holds what happened even when the memory ran out. On a virtual GPU there are
     no losses: its tensors have no values.
     """
@@ -40,6 +41,7 @@ class TrainingLog:
     allocated_bytes: int = 0
     gradients_bytes: int = 0
     optimizer_bytes: int = 0
+    paged_bytes: int = 0
     optimizer_steps: int = 0
     micro_steps: int = 0
     offloaded: Counter[int] = field(default_factory=Counter)
@@ -67,7 +69,7 @@ def train(
     they are dropped once there is a loss, as transformers' Trainer does. fused_lm_head: the loss comes from TRL's head
     (see `models.fused_head`), repeat_kv: grouped heads are repeated before attention (see `models.attention`),
     kept_results: what checkpointed blocks keep all the same (see `models.kept`), offload_checkpoints: what they keep
-    waits in the CPU's RAM (see `models.offloaded`).
+    waits in the CPU's RAM (see `models.offloaded`), fp32_embedding_state: see `make_optimizer`.
     gpu: where the model lies; None finds it out. after_first_step is called with the log after the first optimizer
     step, before the gradients are dropped.
 
@@ -110,7 +112,7 @@ def _train(
         enable_checkpointing(model, setting.kept_results, offload=setting.offload_checkpoints)
     from accelerate.utils import convert_to_fp32  # takes its time
 
-    optimizer = make_optimizer(setting.optimizer, model, setting.learning_rate, gpu)
+    optimizer = make_optimizer(setting.optimizer, model, setting.learning_rate, gpu, setting.fp32_embedding_state)
     scaled = setting.autocast == torch.float16 and not gpu.is_virtual
     scaler = torch.amp.GradScaler("cuda", init_scale=setting.loss_scale, enabled=scaled)
     model.train()
@@ -149,6 +151,7 @@ def _train(
                     log.allocated_bytes = gpu.memory_allocated()
                     log.gradients_bytes = estimate_memory_of_gradients(model)
                     log.optimizer_bytes = estimate_memory_of_optimizer(optimizer)
+                    log.paged_bytes = paged_bytes(optimizer)
                     if after_first_step is not None:
                         after_first_step(log)
                 optimizer.zero_grad()
@@ -216,6 +219,7 @@ class _Setting:
     repeat_kv: bool
     kept_results: tuple[str, ...]
     offload_checkpoints: bool
+    fp32_embedding_state: bool
 
     @classmethod
     def read(cls, args: Any) -> _Setting:
@@ -237,6 +241,7 @@ class _Setting:
             repeat_kv=bool(getattr(args, "repeat_kv", False)),
             kept_results=kept_results(getattr(args, "kept_results", ())),
             offload_checkpoints=bool(getattr(args, "offload_checkpoints", False)),
+            fp32_embedding_state=bool(getattr(args, "fp32_embedding_state", False)),
         )
 
 

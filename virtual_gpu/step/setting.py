@@ -88,6 +88,7 @@ class Setting:
     fused_lm_head: bool = False  # the loss from tiles of the logits, as TRL's SFTTrainer makes it
     kept_results: tuple[str, ...] = ()  # what checkpointed blocks keep all the same, see `models.kept`
     offload_checkpoints: bool = False  # their inputs wait in the CPU's RAM, see `models.offloaded`
+    fp32_embedding_state: bool = False  # with an 8-bit optimizer: as the Trainer has it, see `make_optimizer`
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -134,6 +135,8 @@ class Setting:
         put(self, "lora_dropout", float(dropout) if self.peft else LORA_DROPOUT)
         for name in ("double_quantization", "rest_in_fp32"):
             put(self, name, boolean(getattr(self, name), name) or self.peft != "qlora")
+        in_fp32 = boolean(self.fp32_embedding_state, "fp32_embedding_state")
+        put(self, "fp32_embedding_state", in_fp32 and self.peft is None and "8bit" in self.optimizer)
         check_size(self.samples, self.sequence_length)
 
     @classmethod
@@ -186,6 +189,7 @@ class Setting:
             "gradient_checkpointing": bool(checkpointing),
             "precision": f"{mixed}_{computes}" if computes else "auto",
             "optimizer": optimizer_named(arguments.optim),
+            "fp32_embedding_state": True,
         }
         how = getattr(arguments, "activation_checkpointing_kwargs", None) or getattr(
             arguments, "gradient_checkpointing_kwargs", None
@@ -238,6 +242,7 @@ class Setting:
             parts.append(f"dropout {self.lora_dropout:g}")
         parts += [] if self.double_quantization else [tr(ko="이중 양자화 없이", en="no double quantization")]
         parts += [] if self.rest_in_fp32 else [rest_label()]
+        parts += [tr(ko="임베딩의 상태는 fp32", en="embeddings' state in fp32")] if self.fp32_embedding_state else []
         return " · ".join(parts)
 
     @property
@@ -256,6 +261,7 @@ class Setting:
         """The settings by name; without adapters, without theirs."""
         silent = [] if self.peft == "qlora" else ["double_quantization", "rest_in_fp32"]
         silent += [] if self.peft else ["lora_rank", "lora_targets", "lora_dropout"]
+        silent += [] if self.fp32_embedding_state else ["fp32_embedding_state"]
         return {name: value for name, value in asdict(self).items() if name not in silent}
 
     def check_length(self, config: Any) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..cards import CATALOG
 from ..counting.gpu import VirtualGPU
@@ -24,8 +25,8 @@ from .setting import Setting
 def states_of(setting: Setting) -> dict[str, int]:
     """kind → bytes of "parameters", "gradients" and "optimizer", whatever batch, length and GPU.
 
-    The optimizer's state of a tensor follows from its shape: it is made for each shape that the model has, for one and
-    for two of them, so that what they share counts once.
+    The optimizer's state of a tensor follows from its shape, and from whether it is an embedding: it is made for each
+    kind that the model has, for one and for two of them, so that what they share counts once.
     """
     config = load_config(setting.model_id)
     dtype, _ = setting.dtypes
@@ -40,14 +41,16 @@ def _states(setting: Setting, config: Any, dtype: torch.dtype) -> dict[str, int]
     if setting.peft == "qlora":
         _cast_biases(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    shapes = Counter((tuple(parameter.shape), parameter.dtype) for parameter in trained)
-    one, two = ({shape: _state(*shape, copies, setting.optimizer) for shape in shapes} for copies in (1, 2))
-    own = sum(count * (two[shape] - one[shape]) for shape, count in shapes.items())
-    shared = max(2 * one[shape] - two[shape] for shape in shapes)  # bitsandbytes' code tables
+    apart = [module for module in model.modules() if setting.fp32_embedding_state and isinstance(module, nn.Embedding)]
+    embeddings = {id(module.weight) for module in apart}
+    kinds = Counter((tuple(p.shape), p.dtype, id(p) in embeddings) for p in trained)
+    one, two = ({kind: _state(*kind, copies, setting.optimizer) for kind in kinds} for copies in (1, 2))
+    own = sum(count * (two[kind] - one[kind]) for kind, count in kinds.items())
+    shared = max(2 * one[kind] - two[kind] for kind in kinds)  # bitsandbytes' code tables
     return {"parameters": model_bytes(model), "gradients": storage_bytes(trained), "optimizer": own + shared}
 
 
-def _cast_biases(model: torch.nn.Module) -> None:
+def _cast_biases(model: nn.Module) -> None:
     """Hold the biases of 4-bit layers as they are held from the first product on."""
     from ..models.four_bit import VirtualLinear4bit
     from ..rules.bitsandbytes import compute_bias
@@ -58,14 +61,19 @@ def _cast_biases(model: torch.nn.Module) -> None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _state(shape: tuple[int, ...], dtype: torch.dtype, copies: int, optimizer: str) -> int:
-    """Bytes that the optimizer keeps for so many parameters of a shape, after one step on them."""
+def _state(shape: tuple[int, ...], dtype: torch.dtype, embedding: bool, copies: int, optimizer: str) -> int:
+    """Bytes that the optimizer keeps for so many parameters of a shape, after one step on them.
+
+    embedding: of embeddings whose state stays in fp32.
+    """
     gpu = VirtualGPU(CATALOG["A100-80GB"], limited=False)
-    holder = torch.nn.Module()
-    for i in range(copies):
-        setattr(holder, f"weight_{i}", torch.nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")))
+    holder = nn.ModuleList(nn.Module() for _ in range(copies))
+    if embedding:
+        holder = nn.ModuleList(nn.Embedding(*shape, device="meta") for _ in range(copies))
+    for module in holder:
+        module.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"))
     gpu.place(holder)
-    made = make_optimizer(optimizer, holder, gpu=gpu)
+    made = make_optimizer(optimizer, holder, gpu=gpu, fp32_embedding_state=embedding)
     for parameter in holder.parameters():
         parameter.grad = torch.empty_like(parameter)
     with gpu.record(holder, made) as record, record.phase("step"):

@@ -17,8 +17,8 @@ from .settings import (
     trained_part,
     weights_dtype,
 )
-from .torch_loop import OPTIMIZERS, imports_of
 from .torch_loop import cannot as cannot  # what is not split there is not split here
+from .torch_loop import imports_of, made
 
 if TYPE_CHECKING:
     from ..plans import Plan
@@ -43,7 +43,7 @@ def files(plan: Plan) -> dict[str, str]:
         dtype=weights_dtype(recipe),
         blocks=BLOCKS,
         model=_model(plan),
-        optimizer=OPTIMIZERS[recipe.optimizer][1],
+        optimizer=made(recipe),
         fused=", fused_lm_head=True" if recipe.fused_lm_head else "",
         **of_keeping(plan),
     )
@@ -83,8 +83,7 @@ loader = DataLoader(torch.tensor(blocks), batch_size=MICRO_BATCH, shuffle=True, 
 
 {model}model.train()
 trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-optimizer = {optimizer}
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+optimizer = {optimizer}model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 steps = len(loader) // ACCUMULATION
 steps = min(steps, args.max_steps) if args.max_steps > 0 else steps
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer.optimizer, 1.0, 0.0, total_iters=steps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...language import tr
+from ...step.optimizers import BITSANDBYTES
 from . import fsdp2
 from .settings import (
     BLOCKS,
@@ -28,10 +29,10 @@ NAMES = ("train.py",)
 OPTIMIZERS = {
     "adamw": ("", "torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0)"),
     "adamw_fused": ("", "torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0, fused=True)"),
-    "adamw_8bit": (
-        "from bitsandbytes.optim import AdamW8bit\n",
-        "AdamW8bit(trained, lr=LEARNING_RATE, weight_decay=0.0)",
-    ),
+    **{
+        name: (f"from bitsandbytes.optim import {kind}\n", f"{kind}(trained, lr=LEARNING_RATE, weight_decay=0.0)")
+        for name, kind in BITSANDBYTES.items()
+    },
     "sgd": ("", "torch.optim.SGD(trained, lr=LEARNING_RATE)"),
     "adafactor": (
         "from transformers.optimization import Adafactor\n",
@@ -61,17 +62,29 @@ def files(plan: Plan) -> dict[str, str]:
         head=head(plan),
         dtype=weights_dtype(recipe),
         blocks=BLOCKS,
-        optimizer=OPTIMIZERS[recipe.optimizer][1],
+        optimizer=made(recipe),
         **of_keeping(plan),
         **parts,
     )
     return {"train.py": script}
 
 
+def made(recipe: Recipe) -> str:
+    """The optimizer, and what is said of it before its first step."""
+    call = OPTIMIZERS[recipe.optimizer][1]
+    return f"{call}\n{_EMBEDDINGS}" if _spares_embeddings(recipe) else f"{call}\n"
+
+
+def _spares_embeddings(recipe: Recipe) -> bool:
+    return recipe.method == "full" and "8bit" in recipe.optimizer
+
+
 def imports_of(plan: Plan, *more: str) -> tuple[str, str]:
     """(before torch's, from transformers' on) the imports that the plan needs; more: of transformers."""
     recipe, (repeated, fused) = plan.recipe, imports(plan)
     line = OPTIMIZERS[recipe.optimizer][0]
+    if _spares_embeddings(recipe):
+        line = f"from bitsandbytes.optim import {', '.join(sorted((BITSANDBYTES[recipe.optimizer], _MANAGER)))}\n"
     names = ["LoraConfig", "get_peft_model"] + (["prepare_model_for_kbit_training"] if upcasts(recipe) else [])
     bits = ", BitsAndBytesConfig" if recipe.method == "qlora" else ""
     last = f"from transformers import {', '.join([*more, 'AutoModelForCausalLM', 'AutoTokenizer'])}{bits}\n"
@@ -95,6 +108,11 @@ def _precision(recipe: Recipe) -> dict[str, str]:
     }
 
 
+_MANAGER = "GlobalOptimManager"
+_EMBEDDINGS = """for module in model.modules():
+    if isinstance(module, torch.nn.Embedding):  # 32 bits for what it remembers of them, as the Trainer has it
+        GlobalOptimManager.get_instance().register_module_override(module, "weight", {"optim_bits": 32})
+"""
 _FORWARD = "        loss = model(input_ids=batch, labels=batch, use_cache=False{fused}).loss / ACCUMULATION\n"
 _AUTOCAST = "        with torch.autocast(device.type, torch.{dtype}, enabled=not args.cpu):\n"
 _TRAINED = "trained = [parameter for parameter in model.parameters() if parameter.requires_grad]\n"
@@ -159,8 +177,7 @@ steps = min(steps, args.max_steps) if args.max_steps > 0 else steps
 
 {model}model.train()
 {wrapped}
-optimizer = {optimizer}
-schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
+optimizer = {optimizer}schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
 {scaler}batches = iter(loader)
 for step in range(1, steps + 1):
     total = torch.zeros((), device=device)

@@ -2,8 +2,8 @@
 
 What changes least comes first, as the planner ranks: a smaller micro-batch with more accumulation (the same optimizer
 step), then checkpointing (the same result, more work), checkpoints on the CPU (where the file can say it), an 8-bit
-optimizer, weights in bf16, adapters, 4-bit weights, and last a shorter length. Every answer was measured on the virtual
-GPU.
+optimizer, weights in bf16, the 8-bit states in pages, adapters, 4-bit weights, and last a shorter length. Every answer
+was measured on the virtual GPU.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ...cards import GPUSpec, Range, card
 from ...errors import NotSupported, WrongValue
 from ...language import tr
 from ...models.configs import load_config, model_name
-from ...models.depth import text_config
 from ...models.offloaded import can_offload
+from ...models.pages import pages_label
 from ...room import FITS, Room, room_on
 from ...shards.layout import Layout
 from ...shards.nccl import nccl_bytes
@@ -26,7 +26,7 @@ from ...shards.rank_step import rank_step
 from ...step.predict import predict_need
 from ...step.setting import Setting
 from ...step.states import states_of
-from ...units import human_bytes, path_of
+from ...units import path_of
 from ...writing import check_folder, write
 from ..plans import how_many
 from . import axolotl, llama_factory, torchtune, trainer, trl
@@ -40,10 +40,11 @@ _STEP = 64  # tokens: a shorter length is a multiple of it
 
 @dataclass(frozen=True)
 class Try:
-    """A setting, and what it takes of each GPU. reserved: bytes of the caching allocator."""
+    """A setting, and what it takes of each GPU. reserved: bytes of the caching allocator; paged: of managed memory."""
 
     setting: Setting
     reserved: int
+    paged: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Answer:
             return {
                 "setting": one.setting.to_dict(),
                 "reserved_bytes": one.reserved,
+                "paged_bytes": one.paged,
                 "card_bytes": [needed.low, needed.high],
             }
 
@@ -135,9 +137,11 @@ class Answer:
         lines = [f"{self.document.path} ({self.tool}): {verdict}"]
         lines += [f"  {self.start.setting.title}{_sharded(self.stage, self.gpus)}"]
         lines += [f"  {self._bound()}{self.room.needs(self.start.reserved)}"]
+        lines += [f"  {pages_label(self.start.paged)}"] if self.start.paged else []
         if self.lines:
             lines += [tr(ko="바꿀 줄:", en="lines to change:"), *(f"  {line}" for line in self.changes())]
             lines += [f"  → {self.room.line(self.proposal.reserved)}"]
+            lines += [f"  → {pages_label(self.proposal.paged)}"] if self.proposal.paged else []
         elif not self.fits:
             lines.append(
                 tr(
@@ -206,6 +210,9 @@ def start_from(
         keys.note("deepspeed" if "deepspeed" in document.values else "fsdp", LESS, tr(
             ko="GPU마다 모델을 통째로 둔 것으로 셌다", en="counted as if each GPU held the whole model"))  # fmt: skip
         stage = 0
+    if stage and setting.optimizer not in ("adamw", "adamw_fused"):
+        keys.note("optim" if "optim" in document.values else "optimizer", LESS, tr(
+            ko="나눈 조각의 상태는 AdamW의 것으로 셌다", en="of shards AdamW's states were counted"))  # fmt: skip
     nccl = nccl_bytes(Layout(gpus, 3)) if gpus > 1 else None
     room = room_on(spec, nccl and Range(nccl.low, nccl.high))
     search = _Search(tool, keys, spec, gpus, stage, room, margin, progress or (lambda setting, needed: None))
@@ -234,27 +241,12 @@ class _Search:
             tuple(self.keys.notes), impossible,
         )  # fmt: skip
         if found.fits:
-            return self.with_embeddings(found, setting)
+            return found
         for one in self.candidates(setting):
             tried = self.largest(setting, one)
             if tried is not None:
-                found = replace(found, proposal=tried, lines=self.tool.write(self.keys, setting, tried.setting))
-                return self.with_embeddings(found, tried.setting)
-        return self.with_embeddings(found, setting)
-
-    def with_embeddings(self, found: Answer, setting: Setting) -> Answer:
-        """With a note where the Trainer keeps the embeddings' state in 32 bits (GlobalOptimManager) beside 8-bit AdamW.
-
-        transformers 5.23, Trainer.create_optimizer: 8 bytes a parameter of each nn.Embedding, counted here as 2.
-        """
-        if setting.peft is not None or setting.optimizer != "adamw_8bit" or self.tool is torchtune:
-            return found
-        config = text_config(load_config(setting.model_id))
-        more = human_bytes(6 * config.vocab_size * config.hidden_size)
-        why = tr(ko=f"Trainer는 임베딩의 상태를 32비트로 둔다. {more}쯤 더 든다",
-                 en=f"the Trainer keeps the embeddings' state in 32 bits: about {more} more")  # fmt: skip
-        name = "optimizer" if self.tool is axolotl else "optim"
-        return replace(found, notes=(*found.notes, Note(name, "adamw_bnb_8bit", MORE, why)))
+                return replace(found, proposal=tried, lines=self.tool.write(self.keys, setting, tried.setting))
+        return found
 
     def measured(self, setting: Setting) -> Try:
         if self.stage:
@@ -265,11 +257,12 @@ class _Search:
                 accumulating=setting.gradient_accumulation_steps > 1, peft=setting.peft, lora_rank=setting.lora_rank,
                 lora_targets=setting.lora_targets, offload_checkpoints=setting.offload_checkpoints,
             )  # fmt: skip
-            needed = step.card_bytes
+            found = Try(setting, step.card_bytes)
         else:
-            needed = predict_need(setting, self.spec.compute_capability, self.gpus > 1).card
-        self.progress(setting, needed)
-        return Try(setting, needed)
+            need = predict_need(setting, self.spec.compute_capability, self.gpus > 1)
+            found = Try(setting, need.card, need.paged)
+        self.progress(setting, found.reserved)
+        return found
 
     def has_room(self, reserved: int) -> bool:
         return self.room.verdict(int(reserved * (1 + self.margin))) == FITS
@@ -311,10 +304,16 @@ class _Search:
         yield {"precision": precision}
         if method == "full" and not self.stage:
             if start.optimizer in ("adamw", "adamw_fused"):
-                yield {"precision": precision, "optimizer": "adamw_8bit"}
+                yield {"precision": precision, **self._optimizer("adamw_8bit")}
             if precision == "mixed_bf16":
-                yield from ({"precision": half, "optimizer": name} for half in (self._pure(),) if half
+                yield from ({"precision": half, **self._optimizer(name)} for half in (self._pure(),) if half
                             for name in dict.fromkeys([start.optimizer, "adamw_8bit"]))  # fmt: skip
+            if start.optimizer == "adamw_8bit":
+                yield {"precision": precision, **self._optimizer("paged_adamw_8bit")}
+
+    def _optimizer(self, name: str) -> dict[str, Any]:
+        """Fields of a Setting: all but torchtune's loop is the Trainer's."""
+        return {"optimizer": name, "fp32_embedding_state": self.tool is not torchtune}
 
     def _pure(self) -> str:
         return {llama_factory: "bf16", trl: "autocast_bf16"}.get(self.tool, "")

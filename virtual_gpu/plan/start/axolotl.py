@@ -71,6 +71,7 @@ def read(keys: Keys, spec: GPUSpec, gpus: int, peft: str | None) -> tuple[dict[s
         "gradient_accumulation_steps": steps or max((total or micro) // micro, 1),
         "gradient_checkpointing": checkpointing,
         "optimizer": hugging_face.optimizer(keys, "optimizer", "adamw_torch_fused"),
+        "fp32_embedding_state": True,
         "lora_rank": keys.whole("lora_r", 8),
         "lora_dropout": keys.share("lora_dropout", 0.0),
         "lora_targets": _targets(keys),

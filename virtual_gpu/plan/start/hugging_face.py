@@ -22,12 +22,6 @@ from .keys import EITHER, LESS, MORE, Keys, free
 
 CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")  # its name before and since transformers 5.23
 CHECKPOINTING_KWARGS = tuple(f"{name}_kwargs" for name in CHECKPOINTING)
-# What pages its state to the host counts as if all of it were on the card, as it is where there is room.
-PAGED = {
-    "paged_adamw": "adamw_fused",
-    "paged_adamw_32bit": "adamw_fused",
-    "paged_adamw_8bit": "adamw_8bit",
-}
 EFFECTS = {
     LESS: ("use_liger_kernel", "torch_empty_cache_steps", "auto_find_batch_size"),
     MORE: ("neftune_noise_alpha", "label_smoothing_factor", "use_cache"),
@@ -60,6 +54,7 @@ def common(keys: Keys, checkpointing: bool = False, own: bool = False) -> dict[s
         "batch_size": keys.whole("per_device_train_batch_size", known["per_device_train_batch_size"]),
         "gradient_accumulation_steps": keys.whole("gradient_accumulation_steps", 1),
         "optimizer": optimizer(keys, "optim", str(getattr(known["optim"], "value", known["optim"]))),
+        "fp32_embedding_state": True,
     }
     name = _there(keys, CHECKPOINTING)
     found["gradient_checkpointing"] = keys.flag(name) if name else checkpointing
@@ -118,9 +113,6 @@ def optimizer(keys: Keys, name: str, default: str) -> str:
     try:
         return optimizer_named(given)
     except NotSupported as error:
-        if given.lower() in PAGED:
-            keys.note(name, LESS, tr(ko="페이지를 모두 GPU에 둔 것으로 셌다", en="counted with every page on the GPU"))
-            return PAGED[given.lower()]
         raise keys.not_counted(name, str(error)) from error
 
 

@@ -34,8 +34,8 @@ _OPTIMIZERS = {
     "torch.optim.AdamW": "adamw",
     "torch.optim.SGD": "sgd",
     "bitsandbytes.optim.AdamW8bit": "adamw_8bit",
-    "bitsandbytes.optim.PagedAdamW8bit": "adamw_8bit",
-    "bitsandbytes.optim.PagedAdamW": "adamw_fused",
+    "bitsandbytes.optim.PagedAdamW8bit": "paged_adamw_8bit",
+    "bitsandbytes.optim.PagedAdamW": "paged_adamw",
 }
 _ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
@@ -88,10 +88,6 @@ def _model(keys: Keys, base: str) -> str:
 
 def _optimizer(keys: Keys) -> str:
     name = keys.word("optimizer._component_", "torch.optim.AdamW", among=_OPTIMIZERS)
-    if "Paged" in name:
-        keys.note(
-            "optimizer", LESS, tr(ko="페이지를 모두 GPU에 둔 것으로 셌다", en="counted with every page on the GPU")
-        )
     return "adamw_fused" if name == "torch.optim.AdamW" and keys.flag("optimizer.fused") else _OPTIMIZERS[name]
 
 
@@ -129,8 +125,8 @@ def write(keys: Keys, old: Setting, new: Setting) -> dict[str, Any]:
         raise NotSupported("torchtune")
     if new.optimizer != old.optimizer:
         if keys.get("optimizer.fused") is not None:
-            raise NotSupported("torchtune")  # AdamW8bit takes no `fused`: the line would have to go
-        found["optimizer._component_"] = "bitsandbytes.optim.AdamW8bit"
+            raise NotSupported("torchtune")  # bitsandbytes' take no `fused`: the line would have to go
+        found["optimizer._component_"] = {ours: theirs for theirs, ours in _OPTIMIZERS.items()}[new.optimizer]
     if new.peft != old.peft:
         found["model._component_"] = re.sub(r"\.lora_(?=[^.]+$)", ".qlora_", keys.get("model._component_"))
     return found

@@ -1,0 +1,62 @@
+"""Pages: CUDA's managed memory, which bitsandbytes' paged optimizers take for their states.
+
+They are no block of PyTorch's allocator. The driver moves them: they lie on the card while it has room, else in the
+RAM, and come back when a kernel touches them. So they take nothing of what PyTorch can reserve. Sources: bitsandbytes
+0.50, get_paged in functional.py, get_state_buffer in optim/optimizer.py; CUDA C Programming Guide, Unified Memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..language import tr
+from ..units import human_bytes
+
+if TYPE_CHECKING:
+    from ..counting.gpu import VirtualGPU
+    from ..counting.mode import CountingMode
+
+PAGED_FROM = 100_000  # elements: a smaller state is a tensor like any other (get_state_buffer's 1e5)
+
+
+def is_paged(tensor: Any) -> bool:
+    """Whether a tensor lies in managed memory."""
+    return getattr(tensor, "is_paged", False)
+
+
+def page(mode: CountingMode, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of a virtual GPU that its allocator knows nothing of."""
+    with mode, mode.uncounted():
+        tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
+    tensor.is_paged = True
+    return tensor
+
+
+def pages_label(nbytes: int) -> str:
+    """Where so many bytes of state are, in the reader's language."""
+    pages = human_bytes(nbytes)
+    return tr(
+        ko=f"옵티마이저 상태 {pages}는 CUDA의 관리 메모리(페이지)에 있다. GPU에 자리가 모자란 만큼은 RAM에 있고 "
+        "스텝마다 오간다",
+        en=f"optimizer state of {pages} is in CUDA's managed memory (pages): what finds no room on the GPU lies in the "
+        "RAM, and comes and goes with every step",
+    )
+
+
+def put_into_pages(optimizer: Any, gpu: VirtualGPU) -> None:
+    """Let a paged optimizer of bitsandbytes have its pages on a virtual GPU, whose tensors call themselves the CPU's.
+
+    There it would take none: its pages are CUDA's. `prefetch_state` asks the driver to move them, and holds nothing.
+    """
+    optimizer.get_state_buffer = functools.partial(_buffer, gpu)
+    optimizer.prefetch_state = lambda parameter: None
+
+
+def _buffer(gpu: VirtualGPU, parameter: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    if parameter.numel() < PAGED_FROM:
+        return torch.zeros_like(parameter, dtype=dtype)
+    return page(gpu.mode, parameter.shape, dtype, parameter.device)
