@@ -107,15 +107,17 @@ FULL = {"methods": ("full",), "length": 128, "batch": 4}
 NARROW = "2.5 GiB, 8.0"  # gpt2-medium in bf16 with 8-bit states wants more, in pages less
 
 
-def test_pages_are_for_want_of_room():
-    wide, narrow = (plan_training("openai-community/gpt2-medium", gpu, **FULL) for gpu in ("L4", NARROW))
-    assert not any(plan.paged_bytes for plan in wide)
-    assert any("paged_adamw_8bit" in what and "페이지" in why for what, why in wide.skipped)
-    assert {plan.recipe.optimizer for plan in narrow} == {"paged_adamw_8bit"}
-    assert any(plan.recipe.optimizer == "adamw_8bit" for plan in narrow.losers)
-    best = narrow.best
-    assert best.needed_bytes <= narrow.request.limit_bytes and best.at_peak["optimizer"] < 0.05 * best.paged_bytes
-    assert anything_that_fits(narrow.request) is not None
+def test_pages_are_proposed_where_nothing_fits():
+    """What travels takes time that nobody here has measured, and no such memory is there on Windows."""
+    narrow = plan_training("openai-community/gpt2-medium", NARROW, **FULL)
+    assert not narrow.plans and anything_that_fits(narrow.request) is None
+    assert any("페이지" in what and "paged_adamw_8bit" in why for what, why in narrow.skipped)
+    (change,) = (change for change in narrow.changes if change.what == "optimizer")
+    assert change.value == "paged_adamw_8bit" and "옵티마이저를 바꾼다: paged_adamw_8bit" in str(change)
+    plan = change.plan
+    assert plan.fits and plan.at_peak["optimizer"] < 0.05 * plan.paged_bytes
+    asked = plan_training("openai-community/gpt2-medium", NARROW, optimizer="paged_adamw_8bit", **FULL)
+    assert asked.best == plan
 
 
 def test_what_finds_no_room_travels():

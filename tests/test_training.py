@@ -21,6 +21,7 @@ from virtual_gpu.language import set_language
 from virtual_gpu.models.build import build_on_gpu, count_parameters
 from virtual_gpu.step import run
 from virtual_gpu.step.optimizers import (
+    BITSANDBYTES,
     OPTIMIZERS,
     estimate_memory_of_gradients,
     estimate_memory_of_optimizer,
@@ -186,13 +187,7 @@ def test_transformers_own_arguments(model, tmp_path):
 def test_optimizers_and_their_names_in_transformers(name, model):
     optimizer = make_optimizer(name.upper(), model)
     ours = next(key for key, aliases in OPTIMIZERS.items() if name in (key, *aliases))
-    kinds = {
-        "adamw": "AdamW",
-        "adamw_fused": "AdamW",
-        "adamw_8bit": "AdamW8bit",
-        "sgd": "SGD",
-        "adafactor": "Adafactor",
-    }
+    kinds = BITSANDBYTES | {"adamw": "AdamW", "adamw_fused": "AdamW", "sgd": "SGD", "adafactor": "Adafactor"}
     assert type(optimizer).__name__ == kinds[ours]
     assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {id(p) for p in model.parameters()}
     assert estimate_memory_of_optimizer(optimizer) == 0

@@ -44,8 +44,8 @@ STEPS = [
     ("길이를 128로", {"sequence_length": 128}, "긴 글을 잘라야 한다", "3장"),
     (
         "체크포인팅 + 8비트 AdamW",
-        {**CHECKPOINTED, "optimizer": "adamw_8bit"},
-        "옵티마이저 상태를 8비트로 양자화한다",
+        {**CHECKPOINTED, "optimizer": "adamw_8bit", "fp32_embedding_state": True},
+        "옵티마이저 상태를 8비트로 양자화한다(Trainer처럼 임베딩의 것은 fp32)",
         "2장, 3장",
     ),
     ("LoRA", {"peft": "lora"}, "가중치의 변화량이 rank로 제한된다", "8장"),

@@ -117,11 +117,13 @@ WORDS = {
     ),
     "adamw_8bit": Words(
         "8비트 AdamW", "bitsandbytes 0.26", "optim='adamw_bnb_8bit'", "bnb.optim.AdamW8bit(parameters)",
+        "Trainer는 임베딩의 상태를 fp32로 둔다. 표는 직접 쓴 루프의 것이고, Trainer에서는 임베딩의 원소마다 6바이트가 더 든다",
     ),
     "paged": Words(
         "페이지 AdamW(32비트)", "bitsandbytes 0.39", "optim='paged_adamw_32bit'",
         "bnb.optim.PagedAdamW32bit(parameters)",
-        "상태는 CUDA의 관리 메모리에 있어 PyTorch가 세지 않는다. 카드에 자리가 없으면 스텝마다 PCIe를 오간다",
+        "상태는 CUDA의 관리 메모리에 있어 PyTorch가 세지 않는다. 카드에 자리가 없으면 스텝마다 PCIe를 오간다. "
+        "윈도우와 WSL2에는 없다",
     ),
     "paged_8bit": Words(
         "페이지 8비트 AdamW", "bitsandbytes 0.39", "optim='paged_adamw_8bit'",

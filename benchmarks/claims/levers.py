@@ -21,18 +21,6 @@ NOT_HERE = {
 }
 
 
-def _optimizer_of(lever: str, program: Program) -> Any:
-    """bitsandbytes' own where the catalogue has a stand-in for its managed memory."""
-    real = {"paged": "PagedAdamW32bit", "paged_8bit": "PagedAdamW8bit"}
-    if ON_CARD and lever in real:
-        import bitsandbytes
-
-        return lambda model: getattr(bitsandbytes.optim, real[lever])(
-            [p for p in model.parameters() if p.requires_grad], lr=1e-5
-        )
-    return program.optimizer
-
-
 def run(base: str, wanted: tuple[str, ...], trace: bool = False) -> None:
     """The program without a lever and with each of these, one after another in a process."""
     for name in wanted:
@@ -55,8 +43,7 @@ def one(base: str, name: str, program: Program, trace: bool = False) -> None:
     if base.startswith("8b") and program.load is BASES[base].load:  # 16 GB of files are not written: built on the card
         program = replace(program, load=lambda program: built(program.model_id, program.weights, program.attention))
     around = contextlib.nullcontext if ON_CARD and stands_in else program.around
-    program = replace(program, model_id=path_of(program.model_id) if not base.startswith("8b") else program.model_id,
-                      optimizer=_optimizer_of(name, program))  # fmt: skip
+    program = replace(program, model_id=path_of(program.model_id) if not base.startswith("8b") else program.model_id)
     try:
         with around():
             row |= _train(program, trace, f"{base}-{name}")

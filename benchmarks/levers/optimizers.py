@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from .kernels import Pages
 from .program import trained
 
 RANK = 128  # of GaLore's and APOLLO's projections
@@ -56,10 +55,6 @@ def bitsandbytes(kind: str) -> Callable[[nn.Module], Any]:
         return optimizer
 
     return make
-
-
-def paged(bytes_each: int) -> Callable[[nn.Module], Any]:
-    return lambda model: Pages(trained(model), bytes_each)
 
 
 def in_backward(model: nn.Module) -> Any:

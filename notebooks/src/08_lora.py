@@ -883,14 +883,31 @@ merge(twice)
 # %% [markdown] lang="ko"
 # ### 페이지 옵티마이저
 #
-# QLoRA 논문의 나머지 한 조각은 **페이지 옵티마이저**(`PagedAdamW8bit`)다. 8비트 AdamW의 상태를, GPU 메모리가 모자라는 순간 CPU 메모리로 옮겨 둔다. CUDA의 통합 메모리 기능이라 **CUDA에서만** 동작한다. 그런데 LoRA에서 옵티마이저 상태를 줄이는 것이 얼마나 도움이 될까?
+# QLoRA 논문의 나머지 한 조각은 **페이지 옵티마이저**(`PagedAdamW8bit`)다. 옵티마이저 상태를 CUDA의 관리 메모리(managed memory)에 둔다. 그러면 드라이버가 그것을 페이지 단위로, 자리가 있으면 GPU에, 모자라면 RAM에 둔다. PyTorch의 할당자가 모르는 메모리라 `torch.cuda.memory_allocated()`에는 나오지 않는다. CUDA의 기능이므로 **CUDA에서만** 동작한다. 그런데 LoRA에서 옵티마이저 상태를 줄이는 것이 얼마나 도움이 될까?
 
 # %%
 rows = []
-for optimizer in ("adamw", "adamw_8bit"):
+for optimizer in ("adamw", "adamw_8bit", "paged_adamw_8bit"):
     report = predict_memory(batch_size=4, peft="qlora", optimizer=optimizer)
-    rows.append([optimizer, human_bytes(report.optimizer_bytes), human_bytes(report.needed_bytes)])
-Table("optimizer, state, peak", rows)
+    sizes = report.optimizer_bytes, report.paged_bytes, report.needed_bytes
+    rows.append([optimizer, *map(human_bytes, sizes)])
+Table("optimizer, state, pages, peak", rows)
 
 # %% [markdown] lang="ko"
-# 12 MiB가 3 MiB로 줄었지만 최대 메모리는 거의 그대로다. 어댑터가 작으면 8비트 상태도, 페이지 옵티마이저도 바꾸는 것이 거의 없다. 효과가 큰 것은 rank가 크거나 전체 미세 조정을 할 때다.
+# 12 MiB가 3 MiB로 줄었지만 최대 메모리는 거의 그대로다. 페이지(pages)는 아예 없다. bitsandbytes는 원소가 10만 개 이상인 파라미터의 상태만 페이지에 두는데, 이 어댑터의 행렬은 그보다 작다. 효과가 큰 것은 rank가 크거나 전체 미세 조정을 할 때다. Llama-3.2-3B의 가중치를 모두, 순수 bf16으로 L4에서 학습한다.
+
+# %%
+rows = []
+for optimizer in ("adamw_fused", "adamw_8bit", "paged_adamw_8bit"):
+    report = predict_memory(
+        batch_size=1, model_id="Llama-3.2-3B", precision="bf16", optimizer=optimizer,
+        sequence_length=512, gradient_checkpointing=True, gpu="L4",
+    )  # fmt: skip
+    sizes = report.optimizer_bytes, report.paged_bytes, report.needed_bytes
+    rows.append([optimizer, *map(human_bytes, sizes)])
+Table("optimizer, state, pages, peak", rows)
+
+# %% [markdown] lang="ko"
+# 상태 11.97 GiB가 8비트로 6.08 GiB가 되고(순수 bf16이면 상태도 bf16이라 4분의 1이 아니라 절반이다), 그 대부분이 페이지로 가면 PyTorch가 세는 최대는 13.55 GiB다.
+#
+# 그렇다고 5.98 GiB가 사라진 것은 아니다. 22 GiB인 L4라면 13.55 GiB 옆에 자리가 있어 GPU에 그대로 있고, `nvidia-smi`에는 그만큼 더 나온다. 16 GB 카드라면 모자란 만큼이 RAM에 있다가 스텝마다 오간다. 값은 얼마일까? torchtune이 Llama-3-8B를 한 장에서 전체 미세 조정하며 재니, `AdamW8bit`를 `PagedAdamW8bit`로 바꾸어 최대 메모리가 46% 줄고 속도는 그대로였다. 그런데 32비트 페이지(`PagedAdamW`)는 임베딩과 출력층의 큰 상태가 오가느라 스텝에 6초 넘게 걸려 쓰지 못했다([torchtune #990](https://github.com/meta-pytorch/torchtune/pull/990)). 다른 측정에서는 메모리가 55% 줄고 18% 느려졌다([torchao #1213](https://github.com/pytorch/ao/issues/1213)). 그래서 플래너(9장)는 페이지를 먼저 권하지 않는다. 물을 때 세고, 달리 들어가는 것이 없을 때 알려 준다. 윈도우와 WSL2에서는 관리 메모리가 GPU의 메모리보다 커질 수 없어([CUDA 안내서](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#unified-memory-programming)) 이 방법이 듣지 않는다.

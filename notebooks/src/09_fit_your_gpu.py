@@ -103,7 +103,7 @@ planner_panel()
 #
 # 목록에 없는 GPU는 `plan_training(..., gpu="24GiB, 8.6")`처럼 메모리와 계산 능력(compute capability)으로 적는다. 모델과 GPU마다 길이 512, 2048, 8192의 첫째 계획은 [모델과 GPU의 답](../../docs/answers.md)에 모아 두었다.
 #
-# 오프로드는 체크포인트를 RAM에 두는 것 하나만 찾는다. 그것도 방법과 옵티마이저를 그대로 두고는 달리 들어가지 않을 때만 해 본다(9.12절). 그 밖의 오프로드, 페이지 옵티마이저, `torch.compile`, 7장의 모델 나누기는 찾지 않는다. 그런 프로그램은 9.10절처럼 그대로 실행해 본다.
+# 오프로드는 체크포인트를 RAM에 두는 것 하나만 찾는다. 그것도 방법과 옵티마이저를 그대로 두고는 달리 들어가지 않을 때만 해 본다(9.12절). 페이지 옵티마이저(8.5절)는 `optimizer="paged_adamw_8bit"`처럼 물을 때만 세고, 들어가는 것이 없으면 그렇게 바꾸어 되는지 알려 준다. 그 밖의 오프로드, `torch.compile`, 7장의 모델 나누기는 찾지 않는다. 그런 프로그램은 9.10절처럼 그대로 실행해 본다.
 #
 # ## 9.3 표 읽기
 #
@@ -117,8 +117,8 @@ planner_panel()
 #
 # - **필요한 메모리**: 한도가 이만큼이면 학습이 끝까지 간다. 판정 한도에서 이것을 뺀 것이 **남는 메모리**다.
 # - **추가 연산**: 체크포인팅과 손실 나누기가 다시 계산하느라 더 드는 FLOPs다. 체크포인팅이 다시 하는 것은 순전파의 7할쯤이다(5.8절의 조기 중단). 전체 미세 조정의 스텝은 순전파 세 번만큼이라 +23%(9.7절)이고, LoRA의 스텝은 얼린 가중치의 그레이디언트를 구하지 않아 두 번만큼이라 +35%다.
-# - **CPU로 보내는 양**: 체크포인트를 RAM에 두는 계획이 있을 때만 생기는 열이다. 같은 양이 돌아온다(9.12절).
-# - **스텝 시간의 하한**: **아무리 빨라도** 이보다 빠를 수 없는 시간이다.
+# - **CPU로 보내는 양**: 체크포인트를 RAM에 두거나(9.12절) 옵티마이저 상태의 페이지가 카드에 다 놓이지 않는(8.5절) 계획이 있을 때만 생기는 열이다. 같은 양이 돌아온다.
+# - **스텝 시간의 하한**: **아무리 빨라도** 이보다 빠를 수 없는 시간이다. 계산, 가중치를 읽는 시간, CPU와 주고받는 시간을 제조사가 밝힌 최고 속도로 센다.
 #
 # 첫째 계획을 꺼내 필요한 메모리를 종류별로 본다.
 
@@ -294,11 +294,12 @@ stubborn
 #
 # - **왜 4 × 1인가.** 마이크로 배치가 1이면 네 번 누적해야 하고, 그러면 그레이디언트 15 GiB(80억 × 2바이트)를 둔 채 다음 순전파를 한다. 한 번에 4개를 넣으면 순전파 동안에는 그레이디언트가 없다. 상태가 거의 다인 전체 미세 조정에서는 이쪽이 덜 든다.
 # - **방법.** LoRA를 허용하면 그 카드에서 21.83 GiB로 들어간다.
-# - **GPU.** 메모리가 작은 것부터 해 보아 처음으로 들어가는 것이 RTX A6000이다.
+# - **옵티마이저.** 페이지 옵티마이저로 바꾸라는 말이 없다. 상태를 모두 RAM으로 내보내도 파라미터와 그레이디언트만 30 GiB다.
+# - **GPU.** 메모리가 작은 것부터 해 보아 처음으로 들어가는 것이 H100이다. 48 GB 카드에는 8비트 AdamW로도 모자란다. bitsandbytes의 8비트 옵티마이저를 Trainer에서 켜면 임베딩의 상태만은 fp32로 두어, 이 모델에서는 128,256 × 4,096 × 6바이트, 3 GiB쯤이 더 든다. 직접 쓴 루프라면 8비트지만, 플래너가 내보내는 파일은 모두 Trainer처럼 한다.
 # - **GPU의 수.** 같은 카드 네 장에 ZeRO-3로 나누면 한 장에 18.83 GiB면 된다.
 # - **길이.** 줄이라는 말이 없다. 순수 bf16에 8비트 AdamW를 써도 상태가 파라미터마다 6바이트, 80억 개면 45 GiB쯤이라 길이를 1로 줄여도 들어가지 않는다.
 #
-# ⚠가 붙은 계획은 들어가도 그대로 믿으면 안 된다. 순수 bf16은 작은 갱신을 반올림으로 잃는다(1.5절). 게다가 LoRA와 A6000은 들어가더라도 남는 것이 적다. 9.9절에서 여유를 두고 다시 찾는다.
+# ⚠가 붙은 계획은 들어가도 그대로 믿으면 안 된다. 순수 bf16은 작은 갱신을 반올림으로 잃는다(1.5절). 게다가 LoRA는 들어가더라도 남는 것이 적다. 9.9절에서 여유를 두고 다시 찾는다.
 #
 # **연습 9-2.** Qwen3-14B를 T4에서 길이 16384, 배치 8로 전체 미세 조정하려니 들어가지 않는다. T4는 그대로 두고 들어가게 하는 변화를 찾아라. 바꿀 수 있는 것은 `methods`, `length`(512 이상), `batch`(8 이상), `optimizer`, `lora_rank`이고, 이 가운데 하나만 바꾸어서는 되지 않는다. 여유는 두지 않는다. `{"methods": ("lora",)}`처럼 적는다. 길이는 64의 배수로, 되도록 적게 줄인다. 한 번 찾는 데 1, 2분 걸린다. 먼저 방법을 정하고, 그 방법으로 다시 찾은 `plan_training(..., methods=(…,)).changes`에 길이를 얼마까지 두어도 되는지 묻는다.
 
@@ -332,7 +333,7 @@ eight
 split.against(f"ZeRO-{eight.best.recipe.stage}")
 
 # %% [markdown] lang="ko"
-# DDP는 표에 없다. GPU마다 상태를 모두 두어야 하기 때문이다. AdamW의 상태는 그것만으로 한도를 넘고, 8비트 AdamW의 상태는 한도를 거의 채워 그레이디언트를 묶어 보낼 버퍼의 자리가 없다.
+# DDP는 표에 없다. GPU마다 상태를 모두 두어야 하기 때문이다. AdamW든 8비트 AdamW든 상태만으로 한도를 넘고, 그레이디언트를 묶어 보낼 버퍼까지 있어야 한다.
 #
 # 앞의 둘은 추가 연산이 같고, 순위를 가른 것은 **보내는 양**이다. 그런데 첫째는 추가 연산을 아끼려고 셋째의 네 배를 보낸다. 어느 쪽이 빠를지 어림해 본다. 둘 다 최대 속도의 4할로 계산하고, 통신이 계산과 겹치지 않는다고 **가정한다.**
 #
@@ -478,16 +479,18 @@ how_short(margin=0.05)
 #
 # </details>
 #
-# 9.6절이 권한 셋을 여유 5%로 다시 찾는다. 무엇이 바뀌는가? 괄호는 마이크로 배치와 필요한 메모리이고, `None`은 들어가는 것이 없다는 뜻이다.
+# 9.6절이 권한 셋을 여유 5%로 다시 찾는다. 마지막 줄은 GPU와 옵티마이저를 **함께** 바꾼 것이다. 무엇이 바뀌는가? 괄호는 마이크로 배치와 필요한 메모리다.
 
 # %%
-for gpu, way in (("RTX 4090", "lora"), ("RTX A6000", "full"), ("4 x RTX 4090", "full")):
+choices = ("RTX 4090", "lora"), ("H100", "full"), ("4 x RTX 4090", "full"), ("A100-40GB", "full", "paged_adamw_8bit")
+for gpu, way, *optimizer in choices:
+    asked = {"length": 512, "batch": 4, "methods": (way,), "optimizer": optimizer[0] if optimizer else None}
     for margin in (0.0, 0.05):
-        plan = plan_training("meta-llama/Llama-3.1-8B", gpu, length=512, batch=4, methods=(way,), margin=margin).best
-        print(gpu, way, f"{margin:.0%}", plan and (plan.micro_batch, human_bytes(plan.needed_bytes)))
+        plan = plan_training("meta-llama/Llama-3.1-8B", gpu, margin=margin, **asked).best
+        print(gpu, way, *optimizer, f"{margin:.0%}", plan and (plan.micro_batch, human_bytes(plan.needed_bytes)))
 
 # %% [markdown] lang="ko"
-# LoRA는 마이크로 배치를 2에서 1로 줄인다. 누적이 두 배가 되지만 추가 연산은 없다. A6000은 **탈락한다.** 4090 네 장은 그대로 들어간다. 빌리기 전에 여유부터 두고 찾아야 하는 까닭이다. 연습 9-2의 답도 판정 한도에 꼭 찬다. `margin=0.05`를 더해 다시 찾으면 길이를 얼마까지 두어도 되는가?
+# LoRA는 마이크로 배치를 2에서 1로 줄인다. 누적이 두 배가 되지만 추가 연산은 없다. 나머지는 그대로 들어간다. 하나씩만 바꾸어 본 9.6절에는 없던 마지막 줄은, 8비트 상태를 페이지로 두면(8.5절) 40 GB 카드에도 여유 있게 들어간다는 것을 보여 준다. 상태가 GPU에 다 놓이지는 않으니 스텝이 느려질 수 있다. 빌리기 전에 몇 스텝을 재어 본다. 연습 9-2의 답도 판정 한도에 꼭 찬다. `margin=0.05`를 더해 다시 찾으면 길이를 얼마까지 두어도 되는가?
 #
 # <details><summary>답 (연습 9-2를 푼 다음에 연다)</summary>
 #
@@ -683,17 +686,17 @@ print(human_bytes(40 * 8192 * 5120 * 2), human_bytes(stays.needed_bytes - long.n
 # %% [markdown] lang="ko"
 # 입력은 3.12 GiB인데 3.07 GiB가 줄었다. 역전파할 블록의 입력은 카드로 돌아와 있어야 하므로 40개 가운데 39개만큼, 곧 39 × 80 MiB = 3.05 GiB가 준다(나머지 0.02 GiB는 단편화까지 센 값의 눈금 한 칸에도 못 미친다, 9.4절). 그래서 15.79 GiB가 12.72 GiB가 되어 들어간다. 학습의 결과도 연산도 그대로다.
 #
-# 대가는 셋이다. CPU로 보내는 양(같은 양이 돌아온다), 오가는 시간, RAM이다. 시간은 T4의 버스(PCIe 3.0 x16)가 최고 속도(초당 15.75 GB)를 낼 때의 것을 스텝 시간의 하한 옆에 적었다.
+# 대가는 셋이다. CPU로 보내는 양(같은 양이 돌아온다), 오가는 시간, RAM이다. 스텝 시간의 하한에는 T4의 버스(PCIe 3.0 x16)가 최고 속도(초당 15.75 GB)를 낼 때 오가는 시간이 더해져 있다. 얼마인지 옆에 적었다.
 
 # %%
 from virtual_gpu.plan.host import host_need
 
 print("to the CPU:", human_bytes(long.offloaded_bytes))
-print(f"bus, compute: {2 * long.offloaded_bytes / 15.75e9:.1f} s, {long.seconds:.0f} s")
+print(f"the step, the bus alone: {long.seconds:.0f} s, {2 * long.offloaded_bytes / 15.75e9:.1f} s")
 print(host_need(long).line("Colab"))
 
 # %% [markdown] lang="ko"
-# - **시간.** 스텝마다 50 GiB가 나갔다가 돌아온다. 합해서 100 GiB에 6.8초이고, 계산의 하한이 216초이니 3%쯤이다. transformers의 복사는 계산과 겹치지 않아(5.6절) 그 시간이 스텝에 그대로 더해진다. 둘 다 최고 속도로 센 것이라 실제의 몫은 재어 보아야 안다. 길이가 두 배면 오가는 양은 두 배지만 계산은 어텐션 때문에 두 배 넘게 늘어, 이 몫은 준다. 거꾸로 길이가 짧거나 GPU가 빠르면 커진다. 216초에는 커널이 마스크로 건너뛸 수 있는 어텐션도 들어 있지만(9.3절), 그것을 빼도 스텝 하나에 3분은 걸린다. 100스텝이면 다섯 시간이니 먼저 몇 스텝만 재어 본다.
+# - **시간.** 스텝마다 50 GiB가 나갔다가 돌아온다. 합해서 100 GiB에 6.8초이고, 나머지 계산의 하한이 216초이니 3%쯤이다. transformers의 복사는 계산과 겹치지 않아(5.6절) 그 시간이 스텝에 그대로 더해진다. 둘 다 최고 속도로 센 것이라 실제의 몫은 재어 보아야 안다. 길이가 두 배면 오가는 양은 두 배지만 계산은 어텐션 때문에 두 배 넘게 늘어, 이 몫은 준다. 거꾸로 길이가 짧거나 GPU가 빠르면 커진다. 216초에는 커널이 마스크로 건너뛸 수 있는 어텐션도 들어 있지만(9.3절), 그것을 빼도 스텝 하나에 3분은 걸린다. 100스텝이면 다섯 시간이니 먼저 몇 스텝만 재어 본다.
 # - **RAM.** 3.12가 아니라 적어도 5 GiB가 든다. 고정 메모리(11.4절)를 PyTorch가 2의 거듭제곱으로 올려 잡아, 80 MiB인 입력 하나가 128 MiB를 쓰기 때문이다. 그 자리는 복사가 끝나야 다시 쓸 수 있는데 CPU는 GPU보다 앞서 가므로, 그사이에 더 잡으면 많게는 두 배다. 불러올 때의 5.80 GiB는 스레드 넷이 가장 큰 텐서(1.45 GiB)를 한꺼번에 바꾸는 가장 나쁜 경우이고, 체크포인트와는 때가 달라 더하지 않는다. 그래도 프로세스까지 5.24~12.12 GiB라, 11.37 GiB인 무료 Colab에는 빠듯하다. 플래너에 `host="Colab"`(터미널은 `--host Colab`)을 주면 RAM이 확실히 모자라는 계획을 뺀다. 이 계획처럼 빠듯한 것은 남으니, 스텝 몇 번을 돌리며 RAM을 본다.
 # - **앞의 셋에 한 줄을 더한다.** transformers 5.17부터 `TrainingArguments(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False, "offload": True})`, 내 루프에서는 `model.gradient_checkpointing_enable({"use_reentrant": False}, offload=True)`다(5.23부터의 이름은 5.7절). `save`로 내보낸 파일에는 넷이 다 들어 있다. GPU가 없는 컴퓨터에서는 고정 메모리를 잡지 못해 오류가 나므로, 그 파일은 `--cpu`에서 이 한 줄을 끈다.
 # - **층 사이가 fp32면 두 배다.** 예를 들어 `prepare_model_for_kbit_training`을 불렀거나 fp32 가중치를 학습하는 경우다. 줄어드는 것도, 오가는 양도, RAM도 두 배가 된다. 내 모델이 어느 쪽인지는 'CPU로 보내는 양'을 스텝의 샘플 수로 나누어 층 × 길이 × 은닉층 × 2바이트와 견주어 보면 안다.
@@ -778,7 +781,7 @@ paper = guess("9.12", None, "GB")
 paper
 
 # %% [markdown] lang="ko"
-# 어댑터를 어텐션에만(peft의 기본값, Llama에서는 `q_proj`와 `v_proj`) 붙인 것, 모든 선형층에 붙인 것, 거기에 8비트 AdamW를 쓴 것을 차례로 본다. 플래너는 옵티마이저를 정해 주지 않으면 QLoRA를 융합 AdamW로만 세므로 8비트는 따로 적어 준다. 마지막 세 열은 48 GB 카드 세 가지, A40, L40S, RTX A6000에 들어가는가다.
+# 어댑터를 어텐션에만(peft의 기본값, Llama에서는 `q_proj`와 `v_proj`) 붙인 것, 모든 선형층에 붙인 것, 거기에 8비트 AdamW를 쓴 것과 32비트 페이지 AdamW를 쓴 것을 차례로 본다. 플래너는 옵티마이저를 정해 주지 않으면 QLoRA를 융합 AdamW로만 세므로 뒤의 둘은 따로 적어 준다. 마지막 세 열은 48 GB 카드 세 가지, A40, L40S, RTX A6000에 들어가는가다.
 
 # %%
 from transformers import LlamaConfig
@@ -790,7 +793,8 @@ llama = LlamaConfig(
     intermediate_size=22016, vocab_size=32000,
 )  # fmt: skip
 print(f"{'targets':10} {'optimizer':11} needed             A40 L40S A6000")
-for targets, optimizer in (("attention", None), ("all-linear", None), ("all-linear", "adamw_8bit")):
+tried = ("attention", None), ("all-linear", None), ("all-linear", "adamw_8bit"), ("all-linear", "paged_adamw")
+for targets, optimizer in tried:
     asked = {"methods": ("qlora",), "length": 512, "batch": 16, "lora_rank": 64}
     asked |= {"lora_targets": targets, "optimizer": optimizer}
     fits = [cheapest(make_request(llama, gpu, **asked)).fits for gpu in ("A40", "L40S", "RTX A6000")]
@@ -799,7 +803,7 @@ for targets, optimizer in (("attention", None), ("all-linear", None), ("all-line
     print(f"{targets:10} {plan.recipe.optimizer:11} {gb} {gib}", *fits)
 
 # %% [markdown] lang="ko"
-# 앞에서 물은 것은 둘째 줄이다. 논문은 페이지 옵티마이저를 썼다. 상태를 얼마나 CPU로 내보내느냐에 따라 둘째 줄보다 적고, 순전파와 역전파 동안 다 내보내면 셋째 줄보다도 적을 수 있다(스텝에서는 다시 GPU로 온다).
+# 앞에서 물은 것은 둘째 줄이고, 페이지 옵티마이저를 쓴 논문에 가까운 것은 넷째 줄이다. 페이지는 자리가 있으면 GPU에 남으므로, 넷째 줄은 자리가 그만큼뿐인 카드에서도 끝까지 간다는 뜻이다.
 
 # %%
 paper.against(cheapest(make_request(llama, "A100-80GB", **asked | {"optimizer": None})).needed_bytes)
@@ -807,7 +811,7 @@ paper.against(cheapest(make_request(llama, "A100-80GB", **asked | {"optimizer": 
 # %% [markdown] lang="ko"
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 어텐션의 `q_proj`와 `v_proj`에만 어댑터를 붙이면 들어간다. 모든 선형층에 rank 64로 붙이면 세 카드 어디에도 들어가지 않고, 상태를 8비트로 줄이면 셋 모두에 들어간다. 48 GB라고 불러도 판정 한도가 A40은 43.2 GiB, L40S는 43.4 GiB, RTX A6000은 46.3 GiB라(카드의 한도는 A40이 L40S보다 크지만, A40은 컨텍스트를 잰 기록을 찾지 못해 나쁜 쪽을 더 넓게 잡는다) 여유 5%를 두면 A6000만 남는다(42.78 × 1.05 = 44.92 GiB).
+# **조건부로 맞다.** 어텐션의 `q_proj`와 `v_proj`에만 어댑터를 붙이면 들어간다. 모든 선형층에 rank 64로 붙이면 세 카드 어디에도 들어가지 않고, 상태를 8비트로 줄이거나 페이지로 두면 셋 모두에 들어간다. 48 GB라고 불러도 판정 한도가 A40은 43.2 GiB, L40S는 43.4 GiB, RTX A6000은 46.3 GiB라(카드의 한도는 A40이 L40S보다 크지만, A40은 컨텍스트를 잰 기록을 찾지 못해 나쁜 쪽을 더 넓게 잡는다) 여유 5%를 두면 A6000만 남는다(42.78 × 1.05 = 44.92 GiB).
 #
 # 논문의 프로그램과 같지는 않다. 위의 세 줄에서 플래너는 4비트가 아닌 가중치를 16비트로 두었다(가장 적게 쓰는 방법이다). 저자들의 [`qlora.py`](https://github.com/artidoro/qlora)도 `--bf16`이면 임베딩을 bf16으로 두지만, 거기서는 어댑터까지 bf16이다. 오늘의 peft는 어댑터를 fp32로 둔다. 페이지 옵티마이저를 쓴 까닭도 논문은 긴 시퀀스에서 순간적으로 치솟는 메모리를 피하려는 것이라고 적었다.
 #

@@ -464,7 +464,7 @@ def recipes_of(request: Request) -> list[Recipe]:
         precisions, optimizers = [mixed], [request.optimizer or "adamw_fused"]
         if method == "full":
             precisions += ["bf16"] if bf16 and request.precision is None else []
-            optimizers += [] if request.optimizer else ["adamw_8bit", "paged_adamw_8bit"]
+            optimizers += [] if request.optimizer else ["adamw_8bit"]
         found += [Recipe(method, precision, optimizer) for precision in precisions for optimizer in optimizers]
         if method == "qlora" and mixed != "fp32":
             found.append(Recipe(method, mixed, optimizers[0], rest_in_fp32=False))
@@ -500,6 +500,9 @@ def left_out(request: Request) -> list[tuple[str, str]]:
             else tr(ko="ZeRO로 나누는 계획에서는 찾지 않는다", en="not tried where ZeRO splits")
         )
         rows.append((what, why))
+    if "full" in request.methods and request.optimizer is None:
+        what = tr(ko="페이지 옵티마이저", en="paged optimizers")
+        rows.append((what, tr(ko="optimizer='paged_adamw_8bit'이면 센다", en="with optimizer='paged_adamw_8bit'")))
     if not offloaded.can_offload():
         what = tr(ko="체크포인트를 CPU로", en="checkpoints on the CPU")
         since = offloaded.SINCE

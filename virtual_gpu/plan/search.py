@@ -10,8 +10,7 @@ Every plan that is shown was measured on the virtual GPU. What is not run is wha
   which no larger micro-batch fits, and it is not run where all that it can save is less than what is missing;
 - what activations take of a plan grows with the micro-batch: where the whole batch at once would exceed the card by a
   tenth and more at the same bytes a sample, it is not run;
-- weights beside 4-bit ones stay in 16 bits only where they do not fit in fp32, and 8-bit states go into pages only
-  where they do not fit on the card;
+- weights beside 4-bit ones stay in 16 bits only where they do not fit in fp32;
 - checkpoints go to the CPU only where a recipe does not fit otherwise, or where what is left is what counts; of QLoRA
   only with the other weights in 16 bits, which is tried first;
 - what cannot be run at all (a model whose own code does not take 4-bit weights) is left out with the reason.
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
 # At most. A logit: in half precision and fp32, its logarithm of softmax, the gradient in fp32 and in half precision. A
 # weight of the head: autocast's copy of it, and that copy's gradient.
 LOGIT_BYTES, HEAD_BYTES = 16, 4
+PAGES = "paged_adamw_8bit"  # the least of the card that AdamW's states take: tried where nothing else fits
 SCHEMA = 2  # of `Plans.to_dict`: raised when a name goes or changes its meaning. 2: left_bytes is below limit_bytes
 
 
@@ -229,9 +229,10 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
     for recipe in sorted(recipes_of(request), key=lambda recipe: recipe.change):
         if first_only and by_change and plans and recipe.change > plans[0].recipe.change:
             break
+        upcast = replace(recipe, rest_in_fp32=True)
         on_the_card = [plan.recipe.at_once for plan in plans if not plan.recipe.offload]
-        text = next((text for plainer, text in _plainer(recipe) if plainer in on_the_card), None)
-        if text and not spares:
+        if upcast != recipe and not spares and upcast in on_the_card:
+            text = tr(ko="fp32로 두어도 들어간다", en="they fit in fp32")
             skipped.append((recipe.title, text))
             continue
         try:
@@ -278,15 +279,6 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
     if errors and not plans and not losers:
         raise errors[0]
     return found()
-
-
-def _plainer(recipe: Recipe) -> Iterator[tuple[Recipe, str]]:
-    """(the recipe without what is only for want of room, why this one is needless where that fits)."""
-    if not recipe.rest_in_fp32:
-        yield replace(recipe, rest_in_fp32=True), tr(ko="fp32로 두어도 들어간다", en="they fit in fp32")
-    if recipe.optimizer.startswith("paged_"):
-        whole = replace(recipe, optimizer=recipe.optimizer.removeprefix("paged_"))
-        yield whole, tr(ko="페이지로 두지 않아도 들어간다", en="it fits without pages")
 
 
 def _may_fuse(request: Request, recipe: Recipe, fit: Plan | None, miss: Plan | None) -> bool:
@@ -427,7 +419,7 @@ def _guess(
 
 @dataclass(frozen=True)
 class Change:
-    """One thing changed, and a plan that fits then. what: "methods", "gpu", "gpus", "length" or "batch"."""
+    """One thing changed, and a plan that fits then. what: "methods", "optimizer", "gpu", "gpus" or "length"."""
 
     what: str
     value: Any
@@ -436,6 +428,7 @@ class Change:
     def __str__(self) -> str:
         label = {
             "methods": tr(ko="방법을 더 허용한다", en="allow the method"),
+            "optimizer": tr(ko="옵티마이저를 바꾼다", en="another optimizer"),
             "gpu": tr(ko="GPU를 바꾼다", en="another GPU"),
             "gpus": tr(ko="GPU를 늘린다", en="more GPUs"),
             "length": tr(ko="길이를 줄인다", en="a shorter length"),
@@ -530,7 +523,7 @@ def _lean(request: Request, recipe: Recipe) -> Plan | None:
 
 
 def smallest_changes(request: Request) -> list[Change]:
-    """For each of methods, GPU, number of GPUs and length: the smallest change of it alone that makes room.
+    """For each of methods, optimizer, GPU, number of GPUs and length: the smallest change of it that makes room.
 
     A change comes with what the ranking says then.
     """
@@ -547,6 +540,8 @@ def _changed(request: Request) -> Iterator[tuple[str, Request]]:
     methods = (replace(request, methods=(method,)) for method in METHODS if method not in request.methods)
     if one := next(filter(anything_that_fits, methods), None):
         yield "methods", one
+    if request.optimizer != PAGES and anything_that_fits(one := replace(request, optimizer=PAGES)):
+        yield "optimizer", one
     needs_bf16 = "bf16" in (request.precision or "")
     for spec in sorted(CATALOG.values(), key=lambda spec: spec.capacity_bytes):
         larger = spec.capacity_bytes > request.spec.capacity_bytes and spec.platform == "cuda"
