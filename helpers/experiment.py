@@ -61,8 +61,8 @@ def gpu_memory_experiment(
     """Train for two optimizer steps on the GPU in use, print the book's lines, and report what lay in memory.
 
     precision: "auto" (the checkpoint's dtype), "fp16", "bf16", "fp32", or "mixed_fp16"/"mixed_bf16" (autocast over fp32
-    weights). optimizer: "adamw", "adamw_fused", "adamw_8bit", "sgd", "adafactor". attention: "sdpa" or "eager"
-    (the few architectures without sdpa are eager in any case), "sdpa_repeat_kv" (see `virtual_gpu.models.attention`).
+    weights). optimizer: one of `virtual_gpu.step.optimizers.OPTIMIZERS`. attention: "sdpa" or "eager" (the few
+    architectures without sdpa are eager in any case), "sdpa_repeat_kv" (see `virtual_gpu.models.attention`).
     peft: None, "lora" or "qlora", with lora_rank, lora_dropout and lora_targets ("attention",
     "all-linear" or ends of layers' names).
     holds_outputs: the loop gives the model's outputs a name, as the book's does, so that the logits stay until the next

@@ -117,7 +117,8 @@ WORDS = {
     ),
     "adamw_8bit": Words(
         "8비트 AdamW", "bitsandbytes 0.26", "optim='adamw_bnb_8bit'", "bnb.optim.AdamW8bit(parameters)",
-        "Trainer는 임베딩의 상태를 fp32로 둔다. 표는 직접 쓴 루프의 것이고, Trainer에서는 임베딩의 원소마다 6바이트가 더 든다",
+        "Trainer는 임베딩의 상태를 fp32로 둔다. 표는 직접 쓴 루프의 것이고, Trainer에서는 임베딩의 원소마다 6바이트가 "
+        "더 든다",
     ),
     "paged": Words(
         "페이지 AdamW(32비트)", "bitsandbytes 0.39", "optim='paged_adamw_32bit'",

@@ -129,6 +129,26 @@ CARD_WORDS = {
         "Schedule1F1B(stage, 32, loss_fn=loss_of).step(target=ids)",
         "머리가 여기 있다. 모든 마이크로 배치의 로짓을 스텝이 끝날 때까지 모은다",
     ),
+    "interleaved": Words(
+        "파이프라인 8, 인터리브 1F1B: 첫 카드", "PyTorch 2.4", "",
+        "stages = [PipelineStage(part, number, 16, device) for number, part in ((rank, one), (rank + 8, two))]\n"
+        "ScheduleInterleaved1F1B(stages, 32, loss_fn=loss_of).step(ids)",
+        "스테이지가 열여섯이고 카드마다 둘이다. 버블이 줄고, 보내는 양은 세 배다",
+    ),
+    "interleaved_last": Words(
+        "파이프라인 8, 인터리브 1F1B: 마지막 카드", "PyTorch 2.4", "",
+        "ScheduleInterleaved1F1B(stages, 32, loss_fn=loss_of).step(target=ids)", "머리가 여기 있다",
+    ),
+    "zero_bubble": Words(
+        "파이프라인 8, 제로 버블(ZBV): 첫 카드", "PyTorch 2.6", "",
+        "stages = [PipelineStage(part, number, 16, device) for number, part in ((rank, one), (15 - rank, two))]\n"
+        "ScheduleZBVZeroBubble(stages, 32, loss_fn=loss_of).step(ids, target=ids)",
+        "임베딩도 머리도 여기 있다. 역전파를 둘로 나누므로, 체크포인팅을 켜면 나눈 조각마다 블록을 다시 계산한다",
+    ),
+    "zero_bubble_last": Words(
+        "파이프라인 8, 제로 버블(ZBV): 마지막 카드", "PyTorch 2.6", "",
+        "ScheduleZBVZeroBubble(stages, 32, loss_fn=loss_of).step()", "V의 한가운데다",
+    ),
     "fsdp2_lora": Words(
         "FSDP2 + LoRA", FSDP2, "fsdp=True, fsdp_config={'version': 2}",
         "for part in (embedding, *blocks, [norm, head], model): fully_shard(part, mp_policy=policy)",
@@ -187,7 +207,6 @@ CARDS_WAITING = """
 여러 장에서 세지 못한 것:
 
 - 전문가 병렬: 전문가를 카드에 나누어 놓고 토큰을 주고받는 라이브러리가 요구 사항에 없다.
-- 인터리브와 제로 버블 파이프라인: 여기서는 실행하지 않았다. 7장이 작은 모델을 진짜 프로세스로 실행한다.
 - polyglot의 텐서 병렬: fp16의 `GradScaler`는 나눈 그레이디언트(DTensor)와 나누지 않은 것을 함께 받지 못한다
   (PyTorch 2.13의 오류).
 - DDP의 `static_graph=True`: 묶음의 수와 크기를 바꾸지 않는다. 그 밖의 것은 C++ reducer 안에 있어 보지 못한다.

@@ -158,7 +158,15 @@ class MemoryReport:
 
     @property
     def verdict(self) -> str:
-        """One line: does it fit, and by how much."""
+        """One line: does it fit, and by how much; and the pages, which are beside that."""
+        pages = human_bytes(self.paged_bytes)
+        beside = tr(
+            ko=f". 옵티마이저 상태의 페이지 {pages}는 이 밖에 있다", en=f"; pages of state, {pages}, are beside it"
+        )
+        return self._fits_or_not + (beside if self.paged_bytes else "")
+
+    @property
+    def _fits_or_not(self) -> str:
         capacity, peak = human_bytes(self.capacity_bytes), human_bytes(self.peak_bytes)
         if self.fits:
             reserved = "" if self.reserved_bytes is None else human_bytes(self.reserved_bytes)

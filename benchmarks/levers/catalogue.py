@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+from torch.distributed import pipelining
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor.parallel import loss_parallel
 
@@ -116,9 +117,9 @@ def _accumulating(start: Any, waits: Any = None) -> Callable[[Program], dict[str
     return lambda base: {**(start(base) if start else {}), "passes": R.accumulated(waits)}
 
 
-def _stage(schedule: str, rank: int) -> dict[str, Any]:
+def _stage(schedule: type, rank: int) -> dict[str, Any]:
     return {
-        "load": S.stage_of(schedule), "prepare": nothing, "split": whole, "passes": S.scheduled, "batch": 32,
+        "load": S.stages_of(schedule), "prepare": nothing, "split": whole, "passes": S.scheduled, "batch": 32,
         "rank": rank,
     }  # fmt: skip
 
@@ -233,9 +234,13 @@ LEVERS = (
         {"prepare": R.without_masks, "data": R.next_tokens, "loss": R.loss_of_part, "passes": R.text_in_parts},
         ROUNDING, kernels=True,  # DTensor asks for the shape of the whole text's attention, which is counted as work
     ),
-    Lever("gpipe", "cards_split", EIGHT, _stage("ScheduleGPipe", 0), ROUNDING),
-    Lever("one_f_one_b", "cards_split", EIGHT, _stage("Schedule1F1B", 0), ROUNDING),
-    Lever("one_f_one_b_last", "cards_split", EIGHT, _stage("Schedule1F1B", 7), ROUNDING),
+    Lever("gpipe", "cards_split", EIGHT, _stage(pipelining.ScheduleGPipe, 0), ROUNDING),
+    Lever("one_f_one_b", "cards_split", EIGHT, _stage(pipelining.Schedule1F1B, 0), ROUNDING),
+    Lever("one_f_one_b_last", "cards_split", EIGHT, _stage(pipelining.Schedule1F1B, 7), ROUNDING),
+    Lever("interleaved", "cards_split", EIGHT, _stage(pipelining.ScheduleInterleaved1F1B, 0), ROUNDING),
+    Lever("interleaved_last", "cards_split", EIGHT, _stage(pipelining.ScheduleInterleaved1F1B, 7), ROUNDING),
+    Lever("zero_bubble", "cards_split", EIGHT, _stage(pipelining.ScheduleZBVZeroBubble, 0), ROUNDING),
+    Lever("zero_bubble_last", "cards_split", EIGHT, _stage(pipelining.ScheduleZBVZeroBubble, 7), ROUNDING),
     Lever("fsdp2_lora", "cards_lora", TWO_ADAPTERS, _sharded_adapters("lora"), ROUNDING),
     Lever("ddp_qlora", "cards_lora", TWO_ADAPTERS, {"load": W.four_bits("nf4", double=True)}, OTHER, BNB),
     Lever("fsdp2_qlora", "cards_lora", TWO_ADAPTERS, _sharded_adapters("qlora"), OTHER, BNB),
