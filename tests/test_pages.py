@@ -12,7 +12,7 @@ from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.plan import Recipe, plan_training
 from virtual_gpu.plan.host import holds_step, host_need
-from virtual_gpu.plan.measure import held, measure
+from virtual_gpu.plan.measure import _lower_bound, held, measure
 from virtual_gpu.plan.plans import make_request, recipes_of
 from virtual_gpu.plan.search import anything_that_fits
 from virtual_gpu.step.optimizers import BITSANDBYTES, estimate_memory_of_optimizer, make_optimizer, paged_bytes
@@ -114,6 +114,7 @@ def test_pages_are_proposed_where_nothing_fits():
     assert any("페이지" in what and "paged_adamw_8bit" in why for what, why in narrow.skipped)
     (change,) = (change for change in narrow.changes if change.what == "optimizer")
     assert change.value == "paged_adamw_8bit" and "옵티마이저를 바꾼다: paged_adamw_8bit" in str(change)
+    assert "WSL2" in str(change) and "RAM으로 오간다" in str(change)
     plan = change.plan
     assert plan.fits and plan.at_peak["optimizer"] < 0.05 * plan.paged_bytes
     asked = plan_training("openai-community/gpt2-medium", NARROW, optimizer="paged_adamw_8bit", **FULL)
@@ -149,6 +150,11 @@ def test_the_bound_counts_the_link():
     assert moved.seconds == plain.seconds + 2 * moved.offloaded_bytes / request.spec.link_bytes_per_s
     paged = measure(request, replace(recipe, optimizer="paged_adamw"), 1, 4)
     assert paged.seconds == plain.seconds and not paged.evicted_bytes
+    many = replace(paged, paged_bytes=200 * GiB)  # takes longer to come and go than the work
+    assert many.evicted_bytes > 180 * GiB
+    assert _lower_bound(many) == many.evicted_bytes / request.spec.link_bytes_per_s > 5 * plain.seconds
+    unknown = replace(moved, request=replace(request, gpu="B200"))
+    assert _lower_bound(unknown) == _lower_bound(replace(unknown, offloaded_bytes=0))
 
 
 def test_an_optimizer_that_is_asked_for_is_the_only_one():

@@ -24,6 +24,7 @@ from virtual_gpu.plan.files.settings import literal
 from virtual_gpu.plan.measure import measure
 from virtual_gpu.plan.plans import make_request
 from virtual_gpu.program.runner import run
+from virtual_gpu.step.optimizers import OPTIMIZERS
 
 ALONE = [kind for kind in KINDS if kind != "deepspeed"]  # it only splits
 WORDS, WIDTH, TOKENS = 4096, 512, 4 * 128  # of a micro-batch
@@ -441,6 +442,24 @@ def test_a_script_says_what_the_plan_says(kind, gpus):
         reshard = re.findall(r"reshard_after_forward=(\w+)", script)
         assert reshard == ([str(recipe.stage == 3), "False"] if recipe.stage and kind == "torch" else [])
         assert ("sync_each_batch" in script) == (bool(recipe.stage) and kind == "accelerate")
+
+
+@pytest.mark.parametrize("kind", ["torch", "accelerate"])
+def test_a_loop_makes_the_optimizer_as_the_trainer_does(kind, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    for name, (theirs, *_) in OPTIMIZERS.items():
+        script = unmeasured(Recipe("full", "bf16", name)).files(kind)["train.py"]
+        (call,) = (
+            node.value for node in ast.parse(script).body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "optimizer"
+        )  # fmt: skip
+        given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg != "lr"}
+        arguments = TrainingArguments(str(tmp_path), optim=theirs, use_cpu=True, report_to=[])
+        made, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
+        assert ast.unparse(call.func).split(".")[-1].startswith(made.__name__.removesuffix("8bit")) or "Paged" in script
+        assert settings.get("betas", (0.9, 0.999)) == given.get("betas", (0.9, 0.999))
+        assert ("register_module_override" in script) == ("8bit" in name)
 
 
 @pytest.mark.parametrize("kind", ["trainer", "deepspeed"])

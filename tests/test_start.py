@@ -422,6 +422,29 @@ def test_8_bit_adamw_is_counted_as_the_trainer_has_it(written, model):
     assert full.start.setting.fp32_embedding_state and not full.notes
     adapters = start_from(written(arguments, "args.json"), "L4", model=model, length=64, peft="lora")
     assert not adapters.start.setting.fp32_embedding_state  # no embedding is trained
+    full = TORCHTUNE.replace("lora_llama3_2_1b", "llama3_2_1b").replace("  fused: true\n", "")
+    for theirs, ours in (
+        ("AdamW8bit", "adamw_8bit"),
+        ("PagedAdamW8bit", "paged_adamw_8bit"),
+        ("PagedAdamW", "paged_adamw"),
+    ):
+        text = full.replace("torch.optim.AdamW", f"bitsandbytes.optim.{theirs}")
+        setting = said(written(text))[1]
+        assert setting["optimizer"] == ours and "fp32_embedding_state" not in setting
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit"])
+def test_8_bit_states_and_then_pages_are_one_line(optim, written):
+    """What `replace` makes of AdamW's setting is the Trainer's 8 bits too."""
+    arguments = '{"per_device_train_batch_size": 1, "bf16": true, "gradient_checkpointing": true, "optim": "OPTIM"}'
+    file = written(arguments.replace("OPTIM", optim), "args.json")
+    medium = {"model": "openai-community/gpt2-medium", "length": 128}
+    for gpu, name in (("5.5 GiB, 8.0", "adamw_bnb_8bit"), ("4.3 GiB, 8.0", "paged_adamw_8bit")):
+        found = start_from(file, gpu, **medium)
+        if found.fits:
+            assert (gpu, optim) == ("5.5 GiB, 8.0", name)
+            continue
+        assert found.lines == {"optim": name} and found.proposal.setting.fp32_embedding_state
 
 
 def test_pages_are_told_of(written, model):
@@ -508,6 +531,7 @@ def test_a_hostile_json_too(text, tmp_path):
         (("stage: sft", "stage: dpo"), "stage"),
         (("stage: sft", "stage: [sft]"), "stage"),
         (("optim: adamw_torch", "optim: galore_adamw"), "optim"),
+        (("optim: adamw_torch", "optim: lion"), "lion_32bit"),
         (("optim: adamw_torch", "optim: adamw_torhc"), "adamw_torch"),
         (("lora_target: q_proj, v_proj", "lora_target: 3"), "lora_target"),
         (("lora_target: q_proj, v_proj", "lora_target: nothing"), "nothing"),

@@ -193,6 +193,17 @@ def test_optimizers_and_their_names_in_transformers(name, model):
     assert estimate_memory_of_optimizer(optimizer) == 0
 
 
+def test_the_trainer_s_arguments_keep_embeddings_in_32_bits(model, tmp_path):
+    from transformers import TrainingArguments
+
+    given = {"per_device_train_batch_size": 2, "max_steps": 1}
+    theirs = TrainingArguments(str(tmp_path), optim="adamw_bnb_8bit", use_cpu=True, report_to=[], **given)
+    loop = SimpleNamespace(optim="adamw_bnb_8bit", **given)
+    trainer, own = (train_model(model, data(), args).optimizer_bytes for args in (theirs, loop))
+    embeddings = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding))
+    assert trainer - own > 5.9 * embeddings
+
+
 def test_transformers_knows_the_names_too():
     from transformers.training_args import OptimizerNames
 

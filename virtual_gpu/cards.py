@@ -91,7 +91,8 @@ class GPUSpec:
     def link_bytes_per_s(self) -> float | None:
         """Bytes a second to the host, and as many from it at once, before packets' headers; None where not published.
 
-        PCI-SIG: 8 GT/s a lane in the third generation, twice that in each after it, 128 of 130 bits data.
+        PCI-SIG: 8 GT/s a lane in the third generation, twice that in the fourth and again in the fifth, of 130 bits 128
+        data. No bound in a machine whose CPU has NVLink (IBM's with V100).
         """
         if self.pcie is None:
             return None

@@ -56,6 +56,10 @@ class Room:
             return FITS
         return TIGHT if reserved_bytes <= self.possible_bytes else TOO_MUCH
 
+    def evicted(self, reserved_bytes: int, paged_bytes: int) -> int:
+        """Of so many bytes of pages (see `models.pages`) what finds no room beside what is reserved, at least."""
+        return min(max(reserved_bytes + paged_bytes - self.possible_bytes, 0), paged_bytes)
+
     def needed(self, reserved_bytes: int) -> Range:
         """Bytes of the card that are taken when the allocator has reserved so many."""
         low, high = (sum(getattr(part.bytes, end) for part in self.outside) for end in ("low", "high"))

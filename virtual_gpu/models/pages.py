@@ -1,8 +1,9 @@
 """Pages: CUDA's managed memory, which bitsandbytes' paged optimizers take for their states.
 
 They are no block of PyTorch's allocator. The driver moves them: they lie on the card while it has room, else in the
-RAM, and come back when a kernel touches them. So they take nothing of what PyTorch can reserve. Sources: bitsandbytes
-0.50, get_paged in functional.py, get_state_buffer in optim/optimizer.py; CUDA C Programming Guide, Unified Memory.
+RAM, and come back when a kernel touches them. So they take nothing of what PyTorch can reserve. On Windows and WSL2
+they cannot exceed the card. Sources: bitsandbytes 0.50, get_paged in functional.py, get_state_buffer in
+optim/optimizer.py; CUDA C Programming Guide, Unified Memory.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ def page(mode: CountingMode, shape: Sequence[int], dtype: torch.dtype, device: t
     return tensor
 
 
-def pages_label(nbytes: int) -> str:
-    """Where so many bytes of state are, in the reader's language."""
-    pages = human_bytes(nbytes)
+def pages_label(nbytes: int, evicted: int) -> str:
+    """Where so many bytes of state are, in the reader's language. evicted: of them, what finds no room on the card."""
+    pages, out = human_bytes(nbytes), human_bytes(evicted)
+    if not evicted:
+        return tr(ko=f"옵티마이저 상태의 페이지 {pages}도 GPU에 놓인다", en=f"pages of state, {pages}, find room too")
     return tr(
-        ko=f"옵티마이저 상태 {pages}는 CUDA의 관리 메모리(페이지)에 있다. GPU에 자리가 모자란 만큼은 RAM에 있고 "
-        "스텝마다 오간다",
-        en=f"optimizer state of {pages} is in CUDA's managed memory (pages): what finds no room on the GPU lies in the "
-        "RAM, and comes and goes with every step",
+        ko=f"옵티마이저 상태의 페이지 {pages} 가운데 {out}는 GPU에 자리가 없어 스텝마다 RAM으로 오간다(윈도우와 WSL2에서는 "
+        "되지 않는다)",
+        en=f"of the pages of state, {pages}, {out} find no room and go to the RAM and back in a step (not on Windows "
+        "and WSL2)",
     )
 
 

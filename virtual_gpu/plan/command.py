@@ -108,7 +108,12 @@ def _text(plans: Plans) -> str:
                     en=f"    a step sends {sent} of checkpoints to the CPU and back",
                 )
             )
-        lines += [f"    {pages_label(plan.paged_bytes)}"] if plan.paged_bytes else []
+        lines += [f"    {pages_label(plan.paged_bytes, plan.evicted_bytes)}"] if plan.paged_bytes else []
+        if plan.to_cpu_bytes and plan.request.spec.link_bytes_per_s is None:
+            why = tr(
+                ko="    그 시간은 하한에 없다(링크의 속도를 모른다)", en="    the bound leaves that out (no link rate)"
+            )
+            lines.append(why)
         if plan.price is not None:
             lines.append(
                 tr(

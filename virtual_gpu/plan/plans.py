@@ -241,9 +241,7 @@ class Plan:
     @property
     def evicted_bytes(self) -> int:
         """Of the pages, what finds no room on the card beside what is reserved: it comes and goes with every step."""
-        return (
-            max(self.needed_bytes + self.paged_bytes - self.request.room.possible_bytes, 0) if self.paged_bytes else 0
-        )
+        return self.request.room.evicted(self.needed_bytes, self.paged_bytes)
 
     @property
     def to_cpu_bytes(self) -> int:

@@ -30,6 +30,7 @@ from ..language import tr
 from ..models.configs import load_config
 from ..models.depth import text_config
 from ..models.offloaded import can_offload
+from ..models.pages import pages_label
 from ..step.splits import equal_splits
 from ..units import human_bytes
 from .files.settings import upcasts
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 # At most. A logit: in half precision and fp32, its logarithm of softmax, the gradient in fp32 and in half precision. A
 # weight of the head: autocast's copy of it, and that copy's gradient.
 LOGIT_BYTES, HEAD_BYTES = 16, 4
-PAGES = "paged_adamw_8bit"  # the least of the card that AdamW's states take: tried where nothing else fits
+PAGES = "paged_adamw_8bit"  # tried where nothing else fits: of AdamW's states in 32 bits more would come and go
 SCHEMA = 2  # of `Plans.to_dict`: raised when a name goes or changes its meaning. 2: left_bytes is below limit_bytes
 
 
@@ -314,7 +315,7 @@ def _heads(request: Request) -> tuple[bool, ...]:
 
 
 def _fits(plan: Plan) -> bool:
-    """Whether it fits the card, and its checkpoints the RAM of the machine, where one is named."""
+    """Whether it fits the card, and what a step keeps there the RAM of the machine, where one is named."""
     return plan.fits and holds_step(plan)
 
 
@@ -323,7 +324,7 @@ def _largest(
 ) -> tuple[Plan | None, Plan | None]:
     """(the largest micro-batch above so many samples that fits, the next larger one, which does not).
 
-    None where there is none, or not run.
+    None where there is none, or not run. Of a paged optimizer too it is the largest, though a smaller one evicts less.
     Memory grows with the micro-batch where gradients are accumulated. Which one is measured next is a guess, from the
     bytes a sample in the last plan that is alike (`rates`, by checkpointing, head and whether all weights are trained),
     or from the model's widths where there is none; what is returned is measured. The whole batch at once accumulates
@@ -437,7 +438,8 @@ class Change:
         if self.what == "gpus":
             batch = self.plan.request.batch
             value = tr(ko=f"{self.value}장(배치는 {batch})", en=f"{self.value} (batch {batch})")
-        return f"{label}: {value} → {self.plan!r}"
+        pages = f". {pages_label(self.plan.paged_bytes, self.plan.evicted_bytes)}" if self.plan.paged_bytes else ""
+        return f"{label}: {value} → {self.plan!r}{pages}"
 
 
 def cheapest(request: Request) -> Plan:

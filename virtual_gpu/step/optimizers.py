@@ -95,7 +95,7 @@ def make_optimizer(
     gpu: GPU | None = None,
     fp32_embedding_state: bool = False,
 ) -> torch.optim.Optimizer:
-    """The optimizer over the trainable parameters, as transformers' Trainer makes it on CUDA, on either GPU.
+    """The optimizer over the trainable parameters, with the Trainer's arguments on CUDA, on either GPU.
 
     name: one of OPTIMIZERS ("sgd" has no momentum; BITSANDBYTES says which class that is), or TrainingArguments' name
     for it. gpu: where the model lies; None finds it out. fp32_embedding_state: what the Trainer does with 8 bits and a

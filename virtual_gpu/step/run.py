@@ -69,7 +69,8 @@ def train(
     they are dropped once there is a loss, as transformers' Trainer does. fused_lm_head: the loss comes from TRL's head
     (see `models.fused_head`), repeat_kv: grouped heads are repeated before attention (see `models.attention`),
     kept_results: what checkpointed blocks keep all the same (see `models.kept`), offload_checkpoints: what they keep
-    waits in the CPU's RAM (see `models.offloaded`), fp32_embedding_state: see `make_optimizer`.
+    waits in the CPU's RAM (see `models.offloaded`), fp32_embedding_state: see `make_optimizer`; on
+    for a real TrainingArguments.
     gpu: where the model lies; None finds it out. after_first_step is called with the log after the first optimizer
     step, before the gradients are dropped.
 
@@ -241,8 +242,12 @@ class _Setting:
             repeat_kv=bool(getattr(args, "repeat_kv", False)),
             kept_results=kept_results(getattr(args, "kept_results", ())),
             offload_checkpoints=bool(getattr(args, "offload_checkpoints", False)),
-            fp32_embedding_state=bool(getattr(args, "fp32_embedding_state", False)),
+            fp32_embedding_state=bool(getattr(args, "fp32_embedding_state", _is_the_trainer_s(args))),
         )
+
+
+def _is_the_trainer_s(args: Any) -> bool:
+    return any(kind.__name__ == "TrainingArguments" for kind in type(args).__mro__)
 
 
 def _groups(dataset: Any, setting: _Setting) -> Iterator[list[dict[str, torch.Tensor]]]:

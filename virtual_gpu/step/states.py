@@ -67,9 +67,8 @@ def _state(shape: tuple[int, ...], dtype: torch.dtype, embedding: bool, copies: 
     embedding: of embeddings whose state stays in fp32.
     """
     gpu = VirtualGPU(CATALOG["A100-80GB"], limited=False)
-    holder = nn.ModuleList(nn.Module() for _ in range(copies))
-    if embedding:
-        holder = nn.ModuleList(nn.Embedding(*shape, device="meta") for _ in range(copies))
+    kind = (lambda: nn.Embedding(*shape, device="meta")) if embedding else nn.Module
+    holder = nn.ModuleList(kind() for _ in range(copies))
     for module in holder:
         module.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"))
     gpu.place(holder)

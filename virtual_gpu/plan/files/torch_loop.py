@@ -30,8 +30,9 @@ OPTIMIZERS = {
     "adamw": ("", "torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0)"),
     "adamw_fused": ("", "torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0, fused=True)"),
     **{
-        name: (f"from bitsandbytes.optim import {kind}\n", f"{kind}(trained, lr=LEARNING_RATE, weight_decay=0.0)")
+        name: (f"from bitsandbytes.optim import {kind}\n", f"{kind}(trained, lr=LEARNING_RATE, {more}weight_decay=0.0)")
         for name, kind in BITSANDBYTES.items()
+        for more in ("betas=(0.9, 0.999), " if "lion" in name else "",)
     },
     "sgd": ("", "torch.optim.SGD(trained, lr=LEARNING_RATE)"),
     "adafactor": (

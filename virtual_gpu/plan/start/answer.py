@@ -137,11 +137,11 @@ class Answer:
         lines = [f"{self.document.path} ({self.tool}): {verdict}"]
         lines += [f"  {self.start.setting.title}{_sharded(self.stage, self.gpus)}"]
         lines += [f"  {self._bound()}{self.room.needs(self.start.reserved)}"]
-        lines += [f"  {pages_label(self.start.paged)}"] if self.start.paged else []
+        lines += [f"  {self._pages(self.start)}"] if self.start.paged else []
         if self.lines:
             lines += [tr(ko="바꿀 줄:", en="lines to change:"), *(f"  {line}" for line in self.changes())]
             lines += [f"  → {self.room.line(self.proposal.reserved)}"]
-            lines += [f"  → {pages_label(self.proposal.paged)}"] if self.proposal.paged else []
+            lines += [f"  → {self._pages(self.proposal)}"] if self.proposal.paged else []
         elif not self.fits:
             lines.append(
                 tr(
@@ -154,6 +154,9 @@ class Answer:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def _pages(self, one: Try) -> str:
+        return pages_label(one.paged, self.room.evicted(one.reserved, one.paged))
 
     def _bound(self) -> str:
         effects = {note.effect for note in self.notes}
@@ -308,8 +311,9 @@ class _Search:
             if precision == "mixed_bf16":
                 yield from ({"precision": half, **self._optimizer(name)} for half in (self._pure(),) if half
                             for name in dict.fromkeys([start.optimizer, "adamw_8bit"]))  # fmt: skip
-            if start.optimizer == "adamw_8bit":
-                yield {"precision": precision, **self._optimizer("paged_adamw_8bit")}
+            if start.optimizer in ("adamw", "adamw_fused", "adamw_8bit"):
+                halves = [half for half in (self._pure(),) if half and precision == "mixed_bf16"]
+                yield from ({"precision": one, **self._optimizer("paged_adamw_8bit")} for one in (precision, *halves))
 
     def _optimizer(self, name: str) -> dict[str, Any]:
         """Fields of a Setting: all but torchtune's loop is the Trainer's."""

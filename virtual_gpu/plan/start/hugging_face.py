@@ -111,9 +111,12 @@ def optimizer(keys: Keys, name: str, default: str) -> str:
     """Our name of the optimizer that a key names; NotSupported names the key where it is not simulated."""
     given = keys.word(name, default)
     try:
-        return optimizer_named(given)
+        found = optimizer_named(given)
     except NotSupported as error:
         raise keys.not_counted(name, str(error)) from error
+    if given.lower() not in (theirs := [alias for aliases in OPTIMIZERS.values() for alias in aliases]):
+        raise keys.wrong(name, ", ".join(theirs))  # our name, which TrainingArguments does not know
+    return found
 
 
 def autocast(keys: Keys, bf16: bool = False) -> str | None:
