@@ -111,7 +111,8 @@ def _paged(rows: Rows) -> tuple[str, str]:
     return CONDITIONAL, (
         f"PyTorch가 세는 최대는 {gib(start)}에서 {gib(paged)}로 줄지만, fp32 상태 {gb(state)}는 관리 메모리에 그대로 "
         f"있다. 카드에 자리가 없으면 스텝마다 그것이 PCIe를 들어오고 나간다(최대 {gb(2 * state)}). "
-        "torchtune이 8B로 재니 8비트 페이지는 느려지지 않았고, 32비트 페이지는 스텝에 6초 넘게 걸렸다"
+        "torchtune이 8B로 재니 8비트 페이지는 느려지지 않았고(오갔는지는 적혀 있지 않다) 8비트가 아닌 페이지는 스텝에 "
+        "6초 넘게 걸렸다"
         "([#990](https://github.com/meta-pytorch/torchtune/pull/990))"
     )
 

@@ -124,7 +124,7 @@ WORDS = {
         "페이지 AdamW(32비트)", "bitsandbytes 0.39", "optim='paged_adamw_32bit'",
         "bnb.optim.PagedAdamW32bit(parameters)",
         "상태는 CUDA의 관리 메모리에 있어 PyTorch가 세지 않는다. 카드에 자리가 없으면 스텝마다 PCIe를 오간다. "
-        "윈도우와 WSL2에는 없다",
+        "윈도우와 WSL2에서는 RAM으로 넘치지 못한다",
     ),
     "paged_8bit": Words(
         "페이지 8비트 AdamW", "bitsandbytes 0.39", "optim='paged_adamw_8bit'",

@@ -639,7 +639,7 @@ print(RECIPE.read_text())
 #
 # - 자료형은 카드에 묻는다. 계산 능력 8.0(암페어, Ampere)부터 bf16, T4(7.5)에서는 fp16이다. `fp16=True`면 `Trainer`가 손실 스케일링을 켠다.
 # - `bnb_4bit_compute_dtype`은 4비트를 풀어 곱할 자료형이다. 적지 않으면 fp32라 GPU의 16비트 행렬 연산 장치(텐서 코어)를 쓰지 못한다.
-# - 페이지 옵티마이저는 쓰지 않았다. 8.5절에서 보았듯이 어댑터의 상태는 작다.
+# - 페이지 옵티마이저(8.13절)는 쓰지 않았다. 8.5절에서 보았듯이 어댑터의 상태는 작다.
 # - 학습률 2e-4는 QLoRA 논문이 130억 모델까지 쓴 값이다. 8.6절처럼 몇 배씩 바꾸어 보고 고른다.
 #
 # 정말 배우는 프로그램일까? 작은 모델의 폴더를 주고 파일은 **고치지 않은 그대로** 실행한다. 명령의 값만 작은 모델에 맞춘다(`--length 24 --batch 16 --accumulate 2 --steps 40 --lr 1e-2`). 그러니 이것은 프로그램이 배우는지를 보는 것이지, 학습률 2e-4가 좋은지를 보는 것이 아니다. 짧게 대답하는 문장 32개를 가르친다. GPU가 없으면 CPU에서 fp32로 돌고, 4비트는 진짜 bitsandbytes다. 32개 가운데 몇 개를 맞히게 되는가?
@@ -883,7 +883,7 @@ merge(twice)
 # %% [markdown] lang="ko"
 # ### 페이지 옵티마이저
 #
-# QLoRA 논문의 나머지 한 조각은 **페이지 옵티마이저**(`PagedAdamW8bit`)다. 옵티마이저 상태를 CUDA의 관리 메모리(managed memory)에 둔다. 그러면 드라이버가 그것을 페이지 단위로, 자리가 있으면 GPU에, 모자라면 RAM에 둔다. PyTorch의 할당자가 모르는 메모리라 `torch.cuda.memory_allocated()`에는 나오지 않는다. CUDA의 기능이므로 **CUDA에서만** 동작한다. 그런데 LoRA에서 옵티마이저 상태를 줄이는 것이 얼마나 도움이 될까?
+# QLoRA 논문의 나머지 한 조각은 **페이지 옵티마이저**다(bitsandbytes의 `PagedAdamW`, 상태를 8비트로도 줄인 것은 `PagedAdamW8bit`). 옵티마이저 상태를 CUDA의 **관리 메모리**(managed memory, 통합 메모리라고도 한다)에 둔다. 드라이버는 이 메모리를 페이지라는 작은 조각으로 나누어, 자리가 있으면 GPU에, 모자라면 RAM에 둔다. PyTorch의 할당자가 모르는 메모리라 `torch.cuda.memory_allocated()`에는 나오지 않는다. CUDA의 기능이므로 **CUDA에서만** 동작한다. 그런데 LoRA에서 옵티마이저 상태를 줄이는 것이 얼마나 도움이 될까?
 
 # %%
 rows = []
@@ -894,20 +894,20 @@ for optimizer in ("adamw", "adamw_8bit", "paged_adamw_8bit"):
 Table("optimizer, state, pages, peak", rows)
 
 # %% [markdown] lang="ko"
-# 12 MiB가 3 MiB로 줄었지만 최대 메모리는 거의 그대로다. 페이지(pages)는 아예 없다. bitsandbytes는 원소가 10만 개 이상인 파라미터의 상태만 페이지에 두는데, 이 어댑터의 행렬은 그보다 작다. 효과가 큰 것은 rank가 크거나 전체 미세 조정을 할 때다. Llama-3.2-3B의 가중치를 모두, 순수 bf16으로 L4에서 학습한다.
+# 12 MiB가 3 MiB로 줄었지만 최대 메모리는 거의 그대로다. 페이지(pages)는 아예 없다. bitsandbytes는 원소가 10만 개 이상인 파라미터의 상태만 페이지에 두는데, 이 어댑터의 행렬은 그보다 작다. 효과가 큰 것은 rank가 크거나 전체 미세 조정을 할 때다. Llama-3.2-3B의 가중치를 모두, 순수 bf16으로 L4에서 학습한다. `Trainer`처럼 임베딩의 상태는 8비트로 줄이지 않고 fp32로 둔다(`fp32_embedding_state=True`).
 
 # %%
 rows = []
 for optimizer in ("adamw_fused", "adamw_8bit", "paged_adamw_8bit"):
     report = predict_memory(
         batch_size=1, model_id="Llama-3.2-3B", precision="bf16", optimizer=optimizer,
-        sequence_length=512, gradient_checkpointing=True, gpu="L4",
+        sequence_length=512, gradient_checkpointing=True, fp32_embedding_state=True, gpu="L4",
     )  # fmt: skip
     sizes = report.optimizer_bytes, report.paged_bytes, report.needed_bytes
     rows.append([optimizer, *map(human_bytes, sizes)])
 Table("optimizer, state, pages, peak", rows)
 
 # %% [markdown] lang="ko"
-# 상태 11.97 GiB가 8비트로 6.08 GiB가 되고(순수 bf16이면 상태도 bf16이라 4분의 1이 아니라 절반이다), 그 대부분이 페이지로 가면 PyTorch가 세는 최대는 13.55 GiB다.
+# 상태 11.97 GiB가 8비트로 8.27 GiB가 된다. 순수 bf16이면 상태도 bf16이라 4분의 1이 아니라 절반이고, fp32인 임베딩의 몫이 더해진다. 21.73 GiB는 L4에 빠듯하다. 상태의 대부분이 페이지로 가면 PyTorch가 세는 최대는 13.54 GiB다(남은 85 MiB는 거의 다 블록마다의 스케일이다).
 #
-# 그렇다고 5.98 GiB가 사라진 것은 아니다. 22 GiB인 L4라면 13.55 GiB 옆에 자리가 있어 GPU에 그대로 있고, `nvidia-smi`에는 그만큼 더 나온다. 16 GB 카드라면 모자란 만큼이 RAM에 있다가 스텝마다 오간다. 값은 얼마일까? torchtune이 Llama-3-8B를 한 장에서 전체 미세 조정하며 재니, `AdamW8bit`를 `PagedAdamW8bit`로 바꾸어 최대 메모리가 46% 줄고 속도는 그대로였다. 그런데 32비트 페이지(`PagedAdamW`)는 임베딩과 출력층의 큰 상태가 오가느라 스텝에 6초 넘게 걸려 쓰지 못했다([torchtune #990](https://github.com/meta-pytorch/torchtune/pull/990)). 다른 측정에서는 메모리가 55% 줄고 18% 느려졌다([torchao #1213](https://github.com/pytorch/ao/issues/1213)). 그래서 플래너(9장)는 페이지를 먼저 권하지 않는다. 물을 때 세고, 달리 들어가는 것이 없을 때 알려 준다. 윈도우와 WSL2에서는 관리 메모리가 GPU의 메모리보다 커질 수 없어([CUDA 안내서](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#unified-memory-programming)) 이 방법이 듣지 않는다.
+# 그렇다고 8.19 GiB가 사라진 것은 아니다. L4에서는 대부분이 13.54 GiB 옆에 그대로 있고, `nvidia-smi`에는 그만큼 더 나온다. 카드가 작으면 모자란 만큼이 RAM에 있다가 스텝마다 오간다. 대가는 얼마일까? torchtune이 Llama-3-8B를 한 장에서 전체 미세 조정하며 재니, `AdamW8bit`를 `PagedAdamW8bit`로 바꾸어 최대 메모리가 46% 줄고 속도는 그대로였다. PyTorch가 센 최대라면 페이지는 빠진 값이고, 페이지가 얼마나 오갔는지는 적혀 있지 않다. 8비트가 아닌 페이지로는 임베딩과 출력층의 큰 상태가 오가느라 스텝에 6초 넘게 걸렸다([torchtune #990](https://github.com/meta-pytorch/torchtune/pull/990)). 융합 AdamW를 `PagedAdamW8bit`로 바꾼 다른 측정에서는(8비트로 줄인 몫까지 든 값이다) 메모리가 55%, 초당 토큰이 18% 줄었다([torchao #1213](https://github.com/pytorch/ao/issues/1213)). 그래서 플래너(9장)는 페이지를 먼저 권하지 않는다. 물을 때 세고, 달리 들어가는 것이 없을 때 알려 준다. 윈도우와 WSL2에서는 관리 메모리가 GPU의 메모리보다 커질 수 없어([CUDA 안내서](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#unified-memory-programming)) 이 방법이 듣지 않는다.

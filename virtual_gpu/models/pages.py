@@ -41,12 +41,13 @@ def pages_label(nbytes: int, evicted: int) -> str:
     """Where so many bytes of state are, in the reader's language. evicted: of them, what finds no room on the card."""
     pages, out = human_bytes(nbytes), human_bytes(evicted)
     if not evicted:
-        return tr(ko=f"옵티마이저 상태의 페이지 {pages}도 GPU에 놓인다", en=f"pages of state, {pages}, find room too")
+        fits = tr(ko="도 GPU에 놓일 수 있다", en=", may find room")
+        return tr(ko=f"옵티마이저 상태의 페이지 {pages}", en=f"pages of state, {pages}") + fits
     return tr(
-        ko=f"옵티마이저 상태의 페이지 {pages} 가운데 {out}는 GPU에 자리가 없어 스텝마다 RAM으로 오간다(윈도우와 WSL2에서는 "
-        "되지 않는다)",
-        en=f"of the pages of state, {pages}, {out} find no room and go to the RAM and back in a step (not on Windows "
-        "and WSL2)",
+        ko=f"옵티마이저 상태의 페이지 {pages} 가운데 적어도 {out}는 GPU에 자리가 없어 스텝마다 RAM으로 오간다(윈도우와 "
+        "WSL2에서는 되지 않는다)",
+        en=f"of the pages of state, {pages}, at least {out} find no room and go to the RAM and back in a step (not on "
+        "Windows and WSL2)",
     )
 
 
