@@ -12,7 +12,6 @@ The longest batch is taken to be as long as the settings allow: 512 tokens, or t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,7 +38,6 @@ METHODS = {
     "Finetuning with Adapter v2 on 1 GPU": "adapter_v2",
 }
 SCRIPT_LORA = {"lora_r": 8, "lora_dropout": 0.05, "lora_query": True, "lora_value": True}  # finetune/lora.py of 2023
-SMALLEST_PAGED = 100_000  # elements from which on bitsandbytes' paged optimizer keeps its state outside of PyTorch
 
 
 @dataclass(frozen=True)
@@ -93,13 +91,14 @@ def predict(row: Row) -> int:
 @cache
 def _run(program: Program, card: str) -> int:
     """Validation, an optimizer step that makes the states, and two accumulated micro-batches after it."""
+    from bitsandbytes.optim import PagedAdamW
     from litgpt.utils import chunked_cross_entropy
 
     with cuda(card):
         model = _model(program)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         paged = bool(program.quantize) and program.method == "lora"
-        optimizer = Paged(trained) if paged else torch.optim.AdamW(trained, lr=2e-4)
+        optimizer = PagedAdamW(trained, lr=2e-4) if paged else torch.optim.AdamW(trained, lr=2e-4)
         chunks = {} if program.method == "full" else {"lm_head_chunk_size": 128}
         ids = torch.ones(program.batch, program.length, dtype=torch.int64)
         model.eval()
@@ -210,27 +209,6 @@ class _MatMul4Bit(torch.autograd.Function):
 
 def _dequantized(like: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
     return like.new_empty(shape, dtype=torch.float16).to(like.dtype)
-
-
-class Paged:
-    """bitsandbytes' PagedAdamW: two fp32 states a parameter, those of large ones in memory that PyTorch does not count.
-
-    Source: init_state and get_state_buffer in bitsandbytes/optim/optimizer.py.
-    """
-
-    def __init__(self, parameters: Iterable[torch.Tensor]):
-        self.parameters, self.states = list(parameters), []
-
-    def step(self) -> None:
-        """The first one makes the states."""
-        if not self.states:
-            small = [p for p in self.parameters if p.grad is not None and p.numel() < SMALLEST_PAGED]
-            self.states = [torch.zeros_like(p, dtype=torch.float32) for p in small for _ in range(2)]
-
-    def zero_grad(self) -> None:
-        """Drop the gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
 
 
 RECIPES = (
