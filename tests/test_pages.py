@@ -19,7 +19,6 @@ from virtual_gpu.step.optimizers import BITSANDBYTES, estimate_memory_of_optimiz
 from virtual_gpu.step.setting import Setting
 from virtual_gpu.step.states import states_of
 
-PAGED = [name for name in BITSANDBYTES if name.startswith("paged")]
 GiB = 2**30
 
 

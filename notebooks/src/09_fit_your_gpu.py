@@ -482,15 +482,21 @@ how_short(margin=0.05)
 # 9.6절이 권한 셋을 여유 5%로 다시 찾는다. 네 번째는 GPU와 옵티마이저를 **함께** 바꾼 것이고, 그 계획의 페이지, 카드에 놓이지 못하는 페이지, RAM도 적는다. 무엇이 바뀌는가? 괄호는 마이크로 배치와 필요한 메모리다.
 
 # %%
+from virtual_gpu.models.pages import pages_label
 from virtual_gpu.plan.host import host_need
 
-choices = ("RTX 4090", "lora"), ("H100", "full"), ("4 x RTX 4090", "full"), ("A100-40GB", "full", "paged_adamw_8bit")
-for gpu, way, *optimizer in choices:
-    asked = {"length": 512, "batch": 4, "methods": (way,), "optimizer": optimizer[0] if optimizer else None}
+choices = [
+    ("RTX 4090", "lora", None),
+    ("H100", "full", None),
+    ("4 x RTX 4090", "full", None),
+    ("A100-40GB", "full", "paged_adamw_8bit"),
+]
+for gpu, way, optimizer in choices:
+    asked = {"length": 512, "batch": 4, "methods": (way,), "optimizer": optimizer}
     for margin in (0.0, 0.05):
         plan = plan_training("meta-llama/Llama-3.1-8B", gpu, margin=margin, **asked).best
-        print(gpu, way, *optimizer, f"{margin:.0%}", plan and (plan.micro_batch, human_bytes(plan.needed_bytes)))
-print(plan.title, human_bytes(plan.paged_bytes), human_bytes(plan.evicted_bytes), host_need(plan).line(None), sep="\n")
+        print(gpu, way, f"{margin:.0%}", (plan.micro_batch, human_bytes(plan.needed_bytes)))
+print(pages_label(plan.paged_bytes, plan.evicted_bytes), host_need(plan).line(None), sep="\n")
 
 # %% [markdown] lang="ko"
 # LoRA는 마이크로 배치를 2에서 1로 줄인다. 누적이 두 배가 되지만 추가 연산은 없다. 나머지는 그대로 들어간다. 하나씩만 바꾸어 본 9.6절에는 없던 네 번째는, 8비트 상태를 페이지로 두면(8.13절) 40 GB 카드에도 여유 있게 들어간다는 것을 보여 준다. 다만 페이지 17.89 GiB 가운데 11.37 GiB는 카드에 놓이지 못해 스텝마다 나갔다가 돌아오고, RAM도 12~20 GiB 든다. 빌리기 전에 몇 스텝을 재어 본다. 연습 9-2의 답도 판정 한도에 꼭 찬다. `margin=0.05`를 더해 다시 찾으면 길이를 얼마까지 두어도 되는가?

@@ -69,8 +69,8 @@ def train(
     they are dropped once there is a loss, as transformers' Trainer does. fused_lm_head: the loss comes from TRL's head
     (see `models.fused_head`), repeat_kv: grouped heads are repeated before attention (see `models.attention`),
     kept_results: what checkpointed blocks keep all the same (see `models.kept`), offload_checkpoints: what they keep
-    waits in the CPU's RAM (see `models.offloaded`), fp32_embedding_state: see `make_optimizer`; on
-    for a real TrainingArguments.
+    waits in the CPU's RAM (see `models.offloaded`), fp32_embedding_state: see `make_optimizer`; a real
+    TrainingArguments has it.
     gpu: where the model lies; None finds it out. after_first_step is called with the log after the first optimizer
     step, before the gradients are dropped.
 
