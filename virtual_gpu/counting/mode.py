@@ -89,6 +89,10 @@ class CountingMode(FakeTensorMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # else torch wraps every call below, to keep torch.compile away from it
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # Dynamo puts modes that say so aside while it compiles
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # the commonest call of all
             return args[0].fake_device

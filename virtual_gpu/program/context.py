@@ -19,6 +19,7 @@ from ..turns import holding_the_process
 from ..units import positive_int
 from . import (
     amp,
+    compiled,
     driver,
     eager,
     extensions,
@@ -150,6 +151,7 @@ def cuda(
             imports = device.imports = Imports(patches)
             states.install(patches, imports)
             eager.install(patches, watch)
+            compiled.install(patches, imports, watch)
             pretrained.install(patches, imports, watch)
             if not writes:
                 writing.install(patches, imports, watch)

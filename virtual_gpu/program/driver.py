@@ -75,7 +75,9 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             "_cudart": _cudart(gpu),
             "_get_device_properties": lambda index: properties(gpu),
             "default_generators": tuple(torch.Generator() for _ in range(gpu.count)),
-            "is_bf16_supported": lambda emulated=True: emulated or gpu.spec.compute_capability[0] >= 8,
+            "is_bf16_supported": lambda including_emulation=True: (
+                including_emulation or gpu.spec.compute_capability[0] >= 8
+            ),
             "device_count": lambda: gpu.count,
             "get_arch_list": lambda: [_architecture(gpu)],
             "Stream": streams.kind,

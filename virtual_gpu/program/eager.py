@@ -1,4 +1,4 @@
-"""What runs otherwise than on a card, or not at all: compiled code, and random numbers for weights nobody reads."""
+"""What runs otherwise than on a card, or not at all: scripted code, and random numbers for weights nobody reads."""
 
 from __future__ import annotations
 
@@ -24,17 +24,7 @@ _LARGE = 2**16
 
 
 def install(patches: Patches, watch: Watch) -> None:
-    """`torch.compile` gives back what it got; large weights on the CPU stay as their memory was found."""
-
-    def compile(model: Any = None, **kwargs: Any) -> Any:
-        if is_program(sys._getframe(1).f_code):  # libraries compile functions when they are imported
-            watch.note(
-                tr(
-                    ko="torch.compile: 컴파일하지 않고 실행했다. 연산을 합치면 메모리가 덜 들 수 있다",
-                    en="torch.compile: run without compiling; compiled code fuses operations and can need less memory",
-                )
-            )
-        return (lambda function: function) if model is None else model
+    """`torch.jit.script` gives back what it got; large weights on the CPU stay as their memory was found."""
 
     def no_init(fill: Any) -> Any:
         def filled(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -55,8 +45,6 @@ def install(patches: Patches, watch: Watch) -> None:
             )
         return thing
 
-    patches.set(torch, "compile", compile)
     patches.set(torch.jit, "script", script)  # its compiler would not know what is replaced here
-    patches.set(torch.nn.Module, "compile", lambda module, *args, **kwargs: compile(module) and None)
     for name in _SLOW_INITS:
         patches.set(torch.nn.init, name, no_init(getattr(torch.nn.init, name)))

@@ -16,6 +16,8 @@ _LIBRARIES = tuple(
         *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")),
         os.path.dirname(os.path.realpath(torch.__file__)) + os.sep,
         OURS,
+        "<eval_with_key>",  # a graph of torch.fx
+        "<inductor>",
         "<frozen",
         "<string>",
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], Any]] = []
+        self._set: list[tuple[Any, str, Any]] = []  # (owner, name, what it was)
         self._replaced: dict[int, tuple[Any, Any]] = {}  # id of a function of ours -> (it, what it stands for)
 
     def set(self, owner: Any, name: str, value: Any) -> Any:
@@ -37,8 +39,32 @@ class Patches:
             self._undo.append(lambda: setattr(owner, name, before))
             if isinstance(owner, ModuleType) and isinstance(value, FunctionType) and value.__module__.startswith(_OURS):
                 self._replaced[id(value)] = value, self._replaced.get(id(before), (None, before))[1]
+        self._set.append((owner, name, before))
         setattr(owner, name, value)
         return found
+
+    def originals(self) -> dict[int, Any]:
+        """What attributes were before, by `id`."""
+        return {id(before): before for _, _, before in self._set}
+
+    def original(self, owner: Any, name: str) -> Any:
+        """What `owner.name` was, where it was replaced."""
+        return next(before for place, known, before in self._set if place is owner and known == name)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """In here attributes are what they were before; afterwards what they were when it began."""
+        now = []
+        with interrupts_later():
+            for owner, name, before in reversed(self._set):
+                now.append((owner, name, vars(owner).get(name, _ABSENT)))
+                _put(owner, name, before)
+        try:
+            yield
+        finally:
+            with interrupts_later():
+                for entry in reversed(now):
+                    _put(*entry)
 
     def set_all(self, owner: Any, values: Mapping[str, Any]) -> None:
         """`set` for each name."""
@@ -69,6 +95,7 @@ class Patches:
         with interrupts_later():
             while self._undo:
                 self._undo.pop()()
+            self._set.clear()
             if self._replaced:
                 self._undo_copies()
                 self._replaced.clear()
@@ -80,3 +107,10 @@ class Patches:
             for name, value in list(names.items()):
                 if id(value) in self._replaced:
                     names[name] = self._replaced[id(value)][1]
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    if value is not _ABSENT:
+        setattr(owner, name, value)
+    elif name in vars(owner):
+        delattr(owner, name)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch._C import DispatchKey
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.library import Library
 
 from ..errors import WrongValue
@@ -135,6 +137,15 @@ class ActiveRules:
         """The rules in force."""
         return [rule for rule in RULES.values() if rule.name in self._names]
 
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """In here tensors of PyTorch's compiler, which trace a program, count as virtual ones."""
+        _kinds.append((FakeTensor, FunctionalTensor))
+        try:
+            yield
+        finally:
+            _kinds.pop()
+
     def __str__(self) -> str:
         """One line a rule: its name, the versions it holds for, and what it does."""
         lines = [f"{rule.name} ({rule.versions}): {rule.what}" for rule in self.active()]
@@ -161,6 +172,7 @@ def in_force(name: str) -> bool:
 
 _entered: list[ActiveRules] = []  # the innermost last; while it is not empty, the kernels below are in the dispatcher
 _libraries: list[Library] = []
+_kinds: list[tuple[type, ...]] = [(FakeTensor,)]  # what counts as a virtual tensor, the last
 
 
 def _install() -> None:
@@ -208,7 +220,7 @@ def _virtual_only(name: str, op: Any, kernel: Callable, key: str) -> Callable:
 def _is_virtual(args: tuple) -> bool:
     """Whether a virtual tensor is among these, or a DTensor whose part on this rank is one."""
     return any(
-        isinstance(item, FakeTensor) or isinstance(getattr(item, "_local_tensor", None), FakeTensor)
+        isinstance(item, _kinds[-1]) or isinstance(getattr(item, "_local_tensor", None), FakeTensor)
         for value in args
         for item in (value if isinstance(value, (list, tuple)) else [value])
     )

@@ -1,0 +1,250 @@
+"""`torch.compile` on a virtual GPU: PyTorch's own compiler, for a card that is not there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import virtual_gpu
+from benchmarks.recipes import compiled as measured
+from benchmarks.truth import MEASURED
+from virtual_gpu.language import set_language
+from virtual_gpu.rules.active import installed
+
+pytestmark = pytest.mark.skipif(installed("torch") < (2, 13), reason="run eagerly before PyTorch 2.13")
+
+
+@pytest.fixture(autouse=True)
+def dynamo() -> Iterator[None]:
+    """The tests' environment switches Dynamo off."""
+    set_language("en")
+    with measured.compiler_on():
+        yield
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 64):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        texts, tokens, width = x.shape
+        query, key, value = (
+            part.view(texts, tokens, 4, width // 4).transpose(1, 2) for part in self.qkv(self.norm(x)).split(width, 2)
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(texts, tokens, width))
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, blocks: int = 2):
+        super().__init__()
+        self.embedding, self.places = nn.Embedding(503, 64), nn.Embedding(512, 64)
+        self.blocks, self.head = nn.ModuleList(Block() for _ in range(blocks)), nn.Linear(64, 503, bias=False)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids) + self.places(torch.arange(ids.shape[1], device="cuda"))
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def batch(texts: int = 4, tokens: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randint(0, 503, (texts, tokens), device="cuda"), torch.randint(0, 503, (texts, tokens), device="cuda")
+
+
+def step(model, ids, labels) -> int:
+    """Bytes above what was there, at the peak of a forward and backward under autocast."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = model(ids, labels)
+    loss.backward()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def not_compiled(gpu) -> list[str]:
+    return [note for note in gpu.watch.notes if "without compiling" in note]
+
+
+def test_a_step_of_compiled_code_holds_less_than_the_same_step_eager():
+    with virtual_gpu.cuda("A100") as gpu:
+        eager, model = Model().cuda(), Model().cuda()
+        ids = batch()
+        compiled = torch.compile(model)
+        step(eager, *ids), step(compiled, *ids)  # workspaces and gradients, which stay
+        peaks = [(step(eager, *ids), step(compiled, *ids)) for _ in range(2)]
+        assert not not_compiled(gpu)
+        assert all(parameter.grad.shape == parameter.shape for parameter in model.parameters())
+    assert peaks[0] == peaks[1]
+    assert peaks[0][1] < peaks[0][0]
+
+
+def test_a_compiled_block_keeps_what_the_compilers_partition_says():
+    """In fp32 a chain of pointwise operations keeps its input alone: its intermediate results are computed again."""
+    with virtual_gpu.cuda("A100"):
+        x = torch.randn(1024, 1024, device="cuda", requires_grad=True)
+
+        def chain(x: torch.Tensor) -> torch.Tensor:
+            return torch.sin(torch.exp(torch.tanh(x))) * 2
+
+        def kept(function) -> int:
+            before = torch.cuda.memory_allocated()
+            y = function(x)
+            held = torch.cuda.memory_allocated() - before
+            y.sum().backward()
+            return held
+
+        assert kept(chain) == 3 * 4 * 1024 * 1024  # tanh's result, exp's, which sin keeps too, and the output
+        assert kept(torch.compile(chain)) == 4 * 1024 * 1024  # the output
+
+
+def test_shapes_that_change_breaks_in_the_graph_and_oom():
+    with virtual_gpu.cuda("T4") as gpu:
+        model = Model(blocks=1).cuda()
+        compiled = torch.compile(model)
+        for tokens in (64, 96):
+            compiled(*batch(tokens=tokens)).backward()
+
+        @torch.compile
+        def looks(ids, labels):
+            loss = model(ids, labels)
+            if loss.item() > 0:  # Dynamo ends the graph here and goes on
+                loss = loss * 2
+            return loss
+
+        looks(*batch()).backward()
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            compiled(*batch(texts=100_000, tokens=512)).backward()
+        assert not not_compiled(gpu)
+
+
+def test_devices_and_autocast_that_are_named_within():
+    with virtual_gpu.cuda("A100") as gpu:
+        model, ids = Model().cuda(), batch()
+
+        @torch.compile
+        def within(ids, labels):
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                return model(ids.to("cuda").to(device="cuda"), labels.cuda())
+
+        def held(function) -> int:
+            function(*ids)  # workspaces, which stay
+            before = torch.cuda.memory_allocated()
+            loss = function(*ids)
+            return torch.cuda.memory_allocated() - before + 0 * loss.numel()
+
+        assert held(within) < held(torch.compile(model))  # 16 bits are kept, not 32
+        assert not not_compiled(gpu)
+
+
+def test_nothing_of_ours_breaks_a_graph():
+    with virtual_gpu.cuda("A100") as gpu:
+        model = measured.LastHiddenSum(layers=1).cuda()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            torch.compile(model, fullgraph=True)(batch()[0]).backward()
+        assert not not_compiled(gpu)
+
+
+def test_flex_attention_is_one_kernel():
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    with virtual_gpu.cuda("A100") as gpu:
+        query = torch.randn(1, 2, 256, 64, device="cuda", requires_grad=True)
+        mask = create_block_mask(lambda b, h, q, k: q >= k, 1, 2, 256, 256, device="cuda")
+        before = torch.cuda.memory_allocated()
+        out = torch.compile(flex_attention)(query, query, query, block_mask=mask)
+        kept = torch.cuda.memory_allocated() - before
+        out.sum().backward()
+        assert query.grad.shape == query.shape
+        assert not not_compiled(gpu)
+    output, logsumexp = 4 * 2 * 256 * 64, 4 * 2 * 256
+    assert output + logsumexp <= kept < output + 4 * logsumexp  # and no matrix of length × length
+
+
+def test_attention_that_is_written_out_becomes_one_kernel_where_inductor_knows_it():
+    def attention(query, key, value):
+        return torch.softmax(query @ key.transpose(-2, -1) / 8.0, -1) @ value
+
+    def kept(function, dtype) -> int:
+        heads = [torch.randn(2, 4, 512, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)]
+        before = torch.cuda.memory_allocated()
+        out = function(*heads)
+        held = torch.cuda.memory_allocated() - before
+        out.sum().backward()
+        assert [head.grad.shape for head in heads] == [head.shape for head in heads]
+        return held
+
+    matrix, output = 2 * 4 * 512 * 512, 2 * 4 * 512 * 64
+    with virtual_gpu.cuda("A100") as gpu:
+        compiled = torch.compile(attention)
+        kept(attention, torch.bfloat16), kept(compiled, torch.bfloat16)  # workspaces, which stay
+        assert kept(attention, torch.bfloat16) >= 2 * matrix
+        assert kept(compiled, torch.bfloat16) < 2 * (output + matrix // 2)  # as flash attention
+        assert kept(compiled, torch.float32) >= 4 * matrix  # without TF32 it stays as it is written
+        assert not not_compiled(gpu)
+
+
+def test_sums_along_a_sequence_ask_for_their_scratch():
+    """Inductor's scan in parts keeps a word for each part, which Triton's types give it the size of."""
+    with virtual_gpu.cuda("A100") as gpu, torch.no_grad():
+        x = torch.zeros(2**20, device="cuda")
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        out = torch.compile(lambda x: x.cumsum(0))(x)
+        assert not not_compiled(gpu)
+        assert out.shape == x.shape
+        assert torch.cuda.max_memory_allocated() - before > x.nbytes
+
+
+@pytest.mark.parametrize("names", [{"mode": "no such mode"}, {"options": {"no_such_option": True}}])
+def test_what_is_no_mode_or_option_is_pytorchs_error(names):
+    with virtual_gpu.cuda("A100"), pytest.raises(RuntimeError, match=r"no.such"):
+        torch.compile(Model().cuda(), **names)
+
+
+def test_what_is_not_followed_is_said(monkeypatch):
+    with virtual_gpu.cuda("A100") as gpu:
+        model = Model().cuda()
+        assert torch.compile(model, backend=lambda graph, inputs: graph.forward) is model
+        assert "backend=" in not_compiled(gpu)[0]
+        torch.compile(model, mode="max-autotune")
+        assert any("mode='max-autotune' not followed" in note for note in gpu.watch.notes)
+        monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+        assert torch.compile(model) is model
+        assert "TORCHDYNAMO_DISABLE" in not_compiled(gpu)[1]
+
+
+def test_tensors_of_the_cpu_stay_real():
+    with virtual_gpu.cuda("A100"):
+        assert torch.compile(lambda x: x * 2 + 1)(torch.ones(3)).tolist() == [3, 3, 3]
+
+
+def test_nothing_of_it_is_left():
+    from torch._dynamo.callback import callback_handler
+
+    before = torch.compile, torch._dynamo.reset, torch._dynamo.config.suppress_errors
+    listeners = len(callback_handler.start_callbacks)
+    with virtual_gpu.cuda("A100"):
+        compiled = torch.compile(Model().cuda())
+        compiled(*batch()).backward()
+        assert len(callback_handler.start_callbacks) == listeners + 1
+    assert (torch.compile, torch._dynamo.reset, torch._dynamo.config.suppress_errors) == before
+    assert len(callback_handler.start_callbacks) == listeners
+    again = torch.compile(lambda x: x + 1, backend="eager")
+    assert again(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_a_card_measured_the_same_bytes():
+    """Sixteen layers under a budget of PyTorch's partitioner, on a GTX 1650."""
+    rows = json.loads((MEASURED / "siddddd17_ackaudit.json").read_text(encoding="utf-8"))
+    row = next(row for row in rows if row["id"] == "ackaudit-llama/16x512/aot_eager/0.15")
+    off = measured.RECIPES[0].predict(measured.RECIPES[0].of(row)) - row["value_bytes"]
+    assert abs(off) <= 2**19 + 2**15  # that far two of the card's own processes were apart, and 32 KiB

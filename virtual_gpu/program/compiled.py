@@ -1,0 +1,288 @@
+"""`torch.compile` on a virtual GPU: Dynamo, AOTAutograd and Inductor as they are, on tensors without values.
+
+Dynamo traces the program with fake tensors of its own, on "cpu:0", where virtual tensors are inside. Meanwhile what
+was replaced for the program is put back: PyTorch's compiler is to see PyTorch. CUDA's rules that stand above autograd
+(which attention kernel, what autocast casts) hold in there too. The graphs that come of it run with everything in
+place, operation by operation, and what they ask for is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import CodeType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..language import tr
+from ..rules.active import installed
+from . import amp
+from .device import GPU
+from .frames import OURS, is_program
+from .imports import Imports
+from .inductor import TIMED, for_card, inductor_for, moved, on_gpu, to_card
+from .patches import Patches
+from .watch import Watch
+
+_ERROR = re.compile(r"[\w.]*(Error|Exception|Unsupported)\b.*: ")
+_PYTORCH = os.path.dirname(torch.__file__) + os.sep
+SINCE = (2, 13)  # of PyTorch: whose compiler was read and run
+BACKENDS = ("inductor", "aot_eager", "eager")
+
+
+def install(patches: Patches, imports: Imports, watch: Watch) -> None:
+    """Let `torch.compile` compile for the virtual card, or give back what it got, with a note that says so."""
+    compiler: list[Compiler] = []
+
+    def compile(model: Any = None, **kwargs: Any) -> Any:
+        if model is None:
+            return lambda function: compile(function, **kwargs)
+        caller = sys._getframe(1).f_code
+        pytorchs = caller.co_filename.startswith(_PYTORCH) and caller is not torch.nn.Module.compile.__code__
+        if pytorchs or (caller.co_name == "<module>" and not is_program(caller)):
+            return model  # PyTorch compiles some of its own, and libraries functions when they are imported
+        if kwargs.get("disable"):
+            return model
+        if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+            _note_eager(watch, "TORCHDYNAMO_DISABLE=1")
+            return model
+        backend = kwargs.get("backend", "inductor")
+        if installed("torch") < SINCE:
+            _note_eager(watch, f"PyTorch {torch.__version__} < {SINCE[0]}.{SINCE[1]}")
+            return model
+        if backend not in BACKENDS:
+            _note_eager(watch, f"backend={backend!r:.80}")
+            return model
+        if not compiler:
+            compiler.append(Compiler(patches, watch))
+        return compiler[0].compiled(model, kwargs)
+
+    def dynamo(module: Any) -> None:
+        reset = module.reset
+
+        def without_gpu() -> None:
+            with patches.suspended():  # with one it would reset CUDA graphs, which a CPU build of PyTorch has not
+                reset()
+            for one in compiler:
+                one.listen()
+
+        patches.set(module, "reset", without_gpu)
+
+    imports.after("torch._dynamo", dynamo)
+    patches.set(torch, "compile", compile)
+
+
+def _note_eager(watch: Watch, why: str) -> None:
+    watch.note(
+        tr(
+            ko=f"torch.compile: 컴파일하지 않고 실행했다({why}). 컴파일한 코드는 연산을 합쳐 최대가 다르다",
+            en=f"torch.compile: run without compiling ({why}); compiled code fuses operations, and its peak is another",
+        )
+    )
+
+
+class Compiler:
+    """PyTorch's compiler for one virtual GPU, from the first `torch.compile` to the end of the block."""
+
+    def __init__(self, patches: Patches, watch: Watch):
+        self.patches, self.watch, self.gpu = patches, watch, watch.gpu
+        self.compile, self.takes_bf16 = patches.original(torch, "compile"), torch.cuda.is_bf16_supported
+        self.stack: list[ExitStack] = []
+        with patches.suspended():
+            from torch._dynamo import callback, config, lookup_backend, reset, trace_rules, utils
+            from torch._functorch import config as aot
+            from torch._inductor import compile_fx
+            from torch._inductor import config as inductor
+            from torch.nn.attention import flex_attention
+
+        own = Patches()  # stay while the others are suspended
+        patches.later(self._undo)
+        self.own = own
+        settings = ExitStack()
+        settings.enter_context(config.patch(suppress_errors=True, use_lazy_graph_module=False))
+        settings.enter_context(aot.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False))
+        own.later(settings.close)
+        if OURS not in trace_rules.SKIP_DIRS:
+            trace_rules.add("virtual_gpu")  # not the program's: what counts an operation is not to be traced
+        # It would find a CPU while Dynamo traces. In its place a check that is made anyway, which Dynamo can trace.
+        own.set(flex_attention, "_validate_device", flex_attention._validate_embed_dim)
+        self.utils, self.lookup_backend = utils, lookup_backend
+        self.callbacks = callback.callback_handler
+        for name in ("partition_fn", "compile_fx_forward", "compile_fx_backward"):
+            own.set(compile_fx, name, self._for_card(getattr(compile_fx, name)))
+        self.compile_fx, self.reset, self.settings = compile_fx.compile_fx, reset, inductor
+        handler = _WhatFailed(self.watch)
+        logger = logging.getLogger("torch._dynamo.convert_frame")
+        logger.addHandler(handler)
+        own.later(lambda: logger.removeHandler(handler))
+
+    def listen(self) -> None:
+        """Be told when a compilation begins and ends; `torch._dynamo.reset` forgets who is."""
+        for listeners, told in (
+            (self.callbacks.start_callbacks, self._begins),
+            (self.callbacks.end_callbacks, self._ended),
+        ):
+            if told not in listeners:
+                listeners.append(told)
+
+    def _undo(self) -> None:
+        with self.patches.suspended():
+            self.reset()  # what was compiled asks for a GPU that is no longer there
+        self.own.undo()
+
+    def compiled(self, model: Any, kwargs: dict[str, Any]) -> Any:
+        """`torch.compile(model, **kwargs)` for the virtual card."""
+        self.listen()
+        kwargs = dict(kwargs)
+        options, mode = kwargs.pop("options", None), kwargs.pop("mode", None)
+        if kwargs.get("backend", "inductor") == "inductor":
+            # PyTorch's own, which refuses what is no option or mode
+            chosen = torch._TorchCompileInductorWrapper(mode, options, kwargs.get("dynamic")).config
+            timed = [key for key in TIMED if chosen.pop(key, False)]
+            if timed:
+                self._note_timed([f"mode={mode!r}"] if mode else timed)
+            kwargs["backend"] = self._inductor(chosen)
+        else:
+            kwargs["backend"] = self._plain(kwargs["backend"])
+        with self.patches.suspended():  # a module is to be called as PyTorch calls it
+            return self.compile(model, **kwargs, options={"guard_filter_fn": self._holds})
+
+    def _note_timed(self, settings: Sequence[str]) -> None:
+        text = ", ".join(settings)
+        self.watch.note(
+            tr(
+                ko=f"torch.compile: {text}은(는) 따르지 않았다. 카드에서 시간을 재거나 CUDA 그래프를 쓰는 것이다",
+                en=f"torch.compile: {text} not followed: it times kernels on the card, or takes CUDA graphs",
+            )
+        )
+
+    def _holds(self, guards: Sequence[Any]) -> list[bool]:
+        """Without guards on what is replaced for the program, and is another thing while the compiler traces."""
+        before = self.patches.originals()
+        return [not (guard.has_value and (id(guard.value) in before or _is_ours(guard.value))) for guard in guards]
+
+    def _begins(self, _: Any) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(self.gpu.mode.uncounted())
+            stack.enter_context(self.gpu.rules.compiling())
+            stack.enter_context(_disable_current_modes())
+            stack.enter_context(self.patches.suspended())
+            traced = Patches()
+            stack.callback(traced.undo)
+            amp.install(traced)
+            traced.set(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+            traced.set(torch.cuda, "is_bf16_supported", self.takes_bf16)
+            traced.set(self.utils, "run_node", _with_card_here(self.utils.run_node))
+            traced.set(FakeTensorMode, "dispatch", _on_card_is_here(FakeTensorMode.dispatch))
+            # As on a machine without a GPU, which this is: no fake-tensor mode computes with constants there.
+            traced.set(FakeTensorMode, "avoid_device_init", property(lambda mode: True))
+            self.stack.append(stack.pop_all())
+
+    def _ended(self, _: Any) -> None:
+        self.stack.pop().close()
+
+    def _plain(self, name: str) -> Callable:
+        compile_ = self.lookup_backend(name)
+
+        def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable:
+            _rename(graph)
+            return compile_(graph, inputs)
+
+        return backend
+
+    def _inductor(self, options: dict[str, Any]) -> Callable:
+        def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable:
+            if not on_gpu(graph, inputs):
+                return graph.forward
+            _rename(graph)
+            timed = [key for key in TIMED if self.settings.get_config_copy()[key]]
+            if timed:
+                self._note_timed(timed)
+            try:
+                return self.compile_fx(graph, inputs, config_patches=options or None)
+            except Exception as error:
+                _note_eager(self.watch, f"Inductor: {type(error).__name__}: {error!s:.200}".replace("\n", " "))
+                return graph.forward
+
+        return backend
+
+    def _for_card(self, stage: Callable) -> Callable:
+        def run(graph: torch.fx.GraphModule, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            to_card(graph)
+            inputs = [moved(value) for value in inputs]
+            with inductor_for(self.gpu):
+                return stage(graph, inputs, *args, **kwargs)
+
+        return run
+
+
+def _is_ours(value: Any) -> bool:
+    code = getattr(value, "__code__", value)
+    return isinstance(code, CodeType) and code.co_filename.startswith(OURS)
+
+
+def _with_card_here(run_node: Callable) -> Callable:
+    """As Dynamo runs a node to learn its shape, where the node names the card."""
+
+    def run(tracer: Any, node: Any, args: Any, kwargs: Any, module: Any) -> Any:
+        if node.op == "call_method" and node.target in ("to", "cuda"):
+            return args[0].to(*_to_here(node.target, args[1:]), **_named_here(kwargs))
+        return run_node(tracer, node, args, kwargs, module)
+
+    return run
+
+
+def _rename(graph: torch.fx.GraphModule) -> None:
+    """Let a graph of Dynamo's name `GPU` where it moves a tensor to the card."""
+    for node in graph.graph.nodes:
+        if node.op == "call_method" and node.target in ("to", "cuda"):
+            node.args = (node.args[0], *_to_here(node.target, node.args[1:]))
+            node.target, node.kwargs = "to", _named_here(node.kwargs)
+    graph.recompile()
+
+
+def _to_here(method: str, args: tuple) -> tuple:
+    """The arguments of `Tensor.to` for those of this method, with `GPU` for the card."""
+    return (GPU,) if method == "cuda" else tuple(map(_here, args))
+
+
+def _named_here(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: _here(value) for name, value in kwargs.items()}
+
+
+def _here(value: Any) -> Any:
+    names_card = isinstance(value, (str, torch.device)) and torch.device(value).type == "cuda"
+    return GPU if names_card else value
+
+
+def _on_card_is_here(dispatch: Callable) -> Callable:
+    """Where a traced program names "cuda" itself: that is `GPU` here. Inductor, which comes later, means it."""
+
+    def dispatched(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        device = kwargs.get("device") if kwargs else None
+        if device is not None and torch.device(device).type == "cuda" and not for_card():
+            kwargs = {**kwargs, "device": GPU}
+        return dispatch(mode, func, types, args, kwargs)
+
+    return dispatched
+
+
+class _WhatFailed(logging.Handler):
+    """Says in the report what Dynamo could not trace."""
+
+    def __init__(self, watch: Watch):
+        super().__init__(logging.WARNING)
+        self.watch = watch
+
+    def emit(self, record: logging.LogRecord) -> None:
+        lines = record.getMessage().splitlines()
+        if lines and lines[0].startswith("WON'T CONVERT"):
+            reason = next((line for line in lines if _ERROR.match(line)), lines[-1])
+            _note_eager(self.watch, f"Dynamo: {reason.strip():.200}")
