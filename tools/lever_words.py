@@ -299,8 +299,8 @@ TAIL = """
 
 ## 세지 못한 것
 
-- `torch.compile`의 메모리 예산(`torch._functorch.config.activation_memory_budget`): 컴파일해야 쓸 수 있고, 가상
-  GPU는 컴파일하지 않는다.
+- `torch.compile`과 그 메모리 예산(`torch._functorch.config.activation_memory_budget`): 이 표의 출발점들은 컴파일하지
+  않고 실행했다. `virtual-gpu run`은 컴파일도 하며, 예산마다 잰 값과 견준 것이 `benchmarks/README.md`에 있다.
 - torchao의 8비트, 4비트 옵티마이저: 스텝을 컴파일해 융합하도록 쓰여 있다. 융합하지 않고 실행하면 있지도 않을
   임시가 세어져 적지 않았다.
 - torchao의 `CPUOffloadOptimizer`, DeepSpeed의 CPU 오프로드: 상태를 RAM에 실제로 만들어야 해서 이 표의 크기로는

@@ -390,7 +390,8 @@ compare_checkpointing("polyglot-ko-1.3b", 8, {"off": None, **ways})
 
 # %% [markdown] lang="ko"
 # 기본값인 `every 1`은 `every 2`와 최대가 같은데 추가 연산은 두 배다. 최대를 정하는 것이 이미 가중치, 그레이디언트, 옵티마이저 상태라 더 버려도 얻는 것이 없다. `products`는 네 층에 하나보다 메모리가 적은데 추가 연산이 없다. 내 모델과 카드에서 남는 메모리만큼 무엇을 남길지는 플래너가 고른다(9.12절의 `selective=True`).
-# (`torch.compile`은 `torch._functorch.config.activation_memory_budget`에 0과 1 사이의 값을 주면 이 선택을 스스로 한다. 여기서는 실행해 보지 않았다.)
+#
+# `torch.compile`은 `torch._functorch.config.activation_memory_budget`에 0과 1 사이의 값을 주면 이 선택을 스스로 한다. 다만 예산은 **저장해 둘 것의 비율**이지 최대의 비율이 아니다. 작은 Llama(32층, 1,024토큰)를 GTX 1650에서 [잰 값](https://github.com/pytorch/pytorch/issues/197838)을 보면, 예산 1에서 1,336 MB이던 최대가 0.15에서는 496 MB까지 내려가지만 0.05에서는 1,367 MB로 되돌아간다(백엔드 `aot_eager`. `inductor`에서도 0.15는 605 MB, 0.05는 1,126 MB다). 남긴 것이 적으면 역전파가 긴 사슬을 다시 계산하면서 그 중간 결과를 한꺼번에 붙들기 때문이다. 그러니 가장 낮은 값이 아니라 몇 값을 실행해 보고 고른다. `virtual-gpu run`은 컴파일까지 하므로 카드 없이 해 볼 수 있다.
 #
 # ### 버리는 대신 옮기기: 오프로드
 #
