@@ -908,6 +908,10 @@ for optimizer in ("adamw_fused", "adamw_8bit", "paged_adamw_8bit"):
 Table("optimizer, state, pages, peak, fits", rows)
 
 # %% [markdown] lang="ko"
-# 상태 11.97 GiB가 8비트로 8.27 GiB가 된다. 순수 bf16이면 상태도 bf16이라 4분의 1이 아니라 절반이고, fp32인 임베딩의 몫이 더해진다. 텐서의 최대 21.73 GiB는 L4의 한도에 조금 못 미치지만, 조각나 못 쓰는 자리(3.10절)까지 더하면 넘어서 들어가지 않는다(마지막 열). 상태의 대부분이 페이지로 가면 PyTorch가 세는 최대는 13.54 GiB다(남은 85 MiB는 거의 다 블록마다의 스케일이다).
+# 상태 11.97 GiB가 8비트로 8.27 GiB가 된다. 순수 bf16이면 상태도 bf16이라 4분의 1이 아니라 절반이고, fp32인 임베딩의 몫이 더해진다. 텐서의 최대 21.73 GiB는 L4의 한도(21.8 GiB)에 조금 못 미치지만, 조각나 못 쓰는 자리(3.10절)까지 더하면 넘어서 들어가지 않는다(마지막 열). 상태의 대부분이 페이지로 가면 PyTorch가 세는 최대는 13.54 GiB다(남은 85 MiB는 거의 다 블록마다의 스케일이다).
 #
-# 그렇다고 8.19 GiB가 사라진 것은 아니다. L4에서는 대부분이 13.54 GiB 옆에 그대로 있고, `nvidia-smi`에는 그만큼 더 나온다. 카드가 작으면 모자란 만큼이 RAM에 있다가 스텝마다 오간다. 대가는 얼마일까? torchtune이 Llama-3-8B를 한 장에서 전체 미세 조정하며 재니, `AdamW8bit`를 `PagedAdamW8bit`로 바꾸어 최대 메모리가 46% 줄고 속도는 그대로였다. PyTorch가 센 최대라면 페이지는 빠진 값이고, 페이지가 얼마나 오갔는지는 적혀 있지 않다. 8비트가 아닌 페이지로는 임베딩과 출력층의 큰 상태가 오가느라 스텝에 6초 넘게 걸렸다([torchtune #990](https://github.com/meta-pytorch/torchtune/pull/990)). 융합 AdamW를 `PagedAdamW8bit`로 바꾼 다른 측정에서는(8비트로 줄인 몫까지 든 값이다) 메모리가 55%, 초당 토큰이 18% 줄었다([torchao #1213](https://github.com/pytorch/ao/issues/1213)). 그래서 플래너(9장)는 페이지를 먼저 권하지 않는다. 물을 때 세고, 달리 들어가는 것이 없을 때 알려 준다. 윈도우와 WSL2에서는 관리 메모리가 GPU의 메모리보다 커질 수 없어([CUDA 안내서](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#unified-memory-programming)) 이 방법이 듣지 않는다.
+# 그렇다고 8.19 GiB가 사라진 것은 아니다. L4에서는 대부분이 13.54 GiB 옆에 그대로 있을 것이고, 그렇다면 `nvidia-smi`에는 그만큼 더 나온다(재지 않았다). 카드가 작으면 모자란 만큼이 RAM에 있다가 스텝마다 오간다.
+#
+# 대가는 얼마일까? torchtune의 개발자가 GPU 한 장에서 Llama-3-8B를 전체 미세 조정하면서 `AdamW8bit`를 `PagedAdamW8bit`로 바꾸었더니, 최대 메모리가 46% 줄고 속도는 그대로였다. PyTorch가 센 최대라면 페이지는 빠진 값이고, 페이지가 얼마나 오갔는지는 적혀 있지 않다. 임베딩과 출력층의 상태까지 8비트로 줄인 것이기도 하다. `Trainer`는 임베딩의 상태를 fp32로 두므로 오가는 것이 더 많다. 상태를 8비트로 줄이지 않은 페이지로는 임베딩과 출력층의 큰 상태가 오가느라 스텝에 6초 넘게 걸렸다([torchtune #990](https://github.com/meta-pytorch/torchtune/pull/990)). 융합 AdamW를 `PagedAdamW8bit`로 바꾼 다른 측정에서는(8비트로 줄인 몫까지 든 값이다) 메모리가 55%, 초당 토큰이 18% 줄었다([torchao #1213](https://github.com/pytorch/ao/issues/1213)).
+#
+# 켜는 줄은 `Trainer`에서 `TrainingArguments(optim="paged_adamw_8bit")`, 내 루프에서 `bnb.optim.PagedAdamW8bit(model.parameters())`다. 플래너(9장)는 이 대가 때문에 페이지를 먼저 권하지 않는다. 물을 때 세고, 달리 들어가는 것이 없을 때 알려 준다. 윈도우와 WSL2에서는 관리 메모리가 GPU의 메모리보다 커질 수 없어([CUDA 안내서](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#unified-memory-programming)) 이 방법이 듣지 않는다.
