@@ -153,6 +153,74 @@ def test_nothing_of_ours_breaks_a_graph():
         assert not not_compiled(gpu)
 
 
+def test_what_differs_from_call_to_call_is_compiled_anew():
+    """Guards on None, False and a module's mode stay, though PyTorch has such values where the card's facts stand."""
+    with virtual_gpu.cuda("A100") as gpu:
+
+        @torch.compile(backend="eager")
+        def longer(x, y=None, twice=False):
+            x = x if y is None else torch.cat((x, y))
+            return torch.cat((x, x)) if twice else x
+
+        x = torch.ones(3, device="cuda")
+        shapes = [longer(x).shape, longer(x, x).shape, longer(x, None, True).shape, longer(x).shape]
+        assert [shape[0] for shape in shapes] == [3, 6, 6, 3]
+
+        class Moded(nn.Module):
+            def forward(self, x):
+                return torch.cat((x, x)) if self.training else x
+
+        model = Moded().eval()
+        compiled = torch.compile(model, backend="eager")
+        assert [compiled(x).shape[0], (model.train(), compiled(x))[1].shape[0]] == [3, 6]
+        assert not not_compiled(gpu)
+
+
+def test_what_was_compiled_elsewhere_is_compiled_for_this_card():
+    double = torch.compile(lambda x: torch.cat((x, x)))
+    assert double(torch.ones(2)).tolist() == [1, 1, 1, 1]
+    for card in ("T4", "A100"):
+        with virtual_gpu.cuda(card) as gpu:
+            x = torch.ones(1024, device="cuda", requires_grad=True)
+            before = torch.cuda.memory_allocated()
+            out = double(x)
+            assert torch.cuda.memory_allocated() - before == 8 * 1024
+            out.sum().backward()
+            assert x.grad.shape == x.shape
+            assert not not_compiled(gpu)
+    assert double(torch.ones(3)).tolist() == [1] * 6
+
+
+def test_traced_code_finds_its_tensors_on_the_card():
+    with virtual_gpu.cuda("A100") as gpu:
+
+        @torch.compile(fullgraph=True)
+        def where(x):
+            if x.is_cuda and x.device.type == "cuda":
+                return torch.cat((x, torch.zeros(2, device=x.device)))
+            return x
+
+        assert where(torch.ones(3, device="cuda")).shape == (5,)
+        assert not not_compiled(gpu)
+
+
+def test_numbers_that_change_and_filters_of_guards():
+    with virtual_gpu.cuda("A100") as gpu:
+        x = torch.ones(3, device="cuda")
+        scaled = torch.compile(lambda x, scale: x * scale + torch.full((3,), scale, device="cuda"), backend=None)
+        for scale in (1.5, 2.5, 3.5):
+            assert scaled(x, scale).shape == (3,)
+        seen = []
+
+        def all_but_none(guards):
+            seen.append(len(guards))
+            return [True] * len(guards)
+
+        torch.compile(lambda x: x + 1, options={"guard_filter_fn": all_but_none})(x)
+        assert seen
+        assert not not_compiled(gpu)
+
+
 def test_flex_attention_is_one_kernel():
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 

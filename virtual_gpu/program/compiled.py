@@ -39,44 +39,85 @@ BACKENDS = ("inductor", "aot_eager", "eager")
 
 def install(patches: Patches, imports: Imports, watch: Watch) -> None:
     """Let `torch.compile` compile for the virtual card, or give back what it got, with a note that says so."""
-    compiler: list[Compiler] = []
+    made: list[Compiler] = []
+
+    def compiler() -> Compiler:
+        if not made:
+            made.append(Compiler(patches, watch))
+        return made[0]
 
     def compile(model: Any = None, **kwargs: Any) -> Any:
-        if model is None:
-            return lambda function: compile(function, **kwargs)
         caller = sys._getframe(1).f_code
-        pytorchs = caller.co_filename.startswith(_PYTORCH) and caller is not torch.nn.Module.compile.__code__
-        if pytorchs or (caller.co_name == "<module>" and not is_program(caller)):
-            return model  # PyTorch compiles some of its own, and libraries functions when they are imported
-        if kwargs.get("disable"):
+        if model is None:
+            return lambda function: chosen(function, caller, kwargs)
+        return chosen(model, caller, kwargs)
+
+    def chosen(model: Any, caller: CodeType, kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("disable") or _is_libraries_own(model, caller):
             return model
-        if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
-            _note_eager(watch, "TORCHDYNAMO_DISABLE=1")
-            return model
-        backend = kwargs.get("backend", "inductor")
-        if installed("torch") < SINCE:
-            _note_eager(watch, f"PyTorch {torch.__version__} < {SINCE[0]}.{SINCE[1]}")
-            return model
-        if backend not in BACKENDS:
-            _note_eager(watch, f"backend={backend!r:.80}")
-            return model
-        if not compiler:
-            compiler.append(Compiler(patches, watch))
-        return compiler[0].compiled(model, kwargs)
+        from torch._dynamo import config
+        from torch._dynamo.backends.registry import get_default_backend
+
+        backend = kwargs.get("backend") or get_default_backend()
+        if os.environ.get("TORCHDYNAMO_DISABLE") == "1" or config.disable:
+            why = "TORCHDYNAMO_DISABLE, torch._dynamo.config.disable"
+        elif installed("torch") < SINCE:
+            why = f"PyTorch {torch.__version__} < {SINCE[0]}.{SINCE[1]}"
+        elif backend not in BACKENDS:
+            why = f"backend={backend!r:.80}"
+        else:
+            return compiler().compiled(model, {**kwargs, "backend": backend})
+        _note_eager(watch, why)
+        return model
+
+    def begins(_: Any) -> None:
+        compiler().begins()
+
+    def ends(_: Any) -> None:
+        compiler().ends()
 
     def dynamo(module: Any) -> None:
-        reset = module.reset
+        """What was compiled before comes to the block's tensors too: whoever compiled it, this is the card."""
+        from torch._dynamo.callback import callback_handler
+
+        reset, told = module.reset, ((callback_handler.start_callbacks, begins), (callback_handler.end_callbacks, ends))
+
+        def listen() -> None:
+            for listeners, listener in told:
+                if listener not in listeners:
+                    listeners.append(listener)
+
+        def no_longer() -> None:
+            for listeners, listener in told:
+                if listener in listeners:
+                    listeners.remove(listener)
 
         def without_gpu() -> None:
             with patches.suspended():  # with one it would reset CUDA graphs, which a CPU build of PyTorch has not
                 reset()
-            for one in compiler:
-                one.listen()
+            listen()  # it has forgotten who is
 
         patches.set(module, "reset", without_gpu)
+        patches.later(no_longer)
+        listen()
 
-    imports.after("torch._dynamo", dynamo)
+    if installed("torch") >= SINCE:
+        imports.after("torch._dynamo", dynamo)
     patches.set(torch, "compile", compile)
+
+
+def _is_libraries_own(model: Any, caller: CodeType) -> bool:
+    """Whether a library compiles a function of its own when it is imported, or PyTorch one: they run as they are.
+
+    FlexAttention and what makes its masks are not among these: they are made to be compiled.
+    """
+    from torch.nn.attention import flex_attention
+
+    if model is flex_attention.flex_attention or caller is flex_attention.create_block_mask.__code__:
+        return False
+    if caller.co_filename.startswith(_PYTORCH):
+        return caller is not torch.nn.Module.compile.__code__
+    return caller.co_name == "<module>" and not is_program(caller)
 
 
 def _note_eager(watch: Watch, why: str) -> None:
@@ -96,7 +137,8 @@ class Compiler:
         self.compile, self.takes_bf16 = patches.original(torch, "compile"), torch.cuda.is_bf16_supported
         self.stack: list[ExitStack] = []
         with patches.suspended():
-            from torch._dynamo import callback, config, lookup_backend, reset, trace_rules, utils
+            from torch._dynamo import config, exc, lookup_backend, reset, trace_rules, utils
+            from torch._dynamo.variables import TensorVariable
             from torch._functorch import config as aot
             from torch._inductor import compile_fx
             from torch._inductor import config as inductor
@@ -114,7 +156,7 @@ class Compiler:
         # It would find a CPU while Dynamo traces. In its place a check that is made anyway, which Dynamo can trace.
         own.set(flex_attention, "_validate_device", flex_attention._validate_embed_dim)
         self.utils, self.lookup_backend = utils, lookup_backend
-        self.callbacks = callback.callback_handler
+        self.dynamo, self.exc, self.tensors = config, exc, TensorVariable
         for name in ("partition_fn", "compile_fx_forward", "compile_fx_backward"):
             own.set(compile_fx, name, self._for_card(getattr(compile_fx, name)))
         self.compile_fx, self.reset, self.settings = compile_fx.compile_fx, reset, inductor
@@ -123,26 +165,24 @@ class Compiler:
         logger.addHandler(handler)
         own.later(lambda: logger.removeHandler(handler))
 
-    def listen(self) -> None:
-        """Be told when a compilation begins and ends; `torch._dynamo.reset` forgets who is."""
-        for listeners, told in (
-            (self.callbacks.start_callbacks, self._begins),
-            (self.callbacks.end_callbacks, self._ended),
-        ):
-            if told not in listeners:
-                listeners.append(told)
-
     def _undo(self) -> None:
-        with self.patches.suspended():
-            self.reset()  # what was compiled asks for a GPU that is no longer there
-        self.own.undo()
+        try:
+            with self.patches.suspended():
+                self.reset()  # what was compiled asks for a GPU that is no longer there
+        finally:
+            self.own.undo()
 
     def compiled(self, model: Any, kwargs: dict[str, Any]) -> Any:
         """`torch.compile(model, **kwargs)` for the virtual card."""
-        self.listen()
         kwargs = dict(kwargs)
+        if self.dynamo.fail_on_recompile_limit_hit:  # which PyTorch does not let be with the other
+            self.dynamo.suppress_errors = False
         options, mode = kwargs.pop("options", None), kwargs.pop("mode", None)
-        if kwargs.get("backend", "inductor") == "inductor":
+        if mode is not None and options is not None:
+            raise RuntimeError("Either mode or options can be specified, but both can't be specified at the same time.")
+        options = dict(options or {})
+        guards = self._guards(options.pop("guard_filter_fn", None))
+        if kwargs["backend"] == "inductor":
             # PyTorch's own, which refuses what is no option or mode
             chosen = torch._TorchCompileInductorWrapper(mode, options, kwargs.get("dynamic")).config
             timed = [key for key in TIMED if chosen.pop(key, False)]
@@ -152,7 +192,7 @@ class Compiler:
         else:
             kwargs["backend"] = self._plain(kwargs["backend"])
         with self.patches.suspended():  # a module is to be called as PyTorch calls it
-            return self.compile(model, **kwargs, options={"guard_filter_fn": self._holds})
+            return self.compile(model, **kwargs, options={"guard_filter_fn": guards})
 
     def _note_timed(self, settings: Sequence[str]) -> None:
         text = ", ".join(settings)
@@ -163,12 +203,19 @@ class Compiler:
             )
         )
 
-    def _holds(self, guards: Sequence[Any]) -> list[bool]:
-        """Without guards on what is replaced for the program, and is another thing while the compiler traces."""
-        before = self.patches.originals()
-        return [not (guard.has_value and (id(guard.value) in before or _is_ours(guard.value))) for guard in guards]
+    def _guards(self, kept: Callable | None) -> Callable:
+        """Without guards on functions that are replaced for the program, and are others while the compiler traces."""
 
-    def _begins(self, _: Any) -> None:
+        def holds(guards: Sequence[Any]) -> list[bool]:
+            before = self.patches.originals()
+            asked = [True] * len(guards) if kept is None else kept(guards)
+            ours = [guard.has_value and (id(guard.value) in before or _is_ours(guard.value)) for guard in guards]
+            return [wanted and not own for wanted, own in zip(asked, ours, strict=True)]
+
+        return holds
+
+    def begins(self) -> None:
+        """A compilation begins: PyTorch is to see itself, and the card's tensors where they are inside."""
         with ExitStack() as stack:
             stack.enter_context(self.gpu.mode.uncounted())
             stack.enter_context(self.gpu.rules.compiling())
@@ -179,14 +226,17 @@ class Compiler:
             amp.install(traced)
             traced.set(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
             traced.set(torch.cuda, "is_bf16_supported", self.takes_bf16)
+            traced.set_all(self.tensors, {"method_attr_device": _device, "method_attr_is_cuda": _is_cuda})
             traced.set(self.utils, "run_node", _with_card_here(self.utils.run_node))
             traced.set(FakeTensorMode, "dispatch", _on_card_is_here(FakeTensorMode.dispatch))
             # As on a machine without a GPU, which this is: no fake-tensor mode computes with constants there.
             traced.set(FakeTensorMode, "avoid_device_init", property(lambda mode: True))
             self.stack.append(stack.pop_all())
 
-    def _ended(self, _: Any) -> None:
-        self.stack.pop().close()
+    def ends(self) -> None:
+        """It has ended, or failed to begin."""
+        if self.stack:
+            self.stack.pop().close()
 
     def _plain(self, name: str) -> Callable:
         compile_ = self.lookup_backend(name)
@@ -207,6 +257,8 @@ class Compiler:
                 self._note_timed(timed)
             try:
                 return self.compile_fx(graph, inputs, config_patches=options or None)
+            except (self.exc.RestartAnalysis, self.exc.ShortenTraceback, IndexError):
+                raise  # Dynamo's own, which it goes on by
             except Exception as error:
                 _note_eager(self.watch, f"Inductor: {type(error).__name__}: {error!s:.200}".replace("\n", " "))
                 return graph.forward
@@ -221,6 +273,20 @@ class Compiler:
                 return stage(graph, inputs, *args, **kwargs)
 
         return run
+
+
+def _device(variable: Any, tracer: Any) -> Any:
+    """What a tensor's `device` is to a program that is traced."""
+    from torch._dynamo.variables.base import VariableTracker
+
+    device = torch.device("cuda", 0) if variable.device == GPU else variable.device
+    return None if device is None else VariableTracker.build(tracer, device)
+
+
+def _is_cuda(variable: Any, tracer: Any) -> Any:
+    from torch._dynamo.variables.base import VariableTracker
+
+    return None if variable.device is None else VariableTracker.build(tracer, variable.device == GPU)
 
 
 def _is_ours(value: Any) -> bool:
@@ -283,6 +349,8 @@ class _WhatFailed(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         lines = record.getMessage().splitlines()
+        if lines and lines[0].startswith("torch._dynamo hit config."):
+            _note_eager(self.watch, f"{lines[0]:.200}")
         if lines and lines[0].startswith("WON'T CONVERT"):
             reason = next((line for line in lines if _ERROR.match(line)), lines[-1])
             _note_eager(self.watch, f"Dynamo: {reason.strip():.200}")

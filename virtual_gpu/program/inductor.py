@@ -180,8 +180,8 @@ def _leaf(value: Any) -> Any:
     return here.requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else here
 
 
-def _on_cpu(init: Callable, device: Any = None) -> None:
-    init(torch.device("cpu"))
+def _on_cpu(init: Callable, *devices: Any) -> None:
+    init(*(torch.device("cpu") for _ in devices))  # once for each device that it is called with, or with none
 
 
 def _template(cache: Any, code: str, extra: str = "", **_: Any) -> types.ModuleType:

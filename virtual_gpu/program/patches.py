@@ -44,8 +44,8 @@ class Patches:
         return found
 
     def originals(self) -> dict[int, Any]:
-        """What attributes were before, by `id`."""
-        return {id(before): before for _, _, before in self._set}
+        """Functions and types that were replaced, by `id`."""
+        return {id(before): before for _, _, before in self._set if callable(before)}
 
     def original(self, owner: Any, name: str) -> Any:
         """What `owner.name` was, where it was replaced."""
