@@ -102,6 +102,7 @@ def unless_virtual(is_fake_tensor: Callable[[Any], bool]) -> Callable[[Any], boo
         return is_fake_tensor(x) and not on_virtual_gpu(x)
 
     asked.eager = True
+    asked.transformers_own = getattr(is_fake_tensor, "transformers_own", is_fake_tensor)
     return asked
 
 

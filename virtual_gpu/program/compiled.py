@@ -136,6 +136,7 @@ class Compiler:
         self.patches, self.watch, self.gpu = patches, watch, watch.gpu
         self.compile, self.takes_bf16 = patches.original(torch, "compile"), torch.cuda.is_bf16_supported
         self.stack: list[ExitStack] = []
+        self.own_again: set[int] = set()  # ids of functions that are themselves while the compiler traces
         with patches.suspended():
             from torch._dynamo import config, exc, lookup_backend, reset, trace_rules, utils
             from torch._dynamo.variables import TensorVariable
@@ -209,6 +210,7 @@ class Compiler:
         def holds(guards: Sequence[Any]) -> list[bool]:
             before = self.patches.originals()
             asked = [True] * len(guards) if kept is None else kept(guards)
+            before |= dict.fromkeys(self.own_again)
             ours = [guard.has_value and (id(guard.value) in before or _is_ours(guard.value)) for guard in guards]
             return [wanted and not own for wanted, own in zip(asked, ours, strict=True)]
 
@@ -226,6 +228,10 @@ class Compiler:
             amp.install(traced)
             traced.set(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
             traced.set(torch.cuda, "is_bf16_supported", self.takes_bf16)
+            asked = getattr(sys.modules.get("transformers.utils.import_utils"), "is_fake_tensor", None)
+            if hasattr(asked, "transformers_own"):  # which stays replaced once a model was built (`models.build`)
+                self.own_again.add(id(asked.transformers_own))
+                traced.set(sys.modules["transformers.utils.import_utils"], "is_fake_tensor", asked.transformers_own)
             traced.set_all(self.tensors, {"method_attr_device": _device, "method_attr_is_cuda": _is_cuda})
             traced.set(self.utils, "run_node", _with_card_here(self.utils.run_node))
             traced.set(FakeTensorMode, "dispatch", _on_card_is_here(FakeTensorMode.dispatch))
