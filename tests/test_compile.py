@@ -301,6 +301,18 @@ def test_tensors_of_the_cpu_stay_real():
         assert torch.compile(lambda x: x * 2 + 1)(torch.ones(3)).tolist() == [3, 3, 3]
 
 
+def test_an_optimizers_step_runs_eagerly_where_inductor_would_write_for_the_cpu():
+    with virtual_gpu.cuda("A100") as gpu:
+        model = nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        step = torch.compile(optimizer.step)
+        for _ in range(2):
+            model(torch.ones(2, 64, device="cuda")).sum().backward()
+            step()
+        assert len(optimizer.state) == 2
+        assert any("kernel of another kind" in note for note in not_compiled(gpu))
+
+
 def test_nothing_of_it_is_left():
     from torch._dynamo.callback import callback_handler
 

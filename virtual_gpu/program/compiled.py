@@ -263,7 +263,7 @@ class Compiler:
                 self._note_timed(timed)
             try:
                 return self.compile_fx(graph, inputs, config_patches=options or None)
-            except (self.exc.RestartAnalysis, self.exc.ShortenTraceback, IndexError):
+            except self.exc.RestartAnalysis:
                 raise  # Dynamo's own, which it goes on by
             except Exception as error:
                 _note_eager(self.watch, f"Inductor: {type(error).__name__}: {error!s:.200}".replace("\n", " "))
