@@ -94,7 +94,7 @@ RECIPES = (
     Recipe(
         name="compiled Llamas",
         what="small Llamas under torch.compile's memory budgets, backends aot_eager and inductor",
-        what_ko="torch.compile의 메모리 예산을 건 작은 Llama, 백엔드 aot_eager와 inductor",
+        what_ko="torch.compile의 메모리 예산, 작은 Llama",
         handles=from_source("siddddd17/ackaudit"),
         predict=predict,
         settings={
