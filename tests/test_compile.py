@@ -140,7 +140,8 @@ def test_devices_and_autocast_that_are_named_within():
             function(*ids)  # workspaces, which stay
             before = torch.cuda.memory_allocated()
             loss = function(*ids)
-            return torch.cuda.memory_allocated() - before + 0 * loss.numel()
+            assert loss.requires_grad
+            return torch.cuda.memory_allocated() - before
 
         assert held(within) < held(torch.compile(model))  # 16 bits are kept, not 32
         assert not not_compiled(gpu)
@@ -282,6 +283,18 @@ def test_sums_along_a_sequence_ask_for_their_scratch():
 def test_what_is_no_mode_or_option_is_pytorchs_error(names):
     with virtual_gpu.cuda("A100"), pytest.raises(RuntimeError, match=r"no.such"):
         torch.compile(Model().cuda(), **names)
+
+
+def test_an_older_pytorch_is_asked_for_nothing(monkeypatch):
+    """Colab's has no default backend to ask for, and a compiler that was not read."""
+    monkeypatch.setattr("virtual_gpu.program.compiled.installed", lambda library: (2, 11))
+    monkeypatch.delattr("torch._dynamo.backends.registry.get_default_backend")
+    with virtual_gpu.cuda("A100") as gpu:
+        model = nn.Linear(4, 4).cuda()
+        assert torch.compile(model) is model
+        assert "< 2.13" in not_compiled(gpu)[0]
+        model.compile()
+        assert model(torch.ones(1, 4, device="cuda")).shape == (1, 4)
 
 
 def test_what_is_not_followed_is_said(monkeypatch):

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from operator import attrgetter
 from types import CodeType
 from typing import Any
 
@@ -55,20 +56,11 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
     def chosen(model: Any, caller: CodeType, kwargs: dict[str, Any]) -> Any:
         if kwargs.get("disable") or _is_libraries_own(model, caller):
             return model
-        from torch._dynamo import config
-        from torch._dynamo.backends.registry import get_default_backend
-
-        backend = kwargs.get("backend") or get_default_backend()
-        if os.environ.get("TORCHDYNAMO_DISABLE") == "1" or config.disable:
-            why = "TORCHDYNAMO_DISABLE, torch._dynamo.config.disable"
-        elif installed("torch") < SINCE:
-            why = f"PyTorch {torch.__version__} < {SINCE[0]}.{SINCE[1]}"
-        elif backend not in BACKENDS:
-            why = f"backend={backend!r:.80}"
-        else:
-            return compiler().compiled(model, {**kwargs, "backend": backend})
-        _note_eager(watch, why)
-        return model
+        backend, why = _backend(kwargs.get("backend"))
+        if why:
+            _note_eager(watch, why)
+            return model
+        return compiler().compiled(model, {**kwargs, "backend": backend})
 
     def begins(_: Any) -> None:
         compiler().begins()
@@ -106,6 +98,19 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
     patches.set(torch, "compile", compile)
 
 
+def _backend(asked: Any) -> tuple[Any, str]:
+    """The backend that is meant, and why it is not taken; "" where it is."""
+    if installed("torch") < SINCE:  # before anything is asked of it that older ones do not have
+        return asked, f"PyTorch {torch.__version__} < {SINCE[0]}.{SINCE[1]}"
+    from torch._dynamo import config
+    from torch._dynamo.backends.registry import get_default_backend
+
+    if os.environ.get("TORCHDYNAMO_DISABLE") == "1" or config.disable:
+        return asked, "TORCHDYNAMO_DISABLE, torch._dynamo.config.disable"
+    backend = asked or get_default_backend()
+    return backend, "" if backend in BACKENDS else f"backend={backend!r:.80}"
+
+
 def _is_libraries_own(model: Any, caller: CodeType) -> bool:
     """Whether a library compiles a function of its own when it is imported, or PyTorch one: they run as they are.
 
@@ -130,7 +135,7 @@ def _note_eager(watch: Watch, why: str) -> None:
 
 
 class Compiler:
-    """PyTorch's compiler for one virtual GPU, from the first `torch.compile` to the end of the block."""
+    """PyTorch's compiler for one virtual GPU, from the first compilation in a block to the block's end."""
 
     def __init__(self, patches: Patches, watch: Watch):
         self.patches, self.watch, self.gpu = patches, watch, watch.gpu
@@ -258,7 +263,7 @@ class Compiler:
             if not on_gpu(graph, inputs):
                 return graph.forward
             _rename(graph)
-            timed = [key for key in TIMED if self.settings.get_config_copy()[key]]
+            timed = [key for key in TIMED if attrgetter(key)(self.settings)]
             if timed:
                 self._note_timed(timed)
             try:

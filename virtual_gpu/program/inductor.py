@@ -59,7 +59,7 @@ def _at_work(gpu: ProgramGPU | None) -> Iterator[None]:
         _compiling.pop()
 
 
-class Kernel:
+class _Kernel:
     """A Triton kernel: it would write into buffers that are there already."""
 
     def run(self, *args: Any, **kwargs: Any) -> None:
@@ -69,8 +69,8 @@ class Kernel:
 class _Kernels:
     """`torch._inductor.async_compile.AsyncCompile`, which compiles nothing."""
 
-    def triton(self, *args: Any, **kwargs: Any) -> Kernel:
-        return Kernel()
+    def triton(self, *args: Any, **kwargs: Any) -> _Kernel:
+        return _Kernel()
 
     def wait(self, scope: dict[str, Any]) -> None:
         pass
@@ -115,8 +115,7 @@ def inductor_for(gpu: ProgramGPU) -> Iterator[None]:
         driver.install(patches, gpu)
         patches.set(torch, "device", kind)  # generated code is given this one's name
         patches.set(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
-        for module in (scheduler, pad_mm):
-            patches.set(module, "has_triton", lambda: True)
+        patches.set(scheduler, "has_triton", lambda: True)
         # Products are padded to aligned widths where that is faster, which the card would be asked: they are not.
         patches.set(pad_mm, "_should_pad", lambda *args, **kwargs: False)
         for module in (joint_graph, post_grad):  # patterns to look for, which are traced, and the same for every device
