@@ -167,7 +167,70 @@ def test_a_shape_that_depends_on_unknown_values_stops():
         torch.randn(4, device="cuda").gt(0).nonzero()
 
 
+def test_experts_are_chosen_in_turn():
+    """Ids, counts, masks and lists agree: each of 16 experts has as many of the 64 tokens, and each token four."""
+    with cuda("T4") as gpu:
+        _, ids = torch.randn(64, 16, device="cuda").softmax(-1).topk(4, dim=-1)
+        assert torch.bincount(ids.flatten(), minlength=16).tolist() == [16] * 16
+        zeros = torch.zeros(16, dtype=torch.int64, device="cuda")
+        assert zeros.scatter_add_(0, ids.flatten(), torch.ones_like(ids.flatten())).tolist() == [16] * 16
+        assert torch.histc(ids.int(), 16, 0, 15).tolist() == [16] * 16
+        mask = torch.nn.functional.one_hot(ids, 16).permute(2, 1, 0)  # Mixtral's loop
+        assert len(mask.sum((-1, -2)).gt(0).nonzero()) == 16 and (mask.sum((0, 1)) == 4).all()
+        for expert in range(16):
+            assert len(torch.where(mask[expert])[0]) == len(torch.where(ids == expert)[0]) == 16
+        _, groups = torch.randn(6, 64, device="cuda").topk(2, dim=0)  # by columns
+        assert groups.shape == (2, 64) and sorted(torch.bincount(groups.flatten()).tolist()) == [21] * 4 + [22] * 2
+        assert gpu.watch.notes and not gpu.answers
+
+
+def test_the_words_of_a_vocabulary_are_not_chosen_in_turn():
+    with cuda("T4") as gpu:
+        _, ids = torch.randn(64, 32000, device="cuda").topk(4)
+        assert ids[0, 0].item() == 1 and gpu.answers and not gpu.watch.notes
+
+
+def test_experts_in_a_loop_take_what_they_take_on_the_cpu(monkeypatch):
+    """A layer that sends tokens by count runs operation by operation as one whose router scores are as assumed."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from transformers import MixtralConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+
+    class Shapes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if func in (torch.ops.aten.mm.default, torch.ops.aten.index_add_.default):
+                seen.append((func, *(tuple(a.shape) for a in args if isinstance(a, torch.Tensor))))
+            return out
+
+    config = MixtralConfig(hidden_size=32, intermediate_size=64, num_local_experts=8, num_experts_per_tok=2)
+    config._experts_implementation = "eager"
+    block, tokens = MixtralSparseMoeBlock(config), torch.randn(1, 64, 32, requires_grad=True)
+    monkeypatch.setattr(type(block.gate), "forward", in_turn(type(block.gate).forward))
+    seen = []
+    with Shapes():
+        block(tokens).sum().backward()
+    there, seen = seen, []
+    monkeypatch.undo()
+    with cuda("T4"), Shapes():
+        block.cuda()(tokens.detach().cuda().requires_grad_()).sum().backward()
+    assert seen == there and len(there) > 8 * 6
+
+
+def in_turn(route):
+    """A router of real scores, whose choice is replaced."""
+
+    def forward(gate, hidden):
+        logits, scores, ids = route(gate, hidden)
+        return logits, scores, (torch.arange(ids.numel()) % 8).view(ids.shape)
+
+    return forward
+
+
 def test_the_policy_stop_stops_at_the_first_value():
+    with cuda("T4", values="stop"), pytest.raises(RuntimeError, match=r"test_cuda.py:\d+: aten.bincount"):
+        _, ids = torch.randn(64, 16, device="cuda").topk(4)
+        torch.bincount(ids.flatten(), minlength=16)
     with cuda("T4", values="stop"), pytest.raises(RuntimeError, match=r"test_cuda.py:\d+: "):
         torch.randn(4, device="cuda").sum().item()
 

@@ -1,12 +1,17 @@
 """One rank of many: pipelines, ZeRO, the programs' own launchers."""
 
+import json
 import pickle
 from pathlib import Path
 
 import pytest
+import torch
 from accelerate.state import PartialState
 
 from virtual_gpu.errors import WrongValue
+from virtual_gpu.models.build import build_model
+from virtual_gpu.models.configs import load_config
+from virtual_gpu.models.depth import with_depth
 from virtual_gpu.program import device, pipeline
 from virtual_gpu.program.runner import run
 
@@ -118,3 +123,30 @@ def test_a_step_on_the_cpu_takes_gradients_that_are_one_number(tmp_path, monkeyp
     report = run(str(script), [], gpu="H100", gpus=8, steps=9)
     assert report.error is None
     assert not report.at_peak["optimizer"] and not report.at_peak["gradients"]
+
+
+# name → the model, transformers' `distributed_config`, and the part of what no plan of tensors splits
+SHARED = {
+    "fsdp": ("Qwen/Qwen3-0.6B", {"fsdp_size": 4}, 4),
+    "tensors": ("Qwen/Qwen3-0.6B", {"tp_size": 4, "tp_plan": "auto"}, 1),
+    "experts": ("Qwen/Qwen3-30B-A3B", {"fsdp_size": 4, "ep_size": 4, "ep_implementation": "noted"}, 4),
+    "experts and tensors": (
+        "Qwen/Qwen3-30B-A3B", {"tp_size": 2, "fsdp_size": 2, "ep_size": 4, "ep_implementation": "noted"}, 2
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_each_rank_loads_and_trains_its_part_by_transformers_own_plan(kind):
+    """Of four ranks each has a quarter; norms and routers are split by FSDP alone. Experts get rows from all ranks."""
+    name, config, of_rest = SHARED[kind]
+    report = program("shared_by_transformers.py", name, json.dumps(config), gpus=4)
+    assert report.steps == 2
+    model = build_model(with_depth(load_config(name), 2), torch.float32)
+    parts = [
+        p.nbytes // (of_rest if "norm" in name or "mlp.gate." in name else 4) for name, p in model.named_parameters()
+    ]
+    parameters = sum(-(-part // 512) * 512 for part in parts)  # the allocator's blocks
+    assert report.at_peak["parameters"] == parameters
+    assert report.at_peak["optimizer"] == pytest.approx(2 * parameters, rel=0.02)  # and rests of the allocator's blocks
+    assert any("128" in note for note in report.notes) is ("experts" in kind)

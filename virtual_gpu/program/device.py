@@ -29,7 +29,7 @@ from ..host.pinned import PinnedAllocator
 from ..host.storages import HostStorages
 from ..language import tr
 from ..rules.pinned import ROUNDED
-from . import known
+from . import known, routing
 from .values import Values, ValueStop
 
 _aten = torch.ops.aten
@@ -39,6 +39,7 @@ _ITEM = _aten._local_scalar_dense.default
 _TO_COPY = _aten._to_copy.default
 _COPY_ = _aten.copy_.default
 _HISTC = _aten.histc.default
+_TOP_K = _aten.topk.default
 _INDEX, _MASKED_SELECT = _aten.index.Tensor, _aten.masked_select.default
 
 
@@ -81,7 +82,10 @@ class ProgramMode(CountingMode):
             return self._download(*args[:2])
         elif func is _HISTC:  # CUDA's takes integers too, and PyTorch's rule of shapes says it does not
             with self:
-                return args[0].new_empty((args[1] if len(args) > 1 else (kwargs or {}).get("bins", 100),))
+                counts = args[0].new_empty((args[1] if len(args) > 1 else (kwargs or {}).get("bins", 100),))
+            if (ids := known.values_of(args[0])) is not None:
+                known.give(counts, func(ids.double(), *args[1:], **(kwargs or {})))
+            return counts
         try:
             out = super().__torch_dispatch__(func, types, args, kwargs)
         except RuntimeError as error:
@@ -98,12 +102,28 @@ class ProgramMode(CountingMode):
                 raise self.values.stop(
                     tr(ko=f"{func}의 모양이 값에 달렸다", en=f"the shape of {func} depends on values")
                 ) from None
-        if known.concerns(args, out):
+        if func in routing.EXCHANGES:
+            routing.exchanged(func, args, out)
+        elif known.concerns(args, out):
             known.follow(func, args, kwargs or {}, out)
             self.values.remember(func, args, kwargs or {}, out)
+            if func is _TOP_K and self.values.policy != "stop":
+                self._choose(args, kwargs or {}, out)
         elif out.numel() == 1:
             self.values.remember(func, args, kwargs or {}, out)
         return out
+
+    def _choose(self, args: tuple, kwargs: dict, out: Any) -> None:
+        options = routing.choose_in_turn(args, kwargs, out)
+        if options and self.gpu.watch is not None:
+            self.gpu.watch.note(
+                tr(
+                    ko=f"{options}개에서 점수가 높은 것을 고르는 곳(MoE의 라우터)은 점수를 모르니 차례로 골랐다. "
+                    "전문가마다 토큰 수가 같다고 본 셈이다",
+                    en=f"the best of {options} (a router's experts) were taken in turn, as their scores are not known: "
+                    "as if every expert had equally many tokens",
+                )
+            )
 
     def _upload(self, real: torch.Tensor, kwargs: dict) -> torch.Tensor:
         """A real tensor's copy on the GPU: shape, strides and type."""

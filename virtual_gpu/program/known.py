@@ -53,6 +53,22 @@ def know(fake: torch.Tensor, real: torch.Tensor) -> None:
         fake.known = _Values(real.detach().to(fake.dtype, copy=True), [True])
 
 
+def give(fake: torch.Tensor, real: torch.Tensor) -> None:
+    """These are from now on the values of a tensor."""
+    if fake.dtype not in _OR_MASKS or real.numel() > LIMIT:
+        forget(fake)
+    elif values_of(fake) is None:
+        fake.known = _Values(real.to(fake.dtype).contiguous(), [True])
+    else:
+        fake.known.real.copy_(real)
+
+
+def forget(fake: torch.Tensor) -> None:
+    """The values of a tensor, and of its views, are not known any more."""
+    if (known := getattr(fake, "known", None)) is not None:
+        known.valid[0] = False
+
+
 def _is_mask(real: torch.Tensor) -> bool:
     """Whether a tensor of floats is a matrix of zeros and ones; not where it is trained."""
     if real.dim() != 2 or real.numel() > LIMIT or real.dtype not in _OR_MASKS or real.requires_grad:
@@ -89,8 +105,8 @@ def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
             raise Unknown
         results = run(func, args, kwargs)
     except Unknown:
-        if writes and (known := getattr(args[0], "known", None)) is not None:
-            known.valid[0] = False
+        if writes:
+            forget(args[0])
         elif func in _DECIDES and any(_is_all(value, _DECIDES[func]) for value in args):
             know(out, torch.full((), _DECIDES[func], dtype=out.dtype).expand(out.shape))
         return

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from ..host.meter import MAPPED
 from ..language import tr
@@ -167,7 +168,9 @@ def _place(module: ModuleType, model: Any, load_config: Any, gpu: ProgramGPU, of
     if device_map:
         read = module.expand_device_map(device_map, list(model.state_dict()))
         module.caching_allocator_warmup(model, read, load_config.hf_quantizer)
-    in_files = sum(p.numel() * (of_file if p.is_floating_point() else p.dtype).itemsize for p in model.parameters())
+    in_files = sum(
+        _here(p).numel() * (of_file if p.is_floating_point() else p.dtype).itemsize for p in model.parameters()
+    )
     reading = gpu.host.meter.allocate(in_files, MAPPED)
     still_of_files: list[torch.Tensor] = []
     placed: dict[int, torch.Tensor] = {}
@@ -184,11 +187,16 @@ def _place(module: ModuleType, model: Any, load_config: Any, gpu: ProgramGPU, of
         elif device.type == "cpu":
             maps = is_parameter and dtype == of_file
             kind = None if maps else "parameters" if is_parameter else "buffers"
-            value = gpu.host.unwritten(tensor.shape, dtype, kind)
+            value = gpu.host.unwritten(_here(tensor).shape, dtype, kind)
             if maps:
                 still_of_files.append(value)
         else:
-            value = torch.zeros(tensor.shape, dtype=dtype, device=device)
+            value = torch.zeros(_here(tensor).shape, dtype=dtype, device=device)
+        if isinstance(tensor, DTensor):
+            value = DTensor.from_local(
+                value, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape,
+                stride=tensor.stride(),
+            )  # fmt: skip
         if is_parameter:
             value = torch.nn.Parameter(value, tensor.requires_grad and value.is_floating_point())
             quantized.know(value, part, own_name)
@@ -200,6 +208,11 @@ def _place(module: ModuleType, model: Any, load_config: Any, gpu: ProgramGPU, of
     for value in still_of_files:
         gpu.host.count(value, MAPPED, unfilled=True)
     model.tie_weights()
+
+
+def _here(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a tensor that several ranks share (`distributed_config`) this rank's part, which is all that it reads."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def _in_loading_order(model: Any, load_config: Any) -> list[str]:

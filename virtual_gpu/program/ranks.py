@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _random as dtensor_random
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -52,6 +53,18 @@ def install(patches: Patches, gpu: ProgramGPU, watch: Watch) -> None:
             return propagate(propagator, schema)
 
     patches.set(ShardingPropagator, "_propagate_tensor_meta_non_cached", meta_of)
+    reset = FSDPParam.reset_sharded_param
+
+    def reset_sharded_param(parameter: FSDPParam) -> None:
+        # transformers loads into a sharded model by assignment. PyTorch refuses that where modules are converted by
+        # swapping, which is how they come to the virtual card, and not how the program set it.
+        torch.__future__.set_swap_module_params_on_conversion(False)
+        try:
+            reset(parameter)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(True)
+
+    patches.set(FSDPParam, "reset_sharded_param", reset_sharded_param)
     patches.set(dtensor_random, "OffsetBasedRNGTracker", RandomNumbers)
     patches.set(dtensor_random, "_rng_tracker", None)
     patches.set(nn.parallel, "DistributedDataParallel", DistributedDataParallel)

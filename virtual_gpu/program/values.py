@@ -4,9 +4,10 @@ One picture of the numbers, so that the answers agree with each other: every ele
 not-a-number or infinite. So a loss is 1.0, its logarithm exists and one can divide by it; the gradients are finite, and
 `GradScaler` steps; `loss < 0.5` is what 1 < 0.5 is; the next token is 1. And as in ordinary data `mask.all()` is True
 and `mask.any()` False: nothing is padding. What the program writes into one element (`torch.zeros(1)`) is that number
-instead, and what is computed from it follows: a counter of overflows that starts at 0 stays there. What a shape depends
-on (`nonzero`, indexing by a mask, a token's experts) has no answer: the program is stopped there, but for a mask that
-is False by these rules (`x[is_eos.any(1)]`: no sequence ends), which picks nothing.
+instead, and what is computed from it follows: a counter of overflows that starts at 0 stays there. A token's experts
+are taken in turn (`routing`). What a shape depends on otherwise (`nonzero`, indexing by a mask) has no answer: the
+program is stopped there, but for a mask that is False by these rules (`x[is_eos.any(1)]`: no sequence ends), which
+picks nothing.
 """
 
 from __future__ import annotations
@@ -159,14 +160,14 @@ class Values(Answers):
         file, line = program_line(sys._getframe(1))
         return ValueStop(
             tr(
-                ko=f"{file}:{line}: {why}. 가상 GPU의 텐서에는 값이 없다. 토큰 수를 세어 나누는 MoE 층이나 마스크 "
-                "인덱싱이 이렇다. 이 부분을 진짜 데이터로 CPU에서 계산하거나(.to('cuda') 앞에서), 마스크 인덱싱 대신 "
-                "torch.where를 쓰거나, 전문가 구현을 'grouped_mm'이나 'batched_mm'으로 바꾸거나, 진짜 GPU에서 "
-                "실행한다.",
-                en=f"{file}:{line}: {why}, and tensors on a virtual GPU have none. Mixture-of-experts layers that send "
-                "tokens by count, and indexing by a mask, are such programs. What helps: compute this part on the CPU "
-                "from real data (before .to('cuda')), use torch.where instead of indexing by a mask, the 'grouped_mm' "
-                "or 'batched_mm' implementation of the experts, or a real GPU.",
+                ko=f"{file}:{line}: {why}. 가상 GPU의 텐서에는 값이 없다. 마스크 인덱싱이나, top-k가 아닌 방법으로 "
+                "토큰을 나누는 MoE 층이 이렇다. 이 부분을 진짜 데이터로 CPU에서 계산하거나(.to('cuda') 앞에서), 마스크 "
+                "인덱싱 대신 torch.where를 쓰거나, 전문가 구현을 'grouped_mm'이나 'batched_mm'으로 바꾸거나, 진짜 "
+                "GPU에서 실행한다.",
+                en=f"{file}:{line}: {why}, and tensors on a virtual GPU have none. Indexing by a mask, and layers that "
+                "send tokens to experts otherwise than by top-k, are such programs. What helps: compute this part on "
+                "the CPU from real data (before .to('cuda')), use torch.where instead of indexing by a mask, the "
+                "'grouped_mm' or 'batched_mm' implementation of the experts, or a real GPU.",
             )
         )
 
