@@ -160,6 +160,21 @@ def test_nothing_of_ours_breaks_a_graph():
         assert not not_compiled(gpu)
 
 
+def test_what_is_compiled_again_with_the_same_settings_is_compiled_once():
+    """As torchao's optimizers do, parameter by parameter: another backend, however alike, would be compiled anew."""
+    with virtual_gpu.cuda("A100-40GB"):
+        tensors = [torch.randn(64, 64, device="cuda") for _ in range(3)]
+        before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        for settings in ({}, {"options": {"epilogue_fusion": False}}, {"backend": "aot_eager"}):
+            for tensor in tensors:
+                torch.compile(doubled, fullgraph=True, dynamic=False, **settings)(tensor)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 3
+
+
+def doubled(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * 2 + 1
+
+
 def test_what_differs_from_call_to_call_is_compiled_anew():
     """Guards on None, False and a module's mode stay, though PyTorch has such values where the card's facts stand."""
     with virtual_gpu.cuda("A100") as gpu:

@@ -107,6 +107,19 @@ WORDS = {
         "torch.cat([checkpoint(mlp, part, use_reentrant=False) for part in x.chunk(8, dim=1)], dim=1)",
         "순전파를 두 번 더 하는 셈이라 MLP의 연산이 가장 많이 는다",
     ),
+    "compiled": Words(
+        "`torch.compile`", "PyTorch 2.0", "torch_compile=True", "model.compile()",
+        "합친 연산의 중간 결과는 만들지도 남기지도 않는다",
+    ),
+    "budget_half": Words(
+        "`torch.compile` + 메모리 예산 0.5", "PyTorch 2.4", "",
+        "torch._functorch.config.activation_memory_budget = 0.5\nmodel.compile()",
+        "남길 것을 PyTorch의 분할기가 고른다. 1 미만이면 드롭아웃을 역전파에서 새로 뽑는다(pytorch #190758, 5.6절)",
+    ),
+    "budget_fifth": Words(
+        "`torch.compile` + 메모리 예산 0.2", "PyTorch 2.4", "",
+        "torch._functorch.config.activation_memory_budget = 0.2\nmodel.compile()", "위와 같다",
+    ),
     "foreach": Words(
         "AdamW, foreach", "", "optim='adamw_torch'", "torch.optim.AdamW(parameters, foreach=True)",
         "CUDA에서 `AdamW()`의 기본값. 파라미터 한 벌만큼 임시 텐서가 있다",
@@ -119,6 +132,19 @@ WORDS = {
         "8비트 AdamW", "bitsandbytes 0.26", "optim='adamw_bnb_8bit'", "bnb.optim.AdamW8bit(parameters)",
         "Trainer는 임베딩의 상태를 fp32로 둔다. 표는 직접 쓴 루프의 것이고, Trainer에서는 임베딩의 원소마다 6바이트가 "
         "더 든다",
+    ),
+    "ao_8bit": Words(
+        "torchao의 8비트 AdamW", "PyTorch 2.3", "optim='adamw_torch_8bit'", "torchao.optim.AdamW8bit(parameters)",
+        "스텝을 파라미터마다 컴파일한다. 상태를 fp32로 풀었다가 다시 줄이느라 그 파라미터의 fp32 임시가 둘 있다",
+    ),
+    "ao_4bit": Words(
+        "torchao의 4비트 AdamW", "PyTorch 2.3", "optim='adamw_torch_4bit'", "torchao.optim.AdamW4bit(parameters)",
+        "위와 같고, 임시가 더 크다",
+    ),
+    "stochastic": Words(
+        "torchao의 AdamW, 확률적 반올림", "PyTorch 2.3", "",
+        "torchao.optim._AdamW(parameters, bf16_stochastic_round=True)",
+        "bf16 가중치에서 작은 갱신이 사라지지 않게 한다. 메모리는 그대로다",
     ),
     "paged": Words(
         "페이지 AdamW(32비트)", "bitsandbytes 0.39", "optim='paged_adamw_32bit'",
@@ -299,10 +325,7 @@ TAIL = """
 
 ## 세지 못한 것
 
-- `torch.compile`과 그 메모리 예산(`torch._functorch.config.activation_memory_budget`): 이 표의 출발점들은 컴파일하지
-  않고 실행했다. `virtual-gpu run`은 컴파일도 하며, 예산마다 잰 값과 견준 것이 `benchmarks/README.md`에 있다.
-- torchao의 8비트, 4비트 옵티마이저: 스텝을 컴파일해 융합하도록 쓰여 있다. 융합하지 않고 실행하면 있지도 않을
-  임시가 세어져 적지 않았다.
+- 컴파일한 줄에서 카드로 시간을 재어 고르는 것(autotuning, 맞지 않는 크기의 패딩)과 CUDA 그래프.
 - torchao의 `CPUOffloadOptimizer`, DeepSpeed의 CPU 오프로드: 상태를 RAM에 실제로 만들어야 해서 이 표의 크기로는
   실행하지 않았다.
   DeepSpeed의 것은 `virtual-gpu run`으로 실행해 볼 수 있다.

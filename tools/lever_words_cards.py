@@ -10,6 +10,8 @@ from tools.lever_words import QLORA, Words
 FSDP2 = "PyTorch 2.6"
 ACCUMULATED = "배치 네 개의 그레이디언트를 더한다"
 EACH = "accelerator_config={'gradient_accumulation_kwargs': {'sync_each_batch': True}}"
+HALVES = "fsdp_mixed_precision=True"
+DISTRIBUTED = "from_pretrained(name, distributed_config=config)"
 CARD_WORDS = {
     "bucket_view": Words(
         "DDP, 묶음이 곧 그레이디언트", "PyTorch 1.7",
@@ -86,7 +88,8 @@ CARD_WORDS = {
         "보내지 않은 그레이디언트가 통째로 카드마다 있다. accelerate의 기본값이다",
     ),
     "tensor": Words(
-        "텐서 병렬 8", "PyTorch 2.3", "from_pretrained(name, tp_plan='auto')",
+        "텐서 병렬 8", "PyTorch 2.3",
+        "from_pretrained(name, distributed_config=DistributedConfig(tp_size=8, tp_plan='auto'))",
         "parallelize_module(layer, mesh, ColwiseParallel())\nparallelize_module(layer, mesh, RowwiseParallel())",
         "블록은 모델의 계획대로, 임베딩과 머리는 열로. 여덟 장이 글 하나를 함께 계산한다. "
         "블록 사이의 순전파 상태와 로짓은 저마다 온전히 갖는다",
@@ -149,6 +152,22 @@ CARD_WORDS = {
         "파이프라인 8, 제로 버블(ZBV): 마지막 카드", "PyTorch 2.6", "",
         "ScheduleZBVZeroBubble(stages, 32, loss_fn=loss_of).step()", "V의 한가운데다",
     ),
+    "experts": Words(
+        "전문가 병렬 8", "", "",
+        f"config = DistributedConfig(fsdp_size=8, ep_size=8, {HALVES})\n{DISTRIBUTED}",
+        "전문가는 열여섯씩 통째로 카드에 있고 토큰이 오간다. 전문가의 가중치는 모으지도 보내지도 않는다. 나머지는 "
+        "FSDP2",
+    ),
+    "experts_in_fours": Words(
+        "전문가 병렬 4", "", "",
+        f"config = DistributedConfig(fsdp_size=8, ep_size=4, {HALVES})\n{DISTRIBUTED}",
+        "네 장이 전문가를 나누고, 같은 전문가를 가진 두 장이 그것을 다시 FSDP2로 나눈다",
+    ),
+    "experts_tensors": Words(
+        "전문가 병렬 8, 나머지는 텐서 병렬 2 × FSDP2 4", "", "",
+        f"config = DistributedConfig(tp_size=2, fsdp_size=4, ep_size=8, {HALVES})\n{DISTRIBUTED}",
+        "두 장이 글 하나를 함께 계산하므로 연산이 절반이다",
+    ),
     "fsdp2_lora": Words(
         "FSDP2 + LoRA", FSDP2, "fsdp=True, fsdp_config={'version': 2}",
         "for part in (embedding, *blocks, [norm, head], model): fully_shard(part, mp_policy=policy)",
@@ -174,12 +193,15 @@ CARD_BASE_WORDS = {
     "8b-x8": "Llama-3.1-8B를 H100 여덟 장에서 전체 미세 조정, DDP: bf16 혼합 정밀도(fp32 가중치), 카드마다 1 × 2048, "
     "체크포인팅, fused AdamW",
     "8b-long-x8": "위와 같되 FSDP2이고, 카드마다 1 × 16384",
+    "moe-x8": "Qwen3-30B-A3B를 H100 여덟 장에서 전체 미세 조정, transformers의 FSDP2: bf16 혼합 정밀도(fp32 가중치), "
+    "카드마다 1 × 2048, 체크포인팅, fused AdamW",
     "8b-lora-x2": "Llama-3.1-8B를 RTX 3090 두 장에서 LoRA(rank 16, 모든 선형층), DDP: bf16 가중치, autocast, "
     "카드마다 1 × 2048, 체크포인팅",
 }
 CARD_GROUPS = {
     "cards": "나누어 갖기: DDP, ZeRO, FSDP2",
     "cards_split": "나누어 계산하기: 텐서, 토큰, 층",
+    "cards_experts": "전문가를 나누어 갖기(MoE)",
     "cards_lora": "LoRA와 QLoRA",
 }
 CARDS_HEAD = """
@@ -199,6 +221,7 @@ PyTorch의 가짜 process group이 받고, 나누고 모으는 것은 PyTorch의
 - NCCL의 버퍼는 할당자 밖에 있어 최대에 없다. 들어가는지는 한도에서 그것(둘이면 {two}, 더 많으면 {more} MB로
   보았다)을 뺀 나머지로 판단했다.
 - 연산은 카드 한 장의 것이다.
+- 전문가는 차례로 골랐다(라우터의 점수를 모르므로). 토큰이 한쪽에 몰리면 그 카드는 더 받고 더 쓴다(7.6절).
 - FSDP2의 줄은 모두 임베딩, 블록, 머리를 저마다 묶은 것이고, accelerate처럼 묶은 것은 따로 한 줄이다.
 - `ParallelismConfig`는 `TrainingArguments`와 `Accelerator`의 `parallelism_config=`에,
   `FullyShardedDataParallelPlugin`은 `Accelerator`의 `fsdp_plugin=`에 준다.
@@ -206,7 +229,6 @@ PyTorch의 가짜 process group이 받고, 나누고 모으는 것은 PyTorch의
 CARDS_WAITING = """
 여러 장에서 세지 못한 것:
 
-- 전문가 병렬: 전문가를 카드에 나누어 놓고 토큰을 주고받는 라이브러리가 요구 사항에 없다.
 - polyglot의 텐서 병렬: fp16의 `GradScaler`는 나눈 그레이디언트(DTensor)와 나누지 않은 것을 함께 받지 못한다
   (PyTorch 2.13의 오류).
 - DDP의 `static_graph=True`: 묶음의 수와 크기를 바꾸지 않는다. 그 밖의 것은 C++ reducer 안에 있어 보지 못한다.

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -13,6 +14,16 @@ from .losses import causal
 from .program import checkpointed
 
 TILES = 8
+
+
+def compiled(model: nn.Module) -> None:
+    """The model's forward through `torch.compile`, with its backward."""
+    model.compile()
+
+
+def budget(part: float) -> Any:
+    """PyTorch's own partitioner may keep this part of what it would keep for backward, and recomputes the rest."""
+    return functools.partial(functorch.patch, activation_memory_budget=part)
 
 
 def blocks(model: nn.Module) -> nn.ModuleList:

@@ -49,6 +49,10 @@ BASES: dict[str, Program] = {
         "H100", LARGE, 1, 16384, torch.float32, torch.bfloat16, load=R.on_meta, prepare=checkpointed,
         split=R.fsdp2(R.halves(torch.bfloat16)), gpus=8,
     ),
+    "moe-x8": Program(
+        "H100", "Qwen/Qwen3-30B-A3B", 1, 2048, torch.float32, prepare=checkpointed, optimizer=R.adamw_of_each,
+        load=R.by_transformers(fsdp_size=8), gpus=8,
+    ),
     "8b-lora-x2": Program(
         "RTX 3090", LARGE, 1, 2048, torch.bfloat16, torch.bfloat16, adapt=adapted, prepare=checkpointed,
         split=R.ddp(), gpus=2,
@@ -56,6 +60,7 @@ BASES: dict[str, Program] = {
 }  # fmt: skip
 FULL, ADAPTERS, TEXTS, EXPERTS = ("1.3b", "8b"), ("1.3b-lora", "8b-lora"), ("8b-texts",), ("moe-lora",)
 TWO, EIGHT, LONG, TWO_ADAPTERS = ("1.3b-x2",), ("8b-x8",), ("8b-long-x8",), ("8b-lora-x2",)
+EIGHT_EXPERTS = ("moe-x8",)
 CARDS = TWO + EIGHT
 
 
@@ -125,7 +130,7 @@ def _stage(schedule: type, rank: int) -> dict[str, Any]:
 
 
 def _tensors(split: Any, **more: Any) -> dict[str, Any]:
-    return {"load": R.on_meta, "split": split, "optimizer": R.adamw_of_both, **more}
+    return {"load": R.on_meta, "split": split, "optimizer": R.adamw_of_each, **more}
 
 
 _RANK = f"rank={O.RANK}"
@@ -152,10 +157,19 @@ LEVERS = (
         "checkpoints_on_cpu", "activations", ADAPTERS, {"prepare": checkpointed, "saving": V.saved_on_cpu}, EQUAL
     ),
     Lever("offloaded", "activations", ADAPTERS, {"prepare": V.offloaded}, EQUAL),
+    Lever("compiled", "activations", ADAPTERS, {"prepare": V.compiled}, ROUNDING),
+    Lever("budget_half", "activations", ADAPTERS, {"prepare": V.compiled, "around": V.budget(0.5)}, ROUNDING),
+    Lever("budget_fifth", "activations", ADAPTERS, {"prepare": V.compiled, "around": V.budget(0.2)}, ROUNDING),
     Lever("tiled_mlp", "activations", ADAPTERS, {"prepare": V.tiled_mlp}, ROUNDING),
     Lever("foreach", "optimizer", FULL, {"optimizer": O.pytorch("AdamW", foreach=True)}, ROUNDING),
     Lever("loop", "optimizer", FULL, {"optimizer": O.pytorch("AdamW", foreach=False)}, ROUNDING),
     Lever("adamw_8bit", "optimizer", FULL, {"optimizer": O.bitsandbytes("AdamW8bit")}, OTHER, BNB),
+    Lever("ao_8bit", "optimizer", FULL, {"optimizer": O.torchao("AdamW8bit")}, OTHER, ("torchao",)),
+    Lever("ao_4bit", "optimizer", FULL, {"optimizer": O.torchao("AdamW4bit")}, OTHER, ("torchao",)),
+    Lever(
+        "stochastic", "optimizer", ("8b",), {"optimizer": O.torchao("_AdamW", bf16_stochastic_round=True)}, OTHER,
+        ("torchao",),
+    ),
     Lever("paged", "optimizer", FULL, {"optimizer": O.bitsandbytes("PagedAdamW32bit")}, ROUNDING, BNB),
     Lever("paged_8bit", "optimizer", FULL, {"optimizer": O.bitsandbytes("PagedAdamW8bit")}, OTHER, BNB),
     Lever("in_backward", "optimizer", FULL, {"optimizer": O.in_backward}, EQUAL),
@@ -233,6 +247,15 @@ LEVERS = (
         "context", "cards_split", LONG,
         {"prepare": R.without_masks, "data": R.next_tokens, "loss": R.loss_of_part, "passes": R.text_in_parts},
         ROUNDING, kernels=True,  # DTensor asks for the shape of the whole text's attention, which is counted as work
+    ),
+    Lever("experts", "cards_experts", EIGHT_EXPERTS, {"load": R.by_transformers(fsdp_size=8, ep_size=8)}, ROUNDING),
+    Lever(
+        "experts_in_fours", "cards_experts", EIGHT_EXPERTS, {"load": R.by_transformers(fsdp_size=8, ep_size=4)},
+        ROUNDING,
+    ),
+    Lever(
+        "experts_tensors", "cards_experts", EIGHT_EXPERTS,
+        {"load": R.by_transformers(fsdp_size=4, tp_size=2, ep_size=8)}, ROUNDING,
     ),
     Lever("gpipe", "cards_split", EIGHT, _stage(pipelining.ScheduleGPipe, 0), ROUNDING),
     Lever("one_f_one_b", "cards_split", EIGHT, _stage(pipelining.Schedule1F1B, 0), ROUNDING),

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, mm_flop
+from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode, mm_flop
 
 from virtual_gpu.cards import card
 from virtual_gpu.program import device, pipeline, ranks
@@ -33,6 +33,18 @@ _FORMULAS = {torch.ops.aten.addmm: _product}  # PyTorch's own refuses the form t
 _SMALL = 2**10  # elements: of a copy on the CPU only the shape matters here, so its values may all be one
 
 
+class Watching(TorchDispatchMode):
+    """A mode under which compiled code runs as compiled: Dynamo puts it aside while it compiles."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+
+class Operations(Watching, _FlopCounterMode):
+    """What `Flops` sees: of compiled code the products that it calls, which are operations."""
+
+
 class Flops(FlopCounterMode):
     """FLOPs of all modules together.
 
@@ -42,6 +54,12 @@ class Flops(FlopCounterMode):
     def __init__(self, **settings: Any):
         super().__init__(**settings)
         self.mod_tracker = Nowhere()
+
+    def __enter__(self) -> Flops:
+        self.flop_counts.clear()
+        self.mode = Operations(self)
+        self.mode.__enter__()
+        return self
 
 
 class Nowhere(contextlib.nullcontext):
@@ -179,7 +197,7 @@ class Measured:
     sent: int
 
 
-class Traffic(TorchDispatchMode):
+class Traffic(Watching):
     """Bytes that are copied between the card and the RAM."""
 
     def __init__(self) -> None:
@@ -199,7 +217,7 @@ class Traffic(TorchDispatchMode):
             self.nbytes += target.numel() * target.element_size()
 
 
-class Sent(TorchDispatchMode):
+class Sent(Watching):
     """Bytes that a rank's collectives work on, the larger of what goes in and comes out; an all-reduce counts twice.
 
     So `rank_step` counts, and the ZeRO paper. In a ring of N cards each sends (N - 1) / N of it.

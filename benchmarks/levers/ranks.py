@@ -30,7 +30,7 @@ from virtual_gpu.shards.adapters import Adapters
 from virtual_gpu.shards.fake_rank import blocks_of, fsdp_groups, split_tensors
 from virtual_gpu.shards.ledger import dealt_elements, local_shapes
 
-from .program import Backward, Batch, Ended, Program, once, trained
+from .program import Backward, Batch, Ended, Program, once, shape, trained
 
 PASSES = 4  # of a batch whose gradients are added up
 
@@ -118,6 +118,24 @@ def shard(model: nn.Module, only_blocks: bool = False, **settings: Any) -> None:
         fully_shard(group, **settings)
 
 
+def by_transformers(**sizes: int) -> Callable[[Program], nn.Module]:
+    """transformers' own FSDP2, tensor and expert parallelism, each rank loading its part; computed in bf16.
+
+    A router's experts are taken in turn (`virtual_gpu.program.routing`): each rank's have equally many tokens.
+    """
+
+    def load(program: Program) -> nn.Module:
+        from transformers import AutoModelForCausalLM
+        from transformers.distributed import DistributedConfig
+
+        config = DistributedConfig(**sizes, fsdp_mixed_precision=True)
+        return AutoModelForCausalLM.from_pretrained(
+            program.model_id, dtype=program.weights, distributed_config=config, **shape(program)
+        )
+
+    return load
+
+
 # -- layers that several cards compute together ----------------------------------------------------------------------
 
 
@@ -185,10 +203,12 @@ def tokens_too(logits_whole: bool) -> Callable[[nn.Module], nn.Module]:
     return split
 
 
-def adamw_of_both(model: nn.Module) -> Any:
-    """Whole parameters (norms) and split ones in groups of their own: a fused step does not take them together."""
-    kinds = [[p for p in trained(model) if isinstance(p, DTensor) is split] for split in (True, False)]
-    return torch.optim.AdamW([{"params": kind} for kind in kinds if kind], lr=1e-5, fused=True)
+def adamw_of_each(model: nn.Module) -> Any:
+    """Whole parameters and those of each mesh in groups of their own: a fused step does not take them together."""
+    kinds: dict[Any, list[nn.Parameter]] = {}
+    for parameter in trained(model):
+        kinds.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    return torch.optim.AdamW([{"params": kind} for kind in kinds.values()], lr=1e-5, fused=True)
 
 
 # -- one text on several cards ---------------------------------------------------------------------------------------

@@ -287,3 +287,24 @@ def test_what_a_module_binds_by_name_during_a_run_writes_afterwards(tmp_path, mo
     assert (binds_by_name.save_file, binds_by_name.save) == (safetensors.torch.save_file, torch.save)
     binds_by_name.save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors")
     assert safetensors.torch.load_file(tmp_path / "a.safetensors")["a"].tolist() == [1, 1]
+
+
+def test_optimizer_states_of_several_tensors_are_found(tmp_path):
+    """torchao's low-bit states are tensors that hold others: codes and scales."""
+    script = tmp_path / "two.py"
+    script.write_text(
+        "import torch\n"
+        "from torch.testing._internal.two_tensor import TwoTensor\n"
+        "class Two(torch.optim.SGD):\n"
+        "    def step(self):\n"
+        "        super().step()\n"
+        "        for p in self.param_groups[0]['params']:\n"
+        "            self.state[p].setdefault('both', TwoTensor(torch.zeros_like(p.data), torch.zeros_like(p.data)))\n"
+        "layer = torch.nn.Linear(1024, 1024, bias=False).cuda()\n"
+        "optimizer = Two(layer.parameters(), lr=0.1)\n"
+        "for _ in range(2):\n"
+        "    layer(torch.ones(1, 1024, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    report = run(str(script), (), gpu="T4")
+    assert report.error is None and report.at_peak["optimizer"] == 2 * 4 * 2**20

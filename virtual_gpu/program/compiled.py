@@ -141,6 +141,7 @@ class Compiler:
         self.patches, self.watch, self.gpu = patches, watch, watch.gpu
         self.compile, self.takes_bf16 = patches.original(torch, "compile"), torch.cuda.is_bf16_supported
         self.stack: list[ExitStack] = []
+        self.made: list[tuple[Any, Callable, Callable]] = []
         self.own_again: set[int] = set()  # ids of functions that are themselves while the compiler traces
         with patches.suspended():
             from torch._dynamo import config, exc, lookup_backend, reset, trace_rules, utils
@@ -187,18 +188,26 @@ class Compiler:
         if mode is not None and options is not None:
             raise RuntimeError("Either mode or options can be specified, but both can't be specified at the same time.")
         options = dict(options or {})
-        guards = self._guards(options.pop("guard_filter_fn", None))
+        guards = self._one(options.pop("guard_filter_fn", None), self._guards)
         if kwargs["backend"] == "inductor":
             # PyTorch's own, which refuses what is no option or mode
             chosen = torch._TorchCompileInductorWrapper(mode, options, kwargs.get("dynamic")).config
             timed = [key for key in TIMED if chosen.pop(key, False)]
             if timed:
                 self._note_timed([f"mode={mode!r}"] if mode else timed)
-            kwargs["backend"] = self._inductor(chosen)
+            kwargs["backend"] = self._one(chosen, self._inductor)
         else:
-            kwargs["backend"] = self._plain(kwargs["backend"])
+            kwargs["backend"] = self._one(kwargs["backend"], self._plain)
         with self.patches.suspended():  # a module is to be called as PyTorch calls it
             return self.compile(model, **kwargs, options={"guard_filter_fn": guards})
+
+    def _one(self, what: Any, make: Callable[[Any], Callable]) -> Callable:
+        """What `make` makes of equal things, once: Dynamo compiles anew where another backend is meant."""
+        found = next((one for known, by, one in self.made if by == make and known == what), None)
+        if found is None:
+            found = make(what)
+            self.made.append((what, make, found))
+        return found
 
     def _note_timed(self, settings: Sequence[str]) -> None:
         text = ", ".join(settings)

@@ -11,13 +11,15 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..trace.saved import Saved
 from ..trace.snapshot import History, contents
@@ -191,8 +193,7 @@ class Watch:
     def claim(self, tensors: Iterable[torch.Tensor], category: str, module: Name = NOWHERE) -> None:
         """These tensors are this, and belong to this module."""
         storages = self.gpu.mode.storages
-        for tensor in tensors:
-            tensor = getattr(tensor, "_local_tensor", tensor)
+        for tensor in chain.from_iterable(map(_plain, tensors)):
             entry = storages.get(tensor.untyped_storage()._cdata)
             known = self.blocks.get(entry[1]) if entry is not None else None
             if known is not None:
@@ -285,6 +286,16 @@ def category_of(block: Block, watch: Watch) -> str:
         return block.category
     born = watch.spans[block.span][0]
     return "saved for backward" if born == FORWARD and block.freed_in != block.span else "temporaries"
+
+
+def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """What a tensor is made of: a rank's part of a DTensor, the codes and scales of torchao's optimizer states."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    for part in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):
+        if isinstance(part, torch.Tensor):  # a DTensor's mesh is among them
+            yield from _plain(part)
 
 
 def _on_gpu(tensors: Any) -> bool:
