@@ -445,7 +445,27 @@ skewed = torch.multinomial(torch.tensor([8.0, 4, 2, 1, 1, 1, 1, 1]), 4096, repla
 [torch.bincount(chosen // 2, minlength=4).tolist() for chosen in (even, skewed)]
 
 # %% [markdown] lang="ko"
-# 파라미터는 rank마다 똑같이 1/4이지만 **받는 토큰은 값에 달려 있다.** 치우치면 한 rank가 고르게 받을 때의 2.5배(가장 적게 받은 rank의 여섯 배)를 받고, 순전파 상태도 고를 때의 2.5배로 커진다. 그래서 받는 수를 제한하지 않으면 전문가 병렬의 메모리는 미리 정확히 말할 수 없다. 균형 손실(auxiliary loss)을 더하거나 받을 수 있는 수를 제한(capacity)하는 까닭이다. 값이 없는 가상 GPU로는 셀 수 없어서, 이 강의의 도구는 전문가 병렬을 세지 않는다(전문가를 모두 한 GPU에 두면 어느 전문가로 가든 합이 같으므로 셀 수 있다).
+# 파라미터는 rank마다 똑같이 1/4이지만 **받는 토큰은 값에 달려 있다.** 치우치면 한 rank가 고르게 받을 때의 2.5배(가장 적게 받은 rank의 여섯 배)를 받고, 순전파 상태도 고를 때의 2.5배로 커진다. 그래서 받는 수를 제한하지 않으면 전문가 병렬의 메모리는 미리 정확히 말할 수 없다. 균형 손실(auxiliary loss)을 더하거나 받을 수 있는 수를 제한(capacity)하는 까닭이다.
+#
+# 토큰이 고르게 간다고 보면 셀 수 있다. transformers는 FSDP2와 전문가 병렬을 모델을 불러올 때 함께 건다. `examples/train_experts.py`에서는 이 두 줄이다.
+#
+# ```python
+# shared = DistributedConfig(fsdp_size=ranks, ep_size=args.experts, fsdp_mixed_precision=True)
+# model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, distributed_config=shared)
+# ```
+#
+# GPU 여덟 개에서 `--experts 1`이면 FSDP2뿐이다. 전문가도 여덟 조각으로 나누어 두고 블록을 계산할 때마다 모은다. `--experts 8`이면 rank마다 전문가 128개 가운데 16개를 통째로 갖고, 모으는 대신 토큰을 주고받는다. 어느 쪽이든 rank 하나가 갖는 파라미터는 1/8이다. 그러면 최대도 같을까? Qwen3-30B-A3B의 8층을 H100 여덟 장에서 학습하는 rank 하나를 가상 GPU에서 실행한다. `expert_ranks`는 이 파일을 고치지 않고 9.10절의 `virtual-gpu run`과 같은 방법으로 실행한다.
+
+# %%
+from helpers.chapters.c7_split.experts import expert_ranks
+
+expert_ranks(1, 8, layers=8)
+print("experts of a block in bf16:", human_bytes(128 * 3 * 2048 * 768 * 2))
+
+# %% [markdown] lang="ko"
+# 파라미터는 같은데 최대가 다르다. 임시 텐서가 6.10 GiB에서 1.74 GiB로 준다. FSDP2는 블록 하나의 전문가를 모두 모으고(bf16으로 1.12 GiB) 다음 블록의 것까지 미리 모으며, 그레이디언트도 한때 온전한 크기로 갖는다. 전문가 병렬은 전문가를 모으지 않으므로 보내는 양도 크게 준다. 48층을 모두 실행한 값은 [레버 한 장](../../docs/levers.md)의 '전문가를 나누어 갖기'에 있다. 가중치, 그레이디언트, 옵티마이저 상태는 어느 쪽이든 1/8이라 줄지 않는다.
+#
+# 이 값은 토큰이 고르게 갈 때의 것이다. 가상 GPU의 텐서에는 값이 없어 라우터의 점수를 모르므로, 전문가를 차례로 고른 것으로 본다. 한쪽으로 몰리면 위에서 센 만큼 그 rank의 순전파 상태가 커진다. 두 방법이 같은 것을 배우는지는 값이 있어야 안다. 저장소의 테스트가 작은 모델을 진짜 프로세스 두 개로 학습해 손실을 견준다.
 #
 # ## 7.7 무엇을 어떻게 묶을까
 #
