@@ -108,16 +108,17 @@ WORDS = {
         "순전파를 두 번 더 하는 셈이라 MLP의 연산이 가장 많이 는다",
     ),
     "compiled": Words(
-        "`torch.compile`", "PyTorch 2.0", "torch_compile=True", "model.compile()",
+        "`torch.compile`", "PyTorch 2.0(`model.compile()`은 2.1)", "torch_compile=True", "model.compile()",
         "합친 연산의 중간 결과는 만들지도 남기지도 않는다",
     ),
     "budget_half": Words(
-        "`torch.compile` + 메모리 예산 0.5", "PyTorch 2.4", "",
+        "`torch.compile` + 메모리 예산 0.5", "PyTorch 2.4", "torch_compile=True(오른쪽 첫 줄을 먼저)",
         "torch._functorch.config.activation_memory_budget = 0.5\nmodel.compile()",
-        "남길 것을 PyTorch의 분할기가 고른다. 1 미만이면 드롭아웃을 역전파에서 새로 뽑는다(pytorch #190758, 5.6절)",
+        "남길 것을 컴파일러가 고른다. 결과는 드롭아웃이 없을 때의 것이다. 있으면 그레이디언트가 소리 없이 틀릴 수 있다"
+        "(pytorch #190758, 5.6절)",
     ),
     "budget_fifth": Words(
-        "`torch.compile` + 메모리 예산 0.2", "PyTorch 2.4", "",
+        "`torch.compile` + 메모리 예산 0.2", "PyTorch 2.4", "torch_compile=True(오른쪽 첫 줄을 먼저)",
         "torch._functorch.config.activation_memory_budget = 0.2\nmodel.compile()", "위와 같다",
     ),
     "foreach": Words(
@@ -134,17 +135,19 @@ WORDS = {
         "더 든다",
     ),
     "ao_8bit": Words(
-        "torchao의 8비트 AdamW", "PyTorch 2.3", "optim='adamw_torch_8bit'", "torchao.optim.AdamW8bit(parameters)",
-        "스텝을 파라미터마다 컴파일한다. 상태를 fp32로 풀었다가 다시 줄이느라 그 파라미터의 fp32 임시가 둘 있다",
+        "torchao의 8비트 AdamW", "", "optim='adamw_torch_8bit'", "torchao.optim.AdamW8bit(parameters)",
+        "스텝을 파라미터마다 컴파일한다. 상태를 fp32로 풀었다가 다시 줄이느라 가장 큰 파라미터(대개 임베딩)의 "
+        "fp32 두 벌이 잠깐 있다",
     ),
     "ao_4bit": Words(
-        "torchao의 4비트 AdamW", "PyTorch 2.3", "optim='adamw_torch_4bit'", "torchao.optim.AdamW4bit(parameters)",
-        "위와 같고, 임시가 더 크다",
+        "torchao의 4비트 AdamW", "", "optim='adamw_torch_4bit'", "torchao.optim.AdamW4bit(parameters)",
+        "상태는 8비트의 절반이지만 잠깐 있는 것이 가장 큰 파라미터의 fp32 여섯 벌이다. 어휘가 큰 모델에서는 8비트보다 "
+        "많이 든다",
     ),
     "stochastic": Words(
-        "torchao의 AdamW, 확률적 반올림", "PyTorch 2.3", "",
+        "torchao의 AdamW, 확률적 반올림", "", "",
         "torchao.optim._AdamW(parameters, bf16_stochastic_round=True)",
-        "bf16 가중치에서 작은 갱신이 사라지지 않게 한다. 메모리는 그대로다",
+        "bf16 가중치에서 작은 갱신이 사라지지 않게 한다. 메모리는 그대로다. 이름이 `_`로 시작해 바뀔 수 있다",
     ),
     "paged": Words(
         "페이지 AdamW(32비트)", "bitsandbytes 0.39", "optim='paged_adamw_32bit'",
@@ -325,7 +328,8 @@ TAIL = """
 
 ## 세지 못한 것
 
-- 컴파일한 줄에서 카드로 시간을 재어 고르는 것(autotuning, 맞지 않는 크기의 패딩)과 CUDA 그래프.
+- `torch.compile`의 행에서: 컴파일러가 카드에서 시간을 재어 커널이나 패딩을 고를 때(autotuning) 쓰는 메모리와 CUDA
+  그래프.
 - torchao의 `CPUOffloadOptimizer`, DeepSpeed의 CPU 오프로드: 상태를 RAM에 실제로 만들어야 해서 이 표의 크기로는
   실행하지 않았다.
   DeepSpeed의 것은 `virtual-gpu run`으로 실행해 볼 수 있다.

@@ -155,13 +155,14 @@ CARD_WORDS = {
     "experts": Words(
         "전문가 병렬 8", "", "",
         f"config = DistributedConfig(fsdp_size=8, ep_size=8, {HALVES})\n{DISTRIBUTED}",
-        "전문가는 열여섯씩 통째로 카드에 있고 토큰이 오간다. 전문가의 가중치는 모으지도 보내지도 않는다. 나머지는 "
-        "FSDP2",
+        "전문가는 열여섯씩 통째로 카드에 있고 토큰이 오간다. 토큰은 배치만큼 늘고, 모아야 하는 가중치는 늘지 않는다. "
+        "나머지는 FSDP2. 최대는 이제 전문가가 아니라 임베딩의 그레이디언트에 있다",
     ),
     "experts_in_fours": Words(
         "전문가 병렬 4", "", "",
         f"config = DistributedConfig(fsdp_size=8, ep_size=4, {HALVES})\n{DISTRIBUTED}",
-        "네 장이 전문가를 나누고, 같은 전문가를 가진 두 장이 그것을 다시 FSDP2로 나눈다",
+        "네 장이 전문가를 나누고, 같은 전문가를 가진 두 장이 그것을 다시 FSDP2로 나눈다. 최대가 전문가에 있지 않아 "
+        "8과 같고, 보내는 양만 는다",
     ),
     "experts_tensors": Words(
         "전문가 병렬 8, 나머지는 텐서 병렬 2 × FSDP2 4", "", "",
@@ -222,7 +223,9 @@ PyTorch의 가짜 process group이 받고, 나누고 모으는 것은 PyTorch의
   보았다)을 뺀 나머지로 판단했다.
 - 연산은 카드 한 장의 것이다.
 - 전문가는 차례로 골랐다(라우터의 점수를 모르므로). 토큰이 한쪽에 몰리면 그 카드는 더 받고 더 쓴다(7.6절).
-- FSDP2의 줄은 모두 임베딩, 블록, 머리를 저마다 묶은 것이고, accelerate처럼 묶은 것은 따로 한 줄이다.
+- FSDP2의 행은 모두 임베딩, 블록, 머리를 저마다 묶은 것이고, accelerate처럼 묶은 것은 따로 한 행이다. `moe-x8`만은
+  transformers가 묶는 대로이고, 그레이디언트를 fp32로 더한다(그래서 파라미터당 8바이트를 보낸다).
+- `DistributedConfig`는 `from_pretrained`에 준다. 직접 쓴 루프는 `examples/train_experts.py`에 있다.
 - `ParallelismConfig`는 `TrainingArguments`와 `Accelerator`의 `parallelism_config=`에,
   `FullyShardedDataParallelPlugin`은 `Accelerator`의 `fsdp_plugin=`에 준다.
 """

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from . import torchtitan
 from .recipe import Recipe, Refused, Row, from_source
 
 WHY = {
     "pytorch/torchtune": "the rows name neither batch, rank nor checkpointing",
-    "pytorch/torchtitan": "torchtitan's FSDP2 model and its streams are not put together here",
+    "pytorch/torchtitan": "torchtitan of another time, whose model and FSDP2 are not put together here",
     "rasbt/pytorch-memory-optim": "the vision transformer is torchvision's, which is not installed",
     "huggingface/notebooks": "the rows do not say which of the notebook's settings they are (transformers of 2022)",
     "huggingface.co/datasets/optimum-benchmark": "an AMD card: its libraries' workspaces are not known",
@@ -19,4 +20,9 @@ def predict(row: Row) -> int:
     raise Refused(WHY[row["source"]])
 
 
-RECIPES = (Recipe(name="not run", what="sources without a program here", handles=from_source(*WHY), predict=predict),)
+def handles(row: Row) -> bool:
+    """Whether a row is of such a source, and not of a program that is here after all."""
+    return from_source(*WHY)(row) and not torchtitan.is_here(row)
+
+
+RECIPES = (Recipe(name="not run", what="sources without a program here", handles=handles, predict=predict),)

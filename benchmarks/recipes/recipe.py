@@ -140,8 +140,9 @@ def recipes() -> tuple[Recipe, ...]:
 
 
 # Cards that are measured and not in the catalogue, as another card of their chip with another number of
-# multiprocessors (114: NVIDIA H100 PCIe data sheet), which a sum's buffers hang on (rules/reductions.py).
-_VARIANTS = {"H100 PCIe": ("H100", 114)}
+# multiprocessors (114: NVIDIA H100 PCIe data sheet; 66: 8,448 cores at 128 each, geforce.com), which a sum's buffers
+# hang on (rules/reductions.py).
+_VARIANTS = {"H100 PCIe": ("H100", 114), "RTX 4070 Ti SUPER": ("RTX 4080", 66)}
 _FORM = re.compile(r"[- ](SXM\d?|PCIE?|\d+ ?GB)\b", re.IGNORECASE)  # what a chip is called besides: "A800-SXM4-80GB"
 _SIZE = re.compile(r"(\d+) ?GB\b")
 

@@ -751,14 +751,27 @@ largest_on_t4.against(largest.found["T4"][2][1] / 1e9)
 # 표를 읽을 때 셋을 조심한다.
 #
 # - **T4의 전체 미세 조정 칸은 들어가는 크기이지 학습되는 크기가 아니다.** T4에는 bf16 연산 장치가 없어 fp16을 써야 하는데(1장), 순수 fp16에서 이 표의 융합 AdamW는 끝까지 가지만 상태가 fp16에 저장되어 학습률이 뜻대로 듣지 않고(융합하지 않으면 첫 스텝에서 무너진다, 3.16절), 혼합 정밀도라면 가중치, 그레이디언트, 옵티마이저 상태가 모두 두 배로 든다(3.8절). LoRA와 QLoRA의 어댑터는 fp32라 이 문제가 없다.
-# - **불러올 때 드는 CPU 메모리는 세지 않았다.** 무료 Colab의 CPU 메모리는 12.7 GB다. 140억 모델의 16비트 가중치 파일은 30 GB 가까이 된다. 디스크와 CPU 메모리가 먼저 모자랄 수 있다.
-# - 최대가 한도에 바짝 붙은 칸에는 여유가 없다.
+# - **불러올 때 드는 CPU 메모리는 세지 않았다.** 무료 Colab의 CPU 메모리는 12.67 GiB다(화면에는 12.7 GB). 148억 모델의 16비트 가중치 파일은 그 두 배가 넘는다. 디스크와 CPU 메모리가 먼저 모자랄 수 있다.
+# - 최대가 한도에 바짝 붙은 칸에는 여유가 없다. 더구나 표는 `autocast` 없이 센 것이다. `Trainer`처럼 fp16 혼합 정밀도로 학습하면 출력층의 fp16 사본이 더 생긴다. T4에 꽉 찬 Qwen3-14B의 QLoRA를 셋으로 세어 본다. 마지막은 손실을 나누어 계산한다(9.12절).
+
+# %%
+more = {"table": {}, "autocast": {"precision": "autocast_fp16"}}
+more["autocast, loss in tiles"] = {"precision": "autocast_fp16", "fused_lm_head": True}
+rows = []
+for name, settings in more.items():
+    qlora = {"peft": "qlora", "gradient_checkpointing": True, "optimizer": "adamw_fused"} | settings
+    found = predict_memory(batch_size=1, sequence_length=512, model_id="Qwen/Qwen3-14B", gpu="T4", **qlora)
+    rows.append([name, human_bytes(found.needed_bytes), found.fits])
+Table("Qwen3-14B on a T4, peak, fits", rows)
+
+# %% [markdown] lang="ko"
+# 칸에 있던 모델이 혼합 정밀도에서는 넘치고, 손실을 나누면 다시 들어간다. 어휘가 큰 모델일수록 차이가 크다.
 #
 # > **주장 5.** "LLM을 GPU 하나로 전체 미세 조정하기는 어려워졌다" (출처: 책 5장을 정리한 글)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 어느 모델, 어느 GPU냐에 달렸다. 17억 모델은 T4 하나에, 82억 모델은 A100-80GB 하나에 들어간다(61 GiB. 순수 16비트일 때다. 3.8절의 혼합 정밀도라면 두 배쯤 들어 들어가지 않는다). 700억 모델은 전체 미세 조정의 어느 칸에도 없고, A100-80GB의 QLoRA 칸에만 있다.
+# **조건부로 맞다.** 어느 모델, 어느 GPU냐에 달렸다. 17억 모델은 T4 하나에 들어가지만 순수 fp16이라 제대로 배우지 못하고, 82억 모델은 순수 bf16으로 A100-80GB 하나에 들어간다(61 GiB. 3.8절의 혼합 정밀도라면 두 배쯤 들어 들어가지 않는다). 700억급(Qwen2.5-72B)은 전체 미세 조정의 어느 칸에도 없고, A100-80GB의 QLoRA 칸에만 있다.
 #
 # </details>
 #
@@ -774,7 +787,7 @@ rows = [(on, *reached(with_lora(4, modules_to_save=["lm_head"]), ids, input_grad
 Table("enable_input_require_grads, reached, trainable, warning", rows)
 
 # %% [markdown] lang="ko"
-# 끄면 출력층 하나만 그레이디언트를 받고 **어댑터 16개는 하나도 받지 못한다.** 오류가 아니라 경고 한 줄이라 손실은 조금 내려가고, 저장한 어댑터의 B는 모두 0이다([open-unlearning #178](https://github.com/locuslab/open-unlearning/issues/178)이 이렇게 발견했다). 출력층까지 얼렸다면 학습할 것이 없어 `element 0 of tensors does not require grad` 오류가 난다([peft #137](https://github.com/huggingface/peft/issues/137)).
+# 끄면 출력층 하나만 그레이디언트를 받고 **어댑터 16개는 하나도 받지 못한다.** 오류가 아니라 경고 한 줄이다. 출력층은 배우므로 손실이 조금 내려가 알아채기 어렵고, 어댑터의 B는 처음의 0 그대로 저장된다([open-unlearning #178](https://github.com/locuslab/open-unlearning/issues/178)이 이렇게 발견했다). 출력층까지 얼렸다면 학습할 것이 없어 `element 0 of tensors does not require grad` 오류가 난다([peft #137](https://github.com/huggingface/peft/issues/137)).
 #
 # 5.23의 transformers는 체크포인팅을 켤 때 이것도 함께 켠다(`modeling_utils.py`). 그래서 위에서는 일부러 껐다. 체크포인팅을 직접 부르거나 버전이 다르면 빠질 수 있다. `use_reentrant=False`를 적으면 이 문제 자체가 없다.
 #
@@ -883,7 +896,7 @@ merge(twice)
 # %% [markdown] lang="ko"
 # ### 페이지 옵티마이저
 #
-# QLoRA 논문의 나머지 한 조각은 **페이지 옵티마이저**다(bitsandbytes의 `PagedAdamW`, 상태를 8비트로도 줄인 것은 `PagedAdamW8bit`). 옵티마이저 상태를 CUDA의 **관리 메모리**(managed memory, 통합 메모리라고도 한다)에 둔다. 드라이버는 이 메모리를 페이지라는 작은 조각으로 나누어, 자리가 있으면 GPU에, 모자라면 RAM에 둔다. PyTorch의 할당자가 모르는 메모리라 `torch.cuda.memory_allocated()`에는 나오지 않는다. CUDA의 기능이므로 **CUDA에서만** 동작한다. 그런데 LoRA에서 옵티마이저 상태를 줄이는 것이 얼마나 도움이 될까?
+# QLoRA 논문의 나머지 한 조각은 **페이지 옵티마이저**다(bitsandbytes의 `PagedAdamW`, 상태를 8비트로도 줄인 것은 `PagedAdamW8bit`). 옵티마이저 상태를 CUDA의 **관리 메모리**(managed memory, 통합 메모리라고도 한다)에 둔다. 드라이버는 이 메모리를 페이지라는 작은 조각으로 나누어, 자리가 있으면 GPU에, 모자라면 RAM에 둔다. PyTorch의 할당자가 모르는 메모리라 `torch.cuda.memory_allocated()`에는 나오지 않는다. CUDA의 기능이고, RAM으로 넘치는 것은 리눅스에서만 된다(윈도우와 WSL2는 아래). 그런데 LoRA에서 옵티마이저 상태를 줄이는 것이 얼마나 도움이 될까?
 
 # %%
 rows = []
@@ -908,10 +921,10 @@ for optimizer in ("adamw_fused", "adamw_8bit", "paged_adamw_8bit"):
 Table("optimizer, state, pages, peak, fits", rows)
 
 # %% [markdown] lang="ko"
-# 상태 11.97 GiB가 8비트로 8.27 GiB가 된다. 순수 bf16이면 상태도 bf16이라 4분의 1이 아니라 절반이고, fp32인 임베딩의 몫이 더해진다. 텐서의 최대 21.73 GiB는 L4의 한도(21.8 GiB)에 조금 못 미치지만, 조각나 못 쓰는 자리(3.10절)까지 더하면 넘어서 들어가지 않는다(마지막 열). 상태의 대부분이 페이지로 가면 PyTorch가 세는 최대는 13.54 GiB다(남은 85 MiB는 거의 다 블록마다의 스케일이다).
+# 상태 11.97 GiB가 8비트로 8.27 GiB가 된다. 순수 bf16이면 상태도 bf16이라 4분의 1이 아니라 절반이고, fp32인 임베딩의 몫이 더해진다. 표의 peak는 텐서만의 최대다. 21.73 GiB는 L4의 한도(21.8 GiB)에 조금 못 미치지만, 조각나 못 쓰는 자리(3.10절)까지 더하면 넘어서 들어가지 않는다(마지막 열). 상태의 대부분이 페이지로 가면 PyTorch가 세는 최대는 13.54 GiB다(남은 85 MiB는 거의 다 블록마다의 스케일이다).
 #
 # 그렇다고 8.19 GiB가 사라진 것은 아니다. L4에서는 대부분이 13.54 GiB 옆에 그대로 있을 것이고, 그렇다면 `nvidia-smi`에는 그만큼 더 나온다(재지 않았다). 카드가 작으면 모자란 만큼이 RAM에 있다가 스텝마다 오간다.
 #
-# 대가는 얼마일까? torchtune의 개발자가 GPU 한 장에서 Llama-3-8B를 전체 미세 조정하면서 `AdamW8bit`를 `PagedAdamW8bit`로 바꾸었더니, 최대 메모리가 46% 줄고 속도는 그대로였다. PyTorch가 센 최대라면 페이지는 빠진 값이고, 페이지가 얼마나 오갔는지는 적혀 있지 않다. 임베딩과 출력층의 상태까지 8비트로 줄인 것이기도 하다. `Trainer`는 임베딩의 상태를 fp32로 두므로 오가는 것이 더 많다. 상태를 8비트로 줄이지 않은 페이지로는 임베딩과 출력층의 큰 상태가 오가느라 스텝에 6초 넘게 걸렸다([torchtune #990](https://github.com/meta-pytorch/torchtune/pull/990)). 융합 AdamW를 `PagedAdamW8bit`로 바꾼 다른 측정에서는(8비트로 줄인 몫까지 든 값이다) 메모리가 55%, 초당 토큰이 18% 줄었다([torchao #1213](https://github.com/pytorch/ao/issues/1213)).
+# 대가는 얼마일까? torchtune의 개발자가 GPU 한 장에서 Llama-3-8B를 전체 미세 조정하면서 `AdamW8bit`를 `PagedAdamW8bit`로 바꾸었더니, 최대 메모리가 46% 줄고 속도는 그대로였다. PyTorch가 센 최대라면 페이지는 빠진 값이고, 페이지가 얼마나 오갔는지는 적혀 있지 않다. 또 이 측정은 임베딩과 출력층의 상태까지 8비트다. `Trainer`는 임베딩의 상태를 fp32로 두므로 오가는 것이 더 많다. 상태를 8비트로 줄이지 않은 페이지로는 임베딩과 출력층의 큰 상태가 오가느라 스텝에 6초 넘게 걸렸다([torchtune #990](https://github.com/meta-pytorch/torchtune/pull/990)). 융합 AdamW를 `PagedAdamW8bit`로 바꾼 다른 측정에서는(8비트로 줄인 몫까지 든 값이다) 메모리가 55%, 초당 토큰이 18% 줄었다([torchao #1213](https://github.com/pytorch/ao/issues/1213)).
 #
 # 켜는 줄은 `Trainer`에서 `TrainingArguments(optim="paged_adamw_8bit")`, 내 루프에서 `bnb.optim.PagedAdamW8bit(model.parameters())`다. 플래너(9장)는 이 대가 때문에 페이지를 먼저 권하지 않는다. 물을 때 세고, 달리 들어가는 것이 없을 때 알려 준다. 윈도우와 WSL2에서는 관리 메모리가 GPU의 메모리보다 커질 수 없어([CUDA 안내서](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#unified-memory-programming)) 이 방법이 듣지 않는다.

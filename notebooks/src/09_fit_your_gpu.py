@@ -693,7 +693,7 @@ print(f"{long!r}\n{stays!r}")
 print(human_bytes(40 * 8192 * 5120 * 2), human_bytes(stays.needed_bytes - long.needed_bytes))
 
 # %% [markdown] lang="ko"
-# 입력은 3.12 GiB인데 3.07 GiB가 줄었다. 역전파할 블록의 입력은 카드로 돌아와 있어야 하므로 40개 가운데 39개만큼, 곧 39 × 80 MiB = 3.05 GiB가 준다(나머지 0.02 GiB는 단편화까지 센 값의 눈금 한 칸에도 못 미친다, 9.4절). 그래서 15.79 GiB가 12.72 GiB가 되어 들어간다. 학습의 결과도 연산도 그대로다.
+# 입력은 3.12 GiB인데 3.07 GiB가 줄었다. 역전파할 블록의 입력은 카드로 돌아와 있어야 하므로 40개 가운데 39개만큼, 곧 39 × 80 MiB = 3.05 GiB가 준다(나머지 0.02 GiB는 필요한 메모리를 찾는 눈금 한 칸보다 작다. 눈금은 텐서의 최대를 128로 나눈 것, 여기서는 0.1 GiB쯤이다). 그래서 15.79 GiB가 12.72 GiB가 되어 들어간다. 학습의 결과도 연산도 그대로다.
 #
 # 대가는 셋이다. CPU로 보내는 양(같은 양이 돌아온다), 오가는 시간, RAM이다. 스텝 시간의 하한에는 T4의 버스(PCIe 3.0 x16)가 최고 속도(초당 15.75 GB)를 낼 때 오가는 시간이 더해져 있다. 얼마인지 옆에 적었다.
 
@@ -705,8 +705,8 @@ print(f"the step, the bus alone: {long.seconds:.0f} s, {2 * long.offloaded_bytes
 print(host_need(long).line("Colab"))
 
 # %% [markdown] lang="ko"
-# - **시간.** 스텝마다 50 GiB가 나갔다가 돌아온다. 합해서 100 GiB에 6.8초이고, 이것을 뺀 계산의 하한이 216초이니 3%쯤이다. transformers의 복사는 계산과 겹치지 않아(5.6절) 그 시간이 스텝에 그대로 더해진다. 둘 다 최고 속도로 센 것이라 실제의 몫은 재어 보아야 안다. 길이가 두 배면 오가는 양은 두 배지만 계산은 어텐션 때문에 두 배 넘게 늘어, 이 몫은 준다. 거꾸로 길이가 짧거나 GPU가 빠르면 커진다. 216초에는 커널이 마스크로 건너뛸 수 있는 어텐션도 들어 있지만(9.3절), 그것을 빼도 스텝 하나에 아무리 빨라도 3분은 걸린다. 100스텝이면 적어도 다섯 시간이니 먼저 몇 스텝만 재어 본다.
-# - **RAM.** 3.12가 아니라 적어도 5 GiB가 든다. 고정 메모리(운영 체제가 내보내지 못하게 묶어 GPU가 바로 읽는 RAM, 11.4절)를 PyTorch가 2의 거듭제곱으로 올려 잡아, 80 MiB인 입력 하나가 128 MiB를 쓰기 때문이다. 그 자리는 복사가 끝나야 다시 쓸 수 있는데 CPU는 GPU보다 앞서 가므로, 그사이에 더 잡으면 많게는 두 배다. 불러올 때의 5.80 GiB는 스레드 넷이 가장 큰 텐서(1.45 GiB)의 자료형을 한꺼번에 바꾸는 가장 나쁜 경우이고, 체크포인트와는 때가 달라 더하지 않는다. 그래도 프로세스까지 5.24~12.12 GiB라, 11.37 GiB인 무료 Colab에는 빠듯하다. 플래너에 `host="Colab"`(터미널은 `--host Colab`)을 주면 RAM이 확실히 모자라는 계획을 뺀다. 이 계획처럼 빠듯한 것은 남으니, 스텝 몇 번을 돌리며 RAM을 본다.
+# - **시간.** 스텝마다 50 GiB가 나갔다가 돌아온다. 합해서 100 GiB에 6.8초이고, 이것을 뺀 계산의 하한이 216초이니 3%쯤이다. transformers의 복사는 계산과 겹치지 않아(5.6절) 그 시간이 스텝에 그대로 더해진다. 둘 다 최고 속도로 센 것이라 실제의 몫은 재어 보아야 안다. 길이가 두 배면 오가는 양은 두 배지만 계산은 어텐션 때문에 두 배 넘게 늘어, 이 몫은 준다. 거꾸로 길이가 짧거나 GPU가 빠르면 커진다. 216초에는 커널이 마스크로 건너뛸 수 있는 어텐션도 들어 있다(9.3절). 그래도 스텝 하나가 몇 분이니, 먼저 몇 스텝만 재어 본다.
+# - **RAM.** 3.12가 아니라 적어도 5 GiB가 든다. 고정 메모리(운영 체제가 내보내지 못하게 묶어 GPU가 바로 읽는 RAM, 11.4절)를 PyTorch가 2의 거듭제곱으로 올려 잡아, 80 MiB인 입력 하나가 128 MiB를 쓰기 때문이다. 많게는 그 두 배다. 복사가 끝나지 않은 자리는 다시 쓸 수 없어, CPU가 GPU보다 앞서 가면 그만큼 더 잡기 때문이다. 불러올 때의 5.80 GiB(스레드 넷이 1.45 GiB짜리의 자료형을 한꺼번에 바꾸는 가장 나쁜 경우)는 학습보다 먼저 끝나므로 여기에 더하지 않는다. 그래도 프로세스까지 5.24~12.12 GiB다. 무료 Colab의 12.67 GiB에서 시스템이 먼저 쓰는 것을 많게 잡아(1.4 GB) 빼면 11.37 GiB라 빠듯하다. 플래너에 `host="Colab"`(터미널은 `--host Colab`)을 주면 RAM이 확실히 모자라는 계획을 뺀다. 이 계획처럼 빠듯한 것은 남으니, 스텝 몇 번을 돌리며 RAM을 본다.
 # - **앞의 셋에 한 줄을 더한다.** transformers 5.17부터 `TrainingArguments(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False, "offload": True})`, 내 루프에서는 `model.gradient_checkpointing_enable({"use_reentrant": False}, offload=True)`다(5.23부터의 이름은 5.7절). `save`로 내보낸 파일에는 넷이 다 들어 있다. GPU가 없는 컴퓨터에서는 고정 메모리를 잡지 못해 오류가 나므로, 그 파일은 `--cpu`에서 이 한 줄을 끈다.
 # - **층 사이가 fp32면 두 배다.** 예를 들어 `prepare_model_for_kbit_training`을 불렀거나 fp32 가중치를 학습하는 경우다. 줄어드는 것도, 오가는 양도, RAM도 두 배가 된다. 내 모델이 어느 쪽인지는 'CPU로 보내는 양'을 스텝의 샘플 수로 나누어 층의 수 × 길이 × 은닉층 크기 × 2바이트와 견주어 보면 안다.
 # - **최대가 다른 곳에 있으면 듣지 않는다**(11.9절). 길이가 짧거나, 로짓이나 옵티마이저의 스텝이 최대인 경우다.
@@ -736,7 +736,7 @@ for one in results:
     print(f"{one.name:>9} {human_bytes(one.nbytes):>10} {one.flops / 1e12:5.2f} TFLOP {one.worth:6,.0f} FLOP/B")
 
 # %% [markdown] lang="ko"
-# 선형층은 **입력의 크기**다. m × k와 k × n의 곱은 2mkn FLOPs이고 결과는 16비트로 2mn바이트이니, 나누면 k다. 어텐션은 길이 L, 너비 d의 곱이 둘이라 4L²d FLOPs이고(마스크로 건너뛰는 것도 센 것이다) 결과는 2Ld바이트이니, 나누면 길이의 두 배다. 길이 1,024면 2,048이라 맨 뒤로 간다. 이 목록에 없는 9728x2560은 블록의 마지막 곱이라 다시 계산하지 않는다(5.8절의 조기 중단).
+# 선형층은 **입력의 크기**다. m × k와 k × n의 곱은 2mkn FLOPs이고 결과는 16비트로 2mn바이트이니, 나누면 k다. 어텐션은 길이 L, 너비 d의 곱이 둘이라 4L²d FLOPs이고(마스크로 건너뛰는 것도 센 것이다) 결과는 2Ld바이트이니, 나누면 길이의 두 배다. 길이 1,024면 2,048이라 맨 뒤로 간다. 이 목록에 없는 9728x2560은 블록의 마지막 곱이라 다시 계산하지 않는다(5.8절의 조기 중단). 어댑터를 이 층에도 붙이면(`all-linear`) 어댑터가 저장한 것을 만들러 끝까지 가므로 다시 계산한다.
 #
 # 그런데 다섯을 더하면 4.4 GiB쯤이고, 2번에 남은 것은 1.96 GiB다. 앞의 넷만 남긴 것과, 아무것도 남기지 않고 손실만 나눈 것을 세어 본다.
 
@@ -765,7 +765,7 @@ for prefer in ("speed", "margin"):
     print(prefer, *map(repr, ranked), sep="\n  ")
 
 # %% [markdown] lang="ko"
-# `"speed"`에서는 체크포인팅을 켠 LoRA보다 켜지 않은 QLoRA가 앞선다(하한에는 4비트를 푸는 시간이 없으므로, 재어 보면 달라질 수 있다). `"margin"`은 방법마다, 체크포인팅을 켠 것과 끈 것마다 가장 적게 쓰는 마이크로 배치를 고른다. 여기서는 손실을 나누는 것, 4비트가 아닌 가중치를 16비트로 두는 것, 체크포인트를 RAM에 두는 것도 늘 해 본다. QLoRA로 샘플을 하나씩 넣고 셋 가운데 뒤의 둘(나머지는 16비트, 체크포인트를 RAM에)을 켜면 58억 모델에 **3.60 GiB**면 된다(예측이다).
+# `"speed"`에서는 체크포인팅을 켠 LoRA보다 켜지 않은 QLoRA가 앞선다(하한에는 4비트를 푸는 시간이 없으므로, 재어 보면 달라질 수 있다). `"margin"`은 방법마다, 체크포인팅을 켠 것과 끈 것마다 가장 적게 쓰는 마이크로 배치를 고른다. 여기서는 손실을 나누는 것, 4비트가 아닌 가중치를 16비트로 두는 것, 체크포인트를 RAM에 두는 것도 늘 해 본다. QLoRA로 샘플을 하나씩 넣고 셋 가운데 뒤의 둘(나머지는 16비트, 체크포인트를 RAM에)을 켜면 58억 모델을 학습하는 데 **3.60 GiB**면 된다(예측이고, 그만큼 느려진다).
 #
 # <details><summary>다른 형식의 스크립트</summary>
 #
@@ -801,12 +801,15 @@ llama = LlamaConfig(
     hidden_size=8192, num_hidden_layers=80, num_attention_heads=64,
     intermediate_size=22016, vocab_size=32000,
 )  # fmt: skip
+cards = ("A40", "L40S", "RTX A6000")
+limits = [make_request(llama, gpu).limit_bytes for gpu in cards]
+print(*(f"{gpu} {human_bytes(limit)}" for gpu, limit in zip(cards, limits, strict=True)), sep=", ")
 print(f"{'targets':10} {'optimizer':11} needed             A40 L40S A6000")
 tried = ("attention", None), ("all-linear", None), ("all-linear", "adamw_8bit"), ("all-linear", "paged_adamw")
 for targets, optimizer in tried:
     asked = {"methods": ("qlora",), "length": 512, "batch": 16, "lora_rank": 64}
     asked |= {"lora_targets": targets, "optimizer": optimizer}
-    fits = [cheapest(make_request(llama, gpu, **asked)).fits for gpu in ("A40", "L40S", "RTX A6000")]
+    fits = [cheapest(make_request(llama, gpu, **asked)).fits for gpu in cards]
     plan = cheapest(make_request(llama, "A100-80GB", **asked))
     gb, gib = f"{plan.needed_bytes / 1e9:.1f} GB", human_bytes(plan.needed_bytes)
     print(f"{targets:10} {plan.recipe.optimizer:11} {gb} {gib}", *fits)
@@ -820,9 +823,9 @@ paper.against(cheapest(make_request(llama, "A100-80GB", **asked | {"optimizer": 
 # %% [markdown] lang="ko"
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** 어텐션의 `q_proj`와 `v_proj`에만 어댑터를 붙이면 들어간다. 모든 선형층에 rank 64로 붙이면 세 카드 어디에도 들어가지 않고, 상태를 8비트로 줄이거나 페이지로 두면 셋 모두에 들어간다. 48 GB라고 불러도 판정 한도가 A40은 43.2 GiB, L40S는 43.4 GiB, RTX A6000은 46.3 GiB라(카드의 한도는 A40이 L40S보다 크지만, A40은 컨텍스트를 잰 기록을 찾지 못해 나쁜 쪽을 더 넓게 잡는다) 모든 선형층에 붙인 뒤의 두 줄은 여유 5%를 두면 A6000에만 들어간다(8비트 42.78 × 1.05 = 44.92 GiB, 페이지 41.56 × 1.05 = 43.64 GiB).
+# **조건부로 맞다.** 어텐션의 `q_proj`와 `v_proj`에만 어댑터를 붙이면 들어간다. 모든 선형층에 rank 64로 붙이면 세 카드 어디에도 들어가지 않고, 상태를 8비트로 줄이거나 페이지로 두면 셋 모두에 들어간다. 같은 48 GB라도 판정 한도가 다르다(첫 줄). 여유 5%를 두면 8비트는 42.78 × 1.05 = 44.92 GiB, 페이지는 41.56 × 1.05 = 43.64 GiB라 A6000에만 들어간다. (A40의 한도가 L40S보다 낮은 것은 컨텍스트를 잰 기록을 찾지 못해 나쁜 쪽을 더 넓게 잡았기 때문이다.)
 #
-# 논문의 프로그램과 같지는 않다. 위의 네 줄에서 플래너는 4비트가 아닌 가중치를 16비트로 두었다(가장 적게 쓰는 방법이다). 저자들의 [`qlora.py`](https://github.com/artidoro/qlora)도 `--bf16`이면 임베딩을 bf16으로 두지만, 거기서는 어댑터까지 bf16이다. 오늘의 peft는 어댑터를 fp32로 둔다. 페이지 옵티마이저를 쓴 까닭도 논문은 긴 시퀀스에서 순간적으로 치솟는 메모리를 피하려는 것이라고 적었다.
+# 논문의 프로그램과 같지는 않다. 저자들의 [`qlora.py`](https://github.com/artidoro/qlora)도 `--bf16`이면 임베딩을 bf16으로 두지만, 거기서는 어댑터까지 bf16이다. 오늘의 peft는 어댑터를 fp32로 둔다. 페이지 옵티마이저를 쓴 까닭도 논문은 긴 시퀀스에서 순간적으로 치솟는 메모리를 피하려는 것이라고 적었다.
 #
 # </details>
 #
@@ -846,7 +849,7 @@ from helpers import case
 case("9-A").run(gpus=4, stage=3, micro_batch=1)
 
 # %% [markdown] lang="ko"
-# 파라미터, 그레이디언트, 옵티마이저 상태의 합만으로 한도를 넘는다. (판정 한도는 NCCL의 버퍼까지 빼어 21.48 GiB다. 표는 6.2절의 2 + 2 + 12바이트로 나눈 것이다. FSDP2의 4 + 4 + 8과 합은 같다.) 여유 없이 센다. 찾은 설정을 `{"이름": 값}`으로 적는다.
+# 파라미터, 그레이디언트, 옵티마이저 상태의 합만으로 한도를 넘는다. 들어가는지는 그림에 있는 카드의 한도가 아니라, 나쁜 쪽의 카드와 NCCL의 버퍼까지 뺀 판정 한도 21.48 GiB로 정한다. (표는 6.2절의 2 + 2 + 12바이트로 나눈 것이다. FSDP2의 4 + 4 + 8과 합은 같다.) 여유 없이 센다. 찾은 설정을 `{"이름": 값}`으로 적는다.
 
 # %%
 settings = ...
