@@ -397,6 +397,20 @@ for step in (steps[3], steps[-1]):
 #
 # </details>
 #
+# ### 진짜 카드 8장과 128장에서는
+#
+# 지금까지는 예측이다. 여러 장의 진짜 카드와 견주면 어떨까? torchtitan(PyTorch의 학습 예제)의 개발자들이 2024년 12월에 H100(96 GB) 8장과 128장에서 Llama 3.1 8B를 FSDP2로 학습하고, 할당자의 예약을 GiB로 적어 두었다(카드마다 2 × 8,192토큰, 5.6절의 `products`처럼 일부만 남기는 체크포인팅). 같은 프로그램의 rank 하나를 가상 GPU에서 실행한 값을 옆에 놓는다. 열여섯 배로 늘린 GPU는 메모리를 얼마나 줄였을까?
+
+# %%
+from helpers.chapters.c9_planner.measured import published
+
+for row in (row for row in published() if row["source"] == "pytorch/torchtitan"):
+    measured, predicted = (row[kind] / 2**30 for kind in ("measured", "predicted"))
+    print(f"{row['id'].partition('/')[2]:25} measured {measured:.1f}, predicted {predicted:.2f}")
+
+# %% [markdown] lang="ko"
+# 네 값이 모두 1% 안에서 같다. GPU를 열여섯 배로 늘리고도 82.4 GiB가 67.0 GiB로 줄 뿐이다. 줄어든 것은 모델 상태이고, 순전파 상태와 모아 둔 블록은 그대로 남았다. `compile`은 블록마다 `torch.compile`을 한 것이다(5.6절). 남들이 잰 값이고, 무엇을 어떻게 견주었는지는 [오차의 표](../../docs/errors.md)에 있다.
+#
 # ### 사건 6-A: GPU를 늘렸는데 메모리가 그대로다
 #
 # "노드를 늘려 GPU를 8개에서 64개로 늘렸다. ZeRO-3(FSDP)니까 메모리가 GPU 수에 반비례해 줄어야 하는데 거의 그대로다." 이슈에 되풀이해 올라오는 이야기다. 여기서는 Llama-3.1-8B를 A100 80 GB에서 배치 4, 길이 8192로 학습하다가 같은 일을 당했다.
@@ -571,7 +585,7 @@ print(subprocess.run([*torchrun, *script, "--fully-shard"], **settings).stdout)
 # fp32로 학습했으니 파라미터 하나에 4 + 4 + 8 = 16바이트이고, rank 두 개가 절반씩 들고 있다. `--fully-shard`를 빼면 DDP가 되어 둘 다 16바이트를 든다(여기서 세지 않는 묶음 한 벌은 따로다). 손실이 그대로인지 직접 빼고 돌려 본다.
 #
 # 엔진을 설정 파일로 고를 때는 파일대로 되었는지 따로 확인한다. 예를 들어 프로세스 둘을 요청하는 `configs/ddp.yaml`에 `--cpu`를 붙이면 accelerate는 아무 말 없이 프로세스 하나만 띄운다. 그래서 이 스크립트는 설정값이 아니라 **모델이 실제로 무엇이 되었는지**를 보고 엔진의 이름을 적고, `--expect-ranks`로 받은 rank 수와 다르면 멈춘다.
-# 이런 경우의 목록과 노드가 여럿일 때의 명령은 [여러 GPU에서 돌리기](../../docs/launching.md)에 있다. 진짜 GPU 여러 개에서는 아직 돌려 보지 않았다.
+# 이런 경우의 목록과 노드가 여럿일 때의 명령은 [여러 GPU에서 돌리기](../../docs/launching.md)에 있다. 이 저장소의 스크립트를 진짜 GPU 여러 개에서 돌려 본 적은 아직 없다.
 #
 # ### 고리를 한 걸음씩 돌려 보기
 #
