@@ -150,3 +150,9 @@ def test_each_rank_loads_and_trains_its_part_by_transformers_own_plan(kind):
     assert report.at_peak["parameters"] == parameters
     assert report.at_peak["optimizer"] == pytest.approx(2 * parameters, rel=0.02)  # and rests of the allocator's blocks
     assert any("128" in note for note in report.notes) is ("experts" in kind)
+
+
+def test_shards_are_filled_with_random_numbers():
+    """As torchtitan begins: on each rank's part, without numbers for the others to keep apart from."""
+    report = program("random_shards.py", gpus=4)
+    assert report.steps == 2 and report.at_peak["parameters"] == 4 * 4 * MIB // 4
