@@ -171,6 +171,7 @@ def test_experts_are_chosen_in_turn():
     """Ids, counts, masks and lists agree: each of 16 experts has as many of the 64 tokens, and each token four."""
     with cuda("T4") as gpu:
         _, ids = torch.randn(64, 16, device="cuda").softmax(-1).topk(4, dim=-1)
+        assert not gpu.watch.notes and not gpu.answers  # nothing was made of it yet
         assert torch.bincount(ids.flatten(), minlength=16).tolist() == [16] * 16
         zeros = torch.zeros(16, dtype=torch.int64, device="cuda")
         assert zeros.scatter_add_(0, ids.flatten(), torch.ones_like(ids.flatten())).tolist() == [16] * 16
@@ -181,7 +182,27 @@ def test_experts_are_chosen_in_turn():
             assert len(torch.where(mask[expert])[0]) == len(torch.where(ids == expert)[0]) == 16
         _, groups = torch.randn(6, 64, device="cuda").topk(2, dim=0)  # by columns
         assert groups.shape == (2, 64) and sorted(torch.bincount(groups.flatten()).tolist()) == [21] * 4 + [22] * 2
-        assert gpu.watch.notes and not gpu.answers
+        assert gpu.watch.notes and {answer.asked for answer in gpu.answers} == {"copy to the CPU", "item"}
+        values, into = torch.empty(4, 2, device="cuda"), torch.zeros(4, 2, dtype=torch.int64, device="cuda")
+        torch.topk(torch.randn(4, 8, device="cuda"), 2, out=(values, into))
+        assert into.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_few_tokens_are_spread_and_many_are_followed():
+    with cuda("T4"):
+        few = torch.randn(2, 64, device="cuda").topk(8).indices.flatten().tolist()
+        assert len({*few}) == 16 and max(few) >= 48
+        ids = torch.randn(4096, 128, device="cuda").topk(8).indices  # Qwen3-30B's loop over its experts
+        mask = torch.nn.functional.one_hot(ids, 128).permute(2, 1, 0)
+        assert len(torch.where(mask[100])[0]) == 4096 * 8 // 128
+
+
+def test_a_loop_that_waits_for_a_choice_ends():
+    """A character of a small vocabulary, taken by top-k: it is a value that nobody knows as any other."""
+    with cuda("T4"), pytest.raises(RuntimeError, match=r"test_cuda.py:\d+: "):
+        done = torch.zeros(2, dtype=torch.bool).cuda()
+        while not done.all():
+            done = done | (torch.randn(2, 32, device="cuda").topk(1).indices[:, 0] == 2)
 
 
 def test_the_words_of_a_vocabulary_are_not_chosen_in_turn():

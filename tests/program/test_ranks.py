@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+import transformers.distributed
 from accelerate.state import PartialState
 
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.models.build import build_model
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.models.depth import with_depth
-from virtual_gpu.program import device, pipeline
+from virtual_gpu.program import device, pipeline, ranks
+from virtual_gpu.program.context import cuda
 from virtual_gpu.program.runner import run
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -125,6 +128,9 @@ def test_a_step_on_the_cpu_takes_gradients_that_are_one_number(tmp_path, monkeyp
     assert not report.at_peak["optimizer"] and not report.at_peak["gradients"]
 
 
+EXPERT_PARALLEL = pytest.mark.skipif(
+    "ep_size" not in vars(transformers.distributed.DistributedConfig), reason="a newer transformers' expert parallelism"
+)
 # name → the model, transformers' `distributed_config`, and the part of what no plan of tensors splits
 SHARED = {
     "fsdp": ("Qwen/Qwen3-0.6B", {"fsdp_size": 4}, 4),
@@ -136,6 +142,7 @@ SHARED = {
 }  # fmt: skip
 
 
+@EXPERT_PARALLEL
 @pytest.mark.parametrize("kind", SHARED)
 def test_each_rank_loads_and_trains_its_part_by_transformers_own_plan(kind):
     """Of four ranks each has a quarter; norms and routers are split by FSDP alone. Experts get rows from all ranks."""
@@ -149,10 +156,31 @@ def test_each_rank_loads_and_trains_its_part_by_transformers_own_plan(kind):
     parameters = sum(-(-part // 512) * 512 for part in parts)  # the allocator's blocks
     assert report.at_peak["parameters"] == parameters
     assert report.at_peak["optimizer"] == pytest.approx(2 * parameters, rel=0.02)  # and rests of the allocator's blocks
-    assert any("128" in note for note in report.notes) is ("experts" in kind)
+    assert any("top-k" in note or "best k" in note for note in report.notes) is ("experts" in kind)
 
 
 def test_shards_are_filled_with_random_numbers():
     """As torchtitan begins: on each rank's part, without numbers for the others to keep apart from."""
     report = program("random_shards.py", gpus=4)
     assert report.steps == 2 and report.at_peak["parameters"] == 4 * 4 * MIB // 4
+
+
+def test_known_values_go_round_the_ranks():
+    """Every rank has sent the same: numbers without dimensions, lists, and what a view was filled with."""
+    with cuda("H100", gpus=4, rank=1) as gpu:
+        ranks.install(gpu.patches, gpu, gpu.watch)
+        dist.init_process_group("nccl")
+        seven, four = torch.tensor(7).cuda(), torch.zeros(4, dtype=torch.int64).cuda()
+        dist.all_gather_into_tensor(four, seven)
+        assert four.tolist() == [7] * 4
+        found = [torch.zeros(1, dtype=torch.int64).cuda() for _ in range(4)]
+        dist.all_gather(found, torch.tensor([5]).cuda())
+        assert [one.item() for one in found] == [5] * 4
+        dist.all_to_all(found, [torch.tensor([number]).cuda() for number in range(4)])
+        assert [one.item() for one in found] == [1] * 4
+        dist.reduce_scatter_tensor(found[0], four)
+        assert found[0].item() == 1 and gpu.answers  # a sum of all ranks is not followed
+        whole = torch.empty(4, dtype=torch.int64, device="cuda")
+        dist.all_gather_into_tensor(whole[:], seven)
+        whole.random_(0, 9)
+        assert whole[:].tolist() == [1] * 4

@@ -39,7 +39,7 @@ _ITEM = _aten._local_scalar_dense.default
 _TO_COPY = _aten._to_copy.default
 _COPY_ = _aten.copy_.default
 _HISTC = _aten.histc.default
-_TOP_K = _aten.topk.default
+_TOP_K = _aten.topk
 _INDEX, _MASKED_SELECT = _aten.index.Tensor, _aten.masked_select.default
 
 
@@ -54,6 +54,7 @@ class ProgramMode(CountingMode):
     def __init__(self, gpu: ProgramGPU):
         super().__init__(gpu)
         self.values: Values = gpu.answers
+        self.values.on_assumed = self._note_choice
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # the commonest call of all
@@ -107,21 +108,20 @@ class ProgramMode(CountingMode):
         elif known.concerns(args, out):
             known.follow(func, args, kwargs or {}, out)
             self.values.remember(func, args, kwargs or {}, out)
-            if func is _TOP_K and self.values.policy != "stop":
-                self._choose(args, kwargs or {}, out)
+            if func.overloadpacket is _TOP_K and self.values.policy != "stop":
+                routing.choose_in_turn(args, kwargs or {}, out)
         elif out.numel() == 1:
             self.values.remember(func, args, kwargs or {}, out)
         return out
 
-    def _choose(self, args: tuple, kwargs: dict, out: Any) -> None:
-        options = routing.choose_in_turn(args, kwargs, out)
-        if options and self.gpu.watch is not None:
+    def _note_choice(self) -> None:
+        if self.gpu.watch is not None:
             self.gpu.watch.note(
                 tr(
-                    ko=f"{options}개에서 점수가 높은 것을 고르는 곳(MoE의 라우터)은 점수를 모르니 차례로 골랐다. "
-                    "전문가마다 토큰 수가 같다고 본 셈이다",
-                    en=f"the best of {options} (a router's experts) were taken in turn, as their scores are not known: "
-                    "as if every expert had equally many tokens",
+                    ko="점수가 높은 것을 고르는 곳(top-k, MoE의 라우터가 그렇다)은 점수를 모르니 차례로 골랐고, "
+                    "프로그램이 그것을 따랐다. 전문가마다 토큰 수가 거의 같다고 본 셈이다",
+                    en="the best k (a router's experts, if it is one) were taken in turn, as scores are not known, and "
+                    "the program went on by that: as if every expert had about equally many tokens",
                 )
             )
 
@@ -140,6 +140,8 @@ class ProgramMode(CountingMode):
 
     def _by_values(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """An operation whose shape depends on values that are known. Unknown where they are not."""
+        if known.is_assumed(args, kwargs):
+            self._note_choice()
         if func is _MASKED_SELECT:
             func, args = _INDEX, (args[0], [args[1]])
         if func is _INDEX:
@@ -172,6 +174,7 @@ class ProgramMode(CountingMode):
             return self.gpu.host.run(func, (alike, *args[1:]), kwargs)
         real, dtype = known.values_of(fake), kwargs.get("dtype") or fake.dtype
         if real is not None:
+            self.values.used(fake, real, "copy to the CPU")
             copy = real.to(dtype, copy=True)
         elif fake.numel() >= _HUGE:
             copy = torch.full((), self.values.copied(fake), dtype=dtype).expand(fake.shape)
@@ -183,6 +186,8 @@ class ProgramMode(CountingMode):
 
     def _download(self, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
         values = known.values_of(fake)
+        if values is not None:
+            self.values.used(fake, values, "copy to the CPU")
         return real.fill_(self.values.copied(fake)) if values is None else real.copy_(values)
 
 

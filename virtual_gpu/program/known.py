@@ -18,12 +18,14 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 _aten = torch.ops.aten
 LIMIT = 2**18  # elements
+ASSUMED_LIMIT = 2**23  # of what follows from an assumption: the experts of 4,096 tokens, one-hot, are half of this
 DTYPES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool))
 _OR_MASKS = DTYPES | {torch.float32}
 _UNDEFINED = frozenset((_aten.empty, _aten.empty_like, _aten.new_empty, _aten.empty_strided, _aten.new_empty_strided))
 _SHAPE_ONLY = frozenset(
     getattr(_aten, name) for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 )
+_ZEROS = frozenset((_aten.zeros, _aten.new_zeros, _aten.zeros_like))  # which experts are counted, or marked, in
 _RANDOM = torch.Tag.nondeterministic_seeded
 # of boolean values (0 alone for integers): the operand that decides the result, whatever the other one is
 _DECIDES = {
@@ -39,12 +41,15 @@ class Unknown(Exception):
 
 
 class _Values:
-    """Real values; the views of one tensor share `valid`, which ends with a write of something unknown."""
+    """Real values; the views of one tensor share `valid`, which ends with a write of something unknown.
 
-    __slots__ = ("real", "valid")
+    assumed: they rest on an assumption (`routing`), of which is said where they are used.
+    """
 
-    def __init__(self, real: torch.Tensor, valid: list[bool]):
-        self.real, self.valid = real, valid
+    __slots__ = ("assumed", "real", "valid")
+
+    def __init__(self, real: torch.Tensor, valid: list[bool], assumed: bool = False):
+        self.real, self.valid, self.assumed = real, valid, assumed
 
 
 def know(fake: torch.Tensor, real: torch.Tensor) -> None:
@@ -53,14 +58,26 @@ def know(fake: torch.Tensor, real: torch.Tensor) -> None:
         fake.known = _Values(real.detach().to(fake.dtype, copy=True), [True])
 
 
-def give(fake: torch.Tensor, real: torch.Tensor) -> None:
-    """These are from now on the values of a tensor."""
-    if fake.dtype not in _OR_MASKS or real.numel() > LIMIT:
+def give(fake: torch.Tensor, real: torch.Tensor, assumed: bool = False) -> None:
+    """These are from now on the values of a tensor. Not of a part of one whose other values are not known."""
+    known = values_of(fake) is not None
+    if fake.dtype not in _OR_MASKS or real.numel() > _most(assumed) or (fake._base is not None and not known):
         forget(fake)
-    elif values_of(fake) is None:
-        fake.known = _Values(real.to(fake.dtype).contiguous(), [True])
-    else:
+    elif known:
         fake.known.real.copy_(real)
+        fake.known.assumed |= assumed
+    else:
+        fake.known = _Values(real.to(fake.dtype).contiguous(), [True], assumed)
+
+
+def is_assumed(*values: Any) -> bool:
+    """Whether any of these, or of what is in them, rests on an assumption."""
+    found = (getattr(value, "known", None) for value in tree_flatten(values)[0])
+    return any(known is not None and known.assumed and known.valid[0] for known in found)
+
+
+def _most(assumed: bool) -> int:
+    return ASSUMED_LIMIT if assumed else LIMIT
 
 
 def forget(fake: torch.Tensor) -> None:
@@ -106,20 +123,34 @@ def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         results = run(func, args, kwargs)
     except Unknown:
         if writes:
-            forget(args[0])
+            for tensor in _written(func, args, kwargs):
+                forget(tensor)
         elif func in _DECIDES and any(_is_all(value, _DECIDES[func]) for value in args):
             know(out, torch.full((), _DECIDES[func], dtype=out.dtype).expand(out.shape))
         return
+    assumed = is_assumed(args, kwargs)
     if writes:
+        for tensor in _written(func, args, kwargs) if assumed else ():
+            tensor.known.assumed = True
         return
     tokens = {
         known.real.untyped_storage()._cdata: known.valid
         for known in (getattr(value, "known", None) for value in tree_flatten((args, kwargs))[0])
         if known is not None
     }
+    most = _most(assumed or func.overloadpacket in _ZEROS)
     for fake, real in zip(*(tree_flatten(value)[0] for value in (out, results)), strict=True):
-        if isinstance(fake, torch.Tensor) and fake.dtype in _OR_MASKS and real.numel() <= LIMIT:
-            fake.known = _Values(real, tokens.get(real.untyped_storage()._cdata, [True]))
+        if isinstance(fake, torch.Tensor) and fake.dtype in _OR_MASKS and real.numel() <= most:
+            fake.known = _Values(real, tokens.get(real.untyped_storage()._cdata, [True]), assumed)
+
+
+def _written(func: Any, args: tuple, kwargs: dict) -> list[Any]:
+    """The tensors that an operation writes into."""
+    written = []
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.append(args[place] if place < len(args) else kwargs.get(argument.name))
+    return tree_flatten(written)[0]
 
 
 def _is_all(value: Any, number: int) -> bool:
@@ -129,11 +160,12 @@ def _is_all(value: Any, number: int) -> bool:
 
 def run(func: Any, args: tuple, kwargs: dict) -> Any:
     """The operation on the real values. Unknown where one of them is not known, or where it would be large work."""
+    most = _most(is_assumed(args, kwargs))
 
     def real(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             found = values_of(value) if type(value) is FakeTensor else value
-            if found is None or found.dtype not in _OR_MASKS or found.numel() > LIMIT:
+            if found is None or found.dtype not in _OR_MASKS or found.numel() > most:
                 raise Unknown
             return found
         return torch.device("cpu") if isinstance(value, torch.device) else value

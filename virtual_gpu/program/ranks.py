@@ -58,11 +58,12 @@ def install(patches: Patches, gpu: ProgramGPU, watch: Watch) -> None:
     def reset_sharded_param(parameter: FSDPParam) -> None:
         # transformers loads into a sharded model by assignment. PyTorch refuses that where modules are converted by
         # swapping, which is how they come to the virtual card, and not how the program set it.
+        before = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(False)
         try:
             reset(parameter)
         finally:
-            torch.__future__.set_swap_module_params_on_conversion(True)
+            torch.__future__.set_swap_module_params_on_conversion(before)
 
     patches.set(FSDPParam, "reset_sharded_param", reset_sharded_param)
     patches.set(dtensor_random, "OffsetBasedRNGTracker", RandomNumbers)
@@ -75,8 +76,10 @@ def install(patches: Patches, gpu: ProgramGPU, watch: Watch) -> None:
     if gpu.count > 1:
         watch.note(
             tr(
-                ko=f"GPU {gpu.count}개 가운데 rank {rank}. 다른 rank에서 받는 것은 보내는 것과 크기가 같다고 본다",
-                en=f"rank {rank} of {gpu.count}; what it receives from others is taken to be as large as what it sends",
+                ko=f"GPU {gpu.count}개 가운데 rank {rank}. 다른 rank에서 받는 것은 보내는 것과 크기가 같고, 아는 "
+                "값이면 값도 같다고 본다",
+                en=f"rank {rank} of {gpu.count}; what it receives from others is taken to be as large as what it sends "
+                "and, where that is known, equal to it",
             )
         )
 

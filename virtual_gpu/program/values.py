@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from ..counting.values import Answer, Answers
 from ..language import tr
 from ..units import choose
 from .frames import program_line
-from .known import values_of
+from .known import is_assumed, values_of
 
 _aten = torch.ops.aten
 _NO = frozenset((_aten.isnan.default, _aten.isinf.default))
@@ -82,6 +83,7 @@ class Values(Answers):
             self.element = 1.0
         super().__init__()
         self.policy = choose(policy, POLICIES, "values")
+        self.on_assumed: Callable[[], None] = lambda: None  # called where a value is used that rests on an assumption
 
     def note(self, out: Any, op: Any, args: tuple) -> None:
         """What a tensor would answer is noted by `remember`, of every operation."""
@@ -90,8 +92,15 @@ class Values(Answers):
         """The answer to `tensor.item()`, and to what is made of it: bool(), float(), comparisons."""
         real = values_of(tensor)
         if real is not None:
+            self.used(tensor, real, "item")
             return real.item()
         return self._answer(tensor, "item")
+
+    def used(self, tensor: torch.Tensor, real: torch.Tensor, asked: str) -> None:
+        """The program asked for values that are known; an answer it is where they rest on an assumption."""
+        if is_assumed(tensor) and real.numel():
+            self.on_assumed()
+            self._record(asked, real.reshape(-1)[0].item())
 
     def copied(self, tensor: torch.Tensor) -> float | int | bool | complex:
         """The number that fills a copy of the tensor on the CPU."""
@@ -101,6 +110,7 @@ class Values(Answers):
         """The tensor as text."""
         real = values_of(tensor)
         if real is not None:
+            self.used(tensor, real, "print")
             return f"{str(real)[:-1]}, device='{tensor.device}')"
         one = self._answer(tensor, "print")
         body = f"{one}" if tensor.dim() == 0 else f"[{one}, ...], size={tuple(tensor.shape)}"
@@ -160,14 +170,14 @@ class Values(Answers):
         file, line = program_line(sys._getframe(1))
         return ValueStop(
             tr(
-                ko=f"{file}:{line}: {why}. 가상 GPU의 텐서에는 값이 없다. 마스크 인덱싱이나, top-k가 아닌 방법으로 "
-                "토큰을 나누는 MoE 층이 이렇다. 이 부분을 진짜 데이터로 CPU에서 계산하거나(.to('cuda') 앞에서), 마스크 "
-                "인덱싱 대신 torch.where를 쓰거나, 전문가 구현을 'grouped_mm'이나 'batched_mm'으로 바꾸거나, 진짜 "
-                "GPU에서 실행한다.",
+                ko=f"{file}:{line}: {why}. 가상 GPU의 텐서에는 값이 없다. 마스크 인덱싱이나, top-k가 아닌 방법으로"
+                "(또는 아주 많은 토큰을 한꺼번에) 나누는 MoE 층이 이렇다. 이 부분을 진짜 데이터로 CPU에서 계산하거나"
+                "(.to('cuda') 앞에서), 마스크 인덱싱 대신 torch.where를 쓰거나, 전문가 구현을 'grouped_mm'이나 "
+                "'batched_mm'으로 바꾸거나, 진짜 GPU에서 실행한다.",
                 en=f"{file}:{line}: {why}, and tensors on a virtual GPU have none. Indexing by a mask, and layers that "
-                "send tokens to experts otherwise than by top-k, are such programs. What helps: compute this part on "
-                "the CPU from real data (before .to('cuda')), use torch.where instead of indexing by a mask, the "
-                "'grouped_mm' or 'batched_mm' implementation of the experts, or a real GPU.",
+                "send tokens to experts otherwise than by top-k, or very many at once, are such programs. What helps: "
+                "compute this part on the CPU from real data (before .to('cuda')), use torch.where instead of "
+                "indexing by a mask, the 'grouped_mm' or 'batched_mm' implementation of the experts, or a real GPU.",
             )
         )
 
@@ -184,8 +194,11 @@ class Values(Answers):
         number = self._number(tensor)
         kind = bool if tensor.dtype == torch.bool else complex if tensor.dtype.is_complex else float
         answer = kind(number) if kind is not float or tensor.is_floating_point() else number
-        file, line = program_line(sys._getframe(2))
+        self._record(asked, answer)
+        return answer
+
+    def _record(self, asked: str, answer: float | int | bool | complex) -> None:
+        file, line = program_line(sys._getframe(3))
         self[Answer(asked, answer, f"{file}:{line}")] += 1
         if self[Answer(asked, answer, f"{file}:{line}")] == _ENDLESS and _is_while(file, line):
             raise self.stop(tr(ko="이 while 문은 값이 바뀌어야 끝난다", en="this loop ends when a value changes"))
-        return answer
