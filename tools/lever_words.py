@@ -62,6 +62,8 @@ WORDS = {
     "checkpointing": Words(
         "블록마다 체크포인팅", "PyTorch 1.11(`use_reentrant=False`)", "gradient_checkpointing=True",
         "model.gradient_checkpointing_enable({'use_reentrant': False})",
+        "LoRA는 얼린 가중치의 그레이디언트를 계산하지 않아 다시 계산하는 몫이 크다. 어댑터가 모든 선형층에 있어 "
+        "조기 중단도 듣지 않는다(5.8절)",
     ),
     "every_second": Words(
         "블록 하나 걸러 체크포인팅", "", "",
@@ -158,7 +160,7 @@ WORDS = {
     "paged_8bit": Words(
         "페이지 8비트 AdamW", "bitsandbytes 0.39", "optim='paged_adamw_8bit'",
         "bnb.optim.PagedAdamW8bit(parameters)",
-        "위와 같다",
+        "위와 같다. 블록마다의 스케일은 카드에 남는다",
     ),
     "in_backward": Words(
         "역전파 안에서 AdamW", "PyTorch 2.1", "",

@@ -925,6 +925,10 @@ Table("optimizer, state, pages, peak, fits", rows)
 #
 # 그렇다고 8.19 GiB가 사라진 것은 아니다. L4에서는 대부분이 13.54 GiB 옆에 그대로 있을 것이고, 그렇다면 `nvidia-smi`에는 그만큼 더 나온다(재지 않았다). 카드가 작으면 모자란 만큼이 RAM에 있다가 스텝마다 오간다.
 #
-# 대가는 얼마일까? torchtune의 개발자가 GPU 한 장에서 Llama-3-8B를 전체 미세 조정하면서 `AdamW8bit`를 `PagedAdamW8bit`로 바꾸었더니, 최대 메모리가 46% 줄고 속도는 그대로였다. PyTorch가 센 최대라면 페이지는 빠진 값이고, 페이지가 얼마나 오갔는지는 적혀 있지 않다. 또 이 측정은 임베딩과 출력층의 상태까지 8비트다. `Trainer`는 임베딩의 상태를 fp32로 두므로 오가는 것이 더 많다. 상태를 8비트로 줄이지 않은 페이지로는 임베딩과 출력층의 큰 상태가 오가느라 스텝에 6초 넘게 걸렸다([torchtune #990](https://github.com/meta-pytorch/torchtune/pull/990)). 융합 AdamW를 `PagedAdamW8bit`로 바꾼 다른 측정에서는(8비트로 줄인 몫까지 든 값이다) 메모리가 55%, 초당 토큰이 18% 줄었다([torchao #1213](https://github.com/pytorch/ao/issues/1213)).
+# 대가는 얼마일까? 전체 미세 조정에서 남들이 잰 것이 셋 있다.
+#
+# - `AdamW8bit`를 `PagedAdamW8bit`로(Llama-3-8B, GPU 한 장): 최대 메모리가 46% 줄고 속도는 그대로였다. PyTorch가 센 최대라면 페이지는 빠진 값이다. 임베딩과 출력층의 상태까지 8비트로 줄인 것이라, 임베딩의 상태를 fp32로 두는 `Trainer`에서는 오가는 것이 더 많다([torchtune #990](https://github.com/meta-pytorch/torchtune/pull/990)).
+# - 8비트가 아닌 페이지로(같은 글): 임베딩과 출력층의 큰 상태가 오가느라 스텝에 6초 넘게 걸렸다.
+# - 융합 AdamW를 `PagedAdamW8bit`로: 메모리가 55%, 초당 토큰이 18% 줄었다. 8비트로 줄인 몫까지 든 값이다([torchao #1213](https://github.com/pytorch/ao/issues/1213)).
 #
 # 켜는 줄은 `Trainer`에서 `TrainingArguments(optim="paged_adamw_8bit")`, 내 루프에서 `bnb.optim.PagedAdamW8bit(model.parameters())`다. 플래너(9장)는 이 대가 때문에 페이지를 먼저 권하지 않는다. 물을 때 세고, 달리 들어가는 것이 없을 때 알려 준다. 윈도우와 WSL2에서는 관리 메모리가 GPU의 메모리보다 커질 수 없어([CUDA 안내서](https://docs.nvidia.com/cuda/cuda-c-programming-guide/#unified-memory-programming)) 이 방법이 듣지 않는다.
