@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 8 examples/train_experts.py my.txt --experts 8     # the experts' tokens travel instead
     virtual-gpu run --gpu H100 --gpus 8 examples/train_experts.py --experts 8    # rank 0 of it, without a GPU
 
-transformers shares the model out while it loads it (`DistributedConfig`). Without a text the tokens are random ones.
+transformers (5.23) shares the model out while it loads it: `DistributedConfig`. Without a text the tokens are random.
 """
 
 import argparse
@@ -16,11 +16,14 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.distributed import DistributedConfig
 
+RANK, RANKS = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+
 
 def main() -> None:
     args = read_arguments()
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    shared = DistributedConfig(fsdp_size=ranks, ep_size=args.experts, fsdp_mixed_precision=True)
+    if RANKS == 1:
+        raise SystemExit("one process shares nothing out: start several, with torchrun --nproc-per-node N")
+    shared = DistributedConfig(fsdp_size=RANKS, ep_size=args.experts, fsdp_mixed_precision=True)
     layers = {"num_hidden_layers": args.layers} if args.layers else {}
     model = AutoModelForCausalLM.from_pretrained(
         args.model, dtype=torch.float32, distributed_config=shared, **layers
@@ -33,7 +36,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if os.environ.get("RANK", "0") == "0":
+        if RANK == 0:
             print(f"loss {loss.item():.3f}", flush=True)
 
 
@@ -47,13 +50,16 @@ def by_mesh(model: torch.nn.Module) -> list[list[torch.nn.Parameter]]:
 
 def batches(args: argparse.Namespace, words: int) -> list[torch.Tensor]:
     """This rank's token ids, (batch, length) for each step; every rank has others."""
-    size, rank = args.batch * args.length, int(os.environ.get("RANK", "0"))
+    size = args.batch * args.length
     if args.text is None:
-        draw = torch.Generator().manual_seed(rank)
+        draw = torch.Generator().manual_seed(RANK)
         return [torch.randint(words, (args.batch, args.length), generator=draw) for _ in range(args.steps)]
     ids = AutoTokenizer.from_pretrained(args.model)(args.text.read_text(encoding="utf-8"), return_tensors="pt")
-    pieces = ids.input_ids[0].split(size)[rank :: int(os.environ.get("WORLD_SIZE", "1"))]
-    return [piece.view(args.batch, args.length) for piece in pieces if len(piece) == size][: args.steps]
+    tokens = ids.input_ids[0]
+    steps = min(len(tokens) // (size * RANKS), args.steps)  # as many on every rank: they wait for each other
+    if steps == 0:
+        raise SystemExit(f"{args.text} has {len(tokens):,} tokens, one step of {RANKS} ranks takes {size * RANKS:,}")
+    return [*tokens[: steps * RANKS * size].view(steps, RANKS, args.batch, args.length)[:, RANK]]
 
 
 def read_arguments() -> argparse.Namespace:

@@ -1,7 +1,9 @@
 """examples/train_experts.py: whether experts are gathered or their tokens travel, real processes learn the same."""
 
 import dataclasses
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -43,6 +45,32 @@ def test_experts_on_their_own_ranks_learn_the_same(tiny):
     gathered, sent = (losses(tiny, experts) for experts in (1, 2))
     assert len(gathered) == STEPS and gathered[0] != gathered[-1]
     assert sent == pytest.approx(gathered, abs=0.02)  # in bf16, summed up in another order
+
+
+def test_a_text_is_cut_alike_on_every_rank_or_refused(tmp_path, monkeypatch):
+    """A rank with a step more than another would wait for ever."""
+    program = runpy.run_path(str(PROGRAM), {"__name__": "program"})
+    monkeypatch.setattr(program["AutoTokenizer"], "from_pretrained", lambda name: characters)
+    text = tmp_path / "my.txt"
+    text.write_text("a" * 50)
+    args = SimpleNamespace(text=text, model="any", batch=1, length=8, steps=9)
+    found = []
+    for rank in range(2):
+        program["batches"].__globals__.update(RANK=rank, RANKS=2)
+        found.append(program["batches"](args, 128))
+    assert [[batch.shape for batch in some] for some in found] == [[(1, 8)] * 3] * 2
+    assert {*torch.cat([*found[0], *found[1]]).flatten().tolist()} == {*range(48)}
+    with pytest.raises(SystemExit, match="50 tokens, one step of 2 ranks takes 80"):
+        program["batches"](SimpleNamespace(**vars(args) | {"length": 40}), 128)
+
+
+def characters(text, return_tensors):
+    return SimpleNamespace(input_ids=torch.arange(len(text))[None])
+
+
+def test_one_process_is_refused():
+    report = run(str(PROGRAM), [], gpu="H100")
+    assert report.status == "failed" and "torchrun" in str(report.error)
 
 
 def test_a_rank_of_it_on_a_virtual_gpu(tiny):

@@ -114,13 +114,13 @@ WORDS = {
         "합친 연산의 중간 결과는 만들지도 남기지도 않는다",
     ),
     "budget_half": Words(
-        "`torch.compile` + 메모리 예산 0.5", "PyTorch 2.4", "torch_compile=True(오른쪽 첫 줄을 먼저)",
+        "`torch.compile` + 메모리 예산 0.5", "PyTorch 2.4", "`torch_compile=True`(오른쪽 첫 줄을 먼저)",
         "torch._functorch.config.activation_memory_budget = 0.5\nmodel.compile()",
         "남길 것을 컴파일러가 고른다. 결과는 드롭아웃이 없을 때의 것이다. 있으면 그레이디언트가 소리 없이 틀릴 수 있다"
         "(pytorch #190758, 5.6절)",
     ),
     "budget_fifth": Words(
-        "`torch.compile` + 메모리 예산 0.2", "PyTorch 2.4", "torch_compile=True(오른쪽 첫 줄을 먼저)",
+        "`torch.compile` + 메모리 예산 0.2", "PyTorch 2.4", "`torch_compile=True`(오른쪽 첫 줄을 먼저)",
         "torch._functorch.config.activation_memory_budget = 0.2\nmodel.compile()", "위와 같다",
     ),
     "foreach": Words(

@@ -140,7 +140,7 @@ def predict(row: Row) -> int:
     """Bytes at the peak."""
     shape, settings = MODELS.get(row["model"]), row["settings"]
     if shape is None:
-        raise Refused("torchtune's recipe: the row names neither batch nor lengths")
+        raise Refused(f"{row['model']}: no program here (of torchtune's recipe no row names batch or lengths)")
     precision, batch = settings["precision"], settings["batch"]
     amp, compiled = "AMP" in precision, "compiled" in precision
     kind = torch.float32 if amp else torch.bfloat16

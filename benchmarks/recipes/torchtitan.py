@@ -28,11 +28,11 @@ from virtual_gpu.program import ranks
 from virtual_gpu.program.context import cuda
 
 from .compiled import compiler_on, refuse_eager
-from .recipe import ANY, SIZE, Recipe, Row, from_source
+from .recipe import ANY, SIZE, Recipe, Refused, Row, from_source
 
 WORDS, WIDTH, HIDDEN, LAYERS, HEADS, KV_HEADS, THETA = 128256, 4096, 14336, 32, 32, 8, 500000.0
-# H100 with 96 GB of HBM2e: the 95.04 GiB that torchtitan's logs print beside these measurements.
-CARD = "95.04GiB, 9.0"
+# With 96 GB of HBM2e: the 95.04 GiB that torchtitan's logs print for the team's cards.
+CARDS = {"NVIDIA H100 96GB": "95.04GiB, 9.0"}
 STEPS = 3  # with the second the cache has all that it keeps
 _aten = torch.ops.aten
 KEPT = frozenset(
@@ -162,9 +162,11 @@ def shared(model: Transformer, compiled: bool) -> Transformer:
 
 def predict(row: Row) -> int:
     """Bytes that the allocator has reserved at most."""
-    settings = row["settings"]
+    settings, card = row["settings"], CARDS.get(row["gpu"])
+    if card is None:
+        raise Refused(f"the card {row['gpu']!r} is not the one that these were measured on")
     batch, length, compiled = settings["local_batch"], settings["seq"], settings["compile"]
-    with compiler_on(), cuda(CARD, gpus=settings["world_size"], without=("cudnn_attention",)) as gpu:
+    with compiler_on(), cuda(card, gpus=settings["world_size"], without=("cudnn_attention",)) as gpu:
         ranks.install(gpu.patches, gpu, gpu.watch)
         dist.init_process_group("nccl")
         gc.collect()

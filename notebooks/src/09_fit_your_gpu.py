@@ -790,7 +790,7 @@ paper = guess("9.12", None, "GB")
 paper
 
 # %% [markdown] lang="ko"
-# 어댑터를 어텐션에만(peft의 기본값, Llama에서는 `q_proj`와 `v_proj`) 붙인 것, 모든 선형층에 붙인 것, 거기에 8비트 AdamW를 쓴 것과 32비트 페이지 AdamW를 쓴 것을 차례로 본다. 플래너는 옵티마이저를 정해 주지 않으면 QLoRA를 융합 AdamW로만 세므로 뒤의 둘은 따로 적어 준다. 마지막 세 열은 48 GB 카드 세 가지, A40, L40S, RTX A6000에 들어가는가다.
+# 어댑터를 어텐션에만(peft의 기본값, Llama에서는 `q_proj`와 `v_proj`) 붙인 것, 모든 선형층에 붙인 것, 거기에 8비트 AdamW를 쓴 것과 32비트 페이지 AdamW를 쓴 것을 차례로 본다. 플래너는 옵티마이저를 정해 주지 않으면 QLoRA를 융합 AdamW로만 세므로 뒤의 둘은 따로 적어 준다. 첫 줄은 48 GB 카드 세 가지, A40, L40S, RTX A6000의 판정 한도이고, 마지막 세 열은 거기에 들어가는가다.
 
 # %%
 from transformers import LlamaConfig

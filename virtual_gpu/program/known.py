@@ -6,6 +6,7 @@ truth, and a tensor can be indexed by such a mask. What a float takes part in is
 all True is True, and an `and` with what is all False is False, whatever the other side is: so `generate` ends.
 One kind of floats is known: a mask, a matrix of zeros and ones that the program moved to the GPU, and what is computed
 from it and other known values. So peft's prompts are masked: it puts float ones before a mask of integers.
+Which experts a router takes is assumed (`routing`), and what follows from that is marked.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def choose_in_turn(args: tuple, kwargs: dict, out: Any) -> None:
 def exchanged(func: Any, args: tuple, out: Any) -> None:
     """After a collective that fills tensors: what came is known where the source is, every rank having sent the same.
 
-    A sum stays what one rank brought.
+    What is summed up in place stays what one rank brought, and what a sum is scattered to is not known.
     """
     if func is _c10d.allgather_.default:
         for targets, source in zip(args[0], args[1], strict=True):
