@@ -89,7 +89,7 @@ def _muon(rows: Rows) -> tuple[str, str]:
     saved = start - muon
     verdict = TRUE if saved > 0.45 * state else CONDITIONAL if saved > 0 else FALSE
     return verdict, (
-        f"AdamW의 상태 {gib(state)} 가운데 행렬의 분산이 없어지지만 임베딩과 머리는 AdamW이고, 스텝의 임시가 "
+        f"AdamW의 상태 {gib(state)} 가운데 행렬의 분산이 없어지지만 임베딩과 출력층은 AdamW이고, 스텝의 임시가 "
         f"생긴다. 최대는 {gib(start)}에서 {gib(muon)}로 {gib(saved)} 준다(하나씩 스텝하는 AdamW는 {gib(loop)})"
     )
 
@@ -174,7 +174,7 @@ def _by_n(rows: Rows, alone: int | None = None) -> tuple[str, str]:
     return verdict, (
         f"글 하나(1 × 2048)를 한 장이 하면 {gib(alone)}, 그 8분의 1은 {gib(alone / 8)}다. 텐서 병렬 8은 "
         f"{gib(tensor)}, 시퀀스 병렬까지 {gib(sequence)}, 로짓까지 나누면 {gib(loss)}다. 모델의 계획은 블록의 행렬과 "
-        "머리를 나누고, 로짓은 카드마다 온전히 모은다"
+        "출력층을 나누고, 로짓은 카드마다 온전히 모은다"
     )
 
 

@@ -26,7 +26,7 @@ WORDS = {
         "",
         "parts = zip(hidden.split(256), target.split(256))\n"
         "sum(checkpoint(loss_of, *part, use_reentrant=False) for part in parts)",
-        "교과서의 방법. 머리의 곱을 한 번 더 한다",
+        "교과서의 방법. 출력층의 곱을 한 번 더 한다",
     ),
     "pytorch_chunks": Words(
         "`F.linear_cross_entropy`(조각내기)", "", "",
@@ -182,7 +182,7 @@ WORDS = {
     "lion_8bit": Words("8비트 Lion", "bitsandbytes 0.38", "optim='lion_8bit'", "bnb.optim.Lion8bit(parameters)"),
     "muon": Words(
         "Muon + AdamW", "PyTorch 2.9", "", "torch.optim.Muon(matrices)\ntorch.optim.AdamW(others, fused=True)",
-        "블록의 행렬만 Muon이고 임베딩, 머리, 벡터는 AdamW다. 뉴턴·슐츠 반복의 곱이 더 든다",
+        "블록의 행렬만 Muon이고 임베딩, 출력층, 벡터는 AdamW다. 뉴턴·슐츠 반복의 곱이 더 든다",
     ),
     "adam_mini": Words(
         "Adam-mini", "", "",
@@ -230,15 +230,15 @@ WORDS = {
     ),
     "nf4_checkpointed_rest_16": Words(
         "위의 것에서 4비트가 아닌 가중치는 16비트 그대로", "", "", "`prepare_model_for_kbit_training`을 부르지 않는다",
-        "임베딩과 머리가 절반이 되고, autocast가 머리의 사본을 만들지 않는다. TRL, axolotl, LLaMA-Factory, torchtune이 "
-        "이렇게 한다",
+        "임베딩과 출력층이 절반이 되고, autocast가 출력층의 사본을 만들지 않는다. "
+        "TRL, axolotl, LLaMA-Factory, torchtune이 이렇게 한다",
     ),
     "modules_to_save": Words(
-        "LoRA + 임베딩과 머리는 통째로", "", "",
+        "LoRA + 임베딩과 출력층은 통째로", "", "",
         "LoraConfig(modules_to_save=['embed_tokens', 'lm_head'])", "새 토큰을 넣을 때 켜는 것. 늘어난다",
     ),
     "tied": Words(
-        "임베딩과 머리를 한 벌로", "", "", "AutoConfig.from_pretrained(name, tie_word_embeddings=True)",
+        "임베딩과 출력층을 한 벌로", "", "", "AutoConfig.from_pretrained(name, tie_word_embeddings=True)",
         "처음부터 학습할 때만. 배운 모델을 나중에 묶을 수는 없다",
     ),
     "float8": Words(
@@ -314,10 +314,10 @@ transformers {transformers}, peft {peft}).
 ## 읽는 법
 
 - **최대**는 GiB이고, 괄호 안은 출발점과의 차이다. 굵은 글씨는 그 카드에 들어간다.
-- **연산**은 한 스텝의 행렬 곱(어텐션 포함)이 출발점보다 얼마나 늘었나다. PyTorch의 `FlopCounterMode`로 셌다.
+- **연산**은 한 스텝의 행렬곱(어텐션 포함)이 출발점보다 얼마나 늘었나다. PyTorch의 `FlopCounterMode`로 셌다.
   시간이 아니다.
-- **오가는 양**은 한 스텝에 카드와 RAM 사이를 오가는 바이트(양쪽 방향의 합)다. **연산**과 함께 맨 오른쪽 출발점의
-  것이다.
+- **오가는 양**은 한 스텝에 카드와 RAM 사이를 오가는 바이트(양쪽 방향의 합)다. **연산**과 함께, 값이 적힌 출발점
+  가운데 맨 오른쪽 것이다.
 - **언제부터**는 아는 것만 적었다. 실행한 버전은 표 옆에 있다.
 - **결과**: *같다*는 같은 계산을 다시 하거나 옮길 뿐이라는 뜻, *반올림만*은 같은 수식을 다른 순서나 다른 조각으로
   계산한다는 뜻,

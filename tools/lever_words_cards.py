@@ -14,7 +14,7 @@ HALVES = "fsdp_mixed_precision=True"
 DISTRIBUTED = "from_pretrained(name, distributed_config=config)"
 CARD_WORDS = {
     "bucket_view": Words(
-        "DDP, 묶음이 곧 그레이디언트", "PyTorch 1.7",
+        "DDP, 묶음(버킷)이 곧 그레이디언트", "PyTorch 1.7",
         "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)])",
         "DistributedDataParallel(model, gradient_as_bucket_view=True)",
         "그레이디언트의 둘째 벌이 없어진다. 묶음은 `zero_grad` 뒤에도 남아 최대가 순전파에 있다",
@@ -33,12 +33,12 @@ CARD_WORDS = {
         "FSDP2", FSDP2, "",
         "policy = MixedPrecisionPolicy(half, half, half)\n"
         "for part in (embedding, *blocks, [norm, head], model): fully_shard(part, mp_policy=policy)",
-        "ZeRO-3. 임베딩, 블록, 머리가 저마다 한 묶음이다(torchtitan이 묶는 대로)",
+        "ZeRO-3. 임베딩, 블록, 출력층이 저마다 한 묶음이다(torchtitan이 묶는 대로)",
     ),
     "fsdp2_blocks": Words(
         "FSDP2, 블록만 감싼다", FSDP2, "fsdp=True, fsdp_config={'version': 2, 'reshard_after_forward': True}",
         "for part in (*blocks, model): fully_shard(part, mp_policy=policy)",
-        "accelerate가 묶는 대로. 임베딩과 머리는 모은 채로 남는다",
+        "accelerate가 묶는 대로. 임베딩과 출력층은 모은 채로 남는다",
     ),
     "fsdp2_kept": Words(
         "FSDP2, 순전파에서 모은 것을 둔다", FSDP2, "fsdp_config={'reshard_after_forward': False}",
@@ -76,7 +76,7 @@ CARD_WORDS = {
     "ddp_no_sync": Words(
         "DDP, 누적 4: 마지막에만 보낸다", "", "gradient_accumulation_steps=4",
         "with model.no_sync(): loss.backward()",
-        "DDP에서는 더 들지 않는다",
+        "배치마다 보내는 윗줄보다 더 들지 않는다. 출발점보다 느는 것은 쌓인 그레이디언트가 다음 순전파와 함께 있어서다",
     ),
     "fsdp2_accumulated": Words(
         "FSDP2, 누적 4: 배치마다 보낸다", FSDP2, EACH, "",
@@ -91,7 +91,7 @@ CARD_WORDS = {
         "텐서 병렬 8", "PyTorch 2.3",
         "from_pretrained(name, distributed_config=DistributedConfig(tp_size=8, tp_plan='auto'))",
         "parallelize_module(layer, mesh, ColwiseParallel())\nparallelize_module(layer, mesh, RowwiseParallel())",
-        "블록은 모델의 계획대로, 임베딩과 머리는 열로. 여덟 장이 글 하나를 함께 계산한다. "
+        "블록은 모델의 계획대로, 임베딩과 출력층은 열로. 여덟 장이 글 하나를 함께 계산한다. "
         "블록 사이의 순전파 상태와 로짓은 저마다 온전히 갖는다",
     ),
     "sequence": Words(
@@ -130,7 +130,7 @@ CARD_WORDS = {
     "one_f_one_b_last": Words(
         "파이프라인 8, 1F1B: 마지막 스테이지", "PyTorch 2.4", "",
         "Schedule1F1B(stage, 32, loss_fn=loss_of).step(target=ids)",
-        "머리가 여기 있다. 모든 마이크로 배치의 로짓을 스텝이 끝날 때까지 모은다",
+        "출력층이 여기 있다. 모든 마이크로 배치의 로짓을 스텝이 끝날 때까지 모은다",
     ),
     "interleaved": Words(
         "파이프라인 8, 인터리브 1F1B: 첫 카드", "PyTorch 2.4", "",
@@ -140,13 +140,13 @@ CARD_WORDS = {
     ),
     "interleaved_last": Words(
         "파이프라인 8, 인터리브 1F1B: 마지막 카드", "PyTorch 2.4", "",
-        "ScheduleInterleaved1F1B(stages, 32, loss_fn=loss_of).step(target=ids)", "머리가 여기 있다",
+        "ScheduleInterleaved1F1B(stages, 32, loss_fn=loss_of).step(target=ids)", "출력층이 여기 있다",
     ),
     "zero_bubble": Words(
         "파이프라인 8, 제로 버블(ZBV): 첫 카드", "PyTorch 2.6", "",
         "stages = [PipelineStage(part, number, 16, device) for number, part in ((rank, one), (15 - rank, two))]\n"
         "ScheduleZBVZeroBubble(stages, 32, loss_fn=loss_of).step(ids, target=ids)",
-        "임베딩도 머리도 여기 있다. 역전파를 둘로 나누므로, 체크포인팅을 켜면 나눈 조각마다 블록을 다시 계산한다",
+        "임베딩도 출력층도 여기 있다. 역전파를 둘로 나누므로, 체크포인팅을 켜면 나눈 조각마다 블록을 다시 계산한다",
     ),
     "zero_bubble_last": Words(
         "파이프라인 8, 제로 버블(ZBV): 마지막 카드", "PyTorch 2.6", "",
@@ -211,19 +211,20 @@ CARDS_HEAD = """
 카드가 여러 장이면 무엇을 나누어 갖느냐가 레버다. 여럿 가운데 **한 장**(rank 하나)의 프로그램을 가상 GPU에서
 실행했다. 다른 카드에 보내는 것은
 PyTorch의 가짜 process group이 받고, 나누고 모으는 것은 PyTorch의 코드가 그대로 한다. 다만 DDP의 C++ reducer는
-값을 읽으므로 그 묶음은
-가상 GPU의 것이다. 무엇이 왜 줄어드는지는 [6장](../notebooks/ko/06_distributed_zero.ipynb)과
+값을 읽으므로, 그레이디언트를 모아 보내는 묶음(버킷)은
+가상 GPU가 대신 만든다. 무엇이 왜 줄어드는지는 [6장](../notebooks/ko/06_distributed_zero.ipynb)과
 [7장](../notebooks/ko/07_split_model.ipynb)에 있다.
 
-- **예약**은 할당자가 카드에서 잡은 가장 많은 양이다(GiB, 한도가 없을 때).
+- **예약**은 할당자가 카드에서 가장 많이 잡았을 때의 양이다(GiB, 한도가 없을 때).
 - **보내는 양**은 이 카드가 한 스텝에 부르는 집합 통신의 바이트다. 들어가는 것과 나오는 것 가운데 큰 쪽을 세고,
   all-reduce는 두 번으로
   친다(6.3절). 고리로 이은 N장에서 한 장이 보내는 것은 그 (N − 1)/N배다.
-- NCCL의 버퍼는 할당자 밖에 있어 최대에 없다. 들어가는지는 한도에서 그것(둘이면 {two}, 더 많으면 {more} MB로
-  보았다)을 뺀 나머지로 판단했다.
+- NCCL의 버퍼는 할당자 밖에 있어 최대에 없다. 들어가는지는 한도에서 그것(둘이면 {two}, 더 많으면 {more} MiB로
+  보았다)을 뺀 나머지로 정했다. 예약이 그 안이면 들어간다. 예약은 넘고 최대는 넘지 않으면 그 한도를 걸고 다시
+  실행해, 할당자가 빈자리를 돌려주고 끝까지 가면 들어간다고 적었다. 그래서 최대가 같아도 판정이 다를 수 있다.
 - 연산은 카드 한 장의 것이다.
 - 전문가는 차례로 골랐다(라우터의 점수를 모르므로). 토큰이 한쪽에 몰리면 그 카드는 더 받고 더 쓴다(7.6절).
-- FSDP2의 행은 모두 임베딩, 블록, 머리를 저마다 묶은 것이고, accelerate처럼 묶은 것은 따로 한 행이다. `moe-x8`만은
+- FSDP2의 행은 모두 임베딩, 블록, 출력층을 저마다 묶은 것이고, accelerate처럼 묶은 것은 따로 한 행이다. `moe-x8`만은
   transformers가 묶는 대로이고, 그레이디언트를 fp32로 더한다(그래서 파라미터당 8바이트를 보낸다).
 - `DistributedConfig`는 `from_pretrained`에 준다. 직접 쓴 루프는 `examples/train_experts.py`에 있다.
 - `ParallelismConfig`는 `TrainingArguments`와 `Accelerator`의 `parallelism_config=`에,

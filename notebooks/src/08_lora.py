@@ -729,7 +729,7 @@ largest_on_t4 = guess("8.13", None, "B")
 largest_on_t4
 
 # %% [markdown] lang="ko"
-# Colab에서 고를 수 있는 T4, L4와 A100-80GB를 찾는다. 칸에는 파라미터의 수와 최대 메모리가 있다. 이 장에서 가장 오래 걸리는 셀이다.
+# Colab에서 고를 수 있는 T4, L4, A100-80GB에 들어가는 모델을 찾는다. 칸에는 파라미터의 수와 최대 메모리가 있다. 이 장에서 가장 오래 걸리는 셀이다.
 
 # %%
 from helpers.chapters.c8_lora.tables import largest_models
@@ -746,11 +746,11 @@ largest
 largest_on_t4.against(largest.found["T4"][2][1] / 1e9)
 
 # %% [markdown] lang="ko"
-# 같은 GPU에서 LoRA는 전체 미세 조정보다 네 배에서 다섯 배, QLoRA는 여덟 배에서 열네 배까지 큰 모델을 다룬다. 목록에 있는 모델만 보았으므로 칸 사이에는 틈이 있다.
+# 같은 GPU에서 LoRA는 전체 미세 조정보다 네 배에서 다섯 배, QLoRA는 여덟 배에서 열네 배까지 큰 모델을 다룬다. 목록에 있는 모델만 보았다. A100의 QLoRA 칸은 45.48 GiB만 쓰니, 목록에 알맞은 모델이 있었다면 더 컸을 것이다.
 #
 # 표를 읽을 때 셋을 조심한다.
 #
-# - **T4의 전체 미세 조정 칸은 들어가는 크기이지 학습되는 크기가 아니다.** T4에는 bf16 연산 장치가 없어 fp16을 써야 하는데(1장), 순수 fp16에서 이 표의 융합 AdamW는 끝까지 가지만 상태가 fp16에 저장되어 학습률이 뜻대로 듣지 않고(융합하지 않으면 첫 스텝에서 무너진다, 3.16절), 혼합 정밀도라면 가중치, 그레이디언트, 옵티마이저 상태가 모두 두 배로 든다(3.8절). LoRA와 QLoRA의 어댑터는 fp32라 이 문제가 없다.
+# - **T4의 전체 미세 조정 칸은 들어가는 크기이지 학습되는 크기가 아니다.** T4에는 bf16 연산 장치가 없어 fp16을 써야 한다(1장). 순수 fp16이면 이 표의 융합 AdamW는 끝까지 가지만, 상태가 fp16에 저장되어 학습률이 뜻대로 듣지 않는다(융합하지 않으면 첫 스텝에서 무너진다, 3.16절). 혼합 정밀도로 바꾸면 가중치, 그레이디언트, 옵티마이저 상태가 모두 두 배로 든다(3.8절). LoRA와 QLoRA의 어댑터는 fp32라 이 문제가 없다.
 # - **불러올 때 드는 CPU 메모리는 세지 않았다.** 무료 Colab의 CPU 메모리는 12.67 GiB다(화면에는 12.7 GB). 148억 모델의 16비트 가중치 파일은 그 두 배가 넘는다. 디스크와 CPU 메모리가 먼저 모자랄 수 있다.
 # - 최대가 한도에 바짝 붙은 칸에는 여유가 없다. 더구나 표는 `autocast` 없이 센 것이다. `Trainer`처럼 fp16 혼합 정밀도로 학습하면 출력층의 fp16 사본이 더 생긴다. T4에 꽉 찬 Qwen3-14B의 QLoRA를 셋으로 세어 본다. 마지막은 손실을 나누어 계산한다(9.12절).
 
@@ -765,7 +765,7 @@ for name, settings in more.items():
 Table("Qwen3-14B on a T4, peak, fits", rows)
 
 # %% [markdown] lang="ko"
-# 칸에 있던 모델이 혼합 정밀도에서는 넘치고, 손실을 나누면 다시 들어간다. 어휘가 큰 모델일수록 차이가 크다.
+# 칸에 있던 모델이 혼합 정밀도에서는 넘치고, 손실을 나누면 다시 들어간다. 어휘가 큰 모델일수록 차이가 크다. (9.12절에는 같은 모델이 조금 더 크게 나온다. 여기는 텐서의 최대이고, 거기는 할당자가 못 쓰는 자리와 누적까지 센 필요한 메모리다.)
 #
 # > **주장 5.** "LLM을 GPU 하나로 전체 미세 조정하기는 어려워졌다" (출처: 책 5장을 정리한 글)
 #
@@ -777,7 +777,7 @@ Table("Qwen3-14B on a T4, peak, fits", rows)
 #
 # ### 체크포인팅을 켰더니 배우지 않는다
 #
-# 배우지 않는 까닭이 하나 더 있다. 체크포인팅의 옛 구현(`use_reentrant=True`)은 블록에 들어오는 값이 그레이디언트를 바랄 때에만 역전파한다(5.5절). LoRA에서는 임베딩이 얼어 있으니 첫 블록에 들어오는 값이 아무것도 바라지 않는다.
+# 배우지 않는 까닭이 하나 더 있다. 체크포인팅의 옛 구현(`use_reentrant=True`)은 블록의 입력이 `requires_grad=True`일 때에만 역전파한다(5.5절). LoRA에서는 임베딩이 얼어 있으니 첫 블록의 입력은 `requires_grad=False`다.
 # `enable_input_require_grads()`는 임베딩의 출력에 `requires_grad`를 켠다. 끄고 켤 때, 학습할 텐서 가운데 그레이디언트를 받은 것의 수는 어떻게 다른가? 출력층도 함께 학습하게 했다.
 
 # %%
@@ -787,13 +787,13 @@ rows = [(on, *reached(with_lora(4, modules_to_save=["lm_head"]), ids, input_grad
 Table("enable_input_require_grads, reached, trainable, warning", rows)
 
 # %% [markdown] lang="ko"
-# 끄면 출력층 하나만 그레이디언트를 받고 **어댑터 16개는 하나도 받지 못한다.** 오류가 아니라 경고 한 줄이다. 출력층은 배우므로 손실이 조금 내려가 알아채기 어렵고, 어댑터의 B는 처음의 0 그대로 저장된다([open-unlearning #178](https://github.com/locuslab/open-unlearning/issues/178)이 이렇게 발견했다). 출력층까지 얼렸다면 학습할 것이 없어 `element 0 of tensors does not require grad` 오류가 난다([peft #137](https://github.com/huggingface/peft/issues/137)).
+# 끄면 출력층 하나만 그레이디언트를 받고 **어댑터의 텐서 16개는 하나도 받지 못한다.** 오류가 아니라 경고 한 줄이다. 출력층은 배우므로 손실이 조금 내려가 알아채기 어렵고, 어댑터의 B는 처음의 0 그대로 저장된다([open-unlearning #178](https://github.com/locuslab/open-unlearning/issues/178)이 이렇게 발견했다). 출력층까지 얼렸다면 학습할 것이 없어 `element 0 of tensors does not require grad` 오류가 난다([peft #137](https://github.com/huggingface/peft/issues/137)).
 #
-# 5.23의 transformers는 체크포인팅을 켤 때 이것도 함께 켠다(`modeling_utils.py`). 그래서 위에서는 일부러 껐다. 체크포인팅을 직접 부르거나 버전이 다르면 빠질 수 있다. `use_reentrant=False`를 적으면 이 문제 자체가 없다.
+# transformers 5.23은 체크포인팅을 켤 때 이것도 함께 켠다(`modeling_utils.py`). 그래서 위에서는 일부러 껐다. 체크포인팅을 직접 부르거나 버전이 다르면 빠질 수 있다. `use_reentrant=False`를 적으면 이 문제 자체가 없다.
 #
 # ### 학습한 어댑터를 들여다보면
 #
-# r = 4인 모델의 첫 층 `dense`에서 W의 왼쪽 위 12 × 12와, 거기에 더해지는 B와 A다. 색은 부호, 짙기는 크기다.
+# r = 4인 모델의 첫 층 `dense`에서 W의 왼쪽 위 12 × 12와, 거기에 더해지는 B와 A다. 색은 부호, 짙기는 크기다. W와 W + BA에서 달라진 칸은 어디인가?
 
 # %%
 from helpers.chapters.c8_lora.fine_tuning import picture_of_update
@@ -801,6 +801,8 @@ from helpers.chapters.c8_lora.fine_tuning import picture_of_update
 picture_of_update(runs[2].model.get_submodule(layer))
 
 # %% [markdown] lang="ko"
+# 짙은 칸은 대개 그대로이고, 옅은 칸 가운데 부호까지 바뀐 것이 여럿이다. 144칸을 저마다 고친 것처럼 보이지만, 더해진 어느 행이나 A의 네 행을 섞은 것이다. 배운 수는 12 × 4 + 4 × 12 = 96개이고, 행렬이 클수록 이 차이가 벌어진다.
+#
 # ### DoRA는 메모리를 얼마나 더 쓸까
 #
 # DoRA(Liu 외, 2024)는 가중치를 방향과 크기로 나누어 방향만 LoRA로 배우고, 출력 하나마다 크기를 하나씩 더 배운다. `use_dora=True`만 적으면 된다.
@@ -850,7 +852,7 @@ for W in (base.gpt_neox.layers[0].mlp.dense_h_to_4h.weight.detach(), torch.randn
 Table("W, QLoRA, LoftQ, QPiSSA", rows)
 
 # %% [markdown] lang="ko"
-# 너비 64에서 rank 16은 4분의 1이나 되므로 오차가 눈에 띄게 준다. 너비 512에서는 9.2%가 8.7%가 될 뿐이다. 큰 모델에서 이득은 rank와 W의 모양에 달렸다. 두 논문은 학습이 더 빨리, 더 낮게 수렴한다고 보고했고, 이 장에서는 시작할 때의 오차만 쟀다.
+# 너비 64에서 rank 16은 4분의 1이나 되므로 오차가 눈에 띄게 준다. 너비 512에서는 9.2%가 8.7%가 될 뿐이다. 다만 첫째는 학습한 가중치이고 둘째는 특잇값에 큰 차이가 없는 무작위 행렬이라, 너비만의 차이는 아니다. 큰 모델에서 이득은 rank와 W의 모양에 달렸다. 두 논문은 학습이 더 빨리, 더 낮게 수렴한다고 보고했고, 이 장에서는 시작할 때의 오차만 쟀다.
 #
 # | 변형 | 무엇을 바꾸나 | 학습할 때의 메모리 | `peft`에서 | 언제, 무엇에 주의 |
 # |---|---|---|---|---|

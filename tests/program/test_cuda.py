@@ -325,6 +325,26 @@ def test_a_recorded_history_has_the_programs_lines():
         assert torch.cuda.memory._snapshot()["device_traces"] == [[]]
 
 
+def test_a_history_tells_of_the_release_of_what_was_there_before_it():
+    """As PyTorch's, whose blocks know what was asked for with a history or without; here in blocks of 512 bytes."""
+    with cuda("T4"):
+        block = torch.empty(MIB - 128, device="cuda")
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            other = torch.empty(3, device="cuda")
+        for recorded in (False, True):
+            if recorded:
+                torch.cuda.memory._record_memory_history()
+            segments = torch.cuda.memory._snapshot()["segments"]
+            at = {b["requested_size"]: b["address"] for s in segments for b in s["blocks"]}
+            assert {4 * MIB - 512, 512} <= {*at}
+        del block, other
+        events = torch.cuda.memory._snapshot()["device_traces"][0]
+        assert [e["action"] for e in events] == ["free_requested", "free_completed"] * 2
+        assert [(e["size"], e["stream"]) for e in events[::2]] == [(4 * MIB - 512, 0), (512, side.cuda_stream)]
+        assert [e["addr"] for e in events[::2]] == [at[4 * MIB - 512], at[512]]
+
+
 def test_flash_attention_keeps_what_the_package_keeps():
     batch, length, heads, width = 2, 256, 8, 64
     with cuda("L4"):

@@ -124,13 +124,18 @@ class Watch:
     def keep_history(self, keep: bool = True) -> None:
         """Keep events and their stacks from now on, as `torch.cuda.memory._record_memory_history` does; or end it."""
         if keep and self.history is None:
-            self.history = History(self.gpu.meter.allocator)
+            self.history = History(self.gpu.meter.allocator, self._alive())
         elif not keep:
             self.history = self.gpu.meter.allocator.driver_calls = None
 
     def snapshot(self) -> dict[str, Any]:
         """PyTorch's memory snapshot, as `torch.cuda.memory._snapshot` gives it."""
-        return contents(self.gpu.meter.allocator, self.history, device=self.gpu.index, devices=self.gpu.count)
+        gpu, alive = self.gpu, None if self.history else self._alive()
+        return contents(gpu.meter.allocator, self.history, alive=alive, device=gpu.index, devices=gpu.count)
+
+    def _alive(self) -> dict[int, tuple[int, int]]:
+        """Block → (bytes asked for, stream) of what is there now."""
+        return {name: (block.nbytes, block.stream) for name, block in self.blocks.items() if block.freed is None}
 
     # -- what the program does -----------------------------------------------------------------------------------------
 

@@ -46,30 +46,39 @@ def snapshot(
 class History:
     """What happens in an allocator, as the snapshot's events: tell it of every allocation and release.
 
+    alive: name → (bytes asked for, stream) of what was taken before it began, of which releases are told as well.
     blocks: name → (address, bytes asked for, stream, stack) of what is alive.
     """
 
-    def __init__(self, allocator: CachingAllocator):
+    def __init__(self, allocator: CachingAllocator, alive: Mapping[int, tuple[int, int]] | None = None):
         self.events: list[dict[str, Any]] = []
         self.blocks: dict[int, tuple[int, int, int, Sequence]] = {}
         self._allocator = allocator
         allocator.driver_calls = []
+        for name, (nbytes, stream) in (alive or {}).items():
+            self._take(name, nbytes, stream, [])
 
     def allocated(self, name: int, nbytes: int, stream: int, stack: Sequence) -> None:
         """A block was taken."""
         self._driver(stack)
-        address = self._allocator.address_of(name)
-        if address is not None:
-            self.blocks[name] = address, nbytes, stream, stack
+        if self._take(name, nbytes, stream, stack):
             self._tell("alloc", *self.blocks[name])
 
     def freed(self, name: int) -> None:
-        """A block was released; what was taken before the history began has no entry."""
+        """A block was released."""
         self._driver([])
         if name in self.blocks:
             address, nbytes, stream, _ = self.blocks.pop(name)
             for action in ("free_requested", "free_completed"):
                 self._tell(action, address, nbytes, stream, [])
+
+    def _take(self, name: int, nbytes: int, stream: int, stack: Sequence) -> bool:
+        """Whether anything was asked for."""
+        address = self._allocator.address_of(name)
+        if address is None:
+            return False
+        self.blocks[name] = address, nbytes, stream, stack
+        return True
 
     def _driver(self, stack: Sequence) -> None:
         for call in self._allocator.driver_calls:
@@ -84,11 +93,19 @@ class History:
 
 
 def contents(
-    allocator: CachingAllocator, history: History | None = None, *, device: int = 0, devices: int = 1
+    allocator: CachingAllocator,
+    history: History | None = None,
+    *,
+    alive: Mapping[int, tuple[int, int]] | None = None,
+    device: int = 0,
+    devices: int = 1,
 ) -> dict[str, Any]:
-    """The snapshot of an allocator as it is now; without a history there are no events and no stacks."""
-    blocks = {} if history is None else history.blocks
-    events = [] if history is None else history.events
+    """The snapshot of an allocator as it is now; without a history there are no events and no stacks.
+
+    alive: as `History` takes it, where there is none.
+    """
+    known = {name: (0, nbytes, stream, ()) for name, (nbytes, stream) in (alive or {}).items()}
+    blocks, events = (known, []) if history is None else (history.blocks, history.events)
     return {
         "segments": [_segment(segment, allocator, blocks, device) for segment in allocator.segments()],
         "device_traces": [events if index == device else [] for index in range(devices)],
