@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import virtual_gpu
 from benchmarks.recipes import compiled as measured
@@ -105,6 +108,36 @@ def test_a_compiled_block_keeps_what_the_compilers_partition_says():
 
         assert kept(chain) == 3 * 4 * 1024 * 1024  # tanh's result, exp's, which sin keeps too, and the output
         assert kept(torch.compile(chain)) == 4 * 1024 * 1024  # the output
+
+
+@pytest.mark.parametrize("dropout", (0.0, 0.1))
+def test_checkpointed_blocks_compile(dropout):
+    """What draws is run again in backward with the generator's state of before, which PyTorch hands to the graphs."""
+
+    class Checkpointed(Model):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.embedding(ids)
+            for block in self.blocks:
+                x = F.dropout(checkpoint(block, x, use_reentrant=False), dropout)
+            return x
+
+    kept = []
+    for checkpointed in (False, True):
+        through = (
+            nullcontext() if checkpointed else mock.patch(f"{__name__}.checkpoint", lambda block, x, **_: block(x))
+        )
+        with virtual_gpu.cuda("T4") as gpu, through:
+            model = torch.compile(Checkpointed(4).cuda())
+            ids, _ = batch()
+            model(ids).sum().backward()  # which compiles
+            model.zero_grad()
+            before = torch.cuda.memory_allocated()
+            out = model(ids)
+            kept.append(torch.cuda.memory_allocated() - before)
+            out.sum().backward()
+            assert not [note for note in gpu.watch.notes if note.startswith("torch.compile")]
+    texts_and_widths = 4 * 128 * 64 * 4
+    assert kept[1] < kept[0] / 4 and kept[1] <= (4 + 2) * texts_and_widths + (4 * texts_and_widths if dropout else 0)
 
 
 def test_shapes_that_change_breaks_in_the_graph_and_oom():

@@ -10,6 +10,7 @@ import torch.distributed as dist
 import transformers.distributed
 from accelerate.state import PartialState
 
+from benchmarks.recipes.compiled import compiler_on
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.models.build import build_model
 from virtual_gpu.models.configs import load_config
@@ -17,6 +18,7 @@ from virtual_gpu.models.depth import with_depth
 from virtual_gpu.program import device, pipeline, ranks
 from virtual_gpu.program.context import cuda
 from virtual_gpu.program.runner import run
+from virtual_gpu.rules.active import installed
 
 PROGRAMS = Path(__file__).parent / "programs"
 MIB = 2**20
@@ -112,6 +114,49 @@ def test_parts_of_a_dtensor_are_cast_one_by_one(tmp_path):
     report = run(str(script), [], gpu="H100", gpus=4)
     assert report.error is None
     assert report.at_peak["gradients"] == 2 * 4 * MIB
+
+
+@pytest.mark.skipif(installed("torch") < (2, 13), reason="run eagerly before PyTorch 2.13")
+def test_blocks_of_dtensors_compile(tmp_path):
+    """Each in one graph, tensors and tokens split; what lies between its operations is never made."""
+    found = {}
+    for compiled in (False, True):
+        script = tmp_path / f"{compiled}.py"
+        text = (PROGRAMS / "sequence_parallel.py").read_text(encoding="utf-8")
+        script.write_text(text.replace("compiled = False", f"compiled = {compiled}"), encoding="utf-8")
+        with compiler_on():
+            found[compiled] = run(str(script), [], gpu="H100", gpus=2)
+        assert found[compiled].error is None and not [n for n in found[compiled].notes if n.startswith("torch.compile")]
+        assert found[compiled].at_peak["parameters"] == found[False].at_peak["parameters"]
+    assert found[True].phases["forward"][0] < found[False].phases["forward"][0]
+
+
+@pytest.mark.parametrize(
+    "gpus, rank, command, local, of",
+    (
+        (16384, 16001, (), 1, 8),
+        (12, 11, (), 5, 6),
+        (2, 1, (), 1, 2),
+        (16, 13, ("torchrun", "--nnodes", "4", "--nproc_per_node", "4"), 1, 4),
+        (16, 13, ("torchrun", "--nproc_per_node", "16"), 13, 16),
+    ),
+)
+def test_more_cards_than_a_machine_has_are_in_several(tmp_path, gpus, rank, command, local, of):
+    script = tmp_path / "where.py"
+    script.write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('nccl')\n"
+        "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))\n"
+        f"assert (dist.get_rank(), dist.get_world_size()) == ({rank}, {gpus})\n"
+        f"assert (torch.cuda.current_device(), torch.cuda.device_count()) == ({local}, {of})\n"
+        f"assert int(os.environ['GROUP_RANK']) == {rank // of} and int(os.environ['LOCAL_WORLD_SIZE']) == {of}\n"
+        f"x = torch.ones(3, device='cuda')\nassert x.device == torch.device('cuda', {local})\n"
+        "generator = torch.cuda.default_generators[x.device.index]\n"
+        "assert torch.cuda.current_stream().device == generator.device == x.device\n"
+    )
+    (program, *argv) = [*command, str(script)]
+    report = run(program, argv, gpu="H100", gpus=gpus, rank=rank)
+    assert report.error is None and report.host.ranks == of
 
 
 def test_a_step_on_the_cpu_takes_gradients_that_are_one_number(tmp_path, monkeypatch):

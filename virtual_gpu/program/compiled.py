@@ -12,8 +12,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from types import CodeType
 from typing import Any
@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..language import tr
 from ..rules.active import installed
 from . import amp
-from .device import GPU
+from .device import GPU, ProgramMode
 from .frames import OURS, is_program
 from .imports import Imports
 from .inductor import TIMED, for_card, inductor_for, moved, on_gpu, to_card
@@ -140,6 +140,7 @@ class Compiler:
     def __init__(self, patches: Patches, watch: Watch):
         self.patches, self.watch, self.gpu = patches, watch, watch.gpu
         self.compile, self.takes_bf16 = patches.original(torch, "compile"), torch.cuda.is_bf16_supported
+        self.generators = torch.cuda.default_generators
         self.stack: list[ExitStack] = []
         self.made: list[tuple[Any, Callable, Callable]] = []
         self.own_again: set[int] = set()  # ids of functions that are themselves while the compiler traces
@@ -157,6 +158,7 @@ class Compiler:
         settings = ExitStack()
         settings.enter_context(config.patch(suppress_errors=True, use_lazy_graph_module=False))
         settings.enter_context(aot.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False))
+        _draw_again()
         own.later(settings.close)
         if OURS not in trace_rules.SKIP_DIRS:
             trace_rules.add("virtual_gpu")  # not the program's: what counts an operation is not to be traced
@@ -242,6 +244,7 @@ class Compiler:
             amp.install(traced)
             traced.set(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
             traced.set(torch.cuda, "is_bf16_supported", self.takes_bf16)
+            traced.set(torch.cuda, "default_generators", self.generators)
             asked = getattr(sys.modules.get("transformers.utils.import_utils"), "is_fake_tensor", None)
             if hasattr(asked, "transformers_own"):  # which stays replaced once a model was built (`models.build`)
                 self.own_again.add(id(asked.transformers_own))
@@ -263,7 +266,8 @@ class Compiler:
 
         def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable:
             _rename(graph)
-            return compile_(graph, inputs)
+            with _to_card_is_here():
+                return compile_(graph, inputs)
 
         return backend
 
@@ -276,7 +280,8 @@ class Compiler:
             if timed:
                 self._note_timed(timed)
             try:
-                return self.compile_fx(graph, inputs, config_patches=options or None)
+                with _to_card_is_here():
+                    return self.compile_fx(graph, inputs, config_patches=options or None)
             except self.exc.RestartAnalysis:
                 raise  # Dynamo's own, which it goes on by
             except Exception as error:
@@ -320,7 +325,8 @@ def _with_card_here(run_node: Callable) -> Callable:
     def run(tracer: Any, node: Any, args: Any, kwargs: Any, module: Any) -> Any:
         if node.op == "call_method" and node.target in ("to", "cuda"):
             return args[0].to(*_to_here(node.target, args[1:]), **_named_here(kwargs))
-        return run_node(tracer, node, args, kwargs, module)
+        with _to_card_is_here():
+            return run_node(tracer, node, args, kwargs, module)
 
     return run
 
@@ -358,6 +364,36 @@ def _on_card_is_here(dispatch: Callable) -> Callable:
         return dispatch(mode, func, types, args, kwargs)
 
     return dispatched
+
+
+@contextmanager
+def _to_card_is_here() -> Iterator[None]:
+    """In here `Tensor.to` takes the card for `GPU`, as DTensor names it in what Dynamo and AOTAutograd run at once."""
+    to, own = torch.Tensor.to, Patches()
+
+    def moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return to(tensor, *args, **kwargs) if for_card() else to(tensor, *_to_here("to", args), **_named_here(kwargs))
+
+    own.set(torch.Tensor, "to", moved)
+    try:
+        yield
+    finally:
+        own.undo()
+
+
+def _draw_again() -> None:
+    """Let a compiled graph run an operation that draws, and again in backward, each with a generator's state.
+
+    No bytes of the operation hang on the state.
+    """
+    from torch._prims.rng_prims import graphsafe_run_with_rng_state
+
+    if ProgramMode not in graphsafe_run_with_rng_state.python_key_table:
+
+        @graphsafe_run_with_rng_state.py_impl(ProgramMode)
+        def run(mode: ProgramMode, operation: Callable, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:
+            with mode:
+                return operation(*args, **kwargs)
 
 
 class _WhatFailed(logging.Handler):

@@ -133,7 +133,7 @@ def cuda(
             tr(ko=f"rank={rank!r:.80}: 0부터 {gpus - 1}까지다.", en=f"rank={rank!r:.80}: 0 to {gpus - 1}.")
         )
     room = None if host is None else machine(host)
-    device = ProgramGPU(spec, limited=limited, values=values, index=rank, count=gpus, host=room, without=without)
+    device = ProgramGPU(spec, limited=limited, values=values, rank=rank, ranks=gpus, host=room, without=without)
     patches = Patches()
     with ExitStack() as stack:
         with interrupts_later():  # none between what is replaced and the note of it

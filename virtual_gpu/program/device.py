@@ -43,6 +43,9 @@ _TOP_K = _aten.topk
 _INDEX, _MASKED_SELECT = _aten.index.Tensor, _aten.masked_select.default
 
 
+_MACHINE = 8  # cards
+
+
 def is_gpu(device: torch.device | None) -> bool:
     """Whether a device, as the program or as PyTorch inside names it, is the virtual GPU."""
     return device is not None and (device.type == "cuda" or (device.index is not None and device.type == "cpu"))
@@ -191,8 +194,15 @@ class ProgramMode(CountingMode):
         return real.fill_(self.values.copied(fake)) if values is None else real.copy_(values)
 
 
+def cards_of_a_machine(cards: int) -> int:
+    """How many of so many cards share a machine where nobody says: eight, or the most below that divide them."""
+    return next(number for number in range(_MACHINE, 0, -1) if cards % number == 0)
+
+
 class ProgramGPU(VirtualGPU):
-    """A virtual GPU for whole programs: card number `index` of `count`, of which only this one exists.
+    """A virtual GPU for whole programs: of `ranks` processes with a card each `rank`'s, of which only this one exists.
+
+    index, count: which it is of how many in its machine.
 
     values: what questions for numbers get, see `Values`. host: the machine that it is in; `gpu.host` counts its RAM.
     """
@@ -203,8 +213,8 @@ class ProgramGPU(VirtualGPU):
         *,
         limited: bool = True,
         values: str = "answer",
-        index: int = 0,
-        count: int = 1,
+        rank: int = 0,
+        ranks: int = 1,
         without: Iterable[str] = (),
         host: Machine | None = None,
     ):
@@ -217,16 +227,22 @@ class ProgramGPU(VirtualGPU):
         )
         self.stream = 0  # the current one
         self.meter.stream = lambda: self.stream
-        self.index, self.count = index, count
-        self.device = torch.device("cuda", index)
+        self.rank, self.ranks = rank, ranks
         self.mode = ProgramMode(self)
         self.fraction, self.ooms, self.pid = 1.0, 0, os.getpid()
         pinned = PinnedAllocator.from_environment(rounds_up=self.rules.applies(ROUNDED.name))
-        self.host = HostStorages(HostMeter(host if limited else None, pinned, count))
+        self.host = HostStorages(HostMeter(host if limited else None, pinned))
+        self.on_machine_of(cards_of_a_machine(ranks))
         self.watch: Any = None  # the recorder, a `Watch`: `cuda` puts it there, and the import hook
         self.imports: Any = None
         self.managed_bytes = self.managed_peak_bytes = 0  # of `managed`, beside the allocator
         self.last_oom: dict[str, Any] | None = None
+
+    def on_machine_of(self, cards: int) -> None:
+        """So many of the processes share a machine, each with a card."""
+        self.index, self.count = self.rank % cards, cards
+        self.device = torch.device("cuda", self.index)
+        self.host.meter.ranks = cards
 
     def check_index(self, device: torch.device) -> None:
         """RuntimeError, in CUDA's words, where a program asks for a card that there is not, or in a fork for any."""

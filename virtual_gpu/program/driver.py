@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -62,7 +62,7 @@ class DeviceProperties(types.SimpleNamespace):
 
 def install(patches: Patches, gpu: ProgramGPU) -> None:
     """Make torch.cuda, torch.accelerator and torch.backends.cuda find this GPU."""
-    streams = Streams(gpu)
+    streams, generator = Streams(gpu), _generator(gpu)
     patches.set_all(torch._C, _functions(gpu, streams))
     patches.set_all(torch._C, _accelerator(gpu, streams))
     patches.set_all(
@@ -74,7 +74,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             "_initialized": True,
             "_cudart": _cudart(gpu),
             "_get_device_properties": lambda index: properties(gpu),
-            "default_generators": tuple(torch.Generator() for _ in range(gpu.count)),
+            "default_generators": _Generators(gpu, generator),
             "is_bf16_supported": lambda including_emulation=True: (
                 including_emulation or gpu.spec.compute_capability[0] >= 8
             ),
@@ -105,7 +105,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     # A CUDA build would give cuDNN the weights of a recurrent layer, whose rule of shapes asks the real driver.
     patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: False)
-    patches.set(torch, "Generator", _generator(gpu))
+    patches.set(torch, "Generator", generator)
     patches.set(torch, "device", _device_type())
 
 
@@ -277,6 +277,27 @@ def _cudart(gpu: ProgramGPU) -> types.SimpleNamespace:
     )
 
 
+class _Generators(Sequence):
+    """`torch.cuda.default_generators`: one for each card of the machine."""
+
+    def __init__(self, gpu: ProgramGPU, kind: type):
+        self._gpu, self._kind = gpu, kind
+        self._made: list[Any] = []
+        self._make()  # now: a fork of the process makes none
+
+    def __len__(self) -> int:
+        return self._gpu.count
+
+    def __getitem__(self, index: Any) -> Any:
+        self._make()  # where a launcher has said that more are in the machine
+        return tuple(self._made[: len(self)])[index]
+
+    def _make(self) -> None:
+        for place in range(len(self._made), len(self)):
+            self._made.append(self._kind("cuda"))
+            self._made[-1].shown = torch.device("cuda", place)
+
+
 def _generator(gpu: ProgramGPU) -> type:
     before = torch.Generator
 
@@ -299,6 +320,12 @@ def _generator(gpu: ProgramGPU) -> type:
         def device(self) -> torch.device:
             """The device that it was made for."""
             return self.shown
+
+        def clone_state(self) -> Any:
+            """Another one of the same device in the same state."""
+            made = type(self)(self.shown)
+            made.set_state(self.get_state())
+            return made
 
     return Generator
 

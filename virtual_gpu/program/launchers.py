@@ -35,6 +35,7 @@ class Launch(BaseException):
     argv: list[str]
     module: bool
     processes: int  # 0: one, which is no rank of a group
+    of_a_machine: int = 0  # of these; 0: not said
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
@@ -79,8 +80,8 @@ def _stop_torchrun(patches: Patches, module: ModuleType) -> None:
         if args.no_python:
             raise WrongValue(tr(ko="--no_python: 파이썬 프로그램만 실행한다.", en="--no_python: only Python is run."))
         nodes = module.parse_min_max_nnodes(str(args.nnodes))[1]
-        processes = nodes * module.determine_local_world_size(str(args.nproc_per_node))
-        raise Launch(args.training_script, list(args.training_script_args), bool(args.module), processes)
+        local = module.determine_local_world_size(str(args.nproc_per_node))
+        raise Launch(args.training_script, list(args.training_script_args), bool(args.module), nodes * local, local)
 
     patches.set(module, "run", run)
 
@@ -88,7 +89,9 @@ def _stop_torchrun(patches: Patches, module: ModuleType) -> None:
 def _stop_accelerate(patches: Patches, module: ModuleType) -> None:
     def simple_launcher(args: Any) -> None:
         environment = module.prepare_simple_launcher_cmd_env(args)[1]
-        raise Launch(args.training_script, list(args.training_script_args), bool(args.module), 0, environment)
+        raise Launch(
+            args.training_script, list(args.training_script_args), bool(args.module), 0, environment=environment
+        )
 
     patches.set(module, "simple_launcher", simple_launcher)
 

@@ -33,13 +33,12 @@ _FIRST_BUCKET_BYTES = 2**20  # dist._DEFAULT_FIRST_BUCKET_BYTES
 
 
 def install(patches: Patches, gpu: ProgramGPU, watch: Watch) -> None:
-    """Make this process rank `gpu.index` of `gpu.count`, as torchrun would; the program opens the group itself."""
-    rank = str(gpu.index)
+    """Make this process rank `gpu.rank` of `gpu.ranks`, as torchrun would; the program opens the group itself."""
     for name, value in {
-        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(gpu.count), "LOCAL_WORLD_SIZE": str(gpu.count),
-        "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "GROUP_RANK": "0",
+        "RANK": gpu.rank, "LOCAL_RANK": gpu.index, "WORLD_SIZE": gpu.ranks, "LOCAL_WORLD_SIZE": gpu.count,
+        "MASTER_ADDR": "localhost", "MASTER_PORT": 29500, "GROUP_RANK": gpu.rank // gpu.count,
     }.items():  # fmt: skip
-        patches.set_item(os.environ, name, value)
+        patches.set_item(os.environ, name, str(value))
     _fake_groups(patches, gpu)
     _count_resizes(patches, gpu)
     propagate = ShardingPropagator._propagate_tensor_meta_non_cached
@@ -73,13 +72,13 @@ def install(patches: Patches, gpu: ProgramGPU, watch: Watch) -> None:
     patches.set(DTensor, "device", property(lambda tensor: tensor._local_tensor.device))
     patches.set(DTensor, "is_cuda", property(lambda tensor: tensor._local_tensor.is_cuda))
     patches.set(torch._C, "_get_accelerator", lambda: torch.device("cuda"))
-    if gpu.count > 1:
+    if gpu.ranks > 1:
         watch.note(
             tr(
-                ko=f"GPU {gpu.count}개 가운데 rank {rank}. 다른 rank에서 받는 것은 보내는 것과 크기가 같고, 아는 "
+                ko=f"GPU {gpu.ranks}개 가운데 rank {gpu.rank}. 다른 rank에서 받는 것은 보내는 것과 크기가 같고, 아는 "
                 "값이면 값도 같다고 본다",
-                en=f"rank {rank} of {gpu.count}; what it receives from others is taken to be as large as what it sends "
-                "and, where that is known, equal to it",
+                en=f"rank {gpu.rank} of {gpu.ranks}; what it receives from others is taken to be as large as what it "
+                "sends and, where that is known, equal to it",
             )
         )
 
@@ -93,7 +92,7 @@ def _fake_groups(patches: Patches, gpu: ProgramGPU) -> None:
 
     @functools.wraps(start)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
-        start("fake", store=FakeStore(), rank=gpu.index, world_size=gpu.count)
+        start("fake", store=FakeStore(), rank=gpu.rank, world_size=gpu.ranks)
 
     @functools.wraps(new_group)
     def fake_group(*args: Any, **kwargs: Any) -> Any:

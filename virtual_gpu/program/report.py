@@ -281,10 +281,10 @@ def _versions() -> dict[str, str]:
 
 def _nccl(gpu: ProgramGPU) -> Range | None:
     """What NCCL takes for the groups that this rank is in, each set of ranks once."""
-    if gpu.count == 1 or not dist.is_initialized():
+    if gpu.ranks == 1 or not dist.is_initialized():
         return None
     groups = {tuple(sorted(ranks)) for ranks in dist.distributed_c10d._world.pg_group_ranks.values()}
-    taken = of_groups(len(ranks) for ranks in groups if gpu.index in ranks)
+    taken = of_groups(len(ranks) for ranks in groups if gpu.rank in ranks)
     return Range(taken.low, taken.high)
 
 

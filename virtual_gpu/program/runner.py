@@ -121,8 +121,9 @@ def _launched(name: str, argv: Sequence[str], patches: Patches, gpu: ProgramGPU)
     """What a launcher starts; its environment is set."""
     launch = launched(name, argv, patches, gpu)
     n = max(launch.processes, 1)
-    if n != gpu.count:
-        raise WrongValue(processes.more_processes(n, gpu.count))
+    if n != gpu.ranks:
+        raise WrongValue(processes.more_processes(n, gpu.ranks))
+    gpu.on_machine_of(launch.of_a_machine or gpu.count)
     for key, value in launch.environment.items():
         patches.set_item(os.environ, key, value)
     return launch

@@ -23,10 +23,20 @@ class Stream:
 
     device_type = 1
 
-    def __init__(self, device: torch.device, number: int = 0, priority: int = 0):
-        self.device, self.device_index, self.priority = device, device.index, priority
+    def __init__(self, gpu: ProgramGPU, number: int = 0, priority: int = 0):
+        self._gpu, self.priority = gpu, priority
         self.stream_id = self.cuda_stream = number
         self._outer: list[Any] = []
+
+    @property
+    def device(self) -> torch.device:
+        """The card."""
+        return self._gpu.device
+
+    @property
+    def device_index(self) -> int:
+        """Of the card."""
+        return self._gpu.index
 
     def __enter__(self) -> Stream:
         context = torch.cuda.stream(self)
@@ -66,7 +76,7 @@ class Streams:
 
     def __init__(self, gpu: ProgramGPU):
         self.gpu = gpu
-        self.current = self.default = default = Stream(gpu.device)
+        self.current = self.default = Stream(gpu)
         made: Counter[bool] = Counter()
 
         class kind(Stream):
@@ -77,7 +87,7 @@ class Streams:
                 if stream_id is None:
                     stream_id = 1 + made[urgent] % _OF_A_PRIORITY + urgent * _OF_A_PRIORITY
                     made[urgent] += 1
-                super().__init__(default.device, stream_id, priority)
+                super().__init__(gpu, stream_id, priority)
 
         kind.__name__ = kind.__qualname__ = "Stream"
         self.kind = kind
