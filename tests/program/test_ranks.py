@@ -2,7 +2,9 @@
 
 import json
 import pickle
+import subprocess
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -48,6 +50,14 @@ def test_each_stage_of_a_pipeline_learns_what_it_receives(tmp_path, monkeypatch)
     saved = [report.at_peak["saved for backward"] for report in (gpipe, one)]
     assert saved[0] > saved[1] and one.allocated < gpipe.allocated
     assert gpipe.at_peak["parameters"] == 4 * MIB
+
+
+def test_what_a_stage_has_said_is_not_asked_again():
+    """Rank 1 asks rank 0 in a process of its own, and what that says is there for whoever began."""
+    ask = pipeline.ask_by_running(["--gpu", "H100", "--gpus", "4"], [str(PROGRAMS / "pipeline.py"), "ScheduleGPipe"])
+    with mock.patch.object(subprocess, "run", wraps=subprocess.run) as started:
+        said = [ask(1, 1), ask(0, 0), ask(1, 1)]
+    assert started.call_count == 1 and said[0] == said[1] == said[2]
 
 
 def test_zero_keeps_its_part_of_the_optimizer_state():

@@ -3,7 +3,7 @@
 Before the first micro-batch each stage tells the next one the shapes of its outputs, and the one before those of the
 gradients (torch/distributed/pipelining/stage.py, PyTorch 2.13). A gradient is as large as what it is the gradient of.
 What comes in from the stage before only that stage's rank knows: the program is run as that rank, in a process of its
-own, until it has said so.
+own, until it has said so. What one stage has said none of these processes asks again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from .patches import Patches
 from .values import ValueStop
 
 Ask = Callable[[int, int], tuple]  # (rank, stage) → the metadata of what the stage on that rank sends on
+_SAID = "VIRTUAL_GPU_STAGES"  # the folder of what stages have said, in the environment of the processes that ask
 
 
 def install(patches: Patches, imports: Imports, ask: Ask, told: tuple[int, str] | None = None) -> None:
@@ -62,13 +63,21 @@ def install(patches: Patches, imports: Imports, ask: Ask, told: tuple[int, str] 
 def ask_by_running(options: Sequence[str], command: Sequence[str]) -> Ask:
     """The answer of another rank of this program, run with these options of `virtual-gpu run`."""
 
+    ours: list[tempfile.TemporaryDirectory] = []  # gone with this process
+
+    def folder() -> str:
+        if _SAID not in os.environ and not ours:
+            ours.append(tempfile.TemporaryDirectory())
+        return os.environ.get(_SAID) or ours[0].name
+
     def ask(rank: int, stage: int) -> tuple:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "sent.pickle"
+        path = Path(folder()) / f"{stage}.pickle"
+        if not path.exists():
             program = [sys.executable, "-m", "virtual_gpu", "run", *options, "--unlimited", "--no-advise"]
             done = subprocess.run(
-                [*program, "--rank", str(rank), "--sent", str(stage), str(path), *command], env=dict(os.environ),
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
+                [*program, "--rank", str(rank), "--sent", str(stage), str(path), *command],
+                env={**os.environ, _SAID: folder()}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE, text=True, check=False,
             )  # fmt: skip
             if not path.exists():
                 why = (done.stderr.strip().splitlines() or [""])[-1]
@@ -78,6 +87,6 @@ def ask_by_running(options: Sequence[str], command: Sequence[str]) -> Ask:
                         en=f"rank {rank} did not say what stage {stage} sends on: {why}",
                     )
                 )
-            return pickle.loads(path.read_bytes())  # of our own child
+        return pickle.loads(path.read_bytes())  # of our own child, or of the process whose child this is
 
     return ask

@@ -70,6 +70,7 @@ def run(
             program, argv, module, ranked = launch.program, launch.argv, launch.module, launch.processes > 0
         ends.install(patches, watch, steps, through_evaluation=through_evaluation)
         options = ["--gpu", device.spec.name, "--gpus", str(gpus), "--values", values]
+        options += [text for rule in sorted(device.rules.without) for text in ("--without", rule)]
         ask = pipeline.ask_by_running(options, [*(["-m"] if module else []), program, *argv])
         processes.install(patches, device)
         _group(patches, device, ask, sent, at_once=ranked)
