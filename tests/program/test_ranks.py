@@ -141,6 +141,27 @@ def test_blocks_of_dtensors_compile(tmp_path):
     assert found[True].phases["forward"][0] < found[False].phases["forward"][0]
 
 
+@pytest.mark.skipif(installed("torch") < (2, 13), reason="run eagerly before PyTorch 2.13")
+def test_compiled_attention_of_dtensors_takes_the_cards_kernel(tmp_path):
+    """As in tensor and context parallelism: PyTorch has a plan for CUDA's kernels, and none for the CPU's."""
+    script = tmp_path / "heads.py"
+    script.write_text(
+        "import torch, torch.nn.functional as F\n"
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        "from torch.distributed.tensor import DTensor, Shard\n"
+        "mesh = init_device_mesh('cuda', (2,))\n"
+        "@torch.compile(fullgraph=True)\n"
+        "def attend(q, k, v):\n"
+        "    q, k, v = (DTensor.from_local(t, mesh, [Shard(1)]) for t in (q, k, v))\n"
+        "    return F.scaled_dot_product_attention(q, k, v, is_causal=True).to_local()\n"
+        "heads = (torch.randn(1, 4, 128, 64, device='cuda', dtype=torch.half, requires_grad=True) for _ in range(3))\n"
+        "attend(*heads).sum().backward()\n"
+    )
+    with compiler_on():
+        report = run(str(script), [], gpu="H100", gpus=2)
+    assert report.error is None and not [note for note in report.notes if note.startswith("torch.compile")]
+
+
 @pytest.mark.parametrize(
     "gpus, rank, command, local, of",
     (

@@ -220,7 +220,7 @@ def _virtual_only(name: str, op: Any, kernel: Callable, key: str) -> Callable:
 def _is_virtual(args: tuple) -> bool:
     """Whether a virtual tensor is among these, or a DTensor whose part on this rank is one."""
     return any(
-        isinstance(item, _kinds[-1]) or isinstance(getattr(item, "_local_tensor", None), FakeTensor)
+        isinstance(item, _kinds[-1]) or isinstance(getattr(item, "_local_tensor", None), _kinds[-1])
         for value in args
         for item in (value if isinstance(value, (list, tuple)) else [value])
     )
