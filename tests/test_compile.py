@@ -110,8 +110,8 @@ def test_a_compiled_block_keeps_what_the_compilers_partition_says():
         assert kept(torch.compile(chain)) == 4 * 1024 * 1024  # the output
 
 
-@pytest.mark.parametrize("dropout", (0.0, 0.1))
-def test_checkpointed_blocks_compile(dropout):
+@pytest.mark.parametrize("dropout, backend", ((0.0, "inductor"), (0.1, "inductor"), (0.1, "aot_eager")))
+def test_checkpointed_blocks_compile(dropout, backend):
     """What draws is run again in backward with the generator's state of before, which PyTorch hands to the graphs."""
 
     class Checkpointed(Model):
@@ -127,7 +127,7 @@ def test_checkpointed_blocks_compile(dropout):
             nullcontext() if checkpointed else mock.patch(f"{__name__}.checkpoint", lambda block, x, **_: block(x))
         )
         with virtual_gpu.cuda("T4") as gpu, through:
-            model = torch.compile(Checkpointed(4).cuda())
+            model = torch.compile(Checkpointed(4).cuda(), backend=backend)
             ids, _ = batch()
             model(ids).sum().backward()  # which compiles
             model.zero_grad()
@@ -137,7 +137,8 @@ def test_checkpointed_blocks_compile(dropout):
             out.sum().backward()
             assert not [note for note in gpu.watch.notes if note.startswith("torch.compile")]
     texts_and_widths = 4 * 128 * 64 * 4
-    assert kept[1] < kept[0] / 4 and kept[1] <= (4 + 2) * texts_and_widths + (4 * texts_and_widths if dropout else 0)
+    masks = 4 * texts_and_widths if dropout else 0
+    assert kept[1] < kept[0] / (4 if backend == "inductor" else 3) and kept[1] <= (4 + 2) * texts_and_widths + masks
 
 
 def test_shapes_that_change_breaks_in_the_graph_and_oom():

@@ -5,8 +5,8 @@ a whole, loss and optimizer by hand and eager, gradients that are never zeroed, 
 things of PyTorch 2.6 are asked of the running one. Its Dynamo did not trace einx, which the program turns positions
 with: the recorded addresses come from the code of four graphs a layer, which begin where `Attention` has its break. And
 its AOTAutograd took gradients in the strides that they have; today's copies those that are laid out otherwise than the
-output, but with `guess_tangent_strides_as_outputs` off (torch/_functorch/_aot_autograd, 2.6.0 and 2.13.0). Nothing is
-fitted.
+output, but with `guess_tangent_strides_as_outputs` off (torch/_functorch/_aot_autograd, 2.6.0 and 2.13.0). Where graphs
+end is read off the trace; nothing is fitted to its bytes.
 """
 
 from __future__ import annotations

@@ -127,7 +127,8 @@ def test_parts_of_a_dtensor_are_cast_one_by_one(tmp_path):
 
 
 @pytest.mark.skipif(installed("torch") < (2, 13), reason="run eagerly before PyTorch 2.13")
-def test_blocks_of_dtensors_compile(tmp_path):
+@pytest.mark.parametrize("rank", (0, 1))
+def test_blocks_of_dtensors_compile(rank, tmp_path):
     """Each in one graph, tensors and tokens split; what lies between its operations is never made."""
     found = {}
     for compiled in (False, True):
@@ -135,10 +136,36 @@ def test_blocks_of_dtensors_compile(tmp_path):
         text = (PROGRAMS / "sequence_parallel.py").read_text(encoding="utf-8")
         script.write_text(text.replace("compiled = False", f"compiled = {compiled}"), encoding="utf-8")
         with compiler_on():
-            found[compiled] = run(str(script), [], gpu="H100", gpus=2)
+            found[compiled] = run(str(script), [], gpu="H100", gpus=2, rank=rank)
         assert found[compiled].error is None and not [n for n in found[compiled].notes if n.startswith("torch.compile")]
         assert found[compiled].at_peak["parameters"] == found[False].at_peak["parameters"]
     assert found[True].phases["forward"][0] < found[False].phases["forward"][0]
+
+
+def test_a_group_of_another_size_than_the_cards_is_told_what_to_write(tmp_path):
+    script = tmp_path / "eight.py"
+    script.write_text("import torch.distributed as dist\ndist.init_process_group('nccl', rank=5, world_size=8)\n")
+    report = run(str(script), [], gpu="H100", gpus=16, rank=13)
+    assert isinstance(report.error, WrongValue) and "--gpus 8" in str(report.error)
+
+
+def test_each_cards_generator_has_its_state():
+    with cuda("H100", gpus=2, rank=1):
+        first, second = torch.cuda.default_generators
+        assert (first.device.index, second.device.index) == (0, 1)
+        torch.cuda.manual_seed_all(7)
+        for one in (first, second, torch.Generator("cuda")):
+            again = one.clone_state()
+            assert again.device == one.device and torch.equal(again.get_state(), one.get_state())
+
+
+def test_neighbours_of_a_stage_are_in_machines_of_the_same_size(tmp_path, monkeypatch):
+    """They are asked with the launcher that the program was started with."""
+    asked = []
+    monkeypatch.setattr(pipeline, "ask_by_running", lambda options, command: asked.append(command))
+    command = ["torchrun", "--nnodes", "2", "--nproc_per_node", "2", str(PROGRAMS / "pipeline.py"), "ScheduleGPipe"]
+    run(command[0], command[1:], gpu="H100", gpus=4)
+    assert asked == [command]
 
 
 @pytest.mark.skipif(installed("torch") < (2, 13), reason="run eagerly before PyTorch 2.13")
@@ -166,7 +193,8 @@ def test_compiled_attention_of_dtensors_takes_the_cards_kernel(tmp_path):
     "gpus, rank, command, local, of",
     (
         (16384, 16001, (), 1, 8),
-        (12, 11, (), 5, 6),
+        (12, 11, (), 11, 12),
+        (129, 128, (), 2, 3),
         (2, 1, (), 1, 2),
         (16, 13, ("torchrun", "--nnodes", "4", "--nproc_per_node", "4"), 1, 4),
         (16, 13, ("torchrun", "--nproc_per_node", "16"), 13, 16),

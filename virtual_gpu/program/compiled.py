@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from operator import attrgetter
@@ -25,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..language import tr
 from ..rules.active import installed
 from . import amp
-from .device import GPU, ProgramMode
+from .device import GPU, ProgramGPU, ProgramMode
 from .frames import OURS, is_program
 from .imports import Imports
 from .inductor import TIMED, for_card, inductor_for, moved, on_gpu, to_card
@@ -249,7 +250,7 @@ class Compiler:
             if hasattr(asked, "transformers_own"):  # which stays replaced once a model was built (`models.build`)
                 self.own_again.add(id(asked.transformers_own))
                 traced.set(sys.modules["transformers.utils.import_utils"], "is_fake_tensor", asked.transformers_own)
-            traced.set_all(self.tensors, {"method_attr_device": _device, "method_attr_is_cuda": _is_cuda})
+            traced.set_all(self.tensors, {"method_attr_device": _device(self.gpu), "method_attr_is_cuda": _is_cuda})
             traced.set(self.utils, "run_node", _with_card_here(self.utils.run_node))
             traced.set(FakeTensorMode, "dispatch", _on_card_is_here(FakeTensorMode.dispatch))
             # As on a machine without a GPU, which this is: no fake-tensor mode computes with constants there.
@@ -292,20 +293,24 @@ class Compiler:
 
     def _for_card(self, stage: Callable) -> Callable:
         def run(graph: torch.fx.GraphModule, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            to_card(graph)
-            inputs = [moved(value) for value in inputs]
+            to_card(graph, self.gpu.device)
+            inputs = [moved(value, GPU, self.gpu.device) for value in inputs]
             with inductor_for(self.gpu):
                 return stage(graph, inputs, *args, **kwargs)
 
         return run
 
 
-def _device(variable: Any, tracer: Any) -> Any:
+def _device(gpu: ProgramGPU) -> Callable:
     """What a tensor's `device` is to a program that is traced."""
-    from torch._dynamo.variables.base import VariableTracker
 
-    device = torch.device("cuda", 0) if variable.device == GPU else variable.device
-    return None if device is None else VariableTracker.build(tracer, device)
+    def device_of(variable: Any, tracer: Any) -> Any:
+        from torch._dynamo.variables.base import VariableTracker
+
+        device = gpu.device if variable.device == GPU else variable.device
+        return None if device is None else VariableTracker.build(tracer, device)
+
+    return device_of
 
 
 def _is_cuda(variable: Any, tracer: Any) -> Any:
@@ -369,10 +374,12 @@ def _on_card_is_here(dispatch: Callable) -> Callable:
 @contextmanager
 def _to_card_is_here() -> Iterator[None]:
     """In here `Tensor.to` takes the card for `GPU`, as DTensor names it in what Dynamo and AOTAutograd run at once."""
-    to, own = torch.Tensor.to, Patches()
+    to, own, thread = torch.Tensor.to, Patches(), threading.get_ident()
 
     def moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return to(tensor, *args, **kwargs) if for_card() else to(tensor, *_to_here("to", args), **_named_here(kwargs))
+        if for_card() or threading.get_ident() != thread:
+            return to(tensor, *args, **kwargs)
+        return to(tensor, *_to_here("to", args), **_named_here(kwargs))
 
     own.set(torch.Tensor, "to", moved)
     try:
@@ -382,18 +389,29 @@ def _to_card_is_here() -> Iterator[None]:
 
 
 def _draw_again() -> None:
-    """Let a compiled graph run an operation that draws, and again in backward, each with a generator's state.
+    """Let a compiled graph run an operation that draws, and again in backward, each with a random state.
 
-    No bytes of the operation hang on the state.
+    No bytes of the operation hang on the state; it lies on the CPU, or is a generator's.
     """
-    from torch._prims.rng_prims import graphsafe_run_with_rng_state
+    from torch._prims.rng_prims import graphsafe_run_with_rng_state, run_and_save_rng_state, run_with_rng_state
 
-    if ProgramMode not in graphsafe_run_with_rng_state.python_key_table:
+    if ProgramMode in graphsafe_run_with_rng_state.python_key_table:
+        return
 
-        @graphsafe_run_with_rng_state.py_impl(ProgramMode)
-        def run(mode: ProgramMode, operation: Callable, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:
-            with mode:
-                return operation(*args, **kwargs)
+    @graphsafe_run_with_rng_state.py_impl(ProgramMode)
+    def run(mode: ProgramMode, operation: Callable, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:
+        with mode:
+            return operation(*args, **kwargs)
+
+    @run_with_rng_state.py_impl(ProgramMode)
+    def run_in(mode: ProgramMode, state: torch.Tensor, operation: Callable, *args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return operation(*args, **kwargs)
+
+    @run_and_save_rng_state.py_impl(ProgramMode)
+    def run_and_save(mode: ProgramMode, operation: Callable, *args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return torch.cuda.get_rng_state(), operation(*args, **kwargs)
 
 
 class _WhatFailed(logging.Handler):

@@ -43,9 +43,6 @@ _TOP_K = _aten.topk
 _INDEX, _MASKED_SELECT = _aten.index.Tensor, _aten.masked_select.default
 
 
-_MACHINE = 8  # cards
-
-
 def is_gpu(device: torch.device | None) -> bool:
     """Whether a device, as the program or as PyTorch inside names it, is the virtual GPU."""
     return device is not None and (device.type == "cuda" or (device.index is not None and device.type == "cpu"))
@@ -195,8 +192,11 @@ class ProgramMode(CountingMode):
 
 
 def cards_of_a_machine(cards: int) -> int:
-    """How many of so many cards share a machine where nobody says: eight, or the most below that divide them."""
-    return next(number for number in range(_MACHINE, 0, -1) if cards % number == 0)
+    """How many of so many cards share a machine where no launcher says it.
+
+    All that a device's number, a signed byte, can count; of more eight, or the most below that divide them.
+    """
+    return cards if cards <= 127 else next(number for number in range(8, 0, -1) if cards % number == 0)
 
 
 class ProgramGPU(VirtualGPU):

@@ -323,7 +323,8 @@ def _generator(gpu: ProgramGPU) -> type:
 
         def clone_state(self) -> Any:
             """Another one of the same device in the same state."""
-            made = type(self)(self.shown)
+            made = type(self)("cpu")
+            made.shown = self.shown
             made.set_state(self.get_state())
             return made
 

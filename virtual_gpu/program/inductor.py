@@ -28,7 +28,6 @@ from . import driver
 from .device import GPU, ProgramGPU
 from .patches import Patches
 
-_ON_CARD = torch.device("cuda", 0)
 # What would time kernels on the card, or keep its graphs.
 TIMED = (
     "triton.cudagraphs",
@@ -86,6 +85,9 @@ class _OnAnyBuild(TorchFunctionMode):
     "cuda" (indexing, `copy_`) want a device guard that such a build has not; they run on "cpu:0", as they came.
     """
 
+    def __init__(self, card: torch.device):
+        self.card = card
+
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
@@ -97,8 +99,8 @@ class _OnAnyBuild(TorchFunctionMode):
         except RuntimeError as error:
             if "not linked with support for cuda" not in str(error):
                 raise
-        args, kwargs = tree_map(lambda value: moved(value, _ON_CARD, GPU), (args, kwargs))
-        return tree_map(moved, func(*args, **kwargs))
+        args, kwargs = tree_map(lambda value: moved(value, self.card, GPU), (args, kwargs))
+        return tree_map(lambda value: moved(value, GPU, self.card), func(*args, **kwargs))
 
 
 @contextlib.contextmanager
@@ -122,13 +124,13 @@ def inductor_for(gpu: ProgramGPU) -> Iterator[None]:
             patches.set(module, "lazy_init", functools.partial(_on_cpu, module.lazy_init))
         scan = triton_split_scan.TritonSplitScanKernel.scan
         patches.set(triton_split_scan.TritonSplitScanKernel, "scan", _triton()(scan))
-        patches.set(pattern_matcher, "aot_function", _traced_here(pattern_matcher.aot_function))
+        patches.set(pattern_matcher, "aot_function", _traced_here(pattern_matcher.aot_function, gpu.device))
         patches.set(torch.utils._triton, "triton_hash_with_backend", lambda: "virtual")
         patches.set(DeviceProperties, "create", DeviceProperties.create.__func__.__wrapped__.__get__(DeviceProperties))
         patches.set(async_compile, "AsyncCompile", _Kernels)
         patches.set(codecache.PyCodeCache, "load", classmethod(_template))
         patches.set(graph.GraphLowering, "_compile_to_module_lines", _module)
-        with _at_work(gpu), config.patch(_SETTINGS), _OnAnyBuild():
+        with _at_work(gpu), config.patch(_SETTINGS), _OnAnyBuild(gpu.device):
             yield
     finally:
         patches.undo()
@@ -155,27 +157,27 @@ def _module(lowering: Any, code: Any) -> types.ModuleType:
     return module
 
 
-def _traced_here(aot_function: Callable) -> Callable:
+def _traced_here(aot_function: Callable, card: torch.device) -> Callable:
     """`aot_function` for what Inductor puts in a pattern's place: autograd knows no fake tensor on a card."""
 
     def aot(function: Callable, compiler: Callable, *, partition_fn: Callable, **settings: Any) -> Callable:
         def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> Any:
-            to_card(joint)
+            to_card(joint, card)
             return partition_fn(joint, inputs, **kwargs)
 
         traced = aot_function(function, compiler, partition_fn=partition, **settings)
 
         def run(*args: Any) -> Any:
             with _at_work(None):
-                return traced(*(_leaf(value) for value in args))
+                return traced(*(_leaf(value, card) for value in args))
 
         return run
 
     return aot
 
 
-def _leaf(value: Any) -> Any:
-    here = moved(value, _ON_CARD, GPU)
+def _leaf(value: Any, card: torch.device) -> Any:
+    here = moved(value, card, GPU)
     return here.requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else here
 
 
@@ -209,7 +211,7 @@ def _triton() -> Iterator[None]:
 
 
 def _empty_strided(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype, device=_ON_CARD)
+    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
 
 
 def _reinterpreted(
@@ -222,19 +224,23 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.storage_offset() * tensor.element_size() % _ALIGNED == 0 else tensor.clone()
 
 
-def to_card(graph: GraphModule) -> None:
+def to_card(graph: GraphModule, card: torch.device) -> None:
     """Say of the tensors of a graph that was traced on `GPU`, and of graphs in it, that they are on the card."""
+
+    def there(value: Any) -> Any:
+        return moved(value, GPU, card)
+
     for part in graph.modules():
         if isinstance(part, GraphModule):
             for node in part.graph.nodes:
                 known = {key: node.meta[key] for key in ("val", "example_value") if key in node.meta}
-                node.meta.update({key: tree_map(moved, value) for key, value in known.items()})
-                node.args = torch.fx.node.map_aggregate(node.args, moved)
-                node.kwargs = torch.fx.node.map_aggregate(node.kwargs, moved)
+                node.meta.update({key: tree_map(there, value) for key, value in known.items()})
+                node.args = torch.fx.node.map_aggregate(node.args, there)
+                node.kwargs = torch.fx.node.map_aggregate(node.kwargs, there)
             part.recompile()
 
 
-def moved(value: Any, here: torch.device = GPU, there: torch.device = _ON_CARD) -> Any:
+def moved(value: Any, here: torch.device, there: torch.device) -> Any:
     """A fake tensor of the compiler's, or a device, that is `here`, as one `there`; all else as it is."""
     if isinstance(value, torch.device):
         return there if value == here else value

@@ -61,7 +61,7 @@ def launched(name: str, argv: Sequence[str], patches: Patches, gpu: ProgramGPU) 
     imports = gpu.imports
     imports.after("torch.distributed.run", lambda module: _stop_torchrun(patches, module))
     imports.after("accelerate.commands.launch", lambda module: _stop_accelerate(patches, module))
-    imports.after("deepspeed.launcher.runner", lambda module: _stop_deepspeed(patches, module, gpu.index))
+    imports.after("deepspeed.launcher.runner", lambda module: _stop_deepspeed(patches, module, gpu))
     patches.set(sys, "argv", [name.rpartition(".")[2], *argv])
     try:
         importlib.import_module(name).main()
@@ -96,7 +96,7 @@ def _stop_accelerate(patches: Patches, module: ModuleType) -> None:
     patches.set(module, "simple_launcher", simple_launcher)
 
 
-def _stop_deepspeed(patches: Patches, module: ModuleType, rank: int) -> None:
+def _stop_deepspeed(patches: Patches, module: ModuleType, gpu: ProgramGPU) -> None:
     parse, asked = module.parse_args, []
 
     def parse_args(args: Any = None) -> Any:
@@ -104,10 +104,12 @@ def _stop_deepspeed(patches: Patches, module: ModuleType, rank: int) -> None:
         return asked[-1]
 
     def encode_world_info(slots: dict[str, list[int]]) -> str:
-        args, processes = asked[-1], sum(map(len, slots.values()))
+        args, sizes = asked[-1], [len(of_host) for of_host in slots.values()]
+        processes, local = sum(sizes), sizes[0] if len(set(sizes)) == 1 else 0
         if args.no_python:
             raise WrongValue(tr(ko="--no_python: 파이썬 프로그램만 실행한다.", en="--no_python: only Python is run."))
-        added = [] if args.no_local_rank else [f"--local_rank={rank}"]  # as its launch.py does
-        raise Launch(args.user_script, [*added, *args.user_args], bool(args.module), processes)
+        index = gpu.rank % (local or gpu.count)
+        added = [] if args.no_local_rank else [f"--local_rank={index}"]  # as its launch.py does
+        raise Launch(args.user_script, [*added, *args.user_args], bool(args.module), processes, local)
 
     patches.set_all(module, {"parse_args": parse_args, "encode_world_info": encode_world_info})

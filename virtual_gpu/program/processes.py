@@ -17,9 +17,8 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     """Call the function here, as the rank that the run stands for. WrongValue where it is not one process a card."""
 
     def spawn(fn: Callable[..., Any], args: tuple = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
-        if nprocs not in (gpu.count, gpu.ranks):  # of each machine, or of all that there are
-            raise WrongValue(more_processes(nprocs, gpu.ranks))
-        gpu.on_machine_of(nprocs)
+        if nprocs != gpu.count:
+            raise WrongValue(more_processes(nprocs, gpu.count))
         fn(gpu.index, *args)
 
     patches.set(torch.multiprocessing, "spawn", spawn)

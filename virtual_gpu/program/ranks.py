@@ -22,10 +22,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _random as dtensor_random
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
+from ..errors import WrongValue
 from ..language import tr
 from ..shards.fake_rank import forget_splits
 from .device import ProgramGPU
 from .patches import Patches
+from .processes import more_processes
 from .watch import Watch
 
 _BROADCAST_BYTES = 250 * 2**20  # DistributedDataParallel.broadcast_bucket_size
@@ -92,6 +94,8 @@ def _fake_groups(patches: Patches, gpu: ProgramGPU) -> None:
 
     @functools.wraps(start)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
+        if kwargs.get("world_size", -1) not in (-1, gpu.ranks):
+            raise WrongValue(more_processes(kwargs["world_size"], gpu.ranks))
         start("fake", store=FakeStore(), rank=gpu.rank, world_size=gpu.ranks)
 
     @functools.wraps(new_group)

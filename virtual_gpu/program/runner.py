@@ -64,14 +64,15 @@ def run(
         watch, patches = device.watch, device.patches
         if snapshot_file is not None:
             watch.keep_history()
-        starts, ranked = launcher(program, module), gpus > 1
+            watch.history_stays = True
+        starts, ranked, command = launcher(program, module), gpus > 1, [*(["-m"] if module else []), program, *argv]
         if starts is not None:
             launch = _launched(starts, argv, patches, device)
             program, argv, module, ranked = launch.program, launch.argv, launch.module, launch.processes > 0
         ends.install(patches, watch, steps, through_evaluation=through_evaluation)
         options = ["--gpu", device.spec.name, "--gpus", str(gpus), "--values", values]
         options += [text for rule in sorted(device.rules.without) for text in ("--without", rule)]
-        ask = pipeline.ask_by_running(options, [*(["-m"] if module else []), program, *argv])
+        ask = pipeline.ask_by_running(options, command)
         processes.install(patches, device)
         _group(patches, device, ask, sent, at_once=ranked)
         patches.set(sys, "argv", [program, *argv])

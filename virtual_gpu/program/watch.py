@@ -75,11 +75,13 @@ class Block:
 class Watch:
     """The recorder of a virtual GPU's meter. events: +id for an allocation, -id for a release, in their order.
 
-    spans: (phase, index of its first event), in their order. history: the events of a snapshot, where one is kept.
+    spans: (phase, index of its first event), in their order. history: the events of a snapshot, where one is kept;
+    history_stays: whether the program cannot end it.
     """
 
     gpu: ProgramGPU
     history: History | None = None
+    history_stays: bool = False
     events: list[int] = field(default_factory=list)
     blocks: dict[int, Block] = field(default_factory=dict)
     spans: list[tuple[str, int]] = field(default_factory=lambda: [(LOADING, 0)])
@@ -125,7 +127,7 @@ class Watch:
         """Keep events and their stacks from now on, as `torch.cuda.memory._record_memory_history` does; or end it."""
         if keep and self.history is None:
             self.history = History(self.gpu.meter.allocator, self._alive())
-        elif not keep:
+        elif not keep and not self.history_stays:
             self.history = self.gpu.meter.allocator.driver_calls = None
 
     def snapshot(self) -> dict[str, Any]:
@@ -135,7 +137,8 @@ class Watch:
 
     def _alive(self) -> dict[int, tuple[int, int]]:
         """Block → (bytes asked for, stream) of what is there now."""
-        return {name: (block.nbytes, block.stream) for name, block in self.blocks.items() if block.freed is None}
+        live = (name for name in self.gpu.meter.live_blocks() if name in self.blocks)
+        return {name: (self.blocks[name].nbytes, self.blocks[name].stream) for name in live}
 
     # -- what the program does -----------------------------------------------------------------------------------------
 

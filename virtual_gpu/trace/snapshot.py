@@ -104,7 +104,7 @@ def contents(
 
     alive: as `History` takes it, where there is none.
     """
-    known = {name: (0, nbytes, stream, ()) for name, (nbytes, stream) in (alive or {}).items()}
+    known = {name: (0, nbytes, stream, []) for name, (nbytes, stream) in (alive or {}).items()}
     blocks, events = (known, []) if history is None else (history.blocks, history.events)
     return {
         "segments": [_segment(segment, allocator, blocks, device) for segment in allocator.segments()],
