@@ -76,7 +76,8 @@ CARD_WORDS = {
     "ddp_no_sync": Words(
         "DDP, 누적 4: 마지막에만 보낸다", "", "gradient_accumulation_steps=4",
         "with model.no_sync(): loss.backward()",
-        "배치마다 보내는 윗줄보다 더 들지 않는다. 출발점보다 느는 것은 쌓인 그레이디언트가 다음 순전파와 함께 있어서다",
+        "최대는 배치마다 보내는 윗줄과 같다. "
+        "출발점보다 느는 것은 다음 순전파를 하는 동안에도 쌓인 그레이디언트가 남아 있어서다",
     ),
     "fsdp2_accumulated": Words(
         "FSDP2, 누적 4: 배치마다 보낸다", FSDP2, EACH, "",

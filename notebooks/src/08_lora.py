@@ -795,7 +795,7 @@ Table("enable_input_require_grads, reached, trainable, warning", rows)
 #
 # ### 학습한 어댑터를 들여다보면
 #
-# r = 4인 모델의 첫 층 `dense`에서 W의 왼쪽 위 12 × 12와, 거기에 더해지는 B와 A다. 색은 부호, 짙기는 크기다. W와 W + BA에서 달라진 칸은 어디인가?
+# r = 4인 모델의 첫 층 `dense`에서 W의 왼쪽 위 12 × 12와, 거기에 더해지는 B와 A다. 색은 부호, 짙기는 크기다. W와 W + BA를 견주면 어느 칸이 달라졌는가?
 
 # %%
 from helpers.chapters.c8_lora.fine_tuning import picture_of_update
@@ -803,7 +803,7 @@ from helpers.chapters.c8_lora.fine_tuning import picture_of_update
 picture_of_update(runs[2].model.get_submodule(layer))
 
 # %% [markdown] lang="ko"
-# 짙은 칸은 대개 그대로이고, 옅은 칸 가운데 부호까지 바뀐 것이 여럿이다. 144칸을 저마다 고친 것처럼 보이지만, 더해진 어느 행이나 A의 네 행을 섞은 것이다. 배운 수는 12 × 4 + 4 × 12 = 96개이고, 행렬이 클수록 이 차이가 벌어진다.
+# 짙은 칸은 대개 그대로이고, 옅은 칸 가운데 부호까지 바뀐 것이 여럿이다. 144칸을 하나하나 고친 것처럼 보이지만, 더해진 행은 모두 A의 네 행을 섞어 만든 것이다. 배운 수는 12 × 4 + 4 × 12 = 96개뿐이고, 행렬이 클수록 144와 96 같은 차이가 더 벌어진다.
 #
 # ### DoRA는 메모리를 얼마나 더 쓸까
 #
