@@ -24,7 +24,8 @@ from virtual_gpu.program.context import cuda
 
 from . import cs336
 from .compiled import compiler_on, refuse_eager
-from .recipe import ANY, Recipe, Refused, Row, from_source
+from .cs336_snapshots import held, said
+from .recipe import ANY, Recipe, Row, from_source
 
 WORDS, LENGTH, WIDTH, HIDDEN, LAYERS, HEADS = 50257, 64, 768, 3072, 12, 12
 WARM_UP = 10
@@ -100,7 +101,7 @@ def recorded_step(warm_up: int = WARM_UP) -> tuple[Mapping[str, int], list[Mappi
         model.compile()
         optimizer = AdamW(model.parameters())
         train(model, optimizer, warm_up)
-        found = _held("start")
+        found = held(torch.cuda, "start")
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.memory._record_memory_history(max_entries=1_000_000)
         train(model, optimizer, 1)
@@ -109,29 +110,19 @@ def recorded_step(warm_up: int = WARM_UP) -> tuple[Mapping[str, int], list[Mappi
             "peak_allocated": torch.cuda.max_memory_allocated(),
             "peak_reserved": torch.cuda.max_memory_reserved(),
         }
-        return found | _held("end"), torch.cuda.memory._snapshot()["device_traces"][0]
-
-
-def _held(when: str) -> dict[str, int]:
-    return {
-        f"{when}_allocated": torch.cuda.memory_allocated(),
-        f"{when}_reserved": torch.cuda.memory_reserved(),
-    }
+        return found | held(torch.cuda, "end"), torch.cuda.memory._snapshot()["device_traces"][0]
 
 
 def predict(row: Row) -> int:
     """ "peak_allocated" and its kin."""
-    found, _ = recorded_step()
-    if row["metric"] not in found:
-        raise Refused(f"the snapshot does not say {row['metric']!r}")
-    return found[row["metric"]]
+    return said(recorded_step()[0], row)
 
 
 RECIPES = (
     Recipe(
         name="CS336 compiled, end to end",
-        what="a compiled 0.2B model from an empty card to the end of a step: allocated and reserved",
-        what_ko="컴파일한 2억 파라미터 모델, 빈 카드에서 스텝이 끝날 때까지: 할당과 예약",
+        what="a compiled step of a 0.2B model: allocated and reserved",
+        what_ko="컴파일한 2억 파라미터 모델의 스텝: 할당과 예약",
         handles=from_source("bcrafton/assignment2-systems", kinds=("trace",)),
         predict=predict,
         settings={"torch": ANY, "allocator_settings": ("default",)},

@@ -6,11 +6,11 @@ import functools
 import re
 from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 from virtual_gpu.allocator_blocks import Rising
-from virtual_gpu.counting.gpu import VirtualGPU
 
 from .cs336 import cross_entropy
 from .cs336_training import Training
@@ -42,7 +42,7 @@ def wedsonlin_snapshot(card: str, ctx: int, training: bool, half: bool) -> Mappi
                 for step in range(SNAPSHOT_WARM_UP):
                     with ours.autocast():
                         ours.model(warm[0][step])
-                found = _held(gpu, "start")
+                found = held(gpu, "start")
                 gpu.reset_peak_memory_stats()
                 with ours.autocast():
                     ours.model(executed[0][0])
@@ -55,7 +55,7 @@ def wedsonlin_snapshot(card: str, ctx: int, training: bool, half: bool) -> Mappi
                 ours.optimizer.step()
                 ours.optimizer.zero_grad()
             del output, loss
-            found = _held(gpu, "start")
+            found = held(gpu, "start")
             gpu.reset_peak_memory_stats()
             with ours.autocast():
                 output = ours.model(executed[0][0])
@@ -63,10 +63,11 @@ def wedsonlin_snapshot(card: str, ctx: int, training: bool, half: bool) -> Mappi
             loss.backward()
             ours.optimizer.step()
         found |= {"peak_allocated": gpu.max_memory_allocated(), "peak_reserved": gpu.max_memory_reserved()}
-        return found | _held(gpu, "end")
+        return found | held(gpu, "end")
 
 
-def _held(gpu: VirtualGPU, when: str) -> dict[str, int]:
+def held(gpu: Any, when: str) -> dict[str, int]:
+    """What is held now, of a virtual GPU or of `torch.cuda`."""
     return {f"{when}_allocated": gpu.memory_allocated(), f"{when}_reserved": gpu.memory_reserved()}
 
 
@@ -77,6 +78,11 @@ def predict_snapshot(row: Row) -> int:
         raise Refused(f"the program of {row['path']!r} is not written here")
     half = "bf16 autocast" in row.get("note", "")
     found = wedsonlin_snapshot(row["gpu"], int(named["ctx"]), named["kind"] == "training", half)
+    return said(found, row)
+
+
+def said(found: Mapping[str, int], row: Row) -> int:
+    """The row's metric among these; Refused where it is none of them."""
     if row["metric"] not in found:
         raise Refused(f"the snapshot does not say {row['metric']!r}")
     return found[row["metric"]]

@@ -200,10 +200,9 @@ def cards_of_a_machine(cards: int) -> int:
 
 
 class ProgramGPU(VirtualGPU):
-    """A virtual GPU for whole programs: of `ranks` processes with a card each `rank`'s, of which only this one exists.
+    """A virtual GPU for whole programs: the card of process `rank` of `ranks`, of which only this one exists.
 
-    index, count: which it is of how many in its machine.
-
+    index, count: which card it is, of how many in its machine.
     values: what questions for numbers get, see `Values`. host: the machine that it is in; `gpu.host` counts its RAM.
     """
 

@@ -75,12 +75,13 @@ def install(patches: Patches, gpu: ProgramGPU, watch: Watch) -> None:
     patches.set(DTensor, "is_cuda", property(lambda tensor: tensor._local_tensor.is_cuda))
     patches.set(torch._C, "_get_accelerator", lambda: torch.device("cuda"))
     if gpu.ranks > 1:
+        each = gpu.count if gpu.count < gpu.ranks else 0  # of several machines
         watch.note(
             tr(
-                ko=f"GPU {gpu.ranks}개 가운데 rank {gpu.rank}. 다른 rank에서 받는 것은 보내는 것과 크기가 같고, 아는 "
-                "값이면 값도 같다고 본다",
-                en=f"rank {gpu.rank} of {gpu.ranks}; what it receives from others is taken to be as large as what it "
-                "sends and, where that is known, equal to it",
+                ko=f"GPU {gpu.ranks}개{f'(컴퓨터마다 {each}개)' if each else ''} 가운데 rank {gpu.rank}. "
+                "다른 rank에서 받는 것은 보내는 것과 크기가 같고, 아는 값이면 값도 같다고 본다",
+                en=f"rank {gpu.rank} of {gpu.ranks}{f', {each} in a machine' if each else ''}; what it receives from "
+                "others is taken to be as large as what it sends and, where that is known, equal to it",
             )
         )
 

@@ -132,7 +132,7 @@ class Watch:
 
     def snapshot(self) -> dict[str, Any]:
         """PyTorch's memory snapshot, as `torch.cuda.memory._snapshot` gives it."""
-        gpu, alive = self.gpu, None if self.history else self._alive()
+        gpu, alive = self.gpu, self._alive() if self.history is None else None
         return contents(gpu.meter.allocator, self.history, alive=alive, device=gpu.index, devices=gpu.count)
 
     def _alive(self) -> dict[int, tuple[int, int]]:
