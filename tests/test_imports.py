@@ -55,10 +55,11 @@ ORDER = [
     ["virtual_gpu.models.*"],
     ["virtual_gpu.step.*"],
     ["virtual_gpu.shards.*"],
+    # Any program, on a card that it takes for a real one.
+    ["virtual_gpu.program.*"],
     # What people ask: will it fit, and what would? Then the doors: a function, the package's names, the command.
     ["virtual_gpu.doctor.*"],
     ["virtual_gpu.plan.*"],
-    ["virtual_gpu.program.*"],
     ["virtual_gpu.api"],
     ["virtual_gpu"],
     ["virtual_gpu.about"],

@@ -66,7 +66,7 @@ def test_traffic_counts_both_ways():
         there = torch.zeros(1000, 1000).cuda()
         there.cpu()
         (there + 1).cuda()
-    assert traffic.nbytes == 2 * 4_000_000
+    assert traffic.to_cpu + traffic.to_card == 2 * 4_000_000
 
 
 def test_a_package_that_is_not_there_is_named_and_stops_nothing(monkeypatch, tmp_path, capsys):

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode, mm_flop
 
@@ -19,6 +18,7 @@ from benchmarks.recipes.compiled import compiler_on, refuse_eager
 from virtual_gpu.cards import card
 from virtual_gpu.program import device, pipeline, ranks
 from virtual_gpu.program.context import cuda
+from virtual_gpu.program.traffic import Traffic, Watching
 from virtual_gpu.shards.collectives import NOTHING_SENT
 from virtual_gpu.shards.nccl import of_groups
 
@@ -32,14 +32,6 @@ def _product(bias: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 _FORMULAS = {torch.ops.aten.addmm: _product}  # PyTorch's own refuses the form that says the result's type
 _SMALL = 2**10  # elements: of a copy on the CPU only the shape matters here, so its values may all be one
-
-
-class Watching(TorchDispatchMode):
-    """A mode under which compiled code runs as compiled: Dynamo puts it aside while it compiles."""
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
 
 
 class Operations(Watching, _FlopCounterMode):
@@ -198,26 +190,6 @@ class Measured:
     sent: int
 
 
-class Traffic(Watching):
-    """Bytes that are copied between the card and the RAM."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.nbytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default:
-            self._crossed(args[0], out)
-        elif func is torch.ops.aten.copy_.default:
-            self._crossed(args[1], args[0])
-        return out
-
-    def _crossed(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        if source.is_cuda != target.is_cuda:
-            self.nbytes += target.numel() * target.element_size()
-
-
 class Sent(Watching):
     """Bytes that a rank's collectives work on, the larger of what goes in and comes out; an all-reduce counts twice.
 
@@ -324,4 +296,4 @@ def _train(program: Program) -> Measured:
     flops, traffic, sent = Flops(display=False, custom_mapping=_FORMULAS), Traffic(), Sent()
     with flops, traffic, sent:
         step()  # a third one: who counts operations keeps tensors longer than the program does
-    return Measured(peak, phase, most, True, flops.get_total_flops(), traffic.nbytes, sent.nbytes)
+    return Measured(peak, phase, most, True, flops.get_total_flops(), traffic.to_cpu + traffic.to_card, sent.nbytes)
