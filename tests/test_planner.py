@@ -369,7 +369,7 @@ def test_when_nothing_fits_the_smallest_changes_do():
     assert all(plan.needed_bytes > limit for plan in plans.losers) and plans.closest.needed_bytes > limit
     assert "모자란다" in plans.verdict
     changes = {change.what: change for change in plans.changes}
-    assert set(changes) == {"methods", "gpu", "gpus"}  # no length: the states alone are too much
+    assert set(changes) == {"methods", "cpu_offload", "gpu", "gpus"}  # no length: the states alone are too much
     assert changes["methods"].value == "lora"
     for change in changes.values():  # what the planner would say if it were asked so
         asked = asdict(change.plan.request)

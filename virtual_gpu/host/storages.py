@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..interrupts import Releases
 from .meter import MAPPED, HostMeter
@@ -34,12 +34,15 @@ _TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 class Entry:
-    """One storage: its pageable block, or the size of its pinned one; unfilled: nobody has written its values."""
+    """One storage: its pageable block, or the size of its pinned one; unfilled: nobody has written its values.
 
-    __slots__ = ("block", "pinned", "references", "unfilled")
+    one_number: it stands for a whole tensor of equal values, which is that number, expanded.
+    """
 
-    def __init__(self, block: int | None, pinned: int | None, unfilled: bool):
-        self.block, self.pinned, self.unfilled = block, pinned, unfilled
+    __slots__ = ("block", "one_number", "pinned", "references", "unfilled")
+
+    def __init__(self, block: int | None, pinned: int | None, unfilled: bool, one_number: bool):
+        self.block, self.pinned, self.unfilled, self.one_number = block, pinned, unfilled, one_number
         self.references: tuple[weakref.ref, weakref.ref] | None = None
 
 
@@ -49,10 +52,12 @@ class HostStorages:
     def __init__(self, meter: HostMeter):
         self.meter = meter
         self.entries: dict[int, Entry] = {}
+        self.numbers = 0  # storages that are one number, expanded
         self.unfilled_bytes = 0
 
         def release(key: int, entries: dict[int, Entry] = self.entries) -> None:
             gone = entries.pop(key)
+            self.numbers -= gone.one_number
             if gone.block is not None:
                 meter.free(gone.block)
             else:
@@ -79,6 +84,10 @@ class HostStorages:
             for item in (*(args[0] if args and isinstance(args[0], (list, tuple)) else ()), (kwargs or {}).get("out")):
                 if type(item) in _TYPES:
                     self.written(item)
+        if self.numbers and func._schema.is_mutable and func not in _FUSED:
+            kwargs = kwargs or {}
+            if any(map(self._is_number, tree_leaves((args, kwargs)))):
+                return self._write_numbers(func, args, kwargs)
         if func in _FUSED:
             args = tree_map_only(torch.Tensor, torch.Tensor.contiguous, args)
         out = func(*args, **kwargs or {})
@@ -105,6 +114,38 @@ class HostStorages:
                 if held is not None and held.category == MAPPED:  # a private page of a file, copied when it is written
                     self.meter.label(known.block, "other")
         return None
+
+    def _is_number(self, tensor: Any) -> bool:
+        known = self._known(tensor) if type(tensor) in _TYPES else None
+        return known is not None and known.one_number and tensor.numel() > 1
+
+    def _write_numbers(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Run an operation that writes, with tensors that are one number: on the number where all it meets are such.
+
+        Gradients that were copied to the CPU are added up so, and clipped. Where a whole tensor meets it, it is filled.
+        """
+        one_by_one = torch.Tag.pointwise in func.tags or func.name().startswith("aten::_foreach_")
+        columns = [column if isinstance(column, (list, tuple)) else [column] for column in (*args, *kwargs.values())]
+        for i in range(max(map(len, columns))):
+            row = [column[min(i, len(column) - 1)] for column in columns if column]
+            tensors = [item for item in row if isinstance(item, torch.Tensor) and item.numel() > 1]
+            if not one_by_one or not all(map(self._is_number, tensors)):
+                for tensor in filter(self._is_number, tensors):
+                    self._fill(tensor)
+
+        def number(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.as_strided((), ()) if self._is_number(tensor) else tensor
+
+        out = func(*tree_map_only(torch.Tensor, number, args), **tree_map_only(torch.Tensor, number, kwargs))
+        return args[0] if isinstance(out, torch.Tensor) else out
+
+    def _fill(self, tensor: torch.Tensor) -> None:
+        """Make the whole tensor of what was one number."""
+        known = self._known(tensor)
+        whole = tensor.contiguous()
+        with torch.no_grad():
+            tensor.set_(whole.untyped_storage(), 0, whole.shape, whole.stride())
+        self.count(tensor, pinned=known.pinned is not None)
 
     def report(self, *, killed: bool = False) -> HostReport:
         """What the host's RAM was needed for until now. killed: it ended here."""
@@ -174,9 +215,10 @@ class HostStorages:
         if not size:
             return
         if pinned:
-            entry = Entry(None, self.meter.pin(size), unfilled)
+            entry = Entry(None, self.meter.pin(size), unfilled, size > storage.nbytes())
         else:
-            entry = Entry(self.meter.allocate(size, category), None, unfilled)
+            entry = Entry(self.meter.allocate(size, category), None, unfilled, size > storage.nbytes())
+        self.numbers += entry.one_number
         entry.references = self.releases.watch(storage, storage._cdata)
         self.entries[storage._cdata] = entry
 

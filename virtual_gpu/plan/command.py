@@ -66,6 +66,7 @@ def execute(args: argparse.Namespace) -> int:
         host=args.host,
         prefer=args.prefer,
         selective=args.selective,
+        cpu_offload=args.cpu_offload,
         price_per_hour=None if args.price_per_hour is None else number(args.price_per_hour),
         progress=_tell,
     )
@@ -106,6 +107,16 @@ def _text(plans: Plans) -> str:
                 tr(
                     ko=f"    스텝마다 체크포인트 {sent}를 CPU로 보내고 다시 받는다",
                     en=f"    a step sends {sent} of checkpoints to the CPU and back",
+                )
+            )
+        if plan.states_to_card_bytes:
+            there, back = human_bytes(plan.states_to_card_bytes), human_bytes(plan.states_to_cpu_bytes)
+            lines.append(
+                tr(
+                    ko=f"    스텝마다 GPU마다 파라미터 {there}를 받고 그레이디언트 {back}를 CPU로 보낸다. "
+                    "옵티마이저 스텝은 CPU가 한다(그 시간은 하한에 없다)",
+                    en=f"    a step copies {there} of parameters to each GPU and {back} of gradients to the CPU, which "
+                    "runs the optimizer (not in the bound)",
                 )
             )
         lines += [f"    {pages_label(plan.paged_bytes, plan.evicted_bytes)}"] if plan.paged_bytes else []
@@ -183,6 +194,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help=tr(
             ko="남는 메모리로 체크포인팅의 재계산을 줄인다(찾는 시간이 두 배쯤 든다)",
             en="spend what is left on results that checkpointing would compute again (the search takes twice as long)",
+        ),
+    )
+    add(
+        "--cpu-offload",
+        action="store_true",
+        help=tr(
+            ko="전체 미세 조정의 파라미터, 그레이디언트, 옵티마이저 상태를 CPU에 두는 것도 센다(FSDP2)",
+            en="also count full fine-tuning with parameters, gradients and optimizer state in the CPU's RAM (FSDP2)",
         ),
     )
     add("--price-per-hour", default=None, metavar="RATE", help=tr(ko="GPU 하나의 시간당 값", en="of one GPU"))

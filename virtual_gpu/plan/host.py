@@ -1,6 +1,7 @@
 """The host's RAM that a plan's files need: while `train.py` loads the model, and in the step.
 
-In the step that is the checkpoints, where they wait on the CPU: pinned, which PyTorch rounds up to powers of two. A
+In the step that is parameters, gradients and optimizer state, where they wait on the CPU (`states_in_ram`), and the
+checkpoints, where they wait on the CPU: pinned, which PyTorch rounds up to powers of two. A
 block is free for the next only when its copy is done, and the CPU runs ahead of the card: counted as up to twice that.
 Of a paged optimizer it is what finds no room on the card, at most all of its pages.
 
@@ -29,7 +30,7 @@ from ..units import human_bytes
 from .files.settings import weights_dtype
 
 if TYPE_CHECKING:
-    from .plans import Plan
+    from .plans import Plan, Recipe, Request
     from .search import Plans
 
 _NOTHING = Range(0, 0)
@@ -40,19 +41,21 @@ _THREADS = 4  # transformers' GLOBAL_WORKERS, at most
 class HostNeed:
     """Bytes of RAM on the machine of all the plan's GPUs. loading: of tensors at the peak of loading, after which
     nothing of them stays. mapped: pages of the files. processes: one for each GPU. checkpoints: pinned, of one
-    micro-batch on each. state: a paged optimizer's, on all of them."""
+    micro-batch on each. state: a paged optimizer's, on all of them. training: parameters, gradients and optimizer
+    state that wait there (`cpu_offload`)."""
 
     loading: Range
     mapped: int
     processes: int
     checkpoints: int = 0
     state: Range = _NOTHING
+    training: int = 0
 
     @property
     def needed(self) -> Range:
         """With the processes themselves: the most of the whole run."""
-        low = max(self.loading.low, self.checkpoints + self.state.low)
-        high = max(self.loading.high, 2 * self.checkpoints + self.state.high)
+        low = max(self.loading.low, self.training + self.checkpoints + self.state.low)
+        high = max(self.loading.high, self.training + 2 * self.checkpoints + self.state.high)
         return Range(low + self.processes * PROCESS.low, high + self.processes * PROCESS.high)
 
     def verdict(self, room: Machine) -> str:
@@ -66,9 +69,15 @@ class HostNeed:
         loading, low = human_bytes(self.loading.high), human_bytes(self.needed.low)
         high = human_bytes(self.needed.high)
         more = ""
+        if self.training:
+            states = human_bytes(self.training)
+            more = tr(
+                ko=f", 스텝에 파라미터·그레이디언트·옵티마이저 상태 {states}",
+                en=f", parameters, gradients and optimizer state {states} in a step",
+            )
         if self.checkpoints:
             pinned = f"{human_bytes(self.checkpoints)}~{human_bytes(2 * self.checkpoints)}"
-            more = tr(ko=f", 스텝에 체크포인트 {pinned}", en=f", checkpoints {pinned} in a step")
+            more += tr(ko=f", 스텝에 체크포인트 {pinned}", en=f", checkpoints {pinned} in a step")
         if self.state.high:
             pages = f"{human_bytes(self.state.low)}~{human_bytes(self.state.high)}"
             more += tr(ko=f", 옵티마이저 상태의 페이지 {pages}", en=f", pages of optimizer state {pages}")
@@ -94,6 +103,7 @@ class HostNeed:
             "mapped_bytes": self.mapped,
             "checkpoints_bytes": self.checkpoints,
             "state_bytes": [self.state.low, self.state.high],
+            "training_bytes": self.training,
             "processes": self.processes,
             "needed_bytes": [self.needed.low, self.needed.high],
         }
@@ -128,14 +138,36 @@ def host_need(plan: Plan) -> HostNeed:
         copies = 1 if recipe.stage else gpus  # fsdp_cpu_ram_efficient_loading: rank 0 alone reads
         copied = 0 if wanted == stored else total * wanted.itemsize * copies
         loading = Range(copied, copied)
+    shards, training = _on_cpu(plan.request, recipe, plan.accumulation > 1)
+    loading = Range(loading.low, loading.high + shards)
     state = Range(gpus * plan.evicted_bytes, gpus * plan.paged_bytes)
-    return HostNeed(loading, total * stored.itemsize, gpus, gpus * plan.pinned_bytes, state)
+    return HostNeed(loading, total * stored.itemsize, gpus, gpus * plan.pinned_bytes, state, training)
+
+
+def _on_cpu(request: Request, recipe: Recipe, accumulating: bool) -> tuple[int, int]:
+    """What waits on the CPU of all GPUs (`on_cpu.InRAM`)."""
+    if not recipe.cpu_offload:
+        return 0, 0
+    from .on_cpu import states_in_ram  # brings all of a program's card
+
+    found = states_in_ram(request.model, request.gpus, getattr(torch, weights_dtype(recipe)), accumulating)
+    return request.gpus * found.loading, request.gpus * found.training
+
+
+def states_beyond(request: Request, recipe: Recipe) -> int:
+    """Bytes of RAM that the named machine lacks for a training state on the CPU; 0 where it has them, or none is."""
+    if request.host is None:
+        return 0
+    wanted = _on_cpu(request, recipe, accumulating=False)[1] + request.gpus * PROCESS.low
+    return max(wanted - machine(request.host).free.high, 0)
 
 
 def holds_step(plan: Plan) -> bool:
     """Whether the request's machine has the RAM for what a step keeps there; True where none is named."""
-    name, gpus, kept = plan.request.host, plan.request.gpus, plan.pinned_bytes + plan.evicted_bytes
-    return name is None or not kept or gpus * (kept + PROCESS.low) <= machine(name).free.high
+    name, gpus = plan.request.host, plan.request.gpus
+    kept = gpus * (plan.pinned_bytes + plan.evicted_bytes)
+    kept += _on_cpu(plan.request, plan.recipe, plan.accumulation > 1)[1]
+    return name is None or not kept or kept + gpus * PROCESS.low <= machine(name).free.high
 
 
 def loadable(plans: Plans) -> Plans:

@@ -1,4 +1,4 @@
-"""One plan, measured: memory on the virtual GPU (of shards by `rank_step`), FLOPs counted, a bound on time."""
+"""One plan, measured: memory on the virtual GPU (of shards by `rank_step` or `on_cpu`), FLOPs, a bound on time."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ..step.predict import predict_need
 from ..step.setting import Setting
 from ..step.splits import split_setting
 from ..step.states import states_of
+from .files.settings import autocast_dtype, weights_dtype
 from .plans import Plan, Recipe, Request
 
 
@@ -54,6 +55,8 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
 
     Of the whole model without a run; of shards by `closed_form`.
     """
+    if recipe.cpu_offload:
+        return dict.fromkeys(("parameters", "gradients", "optimizer"), 0)
     if recipe.stage:
         layout = Layout(request.gpus, recipe.stage)
         if recipe.method == "full":
@@ -85,7 +88,21 @@ def _convention(recipe: Recipe) -> str:
 
 def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Plan:
     """One plan, measured: memory on the virtual GPU, FLOPs counted."""
-    if recipe.stage:
+    to_card = to_cpu = 0
+    if recipe.cpu_offload:
+        from .on_cpu import step_on_cpu  # brings all of a program's card
+
+        step = step_on_cpu(
+            request.model, request.gpus, request.spec, weights=getattr(torch, weights_dtype(recipe)),
+            half=getattr(torch, autocast_dtype(recipe) or weights_dtype(recipe)), batch_size=micro_batch,
+            sequence_length=request.length, checkpointing=recipe.checkpointing, offload_checkpoints=recipe.offload,
+            fused_lm_head=recipe.fused_lm_head, repeat_kv=request.repeats_kv,
+        )  # fmt: skip
+        needed, at_peak = step.needed, step.at_peak
+        collectives, offloaded = step.sent * accumulation, step.offloaded * accumulation
+        pinned, paged = step.pinned, 0
+        to_card, to_cpu = step.to_card * accumulation, step.to_cpu * accumulation
+    elif recipe.stage:
         step = rank_step(
             request.model, request.gpus, recipe.stage, precision=_convention(recipe), batch_size=micro_batch,
             sequence_length=request.length, gradient_checkpointing=recipe.checkpointing, gpu=request.gpu,
@@ -114,6 +131,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
     plan = Plan(
         request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, None,
         offloaded_bytes=offloaded, pinned_bytes=pinned, paged_bytes=paged,
+        states_to_card_bytes=to_card, states_to_cpu_bytes=to_cpu,
     )  # fmt: skip
     return replace(plan, seconds=_lower_bound(plan))
 
@@ -150,7 +168,8 @@ def _lower_bound(plan: Plan) -> float | None:
     """Seconds below which no optimizer step can end: at the published peak rates, and the weights read in every pass.
 
     Of computing and reading the longer counts. Checkpoints on the CPU come and go between them, on the stream that
-    computes (see `models.offloaded`), so that is added; pages travel beside it, and count where they take longer.
+    computes (see `models.offloaded`), so that is added; pages travel beside it, and count where they take longer, and
+    so do parameters and gradients of states on the CPU, each in its direction.
     Not counted: everything else (activations, dequantization, communication, launches), and what goes to the CPU where
     the card's link is not published. FLOPs are PyTorch's count, which has attention whole where a kernel may skip half
     of it under a causal mask. None for a card of which rate or bandwidth is not published: the bandwidth alone would
@@ -166,4 +185,5 @@ def _lower_bound(plan: Plan) -> float | None:
     passes = (3 if recipe.checkpointing and not recipe.kept else 2) * plan.accumulation
     reading = passes * (count // 2 if recipe.method == "qlora" else 2 * count) / spec.bandwidth_bytes_per_s
     link = spec.link_bytes_per_s or math.inf
-    return max(max(compute, reading) + 2 * plan.offloaded_bytes / link, plan.evicted_bytes / link)
+    beside = max(plan.evicted_bytes, plan.states_to_card_bytes, plan.states_to_cpu_bytes) / link
+    return max(max(compute, reading) + 2 * plan.offloaded_bytes / link, beside)

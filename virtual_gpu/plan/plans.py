@@ -31,7 +31,7 @@ from ..step.setting import Setting, check_size, checkpointing_label, fused_head_
 from ..units import boolean, choose, human_bytes, positive_int
 from ..writing import write
 from .files import files_of
-from .host import host_need
+from .host import host_need, states_beyond
 from .ranking import PREFERENCES, criteria, key
 
 METHODS = ("full", "lora", "qlora")  # from what changes training least
@@ -61,6 +61,7 @@ class Request:
     prefer: str = "fidelity"  # what the ranking goes by: one of PREFERENCES
     price_per_hour: float | None = None  # of one GPU, in the reader's currency
     selective: bool = False  # what is left of the memory keeps results that checkpointing would compute again
+    cpu_offload: bool = False  # parameters, gradients and optimizer state may wait in the CPU's RAM
 
     @property
     def spec(self) -> GPUSpec:
@@ -137,7 +138,8 @@ class Recipe:
     fused_lm_head: the loss from tiles of the logits (see `models.fused_head`). kept: what checkpointed blocks keep all
     the same (see `models.kept`). offload: their inputs wait in the CPU's RAM (see `models.offloaded`). rest_in_fp32:
     QLoRA's weights that are not 4-bit, as peft's `prepare_model_for_kbit_training` makes them; else they stay in 16
-    bits, as TRL, axolotl, LLaMA-Factory and torchtune leave them.
+    bits, as TRL, axolotl, LLaMA-Factory and torchtune leave them. cpu_offload: parameters, gradients and optimizer
+    state wait in the CPU's RAM, where the optimizer steps (see `plan.on_cpu`); stage is 3, also of one GPU.
     """
 
     method: str
@@ -149,6 +151,7 @@ class Recipe:
     kept: tuple[str, ...] = ()
     rest_in_fp32: bool = True
     offload: bool = False
+    cpu_offload: bool = False
 
     @property
     def at_once(self) -> Recipe:
@@ -179,6 +182,8 @@ class Recipe:
         parts = [method_label(self.method), self.precision, self.optimizer]
         if self.stage:
             parts.append(f"ZeRO-{self.stage}")
+        if self.cpu_offload:
+            parts.append(cpu_offload_label())
         if self.checkpointing:
             parts.append(checkpointing_label(self.kept, self.offload))
         if self.fused_lm_head:
@@ -193,7 +198,8 @@ class Plan:
     at_peak: kind → bytes, together needed_bytes: the tensors at their peak and "fragmentation". least_flops: of the
     same method where nothing is computed twice. sent_bytes: what each GPU sends for parameters and gradients.
     offloaded_bytes: what it sends to the CPU's RAM, and gets back; pinned_bytes: what a micro-batch of it takes there.
-    paged_bytes: optimizer state in managed memory, in none of these (see `models.pages`).
+    paged_bytes: optimizer state in managed memory, in none of these (see `models.pages`). states_to_card_bytes and
+    states_to_cpu_bytes: with `cpu_offload` parameters that are copied to each GPU, and gradients that come back.
     seconds: a lower bound (None where neither rate is published), never a forecast.
     at_least: only parameters, gradients and optimizer state are known, which alone do not fit.
     """
@@ -212,6 +218,8 @@ class Plan:
     offloaded_bytes: int = 0
     pinned_bytes: int = 0
     paged_bytes: int = 0
+    states_to_card_bytes: int = 0
+    states_to_cpu_bytes: int = 0
 
     @property
     def verdict(self) -> str:
@@ -245,8 +253,8 @@ class Plan:
 
     @property
     def to_cpu_bytes(self) -> int:
-        """What a step sends to the CPU's RAM and gets back: checkpoints, and pages that find no room."""
-        return self.offloaded_bytes + self.evicted_bytes
+        """What a step sends to the CPU's RAM: checkpoints, pages that find no room, gradients of what waits there."""
+        return self.offloaded_bytes + self.evicted_bytes + self.states_to_cpu_bytes
 
     @property
     def needed(self) -> str:
@@ -300,6 +308,7 @@ class Plan:
         more |= {"host": host_need(self).to_dict()}
         more |= {"sent_bytes": self.sent_bytes, "offloaded_bytes": self.offloaded_bytes}
         more |= {"paged_bytes": self.paged_bytes, "evicted_bytes": self.evicted_bytes}
+        more |= {name: getattr(self, name) for name in ("states_to_card_bytes", "states_to_cpu_bytes")}
         more |= {"lower_bound_seconds": self.seconds, "caution": self.recipe.caution}
         more |= {"lower_bound_price_per_million_tokens": self.price}
         return {**asdict(self.recipe), **numbers, **more}
@@ -338,6 +347,11 @@ def method_label(method: str) -> str:
     return {"full": tr(ko="전체 미세 조정", en="full fine-tuning"), "lora": "LoRA", "qlora": "QLoRA"}[method]
 
 
+def cpu_offload_label() -> str:
+    """FSDP2's `CPUOffloadPolicy` in the reader's language."""
+    return tr(ko="CPU 오프로드", en="CPU offload")
+
+
 def make_request(
     model: Any,
     gpu: str = "T4",
@@ -355,6 +369,7 @@ def make_request(
     prefer: str = "fidelity",
     price_per_hour: float | None = None,
     selective: bool = False,
+    cpu_offload: bool = False,
 ) -> Request:
     """The request with every value checked; WrongValue in the reader's language."""
     gpu, gpus = how_many(gpu, gpus)
@@ -414,6 +429,7 @@ def make_request(
         model, spec.name, gpus, check.sequence_length, batch, ordered, precision, optimizer, float(margin),
         check.lora_rank, check.lora_targets, None if host is None else machine(host).name,
         prefer, None if price_per_hour is None else float(price_per_hour), boolean(selective, "selective"),
+        boolean(cpu_offload, "cpu_offload"),
     )  # fmt: skip
 
 
@@ -466,13 +482,15 @@ def recipes_of(request: Request) -> list[Recipe]:
         found += [Recipe(method, precision, optimizer) for precision in precisions for optimizer in optimizers]
         if method == "qlora" and mixed != "fp32":
             found.append(Recipe(method, mixed, optimizers[0], rest_in_fp32=False))
+    shards = [r for r in found if r.method == "full" and r.optimizer == "adamw_fused" and "fp16" not in r.precision]
+    on_cpu = [replace(recipe, stage=3, cpu_offload=True) for recipe in shards] if request.cpu_offload else []
+    on_cpu = [recipe for recipe in on_cpu if not states_beyond(request, recipe)]
     if request.gpus > 1:
-        shards = [r for r in found if r.method == "full" and r.optimizer == "adamw_fused" and "fp16" not in r.precision]
         found += [replace(recipe, stage=stage) for stage in (2, 3) for recipe in shards]
         adapters = [r for r in found if r.method != "full" and r.optimizer == "adamw_fused" and "mixed" in r.precision]
         adapters = [r for r in adapters if r.rest_in_fp32]  # of shards the rest is never upcast (`shards.adapters`)
         found += [replace(recipe, stage=3) for recipe in adapters]
-    return found
+    return found + on_cpu
 
 
 def left_out(request: Request) -> list[tuple[str, str]]:
@@ -498,6 +516,8 @@ def left_out(request: Request) -> list[tuple[str, str]]:
             else tr(ko="ZeRO로 나누는 계획에서는 찾지 않는다", en="not tried where ZeRO splits")
         )
         rows.append((what, why))
+    if request.cpu_offload:
+        rows += [(f"{name} · {cpu_offload_label()}", why) for name, why in _why_not_on_cpu(request)]
     if "full" in request.methods and request.optimizer is None:
         what = tr(ko="페이지 옵티마이저", en="paged optimizers")
         rows.append((what, tr(ko="optimizer='paged_adamw_8bit'이면 센다", en="with optimizer='paged_adamw_8bit'")))
@@ -540,6 +560,28 @@ def left_out(request: Request) -> list[tuple[str, str]]:
                     tr(ko="ZeRO 계산은 bf16으로만 실행해 보았다", en="the ledger was run in bf16 alone"),
                 )
             )
+    return rows
+
+
+def _why_not_on_cpu(request: Request) -> list[tuple[str, str]]:
+    """(what, why) of what is not tried with its states in the CPU's RAM."""
+    rows, full = [], method_label("full")
+    if "full" in request.methods and not request.spec.has_bf16 and request.precision != "fp32":
+        rows.append((full, tr(ko="bf16과 fp32로만 실행해 보았다", en="run in bf16 and in fp32 alone")))
+    if "full" in request.methods and request.optimizer not in (None, "adamw_fused"):
+        why = tr(ko="AdamW(adamw_fused)만 센다", en="only AdamW (adamw_fused) is counted")
+        rows.append((f"{full} · {request.optimizer}", why))
+    for recipe in recipes_of(replace(request, host=None)):
+        if recipe.cpu_offload and (missing := states_beyond(request, recipe)):
+            lack = human_bytes(missing)
+            why = tr(ko=f"{request.host}의 RAM이 {lack} 모자란다", en=f"{request.host} lacks {lack} of RAM")
+            rows.append((f"{full} · {recipe.precision}", why))
+    for method in (method for method in request.methods if method != "full"):
+        why = tr(
+            ko="전체 미세 조정만 센다. 어댑터의 그레이디언트와 상태는 작다",
+            en="only full fine-tuning is counted: gradients and states of adapters are small",
+        )
+        rows.append((method_label(method), why))
     return rows
 
 

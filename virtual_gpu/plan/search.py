@@ -35,7 +35,7 @@ from ..step.splits import equal_splits
 from ..units import human_bytes
 from .files.settings import upcasts
 from .frontier import draw_frontier
-from .host import holds_step, loadable
+from .host import holds_step, host_need, loadable
 from .keeping import keep_what_fits
 from .measure import expected, held, hopeless, measure
 from .pictures import Losers, draw_plans, plans_html
@@ -178,10 +178,11 @@ def plan_training(
     to hold the loading; a plan that it kills is left out, with the reason. prefer: "fidelity" (what changes training
     least is first), "speed" (the shortest bound on a step) or "margin" (the most memory left; each way with the
     micro-batch that needs least). selective: a way to train that fits under checkpointing alone comes once more, with
-    what it leaves free spent on results that are then not computed again (`keeping`). price_per_hour: of one GPU; a
-    plan's `price` is then the least that a million tokens can cost. progress: called with what is known so far,
-    whenever that is more. Each way to train comes once, with the largest micro-batch that fits. WrongValue in the
-    reader's language.
+    what it leaves free spent on results that are then not computed again (`keeping`). cpu_offload: full fine-tuning
+    also with parameters, gradients and optimizer state in the CPU's RAM (`on_cpu`), on one GPU as on several.
+    price_per_hour: of one GPU; a plan's `price` is then the least that a million tokens can cost. progress: called with
+    what is known so far, whenever that is more. Each way to train comes once, with the largest micro-batch that fits.
+    WrongValue in the reader's language.
     """
     return loadable(_search(make_request(model, gpu, gpus, **request), progress or (lambda plans: None)))
 
@@ -420,7 +421,10 @@ def _guess(
 
 @dataclass(frozen=True)
 class Change:
-    """One thing changed, and a plan that fits then. what: "methods", "optimizer", "gpu", "gpus" or "length"."""
+    """One thing changed, and a plan that fits then.
+
+    what: "methods", "optimizer", "cpu_offload", "gpu", "gpus" or "length".
+    """
 
     what: str
     value: Any
@@ -430,11 +434,15 @@ class Change:
         label = {
             "methods": tr(ko="방법을 더 허용한다", en="allow the method"),
             "optimizer": tr(ko="옵티마이저를 바꾼다", en="another optimizer"),
+            "cpu_offload": tr(ko="학습 상태를 CPU에 둔다", en="the training state on the CPU"),
             "gpu": tr(ko="GPU를 바꾼다", en="another GPU"),
             "gpus": tr(ko="GPU를 늘린다", en="more GPUs"),
             "length": tr(ko="길이를 줄인다", en="a shorter length"),
         }[self.what]
         value = method_label(self.value) if self.what == "methods" else f"{self.value}"
+        if self.what == "cpu_offload":
+            ram = human_bytes(host_need(self.plan).needed.low)
+            value = tr(ko=f"RAM {ram}부터", en=f"from {ram} of RAM")
         if self.what == "gpus":
             batch = self.plan.request.batch
             value = tr(ko=f"{self.value}장(배치는 {batch})", en=f"{self.value} (batch {batch})")
@@ -498,10 +506,15 @@ def anything_that_fits(request: Request) -> Plan | None:
             break
         if recipe.rest_in_fp32 and replace(recipe, rest_in_fp32=False) in recipes:
             continue
-        for head in _heads(request)[::-1]:
-            if (plan := _lean(request, replace(recipe, checkpointing=True, fused_lm_head=head))) is not None:
-                return plan
+        if (plan := _leanest(request, recipe)) is not None:
+            return plan
     return None
+
+
+def _leanest(request: Request, recipe: Recipe) -> Plan | None:
+    """`_lean` under checkpointing, with a fused head where there is one, and without."""
+    heads = (replace(recipe, checkpointing=True, fused_lm_head=head) for head in _heads(request)[::-1])
+    return next(filter(None, (_lean(request, one) for one in heads)), None)
 
 
 def _lean(request: Request, recipe: Recipe) -> Plan | None:
@@ -517,7 +530,7 @@ def _lean(request: Request, recipe: Recipe) -> Plan | None:
             one = replace(recipe, offload=offload)
             with contextlib.suppress(*CANNOT_RUN):  # what cannot be run makes no room
                 found.append(measure(request, one, micro_batch, request.per_gpu // micro_batch))
-                if found[-1].fits:
+                if _fits(found[-1]):
                     return found[-1]
         if not found or found[0].tensors_bytes - found[0].at_peak.get("gradients", 0) > request.limit_bytes:
             return None  # more samples at once only add to the rest
@@ -525,7 +538,7 @@ def _lean(request: Request, recipe: Recipe) -> Plan | None:
 
 
 def smallest_changes(request: Request) -> list[Change]:
-    """For each of methods, optimizer, GPU, number of GPUs and length: the smallest change of it that makes room.
+    """For each of what can be changed (see `Change`): the smallest change of it that makes room.
 
     A change comes with what the ranking says then.
     """
@@ -544,6 +557,9 @@ def _changed(request: Request) -> Iterator[tuple[str, Request]]:
         yield "methods", one
     if request.optimizer != PAGES and anything_that_fits(one := replace(request, optimizer=PAGES)):
         yield "optimizer", one
+    on_cpu = replace(request, cpu_offload=True)
+    if not request.cpu_offload and any(_leanest(on_cpu, one) for one in recipes_of(on_cpu) if one.cpu_offload):
+        yield "cpu_offload", on_cpu
     needs_bf16 = "bf16" in (request.precision or "")
     for spec in sorted(CATALOG.values(), key=lambda spec: spec.capacity_bytes):
         larger = spec.capacity_bytes > request.spec.capacity_bytes and spec.platform == "cuda"

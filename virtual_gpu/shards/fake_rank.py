@@ -122,7 +122,7 @@ def run_rank(
                 enable_checkpointing(model, offload=offload_checkpoints)
             model.train()
             optimizer = _optimizer(model, layout, adapters or convention, mesh)
-            with gpu.record(model, optimizer) as record, _Messages(gpu) as messages:
+            with gpu.record(model, optimizer) as record, Messages(gpu) as messages:
                 if batch_size is None:
                     for parameter in model.parameters():
                         parameter.grad = torch.empty_like(parameter)
@@ -236,7 +236,7 @@ def shard(config: Any, layout: Layout, convention: Convention) -> tuple[torch.nn
     if layout.tensor_parallel > 1:
         split_tensors(model, config, mesh["tensor"])
     if layout.stage >= 2:
-        _split(model, model, layout, mesh=mesh["data"])
+        split_by_fsdp2(model, model, layout, mesh=mesh["data"])
     return model, mesh
 
 
@@ -249,11 +249,11 @@ def shard_adapters(config: Any, layout: Layout, adapters: Adapters, gpu: Virtual
     mesh = init_device_mesh("cpu", (layout.ranks,), mesh_dim_names=("data",))
     model = adapters.build(config, gpu)
     policy = MixedPrecisionPolicy(adapters.dtype, adapters.dtype, adapters.dtype)  # accelerate's set_mixed_precision
-    _split(model, model.get_base_model(), layout, mesh=mesh["data"], mp_policy=policy)
+    split_by_fsdp2(model, model.get_base_model(), layout, mesh=mesh["data"], mp_policy=policy)
     return model, mesh
 
 
-def _split(model: torch.nn.Module, base: torch.nn.Module, layout: Layout, **options: Any) -> None:
+def split_by_fsdp2(model: torch.nn.Module, base: torch.nn.Module, layout: Layout, **options: Any) -> None:
     """FSDP2 over the groups of `base`, the model without adapters, and over what is left of the model."""
     from torch.distributed.fsdp import fully_shard
 
@@ -421,7 +421,7 @@ class _Streams:
         return self.numbers.setdefault(torch.cpu.current_stream(), len(self.numbers))
 
 
-class _Messages(Collectives):
+class Messages(Collectives):
     """Counts the elements of every collective, and labels what only serves to send: buffers count as "other"."""
 
     def __init__(self, gpu: VirtualGPU):

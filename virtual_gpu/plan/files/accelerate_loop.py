@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ...language import tr
+from . import torch_loop
 from .settings import (
     BLOCKS,
     LAUNCH,
@@ -17,7 +19,6 @@ from .settings import (
     trained_part,
     weights_dtype,
 )
-from .torch_loop import cannot as cannot  # what is not split there is not split here
 from .torch_loop import imports_of, made
 
 if TYPE_CHECKING:
@@ -26,14 +27,25 @@ if TYPE_CHECKING:
 NAMES = ("train.py", "accelerate.yaml")
 
 
+def cannot(plan: Plan) -> str:
+    """Why these files could not train as the plan says; empty where they can."""
+    if plan.recipe.cpu_offload and plan.request.gpus == 1 and plan.accumulation > 1:
+        # `Accelerator.accumulate` listens to sync_each_batch where there are several processes (accelerate 1.15)
+        return tr(
+            ko="GPU 한 장이면 accelerate는 마이크로 배치 사이에 모든 그레이디언트를 카드에 둔다",
+            en="on one GPU accelerate keeps all gradients on the card between micro-batches",
+        )
+    return torch_loop.cannot(plan)  # what is not split there is not split here
+
+
 def files(plan: Plan) -> dict[str, str]:
     """name → text: train.py, and for several GPUs accelerate.yaml."""
-    recipe, gpus = plan.recipe, plan.request.gpus
+    recipe, several = plan.recipe, plan.request.gpus > 1 or plan.recipe.stage > 0
     of_bnb, of_transformers = imports_of(plan)
     mixed = {"float16": "fp16", "bfloat16": "bf16"}.get(autocast_dtype(recipe))
     script = _SCRIPT.format(
         title=docstring(plan),
-        command=LAUNCH if gpus > 1 else "python",
+        command=LAUNCH if several else "python",
         of_bnb=of_bnb,
         of_transformers=of_transformers,
         head=head(plan),
@@ -47,7 +59,7 @@ def files(plan: Plan) -> dict[str, str]:
         fused=", fused_lm_head=True" if recipe.fused_lm_head else "",
         **of_keeping(plan),
     )
-    return {"train.py": script} | ({"accelerate.yaml": accelerate_yaml(plan)} if gpus > 1 else {})
+    return {"train.py": script} | ({"accelerate.yaml": accelerate_yaml(plan)} if several else {})
 
 
 def _model(plan: Plan) -> str:

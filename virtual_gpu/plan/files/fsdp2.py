@@ -26,9 +26,15 @@ def parts(plan: Plan) -> dict[str, str]:
             else '[*(m for m in model.base_model.children() if "Norm" in type(m).__name__), head]',
             adapters=f"{lora(plan)}model = get_peft_model(model, adapters)\n" if adapters else "",
         ),
-        "wrapped": _WRAPPED.format(dtype=dtype, reshard=recipe.stage == 3),
+        "wrapped": _WRAPPED.format(
+            dtype=dtype,
+            reshard=recipe.stage == 3,
+            policy=_ON_CPU if recipe.cpu_offload else "",
+            offload=", offload_policy=on_cpu" if recipe.cpu_offload else "",
+            buffers=_BUFFERS if recipe.cpu_offload else "model.to(device)  # the buffers\n",
+        ),
         "synchronized": "",  # every micro-batch's gradients are split at once: no whole ones wait
-        "of_shards": _IMPORTS,
+        "of_shards": _IMPORTS.format(offload="CPUOffloadPolicy, " if recipe.cpu_offload else ""),
         "parallel": "",
         "save": _SAVE.format(frozen=", ignore_frozen_params=True" if adapters else ""),
     }
@@ -39,7 +45,14 @@ OF_TRANSFORMERS = ("AutoConfig",)
 OF_ACCELERATE = "from accelerate import init_empty_weights\n"
 _IMPORTS = """from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import {offload}MixedPrecisionPolicy, fully_shard
+"""
+_ON_CPU = """# What a rank holds waits in the RAM, and the optimizer steps there. Pinned memory is a GPU's.
+on_cpu = CPUOffloadPolicy(pin_memory=not args.cpu)
+"""
+_BUFFERS = """for module in model.modules():
+    for name, buffer in module.named_buffers(recurse=False):
+        module._buffers[name] = buffer.to(device)
 """
 _MODEL = """{repeat_kv}if rank == 0:  # it alone reads the weights, into its RAM
     model = AutoModelForCausalLM.from_pretrained(
@@ -61,16 +74,15 @@ else:
 """
 _WRAPPED = """half = None if args.cpu else torch.{dtype}  # of what is gathered, of gradients on their way, of outputs
 precision = MixedPrecisionPolicy(half, half, half)
-mesh = init_device_mesh(device.type, (world,))
+{policy}mesh = init_device_mesh(device.type, (world,))
 for module in layers:  # one at a time is gathered, computed and let go
-    fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward={reshard})
+    fully_shard(module, mesh=mesh, mp_policy=precision{offload}, reshard_after_forward={reshard})
 for module in (last, model):  # these stay: backward begins with them
-    fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+    fully_shard(module, mesh=mesh, mp_policy=precision{offload}, reshard_after_forward=False)
 from_rank_0 = sharded.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 sharded.set_model_state_dict(model, whole, options=from_rank_0)
 model.tie_weights()  # what is the embedding and the head too has come as two
-model.to(device)  # the buffers
-del whole
+{buffers}del whole
 trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 """
 _SAVE = """gathered = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True{frozen})

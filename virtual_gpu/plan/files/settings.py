@@ -88,7 +88,7 @@ def accelerate_yaml(plan: Plan) -> str:
             f"  fsdp_activation_checkpointing: {yes[plan.recipe.checkpointing]}",
             *(["  fsdp_activation_checkpointing_offload: true"] if plan.recipe.offload else []),
             "  fsdp_cpu_ram_efficient_loading: true",
-            "  fsdp_offload_params: false",
+            f"  fsdp_offload_params: {yes[plan.recipe.cpu_offload]}",
             "  fsdp_state_dict_type: SHARDED_STATE_DICT",
         ]
     return "\n".join(lines) + "\n"
@@ -103,6 +103,7 @@ def _english(plan: Plan) -> str:
     recipe = plan.recipe
     parts = [recipe.method, recipe.precision, recipe.optimizer, f"{plan.micro_batch} x {plan.accumulation}"]
     parts += [f"ZeRO-{recipe.stage}"] if recipe.stage else []
+    parts += ["CPU offload"] if recipe.cpu_offload else []
     parts += ["checkpointing"] if recipe.checkpointing else []
     parts += [f"keeps {' '.join(recipe.kept)}"] if recipe.kept else []
     needs = "transformers 5.17" + (", accelerate 1.15" if recipe.stage else "")

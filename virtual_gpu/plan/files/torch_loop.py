@@ -52,9 +52,11 @@ def cannot(plan: Plan) -> str:
 def files(plan: Plan) -> dict[str, str]:
     """name → text: train.py alone."""
     recipe, gpus = plan.recipe, plan.request.gpus
+    several = gpus > 1 or recipe.stage > 0
     of_bnb, of_transformers = imports_of(plan, *(fsdp2.OF_TRANSFORMERS if recipe.stage else ()))
     parts = {"model": loading(plan, "device") + trained_part(plan), "of_shards": ""}
-    parts |= {name: text.format(gpus=gpus) for name, text in (_SEVERAL if gpus > 1 else _ONE).items()}
+    said = {"gpus": gpus, "backend": "cuda:nccl,cpu:gloo" if recipe.cpu_offload else "nccl"}
+    parts |= {name: text.format(**said) for name, text in (_SEVERAL if several else _ONE).items()}
     parts |= _precision(recipe) | (fsdp2.parts(plan) if recipe.stage else {})
     script = _SCRIPT.format(
         title=docstring(plan),
@@ -141,7 +143,7 @@ _SEVERAL = {
 device = torch.device("cpu") if args.cpu else torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 if not args.cpu:
     torch.cuda.set_device(device)
-dist.init_process_group("gloo" if args.cpu else "nccl")
+dist.init_process_group("gloo" if args.cpu else "{backend}")
 """,
     "step_blocks": "world * MICRO_BATCH * ACCUMULATION",
     "loader": """sampler = DistributedSampler(blocks, drop_last=True)
