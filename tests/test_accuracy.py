@@ -72,7 +72,7 @@ def test_what_others_measured():
     ]
     found = {"date": "2026-01-02", "versions": {"torch": "2.13.0+cpu"}, "rows": rows}
     text = accuracy.truth("en", found)
-    assert "predicted on 2026-01-02 (torch 2.13.0" in text
+    assert "last run on 2026-01-02 (torch 2.13.0" in text
     what = "single operations and losses, forward and backward"
     assert f"| somebody/some | H100 PCIe | {what} | 2 | 0.550 % | +1.000 % | 1 / 2 |" in text
     assert "| somebody/some | not stated |" in text

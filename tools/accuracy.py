@@ -32,7 +32,7 @@ PAGES = {"en": ROOT / "README.md", "ko": ROOT / "README.ko.md"}
 MARKERS = re.compile(r"(<!-- accuracy:begin -->\n).*?(<!-- accuracy:end -->)", re.DOTALL)
 TEXTS = {
     "en": {
-        "truth": "What others measured on their cards and published, predicted on {date} (torch {torch}, "
+        "truth": "What others measured on their cards and published, last run on {date} (torch {torch}, "
         "`make truth`). “Exact” rows state every input and are printed finely: of these so many lie within the print. "
         "Nothing is fitted but what is named. Rows that are off stay in.",
         "heads": "| source | card | what | rows | median | worst | exact |",
@@ -46,9 +46,9 @@ TEXTS = {
         "not yet": "Not yet measured by us",
     },
     "ko": {
-        "truth": "다른 사람들이 자기 카드에서 재어 공개한 값을 {date}에 예측한 결과다(torch {torch}, `make truth`). "
-        "‘정확’은 입력이 모두 밝혀져 있고 자세히 출력된 행 가운데 출력의 해상도 안에 든 수다. 적어 둔 것 말고는 "
-        "맞춘(fit) 값이 없다. 틀린 행도 남긴다.",
+        "truth": "다른 사람들이 자기 카드에서 재어 공개한 값을 예측한 결과다(마지막 실행 {date}, torch {torch}, "
+        "`make truth`). ‘정확’은 입력이 모두 밝혀져 있고 자세히 출력된 행 가운데 출력의 해상도 안에 든 수다. "
+        "적어 둔 것 말고는 맞춘(fit) 값이 없다. 틀린 행도 남긴다.",
         "heads": "| 출처 | 카드 | 무엇 | 행 | 가운데값 | 가장 나쁜 값 | 정확 |",
         "fitted": "맞춘 것(통계에 넣지 않는다): {what}.",
         "wrong": "카드에서는 죽었는데 들어간다고 한 것: {fits}개. 카드에서는 돌았는데 부족하다고 한 것: {died}개.",

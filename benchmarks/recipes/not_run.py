@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from . import torchtitan
+from . import torchtitan, torchtune
 from .recipe import Recipe, Refused, Row, from_source
 
 WHY = {
-    "pytorch/torchtune": "the rows name neither batch, rank nor checkpointing",
+    "pytorch/torchtune": "these rows name neither batch, rank nor checkpointing",
     "pytorch/torchtitan": "torchtitan of another time, whose model and FSDP2 are not put together here",
     "rasbt/pytorch-memory-optim": "the vision transformer is torchvision's, which is not installed",
     "huggingface/notebooks": "the rows do not say which of the notebook's settings they are (transformers of 2022)",
@@ -22,7 +22,7 @@ def predict(row: Row) -> int:
 
 def handles(row: Row) -> bool:
     """Whether a row is of such a source, and not of a program that is here after all."""
-    return from_source(*WHY)(row) and not torchtitan.is_here(row)
+    return from_source(*WHY)(row) and not (torchtitan.is_here(row) or torchtune.is_here(row))
 
 
 RECIPES = (Recipe(name="not run", what="sources without a program here", handles=handles, predict=predict),)

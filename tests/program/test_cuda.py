@@ -50,6 +50,18 @@ def test_tensors_find_their_device():
         assert torch.zeros(2).device.type == "cpu"
 
 
+def test_a_tensor_is_made_of_numbers_on_the_gpu():
+    """As torchtune makes its frequencies: each is asked for, and what is known of it is kept."""
+    with cuda("T4", values="2.0"):
+        known, unknown = torch.tensor([3, 4]).cuda(), torch.empty(1, device="cuda")
+        there = torch.tensor([known[0], unknown[0]], dtype=torch.float32, device="cuda")
+        assert there.is_cuda and there.shape == (2,)
+        here = torch.tensor([[known[0], 5], [known[1], unknown[0]]])
+        assert here.device.type == "cpu" and here.tolist() == [[3.0, 5.0], [4.0, 2.0]]
+        half = torch.empty(1, dtype=torch.bfloat16, device="cuda")
+        assert torch.tensor([half[0]]).dtype == torch.tensor([half[0]], device="cuda").dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("built", [None, "13.0"])
 def test_a_builds_own_version_of_cuda_stays(built, monkeypatch):
     """torchvision compares it with its own."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from ..interrupts import Releases
 from .meter import MAPPED, HostMeter
@@ -33,16 +33,21 @@ _FUSED = frozenset((_aten._fused_adam_.default, _aten._fused_adamw_.default, _at
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
+def _writes_first(func: Any) -> bool:
+    alias = func._schema.arguments[0].alias_info
+    return alias is not None and alias.is_write
+
+
 class Entry:
     """One storage: its pageable block, or the size of its pinned one; unfilled: nobody has written its values.
 
-    one_number: it stands for a whole tensor of equal values, which is that number, expanded.
+    stands_for: bytes of the tensor of equal values that it is, where it holds that number alone, expanded; else 0.
     """
 
-    __slots__ = ("block", "one_number", "pinned", "references", "unfilled")
+    __slots__ = ("block", "pinned", "references", "stands_for", "unfilled")
 
-    def __init__(self, block: int | None, pinned: int | None, unfilled: bool, one_number: bool):
-        self.block, self.pinned, self.unfilled, self.one_number = block, pinned, unfilled, one_number
+    def __init__(self, block: int | None, pinned: int | None, unfilled: bool, stands_for: int):
+        self.block, self.pinned, self.unfilled, self.stands_for = block, pinned, unfilled, stands_for
         self.references: tuple[weakref.ref, weakref.ref] | None = None
 
 
@@ -52,12 +57,12 @@ class HostStorages:
     def __init__(self, meter: HostMeter):
         self.meter = meter
         self.entries: dict[int, Entry] = {}
-        self.numbers = 0  # storages that are one number, expanded
+        self.numbers: set[int] = set()  # the entries that are one number, expanded
         self.unfilled_bytes = 0
 
-        def release(key: int, entries: dict[int, Entry] = self.entries) -> None:
+        def release(key: int, entries: dict[int, Entry] = self.entries, numbers: set[int] = self.numbers) -> None:
             gone = entries.pop(key)
-            self.numbers -= gone.one_number
+            numbers.discard(key)
             if gone.block is not None:
                 meter.free(gone.block)
             else:
@@ -84,10 +89,8 @@ class HostStorages:
             for item in (*(args[0] if args and isinstance(args[0], (list, tuple)) else ()), (kwargs or {}).get("out")):
                 if type(item) in _TYPES:
                     self.written(item)
-        if self.numbers and func._schema.is_mutable and func not in _FUSED:
-            kwargs = kwargs or {}
-            if any(map(self._is_number, tree_leaves((args, kwargs)))):
-                return self._write_numbers(func, args, kwargs)
+        if self.numbers and func._schema.is_mutable and self._written_as_numbers(func, args, kwargs or {}):
+            return first
         if func in _FUSED:
             args = tree_map_only(torch.Tensor, torch.Tensor.contiguous, args)
         out = func(*args, **kwargs or {})
@@ -116,36 +119,33 @@ class HostStorages:
         return None
 
     def _is_number(self, tensor: Any) -> bool:
+        """Whether a tensor is one number, expanded, and all of what that stands for."""
         known = self._known(tensor) if type(tensor) in _TYPES else None
-        return known is not None and known.one_number and tensor.numel() > 1
+        return known is not None and known.stands_for == tensor.numel() * tensor.element_size()
 
-    def _write_numbers(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Run an operation that writes, with tensors that are one number: on the number where all it meets are such.
+    def _written_as_numbers(self, func: Any, args: tuple, kwargs: dict) -> bool:
+        """Write tensors that are one number on that number, where all that they meet are numbers too; else False.
 
-        Gradients that were copied to the CPU are added up so, and clipped. Where a whole tensor meets it, it is filled.
+        Gradients that were copied to the CPU are added up so, and clipped. What is left PyTorch refuses: it cannot
+        write an expanded tensor.
         """
-        one_by_one = torch.Tag.pointwise in func.tags or func.name().startswith("aten::_foreach_")
-        columns = [column if isinstance(column, (list, tuple)) else [column] for column in (*args, *kwargs.values())]
-        for i in range(max(map(len, columns))):
-            row = [column[min(i, len(column) - 1)] for column in columns if column]
-            tensors = [item for item in row if isinstance(item, torch.Tensor) and item.numel() > 1]
-            if not one_by_one or not all(map(self._is_number, tensors)):
-                for tensor in filter(self._is_number, tensors):
-                    self._fill(tensor)
-
-        def number(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.as_strided((), ()) if self._is_number(tensor) else tensor
-
-        out = func(*tree_map_only(torch.Tensor, number, args), **tree_map_only(torch.Tensor, number, kwargs))
-        return args[0] if isinstance(out, torch.Tensor) else out
-
-    def _fill(self, tensor: torch.Tensor) -> None:
-        """Make the whole tensor of what was one number."""
-        known = self._known(tensor)
-        whole = tensor.contiguous()
-        with torch.no_grad():
-            tensor.set_(whole.untyped_storage(), 0, whole.shape, whole.stride())
-        self.count(tensor, pinned=known.pinned is not None)
+        alike = torch.Tag.pointwise in func.tags or func.name().startswith("aten::_foreach_")
+        if not alike or not args or not _writes_first(func) or "out" in kwargs:
+            return False
+        columns = [[*column] if isinstance(column, (list, tuple)) else [column] for column in args]
+        for i, written in enumerate(columns[0]):
+            if not self._is_number(written):
+                continue
+            row = [(column, min(i, len(column) - 1)) for column in columns if column]
+            tensors = [(column, j) for column, j in row if isinstance(column[j], torch.Tensor)]
+            if not all(column[j].numel() == 1 or self._is_number(column[j]) for column, j in tensors):
+                return False
+            for column, j in tensors:
+                column[j] = column[j].reshape(()) if column[j].numel() == 1 else column[j].as_strided((), ())
+        if not any(map(self._is_number, args[0] if isinstance(args[0], (list, tuple)) else args[:1])):
+            return False
+        func(*(c if isinstance(x, (list, tuple)) else c[0] for c, x in zip(columns, args, strict=True)), **kwargs)
+        return True
 
     def report(self, *, killed: bool = False) -> HostReport:
         """What the host's RAM was needed for until now. killed: it ended here."""
@@ -214,11 +214,13 @@ class HostStorages:
         size = storage.nbytes() if nbytes is None else nbytes
         if not size:
             return
+        stands_for = size if size > storage.nbytes() else 0
         if pinned:
-            entry = Entry(None, self.meter.pin(size), unfilled, size > storage.nbytes())
+            entry = Entry(None, self.meter.pin(size), unfilled, stands_for)
         else:
-            entry = Entry(self.meter.allocate(size, category), None, unfilled, size > storage.nbytes())
-        self.numbers += entry.one_number
+            entry = Entry(self.meter.allocate(size, category), None, unfilled, stands_for)
+        if stands_for:
+            self.numbers.add(storage._cdata)
         entry.references = self.releases.watch(storage, storage._cdata)
         self.entries[storage._cdata] = entry
 

@@ -42,7 +42,8 @@ class HostNeed:
     """Bytes of RAM on the machine of all the plan's GPUs. loading: of tensors at the peak of loading, after which
     nothing of them stays. mapped: pages of the files. processes: one for each GPU. checkpoints: pinned, of one
     micro-batch on each. state: a paged optimizer's, on all of them. training: parameters, gradients and optimizer
-    state that wait there (`cpu_offload`)."""
+    state that wait there (`cpu_offload`). saving: the whole model, gathered in one process's RAM while all that is
+    there."""
 
     loading: Range
     mapped: int
@@ -50,12 +51,13 @@ class HostNeed:
     checkpoints: int = 0
     state: Range = _NOTHING
     training: int = 0
+    saving: int = 0
 
     @property
     def needed(self) -> Range:
         """With the processes themselves: the most of the whole run."""
-        low = max(self.loading.low, self.training + self.checkpoints + self.state.low)
-        high = max(self.loading.high, self.training + 2 * self.checkpoints + self.state.high)
+        low = max(self.loading.low, self.training + self.checkpoints + self.state.low + self.saving)
+        high = max(self.loading.high, self.training + 2 * self.checkpoints + self.state.high + self.saving)
         return Range(low + self.processes * PROCESS.low, high + self.processes * PROCESS.high)
 
     def verdict(self, room: Machine) -> str:
@@ -70,10 +72,10 @@ class HostNeed:
         high = human_bytes(self.needed.high)
         more = ""
         if self.training:
-            states = human_bytes(self.training)
+            states, saved = human_bytes(self.training), human_bytes(self.saving)
             more = tr(
-                ko=f", 스텝에 파라미터·그레이디언트·옵티마이저 상태 {states}",
-                en=f", parameters, gradients and optimizer state {states} in a step",
+                ko=f", 스텝에 파라미터·그레이디언트·옵티마이저 상태 {states}, 저장할 때 {saved} 더",
+                en=f", parameters, gradients and optimizer state {states} in a step, {saved} more to save",
             )
         if self.checkpoints:
             pinned = f"{human_bytes(self.checkpoints)}~{human_bytes(2 * self.checkpoints)}"
@@ -104,6 +106,7 @@ class HostNeed:
             "checkpoints_bytes": self.checkpoints,
             "state_bytes": [self.state.low, self.state.high],
             "training_bytes": self.training,
+            "saving_bytes": self.saving,
             "processes": self.processes,
             "needed_bytes": [self.needed.low, self.needed.high],
         }
@@ -138,13 +141,20 @@ def host_need(plan: Plan) -> HostNeed:
         copies = 1 if recipe.stage else gpus  # fsdp_cpu_ram_efficient_loading: rank 0 alone reads
         copied = 0 if wanted == stored else total * wanted.itemsize * copies
         loading = Range(copied, copied)
-    shards, training = _on_cpu(plan.request, recipe, plan.accumulation > 1)
+    shards, training = _offloaded(plan.request, recipe, plan.accumulation > 1)
     loading = Range(loading.low, loading.high + shards)
     state = Range(gpus * plan.evicted_bytes, gpus * plan.paged_bytes)
-    return HostNeed(loading, total * stored.itemsize, gpus, gpus * plan.pinned_bytes, state, training)
+    return HostNeed(
+        loading, total * stored.itemsize, gpus, gpus * plan.pinned_bytes, state, training, _saving(recipe, total)
+    )
 
 
-def _on_cpu(request: Request, recipe: Recipe, accumulating: bool) -> tuple[int, int]:
+def _saving(recipe: Recipe, parameters: int) -> int:
+    """What the whole model takes where the files gather it from shards, which rank 0 alone does."""
+    return parameters * getattr(torch, weights_dtype(recipe)).itemsize if recipe.cpu_offload else 0
+
+
+def _offloaded(request: Request, recipe: Recipe, accumulating: bool) -> tuple[int, int]:
     """What waits on the CPU of all GPUs (`on_cpu.InRAM`)."""
     if not recipe.cpu_offload:
         return 0, 0
@@ -158,7 +168,10 @@ def states_beyond(request: Request, recipe: Recipe) -> int:
     """Bytes of RAM that the named machine lacks for a training state on the CPU; 0 where it has them, or none is."""
     if request.host is None:
         return 0
-    wanted = _on_cpu(request, recipe, accumulating=False)[1] + request.gpus * PROCESS.low
+    if not recipe.cpu_offload:
+        return 0
+    wanted = _offloaded(request, recipe, accumulating=False)[1] + _saving(recipe, _sizes(request.model)[0])
+    wanted += request.gpus * PROCESS.low
     return max(wanted - machine(request.host).free.high, 0)
 
 
@@ -166,7 +179,7 @@ def holds_step(plan: Plan) -> bool:
     """Whether the request's machine has the RAM for what a step keeps there; True where none is named."""
     name, gpus = plan.request.host, plan.request.gpus
     kept = gpus * (plan.pinned_bytes + plan.evicted_bytes)
-    kept += _on_cpu(plan.request, plan.recipe, plan.accumulation > 1)[1]
+    kept += _offloaded(plan.request, plan.recipe, plan.accumulation > 1)[1]
     return name is None or not kept or kept + gpus * PROCESS.low <= machine(name).free.high
 
 

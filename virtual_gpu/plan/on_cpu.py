@@ -33,7 +33,7 @@ from ..program import ranks
 from ..program.context import cuda
 from ..program.device import ProgramGPU
 from ..program.traffic import Traffic
-from ..shards.fake_rank import Messages, split_by_fsdp2
+from ..shards.fake_rank import Messages, refuse_other_groups, split_by_fsdp2
 from ..shards.layout import Layout
 from ..shards.ledger import ConfigKey, elements_sent, owned_elements
 from ..step.run import enable_checkpointing
@@ -89,7 +89,7 @@ def step_on_cpu(
     fused_lm_head: bool = False,
     repeat_kv: bool = False,
 ) -> StepOnCPU:
-    """One micro-batch on the first of `gpus` cards; a step of several repeats it, and none leaves anything there.
+    """The first micro-batch on the first of `gpus` cards; those after it find its cache, and a workspace of cuBLAS's.
 
     weights: the type of the shards and of what the optimizer keeps. half: in which they are gathered, computed with
     and reduced. Run at a few layers where a deeper model is found to do the same (`models.depth`), in full otherwise.
@@ -99,7 +99,7 @@ def step_on_cpu(
     way = _Way(
         ConfigKey.of(config), gpus, like, weights, half, checkpointing, offload_checkpoints, fused_lm_head, repeat_kv
     )
-    trace, numbers = _trace(way, batch_size, sequence_length)
+    trace, copied = _trace(way, batch_size, sequence_length)
     live, tokens = trace.timeline().at_peak(), batch_size * sequence_length
     at_peak = {
         "parameters": 0,
@@ -111,10 +111,10 @@ def step_on_cpu(
     }
     total = sum(at_peak.values())
     needed = trace.smallest_capacity(max(total // 128, 2 * MiB))
-    moved = Moved({size: times for size, times in numbers.items() if isinstance(size, Fraction)})
+    moved = Moved({size: times for size, times in copied.items() if isinstance(size, Fraction)})
     sent = sum(elements_sent(model, Layout(gpus, 3, as_accelerate=True)).values()) * half.itemsize
     return StepOnCPU(
-        needed, at_peak | {"fragmentation": needed - total}, sent, numbers["to_card"], numbers["to_cpu"],
+        needed, at_peak | {"fragmentation": needed - total}, sent, copied["to_card"], copied["to_cpu"],
         moved.nbytes(tokens), moved.pinned(tokens),
     )  # fmt: skip
 
@@ -147,10 +147,11 @@ def _trace(way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dic
 
 
 def _run(config: Any, way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dict[Any, int]]:
-    """Forward and backward of the first rank, and what was copied."""
+    """Forward and backward of the first rank, and what was copied. RuntimeError where a process group is open."""
     import transformers.modeling_utils  # noqa: F401  before there is a CUDA GPU: it looks for what it could use with one
     from accelerate.utils import convert_to_fp32
 
+    refuse_other_groups()
     layout, moved, traffic = Layout(way.gpus, 3, as_accelerate=True), Counter(), Traffic()
     repeated = kv_repeated() if way.repeat_kv else nullcontext()
     with warnings.catch_warnings(), cuda(way.spec, limited=False, gpus=way.gpus) as gpu, repeated:
@@ -187,8 +188,8 @@ def _run(config: Any, way: _Way, batch_size: int, sequence_length: int) -> tuple
             trace = gpu.watch.saved().trace
             del model, loss, ids
     checkpoints = sum(nbytes * times for nbytes, times in moved.items())
-    numbers = {"to_card": traffic.to_card - checkpoints, "to_cpu": traffic.to_cpu - checkpoints}
-    return trace, numbers | Moved.of(moved, batch_size * sequence_length, 1).sizes
+    copied = {"to_card": traffic.to_card - checkpoints, "to_cpu": traffic.to_cpu - checkpoints}
+    return trace, copied | Moved.of(moved, batch_size * sequence_length, 1).sizes
 
 
 class _Labels:

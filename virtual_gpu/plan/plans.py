@@ -483,14 +483,14 @@ def recipes_of(request: Request) -> list[Recipe]:
         if method == "qlora" and mixed != "fp32":
             found.append(Recipe(method, mixed, optimizers[0], rest_in_fp32=False))
     shards = [r for r in found if r.method == "full" and r.optimizer == "adamw_fused" and "fp16" not in r.precision]
-    on_cpu = [replace(recipe, stage=3, cpu_offload=True) for recipe in shards] if request.cpu_offload else []
-    on_cpu = [recipe for recipe in on_cpu if not states_beyond(request, recipe)]
+    offloaded = [replace(recipe, stage=3, cpu_offload=True) for recipe in shards] if request.cpu_offload else []
+    offloaded = [recipe for recipe in offloaded if not states_beyond(request, recipe)]
     if request.gpus > 1:
         found += [replace(recipe, stage=stage) for stage in (2, 3) for recipe in shards]
         adapters = [r for r in found if r.method != "full" and r.optimizer == "adamw_fused" and "mixed" in r.precision]
         adapters = [r for r in adapters if r.rest_in_fp32]  # of shards the rest is never upcast (`shards.adapters`)
         found += [replace(recipe, stage=3) for recipe in adapters]
-    return found + on_cpu
+    return found + offloaded
 
 
 def left_out(request: Request) -> list[tuple[str, str]]:
@@ -566,7 +566,8 @@ def left_out(request: Request) -> list[tuple[str, str]]:
 def _why_not_on_cpu(request: Request) -> list[tuple[str, str]]:
     """(what, why) of what is not tried with its states in the CPU's RAM."""
     rows, full = [], method_label("full")
-    if "full" in request.methods and not request.spec.has_bf16 and request.precision != "fp32":
+    in_fp16 = "fp16" in (request.precision or ("bf16" if request.spec.has_bf16 else "fp16"))
+    if "full" in request.methods and in_fp16:
         rows.append((full, tr(ko="bf16과 fp32로만 실행해 보았다", en="run in bf16 and in fp32 alone")))
     if "full" in request.methods and request.optimizer not in (None, "adamw_fused"):
         why = tr(ko="AdamW(adamw_fused)만 센다", en="only AdamW (adamw_fused) is counted")

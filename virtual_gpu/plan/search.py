@@ -557,9 +557,9 @@ def _changed(request: Request) -> Iterator[tuple[str, Request]]:
         yield "methods", one
     if request.optimizer != PAGES and anything_that_fits(one := replace(request, optimizer=PAGES)):
         yield "optimizer", one
-    on_cpu = replace(request, cpu_offload=True)
-    if not request.cpu_offload and any(_leanest(on_cpu, one) for one in recipes_of(on_cpu) if one.cpu_offload):
-        yield "cpu_offload", on_cpu
+    offloaded = replace(request, cpu_offload=True)
+    if not request.cpu_offload and any(_leanest(offloaded, one) for one in recipes_of(offloaded) if one.cpu_offload):
+        yield "cpu_offload", offloaded
     needs_bf16 = "bf16" in (request.precision or "")
     for spec in sorted(CATALOG.values(), key=lambda spec: spec.capacity_bytes):
         larger = spec.capacity_bytes > request.spec.capacity_bytes and spec.platform == "cuda"

@@ -92,12 +92,15 @@ def _fake_groups(patches: Patches, gpu: ProgramGPU) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
     start, new_group, hook = dist.init_process_group, dist.new_group, sys.excepthook
+    made = False  # else the group is somebody else's, from before
 
     @functools.wraps(start)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         if kwargs.get("world_size", -1) not in (-1, gpu.ranks):
             raise WrongValue(more_processes(kwargs["world_size"], gpu.ranks))
+        nonlocal made
         start("fake", store=FakeStore(), rank=gpu.rank, world_size=gpu.ranks)
+        made = True
 
     @functools.wraps(new_group)
     def fake_group(*args: Any, **kwargs: Any) -> Any:
@@ -108,7 +111,7 @@ def _fake_groups(patches: Patches, gpu: ProgramGPU) -> None:
         everything[:] = [thing] * dist.get_world_size(group)
 
     def close() -> None:
-        if dist.is_initialized():
+        if made and dist.is_initialized():
             dist.destroy_process_group()
         sys.excepthook = hook  # PyTorch puts one there that prints the rank before every line
         forget_splits()

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import _foreach_supported_types as foreach_in_optimizers
 from torch.utils._device import DeviceContext
 from torch.utils._foreach_utils import _foreach_supported_types as foreach_elsewhere
+from torch.utils._pytree import tree_map_only
 
 from . import quantized
 from .device import GPU, ProgramGPU
@@ -155,6 +156,9 @@ def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
         @functools.wraps(make)
         def made(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
             tensor_first = bool(args) and isinstance(args[0], torch.Tensor)
+            if args and isinstance(_first_of(args[0]), FakeTensor) and not tensor_first:  # each number is asked for
+                numbers = tree_map_only(FakeTensor, lambda one: tensor(one.item(), dtype=one.dtype), args[0])
+                args = (numbers, *args[1:])
             device = _default_device() if device is None and not tensor_first else device
             if device is None:
                 return make(*args, **kwargs)
@@ -191,6 +195,13 @@ def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
     patches.set(FakeTensor, "new_tensor", new)
     # No card's context is there to make; PyTorch 2.11 asks for one where `torch.cuda.is_available()`.
     patches.set(torch._subclasses.fake_tensor, "init_gpu_context", lambda device: None)
+
+
+def _first_of(data: Any) -> Any:
+    """What the first list of lists begins with."""
+    while isinstance(data, (list, tuple)) and data:
+        data = data[0]
+    return data
 
 
 def _numbers_as_devices(patches: Patches, factories: Iterable[Any]) -> None:

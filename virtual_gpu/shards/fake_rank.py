@@ -190,13 +190,7 @@ def fake_world(ranks: int, rank: int = 0) -> Iterator[None]:
     """PyTorch's process group of `ranks` ranks of which only this one exists; gone at the end, whatever happens."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
-    if dist.is_initialized():
-        raise RuntimeError(
-            tr(
-                ko="이 프로세스에는 이미 process group이 있다. torch.distributed.destroy_process_group()으로 닫는다.",
-                en="This process has a process group already: torch.distributed.destroy_process_group() closes it.",
-            )
-        )
+    refuse_other_groups()
     if not isinstance(rank, Integral) or not 0 <= rank < ranks:
         raise WrongValue(
             tr(ko=f"rank={rank!r:.80}: 0부터 {ranks - 1}까지다.", en=f"rank={rank!r:.80}: 0 to {ranks - 1}.")
@@ -211,6 +205,17 @@ def fake_world(ranks: int, rank: int = 0) -> Iterator[None]:
         random.setstate(numbers)  # PyTorch draws names from Python's generator
         sys.excepthook = hook  # PyTorch puts one there that prints the rank before every line
         forget_splits()
+
+
+def refuse_other_groups() -> None:
+    """RuntimeError, with what to do, where this process has a process group."""
+    if dist.is_initialized():
+        raise RuntimeError(
+            tr(
+                ko="이 프로세스에는 이미 process group이 있다. torch.distributed.destroy_process_group()으로 닫는다.",
+                en="This process has a process group already: torch.distributed.destroy_process_group() closes it.",
+            )
+        )
 
 
 def forget_splits() -> None:

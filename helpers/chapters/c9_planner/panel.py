@@ -11,7 +11,7 @@ from virtual_gpu.language import tr
 from virtual_gpu.models.configs import architectures, load_config
 from virtual_gpu.plan import MARGIN, METHODS, PRECISIONS, Plans, plan_training
 from virtual_gpu.plan.pictures import table_html
-from virtual_gpu.plan.plans import make_request, method_label
+from virtual_gpu.plan.plans import cpu_offload_label, make_request, method_label
 
 from ...panel import Panel, status_line, whole
 from .heat_map import BATCH, SHOWN, TARGET, heat_map, stored
@@ -49,6 +49,9 @@ class PlannerPanel(Panel):
                 method: self.control(widgets.Checkbox, method, method_label(method), value=True, indent=False)
                 for method in METHODS
             },
+            "cpu_offload": self.control(
+                widgets.Checkbox, "cpu_offload", cpu_offload_label(), value=False, indent=False
+            ),
         }
         search = tr(ko="찾기", en="search")
         self.search = self.button("search", search, self._search, button_style="primary", icon="search")

@@ -89,7 +89,7 @@ def accelerate_yaml(plan: Plan) -> str:
             *(["  fsdp_activation_checkpointing_offload: true"] if plan.recipe.offload else []),
             "  fsdp_cpu_ram_efficient_loading: true",
             f"  fsdp_offload_params: {yes[plan.recipe.cpu_offload]}",
-            "  fsdp_state_dict_type: SHARDED_STATE_DICT",
+            "  fsdp_state_dict_type: FULL_STATE_DICT",  # of a sharded one the Trainer saves no model
         ]
     return "\n".join(lines) + "\n"
 

@@ -38,7 +38,8 @@ def files(plan: Plan) -> dict[str, str]:
     found = {"training_arguments.json": json_text(training_arguments(plan)), "accelerate.yaml": accelerate_yaml(plan)}
     if plan.recipe.method != "full":
         found["lora_config.json"] = json_text(lora_config(plan))
-    return {"train.py": script(plan)} | found
+    own = {"usage": _SPLIT, "more": _LAUNCHED} if plan.recipe.stage else {}
+    return {"train.py": script(plan, **own)} | found
 
 
 def training_arguments(plan: Plan) -> dict[str, Any]:
@@ -68,6 +69,10 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
 
 _USAGE = f"""One GPU:  python train.py --text my_text.txt
 Several:  {LAUNCH} train.py --text my_text.txt"""
+_SPLIT = f"{LAUNCH} train.py --text my_text.txt"  # on one GPU too: what is split, and where it waits, is said there
+_LAUNCHED = f"""if not args.cpu and os.environ.get("ACCELERATE_USE_FSDP") != "true":
+    raise SystemExit("FSDP2 holds the model, as accelerate.yaml says: {LAUNCH} train.py ...")
+"""
 
 
 def script(plan: Plan, usage: str = _USAGE, more: str = "") -> str:
@@ -110,6 +115,7 @@ def script(plan: Plan, usage: str = _USAGE, more: str = "") -> str:
         usage=usage,
         here=_CHECKPOINTS_STAY if recipe.offload else "",
         more=more,
+        of_launch="import os\n" if "os." in more else "",
     )
 
 
@@ -149,7 +155,7 @@ _SCRIPT = '''"""{title}
 
 import argparse
 {of_keeping}import json
-from pathlib import Path
+{of_launch}from pathlib import Path
 
 import torch
 {imports}from datasets import Dataset

@@ -145,7 +145,11 @@ def shards(keys: Keys, gpus: int) -> int:
         if "hybrid" in strategy:
             keys.note("fsdp", MORE, tr(ko="노드마다 통째로 둔다", en="every node holds all of it"))
         if "offload" in words or more.get("offload_params") or more.get("fsdp_offload_params"):
-            keys.note("fsdp", LESS, tr(ko="CPU로 내리는 것은 세지 않았다", en="offload to the CPU is not counted"))
+            why = tr(
+                ko="CPU로 내리는 것은 세지 않았다(fit --model … --cpu-offload가 센다)",
+                en="offload to the CPU is not counted here (fit --model … --cpu-offload does)",
+            )
+            keys.note("fsdp", LESS, why)
     if stage and gpus == 1:
         name = "deepspeed" if keys.get("deepspeed") else "fsdp"
         keys.note(name, EITHER, tr(ko="GPU 하나에서는 나눌 것이 없다", en="on one GPU nothing is sharded"))
