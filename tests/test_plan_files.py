@@ -298,6 +298,30 @@ def test_states_on_the_cpu_hold_what_the_plan_counted(kind, gpus, recipe, way, t
     assert ram <= max(loading, (there.training + 2 * there.checkpoints) / gpus) * 1.001
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["torch", "accelerate", "trainer"])
+def test_a_state_on_the_cpu_is_saved_as_a_model(kind, tmp_path):
+    """The whole weights, gathered in the RAM beside all that waits there: the most of the run."""
+    sizes = {"vocab_size": 32_768, "hidden_size": 1024, "intermediate_size": 2816, "max_position_embeddings": 256}
+    model = build_model(llama(tmp_path / "model", **sizes), torch.float16)
+    (tmp_path / "text.txt").write_text(TEXT * 20, encoding="utf-8")
+    plan = plan_of(tmp_path / "model", ON_CPU, (1, 1), "L4", 1, length=256)
+    plan.save(tmp_path / "plan", kind=kind)
+    launcher = ("torchrun", "--nproc_per_node", "1") if kind == "torch" else ACCELERATE
+    words = ["--text", str(tmp_path / "text.txt"), "--output", str(tmp_path / "out"), "--max-steps", "2"]
+    virtual = ["--gpu", "L4", "--no-advise", "--write-files", "--report", str(tmp_path / "report.json")]
+    program = ["-m", "virtual_gpu", "run", *virtual, "--", *launcher, "train.py", *words]
+    status, _, err = run_forked(program, folder=tmp_path / "plan")
+    assert status == 0, err[-2000:]
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    whole = sum(value.numel() for value in saved.values())
+    assert {value.dtype for value in saved.values()} == {torch.float32}
+    assert whole == sum(parameter.numel() for parameter in model.parameters())
+    there, ram = host_need(plan), json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["host"]
+    assert there.saving == 4 * whole
+    assert (there.training + there.saving) * 0.999 < ram["peak_bytes"] <= there.needed.high
+
+
 # -- what they learn --------------------------------------------------------------------------------------------------
 
 
