@@ -114,11 +114,20 @@ class StepTable(dict):
         if first.gradients:
             heads.append(tr(ko="그레이디언트의 차이", en="gradients differ by"))
             for row, step in zip(rows, self.values(), strict=True):
-                row.append("-" if step is first else f"{step.difference:.0e}" if step.difference else "0")
+                row.append("-" if step is first else _differs(step.difference))
         return html_table(heads, rows)
 
     def __repr__(self) -> str:
         return "\n".join(map(str, self.values()))
+
+
+NOISE = 1e-6  # below it CPUs round otherwise
+
+
+def _differs(difference: float) -> str:
+    if not difference:
+        return "0"
+    return tr(ko=f"{NOISE:.0e} 미만", en=f"below {NOISE:.0e}") if difference < NOISE else f"{difference:.0e}"
 
 
 def compare_steps(model: nn.Module, **steps: Callable[[], torch.Tensor]) -> StepTable:

@@ -90,7 +90,8 @@ def draw_runs(runs: list[Any], count: int) -> Chart:
     loss, answers = chart.axes
     for i, run in enumerate(runs):
         colour = COLORS[i % len(COLORS)]
-        loss.plot(range(1, len(run.losses) + 1), run.losses, color=colour, label=run.name)
+        losses = [float(f"{value:.4g}") for value in run.losses]  # of the digits after these CPUs make others
+        loss.plot(range(1, len(losses) + 1), losses, color=colour, label=run.name)
         steps, learned, kept = zip(*run.history, strict=True)
         answers.plot(steps, learned, color=colour)
         answers.plot(steps, kept, color=colour, linestyle="--")
