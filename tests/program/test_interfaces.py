@@ -49,6 +49,13 @@ def test_the_card_says_what_it_is():
         torch.empty(MIB, dtype=torch.uint8, device=torch.accelerator.current_accelerator())
 
 
+def test_a_card_after_several_is_one():
+    for cards in (4, 1, 2):
+        with cuda("T4", gpus=cards):
+            torch.manual_seed(1)
+            assert torch.cuda.device_count() == len(torch.cuda.get_rng_state_all()) == cards
+
+
 def test_seeds_and_random_states():
     with cuda("T4"):
         torch.manual_seed(1)

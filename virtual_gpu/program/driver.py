@@ -79,6 +79,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
                 including_emulation or gpu.spec.compute_capability[0] >= 8
             ),
             "device_count": lambda: gpu.count,
+            "_cached_device_count": None,  # PyTorch's own keeps what it once found, and `random` calls that one
             "get_arch_list": lambda: [_architecture(gpu)],
             "Stream": streams.kind,
             "Event": Event,
@@ -96,6 +97,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
         },
     )
     patches.set_all(torch, {"Stream": streams.kind, "Event": Event})  # the accelerator's, whichever it is
+    patches.set(torch.cuda.random, "device_count", lambda: gpu.count)
     patches.set_all(torch.cuda.streams, {"Stream": streams.kind, "Event": Event})
     patches.set_all(torch.cuda.graphs, {"CUDAGraph": Graph, "graph": graph})
     patches.set_all(torch.cuda.nccl, {"version": lambda: (2, 27, 3), "is_available": lambda tensors: True})
