@@ -299,26 +299,45 @@ def test_states_on_the_cpu_hold_what_the_plan_counted(kind, gpus, recipe, way, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["torch", "accelerate", "trainer"])
-def test_a_state_on_the_cpu_is_saved_as_a_model(kind, tmp_path):
+@pytest.mark.parametrize(
+    "kind, recipe, gpus",
+    [
+        ("torch", ON_CPU, 1),
+        ("accelerate", ON_CPU, 1),
+        ("trainer", ON_CPU, 1),
+        ("trainer", Recipe("full", "bf16", "adamw_fused", 3), 2),
+    ],
+    ids=["torch", "accelerate", "trainer", "trainer, on the cards"],
+)
+def test_what_is_split_is_saved_as_a_model(kind, recipe, gpus, tmp_path):
     """The whole weights, gathered in the RAM beside all that waits there: the most of the run."""
     sizes = {"vocab_size": 32_768, "hidden_size": 1024, "intermediate_size": 2816, "max_position_embeddings": 256}
     model = build_model(llama(tmp_path / "model", **sizes), torch.float16)
     (tmp_path / "text.txt").write_text(TEXT * 20, encoding="utf-8")
-    plan = plan_of(tmp_path / "model", ON_CPU, (1, 1), "L4", 1, length=256)
+    plan = plan_of(tmp_path / "model", recipe, (1, 1), "L4", gpus, length=256)
     plan.save(tmp_path / "plan", kind=kind)
-    launcher = ("torchrun", "--nproc_per_node", "1") if kind == "torch" else ACCELERATE
+    launcher = ("torchrun", "--nproc_per_node", str(gpus)) if kind == "torch" else ACCELERATE
     words = ["--text", str(tmp_path / "text.txt"), "--output", str(tmp_path / "out"), "--max-steps", "2"]
-    virtual = ["--gpu", "L4", "--no-advise", "--write-files", "--report", str(tmp_path / "report.json")]
+    virtual = [
+        "--gpu",
+        "L4",
+        "--gpus",
+        str(gpus),
+        "--no-advise",
+        "--write-files",
+        "--report",
+        str(tmp_path / "report.json"),
+    ]
     program = ["-m", "virtual_gpu", "run", *virtual, "--", *launcher, "train.py", *words]
     status, _, err = run_forked(program, folder=tmp_path / "plan")
     assert status == 0, err[-2000:]
     saved = load_file(tmp_path / "out" / "model.safetensors")
     whole = sum(value.numel() for value in saved.values())
-    assert {value.dtype for value in saved.values()} == {torch.float32}
+    half = recipe.precision == "bf16"
+    assert {value.dtype for value in saved.values()} == {torch.bfloat16 if half else torch.float32}
     assert whole == sum(parameter.numel() for parameter in model.parameters())
     there, ram = host_need(plan), json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["host"]
-    assert there.saving == 4 * whole
+    assert there.saving == (2 if half else 4) * whole
     assert (there.training + there.saving) * 0.999 < ram["peak_bytes"] <= there.needed.high
 
 

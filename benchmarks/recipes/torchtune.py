@@ -3,10 +3,10 @@
 One rank of them, written anew after torchtune 0.4.0 (recipes/full_finetune_distributed.py with
 configs/llama3_1/70B_full.yaml): bf16 throughout, every block under a checkpoint, FSDP2 with `CPUOffloadPolicy` over
 blocks, embedding and head, logits in eight pieces of the text, each with a loss of its own in fp32. The model is
-transformers'. The README states batch 2, 2,048 packed tokens and `torch.compile`, which is left out here: the peak is
-in the head. torchtune's own modules on the virtual card have 9.09 GiB at three layers, compiled or not, and 9.71 at
-thirteen, 13.90 at eighty if it goes on so. Nothing is fitted. The optimizer steps on the CPU and takes nothing of the
-card: it is not run.
+transformers'. The README states batch 2, 2,048 packed tokens and `torch.compile`; left out here are the compiler (the
+peak is in the head) and the mask of packed texts (16 MiB). torchtune's own modules on the virtual card have with the
+mask 9.09 GiB at three layers, compiled or not, and 9.71 at thirteen, 13.90 at eighty if it goes on so. Nothing is
+fitted. The optimizer steps on the CPU and takes nothing of the card: it is not run.
 """
 
 from __future__ import annotations

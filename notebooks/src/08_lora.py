@@ -652,7 +652,7 @@ print(sorted(path.name for path in adapter.iterdir()))
 print(known(again, "short"), complete(again, FRANCE))
 
 # %% [markdown] lang="ko"
-# 모두 배웠다. 폴더에는 어댑터와 설정, 그리고 peft가 쓴 설명 파일이 있다. 이번에는 같은 파일을 **가상 T4**에서, polyglot-ko-1.3b와 길이 512로, 누적 없이(`--accumulate 1`) 두 스텝 실행한다. `virtual-gpu run --gpu T4 qlora_t4.py …`가 하는 일이다. 무엇이 가장 많은가?
+# 모두 배웠다(CPU에 따라 한둘을 틀리기도 한다). 폴더에는 어댑터와 설정, 그리고 peft가 쓴 설명 파일이 있다. 이번에는 같은 파일을 **가상 T4**에서, polyglot-ko-1.3b와 길이 512로, 누적 없이(`--accumulate 1`) 두 스텝 실행한다. `virtual-gpu run --gpu T4 qlora_t4.py …`가 하는 일이다. 무엇이 가장 많은가?
 
 # %% tags=["nbval-skip"]
 report = rehearse("polyglot-ko-1.3b", "T4", folder, text)

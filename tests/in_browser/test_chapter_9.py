@@ -63,13 +63,20 @@ def test_chapter_9s_panel_follows(open_notebook):
         write("batch", "4")
         write("model", "gpt2")
 
+    # Full fine-tuning alone, and with its state in the RAM.
+    for method in ("lora", "qlora"):
+        notebook.click(f".planner-{method} input")
+    notebook.click(".planner-cpu_offload input")
+    notebook.click("button.planner-search")
+    shown("table", "전체 미세 조정 · CPU 오프로드", "CPU로 보내는 양")
+    notebook.screenshot("09_cpu_offload", ".planner-panel")
+    notebook.click(".planner-cpu_offload input")
+
     # Nothing fits: what is missing, and what would fit.
     write("model", "Llama-3.1-8B")
     notebook.choose(".planner-gpu", "RTX 4090")
-    for method in ("lora", "qlora"):
-        notebook.click(f".planner-{method} input")
     notebook.click("button.planner-search")
     shown("status", "들어가는 것이 없다", "모자란다")
-    shown("table", "하나만 바꾼다면", "방법을 더 허용한다")
+    shown("table", "하나만 바꾼다면", "방법을 더 허용한다", "학습 상태를 CPU에 둔다")
     notebook.screenshot("09_panel", ".planner-panel")
     assert notebook.errors() == [] and notebook.console_errors == []

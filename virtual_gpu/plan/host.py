@@ -42,8 +42,8 @@ class HostNeed:
     """Bytes of RAM on the machine of all the plan's GPUs. loading: of tensors at the peak of loading, after which
     nothing of them stays. mapped: pages of the files. processes: one for each GPU. checkpoints: pinned, of one
     micro-batch on each. state: a paged optimizer's, on all of them. training: parameters, gradients and optimizer
-    state that wait there (`cpu_offload`). saving: the whole model, gathered in one process's RAM while all that is
-    there."""
+    state that wait there (`cpu_offload`). saving: the whole model of a plan that is split, gathered in one process's
+    RAM while all that is there."""
 
     loading: Range
     mapped: int
@@ -72,10 +72,10 @@ class HostNeed:
         high = human_bytes(self.needed.high)
         more = ""
         if self.training:
-            states, saved = human_bytes(self.training), human_bytes(self.saving)
+            states = human_bytes(self.training)
             more = tr(
-                ko=f", 스텝에 파라미터·그레이디언트·옵티마이저 상태 {states}, 저장할 때 {saved} 더",
-                en=f", parameters, gradients and optimizer state {states} in a step, {saved} more to save",
+                ko=f", 스텝에 파라미터·그레이디언트·옵티마이저 상태 {states}",
+                en=f", parameters, gradients and optimizer state {states} in a step",
             )
         if self.checkpoints:
             pinned = f"{human_bytes(self.checkpoints)}~{human_bytes(2 * self.checkpoints)}"
@@ -83,6 +83,11 @@ class HostNeed:
         if self.state.high:
             pages = f"{human_bytes(self.state.low)}~{human_bytes(self.state.high)}"
             more += tr(ko=f", 옵티마이저 상태의 페이지 {pages}", en=f", pages of optimizer state {pages}")
+        if self.saving:
+            saved, added = human_bytes(self.saving), bool(more)
+            more += tr(ko=f", 저장할 때 {saved}", en=f", {saved}") + tr(
+                ko=" 더" if added else "", en=f"{' more' if added else ''} to save"
+            )
         text = tr(
             ko=f"호스트 RAM: 불러올 때 텐서 {loading}{more}, 프로세스까지 {low}~{high}",
             en=f"host RAM: tensors {loading} while loading{more}, with the process {low} to {high}",
@@ -150,8 +155,12 @@ def host_need(plan: Plan) -> HostNeed:
 
 
 def _saving(recipe: Recipe, parameters: int) -> int:
-    """What the whole model takes where the files gather it from shards, which rank 0 alone does."""
-    return parameters * getattr(torch, weights_dtype(recipe)).itemsize if recipe.cpu_offload else 0
+    """What the whole model takes where the files gather it from shards, which rank 0 alone does.
+
+    Of adapters not every kind of files gathers the frozen weights: nothing is said of those.
+    """
+    gathered = recipe.stage and recipe.method == "full"
+    return parameters * getattr(torch, weights_dtype(recipe)).itemsize if gathered else 0
 
 
 def _offloaded(request: Request, recipe: Recipe, accumulating: bool) -> tuple[int, int]:
@@ -166,9 +175,7 @@ def _offloaded(request: Request, recipe: Recipe, accumulating: bool) -> tuple[in
 
 def states_beyond(request: Request, recipe: Recipe) -> int:
     """Bytes of RAM that the named machine lacks for a training state on the CPU; 0 where it has them, or none is."""
-    if request.host is None:
-        return 0
-    if not recipe.cpu_offload:
+    if request.host is None or not recipe.cpu_offload:
         return 0
     wanted = _offloaded(request, recipe, accumulating=False)[1] + _saving(recipe, _sizes(request.model)[0])
     wanted += request.gpus * PROCESS.low

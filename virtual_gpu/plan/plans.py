@@ -579,8 +579,8 @@ def _why_not_on_cpu(request: Request) -> list[tuple[str, str]]:
             rows.append((f"{full} · {recipe.precision}", why))
     for method in (method for method in request.methods if method != "full"):
         why = tr(
-            ko="전체 미세 조정만 센다. 어댑터의 그레이디언트와 상태는 작다",
-            en="only full fine-tuning is counted: gradients and states of adapters are small",
+            ko="전체 미세 조정만 센다. 어댑터라면 옮길 것이 얼린 가중치뿐이다",
+            en="only full fine-tuning is counted: with adapters it is the frozen weights that there are to move",
         )
         rows.append((method_label(method), why))
     return rows

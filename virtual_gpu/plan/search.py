@@ -13,6 +13,8 @@ Every plan that is shown was measured on the virtual GPU. What is not run is wha
 - weights beside 4-bit ones stay in 16 bits only where they do not fit in fp32;
 - checkpoints go to the CPU only where a recipe does not fit otherwise, or where what is left is what counts; of QLoRA
   only with the other weights in 16 bits, which is tried first;
+- a training state goes to the CPU (`on_cpu`) only where that is asked for, or nothing else fits: all of it comes and
+  goes in every micro-batch;
 - what cannot be run at all (a model whose own code does not take 4-bit weights) is left out with the reason.
 """
 

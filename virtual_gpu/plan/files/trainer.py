@@ -38,7 +38,7 @@ def files(plan: Plan) -> dict[str, str]:
     found = {"training_arguments.json": json_text(training_arguments(plan)), "accelerate.yaml": accelerate_yaml(plan)}
     if plan.recipe.method != "full":
         found["lora_config.json"] = json_text(lora_config(plan))
-    own = {"usage": _SPLIT, "more": _LAUNCHED} if plan.recipe.stage else {}
+    own = {"usage": _SPLIT, "more": _LAUNCHED, "modules": "import os\n"} if plan.recipe.stage else {}
     return {"train.py": script(plan, **own)} | found
 
 
@@ -75,8 +75,11 @@ _LAUNCHED = f"""if not args.cpu and os.environ.get("ACCELERATE_USE_FSDP") != "tr
 """
 
 
-def script(plan: Plan, usage: str = _USAGE, more: str = "") -> str:
-    """train.py. usage: how it is started; more: what is done to its `settings` before TrainingArguments take them."""
+def script(plan: Plan, usage: str = _USAGE, more: str = "", modules: str = "") -> str:
+    """train.py. usage: how it is started; more: what is done to its `settings` before TrainingArguments take them.
+
+    modules: lines that import what `more` needs.
+    """
     recipe, model = plan.recipe, plan.request.model
     default = "required=True" if is_given(model) else f"default={model!a}"
     loading, adapters, of_peft = "", "", ""
@@ -115,7 +118,7 @@ def script(plan: Plan, usage: str = _USAGE, more: str = "") -> str:
         usage=usage,
         here=_CHECKPOINTS_STAY if recipe.offload else "",
         more=more,
-        of_launch="import os\n" if "os." in more else "",
+        modules=modules,
     )
 
 
@@ -155,7 +158,7 @@ _SCRIPT = '''"""{title}
 
 import argparse
 {of_keeping}import json
-{of_launch}from pathlib import Path
+{modules}from pathlib import Path
 
 import torch
 {imports}from datasets import Dataset
