@@ -104,7 +104,7 @@ RECIPES = (
     Recipe(
         name="torchtune",
         what="Llama 3.1 70B by FSDP2 on 8 A100s, parameters, gradients and optimizer state on the CPU",
-        what_ko="FSDP2로 A100 8장, 파라미터와 그레이디언트, 옵티마이저 상태는 CPU에",
+        what_ko="FSDP2로 A100 8장, 학습 상태는 CPU에",
         handles=is_here,
         predict=predict,
         settings={
