@@ -2,6 +2,8 @@
 
 import pytest
 
+SEARCH_TIMEOUT_S = 300  # half a minute alone; other tests share the machine
+
 
 @pytest.mark.browser
 @pytest.mark.slow
@@ -12,7 +14,9 @@ def test_chapter_9s_panel_follows(open_notebook):
     assert notebook.broken_pictures() == []
 
     def shown(where, *words):
-        return notebook.wait_until_text(f".planner-{where}", lambda text: all(word in text for word in words))
+        return notebook.wait_until_text(
+            f".planner-{where}", lambda text: all(word in text for word in words), SEARCH_TIMEOUT_S
+        )
 
     def faded(where):
         return notebook.find(f".planner-{where}").evaluate("one => getComputedStyle(one).opacity") == "0.35"

@@ -64,6 +64,7 @@ def answer_in_int8(
 WIDTH, ROWS = 64, 128
 KINDS = ("fp32", "linear", "dynamic")
 BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)  # those of bitsandbytes; the layer has 4,096 weights
+FAR = 1_000  # times the learning rate: Adam's own steps are a few
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,15 @@ class Learning:
         return self.after < self.before / 10
 
     def __repr__(self) -> str:
-        # What has run away differs from machine to machine.
-        after = tr(ko="발산", en="diverged") if not self.after < self.before else f"{self.after:.2f}"
+        # What has run away differs from machine to machine: from its first large step the last bits of a sum decide.
+        away = self.largest > FAR
+        after = tr(ko="발산", en="diverged") if away or not self.after < self.before else f"{self.after:.2f}"
+        times = f"{FAR:,}" if away else f"{self.largest:.1f}"
         return tr(
             ko=f"손실 {self.before:.2f} → {after}, 상태 파라미터당 {self.nbytes:.2f}바이트, "
-            f"가장 큰 갱신은 학습률의 {self.largest:.1g}배",
+            f"가장 큰 갱신은 학습률의 {times}배{' 초과' if away else ''}",
             en=f"loss {self.before:.2f} → {after}, {self.nbytes:.2f} bytes of states each, "
-            f"largest step {self.largest:.1g} times the learning rate",
+            f"largest step {'over ' if away else ''}{times} times the learning rate",
         )
 
 
