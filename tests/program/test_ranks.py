@@ -218,6 +218,18 @@ def test_more_cards_than_a_machine_has_are_in_several(tmp_path, gpus, rank, comm
     assert report.error is None and report.host.ranks == of
 
 
+def test_a_card_brings_nccl_to_one_process_too(tmp_path):
+    """torchtune asks for it before it trains in bf16 on one card, and opens no group."""
+    script = tmp_path / "asks.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "assert dist.is_nccl_available() and torch.cuda.nccl.version() >= (2, 10)\n"
+        "assert not dist.is_initialized()\n"
+    )
+    assert run(str(script), [], gpu="A100-80GB").error is None
+    assert not dist.is_nccl_available()
+
+
 def test_a_step_on_the_cpu_takes_gradients_that_are_one_number(tmp_path, monkeypatch):
     """FSDP2's CPU offload: the parts of a DTensor are real tensors there, and a fused step reads every element."""
     monkeypatch.setattr(device, "_HUGE", 2**10)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from ..cards import GPUSpec
 from ..errors import WrongValue
@@ -117,6 +118,8 @@ def _group(
         install()
     else:
         patches.set(dist, "init_process_group", first)
+        for module in (dist, c10d):  # a card brings it: torchtune wants it for bf16, with one process too
+            patches.set(module, "is_nccl_available", lambda: True)
 
 
 def _launched(name: str, argv: Sequence[str], patches: Patches, gpu: ProgramGPU) -> Launch:
