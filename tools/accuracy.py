@@ -49,14 +49,15 @@ TEXTS = {
         "truth": "다른 사람들이 자기 카드에서 재어 공개한 값을 예측한 결과다(마지막 실행 {date}, torch {torch}, "
         "`make truth`). ‘정확’은 입력이 모두 밝혀져 있고 자세히 출력된 행 가운데 출력의 해상도 안에 든 수다. "
         "적어 둔 것 말고는 맞춘(fit) 값이 없다. 틀린 행도 남긴다.",
-        "heads": "| 출처 | 카드 | 무엇 | 행 | 가운데값 | 가장 나쁜 값 | 정확 |",
+        "heads": "| 출처 | 카드 | 무엇 | 행 | 중앙값 | 가장 나쁜 값 | 정확 |",
         "fitted": "맞춘 것(통계에 넣지 않는다): {what}.",
         "wrong": "카드에서는 죽었는데 들어간다고 한 것: {fits}개. 카드에서는 돌았는데 부족하다고 한 것: {died}개.",
         "not run": "실행하지 못한 것(이유는 벤치의 출력에 있다): {count}행.",
-        "peers": "같은 {count}행에서 가운데값 / 가장 나쁜 값: {each}.",
+        "virtual card": "가상 GPU",
+        "peers": "같은 {count}행에서 중앙값 / 가장 나쁜 값: {each}.",
         "unstated": "밝히지 않음",
         "ours": "| GPU | 설정 수 | 첫 스텝 직후 | 최대 | 예약 | torch | 날짜 |",
-        "note": "직접 잰 값이다. 예측값이 측정값과 다른 정도(%): 여러 설정의 가운데값 / 가장 나쁜 값.",
+        "note": "직접 잰 값이다. 예측값이 측정값과 다른 정도(%): 여러 설정의 중앙값 / 가장 나쁜 값.",
         "not yet": "직접 재지 않은 카드",
     },
 }
@@ -123,7 +124,9 @@ def truth(language: str, judged: dict[str, Any]) -> str:
     lines.append(texts["not run"].format(count=not_run))
     by_peer = peers(judged["rows"])
     if by_peer:
-        each = ", ".join(f"{name} {_percent(one.median)} / {_percent(one.worst)}" for name, one in by_peer.items())
+        each = ", ".join(
+            f"{texts.get(name, name)} {_percent(one.median)} / {_percent(one.worst)}" for name, one in by_peer.items()
+        )
         lines.append(texts["peers"].format(count=len(by_peer["virtual card"].errors), each=each))
     return "\n".join(lines) + "\n\n"
 

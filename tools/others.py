@@ -262,7 +262,7 @@ PEFT의 행에서는 \
 
 ![식마다 한 줄, 행마다 한 점: 식의 값이 측정값과 다른 비율](../image/others.svg)
 
-| 누구 | 행 | 가운데값 | 최악 | 모자란 행 | 같은 행에서 우리: 가운데값 | 우리: 최악 |
+| 누구 | 행 | 중앙값 | 최악 | 모자란 행 | 같은 행에서 우리: 중앙값 | 우리: 최악 |
 |---|---:|---:|---|---:|---:|---:|
 {table}
 
@@ -309,7 +309,7 @@ def reading(found: dict[str, list[tuple[float, Run]]]) -> list[str]:
     names = {"full": "전체 미세 조정", "lora": "LoRA와 어댑터(2x)", "qlora": "QLoRA(x/2)"}
     lines = [
         f"- LLaMA-Factory의 표, {names[method]}: {len(values)}행 가운데 {sum(v < 0 for v in values)}행에서 모자란다. "
-        f"가운데값 {per_cent(statistics.median(values))}, 범위 {per_cent(min(values))}에서 {per_cent(max(values))}."
+        f"중앙값 {per_cent(statistics.median(values))}, 범위 {per_cent(min(values))}에서 {per_cent(max(values))}."
         for method, values in by_method.items()
     ]
     for name in ("DeepSpeed estimate_zero2", "accelerate estimate-memory"):

@@ -215,6 +215,7 @@ RECIPES = (
         handles=from_source("huggingface/peft", kinds=("measurement", "derived")),
         predict=predict,
         fitted=f"the longest batch, {LONGEST} tokens, on LoRA rank 32",
+        fitted_ko=f"LoRA rank 32에서 가장 긴 배치의 {LONGEST}토큰",
         fitted_on=frozenset((FITTED_ON,)),
         packages=packages,
         settings={

@@ -21,17 +21,17 @@
 #
 # | 언제 죽었나 | 스텝 뒤의 `allocated` | 까닭 | 어디로 |
 # |---|---|---|---|
-# | 첫 스텝이나 둘째 스텝 | – | 스텝 자체가 카드보다 크다, 또는 남이 카드를 쓴다(10.6절) | 10.1절, [처방 한 장](../../docs/cheat_sheet.md). 긴 것부터 오게 묶었다면 10.3절 |
+# | 첫 스텝이나 둘째 스텝 | – | 스텝 자체가 카드보다 크다, 단편화(T가 F + R 이하일 때, 3.10절의 배치 13), 또는 남이 카드를 쓴다(10.6절) | 10.1절, [처방 한 장](../../docs/cheat_sheet.md). 긴 것부터 오게 묶었다면 10.3절 |
 # | 어느 긴 배치에서 | 그대로 | 가장 긴 배치 | 10.3절 |
 # | 스텝마다 늘다가 | 늘어난다 | 이름 하나가 붙들고 있다 | 10.4절 |
-# | OOM을 잡아 다시 하다가 | –(다시 하기 직전의 것이 크다) | 예외가 앞 시도의 텐서를 붙들고 있다 | 10.4절 |
+# | OOM을 잡아 다시 하다가 | 볼 수 없다. 다시 하기 직전의 `allocated`가 크다 | 예외가 앞 시도의 텐서를 붙들고 있다 | 10.4절 |
 # | 길이가 제각각인 배치를 돌다가 | 그대로, `reserved`만 늘어난다 | 캐시(안 죽는다), 단편화 | 10.5절 |
 # | 어떤 날은 되고 어떤 날은 안 된다 | 그대로 | 다른 프로세스 | 10.6절 |
 # | 평가, 생성, 저장, 불러오기 | – | 학습 밖의 것 | [11장](11_outside_training.ipynb) |
 #
-# 둘째 줄과 다섯째 줄은 **언제 죽었나로는 갈리지 않는다.** 단편화도 대개 긴 배치에서 죽는다. 먼저 메시지에서 T와 F + R을 비교한다(10.1절). T가 더 크면 단편화가 아니니 다시 돌릴 것도 없다. 작거나 같을 때만 `expandable_segments:True`를 켜고 다시 돌린다(10.5절). 끝까지 가면 단편화, 그래도 죽으면 가장 긴 배치다.
+# 가장 긴 배치(둘째 줄)와 단편화(첫째, 다섯째 줄)는 **언제 죽었나로는 갈리지 않는다.** 단편화도 대개 긴 배치에서 죽는다. 먼저 메시지의 세 수, 할당하려던 T(`Tried to allocate`), 카드에 남은 F(`is free`), 쥐고 있지만 빈 R(`reserved … but unallocated`)에서 T와 F + R을 비교한다(10.1절). T가 더 크면 단편화가 아니니 다시 돌릴 것도 없다. 작거나 같을 때만 `expandable_segments:True`를 켜고 다시 돌린다(10.5절). 끝까지 가면 단편화, 그래도 죽으면 가장 긴 배치다.
 #
-# **급하면 10분.** traceback을 통째로 10.2절의 패널에 붙이거나 터미널에서 `virtual-gpu doctor error.txt`를 실행한다(저장소를 내려받은 폴더에서 `pip install ".[models]"`를 하면 생긴다). 잘 돌다가 죽었다면 10.10절의 콜백이나 `logged`로 스텝마다 메모리를 적으며 다시 돌리고, 10.9절의 그림에 맞추어 본다.
+# **급하면 10분.** 첫 코드 셀과 10.2절의 `doctor_panel()` 셀만 실행해 패널에 traceback을 통째로 붙이거나, 터미널에서 `virtual-gpu doctor error.txt`를 실행한다(저장소를 내려받은 폴더에서 `pip install ".[models]"`를 하면 생긴다). 하나를 고쳐 또 죽으면 그 traceback을 다시 붙인다. T가 `allocated`보다 훨씬 작으면 T가 아니라 카드를 채운 것(체크포인팅, 배치)부터 줄인다. 잘 돌다가 죽었다면 10.10절의 콜백이나 `logged`로 스텝마다 메모리를 적으며 다시 돌리고, 10.9절의 그림에 맞추어 본다.
 #
 # 이 장을 마치면 메시지 하나로 알 수 있는 것과 없는 것을 가르고, 늦게 나는 OOM의 까닭을 그래프의 모양으로 구별하고, 쌓인 텐서를 붙든 이름까지 찾아간다. 여기에 나오는 OOM은 모두 가상 카드에서 실제로 낸 것이다(10.6절의 메시지만 남의 것이다).
 #
@@ -44,7 +44,7 @@ import torch
 from transformers import AutoModelForCausalLM, logging
 
 import virtual_gpu
-from helpers import case, caught, doctor_panel, exercise, guess, guesses, human_bytes
+from helpers import case, caught, doctor_panel, enable_checkpointing, exercise, guess, guesses, human_bytes
 
 logging.set_verbosity_error()
 
@@ -123,7 +123,7 @@ human_bytes(virtual_gpu.diagnose(caught(train, 16)).message.tried.bytes)
 # %% [markdown] lang="ko"
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** T는 잔을 넘치게 한 마지막 한 방울이다. 배치 12의 로짓처럼 그것이 정말 클 때도 있지만, 배치 16의 T는 MLP의 중간값(16 × 1,024 × 3,072 × 4)이고 카드는 그전에 이미 찼다. 먼저 볼 것은 T가 아니라 `allocated`다.
+# **조건부로 맞다.** T는 잔을 넘치게 한 마지막 한 방울이다. T를 없애서 낫는 것은 T가 크고, 그것을 뺀 나머지가 한도보다 넉넉히 작을 때뿐이다(배치 12의 로짓이 그런지는 10.2절에서 본다). 배치 16의 T는 MLP의 중간값(16 × 1,024 × 3,072 × 4)이고 카드는 그전에 이미 찼다. 먼저 볼 것은 T가 아니라 `allocated`다.
 #
 # </details>
 #
@@ -140,9 +140,9 @@ doctor_panel()
 # %% [markdown] lang="ko"
 # 프로그램 2에는 배치를 줄이라는 말이 없다. 옵티마이저 상태는 배치와 상관없기 때문이다. 프로그램 3은 점수 행렬이라 어텐션과 길이가 먼저다. 죽은 자리가 다르면 처방도 다르다.
 #
-# 마지막 줄만 남기면 자리를 잃는다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 traceback의 한 칸 한 칸(**프레임**, 함수 호출 하나)에 적혀 있다. 얼마나 줄어드는지는 진단에 없으니 실행해서 센다. 내 프로그램이면 진단의 맨 오른쪽 열에 있는 명령(`virtual-gpu run`)으로 센다. (처방의 숫자는 보기다. 체크포인팅의 이름은 transformers 5.23부터 `activation_checkpointing…`이고, 처방에 적힌 `gradient_checkpointing…`은 그 전의 이름이다.)
+# 마지막 줄만 남기면 자리를 잃는다. 로짓이라는 것도, 그것을 나누는 처방도 나오지 않는다. 어느 순간인지, 내 코드의 어느 줄인지는 숫자가 아니라 traceback의 한 칸 한 칸(**프레임**, 함수 호출 하나)에 적혀 있다. 얼마나 줄어드는지는 진단에 없으니 실행해서 센다. 내 프로그램이면 진단의 맨 오른쪽 열에 있는 명령(`virtual-gpu run`)으로 센다. (처방의 숫자는 보기다. 체크포인팅의 이름은 transformers 5.23부터 `activation_checkpointing_enable`이다. 처방에 적힌 `gradient_checkpointing_enable`은 그 전의 이름으로, 5.23에서도 경고와 함께 되지만 Colab의 5.15에는 이것뿐이다. 아래의 `enable_checkpointing`은 있는 쪽을 부르는 강의의 함수다.)
 #
-# 10.1절의 (12, 1,024)에 처방을 써 본다. 배치만 4로 줄인 것, 길이만 512로 줄인 것, 크기는 그대로 두고 손실만 나눈 것, 체크포인팅만 켠 것(의사의 세 줄에는 없다), 손실 나누기와 체크포인팅을 함께 한 것이다. **손실 나누기**는 로짓을 한꺼번에 만들지 않고 조각마다 만드는 것이고(5.9절의 조각낸 손실, 9.2절), 여기서는 TRL의 함수를 쓴다(출력의 `tiles`). 의사가 첫째로 적은 것이 그것이다. 손실만 나누면 들어갈까? 최대가 낮은 것부터 늘어놓으면 어떤 차례일까?
+# 10.1절의 (12, 1,024)에 처방을 써 본다. 배치만 4로 줄인 것, 길이만 512로 줄인 것(의사의 세 줄에는 없다), 크기는 그대로 두고 손실만 나눈 것, 체크포인팅만 켠 것, 손실 나누기와 체크포인팅을 함께 한 것이다. **손실 나누기**는 로짓을 한꺼번에 만들지 않고 조각마다 만드는 것이고(5.9절의 조각낸 손실, 9.2절), 여기서는 TRL의 함수를 쓴다(출력의 `tiles`). 의사가 첫째로 적은 것이 그것이다. 손실만 나누면 들어갈까? 최대가 낮은 것부터 늘어놓으면 어떤 차례일까?
 #
 # 10.1절의 `train`은 `from_pretrained`가 돌려준 그대로의 eval 모드라 드롭아웃이 없었다. 여기서는 모두 학습 모드(`.train()`)다. 체크포인팅은 학습 모드에서만 하고, `Trainer`는 스스로 바꾼다.
 
@@ -155,7 +155,7 @@ def cured(batch_size, length=1024, tiles=False, checkpointing=False):
     if tiles:
         add_fused_lm_head(model)
     if checkpointing:
-        model.activation_checkpointing_enable()
+        enable_checkpointing(model)
     loss_from = {"fused_lm_head": True} if tiles else {}
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     for _ in range(2):
@@ -173,7 +173,7 @@ for sizes, cures in (
     print(sizes, *cures, "|", caught(cured, *sizes, **cures).splitlines()[-1][:72])
 
 # %% [markdown] lang="ko"
-# 손실만 나누면 **다시 죽는다.** 넘친 것은 로짓이었지만, 카드를 채운 것은 블록마다 남긴 순전파 상태였기 때문이다. 그것을 버리는 체크포인팅만으로 들어가는 다음 줄이 그 증거다. (eval 모드라면 한도 바로 아래로 들어간다. 드롭아웃의 마스크가 가른 것이다.) 이번의 T는 로짓의 조각 하나(4,096토큰 × 32,768어휘 × 4바이트)다. **의사의 첫 줄은 마지막 방울을 없애는 것**이고, 여유까지 만들지는 않는다. 고친 프로그램이 죽으면 그 traceback을 다시 진단한다.
+# 손실만 나누면 **다시 죽는다.** 넘친 것은 로짓이었지만, 카드를 채운 것은 블록마다 남긴 순전파 상태였기 때문이다. 그것을 버리는 체크포인팅만으로 들어가는 다음 줄이 그 증거다. 이번의 T는 로짓의 조각 하나(4,096토큰 × 32,768어휘 × 4바이트)다. **의사의 첫 줄은 마지막 방울을 없애는 것**이고, 여유까지 만들지는 않는다. 여유는 카드를 채운 것을 줄이는 둘째 줄이 만든다. 고친 프로그램이 죽으면 그 traceback을 다시 진단한다.
 #
 # 체크포인팅만 켜도 8.81 GiB로 들어간다. 손실까지 나누면 3.27 GiB로, 배치와 길이를 그대로 두고도 다섯 가운데 가장 낮다. 체크포인팅이 블록의 입력만 남기면, 남는 것 가운데 로짓이 가장 크기 때문이다. 배치를 4로 줄이고 처방대로 세 번 누적하면(12 = 4 × 3) 앞의 그레이디언트, 많아야 한 벌 0.46 GiB가 첫 줄에 더해진다(4장). (최대는 `allocated`의 것이고, 예약은 이보다 크다.)
 #
@@ -207,7 +207,7 @@ for tokens in (2048, 4096, 8192, 16384):
 print([human_bytes(needed(batch, 8192 // batch)) for batch in (32, 16, 8)])
 
 # %% [markdown] lang="ko"
-# 어텐션이 점수 행렬을 만들지 않으면(3.12절), 모양이 아니라 **토큰의 수**(글의 수 × 가장 긴 글)가 정하고, 토큰을 따라 곧게 는다. 그러면 길이와 섞는 순서만으로, 학습을 시작하기 전에 **어느 스텝이 한도를 넘는지** 안다.
+# 어텐션이 점수 행렬을 만들지 않으면(3.12절), 모양이 아니라 **토큰의 수**(글의 수 × 가장 긴 글)가 정하고, 토큰의 수에 대해 직선으로 는다. 그러면 길이와 섞는 순서만으로, 학습을 시작하기 전에 **어느 스텝이 한도를 넘는지** 안다.
 #
 # 내 모델의 직선은 세 스텝을 재어 얻는다(10.10절의 '내 루프의 최대').
 #
@@ -229,6 +229,15 @@ epoch
 
 # %%
 steps_beyond.against(len(epoch.beyond))
+
+# %% [markdown] lang="ko"
+# 한도에 닿는 길이를 직선에서 구한다. 차례로 기울기(토큰 하나의 바이트), 절편, 한도의 토큰 수, 열여섯 개씩일 때의 길이, 그보다 긴 글의 수다.
+
+# %%
+slope = (peak_of(16384) - peak_of(8192)) / 8192
+start = peak_of(8192) - 8192 * slope
+most = (epoch.limit - start) / slope
+human_bytes(slope), human_bytes(start), int(most), int(most / 16), sum(length > most / 16 for length in lengths)
 
 # %% [markdown] lang="ko"
 # 직선의 기울기는 토큰 하나에 1.59 MiB, 절편은 1.39 GiB다(0.46 GiB의 세 벌쯤, 가중치와 AdamW의 상태다. 최대는 로짓이 있는 순간이라 가중치의 그레이디언트는 아직 없다). 그러니 한도는 8,550토큰쯤, 열여섯 개씩이면 길이 534다. 534를 넘는 글은 열한 개이고 저마다 다른 배치에 들었다. 글의 0.6%가 스텝의 8.8%가 된 것은 한 스텝이 글을 열여섯 개씩 뽑기 때문이다. 그래도 열에 하나가 안 되니, 첫 몇 스텝을 지켜보고 안심하면 안 된다.
@@ -289,13 +298,14 @@ for batches in ([ordered[:16], ordered[16:32]], [ordered[:16]] * 2):
 # rows = 16  # per_device_train_batch_size × gradient_accumulation_steps × GPU의 수
 # trial = dataset.select([order[-1], order[0]] * (rows * 5 // 2 + 1))  # 가장 긴 글과 가장 짧은 글
 # arguments.max_steps = 5  # TrainingArguments의 나머지는 내 설정 그대로
+# arguments.train_sampling_strategy = "sequential"  # transformers 5. 섞이면 가장 긴 글만 든 배치가 생긴다
 # arguments.save_strategy = arguments.eval_strategy = "no"  # 아니면 시험의 checkpoint-5가 남는다
 # Trainer(model=model, args=arguments, train_dataset=trial, data_collator=collator).train()  # 나머지도 내 것 그대로
 # ```
 #
 # - 가장 긴 글로**만** 채우지 않는다. 길이가 모두 같으면 transformers가 어텐션 마스크를 버린다. 그러면 진짜 배치의 마스크(층마다 글의 수 × 길이²)가 빠져 낮게 나오고, T4의 그룹 쿼리 모델이면 거꾸로 점수 행렬이 생겨 괜히 죽는다(3.12절).
 # - 다섯 스텝인 것은, fp16이면 `GradScaler`가 처음 몇 스텝을 건너뛸 수 있기 때문이다(1장). `step()`이 두 번은 정말 실행되어야 한다.
-# - 토큰 예산으로 묶는다면 가장 긴 글이 든 배치가 아니라 **토큰이 가장 많은 배치**로 시험한다. `max(batches, key=lambda batch: len(batch) * max(batch))`다. 여기서는 8,190토큰이고, 가장 긴 글의 배치는 10 × 764 = 7,640토큰이라 낮게 나온다.
+# - 토큰 예산으로 묶는다면 가장 긴 글이 든 배치가 아니라 **토큰이 가장 많은 배치**로 시험한다. `max(batches, key=lambda batch: len(batch) * max(batch))`다. 가장 긴 글의 배치는 토큰이 그보다 적을 수 있어 낮게 나온다.
 # - 통과하면 **프로그램을 다시 시작해** 진짜 학습을 한다. 시험이 가중치를 바꾸었다.
 # - 짧은 배치들 뒤의 단편화(10.5절)와 평가(11장)는 이 시험도 보지 못한다.
 #
@@ -379,7 +389,7 @@ steepest.against(max(a_step, key=a_step.get))
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
 #
-# **조건부로 맞다.** `backward()`를 부른 손실이라면 목록에 모아도 스텝마다 512바이트이고, `total`에 더하면 GPU에는 `total` 하나뿐이다(그래프의 노드(연산 하나하나)는 RAM에 쌓인다). 역전파하지 않는 손실, 곧 `no_grad`를 잊은 검증 손실이라면 위에서는 한 스텝에 300,309,504바이트였다. 어느 쪽이든 `.item()`이나 `.detach()`가 답이다.
+# **조건부로 맞다.** `backward()`를 부른 손실이라면 목록에 모아도 스텝마다 512바이트이고, `total`에 더하면 GPU에는 `total` 하나뿐이다. 그래프의 노드, 곧 연산 하나하나의 기록은 RAM에 쌓인다. 역전파하지 않는 손실, 곧 `no_grad`를 잊은 검증 손실이라면 위에서는 한 스텝에 300,309,504바이트였다. 어느 쪽이든 `.item()`이나 `.detach()`가 답이다.
 #
 # </details>
 #
@@ -510,7 +520,7 @@ rooms()
 #
 # **정말 단편화 탓인가?** T가 F + R 이하이고, `expandable_segments:True`를 켜면 **끝까지** 가야 한다. 앞의 것만으로는 모자란다(10.8절에서 본다). 그다음에 볼 것은 길이의 종류를 줄이는 `pad_to_multiple_of`, 그래도 모자라면 배치다([torchtune #1185](https://github.com/meta-pytorch/torchtune/issues/1185), [SpecForge #739](https://github.com/sgl-project/SpecForge/pull/739)).
 #
-# 켜는 법: 터미널이면 `export PYTORCH_ALLOC_CONF=expandable_segments:True`, 노트북이면 런타임을 다시 시작하고 `import torch`보다 먼저 `%env PYTORCH_ALLOC_CONF=expandable_segments:True`다. PyTorch 2.8까지는 이름이 `PYTORCH_CUDA_ALLOC_CONF`다. **메시지에 적힌 이름을 쓴다.** 틀린 이름은 오류 없이 무시되어 '또 죽었으니 가장 긴 배치'로 읽게 된다.
+# 켜는 법: 터미널이면 `export PYTORCH_ALLOC_CONF=expandable_segments:True`, 노트북이면 런타임을 다시 시작하고 `import torch`보다 먼저 `%env PYTORCH_ALLOC_CONF=expandable_segments:True`다. PyTorch 2.8까지는 이름이 `PYTORCH_CUDA_ALLOC_CONF`다. 새 PyTorch는 옛 이름도 읽지만(둘 다 있으면 새 이름이 이긴다), 2.8까지는 새 이름을 오류 없이 무시한다. 그러면 '또 죽었으니 가장 긴 배치'로 잘못 읽게 된다. **메시지에 적힌 이름을 쓴다.**
 #
 # ## 10.6 다른 프로세스
 #
@@ -533,9 +543,9 @@ virtual_gpu.diagnose(
 #
 # ### 사건 10-B: 새는 것 같다
 #
-# "PyTorch가 5.6 GiB를 쓸 수 있는 6 GB 카드에서 학습한다. 열세 번째 스텝에서 OOM이 난다. `nvidia-smi`를 보면 메모리가 계속 늘다가 죽으니 새는 것이 틀림없다."
+# "PyTorch가 5.6 GiB를 쓸 수 있는 6 GiB 카드에서 학습한다. 열세 번째 스텝에서 OOM이 난다. `nvidia-smi`를 보면 메모리가 계속 늘다가 죽으니 새는 것이 틀림없다."
 #
-# `case("10-B").run()`은 이 학습을(옵티마이저는 뺐다) 가상 카드에서 실제로 돌려 스텝마다의 세 숫자와 마지막 메시지를 보여 준다(5.6 GiB에는 CUDA 컨텍스트가 들어 있지 않다). 바꿀 수 있는 것은 다음이고, 실험은 다섯 번이다.
+# `case("10-B").run()`은 이 학습을(옵티마이저는 뺐다) 가상 카드에서 실제로 돌려 스텝마다 세 숫자와 마지막 메시지를 보여 준다(5.6 GiB에는 CUDA 컨텍스트가 들어 있지 않다). 바꿀 수 있는 것은 다음이고, 실험은 다섯 번이다.
 #
 # - `seed`(`9`): 길이를 뽑는 씨앗
 # - `max_length`(`512`): 자르는 길이
@@ -619,7 +629,7 @@ history_chart(snapshot)
 #     raise
 # ```
 #
-# 이 파일에는 **죽은 스텝의 순전파 상태도** 살아 있다. 그래서 위의 표로 보면 새지 않아도 순전파의 줄이 맨 위다. 붙들린 것은 memory_viz에서 여러 스텝에 걸쳐 끝까지 이어지는 띠로 가린다. `Trainer`라면 내 줄이 `trainer.train()` 하나라 이것뿐이다. 띠를 눌러 traceback 전체를 본다. 내 루프라면 스텝이 끝난 자리에서, 이를테면 10번째와 30번째에 저장해 표 둘에서 **늘어난 줄**을 찾는다. `import pickle; alive_by_line(pickle.load(open("10.pickle", "rb")))`다.
+# 이 파일에는 **죽은 스텝의 순전파 상태도** 살아 있다. 그래서 위의 표로 보면 새지 않아도 순전파의 줄이 맨 위다. 붙들린 것은 memory_viz에서 여러 스텝에 걸쳐 끝까지 이어지는 띠로 가린다. `Trainer`라면 내 줄이 `trainer.train()` 하나라 이것뿐이다. 띠를 눌러 traceback 전체를 본다. 내 루프라면 스텝이 끝난 자리에서, 이를테면 10번째와 30번째에 저장해 표 둘에서 **늘어난 줄**을 찾는다. 강의를 설치한 환경에서 저장소의 폴더를 열고 `import pickle; from helpers.chapters.c10_clinic.blocks import alive_by_line; alive_by_line(pickle.load(open("10.pickle", "rb")))`다. 강의가 없으면 memory_viz에서 두 그림을 비교한다.
 #
 # '기록을 켜기 전, 또는 라이브러리'라는 줄에는 역전파가 만든 것과, 늦게 켰다면 가중치가 들어간다. pickle은 코드를 실행할 수 있으니 자기가 만든 파일만 연다.
 #
@@ -648,7 +658,7 @@ rounds(answers)
 with_expandable_segments(4, 6, 7, 8)
 
 # %% [markdown] lang="ko"
-# 넷 다 그 요청은 지나갔지만 뒤에서 죽는다(8에서 늘어난 1.02 GiB는 한 층의 KV 캐시다. 다음 층의 같은 자리에서 죽었다). 단편화만 고쳐서 살릴 수 있는 것은 없다.
+# 넷 다 그 요청은 지나갔지만 뒤에서 죽는다(8에서 늘어난 1 GiB쯤은 한 층의 KV 캐시다. 다음 층의 같은 자리에서 죽었다). 단편화만 고쳐서 살릴 수 있는 것은 없다.
 #
 # ## 10.9 기억할 것
 #
@@ -752,7 +762,7 @@ model(input_ids=tokens, labels=tokens).loss.backward()
 # %% [markdown] lang="ko"
 # ### 내 루프의 최대
 #
-# 10.3절의 직선을 내 모델에서 얻으려면, 옵티마이저의 상태가 생긴 **첫 `step()` 뒤에** 세 스텝의 최대를 잰다. 크기는 진짜 배치에 가깝게, 설정은 진짜 학습과 같게 한다. 체크포인팅이나 드롭아웃을 쓰면 `model.train()`을 먼저 부르고, 혼합 정밀도면 순전파를 `torch.autocast`로 감싼다. 세 점이 한 직선에 놓이면 나머지도 그 위에 있다. 놓이지 않으면 배치가 너무 작거나 어텐션이 길이²짜리를 만드는 것이다(`eager`, T4의 그룹 쿼리). 진짜 배치에 패딩이 있으면 한 칸이 0인 `attention_mask`도 함께 넘긴다. 뒤의 것이면 길수록 더 가파르게 휘니, 가장 긴 배치의 모양 그대로 잰다.
+# 10.3절의 직선을 내 모델에서 얻으려면, 옵티마이저의 상태가 생긴 **첫 `step()` 뒤에** 세 스텝의 최대를 잰다. 크기는 진짜 배치에 가깝게, 설정은 진짜 학습과 같게 한다. 체크포인팅이나 드롭아웃을 쓰면 `model.train()`을 먼저 부르고, 혼합 정밀도면 순전파를 `torch.autocast`로 감싼다. 세 점이 한 직선에 놓이면 나머지도 그 위에 있다. 놓이지 않으면 배치가 너무 작거나 어텐션이 길이²짜리를 만드는 것이다(`eager`, T4의 그룹 쿼리). 뒤의 것이면 길수록 더 가파르게 휘니, 가장 긴 배치의 모양 그대로 잰다. 진짜 배치에 패딩이 있으면 모델을 부를 때 한 칸이 0인 `attention_mask`도 넘긴다.
 #
 # 아래의 `line_of`는 토큰 하나의 바이트와 절편을 돌려준다. 10.3절의 GPT-2로 직선을 얻어, 섞은 에폭에서 한도를 넘는 스텝을 짚는다. 10.3절의 그림과 같은 스텝인가? (텐서의 최대는 '필요한 메모리'보다 1%쯤 낮으므로, 한도의 98%를 넘으면 넘는 것으로 본다.)
 

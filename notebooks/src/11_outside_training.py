@@ -47,7 +47,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from helpers import case, exercise, guess, guesses, human_bytes
+from helpers import case, enable_checkpointing, exercise, guess, guesses, human_bytes
 from helpers.chapters.c11_outside.tried import attempt, compare
 
 torch.set_num_threads(1)
@@ -283,7 +283,7 @@ largest_eval
 def three(batch, context=torch.no_grad, backward=False, item=False, head=True, count=3, check=False):
     model = load("Qwen/Qwen2.5-0.5B", dtype="float16", device_map="cuda").train()
     if check:
-        model.activation_checkpointing_enable()
+        enable_checkpointing(model)
     tokens, losses = torch.ones(batch, 512, dtype=torch.int64).cuda(), []
     with context():
         for _ in range(count):
@@ -681,7 +681,7 @@ def one_step(batch=2, context=nullcontext, lora=False, **checkpointing):
     if lora:
         model = get_peft_model(model, LoraConfig(target_modules=["query_key_value"]))
     if checkpointing:
-        model.activation_checkpointing_enable(**checkpointing)
+        enable_checkpointing(model, **checkpointing)
     tokens = torch.ones(batch, 512, dtype=torch.int64).cuda()
     with context():
         loss = model(tokens, labels=tokens, use_cache=False).loss

@@ -225,7 +225,7 @@ FIRST = {
     places.SAVING: ("to_cpu_first", "model_only", "expandable"),
     places.FORWARD: ("checkpointing", "accumulation", "shorter"),
     places.ATTENTION: ("sdpa", "shorter", "accumulation"),
-    places.LOGITS: ("fused_loss", "fused_head", "accumulation", "shorter"),
+    places.LOGITS: ("fused_loss", "fused_head", "checkpointing", "accumulation", "shorter"),
     places.BACKWARD: ("checkpointing", "accumulation", "offload", "lora"),
     places.OPTIMIZER_STATES: ("eight_bit", "lora", "qlora"),
     places.OPTIMIZER_STEP: ("fused", "eight_bit", "lora"),

@@ -92,7 +92,7 @@ EXERCISES = {
                 en="Twice the length, twice the activations: begin at half of what fitted at length 256.",
             ),
             tr(
-                ko="virtual_gpu의 splits(32, gpu='T4', sequence_length=512)가 나눗셈마다 메모리를 알려 준다.",
+                ko="virtual_gpu의 splits(32, gpu='T4', sequence_length=512)가 나누는 방법마다 메모리를 알려 준다.",
                 en="splits(32, gpu='T4', sequence_length=512) of virtual_gpu knows every split's memory.",
             ),
         ],

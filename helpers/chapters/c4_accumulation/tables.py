@@ -21,7 +21,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Rows:
 def _columns() -> dict[str, tuple[str, str]]:
     """Key → head, and how a number of that column is written."""
     return {
-        "split": (tr(ko="나눗셈", en="split"), ""),
+        "split": (tr(ko="나누는 방법", en="split"), ""),
         "steps": (tr(ko="옵티마이저 스텝", en="optimizer steps"), ","),
         "first": (tr(ko="처음 손실", en="first loss"), ".3f"),
         "last": (tr(ko="마지막 손실", en="last loss"), ".3f"),

@@ -29,7 +29,8 @@ def reached(model: nn.Module, ids: torch.Tensor, *, input_grads: bool) -> tuple[
     the frozen embedding asks for one, as `enable_input_require_grads` makes it.
     """
     base = model.get_base_model()
-    base.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": True})
+    enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
+    enable({"use_reentrant": True})  # the name before transformers 5.23
     if not input_grads:  # transformers turns it on together with checkpointing
         base.disable_input_require_grads()
     with warnings.catch_warnings(record=True) as caught:
