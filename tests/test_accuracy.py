@@ -183,12 +183,18 @@ def test_what_a_margin_does_not_cover():
     peak, reserved, programs, highest, moment, tensors, single = how_short()
     assert sum(int(row[1]) for row in (highest, moment, tensors, single)) == len(measured.published())
     assert (highest[1], highest[-1], moment[1], moment[-1]) == ("86", "2: xMem × 2", "78", "0")  # as the text has it
-    assert (tensors[-1], single[-1]) == ("0", "17: Liger-Kernel × 17")
+    assert (tensors[-1], single[-1]) == ("1: torchtune", "17: Liger-Kernel × 17")
     assert (peak[1], peak[2], peak[-1]) == ("46", "0.03%", "0") and reserved[-1] == "0"
     assert peak[3].startswith("−0.07%") and reserved[3].startswith("−3.68%")  # as the text has it
     assert programs[-1].startswith("3: ") and "dcgan" in programs[3]
     assert [row[-1] for row in how_short(margin=20.0)] == ["0"] * 7
     assert int(how_short(margin=0.0)[0][-1].partition(":")[0]) > 0
+
+
+def test_levers_one_on_top_of_the_other_as_chapter_9_has_them():
+    rows = {row[0]: float(row[3].replace("−", "-").rstrip("%")) for row in measured.lever_by_lever()}
+    assert len(rows) == 8 and [name for name, off in rows.items() if abs(off) > 0.5] == ["+ 8-bit AdamW", "LoRA"]
+    assert rows["+ activation checkpointing"] == 0.01
 
 
 def test_a_peak_of_what_is_reserved_is_no_average_of_it():

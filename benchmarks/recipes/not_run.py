@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import torchtitan, torchtune
+from . import torchtitan, torchtune, torchtune_levers
 from .recipe import Recipe, Refused, Row, from_source
 
 WHY = {
@@ -22,7 +22,7 @@ def predict(row: Row) -> int:
 
 def handles(row: Row) -> bool:
     """Whether a row is of such a source, and not of a program that is here after all."""
-    return from_source(*WHY)(row) and not (torchtitan.is_here(row) or torchtune.is_here(row))
+    return from_source(*WHY)(row) and not any(one.is_here(row) for one in (torchtitan, torchtune, torchtune_levers))
 
 
 RECIPES = (Recipe(name="not run", what="sources without a program here", handles=handles, predict=predict),)

@@ -16,6 +16,7 @@ from virtual_gpu.units import human_bytes
 JUDGED = COURSE / "benchmarks" / "judged.json"
 OURS = COURSE / "benchmarks" / "records" / "nvidia-h100-80gb-hbm3-2026-11-23.json"
 PROGRAMS = COURSE / "benchmarks" / "programs" / "predicted.json"  # others' programs on the same card
+LADDER = "torchtune levers"  # the recipe of that table
 SINGLE = "Liger-Kernel"  # the source that measures one operation or loss at a time, no training
 Found = tuple[float, str, float]  # predicted over measured, less 1; of what; bytes measured
 
@@ -101,6 +102,24 @@ def played_t4() -> Rows:
         "measured_reserved": (tr(ko="잰 예약", en="reserved, measured"), ""),
     }
     return table(rows, columns)
+
+
+def lever_by_lever(path: Path = JUDGED) -> Rows:
+    """torchtune's table of one lever on top of the other: what a card had, and what its program has on the virtual."""
+    rows = [row for row in published(path) if row["recipe"] == LADDER]
+    heads = ["", "A100", tr(ko="가상 GPU", en="virtual GPU"), tr(ko="오차", en="error")]
+    return Rows(
+        heads,
+        [
+            [
+                row["id"].partition("/")[2],
+                human_bytes(row["measured"]),
+                human_bytes(row["predicted"]),
+                f"{error(row):+.2%}".replace("-", "−"),
+            ]
+            for row in rows
+        ],
+    )
 
 
 def _how_short(found: list[Found], margin: float) -> list[str]:
