@@ -47,7 +47,7 @@ stress: $(READY)  ## what make test leaves out: every combination and architectu
 
 # Sums in another order: what a notebook shows may not hang on the last bits of a float (or its cell is not compared).
 another-cpu: $(READY)  ## every notebook with the instructions of an older CPU: the outputs stay the same
-	@ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 \
+	@ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE \
 		$(MAKE) --no-print-directory test-files FILES="$(or $(FILES),notebooks/ko)"
 
 fuzz: $(READY)  ## odd inputs to every public function and command (INPUTS=5000, about half an hour; SEED=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING
@@ -76,6 +76,11 @@ class Chart:
 
     def __repr__(self) -> str:
         return f"<{self.title}>"
+
+
+def steady(values: Iterable[float], digits: int = 4) -> list[float]:
+    """The values to so many significant digits: what is drawn may not hang on how a CPU sums and rounds."""
+    return [float(f"{value:.{digits - 1}e}") for value in values]
 
 
 def _style() -> dict[str, object]:

@@ -12,7 +12,10 @@ from helpers.chapters.c11_outside.job import NAMES, job
 from helpers.chapters.c11_outside.pictures import draw_gathering, draw_job
 from helpers.chapters.c11_outside.resume import resumed, saved
 from helpers.chapters.c11_outside.tried import attempt, compare
+from virtual_gpu.models import offloaded
+from virtual_gpu.models.build import build_model
 from virtual_gpu.models.configs import load_config
+from virtual_gpu.step.run import enable_checkpointing
 
 
 def filled_cache(config, tokens):
@@ -27,6 +30,19 @@ def filled_cache(config, tokens):
         cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
         model(ids[:, :1], past_key_values=cache, use_cache=True)
     return cache_bytes(cache)
+
+
+def test_a_row_that_wants_a_newer_library_says_so_and_the_others_are_shown(monkeypatch):
+    """transformers before 5.17 moves no checkpoints to the CPU."""
+    monkeypatch.setattr(offloaded, "can_offload", lambda stage=0: False)
+
+    def program(offload):
+        model = build_model(load_config("gpt2"), torch.float16).to_empty(device="cuda")
+        enable_checkpointing(model, offload=offload)
+
+    rows = compare({"with": partial(program, True), "without": partial(program, False)})
+    assert rows[0][1:3] == ["–", "–"] and "transformers>=5.17" in rows[0][3]
+    assert rows[1][1].endswith("MiB")
 
 
 @pytest.mark.parametrize("name", MODELS)

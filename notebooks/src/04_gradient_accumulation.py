@@ -93,7 +93,7 @@ def mean_loss(rows):
     return cross_entropy(model(inputs[rows]).flatten(0, 1), labels[rows].flatten())
 
 
-mean_loss(rows).item()
+round(mean_loss(rows).item(), 6)
 
 # %% [markdown] lang="ko"
 # 먼저 배치 16을 한 번에 넣고, 그레이디언트를 모두 이어 벡터 하나로 만든다(`whole`). 다음에는 4개짜리 마이크로 배치 네 개를 차례로 넣는다. `backward()`는 `grad`를 덮어쓰지 않고 **더한다.** 누적은 이 성질을 그대로 쓴다. 지우지 않고 네 번 부르면 된다.

@@ -71,7 +71,7 @@ from helpers.ranks.training import one_process
 alone = one_process()
 runs = {n: run_ranks(data_parallel, n) for n in (2, 4)}
 for step, losses in enumerate(zip(alone.losses, runs[2][0].losses, runs[4][0].losses, strict=True)):
-    print(step, *(f"{loss:10.6f}" for loss in losses))
+    print(step, *(f"{loss:10.4f}" for loss in losses))
 
 # %% [markdown] lang="ko"
 # 같다. 마지막 스텝의 그레이디언트 22만여 개도 모두 비교한다. 더하는 순서가 달라 생기는 fp64의 반올림 오차만 있는지, 곧 차이가 10⁻¹²을 넘지 않는지 본다.

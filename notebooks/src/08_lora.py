@@ -154,7 +154,7 @@ for start in ("B = 0", "A = B = 0", "random"):
         nn.init.zeros_(layer.A) if "A" in start else nn.init.normal_(layer.B)
     layer(x).square().sum().backward()
     sizes = (layer(x) - linear(x)).norm(), layer.A.grad.norm(), layer.B.grad.norm()
-    rows.append([start, *(f"{size:.2f}" for size in sizes)])
+    rows.append([start, *(f"{size:,.1f}" for size in sizes)])
 Table("start, change of output, gradient of A, gradient of B", rows)
 
 # %% [markdown] lang="ko"

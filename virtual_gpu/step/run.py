@@ -20,7 +20,7 @@ from ..models.attention import kv_repeated
 from ..models.depth import text_config
 from ..models.fused_head import fused_head
 from ..models.kept import context_fn, kept_results
-from ..models.offloaded import offloading
+from ..models.offloaded import offloading, require_offload
 from ..real import GPU, gpu_of
 from ..trace.timeline import Timeline
 from ..turns import in_turn
@@ -169,9 +169,11 @@ def enable_checkpointing(
     """Switch on (non-reentrant) gradient checkpointing, under whichever name transformers has for it.
 
     kept: what blocks keep all the same (see `models.kept`). seen: see `context_fn` there. offload: their inputs wait in
-    the CPU's RAM.
+    the CPU's RAM. WrongValue for a model that cannot, and where transformers cannot offload.
     """
     with_parameters(model)
+    if offload:
+        require_offload()
     arguments: dict[str, Any] = {"use_reentrant": False}
     if kept or seen is not None:
         arguments["context_fn"] = context_fn(kept, text_config(model.config).num_hidden_layers, model, seen)

@@ -15,6 +15,7 @@ import torch
 
 import virtual_gpu
 from virtual_gpu.cards import GPUSpec
+from virtual_gpu.errors import WrongValue
 from virtual_gpu.host.machines import Machine
 from virtual_gpu.host.meter import HostOutOfMemory
 from virtual_gpu.language import tr
@@ -39,7 +40,7 @@ class Outcome:
     """How a program ended. Bytes: gpu and ram at their peaks; died: "gpu", "ram" or None.
 
     asked: bytes of the request that failed; where: the function that made it; message: what the error says.
-    returned: what the program returned.
+    returned: what the program returned. refused: why it was not run, "" where it was.
     """
 
     gpu: int
@@ -49,10 +50,13 @@ class Outcome:
     where: str = ""
     message: str = ""
     returned: Any = None
+    refused: str = ""
 
     @property
     def result(self) -> str:
         """How it ended, in words."""
+        if self.refused:
+            return self.refused
         if self.died is None:
             return tr(ko="끝까지 갔다", en="came to its end")
         end = "OOM" if self.died == "gpu" else "Killed"
@@ -103,11 +107,17 @@ def compare(
     with telling() as told:
         for number, (name, program) in enumerate(programs.items(), 1):
             told(f"{number}/{len(programs)}: {name}")
-            one = attempt(program, gpu, **options)
+            try:
+                one = attempt(program, gpu, **options)
+            except WrongValue as error:  # of a library that is older than what the row wants: the others are shown
+                one = Outcome(0, 0, refused=str(error))
             # A model that a program returned is not kept while the next one runs.
             found[name] = one if isinstance(one.returned, int) else replace(one, returned=None)
     heads = ["", tr(ko="GPU 최대", en="GPU, peak"), tr(ko="RAM 최대", en="RAM, peak"), tr(ko="결과", en="result")]
-    rows = [[name, human_bytes(one.gpu), human_bytes(one.ram), one.result] for name, one in found.items()]
+    rows = [
+        [name, *("–" if one.refused else human_bytes(peak) for peak in (one.gpu, one.ram)), one.result]
+        for name, one in found.items()
+    ]
     if any(isinstance(one.returned, int) for one in found.values()):
         heads.insert(3, _returned(returned))
         for row, one in zip(rows, found.values(), strict=True):

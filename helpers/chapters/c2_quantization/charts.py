@@ -10,7 +10,7 @@ import torch
 from virtual_gpu.drawing import svg
 from virtual_gpu.language import tr
 
-from ...charts import COLORS, Chart
+from ...charts import COLORS, Chart, steady
 from .quantization import Quantized, method_label
 
 
@@ -62,7 +62,7 @@ def draw_state(state: torch.Tensor, codes: dict[str, torch.Tensor]) -> Chart:
     top = float(counts.max())
     for row, ((label, values), color) in enumerate(zip(codes.items(), (svg.RED, svg.BLUE), strict=False)):
         places = values[values > 0].log10()
-        places = places[places >= low].tolist()
+        places = steady(places[places >= low].tolist())
         height = -top * (0.12 + 0.16 * row)
         chart.ax.plot(places, [height] * len(places), "|", color=color, markersize=13, label=label)
     chart.ax.set(

@@ -9,7 +9,7 @@ import numpy as np
 from virtual_gpu.drawing import svg
 from virtual_gpu.language import tr
 
-from ...charts import COLORS, Chart
+from ...charts import COLORS, Chart, steady
 
 
 def draw_gradients(parts: Sequence[Sequence[float]], whole: Sequence[float]) -> Chart:
@@ -24,12 +24,12 @@ def draw_gradients(parts: Sequence[Sequence[float]], whole: Sequence[float]) -> 
     chart, x = Chart(title), np.arange(1, len(whole) + 1)
     above, below = np.zeros(len(whole)), np.zeros(len(whole))
     for i, part in enumerate(parts):
-        heights = np.array(part)
+        heights = np.array(steady(part))
         name = tr(ko=f"마이크로 배치 {i + 1}", en=f"micro-batch {i + 1}")
         chart.ax.bar(x, heights, 0.5, np.where(heights >= 0, above, below), label=name, color=COLORS[i % len(COLORS)])
         above, below = above + heights.clip(min=0), below + heights.clip(max=0)
     total, line = tr(ko="쌓은 것의 합", en="sum of them"), tr(ko="큰 배치", en="the big batch")
-    chart.ax.hlines(whole, x - 0.38, x + 0.38, color=svg.INK, linewidth=2, label=line, zorder=3)
+    chart.ax.hlines(steady(whole), x - 0.38, x + 0.38, color=svg.INK, linewidth=2, label=line, zorder=3)
     chart.ax.scatter(x, above + below, 36, color=svg.INK, label=total, zorder=4)
     chart.ax.set_xticks(x)
     chart.ax.axhline(0, color=svg.MUTED, linewidth=1)
@@ -46,7 +46,7 @@ def draw_losses(runs: Mapping[str, tuple[int, Sequence[float]]]) -> Chart:
     ends = "; ".join(f"{name}: {len(losses)}, {losses[-1]:.3f}" for name, (_, losses) in runs.items())
     chart = Chart(tr(ko="학습한 샘플 수와 손실", en="loss over the samples seen"), ends)
     for i, (name, (count, losses)) in enumerate(runs.items()):
-        samples = count * np.arange(1, len(losses) + 1)
+        samples, losses = count * np.arange(1, len(losses) + 1), steady(losses)
         if i == 1:
             chart.ax.plot(samples[::2], losses[::2], "o", markersize=5, label=name, zorder=3)
         else:

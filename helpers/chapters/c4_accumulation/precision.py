@@ -8,7 +8,7 @@ import torch
 
 from virtual_gpu.language import tr
 
-from ...charts import Chart
+from ...charts import Chart, steady
 from .accumulation import difference
 
 
@@ -36,10 +36,11 @@ def sum_errors(
 
 def draw_lost(errors: Mapping[str, Mapping[int, float]]) -> Chart:
     """name → count → share of the sum that is wrong: lines over the count, both axes by powers."""
-    ends = "; ".join(f"{name}: {list(line.values())[-1]:.1e}" for name, line in errors.items())
+    ends = "; ".join(f"{name}: {list(line.values())[-1]:.0e}" for name, line in errors.items())
     chart = Chart(tr(ko="더한 횟수와 합의 오차", en="error of a sum over how often was added"), ends)
     for name, line in errors.items():
-        chart.ax.loglog(list(line), list(line.values()), marker="o", label=name, base=10)
+        digits = 1 if max(line.values()) < 1e-6 else 4  # nothing but fp32's own rounding differs from CPU to CPU
+        chart.ax.loglog(list(line), steady(line.values(), digits), marker="o", label=name, base=10)
     counts = sorted({count for line in errors.values() for count in line})
     chart.ax.set_xticks(counts, [str(count) for count in counts])
     chart.ax.set_xticks([], minor=True)
