@@ -388,6 +388,10 @@ def test_a_loss_that_the_model_cannot_have_is_not_advised(folder, first):
     found = diagnose(trace(MINE, *frames).replace("144.00 MiB", "4.00 GiB"))
     assert found.verdict == places.LOGITS and first_changes(found)[0] == first
     assert {"fused_loss", "fused_head"}.intersection(first_changes(found, most=9)) == {first}
+    # Then what fills the card, whatever the model's name; where holes may be why, they are closed in between.
+    assert first_changes(found)[1] == "checkpointing"
+    holes = trace(MINE, *frames).replace("144.00 MiB", "4.00 GiB").replace("38.50 MiB is", "5.00 GiB is")
+    assert first_changes(diagnose(holes)) == [first, "expandable", "checkpointing"]
     # Where the logits are little beside what is alive, what fills the card comes first.
     late = diagnose(trace(MINE, *frames))
     assert late.little and first not in first_changes(late) and first_changes(late, most=9)[-1] == first

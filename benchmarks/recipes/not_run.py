@@ -6,7 +6,7 @@ from . import torchtitan, torchtune, torchtune_levers
 from .recipe import Recipe, Refused, Row, from_source
 
 WHY = {
-    "pytorch/torchtune": "these rows name neither batch, rank nor checkpointing",
+    "pytorch/torchtune": "the rows do not state all of batch, lengths, rank and checkpointing",
     "pytorch/torchtitan": "torchtitan of another time, whose model and FSDP2 are not put together here",
     "rasbt/pytorch-memory-optim": "the vision transformer is torchvision's, which is not installed",
     "huggingface/notebooks": "the rows do not say which of the notebook's settings they are (transformers of 2022)",

@@ -235,19 +235,19 @@ def first_changes(diagnosis: Diagnosis, most: int = 3) -> list[str]:
     """What to try first, second, third: by the causes, the surest first; none that is on or not to be had."""
     from .changes import FIRST, WITHOUT_LIGER
 
-    causes = [FIRST[finding.cause] for finding in diagnosis.findings]
-    strong = max(1, sum(finding.sure != POSSIBLE for finding in diagnosis.findings))
-    # The first of each cause that is more than possible, the second of the surest, what is possible, then the rest.
-    order = [keys[:1] for keys in causes[:strong]] + [keys[:2] for keys in causes[:1]]
-    order += [keys[:1] for keys in causes] + causes
-    if diagnosis.foreign is None or diagnosis.foreign.kind in (foreign.CARD, foreign.LIBRARY):
-        order.append(FIRST[CANNOT_TELL])
     left_out = {"checkpointing"} if places.recomputed(diagnosis.frames) else set()
     if not left_out or places.offloaded(diagnosis.frames):  # there are no checkpoints, or they are moved already
         left_out.add("offload")
     # Two ways to the same thing: Liger's where it has the model's kernels, else TRL's, which needs none of the model's.
     left_out.add("fused_loss" if WITHOUT_LIGER.intersection(models(diagnosis.frames)) else "fused_head")
-    found = dict.fromkeys(key for keys in order for key in keys if key not in left_out)
+    causes = [[key for key in FIRST[finding.cause] if key not in left_out] for finding in diagnosis.findings]
+    strong = max(1, sum(finding.sure != POSSIBLE for finding in diagnosis.findings))
+    # The first of each cause that is more than possible, the second of the surest, what is possible, then the rest.
+    order = [keys[:1] for keys in causes[:strong]] + [keys[:2] for keys in causes[:1]]
+    order += [keys[:1] for keys in causes] + causes
+    if diagnosis.foreign is None or diagnosis.foreign.kind in (foreign.CARD, foreign.LIBRARY):
+        order.append([key for key in FIRST[CANNOT_TELL] if key not in left_out])
+    found = dict.fromkeys(key for keys in order for key in keys)
     # Of a card that is full of something else, logits in tiles free little.
     late = {"fused_loss", "fused_head"} if diagnosis.little is not None else set()
     return sorted(found, key=late.__contains__)[:most]

@@ -47,9 +47,9 @@ def require_offload() -> None:
     if not can_offload():
         raise WrongValue(
             tr(
-                ko=f"offload_checkpoints=True: transformers {SINCE}부터 쓴다. "
+                ko=f"체크포인트를 CPU로 옮기기(offload)는 transformers {SINCE}부터 된다. "
                 f"\"pip install -U 'transformers>={SINCE}'\"로 설치한 뒤 커널을 다시 시작한다.",
-                en=f"offload_checkpoints=True: needs transformers {SINCE}. "
+                en=f"Checkpoints on the CPU (offload) need transformers {SINCE}. "
                 f"\"pip install -U 'transformers>={SINCE}'\", then restart the kernel.",
             )
         )

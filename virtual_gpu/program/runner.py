@@ -118,7 +118,7 @@ def _group(
         install()
     else:
         patches.set(dist, "init_process_group", first)
-        for module in (dist, c10d):  # a card brings it: torchtune wants it for bf16, with one process too
+        for module in (dist, c10d):  # PyTorch's CUDA build brings it: torchtune wants it for bf16, also of one process
             patches.set(module, "is_nccl_available", lambda: True)
 
 

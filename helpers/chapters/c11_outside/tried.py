@@ -86,6 +86,8 @@ def attempt(
             end = {"died": "gpu", "asked": card.last_oom["bytes"], "where": _where(error), "message": str(error)}
         except HostOutOfMemory as error:
             end = {"died": "ram", "asked": error.nbytes, "where": _where(error), "message": str(error)}
+        except WrongValue as error:  # of a library that is older than what the program wants: other rows are shown
+            end = {"refused": str(error)}
         if look is not None:
             look(card)
         return Outcome(torch.cuda.max_memory_allocated(), meter.peak_bytes, **end)
@@ -107,10 +109,7 @@ def compare(
     with telling() as told:
         for number, (name, program) in enumerate(programs.items(), 1):
             told(f"{number}/{len(programs)}: {name}")
-            try:
-                one = attempt(program, gpu, **options)
-            except WrongValue as error:  # of a library that is older than what the row wants: the others are shown
-                one = Outcome(0, 0, refused=str(error))
+            one = attempt(program, gpu, **options)
             # A model that a program returned is not kept while the next one runs.
             found[name] = one if isinstance(one.returned, int) else replace(one, returned=None)
     heads = ["", tr(ko="GPU 최대", en="GPU, peak"), tr(ko="RAM 최대", en="RAM, peak"), tr(ko="결과", en="result")]

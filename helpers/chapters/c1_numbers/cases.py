@@ -76,7 +76,7 @@ def train_adapter(frozen: str = "fp16", adapter: str = "fp16", scaler: bool = Tr
             return Training(losses[0], losses[-1], nbytes, error=f"ValueError: {error}")
         grad_scaler.step(optimizer)
         grad_scaler.update()
-    note = tr(ko=f"7B 모델의 가중치 {nbytes / GB:.1f} GB", en=f"weights of a 7B model: {nbytes / GB:.1f} GB")
+    note = tr(ko=f"83억 파라미터의 가중치 {nbytes / GB:.1f} GB", en=f"weights of 8.3B parameters: {nbytes / GB:.1f} GB")
     return Training(losses[0], losses[-1], nbytes, note)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -10,6 +11,8 @@ from virtual_gpu.language import tr
 
 from ...charts import Chart, steady
 from .accumulation import difference
+
+ROUNDING = 1e-6  # less is only what fp32 rounds, which differs from CPU to CPU
 
 
 def sum_errors(
@@ -36,11 +39,15 @@ def sum_errors(
 
 def draw_lost(errors: Mapping[str, Mapping[int, float]]) -> Chart:
     """name → count → share of the sum that is wrong: lines over the count, both axes by powers."""
-    ends = "; ".join(f"{name}: {list(line.values())[-1]:.0e}" for name, line in errors.items())
+    last = {name: [*line.values()][-1] for name, line in errors.items()}
+    said = {name: f"{error:.1e}" if error >= ROUNDING else f"< {ROUNDING:.0e}" for name, error in last.items()}
+    ends = "; ".join(f"{name}: {error}" for name, error in said.items())
     chart = Chart(tr(ko="더한 횟수와 합의 오차", en="error of a sum over how often was added"), ends)
     for name, line in errors.items():
-        digits = 1 if max(line.values()) < 1e-6 else 4  # nothing but fp32's own rounding differs from CPU to CPU
-        chart.ax.loglog(list(line), steady(line.values(), digits), marker="o", label=name, base=10)
+        heights = steady(line.values())
+        if max(heights) < ROUNDING:
+            heights = [10 ** round(math.log10(height), 1) for height in heights]
+        chart.ax.loglog(list(line), heights, marker="o", label=name, base=10)
     counts = sorted({count for line in errors.values() for count in line})
     chart.ax.set_xticks(counts, [str(count) for count in counts])
     chart.ax.set_xticks([], minor=True)

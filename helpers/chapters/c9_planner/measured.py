@@ -11,7 +11,7 @@ from typing import Any
 from helpers.environment import COURSE
 from helpers.rows import LeftRows, Rows, table
 from virtual_gpu.language import tr
-from virtual_gpu.units import human_bytes
+from virtual_gpu.units import GiB, human_bytes
 
 JUDGED = COURSE / "benchmarks" / "judged.json"
 OURS = COURSE / "benchmarks" / "records" / "nvidia-h100-80gb-hbm3-2026-11-23.json"
@@ -113,7 +113,7 @@ def lever_by_lever(path: Path = JUDGED) -> Rows:
         [
             [
                 row["id"].partition("/")[2],
-                human_bytes(row["measured"]),
+                f"{row['measured'] / GiB:.1f} GiB",  # as finely as it was published
                 human_bytes(row["predicted"]),
                 f"{error(row):+.2%}".replace("-", "−"),
             ]
