@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -12,7 +11,7 @@ from virtual_gpu.language import tr
 from ...charts import Chart, steady
 from .accumulation import difference
 
-ROUNDING = 1e-6  # less is only what fp32 rounds, which differs from CPU to CPU
+ROUNDING = 1e-6
 
 
 def sum_errors(
@@ -38,16 +37,18 @@ def sum_errors(
 
 
 def draw_lost(errors: Mapping[str, Mapping[int, float]]) -> Chart:
-    """name → count → share of the sum that is wrong: lines over the count, both axes by powers."""
+    """name → count → share of the sum that is wrong: lines over the count, both axes by powers.
+
+    What is nothing but fp32's rounding differs from CPU to CPU: it is drawn as ROUNDING, and said to be less.
+    """
     last = {name: [*line.values()][-1] for name, line in errors.items()}
     said = {name: f"{error:.1e}" if error >= ROUNDING else f"< {ROUNDING:.0e}" for name, error in last.items()}
     ends = "; ".join(f"{name}: {error}" for name, error in said.items())
     chart = Chart(tr(ko="더한 횟수와 합의 오차", en="error of a sum over how often was added"), ends)
     for name, line in errors.items():
-        heights = steady(line.values())
-        if max(heights) < ROUNDING:
-            heights = [10 ** round(math.log10(height), 1) for height in heights]
-        chart.ax.loglog(list(line), heights, marker="o", label=name, base=10)
+        heights = [max(error, ROUNDING) for error in steady(line.values(), 3)]
+        label = f"{name} (< {ROUNDING:.0e})" if max(heights) == ROUNDING else name
+        chart.ax.loglog(list(line), heights, marker="o", label=label, base=10)
     counts = sorted({count for line in errors.values() for count in line})
     chart.ax.set_xticks(counts, [str(count) for count in counts])
     chart.ax.set_xticks([], minor=True)
