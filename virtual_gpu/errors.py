@@ -33,6 +33,10 @@ class NotSupported(WrongValue):
     """Known, and not simulated: its text says why."""
 
 
+class OldLibrary(WrongValue):
+    """What was asked for wants a newer library: its text says which, and how to install it."""
+
+
 class NoSuchLayer(WrongValue):
     """No layer of the model has the name that an adapter should go to."""
 

@@ -20,7 +20,7 @@ from unittest import mock
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from ..errors import WrongValue
+from ..errors import OldLibrary
 from ..language import tr
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def can_offload(stage: int = 0) -> bool:
 
 
 def require_offload() -> None:
-    """WrongValue, with what to install, where it does not."""
+    """OldLibrary, with what to install, where it does not."""
     if not can_offload():
-        raise WrongValue(
+        raise OldLibrary(
             tr(
                 ko=f"체크포인트를 CPU로 옮기기(offload)는 transformers {SINCE}부터 된다. "
                 f"\"pip install -U 'transformers>={SINCE}'\"로 설치한 뒤 커널을 다시 시작한다.",

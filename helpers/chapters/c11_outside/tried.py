@@ -15,7 +15,7 @@ import torch
 
 import virtual_gpu
 from virtual_gpu.cards import GPUSpec
-from virtual_gpu.errors import WrongValue
+from virtual_gpu.errors import OldLibrary
 from virtual_gpu.host.machines import Machine
 from virtual_gpu.host.meter import HostOutOfMemory
 from virtual_gpu.language import tr
@@ -86,7 +86,7 @@ def attempt(
             end = {"died": "gpu", "asked": card.last_oom["bytes"], "where": _where(error), "message": str(error)}
         except HostOutOfMemory as error:
             end = {"died": "ram", "asked": error.nbytes, "where": _where(error), "message": str(error)}
-        except WrongValue as error:  # of a library that is older than what the program wants: other rows are shown
+        except OldLibrary as error:  # other rows are shown
             end = {"refused": str(error)}
         if look is not None:
             look(card)
