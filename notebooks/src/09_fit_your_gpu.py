@@ -508,7 +508,7 @@ how_short(margin=0.05)
 # - **Liger-Kernel의 줄**은 학습이 아니라 연산 하나, 손실 하나만 잰 것이다. −41.44%도 3.47 MiB짜리 연산이다. 손실 가운데 GiB 단위로 모자란 것도 있다([오차의 표](../../docs/errors.md)).
 # - **torchtune의 줄**(−9.03%)은 바로 아래에서 본다.
 #
-# 방법을 **하나씩 더할 때마다** 얼마나 줄어드는지도 따라갈까? [torchtune의 README](https://github.com/pytorch/torchtune/blob/bd2a0fc7c31430972728494fa01aaeeb0ebf1ba1/README.md)에 그렇게 잰 표가 있다. Llama 3.2 3B를 A100 한 장에서 bf16으로 전체 미세 조정하며(2 × 4,096토큰) 위의 줄에 하나씩 더했고, LoRA만 그 위의 두 줄(역전파 안의 스텝과 8비트)을 뺐다. 표와 가장 가까운 torchtune 0.4.0의 학습 프로그램을 모두 같은 토큰으로 가상 GPU에서 실행했다. 가장 많이 줄인 것과, 예측이 빗나간 것은 어느 줄인가?
+# 방법을 **하나씩 더할 때마다** 얼마나 줄어드는지도 따라갈까? [torchtune의 README](https://github.com/pytorch/torchtune/blob/bd2a0fc7c31430972728494fa01aaeeb0ebf1ba1/README.md)에 그렇게 잰 것이 있다. Llama 3.2 3B를 A100 한 장에서 bf16으로 전체 미세 조정하며(2 × 4,096토큰) 위의 줄에 하나씩 더한 표다. LoRA에서만 역전파 안의 스텝과 8비트 AdamW를 뺐다. 표와 가장 가까운 torchtune 0.4.0의 학습 프로그램을 모두 같은 토큰으로 가상 GPU에서 실행했다. 가장 많이 줄인 것과, 예측이 빗나간 것은 어느 줄인가?
 
 # %%
 from helpers.chapters.c9_planner.measured import lever_by_lever
