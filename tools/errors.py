@@ -190,11 +190,12 @@ def _not_run(rows: list[Judged], known: dict[str, dict[str, Any]]) -> Counter:
 
 def _address(source: str, rows: list[dict[str, Any]]) -> str:
     """Links to what was read, at its commit: the file, or the folder that holds all of them."""
-    links = []
+    root = f"https://github.com/{source}"
+    threads = sorted({row["path"] for row in rows if re.fullmatch(r"(pull|issues)/\d+", row["path"])})
+    links = [f"[{path}]({root}/{path})" for path in threads]
     for commit in sorted({row["commit"] for row in rows if row.get("commit")}):
         paths = {row["path"].split(" ")[0] for row in rows if row.get("commit") == commit}
         files = sorted(path for path in paths if re.search(r"\.\w+$", path) and "*" not in path)
-        root = f"https://github.com/{source}"
         if not files:
             links.append(f"[커밋 {commit[:8]}]({root}/commit/{commit})")
         elif len(files) <= 3:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from virtual_gpu.drawing.svg import (
     BLUE,
@@ -38,24 +38,35 @@ _OF_KIND = dict(zip(KINDS, (GREY, PURPLE, SKY, GREEN, BLUE, YELLOW, ORANGE), str
 
 def draw_parts(found: Mapping[str, Parts]) -> Drawing:
     """A bar a program, of what is there at its highest peak: the same parts in the same order, with their GiB."""
+    return stacked(found, _OF_PART, category)
+
+
+def stacked(
+    found: Mapping[str, Parts], colours: Mapping[str, str], name_of: Callable[[str], str], columns: int = 5
+) -> Drawing:
+    """A bar a program: its parts in the order of `colours`, then what has no colour, against the card.
+
+    name_of: a part's name for the reader. columns: of the names under which the colours are told.
+    """
     left, wide, row, top = 128, 400, 36, 54.0
-    order = [*_OF_PART, *(name for one in found.values() for name in one.held if name not in _OF_PART)]
+    order = [*colours, *(name for one in found.values() for name in one.held if name not in colours)]
     held = {name: [(part, one.held.get(part, 0)) for part in dict.fromkeys(order)] for name, one in found.items()}
-    used = [part for part in _OF_PART if any(dict(parts)[part] >= _SEEN for parts in held.values())]
+    used = [part for part in colours if any(dict(parts)[part] >= _SEEN for parts in held.values())]
     most = max([one.room for one in found.values()] + [one.total for one in found.values()])
     said = "; ".join(
-        f"{name}: " + ", ".join(f"{category(part)} {human_bytes(nbytes)}" for part, nbytes in parts if nbytes >= _SEEN)
+        f"{name}: " + ", ".join(f"{name_of(part)} {human_bytes(nbytes)}" for part, nbytes in parts if nbytes >= _SEEN)
         for name, parts in held.items()
     )
     drawing = Drawing(620, 76 + row * len(found), said)
+    step = 610 // columns
     for i, part in enumerate(used):
-        x, y = 10 + 122 * (i % 5), 10 + 18 * (i // 5)
-        drawing.rect(x, y, 11, 11, _OF_PART[part])
-        drawing.text(x + 16, y + 10, category(part), 12)
+        x, y = 10 + step * (i % columns), 10 + 18 * (i // columns)
+        drawing.rect(x, y, 11, 11, colours[part])
+        drawing.text(x + 16, y + 10, name_of(part), 12)
     for i, (name, parts) in enumerate(held.items()):
         y = top + i * row
         drawing.text(left - 8, y + 17, name, 12, "end")
-        bars = [(n / most * wide, _OF_PART.get(part, MUTED), f"{n / GiB:.2f}") for part, n in parts if n >= _SEEN]
+        bars = [(n / most * wide, colours.get(part, MUTED), f"{n / GiB:.2f}") for part, n in parts if n >= _SEEN]
         drawing.bar(left, y, 26, bars)
         drawing.text(612, y + 17, human_bytes(found[name].total), 12, "end", bold=True)
     for room in {one.room for one in found.values()}:
