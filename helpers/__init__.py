@@ -50,6 +50,7 @@ _HOME = {
     "caught": ".chapters.c10_clinic.caught",
     "cache_panel": ".chapters.c11_outside.panel",
     "grpo_panel": ".chapters.c12_two_models.panel",
+    "images_panel": ".chapters.c13_images.panel",
     "exercise": ".chapters",
     "case": ".chapters",
     "guess": ".guessing",

@@ -88,6 +88,11 @@ CHAPTERS = (
         ("한 메모리에 모델 둘", "DPO와 GRPO에서는 SFT에 없던 무엇이 언제 카드에 함께 있는가?"),
         ("Two models in one memory", "What is on the card in DPO and GRPO that was not there in SFT, and when?"),
     ),
+    (
+        (13, "13_images"),
+        ("이미지가 들어오면", "사진 한 장은 메모리를 얼마나 쓰고, 무엇을 줄이면 되는가?"),
+        ("When images come in", "How much memory does one picture take, and what makes it less?"),
+    ),
 )
 
 

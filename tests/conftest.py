@@ -18,6 +18,7 @@ LONGEST_FIRST = [
     "test_exercises.py",
     "09_fit_your_gpu.ipynb",
     "12_two_models.ipynb",
+    "13_images.ipynb",
     "08_lora.ipynb",
     "test_ledger.py",
     "test_experiment.py",

@@ -100,6 +100,7 @@ ORDER = [
     ["helpers.chapters.c9_planner.*"],
     ["helpers.chapters.c10_clinic.*"],
     ["helpers.chapters.c12_two_models.*"],
+    ["helpers.chapters.c13_images.*"],
     ["helpers.figures", "helpers.planner.*"],
     ["helpers"],
 ]
@@ -141,7 +142,8 @@ LOADERS = {
     "prepare_model_for_kbit_training",
 }
 LOADING_ROOMS = {"virtual_gpu.models.*", "virtual_gpu.program.*", "virtual_gpu.api", "helpers.models"}
-PROGRAMS = {"helpers.chapters.c12_two_models.trained"}  # run on a virtual card as a reader writes them
+# Run on a virtual card as a reader writes them.
+PROGRAMS = {"helpers.chapters.c12_two_models.trained", "helpers.chapters.c13_images.trained"}
 
 
 def module_name(path: Path) -> str:

@@ -71,7 +71,7 @@ RECIPES = (
     Recipe(
         name="Qwen2.5-VL",
         what="the vision tower of Qwen2.5-VL-7B on one picture, bf16, without gradients (transformers 4.50.3)",
-        what_ko="Qwen2.5-VL-7B의 비전 타워, 사진 한 장, bf16, 그레이디언트 없음",
+        what_ko="Qwen2.5-VL-7B의 비전 인코더, 사진 한 장, bf16, 그레이디언트 없음",
         handles=from_source("huggingface/transformers"),
         predict=predict,
         packages=lambda row: ("transformers==4.50.3",),

@@ -22,6 +22,7 @@ CHAPTERS = {
     10: "c10_clinic",
     11: "c11_outside",
     12: "c12_two_models",
+    13: "c13_images",
 }
 
 

@@ -1,0 +1,387 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown] lang="ko"
+# # 13장. 이미지가 들어오면: 비전-언어 모델
+#
+# 글만 학습할 때는 되던 카드인데, 이미지를 한 장 넣으면 죽는다([unsloth #1326](https://github.com/unslothai/unsloth/issues/1326), [Qwen3-VL #1150](https://github.com/QwenLM/Qwen3-VL/issues/1150)). **사진 한 장은 메모리를 얼마나 쓰고, 무엇을 줄이면 되는가?**
+#
+# 이 장은 비전-언어 모델(vision-language model, VLM) 가운데 작은 Qwen3-VL-2B를 LoRA로 한 스텝 학습하는 프로그램을 가상 GPU에서 실행해 센다. 모델은 transformers 5.23의 것이고 고치지 않았다. 가중치는 4 GiB쯤이다. 진짜 카드에서 남이 잰 것과는 13.5절에서 비교한다.
+#
+# 이 장을 마치면 다음을 할 수 있다.
+#
+# - 이미지의 크기를 보고 토큰의 수를 말한다.
+# - OOM 메시지의 수가 로짓인지, 점수 행렬인지, 순전파 상태인지 알아낸다.
+# - 1,200만 화소 사진 한 장을 T4 한 장에서 학습한다.
+#
+# <details><summary>지금 OOM이 났다면: 무엇부터 바꾸나</summary>
+#
+# | traceback에 있는 함수 | 무엇이 큰가 | 절 | 먼저 해 볼 것 |
+# |---|---|---|---|
+# | 어디든 | 이미지 토큰의 수 | 13.1 | `AutoProcessor.from_pretrained(..., max_pixels=1280 * 32 * 32)` |
+# | `fixed_cross_entropy`, `ForCausalLMLoss` | 이미지 토큰의 로짓까지 만든다 | 13.3 | `logits_to_keep` |
+# | `sdpa_attention_forward` (T4) | 그룹 쿼리의 점수 행렬 | 13.3, 3.12 | `use_gqa_in_sdpa`를 끄는 한 줄 |
+# | 비전 인코더의 어텐션(`visual.blocks`) | 이미지 여러 장을 마스크로 가른 옛 transformers | 13.5 | transformers를 올린다 |
+# | 층의 `forward` | 순전파 상태 | 13.2 | 체크포인팅. 비전 인코더에는 LoRA를 붙이지 않는다 |
+#
+# </details>
+
+# %%
+from functools import partial
+
+import torch
+
+from helpers import case, exercise, guess, guesses, human_bytes, images_panel
+from helpers.chapters.c11_outside.tried import compare
+from helpers.chapters.c13_images.tokens import grid_of
+from helpers.chapters.c13_images.towers import draw_towers, towers_of_each
+from helpers.chapters.c13_images.trained import train
+
+torch.set_num_threads(1)
+
+# %% [markdown] lang="ko"
+# ## 13.1 사진 한 장은 몇 토큰인가
+#
+# 이미지는 두 번 잘린다. 먼저 16 × 16픽셀의 **패치**(patch)로 잘려 **비전 인코더**(vision encoder)로 들어간다. 그 출력을 2 × 2개씩 묶은 것이 **이미지 토큰**이다. 이미지 토큰은 글의 토큰과 나란히 언어 모델로 들어간다. 그래서 토큰 하나는 32 × 32픽셀이다.
+#
+# 휴대폰 사진 한 장(4,032 × 3,024픽셀)은 몇 토큰일까?
+
+# %%
+photo = (4032, 3024)
+tokens_of_photo = guess("13.1", None, "tokens")
+tokens_of_photo
+
+# %% [markdown] lang="ko"
+# `grid_of`는 transformers의 이미지 프로세서가 쓰는 `smart_resize`를 불러 크기를 맞춘 다음 센다.
+
+# %%
+tokens_of_photo.against(grid_of(*photo).tokens)
+
+# %% [markdown] lang="ko"
+# 흔히 쓰는 크기마다 패치와 토큰을 적는다. 화면(screen), 300 dpi로 스캔한 A4(A4 scan), 휴대폰 사진(phone photo)이다. 글이라면 몇 쪽쯤 되는 길이인가?
+
+# %%
+sizes = {
+    "512 × 512": (512, 512), "1024 × 1024": (1024, 1024), "screen 1920 × 1080": (1920, 1080),
+    "A4 scan 300 dpi": (2480, 3508), "phone photo": photo,
+}  # fmt: skip
+for name, size in sizes.items():
+    grid = grid_of(*size)
+    print(f"{name:<18} {grid.patches:7,} patches {grid.tokens:6,} tokens")
+
+# %% [markdown] lang="ko"
+# 휴대폰 사진 한 장이 11,844토큰이다. 3장부터 길이 512나 2,048로 세어 온 글보다 훨씬 길다. **이미지를 넣는 것은 긴 글을 넣는 것이다.** 이 장에서 쓰는 처방이 대부분 긴 글의 처방인 것은 그 때문이다.
+#
+# 프로세서에는 한도가 있다. 이미지가 `max_pixels`를 넘으면 비율을 지키며 줄인다. 그런데 Qwen3-VL이 함께 내는 설정의 한도는 16,777,216픽셀(16,384토큰)이라, 1,200만 화소 사진은 줄지 않는다. 한도를 1,280토큰으로 낮춘다.
+
+# %%
+for most in (16_777_216, 1280 * 32 * 32, 256 * 32 * 32):
+    print(f"{most:10,}", grid_of(*photo, most))
+
+# %% [markdown] lang="ko"
+# 내 스크립트에서는 프로세서를 부를 때 적는다. 글자를 읽어야 하는 문서라면 줄인 이미지에서도 글자가 보이는지 눈으로 확인한다.
+#
+# ```python
+# processor = AutoProcessor.from_pretrained("Qwen/Qwen3-VL-2B-Instruct", max_pixels=1280 * 32 * 32)
+# ```
+#
+# Qwen2-VL과 Qwen2.5-VL의 패치는 14 × 14라서, 토큰 하나가 28 × 28픽셀이다. 크기와 상관없이 토큰의 수가 정해진 모델도 있다. LLaVA-1.5는 576개, Gemma 3는 256개다. transformers의 설정에서 읽는다.
+
+# %%
+from transformers import Gemma3Config, LlavaConfig
+
+LlavaConfig().image_seq_length, Gemma3Config().mm_tokens_per_image
+
+# %% [markdown] lang="ko"
+# **연습 13-1.** 샘플 하나에 이미지가 `images`장이고, 이미지에 쓸 토큰이 모두 `tokens`개까지다. 프로세서에 적을 `max_pixels`를 돌려주는 함수를 써라(Qwen3-VL). 막히면 `exercise("13-1").hint()`, 그래도 막히면 `exercise("13-1").solution()`을 실행한다.
+
+
+# %%
+def max_pixels_for(tokens, images):
+    return ...
+
+
+exercise("13-1").check(max_pixels_for)
+
+# %% [markdown] lang="ko"
+# ## 13.2 비전 인코더는 얼마나 쓰는가
+#
+# > **주장 1.** "비전 인코더에까지 LoRA를 붙이면 메모리가 8~16배 든다" ([theneuralbase](https://theneuralbase.com/lora-qlora/learn/advanced/qwen2-vl-lora-fine-tuning/))
+#
+# 프로그램의 뼈대다. 전부는 `helpers/chapters/c13_images/trained.py`에 있다. 가중치는 16비트이고 이미지 뒤에 글 64토큰이 있다. 데이터의 값은 메모리를 바꾸지 않으므로 픽셀은 0으로 채웠다.
+#
+# ```python
+# model = Qwen3VLForConditionalGeneration.from_pretrained("Qwen/Qwen3-VL-2B-Instruct", dtype=dtype).cuda()
+# model = get_peft_model(model, LoraConfig(r=16, target_modules=targets))
+# with torch.autocast("cuda", dtype):
+#     loss = model(**batch).loss      # input_ids, pixel_values, image_grid_thw, labels …
+# loss.backward()
+# optimizer.step()
+# ```
+#
+# `targets`는 둘이다. `language`는 언어 모델의 어텐션에만, `all`(PEFT의 `"all-linear"`)은 두 쪽의 모든 선형층에 어댑터를 붙인다. 비전 인코더의 파라미터는 4억 개로 전체의 19%다. 1024 × 1024 이미지 한 장을 L4(24 GB)에서 학습할 때, `all`의 최대는 `language`의 몇 배일까?
+
+# %%
+both_towers = guess("13.2", None, "times")
+both_towers
+
+# %% [markdown] lang="ko"
+# 막대 하나가 한 프로그램의 **최대일 때**이고, 칸 안의 수는 GiB다.
+
+# %%
+half = {"dtype": torch.bfloat16}
+bars = towers_of_each(
+    {
+        "512, language": partial(train, 512, 512, **half),
+        "1024, language": partial(train, 1024, 1024, **half),
+        "1024, all": partial(train, 1024, 1024, adapters="all", **half),
+        "all, checkpointing": partial(train, 1024, 1024, adapters="all", checkpointing=True, **half),
+    },
+    "L4",
+)
+draw_towers(bars)
+
+# %% [markdown] lang="ko"
+# 예상과 비교한다.
+
+# %%
+at_most = {name: one.total for name, one in bars.items()}
+both_towers.against(at_most["1024, all"] / at_most["1024, language"])
+
+# %% [markdown] lang="ko"
+# 세 가지가 보인다.
+#
+# - **어댑터가 없는 비전 인코더는 순전파 상태를 남기지 않는다.** 첫 두 막대에 노란 칸이 없다. 학습할 것이 없으니 거꾸로 갈 까닭이 없고, 그러면 남길 것도 없다(3.9절). 그때 비전 인코더는 가중치만큼만 든다.
+# - **어댑터를 붙이면 언어 모델보다 많이 남긴다.** 파라미터는 4분의 1인데 남긴 것은 더 많다. 비전 인코더는 토큰이 아니라 패치를 보고, 패치는 토큰의 네 배이기 때문이다. 순전파 상태는 파라미터가 아니라 **지나가는 것의 수**에 비례한다.
+# - **체크포인팅은 두 쪽에 다 듣는다.** 블록마다 입력만 남으므로 노란 칸과 보라색 칸이 함께 줄고, 로짓만 크게 남는다.
+#
+# <details><summary>주장 1의 판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **틀리다.** 여기서는 1.56배다. 가중치와 로짓은 그대로이고, 이 크기에서는 그 둘이 절반을 넘는다. 이미지가 커져도 두 쪽의 순전파 상태가 함께 늘기 때문에 배수는 크게 달라지지 않는다. 그래도 4 GiB는 작지 않으니, 비전 인코더까지 학습할 까닭이 없으면 `target_modules`를 언어 모델로 좁힌다. `"all-linear"`는 비전 인코더까지 붙인다.
+#
+# </details>
+#
+# **바꾸어 본다.** 위의 셀에서 `1024`를 `1536`으로 바꾸어 다시 실행한다. 막대에서 로짓의 칸은 몇 배가 되는가? (토큰이 2.25배다.)
+#
+# ## 13.3 휴대폰 사진 한 장, T4 한 장
+#
+# 이제 사진을 줄이지 않고 T4에 올린다. 어댑터는 언어 모델에만 있고, 비전 인코더는 아무것도 남기지 않는다. 체크포인팅까지 켰다. 그대로 들어갈까(`fits`), 몇 가지를 더 고쳐야 할까?
+
+# %%
+on_t4 = guess("13.3", None, ("fits", "one more change", "two more changes", "nothing helps"))
+on_t4
+
+# %% [markdown] lang="ko"
+# 한 줄에 하나씩 더한다. `answer only`는 글의 로짓만 만드는 것이고, 아래에서 설명한다. 죽은 줄의 '결과'는 요청한 크기와 요청한 함수다.
+
+# %%
+tried = {
+    "as it is": partial(train, *photo),
+    "checkpointing": partial(train, *photo, checkpointing=True),
+    "+ repeat_kv": partial(train, *photo, checkpointing=True, repeat_kv=True),
+    "+ answer only": partial(train, *photo, checkpointing=True, repeat_kv=True, answer_only=True),
+}
+compare(tried, "T4", ram=False)
+
+# %% [markdown] lang="ko"
+# 예상과 비교한다.
+
+# %%
+on_t4.against("two more changes")
+
+# %% [markdown] lang="ko"
+# 요청한 크기가 무엇인지 셈해 본다. 토큰은 이미지의 11,844개에 이미지의 앞뒤를 알리는 2개와 글 64개를 더한 11,910개다.
+
+# %%
+tokens = grid_of(*photo).tokens + 2 + 64
+print(human_bytes(16 * tokens * tokens * 4), human_bytes(tokens * 151_936 * 4))
+
+# %% [markdown] lang="ko"
+# - **8.45 GiB는 점수 행렬**이다. 헤드 16개 × 토큰 × 토큰 × fp32다. 3.12절의 함정 그대로다. 샘플이 하나라 패딩이 없고, Qwen3-VL은 그룹 쿼리이며, T4에는 flash가 없다. 3.12절의 한 줄(`repeat_kv`)로 사라진다.
+# - **6.74 GiB는 로짓**이다. 토큰 × 어휘 151,936개 × fp32다. 그런데 이미지 토큰에는 정답이 없다. 라벨이 −100이라 손실에 들어가지 않는다. 11,910줄을 만들어 64줄만 쓴 것이다.
+#
+# 둘째를 고치는 것이 `logits_to_keep`이다. 글이 이미지 뒤에 있으니 끝의 65개(글 64개와 바로 앞 하나)만 로짓을 만든다. 라벨도 같은 길이로 자른다. 손실은 그대로다.
+#
+# ```python
+# kept = 65
+# loss = model(**batch, logits_to_keep=kept, labels=labels[:, -kept:]).loss
+# ```
+#
+# `Trainer`는 이렇게 부르지 않는다. TRL 1.16의 `SFTTrainer`는 정답이 있는 토큰만 골라 로짓을 조각으로 계산하므로 이 줄이 필요 없다(12.1절). `use_liger_kernel=True`도 로짓을 통째로 만들지 않는다(5.9절). 고칠 곳은 **내가 쓴 루프**와 옛 버전이다.
+#
+# 같은 사진이 카드를 바꾸면 어디에서 죽는지 본다. L4(24 GB)에는 flash가 있어 점수 행렬이 없다.
+
+# %%
+on_l4 = {
+    "checkpointing": partial(train, *photo, checkpointing=True, **half),
+    "+ answer only": partial(train, *photo, checkpointing=True, answer_only=True, **half),
+}
+compare(on_l4, "L4", ram=False)
+
+# %% [markdown] lang="ko"
+# 24 GB에서도 로짓 때문에 죽는다. **글의 로짓만** 만들면 L4에서는 7.1 GiB, T4에서도 거의 같은 크기로 끝까지 간다. 이미지를 줄이기 전에 버릴 것부터 만들지 않는 것이 먼저다.
+#
+# ## 13.4 여러 장과 동영상
+#
+# 이미지가 여러 장이면 토큰을 더한다. 1024 × 1024 네 장과 2048 × 2048 한 장은 토큰의 수가 같다. 메모리도 같을까? 비전 인코더는 이미지마다 따로 어텐션을 계산한다.
+
+# %%
+same = {
+    "1024² × 4": partial(train, 1024, 1024, 4, checkpointing=True, repeat_kv=True),
+    "2048² × 1": partial(train, 2048, 2048, 1, checkpointing=True, repeat_kv=True),
+}
+compare(same, "T4", ram=False)
+
+# %% [markdown] lang="ko"
+# 같다. 융합 커널은 점수 행렬을 만들지 않으니, 몇 장으로 나뉘었는지는 메모리에 나타나지 않는다(시간은 다르다). **토큰의 합**만 센다.
+#
+# 동영상도 마찬가지다. Qwen3-VL은 프레임을 둘씩 묶어 한 장으로 본다. 초당 2프레임으로 1분이면 120프레임, 60장이다. 640 × 352로 줄여도 다음만큼이다.
+
+# %%
+60 * grid_of(640, 352).tokens
+
+# %% [markdown] lang="ko"
+# 이것이 휴대폰 사진 한 장보다 많다. 그래서 동영상을 학습하는 스크립트에는 프레임의 수(`fps`, `num_frames`)와 프레임 하나의 픽셀을 줄이는 설정이 따로 있다. 곱하는 것이라 어느 쪽을 줄여도 듣는다.
+#
+# <details><summary>사건 13-A. 사진 네 장이 든 샘플</summary>
+#
+# 휴대폰 사진 네 장과 글 64토큰이 샘플 하나인 데이터를 T4에서 학습한다(체크포인팅과 `repeat_kv`를 켰다. 로짓은 통째로 만든다). 사진을 줄이지 않으면 죽는다. **들어가는 것 가운데 가장 큰 `max_pixels`**를 65,536의 배수로 찾아라. 실험은 다섯 번까지다. `case("13-A").run(max_pixels=...)`로 실험하고, 찾은 값을 아래 셀의 `None` 자리에 적는다.
+#
+# </details>
+
+# %%
+case("13-A").check(None)
+
+# %% [markdown] lang="ko"
+# ## 13.5 남들이 잰 것: 마스크와 차원
+#
+# > **주장 2.** "비전 인코더에는 flash_attention_2가 꼭 있어야 한다. sdpa로는 OOM이 난다" ([Qwen3-VL #541](https://github.com/QwenLM/Qwen3-VL/issues/541), [unsloth #1390](https://github.com/unslothai/unsloth/issues/1390))
+#
+# Qwen2.5-VL-7B의 비전 인코더에 1000 × 2350 이미지를 하나 넣고 A100에서 잰 값이 공개되어 있다([transformers #37363](https://github.com/huggingface/transformers/pull/37363)). 같은 일을 하는 프로그램을 당시의 transformers(4.50.3)로 가상 GPU에서 실행해 나란히 놓는다.
+
+# %%
+from helpers.chapters.c13_images.others import measured_tower
+
+measured_tower()
+
+# %% [markdown] lang="ko"
+# 실행한 두 줄은 0.002% 안에서 맞는다. `without masks`의 두 줄은 제안된 수정이 그대로 나온 버전이 없어서, `flash`는 flash_attn의 회전 커널을 가상 GPU가 따라가지 못해서 실행하지 않았다.
+#
+# <details><summary>밝혀지지 않은 것</summary>
+#
+# 이 표의 출처는 이미지가 1000 × 2530이라고 하고, 같은 사람이 같은 날 같은 값을 적은 [Qwen3-VL #1049](https://github.com/QwenLM/Qwen3-VL/issues/1049)는 1000 × 2350이라고 한다. 뒤의 것으로 실행했다(앞의 것이면 8~9% 많다). 라이브러리의 버전도 적혀 있지 않다. 4.51부터는 아래에서 보듯이 sdpa가 16 GiB쯤이므로 그보다 앞이다. 그러니 맞은 것은 규칙이지, 밝혀지지 않은 설정까지 예언한 것은 아니다.
+#
+# </details>
+#
+# 가중치(83억 × 2바이트)가 15.45 GiB이니 sdpa와 eager는 20 GiB 넘게, flash는 0.5 GiB쯤 더 쓴 것이다. 12,096패치의 점수 행렬이 어디서 생겼을까? 어텐션 하나만 떼어 네 가지로 불러 본다. 헤드는 16개, 헤드 하나는 80차원이다. `3-D`는 텐서가 3차원, `4-D`는 앞에 배치 차원이 하나 더 있는 것이다.
+
+
+# %%
+import torch.nn.functional as F
+
+
+def attend(dimensions, mask=None, patches=12_096):
+    shape = {3: (16, patches, 80), 4: (1, 16, patches, 80)}[dimensions]
+    with torch.no_grad():
+        q, k, v = (torch.empty(shape, dtype=torch.bfloat16, device="cuda") for _ in range(3))
+        if mask is not None:
+            mask = torch.ones(mask, dtype=torch.bool, device="cuda")
+        F.scaled_dot_product_attention(q, k, v, mask)
+
+
+square = (1, 12_096, 12_096)
+compare(
+    {
+        "3-D, mask": partial(attend, 3, square),
+        "3-D": partial(attend, 3),
+        "4-D, mask": partial(attend, 4, square),
+        "4-D": partial(attend, 4),
+    },
+    "A100-80GB",
+    ram=False,
+)
+
+# %% [markdown] lang="ko"
+# **차원 하나가 20 GiB다.** PyTorch의 융합 커널은 (배치, 헤드, 길이, 차원)의 4차원만 받는다. 배치 차원이 없으면 경고 없이 `math`로 간다. 옛 코드는 이미지가 하나의 긴 열이라 배치 차원 없이 불렀고, 4.51에서 `unsqueeze(0)`을 넣어 고쳤다.
+#
+# 4차원이어도 마스크를 만들면 길이 × 길이다. 이미지 여러 장을 한 열로 잇고 마스크로 가르던 4.53까지의 방식이 그렇다. 이미지를 네 배로 늘리면 마스크는 열여섯 배가 된다. 그 뒤의 transformers는 이미지마다 잘라서 마스크 없이 부른다(13.4절에서 장수가 보이지 않은 까닭이다).
+#
+# | transformers | 비전 인코더의 sdpa (Qwen2.5-VL) |
+# |---|---|
+# | 4.50까지 | 3차원: `math`, 점수 행렬 |
+# | 4.51~4.53 | 4차원과 마스크: 융합 커널, 길이 × 길이의 마스크 |
+# | 4.54부터 | 이미지(창)마다 4차원, 마스크 없음 |
+#
+# (4.49.0, 4.50.3, 4.51.0, 4.52.4, 4.53.3, 4.54.1, 5.23.0의 `modeling_qwen2_5_vl.py`를 읽어 확인했다.)
+#
+# <details><summary>주장 2의 판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
+#
+# **조건부로 맞다.** 4.50까지는 그랬다. 지금은 sdpa도 융합 커널을 쓰므로, flash_attn을 설치할 수 없는 T4에서도 점수 행렬이 없다. 오래된 글의 처방이 어느 버전의 것인지부터 본다.
+#
+# </details>
+#
+# **연습 13-2.** unsloth #1390의 메시지는 Qwen2-VL의 비전 인코더(헤드 16개)에서 `Tried to allocate 272.00 GiB`였다. `math` 커널의 fp32 점수 행렬이라면, 한 열에 패치가 몇 개였을까? 0.5% 안에서 맞으면 된다.
+
+# %%
+patches = None
+exercise("13-2").check(patches)
+
+# %% [markdown] lang="ko"
+# ## 13.6 직접 바꿔 보기
+#
+# 이미지, 장수, 카드, 방법을 고르고 **실행**을 누른다. 스텝 하나를 실제로 실행하므로 몇 초가 걸린다. T4에서 A4 스캔 두 장을 학습하려면 무엇을 켜야 하는가? 8 GB인 카드에서 들어가는 것이 있는가?
+
+# %%
+images_panel()
+
+# %% [markdown] lang="ko"
+# ## 13.7 내 프로그램이라면
+#
+# 9장의 플래너(`virtual-gpu fit`)는 글만 안다. 이미지가 있는 프로그램은 그대로 실행해서 센다.
+#
+# ```bash
+# virtual-gpu run --gpu T4 --steps 3 train.py --batch_size 1
+# ```
+#
+# 결과의 'by module'에 `visual`이 얼마인지, 'by line'에 손실의 줄이 얼마인지 본다. 이미지의 크기는 데이터마다 다르니 **토큰이 가장 많은 배치**로 두 스텝을 돌려 본다(10.3절). 한 에폭에서 가장 큰 것은 이렇게 찾는다.
+#
+# ```python
+# tokens = [grid_of(image.width, image.height, max_pixels).tokens for image in images]
+# ```
+#
+# ## 13.8 기억할 것
+#
+# 이 장에서 적은 예상과 결과를 돌아본다.
+
+# %%
+guesses()
+
+# %% [markdown] lang="ko"
+# - 이미지 한 장은 글 수백에서 만여 토큰이다. `max_pixels`가 그 수를 정한다.
+# - 비전 인코더는 학습하지 않으면 가중치만큼만 든다. 학습하면 토큰의 네 배인 패치가 순전파 상태를 남긴다.
+# - 이미지 토큰에는 정답이 없다. 내가 쓴 루프라면 `logits_to_keep`으로 글의 로짓만 만든다.
+# - T4에서는 3.12절의 한 줄을 먼저 적는다.
+# - 점수 행렬이 보이면 flash_attn을 찾기 전에 transformers의 버전을 본다.
+#
+# | 방법 | 줄어드는 것 | 대가 |
+# |---|---|---|
+# | `max_pixels` | 모두 | 작은 글자가 뭉개진다 |
+# | 비전 인코더에 LoRA를 붙이지 않기 | 비전 인코더의 순전파 상태 | 비전 인코더는 그대로다 |
+# | 체크포인팅 | 두 쪽의 순전파 상태 | 순전파를 한 번 더 계산한다 |
+# | `logits_to_keep` | 이미지 토큰의 로짓 | 없다 |
+# | `repeat_kv`(T4) | 점수 행렬 | 키와 값의 사본 |
+#
+# ## 13.9 더 읽을거리
+#
+# - 이미지의 크기를 그대로 두고 토큰의 수를 바꾸는 방식: Wang 외, "Qwen2-VL: Enhancing Vision-Language Model's Perception of the World at Any Resolution", 2024, [arXiv:2409.12191](https://arxiv.org/abs/2409.12191)
+# - 이 장의 모델: "Qwen3-VL Technical Report", 2025, [arXiv:2511.21631](https://arxiv.org/abs/2511.21631)
+# - 이미지 토큰의 정답이 없다는 것: transformers의 [Qwen3-VL 문서](https://huggingface.co/docs/transformers/model_doc/qwen3_vl)
