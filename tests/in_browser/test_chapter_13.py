@@ -14,7 +14,7 @@ def test_chapter_13s_panel_counts(open_notebook):
     def shown(*words):
         return notebook.wait_until_text(".images-status", lambda text: all(word in text for word in words))
 
-    shown("1,024토큰", "T4", "끝까지 갔다")
+    shown("1,024토큰", "T4: 11.5")
     notebook.choose(".images-picture", "4032 × 3024 사진")
     shown("실행", "누르면")
     notebook.click(".images-run button, button.images-run")

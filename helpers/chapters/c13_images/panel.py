@@ -71,12 +71,11 @@ class ImagesPanel(Panel):
         name = tr(ko="최대", en="peak")
         found = towers_of_each({name: partial(train, width, height, images, dtype=dtype, **chosen)}, gpu)
         one = found[name]
-        tokens = images * (grid.tokens + 2) + TEXT
+        tokens, outcome = images * (grid.tokens + 2) + TEXT, one.outcome
+        ended = human_bytes(outcome.gpu) if outcome.died is None else outcome.result
         told = tr(
-            ko=f"한 장에 {grid.tokens:,}토큰, 모두 {tokens:,}토큰. {gpu.name}, 최대 {human_bytes(one.total)}: "
-            f"{one.outcome.result}",
-            en=f"{grid.tokens:,} tokens a picture, {tokens:,} in all. {gpu.name}, peak {human_bytes(one.total)}: "
-            f"{one.outcome.result}",
+            ko=f"한 장에 {grid.tokens:,}토큰, 모두 {tokens:,}토큰. {gpu.name}: {ended}",
+            en=f"{grid.tokens:,} tokens a picture, {tokens:,} in all. {gpu.name}: {ended}",
         )
         return Answer((told,), draw_towers(found))
 

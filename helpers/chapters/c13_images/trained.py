@@ -10,10 +10,10 @@ from virtual_gpu.models.attention import kv_repeated
 from virtual_gpu.step.run import enable_checkpointing
 from virtual_gpu.units import choose
 
-from .tokens import MOST, TEXT, config, conversation, grid_of
+from .tokens import MOST, config, conversation, grid_of
 
-# Which layers carry adapters: attention's of the language model, or every linear layer of both towers.
-TARGETS = {"language": r".*language_model.*(q|k|v|o)_proj", "all": "all-linear"}
+# Which layers carry adapters: every linear layer of the language model, or of both towers.
+TARGETS = {"language": r".*language_model.*_proj", "all": "all-linear"}
 
 
 def train(
@@ -30,7 +30,7 @@ def train(
 ) -> None:
     """A training step on one sample: pictures of so many pixels and 64 tokens of text.
 
-    adapters: a key of TARGETS. answer_only: logits of the text alone, which stands last.
+    adapters: a key of TARGETS. answer_only: no logits before the first token that has a label.
     repeat_kv: grouped heads are repeated before attention (see `models.attention`).
     """
     from peft import LoraConfig, get_peft_model
@@ -47,12 +47,17 @@ def train(
         model.enable_input_require_grads()
     optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])
 
-    on_card = {name: tensor.cuda() for name, tensor in batch.items()}
-    if answer_only:  # the last of the picture predicts the first of the text
-        kept = TEXT + 1
-        on_card |= {"logits_to_keep": kept, "labels": on_card["labels"][:, -kept:]}
+    scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
+
+    if answer_only:
+        labels = batch.pop("labels")
+        first = int((labels != -100).any(0).nonzero()[0])
+        kept = labels.shape[1] - first + 1  # the token before the first with a label predicts it
+        batch |= {"logits_to_keep": kept, "labels": labels[:, -kept:]}
+    on_card = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
     with kv_repeated() if repeat_kv else nullcontext():
         with torch.autocast("cuda", dtype):
             loss = model(**on_card, use_cache=False).loss
-        loss.backward()
-    optimizer.step()
+        scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
