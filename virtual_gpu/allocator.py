@@ -72,23 +72,27 @@ class CachingAllocator:
         place: Callable[[int], int] | None = None,
         driver_calls: list[tuple[str, int, int, int]] | None = None,
     ):
-        self.settings = settings or AllocatorSettings(expandable_segments=expandable_segments)
-        self.expandable_segments = self.settings.expandable_segments
         self.capacity_bytes = capacity_bytes
-        fraction = self.settings.memory_fraction
-        if fraction is not None and capacity_bytes is None:
-            raise ValueError("a fraction of the memory may be used, but of how much? capacity_bytes is missing")
-        self.limit_bytes = None if fraction is None else int(fraction * capacity_bytes)  # allowed_memory_maximum
+        self.configure(settings or AllocatorSettings(expandable_segments=expandable_segments))
         self.allocated_bytes = self.peak_allocated_bytes = 0
         self.reserved_bytes = self.peak_reserved_bytes = 0
         self.retries = 0  # how often cached segments had to go back to the driver to make room
-        self._round = self.settings.round_size if self.settings.roundup_power2_divisions else round_size
-        self._unsplit = self.settings.max_split_size or 2**63
         self._pools: dict[tuple[int, bool], Pool] = {}
         self._searches = {True: [0], False: [0]}
         self._used: dict[int, tuple[Block, Pool] | None] = {}
         self._place = place or Falling()
         self.driver_calls = driver_calls
+
+    def configure(self, settings: AllocatorSettings) -> None:
+        """Follow other settings; they are for an allocator that has given nothing yet."""
+        fraction = settings.memory_fraction
+        if fraction is not None and self.capacity_bytes is None:
+            raise ValueError("a fraction of the memory may be used, but of how much? capacity_bytes is missing")
+        self.settings = settings
+        self.expandable_segments = settings.expandable_segments
+        self.limit_bytes = None if fraction is None else int(fraction * self.capacity_bytes)  # allowed_memory_maximum
+        self._round = settings.round_size if settings.roundup_power2_divisions else round_size
+        self._unsplit = settings.max_split_size or 2**63
 
     @property
     def unused_bytes(self) -> int:

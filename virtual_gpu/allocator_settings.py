@@ -73,9 +73,10 @@ class AllocatorSettings:
         return cls(**found)
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> AllocatorSettings:
-        """What the environment asks PyTorch for; the newer name goes first."""
-        return cls.parse(next((environment[name] for name in VARIABLES if environment.get(name)), ""))
+    def from_environment(cls, environment: Mapping[str, str] = os.environ, more: str = "") -> AllocatorSettings:
+        """What the environment asks PyTorch for; the newer name goes first. more: settings that go before its own."""
+        said = next((environment[name] for name in VARIABLES if environment.get(name)), "")
+        return cls.parse(",".join(filter(None, (said, more))))
 
     @classmethod
     def from_snapshot(cls, found: Mapping[str, Any] | None) -> AllocatorSettings:

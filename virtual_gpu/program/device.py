@@ -8,8 +8,10 @@ inside, and `tensors` shows it to the program as "cuda:0".
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -30,6 +32,7 @@ from ..host.storages import HostStorages
 from ..language import tr
 from ..rules.pinned import ROUNDED
 from . import known, routing
+from .frames import program_line
 from .values import Values, ValueStop
 
 _aten = torch.ops.aten
@@ -41,6 +44,15 @@ _COPY_ = _aten.copy_.default
 _HISTC = _aten.histc.default
 _TOP_K = _aten.topk
 _INDEX, _MASKED_SELECT = _aten.index.Tensor, _aten.masked_select.default
+_NONZERO, _ALIAS = _aten.nonzero.default, _aten.alias.default
+_CTC, _CTC_BACKWARD = _aten._ctc_loss.default, _aten._ctc_loss_backward.default
+_PACK = _aten._pack_padded_sequence.default
+
+
+@functools.cache
+def _draws(func: Any) -> bool:
+    """Whether an operation draws numbers: what is compared with them picks neither all nor nothing."""
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def is_gpu(device: torch.device | None) -> bool:
@@ -81,6 +93,15 @@ class ProgramMode(CountingMode):
             return self.values.number(args[0])
         elif func is _COPY_ and type(args[0]) is not FakeTensor:
             return self._download(*args[:2])
+        elif func is _CTC:
+            return self._of_lengths(func, args, kwargs or {})
+        elif func is _CTC_BACKWARD:
+            with (
+                self
+            ):  # ctc_loss_backward_gpu_template in aten/src/ATen/native/cuda/LossCTC.cu: log_beta, and the gradient
+                log_beta, gradient = torch.empty_like(args[6]), torch.empty_like(args[1])
+            del log_beta
+            return gradient
         elif func is _HISTC:  # CUDA's takes integers too, and PyTorch's rule of shapes says it does not
             with self:
                 counts = args[0].new_empty((args[1] if len(args) > 1 else (kwargs or {}).get("bins", 100),))
@@ -112,6 +133,8 @@ class ProgramMode(CountingMode):
                 routing.choose_in_turn(args, kwargs or {}, out)
         elif out.numel() == 1:
             self.values.remember(func, args, kwargs or {}, out)
+        elif _draws(func):
+            out.drawn = True
         return out
 
     def _note_choice(self) -> None:
@@ -154,17 +177,45 @@ class ProgramMode(CountingMode):
                     indices.append(index)
             with self:
                 return func(args[0], indices)
+        if func is _NONZERO:
+            return self._upload(self._where(args[0]), {})
+        if func is _PACK:
+            return self._of_lengths(func, args, kwargs)
         real = known.run(func, args, kwargs)
         return tree_map(lambda value: self._upload(value, {}) if isinstance(value, torch.Tensor) else value, real)
 
     def _where(self, mask: torch.Tensor) -> torch.Tensor:
-        """The places (n, dimensions) where a mask is True: known, or none where the answer to that is False."""
+        """The places (n, dimensions) where a mask is True: known, or all or none by the answer to what it compares."""
         try:
-            return known.run(_aten.nonzero.default, (mask,), {})
+            return known.run(_NONZERO, (mask,), {})
         except known.Unknown:
-            if not self.values.is_empty(mask):
+            picks = self.values.picks(mask)
+            if picks is None:
                 raise
-            return torch.empty((0, mask.dim()), dtype=torch.int64)
+        chosen = torch.full(mask.shape, picks)
+        known.give(mask, chosen.to(mask.dtype))  # what is computed from it agrees
+        file, line = program_line(sys._getframe(1))
+        if picks:
+            self.gpu.watch.note(
+                tr(
+                    ko=f"{file}:{line}: 값을 모르는 마스크로 골랐다. 모두 고른 것으로 보았으니 많아야 이만큼이다",
+                    en=f"{file}:{line} picks by a mask whose values are not known: taken to pick all, the most it can",
+                )
+            )
+        return chosen.nonzero()
+
+    def _of_lengths(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """An operation whose shape depends on lengths, which are on the CPU, and on no value of its tensors."""
+
+        def stands_for(value: Any) -> Any:
+            return torch.zeros((), dtype=value.dtype).expand(value.shape) if type(value) is FakeTensor else value
+
+        def on_gpu(one: Any) -> Any:  # a packed sequence's batch sizes stay on the CPU
+            return torch.empty_like(one, device=GPU) if one.is_floating_point() else one
+
+        real = func(*tree_map(stands_for, args), **tree_map(stands_for, kwargs))
+        with self:
+            return tree_map(on_gpu, real)
 
     def _elsewhere(self, func: Any, args: tuple, kwargs: dict, device: torch.device) -> torch.Tensor:
         """What a function of a GPU tensor makes on another device: a real tensor on the CPU, or a meta tensor."""
@@ -219,11 +270,10 @@ class ProgramGPU(VirtualGPU):
     ):
         super().__init__(spec, limited=limited, without=without)
         self.answers = Values(values)
-        settings = AllocatorSettings.from_environment()
-        self.meter.allocator = CachingAllocator(
-            self.meter.allocator.capacity_bytes,
-            settings=settings if limited else replace(settings, memory_fraction=None),
-        )
+        self.limited, self.begun = limited, False  # begun: whether anything was asked of the allocator
+        self.meter.allocator = CachingAllocator(self.meter.allocator.capacity_bytes)
+        self._said = AllocatorSettings.from_environment()
+        self.configure(self._said)
         self.stream = 0  # the current one
         self.meter.stream = lambda: self.stream
         self.rank, self.ranks = rank, ranks
@@ -269,7 +319,17 @@ class ProgramGPU(VirtualGPU):
         allowed = math.floor(fraction * self.spec.memory_bytes)
         self.meter.allocator.capacity_bytes = min(self.capacity_bytes, allowed)
 
+    def configure(self, settings: AllocatorSettings) -> None:
+        """Follow these settings of the allocator, which has given nothing yet."""
+        self.meter.allocator.configure(settings if self.limited else replace(settings, memory_fraction=None))
+        self.expandable_segments = settings.expandable_segments
+
     def _allocate(self, nbytes: int, category: str) -> int:
+        if not self.begun:
+            self.begun = True
+            said = AllocatorSettings.from_environment()
+            if said != self._said:  # a line of the program, which PyTorch too reads no sooner
+                self.configure(said)
         try:
             return super()._allocate(nbytes, category)
         except torch.OutOfMemoryError as error:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..allocator_settings import AllocatorSettings
 from ..language import tr
 from .device import ProgramGPU
 from .patches import Patches
@@ -65,6 +66,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     streams, generator = Streams(gpu), _generator(gpu)
     patches.set_all(torch._C, _functions(gpu, streams))
     patches.set_all(torch._C, _accelerator(gpu, streams))
+    patches.set(torch._C, "_scatter", _scatter)  # nn.DataParallel's, on the one card that there is
     patches.set_all(
         torch.cuda,
         {
@@ -193,10 +195,14 @@ def _functions(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
         gpu.limit(value)
 
     def change_settings(text: str) -> None:
+        settings = AllocatorSettings.from_environment(more=text)
+        if not gpu.begun:
+            gpu.configure(settings)
+            return
         gpu.watch.note(
             tr(
-                ko=f"할당기의 설정은 프로그램이 시작할 때 그대로다: {text}은(는) 따르지 않았다",
-                en=f"the allocator's settings stay as they were when the program began: {text} was not followed",
+                ko=f"할당기의 설정은 처음 할당할 때 그대로다: 그 뒤에 바꾼 {text}은(는) 따르지 않았다",
+                en=f"the allocator's settings stay as they were at the first allocation: {text} was not followed",
             )
         )
 
@@ -253,11 +259,20 @@ def _accelerator(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
         "_accelerator_isAllocatorInitialized": lambda: True,
         "_accelerator_emptyCache": gpu.empty_cache,
         "_accelerator_emptyHostCache": lambda: None,
+        "_accelerator_setAllocatorSettings": driver["_cuda_cudaCachingAllocator_set_allocator_settings"],
         "_accelerator_getDeviceStats": lambda index: memory_stats(gpu),
         "_accelerator_resetPeakStats": lambda index: gpu.reset_peak_memory_stats(),
         "_accelerator_resetAccumulatedStats": lambda index: None,
         "_accelerator_getMemoryInfo": lambda index: _memory_info(gpu),
     }
+
+
+def _scatter(
+    tensor: torch.Tensor, devices: Sequence[int], sizes: Sequence[int] | None, dim: int, streams: Any
+) -> list[torch.Tensor]:
+    """A chunk of the tensor on each device; one that is there already is no copy (torch/csrc/cuda/comm.cpp)."""
+    chunks = tensor.chunk(len(devices), dim) if sizes is None else tensor.split(list(sizes), dim)
+    return [chunk.to(torch.device("cuda", place)) for chunk, place in zip(chunks, devices, strict=False)]
 
 
 def _memory_info(gpu: ProgramGPU) -> tuple[int, int]:

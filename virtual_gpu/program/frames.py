@@ -24,14 +24,22 @@ _LIBRARIES = tuple(
 )
 
 
-class _OfPrograms(dict[CodeType, bool]):
-    def __missing__(self, code: CodeType) -> bool:
-        self[code] = not code.co_filename.startswith(_LIBRARIES)
-        return self[code]
+# Of another place than the interpreter's own (`pip install --target`, `--user`, a distribution's).
+_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
-# Whether code is the program's own: a script, its modules, a notebook's cell.
-is_program = _OfPrograms().__getitem__
+class _OfPrograms(dict[str, bool]):
+    def __missing__(self, file: str) -> bool:
+        self[file] = not (file.startswith(_LIBRARIES) or any(place in file for place in _PACKAGES))
+        return self[file]
+
+
+_OF_PROGRAMS = _OfPrograms()
+
+
+def is_program(code: CodeType) -> bool:
+    """Whether code is the program's own: a script, its modules, a notebook's cell."""
+    return _OF_PROGRAMS[code.co_filename]
 
 
 def program_line(frame: FrameType | None) -> tuple[str, int]:

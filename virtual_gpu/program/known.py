@@ -1,11 +1,12 @@
-"""Values that are known after all: small integer and bool tensors that came from the program's own data.
+"""Values that are known after all: tensors of the program's own data, integer and bool ones and small float ones.
 
 Token ids, labels, masks and lengths are real until they are moved to the GPU. Their values are kept beside the fake
 tensor, and what is computed from nothing else is computed on them too. So padding is where it is, `mask.all()` is the
 truth, and a tensor can be indexed by such a mask. What a float takes part in is not known; but an `or` with what is
 all True is True, and an `and` with what is all False is False, whatever the other side is: so `generate` ends.
-One kind of floats is known: a mask, a matrix of zeros and ones that the program moved to the GPU, and what is computed
-from it and other known values. So peft's prompts are masked: it puts float ones before a mask of integers.
+Of floats what the program moved to the GPU is known where it is little (a detector's boxes, with the number of their
+picture and class) or a mask, a matrix of zeros and ones, and what is computed from it and other known values. So peft's
+prompts are masked: it puts float ones before a mask of integers.
 Which experts a router takes is assumed (`routing`), and what follows from that is marked.
 """
 
@@ -18,7 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 _aten = torch.ops.aten
-LIMIT = 2**18  # elements
+LIMIT = 2**22  # elements: the labels of a batch of pictures, a graph's edges
+FLOATS, MASKS = 2**14, 2**18  # elements of what came, of what is a mask or computed
 ASSUMED_LIMIT = 2**23  # of what follows from an assumption: the experts of 4,096 tokens, one-hot, are half of this
 DTYPES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool))
 _OR_MASKS = DTYPES | {torch.float32}
@@ -55,14 +57,14 @@ class _Values:
 
 def know(fake: torch.Tensor, real: torch.Tensor) -> None:
     """These are the values of a tensor that was just made from a real one; larger and other ones are not kept."""
-    if (fake.dtype in DTYPES or _is_mask(real)) and real.numel() <= LIMIT and real.device.type == "cpu":
+    if real.device.type == "cpu" and (_is_data(real) if fake.is_floating_point() else _fits(fake.dtype, real)):
         fake.known = _Values(real.detach().to(fake.dtype, copy=True), [True])
 
 
 def give(fake: torch.Tensor, real: torch.Tensor, assumed: bool = False) -> None:
     """These are from now on the values of a tensor. Not of a part of one whose other values are not known."""
     known = values_of(fake) is not None
-    if fake.dtype not in _OR_MASKS or real.numel() > _most(assumed) or (fake._base is not None and not known):
+    if not _fits(fake.dtype, real, assumed) or (fake._base is not None and not known):
         forget(fake)
     elif known:
         fake.known.real.copy_(real)
@@ -77,8 +79,15 @@ def is_assumed(*values: Any) -> bool:
     return any(known is not None and known.assumed and known.valid[0] for known in found)
 
 
-def _most(assumed: bool) -> int:
-    return ASSUMED_LIMIT if assumed else LIMIT
+def _most(dtype: torch.dtype, assumed: bool) -> int:
+    """Elements of a tensor of that type whose values are kept; 0 for other types."""
+    if dtype not in _OR_MASKS:
+        return 0
+    return ASSUMED_LIMIT if assumed else MASKS if dtype.is_floating_point else LIMIT
+
+
+def _fits(dtype: torch.dtype, real: torch.Tensor, assumed: bool = False) -> bool:
+    return real.numel() <= _most(dtype, assumed)
 
 
 def forget(fake: torch.Tensor) -> None:
@@ -87,11 +96,13 @@ def forget(fake: torch.Tensor) -> None:
         known.valid[0] = False
 
 
-def _is_mask(real: torch.Tensor) -> bool:
-    """Whether a tensor of floats is a matrix of zeros and ones; not where it is trained."""
-    if real.dim() != 2 or real.numel() > LIMIT or real.dtype not in _OR_MASKS or real.requires_grad:
+def _is_data(real: torch.Tensor) -> bool:
+    """Whether a tensor of floats is little, or a matrix of zeros and ones; not where it is a parameter."""
+    if real.dtype not in _OR_MASKS or real.requires_grad or isinstance(real, torch.nn.Parameter):
         return False
-    return bool(((real == 0) | (real == 1)).all())
+    if real.numel() <= FLOATS:
+        return True
+    return real.dim() == 2 and real.numel() <= MASKS and bool(((real == 0) | (real == 1)).all())
 
 
 def concerns(args: tuple, out: Any) -> bool:
@@ -139,9 +150,9 @@ def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         for known in (getattr(value, "known", None) for value in tree_flatten((args, kwargs))[0])
         if known is not None
     }
-    most = _most(assumed or func.overloadpacket in _ZEROS)
+    counted = func.overloadpacket in _ZEROS
     for fake, real in zip(*(tree_flatten(value)[0] for value in (out, results)), strict=True):
-        if isinstance(fake, torch.Tensor) and fake.dtype in _OR_MASKS and real.numel() <= most:
+        if isinstance(fake, torch.Tensor) and _fits(fake.dtype, real, assumed or counted):
             fake.known = _Values(real, tokens.get(real.untyped_storage()._cdata, [True]), assumed)
 
 
@@ -161,12 +172,12 @@ def _is_all(value: Any, number: int) -> bool:
 
 def run(func: Any, args: tuple, kwargs: dict) -> Any:
     """The operation on the real values. Unknown where one of them is not known, or where it would be large work."""
-    most = _most(is_assumed(args, kwargs))
+    assumed = is_assumed(args, kwargs)
 
     def real(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             found = values_of(value) if type(value) is FakeTensor else value
-            if found is None or found.dtype not in _OR_MASKS or found.numel() > most:
+            if found is None or not _fits(found.dtype, found, assumed):
                 raise Unknown
             return found
         return torch.device("cpu") if isinstance(value, torch.device) else value

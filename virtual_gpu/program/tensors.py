@@ -100,6 +100,24 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     def pointer_of(storage: torch.UntypedStorage) -> int:
         return storage._cdata if storage._cdata in mode.storages else pointer(storage)
 
+    ctc_loss = torch.ctc_loss
+
+    def ctc_of_lists(
+        log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
+        reduction: int = 1, zero_infinity: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        """PyTorch makes lists of a tensor of lengths, not of a subclass (ATen/native/LossCTC.cpp); then it reduces."""
+        if not ours(log_probs):
+            return ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
+        lists = [
+            one.tolist() if isinstance(one, torch.Tensor) else list(one) for one in (input_lengths, target_lengths)
+        ]
+        losses = ctc_loss(log_probs, targets, *lists, blank, 0, zero_infinity)
+        if reduction == 1:
+            return (losses / torch.tensor(lists[1], device=log_probs.device).clamp_min(1)).mean()
+        return losses.sum() if reduction == 2 else losses
+
+    patches.set(torch, "ctc_loss", ctc_of_lists)
     patches.set(torch.UntypedStorage, "data_ptr", pointer_of)  # whether tensors are tied, libraries ask it
     patches.set(torch.Tensor, "to", to)
     patches.set(torch.Tensor, "cuda", cuda)

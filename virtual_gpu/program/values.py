@@ -5,15 +5,17 @@ not-a-number or infinite. So a loss is 1.0, its logarithm exists and one can div
 `GradScaler` steps; `loss < 0.5` is what 1 < 0.5 is; the next token is 1. And as in ordinary data `mask.all()` is True
 and `mask.any()` False: nothing is padding. What the program writes into one element (`torch.zeros(1)`) is that number
 instead, and what is computed from it follows: a counter of overflows that starts at 0 stays there. A token's experts
-are taken in turn (`routing`). What a shape depends on otherwise (`nonzero`, indexing by a mask) has no answer: the
-program is stopped there, but for a mask that is False by these rules (`x[is_eos.any(1)]`: no sequence ends), which
-picks nothing.
+are taken in turn (`routing`). What a shape depends on (`nonzero`, indexing by a mask) has an answer where the mask
+compares by these rules: `x >= 0.5` is True everywhere and picks all, `x == 0` False and picks nothing, as does
+`x[is_eos.any(1)]`: no sequence ends. Where a mask compares what was drawn (`torch.rand(n) < 0.15`), or cannot be told,
+the program is stopped.
 """
 
 from __future__ import annotations
 
 import ast
 import linecache
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -29,20 +31,17 @@ from .known import is_assumed, values_of
 
 _aten = torch.ops.aten
 _NO = frozenset((_aten.isnan.default, _aten.isinf.default))
-_COMPARES = {
-    getattr(_aten, name).Scalar: test
-    for name, test in {
-        "eq": lambda a, b: a == b,
-        "ne": lambda a, b: a != b,
-        "lt": lambda a, b: a < b,
-        "le": lambda a, b: a <= b,
-        "gt": lambda a, b: a > b,
-        "ge": lambda a, b: a >= b,
-    }.items()
-}
+_TESTS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+_COMPARES = {getattr(_aten, name).Scalar: test for name, test in _TESTS.items()}
+_COMPARES_TWO = {getattr(_aten, name).Tensor: test for name, test in _TESTS.items()}
 _NON_FINITE = _aten._amp_foreach_non_finite_check_and_unscale_.default
 _ANY = _aten.any
 _PACKETS = frozenset((_ANY, _aten.logical_not, _aten.bitwise_not))
+_BOTH = {
+    _aten.bitwise_and.Tensor: min, _aten.logical_and.default: min, _aten.bitwise_or.Tensor: max,
+    _aten.logical_or.default: max,
+}  # fmt: skip
+_SUMS = frozenset((_aten.sum.default, _aten.sum.dim_IntList))
 _WRITTEN = frozenset(
     (
         _aten.zeros.default, _aten.ones.default, _aten.full.default, _aten.scalar_tensor.default, _aten.fill_.Scalar,
@@ -50,9 +49,15 @@ _WRITTEN = frozenset(
         _aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default,
     )
 )  # fmt: skip
-_COPIES = frozenset((_aten._to_copy.default, _aten.copy_.default))
+_TO_COPY = _aten._to_copy.default
+_COPIES = frozenset((_TO_COPY, _aten.copy_.default, _aten.clone.default))
 POLICIES = ("answer", "stop")
 _ENDLESS = 1000  # the same answer so often, to the condition of a `while`: it will not end by itself
+
+
+def _is_drawn(tensor: torch.Tensor) -> bool:
+    """Whether its numbers were drawn on the GPU: a comparison holds for some of them."""
+    return getattr(tensor, "drawn", False)
 
 
 def _is_while(file: str, line: int) -> bool:
@@ -117,13 +122,14 @@ class Values(Answers):
         grad = ", requires_grad=True" if tensor.requires_grad else ""
         return f"tensor({body}, device='{tensor.device}', dtype={tensor.dtype}{grad})"
 
-    def is_empty(self, mask: torch.Tensor) -> bool:
-        """Whether a mask, whose values are not known, is answered with False: what is indexed by it has no rows."""
-        if self.policy == "stop" or getattr(mask, "answer", None) != 0:
-            return False
+    def picks(self, mask: torch.Tensor) -> bool | None:
+        """Whether a mask, whose values are not known, picks all of what is indexed by it, or nothing; None: unknown."""
+        answer = getattr(mask, "answer", None)
+        if self.policy == "stop" or answer is None:
+            return None
         file, line = program_line(sys._getframe(2))
-        self[Answer("index", 0, f"{file}:{line}")] += 1
-        return True
+        self[Answer("index", int(answer), f"{file}:{line}")] += 1
+        return bool(answer)
 
     def remember(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         """Note on a result where its number is not 1."""
@@ -132,10 +138,30 @@ class Values(Answers):
         elif func is _NON_FINITE:
             args[1].answer = 0  # no gradient is infinite
         elif func in _COMPARES:
-            if out.dim() == 0:
+            # Of many integers nothing is said: they are places, or a program's own numbers.
+            told = hasattr(args[0], "answer") or args[0].is_floating_point()
+            if out.dim() == 0 or (told and not _is_drawn(args[0])):
                 out.answer = int(_COMPARES[func](self._number(args[0]), args[1]))
+        elif func is _TO_COPY and out.dtype == torch.bool:
+            if not _is_drawn(args[0]):
+                out.answer = int(self._number(args[0]) != 0)
+        elif func in _COMPARES_TWO:
+            if out.dim() and not any(map(_is_drawn, args)) and all(one.is_floating_point() for one in args[:2]):
+                out.answer = int(_COMPARES_TWO[func](*map(self._number, args[:2])))
+        elif func.overloadpacket is _ANY:
+            out.answer = 0
         elif func.overloadpacket in _PACKETS:
-            out.answer = 0 if func.overloadpacket is _ANY else 1 - getattr(args[0], "answer", 1)
+            out.answer = 1 - getattr(args[0], "answer", 1)
+        elif func in _BOTH and out.dtype == torch.bool and all(hasattr(value, "answer") for value in args[:2]):
+            out.answer = _BOTH[func](value.answer for value in args[:2])
+        elif func in _SUMS and hasattr(args[0], "answer") and out.numel():
+            out.answer = args[0].answer * (args[0].numel() // out.numel())
+        elif type(out) is FakeTensor and out.numel() > 1:
+            answer = getattr(args[0], "answer", None) if args and (func.is_view or func in _COPIES) else None
+            if answer is not None:
+                out.answer = answer
+            elif func._schema.is_mutable:
+                out.__dict__.pop("answer", None)
         elif type(out) is FakeTensor and out.numel() == 1:
             self._compute(func, args, kwargs, out)
         elif func._schema.is_mutable and args and isinstance(args[0], (list, tuple)):  # the optimizers' foreach
@@ -170,14 +196,12 @@ class Values(Answers):
         file, line = program_line(sys._getframe(1))
         return ValueStop(
             tr(
-                ko=f"{file}:{line}: {why}. 가상 GPU의 텐서에는 값이 없다. 마스크 인덱싱이나, top-k가 아닌 방법으로"
-                "(또는 아주 많은 토큰을 한꺼번에) 나누는 MoE 층이 이렇다. 이 부분을 진짜 데이터로 CPU에서 계산하거나"
-                "(.to('cuda') 앞에서), 마스크 인덱싱 대신 torch.where를 쓰거나, 전문가 구현을 'grouped_mm'이나 "
-                "'batched_mm'으로 바꾸거나, 진짜 GPU에서 실행한다.",
-                en=f"{file}:{line}: {why}, and tensors on a virtual GPU have none. Indexing by a mask, and layers that "
-                "send tokens to experts otherwise than by top-k, or very many at once, are such programs. What helps: "
-                "compute this part on the CPU from real data (before .to('cuda')), use torch.where instead of "
-                "indexing by a mask, the 'grouped_mm' or 'batched_mm' implementation of the experts, or a real GPU.",
+                ko=f"{file}:{line}: {why}. 가상 GPU의 텐서에는 값이 없다. 이 부분을 진짜 데이터로 CPU에서 계산하거나"
+                "(.to('cuda') 앞에서), 마스크 인덱싱 대신 torch.where를 쓰거나, 진짜 GPU에서 실행한다. MoE라면 전문가 "
+                "구현을 'grouped_mm'이나 'batched_mm'으로 바꾼다.",
+                en=f"{file}:{line}: {why}, and tensors on a virtual GPU have none. What helps: compute this part on "
+                "the CPU from real data (before .to('cuda')), use torch.where instead of indexing by a mask, or a "
+                "real GPU; of a mixture of experts the 'grouped_mm' or 'batched_mm' implementation.",
             )
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +17,8 @@ from .watch import SAVING, Watch
 def install(patches: Patches, imports: Imports, watch: Watch) -> None:
     """Replace `torch.save`, and safetensors', transformers', peft's and accelerate's savers."""
 
-    def skip(what: str) -> Any:
+    def skip(owner: Any, name: str, what: str) -> Any:
+        @functools.wraps(getattr(owner, name), assigned=("__name__", "__qualname__", "__doc__"))
         def skipped(*args: Any, **kwargs: Any) -> None:
             before = watch.phase
             watch.enter(SAVING)
@@ -30,14 +32,14 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
 
         return skipped
 
-    patches.set(torch, "save", skip("torch.save"))
+    patches.set(torch, "save", skip(torch, "save", "torch.save"))
     for module, owner, names in _SAVERS:
 
         def install_there(loaded: ModuleType, owner: str = owner, names: tuple[str, ...] = names) -> None:
             kind = getattr(loaded, owner) if owner else loaded
             for name in names:
                 if hasattr(kind, name):
-                    patches.set(kind, name, skip(f"{owner or loaded.__name__}.{name}"))
+                    patches.set(kind, name, skip(kind, name, f"{owner or loaded.__name__}.{name}"))
 
         imports.after(module, install_there)
 
