@@ -171,7 +171,7 @@ def test_nothing_better_was_overlooked(plans):
     "gpu, methods",
     [
         ("3GiB, 8.6", ("full",)),
-        ("2GiB, 7.5", ("lora", "qlora")),
+        pytest.param("2GiB, 7.5", ("lora", "qlora"), marks=pytest.mark.stress),
         pytest.param("8GiB, 9.0", METHODS, marks=pytest.mark.stress),
     ],
 )

@@ -58,7 +58,10 @@ class _Values:
 def know(fake: torch.Tensor, real: torch.Tensor) -> None:
     """These are the values of a tensor that was just made from a real one; larger and other ones are not kept."""
     if real.device.type == "cpu" and (_is_data(real) if fake.is_floating_point() else _fits(fake.dtype, real)):
-        fake.known = _Values(real.detach().to(fake.dtype, copy=True), [True])
+        kept = torch.empty_like(
+            real, dtype=fake.dtype, requires_grad=False
+        )  # not by `to`: it is not the program's copy
+        fake.known = _Values(kept.copy_(real.detach()), [True])
 
 
 def give(fake: torch.Tensor, real: torch.Tensor, assumed: bool = False) -> None:
