@@ -277,11 +277,9 @@ compare(same, "T4", ram=False)
 #
 # 동영상은 프레임을 둘씩 묶은 것이 이미지 한 장이다. 다만 한도(`max_pixels`)가 프레임 하나가 아니라 **프레임 전체의 합**에 걸린다(transformers의 `video_processing_qwen3_vl.py`). 그래서 길이를 늘리면 토큰이 한도까지 늘다가, 그다음부터는 프레임이 작아진다. 줄일 때는 초당 프레임 수(`fps`)와 한도 가운데 무엇을 잃을지 고르는 것이다.
 #
-# <details><summary>사건 13-A. 사진 네 장이 든 샘플</summary>
+# ### 사건 13-A: 샘플 하나에 사진 네 장
 #
 # 휴대폰 사진 네 장과 글 64토큰이 샘플 하나인 데이터를 T4(14.64 GiB)에서 학습한다(체크포인팅과 `repeat_kv`를 켰다. 로짓은 통째로 만든다). 사진을 줄이지 않으면 죽는다. **들어가는 것 가운데 가장 큰 `max_pixels`**를 65,536(64토큰)의 배수로 찾아라. 실험은 다섯 번까지다. `case("13-A").run(max_pixels=...)`로 실험하고, 찾은 값을 아래 셀의 `None` 자리에 적는다. 두 번 실험하면 직선을 그을 수 있지만, 직선은 단편화(10.5절)를 모른다.
-#
-# </details>
 
 # %%
 case("13-A").check(None)
@@ -377,23 +375,26 @@ images_panel()
 # %% [markdown] lang="ko"
 # ## 13.7 내 프로그램이라면
 #
-# T4 한 장에서 쓸 루프다. 13.3절의 네 번째 줄과 같은 것이고, `loader`는 프로세서를 거친 배치를 준다.
+# T4 한 장에서 쓸 루프다. 13.3절의 네 번째 줄에 `max_pixels`를 더한 것이고, `loader`는 프로세서를 거친 배치를 준다. `max_pixels`는 들어가는 데까지 높인다.
 #
 # ```python
 # sdpa_attention.use_gqa_in_sdpa = lambda *args, **kwargs: False
-# processor = AutoProcessor.from_pretrained(name, max_pixels=1280 * 32 * 32)   # 모자라면 더 낮춘다
+# name = "Qwen/Qwen3-VL-2B-Instruct"
+# processor = AutoProcessor.from_pretrained(name, max_pixels=1280 * 32 * 32)
 # model = Qwen3VLForConditionalGeneration.from_pretrained(name, dtype=torch.float16).cuda()
 # model = get_peft_model(model, LoraConfig(r=16, target_modules=r".*language_model.*_proj"))
 # model.gradient_checkpointing_enable()
 # model.enable_input_require_grads()
-# optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+# trained = [p for p in model.parameters() if p.requires_grad]
+# optimizer = torch.optim.AdamW(trained, lr=1e-4)
 # scaler = torch.amp.GradScaler("cuda")
 # for batch in loader:
 #     labels = batch.pop("labels")
 #     kept = labels.shape[1] - int((labels != -100).any(0).nonzero()[0]) + 1
-#     batch = {name: tensor.cuda() for name, tensor in batch.items()}
+#     batch = {key: tensor.cuda() for key, tensor in batch.items()}
+#     answer = labels[:, -kept:].cuda()
 #     with torch.autocast("cuda", torch.float16):
-#         loss = model(**batch, logits_to_keep=kept, labels=labels[:, -kept:].cuda(), use_cache=False).loss
+#         loss = model(**batch, logits_to_keep=kept, labels=answer, use_cache=False).loss
 #     scaler.scale(loss).backward()
 #     scaler.step(optimizer)
 #     scaler.update()
