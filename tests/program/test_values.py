@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import virtual_gpu
+from virtual_gpu.program import known
 from virtual_gpu.program.frames import is_program
 from virtual_gpu.program.values import ValueStop
 
@@ -54,6 +55,33 @@ def test_pictures_of_padding_are_none(card):
     pixels = torch.rand(2, 3, 8, 8).to("cuda", torch.bfloat16)
     real = (pixels == 0.0).sum(dim=(-1, -2, -3)) != pixels.shape[1:].numel()
     assert pixels[real].shape == pixels.shape and int(real.sum()) == 2
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda mask, other: mask[:, 0].fill_(True),
+        lambda mask, other: mask[3, 1].fill_(True),
+        lambda mask, other: mask.copy_(other),
+    ],
+)
+def test_a_mask_that_is_written_is_no_longer_told(card, write):
+    scores = torch.randn(8, 4, device="cuda") * 1.0
+    mask = scores > 2
+    assert scores[scores > 2].shape == (0,)
+    write(mask, torch.rand(8, 4, device="cuda") < 0.5)
+    with pytest.raises(ValueStop):
+        scores[mask]
+
+
+def test_a_buffer_that_a_kernel_writes_is_known_no_longer(card):
+    norm = torch.nn.BatchNorm1d(4).cuda()
+    assert float(norm.running_mean[0]) == 0.0
+    norm(torch.randn(8, 4, device="cuda"))
+    assert known.values_of(norm.running_mean) is None
+    kept = [torch.zeros(4).cuda()]
+    torch._foreach_add_(kept, [torch.randn(4, device="cuda")])
+    assert known.values_of(kept[0]) is None
 
 
 def test_what_was_drawn_picks_neither_all_nor_nothing(card):

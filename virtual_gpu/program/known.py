@@ -29,6 +29,8 @@ _SHAPE_ONLY = frozenset(
     getattr(_aten, name) for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 )
 _ZEROS = frozenset((_aten.zeros, _aten.new_zeros, _aten.zeros_like))  # which experts are counted, or marked, in
+# Their running mean and variance, the fourth and fifth argument, are written, and their schemas do not say so.
+_STATISTICS = frozenset((_aten.native_batch_norm.default, _aten.cudnn_batch_norm.default))
 _RANDOM = torch.Tag.nondeterministic_seeded
 # of boolean values (0 alone for integers): the operand that decides the result, whatever the other one is
 _DECIDES = {
@@ -126,12 +128,16 @@ def values_of(tensor: Any) -> torch.Tensor | None:
 
 def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
     """After an operation: know the values of what it made from known ones, forget those that it wrote over."""
+    writes = func._schema.is_mutable or func in _STATISTICS
     if isinstance(out, torch.Tensor):
-        if out.dtype not in _OR_MASKS:
-            return
-    elif not (isinstance(out, (tuple, list)) and out and isinstance(out[0], torch.Tensor) and out[0].dtype in DTYPES):
+        may_be_known = out.dtype in _OR_MASKS
+    else:
+        several = isinstance(out, (tuple, list)) and bool(out)
+        may_be_known = several and isinstance(out[0], torch.Tensor) and out[0].dtype in DTYPES
+    if not may_be_known:
+        for tensor in _written(func, args, kwargs) if writes else ():  # a batch norm's running mean, foreach
+            forget(tensor)
         return
-    writes = func._schema.is_mutable
     try:
         if _RANDOM in func.tags or func.overloadpacket in _UNDEFINED:
             raise Unknown
@@ -161,6 +167,8 @@ def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
 
 def _written(func: Any, args: tuple, kwargs: dict) -> list[Any]:
     """The tensors that an operation writes into."""
+    if func in _STATISTICS:
+        return [tensor for tensor in args[3:5] if tensor is not None]
     written = []
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

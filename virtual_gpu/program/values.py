@@ -50,7 +50,8 @@ _WRITTEN = frozenset(
     )
 )  # fmt: skip
 _TO_COPY = _aten._to_copy.default
-_COPIES = frozenset((_TO_COPY, _aten.copy_.default, _aten.clone.default))
+_COPY_ = _aten.copy_.default
+_COPIES = frozenset((_TO_COPY, _COPY_, _aten.clone.default))
 POLICIES = ("answer", "stop")
 _ENDLESS = 1000  # the same answer so often, to the condition of a `while`: it will not end by itself
 
@@ -133,6 +134,10 @@ class Values(Answers):
 
     def remember(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         """Note on a result where its number is not 1."""
+        if func._schema.is_mutable and args and type(args[0]) is FakeTensor:
+            base = args[0]._base
+            if base is not None and base.numel() > 1:  # written in part: no longer the same everywhere
+                base.__dict__.pop("answer", None)
         if func in _NO:
             out.answer = 0
         elif func is _NON_FINITE:
@@ -157,7 +162,8 @@ class Values(Answers):
         elif func in _SUMS and hasattr(args[0], "answer") and out.numel():
             out.answer = args[0].answer * (args[0].numel() // out.numel())
         elif type(out) is FakeTensor and out.numel() > 1:
-            answer = getattr(args[0], "answer", None) if args and (func.is_view or func in _COPIES) else None
+            source = args[1] if func is _COPY_ else args[0] if func.is_view or func in _COPIES else None
+            answer = getattr(source, "answer", None)
             if answer is not None:
                 out.answer = answer
             elif func._schema.is_mutable:
