@@ -27,9 +27,10 @@ def test_a_detectors_little_float_targets_are_known(card):
 
 
 def test_a_parameter_is_not_data(card):
-    weight = torch.nn.Linear(4, 4).cuda().weight
-    with pytest.raises(ValueStop):
-        weight[torch.rand(4, device="cuda") < weight[0]]
+    layer = torch.nn.Linear(4, 4)
+    frozen = torch.nn.Linear(4, 4).requires_grad_(False)
+    assert all(known.values_of(one) is None for module in (layer, frozen) for one in module.cuda().parameters())
+    assert known.values_of(torch.zeros(4, 4).cuda()) is not None
 
 
 def test_the_labels_of_a_batch_of_pictures_are_known(card):
