@@ -74,7 +74,8 @@ class Guess:
             return "–"
         if isinstance(value, str):
             return value
-        return f"{value:,.4g}{'%' if self.unit == '%' else f' {self.unit}' if self.unit else ''}"
+        number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        return f"{number}{'%' if self.unit == '%' else f' {self.unit}' if self.unit else ''}"
 
     def __repr__(self) -> str:
         if self.value is None:

@@ -1,19 +1,23 @@
 """Chapter 13: pictures to tokens, the towers' bytes, and a tower beside what others measured."""
 
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from helpers import images_panel
 from helpers.chapters.c11_outside.tried import attempt
-from helpers.chapters.c13_images.loss import both_losses
+from helpers.chapters.c13_images.loss import both_losses, small_config
 from helpers.chapters.c13_images.others import measured_tower
 from helpers.chapters.c13_images.tokens import FEWEST, MOST, TEXT, config, conversation, grid_of
 from helpers.chapters.c13_images.towers import draw_towers, towers_of_each
 from helpers.chapters.c13_images.trained import train
+from helpers.models import byte_tokenizer
 from virtual_gpu.models.build import count_parameters
 
+TEXT_OF_THE_CHAPTER = Path(__file__).parent.parent / "notebooks" / "src" / "13_images.py"
 HALF = {"dtype": torch.bfloat16}
 SIDE = 256  # 64 tokens
 
@@ -120,3 +124,81 @@ def test_the_panel_waits_for_its_button_and_says_what_it_counted():
     panel.run.click()
     assert "OOM" in panel.status.value
     assert "들어주지 못한 요청" in panel.picture.value
+
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for c in m['content'] %}{% if c['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def processor():
+    """transformers' own processor with a token a byte. It wants torchvision for films, of which there are none here."""
+    from transformers import PreTrainedTokenizerFast, Qwen3VLProcessor
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    marks = ["<|im_start|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=byte_tokenizer().backend_tokenizer, eos_token="<|im_end|>", additional_special_tokens=marks
+    )
+    size = {"shortest_edge": FEWEST, "longest_edge": MOST}
+    made = Qwen3VLProcessor.__new__(Qwen3VLProcessor)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Qwen3VLProcessor, "check_argument_for_proper_class", lambda *_: None)
+        films = type("NoFilms", (), {"merge_size": 2})()
+        made.__init__(Qwen2VLImageProcessorPil(patch_size=16, size=size), tokenizer, films, chat_template=TEMPLATE)
+    return made
+
+
+@pytest.fixture(scope="module")
+def readers_model(processor, tmp_path_factory):
+    """A small model with weights in a folder, whose tokens are the processor's."""
+    from transformers import Qwen3VLForConditionalGeneration
+
+    small = small_config()
+    for name in ("image", "video"):
+        setattr(small, f"{name}_token_id", processor.tokenizer.convert_tokens_to_ids(f"<|{name}_pad|>"))
+    for name in ("start", "end"):
+        setattr(small, f"vision_{name}_token_id", processor.tokenizer.convert_tokens_to_ids(f"<|vision_{name}|>"))
+    folder = tmp_path_factory.mktemp("vision")
+    Qwen3VLForConditionalGeneration(small).save_pretrained(folder)
+    return folder
+
+
+def readers_program(text, processor, folder, dataset):
+    """The chapter's program as it stands there, but for where the model lies."""
+    from transformers import AutoProcessor
+    from transformers.integrations import sdpa_attention
+
+    given = {"dataset": dataset}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AutoProcessor, "from_pretrained", lambda name, max_pixels: processor)
+        patch.setattr(sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa)  # put back afterwards
+        exec(text.replace('"Qwen/Qwen3-VL-2B-Instruct"', repr(str(folder))), given)
+    return given
+
+
+def test_the_program_to_copy_runs_and_checkpoints(processor, readers_model):
+    from PIL import Image
+
+    blocks = re.findall(r"# ```python\n(.*?)# ```\n", TEXT_OF_THE_CHAPTER.read_text(), re.S)
+    (text,) = [block for block in blocks if "def collate" in block]
+    text = re.sub(r"^# ?", "", text, flags=re.M)
+    dataset = [{"image": Image.new("RGB", (1000, 800)), "question": "무엇인가?", "answer": "고양이"}] * 2
+    seen = {}
+
+    def program(text):
+        given = readers_program(text, processor, readers_model, dataset)
+        seen.update(sample=given["collate"](dataset[:1]), kept=given["kept"])
+        layer = given["model"].get_submodule("base_model.model.model.language_model.layers.0")
+        assert layer.training == ("model.train()" in text)
+
+    one = attempt(partial(program, text), "T4")
+    assert one.died is None, one.message
+    labels = seen["sample"]["labels"][0]
+    assert processor.tokenizer.decode(labels[labels != -100]) == "고양이<|im_end|>\n"
+    assert seen["kept"] == int((labels != -100).sum()) + 1 and not (labels[-seen["kept"] + 1 :] == -100).any()
+    without = attempt(partial(program, text.replace("model.train()\n", "")), "T4")  # as `from_pretrained` gives it
+    assert without.gpu > one.gpu

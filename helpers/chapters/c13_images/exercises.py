@@ -79,7 +79,7 @@ EXERCISES = {
         lambda: [
             tr(ko="토큰 하나가 차지하는 픽셀은 32 × 32다.", en="A token stands for 32 × 32 pixels."),
             tr(
-                ko="max_pixels는 사진 한 장의 한도다. 한 장에 돌아갈 토큰부터 정수로 나눈다.",
+                ko="max_pixels는 이미지 한 장의 한도다. 한 장에 돌아갈 토큰부터 정수로 나눈다.",
                 en="max_pixels is one picture's: first how many tokens, a whole number, each picture gets.",
             ),
         ],
@@ -105,12 +105,12 @@ CASES = {
         _judge_max_pixels,
         lambda: [
             tr(
-                ko="사진은 한도까지 줄어드니, 가중치를 뺀 나머지는 max_pixels에 비례한다. 두 점이면 직선이 정해진다.",
-                en="All but the weights grows with max_pixels, to which each photo is shrunk: two points are a line.",
+                ko="가중치를 뺀 나머지는 토큰의 수에 비례한다. (토큰, 최대) 두 점으로 14.64 GiB까지 직선을 긋는다.",
+                en="All but the weights grows with the tokens: draw a line through two (tokens, peak) up to 14.64 GiB.",
             ),
             tr(
-                ko="직선은 텐서만 센다. 단편화가 있어 한도보다 조금 아래에서 끝난다. 직선의 답에서 65,536씩 내려간다.",
-                en="The line is of tensors: fragmentation ends it below the room. From its answer go down by 65,536.",
+                ko="네 장에 5,700토큰쯤이다. grid_of(*photo, max_pixels).tokens * 4가 그 아래인 가장 큰 max_pixels다.",
+                en="Some 5,700 for the four: the largest max_pixels with grid_of(*photo, max_pixels).tokens * 4 below.",
             ),
         ],
         'case("13-A").run(max_pixels=524288)\ncase("13-A").run(max_pixels=1048576)\n'

@@ -50,7 +50,7 @@ def grid_of(width: int, height: int, max_pixels: int = MOST) -> Grid:
     if max_pixels < FEWEST:
         raise WrongValue(
             tr(
-                ko=f"max_pixels={max_pixels:,}: 이 모델의 가장 작은 사진은 {FEWEST:,}픽셀이다. 그 이상으로 적는다.",
+                ko=f"max_pixels={max_pixels:,}: 이 모델의 가장 작은 이미지는 {FEWEST:,}픽셀이다. 그 이상으로 적는다.",
                 en=f"max_pixels={max_pixels:,}: this model's smallest picture has {FEWEST:,} pixels; no less.",
             )
         )
