@@ -1,7 +1,8 @@
 """From 1.3B on one T4 to 405B on 16,384 H100: what fits best, of every method, and how long the answer takes.
 
 Each row is answered in a process of its own. Of one and of eight cards the planner searches (`plan_training`); the
-times are CPU seconds after the imports, the search alone. 405B has its layouts on 16,384 ranks by `rank_step`:
+times are the search alone, after the imports: CPU seconds of one process, and how long one waits where it may fork
+(`plan.forks`; on how many cores is printed first). 405B has its layouts on 16,384 ranks by `rank_step`:
 everything over ZeRO-3, and ZeRO outside groups of eight for tensor parallelism. The last row is the states of a middle
 stage of Meta's published layout, 8 x tensor, 16 x pipeline, 128 x data parallel, parameters not split again after
 forward (The Llama 3 Herd of Models, arXiv 2407.21783, table 4 and section 3.3): eight of the 126 layers, by
@@ -11,6 +12,7 @@ forward (The Llama 3 Herd of Models, arXiv 2407.21783, table 4 and section 3.3):
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.children import emit, run
+from virtual_gpu.plan.forks import VARIABLE
 
 PLANNED = {  # model → (card, number of cards, tokens, batch)
     "EleutherAI/polyglot-ko-1.3b": ("T4", 1, 512, 16),
@@ -39,12 +42,16 @@ def main() -> None:
         for row in layouts() if args.worker == LARGEST else plans(args.worker):
             emit(row)
         return
-    print(f"{'model':18}{'cards':>16}{'CPU s':>7}  {'GiB of a card':>13}  what")
+    print(f"{os.cpu_count()} cores")
+    print(f"{'model':18}{'cards':>16}{'CPU s':>7}{'waited':>8}  {'GiB of a card':>13}  what")
     for model in args.models:
-        child = run([sys.executable, __file__, "--worker", model], 600, told=model)
+        command = [sys.executable, __file__, "--worker", model]
+        child = run(command, 600, {VARIABLE: "1"}, told=model)
+        again = run(command, 600, told=f"{model}, forked").rows if model in PLANNED else child.rows
         for row in child.rows or [{"what": child.last_words, "cards": "", "seconds": 0.0, "gib": 0.0}]:
-            name = model.split("/")[-1]
-            print(f"{name:18}{row['cards']:>16}{row['seconds']:7.2f}  {row['gib']:13.2f}  {row['what']}", flush=True)
+            waited = again[0]["waited"] if again else 0.0
+            times = f"{row['seconds']:7.2f}{waited if model in PLANNED else row['waited']:8.2f}"
+            print(f"{model.split('/')[-1]:18}{row['cards']:>16}{times}  {row['gib']:13.2f}  {row['what']}", flush=True)
 
 
 def plans(model: str) -> Iterator[dict]:
@@ -52,14 +59,15 @@ def plans(model: str) -> Iterator[dict]:
     from virtual_gpu import plan_training
 
     card, cards, length, batch = PLANNED[model]
-    start = time.process_time()
+    start, began = time.process_time(), time.monotonic()
     found = plan_training(model, card, cards, length=length, batch=batch)
-    seconds = time.process_time() - start
+    seconds, waited = time.process_time() - start, time.monotonic() - began
     best = {plan.recipe.method: plan for plan in reversed(found.plans)}
     for plan in [*best.values()][::-1] or [found.closest]:
         missing = "" if plan.fits else ", does not fit"
         what = f"{plan.title}, length {length}{missing}"
-        yield {"cards": f"{cards} x {card}", "seconds": seconds, "gib": plan.needed_bytes / 2**30, "what": what}
+        times = {"seconds": seconds, "waited": waited}
+        yield {"cards": f"{cards} x {card}", "gib": plan.needed_bytes / 2**30, "what": what} | times
 
 
 def layouts() -> Iterator[dict]:
@@ -79,7 +87,8 @@ def layouts() -> Iterator[dict]:
         seconds = time.process_time() - start
         fits = "" if step.fits else ", does not fit"
         yield {
-            "cards": f"{RANKS:,} x H100", "seconds": seconds, "gib": step.reserved_bytes / 2**30, "what": what + fits,
+            "cards": f"{RANKS:,} x H100", "seconds": seconds, "waited": seconds,
+            "gib": step.reserved_bytes / 2**30, "what": what + fits,
         }  # fmt: skip
     start = time.process_time()
     config, layers = load_config(LARGEST), -(-load_config(LARGEST).num_hidden_layers // PIPELINE)
@@ -87,7 +96,8 @@ def layouts() -> Iterator[dict]:
     some, one = (closed_form(model_name(with_depth(config, n)), group).total for n in (layers + 1, 1))
     what = f"states of {layers} layers: tensor {TENSOR}, pipeline {PIPELINE}, ZeRO-2 over {DATA} (Meta's layout)"
     seconds = time.process_time() - start
-    yield {"cards": f"{RANKS:,} x H100", "seconds": seconds, "gib": (some - one) / 2**30, "what": what}
+    times = {"seconds": seconds, "waited": seconds}
+    yield {"cards": f"{RANKS:,} x H100", "gib": (some - one) / 2**30, "what": what} | times
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 """Fixtures that several test files share, and the order of the files."""
 
 import gc
+import os
 import signal
 
 import pytest
 
 import helpers  # noqa: F401  (the course speaks Korean: so do its tests)
 from virtual_gpu.language import set_language, tr
+
+# Tests take all cores already, a file each; and they count what their own process runs. `test_forks.py` sees to those.
+os.environ.setdefault("VIRTUAL_GPU_PROCESSES", "1")
 
 # A shell's background job, and all that it starts, ignores Ctrl+C; tests of interrupts must not depend on that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,6 +1,5 @@
 """The experiment: the book's numbers, what a report says, what is refused, and prediction equal to the run."""
 
-import functools
 import gc
 import json
 import re
@@ -21,7 +20,7 @@ from virtual_gpu.counting.meter import AllocationMeter
 from virtual_gpu.language import set_language
 from virtual_gpu.models import build, configs
 from virtual_gpu.models.configs import architectures
-from virtual_gpu.models.depth import with_depth
+from virtual_gpu.models.depth import forget_shallow_runs, with_depth
 from virtual_gpu.report import MemoryTable
 from virtual_gpu.step import predict
 from virtual_gpu.step.setting import PRECISIONS, Setting
@@ -530,7 +529,7 @@ def test_the_unlimited_run_is_the_experiment(small, setting):
 def test_another_batch_or_length_takes_one_shallow_run(small, setting, monkeypatch):
     """What three depths have shown holds while the same things happen, of whatever sizes; else they are run anew."""
     runs, real = [], predict.virtual_run
-    monkeypatch.setattr(predict, "_shown", functools.cache(lambda model_id: {}))
+    forget_shallow_runs()
     monkeypatch.setattr(predict, "virtual_run", lambda *args: runs.append(args) or real(*args))
     needed = []
     for batch_size, sequence_length in ((2, 64), (3, 48), (2, 6)):

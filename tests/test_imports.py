@@ -35,6 +35,7 @@ ORDER = [
         "virtual_gpu.cards",
         "virtual_gpu.allocator",
         "virtual_gpu.frames",
+        "virtual_gpu.remembered",
         "virtual_gpu.turns",
         "virtual_gpu.writing",
         "virtual_gpu.rules.*",

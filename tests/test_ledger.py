@@ -17,7 +17,7 @@ from virtual_gpu.drawing.shards import PUBLISHED, draw_gpus, draw_stages
 from virtual_gpu.models import depth
 from virtual_gpu.models.build import build_model, count_parameters
 from virtual_gpu.models.configs import load_config, model_name
-from virtual_gpu.models.depth import with_depth
+from virtual_gpu.models.depth import forget_shallow_runs, with_depth
 from virtual_gpu.models.offloaded import Moved
 from virtual_gpu.shards import fake_rank
 from virtual_gpu.shards import ledger as ledger_module
@@ -250,7 +250,7 @@ def test_what_one_micro_batch_has_shown_holds_for_another(peft):
     setting = {"stage": 3, "peft": peft, "gradient_checkpointing": True, "sequence_length": 64}
     for learned in (True, False):
         rank_step_module._trace.cache_clear()
-        rank_step_module._shown.clear()
+        forget_shallow_runs()
         if learned:
             rank_step(LLAMA, 4, batch_size=2, **setting)
         step = rank_step(LLAMA, 4, batch_size=3, **setting)

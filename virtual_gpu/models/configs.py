@@ -21,6 +21,7 @@ import torch
 from ..errors import BadConfiguration, NotSupported, UnknownName, VirtualGPUError, WrongValue
 from ..frames import clear_frames
 from ..language import tr
+from ..remembered import remembered
 from ..units import choose
 from .bundled import architectures
 
@@ -236,20 +237,22 @@ def _config_from_hub(model_id: str) -> Any:
 
 
 def cached_by_model(function: Callable) -> Callable:
-    """`functools.lru_cache` for functions whose first argument is a model's name, or has it as `model_id`.
+    """`remembered` for functions whose first argument is a model's name, or has it as `model_id`.
 
     A folder counts as another model as soon as its config.json says something else.
     """
 
-    @functools.lru_cache(maxsize=1024)
-    def remembered(_: bytes, *arguments: Any, **named: Any) -> Any:
+    @functools.wraps(function)
+    def of_state(_: bytes, *arguments: Any, **named: Any) -> Any:
         return function(*arguments, **named)
+
+    kept = remembered(of_state, maxsize=1024)
 
     @functools.wraps(function)
     def call(model: Any, *arguments: Any, **named: Any) -> Any:
-        return remembered(_state(getattr(model, "model_id", model)), model, *arguments, **named)
+        return kept(_state(getattr(model, "model_id", model)), model, *arguments, **named)
 
-    call.cache_clear, call.cache_info = remembered.cache_clear, remembered.cache_info
+    call.cache_clear, call.cache_info = kept.cache_clear, kept.cache_info
     return call
 
 

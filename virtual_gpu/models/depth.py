@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,12 +11,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import NoSuchLayer
+from ..remembered import note, taken
 from ..trace.depth import Continuation, continuation, on_a_line
 from ..trace.trace import Trace
 from .build import build_model, check_depth
 
 Numbers = Mapping[Any, int]
-KEPT = 64  # a few hundred KiB each
+KEPT = 128  # a few hundred KiB each
 TURNS_FOR_ANOTHER = 8  # deeper than so many turns of its layers, a model is worth a fourth shallow run
 
 
@@ -69,23 +71,31 @@ class Deepening(NamedTuple):
     numbers: dict[Any, int]
 
 
+_shown: dict[tuple, Deepening] = {}
+
+
+def forget_shallow_runs() -> None:
+    """Forget what shallow runs have shown, for a measurement that begins with nothing."""
+    _shown.clear()
+
+
 def from_shallow(
-    config: Any,
-    run: Callable[[Any], tuple[Trace, Numbers]],
-    turns: int = 1,
-    shown: dict[Any, Deepening] | None = None,
-    like: Any = None,
+    config: Any, run: Callable[[Any], tuple[Trace, Numbers]], turns: int = 1, like: Any = None
 ) -> tuple[Trace, dict[Any, int]] | None:
     """What `run(config)` gives, from three shallow runs; None where they are not less work, or contradict each other.
 
     run: a config → (its trace, numbers beside it). The one way from shallow to deep: the model's parameters must lie on
     the line shape by shape, its traces must continue (`trace.depth`), and so must every number. turns: how many the
     shallowest has. Where it is not like the others yet (FSDP2 gathers two groups ahead), the three after it are tried,
-    one turn deeper. shown: what earlier calls have shown, by `like`: all of a run but its micro-batch and its length.
-    Where a run of one depth does the same as theirs, entry by entry but for the sizes, it is enough.
+    one turn deeper. like: all of a run but the config, its micro-batch and its length. Where an earlier call with such
+    a run has shown how it goes on, and a run of one depth does the same as that one's, entry by entry but for the
+    sizes, it is enough.
     """
-    shown, runs = {} if shown is None else shown, {}
-    if (known := shown.get(like)) is not None:
+    runs = {}
+    digest = hashlib.sha256(config.to_json_string(use_diff=False).encode()).digest()
+    key = "from_shallow", type(config).__qualname__, digest, like
+    if like is not None and (known := _shown.get(key) or taken(key)) is not None:
+        _shown[key] = known
         shallow, beside = runs[known.layers] = run(with_depth(config, known.layers))
         if beside == known.beside and (trace := known.trace.of(shallow)) is not None:
             return trace, known.numbers
@@ -104,9 +114,10 @@ def from_shallow(
         if found is None or beside is None or (trace := found.of(traces[1])) is None:
             continue
         if like is not None:
-            shown[like] = Deepening(three[1], numbers[1], found, beside)
-            if len(shown) > KEPT:
-                del shown[next(iter(shown))]  # the oldest
+            _shown[key] = Deepening(three[1], numbers[1], found, beside)
+            note(key, _shown[key])
+            if len(_shown) > KEPT:
+                del _shown[next(iter(_shown))]  # the oldest
         return trace, beside
     return None
 

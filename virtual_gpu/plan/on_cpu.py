@@ -7,7 +7,6 @@ matters here. Split in the groups that accelerate makes, as the files of a plan 
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections import Counter
 from collections.abc import Iterable
@@ -26,21 +25,20 @@ from ..cards import CATALOG, GPUSpec
 from ..models.attention import kv_repeated
 from ..models.build import build_model
 from ..models.configs import load_config, running
-from ..models.depth import Deepening, from_shallow
+from ..models.depth import from_shallow
 from ..models.fused_head import fused_head
 from ..models.offloaded import Moved, offloading, pinned_bytes
 from ..program import ranks
 from ..program.context import cuda
 from ..program.device import ProgramGPU
 from ..program.traffic import Traffic
+from ..remembered import remembered
 from ..shards.fake_rank import Messages, refuse_other_groups, split_by_fsdp2
 from ..shards.layout import Layout
 from ..shards.ledger import ConfigKey, elements_sent, owned_elements
 from ..step.run import enable_checkpointing
 from ..trace.trace import Trace
 from ..units import MiB
-
-_shown: dict[Any, Deepening] = {}  # what shallow runs have shown, by all but the micro-batch and its length
 
 
 @dataclass(frozen=True)
@@ -137,13 +135,13 @@ def states_in_ram(model: str, gpus: int, weights: torch.dtype, accumulating: boo
     return InRAM(sum(sizes) + pinned, 2 * pinned + 2 * sum(sizes) + (max(sizes) if accumulating else 0))
 
 
-@functools.lru_cache(maxsize=512)
+@remembered
 def _trace(way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dict[Any, int]]:
     def run(config: Any) -> tuple[Trace, dict[Any, int]]:
         return _run(config, way, batch_size, sequence_length)
 
     config = way.model.config
-    return from_shallow(config, run, 2, _shown, way) or run(config)
+    return from_shallow(config, run, 2, ("on_cpu", way)) or run(config)
 
 
 def _run(config: Any, way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dict[Any, int]]:

@@ -16,6 +16,8 @@ Every plan that is shown was measured on the virtual GPU. What is not run is wha
 - a training state goes to the CPU (`on_cpu`) only where that is asked for, or nothing else fits: all of it comes and
   goes in every micro-batch;
 - what cannot be run at all (a model whose own code does not take 4-bit weights) is left out with the reason.
+
+What the search will most likely come to is begun ahead on the machine's other cores (`forks`).
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ from ..models.configs import load_config
 from ..models.depth import text_config
 from ..models.offloaded import can_offload
 from ..models.pages import pages_label
+from ..remembered import learn, noting
 from ..step.splits import equal_splits
 from ..units import human_bytes
 from .files.settings import upcasts
+from .forks import Forks, processes
 from .frontier import draw_frontier
 from .host import holds_step, host_need, loadable
 from .keeping import keep_what_fits
@@ -186,7 +190,11 @@ def plan_training(
     what is known so far, whenever that is more. Each way to train comes once, with the largest micro-batch that fits.
     WrongValue in the reader's language.
     """
-    return loadable(_search(make_request(model, gpu, gpus, **request), progress or (lambda plans: None)))
+    made = make_request(model, gpu, gpus, **request)
+    forks, ways = processes() - 1, _ways_ahead(made)
+    with contextlib.ExitStack() as stack:
+        ahead = stack.enter_context(Forks(functools.partial(_way, made), ways, forks)) if forks and ways else None
+        return loadable(_search(made, progress or (lambda plans: None), ahead=ahead))
 
 
 def _first(request: Request) -> Plan | None:
@@ -194,7 +202,50 @@ def _first(request: Request) -> Plan | None:
     return _search(request, lambda plans: None, first_only=True).best
 
 
-def _search(request: Request, progress: Callable[[Plans], None], first_only: bool = False) -> Plans:
+@dataclass(frozen=True)
+class _Way:
+    """A way to train, searched through as one of several that have nothing to do with each other.
+
+    rates: see `_largest`. noted: what was found for it on the way, for the process that asked.
+    """
+
+    fit: Plan | None
+    miss: Plan | None
+    rates: dict[tuple[bool, ...], float]
+    noted: dict[tuple, Any]
+
+
+def _ways_ahead(request: Request) -> list[Recipe]:
+    """The recipes that the search of this request will most likely come to, in its order."""
+    found = []
+    with contextlib.suppress(*CANNOT_RUN):
+        for recipe in sorted(recipes_of(request), key=lambda recipe: recipe.change):
+            may_fit = sum(held(request, recipe).values()) <= request.room.possible_bytes
+            if not may_fit or replace(recipe, rest_in_fp32=True) in found:  # 16 bits only where fp32 does not fit
+                continue
+            lean = replace(recipe, checkpointing=True)
+            ways = [recipe, lean, *([replace(lean, fused_lm_head=True)] if request.can_fuse_head else [])]
+            for one in ways:
+                found.append(one)
+                fixed, rate = expected(request, one)
+                if sum(held(request, one).values()) + fixed + rate * request.per_gpu <= request.limit_bytes:
+                    break  # the whole batch at once: the next ones would only add work
+    return found
+
+
+def _way(request: Request, recipe: Recipe) -> _Way:
+    rates: dict[tuple[bool, ...], float] = {}
+    with noting() as noted:
+        fit, miss = _smallest(request, recipe) if request.prefer == "margin" else _largest(request, recipe, rates, 0)
+    return _Way(fit, miss, rates, noted)
+
+
+def _search(
+    request: Request,
+    progress: Callable[[Plans], None],
+    first_only: bool = False,
+    ahead: Forks[Recipe, _Way] | None = None,
+) -> Plans:
     plans, losers, refused, skipped, errors = [], [], {}, left_out(request), []
     rates: dict[tuple[bool, ...], float] = {}
 
@@ -203,8 +254,17 @@ def _search(request: Request, progress: Callable[[Plans], None], first_only: boo
         losers.sort(key=lambda plan: plan.needed_bytes)
         return Plans(request, [*plans], [*losers], {**refused}, [*skipped])
 
+    def asked(one: Recipe, above: int) -> tuple[Plan | None, Plan | None]:
+        if ahead is not None and one in ahead:
+            way = ahead(one)
+            learn(way.noted)
+            rates.update(way.rates)
+            if not above or (way.fit is not None and way.fit.micro_batch > above):
+                return way.fit, way.miss
+        return _smallest(request, one) if spares else _largest(request, one, rates, above)
+
     def tried(one: Recipe, above: int = 0) -> tuple[Plan | None, Plan | None]:
-        fit, miss = _smallest(request, one) if spares else _largest(request, one, rates, above)
+        fit, miss = asked(one, above)
         if fit is not None:
             plans.append(fit)
         elif not above:

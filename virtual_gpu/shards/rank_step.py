@@ -21,8 +21,9 @@ from ..errors import WrongValue
 from ..language import tr
 from ..models.adapters import LORA_RANK
 from ..models.configs import resolve_model_id
-from ..models.depth import Deepening, from_shallow, text_config
+from ..models.depth import from_shallow, text_config
 from ..models.offloaded import Moved, require_offload
+from ..remembered import remembered
 from ..step.setting import checkpointing_label
 from ..trace.edits import accumulating as accumulating_trace
 from ..trace.edits import held_from_the_start, scaled, with_ddp
@@ -51,7 +52,6 @@ from .nccl import Range, nccl_bytes
 
 REFERENCE = 64  # data-parallel ranks of the run that stands for other numbers of them
 PADDING = 0.002
-_shown: dict[Any, Deepening] = {}  # what shallow runs have shown, by all but the micro-batch and its length
 
 
 @dataclass
@@ -318,7 +318,7 @@ def _peak(trace: Trace) -> tuple[dict[str, int], str]:
     return parts, timeline.peak_phase
 
 
-@functools.lru_cache(maxsize=512)
+@remembered
 def _trace(
     model: ConfigKey, layout: Layout, precision: str, batch_size: int, sequence_length: int, checkpointing: bool,
     spec: GPUSpec, adapters: Adapters | None = None, repeat_kv: bool = False, fused_lm_head: bool = False,
@@ -339,8 +339,8 @@ def _trace(
         sent = one.sent_bytes if adapters else one.sent_activations
         return one.trace, {**sent, **Moved.of(one.offloaded, tokens, 1).sizes}
 
-    like = model, layout, precision, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload
-    trace, sent = from_shallow(model.config, run, 2, _shown, like) or run(model.config)
+    like = "rank", model, layout, precision, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload
+    trace, sent = from_shallow(model.config, run, 2, like) or run(model.config)
     sizes = {name: n for name, n in sent.items() if isinstance(name, Fraction)}
     return trace, Counter({name: n for name, n in sent.items() if name not in sizes}), Moved(sizes)
 

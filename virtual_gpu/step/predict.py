@@ -18,7 +18,7 @@ from ..language import tr
 from ..models.attention import REPEATED
 from ..models.build import build_on_gpu
 from ..models.configs import cached_by_model, checkpoint_dtype, load_config, running
-from ..models.depth import Deepening, from_shallow
+from ..models.depth import from_shallow
 from ..models.kept import is_uniform
 from ..models.offloaded import Moved
 from ..real import GPU, storage_bytes
@@ -279,12 +279,6 @@ def _predicted(setting: Setting, config: Any, spec: GPUSpec) -> Run:
     return _predict_by_depth(setting, config, spec) or virtual_run(setting, config, spec)
 
 
-@cached_by_model
-def _shown(model_id: str) -> dict[Any, Deepening]:
-    """What shallow runs of the model have shown, by all but their micro-batch and its length."""
-    return {}
-
-
 def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | None:
     """The run at full depth from shallow ones; None where that is not less work, or contradicted."""
     if not is_uniform(setting.kept_results):
@@ -297,9 +291,9 @@ def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | Non
         return one.trace, {name: getattr(one, name) for name in names} | one.offloaded.sizes
 
     try:
-        like = replace(setting, batch_size=1, sequence_length=1), spec.compute_capability
+        like = "step", replace(setting, batch_size=1, sequence_length=1), spec.compute_capability
         # Under adapters the first layer passes no gradient on: alone it is like no other.
-        found = from_shallow(config, run, 2 if setting.peft else 1, _shown(setting.model_id), like)
+        found = from_shallow(config, run, 2 if setting.peft else 1, like)
     except NoSuchLayer:  # an adapter's target that only the full depth has
         return None
     if found is None:

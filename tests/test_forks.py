@@ -1,0 +1,154 @@
+"""Forks that work ahead: what comes out is what this process alone finds, and nothing of them is left."""
+
+import multiprocessing
+import os
+import time
+
+import pytest
+import torch
+from transformers import GPT2Config
+
+from helpers import plan_training
+from virtual_gpu.errors import WrongValue
+from virtual_gpu.models.depth import forget_shallow_runs
+from virtual_gpu.plan import forks as module
+from virtual_gpu.plan.forks import VARIABLE, Forks, processes
+from virtual_gpu.plan.plans import Request
+from virtual_gpu.step import predict
+from virtual_gpu.step.predict import predict_need
+
+DEEP = GPT2Config(n_layer=8, n_embd=256, n_head=4, vocab_size=4096)
+linux = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="there are forks on Linux only")
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@linux
+@pytest.mark.parametrize("forks", [0, 1, 3, 9])
+def test_every_result_is_there_and_no_process_and_no_file_is_left(forks):
+    before, here = open_files(), os.getpid()
+    with Forks(lambda key: (time.sleep(0.05), os.getpid(), key * key)[1:], range(5), forks) as ahead:
+        found = [ahead(key) for key in range(5)]
+        assert [ahead(key) for key in range(5)] == found  # once and for all
+    assert [value for _, value in found] == [0, 1, 4, 9, 16]
+    where = {pid for pid, _ in found}
+    assert here in where and len(where) <= 1 + forks and (forks == 0) == (where == {here})
+    assert found[0][0] == here  # who asks begins with the first, which it asks for first
+    assert not multiprocessing.active_children() and open_files() == before
+
+
+@linux
+def test_what_fails_in_a_fork_is_raised_where_it_is_asked_for():
+    def run(key):
+        if key == 1:
+            raise KeyError(os.getpid())
+        return key
+
+    with Forks(run, range(4), 2) as ahead:
+        assert ahead(0) == 0 and ahead(2) == 2  # that another one failed says nothing of these
+        with pytest.raises(KeyError) as raised:
+            ahead(1)
+        assert raised.value.args == (os.getpid(),)
+        assert ahead(3) == 3
+
+
+@linux
+def test_a_fork_that_dies_is_stood_in_for():
+    here = os.getpid()
+
+    def run(key):
+        if os.getpid() != here:
+            os._exit(9)  # as where the machine has no memory left
+        time.sleep(0.1)
+        return key
+
+    with Forks(run, range(4), 2) as ahead:
+        assert [ahead(key) for key in range(4)] == [0, 1, 2, 3]
+
+
+@linux
+def test_where_no_process_can_be_made_this_one_does_it_all(monkeypatch):
+    def none(*_):
+        raise BlockingIOError("fork: Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", none)
+    with Forks(str, range(3), 2) as forks:
+        assert [forks(key) for key in range(3)] == ["0", "1", "2"]
+
+
+@linux
+def test_results_larger_than_a_pipe_hold_nobody_up():
+    with Forks(lambda key: bytes(2**20) if key else key, range(6), 1) as ahead:
+        time.sleep(0.5)  # the fork could not have written the second if it had waited for a reader of the first
+        taken = ahead._next()
+        assert ahead(0) == 0 and taken is None and len(ahead(5)) == 2**20
+
+
+@linux
+def test_an_interrupt_ends_the_forks():
+    def run(key):
+        if key == 0:
+            raise KeyboardInterrupt
+        time.sleep(60)
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Forks(run, range(3), 2) as ahead:
+        workers = [worker.pid for worker in multiprocessing.active_children()]
+        ahead(0)
+    assert workers and not multiprocessing.active_children() and time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
+def test_a_number_of_processes_that_is_none(monkeypatch, value):
+    monkeypatch.setenv(VARIABLE, value)
+    with pytest.raises(WrongValue, match=f"{VARIABLE}={value}.*1 이상"):
+        plan_training(DEEP, "T4")
+
+
+def test_where_a_fork_is_not_safe_there_is_none(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "3")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(module.sys, "platform", "linux")
+    assert processes() == 3
+    monkeypatch.delenv(VARIABLE)
+    assert processes() == module.MOST
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        assert processes() == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(module.sys, "platform", "darwin")
+        assert processes() == 1
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert processes() == 1
+
+
+@linux
+def test_a_search_in_forks_is_the_search_in_one_process(monkeypatch, tmp_path):
+    runs, real = tmp_path / "runs", predict.virtual_run
+
+    def run(*arguments):
+        with open(runs, "a") as file:
+            print(os.getpid(), file=file)
+        return real(*arguments)
+
+    monkeypatch.setattr(predict, "virtual_run", run)
+    monkeypatch.setattr(Request, "can_fuse_head", False)  # its tiles are not the same for every micro-batch
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    found, where = [], []
+    for number in ("1", "3"):
+        monkeypatch.setenv(VARIABLE, number)
+        forget_shallow_runs()
+        predict_need.cache_clear()
+        found.append(plan_training(DEEP, "1GiB, 7.5", batch=256, length=256, methods=("lora",)).to_dict())
+        where.append(runs.read_text().split())
+        runs.unlink()
+    assert found[0] == found[1] and len(found[0]["plans"]) > 1
+    assert {*where[0]} == {str(os.getpid())} and len({*where[1]}) == 2  # there are two ways
+    # What the forks found is known here: nothing of it is run again.
+    plan_training(DEEP, "1GiB, 7.5", batch=256, length=256, methods=("lora",))
+    assert not runs.exists()
+    # And what their shallow runs have shown: another length takes one run each, not three.
+    plan_training(DEEP, "1GiB, 7.5", batch=256, length=192, methods=("lora",))
+    assert len(runs.read_text().split()) == len(where[0]) / 2
