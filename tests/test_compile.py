@@ -17,6 +17,7 @@ import virtual_gpu
 from benchmarks.recipes import compiled as measured
 from benchmarks.truth import MEASURED
 from virtual_gpu.language import set_language
+from virtual_gpu.program import known
 from virtual_gpu.rules.active import installed
 from virtual_gpu.step.predict import predict_memory
 
@@ -373,6 +374,20 @@ def test_an_optimizers_step_runs_eagerly_where_inductor_would_write_for_the_cpu(
             step()
         assert len(optimizer.state) == 2
         assert any("kernel of another kind" in note for note in not_compiled(gpu))
+
+
+def test_what_a_graph_writes_is_known_no_longer():
+    with virtual_gpu.cuda("A100"):
+        counter, labels = torch.zeros(4).cuda(), torch.arange(4).cuda()
+
+        @torch.compile
+        def count(counter, labels, scores):
+            counter.add_(labels * scores)
+            return labels + 1
+
+        for _ in range(2):
+            count(counter, labels, torch.randn(4, device="cuda"))
+        assert known.values_of(counter) is None and known.values_of(labels).tolist() == [0, 1, 2, 3]
 
 
 def test_nothing_of_it_is_left():

@@ -7,6 +7,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections import Counter
 from fnmatch import fnmatchcase
 from functools import cache
 from graphlib import TopologicalSorter
@@ -275,3 +276,9 @@ def test_importing_is_light_and_says_nothing(package):
     [line] = result.stdout.splitlines()
     assert not {*HEAVY, "torch", "transformers", "IPython"} & set(json.loads(line))
     assert result.stderr == ""
+
+
+def test_no_two_test_files_have_one_name():
+    """pytest imports them by it: the second of two is an error, and in processes of xdist one that is easily missed."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py") if "in_browser" not in path.parts)
+    assert [name for name, times in names.items() if times > 1] == []

@@ -202,8 +202,10 @@ def test_files_are_loaded_where_they_belong(tmp_path):
 def test_checkpoints_are_written_if_asked_for(tmp_path):
     for writes in (False, True):
         with cuda("T4", writes=writes):
-            torch.save({"w": torch.zeros(3, device="cuda"), "n": 4}, tmp_path / f"{writes}.pt")
-    assert torch.load(tmp_path / "True.pt", map_location="cpu")["w"].tolist() == [1.0, 1.0, 1.0]
+            state = {"w": torch.randn(3, device="cuda"), "zeros": torch.zeros(3, device="cuda"), "n": 4}
+            torch.save(state, tmp_path / f"{writes}.pt")
+    written = torch.load(tmp_path / "True.pt", map_location="cpu")
+    assert written["w"].tolist() == [1.0, 1.0, 1.0] and written["zeros"].tolist() == [0.0, 0.0, 0.0]
     assert not (tmp_path / "False.pt").exists()
 
 
@@ -320,7 +322,7 @@ def test_a_number_may_be_what_every_value_is():
 
 def test_a_loop_that_only_a_value_ends_is_stopped(tmp_path):
     script = tmp_path / "waits.py"
-    script.write_text("import torch\nloss = torch.rand(1, device='cuda')\nwhile loss > 0.5:\n    loss = loss * 0.9\n")
+    script.write_text("import torch\nloss = torch.randn(1, device='cuda')\nwhile loss > 0.5:\n    loss = loss * 0.9\n")
     report = run(str(script))
     assert report.status == "failed" and "waits.py:3: " in str(report.error)
 

@@ -49,7 +49,7 @@ class ValueNeeded(NotSupported):
 
 
 @functools.cache
-def _is_composite(func: Any) -> bool:
+def is_composite(func: Any) -> bool:
     """Whether the operation is made of others. Autograd takes it apart; in inference mode it comes here whole.
 
     One that has a kernel besides (`silu_backward`) is not: the backends run that.
@@ -111,7 +111,7 @@ class CountingMode(FakeTensorMode):
             answer = self.gpu.answers.to(args[0], self.gpu.in_step)
             if answer is not None:
                 return answer
-        if _is_composite(func):
+        if is_composite(func):
             with self:
                 kernel = self.rules.composite.get(func)
                 self.rules.met.add(func)

@@ -24,6 +24,7 @@ from . import (
     eager,
     extensions,
     flash_attention,
+    lazy,
     loading,
     managed,
     pretrained,
@@ -142,6 +143,7 @@ def cuda(
             stack.callback(patches.undo)
             device.patches = patches
             tensors.install(patches, device)
+            lazy.install(patches, device)
             driver.install(patches, device)
             amp.install(patches)
             loading.install(patches, device)

@@ -24,13 +24,14 @@ from ..allocator import CachingAllocator
 from ..allocator_settings import AllocatorSettings
 from ..cards import GPUSpec
 from ..counting.gpu import VirtualGPU, format_size
-from ..counting.mode import DEVICE_QUERY, CountingMode
+from ..counting.mode import DEVICE_QUERY, CountingMode, is_composite
 from ..host.machines import Machine
 from ..host.meter import HostMeter
 from ..host.pinned import PinnedAllocator
 from ..host.storages import HostStorages
 from ..language import tr
 from ..rules.pinned import ROUNDED
+from ..rules.registry import parts
 from . import known, routing
 from .frames import program_line
 from .values import Values, ValueStop
@@ -41,10 +42,11 @@ _HUGE = 2**24  # elements of a copy on the CPU from which on it is one number, e
 _ITEM = _aten._local_scalar_dense.default
 _TO_COPY = _aten._to_copy.default
 _COPY_ = _aten.copy_.default
-_HISTC = _aten.histc.default
+_HISTC, _EQUAL = _aten.histc.default, _aten.equal.default
 _TOP_K = _aten.topk
 _INDEX, _MASKED_SELECT = _aten.index.Tensor, _aten.masked_select.default
 _NONZERO, _ALIAS = _aten.nonzero.default, _aten.alias.default
+_OVERWRITES = frozenset((_COPY_, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default))
 _CTC, _CTC_BACKWARD = _aten._ctc_loss.default, _aten._ctc_loss_backward.default
 _PACK = _aten._pack_padded_sequence.default
 
@@ -53,6 +55,10 @@ _PACK = _aten._pack_padded_sequence.default
 def _draws(func: Any) -> bool:
     """Whether an operation draws numbers: what is compared with them picks neither all nor nothing."""
     return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def _is_drawn(value: Any) -> bool:
+    return type(value) is FakeTensor and "drawn" in value.__dict__
 
 
 def is_gpu(device: torch.device | None) -> bool:
@@ -67,6 +73,7 @@ class ProgramMode(CountingMode):
         super().__init__(gpu)
         self.values: Values = gpu.answers
         self.values.on_assumed = self._note_choice
+        self.generator = torch.Generator().manual_seed(0)  # not the program's, which would draw other numbers then
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # the commonest call of all
@@ -102,6 +109,8 @@ class ProgramMode(CountingMode):
                 log_beta, gradient = torch.empty_like(args[6]), torch.empty_like(args[1])
             del log_beta
             return gradient
+        elif func is _EQUAL:
+            return self.values.equal(*args[:2])
         elif func is _HISTC:  # CUDA's takes integers too, and PyTorch's rule of shapes says it does not
             with self:
                 counts = args[0].new_empty((args[1] if len(args) > 1 else (kwargs or {}).get("bins", 100),))
@@ -124,18 +133,35 @@ class ProgramMode(CountingMode):
                 raise self.values.stop(
                     tr(ko=f"{func}의 모양이 값에 달렸다", en=f"the shape of {func} depends on values")
                 ) from None
+        if is_composite(func):  # its parts were here
+            return out
+        if type(out) is FakeTensor and (func in _OVERWRITES or any(map(_is_drawn, args[:2]))):
+            self._passes_on(func, args, out)
+        if _draws(func) and isinstance(out, torch.Tensor):
+            out.drawn = True
+            if self.values.policy != "stop":
+                known.draw(func, args, out, self.generator)
         if func in routing.EXCHANGES:
             routing.exchanged(func, args, out)
-        elif known.concerns(args, out):
+        elif func.overloadpacket in known.DRAWN:
+            pass
+        elif known.concerns(func, args, out):
             known.follow(func, args, kwargs or {}, out)
             self.values.remember(func, args, kwargs or {}, out)
             if func.overloadpacket is _TOP_K and self.values.policy != "stop":
                 routing.choose_in_turn(args, kwargs or {}, out)
         elif out.numel() == 1:
             self.values.remember(func, args, kwargs or {}, out)
-        elif _draws(func):
-            out.drawn = True
         return out
+
+    def _passes_on(self, func: Any, args: tuple, out: torch.Tensor) -> None:
+        """What is computed from drawn numbers, element by element, is drawn too; what is written over is not."""
+        if func in _OVERWRITES:
+            out.__dict__.pop("drawn", None)
+        if any(map(_is_drawn, args[1:2] if func in _OVERWRITES else args[:2])) and (
+            func.is_view or func in _OVERWRITES or torch.Tag.pointwise in func.tags
+        ):
+            out.drawn = True
 
     def _note_choice(self) -> None:
         if self.gpu.watch is not None:
@@ -181,6 +207,8 @@ class ProgramMode(CountingMode):
             return self._upload(self._where(args[0]), {})
         if func is _PACK:
             return self._of_lengths(func, args, kwargs)
+        if func.name() == "torchvision::nms" and self.values.policy != "stop":
+            return self._nms(*args)
         real = known.run(func, args, kwargs)
         return tree_map(lambda value: self._upload(value, {}) if isinstance(value, torch.Tensor) else value, real)
 
@@ -194,15 +222,35 @@ class ProgramMode(CountingMode):
                 raise
         chosen = torch.full(mask.shape, picks)
         known.give(mask, chosen.to(mask.dtype))  # what is computed from it agrees
-        file, line = program_line(sys._getframe(1))
-        if picks:
-            self.gpu.watch.note(
-                tr(
-                    ko=f"{file}:{line}: 값을 모르는 마스크로 골랐다. 모두 고른 것으로 보았으니 많아야 이만큼이다",
-                    en=f"{file}:{line} picks by a mask whose values are not known: taken to pick all, the most it can",
-                )
-            )
+        self._note_picked(picks)
         return chosen.nonzero()
+
+    def _note_picked(self, all_: bool) -> None:
+        file, line = program_line(sys._getframe(1))
+        if all_:
+            ko, en = "모두 고른 것으로 보았으니 많아야 이만큼이다", "all, the most it can"
+        else:
+            ko, en = "아무것도 고르지 않은 것으로 보았으니 적어도 이만큼이다", "nothing, the least it can"
+        self.gpu.watch.note(
+            tr(
+                ko=f"{file}:{line}: 값을 모르는 마스크나 점수로 골랐다. {ko}",
+                en=f"{file}:{line} picks by a mask or scores that are not known: taken to pick {en}",
+            )
+        )
+
+    def _nms(self, boxes: torch.Tensor, scores: torch.Tensor, _: float) -> torch.Tensor:
+        """The boxes that torchvision keeps of those that overlap: all, the most there can be.
+
+        What it takes meanwhile: torchvision/csrc/ops/cuda/nms_kernel.cu, with a bit for every two boxes.
+        """
+        self._note_picked(True)
+        with self:
+            order = scores.sort(0, descending=True).indices
+            ordered, keep = boxes.index_select(0, order), torch.zeros_like(scores, dtype=torch.bool)
+            overlap = scores.new_empty(len(scores) * -(-len(scores) // 64), dtype=torch.int64)
+            kept = order.clone()
+        del ordered, keep, overlap
+        return kept
 
     def _of_lengths(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """An operation whose shape depends on lengths, which are on the CPU, and on no value of its tensors."""
@@ -219,6 +267,9 @@ class ProgramMode(CountingMode):
 
     def _elsewhere(self, func: Any, args: tuple, kwargs: dict, device: torch.device) -> torch.Tensor:
         """What a function of a GPU tensor makes on another device: a real tensor on the CPU, or a meta tensor."""
+        if is_composite(func):  # `to` in inference mode: it comes here again as its parts
+            with self:
+                return parts(func, *args, **kwargs)
         fake = args[0]
         if func is not _TO_COPY or device.type == "meta":  # new_zeros, empty_like, …: no value is asked for
             alike = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
@@ -271,6 +322,7 @@ class ProgramGPU(VirtualGPU):
         super().__init__(spec, limited=limited, without=without)
         self.answers = Values(values)
         self.limited, self.begun = limited, False  # begun: whether anything was asked of the allocator
+        self.settings_said = ""  # to the allocator's own functions, before that
         self.meter.allocator = CachingAllocator(self.meter.allocator.capacity_bytes)
         self._said = AllocatorSettings.from_environment()
         self.configure(self._said)
@@ -326,10 +378,12 @@ class ProgramGPU(VirtualGPU):
 
     def _allocate(self, nbytes: int, category: str) -> int:
         if not self.begun:
-            self.begun = True
-            said = AllocatorSettings.from_environment()
-            if said != self._said:  # a line of the program, which PyTorch too reads no sooner
+            # A line of the program may have changed it. PyTorch reads it when it initializes CUDA: with most programs
+            # that is now; what comes after `torch.cuda.get_device_name()` a card would not follow.
+            said = AllocatorSettings.from_environment(more=self.settings_said)
+            if said != self._said:
                 self.configure(said)
+            self.begun = True
         try:
             return super()._allocate(nbytes, category)
         except torch.OutOfMemoryError as error:

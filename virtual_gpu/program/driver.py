@@ -195,8 +195,10 @@ def _functions(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
         gpu.limit(value)
 
     def change_settings(text: str) -> None:
-        settings = AllocatorSettings.from_environment(more=text)
+        said = ",".join(filter(None, (gpu.settings_said, text)))  # what an earlier call said stays
+        settings = AllocatorSettings.from_environment(more=said)
         if not gpu.begun:
+            gpu.settings_said = said
             gpu.configure(settings)
             return
         gpu.watch.note(

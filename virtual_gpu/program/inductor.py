@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from . import driver
+from . import driver, known
 from .device import GPU, ProgramGPU
 from .patches import Patches
 
@@ -59,17 +60,26 @@ def _at_work(gpu: ProgramGPU | None) -> Iterator[None]:
 
 
 class _Kernel:
-    """A Triton kernel: it would write into buffers that are there already."""
+    """A Triton kernel: it would write into buffers that are there already. What it mutates is not known any more, by
+    what its source says of that (`inductor_meta`)."""
+
+    def __init__(self, source: str):
+        mutated = re.search(r"'mutated_arg_names': \[([^\]]*)\]", source)
+        names = re.search(r"^def \w+\(([^)]*)\)", source, re.MULTILINE)
+        said = re.findall(r"'(\w+)'", mutated[1]) if mutated else []
+        order = [name.split(":")[0].strip() for name in names[1].split(",")] if names else []
+        self.mutated = [order.index(name) for name in said if name in order]
 
     def run(self, *args: Any, **kwargs: Any) -> None:
-        pass
+        for place in self.mutated:
+            known.forget(args[place])
 
 
 class _Kernels:
     """`torch._inductor.async_compile.AsyncCompile`, which compiles nothing."""
 
-    def triton(self, *args: Any, **kwargs: Any) -> _Kernel:
-        return _Kernel()
+    def triton(self, name: str, source: str, *args: Any, **kwargs: Any) -> _Kernel:
+        return _Kernel(source)
 
     def wait(self, scope: dict[str, Any]) -> None:
         pass

@@ -7,11 +7,13 @@ all True is True, and an `and` with what is all False is False, whatever the oth
 Of floats what the program moved to the GPU is known where it is little (a detector's boxes, with the number of their
 picture and class) or a mask, a matrix of zeros and ones, and what is computed from it and other known values. So peft's
 prompts are masked: it puts float ones before a mask of integers.
+What the program draws on the GPU (`rand`, `randint`, `randperm`) is drawn: other numbers than a card's, as likely.
 Which experts a router takes is assumed (`routing`), and what follows from that is marked.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -28,9 +30,12 @@ _UNDEFINED = frozenset((_aten.empty, _aten.empty_like, _aten.new_empty, _aten.em
 _SHAPE_ONLY = frozenset(
     getattr(_aten, name) for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 )
+_FILLED = frozenset((_aten.zeros, _aten.ones, _aten.full, _aten.arange, _aten.linspace))  # floats that a program writes
+_FILL = _aten.fill_.Tensor
 _ZEROS = frozenset((_aten.zeros, _aten.new_zeros, _aten.zeros_like))  # which experts are counted, or marked, in
 # Their running mean and variance, the fourth and fifth argument, are written, and their schemas do not say so.
 _STATISTICS = frozenset((_aten.native_batch_norm.default, _aten.cudnn_batch_norm.default))
+DRAWN = frozenset((_aten.rand, _aten.randint, _aten.randperm))
 _RANDOM = torch.Tag.nondeterministic_seeded
 # of boolean values (0 alone for integers): the operand that decides the result, whatever the other one is
 _DECIDES = {
@@ -45,25 +50,53 @@ class Unknown(Exception):
     """Some value is not known."""
 
 
+class _Token:
+    """Whether what is known of a storage still holds: it ends with a write of something unknown, through any alias."""
+
+    __slots__ = ("__weakref__", "valid")
+
+    def __init__(self) -> None:
+        self.valid = True
+
+
+# By the address of the storage, as long as a tensor is known that lies in it: so it is not another's meanwhile.
+_tokens: weakref.WeakValueDictionary[int, _Token] = weakref.WeakValueDictionary()
+
+
+def _token_of(fake: torch.Tensor, anew: bool = False) -> _Token:
+    key = fake.untyped_storage()._cdata
+    token = None if anew else _tokens.get(key)
+    if token is None or not token.valid:
+        token = _tokens[key] = _Token()
+    return token
+
+
 class _Values:
-    """Real values; the views of one tensor share `valid`, which ends with a write of something unknown.
+    """Real values, with the strides of the tensor that has them; views of one tensor share their storage and `token`.
 
     assumed: they rest on an assumption (`routing`), of which is said where they are used.
     """
 
-    __slots__ = ("assumed", "real", "valid")
+    __slots__ = ("assumed", "real", "token")
 
-    def __init__(self, real: torch.Tensor, valid: list[bool], assumed: bool = False):
-        self.real, self.valid, self.assumed = real, valid, assumed
+    def __init__(self, real: torch.Tensor, token: _Token, assumed: bool = False):
+        self.real, self.token, self.assumed = real, token, assumed
+
+
+def _laid_out_as(fake: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """A copy of these values with the strides of the fake tensor. Not by `to`: it is not the program's copy."""
+    return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype).copy_(real.detach())
 
 
 def know(fake: torch.Tensor, real: torch.Tensor) -> None:
-    """These are the values of a tensor that was just made from a real one; larger and other ones are not kept."""
-    if real.device.type == "cpu" and (_is_data(real) if fake.is_floating_point() else _fits(fake.dtype, real)):
-        kept = torch.empty_like(
-            real, dtype=fake.dtype, requires_grad=False
-        )  # not by `to`: it is not the program's copy
-        fake.known = _Values(kept.copy_(real.detach()), [True])
+    """These are the values of a tensor that was just made from a real one; larger and other ones are not kept.
+
+    Nor those of two tensors in one storage, as they come from a file: neither would hear of a write through the other.
+    """
+    if fake.untyped_storage()._cdata in _tokens:
+        forget(fake)
+    elif real.device.type == "cpu" and (_is_data(real) if fake.is_floating_point() else _fits(fake.dtype, real)):
+        fake.known = _Values(_laid_out_as(fake, real), _token_of(fake))
 
 
 def give(fake: torch.Tensor, real: torch.Tensor, assumed: bool = False) -> None:
@@ -75,13 +108,20 @@ def give(fake: torch.Tensor, real: torch.Tensor, assumed: bool = False) -> None:
         fake.known.real.copy_(real)
         fake.known.assumed |= assumed
     else:
-        fake.known = _Values(real.to(fake.dtype).contiguous(), [True], assumed)
+        fake.known = _Values(_laid_out_as(fake, real), _token_of(fake, anew=True), assumed)
+
+
+def draw(func: Any, args: tuple, fake: torch.Tensor, generator: torch.Generator) -> None:
+    """Give what an operation of DRAWN drew its numbers, where they are few enough to be kept."""
+    if func.overloadpacket in DRAWN and fake.numel() <= _most(fake.dtype, False):
+        draws = getattr(torch, func.overloadpacket.__name__)
+        give(fake, draws(*args, generator=generator))
 
 
 def is_assumed(*values: Any) -> bool:
     """Whether any of these, or of what is in them, rests on an assumption."""
     found = (getattr(value, "known", None) for value in tree_flatten(values)[0])
-    return any(known is not None and known.assumed and known.valid[0] for known in found)
+    return any(known is not None and known.assumed and known.token.valid for known in found)
 
 
 def _most(dtype: torch.dtype, assumed: bool) -> int:
@@ -96,9 +136,10 @@ def _fits(dtype: torch.dtype, real: torch.Tensor, assumed: bool = False) -> bool
 
 
 def forget(fake: torch.Tensor) -> None:
-    """The values of a tensor, and of its views, are not known any more."""
-    if (known := getattr(fake, "known", None)) is not None:
-        known.valid[0] = False
+    """The values of a tensor, and of all that lies in its storage, are not known any more."""
+    fake.__dict__.pop("known", None)
+    if (token := _tokens.get(fake.untyped_storage()._cdata)) is not None:
+        token.valid = False
 
 
 def _is_data(real: torch.Tensor) -> bool:
@@ -110,10 +151,12 @@ def _is_data(real: torch.Tensor) -> bool:
     return real.dim() == 2 and real.numel() <= MASKS and bool(((real == 0) | (real == 1)).all())
 
 
-def concerns(args: tuple, out: Any) -> bool:
+def concerns(func: Any, args: tuple, out: Any) -> bool:
     """Whether anything may be known of what an operation made, or of what it wrote over."""
-    if type(out) is not FakeTensor or out.dtype in DTYPES:
+    if type(out) is not FakeTensor or out.dtype in DTYPES or func._schema.is_mutable:
         return True
+    if func.overloadpacket in _FILLED:
+        return 1 < out.numel() <= FLOATS
     first = args[0] if args else None
     if isinstance(first, (list, tuple)):
         first = first[0] if first else None
@@ -123,12 +166,13 @@ def concerns(args: tuple, out: Any) -> bool:
 def values_of(tensor: Any) -> torch.Tensor | None:
     """The values of a tensor, where they are known."""
     known = getattr(tensor, "known", None)
-    return known.real if known is not None and known.valid[0] else None
+    return known.real if known is not None and known.token.valid else None
 
 
 def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
     """After an operation: know the values of what it made from known ones, forget those that it wrote over."""
     writes = func._schema.is_mutable or func in _STATISTICS
+    counted = func.overloadpacket in _ZEROS
     if isinstance(out, torch.Tensor):
         may_be_known = out.dtype in _OR_MASKS
     else:
@@ -141,6 +185,11 @@ def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
     try:
         if _RANDOM in func.tags or func.overloadpacket in _UNDEFINED:
             raise Unknown
+        if not writes:  # before it is made for real
+            assumed = counted or is_assumed(args, kwargs)
+            made = [one for one in tree_flatten(out)[0] if isinstance(one, torch.Tensor)]
+            if not any(_fits(one.dtype, one, assumed) for one in made):
+                raise Unknown
         results = run(func, args, kwargs)
     except Unknown:
         if writes:
@@ -154,15 +203,9 @@ def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         for tensor in _written(func, args, kwargs) if assumed else ():
             tensor.known.assumed = True
         return
-    tokens = {
-        known.real.untyped_storage()._cdata: known.valid
-        for known in (getattr(value, "known", None) for value in tree_flatten((args, kwargs))[0])
-        if known is not None
-    }
-    counted = func.overloadpacket in _ZEROS
     for fake, real in zip(*(tree_flatten(value)[0] for value in (out, results)), strict=True):
         if isinstance(fake, torch.Tensor) and _fits(fake.dtype, real, assumed or counted):
-            fake.known = _Values(real, tokens.get(real.untyped_storage()._cdata, [True]), assumed)
+            fake.known = _Values(real, _token_of(fake), assumed)
 
 
 def _written(func: Any, args: tuple, kwargs: dict) -> list[Any]:
@@ -173,7 +216,7 @@ def _written(func: Any, args: tuple, kwargs: dict) -> list[Any]:
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             written.append(args[place] if place < len(args) else kwargs.get(argument.name))
-    return tree_flatten(written)[0]
+    return [tensor for tensor in tree_flatten(written)[0] if type(tensor) is FakeTensor]
 
 
 def _is_all(value: Any, number: int) -> bool:
@@ -193,6 +236,8 @@ def run(func: Any, args: tuple, kwargs: dict) -> Any:
             return found
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
+    if func is _FILL and (number := getattr(args[1], "answer", None)) is not None:  # x[:, 5:] = 1
+        args = (args[0], torch.full((), number, dtype=args[1].dtype))
     if func.overloadpacket in _SHAPE_ONLY:
         args = (torch.empty((), dtype=args[0].dtype).expand(args[0].shape), *args[1:])
         return func(*args, **tree_map(real, kwargs))

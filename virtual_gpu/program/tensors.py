@@ -156,6 +156,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             swap_tensors(tensor, value)
         else:
             data.__set__(tensor, value)
+            tensor.__dict__.pop("known", None)  # of what it was
 
     def data_of(tensor: torch.Tensor) -> torch.Tensor:
         return quantized.data(tensor, data.__get__(tensor))

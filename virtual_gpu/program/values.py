@@ -7,8 +7,8 @@ and `mask.any()` False: nothing is padding. What the program writes into one ele
 instead, and what is computed from it follows: a counter of overflows that starts at 0 stays there. A token's experts
 are taken in turn (`routing`). What a shape depends on (`nonzero`, indexing by a mask) has an answer where the mask
 compares by these rules: `x >= 0.5` is True everywhere and picks all, `x == 0` False and picks nothing, as does
-`x[is_eos.any(1)]`: no sequence ends. Where a mask compares what was drawn (`torch.rand(n) < 0.15`), or cannot be told,
-the program is stopped.
+`x[is_eos.any(1)]`: no sequence ends. One that compares many integers (a detector's matches) picks all, the most it can.
+Where a mask compares much that was drawn (little is drawn, see `known`), or cannot be told, the program is stopped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _COMPARES = {getattr(_aten, name).Scalar: test for name, test in _TESTS.items()}
 _COMPARES_TWO = {getattr(_aten, name).Tensor: test for name, test in _TESTS.items()}
 _NON_FINITE = _aten._amp_foreach_non_finite_check_and_unscale_.default
 _ANY = _aten.any
-_PACKETS = frozenset((_ANY, _aten.logical_not, _aten.bitwise_not))
+_ANY_OR_ALL = frozenset((_ANY, _aten.all))
+_PACKETS = frozenset((_aten.logical_not, _aten.bitwise_not))
 _BOTH = {
     _aten.bitwise_and.Tensor: min, _aten.logical_and.default: min, _aten.bitwise_or.Tensor: max,
     _aten.logical_or.default: max,
@@ -59,6 +60,11 @@ _ENDLESS = 1000  # the same answer so often, to the condition of a `while`: it w
 def _is_drawn(tensor: torch.Tensor) -> bool:
     """Whether its numbers were drawn on the GPU: a comparison holds for some of them."""
     return getattr(tensor, "drawn", False)
+
+
+def _each(tensor: torch.Tensor) -> float | None:
+    """What every element is told to be; of a mask that compares unknown integers True, the most that it can pick."""
+    return getattr(tensor, "answer", 1 if getattr(tensor, "may_pick", False) else None)
 
 
 def _is_while(file: str, line: int) -> bool:
@@ -102,6 +108,22 @@ class Values(Answers):
             return real.item()
         return self._answer(tensor, "item")
 
+    def equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """`torch.equal`: by what is known of both, or by the picture, in which two of one shape are equal."""
+        if one.shape != other.shape:
+            return False
+        known = [values_of(tensor) for tensor in (one, other)]
+        told = [
+            self._number(tensor) if real is None else real for tensor, real in zip((one, other), known, strict=True)
+        ]
+        same = bool(torch.eq(*map(torch.as_tensor, told)).all())
+        if all(real is not None for real in known):
+            return same
+        if self.policy == "stop":
+            raise self.stop(tr(ko="프로그램이 값을 묻는다", en="the program asks for a value"))
+        self._record("item", same)
+        return same
+
     def used(self, tensor: torch.Tensor, real: torch.Tensor, asked: str) -> None:
         """The program asked for values that are known; an answer it is where they rest on an assumption."""
         if is_assumed(tensor) and real.numel():
@@ -125,7 +147,7 @@ class Values(Answers):
 
     def picks(self, mask: torch.Tensor) -> bool | None:
         """Whether a mask, whose values are not known, picks all of what is indexed by it, or nothing; None: unknown."""
-        answer = getattr(mask, "answer", None)
+        answer = _each(mask)
         if self.policy == "stop" or answer is None:
             return None
         file, line = program_line(sys._getframe(2))
@@ -136,8 +158,10 @@ class Values(Answers):
         """Note on a result where its number is not 1."""
         if func._schema.is_mutable and args and type(args[0]) is FakeTensor:
             base = args[0]._base
-            if base is not None and base.numel() > 1:  # written in part: no longer the same everywhere
-                base.__dict__.pop("answer", None)
+            for written in (args[0], *([base] if base is not None and base.numel() > 1 else [])):
+                written.__dict__.pop("may_pick", None)
+                if written is base:  # written in part: no longer the same everywhere
+                    base.__dict__.pop("answer", None)
         if func in _NO:
             out.answer = 0
         elif func is _NON_FINITE:
@@ -147,20 +171,31 @@ class Values(Answers):
             told = hasattr(args[0], "answer") or args[0].is_floating_point()
             if out.dim() == 0 or (told and not _is_drawn(args[0])):
                 out.answer = int(_COMPARES[func](self._number(args[0]), args[1]))
+            else:
+                out.may_pick = not _is_drawn(args[0])
         elif func is _TO_COPY and out.dtype == torch.bool:
             if not _is_drawn(args[0]):
                 out.answer = int(self._number(args[0]) != 0)
         elif func in _COMPARES_TWO:
-            if out.dim() and not any(map(_is_drawn, args)) and all(one.is_floating_point() for one in args[:2]):
-                out.answer = int(_COMPARES_TWO[func](*map(self._number, args[:2])))
-        elif func.overloadpacket is _ANY:
-            out.answer = 0
+            told = [self._told(one) for one in args[:2]] if all(one.is_floating_point() for one in args[:2]) else [None]
+            if out.dim() and not any(map(_is_drawn, args)) and None not in told:
+                out.answer = int(_COMPARES_TWO[func](*told))
+            else:
+                out.may_pick = not any(map(_is_drawn, args))
+        elif func.overloadpacket in _ANY_OR_ALL:  # programs ask so for what is wrong with their data, or right
+            out.answer = int(func.overloadpacket is not _ANY)
         elif func.overloadpacket in _PACKETS:
-            out.answer = 1 - getattr(args[0], "answer", 1)
+            if hasattr(args[0], "answer") or out.dim() == 0:
+                out.answer = 1 - getattr(args[0], "answer", 1)
+            else:
+                out.may_pick = getattr(args[0], "may_pick", False)
         elif func in _BOTH and out.dtype == torch.bool and all(hasattr(value, "answer") for value in args[:2]):
             out.answer = _BOTH[func](value.answer for value in args[:2])
-        elif func in _SUMS and hasattr(args[0], "answer") and out.numel():
-            out.answer = args[0].answer * (args[0].numel() // out.numel())
+        elif func in _SUMS and out.numel() and (each := _each(args[0])) is not None:
+            out.answer = each * (args[0].numel() // out.numel())
+        elif func.is_view and (each := _each(args[0])) is not None:
+            for view in out if isinstance(out, (tuple, list)) else (out,):
+                view.answer = each
         elif type(out) is FakeTensor and out.numel() > 1:
             source = args[1] if func is _COPY_ else args[0] if func.is_view or func in _COPIES else None
             answer = getattr(source, "answer", None)
@@ -210,6 +245,14 @@ class Values(Answers):
                 "real GPU; of a mixture of experts the 'grouped_mm' or 'batched_mm' implementation.",
             )
         )
+
+    def _told(self, tensor: torch.Tensor) -> float | None:
+        """What every element is: a real number, known values that are all the same, or by the picture; None: unlike."""
+        real = values_of(tensor) if type(tensor) is FakeTensor else tensor
+        if real is None:
+            return self._number(tensor)
+        flat = real.reshape(-1)
+        return flat[0].item() if len(flat) and bool((flat == flat[0]).all()) else None
 
     def _number(self, tensor: torch.Tensor) -> float:
         number = getattr(tensor, "answer", None) if type(tensor) is FakeTensor else None

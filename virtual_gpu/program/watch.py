@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -220,10 +221,11 @@ class Watch:
         seen: set[int] = set()  # what is tied belongs to its first name, as in named_parameters()
         for module in root.modules():
             name = self.modules.name_of(module)
-            self.claim([buffer for buffer in module._buffers.values() if buffer is not None], "buffers", name)
+            buffers = [buffer for buffer in module._buffers.values() if buffer is not None and not is_lazy(buffer)]
+            self.claim(buffers, "buffers", name)
             self.claim(state_tensors(module), "parameters", name)
             self.claim(getattr(module, "gradient_buckets", ()), "gradients", name)
-            own = [p for p in module._parameters.values() if p is not None and id(p) not in seen]
+            own = [p for p in module._parameters.values() if p is not None and id(p) not in seen and not is_lazy(p)]
             seen.update(map(id, own))
             self.claim(own, "parameters", name)
             self.claim([p.grad for p in own if p.grad is not None], "gradients", name)
