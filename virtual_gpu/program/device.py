@@ -150,8 +150,10 @@ class ProgramMode(CountingMode):
             self.values.remember(func, args, kwargs or {}, out)
             if func.overloadpacket is _TOP_K and self.values.policy != "stop":
                 routing.choose_in_turn(args, kwargs or {}, out)
-        elif out.numel() == 1:
-            self.values.remember(func, args, kwargs or {}, out)
+        else:
+            known.forget_written(func, args, kwargs or {})
+            if out.numel() == 1:
+                self.values.remember(func, args, kwargs or {}, out)
         return out
 
     def _passes_on(self, func: Any, args: tuple, out: torch.Tensor) -> None:

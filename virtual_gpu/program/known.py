@@ -13,6 +13,7 @@ Which experts a router takes is assumed (`routing`), and what follows from that 
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
@@ -153,7 +154,7 @@ def _is_data(real: torch.Tensor) -> bool:
 
 def concerns(func: Any, args: tuple, out: Any) -> bool:
     """Whether anything may be known of what an operation made, or of what it wrote over."""
-    if type(out) is not FakeTensor or out.dtype in DTYPES or func._schema.is_mutable:
+    if type(out) is not FakeTensor or out.dtype in DTYPES:
         return True
     if func.overloadpacket in _FILLED:
         return 1 < out.numel() <= FLOATS
@@ -208,14 +209,27 @@ def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
             fake.known = _Values(real, _token_of(fake), assumed)
 
 
+def forget_written(func: Any, args: tuple, kwargs: dict) -> None:
+    """What an operation wrote, with values of which nothing is known, is not known any more."""
+    if _tokens and _places_written(func):
+        for tensor in _written(func, args, kwargs):
+            forget(tensor)
+
+
+@functools.cache
+def _places_written(func: Any) -> tuple[tuple[int, str], ...]:
+    return tuple(
+        (place, argument.name)
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
 def _written(func: Any, args: tuple, kwargs: dict) -> list[Any]:
     """The tensors that an operation writes into."""
     if func in _STATISTICS:
         return [tensor for tensor in args[3:5] if tensor is not None]
-    written = []
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            written.append(args[place] if place < len(args) else kwargs.get(argument.name))
+    written = [args[place] if place < len(args) else kwargs.get(name) for place, name in _places_written(func)]
     return [tensor for tensor in tree_flatten(written)[0] if type(tensor) is FakeTensor]
 
 
