@@ -592,16 +592,17 @@ with virtual_gpu.cuda("T4"):
 alive_by_line(snapshot)
 
 # %% [markdown] lang="ko"
-# 쌓인 텐서를 **만든** 줄이 나온다. 붙든 줄(`kept.append`)은 적혀 있지 않다. 이름은 파이썬에게 묻는다. 쌓인 것과 모양이 같은 텐서를 찾아, 그것을 담은 것의 이름을 본다(함수나 객체 안의 것이면 `owners`를 그대로 본다).
+# 쌓인 텐서를 **만든** 줄이 나온다. 붙든 줄(`kept.append`)은 적혀 있지 않다. 이름은 파이썬에게 묻는다. 쌓인 것과 모양이 같은 텐서를 찾아, 그것을 담은 것의 이름과 개수를 본다(함수나 객체 안의 것이면 `owners`를 그대로 본다).
 
 # %%
 stacked = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.shape == (4, 256, 50257)]
-owners = [one for one in gc.get_referrers(stacked[0]) if one is not stacked]
-print(len(stacked), [name for name, value in list(globals().items()) if any(value is owner for owner in owners)])
-del stacked, owners
+owners = [one for tensor in stacked for one in gc.get_referrers(tensor) if one is not stacked]
+held = {name: sum(value is owner for owner in owners) for name, value in list(globals().items())}
+print(len(stacked), {name: times for name, times in held.items() if times})
+del stacked, owners, held
 
 # %% [markdown] lang="ko"
-# `kept`가 붙든 이름이다(방금 만든 목록 `stacked`는 뺐다). 객체의 속성인 목록이 붙들면 이름이 나오지 않는다. 그때는 지우기 전에 `gc.get_referrers(owners[0])`으로 한 단계 더 올라간다. **역전파하지 않은 손실**이 쌓였다면 순전파 상태는 파이썬의 목록이 아니라 그래프가, 그래프는 손실이 쥔다. 모양 대신 손실을 찾는다(`one.shape == () and one.grad_fn is not None`).
+# 넷을 다 붙든 이름은 `kept`다. `output`은 마지막 스텝의 것 하나를 아직 담고 있을 뿐이다(방금 만든 목록 `stacked`는 뺐다). 객체의 속성인 목록이 붙들면 이름이 나오지 않는다. 그때는 지우기 전에 `gc.get_referrers(owners[0])`으로 한 단계 더 올라간다. **역전파하지 않은 손실**이 쌓였다면 순전파 상태는 파이썬의 목록이 아니라 그래프가, 그래프는 손실이 쥔다. 모양 대신 손실을 찾는다(`one.shape == () and one.grad_fn is not None`).
 #
 # 표의 둘째와 셋째 줄은 그레이디언트와 가중치다. 진짜 GPU에서는 둘째 줄에 이름이 없다. 역전파는 autograd의 스레드에서 돌아 파이썬의 줄이 남지 않는다.
 #
