@@ -47,10 +47,11 @@ def main() -> None:
     for model in args.models:
         command = [sys.executable, __file__, "--worker", model]
         child = run(command, 600, {VARIABLE: "1"}, told=model)
-        again = run(command, 600, told=f"{model}, forked").rows if model in PLANNED else child.rows
-        for row in child.rows or [{"what": child.last_words, "cards": "", "seconds": 0.0, "gib": 0.0}]:
-            waited = again[0]["waited"] if again else 0.0
-            times = f"{row['seconds']:7.2f}{waited if model in PLANNED else row['waited']:8.2f}"
+        again = run(command, 600, told=f"{model}, forked") if model in PLANNED else child
+        nothing = {"cards": "", "seconds": 0.0, "waited": 0.0, "gib": 0.0}
+        rows = child.rows or [nothing | {"what": child.last_words}]
+        for row, forked in zip(rows, again.rows or rows, strict=False):
+            times = f"{row['seconds']:7.2f}{forked['waited']:8.2f}"
             print(f"{model.split('/')[-1]:18}{row['cards']:>16}{times}  {row['gib']:13.2f}  {row['what']}", flush=True)
 
 

@@ -9,6 +9,7 @@ import torch
 from transformers import GPT2Config
 
 from helpers import plan_training
+from virtual_gpu import remembered
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.models.depth import forget_shallow_runs
 from virtual_gpu.plan import forks as module
@@ -122,6 +123,19 @@ def test_where_a_fork_is_not_safe_there_is_none(monkeypatch):
         assert processes() == 1
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert processes() == 1
+
+
+def test_what_nobody_asks_for_is_kept_for_a_while(monkeypatch):
+    monkeypatch.setattr(remembered, "_learned", {})
+    square = remembered.remembered(lambda x: x * x)
+    with remembered.noting() as noted:
+        assert [square(n) for n in range(300)] == [n * n for n in range(300)]
+    square.cache_clear()
+    wrong = {key: -1 for key in noted}  # whence it comes shows in what it says
+    remembered.learn(wrong)
+    assert len(remembered._learned) == 256 and square(0) == 0 and square(299) == -1
+    square.cache_clear()
+    assert square(298) == 298**2  # nothing of it is left
 
 
 @linux

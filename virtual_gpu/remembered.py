@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 _noted: dict[tuple, Any] | None = None  # see `noting`
-_learned: dict[tuple, Any] = {}  # what another process found and nobody has asked for here yet
+_learned: dict[tuple, Any] = {}  # what another process found and nobody has asked for here yet, the oldest first
+_MOST_LEARNED = 256  # of several MB at most
 
 
 def remembered(function: Callable | None = None, /, *, maxsize: int = 512) -> Callable:
@@ -33,8 +34,7 @@ def remembered(function: Callable | None = None, /, *, maxsize: int = 512) -> Ca
 
     def clear() -> None:
         found.cache_clear()
-        for key in [key for key in _learned if key[0] == name]:
-            del _learned[key]
+        forget(name)
 
     call.cache_clear, call.cache_info = clear, found.cache_info
     return call
@@ -65,3 +65,11 @@ def noting() -> Iterator[dict[tuple, Any]]:
 def learn(noted: dict[tuple, Any]) -> None:
     """Take over what `noting` has of another process: it is found here without computing it."""
     _learned.update(noted)
+    while len(_learned) > _MOST_LEARNED:
+        del _learned[next(iter(_learned))]
+
+
+def forget(name: str) -> None:
+    """Forget what was learned under keys that begin with this name."""
+    for key in [key for key in _learned if key[0] == name]:
+        del _learned[key]

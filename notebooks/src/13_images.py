@@ -396,8 +396,9 @@ images_panel()
 #
 # def collate(samples):      # 샘플 하나씩: {"image": PIL 이미지, "question": "…", "answer": "…"}
 #     (sample,) = samples
-#     content = [{"type": "image", "image": sample["image"]}, {"type": "text", "text": sample["question"]}]
-#     user = {"role": "user", "content": content}
+#     picture = {"type": "image", "image": sample["image"]}
+#     question = {"type": "text", "text": sample["question"]}
+#     user = {"role": "user", "content": [picture, question]}
 #     answer = {"role": "assistant", "content": [{"type": "text", "text": sample["answer"]}]}
 #     how = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
 #     asked = processor.apply_chat_template([user], add_generation_prompt=True, **how)

@@ -350,6 +350,8 @@ def test_a_mask_agrees_with_itself(card):
         assert int((~mask).sum()) == 8 - n
     matches = unknown(5, 8).max(0).indices
     assert int((matches >= 1).sum()) == matches[matches >= 1].numel() == 8
+    rows = (matches.view(2, 4) >= 1)[0]
+    assert matches[:4][rows].numel() == matches[:4][~(matches.view(2, 4) >= 1)[0]].numel() == 4  # each the most it can
     assert scores[scores >= torch.tensor(5.0)].numel() == scores[scores >= 5.0].numel() == 0
     assert "적어도" in card.watch.notes[0]
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import NoSuchLayer
-from ..remembered import note, taken
+from ..remembered import forget, note, taken
 from ..trace.depth import Continuation, continuation, on_a_line
 from ..trace.trace import Trace
 from .build import build_model, check_depth
@@ -71,12 +71,14 @@ class Deepening(NamedTuple):
     numbers: dict[Any, int]
 
 
+_NAME = "from_shallow"
 _shown: dict[tuple, Deepening] = {}
 
 
 def forget_shallow_runs() -> None:
     """Forget what shallow runs have shown, for a measurement that begins with nothing."""
     _shown.clear()
+    forget(_NAME)
 
 
 def from_shallow(
@@ -93,7 +95,7 @@ def from_shallow(
     """
     runs = {}
     digest = hashlib.sha256(config.to_json_string(use_diff=False).encode()).digest()
-    key = "from_shallow", type(config).__qualname__, digest, like
+    key = _NAME, type(config).__qualname__, digest, like
     if like is not None and (known := _shown.get(key) or taken(key)) is not None:
         _shown[key] = known
         shallow, beside = runs[known.layers] = run(with_depth(config, known.layers))

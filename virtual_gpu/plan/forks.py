@@ -31,9 +31,9 @@ PATIENCE = 300.0  # seconds in which a fork must say something; none takes as lo
 
 
 def processes() -> int:
-    """How many may work on a search, this one among them: 1 where forks are not safe. VIRTUAL_GPU_PROCESSES says fewer.
+    """How many may work on a search, this one among them: 1 where forks are not safe.
 
-    WrongValue where that is no number from 1 on.
+    At most MOST, or what VIRTUAL_GPU_PROCESSES says; WrongValue where that is no number from 1 on.
     """
     asked = os.environ.get(VARIABLE, "") or str(MOST)
     if not asked.isdecimal() or int(asked) < 1:

@@ -191,10 +191,12 @@ def plan_training(
     WrongValue in the reader's language.
     """
     made = make_request(model, gpu, gpus, **request)
-    forks, ways = processes() - 1, _ways_ahead(made)
-    with contextlib.ExitStack() as stack:
-        ahead = stack.enter_context(Forks(functools.partial(_way, made), ways, forks)) if forks and ways else None
-        return loadable(_search(made, progress or (lambda plans: None), ahead=ahead))
+    forks, progress = processes() - 1, progress or (lambda plans: None)
+    ways = _ways_ahead(made) if forks else []
+    if not ways:
+        return loadable(_search(made, progress))
+    with Forks(functools.partial(_way, made), ways, forks) as ahead:
+        return loadable(_search(made, progress, ahead=ahead))
 
 
 def _first(request: Request) -> Plan | None:

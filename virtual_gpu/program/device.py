@@ -34,7 +34,7 @@ from ..rules.pinned import ROUNDED
 from ..rules.registry import parts
 from . import known, routing
 from .frames import program_line
-from .values import Values, ValueStop
+from .values import Values, ValueStop, is_drawn
 
 _aten = torch.ops.aten
 GPU = torch.device("cpu:0")
@@ -55,10 +55,6 @@ _PACK = _aten._pack_padded_sequence.default
 def _draws(func: Any) -> bool:
     """Whether an operation draws numbers: what is compared with them picks neither all nor nothing."""
     return torch.Tag.nondeterministic_seeded in func.tags
-
-
-def _is_drawn(value: Any) -> bool:
-    return type(value) is FakeTensor and "drawn" in value.__dict__
 
 
 def is_gpu(device: torch.device | None) -> bool:
@@ -135,7 +131,7 @@ class ProgramMode(CountingMode):
                 ) from None
         if is_composite(func):  # its parts were here
             return out
-        if type(out) is FakeTensor and (func in _OVERWRITES or any(map(_is_drawn, args[:2]))):
+        if type(out) is FakeTensor and (func in _OVERWRITES or any(map(is_drawn, args[:2]))):
             self._passes_on(func, args, out)
         if _draws(func) and isinstance(out, torch.Tensor):
             out.drawn = True
@@ -160,7 +156,7 @@ class ProgramMode(CountingMode):
         """What is computed from drawn numbers, element by element, is drawn too; what is written over is not."""
         if func in _OVERWRITES:
             out.__dict__.pop("drawn", None)
-        if any(map(_is_drawn, args[1:2] if func in _OVERWRITES else args[:2])) and (
+        if any(map(is_drawn, args[1:2] if func in _OVERWRITES else args[:2])) and (
             func.is_view or func in _OVERWRITES or torch.Tag.pointwise in func.tags
         ):
             out.drawn = True

@@ -173,7 +173,7 @@ def values_of(tensor: Any) -> torch.Tensor | None:
 def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
     """After an operation: know the values of what it made from known ones, forget those that it wrote over."""
     writes = func._schema.is_mutable or func in _STATISTICS
-    counted = func.overloadpacket in _ZEROS
+    assumed, counted = is_assumed(args, kwargs), func.overloadpacket in _ZEROS
     if isinstance(out, torch.Tensor):
         may_be_known = out.dtype in _OR_MASKS
     else:
@@ -186,11 +186,9 @@ def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
     try:
         if _RANDOM in func.tags or func.overloadpacket in _UNDEFINED:
             raise Unknown
-        if not writes:  # before it is made for real
-            assumed = counted or is_assumed(args, kwargs)
-            made = [one for one in tree_flatten(out)[0] if isinstance(one, torch.Tensor)]
-            if not any(_fits(one.dtype, one, assumed) for one in made):
-                raise Unknown
+        made = [one for one in tree_flatten(out)[0] if isinstance(one, torch.Tensor)]
+        if not any(_fits(one.dtype, one, assumed or counted) for one in made):  # before it is made for real
+            raise Unknown
         results = run(func, args, kwargs)
     except Unknown:
         if writes:
@@ -199,7 +197,6 @@ def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         elif func in _DECIDES and any(_is_all(value, _DECIDES[func]) for value in args):
             know(out, torch.full((), _DECIDES[func], dtype=out.dtype).expand(out.shape))
         return
-    assumed = is_assumed(args, kwargs)
     if writes:
         for tensor in _written(func, args, kwargs) if assumed else ():
             tensor.known.assumed = True

@@ -42,6 +42,7 @@ _BOTH = {
     _aten.bitwise_and.Tensor: min, _aten.logical_and.default: min, _aten.bitwise_or.Tensor: max,
     _aten.logical_or.default: max,
 }  # fmt: skip
+_TOLD = ("answer", "may_pick")  # what is noted on a tensor of its elements
 _SUMS = frozenset((_aten.sum.default, _aten.sum.dim_IntList))
 _WRITTEN = frozenset(
     (
@@ -57,9 +58,9 @@ POLICIES = ("answer", "stop")
 _ENDLESS = 1000  # the same answer so often, to the condition of a `while`: it will not end by itself
 
 
-def _is_drawn(tensor: torch.Tensor) -> bool:
-    """Whether its numbers were drawn on the GPU: a comparison holds for some of them."""
-    return getattr(tensor, "drawn", False)
+def is_drawn(value: Any) -> bool:
+    """Whether a tensor's numbers were drawn on the GPU: a comparison holds for some of them."""
+    return getattr(value, "drawn", False)
 
 
 def _each(tensor: torch.Tensor) -> float | None:
@@ -158,10 +159,10 @@ class Values(Answers):
         """Note on a result where its number is not 1."""
         if func._schema.is_mutable and args and type(args[0]) is FakeTensor:
             base = args[0]._base
-            for written in (args[0], *([base] if base is not None and base.numel() > 1 else [])):
-                written.__dict__.pop("may_pick", None)
-                if written is base:  # written in part: no longer the same everywhere
-                    base.__dict__.pop("answer", None)
+            args[0].__dict__.pop("may_pick", None)
+            if base is not None and base.numel() > 1:  # written in part: no longer the same everywhere
+                base.__dict__.pop("answer", None)
+                base.__dict__.pop("may_pick", None)
         if func in _NO:
             out.answer = 0
         elif func is _NON_FINITE:
@@ -169,19 +170,19 @@ class Values(Answers):
         elif func in _COMPARES:
             # Of many integers nothing is said: they are places, or a program's own numbers.
             told = hasattr(args[0], "answer") or args[0].is_floating_point()
-            if out.dim() == 0 or (told and not _is_drawn(args[0])):
+            if out.dim() == 0 or (told and not is_drawn(args[0])):
                 out.answer = int(_COMPARES[func](self._number(args[0]), args[1]))
             else:
-                out.may_pick = not _is_drawn(args[0])
+                out.may_pick = not is_drawn(args[0])
         elif func is _TO_COPY and out.dtype == torch.bool:
-            if not _is_drawn(args[0]):
+            if not is_drawn(args[0]):
                 out.answer = int(self._number(args[0]) != 0)
         elif func in _COMPARES_TWO:
             told = [self._told(one) for one in args[:2]] if all(one.is_floating_point() for one in args[:2]) else [None]
-            if out.dim() and not any(map(_is_drawn, args)) and None not in told:
+            if out.dim() and not any(map(is_drawn, args)) and None not in told:
                 out.answer = int(_COMPARES_TWO[func](*told))
             else:
-                out.may_pick = not any(map(_is_drawn, args))
+                out.may_pick = not any(map(is_drawn, args))
         elif func.overloadpacket in _ANY_OR_ALL:  # programs ask so for what is wrong with their data, or right
             out.answer = int(func.overloadpacket is not _ANY)
         elif func.overloadpacket in _PACKETS:
@@ -193,9 +194,9 @@ class Values(Answers):
             out.answer = _BOTH[func](value.answer for value in args[:2])
         elif func in _SUMS and out.numel() and (each := _each(args[0])) is not None:
             out.answer = each * (args[0].numel() // out.numel())
-        elif func.is_view and (each := _each(args[0])) is not None:
+        elif func.is_view and _each(args[0]) is not None:
             for view in out if isinstance(out, (tuple, list)) else (out,):
-                view.answer = each
+                view.__dict__.update({name: args[0].__dict__[name] for name in _TOLD if name in args[0].__dict__})
         elif type(out) is FakeTensor and out.numel() > 1:
             source = args[1] if func is _COPY_ else args[0] if func.is_view or func in _COPIES else None
             answer = getattr(source, "answer", None)
