@@ -595,7 +595,8 @@ alive_by_line(snapshot)
 # 쌓인 텐서를 **만든** 줄이 나온다. 붙든 줄(`kept.append`)은 적혀 있지 않다. 이름은 파이썬에게 묻는다. 쌓인 것과 모양이 같은 텐서를 찾아, 그것을 담은 것의 이름과 개수를 본다(함수나 객체 안의 것이면 `owners`를 그대로 본다).
 
 # %%
-stacked = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.shape == (4, 256, 50257)]
+stacked = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+stacked = [one for one in stacked if one.shape == (4, 256, 50257)]
 owners = [one for tensor in stacked for one in gc.get_referrers(tensor) if one is not stacked]
 held = {name: sum(value is owner for owner in owners) for name, value in list(globals().items())}
 print(len(stacked), {name: times for name, times in held.items() if times})

@@ -419,8 +419,9 @@ images_panel()
 #     labels = batch.pop("labels")
 #     kept = labels.shape[1] - int((labels != -100).any(0).nonzero()[0]) + 1
 #     batch = {key: tensor.cuda() for key, tensor in batch.items()}
+#     batch |= {"logits_to_keep": kept, "labels": labels[:, -kept:].cuda()}
 #     with torch.autocast("cuda", torch.float16):
-#         loss = model(**batch, logits_to_keep=kept, labels=labels[:, -kept:].cuda(), use_cache=False).loss
+#         loss = model(**batch, use_cache=False).loss
 #     scaler.scale(loss).backward()
 #     scaler.step(optimizer)
 #     scaler.update()
