@@ -57,7 +57,7 @@ found["run"] = main(["run", "--save", str(folder / "a.json"), "--snapshot", str(
 found["compare"] = main(["compare", str(folder / "a.json"), str(folder / "a.pickle")])
 found["replay"] = main(["replay", str(folder / "a.pickle")])
 found["ledger"] = helpers.shard_ledger("gpt2", 2).ranks[0].total
-found["plans"] = len(helpers.plan_training("gpt2", "T4", length=16, batch=1, methods=("lora",)))
+found["plans"] = len(helpers.plan_training("gpt2", "T4", length=16, batch=1))
 helpers.plan_training("gpt2", "T4", length=16, batch=1, methods=("lora",)).best.save(folder / "plan")
 with virtual_gpu.cuda("T4", host="Colab") as gpu:
     import torch
@@ -71,7 +71,7 @@ def answers(script, tmp_path):
     tmp_path.mkdir()
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path), str(ROOT / "tests" / "data")], cwd=ROOT, capture_output=True,
-        text=True, timeout=600, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True, timeout=600, env={**os.environ, "PYTHONPATH": str(ROOT), "VIRTUAL_GPU_PROCESSES": "2"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return next(line for line in done.stdout.splitlines() if line.startswith("FOUND"))

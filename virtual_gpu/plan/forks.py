@@ -43,8 +43,11 @@ def processes() -> int:
                 en=f"{VARIABLE}={asked}: must be an integer from 1 on; with 1, this process works alone.",
             )
         )
-    unsafe = sys.platform != "linux" or torch.cuda.is_initialized() or multiprocessing.current_process().daemon
-    return 1 if unsafe else min(int(asked), len(os.sched_getaffinity(0)))
+    # The cores that this process may use are asked for as Linux does; macOS and Windows have no such call.
+    cores: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    if cores is None or torch.cuda.is_initialized() or multiprocessing.current_process().daemon:
+        return 1
+    return min(int(asked), len(cores(0)))
 
 
 class Forks(Generic[K, R]):
