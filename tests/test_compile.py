@@ -317,6 +317,31 @@ def test_attention_that_is_written_out_becomes_one_kernel_where_inductor_knows_i
         assert not not_compiled(gpu)
 
 
+def test_buffers_in_pools_have_their_shapes_and_the_pools_are_counted():
+    """Inductor's memory planning: one allocation, and buffers of other types and shapes inside it."""
+
+    def chain(x, weight):
+        wide = torch.mm(x, weight)
+        half = torch.relu(wide).half()
+        return torch.mm(half.t(), half), torch.softmax(torch.mm(wide, weight.t()), -1)
+
+    with virtual_gpu.cuda("A100") as gpu:
+        x, weight = torch.randn(300, 64, device="cuda"), torch.randn(64, 500, device="cuda")
+        peaks = []
+        for function in (chain, torch.compile(chain, options={"memory_planning": True})):
+            function(x, weight)  # workspaces, which stay
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            squares, rows = function(x, weight)
+            assert (squares.shape, squares.dtype) == ((500, 500), torch.float16)
+            assert (rows.shape, rows.dtype) == ((300, 64), torch.float32)
+            peaks.append(torch.cuda.max_memory_allocated() - before)
+            del squares, rows
+        assert not not_compiled(gpu)
+    wide = 300 * 500
+    assert 4 * wide + 2 * wide <= peaks[1] <= peaks[0]
+
+
 def test_sums_along_a_sequence_ask_for_their_scratch():
     """Inductor's scan in parts keeps a word for each part, which Triton's types give it the size of."""
     with virtual_gpu.cuda("A100") as gpu, torch.no_grad():

@@ -257,6 +257,32 @@ def test_4_bit_weights_stored_as_16_bits_stay_4_bits(tiny):
     assert held[0] == held[1]
 
 
+def test_a_4_bit_weight_stays_known_where_its_module_is_moved(tiny):
+    """`Params4bit` and its layer keep their state; peft, DoRA and Unsloth's kernels read it off either."""
+    from transformers import BitsAndBytesConfig
+
+    with cuda("T4"):
+        model = load(tiny, quantization_config=BitsAndBytesConfig(load_in_4bit=True), device_map="cuda")
+        layer = model.model.layers[0].mlp.up_proj
+        for moved in (model, model._apply(lambda tensor: tensor)):
+            assert moved.model.layers[0].mlp.up_proj is layer
+            assert layer.weight.quant_state is layer.quant_state and layer.quant_state.shape == (128, 64)
+            assert layer.weight.bnb_quantized
+
+
+def test_kernels_of_bitsandbytes_that_others_call_by_themselves_are_there():
+    """Unsloth looks for them in the native library, and turns 4 bits off where they are no C functions."""
+    with cuda("T4"):
+        import bitsandbytes.functional as bnb
+
+        kernel, there = bnb.lib.cdequantize_blockwise_fp16_nf4, torch.empty(64, device="cuda", dtype=torch.float16)
+        assert hasattr(kernel, "restype")
+        assert kernel(None, None, None, bnb.get_ptr(there), 64, 64, None) is None
+        assert not bnb.lib.compiled_with_cuda
+    with pytest.raises(RuntimeError):
+        bnb.lib.cdequantize_blockwise_fp16_nf4()
+
+
 def test_dora_on_4_bits_dequantizes_the_weight(tiny):
     """In each forward, all of it in 16 bits; peft copies the layer first, when it makes the adapter."""
     from peft import LoraConfig, get_peft_model

@@ -31,6 +31,7 @@ from . import (
     quantized,
     states,
     tensors,
+    triton_kernels,
     writing,
     zero,
 )  # fmt: skip
@@ -161,6 +162,7 @@ def cuda(
             quantized.install(patches, imports)
             managed.install(patches, imports, device)
             extensions.install(patches, imports, watch)
+            triton_kernels.install(patches, imports, device, watch)
             zero.install(patches, imports, watch)
         stack.enter_context(_interruptible(device))
         stack.enter_context(device)

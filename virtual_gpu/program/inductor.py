@@ -159,6 +159,7 @@ def _module(lowering: Any, code: Any) -> types.ModuleType:
         {**lowering.constants, **lowering.torchbind_constants, **lowering.opaque_value_type_classes},
         empty_strided_cuda=_empty_strided,
         reinterpret_tensor=_reinterpreted,
+        alloc_from_pool=_from_pool,
         copy_if_misaligned=_aligned,
         # Random states of attention are of no size here where no kernel would make them; nothing reads them.
         assert_size_stride=lambda *described: None,
@@ -228,6 +229,15 @@ def _reinterpreted(
     tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0
 ) -> torch.Tensor:
     return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+
+
+def _from_pool(
+    pool: torch.Tensor, offset: int, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]
+) -> torch.Tensor:
+    """A buffer that begins so many bytes into a pool (`memory_planning`)."""
+    entries = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    part = pool.view(torch.uint8)[offset : offset + entries * dtype.itemsize]
+    return part.view(dtype).as_strided(size, stride)
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:

@@ -52,9 +52,32 @@ def install(patches: Patches, imports: Imports) -> None:
             return {str(number): tensor for number, tensor in enumerate(_tensors(state))}  # without its numbers' text
 
         patches.set(module.QuantState, "as_dict", of_state)
+        patches.set(module, "lib", _Library(module.lib))
 
     imports.after("peft.utils.integrations", in_peft)
     imports.after("bitsandbytes.functional", in_bitsandbytes)
+
+
+class _Library:
+    """bitsandbytes' native library, with the kernels for CUDA that a CPU's lacks, for who calls them by themselves.
+
+    They write at the addresses that they get, and allocate nothing (csrc/ops.cu, 0.50): here they do nothing. A library
+    that is there has C functions, by which others know it (`restype`).
+    """
+
+    def __init__(self, library: Any):
+        self._library = library
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._library, name, None)  # of a kernel that it lacks, a function that raises
+        return _Kernel() if found is None or (callable(found) and not hasattr(found, "restype")) else found
+
+
+class _Kernel:
+    restype = None
+
+    def __call__(self, *args: Any) -> None:
+        pass
 
 
 def _is_4bit(weight: torch.Tensor) -> bool:
@@ -135,6 +158,7 @@ def quantize(layer: nn.Module, weight: torch.Tensor, device: torch.device) -> to
         quant_storage=old.quant_storage, bnb_quantized=True, quant_state=state,
         module=layer,  # as Params4bit knows it: a model in 4 bits goes with the garbage collection, not before
     )  # fmt: skip
+    layer.quant_state = state
     layer.__class__ = _virtual(layer, _forward_4bit)
     return packed
 
@@ -157,10 +181,17 @@ _kinds: dict[tuple[type, Any], type] = {}
 
 
 def _virtual(layer: nn.Module, forward: Any) -> type:
-    """The layer's class with another forward, by its own name."""
+    """The layer's class with another forward, by its own name, whose weight stays known where the module is moved."""
     kind = type(layer)
     if (kind, forward) not in _kinds:
-        _kinds[kind, forward] = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+        def _apply(layer: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
+            kind._apply(layer, fn, recurse)
+            know(layer.weight, layer, "weight")
+            return layer
+
+        own = {"forward": forward, "_apply": _apply, "__module__": kind.__module__}
+        _kinds[kind, forward] = type(kind.__name__, (kind,), own)
     return _kinds[kind, forward]
 
 
