@@ -182,6 +182,26 @@ def test_devices_and_autocast_that_are_named_within():
         assert not not_compiled(gpu)
 
 
+def test_what_is_called_while_tracing_has_the_programs_card():
+    """`assume_constant_result`, as Unsloth marks its question which kernel attention would take."""
+
+    @torch.compiler.assume_constant_result
+    def math_alone(heads: int) -> bool:
+        query, key = (torch.empty(1, n, 8, 64, device="cuda", dtype=torch.float16) for n in (heads, 2))
+        return torch._fused_sdp_choice(query, key, key, is_causal=True, enable_gqa=True) == 0
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return x[:1] * 2 if math_alone(8) else x * 2
+
+    for card, rows in (("T4", 1), ("A100", 6)):
+        torch._dynamo.reset()
+        with virtual_gpu.cuda(card) as gpu:
+            x = torch.ones(6, 4, device="cuda")
+            assert torch.compile(first)(x).shape == first(x).shape == (rows, 4)
+            assert not not_compiled(gpu)
+            assert torch.cuda.memory_allocated() == 512
+
+
 def test_nothing_of_ours_breaks_a_graph():
     predict_memory(batch_size=1, model_id="gpt2", gpu="T4")  # what it replaces in transformers stays so
     with virtual_gpu.cuda("A100") as gpu:

@@ -270,6 +270,24 @@ def test_a_4_bit_weight_stays_known_where_its_module_is_moved(tiny):
             assert layer.weight.bnb_quantized
 
 
+@pytest.mark.parametrize(("card", "grouped", "expanded"), [("T4", 0, 2), ("A100", 1, 1)])
+def test_which_kernel_attention_will_take_can_be_asked(card, grouped, expanded):
+    """As Unsloth asks it, to repeat grouped heads where only math takes them; `SDPBackend`'s numbers."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with cuda(card):
+        query, key = (torch.empty(1, heads, 8, 64, device="cuda", dtype=torch.float16) for heads in (8, 2))
+        mask = torch.ones(1, 1, 8, 8, device="cuda", dtype=torch.bool)
+        before = torch.cuda.memory_allocated()
+        assert torch._fused_sdp_choice(query, key, key, is_causal=True, enable_gqa=True) == grouped
+        assert torch._fused_sdp_choice(query, query, query, None, 0.0, True) == expanded
+        assert torch._fused_sdp_choice(query, query, query, mask) == int(SDPBackend.EFFICIENT_ATTENTION)
+        with sdpa_kernel(SDPBackend.MATH):
+            assert torch._fused_sdp_choice(query, query, query) == int(SDPBackend.MATH)
+        assert torch.cuda.memory_allocated() == before
+    assert torch._fused_sdp_choice(*[torch.empty(1, 2, 8, 64)] * 3) in (0, 1)  # the CPU's own answer
+
+
 def test_kernels_of_bitsandbytes_that_others_call_by_themselves_are_there():
     """Unsloth looks for them in the native library, and turns 4 bits off where they are no C functions."""
     with cuda("T4"):

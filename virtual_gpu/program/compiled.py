@@ -147,7 +147,7 @@ class Compiler:
         self.own_again: set[int] = set()  # ids of functions that are themselves while the compiler traces
         with patches.suspended():
             from torch._dynamo import config, exc, lookup_backend, reset, trace_rules, utils
-            from torch._dynamo.variables import TensorVariable
+            from torch._dynamo.variables import TensorVariable, functions
             from torch._functorch import config as aot
             from torch._inductor import compile_fx
             from torch._inductor import config as inductor
@@ -167,6 +167,8 @@ class Compiler:
         own.set(flex_attention, "_validate_device", flex_attention._validate_embed_dim)
         self.utils, self.lookup_backend = utils, lookup_backend
         self.dynamo, self.exc, self.tensors = config, exc, TensorVariable
+        kept = functions.invoke_and_store_as_constant
+        own.set(functions, "invoke_and_store_as_constant", self._run_by_the_program(kept))
         for name in ("partition_fn", "compile_fx_forward", "compile_fx_backward"):
             own.set(compile_fx, name, self._for_card(getattr(compile_fx, name)))
         self.compile_fx, self.reset, self.settings = compile_fx.compile_fx, reset, inductor
@@ -261,6 +263,22 @@ class Compiler:
         """It has ended, or failed to begin."""
         if self.stack:
             self.stack.pop().close()
+
+    def _run_by_the_program(self, invoke: Callable) -> Callable:
+        """What is marked `assume_constant_result` is not traced but called: there the program has its card."""
+
+        def run(tracer: Any, function: Callable, *args: Any) -> Any:
+            def on_card(*given: Any, **named: Any) -> Any:
+                self.ends()
+                try:
+                    with self.gpu.mode:  # which Dynamo has put aside
+                        return function(*given, **named)
+                finally:
+                    self.begins()
+
+            return invoke(tracer, on_card if self.stack else function, *args)
+
+        return run
 
     def _plain(self, name: str) -> Callable:
         compile_ = self.lookup_backend(name)

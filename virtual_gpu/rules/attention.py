@@ -33,6 +33,7 @@ class Request:
 
 
 KERNELS = ("cudnn", "flash", "efficient", "math")
+_NUMBERS = {"math": 0, "flash": 1, "efficient": 2, "cudnn": 3}  # SDPBackend in aten/src/ATen/SDPBackend.h
 
 
 def attention_kernel(
@@ -102,20 +103,16 @@ def _efficient(capability: tuple[int, int], r: Request, gqa: bool) -> bool:
     return capability >= (5, 0) and r.head_dim % alignment == r.value_dim % alignment == 0
 
 
-def _attention(
+def _kernel(
     rules: Any,
-    op: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    trains = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> str:
     fits = query.dim() == key.dim() == value.dim() == 4  # check_tensor_shapes: else math
     # check_last_dim_stride_equals_1_dense, of all kernels but math
     fits = fits and all(t is None or t.stride(-1) == 1 for t in (query, key, value, attn_mask))
@@ -129,25 +126,54 @@ def _attention(
         grouped_query=enable_gqa and query.shape[-3] != key.shape[-3],
         is_causal=is_causal,
         dropout=dropout_p,
-        trains=trains,
+        trains=_trains(query, key, value),
         mask_trains=attn_mask is not None and attn_mask.requires_grad,
     )
     enabled = _enabled() if fits else [kernel for kernel in _enabled() if kernel == "math"]
     asked = [rule for rule in _ASKED if rules.applies(rule)]
-    kernel = attention_kernel(rules.compute_capability, request, rules=asked, enabled=enabled)
+    return attention_kernel(rules.compute_capability, request, rules=asked, enabled=enabled)
+
+
+def _trains(*inputs: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+
+
+def _choice(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> int:
+    """The kernel's number (`SDPBackend`), for a program that asks before it calls."""
+    names = [argument.name for argument in op._schema.arguments]
+    given = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
+    given |= dict(zip(names, args, strict=False)) | kwargs
+    given.pop("scale", None)
+    return _NUMBERS[_kernel(mode.rules, **given)]
+
+
+def _attention(
+    rules: Any,
+    op: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    kernel = _kernel(rules, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if attn_mask is not None and attn_mask.dtype == torch.bool and (kernel != "math" or not is_causal):
         attn_mask = _as_float(attn_mask, query.dtype)
     if kernel == "flash":
         return _flash_attention(query, key, value, dropout_p, is_causal, scale)
     if kernel == "cudnn":
         return _aten._scaled_dot_product_cudnn_attention(
-            query, key, value, attn_mask, trains, dropout_p, is_causal, scale=scale
+            query, key, value, attn_mask, _trains(query, key, value), dropout_p, is_causal, scale=scale
         )[0]
     if kernel == "efficient":
         if attn_mask is not None:
             attn_mask = _aligned(attn_mask).expand(*query.shape[:-1], key.shape[-2])
         return _aten._scaled_dot_product_efficient_attention(
-            query, key, value, attn_mask, trains, dropout_p, is_causal, scale=scale
+            query, key, value, attn_mask, _trains(query, key, value), dropout_p, is_causal, scale=scale
         )[0]
     rules.adds_mask = True
     try:
@@ -217,7 +243,7 @@ KERNEL = Rule(
     what="flash, memory-efficient or math attention, and what each saves: logsumexp, RNG state, probabilities",
     source=f"{_SOURCE}, attention.cu, attention.cpp",
     kernels={("AutogradCPU", _aten.scaled_dot_product_attention.default): _attention},
-    operators={_aten.add.Tensor: _add_mask},
+    operators={_aten.add.Tensor: _add_mask, _aten._fused_sdp_choice.default: _choice},
 )
 CUDNN = Rule(
     name="cudnn_attention",
