@@ -29,7 +29,6 @@ MODELS = {
     "unsloth/gemma-3-270m-it": "google/gemma-3-270m",
     "unsloth/Qwen3-0.6B": "Qwen/Qwen3-0.6B",
 }
-ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ZOO = "2025.12.7"
 SECONDS = 500
@@ -56,9 +55,10 @@ def checkpoint(name: str, folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 
     config = architectures()[name]["config"]
-    named = {"architectures": [ARCHITECTURES[config["model_type"]]], "torch_dtype": "bfloat16"}
+    named = {"architectures": [CLASSES[config["model_type"]]], "torch_dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps({**config, **named}), encoding="utf-8")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
@@ -81,7 +81,7 @@ def byte_tokens(folder: Path) -> None:
     made.save_pretrained(folder)
 
 
-def until_trained(folder: str, asked: dict[str, Any]) -> int:
+def before_training(folder: str, asked: dict[str, Any]) -> int:
     """What is reserved at most when the trainer of such a notebook is made."""
     import torch
 
@@ -107,8 +107,7 @@ def until_trained(folder: str, asked: dict[str, Any]) -> int:
             per_device_train_batch_size=asked["batch"], gradient_accumulation_steps=asked["accumulation"], max_steps=1,
         )  # fmt: skip
         texts = Dataset.from_list([{"text": "text " * 20}] * 64)
-        trainer = SFTTrainer(model=model, processing_class=tokenizer, train_dataset=texts, args=arguments)
-        assert trainer.model is not None
+        SFTTrainer(model=model, processing_class=tokenizer, train_dataset=texts, args=arguments)
         return torch.cuda.max_memory_reserved()
 
 
@@ -123,8 +122,8 @@ def packages(row: Row) -> tuple[str, ...]:
 RECIPES = (
     Recipe(
         name="Unsloth's notebooks",
-        what="Unsloth's own programs on a T4 until the training begins: loading, LoRA in 16 bits, everything with QAT",
-        what_ko="Unsloth 노트북, T4에서 학습을 시작하기 전까지: 불러오기, 16비트 LoRA, 전체 미세 조정(QAT)",
+        what="Unsloth's notebooks until the training begins: LoRA in 16 bits, everything with QAT",
+        what_ko="Unsloth 노트북, 학습을 시작하기 전까지",
         handles=from_source("unslothai/notebooks"),
         predict=predict,
         packages=packages,
@@ -143,4 +142,4 @@ RECIPES = (
 
 if __name__ == "__main__":
     os.environ["HF_HUB_OFFLINE"] = "1"
-    emit({"reserved": until_trained(sys.argv[1], json.loads(sys.argv[2]))})
+    emit({"reserved": before_training(sys.argv[1], json.loads(sys.argv[2]))})

@@ -147,7 +147,7 @@ class Compiler:
         self.own_again: set[int] = set()  # ids of functions that are themselves while the compiler traces
         with patches.suspended():
             from torch._dynamo import config, exc, lookup_backend, reset, trace_rules, utils
-            from torch._dynamo.variables import TensorVariable, functions
+            from torch._dynamo.variables import TensorVariable, functions, nn_module
             from torch._functorch import config as aot
             from torch._inductor import compile_fx
             from torch._inductor import config as inductor
@@ -167,8 +167,9 @@ class Compiler:
         own.set(flex_attention, "_validate_device", flex_attention._validate_embed_dim)
         self.utils, self.lookup_backend = utils, lookup_backend
         self.dynamo, self.exc, self.tensors = config, exc, TensorVariable
-        kept = functions.invoke_and_store_as_constant
-        own.set(functions, "invoke_and_store_as_constant", self._run_by_the_program(kept))
+        called = self._run_by_the_program(functions.invoke_and_store_as_constant)
+        for module in (functions, nn_module):  # which has it by name
+            own.set(module, "invoke_and_store_as_constant", called)
         for name in ("partition_fn", "compile_fx_forward", "compile_fx_backward"):
             own.set(compile_fx, name, self._for_card(getattr(compile_fx, name)))
         self.compile_fx, self.reset, self.settings = compile_fx.compile_fx, reset, inductor

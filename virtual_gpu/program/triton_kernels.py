@@ -1,4 +1,4 @@
-"""Triton's kernels (https://github.com/triton-lang/triton, 3.4 to 3.9), which are not run.
+"""Triton's kernels (https://github.com/triton-lang/triton; 3.4, 3.5, 3.9), which are not run.
 
 A kernel writes into tensors that Python has made before, and asks nothing of the caching allocator itself: `run` in
 triton/runtime/jit.py compiles and launches. So the Python around a kernel runs, and a launch does nothing but end what
