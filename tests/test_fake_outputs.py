@@ -190,7 +190,8 @@ def test_what_changes_its_input_is_not_remembered(outputs, gpu, work):
     x = gpu.place(torch.ones(4, 4))
     for _ in range(2):
         work(x)
-    assert {key[0] for key in outputs.recipes} <= {torch.ops.aten.clone.default, torch.ops.aten.empty.memory_format}
+    known = torch.ops.aten.clone.default, torch.ops.aten.empty.memory_format
+    assert {key[0] for key in outputs.recipes} <= set(map(id, known))
 
 
 def test_a_known_value_is_not_forgotten(gpu):
@@ -250,7 +251,7 @@ def test_what_asks_for_a_workspace_inside_is_not_remembered(monkeypatch, outputs
         erf = x.erf()
         assert gpu.memory_allocated() == held + 512 + 8_519_680
         del erf
-    assert torch.ops.aten.erf.default not in {key[0] for key in outputs.recipes}
+    assert id(torch.ops.aten.erf.default) not in {key[0] for key in outputs.recipes}
 
 
 def test_it_is_bounded(monkeypatch):

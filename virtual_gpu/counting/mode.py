@@ -19,7 +19,7 @@ from ..errors import NotSupported
 from ..interrupts import Releases
 from ..language import tr
 from ..rules.registry import overload, parts
-from .outputs import FakeOutputs, fake_tensor
+from .outputs import FakeOutputs, device_of, fake_tensor
 
 if TYPE_CHECKING:
     import weakref
@@ -33,6 +33,7 @@ DEVICE_QUERY = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _CONVOLUTION = torch.ops.aten.convolution.default
 _SUMS = frozenset((torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList))
+_NOTED = _SUMS | {_ITEM, _CONVOLUTION, _EMPTY_LIKE}  # more is done with them than their outputs are made
 # With a type of the output: as large as the product alone. PyTorch's decompositions of addmm (2.8 to 2.12) and baddbmm
 # take the type for beta (torch/_decomp/decompositions.py).
 _TYPED = {
@@ -72,6 +73,7 @@ class CountingMode(FakeTensorMode):
         self.rules = gpu.rules
         self.inside = False
         self.ruled = False  # inside an operation that asks for itself what `rules.nested` asks for it
+        self.plain: dict[int, bool] = {}  # id of an operation → see `_is_plain`
         self.noticed = 0  # what rules had to notice inside other operations, each time
         self.details: DetailRecorder | None = None  # told of every operation and tensor, while there is one
         self.operation: torch._ops.OpOverload | None = None  # the one that runs
@@ -95,9 +97,20 @@ class CountingMode(FakeTensorMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # the commonest call of all
-            return args[0].fake_device
+            return device_of(args[0])
         self.raise_interrupt()
         kwargs = kwargs or {}
+        if not self.inside and self.details is None and not torch.is_inference_mode_enabled():
+            plain = self.plain.get(id(func))
+            if plain or (plain is None and self._is_plain(func)):
+                self.operation = func
+                try:
+                    out = _outputs.known(self, func, args, kwargs)
+                    if out is not None:
+                        self._count_all(out, func, args)
+                        return out
+                finally:
+                    self.operation = None
         if self.inside:  # how the fake tensor of an operation is found is not what a GPU would allocate
             nested = None if self.ruled else self.rules.nested.get(func)
             if nested is not None:
@@ -124,19 +137,34 @@ class CountingMode(FakeTensorMode):
                     out = self._ruled(func, types, args, kwargs)
             else:
                 out = self._ruled(func, types, args, kwargs)
-            if isinstance(out, torch.Tensor):
-                if out.dtype == torch.bool or func in _SUMS:
-                    self.gpu.answers.note(out, func, args)
-                elif func is _CONVOLUTION:
-                    self.gpu.convolutions.note(out, args)
-                self.count(out)
-            elif isinstance(out, (tuple, list)):
-                for item in out:
-                    if isinstance(item, torch.Tensor):
-                        self.count(item)
+            if func in _SUMS:
+                self.gpu.answers.note(out, func, args)
+            elif func is _CONVOLUTION:
+                self.gpu.convolutions.note(out, args)
+            self._count_all(out, func, args)
         finally:
             self.operation = None
         return out
+
+    def _is_plain(self, func: Any) -> bool:
+        """Whether an operation's outputs are all that is to be known of it: most are so, and come here most often."""
+        rules = self.rules
+        plain = not (
+            func in rules.operators or func in rules.nested or func in _NOTED or func in _TYPED or is_composite(func)
+        )
+        self.plain[id(func)] = plain
+        return plain
+
+    def _count_all(self, out: Any, func: Any, args: tuple) -> None:
+        """Count what an operation made."""
+        if isinstance(out, torch.Tensor):
+            if out.dtype is torch.bool:
+                self.gpu.answers.note(out, func, args)
+            self.count(out)
+        elif isinstance(out, (tuple, list)):
+            for item in out:
+                if isinstance(item, torch.Tensor):
+                    self.count(item)
 
     def raise_interrupt(self) -> None:
         """KeyboardInterrupt where Ctrl+C came in the middle of the last operation."""

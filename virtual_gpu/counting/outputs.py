@@ -31,6 +31,14 @@ _NAMES = (
 _IN_ONE_STEP = frozenset(op for name in _NAMES if (op := overload(name)) is not None)
 
 
+_DEVICE = "_fake_device"  # where a fake tensor keeps its device in PyTorch 2.13, behind a property
+
+
+def device_of(fake: FakeTensor) -> torch.device:
+    """The device that a fake tensor is said to lie on."""
+    return fake.__dict__.get(_DEVICE) or fake.fake_device
+
+
 class FakeOutputs:
     """Runs operations, and makes their outputs itself where it has seen the operation with such inputs before.
 
@@ -51,7 +59,7 @@ class FakeOutputs:
 
         `run` finds them where they are not known, and says whether they may be.
         """
-        key, tensors = [func, torch.get_default_dtype()], []
+        key, tensors = _start(func), []
         if not (_describe(mode, args, key, tensors) and (not kwargs or _describe(mode, kwargs.items(), key, tensors))):
             return run()[0]
         recipe = self.recipes.get(key := tuple(key))
@@ -65,10 +73,19 @@ class FakeOutputs:
             out, may_be_known = run()
         recipe = _recipe(mode, func, out, tensors, storages) if may_be_known else None
         if recipe is not None:
-            again = [func, key[1]]
+            again = _start(func)
             if _describe(mode, args, again, []) and _describe(mode, kwargs.items(), again, []) and tuple(again) == key:
                 self._remember(key, recipe)
         return out
+
+    def known(self, mode: FakeTensorMode, func: Any, args: Sequence, kwargs: dict) -> Any:
+        """The outputs of func(*args, **kwargs) where they are known; None where not, or where they are None."""
+        key, tensors = _start(func), []
+        if _describe(mode, args, key, tensors) and (not kwargs or _describe(mode, kwargs.items(), key, tensors)):
+            recipe = self.recipes.get(tuple(key))
+            if recipe is not None:
+                return _make(mode, recipe, tensors)
+        return None
 
     def _remember(self, key: tuple, recipe: tuple) -> None:
         if self.held + len(key) > self.limit:
@@ -79,22 +96,27 @@ class FakeOutputs:
             self.held += len(key)
 
 
+def _start(func: Any) -> list:
+    """How a key begins. An operation of aten is never freed; its hash takes Python ten times as long as its address."""
+    return [id(func), torch.get_default_dtype()]
+
+
 def _describe(mode: FakeTensorMode, values: Any, key: list, tensors: list[FakeTensor]) -> bool:
     """Append what is to be known of the values to the key, and the tensors among them to `tensors`; False: unknown."""
     for value in values:
         kind = type(value)
         if kind is FakeTensor:
-            dtype = value.dtype
-            if (
+            dtype, own = value.dtype, value.__dict__
+            if own["constant"] is not None or dtype.is_complex:  # PyTorch calculates with a value that is known
+                return False
+            if own.get("plain_of") is not mode and (
                 value.fake_mode is not mode
-                or value.constant is not None  # its value is known, and PyTorch calculates with it
                 or value.layout is not torch.strided
-                or dtype.is_complex
                 or value.is_neg()
                 or value.is_inference()
             ):
                 return False
-            key += (dtype, value.fake_device, value.storage_offset(), value.shape, value.stride())
+            key += (dtype, own.get(_DEVICE) or value.fake_device, value.storage_offset(), value.shape, value.stride())
             tensors.append(value)
         elif kind in _PLAIN:
             key += (kind, value)  # 1, 1.0 and True are equal
@@ -171,10 +193,14 @@ def _make(mode: FakeTensorMode, recipe: tuple, tensors: list[FakeTensor]) -> Any
 
 
 def fake_tensor(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> FakeTensor:
-    """What FakeTensor(mode, meta, device) is, but for the questions that it asks anew each time."""
+    """What FakeTensor(mode, meta, device) is, but for the questions that it asks anew each time.
+
+    meta: strided, negates nothing, made outside inference mode: that is noted (`plain_of`), and not asked again.
+    """
     attributes = mode.__dict__.setdefault("_attributes_on", {})
     if device not in attributes:
-        attributes[device] = dict(FakeTensor(mode, torch.empty(0, device="meta"), device).__dict__)
+        fake = FakeTensor(mode, torch.empty(0, device="meta"), device)
+        attributes[device] = {**fake.__dict__, "plain_of": mode}
     fake = torch.Tensor._make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
     torch._C._set_throw_on_mutable_data_ptr(fake)
     fake.__dict__.update(attributes[device])

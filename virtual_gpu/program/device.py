@@ -25,6 +25,7 @@ from ..allocator_settings import AllocatorSettings
 from ..cards import GPUSpec
 from ..counting.gpu import VirtualGPU, format_size
 from ..counting.mode import DEVICE_QUERY, CountingMode, is_composite
+from ..counting.outputs import device_of
 from ..host.machines import Machine
 from ..host.meter import HostMeter
 from ..host.pinned import PinnedAllocator
@@ -73,7 +74,7 @@ class ProgramMode(CountingMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # the commonest call of all
-            return args[0].fake_device
+            return device_of(args[0])
         device = kwargs.get("device") if kwargs else None
         on_gpu = is_gpu(device)
         if FakeTensor not in types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
