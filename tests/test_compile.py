@@ -111,7 +111,10 @@ def test_a_compiled_block_keeps_what_the_compilers_partition_says():
         assert kept(torch.compile(chain)) == 4 * 1024 * 1024  # the output
 
 
-@pytest.mark.parametrize("dropout, backend", ((0.0, "inductor"), (0.1, "inductor"), (0.1, "aot_eager")))
+@pytest.mark.parametrize(
+    "dropout, backend",
+    (pytest.param(0.0, "inductor", marks=pytest.mark.stress), (0.1, "inductor"), (0.1, "aot_eager")),
+)
 def test_checkpointed_blocks_compile(dropout, backend):
     """What draws is run again in backward with the generator's state of before, which PyTorch hands to the graphs."""
 

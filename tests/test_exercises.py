@@ -50,11 +50,15 @@ def test_a_case_is_solved_within_its_budget(number, capsys):
 NONSENSE = ["몰라", 42, -1.5, True, float("nan"), {}, {"x": 1}, [], [None], (), set(), object(), b"", len]
 
 
+# What is an answer there, and so a search or some runs: the wrong answers below are enough of those.
+ANSWERS = {"9-2": [{}], "12-A": [42], "11-A": [{}]}
+
+
 @pytest.mark.parametrize("number", NUMBERS + CASES)
 def test_nonsense_gets_one_sentence(number, capsys):
     """And never a traceback of our own, nor the right answer."""
     one = exercise(number) if number in NUMBERS else case(number)
-    for answer in NONSENSE:
+    for answer in [answer for answer in NONSENSE if answer not in ANSWERS.get(number, ())]:
         one.check(answer)
         told = said(capsys)
         assert told.startswith(f"[{number}] ") and told.count("\n") == 1, (answer, told)
@@ -266,7 +270,6 @@ def test_an_empty_stub_and_hints(number, capsys):
         ("12-A", 2048, "마지막 것이 신고와 다르다"),
         ("12-A", 5803, "DPO 2"),
         ("12-A", 9208, "SFT 4: OOM. 마지막"),
-        ("12-A", 16384, "SFT 4: OOM. 마지막"),
         ("12-A", 100_000, "최대 길이는 40960"),
         ("12-B", 0.3, "스텝 2의 역전파에서 OOM"),
         ("12-B", 0.1, "0.15로 늘려도"),

@@ -543,6 +543,23 @@ def test_another_batch_or_length_takes_one_shallow_run(small, setting, monkeypat
     assert needed[:2] == [3, 1]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_what_goes_on_in_two_ways_is_not_shown_again(small, monkeypatch):
+    """A single sample may be packed ones to transformers, which looks: a batch of one does more than a larger one."""
+    runs, real = [], predict.virtual_run
+    forget_shallow_runs()
+    monkeypatch.setattr(predict, "virtual_run", lambda *args: runs.append(args) or real(*args))
+    needed = []
+    for batch_size, sequence_length in ((1, 64), (2, 64), (1, 48), (3, 64), (1, 32)):
+        report = predict_memory(model_id="deep/llama", batch_size=batch_size, sequence_length=sequence_length)
+        needed.append(len(runs))
+        runs.clear()
+        same = predict_memory(model_id="deep/llama", batch_size=batch_size, sequence_length=sequence_length, full=True)
+        assert_the_same(report, same)
+        runs.clear()
+    assert min(needed[:2]) >= 3 and needed[2:] == [1, 1, 1]
+
+
 def test_layers_that_do_not_take_turns_are_run(small):
     report = predict_memory(batch_size=2, model_id="uneven/gemma")
     assert report.method == "run"

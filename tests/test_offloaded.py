@@ -112,9 +112,18 @@ def test_gradients_are_the_same(config, monkeypatch):
 # -- plans ------------------------------------------------------------------------------------------------------------
 
 
+ONCE = {("lora", "torch"), ("lora", "trl"), ("qlora", "accelerate"), ("full", "trainer")}  # each kind and method
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ALONE)
-@pytest.mark.parametrize("method", ["lora", "qlora", "full"])
+@pytest.mark.parametrize(
+    "method, kind",
+    [
+        pytest.param(method, kind, marks=() if (method, kind) in ONCE else pytest.mark.stress)
+        for method in ("lora", "qlora", "full")
+        for kind in ALONE
+    ],
+)
 def test_the_files_send_checkpoints_to_the_cpu(kind, method, tmp_path):
     """Run on a virtual card that tells the CPU from the card: what leaves it there is what the plan counts."""
     llama(tmp_path / "model", num_hidden_layers=12)
@@ -189,8 +198,10 @@ LLAMA_70B = {
         # Only the whole batch at once: it keeps no gradients, and autocast's copies are not the samples'.
         ("EleutherAI/polyglot-ko-1.3b", "T4", {"length": 256, "batch": 16, "methods": ("full",)}),
         # Blocks that take four hidden states each and more beside them.
-        (Gemma3nTextConfig(**GEMMA), "RTX 3060", {"length": 40960, "methods": ("lora",)}),
-        ("gpt2", "T4", {"length": 16, "batch": 8}),
+        pytest.param(
+            Gemma3nTextConfig(**GEMMA), "RTX 3060", {"length": 40960, "methods": ("lora",)}, marks=pytest.mark.stress
+        ),
+        (GPT2Config(n_layer=4), "T4", {"length": 16, "batch": 8}),
         ("Qwen/Qwen3-14B", "T4", {"length": 16384, "methods": ("qlora",)}),
     ],
     ids=["70B", "at once", "Gemma 3n", "small", "nothing"],

@@ -130,8 +130,14 @@ KEPT = ("attention", f"{WIDTH}x{4 * WIDTH}:3")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ALONE)
-@pytest.mark.parametrize("method", ["lora", "qlora"])
+@pytest.mark.parametrize(
+    "method, kind",
+    [
+        pytest.param(method, kind, marks=() if (method == "lora") == (kind in ("trl", "torch")) else pytest.mark.stress)
+        for method in ("lora", "qlora")
+        for kind in ALONE
+    ],
+)
 def test_what_blocks_keep_is_in_the_files(kind, method, tmp_path):
     llama(tmp_path / "model")
     recipe = Recipe(method, "mixed_bf16", "adamw_fused", checkpointing=True, fused_lm_head=True, kept=KEPT)

@@ -396,9 +396,7 @@ def test_when_nothing_fits_the_smallest_changes_do():
 
 
 def test_a_shorter_length_is_found_by_searching(small_llama):
-    plans = plan_training(
-        small_llama, "1.4GiB, 7.5", length=2048, batch=1, methods=("full",), optimizer="adamw_fused"
-    )
+    plans = plan_training(small_llama, "1.4GiB, 7.5", length=2048, batch=1, methods=("full",), optimizer="adamw_fused")
     assert not plans.plans
     change = next(change for change in plans.changes if change.what == "length")
     assert change.value % 64 == 0 and change.plan.fits

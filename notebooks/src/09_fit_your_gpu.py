@@ -840,7 +840,7 @@ paper = guess("9.12", None, "GB")
 paper
 
 # %% [markdown] lang="ko"
-# 어댑터를 어텐션에만(peft의 기본값, Llama에서는 `q_proj`와 `v_proj`) 붙인 것, 모든 선형층에 붙인 것, 거기에 8비트 AdamW를 쓴 것과 32비트 페이지 AdamW를 쓴 것을 차례로 본다. 플래너는 옵티마이저를 정해 주지 않으면 QLoRA를 융합 AdamW로만 세므로 뒤의 둘은 따로 적어 준다. 첫 줄은 48 GB 카드 세 가지, A40, L40S, RTX A6000의 판정 한도이고, 마지막 세 열은 거기에 들어가는가다.
+# 어댑터를 어텐션에만(peft의 기본값, Llama에서는 `q_proj`와 `v_proj`) 붙인 것, 모든 선형층에 붙인 것, 거기에 8비트 AdamW를 쓴 것과 32비트 페이지 AdamW를 쓴 것을 차례로 본다. 플래너는 옵티마이저를 정해 주지 않으면 QLoRA를 융합 AdamW로만 세므로 뒤의 둘은 따로 적어 준다. 첫 줄은 48 GB 카드 세 가지, A40, L40S, RTX A6000의 판정 한도이고, 마지막 세 열은 거기에 들어가는가다. A100에서 센 것이 한도보다 크면 `anything_that_fits`가 손실 나누기와 오프로드까지 써서 들어갈 길을 찾는다.
 
 # %%
 from transformers import LlamaConfig
@@ -860,8 +860,11 @@ tried = ("attention", None), ("all-linear", None), ("all-linear", "adamw_8bit"),
 for targets, optimizer in tried:
     asked = {"methods": ("qlora",), "length": 512, "batch": 16, "lora_rank": 64}
     asked |= {"lora_targets": targets, "optimizer": optimizer}
-    fits = [anything_that_fits(make_request(llama, gpu, **asked)) is not None for gpu in cards]
     plan = cheapest(make_request(llama, "A100-80GB", **asked))
+    fits = [
+        plan.needed_bytes <= limit or anything_that_fits(make_request(llama, gpu, **asked)) is not None
+        for gpu, limit in zip(cards, limits, strict=True)
+    ]
     gb, gib = f"{plan.needed_bytes / 1e9:.1f} GB", human_bytes(plan.needed_bytes)
     print(f"{targets:10} {plan.recipe.optimizer:11} {gb} {gib}", *fits)
 

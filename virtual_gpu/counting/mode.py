@@ -137,11 +137,12 @@ class CountingMode(FakeTensorMode):
                     out = self._ruled(func, types, args, kwargs)
             else:
                 out = self._ruled(func, types, args, kwargs)
-            if func in _SUMS:
-                self.gpu.answers.note(out, func, args)
-            elif func is _CONVOLUTION:
-                self.gpu.convolutions.note(out, args)
-            self._count_all(out, func, args)
+            if out is not NotImplemented:
+                if func in _SUMS:
+                    self.gpu.answers.note(out, func, args)
+                elif func is _CONVOLUTION:
+                    self.gpu.convolutions.note(out, args)
+                self._count_all(out, func, args)
         finally:
             self.operation = None
         return out

@@ -18,6 +18,7 @@ from .build import build_model, check_depth
 
 Numbers = Mapping[Any, int]
 KEPT = 128  # a few hundred KiB each
+WAYS = 3  # that runs of one kind go on: transformers looks for packed samples where there is only one, and not else
 TURNS_FOR_ANOTHER = 8  # deeper than so many turns of its layers, a model is worth a fourth shallow run
 
 
@@ -72,7 +73,7 @@ class Deepening(NamedTuple):
 
 
 _NAME = "from_shallow"
-_shown: dict[tuple, Deepening] = {}
+_shown: dict[tuple, tuple[Deepening, ...]] = {}  # the last found first
 
 
 def forget_shallow_runs() -> None:
@@ -89,16 +90,17 @@ def from_shallow(
     run: a config → (its trace, numbers beside it). The one way from shallow to deep: the model's parameters must lie on
     the line shape by shape, its traces must continue (`trace.depth`), and so must every number. turns: how many the
     shallowest has. Where it is not like the others yet (FSDP2 gathers two groups ahead), the three after it are tried,
-    one turn deeper. like: all of a run but the config, its micro-batch and its length. Where an earlier call with such
-    a run has shown how it goes on, and a run of one depth does the same as that one's, entry by entry but for the
+    one turn deeper. like: all of a run but the config, its micro-batch and its length. Where earlier calls with such
+    runs have shown how they go on, and a run of one depth does the same as one of theirs, entry by entry but for the
     sizes, it is enough.
     """
     runs = {}
     digest = hashlib.sha256(config.to_json_string(use_diff=False).encode()).digest()
     key = _NAME, type(config).__qualname__, digest, like
-    if like is not None and (known := _shown.get(key) or taken(key)) is not None:
-        _shown[key] = known
-        shallow, beside = runs[known.layers] = run(with_depth(config, known.layers))
+    for known in _ways(key) if like is not None else ():
+        if known.layers not in runs:
+            runs[known.layers] = run(with_depth(config, known.layers))
+        shallow, beside = runs[known.layers]
         if beside == known.beside and (trace := known.trace.of(shallow)) is not None:
             return trace, known.numbers
     depths = shallow_depths(config, turns)
@@ -116,12 +118,20 @@ def from_shallow(
         if found is None or beside is None or (trace := found.of(traces[1])) is None:
             continue
         if like is not None:
-            _shown[key] = Deepening(three[1], numbers[1], found, beside)
+            way = Deepening(three[1], numbers[1], found, beside)
+            _shown[key] = (way, *_ways(key))[:WAYS]
             note(key, _shown[key])
             if len(_shown) > KEPT:
                 del _shown[next(iter(_shown))]  # the oldest
         return trace, beside
     return None
+
+
+def _ways(key: tuple) -> tuple[Deepening, ...]:
+    """How runs of this kind are known to go on, from this process and those that it learned from."""
+    if learned := taken(key):
+        _shown[key] = (*_shown.get(key, ()), *learned)[:WAYS]
+    return _shown.get(key, ())
 
 
 def linear_in_depth(config: Any, numbers: Callable[[Any], Numbers]) -> Numbers:

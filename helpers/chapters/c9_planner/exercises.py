@@ -90,7 +90,7 @@ def _judge_change(changes: Any) -> str:
         return plans.verdict
     said = f"{plans.best!r}"
     longer = request["length"] + 64
-    if request["length"] < longer and plan_training(**{**request, "length": longer}).best:
+    if anything_that_fits(make_request(**{**request, "length": longer})):
         said += tr(
             ko=f" (길이를 덜 줄여도 된다. {longer}도 들어간다.)",
             en=f" (The length need not be cut so far: {longer} fits too.)",
