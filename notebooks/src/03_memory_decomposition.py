@@ -318,12 +318,12 @@ predict_memory(batch_size=1, precision="mixed_fp16")
 # %% [markdown] lang="ko"
 # 24.84 GiB가 필요하니 10.2 GiB 모자란다. 파라미터, 그레이디언트, 옵티마이저 상태만 더해도 T4의 한도를 넘는다. 배치를 줄여서 될 일이 아니다. 상태를 여러 GPU로 나누거나([6장](06_distributed_zero.ipynb)), 학습할 파라미터를 줄이거나([8장](08_lora.ipynb)), 8비트 AdamW와 체크포인팅을 함께 쓴다. 그 조합은 [처방 한 장](../../docs/cheat_sheet.md)에 있다.
 #
-# **연습 3-3.** (3-2와 3-4는 3.16절에 있다.) 예산은 8 GiB다. 배치 크기 8, 길이 256을 유지하고 Adam 계열 옵티마이저를 쓰면서, 설정을 **되도록 적게** 바꾸어 최대 메모리를 예산 안으로 넣어라.
+# **연습 3-2.** (3-3과 3-4는 3.16절에 있다.) 예산은 8 GiB다. 배치 크기 8, 길이 256을 유지하고 Adam 계열 옵티마이저를 쓰면서, 설정을 **되도록 적게** 바꾸어 최대 메모리를 예산 안으로 넣어라.
 # 바꿀 수 있는 것은 `optimizer`, `gradient_checkpointing`, `precision`, `attention`이다. 예를 들면 `{"optimizer": "adamw_fused"}`처럼 쓴다.
 
 # %%
 changes = ...
-exercise("3-3").check(changes)
+exercise("3-2").check(changes)
 
 # %% [markdown] lang="ko"
 # ## 3.9 순전파 상태의 크기
@@ -907,7 +907,7 @@ loss_cost(loss_in_chunks)
 # %% [markdown] lang="ko"
 # 값은 같고 메모리는 4분의 1쯤이다. 대신 행렬곱이 3분의 1 늘었다. 재계산도 아낄 수 있다. 소프트맥스에서 정답 자리만 1을 빼면 손실의 그레이디언트이므로, 역전파를 기다리지 않고 **순전파에서 미리** 구하면 된다. 3.11절의 표에서 앞의 둘이 그렇게 한다.
 #
-# **연습 3-4.** (메모리 골프) 추가 연산 없이, 1.25 GiB 안에서 같은 손실과 그레이디언트를 내는 `small_loss(hidden, head, labels)`를 써라. 아래의 시작점은 위의 함수다. PyTorch에서 순전파와 역전파를 직접 정하는 방법은 `torch.autograd.Function`이다. 뼈대는 다음과 같고, `Loss.apply(hidden, head, labels)`로 부른다. `backward`는 `forward`의 인자마다 그레이디언트를 하나씩(없으면 `None`) 돌려준다.
+# **연습 3-3.** (메모리 골프) 추가 연산 없이, 1.25 GiB 안에서 같은 손실과 그레이디언트를 내는 `small_loss(hidden, head, labels)`를 써라. 아래의 시작점은 위의 함수다. PyTorch에서 순전파와 역전파를 직접 정하는 방법은 `torch.autograd.Function`이다. 뼈대는 다음과 같고, `Loss.apply(hidden, head, labels)`로 부른다. `backward`는 `forward`의 인자마다 그레이디언트를 하나씩(없으면 `None`) 돌려준다.
 #
 # ```python
 # class Loss(torch.autograd.Function):
@@ -927,13 +927,13 @@ loss_cost(loss_in_chunks)
 
 # %%
 small_loss = loss_in_chunks
-exercise("3-4").check(small_loss)
+exercise("3-3").check(small_loss)
 
 # %% [markdown] lang="ko"
 # ### 연습 문제 하나 더
 #
-# **연습 3-2.** 시퀀스 길이가 512일 때 T4에 들어가는 가장 큰 배치 크기는 얼마인가? (다른 설정은 기본값이다. 예측의 `.fits`가 `True`이면 들어가는 것으로 본다.) `predict_memory(batch_size=…, sequence_length=512, gpu="T4")`로 찾는다.
+# **연습 3-4.** 시퀀스 길이가 512일 때 T4에 들어가는 가장 큰 배치 크기는 얼마인가? (다른 설정은 기본값이다. 예측의 `.fits`가 `True`이면 들어가는 것으로 본다.) `predict_memory(batch_size=…, sequence_length=512, gpu="T4")`로 찾는다.
 
 # %%
 largest_batch = ...
-exercise("3-2").check(largest_batch)
+exercise("3-4").check(largest_batch)

@@ -155,23 +155,6 @@ EXERCISES = {
     ),
     "3-2": lambda: Exercise(
         "3-2",
-        _judge_largest_batch,
-        lambda: [
-            tr(
-                ko="predict_memory(batch_size=…, sequence_length=512, gpu='T4').fits가 True인 가장 큰 수를 찾는다.",
-                en="Find the largest batch for which predict_memory(…).fits is True.",
-            ),
-            tr(
-                ko="한 번에 하나씩 늘려도 되고, 반씩 나누어 찾아도 된다.",
-                en="Go up one by one, or bisect.",
-            ),
-        ],
-        "largest_batch = 1\n"
-        'while predict_memory(batch_size=largest_batch + 1, sequence_length=512, gpu="T4").fits:\n'
-        "    largest_batch += 1",
-    ),
-    "3-3": lambda: Exercise(
-        "3-3",
         _judge_budget,
         lambda: [
             tr(
@@ -185,8 +168,8 @@ EXERCISES = {
         ],
         'changes = {"optimizer": "adamw_8bit", "gradient_checkpointing": True}',
     ),
-    "3-4": lambda: Exercise(
-        "3-4",
+    "3-3": lambda: Exercise(
+        "3-3",
         _judge_loss,
         lambda: [
             tr(
@@ -203,6 +186,23 @@ EXERCISES = {
             ),
         ],
         _SMALLEST_LOSS,
+    ),
+    "3-4": lambda: Exercise(
+        "3-4",
+        _judge_largest_batch,
+        lambda: [
+            tr(
+                ko="predict_memory(batch_size=…, sequence_length=512, gpu='T4').fits가 True인 가장 큰 수를 찾는다.",
+                en="Find the largest batch for which predict_memory(…).fits is True.",
+            ),
+            tr(
+                ko="한 번에 하나씩 늘려도 되고, 반씩 나누어 찾아도 된다.",
+                en="Go up one by one, or bisect.",
+            ),
+        ],
+        "largest_batch = 1\n"
+        'while predict_memory(batch_size=largest_batch + 1, sequence_length=512, gpu="T4").fits:\n'
+        "    largest_batch += 1",
     ),
 }
 
