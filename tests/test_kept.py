@@ -215,7 +215,7 @@ WIDE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", [pytest.param(1, marks=pytest.mark.stress), 2])
 def test_nothing_better_fits(gpus):
     """Against all that all blocks could keep, and one block more, measured one by one."""
     config, batch = LlamaConfig(**WIDE), 2 * gpus
