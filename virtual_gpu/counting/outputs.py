@@ -97,7 +97,7 @@ class FakeOutputs:
 
 
 def _start(func: Any) -> list:
-    """How a key begins. An operation of aten is never freed; its hash takes Python ten times as long as its address."""
+    """How a key begins. By its address: an operation of aten is never freed, and its hash is a function of Python's."""
     return [id(func), torch.get_default_dtype()]
 
 
