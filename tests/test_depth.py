@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from virtual_gpu.models.depth import shallow_depths
+from virtual_gpu.models.depth import turns_of
 from virtual_gpu.trace import depth as depth_module
 from virtual_gpu.trace.depth import continuation
 from virtual_gpu.trace.recorder import TimelineRecorder
@@ -72,9 +72,9 @@ class Run:
             self.drop(mine)
 
 
-def continued(traces, more):
-    found = continuation(traces, more)
-    return found and found.of(traces[1])
+def continued(short, long, more):
+    found = continuation(short, long, more)
+    return found and found.of(found.like)
 
 
 def same(a, b):
@@ -94,9 +94,9 @@ FULL = {
 @example(FULL, 30)
 @example(FULL | {"backwards": False, "head": False, "edge": []}, 3)
 def test_what_is_continued_is_what_a_deep_run_does(program, more):
-    trace = continued([Run(program, layers).trace for layers in (2, 3, 4)], more)
-    assert trace is not None
-    assert same(trace, Run(program, 2 + more).trace)
+    found = continuation(*(Run(program, layers).trace for layers in (2, 4)), more)
+    assert same(found.of(found.like), Run(program, 2 + more).trace)
+    assert same(found.like, Run(program, 3).trace)
 
 
 @pytest.mark.parametrize(
@@ -110,32 +110,32 @@ def test_what_is_continued_is_what_a_deep_run_does(program, more):
     ids=["with the depth", "with the layer", "at four", "every other"],
 )
 def test_what_is_not_a_loop_is_refused(grow):
-    assert continued([Run(FULL, layers, grow).trace for layers in (2, 3, 4)], 6) is None
+    assert continued(*(Run(FULL, layers, grow).trace for layers in (2, 4)), 6) is None
 
 
 def test_traces_of_other_phases_are_refused():
-    runs = [Run(FULL, layers) for layers in (2, 3, 4)]
-    runs[2].recorder.enter("forward")
-    runs[2].recorder.leave()
-    assert continued([runs[0].trace, runs[1].trace, runs[2].recorder.trace()], 6) is None
+    short, long = (Run(FULL, layers) for layers in (2, 4))
+    long.recorder.enter("forward")
+    long.recorder.leave()
+    assert continued(short.trace, long.recorder.trace(), 6) is None
 
 
 @pytest.mark.parametrize(
-    ("kinds", "depths"),
+    ("kinds", "turns"),
     [
-        (None, ((1, 2, 3), 23)),
-        (["full"] * 30, ((1, 2, 3), 29)),
+        (None, (1, 24)),
+        (["full"] * 30, (1, 30)),
         (["full"] * 5, None),  # not less work
-        (["sliding", "full"] * 6, ((2, 4, 6), 5)),
+        (["sliding", "full"] * 6, (2, 6)),
         (["sliding", "full"] * 5, None),
         (["sliding"] * 29 + ["full"], None),
     ],
 )
-def test_which_depths_are_run(kinds, depths):
+def test_how_layers_take_turns(kinds, turns):
     config = SimpleNamespace(num_hidden_layers=len(kinds) if kinds else 24)
     if kinds:
         config.layer_types = kinds
-    assert shallow_depths(config) == depths
+    assert turns_of(config) == turns
 
 
 @pytest.mark.parametrize(
@@ -153,19 +153,18 @@ def test_a_trace_that_releases_what_is_not_there_is_not_sound(column, change):
 
 
 def test_what_is_not_sound_is_not_given_out(monkeypatch):
-    traces = [Run(FULL, layers).trace for layers in (2, 3, 4)]
+    traces = [Run(FULL, layers).trace for layers in (2, 4)]
     monkeypatch.setattr(depth_module, "_is_sound", lambda *_: False)
-    assert continued(traces, 6) is None
+    assert continued(*traces, 6) is None
 
 
 def test_births_that_change_places_are_refused():
     """Outside the loops as well a release must be of the same block at every depth."""
-    traces = [Run(FULL | {"edge": [512, 512], "head": False}, layers).trace for layers in (2, 3, 4)]
-    assert continued(traces, 6) is not None
-    last = traces[2]
+    short, last = (Run(FULL | {"edge": [512, 512], "head": False}, layers).trace for layers in (2, 4))
+    assert continued(short, last, 6) is not None
     released = np.flatnonzero(~last.allocates)
     edge = np.searchsorted(last.span, 1) + np.arange(2)  # the first forward begins with the two of the edge
     places = released[np.isin(last.born[released], edge)]
     born = last.born.copy()
     born[places] = born[places][::-1]
-    assert continued([*traces[:2], replace(last, born=born)], 6) is None
+    assert continued(short, replace(last, born=born), 6) is None

@@ -163,7 +163,7 @@ def test_the_paper_s_sizes_have_their_parameters():
 
 @pytest.mark.parametrize("layout", [Layout(6, 2), Layout(6, 3), Layout(8, 3, 2)], ids=str)
 def test_the_depth_is_continued_as_a_full_run_has_it(layout):
-    """A ledger from 2, 3 and 4 layers against every layer run."""
+    """A ledger from two shallow runs against every layer run."""
     config = with_depth(load_config(LLAMA), 10)
     full = run_rank(config, layout, CONVENTIONS["mixed"], rank=1)
     held, sent, method = ledger_module._run(ledger_module.ConfigKey.of(config), layout, "mixed", 1)
@@ -503,14 +503,14 @@ def test_a_folder_that_changes_is_counted_anew(tmp_path):
 
 
 def test_layers_that_use_others_keys_are_run_in_full():
-    assert depth.shallow_depths(SimpleNamespace(num_hidden_layers=30, num_kv_shared_layers=10)) is None
+    assert depth.turns_of(SimpleNamespace(num_hidden_layers=30, num_kv_shared_layers=10)) is None
 
 
 @pytest.mark.parametrize("layers", [10**5, 10**18])
 def test_too_many_layers_are_refused_before_they_are_built(layers):
     config = load_config(LLAMA)
     config.num_hidden_layers = layers
-    for build in (depth.shallow_depths, lambda config: build_model(config, torch.bfloat16)):
+    for build in (depth.turns_of, lambda config: build_model(config, torch.bfloat16)):
         with pytest.raises(ValueError, match=f"num_hidden_layers={layers}"):
             build(config)
 

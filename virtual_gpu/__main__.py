@@ -1,13 +1,17 @@
 """`python -m virtual_gpu`: the command `virtual-gpu`."""
 
+import os
 import sys
 
-from .command import main
+from .command import main, subcommand
 from .terminal import run
 
 
 def program() -> int:
     """What the installed `virtual-gpu` runs."""
+    if subcommand(sys.argv[1:]) == "fit":
+        # It compiles nothing; bitsandbytes, which marks functions to be compiled, would import the whole compiler.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     return run(main)
 
 

@@ -78,12 +78,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Read the arguments, print what was asked for, and return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     take_language(given)
-    asked = next((word for word in given if word in _commands()), None)
+    asked = subcommand(given)
     if asked == "largest" and "--argument" in given:
         given = _joined(given)
         asked = "largest --argument"
     args = _parser(asked).parse_args(given)
     return answer(args.execute, args)
+
+
+def subcommand(given: Sequence[str]) -> str | None:
+    """The subcommand that these words ask for; None where none does."""
+    return next((word for word in given if word in _commands()), None)
 
 
 def _joined(given: list[str]) -> list[str]:

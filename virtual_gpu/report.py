@@ -59,7 +59,7 @@ class MemoryReport:
     peak_phase: str | None = None
     fits: bool = True
     error: str | None = None
-    method: str = "run"  # "run": every layer was run; "depth": extrapolated from three depths, proven linear
+    method: str = "run"  # "run": every layer was run; "depth": continued from two shallow runs
     setting: dict[str, Any] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline, repr=False)
     room: Room | None = field(default=None, repr=False)  # of the card, where it is one of the catalogue

@@ -5,21 +5,20 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import NoSuchLayer
 from ..remembered import forget, note, taken
-from ..trace.depth import Continuation, continuation, on_a_line
+from ..trace.depth import TURNS, Continuation, continuation, on_a_line
 from ..trace.trace import Trace
 from .build import build_model, check_depth
 
 Numbers = Mapping[Any, int]
 KEPT = 128  # a few hundred KiB each
 WAYS = 3  # that runs of one kind go on: transformers looks for packed samples where there is only one, and not else
-TURNS_FOR_ANOTHER = 8  # deeper than so many turns of its layers, a model is worth a fourth shallow run
 
 
 def text_config(config: Any) -> Any:
@@ -41,12 +40,12 @@ def with_depth(config: Any, layers: int) -> Any:
     return config
 
 
-def shallow_depths(config: Any, turns: int = 1) -> tuple[tuple[int, int, int], int] | None:
-    """The three depths to run instead of the config's, and how many steps after the first it lies.
+def turns_of(config: Any) -> tuple[int, int] | None:
+    """(how many layers take turns, how many turns a config has): 1 layer where all are alike.
 
-    turns: how many the shallowest has; layers that take turns count by whole turns. None where shallow runs are not
-    less work, where layers differ without taking turns, where there are two depths (an encoder-decoder), and where the
-    last layers use the keys and values of earlier ones. ValueError for more layers than any model has.
+    None where shallow runs are not less work, where layers differ without taking turns, where there are two depths (an
+    encoder-decoder), and where the last layers use the keys and values of earlier ones. ValueError for more layers than
+    any model has.
     """
     check_depth(config)
     text = text_config(config)
@@ -56,14 +55,14 @@ def shallow_depths(config: Any, turns: int = 1) -> tuple[tuple[int, int, int], i
     shared = getattr(text, "num_kv_shared_layers", 0)  # Gemma 3n and 4: which layer's, hangs on the whole depth
     if depth <= 5 * turn or shared or getattr(config, "is_encoder_decoder", False):
         return None
-    first, second, third = (n * turn for n in range(turns, turns + 3))
-    return (first, second, third), depth // turn - turns
+    return turn, depth // turn
 
 
 class Deepening(NamedTuple):
-    """What three shallow runs have shown: how many layers the second has, what it leaves beside its trace, and more.
+    """What two shallow runs have shown: what one between them should leave, and how the deep one follows from it.
 
-    trace: how the deep trace follows from the second's. numbers: what the deep run leaves beside its trace.
+    layers: its depth. beside: what it leaves beside its trace. trace: how the deep trace follows from its trace.
+    numbers: what the deep run leaves beside its trace.
     """
 
     layers: int
@@ -83,16 +82,16 @@ def forget_shallow_runs() -> None:
 
 
 def from_shallow(
-    config: Any, run: Callable[[Any], tuple[Trace, Numbers]], turns: int = 1, like: Any = None
+    config: Any, run: Callable[[Any], tuple[Trace, Numbers]], like: Any = None
 ) -> tuple[Trace, dict[Any, int]] | None:
-    """What `run(config)` gives, from three shallow runs; None where they are not less work, or contradict each other.
+    """What `run(config)` gives, from two shallow runs; None where they are not less work, or contradict each other.
 
     run: a config → (its trace, numbers beside it). The one way from shallow to deep: the model's parameters must lie on
-    the line shape by shape, its traces must continue (`trace.depth`), and so must every number. turns: how many the
-    shallowest has. Where it is not like the others yet (FSDP2 gathers two groups ahead), the three after it are tried,
-    one turn deeper. like: all of a run but the config, its micro-batch and its length. Where earlier calls with such
-    runs have shown how they go on, and a run of one depth does the same as one of theirs, entry by entry but for the
-    sizes, it is enough.
+    the line shape by shape, its traces must continue (`trace.depth`), and every number must lie on a line. The first
+    has two layers at least, a first and a last one, and the second two turns more. Where they do not go on so (FSDP2
+    gathers two groups ahead), two that are one turn deeper are tried. like: all of a run but the config, its
+    micro-batch and its length. Where earlier calls with such runs have shown how they go on, one run is enough whose
+    depth lies between theirs and that does, but for the sizes, what they say of it.
     """
     runs = {}
     digest = hashlib.sha256(config.to_json_string(use_diff=False).encode()).digest()
@@ -103,22 +102,24 @@ def from_shallow(
         shallow, beside = runs[known.layers]
         if beside == known.beside and (trace := known.trace.of(shallow)) is not None:
             return trace, known.numbers
-    depths = shallow_depths(config, turns)
-    if depths is None or not grows_evenly(config, *depths):
+    if (found := turns_of(config)) is None:
         return None
-    (first, second, _), more = depths
-    turn = second - first
-    for start in range((3 if more >= TURNS_FOR_ANOTHER else 2) - (turns > 1)):
-        three = [first + (start + n) * turn for n in range(3)]
-        for layers in three:
+    turn, turns = found
+    first = 2 if turn == 1 else 1
+    if not grows_evenly(config, first * turn, turn):
+        return None
+    for start in (first, first + 1):
+        depths = [n * turn for n in (start, start + TURNS)]
+        for layers in depths:
             if layers not in runs:
                 runs[layers] = run(with_depth(config, layers))
-        traces, numbers = zip(*(runs[layers] for layers in three), strict=True)
-        found, beside = continuation(traces, more - start), on_a_line(numbers, more - start)
-        if found is None or beside is None or (trace := found.of(traces[1])) is None:
+        (short, one), (long, other) = (runs[layers] for layers in depths)
+        found = continuation(short, long, turns - start)
+        between, beside = (on_a_line(one, other, more, TURNS) for more in (1, turns - start))
+        if found is None or between is None or beside is None or (trace := found.of(found.like)) is None:
             continue
         if like is not None:
-            way = Deepening(three[1], numbers[1], found, beside)
+            way = Deepening((start + 1) * turn, between, found, beside)
             _shown[key] = (way, *_ways(key))[:WAYS]
             note(key, _shown[key])
             if len(_shown) > KEPT:
@@ -139,12 +140,13 @@ def linear_in_depth(config: Any, numbers: Callable[[Any], Numbers]) -> Numbers:
 
     For what is a sum over layers by its meaning (bytes of weights, FLOPs); a trace wants `from_shallow`.
     """
-    depths = shallow_depths(config)
-    if depths is None or not grows_evenly(config, *depths):
+    found = turns_of(config)
+    if found is None or not grows_evenly(config, found[0], found[0]):
         return numbers(config)
-    (one, two, _), more = depths
+    turn, turns = found
     try:
-        return on_a_line([numbers(with_depth(config, layers)) for layers in (one, two)], more)
+        one, two = (numbers(with_depth(config, layers)) for layers in (turn, 2 * turn))
+        return on_a_line(one, two, turns - 1)
     except NoSuchLayer:  # an adapter's target that only the full depth has
         return numbers(config)
 
@@ -155,13 +157,14 @@ def _of_layers(config: Any) -> dict[str, list]:
     return {name: value for name, value in lists.items() if value and len(value) == config.num_hidden_layers}
 
 
-def grows_evenly(config: Any, depths: Sequence[int], more: int) -> bool:
-    """Whether the parameters `more` steps after the first two of these depths are what a straight line says.
+def grows_evenly(config: Any, layers: int, turn: int) -> bool:
+    """Whether the config has the parameters that a straight line says, through so many layers and a turn more.
 
     Counted shape by shape. They are not where another kind of layer only comes later (experts after dense layers).
     """
-    one, two = (_parameters_of(with_depth(config, layers)) for layers in depths[:2])
-    return _parameters_of(config) == Counter(on_a_line([one, two], more))
+    one, two = (_parameters_of(with_depth(config, depth)) for depth in (layers, layers + turn))
+    more = (text_config(config).num_hidden_layers - layers) // turn
+    return _parameters_of(config) == Counter(on_a_line(one, two, more))
 
 
 _parameters: dict[tuple[type, str], Counter] = {}  # of a config, all that it says

@@ -141,7 +141,7 @@ def _trace(way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dic
         return _run(config, way, batch_size, sequence_length)
 
     config = way.model.config
-    return from_shallow(config, run, 2, ("on_cpu", way)) or run(config)
+    return from_shallow(config, run, ("on_cpu", way)) or run(config)
 
 
 def _run(config: Any, way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dict[Any, int]]:

@@ -71,8 +71,8 @@ class ShardLedger:
     """What the ranks hold, counted in PyTorch's engines. In a notebook it is a table in decimal GB.
 
     ranks: rank → `RankMemory`. sent: collective → elements of parameters and gradients in one step, with padding (DDP's
-    all-reduce, which does not run on fake tensors, by rule). method: "run" (every layer), or "depth": three shallow
-    runs were found to lie on a line, trace by trace and number by number, and continued (`models.depth.from_shallow`).
+    all-reduce, which does not run on fake tensors, by rule). method: "run" (every layer), or "depth": what two
+    shallow runs did was found to go on, trace by trace and number by number (`models.depth.from_shallow`).
     """
 
     model: str
@@ -376,7 +376,7 @@ def _run(
         sent = run.sent_bytes if adapters else run.sent
         return run.trace, held | {("sent", kind): number for kind, number in sent.items()}
 
-    found = from_shallow(config, numbers, turns=2)
+    found = from_shallow(config, numbers)
     method, (_, found) = ("depth", found) if found else ("run", numbers(config))
     parts = {part: {kind: n for (of, kind), n in found.items() if of == part} for part in ("held", "sent")}
     return parts["held"], Counter(parts["sent"]), method

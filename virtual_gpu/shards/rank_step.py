@@ -340,7 +340,7 @@ def _trace(
         return one.trace, {**sent, **Moved.of(one.offloaded, tokens, 1).sizes}
 
     like = "rank", model, layout, precision, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload
-    trace, sent = from_shallow(model.config, run, 2, like) or run(model.config)
+    trace, sent = from_shallow(model.config, run, like) or run(model.config)
     sizes = {name: n for name, n in sent.items() if isinstance(name, Fraction)}
     return trace, Counter({name: n for name, n in sent.items() if name not in sizes}), Moved(sizes)
 

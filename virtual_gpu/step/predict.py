@@ -44,7 +44,7 @@ def predict_memory(
 ) -> MemoryReport:
     """What the experiment needs without a limit, and whether the caching allocator finds room for it on `gpu`.
 
-    gpu: a GPU, or a name of the catalogue. Of a deep model the trace follows from three shallow runs (`trace.depth`),
+    gpu: a GPU, or a name of the catalogue. Of a deep model the trace follows from two shallow runs (`trace.depth`),
     where that is proven, and of many micro-batches from four (`trace.micro_batches`); otherwise, or with `full=True`,
     all of it is run. kept: where the traces are kept for the next time, by all that they depend on: of a card its
     kernels, not its name or capacity.
@@ -292,8 +292,7 @@ def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | Non
 
     try:
         like = "step", replace(setting, batch_size=1, sequence_length=1), spec.compute_capability
-        # Under adapters the first layer passes no gradient on: alone it is like no other.
-        found = from_shallow(config, run, 2 if setting.peft else 1, like)
+        found = from_shallow(config, run, like)
     except NoSuchLayer:  # an adapter's target that only the full depth has
         return None
     if found is None:

@@ -1,8 +1,9 @@
-"""The trace of a deep model from those of shallow ones: a training step goes through its layers in loops.
+"""The trace of a deep model from those of two shallow ones: a training step goes through its layers in loops.
 
 Forward, backward, the optimizer's lists and all else repeat a stretch of allocations and releases for every layer. So
-the trace of one layer more has one repetition more in each of these loops, and is otherwise the same. Three traces show
-where the loops are, and that nothing else grows.
+the trace of a model two layers deeper has every such stretch twice more, the same both times, and is otherwise the
+same. What a release of a stretch gives back says how the stretch goes on: its like of the same layer, where it goes
+through the layers as the one did that allocated; or, where it goes the other way, counted from the last layer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from .trace import Trace
 
+TURNS = 2  # by which the one trace is deeper than the other: a stretch is to be seen to repeat itself
 SEARCHED = 10_000  # a trace of a training step has 10 to 70 loops, found in about as many steps
 
 
@@ -37,32 +39,46 @@ class Continuation:
         """
         if not _alike(self.like, trace):
             return None
-        deep = Trace(
-            self.born,
-            *(column[self.entries] for column in (trace.nbytes, trace.category, trace.span)),
-            trace.names,
-            stream=trace.stream[self.entries],
-        )
+        deep = _repeated(trace, self.entries, self.born)
         return deep if _is_sound(deep, trace.allocates[self.entries]) else None
 
 
-def continuation(traces: Sequence[Trace], more: int) -> Continuation | None:
-    """How the trace `more` steps in depth after the first of three, one step apart, follows from the second of them.
+def continuation(short: Trace, long: Trace, more: int) -> Continuation | None:
+    """How the trace `more` turns deeper than `short` follows from one that is one turn deeper; `long` is TURNS deeper.
 
-    None where that is not proven: every entry must be found in all three, every loop repeat itself entry by entry, and
-    the number of the entry that allocated what is released here must be linear in the repetition and in the depth.
+    `like` is not a run's: what one turn more should do, which a run may contradict. None where a deep trace is not
+    proven: every entry must be found in both, every loop repeat itself entry by entry, and a release give back the same
+    block in both, or its like in the last turn; inside a loop that of the next turn, or of the one before.
     """
-    if len({trace.names for trace in traces}) > 1:
+    if short.names != long.names:
         return None
-    _, ids = np.unique(np.concatenate([_labels(trace) for trace in traces]), axis=0, return_inverse=True)
-    labels = np.split(ids.ravel(), np.cumsum([len(trace) for trace in traces])[:2])
-    inserted = _insertions(*labels)
-    if inserted is None:
+    _, ids = np.unique(np.concatenate([_labels(short), _labels(long)]), axis=0, return_inverse=True)
+    loops = _loops(np.split(ids.ravel(), [len(short)]), (short.born, long.born))
+    if loops is None:
         return None
-    births = [trace.born for trace in traces]
-    loops = _Loops(len(labels[0]), [_turned(loop, births, labels) for loop in inserted])
-    found = _repeat(loops, births, labels, more)
-    return found and Continuation(traces[1], *found)
+    like, deep = (loops.births(short.born, long.born, turns) for turns in (1, more))
+    return Continuation(_repeated(long, loops.likes(1, TURNS), like), loops.likes(more, 1), deep)
+
+
+def on_a_line(one: Mapping[Any, int], other: Mapping[Any, int], more: int, apart: int = 1) -> dict[Any, int] | None:
+    """The numbers `more` steps after the one of two that lie `apart` steps apart; None where there is no whole number.
+
+    A name that is missing counts as 0.
+    """
+    found = {}
+    for name in dict.fromkeys((*one, *other)):
+        first = one.get(name, 0)
+        step, rest = divmod(other.get(name, 0) - first, apart)
+        if rest:
+            return None
+        found[name] = first + more * step
+    return found
+
+
+def _repeated(trace: Trace, entries: np.ndarray, born: np.ndarray) -> Trace:
+    """The trace that repeats these entries of another, with births of its own."""
+    columns = (trace.nbytes, trace.category, trace.span)
+    return Trace(born, *(column[entries] for column in columns), trace.names, stream=trace.stream[entries])
 
 
 def _alike(a: Trace, b: Trace) -> bool:
@@ -70,19 +86,6 @@ def _alike(a: Trace, b: Trace) -> bool:
     return a.names == b.names and all(
         np.array_equal(getattr(a, column), getattr(b, column)) for column in ("born", "category", "span", "stream")
     )
-
-
-def on_a_line(numbers: Sequence[Mapping[Any, int]], more: int) -> dict[Any, int] | None:
-    """The numbers `more` steps after the first of several that lie one step apart; None where no line holds them all.
-
-    A name that is missing counts as 0.
-    """
-    names = dict.fromkeys(name for some in numbers for name in some)
-    table = np.array([[some.get(name, 0) for name in names] for some in numbers], dtype=object)
-    steps = table[1:] - table[:-1]
-    if not (steps == steps[0]).all():
-        return None
-    return dict(zip(names, (table[0] + more * steps[0]).tolist(), strict=True))
 
 
 def _labels(trace: Trace) -> np.ndarray:
@@ -96,108 +99,123 @@ def _labels(trace: Trace) -> np.ndarray:
     )
 
 
-def _common(*sequences: np.ndarray) -> int:
-    """How many entries from their beginning the sequences have in common."""
-    n = min(map(len, sequences))
-    same = np.logical_and.reduce([sequences[0][:n] == other[:n] for other in sequences[1:]])
+def _common(a: np.ndarray, b: np.ndarray) -> int:
+    """How many entries from their beginning the two have in common."""
+    n = min(len(a), len(b))
+    same = a[:n] == b[:n]
     return n if same.all() else int(same.argmin())
 
 
 class _Loop(NamedTuple):
-    """A stretch of `length` entries that comes in at `place` of the first trace; `before` it, so many came in."""
+    """A stretch of `length` entries that comes in at `place` of the short trace; `before` it, so many came in."""
 
     place: int
     length: int
     before: int
 
 
-def _insertions(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> list[_Loop] | None:
-    """What comes into a so that with each stretch once it is b, and with each twice it is c.
+@dataclass(frozen=True)
+class _Loops:
+    """Where the entries of the short trace, and those of the loops, stand in a trace that is some turns deeper."""
 
-    A search from left to right: where the three part, the shortest stretch that repeats itself in c and after which the
-    three meet again; if that leads nowhere, a longer one. It gives up after SEARCHED steps.
+    entries: int
+    loops: tuple[_Loop, ...] = ()
+
+    @property
+    def added(self) -> int:
+        """How many entries a turn adds."""
+        return sum(loop.length for loop in self.loops)
+
+    def outside(self, turns: int) -> np.ndarray:
+        entries = np.arange(self.entries)
+        return entries + turns * self.lies(entries, 0)[0]
+
+    def inside(self, loop: _Loop, turn: int, turns: int) -> np.ndarray:
+        return loop.place + turns * loop.before + turn * loop.length + np.arange(loop.length)
+
+    def lies(self, entries: np.ndarray, turns: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of entries of the trace that many turns deeper: by how much they stand later with each turn, and how long the
+        loop is that they are in, or that comes next (0: none)."""
+        places, lengths, befores = np.array([*self.loops, (self.entries, 0, self.added)], dtype=np.int64).T
+        starts = places + turns * befores
+        begun = np.searchsorted(starts[:-1], entries, "right")
+        loop = begun - (entries < (starts + turns * lengths)[begun - 1]) * (begun > 0)
+        return befores[loop], lengths[loop]
+
+    def follow(self, short: np.ndarray, long: np.ndarray) -> np.ndarray:
+        """Which births of the long trace are those of the short one: the same entry, or its like in the last turn."""
+        later, length = self.lies(short, 0)
+        return (long == short + TURNS * later) | (long == short + TURNS * (later + length))
+
+    def repeats(self, loop: _Loop, long: np.ndarray) -> bool:
+        """Whether what the loop's second turn gives back is one turn of its loop from what the first does."""
+        first, second = (long[self.inside(loop, turn, TURNS)] for turn in range(TURNS))
+        return np.array_equal(np.abs(second - first), self.lies(first, TURNS)[1])
+
+    def likes(self, turns: int, of: int) -> np.ndarray:
+        """For each entry of the trace that many turns deeper, the one that it repeats of that `of` turns deeper."""
+        entries = np.empty(self.entries + turns * self.added, dtype=np.int64)
+        entries[self.outside(turns)] = self.outside(of)
+        for loop in self.loops:
+            for turn in range(turns):
+                entries[self.inside(loop, turn, turns)] = self.inside(loop, 0, of)
+        return entries
+
+    def births(self, short: np.ndarray, long: np.ndarray, turns: int) -> np.ndarray:
+        """The births of the trace that many turns deeper, from those of the short and of the long one."""
+        born = np.empty(self.entries + turns * self.added, dtype=np.int64)
+        born[self.outside(turns)] = short + turns * ((long[self.outside(TURNS)] - short) // TURNS)
+        for loop in self.loops:
+            first, second = (long[self.inside(loop, turn, TURNS)] for turn in range(TURNS))
+            step = second - first
+            later = self.lies(first, TURNS)[0] + np.maximum(-step, 0)  # the other way: counted from the last turn
+            for turn in range(turns):
+                born[self.inside(loop, turn, turns)] = first + (turns - TURNS) * later + turn * step
+        return born
+
+
+def _loops(labels: Sequence[np.ndarray], births: Sequence[np.ndarray]) -> _Loops | None:
+    """What comes into the short trace so that with each stretch TURNS times it is the long one.
+
+    A search from left to right: where the two part, the longest stretch that repeats itself in the long one and after
+    which they meet again (a layer, rather than its parts one by one); if that leads nowhere, a shorter one. A stretch
+    may be cut anywhere: it begins with what does not give back what its like in the short trace does. It gives up after
+    SEARCHED steps.
     """
-    stack = [(0, 0, [])]
+    (a, b), (born_a, born_b) = labels, births
+    whole, rest = divmod(len(b) - len(a), TURNS)
+    stack = [] if rest else [_Loops(len(a))]
     for _ in range(SEARCHED):
         if not stack:
             break
-        place, before, found = stack.pop()
-        i, j, k = place, place + before, place + 2 * before
-        n = _common(a[i:], b[j:], c[k:])
-        i, j, k = i + n, j + n, k + n
-        left = len(b) - len(a) - before
-        if not left and i == len(a) and len(c) == k:
-            return found
-        if i == len(a):
-            lengths = [left] * (left > 0)
+        loops = stack.pop()
+        place, before = loops.loops[-1].place if loops.loops else 0, loops.added
+        left, shift = whole - before, TURNS * before
+        end = place + _common(a[place:], b[place + shift :])
+        follows = loops.follow(born_a[place:end], born_b[place + shift : end + shift])
+        cut = end if follows.all() else place + int(follows.argmin())
+        if not left and cut == len(a):
+            return loops
+        if end == len(a):
+            lengths = np.arange(left, left + (left > 0))
         else:
-            room = min(left, len(b) - j - 1, (len(c) - k - 1) // 2)
-            meets = (b[j + 1 : j + room + 1] == a[i]) & (c[k + 2 : k + 2 * room + 1 : 2] == a[i])
-            lengths = (np.flatnonzero(meets) + 1).tolist()
+            at = end + shift
+            room = max(min(left, (len(b) - at - 1) // TURNS), 0)
+            meets = (b[at + 1 : at + room + 1] == b[at]) & (b[at + TURNS : at + TURNS * room + 1 : TURNS] == a[end])
+            lengths = np.flatnonzero(meets) + 1
         fitting = []
-        for f in lengths:
-            stretch = b[j : j + f]
-            if np.array_equal(stretch, c[k : k + f]) and np.array_equal(stretch, c[k + f : k + 2 * f]):
-                fitting.append((i, before + f, [*found, _Loop(i, f, before)]))
-        stack += reversed(fitting)
+        for length in lengths.tolist():
+            at, after = cut + shift, cut + shift + TURNS * length
+            loop = _Loop(cut, length, before)
+            more = _Loops(len(a), (*loops.loops, loop))
+            if (
+                np.array_equal(b[at : at + length], b[at + length : after])
+                and np.array_equal(a[cut:end], b[after : after + end - cut])
+                and more.repeats(loop, born_b)
+            ):
+                fitting.append(more)
+        stack += fitting
     return None
-
-
-def _turned(loop: _Loop, births: list[np.ndarray], labels: list[np.ndarray]) -> _Loop:
-    """The same loop, begun where the repetition begins.
-
-    A stretch that repeats itself may be cut anywhere; but what stands before the cut must release what it released at
-    the other depths.
-    """
-    place, length, before = loop
-    (a, b, c), (born_a, born_b, born_c) = labels, births
-    j, k = place + before + length, place + 2 * (before + length)
-    back = _common(a[:place][::-1], b[:j][::-1], c[:k][::-1])
-    entries = np.arange(place - back, place)
-    at_a, at_b, at_c = (born[entries + n * before] for n, born in enumerate((born_a, born_b, born_c)))
-    linear = at_c - at_b == at_b - at_a
-    return loop if linear.all() else loop._replace(place=place - back + int(linear.argmin()))
-
-
-@dataclass
-class _Loops:
-    """Where the entries of the first trace, and those of the loops, stand in a trace that is `more` steps deeper."""
-
-    entries: int
-    loops: list[_Loop]
-
-    def outside(self, more: int) -> np.ndarray:
-        shift = np.zeros(self.entries, dtype=np.int64)
-        for loop in self.loops:
-            shift[loop.place :] += more * loop.length
-        return np.arange(self.entries) + shift
-
-    def inside(self, loop: _Loop, turn: int, more: int) -> np.ndarray:
-        return loop.place + more * loop.before + turn * loop.length + np.arange(loop.length)
-
-    def length(self, more: int) -> int:
-        return self.entries + more * sum(loop.length for loop in self.loops)
-
-
-def _repeat(loops: _Loops, births: list[np.ndarray], labels: list[np.ndarray], more: int) -> tuple | None:
-    """(which entry of the second trace each is, births) of the deeper trace."""
-    entries, born = (np.empty(loops.length(more), dtype=np.int64) for _ in range(2))
-    at = [loops.outside(n) for n in range(3)]
-    a, b, c = (birth[where] for birth, where in zip(births, at, strict=True))
-    same = all(np.array_equal(labels[0], labels[n][at[n]]) for n in (1, 2))
-    if not same or not np.array_equal(c - b, b - a):
-        return None
-    entries[loops.outside(more)], born[loops.outside(more)] = loops.outside(1), a + more * (b - a)
-    for loop in loops.loops:
-        first, second, third = loops.inside(loop, 0, 1), loops.inside(loop, 0, 2), loops.inside(loop, 1, 2)
-        if not (np.array_equal(labels[1][first], labels[2][second])
-                and np.array_equal(labels[1][first], labels[2][third])):  # fmt: skip
-            return None
-        x, y, z = births[1][first], births[2][second], births[2][third]
-        for turn in range(more):
-            where = loops.inside(loop, turn, more)
-            entries[where], born[where] = first, x + (more - 1) * (y - x) + turn * (z - y)
-    return entries, born
 
 
 def _is_sound(trace: Trace, allocates: np.ndarray) -> bool:
