@@ -487,6 +487,9 @@ def test_an_encoder_decoder_in_the_experiment(options, folder):
     assert gpu.memory_allocated() == 0
 
 
+BEGINS_IN_A_TURN = ["sliding_attention", *["full_attention", "sliding_attention"] * 6]
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "more", "method"),
@@ -495,11 +498,13 @@ def test_an_encoder_decoder_in_the_experiment(options, folder):
         ("mixtral", {}, "depth"),
         ("deepseek_v3", {"first_k_dense_replace": 1}, "depth"),
         ("deepseek_v3", {"first_k_dense_replace": 5}, "run"),  # the first experts are in the sixth layer
+        ("deepseek_v3", {"first_k_dense_replace": 3, "num_hidden_layers": 11}, "depth"),
         ("qwen3_moe", {"decoder_sparse_step": 4}, "run"),
         ("gpt_neo", {"attention_types": [[["global", "local", "local"], 2], [["global"], 1]]}, "run"),
         ("gemma2", {}, "run"),
         ("bart", {"encoder_layers": 6, "decoder_layers": 3}, "run"),
         ("gemma3", {"text_config": {"num_hidden_layers": 7, "layer_types": ["full_attention"] * 7}}, "depth"),
+        ("gemma3", {"text_config": {"num_hidden_layers": 13, "layer_types": BEGINS_IN_A_TURN}}, "depth"),
     ],
     ids=str,
 )

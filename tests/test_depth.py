@@ -123,10 +123,13 @@ def test_traces_of_other_phases_are_refused():
 @pytest.mark.parametrize(
     ("kinds", "turns"),
     [
-        (None, (1, 24)),
-        (["full"] * 30, (1, 30)),
+        (None, (0, 1, 24)),
+        (["full"] * 30, (0, 1, 30)),
         (["full"] * 5, None),  # not less work
-        (["sliding", "full"] * 6, (2, 6)),
+        (["sliding", "full"] * 6, (0, 2, 6)),
+        (["dense"] + ["sparse"] * 60, (1, 1, 60)),
+        ((["sliding"] * 5 + ["full"]) * 10 + ["sliding"] * 2, (2, 6, 10)),
+        (list(range(24)), (0, 1, 24)),
         (["sliding", "full"] * 5, None),
         (["sliding"] * 29 + ["full"], None),
     ],

@@ -18,6 +18,8 @@ from .build import build_model, check_depth
 
 Numbers = Mapping[Any, int]
 KEPT = 128  # a few hundred KiB each
+FEWEST = 6  # turns: of fewer, shallow runs are not less work
+LEADING = 4  # so many turns more may go by until the layers are alike: experts come after dense layers
 WAYS = 3  # that runs of one kind go on: transformers looks for packed samples where there is only one, and not else
 
 
@@ -40,8 +42,25 @@ def with_depth(config: Any, layers: int) -> Any:
     return config
 
 
-def turns_of(config: Any) -> tuple[int, int] | None:
-    """(how many layers take turns, how many turns a config has): 1 layer where all are alike.
+class Turns(NamedTuple):
+    """How a model's layers take turns: `before` that take none, then `turns` times `turn` of them."""
+
+    before: int
+    turn: int
+    turns: int
+
+    def layers(self, turns: int) -> int:
+        """How many there are after so many turns."""
+        return self.before + turns * self.turn
+
+    @property
+    def first(self) -> int:
+        """The fewest turns that make two layers, a first and a last one."""
+        return 1 if self.layers(1) > 1 else 2
+
+
+def turns_of(config: Any) -> Turns | None:
+    """How a config's layers take turns: one by one where all are alike.
 
     None where shallow runs are not less work, where layers differ without taking turns, where there are two depths (an
     encoder-decoder), and where the last layers use the keys and values of earlier ones. ValueError for more layers than
@@ -50,12 +69,20 @@ def turns_of(config: Any) -> tuple[int, int] | None:
     check_depth(config)
     text = text_config(config)
     depth = text.num_hidden_layers
-    kinds = [*zip(*_of_layers(text).values(), strict=True)] or [()] * depth
-    turn = next(n for n in range(1, depth + 1) if depth % n == 0 and kinds == kinds[:n] * (depth // n))
     shared = getattr(text, "num_kv_shared_layers", 0)  # Gemma 3n and 4: which layer's, hangs on the whole depth
-    if depth <= 5 * turn or shared or getattr(config, "is_encoder_decoder", False):
+    if shared or getattr(config, "is_encoder_decoder", False):
         return None
-    return turn, depth // turn
+    # Llama 4 has the numbers of the layers that have experts: where all have, that says nothing.
+    lists = [value for value in _of_layers(text).values() if value != list(range(depth))]
+    kinds = [*zip(*lists, strict=True)] or [()] * depth
+    found = []
+    for turn in range(1, depth // FEWEST + 1):
+        for before in range(depth % turn, depth - FEWEST * turn + 1, turn):
+            turns = (depth - before) // turn
+            if kinds[before:] == kinds[before : before + turn] * turns:
+                found.append(Turns(before, turn, turns))
+                break
+    return min(found, key=lambda one: one.layers(2), default=None)
 
 
 class Deepening(NamedTuple):
@@ -102,24 +129,21 @@ def from_shallow(
         shallow, beside = runs[known.layers]
         if beside == known.beside and (trace := known.trace.of(shallow)) is not None:
             return trace, known.numbers
-    if (found := turns_of(config)) is None:
-        return None
-    turn, turns = found
-    first = 2 if turn == 1 else 1
-    if not grows_evenly(config, first * turn, turn):
+    if (turns := turns_of(config)) is None or (first := _alike_from(config, turns, turns.first)) is None:
         return None
     for start in (first, first + 1):
-        depths = [n * turn for n in (start, start + TURNS)]
+        depths = turns.layers(start), turns.layers(start + TURNS)
         for layers in depths:
             if layers not in runs:
                 runs[layers] = run(with_depth(config, layers))
         (short, one), (long, other) = (runs[layers] for layers in depths)
-        found = continuation(short, long, turns - start)
-        between, beside = (on_a_line(one, other, more, TURNS) for more in (1, turns - start))
+        more = turns.turns - start
+        found = continuation(short, long, more)
+        between, beside = (on_a_line(one, other, number, TURNS) for number in (1, more))
         if found is None or between is None or beside is None or (trace := found.of(found.like)) is None:
             continue
         if like is not None:
-            way = Deepening((start + 1) * turn, between, found, beside)
+            way = Deepening(turns.layers(start + 1), between, found, beside)
             _shown[key] = (way, *_ways(key))[:WAYS]
             note(key, _shown[key])
             if len(_shown) > KEPT:
@@ -140,13 +164,12 @@ def linear_in_depth(config: Any, numbers: Callable[[Any], Numbers]) -> Numbers:
 
     For what is a sum over layers by its meaning (bytes of weights, FLOPs); a trace wants `from_shallow`.
     """
-    found = turns_of(config)
-    if found is None or not grows_evenly(config, found[0], found[0]):
+    turns = turns_of(config)
+    if turns is None or (first := _alike_from(config, turns, 1)) is None:
         return numbers(config)
-    turn, turns = found
     try:
-        one, two = (numbers(with_depth(config, layers)) for layers in (turn, 2 * turn))
-        return on_a_line(one, two, turns - 1)
+        one, other = (numbers(with_depth(config, turns.layers(n))) for n in (first, first + 1))
+        return on_a_line(one, other, turns.turns - first)
     except NoSuchLayer:  # an adapter's target that only the full depth has
         return numbers(config)
 
@@ -157,10 +180,19 @@ def _of_layers(config: Any) -> dict[str, list]:
     return {name: value for name, value in lists.items() if value and len(value) == config.num_hidden_layers}
 
 
+def _alike_from(config: Any, turns: Turns, first: int) -> int | None:
+    """After how many turns, `first` at least, each further one adds the same parameters.
+
+    None where that is not found among so few that two shallow models are less work than the config's.
+    """
+    some = range(first, min(first + LEADING, (turns.turns - TURNS) // 2 + 1))
+    return next((n for n in some if grows_evenly(config, turns.layers(n), turns.turn)), None)
+
+
 def grows_evenly(config: Any, layers: int, turn: int) -> bool:
     """Whether the config has the parameters that a straight line says, through so many layers and a turn more.
 
-    Counted shape by shape. They are not where another kind of layer only comes later (experts after dense layers).
+    Counted shape by shape. They are not where another kind of layer only comes later.
     """
     one, two = (_parameters_of(with_depth(config, depth)) for depth in (layers, layers + turn))
     more = (text_config(config).num_hidden_layers - layers) // turn
