@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,9 +35,7 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
     of_files: dict[str, torch.dtype] = {}  # name → the type of the weights in its files, where its config says one
 
     def config(module: ModuleType) -> None:
-        kind = getattr(module, "PreTrainedConfig", None)
-        if kind is None:
-            return  # transformers 4, whose loading is another and runs as it is
+        kind = getattr(module, "PreTrainedConfig", None) or module.PretrainedConfig  # transformers 5, 4
         found = kind.get_config_dict.__func__
 
         def get_config_dict(cls: Any, name: Any, **kwargs: Any) -> tuple[dict, dict]:
@@ -51,11 +49,13 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
         patches.set(kind, "get_config_dict", classmethod(get_config_dict))
 
     def models(module: ModuleType) -> None:
-        if not hasattr(module, "LoadStateDictInfo"):
-            return
-        get_dtype = module._get_dtype
+        if not hasattr(module, "_get_dtype"):
+            return  # before transformers 4.56: its loading is another, and runs as it is
+        get_dtype, kind = module._get_dtype, module.PreTrainedModel
+        in_five = hasattr(module, "LoadStateDictInfo")
 
-        def dtype_of(dtype: Any, files: Any, config: Any, *args: Any) -> Any:
+        def dtype_of(*args: Any) -> Any:
+            *cls, dtype, files, config = args[:3] if in_five else args[:4]
             if dtype == "auto" and getattr(config, "dtype", None) is None:
                 name = config.name_or_path or config.model_type
                 watch.note(
@@ -65,7 +65,7 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
                     )
                 )
                 dtype = torch.float32
-            return get_dtype(dtype, files, config, *args)
+            return get_dtype(*cls, dtype, files, config, *args[len(cls) + 3 :])
 
         def load(model: Any, state_dict: Any, files: Any, load_config: Any, expected_keys: Any = None) -> Any:
             _place(module, model, load_config, watch.gpu, of_files.get(str(model.config.name_or_path), torch.float32))
@@ -74,12 +74,29 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
             info = module.LoadStateDictInfo(**{name: kept.get(name, set)() for name in names})
             return info, None
 
-        kind = module.PreTrainedModel
-        patches.set(module, "_get_resolved_checkpoint_files", lambda *args, **kwargs: (None, None))
+        def load_in_four(cls: Any, model: Any, state_dict: Any, files: Any, name: Any, **how: Any) -> tuple:
+            stays = how.get("keep_in_fp32_regex")
+            for called, parameter in model.named_parameters() if stays is not None else ():
+                if stays.search(called):
+                    parameter.data = parameter.data.to(torch.float32)
+            device_map, quantizer = how.get("device_map"), how.get("hf_quantizer")
+            load_config = SimpleNamespace(
+                device_map=device_map, hf_quantizer=quantizer, dtype_plan=None, weight_mapping=None,
+                # it has the file read to the one device that there is, and casts there
+                casts_on_the_device=quantizer is None and list(device_map or {}) == [""],
+            )  # fmt: skip
+            _place(module, model, load_config, watch.gpu, of_files.get(str(name), torch.float32))
+            return model, [], [], [], None, []
+
         patches.set(module, "_get_dtype", dtype_of)
-        patches.set(kind, "_load_pretrained_model", staticmethod(load))
-        patches.set(kind, "_finalize_model_loading", staticmethod(lambda model, load_config, info: info))
-        for name in ("resolve_revision", "maybe_load_adapters"):
+        if in_five:
+            patches.set(module, "_get_resolved_checkpoint_files", lambda *args, **kwargs: (None, None))
+            patches.set(kind, "_load_pretrained_model", staticmethod(load))
+            patches.set(kind, "_finalize_model_loading", staticmethod(lambda model, load_config, info: info))
+        else:
+            patches.set(module, "_get_resolved_checkpoint_files", lambda *args, **kwargs: ([""], None))
+            patches.set(kind, "_load_pretrained_model", classmethod(load_in_four))
+        for name in ("resolve_revision", "maybe_load_adapters", "find_adapter_config_file"):
             _local_first(patches, module, name)
 
     def generation(module: ModuleType) -> None:
@@ -191,7 +208,8 @@ def _place(module: ModuleType, model: Any, load_config: Any, gpu: ProgramGPU, of
             if maps:
                 still_of_files.append(value)
         else:
-            value = torch.zeros(_here(tensor).shape, dtype=dtype, device=device)
+            read = of_file if is_parameter and getattr(load_config, "casts_on_the_device", False) else dtype
+            value = torch.zeros(_here(tensor).shape, dtype=read, device=device).to(dtype)
         if isinstance(tensor, DTensor):
             value = DTensor.from_local(
                 value, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape,
@@ -216,18 +234,21 @@ def _here(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _in_loading_order(model: Any, load_config: Any) -> list[str]:
-    """The names of a model's parameters and buffers as transformers 5 gives them their places.
+    """The names of a model's parameters and buffers as transformers 5 gives them their places; 4, as a file has them.
 
     By the names that they have in the files, whose numbers count as numbers; what no file holds comes at the end.
     Source: convert_and_load_state_dict_in_model and dot_natural_key in transformers/core_model_loading.py,
     _move_missing_keys_from_meta_to_device in modeling_utils.py; an H100's loading (benchmarks/claims) asked so.
     """
-    from transformers.core_model_loading import WeightRenaming, dot_natural_key, rename_source_key
+    names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+    saved = model.state_dict().keys()
+    try:
+        from transformers.core_model_loading import WeightRenaming, dot_natural_key, rename_source_key
+    except ImportError:
+        return sorted(names, key=lambda name: (name not in saved, name))
 
     mapping = load_config.weight_mapping or []
     to_files = [entry.reverse_transform() for entry in reversed(mapping) if isinstance(entry, WeightRenaming)]
-    names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
-    saved = model.state_dict().keys()
 
     def place(name: str) -> tuple:
         return name not in saved, dot_natural_key(rename_source_key(name, to_files, [])[0])
