@@ -41,7 +41,7 @@ def kind(source: str, metric: str) -> str:
     """Which of `kinds` a published measurement is."""
     if source.rpartition("/")[2] == SINGLE:
         return "single"
-    if not any(word in metric for word in ("reserved", "NVML")):
+    if not any(word in metric for word in ("reserved", "NVML", "nvidia-smi")):
         return "tensors"
     return "highest" if any(word in metric for word in ("max", "peak")) else "moment"
 
