@@ -197,6 +197,14 @@ def test_levers_one_on_top_of_the_other_as_chapter_9_has_them():
     assert rows["+ activation checkpointing"] == 0.01
 
 
+def test_the_chapter_says_how_many_there_are():
+    rows = json.loads(measured.JUDGED.read_text(encoding="utf-8"))["rows"]
+    ran, compared = sum(row["outcome"] in ("run", "died") for row in rows), len(measured.published())
+    text = (measured.COURSE / "notebooks" / "src" / "09_fit_your_gpu.py").read_text(encoding="utf-8")
+    assert f"자기 GPU에서 재어 공개한 {compared}개로" in text
+    assert f"{len(rows)}개를 모아 {ran}개를 실행했고, 그 가운데 {compared}개의 바이트를" in text
+
+
 def test_a_peak_of_what_is_reserved_is_no_average_of_it():
     metrics = (
         "max_memory_reserved over the run",

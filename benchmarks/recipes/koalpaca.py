@@ -29,6 +29,8 @@ def predict(row: Row) -> Prediction:
     settings, spec = row["settings"], gpu_of(row).spec
     if settings.gpus > 1:
         raise Refused("several cards of one process, or ZeRO-3 with settings that are not stated")
+    if (settings.weights, settings.optimizer) != ("float16", "adafactor") or not settings.change:
+        raise Refused("another program than the one of one card, whose weights and gradients are fp16")
     reserved = _reserved(row["model"], settings.batch, settings.length, settings.accumulation, spec.name)
     context = room_on(spec).outside[0].bytes
     low, high = reserved + context.low, reserved + context.high
@@ -66,7 +68,7 @@ RECIPES = (
     Recipe(
         name="KoAlpaca",
         what="Polyglot-Ko 5.8B trained whole in fp16 with Adafactor (run_clm.py, transformers 4.28)",
-        what_ko="KoAlpaca의 run_clm.py, Polyglot-Ko 5.8B 전체를 fp16과 Adafactor로 학습 (transformers 4.28)",
+        what_ko="Polyglot-Ko 5.8B 전체 학습 (fp16, Adafactor)",
         handles=from_source("Beomi/KoAlpaca"),
         predict=predict,
         packages=lambda row: ("transformers==4.28.1", "accelerate==0.18.0", "datasets==4.3.0", "setuptools==80.9.0"),

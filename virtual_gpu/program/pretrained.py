@@ -14,12 +14,14 @@ from ..host.meter import MAPPED
 from ..language import tr
 from ..models.build import unless_virtual
 from ..models.configs import architectures, resolve_model_id
+from ..rules.registry import version
 from . import quantized
 from .device import ProgramGPU
 from .imports import Imports
 from .patches import Patches
 from .watch import Watch
 
+SINCE = "4.56"  # of transformers
 _FOR_THE_HUB = (
     "cache_dir", "force_download", "proxies", "token", "local_files_only", "revision", "trust_remote_code", "subfolder",
     "_from_pipeline", "_from_auto", "_commit_hash", "gguf_file", "code_revision", "user_agent",
@@ -35,6 +37,8 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
     of_files: dict[str, torch.dtype] = {}  # name → the type of the weights in its files, where its config says one
 
     def config(module: ModuleType) -> None:
+        if not _is_followed():
+            return
         kind = getattr(module, "PreTrainedConfig", None) or module.PretrainedConfig  # transformers 5, 4
         found = kind.get_config_dict.__func__
 
@@ -49,8 +53,8 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
         patches.set(kind, "get_config_dict", classmethod(get_config_dict))
 
     def models(module: ModuleType) -> None:
-        if not hasattr(module, "_get_dtype"):
-            return  # before transformers 4.56: its loading is another, and runs as it is
+        if not _is_followed():
+            return
         get_dtype, kind = module._get_dtype, module.PreTrainedModel
         in_five = hasattr(module, "LoadStateDictInfo")
 
@@ -134,6 +138,13 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
     imports.after("transformers.generation.utils", generation)
     imports.after("transformers.models.auto.auto_factory", auto)
     imports.after("transformers.models.auto.configuration_auto", lambda m: _local_first(patches, m, "resolve_revision"))
+
+
+def _is_followed() -> bool:
+    """Whether this transformers loads as is known here; an earlier one reads its files, and all of it runs as it is."""
+    import transformers
+
+    return version(transformers.__version__) >= version(SINCE)
 
 
 def _run_as_eager(patches: Patches, module: ModuleType) -> None:

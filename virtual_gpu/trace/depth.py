@@ -134,8 +134,10 @@ class _Loops:
         return loop.place + turns * loop.before + turn * loop.length + np.arange(loop.length)
 
     def lies(self, entries: np.ndarray, turns: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of entries of the trace that many turns deeper: by how much they stand later with each turn, and how long the
-        loop is that they are in, or that comes next (0: none)."""
+        """Where entries of the trace that many turns deeper stand: (shifts, lengths).
+
+        By how much each stands later with each turn; how long the loop is that it is in, or that comes next (0: none).
+        """
         places, lengths, befores = np.array([*self.loops, (self.entries, 0, self.added)], dtype=np.int64).T
         starts = places + turns * befores
         begun = np.searchsorted(starts[:-1], entries, "right")
