@@ -12,6 +12,9 @@ from virtual_gpu.language import set_language, tr
 # Tests take all cores already, a file each; and they count what their own process runs. `test_forks.py` sees to those.
 os.environ.setdefault("VIRTUAL_GPU_PROCESSES", "1")
 
+# What a command keeps for the next one would let a test pass on what another has measured; `test_disk_cache.py` asks.
+os.environ["VIRTUAL_GPU_CACHE"] = ""
+
 # A shell's background job, and all that it starts, ignores Ctrl+C; tests of interrupts must not depend on that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

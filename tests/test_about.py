@@ -1,6 +1,7 @@
 """What people expect of a command and a package: examples that can be typed, versions, a bug report, a wheel."""
 
 import getpass
+import importlib.metadata
 import json
 import platform
 import re
@@ -16,7 +17,6 @@ import pytest
 from odd_inputs import LLAMA
 
 import virtual_gpu
-from virtual_gpu import about
 from virtual_gpu.command import EXAMPLES, _commands, _joined, _parser, main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,14 +71,14 @@ def test_progress_is_told_to_a_terminal_only(watched, capsys, monkeypatch, tmp_p
 
 
 def test_versions_without_transformers(monkeypatch, capsys):
-    known = about.importlib.metadata.version
+    known = importlib.metadata.version
 
     def version(name):
         if name == "transformers":
-            raise about.importlib.metadata.PackageNotFoundError(name)
+            raise importlib.metadata.PackageNotFoundError(name)
         return known(name)
 
-    monkeypatch.setattr(about.importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "version", version)
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     said = capsys.readouterr().out

@@ -557,7 +557,7 @@ def test_what_goes_on_in_two_ways_is_not_shown_again(small, monkeypatch):
         same = predict_memory(model_id="deep/llama", batch_size=batch_size, sequence_length=sequence_length, full=True)
         assert_the_same(report, same)
         runs.clear()
-    assert needed == [2, 3, 1, 1, 1]
+    assert needed == [2, 2, 1, 1, 1]
 
 
 def test_layers_that_do_not_take_turns_are_run(small):

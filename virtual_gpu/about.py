@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
@@ -12,12 +11,9 @@ from typing import Any
 
 from . import __version__
 from .language import LANGUAGES, language, tr
+from .optional import LIBRARIES, installed
 from .terminal import FITS, say
 
-LIBRARIES = (
-    "torch", "numpy", "transformers", "peft", "accelerate", "bitsandbytes", "trl", "datasets", "safetensors",
-    "deepspeed", "liger-kernel", "triton", "ipywidgets", "ipykernel", "jupyterlab", "notebook",
-)  # fmt: skip
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "VIRTUAL_GPU_LANGUAGE")
 
 
@@ -33,17 +29,6 @@ def versions() -> str:
             f"rules up to PyTorch {NEWEST}",
         ]
     )
-
-
-def installed(*names: str) -> dict[str, str]:
-    """Name → version of those of these distributions that are installed."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def bug_report() -> dict[str, Any]:

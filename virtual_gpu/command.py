@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .disk_cache import add_no_cache, kept_on_disk
 from .errors import WrongValue
 from .language import LANGUAGES, tr
 from .optional import require
@@ -83,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = _joined(given)
         asked = "largest --argument"
     args = _parser(asked).parse_args(given)
-    return answer(args.execute, args)
+    with kept_on_disk(not getattr(args, "no_cache", True)):  # others run a program, or measure nothing
+        return answer(args.execute, args)
 
 
 def subcommand(given: Sequence[str]) -> str | None:
@@ -227,6 +229,7 @@ def _add_largest(parser: argparse.ArgumentParser) -> None:
     add("--batch", default="1", help=tr(ko="배치(샘플)", en="samples"))
     add("--checkpointing", action="store_true", help=_checkpointing())
     add("--json", action="store_true", help=tr(ko="JSON으로 출력한다", en="print JSON"))
+    add_no_cache(parser)
     add("--language", choices=LANGUAGES, default=None)
     parser.set_defaults(execute=_largest)
 
@@ -345,6 +348,7 @@ def _add_shards(parser: argparse.ArgumentParser) -> None:
     add("--batch", default="1", help=tr(ko="GPU 하나의 마이크로 배치", en="one GPU's micro-batch"))
     add("--checkpointing", action="store_true", help=_checkpointing())
     add("--json", action="store_true", help=tr(ko="JSON으로 출력한다", en="print JSON"))
+    add_no_cache(parser)
     add("--language", choices=LANGUAGES, default=None)
     parser.set_defaults(execute=_shards)
 

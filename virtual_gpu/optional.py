@@ -1,10 +1,16 @@
-"""Libraries that only some things need."""
+"""The libraries that are here, and those that only some things need."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 
 from .language import tr
+
+LIBRARIES = (
+    "torch", "numpy", "transformers", "peft", "accelerate", "bitsandbytes", "trl", "datasets", "safetensors",
+    "deepspeed", "liger-kernel", "triton", "ipywidgets", "ipykernel", "jupyterlab", "notebook",
+)  # fmt: skip
 
 
 def require(*modules: str) -> None:
@@ -17,3 +23,14 @@ def require(*modules: str) -> None:
                     en=f"{module} is missing: 'pip install {module}', then restart the kernel.",
                 )
             )
+
+
+def installed(*names: str) -> dict[str, str]:
+    """Name → version of those of these distributions that are installed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

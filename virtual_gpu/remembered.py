@@ -1,12 +1,24 @@
-"""Results that are remembered, and that may have been found in a fork of this process."""
+"""Results that are remembered, and that another process may have found: a fork of this one, or an earlier one."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
+
+class Elsewhere(Protocol):
+    """Where results stay when this process has ended."""
+
+    def take(self, key: tuple) -> Any:
+        """What is there under this key, once; None where nothing is."""
+
+    def put(self, key: tuple, result: Any) -> None:
+        """Keep a result."""
+
+
+elsewhere: Elsewhere | None = None  # see `disk_cache`
 _noted: dict[tuple, Any] | None = None  # see `noting`
 _learned: dict[tuple, Any] = {}  # what another process found and nobody has asked for here yet, the oldest first
 _MOST_LEARNED = 256  # of several MB at most
@@ -41,14 +53,17 @@ def remembered(function: Callable | None = None, /, *, maxsize: int = 512) -> Ca
 
 
 def note(key: tuple, result: Any) -> None:
-    """Tell whoever is `noting` what was found."""
+    """Tell whoever is `noting` what was found, and keep it `elsewhere`."""
     if _noted is not None:
         _noted[key] = result
+    if elsewhere is not None:
+        elsewhere.put(key, result)
 
 
 def taken(key: tuple) -> Any:
-    """What another process noted under this key, once; None where it did not."""
-    return _learned.pop(key, None)
+    """What another process noted under this key, once; None where none did."""
+    learned = _learned.pop(key, None)
+    return elsewhere.take(key) if learned is None and elsewhere is not None else learned
 
 
 @contextmanager

@@ -257,11 +257,16 @@ def cached_by_model(function: Callable) -> Callable:
 
 
 def _state(model_id: str) -> bytes:
-    """What a folder's configuration says now; nothing for names, which stand for the same as long as Python runs."""
+    """What a folder's configuration says now, or the hub's has said; nothing for names of which it is known here."""
     path = Path(model_id) / "config.json"
-    if model_id in architectures() or model_id in _given or not os.path.isfile(path):
+    if model_id in architectures() or model_id in _given:
         return b""
-    return hashlib.sha256(path.read_bytes()).digest()
+    return hashlib.sha256(path.read_bytes()).digest() if os.path.isfile(path) else _state_on_hub(model_id)
+
+
+@functools.lru_cache(maxsize=64)  # as `_config_from_hub`: a name stands for the same as long as Python runs
+def _state_on_hub(model_id: str) -> bytes:
+    return hashlib.sha256(load_config(model_id).to_json_string(use_diff=False).encode()).digest()
 
 
 def auto_class(config: Any) -> Any:

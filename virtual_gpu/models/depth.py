@@ -20,7 +20,7 @@ Numbers = Mapping[Any, int]
 KEPT = 128  # a few hundred KiB each
 FEWEST = 6  # turns: of fewer, shallow runs are not less work
 LEADING = 4  # so many turns more may go by until the layers are alike: experts come after dense layers
-WAYS = 3  # that runs of one kind go on: transformers looks for packed samples where there is only one, and not else
+WAYS = 3  # that runs of one kind go on, by their micro-batch and length
 
 
 def text_config(config: Any) -> Any:
@@ -85,6 +85,11 @@ def turns_of(config: Any) -> Turns | None:
     return min(found, key=lambda one: one.layers(2), default=None)
 
 
+def kind_of_batch(samples: int) -> int:
+    """What a batch's size says of how runs go on: transformers looks for packed samples in one of a single sample."""
+    return min(samples, 2)
+
+
 class Deepening(NamedTuple):
     """What two shallow runs have shown: what one between them should leave, and how the deep one follows from it.
 
@@ -116,8 +121,8 @@ def from_shallow(
     run: a config → (its trace, numbers beside it). The one way from shallow to deep: the model's parameters must lie on
     the line shape by shape, its traces must continue (`trace.depth`), and every number must lie on a line. The first
     has two layers at least, a first and a last one, and the second two turns more. Where they do not go on so (FSDP2
-    gathers two groups ahead), two that are one turn deeper are tried. like: all of a run but the config, its
-    micro-batch and its length. Where earlier calls with such runs have shown how they go on, one run is enough whose
+    gathers two groups ahead), two that are one turn deeper are tried. like: all of a run but the config and its length,
+    and the kind of its batch. Where earlier calls with such runs have shown how they go on, one run is enough whose
     depth lies between theirs and that does, but for the sizes, what they say of it.
     """
     runs = {}

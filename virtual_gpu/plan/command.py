@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ..disk_cache import add_no_cache
 from ..errors import WrongValue
 from ..language import LANGUAGES, tr
 from ..models.pages import pages_label
@@ -217,4 +218,5 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     kinds = tr(ko=f"--save가 쓰는 파일의 종류: {', '.join(KINDS)}", en=f"what --save writes: {', '.join(KINDS)}")
     add("--files", metavar="KIND", help=kinds)
     add("--force", action="store_true", help=tr(ko="있는 파일을 덮어쓴다", en="write over files that are there"))
+    add_no_cache(parser)
     add("--language", choices=LANGUAGES, default=None)

@@ -25,7 +25,7 @@ from ..cards import CATALOG, GPUSpec
 from ..models.attention import kv_repeated
 from ..models.build import build_model
 from ..models.configs import load_config, running
-from ..models.depth import from_shallow
+from ..models.depth import from_shallow, kind_of_batch
 from ..models.fused_head import fused_head
 from ..models.offloaded import Moved, offloading, pinned_bytes
 from ..program import ranks
@@ -141,7 +141,7 @@ def _trace(way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dic
         return _run(config, way, batch_size, sequence_length)
 
     config = way.model.config
-    return from_shallow(config, run, ("on_cpu", way)) or run(config)
+    return from_shallow(config, run, ("on_cpu", way, kind_of_batch(batch_size))) or run(config)
 
 
 def _run(config: Any, way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dict[Any, int]]:

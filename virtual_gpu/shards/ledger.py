@@ -276,7 +276,7 @@ class ConfigKey:
 
     kind: type
     said: str
-    config: Any = field(compare=False)
+    config: Any = field(compare=False, repr=False)
 
     @classmethod
     def of(cls, config: Any) -> ConfigKey:

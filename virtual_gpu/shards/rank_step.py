@@ -21,7 +21,7 @@ from ..errors import WrongValue
 from ..language import tr
 from ..models.adapters import LORA_RANK
 from ..models.configs import resolve_model_id
-from ..models.depth import from_shallow, text_config
+from ..models.depth import from_shallow, kind_of_batch, text_config
 from ..models.offloaded import Moved, require_offload
 from ..remembered import remembered
 from ..step.setting import checkpointing_label
@@ -339,7 +339,8 @@ def _trace(
         sent = one.sent_bytes if adapters else one.sent_activations
         return one.trace, {**sent, **Moved.of(one.offloaded, tokens, 1).sizes}
 
-    like = "rank", model, layout, precision, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload
+    how = model, layout, precision, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload
+    like = "rank", *how, kind_of_batch(batch_size)
     trace, sent = from_shallow(model.config, run, like) or run(model.config)
     sizes = {name: n for name, n in sent.items() if isinstance(name, Fraction)}
     return trace, Counter({name: n for name, n in sent.items() if name not in sizes}), Moved(sizes)

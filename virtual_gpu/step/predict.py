@@ -18,7 +18,7 @@ from ..language import tr
 from ..models.attention import REPEATED
 from ..models.build import build_on_gpu
 from ..models.configs import cached_by_model, checkpoint_dtype, load_config, running
-from ..models.depth import from_shallow
+from ..models.depth import from_shallow, kind_of_batch
 from ..models.kept import is_uniform
 from ..models.offloaded import Moved
 from ..real import GPU, storage_bytes
@@ -291,7 +291,8 @@ def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | Non
         return one.trace, {name: getattr(one, name) for name in names} | one.offloaded.sizes
 
     try:
-        like = "step", replace(setting, batch_size=1, sequence_length=1), spec.compute_capability
+        kind = replace(setting, batch_size=kind_of_batch(setting.batch_size), sequence_length=1)
+        like = "step", kind, spec.compute_capability
         found = from_shallow(config, run, like)
     except NoSuchLayer:  # an adapter's target that only the full depth has
         return None
