@@ -24,7 +24,7 @@ from virtual_gpu.step.predict import Need
 from virtual_gpu.trace.trace import Trace
 
 KEY = "a function's name", (7, "T4"), ()
-ASKED = ["--gpu", "1GiB, 7.5", "--length", "64", "--batch", "4", "--methods", "lora,qlora"]
+ASKED = ["--gpu", "2 x T4", "--length", "64", "--batch", "4", "--methods", "lora"]
 
 
 def a_model(folder, **more):
@@ -34,13 +34,13 @@ def a_model(folder, **more):
     return str(folder)
 
 
-def fit(model, cache, *more, **environment):
-    """The answer of `virtual-gpu fit` in a process of its own."""
-    command = [sys.executable, "-m", "virtual_gpu", "fit", "--model", model, *ASKED, "--json", *more]
-    told = {**os.environ, VARIABLE: str(cache), "TORCHDYNAMO_DISABLE": "1", **environment}
+def fit(model, cache):
+    """The answer of `virtual-gpu fit` in a process of its own, and whether that imported code of models."""
+    command = [sys.executable, "-X", "importtime", "-m", "virtual_gpu", "fit", "--model", model, *ASKED, "--json"]
+    told = {**os.environ, VARIABLE: str(cache), "TORCHDYNAMO_DISABLE": "1"}
     done = subprocess.run(command, env=told, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(done.stdout), "transformers.modeling_utils" in done.stderr
 
 
 def written(cache):
@@ -50,20 +50,19 @@ def written(cache):
 
 def test_the_same_question_again_measures_nothing_and_has_the_same_answer(tmp_path):
     model, cache = a_model(tmp_path / "model"), tmp_path / "cache"
-    first = fit(model, cache)
+    first, built = fit(model, cache)
     kept = written(cache)
-    assert first["fits"] and kept and len({path.parent for path in cache.glob("*/*")}) == 1
-    assert fit(model, cache) == first and written(cache) == kept  # whatever is found is written: nothing was
+    assert first["fits"] and built and kept and len({path.parent for path in cache.glob("*/*")}) == 1
+    assert fit(model, cache) == (first, False) and written(cache) == kept  # whatever is found is written: nothing was
     # What is not whole is as nothing, and so is what is no result: measured anew, and written again.
     for number, path in enumerate(cache.glob("*/*")):
         stored = path.read_bytes()
         path.write_bytes((stored[:-1], stored[:-1] + bytes([stored[-1] ^ 1]), b"", _harmful(tmp_path))[number % 4])
-    assert fit(model, cache) == first
-    assert {name: stored for name, (_, stored) in written(cache).items()}.keys() == kept.keys()
-    assert fit(model, cache) == first and not (tmp_path / "harm").exists()
+    assert fit(model, cache) == (first, True) and written(cache).keys() == kept.keys()
+    assert fit(model, cache) == (first, False) and not (tmp_path / "harm").exists()
     # A folder whose configuration says something else is another model.
     a_model(tmp_path / "model", n_inner=256)
-    assert fit(model, cache)["plans"] != first["plans"]
+    assert fit(model, cache)[0]["plans"] != first["plans"]
     assert written(cache).keys() > kept.keys()
 
 

@@ -1,9 +1,11 @@
 """Checkpoints that wait on the CPU: what leaves the card, what comes back, and where the planner says so."""
 
+import inspect
 from dataclasses import replace
 
 import pytest
 import torch
+from accelerate import FullyShardedDataParallelPlugin
 from test_plan_files import (
     ACCELERATE,
     ALONE,
@@ -17,7 +19,14 @@ from test_plan_files import (
     plan_of,
 )
 from torch.autograd.graph import save_on_cpu
-from transformers import Gemma3nTextConfig, GPT2Config, GPTNeoXConfig, LlamaConfig, modeling_utils
+from transformers import (
+    Gemma3nTextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PreTrainedModel,
+    modeling_utils,
+)
 
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.errors import WrongValue
@@ -256,8 +265,18 @@ def test_without_checkpointing_there_is_nothing_to_move():
         rank_step("gpt2", 2, offload_checkpoints=True)
 
 
+def test_who_moves_checkpoints_says_so_in_its_code(monkeypatch):
+    newest = getattr(PreTrainedModel, "activation_checkpointing_enable", PreTrainedModel.gradient_checkpointing_enable)
+    assert can_offload() == ("offload" in inspect.signature(newest).parameters)
+    fields = FullyShardedDataParallelPlugin.__dataclass_fields__
+    assert can_offload(3) == (can_offload() and "activation_checkpointing_offload" in fields)
+    monkeypatch.setattr(offloaded.metadata, "version", {"transformers": "5.17.0.dev0", "accelerate": "1.14.2"}.get)
+    assert (can_offload(), can_offload(3)) == (True, False)
+    monkeypatch.setattr(offloaded.metadata, "version", {"transformers": "4.57.6", "accelerate": "1.15.0"}.get)
+    assert (can_offload(), can_offload(3)) == (False, False)
+
+
 def test_an_older_transformers_is_named(monkeypatch):
-    assert can_offload()
     monkeypatch.setattr(offloaded, "can_offload", lambda stage=0: False)
     with pytest.raises(WrongValue, match=r"5\.17"):
         Setting(1, gradient_checkpointing=True, offload_checkpoints=True)

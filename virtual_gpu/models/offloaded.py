@@ -8,12 +8,12 @@ is no allocator of pinned memory (5.23, PyTorch 2.13).
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -22,24 +22,18 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from ..errors import OldLibrary
 from ..language import tr
+from ..rules.registry import version
 
 if TYPE_CHECKING:
     from ..counting.gpu import VirtualGPU
 
-SINCE = "5.17"
+SINCE, SINCE_SHARDED = "5.17", "1.15"
 
 
 def can_offload(stage: int = 0) -> bool:
     """Whether transformers moves checkpoints to the CPU, and at a ZeRO stage accelerate's FSDP2 too (1.15)."""
-    from transformers import PreTrainedModel
-
-    newest = getattr(PreTrainedModel, "activation_checkpointing_enable", PreTrainedModel.gradient_checkpointing_enable)
-    there = "offload" in inspect.signature(newest).parameters
-    if there and stage:
-        from accelerate import FullyShardedDataParallelPlugin
-
-        return "activation_checkpointing_offload" in FullyShardedDataParallelPlugin.__dataclass_fields__
-    return there
+    needed = {"transformers": SINCE} | ({"accelerate": SINCE_SHARDED} if stage else {})
+    return all(version(metadata.version(name)) >= version(since) for name, since in needed.items())
 
 
 def require_offload() -> None:

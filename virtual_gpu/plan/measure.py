@@ -1,4 +1,4 @@
-"""One plan, measured: memory on the virtual GPU (of shards by `rank_step` or `on_cpu`), FLOPs, a bound on time."""
+"""One plan, measured: memory on the virtual GPU (of shards by `rank_need` or `on_cpu`), FLOPs, a bound on time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..models.depth import text_config
 from ..shards.adapters import adapters_of
 from ..shards.layout import Layout
 from ..shards.ledger import closed_form, closed_form_adapters
-from ..shards.rank_step import rank_step
+from ..shards.rank_step import rank_need
 from ..step.flops import training_flops
 from ..step.predict import predict_need
 from ..step.setting import Setting
@@ -103,18 +103,18 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         pinned, paged = step.pinned, 0
         to_card, to_cpu = step.to_card * accumulation, step.to_cpu * accumulation
     elif recipe.stage:
-        step = rank_step(
+        need = rank_need(
             request.model, request.gpus, recipe.stage, precision=_convention(recipe), batch_size=micro_batch,
             sequence_length=request.length, gradient_checkpointing=recipe.checkpointing, gpu=request.gpu,
             exact=False, accumulating=accumulation > 1, peft=None if recipe.method == "full" else recipe.method,
             lora_rank=request.lora_rank, lora_targets=request.lora_targets, as_accelerate=True,
             repeat_kv=request.repeats_kv, fused_lm_head=recipe.fused_lm_head, offload_checkpoints=recipe.offload,
         )  # fmt: skip
-        needed, at_peak = step.card_bytes, dict(step.at_peak)
+        needed, at_peak = need.card, dict(need.at_peak)
         at_peak["other"] = at_peak.pop("communication")
-        at_peak["fragmentation"] = needed - step.total
-        collectives = step.parameters_and_gradients_sent * accumulation
-        offloaded, pinned, paged = step.offloaded_bytes * accumulation, step.pinned_bytes, 0
+        at_peak["fragmentation"] = needed - need.tensors
+        collectives = need.sent * accumulation
+        offloaded, pinned, paged = need.offloaded * accumulation, need.pinned, 0
     else:
         setting = setting_of(request, recipe, micro_batch, accumulation)
         need = predict_need(setting, request.spec.compute_capability, request.gpus > 1)

@@ -8,7 +8,6 @@ module: FSDP2 does not see them, and every rank has them all. Gradients and opti
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from ..errors import WrongValue
 from ..language import tr
 from ..models.adapters import LORA_RANK, PEFT, add_adapters, names_of_targets
 from ..models.build import build_model
+from ..remembered import remembered
 from ..units import choose, positive_int
 from .layout import Layout
 
@@ -147,7 +147,7 @@ def shapes_of(key: Any, adapters: Adapters) -> Shapes:
     return _shapes(key, adapters)
 
 
-@functools.lru_cache(maxsize=64)
+@remembered
 def _shapes(key: Any, adapters: Adapters) -> Shapes:
     model = adapters.build(key.config, VirtualGPU(CATALOG["H100"], limited=False))
     kinds: dict[bool, Counter] = {False: Counter(), True: Counter()}

@@ -19,8 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor import debug as tensor_debug
 from torch.optim.adamw import adamw
 from torch.overrides import TorchFunctionMode
 
@@ -220,6 +218,9 @@ def refuse_other_groups() -> None:
 
 def forget_splits() -> None:
     """DTensor remembers how operations were split, with the mesh and its groups, which are gone."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import debug as tensor_debug  # brings PyTorch's compiler
+
     clear = getattr(tensor_debug, "_clear_sharding_prop_cache", None)
     if clear is None:  # in PyTorch 2.9, where Python alone remembers
         clear = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear

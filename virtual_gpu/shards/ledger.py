@@ -24,6 +24,7 @@ from ..models.adapters import LORA_RANK
 from ..models.build import build_model
 from ..models.configs import load_config, resolve_model_id
 from ..models.depth import from_shallow
+from ..remembered import remembered
 from ..trace.trace import Trace
 from ..units import GB, choose
 from .adapters import Adapters, adapters_of, shapes_of
@@ -284,7 +285,7 @@ class ConfigKey:
         return cls(type(config), config.to_json_string(use_diff=False), config)
 
 
-@functools.lru_cache(maxsize=512)
+@remembered
 def _shapes(key: ConfigKey) -> Counter:
     """(shape, dim that tensor parallelism cuts or None) → how many parameters are like this, tied ones once."""
     config = key.config
@@ -302,7 +303,7 @@ def _shapes(key: ConfigKey) -> Counter:
     return Counter((tuple(parameter.shape), cut.get(id(parameter))) for parameter in model.parameters())
 
 
-@functools.lru_cache(maxsize=512)
+@remembered
 def _last_shapes(key: ConfigKey) -> Counter:
     """(rows, elements in a row) → how many, of the group that accelerate leaves gathered."""
     _, last = accelerate_groups(build_model(key.config, CONVENTIONS["mixed"].dtype), adapters=False)

@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..cards import CATALOG, GPUSpec, card
 from ..drawing.shards import draw_step
 from ..errors import WrongValue
 from ..language import tr
 from ..models.adapters import LORA_RANK
-from ..models.configs import resolve_model_id
+from ..models.configs import cached_by_model, resolve_model_id
 from ..models.depth import from_shallow, kind_of_batch, text_config
 from ..models.offloaded import Moved, require_offload
 from ..remembered import remembered
@@ -192,6 +192,28 @@ class RankStep:
 
     def _repr_svg_(self) -> str:
         return draw_step(self).svg()
+
+
+class RankNeed(NamedTuple):
+    """What a rank takes of a card, in bytes: a `RankStep`'s numbers without its trace.
+
+    card: without NCCL's buffers. sent: of parameters and gradients.
+    """
+
+    card: int
+    tensors: int
+    at_peak: dict[str, int]
+    sent: int
+    offloaded: int
+    pinned: int
+
+
+@cached_by_model
+def rank_need(model: str, ranks: int, stage: int, **settings: Any) -> RankNeed:
+    """What `rank_step` counts with these arguments, and the least capacity in which the caching allocator manages."""
+    step = rank_step(model, ranks, stage, **settings)
+    sent = step.parameters_and_gradients_sent
+    return RankNeed(step.card_bytes, step.total, dict(step.at_peak), sent, step.offloaded_bytes, step.pinned_bytes)
 
 
 def rank_step(
