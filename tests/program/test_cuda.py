@@ -1,6 +1,7 @@
 """The face of CUDA: tensors, modules, values, and that nothing stays replaced."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -392,3 +393,27 @@ def test_a_model_built_inside_a_block_leaves_predictions_after_it_as_they_were(m
         inside = torch.zeros(1, device="cuda")
     build_model(config, torch.float32)
     assert not import_utils.is_fake_tensor(inside)
+
+
+def test_a_parameters_data_may_leave_the_card_and_come_back():
+    """As where blocks are swapped: its place on the card is free meanwhile."""
+    with cuda("T4") as gpu:
+        layer = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
+        weight, held = layer.weight, torch.cuda.memory_allocated()
+        layer.weight.data = layer.weight.data.to("cpu")
+        assert layer.weight is weight and layer.weight.device.type == layer.weight.data.device.type == "cpu"
+        assert torch.cuda.memory_allocated() == held - 4 * 2**20
+        layer.weight.data = layer.weight.data.to("cuda")
+        assert layer.weight is weight and layer.weight.device.type == "cuda" and layer.weight.requires_grad
+        layer(torch.ones(8, 1024, device="cuda")).sum().backward()
+        assert layer.weight.grad.device.type == "cuda"
+        assert sum(block.nbytes for block in gpu.watch.blocks.values() if block.freed is None) > 8 * 2**20
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_python_s_pickle_copies_a_tensor(writes, tmp_path):
+    with cuda("T4", writes=writes):
+        copied = pickle.loads(pickle.dumps({"layer": torch.nn.Linear(2, 1), "mask": torch.ones(2)}))
+        assert copied["mask"].tolist() == [1.0, 1.0] and copied["layer"].weight.shape == (1, 2)
+        torch.save(copied["mask"], tmp_path / "mask.pt")
+    assert (tmp_path / "mask.pt").exists() == writes

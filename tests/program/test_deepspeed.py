@@ -90,6 +90,26 @@ def test_stage_3_keeps_a_part_of_everything():
     assert report.at_peak["parameters"] >= 2 * 8 * MIB // 4  # and what is gathered at that moment
 
 
+def test_steps_within_a_step_are_not_counted():
+    with cuda("T4") as gpu:
+        layer = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(layer.parameters())
+        gpu.watch.within_a_step = True
+        for _ in range(3):
+            optimizer.step()
+        assert gpu.watch.steps == 0
+        gpu.watch.count_step(layer)
+        assert gpu.watch.steps == 1
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("stage", ["1", "2", "3"])
+def test_a_step_of_the_engine_is_one_of_however_many_groups(stage):
+    report = run(str(PROGRAMS / "zero_groups.py"), [stage], gpu="T4", gpus=2)
+    assert report.error is None and report.steps == 3
+    assert [phase for phase, _ in report.watch.spans].count("backward") == 3 * 2  # two micro-batches each
+
+
 @needs_deepspeed
 @pytest.mark.parametrize("stage", ["2", "3"])
 def test_an_optimizer_on_the_cpu_is_not_on_the_card(stage):

@@ -374,3 +374,10 @@ def test_inference_mode_brings_results_to_the_cpu(card):
         counts.square_()
         counts.subtract_(1)
         assert counts.tolist() == [3, 8]  # once each
+
+
+def test_floats_are_known_one_by_one(card):
+    """As diffusers' schedulers look for their place in a list of times."""
+    times = torch.tensor([999.0, 666.0, 333.0, 0.0], device="cuda")
+    assert [(times == one).nonzero().tolist() for one in times] == [[[0]], [[1]], [[2]], [[3]]]
+    assert [part.tolist() for part in times.chunk(2)] == [[999.0, 666.0], [333.0, 0.0]]

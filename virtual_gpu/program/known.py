@@ -178,7 +178,7 @@ def follow(func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         may_be_known = out.dtype in _OR_MASKS
     else:
         several = isinstance(out, (tuple, list)) and bool(out)
-        may_be_known = several and isinstance(out[0], torch.Tensor) and out[0].dtype in DTYPES
+        may_be_known = several and isinstance(out[0], torch.Tensor) and out[0].dtype in _OR_MASKS
     if not may_be_known:
         for tensor in _written(func, args, kwargs) if writes else ():  # a batch norm's running mean, foreach
             forget(tensor)

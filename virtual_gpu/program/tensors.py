@@ -150,7 +150,12 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
         if ours(value) and isinstance(tensor, torch.nn.Parameter):
             gpu.watch.claim([value], "parameters")  # so ZeRO gathers one
-        if type(value) is FakeTensor and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        arrives = type(value) is FakeTensor and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        leaves = ours(tensor) and type(value) in (
+            torch.Tensor,
+            torch.nn.Parameter,
+        )  # for the CPU
+        if arrives or leaves:
             if isinstance(tensor, torch.nn.Parameter):
                 value = torch.nn.Parameter(value, tensor.requires_grad)
             swap_tensors(tensor, value)

@@ -88,13 +88,14 @@ class Watch:
     spans: list[tuple[str, int]] = field(default_factory=lambda: [(LOADING, 0)])
     reserved_peaks: list[int] = field(default_factory=lambda: [0])
     steps: int = 0
+    within_a_step: bool = False  # of something that counts its own
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._stacks = Stacks()
         self.modules = Modules()
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._steps_of: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        self._steps_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     # -- what the meter tells ------------------------------------------------------------------------------------------
 
@@ -261,7 +262,12 @@ class Watch:
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._claim_state(optimizer)
         self.enter(BETWEEN)
-        self._steps_of[optimizer] = self._steps_of.get(optimizer, 0) + 1
+        if not self.within_a_step:
+            self.count_step(optimizer)
+
+    def count_step(self, of: Any) -> None:
+        """Another step of an optimizer, or of what calls several optimizers' `step` in one of its own."""
+        self._steps_of[of] = self._steps_of.get(of, 0) + 1
         self.steps = max(self._steps_of.values())
         self.stepped()
 

@@ -15,11 +15,17 @@ from .watch import SAVING, Watch
 
 
 def install(patches: Patches, imports: Imports, watch: Watch) -> None:
-    """Replace `torch.save`, and safetensors', transformers', peft's and accelerate's savers."""
+    """Replace `torch.save`, and safetensors', transformers', peft's and accelerate's savers.
+
+    A storage by itself is still written: that is how Python's pickle copies a tensor to another process.
+    """
 
     def skip(owner: Any, name: str, what: str) -> Any:
         @functools.wraps(getattr(owner, name), assigned=("__name__", "__qualname__", "__doc__"))
         def skipped(*args: Any, **kwargs: Any) -> None:
+            if args and isinstance(args[0], (torch.UntypedStorage, torch.TypedStorage)):
+                patches.original(owner, name)(*args, **kwargs)
+                return
             before = watch.phase
             watch.enter(SAVING)
             watch.note(
