@@ -146,6 +146,15 @@ def test_the_command_and_its_exit_status(tmp_path, capsys):
     assert main(["--gpu", "T5", str(fails)]) == 2
 
 
+def test_what_is_not_run_again_is_said(tmp_path, capsys, monkeypatch):
+    large = tmp_path / "large.py"
+    large.write_text("import torch\ntorch.empty(2**35, dtype=torch.uint8, device='cuda')\n")
+    monkeypatch.setattr("virtual_gpu.program.command._LONG_SECONDS", 0)
+    for asked, told in (([], True), (["--no-advise"], False)):
+        assert main([*asked, str(large)]) == 1
+        assert ("--advise를 주면" in capsys.readouterr().out) is told
+
+
 def test_pytorchs_viewer_reads_the_snapshot(tmp_path):
     from torch.cuda import _memory_viz
 

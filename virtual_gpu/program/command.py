@@ -99,13 +99,18 @@ def execute(args: argparse.Namespace) -> int:
         )  # fmt: skip
     if report.error is not None:
         print_traceback(report.error)
-    if (
-        report.status == OOM
-        and not report.host.killed
-        and (report.seconds < _LONG_SECONDS if args.advise is None else args.advise)
-    ):
-        tried = advice(_options(args), command, told=_tell_again)
-        report.tried = [one.row() for one in tried]
+    if report.status == OOM and not report.host.killed:
+        if report.seconds < _LONG_SECONDS if args.advise is None else args.advise:
+            tried = advice(_options(args), command, told=_tell_again)
+            report.tried = [one.row() for one in tried]
+        elif args.advise is None:
+            report.notes.append(
+                tr(
+                    ko=f"{_LONG_SECONDS}초가 넘게 걸려 다시 실행해 보지 않았다. --advise를 주면 한 가지씩 바꿔 해 본다",
+                    en=f"took more than {_LONG_SECONDS} s, so nothing else was tried: --advise runs it again with one "
+                    "thing changed",
+                )
+            )
     for name, text in (
         (args.report, lambda: json.dumps(report.json())),
         (args.html, lambda: html.page(report)),
