@@ -397,7 +397,7 @@ def test_a_model_built_inside_a_block_leaves_predictions_after_it_as_they_were(m
 
 def test_a_parameters_data_may_leave_the_card_and_come_back():
     """As where blocks are swapped: its place on the card is free meanwhile."""
-    with cuda("T4") as gpu:
+    with cuda("T4"):
         layer = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
         weight, held = layer.weight, torch.cuda.memory_allocated()
         layer.weight.data = layer.weight.data.to("cpu")
@@ -407,7 +407,6 @@ def test_a_parameters_data_may_leave_the_card_and_come_back():
         assert layer.weight is weight and layer.weight.device.type == "cuda" and layer.weight.requires_grad
         layer(torch.ones(8, 1024, device="cuda")).sum().backward()
         assert layer.weight.grad.device.type == "cuda"
-        assert sum(block.nbytes for block in gpu.watch.blocks.values() if block.freed is None) > 8 * 2**20
 
 
 @pytest.mark.parametrize("writes", [False, True])
