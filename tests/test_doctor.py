@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from virtual_gpu.cards import CATALOG
+from virtual_gpu.changes import _WHAT, CHANGES, what
 from virtual_gpu.command import main
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.doctor import diagnose, foreign, places, sizes, text
-from virtual_gpu.doctor.changes import _WHAT, CHANGES, FIRST, what
+from virtual_gpu.doctor.changes import FIRST
 from virtual_gpu.doctor.diagnosis import first_changes
 from virtual_gpu.doctor.message import Size, messages
 from virtual_gpu.doctor.report import command

@@ -57,6 +57,8 @@ ORDER = [
     ["virtual_gpu.models.*"],
     ["virtual_gpu.step.*"],
     ["virtual_gpu.shards.*"],
+    # What people change: its lines, and a sentence for each.
+    ["virtual_gpu.changes"],
     # Any program, on a card that it takes for a real one.
     ["virtual_gpu.program.*"],
     # What people ask: will it fit, and what would? Then the doors: a function, the package's names, the command.

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from helpers import predict_memory, shard_ledger
-from virtual_gpu.doctor.changes import CHANGES
+from virtual_gpu.changes import CHANGES
 from virtual_gpu.drawing.labels import phase_label
 from virtual_gpu.report import MemoryReport
 from virtual_gpu.units import GiB

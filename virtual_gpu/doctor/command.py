@@ -7,11 +7,11 @@ import json
 import sys
 from typing import Any
 
+from ..changes import CHANGES, what
 from ..errors import WrongValue
 from ..language import LANGUAGES, tr
 from ..terminal import FITS, NOTHING_FITS, say
 from .answer import diagnose
-from .changes import CHANGES, what
 from .diagnosis import CANNOT_TELL, as_json, first_changes
 from .report import command, text
 from .text import read_end

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
+from ..changes import CHANGES, what
 from ..language import tr
 from . import foreign, words
-from .changes import CHANGES, what
 from .diagnosis import Diagnosis, first_changes
 from .report import command, headline, hints, numbers, where
 

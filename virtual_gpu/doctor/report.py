@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 
+from ..changes import CHANGES, lines_of, what
 from ..language import tr
 from ..units import human_bytes as size
 from . import foreign, places, words
-from .changes import CHANGES, what
 from .diagnosis import CANNOT_TELL, Diagnosis, first_changes
 from .sizes import others, own
 
@@ -123,15 +123,7 @@ def hints(diagnosis: Diagnosis) -> list[str]:
 def _try(diagnosis: Diagnosis) -> list[str]:
     lines: list[str] = []
     for number, key in enumerate(first_changes(diagnosis), 1):
-        change = CHANGES[key]
-        lines.append(f"{number}. {what(key)}")
-        if change.trainer:
-            lines.append(f"   Trainer: {change.trainer}")
-        lines += [f"   PyTorch: {line}" if at == 0 else f"            {line}" for at, line in enumerate(
-            change.loop.splitlines()
-        )]  # fmt: skip
-        if change.shell:
-            lines.append(f"   $ {change.shell}")
+        lines += [f"{number}. {what(key)}", *(f"   {line}" for line in lines_of(key))]
         if tried := command(diagnosis, key):
             lines.append(f"   $ {tried}")
     head = tr(

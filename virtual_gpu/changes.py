@@ -1,0 +1,211 @@
+"""What one can change: the same line as Trainer's argument and in a loop of one's own, and how to try it.
+
+The doctor proposes them, `virtual-gpu run` makes some of them in a program, tools/cheat_sheet.py prints the lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .language import tr
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change. trainer: arguments of TrainingArguments; loop: lines of Python; shell: a line of the terminal.
+
+    environment, options: of the command that tries it on a virtual card; options None: a virtual card does not show it.
+    """
+
+    trainer: str = ""
+    loop: str = ""
+    shell: str = ""
+    environment: str = ""
+    options: tuple[str, ...] | None = ()
+
+
+_EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+
+CHANGES = {
+    "accumulation": Change(
+        "per_device_train_batch_size=4, gradient_accumulation_steps=4",
+        "(loss / 4).backward()\nif step % 4 == 3: optimizer.step(); optimizer.zero_grad()",
+    ),
+    "checkpointing": Change("gradient_checkpointing=True", "model.gradient_checkpointing_enable()\nmodel.train()"),
+    "offload": Change(
+        'gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False, "offload": True}',
+        'model.gradient_checkpointing_enable({"use_reentrant": False}, offload=True)',
+    ),
+    "fused": Change(
+        'optim="adamw_torch_fused"', "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)"
+    ),
+    "shorter": Change("", 'tokenizer(texts, truncation=True, max_length=128, padding=True, return_tensors="pt")'),
+    "eight_bit": Change(
+        'optim="adamw_bnb_8bit"',
+        "import bitsandbytes as bnb\noptimizer = bnb.optim.AdamW8bit(model.parameters(), lr=1e-5)",
+    ),
+    "lora": Change(
+        "",
+        'model = get_peft_model(model, LoraConfig(r=8, task_type="CAUSAL_LM"))\nmodel.enable_input_require_grads()',
+    ),
+    "qlora": Change(
+        "",
+        'four_bit = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", '
+        "bnb_4bit_compute_dtype=torch.float16)\n"
+        "model = AutoModelForCausalLM.from_pretrained(name, quantization_config=four_bit)\n"
+        "model = prepare_model_for_kbit_training(model)",
+    ),
+    "mixed": Change(
+        "fp16=True",
+        'scaler = torch.amp.GradScaler("cuda")\n'
+        'with torch.autocast("cuda", dtype=torch.float16): loss = model(**batch).loss\n'
+        "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
+    ),
+    "expandable": Change(shell=f"export {_EXPANDABLE}", environment=_EXPANDABLE),
+    "other_processes": Change(shell="nvidia-smi", options=None),
+    "one_card_a_rank": Change(loop='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))', options=None),
+    "restart": Change(loop="del model, optimizer\ngc.collect(); torch.cuda.empty_cache()", options=None),
+    "outside_handler": Change(
+        loop="failed = False\ntry:\n    step(batch_size)\nexcept torch.OutOfMemoryError:\n    failed = True\n"
+        "if failed:\n    step(batch_size // 2)"
+    ),
+    "no_limit": Change(loop="torch.cuda.set_per_process_memory_fraction(1.0)", options=None),
+    "sixteen_bits": Change("", "model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)"),
+    "device_map": Change("", 'model = AutoModelForCausalLM.from_pretrained(name, device_map="auto")', options=None),
+    "sdpa": Change("", 'model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="sdpa")'),
+    "fused_loss": Change(
+        "use_liger_kernel=True",
+        "from liger_kernel.transformers import AutoLigerKernelForCausalLM\n"
+        "model = AutoLigerKernelForCausalLM.from_pretrained(name)",
+        options=None,
+    ),
+    "fused_head": Change(
+        "",
+        "from trl.trainer import add_fused_lm_head\nadd_fused_lm_head(model)\n"
+        "loss = model(**batch, fused_lm_head=True).loss",
+    ),
+    "smaller_batch": Change("per_device_train_batch_size=1", "loader = DataLoader(dataset, batch_size=1)"),
+    "preprocess_logits": Change(
+        "",
+        "trainer.preprocess_logits_for_metrics = lambda logits, labels: logits.argmax(-1)",
+        options=("--through-evaluation",),
+    ),
+    "loss_only": Change(
+        "prediction_loss_only=True",
+        "losses = []\nwith torch.no_grad():\n    for batch in loader: losses.append(model(**batch).loss.item())",
+        options=("--through-evaluation",),
+    ),
+    "eval_accumulation": Change(
+        "eval_accumulation_steps=1",
+        "kept = []\nwith torch.no_grad():\n    for batch in loader: kept.append(model(**batch).logits.cpu())",
+        options=("--through-evaluation",),
+    ),
+    "eval_batch": Change(
+        "per_device_eval_batch_size=1",
+        "with torch.no_grad():\n    for batch in DataLoader(dataset, batch_size=1): model(**batch)",
+        options=("--through-evaluation",),
+    ),
+    "fewer_tokens": Change("", "model.generate(**inputs, max_new_tokens=128)", options=("--through-evaluation",)),
+    "fewer_sequences": Change("", "for one in prompts: model.generate(**one)", options=("--through-evaluation",)),
+    "offloaded_cache": Change("", 'model.generate(**inputs, cache_implementation="offloaded")', options=None),
+    "load_on_cpu": Change("", 'state = torch.load(path, map_location="cpu")\nmodel.load_state_dict(state)\ndel state'),
+    "model_only": Change(
+        "save_only_model=True", "torch.save(model.state_dict(), path)", options=("--through-evaluation",)
+    ),
+    "to_cpu_first": Change(
+        "", "torch.save({name: value.cpu() for name, value in model.state_dict().items()}, path)", options=None
+    ),
+    "bucket_view": Change("", "DistributedDataParallel(model, gradient_as_bucket_view=True)"),
+    "fewer_workers": Change(
+        "dataloader_num_workers=0, dataloader_pin_memory=False",
+        "loader = DataLoader(dataset, batch_size=4, num_workers=0, pin_memory=False)",
+        options=None,
+    ),
+    "streaming": Change("", "dataset = load_dataset(name, streaming=True)", options=None),
+    "blocking": Change(shell="export CUDA_LAUNCH_BLOCKING=1", environment="", options=None),
+    "synchronous": Change(shell="unset PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF", options=None),
+}
+
+
+# The change in a sentence, in Korean and English. No saving is named: none was computed.
+_WHAT = {
+    "accumulation": ("배치를 줄이고 그만큼 누적한다(예: 16을 4 × 4로)", "a smaller batch, accumulated (16 as 4 × 4)"),
+    "checkpointing": ("그레이디언트 체크포인팅을 켠다", "gradient checkpointing"),
+    "offload": (
+        "체크포인트(블록의 입력)를 RAM에 둔다(transformers 5.17부터). 길이가 길 때 듣는다",
+        "keep checkpoints (blocks' inputs) in RAM (transformers 5.17); it helps at great length",
+    ),
+    "fused": ("스텝의 임시 텐서를 없앤다", "a fused optimizer: no temporaries in its step"),
+    "shorter": ("시퀀스를 자른다", "shorter sequences"),
+    "eight_bit": ("옵티마이저 상태를 8비트로 둔다", "optimizer states in 8 bits"),
+    "lora": ("LoRA로 학습할 파라미터를 줄인다", "LoRA: fewer trainable parameters"),
+    "qlora": ("QLoRA: 가중치를 4비트로 올린다", "QLoRA: weights in 4 bits"),
+    "mixed": ("혼합 정밀도로 학습한다", "mixed precision"),
+    "expandable": (
+        "빈자리를 모아 쓰게 한다(리눅스). 다음 요청까지 통과한다는 뜻은 아니다",
+        "let the allocator gather its holes (Linux); that the requests after this one pass too is not said",
+    ),
+    "other_processes": (
+        "카드를 쓰는 다른 프로세스를 찾아, 자기 것이면 끝낸다",
+        "find who else is on the card; end what is yours",
+    ),
+    "one_card_a_rank": ("rank마다 카드를 하나씩 쓰는지 본다", "see that each rank has a card of its own"),
+    "restart": (
+        "앞의 실행이 남긴 것을 놓는다(노트북이면 커널을 다시 시작한다)",
+        "let go of what an earlier run left (in a notebook: restart the kernel)",
+    ),
+    "outside_handler": (
+        "except 밖에서 다시 시도한다. 안에서는 표시만 한다",
+        "try again outside except; inside it note only that it failed",
+    ),
+    "no_limit": ("프로그램이 건 한도를 푼다", "lift the limit that the program set itself"),
+    "sixteen_bits": ("가중치를 16비트로 올린다", "load the weights in 16 bits"),
+    "device_map": ("모델을 여러 카드와 RAM에 나눈다", "spread the model over cards and RAM"),
+    "sdpa": ("점수 행렬을 통째로 만들지 않는 어텐션을 쓴다", "an attention that does not keep the whole score matrix"),
+    "fused_loss": (
+        "로짓을 통째로 만들지 않는 손실을 쓴다(Liger가 아는 모델이면)",
+        "a loss that never makes all logits at once (if Liger knows the model)",
+    ),
+    "fused_head": (
+        "로짓을 조각내어 손실을 계산한다(TRL 1.16부터. SFTTrainer는 처음부터 그렇게 한다)",
+        "a loss from tiles of the logits (TRL 1.16; its SFTTrainer does so by default)",
+    ),
+    "smaller_batch": ("배치를 1로 줄여 본다", "batch 1"),
+    "preprocess_logits": (
+        "평가에서 로짓 대신 지표에 쓸 것만 모은다. compute_metrics는 그때 토큰 번호를 받는다",
+        "gather what the metric needs instead of logits; compute_metrics then gets token ids",
+    ),
+    "loss_only": ("평가에서 로짓을 모으지 않는다", "gather no logits in evaluation"),
+    "eval_accumulation": ("모은 로짓을 스텝마다 CPU로 옮긴다", "move gathered logits to the CPU at each step"),
+    "eval_batch": ("평가의 배치를 줄인다", "a smaller batch in evaluation"),
+    "fewer_tokens": ("만들 토큰 수를 줄인다", "fewer new tokens"),
+    "fewer_sequences": ("한 번에 만드는 시퀀스를 줄인다", "fewer sequences at once"),
+    "offloaded_cache": ("KV 캐시를 RAM에 둔다", "keep the KV cache in RAM"),
+    "load_on_cpu": ("체크포인트를 CPU로 읽는다", "read the checkpoint to the CPU"),
+    "model_only": ("모델만 저장한다", "save the model alone"),
+    "to_cpu_first": ("CPU로 옮긴 뒤에 저장한다", "save from the CPU"),
+    "bucket_view": ("DDP가 그레이디언트를 한 벌만 두게 한다", "one copy of the gradients in DDP"),
+    "fewer_workers": ("DataLoader의 프로세스와 고정 메모리를 줄인다", "fewer loader processes, no pinned memory"),
+    "streaming": ("데이터를 한꺼번에 올리지 않는다", "do not hold the whole data set in RAM"),
+    "blocking": (
+        "오류가 난 줄을 정확히 본다. 이름만 메모리 부족이고 색인 오류일 때도 있다",
+        "see the line that really failed; an index out of range can look like this",
+    ),
+    "synchronous": (
+        "비동기 할당자를 끄면 메시지에 숫자가 더 나온다",
+        "without the asynchronous allocator the message has more numbers",
+    ),
+}
+
+
+def what(key: str) -> str:
+    """The change in a sentence: what it does, and where it does not help."""
+    return tr(*_WHAT[key])
+
+
+def lines_of(key: str) -> list[str]:
+    """What to write, behind whose it is: the Trainer's argument, lines of PyTorch, a line of the terminal."""
+    change = CHANGES[key]
+    lines = [f"Trainer: {change.trainer}"] if change.trainer else []
+    lines += [f"{'         ' if at else 'PyTorch: '}{line}" for at, line in enumerate(change.loop.splitlines())]
+    return [*lines, *([f"$ {change.shell}"] if change.shell else [])]
