@@ -555,7 +555,9 @@ def test_the_command_is_one_of_ours(tmp_path):
     add_to(parser.add_subparsers())
     args = parser.parse_args(["run", "--gpu", "RTX 3090", "--through-evaluation", "train.py"])
     assert args.gpu == found.card.name and args.through_evaluation and args.command == ["train.py"]
-    assert command(diagnose(trace(MINE)), "checkpointing") == "virtual-gpu run --gpu 'RTX 3090' train.py"
+    assert command(diagnose(trace(MINE)), "checkpointing") == (
+        "virtual-gpu run --gpu 'RTX 3090' --change checkpointing train.py"
+    )
 
 
 def test_the_subcommand(tmp_path, capsys, monkeypatch):

@@ -31,22 +31,30 @@ CHANGES = {
         "per_device_train_batch_size=4, gradient_accumulation_steps=4",
         "(loss / 4).backward()\nif step % 4 == 3: optimizer.step(); optimizer.zero_grad()",
     ),
-    "checkpointing": Change("gradient_checkpointing=True", "model.gradient_checkpointing_enable()\nmodel.train()"),
+    "checkpointing": Change(
+        "gradient_checkpointing=True",
+        "model.gradient_checkpointing_enable()\nmodel.train()",
+        options=("--change", "checkpointing"),
+    ),
     "offload": Change(
         'gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False, "offload": True}',
         'model.gradient_checkpointing_enable({"use_reentrant": False}, offload=True)',
     ),
     "fused": Change(
-        'optim="adamw_torch_fused"', "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)"
+        'optim="adamw_torch_fused"',
+        "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)",
+        options=("--change", "fused"),
     ),
     "shorter": Change("", 'tokenizer(texts, truncation=True, max_length=128, padding=True, return_tensors="pt")'),
     "eight_bit": Change(
         'optim="adamw_bnb_8bit"',
         "import bitsandbytes as bnb\noptimizer = bnb.optim.AdamW8bit(model.parameters(), lr=1e-5)",
+        options=("--change", "eight_bit"),
     ),
     "lora": Change(
         "",
         'model = get_peft_model(model, LoraConfig(r=8, task_type="CAUSAL_LM"))\nmodel.enable_input_require_grads()',
+        options=("--change", "lora"),
     ),
     "qlora": Change(
         "",
@@ -54,6 +62,7 @@ CHANGES = {
         "bnb_4bit_compute_dtype=torch.float16)\n"
         "model = AutoModelForCausalLM.from_pretrained(name, quantization_config=four_bit)\n"
         "model = prepare_model_for_kbit_training(model)",
+        options=("--change", "qlora", "--change", "lora"),
     ),
     "mixed": Change(
         "fp16=True",
@@ -70,7 +79,11 @@ CHANGES = {
         "if failed:\n    step(batch_size // 2)"
     ),
     "no_limit": Change(loop="torch.cuda.set_per_process_memory_fraction(1.0)", options=None),
-    "sixteen_bits": Change("", "model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)"),
+    "sixteen_bits": Change(
+        "",
+        "model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)",
+        options=("--change", "sixteen_bits"),
+    ),
     "device_map": Change("", 'model = AutoModelForCausalLM.from_pretrained(name, device_map="auto")', options=None),
     "sdpa": Change("", 'model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="sdpa")'),
     "fused_loss": Change(
@@ -83,8 +96,13 @@ CHANGES = {
         "",
         "from trl.trainer import add_fused_lm_head\nadd_fused_lm_head(model)\n"
         "loss = model(**batch, fused_lm_head=True).loss",
+        options=("--change", "fused_head"),
     ),
-    "smaller_batch": Change("per_device_train_batch_size=1", "loader = DataLoader(dataset, batch_size=1)"),
+    "smaller_batch": Change(
+        "per_device_train_batch_size=1",
+        "loader = DataLoader(dataset, batch_size=1)",
+        options=("--change", "smaller_batch"),
+    ),
     "preprocess_logits": Change(
         "",
         "trainer.preprocess_logits_for_metrics = lambda logits, labels: logits.argmax(-1)",

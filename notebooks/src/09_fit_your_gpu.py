@@ -653,7 +653,7 @@ answer = ...
 exercise("9-3").check(answer)
 
 # %% [markdown] lang="ko"
-# 내 프로그램도 똑같이 한다. `run(...)`의 파일과 인자를 내 것으로 바꾸어 실행하고, 행을 정하고, 하나만 바꾸어 다시 실행한다. 터미널에서는 모듈별, 줄별 표가 있는 보고서를 `--html FILE`로 저장한다. GPU가 여럿이면 `--gpus 8`을 붙이고, `torchrun`이나 `accelerate launch`로 시작하는 명령도 그대로 쓴다. Unsloth로 쓴 프로그램도 고치지 않고 실행한다(PyTorch 2.13에서 해 보았다. Triton이 설치되어 있어야 한다). 같은 QLoRA를 TRL과 Unsloth로 나란히 센 표가 `benchmarks/README.md`에 있다.
+# 내 프로그램도 똑같이 한다. `run(...)`의 파일과 인자를 내 것으로 바꾸어 실행하고, 행을 정하고, 하나만 바꾸어 다시 실행한다. 터미널에서는 모듈별, 줄별 표가 있는 보고서를 `--html FILE`로 저장하고, `--change checkpointing`이나 `--change lora`처럼 주면 프로그램을 고치지 않고 그렇게 바꾸어 실행한다. 메모리가 모자라면 들어갈 때까지 하나씩, 또 여럿을 함께 바꾸어 다시 실행해 보고, 프로그램에 쓸 줄을 출력한다. GPU가 여럿이면 `--gpus 8`을 붙이고, `torchrun`이나 `accelerate launch`로 시작하는 명령도 그대로 쓴다. Unsloth로 쓴 프로그램도 고치지 않고 실행한다(PyTorch 2.13에서 해 보았다. Triton이 설치되어 있어야 한다). 같은 QLoRA를 TRL과 Unsloth로 나란히 센 표가 `benchmarks/README.md`에 있다.
 #
 # ## 9.11 기억할 것
 #

@@ -63,7 +63,7 @@ def _changes(diagnosis: Diagnosis) -> str:
         tr(ko="해 볼 것, 이 순서로", en="Try, in this order"),
         "TrainingArguments",
         tr(ko="직접 쓴 코드, 터미널", en="a loop of one's own, the terminal"),
-        tr(ko="고친 뒤 가상 카드에서", en="changed so, on a virtual card"),
+        tr(ko="가상 카드에서(--change가 없으면 고친 뒤)", en="on a virtual card (without --change: changed so)"),
     )
     head = "".join(f'<th style="{_LEFT}">{escape(text)}</th>' for text in heads)
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>" if rows else ""

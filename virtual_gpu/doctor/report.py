@@ -127,8 +127,10 @@ def _try(diagnosis: Diagnosis) -> list[str]:
         if tried := command(diagnosis, key):
             lines.append(f"   $ {tried}")
     head = tr(
-        ko="해 볼 것, 이 순서로(프로그램을 그렇게 고치고 $의 명령으로 센다. 프로그램의 인자는 그 뒤에 붙인다):",
-        en="Try, in this order (change the program so, then count with the command; its own arguments go behind it):",
+        ko="해 볼 것, 이 순서로($의 명령으로 센다. --change가 있으면 고치지 않은 프로그램을 그렇게 바꾸어 실행하고, "
+        "없으면 먼저 고친다. 프로그램의 인자는 그 뒤에 붙인다):",
+        en="Try, in this order (the command counts it: with --change it makes the change in the program as it is, "
+        "without you make it first; the program's own arguments go behind it):",
     )
     if diagnosis.foreign and diagnosis.foreign.kind == foreign.HOST:
         counts = tr(

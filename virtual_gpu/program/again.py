@@ -10,8 +10,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,10 @@ from ..allocator_settings import VARIABLES, AllocatorSettings
 from ..errors import WrongValue
 from ..language import tr
 from ..trace.saved import Saved, read
-from .report import FAILED, FITS
+from .changed import MADE, can_change
+from .report import FAILED, FITS, Report
+from .trained import Trained
+from .watch import LOADING, STEP
 
 # What programs call the samples of one forward pass.
 _BATCH_SIZES = (
@@ -27,19 +30,33 @@ _BATCH_SIZES = (
     "train-batch-size", "micro-batch-size",
 )  # fmt: skip
 _OF_TRAINERS = "per_device_train_batch_size"  # who has it has gradient_checkpointing (transformers' TrainingArguments)
+_OF_ACTIVATIONS = frozenset(("checkpointing", "fused_head", "smaller_batch"))  # what only they make smaller
+
+_ANOTHER_MODEL = frozenset(("sixteen_bits", "qlora", "lora"))  # fewer bytes for the weights or for what they train
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A run with something changed: in words, the command and environment, and the changes made in the program."""
+
+    change: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Run:
-    """What was changed, and the report of the run, as `Report.json` has it."""
+    """What was changed, and the report of the run, as `Report.json` has it. changes: those made in the program."""
 
     change: str
     report: dict[str, Any]
+    changes: tuple[str, ...] = ()
 
     def row(self) -> dict[str, Any]:
         """What a report keeps of it."""
-        kept = ("status", "judgement", "allocated", "reserved", "seconds")
-        return {"change": self.change, **{name: self.report[name] for name in kept}}
+        kept = ("status", "judgement", "allocated", "reserved", "seconds", "error")
+        return {"change": self.change, "changes": self.changes, **{name: self.report[name] for name in kept}}
 
     @property
     def fits(self) -> bool:
@@ -48,12 +65,17 @@ class Run:
 
 
 def run_again(
-    change: str, options: Sequence[str], command: Sequence[str], environment: Mapping[str, str] | None = None
+    change: str,
+    options: Sequence[str],
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    changes: Sequence[str] = (),
 ) -> Run:
     """Run `virtual-gpu run` with these options and this program; what the program prints is dropped."""
+    made = [text for name in changes for text in ("--change", name)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
-        program = [sys.executable, "-m", "virtual_gpu", "run", "--no-advise", "--report", str(path), *options]
+        program = [sys.executable, "-m", "virtual_gpu", "run", "--no-advise", "--report", str(path), *made, *options]
         done = subprocess.run(
             [*program, *command], env={**os.environ, **(environment or {})}, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False,
@@ -61,7 +83,7 @@ def run_again(
         if not path.exists():
             said = done.stderr.strip().splitlines() or [tr(ko="보고서를 남기지 않았다.", en="left no report.")]
             raise WrongValue(f"{' '.join(command)}: {said[-1]}")
-        return Run(change, json.loads(path.read_text(encoding="utf-8")))
+        return Run(change, json.loads(path.read_text(encoding="utf-8")), tuple(changes))
 
 
 def saved_without(rule: str, options: Sequence[str], command: Sequence[str]) -> Saved:
@@ -72,37 +94,88 @@ def saved_without(rule: str, options: Sequence[str], command: Sequence[str]) -> 
         return read(path)
 
 
-def advice(options: Sequence[str], command: Sequence[str], told: Callable[[str], None]) -> list[Run]:
-    """Runs with one thing changed, the smallest change first, until one fits: what was tried, the last one last.
+def advice(
+    options: Sequence[str], command: Sequence[str], first: Report, told: Callable[[str], None], most: int = 12
+) -> Iterator[Run]:
+    """Runs with something changed, the smallest change first, until one fits: what was tried, the one that fits last.
 
-    told: called with each change before it is tried.
+    first: the run that ran out of memory. told: called with each change before it is tried. most: runs at most. What
+    finds no place in the program, or that the program fails with, is left out of the attempts after it.
     """
-    tried = []
-    for change, changed, environment in _changes(command):
+    without = {name for name in MADE if name in first.changed or not can_change(name)}
+    done, of_activations = set(), True
+    for attempt in _attempts(command, first):
+        changes = tuple(name for name in attempt.changes if name not in without)
+        again = attempt.changes and (not changes or changes in done)
+        if again or len(done) == most or (not of_activations and changes and _OF_ACTIVATIONS.issuperset(changes)):
+            continue
+        change = ", ".join(changes) or attempt.change
         told(change)
-        tried.append(run_again(change, options, changed, environment))
-        if tried[-1].fits:
-            break
-    return tried
+        run = run_again(change, options, attempt.command, attempt.environment, changes)
+        done.add(changes or attempt.change)
+        nowhere = [name for name in changes if not run.report["changed"][name]]
+        without.update(nowhere)
+        if nowhere:
+            made = tuple(name for name in changes if name not in nowhere)
+            run = Run(", ".join(made), run.report, made)
+        if run.report["status"] == FAILED and len(changes) == 1:
+            without.update(changes)
+        if run.changes or not changes:
+            yield run
+        if run.fits:
+            return
+        oom = run.report["oom"]
+        if changes and _OF_ACTIVATIONS.issuperset(changes) and oom and oom["phase"] in (LOADING, STEP):
+            of_activations = False  # the activations are gone by then: fewer of them would not have helped
 
 
-def _changes(command: Sequence[str]) -> list[tuple[str, list[str], dict[str, str]]]:
-    """(in words, the command, the environment) of what can be changed from outside, results as they were first."""
-    changes: list[tuple[str, list[str], dict[str, str]]] = []
-    if not AllocatorSettings.from_environment().expandable_segments:
+def _attempts(command: Sequence[str], first: Report) -> Iterator[Attempt]:
+    """What to try, in this order: first what leaves the results as they are, last what trains something else."""
+    room_for_all = first.trained.least() <= first.capacity
+    holes = not first.oom or first.oom["allocated"] + first.oom["bytes"] <= first.capacity  # else none would help
+    if room_for_all and holes and not AllocatorSettings.from_environment().expandable_segments:
         before = next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
         setting = ",".join(filter(None, [before, "expandable_segments:True"]))
-        changes.append((f"{VARIABLES[0]}={setting}", list(command), dict.fromkeys(VARIABLES, setting)))
+        yield Attempt(f"{VARIABLES[0]}={setting}", tuple(command), dict.fromkeys(VARIABLES, setting))
     names = {word.lstrip("-").partition("=")[0] for word in command[1:]}
-    if _OF_TRAINERS in names and "gradient_checkpointing" not in names:
+    is_trainers = _OF_TRAINERS in names and "gradient_checkpointing" not in names
+    phase = first.oom["phase"] if first.oom else None
+    if is_trainers and room_for_all and phase not in (LOADING, STEP):
         words = ["--gradient_checkpointing", "True"]
-        changes.append((" ".join(words), [*command, *words], {}))
-    name = next((name for name in _BATCH_SIZES if name in names), None)
-    size = None if name is None else value_of(command, name)
-    while size is not None and size > 1:
-        size //= 2
-        changes.append((f"{name} {size}", with_value(command, name, size), {}))
-    return changes
+        yield Attempt(" ".join(words), (*command, *words))
+    batch = next((name for name in _BATCH_SIZES if name in names), None)
+    size = None if batch is None else value_of(command, batch)
+    for changes in _ladder(phase, first.trained):
+        least = first.trained.least(eight_bit="eight_bit" in changes)
+        if least > first.capacity and not _ANOTHER_MODEL.intersection(changes):
+            continue
+        if is_trainers and changes == ("checkpointing",):
+            continue  # its argument was tried
+        if changes == ("smaller_batch",) and size is not None:
+            while size > 1:
+                size //= 2
+                yield Attempt(f"{batch} {size}", tuple(with_value(command, batch, size)))
+        else:
+            yield Attempt(", ".join(changes), tuple(command), changes=changes)
+
+
+def _ladder(phase: str | None, trained: Trained) -> Iterator[tuple[str, ...]]:
+    """Sets of changes, by the phase in which the memory ran out."""
+    lora = () if trained.adapters else ("lora",)
+    four = () if trained.quantized else ("qlora", *lora)  # with adapters: nobody trains weights of 4 bits
+    if phase == LOADING:
+        wider = () if trained.sixteen_bits or trained.quantized else ("sixteen_bits",)
+        ladder = [wider, ("sixteen_bits", "eight_bit") if wider else (), (*wider, *lora) if lora else ()]
+    elif phase == STEP:
+        ladder = [("fused",), ("eight_bit",), lora]
+    else:
+        activations = ("checkpointing", "fused_head")
+        ladder = [*((name,) for name in activations), activations, ("smaller_batch",), (*activations, "smaller_batch")]
+        ladder += [("eight_bit",), (*activations, "eight_bit"), (*activations, "smaller_batch", "eight_bit")]
+        ladder += [lora, (*activations, *lora)] if lora else []
+    if four:  # it may put adapters on the model after it is loaded
+        ladder += [four, (*four, "fused_head"), *([("qlora",)] if phase == LOADING and lora else [])]
+    yield from filter(None, ladder)
 
 
 def value_of(command: Sequence[str], argument: str) -> int | None:

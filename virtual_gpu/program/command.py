@@ -17,6 +17,7 @@ from ..terminal import Parser, answer, say, tell
 from ..writing import check_folder, write
 from . import html
 from .again import Run, advice, largest
+from .changed import MADE
 from .frames import OURS
 from .report import FAILED, FITS, OOM, Report
 from .runner import run
@@ -95,14 +96,16 @@ def execute(args: argparse.Namespace) -> int:
             command[0], command[1:], gpu=args.gpu, module=bool(args.module), steps=args.steps,
             through_evaluation=args.through_evaluation, values=args.values, gpus=args.gpus, rank=args.rank,
             limited=not args.unlimited, host=args.host, writes=args.write_files, snapshot_file=args.snapshot,
-            without=args.without, sent=None if args.sent is None else (int(args.sent[0]), args.sent[1]),
+            without=args.without, changes=args.change,
+            sent=None if args.sent is None else (int(args.sent[0]), args.sent[1]),
         )  # fmt: skip
     if report.error is not None:
         print_traceback(report.error)
     if report.status == OOM and not report.host.killed:
         if report.seconds < _LONG_SECONDS if args.advise is None else args.advise:
-            tried = advice(_options(args), command, told=_tell_again)
-            report.tried = [one.row() for one in tried]
+            with contextlib.suppress(KeyboardInterrupt):  # ends the attempts, not the report
+                for one in advice(_options(args), command, report, told=_tell_again):
+                    report.tried.append(one.row())
         elif args.advise is None:
             report.notes.append(
                 tr(
@@ -162,6 +165,7 @@ def _options(args: argparse.Namespace) -> list[str]:
     options += ["--host", args.host] if args.host else []
     options += ["--values", args.values, *(["--through-evaluation"] if args.through_evaluation else [])]
     options += [*(["--unlimited"] if args.unlimited else []), *(f"--without={rule}" for rule in args.without)]
+    options += [text for name in args.change for text in ("--change", name)]
     return options + (["-m"] if args.module else [])
 
 
@@ -208,6 +212,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         ),
         "unlimited": tr(ko="한도 없이 센다", en="never run out: how much would it need?"),
         "without": tr(ko="CUDA의 이 규칙을 뺀다(여러 번 쓸 수 있다)", en="leave out a rule of CUDA's; may be repeated"),
+        "change": tr(
+            ko=f"프로그램에서 이것을 바꾼다(여러 번 쓸 수 있다): {', '.join(MADE)}",
+            en=f"change this in the program; may be repeated: {', '.join(MADE)}",
+        ),
         "module": tr(ko="python -m처럼 모듈을 실행한다", en="run a module, as python -m does"),
     }
     add = parser.add_argument
@@ -220,6 +228,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--values", default="answer", metavar="answer|stop|NUMBER", help=texts["values"])
     add("--write-files", action="store_true", help=texts["writes"])
     add("--unlimited", action="store_true", help=texts["unlimited"])
+    add("--change", action="append", default=[], metavar="NAME", help=texts["change"])
     add("--without", action="append", default=[], metavar="RULE", help=texts["without"])
     add("--language", choices=LANGUAGES, default=None)
     add("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE …", help=texts["module"])

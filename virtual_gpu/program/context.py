@@ -19,6 +19,7 @@ from ..turns import holding_the_process
 from ..units import positive_int
 from . import (
     amp,
+    changed,
     compiled,
     driver,
     eager,
@@ -117,6 +118,7 @@ def cuda(
     writes: bool = False,
     host: str | Machine | None = None,
     without: Iterable[str] = (),
+    changes: Iterable[str] = (),
 ) -> Iterator[ProgramGPU]:
     """Give the block a CUDA GPU: `torch.cuda` finds it, tensors moved there are counted, those of the CPU stay real.
 
@@ -124,7 +126,8 @@ def cuda(
     memory. values: "answer", "stop" or a number, see `values`. writes: the program may write its checkpoints, with
     ones where there are no values. host: the machine whose RAM there is, "Colab", "Kaggle" or "32GB" (see
     `host.machines`): `HostOutOfMemory` where it ends; None counts it without limit (`gpu.host.report()`). without:
-    names of CUDA's rules to leave out (`rules.active.RULES`), as `compare` does to explain a difference. Everything
+    names of CUDA's rules to leave out (`rules.active.RULES`), as `compare` does to explain a difference. changes: what
+    is to be other in the program (`changed.MADE`), how often each found its place is in `gpu.changes`. Everything
     that is replaced meanwhile is put back at the end, whatever happens. NotSupported while such a block is open, in
     this thread or another.
     """
@@ -135,7 +138,9 @@ def cuda(
             tr(ko=f"rank={rank!r:.80}: 0부터 {gpus - 1}까지다.", en=f"rank={rank!r:.80}: 0 to {gpus - 1}.")
         )
     room = None if host is None else machine(host)
+    made = changed.check_changes(changes)
     device = ProgramGPU(spec, limited=limited, values=values, rank=rank, ranks=gpus, host=room, without=without)
+    device.changes = made
     patches = Patches()
     with ExitStack() as stack:
         with interrupts_later():  # none between what is replaced and the note of it
@@ -164,6 +169,7 @@ def cuda(
             extensions.install(patches, imports, watch)
             triton_kernels.install(patches, imports, device, watch)
             zero.install(patches, imports, watch)
+            changed.install(patches, imports, made)
         stack.enter_context(_interruptible(device))
         stack.enter_context(device)
         yield device

@@ -52,7 +52,10 @@ small{color:var(--muted)}
 def page(report: Report) -> str:
     """A complete HTML document."""
     title = f"{report.program}, {report.gpu}"
-    text = [f"<p>{html.escape(line)}</p>" for line in (report.summary, *_host(report), *report.advice)]
+    text = [f"<p>{html.escape(line)}</p>" for line in (report.summary, *_host(report), *report.changes_made)]
+    text += [f"<p>{html.escape(line)}</p>" for line in report.advice]
+    if report.to_write:
+        text.append(f"<pre>{html.escape(chr(10).join(report.to_write))}</pre>")
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in report.notes)
     rules = ", ".join(f"{name} ({versions})" for name, versions in report.rules.items())
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ..cards import Range
+from ..changes import lines_of
 from ..counting.convolutions import Convolutions
 from ..host.meter import HostOutOfMemory
 from ..host.report import HostReport
@@ -20,7 +21,9 @@ from ..room import TIGHT, TOO_MUCH, Room, room_on
 from ..shards.nccl import of_groups
 from ..units import human_bytes
 from . import words
+from .changed import not_found
 from .device import ProgramGPU
+from .trained import Trained, trained
 from .watch import CATEGORIES, Watch, category_of
 
 SCHEMA = 2  # of `Report.json`
@@ -34,8 +37,9 @@ class Report:
     status: "fits", "oom" or "failed". phases: name → (peak allocated, peak reserved). at_peak: category → bytes at the
     moment of the highest peak, modules and lines: largest first. allocated, reserved: their highest values.
     fragmentation: reserved and not allocated, at the end. rules: of CUDA in force → the versions
-    they hold for. versions: of the libraries that the program loaded. error: the exception that ended the program.
-    host: of the machine's RAM.
+    they hold for. versions: of the libraries that the program loaded. changed: what was made other in the program →
+    how often its place was found; tried: what it was run again with. error: the exception that ended the program.
+    host: of the machine's RAM. trained: what a step must hold, where the memory ran out.
     """
 
     program: str
@@ -58,14 +62,16 @@ class Report:
     versions: dict[str, str]
     room: Room | None = field(default=None, repr=False)
     oom: dict[str, Any] | None = None
+    changed: dict[str, int] = field(default_factory=dict)
     tried: list[dict[str, Any]] = field(default_factory=list)
     error: BaseException | None = field(default=None, repr=False)
     watch: Watch | None = field(default=None, repr=False)
+    trained: Trained = field(default_factory=Trained)
     host: HostReport | None = None
 
     def json(self) -> dict[str, Any]:
         """All of it, in JSON's types; "schema" grows when a name changes its meaning."""
-        plain = {k: v for k, v in vars(self).items() if k not in ("error", "watch", "room", "host")}
+        plain = {k: v for k, v in vars(self).items() if k not in ("error", "watch", "room", "host", "trained")}
         plain["judgement"] = self.judgement
         plain["room"] = None if self.room is None else self.room.to_dict()
         plain["host"] = None if self.host is None else self.host.to_dict()
@@ -118,14 +124,40 @@ class Report:
             place, asked = f"{self.oom['file']}:{self.oom['line']}", human_bytes(self.oom["bytes"])
             within = ", ".join(filter(None, (self.oom["module"], words.phase(self.oom["phase"]))))
             out.append(tr(ko=f"{place}에서 {asked} 요청({within})", en=f"{place} asked for {asked} ({within})"))
+            if (least := self.trained.least()) > self.capacity:
+                out.append(
+                    tr(
+                        ko=f"가중치, 학습하는 파라미터의 그레이디언트와 옵티마이저 상태만으로 {human_bytes(least)}다. "
+                        "활성값을 줄여서는 들어가지 않는다",
+                        en=f"weights, and gradients and optimizer states of what is trained, are {human_bytes(least)} "
+                        "alone: fewer activations would not do",
+                    )
+                )
         for one in self.tried:
             change, reserved = one["change"], human_bytes(one["reserved"])
             if one["status"] == FITS:
                 result = tr(ko=f"들어간다({reserved} 예약)", en=f"fits, {reserved} reserved")
+            elif one["status"] == FAILED:
+                result = tr(ko=f"프로그램이 실패한다({one['error']})", en=f"the program fails ({one['error']})")
             else:
                 result = tr(ko="그래도 모자란다", en="still out of memory")
             out.append(tr(ko=f"다시 실행: {change} → {result}", en=f"run again with {change}: {result}"))
         return out
+
+    @property
+    def changes_made(self) -> list[str]:
+        """What was other than the program says, one line each."""
+        return [
+            tr(ko=f"바꾼 것: {name}({times}곳)", en=f"changed: {name}, {times} time{'' if times == 1 else 's'}")
+            for name, times in self.changed.items()
+            if times
+        ]
+
+    @property
+    def to_write(self) -> list[str]:
+        """Of the changes that made it fit, what to write into the program."""
+        fits = [one for one in self.tried if one["status"] == FITS]
+        return [line for one in fits for name in one["changes"] for line in lines_of(name)]
 
     def on_host(self) -> list[tuple[str, int]]:
         """(category, bytes) at the peak of the host's RAM."""
@@ -167,7 +199,9 @@ class Report:
         )
         out = [f"{self.program}, {self.gpu} ({human_bytes(self.capacity)}): {self.verdict}", f"  {self.summary}"]
         out += [f"  {self.host.line}"] if self.host is not None else []
+        out += [f"  {line}" for line in self.changes_made]
         out += [f"  {line}" for line in self.advice]
+        out += [f"    {line}" for line in self.to_write]
         for head, names, numbers in sections:
             if names:
                 out += ["", head, *(f"{n:>14}  {name}" for n, name in zip(numbers, names, strict=True))]
@@ -212,7 +246,7 @@ def make_report(
     for name, start in watch.spans:
         if start <= peak_at:
             phase = name
-    notes = list(watch.notes)
+    notes = [*watch.notes, *not_found(gpu.changes)]
     if gpu.host.unfilled_bytes:
         unfilled = human_bytes(gpu.host.unfilled_bytes)
         notes.append(
@@ -234,6 +268,7 @@ def make_report(
     if gpu.convolutions.count:
         notes.append(_convolutions(gpu.convolutions))
     allocator = gpu.meter.allocator
+    what = trained(watch) if gpu.last_oom else Trained()
     return Report(
         program=program, gpu=gpu.name, capacity=gpu.capacity_bytes, status=status, steps=watch.steps, seconds=seconds,
         allocated=peak, reserved=max(watch.reserved_peaks), fragmentation=allocator.unused_bytes, peak_phase=phase,
@@ -241,7 +276,8 @@ def make_report(
         lines=[(file, line, nbytes) for (file, line), nbytes in lines.most_common()],
         values=[(a.asked, a.answer, a.where, count) for a, count in gpu.answers.most_common()], notes=notes,
         rules={rule.name: rule.versions for rule in gpu.rules.active()}, versions=_versions(),
-        room=room_on(gpu.spec, _nccl(gpu)), oom=gpu.last_oom, error=error, watch=watch,
+        room=room_on(gpu.spec, _nccl(gpu)), oom=gpu.last_oom, changed=dict(gpu.changes), error=error, watch=watch,
+        trained=what,
         host=gpu.host.report(killed=isinstance(error, HostOutOfMemory)),
     )  # fmt: skip
 

@@ -47,12 +47,13 @@ def run(
     sent: tuple[int, str] | None = None,
     host: str | Machine | None = None,
     without: Iterable[str] = (),
+    changes: Iterable[str] = (),
 ) -> Report:
     """Run a script (or with module=True a module, as `python -m`) with these arguments until `steps` optimizer steps.
 
     The program's own errors end up in `Report.error`; KeyboardInterrupt passes. WrongValue where there is no
     such file. snapshot_file: where PyTorch's memory snapshot of the run is written. sent: see `pipeline`.
-    host: the machine whose RAM there is, without: rules to leave out (see `cuda`).
+    host: the machine whose RAM there is, without: rules to leave out, changes: what is to be other (see `cuda`).
     """
     gpus, steps = positive_int(gpus, "gpus"), positive_int(steps, "steps")
     if not 0 <= rank < gpus:
@@ -61,7 +62,7 @@ def run(
     if not module and launcher(program, module) is None and not os.path.exists(program):
         raise WrongValue(tr(ko=f"그런 프로그램이 없다: {program}", en=f"no such program: {program}"))
     given = {"limited": limited, "values": values, "rank": rank, "gpus": gpus, "writes": writes, "host": host}
-    with cuda(gpu, without=without, **given) as device:
+    with cuda(gpu, without=without, changes=changes, **given) as device:
         watch, patches = device.watch, device.patches
         if snapshot_file is not None:
             watch.keep_history()
@@ -73,6 +74,7 @@ def run(
         ends.install(patches, watch, steps, through_evaluation=through_evaluation)
         options = ["--gpu", device.spec.name, "--gpus", str(gpus), "--values", values]
         options += [text for rule in sorted(device.rules.without) for text in ("--without", rule)]
+        options += [text for name in device.changes for text in ("--change", name)]
         ask = pipeline.ask_by_running(options, command)
         processes.install(patches, device)
         _group(patches, device, ask, sent, at_once=ranked)

@@ -165,8 +165,11 @@ class Watch:
         self.modules.find()  # where a model does not fit, it was never called
         self.name_everything()
         file, line = self.modules.line(sys._getframe(1))
-        module = self.modules.running
-        return dict(bytes=nbytes, file=file, line=line, module=module.text, phase=self.phase, steps=self.steps)
+        module, allocated = self.modules.running, self.gpu.meter.allocator.allocated_bytes
+        return dict(
+            bytes=nbytes, allocated=allocated, file=file, line=line, module=module.text, phase=self.phase,
+            steps=self.steps,
+        )  # fmt: skip
 
     def install(self, patches: Patches) -> None:
         """Watch modules, backward and optimizers."""

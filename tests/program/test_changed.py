@@ -1,0 +1,265 @@
+"""Changes made in a program from outside are the lines that are printed for them: the same bytes."""
+
+import json
+import re
+from dataclasses import MISSING, fields
+from functools import cache
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from virtual_gpu.changes import CHANGES
+from virtual_gpu.command import main
+from virtual_gpu.models.fused_head import has_fused_head
+from virtual_gpu.program import again, cuda
+from virtual_gpu.program.again import Run, advice
+from virtual_gpu.program.changed import MADE
+from virtual_gpu.program.report import Report
+from virtual_gpu.program.runner import run
+from virtual_gpu.program.trained import Trained
+
+IMPORTS = """
+import sys
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+name, dataset = sys.argv[1], [dict(input_ids=list(range(256)), labels=list(range(256)))] * 32
+"""
+LOOP = """
+model = AutoModelForCausalLM.from_pretrained(name)
+model.cuda().train()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+loader = DataLoader(dataset, batch_size=4)
+loader.collate_fn = lambda rows: {key: torch.tensor([row[key] for row in rows]).cuda() for key in rows[0]}
+for batch in loader:
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+TRAINER = """
+model = AutoModelForCausalLM.from_pretrained(name)
+args = dict(per_device_train_batch_size=4, optim="adamw_torch")
+args.update()
+Trainer(model=model, train_dataset=dataset, args=TrainingArguments("out", report_to="none", **args)).train()
+"""
+# What runs together: nobody trains weights of 4 bits, and a batch of 1 is another program's batch.
+SETS = [*((name,) for name in MADE if name != "qlora"), ("qlora", "lora"), ("checkpointing", "fused_head", "eight_bit")]
+NEEDS_HEAD = pytest.mark.skipif(not has_fused_head(), reason="no TRL with the fused head")
+
+
+def written(text: str, names) -> str:
+    """The program with the changes' own lines: in the place of the line that sets the same name, or beside it."""
+    lines = text.splitlines()
+    for key in names:
+        if text is TRAINER and CHANGES[key].trainer:
+            lines = [line.replace("update()", f"update({CHANGES[key].trainer})") for line in lines]
+            continue
+        loop = CHANGES[key].loop.splitlines()
+        place = max(at for at, line in enumerate(lines) if line.startswith("model = "))
+        place += not any(line.startswith("model = AutoModel") for line in loop)
+        for line in loop:
+            target = re.match(r"optimizer =|loader =|loss =|model = AutoModel", line)
+            old = next((at for at, one in enumerate(lines) if target and one.lstrip().startswith(target[0])), None)
+            if old is None:
+                lines.insert(place, line)
+                place += 1
+            else:
+                lines[old] = " " * (len(lines[old]) - len(lines[old].lstrip())) + line
+                place = old + 1 if "model" in target[0] else place
+    return "\n".join(lines)
+
+
+@cache
+def ran(folder, text: str, changes=(), through: str = "loop.py"):
+    (folder / through).write_text(IMPORTS + text)
+    report = run(str(folder / through), [str(folder)], changes=changes)
+    if report.error is not None:
+        raise report.error
+    return report
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model's configuration, and programs beside it."""
+    folder = tmp_path_factory.mktemp("model")
+    config = LlamaConfig(
+        vocab_size=4096, hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=4, architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+    config.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("names", [pytest.param(one, marks=NEEDS_HEAD if "fused_head" in one else ()) for one in SETS])
+@pytest.mark.parametrize("text", (LOOP, TRAINER), ids=("loop", "trainer"))
+def test_a_change_is_the_line_that_is_printed(folder, text, names):
+    if text is TRAINER and "fused_head" in names:
+        pytest.skip("the Trainer calls the model itself: its line stands in a loop")
+    plain, changed = ran(folder, text), ran(folder, text, names)
+    edited = ran(folder, written(text, names))
+    assert changed.phases == edited.phases and changed.at_peak == edited.at_peak and changed.steps == 3
+    assert all(times > 0 for times in changed.changed.values()) and changed.changed.keys() == set(names)
+    assert changed.phases != plain.phases
+    assert ran.__wrapped__(folder, text).phases == plain.phases  # nothing of the change is left
+
+
+def test_a_program_without_the_place_says_where_it_was_looked_for(folder):
+    text = """
+layer = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=1e-5)
+for _ in range(3):
+    layer(torch.ones(4, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+    report = ran(folder, text, MADE if has_fused_head() else tuple(name for name in MADE if name != "fused_head"))
+    assert set(report.changed.values()) == {0} and not report.changes_made
+    for name in report.changed:
+        assert sum(note.startswith(f"{name}: ") for note in report.notes) == 1
+    assert report.allocated == ran(folder, text).allocated
+
+
+def test_names_are_checked_before_anything_runs(folder, capsys):
+    with pytest.raises(ValueError, match="checkpointing") as error, cuda("T4", changes=["more_memory"]):
+        raise AssertionError
+    assert "more_memory" in str(error.value) and all(name in str(error.value) for name in MADE)
+    assert main(["run", "--change", "more_memory", str(folder / "loop.py")]) == 2
+    assert "more_memory" in capsys.readouterr().err
+
+
+def test_optimizers_of_a_program_itself_are_left_alone():
+    adam = torch.optim.AdamW
+    layer = torch.nn.Linear(8, 8)
+    with cuda("T4", changes=["eight_bit"]) as gpu:
+        kept = torch.optim.AdamW
+
+        class Own(torch.optim.AdamW):
+            pass
+
+        assert type(Own(layer.parameters(), 1e-3)) is Own and gpu.changes["eight_bit"] == 0
+        assert type(torch.optim.AdamW(layer.parameters(), amsgrad=True)) is adam  # bitsandbytes has none
+        assert type(torch.optim.AdamW(layer.parameters(), 1e-3)).__name__ == "AdamW8bit"
+        with pytest.raises(TypeError):
+            torch.optim.AdamW(layer.parameters(), rate=1e-3)
+    assert gpu.changes["eight_bit"] == 1 and torch.optim.AdamW is adam
+    assert type(kept(layer.parameters())) is adam  # what a module of the program has bound
+
+
+def test_a_program_keeps_adapters_of_its_own(folder):
+    own = LOOP.replace(
+        "model.cuda()", 'model = get_peft_model(model, LoraConfig(r=4, task_type="CAUSAL_LM"))\nmodel.cuda()'
+    )
+    report = ran(folder, own, ("lora",))
+    assert report.changed == {"lora": 0} and report.phases == ran(folder, own).phases
+    both = ran(folder, own, ("qlora", "lora"))
+    assert both.changed == {"qlora": 1, "lora": 0} and both.allocated < report.allocated
+
+
+def first_run(phase: str, *, allocated: int = 90, asked: int = 20, trained: Trained | None = None, changed=()):
+    """A report of a card of 100 bytes that ran out of them."""
+    oom = {"phase": phase, "allocated": allocated, "bytes": asked}
+    names = [field.name for field in fields(Report) if field.default is MISSING and field.default_factory is MISSING]
+    return Report(
+        **{
+            **dict.fromkeys(names),
+            "capacity": 100,
+            "oom": oom,
+            "trained": trained or Trained(),
+            "changed": dict(changed),
+        }
+    )
+
+
+def tried(monkeypatch, first, answers, command=("train.py",)):
+    """What was told, and what came out; answers: changes → (status, phase of the OOM, names without a place)."""
+
+    def run_again(change, options, command, environment=None, changes=()):
+        status, phase, nowhere = answers(frozenset(changes) or change)
+        oom = {"phase": phase} if status == "oom" else None
+        changed = {name: int(name not in nowhere) for name in changes}
+        return Run(change, {"status": status, "oom": oom, "changed": changed}, tuple(changes))
+
+    monkeypatch.setattr(again, "run_again", run_again)
+    told: list[str] = []
+    runs = list(advice([], command, first, told.append))
+    return told, [(run.change, run.report["status"]) for run in runs]
+
+
+def test_what_is_tried_follows_the_phase_in_which_it_died(monkeypatch):
+    forward = first_run("forward")
+    both = frozenset(("checkpointing", "fused_head"))
+    told, runs = tried(monkeypatch, forward, lambda made: ("fits" if made == both else "oom", "backward", ()))
+    assert told == ["checkpointing", "fused_head", "checkpointing, fused_head"] and runs[-1][1] == "fits"
+    # holes in the reserved memory are there: the allocator's setting may be enough
+    told, runs = tried(monkeypatch, first_run("forward", allocated=70), lambda made: ("fits", None, ()))
+    assert len(told) == 1 and "expandable_segments" in told[0]
+    # more than the card in weights, gradients and states: what changes only activations is not tried
+    heavy = Trained(weights=40, gradients=40, states=80, eight_bit_states=10)
+    told, _ = tried(monkeypatch, first_run("forward", trained=heavy), lambda made: ("oom", "forward", ()))
+    assert told[0] == "eight_bit" and all({"eight_bit", "lora"}.intersection(one.split(", ")) for one in told)
+    # in the step the activations are gone
+    told, _ = tried(monkeypatch, first_run("step"), lambda made: ("oom", "step", ()))
+    assert told == ["fused", "eight_bit", "lora", "qlora, lora", "qlora, lora, fused_head"]
+    told, _ = tried(monkeypatch, first_run("loading"), lambda made: ("oom", "loading", ()))
+    assert told[:2] == ["sixteen_bits", "sixteen_bits, eight_bit"] and "checkpointing" not in ", ".join(told)
+    # what is there already is not tried
+    trained = Trained(adapters=True, quantized=True, sixteen_bits=True)
+    told, _ = tried(monkeypatch, first_run("loading", trained=trained), lambda made: ("oom", "loading", ()))
+    assert told == []
+    told, _ = tried(
+        monkeypatch, first_run("forward", changed={"checkpointing": 1}), lambda made: ("oom", "forward", ())
+    )
+    assert "checkpointing" not in ", ".join(told)
+
+
+def test_what_cannot_help_is_not_tried_again(monkeypatch):
+    # after checkpointing it dies in the step: fewer activations more would not have helped
+    told, _ = tried(monkeypatch, first_run("forward"), lambda made: ("oom", "step", ()))
+    assert told[:2] == ["checkpointing", "eight_bit"] and "smaller_batch" not in told
+    # no transformers, no loader: nothing of theirs is told as tried, nor tried in company
+    nowhere = ("checkpointing", "fused_head", "smaller_batch", "lora", "qlora")
+    told, runs = tried(monkeypatch, first_run("forward"), lambda made: ("oom", "forward", nowhere))
+    assert [change for change, _ in runs] == ["eight_bit"] and len(told) == len(set(told)) <= 6
+    # nor what has no library here
+    with monkeypatch.context() as without:
+        without.setattr(again, "can_change", lambda name: name not in ("fused_head", "eight_bit", "lora", "qlora"))
+        told, _ = tried(monkeypatch, first_run("forward"), lambda made: ("oom", "forward", ()))
+    assert told == ["checkpointing", "smaller_batch", "checkpointing, smaller_batch"]
+    # what the program fails with is told, and left out of the sets
+    fails = frozenset(("fused_head",))
+    told, runs = tried(
+        monkeypatch, first_run("forward"), lambda made: ("failed" if made == fails else "oom", "forward", ())
+    )  # fmt: skip
+    assert ("fused_head", "failed") in runs and sum("fused_head" in change for change in told) == 1
+
+
+def test_what_a_step_must_hold_whatever_the_activations(folder):
+    """Counted at the error; of a program that is trained as it was counted."""
+    path = folder / "loop.py"
+    path.write_text(IMPORTS + LOOP.replace("batch_size=4", "batch_size=64").replace("dataset, ", "dataset * 8, "))
+    what = run(str(path), [str(folder)], gpu="1GiB, 8.0").trained
+    fits = ran(folder, LOOP)
+    parameters = fits.at_peak["parameters"]
+    assert what == Trained(False, False, False, what.weights, what.weights, 2 * what.weights, what.weights // 2)
+    assert parameters - 512 * 64 <= what.weights <= parameters  # the allocator's rounding of each
+    assert fits.trained == Trained()  # nobody asks
+    path.write_text(IMPORTS + LOOP.replace("batch_size=4", "batch_size=64").replace("dataset, ", "dataset * 8, "))
+    lora = run(str(path), [str(folder)], gpu="1GiB, 8.0", changes=["lora"]).trained
+    assert lora.adapters and lora.gradients < lora.weights / 10 and lora.least() < what.least() / 2
+
+
+def test_a_program_that_does_not_fit_is_told_its_lines(folder, capfd, tmp_path):
+    """The whole of it, each attempt a process of its own: the lines of the change that makes it fit."""
+    page = tmp_path / "page.html"
+    path = folder / "loop.py"
+    long = LOOP.replace("batch_size=4", "batch_size=48").replace("dataset, ", "dataset * 8, ")
+    frugal = ran(folder, long, ("checkpointing",))
+    assert frugal.reserved < 2**30 < ran(folder, long).reserved
+    command = ["run", "--gpu", "1GiB, 8.0", "--json", "--html", str(page), "--advise", str(path), str(folder)]
+    assert main(command) == 1
+    report = json.loads(capfd.readouterr().out)
+    (only,) = report["tried"]
+    assert (only["changes"], only["status"], only["reserved"]) == (["checkpointing"], "fits", frugal.reserved)
+    assert "model.gradient_checkpointing_enable()" in page.read_text()
