@@ -111,13 +111,24 @@ def test_pages_are_proposed_where_nothing_fits():
     narrow = plan_training("openai-community/gpt2-medium", NARROW, **FULL)
     assert not narrow.plans and anything_that_fits(narrow.request) is None
     assert any("페이지" in what and "paged_adamw_8bit" in why for what, why in narrow.skipped)
-    (change,) = (change for change in narrow.changes if change.what == "optimizer")
+    change = next(change for change in narrow.changes if change.what == "optimizer")
     assert change.value == "paged_adamw_8bit" and "옵티마이저를 바꾼다: paged_adamw_8bit" in str(change)
     assert "WSL2" in str(change) and "RAM으로 오간다" in str(change)
     plan = change.plan
     assert plan.fits and plan.at_peak["optimizer"] < 0.05 * plan.paged_bytes
     asked = plan_training("openai-community/gpt2-medium", NARROW, optimizer="paged_adamw_8bit", **FULL)
     assert asked.best == plan
+
+
+def test_smaller_states_are_proposed_too():
+    """Where one optimizer was asked for: 8 bits, pages, and those that train differently, each with what it takes."""
+    asked = {"optimizer": "adamw_fused", "precision": "mixed_bf16", **FULL}
+    plans = plan_training("openai-community/gpt2-medium", "4.8 GiB, 8.0", **asked)
+    changes = {change.value: change.plan for change in plans.changes if change.what == "optimizer"}
+    assert list(changes) == ["adamw_8bit", "paged_adamw_8bit", "lion_8bit", "adafactor"] and not plans.plans
+    assert all(plan.fits and plan.recipe.optimizer == name for name, plan in changes.items())
+    state = {name: plan.at_peak["optimizer"] for name, plan in changes.items()}
+    assert state["adafactor"] < state["lion_8bit"] < state["adamw_8bit"]
 
 
 def test_what_finds_no_room_travels():

@@ -36,6 +36,12 @@ CHANGES = {
         "model.gradient_checkpointing_enable()\nmodel.train()",
         options=("--change", "checkpointing"),
     ),
+    "block_checkpointing": Change(
+        "",
+        "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing\n"
+        "apply_activation_checkpointing(model, check_fn=lambda part: isinstance(part, Block))",
+        options=("--change", "block_checkpointing"),
+    ),
     "offload": Change(
         'gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False, "offload": True}',
         'model.gradient_checkpointing_enable({"use_reentrant": False}, offload=True)',
@@ -149,6 +155,10 @@ CHANGES = {
 _WHAT = {
     "accumulation": ("배치를 줄이고 그만큼 누적한다(예: 16을 4 × 4로)", "a smaller batch, accumulated (16 as 4 × 4)"),
     "checkpointing": ("그레이디언트 체크포인팅을 켠다", "gradient checkpointing"),
+    "block_checkpointing": (
+        "직접 쓴 모델의 블록마다 체크포인팅을 켠다(Block은 블록의 클래스)",
+        "gradient checkpointing of a model of one's own (Block: the class of its blocks)",
+    ),
     "offload": (
         "체크포인트(블록의 입력)를 RAM에 둔다(transformers 5.17부터). 길이가 길 때 듣는다",
         "keep checkpoints (blocks' inputs) in RAM (transformers 5.17); it helps at great length",

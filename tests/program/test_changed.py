@@ -1,5 +1,6 @@
 """Changes made in a program from outside are the lines that are printed for them: the same bytes."""
 
+import html
 import json
 import re
 from dataclasses import MISSING, fields
@@ -9,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from virtual_gpu.changes import CHANGES
+from virtual_gpu.changes import CHANGES, lines_of
 from virtual_gpu.command import main
 from virtual_gpu.models.fused_head import has_fused_head
 from virtual_gpu.program import again, cuda
@@ -46,7 +47,11 @@ args.update()
 Trainer(model=model, train_dataset=dataset, args=TrainingArguments("out", report_to="none", **args)).train()
 """
 # What runs together: nobody trains weights of 4 bits, and a batch of 1 is another program's batch.
-SETS = [*((name,) for name in MADE if name != "qlora"), ("qlora", "lora"), ("checkpointing", "fused_head", "eight_bit")]
+SETS = [
+    *((name,) for name in MADE if name not in ("qlora", "block_checkpointing")),
+    ("qlora", "lora"),
+    ("checkpointing", "fused_head", "eight_bit"),
+]
 NEEDS_HEAD = pytest.mark.skipif(not has_fused_head(), reason="no TRL with the fused head")
 
 
@@ -104,6 +109,44 @@ def test_a_change_is_the_line_that_is_printed(folder, text, names):
     assert all(times > 0 for times in changed.changed.values()) and changed.changed.keys() == set(names)
     assert changed.phases != plain.phases
     assert ran.__wrapped__(folder, text).phases == plain.phases  # nothing of the change is left
+
+
+OWN = """
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 256)
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(512, 256), torch.nn.Linear(256, 512)
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(6))
+    def forward(self, ids, labels):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return torch.nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+model = Model().cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+for batch in DataLoader(torch.ones(64, 256, dtype=torch.int64), batch_size=16):
+    model(batch.cuda(), batch.cuda()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_blocks_of_a_model_of_ones_own_are_checkpointed(folder):
+    name = "block_checkpointing"
+    plain, changed = ran(folder, OWN), ran(folder, OWN, (name,))
+    line = "model = Model().cuda()\n"
+    edited = ran(folder, OWN.replace(line, f"{line}{CHANGES[name].loop}\n"))
+    assert changed.phases == edited.phases and changed.at_peak == edited.at_peak
+    assert changed.changed == {name: 1} and changed.allocated < plain.allocated / 2
+    # a second time there is nothing to wrap, nor in a model that has its own to turn on
+    assert ran(folder, OWN.replace(line, f"{line}{CHANGES[name].loop}\n"), (name,)).changed == {name: 0}
+    assert ran(folder, LOOP, (name,)).changed == {name: 0}
 
 
 def test_a_program_without_the_place_says_where_it_was_looked_for(folder):
@@ -179,7 +222,7 @@ def tried(monkeypatch, first, answers, command=("train.py",)):
         status, phase, nowhere = answers(frozenset(changes) or change)
         oom = {"phase": phase} if status == "oom" else None
         changed = {name: int(name not in nowhere) for name in changes}
-        return Run(change, {"status": status, "oom": oom, "changed": changed}, tuple(changes))
+        return Run(change, {"status": status, "judgement": status, "oom": oom, "changed": changed}, tuple(changes))
 
     monkeypatch.setattr(again, "run_again", run_again)
     told: list[str] = []
@@ -195,6 +238,9 @@ def test_what_is_tried_follows_the_phase_in_which_it_died(monkeypatch):
     # holes in the reserved memory are there: the allocator's setting may be enough
     told, runs = tried(monkeypatch, first_run("forward", allocated=70), lambda made: ("fits", None, ()))
     assert len(told) == 1 and "expandable_segments" in told[0]
+    # what is only tight is told, and the search goes on
+    told, runs = tried(monkeypatch, forward, lambda made: ("tight" if len(made) == 1 else "fits", None, ()))
+    assert [status for _, status in runs] == ["tight", "tight", "fits"]
     # more than the card in weights, gradients and states: what changes only activations is not tried
     heavy = Trained(weights=40, gradients=40, states=80, eight_bit_states=10)
     told, _ = tried(monkeypatch, first_run("forward", trained=heavy), lambda made: ("oom", "forward", ()))
@@ -204,6 +250,10 @@ def test_what_is_tried_follows_the_phase_in_which_it_died(monkeypatch):
     assert told == ["fused", "eight_bit", "lora", "qlora, lora", "qlora, lora, fused_head"]
     told, _ = tried(monkeypatch, first_run("loading"), lambda made: ("oom", "loading", ()))
     assert told[:2] == ["sixteen_bits", "sixteen_bits, eight_bit"] and "checkpointing" not in ", ".join(told)
+    # a model of the program's own has no place for what transformers has
+    told, _ = tried(monkeypatch, first_run("forward", trained=Trained(own=True)), lambda made: ("oom", "forward", ()))
+    assert told[:3] == ["block_checkpointing", "smaller_batch", "block_checkpointing, smaller_batch"]
+    assert not {"checkpointing", "lora", "qlora", "fused_head"}.intersection(", ".join(told).split(", "))
     # what is there already is not tried
     trained = Trained(adapters=True, quantized=True, sixteen_bits=True)
     told, _ = tried(monkeypatch, first_run("loading", trained=trained), lambda made: ("oom", "loading", ()))
@@ -242,7 +292,10 @@ def test_what_a_step_must_hold_whatever_the_activations(folder):
     what = run(str(path), [str(folder)], gpu="1GiB, 8.0").trained
     fits = ran(folder, LOOP)
     parameters = fits.at_peak["parameters"]
-    assert what == Trained(False, False, False, what.weights, what.weights, 2 * what.weights, what.weights // 2)
+    all_bytes = what.weights
+    assert what == Trained(
+        weights=all_bytes, gradients=all_bytes, states=2 * all_bytes, eight_bit_states=all_bytes // 2
+    )  # fmt: skip
     assert parameters - 512 * 64 <= what.weights <= parameters  # the allocator's rounding of each
     assert fits.trained == Trained()  # nobody asks
     path.write_text(IMPORTS + LOOP.replace("batch_size=4", "batch_size=64").replace("dataset, ", "dataset * 8, "))
@@ -260,6 +313,8 @@ def test_a_program_that_does_not_fit_is_told_its_lines(folder, capfd, tmp_path):
     command = ["run", "--gpu", "1GiB, 8.0", "--json", "--html", str(page), "--advise", str(path), str(folder)]
     assert main(command) == 1
     report = json.loads(capfd.readouterr().out)
-    (only,) = report["tried"]
-    assert (only["changes"], only["status"], only["reserved"]) == (["checkpointing"], "fits", frugal.reserved)
-    assert "model.gradient_checkpointing_enable()" in page.read_text()
+    first = report["tried"][0]
+    assert (first["changes"], first["status"], first["reserved"]) == (["checkpointing"], "fits", frugal.reserved)
+    assert report["tried"][-1]["judgement"] == "fits"
+    lines = [line for name in report["tried"][-1]["changes"] for line in lines_of(name)]
+    assert lines and all(html.escape(line) in page.read_text() for line in lines)

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..disk_cache import add_no_cache
@@ -15,9 +16,10 @@ from ..models.pages import pages_label
 from ..step.optimizers import OPTIMIZERS
 from ..terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language, tell
 from ..units import human_bytes
-from ..writing import check_folder
+from ..writing import check_folder, write
 from .files import KINDS, names_of
 from .host import host_need
+from .lengths import Lengths, read_lengths
 from .pictures import extra_label, seconds_label
 from .plans import MARGIN, METHODS, PRECISIONS
 from .search import Plans, plan_training
@@ -42,21 +44,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def execute(args: argparse.Namespace) -> int:
     """Search, print the ranked plans (or JSON), save the best one's files, and return the exit status."""
+    for name in ("picture", "lengths"):
+        if args.start and getattr(args, name):
+            raise WrongValue(tr(ko=f"--{name}: --model과 함께 쓴다.", en=f"--{name} goes with --model."))
     if args.start:
         return execute_start(args)
     if not args.model:
         raise WrongValue(tr(ko="--model이나 --from 가운데 하나는 있어야 한다.", en="Give --model or --from."))
     names = names_of(args.files or KINDS[0])  # before the work, not after it
+    picture = Path(args.picture or "")
+    if args.picture:
+        check_folder(picture.parent, [picture.name], args.force)
     if args.save:
         check_folder(args.save, names, args.force)
     elif args.files:
         raise WrongValue(tr(ko="--files는 --save와 함께 쓴다.", en="--files says what --save writes: give --save too."))
+    lengths = read_lengths(args.lengths) if args.lengths else None
+    length = number(args.length) if args.length is not None else lengths.longest if lengths else 512
     tell(tr(ko="찾는 중이다. Ctrl+C를 누르면 멈춘다.", en="Searching; Ctrl+C stops."))
     plans = plan_training(
         args.model,
         args.gpu,
         number(args.gpus),
-        length=512 if args.length is None else number(args.length),
+        length=length,
         batch=number(args.batch),
         methods=tuple(filter(None, args.methods.split(","))),
         precision=args.precision,
@@ -71,7 +81,13 @@ def execute(args: argparse.Namespace) -> int:
         price_per_hour=None if args.price_per_hour is None else number(args.price_per_hour),
         progress=_tell,
     )
-    say(json.dumps(plans.to_dict(), ensure_ascii=False, indent=2) if args.json else _text(plans))
+    if args.json:
+        found = plans.to_dict() | ({"lengths": lengths.to_dict(plans.request.length)} if lengths else {})
+        say(json.dumps(found, ensure_ascii=False, indent=2))
+    else:
+        say(_text(plans, lengths))
+    if args.picture:
+        write({picture.name: plans.frontier().svg()}, picture.parent, args.force)
     if args.save and plans.best:
         plans.best.save(args.save, args.force, args.files or KINDS[0])
         if not args.json:
@@ -85,8 +101,8 @@ def _tell(plans: Plans) -> None:
     tell(tr(ko=f"찾는 중, {found}가지{best}", en=f"searching, {found} so far{best}"))
 
 
-def _text(plans: Plans) -> str:
-    lines = [plans.verdict]
+def _text(plans: Plans, lengths: Lengths | None = None) -> str:
+    lines = [plans.verdict, *([lengths.line(plans.request.length)] if lengths else [])]
     for i, plan in enumerate(plans.plans, 1):
         lines.append(f"{i:2}. {plan!r}")
         lines.append(f"    {plans.request.room.line(plan.needed_bytes)}")
@@ -99,6 +115,8 @@ def _text(plans: Plans) -> str:
                 en=f"    extra work {extra}{en}, step: {bound}",
             )
         )
+        if lengths:
+            lines.append(f"    {lengths.line_of(plan.micro_batch, plans.request.batch, plans.request.length)}")
         if plan.recipe.kept:
             kept = ", ".join(plan.recipe.kept)
             lines.append(tr(ko=f"    블록이 남기는 결과: {kept}", en=f"    blocks keep the results of: {kept}"))
@@ -176,6 +194,16 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help=tr(ko="RAM도 본다: Colab, Kaggle, '32GB'", en="its RAM too: Colab, Kaggle, '32GB'"),
     )
     add("--length", help=tr(ko="시퀀스 길이(토큰). 없으면 512", en="sequence length in tokens, 512 without it"))
+    add(
+        "--lengths",
+        metavar="FILE",
+        help=tr(
+            ko="내 데이터의 샘플마다 토큰 수: 줄마다 하나, 또는 length나 input_ids가 있는 JSONL. --length가 없으면 "
+            "가장 긴 것으로 센다",
+            en="tokens of each sample of your data: one number a line, or JSONL with length or input_ids; without "
+            "--length the longest counts",
+        ),
+    )
     add("--batch", default="16", help=tr(ko="옵티마이저 스텝 하나의 샘플", en="samples of one optimizer step"))
     add("--methods", default=",".join(METHODS), help=tr(ko="허용하는 방법, 쉼표로 잇는다", en="allowed, by commas"))
     add("--precision", default=None, help=free + ", ".join(PRECISIONS))
@@ -214,6 +242,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             ko="1번의 파일을 여기에 쓴다(--from이면 줄을 바꾼 파일을 이 이름으로)",
             en="write the best plan's files here (with --from: the changed file under this name)",
         ),
+    )
+    add(
+        "--picture",
+        metavar="FILE.svg",
+        help=tr(ko="계획마다 필요한 메모리와 한 스텝의 연산을 그림으로", en="what each plan needs over a step's work"),
     )
     kinds = tr(ko=f"--save가 쓰는 파일의 종류: {', '.join(KINDS)}", en=f"what --save writes: {', '.join(KINDS)}")
     add("--files", metavar="KIND", help=kinds)

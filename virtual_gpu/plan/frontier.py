@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ def frontier(plans: Iterable[Plan]) -> list[Plan]:
 
 
 def draw_frontier(plans: Plans) -> svg.Drawing:
-    """Each measured plan as a mark: its shape is the method, filled where it fits, numbered as ranked.
+    """Each measured plan as a mark: its shape is the method, where it fits it is filled and has its number.
 
     The line joins those that no other betters in both; the red lines are the capacity and what fits for certain.
     """
@@ -62,10 +63,12 @@ def draw_frontier(plans: Plans) -> svg.Drawing:
     joined = [at(plan) for plan in frontier(shown)]
     drawing.polyline([p for a, b in itertools.pairwise(joined) for p in (a, (b[0], a[1]))] + joined[-1:],
                      svg.MUTED, stroke_width=1.2)  # fmt: skip
-    for plan in shown:
-        _mark(drawing, *at(plan), plan.recipe.method, plan.fits)
+    for plan in reversed(shown):  # those that do not fit below, the first ranked on top
         x, y = at(plan)
-        drawing.text(x + 9, y - 7, numbers.get(plan, "×"), 12, bold=plan.fits)
+        _mark(drawing, x, y, plan.recipe.method, plan.fits)
+        if plan.fits:
+            drawing.text(x, y + 4, numbers[plan], 11, anchor="middle", bold=True,
+                         fill=svg.ink_on(COLORS[plan.recipe.method]))  # fmt: skip
     _legend(drawing, [method for method in METHODS if any(plan.recipe.method == method for plan in shown)])
     for place, plan in enumerate(plans.plans, 1):
         text = f"{place}. {plan.title}: {plan.needed}" + (" ⚠" if plan.recipe.caution else "")  # in full: the table
@@ -79,10 +82,10 @@ def _axes(drawing: svg.Drawing, most: float, low: float, high: float) -> None:
         y = TOP + HEIGHT * (1 - i * step * 2**30 / most)
         drawing.line(LEFT, y, RIGHT, y, svg.GRID)
         drawing.text(LEFT - 8, y + 4, f"{i * step:g} GiB", 12, anchor="end", fill=svg.MUTED)
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        x = LEFT + share * (RIGHT - LEFT)
-        text = f"{(low + share * (high - low)) / 1e12:,.0f}"
-        drawing.text(x, TOP + HEIGHT + 18, text, 12, anchor="middle", fill=svg.MUTED)
+    step = svg.nice_step((high - low) / 1e12, 8)
+    for i in range(math.ceil(low / 1e12 / step), int(high / 1e12 / step) + 1):
+        x = LEFT + (i * step * 1e12 - low) / (high - low) * (RIGHT - LEFT)
+        drawing.text(x, TOP + HEIGHT + 18, f"{i * step:,g}", 12, anchor="middle", fill=svg.MUTED)
     label = tr(ko="한 스텝의 연산(TFLOP), 모든 GPU 합쳐서", en="TFLOP of a step, all GPUs together")
     drawing.text((LEFT + RIGHT) / 2, TOP + HEIGHT + 36, label, 12, anchor="middle", fill=svg.MUTED)
 
@@ -92,19 +95,21 @@ def _mark(drawing: svg.Drawing, x: float, y: float, method: str, fits: bool) -> 
     color = COLORS[method]
     look = {"fill": color if fits else svg.PAPER, "stroke": color, "stroke_width": 2}
     if method == "full":
-        drawing.circle(x, y, 6, **look)
+        drawing.circle(x, y, 9 if fits else 6, **look)
     elif method == "lora":
-        drawing.rect(x - 5.5, y - 5.5, 11, 11, **look)
+        half = 8 if fits else 5.5
+        drawing.rect(x - half, y - half, 2 * half, 2 * half, **look)
     else:
-        drawing.polygon([(x, y - 7), (x + 7, y + 5), (x - 7, y + 5)], **look)
+        half = 11 if fits else 7
+        drawing.polygon([(x, y - half), (x + half, y + 0.7 * half), (x - half, y + 0.7 * half)], **look)
 
 
 def _legend(drawing: svg.Drawing, methods: list[str]) -> None:
     x = 30.0
     for method in methods:
         _mark(drawing, x, 48, method, True)
-        drawing.text(x + 12, 52, method_label(method), 12)
-        x += 40 + svg.text_width(method_label(method), 12)
+        drawing.text(x + 16, 52, method_label(method), 12)
+        x += 46 + svg.text_width(method_label(method), 12)
     text = tr(
         ko="비어 있으면 들어가지 않는다. 선: 둘 다 나은 것이 없는 계획", en="hollow: does not fit; line: unbettered"
     )

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 # weight of the head: autocast's copy of it, and that copy's gradient.
 LOGIT_BYTES, HEAD_BYTES = 16, 4
 PAGES = "paged_adamw_8bit"  # tried where nothing else fits: of AdamW's states in 32 bits more would come and go
+OTHER_UPDATES = ("lion_8bit", "adafactor")  # smaller states, and another training than AdamW's
 SCHEMA = 2  # of `Plans.to_dict`: raised when a name goes or changes its meaning. 2: left_bytes is below limit_bytes
 
 
@@ -619,8 +620,10 @@ def _changed(request: Request) -> Iterator[tuple[str, Request]]:
     methods = (replace(request, methods=(method,)) for method in METHODS if method not in request.methods)
     if one := next(filter(anything_that_fits, methods), None):
         yield "methods", one
-    if request.optimizer != PAGES and anything_that_fits(one := replace(request, optimizer=PAGES)):
-        yield "optimizer", one
+    eight = ("adamw_8bit",) if request.optimizer else ()  # else it was among those that were tried
+    for name in (*eight, PAGES, *(OTHER_UPDATES if "full" in request.methods else ())):
+        if request.optimizer != name and anything_that_fits(one := replace(request, optimizer=name)):
+            yield "optimizer", one
     offloaded = replace(request, cpu_offload=True)
     if not request.cpu_offload and any(_leanest(offloaded, one) for one in recipes_of(offloaded) if one.cpu_offload):
         yield "cpu_offload", offloaded

@@ -30,7 +30,9 @@ _BATCH_SIZES = (
     "train-batch-size", "micro-batch-size",
 )  # fmt: skip
 _OF_TRAINERS = "per_device_train_batch_size"  # who has it has gradient_checkpointing (transformers' TrainingArguments)
-_OF_ACTIVATIONS = frozenset(("checkpointing", "fused_head", "smaller_batch"))  # what only they make smaller
+_OF_ACTIVATIONS = frozenset(
+    ("checkpointing", "block_checkpointing", "fused_head", "smaller_batch")
+)  # what only they make smaller
 
 _ANOTHER_MODEL = frozenset(("sixteen_bits", "qlora", "lora"))  # fewer bytes for the weights or for what they train
 
@@ -97,7 +99,7 @@ def saved_without(rule: str, options: Sequence[str], command: Sequence[str]) -> 
 def advice(
     options: Sequence[str], command: Sequence[str], first: Report, told: Callable[[str], None], most: int = 12
 ) -> Iterator[Run]:
-    """Runs with something changed, the smallest change first, until one fits: what was tried, the one that fits last.
+    """Runs with something changed, the smallest change first, until one fits with certainty: what was tried.
 
     first: the run that ran out of memory. told: called with each change before it is tried. most: runs at most. What
     finds no place in the program, or that the program fails with, is left out of the attempts after it.
@@ -122,7 +124,7 @@ def advice(
             without.update(changes)
         if run.changes or not changes:
             yield run
-        if run.fits:
+        if run.report["judgement"] == FITS:  # one that is tight is told, and the next one tried
             return
         oom = run.report["oom"]
         if changes and _OF_ACTIVATIONS.issuperset(changes) and oom and oom["phase"] in (LOADING, STEP):
@@ -161,15 +163,17 @@ def _attempts(command: Sequence[str], first: Report) -> Iterator[Attempt]:
 
 def _ladder(phase: str | None, trained: Trained) -> Iterator[tuple[str, ...]]:
     """Sets of changes, by the phase in which the memory ran out."""
-    lora = () if trained.adapters else ("lora",)
-    four = () if trained.quantized else ("qlora", *lora)  # with adapters: nobody trains weights of 4 bits
+    lora = () if trained.adapters or trained.own else ("lora",)
+    four = (
+        () if trained.quantized or trained.own else ("qlora", *lora)
+    )  # with adapters: nobody trains weights of 4 bits
     if phase == LOADING:
-        wider = () if trained.sixteen_bits or trained.quantized else ("sixteen_bits",)
+        wider = () if trained.sixteen_bits or trained.quantized or trained.own else ("sixteen_bits",)
         ladder = [wider, ("sixteen_bits", "eight_bit") if wider else (), (*wider, *lora) if lora else ()]
     elif phase == STEP:
         ladder = [("fused",), ("eight_bit",), lora]
     else:
-        activations = ("checkpointing", "fused_head")
+        activations = ("block_checkpointing",) if trained.own else ("checkpointing", "fused_head")
         ladder = [*((name,) for name in activations), activations, ("smaller_batch",), (*activations, "smaller_batch")]
         ladder += [("eight_bit",), (*activations, "eight_bit"), (*activations, "smaller_batch", "eight_bit")]
         ladder += [lora, (*activations, *lora)] if lora else []

@@ -15,6 +15,10 @@ from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointWrapper,
+    apply_activation_checkpointing,
+)
 from torch.utils.data import DataLoader
 
 from ..errors import WrongValue
@@ -22,7 +26,9 @@ from ..language import tr
 from ..models.fused_head import can_fuse_head, require_fused_head
 from ..optional import require
 from .imports import Imports
+from .modules import NOWHERE
 from .patches import Patches
+from .watch import Watch
 
 _CAUSAL = "ForCausalLM"  # how transformers' classes end whose adapters are of the task CAUSAL_LM
 _SIXTEEN = (torch.bfloat16, torch.float16, "bfloat16", "float16")
@@ -73,8 +79,10 @@ def can_change(name: str) -> bool:
     return True
 
 
-def install(patches: Patches, imports: Imports, changes: Changes) -> None:
+def install(patches: Patches, imports: Imports, watch: Watch, changes: Changes) -> None:
     """Make the changes wherever their places are found."""
+    if "block_checkpointing" in changes:
+        _checkpoint_blocks(patches, watch, changes)
     if "smaller_batch" in changes:
         _smaller_batch(patches, changes)
     for name in _OPTIMIZERS:
@@ -229,6 +237,39 @@ def _checkpoint(model: Any, inner: Any) -> bool:
     return True
 
 
+def _checkpoint_blocks(patches: Patches, watch: Watch, changes: Changes) -> None:
+    """Wrap the blocks of each model that is trained, when it is first called."""
+    call, seen = nn.Module.__call__, WeakSet()
+
+    def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and watch.modules.running is NOWHERE and module not in seen:
+            seen.add(module)
+            kind = _kind_of_blocks(module)
+            if kind is not None:
+                apply_activation_checkpointing(module, check_fn=lambda part: isinstance(part, kind))
+                changes["block_checkpointing"] += 1
+        return call(module, *args, **kwargs)
+
+    patches.set(nn.Module, "__call__", __call__)
+
+
+def _kind_of_blocks(model: nn.Module) -> type | None:
+    """The class of the largest row of like modules; None where there is none, or where blocks are recomputed already.
+
+    Nor of a model that has checkpointing of its own to turn on (transformers, diffusers).
+    """
+    best, most = None, 0
+    for part in model.modules():
+        if isinstance(part, CheckpointWrapper) or hasattr(part, "gradient_checkpointing_enable"):
+            return None
+        if not isinstance(part, (nn.ModuleList, nn.Sequential)) or len({type(block) for block in part}) != 1:
+            continue
+        size = sum(parameter.numel() for parameter in part.parameters() if parameter.requires_grad)
+        if len(part) > 1 and any(part[0].children()) and size > most:
+            best, most = type(part[0]), size
+    return best
+
+
 # -- the weights -------------------------------------------------------------------------------------------------------
 
 
@@ -316,6 +357,10 @@ _ADAMS = "torch.optim.AdamW와 Adam, Trainer의 optim", "torch.optim.AdamW and A
 # Where each looks for its place, in the order in which they are told.
 _PLACES = {
     "checkpointing": _MODELS,
+    "block_checkpointing": (
+        "같은 클래스의 블록이 늘어선 ModuleList나 Sequential(transformers의 모델은 checkpointing)",
+        "a ModuleList or Sequential of blocks of one class (transformers' models: checkpointing)",
+    ),
     "fused_head": _MODELS,
     "smaller_batch": ("1보다 큰 DataLoader의 batch_size", "a DataLoader's batch_size above 1"),
     "fused": _ADAMS,

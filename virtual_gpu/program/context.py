@@ -169,7 +169,7 @@ def cuda(
             extensions.install(patches, imports, watch)
             triton_kernels.install(patches, imports, device, watch)
             zero.install(patches, imports, watch)
-            changed.install(patches, imports, made)
+            changed.install(patches, imports, watch, made)
         stack.enter_context(_interruptible(device))
         stack.enter_context(device)
         yield device

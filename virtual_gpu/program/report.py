@@ -128,14 +128,16 @@ class Report:
                 out.append(
                     tr(
                         ko=f"가중치, 학습하는 파라미터의 그레이디언트와 옵티마이저 상태만으로 {human_bytes(least)}다. "
-                        "활성값을 줄여서는 들어가지 않는다",
+                        "순전파 상태를 줄여서는 들어가지 않는다",
                         en=f"weights, and gradients and optimizer states of what is trained, are {human_bytes(least)} "
                         "alone: fewer activations would not do",
                     )
                 )
         for one in self.tried:
             change, reserved = one["change"], human_bytes(one["reserved"])
-            if one["status"] == FITS:
+            if one["judgement"] == TIGHT:
+                result = tr(ko=f"빠듯하다({reserved} 예약)", en=f"tight, {reserved} reserved")
+            elif one["status"] == FITS:
                 result = tr(ko=f"들어간다({reserved} 예약)", en=f"fits, {reserved} reserved")
             elif one["status"] == FAILED:
                 result = tr(ko=f"프로그램이 실패한다({one['error']})", en=f"the program fails ({one['error']})")
@@ -156,8 +158,8 @@ class Report:
     @property
     def to_write(self) -> list[str]:
         """Of the changes that made it fit, what to write into the program."""
-        fits = [one for one in self.tried if one["status"] == FITS]
-        return [line for one in fits for name in one["changes"] for line in lines_of(name)]
+        fits = [one["changes"] for one in self.tried if one["status"] == FITS][-1:]  # the roomiest: it is the last one
+        return [line for changes in fits for name in changes for line in lines_of(name)]
 
     def on_host(self) -> list[tuple[str, int]]:
         """(category, bytes) at the peak of the host's RAM."""

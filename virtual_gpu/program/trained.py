@@ -14,7 +14,7 @@ from .watch import Watch
 
 @dataclass(frozen=True)
 class Trained:
-    """With adapters, quantized to 4 or 8 bits, without fp32 weights; and bytes on the card.
+    """With adapters, quantized to 4 or 8 bits, without fp32 weights, not of transformers; and bytes on the card.
 
     weights: all parameters. gradients: of those that are trained. states: of PyTorch's Adam or AdamW, 0 with any other
     optimizer or none yet. eight_bit_states: one byte for each of its two. All 0 where ranks share the parameters, or
@@ -24,6 +24,7 @@ class Trained:
     adapters: bool = False
     quantized: bool = False
     sixteen_bits: bool = False
+    own: bool = False
     weights: int = 0
     gradients: int = 0
     states: int = 0
@@ -46,6 +47,7 @@ def trained(watch: Watch) -> Trained:
     kinds = {
         "adapters": any(type(part).__module__.startswith("peft.") for part in parts),
         "quantized": any(state_tensors(part) for part in parts),
+        "own": bool(parts) and not any(hasattr(part, "gradient_checkpointing_enable") for part in parts),
         "sixteen_bits": not any(p.dtype == torch.float32 and p.ndim > 1 for p in parameters),
     }
     learns = [p for p in parameters if p.requires_grad]
