@@ -416,3 +416,15 @@ def test_python_s_pickle_copies_a_tensor(writes, tmp_path):
         assert copied["mask"].tolist() == [1.0, 1.0] and copied["layer"].weight.shape == (1, 2)
         torch.save(copied["mask"], tmp_path / "mask.pt")
     assert (tmp_path / "mask.pt").exists() == writes
+
+
+def test_the_type_of_a_parameter_makes_one():
+    """As accelerate's hooks write it: `type(parameter)(tensor, requires_grad=…)`, also to leave a card for meta."""
+    with cuda("T4"):
+        weight = torch.nn.Linear(4, 4).cuda().weight
+        again = type(weight)(weight.detach() * 2, requires_grad=False)
+        gone = type(weight)(weight.detach().to("meta"), requires_grad=True)
+        assert isinstance(again, torch.nn.Parameter) and again.is_cuda and not again.requires_grad
+        assert isinstance(gone, torch.nn.Parameter) and gone.is_meta and gone.requires_grad
+        with pytest.raises(TypeError, match="fake_mode"):
+            type(weight)()

@@ -108,7 +108,8 @@ def advice(
     done, of_activations = set(), True
     for attempt in _attempts(command, first):
         changes = tuple(name for name in attempt.changes if name not in without)
-        again = attempt.changes and (not changes or changes in done)
+        alone = changes != attempt.changes and len(changes) < 2  # what is left of a set was tried before
+        again = attempt.changes and (alone or changes in done)
         if again or len(done) == most or (not of_activations and changes and _OF_ACTIVATIONS.issuperset(changes)):
             continue
         change = ", ".join(changes) or attempt.change

@@ -316,7 +316,7 @@ def _loading(patches: Patches, imports: Imports, changes: Changes, module: Modul
     patches.set(module.PreTrainedModel, "from_pretrained", classmethod(from_pretrained))
     if "lora" in changes:
         imports.after("peft.mapping_func", peft)  # before `peft` takes it from there
-        if "peft" in sys.modules:
+        if hasattr(sys.modules.get("peft"), "get_peft_model"):  # not while it is being imported
             peft(sys.modules["peft"])
 
 

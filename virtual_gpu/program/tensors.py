@@ -217,6 +217,15 @@ def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
 
     patches.set(DeviceContext, "__torch_function__", __torch_function__)
     patches.set(FakeTensor, "new_tensor", new)
+    make_fake = FakeTensor.__new__
+
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        # `type(parameter)(tensor, requires_grad=…)`, as accelerate's hooks write it: on a card that type is Parameter
+        if len(args) == 1 and isinstance(args[0], torch.Tensor) and kwargs.keys() <= {"requires_grad"}:
+            return torch.nn.Parameter(args[0], **kwargs)
+        return make_fake(cls, *args, **kwargs)
+
+    patches.set(FakeTensor, "__new__", staticmethod(__new__))
     # No card's context is there to make; PyTorch 2.11 asks for one where `torch.cuda.is_available()`.
     patches.set(torch._subclasses.fake_tensor, "init_gpu_context", lambda device: None)
 
