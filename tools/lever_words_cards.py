@@ -195,6 +195,8 @@ CARD_BASE_WORDS = {
     "8b-x8": "Llama-3.1-8B를 H100 여덟 장에서 전체 미세 조정, DDP: bf16 혼합 정밀도(fp32 가중치), 카드마다 1 × 2048, "
     "체크포인팅, fused AdamW",
     "8b-long-x8": "위와 같되 FSDP2이고, 카드마다 1 × 16384",
+    "70b-x8": "Llama-3.1-70B를 H100 여덟 장에서 전체 미세 조정, FSDP2: bf16 가중치 그대로, 카드마다 1 × 2048, "
+    "체크포인팅, fused AdamW",
     "moe-x8": "Qwen3-30B-A3B를 H100 여덟 장에서 전체 미세 조정, transformers의 FSDP2: bf16 혼합 정밀도(fp32 가중치), "
     "카드마다 1 × 2048, 체크포인팅, fused AdamW",
     "8b-lora-x2": "Llama-3.1-8B를 RTX 3090 두 장에서 LoRA(rank 16, 모든 선형층), DDP: bf16 가중치, autocast, "

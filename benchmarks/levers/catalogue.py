@@ -22,7 +22,7 @@ from . import weights as W
 from .kernels import triton_launches_nothing as triton
 from .program import LORA_RANK, Program, adapted, checkpointed, fused_adamw, nothing, whole
 
-SMALL, LARGE = "EleutherAI/polyglot-ko-1.3b", "meta-llama/Llama-3.1-8B"
+SMALL, LARGE, LARGEST = "EleutherAI/polyglot-ko-1.3b", "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B"
 EQUAL, ROUNDING, OTHER = "equal", "rounding", "other"
 
 # name → the program that the levers beside it change in one place
@@ -49,6 +49,10 @@ BASES: dict[str, Program] = {
         "H100", LARGE, 1, 16384, torch.float32, torch.bfloat16, load=R.on_meta, prepare=checkpointed,
         split=R.fsdp2(R.halves(torch.bfloat16)), gpus=8,
     ),
+    "70b-x8": Program(
+        "H100", LARGEST, 1, 2048, torch.bfloat16, load=R.on_meta, prepare=checkpointed,
+        split=R.fsdp2(R.halves(torch.bfloat16)), gpus=8,
+    ),
     "moe-x8": Program(
         "H100", "Qwen/Qwen3-30B-A3B", 1, 2048, torch.float32, prepare=checkpointed, optimizer=R.adamw_of_each,
         load=R.by_transformers(fsdp_size=8), gpus=8,
@@ -60,7 +64,7 @@ BASES: dict[str, Program] = {
 }  # fmt: skip
 FULL, ADAPTERS, TEXTS, EXPERTS = ("1.3b", "8b"), ("1.3b-lora", "8b-lora"), ("8b-texts",), ("moe-lora",)
 TWO, EIGHT, LONG, TWO_ADAPTERS = ("1.3b-x2",), ("8b-x8",), ("8b-long-x8",), ("8b-lora-x2",)
-EIGHT_EXPERTS = ("moe-x8",)
+SEVENTY, EIGHT_EXPERTS = ("70b-x8",), ("moe-x8",)
 CARDS = TWO + EIGHT
 
 
@@ -215,15 +219,15 @@ LEVERS = (
     Lever("zero_1", "cards", CARDS, _zero_1(), EQUAL),
     Lever("zero_1_view", "cards", CARDS, _zero_1(gradient_as_bucket_view=True), EQUAL),
     Lever("fsdp2", "cards", CARDS, _fsdp2(), ROUNDING),
-    Lever("fsdp2_blocks", "cards", CARDS, _fsdp2(only_blocks=True), ROUNDING),
-    Lever("fsdp2_kept", "cards", CARDS, _fsdp2(keep=True), ROUNDING),
-    Lever("fsdp2_all_saved", "cards", CARDS, lambda base: {**_fsdp2()(base), "prepare": nothing}, ROUNDING),
+    Lever("fsdp2_blocks", "cards", CARDS + SEVENTY, _fsdp2(only_blocks=True), ROUNDING),
+    Lever("fsdp2_kept", "cards", CARDS + SEVENTY, _fsdp2(keep=True), ROUNDING),
+    Lever("fsdp2_all_saved", "cards", CARDS + SEVENTY, lambda base: {**_fsdp2()(base), "prepare": nothing}, ROUNDING),
     Lever(
         "fsdp2_sums_32", "cards", CARDS,
         lambda base: _fsdp2(policy=MixedPrecisionPolicy(base.autocast, torch.float32))(base), ROUNDING,
     ),
     Lever("fsdp2_32", "cards", CARDS, _fsdp2(policy=None), ROUNDING),
-    Lever("hsdp", "cards", EIGHT, _fsdp2(grid=(2, 4)), ROUNDING),
+    Lever("hsdp", "cards", EIGHT + SEVENTY, _fsdp2(grid=(2, 4)), ROUNDING),
     Lever(
         "fsdp2_offload", "cards", EIGHT,
         # one tensor at a time: the step is in the RAM of whoever runs this, 12 GB of it
@@ -233,14 +237,14 @@ LEVERS = (
     Lever("ddp_no_sync", "cards", CARDS, _accumulating(None, R.ddp_waits), ROUNDING),
     Lever("fsdp2_accumulated", "cards", CARDS, _accumulating(_fsdp2()), ROUNDING),
     Lever("fsdp2_no_sync", "cards", CARDS, _accumulating(_fsdp2(), R.fsdp2_waits), ROUNDING),
-    Lever("tensor", "cards_split", EIGHT, _tensors(R.tensors), ROUNDING),
-    Lever("sequence", "cards_split", EIGHT + LONG, _tensors(R.tokens_too(logits_whole=True)), ROUNDING),
+    Lever("tensor", "cards_split", EIGHT + SEVENTY, _tensors(R.tensors), ROUNDING),
+    Lever("sequence", "cards_split", EIGHT + LONG + SEVENTY, _tensors(R.tokens_too(logits_whole=True)), ROUNDING),
     Lever(
-        "loss_parallel", "cards_split", EIGHT + LONG,
+        "loss_parallel", "cards_split", EIGHT + LONG + SEVENTY,
         _tensors(R.tokens_too(logits_whole=False), around=loss_parallel), ROUNDING,
     ),
     Lever(
-        "fsdp2_tensor", "cards_split", EIGHT,
+        "fsdp2_tensor", "cards_split", EIGHT + SEVENTY,
         _tensors(R.tensors_and_fsdp2(R.halves(torch.bfloat16), together=2), optimizer=fused_adamw), ROUNDING,
     ),
     Lever(
@@ -264,7 +268,7 @@ LEVERS = (
     Lever("interleaved_last", "cards_split", EIGHT, _stage(pipelining.ScheduleInterleaved1F1B, 7), ROUNDING),
     Lever("zero_bubble", "cards_split", EIGHT, _stage(pipelining.ScheduleZBVZeroBubble, 0), ROUNDING),
     Lever("zero_bubble_last", "cards_split", EIGHT, _stage(pipelining.ScheduleZBVZeroBubble, 7), ROUNDING),
-    Lever("fsdp2_lora", "cards_lora", TWO_ADAPTERS, _sharded_adapters("lora"), ROUNDING),
+    Lever("fsdp2_lora", "cards_lora", TWO_ADAPTERS + SEVENTY, _sharded_adapters("lora"), ROUNDING),
     Lever("ddp_qlora", "cards_lora", TWO_ADAPTERS, {"load": W.four_bits("nf4", double=True)}, OTHER, BNB),
-    Lever("fsdp2_qlora", "cards_lora", TWO_ADAPTERS, _sharded_adapters("qlora"), OTHER, BNB),
+    Lever("fsdp2_qlora", "cards_lora", TWO_ADAPTERS + SEVENTY, _sharded_adapters("qlora"), OTHER, BNB),
 )  # fmt: skip

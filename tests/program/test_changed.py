@@ -250,6 +250,8 @@ def test_what_is_tried_follows_the_phase_in_which_it_died(monkeypatch):
     assert told == ["fused", "eight_bit", "lora", "qlora, lora", "qlora, lora, fused_head"]
     told, _ = tried(monkeypatch, first_run("loading"), lambda made: ("oom", "loading", ()))
     assert told[:2] == ["sixteen_bits", "sixteen_bits, eight_bit"] and "checkpointing" not in ", ".join(told)
+    told, _ = tried(monkeypatch, first_run("evaluation"), lambda made: ("oom", "evaluation", ()))
+    assert told == ["smaller_batch"]
     # a model of the program's own has no place for what transformers has
     told, _ = tried(monkeypatch, first_run("forward", trained=Trained(own=True)), lambda made: ("oom", "forward", ()))
     assert told[:3] == ["block_checkpointing", "smaller_batch", "block_checkpointing, smaller_batch"]

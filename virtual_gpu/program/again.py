@@ -22,7 +22,7 @@ from ..trace.saved import Saved, read
 from .changed import MADE, can_change
 from .report import FAILED, FITS, Report
 from .trained import Trained
-from .watch import LOADING, STEP
+from .watch import EVALUATION, LOADING, SAVING, STEP
 
 # What programs call the samples of one forward pass.
 _BATCH_SIZES = (
@@ -164,6 +164,9 @@ def _attempts(command: Sequence[str], first: Report) -> Iterator[Attempt]:
 
 def _ladder(phase: str | None, trained: Trained) -> Iterator[tuple[str, ...]]:
     """Sets of changes, by the phase in which the memory ran out."""
+    if phase in (EVALUATION, SAVING):  # nothing of what training holds is in the way by itself
+        yield ("smaller_batch",)
+        return
     lora = () if trained.adapters or trained.own else ("lora",)
     four = (
         () if trained.quantized or trained.own else ("qlora", *lora)

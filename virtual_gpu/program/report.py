@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ..cards import Range
-from ..changes import lines_of
+from ..changes import lines_of, what
 from ..counting.convolutions import Convolutions
 from ..host.meter import HostOutOfMemory
 from ..host.report import HostReport
@@ -159,7 +159,7 @@ class Report:
     def to_write(self) -> list[str]:
         """Of the changes that made it fit, what to write into the program."""
         fits = [one["changes"] for one in self.tried if one["status"] == FITS][-1:]  # the roomiest: it is the last one
-        return [line for changes in fits for name in changes for line in lines_of(name)]
+        return [line for changes in fits for name in changes for line in (f"# {what(name)}", *lines_of(name))]
 
     def on_host(self) -> list[tuple[str, int]]:
         """(category, bytes) at the peak of the host's RAM."""
@@ -270,7 +270,7 @@ def make_report(
     if gpu.convolutions.count:
         notes.append(_convolutions(gpu.convolutions))
     allocator = gpu.meter.allocator
-    what = trained(watch) if gpu.last_oom else Trained()
+    held = trained(watch) if gpu.last_oom else Trained()
     return Report(
         program=program, gpu=gpu.name, capacity=gpu.capacity_bytes, status=status, steps=watch.steps, seconds=seconds,
         allocated=peak, reserved=max(watch.reserved_peaks), fragmentation=allocator.unused_bytes, peak_phase=phase,
@@ -279,7 +279,7 @@ def make_report(
         values=[(a.asked, a.answer, a.where, count) for a, count in gpu.answers.most_common()], notes=notes,
         rules={rule.name: rule.versions for rule in gpu.rules.active()}, versions=_versions(),
         room=room_on(gpu.spec, _nccl(gpu)), oom=gpu.last_oom, changed=dict(gpu.changes), error=error, watch=watch,
-        trained=what,
+        trained=held,
         host=gpu.host.report(killed=isinstance(error, HostOutOfMemory)),
     )  # fmt: skip
 
