@@ -143,7 +143,7 @@ def _attempts(command: Sequence[str], first: Report) -> Iterator[Attempt]:
     names = {word.lstrip("-").partition("=")[0] for word in command[1:]}
     is_trainers = _OF_TRAINERS in names and "gradient_checkpointing" not in names
     phase = first.oom["phase"] if first.oom else None
-    if is_trainers and room_for_all and phase not in (LOADING, STEP):
+    if is_trainers and room_for_all and phase not in (LOADING, STEP, EVALUATION, SAVING):
         words = ["--gradient_checkpointing", "True"]
         yield Attempt(" ".join(words), (*command, *words))
     batch = next((name for name in _BATCH_SIZES if name in names), None)
