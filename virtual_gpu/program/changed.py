@@ -253,14 +253,17 @@ def _checkpoint_blocks(patches: Patches, watch: Watch, changes: Changes) -> None
     patches.set(nn.Module, "__call__", __call__)
 
 
+_OWN_SWITCHES = ("gradient_checkpointing_enable", "enable_gradient_checkpointing")  # transformers', diffusers'
+
+
 def _kind_of_blocks(model: nn.Module) -> type | None:
     """The class of the largest row of like modules; None where there is none, or where blocks are recomputed already.
 
-    Nor of a model that has checkpointing of its own to turn on (transformers, diffusers).
+    Nor of a model that has checkpointing of its own to turn on.
     """
     best, most = None, 0
     for part in model.modules():
-        if isinstance(part, CheckpointWrapper) or hasattr(part, "gradient_checkpointing_enable"):
+        if isinstance(part, CheckpointWrapper) or any(hasattr(part, name) for name in _OWN_SWITCHES):
             return None
         if not isinstance(part, (nn.ModuleList, nn.Sequential)) or len({type(block) for block in part}) != 1:
             continue

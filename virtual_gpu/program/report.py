@@ -121,7 +121,7 @@ class Report:
         """Where the memory ran out, and what was tried to make room."""
         out = []
         if self.oom:
-            place, asked = f"{self.oom['file']}:{self.oom['line']}", human_bytes(self.oom["bytes"])
+            place, asked = line_of(self.oom["file"], self.oom["line"]), human_bytes(self.oom["bytes"])
             within = ", ".join(filter(None, (self.oom["module"], words.phase(self.oom["phase"]))))
             out.append(tr(ko=f"{place}에서 {asked} 요청({within})", en=f"{place} asked for {asked} ({within})"))
             if (least := self.trained.least()) > self.capacity:
