@@ -239,6 +239,8 @@ def test_nothing_better_fits(gpus):
     relaxed = first.flops - first.left_bytes / (beyond.needed_bytes - first.needed_bytes) * (first.flops - beyond.flops)
     block = (first.flops - beyond.flops) / 16
     assert relaxed <= kept.flops <= relaxed + 2 * block
+    assert kept.relaxed_flops <= int(relaxed) and kept.beyond_best == 1 - kept.relaxed_flops / kept.flops < 0.02
+    assert bare.beyond_best is None and kept.to_dict()["beyond_best"] == kept.beyond_best
     subsets = itertools.chain.from_iterable(itertools.combinations(names, n) for n in range(len(names) + 1))
     better = [some for some in subsets if measure_flops(request, recipe, some) < kept.flops - block]
     assert not any(measure(request, replace(recipe, kept=some), 1, 2).fits for some in better)

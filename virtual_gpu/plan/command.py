@@ -120,6 +120,13 @@ def _text(plans: Plans, lengths: Lengths | None = None) -> str:
         if plan.recipe.kept:
             kept = ", ".join(plan.recipe.kept)
             lines.append(tr(ko=f"    블록이 남기는 결과: {kept}", en=f"    blocks keep the results of: {kept}"))
+        if plan.beyond_best is not None:
+            lines.append(
+                tr(
+                    ko=f"    결과를 달리 골라도 연산은 많아야 {plan.beyond_best:.1%} 준다(선형 완화)",
+                    en=f"    no other choice of results computes over {plan.beyond_best:.1%} less (linear relaxation)",
+                )
+            )
         if plan.offloaded_bytes:
             sent = human_bytes(plan.offloaded_bytes)
             lines.append(

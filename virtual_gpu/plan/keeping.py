@@ -100,10 +100,11 @@ def keep_what_fits(request: Request, recipe: Recipe) -> Plan | None:
     if request.can_fuse_head and not (found[0] and found[0].exceeds is None):
         with contextlib.suppress(*CANNOT_RUN):  # of TRL's head with this model
             found.append(_in_all_blocks(request, replace(recipe, fused_lm_head=True)))
-    for between in sorted(filter(None, found), key=lambda one: one.flops):
+    best_first = sorted(filter(None, found), key=lambda one: one.flops)
+    for between in best_first:
         plan = (between.exceeds and _in_some_blocks(between)) or between.fits
         if plan.recipe.kept:
-            return plan
+            return replace(plan, relaxed_flops=int(best_first[0].flops))
     return None
 
 
