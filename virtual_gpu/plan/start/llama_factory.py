@@ -26,6 +26,7 @@ _EFFECTS = {
     MORE: (
         "upcast_layernorm", "upcast_lmhead_output", "resize_vocab", "additional_target", "use_dora", "add_tokens",
         "add_special_tokens", "new_special_tokens_config", "use_asft_loss", "use_eaft_loss",
+        "neat_packing",  # but for flash_attn: fa2 the collator makes a mask of length × length
     ),
     EITHER: ("shift_attn", "mixture_of_depths", "fp8", "use_kt", "use_v1_kernels", "use_dft_loss",
              "use_mca", "use_megatron_bridge", "use_hyper_parallel", "hyper_parallel_cp_size"),
