@@ -44,6 +44,7 @@ from virtual_gpu.command import main
 from virtual_gpu.doctor import diagnose, text
 from virtual_gpu.errors import VirtualGPUError
 from virtual_gpu.plan.files import KINDS
+from virtual_gpu.plan.lengths import Lengths, read_lengths
 from virtual_gpu.plan.start import start_from
 from virtual_gpu.shards.layout import Layout
 from virtual_gpu.step.predict import predict_memory
@@ -92,7 +93,9 @@ def calls(small: str) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "card": (virtual_gpu.card, {"name": "T4"}),
         "VirtualGPU": (virtual_gpu.VirtualGPU, {"spec": virtual_gpu.card("T4"), "without": ()}),
         "cuda": (opened, {"gpu": "T4", "values": "answer", "rank": 0, "gpus": 1, "limited": True,
-                 "without": ()}),
+                 "without": (), "changes": ("checkpointing",)}),
+        "Lengths": (Lengths, {"all": (5, 7, 512)}),
+        "read_lengths": (read_lengths, {"path": "nowhere"}),
         "replay": (virtual_gpu.replay, {"path": "nowhere"}),
         "read": (read, {"path": "nowhere"}),
         "compare": (virtual_gpu.compare, {"before": "nowhere", "after": "nowhere", "without": None}),
@@ -178,7 +181,7 @@ def commands(small: str) -> dict[str, list[str]]:
             "fp16",
         ],
         "shards": ["--model", small, "--gpu", "H100", "--gpus", "2", "--stage", "3", "--length", "16", "--batch", "1"],
-        "run": ["--gpu", "T4", "--steps", "1", "--values", "answer", "PROGRAM"],
+        "run": ["--gpu", "T4", "--steps", "1", "--values", "answer", "--change", "checkpointing", "PROGRAM"],
         "compare": ["FILE", "FILE"],
         "replay": ["FILE"],
         "doctor": ["FILE"],

@@ -27,7 +27,8 @@ def test_a_file_is_read_however_it_is_written(form, tmp_path):
 
 @pytest.mark.parametrize(
     "text, named",
-    [("5\nseven\n", "seven"), ("5\n0\n", "0"), ('{"text": "hi"}', "hi"), ("5\ntrue\n", "True"), ("[5, 1.5]", "1.5")],
+    [("5\nseven\n", "seven"), ("5\n0\n", "0"), ('{"text": "hi"}', "hi"), ("5\ntrue\n", "True"), ("[5, 1.5]", "1.5"),
+     ("9" * 30, "999")],
 )  # fmt: skip
 def test_what_is_no_length_is_named(text, named, tmp_path):
     path = tmp_path / "lengths.txt"

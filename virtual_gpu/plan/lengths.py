@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import WrongValue
 from ..language import tr
+from ..units import path_of
 
 _SHARES = (0.5, 0.9, 0.99)
 
@@ -24,11 +25,12 @@ class Lengths:
     all: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not self.all or min(self.all) < 1:
+        whole = isinstance(self.all, tuple) and all(map(_is_length, self.all))
+        if not whole or not self.all:
             raise WrongValue(
                 tr(
-                    ko="lengths: 1 이상인 토큰 수가 하나는 있어야 한다.",
-                    en="lengths: at least one number of tokens, each 1 or more.",
+                    ko=f"lengths={self.all!r:.80}: 토큰 수(1 이상)의 튜플이어야 하고, 하나는 있어야 한다.",
+                    en=f"lengths={self.all!r:.80}: must be a tuple of numbers of tokens (1 or more), not an empty one.",
                 )
             )
 
@@ -104,7 +106,7 @@ def read_lengths(path: str | Path) -> Lengths:
 
     A sample of JSON is a number, or an object with "length" or with its "input_ids". WrongValue names the line.
     """
-    path = Path(path)
+    path = path_of(path, "path")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
@@ -114,6 +116,10 @@ def read_lengths(path: str | Path) -> Lengths:
         return Lengths(tuple(_lengths(enumerate(whole, 1), path)))
     lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
     return Lengths(tuple(_lengths(((number, _parsed(line)) for number, line in lines if line), path)))
+
+
+def _is_length(value: object) -> bool:
+    return type(value) is int and 0 < value < 2**31
 
 
 def _parsed(line: str) -> Any:
@@ -130,7 +136,7 @@ def _lengths(samples: Iterable[tuple[int, Any]], path: Path) -> Iterator[int]:
             value = sample.get("length", sample.get("input_ids"))
         if isinstance(value, list):
             value = len(value)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not _is_length(value):
             raise WrongValue(
                 tr(
                     ko=f"{path}, {number}번째: {sample!r:.80}에서 길이를 알 수 없다. 줄마다 토큰 수 하나, 또는 "

@@ -51,9 +51,9 @@ def not_found(changes: Changes) -> list[str]:
 
 def check_changes(names: str | Iterable[str]) -> Changes:
     """The changes of these names, none of them made yet; WrongValue for an unknown one, ImportError for a library."""
-    names = [names] if isinstance(names, str) else list(names)
+    names = list(names) if isinstance(names, Iterable) and not isinstance(names, (str, bytes)) else [names]
     for name in names:
-        if name not in MADE:
+        if not isinstance(name, str) or name not in MADE:
             raise WrongValue(
                 tr(
                     ko=f"change={name!r:.80}: {', '.join(MADE)} 가운데 하나여야 한다.",
