@@ -26,12 +26,14 @@ virtual-gpu doctor error.txt
 """,
     "run": """
 virtual-gpu run --gpu T4 train.py --batch_size 16
+virtual-gpu run --gpu T4 --change checkpointing --change eight_bit train.py --batch_size 16
 virtual-gpu run --gpu A100-80GB --gpus 8 --html report.html torchrun --nproc_per_node 8 train.py
 virtual-gpu run --gpu "24GiB, 8.6" --through-evaluation --json train.py > report.json
 """,
     "fit": """
 virtual-gpu fit --model EleutherAI/polyglot-ko-5.8b --gpu T4 --length 512 --batch 16
 virtual-gpu fit --model meta-llama/Llama-3.1-8B --gpu "RTX 4090" --length 1024 --batch 16 --save plan
+virtual-gpu fit --model Qwen/Qwen3-4B --gpu T4 --lengths tokens.txt --selective --picture plans.svg
 virtual-gpu fit --model ./my-model --gpu "24GiB, 8.6" --gpus 2 --methods lora,qlora --json
 virtual-gpu fit --from qwen3_lora_sft.yaml --gpu "RTX 4090" --save qwen3_lora_4090.yaml
 virtual-gpu fit --from training_arguments.json --model Qwen/Qwen3-0.6B --length 1024 --methods lora --gpu T4

@@ -1,4 +1,4 @@
-"""Running a program again with one thing changed: what would make room, and the largest value that fits.
+"""Running a program again with something changed: what would make room, and the largest value that fits.
 
 Each run is a process of its own, so that nothing is left of the one before.
 """

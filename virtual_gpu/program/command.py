@@ -54,7 +54,7 @@ def add_to(subparsers: Any) -> argparse.ArgumentParser:
     )
     add("--snapshot", metavar="FILE.pickle", help=tr(ko="PyTorch의 스냅샷", en="PyTorch's, for pytorch.org/memory_viz"))
     add("--force", action="store_true", help=tr(ko="있는 파일을 덮어쓴다", en="write over files that are there"))
-    advise = tr(ko="모자라면 한 가지를 바꿔 다시 실행해 본다", en="out of memory: run again with one thing changed")
+    advise = tr(ko="모자라면 바꾸어 다시 실행해 본다", en="out of memory: run again with changes until it fits")
     add("--sent", nargs=2, help=argparse.SUPPRESS)  # of a pipeline's stage, see `pipeline`
     add("--advise", action=argparse.BooleanOptionalAction, default=None, help=advise)
     add("command", nargs=argparse.REMAINDER, metavar="program …", help=tr(ko="프로그램과 인자", en="and its arguments"))
@@ -109,9 +109,9 @@ def execute(args: argparse.Namespace) -> int:
         elif args.advise is None:
             report.notes.append(
                 tr(
-                    ko=f"{_LONG_SECONDS}초가 넘게 걸려 다시 실행해 보지 않았다. --advise를 주면 한 가지씩 바꿔 해 본다",
-                    en=f"took more than {_LONG_SECONDS} s, so nothing else was tried: --advise runs it again with one "
-                    "thing changed",
+                    ko=f"{_LONG_SECONDS}초가 넘게 걸려 다시 실행해 보지 않았다. --advise를 주면 바꾸어 해 본다",
+                    en=f"took more than {_LONG_SECONDS} s, so nothing else was tried: --advise runs it again with "
+                    "changes",
                 )
             )
     for name, text in (
