@@ -53,8 +53,8 @@ from virtual_gpu.trace.saved import read
 
 LONGEST_S = 60.0
 # Whose arguments below are wrong ones.
-REFUSED = {"replay", "read", "compare", "largest_model", "enable_checkpointing", "compare_steps", "train_model",
-           "run_ranks"}  # fmt: skip
+REFUSED = {"replay", "read", "read_lengths", "compare", "largest_model", "enable_checkpointing", "compare_steps",
+           "train_model", "run_ranks"}  # fmt: skip
 NOT_DRAWN = {
     "MemoryReport": "an answer, which nobody makes",
     "human_bytes": "a formatter of numbers, whose TypeErrors are Python's",
