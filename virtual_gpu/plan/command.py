@@ -88,6 +88,8 @@ def execute(args: argparse.Namespace) -> int:
         say(_text(plans, lengths))
     if args.picture:
         write({picture.name: plans.frontier().svg()}, picture.parent, args.force)
+        if not args.json:
+            say(tr(ko=f"그림을 {picture}에 저장했다.", en=f"The picture was written to {picture}."))
     if args.save and plans.best:
         plans.best.save(args.save, args.force, args.files or KINDS[0])
         if not args.json:

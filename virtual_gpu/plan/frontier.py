@@ -66,7 +66,7 @@ def draw_frontier(plans: Plans) -> svg.Drawing:
     for plan in reversed(shown):  # those that do not fit below, the first ranked on top
         x, y = at(plan)
         _mark(drawing, x, y, plan.recipe.method, plan.fits)
-        if plan.fits:
+        if plan in numbers:
             drawing.text(x, y + 4, numbers[plan], 11, anchor="middle", bold=True,
                          fill=svg.ink_on(COLORS[plan.recipe.method]))  # fmt: skip
     _legend(drawing, [method for method in METHODS if any(plan.recipe.method == method for plan in shown)])
@@ -85,7 +85,8 @@ def _axes(drawing: svg.Drawing, most: float, low: float, high: float) -> None:
     step = svg.nice_step((high - low) / 1e12, 8)
     for i in range(math.ceil(low / 1e12 / step), int(high / 1e12 / step) + 1):
         x = LEFT + (i * step * 1e12 - low) / (high - low) * (RIGHT - LEFT)
-        drawing.text(x, TOP + HEIGHT + 18, f"{i * step:,g}", 12, anchor="middle", fill=svg.MUTED)
+        text = f"{i * step:,.0f}" if step >= 1 else f"{i * step:g}"
+        drawing.text(x, TOP + HEIGHT + 18, text, 12, anchor="middle", fill=svg.MUTED)
     label = tr(ko="한 스텝의 연산(TFLOP), 모든 GPU 합쳐서", en="TFLOP of a step, all GPUs together")
     drawing.text((LEFT + RIGHT) / 2, TOP + HEIGHT + 36, label, 12, anchor="middle", fill=svg.MUTED)
 
