@@ -60,6 +60,7 @@ class Releases:
 
     def __init__(self, release: Callable[[int], None]):
         self._release, self._dead = release, {}
+        self.turn: Any = None  # a lock that whoever changes what is released holds, where there are several threads
         self._note, self._settle = self._dead.__setitem__, self.settle  # made once, not for each storage
 
     def watch(self, storage: Any, key: int) -> tuple[weakref.ref, weakref.ref]:
@@ -71,11 +72,17 @@ class Releases:
         """Release what is noted."""
         if not self._dead:
             return
-        if _noted:
-            self._all()
-        else:
-            with interrupts_later(in_a_finalizer=True):
+        if self.turn is not None and not self.turn.acquire(blocking=False):
+            return  # another thread is in the middle of something: its next operation releases them
+        try:
+            if _noted:
                 self._all()
+            else:
+                with interrupts_later(in_a_finalizer=True):
+                    self._all()
+        finally:
+            if self.turn is not None:
+                self.turn.release()
 
     def _all(self) -> None:
         while self._dead:

@@ -66,7 +66,7 @@ class VirtualGPU:
         self.detailed, self.details = detailed, None
         self.in_step = False
         self.interrupted = self._waits = False  # Ctrl+C has come; Ctrl+C has to wait
-        self._workspaces: dict[tuple[str, bool], int] = {}  # library, made in backward? -> allocation id
+        self._workspaces: dict[tuple[str, int | None, int], int] = {}  # library, thread, stream -> allocation id
 
     def __repr__(self) -> str:
         return f"VirtualGPU({self.name!r}, {human_bytes(self.spec.capacity_bytes)})"
@@ -217,8 +217,11 @@ class VirtualGPU:
 
     def keep_for_thread(self, library: str, nbytes: int) -> None:
         """Give the thread that asks a workspace of this library, if it has none yet."""
-        # One for each thread that has multiplied: the caller's, and autograd's device thread in backward.
-        key = library, torch._C._current_graph_task_id() != -1
+        # One for each thread that has multiplied and its stream: the caller's, and autograd's own in backward
+        # (CublasHandlePool.cpp).
+        in_backward = torch._C._current_graph_task_id() != -1
+        stream = self.meter.stream() if self.meter.stream is not None else 0
+        key = library, None if in_backward else threading.get_ident(), stream
         if key not in self._workspaces:
             self._workspaces[key] = self._allocate(nbytes, "other")
 

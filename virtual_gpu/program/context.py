@@ -32,6 +32,7 @@ from . import (
     quantized,
     states,
     tensors,
+    threads,
     triton_kernels,
     writing,
     zero,
@@ -149,6 +150,7 @@ def cuda(
             stack.callback(patches.undo)
             device.patches = patches
             tensors.install(patches, device)
+            threads.install(patches, device)
             lazy.install(patches, device)
             driver.install(patches, device)
             amp.install(patches)

@@ -8,11 +8,13 @@ inside, and `tensors` shows it to the program as "cuda:0".
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +37,7 @@ from ..rules.pinned import ROUNDED
 from ..rules.registry import parts
 from . import known, routing
 from .frames import program_line
+from .streams import Streams
 from .values import Values, ValueStop, is_drawn
 
 _aten = torch.ops.aten
@@ -63,18 +66,59 @@ def is_gpu(device: torch.device | None) -> bool:
     return device is not None and (device.type == "cuda" or (device.index is not None and device.type == "cpu"))
 
 
+class _Entered(threading.local):
+    """How often a thread has entered a mode, as `FakeTensorMode` keeps it."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+
+
 class ProgramMode(CountingMode):
-    """On during the whole program: operations on real tensors pass, those on the GPU's are counted."""
+    """On during the whole program: operations on real tensors pass, those on the GPU's are counted.
+
+    turn: held by the thread whose operation runs; the others wait for it.
+    """
 
     def __init__(self, gpu: ProgramGPU):
+        self._entered = _Entered()
         super().__init__(gpu)
+        self.turn = threading.RLock()
+        self.releases.turn = self.turn
         self.values: Values = gpu.answers
         self.values.on_assumed = self._note_choice
         self.generator = torch.Generator().manual_seed(0)  # not the program's, which would draw other numbers then
 
+    @property
+    def enter_stack(self) -> list[Any]:
+        """What PyTorch pushes when a mode is entered, and pops when it is left: each thread's own."""
+        return self._entered.stack
+
+    @enter_stack.setter
+    def enter_stack(self, stack: list[Any]) -> None:
+        self._entered.stack = stack
+
+    def is_inside(self) -> bool:
+        """Whether this thread is in the middle of an operation."""
+        return self.inside and self.turn._is_owned()
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """As `CountingMode` says; other threads wait."""
+        with self.turn, super().uncounted():
+            yield
+
+    def resized(self, storage: torch.UntypedStorage, category: str) -> None:
+        """As `CountingMode` says."""
+        with self.turn:
+            super().resized(storage, category)
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # the commonest call of all
             return device_of(args[0])
+        with self.turn:
+            return self._dispatch(func, types, args, kwargs)
+
+    def _dispatch(self, func, types, args, kwargs):
         device = kwargs.get("device") if kwargs else None
         on_gpu = is_gpu(device)
         if FakeTensor not in types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
@@ -325,8 +369,8 @@ class ProgramGPU(VirtualGPU):
         self.meter.allocator = CachingAllocator(self.meter.allocator.capacity_bytes)
         self._said = AllocatorSettings.from_environment()
         self.configure(self._said)
-        self.stream = 0  # the current one
-        self.meter.stream = lambda: self.stream
+        self.streams = Streams(self)
+        self.meter.stream = lambda: self.streams.current.stream_id
         self.rank, self.ranks = rank, ranks
         self.mode = ProgramMode(self)
         self.fraction, self.ooms, self.pid = 1.0, 0, os.getpid()
@@ -376,7 +420,21 @@ class ProgramGPU(VirtualGPU):
         self.meter.allocator.configure(settings if self.limited else replace(settings, memory_fraction=None))
         self.expandable_segments = settings.expandable_segments
 
+    def empty_cache(self) -> None:
+        """As `VirtualGPU` says."""
+        with self.mode.turn:
+            super().empty_cache()
+
+    def release_workspaces(self) -> None:
+        """As `VirtualGPU` says."""
+        with self.mode.turn:
+            super().release_workspaces()
+
     def _allocate(self, nbytes: int, category: str) -> int:
+        with self.mode.turn:
+            return self._allocate_now(nbytes, category)
+
+    def _allocate_now(self, nbytes: int, category: str) -> int:
         if not self.begun:
             # A line of the program may have changed it. PyTorch reads it when it initializes CUDA: with most programs
             # that is now; what comes after `torch.cuda.get_device_name()` a card would not follow.

@@ -63,7 +63,7 @@ class DeviceProperties(types.SimpleNamespace):
 
 def install(patches: Patches, gpu: ProgramGPU) -> None:
     """Make torch.cuda, torch.accelerator and torch.backends.cuda find this GPU."""
-    streams, generator = Streams(gpu), _generator(gpu)
+    streams, generator = gpu.streams, _generator(gpu)
     patches.set_all(torch._C, _functions(gpu, streams))
     patches.set_all(torch._C, _accelerator(gpu, streams))
     patches.set(torch._C, "_scatter", _scatter)  # nn.DataParallel's, on the one card that there is

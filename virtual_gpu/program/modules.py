@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,19 +32,27 @@ class _Call:
 NOWHERE = Name("")
 
 
+class _Here(threading.local):
+    """The modules that run in a thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+
+
 class Modules:
     """The modules of a program, found as they are called; `roots` are those that belong to no other."""
 
     def __init__(self) -> None:
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._names: weakref.WeakKeyDictionary[nn.Module, Name] = weakref.WeakKeyDictionary()
-        self._calls: list[_Call] = []
+        self._here = _Here()
 
     def install(self, patches: Patches, begins: Callable[[nn.Module], Any]) -> None:
         """Follow every call. begins: told of a module that is called from outside any other."""
-        call, calls, name_of = nn.Module.__call__, self._calls, self.name_of
+        call, here, name_of = nn.Module.__call__, self._here, self.name_of
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            calls = here.calls
             if not calls:
                 begins(module)
             calls.append(_Call(name_of(module)))
@@ -58,19 +67,21 @@ class Modules:
     @property
     def running(self) -> Name:
         """The innermost module that runs."""
-        return self._calls[-1].name if self._calls else NOWHERE
+        calls = self._here.calls
+        return calls[-1].name if calls else NOWHERE
 
     def line(self, frame: FrameType | None) -> tuple[str, int]:
         """(file, line) of the program's innermost frame; ("", 0) where none is running.
 
         What lies outside of a module's call stands still until the call ends: it is looked for once.
         """
-        calls, passed, found = len(self._calls), [], ("", 0)
+        known_calls, passed, found = self._here.calls, [], ("", 0)
+        calls = len(known_calls)
         while frame is not None:
             code = frame.f_code
             if code is self._code and calls:
                 calls -= 1
-                known = self._calls[calls]
+                known = known_calls[calls]
                 if known.line is not None:
                     found = known.line
                     break

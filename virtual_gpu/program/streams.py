@@ -6,6 +6,7 @@ What a stream is for here is its pools of memory: a block that one stream freed 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -75,8 +76,8 @@ class Streams:
     """The streams of a virtual GPU; `kind` is what the program finds as `torch.cuda.Stream`."""
 
     def __init__(self, gpu: ProgramGPU):
-        self.gpu = gpu
-        self.current = self.default = Stream(gpu)
+        self.default = Stream(gpu)
+        self._chosen = threading.local()  # each thread has a current one
         made: Counter[bool] = Counter()
 
         class kind(Stream):
@@ -92,10 +93,14 @@ class Streams:
         kind.__name__ = kind.__qualname__ = "Stream"
         self.kind = kind
 
+    @property
+    def current(self) -> Stream:
+        """What this thread allocates comes from its pools."""
+        return getattr(self._chosen, "stream", self.default)
+
     def choose(self, stream: Stream) -> None:
-        """Make a stream the current one: what is allocated from now on comes from its pools."""
-        self.current = stream
-        self.gpu.stream = stream.stream_id
+        """Make a stream the current one."""
+        self._chosen.stream = stream
 
     @contextlib.contextmanager
     def entered(self, stream: Stream | None) -> Iterator[None]:

@@ -34,7 +34,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
         return type(tensor) is FakeTensor and tensor.fake_mode is mode
 
     def device(tensor: FakeTensor) -> torch.device:
-        if tensor.fake_mode is not mode or mode.inside:
+        if tensor.fake_mode is not mode or mode.is_inside():
             return device_of.fget(tensor)
         return gpu.device
 
@@ -130,7 +130,9 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
         FakeTensor,
         {
             "device": property(device, device_of.fset),
-            "is_cuda": property(lambda t: (t.fake_mode is mode and not mode.inside) or t.fake_device.type == "cuda"),
+            "is_cuda": property(
+                lambda t: (t.fake_mode is mode and not mode.is_inside()) or t.fake_device.type == "cuda"
+            ),
             "is_cpu": property(lambda t: t.device.type == "cpu"),
             "get_device": lambda t: gpu.index if ours(t) else torch.Tensor.get_device(t),
             "__reduce_ex__": reduced,
