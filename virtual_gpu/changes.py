@@ -36,6 +36,9 @@ CHANGES = {
         "model.gradient_checkpointing_enable()\nmodel.train()",
         options=("--change", "checkpointing"),
     ),
+    "diffusers_checkpointing": Change(
+        "", "model.enable_gradient_checkpointing()", options=("--change", "checkpointing")
+    ),
     "block_checkpointing": Change(
         "",
         "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing\n"
@@ -155,6 +158,10 @@ CHANGES = {
 _WHAT = {
     "accumulation": ("배치를 줄이고 그만큼 누적한다(예: 16을 4 × 4로)", "a smaller batch, accumulated (16 as 4 × 4)"),
     "checkpointing": ("그레이디언트 체크포인팅을 켠다", "gradient checkpointing"),
+    "diffusers_checkpointing": (
+        "그레이디언트 체크포인팅을 켠다(diffusers의 모델)",
+        "gradient checkpointing (a model of diffusers)",
+    ),
     "block_checkpointing": (
         "직접 쓴 모델의 블록마다 체크포인팅을 켠다(Block은 블록의 클래스)",
         "gradient checkpointing of a model of one's own (Block: the class of its blocks)",

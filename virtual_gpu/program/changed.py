@@ -30,7 +30,7 @@ from .modules import NOWHERE
 from .patches import Patches
 from .watch import Watch
 
-_CAUSAL = "ForCausalLM"  # how transformers' classes end whose adapters are of the task CAUSAL_LM
+CAUSAL = "ForCausalLM"  # how transformers' classes end whose adapters are of the task CAUSAL_LM
 _SIXTEEN = (torch.bfloat16, torch.float16, "bfloat16", "float16")
 
 
@@ -94,6 +94,7 @@ def install(patches: Patches, imports: Imports, watch: Watch, changes: Changes) 
             imports.after("transformers.modeling_utils", lambda module: calls.heads(patches, module.PreTrainedModel))
         imports.after("transformers.modeling_utils", lambda module: calls.of(patches, module.PreTrainedModel))
         imports.after("peft.peft_model", lambda module: calls.of(patches, module.PeftModel))
+        imports.after("diffusers.models.modeling_utils", lambda module: calls.of(patches, module.ModelMixin))
     if "sixteen_bits" in changes or "qlora" in changes or "lora" in changes:
         imports.after("transformers.modeling_utils", lambda module: _loading(patches, imports, changes, module))
 
@@ -192,7 +193,7 @@ class _Calls:
 
         def with_head(model: Any) -> None:
             post_init(model)
-            if type(model).__name__.endswith(_CAUSAL) and can_fuse_head(model):
+            if type(model).__name__.endswith(CAUSAL) and can_fuse_head(model):
                 from trl.trainer import add_fused_lm_head
 
                 add_fused_lm_head(model)
@@ -213,7 +214,7 @@ class _Calls:
 
     def _begins(self, model: Any, kwargs: dict[str, Any]) -> None:
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        if "checkpointing" in self._changes and inner not in self._seen:
+        if "checkpointing" in self._changes and inner not in self._seen and is_trained(inner):
             self._seen.add(inner)
             if _checkpoint(model, inner):
                 self._changes["checkpointing"] += 1
@@ -222,11 +223,19 @@ class _Calls:
             kwargs["fused_lm_head"] = True
 
 
+def is_trained(model: nn.Module) -> bool:
+    """Whether any of its parameters is."""
+    return any(parameter.requires_grad for parameter in model.parameters())
+
+
 def _checkpoint(model: Any, inner: Any) -> bool:
     """Turn checkpointing on, if the model has it and it is off."""
-    if not getattr(inner, "supports_gradient_checkpointing", False):
-        return False
     if any(getattr(part, "gradient_checkpointing", False) for part in inner.modules()):
+        return False
+    if getattr(inner, "_supports_gradient_checkpointing", False):  # diffusers'
+        inner.enable_gradient_checkpointing()
+        return True
+    if not getattr(inner, "supports_gradient_checkpointing", False):
         return False
     # the name of transformers 5.23, and the one before it
     enable = getattr(inner, "activation_checkpointing_enable", None) or inner.gradient_checkpointing_enable
@@ -253,7 +262,9 @@ def _checkpoint_blocks(patches: Patches, watch: Watch, changes: Changes) -> None
     patches.set(nn.Module, "__call__", __call__)
 
 
-_OWN_SWITCHES = ("gradient_checkpointing_enable", "enable_gradient_checkpointing")  # transformers', diffusers'
+def has_switch(module: nn.Module) -> bool:
+    """Whether it can turn its own checkpoints on: a model of transformers or diffusers."""
+    return any(hasattr(module, name) for name in ("gradient_checkpointing_enable", "enable_gradient_checkpointing"))
 
 
 def _kind_of_blocks(model: nn.Module) -> type | None:
@@ -263,7 +274,7 @@ def _kind_of_blocks(model: nn.Module) -> type | None:
     """
     best, most = None, 0
     for part in model.modules():
-        if isinstance(part, CheckpointWrapper) or any(hasattr(part, name) for name in _OWN_SWITCHES):
+        if isinstance(part, CheckpointWrapper) or has_switch(part):
             return None
         if not isinstance(part, (nn.ModuleList, nn.Sequential)) or len({type(block) for block in part}) != 1:
             continue
@@ -284,7 +295,7 @@ def _loading(patches: Patches, imports: Imports, changes: Changes, module: Modul
         with within as outermost:
             if not outermost:
                 return load(cls, *args, **kwargs)
-            causal, quantized = cls.__name__.endswith(_CAUSAL), kwargs.get("quantization_config") is not None
+            causal, quantized = cls.__name__.endswith(CAUSAL), kwargs.get("quantization_config") is not None
             if "sixteen_bits" in changes and not quantized and _dtype_of(kwargs) not in _SIXTEEN:
                 changes["sixteen_bits"] += 1
                 kwargs.pop("torch_dtype", None)
@@ -351,6 +362,10 @@ class _Outermost:
         self._depth -= 1
 
 
+_CALLED = (
+    "학습하는 transformers나 diffusers의 모델을 부르는 곳",
+    "where a model of transformers or diffusers is called that is trained",
+)
 _MODELS = "transformers의 모델을 만드는 곳과 부르는 곳", "where transformers' models are made and called"
 _LOADED = (
     "transformers의 from_pretrained(QLoRA와 LoRA는 …ForCausalLM의 것)",
@@ -359,10 +374,10 @@ _LOADED = (
 _ADAMS = "torch.optim.AdamW와 Adam, Trainer의 optim", "torch.optim.AdamW and Adam, and the Trainer's optim"
 # Where each looks for its place, in the order in which they are told.
 _PLACES = {
-    "checkpointing": _MODELS,
+    "checkpointing": _CALLED,
     "block_checkpointing": (
-        "같은 클래스의 블록이 늘어선 ModuleList나 Sequential(transformers의 모델은 checkpointing)",
-        "a ModuleList or Sequential of blocks of one class (transformers' models: checkpointing)",
+        "같은 클래스의 블록이 늘어선 ModuleList나 Sequential(transformers와 diffusers의 모델은 checkpointing)",
+        "a ModuleList or Sequential of blocks of one class (models of transformers and diffusers: checkpointing)",
     ),
     "fused_head": _MODELS,
     "smaller_batch": ("1보다 큰 DataLoader의 batch_size", "a DataLoader's batch_size above 1"),

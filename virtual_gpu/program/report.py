@@ -159,7 +159,9 @@ class Report:
     def to_write(self) -> list[str]:
         """Of the changes that made it fit, what to write into the program."""
         fits = [one["changes"] for one in self.tried if one["status"] == FITS][-1:]  # the roomiest: it is the last one
-        return [line for changes in fits for name in changes for line in (f"# {what(name)}", *lines_of(name))]
+        named = {"checkpointing": "diffusers_checkpointing"} if self.trained.diffusers else {}
+        keys = [named.get(name, name) for changes in fits for name in changes]
+        return [line for key in keys for line in (f"# {what(key)}", *lines_of(key))]
 
     def on_host(self) -> list[tuple[str, int]]:
         """(category, bytes) at the peak of the host's RAM."""

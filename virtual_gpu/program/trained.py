@@ -8,14 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .changed import CAUSAL, has_switch, is_trained
 from .quantized import state_tensors
 from .watch import Watch
 
 
 @dataclass(frozen=True)
 class Trained:
-    """With adapters, quantized to 4 or 8 bits, without fp32 weights, not of transformers; and bytes on the card.
+    """With adapters, quantized to 4 or 8 bits, without fp32 weights, without a switch for checkpoints; bytes.
 
+    diffusers: what is trained is of that library, whose switch has another name.
+    causal: a model of transformers' …ForCausalLM, or none there yet: where LoRA, QLoRA and the fused head have a place.
     weights: all parameters. gradients: of those that are trained. states: of PyTorch's Adam or AdamW, 0 with any other
     optimizer or none yet. eight_bit_states: one byte for each of its two. All 0 where ranks share the parameters, or
     where hooks take gradients before all of them are there.
@@ -25,6 +28,8 @@ class Trained:
     quantized: bool = False
     sixteen_bits: bool = False
     own: bool = False
+    diffusers: bool = False
+    causal: bool = True
     weights: int = 0
     gradients: int = 0
     states: int = 0
@@ -47,7 +52,9 @@ def trained(watch: Watch) -> Trained:
     kinds = {
         "adapters": any(type(part).__module__.startswith("peft.") for part in parts),
         "quantized": any(state_tensors(part) for part in parts),
-        "own": bool(parts) and not any(hasattr(part, "gradient_checkpointing_enable") for part in parts),
+        "own": bool(parts) and not any(map(has_switch, parts)),
+        "diffusers": any(hasattr(part, "enable_gradient_checkpointing") and is_trained(part) for part in parts),
+        "causal": not parts or any(type(part).__name__.endswith(CAUSAL) for part in parts),
         "sixteen_bits": not any(p.dtype == torch.float32 and p.ndim > 1 for p in parameters),
     }
     learns = [p for p in parameters if p.requires_grad]
