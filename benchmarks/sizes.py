@@ -6,7 +6,7 @@ times are the search alone, after the imports: CPU seconds of one process, and h
 everything over ZeRO-3, and ZeRO outside groups of eight for tensor parallelism. The last row is the states of a middle
 stage of Meta's published layout, 8 x tensor, 16 x pipeline, 128 x data parallel, parameters not split again after
 forward (The Llama 3 Herd of Models, arXiv 2407.21783, table 4 and section 3.3): eight of the 126 layers, by
-`closed_form`. Its activations are not counted: nothing here runs a pipeline.
+`closed_form`. Its activations are in docs/levers.md, where such a stage is run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.children import emit, run
-from virtual_gpu.plan.forks import VARIABLE
+from virtual_gpu.cores import VARIABLE
 
 PLANNED = {  # model → (card, number of cards, tokens, batch)
     "EleutherAI/polyglot-ko-1.3b": ("T4", 1, 512, 16),

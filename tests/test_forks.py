@@ -10,10 +10,10 @@ from transformers import GPT2Config
 
 from helpers import plan_training
 from virtual_gpu import remembered
+from virtual_gpu.cores import MOST, VARIABLE
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.models.depth import forget_shallow_runs
-from virtual_gpu.plan import forks as module
-from virtual_gpu.plan.forks import VARIABLE, Forks, processes
+from virtual_gpu.plan.forks import Forks, processes
 from virtual_gpu.plan.plans import Request
 from virtual_gpu.step import predict
 from virtual_gpu.step.predict import predict_need
@@ -113,7 +113,7 @@ def test_where_a_fork_is_not_safe_there_is_none(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     assert processes() == 3
     monkeypatch.delenv(VARIABLE)
-    assert processes() == module.MOST
+    assert processes() == MOST
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_initialized", lambda: True)
         assert processes() == 1

@@ -42,7 +42,7 @@ ORDER = [
         "virtual_gpu.rules.*",
         "virtual_gpu.drawing.svg",
     ],
-    ["virtual_gpu.disk_cache", "virtual_gpu.drawing.labels", "virtual_gpu.room"],
+    ["virtual_gpu.cores", "virtual_gpu.disk_cache", "virtual_gpu.drawing.labels", "virtual_gpu.room"],
     # The second meter: the RAM of the machine that the GPU is in.
     ["virtual_gpu.host.*"],
     # A run's trace, and what is read off it: edits of it, pictures, the report.

@@ -216,18 +216,40 @@ def first_run(phase: str, *, allocated: int = 90, asked: int = 20, trained: Trai
 
 
 def tried(monkeypatch, first, answers, command=("train.py",)):
-    """What was told, and what came out; answers: changes → (status, phase of the OOM, names without a place)."""
+    """What was told, and what came out; answers: changes → (status, phase of the OOM, names without a place).
 
-    def run_again(change, options, command, environment=None, changes=()):
-        status, phase, nowhere = answers(frozenset(changes) or change)
-        oom = {"phase": phase} if status == "oom" else None
-        changed = {name: int(name not in nowhere) for name in changes}
-        return Run(change, {"status": status, "judgement": status, "oom": oom, "changed": changed}, tuple(changes))
+    One run at a time or several: the same. What was begun ahead and not wanted is ended.
+    """
+    going, most = set(), 0
 
-    monkeypatch.setattr(again, "run_again", run_again)
-    told: list[str] = []
-    runs = list(advice([], command, first, told.append))
-    return told, [(run.change, run.report["status"]) for run in runs]
+    class Begun:
+        def __init__(self, change, options, command, environment, changes):
+            nonlocal most
+            self.change, self.changes = change, changes
+            going.add(change)
+            most = max(most, len(going))
+
+        def result(self):
+            self.stop()
+            status, phase, nowhere = answers(frozenset(self.changes) or self.change)
+            oom = {"phase": phase} if status == "oom" else None
+            changed = {name: int(name not in nowhere) for name in self.changes}
+            report = {"status": status, "judgement": status, "oom": oom, "changed": changed}
+            return Run(self.change, report, self.changes)
+
+        def stop(self):
+            going.remove(self.change)
+
+    monkeypatch.setattr(again, "Begun", Begun)
+    found, several = [], False
+    for at_once in (1, 2, 5):
+        told, most = [], 0
+        runs = list(advice([], command, first, told.append, at_once=at_once))
+        found.append((told, [(run.change, run.report["status"]) for run in runs]))
+        assert not going and most <= at_once
+        several = several or most > 1
+    assert found[1:] == found[:-1] and (several or len(told) < 2)
+    return found[0]
 
 
 def test_what_is_tried_follows_the_phase_in_which_it_died(monkeypatch):
@@ -253,7 +275,9 @@ def test_what_is_tried_follows_the_phase_in_which_it_died(monkeypatch):
     told, _ = tried(monkeypatch, first_run("evaluation"), lambda made: ("oom", "evaluation", ()))
     assert told == ["smaller_batch"]
     # a model of the program's own has no place for what transformers has
-    told, _ = tried(monkeypatch, first_run("forward", trained=Trained(own=True)), lambda made: ("oom", "forward", ()))
+    told, _ = tried(
+        monkeypatch, first_run("forward", trained=Trained(own=True, causal=False)), lambda made: ("oom", "forward", ())
+    )
     assert told[:3] == ["block_checkpointing", "smaller_batch", "block_checkpointing, smaller_batch"]
     assert not {"checkpointing", "lora", "qlora", "fused_head"}.intersection(", ".join(told).split(", "))
     # what is there already is not tried

@@ -186,7 +186,7 @@ def test_out_of_memory_is_run_again_with_one_thing_changed():
     assert first.oom["allocated"] + first.oom["bytes"] > first.capacity  # no setting of the allocator would do
     said = []
     command = [str(PROGRAMS / "numbers.py"), *arguments]
-    tried = list(advice(["--gpu", "3GiB, 8.0"], command, first, told=said.append))
+    tried = list(advice(["--gpu", "3GiB, 8.0"], command, first, told=said.append, at_once=2))
     # its model is a row of single layers, which has no blocks to checkpoint: told, not reported as tried
     assert said[0] == "block_checkpointing" and said[1:] == [one.change for one in tried]
     assert [run.report["judgement"] == "fits" for run in tried] == [False] * (len(tried) - 1) + [True]

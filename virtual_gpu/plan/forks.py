@@ -21,33 +21,19 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from ..errors import WrongValue
-from ..language import tr
+from .. import cores
 
 K, R = TypeVar("K", bound=Hashable), TypeVar("R")
-VARIABLE = "VIRTUAL_GPU_PROCESSES"
-MOST = 6  # processes with this one: a search has six ways or so; a fork takes some 200 MB of its own
 PATIENCE = 300.0  # seconds in which a fork must say something; none takes as long for one way
 
 
 def processes() -> int:
-    """How many may work on a search, this one among them: 1 where forks are not safe.
-
-    At most MOST, or what VIRTUAL_GPU_PROCESSES says; WrongValue where that is no number from 1 on.
-    """
-    asked = os.environ.get(VARIABLE, "") or str(MOST)
-    if not asked.isdecimal() or int(asked) < 1:
-        raise WrongValue(
-            tr(
-                ko=f"{VARIABLE}={asked}: 1 이상의 정수여야 한다. 1이면 프로세스 하나로 찾는다.",
-                en=f"{VARIABLE}={asked}: must be an integer from 1 on; with 1, this process works alone.",
-            )
-        )
-    # The cores that this process may use are asked for as Linux does; macOS and Windows have no such call.
-    cores: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    if cores is None or torch.cuda.is_initialized() or multiprocessing.current_process().daemon:
+    """How many may work on a search, this one among them: as `cores` says, 1 where forks are not safe."""
+    many = cores.processes()
+    linux = hasattr(os, "sched_getaffinity")
+    if not linux or torch.cuda.is_initialized() or multiprocessing.current_process().daemon:
         return 1
-    return min(int(asked), len(cores(0)))
+    return many
 
 
 class Forks(Generic[K, R]):

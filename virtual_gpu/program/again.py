@@ -10,8 +10,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,26 +67,56 @@ class Run:
         return self.report["status"] == FITS
 
 
+class Begun:
+    """A run of `virtual-gpu run` with these options and this program, while this process does something else.
+
+    What the program prints is dropped.
+    """
+
+    def __init__(
+        self,
+        change: str,
+        options: Sequence[str],
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        changes: Sequence[str] = (),
+    ):
+        self._change, self._command, self._changes = change, command, tuple(changes)
+        made = [text for name in changes for text in ("--change", name)]
+        self._folder = tempfile.TemporaryDirectory()
+        self._report, self._said = (Path(self._folder.name) / name for name in ("report.json", "stderr"))
+        program = [sys.executable, "-m", "virtual_gpu", "run", "--no-advise", "--report", str(self._report)]
+        with self._said.open("w") as said:
+            self._process = subprocess.Popen(
+                [*program, *made, *options, *command], env={**os.environ, **(environment or {})},
+                stdout=subprocess.DEVNULL, stderr=said, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def result(self) -> Run:
+        """Wait for its end. WrongValue where it left no report."""
+        try:
+            self._process.wait()
+            if not self._report.exists():
+                said = self._said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                last = said[-1] if said else tr(ko="보고서를 남기지 않았다.", en="left no report.")
+                raise WrongValue(f"{' '.join(self._command)}: {last}")
+            return Run(self._change, json.loads(self._report.read_text(encoding="utf-8")), self._changes)
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """End it, if it has not, and leave nothing of it."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self._folder.cleanup()
+
+
 def run_again(
-    change: str,
-    options: Sequence[str],
-    command: Sequence[str],
-    environment: Mapping[str, str] | None = None,
-    changes: Sequence[str] = (),
+    change: str, options: Sequence[str], command: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Run:
-    """Run `virtual-gpu run` with these options and this program; what the program prints is dropped."""
-    made = [text for name in changes for text in ("--change", name)]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "report.json"
-        program = [sys.executable, "-m", "virtual_gpu", "run", "--no-advise", "--report", str(path), *made, *options]
-        done = subprocess.run(
-            [*program, *command], env={**os.environ, **(environment or {})}, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False,
-        )  # fmt: skip
-        if not path.exists():
-            said = done.stderr.strip().splitlines() or [tr(ko="보고서를 남기지 않았다.", en="left no report.")]
-            raise WrongValue(f"{' '.join(command)}: {said[-1]}")
-        return Run(change, json.loads(path.read_text(encoding="utf-8")), tuple(changes))
+    """Run `virtual-gpu run` with these options and this program, to its end."""
+    return Begun(change, options, command, environment).result()
 
 
 def saved_without(rule: str, options: Sequence[str], command: Sequence[str]) -> Saved:
@@ -97,39 +128,84 @@ def saved_without(rule: str, options: Sequence[str], command: Sequence[str]) -> 
 
 
 def advice(
-    options: Sequence[str], command: Sequence[str], first: Report, told: Callable[[str], None], most: int = 12
+    options: Sequence[str],
+    command: Sequence[str],
+    first: Report,
+    told: Callable[[str], None],
+    most: int = 12,
+    at_once: int = 1,
 ) -> Iterator[Run]:
     """Runs with something changed, the smallest change first, until one fits with certainty: what was tried.
 
-    first: the run that ran out of memory. told: called with each change before it is tried. most: runs at most. What
-    finds no place in the program, or that the program fails with, is left out of the attempts after it.
+    first: the run that ran out of memory. told: called with each change before it is tried. most: runs at most.
+    at_once: runs that go on at a time; the next in the order are begun ahead, and ended where no longer wanted.
     """
-    without = {name for name in MADE if name in first.changed or not can_change(name)}
-    done, of_activations = set(), True
-    for attempt in _attempts(command, first):
-        changes = tuple(name for name in attempt.changes if name not in without)
+    ladder, attempts, ahead = _Ladder(first, most), deque(_attempts(command, first)), {}
+
+    def begin(attempt: Attempt) -> None:
+        if attempt.change not in ahead:
+            ahead[attempt.change] = Begun(
+                attempt.change, options, attempt.command, attempt.environment, attempt.changes
+            )  # fmt: skip
+
+    try:
+        while attempts:
+            attempt = ladder.left_of(attempts.popleft())
+            if attempt is None:
+                continue
+            told(attempt.change)
+            ladder.begun(attempt)
+            wanted = [attempt, *filter(None, map(ladder.left_of, attempts))][:at_once]
+            for change in ahead.keys() - {one.change for one in wanted}:
+                ahead.pop(change).stop()
+            for one in wanted:
+                begin(one)
+            run = ladder.ended(ahead.pop(attempt.change).result())
+            if run.changes or not attempt.changes:
+                yield run
+            if run.report["judgement"] == FITS:  # one that is tight is told, and the next one tried
+                return
+    finally:
+        for going in ahead.values():
+            going.stop()
+
+
+class _Ladder:
+    """What the runs so far say of those to come: what found no place, or fails, is left out of them."""
+
+    def __init__(self, first: Report, most: int):
+        self._most = most
+        self._without = {name for name in MADE if name in first.changed or not can_change(name)}
+        self._begun: set[str] = set()
+        self._activations_would_do = True
+
+    def left_of(self, attempt: Attempt) -> Attempt | None:
+        """The attempt as it would be made now; None where it is not to be made."""
+        if not attempt.changes:
+            return None if len(self._begun) == self._most else attempt
+        changes = tuple(name for name in attempt.changes if name not in self._without)
+        left = replace(attempt, change=", ".join(changes), changes=changes)
         alone = changes != attempt.changes and len(changes) < 2  # what is left of a set was tried before
-        again = attempt.changes and (alone or changes in done)
-        if again or len(done) == most or (not of_activations and changes and _OF_ACTIVATIONS.issuperset(changes)):
-            continue
-        change = ", ".join(changes) or attempt.change
-        told(change)
-        run = run_again(change, options, attempt.command, attempt.environment, changes)
-        done.add(changes or attempt.change)
-        nowhere = [name for name in changes if not run.report["changed"][name]]
-        without.update(nowhere)
-        if nowhere:
-            made = tuple(name for name in changes if name not in nowhere)
-            run = Run(", ".join(made), run.report, made)
-        if run.report["status"] == FAILED and len(changes) == 1:
-            without.update(changes)
-        if run.changes or not changes:
-            yield run
-        if run.report["judgement"] == FITS:  # one that is tight is told, and the next one tried
-            return
-        oom = run.report["oom"]
+        useless = not self._activations_would_do and _OF_ACTIVATIONS.issuperset(changes)
+        return None if alone or useless or left.change in self._begun or len(self._begun) == self._most else left
+
+    def begun(self, attempt: Attempt) -> None:
+        """It is not tried again."""
+        self._begun.add(attempt.change)
+
+    def ended(self, run: Run) -> Run:
+        """Learn from a run; it without the changes that found no place."""
+        report, changes = run.report, run.changes
+        nowhere = [name for name in changes if not report["changed"][name]]
+        self._without.update(nowhere)
+        if report["status"] == FAILED and len(changes) == 1:
+            self._without.update(changes)
+        oom = report["oom"]
         if changes and _OF_ACTIVATIONS.issuperset(changes) and oom and oom["phase"] in (LOADING, STEP):
-            of_activations = False  # the activations are gone by then: fewer of them would not have helped
+            # the activations are gone by then: fewer of them would not have helped
+            self._activations_would_do = False
+        made = tuple(name for name in changes if name not in nowhere)
+        return Run(", ".join(made), report, made) if nowhere else run
 
 
 def _attempts(command: Sequence[str], first: Report) -> Iterator[Attempt]:
@@ -167,17 +243,16 @@ def _ladder(phase: str | None, trained: Trained) -> Iterator[tuple[str, ...]]:
     if phase in (EVALUATION, SAVING):  # nothing of what training holds is in the way by itself
         yield ("smaller_batch",)
         return
-    lora = () if trained.adapters or trained.own else ("lora",)
-    four = (
-        () if trained.quantized or trained.own else ("qlora", *lora)
-    )  # with adapters: nobody trains weights of 4 bits
+    lora = ("lora",) if trained.causal and not trained.adapters else ()
+    four = ("qlora", *lora) if trained.causal and not trained.quantized else ()  # nobody trains weights of 4 bits
     if phase == LOADING:
         wider = () if trained.sixteen_bits or trained.quantized or trained.own else ("sixteen_bits",)
         ladder = [wider, ("sixteen_bits", "eight_bit") if wider else (), (*wider, *lora) if lora else ()]
     elif phase == STEP:
         ladder = [("fused",), ("eight_bit",), lora]
     else:
-        activations = ("block_checkpointing",) if trained.own else ("checkpointing", "fused_head")
+        head = ("fused_head",) if trained.causal else ()
+        activations = ("block_checkpointing",) if trained.own else ("checkpointing", *head)
         ladder = [*((name,) for name in activations), activations, ("smaller_batch",), (*activations, "smaller_batch")]
         ladder += [("eight_bit",), (*activations, "eight_bit"), (*activations, "smaller_batch", "eight_bit")]
         ladder += [lora, (*activations, *lora)] if lora else []

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..cores import processes
 from ..errors import WrongValue
 from ..language import LANGUAGES, tr
 from ..terminal import Parser, answer, say, tell
@@ -104,7 +105,8 @@ def execute(args: argparse.Namespace) -> int:
     if report.status == OOM and not report.host.killed:
         if report.seconds < _LONG_SECONDS if args.advise is None else args.advise:
             with contextlib.suppress(KeyboardInterrupt):  # ends the attempts, not the report
-                for one in advice(_options(args), command, report, told=_tell_again):
+                at_once = 1 if args.write_files else _at_once()  # two would write to one place
+                for one in advice(_options(args), command, report, told=_tell_again, at_once=at_once):
                     report.tried.append(one.row())
         elif args.advise is None:
             report.notes.append(
@@ -123,6 +125,18 @@ def execute(args: argparse.Namespace) -> int:
             write({Path(name).name: text()}, Path(name).parent, args.force)
     say(json.dumps(report.json(), ensure_ascii=False, indent=2) if args.json else report.text())
     return exit_status(report)
+
+
+def _at_once() -> int:
+    """Two where there is a core for another run and, for what this one took of the RAM, room for two."""
+    memory = Path("/proc/meminfo")
+    if not memory.exists():  # not Linux, which alone says so
+        return 1
+    import resource
+
+    taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB, as there
+    free = next(int(line.split()[1]) for line in memory.read_text().splitlines() if line.startswith("MemAvailable"))
+    return min(2, processes()) if free > 2 * taken else 1
 
 
 def _tell_again(change: str) -> None:
