@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 from transformers import LlamaConfig
 
 from benchmarks.levers.ranks import plan_of_tokens
+from benchmarks.levers.stages import Grid, Stage, loss_of_next, of_whole_vocabulary
 from helpers.ranks.training import weigh
 from virtual_gpu.models.adapters import add_adapters
 from virtual_gpu.models.build import build_model
@@ -120,6 +121,31 @@ def tokens_between_ranks(logits_whole):
     off = [float((loss - expected).abs())]
     for mine, other in zip(split.parameters(), whole.parameters(), strict=True):
         off.append(float((mine.grad.full_tensor() - other.grad).abs().max()))
+    return max(off)
+
+
+def stages_between_ranks(ends):
+    """How far the stages of a small Llama, each split by tokens, tensors and FSDP2, are off the whole one."""
+    config = tiny_llama()
+    config.vocab_size, config.num_attention_heads, config.num_key_value_heads = 300, 4, 2
+    config.num_hidden_layers = 4 - 2 * ends
+    torch.manual_seed(0)
+    whole = build_model(config, torch.float64, device="cpu")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    grid = Grid(2, 2, 2, policy=MixedPrecisionPolicy(), ends=ends)
+    stages = [Stage(copy.deepcopy(whole), number, 2, 16, ends) for number in range(2)]
+    for stage in stages:
+        grid.split(stage, mesh)
+    tokens = torch.arange(16)[None] * 7 % 300  # of each rank: the mean of their gradients is that of one
+    expected = whole(input_ids=tokens, labels=tokens, use_cache=False).loss
+    expected.backward()
+    with loss_parallel():
+        loss = loss_of_next(of_whole_vocabulary(stages[1](stages[0](tokens)), mesh), tokens)
+        loss.backward()
+    off = [float((loss.full_tensor() - expected).abs())]
+    mine = [parameter for stage in stages for parameter in stage.parameters()]
+    for one, other in zip(mine, whole.parameters(), strict=True):
+        off.append(float((one.grad.full_tensor() - other.grad).abs().max()))
     return max(off)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import subprocess
 import sys
 
@@ -11,12 +12,13 @@ import torch
 from test_levers import RECORD, same_versions
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.levers.catalogue import BASES, LEVERS
+from benchmarks.levers.catalogue import BASES, LEVERS, META
 from benchmarks.levers.program import Sent
 from benchmarks.levers.stages import Stage
 from helpers import run_ranks
 from tools import lever_claims
 from tools import levers as tool
+from virtual_gpu.models.configs import load_config
 from virtual_gpu.program import ranks
 from virtual_gpu.program.context import cuda
 from virtual_gpu.shards.layout import Layout
@@ -107,8 +109,27 @@ def test_stages_together_are_the_model():
     tokens = torch.arange(2 * 24).reshape(2, 24) % 101
     hidden = tokens
     for number in range(2):
-        hidden = Stage(copy.deepcopy(model), number, 2)(hidden)
+        hidden = Stage(copy.deepcopy(model), number, 2, 24)(hidden)
     assert torch.equal(hidden, model(tokens, use_cache=False).logits)
+
+
+@pytest.mark.parametrize("ends", [0, 1])
+def test_stages_that_cards_share_are_the_model(ends):
+    """On four real ranks, with values. ends: the first and the last stage have a layer less."""
+    assert max(run_ranks(real_ranks.stages_between_ranks, 4, ends)) < 1e-6
+
+
+def test_a_stage_of_meta_s_layout_sends_what_its_sizes_say():
+    """Gathered and summed between the cards of a layer, for attention and MLP, forward and backward; its parameters
+    gathered once in 16 bits and their gradients summed once in 32; what comes from and goes to the stages beside."""
+    program, config = BASES["405b-x16384"], load_config(BASES["405b-x16384"].model_id)
+    assert program.gpus == math.prod(META.sizes) and config.num_hidden_layers + 2 * META.ends == 16 * 8
+    width, keys = config.hidden_size, config.head_dim * config.num_key_value_heads
+    layer = 2 * width * (width + keys) + 3 * width * config.intermediate_size  # without its two norms
+    text = 2 * program.length * width
+    between = 2 * 2 * (1 + 1) * 8 * program.batch * text
+    expected = between + (2 + 4) * 8 * layer // META.tensor + 2 * program.batch * text // META.tensor
+    assert RECORD["405b-x16384"]["base"]["sent"] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("logits_whole", [True, False])

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from benchmarks.levers.catalogue import LARGE
+from benchmarks.levers.catalogue import BASES, LARGE, META
+from virtual_gpu.models.configs import load_config
 from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.step.setting import Setting
 from virtual_gpu.step.states import states_of
@@ -178,6 +179,22 @@ def _by_n(rows: Rows, alone: int | None = None) -> tuple[str, str]:
     )
 
 
+def _no_checkpoints(rows: Rows) -> tuple[str, str]:
+    found = rows["405b-x16384"]
+    start, compiled, columns = (found[name]["peak"] for name in ("base", "layout_compiled", "layout_columns"))
+    program = BASES["405b-x16384"]
+    in_flight, layers = META.pipeline - 1, 8
+    gathered = 2 * 2 * program.length * load_config(program.model_id).hidden_size
+    verdict = TRUE if found["base"]["fits"] else CONDITIONAL if found["layout_columns"]["fits"] else FALSE
+    return verdict, (
+        f"같은 배열을 PyTorch에 있는 것만으로 하면 둘째 스테이지에 {gib(start)}가 들어 80 GB를 넘는다. "
+        "PyTorch의 시퀀스 병렬은 어텐션과 MLP에 넣으려고 모은 입력을 역전파까지 남긴다(붙드는 마이크로 배치 "
+        f"{in_flight} × {layers}층 × "
+        f"{gathered / 2**20:.0f} MiB = {gib(in_flight * layers * gathered)}). 블록을 컴파일하면 {gib(compiled)}, "
+        f"모으는 일과 행으로 나눈 곱만 다시 하면 {gib(columns)}다. Meta의 학습 코드는 공개되지 않았다"
+    )
+
+
 _LLAMA_FACTORY = "[LLaMA-Factory README](https://github.com/hiyouga/LLaMA-Factory#hardware-requirement)"
 CLAIMS = (
     Claim(
@@ -226,6 +243,11 @@ CLAIMS = (
     Claim(
         "텐서 병렬은 모든 것을 N으로 나눈다", "실무에서 하는 말",
         tuple(("8b-x8", key) for key in ("tensor", "sequence", "loss_parallel")), _by_n,
+    ),
+    Claim(
+        "405B를 8K 길이에서 체크포인팅 없이 학습했다",
+        "[Llama 3 논문](https://arxiv.org/abs/2407.21783) 3.3.2절",
+        tuple(("405b-x16384", key) for key in ("base", "layout_compiled", "layout_columns")), _no_checkpoints,
     ),
 )  # fmt: skip
 

@@ -170,6 +170,55 @@ CARD_WORDS = {
         f"config = DistributedConfig(tp_size=2, fsdp_size=4, ep_size=8, {HALVES})\n{DISTRIBUTED}",
         "두 장이 글 하나를 함께 계산하므로 연산이 절반이다",
     ),
+    "layout_first": Words(
+        "첫 스테이지", "PyTorch 2.4", "", "", "임베딩과 일곱 층. 마이크로 배치를 열여섯 개까지 붙든다",
+    ),
+    "layout_last": Words(
+        "마지막 스테이지", "PyTorch 2.4", "", "",
+        "일곱 층과 출력층. 마이크로 배치를 하나만 붙든다. 로짓은 어휘로 나뉘어 있다",
+    ),
+    "layout_sums_16": Words(
+        "그레이디언트를 bf16으로 더한다", FSDP2, "", "MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)",
+        "쌓이는 그레이디언트가 절반이다. 많은 카드의 합을 bf16으로 하면 작은 값이 사라진다",
+    ),
+    "layout_interleaved": Words(
+        "인터리브 1F1B: 카드마다 네 층짜리 스테이지 둘", "PyTorch 2.4", "", "ScheduleInterleaved1F1B([one, two], 16)",
+        "버블이 준다. 이 배열에서는 최대가 거의 같다",
+    ),
+    "layout_zero_bubble": Words(
+        "제로 버블(ZBV): 카드마다 네 층짜리 스테이지 둘", "PyTorch 2.6", "", "ScheduleZBVZeroBubble([one, two], 16)",
+        "V로 내려갔다 올라오므로 어느 카드나 붙드는 양이 비슷하고, 1F1B의 앞쪽 카드보다 적다",
+    ),
+    "layout_compiled": Words(
+        "블록마다 `torch.compile`", "PyTorch 2.4", "", "for block in stage.layers: block.compile()",
+        "합친 연산의 중간 결과를 남기지 않는다. 모아 온 입력은 여전히 남는다",
+    ),
+    "layout_products": Words(
+        "선택적 체크포인팅: 곱, 어텐션, reduce-scatter의 결과는 남긴다", "PyTorch 2.4", "",
+        "kept = [mm, attention, torch.ops._c10d_functional.reduce_scatter_tensor.default]",
+        "행으로 나눈 곱(`o_proj`, `down_proj`)의 결과는 더하기 전이라 카드마다 온전한 크기다. "
+        "모아 온 입력을 남기지 않는 대신 이것이 남는다",
+    ),
+    "layout_columns": Words(
+        "위와 같되 행으로 나눈 곱은 다시 계산한다", "PyTorch 2.4", "",
+        "by_rows = op is mm and any(part.is_shard(1) for part in args[0].placements)\n"
+        "return MUST_SAVE if op in kept and not by_rows else PREFER_RECOMPUTE",
+        "모으는 것도 다시 한다. 남는 것은 모두 여덟으로 나뉜 것이다",
+    ),
+    "layout_checkpointing": Words(
+        "블록마다 체크포인팅", "PyTorch 1.11", "", "checkpoint(block, x, use_reentrant=False)",
+        "블록의 입력은 토큰으로 나뉘어 있다",
+    ),
+    "layout_resharded": Words(
+        "블록마다 체크포인팅, 순전파 뒤에 파라미터를 다시 나눈다", FSDP2, "",
+        "fully_shard(part, mesh=mesh['data'], reshard_after_forward=True)",
+        "줄지 않고 더 보내기만 한다. PyTorch의 파이프라인이 마지막 마이크로 배치까지 모은 채로 두기 때문이다",
+    ),
+    "layout_tensor_fsdp2": Words(
+        "파이프라인 없이: 텐서 병렬 8 × FSDP2 2,048, 체크포인팅", FSDP2, "",
+        "mesh = init_device_mesh('cuda', (2048, 8), mesh_dim_names=('data', 'tensor'))",
+        "여덟 장에 글 하나다(출발점은 백스물여덟 장에 글 열여섯). 126층을 차례로 모은다",
+    ),
     "fsdp2_lora": Words(
         "FSDP2 + LoRA", FSDP2, "fsdp=True, fsdp_config={'version': 2}",
         "for part in (embedding, *blocks, [norm, head], model): fully_shard(part, mp_policy=policy)",
@@ -197,6 +246,9 @@ CARD_BASE_WORDS = {
     "8b-long-x8": "위와 같되 FSDP2이고, 카드마다 1 × 16384",
     "70b-x8": "Llama-3.1-70B를 H100 여덟 장에서 전체 미세 조정, FSDP2: bf16 가중치 그대로, 카드마다 1 × 2048, "
     "체크포인팅, fused AdamW",
+    "405b-x16384": "Llama-3.1-405B를 H100 16,384장에서 사전 학습, Meta의 배열(Llama 3 논문, arXiv 2407.21783): "
+    "텐서와 시퀀스 병렬 8 × 파이프라인 16(1F1B, 마이크로 배치 16 × 1 × 8192) × FSDP2 128(모은 채로 둔다), "
+    "bf16으로 계산하고 fp32로 더한다, 체크포인팅 없음, fused AdamW. 가장 많이 드는 둘째 스테이지",
     "moe-x8": "Qwen3-30B-A3B를 H100 여덟 장에서 전체 미세 조정, transformers의 FSDP2: bf16 혼합 정밀도(fp32 가중치), "
     "카드마다 1 × 2048, 체크포인팅, fused AdamW",
     "8b-lora-x2": "Llama-3.1-8B를 RTX 3090 두 장에서 LoRA(rank 16, 모든 선형층), DDP: bf16 가중치, autocast, "
@@ -205,6 +257,7 @@ CARD_BASE_WORDS = {
 CARD_GROUPS = {
     "cards": "나누어 갖기: DDP, ZeRO, FSDP2",
     "cards_split": "나누어 계산하기: 텐서, 토큰, 층",
+    "cards_layout": "405B를 16,384장에",
     "cards_experts": "전문가를 나누어 갖기(MoE)",
     "cards_lora": "LoRA와 QLoRA",
 }
@@ -222,9 +275,9 @@ PyTorch의 가짜 process group이 받고, 나누고 모으는 것은 PyTorch의
 - **보내는 양**은 이 카드가 한 스텝에 부르는 집합 통신의 바이트다. 들어가는 것과 나오는 것 가운데 큰 쪽을 세고,
   all-reduce는 두 번으로
   친다(6.3절). 고리로 이은 N장에서 한 장이 보내는 것은 그 (N − 1)/N배다.
-- NCCL의 버퍼는 할당자 밖에 있어 최대에 없다. 들어가는지는 한도에서 그것(둘이면 {two}, 더 많으면 {more} MiB로
-  보았다)을 뺀 나머지로 정했다. 예약이 그 안이면 들어간다. 예약은 넘고 최대는 넘지 않으면 그 한도를 걸고 다시
-  실행해, 할당자가 빈자리를 돌려주고 끝까지 가면 들어간다고 적었다. 그래서 최대가 같아도 판정이 다를 수 있다.
+- NCCL의 버퍼는 할당자 밖에 있어 최대에 없다. 들어가는지는 한도에서 그것(통신하는 그룹마다, 둘이면 {two}, 더 많으면
+  {more} MiB로 보았다)을 뺀 나머지로 정했다. 예약이 그 안이면 들어간다. 예약은 넘고 최대는 넘지 않으면 그 한도를 걸고
+  다시 실행해, 할당자가 빈자리를 돌려주고 끝까지 가면 들어간다고 적었다. 그래서 최대가 같아도 판정이 다를 수 있다.
 - 연산은 카드 한 장의 것이다.
 - 전문가는 차례로 골랐다(라우터의 점수를 모르므로). 토큰이 한쪽에 몰리면 그 카드는 더 받고 더 쓴다(7.6절).
 - FSDP2의 행은 모두 임베딩, 블록, 출력층을 저마다 묶은 것이고, accelerate처럼 묶은 것은 따로 한 행이다. `moe-x8`만은

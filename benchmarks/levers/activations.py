@@ -8,17 +8,28 @@ from typing import Any
 import torch
 import torch._functorch.config as functorch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from .losses import causal
 from .program import checkpointed
 
 TILES = 8
+aten = torch.ops.aten
+ATTENTION = (
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_flash_attention.default,
+)
 
 
 def compiled(model: nn.Module) -> None:
     """The model's forward through `torch.compile`, with its backward."""
     model.compile()
+
+
+def blocks_compiled(model: nn.Module) -> None:
+    """Each block through `torch.compile`, as torchtitan does it."""
+    for block in blocks(model):
+        block.compile()
 
 
 def budget(part: float) -> Any:
@@ -53,25 +64,35 @@ def pairs(model: nn.Module) -> None:
 
 def selective(model: nn.Module) -> None:
     """PyTorch's selective checkpointing: what matrix products and attention give is kept, the rest recomputed."""
-    aten = torch.ops.aten
-    kept = [
-        aten.mm.default,
-        aten.addmm.default,
-        aten._scaled_dot_product_efficient_attention.default,
-        aten._scaled_dot_product_flash_attention.default,
-    ]
-    contexts = functools.partial(create_selective_checkpoint_contexts, kept)
-    model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
-    model.enable_input_require_grads()
+    _keep(model, [aten.mm.default, aten.addmm.default, *ATTENTION])
 
 
 def only_attention_kept(model: nn.Module) -> None:
     """Selective with one kind of result kept: attention's, which costs the most to compute again at great length."""
-    aten = torch.ops.aten
-    kept = [
-        aten._scaled_dot_product_efficient_attention.default,
-        aten._scaled_dot_product_flash_attention.default,
-    ]
+    _keep(model, [*ATTENTION])
+
+
+def products_between_cards_kept(model: nn.Module) -> None:
+    """Of layers that cards share: products, attention, and what this card gets of the sums over the cards."""
+    _keep(model, [aten.mm.default, *ATTENTION, torch.ops._c10d_functional.reduce_scatter_tensor.default])
+
+
+def columns_kept(model: nn.Module) -> None:
+    """The same but for products whose sum is over the cards: each has one as large as if it were alone.
+
+    What is gathered for a product by columns, as large, is in neither.
+    """
+    kept = {aten.mm.default, *ATTENTION, torch.ops._c10d_functional.reduce_scatter_tensor.default}
+
+    def policy(_: Any, operation: Any, *args: Any, **__: Any) -> CheckpointPolicy:
+        by_rows = operation is aten.mm.default and any(part.is_shard(1) for part in args[0].placements)
+        return CheckpointPolicy.MUST_SAVE if operation in kept and not by_rows else CheckpointPolicy.PREFER_RECOMPUTE
+
+    _keep(model, policy)
+
+
+def _keep(model: nn.Module, kept: Any) -> None:
+    """Blocks checkpointed but for these operations' results, or those of which a policy says so."""
     contexts = functools.partial(create_selective_checkpoint_contexts, kept)
     model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
     model.enable_input_require_grads()

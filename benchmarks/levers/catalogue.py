@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -20,9 +21,13 @@ from . import ranks as R
 from . import stages as S
 from . import weights as W
 from .kernels import triton_launches_nothing as triton
-from .program import LORA_RANK, Program, adapted, checkpointed, fused_adamw, nothing, whole
+from .program import LORA_RANK, Program, adapted, checkpointed, fused_adamw, nothing, once, whole
 
-SMALL, LARGE, LARGEST = "EleutherAI/polyglot-ko-1.3b", "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B"
+SMALL, LARGE = "EleutherAI/polyglot-ko-1.3b", "meta-llama/Llama-3.1-8B"
+LARGER, LARGEST = "meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.1-405B"
+# Meta's layout of 405B: The Llama 3 Herd of Models, arXiv 2407.21783, table 4 and section 3.3 (parameters stay gathered
+# after forward; the first and the last stage have a layer less; gradients are summed in fp32).
+META = S.Grid(pipeline=16, data=128, tensor=8, ends=1)
 EQUAL, ROUNDING, OTHER = "equal", "rounding", "other"
 
 # name → the program that the levers beside it change in one place
@@ -50,8 +55,12 @@ BASES: dict[str, Program] = {
         split=R.fsdp2(R.halves(torch.bfloat16)), gpus=8,
     ),
     "70b-x8": Program(
-        "H100", LARGEST, 1, 2048, torch.bfloat16, load=R.on_meta, prepare=checkpointed,
+        "H100", LARGER, 1, 2048, torch.bfloat16, load=R.on_meta, prepare=checkpointed,
         split=R.fsdp2(R.halves(torch.bfloat16)), gpus=8,
+    ),
+    "405b-x16384": Program(
+        "H100", LARGEST, 16, 8192, torch.float32, gpus=16384, rank=META.first_of(1), groups=META.sizes,
+        load=S.stages_of(pipelining.Schedule1F1B, META, nothing), passes=S.scheduled, around=loss_parallel,
     ),
     "moe-x8": Program(
         "H100", "Qwen/Qwen3-30B-A3B", 1, 2048, torch.float32, prepare=checkpointed, optimizer=R.adamw_of_each,
@@ -64,7 +73,7 @@ BASES: dict[str, Program] = {
 }  # fmt: skip
 FULL, ADAPTERS, TEXTS, EXPERTS = ("1.3b", "8b"), ("1.3b-lora", "8b-lora"), ("8b-texts",), ("moe-lora",)
 TWO, EIGHT, LONG, TWO_ADAPTERS = ("1.3b-x2",), ("8b-x8",), ("8b-long-x8",), ("8b-lora-x2",)
-SEVENTY, EIGHT_EXPERTS = ("70b-x8",), ("moe-x8",)
+SEVENTY, LAYOUT, EIGHT_EXPERTS = ("70b-x8",), ("405b-x16384",), ("moe-x8",)
 CARDS = TWO + EIGHT
 
 
@@ -110,6 +119,7 @@ def _fsdp2(**settings: Any) -> Callable[[Program], dict[str, Any]]:
     """In the 16 bits of the program, as accelerate runs it, but for other settings."""
     return lambda base: {
         "load": R.on_meta, "split": R.fsdp2(**{"policy": R.halves(base.autocast)} | settings),
+        "groups": settings.get("grid", ()),
     }  # fmt: skip
 
 
@@ -130,6 +140,21 @@ def _stage(schedule: type, rank: int) -> dict[str, Any]:
     return {
         "load": S.stages_of(schedule), "prepare": nothing, "split": whole, "passes": S.scheduled, "batch": 32,
         "rank": rank,
+    }  # fmt: skip
+
+
+def _layout(
+    schedule: type = pipelining.Schedule1F1B, prepare: Any = nothing, place: int = 1, **grid: Any
+) -> dict[str, Any]:
+    """Meta's layout but for one thing; place: in the pipeline."""
+    return {"load": S.stages_of(schedule, replace(META, **grid), prepare), "rank": META.first_of(place)}
+
+
+def _no_stages(split: Any, *groups: int) -> dict[str, Any]:
+    """All layers on each card, or group of cards that share them, and one text."""
+    return {
+        "load": R.on_meta, "prepare": checkpointed, "split": split, "passes": once, "around": contextlib.nullcontext,
+        "rank": 0, "batch": 1, "groups": groups,
     }  # fmt: skip
 
 
@@ -245,21 +270,27 @@ LEVERS = (
     ),
     Lever(
         "fsdp2_tensor", "cards_split", EIGHT + SEVENTY,
-        _tensors(R.tensors_and_fsdp2(R.halves(torch.bfloat16), together=2), optimizer=fused_adamw), ROUNDING,
+        _tensors(
+            R.tensors_and_fsdp2(R.halves(torch.bfloat16), together=2), optimizer=fused_adamw, groups=(4, 2)
+        ),
+        ROUNDING,
     ),
     Lever(
         "context", "cards_split", LONG,
         {"prepare": R.without_masks, "data": R.next_tokens, "loss": R.loss_of_part, "passes": R.text_in_parts},
         ROUNDING, kernels=True,  # DTensor asks for the shape of the whole text's attention, which is counted as work
     ),
-    Lever("experts", "cards_experts", EIGHT_EXPERTS, {"load": R.by_transformers(fsdp_size=8, ep_size=8)}, ROUNDING),
     Lever(
-        "experts_in_fours", "cards_experts", EIGHT_EXPERTS, {"load": R.by_transformers(fsdp_size=8, ep_size=4)},
-        ROUNDING,
+        "experts", "cards_experts", EIGHT_EXPERTS,
+        {"load": R.by_transformers(fsdp_size=8, ep_size=8), "groups": (8, 8)}, ROUNDING,
+    ),
+    Lever(
+        "experts_in_fours", "cards_experts", EIGHT_EXPERTS,
+        {"load": R.by_transformers(fsdp_size=8, ep_size=4), "groups": (8, 4, 2)}, ROUNDING,
     ),
     Lever(
         "experts_tensors", "cards_experts", EIGHT_EXPERTS,
-        {"load": R.by_transformers(fsdp_size=4, tp_size=2, ep_size=8)}, ROUNDING,
+        {"load": R.by_transformers(fsdp_size=4, tp_size=2, ep_size=8), "groups": (4, 2, 8)}, ROUNDING,
     ),
     Lever("gpipe", "cards_split", EIGHT, _stage(pipelining.ScheduleGPipe, 0), ROUNDING),
     Lever("one_f_one_b", "cards_split", EIGHT, _stage(pipelining.Schedule1F1B, 0), ROUNDING),
@@ -268,6 +299,20 @@ LEVERS = (
     Lever("interleaved_last", "cards_split", EIGHT, _stage(pipelining.ScheduleInterleaved1F1B, 7), ROUNDING),
     Lever("zero_bubble", "cards_split", EIGHT, _stage(pipelining.ScheduleZBVZeroBubble, 0), ROUNDING),
     Lever("zero_bubble_last", "cards_split", EIGHT, _stage(pipelining.ScheduleZBVZeroBubble, 7), ROUNDING),
+    Lever("layout_first", "cards_layout", LAYOUT, _layout(place=0), EQUAL),
+    Lever("layout_last", "cards_layout", LAYOUT, _layout(place=15), EQUAL),
+    Lever("layout_sums_16", "cards_layout", LAYOUT, _layout(policy=R.halves(torch.bfloat16)), ROUNDING),
+    Lever("layout_interleaved", "cards_layout", LAYOUT, _layout(pipelining.ScheduleInterleaved1F1B), EQUAL),
+    Lever("layout_zero_bubble", "cards_layout", LAYOUT, _layout(pipelining.ScheduleZBVZeroBubble), EQUAL),
+    Lever("layout_compiled", "cards_layout", LAYOUT, _layout(prepare=V.blocks_compiled), ROUNDING),
+    Lever("layout_products", "cards_layout", LAYOUT, _layout(prepare=V.products_between_cards_kept), EQUAL),
+    Lever("layout_columns", "cards_layout", LAYOUT, _layout(prepare=V.columns_kept), EQUAL),
+    Lever("layout_checkpointing", "cards_layout", LAYOUT, _layout(prepare=checkpointed), EQUAL),
+    Lever("layout_resharded", "cards_layout", LAYOUT, _layout(prepare=checkpointed, keep=False), EQUAL),
+    Lever(
+        "layout_tensor_fsdp2", "cards_layout", LAYOUT,
+        _no_stages(R.tensors_and_fsdp2(META.policy, META.tensor), 2048, META.tensor), ROUNDING,
+    ),
     Lever("fsdp2_lora", "cards_lora", TWO_ADAPTERS + SEVENTY, _sharded_adapters("lora"), ROUNDING),
     Lever("ddp_qlora", "cards_lora", TWO_ADAPTERS, {"load": W.four_bits("nf4", double=True)}, OTHER, BNB),
     Lever("fsdp2_qlora", "cards_lora", TWO_ADAPTERS + SEVENTY, _sharded_adapters("qlora"), OTHER, BNB),

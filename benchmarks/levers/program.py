@@ -139,6 +139,7 @@ class Program:
     """What is trained, and the pieces of how. batch: texts; length: tokens; weights, autocast: types.
 
     gpus: cards, each with a batch of its own; this is number `rank` of them. split: what is shared with the others.
+    groups: sizes of those in which cards send to each other; one of all where none are named.
     """
 
     card: str
@@ -159,6 +160,7 @@ class Program:
     optimizer: Callable[[nn.Module], Any] = fused_adamw
     gpus: int = 1
     rank: int = 0
+    groups: tuple[int, ...] = ()
     split: Callable[[nn.Module], nn.Module] = whole
     passes: Callable[[Program, nn.Module, Batch, Backward, Ended], Any] = once
 
@@ -168,8 +170,8 @@ class Program:
 
     @property
     def room(self) -> int:
-        """Bytes of the card for PyTorch's allocator: what NCCL likely takes for a group of all cards is beside it."""
-        return card(self.card).capacity_bytes - of_groups((self.gpus,)).likely
+        """Bytes of the card for PyTorch's allocator: what NCCL likely takes for the groups of cards is beside it."""
+        return card(self.card).capacity_bytes - of_groups(self.groups or (self.gpus,)).likely
 
 
 @dataclass(frozen=True)
