@@ -126,7 +126,7 @@ class DetailRecorder(TimelineRecorder):
         return None if self._calls else torch._C._current_autograd_node()
 
     def _name_tensors(self) -> None:
-        for (library, _), block in self.gpu._workspaces.items():
+        for (library, *_), block in self.gpu._workspaces.items():
             origin = self.origins[block]
             origin.name, origin.made = f"{library} workspace", _NOWHERE
         owners: dict[int, tuple[str, str]] = {}
