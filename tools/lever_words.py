@@ -22,14 +22,14 @@ HIDDEN = "hidden = model.model(**batch).last_hidden_state[:, :-1].flatten(0, 1)"
 QLORA = "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_compute_dtype=torch.bfloat16"
 WORDS = {
     "chunks": Words(
-        "손실을 나누어 계산하고 역전파에서 다시 계산", "",
+        "손실을 나누어 계산하고 역전파에서 다시 계산", "PyTorch 1.11",
         "",
         "parts = zip(hidden.split(256), target.split(256))\n"
         "sum(checkpoint(loss_of, *part, use_reentrant=False) for part in parts)",
         "교과서의 방법. 출력층의 곱을 한 번 더 한다",
     ),
     "pytorch_chunks": Words(
-        "`F.linear_cross_entropy`(조각내기)", "", "",
+        "`F.linear_cross_entropy`(조각내기)", "PyTorch 2.13", "",
         f"{HIDDEN}\nF.linear_cross_entropy(hidden, model.lm_head.weight, target, "
         "options=torch.nn.LinearCrossEntropyOptions())",
         "순전파에서 그레이디언트까지 계산해 둔다",
@@ -108,6 +108,38 @@ WORDS = {
         "체크포인팅 + MLP를 여덟 조각으로", "PyTorch 1.11", "",
         "torch.cat([checkpoint(mlp, part, use_reentrant=False) for part in x.chunk(8, dim=1)], dim=1)",
         "순전파를 두 번 더 하는 셈이라 MLP의 연산이 가장 많이 는다",
+    ),
+    "long_tiled": Words(
+        "MLP를 여덟 조각으로", "PyTorch 1.11", "",
+        "torch.cat([checkpoint(mlp, part, use_reentrant=False) for part in x.chunk(8, dim=1)], dim=1)",
+        "최대가 로짓에 있어 그것만으로는 줄지 않는다",
+    ),
+    "long_chunks": Words(
+        "`F.linear_cross_entropy`(조각내기)", "PyTorch 2.13", "",
+        "F.linear_cross_entropy(hidden, model.lm_head.weight, target, options=torch.nn.LinearCrossEntropyOptions())",
+        "긴 글에서 맨 먼저 할 것. 아래의 행은 모두 이것을 켠 것이다",
+    ),
+    "long_attention": Words(
+        "+ 어텐션의 결과는 남긴다", "PyTorch 2.4", "",
+        "kept = [torch.ops.aten._scaled_dot_product_flash_attention.default]",
+        "길이의 제곱으로 느는 계산을 다시 하지 않는다. 남기는 것이 층마다 블록의 입력만 하다",
+    ),
+    "long_chunks_tiled": Words(
+        "+ MLP를 여덟 조각으로", "PyTorch 1.11", "",
+        "torch.cat([checkpoint(mlp, part, use_reentrant=False) for part in x.chunk(8, dim=1)], dim=1)",
+        "로짓이 없어지면 역전파에서 다시 계산하는 MLP 하나가 최대다. 그것이 여덟으로 나뉜다",
+    ),
+    "long_chunks_offloaded": Words(
+        "+ 체크포인트를 CPU로", "transformers 5.17",
+        "gradient_checkpointing=True, gradient_checkpointing_kwargs={'use_reentrant': False, 'offload': True}",
+        "model.gradient_checkpointing_enable({'use_reentrant': False}, offload=True)",
+        "블록의 입력 서른두 개가 8 GiB다. 그만큼 RAM으로 나갔다가 돌아온다",
+    ),
+    "long_all": Words(
+        "+ 둘 다", "transformers 5.17", "",
+        "torch.cat([checkpoint(mlp, part, use_reentrant=False) for part in x.chunk(8, dim=1)], dim=1)\n"
+        "model.gradient_checkpointing_enable({'use_reentrant': False}, offload=True)",
+        "카드에는 블록 하나의 것만 남는다",
     ),
     "compiled": Words(
         "`torch.compile`", "PyTorch 2.0(`model.compile()`은 2.1)", "torch_compile=True", "model.compile()",
@@ -278,11 +310,14 @@ BASE_WORDS = {
     "체크포인팅 없음",
     "8b-texts": "위와 같은 LoRA에 체크포인팅, "
     "길이가 2048, 512, 384, 256 × 4, 128인 글 여덟 개를 가장 긴 글에 맞춰 패딩",
+    "8b-32k": "Llama-3.1-8B를 RTX 4090에서 QLoRA(nf4, 이중 양자화, rank 16, 모든 선형층): 나머지는 bf16, autocast, "
+    "1 × 32768, 체크포인팅",
     "moe-lora": "Qwen3-30B-A3B를 H100에서 LoRA(q, v, rank 16): bf16, 1 × 2048, 체크포인팅",
 }
 GROUPS = {
     "loss": "로짓과 손실",
     "activations": "순전파 상태",
+    "long": "긴 글: 토큰 32,768개",
     "optimizer": "옵티마이저",
     "weights": "가중치",
     "data": "데이터",

@@ -133,6 +133,12 @@ def tiled_mlp(model: nn.Module) -> None:
         mlp.forward = in_tiles
 
 
+def tiled_mlp_offloaded(model: nn.Module) -> None:
+    """Both: blocks' inputs wait in pinned memory, and of an MLP a part is on the card at a time."""
+    tiled_mlp(model)
+    offloaded(model)
+
+
 def arctic_tiled_mlp(model: nn.Module) -> None:
     """DeepSpeed's (Arctic long sequence training): a tile's backward runs right after its forward is computed again."""
     from deepspeed.runtime.sequence_parallel.ulysses_sp import TiledMLP

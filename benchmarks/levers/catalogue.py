@@ -36,6 +36,10 @@ BASES: dict[str, Program] = {
     "1.3b-lora": Program("T4", SMALL, 16, 256, torch.float16, torch.float16, adapt=adapted),
     "8b": Program("RTX 4090", LARGE, 1, 2048, torch.bfloat16, prepare=checkpointed),
     "8b-lora": Program("RTX 4090", LARGE, 1, 2048, torch.bfloat16, torch.bfloat16, adapt=adapted),
+    "8b-32k": Program(
+        "RTX 4090", LARGE, 1, 32768, torch.bfloat16, torch.bfloat16, adapt=adapted, prepare=checkpointed,
+        load=W.four_bits("nf4", double=True, upcast=False),
+    ),
     "8b-texts": Program(
         "RTX 4090", LARGE, 8, 2048, torch.bfloat16, torch.bfloat16, adapt=adapted, data=D.padded,
         prepare=checkpointed,
@@ -72,6 +76,7 @@ BASES: dict[str, Program] = {
     ),
 }  # fmt: skip
 FULL, ADAPTERS, TEXTS, EXPERTS = ("1.3b", "8b"), ("1.3b-lora", "8b-lora"), ("8b-texts",), ("moe-lora",)
+ONE_LONG = ("8b-32k",)
 TWO, EIGHT, LONG, TWO_ADAPTERS = ("1.3b-x2",), ("8b-x8",), ("8b-long-x8",), ("8b-lora-x2",)
 SEVENTY, LAYOUT, EIGHT_EXPERTS = ("70b-x8",), ("405b-x16384",), ("moe-x8",)
 CARDS = TWO + EIGHT
@@ -163,6 +168,7 @@ def _tensors(split: Any, **more: Any) -> dict[str, Any]:
 
 
 _RANK = f"rank={O.RANK}"
+_LONG = {"loss": L.pytorch_chunks}  # without it nothing else counts at this length
 LIGER, TRITON, BNB = ("liger-kernel", "triton"), ("triton",), ("bitsandbytes",)
 LEVERS = (
     Lever("chunks", "loss", ADAPTERS, {"loss": L.chunks_recomputed}, ROUNDING),
@@ -190,6 +196,12 @@ LEVERS = (
     Lever("budget_half", "activations", ADAPTERS, {"prepare": V.compiled, "around": V.budget(0.5)}, ROUNDING),
     Lever("budget_fifth", "activations", ADAPTERS, {"prepare": V.compiled, "around": V.budget(0.2)}, ROUNDING),
     Lever("tiled_mlp", "activations", ADAPTERS, {"prepare": V.tiled_mlp}, ROUNDING),
+    Lever("long_tiled", "long", ONE_LONG, {"prepare": V.tiled_mlp}, ROUNDING),
+    Lever("long_chunks", "long", ONE_LONG, _LONG, ROUNDING),
+    Lever("long_attention", "long", ONE_LONG, {**_LONG, "prepare": V.only_attention_kept}, ROUNDING),
+    Lever("long_chunks_tiled", "long", ONE_LONG, {**_LONG, "prepare": V.tiled_mlp}, ROUNDING),
+    Lever("long_chunks_offloaded", "long", ONE_LONG, {**_LONG, "prepare": V.offloaded}, ROUNDING),
+    Lever("long_all", "long", ONE_LONG, {**_LONG, "prepare": V.tiled_mlp_offloaded}, ROUNDING),
     Lever("foreach", "optimizer", FULL, {"optimizer": O.pytorch("AdamW", foreach=True)}, ROUNDING),
     Lever("loop", "optimizer", FULL, {"optimizer": O.pytorch("AdamW", foreach=False)}, ROUNDING),
     Lever("adamw_8bit", "optimizer", FULL, {"optimizer": O.bitsandbytes("AdamW8bit")}, OTHER, BNB),
