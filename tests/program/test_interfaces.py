@@ -1,5 +1,6 @@
 """What programs ask of CUDA, one interface after another."""
 
+import io
 import os
 import pickle
 import signal
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from virtual_gpu.errors import WrongValue
-from virtual_gpu.program import cuda
+from virtual_gpu.program import cuda, writing
 from virtual_gpu.program.command import main
 from virtual_gpu.program.runner import run
 
@@ -425,3 +426,31 @@ def test_another_card_than_those_there_are_is_the_programs_error(tmp_path, capsy
     assert main([str(script)]) == 2
     error = capsys.readouterr().err
     assert "invalid device ordinal" in error and "two.py" in error and "virtual_gpu" not in error
+
+
+def test_what_is_saved_into_memory_is_read_from_there(monkeypatch):
+    """Also where the program may write no file; not what would take this machine's RAM."""
+    with cuda("T4") as gpu:
+        state = torch.nn.Linear(64, 32).cuda().state_dict()
+        for into, given in ((io.BytesIO(), ()), (io.BytesIO(), ("f",))):
+            torch.save(state, **{"f": into}) if given else torch.save(state, into)
+            into.seek(0)
+            read = torch.load(into)
+            assert {name: (one.shape, one.device.type) for name, one in read.items()} == {
+                "weight": ((32, 64), "cuda"), "bias": ((32,), "cuda")
+            }  # fmt: skip
+        assert not gpu.watch.notes
+        monkeypatch.setattr(writing, "_IN_MEMORY", 100)
+        into = io.BytesIO()
+        torch.save(state, into)
+        assert not into.getvalue() and gpu.watch.notes
+
+
+def test_an_encoder_in_evaluation_computes_its_padding():
+    with cuda("T4") as gpu:
+        layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        encoder = torch.nn.TransformerEncoder(layer, 2).cuda().eval()
+        mask = torch.zeros(2, 8, dtype=torch.bool, device="cuda")
+        with torch.no_grad():
+            assert encoder(torch.ones(2, 8, 64, device="cuda"), src_key_padding_mask=mask).shape == (2, 8, 64)
+        assert any("TransformerEncoder" in note for note in gpu.watch.notes)

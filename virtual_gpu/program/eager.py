@@ -24,7 +24,10 @@ _LARGE = 2**16
 
 
 def install(patches: Patches, watch: Watch) -> None:
-    """`torch.jit.script` gives back what it got; large weights on the CPU stay as their memory was found."""
+    """`torch.jit.script` gives back what it got; large weights on the CPU stay as their memory was found.
+
+    And nn.TransformerEncoder in evaluation computes what its mask leaves out: which tokens these are nobody knows.
+    """
 
     def no_init(fill: Any) -> Any:
         def filled(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -45,6 +48,21 @@ def install(patches: Patches, watch: Watch) -> None:
             )
         return thing
 
+    left_aligned = torch._nested_tensor_from_mask_left_aligned
+
+    def packs(tokens: torch.Tensor, mask: torch.Tensor) -> bool:
+        if not watch.gpu.owns(tokens):
+            return left_aligned(tokens, mask)
+        watch.note(
+            tr(
+                ko="nn.TransformerEncoder의 평가: 패딩까지 계산했다. 카드는 토큰만 모아(nested tensor) 덜 쓸 수 있다",
+                en="nn.TransformerEncoder in evaluation computed its padding too: a card packs the tokens (nested "
+                "tensors) and can need less",
+            )
+        )
+        return False
+
+    patches.set(torch, "_nested_tensor_from_mask_left_aligned", packs)
     patches.set(torch.jit, "script", script)  # its compiler would not know what is replaced here
     for name in _SLOW_INITS:
         patches.set(torch.nn.init, name, no_init(getattr(torch.nn.init, name)))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import io
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ..language import tr
 from .imports import Imports
@@ -17,7 +20,8 @@ from .watch import SAVING, Watch
 def install(patches: Patches, imports: Imports, watch: Watch) -> None:
     """Replace `torch.save`, and safetensors', transformers', peft's and accelerate's savers.
 
-    A storage by itself is still written: that is how Python's pickle copies a tensor to another process.
+    A storage by itself is still written: that is how Python's pickle copies a tensor to another process. So is what
+    goes into memory, to be read from there, up to _IN_MEMORY bytes of tensors.
     """
 
     def skip(owner: Any, name: str, what: str) -> Any:
@@ -28,13 +32,18 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
                 return
             before = watch.phase
             watch.enter(SAVING)
-            watch.note(
-                tr(
-                    ko=f"{what}: 가중치가 없으므로 쓰지 않았다",
-                    en=f"{what} wrote nothing: there are no weights",
-                )
-            )
-            watch.enter(before)
+            try:
+                if owner is torch and _in_memory(args, kwargs):
+                    patches.original(owner, name)(*args, **kwargs)
+                else:
+                    watch.note(
+                        tr(
+                            ko=f"{what}: 가중치가 없으므로 쓰지 않았다",
+                            en=f"{what} wrote nothing: there are no weights",
+                        )
+                    )
+            finally:
+                watch.enter(before)
 
         return skipped
 
@@ -50,6 +59,16 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
         imports.after(module, install_there)
 
 
+def _in_memory(args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether `torch.save` is given a buffer, and what it is to hold is not more than this machine should."""
+    given = _OF_SAVE.bind_partial(*args, **kwargs).arguments
+    thing, into = given.get("obj"), given.get("f")
+    tensors = (leaf for leaf in tree_leaves(thing) if isinstance(leaf, torch.Tensor))
+    return isinstance(into, io.BytesIO) and sum(tensor.nbytes for tensor in tensors) <= _IN_MEMORY
+
+
+_IN_MEMORY = 2**28
+_OF_SAVE = inspect.signature(torch.save)
 _SAVERS = (
     ("transformers.modeling_utils", "PreTrainedModel", ("save_pretrained", "push_to_hub")),
     ("transformers.trainer", "Trainer", ("save_model", "_save_checkpoint", "push_to_hub", "create_model_card")),
