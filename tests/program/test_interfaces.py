@@ -454,3 +454,20 @@ def test_an_encoder_in_evaluation_computes_its_padding():
         with torch.no_grad():
             assert encoder(torch.ones(2, 8, 64, device="cuda"), src_key_padding_mask=mask).shape == (2, 8, 64)
         assert any("TransformerEncoder" in note for note in gpu.watch.notes)
+
+
+def test_gradients_of_each_sample_by_torch_func():
+    """vmap over grad: a batch of gradients, of each parameter's shape; a module called with wrapped parameters."""
+    with cuda("T4"):
+        model = torch.nn.Linear(64, 10).cuda()
+        parameters = {name: one.detach() for name, one in model.named_parameters()}
+
+        def loss(parameters, x, y):
+            logits = torch.func.functional_call(model, parameters, (x[None],))
+            return torch.nn.functional.cross_entropy(logits, y[None])
+
+        x, y = torch.randn(16, 64, device="cuda"), torch.zeros(16, dtype=torch.int64, device="cuda")
+        before = torch.cuda.memory_allocated()
+        found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
+        assert {name: one.shape for name, one in found.items()} == {"weight": (16, 10, 64), "bias": (16, 10)}
+        assert torch.cuda.memory_allocated() - before >= 16 * (10 * 64 + 10) * 4

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -308,7 +309,12 @@ def category_of(block: Block, watch: Watch) -> str:
 
 
 def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """What a tensor is made of: a rank's part of a DTensor, the codes and scales of torchao's optimizer states."""
+    """What a tensor is made of: a rank's part of a DTensor, the codes and scales of torchao's optimizer states.
+
+    One that `torch.func` has wrapped has no bytes of its own.
+    """
+    if is_functorch_wrapped_tensor(tensor):
+        return
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return
