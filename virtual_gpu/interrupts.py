@@ -70,19 +70,18 @@ class Releases:
 
     def settle(self, _: Any = None) -> None:
         """Release what is noted."""
-        if not self._dead:
-            return
-        if self.turn is not None and not self.turn.acquire(blocking=False):
-            return  # another thread is in the middle of something: its next operation releases them
-        try:
-            if _noted:
-                self._all()
-            else:
-                with interrupts_later(in_a_finalizer=True):
+        # Another thread that is in the middle of something releases them: at its next request, or, as it looks again
+        # when it has given the turn back, what was noted while it was releasing.
+        while self._dead and (self.turn is None or self.turn.acquire(blocking=False)):
+            try:
+                if _noted:
                     self._all()
-        finally:
-            if self.turn is not None:
-                self.turn.release()
+                else:
+                    with interrupts_later(in_a_finalizer=True):
+                        self._all()
+            finally:
+                if self.turn is not None:
+                    self.turn.release()
 
     def _all(self) -> None:
         while self._dead:

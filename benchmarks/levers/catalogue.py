@@ -294,7 +294,7 @@ LEVERS = (
     ),
     Lever(
         "experts", "cards_experts", EIGHT_EXPERTS,
-        {"load": R.by_transformers(fsdp_size=8, ep_size=8), "groups": (8, 8)}, ROUNDING,
+        {"load": R.by_transformers(fsdp_size=8, ep_size=8), "groups": (8,)}, ROUNDING,
     ),
     Lever(
         "experts_in_fours", "cards_experts", EIGHT_EXPERTS,

@@ -80,7 +80,9 @@ class Stage(nn.Module):
     def __init__(self, model: nn.Module, number: int, stages: int, length: int, ends: int = 0):
         super().__init__()
         body, first, last = model.base_model, number == 0, number == stages - 1
-        each = (len(body.layers) + 2 * ends) // stages
+        each, rest = divmod(len(body.layers) + 2 * ends, stages)
+        if rest:
+            raise ValueError(f"{len(body.layers)} layers and twice {ends} are not equal parts of {stages} stages")
         start = number * each - ends
         self.embed_tokens = body.embed_tokens if first else None
         self.layers = body.layers[max(start, 0) : start + each]
@@ -137,7 +139,7 @@ class Stages(nn.Module):
         between = numbers(program.length // grid.tensor, width, dtype)
         logits = numbers(program.length, vocabulary // grid.tensor, program.autocast or dtype)
         return pipelining.PipelineStage(
-            part, number, of, torch.device("cuda", program.rank),
+            part, number, of, torch.device("cuda", torch.cuda.current_device()),
             input_args=(tokens if number == 0 else between,), output_args=(between if number < of - 1 else logits,),
             group=None if self.mesh is None else self.mesh["pipeline"].get_group(),
         )  # fmt: skip

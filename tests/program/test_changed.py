@@ -344,3 +344,28 @@ def test_a_program_that_does_not_fit_is_told_its_lines(folder, capfd, tmp_path):
     assert report["tried"][-1]["judgement"] == "fits"
     lines = [line for name in report["tried"][-1]["changes"] for line in lines_of(name)]
     assert lines and all(html.escape(line) in page.read_text() for line in lines)
+
+
+def test_a_change_that_fails_beside_another_run_is_tried_alone(monkeypatch):
+    """Two runs may meet at a folder or a port; what fails alone too is the change's."""
+    going = set()
+
+    class Begun:
+        def __init__(self, change, options, command, environment, changes):
+            self.change, self.changes = change, changes
+            going.add(change)
+
+        def result(self):
+            status = "failed" if len(going) > 1 or self.change == "fused_head" else "oom"
+            self.stop()
+            oom = {"phase": "backward"} if status == "oom" else None
+            report = {"status": status, "judgement": status, "oom": oom, "changed": dict.fromkeys(self.changes, 1)}
+            return Run(self.change, report, self.changes)
+
+        def stop(self):
+            going.remove(self.change)
+
+    monkeypatch.setattr(again, "Begun", Begun)
+    runs = list(advice([], ["train.py"], first_run("forward"), lambda _: None, at_once=2))
+    failed = [run.change for run in runs if run.report["status"] == "failed"]
+    assert failed == ["fused_head"] and len(runs) > 4 and not going

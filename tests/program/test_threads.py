@@ -1,5 +1,7 @@
 """A program's threads on one virtual GPU: each finds it, no request is lost, none is counted twice."""
 
+import multiprocessing
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -105,9 +107,11 @@ def test_each_thread_that_multiplies_has_a_workspace_of_its_own():
 
         multiply()
         one = torch.cuda.memory_allocated() - x.nbytes
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(multiply).result()
-        assert torch.cuda.memory_allocated() == x.nbytes + 2 * one > x.nbytes
+        for _ in range(3):  # the handle of a thread that has ended is the next one's
+            thread = threading.Thread(target=multiply)
+            thread.start()
+            thread.join()
+            assert torch.cuda.memory_allocated() == x.nbytes + 2 * one > x.nbytes
         with torch.cuda.stream(torch.cuda.Stream()):
             multiply()
         assert torch.cuda.memory_allocated() == x.nbytes + 3 * one
@@ -119,3 +123,87 @@ def test_an_error_in_a_thread_is_the_program_s():
             pool.submit(torch.empty, 2**40, device="cuda").result()
         assert pool.submit(lambda: torch.ones(4, device="cuda").device.type).result() == "cuda"
         assert torch.cuda.memory_allocated() == 0
+
+
+def test_who_reads_meanwhile_reads_a_whole_state():
+    """`memory_allocated`, statistics and snapshots, while others allocate and release."""
+    with cuda("T4"):
+        go_on = threading.Event()
+
+        def work() -> None:
+            while not go_on.is_set():
+                torch.ones(512, 512, device="cuda").relu_().sum()
+
+        with ThreadPoolExecutor(3) as pool:
+            done = [pool.submit(work) for _ in range(3)]
+            for _ in range(100):
+                stats = torch.cuda.memory_stats()
+                assert stats["allocated_bytes.all.current"] <= stats["reserved_bytes.all.current"]
+                torch.cuda.memory.memory_snapshot()
+            go_on.set()
+            assert [one.result() for one in done] == [None] * 3
+        assert torch.cuda.memory_allocated() == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_a_fork_while_another_thread_is_in_an_operation():
+    """As loaders are begun while a thread pins batches: the child, which has one thread, computes on its CPU."""
+    with cuda("T4") as gpu:
+        inside, go_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with gpu.mode.turn:
+                inside.set()
+                go_on.wait(60)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        inside.wait(60)
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            assert pool.apply_async(in_a_fork).get(60) == 6
+            go_on.set()
+        thread.join()
+
+
+def in_a_fork() -> float:
+    return float(torch.ones(2, 3).sum())
+
+
+@pytest.mark.parametrize(
+    "ending", ["thread.start()", "thread.start()\nthread.join()", "thread.start()\nqueue.Queue().get()"]
+)
+def test_a_run_ends_where_a_thread_makes_its_steps(tmp_path, ending):
+    """Whether the program waits for it, for something that never comes, or leaves that to Python."""
+    (tmp_path / "train.py").write_text(
+        "import queue, threading, time, torch\n"
+        "def train():\n"
+        "    time.sleep(0.2)\n"
+        "    model = torch.nn.Linear(256, 256).cuda()\n"
+        "    optimizer = torch.optim.AdamW(model.parameters())\n"
+        "    while True:\n"
+        "        model(torch.ones(4, 256, device='cuda')).sum().backward()\n"
+        "        optimizer.step()\n"
+        "        optimizer.zero_grad()\n"
+        f"thread = threading.Thread(target=train)\n{ending}\n"
+    )
+    report = run(str(tmp_path / "train.py"), [])
+    assert report.error is None and report.status == "fits" and report.steps == 3
+
+
+def test_a_thread_that_goes_on_works_on_the_cpu():
+    with cuda("T4"):
+        begun, over = threading.Event(), threading.Event()
+        found = []
+
+        def work() -> None:
+            torch.ones(4, device="cuda")
+            begun.set()
+            over.wait(60)
+            found.append(type(torch.ones(4) + 1))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        begun.wait(60)
+    over.set()
+    thread.join()
+    assert found == [torch.Tensor] and "run" not in vars(thread)

@@ -28,6 +28,41 @@ from .record import VirtualRecord
 from .values import Answers
 
 
+class _Handle(threading.local):
+    """A thread's handle of cuBLAS: a number, and another thread's once this one has ended (DeviceThreadHandles.h)."""
+
+    def __init__(self, pool: _Pool):
+        self._lent = pool.lend()
+
+    @property
+    def number(self) -> int:
+        """Which of the pool's."""
+        return self._lent.number
+
+
+class _Pool:
+    """Numbers that are lent as long as somebody keeps what `lend` gives."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.free: list[int] = []
+
+    def lend(self) -> _Lent:
+        """A number that nobody has."""
+        if not self.free:
+            self.free.append(self.made)
+            self.made += 1
+        return _Lent(self.free.pop(), self.free)
+
+
+class _Lent:
+    def __init__(self, number: int, free: list[int]):
+        self.number, self._free = number, free
+
+    def __del__(self) -> None:
+        self._free.append(self.number)
+
+
 class VirtualGPU:
     """A GPU of the catalogue made of fake tensors; with `limited=False` it never runs out of memory.
 
@@ -66,7 +101,8 @@ class VirtualGPU:
         self.detailed, self.details = detailed, None
         self.in_step = False
         self.interrupted = self._waits = False  # Ctrl+C has come; Ctrl+C has to wait
-        self._workspaces: dict[tuple[str, int | None, int], int] = {}  # library, thread, stream -> allocation id
+        self._workspaces: dict[tuple[str, int | None, int], int] = {}  # library, handle, stream -> allocation id
+        self._handle = _Handle(_Pool())
 
     def __repr__(self) -> str:
         return f"VirtualGPU({self.name!r}, {human_bytes(self.spec.capacity_bytes)})"
@@ -221,7 +257,7 @@ class VirtualGPU:
         # (CublasHandlePool.cpp).
         in_backward = torch._C._current_graph_task_id() != -1
         stream = self.meter.stream() if self.meter.stream is not None else 0
-        key = library, None if in_backward else threading.get_ident(), stream
+        key = library, None if in_backward else self._handle.number, stream
         if key not in self._workspaces:
             self._workspaces[key] = self._allocate(nbytes, "other")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -83,13 +84,14 @@ class Begun:
     ):
         self._change, self._command, self._changes = change, command, tuple(changes)
         made = [text for name in changes for text in ("--change", name)]
-        self._folder = tempfile.TemporaryDirectory()
+        self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self._report, self._said = (Path(self._folder.name) / name for name in ("report.json", "stderr"))
         program = [sys.executable, "-m", "virtual_gpu", "run", "--no-advise", "--report", str(self._report)]
         with self._said.open("w") as said:
             self._process = subprocess.Popen(
-                [*program, *made, *options, *command], env={**os.environ, **(environment or {})},
-                stdout=subprocess.DEVNULL, stderr=said, stdin=subprocess.DEVNULL,
+                [*program, *made, *options, *command],
+                env={**os.environ, "TMPDIR": self._folder.name, **(environment or {})},
+                stdout=subprocess.DEVNULL, stderr=said, stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
 
     def result(self) -> Run:
@@ -105,9 +107,12 @@ class Begun:
             self.stop()
 
     def stop(self) -> None:
-        """End it, if it has not, and leave nothing of it."""
+        """End it and what it has begun, if it has not ended, and leave nothing of it."""
         if self._process.poll() is None:
-            self._process.kill()
+            if hasattr(os, "killpg"):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
             self._process.wait()
         self._folder.cleanup()
 
@@ -160,7 +165,13 @@ def advice(
                 ahead.pop(change).stop()
             for one in wanted:
                 begin(one)
-            run = ladder.ended(ahead.pop(attempt.change).result())
+            run = ahead.pop(attempt.change).result()
+            if run.report["status"] == FAILED and at_once > 1:  # two may have met at a folder or a port
+                while ahead:
+                    ahead.popitem()[1].stop()
+                begin(attempt)
+                run = ahead.pop(attempt.change).result()
+            run = ladder.ended(run)
             if run.changes or not attempt.changes:
                 yield run
             if run.report["judgement"] == FITS:  # one that is tight is told, and the next one tried

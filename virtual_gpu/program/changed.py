@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
@@ -348,8 +349,8 @@ def _in_four_bits(load: Callable[..., Any], cls: Any, args: Any, kwargs: dict[st
     return prepare_model_for_kbit_training(load(cls, *args, **kwargs, quantization_config=four_bit))
 
 
-class _Outermost:
-    """`with within as outermost:` — whether no other such block is open."""
+class _Outermost(threading.local):
+    """`with within as outermost:` — whether no other such block is open in this thread."""
 
     def __init__(self) -> None:
         self._depth = 0

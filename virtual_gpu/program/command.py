@@ -104,10 +104,13 @@ def execute(args: argparse.Namespace) -> int:
         print_traceback(report.error)
     if report.status == OOM and not report.host.killed:
         if report.seconds < _LONG_SECONDS if args.advise is None else args.advise:
-            with contextlib.suppress(KeyboardInterrupt):  # ends the attempts, not the report
-                at_once = 1 if args.write_files else _at_once()  # two would write to one place
-                for one in advice(_options(args), command, report, told=_tell_again, at_once=at_once):
+            try:
+                for one in advice(_options(args), command, report, told=_tell_again, at_once=_at_once()):
                     report.tried.append(one.row())
+            except KeyboardInterrupt:
+                pass  # it ends the attempts, not the report
+            except WrongValue as error:
+                report.notes.append(str(error))
         elif args.advise is None:
             report.notes.append(
                 tr(

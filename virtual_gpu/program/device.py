@@ -14,6 +14,7 @@ import math
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -84,6 +85,7 @@ class ProgramMode(CountingMode):
         super().__init__(gpu)
         self.turn = threading.RLock()
         self.releases.turn = self.turn
+        self.over = False  # the block has ended: what comes here comes from a thread that goes on
         self.values: Values = gpu.answers
         self.values.on_assumed = self._note_choice
         self.generator = torch.Generator().manual_seed(0)  # not the program's, which would draw other numbers then
@@ -115,8 +117,15 @@ class ProgramMode(CountingMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # the commonest call of all
             return device_of(args[0])
+        if self.over and FakeTensor not in types:
+            return func(*args, **(kwargs or {}))
         with self.turn:
             return self._dispatch(func, types, args, kwargs)
+
+    def raise_interrupt(self) -> None:
+        """As `CountingMode` says, in the thread that Ctrl+C is for."""
+        if self.gpu.interrupted and threading.current_thread() is threading.main_thread():
+            super().raise_interrupt()
 
     def _dispatch(self, func, types, args, kwargs):
         device = kwargs.get("device") if kwargs else None
@@ -376,12 +385,15 @@ class ProgramGPU(VirtualGPU):
         self.fraction, self.ooms, self.pid = 1.0, 0, os.getpid()
         pinned = PinnedAllocator.from_environment(rounds_up=self.rules.applies(ROUNDED.name))
         self.host = HostStorages(HostMeter(host if limited else None, pinned))
+        self.host.releases.turn = self.mode.turn
         self.on_machine_of(cards_of_a_machine(ranks))
         self.watch: Any = None  # the recorder, a `Watch`: `cuda` puts it there, and the import hook
         self.imports: Any = None
         self.changes: dict[str, int] = {}  # what is other in the program → how often it found its place
         self.managed_bytes = self.managed_peak_bytes = 0  # of `managed`, beside the allocator
         self.last_oom: dict[str, Any] | None = None
+        self.threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # that the program has begun
+        self.ended: BaseException | None = None  # what ended the program in one of them
 
     def on_machine_of(self, cards: int) -> None:
         """So many of the processes share a machine, each with a card."""
@@ -435,6 +447,7 @@ class ProgramGPU(VirtualGPU):
             return self._allocate_now(nbytes, category)
 
     def _allocate_now(self, nbytes: int, category: str) -> int:
+        self.mode.releases.settle()  # what another thread has let go of
         if not self.begun:
             # A line of the program may have changed it. PyTorch reads it when it initializes CUDA: with most programs
             # that is now; what comes after `torch.cuda.get_device_name()` a card would not follow.

@@ -136,6 +136,12 @@ def properties(gpu: ProgramGPU) -> DeviceProperties:
 
 def memory_stats(gpu: ProgramGPU) -> dict[str, Any]:
     """`torch._C._cuda_memoryStats`: sums by pool; a peak by pool is not kept and given as what is held now."""
+    with gpu.mode.turn:
+        gpu.mode.releases.settle()
+        return _memory_stats(gpu)
+
+
+def _memory_stats(gpu: ProgramGPU) -> dict[str, Any]:
     allocator = gpu.meter.allocator
     counts = {kind: dict.fromkeys(("all", "large_pool", "small_pool"), 0) for kind in _KINDS}
 

@@ -26,7 +26,7 @@ _LARGE = 2**16
 def install(patches: Patches, watch: Watch) -> None:
     """`torch.jit.script` gives back what it got; large weights on the CPU stay as their memory was found.
 
-    And nn.TransformerEncoder in evaluation computes what its mask leaves out: which tokens these are nobody knows.
+    And where nn.TransformerEncoder asks whether its mask is left aligned, to leave the padding out: nobody knows.
     """
 
     def no_init(fill: Any) -> Any:
@@ -56,8 +56,8 @@ def install(patches: Patches, watch: Watch) -> None:
         watch.note(
             tr(
                 ko="nn.TransformerEncoder의 평가: 패딩까지 계산했다. 카드는 토큰만 모아(nested tensor) 덜 쓸 수 있다",
-                en="nn.TransformerEncoder in evaluation computed its padding too: a card packs the tokens (nested "
-                "tensors) and can need less",
+                en="nn.TransformerEncoder in evaluation computed its padding too: a card may pack the tokens (nested "
+                "tensors) and need less",
             )
         )
         return False

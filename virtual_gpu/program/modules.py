@@ -112,7 +112,8 @@ class Modules:
     def find(self) -> None:
         """Look for all modules that there are, so that each is named as part of the largest one that holds it."""
         alive = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
-        parts = {id(child) for module in alive for child in module._modules.values()}
+        # also of those that another thread is making
+        parts = {id(child) for module in alive for child in list(vars(module).get("_modules", {}).values())}
         for module in alive:
             if id(module) not in parts and module not in self.roots and any(True for _ in module.parameters()):
                 self._names.pop(module, None)

@@ -28,6 +28,7 @@ from .ends import EndOfRun
 from .launchers import Launch, launched, launcher, without_python
 from .patches import Patches
 from .report import FAILED, FITS, OOM, Report, make_report
+from .threads import wait_for_threads
 
 
 def run(
@@ -81,7 +82,7 @@ def run(
         patches.set(sys, "argv", [program, *argv])
         patches.set(sys, "path", [os.getcwd() if module else os.path.dirname(os.path.abspath(program)), *sys.path])
         started = time.perf_counter()
-        status, error = _run(program, module)
+        status, error = _run(program, module, device)
         if status == FITS and device.ooms and device.last_oom["steps"] == watch.steps:
             status = OOM  # it caught the error, and made no step after it
         seconds = time.perf_counter() - started
@@ -136,12 +137,19 @@ def _launched(name: str, argv: Sequence[str], patches: Patches, gpu: ProgramGPU)
     return launch
 
 
-def _run(program: str, module: bool) -> tuple[str, BaseException | None]:
+def _run(program: str, module: bool, gpu: ProgramGPU) -> tuple[str, BaseException | None]:
     try:
-        if module:
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(program, run_name="__main__")
+        try:
+            if module:
+                runpy.run_module(program, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(program, run_name="__main__")
+            wait_for_threads(gpu)
+        except KeyboardInterrupt:
+            if gpu.ended is None:
+                raise
+        if gpu.ended is not None:
+            raise gpu.ended
     except EndOfRun:
         return FITS, None
     except SystemExit as exit:

@@ -129,14 +129,17 @@ class Watch:
     def keep_history(self, keep: bool = True) -> None:
         """Keep events and their stacks from now on, as `torch.cuda.memory._record_memory_history` does; or end it."""
         if keep and self.history is None:
-            self.history = History(self.gpu.meter.allocator, self._alive())
+            with self.gpu.mode.turn:
+                self.history = History(self.gpu.meter.allocator, self._alive())
         elif not keep and not self.history_stays:
             self.history = self.gpu.meter.allocator.driver_calls = None
 
     def snapshot(self) -> dict[str, Any]:
         """PyTorch's memory snapshot, as `torch.cuda.memory._snapshot` gives it."""
-        gpu, alive = self.gpu, self._alive() if self.history is None else None
-        return contents(gpu.meter.allocator, self.history, alive=alive, device=gpu.index, devices=gpu.count)
+        gpu = self.gpu
+        with gpu.mode.turn:
+            alive = self._alive() if self.history is None else None
+            return contents(gpu.meter.allocator, self.history, alive=alive, device=gpu.index, devices=gpu.count)
 
     def _alive(self) -> dict[int, tuple[int, int]]:
         """Block → (bytes asked for, stream) of what is there now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import io
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -62,9 +63,16 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
 def _in_memory(args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether `torch.save` is given a buffer, and what it is to hold is not more than this machine should."""
     given = _OF_SAVE.bind_partial(*args, **kwargs).arguments
-    thing, into = given.get("obj"), given.get("f")
-    tensors = (leaf for leaf in tree_leaves(thing) if isinstance(leaf, torch.Tensor))
-    return isinstance(into, io.BytesIO) and sum(tensor.nbytes for tensor in tensors) <= _IN_MEMORY
+    if not isinstance(given.get("f"), io.BytesIO):
+        return False
+    storages = {}
+    for leaf in tree_leaves(given.get("obj")):
+        parts = chain(leaf.parameters(), leaf.buffers()) if isinstance(leaf, torch.nn.Module) else (leaf,)
+        for part in parts:
+            if isinstance(part, torch.Tensor):
+                storage = part.untyped_storage()  # it is written whole
+                storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values()) <= _IN_MEMORY
 
 
 _IN_MEMORY = 2**28

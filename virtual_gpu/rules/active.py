@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -85,6 +86,12 @@ RULES = {
 NEWEST = "2.13"  # of PyTorch, with which these rules were read and run
 
 
+class _MathAttention(threading.local):
+    """Whether math attention is under way in a thread: it adds its mask in place."""
+
+    under_way = False
+
+
 class ActiveRules:
     """What CUDA does otherwise on a card of this compute capability, with the libraries that are installed.
 
@@ -117,7 +124,7 @@ class ActiveRules:
         self.composite = {
             op: kernel for rule in self.active() for (key, op), kernel in rule.kernels.items() if key == "AutogradCPU"
         }
-        self.adds_mask = False  # math attention is under way, which adds its mask in place
+        self.math_attention = _MathAttention()
         self.met: set[Any] = set()  # operations that a rule saw to, and names of rules that were asked for
 
     def applies(self, name: str) -> bool:

@@ -175,19 +175,19 @@ def _attention(
         return _aten._scaled_dot_product_efficient_attention(
             query, key, value, attn_mask, _trains(query, key, value), dropout_p, is_causal, scale=scale
         )[0]
-    rules.adds_mask = True
+    rules.math_attention.under_way = True
     try:
         return _aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
     finally:
-        rules.adds_mask = False
+        rules.math_attention.under_way = False
 
 
 def _add_mask(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.Tensor:
     """In place, as `_scaled_dot_product_attention_math` adds a mask to what is not a tensor subclass."""
     scores, mask = args[:2]
-    if not mode.rules.adds_mask or torch.result_type(scores, mask) != scores.dtype:
+    if not mode.rules.math_attention.under_way or torch.result_type(scores, mask) != scores.dtype:
         return run()
     return _aten.alias(scores)
 
