@@ -122,7 +122,7 @@ WORDS = {
     "long_attention": Words(
         "+ 어텐션의 결과는 남긴다", "PyTorch 2.4", "",
         "kept = [torch.ops.aten._scaled_dot_product_flash_attention.default]",
-        "길이의 제곱으로 느는 계산을 다시 하지 않는다. 남기는 것이 층마다 블록의 입력만 하다",
+        "길이의 제곱으로 느는 계산을 다시 하지 않는다. 대신 층마다 블록의 입력과 같은 크기를 더 남긴다(모두 8 GiB쯤)",
     ),
     "long_chunks_tiled": Words(
         "+ MLP를 여덟 조각으로", "PyTorch 1.11", "",
@@ -136,10 +136,10 @@ WORDS = {
         "블록의 입력 서른두 개가 8 GiB다. 그만큼 RAM으로 나갔다가 돌아온다",
     ),
     "long_all": Words(
-        "+ 둘 다", "transformers 5.17", "",
+        "+ MLP를 여덟 조각으로, 체크포인트를 CPU로", "transformers 5.17", "",
         "torch.cat([checkpoint(mlp, part, use_reentrant=False) for part in x.chunk(8, dim=1)], dim=1)\n"
         "model.gradient_checkpointing_enable({'use_reentrant': False}, offload=True)",
-        "카드에는 블록 하나의 것만 남는다",
+        "순전파 상태는 블록 하나의 것만 카드에 남는다",
     ),
     "compiled": Words(
         "`torch.compile`", "PyTorch 2.0(`model.compile()`은 2.1)", "torch_compile=True", "model.compile()",
@@ -308,7 +308,7 @@ BASE_WORDS = {
     "8b": "Llama-3.1-8B를 RTX 4090(24 GB)에서 전체 미세 조정: bf16 가중치 그대로, 1 × 2048, 체크포인팅, fused AdamW",
     "8b-lora": "Llama-3.1-8B를 RTX 4090에서 LoRA(rank 16, 모든 선형층): bf16 가중치, autocast, 1 × 2048, "
     "체크포인팅 없음",
-    "8b-texts": "위와 같은 LoRA에 체크포인팅, "
+    "8b-texts": "`8b-lora`와 같은 LoRA에 체크포인팅, "
     "길이가 2048, 512, 384, 256 × 4, 128인 글 여덟 개를 가장 긴 글에 맞춰 패딩",
     "8b-32k": "Llama-3.1-8B를 RTX 4090에서 QLoRA(nf4, 이중 양자화, rank 16, 모든 선형층): 나머지는 bf16, autocast, "
     "1 × 32768, 체크포인팅",
@@ -348,7 +348,9 @@ transformers {transformers}, peft {peft}).
 
 ## 읽는 법
 
-- **최대**는 GiB이고, 괄호 안은 출발점과의 차이다. 굵은 글씨는 그 카드에 들어간다.
+- **최대**는 GiB이고, 괄호 안은 출발점과의 차이다. 굵은 글씨는 그 카드에 들어간다. 들어가는지는 최대가 아니라
+  할당자가 카드에서 잡은 양(예약)으로 정한다. 예약이 한도를 넘고 최대는 넘지 않으면 그 한도를 걸고 다시 실행해 본다.
+  그래서 최대가 한도보다 작아도 굵지 않은 것이 있다. '+'로 시작하는 줄은 위의 것에 더한 것이다.
 - **연산**은 한 스텝의 행렬곱(어텐션 포함)이 출발점보다 얼마나 늘었나다. PyTorch의 `FlopCounterMode`로 셌다.
   시간이 아니다.
 - **오가는 양**은 한 스텝에 카드와 RAM 사이를 오가는 바이트(양쪽 방향의 합)다. **오가는 양**도 **연산**도,

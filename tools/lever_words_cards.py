@@ -179,15 +179,21 @@ CARD_WORDS = {
     ),
     "layout_sums_16": Words(
         "그레이디언트를 bf16으로 더한다", FSDP2, "", "MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)",
-        "쌓이는 그레이디언트가 절반이다. 많은 카드의 합을 bf16으로 하면 작은 값이 사라진다",
+        "쌓이는 그레이디언트가 절반이다. 많은 카드의 합을 bf16으로 하면 작은 값이 사라질 수 있다",
     ),
     "layout_interleaved": Words(
-        "인터리브 1F1B: 카드마다 네 층짜리 스테이지 둘", "PyTorch 2.4", "", "ScheduleInterleaved1F1B([one, two], 16)",
+        "인터리브 1F1B: 카드마다 네 층짜리 스테이지 둘, 둘째 카드", "PyTorch 2.4", "",
+        "ScheduleInterleaved1F1B([one, two], 16)",
         "버블이 준다. 이 배열에서는 최대가 거의 같다",
     ),
     "layout_zero_bubble": Words(
-        "제로 버블(ZBV): 카드마다 네 층짜리 스테이지 둘", "PyTorch 2.6", "", "ScheduleZBVZeroBubble([one, two], 16)",
-        "V로 내려갔다 올라오므로 어느 카드나 붙드는 양이 비슷하고, 1F1B의 앞쪽 카드보다 적다",
+        "제로 버블(ZBV): 카드마다 네 층짜리 스테이지 둘, 둘째 카드", "PyTorch 2.6", "",
+        "ScheduleZBVZeroBubble([one, two], 16)",
+        "마이크로 배치가 열여섯뿐이라 뒤쪽 카드보다 적게 붙든다",
+    ),
+    "layout_zero_bubble_last": Words(
+        "제로 버블(ZBV): 마지막 카드", "PyTorch 2.6", "", "ScheduleZBVZeroBubble([one, two], 16)",
+        "V의 한가운데. 뒤쪽 카드일수록 많이 붙든다. 마이크로 배치가 31개를 넘으면 어느 카드나 이만큼이다",
     ),
     "layout_compiled": Words(
         "블록마다 `torch.compile`", "PyTorch 2.4", "", "for block in stage.layers: block.compile()",
@@ -203,7 +209,7 @@ CARD_WORDS = {
         "위와 같되 행으로 나눈 곱은 다시 계산한다", "PyTorch 2.4", "",
         "by_rows = op is mm and any(part.is_shard(1) for part in args[0].placements)\n"
         "return MUST_SAVE if op in kept and not by_rows else PREFER_RECOMPUTE",
-        "모으는 것도 다시 한다. 남는 것은 모두 여덟으로 나뉜 것이다",
+        "나머지는 모두 다시 계산한다(모으는 일, 정규화, 활성 함수). 남는 것은 모두 여덟으로 나뉜 것이다",
     ),
     "layout_checkpointing": Words(
         "블록마다 체크포인팅", "PyTorch 1.11", "", "checkpoint(block, x, use_reentrant=False)",
@@ -212,12 +218,13 @@ CARD_WORDS = {
     "layout_resharded": Words(
         "블록마다 체크포인팅, 순전파 뒤에 파라미터를 다시 나눈다", FSDP2, "",
         "fully_shard(part, mesh=mesh['data'], reshard_after_forward=True)",
-        "줄지 않고 더 보내기만 한다. PyTorch의 파이프라인이 마지막 마이크로 배치까지 모은 채로 두기 때문이다",
+        "거의 줄지 않고, 마이크로 배치마다 한 번씩 더 모은다. PyTorch의 파이프라인은 마지막 마이크로 배치가 아니면 "
+        "역전파 뒤에 다시 나누지 않는다",
     ),
     "layout_tensor_fsdp2": Words(
         "파이프라인 없이: 텐서 병렬 8 × FSDP2 2,048, 체크포인팅", FSDP2, "",
         "mesh = init_device_mesh('cuda', (2048, 8), mesh_dim_names=('data', 'tensor'))",
-        "여덟 장에 글 하나다(출발점은 백스물여덟 장에 글 열여섯). 126층을 차례로 모은다",
+        "8장이 글 하나를 계산한다(출발점은 128장이 16개이므로 한 장의 몫은 같다). 126층을 차례로 모은다",
     ),
     "fsdp2_lora": Words(
         "FSDP2 + LoRA", FSDP2, "fsdp=True, fsdp_config={'version': 2}",
@@ -247,8 +254,9 @@ CARD_BASE_WORDS = {
     "70b-x8": "Llama-3.1-70B를 H100 여덟 장에서 전체 미세 조정, FSDP2: bf16 가중치 그대로, 카드마다 1 × 2048, "
     "체크포인팅, fused AdamW",
     "405b-x16384": "Llama-3.1-405B를 H100 16,384장에서 사전 학습, Meta의 배열(Llama 3 논문, arXiv 2407.21783): "
-    "텐서와 시퀀스 병렬 8 × 파이프라인 16(1F1B, 마이크로 배치 16 × 1 × 8192) × FSDP2 128(모은 채로 둔다), "
-    "bf16으로 계산하고 fp32로 더한다, 체크포인팅 없음, fused AdamW. 가장 많이 드는 둘째 스테이지",
+    "텐서와 시퀀스 병렬 8 × 파이프라인 16(마이크로 배치 16 × 1 × 8192) × FSDP2 128(순전파 뒤에도 파라미터를 모은 채로 "
+    "둔다), bf16으로 계산하고 그레이디언트는 fp32로 더한다, 체크포인팅 없음. 순서(1F1B)와 옵티마이저(fused AdamW)는 "
+    "여기서 골랐다. 1F1B에서 가장 많이 드는 둘째 스테이지",
     "moe-x8": "Qwen3-30B-A3B를 H100 여덟 장에서 전체 미세 조정, transformers의 FSDP2: bf16 혼합 정밀도(fp32 가중치), "
     "카드마다 1 × 2048, 체크포인팅, fused AdamW",
     "8b-lora-x2": "Llama-3.1-8B를 RTX 3090 두 장에서 LoRA(rank 16, 모든 선형층), DDP: bf16 가중치, autocast, "
@@ -275,9 +283,10 @@ PyTorch의 가짜 process group이 받고, 나누고 모으는 것은 PyTorch의
 - **보내는 양**은 이 카드가 한 스텝에 부르는 집합 통신의 바이트다. 들어가는 것과 나오는 것 가운데 큰 쪽을 세고,
   all-reduce는 두 번으로
   친다(6.3절). 고리로 이은 N장에서 한 장이 보내는 것은 그 (N − 1)/N배다.
-- NCCL의 버퍼는 할당자 밖에 있어 최대에 없다. 들어가는지는 한도에서 그것(통신하는 그룹마다, 둘이면 {two}, 더 많으면
-  {more} MiB로 보았다)을 뺀 나머지로 정했다. 예약이 그 안이면 들어간다. 예약은 넘고 최대는 넘지 않으면 그 한도를 걸고
-  다시 실행해, 할당자가 빈자리를 돌려주고 끝까지 가면 들어간다고 적었다. 그래서 최대가 같아도 판정이 다를 수 있다.
+- NCCL의 버퍼는 할당자 밖에 있어 최대에 없다. 들어가는지는 한도에서 그것(통신하는 그룹마다, 카드가 둘이면 {two} MiB,
+  더 많으면 {more} MiB로 보았다)을 뺀 나머지로 정했다. 예약이 그 안이면 들어간다. 예약은 넘고 최대는 넘지 않으면
+  그 한도를 걸고 다시 실행해, 할당자가 빈자리를 돌려주고 끝까지 가면 들어간다고 적었다. 그래서 최대가 같아도 판정이
+  다를 수 있다.
 - 연산은 카드 한 장의 것이다.
 - 전문가는 차례로 골랐다(라우터의 점수를 모르므로). 토큰이 한쪽에 몰리면 그 카드는 더 받고 더 쓴다(7.6절).
 - FSDP2의 행은 모두 임베딩, 블록, 출력층을 저마다 묶은 것이고, accelerate처럼 묶은 것은 따로 한 행이다. `moe-x8`만은

@@ -15,7 +15,8 @@ from .program import checkpointed
 
 TILES = 8
 aten = torch.ops.aten
-ATTENTION = (
+ATTENTION = (  # which of them a card takes is PyTorch's choice: a Hopper cuDNN's
+    aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_flash_attention.default,
 )

@@ -316,6 +316,9 @@ LEVERS = (
     Lever("layout_sums_16", "cards_layout", LAYOUT, _layout(policy=R.halves(torch.bfloat16)), ROUNDING),
     Lever("layout_interleaved", "cards_layout", LAYOUT, _layout(pipelining.ScheduleInterleaved1F1B), EQUAL),
     Lever("layout_zero_bubble", "cards_layout", LAYOUT, _layout(pipelining.ScheduleZBVZeroBubble), EQUAL),
+    Lever(
+        "layout_zero_bubble_last", "cards_layout", LAYOUT, _layout(pipelining.ScheduleZBVZeroBubble, place=15), EQUAL
+    ),
     Lever("layout_compiled", "cards_layout", LAYOUT, _layout(prepare=V.blocks_compiled), ROUNDING),
     Lever("layout_products", "cards_layout", LAYOUT, _layout(prepare=V.products_between_cards_kept), EQUAL),
     Lever("layout_columns", "cards_layout", LAYOUT, _layout(prepare=V.columns_kept), EQUAL),

@@ -613,7 +613,7 @@ compare_steps(head, whole=lambda: loss_of(states, targets) / 1024, chunks=in_chu
 # %% [markdown] lang="ko"
 # 최대가 7분의 1쯤으로 줄고 그레이디언트는 반올림 오차 안에서 같다. 대가는 출력층의 순전파 한 번이다. 같은 생각을 커널로 만든 것이 Liger Kernel의 fused linear cross-entropy(`Trainer`에서는 `use_liger_kernel=True`)와 Cut Cross-Entropy(Wijmans 외, 2024)다.
 #
-# 글이 아주 길면 그다음 봉우리들이 차례로 드러난다. 로짓을 없애면 역전파에서 다시 계산하는 블록의 MLP가 최대가 되고, 토큰을 나누어 MLP를 조각마다 `checkpoint`로 감싸면 남는 것은 블록의 입력들이다. 그것은 CPU로 옮길 수 있다. Llama-3.1-8B를 RTX 4090에서 QLoRA로, 32,768토큰짜리 글 하나로 학습하며 이 셋을 하나씩 켠 값이 [레버 한 장](../../docs/levers.md)의 ‘긴 글’에 있다. 손실을 조각내는 것만으로는 조금 모자라고, 나머지 둘 가운데 하나를 더하면 들어간다.
+# 글이 아주 길면 최대가 되는 자리가 차례로 옮겨 간다. 로짓을 없애면 역전파에서 블록의 MLP를 다시 계산할 때가 최대다. MLP는 토큰마다 따로 계산하므로 토큰을 나누어 조각마다 `checkpoint`로 감싸면 된다. 그다음에 큰 것은 블록의 입력이고, 이것은 CPU로 오프로드할 수 있다. Llama-3.1-8B를 RTX 4090에서 QLoRA(가중치를 4비트로 둔 LoRA, 8장)로, 32,768토큰짜리 글 하나로 학습하며 이 셋을 하나씩 켠 값이 [레버 한 장](../../docs/levers.md)의 '긴 글'에 있다. 손실을 조각내는 것만으로는 할당자가 잡는 양이 조금 넘치고, 나머지 둘 가운데 하나를 더하면 들어간다.
 #
 # ## 5.10 두 가지 방법을 함께
 #
