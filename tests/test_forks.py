@@ -37,7 +37,8 @@ def test_every_result_is_there_and_no_process_and_no_file_is_left(forks):
     where = {pid for pid, _ in found}
     assert here in where and len(where) <= 1 + forks and (forks == 0) == (where == {here})
     assert found[0][0] == here  # who asks begins with the first, which it asks for first
-    assert not multiprocessing.active_children() and open_files() == before
+    assert not multiprocessing.active_children()
+    assert open_files() <= before  # fewer where what another test has dropped is closed meanwhile
 
 
 @linux
