@@ -20,6 +20,8 @@ class Words(NamedTuple):
 
 HIDDEN = "hidden = model.model(**batch).last_hidden_state[:, :-1].flatten(0, 1)"
 QLORA = "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_compute_dtype=torch.bfloat16"
+TILES = "torch.cat([checkpoint(mlp, part, use_reentrant=False) for part in x.chunk(8, dim=1)], dim=1)"
+OFFLOADED = "model.gradient_checkpointing_enable({'use_reentrant': False}, offload=True)"
 WORDS = {
     "chunks": Words(
         "손실을 나누어 계산하고 역전파에서 다시 계산", "PyTorch 1.11",
@@ -101,17 +103,17 @@ WORDS = {
     "offloaded": Words(
         "체크포인팅 + 체크포인트를 CPU로", "transformers 5.17",
         "gradient_checkpointing=True, gradient_checkpointing_kwargs={'use_reentrant': False, 'offload': True}",
-        "model.gradient_checkpointing_enable({'use_reentrant': False}, offload=True)",
+        OFFLOADED,
         "블록의 입력만 옮긴다. 쓰고 있는 블록의 것은 카드에 있다",
     ),
     "tiled_mlp": Words(
         "체크포인팅 + MLP를 여덟 조각으로", "PyTorch 1.11", "",
-        "torch.cat([checkpoint(mlp, part, use_reentrant=False) for part in x.chunk(8, dim=1)], dim=1)",
+        TILES,
         "순전파를 두 번 더 하는 셈이라 MLP의 연산이 가장 많이 는다",
     ),
     "long_tiled": Words(
         "MLP를 여덟 조각으로", "PyTorch 1.11", "",
-        "torch.cat([checkpoint(mlp, part, use_reentrant=False) for part in x.chunk(8, dim=1)], dim=1)",
+        TILES,
         "최대가 로짓에 있어 그것만으로는 줄지 않는다",
     ),
     "long_chunks": Words(
@@ -126,19 +128,18 @@ WORDS = {
     ),
     "long_chunks_tiled": Words(
         "+ MLP를 여덟 조각으로", "PyTorch 1.11", "",
-        "torch.cat([checkpoint(mlp, part, use_reentrant=False) for part in x.chunk(8, dim=1)], dim=1)",
+        TILES,
         "로짓이 없어지면 역전파에서 다시 계산하는 MLP 하나가 최대다. 그것이 여덟으로 나뉜다",
     ),
     "long_chunks_offloaded": Words(
         "+ 체크포인트를 CPU로", "transformers 5.17",
         "gradient_checkpointing=True, gradient_checkpointing_kwargs={'use_reentrant': False, 'offload': True}",
-        "model.gradient_checkpointing_enable({'use_reentrant': False}, offload=True)",
+        OFFLOADED,
         "블록의 입력 서른두 개가 8 GiB다. 그만큼 RAM으로 나갔다가 돌아온다",
     ),
     "long_all": Words(
         "+ MLP를 여덟 조각으로, 체크포인트를 CPU로", "transformers 5.17", "",
-        "torch.cat([checkpoint(mlp, part, use_reentrant=False) for part in x.chunk(8, dim=1)], dim=1)\n"
-        "model.gradient_checkpointing_enable({'use_reentrant': False}, offload=True)",
+        f"{TILES}\n{OFFLOADED}",
         "순전파 상태는 블록 하나의 것만 카드에 남는다",
     ),
     "compiled": Words(

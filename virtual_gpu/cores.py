@@ -21,8 +21,8 @@ def processes() -> int:
     if not asked.isdecimal() or int(asked) < 1:
         raise WrongValue(
             tr(
-                ko=f"{VARIABLE}={asked}: 1 이상의 정수여야 한다. 1이면 프로세스 하나로 찾는다.",
-                en=f"{VARIABLE}={asked}: must be an integer from 1 on; with 1, this process works alone.",
+                ko=f"{VARIABLE}={asked}: 1 이상의 정수여야 한다. 1이면 한 번에 하나씩 한다.",
+                en=f"{VARIABLE}={asked}: must be an integer from 1 on; with 1, one thing is done at a time.",
             )
         )
     # The cores that this process may use are asked for as Linux does; macOS and Windows have no such call.

@@ -159,7 +159,7 @@ def advice(
             if attempt is None:
                 continue
             told(attempt.change)
-            ladder.begun(attempt)
+            ladder.take(attempt)
             wanted = [attempt, *filter(None, map(ladder.left_of, attempts))][:at_once]
             for change in ahead.keys() - {one.change for one in wanted}:
                 ahead.pop(change).stop()
@@ -187,22 +187,22 @@ class _Ladder:
     def __init__(self, first: Report, most: int):
         self._most = most
         self._without = {name for name in MADE if name in first.changed or not can_change(name)}
-        self._begun: set[str] = set()
+        self._taken: set[str] = set()
         self._activations_would_do = True
 
     def left_of(self, attempt: Attempt) -> Attempt | None:
         """The attempt as it would be made now; None where it is not to be made."""
         if not attempt.changes:
-            return None if len(self._begun) == self._most else attempt
+            return None if len(self._taken) == self._most else attempt
         changes = tuple(name for name in attempt.changes if name not in self._without)
         left = replace(attempt, change=", ".join(changes), changes=changes)
         alone = changes != attempt.changes and len(changes) < 2  # what is left of a set was tried before
         useless = not self._activations_would_do and _OF_ACTIVATIONS.issuperset(changes)
-        return None if alone or useless or left.change in self._begun or len(self._begun) == self._most else left
+        return None if alone or useless or left.change in self._taken or len(self._taken) == self._most else left
 
-    def begun(self, attempt: Attempt) -> None:
+    def take(self, attempt: Attempt) -> None:
         """It is not tried again."""
-        self._begun.add(attempt.change)
+        self._taken.add(attempt.change)
 
     def ended(self, run: Run) -> Run:
         """Learn from a run; it without the changes that found no place."""
