@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 import time
 
 import pytest
@@ -10,7 +11,7 @@ from transformers import GPT2Config
 
 from helpers import plan_training
 from virtual_gpu import remembered
-from virtual_gpu.cores import MOST, VARIABLE
+from virtual_gpu.cores import MOST, VARIABLE, free_ram_bytes
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.models.depth import forget_shallow_runs
 from virtual_gpu.plan.forks import Forks, processes
@@ -166,3 +167,34 @@ def test_a_search_in_forks_is_the_search_in_one_process(monkeypatch, tmp_path):
     # And what their shallow runs have shown: of the two micro-batches of each way the first took two runs, now one.
     plan_training(DEEP, "1GiB, 7.5", batch=256, length=192, methods=("lora",))
     assert (len(where[0]), len(runs.read_text().split())) == (2 * (2 + 1), 2 * (1 + 1))
+
+
+GROUP_2 = {"sys/fs/cgroup/memory.max": "{limit}", "sys/fs/cgroup/memory.current": "{used}",
+           "sys/fs/cgroup/memory.stat": "anon 5\ninactive_file {cache}\n"}  # fmt: skip
+GROUP_1 = {
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "{limit}", "sys/fs/cgroup/memory/memory.usage_in_bytes": "{used}",
+    "sys/fs/cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file {cache}\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("group", [GROUP_2, GROUP_1], ids=["version 2", "version 1"])
+@pytest.mark.parametrize(
+    "limit, free",
+    [(3000 * 2**10, 1800 * 2**10), (2**63 - 4096, 8000 * 2**10), (900 * 2**10, 0), ("max", 8000 * 2**10)],
+    ids=["of a container", "of the machine", "nothing", "no limit"],
+)
+def test_free_ram_is_a_container_s_where_that_is_less(group, limit, free, tmp_path):
+    """Beside what is used, but for the file cache that gives way."""
+    if limit == "max" and group is GROUP_1:
+        pytest.skip("version 1 has a number")
+    files = {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 8000 kB\n"} | group
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.format(limit=limit, used=1300 * 2**10, cache=100 * 2**10) + "\n", encoding="utf-8")
+    assert free_ram_bytes(tmp_path) == free
+
+
+def test_free_ram_is_known_on_linux_alone(tmp_path):
+    assert free_ram_bytes(tmp_path) is None
+    assert sys.platform != "linux" or free_ram_bytes() > 0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cores import processes
+from ..cores import free_ram_bytes, processes
 from ..errors import WrongValue
 from ..language import LANGUAGES, tr
 from ..terminal import Parser, answer, say, tell
@@ -132,13 +132,12 @@ def execute(args: argparse.Namespace) -> int:
 
 def _at_once() -> int:
     """Two where there is a core for another run and, for what this one took of the RAM, room for two."""
-    memory = Path("/proc/meminfo")
-    if not memory.exists():  # not Linux, which alone says so
+    free = free_ram_bytes()
+    if free is None:  # not Linux, which alone says so
         return 1
     import resource
 
-    taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB, as there
-    free = next(int(line.split()[1]) for line in memory.read_text().splitlines() if line.startswith("MemAvailable"))
+    taken = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux
     return min(2, processes()) if free > 2 * taken else 1
 
 
