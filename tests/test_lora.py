@@ -180,6 +180,17 @@ def test_bytes_of_a_4_bit_parameter():
     assert "0.5160" in storage_table(model)._repr_html_()
 
 
+def test_adapters_before_4_bit_layers_are_not_cast_under_autocast():
+    """peft asks `torch.is_autocast_enabled()` without naming a device: CUDA's is meant, in recomputing too."""
+    common = {"model_id": "meta-llama/Llama-3.2-1B", "peft": "qlora", "precision": "autocast_fp16", "lora_dropout": 0.0}
+    setting = Setting(4, **common, rest_in_fp32=False)
+    details = predict_memory(setting, gpu="T4").run_again()
+    inputs = 4 * setting.sequence_length * 2048 * 2  # of a layer, in fp16: the norm's result serves all adapters
+    made = [one.origin.made for one in details.held(0) if one.nbytes == inputs]
+    assert made and not [place for place in made if place.operation == "_to_copy" and "lora_A" in (place.module or "")]
+    assert not torch.is_autocast_enabled()
+
+
 def test_what_lora_saves_and_what_it_does_not():
     use_gpu("T4")
     full, with_lora, qlora = gpu_memory_sweep(batch_size=16, peft=[None, "lora", "qlora"])

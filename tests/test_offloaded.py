@@ -193,7 +193,7 @@ GEMMA = {
     "max_position_embeddings": 65536,
 }  # fmt: skip
 LLAMA_70B = {
-    "vocab_size": 32000, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+    "vocab_size": 128_256, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
     "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 32768,
 }  # fmt: skip
 
@@ -203,7 +203,7 @@ LLAMA_70B = {
     "model, gpu, request_of",
     [
         # Neither the fused head nor the CPU is enough alone.
-        (LlamaConfig(**LLAMA_70B), "L40S", {"length": 15872, "methods": ("qlora",)}),
+        (LlamaConfig(**LLAMA_70B), "L40S", {"length": 10240, "methods": ("qlora",)}),
         # Only the whole batch at once: it keeps no gradients, and autocast's copies are not the samples'.
         ("EleutherAI/polyglot-ko-1.3b", "T4", {"length": 256, "batch": 16, "methods": ("full",)}),
         # Blocks that take four hidden states each and more beside them.

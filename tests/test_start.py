@@ -220,6 +220,114 @@ def test_an_sft_config_says_the_head_that_its_trainer_gives(tmp_path):
         assert setting.fused_lm_head == fused
 
 
+DPO = """\
+# trl dpo --config this.yaml
+model_name_or_path: MODEL
+dataset_name: trl-lib/ultrafeedback_binarized
+max_length: 512
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 2
+beta: 0.1
+loss_type: sigmoid
+"""
+
+
+def test_pairs_are_read_as_each_tool_trains_them(written, model):
+    """TRL: tiles of the logits, a reference like the model. LLaMA-Factory: whole ones, and a reference in 16 bits."""
+    trl = {"model_id": model, "sequence_length": 512, "optimizer": "adamw_fused", "objective": "dpo", "padded": True}
+    name, fields, stage, notes = said(written(DPO))
+    assert (name, stage, notes) == ("TRL", 0, {})
+    assert Setting(**fields) == Setting(
+        8, 2, gradient_checkpointing=True, precision="mixed_bf16", fused_lm_head=True, **trl
+    )
+    fields = said(written(DPO.replace("sigmoid", "[ipo, sft]\nprecompute_ref_log_probs: true")))[1]
+    assert Setting(**fields).reference == "precomputed" and fields["fused_lm_head"]
+    full = LLAMA_FACTORY.replace("stage: sft", "stage: dpo\npref_loss: hinge").replace("type: lora", "type: full")
+    name, fields, stage, notes = said(written(full))
+    assert (name, stage, notes) == ("LLaMA-Factory", 0, {})
+    setting = Setting(**fields)
+    assert (setting.objective, setting.reference, setting.fused_lm_head, setting.padded) == ("dpo", "half", False, True)
+    assert said(written(LLAMA_FACTORY.replace("sft", "dpo")))[1]["objective"] == "dpo"
+
+
+@pytest.mark.parametrize(
+    "text, notes",
+    [
+        (
+            DPO + "precompute_ref_log_probs: true\nprecompute_ref_batch_size: 64\n",
+            {"precompute_ref_batch_size": "more"},
+        ),
+        (DPO + "disable_dropout: false\nsync_ref_model: true\n", {"disable_dropout": "more"}),
+        (DPO + "assistant_only_loss: true\nbanana: 1\n", {"banana": "unknown"}),
+        (DPO + "precompute_ref_batch_size: 64\nlabel_smoothing_factor: 0.1\nmax_prompt_length: 9\n", {}),
+        (
+            DPO + "reference_free: true\nforce_use_ref_model: true\n",
+            {"reference_free": "less", "force_use_ref_model": "more"},
+        ),
+        (TRL + "sync_ref_model: false\n", {"sync_ref_model": "unknown"}),  # its loss is SFT's
+    ],
+)
+def test_what_is_not_counted_of_pairs_is_said(text, notes, written):
+    assert said(written(text))[3] == notes
+
+
+def test_trl_s_other_trainers_and_losses_are_not_taken_for_it(written):
+    for line in ("num_generations: 8", "desirable_weight: 1.0", "cpo_alpha: 1.0", "loss_type: [sigmoid, nll]"):
+        with pytest.raises(NotSupported, match=line.split(":")[0]):
+            said(written(DPO.replace("loss_type: sigmoid\n", "") + line + "\n"))
+    for line in ("beta: 0.04", "sync_ref_model: true", "precompute_ref_log_probs: true", "max_completion_length: 9"):
+        with pytest.raises(WrongValue, match=f"{line.split(':')[0]}: .*--objective"):  # GRPO's and KTO's too
+            said(written(DPO.replace("beta: 0.1\nloss_type: sigmoid", line)))
+    for line in ("use_peft: true", "precompute_ref_log_probs: true"):
+        with pytest.raises(WrongValue, match=f"sync_ref_model: .*{line.split(':')[0]}"):
+            said(written(DPO + f"sync_ref_model: true\n{line}\n"))
+    with pytest.raises(NotSupported, match="pref_loss"):
+        said(written(LLAMA_FACTORY.replace("sft", "dpo") + "pref_loss: orpo\n"))
+    with pytest.raises(NotSupported, match="ref_model"):
+        said(written(LLAMA_FACTORY.replace("sft", "dpo") + "ref_model: other\n"))
+    shards = "fsdp: full_shard\n"
+    for text in (DPO, LLAMA_FACTORY.replace("sft", "dpo")):
+        with pytest.raises(NotSupported, match=r"fsdp: .*DPO"):
+            said(written(text + shards), gpus=2)
+
+
+def test_a_file_of_trl_may_not_say_what_it_is_for(written):
+    plain = written(DPO.replace("beta: 0.1\nloss_type: sigmoid\n", ""))
+    assert start_from(plain, "L4").start.setting.objective == "sft"
+    dpo = start_from(plain, "L4", objective="dpo").start.setting
+    assert (dpo.objective, dpo.reference, dpo.padded) == ("dpo", "same", True)
+    with pytest.raises(WrongValue, match="kto"):
+        start_from(plain, "L4", objective="kto")
+    with pytest.raises(WrongValue, match="LLaMA-Factory"):
+        start_from(written(LLAMA_FACTORY), "L4", objective="dpo")
+
+
+def test_a_reference_that_finds_no_room_is_made_first(written, tmp_path, model):
+    """All weights in fp32 twice, with gradients and states: what its own line takes away is one of the five."""
+    text = DPO.replace("MODEL", "meta-llama/Llama-3.2-1B").replace("_size: 8", "_size: 1") + "packing: false\n"
+    path = written(text)
+    needed = start_from(path, "H100")
+    assert needed.fits
+    model_bytes = 4 * 1_235_814_400
+    found = start_from(path, f"{(needed.start.reserved - model_bytes // 2) / GiB + 1.5:.2f}GiB, 9.0")
+    assert not found.fits and found.lines == {"precompute_ref_log_probs": True}
+    assert needed.start.reserved - found.proposal.reserved > 0.95 * model_bytes
+    copy = found.save(tmp_path / "changed.yaml")
+    assert copy.read_text(encoding="utf-8") == text + "precompute_ref_log_probs: true\n"
+    again = start_from(copy, "H100")
+    assert again.start == found.proposal
+    size = f"{(needed.start.reserved - model_bytes // 2) / GiB + 1.5:.2f}GiB, 9.0"
+    for line in ("sync_ref_model: true\n", "dataset_streaming: true\n"):  # DPOTrainer refuses that with it
+        other = start_from(written(text + line), size)
+        assert not other.fits and "precompute_ref_log_probs" not in other.lines
+        assert "use_peft" not in other.lines or not line.startswith("sync")
+
+
+def test_a_length_that_nothing_is_cut_to_is_asked_for(written):
+    with pytest.raises(WrongValue, match="--length"):
+        start_from(written(DPO.replace("512", "null")), "L4")
+
+
 def test_axolotl_takes_fp16_where_the_card_has_no_bf16(written):
     text = "base_model: MODEL\nadapter: lora\nlora_r: 8\n"
     assert said(written(text), "T4")[1]["precision"] == "autocast_fp16"
@@ -411,7 +519,7 @@ def test_bf16_on_a_card_without_it(written):
     assert not found.fits and "bf16" in found.impossible
     assert "T4에는 bf16 연산 장치가 없다\n" in str(found)
     larger = replace(found, start=replace(found.start, reserved=40 * GiB))
-    assert "없다. 메모리도 모자란다\n" in str(larger) and "가 든다(T4는 14.56~14.76 GiB)\n" in str(larger)
+    assert "없다. 메모리도 모자란다\n" in str(larger) and "가 든다(T4의 메모리는 14.56~14.76 GiB)\n" in str(larger)
     assert found.lines == {"bf16": False, "fp16": True} and found.proposal.setting.precision == "autocast_fp16"
 
 
@@ -528,7 +636,7 @@ def test_a_hostile_json_too(text, tmp_path):
         (("cutoff_len: 512", "cutoff_len: 512000"), "512000"),
         (("cutoff_len: 512", "cutoff_len: '${x}'"), "cutoff_len"),
         (("finetuning_type: lora", "finetuning_type: freeze"), "finetuning_type"),
-        (("stage: sft", "stage: dpo"), "stage"),
+        (("stage: sft", "stage: ppo"), "stage"),
         (("stage: sft", "stage: [sft]"), "stage"),
         (("optim: adamw_torch", "optim: galore_adamw"), "optim"),
         (("optim: adamw_torch", "optim: lion"), "lion_32bit"),

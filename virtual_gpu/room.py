@@ -75,7 +75,7 @@ class Room:
         if self.verdict(reserved_bytes) != TOO_MUCH:
             return self.line(reserved_bytes)
         needed, memory = _text(self.needed(reserved_bytes)), _text(self.memory)
-        return tr(ko=f"{needed}가 든다({self.card}는 {memory})", en=f"{needed} ({self.card} has {memory})")
+        return tr(ko=f"{needed}가 든다({self.card}의 메모리는 {memory})", en=f"{needed} ({self.card} has {memory})")
 
     def to_dict(self) -> dict[str, Any]:
         """The ranges as plain JSON values."""

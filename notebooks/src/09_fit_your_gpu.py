@@ -80,6 +80,8 @@ plans.chart()
 #
 # **CPU 오프로드**를 켜면 전체 미세 조정의 파라미터, 그레이디언트, 옵티마이저 상태를 RAM에 두는 계획도 찾는다(9.6절). T4처럼 bf16 연산 장치가 없는 카드에서는 찾지 않는다.
 #
+# 패널의 다른 칸은 그대로 두어도 된다. **학습 목표**를 DPO(좋은 답과 나쁜 답의 쌍으로 하는 선호 학습, [12장](12_two_models.ipynb))로 바꾸면 배치는 쌍의 수, 길이는 질문에 답 하나를 이은 문장의 길이다(12.9절). 미리 찾아 둔 답은 SFT의 것이다. **순위 기준**과 **남는 메모리로 재계산 줄이기**는 9.12절에서 다룬다. **RAM**에서 Colab이나 Kaggle을 고르면 그 RAM으로 확실히 모자라는 계획을 뺀다(9.12절의 '긴 글').
+#
 # 한 가지씩 바꾸어 본다. 다음으로 갈 때는 처음 값(9.1절과 같다)으로 되돌린다.
 #
 # - 길이를 1024로, 2048로 늘린다. 어느 계획부터 사라지는가?
@@ -569,7 +571,7 @@ print(pages_label(plan.paged_bytes, plan.evicted_bytes), host_need(plan).line(No
 #
 # <details><summary>답 (연습 9-2를 푼 다음에 연다)</summary>
 #
-# QLoRA로 찾으면 `changes`는 여유가 없을 때 12160, 여유 5%면 10304까지라고 답한다. 4비트로 줄이지 않는 가중치를 16비트로 두고 체크포인트를 RAM에 두는 계획이다. 이 두 가지는 9.12절에서 다룬다. 계획의 이름에는 '나머지는 16비트', '체크포인팅(오프로드)'라고 적혀 있다. 적을 것은 `{"methods": ("qlora",), "length": 12160}`이다. `methods`와 `length`를 함께 바꾸어야 한다. RAM은 보지 않은 답이고, 무료 Colab이라면 빠듯하다.
+# QLoRA로 찾으면 `changes`는 여유가 없을 때 12032, 여유 5%면 10816까지라고 답한다. 4비트로 줄이지 않는 가중치를 16비트로 두고 체크포인트를 RAM에 두는 계획이다. 이 두 가지는 9.12절에서 다룬다. 계획의 이름에는 '나머지는 16비트', '체크포인팅(오프로드)'라고 적혀 있다. 적을 것은 `{"methods": ("qlora",), "length": 12032}`이다. `methods`와 `length`를 함께 바꾸어야 한다. RAM은 보지 않은 답이고, 무료 Colab이라면 빠듯하다.
 #
 # </details>
 #
@@ -756,10 +758,11 @@ from virtual_gpu.plan.measure import measure
 long = plan_training("Qwen/Qwen3-14B", gpu="T4", length=8192, batch=16, methods=("qlora",)).best
 stays = measure(long.request, replace(long.recipe, offload=False), 1, 16)
 print(f"{long!r}\n{stays!r}")
-print(human_bytes(40 * 8192 * 5120 * 2), human_bytes(stays.needed_bytes - long.needed_bytes))
+less = stays.needed_bytes - long.needed_bytes, stays.tensors_bytes - long.tensors_bytes
+print(human_bytes(40 * 8192 * 5120 * 2), *map(human_bytes, less))
 
 # %% [markdown] lang="ko"
-# 입력은 3.12 GiB인데 3.07 GiB가 줄었다. 역전파할 블록의 입력은 카드로 돌아와 있어야 하므로 40개 가운데 39개만큼, 곧 39 × 80 MiB = 3.05 GiB가 준다(나머지 0.02 GiB는 필요한 메모리를 찾는 눈금 한 칸보다 작다. 눈금은 텐서의 최대를 128로 나눈 것, 여기서는 0.1 GiB쯤이다). 그래서 15.79 GiB가 12.72 GiB가 되어 들어간다. 학습의 결과도 연산도 그대로다.
+# 입력은 3.12 GiB인데 3.17 GiB가 줄었다. 역전파할 블록의 입력은 카드로 돌아와 있어야 하므로 40개 가운데 39개만큼, 곧 39 × 80 MiB = 3.05 GiB가 준다(출력의 마지막 수다. 텐서의 최대는 꼭 그만큼 줄었다. 나머지 0.12 GiB는 할당자가 못 쓰는 자리가 준 것인데, 필요한 메모리를 찾는 눈금, 곧 텐서의 최대를 128로 나눈 0.1 GiB쯤과 비슷하니 뜻을 두지 않는다). 그래서 15.79 GiB가 12.62 GiB가 되어 들어간다. 학습의 결과도 연산도 그대로다.
 #
 # 대가는 셋이다. CPU로 보내는 양(같은 양이 돌아온다), 오가는 시간, RAM이다. 스텝 시간의 하한에는 T4의 버스(PCIe 3.0 x16)가 최고 속도(초당 15.75 GB)를 낼 때 오가는 시간이 더해져 있다. 얼마인지 옆에 적었다.
 

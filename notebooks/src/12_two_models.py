@@ -756,6 +756,65 @@ grpo_panel()
 #
 # 자기 데이터로 쓰기 전에 볼 것과 SFT로 만든 어댑터에서 이어서 하는 법은 12.11절에 있다.
 #
+# ### 다른 모델, 다른 카드의 DPO
+#
+# 위의 수는 이 모델, 이 카드의 것이다. 다른 것은 [9장](09_fit_your_gpu.ipynb)의 플래너에게 묻는다. `objective="dpo"`면 TRL의 `DPOTrainer`로 학습하는 방법을 찾는다. `batch`는 스텝 하나의 **쌍**, `length`는 질문에 답 하나를 이은 문장의 길이다.
+#
+# T4에서 8B를 1,024토큰, 스텝에 16쌍으로 학습하고 싶다. 12.5절에서 1쌍은 7.19 GiB였고, 그 가운데 쌍의 수를 따라 늘 수 있는 것은 1.06 GiB였다. 플래너는 이 장의 14.64 GiB가 아니라, 카드마다 다른 용량을 나쁜 쪽으로 잡은 **판정 한도** 14.25 GiB(9.4절)로 따진다. 한 번에 **몇 쌍까지** 들어갈까?
+
+# %%
+at_once = guess("12.9", None, ("1", "2", "4", "8", "16"))
+at_once
+
+# %% [markdown] lang="ko"
+# 아래 셀은 15초쯤 걸린다. `lora_rank`와 `lora_targets`는 12.3절의 `lora`와 같게 적었다. `4 × 4`처럼 적힌 것은 한 번에 넣는 쌍의 수 × 누적 횟수이고, '나머지는 16비트'는 4비트로 줄이지 않는 임베딩, 출력층, 정규화를 fp16으로 둔다는 뜻이다(9.12절). ⚠는 3.12절의 한 줄이 있는 것으로 셌다는 주의다. 그다음은 탈락한 계획과 그 까닭이고, 마지막 줄은 네 쌍과 여덟 쌍에서 텐서의 최대다.
+
+# %%
+from helpers import plan_training
+
+eight = plan_training(
+    "meta-llama/Llama-3.1-8B", gpu="T4", objective="dpo", length=1024, batch=16,
+    methods="qlora", lora_rank=16, lora_targets="all-linear",
+)  # fmt: skip
+print(eight)
+print(eight.why())
+print(*(human_bytes(plan.tensors_bytes) for plan in (eight.best, eight.refused[eight.best.recipe])))
+
+# %% [markdown] lang="ko"
+# 예상과 비교한다.
+
+# %%
+at_once.against(str(eight.best.micro_batch))
+
+# %% [markdown] lang="ko"
+# 한 번에 네 쌍이면 들어가고 여덟 쌍이면 넘친다. 12.5절의 수로 셈하면 (14.25 − 6.13) ÷ 1.06 = 7.7, 곧 일곱 쌍까지다. 그 안에서 16을 나누는 가장 큰 수가 4다. 플래너는 이 셈과 세 가지가 다르다. 4비트 가중치를 이중 양자화까지 해서(2장) 조금 작고, 두 답의 길이가 다른 것으로 보아 패딩을 가리는 마스크를 세고, 할당자가 못 쓰는 자리까지 센다(9.4절). 여덟 쌍의 텐서는 14.01 GiB로 한도 아래다. 넘치게 한 것은 텐서가 아니라 못 쓰는 자리 15.21 − 14.01 = 1.20 GiB다.
+#
+# `eight.best.save("my_plan")`은 이 계획의 `train.py`를 쓴다. 한 줄에 `prompt`, `chosen`, `rejected`가 있는 JSONL을 `python train.py --pairs my_pairs.jsonl`로 준다. 어댑터를 fp32로 되돌리는 줄도 들어 있다. 플래너는 문장 전체를 답으로 세지만 TRL은 답의 로짓만 만드니, 한 번에 넣는 답이 모두 4,096토큰보다 적으면 로짓의 조각(9.2절)이 작아져 조금 덜 든다.
+#
+# **설정 파일이 있으면** 그 파일에 묻는다. `trl dpo --config` 파일과 `stage: dpo`인 LLaMA-Factory 파일을 읽는다. (LLaMA-Factory의 것은 12.4절처럼 로짓을 통째로 두고, 전체 미세 조정이면 기준 모델을 16비트로 둔 것으로 센다.) 12.1절의 `DPO 4`를 파일로 적으면 어느 줄을 바꾸라고 할까? 12.3절에서 본 것 가운데 하나다.
+#
+# 범위로 나오는 수는 12.2절의 할당이 아니라, 예약에 CUDA 컨텍스트까지 더해 카드 전체의 메모리와 견준 것이다(9.4절). '손실 나누기'는 TRL이 로짓을 조각으로 나누는 것이고, '패딩 있음'은 위에서 말한 마스크까지 셌다는 뜻이다.
+
+# %%
+from pathlib import Path
+
+from virtual_gpu.plan.start import start_from
+
+Path(folder, "dpo.yaml").write_text("""\
+model_name_or_path: meta-llama/Llama-3.2-1B
+loss_type: sigmoid
+fp16: true
+max_length: 512
+per_device_train_batch_size: 4
+""")
+found = start_from(f"{folder}/dpo.yaml", "RTX 4090")
+print(str(found).split("\n", 1)[1])
+
+# %% [markdown] lang="ko"
+# 배치를 줄이고 누적하는 것은 해 볼 것도 없다. 늘 있는 다섯 벌만 23.02 GiB(12.1절)라 RTX 4090의 판정 한도 22.80 GiB(9.6절)를 넘는다. 그래서 기준 모델을 카드에서 치우는 한 줄을 골랐다. 배우는 것은 반올림 말고는 같다.
+#
+# 터미널에서는 `virtual-gpu fit --from dpo.yaml --gpu "RTX 4090"`이다. SFT와 DPO의 파일은 키가 거의 같아서, `loss_type: sigmoid`처럼 DPO에만 있는 것이 없으면 SFT로 읽는다. 그때는 `--objective dpo`를 준다. `beta`처럼 GRPO와 KTO에도 있는 키만 있으면 무엇인지 되묻는다. DPO를 여러 GPU에 나누는 것(ZeRO, FSDP)은 아직 세지 않는다. GRPO도 이 플래너로는 묻지 못한다(하한은 12.8절의 패널).
+#
 # ## 12.10 기억할 것
 
 # %%

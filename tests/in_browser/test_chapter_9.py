@@ -67,6 +67,19 @@ def test_chapter_9s_panel_follows(open_notebook):
         write("batch", "4")
         write("model", "gpt2")
 
+    # Pairs, ranked by what is left, on a machine whose RAM counts; the files are another trainer's.
+    notebook.choose(".planner-objective", "DPO(선호 학습, 배치는 쌍의 수)")
+    notebook.choose(".planner-prefer", "메모리가 많이 남는 것")
+    notebook.choose(".planner-host", "Colab")
+    notebook.click("button.planner-search")
+    shown("status", "gpt2 · DPO · L4 · 길이 512 · 배치 4쌍", "들어간다")
+    shown("table", "QLoRA")
+    assert "DPOTrainer" in notebook.html(".planner-files")
+    notebook.screenshot("09_dpo", ".planner-panel")
+    notebook.choose(".planner-objective", "SFT(지도 미세 조정)")
+    notebook.choose(".planner-prefer", "학습을 덜 바꾸는 것")
+    notebook.choose(".planner-host", "따지지 않는다")
+
     # Full fine-tuning alone, and with its state in the RAM.
     for method in ("lora", "qlora"):
         notebook.click(f".planner-{method} input")

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -313,13 +314,25 @@ class VirtualGPU:
         self.meter.recorder = record.recorder
         watching = record.recorder.watching() if self.detailed else nullcontext()
         try:
-            with self.interrupts_wait(), self.rules, watching:  # entered once for all phases
+            with self.interrupts_wait(), self.rules, _cudas_autocast(), watching:  # entered once for all phases
                 yield record
         finally:
             record.label_training()  # also what was half done when the memory ran out
             self.meter.recorder = None
             if self.detailed:
                 self.details = record.recorder.details()
+
+
+@contextmanager
+def _cudas_autocast() -> Iterator[None]:
+    """In this block who asks for autocast without naming a device hears of the virtual GPU's, where CUDA's is meant.
+
+    peft does, in front of 4-bit layers' adapters (`requires_conversion` in tuners/lora/bnb.py). Of the whole process:
+    recordings take turns (`turns.in_turn`).
+    """
+    shipped = torch.is_autocast_enabled
+    with mock.patch.object(torch, "is_autocast_enabled", lambda device_type="cpu": shipped(device_type)):
+        yield
 
 
 def format_size(nbytes: int) -> str:

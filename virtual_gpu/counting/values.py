@@ -29,9 +29,12 @@ class Answer:
 class Answers(Counter):
     """Answer → how often it was given.
 
-    As in the experiments' data: "is all of it a token?" yes, "is any of it padding?" no. In the optimizer's step every
-    number is 1.0: Adafactor scales its update by a norm, clipping by a ratio, and bytes do not depend on them.
+    As in the experiments' data: "is all of it a token?" yes, unless it is `padded`, "is any of it padding?" no. In the
+    optimizer's step every number is 1.0: Adafactor scales its update by a norm, clipping by a ratio, and bytes do not
+    depend on them.
     """
+
+    padded = False
 
     def note(self, out: Any, op: Any, args: tuple) -> None:
         """Remember of a tensor that it says whether all, or any, of something is so.
@@ -51,7 +54,7 @@ class Answers(Counter):
         asked = getattr(tensor, "asked", None) if tensor.dtype == torch.bool else "number" if in_step else None
         if asked is None:
             return None
-        answer = {"all": True, "any": False, "number": 1.0}[asked]
+        answer = {"all": not self.padded, "any": False, "number": 1.0}[asked]
         self[Answer(asked, answer, _caller())] += 1
         return answer
 

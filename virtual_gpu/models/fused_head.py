@@ -8,7 +8,7 @@ which comes with PyTorch for CUDA on Linux; so a virtual card takes them, and ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import metadata
 from types import SimpleNamespace
@@ -68,10 +68,11 @@ _SHIFTS_NOT = ("cpmant",)  # its loss takes the labels as they stand
 
 
 @contextmanager
-def fused_head(model: nn.Module, virtual: bool) -> Iterator[None]:
+def fused_head(model: nn.Module, virtual: bool, outputs: Sequence[str] = ("log_probs",)) -> Iterator[None]:
     """Inside, the model's forward takes `fused_lm_head=True`.
 
-    virtual: it lies on a virtual GPU. ImportError without TRL, WrongValue for a model whose logits TRL does not make.
+    virtual: it lies on a virtual GPU. outputs: what the head leaves of each token, by TRL's names. ImportError without
+    TRL, WrongValue for a model whose logits TRL does not make.
     """
     require_fused_head()
     model = _under_adapters(model)
@@ -85,7 +86,7 @@ def fused_head(model: nn.Module, virtual: bool) -> Iterator[None]:
     from trl.trainer import add_fused_lm_head
 
     before = vars(model).get("forward")  # accelerate's, where a hook is on the model
-    add_fused_lm_head(model)
+    add_fused_lm_head(model, outputs=tuple(outputs))
     try:
         with as_on_cuda() if virtual else nullcontext():
             yield

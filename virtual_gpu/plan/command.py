@@ -14,10 +14,11 @@ from ..errors import WrongValue
 from ..language import LANGUAGES, tr
 from ..models.pages import pages_label
 from ..step.optimizers import OPTIMIZERS
+from ..step.setting import OBJECTIVES
 from ..terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language, tell
 from ..units import human_bytes
 from ..writing import check_folder, write
-from .files import KINDS, names_of
+from .files import KINDS, check_kind, default_kind, names_of
 from .host import host_need
 from .lengths import Lengths, read_lengths
 from .pictures import extra_label, seconds_label
@@ -51,7 +52,9 @@ def execute(args: argparse.Namespace) -> int:
         return execute_start(args)
     if not args.model:
         raise WrongValue(tr(ko="--model이나 --from 가운데 하나는 있어야 한다.", en="Give --model or --from."))
-    names = names_of(args.files or KINDS[0])  # before the work, not after it
+    objective = args.objective or OBJECTIVES[0]
+    kind = args.files or default_kind(objective)
+    names = names_of(check_kind(kind, objective))  # before the work, not after it
     picture = Path(args.picture or "")
     if args.picture:
         check_folder(picture.parent, [picture.name], args.force)
@@ -59,6 +62,13 @@ def execute(args: argparse.Namespace) -> int:
         check_folder(args.save, names, args.force)
     elif args.files:
         raise WrongValue(tr(ko="--files는 --save와 함께 쓴다.", en="--files says what --save writes: give --save too."))
+    if args.lengths and objective != "sft":
+        raise WrongValue(
+            tr(
+                ko=f"--lengths: 글 하나가 샘플일 때의 것이다. --objective {objective}에는 --length를 준다.",
+                en=f"--lengths is of samples that are texts; with --objective {objective} give --length.",
+            )
+        )
     lengths = read_lengths(args.lengths) if args.lengths else None
     length = number(args.length) if args.length is not None else lengths.longest if lengths else 512
     tell(tr(ko="찾는 중이다. Ctrl+C를 누르면 멈춘다.", en="Searching; Ctrl+C stops."))
@@ -78,6 +88,7 @@ def execute(args: argparse.Namespace) -> int:
         prefer=args.prefer,
         selective=args.selective,
         cpu_offload=args.cpu_offload,
+        objective=objective,
         price_per_hour=None if args.price_per_hour is None else number(args.price_per_hour),
         progress=_tell,
     )
@@ -91,7 +102,7 @@ def execute(args: argparse.Namespace) -> int:
         if not args.json:
             say(tr(ko=f"그림을 {picture}에 저장했다.", en=f"The picture was written to {picture}."))
     if args.save and plans.best:
-        plans.best.save(args.save, args.force, args.files or KINDS[0])
+        plans.best.save(args.save, args.force, kind)
         if not args.json:
             say(tr(ko=f"1번을 {args.save}에 저장했다.", en=f"Number 1 was written to {args.save}."))
     return FITS if plans.plans else NOTHING_FITS
@@ -211,6 +222,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             "가장 긴 것으로 센다",
             en="tokens of each sample of your data: one number a line, or JSONL with length or input_ids; without "
             "--length the longest counts",
+        ),
+    )
+    add(
+        "--objective",
+        default=None,
+        help=tr(
+            ko="sft(없으면), dpo(TRL의 DPOTrainer: --batch는 쌍, --length는 프롬프트와 답 하나)",
+            en="sft (without it), dpo (TRL's DPOTrainer: --batch counts pairs, --length a prompt with one answer)",
         ),
     )
     add("--batch", default="16", help=tr(ko="옵티마이저 스텝 하나의 샘플", en="samples of one optimizer step"))

@@ -35,6 +35,9 @@ def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation:
         accumulation,
         gradient_checkpointing=recipe.checkpointing,
         fused_lm_head=recipe.fused_lm_head,
+        objective=request.objective,
+        reference=recipe.reference,
+        padded=request.pairs,  # two answers are seldom of one length
         kept_results=recipe.kept,
         offload_checkpoints=recipe.offload,
         rest_in_fp32=recipe.rest_in_fp32,
@@ -151,7 +154,7 @@ def expected(request: Request, recipe: Recipe) -> tuple[int, float]:
         token = 4 * inputs if recipe.checkpointing else 2.3 * sides
     token += 0 if recipe.fused_lm_head else 10 * config.vocab_size
     copies = recipe.method == "full" and recipe.precision.startswith("mixed")
-    return held(request, recipe)["parameters"] // 2 if copies else 0, request.length * token
+    return held(request, recipe)["parameters"] // 2 if copies else 0, request.sequences * request.length * token
 
 
 @cached_by_model
@@ -182,7 +185,8 @@ def _lower_bound(plan: Plan) -> float | None:
     compute = plan.flops / request.gpus / (rate * 1e12)
     count, *_ = _weights(request.model)
     # A product whose result is kept does not read its weights again; of which they are nothing is said here.
-    passes = (3 if recipe.checkpointing and not recipe.kept else 2) * plan.accumulation
+    passes = 3 if recipe.checkpointing and not recipe.kept else 2
+    passes = (passes + (request.pairs and recipe.reference == "same")) * plan.accumulation
     reading = passes * (count // 2 if recipe.method == "qlora" else 2 * count) / spec.bandwidth_bytes_per_s
     link = spec.link_bytes_per_s or math.inf
     beside = max(plan.evicted_bytes, plan.states_to_card_bytes, plan.states_to_cpu_bytes) / link

@@ -11,7 +11,7 @@ import torch
 
 from ..cards import GPUSpec, Range, card
 from ..drawing.labels import category_label, html_table
-from ..errors import WrongValue
+from ..errors import NotSupported, WrongValue
 from ..host.machines import machine
 from ..language import tr
 from ..models import offloaded
@@ -20,14 +20,22 @@ from ..models.attention import REPEAT_KV
 from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config, model_name
 from ..models.depth import text_config, with_depth
-from ..models.fused_head import SINCE, can_fuse_head, has_fused_head
+from ..models.fused_head import SINCE, can_fuse_head, has_fused_head, require_fused_head
 from ..optional import require
 from ..room import FITS, Room, room_on
 from ..rules.active import ActiveRules
 from ..shards.layout import Layout
 from ..shards.nccl import nccl_bytes
 from ..step.optimizers import optimizer_named
-from ..step.setting import Setting, check_size, checkpointing_label, fused_head_label, rest_label
+from ..step.setting import (
+    OBJECTIVES,
+    Setting,
+    check_size,
+    checkpointing_label,
+    fused_head_label,
+    reference_label,
+    rest_label,
+)
 from ..units import boolean, choose, human_bytes, positive_int
 from ..writing import write
 from .files import files_of
@@ -62,6 +70,7 @@ class Request:
     price_per_hour: float | None = None  # of one GPU, in the reader's currency
     selective: bool = False  # what is left of the memory keeps results that checkpointing would compute again
     cpu_offload: bool = False  # parameters, gradients and optimizer state may wait in the CPU's RAM
+    objective: str = "sft"  # or "dpo": a sample is a pair of sequences, and the loss TRL's DPOTrainer's
 
     @property
     def spec(self) -> GPUSpec:
@@ -112,8 +121,21 @@ class Request:
 
     @property
     def can_fuse_head(self) -> bool:
-        """Whether the loss may come from tiles of the logits: TRL is there, and knows how the model makes them."""
-        return has_fused_head() and _can_fuse(self.model)
+        """Whether the loss may come from tiles of the logits: TRL is there, and knows how the model makes them.
+
+        DPO's always does (`recipes_of`): it is not for the search to try.
+        """
+        return not self.pairs and has_fused_head() and _can_fuse(self.model)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a sample is a pair of sequences."""
+        return self.objective == "dpo"
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences a sample has."""
+        return 2 if self.pairs else 1
 
     @property
     def per_gpu(self) -> int:
@@ -125,9 +147,10 @@ class Request:
         """One line that names it."""
         gpus = f"{self.gpu} × {self.gpus}" if self.gpus > 1 else self.gpu
         model = Path(self.model).name
+        dpo, ko, en = ("DPO · ", "쌍", " pairs") if self.pairs else ("", "", "")
         return tr(
-            ko=f"{model} · {gpus} · 길이 {self.length} · 배치 {self.batch}",
-            en=f"{model} · {gpus} · length {self.length} · batch {self.batch}",
+            ko=f"{model} · {dpo}{gpus} · 길이 {self.length} · 배치 {self.batch}{ko}",
+            en=f"{model} · {dpo}{gpus} · length {self.length} · batch {self.batch}{en}",
         )
 
 
@@ -139,7 +162,8 @@ class Recipe:
     the same (see `models.kept`). offload: their inputs wait in the CPU's RAM (see `models.offloaded`). rest_in_fp32:
     QLoRA's weights that are not 4-bit, as peft's `prepare_model_for_kbit_training` makes them; else they stay in 16
     bits, as TRL, axolotl, LLaMA-Factory and torchtune leave them. cpu_offload: parameters, gradients and optimizer
-    state wait in the CPU's RAM, where the optimizer steps (see `plan.on_cpu`); stage is 3, also of one GPU.
+    state wait in the CPU's RAM, where the optimizer steps (see `plan.on_cpu`); stage is 3, also of one GPU. reference:
+    where DPO's log probabilities of the reference come from, see `Setting`; adapters are switched off for them.
     """
 
     method: str
@@ -152,6 +176,7 @@ class Recipe:
     rest_in_fp32: bool = True
     offload: bool = False
     cpu_offload: bool = False
+    reference: str = "same"
 
     @property
     def at_once(self) -> Recipe:
@@ -188,6 +213,8 @@ class Recipe:
             parts.append(checkpointing_label(self.kept, self.offload))
         if self.fused_lm_head:
             parts.append(fused_head_label())
+        if self.reference != "same":
+            parts.append(reference_label(self.reference))
         return " · ".join([*parts, *([] if self.rest_in_fp32 else [rest_label()])])
 
 
@@ -280,7 +307,7 @@ class Plan:
         request = self.request
         if request.price_per_hour is None or self.seconds is None:
             return None
-        steps = 1e6 / (request.batch * request.length)
+        steps = 1e6 / (request.batch * request.sequences * request.length)
         return steps * self.seconds / 3600 * request.gpus * request.price_per_hour
 
     @property
@@ -321,11 +348,14 @@ class Plan:
         more |= {"lower_bound_price_per_million_tokens": self.price}
         return {**asdict(self.recipe), **numbers, **more}
 
-    def files(self, kind: str = "trainer") -> dict[str, str]:
-        """name → text of the files that train so, of a kind: see `KINDS`; NotSupported where it cannot say the plan."""
+    def files(self, kind: str | None = None) -> dict[str, str]:
+        """name → text of the files that train so, of a kind (see `KINDS`); None is `default_kind`.
+
+        NotSupported where it cannot say the plan.
+        """
         return files_of(self, kind)
 
-    def save(self, folder: str | Path, force: bool = False, kind: str = "trainer") -> list[Path]:
+    def save(self, folder: str | Path, force: bool = False, kind: str | None = None) -> list[Path]:
         """Write the files of a kind into a folder (made where it is not there) and return their paths.
 
         ExistingFile where one of them is there already, unless `force`; links are never written through.
@@ -378,11 +408,13 @@ def make_request(
     price_per_hour: float | None = None,
     selective: bool = False,
     cpu_offload: bool = False,
+    objective: str = "sft",
 ) -> Request:
     """The request with every value checked; WrongValue in the reader's language."""
     gpu, gpus = how_many(gpu, gpus)
     spec = card(gpu).needs_cuda()
     prefer = choose(prefer, PREFERENCES, tr(ko="기준", en="preference"))
+    objective = choose(objective, OBJECTIVES, tr(ko="학습 목표", en="objective"))
     if prefer == "speed" and None in (spec.bandwidth_bytes_per_s, spec.fp16_tflops):
         raise WrongValue(
             tr(
@@ -394,7 +426,7 @@ def make_request(
         )
     _check_price(price_per_hour)
     batch = positive_int(batch, tr(ko="배치", en="batch"))
-    check_size(batch, 1)
+    check_size(batch * (2 if objective == "dpo" else 1), 1)
     if not isinstance(methods, (str, list, tuple)):
         choices = ", ".join(METHODS)
         raise WrongValue(tr(ko=f"methods={methods!r}: {choices}의 목록이다.", en=f"methods={methods!r}: of {choices}."))
@@ -428,6 +460,8 @@ def make_request(
         require("peft", *(["bitsandbytes"] if "qlora" in methods else []))
     model = model_name(model)
     config = load_config(model)
+    if objective == "dpo":
+        _check_head(model)
     check = Setting(
         1, model_id=model, sequence_length=length, peft="lora", lora_rank=lora_rank, lora_targets=lora_targets
     )
@@ -437,8 +471,20 @@ def make_request(
         model, spec.name, gpus, check.sequence_length, batch, ordered, precision, optimizer, float(margin),
         check.lora_rank, check.lora_targets, None if host is None else machine(host).name,
         prefer, None if price_per_hour is None else float(price_per_hour), boolean(selective, "selective"),
-        boolean(cpu_offload, "cpu_offload"),
+        boolean(cpu_offload, "cpu_offload"), objective,
     )  # fmt: skip
+
+
+def _check_head(model: str) -> None:
+    """DPOTrainer's log probabilities come from TRL's head: ImportError without, NotSupported where it has none."""
+    require_fused_head()
+    if not _can_fuse(model):
+        raise NotSupported(
+            tr(
+                ko=f"objective='dpo': TRL의 함수(손실 나누기)가 {model}의 로짓을 만들지 못한다. 'sft'는 된다.",
+                en=f"objective='dpo': TRL's head does not make the logits of {model}. objective='sft' can be planned.",
+            )
+        )
 
 
 @cached_by_model
@@ -485,11 +531,15 @@ def recipes_of(request: Request) -> list[Recipe]:
     for method in request.methods:
         precisions, optimizers = [mixed], [request.optimizer or "adamw_fused"]
         if method == "full":
-            precisions += ["bf16"] if bf16 and request.precision is None else []
+            precisions += ["bf16"] if bf16 and request.precision is None and not request.pairs else []
             optimizers += [] if request.optimizer else ["adamw_8bit"]
         found += [Recipe(method, precision, optimizer) for precision in precisions for optimizer in optimizers]
         if method == "qlora" and mixed != "fp32":
             found.append(Recipe(method, mixed, optimizers[0], rest_in_fp32=False))
+    if request.pairs:  # DPOTrainer's head is fused whatever is asked, and what is beside 4-bit weights stays in 16 bits
+        found = [r for r in found if r.method != "qlora" or not r.rest_in_fp32 or mixed == "fp32"]
+        found = [replace(r, fused_lm_head=True) for r in found]
+        return found + [replace(r, reference="precomputed") for r in found if r.method == "full"]
     shards = [r for r in found if r.method == "full" and r.optimizer == "adamw_fused" and "fp16" not in r.precision]
     offloaded = [replace(recipe, stage=3, cpu_offload=True) for recipe in shards] if request.cpu_offload else []
     offloaded = [recipe for recipe in offloaded if not states_beyond(request, recipe)]
@@ -504,6 +554,8 @@ def recipes_of(request: Request) -> list[Recipe]:
 def left_out(request: Request) -> list[tuple[str, str]]:
     """(what, why) of what is not tried at all."""
     rows = []
+    if request.pairs:
+        rows += _why_not_with_pairs(request)
     if "full" in request.methods:
         rows.append(
             (
@@ -516,7 +568,7 @@ def left_out(request: Request) -> list[tuple[str, str]]:
         )
     if not request.spec.has_bf16:
         rows.append(("bf16", tr(ko=f"{request.gpu}에는 bf16 연산 장치가 없다", en=f"{request.gpu} has no bf16 units")))
-    if request.selective and (request.prefer == "margin" or request.gpus > 1):
+    if request.selective and not request.pairs and (request.prefer == "margin" or request.gpus > 1):
         what = tr(ko="남는 메모리에 결과를 남기는 것", en="results kept in what is left")
         why = (
             tr(ko="prefer='margin'은 남는 메모리를 쓰지 않는다", en="prefer='margin' spends no memory that is left")
@@ -524,7 +576,7 @@ def left_out(request: Request) -> list[tuple[str, str]]:
             else tr(ko="ZeRO로 나누는 계획에서는 찾지 않는다", en="not tried where ZeRO splits")
         )
         rows.append((what, why))
-    if request.cpu_offload:
+    if request.cpu_offload and not request.pairs:
         rows += [(f"{name} · {cpu_offload_label()}", why) for name, why in _why_not_on_cpu(request)]
     if "full" in request.methods and request.optimizer is None:
         what = tr(ko="페이지 옵티마이저", en="paged optimizers")
@@ -536,6 +588,8 @@ def left_out(request: Request) -> list[tuple[str, str]]:
     elif request.gpus > 1 and not offloaded.can_offload(3):
         what = tr(ko="ZeRO-2, 3 · 체크포인트를 CPU로", en="ZeRO-2, 3 · checkpoints on the CPU")
         rows.append((what, tr(ko="accelerate 1.15부터 센다", en="needs accelerate 1.15")))
+    if request.pairs:
+        return rows
     if not has_fused_head():
         rows.append((fused_head_label(), tr(ko=f"TRL {SINCE}부터 센다: pip install trl", en=f"needs TRL {SINCE}")))
     if request.gpus > 1:
@@ -568,6 +622,28 @@ def left_out(request: Request) -> list[tuple[str, str]]:
                     tr(ko="ZeRO 계산은 bf16으로만 실행해 보았다", en="the ledger was run in bf16 alone"),
                 )
             )
+    return rows
+
+
+def _why_not_with_pairs(request: Request) -> list[tuple[str, str]]:
+    """(what, why) of what is not tried of DPO."""
+    once = tr(ko="DPO에서는 아직 세지 않는다", en="not counted of DPO")
+    rows = []
+    if "full" in request.methods and request.spec.has_bf16 and request.precision is None:
+        # Of weights from N(0, 0.02) in bf16, AdamW's first step of 1e-6 moves 2 in 100 (measured), of 5e-5 57.
+        why = tr(
+            ko="DPO의 작은 학습률(1e-6)로는 갱신이 거의 다 반올림되어 사라진다",
+            en="of steps as small as DPO's (1e-6) bf16 rounds nearly all away",
+        )
+        rows.append((tr(ko="전체 미세 조정 · 순수 bf16", en="full fine-tuning · pure bf16"), why))
+    if request.gpus > 1:
+        rows.append(
+            ("ZeRO-1, 2, 3", tr(ko="DPO를 여러 GPU에 나누는 것은 아직 세지 않는다", en="sharded DPO is not counted"))
+        )
+    if request.selective:
+        rows.append((tr(ko="남는 메모리에 결과를 남기는 것", en="results kept in what is left"), once))
+    if request.cpu_offload:
+        rows.append((cpu_offload_label(), once))
     return rows
 
 

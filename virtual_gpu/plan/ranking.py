@@ -44,3 +44,12 @@ def criteria(prefer: str = "fidelity") -> tuple[str, ...]:
         "left": tr(ko="남는 메모리가 적다", en="less memory left"),
     }
     return tuple(labels[name] for name in PREFERENCES[prefer])
+
+
+def preference_label(prefer: str) -> str:
+    """What a preference puts first, in the reader's language."""
+    return {
+        "fidelity": tr(ko="학습을 덜 바꾸는 것", en="what changes training least"),
+        "speed": tr(ko="시간의 하한이 짧은 것", en="the shortest bound on time"),
+        "margin": tr(ko="메모리가 많이 남는 것", en="what leaves most memory"),
+    }[prefer]

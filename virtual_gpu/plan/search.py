@@ -11,6 +11,8 @@ Every plan that is shown was measured on the virtual GPU. What is not run is wha
 - what activations take of a plan grows with the micro-batch: where the whole batch at once would exceed the card by a
   tenth and more at the same bytes a sample, it is not run;
 - weights beside 4-bit ones stay in 16 bits only where they do not fit in fp32;
+- DPO's reference leaves the card (its log probabilities are made first) only where the same does not fit beside it
+  without checkpointing;
 - checkpoints go to the CPU only where a recipe does not fit otherwise, or where what is left is what counts; of QLoRA
   only with the other weights in 16 bits, which is tried first;
 - a training state goes to the CPU (`on_cpu`) only where that is asked for, or nothing else fits: all of it comes and
@@ -187,6 +189,7 @@ def plan_training(
     micro-batch that needs least). selective: a way to train that fits under checkpointing alone comes once more, with
     what it leaves free spent on results that are then not computed again (`keeping`). cpu_offload: full fine-tuning
     also with parameters, gradients and optimizer state in the CPU's RAM (`on_cpu`), on one GPU as on several.
+    objective: "sft", or "dpo" by TRL's DPOTrainer: then batch counts pairs, and length is a prompt with one answer.
     price_per_hour: of one GPU; a plan's `price` is then the least that a million tokens can cost. progress: called with
     what is known so far, whenever that is more. Each way to train comes once, with the largest micro-batch that fits.
     WrongValue in the reader's language.
@@ -224,8 +227,8 @@ def _ways_ahead(request: Request) -> list[Recipe]:
     with contextlib.suppress(*CANNOT_RUN):
         for recipe in sorted(recipes_of(request), key=lambda recipe: recipe.change):
             may_fit = sum(held(request, recipe).values()) <= request.room.possible_bytes
-            if not may_fit or replace(recipe, rest_in_fp32=True) in found:  # 16 bits only where fp32 does not fit
-                continue
+            if not may_fit or replace(recipe, rest_in_fp32=True) in found or replace(recipe, reference="same") in found:
+                continue  # 16 bits only where fp32 does not fit, and the reference away only where it does not
             lean = replace(recipe, checkpointing=True)
             ways = [recipe, lean, *([replace(lean, fused_lm_head=True)] if request.can_fuse_head else [])]
             for one in ways:
@@ -302,6 +305,11 @@ def _search(
             text = tr(ko="fp32로 두어도 들어간다", en="they fit in fp32")
             skipped.append((recipe.title, text))
             continue
+        beside = replace(recipe, reference="same")
+        if beside != recipe and not spares and beside in [plan.recipe for plan in plans]:
+            text = tr(ko="기준 모델을 카드에 두어도 들어간다", en="it fits with the reference on the card")
+            skipped.append((recipe.title, text))
+            continue
         try:
             if sum(held(request, recipe).values()) > request.room.possible_bytes:
                 losers.append(hopeless(request, recipe))
@@ -376,8 +384,8 @@ def _may_offload(plan: Plan) -> bool:
 
 
 def _heads(request: Request) -> tuple[bool, ...]:
-    """Without a fused head, and with it where there is one."""
-    return (False, True) if request.can_fuse_head else (False,)
+    """Without a fused head, and with it where there is one; DPO has no other."""
+    return (True,) if request.pairs else (False, True) if request.can_fuse_head else (False,)
 
 
 def _fits(plan: Plan) -> bool:
@@ -537,7 +545,7 @@ def cheapest(request: Request) -> Plan:
             if any(plan.fits for plan in plans) or (head and not request.can_fuse_head) or (offload and not moved):
                 continue
             with contextlib.suppress(*CANNOT_RUN):  # the recipe itself runs
-                more = replace(one, fused_lm_head=head, offload=offload)
+                more = replace(one, fused_lm_head=head or one.fused_lm_head, offload=offload)
                 plans.append(measure(request, more, 1, request.per_gpu))
                 if request.per_gpu > 1 and not plans[-1].fits:
                     plans.append(measure(request, more, request.per_gpu, 1))

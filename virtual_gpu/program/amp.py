@@ -58,7 +58,7 @@ def install(patches: Patches) -> None:
     patches.set_all(
         torch,
         {
-            "is_autocast_enabled": lambda device="cuda": is_enabled(inside(device)),
+            "is_autocast_enabled": lambda device_type="cuda": is_enabled(inside(device_type)),
             "set_autocast_enabled": lambda *args: set_enabled(inside(args[0]) if len(args) > 1 else "cpu", args[-1]),
             "get_autocast_dtype": dtype_of,
             "set_autocast_dtype": choose_dtype,

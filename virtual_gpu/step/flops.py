@@ -21,6 +21,7 @@ from ..models.depth import linear_in_depth, text_config
 from ..models.fused_head import fused_head
 from ..models.kept import is_uniform
 from ..turns import in_turn, refuse_in_a_block
+from .pairs import preference_loss
 from .run import enable_checkpointing, set_checkpointing
 from .setting import Setting
 
@@ -72,9 +73,17 @@ class Flops:
 
 
 @in_turn
-def count_flops(model: nn.Module, inputs: Mapping[str, torch.Tensor], fused_lm_head: bool = False) -> Flops:
-    """The FLOPs of `model(**inputs).loss` and its backward, counted by PyTorch's FlopCounterMode on a virtual GPU.
+def count_flops(
+    model: nn.Module,
+    inputs: Mapping[str, torch.Tensor],
+    fused_lm_head: bool = False,
+    objective: str = "sft",
+    known: bool = False,
+) -> Flops:
+    """The FLOPs of a loss and its backward, counted by PyTorch's FlopCounterMode on a virtual GPU.
 
+    objective: "sft" is `model(**inputs).loss`, "dpo" the loss of pairs (`step.pairs`), with the reference's forward
+    unless what it says is known.
     fused_lm_head: the loss from TRL's head, which makes the logits a second time in backward.
     """
     refuse_in_a_block()
@@ -83,11 +92,17 @@ def count_flops(model: nn.Module, inputs: Mapping[str, torch.Tensor], fused_lm_h
     with ExitStack() as stack:
         if fused_lm_head:
             stack.enter_context(fused_head(model, virtual=True))
-            inputs = {**inputs, "fused_lm_head": True}
+            inputs = inputs if objective == "dpo" else {**inputs, "fused_lm_head": True}
         stack.enter_context(gpu.interrupts_wait())  # Ctrl+C inside PyTorch's own callbacks from C++ ends the process
         counter = stack.enter_context(FlopCounterMode(display=False, custom_mapping=_FORMULAS))
         with gpu:
-            loss = model(**inputs).loss
+            if objective == "dpo":
+                reference = None if hasattr(model, "disable_adapter") else model  # what it computes is the same
+                told = gpu.place(torch.zeros(len(inputs["input_ids"]))) if known else None
+                how = {"reference": reference, "known": told, "fused_lm_head": fused_lm_head}
+                loss = preference_loss(lambda model, **given: model(**given), model, inputs, **how)
+            else:
+                loss = model(**inputs).loss
             forward = counter.get_total_flops()
             loss.backward()
         return Flops(forward, counter.get_total_flops() - forward)
@@ -96,29 +111,32 @@ def count_flops(model: nn.Module, inputs: Mapping[str, torch.Tensor], fused_lm_h
 def training_flops(setting: Setting | None = None, **settings: Any) -> Flops:
     """The FLOPs of one micro-batch of the experiment's setting, linear in depth: run at two depths, where it can be.
 
-    With adapters nothing is computed for the gradients of frozen weights.
+    With adapters nothing is computed for the gradients of frozen weights. Of DPO the reference's forward is in it,
+    unless its log probabilities were made before.
     """
     setting = Setting.one(setting, settings)
     adapters = (setting.lora_rank, setting.lora_targets) if setting.peft else None
     return _training_flops(
-        setting.model_id, setting.batch_size, setting.sequence_length, setting.gradient_checkpointing, adapters,
-        setting.fused_lm_head, setting.kept_results,
+        setting.model_id, setting.rows, setting.sequence_length, setting.gradient_checkpointing, adapters,
+        setting.fused_lm_head, setting.kept_results, setting.objective, setting.reference == "precomputed",
     )  # fmt: skip
 
 
 @cached_by_model
 def _training_flops(
     model_id: str,
-    batch_size: int,
+    rows: int,
     sequence_length: int,
     checkpointing: bool,
     adapters: tuple | None,
     fused_lm_head: bool,
     kept: tuple[str, ...],
+    objective: str,
+    known: bool,
 ) -> Flops:
     def run(config: Any) -> dict[str, int]:
-        how = checkpointing, adapters, fused_lm_head, kept
-        return asdict(flops_of_config(config, batch_size, sequence_length, *how))
+        how = checkpointing, adapters, fused_lm_head, kept, objective, known
+        return asdict(flops_of_config(config, rows, sequence_length, *how))
 
     config = load_config(model_id)
     return Flops(**(linear_in_depth(config, run) if is_uniform(kept) else run(config)))
@@ -148,11 +166,13 @@ def flops_of_config(
     adapters: tuple | None = None,
     fused_lm_head: bool = False,
     kept: tuple[str, ...] = (),
+    objective: str = "sft",
+    known: bool = False,
 ) -> Flops:
     """The FLOPs of one micro-batch with every layer run, under whatever `set_checkpoint_early_stop` says.
 
-    adapters: (rank, targets) of LoRA, see `add_adapters`. fused_lm_head: see `count_flops`. kept: by checkpointed
-    blocks, see `models.kept`.
+    batch_size: sequences. adapters: (rank, targets) of LoRA, see `add_adapters`. fused_lm_head, objective, known: see
+    `count_flops`. kept: by checkpointed blocks, see `models.kept`.
     """
     model = build_model(config, torch.float16)
     if adapters:
@@ -161,4 +181,4 @@ def flops_of_config(
     text_config(model.config).use_cache = False
     ids = torch.zeros(batch_size, sequence_length, dtype=torch.int64)
     with running(config.model_type):
-        return count_flops(model, {"input_ids": ids, "labels": ids}, fused_lm_head)
+        return count_flops(model, {"input_ids": ids, "labels": ids}, fused_lm_head, objective, known)

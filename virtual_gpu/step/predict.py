@@ -12,7 +12,7 @@ import torch
 
 from ..cards import CATALOG, GPUSpec
 from ..counting.gpu import VirtualGPU, as_gpu
-from ..errors import NoSuchLayer
+from ..errors import NoSuchLayer, NotSupported
 from ..frames import clear_frames
 from ..language import tr
 from ..models.attention import REPEATED
@@ -29,6 +29,7 @@ from ..trace.edits import with_ddp
 from ..trace.micro_batches import MICRO_BATCHES, with_micro_batches
 from ..trace.trace import Trace
 from ..turns import in_turn, refuse_in_a_block
+from .pairs import without_dropout
 from .run import TrainingLog, train
 from .setting import OPTIMIZER_STEPS, Setting
 
@@ -147,6 +148,7 @@ def training_arguments(setting: Setting, autocast: torch.dtype | None) -> Simple
         kept_results=setting.kept_results,
         offload_checkpoints=setting.offload_checkpoints,
         fp32_embedding_state=setting.fp32_embedding_state,
+        objective=setting.objective,
         fp16=autocast == torch.float16,
         bf16=autocast == torch.bfloat16,
         loss_scale=1.0,  # values do not matter here, and a step that overflows would be skipped: no optimizer state
@@ -185,11 +187,11 @@ def report_of(
 
 
 def _moved(setting: Setting, log: TrainingLog) -> Moved:
-    return Moved.of(log.offloaded, setting.batch_size * setting.sequence_length, log.micro_steps)
+    return Moved.of(log.offloaded, setting.rows * setting.sequence_length, log.micro_steps)
 
 
 def _tell_of_cpu(report: MemoryReport, setting: Setting, moved: Moved) -> None:
-    tokens = setting.batch_size * setting.sequence_length
+    tokens = setting.rows * setting.sequence_length
     report.offloaded_bytes = moved.nbytes(tokens) * setting.gradient_accumulation_steps
     report.pinned_bytes = moved.pinned(tokens)
 
@@ -260,12 +262,46 @@ def _run(setting: Setting, config: Any, gpu: VirtualGPU) -> Run:
     dtype, autocast = setting.dtypes
     dtype = checkpoint_dtype(setting.model_id, config) if dtype == "auto" else dtype
     model = build_on_gpu(config, dtype, setting.attention, setting.peft, gpu, **setting.adapters)
-    batch = {"input_ids": torch.zeros(setting.sequence_length, dtype=torch.int64)}
-    batch["labels"] = batch["input_ids"]
-    log = train(model, [batch] * setting.samples, training_arguments(setting, autocast))
+    reference = reference_on(gpu, setting, config, dtype)
+    if setting.pairs:
+        refuse_encoder_decoder(setting, config)
+        for one in filter(None, (model, reference)):
+            without_dropout(one)
+    shape = (2, setting.sequence_length) if setting.pairs else (setting.sequence_length,)
+    sample = dict.fromkeys(("input_ids", "labels"), torch.zeros(shape, dtype=torch.int64))
+    if setting.padded:
+        sample["attention_mask"] = torch.ones(shape, dtype=torch.int64)
+        gpu.answers.padded = True  # no values are there: which of these are 0 is not asked, but whether any is
+    if setting.reference == "precomputed":
+        sample["reference"] = torch.zeros(2)
+    arguments = training_arguments(setting, autocast)
+    log = train(model, [sample] * setting.samples, arguments, reference=reference)
     moved = _moved(setting, log)
     states = log.gradients_bytes, log.optimizer_bytes, log.paged_bytes
-    return Run(log.timeline.trace, model_bytes(model), *states, moved)
+    parameters = model_bytes(model) + (model_bytes(reference) if reference else 0)
+    return Run(log.timeline.trace, parameters, *states, moved)
+
+
+def reference_on(gpu: VirtualGPU, setting: Setting, config: Any, dtype: torch.dtype) -> torch.nn.Module | None:
+    """The second model of DPO, with weights of `dtype` or of what is computed in; None where there is none.
+
+    TRL freezes it not, so that autocast keeps the casts of its weights until its forward is done.
+    """
+    if not setting.pairs or setting.peft or setting.reference == "precomputed":
+        return None
+    dtype = setting.dtypes[1] if setting.reference == "half" else dtype
+    return build_on_gpu(config, dtype, setting.attention, None, gpu)
+
+
+def refuse_encoder_decoder(setting: Setting, config: Any) -> None:
+    """NotSupported for DPO of a model that reads the prompt apart from the answer."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise NotSupported(
+            tr(
+                ko=f"objective='dpo': 인코더-디코더 모델({setting.model_id})은 세지 않는다.",
+                en=f"objective='dpo': an encoder-decoder ({setting.model_id}) is not counted.",
+            )
+        )
 
 
 def _predicted(setting: Setting, config: Any, spec: GPUSpec) -> Run:

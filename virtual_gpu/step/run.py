@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -26,6 +27,7 @@ from ..trace.timeline import Timeline
 from ..turns import in_turn
 from ..units import positive_int, with_parameters
 from .optimizers import estimate_memory_of_gradients, estimate_memory_of_optimizer, make_optimizer, paged_bytes
+from .pairs import OF_THE_HEAD, preference_loss, side_by_side
 
 
 @dataclass
@@ -57,6 +59,7 @@ def train(
     *,
     log: TrainingLog | None = None,
     gpu: GPU | None = None,
+    reference: torch.nn.Module | None = None,
     after_first_step: Callable[[TrainingLog], None] | None = None,
 ) -> TrainingLog:
     """Train `model`, which lies on a GPU, on `dataset`; what was held when is in the log.
@@ -70,9 +73,11 @@ def train(
     (see `models.fused_head`), repeat_kv: grouped heads are repeated before attention (see `models.attention`),
     kept_results: what checkpointed blocks keep all the same (see `models.kept`), offload_checkpoints: what they keep
     waits in the CPU's RAM (see `models.offloaded`), fp32_embedding_state: see `make_optimizer`; a real
-    TrainingArguments has it.
-    gpu: where the model lies; None finds it out. after_first_step is called with the log after the first optimizer
-    step, before the gradients are dropped.
+    TrainingArguments has it. objective: "dpo" is the loss of pairs (see `step.pairs`), of which a sample holds both
+    sequences, the chosen one first, (2, length), and "reference", (2,), where the reference's log probabilities are
+    known.
+    reference: DPO's, on the same GPU; None is the model without its adapters. gpu: where the model lies; None finds it
+    out. after_first_step is called with the log after the first optimizer step, before the gradients are dropped.
 
     The last group of micro-batches may be shorter, and its last micro-batch smaller: each loss counts by its share of
     the group's samples, so the gradient is that of one big batch, nothing lost and nothing counted twice.
@@ -94,7 +99,7 @@ def train(
             )
         )
     try:
-        _train(model, dataset, setting, gpu, log, after_first_step)
+        _train(model, reference, dataset, setting, gpu, log, after_first_step)
     except BaseException as error:
         clear_frames(error)  # a notebook keeps the last error, and with it all that its frames hold
         raise
@@ -103,6 +108,7 @@ def train(
 
 def _train(
     model: torch.nn.Module,
+    reference: torch.nn.Module | None,
     dataset: Any,
     setting: _Setting,
     gpu: GPU,
@@ -111,18 +117,15 @@ def _train(
 ) -> None:
     if setting.gradient_checkpointing:
         enable_checkpointing(model, setting.kept_results, offload=setting.offload_checkpoints)
-    from accelerate.utils import convert_to_fp32  # takes its time
-
     optimizer = make_optimizer(setting.optimizer, model, setting.learning_rate, gpu, setting.fp32_embedding_state)
     scaled = setting.autocast == torch.float16 and not gpu.is_virtual
     scaler = torch.amp.GradScaler("cuda", init_scale=setting.loss_scale, enabled=scaled)
     model.train()
-    more = {"fused_lm_head": True} if setting.fused_lm_head else {}
     moved: Counter[int] = Counter()  # to the CPU in this micro-batch
     with (
         gpu.record(model, optimizer) as record,
         _use_cache(model, setting.use_cache),
-        _as_set(model, setting, gpu, moved),
+        _as_set(model, reference, setting, gpu, moved),
     ):
         try:
             for group in _groups(dataset, setting):
@@ -130,11 +133,8 @@ def _train(
                 for batch in group:
                     share = len(batch["input_ids"]) / samples
                     with record.phase("forward"):
-                        with gpu.autocast(setting.autocast):
-                            outputs = model(**gpu.place(batch), **more)
-                        if setting.autocast:  # as accelerate's wrapper of the model's forward does, inside the Trainer
-                            outputs = convert_to_fp32(outputs)
-                        loss = outputs.loss * share
+                        loss, outputs = _loss(model, reference, gpu.place(batch), setting, gpu)
+                        loss = loss * share
                         if not setting.holds_outputs:
                             del outputs
                     with record.phase("backward"):
@@ -161,6 +161,34 @@ def _train(
             optimizer.zero_grad()  # what was half done goes too
             if setting.gradient_checkpointing:
                 disable_checkpointing(model)  # the next run decides for itself
+
+
+def _loss(
+    model: torch.nn.Module,
+    reference: torch.nn.Module | None,
+    batch: dict[str, torch.Tensor],
+    setting: _Setting,
+    gpu: GPU,
+) -> tuple[torch.Tensor, Any]:
+    """The loss of a micro-batch on the GPU, and the model's outputs where a loop could keep them."""
+    # No closure over the model: after an error a frame that was cleared still keeps its function, and that its cells.
+    forward = partial(_forward, gpu, setting.autocast)
+    if setting.objective != "dpo":
+        outputs = forward(model, **batch, **({"fused_lm_head": True} if setting.fused_lm_head else {}))
+        return outputs.loss, outputs
+    inputs = side_by_side({name: value for name, value in batch.items() if name != "reference"})
+    known = batch["reference"].transpose(0, 1).flatten() if "reference" in batch else None
+    how = {"known": known, "fused_lm_head": setting.fused_lm_head}
+    return preference_loss(forward, model, inputs, reference=reference, **how), None
+
+
+def _forward(gpu: GPU, autocast: torch.dtype | None, model: torch.nn.Module, **inputs: Any) -> Any:
+    from accelerate.utils import convert_to_fp32  # takes its time
+
+    with gpu.autocast(autocast):
+        outputs = model(**inputs)
+    # As accelerate's wrapper of the model's forward does, inside the Trainer.
+    return convert_to_fp32(outputs) if autocast else outputs
 
 
 def enable_checkpointing(
@@ -223,6 +251,7 @@ class _Setting:
     kept_results: tuple[str, ...]
     offload_checkpoints: bool
     fp32_embedding_state: bool
+    objective: str
 
     @classmethod
     def read(cls, args: Any) -> _Setting:
@@ -245,6 +274,7 @@ class _Setting:
             kept_results=kept_results(getattr(args, "kept_results", ())),
             offload_checkpoints=bool(getattr(args, "offload_checkpoints", False)),
             fp32_embedding_state=bool(getattr(args, "fp32_embedding_state", _is_the_trainer_s(args))),
+            objective=getattr(args, "objective", "sft"),
         )
 
 
@@ -285,12 +315,12 @@ def _check_data(model: torch.nn.Module, dataset: Any, setting: _Setting) -> None
         )
     ids = dataset[0]["input_ids"]
     config = text_config(model.config)
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is not None and len(ids) > limit:
+    limit, length = getattr(config, "max_position_embeddings", None), ids.shape[-1]
+    if limit is not None and length > limit:
         raise WrongValue(
             tr(
-                ko=f"시퀀스 길이 {len(ids)}가 이 모델의 최대 길이 {limit}보다 길다.",
-                en=f"Sequence length {len(ids)} exceeds this model's maximum of {limit}.",
+                ko=f"시퀀스 길이 {length}가 이 모델의 최대 길이 {limit}보다 길다.",
+                en=f"Sequence length {length} exceeds this model's maximum of {limit}.",
             )
         )
     chunks = _loader(dataset, 1024)
@@ -306,13 +336,22 @@ def _check_data(model: torch.nn.Module, dataset: Any, setting: _Setting) -> None
 
 
 @contextlib.contextmanager
-def _as_set(model: torch.nn.Module, setting: _Setting, gpu: GPU, moved: Counter[int]) -> Iterator[None]:
+def _as_set(
+    model: torch.nn.Module,
+    reference: torch.nn.Module | None,
+    setting: _Setting,
+    gpu: GPU,
+    moved: Counter[int],
+) -> Iterator[None]:
     """TRL's head, repeated heads and checkpoints on the CPU, where the setting has them, until the training ends."""
     with contextlib.ExitStack() as stack:
         if setting.repeat_kv:
             stack.enter_context(kv_repeated())
         if setting.fused_lm_head:
-            stack.enter_context(fused_head(model, gpu.is_virtual))
+            of_tokens = {"outputs": OF_THE_HEAD} if setting.objective == "dpo" else {}
+            stack.enter_context(fused_head(model, gpu.is_virtual, **of_tokens))
+            if reference is not None:
+                stack.enter_context(fused_head(reference, gpu.is_virtual))
         if setting.offload_checkpoints:
             stack.enter_context(offloading(gpu if gpu.is_virtual else None, moved))
         yield

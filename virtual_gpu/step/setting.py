@@ -19,6 +19,7 @@ from ..models.kept import kept_results
 from ..models.offloaded import require_offload
 from ..units import boolean, choose, positive_int
 from .optimizers import optimizer_named
+from .pairs import REFERENCES
 
 MAX_TOKENS = 2**26  # 512 MiB of int64 ids: more is a typing mistake, not an experiment
 
@@ -57,6 +58,7 @@ _FREE = (  # what changes no byte, or is peft's own business
     "base_model_name_or_path", "revision", "inference_mode", "peft_version", "alpha_pattern", "runtime_config",
     "megatron_core", "layers_pattern", "qalora_group_size", "loftq_config",
 )  # fmt: skip
+OBJECTIVES = ("sft", "dpo")
 # The second optimizer step is the first with the whole optimizer state from its beginning; nothing new comes after it.
 OPTIMIZER_STEPS = 2
 
@@ -67,6 +69,10 @@ class Setting:
 
     model_id: a known name, a hub id, a folder or a transformers configuration, of which the name is kept. precision:
     see PRECISIONS and ADAPTER_PRECISIONS. sequence_length: tokens. The lora_ ones count where peft is not None.
+    objective: "sft", the loss of all tokens, or "dpo", of pairs of answers: then batch_size counts pairs, each of two
+    sequences of that length, and dropout is off, the adapters' and the model's (`step.pairs`). reference: of DPO
+    without adapters, the model that stays as it was: a second one like the first ("same"), one in the type that is
+    computed in ("half"), or none, its log probabilities "precomputed", as which adapters can have them too.
     """
 
     batch_size: int
@@ -89,6 +95,9 @@ class Setting:
     kept_results: tuple[str, ...] = ()  # what checkpointed blocks keep all the same, see `models.kept`
     offload_checkpoints: bool = False  # their inputs wait in the CPU's RAM, see `models.offloaded`
     fp32_embedding_state: bool = False  # with an 8-bit optimizer: as the Trainer has it, see `make_optimizer`
+    objective: str = "sft"
+    reference: str = "same"
+    padded: bool = False  # a micro-batch's sequences differ in length, so that attention has a mask
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -132,12 +141,24 @@ class Setting:
             )
         put(self, "lora_rank", rank if self.peft else LORA_RANK)  # without adapters neither says anything
         put(self, "lora_targets", targets if self.peft else "attention")
-        put(self, "lora_dropout", float(dropout) if self.peft else LORA_DROPOUT)
+        put(self, "padded", boolean(self.padded, "padded"))
+        put(self, "objective", choose(self.objective, OBJECTIVES, tr(ko="학습 목표", en="objective")))
+        reference = choose(self.reference, REFERENCES, tr(ko="기준 모델", en="reference"))
+        half = "half" if self.dtypes[1] and not self.peft else "same"  # without autocast, and of adapters: one type
+        put(self, "reference", {"same": "same", "half": half}.get(reference, reference) if self.pairs else "same")
+        if self.pairs and self.holds_outputs:
+            raise WrongValue(
+                tr(
+                    ko="holds_outputs=True: objective='sft'일 때만 뜻이 있다.",
+                    en="holds_outputs=True: says something only with objective='sft'.",
+                )
+            )
+        put(self, "lora_dropout", 0.0 if self.pairs and self.peft else float(dropout) if self.peft else LORA_DROPOUT)
         for name in ("double_quantization", "rest_in_fp32"):
             put(self, name, boolean(getattr(self, name), name) or self.peft != "qlora")
         in_fp32 = boolean(self.fp32_embedding_state, "fp32_embedding_state")
         put(self, "fp32_embedding_state", in_fp32 and self.peft is None and "8bit" in self.optimizer)
-        check_size(self.samples, self.sequence_length)
+        check_size(self.samples * self.rows // self.batch_size, self.sequence_length)
 
     @classmethod
     def one(cls, setting: Setting | None, settings: dict[str, Any]) -> Setting:
@@ -205,12 +226,32 @@ class Setting:
             found["offload_checkpoints"] = bool(how.get("offload", False))
         if any(kind.__name__ == "SFTConfig" for kind in type(arguments).__mro__):  # TRL's SFTTrainer has such a head
             found["fused_lm_head"] = has_fused_head()
+        if any(kind.__name__ == "DPOConfig" for kind in type(arguments).__mro__):
+            if not arguments.disable_dropout:
+                raise NotSupported(
+                    tr(
+                        ko="disable_dropout=False: DPO는 드롭아웃을 끈 것만 센다.",
+                        en="disable_dropout=False: DPO is counted without dropout alone.",
+                    )
+                )
+            before = "precomputed" if arguments.precompute_ref_log_probs else "same"
+            found |= {"objective": "dpo", "reference": before, "fused_lm_head": has_fused_head()}
         if peft_config is not None:
             found |= _read_lora(peft_config) | {"peft": "lora"}
         if quantization_config is not None:
             _check_4bit(quantization_config, peft_config)
             found["peft"] = "qlora"
         return cls(**found | settings, model_id=model)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a sample is a pair of sequences."""
+        return self.objective == "dpo"
+
+    @property
+    def rows(self) -> int:
+        """The sequences of a micro-batch."""
+        return self.batch_size * (2 if self.pairs else 1)
 
     @property
     def samples(self) -> int:
@@ -220,9 +261,10 @@ class Setting:
     @property
     def title(self) -> str:
         """One line that names what is run."""
+        pairs = ("쌍", " pairs" if self.batch_size > 1 else " pair") if self.pairs else ("", "")
         parts = [
             self.model_id.split("/")[-1],
-            tr(ko=f"배치 {self.batch_size}", en=f"batch {self.batch_size}"),
+            tr(ko=f"배치 {self.batch_size}{pairs[0]}", en=f"batch {self.batch_size}{pairs[1]}"),
             tr(ko=f"길이 {self.sequence_length}", en=f"length {self.sequence_length}"),
         ]
         if self.gradient_accumulation_steps > 1:
@@ -231,6 +273,8 @@ class Setting:
             parts.append(checkpointing_label(self.kept_results, self.offload_checkpoints))
         if self.fused_lm_head:
             parts.append(fused_head_label())
+        if self.pairs:
+            parts.append("DPO" + (f" ({reference_label(self.reference)})" if self.reference != "same" else ""))
         defaults = {f.name: f.default for f in fields(self)}
         names = ("peft", "precision", "optimizer", "attention")
         parts += [str(getattr(self, name)) for name in names if getattr(self, name) != defaults[name]]
@@ -238,8 +282,9 @@ class Setting:
             parts.append(f"rank {self.lora_rank}")
         if self.lora_targets != "attention":
             parts.append(self.lora_targets if isinstance(self.lora_targets, str) else ", ".join(self.lora_targets))
-        if self.lora_dropout != LORA_DROPOUT:
+        if self.lora_dropout != LORA_DROPOUT and not self.pairs:
             parts.append(f"dropout {self.lora_dropout:g}")
+        parts += [tr(ko="패딩 있음", en="padded")] if self.padded else []
         parts += [] if self.double_quantization else [tr(ko="이중 양자화 없이", en="no double quantization")]
         parts += [] if self.rest_in_fp32 else [rest_label()]
         parts += [tr(ko="임베딩의 상태는 fp32", en="embeddings' state in fp32")] if self.fp32_embedding_state else []
@@ -262,6 +307,8 @@ class Setting:
         silent = [] if self.peft == "qlora" else ["double_quantization", "rest_in_fp32"]
         silent += [] if self.peft else ["lora_rank", "lora_targets", "lora_dropout"]
         silent += [] if self.fp32_embedding_state else ["fp32_embedding_state"]
+        silent += [] if self.pairs else ["objective", "reference"]
+        silent += [] if self.padded else ["padded"]
         return {name: value for name, value in asdict(self).items() if name not in silent}
 
     def check_length(self, config: Any) -> None:
@@ -274,6 +321,15 @@ class Setting:
                     en=f"sequence_length={self.sequence_length}: {self.model_id} goes up to {limit}.",
                 )
             )
+
+
+def reference_label(reference: str) -> str:
+    """Where DPO's reference comes from, in the reader's language."""
+    return {
+        "same": tr(ko="기준 모델도 카드에", en="reference on the card"),
+        "half": tr(ko="기준 모델은 16비트", en="reference in 16 bits"),
+        "precomputed": tr(ko="기준 로그 확률은 미리 계산", en="reference precomputed"),
+    }[reference]
 
 
 def checkpointing_label(kept: tuple[str, ...] = (), offload: bool = False) -> str:

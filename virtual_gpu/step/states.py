@@ -17,13 +17,13 @@ from ..models.depth import linear_in_depth
 from ..real import storage_bytes
 from ..turns import in_turn
 from .optimizers import estimate_memory_of_optimizer, make_optimizer
-from .predict import model_bytes
+from .predict import model_bytes, reference_on
 from .setting import Setting
 
 
 @cached_by_model
 def states_of(setting: Setting) -> dict[str, int]:
-    """kind → bytes of "parameters", "gradients" and "optimizer", whatever batch, length and GPU.
+    """kind → bytes of "parameters" (DPO's reference with them), "gradients" and "optimizer", whatever batch and GPU.
 
     The optimizer's state of a tensor follows from its shape, and from whether it is an embedding: it is made for each
     kind that the model has, for one and for two of them, so that what they share counts once.
@@ -47,7 +47,9 @@ def _states(setting: Setting, config: Any, dtype: torch.dtype) -> dict[str, int]
     one, two = ({kind: _state(*kind, copies, setting.optimizer) for kind in kinds} for copies in (1, 2))
     own = sum(count * (two[kind] - one[kind]) for kind, count in kinds.items())
     shared = max(2 * one[kind] - two[kind] for kind in kinds)  # bitsandbytes' code tables
-    return {"parameters": model_bytes(model), "gradients": storage_bytes(trained), "optimizer": own + shared}
+    reference = reference_on(gpu, setting, config, dtype)
+    parameters = model_bytes(model) + (model_bytes(reference) if reference else 0)
+    return {"parameters": parameters, "gradients": storage_bytes(trained), "optimizer": own + shared}
 
 
 def _cast_biases(model: nn.Module) -> None:

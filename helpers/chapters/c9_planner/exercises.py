@@ -250,7 +250,7 @@ EXERCISES = {
             ),
             tr(ko="148억 파라미터를 T4에 두려면 4비트여야 한다.", en="14.8 billion parameters on a T4: in 4 bits."),
         ],
-        'changes = {"methods": ("qlora",), "length": 12160}',
+        'changes = {"methods": ("qlora",), "length": 12032}',
     ),
     "9-3": lambda: Exercise(
         "9-3",

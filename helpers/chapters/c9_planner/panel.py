@@ -7,16 +7,20 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from virtual_gpu.host.machines import MACHINES
 from virtual_gpu.language import tr
 from virtual_gpu.models.configs import architectures, load_config
 from virtual_gpu.plan import MARGIN, METHODS, PRECISIONS, Plans, plan_training
 from virtual_gpu.plan.pictures import table_html
 from virtual_gpu.plan.plans import cpu_offload_label, make_request, method_label
+from virtual_gpu.plan.ranking import PREFERENCES, preference_label
+from virtual_gpu.step.setting import OBJECTIVES
 
 from ...panel import Panel, status_line, whole
 from .heat_map import BATCH, SHOWN, TARGET, heat_map, stored
 
 FIRST = "EleutherAI/polyglot-ko-5.8b"
+_GOALS = ("SFT(지도 미세 조정)", "SFT"), ("DPO(선호 학습, 배치는 쌍의 수)", "DPO (the batch counts pairs)")
 
 
 class PlannerPanel(Panel):
@@ -35,6 +39,11 @@ class PlannerPanel(Panel):
             tr(ko="배치(샘플)", en="batch (samples)"),
         )
         precision, margin = tr(ko="정밀도", en="precision"), tr(ko="여유", en="margin")
+        goals = [(tr(ko=ko, en=en), name) for name, (ko, en) in zip(OBJECTIVES, _GOALS, strict=True)]
+        ranks = [(preference_label(name), name) for name in PREFERENCES]
+        anywhere = tr(ko="따지지 않는다", en="any"), ""
+        goal, rank, ram = tr(ko="학습 목표", en="objective"), tr(ko="순위 기준", en="ranked by"), tr(ko="RAM", en="RAM")
+        selective = tr(ko="남는 메모리로 재계산 줄이기", en="spend what is left on recomputing less")
         slider = widgets.SelectionSlider
         self.controls = {
             "model": self.control(widgets.Combobox, "model", model, options=models, value=FIRST),
@@ -45,6 +54,11 @@ class PlannerPanel(Panel):
             "precision": self.control(widgets.Dropdown, "precision", precision, options=precisions),
             "optimizer": self.optimizer(free),
             "margin": self.control(slider, "margin", margin, options=margins, value=MARGIN),
+            "objective": self.control(widgets.Dropdown, "objective", goal, options=goals),
+            "prefer": self.control(widgets.Dropdown, "prefer", rank, options=ranks),
+            "host": self.control(
+                widgets.Dropdown, "host", ram, options=[anywhere, *((name, name) for name in MACHINES)]
+            ),
             **{
                 method: self.control(widgets.Checkbox, method, method_label(method), value=True, indent=False)
                 for method in METHODS
@@ -52,6 +66,7 @@ class PlannerPanel(Panel):
             "cpu_offload": self.control(
                 widgets.Checkbox, "cpu_offload", cpu_offload_label(), value=False, indent=False
             ),
+            "selective": self.control(widgets.Checkbox, "selective", selective, value=False, indent=False),
         }
         search = tr(ko="찾기", en="search")
         self.search = self.button("search", search, self._search, button_style="primary", icon="search")
@@ -66,7 +81,7 @@ class PlannerPanel(Panel):
         self._found: dict[Any, Plans] = {}
         boxes = [*self.controls.values()]
         shown = self.map, self.table, self.picture, self.why, self.choice, self.files
-        self.lay_out(boxes[:4], boxes[4:8], [*boxes[8:], self.search], shown=shown)
+        self.lay_out(boxes[:4], boxes[4:8], boxes[8:11], [*boxes[11:], self.search], shown=shown)
         self.move(self._search)
 
     def clear(self) -> None:
@@ -77,7 +92,7 @@ class PlannerPanel(Panel):
         values = super().values()
         methods = tuple(method for method in METHODS if values.pop(method))
         values["batch"] = whole(values["batch"])
-        values |= {"precision": values["precision"] or None, "optimizer": values["optimizer"] or None}
+        values |= {name: values[name] or None for name in ("precision", "optimizer", "host")}
         return {**values, "model": values["model"].strip(), "methods": methods}
 
     def _map(self) -> str:

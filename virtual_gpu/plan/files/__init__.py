@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import NotSupported
 from ...language import tr
 from ...units import choose
-from . import accelerate_loop, deepspeed_trainer, torch_loop, trainer, trl_sft
+from . import accelerate_loop, deepspeed_trainer, torch_loop, trainer, trl_dpo, trl_sft
 
 if TYPE_CHECKING:
     from ..plans import Plan
@@ -32,16 +32,46 @@ def names_of(kind: str) -> tuple[str, ...]:
     return _KINDS[kind_named(kind)].NAMES
 
 
-def files_of(plan: Plan, kind: str = "trainer") -> dict[str, str]:
-    """name → text of the files of a kind; NotSupported where it cannot say this plan, with the kinds that can."""
+def default_kind(objective: str) -> str:
+    """The kind of files that is written where none is asked for."""
+    return "trl" if objective == "dpo" else KINDS[0]
+
+
+def check_kind(kind: str, objective: str) -> str:
+    """The kind's name; NotSupported for one whose loss is not the objective's."""
     kind = kind_named(kind)
-    reason = _KINDS[kind].cannot(plan)
+    if objective == "dpo" and kind != default_kind(objective):
+        why = _of_another_loss()
+        raise NotSupported(
+            tr(
+                ko=f"{kind}: {why}. 쓸 수 있는 종류: {default_kind(objective)}",
+                en=f"{kind}: {why}. Kinds that can: {default_kind(objective)}",
+            )
+        )
+    return kind
+
+
+def files_of(plan: Plan, kind: str | None = None) -> dict[str, str]:
+    """name → text of the files of a kind; NotSupported where it cannot say this plan, with the kinds that can."""
+    kind = kind_named(default_kind(plan.request.objective) if kind is None else kind)
+    reason = _cannot(plan, kind)
     if reason:
-        able = ", ".join(name for name, module in _KINDS.items() if not module.cannot(plan))
+        able = ", ".join(name for name in KINDS if not _cannot(plan, name))
         raise NotSupported(
             tr(
                 ko=f"{kind}: 이 계획({plan.title})을 파일로 쓸 수 없다. {reason}. 쓸 수 있는 종류: {able}",
                 en=f"{kind}: no files for this plan ({plan.title}): {reason}. Kinds that can: {able}",
             )
         )
-    return _KINDS[kind].files(plan)
+    return (trl_dpo if plan.request.pairs else _KINDS[kind]).files(plan)
+
+
+def _cannot(plan: Plan, kind: str) -> str:
+    """Why files of that kind could not train as the plan says; empty where they can."""
+    if plan.request.pairs and kind != "trl":
+        return _of_another_loss()
+    return _KINDS[kind].cannot(plan)
+
+
+def _of_another_loss() -> str:
+    return tr(ko="DPO의 손실은 TRL의 DPOTrainer에 있다", en="DPO's loss is in TRL's DPOTrainer")

@@ -19,8 +19,14 @@ if TYPE_CHECKING:
     from ..plans import Plan, Recipe
 
 
-def learning_rate(recipe: Recipe) -> float:
-    """Where to begin. Weights in bf16 swallow most of a step of 1e-5, so there transformers' default, 5e-5."""
+def learning_rate(plan: Plan) -> float:
+    """Where to begin. Weights in bf16 swallow most of a step of 1e-5, so there transformers' default, 5e-5.
+
+    Of DPO it is TRL's default, and with adapters ten times that (TRL's documentation, "Training adapters with PEFT").
+    """
+    recipe = plan.recipe
+    if plan.request.pairs:
+        return 1e-6 if recipe.method == "full" else 1e-5
     if recipe.method != "full":
         return 2e-4
     return 5e-5 if recipe.caution else 1e-5
@@ -101,7 +107,8 @@ def docstring(plan: Plan) -> str:
 
 def _english(plan: Plan) -> str:
     recipe = plan.recipe
-    parts = [recipe.method, recipe.precision, recipe.optimizer, f"{plan.micro_batch} x {plan.accumulation}"]
+    parts = ["DPO"] if plan.request.pairs else []
+    parts += [recipe.method, recipe.precision, recipe.optimizer, f"{plan.micro_batch} x {plan.accumulation}"]
     parts += [f"ZeRO-{recipe.stage}"] if recipe.stage else []
     parts += ["CPU offload"] if recipe.cpu_offload else []
     parts += ["checkpointing"] if recipe.checkpointing else []
@@ -109,6 +116,7 @@ def _english(plan: Plan) -> str:
     needs = "transformers 5.17" + (", accelerate 1.15" if recipe.stage else "")
     parts += [f"checkpoints on the CPU ({needs})"] if recipe.offload else []
     parts += ["fused LM head"] if recipe.fused_lm_head else []
+    parts += ["the reference's log probabilities made first"] if recipe.reference == "precomputed" else []
     parts += [] if recipe.rest_in_fp32 else ["the rest in 16 bits"]
     return ", ".join([*parts, f"{plan.request.gpus} x {plan.request.gpu}"])
 
@@ -120,16 +128,16 @@ def _caution(recipe: Recipe) -> str:
 # -- parts of the scripts that have no configuration beside them -----------------------------------------------------
 
 LAUNCH = "accelerate launch --config_file accelerate.yaml"
-HEAD = """LENGTH = {length}  # tokens of a block
-MICRO_BATCH = {micro_batch}  # blocks that a GPU takes at once
+HEAD = """LENGTH = {length}  # tokens of a {sequence}
+MICRO_BATCH = {micro_batch}  # {samples} that a GPU takes at once
 ACCUMULATION = {accumulation}  # micro-batches of one optimizer step
 LEARNING_RATE = {learning_rate}
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--text", required=True, help="a text file to learn")
+parser.add_argument({data})
 parser.add_argument("--model", {model})
 parser.add_argument("--output", default="out")
-parser.add_argument("--max-steps", type=int, default=-1, help="fewer than the text makes")
+parser.add_argument("--max-steps", type=int, default=-1, help="fewer than the data make")
 parser.add_argument("--cpu", action="store_true", help="rehearse in fp32 without a GPU")
 args = parser.parse_args()
 """
@@ -176,14 +184,23 @@ def contexts():
 """
 
 
-def head(plan: Plan) -> str:
-    """The plan's numbers, and the arguments that every script takes."""
+_TEXT = '"--text", required=True, help="a text file to learn"'
+
+
+def head(plan: Plan, data: str = _TEXT, sequence: str = "block", samples: str = "blocks") -> str:
+    """The plan's numbers, and the arguments that every script takes.
+
+    data: of the argument that names what is learned. sequence, samples: what the numbers count.
+    """
     model = plan.request.model
     return HEAD.format(
+        sequence=sequence,
+        samples=samples,
+        data=data,
         length=plan.request.length,
         micro_batch=plan.micro_batch,
         accumulation=plan.accumulation,
-        learning_rate=learning_rate(plan.recipe),
+        learning_rate=learning_rate(plan),
         model="required=True" if is_given(model) else f"default={literal(model)}",
     )
 

@@ -56,7 +56,7 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
         "optim": OPTIMIZERS[recipe.optimizer][0],
         "fp16": mixed and "fp16" in recipe.precision,
         "bf16": mixed and "bf16" in recipe.precision,
-        "learning_rate": learning_rate(recipe),
+        "learning_rate": learning_rate(plan),
         "num_train_epochs": 1,
         "logging_steps": 10,
         "save_strategy": "no",

@@ -52,7 +52,7 @@ def files(plan: Plan) -> dict[str, str]:
         peft="from peft import LoraConfig\n" if adapters else "",
         bits=", BitsAndBytesConfig" if qlora else "",
         head=head(plan),
-        arguments="".join(f"    {name}={value},\n" for name, value in _arguments(plan).items()),
+        arguments="".join(f"    {name}={value},\n" for name, value in arguments_of(plan).items()),
         dtype=weights_dtype(recipe),
         blocks=BLOCKS,
         model=loading(plan, "device"),
@@ -60,13 +60,13 @@ def files(plan: Plan) -> dict[str, str]:
         **of_keeping(plan),
         adapters=lora(plan) if adapters else "",
         peft_config="    peft_config=adapters,\n" if adapters else "",
-        upcast=_UPCAST if qlora and recipe.precision == "mixed_fp16" else "",
+        upcast=UPCAST if qlora and recipe.precision == "mixed_fp16" else "",
     )
     return {"train.py": script} | ({"accelerate.yaml": accelerate_yaml(plan)} if gpus > 1 else {})
 
 
-def _arguments(plan: Plan) -> dict[str, str]:
-    """SFTConfig's arguments as the script writes them. Its own defaults are other than the Trainer's."""
+def arguments_of(plan: Plan) -> dict[str, str]:
+    """SFTConfig's arguments, and DPOConfig's, as the script writes them. The defaults are other than the Trainer's."""
     given = {name: literal(value) for name, value in training_arguments(plan).items()}
     if plan.recipe.offload:
         given["gradient_checkpointing_kwargs"] = '{"use_reentrant": False, "offload": not args.cpu}'
@@ -81,7 +81,7 @@ def _arguments(plan: Plan) -> dict[str, str]:
     return {"max_length": "LENGTH"} | given | named | {"max_steps": "args.max_steps", "use_cpu": "args.cpu"}
 
 
-_UPCAST = """for parameter in trainer.model.parameters():
+UPCAST = """for parameter in trainer.model.parameters():
     if parameter.requires_grad:  # TRL makes them bf16, whose gradients the scaler of fp16 does not take
         parameter.data = parameter.data.float()
 """

@@ -1,9 +1,9 @@
 """Does a configuration fit as it stands, and if not, which of its lines make it fit: the smallest change that does.
 
 What changes least comes first, as the planner ranks: a smaller micro-batch with more accumulation (the same optimizer
-step), then checkpointing (the same result, more work), checkpoints on the CPU (where the file can say it), an 8-bit
-optimizer, weights in bf16, the 8-bit states in pages, adapters, 4-bit weights, and last a shorter length. Every answer
-was measured on the virtual GPU.
+step), then checkpointing (the same result, more work), checkpoints on the CPU (where the file can say it), of DPO the
+reference's log probabilities made first, an 8-bit optimizer, weights in bf16, the 8-bit states in pages, adapters,
+4-bit weights, and last a shorter length. Every answer was measured on the virtual GPU.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ...shards.layout import Layout
 from ...shards.nccl import nccl_bytes
 from ...shards.rank_step import rank_step
 from ...step.predict import predict_need
-from ...step.setting import Setting
+from ...step.setting import OBJECTIVES, Setting
 from ...step.states import states_of
-from ...units import path_of
+from ...units import choose, path_of
 from ...writing import check_folder, write
 from ..plans import how_many
 from . import axolotl, llama_factory, torchtune, trainer, trl
@@ -177,6 +177,7 @@ def start_from(
     model: str | None = None,
     length: int | None = None,
     peft: str | None = None,
+    objective: str | None = None,
     margin: float = 0.0,
     progress: Callable[[Setting, int], None] | None = None,
 ) -> Answer:
@@ -184,9 +185,9 @@ def start_from(
 
     path: of TrainingArguments, TRL, axolotl, LLaMA-Factory or torchtune, JSON or YAML; read as data alone. model,
     length (tokens): where the file says none, or another one is meant. peft: "lora" or "qlora" where TrainingArguments
-    are used so. margin: share of the peak to keep free. progress: called with each setting that was measured, and the
-    bytes that it takes of a GPU. BadConfiguration for what is no such file, WrongValue for a key's value, NotSupported
-    for what is not simulated.
+    are used so. objective: "sft" or "dpo" where a file of TRL does not say it (see `start.trl`). margin: share of the
+    peak to keep free. progress: called with each setting that was measured, and the bytes that it takes of a GPU.
+    BadConfiguration for what is no such file, WrongValue for a key's value, NotSupported for what is not simulated.
     """
     gpu, gpus = how_many(gpu, gpus)
     spec = card(gpu).needs_cuda()
@@ -200,7 +201,16 @@ def start_from(
             tr(ko=f"{path}: 아는 설정 파일이 아니다: {names}.", en=f"{path} is a configuration of none of: {names}.")
         )
     keys = Keys(document)
-    fields, stage = tool.read(keys, spec, gpus, peft)
+    if objective is not None:
+        objective = choose(objective, OBJECTIVES, tr(ko="학습 목표", en="objective"))
+    fields, stage = tool.read(keys, spec, gpus, peft, objective)
+    if objective not in (None, read := fields.get("objective", "sft")):
+        raise WrongValue(
+            tr(
+                ko=f"objective={objective!r}: {path}({tool.NAME})은(는) {read}로 읽힌다.",
+                en=f"objective={objective!r}: {path} ({tool.NAME}) is read as {read}.",
+            )
+        )
     fields |= {"model_id": model} if model is not None else {}
     fields |= {"sequence_length": length} if length is not None else {}
     for name, option in (("model_id", "--model"), ("sequence_length", "--length")):
@@ -275,7 +285,7 @@ class _Search:
         methods = ["full", "lora", "qlora"]
         offered = [m for m in methods[methods.index(start.peft or "full") :] if m in self.tool.METHODS]
         for method in dict.fromkeys([start.peft or "full", *offered]):
-            for more in self._variants(start, method):
+            for more in self._with_references(start, self._variants(start, method)):
                 for checkpointing, offload in self._checkpoints(start):
                     names = {"gradient_checkpointing": checkpointing, "offload_checkpoints": offload}
                     try:
@@ -285,6 +295,14 @@ class _Search:
                         continue
                     yield one
         yield from self._shortest(start)
+
+    def _with_references(self, start: Setting, variants: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Each, and for DPO of all weights again with the reference's log probabilities made first, where TRL can."""
+        for more in variants:
+            yield more
+            trains_all = not more.get("peft", start.peft)
+            if start.pairs and trains_all and start.reference != "precomputed" and self.tool is trl:
+                yield {**more, "reference": "precomputed"}
 
     def _checkpoints(self, start: Setting) -> list[tuple[bool, bool]]:
         """(checkpointing, checkpoints on the CPU): as the file has it, switched on, and moved where that is counted."""

@@ -48,7 +48,9 @@ def knows(values: dict[str, Any]) -> bool:
     return "base_model" in values
 
 
-def read(keys: Keys, spec: GPUSpec, gpus: int, peft: str | None) -> tuple[dict[str, Any], int]:
+def read(
+    keys: Keys, spec: GPUSpec, gpus: int, peft: str | None, objective: str | None = None
+) -> tuple[dict[str, Any], int]:
     """(fields of a Setting, ZeRO's stage)."""
     keys.refuse("load_in_8bit", "gptq", "rl", "reward_model", "process_reward_model", "model_quantization_config")
     adapter = keys.word("adapter", among=(None, "", "lora", "qlora")) or None

@@ -3,7 +3,9 @@
 LLaMA-Factory 0.9.6.dev0 (ff6d4d1, 2026-08): hparams/{finetuning,model,data}_args.py (LoRA by default, rank 8 on every
 linear layer without dropout, cutoff 2048, checkpointing unless disabled), model/adapter.py (what is trained is cast to
 fp32 unless pure_bf16), model/model_utils/quantization.py (double quantization) and checkpointing.py
-(`prepare_model_for_kbit_training` is not called: what is not 4-bit stays in the compute type).
+(`prepare_model_for_kbit_training` is not called: what is not 4-bit stays in the compute type). `stage: dpo`:
+train/dpo/trainer.py (whole logits, see `step.pairs`), train/trainer_utils.py (of all weights a second model as the
+reference, which model/loader.py leaves in the type that is computed in).
 """
 
 from __future__ import annotations
@@ -38,9 +40,14 @@ def knows(values: dict[str, Any]) -> bool:
     return bool({*values} & {*_ONLY})
 
 
-def read(keys: Keys, spec: GPUSpec, gpus: int, peft: str | None) -> tuple[dict[str, Any], int]:
+def read(
+    keys: Keys, spec: GPUSpec, gpus: int, peft: str | None, objective: str | None = None
+) -> tuple[dict[str, Any], int]:
     """(fields of a Setting, ZeRO's stage)."""
-    keys.word("stage", "sft", among=("sft", "pt"))
+    pairs = keys.word("stage", "sft", among=("sft", "pt", "dpo")) == "dpo"
+    if pairs:
+        keys.word("pref_loss", "sigmoid", among=("sigmoid", "hinge", "ipo", "kto_pair"))  # others have no reference
+        keys.refuse("ref_model", "ref_model_adapters")
     kind = keys.word("finetuning_type", "lora", among=("full", "lora"))
     keys.refuse("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon", "use_llama_pro")
     keys.word("quantization_method", "bnb", among=("bnb", "bitsandbytes"))
@@ -66,6 +73,9 @@ def read(keys: Keys, spec: GPUSpec, gpus: int, peft: str | None) -> tuple[dict[s
     if keys.word("flash_attn", "auto") == "disabled":
         found["attention"] = "eager"
     stage = hugging_face.shards(keys, gpus)
+    if pairs and stage:
+        raise keys.not_counted("deepspeed" if "deepspeed" in keys.document.values else "fsdp", "DPO")
+    found |= {"objective": "dpo", "reference": "half", "padded": True} if pairs else {}
     effects = {effect: (*names, *hugging_face.EFFECTS[effect]) for effect, names in _EFFECTS.items()}
     keys.rest(effects, hugging_face.free_names() | free(NAME))
     return found, stage

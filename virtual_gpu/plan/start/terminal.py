@@ -45,6 +45,7 @@ def execute(args: argparse.Namespace) -> int:
         model=args.model,
         length=None if args.length is None else number(args.length),
         peft=methods[0] if len(methods) == 1 and methods[0] != "full" else None,
+        objective=args.objective,
         margin=number(args.margin),
         progress=_tell,
     )

@@ -51,7 +51,9 @@ def knows(values: dict[str, Any]) -> bool:
     return any(isinstance(value, dict) and "_component_" in value for value in values.values())
 
 
-def read(keys: Keys, spec: GPUSpec, gpus: int, peft: str | None) -> tuple[dict[str, Any], int]:
+def read(
+    keys: Keys, spec: GPUSpec, gpus: int, peft: str | None, objective: str | None = None
+) -> tuple[dict[str, Any], int]:
     """(fields of a Setting, ZeRO's stage)."""
     builder = str(keys.word("model._component_", "")).split(".")[-1]
     found_builder = re.fullmatch(r"(lora_|qlora_)?(.+)", builder)

@@ -22,7 +22,9 @@ def knows(values: dict[str, Any]) -> bool:
     return bool({*values} & {*hugging_face.defaults()} - {"seed", "output_dir"})
 
 
-def read(keys: Keys, spec: GPUSpec, gpus: int, peft: str | None) -> tuple[dict[str, Any], int]:
+def read(
+    keys: Keys, spec: GPUSpec, gpus: int, peft: str | None, objective: str | None = None
+) -> tuple[dict[str, Any], int]:
     """(fields of a Setting, ZeRO's stage). peft: what the caller says is trained."""
     computes = hugging_face.autocast(keys)
     found = hugging_face.common(keys) | {"peft": peft}

@@ -1,0 +1,388 @@
+"""DPO: the loss is its libraries', its bytes a real card's and those of TRL's own trainer, and the planner's files."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from forked import run_forked
+from safetensors.torch import load_file
+from test_plan_files import WIDTH, WORDS, llama
+from test_plan_files import small as small  # a fixture
+from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+from helpers.models import byte_tokenizer
+from virtual_gpu.errors import NotSupported, WrongValue
+from virtual_gpu.models.fused_head import fused_head
+from virtual_gpu.plan import Recipe, plan_training
+from virtual_gpu.plan.command import main
+from virtual_gpu.plan.files import KINDS
+from virtual_gpu.plan.measure import measure, setting_of
+from virtual_gpu.plan.plans import METHODS, cpu_offload_label, make_request, recipes_of
+from virtual_gpu.program.runner import run
+from virtual_gpu.step.flops import training_flops
+from virtual_gpu.step.pairs import BETA, preference_loss, side_by_side
+from virtual_gpu.step.predict import predict_memory
+from virtual_gpu.step.setting import Setting
+from virtual_gpu.step.states import states_of
+
+BESIDE = Path(__file__).parent.parent / "benchmarks" / "claims" / "beside.json"
+TINY = LlamaConfig(
+    vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+    max_position_embeddings=128,
+)  # fmt: skip
+LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+
+
+def by_name(model, **inputs):
+    return model(**inputs)
+
+
+# -- the loss ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trainer(request, tmp_path):
+    """TRL's DPOTrainer on the CPU, of all weights or of adapters that are not zero, and a batch of two pairs."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from trl import DPOConfig, DPOTrainer
+
+    torch.manual_seed(0)
+    LlamaForCausalLM(TINY).save_pretrained(tmp_path / "model")
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "model")
+    pairs = [
+        {"prompt": "하나", "chosen": " 둘 셋", "rejected": " 다섯"},
+        {"prompt": "a b", "chosen": " c", "rejected": " d e f"},
+    ]
+    adapters = LoraConfig(**LORA, init_lora_weights=False) if request.param == "lora" else None
+    arguments = DPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", per_device_train_batch_size=2)
+    made = DPOTrainer(
+        model, args=arguments, train_dataset=Dataset.from_list(pairs), processing_class=byte_tokenizer(),
+        peft_config=adapters,
+    )  # fmt: skip
+    if adapters is None:  # a policy that has learned something
+        with torch.no_grad():
+            for parameter in made.model.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+    return made, next(iter(made.get_train_dataloader()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["full", "lora"], indirect=True)
+@pytest.mark.parametrize("fused", [True, False], ids=["tiles", "whole"])
+def test_the_loss_is_the_trainer_s(trainer, fused):
+    """Its value and its gradients, of sequences of different lengths whose prompts do not count."""
+    made, batch = trainer
+    theirs = made.compute_loss(made.model, dict(batch))
+    theirs.backward()
+    gradients = {name: p.grad.clone() for name, p in made.model.named_parameters() if p.grad is not None}
+    made.model.zero_grad()
+    labels = batch["input_ids"].masked_fill(batch["completion_mask"] == 0, -100)
+    inputs = {"input_ids": batch["input_ids"], "labels": labels}
+    ours = preference_loss(by_name, made.model, inputs, reference=made.ref_model, fused_lm_head=fused)
+    ours.backward()
+    assert abs(float(theirs) - torch.log(torch.tensor(2.0))) > 1e-3  # the reference is not the policy
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert gradients
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(made.model.get_parameter(name).grad, gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_what_is_known_of_the_reference_is_not_computed_again():
+    torch.manual_seed(0)
+    model, before = LlamaForCausalLM(TINY), LlamaForCausalLM(TINY)
+    ids = torch.randint(300, (3, 2, 16))
+    inputs = side_by_side({"input_ids": ids, "labels": ids})
+    assert torch.equal(inputs["input_ids"][:3], ids[:, 0]) and torch.equal(inputs["input_ids"][3:], ids[:, 1])
+    logits = before(inputs["input_ids"]).logits[:, :-1].log_softmax(-1)
+    known = logits.gather(-1, inputs["input_ids"][:, 1:, None])[..., 0].sum(-1).detach()
+    how = {"fused_lm_head": False}
+    told = preference_loss(by_name, model, inputs, known=known, **how)
+    torch.testing.assert_close(told, preference_loss(by_name, model, inputs, reference=before, **how))
+    same = preference_loss(by_name, model, inputs, reference=model, **how)
+    torch.testing.assert_close(same, torch.log(torch.tensor(2.0)))
+    assert BETA == 0.1
+    with fused_head(model, virtual=False), fused_head(before, virtual=False):
+        tiles = preference_loss(by_name, model, inputs, reference=before)
+    torch.testing.assert_close(tiles, told, rtol=1e-4, atol=1e-5)
+
+
+# -- its bytes --------------------------------------------------------------------------------------------------------
+
+ON_H100 = {
+    "DPO 4": {},
+    "DPO 4, precomputed": {"reference": "precomputed"},
+    "DPO 4, lora": {"peft": "lora", "lora_rank": 16, "lora_targets": "all-linear"},
+}
+
+
+@pytest.mark.parametrize("row", ON_H100)
+def test_a_step_takes_what_trl_s_took_on_an_h100(row):
+    """Llama-3.2-1B, four pairs of 512 tokens, DPOTrainer (benchmarks/claims); ids, masks and metrics are more."""
+    [measured] = [one for one in json.loads(BESIDE.read_text(encoding="utf-8")) if one["row"] == row]
+    setting = Setting(
+        4, model_id="meta-llama/Llama-3.2-1B", sequence_length=512, gradient_checkpointing=True, fused_lm_head=True,
+        objective="dpo", optimizer="adamw_fused", precision="mixed_fp16", **ON_H100[row],
+    )  # fmt: skip
+    for full in (False, True):
+        report = predict_memory(setting, gpu="H100", full=full)
+        assert 0 < measured["peak"][0] - report.peak_bytes < 2**17
+        assert abs(report.reserved_bytes / measured["reserved"][0] - 1) < 0.01
+
+
+RECIPES = [
+    Recipe("full", "mixed_fp16", "adamw_fused", checkpointing=True),
+    Recipe("full", "mixed_bf16", "adamw_fused"),  # autocast's copies of both models' weights
+    Recipe("full", "mixed_bf16", "adamw_8bit", reference="precomputed"),
+    Recipe("full", "bf16", "adamw_fused"),
+    Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True),
+    Recipe("lora", "mixed_fp16", "adamw_fused", checkpointing=True, offload=True),
+    Recipe("qlora", "mixed_fp16", "adamw_fused", rest_in_fp32=False),
+]
+
+
+def planned(model, recipe, gpu="L4", length=128, way=(4, 2)):
+    """That recipe as a plan of pairs, measured; DPOTrainer's head is always fused."""
+    request = make_request(str(model), gpu, length=length, batch=way[0] * way[1], objective="dpo")
+    return measure(request, replace(recipe, fused_lm_head=True), *way)
+
+
+def words(folder, pairs=24, *more):
+    """The script's arguments, and its data beside it: the second answer ends two tokens before the length."""
+    row = {"prompt": "a", "chosen": "b" * 200, "rejected": "c" * 124}
+    (folder / "pairs.jsonl").write_text("\n".join([json.dumps(row)] * pairs), encoding="utf-8")
+    return ["--pairs", str(folder / "pairs.jsonl"), "--output", str(folder / "out"), *more]
+
+
+def on_the_virtual_card(plan, folder):
+    """What DPOTrainer's script holds at its peak."""
+    plan.save(folder / "plan", force=True)
+    report = run(str(folder / "plan" / "train.py"), words(folder), gpu=plan.request.gpu)
+    assert report.status == "fits" and report.steps == 3, report.text()
+    return report.allocated
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.title)
+def test_the_files_hold_what_the_plan_counted(recipe, tmp_path):
+    """A prompt of one token: the planner counts all of a sequence as the answer. With padding, as the plan has it."""
+    llama(tmp_path / "model")
+    plan = planned(tmp_path / "model", recipe, "T4" if "fp16" in recipe.precision else "L4")
+    # On a card TRL's head copies the hidden states that have a loss, and puts their gradients back; of four answers the
+    # last two tokens have none, here all do (16 bytes a logit).
+    answers = 2 * 4 * 127
+    less = 4 * 2 * WORDS * 16
+    assert (
+        -(2**17) - answers * WIDTH * 4
+        < plan.tensors_bytes - on_the_virtual_card(plan, tmp_path)
+        < 2**17 + less + (answers * WIDTH * 4)
+    )
+
+
+def test_padding_is_a_mask_of_every_layer(tmp_path):
+    """Where nothing is computed again each layer keeps its own, in the type that it computes in."""
+    llama(tmp_path / "model", max_position_embeddings=512)
+    common = {"model_id": str(tmp_path / "model"), "sequence_length": 512, "precision": "bf16", "objective": "dpo"}
+    common |= {"peft": "lora"}
+    peaks = [
+        predict_memory(Setting(4, **common, padded=padded, fused_lm_head=True), gpu="L4").peak_bytes
+        for padded in (False, True)
+    ]
+    mask = 8 * 512 * 512 * 2
+    assert 3.9 * mask < peaks[1] - peaks[0] < 6 * mask  # another kernel's statistics are a little less
+
+
+def test_the_routers_loss_counts_where_trl_adds_it(tmp_path):
+    """Of a mixture of experts, by the coefficient of its configuration: of the policy, and not of the reference."""
+    sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 8}
+    losses = []
+    for coefficient in (0.0, 0.5):
+        torch.manual_seed(0)
+        model = MixtralForCausalLM(MixtralConfig(**sizes, router_aux_loss_coef=coefficient))
+        ids = torch.randint(512, (2, 16))
+        with fused_head(model, virtual=False):
+            losses.append(preference_loss(by_name, model, {"input_ids": ids, "labels": ids}, reference=model))
+            outputs = model(ids, output_router_logits=True)
+    torch.testing.assert_close(losses[1] - losses[0], 0.5 * outputs.aux_loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [
+    Recipe("full", "fp32", "adamw_fused"),
+    Recipe("full", "fp32", "adamw_fused", reference="precomputed"),
+    Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True),
+], ids=["full", "precomputed", "lora"])  # fmt: skip
+def test_the_files_learn_on_a_cpu(recipe, small, tmp_path):
+    """Rehearsed: the adapters or the weights that are saved moved."""
+    planned(small, recipe, length=32, way=(2, 2)).save(tmp_path / "plan")
+    given = words(tmp_path, 8, "--cpu", "--max-steps", "2")
+    status, _, err = run_forked([str(tmp_path / "plan" / "train.py"), *given], folder=tmp_path / "plan")
+    assert status == 0, err[-2000:]
+    [saved] = (tmp_path / "out").glob("*model.safetensors")
+    learned = load_file(saved)
+    if recipe.method == "lora":
+        assert any(value.abs().max() > 0 for name, value in learned.items() if "lora_B" in name)
+        return
+    before = load_file(small / "model.safetensors")
+    assert max(float((learned[name] - value).abs().max()) for name, value in before.items()) > 0
+
+
+# -- settings and numbers ---------------------------------------------------------------------------------------------
+
+
+def test_what_a_setting_says_of_pairs():
+    dpo = Setting(2, model_id="gpt2", sequence_length=64, objective="dpo", peft="lora", reference="half")
+    assert (dpo.rows, dpo.pairs, dpo.lora_dropout, dpo.reference) == (4, True, 0.0, "same")
+    assert Setting(2, reference="half", precision="mixed_fp16", objective="dpo").reference == "half"
+    assert Setting(2, reference="half", precision="fp16", objective="dpo").reference == "same"
+    sft = Setting(2, model_id="gpt2", reference="precomputed")
+    assert (sft.rows, sft.reference) == (2, "same") and not {"objective", "reference"} & {*sft.to_dict()}
+    assert {"objective": "dpo", "reference": "same"}.items() <= dpo.to_dict().items() and "DPO" in dpo.title
+    for wrong, said in (
+        ({"objective": "ppo"}, "ppo"),
+        ({"reference": "elsewhere"}, "elsewhere"),
+        ({"objective": "dpo", "holds_outputs": True}, "holds_outputs"),
+    ):
+        with pytest.raises(WrongValue, match=said):
+            Setting(2, **wrong)
+    with pytest.raises(WrongValue):
+        Setting(2**10, sequence_length=2**15, objective="dpo", model_id="Qwen/Qwen3-0.6B")
+
+
+def test_dropout_is_off_in_both_models():
+    """GPT-2's own, of a tenth: its masks and results are not there, with a reference and without."""
+    for reference in ("same", "precomputed"):
+        common = {"sequence_length": 64, "objective": "dpo", "reference": reference, "precision": "fp32"}
+        peaks = []
+        for rates in ({}, dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)):
+            setting = Setting(2, model_id=GPT2Config(n_layer=2, **rates), **common)
+            peaks.append(predict_memory(setting, gpu="L4", full=True).peak_bytes)
+        assert peaks[0] == peaks[1]
+
+
+def test_pairs_without_a_reference_are_refused(small):
+    model = LlamaForCausalLM(TINY)
+    ids = torch.zeros(2, 8, dtype=torch.int64)
+    with pytest.raises(WrongValue, match="LlamaForCausalLM"):
+        preference_loss(by_name, model, {"input_ids": ids, "labels": ids}, fused_lm_head=False)
+    with pytest.raises(NotSupported, match="objective='dpo'"):
+        predict_memory(Setting(1, model_id=t5(small.parent), sequence_length=16, objective="dpo"), gpu="T4")
+
+
+def test_a_dpo_config_is_read_from_the_object(tmp_path):
+    from trl import DPOConfig
+
+    arguments = DPOConfig(str(tmp_path), use_cpu=True, bf16=False, precompute_ref_log_probs=True)
+    setting = Setting.from_training_arguments(arguments, model="gpt2", sequence_length=64)
+    assert (setting.objective, setting.reference, setting.fused_lm_head) == ("dpo", "precomputed", True)
+    with pytest.raises(NotSupported, match="disable_dropout"):
+        arguments.disable_dropout = False
+        Setting.from_training_arguments(arguments, model="gpt2", sequence_length=64)
+
+
+def test_states_and_work_of_two_models():
+    settings = {"model_id": "meta-llama/Llama-3.2-1B", "sequence_length": 64, "precision": "mixed_bf16"}
+    sft = states_of(Setting(1, **settings))
+    for reference, more in {"same": sft["parameters"], "half": sft["parameters"] // 2, "precomputed": 0}.items():
+        dpo = states_of(Setting(1, **settings, objective="dpo", reference=reference))
+        assert dpo == sft | {"parameters": sft["parameters"] + more}
+    once = training_flops(Setting(1, **settings, fused_lm_head=True))
+    twice = training_flops(Setting(1, **settings, fused_lm_head=True, objective="dpo"))
+    assert twice.forward == 4 * once.forward and twice.backward == 2 * once.backward
+    known = training_flops(Setting(1, **settings, fused_lm_head=True, objective="dpo", reference="precomputed"))
+    assert known.forward == 2 * once.forward and known.backward == twice.backward
+    lora = {**settings, "precision": "autocast_bf16", "peft": "lora", "fused_lm_head": True}
+    once, twice = training_flops(Setting(1, **lora)), training_flops(Setting(1, **lora, objective="dpo"))
+    assert 3.9 * once.forward < twice.forward < 4 * once.forward  # the reference has no adapters
+
+
+# -- the planner ------------------------------------------------------------------------------------------------------
+
+
+def test_the_planner_searches_pairs():
+    plans = plan_training("meta-llama/Llama-3.2-1B", "RTX 3090", length=512, batch=8, objective="dpo")
+    assert plans.best and "DPO" in plans.verdict
+    for plan in plans.plans:
+        assert plan.recipe.fused_lm_head and not plan.recipe.stage
+        assert plan.to_dict()["fused_lm_head"]
+        assert setting_of(plan.request, plan.recipe, 1, 1).padded
+    assert {plan.recipe.method for plan in (*plans.plans, *plans.losers)} == {*METHODS}
+    sft = plan_training("meta-llama/Llama-3.2-1B", "RTX 3090", length=512, batch=8, methods="lora")
+    dpo = plan_training("meta-llama/Llama-3.2-1B", "RTX 3090", length=512, batch=8, methods="lora", objective="dpo")
+    assert dpo.best.flops > 2.6 * sft.best.flops  # two sequences, and a reference's forward for each
+    assert dpo.to_dict()["request"]["objective"] == "dpo"
+
+
+def test_a_reference_leaves_the_card_only_where_it_has_to():
+    large = plan_training("Qwen/Qwen3-0.6B", "A100-80GB", length=256, batch=4, methods="full", objective="dpo")
+    assert {plan.recipe.reference for plan in large.plans} == {"same"}
+    assert any("mixed_bf16" in what and "기준" in why for what, why in large.skipped)
+    assert any("bf16" in what and "1e-6" in why for what, why in large.skipped)
+    tight = plan_training(
+        "meta-llama/Llama-3.2-1B", "RTX 3090", length=512, batch=4, methods="full", precision="mixed_bf16",
+        optimizer="adamw_fused", objective="dpo",
+    )  # fmt: skip
+    assert {plan.recipe.reference for plan in tight.plans} == {"precomputed"}
+    beside = measure(tight.request, replace(tight.best.recipe, reference="same"), 1, 4)
+    first = measure(tight.request, tight.best.recipe, 1, 4)
+    assert not beside.fits and beside.seconds > first.seconds  # whose forward was before the training
+    assert abs(beside.extra_flops / first.extra_flops - 1) < 1e-3  # the fused head leaves the last token out
+
+
+def test_what_is_not_tried_of_pairs_is_said():
+    request = make_request(
+        "Qwen/Qwen3-0.6B", "2 x RTX 3090", batch=4, selective=True, cpu_offload=True, objective="dpo"
+    )
+    assert not any(recipe.stage or recipe.cpu_offload for recipe in recipes_of(request))
+    plans = plan_training(
+        "Qwen/Qwen3-0.6B", "2 x RTX 3090", length=128, batch=4, methods="lora", selective=True, cpu_offload=True,
+        objective="dpo",
+    )  # fmt: skip
+    said = [what for what, _ in plans.skipped]
+    for what in ("ZeRO-1, 2, 3", "남는 메모리에 결과를 남기는 것", cpu_offload_label()):
+        assert said.count(what) == 1
+    assert plans.best.recipe.stage == 0
+    files = plans.best.files()
+    assert {*files} == {"train.py", "accelerate.yaml"} and "DPOTrainer" in files["train.py"]
+
+
+def test_pairs_that_cannot_be_planned_get_a_reason(small, monkeypatch):
+    with pytest.raises(WrongValue, match="grpo"):
+        make_request("Qwen/Qwen3-0.6B", objective="grpo")
+    with pytest.raises(NotSupported, match="t5"):
+        make_request(t5(small.parent), objective="dpo")
+    plan = planned(small, Recipe("lora", "mixed_bf16", "adamw_fused"), length=32, way=(2, 2))
+    for kind in KINDS:
+        if kind != "trl":
+            with pytest.raises(NotSupported, match="trl"):
+                plan.files(kind)
+    monkeypatch.setattr("virtual_gpu.models.fused_head.has_fused_head", lambda: False)
+    with pytest.raises(ImportError, match=r"pip install"):
+        make_request(str(small), objective="dpo")
+
+
+def t5(folder):
+    """An encoder-decoder's configuration."""
+    from transformers import T5Config
+
+    sizes = {"vocab_size": 300, "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2, "d_kv": 16}
+    T5Config(**sizes).save_pretrained(folder / "t5")
+    return str(folder / "t5")
+
+
+def test_the_terminal_writes_a_dpo_script(small, tmp_path, capsys):
+    given = ["--model", str(small), "--gpu", "L4", "--length", "32", "--batch", "4", "--methods", "lora"]
+    assert main([*given, "--objective", "dpo", "--save", str(tmp_path / "plan"), "--language", "en"]) == 0
+    assert "DPO" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "plan").iterdir()] == ["train.py"]
+    script = (tmp_path / "plan" / "train.py").read_text(encoding="utf-8")
+    assert "DPOConfig(" in script and "# tokens of a prompt with one answer" in script
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("12\n", encoding="utf-8")
+    for more, said in ((["--files", "torch", "--save", "x"], "DPOTrainer"), (["--lengths", str(lengths)], "--lengths")):
+        assert main([*given, "--objective", "dpo", "--language", "en", *more]) == 2
+        captured = capsys.readouterr()
+        assert said in captured.err and "Searching" not in captured.err

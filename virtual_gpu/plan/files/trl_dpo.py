@@ -1,0 +1,77 @@
+"""TRL's DPOTrainer: a short script with a DPOConfig, and an accelerate configuration for several GPUs.
+
+TRL 1.16: the log probabilities come from tiles of the logits, dropout is off, and a reference is loaded in the model's
+type, unless adapters are there to be switched off or its log probabilities are made first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .settings import LAUNCH, accelerate_yaml, docstring, head, imports, literal, loading, lora, weights_dtype
+from .trl_sft import UPCAST, arguments_of
+
+if TYPE_CHECKING:
+    from ..plans import Plan
+
+
+def files(plan: Plan) -> dict[str, str]:
+    """name → text: train.py, and for several GPUs accelerate.yaml."""
+    recipe, gpus = plan.recipe, plan.request.gpus
+    adapters, qlora = recipe.method != "full", recipe.method == "qlora"
+    precomputed = {"precompute_ref_log_probs": "True"} if recipe.reference == "precomputed" else {}
+    script = _SCRIPT.format(
+        title=docstring(plan),
+        of_transformers=imports(plan)[0],
+        command=LAUNCH if gpus > 1 else "python",
+        asked=f"virtual-gpu run --gpu {literal(plan.request.gpu)}" + (f" --gpus {gpus} {LAUNCH}" if gpus > 1 else ""),
+        peft="from peft import LoraConfig\n" if adapters else "",
+        bits=", BitsAndBytesConfig" if qlora else "",
+        head=head(plan, _PAIRS, "prompt with one answer", "pairs of answers"),
+        arguments="".join(f"    {name}={value},\n" for name, value in (arguments_of(plan) | precomputed).items()),
+        dtype=weights_dtype(recipe),
+        model=loading(plan, "device"),
+        adapters=lora(plan) if adapters else "",
+        peft_config="    peft_config=adapters,\n" if adapters else "",
+        upcast=UPCAST if qlora and recipe.precision == "mixed_fp16" else "",
+    )
+    return {"train.py": script} | ({"accelerate.yaml": accelerate_yaml(plan)} if gpus > 1 else {})
+
+
+_PAIRS = '"--pairs", required=True, help="JSON lines, each with prompt, chosen and rejected"'
+_SCRIPT = '''"""{title}
+
+{command} train.py --pairs my_pairs.jsonl
+
+What it takes on the card:
+{asked} train.py --pairs my_pairs.jsonl
+"""
+
+import argparse
+
+import torch
+from accelerate import PartialState
+from datasets import load_dataset
+{peft}from transformers import AutoModelForCausalLM, AutoTokenizer{bits}
+{of_transformers}from trl import DPOConfig, DPOTrainer
+
+{head}
+# Before the model: it sets up the process that this rank is.
+arguments = DPOConfig(
+    args.output,
+{arguments})
+device = "cpu" if args.cpu else PartialState().local_process_index
+dtype = torch.float32 if args.cpu else torch.{dtype}  # of the weights
+
+tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
+dataset = load_dataset("json", data_files=args.pairs, split="train")
+
+{model}{adapters}trainer = DPOTrainer(
+    model,
+    args=arguments,
+    train_dataset=dataset,
+    processing_class=tokenizer,
+{peft_config})
+{upcast}trainer.train()
+trainer.save_model(args.output)
+'''

@@ -1,0 +1,108 @@
+"""DPO's loss: of pairs of answers, by the model that is trained and by the one that it was before.
+
+Rafailov et al., "Direct Preference Optimization", 2023, arXiv 2305.18290, equation 7. In the order of two libraries:
+
+- tiles of the logits: TRL 1.16, `DPOTrainer._compute_loss`: first the policy's log probabilities of the answers, then
+  the reference's.
+- whole logits, in fp32: LLaMA-Factory, src/llamafactory/train/dpo/trainer.py, which keeps the policy's for a metric
+  until the loss is there.
+
+Dropout is off in both (`without_dropout`). What has one number a token is left out, but for what TRL's head leaves. Of
+a mixture of experts TRL adds the routers' loss, where the configuration has a coefficient; LLaMA-Factory does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import WrongValue
+from ..language import tr
+from ..models.depth import text_config
+
+BETA = 0.1  # both libraries' default; no byte hangs on it
+# What DPOTrainer asks of its head: beside the log probabilities, numbers of which it makes metrics.
+OF_THE_HEAD = ("log_probs", "entropy", "mean_logits", "is_top1")
+REFERENCES = ("same", "half", "precomputed")
+
+Forward = Callable[..., Any]  # (model, inputs by name) → its outputs, in the precision of the training
+
+
+def side_by_side(pairs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """(samples, 2, length) → (2 × samples, length): first all chosen answers, then all rejected ones."""
+    return {name: value.transpose(0, 1).flatten(0, 1) for name, value in pairs.items()}
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Switch dropout off, as TRL's `disable_dropout_in_model` does; functions that a model calls itself keep theirs."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+
+def preference_loss(
+    forward: Forward,
+    model: nn.Module,
+    inputs: Mapping[str, torch.Tensor],
+    *,
+    reference: nn.Module | None = None,
+    known: torch.Tensor | None = None,
+    fused_lm_head: bool = True,
+) -> torch.Tensor:
+    """DPO's loss of `inputs`, all (2 × samples, length) by `side_by_side`: "input_ids", "labels" (-100: no answer), and
+    "attention_mask" where there is padding.
+
+    reference: the model as it was; None is `model` with its adapters switched off. known: the reference's log
+    probability of each answer, (2 × samples), where they were made before. fused_lm_head: of TRL's head, which `model`
+    and `reference` then have (`models.fused_head`); else whole logits. WrongValue where there is no reference.
+    """
+    if reference is None and known is None and not hasattr(model, "disable_adapter"):
+        raise WrongValue(
+            tr(
+                ko=f"{type(model).__name__}에는 끌 어댑터가 없다. reference에 기준 모델을 주거나 그 로그 확률을 준다.",
+                en=f"{type(model).__name__} has no adapters to switch off: give a reference, or what it said.",
+            )
+        )
+    routers = _routers_coefficient(model) if fused_lm_head else 0.0
+    scores, kept = _scores(forward, model, inputs, fused_lm_head, **({"output_router_logits": True} if routers else {}))
+    if known is None:
+        with torch.no_grad(), _as_reference(model, reference) as before:
+            known = _scores(forward, before, inputs, fused_lm_head)[0]
+    chosen, rejected = (scores - known).chunk(2)
+    loss = -nn.functional.logsigmoid(BETA * (chosen - rejected)).mean()
+    return loss + routers * kept.aux_loss if routers else loss
+
+
+def _scores(
+    forward: Forward, model: nn.Module, inputs: Mapping[str, torch.Tensor], fused_lm_head: bool, **more: Any
+) -> tuple[torch.Tensor, Any]:
+    """(the log probability of each answer, what stays beside it until the loss is there)."""
+    if fused_lm_head:
+        outputs = forward(model, **inputs, **more, use_cache=False, fused_lm_head=True)
+        return outputs.log_probs.sum(-1), outputs
+    read = {name: value for name, value in inputs.items() if name != "labels"}
+    logits = forward(model, **read, use_cache=False).logits.float()
+    labels = inputs["labels"][:, 1:]
+    answers = labels != -100
+    chances = logits[:, :-1].log_softmax(-1).gather(-1, labels.masked_fill(~answers, 0)[..., None])[..., 0]
+    return (chances * answers).sum(-1), logits
+
+
+def _routers_coefficient(model: nn.Module) -> float:
+    """By how much the routers' loss counts (DPOTrainer's `router_aux_loss_coef`, by default the configuration's)."""
+    config = text_config(model.config)
+    coefficient = getattr(config, "router_aux_loss_coef", None) if hasattr(config, "output_router_logits") else None
+    return float(coefficient or 0.0)
+
+
+@contextmanager
+def _as_reference(model: nn.Module, reference: nn.Module | None) -> Iterator[nn.Module]:
+    if reference is not None:
+        yield reference
+        return
+    with model.disable_adapter():
+        yield model
