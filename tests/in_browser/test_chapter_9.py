@@ -73,7 +73,7 @@ def test_chapter_9s_panel_follows(open_notebook):
     notebook.choose(".planner-host", "Colab")
     notebook.click("button.planner-search")
     shown("status", "gpt2 · DPO · L4 · 길이 512 · 배치 4쌍", "들어간다")
-    shown("table", "QLoRA")
+    shown("table", "QLoRA", "기준 로그 확률은 미리 계산")
     assert "DPOTrainer" in notebook.html(".planner-files")
     notebook.screenshot("09_dpo", ".planner-panel")
     notebook.choose(".planner-objective", "SFT(지도 미세 조정)")

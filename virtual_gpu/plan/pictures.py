@@ -10,7 +10,7 @@ from ..drawing.labels import html_table
 from ..drawing.report import COLORS
 from ..language import tr
 from ..room import TIGHT
-from ..step.setting import fused_head_label, rest_label
+from ..step.setting import fused_head_label, reference_label, rest_label
 from ..units import human_bytes
 from .plans import Plan, Recipe, cpu_offload_label, kind_label, method_label
 
@@ -39,6 +39,7 @@ def row_of(plan: Plan, sharded: bool, fused: bool, offloaded: bool) -> list[str]
     """
     recipe = plan.recipe
     method = method_label(recipe.method) + ("" if recipe.rest_in_fp32 else f" · {rest_label()}")
+    method += "" if recipe.reference == "same" else f" · {reference_label(recipe.reference)}"
     method += f" · {cpu_offload_label()}" if recipe.cpu_offload else ""
     cells = [method, recipe.precision + (" ⚠" if recipe.caution else ""), recipe.optimizer]
     if sharded:

@@ -28,6 +28,7 @@ from . import (
     lazy,
     loading,
     managed,
+    old_names,
     pretrained,
     quantized,
     states,
@@ -150,6 +151,7 @@ def cuda(
             stack.callback(patches.undo)
             device.patches = patches
             tensors.install(patches, device)
+            old_names.install(patches, device)
             threads.install(patches, device)
             lazy.install(patches, device)
             driver.install(patches, device)

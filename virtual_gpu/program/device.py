@@ -51,6 +51,10 @@ _HISTC, _EQUAL = _aten.histc.default, _aten.equal.default
 _TOP_K = _aten.topk
 _INDEX, _MASKED_SELECT = _aten.index.Tensor, _aten.masked_select.default
 _NONZERO, _ALIAS = _aten.nonzero.default, _aten.alias.default
+_CPU = torch.device("cpu")
+_BINCOUNT, _UNIQUE_DIM = _aten.bincount.default, _aten.unique_dim.default
+_UNIQUE_CONSECUTIVE = _aten.unique_consecutive.default
+_AT_MOST = frozenset((_BINCOUNT, _UNIQUE_DIM, _UNIQUE_CONSECUTIVE, _aten._unique2.default))
 _OVERWRITES = frozenset((_COPY_, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default))
 _CTC, _CTC_BACKWARD = _aten._ctc_loss.default, _aten._ctc_loss_backward.default
 _PACK = _aten._pack_padded_sequence.default
@@ -185,6 +189,10 @@ class ProgramMode(CountingMode):
                 ) from None
         if is_composite(func):  # its parts were here
             return out
+        for one in out if isinstance(out, (tuple, list)) else (out,):
+            # Where PyTorch knows no rule of shapes it asks the CPU's kernel, whose results have no number.
+            if type(one) is FakeTensor and one.fake_device == _CPU:
+                one.fake_device = GPU
         if type(out) is FakeTensor and (func in _OVERWRITES or any(map(is_drawn, args[:2]))):
             self._passes_on(func, args, out)
         if _draws(func) and isinstance(out, torch.Tensor):
@@ -261,8 +269,44 @@ class ProgramMode(CountingMode):
             return self._of_lengths(func, args, kwargs)
         if func.name() == "torchvision::nms" and self.values.policy != "stop":
             return self._nms(*args)
-        real = known.run(func, args, kwargs)
+        try:
+            real = known.run(func, args, kwargs)
+        except known.Unknown:
+            if self.values.policy == "stop" or func not in _AT_MOST:
+                raise
+            return self._at_most(func, args, kwargs)
         return tree_map(lambda value: self._upload(value, {}) if isinstance(value, torch.Tensor) else value, real)
+
+    def _at_most(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """`unique` and `bincount` of numbers that are not known: all are different, none is beyond `minlength`."""
+        schema = func._schema.arguments
+        given = {one.name: one.default_value for one in schema} | kwargs
+        given |= {one.name: value for one, value in zip(schema, args, strict=False)}
+        source = given[schema[0].name]
+        if func is _BINCOUNT:
+            if not given["minlength"]:
+                raise known.Unknown
+            weights = given["weights"]
+            kind = torch.int64 if weights is None else weights.dtype if weights.is_floating_point() else torch.float64
+            file, line = program_line(sys._getframe(1))
+            self.gpu.watch.note(
+                tr(
+                    ko=f"{file}:{line}: 값을 모르는 수를 센다. minlength 안에 드는 것으로 보았다",
+                    en=f"{file}:{line} counts numbers that are not known: taken to lie within minlength",
+                )
+            )
+            with self:
+                return source.new_empty((given["minlength"],), dtype=kind)
+        self._note_picked(True)
+        with self:
+            if func is _UNIQUE_DIM:
+                one, places = source.clone(), (source.shape[given["dim"]],)
+            else:
+                one, places = source.flatten(), source.shape
+                one = one.clone() if func is _UNIQUE_CONSECUTIVE else one.sort().values
+            counts = (one.shape[given["dim"]],) if func is _UNIQUE_DIM else one.shape
+            asked = (given["return_inverse"], places), (given["return_counts"], counts)
+            return one, *(source.new_empty(shape if yes else (0,), dtype=torch.int64) for yes, shape in asked)
 
     def _where(self, mask: torch.Tensor) -> torch.Tensor:
         """The places (n, dimensions) where a mask is True: known, or all or none by the answer to what it compares."""

@@ -43,6 +43,13 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
                             en=f"{what} wrote nothing: there are no weights",
                         )
                     )
+                    if owner is torch and (opened := _emptied(args, kwargs)):
+                        watch.note(
+                            tr(
+                                ko=f"프로그램이 쓰려고 연 {opened}은(는) 빈 파일이 되었다(open이 비운다)",
+                                en=f"{opened}, which the program opened to write, is empty now (open does that)",
+                            )
+                        )
             finally:
                 watch.enter(before)
 
@@ -73,6 +80,14 @@ def _in_memory(args: tuple, kwargs: dict[str, Any]) -> bool:
                 storage = part.untyped_storage()  # it is written whole
                 storages[storage._cdata] = storage.nbytes()
     return sum(storages.values()) <= _IN_MEMORY
+
+
+def _emptied(args: tuple, kwargs: dict[str, Any]) -> str:
+    """The file on disk that the program itself opened for `torch.save`, by name; empty where there is none."""
+    given = _OF_SAVE.bind_partial(*args, **kwargs).arguments.get("f")
+    name = getattr(given, "name", None)
+    writes = "w" in str(getattr(given, "mode", ""))
+    return name if isinstance(name, str) and writes else ""
 
 
 _IN_MEMORY = 2**28
