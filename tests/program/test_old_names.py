@@ -1,8 +1,11 @@
 """Names from before PyTorch 0.4, as programs that are still about write them."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from virtual_gpu import cuda
@@ -110,6 +113,36 @@ def test_a_file_that_the_program_emptied_is_told_of(tmp_path):
         with path.open("wb") as file:
             torch.save(net.state_dict(), file)
         assert sum(str(path) in note for note in gpu.watch.notes) == 1
+
+
+@pytest.mark.parametrize("kind", ["archive", "before 1.6", "safetensors"])
+def test_a_checkpoint_that_is_there_is_kept(kind, tmp_path):
+    """Opened by the program to write over it, by name or by path, for torch.save or for bytes (as Lightning does)."""
+    path = tmp_path / "best.ckpt"
+    weights = {"weight": torch.arange(6.0)}
+    if kind == "safetensors":
+        save_file(weights, path)
+    else:
+        torch.save(weights, path, _use_new_zipfile_serialization=kind == "archive")
+    before = path.read_bytes()
+    with cuda("T4") as gpu:
+        net = nn.Linear(8, 8).cuda()
+        with open(path, "wb") as file:
+            torch.save(net.state_dict(), file)
+            assert file.name == str(path) and file.writable()
+        buffer = io.BytesIO()
+        torch.save(net.state_dict(), buffer)
+        with path.open("wb") as file:
+            assert file.write(buffer.getvalue()) == len(buffer.getvalue()) == file.tell()
+        (tmp_path / "new.ckpt").write_bytes(b"1")  # nothing was there
+        (tmp_path / "notes.bin").write_bytes(b"old")
+        (tmp_path / "notes.bin").write_bytes(b"new")
+        notes = [note for note in gpu.watch.notes if str(path) in note]
+    assert path.read_bytes() == before and len(notes) == 1 and "--write-files" in notes[0]
+    assert (tmp_path / "new.ckpt").read_bytes() == b"1" and (tmp_path / "notes.bin").read_bytes() == b"new"
+    with path.open("wb") as file:
+        file.write(b"after")
+    assert path.read_bytes() == b"after"
 
 
 def test_results_of_kernels_without_a_rule_of_shapes_stay_on_the_card():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 import io
+import os
+import tempfile
+from collections.abc import Callable
 from itertools import chain
 from types import ModuleType
 from typing import Any
@@ -19,7 +23,7 @@ from .watch import SAVING, Watch
 
 
 def install(patches: Patches, imports: Imports, watch: Watch) -> None:
-    """Replace `torch.save`, and safetensors', transformers', peft's and accelerate's savers.
+    """Replace `torch.save`, and safetensors', transformers', peft's and accelerate's savers; keep checkpoints that are.
 
     A storage by itself is still written: that is how Python's pickle copies a tensor to another process. So is what
     goes into memory, to be read from there, up to _IN_MEMORY bytes of tensors.
@@ -43,7 +47,7 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
                             en=f"{what} wrote nothing: there are no weights",
                         )
                     )
-                    if owner is torch and (opened := _emptied(args, kwargs)):
+                    if owner is torch and (opened := _emptied(args, kwargs)) and opened not in kept:
                         watch.note(
                             tr(
                                 ko=f"프로그램이 쓰려고 연 {opened}은(는) 빈 파일이 되었다(open이 비운다)",
@@ -55,6 +59,7 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
 
         return skipped
 
+    kept = _keep_checkpoints(patches, watch)
     patches.set(torch, "save", skip(torch, "save", "torch.save"))
     for module, owner, names in _SAVERS:
 
@@ -65,6 +70,49 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
                     patches.set(kind, name, skip(kind, name, f"{owner or loaded.__name__}.{name}"))
 
         imports.after(module, install_there)
+
+
+def _keep_checkpoints(patches: Patches, watch: Watch) -> set[str]:
+    """Let a program that opens a checkpoint to write over it write into the air; the names of those that were kept.
+
+    `open(path, "wb")` empties the file before `torch.save`, which then has nothing to write into it.
+    """
+    shipped, kept = builtins.open, set()
+
+    @functools.wraps(shipped)
+    def guarded(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        named = isinstance(file, (str, os.PathLike)) and isinstance(mode, str)
+        if not named or "w" not in mode or "b" not in mode or not _is_checkpoint(shipped, file):
+            return shipped(file, mode, *args, **kwargs)
+        name = os.fspath(file)
+        kept.add(name)
+        watch.note(
+            tr(
+                ko=f"{name}: 있던 체크포인트를 그대로 두고, 프로그램이 쓴 것은 버렸다(--write-files면 쓴다)",
+                en=f"{name} holds a checkpoint and was kept; what the program wrote over it is nowhere "
+                "(--write-files writes)",
+            )
+        )
+        with tempfile.TemporaryFile() as air:  # which goes with the descriptor that the program closes
+            return shipped(file, mode, *args, **kwargs | {"opener": lambda *_: os.dup(air.fileno())})
+
+    for owner in (builtins, io):
+        patches.set(owner, "open", guarded)
+    return kept
+
+
+def _is_checkpoint(shipped: Callable[..., Any], file: Any) -> bool:
+    """Whether a file is there that torch.save (as an archive or as before 1.6) or safetensors wrote."""
+    try:
+        with shipped(file, "rb") as there:
+            head = there.read(256)
+    except OSError:
+        return False
+    archive = head.startswith(b"PK") and b"/data.pkl" in head
+    return archive or head.startswith(_OLD) or head[8:10] == b'{"'
+
+
+_OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.serialization.MAGIC_NUMBER, pickled
 
 
 def _in_memory(args: tuple, kwargs: dict[str, Any]) -> bool:
@@ -87,7 +135,7 @@ def _emptied(args: tuple, kwargs: dict[str, Any]) -> str:
     given = _OF_SAVE.bind_partial(*args, **kwargs).arguments.get("f")
     name = getattr(given, "name", None)
     writes = "w" in str(getattr(given, "mode", ""))
-    return name if isinstance(name, str) and writes else ""
+    return os.fspath(name) if isinstance(name, (str, os.PathLike)) and writes else ""
 
 
 _IN_MEMORY = 2**28
