@@ -10,12 +10,13 @@ from torch import nn
 
 from virtual_gpu import cuda
 from virtual_gpu.program.old_names import NAMES
+from virtual_gpu.program.runner import run
 
 
 def test_types_make_ask_and_name():
     """What a card's `torch.cuda.FloatTensor` does, and its bytes."""
     shipped = torch.cuda.FloatTensor
-    with cuda("T4") as run:
+    with cuda("T4") as gpu:
         before = torch.cuda.memory_allocated()
         sized = torch.cuda.FloatTensor(64, 784).fill_(1.0)
         assert torch.cuda.memory_allocated() - before == 64 * 784 * 4
@@ -27,7 +28,7 @@ def test_types_make_ask_and_name():
         assert isinstance(sized, torch.cuda.FloatTensor) and not isinstance(whole, torch.cuda.FloatTensor)
         assert not isinstance(torch.zeros(2), torch.cuda.FloatTensor)
         assert sized.type() == "torch.cuda.FloatTensor" and torch.zeros(2).type() == "torch.FloatTensor"
-    assert torch.cuda.FloatTensor is shipped and run is not None
+    assert torch.cuda.FloatTensor is shipped and gpu is not None
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -166,3 +167,26 @@ def test_forward_mode_goes_through_pytorch_s_own_scripts():
         _, along = jvp(net, (x,), (torch.ones_like(x),))
         along.mean().backward()
         assert net.weight.grad.is_cuda
+
+
+def test_what_a_report_could_be_taken_for(tmp_path):
+    """No GPU was used; weights were updated by hand, and `--steps` waits for an optimizer."""
+    alone = tmp_path / "alone.py"
+    alone.write_text("import torch\ntorch.nn.Linear(2, 2)(torch.zeros(1, 2)).sum().backward()\n", encoding="utf-8")
+    by_hand = tmp_path / "by_hand.py"
+    by_hand.write_text(
+        "import torch\nnet = torch.nn.Linear(4, 4).cuda()\nfor _ in range(9):\n"
+        "    net.zero_grad()\n    net(torch.ones(1, 4).cuda()).sum().backward()\n"
+        "    with torch.no_grad():\n        for one in net.parameters():\n            one -= 0.1 * one.grad\n",
+        encoding="utf-8",
+    )
+    with_one = tmp_path / "with_one.py"
+    with_one.write_text(
+        "import torch\nnet = torch.nn.Linear(4, 4).cuda()\nstep = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for _ in range(9):\n    net(torch.ones(1, 4).cuda()).sum().backward()\n    step.step()\n",
+        encoding="utf-8",
+    )
+    said = {path.stem: "\n".join(run(str(path), [], gpu="T4").notes) for path in (alone, by_hand, with_one)}
+    assert "GPU를 쓰지 않았다" in said["alone"] and "--steps" not in said["alone"]
+    assert "9번" in said["by_hand"] and "--steps" in said["by_hand"]
+    assert "--steps" not in said["with_one"] and "쓰지 않았다" not in said["with_one"]

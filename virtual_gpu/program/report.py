@@ -24,7 +24,7 @@ from . import words
 from .changed import not_found
 from .device import ProgramGPU
 from .trained import Trained, trained
-from .watch import CATEGORIES, Watch, category_of
+from .watch import BACKWARD, CATEGORIES, Watch, category_of
 
 SCHEMA = 2  # of `Report.json`
 FITS, OOM, FAILED = "fits", "oom", "failed"
@@ -250,7 +250,7 @@ def make_report(
     for name, start in watch.spans:
         if start <= peak_at:
             phase = name
-    notes = [*watch.notes, *not_found(gpu.changes)]
+    notes = [*watch.notes, *not_found(gpu.changes), *_seen_nothing(watch, status, peak)]
     if gpu.host.unfilled_bytes:
         unfilled = human_bytes(gpu.host.unfilled_bytes)
         notes.append(
@@ -284,6 +284,26 @@ def make_report(
         trained=held,
         host=gpu.host.report(killed=isinstance(error, HostOutOfMemory)),
     )  # fmt: skip
+
+
+def _seen_nothing(watch: Watch, status: str, peak: int) -> list[str]:
+    """What a reader would take for more than it is: a run that used no GPU, and one without an optimizer's steps."""
+    if status != FITS:
+        return []
+    if not peak:
+        return [tr(ko="프로그램은 GPU를 쓰지 않았다", en="the program used no GPU")]
+    backwards = sum(name == BACKWARD for name, _ in watch.spans)
+    if watch.steps or backwards <= _MANY_BACKWARDS:
+        return []
+    return [
+        tr(
+            ko=f"역전파를 {backwards:,}번 하는 동안 옵티마이저의 step이 없었다. --steps는 이런 실행을 끝내지 않는다",
+            en=f"{backwards:,} backward passes and no optimizer's step: --steps does not end such a run",
+        )
+    ]
+
+
+_MANY_BACKWARDS = 3  # `run` ends after so many steps by default
 
 
 def _convolutions(seen: Convolutions) -> str:
