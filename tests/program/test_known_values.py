@@ -381,3 +381,16 @@ def test_floats_are_known_one_by_one(card):
     times = torch.tensor([999.0, 666.0, 333.0, 0.0], device="cuda")
     assert [(times == one).nonzero().tolist() for one in times] == [[[0]], [[1]], [[2]], [[3]]]
     assert [part.tolist() for part in times.chunk(2)] == [[999.0, 666.0], [333.0, 0.0]]
+
+
+def test_what_is_drawn_by_chances_is_drawn():
+    """A mask of `torch.bernoulli` picks about its share, as `torch.rand(…) < share` does; of unknown ones it stops."""
+    with virtual_gpu.cuda("T4") as card:
+        for share in (torch.full((16, 512), 0.15, device="cuda"), torch.full((16, 512), 0.15).cuda()):
+            mask = torch.bernoulli(share).bool()
+            assert 0.1 < mask.sum().item() / mask.numel() < 0.2
+            assert torch.zeros(16, 512, 4).cuda()[mask].shape == (mask.sum().item(), 4)
+        chances = torch.sigmoid(torch.nn.Linear(8, 8).cuda()(torch.randn(4, 8).cuda()))
+        with pytest.raises(RuntimeError, match="test_known_values"):
+            chances[torch.bernoulli(chances).bool()]
+        assert card.watch.notes == []

@@ -36,7 +36,7 @@ _FILL = _aten.fill_.Tensor
 _ZEROS = frozenset((_aten.zeros, _aten.new_zeros, _aten.zeros_like))  # which experts are counted, or marked, in
 # Their running mean and variance, the fourth and fifth argument, are written, and their schemas do not say so.
 _STATISTICS = frozenset((_aten.native_batch_norm.default, _aten.cudnn_batch_norm.default))
-DRAWN = frozenset((_aten.rand, _aten.randint, _aten.randperm))
+DRAWN = frozenset((_aten.rand, _aten.randint, _aten.randperm, _aten.bernoulli))
 _RANDOM = torch.Tag.nondeterministic_seeded
 # of boolean values (0 alone for integers): the operand that decides the result, whatever the other one is
 _DECIDES = {
@@ -114,9 +114,15 @@ def give(fake: torch.Tensor, real: torch.Tensor, assumed: bool = False) -> None:
 
 def draw(func: Any, args: tuple, fake: torch.Tensor, generator: torch.Generator) -> None:
     """Give what an operation of DRAWN drew its numbers, where they are few enough to be kept."""
-    if func.overloadpacket in DRAWN and fake.numel() <= _most(fake.dtype, False):
-        draws = getattr(torch, func.overloadpacket.__name__)
-        give(fake, draws(*args, generator=generator))
+    if func.overloadpacket not in DRAWN or fake.numel() > _most(fake.dtype, False):
+        return
+    if func.overloadpacket is _aten.bernoulli:  # of its chances: those of a tensor, or one for all
+        chances = torch.full(fake.shape, args[1]) if len(args) > 1 else values_of(args[0])
+        if chances is None:
+            return
+        args = (chances.to(fake.dtype),)
+    draws = getattr(torch, func.overloadpacket.__name__)
+    give(fake, draws(*args, generator=generator))
 
 
 def is_assumed(*values: Any) -> bool:
