@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from .frames import is_program
 from .patches import Patches
 from .watch import Watch
 
+# Who wants the graph: forward mode's formulas, and the compiler itself, of what they call.
+_OF_TORCH = ("torch._decomp.decompositions_for_jvp", "torch.jit.")
 _SLOW_INITS = (
     "trunc_normal_",
     "orthogonal_",
@@ -41,7 +44,8 @@ def install(patches: Patches, watch: Watch) -> None:
     shipped = torch.jit.script
 
     def script(thing: Any, *args: Any, **kwargs: Any) -> Any:
-        if str(getattr(thing, "__module__", "")).startswith("torch."):  # of whose graph PyTorch itself makes use
+        torchs = isinstance(thing, FunctionType) and str(thing.__module__).startswith("torch.")
+        if torchs and str(sys._getframe(1).f_globals.get("__name__")).startswith(_OF_TORCH):
             return shipped(thing, *args, **kwargs)
         if is_program(sys._getframe(1).f_code):
             watch.note(
