@@ -278,6 +278,7 @@ def test_a_dpo_config_is_read_from_the_object(tmp_path):
     arguments = DPOConfig(str(tmp_path), use_cpu=True, bf16=False, precompute_ref_log_probs=True)
     setting = Setting.from_training_arguments(arguments, model="gpt2", sequence_length=64)
     assert (setting.objective, setting.reference, setting.fused_lm_head) == ("dpo", "precomputed", True)
+    assert setting.padded  # two answers are seldom of one length
     with pytest.raises(NotSupported, match="disable_dropout"):
         arguments.disable_dropout = False
         Setting.from_training_arguments(arguments, model="gpt2", sequence_length=64)

@@ -152,7 +152,8 @@ def test_results_of_kernels_without_a_rule_of_shapes_stay_on_the_card():
         net = nn.Linear(8, 8).cuda()
         rate = nn.functional.softplus(net(torch.randn(4, 8, device="cuda")))
         drawn = torch.distributions.Gamma(rate, rate).rsample()
-        drawn.mean().backward()
+        shares = torch.distributions.Dirichlet(rate).rsample()
+        (drawn + shares).mean().backward()
         assert net.weight.grad.is_cuda
         held = torch.fake_quantize_per_tensor_affine(torch.randn(8, 8, device="cuda"), 0.1, 0, -128, 127)
         assert net(held).is_cuda

@@ -44,8 +44,8 @@ def install(patches: Patches, watch: Watch) -> None:
     shipped = torch.jit.script
 
     def script(thing: Any, *args: Any, **kwargs: Any) -> Any:
-        torchs = isinstance(thing, FunctionType) and str(thing.__module__).startswith("torch.")
-        if torchs and str(sys._getframe(1).f_globals.get("__name__")).startswith(_OF_TORCH):
+        of_torch = isinstance(thing, FunctionType) and str(thing.__module__).startswith("torch.")
+        if of_torch and str(sys._getframe(1).f_globals.get("__name__")).startswith(_OF_TORCH):
             return shipped(thing, *args, **kwargs)
         if is_program(sys._getframe(1).f_code):
             watch.note(

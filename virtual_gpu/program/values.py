@@ -36,7 +36,7 @@ _COMPARES = {getattr(_aten, name).Scalar: test for name, test in _TESTS.items()}
 _COMPARES_TWO = {getattr(_aten, name).Tensor: test for name, test in _TESTS.items()}
 _NON_FINITE = _aten._amp_foreach_non_finite_check_and_unscale_.default
 _ANY = _aten.any
-_ANY_OR_ALL = frozenset((_ANY, _aten.all, _aten._is_any_true, _aten._is_all_true))  # the last of anomaly detection
+_ANY_OR_ALL = frozenset((_ANY, _aten.all, _aten._is_any_true, _aten._is_all_true))  # _is_any_true: anomaly detection's
 _PACKETS = frozenset((_aten.logical_not, _aten.bitwise_not))
 _BOTH = {
     _aten.bitwise_and.Tensor: min, _aten.logical_and.default: min, _aten.bitwise_or.Tensor: max,

@@ -235,7 +235,7 @@ class Setting:
                     )
                 )
             before = "precomputed" if arguments.precompute_ref_log_probs else "same"
-            found |= {"objective": "dpo", "reference": before, "fused_lm_head": has_fused_head()}
+            found |= {"objective": "dpo", "reference": before, "fused_lm_head": has_fused_head(), "padded": True}
         if peft_config is not None:
             found |= _read_lora(peft_config) | {"peft": "lora"}
         if quantization_config is not None:

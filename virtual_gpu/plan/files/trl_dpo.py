@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .settings import LAUNCH, accelerate_yaml, docstring, head, imports, literal, loading, lora, weights_dtype
-from .trl_sft import UPCAST, arguments_of
+from .settings import head
+from .trl_sft import arguments_of, of_trainer, with_launch
 
 if TYPE_CHECKING:
     from ..plans import Plan
@@ -17,25 +17,13 @@ if TYPE_CHECKING:
 
 def files(plan: Plan) -> dict[str, str]:
     """name → text: train.py, and for several GPUs accelerate.yaml."""
-    recipe, gpus = plan.recipe, plan.request.gpus
-    adapters, qlora = recipe.method != "full", recipe.method == "qlora"
-    precomputed = {"precompute_ref_log_probs": "True"} if recipe.reference == "precomputed" else {}
+    precomputed = {"precompute_ref_log_probs": "True"} if plan.recipe.reference == "precomputed" else {}
     script = _SCRIPT.format(
-        title=docstring(plan),
-        of_transformers=imports(plan)[0],
-        command=LAUNCH if gpus > 1 else "python",
-        asked=f"virtual-gpu run --gpu {literal(plan.request.gpu)}" + (f" --gpus {gpus} {LAUNCH}" if gpus > 1 else ""),
-        peft="from peft import LoraConfig\n" if adapters else "",
-        bits=", BitsAndBytesConfig" if qlora else "",
         head=head(plan, _PAIRS, "prompt with one answer", "pairs of answers"),
         arguments="".join(f"    {name}={value},\n" for name, value in (arguments_of(plan) | precomputed).items()),
-        dtype=weights_dtype(recipe),
-        model=loading(plan, "device"),
-        adapters=lora(plan) if adapters else "",
-        peft_config="    peft_config=adapters,\n" if adapters else "",
-        upcast=UPCAST if qlora and recipe.precision == "mixed_fp16" else "",
+        **of_trainer(plan),
     )
-    return {"train.py": script} | ({"accelerate.yaml": accelerate_yaml(plan)} if gpus > 1 else {})
+    return with_launch(plan, script)
 
 
 _PAIRS = '"--pairs", required=True, help="JSON lines, each with prompt, chosen and rejected"'

@@ -41,28 +41,41 @@ def cannot(plan: Plan) -> str:
 
 def files(plan: Plan) -> dict[str, str]:
     """name → text: train.py, and for several GPUs accelerate.yaml."""
-    recipe, gpus = plan.recipe, plan.request.gpus
-    adapters, qlora = recipe.method != "full", recipe.method == "qlora"
     script = _SCRIPT.format(
-        title=docstring(plan),
-        tiles="" if recipe.fused_lm_head else _TILES,
-        of_transformers=imports(plan)[0],
-        command=LAUNCH if gpus > 1 else "python",
-        asked=f"virtual-gpu run --gpu {literal(plan.request.gpu)}" + (f" --gpus {gpus} {LAUNCH}" if gpus > 1 else ""),
-        peft="from peft import LoraConfig\n" if adapters else "",
-        bits=", BitsAndBytesConfig" if qlora else "",
+        tiles="" if plan.recipe.fused_lm_head else _TILES,
         head=head(plan),
         arguments="".join(f"    {name}={value},\n" for name, value in arguments_of(plan).items()),
-        dtype=weights_dtype(recipe),
         blocks=BLOCKS,
-        model=loading(plan, "device"),
-        keeping=checkpointing(plan) if recipe.kept else "",
+        keeping=checkpointing(plan) if plan.recipe.kept else "",
         **of_keeping(plan),
-        adapters=lora(plan) if adapters else "",
-        peft_config="    peft_config=adapters,\n" if adapters else "",
-        upcast=UPCAST if qlora and recipe.precision == "mixed_fp16" else "",
+        **of_trainer(plan),
     )
-    return {"train.py": script} | ({"accelerate.yaml": accelerate_yaml(plan)} if gpus > 1 else {})
+    return with_launch(plan, script)
+
+
+def of_trainer(plan: Plan) -> dict[str, str]:
+    """What the scripts of TRL's trainers have in common: field of the template → text."""
+    recipe, gpus = plan.recipe, plan.request.gpus
+    adapters, qlora = recipe.method != "full", recipe.method == "qlora"
+    gpus_of_run = f" --gpus {gpus} {LAUNCH}" if gpus > 1 else ""
+    return {
+        "title": docstring(plan),
+        "of_transformers": imports(plan)[0],
+        "command": LAUNCH if gpus > 1 else "python",
+        "asked": f"virtual-gpu run --gpu {literal(plan.request.gpu)}{gpus_of_run}",
+        "peft": "from peft import LoraConfig\n" if adapters else "",
+        "bits": ", BitsAndBytesConfig" if qlora else "",
+        "dtype": weights_dtype(recipe),
+        "model": loading(plan, "device"),
+        "adapters": lora(plan) if adapters else "",
+        "peft_config": "    peft_config=adapters,\n" if adapters else "",
+        "upcast": _UPCAST if qlora and recipe.precision == "mixed_fp16" else "",
+    }
+
+
+def with_launch(plan: Plan, script: str) -> dict[str, str]:
+    """The script, and for several GPUs accelerate's configuration beside it."""
+    return {"train.py": script} | ({"accelerate.yaml": accelerate_yaml(plan)} if plan.request.gpus > 1 else {})
 
 
 def arguments_of(plan: Plan) -> dict[str, str]:
@@ -81,7 +94,7 @@ def arguments_of(plan: Plan) -> dict[str, str]:
     return {"max_length": "LENGTH"} | given | named | {"max_steps": "args.max_steps", "use_cpu": "args.cpu"}
 
 
-UPCAST = """for parameter in trainer.model.parameters():
+_UPCAST = """for parameter in trainer.model.parameters():
     if parameter.requires_grad:  # TRL makes them bf16, whose gradients the scaler of fp16 does not take
         parameter.data = parameter.data.float()
 """

@@ -7,7 +7,7 @@ trainer/utils.py. TRL 1.16: the loss from tiles of the logits (`models.fused_hea
 fp32 here: at most 14 bytes a parameter of them too many.
 
 DPO: TRL 1.16, trainer/dpo_config.py, scripts/dpo.py: the defaults are the same. A file that says nothing that only one
-of the two has is of SFT, unless the caller says otherwise.
+of the two has is of SFT, unless the caller says otherwise; one whose keys GRPO's or KTO's file has too is asked about.
 """
 
 from __future__ import annotations
