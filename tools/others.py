@@ -14,18 +14,16 @@ import re
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from accelerate.commands.estimate import estimate_training_usage
-
 from benchmarks.children import ROOT
+from benchmarks.recipes.litgpt_finetune import program_of
 from benchmarks.truth import MEASURED
 from tools.accuracy import read_judged
+from tools.others_formulas import FORMULAS, Run, gpu_poor_scores
 from virtual_gpu.drawing.svg import BLUE, GRID, INK, MUTED, ORANGE, Drawing
 
 PAGE, PICTURE = ROOT / "docs" / "others.md", ROOT / "image" / "others.svg"
@@ -38,105 +36,21 @@ XMEM = {
     "EleutherAI/gpt-neo-125M": (12, 768, 12, 50257, 125_198_592),
     "facebook/opt-125m": (12, 768, 12, 50272, 125_239_296),
 }
-
-
-@dataclass(frozen=True)
-class Run:
-    """A training step that was measured, in what formulas ask for.
-
-    method: "full", "lora" or "qlora"; bits: of the weights in memory; mixed: whether autocast computes in 16 bits;
-    billions: the size in the model's name, parameters: counted. Zeros where the row does not say. measured: bytes;
-    ours: how far the virtual GPU is off, of a range from its nearest end, as in docs/errors.md.
-    """
-
-    name: str
-    source: str
-    method: str
-    bits: int
-    mixed: bool
-    measured: int
-    ours: float
-    billions: float = 0.0
-    parameters: int = 0
-    layers: int = 0
-    hidden: int = 0
-    heads: int = 0
-    words: int = 0
-    batch: int = 1
-    length: int = 0
-    adam: bool = True
-    checkpointed: bool = False
-    others: tuple[tuple[str, int], ...] = ()
-
-
-def accelerate(run: Run) -> int | None:
-    """`accelerate estimate-memory`, its own function: of the fp32 bytes, four times for Adam, batch 1."""
-    if run.method != "full" or not run.parameters or not run.adam:
-        return None
-    kind = "float32" if run.bits == 32 and not run.mixed else "bfloat16"
-    return max(estimate_training_usage(4 * run.parameters, kind).values())
-
-
-def eleuther(run: Run) -> int | None:
-    """EleutherAI/cookbook, calc/calc_transformer_mem.py (069ae2e, Apache-2.0), defaults, one GPU."""
-    if run.method != "full" or not run.layers or not run.adam:
-        return None
-    s, h, layers = run.length, run.hidden, run.layers
-    parameters = 2 * run.words * h + h * s + 8 * h * layers + 2 * h + 4 * layers * h * h + 2 * layers * h * 4 * h
-    weights = 2 if run.mixed else 4
-    attention = 0 if run.checkpointed else (2 * 2 + 1) * run.heads * s / h
-    activations = s * run.batch * h * layers * (16 * 2 + 2 + attention)
-    return int(parameters * (weights + 4 + 12) + activations)
-
-
-def deepspeed(run: Run) -> int | None:
-    """deepspeed 0.19.8, estimate_zero2_model_states_mem_needs (Apache-2.0): states only, one GPU, no offload."""
-    return 2 * run.parameters + 18 * run.parameters if run.method == "full" and run.parameters and run.adam else None
-
-
-def llama_factory(run: Run) -> int | None:
-    """The table "Hardware Requirement" of LLaMA-Factory's README: GB by the billions in the model's name.
-
-    Its first row is mixed precision; for training in fp32 alone it has none.
-    """
-    if not run.billions or not run.adam or (run.bits == 32 and not run.mixed):
-        return None
-    full = {32: 18.0, 16: 8.0}
-    times = full[run.bits] if run.method == "full" else 2.0 if run.method == "lora" else 0.5
-    return int(times * run.billions * 1e9)
-
-
-def sixteen_bytes(run: Run) -> int | None:
-    """The rule "16 bytes a parameter" (ZeRO, arXiv 1910.02054, section 3.1: mixed precision with Adam), states only."""
-    return 16 * run.parameters if run.method == "full" and run.parameters and run.adam else None
-
-
-FORMULAS: dict[str, tuple[Callable[[Run], int | None], str, str]] = {
-    "accelerate estimate-memory": (
-        accelerate,
-        "배치 1에서 Adam으로 학습할 때의 상태. 순전파 상태는 세지 않는다",
-        "[accelerate](https://github.com/huggingface/accelerate) 1.15, `estimate_training_usage`를 그대로 부른다",
-    ),
-    "EleutherAI calc_transformer_mem": (
-        eleuther,
-        "Megatron-DeepSpeed로 학습하는 GPT의 상태와 순전파 상태",
-        "[EleutherAI/cookbook](https://github.com/EleutherAI/cookbook/blob/main/calc/calc_transformer_mem.py) 069ae2e",
-    ),
-    "DeepSpeed estimate_zero2": (
-        deepspeed,
-        "ZeRO-2 혼합 정밀도의 상태만(GPU 하나, 오프로드 없음)",
-        "[DeepSpeed](https://github.com/deepspeedai/DeepSpeed) 0.19.8, `estimate_zero2_model_states_mem_needs`의 식",
-    ),
-    "LLaMA-Factory의 표": (
-        llama_factory,
-        "방법과 모델 이름의 크기에서 어림한 값. 길이와 배치를 묻지 않는다",
-        "[LLaMA-Factory README](https://github.com/hiyouga/LLaMA-Factory#hardware-requirement)의 18x, 8x, 2x, x/2",
-    ),
-    "16바이트 규칙": (
-        sixteen_bytes,
-        "혼합 정밀도와 Adam의 상태만",
-        "[ZeRO](https://arxiv.org/abs/1910.02054) 3.1절",
-    ),
+# What the models' own config.json say, by litgpt's names: layers, hidden, heads, words, width of the MLP.
+SHAPES = {
+    "Llama-2-7b-hf": (32, 4096, 32, 32000, 11008),
+    "Llama-3.2-1B": (16, 2048, 32, 128256, 8192),
+    "Llama-3.2-3B": (28, 3072, 24, 128256, 8192),
+    "Meta-Llama-3-8B": (32, 4096, 32, 128256, 14336),
+    "Meta-Llama-3.1-8B": (32, 4096, 32, 128256, 14336),
+    "Mistral-7B-v0.1": (32, 4096, 32, 32000, 14336),
+    "Mistral-7B-v0.2": (32, 4096, 32, 32000, 14336),
+    "falcon-7b": (32, 4544, 71, 65024, 18176),
+    "gemma-2-2b": (26, 2304, 8, 256000, 9216),
+    "gemma-2-9b": (42, 3584, 16, 256000, 14336),
+    "gemma-2b": (18, 2048, 8, 256000, 16384),
+    "phi-1_5": (24, 2048, 32, 51200, 8192),
+    "stablelm-base-alpha-3b": (16, 4096, 32, 50688, 16384),
 }
 PEERS = {  # of what xMem's authors ran themselves
     "xMem": "CPU에서 실제로 한 번 실행한 뒤의 추정",
@@ -174,8 +88,8 @@ def _cs336(row: dict[str, Any], measured: int, ours: float) -> tuple[tuple, Run]
     key = (row["source"], s["ctx"], s["precision"], s.get("segment"))
     return key, Run(
         row["id"], row["source"], "full", 32, s["precision"] != "fp32", measured, ours, s["params"] / 1e9, s["params"],
-        s["layers"], s["d_model"], s["heads"], s["vocab"], s["batch"], s["ctx"],
-        checkpointed=s.get("segment") not in (None, "none"),
+        s["layers"], s["d_model"], s["heads"], s["vocab"], s["batch"], s["ctx"], inner=s["d_ff"], gated=True,
+        scores=True, segment=s["segment"] if s.get("segment") not in (None, "none") else 0,
     )  # fmt: skip
 
 
@@ -186,7 +100,8 @@ def _xmem(row: dict[str, Any], measured: int, ours: float) -> tuple[tuple, Run] 
     s, others = row["settings"], tuple(sorted((row.get("peers") or {}).items()))
     return (row["id"],), Run(
         row["id"], row["source"], "full", 32, False, measured, ours, parameters / 1e9, parameters, layers, hidden,
-        heads, words, int(s["batch"]), 128, s["optimizer"] == "AdamW", others=others,
+        heads, words, int(s["batch"]), 128, s["optimizer"] == "AdamW", inner=4 * hidden,
+        scores="gpt-neo" in row["model"], others=others,
     )  # fmt: skip
 
 
@@ -200,16 +115,29 @@ def _litgpt(row: dict[str, Any], measured: int, ours: float) -> tuple[tuple, Run
     text = row["id"].lower()
     quantized = "qlora" in text or "nf4" in text
     method = "qlora" if quantized else "full" if "/full" in text else "lora"
-    return (row["id"],), Run(row["id"], row["source"], method, 16, False, measured, ours, float(named[1]))
+    program = program_of(row)
+    layers, hidden, heads, words, inner = SHAPES[program.checkpoint]
+    return (row["id"],), Run(
+        row["id"], row["source"], method, 16, False, measured, ours, float(named[1]), 0, layers, hidden, heads, words,
+        program.batch, program.length, inner=inner, scores=program.checkpoint.startswith("gemma-2-"),  # softcapped
+        other_adapter=program.method.startswith("adapter"),
+    )  # fmt: skip
 
 
 def _peft(row: dict[str, Any], measured: int, ours: float) -> tuple[tuple, Run] | None:
-    """PEFT's comparison: LoRA and full fine-tuning of a 3.2B model."""
-    method = str(row["settings"].get("method", ""))
+    """PEFT's comparison: LoRA and full fine-tuning of a 3.2B model. Its length is the most that the settings allow."""
+    s = row["settings"]
+    method = str(s.get("method", ""))
     if row["source"] != "huggingface/peft" or row["metric"] != "max_memory_reserved over the run":
         return None
     kind = "lora" if method.startswith("lora--") else "full" if "full" in method else ""
-    return ((row["id"],), Run(row["id"], row["source"], kind, 16, False, measured, ours, 3.0)) if kind else None
+    if not kind:
+        return None
+    layers, hidden, heads, words, inner = SHAPES["Llama-3.2-3B"]
+    return (row["id"],), Run(
+        row["id"], row["source"], kind, 16, False, measured, ours, 3.0, 0, layers, hidden, heads, words, s["batch"],
+        s["max_seq"], inner=inner,
+    )  # fmt: skip
 
 
 def errors() -> dict[str, list[tuple[float, Run]]]:
@@ -274,9 +202,24 @@ xMem의 네 줄(xMem, DNNMem, LLMem, SchedTune)은 우리가 계산한 것이 �
 |---|---|---|
 {what}
 
-Unsloth의 표와 웹의 계산기 가운데 식을 공개하지 않은 것은 비교하지 않았다. EleutherAI의 식은 저장소의 \
+Unsloth의 표와 웹의 계산기 가운데 식을 공개하지 않은 것은 비교하지 않았다. Unsloth Studio의 추정기는 소스가 \
+공개되어 있으나 \
+AGPL이라 옮겨 쓰지 않았고, Hugging Face의 Model Memory Utility는 accelerate로 계산하므로 따로 세지 않았다. \
+EleutherAI의 식은 저장소의 \
 기본값(그레이디언트 4바이트, \
 옵티마이저 12바이트, MLP 배율 4)으로 계산했고, fp32 행에는 `--disable-mixed-precision`을 준 것과 같다.
+
+llm-analysis와 gpu_poor의 식은 새로 쓰고, 원래 프로그램을 실행해 얻은 값과 같은지 시험한다\
+([tests/test_others.py](../tests/test_others.py)). llm-analysis는 기본값(Adam, 가중치의 fp32 사본, GPU 하나)으로 \
+계산했다. 원래 \
+프로그램은 이 행들에서 답을 내기 전에 멈춘다. 메모리가 아니라 시간을 어림하는 단계가 32비트 가중치와, FLOPs가 너비 \
+4h의 MLP와 \
+다른 모델을 받지 않기 때문이다. 여기서는 그 검사 없이 메모리만 계산하고, 여러 층을 묶어 다시 계산하는 행은 그 식에 \
+없으므로 \
+다루지 않는다. gpu_poor의 답에서는 CUDA 컨텍스트의 몫으로 더하는 650 MiB를 뺐다. 이 행들의 측정값은 allocator가 \
+센 것이라 \
+컨텍스트가 들어 있지 않다. 길이는 litgpt의 행에서는 우리 예측에 쓴 것을, PEFT의 행에서는 설정된 최대 길이를 넣었다. \
+실제로 가장 긴 배치는 그보다 짧을 수 있다.
 
 ## 읽어 볼 것
 
@@ -303,15 +246,23 @@ def page() -> str:
 
 def reading(found: dict[str, list[tuple[float, Run]]]) -> list[str]:
     """What the rows show, each in numbers of the table."""
-    by_method: dict[str, list[float]] = defaultdict(list)
-    for error, run in found["LLaMA-Factory의 표"]:
-        by_method[run.method].append(error)
-    names = {"full": "전체 미세 조정", "lora": "LoRA와 어댑터(2x)", "qlora": "QLoRA(x/2)"}
-    lines = [
-        f"- LLaMA-Factory의 표, {names[method]}: {len(values)}행 가운데 {sum(v < 0 for v in values)}행에서 모자란다. "
-        f"중앙값 {per_cent(statistics.median(values))}, 범위 {per_cent(min(values))}에서 {per_cent(max(values))}."
-        for method, values in by_method.items()
-    ]
+    adapters = {"LLaMA-Factory의 표": ("LoRA와 어댑터(2x)", "QLoRA(x/2)"), "gpu_poor": ("LoRA", "QLoRA")}
+    lines = []
+    for name, (lora, qlora) in adapters.items():
+        for method, said in (("full", "전체 미세 조정"), ("lora", lora), ("qlora", qlora)):
+            lines.append(f"- {name}, {said}: {_spread([e for e, run in found[name] if run.method == method])}")
+    shares = [gpu_poor_scores(run) / ((1 + e) * run.measured) for e, run in found["gpu_poor"] if not run.scores]
+    lines.append(
+        "- gpu_poor는 어텐션의 점수 행렬까지 남는다고 센다. 그것을 남기지 않는 어텐션으로 잰 "
+        f"{len(shares)}행에서 그 몫은 식의 값의 {statistics.median(shares) * 100:.0f} %(중앙값), "
+        f"많으면 {max(shares) * 100:.0f} %다."
+    )
+    over = [e for e, _ in found["llm-analysis"] if e > 0]
+    lines.append(
+        f"- llm-analysis: {_spread([e for e, _ in found['llm-analysis']])} 하한을 어림하는 식이지만 "
+        f"{len(over)}행에서는 측정값보다 크다. 이 행들은 fp32 가중치 하나로 학습하는데 식은 옵티마이저의 fp32 사본을 "
+        "따로 세기 때문이다."
+    )
     for name in ("DeepSpeed estimate_zero2", "accelerate estimate-memory"):
         points = found[name]
         lines.append(
@@ -321,6 +272,16 @@ def reading(found: dict[str, list[tuple[float, Run]]]) -> list[str]:
             else f"- {name}: {len(points)}행 모두에서 모자란다. 순전파 상태를 세지 않기 때문이다."
         )
     return lines
+
+
+def _spread(values: list[float]) -> str:
+    """How many of them fall short, their median and their range, in two sentences."""
+    count, short = len(values), sum(value < 0 for value in values)
+    how = {0: f"{count}행 모두에서 남는다.", count: f"{count}행 모두에서 모자란다."}
+    return (
+        f"{how.get(short, f'{count}행 가운데 {short}행에서 모자란다.')} "
+        f"중앙값 {per_cent(statistics.median(values))}, 범위 {per_cent(min(values))}에서 {per_cent(max(values))}."
+    )
 
 
 def picture() -> Drawing:
