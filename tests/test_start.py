@@ -152,7 +152,7 @@ def test_a_file_is_read_as_its_tool_reads_it(written, model):
     assert (name, stage, notes) == ("LLaMA-Factory", 0, {})
     assert Setting(**fields) == Setting(
         8, 2, gradient_checkpointing=True, model_id=model, peft="lora", sequence_length=512, precision="autocast_bf16",
-        optimizer="adamw", lora_rank=16, lora_targets=("q_proj", "v_proj"), lora_dropout=0.0,
+        optimizer="adamw", lora_rank=16, lora_targets=("q_proj", "v_proj"), lora_dropout=0.0, padded=True,
     )  # fmt: skip
     name, fields, stage, notes = said(written(AXOLOTL))
     assert (name, stage, notes) == ("axolotl", 0, {})
@@ -163,8 +163,9 @@ def test_a_file_is_read_as_its_tool_reads_it(written, model):
     name, fields, stage, notes = said(written(TRL))
     assert (name, stage, notes) == ("TRL", 0, {})
     assert Setting(**fields) == Setting(
-        8, model_id=model, sequence_length=512, precision="autocast_bf16", optimizer="adamw_fused", fused_lm_head=True
-    )
+        8, model_id=model, sequence_length=512, precision="autocast_bf16", optimizer="adamw_fused", fused_lm_head=True,
+        padded=True,
+    )  # fmt: skip
     name, fields, stage, notes = said(written(TORCHTUNE))
     assert (name, stage, notes) == ("torchtune", 0, {"loss": "less"})
     targets = ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -183,7 +184,23 @@ def test_training_arguments_are_read_as_from_the_object(arguments, written, tmp_
         TrainingArguments(str(tmp_path), use_cpu=True, **arguments), model="gpt2", sequence_length=64
     )
     fields = said(written(json.dumps(arguments | {"save_strategy": "no"}), "args.json"))[1]
-    assert Setting(**fields, model_id="gpt2", sequence_length=64) == theirs
+    assert Setting(**fields, model_id="gpt2", sequence_length=64) == replace(theirs, padded=True)
+
+
+@pytest.mark.parametrize("text, padded, notes", [
+    (TRL + "packing: true\npacking_strategy: wrapped\n", False, {}),
+    (TRL + "packing: true\n", False, {"packing": "more"}),
+    (TRL + "padding_free: true\n", False, {"padding_free": "more"}),
+    (TRL + "packing: true\nattn_implementation: flash_attention_2\n", False, {}),
+    (LLAMA_FACTORY.replace("packing: false", "packing: true"), False, {}),
+    (LLAMA_FACTORY.replace("packing: false\n", "").replace("stage: sft", "stage: pt"), False, {}),
+    (LLAMA_FACTORY.replace("packing: false", "neat_packing: true"), False, {"neat_packing": "more"}),
+    (AXOLOTL.replace("sample_packing: true", "sample_packing: false"), True, {}),
+    (AXOLOTL.replace("sample_packing: true", "batch_flattening: auto"), False, {}),
+])  # fmt: skip
+def test_what_pads_a_micro_batch_is_read(text, padded, notes, written):
+    fields, _, found = said(written(text))[1:]
+    assert (fields["padded"], found) == (padded, notes)
 
 
 def test_the_defaults_are_each_tool_s_own(written):
@@ -413,8 +430,9 @@ def test_checkpoints_on_the_cpu_are_proposed_in_the_words_of_the_file(written, t
     ):
         lines = f"use_peft: true\nbf16: true\ndtype: bfloat16\nmax_length: 65536\n{switch}: true\n" + how.format(switch)
         path = written(f"model_name_or_path: {tmp_path}/deep\nper_device_train_batch_size: 1\n" + lines)
+        setting = Setting(**said(path)[1] | {"padded": False})  # of one sample
         needs = [
-            predict_memory(replace(Setting(**said(path)[1]), offload_checkpoints=on), gpu="RTX 4090").reserved_bytes
+            predict_memory(replace(setting, offload_checkpoints=on), gpu="RTX 4090").reserved_bytes
             for on in (False, True)
         ]
         assert needs[1] < needs[0]
@@ -465,6 +483,38 @@ def test_as_it_stands_it_needs_what_the_setting_needs(written):
     assert report.peak_bytes <= found.start.reserved < 1.1 * report.reserved_bytes
 
 
+def test_of_padded_micro_batches_and_of_those_of_one_length_the_larger_counts(written, tmp_path):
+    """Grouped heads: with a mask they are repeated; without one a T4's kernel makes matrices of length × length."""
+    grouped = tmp_path / "grouped"
+    LlamaConfig.from_dict(SMALL.to_dict() | {"num_key_value_heads": 2, "vocab_size": 512}).save_pretrained(grouped)
+    text = (
+        LLAMA_FACTORY.replace("bf16: true", "fp16: true")
+        .replace("size: 8", "size: 32")
+        .replace("cutoff_len: 512", "cutoff_len: 2048")
+    )
+
+    def found(change="", gpu="T4", **options):
+        return start_from(written(text.replace(*change) if change else text), gpu, model=str(grouped), **options)
+
+    setting = Setting(**said(written(text))[1] | {"model_id": str(grouped)})
+    for gpu, larger in (("T4", False), ("RTX 4090", True)):
+        both = {one: predict_need(replace(setting, padded=one), card(gpu).compute_capability).card
+                for one in (False, True)}  # fmt: skip
+        assert both[larger] > both[not larger]
+        start = found(gpu=gpu).start
+        assert (start.with_padding, start.of_one_length) == (both[True], both[False])
+        assert start.reserved == both[larger] and start.setting.padded and start.by_padding in str(found(gpu=gpu))
+    assert found().to_dict()["as_it_stands"]["reserved_bytes_of_one_length"] == found().start.reserved
+    alone = found(("train_batch_size: 32", "train_batch_size: 1")).start  # of one sample nothing is padded
+    assert not alone.setting.padded and not alone.by_padding
+    assert alone.reserved == predict_need(replace(setting, batch_size=1, padded=False), (7, 5)).card
+    # What is proposed has room for both.
+    answer = found(gpu=f"{both[False] / GiB:.4f}GiB, 7.5")
+    assert answer.proposal.setting.batch_size < 32 and answer.room.verdict(answer.proposal.reserved) == "fits"
+    tried = answer.proposal
+    assert tried.setting.batch_size == 1 or tried.reserved == max(tried.with_padding, tried.of_one_length)
+
+
 CASES = {  # tool → (file, name, a card that it is too much for, keys that change)
     "LLaMA-Factory": (LLAMA_FACTORY, "config.yaml", "1.2GiB, 8.6",
                       {"per_device_train_batch_size", "gradient_accumulation_steps"}),
@@ -491,7 +541,8 @@ def test_the_smallest_change_is_written_into_the_reader_s_own_file(tool, written
     )
     larger = min(size for size in range(after.batch_size + 1, before.batch_size + 1) if samples % size == 0)
     one = replace(after, batch_size=larger, gradient_accumulation_steps=samples // larger)
-    assert predict_need(one, (8, 6)).card > found.room.sure_bytes  # the next larger does not fit
+    ways = {one, replace(one, padded=False)}
+    assert max(predict_need(way, (8, 6)).card for way in ways) > found.room.sure_bytes  # the next larger does not fit
     saved = found.save(tmp_path / f"changed{path.suffix}")
     old, new = path.read_text().splitlines(), saved.read_text().splitlines()
     changed = [line for line in difflib.ndiff(old, new) if line[0] in "+-"]

@@ -26,7 +26,7 @@ from ...shards.rank_step import rank_step
 from ...step.predict import predict_need
 from ...step.setting import OBJECTIVES, Setting
 from ...step.states import states_of
-from ...units import choose, path_of
+from ...units import choose, human_bytes, path_of
 from ...writing import check_folder, write
 from ..plans import how_many
 from . import axolotl, llama_factory, torchtune, trainer, trl
@@ -40,11 +40,29 @@ _STEP = 64  # tokens: a shorter length is a multiple of it
 
 @dataclass(frozen=True)
 class Try:
-    """A setting, and what it takes of each GPU. reserved: bytes of the caching allocator; paged: of managed memory."""
+    """A setting, and what it takes of each GPU. reserved: bytes of the caching allocator; paged: of managed memory.
+
+    Where micro-batches are padded to their longest sequence, some of them are of one length, and have no mask.
+    with_padding, of_one_length: what either reserves; reserved is the larger. None where there is no such difference,
+    or the one alone was too much already.
+    """
 
     setting: Setting
     reserved: int
     paged: int = 0
+    with_padding: int | None = None
+    of_one_length: int | None = None
+
+    @property
+    def by_padding(self) -> str:
+        """Both in a line; empty where there are no two."""
+        if None in (self.with_padding, self.of_one_length) or self.with_padding == self.of_one_length:
+            return ""
+        padded, even = human_bytes(self.with_padding), human_bytes(self.of_one_length)
+        return tr(
+            ko=f"마이크로 배치에 패딩이 있으면 {padded}, 길이가 모두 같으면 {even}를 예약한다. 큰 쪽으로 판정한다",
+            en=f"a padded micro-batch reserves {padded}, one of equal lengths {even}: the larger one is judged",
+        )
 
 
 @dataclass(frozen=True)
@@ -97,6 +115,8 @@ class Answer:
             return {
                 "setting": one.setting.to_dict(),
                 "reserved_bytes": one.reserved,
+                "reserved_bytes_with_padding": one.with_padding,
+                "reserved_bytes_of_one_length": one.of_one_length,
                 "paged_bytes": one.paged,
                 "card_bytes": [needed.low, needed.high],
             }
@@ -137,10 +157,12 @@ class Answer:
         lines = [f"{self.document.path} ({self.tool}): {verdict}"]
         lines += [f"  {self.start.setting.title}{_sharded(self.stage, self.gpus)}"]
         lines += [f"  {self._bound()}{self.room.needs(self.start.reserved)}"]
+        lines += [f"  {self.start.by_padding}"] if self.start.by_padding else []
         lines += [f"  {self._pages(self.start)}"] if self.start.paged else []
         if self.lines:
             lines += [tr(ko="바꿀 줄:", en="lines to change:"), *(f"  {line}" for line in self.changes())]
             lines += [f"  → {self.room.line(self.proposal.reserved)}"]
+            lines += [f"  → {self.proposal.by_padding}"] if self.proposal.by_padding else []
             lines += [f"  → {self._pages(self.proposal)}"] if self.proposal.paged else []
         elif not self.fits:
             lines.append(
@@ -248,7 +270,7 @@ class _Search:
         if "bf16" in setting.precision and not self.spec.has_bf16:
             name = self.spec.name
             impossible = tr(ko=f"{name}에는 bf16 연산 장치가 없다", en=f"{name} has no bf16 units")
-        start = self.measured(setting)
+        start = self.measured(setting, both=True)
         found = Answer(
             self.tool.NAME, self.keys.document, self.room, self.gpus, self.stage, self.margin, start,
             tuple(self.keys.notes), impossible,
@@ -261,7 +283,25 @@ class _Search:
                 return replace(found, proposal=tried, lines=self.tool.write(self.keys, setting, tried.setting))
         return found
 
-    def measured(self, setting: Setting) -> Try:
+    def measured(self, setting: Setting, both: bool = False) -> Try:
+        """What a setting takes; where its micro-batches may be padded or not, the larger of the two.
+
+        both: also where the one that is likely larger is too much already.
+        """
+        if not (setting.padded and setting.rows > 1) or self.stage:
+            return self._measured(replace(setting, padded=False))
+        # Before Ampere grouped heads without a mask go to the kernel that makes matrices of length × length.
+        first = self.spec.compute_capability >= (8, 0)
+        found = {}
+        for padded in (first, not first):
+            found[padded] = self._measured(replace(setting, padded=padded))
+            if not both and not self.has_room(found[padded].reserved):
+                break
+        most = max(found.values(), key=lambda one: one.reserved)
+        sizes = {padded: one.reserved for padded, one in found.items()}
+        return replace(most, setting=setting, with_padding=sizes.get(True), of_one_length=sizes.get(False))
+
+    def _measured(self, setting: Setting) -> Try:
         if self.stage:
             step = rank_step(
                 setting.model_id, self.gpus, self.stage, precision=_convention(setting),

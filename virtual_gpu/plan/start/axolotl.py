@@ -15,7 +15,7 @@ from ...language import tr
 from ...step.optimizers import OPTIMIZERS
 from ...step.setting import Setting
 from . import hugging_face
-from .keys import EITHER, LESS, MORE, Keys, free
+from .keys import EITHER, LESS, MORE, Keys, free, off
 
 NAME = "axolotl"
 METHODS = ("full", "lora", "qlora")
@@ -80,6 +80,7 @@ def read(
         "peft": adapter,
         "precision": precision,
         "rest_in_fp32": False,
+        "padded": off(keys.get("sample_packing")) and off(keys.get("batch_flattening")),
     }
     if keys.flag("eager_attention"):
         found["attention"] = "eager"

@@ -15,7 +15,7 @@ from typing import Any
 from ...cards import GPUSpec
 from ...step.setting import Setting
 from . import hugging_face
-from .keys import EITHER, LESS, MORE, Keys, free
+from .keys import EITHER, LESS, MORE, Keys, free, off
 
 NAME = "LLaMA-Factory"
 METHODS = ("full", "lora", "qlora")
@@ -44,7 +44,9 @@ def read(
     keys: Keys, spec: GPUSpec, gpus: int, peft: str | None, objective: str | None = None
 ) -> tuple[dict[str, Any], int]:
     """(fields of a Setting, ZeRO's stage)."""
-    pairs = keys.word("stage", "sft", among=("sft", "pt", "dpo")) == "dpo"
+    trained = keys.word("stage", "sft", among=("sft", "pt", "dpo"))
+    pairs = trained == "dpo"
+    packs = keys.flag("packing", trained == "pt") or not off(keys.document.values.get("neat_packing"))
     if pairs:
         keys.word("pref_loss", "sigmoid", among=("sigmoid", "hinge", "ipo", "kto_pair"))  # others have no reference
         keys.refuse("ref_model", "ref_model_adapters")
@@ -67,6 +69,7 @@ def read(
         "lora_targets": "all-linear" if targets in ((), ("all",)) else targets,
         "double_quantization": keys.flag("double_quantization", True),
         "rest_in_fp32": False,
+        "padded": pairs or not packs,
         "peft": None if kind == "full" else "qlora" if bits else "lora",
         "precision": _precision(keys, kind == "full", spec),
     }
@@ -75,7 +78,7 @@ def read(
     stage = hugging_face.shards(keys, gpus)
     if pairs and stage:
         raise keys.not_counted("deepspeed" if "deepspeed" in keys.document.values else "fsdp", "DPO")
-    found |= {"objective": "dpo", "reference": "half", "padded": True} if pairs else {}
+    found |= {"objective": "dpo", "reference": "half"} if pairs else {}
     effects = {effect: (*names, *hugging_face.EFFECTS[effect]) for effect, names in _EFFECTS.items()}
     keys.rest(effects, hugging_face.free_names() | free(NAME))
     return found, stage

@@ -27,7 +27,7 @@ def read(
 ) -> tuple[dict[str, Any], int]:
     """(fields of a Setting, ZeRO's stage). peft: what the caller says is trained."""
     computes = hugging_face.autocast(keys)
-    found = hugging_face.common(keys) | {"peft": peft}
+    found = hugging_face.common(keys) | {"peft": peft, "padded": True}  # by a collator that the file does not say
     found["precision"] = f"{'autocast' if peft else 'mixed'}_{computes}" if computes else "auto"
     stage = hugging_face.shards(keys, gpus)
     keys.rest(hugging_face.EFFECTS, hugging_face.free_names())

@@ -81,6 +81,7 @@ def read(
         "lora_targets": _targets(keys.words("lora_target_modules")),
         "double_quantization": keys.flag("use_bnb_nested_quant"),
         "rest_in_fp32": False,
+        "padded": _pads(keys),
     }
     quantized = keys.flag("load_in_4bit")
     found["peft"] = ("qlora" if quantized else "lora") if keys.flag("use_peft") else None
@@ -153,7 +154,21 @@ def _of_pairs(keys: Keys, found: dict[str, Any], stage: int) -> dict[str, Any]:
         keys.note("precompute_ref_batch_size", MORE, why)
     if not keys.flag("disable_dropout", True):
         keys.note("disable_dropout", MORE)
-    return {"objective": "dpo", "reference": "precomputed" if precomputed else "same", "padded": True}
+    return {"objective": "dpo", "reference": "precomputed" if precomputed else "same"}
+
+
+def _pads(keys: Keys) -> bool:
+    """Whether a micro-batch is padded to its longest sample. A note where all its samples are laid end to end."""
+    packs, flat = keys.flag("packing"), keys.flag("padding_free")
+    if packs and keys.word("packing_strategy", "bfd") != "wrapped":
+        flat = True
+    if flat and "flash" not in str(keys.get("attn_implementation", "")):
+        why = tr(
+            ko="마이크로 배치를 이어 붙인 길이 × 길이 마스크는 세지 않았다(플래시 어텐션에는 없다)",
+            en="the mask of a micro-batch laid end to end, length × length, is not counted (flash attention has none)",
+        )
+        keys.note("packing" if packs else "padding_free", MORE, why)
+    return not (packs or flat)
 
 
 def _targets(names: tuple[str, ...]) -> str | tuple[str, ...]:
