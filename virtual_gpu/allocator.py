@@ -180,6 +180,27 @@ class CachingAllocator:
             for start, pool in sorted(first, key=lambda entry: entry[0].address)
         ]
 
+    def state(self, since: int) -> tuple:
+        """All that decides what later requests get, but for ages (garbage collection); names count from `since` on.
+
+        Of an allocator whose segments are placed by an object (`Falling`), which is part of it.
+        """
+        pools = (
+            (key, [(size, address, not b.before, not b.after) for size, address, b in pool.free],
+             [(address, hole.size) for address, hole in pool.holes])
+            for key, pool in self._pools.items()
+        )  # fmt: skip
+        used = {
+            (name >= since, name - since if name >= since else name): entry
+            and (entry[0].address, entry[0].size, not entry[0].before, not entry[0].after)
+            for name, entry in self._used.items()
+        }
+        return used, [*pools], self.reserved_bytes, self.retries, {**vars(self._place)}
+
+    def rename(self, since: int, by: int) -> None:
+        """Add `by` to the names from `since` on."""
+        self._used = {name + by if name >= since else name: entry for name, entry in self._used.items()}
+
     # -- finding a block ---------------------------------------------------------------------------------------------
 
     def _new_pool(self, stream: int, small: bool) -> Pool:

@@ -26,7 +26,7 @@ from ..report import MemoryReport
 from ..room import room_on
 from ..trace.details import Details
 from ..trace.edits import with_ddp
-from ..trace.micro_batches import MICRO_BATCHES, with_micro_batches
+from ..trace.micro_batches import LATER, MICRO_BATCHES, with_micro_batches
 from ..trace.trace import Trace
 from ..turns import in_turn, refuse_in_a_block
 from .pairs import without_dropout
@@ -46,7 +46,7 @@ def predict_memory(
     """What the experiment needs without a limit, and whether the caching allocator finds room for it on `gpu`.
 
     gpu: a GPU, or a name of the catalogue. Of a deep model the trace follows from two shallow runs (`trace.depth`),
-    where that is proven, and of many micro-batches from four (`trace.micro_batches`); otherwise, or with `full=True`,
+    where that is proven, and of many micro-batches from a few (`trace.micro_batches`); otherwise, or with `full=True`,
     all of it is run. kept: where the traces are kept for the next time, by all that they depend on: of a card its
     kernels, not its name or capacity.
     """
@@ -250,15 +250,18 @@ class Run(NamedTuple):
 
 
 @in_turn
-def virtual_run(setting: Setting, config: Any, spec: GPUSpec) -> Run:
-    """Every operation of the setting's two steps on a virtual GPU without a limit."""
+def virtual_run(setting: Setting, config: Any, spec: GPUSpec, later: int | None = None) -> Run:
+    """Every operation of the setting's two steps on a virtual GPU without a limit.
+
+    later: the micro-batches of the second step, where they are fewer than the setting's.
+    """
     refuse_in_a_block()
     gpu = VirtualGPU(spec, limited=False)
     with gpu.interrupts_wait(), running(setting.model_id):
-        return _run(setting, config, gpu)
+        return _run(setting, config, gpu, later)
 
 
-def _run(setting: Setting, config: Any, gpu: VirtualGPU) -> Run:
+def _run(setting: Setting, config: Any, gpu: VirtualGPU, later: int | None = None) -> Run:
     dtype, autocast = setting.dtypes
     dtype = checkpoint_dtype(setting.model_id, config) if dtype == "auto" else dtype
     model = build_on_gpu(config, dtype, setting.attention, setting.peft, gpu, **setting.adapters)
@@ -275,7 +278,8 @@ def _run(setting: Setting, config: Any, gpu: VirtualGPU) -> Run:
     if setting.reference == "precomputed":
         sample["reference"] = torch.zeros(2)
     arguments = training_arguments(setting, autocast)
-    log = train(model, [sample] * setting.samples, arguments, reference=reference)
+    samples = setting.samples if later is None else setting.batch_size * (setting.gradient_accumulation_steps + later)
+    log = train(model, [sample] * samples, arguments, reference=reference)
     moved = _moved(setting, log)
     states = log.gradients_bytes, log.optimizer_bytes, log.paged_bytes
     parameters = model_bytes(model) + (model_bytes(reference) if reference else 0)
@@ -308,14 +312,15 @@ def _predicted(setting: Setting, config: Any, spec: GPUSpec) -> Run:
     """What `virtual_run` gives, from less work where that is found to give the same."""
     wanted = setting.gradient_accumulation_steps
     if wanted > MICRO_BATCHES:
-        run = _predicted(replace(setting, gradient_accumulation_steps=MICRO_BATCHES), config, spec)
+        few = replace(setting, gradient_accumulation_steps=MICRO_BATCHES)
+        run = _predict_by_depth(few, config, spec, LATER) or virtual_run(few, config, spec, LATER)
         trace = with_micro_batches(run.trace, wanted)
         if trace is not None:
             return run._replace(trace=trace)
     return _predict_by_depth(setting, config, spec) or virtual_run(setting, config, spec)
 
 
-def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | None:
+def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec, later: int | None = None) -> Run | None:
     """The run at full depth from shallow ones; None where that is not less work, or contradicted."""
     if not is_uniform(setting.kept_results):
         return None
@@ -323,12 +328,12 @@ def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec) -> Run | Non
     names = "parameters", "gradients", "optimizer", "paged"
 
     def run(shallow: Any) -> tuple[Trace, dict[Any, int]]:
-        one = virtual_run(setting, shallow, spec)
+        one = virtual_run(setting, shallow, spec, later)
         return one.trace, {name: getattr(one, name) for name in names} | one.offloaded.sizes
 
     try:
         kind = replace(setting, batch_size=kind_of_batch(setting.batch_size), sequence_length=1)
-        like = "step", kind, spec.compute_capability
+        like = "step", kind, later, spec.compute_capability
         found = from_shallow(config, run, like)
     except NoSuchLayer:  # an adapter's target that only the full depth has
         return None

@@ -8,7 +8,10 @@ import numpy as np
 
 from ..allocator import CachingAllocator
 from ..allocator_settings import AllocatorSettings
+from .repeats import repeats_of
 from .timeline import CATEGORIES, PhaseCurve, Timeline
+
+MOST_STATES = 16  # of the allocator, in which a turn of micro-batches is looked for: four was the longest seen
 
 
 @dataclass(frozen=True)
@@ -77,14 +80,39 @@ class Trace:
         MemoryError where `capacity_bytes` end it.
         """
         allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments, settings=settings)
-        held = []
-        columns = self.born.tolist(), self.nbytes.tolist(), self.stream.tolist()
-        for entry, (born, nbytes, stream) in enumerate(zip(*columns, strict=True)):
-            if born == entry:
-                held.append(allocator.allocate(entry, nbytes, stream))
-            else:
-                allocator.free(born)
-                held.append(held[born])
+        born, nbytes, stream = self.born.tolist(), self.nbytes.tolist(), self.stream.tolist()
+        held: list[int] = []
+
+        def run(start: int, end: int) -> None:
+            for entry in range(start, end):
+                if born[entry] == entry:
+                    held.append(allocator.allocate(entry, nbytes[entry], stream[entry]))
+                else:
+                    allocator.free(born[entry])
+                    held.append(held[born[entry]])
+
+        done = 0
+        for repeat in () if allocator.settings.garbage_collection_threshold else repeats_of(self):
+            run(done, repeat.start)
+            done = repeat.start
+            states: list[tuple] = []  # after each
+            left = repeat.times
+            while left:
+                run(done, done + repeat.length)
+                left -= 1
+                state = allocator.state(done) if left and len(states) < MOST_STATES else None
+                if state in states:  # from here on everything gets what it got since then
+                    turns = len(states) - states.index(state)
+                    again = left // turns
+                    held += held[-turns * repeat.length :] * again
+                    allocator.rename(done, again * turns * repeat.length)
+                    done += again * turns * repeat.length
+                    left -= again * turns
+                    states = []
+                elif state is not None:
+                    states.append(state)
+                done += repeat.length
+        run(done, len(self))
         return replace(self, held=np.array(held, dtype=np.int64)), allocator
 
     def reserved_peak(
