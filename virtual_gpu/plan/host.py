@@ -27,7 +27,7 @@ from ..room import FITS, TIGHT, TOO_MUCH
 from ..shards.adapters import Adapters, shapes_of
 from ..shards.ledger import ConfigKey
 from ..units import human_bytes
-from .files.settings import weights_dtype
+from .files.settings import loads_second, weights_dtype
 
 if TYPE_CHECKING:
     from .plans import Plan, Recipe, Request
@@ -144,6 +144,8 @@ def host_need(plan: Plan) -> HostNeed:
         loading = Range(0, converted)
     else:
         copies = 1 if recipe.stage else gpus  # fsdp_cpu_ram_efficient_loading: rank 0 alone reads
+        if loads_second(plan):  # beside the first, which FSDP2 takes to the card when the training begins
+            copies = 2 * gpus
         copied = 0 if wanted == stored else total * wanted.itemsize * copies
         loading = Range(copied, copied)
     shards, training = _offloaded(plan.request, recipe, plan.accumulation > 1)

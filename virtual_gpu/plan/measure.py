@@ -63,7 +63,8 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
     if recipe.stage:
         layout = Layout(request.gpus, recipe.stage)
         if recipe.method == "full":
-            memory = closed_form(request.model, layout, _convention(recipe))
+            second = request.pairs and recipe.reference == "same"
+            memory = closed_form(request.model, layout, _convention(recipe), second=second)
         else:
             adapters = adapters_of(
                 recipe.method, request.lora_rank, request.lora_targets, _convention(recipe), layout, request.spec
@@ -112,6 +113,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
             exact=False, accumulating=accumulation > 1, peft=None if recipe.method == "full" else recipe.method,
             lora_rank=request.lora_rank, lora_targets=request.lora_targets, as_accelerate=True,
             repeat_kv=request.repeats_kv, fused_lm_head=recipe.fused_lm_head, offload_checkpoints=recipe.offload,
+            objective=request.objective, reference=recipe.reference,
         )  # fmt: skip
         needed, at_peak = need.card, dict(need.at_peak)
         at_peak["other"] = at_peak.pop("communication")

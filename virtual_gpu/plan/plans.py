@@ -539,14 +539,16 @@ def recipes_of(request: Request) -> list[Recipe]:
     if request.pairs:  # DPOTrainer's head is fused whatever is asked, and what is beside 4-bit weights stays in 16 bits
         found = [r for r in found if r.method != "qlora" or not r.rest_in_fp32 or mixed == "fp32"]
         found = [replace(r, fused_lm_head=True) for r in found]
-        return found + [replace(r, reference="precomputed") for r in found if r.method == "full"]
+        found += [replace(r, reference="precomputed") for r in found if r.method == "full"]
     shards = [r for r in found if r.method == "full" and r.optimizer == "adamw_fused" and "fp16" not in r.precision]
-    offloaded = [replace(recipe, stage=3, cpu_offload=True) for recipe in shards] if request.cpu_offload else []
+    on_cpu = request.cpu_offload and not request.pairs
+    offloaded = [replace(recipe, stage=3, cpu_offload=True) for recipe in shards] if on_cpu else []
     offloaded = [recipe for recipe in offloaded if not states_beyond(request, recipe)]
     if request.gpus > 1:
         found += [replace(recipe, stage=stage) for stage in (2, 3) for recipe in shards]
         adapters = [r for r in found if r.method != "full" and r.optimizer == "adamw_fused" and "mixed" in r.precision]
-        adapters = [r for r in adapters if r.rest_in_fp32]  # of shards the rest is never upcast (`shards.adapters`)
+        if not request.pairs:
+            adapters = [r for r in adapters if r.rest_in_fp32]  # of shards the rest is never upcast (`shards.adapters`)
         found += [replace(recipe, stage=3) for recipe in adapters]
     return found + offloaded
 
@@ -588,8 +590,6 @@ def left_out(request: Request) -> list[tuple[str, str]]:
     elif request.gpus > 1 and not offloaded.can_offload(3):
         what = tr(ko="ZeRO-2, 3 · 체크포인트를 CPU로", en="ZeRO-2, 3 · checkpoints on the CPU")
         rows.append((what, tr(ko="accelerate 1.15부터 센다", en="needs accelerate 1.15")))
-    if request.pairs:
-        return rows
     if not has_fused_head():
         rows.append((fused_head_label(), tr(ko=f"TRL {SINCE}부터 센다: pip install trl", en=f"needs TRL {SINCE}")))
     if request.gpus > 1:
@@ -636,10 +636,6 @@ def _why_not_with_pairs(request: Request) -> list[tuple[str, str]]:
             en="of steps as small as DPO's (1e-6) bf16 rounds nearly all away",
         )
         rows.append((tr(ko="전체 미세 조정 · 순수 bf16", en="full fine-tuning · pure bf16"), why))
-    if request.gpus > 1:
-        rows.append(
-            ("ZeRO-1, 2, 3", tr(ko="DPO를 여러 GPU에 나누는 것은 아직 세지 않는다", en="sharded DPO is not counted"))
-        )
     if request.selective:
         rows.append((tr(ko="남는 메모리에 결과를 남기는 것", en="results kept in what is left"), once))
     if request.cpu_offload:

@@ -10,10 +10,11 @@ import random
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -32,12 +33,14 @@ from ..models.configs import running
 from ..models.fused_head import fused_head
 from ..models.offloaded import offloading
 from ..real import storage_bytes
-from ..step.run import enable_checkpointing
+from ..step.pairs import OF_THE_HEAD, preference_loss, without_dropout
+from ..step.run import enable_checkpointing, forward_under
 from ..trace.trace import Trace
 from ..turns import in_turn, refuse_in_a_block
 from .adapters import Adapters, unsplit_tensors
 from .collectives import Collectives
 from .layout import Convention, Layout
+from .second_model import Pairs, split_second
 
 
 @dataclass
@@ -46,7 +49,7 @@ class RankRun:
 
     sent: parameters and gradients; sent_bytes: the same in bytes, with adapters all messages. sent_activations: tensor
     parallelism's messages, which grow with batch and length. offloaded: bytes of a tensor → how often one went to the
-    CPU.
+    CPU. whole: kind → bytes of one piece, of those that are as large as DPO's second model (`_whole`).
     """
 
     held: dict[str, int]
@@ -55,6 +58,7 @@ class RankRun:
     sent_activations: Counter
     trace: Trace
     offloaded: Counter = field(default_factory=Counter)
+    whole: dict[str, int] = field(default_factory=dict)
 
 
 class MasterAdamW(torch.optim.AdamW):
@@ -93,6 +97,7 @@ def run_rank(
     repeat_kv: bool = False,
     fused_lm_head: bool = False,
     offload_checkpoints: bool = False,
+    pairs: Pairs | None = None,
 ) -> RankRun:
     """One training step on rank `rank` of the layout, its forward and backward recorded (no optimizer state yet).
 
@@ -101,7 +106,8 @@ def run_rank(
     are made in the shape of the parameters (stages 0 and 1).
     DDP's reducer is written in C++ and reads values, which fake tensors do not have. So at stages 0 and 1 the rank runs
     without it, and its all-reduce is missing in `sent`. repeat_kv: see `models.attention.kv_repeated`;
-    fused_lm_head: `models.fused_head`; offload_checkpoints: `models.offloaded`.
+    fused_lm_head: `models.fused_head`; offload_checkpoints: `models.offloaded`. pairs: a micro-batch of DPO's, by TRL's
+    head; batch_size counts them. Of its moment "alone" there is no backward, and what is held is the second model's.
     """
     refuse_in_a_block()
     moved: Counter[int] = Counter()
@@ -114,36 +120,67 @@ def run_rank(
         model, mesh = (
             shard(config, layout, convention) if adapters is None else shard_adapters(config, layout, adapters, gpu)
         )
-        with gpu.interrupts_wait(), _resizes_counted(gpu):
+        second, whole = None, {}
+        if pairs and pairs.second and (pairs.on_the_card or pairs.moment == "alone"):
+            second = split_second(config, layout, convention, mesh["data"])
+        if pairs and pairs.moment == "alone":
+            model = second
+        with gpu.interrupts_wait(), _resizes_counted(gpu), ExitStack() as heads:
             shards = _place(model, gpu)
-            if checkpointing:
+            if second not in (None, model):
+                shards = shards + _place(second, gpu)
+            if checkpointing and model is not second:
                 enable_checkpointing(model, offload=offload_checkpoints)
-            model.train()
+            model.train(model is not second)
             optimizer = _optimizer(model, layout, adapters or convention, mesh)
+            if pairs:
+                gpu.answers.padded = True  # no values are there: which of these are 0 is not asked, but whether any is
+                whole = {} if second is None else _whole(second, layout, convention)
+                for one in filter(None, {model, second}):
+                    without_dropout(one)
+                    heads.enter_context(fused_head(one, True, OF_THE_HEAD if one is not second else ("log_probs",)))
+                if second is not None and pairs.moment == "step" and layout.stage == 2:
+                    with (
+                        gpu.rules,
+                        Messages(gpu),
+                        torch.no_grad(),
+                    ):  # in the first micro-batch; from then on it is whole
+                        second(**_batch(gpu, 1, sequence_length, pairs), use_cache=False, fused_lm_head=True)
             with gpu.record(model, optimizer) as record, Messages(gpu) as messages:
+                batch = {} if batch_size is None else _batch(gpu, batch_size, sequence_length, pairs)
                 if batch_size is None:
                     for parameter in model.parameters():
                         parameter.grad = torch.empty_like(parameter)
                     kept = 0
+                elif pairs and pairs.moment == "alone":
+                    kept = 0
+                    half = convention.dtype if convention.loaded != convention.dtype else None
+                    with record.phase("reference"), torch.no_grad():
+                        forward_under(gpu, half, model, **batch, use_cache=False, fused_lm_head=True)
                 else:
                     half = adapters and adapters.dtype
-                    shape = batch_size, sequence_length
-                    head = fused_head(model, virtual=True) if fused_lm_head else nullcontext()
+                    head = fused_head(model, virtual=True) if fused_lm_head and not pairs else nullcontext()
                     with head, offloading(gpu, moved) if offload_checkpoints else nullcontext():
-                        kept = _forward_backward(model, gpu, record, shape, shards, half, fused_lm_head)
+                        loss = partial(_loss_of_text, fused_lm_head)
+                        if pairs:
+                            known = gpu.place(torch.zeros(2 * batch_size)) if pairs.reference == "precomputed" else None
+                            loss = partial(preference_loss, reference=second, known=known)
+                        kept = _forward_backward(model, gpu, record, batch, shards, half, loss, second)
                 trace = record.recorder.trace()
-                optimizer.step()
+                if model is not second:
+                    optimizer.step()
+            trained = [] if model is second else _gradients(model)
             held = {
                 "parameters": storage_bytes([*shards, *unsplit_tensors(model)]),
                 "gathered": kept,
-                "gradients": storage_bytes(_gradients(model)),
+                "gradients": storage_bytes(trained),
             }
             for kind, name in (("master", "master"), ("momentum", "exp_avg"), ("variance", "exp_avg_sq")):
                 held[kind] = storage_bytes(_locals(_states(optimizer, name)))
             sent, sent_bytes = (messages.elements, messages.nbytes) if layout.ranks > 1 else (Counter(), Counter())
             if adapters:  # no tensors are split: what is functional is TRL's gathering of the head
                 sent_bytes = sent_bytes + messages.functional_nbytes
-            return RankRun(held, sent, sent_bytes, messages.activations, trace, moved)
+            return RankRun(held, sent, sent_bytes, messages.activations, trace, moved, whole)
 
 
 def _place(model: torch.nn.Module, gpu: VirtualGPU) -> list[torch.Tensor]:
@@ -159,24 +196,36 @@ def _place(model: torch.nn.Module, gpu: VirtualGPU) -> list[torch.Tensor]:
     return shards
 
 
+def _batch(gpu: VirtualGPU, batch_size: int, sequence_length: int, pairs: Pairs | None) -> dict[str, torch.Tensor]:
+    """What a micro-batch holds, on the virtual GPU."""
+    tokens = torch.zeros((batch_size * (2 if pairs else 1), sequence_length), dtype=torch.int64)
+    batch = {"input_ids": tokens, "labels": tokens}
+    return gpu.place(batch | ({"attention_mask": torch.ones_like(tokens)} if pairs else {}))
+
+
+def _loss_of_text(fused_lm_head: bool, forward: Callable[..., Any], model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    more = {"fused_lm_head": True} if fused_lm_head else {}
+    return forward(model, **batch, **more, use_cache=False).loss
+
+
+def _whole(second: torch.nn.Module, layout: Layout, convention: Convention) -> dict[str, int]:
+    """What FSDP2 makes of all of the second model at once (`foreach_all_gather`): kind → bytes.
+
+    "received": of all ranks; "cast": of the own shard, in the type in which it is sent.
+    """
+    own = sum(t.numel() for t in _locals(second.parameters())) * convention.dtype.itemsize
+    return {"received": own * layout.ranks} | ({"cast": own} if convention.loaded != convention.dtype else {})
+
+
 def _forward_backward(
-    model: torch.nn.Module, gpu: VirtualGPU, record: Any, shape: tuple[int, int], shards: list[torch.Tensor],
-    autocast: torch.dtype | None = None, fused_lm_head: bool = False,
+    model: torch.nn.Module, gpu: VirtualGPU, record: Any, batch: dict[str, torch.Tensor], shards: list[torch.Tensor],
+    autocast: torch.dtype | None, loss_of: Callable[..., torch.Tensor], second: torch.nn.Module | None = None,
 ) -> int:  # fmt: skip
     """Run both; the bytes that stay gathered between them."""
-    tokens = torch.zeros(shape, dtype=torch.int64)
-    batch = gpu.place({"input_ids": tokens, "labels": tokens})
-    more = {"fused_lm_head": True} if fused_lm_head else {}
     with record.phase("forward"):
-        with gpu.autocast(autocast):
-            outputs = model(**batch, **more, use_cache=False)
-        if autocast:  # as accelerate's wrapper of the model's forward does, inside the Trainer
-            from accelerate.utils import convert_to_fp32
-
-            outputs = convert_to_fp32(outputs)
-        loss = outputs.loss
-        del outputs  # the logits go, as in the one training step
+        loss = loss_of(partial(forward_under, gpu, autocast), model, batch)
     kept = storage_bytes([*shards, *_locals(model.parameters())]) - storage_bytes(shards)
+    kept += storage_bytes([*shards, *_locals(second.parameters())]) - storage_bytes(shards) if second else 0
     with record.phase("backward"):
         loss.backward()
     gpu.label(_gradients(model), "gradients")

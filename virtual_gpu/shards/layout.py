@@ -129,6 +129,11 @@ class Convention:
     variance: int
 
     @property
+    def loaded(self) -> torch.dtype:
+        """The dtype in which a script loads the weights: that of the copy which the optimizer updates."""
+        return torch.float32 if self.master else self.dtype
+
+    @property
     def total(self) -> int:
         """Bytes a parameter, all kinds together."""
         return self.parameters + self.gradients + self.optimizer

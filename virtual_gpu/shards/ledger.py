@@ -145,14 +145,16 @@ def paper_bytes(parameters: float, layout: Layout, precision: str = "mixed") -> 
 
 
 def closed_form(
-    model: str, layout: Layout, precision: str = "mixed", rank: int = 0, *, gradient_as_bucket_view: bool = False
-) -> RankMemory:
+    model: str, layout: Layout, precision: str = "mixed", rank: int = 0, *, gradient_as_bucket_view: bool = False,
+    second: bool = False,
+) -> RankMemory:  # fmt: skip
     """What rank `rank` holds, from the parameters' shapes alone.
 
     FSDP2 cuts dim 0 of each tensor into pieces of ceil(dim 0 / N) rows. Parameters and gradients are padded to that on
     every rank; the optimizer state is made for the rows that a rank really has, which may be none.
     ZeroRedundancyOptimizer deals out whole tensors, the largest first, each to the rank that has least. DDP (stages 0
-    and 1) keeps all gradients a second time, in buckets, but with gradient_as_bucket_view.
+    and 1) keeps all gradients a second time, in buckets, but with gradient_as_bucket_view. second: with DPO's second
+    model (`second_model`), at stages 2 and 3.
     """
     config, convention = config_of(model), CONVENTIONS[choose(precision, CONVENTIONS, tr(ko="정밀도", en="precision"))]
     layout.check_model(config)
@@ -168,8 +170,8 @@ def closed_form(
         gathered = padded * n if layout.stage == 2 else 0  # FSDP2 keeps its own shard beside the gathered parameters
     return RankMemory(
         rank,
-        padded * convention.parameters,
-        gathered * convention.parameters,
+        padded * (convention.parameters + second * convention.loaded.itemsize),
+        gathered * (1 + second) * convention.parameters,
         padded * convention.gradients,
         owned * convention.master,
         owned * convention.momentum,
@@ -187,8 +189,11 @@ def closed_form_adapters(model: str, layout: Layout, adapters: Adapters, rank: i
     return RankMemory(rank, shapes.held(n), gathered, shapes.gradients(n), 0, states, states)
 
 
-def elements_sent(model: str, layout: Layout) -> Counter:
-    """collective → elements passed to it in one step, by rule: parameters alone, without tensor parallelism's own."""
+def elements_sent(model: str, layout: Layout, second: bool = False) -> Counter:
+    """collective → elements passed to it in one step, by rule: parameters alone, without tensor parallelism's own.
+
+    second: of a step of DPO with a second model (`second_model`), which is gathered in every one at stage 3.
+    """
     shapes = local_shapes(model, layout.tensor_parallel)
     if layout.data_parallel == 1:
         return Counter()
@@ -202,7 +207,7 @@ def elements_sent(model: str, layout: Layout) -> Counter:
             {"allreduce": whole},
             {"allreduce": whole, "broadcast": whole},
             {"allgather_base": padded, "reduce_scatter_base": padded},
-            {"allgather_base": padded + again, "reduce_scatter_base": padded},
+            {"allgather_base": padded + again + second * padded, "reduce_scatter_base": padded},
         ][layout.stage]
     )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from ..allocator import round_size
 from ..cards import CATALOG, GPUSpec, card
 from ..drawing.shards import draw_step
 from ..errors import WrongValue
@@ -26,7 +27,7 @@ from ..models.offloaded import Moved, require_offload
 from ..remembered import remembered
 from ..step.setting import checkpointing_label
 from ..trace.edits import accumulating as accumulating_trace
-from ..trace.edits import held_from_the_start, scaled, with_ddp
+from ..trace.edits import held_from_the_start, resized, scaled, with_ddp
 from ..trace.timeline import CATEGORIES
 from ..trace.trace import Trace
 from ..units import MiB, boolean, choose, human_bytes, positive_int
@@ -49,6 +50,7 @@ from .ledger import (
     paper_bytes,
 )
 from .nccl import Range, nccl_bytes
+from .second_model import Pairs, pairs_of
 
 REFERENCE = 64  # data-parallel ranks of the run that stands for other numbers of them
 PADDING = 0.002
@@ -63,7 +65,8 @@ class RankStep:
     take outside PyTorch's allocator. trace: the step's, optimizer state and buckets in it. reserved_bytes: the most
     that the caching allocator reserves, with a pool for each of FSDP2's streams: without a limit or, where that is too
     much and the cache can be given back in time, in the room that the GPU has. offloaded_bytes: what goes to the CPU's
-    RAM in this micro-batch, and comes back; pinned_bytes: what it takes there.
+    RAM in this micro-batch, and comes back; pinned_bytes: what it takes there. pairs: of DPO; where a moment before the
+    training or its first micro-batch takes more than the steps after it, peak and trace are that moment's.
     """
 
     model: str
@@ -85,6 +88,7 @@ class RankStep:
     adapters: Adapters | None = None  # with them `sent` counts bytes
     offloaded_bytes: int = 0
     pinned_bytes: int = 0
+    pairs: Pairs | None = None
 
     @property
     def room_bytes(self) -> int:
@@ -131,6 +135,8 @@ class RankStep:
             tr(ko=f"배치 {self.batch_size}", en=f"batch {self.batch_size}"),
             tr(ko=f"길이 {self.sequence_length}", en=f"length {self.sequence_length}"),
         ]
+        if self.pairs:
+            parts.append(self.pairs.title)
         if self.layout.tensor_parallel > 1:
             degree = self.layout.tensor_parallel
             parts.insert(2, tr(ko=f"텐서 병렬 {degree}", en=f"tensor parallel {degree}"))
@@ -237,6 +243,8 @@ def rank_step(
     repeat_kv: bool = False,
     fused_lm_head: bool = False,
     offload_checkpoints: bool = False,
+    objective: str = "sft",
+    reference: str = "same",
 ) -> RankStep:
     """The peak of a training step (forward and backward, optimizer state present) on one of `ranks` ranks.
 
@@ -249,10 +257,13 @@ def rank_step(
     stored in those; fp32 adapters (`add_adapters`' rank and targets). It is always run at this number of ranks.
     as_accelerate: FSDP2's groups as accelerate makes them, of which the last stays gathered (`Layout`). repeat_kv: see
     `models.attention.kv_repeated`; fused_lm_head: `models.fused_head`; offload_checkpoints (with checkpointing):
-    `models.offloaded`.
+    `models.offloaded`. objective: "dpo" is a step of TRL's DPOTrainer under accelerate, at stages 2 and 3: batch_size
+    counts pairs, the head is fused, and the reference is a second model ("same") or its log probabilities are made
+    first ("precomputed"); adapters are switched off for it (`second_model`).
     """
     config, spec = config_of(model), card(gpu).needs_cuda()
-    layout = Layout(ranks, stage, tensor_parallel, boolean(as_accelerate, "as_accelerate"))
+    layout = Layout(ranks, stage, tensor_parallel, boolean(as_accelerate, "as_accelerate") or objective == "dpo")
+    pairs = pairs_of(objective, reference, peft, layout)
     layout.check_model(config)
     precision = choose(precision, CONVENTIONS, tr(ko="정밀도", en="precision"))
     positive_int(batch_size, "batch_size")
@@ -273,18 +284,26 @@ def rank_step(
     if adapters:
         memory = closed_form_adapters(model, layout, adapters, rank)
     else:
-        memory = closed_form(model, layout, precision, rank, gradient_as_bucket_view=gradient_as_bucket_view)
+        second = pairs is not None and pairs.on_the_card
+        memory = closed_form(
+            model, layout, precision, rank, gradient_as_bucket_view=gradient_as_bucket_view, second=second
+        )
     sharded = stage >= 2
     run_as = layout if sharded else Layout(tensor_parallel, 0, tensor_parallel)
-    if sharded and not exact and not adapters:
+    if sharded and not exact and not adapters and not pairs:  # what is cast of a second model's shard hangs on it
         reference = replace(layout, ranks=tensor_parallel * REFERENCE)
         ratio = padded_elements(model, layout) / padded_elements(model, reference)
         run_as = reference if ratio < 1 + PADDING else layout
     like = replace(CATALOG["T4"], compute_capability=spec.compute_capability)  # its size says nothing here
-    trace, messages, offloaded = _trace(
-        ConfigKey.of(config), run_as, precision, batch_size, sequence_length, gradient_checkpointing, like, adapters,
-        repeat_kv, boolean(fused_lm_head, "fused_lm_head"), offload_checkpoints,
-    )  # fmt: skip
+    fused_lm_head = boolean(fused_lm_head, "fused_lm_head") or pairs is not None
+
+    def run(pairs: Pairs | None) -> tuple[Trace, Counter, Moved]:
+        return _trace(
+            ConfigKey.of(config), run_as, precision, batch_size, sequence_length, gradient_checkpointing, like,
+            adapters, repeat_kv, fused_lm_head, offload_checkpoints, pairs,
+        )  # fmt: skip
+
+    trace, messages, offloaded = run(pairs)
     if run_as != layout and sharded:
         trace = _on_ranks(trace, memory, closed_form(model, run_as, precision))
     if accumulating:
@@ -301,17 +320,23 @@ def rank_step(
         )
     states = [n * each for n in owned for each in kinds if each]
     trace = held_from_the_start(trace, states, "optimizer")
+    whole = memory.gathered // 2 if pairs and pairs.on_the_card else 0  # at stage 2, from the first micro-batch on
+    if pairs and (first := pairs.first(layout)):
+        before, *_ = run(replace(pairs, moment=first))
+        trace, whole = max((trace, whole), (before, 0), key=lambda moment: moment[0].reserved_peak())
     trace, allocator = trace.through()
-    at_peak, phase = _peak(trace)
-    nccl, reserved, tokens = nccl_bytes(layout), allocator.peak_reserved_bytes, batch_size * sequence_length
+    at_peak, phase = _peak(trace, whole)
+    nccl, reserved = nccl_bytes(layout), allocator.peak_reserved_bytes
+    tokens = batch_size * sequence_length * (2 if pairs else 1)
     if reserved > (room := spec.capacity_bytes - nccl.likely):  # what is cached may be given back in time
         with contextlib.suppress(MemoryError):
             reserved = trace.reserved_peak(room)
     return RankStep(
         resolve_model_id(model), layout, precision, batch_size, sequence_length, gradient_checkpointing,
-        memory, at_peak, phase, messages if adapters else elements_sent(model, layout),
+        memory, at_peak, phase,
+        messages if adapters else elements_sent(model, layout, pairs is not None and pairs.on_the_card),
         Counter() if adapters else messages, spec.name, spec.capacity_bytes, nccl, reserved, trace, adapters,
-        offloaded.nbytes(tokens), offloaded.pinned(tokens),
+        offloaded.nbytes(tokens), offloaded.pinned(tokens), pairs,
     )  # fmt: skip
 
 
@@ -324,10 +349,10 @@ def _on_ranks(trace: Trace, memory: RankMemory, reference: RankMemory) -> Trace:
     return scaled(trace, gradients, memory.gradients / reference.gradients)
 
 
-def _peak(trace: Trace) -> tuple[dict[str, int], str]:
-    """The parts at the fullest moment of a phase, and its name."""
+def _peak(trace: Trace, whole: int = 0) -> tuple[dict[str, int], str]:
+    """The parts at the fullest moment of a phase, and its name. whole: bytes that were gathered before the first."""
     timeline = trace.timeline()
-    shards = int(timeline.phases[0].live[0][CATEGORIES.index("parameters")])
+    shards = int(timeline.phases[0].live[0][CATEGORIES.index("parameters")]) - whole
     live = timeline.at_peak()
     parts = {
         "parameters": shards,
@@ -344,28 +369,39 @@ def _peak(trace: Trace) -> tuple[dict[str, int], str]:
 def _trace(
     model: ConfigKey, layout: Layout, precision: str, batch_size: int, sequence_length: int, checkpointing: bool,
     spec: GPUSpec, adapters: Adapters | None = None, repeat_kv: bool = False, fused_lm_head: bool = False,
-    offload: bool = False,
+    offload: bool = False, pairs: Pairs | None = None,
 ) -> tuple[Trace, Counter, Moved]:  # fmt: skip
     """A rank's forward and backward, what it sends, and the checkpoints that go to the CPU.
 
-    Sent: the elements of tensor parallelism's messages (with adapters: all bytes).
+    Sent: the elements of tensor parallelism's messages (with adapters: all bytes). What is as large as a whole second
+    model grows with the depth, by so much a layer: shallow runs have it by its kind, and the deep one by its size.
     """
-    tokens = batch_size * sequence_length
+    rows = batch_size * (2 if pairs else 1)
+    tokens = rows * sequence_length
 
     def run(config: Any) -> tuple[Trace, dict[str, Any]]:
         one = run_rank(
             config, layout, CONVENTIONS[precision], spec=spec,
             batch_size=batch_size, sequence_length=sequence_length, checkpointing=checkpointing, adapters=adapters,
-            repeat_kv=repeat_kv, fused_lm_head=fused_lm_head, offload_checkpoints=offload,
+            repeat_kv=repeat_kv, fused_lm_head=fused_lm_head, offload_checkpoints=offload, pairs=pairs,
         )  # fmt: skip
         sent = one.sent_bytes if adapters else one.sent_activations
-        return one.trace, {**sent, **Moved.of(one.offloaded, tokens, 1).sizes}
+        trace = resized(
+            one.trace, {round_size(one.whole[kind]): mark for kind, mark in _WHOLE.items() if kind in one.whole}
+        )
+        whole = {_WHOLE[kind]: nbytes for kind, nbytes in one.whole.items()}
+        return trace, {**sent, **whole, **Moved.of(one.offloaded, tokens, 1).sizes}
 
-    how = model, layout, precision, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload
-    like = "rank", *how, kind_of_batch(batch_size)
-    trace, sent = from_shallow(model.config, run, like) or run(model.config)
-    sizes = {name: n for name, n in sent.items() if isinstance(name, Fraction)}
-    return trace, Counter({name: n for name, n in sent.items() if name not in sizes}), Moved(sizes)
+    how = model, layout, precision, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload, pairs
+    like = "rank", *how, kind_of_batch(rows)
+    trace, numbers = from_shallow(model.config, run, like) or run(model.config)
+    trace = resized(trace, {mark: round_size(numbers[mark]) for mark in _WHOLE.values() if mark in numbers})
+    sizes = {name: n for name, n in numbers.items() if isinstance(name, Fraction)}
+    sent = {name: n for name, n in numbers.items() if isinstance(name, str)}
+    return trace, Counter(sent), Moved(sizes)
+
+
+_WHOLE = {"received": -1, "cast": -2}  # a kind of `RankRun.whole` → what stands for its size, as no block's does
 
 
 def _fullest(model: str, layout: Layout) -> int:

@@ -172,7 +172,7 @@ def _loss(
 ) -> tuple[torch.Tensor, Any]:
     """The loss of a micro-batch on the GPU, and the model's outputs where a loop could keep them."""
     # No closure over the model: after an error a frame that was cleared still keeps its function, and that its cells.
-    forward = partial(_forward, gpu, setting.autocast)
+    forward = partial(forward_under, gpu, setting.autocast)
     if setting.objective != "dpo":
         outputs = forward(model, **batch, **({"fused_lm_head": True} if setting.fused_lm_head else {}))
         return outputs.loss, outputs
@@ -182,7 +182,8 @@ def _loss(
     return preference_loss(forward, model, inputs, reference=reference, **how), None
 
 
-def _forward(gpu: GPU, autocast: torch.dtype | None, model: torch.nn.Module, **inputs: Any) -> Any:
+def forward_under(gpu: GPU, autocast: torch.dtype | None, model: torch.nn.Module, **inputs: Any) -> Any:
+    """The model's outputs: under autocast, where it has a dtype, and in fp32 then."""
     from accelerate.utils import convert_to_fp32  # takes its time
 
     with gpu.autocast(autocast):

@@ -5,7 +5,7 @@ Each takes a trace and gives a new one, which the allocator then finds room for;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -89,6 +89,14 @@ def scaled(trace: Trace, which: np.ndarray, ratio: float) -> Trace:
     """With the blocks that these allocations (a mask) take, `ratio` times as large, rounded up to 512 bytes."""
     resized = which[trace.born]
     nbytes = np.where(resized, [round_size(int(np.ceil(n * ratio))) for n in trace.nbytes.tolist()], trace.nbytes)
+    return Trace(trace.born, nbytes, trace.category, trace.span, trace.names, stream=trace.stream)
+
+
+def resized(trace: Trace, sizes: Mapping[int, int]) -> Trace:
+    """With blocks of these sizes (bytes) of another size; both as the trace has them."""
+    nbytes = trace.nbytes.copy()
+    for old, new in sizes.items():
+        nbytes[trace.nbytes == old] = new
     return Trace(trace.born, nbytes, trace.category, trace.span, trace.names, stream=trace.stream)
 
 

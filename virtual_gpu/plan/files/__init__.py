@@ -68,8 +68,8 @@ def files_of(plan: Plan, kind: str | None = None) -> dict[str, str]:
 
 def _cannot(plan: Plan, kind: str) -> str:
     """Why files of that kind could not train as the plan says; empty where they can."""
-    if plan.request.pairs and kind != "trl":
-        return _of_another_loss()
+    if plan.request.pairs:
+        return trl_dpo.cannot(plan) if kind == default_kind(plan.request.objective) else _of_another_loss()
     return _KINDS[kind].cannot(plan)
 
 

@@ -67,6 +67,11 @@ def literal(value: Any) -> str:
     return f'"{text[1:-1]}"' if plain else text
 
 
+def loads_second(plan: Plan) -> bool:
+    """Whether DPOTrainer loads a second model, if only to make its log probabilities first, and FSDP2 splits it."""
+    return plan.request.pairs and plan.recipe.method == "full" and bool(plan.recipe.stage)
+
+
 def json_text(values: dict[str, Any]) -> str:
     """A file of JSON."""
     return json.dumps(values, indent=2) + "\n"
@@ -93,7 +98,8 @@ def accelerate_yaml(plan: Plan) -> str:
             "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
             f"  fsdp_activation_checkpointing: {yes[plan.recipe.checkpointing]}",
             *(["  fsdp_activation_checkpointing_offload: true"] if plan.recipe.offload else []),
-            "  fsdp_cpu_ram_efficient_loading: true",
+            # Nobody sends the weights of DPO's second model round (TRL 1.16, prepare_fsdp): each rank has to read them.
+            f"  fsdp_cpu_ram_efficient_loading: {yes[not loads_second(plan)]}",
             f"  fsdp_offload_params: {yes[plan.recipe.cpu_offload]}",
             "  fsdp_state_dict_type: FULL_STATE_DICT",  # of a sharded one the Trainer saves no model
         ]
@@ -145,13 +151,15 @@ BLOCKS = """tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_c
 ids = tokenizer(Path(args.text).read_text(encoding="utf-8"))["input_ids"]
 blocks = [ids[i : i + LENGTH] for i in range(0, len(ids) - LENGTH + 1, LENGTH)]
 """
-_FOUR_BITS = """    quantization_config=BitsAndBytesConfig(
+FOUR_BITS = """    quantization_config=BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
-    ),
+{storage}    ),
 """
+# Bytes (the default) FSDP2 cannot split: accelerate would leave them whole on every GPU.
+STORAGE = "        bnb_4bit_quant_storage=dtype,\n"
 _CHECKPOINTING = """if hasattr(model, "activation_checkpointing_enable"):  # its name since transformers 5.23
     model.activation_checkpointing_enable({arguments})
 else:
@@ -228,8 +236,11 @@ def fuse_head(recipe: Recipe) -> str:
 
 
 def loading(plan: Plan, place: str = "") -> str:
-    """The model out of its files. place: the variable of the device to which the weights go straight."""
-    bits = _FOUR_BITS if plan.recipe.method == "qlora" else ""
+    """The model out of its files. place: the variable of the device to which weights that stay whole go straight."""
+    qlora, split = plan.recipe.method == "qlora", bool(plan.recipe.stage)
+    bits = FOUR_BITS.format(storage=STORAGE if split else "") if qlora else ""
+    if split:  # FSDP2 takes the weights to the card piece by piece; 4-bit ones, whole on it, might not fit
+        place = '"cpu"' if qlora else ""
     device = f'    device_map={{"": {place}}},\n' if place else ""
     return f"""{repeat_kv(plan)}model = AutoModelForCausalLM.from_pretrained(
     args.model,

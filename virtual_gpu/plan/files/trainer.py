@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from ...models.configs import is_given
 from ...step.optimizers import OPTIMIZERS
 from .settings import (
+    FOUR_BITS,
     LAUNCH,
+    STORAGE,
     accelerate_yaml,
     checkpointing,
     docstring,
@@ -85,7 +87,7 @@ def script(plan: Plan, usage: str = _USAGE, more: str = "", modules: str = "") -
     loading, adapters, of_peft = "", "", ""
     repeated, fused = imports(plan)
     if recipe.method == "qlora":
-        loading = _LOADING_4BIT.format(storage=_STORAGE if recipe.stage else "")
+        loading = FOUR_BITS.format(storage=STORAGE if recipe.stage else "")
     if recipe.method != "full":
         if not recipe.stage:
             of_peft, loading = _IMPORT_PLACE, loading + _PLACE
@@ -126,15 +128,6 @@ def script(plan: Plan, usage: str = _USAGE, more: str = "", modules: str = "") -
 _IMPORT_PLACE = "from accelerate import PartialState\n"
 _PLACE = """    device_map={"": "cpu" if args.cpu else PartialState().local_process_index},
 """
-_LOADING_4BIT = """    quantization_config=BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-{storage}    ),
-"""
-# Bytes (the default) FSDP2 cannot split: accelerate would leave them whole on every GPU.
-_STORAGE = "        bnb_4bit_quant_storage=dtype,\n"
 _PLACE_CPU = '    device_map={"": "cpu"},\n'
 _CHECKPOINTS_STAY = """    # Pinned memory is a GPU's.
     settings |= {name: {"use_reentrant": False} for name in settings if name.endswith("checkpointing_kwargs")}

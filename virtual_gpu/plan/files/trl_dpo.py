@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from ..plans import Plan
 
 
+def cannot(plan: Plan) -> str:
+    """Why these files could not train as the plan says: they can, whatever it is."""
+    return ""
+
+
 def files(plan: Plan) -> dict[str, str]:
     """name → text: train.py, and for several GPUs accelerate.yaml."""
     precomputed = {"precompute_ref_log_probs": "True"} if plan.recipe.reference == "precomputed" else {}
@@ -38,8 +43,7 @@ What it takes on the card:
 import argparse
 
 import torch
-from accelerate import PartialState
-from datasets import load_dataset
+{of_place}from datasets import load_dataset
 {peft}from transformers import AutoModelForCausalLM, AutoTokenizer{bits}
 {of_transformers}from trl import DPOConfig, DPOTrainer
 
@@ -48,8 +52,7 @@ from datasets import load_dataset
 arguments = DPOConfig(
     args.output,
 {arguments})
-device = "cpu" if args.cpu else PartialState().local_process_index
-dtype = torch.float32 if args.cpu else torch.{dtype}  # of the weights
+{place}dtype = torch.float32 if args.cpu else torch.{dtype}  # of the weights
 
 tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
 dataset = load_dataset("json", data_files=args.pairs, split="train")

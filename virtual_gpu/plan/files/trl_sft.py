@@ -66,10 +66,12 @@ def of_trainer(plan: Plan) -> dict[str, str]:
         "peft": "from peft import LoraConfig\n" if adapters else "",
         "bits": ", BitsAndBytesConfig" if qlora else "",
         "dtype": weights_dtype(recipe),
+        "place": "" if recipe.stage else _PLACE,
+        "of_place": "" if recipe.stage else "from accelerate import PartialState\n",
         "model": loading(plan, "device"),
         "adapters": lora(plan) if adapters else "",
         "peft_config": "    peft_config=adapters,\n" if adapters else "",
-        "upcast": _UPCAST if qlora and recipe.precision == "mixed_fp16" else "",
+        "upcast": _UPCAST if qlora and (recipe.stage or recipe.precision == "mixed_fp16") else "",
     }
 
 
@@ -81,10 +83,10 @@ def with_launch(plan: Plan, script: str) -> dict[str, str]:
 def arguments_of(plan: Plan) -> dict[str, str]:
     """SFTConfig's arguments, and DPOConfig's, as the script writes them. The defaults are other than the Trainer's."""
     given = {name: literal(value) for name, value in training_arguments(plan).items()}
-    if plan.recipe.offload:
+    if plan.recipe.offload and not plan.recipe.stage:
         given["gradient_checkpointing_kwargs"] = '{"use_reentrant": False, "offload": not args.cpu}'
     else:
-        del given["gradient_checkpointing_kwargs"]  # TRL's own are the same
+        del given["gradient_checkpointing_kwargs"]  # TRL's own are the same, and of shards accelerate.yaml says them
     given |= {name: "not args.cpu" for name in ("fp16", "bf16") if given[name] == "True"}
     named = {
         "per_device_train_batch_size": "MICRO_BATCH",
@@ -98,6 +100,7 @@ _UPCAST = """for parameter in trainer.model.parameters():
     if parameter.requires_grad:  # TRL makes them bf16, whose gradients the scaler of fp16 does not take
         parameter.data = parameter.data.float()
 """
+_PLACE = 'device = "cpu" if args.cpu else PartialState().local_process_index\n'
 _TILES = "SFTTrainer makes its logits in tiles; the plan counts whole ones. "
 _SCRIPT = '''"""{title}
 
@@ -111,8 +114,7 @@ import argparse
 {of_keeping}from pathlib import Path
 
 import torch
-from accelerate import PartialState
-from datasets import Dataset
+{of_place}from datasets import Dataset
 {peft}{of_checkpoint}from transformers import AutoModelForCausalLM, AutoTokenizer{bits}
 {of_transformers}from trl import SFTConfig, SFTTrainer
 
@@ -121,8 +123,7 @@ from datasets import Dataset
 arguments = SFTConfig(
     args.output,
 {arguments})
-device = "cpu" if args.cpu else PartialState().local_process_index
-dtype = torch.float32 if args.cpu else torch.{dtype}  # of the weights
+{place}dtype = torch.float32 if args.cpu else torch.{dtype}  # of the weights
 
 {blocks}if not blocks:
     raise SystemExit(f"{{args.text}}: {{len(ids)}} tokens are fewer than one block of {{LENGTH}}.")
