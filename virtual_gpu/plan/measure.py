@@ -16,6 +16,7 @@ from ..shards.adapters import adapters_of
 from ..shards.layout import Layout
 from ..shards.ledger import closed_form, closed_form_adapters
 from ..shards.rank_step import rank_need
+from ..shards.second_model import Pairs
 from ..step.flops import training_flops
 from ..step.predict import predict_need
 from ..step.setting import Setting
@@ -63,8 +64,8 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
     if recipe.stage:
         layout = Layout(request.gpus, recipe.stage)
         if recipe.method == "full":
-            second = request.pairs and recipe.reference == "same"
-            memory = closed_form(request.model, layout, _convention(recipe), second=second)
+            pairs = Pairs(recipe.reference) if request.pairs else None
+            memory = closed_form(request.model, layout, _convention(recipe), pairs=pairs)
         else:
             adapters = adapters_of(
                 recipe.method, request.lora_rank, request.lora_targets, _convention(recipe), layout, request.spec

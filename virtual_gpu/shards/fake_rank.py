@@ -110,6 +110,7 @@ def run_rank(
     head; batch_size counts them. Of its moment "alone" there is no backward, and what is held is the second model's.
     """
     refuse_in_a_block()
+    convention = convention.as_accelerate if pairs else convention
     moved: Counter[int] = Counter()
     repeated = kv_repeated() if repeat_kv else nullcontext()
     with fake_world(layout.ranks, rank), running(config.model_type), warnings.catch_warnings(), repeated:
@@ -140,11 +141,8 @@ def run_rank(
                     without_dropout(one)
                     heads.enter_context(fused_head(one, True, OF_THE_HEAD if one is not second else ("log_probs",)))
                 if second is not None and pairs.moment == "step" and layout.stage == 2:
-                    with (
-                        gpu.rules,
-                        Messages(gpu),
-                        torch.no_grad(),
-                    ):  # in the first micro-batch; from then on it is whole
+                    # In the first micro-batch; from then on it is whole.
+                    with gpu.record(second, optimizer) as once, Messages(gpu), once.phase("reference"), torch.no_grad():
                         second(**_batch(gpu, 1, sequence_length, pairs), use_cache=False, fused_lm_head=True)
             with gpu.record(model, optimizer) as record, Messages(gpu) as messages:
                 batch = {} if batch_size is None else _batch(gpu, batch_size, sequence_length, pairs)
@@ -154,9 +152,8 @@ def run_rank(
                     kept = 0
                 elif pairs and pairs.moment == "alone":
                     kept = 0
-                    half = convention.dtype if convention.loaded != convention.dtype else None
                     with record.phase("reference"), torch.no_grad():
-                        forward_under(gpu, half, model, **batch, use_cache=False, fused_lm_head=True)
+                        forward_under(gpu, convention.half, model, **batch, use_cache=False, fused_lm_head=True)
                 else:
                     half = adapters and adapters.dtype
                     head = fused_head(model, virtual=True) if fused_lm_head and not pairs else nullcontext()
@@ -213,8 +210,8 @@ def _whole(second: torch.nn.Module, layout: Layout, convention: Convention) -> d
 
     "received": of all ranks; "cast": of the own shard, in the type in which it is sent.
     """
-    own = sum(t.numel() for t in _locals(second.parameters())) * convention.dtype.itemsize
-    return {"received": own * layout.ranks} | ({"cast": own} if convention.loaded != convention.dtype else {})
+    own = sum(t.numel() for t in _locals(second.parameters())) * convention.computes.itemsize
+    return {"received": own * layout.ranks} | ({"cast": own} if convention.half else {})
 
 
 def _forward_backward(
@@ -282,6 +279,7 @@ def shard(config: Any, layout: Layout, convention: Convention) -> tuple[torch.nn
     Meta parameters are sharded, fake ones only placed later: the other way round is a hundred times slower.
     """
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
     layout.check_model(config)
     shape = (layout.data_parallel, layout.tensor_parallel)
@@ -291,7 +289,8 @@ def shard(config: Any, layout: Layout, convention: Convention) -> tuple[torch.nn
     if layout.tensor_parallel > 1:
         split_tensors(model, config, mesh["tensor"])
     if layout.stage >= 2:
-        split_by_fsdp2(model, model, layout, mesh=mesh["data"])
+        policy = {"mp_policy": MixedPrecisionPolicy(*[convention.half] * 3)} if convention.half else {}
+        split_by_fsdp2(model, model, layout, mesh=mesh["data"], **policy)
     return model, mesh
 
 

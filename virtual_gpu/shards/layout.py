@@ -119,7 +119,10 @@ def _stage(stage: Any) -> int:
 
 @dataclass(frozen=True)
 class Convention:
-    """The bytes of one parameter by kind, and the dtype that parameters and gradients have."""
+    """The bytes of one parameter by kind, and the dtype that parameters and gradients have.
+
+    half: in which FSDP2 gathers and reduces them, where it is another (MixedPrecisionPolicy).
+    """
 
     dtype: torch.dtype
     parameters: int
@@ -127,11 +130,22 @@ class Convention:
     master: int
     momentum: int
     variance: int
+    half: torch.dtype | None = None
 
     @property
-    def loaded(self) -> torch.dtype:
-        """The dtype in which a script loads the weights: that of the copy which the optimizer updates."""
-        return torch.float32 if self.master else self.dtype
+    def computes(self) -> torch.dtype:
+        """The dtype of what is gathered."""
+        return self.half or self.dtype
+
+    @property
+    def as_accelerate(self) -> Convention:
+        """The same bytes as accelerate has them in mixed precision: the fp32 copy is the shard, and gathered in half.
+
+        So a gradient is fp32, and where there is none a parameter takes 12 bytes, not 14.
+        """
+        if not self.master:
+            return self
+        return Convention(torch.float32, 4, 4, 0, self.momentum, self.variance, self.dtype)
 
     @property
     def total(self) -> int:

@@ -30,6 +30,7 @@ from ..units import GB, choose
 from .adapters import Adapters, adapters_of, shapes_of
 from .fake_rank import accelerate_groups, body_of, is_tied, run_rank
 from .layout import CONVENTIONS, Convention, Layout
+from .second_model import Pairs
 
 # GPT-2's shape in the sizes of the ZeRO paper (arXiv 1910.02054), table 1: layers, hidden size, heads. The paper gives
 # no shapes; the last is the 1T model of Narayanan et al. (arXiv 2104.04473), table 1.
@@ -146,18 +147,19 @@ def paper_bytes(parameters: float, layout: Layout, precision: str = "mixed") -> 
 
 def closed_form(
     model: str, layout: Layout, precision: str = "mixed", rank: int = 0, *, gradient_as_bucket_view: bool = False,
-    second: bool = False,
+    pairs: Pairs | None = None,
 ) -> RankMemory:  # fmt: skip
     """What rank `rank` holds, from the parameters' shapes alone.
 
     FSDP2 cuts dim 0 of each tensor into pieces of ceil(dim 0 / N) rows. Parameters and gradients are padded to that on
     every rank; the optimizer state is made for the rows that a rank really has, which may be none.
     ZeroRedundancyOptimizer deals out whole tensors, the largest first, each to the rank that has least. DDP (stages 0
-    and 1) keeps all gradients a second time, in buckets, but with gradient_as_bucket_view. second: with DPO's second
-    model (`second_model`), at stages 2 and 3.
+    and 1) keeps all gradients a second time, in buckets, but with gradient_as_bucket_view. pairs: of DPO, whose second
+    model (`second_model`) counts as parameters, and as gathered where it stays so.
     """
     config, convention = config_of(model), CONVENTIONS[choose(precision, CONVENTIONS, tr(ko="정밀도", en="precision"))]
     layout.check_model(config)
+    convention, models = (convention.as_accelerate, 1 + pairs.on_the_card) if pairs else (convention, 1)
     shapes = local_shapes(model, layout.tensor_parallel)
     n, whole = layout.data_parallel, sum(rows * rest * count for (rows, rest), count in shapes.items())
     mine = rank // layout.tensor_parallel
@@ -170,8 +172,8 @@ def closed_form(
         gathered = padded * n if layout.stage == 2 else 0  # FSDP2 keeps its own shard beside the gathered parameters
     return RankMemory(
         rank,
-        padded * (convention.parameters + second * convention.loaded.itemsize),
-        gathered * (1 + second) * convention.parameters,
+        models * padded * convention.parameters,
+        models * gathered * convention.computes.itemsize,
         padded * convention.gradients,
         owned * convention.master,
         owned * convention.momentum,

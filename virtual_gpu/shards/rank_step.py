@@ -98,7 +98,7 @@ class RankStep:
     @functools.cached_property
     def card_bytes(self) -> int:
         """The least capacity in which the caching allocator gets through, to 1/128 of the peak; NCCL's comes on top."""
-        return self.trace.smallest_capacity(max(self.total // 128, 2 * MiB))
+        return _capacity(self.trace)
 
     @property
     def fits(self) -> bool:
@@ -284,9 +284,8 @@ def rank_step(
     if adapters:
         memory = closed_form_adapters(model, layout, adapters, rank)
     else:
-        second = pairs is not None and pairs.on_the_card
         memory = closed_form(
-            model, layout, precision, rank, gradient_as_bucket_view=gradient_as_bucket_view, second=second
+            model, layout, precision, rank, gradient_as_bucket_view=gradient_as_bucket_view, pairs=pairs
         )
     sharded = stage >= 2
     run_as = layout if sharded else Layout(tensor_parallel, 0, tensor_parallel)
@@ -310,7 +309,7 @@ def rank_step(
         trace = accumulating_trace(trace)
     if layout.has_ddp:
         trace = with_ddp(trace, gradient_as_bucket_view=gradient_as_bucket_view)
-    convention = CONVENTIONS[precision]
+    convention = CONVENTIONS[precision].as_accelerate if pairs else CONVENTIONS[precision]
     if adapters:
         owned, kinds = shapes_of(ConfigKey.of(config), adapters).owned(layout.ranks, rank), (STATE_BYTES,) * 2
     else:
@@ -323,7 +322,7 @@ def rank_step(
     whole = memory.gathered // 2 if pairs and pairs.on_the_card else 0  # at stage 2, from the first micro-batch on
     if pairs and (first := pairs.first(layout)):
         before, *_ = run(replace(pairs, moment=first))
-        trace, whole = max((trace, whole), (before, 0), key=lambda moment: moment[0].reserved_peak())
+        trace, whole = max((trace, whole), (before, 0), key=lambda moment: _capacity(moment[0]))
     trace, allocator = trace.through()
     at_peak, phase = _peak(trace, whole)
     nccl, reserved = nccl_bytes(layout), allocator.peak_reserved_bytes
@@ -338,6 +337,10 @@ def rank_step(
         Counter() if adapters else messages, spec.name, spec.capacity_bytes, nccl, reserved, trace, adapters,
         offloaded.nbytes(tokens), offloaded.pinned(tokens), pairs,
     )  # fmt: skip
+
+
+def _capacity(trace: Trace) -> int:
+    return trace.smallest_capacity(max(trace.timeline().peak_bytes // 128, 2 * MiB))
 
 
 def _on_ranks(trace: Trace, memory: RankMemory, reference: RankMemory) -> Trace:

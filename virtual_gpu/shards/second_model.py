@@ -75,7 +75,7 @@ def split_second(config: Any, layout: Layout, convention: Convention, mesh: Any)
     """The second model on the meta device, as `prepare_fsdp` splits it."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    model = build_model(config, convention.loaded)
-    policy = MixedPrecisionPolicy(*[convention.dtype] * 3)  # accelerate's set_mixed_precision
+    model = build_model(config, convention.dtype)
+    policy = MixedPrecisionPolicy(*[convention.computes] * 3)  # accelerate's set_mixed_precision
     fully_shard(model, mesh=mesh, reshard_after_forward=layout.stage == 3, mp_policy=policy)
     return model.eval()
