@@ -1,4 +1,4 @@
-"""Started by test_train_distributed: a script under accelerate's own FSDP2, which it otherwise keeps to GPUs.
+"""Started by the tests: a script under accelerate's own FSDP2, which it otherwise keeps to GPUs.
 
 accelerate takes FSDP2 where its distributed type is one for accelerators. Here it is told so, with gloo and the CPU;
 everything after that is its own code.
@@ -14,7 +14,8 @@ from accelerate.utils import DistributedType
 
 os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
 PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
-init = accelerate.Accelerator.__init__
-accelerate.Accelerator.__init__ = lambda self, cpu, **settings: init(self, **settings)
+init, state = accelerate.Accelerator.__init__, PartialState.__init__
+accelerate.Accelerator.__init__ = lambda self, cpu=True, **settings: init(self, **settings)
+PartialState.__init__ = lambda self, cpu=True, **settings: state(self, **settings)
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

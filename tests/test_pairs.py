@@ -1,26 +1,43 @@
 """DPO: the loss is its libraries', its bytes a real card's and those of TRL's own trainer, and the planner's files."""
 
 import json
+import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from forked import run_forked
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
+from forked import free_port, run_forked
 from safetensors.torch import load_file
-from test_plan_files import WIDTH, WORDS, llama
+from test_plan_files import ACCELERATE, CUBLAS, WIDTH, WORDS, llama, one_rank
 from test_plan_files import small as small  # a fixture
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from helpers.models import byte_tokenizer
+from virtual_gpu.cards import CATALOG
 from virtual_gpu.errors import NotSupported, WrongValue
+from virtual_gpu.models.build import build_model
+from virtual_gpu.models.configs import load_config, model_name
+from virtual_gpu.models.depth import forget_shallow_runs, with_depth
 from virtual_gpu.models.fused_head import fused_head
-from virtual_gpu.plan import Recipe, plan_training
+from virtual_gpu.plan import Plan, Recipe, plan_training
 from virtual_gpu.plan.command import main
 from virtual_gpu.plan.files import KINDS
-from virtual_gpu.plan.measure import measure, setting_of
+from virtual_gpu.plan.host import host_need
+from virtual_gpu.plan.measure import held, measure, setting_of
 from virtual_gpu.plan.plans import METHODS, cpu_offload_label, make_request, recipes_of
 from virtual_gpu.program.runner import run
+from virtual_gpu.shards import rank_step as rank_step_module
+from virtual_gpu.shards.adapters import Adapters
+from virtual_gpu.shards.fake_rank import run_rank
+from virtual_gpu.shards.layout import CONVENTIONS, Layout
+from virtual_gpu.shards.ledger import ConfigKey, closed_form, elements_sent
+from virtual_gpu.shards.rank_step import rank_step
+from virtual_gpu.shards.second_model import Pairs
 from virtual_gpu.step.flops import training_flops
 from virtual_gpu.step.pairs import BETA, preference_loss, side_by_side
 from virtual_gpu.step.predict import predict_memory
@@ -230,6 +247,229 @@ def test_the_files_learn_on_a_cpu(recipe, small, tmp_path):
     assert max(float((learned[name] - value).abs().max()) for name, value in before.items()) > 0
 
 
+# -- over several GPUs ------------------------------------------------------------------------------------------------
+
+SPLIT = [
+    (Recipe("full", "mixed_bf16", "adamw_fused", 3), 2, (2, 2)),
+    (Recipe("full", "mixed_bf16", "adamw_fused", 2), 2, (2, 2)),
+    (Recipe("full", "mixed_bf16", "adamw_fused", 2, True), 8, (2, 1)),
+    (Recipe("full", "mixed_bf16", "adamw_fused", 3, True, reference="precomputed"), 2, (2, 2)),
+    (Recipe("full", "mixed_bf16", "adamw_fused", 3, True, reference="precomputed"), 8, (2, 1)),  # the reference alone
+    (Recipe("lora", "mixed_fp16", "adamw_fused", 3, True), 4, (4, 1)),
+    (Recipe("qlora", "mixed_bf16", "adamw_fused", 3, rest_in_fp32=False), 2, (2, 2)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe, gpus, way", SPLIT, ids=lambda value: getattr(value, "title", str(value)))
+def test_a_rank_of_the_files_holds_what_the_plan_counted(recipe, gpus, way, tmp_path):
+    """DPOTrainer under `accelerate launch` as the script says; head and embedding are more than half of the model."""
+    llama(tmp_path / "model", vocab_size=32_768, hidden_size=1024, intermediate_size=2816, max_position_embeddings=256)
+    gpu, batch = "T4" if "fp16" in recipe.precision else "L4", way[0] * way[1] * gpus
+    request = make_request(str(tmp_path / "model"), gpu, gpus, length=256, batch=batch, objective="dpo")
+    plan = measure(request, replace(recipe, fused_lm_head=True), *way)
+    plan.save(tmp_path / "plan")
+    row = {"prompt": "a", "chosen": "b" * 400, "rejected": "c" * 252}
+    (tmp_path / "pairs.jsonl").write_text("\n".join([json.dumps(row)] * 3 * batch), encoding="utf-8")
+    words = ["--pairs", str(tmp_path / "pairs.jsonl"), "--output", str(tmp_path / "out")]
+    report = one_rank(plan, [*ACCELERATE, "train.py", *words], tmp_path)
+    phases = {phase: allocated for phase, (allocated, _) in report["phases"].items()}
+    most = max(nbytes for phase, nbytes in phases.items() if phase != "loading")
+    # The plan is of a first step: backward's thread has its workspace in later ones, also while the reference is run.
+    assert -CUBLAS - 0.015 * most < plan.tensors_bytes - most < 0.01 * most
+    if recipe.method == "full":  # the second model comes to the card whole, and is cut there
+        whole = 4 * sum(p.numel() for p in build_model(load_config(request.model), torch.float16).parameters())
+        assert whole < phases["loading"] < 1.01 * whole * (1 + 1 / gpus) + 2**26
+        assert phases["loading"] < plan.tensors_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method, stage, tied, more",
+    [
+        ("full", 3, False, {"checkpointing": True}),
+        ("full", 2, True, {}),
+        ("full", 3, True, {"reference": "precomputed"}),
+        ("lora", 3, False, {}),
+        ("qlora", 3, True, {"checkpointing": True}),
+    ],
+)
+def test_two_ranks_learn_what_one_does(method, stage, tied, more, tmp_path):
+    """By real processes under accelerate's own FSDP2: of pairs that are all alike half a batch has its gradient."""
+    sizes = {"vocab_size": 258, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = llama(tmp_path / "model", **sizes, intermediate_size=128, tie_word_embeddings=tied)
+    torch.manual_seed(0)
+    build_model(config, torch.float32, device="cpu").save_pretrained(tmp_path / "model")
+    losses = {}
+    for ranks in (1, 2):
+        precision = "fp32" if method == "full" else "mixed_bf16"
+        recipe = Recipe(method, precision, "adamw_fused", stage if ranks == 2 else 0, rest_in_fp32=False, **more)
+        recipe = replace(recipe, fused_lm_head=True)
+        request = make_request(str(tmp_path / "model"), "L4", ranks, length=32, batch=4, objective="dpo")
+        folder, environment = tmp_path / f"{ranks}", {}
+        Plan(request, recipe, 1, 4 // ranks, 0, {}, 0, 0, 0, None).save(folder)
+        script = (folder / "train.py").read_text(encoding="utf-8")
+        for old, new in (("logging_steps=10", "logging_steps=1"), ("LEARNING_RATE = ", "LEARNING_RATE = 1e-3  # ")):
+            assert old in script
+            script = script.replace(old, new)
+        script = script.replace("torch.bfloat16  # of", "torch.float32  # of")
+        (folder / "train.py").write_text(script + "print(json.dumps(trainer.state.log_history))\n", encoding="utf-8")
+        (folder / "train.py").write_text("import json\n" + (folder / "train.py").read_text(encoding="utf-8"))
+        row = {"prompt": "a", "chosen": "b" * 20, "rejected": "c" * 12}
+        (folder / "pairs.jsonl").write_text("\n".join([json.dumps(row)] * 12), encoding="utf-8")
+        words = ["--pairs", "pairs.jsonl", "--output", "out", "--cpu", "--max-steps", "3"]
+        program = [str(folder / "train.py"), *words]
+        if ranks == 2:
+            program = [str(Path(__file__).with_name("fsdp2_on_cpu.py")), *program]
+            chosen = ["--config_file", str(folder / "accelerate.yaml"), "--mixed_precision", "no", "train.py"]
+            launched, *_ = _validate_launch_command(launch_command_parser().parse_args(chosen))
+            environment = prepare_multi_gpu_env(launched)
+        port = free_port() if ranks == 2 else "0"
+        status, out, err = run_forked(program, ranks, os.environ | environment, port, folder=folder)
+        assert status == 0, err[-2000:]
+        history = json.loads(next(line for line in out.splitlines()[::-1] if line.startswith("[")))
+        losses[ranks] = [(step["loss"], step["grad_norm"]) for step in history if "loss" in step]
+    assert losses[1][0][0] == pytest.approx(math.log(2), rel=1e-6)  # the reference is the model that it was
+    assert losses[1][-1][0] < losses[1][0][0] - 1e-3
+    within = 5e-3 if method == "qlora" else 1e-5  # alone its adapters are TRL's, in bf16
+    for one, two in zip(losses[1], losses[2], strict=True):
+        assert two == pytest.approx(one, rel=within)
+
+
+def tiny(tied=False):
+    """Shapes that no number of ranks divides."""
+    return LlamaConfig(
+        vocab_size=301, hidden_size=48, intermediate_size=100, num_hidden_layers=3, num_attention_heads=2,
+        max_position_embeddings=64, tie_word_embeddings=tied,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("precision", ["mixed", "fp32"])
+@pytest.mark.parametrize("reference", ["same", "precomputed"])
+def test_a_rank_holds_and_sends_what_shapes_say(stage, precision, reference, tied):
+    """Of the second model too: fp32 like the first, cut alike, gathered whole and in bf16."""
+    config, pairs = tiny(tied), Pairs(reference)
+    model, layout = model_name(config), Layout(5, stage, as_accelerate=True)
+    ran = run_rank(config, layout, CONVENTIONS[precision], pairs=pairs)
+    memory = closed_form(model, layout, precision, pairs=pairs)
+    gathered = ran.held.pop("gathered")
+    assert ran.held == {kind: getattr(memory, kind) for kind in ran.held}
+    assert gathered == memory.gathered if stage == 2 else not memory.gathered
+    assert ran.sent == elements_sent(model, layout, second=pairs.on_the_card)
+    assert memory.parameters == closed_form(model, layout, "fp32").parameters * (1 + pairs.on_the_card)
+
+
+def test_a_second_model_is_gathered_at_once_and_goes_or_stays():
+    """In one piece and as its parameters, beside the shards; at stage 2 from the first micro-batch on."""
+    config = tiny()
+    whole = 2 * sum(p.numel() for p in build_model(config, torch.float16).parameters())
+    live = {}
+    for stage in (2, 3):
+        for moment in ("step", "first", "alone"):
+            pairs = Pairs("precomputed" if moment == "alone" else "same", moment=moment)
+            ran = run_rank(config, Layout(4, stage, as_accelerate=True), CONVENTIONS["mixed"], pairs=pairs)
+            curves = ran.trace.timeline().phases
+            live[stage, moment] = [int(curve.live[0].sum()) for curve in curves]
+            assert whole < ran.whole["received"] < 1.1 * whole and ran.whole["cast"] == ran.whole["received"] // 4
+            top = max(int(curve.live.sum(axis=1).max()) for curve in curves)
+            if moment != "step" or stage == 3:
+                assert top > live[stage, moment][0] + 2 * whole
+    assert live[2, "step"][0] > live[2, "first"][0] + 0.9 * whole
+    assert live[3, "step"] == live[3, "first"]
+
+
+@pytest.mark.parametrize("stage, pairs", [
+    (3, Pairs()), (2, Pairs()), (2, Pairs(moment="first")), (3, Pairs("precomputed", moment="alone")),
+], ids=lambda value: getattr(value, "moment", value))  # fmt: skip
+def test_a_deep_second_model_is_continued_as_a_full_run_has_it(stage, pairs):
+    """Its pieces grow with the depth; and what one micro-batch has shown holds for another."""
+    config, layout = with_depth(load_config("meta-llama/Llama-3.2-1B"), 9), Layout(4, stage, as_accelerate=True)
+    forget_shallow_runs()
+    for samples in (1, 2):
+        full = run_rank(
+            config, layout, CONVENTIONS["mixed"], batch_size=samples, sequence_length=64, checkpointing=True,
+            pairs=pairs,
+        )  # fmt: skip
+        trace, *_ = rank_step_module._trace.__wrapped__(
+            ConfigKey.of(config), layout, "mixed", samples, 64, True, CATALOG["H100"], None, False, True, False, pairs
+        )
+        for column in ("nbytes", "born", "category", "stream"):
+            assert np.array_equal(getattr(trace, column), getattr(full.trace, column)), column
+
+
+def test_the_fullest_moment_of_a_split_training_counts():
+    """On many GPUs the shards are little, and a reference that is gathered before the training is the most."""
+    settings = {"sequence_length": 64, "gradient_checkpointing": True, "objective": "dpo", "exact": False}
+    model = "meta-llama/Llama-3.2-1B"
+    few, many = (rank_step(model, ranks, **settings, reference="precomputed") for ranks in (2, 64))
+    assert few.phase == "backward" and many.phase == "reference"
+    assert many.at_peak["optimizer"] == many.at_peak["gradients"] == 0
+    elements = sum(p.numel() for p in build_model(load_config(model), torch.float16).parameters())
+    assert many.total > 4 * elements
+    same = rank_step(model, 64, **settings)
+    assert same.total > many.total and "DPO" in same.title
+    more = same.parameters_and_gradients_sent - many.parameters_and_gradients_sent
+    assert more == pytest.approx(2 * elements, rel=0.01)
+    stays, first = (rank_step(model, 2, 2, **settings, reference=name) for name in ("same", "precomputed"))
+    assert stays.phase == first.phase == "backward"
+    assert stays.at_peak["gathered"] - first.at_peak["gathered"] == pytest.approx(2 * elements, rel=0.01)
+    assert stays.at_peak["parameters"] == pytest.approx(2 * first.at_peak["parameters"], rel=1e-3)
+    assert stays.parameters_and_gradients_sent == first.parameters_and_gradients_sent  # once in a training
+
+
+def test_adapters_are_switched_off_in_the_split_model():
+    """No second model, and the base model gathered once more in every micro-batch."""
+    config, layout, adapters = tiny(), Layout(4, 3, as_accelerate=True), Adapters("lora", 4)
+    sent = [
+        run_rank(config, layout, CONVENTIONS["mixed"], adapters=adapters, fused_lm_head=True, pairs=pairs).sent_bytes
+        for pairs in (None, Pairs(second=False))
+    ]
+    assert sent[1]["reduce_scatter_base"] == sent[0]["reduce_scatter_base"]
+    assert sent[1]["allgather_base"] == pytest.approx(1.5 * sent[0]["allgather_base"], rel=0.1)
+    head = sent[0]["all_gather_into_tensor"]
+    assert head > 0 and sent[1]["all_gather_into_tensor"] == 2 * head
+    with pytest.raises(WrongValue, match="ppo"):
+        rank_step("gpt2", 2, objective="ppo")
+    with pytest.raises(WrongValue, match="half"):
+        rank_step("gpt2", 2, objective="dpo", reference="half")
+    for how in ({"stage": 0}, {"stage": 3, "tensor_parallel": 2}):
+        with pytest.raises(WrongValue, match=r"dpo|as_accelerate"):
+            rank_step("Qwen/Qwen3-0.6B", 4, objective="dpo", **how)
+
+
+def test_the_planner_splits_pairs():
+    plans = plan_training(
+        "meta-llama/Llama-3.2-1B", "2 x RTX 3090", length=256, batch=4, methods=("full", "lora"), objective="dpo",
+        optimizer="adamw_fused",
+    )  # fmt: skip
+    ways = {(plan.recipe.method, plan.recipe.stage, plan.recipe.reference) for plan in plans.plans}
+    assert {("full", 2, "same"), ("full", 3, "same"), ("lora", 3, "same")} <= ways
+    whole = [plan for plan in (*plans.plans, *plans.losers) if plan.recipe.method == "full" and not plan.recipe.stage]
+    assert whole and not any(plan.fits for plan in whole if plan.recipe.reference == "same")
+    said = dict(plans.skipped)
+    assert not any("아직 세지 않는다" in why for why in said.values())
+    for stage in (2, 3):
+        assert any(f"ZeRO-{stage}" in what and "기준" in why for what, why in plans.skipped)
+    best = next(plan for plan in plans.plans if plan.recipe.stage == 3 and plan.recipe.method == "full")
+    states = held(best.request, best.recipe)
+    first = held(best.request, replace(best.recipe, reference="precomputed"))
+    assert states["parameters"] == 2 * first["parameters"] and states["optimizer"] == first["optimizer"]
+    assert best.at_peak["parameters"] >= states["parameters"]
+    for plan in plans.plans:
+        assert sum(held(plan.request, plan.recipe).values()) <= plan.tensors_bytes
+    files = best.files()
+    assert "fsdp_cpu_ram_efficient_loading: false" in files["accelerate.yaml"]  # who reads the second for the others?
+    assert "device_map" not in files["train.py"] and "PartialState" not in files["train.py"]
+    lora = next(plan for plan in plans.plans if plan.recipe.stage and plan.recipe.method == "lora")
+    assert "fsdp_cpu_ram_efficient_loading: true" in lora.files()["accelerate.yaml"]
+    one = measure(replace(best.request, objective="sft"), best.recipe, best.micro_batch, best.accumulation)
+    assert host_need(best).loading.low == 4 * host_need(one).loading.low  # two models, by each of two ranks
+    with pytest.raises(NotSupported, match="ZeRO-3"):
+        one.files("trl")
+
+
 # -- settings and numbers ---------------------------------------------------------------------------------------------
 
 
@@ -337,13 +577,13 @@ def test_what_is_not_tried_of_pairs_is_said():
     request = make_request(
         "Qwen/Qwen3-0.6B", "2 x RTX 3090", batch=4, selective=True, cpu_offload=True, objective="dpo"
     )
-    assert not any(recipe.stage or recipe.cpu_offload for recipe in recipes_of(request))
+    assert not any(recipe.cpu_offload for recipe in recipes_of(request))
     plans = plan_training(
         "Qwen/Qwen3-0.6B", "2 x RTX 3090", length=128, batch=4, methods="lora", selective=True, cpu_offload=True,
         objective="dpo",
     )  # fmt: skip
     said = [what for what, _ in plans.skipped]
-    for what in ("ZeRO-1, 2, 3", "남는 메모리에 결과를 남기는 것", cpu_offload_label()):
+    for what in ("LoRA · ZeRO-1", "LoRA · ZeRO-2", "남는 메모리에 결과를 남기는 것", cpu_offload_label()):
         assert said.count(what) == 1
     assert plans.best.recipe.stage == 0
     files = plans.best.files()

@@ -74,7 +74,8 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
         return {
             "parameters": memory.parameters,
             "gathered": memory.gathered,
-            "gradients": memory.gradients,
+            # What stays gathered of the first model goes in backward, as gradients come that are never more.
+            "gradients": 0 if request.pairs and recipe.stage == 2 else memory.gradients,
             "optimizer": memory.optimizer,
         }
     states = states_of(replace(setting_of(request, recipe.at_once, 1, 1), sequence_length=1))

@@ -17,12 +17,11 @@ import torch
 from ..errors import WrongValue
 from ..language import tr
 from ..models.build import build_model
-from ..step.setting import OBJECTIVES
+from ..step.setting import OBJECTIVES, reference_label
 from ..units import choose
 from .layout import Convention, Layout
 
 REFERENCES = ("same", "precomputed")
-MOMENTS = ("step", "first", "alone")
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Pairs:
     @property
     def title(self) -> str:
         """What is trained for, in one line."""
-        return "DPO" if self.reference == "same" else "DPO (" + tr(ko="미리 계산", en="precomputed") + ")"
+        return "DPO" if self.reference == "same" else f"DPO ({reference_label(self.reference)})"
 
     def first(self, layout: Layout) -> str:
         """The moment before all optimizer state that may take more than those after it; empty where none does."""

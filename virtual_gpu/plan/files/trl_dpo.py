@@ -1,7 +1,8 @@
 """TRL's DPOTrainer: a short script with a DPOConfig, and an accelerate configuration for several GPUs.
 
 TRL 1.16: the log probabilities come from tiles of the logits, dropout is off, and a reference is loaded in the model's
-type, unless adapters are there to be switched off or its log probabilities are made first.
+type, unless adapters are there to be switched off or its log probabilities are made first. Where FSDP2 splits it
+(`shards.second_model`), it is loaded to make those first too, and by every rank.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from .settings import (
 from .trainer import training_arguments
 
 if TYPE_CHECKING:
-    from ..plans import Plan
+    from ..plans import Plan, Recipe
 
 NAMES = ("train.py", "accelerate.yaml")
 
@@ -71,7 +71,7 @@ def of_trainer(plan: Plan) -> dict[str, str]:
         "model": loading(plan, "device"),
         "adapters": lora(plan) if adapters else "",
         "peft_config": "    peft_config=adapters,\n" if adapters else "",
-        "upcast": _UPCAST if qlora and (recipe.stage or recipe.precision == "mixed_fp16") else "",
+        "upcast": _upcast(recipe) if qlora else "",
     }
 
 
@@ -96,8 +96,15 @@ def arguments_of(plan: Plan) -> dict[str, str]:
     return {"max_length": "LENGTH"} | given | named | {"max_steps": "args.max_steps", "use_cpu": "args.cpu"}
 
 
+def _upcast(recipe: Recipe) -> str:
+    """The lines that make 4-bit layers' adapters fp32 again; empty where they may stay as TRL makes them."""
+    if recipe.precision == "mixed_fp16":
+        return _UPCAST.format(why="TRL makes them bf16, whose gradients the scaler of fp16 does not take")
+    return _UPCAST.format(why="TRL makes them bf16; the plan counts them in fp32") if recipe.stage else ""
+
+
 _UPCAST = """for parameter in trainer.model.parameters():
-    if parameter.requires_grad:  # TRL makes them bf16, whose gradients the scaler of fp16 does not take
+    if parameter.requires_grad:  # {why}
         parameter.data = parameter.data.float()
 """
 _PLACE = 'device = "cpu" if args.cpu else PartialState().local_process_index\n'
