@@ -17,6 +17,7 @@ from virtual_gpu.plan.start.answer import TOOLS
 from virtual_gpu.plan.start.document import MOST_BYTES, read_document
 from virtual_gpu.plan.start.keys import Keys, free
 from virtual_gpu.room import room_on
+from virtual_gpu.shards.rank_step import rank_step
 from virtual_gpu.step.predict import predict_memory, predict_need
 from virtual_gpu.step.setting import Setting
 from virtual_gpu.units import GiB
@@ -631,6 +632,16 @@ def test_several_gpus(written):
     assert (sharded.stage, alone.stage) == (3, 0) and sharded.start.reserved < alone.start.reserved
     adapters = start_from(written(full.replace("full", "lora")), "L4", 2)
     assert adapters.stage == 3 and adapters.start.reserved < sharded.start.reserved
+    several = full.replace("train_batch_size: 1", "train_batch_size: 4").replace("128", "1024")
+    start = start_from(written(several), "L4", 4).start
+    padded, even = (
+        rank_step(
+            start.setting.model_id, 4, batch_size=4, gpu="L4", exact=False, padded=one, gradient_checkpointing=True
+        )
+        for one in (True, False)
+    )
+    assert (start.with_padding, start.of_one_length) == (padded.card_bytes, even.card_bytes)
+    assert padded.total - even.total >= 4 * 1024 * 1024  # the mask, a byte for each pair of tokens
 
 
 # -- files that are not to be trusted, or not to be lost ------------------------------------------------------------

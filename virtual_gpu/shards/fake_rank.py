@@ -98,6 +98,7 @@ def run_rank(
     fused_lm_head: bool = False,
     offload_checkpoints: bool = False,
     pairs: Pairs | None = None,
+    padded: bool = False,
 ) -> RankRun:
     """One training step on rank `rank` of the layout, its forward and backward recorded (no optimizer state yet).
 
@@ -108,6 +109,7 @@ def run_rank(
     without it, and its all-reduce is missing in `sent`. repeat_kv: see `models.attention.kv_repeated`;
     fused_lm_head: `models.fused_head`; offload_checkpoints: `models.offloaded`. pairs: a micro-batch of DPO's, by TRL's
     head; batch_size counts them. Of its moment "alone" there is no backward, and what is held is the second model's.
+    padded: the micro-batch's sequences differ in length, as those of pairs do, so that attention has a mask.
     """
     refuse_in_a_block()
     convention = convention.as_accelerate if pairs else convention
@@ -134,8 +136,8 @@ def run_rank(
                 enable_checkpointing(model, offload=offload_checkpoints)
             model.train(model is not second)
             optimizer = _optimizer(model, layout, adapters or convention, mesh)
+            gpu.answers.padded = padded = padded or pairs is not None  # no values are there: asked is, whether any is 0
             if pairs:
-                gpu.answers.padded = True  # no values are there: which of these are 0 is not asked, but whether any is
                 whole = {} if second is None else _whole(second, layout, convention)
                 for one in filter(None, {model, second}):
                     without_dropout(one)
@@ -143,9 +145,10 @@ def run_rank(
                 if second is not None and pairs.moment == "step" and layout.stage == 2:
                     # In the first micro-batch; from then on it is whole.
                     with gpu.record(second, optimizer) as once, Messages(gpu), once.phase("reference"), torch.no_grad():
-                        second(**_batch(gpu, 1, sequence_length, pairs), use_cache=False, fused_lm_head=True)
+                        second(**_batch(gpu, 2, sequence_length, padded), use_cache=False, fused_lm_head=True)
             with gpu.record(model, optimizer) as record, Messages(gpu) as messages:
-                batch = {} if batch_size is None else _batch(gpu, batch_size, sequence_length, pairs)
+                rows = (batch_size or 0) * (2 if pairs else 1)
+                batch = _batch(gpu, rows, sequence_length, padded) if rows else {}
                 if batch_size is None:
                     for parameter in model.parameters():
                         parameter.grad = torch.empty_like(parameter)
@@ -193,11 +196,11 @@ def _place(model: torch.nn.Module, gpu: VirtualGPU) -> list[torch.Tensor]:
     return shards
 
 
-def _batch(gpu: VirtualGPU, batch_size: int, sequence_length: int, pairs: Pairs | None) -> dict[str, torch.Tensor]:
-    """What a micro-batch holds, on the virtual GPU."""
-    tokens = torch.zeros((batch_size * (2 if pairs else 1), sequence_length), dtype=torch.int64)
+def _batch(gpu: VirtualGPU, rows: int, sequence_length: int, padded: bool) -> dict[str, torch.Tensor]:
+    """What a micro-batch of so many sequences holds, on the virtual GPU."""
+    tokens = torch.zeros((rows, sequence_length), dtype=torch.int64)
     batch = {"input_ids": tokens, "labels": tokens}
-    return gpu.place(batch | ({"attention_mask": torch.ones_like(tokens)} if pairs else {}))
+    return gpu.place(batch | ({"attention_mask": torch.ones_like(tokens)} if padded else {}))
 
 
 def _loss_of_text(fused_lm_head: bool, forward: Callable[..., Any], model: torch.nn.Module, batch: Any) -> torch.Tensor:

@@ -245,6 +245,7 @@ def rank_step(
     offload_checkpoints: bool = False,
     objective: str = "sft",
     reference: str = "same",
+    padded: bool = False,
 ) -> RankStep:
     """The peak of a training step (forward and backward, optimizer state present) on one of `ranks` ranks.
 
@@ -259,7 +260,8 @@ def rank_step(
     `models.attention.kv_repeated`; fused_lm_head: `models.fused_head`; offload_checkpoints (with checkpointing):
     `models.offloaded`. objective: "dpo" is a step of TRL's DPOTrainer under accelerate, at stages 2 and 3: batch_size
     counts pairs, the head is fused, and the reference is a second model ("same") or its log probabilities are made
-    first ("precomputed"); adapters are switched off for it (`second_model`).
+    first ("precomputed"); adapters are switched off for it (`second_model`). padded: a micro-batch's sequences differ
+    in length, as those of pairs do, so that attention has a mask.
     """
     config, spec = config_of(model), card(gpu).needs_cuda()
     layout = Layout(ranks, stage, tensor_parallel, boolean(as_accelerate, "as_accelerate") or objective == "dpo")
@@ -295,11 +297,12 @@ def rank_step(
         run_as = reference if ratio < 1 + PADDING else layout
     like = replace(CATALOG["T4"], compute_capability=spec.compute_capability)  # its size says nothing here
     fused_lm_head = boolean(fused_lm_head, "fused_lm_head") or pairs is not None
+    padded = boolean(padded, "padded")
 
     def run(pairs: Pairs | None) -> tuple[Trace, Counter, Moved]:
         return _trace(
             ConfigKey.of(config), run_as, precision, batch_size, sequence_length, gradient_checkpointing, like,
-            adapters, repeat_kv, fused_lm_head, offload_checkpoints, pairs,
+            adapters, repeat_kv, fused_lm_head, offload_checkpoints, pairs, padded,
         )  # fmt: skip
 
     trace, messages, offloaded = run(pairs)
@@ -372,7 +375,7 @@ def _peak(trace: Trace, whole: int = 0) -> tuple[dict[str, int], str]:
 def _trace(
     model: ConfigKey, layout: Layout, precision: str, batch_size: int, sequence_length: int, checkpointing: bool,
     spec: GPUSpec, adapters: Adapters | None = None, repeat_kv: bool = False, fused_lm_head: bool = False,
-    offload: bool = False, pairs: Pairs | None = None,
+    offload: bool = False, pairs: Pairs | None = None, padded: bool = False,
 ) -> tuple[Trace, Counter, Moved]:  # fmt: skip
     """A rank's forward and backward, what it sends, and the checkpoints that go to the CPU.
 
@@ -386,7 +389,7 @@ def _trace(
         one = run_rank(
             config, layout, CONVENTIONS[precision], spec=spec,
             batch_size=batch_size, sequence_length=sequence_length, checkpointing=checkpointing, adapters=adapters,
-            repeat_kv=repeat_kv, fused_lm_head=fused_lm_head, offload_checkpoints=offload, pairs=pairs,
+            repeat_kv=repeat_kv, fused_lm_head=fused_lm_head, offload_checkpoints=offload, pairs=pairs, padded=padded,
         )  # fmt: skip
         sent = one.sent_bytes if adapters else one.sent_activations
         trace = resized(
@@ -395,7 +398,7 @@ def _trace(
         whole = {_WHOLE[kind]: nbytes for kind, nbytes in one.whole.items()}
         return trace, {**sent, **whole, **Moved.of(one.offloaded, tokens, 1).sizes}
 
-    how = model, layout, precision, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload, pairs
+    how = model, layout, precision, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload, pairs, padded
     like = "rank", *how, kind_of_batch(rows)
     trace, numbers = from_shallow(model.config, run, like) or run(model.config)
     trace = resized(trace, {mark: round_size(numbers[mark]) for mark in _WHOLE.values() if mark in numbers})

@@ -288,7 +288,7 @@ class _Search:
 
         both: also where the one that is likely larger is too much already.
         """
-        if not (setting.padded and setting.rows > 1) or self.stage:
+        if not (setting.padded and setting.rows > 1):
             return self._measured(replace(setting, padded=False))
         # Before Ampere grouped heads without a mask go to the kernel that makes matrices of length × length.
         first = self.spec.compute_capability >= (8, 0)
@@ -309,6 +309,7 @@ class _Search:
                 gradient_checkpointing=setting.gradient_checkpointing, gpu=self.spec.name, exact=False,
                 accumulating=setting.gradient_accumulation_steps > 1, peft=setting.peft, lora_rank=setting.lora_rank,
                 lora_targets=setting.lora_targets, offload_checkpoints=setting.offload_checkpoints,
+                padded=setting.padded,
             )  # fmt: skip
             found = Try(setting, step.card_bytes)
         else:
