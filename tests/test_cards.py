@@ -48,6 +48,20 @@ def test_every_value_has_a_source():
                 assert len(value["source"]) > 10, (one["name"], name)
 
 
+def test_rents_say_where_and_when():
+    """On demand alone; where both are known of one maker's larger card, it costs no less at the most."""
+    rented = {name: spec.rent for name, spec in CATALOG.items() if spec.rent}
+    assert len(rented) >= 20 and {"T4", "RTX 4090", "A100-80GB", "H100"} <= {*rented}
+    for one in RAW["cards"]:
+        rent, found = CATALOG[one["name"]].rent, one["usd_per_hour"]
+        assert (rent is None) == (found["low"] is None) == found["source"].startswith("none found")
+        if rent is not None:
+            assert 0 < rent.low <= rent.high < 20 and rent.low_at and rent.high_at
+            assert rent.date.startswith("2026-") and found["source"].count("https://") >= 1 + (rent.low < rent.high)
+    for less, more in (("T4", "L4"), ("L4", "A100-80GB"), ("A100-80GB", "H100"), ("H100", "B200")):
+        assert rented[less].high <= rented[more].high
+
+
 def test_ranges_hold_their_values():
     for name, spec in CATALOG.items():
         room = room_on(spec)

@@ -368,7 +368,12 @@ def test_a_price_is_a_bound_by_the_given_rate():
     seconds_of_a_million = plan.seconds * 1e6 / (2 * 64)
     assert plan.price == pytest.approx(2 * 0.35 * seconds_of_a_million / 3600)
     assert plan.to_dict()["lower_bound_price_per_million_tokens"] == plan.price
-    assert replace(plan, request=replace(plan.request, price_per_hour=None)).price is None
+    # Without one: the least rent that was found of the card, where one was.
+    found = replace(plan, request=replace(plan.request, price_per_hour=None))
+    rent = found.request.spec.rent
+    assert rent.low <= rent.high and found.price == pytest.approx(plan.price / 0.35 * rent.low)
+    nobody_s = replace(plan.request, price_per_hour=None, gpu="24GiB, 7.5")
+    assert replace(plan, request=nobody_s).price is None
 
 
 # -- nothing fits ----------------------------------------------------------------------------------------------------

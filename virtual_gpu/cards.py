@@ -1,4 +1,5 @@
-"""Published facts of common GPUs, read from cards.json: memory, context, compute capability, rates, multiprocessors.
+"""Published facts of common GPUs, read from cards.json: memory, context, compute capability, rates, multiprocessors,
+and what it costs to rent one.
 
 Each value in the file stands beside its source; where it moves (with driver, ECC, CUDA's version, kernels loaded) a low
 and a high stand there too. Rates are dense and for a sum kept in fp32, which is how PyTorch trains. None: no value was
@@ -26,6 +27,20 @@ class Range:
     high: int
 
 
+@dataclass(frozen=True)
+class Rent:
+    """Dollars for an hour of one GPU on demand: the least and the most that was found, and where.
+
+    Of a machine with several GPUs one's share, CPU and RAM with it. date: when the least was read.
+    """
+
+    low: float
+    high: float
+    low_at: str
+    high_at: str
+    date: str
+
+
 PLATFORMS = ("cuda", "rocm")
 
 
@@ -36,7 +51,7 @@ class GPUSpec:
     memory_bytes: what PyTorch calls `total_memory` and an out-of-memory message "total capacity". usable_bytes: less
     what the process holds outside PyTorch (the CUDA context, loaded kernels) in one published message; None where no
     such message was found. platform: "cuda" or "rocm". multiprocessors, l2_cache_bytes: an A100's where none were said.
-    pcie: generation and lanes of the link to the host.
+    pcie: generation and lanes of the link to the host. rent: None where none was found.
     """
 
     name: str
@@ -55,6 +70,7 @@ class GPUSpec:
     memory_seen: Range | None = None  # None: no other than memory_bytes
     context_seen: Range | None = None  # None: unknown, where usable_bytes is None, else one message alone
     also_called: tuple[str, ...] = ()
+    rent: Rent | None = None
 
     def __post_init__(self) -> None:
         """WrongValue for a card that cannot be."""
@@ -124,9 +140,9 @@ class GPUSpec:
 
 
 def _read(card: dict[str, Any]) -> GPUSpec:
-    memory, context = card["memory_bytes"], card["context_bytes"]
+    memory, context, rent = card["memory_bytes"], card["context_bytes"], card["usd_per_hour"]
     plain = ("fp16_tflops", "bf16_tflops", "bandwidth_bytes_per_s", "multiprocessors", "l2_cache_bytes")
-    sourced = ("memory_bytes", "context_bytes", "compute_capability", *plain, "pcie")
+    sourced = ("memory_bytes", "context_bytes", "compute_capability", *plain, "pcie", "usd_per_hour")
     return GPUSpec(
         name=card["name"],
         device_name=card["device_name"],
@@ -140,6 +156,7 @@ def _read(card: dict[str, Any]) -> GPUSpec:
         memory_seen=_range(memory),
         context_seen=_range(context),
         also_called=tuple(card["also_called"]),
+        rent=None if rent["low"] is None else Rent(**{name: value for name, value in rent.items() if name != "source"}),
     )
 
 

@@ -22,7 +22,7 @@ from .files import KINDS, check_kind, default_kind, names_of
 from .host import host_need
 from .lengths import Lengths, read_lengths
 from .pictures import extra_label, seconds_label
-from .plans import MARGIN, METHODS, PRECISIONS
+from .plans import MARGIN, METHODS, PRECISIONS, Request
 from .search import Plans, plan_training
 from .start.terminal import execute as execute_start
 
@@ -115,6 +115,7 @@ def _tell(plans: Plans) -> None:
 
 
 def _text(plans: Plans, lengths: Lengths | None = None) -> str:
+    dollars = "$" if plans.request.price_per_hour is None else ""
     lines = [plans.verdict, *([lengths.line(plans.request.length)] if lengths else [])]
     for i, plan in enumerate(plans.plans, 1):
         lines.append(f"{i:2}. {plan!r}")
@@ -167,15 +168,32 @@ def _text(plans: Plans, lengths: Lengths | None = None) -> str:
         if plan.price is not None:
             lines.append(
                 tr(
-                    ko=f"    백만 토큰에 적어도 {plan.price:,.4g} (시간의 하한에서 센 하한이다)",
-                    en=f"    a million tokens cost at least {plan.price:,.4g} (a bound, from the bound on time)",
+                    ko=f"    백만 토큰에 적어도 {dollars}{plan.price:,.4g} (시간의 하한에서 센 하한이다)",
+                    en=f"    a million tokens: at least {dollars}{plan.price:,.4g} (a bound, from the bound on time)",
                 )
             )
+    lines += [_rent(plans.request)] if dollars and plans.best and plans.best.price is not None else []
     lines += [f"⚠ {plans.request.caution}"] if plans.request.caution else []
     for change in plans.changes:
         lines.append(f"  - {change}")
     lines += [tr(ko="탈락한 것:", en="Losers:"), *(f"  - {line}" for line in repr(plans.why()).splitlines())]
     return "\n".join(lines)
+
+
+def _rent(request: Request) -> str:
+    """By which rate prices are counted where the reader gives none."""
+    rent, most_ko, most_en = request.spec.rent, "", ""
+    if rent.high > rent.low:
+        most_ko, most_en = (
+            f", 가장 비싼 것은 ${rent.high:g}({rent.high_at})",
+            f", ${rent.high:g} the most ({rent.high_at})",
+        )
+    return tr(
+        ko=f"값은 {request.gpu} 하나의 시간당 ${rent.low:g}로 셌다. 찾은 것 가운데 가장 싸다({rent.low_at}, "
+        f"{rent.date}){most_ko}. 내 값은 --price-per-hour로 준다.",
+        en=f"Prices: ${rent.low:g} an hour of one {request.gpu}, the least found ({rent.low_at}, {rent.date})"
+        f"{most_en}. Give yours by --price-per-hour.",
+    )
 
 
 def _bound(seconds: float | None) -> str:
@@ -261,7 +279,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             en="also count full fine-tuning with parameters, gradients and optimizer state in the CPU's RAM (FSDP2)",
         ),
     )
-    add("--price-per-hour", default=None, metavar="RATE", help=tr(ko="GPU 하나의 시간당 값", en="of one GPU"))
+    add(
+        "--price-per-hour",
+        default=None,
+        metavar="RATE",
+        help=tr(
+            ko="GPU 하나의 시간당 값. 없으면 찾은 것 가운데 가장 싼 달러 값",
+            en="of one GPU; without it the least rent found, in dollars",
+        ),
+    )
     add("--json", action="store_true", help=tr(ko="JSON으로 출력한다", en="print JSON"))
     add(
         "--save",

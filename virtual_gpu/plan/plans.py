@@ -67,7 +67,7 @@ class Request:
     lora_targets: str | tuple[str, ...]
     host: str | None = None  # the machine whose RAM has to hold the loading
     prefer: str = "fidelity"  # what the ranking goes by: one of PREFERENCES
-    price_per_hour: float | None = None  # of one GPU, in the reader's currency
+    price_per_hour: float | None = None  # of one GPU, in the reader's currency; None: the least rent that was found
     selective: bool = False  # what is left of the memory keeps results that checkpointing would compute again
     cpu_offload: bool = False  # parameters, gradients and optimizer state may wait in the CPU's RAM
     objective: str = "sft"  # or "dpo": a sample is a pair of sequences, and the loss TRL's DPOTrainer's
@@ -76,6 +76,13 @@ class Request:
     def spec(self) -> GPUSpec:
         """The GPU's published facts."""
         return card(self.gpu)
+
+    @property
+    def hourly_rate(self) -> float | None:
+        """What an hour of one GPU costs: as the reader says, or the least rent that was found; None where none was."""
+        if self.price_per_hour is not None:
+            return self.price_per_hour
+        return self.spec.rent.low if self.spec.rent else None
 
     @property
     def room(self) -> Room:
@@ -303,12 +310,15 @@ class Plan:
 
     @property
     def price(self) -> float | None:
-        """The least that a million tokens can cost: all GPUs, for the bound on time; None without a rate or bound."""
+        """The least that a million tokens can cost: all GPUs, for the bound on time; None without a rate or bound.
+
+        By the request's rate, in its currency, or by the card's least known rent, in dollars (`GPUSpec.rent`).
+        """
         request = self.request
-        if request.price_per_hour is None or self.seconds is None:
+        if (rate := request.hourly_rate) is None or self.seconds is None:
             return None
         steps = 1e6 / (request.batch * request.sequences * request.length)
-        return steps * self.seconds / 3600 * request.gpus * request.price_per_hour
+        return steps * self.seconds / 3600 * request.gpus * rate
 
     @property
     def title(self) -> str:

@@ -157,6 +157,7 @@ class Plans:
             "schema": SCHEMA,
             "request": request,
             "room": self.request.room.to_dict(),
+            "rent": asdict(rent) if (rent := self.request.spec.rent) else None,
             "caution": self.request.caution,
             "verdict": self.plans[0].verdict if self.plans else min(self.losers, key=_need).verdict,
             "fits": bool(self.plans),
@@ -190,7 +191,8 @@ def plan_training(
     what it leaves free spent on results that are then not computed again (`keeping`). cpu_offload: full fine-tuning
     also with parameters, gradients and optimizer state in the CPU's RAM (`on_cpu`), on one GPU as on several.
     objective: "sft", or "dpo" by TRL's DPOTrainer: then batch counts pairs, and length is a prompt with one answer.
-    price_per_hour: of one GPU; a plan's `price` is then the least that a million tokens can cost. progress: called with
+    price_per_hour: of one GPU, by which a plan's `price` is the least that a million tokens can cost; None takes the
+    card's least published rent. progress: called with
     what is known so far, whenever that is more. Each way to train comes once, with the largest micro-batch that fits.
     WrongValue in the reader's language.
     """
