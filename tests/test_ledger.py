@@ -110,6 +110,15 @@ def test_what_accelerate_leaves_gathered_is_sent_once(tied):
         Layout(4, 3, 2, as_accelerate=True)
 
 
+def test_tensors_that_are_made_for_their_shape_alone_are_not_counted():
+    """DTensor finds the shape of a result on whole tensors; a rank of two has half of every matrix."""
+    config = tiny_llama()
+    config.vocab_size = 1024  # blocks of the allocator are multiples of 512 bytes
+    run = run_rank(config, Layout(2, 3, 2), CONVENTIONS["bf16"], sequence_length=4)
+    whole = 2 * config.vocab_size * config.hidden_size
+    assert whole // 2 in run.trace.nbytes and whole not in run.trace.nbytes
+
+
 @pytest.mark.parametrize("precision, per_parameter", [("mixed", 16), ("bf16", 8), ("fp32", 16)])
 def test_conventions(precision, per_parameter):
     ledger = shard_ledger(SMALL, 1, 0, precision=precision)

@@ -128,7 +128,7 @@ def run_rank(
             second = split_second(config, layout, convention, mesh["data"])
         if pairs and pairs.moment == "alone":
             model = second
-        with gpu.interrupts_wait(), _resizes_counted(gpu), ExitStack() as heads:
+        with gpu.interrupts_wait(), _resizes_counted(gpu), _shapes_uncounted(gpu), ExitStack() as heads:
             shards = _place(model, gpu)
             if second not in (None, model):
                 shards = shards + _place(second, gpu)
@@ -460,6 +460,24 @@ def _resizes_counted(gpu: VirtualGPU) -> Iterator[None]:
         yield
     finally:
         torch.UntypedStorage.resize_ = original
+
+
+@contextmanager
+def _shapes_uncounted(gpu: VirtualGPU) -> Iterator[None]:
+    """DTensor runs an operation that it meets first on tensors of the whole shape: they are made for it alone."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    propagate = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def meta_of(propagator: ShardingPropagator, schema: Any) -> Any:
+        with gpu.mode.uncounted():
+            return propagate(propagator, schema)
+
+    ShardingPropagator._propagate_tensor_meta_non_cached = meta_of
+    try:
+        yield
+    finally:
+        ShardingPropagator._propagate_tensor_meta_non_cached = propagate
 
 
 class _Streams:
