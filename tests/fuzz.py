@@ -85,7 +85,7 @@ def calls(small: str) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "plan_training": (virtual_gpu.plan_training, {"model": small, "gpu": "T4", "gpus": 1, "length": 16, "batch": 2,
                           "methods": ("lora",), "precision": None, "optimizer": None, "margin": 0.1,
                           "lora_rank": 4, "lora_targets": "attention", "prefer": "speed", "price_per_hour": 0.5,
-                          "objective": "dpo"}),
+                          "objective": "dpo", "tensor_parallel": None}),
         "start_from": (start_from, {"path": f"{small}/start.json", "gpu": "T4", "gpus": 1, "model": small, "length": 16,
                        "peft": None, "objective": None, "margin": 0.1}),
         "largest_fitting": (virtual_gpu.largest_fitting, {"name": "sequence_length", "multiple": 64, "gpu": "T4",

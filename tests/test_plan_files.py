@@ -10,7 +10,7 @@ import pytest
 import torch
 from forked import free_port, run_forked
 from safetensors.torch import load_file
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3Config
 from transformers.integrations import sdpa_attention
 
 from helpers.models import byte_tokenizer
@@ -32,14 +32,15 @@ WORDS, WIDTH, TOKENS = 4096, 512, 4 * 128  # of a micro-batch
 TEXT = "대한민국의 수도는 서울이다.\n"
 
 
-def llama(folder, **more):
-    """A small Llama's configuration and tokenizer, as `from_pretrained` finds them: the virtual card reads no weights.
+def llama(folder, family=LlamaConfig, **more):
+    """A small Llama's configuration (or another family's) and tokenizer, as `from_pretrained` finds them.
 
-    No tensor of it leaves a rest in its block of the allocator: in whatever order it is loaded, it takes the same.
+    The virtual card reads no weights. No tensor of it leaves a rest in its block of the allocator: in whatever order it
+    is loaded, it takes the same.
     """
     sizes = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": 4 * WIDTH, "num_hidden_layers": 4}
-    config = LlamaConfig(**sizes | {"num_attention_heads": 8, "max_position_embeddings": 128} | more)
-    config.architectures = ["LlamaForCausalLM"]
+    config = family(**sizes | {"num_attention_heads": 8, "max_position_embeddings": 128} | more)
+    config.architectures = [family.__name__.replace("Config", "ForCausalLM")]
     config.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return config
@@ -47,13 +48,14 @@ def llama(folder, **more):
 
 def plan_of(model, recipe, way=(4, 2), gpu="T4", gpus=1, length=128):
     """That recipe as a plan, measured."""
-    batch = way[0] * way[1] * gpus
+    batch = way[0] * way[1] * gpus // recipe.tensor_parallel
     return measure(make_request(str(model), gpu, gpus, length=length, batch=batch), recipe, *way)
 
 
 def unmeasured(recipe, gpus=1, model="gpt2", gpu="L4"):
     """A plan whose files are written only."""
-    return Plan(make_request(model, gpu, gpus, length=32, batch=4), recipe, 2, 2 // gpus, 0, {}, 0, 0, 0, None)
+    request = make_request(model, gpu, gpus, length=32, batch=max(4, gpus)).of(recipe)
+    return Plan(request, recipe, 2, max(2 // gpus, 1), 0, {}, 0, 0, 0, None)
 
 
 def on_the_virtual_card(plan, kind, folder):
@@ -214,13 +216,16 @@ ACCELERATE = ("accelerate", "launch", "--config_file", "accelerate.yaml")
         ("torch", TORCHRUN, Recipe("full", "bf16", "adamw_fused", stage=2, checkpointing=True), (2, 2)),
         ("torch", TORCHRUN, Recipe("lora", "mixed_fp16", "adamw_fused", stage=3, checkpointing=True), (4, 1)),
         ("torch", TORCHRUN, Recipe("full", "mixed_bf16", "adamw_fused", 3, True, fused_lm_head=True), (2, 2)),
+        ("torch", TORCHRUN, Recipe("full", "mixed_bf16", "adamw_fused", stage=3, tensor_parallel=2), (1, 4)),
+        ("torch", TORCHRUN, Recipe("full", "bf16", "adamw_fused", 2, True, offload=True, tensor_parallel=2), (2, 2)),
+        ("torch", TORCHRUN, Recipe("full", "bf16", "adamw_fused", stage=3, tensor_parallel=4), (2, 2)),
         ("accelerate", ACCELERATE, Recipe("full", "mixed_bf16", "adamw_fused", stage=3, checkpointing=True), (1, 4)),
         ("accelerate", ACCELERATE, Recipe("lora", "mixed_bf16", "adamw_fused", stage=0), (2, 2)),
         ("trainer", ACCELERATE, Recipe("lora", "mixed_fp16", "adamw_fused", stage=3, checkpointing=True), (4, 1)),
         ("trainer", ACCELERATE, Recipe("lora", "mixed_fp16", "adamw_fused", 3, True, fused_lm_head=True), (4, 1)),
         ("accelerate", ACCELERATE, Recipe("full", "mixed_bf16", "adamw_fused", 3, True, fused_lm_head=True), (1, 4)),
     ],
-    ids=lambda value: f"{value.method}-{value.stage}" if isinstance(value, Recipe) else "",
+    ids=lambda value: f"{value.method}-{value.stage}-{value.tensor_parallel}" if isinstance(value, Recipe) else "",
 )
 def test_a_rank_holds_what_the_plan_counted(kind, launcher, recipe, way, tmp_path):
     """Launched as the script says, one of four ranks on a virtual card; of split weights the whole is never there.
@@ -312,8 +317,9 @@ def test_states_on_the_cpu_hold_what_the_plan_counted(kind, gpus, recipe, way, t
         ("accelerate", ON_CPU, 1),
         ("trainer", ON_CPU, 1),
         ("trainer", Recipe("full", "bf16", "adamw_fused", 3), 2),
+        ("torch", Recipe("full", "bf16", "adamw_fused", 3, tensor_parallel=2), 4),
     ],
-    ids=["torch", "accelerate", "trainer", "trainer, on the cards"],
+    ids=["torch", "accelerate", "trainer", "trainer, on the cards", "torch, tensor parallel"],
 )
 def test_what_is_split_is_saved_as_a_model(kind, recipe, gpus, tmp_path):
     """The whole weights, gathered in the RAM beside all that waits there: the most of the run."""
@@ -462,6 +468,42 @@ def test_two_ranks_make_the_steps_of_one(kind, stage, tied, method, more, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "family, tied, stage, ranks",
+    [
+        (LlamaConfig, False, 3, 4),
+        (Qwen3Config, True, 2, 4),  # norms of its heads are whole on each rank, which sees half of the heads
+        (LlamaConfig, False, 3, 2),  # all of them compute each layer together
+    ],
+)
+def test_ranks_that_share_a_layer_make_the_steps_of_one(family, tied, stage, ranks, tmp_path):
+    """Groups of two real processes: a step over four blocks that differ, and what AdamW would not tell: by SGD."""
+    model = tmp_path / "model"
+    sizes = {"vocab_size": 258, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+    more = {"num_key_value_heads": 2, "intermediate_size": 128, "tie_word_embeddings": tied, "attention_bias": True}
+    config = llama(model, family, **sizes, **more)
+    torch.manual_seed(0)
+    whole = build_model(config, torch.float32, device="cpu")
+    for name, parameter in whole.named_parameters():  # biases that are not zero are added once
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    whole.save_pretrained(model)
+    text, learned = "".join(chr(97 + n * n * 7 % 26) for n in range(4 * 32)), {}
+    for n in (1, ranks):
+        recipe = Recipe("full", "fp32", "sgd", checkpointing=stage == 2)
+        recipe = recipe if n == 1 else replace(recipe, stage=stage, tensor_parallel=2)
+        way, request = (1, 4 // max(n // 2, 1)), make_request(str(model), "L4", n, length=32, batch=4).of(recipe)
+        plan = Plan(request, recipe, *way, 0, {}, 0, 0, 0, None)
+        learned[n] = rehearse(plan, "torch", tmp_path / f"{n}", text, 1, n)
+    before = load_file(model / "model.safetensors")
+    for name in before:
+        moved = (learned[1][name] - before[name]).abs().max()
+        apart = (learned[1][name] - learned[ranks][name]).abs().max()
+        assert apart < 1e-3 * moved + 2e-7, name  # of values around 1 the rounding
+    assert max((learned[1][name] - before[name]).abs().max() for name in before) > 1e-2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in ALONE if kind != "trainer"])  # the Trainer's: tests/test_planner.py
 def test_quantized_weights_with_adapters_train(kind, small, tmp_path):
     recipe = Recipe("qlora", "mixed_bf16", "adamw_8bit", checkpointing=True, offload=True)  # a rehearsal moves nothing
@@ -580,6 +622,32 @@ def test_a_value_is_written_as_it_is(value):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
+def test_what_is_cut_is_in_the_script(stage):
+    """Matrices by transformers' plan, tied ends whole; FSDP2 over the other dimension in groups that are let go."""
+    recipe = Recipe("full", "mixed_bf16", "adamw_fused", stage=stage, tensor_parallel=4)
+    scripts = {
+        model: unmeasured(recipe, 8, model).files("torch")["train.py"]
+        for model in ("meta-llama/Llama-3.1-8B", "Qwen/Qwen3-0.6B")
+    }
+    for model, script in scripts.items():
+        tree = ast.parse(script)
+        assert f"ZeRO-{stage}, tensor parallel 4, 8 x L4" in ast.get_docstring(tree)
+        names = {alias.asname or alias.name for node in ast.walk(tree) for alias in getattr(node, "names", [])}
+        assert names <= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}, "imported and not used"
+        [cut] = (
+            dict(zip(map(ast.literal_eval, node.value.keys), map(ast.unparse, node.value.values), strict=True))
+            for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "plan"
+        )  # fmt: skip
+        assert cut["model.layers.*.self_attn.q_proj"] == "ColwiseParallel()"
+        assert cut["model.layers.*.mlp.down_proj"] == "RowwiseParallel()"
+        assert ("lm_head" in cut) == ("model.embed_tokens" in cut) == ("8B" in model)
+        assert len(cut) == 7 + 2 * ("8B" in model)
+        assert ("of_heads" in script) == ('(".q_norm", ".k_norm")' in script) == ("Qwen3" in model)
+        assert re.findall(r"reshard_after_forward=(\w+)", script) == [str(stage == 3)]
+        assert "DistributedSampler(blocks, world // 4, rank // 4, drop_last=True)" in script
+
+
+@pytest.mark.parametrize("stage", [2, 3])
 def test_zero_is_told_what_the_plan_says(stage):
     recipe = Recipe("full", "mixed_bf16", "adamw_fused", stage=stage, checkpointing=True)
     files = unmeasured(recipe, gpus=2).files("deepspeed")
@@ -595,6 +663,11 @@ def test_what_a_kind_cannot_say_is_refused_with_those_that_can():
     full = unmeasured(Recipe("full", "mixed_bf16", "adamw_fused", stage=3), gpus=2)
     with pytest.raises(NotSupported, match=r"trl.*ZeRO-3.*: trainer, torch, accelerate, deepspeed"):
         full.files("trl")
+    split = unmeasured(Recipe("full", "mixed_bf16", "adamw_fused", stage=3, tensor_parallel=2), 2, "Qwen/Qwen3-0.6B")
+    for kind in KINDS:
+        if kind != "torch":
+            with pytest.raises(NotSupported, match=rf"{kind}.*텐서 병렬 2.*: torch$"):
+                split.files(kind)
     plan = unmeasured(Recipe("qlora", "mixed_bf16", "adamw_fused", stage=3), gpus=2)
     with pytest.raises(NotSupported, match=r"torch.*ZeRO-3.*: trainer"):
         plan.files("torch")

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from forked import run_forked
-from transformers import GPT2Config, GPTNeoXConfig, Lfm2Config, LlamaConfig, Phi3Config
+from transformers import GPT2Config, GPTNeoXConfig, Lfm2Config, LlamaConfig, Phi3Config, Qwen3MoeConfig
 
 from helpers import plan_training, predict_memory
 from helpers.chapters.c9_planner.heads import with_each_line
@@ -30,6 +30,7 @@ from virtual_gpu.plan.measure import held, measure, setting_of
 from virtual_gpu.plan.pictures import _legend_places, too_much
 from virtual_gpu.plan.plans import kind_label, left_out, make_request, recipes_of
 from virtual_gpu.plan.ranking import criteria
+from virtual_gpu.plan.tensors import degrees_of, tensor_plan, why_not
 from virtual_gpu.room import room_on
 from virtual_gpu.shards.rank_step import rank_step
 from virtual_gpu.step.flops import training_flops
@@ -310,6 +311,86 @@ def test_several_gpus_are_the_ledgers(small_llama):
     assert "보내는 양" in shown and human_bytes(plans.best.sent_bytes) in shown
 
 
+def test_gpus_that_share_a_layer_are_the_ledgers(small_llama):
+    """Asked for, with every other method: the samples are a group's, and what each GPU sends has two parts."""
+    request = {"length": 1024, "batch": 6, "methods": ("full", "lora"), "precision": "mixed_bf16"}
+    plans = plan_training(small_llama, "RTX 4090", 4, tensor_parallel=2, **request)
+    assert {(plan.recipe.method, plan.recipe.stage) for plan in plans} == {("full", 2), ("full", 3)}
+    for plan in plans:
+        recipe = plan.recipe
+        assert "텐서 병렬 2" in plan.title and recipe.tensor_parallel == plan.to_dict()["tensor_parallel"] == 2
+        assert plan.micro_batch * plan.accumulation * (4 // 2) == 6 and plan.fits
+        step = rank_step(
+            plan.request.model, 4, recipe.stage, tensor_parallel=2, sequence_length=1024, batch_size=plan.micro_batch,
+            gradient_checkpointing=recipe.checkpointing, gpu="RTX 4090", accumulating=plan.accumulation > 1,
+        )  # fmt: skip
+        assert abs(step.total - plan.tensors_bytes) < 0.002 * step.total  # a run with 64 groups stood for 2
+        assert abs(step.card_bytes - plan.needed_bytes) < 0.01 * step.total
+        once = step.parameters_and_gradients_sent // 2 + step.activations_sent // 2  # round rings of two
+        assert plan.sent_bytes == pytest.approx(plan.accumulation * once, rel=1e-3)
+        assert step.activations_sent > 0.1 * step.parameters_and_gradients_sent
+    assert "전체 미세 조정만" in dict(plans.skipped)["LoRA · 텐서 병렬"]
+    assert "DTensor" in dict(plans.skipped)["텐서 병렬 · ZeRO-1"]
+    # Two groups of two beside that of all ranks have buffers of their own.
+    alone = make_request(small_llama, "RTX 4090", 4, **request | {"batch": 8})
+    assert alone.limit_bytes > plans.best.request.limit_bytes > alone.limit_bytes - 3.5 * GiB
+
+
+def test_fewer_samples_than_gpus_are_shared(small_llama):
+    request = {"length": 256, "methods": ("full", "lora"), "precision": "mixed_bf16"}
+    for batch, degree in ((2, 2), (1, 4)):
+        plans = plan_training(small_llama, "RTX 4090", 4, batch=batch, **request)
+        assert {plan.recipe.tensor_parallel for plan in plans} == {degree} and plans.best.micro_batch == 1
+        assert f"배치 {batch}" in dict(plans.skipped)["텐서 병렬 없이"]
+        assert {plan.recipe.stage for plan in plans} == ({2, 3} if degree < 4 else {3})
+    step = rank_step(
+        plans.request.model, 4, 3, tensor_parallel=4, sequence_length=256, gpu="RTX 4090",
+        gradient_checkpointing=plans.best.recipe.checkpointing,
+    )  # fmt: skip
+    assert plans.best.tensors_bytes == step.total and plans.best.sent_bytes == step.activations_sent * 3 // 4
+    # The weights of a quarter of each layer are read twice, which takes longer than so few tokens' FLOPs.
+    few = plan_training(small_llama, "RTX 4090", 4, batch=1, **request | {"length": 8}).best
+    layers = 4 * (4 * 768 * 768 + 3 * 768 * 2048)
+    assert few.seconds == pytest.approx(2 * 2 * layers / 4 / few.request.spec.bandwidth_bytes_per_s)
+    assert plan_training(small_llama, "RTX 4090", 4, batch=4, **request).best.recipe.tensor_parallel == 1
+
+
+@pytest.mark.parametrize("gpu, degree", [("15GiB, 8.6", 2), ("11GiB, 8.6", 4)])
+def test_a_layer_is_shared_where_nothing_fits_otherwise(gpu, degree):
+    """An MLP as wide as this takes most, and each GPU has its part of it: no more of them than make room."""
+    sizes = {"vocab_size": 512, "hidden_size": 1024, "intermediate_size": 32768, "num_hidden_layers": 3}
+    wide = LlamaConfig(**sizes, num_attention_heads=8, max_position_embeddings=32768)
+    request = {"methods": ("full",), "precision": "mixed_bf16", "optimizer": "adamw_fused"}
+    plans = plan_training(wide, gpu, 4, length=32768, batch=4, **request)
+    assert plans.best.recipe.tensor_parallel == degree and plans.best.recipe.checkpointing
+    assert {plan.recipe.tensor_parallel for plan in plans} == {degree}
+    assert {plan.recipe.tensor_parallel for plan in plans.losers} >= {1, 2}
+    assert ("전체 미세 조정 · mixed_bf16 · 텐서 병렬" in dict(plans.skipped)) == (degree < 4)
+
+
+def test_what_cannot_be_shared_is_left_out_by_name():
+    request = {"length": 64, "batch": 4, "methods": ("full",)}
+    for model, gpu, words in (
+        ("gpt2", "L4", "gpt2"),
+        (config(num_key_value_heads=1), "L4", "키·값 헤드 1개"),
+        ("Qwen/Qwen3-0.6B", "T4", "bf16이나 fp32"),
+    ):
+        asked = make_request(model, gpu, 2, **request)
+        assert words in dict(left_out(asked))["전체 미세 조정 · 텐서 병렬"]
+        assert {recipe.tensor_parallel for recipe in recipes_of(asked)} == {1}
+        with pytest.raises(ValueError, match=f"tensor_parallel=2: .*{words}"):
+            make_request(model, gpu, 2, tensor_parallel=2, **request)
+    alone = make_request(config(), "L4", 2, tensor_parallel=1, **request)
+    assert {recipe.tensor_parallel for recipe in recipes_of(alone)} == {1}
+    # Three of 24 GPUs would not all stay in a node of 8; the blocks' experts are no matrices of parallelize_module.
+    twelve = LlamaConfig(**SIZES, intermediate_size=3072)
+    assert degrees_of(make_request(twelve, "L4", **request).model, 6) == (2, 3, 6)
+    assert degrees_of(make_request(twelve, "L4", **request).model, 24) == (2, 4)
+    assert tensor_plan(make_request(config(), "L4", **request).model).beyond == ()
+    experts = Qwen3MoeConfig(**SIZES, num_key_value_heads=4, head_dim=64, num_experts=4, moe_intermediate_size=256)
+    assert "experts" in why_not(make_request(experts, "L4", **request).model, 2, 2)
+
+
 def test_accumulating_holds_the_gradients_from_the_beginning():
     setting = {"batch_size": 1, "sequence_length": 256, "precision": "mixed"}
     plain, holding = (rank_step("gpt2", 4, 3, **setting, accumulating=on) for on in (False, True))
@@ -421,6 +502,13 @@ def test_a_shorter_length_is_found_by_searching(small_llama):
         ({"gpu": "T5"}, "T4"),
         ({"gpus": 0}, "1 이상의 정수"),
         ({"gpus": 3}, "15, 18"),
+        ({"gpus": 32}, "32, 32"),
+        ({"tensor_parallel": 2, "gpu": "L4"}, "GPU 1개"),
+        ({"tensor_parallel": 0}, "텐서 병렬 크기"),
+        ({"tensor_parallel": 2, "gpus": 4, "methods": ("lora",)}, "전체 미세 조정"),
+        ({"tensor_parallel": 2, "gpus": 4, "gpu": "L4", "objective": "dpo"}, "sft"),
+        ({"tensor_parallel": 3, "gpus": 8, "gpu": "L4", "model": LlamaConfig()}, "3개씩"),
+        ({"tensor_parallel": 2, "gpus": 4, "gpu": "L4", "model": LlamaConfig(), "batch": 7}, "2의 배수로 한다: 6, 8"),
         ({"length": 4096}, "1024"),
         ({"length": -1}, "sequence_length=-1"),
         ({"batch": 1.5}, "1 이상의 정수"),

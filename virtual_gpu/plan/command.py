@@ -89,6 +89,7 @@ def execute(args: argparse.Namespace) -> int:
         selective=args.selective,
         cpu_offload=args.cpu_offload,
         objective=objective,
+        tensor_parallel=None if args.tensor_parallel is None else number(args.tensor_parallel),
         price_per_hour=None if args.price_per_hour is None else number(args.price_per_hour),
         progress=_tell,
     )
@@ -119,7 +120,7 @@ def _text(plans: Plans, lengths: Lengths | None = None) -> str:
     lines = [plans.verdict, *([lengths.line(plans.request.length)] if lengths else [])]
     for i, plan in enumerate(plans.plans, 1):
         lines.append(f"{i:2}. {plan!r}")
-        lines.append(f"    {plans.request.room.line(plan.needed_bytes)}")
+        lines.append(f"    {plan.request.room.line(plan.needed_bytes)}")
         lines.append(f"    {host_need(plan).line(plans.request.host)}")
         extra, bound, sent = extra_label(plan), _bound(plan.seconds), human_bytes(plan.sent_bytes)
         ko, en = (f", 보내는 양 {sent}", f", sent {sent}") if plans.request.gpus > 1 else ("", "")
@@ -277,6 +278,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help=tr(
             ko="전체 미세 조정의 파라미터, 그레이디언트, 옵티마이저 상태를 CPU에 두는 것도 센다(FSDP2)",
             en="also count full fine-tuning with parameters, gradients and optimizer state in the CPU's RAM (FSDP2)",
+        ),
+    )
+    add(
+        "--tensor-parallel",
+        default=None,
+        metavar="N",
+        help=tr(
+            ko="GPU N개가 층 하나를 나누어 계산하는 전체 미세 조정만 센다. 없으면 그래야 할 때만 해 본다",
+            en="only full fine-tuning in which N GPUs compute each layer together; without it, tried where it matters",
         ),
     )
     add(

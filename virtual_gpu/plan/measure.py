@@ -62,7 +62,7 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
     if recipe.cpu_offload:
         return dict.fromkeys(("parameters", "gradients", "optimizer"), 0)
     if recipe.stage:
-        layout = Layout(request.gpus, recipe.stage)
+        layout = Layout(request.gpus, recipe.stage, recipe.tensor_parallel)
         if recipe.method == "full":
             pairs = Pairs(recipe.reference) if request.pairs else None
             memory = closed_form(request.model, layout, _convention(recipe), pairs=pairs)
@@ -84,7 +84,7 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
 
 def hopeless(request: Request, recipe: Recipe) -> Plan:
     """The recipe as a plan of which only the states are known, which are too much already."""
-    kinds = held(request, recipe)
+    kinds, request = held(request, recipe), request.of(recipe)
     return Plan(request, recipe, 1, request.per_gpu, sum(kinds.values()), kinds, 0, 0, 0, None, at_least=True)
 
 
@@ -94,7 +94,8 @@ def _convention(recipe: Recipe) -> str:
 
 def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Plan:
     """One plan, measured: memory on the virtual GPU, FLOPs counted."""
-    to_card = to_cpu = 0
+    to_card = to_cpu = activations = 0
+    request, tensors = request.of(recipe), recipe.tensor_parallel
     if recipe.cpu_offload:
         from .on_cpu import step_on_cpu  # brings all of a program's card
 
@@ -112,15 +113,16 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         need = rank_need(
             request.model, request.gpus, recipe.stage, precision=_convention(recipe), batch_size=micro_batch,
             sequence_length=request.length, gradient_checkpointing=recipe.checkpointing, gpu=request.gpu,
-            exact=False, accumulating=accumulation > 1, peft=None if recipe.method == "full" else recipe.method,
-            lora_rank=request.lora_rank, lora_targets=request.lora_targets, as_accelerate=True,
+            exact=tensors == request.gpus, accumulating=accumulation > 1, tensor_parallel=tensors,
+            peft=None if recipe.method == "full" else recipe.method,
+            lora_rank=request.lora_rank, lora_targets=request.lora_targets, as_accelerate=tensors == 1,
             repeat_kv=request.repeats_kv, fused_lm_head=recipe.fused_lm_head, offload_checkpoints=recipe.offload,
             objective=request.objective, reference=recipe.reference,
         )  # fmt: skip
         needed, at_peak = need.card, dict(need.at_peak)
         at_peak["other"] = at_peak.pop("communication")
         at_peak["fragmentation"] = needed - need.tensors
-        collectives = need.sent * accumulation
+        collectives, activations = need.sent * accumulation, need.sent_activations * accumulation
         offloaded, pinned, paged = need.offloaded * accumulation, need.pinned, 0
     else:
         setting = setting_of(request, recipe, micro_batch, accumulation)
@@ -134,7 +136,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
     )
     # Round a ring a rank passes on everything but one share, and in an all-reduce does so twice (NCCL's nccl-tests,
     # doc/PERFORMANCE.md).
-    sent = collectives * (request.gpus - 1) // request.gpus
+    sent = collectives * (request.groups - 1) // request.groups + activations * (tensors - 1) // tensors
     plan = Plan(
         request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, None,
         offloaded_bytes=offloaded, pinned_bytes=pinned, paged_bytes=paged,
@@ -188,6 +190,7 @@ def _lower_bound(plan: Plan) -> float | None:
         return None
     compute = plan.flops / request.gpus / (rate * 1e12)
     count, *_ = _weights(request.model)
+    count //= recipe.tensor_parallel
     # A product whose result is kept does not read its weights again; of which they are nothing is said here.
     passes = 3 if recipe.checkpointing and not recipe.kept else 2
     passes = (passes + (request.pairs and recipe.reference == "same")) * plan.accumulation

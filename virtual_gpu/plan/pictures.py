@@ -13,6 +13,7 @@ from ..room import TIGHT
 from ..step.setting import fused_head_label, reference_label, rest_label
 from ..units import human_bytes
 from .plans import Plan, Recipe, cpu_offload_label, kind_label, method_label
+from .tensors import tensor_label
 
 if TYPE_CHECKING:
     from .search import Plans
@@ -43,7 +44,8 @@ def row_of(plan: Plan, sharded: bool, fused: bool, offloaded: bool) -> list[str]
     method += f" · {cpu_offload_label()}" if recipe.cpu_offload else ""
     cells = [method, recipe.precision + (" ⚠" if recipe.caution else ""), recipe.optimizer]
     if sharded:
-        cells.append(f"ZeRO-{recipe.stage}" if recipe.stage else "DDP")
+        split = f"ZeRO-{recipe.stage}" if recipe.stage else "DDP"
+        cells.append(f"{split} · {tensor_label(recipe.tensor_parallel)}" if recipe.tensor_parallel > 1 else split)
     return [
         *cells,
         f"{plan.micro_batch} × {plan.accumulation}",

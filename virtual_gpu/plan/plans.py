@@ -24,8 +24,7 @@ from ..models.fused_head import SINCE, can_fuse_head, has_fused_head, require_fu
 from ..optional import require
 from ..room import FITS, Room, room_on
 from ..rules.active import ActiveRules
-from ..shards.layout import Layout
-from ..shards.nccl import nccl_bytes
+from ..shards.nccl import of_groups
 from ..step.optimizers import optimizer_named
 from ..step.setting import (
     OBJECTIVES,
@@ -41,6 +40,7 @@ from ..writing import write
 from .files import files_of
 from .host import host_need, states_beyond
 from .ranking import PREFERENCES, criteria, key
+from .tensors import degrees_of, tensor_label, why_not
 
 METHODS = ("full", "lora", "qlora")  # from what changes training least
 PRECISIONS = ("mixed_fp16", "mixed_bf16", "bf16", "fp32")
@@ -71,6 +71,7 @@ class Request:
     selective: bool = False  # what is left of the memory keeps results that checkpointing would compute again
     cpu_offload: bool = False  # parameters, gradients and optimizer state may wait in the CPU's RAM
     objective: str = "sft"  # or "dpo": a sample is a pair of sequences, and the loss TRL's DPOTrainer's
+    tensor_parallel: int | None = None  # GPUs that compute each layer together; None: the planner chooses
 
     @property
     def spec(self) -> GPUSpec:
@@ -89,7 +90,8 @@ class Request:
         """What each GPU has for the allocator, and what lies outside it."""
         if self.gpus == 1:
             return room_on(self.spec)
-        nccl = nccl_bytes(Layout(self.gpus, 3))
+        # All ranks are one group, over which a model is loaded; tensor parallelism has two more, along its mesh.
+        nccl = of_groups((self.gpus, *((self.groups, self.gpus // self.groups) if self.groups < self.gpus else ())))
         return room_on(self.spec, Range(nccl.low, nccl.high))
 
     @property
@@ -145,9 +147,24 @@ class Request:
         return 2 if self.pairs else 1
 
     @property
+    def groups(self) -> int:
+        """How many take samples of their own: GPUs, or with tensor parallelism groups of them."""
+        return self.gpus // (self.tensor_parallel or 1)
+
+    @property
     def per_gpu(self) -> int:
-        """Samples of one optimizer step that each GPU takes."""
-        return self.batch // self.gpus
+        """Samples of one optimizer step that each GPU takes, or with tensor parallelism each group of them."""
+        return self.batch // self.groups
+
+    def of(self, recipe: Recipe) -> Request:
+        """The request of that recipe's plans: with its tensor parallelism, which says what room and samples are."""
+        same = recipe.tensor_parallel == (self.tensor_parallel or 1)
+        return self if same else replace(self, tensor_parallel=recipe.tensor_parallel)
+
+    def allows(self, recipe: Recipe) -> bool:
+        """Whether the tensor parallelism is what was asked for, and all who take samples take as many."""
+        asked = self.tensor_parallel in (None, recipe.tensor_parallel)
+        return asked and self.batch % self.of(recipe).groups == 0
 
     @property
     def title(self) -> str:
@@ -171,6 +188,8 @@ class Recipe:
     bits, as TRL, axolotl, LLaMA-Factory and torchtune leave them. cpu_offload: parameters, gradients and optimizer
     state wait in the CPU's RAM, where the optimizer steps (see `plan.on_cpu`); stage is 3, also of one GPU. reference:
     where DPO's log probabilities of the reference come from, see `Setting`; adapters are switched off for them.
+    tensor_parallel: the GPUs that compute each layer together, on the same samples (see `tensors`); what they hold is
+    split over the others by FSDP2, in torchtitan's groups (`fsdp_groups`). stage is 3 where they are all.
     """
 
     method: str
@@ -184,6 +203,7 @@ class Recipe:
     offload: bool = False
     cpu_offload: bool = False
     reference: str = "same"
+    tensor_parallel: int = 1
 
     @property
     def at_once(self) -> Recipe:
@@ -214,6 +234,8 @@ class Recipe:
         parts = [method_label(self.method), self.precision, self.optimizer]
         if self.stage:
             parts.append(f"ZeRO-{self.stage}")
+        if self.tensor_parallel > 1:
+            parts.append(tensor_label(self.tensor_parallel))
         if self.cpu_offload:
             parts.append(cpu_offload_label())
         if self.checkpointing:
@@ -229,8 +251,10 @@ class Recipe:
 class Plan:
     """A recipe with its micro-batch, and what that takes on each GPU: bytes, FLOPs and seconds of one optimizer step.
 
+    micro_batch: samples that a GPU takes at once, or with tensor parallelism a group of them.
     at_peak: kind → bytes, together needed_bytes: the tensors at their peak and "fragmentation". least_flops: of the
-    same method where nothing is computed twice. sent_bytes: what each GPU sends for parameters and gradients.
+    same method where nothing is computed twice. Both count what all GPUs of a tensor-parallel group compute (norms, a
+    tied head) once. sent_bytes: what each GPU sends for parameters and gradients, and for tensor parallelism.
     offloaded_bytes: what it sends to the CPU's RAM, and gets back; pinned_bytes: what a micro-batch of it takes there.
     paged_bytes: optimizer state in managed memory, in none of these (see `models.pages`). states_to_card_bytes and
     states_to_cpu_bytes: with `cpu_offload` parameters that are copied to each GPU, and gradients that come back.
@@ -419,6 +443,7 @@ def make_request(
     selective: bool = False,
     cpu_offload: bool = False,
     objective: str = "sft",
+    tensor_parallel: int | None = None,
 ) -> Request:
     """The request with every value checked; WrongValue in the reader's language."""
     gpu, gpus = how_many(gpu, gpus)
@@ -458,14 +483,8 @@ def make_request(
         optimizer = optimizer_named(optimizer)
     if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin <= 1:
         raise WrongValue(tr(ko=f"margin={margin!r}: 0에서 1 사이의 수다.", en=f"margin={margin!r}: from 0 to 1."))
-    if batch % gpus:
-        nearest = f"{max(batch // gpus, 1) * gpus}, {(batch // gpus + 1) * gpus}"
-        raise WrongValue(
-            tr(
-                ko=f"배치 {batch}을(를) GPU {gpus}개에 똑같이 나눌 수 없다. GPU 수의 배수로 한다: {nearest}",
-                en=f"A batch of {batch} does not divide among {gpus} GPUs. Use a multiple: {nearest}",
-            )
-        )
+    if tensor_parallel is not None:
+        tensor_parallel = positive_int(tensor_parallel, tr(ko="텐서 병렬 크기", en="tensor-parallel degree"))
     if set(methods) & {"lora", "qlora"}:
         require("peft", *(["bitsandbytes"] if "qlora" in methods else []))
     model = model_name(model)
@@ -477,12 +496,55 @@ def make_request(
     )
     check.check_length(config)
     ordered = tuple(method for method in METHODS if method in methods)
-    return Request(
+    made = Request(
         model, spec.name, gpus, check.sequence_length, batch, ordered, precision, optimizer, float(margin),
         check.lora_rank, check.lora_targets, None if host is None else machine(host).name,
         prefer, None if price_per_hour is None else float(price_per_hour), boolean(selective, "selective"),
-        boolean(cpu_offload, "cpu_offload"), objective,
+        boolean(cpu_offload, "cpu_offload"), objective, tensor_parallel,
     )  # fmt: skip
+    _check_split(made)
+    return made
+
+
+def _check_split(request: Request) -> None:
+    """WrongValue where the tensor parallelism that is asked for cannot be, and for a batch that does not divide."""
+    degree = request.tensor_parallel or 1
+    if degree > 1 and (why := _why_not_split(request) or why_not(request.model, request.gpus, degree)):
+        raise WrongValue(f"tensor_parallel={degree}: {why}")
+    batch, groups, gpus = request.batch, request.groups, request.gpus
+    if batch % groups == 0 or any(map(request.allows, recipes_of(request))):
+        return
+    nearest = f"{max(batch // groups, 1) * groups}, {(batch // groups + 1) * groups}"
+    if degree > 1:
+        raise WrongValue(
+            tr(
+                ko=f"배치 {batch}을(를) GPU {degree}개씩 묶은 {groups}개에 똑같이 나눌 수 없다. "
+                f"{groups}의 배수로 한다: {nearest}",
+                en=f"A batch of {batch} does not divide among {groups} groups of {degree} GPUs. "
+                f"Use a multiple of {groups}: {nearest}",
+            )
+        )
+    raise WrongValue(
+        tr(
+            ko=f"배치 {batch}을(를) GPU {gpus}개에 똑같이 나눌 수 없다. GPU 수의 배수로 한다: {nearest}",
+            en=f"A batch of {batch} does not divide among {gpus} GPUs. Use a multiple: {nearest}",
+        )
+    )
+
+
+def _why_not_split(request: Request) -> str:
+    """Why nothing of the request is tried with tensor parallelism, whatever the degree; empty where something is."""
+    if "full" not in request.methods or request.pairs:
+        return tr(
+            ko="텐서 병렬은 전체 미세 조정(sft)만 센다",
+            en="tensor parallelism is counted of full fine-tuning (sft) alone",
+        )
+    if _in_fp16(request) or request.optimizer not in (None, "adamw_fused"):
+        return tr(
+            ko="텐서 병렬은 bf16이나 fp32에서 AdamW(adamw_fused)만 센다",
+            en="tensor parallelism is counted in bf16 or fp32, with AdamW (adamw_fused)",
+        )
+    return ""
 
 
 def _check_head(model: str) -> None:
@@ -560,7 +622,18 @@ def recipes_of(request: Request) -> list[Recipe]:
         if not request.pairs:
             adapters = [r for r in adapters if r.rest_in_fp32]  # of shards the rest is never upcast (`shards.adapters`)
         found += [replace(recipe, stage=3) for recipe in adapters]
-    return found + offloaded
+    for degree in _degrees(request):
+        stages = (2, 3) if degree < request.gpus else (3,)  # of one rank nothing is split
+        found += [replace(recipe, stage=stage, tensor_parallel=degree) for stage in stages for recipe in shards]
+    return [recipe for recipe in found + offloaded if request.allows(recipe)]
+
+
+def _degrees(request: Request) -> tuple[int, ...]:
+    """The degrees of tensor parallelism that may be tried: of a batch of some samples more, none unless asked for."""
+    uneven = request.tensor_parallel is None and request.batch > request.gpus and request.batch % request.gpus
+    if request.gpus == 1 or uneven or _why_not_split(request):
+        return ()
+    return degrees_of(request.model, request.gpus)
 
 
 def left_out(request: Request) -> list[tuple[str, str]]:
@@ -603,6 +676,7 @@ def left_out(request: Request) -> list[tuple[str, str]]:
     if not has_fused_head():
         rows.append((fused_head_label(), tr(ko=f"TRL {SINCE}부터 센다: pip install trl", en=f"needs TRL {SINCE}")))
     if request.gpus > 1:
+        rows += _why_not_together(request)
         for method in request.methods:
             rows.append((f"{method_label(method)} · ZeRO-1", _why_not_stage_1(method)))
         if request.optimizer not in (None, "adamw_fused"):
@@ -635,6 +709,43 @@ def left_out(request: Request) -> list[tuple[str, str]]:
     return rows
 
 
+def _why_not_together(request: Request) -> list[tuple[str, str]]:
+    """(what, why) of what is not tried with tensor parallelism, or without it; of full fine-tuning alone."""
+    if "full" not in request.methods or request.tensor_parallel == 1:
+        return []
+    full, rows = method_label("full"), []
+    if why := _why_not_split(request) or ("" if _degrees(request) else why_not(request.model, request.gpus, 2)):
+        return [(f"{full} · {tensor_label()}", why)]
+    for method in (method for method in request.methods if method != "full"):
+        why = tr(ko="전체 미세 조정만 센다", en="only full fine-tuning is counted")
+        rows.append((f"{method_label(method)} · {tensor_label()}", why))
+    for what, why in (
+        (
+            "ZeRO-1",
+            tr(
+                ko="PyTorch의 ZeroRedundancyOptimizer는 텐서 병렬의 파라미터(DTensor)를 받지 못한다",
+                en="PyTorch's ZeroRedundancyOptimizer does not take its parameters (DTensor)",
+            ),
+        ),
+        (
+            fused_head_label(),
+            tr(
+                ko="TRL의 함수는 나눈 출력층의 가중치를 다시 모아 로짓을 통째로 두는 것보다 더 든다",
+                en="TRL's head gathers the weights of the cut head: more than whole logits take",
+            ),
+        ),
+        *([(cpu_offload_label(), tr(ko="함께 실행해 보지 않았다", en="not run together"))] * request.cpu_offload),
+    ):
+        rows.append((f"{tensor_label()} · {what}", why))
+    if request.tensor_parallel is None and request.batch % request.gpus:
+        why = tr(
+            ko=f"배치 {request.batch}을(를) GPU {request.gpus}개에 똑같이 나눌 수 없다",
+            en=f"a batch of {request.batch} does not divide among {request.gpus} GPUs",
+        )
+        rows.append((tr(ko="텐서 병렬 없이", en="without tensor parallelism"), why))
+    return rows
+
+
 def _why_not_with_pairs(request: Request) -> list[tuple[str, str]]:
     """(what, why) of what is not tried of DPO."""
     once = tr(ko="DPO에서는 아직 세지 않는다", en="not counted of DPO")
@@ -653,11 +764,15 @@ def _why_not_with_pairs(request: Request) -> list[tuple[str, str]]:
     return rows
 
 
+def _in_fp16(request: Request) -> bool:
+    """Whether what is trained of the weights is computed in fp16 alone."""
+    return "fp16" in (request.precision or ("bf16" if request.spec.has_bf16 else "fp16"))
+
+
 def _why_not_on_cpu(request: Request) -> list[tuple[str, str]]:
     """(what, why) of what is not tried with its states in the CPU's RAM."""
     rows, full = [], method_label("full")
-    in_fp16 = "fp16" in (request.precision or ("bf16" if request.spec.has_bf16 else "fp16"))
-    if "full" in request.methods and in_fp16:
+    if "full" in request.methods and _in_fp16(request):
         rows.append((full, tr(ko="bf16과 fp32로만 실행해 보았다", en="run in bf16 and in fp32 alone")))
     if "full" in request.methods and request.optimizer not in (None, "adamw_fused"):
         why = tr(ko="AdamW(adamw_fused)만 센다", en="only AdamW (adamw_fused) is counted")

@@ -15,6 +15,9 @@ Every plan that is shown was measured on the virtual GPU. What is not run is wha
   without checkpointing;
 - checkpoints go to the CPU only where a recipe does not fit otherwise, or where what is left is what counts; of QLoRA
   only with the other weights in 16 bits, which is tried first;
+- several GPUs compute a layer together (tensor parallelism) only where that is asked for, where the batch is smaller
+  than the number of GPUs, or where the same training does not fit otherwise, and no more of them than the fewest that
+  make it fit. They split no more of the states than ZeRO-3 does: where those are too much, nothing of it is run;
 - a training state goes to the CPU (`on_cpu`) only where that is asked for, or nothing else fits: all of it comes and
   goes in every micro-batch;
 - what cannot be run at all (a model whose own code does not take 4-bit weights) is left out with the reason.
@@ -59,6 +62,7 @@ from .plans import (
     method_label,
     recipes_of,
 )
+from .tensors import tensor_label
 
 if TYPE_CHECKING:
     import pandas
@@ -112,7 +116,7 @@ class Plans:
     @property
     def verdict(self) -> str:
         """One line: how many fit, or what is missing."""
-        limit = human_bytes(self.request.limit_bytes)
+        limit = human_bytes((self.best or self).request.limit_bytes)
         if self.plans:
             fit = "1 plan fits" if len(self) == 1 else f"{len(self)} plans fit"
             return tr(
@@ -120,7 +124,7 @@ class Plans:
                 en=f"{self.request.title}: {fit} (up to {limit} needed is sure to fit)",
             )
         need = human_bytes(self.closest.needed_bytes)
-        missing = human_bytes(self.closest.needed_bytes - self.request.limit_bytes)
+        missing = human_bytes(-self.closest.left_bytes)
         return tr(
             ko=f"{self.request.title}: 들어가는 것이 없다. 가장 적게 쓰는 {self.closest.title}도 {need}가 필요해 "
             f"{missing} 모자란다",
@@ -191,6 +195,8 @@ def plan_training(
     what it leaves free spent on results that are then not computed again (`keeping`). cpu_offload: full fine-tuning
     also with parameters, gradients and optimizer state in the CPU's RAM (`on_cpu`), on one GPU as on several.
     objective: "sft", or "dpo" by TRL's DPOTrainer: then batch counts pairs, and length is a prompt with one answer.
+    tensor_parallel: only full fine-tuning in which so many GPUs compute each layer together (1: only without); None
+    tries it where it can matter.
     price_per_hour: of one GPU, by which a plan's `price` is the least that a million tokens can cost; None takes the
     card's least published rent. progress: called with
     what is known so far, whenever that is more. Each way to train comes once, with the largest micro-batch that fits.
@@ -228,21 +234,25 @@ def _ways_ahead(request: Request) -> list[Recipe]:
     found = []
     with contextlib.suppress(*CANNOT_RUN):
         for recipe in sorted(recipes_of(request), key=lambda recipe: recipe.change):
-            may_fit = sum(held(request, recipe).values()) <= request.room.possible_bytes
+            of = request.of(recipe)
+            may_fit = sum(held(request, recipe).values()) <= of.room.possible_bytes
             if not may_fit or replace(recipe, rest_in_fp32=True) in found or replace(recipe, reference="same") in found:
                 continue  # 16 bits only where fp32 does not fit, and the reference away only where it does not
+            if any(replace(recipe, tensor_parallel=degree) in found for degree in range(1, recipe.tensor_parallel)):
+                continue
             lean = replace(recipe, checkpointing=True)
-            ways = [recipe, lean, *([replace(lean, fused_lm_head=True)] if request.can_fuse_head else [])]
+            ways = [recipe, lean, *(replace(lean, fused_lm_head=True) for _ in range(_may_tile(request, recipe)))]
             for one in ways:
                 found.append(one)
                 fixed, rate = expected(request, one)
-                if sum(held(request, one).values()) + fixed + rate * request.per_gpu <= request.limit_bytes:
+                if sum(held(request, one).values()) + fixed + rate * of.per_gpu <= of.limit_bytes:
                     break  # the whole batch at once: the next ones would only add work
     return found
 
 
 def _way(request: Request, recipe: Recipe) -> _Way:
     rates: dict[tuple[bool, ...], float] = {}
+    request = request.of(recipe)
     with noting() as noted:
         fit, miss = _smallest(request, recipe) if request.prefer == "margin" else _largest(request, recipe, rates, 0)
     return _Way(fit, miss, rates, noted)
@@ -269,7 +279,8 @@ def _search(
             rates.update(way.rates)
             if not above or (way.fit is not None and way.fit.micro_batch > above):
                 return way.fit, way.miss
-        return _smallest(request, one) if spares else _largest(request, one, rates, above)
+        of = request.of(one)
+        return _smallest(of, one) if spares else _largest(of, one, rates, above)
 
     def tried(one: Recipe, above: int = 0) -> tuple[Plan | None, Plan | None]:
         fit, miss = asked(one, above)
@@ -312,8 +323,17 @@ def _search(
             text = tr(ko="기준 모델을 카드에 두어도 들어간다", en="it fits with the reference on the card")
             skipped.append((recipe.title, text))
             continue
+        fitting = [plan.recipe for plan in plans if plan.recipe.change == recipe.change]
+        if any(one.tensor_parallel < recipe.tensor_parallel for one in fitting):
+            text = tr(ko="층을 덜 나누어도 들어간다", en="it fits with its layers split less")
+            row = f"{method_label(recipe.method)} · {recipe.precision} · {tensor_label()}", text
+            skipped += [row] if row not in skipped else []
+            continue
+        zero_3 = replace(recipe, stage=3, tensor_parallel=1)
+        if recipe.tensor_parallel > 1 and zero_3 in [one.recipe for one in losers if one.at_least]:
+            continue
         try:
-            if sum(held(request, recipe).values()) > request.room.possible_bytes:
+            if sum(held(request, recipe).values()) > request.of(recipe).room.possible_bytes:
                 losers.append(hopeless(request, recipe))
                 progress(found())
                 continue
@@ -331,7 +351,7 @@ def _search(
                 fits, least = any(plan.fits for plan in measured), min(measured, key=_need)
                 if _may_offload(least) and (spares or not fits):
                     above = 0
-                    for head in _heads(request):
+                    for head in _heads(request, recipe):
                         moved = replace(one, fused_lm_head=head, offload=True)
                         try:
                             there, _ = tried(moved, above)
@@ -363,7 +383,7 @@ def _may_fuse(request: Request, recipe: Recipe, fit: Plan | None, miss: Plan | N
 
     More of them, unless time is what counts, only under checkpointing, where logits take most of what a sample takes.
     """
-    if not request.can_fuse_head:
+    if not _may_tile(request, recipe):
         return False
     if request.prefer == "margin":
         return True
@@ -385,9 +405,14 @@ def _may_offload(plan: Plan) -> bool:
     return plan.tensors_bytes - plan.at_peak.get("activations", 0) <= plan.request.limit_bytes
 
 
-def _heads(request: Request) -> tuple[bool, ...]:
+def _heads(request: Request, recipe: Recipe) -> tuple[bool, ...]:
     """Without a fused head, and with it where there is one; DPO has no other."""
-    return (True,) if request.pairs else (False, True) if request.can_fuse_head else (False,)
+    return (True,) if request.pairs else (False, True) if _may_tile(request, recipe) else (False,)
+
+
+def _may_tile(request: Request, recipe: Recipe) -> bool:
+    """Whether the recipe may have a fused head beside its own."""
+    return recipe.tensor_parallel == 1 and request.can_fuse_head
 
 
 def _fits(plan: Plan) -> bool:
@@ -534,23 +559,23 @@ def cheapest(request: Request) -> Plan:
     for states, recipe in _by_states(request, errors):
         if best is not None and states >= best.needed_bytes:
             break  # this one and those after it hold more before anything is computed
-        one, plans = replace(recipe, checkpointing=True), []
+        one, plans, per_gpu = replace(recipe, checkpointing=True), [], request.of(recipe).per_gpu
         try:
-            plans.append(measure(request, one, 1, request.per_gpu))
-            if request.per_gpu > 1 and not plans[0].fits:
-                plans.append(measure(request, one, request.per_gpu, 1))  # nothing is accumulated
+            plans.append(measure(request, one, 1, per_gpu))
+            if per_gpu > 1 and not plans[0].fits:
+                plans.append(measure(request, one, per_gpu, 1))  # nothing is accumulated
         except CANNOT_RUN as error:
             errors.append(error)
             continue
         moved = _may_offload(min(plans, key=_need))
         for head, offload in ((True, False), (False, True), (True, True)):
-            if any(plan.fits for plan in plans) or (head and not request.can_fuse_head) or (offload and not moved):
+            if any(plan.fits for plan in plans) or (head and not _may_tile(request, one)) or (offload and not moved):
                 continue
             with contextlib.suppress(*CANNOT_RUN):  # the recipe itself runs
                 more = replace(one, fused_lm_head=head or one.fused_lm_head, offload=offload)
-                plans.append(measure(request, more, 1, request.per_gpu))
-                if request.per_gpu > 1 and not plans[-1].fits:
-                    plans.append(measure(request, more, request.per_gpu, 1))
+                plans.append(measure(request, more, 1, per_gpu))
+                if per_gpu > 1 and not plans[-1].fits:
+                    plans.append(measure(request, more, per_gpu, 1))
         best = min([*plans, *([best] if best else [])], key=_need)
     if best is None:
         raise errors[0]
@@ -571,14 +596,17 @@ def _by_states(request: Request, errors: list[Exception]) -> list[tuple[int, Rec
 def anything_that_fits(request: Request) -> Plan | None:
     """A plan that fits, None where there is none: the leanest are run, of the smallest states first.
 
-    Weights in 16 bits beside 4-bit ones never take more of the card. Nor do tensors with checkpoints on the CPU, but
-    the caching allocator may place them worse; a fused head may take more.
+    Weights in 16 bits beside 4-bit ones never take more of the card, nor does stage 3 than 2 with tensor parallelism.
+    Nor do tensors with checkpoints on the CPU, but the caching allocator may place them worse; a fused head may take
+    more.
     """
     sized = _by_states(request, [])
     recipes = [recipe for _, recipe in sized]
     for states, recipe in sized:
         if states > request.limit_bytes:
             break
+        if recipe.tensor_parallel > 1 and recipe.stage == 2:
+            continue
         if recipe.rest_in_fp32 and replace(recipe, rest_in_fp32=False) in recipes:
             continue
         if (plan := _leanest(request, recipe)) is not None:
@@ -588,8 +616,8 @@ def anything_that_fits(request: Request) -> Plan | None:
 
 def _leanest(request: Request, recipe: Recipe) -> Plan | None:
     """`_lean` under checkpointing, with a fused head where there is one, and without."""
-    heads = (replace(recipe, checkpointing=True, fused_lm_head=head) for head in _heads(request)[::-1])
-    return next(filter(None, (_lean(request, one) for one in heads)), None)
+    heads = (replace(recipe, checkpointing=True, fused_lm_head=head) for head in _heads(request, recipe)[::-1])
+    return next(filter(None, (_lean(request.of(recipe), one) for one in heads)), None)
 
 
 def _lean(request: Request, recipe: Recipe) -> Plan | None:

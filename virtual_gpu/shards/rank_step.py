@@ -203,7 +203,7 @@ class RankStep:
 class RankNeed(NamedTuple):
     """What a rank takes of a card, in bytes: a `RankStep`'s numbers without its trace.
 
-    card: without NCCL's buffers. sent: of parameters and gradients.
+    card: without NCCL's buffers. sent: of parameters and gradients; sent_activations: for tensor parallelism.
     """
 
     card: int
@@ -212,6 +212,7 @@ class RankNeed(NamedTuple):
     sent: int
     offloaded: int
     pinned: int
+    sent_activations: int
 
 
 @cached_by_model
@@ -219,7 +220,8 @@ def rank_need(model: str, ranks: int, stage: int, **settings: Any) -> RankNeed:
     """What `rank_step` counts with these arguments, and the least capacity in which the caching allocator manages."""
     step = rank_step(model, ranks, stage, **settings)
     sent = step.parameters_and_gradients_sent
-    return RankNeed(step.card_bytes, step.total, dict(step.at_peak), sent, step.offloaded_bytes, step.pinned_bytes)
+    offloaded, activations = (step.offloaded_bytes, step.pinned_bytes), step.activations_sent
+    return RankNeed(step.card_bytes, step.total, dict(step.at_peak), sent, *offloaded, activations)
 
 
 def rank_step(

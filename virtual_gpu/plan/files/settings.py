@@ -116,6 +116,7 @@ def _english(plan: Plan) -> str:
     parts = ["DPO"] if plan.request.pairs else []
     parts += [recipe.method, recipe.precision, recipe.optimizer, f"{plan.micro_batch} x {plan.accumulation}"]
     parts += [f"ZeRO-{recipe.stage}"] if recipe.stage else []
+    parts += [f"tensor parallel {recipe.tensor_parallel}"] if recipe.tensor_parallel > 1 else []
     parts += ["CPU offload"] if recipe.cpu_offload else []
     parts += ["checkpointing"] if recipe.checkpointing else []
     parts += [f"keeps {' '.join(recipe.kept)}"] if recipe.kept else []

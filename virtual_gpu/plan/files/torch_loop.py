@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...language import tr
 from ...step.optimizers import BITSANDBYTES
-from . import fsdp2
+from . import fsdp2, tensors
 from .settings import (
     BLOCKS,
     autocast_dtype,
@@ -58,6 +58,7 @@ def files(plan: Plan) -> dict[str, str]:
     said = {"gpus": gpus, "backend": "cuda:nccl,cpu:gloo" if recipe.cpu_offload else "nccl"}
     parts |= {name: text.format(**said) for name, text in (_SEVERAL if several else _ONE).items()}
     parts |= _precision(recipe) | (fsdp2.parts(plan) if recipe.stage else {})
+    parts |= tensors.parts(plan) if recipe.tensor_parallel > 1 else {}
     script = _SCRIPT.format(
         title=docstring(plan),
         of_bnb=(fsdp2.OF_ACCELERATE if recipe.stage else "") + of_bnb,
@@ -119,6 +120,7 @@ _EMBEDDINGS = """for module in model.modules():
 _FORWARD = "        loss = model(input_ids=batch, labels=batch, use_cache=False{fused}).loss / ACCUMULATION\n"
 _AUTOCAST = "        with torch.autocast(device.type, torch.{dtype}, enabled=not args.cpu):\n"
 _TRAINED = "trained = [parameter for parameter in model.parameters() if parameter.requires_grad]\n"
+_CLIP = "    torch.nn.utils.clip_grad_norm_(trained, 1.0)\n"
 _ONE = {
     "command": "python",
     "modules": "",
@@ -130,6 +132,7 @@ _ONE = {
     "loader": "loader = DataLoader(torch.tensor(blocks), batch_size=MICRO_BATCH, shuffle=True, drop_last=True)",
     "wrapped": _TRAINED,
     "synchronized": "",
+    "clip": _CLIP,
     "shown": "step % 10 == 0 or step == steps",
     "save": "model.save_pretrained(args.output)\ntokenizer.save_pretrained(args.output)\n",
 }
@@ -150,6 +153,7 @@ dist.init_process_group("gloo" if args.cpu else "{backend}")
 loader = DataLoader(torch.tensor(blocks), batch_size=MICRO_BATCH, sampler=sampler, drop_last=True)""",
     "wrapped": f"{_TRAINED}model = DistributedDataParallel(model, device_ids=None if args.cpu else [device])\n",
     "synchronized": "        model.require_backward_grad_sync = micro_batch == ACCUMULATION - 1  # once a step\n",
+    "clip": _CLIP,
     "shown": "rank == 0 and (step % 10 == 0 or step == steps)",
     "save": """if rank == 0:
     model.module.save_pretrained(args.output)
@@ -188,8 +192,7 @@ for step in range(1, steps + 1):
 {synchronized}        batch = next(batches).to(device)
 {forward}        {backward}
         total += loss.detach()
-{unscale}    torch.nn.utils.clip_grad_norm_(trained, 1.0)
-    {step}
+{unscale}{clip}    {step}
     schedule.step()
     optimizer.zero_grad()
     if {shown}:
