@@ -668,6 +668,7 @@ def test_what_a_kind_cannot_say_is_refused_with_those_that_can():
         if kind != "torch":
             with pytest.raises(NotSupported, match=rf"{kind}.*텐서 병렬 2.*: torch$"):
                 split.files(kind)
+    assert split.files() == split.files("torch")
     plan = unmeasured(Recipe("qlora", "mixed_bf16", "adamw_fused", stage=3), gpus=2)
     with pytest.raises(NotSupported, match=r"torch.*ZeRO-3.*: trainer"):
         plan.files("torch")

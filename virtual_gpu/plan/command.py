@@ -103,7 +103,7 @@ def execute(args: argparse.Namespace) -> int:
         if not args.json:
             say(tr(ko=f"그림을 {picture}에 저장했다.", en=f"The picture was written to {picture}."))
     if args.save and plans.best:
-        plans.best.save(args.save, args.force, kind)
+        plans.best.save(args.save, args.force, kind if args.files else None)
         if not args.json:
             say(tr(ko=f"1번을 {args.save}에 저장했다.", en=f"Number 1 was written to {args.save}."))
     return FITS if plans.plans else NOTHING_FITS

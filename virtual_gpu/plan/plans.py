@@ -383,7 +383,7 @@ class Plan:
         return {**asdict(self.recipe), **numbers, **more}
 
     def files(self, kind: str | None = None) -> dict[str, str]:
-        """name → text of the files that train so, of a kind (see `KINDS`); None is `default_kind`.
+        """name → text of the files that train so, of a kind (see `KINDS`); None is the first that can.
 
         NotSupported where it cannot say the plan.
         """

@@ -52,8 +52,14 @@ def check_kind(kind: str, objective: str) -> str:
 
 
 def files_of(plan: Plan, kind: str | None = None) -> dict[str, str]:
-    """name → text of the files of a kind; NotSupported where it cannot say this plan, with the kinds that can."""
-    kind = kind_named(default_kind(plan.request.objective) if kind is None else kind)
+    """name → text of the files of a kind; NotSupported where it cannot say this plan, with the kinds that can.
+
+    None: `default_kind`, or where that one cannot the first that can.
+    """
+    if kind is None:
+        kind = default_kind(plan.request.objective)
+        kind = next((name for name in (kind, *KINDS) if not _cannot(plan, name)), kind)
+    kind = kind_named(kind)
     reason = _cannot(plan, kind)
     if reason:
         able = ", ".join(name for name in KINDS if not _cannot(plan, name))
