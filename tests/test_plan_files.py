@@ -10,7 +10,7 @@ import pytest
 import torch
 from forked import free_port, run_forked
 from safetensors.torch import load_file
-from transformers import LlamaConfig, Qwen3Config
+from transformers import GPTNeoXConfig, LlamaConfig, Qwen3Config
 from transformers.integrations import sdpa_attention
 
 from helpers.models import byte_tokenizer
@@ -473,6 +473,7 @@ def test_two_ranks_make_the_steps_of_one(kind, stage, tied, method, more, tmp_pa
     [
         (LlamaConfig, False, 3, 4),
         (Qwen3Config, True, 2, 4),  # norms of its heads are whole on each rank, which sees half of the heads
+        (GPTNeoXConfig, False, 3, 4),  # its head has another name in the files
         (LlamaConfig, False, 3, 2),  # all of them compute each layer together
     ],
 )

@@ -22,7 +22,7 @@ from virtual_gpu.errors import ExistingFile
 from virtual_gpu.language import set_language
 from virtual_gpu.models.adapters import add_adapters
 from virtual_gpu.models.build import build_model
-from virtual_gpu.models.configs import load_config
+from virtual_gpu.models.configs import architectures, load_config
 from virtual_gpu.plan import METHODS, Recipe, cheapest, search
 from virtual_gpu.plan.command import main
 from virtual_gpu.plan.frontier import frontier
@@ -387,6 +387,14 @@ def test_what_cannot_be_shared_is_left_out_by_name():
     assert degrees_of(make_request(twelve, "L4", **request).model, 6) == (2, 3, 6)
     assert degrees_of(make_request(twelve, "L4", **request).model, 24) == (2, 4)
     assert tensor_plan(make_request(config(), "L4", **request).model).beyond == ()
+    for model in architectures():
+        assert isinstance(degrees_of(model, 8), tuple)
+    for model, words in (
+        ("google/gemma-4-31B", "층마다 다른"),
+        ("google/gemma-3n-E4B", "activation_sparsity_pattern"),
+        ("allenai/OLMo-2-1124-7B", "q_proj"),
+    ):
+        assert words in why_not(model, 2, 2)
     experts = Qwen3MoeConfig(**SIZES, num_key_value_heads=4, head_dim=64, num_experts=4, moe_intermediate_size=256)
     assert "experts" in why_not(make_request(experts, "L4", **request).model, 2, 2)
 

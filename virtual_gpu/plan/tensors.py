@@ -57,6 +57,8 @@ def tensor_plan(model: str) -> TensorPlan:
         known = styles[name] in (_COLUMNS, _ROWS, _SUMMED) if name in styles else not inside
         if not known and next(module.parameters(recurse=False), None) is not None:
             beyond.append(name)
+    if any(getattr(config, "activation_sparsity_pattern", None) or ()):  # Gemma 3n: of a token's whole width of an MLP
+        beyond.append("activation_sparsity_pattern")
 
     def of(wanted: str) -> tuple[str, ...]:
         used = [pattern for pattern, style in plan.items() if style == wanted]

@@ -92,19 +92,26 @@ class Layout:
                     en=f"{config.model_type}: transformers has no tensor-parallel plan for it; use degree 1.",
                 )
             )
-        heads = {
-            tr(ko="어텐션 헤드", en="attention heads"): config.num_attention_heads,
-            tr(ko="키·값 헤드", en="key-value heads"): getattr(config, "num_key_value_heads", None),
-            tr(ko="MLP의 폭", en="MLP width"): config.intermediate_size,
+        names = {
+            "num_attention_heads": tr(ko="어텐션 헤드", en="attention heads"),
+            "num_key_value_heads": tr(ko="키·값 헤드", en="key-value heads"),
+            "intermediate_size": tr(ko="MLP의 폭", en="MLP width"),  # experts may have their own alone
         }
-        for what, number in heads.items():
-            if number and number % degree:
+        for name, what in names.items():
+            try:
+                found = getattr(config, name, None)
+            except RuntimeError as error:  # transformers: the layers differ in it (Gemma 4)
                 raise WrongValue(
-                    tr(
-                        ko=f"{what} {number}개를 텐서 병렬 크기 {degree}에 똑같이 나눌 수 없다.",
-                        en=f"{number} {what} do not divide by a tensor-parallel degree of {degree}.",
+                    tr(ko=f"{what}: 층마다 다른 모델은 나누지 않는다.", en=f"{what}: layers that differ are not split.")
+                ) from error
+            for number in found if isinstance(found, (list, tuple)) else (found,):
+                if number and number % degree:
+                    raise WrongValue(
+                        tr(
+                            ko=f"{what} {number}개를 텐서 병렬 크기 {degree}에 똑같이 나눌 수 없다.",
+                            en=f"{number} {what} do not divide by a tensor-parallel degree of {degree}.",
+                        )
                     )
-                )
 
 
 def _stage(stage: Any) -> int:

@@ -36,7 +36,7 @@ def parts(plan: Plan) -> dict[str, str]:
         "synchronized": "",  # every micro-batch's gradients are split at once: no whole ones wait
         "of_shards": _IMPORTS.format(offload="CPUOffloadPolicy, " if recipe.cpu_offload else ""),
         "parallel": "",
-        "save": _SAVE.format(frozen=", ignore_frozen_params=True" if adapters else ""),
+        "save": SAVE.format(frozen=", ignore_frozen_params=True" if adapters else "", model="model"),
     }
 
 
@@ -85,10 +85,10 @@ model.tie_weights()  # what is the embedding and the head too has come as two
 {buffers}del whole
 trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 """
-_SAVE = """gathered = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True{frozen})
+SAVE = """gathered = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True{frozen})
 weights = sharded.get_model_state_dict(model, options=gathered)
 if rank == 0:
-    model.save_pretrained(args.output, state_dict=weights)
+    {model}.save_pretrained(args.output, state_dict=weights)
     tokenizer.save_pretrained(args.output)
 dist.destroy_process_group()
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..tensors import TensorPlan, tensor_plan
+from .fsdp2 import SAVE
 from .settings import autocast_dtype, checkpointing, literal, repeat_kv, weights_dtype
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def parts(plan: Plan) -> dict[str, str]:
         "step_blocks": f"world // {degree} * MICRO_BATCH * ACCUMULATION",
         "loader": _LOADER.format(degree=degree),
         "clip": (_SUMMED if suffixes else "") + _CLIP,
+        "save": SAVE.format(frozen="", model="loaded"),
     }
 
 
@@ -61,8 +63,8 @@ if rank == 0:  # it alone reads the weights, into its RAM
     loaded = AutoModelForCausalLM.from_pretrained(
         args.model, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
     )
-    whole, model.generation_config = loaded.state_dict(), loaded.generation_config
-    del loaded
+    whole = loaded.state_dict()
+    loaded.to("meta")  # it is left to know how the weights were named and is to be saved
 layers = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
 embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
 if embedding.weight is not head.weight:  # one tensor belongs to one group: the model's own
