@@ -254,6 +254,18 @@ def test_the_depth_of_a_model_with_adapters_is_continued_as_a_full_run_has_it(pe
     assert continued.peak_bytes == run.peak_bytes and continued.at_peak() == run.at_peak()
 
 
+@pytest.mark.parametrize("stage, checkpointing", [(0, False), (2, False), (2, True), (3, False), (3, True)])
+def test_two_shallow_runs_are_all(stage, checkpointing, monkeypatch):
+    rank_step_module._trace.cache_clear()
+    forget_shallow_runs()
+    depths, run = [], rank_step_module.run_rank
+    monkeypatch.setattr(
+        rank_step_module, "run_rank", lambda config, *how, **more: (depths.append(config), run(config, *how, **more))[1]
+    )
+    rank_step(LLAMA, 4, stage, gradient_checkpointing=checkpointing, sequence_length=64)
+    assert len(depths) == 2
+
+
 @pytest.mark.parametrize("peft", [None, "qlora"])
 def test_what_one_micro_batch_has_shown_holds_for_another(peft):
     setting = {"stage": 3, "peft": peft, "gradient_checkpointing": True, "sequence_length": 64}

@@ -114,14 +114,15 @@ def forget_shallow_runs() -> None:
 
 
 def from_shallow(
-    config: Any, run: Callable[[Any], tuple[Trace, Numbers]], like: Any = None
+    config: Any, run: Callable[[Any], tuple[Trace, Numbers]], like: Any = None, deeper: int = 0
 ) -> tuple[Trace, dict[Any, int]] | None:
     """What `run(config)` gives, from two shallow runs; None where they are not less work, or contradict each other.
 
     run: a config → (its trace, numbers beside it). The one way from shallow to deep: the model's parameters must lie on
     the line shape by shape, its traces must continue (`trace.depth`), and every number must lie on a line. The first
-    has two layers at least, a first and a last one, and the second two turns more. Where they do not go on so (FSDP2
-    gathers two groups ahead), two that are one turn deeper are tried. like: all of a run but the config and its length,
+    has two layers at least, a first and a last one, and the second two turns more. Where they do not go on so, two that
+    are one turn deeper are tried. deeper: turns by which the first ones are, where it is known that they have to be.
+    like: all of a run but the config and its length,
     and the kind of its batch. Where earlier calls with such runs have shown how they go on, one run is enough whose
     depth lies between theirs and that does, but for the sizes, what they say of it.
     """
@@ -134,7 +135,7 @@ def from_shallow(
         shallow, beside = runs[known.layers]
         if beside == known.beside and (trace := known.trace.of(shallow)) is not None:
             return trace, known.numbers
-    if (turns := turns_of(config)) is None or (first := _alike_from(config, turns, turns.first)) is None:
+    if (turns := turns_of(config)) is None or (first := _alike_from(config, turns, turns.first + deeper)) is None:
         return None
     for start in (first, first + 1):
         depths = turns.layers(start), turns.layers(start + TURNS)

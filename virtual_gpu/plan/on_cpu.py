@@ -141,7 +141,8 @@ def _trace(way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dic
         return _run(config, way, batch_size, sequence_length)
 
     config = way.model.config
-    return from_shallow(config, run, ("on_cpu", way, kind_of_batch(batch_size))) or run(config)
+    deeper = way.gpus > 1 or not way.checkpointing  # as in `rank_step`: what FSDP2 copies ahead
+    return from_shallow(config, run, ("on_cpu", way, kind_of_batch(batch_size)), int(deeper)) or run(config)
 
 
 def _run(config: Any, way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dict[Any, int]]:

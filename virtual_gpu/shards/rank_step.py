@@ -402,7 +402,9 @@ def _trace(
 
     how = model, layout, precision, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload, pairs, padded
     like = "rank", *how, kind_of_batch(rows)
-    trace, numbers = from_shallow(model.config, run, like) or run(model.config)
+    # Two layers are too few for what FSDP2 gathers ahead, but with checkpoints at stage 2.
+    ahead = layout.stage == 3 or (layout.stage == 2 and not checkpointing)
+    trace, numbers = from_shallow(model.config, run, like, deeper=int(ahead)) or run(model.config)
     trace = resized(trace, {mark: round_size(numbers[mark]) for mark in _WHOLE.values() if mark in numbers})
     sizes = {name: n for name, n in numbers.items() if isinstance(name, Fraction)}
     sent = {name: n for name, n in numbers.items() if isinstance(name, str)}
