@@ -793,7 +793,7 @@ at_once.against(str(eight.best.micro_batch))
 #
 # **설정 파일이 있으면** 그 파일에 묻는다. `trl dpo --config` 파일과 `stage: dpo`인 LLaMA-Factory 파일을 읽는다. (LLaMA-Factory의 것은 12.4절처럼 로짓을 통째로 두고, 전체 미세 조정이면 기준 모델을 16비트로 둔 것으로 센다.) 12.1절의 `DPO 4`를 파일로 적으면 어느 줄을 바꾸라고 할까? 12.3절에서 본 것 가운데 하나다.
 #
-# 범위로 나오는 수는 12.2절의 할당이 아니라, 예약에 CUDA 컨텍스트까지 더해 카드 전체의 메모리와 견준 것이다(9.4절). '손실 나누기'는 TRL이 로짓을 조각으로 나누는 것이고, '패딩 있음'은 위에서 말한 마스크까지 셌다는 뜻이다.
+# 범위로 나오는 수는 12.2절의 할당이 아니라, 예약에 CUDA 컨텍스트까지 더해 카드 전체의 메모리와 견준 것이다(9.4절). '손실 나누기'는 TRL이 로짓을 조각으로 나누는 것이고, '패딩 있음'은 위에서 말한 마스크까지 셌다는 뜻이다. 그 아래 줄은 마이크로 배치의 길이가 모두 같아 마스크가 없을 때와 나란히 적은 것이고, 큰 쪽으로 판정한다.
 
 # %%
 from pathlib import Path
@@ -813,7 +813,7 @@ print(str(found).split("\n", 1)[1])
 # %% [markdown] lang="ko"
 # 배치를 줄이고 누적하는 것은 해 볼 것도 없다. 늘 있는 다섯 벌만 23.02 GiB(12.1절)라 RTX 4090의 판정 한도 22.80 GiB(9.6절)를 넘는다. 그래서 기준 모델을 카드에서 치우는 한 줄을 골랐다. 배우는 것은 반올림 말고는 같다.
 #
-# 터미널에서는 `virtual-gpu fit --from dpo.yaml --gpu "RTX 4090"`이다. SFT와 DPO의 파일은 키가 거의 같아서, `loss_type: sigmoid`처럼 DPO에만 있는 것이 없으면 SFT로 읽는다. 그때는 `--objective dpo`를 준다. `beta`처럼 GRPO와 KTO에도 있는 키만 있으면 무엇인지 되묻는다. DPO를 여러 GPU에 나누는 것(ZeRO, FSDP)은 아직 세지 않는다. GRPO도 이 플래너로는 묻지 못한다(하한은 12.8절의 패널).
+# 터미널에서는 `virtual-gpu fit --from dpo.yaml --gpu "RTX 4090"`이다. SFT와 DPO의 파일은 키가 거의 같아서, `loss_type: sigmoid`처럼 DPO에만 있는 것이 없으면 SFT로 읽는다. 그때는 `--objective dpo`를 준다. `beta`처럼 GRPO와 KTO에도 있는 키만 있으면 무엇인지 되묻는다. 여러 GPU에 나누어 DPO를 한다면 `plan_training(…, gpus=2, objective="dpo")`이 FSDP2로 나눈 계획까지 찾는다. 파일이 스스로 나눈 것(`fsdp`, `deepspeed`)은 `--from`이 아직 세지 않는다. GRPO도 이 플래너로는 묻지 못한다(하한은 12.8절의 패널).
 #
 # ## 12.10 기억할 것
 
