@@ -294,10 +294,9 @@ def test_several_gpus_are_the_ledgers(small_llama):
                 plan.request.model, 4, plan.recipe.stage, sequence_length=1024,
                 precision="mixed" if "mixed" in plan.recipe.precision else "bf16", batch_size=plan.micro_batch,
                 gradient_checkpointing=plan.recipe.checkpointing, gpu="RTX 4090", accumulating=plan.accumulation > 1,
-                as_accelerate=True,
+                as_accelerate=True, fp32_shards=True,
             )  # fmt: skip
-            assert abs(step.total - plan.tensors_bytes) < 0.01 * step.total  # a run with 64 ranks stood for 4
-            assert abs(step.card_bytes - plan.needed_bytes) < 0.02 * step.total
+            assert (plan.tensors_bytes, plan.needed_bytes) == (step.total, step.card_bytes)
         else:
             setting = setting_of(plan.request, plan.recipe, plan.micro_batch, plan.accumulation)
             report = predict_memory(setting, gpu="L4")
@@ -323,9 +322,9 @@ def test_gpus_that_share_a_layer_are_the_ledgers(small_llama):
         step = rank_step(
             plan.request.model, 4, recipe.stage, tensor_parallel=2, sequence_length=1024, batch_size=plan.micro_batch,
             gradient_checkpointing=recipe.checkpointing, gpu="RTX 4090", accumulating=plan.accumulation > 1,
+            fp32_shards=True,
         )  # fmt: skip
-        assert abs(step.total - plan.tensors_bytes) < 0.002 * step.total  # a run with 64 groups stood for 2
-        assert abs(step.card_bytes - plan.needed_bytes) < 0.01 * step.total
+        assert (plan.tensors_bytes, plan.needed_bytes) == (step.total, step.card_bytes)
         once = step.parameters_and_gradients_sent // 2 + step.activations_sent // 2  # round rings of two
         assert plan.sent_bytes == pytest.approx(plan.accumulation * once, rel=1e-3)
         assert step.activations_sent > 0.1 * step.parameters_and_gradients_sent
@@ -345,7 +344,7 @@ def test_fewer_samples_than_gpus_are_shared(small_llama):
         assert {plan.recipe.stage for plan in plans} == ({2, 3} if degree < 4 else {3})
     step = rank_step(
         plans.request.model, 4, 3, tensor_parallel=4, sequence_length=256, gpu="RTX 4090",
-        gradient_checkpointing=plans.best.recipe.checkpointing,
+        gradient_checkpointing=plans.best.recipe.checkpointing, fp32_shards=True,
     )  # fmt: skip
     assert plans.best.tensors_bytes == step.total and plans.best.sent_bytes == step.activations_sent * 3 // 4
     # The weights of a quarter of each layer are read twice, which takes longer than so few tokens' FLOPs.

@@ -65,7 +65,7 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
         layout = Layout(request.gpus, recipe.stage, recipe.tensor_parallel)
         if recipe.method == "full":
             pairs = Pairs(recipe.reference) if request.pairs else None
-            memory = closed_form(request.model, layout, _convention(recipe), pairs=pairs)
+            memory = closed_form(request.model, layout, _convention(recipe), pairs=pairs, fp32_shards=True)
         else:
             adapters = adapters_of(
                 recipe.method, request.lora_rank, request.lora_targets, _convention(recipe), layout, request.spec
@@ -74,8 +74,8 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
         return {
             "parameters": memory.parameters,
             "gathered": memory.gathered,
-            # What stays gathered of the first model goes in backward, as gradients come that are never more.
-            "gradients": 0 if request.pairs and recipe.stage == 2 else memory.gradients,
+            # What stays gathered at stage 2 goes in backward, as gradients come that are no more.
+            "gradients": 0 if recipe.stage == 2 else memory.gradients,
             "optimizer": memory.optimizer,
         }
     states = states_of(replace(setting_of(request, recipe.at_once, 1, 1), sequence_length=1))
@@ -117,7 +117,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
             peft=None if recipe.method == "full" else recipe.method,
             lora_rank=request.lora_rank, lora_targets=request.lora_targets, as_accelerate=tensors == 1,
             repeat_kv=request.repeats_kv, fused_lm_head=recipe.fused_lm_head, offload_checkpoints=recipe.offload,
-            objective=request.objective, reference=recipe.reference,
+            objective=request.objective, reference=recipe.reference, fp32_shards=recipe.method == "full",
         )  # fmt: skip
         needed, at_peak = need.card, dict(need.at_peak)
         at_peak["other"] = at_peak.pop("communication")

@@ -112,7 +112,7 @@ def run_rank(
     padded: the micro-batch's sequences differ in length, as those of pairs do, so that attention has a mask.
     """
     refuse_in_a_block()
-    convention = convention.as_accelerate if pairs else convention
+    convention = convention.fp32_shards if pairs else convention
     moved: Counter[int] = Counter()
     repeated = kv_repeated() if repeat_kv else nullcontext()
     with fake_world(layout.ranks, rank), running(config.model_type), warnings.catch_warnings(), repeated:

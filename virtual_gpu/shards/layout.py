@@ -145,10 +145,11 @@ class Convention:
         return self.half or self.dtype
 
     @property
-    def as_accelerate(self) -> Convention:
-        """The same bytes as accelerate has them in mixed precision: the fp32 copy is the shard, and gathered in half.
+    def fp32_shards(self) -> Convention:
+        """The same bytes as FSDP2 has them in mixed precision: the fp32 copy is the shard, and gathered in half.
 
-        So a gradient is fp32, and where there is none a parameter takes 12 bytes, not 14.
+        accelerate, torchtitan and the files of plans do it so (MixedPrecisionPolicy). So a gradient is fp32, and where
+        there is none a parameter takes 12 bytes, not 14.
         """
         if not self.master:
             return self

@@ -147,7 +147,7 @@ def paper_bytes(parameters: float, layout: Layout, precision: str = "mixed") -> 
 
 def closed_form(
     model: str, layout: Layout, precision: str = "mixed", rank: int = 0, *, gradient_as_bucket_view: bool = False,
-    pairs: Pairs | None = None,
+    pairs: Pairs | None = None, fp32_shards: bool = False,
 ) -> RankMemory:  # fmt: skip
     """What rank `rank` holds, from the parameters' shapes alone.
 
@@ -155,11 +155,13 @@ def closed_form(
     every rank; the optimizer state is made for the rows that a rank really has, which may be none.
     ZeroRedundancyOptimizer deals out whole tensors, the largest first, each to the rank that has least. DDP (stages 0
     and 1) keeps all gradients a second time, in buckets, but with gradient_as_bucket_view. pairs: of DPO, whose second
-    model (`second_model`) counts as parameters, and as gathered where it stays so.
+    model (`second_model`) counts as parameters, and as gathered where it stays so. fp32_shards: see
+    `Convention.fp32_shards`; of pairs they are.
     """
     config, convention = config_of(model), CONVENTIONS[choose(precision, CONVENTIONS, tr(ko="정밀도", en="precision"))]
     layout.check_model(config)
-    convention, models = (convention.as_accelerate, 1 + pairs.on_the_card) if pairs else (convention, 1)
+    convention = convention.fp32_shards if fp32_shards or pairs else convention
+    models = 1 + pairs.on_the_card if pairs else 1
     shapes = local_shapes(model, layout.tensor_parallel)
     n, whole = layout.data_parallel, sum(rows * rest * count for (rows, rest), count in shapes.items())
     mine = rank // layout.tensor_parallel

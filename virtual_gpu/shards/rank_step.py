@@ -248,6 +248,7 @@ def rank_step(
     objective: str = "sft",
     reference: str = "same",
     padded: bool = False,
+    fp32_shards: bool = False,
 ) -> RankStep:
     """The peak of a training step (forward and backward, optimizer state present) on one of `ranks` ranks.
 
@@ -263,7 +264,8 @@ def rank_step(
     `models.offloaded`. objective: "dpo" is a step of TRL's DPOTrainer under accelerate, at stages 2 and 3: batch_size
     counts pairs, the head is fused, and the reference is a second model ("same") or its log probabilities are made
     first ("precomputed"); adapters are switched off for it (`second_model`). padded: a micro-batch's sequences differ
-    in length, as those of pairs do, so that attention has a mask.
+    in length, as those of pairs do, so that attention has a mask. fp32_shards: see `Convention.fp32_shards`; at
+    stages 2 and 3 of all weights, and always run at this number of ranks.
     """
     config, spec = config_of(model), card(gpu).needs_cuda()
     layout = Layout(ranks, stage, tensor_parallel, boolean(as_accelerate, "as_accelerate") or objective == "dpo")
@@ -285,15 +287,17 @@ def rank_step(
     _check_length(model, config, positive_int(sequence_length, "sequence_length"))
     adapters = adapters_of(peft, lora_rank, lora_targets, precision, layout, spec)
     rank = _fullest(model, layout)
+    fp32_shards = stage >= 2 and not adapters and (boolean(fp32_shards, "fp32_shards") or pairs is not None)
     if adapters:
         memory = closed_form_adapters(model, layout, adapters, rank)
     else:
         memory = closed_form(
-            model, layout, precision, rank, gradient_as_bucket_view=gradient_as_bucket_view, pairs=pairs
-        )
+            model, layout, precision, rank, gradient_as_bucket_view=gradient_as_bucket_view, pairs=pairs,
+            fp32_shards=fp32_shards,
+        )  # fmt: skip
     sharded = stage >= 2
     run_as = layout if sharded else Layout(tensor_parallel, 0, tensor_parallel)
-    if sharded and not exact and not adapters and not pairs:  # what is cast of a second model's shard hangs on it
+    if sharded and not exact and not adapters and not fp32_shards:  # what is cast of a shard hangs on it
         reference = replace(layout, ranks=tensor_parallel * REFERENCE)
         ratio = padded_elements(model, layout) / padded_elements(model, reference)
         run_as = reference if ratio < 1 + PADDING else layout
@@ -304,7 +308,7 @@ def rank_step(
     def run(pairs: Pairs | None) -> tuple[Trace, Counter, Moved]:
         return _trace(
             ConfigKey.of(config), run_as, precision, batch_size, sequence_length, gradient_checkpointing, like,
-            adapters, repeat_kv, fused_lm_head, offload_checkpoints, pairs, padded,
+            adapters, repeat_kv, fused_lm_head, offload_checkpoints, pairs, padded, fp32_shards,
         )  # fmt: skip
 
     trace, messages, offloaded = run(pairs)
@@ -314,7 +318,7 @@ def rank_step(
         trace = accumulating_trace(trace)
     if layout.has_ddp:
         trace = with_ddp(trace, gradient_as_bucket_view=gradient_as_bucket_view)
-    convention = CONVENTIONS[precision].as_accelerate if pairs else CONVENTIONS[precision]
+    convention = CONVENTIONS[precision].fp32_shards if fp32_shards else CONVENTIONS[precision]
     if adapters:
         owned, kinds = shapes_of(ConfigKey.of(config), adapters).owned(layout.ranks, rank), (STATE_BYTES,) * 2
     else:
@@ -378,18 +382,20 @@ def _trace(
     model: ConfigKey, layout: Layout, precision: str, batch_size: int, sequence_length: int, checkpointing: bool,
     spec: GPUSpec, adapters: Adapters | None = None, repeat_kv: bool = False, fused_lm_head: bool = False,
     offload: bool = False, pairs: Pairs | None = None, padded: bool = False,
+    fp32_shards: bool = False,
 ) -> tuple[Trace, Counter, Moved]:  # fmt: skip
     """A rank's forward and backward, what it sends, and the checkpoints that go to the CPU.
 
     Sent: the elements of tensor parallelism's messages (with adapters: all bytes). What is as large as a whole second
     model grows with the depth, by so much a layer: shallow runs have it by its kind, and the deep one by its size.
     """
+    convention = CONVENTIONS[precision].fp32_shards if fp32_shards else CONVENTIONS[precision]
     rows = batch_size * (2 if pairs else 1)
     tokens = rows * sequence_length
 
     def run(config: Any) -> tuple[Trace, dict[str, Any]]:
         one = run_rank(
-            config, layout, CONVENTIONS[precision], spec=spec,
+            config, layout, convention, spec=spec,
             batch_size=batch_size, sequence_length=sequence_length, checkpointing=checkpointing, adapters=adapters,
             repeat_kv=repeat_kv, fused_lm_head=fused_lm_head, offload_checkpoints=offload, pairs=pairs, padded=padded,
         )  # fmt: skip
@@ -400,7 +406,7 @@ def _trace(
         whole = {_WHOLE[kind]: nbytes for kind, nbytes in one.whole.items()}
         return trace, {**sent, **whole, **Moved.of(one.offloaded, tokens, 1).sizes}
 
-    how = model, layout, precision, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload, pairs, padded
+    how = model, layout, convention, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload, pairs, padded
     like = "rank", *how, kind_of_batch(rows)
     # Two layers are too few for what FSDP2 gathers ahead, but with checkpoints at stage 2.
     ahead = layout.stage == 3 or (layout.stage == 2 and not checkpointing)

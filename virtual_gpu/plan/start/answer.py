@@ -310,6 +310,7 @@ class _Search:
                 accumulating=setting.gradient_accumulation_steps > 1, peft=setting.peft, lora_rank=setting.lora_rank,
                 lora_targets=setting.lora_targets, offload_checkpoints=setting.offload_checkpoints,
                 padded=setting.padded,
+                fp32_shards=not self.keys.document.get(("deepspeed",)),  # whose own weights are in 16 bits
             )  # fmt: skip
             found = Try(setting, step.card_bytes)
         else:
