@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import shutil
 import signal
 from pathlib import Path
 
@@ -239,6 +240,99 @@ def test_saving_brings_one_storage_after_another_to_the_cpu(tmp_path):
     assert read["again"].untyped_storage().data_ptr() == read["rows"][0].untyped_storage().data_ptr()
     assert read["step"].item() == 3 and read["rows"][3].tolist() == [1.0] * 2**20
     assert isinstance(read["weight"], nn.Parameter) and read["weight"].requires_grad
+
+
+def test_large_unknown_tensors_are_written_whole(tmp_path):
+    """Their copy on the CPU is one number, expanded: PyTorch wrote what lay behind it in memory."""
+    numbers, into, path = 2**24, io.BytesIO(), tmp_path / "large.pt"
+    with cuda("T4", writes=True) as gpu:
+        large = torch.empty(numbers, dtype=torch.uint8, device="cuda").add_(torch.empty(1, device="cuda").byte())
+        gpu.host.meter.reset_peak()
+        before = gpu.host.meter.peak_bytes
+        torch.save(large, path)
+        assert gpu.host.meter.peak_bytes - before == numbers
+        torch.save(large, into)
+    for file in (path, io.BytesIO(into.getvalue())):
+        assert torch.equal(torch.load(file, map_location="cpu"), torch.ones(numbers, dtype=torch.uint8))
+
+
+def test_a_run_loads_what_it_has_saved(tmp_path):
+    """A best checkpoint, loaded where it was saved from: one block a storage; the folder is as it was."""
+    path = tmp_path / "best.pt"
+    with cuda("T4") as gpu:
+        net = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 8)).cuda()
+        optimizer = torch.optim.Adam(net.parameters())
+        net(torch.zeros(2, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ids = torch.arange(5)
+        best = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3, "ids": ids, "on": ids.cuda()}
+        torch.save(best, path)
+        held = torch.cuda.memory_allocated()
+        loaded = torch.load(path)
+        weights = sum(-(-one.numel() * 4 // 512) * 512 for one in net.parameters())
+        steps = [state["step"] for state in loaded["optimizer"]["state"].values()]
+        assert torch.cuda.memory_allocated() - held == 3 * weights + 512  # two states, and `on`
+        assert {one.device.type for one in loaded["net"].values()} == {"cuda"} and steps == [1.0] * 4
+        assert loaded["epoch"] == 3 and loaded["ids"].tolist() == loaded["on"].tolist() == [0, 1, 2, 3, 4]
+        net.load_state_dict(loaded["net"])
+        optimizer.load_state_dict(loaded["optimizer"])
+        del loaded, steps
+        on_cpu = torch.load(str(path), map_location="cpu")["net"]
+        assert on_cpu["0.weight"].device.type == "cpu" and on_cpu["1.bias"].tolist() == [1.0] * 8
+        torch.save(net, path)  # over it, and whole
+        assert next(torch.load(path, weights_only=False).parameters()).is_cuda
+        assert any("torch.load" in note for note in gpu.watch.notes)
+        folder = gpu.own_files._folder
+        assert sum(os.stat(Path(folder) / name).st_blocks for name in os.listdir(folder)) * 512 < 2**20
+    assert not any(tmp_path.iterdir()) and not Path(folder).exists()
+
+
+def test_files_of_a_run_are_found_moved_and_deleted(tmp_path, monkeypatch):
+    """By the functions that programs use on checkpoints, by path and by open file."""
+    first, second, third = (tmp_path / f"{n}.pt" for n in range(3))
+    first.write_bytes(b"of an earlier run")
+    with cuda("T4"):
+        state = nn.Linear(512, 512).cuda().state_dict()
+        torch.save(state, first)
+        assert first.stat().st_size == os.path.getsize(first) > 4 * 512 * 512
+        shutil.copyfile(first, second)
+        os.replace(second, third)
+        assert third.exists() and not os.path.exists(second)
+        with open(third, "rb") as file:
+            assert torch.load(file)["weight"].is_cuda
+        with open(third, "rb") as file:
+            assert torch.load(io.BytesIO(file.read()), map_location="cpu")["weight"].shape == (512, 512)
+        (tmp_path / "more").mkdir()
+        assert torch.load(shutil.copy(third, tmp_path / "more"))["bias"].is_cuda
+        third.unlink()
+        assert not third.exists()
+        with pytest.raises(FileNotFoundError):
+            torch.load(third)
+        with second.open("wb") as file:
+            torch.save(state, file)
+        with second.open("rb") as file:
+            assert torch.load(file)["bias"].shape == (512,)
+        os.remove(second)
+        assert not second.exists()
+        second.write_bytes(b"another")
+        assert second.read_bytes() == b"another"
+        assert os.stat in os.supports_follow_symlinks and os.unlink in os.supports_dir_fd
+        (tmp_path / "sub").mkdir()
+        (tmp_path / "sub" / first.name).write_bytes(b"a")
+        monkeypatch.chdir(tmp_path)
+        shutil.rmtree("sub")  # deletes by names in an open folder
+        assert first.stat().st_size > 4 * 512 * 512
+        os.remove(first)
+    assert first.read_bytes() == b"of an earlier run" and sorted(tmp_path.glob("**/*.pt")) == [first, second]
+
+
+def test_what_cannot_be_pickled_is_told(tmp_path):
+    with cuda("T4") as gpu:
+        torch.save({"function": lambda: 0}, tmp_path / "a.pt")
+        assert any("pickle" in note and "lambda" in note for note in gpu.watch.notes)
+        with pytest.raises(FileNotFoundError):
+            torch.load(tmp_path / "a.pt")
 
 
 def test_4_bit_weights_stored_as_16_bits_stay_4_bits(tiny):

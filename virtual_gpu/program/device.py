@@ -433,6 +433,8 @@ class ProgramGPU(VirtualGPU):
         self.on_machine_of(cards_of_a_machine(ranks))
         self.watch: Any = None  # the recorder, a `Watch`: `cuda` puts it there, and the import hook
         self.imports: Any = None
+        self.saving: Any = None  # a `Saving`, and the `OwnFiles` of the run where it writes none
+        self.own_files: Any = None
         self.changes: dict[str, int] = {}  # what is other in the program → how often it found its place
         self.managed_bytes = self.managed_peak_bytes = 0  # of `managed`, beside the allocator
         self.last_oom: dict[str, Any] | None = None

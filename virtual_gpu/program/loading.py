@@ -10,6 +10,7 @@ from torch import _weights_only_unpickler as unpickler
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..host.meter import MAPPED
+from ..language import tr
 from . import known
 from .device import GPU, ProgramGPU
 from .patches import Patches
@@ -25,11 +26,22 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     category = "loading"
 
     @functools.wraps(load)
-    def load_file(*args: Any, **kwargs: Any) -> Any:
+    def load_file(f: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal category
         category = MAPPED if kwargs.get("mmap") else "loading"
+        own = gpu.own_files.find(f) if gpu.own_files is not None else None
+        if own is not None:
+            f, kwargs = own, {**kwargs, "mmap": True}  # its holes are not read
+            gpu.watch.note(
+                tr(
+                    ko="torch.load: 이 실행이 torch.save로 저장한 것을 불러왔다. 크기와 자료형은 그대로이고, "
+                    "GPU에 있던 텐서의 값은 알 수 없다",
+                    en="torch.load found what this run had saved: its sizes and types, not the numbers of tensors "
+                    "that were on the GPU",
+                )
+            )
         with _disable_current_modes():
-            return load(*args, **kwargs)
+            return load(f, *args, **kwargs)
 
     def to_gpu(storage: Any, device: Any = None, *_: Any, **__: Any) -> Any:
         gpu.check_index(torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda"))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
+from . import known
 from .device import ProgramGPU
 from .patches import Patches
 
@@ -19,25 +23,51 @@ class Saving:
     (`_save` in torch/serialization.py: pickle first, then `storage.cpu()` one after another).
     """
 
+    _ON_THE_CPU = 2**28  # bytes of a sparse file's real tensors; those after them are holes too
+
     def __init__(self, patches: Patches, gpu: ProgramGPU):
         self._gpu = gpu
         self._storages: dict[int, Any] | None = None  # of the save under way, by the storage on the GPU
+        self._sparse = False
         save, to_cpu = torch.serialization._save, torch.UntypedStorage.cpu
 
         @functools.wraps(save)
-        def in_turn(*args: Any, **kwargs: Any) -> Any:
+        def in_turn(obj: Any, zip_file: Any, *args: Any, **kwargs: Any) -> Any:
             before, self._storages = self._storages, {}
             try:
-                return save(*args, **kwargs)
+                return save(obj, _WithHoles(zip_file, self._ON_THE_CPU) if self._sparse else zip_file, *args, **kwargs)
             finally:
                 self._storages = before
 
         def cpu(storage: torch.UntypedStorage) -> torch.UntypedStorage:
             source = getattr(storage, "stands_for", None)
-            return to_cpu(storage) if source is None else source.cpu().untyped_storage()
+            if source is None:
+                return to_cpu(storage)
+            if not self._sparse:
+                return _whole(source.cpu())
+            if known.values_of(source) is None and source.numel() > known.MASKS:
+                return storage
+            return self._small(source)
 
         patches.set(torch.serialization, "_save", in_turn)
         patches.set(torch.UntypedStorage, "cpu", cpu)
+
+    @contextlib.contextmanager
+    def sparsely(self) -> Iterator[None]:
+        """In here many unknown numbers are a hole in the file, few are what the program would be told."""
+        before, self._sparse = self._sparse, True
+        try:
+            yield
+        finally:
+            self._sparse = before
+
+    def _small(self, source: torch.Tensor) -> torch.UntypedStorage:
+        """The bytes of a tensor that nobody has asked for."""
+        with _disable_current_modes():
+            real = known.values_of(source)
+            if real is None:
+                real = torch.full(source.shape, self._gpu.answers.told(source), dtype=source.dtype)
+            return _whole(real)
 
     def reduced(self, tensor: torch.Tensor, protocol: int) -> Any:
         """What pickle keeps of a tensor on the GPU; outside of `torch.save` its bytes at once."""
@@ -62,3 +92,34 @@ class Saving:
             stands_in.stands_for, stands_in.was_on = whole, str(self._gpu.device)
             self._storages[storage._cdata] = stands_in
         return self._storages[storage._cdata]
+
+
+class _WithHoles:
+    """A file that PyTorch writes, in which what has no bytes leaves its room and takes none on the disk.
+
+    left: bytes of real tensors that are written.
+    """
+
+    def __init__(self, file: Any, left: int):
+        self._file, self._left = file, left
+
+    def write_record(self, name: str, record: Any, nbytes: int) -> None:
+        """As PyTorch's."""
+        if isinstance(record, torch.UntypedStorage):
+            self._left -= nbytes if record.device.type == "cpu" else 0
+            if record.device.type == "meta" or self._left < 0:
+                self._file.write_record_metadata(name, nbytes)
+                return
+        self._file.write_record(name, record, nbytes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def _whole(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """A storage with all of a tensor's bytes, also where it is one number, expanded."""
+    storage = tensor.untyped_storage()
+    if storage.nbytes() >= tensor.numel() * tensor.element_size():
+        return storage
+    with _disable_current_modes():  # counted already, as large as it seems
+        return tensor.contiguous().untyped_storage()

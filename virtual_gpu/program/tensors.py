@@ -90,7 +90,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             return format(tensor.item(), spec)
         return text(tensor, spec)
 
-    saving = Saving(patches, gpu)
+    saving = gpu.saving = Saving(patches, gpu)
 
     def reduced(tensor: torch.Tensor, protocol: int) -> Any:
         return saving.reduced(tensor, protocol) if ours(tensor) else torch.Tensor.__reduce_ex__(tensor, protocol)

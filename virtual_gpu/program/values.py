@@ -135,6 +135,10 @@ class Values(Answers):
         """The number that fills a copy of the tensor on the CPU."""
         return self._answer(tensor, "copy to the CPU")
 
+    def told(self, tensor: torch.Tensor) -> float:
+        """What every element would be told to be, where nobody asks."""
+        return self._number(tensor)
+
     def printed(self, tensor: torch.Tensor) -> str:
         """The tensor as text."""
         real = values_of(tensor)

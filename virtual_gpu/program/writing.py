@@ -1,4 +1,7 @@
-"""What a program writes to keep its weights: nothing is written, since there are no weights, and it is said once."""
+"""What a program writes to keep its weights: nothing is written, since there are no weights, and it is said once.
+
+What it loads again within the run it finds (`own_files`).
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..language import tr
 from .imports import Imports
+from .own_files import OwnFiles
 from .patches import Patches
 from .watch import SAVING, Watch
 
@@ -54,12 +58,22 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
                                 en=f"{opened}, which the program opened to write, is empty now (open does that)",
                             )
                         )
+                    if owner is torch and (error := own.save(watch.gpu.saving, args, kwargs)):
+                        watch.note(
+                            tr(
+                                ko=f"torch.save에서 pickle이 실패했다({error}). 프로그램의 객체 때문이면 진짜 "
+                                "카드에서도 오류다. 이 파일은 이 실행에서 다시 불러올 수 없다",
+                                en=f"pickle failed in torch.save ({error}): on a card too, if it is for the program's "
+                                "own objects; this run cannot load that file again",
+                            )
+                        )
             finally:
                 watch.enter(before)
 
         return skipped
 
-    kept = _keep_checkpoints(patches, watch)
+    own = watch.gpu.own_files = OwnFiles(patches)
+    kept = _keep_checkpoints(patches, watch, own)
     patches.set(torch, "save", skip(torch, "save", "torch.save"))
     for module, owner, names in _SAVERS:
 
@@ -72,16 +86,21 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
         imports.after(module, install_there)
 
 
-def _keep_checkpoints(patches: Patches, watch: Watch) -> set[str]:
+def _keep_checkpoints(patches: Patches, watch: Watch, own: OwnFiles) -> set[str]:
     """Let a program that opens a checkpoint to write over it write into the air; the names of those that were kept.
 
-    `open(path, "wb")` empties the file before `torch.save`, which then has nothing to write into it.
+    `open(path, "wb")` empties the file before `torch.save`, which then has nothing to write into it. What this run
+    saved itself is read where that is.
     """
     shipped, kept = builtins.open, set()
 
     @functools.wraps(shipped)
     def guarded(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         named = isinstance(file, (str, os.PathLike)) and isinstance(mode, str)
+        if named and "w" in mode:
+            own.forget(file)
+        elif named and (there := own.find(file)):
+            return shipped(there, mode, *args, **kwargs)
         if not named or "w" not in mode or "b" not in mode or not _is_checkpoint(shipped, file):
             return shipped(file, mode, *args, **kwargs)
         name = os.fspath(file)

@@ -1,0 +1,144 @@
+"""What a run saves with `torch.save` and loads again: kept for the run, in a folder of its own, beside the program's.
+
+A best checkpoint that is loaded before the test, the state that a learning rate finder goes back to, the size of a file
+that is printed and the file deleted: there the program finds what it saved, under the name that it gave. On the disk
+that takes little, as numbers that nobody knows are holes in the file (`Saving.sparsely`). What was there before the run
+stays as it was, and nothing is left behind. A folder's contents (`os.listdir`, `glob`) do not show these files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import os
+import pickle
+import shutil
+import tempfile
+from typing import Any
+
+import torch
+
+from .patches import Patches
+
+_OF_SAVE = inspect.signature(torch.save)
+
+
+class OwnFiles:
+    """The files, by the path under which the program knows them."""
+
+    def __init__(self, patches: Patches):
+        self._at: dict[str, str] = {}
+        self._patches, self._folder, self._numbers = patches, "", itertools.count()
+        self._install()
+
+    def save(self, saving: Any, args: tuple, kwargs: dict[str, Any]) -> Exception | None:
+        """As `torch.save` of these arguments, where they name a file. What pickle raised, if it did: nothing is kept.
+
+        That may be the program's own error, or that of a class that stands in for another on a virtual card.
+        """
+        given = _OF_SAVE.bind(*args, **kwargs)
+        if (path := _path_of(given.arguments["f"])) is None:
+            return None
+        if not self._folder:
+            folder = tempfile.TemporaryDirectory(prefix="virtual_gpu", ignore_cleanup_errors=True)
+            self._patches.later(folder.cleanup)
+            self._folder = folder.name
+        given.arguments["f"] = os.path.join(self._folder, f"{next(self._numbers)}.pt")
+        given.arguments.pop("_use_new_zipfile_serialization", None)  # the form before 1.6 has no holes
+        self.forget(path)
+        try:
+            with saving.sparsely():
+                self._patches.original(torch, "save")(*given.args, **given.kwargs)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:  # what pickle raises
+            return error
+        self._at[path] = given.arguments["f"]
+        return None
+
+    def find(self, file: Any) -> str | None:
+        """Where the contents of a file are that this run saved, by path or by the open file; None: it is no such."""
+        if not self._at or (path := _path_of(file)) is None:
+            return None
+        return path if os.path.dirname(path) == self._folder else self._at.get(path)
+
+    def forget(self, file: Any) -> bool:
+        """The program has deleted a file, or writes another one: whether it was one of these."""
+        there = self._at.pop(_path_of(file), None) if self._at else None
+        if there is not None:
+            with contextlib.suppress(PermissionError):  # Windows keeps what is mapped; it goes with the folder
+                os.unlink(there)
+        return there is not None
+
+    def _install(self) -> None:
+        """Let the functions of the operating system that name one file know of these."""
+
+        def elsewhere(named: dict[str, Any]) -> bool:
+            """Whether a path is relative to another folder than the current one."""
+            return any(named.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
+
+        def reading(read: Any) -> Any:
+            @functools.wraps(read)
+            def of_ours(path: Any, *args: Any, **named: Any) -> Any:
+                return read(path if elsewhere(named) else self.find(path) or path, *args, **named)
+
+            return of_ours
+
+        def deleting(delete: Any) -> Any:
+            @functools.wraps(delete)
+            def deleted(path: Any, **named: Any) -> None:
+                # of one of these only what the program's own `open` has left there: an earlier run's file stays
+                if elsewhere(named) or not self.forget(path) or (os.path.exists(path) and not os.path.getsize(path)):
+                    delete(path, **named)
+
+            return deleted
+
+        def moving(move: Any) -> Any:
+            @functools.wraps(move)
+            def moved(source: Any, target: Any, **named: Any) -> None:
+                if not self._at or elsewhere(named):
+                    move(source, target, **named)
+                    return
+                there = self._at.pop(_path_of(source), None)
+                self.forget(target)
+                if there is None:
+                    move(source, target, **named)
+                else:
+                    self._at[_path_of(target)] = there
+
+            return moved
+
+        def copying(copy: Any) -> Any:
+            @functools.wraps(copy)
+            def copied(source: Any, target: Any, **named: Any) -> Any:
+                there = self.find(source)
+                if there is None:
+                    return copy(source, target, **named)
+                if copy is not files["copyfile"] and os.path.isdir(target):
+                    target = os.path.join(target, os.path.basename(source))
+                again = os.path.join(self._folder, f"{next(self._numbers)}.pt")
+                os.link(there, again)  # nobody writes into these files
+                self.forget(target)
+                self._at[_path_of(target)] = again
+                return target
+
+            return copied
+
+        system = dict.fromkeys(("stat", "lstat", "access"), reading) | dict.fromkeys(("remove", "unlink"), deleting)
+        for name, replaced in (system | dict.fromkeys(("rename", "replace"), moving)).items():
+            shipped = getattr(os, name)
+            ours = replaced(shipped)
+            self._patches.set(os, name, ours)
+            for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+                if shipped in able:  # shutil asks so
+                    able.add(ours)
+                    self._patches.later(functools.partial(able.discard, ours))
+        files = {name: getattr(shutil, name) for name in ("copyfile", "copy", "copy2")}
+        self._patches.set_all(shutil, {name: copying(copy) for name, copy in files.items()})
+
+
+def _path_of(file: Any) -> str | None:
+    """The path of a file, by name or open; None where it has none (a number, bytes, a buffer in memory)."""
+    name = file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", None)
+    name = os.fspath(name) if isinstance(name, os.PathLike) else name
+    return os.path.abspath(name) if isinstance(name, str) else None
