@@ -335,6 +335,56 @@ def test_what_cannot_be_pickled_is_told(tmp_path):
             torch.load(tmp_path / "a.pt")
 
 
+def test_layers_in_few_bits_that_a_program_makes_itself():
+    """bitsandbytes' own: `.cuda()` quantizes, after a cast or a `load_state_dict`; the bias goes the ordinary way."""
+    with cuda("T4"):
+        import bitsandbytes as bnb
+
+        x = torch.zeros(8, 512, dtype=torch.float16, device="cuda", requires_grad=True)
+        before = torch.cuda.memory_allocated()
+        four = bnb.nn.Linear4bit(512, 256, compute_dtype=torch.float16, compress_statistics=False).half().to("cuda")
+        assert type(four.weight.quant_state).__name__ == "QuantState" and four.weight.dtype == torch.uint8
+        # 512 bytes more: the bias, and the 16 numbers that 4 bits stand for
+        assert torch.cuda.memory_allocated() - before == 512 * 256 // 2 + 512 * 256 // 64 * 4 + 2 * 512
+        assert [name for name, _ in four.named_parameters()] == ["weight", "bias"] and four.bias.dtype == torch.float16
+        four(x).sum().backward()
+        assert x.grad.shape == x.shape and four.weight.grad is None
+        eight = nn.Sequential(bnb.nn.Linear8bitLt(512, 256, has_fp16_weights=False))
+        eight.load_state_dict(nn.Sequential(nn.Linear(512, 256)).state_dict())
+        assert type(eight[0].weight).__name__ == "Int8Params"
+        eight.cuda()
+        assert eight[0].weight.dtype == torch.int8 and eight(x).shape == (8, 256)
+
+
+def test_a_state_is_loaded_as_the_program_has_it():
+    """Into the parameters that are there, or by `assign` as others: moving to a card alone swaps."""
+    with cuda("T4"):
+        layer = nn.Linear(4, 4).cuda()
+        weight, state = layer.weight, {name: torch.ones_like(one) for name, one in layer.state_dict().items()}
+        layer.load_state_dict(state)
+        assert layer.weight is weight
+        layer.load_state_dict(state, assign=True)
+        assert layer.weight is not weight
+        layer.cpu().cuda()
+        assert layer.weight.is_cuda and torch.__future__.get_swap_module_params_on_conversion()
+
+
+@pytest.mark.parametrize(
+    ("matrix", "right"),
+    [((16, 8), (16, 2)), ((4, 16, 8), (4, 16)), ((4, 16, 8), (4, 16, 2)), ((8, 16), (8, 2)), ((8, 8), (8,))],
+)
+def test_least_squares_have_the_shapes_of_the_cpu(matrix, right):
+    def solve(device, **driver):
+        a = torch.eye(*matrix[-2:], device=device).expand(matrix).clone().requires_grad_()
+        solved = torch.linalg.lstsq(a, torch.ones(right, device=device), **driver)
+        solved.solution.sum().backward()
+        return [(one.shape, one.dtype) for one in (*solved, a.grad)], solved.solution.device.type
+
+    expected, _ = solve("cpu", driver="gels")  # CUDA's one
+    with cuda("T4"):
+        assert solve("cuda") == (expected, "cuda")
+
+
 def test_4_bit_weights_stored_as_16_bits_stay_4_bits(tiny):
     """peft casts 16-bit weights to fp32 where their class is not called Params4bit; FSDP wants them stored so."""
     from peft import prepare_model_for_kbit_training

@@ -58,6 +58,7 @@ _AT_MOST = frozenset((_BINCOUNT, _UNIQUE_DIM, _UNIQUE_CONSECUTIVE, _aten._unique
 _OVERWRITES = frozenset((_COPY_, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default))
 _CTC, _CTC_BACKWARD = _aten._ctc_loss.default, _aten._ctc_loss_backward.default
 _PACK = _aten._pack_padded_sequence.default
+_LSTSQ = _aten.linalg_lstsq.default
 
 
 @functools.cache
@@ -267,6 +268,8 @@ class ProgramMode(CountingMode):
             return self._upload(self._where(args[0]), {})
         if func is _PACK:
             return self._of_lengths(func, args, kwargs)
+        if func is _LSTSQ:
+            return self._least_squares(*args[:2])
         if func.name() == "torchvision::nms" and self.values.policy != "stop":
             return self._nms(*args)
         try:
@@ -347,6 +350,28 @@ class ProgramMode(CountingMode):
             kept = order.clone()
         del ordered, keep, overlap
         return kept
+
+    def _least_squares(self, matrix: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`torch.linalg.lstsq` as CUDA has it, by QR (gels): without rank and singular values.
+
+        Source: linalg_lstsq_out_info in aten/src/ATen/native/BatchLinearAlgebra.cpp. The solver's own memory, which
+        cuSOLVER chooses, is not counted.
+        """
+        with self:
+            rows, columns = matrix.shape[-2:]
+            vector = right.dim() == 1 or right.shape == matrix.shape[:-1]
+            sides = right.unsqueeze(-1) if vector else right
+            batch = matrix.shape[:-2]
+            factored = matrix.mT.clone(memory_format=torch.contiguous_format)
+            made = matrix.new_empty((*batch, sides.shape[-1], max(rows, columns))).mT
+            made[..., :rows, :].copy_(sides)
+            reflectors = matrix.new_empty((*batch, min(rows, columns)))
+            none = matrix.new_empty((0,))
+            residuals = made[..., columns:, :].pow(2).sum(-2) if rows > columns else none.clone()
+            solution = made[..., :columns, :]
+            rank = matrix.new_empty((0,), dtype=torch.int64)
+        del factored, reflectors
+        return solution.squeeze(-1) if vector else solution, residuals, rank, none
 
     def _of_lengths(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """An operation whose shape depends on lengths, which are on the CPU, and on no value of its tensors."""

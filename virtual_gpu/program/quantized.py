@@ -54,6 +54,11 @@ def install(patches: Patches, imports: Imports) -> None:
         patches.set(module.QuantState, "as_dict", of_state)
         patches.set(module, "lib", _Library(module.lib))
 
+    def in_layers(module: ModuleType) -> None:
+        for kind in (module.Linear4bit, module.Linear8bitLt):
+            patches.set(kind, "_apply", _quantizing(kind._apply, (module.Params4bit, module.Int8Params)))
+
+    imports.after("bitsandbytes.nn.modules", in_layers)
     imports.after("peft.utils.integrations", in_peft)
     imports.after("bitsandbytes.functional", in_bitsandbytes)
 
@@ -161,6 +166,34 @@ def quantize(layer: nn.Module, weight: torch.Tensor, device: torch.device) -> to
     layer.quant_state = state
     layer.__class__ = _virtual(layer, _forward_4bit)
     return packed
+
+
+def _quantizing(move: Any, kinds: tuple[type, ...]) -> Any:
+    """A quantized layer's `_apply`, by which a layer that the program has made itself quantizes on its way to the card.
+
+    The weight goes by itself: `Module._apply` swaps tensors here, and one of a class of its own it cannot swap.
+    """
+
+    @functools.wraps(move)
+    def _apply(layer: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
+        weight = layer._parameters["weight"]
+        if not isinstance(weight, kinds) or getattr(weight, "has_fp16_weights", False):
+            return move(layer, fn, recurse)
+        like = fn(torch.empty(0, dtype=weight.dtype))
+        if type(like) is FakeTensor:
+            placed = nn.Parameter(quantize(layer, weight.to(like.dtype), like.device), requires_grad=False)
+        else:
+            placed = weight
+            placed.data = fn(weight)
+        names = list(layer._parameters)
+        del layer._parameters["weight"]
+        move(layer, fn, recurse)
+        for name in names:  # in the order that they had
+            layer._parameters[name] = layer._parameters.pop(name, placed)
+        know(layer.weight, layer, "weight")
+        return layer
+
+    return _apply
 
 
 def state_tensors(module: nn.Module) -> list[torch.Tensor]:

@@ -173,6 +173,19 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     before = torch.__future__.get_swap_module_params_on_conversion()
     patches.set(torch.__future__, "_swap_module_params_on_conversion", before)
     torch.__future__.set_swap_module_params_on_conversion(True)
+    load = torch.nn.Module._load_from_state_dict
+
+    @functools.wraps(load)
+    def loaded(*args: Any, **kwargs: Any) -> None:
+        # Modules swap on their way to the card; state is loaded as the program has it: into the parameter, whose class
+        # may be one of its own (`Int8Params`), or by assigning another.
+        torch.__future__.set_swap_module_params_on_conversion(before)
+        try:
+            load(*args, **kwargs)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(True)
+
+    patches.set(torch.nn.Module, "_load_from_state_dict", loaded)
 
 
 def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
