@@ -238,6 +238,8 @@ class CountingMode(FakeTensorMode):
             self.inside, self.ruled = before
 
     def count(self, tensor: torch.Tensor, category: str = "activations") -> None:
+        if tensor.layout is not torch.strided:
+            raise NotImplementedError(f"{self.operation} makes a tensor of layout {tensor.layout} on a virtual GPU")
         storage = tensor.untyped_storage()
         key = storage._cdata
         self.releases.settle()  # else an address that is used again would be taken for the storage that was there

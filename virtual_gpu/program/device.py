@@ -38,6 +38,7 @@ from ..rules.pinned import ROUNDED
 from ..rules.registry import parts
 from . import known, routing
 from .frames import program_line
+from .sparse import MAKES, Sparse, among
 from .streams import Streams
 from .values import Values, ValueStop, is_drawn
 
@@ -93,6 +94,7 @@ class ProgramMode(CountingMode):
         self.over = False  # the block has ended: what comes here comes from a thread that goes on
         self.values: Values = gpu.answers
         self.values.on_assumed = self._note_choice
+        self.sparse = Sparse(self, GPU)
         self.generator = torch.Generator().manual_seed(0)  # not the program's, which would draw other numbers then
 
     @property
@@ -149,7 +151,9 @@ class ProgramMode(CountingMode):
                 raise RuntimeError("Only dense CPU tensors can be pinned")
             if func is _TO_COPY and type(args[0]) is not FakeTensor:
                 return self._upload(args[0], kwargs)
-        elif device is not None and type(args[0] if args else None) is FakeTensor:
+        if func in MAKES or (self.sparse.met and among(args)):
+            return self._of_sparse(func, args, kwargs or {})
+        if device is not None and not on_gpu and type(args[0] if args else None) is FakeTensor:
             return self._elsewhere(func, args, kwargs, device)
         elif func is _ITEM:
             return self.values.number(args[0])
@@ -237,7 +241,13 @@ class ProgramMode(CountingMode):
 
     def _upload(self, real: torch.Tensor, kwargs: dict) -> torch.Tensor:
         """A real tensor's copy on the GPU: shape, strides and type."""
-        if real.is_sparse or real.layout is not torch.strided:
+        if real.layout is torch.sparse_coo:
+            parts_of = [self._upload(part, {}) for part in (real._indices(), real._values())]
+            if kwargs.get("dtype") not in (None, real.dtype):
+                with self:
+                    parts_of[1] = parts_of[1].to(kwargs["dtype"])
+            return self.sparse.make(real.shape, *parts_of, real.is_coalesced())
+        if real.layout is not torch.strided:
             raise NotImplementedError(f"a tensor of layout {real.layout} on a virtual GPU")
         meta = torch.empty_strided(real.shape, real.stride(), dtype=kwargs.get("dtype") or real.dtype, device="meta")
         memory_format = kwargs.get("memory_format") or torch.preserve_format
@@ -247,6 +257,15 @@ class ProgramMode(CountingMode):
         self.gpu.watch.claim([fake], "inputs")
         known.know(fake, real)
         return fake
+
+    def _of_sparse(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """An operation on sparse tensors, or what makes one."""
+        device = kwargs.get("device")
+        if func is not _TO_COPY or device is None or is_gpu(device):
+            return self.sparse.run(func, args, kwargs)
+        with self:
+            there = [part.to(device) for part in (args[0]._indices(), args[0]._values())]
+        return torch.sparse_coo_tensor(*there, args[0].shape, dtype=kwargs.get("dtype"), check_invariants=False)
 
     def _by_values(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """An operation whose shape depends on values that are known. Unknown where they are not."""

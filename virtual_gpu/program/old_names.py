@@ -73,6 +73,8 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
         return type_of(tensor) if kind is None else type_of(tensor, kind, non_blocking=non_blocking, **more)
 
     def new(like: torch.Tensor, *args: Any, device: Any = None) -> torch.Tensor:
+        if like.layout is torch.sparse_coo and args and isinstance(args[0], torch.Tensor):  # SparseAdam asks so
+            return torch.sparse_coo_tensor(*args, dtype=like.dtype)
         return _made(like.dtype, like.device if device is None else device, *args)
 
     def set_default_tensor_type(kind: Any) -> None:

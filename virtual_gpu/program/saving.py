@@ -73,6 +73,9 @@ class Saving:
         """What pickle keeps of a tensor on the GPU; outside of `torch.save` its bytes at once."""
         if isinstance(tensor, torch.nn.Parameter):
             return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, OrderedDict())
+        if tensor.layout is torch.sparse_coo:
+            parts = tensor._indices(), tensor._values(), tensor.size(), tensor.is_coalesced()
+            return torch._utils._rebuild_sparse_tensor, (tensor.layout, parts)
         if self._storages is None:
             tensor = tensor.cpu()
             tensor.untyped_storage().was_on = str(self._gpu.device)  # a file says where its tensors were

@@ -147,6 +147,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     factories = torch.utils._device._device_constructors()  # PyTorch remembers them: before any is replaced
     _factories_of_values(patches, gpu)
     _numbers_as_devices(patches, factories)
+    _sparse_tensors(patches, gpu)
     data = torch._C.TensorBase.data
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -243,6 +244,22 @@ def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
     patches.set(FakeTensor, "__new__", staticmethod(__new__))
     # No card's context is there to make; PyTorch 2.11 asks for one where `torch.cuda.is_available()`.
     patches.set(torch._subclasses.fake_tensor, "init_gpu_context", lambda device: None)
+
+
+def _sparse_tensors(patches: Patches, gpu: ProgramGPU) -> None:
+    """`torch.sparse_coo_tensor`: PyTorch's own asks a CUDA build for the device; its parts go there first."""
+    make = torch.sparse_coo_tensor
+
+    @functools.wraps(make)
+    def made(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        device = _default_device() if device is None else device
+        if device is None or len(args) < 2 or _inside(gpu, device) != GPU:
+            return make(*args, device=device, **kwargs)
+        parts = [torch.as_tensor(part).to("cuda") for part in args[:2]]
+        with torch._C.DisableTorchFunction():  # a default device would be asked for again
+            return make(*parts, *args[2:], **kwargs)
+
+    patches.set(torch, "sparse_coo_tensor", made)
 
 
 def _first_of(data: Any) -> Any:

@@ -312,11 +312,15 @@ def category_of(block: Block, watch: Watch) -> str:
 
 
 def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """What a tensor is made of: a rank's part of a DTensor, the codes and scales of torchao's optimizer states.
+    """What a tensor is made of: a rank's part of a DTensor, the codes and scales of torchao's optimizer states, a
+    sparse one's indices and values.
 
     One that `torch.func` has wrapped has no bytes of its own.
     """
     if is_functorch_wrapped_tensor(tensor):
+        return
+    if tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
         return
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
