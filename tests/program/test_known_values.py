@@ -289,6 +289,10 @@ def test_equal_is_answered(card):
     zeros, ones, drawn = torch.zeros(4, device="cuda"), torch.ones(4, device="cuda"), torch.randn(4, device="cuda")
     assert torch.equal(zeros, zeros.clone()) and not torch.equal(zeros, ones) and not torch.equal(ones, ones[:2])
     assert torch.equal(drawn, ones) and not torch.equal(drawn, zeros)  # by the picture: every element is 1
+    assert torch.allclose(drawn, ones[:1]) and not torch.allclose(drawn, zeros)  # of other shapes too
+    assert (
+        torch.allclose(zeros, zeros + 1e-9) and torch.allclose(zeros, ones, atol=2) and not torch.allclose(zeros, ones)
+    )
     window = torch.hann_window(400, device="cuda")
     spectrum = torch.stft(torch.randn(2, 4000, device="cuda"), 400, window=window, return_complex=True)
     assert torch.istft(spectrum, 400, window=window).shape == (2, 4000)  # it looks whether its windows overlap

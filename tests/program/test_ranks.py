@@ -231,6 +231,35 @@ def test_a_card_brings_nccl_to_one_process_too(tmp_path):
     assert dist.is_nccl_available() is before
 
 
+def test_names_that_were_bound_before_the_group_is_opened(tmp_path):
+    """`from torch.nn.parallel import …` at the top, also to inherit from; ours comes with the group of one process."""
+    script = tmp_path / "bound.py"
+    script.write_text(
+        "import copy, torch, torch.distributed as dist\n"
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "class Reaching(DDP):\n"
+        "    def __init__(self, module, **more):\n"
+        "        super().__init__(module, **more)\n"
+        "        self.own = 7\n"
+        "    def __getattr__(self, name):\n"
+        "        try:\n"
+        "            return super().__getattr__(name)\n"
+        "        except AttributeError:\n"
+        "            return getattr(self.module, name)\n"
+        "dist.init_process_group('nccl')\n"
+        "for kind in (DDP, Reaching, torch.nn.parallel.DistributedDataParallel):\n"
+        "    model = kind(torch.nn.Linear(64, 64).cuda(), device_ids=[0])\n"
+        "    assert isinstance(model, kind) and isinstance(model, DDP) and len(model.gradient_buckets) == 1\n"
+        "    model(torch.ones(2, 64, device='cuda')).sum().backward()\n"
+        "    assert model.module.weight.grad.shape == (64, 64)\n"
+        "    if kind is Reaching:\n"
+        "        assert model.own == 7 and model.in_features == 64 and type(model).__name__ == 'Reaching'\n"
+    )
+    before = torch.nn.parallel.DistributedDataParallel.__init__
+    assert run(str(script), [], gpu="T4").error is None
+    assert torch.nn.parallel.DistributedDataParallel.__init__ is before
+
+
 def test_a_step_on_the_cpu_takes_gradients_that_are_one_number(tmp_path, monkeypatch):
     """FSDP2's CPU offload: the parts of a DTensor are real tensors there, and a fused step reads every element."""
     monkeypatch.setattr(device, "_HUGE", 2**10)

@@ -1,4 +1,4 @@
-"""Sparse tensors (COO) on a virtual GPU: what they hold, what is made of them, and what is refused."""
+"""Sparse tensors (COO) on a virtual GPU: what they hold, what is made of them, and what is refused, nested ones too."""
 
 import pytest
 import torch
@@ -124,6 +124,8 @@ def test_what_is_not_known_is_refused_by_name():
             (torch.ones(2048, 2048, device="cuda") * torch.randn(2048, 2048, device="cuda")).to_sparse()
         with pytest.raises(NotImplementedError, match="sparse_csr"):
             torch.eye(4).to_sparse_csr().cuda()
+        with pytest.raises(NotImplementedError, match="nested"):
+            torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(5, 4)], layout=torch.jagged, device="cuda")
         with pytest.raises(NotImplementedError, match="softmax"):
             torch.sparse.softmax(adjacency("cuda"), 1)
         bag = nn.EmbeddingBag(64, 8, mode="sum", sparse=True).cuda()

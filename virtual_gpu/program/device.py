@@ -48,7 +48,7 @@ _HUGE = 2**24  # elements of a copy on the CPU from which on it is one number, e
 _ITEM = _aten._local_scalar_dense.default
 _TO_COPY = _aten._to_copy.default
 _COPY_ = _aten.copy_.default
-_HISTC, _EQUAL = _aten.histc.default, _aten.equal.default
+_HISTC, _EQUAL, _ALLCLOSE = _aten.histc.default, _aten.equal.default, _aten.allclose.default
 _TOP_K = _aten.topk
 _INDEX, _MASKED_SELECT = _aten.index.Tensor, _aten.masked_select.default
 _NONZERO, _ALIAS = _aten.nonzero.default, _aten.alias.default
@@ -116,6 +116,10 @@ class ProgramMode(CountingMode):
         with self.turn, super().uncounted():
             yield
 
+    def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> Any:
+        """The length that a nested tensor's rows do not share."""
+        raise NotImplementedError("a nested tensor (torch.jagged) on a virtual GPU")
+
     def resized(self, storage: torch.UntypedStorage, category: str) -> None:
         """As `CountingMode` says."""
         with self.turn:
@@ -170,6 +174,8 @@ class ProgramMode(CountingMode):
             return gradient
         elif func is _EQUAL:
             return self.values.equal(*args[:2])
+        elif func is _ALLCLOSE:
+            return self.values.equal(*args[:2], *(args[2:] or (1e-5,)))
         elif func is _HISTC:  # CUDA's takes integers too, and PyTorch's rule of shapes says it does not
             with self:
                 counts = args[0].new_empty((args[1] if len(args) > 1 else (kwargs or {}).get("bins", 100),))

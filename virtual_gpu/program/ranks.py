@@ -69,6 +69,7 @@ def install(patches: Patches, gpu: ProgramGPU, watch: Watch) -> None:
     patches.set(FSDPParam, "reset_sharded_param", reset_sharded_param)
     patches.set(dtensor_random, "OffsetBasedRNGTracker", RandomNumbers)
     patches.set(dtensor_random, "_rng_tracker", None)
+    _take_the_place_of(patches, DistributedDataParallel.__base__)
     patches.set(nn.parallel, "DistributedDataParallel", DistributedDataParallel)
     patches.set(nn.parallel.distributed, "DistributedDataParallel", DistributedDataParallel)
     patches.set(DTensor, "device", property(lambda tensor: tensor._local_tensor.device))
@@ -153,6 +154,21 @@ class RandomNumbers:
 
     def _distribute_region(self, spec: Any, generator: torch.Generator | None = None) -> Any:
         return contextlib.nullcontext()
+
+
+def _take_the_place_of(patches: Patches, theirs: type) -> None:
+    """PyTorch's class makes ours: a program of one process has bound its name before it opens a group, or inherits."""
+    ours = DistributedDataParallel
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        kind = type(self)
+        if kind is theirs:
+            self.__class__ = ours
+        elif not issubclass(kind, ours):
+            self.__class__ = type(kind.__name__, (kind, ours), {"__module__": kind.__module__})
+        ours.__init__(self, *args, **kwargs)
+
+    patches.set(theirs, "__init__", __init__)
 
 
 class DistributedDataParallel(nn.parallel.DistributedDataParallel):

@@ -109,15 +109,19 @@ class Values(Answers):
             return real.item()
         return self._answer(tensor, "item")
 
-    def equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """`torch.equal`: by what is known of both, or by the picture, in which two of one shape are equal."""
-        if one.shape != other.shape:
+    def equal(self, one: torch.Tensor, other: torch.Tensor, *about: Any) -> bool:
+        """`torch.equal`: by what is known of both, or by the picture, in which two of one shape are equal.
+
+        about: of `torch.allclose` its tolerances, where there are any.
+        """
+        if not about and one.shape != other.shape:
             return False
         known = [values_of(tensor) for tensor in (one, other)]
         told = [
             self._number(tensor) if real is None else real for tensor, real in zip((one, other), known, strict=True)
         ]
-        same = bool(torch.eq(*map(torch.as_tensor, told)).all())
+        first, second = map(torch.as_tensor, told)
+        same = bool((torch.isclose(first.double(), second.double(), *about) if about else first == second).all())
         if all(real is not None for real in known):
             return same
         if self.policy == "stop":
