@@ -369,6 +369,28 @@ def test_a_state_is_loaded_as_the_program_has_it():
         assert layer.weight.is_cuda and torch.__future__.get_swap_module_params_on_conversion()
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_to_with_a_device_and_a_type_moves(mode):
+    """Both named, or by another tensor: inference mode brings such a `to` whole, its device by position."""
+    with cuda("T4"), mode():
+        here, there = torch.ones(4, dtype=torch.int64), torch.ones(4, device="cuda")
+        device = torch.device("cuda")
+        moved = [
+            here.to(device, torch.int64), here.to(device=device, dtype=torch.float16), here.to(there),
+            here.to("cuda", torch.int64, True), here.to(there, non_blocking=True),
+        ]  # fmt: skip
+        assert [(one.is_cuda, one.dtype) for one in moved] == [
+            (True, torch.int64), (True, torch.float16), (True, torch.float32), (True, torch.int64),
+            (True, torch.float32),
+        ]  # fmt: skip
+        back = [there.to("cpu", torch.int64), there.to(device="cpu", dtype=torch.float16), there.to(here)]
+        assert [(one.is_cuda, one.dtype) for one in back] == [
+            (False, torch.int64), (False, torch.float16), (False, torch.int64)
+        ]  # fmt: skip
+        assert there.to("cuda", torch.float32) is there
+        assert there.to("cuda", torch.float32, copy=True) is not there and there.to("cuda", torch.half).is_cuda
+
+
 @pytest.mark.parametrize(
     ("matrix", "right"),
     [((16, 8), (16, 2)), ((4, 16, 8), (4, 16)), ((4, 16, 8), (4, 16, 2)), ((8, 16), (8, 2)), ((8, 8), (8,))],

@@ -47,6 +47,7 @@ GPU = torch.device("cpu:0")
 _HUGE = 2**24  # elements of a copy on the CPU from which on it is one number, expanded
 _ITEM = _aten._local_scalar_dense.default
 _TO_COPY = _aten._to_copy.default
+_TO, _TO_DEVICE, _TO_OTHER = _aten.to.dtype_layout, _aten.to.device, _aten.to.other
 _COPY_ = _aten.copy_.default
 _HISTC, _EQUAL, _ALLCLOSE = _aten.histc.default, _aten.equal.default, _aten.allclose.default
 _TOP_K = _aten.topk
@@ -71,6 +72,14 @@ def _draws(func: Any) -> bool:
 def is_gpu(device: torch.device | None) -> bool:
     """Whether a device, as the program or as PyTorch inside names it, is the virtual GPU."""
     return device is not None and (device.type == "cuda" or (device.index is not None and device.type == "cpu"))
+
+
+def _named(func: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple, dict]:
+    """`to` with a device and a type, as inference mode brings it whole: by the form that names the device."""
+    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    if (other := given.pop("other", None)) is not None:
+        given |= {"device": GPU if type(other) is FakeTensor else other.device, "dtype": other.dtype}
+    return _TO, (given.pop("self"),), given
 
 
 class _Entered(threading.local):
@@ -139,6 +148,8 @@ class ProgramMode(CountingMode):
             super().raise_interrupt()
 
     def _dispatch(self, func, types, args, kwargs):
+        if func is _TO_DEVICE or func is _TO_OTHER:
+            func, args, kwargs = _named(func, args, kwargs or {})
         device = kwargs.get("device") if kwargs else None
         on_gpu = is_gpu(device)
         if FakeTensor not in types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
