@@ -387,6 +387,8 @@ def test_to_with_a_device_and_a_type_moves(mode):
         assert [(one.is_cuda, one.dtype) for one in back] == [
             (False, torch.int64), (False, torch.float16), (False, torch.int64)
         ]  # fmt: skip
+        assert here.new_tensor([1], device="cuda").is_cuda and not here.new_tensor([1]).is_cuda
+        assert there.new_tensor([1]).is_cuda and there.new_tensor([1], device="cpu").device.type == "cpu"
         assert there.to("cuda", torch.float32) is there
         assert there.to("cuda", torch.float32, copy=True) is not there and there.to("cuda", torch.half).is_cuda
 

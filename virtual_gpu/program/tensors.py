@@ -227,12 +227,16 @@ def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
         # what was replaced has chosen the device itself
         return func(*args, **kwargs or {}) if func in replaced else with_device(self, func, types, args, kwargs)
 
+    new_tensor = torch.Tensor.new_tensor
+
     def new(like: torch.Tensor, data: Any, *, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        if type(like) is not FakeTensor and device is None:
+            return new_tensor(like, data, **kwargs)
         kwargs.setdefault("dtype", like.dtype)
         return torch.tensor(data, device=like.device if device is None else device, **kwargs)
 
     patches.set(DeviceContext, "__torch_function__", __torch_function__)
-    patches.set(FakeTensor, "new_tensor", new)
+    patches.set(torch.Tensor, "new_tensor", new)
     make_fake = FakeTensor.__new__
 
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
