@@ -327,6 +327,53 @@ def test_files_of_a_run_are_found_moved_and_deleted(tmp_path, monkeypatch):
     assert first.read_bytes() == b"of an earlier run" and sorted(tmp_path.glob("**/*.pt")) == [first, second]
 
 
+def test_a_file_of_an_earlier_run_is_not_deleted_for_ours(tmp_path):
+    """Written over and deleted, it is not there for the program, whatever it asks; afterwards it is as it was."""
+    path, other = tmp_path / "best.pt", tmp_path / "other.pt"
+    path.write_bytes(b"of an earlier run")
+    with cuda("T4"):
+        state = nn.Linear(8, 8).cuda().state_dict()
+        for away in (os.remove, lambda one: os.replace(src=one, dst=other)):
+            torch.save(state, path)
+            away(path)
+            assert not path.exists() and not os.access(path, os.R_OK)
+            for ask in (os.remove, os.stat, open, torch.load):
+                with pytest.raises(FileNotFoundError):
+                    ask(path)
+        assert torch.load(other)["bias"].shape == (8,)
+        torch.save(state, path)
+        assert path.exists()
+    assert path.read_bytes() == b"of an earlier run" and not other.exists()
+
+
+def test_files_of_a_run_go_with_their_folder(tmp_path):
+    with cuda("T4") as gpu:
+        state = nn.Linear(8, 8).cuda().state_dict()
+        staged = tmp_path / "staged" / "part"
+        staged.mkdir(parents=True)
+        torch.save(state, staged / "a.pt")
+        os.rename(src=tmp_path / "staged", dst=tmp_path / "final")
+        assert torch.load(tmp_path / "final" / "part" / "a.pt")["bias"].is_cuda and not (staged / "a.pt").exists()
+        shutil.copy2(src=tmp_path / "final" / "part" / "a.pt", dst=tmp_path / "b.pt")
+        shutil.rmtree(tmp_path / "final")
+        assert not (tmp_path / "final" / "part" / "a.pt").exists() and (tmp_path / "b.pt").exists()
+        assert len(os.listdir(gpu.own_files._folder)) == 1
+        with open(tmp_path / "c.pt.tmp", "wb") as file:
+            torch.save(state, file)
+        os.replace(tmp_path / "c.pt.tmp", tmp_path / "c.pt")
+    assert not any(tmp_path.iterdir())
+
+
+def test_of_a_file_s_real_tensors_the_largest_alone_lose_their_numbers(tmp_path):
+    with cuda("T4") as gpu:
+        large = torch.ones(2**28 + 1, dtype=torch.uint8)
+        torch.save({"large": large, "state": torch.get_rng_state(), "seven": torch.tensor(7)}, tmp_path / "a.pt")
+        loaded = torch.load(tmp_path / "a.pt")
+        assert torch.equal(loaded["state"], torch.get_rng_state()) and loaded["seven"] == 7
+        assert len(loaded["large"]) == len(large) and not loaded["large"].any()
+        assert any("256 MiB" in note for note in gpu.watch.notes)
+
+
 def test_what_cannot_be_pickled_is_told(tmp_path):
     with cuda("T4") as gpu:
         torch.save({"function": lambda: 0}, tmp_path / "a.pt")

@@ -27,7 +27,8 @@ def test_one_holds_its_indices_and_values():
         moved = adjacency("cuda")
         assert moved.is_cuda and moved.is_sparse and moved.shape == (NODES, NODES) and moved._nnz() == ENTRIES
         assert torch.cuda.memory_allocated() == HELD
-        made = torch.sparse_coo_tensor(*entries(), (NODES, NODES), device="cuda")
+        indices, values = entries()
+        made = torch.sparse_coo_tensor(indices=indices, values=values, size=(NODES, NODES), device="cuda")
         assert torch.cuda.memory_allocated() == 2 * HELD
         parts = entries("cuda")
         of_parts = torch.sparse_coo_tensor(*parts, (NODES, NODES))

@@ -35,9 +35,9 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             gpu.watch.note(
                 tr(
                     ko="torch.load: 이 실행이 torch.save로 저장한 것을 불러왔다. 크기와 자료형은 그대로이고, "
-                    "GPU에 있던 텐서의 값은 알 수 없다",
+                    "GPU에 있던 텐서의 값은 알 수 없다. 파일마다 256 MiB를 넘는 CPU 텐서의 값은 0이 된다",
                     en="torch.load found what this run had saved: its sizes and types, not the numbers of tensors "
-                    "that were on the GPU",
+                    "that were on the GPU; of tensors on the CPU 256 MiB a file, the others are zeros",
                 )
             )
         with _disable_current_modes():

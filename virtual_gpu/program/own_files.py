@@ -3,7 +3,8 @@
 A best checkpoint that is loaded before the test, the state that a learning rate finder goes back to, the size of a file
 that is printed and the file deleted: there the program finds what it saved, under the name that it gave. On the disk
 that takes little, as numbers that nobody knows are holes in the file (`Saving.sparsely`). What was there before the run
-stays as it was, and nothing is left behind. A folder's contents (`os.listdir`, `glob`) do not show these files.
+stays as it was, though the program no longer finds what it has written over and deleted; nothing is left behind. A
+folder's contents (`os.listdir`, `glob`) do not show these files.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _OF_SAVE = inspect.signature(torch.save)
 
 
 class OwnFiles:
-    """The files, by the path under which the program knows them."""
+    """The files, by the path under which the program knows them; one that it has deleted is found nowhere."""
 
     def __init__(self, patches: Patches):
         self._at: dict[str, str] = {}
@@ -51,8 +52,8 @@ class OwnFiles:
         try:
             with saving.sparsely():
                 self._patches.original(torch, "save")(*given.args, **given.kwargs)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:  # what pickle raises
-            return error
+        except (pickle.PicklingError, AttributeError, TypeError, RuntimeError, OSError) as error:
+            return error  # what pickle and PyTorch raise, and a full disk
         self._at[path] = given.arguments["f"]
         return None
 
@@ -63,12 +64,25 @@ class OwnFiles:
         return path if os.path.dirname(path) == self._folder else self._at.get(path)
 
     def forget(self, file: Any) -> bool:
-        """The program has deleted a file, or writes another one: whether it was one of these."""
+        """The program writes another file there, or has deleted this one: whether it was one of these."""
         there = self._at.pop(_path_of(file), None) if self._at else None
         if there is not None:
-            with contextlib.suppress(PermissionError):  # Windows keeps what is mapped; it goes with the folder
-                os.unlink(there)
+            # Windows keeps what is mapped, which goes with the folder; what was deleted is not there.
+            with contextlib.suppress(PermissionError, FileNotFoundError):
+                self._patches.original(os, "unlink")(there)
         return there is not None
+
+    def _leave(self, path: str) -> None:
+        """One of these is not at that path any more: neither is what an earlier run has left there, which stays."""
+        if not os.path.exists(path):
+            return
+        if os.path.getsize(path):
+            self._at[path] = os.path.join(self._folder, "deleted")
+        else:  # what the program's own `open` has left
+            self._patches.original(os, "unlink")(path)
+
+    def _below(self, folder: str | None) -> list[str]:
+        return [path for path in self._at if folder and path.startswith(os.path.join(folder, ""))]
 
     def _install(self) -> None:
         """Let the functions of the operating system that name one file know of these."""
@@ -87,45 +101,67 @@ class OwnFiles:
         def deleting(delete: Any) -> Any:
             @functools.wraps(delete)
             def deleted(path: Any, **named: Any) -> None:
-                # of one of these only what the program's own `open` has left there: an earlier run's file stays
-                if elsewhere(named) or not self.forget(path) or (os.path.exists(path) and not os.path.getsize(path)):
-                    delete(path, **named)
+                there = None if elsewhere(named) else self.find(path)
+                if there is None or not os.path.exists(there):
+                    delete(there or path, **named)
+                    return
+                self.forget(path)
+                self._leave(_path_of(path))
 
             return deleted
 
+        def removing(remove: Any) -> Any:
+            @functools.wraps(remove)
+            def removed(path: Any, **named: Any) -> None:
+                remove(path, **named)
+                if self._at and not elsewhere(named):
+                    for one in self._below(_path_of(path)):
+                        self.forget(one)
+
+            return removed
+
         def moving(move: Any) -> Any:
             @functools.wraps(move)
-            def moved(source: Any, target: Any, **named: Any) -> None:
+            def moved(src: Any, dst: Any, **named: Any) -> None:
                 if not self._at or elsewhere(named):
-                    move(source, target, **named)
+                    move(src, dst, **named)
                     return
-                there = self._at.pop(_path_of(source), None)
-                self.forget(target)
-                if there is None:
-                    move(source, target, **named)
-                else:
-                    self._at[_path_of(target)] = there
+                source, target = _path_of(src), _path_of(dst)
+                there = self._at.get(source)
+                if there is None or not os.path.exists(there):
+                    move(there or src, dst, **named)
+                    self.forget(dst)
+                    for one in self._below(source):  # of a folder
+                        self._at[target + one[len(source) :]] = self._at.pop(one)
+                    return
+                self.forget(dst)
+                self._at[target] = self._at.pop(source)
+                self._leave(source)
 
             return moved
 
         def copying(copy: Any) -> Any:
             @functools.wraps(copy)
-            def copied(source: Any, target: Any, **named: Any) -> Any:
-                there = self.find(source)
-                if there is None:
-                    return copy(source, target, **named)
-                if copy is not files["copyfile"] and os.path.isdir(target):
-                    target = os.path.join(target, os.path.basename(source))
+            def copied(src: Any, dst: Any, **named: Any) -> Any:
+                there = self.find(src)
+                if there is None or not os.path.exists(there):
+                    return copy(there or src, dst, **named)
+                if copy is not files["copyfile"] and os.path.isdir(dst):
+                    dst = os.path.join(dst, os.path.basename(src))
                 again = os.path.join(self._folder, f"{next(self._numbers)}.pt")
-                os.link(there, again)  # nobody writes into these files
-                self.forget(target)
-                self._at[_path_of(target)] = again
-                return target
+                try:
+                    os.link(there, again)  # programs read these files, and write others
+                except OSError:  # a file system that has no links
+                    files["copyfile"](there, again)
+                self.forget(dst)
+                self._at[_path_of(dst)] = again
+                return dst
 
             return copied
 
         system = dict.fromkeys(("stat", "lstat", "access"), reading) | dict.fromkeys(("remove", "unlink"), deleting)
-        for name, replaced in (system | dict.fromkeys(("rename", "replace"), moving)).items():
+        system |= dict.fromkeys(("rename", "replace"), moving) | {"rmdir": removing}
+        for name, replaced in system.items():
             shipped = getattr(os, name)
             ours = replaced(shipped)
             self._patches.set(os, name, ours)

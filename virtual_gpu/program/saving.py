@@ -23,7 +23,7 @@ class Saving:
     (`_save` in torch/serialization.py: pickle first, then `storage.cpu()` one after another).
     """
 
-    _ON_THE_CPU = 2**28  # bytes of a sparse file's real tensors; those after them are holes too
+    _ON_THE_CPU = 2**28  # bytes of a sparse file's real tensors; what would be more is a hole too
 
     def __init__(self, patches: Patches, gpu: ProgramGPU):
         self._gpu = gpu
@@ -109,10 +109,10 @@ class _WithHoles:
     def write_record(self, name: str, record: Any, nbytes: int) -> None:
         """As PyTorch's."""
         if isinstance(record, torch.UntypedStorage):
-            self._left -= nbytes if record.device.type == "cpu" else 0
-            if record.device.type == "meta" or self._left < 0:
+            if record.device.type == "meta" or nbytes > self._left:
                 self._file.write_record_metadata(name, nbytes)
                 return
+            self._left -= nbytes
         self._file.write_record(name, record, nbytes)
 
     def __getattr__(self, name: str) -> Any:

@@ -257,6 +257,7 @@ def _sparse_tensors(patches: Patches, gpu: ProgramGPU) -> None:
     @functools.wraps(make)
     def made(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
         device = _default_device() if device is None else device
+        args += tuple(kwargs.pop(name) for name in ("indices", "values", "size")[len(args) :] if name in kwargs)
         if device is None or len(args) < 2 or _inside(gpu, device) != GPU:
             return make(*args, device=device, **kwargs)
         parts = [torch.as_tensor(part).to("cuda") for part in args[:2]]

@@ -62,7 +62,7 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
                         watch.note(
                             tr(
                                 ko=f"torch.save에서 pickle이 실패했다({error}). 프로그램의 객체 때문이면 진짜 "
-                                "카드에서도 오류다. 이 파일은 이 실행에서 다시 불러올 수 없다",
+                                "카드에서도 오류가 난다. 이 파일은 이 실행에서 다시 불러올 수 없다",
                                 en=f"pickle failed in torch.save ({error}): on a card too, if it is for the program's "
                                 "own objects; this run cannot load that file again",
                             )
