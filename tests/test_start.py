@@ -188,22 +188,6 @@ def test_training_arguments_are_read_as_from_the_object(arguments, written, tmp_
     assert Setting(**fields, model_id="gpt2", sequence_length=64) == replace(theirs, padded=True)
 
 
-@pytest.mark.parametrize("text, padded, notes", [
-    (TRL + "packing: true\npacking_strategy: wrapped\n", False, {}),
-    (TRL + "packing: true\n", False, {"packing": "more"}),
-    (TRL + "padding_free: true\n", False, {"padding_free": "more"}),
-    (TRL + "packing: true\nattn_implementation: flash_attention_2\n", False, {}),
-    (LLAMA_FACTORY.replace("packing: false", "packing: true"), False, {}),
-    (LLAMA_FACTORY.replace("packing: false\n", "").replace("stage: sft", "stage: pt"), False, {}),
-    (LLAMA_FACTORY.replace("packing: false", "neat_packing: true"), False, {"neat_packing": "more"}),
-    (AXOLOTL.replace("sample_packing: true", "sample_packing: false"), True, {}),
-    (AXOLOTL.replace("sample_packing: true", "batch_flattening: auto"), False, {}),
-])  # fmt: skip
-def test_what_pads_a_micro_batch_is_read(text, padded, notes, written):
-    fields, _, found = said(written(text))[1:]
-    assert (fields["padded"], found) == (padded, notes)
-
-
 def test_the_defaults_are_each_tool_s_own(written):
     fields = said(written("model_name_or_path: MODEL\nstage: sft\nbf16: true\n"))[1]  # LLaMA-Factory: LoRA
     assert (fields["peft"], fields["lora_targets"], fields["sequence_length"]) == ("lora", "all-linear", 2048)
@@ -248,6 +232,24 @@ gradient_accumulation_steps: 2
 beta: 0.1
 loss_type: sigmoid
 """
+
+
+@pytest.mark.parametrize("text, padded, notes", [
+    (TRL + "packing: true\npacking_strategy: wrapped\n", False, {}),
+    (TRL + "packing: true\n", False, {"packing": "more"}),
+    (TRL + "padding_free: true\n", False, {"padding_free": "more"}),
+    (TRL + "packing: true\nattn_implementation: flash_attention_2\n", False, {}),
+    (LLAMA_FACTORY.replace("packing: false", "packing: true"), False, {}),
+    (LLAMA_FACTORY.replace("packing: false\n", "").replace("stage: sft", "stage: pt"), False, {}),
+    (LLAMA_FACTORY.replace("packing: false", "neat_packing: true"), False, {"neat_packing": "more"}),
+    (AXOLOTL.replace("sample_packing: true", "sample_packing: false"), True, {}),
+    (AXOLOTL.replace("sample_packing: true", "batch_flattening: auto"), False, {}),
+    (AXOLOTL.replace("flash_attention: true", ""), False, {"sample_packing": "more"}),
+    (DPO + "padding_free: true\n", True, {}),  # DPOTrainer pads whatever it is asked
+])  # fmt: skip
+def test_what_pads_a_micro_batch_is_read(text, padded, notes, written):
+    fields, _, found = said(written(text))[1:]
+    assert (fields["padded"], found) == (padded, notes)
 
 
 def test_pairs_are_read_as_each_tool_trains_them(written, model):
@@ -506,9 +508,13 @@ def test_of_padded_micro_batches_and_of_those_of_one_length_the_larger_counts(wr
         assert (start.with_padding, start.of_one_length) == (both[True], both[False])
         assert start.reserved == both[larger] and start.setting.padded and start.by_padding in str(found(gpu=gpu))
     assert found().to_dict()["as_it_stands"]["reserved_bytes_of_one_length"] == found().start.reserved
-    alone = found(("train_batch_size: 32", "train_batch_size: 1")).start  # of one sample nothing is padded
-    assert not alone.setting.padded and not alone.by_padding
-    assert alone.reserved == predict_need(replace(setting, batch_size=1, padded=False), (7, 5)).card
+    # One sample is padded to a multiple of 8 tokens here, by TRL not at all.
+    alone = found(("train_batch_size: 32", "train_batch_size: 1")).start
+    assert alone.with_padding == predict_need(replace(setting, batch_size=1), (7, 5)).card
+    trl = TRL.replace("batch_size: 8", "batch_size: 1").replace("dtype: bfloat16", "fp16: true")
+    for more, pads in (("", False), ("pad_to_multiple_of: 64\n", True)):
+        one = start_from(written(trl + more), "T4", model=str(grouped)).start
+        assert (one.with_padding is not None) == one.setting.padded == pads
     # What is proposed has room for both.
     answer = found(gpu=f"{both[False] / GiB:.4f}GiB, 7.5")
     assert answer.proposal.setting.batch_size < 32 and answer.room.verdict(answer.proposal.reserved) == "fits"

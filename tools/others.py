@@ -209,16 +209,13 @@ EleutherAI의 식은 저장소의 \
 기본값(그레이디언트 4바이트, \
 옵티마이저 12바이트, MLP 배율 4)으로 계산했고, fp32 행에는 `--disable-mixed-precision`을 준 것과 같다.
 
-llm-analysis와 gpu_poor의 식은 새로 쓰고, 원래 프로그램을 실행해 얻은 값과 같은지 시험한다\
+llm-analysis와 gpu_poor의 식은 새로 쓰고, 원래 프로그램을 실행해 얻은 값과 같은지 테스트가 견준다\
 ([tests/test_others.py](../tests/test_others.py)). llm-analysis는 기본값(Adam, 가중치의 fp32 사본, GPU 하나)으로 \
-계산했다. 원래 \
-프로그램은 이 행들에서 답을 내기 전에 멈춘다. 메모리가 아니라 시간을 어림하는 단계가 32비트 가중치와, FLOPs가 너비 \
-4h의 MLP와 \
-다른 모델을 받지 않기 때문이다. 여기서는 그 검사 없이 메모리만 계산하고, 여러 층을 묶어 다시 계산하는 행은 그 식에 \
-없으므로 \
-다루지 않는다. gpu_poor의 답에서는 CUDA 컨텍스트의 몫으로 더하는 650 MiB를 뺐다. 이 행들의 측정값은 allocator가 \
-센 것이라 \
-컨텍스트가 들어 있지 않다. 길이는 litgpt의 행에서는 우리 예측에 쓴 것을, PEFT의 행에서는 설정된 최대 길이를 넣었다. \
+계산했다. 원래 프로그램은 이 행들에서 답을 내기 전에 멈춘다(그런 값은 그 검사를 끄고 실행해 얻었다). 메모리가 아니라 \
+시간을 어림하는 단계가, 가중치가 32비트인 모델과, MLP의 FLOPs가 보통의 것(폭이 은닉층의 네 배인 행렬 둘)과 다른 모델을 \
+받지 않기 때문이다. 여러 층을 묶어 다시 계산하는 것은 그 식에 없으므로 그런 행은 다루지 않는다. gpu_poor의 답에서는 \
+CUDA 컨텍스트의 몫으로 더하는 650 MiB를 뺐다. 이 행들의 측정값은 할당자가 센 것이라 컨텍스트가 들어 있지 않다. 길이는 \
+litgpt의 행에서는 우리 예측에 쓴 것을, PEFT의 행에서는 설정된 최대 길이를 넣었다. \
 실제로 가장 긴 배치는 그보다 짧을 수 있다.
 
 ## 읽어 볼 것
@@ -253,8 +250,8 @@ def reading(found: dict[str, list[tuple[float, Run]]]) -> list[str]:
             lines.append(f"- {name}, {said}: {_spread([e for e, run in found[name] if run.method == method])}")
     shares = [gpu_poor_scores(run) / ((1 + e) * run.measured) for e, run in found["gpu_poor"] if not run.scores]
     lines.append(
-        "- gpu_poor는 어텐션의 점수 행렬까지 남는다고 센다. 그것을 남기지 않는 어텐션으로 잰 "
-        f"{len(shares)}행에서 그 몫은 식의 값의 {statistics.median(shares) * 100:.0f} %(중앙값), "
+        "- gpu_poor는 어텐션의 점수 행렬도 역전파까지 저장한다고 센다. 그 행렬을 저장하지 않는 어텐션으로 잰 "
+        f"{len(shares)}행에서, 점수 행렬의 몫은 식의 값의 {statistics.median(shares) * 100:.0f} %(중앙값), "
         f"많으면 {max(shares) * 100:.0f} %다."
     )
     over = [e for e, _ in found["llm-analysis"] if e > 0]

@@ -155,13 +155,14 @@ FORMULAS: dict[str, tuple[Callable[[Run], int | None], str, str]] = {
     ),
     "llm-analysis": (
         llm_analysis,
-        "혼합 정밀도와 Adam의 상태에 순전파 상태와 그레이디언트 가운데 큰 쪽을 더한 하한. 임베딩은 묶인 것으로 센다",
+        "혼합 정밀도에서 Adam으로 학습할 때의 상태에, 순전파 상태와 그레이디언트 가운데 큰 쪽, 미리 모아 두는 "
+        "층과 로짓 가운데 큰 쪽을 더한 하한. 임베딩과 출력층은 가중치를 함께 쓰는 것으로 센다",
         "[cli99/llm-analysis](https://github.com/cli99/llm-analysis/blob/"
         "d841e40aec8c84b9e76ba9cfbce67418adb172bd/llm_analysis/analysis.py) d841e40(Apache-2.0), `training`의 식",
     ),
     "gpu_poor": (
         gpu_poor,
-        "16비트로 하는 전체 학습, LoRA, QLoRA의 최대 메모리. LoRA의 랭크는 묻지 않고 8로 센다",
+        "16비트로 하는 전체 미세 조정, LoRA, QLoRA의 최대 메모리. LoRA의 rank는 묻지 않고 8로 센다",
         "[RahulSChand/gpu_poor](https://github.com/RahulSChand/gpu_poor/blob/"
         "ad2fc0ef0e6ceeb7684363504eecc3342a5e7dc4/src/App.js) ad2fc0e(라이선스 없음. 식만 새로 썼다)",
     ),

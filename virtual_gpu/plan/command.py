@@ -183,15 +183,13 @@ def _text(plans: Plans, lengths: Lengths | None = None) -> str:
 
 def _rent(request: Request) -> str:
     """By which rate prices are counted where the reader gives none."""
-    rent, most_ko, most_en = request.spec.rent, "", ""
+    rent, most_ko, most_en = request.spec.rent, "이다", ""
     if rent.high > rent.low:
-        most_ko, most_en = (
-            f", 가장 비싼 것은 ${rent.high:g}({rent.high_at})",
-            f", ${rent.high:g} the most ({rent.high_at})",
-        )
+        most_ko = f"이고, 가장 비싼 것은 ${rent.high:g}다({rent.high_at})"
+        most_en = f", ${rent.high:g} the most ({rent.high_at})"
     return tr(
-        ko=f"값은 {request.gpu} 하나의 시간당 ${rent.low:g}로 셌다. 찾은 것 가운데 가장 싸다({rent.low_at}, "
-        f"{rent.date}){most_ko}. 내 값은 --price-per-hour로 준다.",
+        ko=f"비용은 {request.gpu} 하나의 대여료를 시간당 ${rent.low:g}로 놓고 셌다. 찾은 대여료 가운데 가장 싼 "
+        f"것({rent.low_at}, {rent.date}){most_ko}. 내 대여료는 --price-per-hour로 준다.",
         en=f"Prices: ${rent.low:g} an hour of one {request.gpu}, the least found ({rent.low_at}, {rent.date})"
         f"{most_en}. Give yours by --price-per-hour.",
     )
@@ -285,7 +283,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="N",
         help=tr(
-            ko="GPU N개가 층 하나를 나누어 계산하는 전체 미세 조정만 센다. 없으면 그래야 할 때만 해 본다",
+            ko="텐서 병렬: GPU N개가 층 하나를 나누어 계산하는 전체 미세 조정만 찾는다. 없으면 달리 들어가지 "
+            "않거나 배치가 GPU 수보다 작을 때만 해 본다",
             en="only full fine-tuning in which N GPUs compute each layer together; without it, tried where it matters",
         ),
     )
@@ -294,7 +293,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="RATE",
         help=tr(
-            ko="GPU 하나의 시간당 값. 없으면 찾은 것 가운데 가장 싼 달러 값",
+            ko="GPU 하나의 시간당 대여료. 없으면 찾은 것 가운데 가장 싼 대여료(달러)로 센다",
             en="of one GPU; without it the least rent found, in dollars",
         ),
     )

@@ -518,7 +518,7 @@ def _check_split(request: Request) -> None:
     if degree > 1:
         raise WrongValue(
             tr(
-                ko=f"배치 {batch}을(를) GPU {degree}개씩 묶은 {groups}개에 똑같이 나눌 수 없다. "
+                ko=f"배치 {batch}을(를) GPU {degree}개짜리 묶음 {groups}개에 똑같이 나눌 수 없다. "
                 f"{groups}의 배수로 한다: {nearest}",
                 en=f"A batch of {batch} does not divide among {groups} groups of {degree} GPUs. "
                 f"Use a multiple of {groups}: {nearest}",
@@ -536,8 +536,8 @@ def _why_not_split(request: Request) -> str:
     """Why nothing of the request is tried with tensor parallelism, whatever the degree; empty where something is."""
     if "full" not in request.methods or request.pairs:
         return tr(
-            ko="텐서 병렬은 전체 미세 조정(sft)만 센다",
-            en="tensor parallelism is counted of full fine-tuning (sft) alone",
+            ko="텐서 병렬은 SFT의 전체 미세 조정에서만 센다(DPO, LoRA, QLoRA는 세지 않는다)",
+            en="tensor parallelism is counted of SFT's full fine-tuning alone, not of DPO, LoRA or QLoRA",
         )
     if _in_fp16(request) or request.optimizer not in (None, "adamw_fused"):
         return tr(
@@ -730,7 +730,7 @@ def _why_not_together(request: Request) -> list[tuple[str, str]]:
         (
             fused_head_label(),
             tr(
-                ko="TRL의 함수는 나눈 출력층의 가중치를 다시 모아 로짓을 통째로 두는 것보다 더 든다",
+                ko="TRL의 함수는 나눈 출력층의 가중치를 다시 모으므로, 로짓을 통째로 둘 때보다 더 든다",
                 en="TRL's head gathers the weights of the cut head: more than whole logits take",
             ),
         ),

@@ -325,7 +325,9 @@ def _search(
             continue
         fitting = [plan.recipe for plan in plans if plan.recipe.change == recipe.change]
         if any(one.tensor_parallel < recipe.tensor_parallel for one in fitting):
-            text = tr(ko="층을 덜 나누어도 들어간다", en="it fits with its layers split less")
+            text = tr(
+                ko="층을 나누지 않거나 덜 나누어도 들어간다", en="it fits with its layers split less or not at all"
+            )
             row = f"{method_label(recipe.method)} · {recipe.precision} · {tensor_label()}", text
             skipped += [row] if row not in skipped else []
             continue

@@ -102,7 +102,10 @@ class Layout:
                 found = getattr(config, name, None)
             except RuntimeError as error:  # transformers: the layers differ in it (Gemma 4)
                 raise WrongValue(
-                    tr(ko=f"{what}: 층마다 다른 모델은 나누지 않는다.", en=f"{what}: layers that differ are not split.")
+                    tr(
+                        ko=f"{what}: 이 값이 층마다 다른 모델은 텐서 병렬로 나누지 않는다.",
+                        en=f"{what}: layers that differ are not split.",
+                    )
                 ) from error
             for number in found if isinstance(found, (list, tuple)) else (found,):
                 if number and number % degree:
@@ -148,8 +151,8 @@ class Convention:
     def fp32_shards(self) -> Convention:
         """The same bytes as FSDP2 has them in mixed precision: the fp32 copy is the shard, and gathered in half.
 
-        accelerate, torchtitan and the files of plans do it so (MixedPrecisionPolicy). So a gradient is fp32, and where
-        there is none a parameter takes 12 bytes, not 14.
+        accelerate and the files of plans do it so (MixedPrecisionPolicy), and reduce in half too; torchtitan reduces in
+        fp32. So a gradient is fp32, and where there is none a parameter takes 12 bytes, not 14.
         """
         if not self.master:
             return self

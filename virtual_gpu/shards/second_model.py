@@ -62,7 +62,7 @@ def pairs_of(objective: str, reference: str, peft: str | None, layout: Layout) -
         raise WrongValue(
             tr(
                 ko=f"objective={objective!r}: 텐서 병렬 없이 2단계나 3단계(FSDP2)로 나눈 것을 센다. "
-                "나누지 않으려면 predict_memory로 센다.",
+                "나누지 않은 것은 predict_memory로 센다.",
                 en=f"objective={objective!r}: counted at stage 2 or 3 (FSDP2), without tensor parallelism. Unsplit, "
                 "predict_memory counts it.",
             )

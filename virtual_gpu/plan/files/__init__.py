@@ -75,7 +75,7 @@ def files_of(plan: Plan, kind: str | None = None) -> dict[str, str]:
 def _cannot(plan: Plan, kind: str) -> str:
     """Why files of that kind could not train as the plan says; empty where they can."""
     if plan.request.pairs:
-        return trl_dpo.cannot(plan) if kind == default_kind(plan.request.objective) else _of_another_loss()
+        return "" if kind == default_kind(plan.request.objective) else _of_another_loss()
     if plan.recipe.tensor_parallel > 1 and kind != "torch":
         return tr(
             ko="텐서 병렬은 PyTorch의 parallelize_module로 나누는 루프에서만 실행해 보았다",

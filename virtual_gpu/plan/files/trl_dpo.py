@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from ..plans import Plan
 
 
-def cannot(plan: Plan) -> str:
-    """Why these files could not train as the plan says: they can, whatever it is."""
-    return ""
-
-
 def files(plan: Plan) -> dict[str, str]:
     """name → text: train.py, and for several GPUs accelerate.yaml."""
     precomputed = {"precompute_ref_log_probs": "True"} if plan.recipe.reference == "precomputed" else {}

@@ -288,7 +288,7 @@ class _Search:
 
         both: also where the one that is likely larger is too much already.
         """
-        if not (setting.padded and setting.rows > 1):
+        if not setting.padded or (setting.rows == 1 and not self.pads_one):
             return self._measured(replace(setting, padded=False))
         # Before Ampere grouped heads without a mask go to the kernel that makes matrices of length × length.
         first = self.spec.compute_capability >= (8, 0)
@@ -318,6 +318,11 @@ class _Search:
             found = Try(setting, need.card, need.paged)
         self.progress(setting, found.reserved)
         return found
+
+    @property
+    def pads_one(self) -> bool:
+        """Whether a micro-batch of one sample is padded too, to a multiple of some tokens."""
+        return getattr(self.tool, "PADS_ONE", False) or isinstance(self.keys.document.get(("pad_to_multiple_of",)), int)
 
     def has_room(self, reserved: int) -> bool:
         return self.room.verdict(int(reserved * (1 + self.margin))) == FITS
@@ -423,7 +428,8 @@ class _Search:
 def _convention(setting: Setting) -> str:
     """As `rank_step` calls a precision; NotSupported for one that shards were never run in."""
     precision = setting.precision
-    known = {"mixed_bf16": "mixed", "bf16": "bf16", "autocast_bf16": "mixed" if setting.peft else "bf16"}
+    # Of weights that are trained under autocast FSDP2 has fp32 ones (accelerate's fsdp2_prepare_model), DeepSpeed too.
+    known = {"mixed_bf16": "mixed", "bf16": "bf16", "autocast_bf16": "mixed"}
     if precision not in known:
         raise NotSupported(
             tr(

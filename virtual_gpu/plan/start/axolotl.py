@@ -15,10 +15,11 @@ from ...language import tr
 from ...step.optimizers import OPTIMIZERS
 from ...step.setting import Setting
 from . import hugging_face
-from .keys import EITHER, LESS, MORE, Keys, free, off
+from .keys import EITHER, LESS, MORE, Keys, end_to_end, free, off
 
 NAME = "axolotl"
 METHODS = ("full", "lora", "qlora")
+PADS_ONE = True  # to a multiple of 64 tokens, or to sequence_len (core/builders/causal.py)
 _EFFECTS = {
     LESS: (
         "cut_cross_entropy", "liger_fused_linear_cross_entropy", "liger_cross_entropy", "liger_rope", "liger_rms_norm",
@@ -85,6 +86,8 @@ def read(
     if keys.flag("eager_attention"):
         found["attention"] = "eager"
     flash = keys.flag("flash_attention") or "flash" in str(keys.get("attn_implementation", ""))
+    if not off(keys.get("sample_packing")) and not flash:
+        keys.note("sample_packing", MORE, end_to_end())
     if adapter is None and "16" in precision and not flash:
         keys.note("base_model", MORE, tr(ko="플래시 어텐션 없이는 임베딩과 정규화층이 fp32다",
                                          en="without flash attention embeddings and norms are in fp32"))  # fmt: skip

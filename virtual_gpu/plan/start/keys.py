@@ -147,3 +147,11 @@ def place_of(name: str) -> Place:
 
 def off(value: Any) -> bool:
     return value in _OFF if isinstance(value, (str, int, float, type(None))) else not value
+
+
+def end_to_end() -> str:
+    """Why samples that are laid end to end take more."""
+    return tr(
+        ko="마이크로 배치를 한 줄로 이어 붙였을 때 생기는 길이 × 길이의 마스크는 세지 않았다(플래시 어텐션에는 없다)",
+        en="the mask of a micro-batch laid end to end, length × length, is not counted (flash attention has none)",
+    )

@@ -19,6 +19,7 @@ from .keys import EITHER, LESS, MORE, Keys, free, off
 
 NAME = "LLaMA-Factory"
 METHODS = ("full", "lora", "qlora")
+PADS_ONE = True  # to a multiple of 8 tokens (train/sft/workflow.py)
 _ONLY = (
     "finetuning_type", "cutoff_len", "stage", "template", "lora_target", "lora_rank", "quantization_bit", "pure_bf16",
     "dataset_dir", "disable_gradient_checkpointing", "quantization_method", "flash_attn", "additional_target",

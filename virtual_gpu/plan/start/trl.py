@@ -20,7 +20,7 @@ from ...models.configs import checkpoint_dtype, load_config
 from ...models.fused_head import has_fused_head
 from ...step.setting import Setting
 from . import hugging_face
-from .keys import EITHER, LESS, MORE, Keys, free, off
+from .keys import EITHER, LESS, MORE, Keys, end_to_end, free, off
 
 NAME = "TRL"
 METHODS = ("full", "lora", "qlora")
@@ -81,7 +81,6 @@ def read(
         "lora_targets": _targets(keys.words("lora_target_modules")),
         "double_quantization": keys.flag("use_bnb_nested_quant"),
         "rest_in_fp32": False,
-        "padded": _pads(keys),
     }
     quantized = keys.flag("load_in_4bit")
     found["peft"] = ("qlora" if quantized else "lora") if keys.flag("use_peft") else None
@@ -90,6 +89,7 @@ def read(
         found["attention"] = "eager"
     stage = hugging_face.shards(keys, gpus)
     pairs = (objective or _objective(keys)) == "dpo"
+    found["padded"] = _pads(keys, pairs)
     if pairs:
         found |= _of_pairs(keys, found, stage)
     loss = _loss(keys, "dpo" if pairs else "sft")
@@ -157,17 +157,18 @@ def _of_pairs(keys: Keys, found: dict[str, Any], stage: int) -> dict[str, Any]:
     return {"objective": "dpo", "reference": "precomputed" if precomputed else "same"}
 
 
-def _pads(keys: Keys) -> bool:
-    """Whether a micro-batch is padded to its longest sample. A note where all its samples are laid end to end."""
+def _pads(keys: Keys, pairs: bool) -> bool:
+    """Whether a micro-batch is padded to its longest sample. A note where all its samples are laid end to end.
+
+    DPOTrainer does neither, whatever it is asked (TRL 1.16).
+    """
     packs, flat = keys.flag("packing"), keys.flag("padding_free")
+    if pairs:
+        return True
     if packs and keys.word("packing_strategy", "bfd") != "wrapped":
         flat = True
     if flat and "flash" not in str(keys.get("attn_implementation", "")):
-        why = tr(
-            ko="마이크로 배치를 이어 붙인 길이 × 길이 마스크는 세지 않았다(플래시 어텐션에는 없다)",
-            en="the mask of a micro-batch laid end to end, length × length, is not counted (flash attention has none)",
-        )
-        keys.note("packing" if packs else "padding_free", MORE, why)
+        keys.note("packing" if packs else "padding_free", MORE, end_to_end())
     return not (packs or flat)
 
 
