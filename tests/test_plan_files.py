@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import json
 import re
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -705,3 +706,23 @@ def test_grouped_heads_are_repeated_where_the_card_does_not_take_them(kind, gpu)
     assert (REPEAT_KV in lines) == ("from transformers.integrations import sdpa_attention" in lines) == (gpu == "T4")
     loads = next(place for place, line in enumerate(lines) if "AutoModelForCausalLM.from_pretrained(" in line)
     assert REPEAT_KV not in lines[loads:]
+
+
+@pytest.mark.parametrize("gpus, machines, each", [(8, 1, 8), (12, 2, 6), (64, 8, 8)])
+def test_more_gpus_than_a_machine_has_are_on_several(gpus, machines, each, tmp_path):
+    """The same command on each of them; of accelerate's file one line is each machine's own."""
+    from accelerate.commands.config.config_args import load_config_from_file
+    from torch.distributed.run import get_args_parser
+
+    recipe = Recipe("full", "mixed_bf16", "adamw_fused", stage=3)
+    for kind in ("torch", "deepspeed"):
+        line = next(
+            line for line in unmeasured(recipe, gpus).files(kind)["train.py"].splitlines() if "torchrun" in line
+        )
+        given = get_args_parser().parse_args(shlex.split(line[line.index("torchrun") :])[1:])
+        assert (given.nnodes, given.nproc_per_node) == (f"{machines}" if machines > 1 else "1:1", f"{each}")
+        assert bool(given.rdzv_endpoint) == (machines > 1)
+    (tmp_path / "accelerate.yaml").write_text(unmeasured(recipe, gpus).files("accelerate")["accelerate.yaml"])
+    read = load_config_from_file(str(tmp_path / "accelerate.yaml"))
+    assert (read.num_machines, read.num_processes) == (machines, gpus)
+    assert read.main_process_ip == ("FIRST_MACHINE" if machines > 1 else None)

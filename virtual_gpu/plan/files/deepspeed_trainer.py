@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...language import tr
 from . import trainer
-from .settings import json_text, literal, lora_config
+from .settings import json_text, literal, lora_config, torchrun
 
 if TYPE_CHECKING:
     from ..plans import Plan
@@ -38,7 +38,7 @@ def files(plan: Plan) -> dict[str, str]:
     if plan.recipe.offload:
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False, "offload": True}
     arguments.pop("accelerator_config", None)  # ZeRO splits the gradients of each micro-batch without being told
-    command = f"torchrun --nproc_per_node {plan.request.gpus} train.py --text my_text.txt"
+    command = f"{torchrun(plan.request.gpus)} train.py --text my_text.txt"
     asked = f"virtual-gpu run --gpu {literal(plan.request.gpu)} --gpus {plan.request.gpus} {command}"
     found = {
         "train.py": trainer.script(plan, usage=_USAGE.format(command=command, asked=asked), more=_MORE),

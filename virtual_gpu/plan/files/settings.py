@@ -14,6 +14,7 @@ from ...models.build import build_model
 from ...models.configs import is_given, load_config
 from ...models.depth import text_config
 from ...models.kept import ATTENTION, of_blocks
+from ..tensors import NODE
 
 if TYPE_CHECKING:
     from ..plans import Plan, Recipe
@@ -77,8 +78,22 @@ def json_text(values: dict[str, Any]) -> str:
     return json.dumps(values, indent=2) + "\n"
 
 
+def machines_of(gpus: int) -> tuple[int, int]:
+    """(machines, GPUs of each), NODE of them at most."""
+    each = next(each for each in range(min(NODE, gpus), 0, -1) if gpus % each == 0)
+    return gpus // each, each
+
+
+def torchrun(gpus: int) -> str:
+    """The command that starts so many ranks, on each machine the same; FIRST_MACHINE is to be named."""
+    machines, each = machines_of(gpus)
+    several = f" --nnodes {machines} --rdzv_backend c10d --rdzv_endpoint FIRST_MACHINE:29500" if machines > 1 else ""
+    return f"torchrun{several} --nproc_per_node {each}"
+
+
 def accelerate_yaml(plan: Plan) -> str:
     """What `accelerate launch --config_file` reads."""
+    machines, _ = machines_of(plan.request.gpus)
     gpus, stage = plan.request.gpus, plan.recipe.stage
     mixed = plan.recipe.precision.removeprefix("mixed_") if plan.recipe.precision.startswith("mixed") else "no"
     kind = "FSDP" if stage else "MULTI_GPU" if gpus > 1 else "NO"
@@ -86,9 +101,15 @@ def accelerate_yaml(plan: Plan) -> str:
         "compute_environment: LOCAL_MACHINE",
         f"distributed_type: '{kind}'",
         f"mixed_precision: '{mixed}'",
-        "num_machines: 1",
+        f"num_machines: {machines}",
         f"num_processes: {gpus}",
     ]
+    if machines > 1:
+        lines += [
+            "machine_rank: 0  # on every other machine its own number",
+            "main_process_ip: FIRST_MACHINE  # its address",
+            "main_process_port: 29500",
+        ]
     if stage:
         yes = {True: "true", False: "false"}
         lines += [

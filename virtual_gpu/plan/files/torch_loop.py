@@ -16,6 +16,7 @@ from .settings import (
     imports,
     loading,
     of_keeping,
+    torchrun,
     trained_part,
     upcasts,
     weights_dtype,
@@ -55,7 +56,7 @@ def files(plan: Plan) -> dict[str, str]:
     several = gpus > 1 or recipe.stage > 0
     of_bnb, of_transformers = imports_of(plan, *(fsdp2.OF_TRANSFORMERS if recipe.stage else ()))
     parts = {"model": loading(plan, "device") + trained_part(plan), "of_shards": ""}
-    said = {"gpus": gpus, "backend": "cuda:nccl,cpu:gloo" if recipe.cpu_offload else "nccl"}
+    said = {"torchrun": torchrun(gpus), "backend": "cuda:nccl,cpu:gloo" if recipe.cpu_offload else "nccl"}
     parts |= {name: text.format(**said) for name, text in (_SEVERAL if several else _ONE).items()}
     parts |= _precision(recipe) | (fsdp2.parts(plan) if recipe.stage else {})
     parts |= tensors.parts(plan) if recipe.tensor_parallel > 1 else {}
@@ -137,7 +138,7 @@ _ONE = {
     "save": "model.save_pretrained(args.output)\ntokenizer.save_pretrained(args.output)\n",
 }
 _SEVERAL = {
-    "command": "torchrun --nproc_per_node {gpus}",
+    "command": "{torchrun}",
     "modules": "import os\n",
     "distributed": "import torch.distributed as dist\n",
     "parallel": "from torch.nn.parallel import DistributedDataParallel\n",
