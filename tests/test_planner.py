@@ -513,7 +513,7 @@ def test_a_shorter_length_is_found_by_searching(small_llama):
         ({"tensor_parallel": 2, "gpu": "L4"}, "GPU 1개"),
         ({"tensor_parallel": 0}, "텐서 병렬 크기"),
         ({"tensor_parallel": 2, "gpus": 4, "methods": ("lora",)}, "전체 미세 조정"),
-        ({"tensor_parallel": 2, "gpus": 4, "gpu": "L4", "objective": "dpo"}, "sft"),
+        ({"tensor_parallel": 2, "gpus": 4, "gpu": "L4", "objective": "dpo"}, "SFT"),
         ({"tensor_parallel": 3, "gpus": 8, "gpu": "L4", "model": LlamaConfig()}, "3개씩"),
         ({"tensor_parallel": 2, "gpus": 4, "gpu": "L4", "model": LlamaConfig(), "batch": 7}, "2의 배수로 한다: 6, 8"),
         ({"length": 4096}, "1024"),
