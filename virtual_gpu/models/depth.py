@@ -122,9 +122,9 @@ def from_shallow(
     the line shape by shape, its traces must continue (`trace.depth`), and every number must lie on a line. The first
     has two layers at least, a first and a last one, and the second two turns more. Where they do not go on so, two that
     are one turn deeper are tried. deeper: turns by which the first ones are, where it is known that they have to be.
-    like: all of a run but the config and its length,
-    and the kind of its batch. Where earlier calls with such runs have shown how they go on, one run is enough whose
-    depth lies between theirs and that does, but for the sizes, what they say of it.
+    like: all of a run but the config and its length, and the kind of its batch. Where earlier calls with such runs have
+    shown how they go on, one run is enough whose depth lies between theirs and that does, but for the sizes, what they
+    say of it.
     """
     runs = {}
     digest = hashlib.sha256(config.to_json_string(use_diff=False).encode()).digest()

@@ -113,7 +113,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         need = rank_need(
             request.model, request.gpus, recipe.stage, precision=_convention(recipe), batch_size=micro_batch,
             sequence_length=request.length, gradient_checkpointing=recipe.checkpointing, gpu=request.gpu,
-            exact=tensors == request.gpus, accumulating=accumulation > 1, tensor_parallel=tensors,
+            accumulating=accumulation > 1, tensor_parallel=tensors,
             peft=None if recipe.method == "full" else recipe.method,
             lora_rank=request.lora_rank, lora_targets=request.lora_targets, as_accelerate=tensors == 1,
             repeat_kv=request.repeats_kv, fused_lm_head=recipe.fused_lm_head, offload_checkpoints=recipe.offload,
