@@ -15,7 +15,7 @@ from virtual_gpu.cores import MOST, VARIABLE, free_ram_bytes
 from virtual_gpu.errors import WrongValue
 from virtual_gpu.models.depth import forget_shallow_runs
 from virtual_gpu.plan.forks import Forks, processes
-from virtual_gpu.plan.plans import Request
+from virtual_gpu.plan.request import Request
 from virtual_gpu.step import predict
 from virtual_gpu.step.predict import predict_need
 

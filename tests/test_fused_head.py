@@ -24,7 +24,7 @@ from virtual_gpu.models.adapters import add_adapters
 from virtual_gpu.models.build import build_model
 from virtual_gpu.models.fused_head import can_fuse_head, fused_head
 from virtual_gpu.plan import search
-from virtual_gpu.plan.plans import make_request
+from virtual_gpu.plan.request import make_request
 from virtual_gpu.step.flops import training_flops
 from virtual_gpu.step.predict import predict_memory
 

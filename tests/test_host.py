@@ -21,7 +21,9 @@ from virtual_gpu.host.process import process_memory
 from virtual_gpu.host.report import host_report
 from virtual_gpu.plan.host import host_need, loadable
 from virtual_gpu.plan.measure import measure
-from virtual_gpu.plan.plans import Plan, Recipe, make_request
+from virtual_gpu.plan.plans import Plan
+from virtual_gpu.plan.recipes import Recipe
+from virtual_gpu.plan.request import make_request
 from virtual_gpu.plan.search import Plans
 from virtual_gpu.program.runner import run
 from virtual_gpu.units import GiB, MiB

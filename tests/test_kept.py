@@ -15,7 +15,7 @@ from virtual_gpu.models.kept import context_fn, kept_results, of_blocks
 from virtual_gpu.plan import Plan, Recipe, keeping, plan_training, search
 from virtual_gpu.plan.keeping import results_of
 from virtual_gpu.plan.measure import measure, setting_of
-from virtual_gpu.plan.plans import make_request
+from virtual_gpu.plan.request import make_request
 from virtual_gpu.step.flops import training_flops
 from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.step.run import set_checkpointing

@@ -35,7 +35,7 @@ from virtual_gpu.models.build import build_model
 from virtual_gpu.models.offloaded import can_offload, pinned_bytes
 from virtual_gpu.plan import Recipe, anything_that_fits, cheapest, plan_training
 from virtual_gpu.plan.measure import measure
-from virtual_gpu.plan.plans import make_request
+from virtual_gpu.plan.request import make_request
 from virtual_gpu.shards.rank_step import rank_step
 from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.step.run import enable_checkpointing

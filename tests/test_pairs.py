@@ -25,11 +25,13 @@ from virtual_gpu.models.configs import load_config, model_name
 from virtual_gpu.models.depth import forget_shallow_runs, with_depth
 from virtual_gpu.models.fused_head import fused_head
 from virtual_gpu.plan import Plan, Recipe, plan_training
+from virtual_gpu.plan.candidates import recipes_of
 from virtual_gpu.plan.command import main
 from virtual_gpu.plan.files import KINDS
 from virtual_gpu.plan.host import host_need
 from virtual_gpu.plan.measure import held, measure, setting_of
-from virtual_gpu.plan.plans import METHODS, cpu_offload_label, make_request, recipes_of
+from virtual_gpu.plan.recipes import METHODS, cpu_offload_label
+from virtual_gpu.plan.request import make_request
 from virtual_gpu.program.runner import run
 from virtual_gpu.shards import rank_step as rank_step_module
 from virtual_gpu.shards.adapters import Adapters

@@ -24,7 +24,7 @@ from virtual_gpu.plan.files import KINDS, files_of
 from virtual_gpu.plan.files.settings import literal
 from virtual_gpu.plan.host import host_need
 from virtual_gpu.plan.measure import measure
-from virtual_gpu.plan.plans import make_request
+from virtual_gpu.plan.request import make_request
 from virtual_gpu.program.runner import run
 from virtual_gpu.step.optimizers import OPTIMIZERS
 

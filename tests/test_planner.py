@@ -24,12 +24,14 @@ from virtual_gpu.models.adapters import add_adapters
 from virtual_gpu.models.build import build_model
 from virtual_gpu.models.configs import architectures, load_config
 from virtual_gpu.plan import METHODS, Recipe, cheapest, search
+from virtual_gpu.plan.candidates import left_out, recipes_of
 from virtual_gpu.plan.command import main
 from virtual_gpu.plan.frontier import frontier
 from virtual_gpu.plan.measure import held, measure, setting_of
 from virtual_gpu.plan.pictures import _legend_places, too_much
-from virtual_gpu.plan.plans import kind_label, left_out, make_request, recipes_of
+from virtual_gpu.plan.plans import kind_label
 from virtual_gpu.plan.ranking import criteria
+from virtual_gpu.plan.request import make_request
 from virtual_gpu.plan.tensors import degrees_of, tensor_plan, why_not
 from virtual_gpu.room import room_on
 from virtual_gpu.shards.rank_step import rank_step

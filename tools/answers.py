@@ -21,7 +21,8 @@ from virtual_gpu.cards import CATALOG
 from virtual_gpu.language import set_language
 from virtual_gpu.models.configs import architectures, load_config
 from virtual_gpu.models.depth import text_config
-from virtual_gpu.plan.plans import make_request, method_label
+from virtual_gpu.plan.recipes import method_label
+from virtual_gpu.plan.request import make_request
 from virtual_gpu.plan.search import _search
 from virtual_gpu.terminal import tell
 from virtual_gpu.units import GiB

@@ -356,7 +356,7 @@ def _add_shards(parser: argparse.ArgumentParser) -> None:
 
 
 def _shards(args: argparse.Namespace) -> int:
-    from .plan.plans import MOST_GPUS
+    from .plan.request import MOST_GPUS
     from .shards.rank_step import rank_step
     from .units import positive_int
 

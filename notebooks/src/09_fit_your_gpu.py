@@ -240,7 +240,7 @@ plans.why()
 
 # %%
 from virtual_gpu.plan.measure import measure
-from virtual_gpu.plan.plans import make_request
+from virtual_gpu.plan.request import make_request
 
 short = make_request("EleutherAI/polyglot-ko-5.8b", "T4", length=256, batch=16)
 for micro_batch in (1, 2):
@@ -750,7 +750,7 @@ with_each_line(
 #
 # 앞의 셋(헤드 되풀이, 손실 나누기, 나머지는 16비트)을 다 해도 길이 8192의 Qwen3-14B는 들어가지 않는다. 무엇이 남았을까? 체크포인팅을 켜도 블록마다 입력 하나는 남는다(5.6절). 길이에 비례하므로 글이 길면 이것이 커진다. 이 모델은 블록이 40개이고 은닉층 크기가 5,120이라, 층 사이를 16비트로 지나면 샘플 하나에 40 × 8,192 × 5,120 × 2바이트다. 몇 GiB인지 셈해 보고, 이것을 RAM으로 옮긴 계획이 얼마나 주는지 확인한다. 둘째 줄은 옮기지 않은 같은 계획이다.
 #
-# transformers 5.17부터 할 수 있다. Colab에 있는 것이 그보다 옛것이면 플래너가 이 계획을 찾지 못해 아래 셀에서 오류가 나고, 연습 9-2와 뒤의 `prefer="margin"`도 다른 답이 나온다. 먼저 `!pip install -U "transformers>=5.17"`을 실행하고 런타임을 다시 시작한 다음, 설정 셀과 `from helpers import exercise, guess, human_bytes, plan_training`, `from virtual_gpu.plan.plans import make_request`를 실행하고 이어 간다.
+# transformers 5.17부터 할 수 있다. Colab에 있는 것이 그보다 옛것이면 플래너가 이 계획을 찾지 못해 아래 셀에서 오류가 나고, 연습 9-2와 뒤의 `prefer="margin"`도 다른 답이 나온다. 먼저 `!pip install -U "transformers>=5.17"`을 실행하고 런타임을 다시 시작한 다음, 설정 셀과 `from helpers import exercise, guess, human_bytes, plan_training`, `from virtual_gpu.plan.request import make_request`를 실행하고 이어 간다.
 
 # %%
 from dataclasses import replace

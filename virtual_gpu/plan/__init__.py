@@ -1,6 +1,8 @@
 """Chapter 9, the planner: a model and a GPU in, ranked ways to train that fit out; `python -m helpers.planner`."""
 
-from .plans import MARGIN, METHODS, PRECISIONS, Plan, Recipe, Request
+from .plans import Plan
+from .recipes import METHODS, Recipe
+from .request import MARGIN, PRECISIONS, Request
 from .search import Change, Plans, anything_that_fits, cheapest, plan_training
 
 __all__ = [

@@ -22,7 +22,8 @@ from .files import KINDS, check_kind, default_kind, names_of
 from .host import host_need
 from .lengths import Lengths, read_lengths
 from .pictures import extra_label, seconds_label
-from .plans import MARGIN, METHODS, PRECISIONS, Request
+from .recipes import METHODS
+from .request import MARGIN, PRECISIONS, Request
 from .search import Plans, plan_training
 from .start.terminal import execute as execute_start
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from ..drawing import svg
 from ..language import tr
 from ..units import human_bytes
-from .plans import METHODS, Plan, method_label
+from .plans import Plan
+from .recipes import METHODS, method_label
 
 if TYPE_CHECKING:
     from .search import Plans

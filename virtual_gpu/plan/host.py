@@ -30,7 +30,9 @@ from ..units import human_bytes
 from .files.settings import loads_second, weights_dtype
 
 if TYPE_CHECKING:
-    from .plans import Plan, Recipe, Request
+    from .plans import Plan
+    from .recipes import Recipe
+    from .request import Request
     from .search import Plans
 
 _NOTHING = Range(0, 0)

@@ -21,7 +21,9 @@ from ..models.depth import linear_in_depth, text_config
 from ..models.kept import ATTENTION, name_of
 from ..step.flops import bytes_that_blocks_could_keep, training_flops
 from .measure import measure, setting_of
-from .plans import CANNOT_RUN, Plan, Recipe, Request
+from .plans import Plan
+from .recipes import CANNOT_RUN, Recipe
+from .request import Request
 
 TRIES = 4  # at a number of blocks; each is a run of the whole depth
 

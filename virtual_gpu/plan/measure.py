@@ -23,7 +23,9 @@ from ..step.setting import Setting
 from ..step.splits import split_setting
 from ..step.states import states_of
 from .files.settings import autocast_dtype, weights_dtype
-from .plans import Plan, Recipe, Request
+from .plans import Plan
+from .recipes import Recipe
+from .request import Request
 
 
 def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Setting:

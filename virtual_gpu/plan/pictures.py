@@ -12,7 +12,8 @@ from ..language import tr
 from ..room import TIGHT
 from ..step.setting import fused_head_label, reference_label, rest_label
 from ..units import human_bytes
-from .plans import Plan, Recipe, cpu_offload_label, kind_label, method_label
+from .plans import Plan, kind_label
+from .recipes import Recipe, cpu_offload_label, method_label
 from .tensors import tensor_label
 
 if TYPE_CHECKING:

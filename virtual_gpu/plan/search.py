@@ -43,6 +43,7 @@ from ..models.pages import pages_label
 from ..remembered import learn, noting
 from ..step.splits import equal_splits
 from ..units import human_bytes
+from .candidates import left_out, recipes_of
 from .files.settings import upcasts
 from .forks import Forks, processes
 from .frontier import draw_frontier
@@ -50,18 +51,9 @@ from .host import holds_step, host_need, loadable
 from .keeping import keep_what_fits
 from .measure import expected, held, hopeless, measure
 from .pictures import Losers, draw_plans, plans_html
-from .plans import (
-    CANNOT_RUN,
-    METHODS,
-    MOST_GPUS,
-    Plan,
-    Recipe,
-    Request,
-    left_out,
-    make_request,
-    method_label,
-    recipes_of,
-)
+from .plans import Plan
+from .recipes import CANNOT_RUN, METHODS, Recipe, method_label
+from .request import MOST_GPUS, Request, make_request
 from .tensors import tensor_label
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from virtual_gpu.errors import WrongValue
 from virtual_gpu.language import tr
 from virtual_gpu.plan import Plan, Recipe, anything_that_fits, cheapest, plan_training
 from virtual_gpu.plan.measure import measure
-from virtual_gpu.plan.plans import make_request
+from virtual_gpu.plan.request import make_request
 from virtual_gpu.units import boolean, choose, human_bytes, positive_int
 
 from ...self_check import Case, Exercise, filled, right

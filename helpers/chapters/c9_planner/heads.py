@@ -9,7 +9,8 @@ from virtual_gpu.language import tr
 from virtual_gpu.models.attention import REPEATED
 from virtual_gpu.plan import Recipe
 from virtual_gpu.plan.measure import setting_of
-from virtual_gpu.plan.plans import make_request, method_label
+from virtual_gpu.plan.recipes import method_label
+from virtual_gpu.plan.request import make_request
 from virtual_gpu.step.predict import predict_need
 from virtual_gpu.step.setting import fused_head_label, rest_label
 from virtual_gpu.units import GiB

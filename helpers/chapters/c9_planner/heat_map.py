@@ -11,7 +11,7 @@ from virtual_gpu.cards import CATALOG
 from virtual_gpu.drawing import svg
 from virtual_gpu.language import tr
 from virtual_gpu.models.configs import architectures
-from virtual_gpu.plan.plans import METHODS, method_label
+from virtual_gpu.plan.recipes import METHODS, method_label
 from virtual_gpu.units import GiB
 
 from ...hand import answer_to_hands, pressable

@@ -12,8 +12,9 @@ from virtual_gpu.language import tr
 from virtual_gpu.models.configs import architectures, load_config
 from virtual_gpu.plan import MARGIN, METHODS, PRECISIONS, Plans, plan_training
 from virtual_gpu.plan.pictures import table_html
-from virtual_gpu.plan.plans import cpu_offload_label, make_request, method_label
 from virtual_gpu.plan.ranking import PREFERENCES, preference_label
+from virtual_gpu.plan.recipes import cpu_offload_label, method_label
+from virtual_gpu.plan.request import make_request
 from virtual_gpu.step.setting import OBJECTIVES
 
 from ...panel import Panel, status_line, whole

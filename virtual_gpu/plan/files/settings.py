@@ -17,7 +17,8 @@ from ...models.kept import ATTENTION, of_blocks
 from ..tensors import NODE
 
 if TYPE_CHECKING:
-    from ..plans import Plan, Recipe
+    from ..plans import Plan
+    from ..recipes import Recipe
 
 
 def learning_rate(plan: Plan) -> float:

@@ -23,7 +23,8 @@ from .settings import (
 )
 
 if TYPE_CHECKING:
-    from ..plans import Plan, Recipe
+    from ..plans import Plan
+    from ..recipes import Recipe
 
 NAMES = ("train.py",)
 # name → (what it is imported by, the call), as the Trainer makes them: no weight decay

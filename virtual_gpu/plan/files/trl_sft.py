@@ -26,7 +26,8 @@ from .settings import (
 from .trainer import training_arguments
 
 if TYPE_CHECKING:
-    from ..plans import Plan, Recipe
+    from ..plans import Plan
+    from ..recipes import Recipe
 
 NAMES = ("train.py", "accelerate.yaml")
 

@@ -28,7 +28,7 @@ from ...step.setting import OBJECTIVES, Setting
 from ...step.states import states_of
 from ...units import choose, human_bytes, path_of
 from ...writing import check_folder, write
-from ..plans import how_many
+from ..request import how_many
 from . import axolotl, llama_factory, torchtune, trainer, trl
 from .document import Document, read_document
 from .keys import LESS, MORE, Keys, Note, place_of

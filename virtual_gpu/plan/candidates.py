@@ -1,0 +1,244 @@
+"""The recipes that a request allows, and what is not tried at all, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..language import tr
+from ..models import offloaded
+from ..models.fused_head import SINCE, has_fused_head
+from ..step.setting import (
+    fused_head_label,
+)
+from ..units import human_bytes
+from .host import states_beyond
+from .recipes import Recipe, cpu_offload_label, method_label
+from .tensors import degrees_of, tensor_label, why_not
+
+if TYPE_CHECKING:
+    from .request import Request
+
+
+def why_not_split(request: Request) -> str:
+    """Why nothing of the request is tried with tensor parallelism, whatever the degree; empty where something is."""
+    if "full" not in request.methods or request.pairs:
+        return tr(
+            ko="텐서 병렬은 SFT의 전체 미세 조정에서만 센다(DPO, LoRA, QLoRA는 세지 않는다)",
+            en="tensor parallelism is counted of SFT's full fine-tuning alone, not of DPO, LoRA or QLoRA",
+        )
+    if _in_fp16(request) or request.optimizer not in (None, "adamw_fused"):
+        return tr(
+            ko="텐서 병렬은 bf16이나 fp32에서 AdamW(adamw_fused)만 센다",
+            en="tensor parallelism is counted in bf16 or fp32, with AdamW (adamw_fused)",
+        )
+    return ""
+
+
+def recipes_of(request: Request) -> list[Recipe]:
+    """Every recipe that the request allows, without checkpointing."""
+    bf16 = request.spec.has_bf16
+    mixed = request.precision or ("mixed_bf16" if bf16 else "mixed_fp16")
+    found = []
+    for method in request.methods:
+        precisions, optimizers = [mixed], [request.optimizer or "adamw_fused"]
+        if method == "full":
+            precisions += ["bf16"] if bf16 and request.precision is None and not request.pairs else []
+            optimizers += [] if request.optimizer else ["adamw_8bit"]
+        found += [Recipe(method, precision, optimizer) for precision in precisions for optimizer in optimizers]
+        if method == "qlora" and mixed != "fp32":
+            found.append(Recipe(method, mixed, optimizers[0], rest_in_fp32=False))
+    if request.pairs:  # DPOTrainer's head is fused whatever is asked, and what is beside 4-bit weights stays in 16 bits
+        found = [r for r in found if r.method != "qlora" or not r.rest_in_fp32 or mixed == "fp32"]
+        found = [replace(r, fused_lm_head=True) for r in found]
+        found += [replace(r, reference="precomputed") for r in found if r.method == "full"]
+    shards = [r for r in found if r.method == "full" and r.optimizer == "adamw_fused" and "fp16" not in r.precision]
+    on_cpu = request.cpu_offload and not request.pairs
+    offloaded = [replace(recipe, stage=3, cpu_offload=True) for recipe in shards] if on_cpu else []
+    offloaded = [recipe for recipe in offloaded if not states_beyond(request, recipe)]
+    if request.gpus > 1:
+        found += [replace(recipe, stage=stage) for stage in (2, 3) for recipe in shards]
+        adapters = [r for r in found if r.method != "full" and r.optimizer == "adamw_fused" and "mixed" in r.precision]
+        if not request.pairs:
+            adapters = [r for r in adapters if r.rest_in_fp32]  # of shards the rest is never upcast (`shards.adapters`)
+        found += [replace(recipe, stage=3) for recipe in adapters]
+    for degree in _degrees(request):
+        stages = (2, 3) if degree < request.gpus else (3,)  # of one rank nothing is split
+        found += [replace(recipe, stage=stage, tensor_parallel=degree) for stage in stages for recipe in shards]
+    return [recipe for recipe in found + offloaded if request.allows(recipe)]
+
+
+def _degrees(request: Request) -> tuple[int, ...]:
+    """The degrees of tensor parallelism that may be tried: of a batch of some samples more, none unless asked for."""
+    uneven = request.tensor_parallel is None and request.batch > request.gpus and request.batch % request.gpus
+    if request.gpus == 1 or uneven or why_not_split(request):
+        return ()
+    return degrees_of(request.model, request.gpus)
+
+
+def left_out(request: Request) -> list[tuple[str, str]]:
+    """(what, why) of what is not tried at all."""
+    rows = []
+    if request.pairs:
+        rows += _why_not_with_pairs(request)
+    if "full" in request.methods:
+        rows.append(
+            (
+                tr(ko="전체 미세 조정 · 순수 fp16", en="full fine-tuning · pure fp16"),
+                tr(
+                    ko="제대로 배우지 못한다(3장): foreach는 ε가 0이 되어 무너지고, fused도 분산이 0으로 저장된다",
+                    en="it does not learn well: foreach's epsilon becomes 0, and fused stores a variance of 0",
+                ),
+            )
+        )
+    if not request.spec.has_bf16:
+        rows.append(("bf16", tr(ko=f"{request.gpu}에는 bf16 연산 장치가 없다", en=f"{request.gpu} has no bf16 units")))
+    if request.selective and not request.pairs and (request.prefer == "margin" or request.gpus > 1):
+        what = tr(ko="남는 메모리에 결과를 남기는 것", en="results kept in what is left")
+        why = (
+            tr(ko="prefer='margin'은 남는 메모리를 쓰지 않는다", en="prefer='margin' spends no memory that is left")
+            if request.prefer == "margin"
+            else tr(ko="ZeRO로 나누는 계획에서는 찾지 않는다", en="not tried where ZeRO splits")
+        )
+        rows.append((what, why))
+    if request.cpu_offload and not request.pairs:
+        rows += [(f"{name} · {cpu_offload_label()}", why) for name, why in _why_not_on_cpu(request)]
+    if "full" in request.methods and request.optimizer is None:
+        what = tr(ko="페이지 옵티마이저", en="paged optimizers")
+        rows.append((what, tr(ko="optimizer='paged_adamw_8bit'이면 센다", en="with optimizer='paged_adamw_8bit'")))
+    if not offloaded.can_offload():
+        what = tr(ko="체크포인트를 CPU로", en="checkpoints on the CPU")
+        since = offloaded.SINCE
+        rows.append((what, tr(ko=f"transformers {since}부터 센다", en=f"needs transformers {since}")))
+    elif request.gpus > 1 and not offloaded.can_offload(3):
+        what = tr(ko="ZeRO-2, 3 · 체크포인트를 CPU로", en="ZeRO-2, 3 · checkpoints on the CPU")
+        rows.append((what, tr(ko="accelerate 1.15부터 센다", en="needs accelerate 1.15")))
+    if not has_fused_head():
+        rows.append((fused_head_label(), tr(ko=f"TRL {SINCE}부터 센다: pip install trl", en=f"needs TRL {SINCE}")))
+    if request.gpus > 1:
+        rows += _why_not_together(request)
+        for method in request.methods:
+            rows.append((f"{method_label(method)} · ZeRO-1", _why_not_stage_1(method)))
+        if request.optimizer not in (None, "adamw_fused"):
+            rows.append(
+                (
+                    f"ZeRO-2, 3 · {request.optimizer}",
+                    tr(
+                        ko="나누어 가진 조각의 옵티마이저 상태는 AdamW(adamw_fused)만 센다",
+                        en="of split parameters only the states of AdamW (adamw_fused) are counted",
+                    ),
+                )
+            )
+        for method in [m for m in request.methods if m != "full"]:
+            rows.append(
+                (
+                    f"{method_label(method)} · ZeRO-2",
+                    tr(
+                        ko="모은 가중치를 통째로 둔 채 자기 조각도 가져 DDP보다 더 든다",
+                        en="all weights stay gathered beside the own shard: more than DDP takes",
+                    ),
+                )
+            )
+        if "full" in request.methods and not request.spec.has_bf16 and request.precision != "fp32":
+            rows.append(
+                (
+                    tr(ko="전체 미세 조정 · ZeRO-2, 3", en="full fine-tuning · ZeRO-2, 3"),
+                    tr(ko="ZeRO 계산은 bf16으로만 실행해 보았다", en="the ledger was run in bf16 alone"),
+                )
+            )
+    return rows
+
+
+def _why_not_together(request: Request) -> list[tuple[str, str]]:
+    """(what, why) of what is not tried with tensor parallelism, or without it; of full fine-tuning alone."""
+    if "full" not in request.methods or request.tensor_parallel == 1:
+        return []
+    full, rows = method_label("full"), []
+    if why := why_not_split(request) or ("" if _degrees(request) else why_not(request.model, request.gpus, 2)):
+        return [(f"{full} · {tensor_label()}", why)]
+    for method in (method for method in request.methods if method != "full"):
+        why = tr(ko="전체 미세 조정만 센다", en="only full fine-tuning is counted")
+        rows.append((f"{method_label(method)} · {tensor_label()}", why))
+    for what, why in (
+        (
+            "ZeRO-1",
+            tr(
+                ko="PyTorch의 ZeroRedundancyOptimizer는 텐서 병렬의 파라미터(DTensor)를 받지 못한다",
+                en="PyTorch's ZeroRedundancyOptimizer does not take its parameters (DTensor)",
+            ),
+        ),
+        (
+            fused_head_label(),
+            tr(
+                ko="TRL의 함수는 나눈 출력층의 가중치를 다시 모으므로, 로짓을 통째로 둘 때보다 더 든다",
+                en="TRL's head gathers the weights of the cut head: more than whole logits take",
+            ),
+        ),
+        *([(cpu_offload_label(), tr(ko="함께 실행해 보지 않았다", en="not run together"))] * request.cpu_offload),
+    ):
+        rows.append((f"{tensor_label()} · {what}", why))
+    if request.tensor_parallel is None and request.batch % request.gpus:
+        why = tr(
+            ko=f"배치 {request.batch}을(를) GPU {request.gpus}개에 똑같이 나눌 수 없다",
+            en=f"a batch of {request.batch} does not divide among {request.gpus} GPUs",
+        )
+        rows.append((tr(ko="텐서 병렬 없이", en="without tensor parallelism"), why))
+    return rows
+
+
+def _why_not_with_pairs(request: Request) -> list[tuple[str, str]]:
+    """(what, why) of what is not tried of DPO."""
+    once = tr(ko="DPO에서는 아직 세지 않는다", en="not counted of DPO")
+    rows = []
+    if "full" in request.methods and request.spec.has_bf16 and request.precision is None:
+        # Of weights from N(0, 0.02) in bf16, AdamW's first step of 1e-6 moves 2 in 100 (measured), of 5e-5 57.
+        why = tr(
+            ko="DPO의 작은 학습률(1e-6)로는 갱신이 거의 다 반올림되어 사라진다",
+            en="of steps as small as DPO's (1e-6) bf16 rounds nearly all away",
+        )
+        rows.append((tr(ko="전체 미세 조정 · 순수 bf16", en="full fine-tuning · pure bf16"), why))
+    if request.selective:
+        rows.append((tr(ko="남는 메모리에 결과를 남기는 것", en="results kept in what is left"), once))
+    if request.cpu_offload:
+        rows.append((cpu_offload_label(), once))
+    return rows
+
+
+def _in_fp16(request: Request) -> bool:
+    """Whether what is trained of the weights is computed in fp16 alone."""
+    return "fp16" in (request.precision or ("bf16" if request.spec.has_bf16 else "fp16"))
+
+
+def _why_not_on_cpu(request: Request) -> list[tuple[str, str]]:
+    """(what, why) of what is not tried with its states in the CPU's RAM."""
+    rows, full = [], method_label("full")
+    if "full" in request.methods and _in_fp16(request):
+        rows.append((full, tr(ko="bf16과 fp32로만 실행해 보았다", en="run in bf16 and in fp32 alone")))
+    if "full" in request.methods and request.optimizer not in (None, "adamw_fused"):
+        why = tr(ko="AdamW(adamw_fused)만 센다", en="only AdamW (adamw_fused) is counted")
+        rows.append((f"{full} · {request.optimizer}", why))
+    for recipe in recipes_of(replace(request, host=None)):
+        if recipe.cpu_offload and (missing := states_beyond(request, recipe)):
+            lack = human_bytes(missing)
+            why = tr(ko=f"{request.host}의 RAM이 {lack} 모자란다", en=f"{request.host} lacks {lack} of RAM")
+            rows.append((f"{full} · {recipe.precision}", why))
+    for method in (method for method in request.methods if method != "full"):
+        why = tr(
+            ko="전체 미세 조정만 센다. 어댑터라면 옮길 것이 얼린 가중치뿐이다",
+            en="only full fine-tuning is counted: with adapters it is the frozen weights that there are to move",
+        )
+        rows.append((method_label(method), why))
+    return rows
+
+
+def _why_not_stage_1(method: str) -> str:
+    """Stage 1 sends 3 numbers a parameter once a step (PyTorch's), FSDP2's stage 2 as planned 2 every micro-batch."""
+    if method != "full":
+        return tr(
+            ko="나누는 것이 어댑터의 옵티마이저 상태뿐이라 DDP와 거의 같다",
+            en="only the adapters' optimizer state is split: nearly what DDP takes",
+        )
+    return tr(
+        ko="ZeRO-2(FSDP2)보다 메모리를 더 쓴다. 통신은 누적이 없을 때만 ZeRO-2가 더 적다",
+        en="needs more memory than ZeRO-2 (FSDP2), which sends less only where nothing is accumulated",
+    )

@@ -1,0 +1,327 @@
+"""What is to be trained on what, with every value checked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..cards import GPUSpec, Range, card
+from ..errors import NotSupported, WrongValue
+from ..host.machines import machine
+from ..language import tr
+from ..models.adapters import LORA_RANK
+from ..models.attention import REPEAT_KV
+from ..models.build import build_model
+from ..models.configs import cached_by_model, load_config, model_name
+from ..models.depth import text_config, with_depth
+from ..models.fused_head import can_fuse_head, has_fused_head, require_fused_head
+from ..optional import require
+from ..room import Room, room_on
+from ..rules.active import ActiveRules
+from ..shards.nccl import of_groups
+from ..step.optimizers import optimizer_named
+from ..step.setting import (
+    OBJECTIVES,
+    Setting,
+    check_size,
+)
+from ..units import boolean, choose, positive_int
+from .candidates import recipes_of, why_not_split
+from .ranking import PREFERENCES
+from .recipes import METHODS
+from .tensors import why_not
+
+if TYPE_CHECKING:
+    from .recipes import Recipe
+
+PRECISIONS = ("mixed_fp16", "mixed_bf16", "bf16", "fp32")
+MARGIN = 0.0  # what is unknown is a range already (`room`): this is what the reader wants free on top
+MOST_GPUS = 1024
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be trained on what. margin: the share of the peak that must stay free beside all that is unknown."""
+
+    model: str
+    gpu: str
+    gpus: int
+    length: int
+    batch: int
+    methods: tuple[str, ...]
+    precision: str | None
+    optimizer: str | None
+    margin: float
+    lora_rank: int
+    lora_targets: str | tuple[str, ...]
+    host: str | None = None  # the machine whose RAM has to hold the loading
+    prefer: str = "fidelity"  # what the ranking goes by: one of PREFERENCES
+    price_per_hour: float | None = None  # of one GPU, in the reader's currency; None: the least rent that was found
+    selective: bool = False  # what is left of the memory keeps results that checkpointing would compute again
+    cpu_offload: bool = False  # parameters, gradients and optimizer state may wait in the CPU's RAM
+    objective: str = "sft"  # or "dpo": a sample is a pair of sequences, and the loss TRL's DPOTrainer's
+    tensor_parallel: int | None = None  # GPUs that compute each layer together; None: the planner chooses
+
+    @property
+    def spec(self) -> GPUSpec:
+        """The GPU's published facts."""
+        return card(self.gpu)
+
+    @property
+    def hourly_rate(self) -> float | None:
+        """What an hour of one GPU costs: as the reader says, or the least rent that was found; None where none was."""
+        if self.price_per_hour is not None:
+            return self.price_per_hour
+        return self.spec.rent.low if self.spec.rent else None
+
+    @property
+    def room(self) -> Room:
+        """What each GPU has for the allocator, and what lies outside it."""
+        if self.gpus == 1:
+            return room_on(self.spec)
+        # All ranks are one group, over which a model is loaded; tensor parallelism has two more, along its mesh.
+        nccl = of_groups((self.gpus, *((self.groups, self.gpus // self.groups) if self.groups < self.gpus else ())))
+        return room_on(self.spec, Range(nccl.low, nccl.high))
+
+    @property
+    def limit_bytes(self) -> int:
+        """The most that may be reserved and fits whatever the unknowns are, with the margin free."""
+        return int(self.room.sure_bytes / (1 + self.margin))
+
+    @property
+    def repeats_kv(self) -> bool:
+        """Whether the model has grouped heads that the card's kernels do not take (see `models.attention`)."""
+        capability = self.spec.compute_capability
+        if capability >= (8, 0) or ActiveRules(capability).applies("efficient_gqa"):
+            return False
+        config = text_config(load_config(self.model))
+        try:
+            return getattr(config, "num_key_value_heads", None) not in (
+                None,
+                getattr(config, "num_attention_heads", None),
+            )
+        except RuntimeError:  # transformers: the layers differ in them, so some have groups (Gemma 4)
+            return True
+
+    @property
+    def caution(self) -> str:
+        """What every plan takes for granted of the program; empty where there is nothing."""
+        if not self.repeats_kv:
+            return ""
+        return tr(
+            ko="그룹 쿼리(GQA) 모델이고 GPU가 암페어보다 옛것이다. transformers 4.54부터의 sdpa는 패딩이 없는 배치에서 "
+            "길이 × 길이 행렬을 만드는 math 커널로 간다. 계획은 이 한 줄이 있는 것으로 세고, 저장하는 train.py에도 "
+            f"적는다: {REPEAT_KV}",
+            en="a model with grouped-query heads on a GPU before Ampere: without padding, sdpa of transformers 4.54 "
+            "and later goes to the math kernel, which makes matrices of length × length. The plans count on this "
+            f"line, which is in the train.py that they save: {REPEAT_KV}",
+        )
+
+    @property
+    def can_fuse_head(self) -> bool:
+        """Whether the loss may come from tiles of the logits: TRL is there, and knows how the model makes them.
+
+        DPO's always does (`recipes_of`): it is not for the search to try.
+        """
+        return not self.pairs and has_fused_head() and _can_fuse(self.model)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a sample is a pair of sequences."""
+        return self.objective == "dpo"
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences a sample has."""
+        return 2 if self.pairs else 1
+
+    @property
+    def groups(self) -> int:
+        """How many take samples of their own: GPUs, or with tensor parallelism groups of them."""
+        return self.gpus // (self.tensor_parallel or 1)
+
+    @property
+    def per_gpu(self) -> int:
+        """Samples of one optimizer step that each GPU takes, or with tensor parallelism each group of them."""
+        return self.batch // self.groups
+
+    def of(self, recipe: Recipe) -> Request:
+        """The request of that recipe's plans: with its tensor parallelism, which says what room and samples are."""
+        same = recipe.tensor_parallel == (self.tensor_parallel or 1)
+        return self if same else replace(self, tensor_parallel=recipe.tensor_parallel)
+
+    def allows(self, recipe: Recipe) -> bool:
+        """Whether the tensor parallelism is what was asked for, and all who take samples take as many."""
+        asked = self.tensor_parallel in (None, recipe.tensor_parallel)
+        return asked and self.batch % self.of(recipe).groups == 0
+
+    @property
+    def title(self) -> str:
+        """One line that names it."""
+        gpus = f"{self.gpu} × {self.gpus}" if self.gpus > 1 else self.gpu
+        model = Path(self.model).name
+        dpo, ko, en = ("DPO · ", "쌍", " pairs") if self.pairs else ("", "", "")
+        return tr(
+            ko=f"{model} · {dpo}{gpus} · 길이 {self.length} · 배치 {self.batch}{ko}",
+            en=f"{model} · {dpo}{gpus} · length {self.length} · batch {self.batch}{en}",
+        )
+
+
+def make_request(
+    model: Any,
+    gpu: str = "T4",
+    gpus: int = 1,
+    *,
+    length: int = 512,
+    batch: int = 16,
+    methods: tuple[str, ...] = METHODS,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    margin: float = MARGIN,
+    lora_rank: int = LORA_RANK,
+    lora_targets: str | tuple[str, ...] = "attention",
+    host: str | None = None,
+    prefer: str = "fidelity",
+    price_per_hour: float | None = None,
+    selective: bool = False,
+    cpu_offload: bool = False,
+    objective: str = "sft",
+    tensor_parallel: int | None = None,
+) -> Request:
+    """The request with every value checked; WrongValue in the reader's language."""
+    gpu, gpus = how_many(gpu, gpus)
+    spec = card(gpu).needs_cuda()
+    prefer = choose(prefer, PREFERENCES, tr(ko="기준", en="preference"))
+    objective = choose(objective, OBJECTIVES, tr(ko="학습 목표", en="objective"))
+    if prefer == "speed" and None in (spec.bandwidth_bytes_per_s, spec.fp16_tflops):
+        raise WrongValue(
+            tr(
+                ko=f"prefer='speed': {spec.name}의 대역폭이나 연산 속도가 공개되어 있지 않아 시간의 하한을 셀 수 없다. "
+                "fidelity나 margin을 쓴다.",
+                en=f"prefer='speed': {spec.name} has no published bandwidth or rate, so there is no bound on time. "
+                "Use fidelity or margin.",
+            )
+        )
+    _check_price(price_per_hour)
+    batch = positive_int(batch, tr(ko="배치", en="batch"))
+    check_size(batch * (2 if objective == "dpo" else 1), 1)
+    if not isinstance(methods, (str, list, tuple)):
+        choices = ", ".join(METHODS)
+        raise WrongValue(tr(ko=f"methods={methods!r}: {choices}의 목록이다.", en=f"methods={methods!r}: of {choices}."))
+    methods = (methods,) if isinstance(methods, str) else tuple(methods)
+    methods = tuple(choose(method, METHODS, tr(ko="방법", en="method")) for method in methods)
+    if not methods:
+        choices = ", ".join(METHODS)
+        raise WrongValue(tr(ko=f"방법을 하나 이상 고른다: {choices}", en=f"Allow at least one method of: {choices}"))
+    if precision is not None:
+        precision = choose(precision, PRECISIONS, tr(ko="정밀도", en="precision"))
+        if "bf16" in precision and not spec.has_bf16:
+            raise WrongValue(
+                tr(
+                    ko=f"precision={precision!r}: {spec.name}에는 bf16 연산 장치가 없다. mixed_fp16이나 fp32를 쓴다.",
+                    en=f"precision={precision!r}: {spec.name} has no bf16 units. Use mixed_fp16 or fp32.",
+                )
+            )
+    if optimizer is not None:
+        optimizer = optimizer_named(optimizer)
+    if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin <= 1:
+        raise WrongValue(tr(ko=f"margin={margin!r}: 0에서 1 사이의 수다.", en=f"margin={margin!r}: from 0 to 1."))
+    if tensor_parallel is not None:
+        tensor_parallel = positive_int(tensor_parallel, tr(ko="텐서 병렬 크기", en="tensor-parallel degree"))
+    if set(methods) & {"lora", "qlora"}:
+        require("peft", *(["bitsandbytes"] if "qlora" in methods else []))
+    model = model_name(model)
+    config = load_config(model)
+    if objective == "dpo":
+        _check_head(model)
+    check = Setting(
+        1, model_id=model, sequence_length=length, peft="lora", lora_rank=lora_rank, lora_targets=lora_targets
+    )
+    check.check_length(config)
+    ordered = tuple(method for method in METHODS if method in methods)
+    made = Request(
+        model, spec.name, gpus, check.sequence_length, batch, ordered, precision, optimizer, float(margin),
+        check.lora_rank, check.lora_targets, None if host is None else machine(host).name,
+        prefer, None if price_per_hour is None else float(price_per_hour), boolean(selective, "selective"),
+        boolean(cpu_offload, "cpu_offload"), objective, tensor_parallel,
+    )  # fmt: skip
+    _check_split(made)
+    return made
+
+
+def _check_split(request: Request) -> None:
+    """WrongValue where the tensor parallelism that is asked for cannot be, and for a batch that does not divide."""
+    degree = request.tensor_parallel or 1
+    if degree > 1 and (why := why_not_split(request) or why_not(request.model, request.gpus, degree)):
+        raise WrongValue(f"tensor_parallel={degree}: {why}")
+    batch, groups, gpus = request.batch, request.groups, request.gpus
+    if batch % groups == 0 or any(map(request.allows, recipes_of(request))):
+        return
+    nearest = f"{max(batch // groups, 1) * groups}, {(batch // groups + 1) * groups}"
+    if degree > 1:
+        raise WrongValue(
+            tr(
+                ko=f"배치 {batch}을(를) GPU {degree}개짜리 묶음 {groups}개에 똑같이 나눌 수 없다. "
+                f"{groups}의 배수로 한다: {nearest}",
+                en=f"A batch of {batch} does not divide among {groups} groups of {degree} GPUs. "
+                f"Use a multiple of {groups}: {nearest}",
+            )
+        )
+    raise WrongValue(
+        tr(
+            ko=f"배치 {batch}을(를) GPU {gpus}개에 똑같이 나눌 수 없다. GPU 수의 배수로 한다: {nearest}",
+            en=f"A batch of {batch} does not divide among {gpus} GPUs. Use a multiple: {nearest}",
+        )
+    )
+
+
+def _check_head(model: str) -> None:
+    """DPOTrainer's log probabilities come from TRL's head: ImportError without, NotSupported where it has none."""
+    require_fused_head()
+    if not _can_fuse(model):
+        raise NotSupported(
+            tr(
+                ko=f"objective='dpo': TRL의 함수(손실 나누기)가 {model}의 로짓을 만들지 못한다. 'sft'는 된다.",
+                en=f"objective='dpo': TRL's head does not make the logits of {model}. objective='sft' can be planned.",
+            )
+        )
+
+
+@cached_by_model
+def _can_fuse(model: str) -> bool:
+    config = load_config(model)
+    return not getattr(config, "is_encoder_decoder", False) and can_fuse_head(
+        build_model(with_depth(config, 2), torch.float16)
+    )
+
+
+def how_many(gpu: Any, gpus: Any) -> tuple[Any, int]:
+    """The card and the number of GPUs, of which "2 x T4" says both."""
+    gpus = positive_int(gpus, tr(ko="GPU 수", en="number of GPUs"))
+    found = re.fullmatch(r"\s*(\d+)\s*[x×*]\s*(\D.*)", gpu) if isinstance(gpu, str) else None
+    if found is None:
+        return gpu, gpus
+    said = positive_int(int(found[1]), tr(ko="GPU 수", en="number of GPUs"))
+    if gpus not in (1, said):
+        raise WrongValue(
+            tr(
+                ko=f"gpu={gpu!r}와 gpus={gpus}가 서로 다른 수를 말한다. 한쪽만 적는다.",
+                en=f"gpu={gpu!r} and gpus={gpus} name different numbers: give one of them.",
+            )
+        )
+    return found[2], said
+
+
+def _check_price(price: Any) -> None:
+    wrong = isinstance(price, bool) or not isinstance(price, (int, float)) or not 0 <= price < float("inf")
+    if price is not None and wrong:
+        raise WrongValue(
+            tr(
+                ko=f"price_per_hour={price!r}: GPU 하나를 한 시간 빌리는 값으로, 0 이상의 수다.",
+                en=f"price_per_hour={price!r}: what one GPU costs an hour, 0 or more.",
+            )
+        )
