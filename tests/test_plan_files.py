@@ -252,6 +252,28 @@ def test_a_rank_holds_what_the_plan_counted(kind, launcher, recipe, way, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind, launcher, recipe",
+    [
+        ("trainer", ACCELERATE, Recipe("lora", "mixed_bf16", "adamw_fused", stage=3)),
+        ("torch", TORCHRUN, Recipe("full", "mixed_bf16", "adamw_fused", stage=3, tensor_parallel=2)),
+        ("accelerate", ACCELERATE, Recipe("full", "mixed_bf16", "adamw_fused", stage=3, cpu_offload=True)),
+    ],
+    ids=["adapters", "tensor parallel", "on the CPU"],
+)
+def test_what_fsdp2_splits_has_no_autocast(kind, launcher, recipe, tmp_path):
+    """Of accelerate and of ours: its policy alone says 16 bits, in which LayerNorm computes, fp32 under autocast."""
+    sizes = {"vocab_size": 2048, "hidden_size": 1024, "intermediate_size": 2816, "max_position_embeddings": 256}
+    llama(tmp_path / "model", GPTNeoXConfig, **sizes, num_hidden_layers=6)
+    (tmp_path / "text.txt").write_text(TEXT * 1000, encoding="utf-8")
+    plan = plan_of(tmp_path / "model", recipe, (4, 1), "L4", 4, length=256)
+    plan.save(tmp_path / "plan", kind=kind)
+    report = one_rank(plan, [*launcher, "train.py", "--text", str(tmp_path / "text.txt")], tmp_path)
+    most = max(allocated for phase, (allocated, _) in report["phases"].items() if phase != "loading")
+    assert abs(most / plan.tensors_bytes - 1) < 0.02
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None,
     reason="DeepSpeed is not installed (pip install deepspeed==0.19.8): its engine is not run",

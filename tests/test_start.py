@@ -473,6 +473,9 @@ def test_sharding_is_read_from_its_sections(written, tmp_path):
     assert said(written(full + "fsdp: full_shard auto_wrap\n"), gpus=4)[2] == 3
     assert said(written(full + "fsdp: [shard_grad_op]\n"), gpus=4)[2] == 2
     assert said(written(full + "fsdp: full_shard\n"), gpus=1)[2:] == (0, {"fsdp": "either"})
+    first = "fsdp: full_shard\nfsdp_config: {version: 1}\n"
+    assert said(written(full + first), gpus=4)[2:] == (3, {"fsdp_config": "either"})
+    assert said(written(full + first.replace("1", "2")), gpus=4)[2:] == (3, {})
 
 
 # -- does it fit, and what to change ---------------------------------------------------------------------------------

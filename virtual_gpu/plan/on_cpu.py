@@ -148,7 +148,6 @@ def _trace(way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dic
 def _run(config: Any, way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dict[Any, int]]:
     """Forward and backward of the first rank, and what was copied. RuntimeError where a process group is open."""
     import transformers.modeling_utils  # noqa: F401  before there is a CUDA GPU: it looks for what it could use with one
-    from accelerate.utils import convert_to_fp32
 
     refuse_other_groups()
     layout, moved, traffic = Layout(way.gpus, 3, as_accelerate=True), Counter(), Traffic()
@@ -179,10 +178,7 @@ def _run(config: Any, way: _Way, batch_size: int, sequence_length: int) -> tuple
             more = {"fused_lm_head": True} if way.fused_lm_head else {}
             away = offloading(None, moved) if way.offload else nullcontext()
             with traffic, Messages(_Labels(gpu)), head, away:
-                with torch.autocast("cuda", way.half, enabled=way.half != way.weights):
-                    outputs = model(input_ids=ids, labels=ids, use_cache=False, **more)
-                loss = convert_to_fp32(outputs).loss
-                del outputs
+                loss = model(input_ids=ids, labels=ids, use_cache=False, **more).loss
                 loss.backward()
             trace = gpu.watch.saved().trace
             del model, loss, ids

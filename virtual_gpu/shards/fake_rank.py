@@ -6,6 +6,7 @@ and frees on that rank is counted by the virtual GPU, operation by operation.
 
 from __future__ import annotations
 
+import operator
 import random
 import sys
 import warnings
@@ -34,7 +35,7 @@ from ..models.fused_head import fused_head
 from ..models.offloaded import offloading
 from ..real import storage_bytes
 from ..step.pairs import OF_THE_HEAD, preference_loss, without_dropout
-from ..step.run import enable_checkpointing, forward_under
+from ..step.run import enable_checkpointing
 from ..trace.trace import Trace
 from ..turns import in_turn, refuse_in_a_block
 from .adapters import Adapters, unsplit_tensors
@@ -102,7 +103,8 @@ def run_rank(
 ) -> RankRun:
     """One training step on rank `rank` of the layout, its forward and backward recorded (no optimizer state yet).
 
-    adapters: the frozen model with these is trained, under autocast as the Trainer does it; `convention` says nothing.
+    adapters: the frozen model with these is trained; `convention` says nothing. Without autocast: accelerate leaves
+    precision to FSDP2's policy (accelerate 1.15, `Accelerator._prepare_fsdp2`, which does not call `prepare_model`).
     spec: the card, whose kernels and workspaces the rank has. batch_size None: no forward and backward, the gradients
     are made in the shape of the parameters (stages 0 and 1).
     DDP's reducer is written in C++ and reads values, which fake tensors do not have. So at stages 0 and 1 the rank runs
@@ -155,17 +157,17 @@ def run_rank(
                     kept = 0
                 elif pairs and pairs.moment == "alone":
                     kept = 0
-                    with record.phase("reference"), torch.no_grad():
-                        forward_under(gpu, convention.half, model, **batch, use_cache=False, fused_lm_head=True)
+                    # Here TRL asks for autocast itself (compute_ref_log_probs).
+                    with record.phase("reference"), torch.no_grad(), gpu.autocast(convention.half):
+                        model(**batch, use_cache=False, fused_lm_head=True)
                 else:
-                    half = adapters and adapters.dtype
                     head = fused_head(model, virtual=True) if fused_lm_head and not pairs else nullcontext()
                     with head, offloading(gpu, moved) if offload_checkpoints else nullcontext():
                         loss = partial(_loss_of_text, fused_lm_head)
                         if pairs:
                             known = gpu.place(torch.zeros(2 * batch_size)) if pairs.reference == "precomputed" else None
                             loss = partial(preference_loss, reference=second, known=known)
-                        kept = _forward_backward(model, gpu, record, batch, shards, half, loss, second)
+                        kept = _forward_backward(model, gpu, record, batch, shards, loss, second)
                 trace = record.recorder.trace()
                 if model is not second:
                     optimizer.step()
@@ -219,11 +221,11 @@ def _whole(second: torch.nn.Module, layout: Layout, convention: Convention) -> d
 
 def _forward_backward(
     model: torch.nn.Module, gpu: VirtualGPU, record: Any, batch: dict[str, torch.Tensor], shards: list[torch.Tensor],
-    autocast: torch.dtype | None, loss_of: Callable[..., torch.Tensor], second: torch.nn.Module | None = None,
+    loss_of: Callable[..., torch.Tensor], second: torch.nn.Module | None = None,
 ) -> int:  # fmt: skip
     """Run both; the bytes that stay gathered between them."""
     with record.phase("forward"):
-        loss = loss_of(partial(forward_under, gpu, autocast), model, batch)
+        loss = loss_of(operator.call, model, batch)
     kept = storage_bytes([*shards, *_locals(model.parameters())]) - storage_bytes(shards)
     kept += storage_bytes([*shards, *_locals(second.parameters())]) - storage_bytes(shards) if second else 0
     with record.phase("backward"):

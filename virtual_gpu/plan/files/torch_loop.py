@@ -100,11 +100,15 @@ def imports_of(plan: Plan, *more: str) -> tuple[str, str]:
 
 
 def _precision(recipe: Recipe) -> dict[str, str]:
-    """The lines of mixed precision: autocast, and for fp16's small gradients a scaler."""
+    """The lines of mixed precision: autocast, but where FSDP2's policy says it, and for fp16 a scaler.
+
+    With both, what autocast computes in fp32 (PyTorch's LayerNorm) would be fp32 after all.
+    """
     dtype = autocast_dtype(recipe)
     scaled = dtype == "float16"
     forward = _FORWARD.format(fused=", fused_lm_head=True" if recipe.fused_lm_head else "")
-    forward = forward if not dtype else _AUTOCAST.format(dtype=dtype) + "    " + forward
+    if dtype and not recipe.stage:
+        forward = _AUTOCAST.format(dtype=dtype) + "    " + forward
     return {
         "forward": forward,
         "scaler": "scaler = torch.amp.GradScaler(device.type, enabled=not args.cpu)\n" if scaled else "",

@@ -150,6 +150,9 @@ def shards(keys: Keys, gpus: int) -> int:
                 en="offload to the CPU is not counted here (fit --model … --cpu-offload does)",
             )
             keys.note("fsdp", LESS, why)
+        if str(more.get("version", more.get("fsdp_version", 2))) == "1":  # of the first accelerate has autocast
+            why = tr(ko="FSDP 1을 FSDP2로 셌다", en="FSDP 1 is counted as FSDP2")
+            keys.note("fsdp_config", EITHER, why)
     if stage and gpus == 1:
         name = "deepspeed" if keys.get("deepspeed") else "fsdp"
         keys.note(name, EITHER, tr(ko="GPU 하나에서는 나눌 것이 없다", en="on one GPU nothing is sharded"))
