@@ -642,6 +642,17 @@ def test_a_folder_s_name_is_data(kind, name, tmp_path):
     assert script.count("trust_remote_code=False") == 2 and script.isascii()
 
 
+@pytest.mark.parametrize("kind, objective", [("trainer", "sft"), ("accelerate", "sft"), ("trl", "dpo")])
+def test_what_is_split_does_not_begin_whole(kind, objective, tmp_path):
+    """`python train.py` would train all of the model on one GPU. A plan on one GPU alone begins so."""
+    for recipe, gpus in ((Recipe("full", "mixed_bf16", "adamw_fused", stage=3), 2), (RECIPES[0], 1)):
+        request = make_request("gpt2", "L4", gpus, length=32, batch=4, objective=objective).of(recipe)
+        Plan(request, recipe, 2, 2 // gpus, 0, {}, 0, 0, 0, None).save(tmp_path / f"{gpus}", kind=kind)
+        given = ["--pairs" if objective == "dpo" else "--text", "nothing", "--model", "nowhere"]
+        status, _, err = run_forked([str(tmp_path / f"{gpus}" / "train.py"), *given])
+        assert status and ("accelerate launch --config_file accelerate.yaml train.py" in err) == (gpus > 1), err[-800:]
+
+
 @pytest.mark.parametrize("value", ["a", 'a"', "a'\"", "a\\", "\n", "한😀", "{x}", True, None, 0.05, 8, ["q", "v'"]])
 def test_a_value_is_written_as_it_is(value):
     assert ast.literal_eval(literal(value)) == value

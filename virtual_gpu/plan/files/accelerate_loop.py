@@ -16,6 +16,7 @@ from .settings import (
     head,
     loading,
     of_keeping,
+    of_launch,
     trained_part,
     weights_dtype,
 )
@@ -58,6 +59,7 @@ def files(plan: Plan) -> dict[str, str]:
         optimizer=made(recipe),
         fused=", fused_lm_head=True" if recipe.fused_lm_head else "",
         **of_keeping(plan),
+        **of_launch(recipe),
     )
     return {"train.py": script} | ({"accelerate.yaml": accelerate_yaml(plan)} if several else {})
 
@@ -76,7 +78,7 @@ _SCRIPT = '''"""{title}
 """
 
 import argparse
-{of_keeping}from pathlib import Path
+{of_keeping}{modules}from pathlib import Path
 
 import torch
 from accelerate import Accelerator
@@ -84,7 +86,7 @@ from accelerate.utils import GradientAccumulationPlugin
 {of_bnb}{of_checkpoint}from torch.utils.data import DataLoader
 {of_transformers}
 {head}
-accumulation = GradientAccumulationPlugin(num_steps=ACCUMULATION{each})
+{launched}accumulation = GradientAccumulationPlugin(num_steps=ACCUMULATION{each})
 accelerator = Accelerator(cpu=args.cpu, mixed_precision={mixed}, gradient_accumulation_plugin=accumulation)
 dtype = torch.float32 if args.cpu else torch.{dtype}  # of the weights
 

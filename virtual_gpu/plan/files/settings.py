@@ -157,6 +157,10 @@ def _caution(recipe: Recipe) -> str:
 # -- parts of the scripts that have no configuration beside them -----------------------------------------------------
 
 LAUNCH = "accelerate launch --config_file accelerate.yaml"
+# Started plainly a script of a split plan would train all of the model on one GPU.
+LAUNCHED = f"""if not args.cpu and os.environ.get("ACCELERATE_USE_FSDP") != "true":
+    raise SystemExit("FSDP2 holds the model, as accelerate.yaml says: {LAUNCH} train.py ...")
+"""
 HEAD = """LENGTH = {length}  # tokens of a {sequence}
 MICRO_BATCH = {micro_batch}  # {samples} that a GPU takes at once
 ACCUMULATION = {accumulation}  # micro-batches of one optimizer step
@@ -307,6 +311,11 @@ def checkpointing(plan: Plan) -> str:
 def _kept_name(name: str) -> str:
     """A result's name as the script has it: "attention", or a layer's sizes."""
     return literal(name) if name == ATTENTION else f"({name.replace('x', ', ')})"
+
+
+def of_launch(recipe: Recipe) -> dict[str, str]:
+    """The lines of a script that accelerate.yaml splits: it refuses to begin without it."""
+    return {"modules": "import os\n", "launched": LAUNCHED} if recipe.stage else {"modules": "", "launched": ""}
 
 
 def of_keeping(plan: Plan) -> dict[str, str]:

@@ -19,6 +19,7 @@ from .settings import (
     learning_rate,
     lora_config,
     of_keeping,
+    of_launch,
     repeat_kv,
     upcasts,
     weights_dtype,
@@ -40,8 +41,8 @@ def files(plan: Plan) -> dict[str, str]:
     found = {"training_arguments.json": json_text(training_arguments(plan)), "accelerate.yaml": accelerate_yaml(plan)}
     if plan.recipe.method != "full":
         found["lora_config.json"] = json_text(lora_config(plan))
-    own = {"usage": _SPLIT, "more": _LAUNCHED, "modules": "import os\n"} if plan.recipe.stage else {}
-    return {"train.py": script(plan, **own)} | found
+    usage, launch = _SPLIT if plan.recipe.stage else _USAGE, of_launch(plan.recipe)
+    return {"train.py": script(plan, usage, launch["launched"], launch["modules"])} | found
 
 
 def training_arguments(plan: Plan) -> dict[str, Any]:
@@ -72,12 +73,9 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
 _USAGE = f"""One GPU:  python train.py --text my_text.txt
 Several:  {LAUNCH} train.py --text my_text.txt"""
 _SPLIT = f"{LAUNCH} train.py --text my_text.txt"  # on one GPU too: what is split, and where it waits, is said there
-_LAUNCHED = f"""if not args.cpu and os.environ.get("ACCELERATE_USE_FSDP") != "true":
-    raise SystemExit("FSDP2 holds the model, as accelerate.yaml says: {LAUNCH} train.py ...")
-"""
 
 
-def script(plan: Plan, usage: str = _USAGE, more: str = "", modules: str = "") -> str:
+def script(plan: Plan, usage: str, more: str, modules: str = "") -> str:
     """train.py. usage: how it is started; more: what is done to its `settings` before TrainingArguments take them.
 
     modules: lines that import what `more` needs.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .settings import head
+from .settings import head, of_launch
 from .trl_sft import arguments_of, of_trainer, with_launch
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ def files(plan: Plan) -> dict[str, str]:
     script = _SCRIPT.format(
         head=head(plan, _PAIRS, "prompt with one answer", "pairs of answers"),
         arguments="".join(f"    {name}={value},\n" for name, value in (arguments_of(plan) | precomputed).items()),
+        **of_launch(plan.recipe),
         **of_trainer(plan),
     )
     return with_launch(plan, script)
@@ -37,14 +38,14 @@ What it takes on the card:
 """
 
 import argparse
-
+{modules}
 import torch
 {of_place}from datasets import load_dataset
 {peft}from transformers import AutoModelForCausalLM, AutoTokenizer{bits}
 {of_transformers}from trl import DPOConfig, DPOTrainer
 
 {head}
-# Before the model: it sets up the process that this rank is.
+{launched}# Before the model: it sets up the process that this rank is.
 arguments = DPOConfig(
     args.output,
 {arguments})
