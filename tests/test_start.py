@@ -11,7 +11,10 @@ from transformers import LlamaConfig, TrainingArguments
 
 from virtual_gpu.cards import card
 from virtual_gpu.errors import BadConfiguration, ExistingFile, NotSupported, VirtualGPUError, WrongValue
+from virtual_gpu.plan import Recipe
 from virtual_gpu.plan.command import main
+from virtual_gpu.plan.measure import measure
+from virtual_gpu.plan.request import make_request
 from virtual_gpu.plan.start import hugging_face, start_from, torchtune
 from virtual_gpu.plan.start.answer import TOOLS
 from virtual_gpu.plan.start.document import MOST_BYTES, read_document
@@ -305,10 +308,31 @@ def test_trl_s_other_trainers_and_losses_are_not_taken_for_it(written):
         said(written(LLAMA_FACTORY.replace("sft", "dpo") + "pref_loss: orpo\n"))
     with pytest.raises(NotSupported, match="ref_model"):
         said(written(LLAMA_FACTORY.replace("sft", "dpo") + "ref_model: other\n"))
-    shards = "fsdp: full_shard\n"
-    for text in (DPO, LLAMA_FACTORY.replace("sft", "dpo")):
-        with pytest.raises(NotSupported, match=r"fsdp: .*DPO"):
-            said(written(text + shards), gpus=2)
+    with pytest.raises(NotSupported, match=r"fsdp: .*DPO"):
+        said(written(LLAMA_FACTORY.replace("sft", "dpo") + "fsdp: full_shard\n"), gpus=2)
+
+
+@pytest.mark.parametrize("lines, recipe", [
+    ("", Recipe("full", "mixed_bf16", "adamw_fused", 3, True)),
+    ("precompute_ref_log_probs: true\n", Recipe("full", "mixed_bf16", "adamw_fused", 3, True, reference="precomputed")),
+    ("use_peft: true\ndtype: bfloat16\nlora_r: 8\n", Recipe("lora", "mixed_bf16", "adamw_fused", 3, True)),
+], ids=["two models", "made first", "adapters"])  # fmt: skip
+def test_pairs_that_a_file_splits_take_what_the_plan_takes(lines, recipe, written, model):
+    """Of which the files were run (tests/test_pairs.py); DPOTrainer's defaults are the recipe's."""
+    found = start_from(written(DPO + "fsdp: full_shard\n" + lines), "L4", 2)
+    assert not found.notes and found.stage == 3
+    request = make_request(model, "L4", 2, length=512, batch=32, objective="dpo", lora_rank=8)
+    assert found.start.reserved == measure(request, recipe, 8, 2).needed_bytes
+
+
+def test_a_reference_that_deepspeed_holds_is_not_counted(written):
+    zero = DPO + "deepspeed: ds_z3_config.json\n"
+    for text in (zero, zero + "use_peft: true\nprecompute_ref_log_probs: true\n"):
+        with pytest.raises(NotSupported, match=r"deepspeed: .*fsdp"):
+            said(written(text), gpus=2)
+    assert said(written(zero + "use_peft: true\n"), gpus=2)[2] == 3
+    half = written(DPO + "fsdp: full_shard\ndtype: bfloat16\n")  # the second model is loaded so, and stays so
+    assert said(half, gpus=2)[2:] == (3, {"dtype": "less"})
 
 
 def test_a_file_of_trl_may_not_say_what_it_is_for(written):

@@ -290,6 +290,8 @@ class _Search:
         """
         if not setting.padded or (setting.rows == 1 and not self.pads_one):
             return self._measured(replace(setting, padded=False))
+        if self.stage and setting.pairs:  # of these `rank_step` has padded ones alone, on bf16's cards the larger
+            return self._measured(setting)
         # Before Ampere grouped heads without a mask go to the kernel that makes matrices of length × length.
         first = self.spec.compute_capability >= (8, 0)
         found = {}
@@ -303,14 +305,16 @@ class _Search:
 
     def _measured(self, setting: Setting) -> Try:
         if self.stage:
+            of_deepspeed = bool(self.keys.document.get(("deepspeed",)))
             step = rank_step(
                 setting.model_id, self.gpus, self.stage, precision=_convention(setting),
                 batch_size=setting.batch_size, sequence_length=setting.sequence_length,
                 gradient_checkpointing=setting.gradient_checkpointing, gpu=self.spec.name, exact=False,
                 accumulating=setting.gradient_accumulation_steps > 1, peft=setting.peft, lora_rank=setting.lora_rank,
                 lora_targets=setting.lora_targets, offload_checkpoints=setting.offload_checkpoints,
-                padded=setting.padded,
-                fp32_shards=not self.keys.document.get(("deepspeed",)),  # whose own weights are in 16 bits
+                padded=setting.padded, objective=setting.objective, reference=setting.reference,
+                fp32_shards=not of_deepspeed,  # whose own weights are in 16 bits
+                as_accelerate=self.tool is not torchtune and not of_deepspeed,
             )  # fmt: skip
             found = Try(setting, step.card_bytes)
         else:

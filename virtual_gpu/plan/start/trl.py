@@ -95,7 +95,7 @@ def read(
     loss = _loss(keys, "dpo" if pairs else "sft")
     # From all logits at once.
     smooths = not pairs and "dft" not in loss and not off(keys.document.values.get("label_smoothing_factor"))
-    found["fused_lm_head"] = fused = has_fused_head() and not stage and not smooths
+    found["fused_lm_head"] = fused = has_fused_head() and (pairs or not stage) and not smooths
     if not fused and not smooths:
         keys.note(
             "loss_type", LESS,
@@ -139,9 +139,16 @@ def _loss(keys: Keys, objective: str) -> tuple[str, ...]:
 
 def _of_pairs(keys: Keys, found: dict[str, Any], stage: int) -> dict[str, Any]:
     """The fields that DPOConfig adds. WrongValue for what DPOTrainer itself refuses."""
-    if stage:
-        raise keys.not_counted("deepspeed" if "deepspeed" in keys.document.values else "fsdp", "DPO")
     precomputed, first = keys.flag("precompute_ref_log_probs"), keys.whole("precompute_ref_batch_size", 1)
+    if stage and "deepspeed" in keys.document.values and (precomputed or not found["peft"]):
+        why = tr(
+            ko="DeepSpeed가 맡은 기준 모델은 실행해 보지 않았다. fsdp로 나눈 것은 센다",
+            en="DPO with a reference that DeepSpeed holds was not run; what fsdp splits is counted",
+        )
+        raise keys.not_counted("deepspeed", why)
+    if stage and not found["peft"] and found["precision"].startswith("autocast"):
+        name = "dtype" if "dtype" in keys.document.values else "torch_dtype"
+        keys.note(name, LESS, tr(ko="기준 모델을 fp32로 셌다", en="the reference is counted in fp32"))
     keys.get("label_smoothing_factor")  # the Trainer's, which makes no difference to this loss
     if keys.flag("sync_ref_model") and (precomputed or found["peft"]):
         other = "precompute_ref_log_probs" if precomputed else "use_peft"
