@@ -264,18 +264,25 @@ def fuse_head(recipe: Recipe) -> str:
 
 def loading(plan: Plan, place: str = "") -> str:
     """The model out of its files. place: the variable of the device to which weights that stay whole go straight."""
-    qlora, split = plan.recipe.method == "qlora", bool(plan.recipe.stage)
-    bits = FOUR_BITS.format(storage=STORAGE if split else "") if qlora else ""
-    if split:  # FSDP2 takes the weights to the card piece by piece; 4-bit ones, whole on it, might not fit
-        place = '"cpu"' if qlora else ""
-    device = f'    device_map={{"": {place}}},\n' if place else ""
+    recipe = plan.recipe
+    bits = FOUR_BITS.format(storage=STORAGE if recipe.stage else "") if recipe.method == "qlora" else ""
     return f"""{repeat_kv(plan)}model = AutoModelForCausalLM.from_pretrained(
     args.model,
     dtype=dtype,
     attn_implementation="sdpa",
     trust_remote_code=False,
-{bits}{device})
+{bits}{device_map(recipe, place)})
 """
+
+
+def device_map(recipe: Recipe, place: str) -> str:
+    """The line that says where `from_pretrained` puts the weights; empty for transformers' own choice. See `loading`.
+
+    FSDP2 takes what it splits to the card piece by piece. 4-bit weights, whole on it, might not fit.
+    """
+    if recipe.stage:
+        place = '"cpu"' if recipe.method == "qlora" else ""
+    return f'    device_map={{"": {place}}},\n' if place else ""
 
 
 def trained_part(plan: Plan) -> str:

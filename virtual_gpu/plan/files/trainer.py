@@ -12,6 +12,7 @@ from .settings import (
     STORAGE,
     accelerate_yaml,
     checkpointing,
+    device_map,
     docstring,
     fuse_head,
     imports,
@@ -87,10 +88,8 @@ def script(plan: Plan, usage: str, more: str, modules: str = "") -> str:
     if recipe.method == "qlora":
         loading = FOUR_BITS.format(storage=STORAGE if recipe.stage else "")
     if recipe.method != "full":
-        if not recipe.stage:
-            of_peft, loading = _IMPORT_PLACE, loading + _PLACE
-        elif recipe.method == "qlora":  # whole on a card it might not fit: FSDP2 takes it there piece by piece
-            loading += _PLACE_CPU
+        of_peft = "" if recipe.stage else _IMPORT_PLACE
+        loading += device_map(recipe, _PLACE)
         names = "LoraConfig, get_peft_model"
         prepare = ""
         if upcasts(recipe):  # of what FSDP2 gathers, which is 16 bits, there is nothing to upcast
@@ -124,9 +123,7 @@ def script(plan: Plan, usage: str, more: str, modules: str = "") -> str:
 
 # Straight to the GPU: a base of 12 GB does not pass through Colab's 12.7 GB of RAM.
 _IMPORT_PLACE = "from accelerate import PartialState\n"
-_PLACE = """    device_map={"": "cpu" if args.cpu else PartialState().local_process_index},
-"""
-_PLACE_CPU = '    device_map={"": "cpu"},\n'
+_PLACE = '"cpu" if args.cpu else PartialState().local_process_index'
 _CHECKPOINTS_STAY = """    # Pinned memory is a GPU's.
     settings |= {name: {"use_reentrant": False} for name in settings if name.endswith("checkpointing_kwargs")}
 """
