@@ -530,6 +530,16 @@ def test_ranks_that_share_a_layer_make_the_steps_of_one(family, tied, stage, ran
 
 
 @pytest.mark.slow
+def test_zero_s_files_rehearse_without_it(small, tmp_path):
+    """With --cpu they are the Trainer's, which make the same step: of DeepSpeed's engine this says nothing."""
+    plan = unmeasured(Recipe("full", "mixed_bf16", "adamw_fused", stage=3), 2, str(small))
+    learned = [rehearse(plan, kind, tmp_path / kind, "abcdefgh" * 48, 1) for kind in ("trainer", "deepspeed")]
+    before = load_file(small / "model.safetensors")
+    assert all(torch.equal(learned[0][name], learned[1][name]) for name in before)
+    assert max((learned[0][name] - before[name]).abs().max() for name in before) > 1e-2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in ALONE if kind != "trainer"])  # the Trainer's: tests/test_planner.py
 def test_quantized_weights_with_adapters_train(kind, small, tmp_path):
     recipe = Recipe("qlora", "mixed_bf16", "adamw_8bit", checkpointing=True, offload=True)  # a rehearsal moves nothing
@@ -651,6 +661,17 @@ def test_what_is_split_does_not_begin_whole(kind, objective, tmp_path):
         given = ["--pairs" if objective == "dpo" else "--text", "nothing", "--model", "nowhere"]
         status, _, err = run_forked([str(tmp_path / f"{gpus}" / "train.py"), *given])
         assert status and ("accelerate launch --config_file accelerate.yaml train.py" in err) == (gpus > 1), err[-800:]
+
+
+@pytest.mark.parametrize("kind, objective", [("trainer", "sft"), ("trl", "dpo")])
+def test_4_bit_weights_that_are_split_wait_in_the_ram(kind, objective):
+    """Whole they might not fit on the card, to which other weights go straight, or piece by piece."""
+    request = make_request("gpt2", "L4", 2, length=32, batch=4, objective=objective)
+    for method, stage, place in (("qlora", 3, '{"": "cpu"}'), ("lora", 3, ""), ("qlora", 0, "PartialState|device")):
+        recipe = Recipe(method, "mixed_bf16", "adamw_fused", stage=stage, rest_in_fp32=False)
+        plan = Plan(request.of(recipe), recipe, 2, 1, 0, {}, 0, 0, 0, None)
+        [line] = re.findall(r"device_map=(.*),", plan.files(kind)["train.py"]) or [""]
+        assert line == place if stage else re.search(place, line)
 
 
 @pytest.mark.parametrize("value", ["a", 'a"', "a'\"", "a\\", "\n", "한😀", "{x}", True, None, 0.05, 8, ["q", "v'"]])

@@ -75,7 +75,8 @@ _USAGE = """pip install deepspeed
 {command}
 
 DeepSpeed's buffers are not the plan's, which counts FSDP2. What it takes on the card:
-{asked}"""
+{asked}
+With --cpu it rehearses without DeepSpeed."""
 _MORE = """else:
     settings["deepspeed"] = read("ds_config.json")
 """
