@@ -18,6 +18,7 @@ from test_plan_files import small as small  # a fixture
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from helpers.models import byte_tokenizer
+from virtual_gpu.allocator import round_size
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.errors import NotSupported, WrongValue
 from virtual_gpu.models.build import build_model
@@ -45,6 +46,7 @@ from virtual_gpu.step.pairs import BETA, preference_loss, side_by_side
 from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.step.setting import Setting
 from virtual_gpu.step.states import states_of
+from virtual_gpu.trace.edits import resized
 
 BESIDE = Path(__file__).parent.parent / "benchmarks" / "claims" / "beside.json"
 TINY = LlamaConfig(
@@ -380,6 +382,18 @@ def test_a_second_model_is_gathered_at_once_and_goes_or_stays():
                 assert top > live[stage, moment][0] + 2 * whole
     assert live[2, "step"][0] > live[2, "first"][0] + 0.9 * whole
     assert live[3, "step"] == live[3, "first"]
+
+
+def test_pieces_of_a_second_model_are_told_from_blocks_of_their_size():
+    """An MLP's results of so many tokens are as large as what is cast of the shard, in the allocator's steps."""
+    layout = Layout(4, 3, as_accelerate=True)
+    ran = run_rank(tiny(), layout, CONVENTIONS["mixed"], batch_size=2, sequence_length=63, pairs=Pairs())
+    sizes = {kind: ran.trace.nbytes[entries].tolist() for kind, entries in ran.whole_at.items()}
+    assert sizes == {kind: [round_size(nbytes)] for kind, nbytes in ran.whole.items()}
+    alike = ran.trace.nbytes == round_size(ran.whole["cast"])
+    assert (alike & ran.trace.allocates).sum() > 10
+    changed = resized(ran.trace, ran.whole_at["cast"], 1)
+    assert (changed.nbytes == 1).sum() == 2 and ((changed.nbytes == 1) <= alike).all()  # it comes, and goes
 
 
 @pytest.mark.parametrize("stage, pairs", [

@@ -187,9 +187,14 @@ class VirtualGPU:
     def label(self, tensors: Iterable[torch.Tensor], category: str) -> None:
         """Count these tensors' storages as `category`."""
         for tensor in tensors:
-            entry = self.mode.storages.get(tensor.untyped_storage()._cdata)
-            if entry is not None and entry[1] is not None:
-                self.meter.label(entry[1], category)
+            block = self.block_of(tensor)
+            if block is not None:
+                self.meter.label(block, category)
+
+    def block_of(self, tensor: torch.Tensor) -> int | None:
+        """The id of the block that holds a tensor's storage; None where none does."""
+        _, block = self.mode.storages.get(tensor.untyped_storage()._cdata, (None, None))
+        return block
 
     def autocast(self, dtype: torch.dtype | None):
         """Mixed precision in `dtype`, with CUDA's list of what stays in fp32; None does nothing."""

@@ -19,6 +19,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.optim.adamw import adamw
@@ -50,7 +51,8 @@ class RankRun:
 
     sent: parameters and gradients; sent_bytes: the same in bytes, with adapters all messages. sent_activations: tensor
     parallelism's messages, which grow with batch and length. offloaded: bytes of a tensor → how often one went to the
-    CPU. whole: kind → bytes of one piece, of those that are as large as DPO's second model (`_whole`).
+    CPU. whole: kind → bytes of one piece, of those that are as large as DPO's second model (`_whole`); whole_at: kind →
+    the trace's entries that allocate such pieces.
     """
 
     held: dict[str, int]
@@ -60,6 +62,7 @@ class RankRun:
     trace: Trace
     offloaded: Counter = field(default_factory=Counter)
     whole: dict[str, int] = field(default_factory=dict)
+    whole_at: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class MasterAdamW(torch.optim.AdamW):
@@ -148,7 +151,7 @@ def run_rank(
                     # In the first micro-batch; from then on it is whole.
                     with gpu.record(second, optimizer) as once, Messages(gpu), once.phase("reference"), torch.no_grad():
                         second(**_batch(gpu, 2, sequence_length, padded), use_cache=False, fused_lm_head=True)
-            with gpu.record(model, optimizer) as record, Messages(gpu) as messages:
+            with gpu.record(model, optimizer) as record, Messages(gpu, second) as messages:
                 rows = (batch_size or 0) * (2 if pairs else 1)
                 batch = _batch(gpu, rows, sequence_length, padded) if rows else {}
                 if batch_size is None:
@@ -169,6 +172,8 @@ def run_rank(
                             loss = partial(preference_loss, reference=second, known=known)
                         kept = _forward_backward(model, gpu, record, batch, shards, loss, second)
                 trace = record.recorder.trace()
+                births, allocations = record.recorder.births(), np.flatnonzero(trace.allocates)
+                whole_at = {kind: allocations[np.isin(births, messages.whole[kind])] for kind in whole}
                 if model is not second:
                     optimizer.step()
             trained = [] if model is second else _gradients(model)
@@ -182,7 +187,7 @@ def run_rank(
             sent, sent_bytes = (messages.elements, messages.nbytes) if layout.ranks > 1 else (Counter(), Counter())
             if adapters:  # no tensors are split: what is functional is TRL's gathering of the head
                 sent_bytes = sent_bytes + messages.functional_nbytes
-            return RankRun(held, sent, sent_bytes, messages.activations, trace, moved, whole)
+            return RankRun(held, sent, sent_bytes, messages.activations, trace, moved, whole, whole_at)
 
 
 def _place(model: torch.nn.Module, gpu: VirtualGPU) -> list[torch.Tensor]:
@@ -499,11 +504,17 @@ class _Streams:
 
 
 class Messages(Collectives):
-    """Counts the elements of every collective, and labels what only serves to send: buffers count as "other"."""
+    """Counts the elements of every collective, and labels what only serves to send: buffers count as "other".
 
-    def __init__(self, gpu: VirtualGPU):
+    second: a model of one group. whole: kind, as `_whole` has it → the blocks from which that group was sent.
+    """
+
+    def __init__(self, gpu: VirtualGPU, second: torch.nn.Module | None = None):
         super().__init__()
         self.gpu = gpu
+        # Of no group of the first model, which has as many elements in several.
+        self.own = sum(t.numel() for t in _locals(second.parameters())) if second else None
+        self.whole: dict[str, list[int]] = {"received": [], "cast": []}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.split("::")[1].strip("_")
@@ -511,6 +522,9 @@ class Messages(Collectives):
             self.gpu.label(args[:1], "other")
         elif name == "reduce_scatter_base":
             self.gpu.label(args[1:2], "other")
+        elif func is torch.ops.fsdp.all_gather_copy_in.default and args[3] == self.own:  # of these inputs, into that
+            for kind, tensor in (("cast", args[0][0]), ("received", args[1])):
+                self.whole[kind].append(self.gpu.block_of(tensor))
         elif func is torch.ops.fsdp.split_with_sizes_copy.default:
             self.gpu.label(kwargs["out"], "parameters")  # what was gathered, as the blocks compute with it
         return super().__torch_dispatch__(func, types, args, kwargs)

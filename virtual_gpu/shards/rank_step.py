@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..allocator import round_size
 from ..cards import CATALOG, GPUSpec, card
 from ..drawing.shards import draw_step
@@ -400,9 +402,9 @@ def _trace(
             repeat_kv=repeat_kv, fused_lm_head=fused_lm_head, offload_checkpoints=offload, pairs=pairs, padded=padded,
         )  # fmt: skip
         sent = one.sent_bytes if adapters else one.sent_activations
-        trace = resized(
-            one.trace, {round_size(one.whole[kind]): mark for kind, mark in _WHOLE.items() if kind in one.whole}
-        )
+        trace = one.trace
+        for kind, entries in one.whole_at.items():
+            trace = resized(trace, entries, _WHOLE[kind])
         whole = {_WHOLE[kind]: nbytes for kind, nbytes in one.whole.items()}
         return trace, {**sent, **whole, **Moved.of(one.offloaded, tokens, 1).sizes}
 
@@ -411,7 +413,8 @@ def _trace(
     # Two layers are too few for what FSDP2 gathers ahead, but with checkpoints at stage 2.
     ahead = layout.stage == 3 or (layout.stage == 2 and not checkpointing)
     trace, numbers = from_shallow(model.config, run, like, deeper=int(ahead)) or run(model.config)
-    trace = resized(trace, {mark: round_size(numbers[mark]) for mark in _WHOLE.values() if mark in numbers})
+    for mark in {*_WHOLE.values()} & {*numbers}:
+        trace = resized(trace, np.flatnonzero(trace.nbytes == mark), round_size(numbers[mark]))
     sizes = {name: n for name, n in numbers.items() if isinstance(name, Fraction)}
     sent = {name: n for name, n in numbers.items() if isinstance(name, str)}
     return trace, Counter(sent), Moved(sizes)

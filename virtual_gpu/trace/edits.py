@@ -5,7 +5,7 @@ Each takes a trace and gives a new one, which the allocator then finds room for;
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -92,12 +92,10 @@ def scaled(trace: Trace, which: np.ndarray, ratio: float) -> Trace:
     return Trace(trace.born, nbytes, trace.category, trace.span, trace.names, stream=trace.stream)
 
 
-def resized(trace: Trace, sizes: Mapping[int, int]) -> Trace:
-    """With blocks of these sizes (bytes) of another size; both as the trace has them."""
-    nbytes = trace.nbytes.copy()
-    for old, new in sizes.items():
-        nbytes[trace.nbytes == old] = new
-    return Trace(trace.born, nbytes, trace.category, trace.span, trace.names, stream=trace.stream)
+def resized(trace: Trace, entries: np.ndarray, nbytes: int) -> Trace:
+    """With the blocks that these entries allocate, so many bytes large."""
+    sizes = np.where(np.isin(trace.born, entries), nbytes, trace.nbytes)
+    return Trace(trace.born, sizes, trace.category, trace.span, trace.names, stream=trace.stream)
 
 
 def _start(trace: Trace) -> int:
