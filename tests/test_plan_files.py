@@ -26,6 +26,8 @@ from virtual_gpu.plan.host import host_need
 from virtual_gpu.plan.measure import measure
 from virtual_gpu.plan.request import make_request
 from virtual_gpu.program.runner import run
+from virtual_gpu.shards.fake_rank import run_rank
+from virtual_gpu.shards.layout import CONVENTIONS, Layout
 from virtual_gpu.step.optimizers import OPTIMIZERS
 
 ALONE = [kind for kind in KINDS if kind != "deepspeed"]  # it only splits
@@ -703,6 +705,19 @@ def test_what_is_cut_is_in_the_script(stage):
         assert ("of_heads" in script) == ('(".q_norm", ".k_norm")' in script) == ("Qwen3" in model)
         assert re.findall(r"reshard_after_forward=(\w+)", script) == [str(stage == 3)]
         assert "DistributedSampler(blocks, world // 4, rank // 4, drop_last=True)" in script
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_gradients_travel_in_the_type_that_was_counted(degree):
+    """In 16 bits, in the file and in the plan, with tensor parallelism or not; torchtitan's are fp32."""
+    recipe = Recipe("full", "mixed_bf16", "adamw_fused", stage=3, tensor_parallel=degree)
+    script = unmeasured(recipe, 4, "Qwen/Qwen3-0.6B").files("torch")["train.py"]
+    [reduced] = re.findall(r"MixedPrecisionPolicy\(half, (\w+), half\)", script)
+    assert reduced == "half" and "half = None if args.cpu else torch.bfloat16" in script
+    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2)
+    ran = run_rank(config, Layout(4, 3, degree), CONVENTIONS["mixed"].fp32_shards)
+    name = next(name for name in ran.sent if "reduce_scatter" in name)
+    assert ran.sent_bytes[name] == 2 * ran.sent[name] > 0
 
 
 @pytest.mark.parametrize("stage", [2, 3])

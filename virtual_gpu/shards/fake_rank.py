@@ -384,7 +384,8 @@ def is_tied(model: torch.nn.Module) -> bool:
 def fsdp_groups(model: torch.nn.Module) -> list[Any]:
     """The modules (or lists of modules) that are gathered together; what is left falls to the model itself.
 
-    Each block is one; so are, as in torchtitan, the embedding and norm with head where these are not tied.
+    Each block is one; so are, as in torchtitan, the embedding and norm with head where these are not tied. Its groups
+    alone: it reduces gradients in fp32 (`mixed_precision_reduce`), what is split here in the type that is gathered.
     """
     if is_tied(model):
         return [*blocks_of(model)]

@@ -2,7 +2,8 @@
 
 Every GPU of a group takes the same samples. A mesh of two dimensions has the groups along "tensor", FSDP2 along "data".
 Parameters that are cut lie on both, the others (norms, a tied embedding) on "data" alone, so the optimizer and the
-clipping take the two kinds apart.
+clipping take the two kinds apart. Gradients are reduced in the 16 bits that are computed in, as they were counted and
+as accelerate has it; torchtitan reduces them in fp32.
 """
 
 from __future__ import annotations
