@@ -31,6 +31,7 @@ from . import (
     old_names,
     pretrained,
     quantized,
+    smi,
     states,
     tensors,
     threads,
@@ -155,6 +156,7 @@ def cuda(
             threads.install(patches, device)
             lazy.install(patches, device)
             driver.install(patches, device)
+            smi.install(patches, device)
             amp.install(patches)
             loading.install(patches, device)
             host_memory.install(patches, device)

@@ -271,7 +271,7 @@ def _accelerator(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
         "_accelerator_getDeviceStats": lambda index: memory_stats(gpu),
         "_accelerator_resetPeakStats": lambda index: gpu.reset_peak_memory_stats(),
         "_accelerator_resetAccumulatedStats": lambda index: None,
-        "_accelerator_getMemoryInfo": lambda index: _memory_info(gpu),
+        "_accelerator_getMemoryInfo": lambda index: memory_info(gpu),
     }
 
 
@@ -283,7 +283,8 @@ def _scatter(
     return [chunk.to(torch.device("cuda", place)) for chunk, place in zip(chunks, devices, strict=False)]
 
 
-def _memory_info(gpu: ProgramGPU) -> tuple[int, int]:
+def memory_info(gpu: ProgramGPU) -> tuple[int, int]:
+    """What `torch.cuda.mem_get_info` says: (free, all) bytes."""
     return gpu.capacity_bytes - gpu.memory_reserved(), gpu.spec.memory_bytes
 
 
@@ -292,7 +293,7 @@ def _cudart(gpu: ProgramGPU) -> types.SimpleNamespace:
         success = 0
 
     return types.SimpleNamespace(
-        cudaMemGetInfo=lambda index: _memory_info(gpu),
+        cudaMemGetInfo=lambda index: memory_info(gpu),
         cudaError=cudaError,
         cudaGetErrorString=str,
         cudaProfilerStart=lambda: 0,
