@@ -181,7 +181,6 @@ def test_a_plan_that_fits_only_with_checkpoints_on_the_cpu(tmp_path, monkeypatch
     assert need["checkpoints_bytes"] == 48 * 2**27 and need["needed_bytes"][1] > 2 * need["checkpoints_bytes"]
     assert "체크포인팅(오프로드)" in best.title and "CPU로 보내는 양" in plans._repr_html_()
     monkeypatch.setattr(offloaded, "can_offload", lambda stage=0: False)
-    monkeypatch.setattr("virtual_gpu.plan.search.can_offload", lambda stage=0: False)
     old = plan_training(str(tmp_path / "model"), "RTX 4060", **request)
     assert not old.plans and any("transformers 5.17" in why for _, why in old.skipped)
 

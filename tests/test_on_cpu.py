@@ -15,13 +15,13 @@ from virtual_gpu.errors import NotSupported, WrongValue
 from virtual_gpu.models.build import build_model
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.plan import Recipe, plan_training
+from virtual_gpu.plan.alternatives import Change, _changed, anything_that_fits
 from virtual_gpu.plan.candidates import left_out, recipes_of
 from virtual_gpu.plan.command import main
 from virtual_gpu.plan.host import holds_step, host_need
 from virtual_gpu.plan.measure import held, measure
 from virtual_gpu.plan.on_cpu import InRAM, _run, _trace, _Way, states_in_ram, step_on_cpu
 from virtual_gpu.plan.request import make_request
-from virtual_gpu.plan.search import Change, _changed, anything_that_fits
 from virtual_gpu.program import ranks
 from virtual_gpu.program.context import cuda
 from virtual_gpu.shards.ledger import ConfigKey

@@ -10,12 +10,11 @@ import virtual_gpu
 from helpers.experiment import predict_memory
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
-from virtual_gpu.plan import Recipe, plan_training
+from virtual_gpu.plan import Recipe, anything_that_fits, plan_training
 from virtual_gpu.plan.candidates import recipes_of
 from virtual_gpu.plan.host import holds_step, host_need
 from virtual_gpu.plan.measure import _lower_bound, held, measure
 from virtual_gpu.plan.request import make_request
-from virtual_gpu.plan.search import anything_that_fits
 from virtual_gpu.step.optimizers import BITSANDBYTES, estimate_memory_of_optimizer, make_optimizer, paged_bytes
 from virtual_gpu.step.setting import Setting
 from virtual_gpu.step.states import states_of

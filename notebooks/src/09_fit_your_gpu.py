@@ -862,8 +862,7 @@ paper
 # %%
 from transformers import LlamaConfig
 
-from virtual_gpu.plan import cheapest
-from virtual_gpu.plan.search import anything_that_fits
+from virtual_gpu.plan import anything_that_fits, cheapest
 
 llama = LlamaConfig(
     hidden_size=8192, num_hidden_layers=80, num_attention_heads=64,

@@ -29,46 +29,35 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..cards import CATALOG
 from ..drawing.frames import frame_of
 from ..language import tr
 from ..models.configs import load_config
 from ..models.depth import text_config
-from ..models.offloaded import can_offload
-from ..models.pages import pages_label
 from ..remembered import learn, noting
 from ..step.splits import equal_splits
 from ..units import human_bytes
+from .alternatives import Change, cheapest, smallest_changes
 from .candidates import left_out, recipes_of
-from .files.settings import upcasts
 from .forks import Forks, processes
 from .frontier import draw_frontier
-from .host import holds_step, host_need, loadable
+from .host import holds_step, loadable
 from .keeping import keep_what_fits
 from .measure import expected, held, hopeless, measure
 from .pictures import Losers, draw_plans, plans_html
 from .plans import Plan
-from .recipes import CANNOT_RUN, METHODS, Recipe, method_label
-from .request import MOST_GPUS, Request, make_request
+from .recipes import CANNOT_RUN, Recipe, method_label
+from .request import Request, make_request
 from .tensors import tensor_label
+from .worth import HEAD_BYTES, fits_with_ram, heads_of, may_fuse, may_offload, may_tile, needed_bytes
 
 if TYPE_CHECKING:
     import pandas
 
-# At most. A logit: in half precision and fp32, its logarithm of softmax, the gradient in fp32 and in half precision. A
-# weight of the head: autocast's copy of it, and that copy's gradient.
-LOGIT_BYTES, HEAD_BYTES = 16, 4
-PAGES = "paged_adamw_8bit"  # tried where nothing else fits: of AdamW's states in 32 bits more would come and go
-OTHER_UPDATES = ("lion_8bit", "adafactor")  # smaller states, and another training than AdamW's
 SCHEMA = 2  # of `Plans.to_dict`: raised when a name goes or changes its meaning. 2: left_bytes is below limit_bytes
-
-
-def _need(plan: Plan) -> int:
-    return plan.needed_bytes
 
 
 @dataclass
@@ -97,7 +86,7 @@ class Plans:
     @functools.cached_property
     def changes(self) -> list[Change]:
         """When nothing fits: for each thing that could be changed alone, the smallest change that makes room."""
-        return [] if self.plans else smallest_changes(self.request)
+        return [] if self.plans else smallest_changes(self.request, _first)
 
     def __getitem__(self, index: int) -> Plan:
         return self.plans[index]
@@ -155,7 +144,7 @@ class Plans:
             "room": self.request.room.to_dict(),
             "rent": asdict(rent) if (rent := self.request.spec.rent) else None,
             "caution": self.request.caution,
-            "verdict": self.plans[0].verdict if self.plans else min(self.losers, key=_need).verdict,
+            "verdict": self.plans[0].verdict if self.plans else min(self.losers, key=needed_bytes).verdict,
             "fits": bool(self.plans),
             "plans": [plan.to_dict() for plan in self.plans],
             "losers": [plan.to_dict() for plan in self.losers],
@@ -233,7 +222,7 @@ def _ways_ahead(request: Request) -> list[Recipe]:
             if any(replace(recipe, tensor_parallel=degree) in found for degree in range(1, recipe.tensor_parallel)):
                 continue
             lean = replace(recipe, checkpointing=True)
-            ways = [recipe, lean, *(replace(lean, fused_lm_head=True) for _ in range(_may_tile(request, recipe)))]
+            ways = [recipe, lean, *(replace(lean, fused_lm_head=True) for _ in range(may_tile(request, recipe)))]
             for one in ways:
                 found.append(one)
                 fixed, rate = expected(request, one)
@@ -336,23 +325,23 @@ def _search(
                 one = replace(recipe, checkpointing=checkpointing)
                 fit, miss = tried(one)
                 measured = [fit or miss]
-                if _may_fuse(request, one, fit, miss):
+                if may_fuse(request, one, fit, miss):
                     fused = replace(one, fused_lm_head=True)
                     try:
                         measured += filter(None, tried(fused, fit.micro_batch if fit is not None and not spares else 0))
                     except CANNOT_RUN as error:  # of TRL's head with this model: the recipe itself runs
                         cannot(fused, error)
-                fits, least = any(plan.fits for plan in measured), min(measured, key=_need)
-                if _may_offload(least) and (spares or not fits):
+                fits, least = any(plan.fits for plan in measured), min(measured, key=needed_bytes)
+                if may_offload(least) and (spares or not fits):
                     above = 0
-                    for head in _heads(request, recipe):
+                    for head in heads_of(request, recipe):
                         moved = replace(one, fused_lm_head=head, offload=True)
                         try:
                             there, _ = tried(moved, above)
                         except CANNOT_RUN as error:
                             cannot(moved, error)
                             continue
-                        if there is None or spares or not _fits(there):
+                        if there is None or spares or not fits_with_ram(there):
                             continue
                         if there.accumulation == 1 or request.prefer != "speed":
                             break
@@ -370,48 +359,6 @@ def _search(
     if errors and not plans and not losers:
         raise errors[0]
     return found()
-
-
-def _may_fuse(request: Request, recipe: Recipe, fit: Plan | None, miss: Plan | None) -> bool:
-    """Whether a fused head is worth a run, after the same recipe without: to fit at all, or more samples at once.
-
-    More of them, unless time is what counts, only under checkpointing, where logits take most of what a sample takes.
-    """
-    if not _may_tile(request, recipe):
-        return False
-    if request.prefer == "margin":
-        return True
-    if fit is not None:
-        return fit.accumulation > 1 and (recipe.checkpointing or request.prefer == "speed")
-    config = text_config(load_config(request.model))
-    saved = config.vocab_size * (LOGIT_BYTES * miss.micro_batch * request.length + HEAD_BYTES * config.hidden_size)
-    # The whole batch at once keeps no gradients.
-    saved += miss.at_peak.get("gradients", 0) if miss.accumulation > 1 else 0
-    return miss.tensors_bytes - saved <= request.limit_bytes
-
-
-def _may_offload(plan: Plan) -> bool:
-    """Whether the same with checkpoints on the CPU is worth a run: all activations are more than what is missing."""
-    recipe = plan.recipe
-    first_in_16_bits = upcasts(recipe) and recipe.precision != "fp32"
-    if not recipe.checkpointing or first_in_16_bits or not can_offload(recipe.stage):
-        return False
-    return plan.tensors_bytes - plan.at_peak.get("activations", 0) <= plan.request.limit_bytes
-
-
-def _heads(request: Request, recipe: Recipe) -> tuple[bool, ...]:
-    """Without a fused head, and with it where there is one; DPO has no other."""
-    return (True,) if request.pairs else (False, True) if _may_tile(request, recipe) else (False,)
-
-
-def _may_tile(request: Request, recipe: Recipe) -> bool:
-    """Whether the recipe may have a fused head beside its own."""
-    return recipe.tensor_parallel == 1 and request.can_fuse_head
-
-
-def _fits(plan: Plan) -> bool:
-    """Whether it fits the card, and what a step keeps there the RAM of the machine, where one is named."""
-    return plan.fits and holds_step(plan)
 
 
 def _largest(
@@ -435,21 +382,21 @@ def _largest(
         base += fixed
     if base + rate * whole[0] <= request.limit_bytes:
         at_once = measure(request, recipe, *whole)
-        if _fits(at_once):
+        if fits_with_ram(at_once):
             return at_once, None
     low, high = -1, len(ways)  # ways[low] fits, ways[high] does not
     while high - low > 1:
         place = _guess(request.limit_bytes, ways, low, high, plans, base, rate)
         plan = plans[place] = measure(request, recipe, *ways[place])
         rates[alike] = (plan.tensors_bytes - _states(plan)) / plan.micro_batch
-        low, high = (place, high) if _fits(plan) else (low, place)
+        low, high = (place, high) if fits_with_ram(plan) else (low, place)
     if at_once is None and not (plans and _too_much_at_once(request, whole[0], [*plans.values()])):
         at_once = measure(request, recipe, *whole)
-        if _fits(at_once):
+        if fits_with_ram(at_once):
             return at_once, None
     missed = [plan for plan in (plans.get(high), at_once) if plan is not None]
     if low < 0:
-        least = min(missed, key=_need)
+        least = min(missed, key=needed_bytes)
         return (least, None) if least.fits else (None, least)  # what only the RAM does not hold is for `loadable`
     return plans[low], missed[0] if missed and not missed[0].fits else None
 
@@ -463,7 +410,7 @@ def _smallest(request: Request, recipe: Recipe) -> tuple[Plan | None, Plan | Non
     gradients, one = plans[0].at_peak.get("gradients", 0), _of_samples(plans[0])
     if request.per_gpu > 1 and one * (request.per_gpu - 1) <= 1.1 * gradients:  # samples may cost less than gradients
         plans.append(measure(request, recipe, request.per_gpu, 1))
-    least = min([*filter(holds_step, plans)] or plans, key=_need)
+    least = min([*filter(holds_step, plans)] or plans, key=needed_bytes)
     return (least, None) if least.fits else (None, least)
 
 
@@ -508,184 +455,3 @@ def _guess(
     fitting = [place for place in range(low + 1, high) if ways[place][0] <= size]
     # The guess and its neighbour decide: where the guess fits already, the next one up is asked.
     return max(fitting, default=low + 1)
-
-
-# -- when nothing fits -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Change:
-    """One thing changed, and a plan that fits then.
-
-    what: "methods", "optimizer", "cpu_offload", "gpu", "gpus" or "length".
-    """
-
-    what: str
-    value: Any
-    plan: Plan
-
-    def __str__(self) -> str:
-        label = {
-            "methods": tr(ko="방법을 더 허용한다", en="allow the method"),
-            "optimizer": tr(ko="옵티마이저를 바꾼다", en="another optimizer"),
-            "cpu_offload": tr(ko="학습 상태를 CPU에 둔다", en="the training state on the CPU"),
-            "gpu": tr(ko="GPU를 바꾼다", en="another GPU"),
-            "gpus": tr(ko="GPU를 늘린다", en="more GPUs"),
-            "length": tr(ko="길이를 줄인다", en="a shorter length"),
-        }[self.what]
-        value = method_label(self.value) if self.what == "methods" else f"{self.value}"
-        if self.what == "cpu_offload":
-            ram = human_bytes(host_need(self.plan).needed.low)
-            value = tr(ko=f"RAM {ram}부터", en=f"from {ram} of RAM")
-        if self.what == "gpus":
-            batch = self.plan.request.batch
-            value = tr(ko=f"{self.value}장(배치는 {batch})", en=f"{self.value} (batch {batch})")
-        pages = f". {pages_label(self.plan.paged_bytes, self.plan.evicted_bytes)}" if self.plan.paged_bytes else ""
-        return f"{label}: {value} → {self.plan!r}{pages}"
-
-
-def cheapest(request: Request) -> Plan:
-    """The plan of a request that needs least memory: of its recipes with checkpointing at the smallest micro-batch.
-
-    A fused head and checkpoints on the CPU are run where nothing fits without, and those only where they could.
-    """
-    best, errors = None, []
-    for states, recipe in _by_states(request, errors):
-        if best is not None and states >= best.needed_bytes:
-            break  # this one and those after it hold more before anything is computed
-        one, plans, per_gpu = replace(recipe, checkpointing=True), [], request.of(recipe).per_gpu
-        try:
-            plans.append(measure(request, one, 1, per_gpu))
-            if per_gpu > 1 and not plans[0].fits:
-                plans.append(measure(request, one, per_gpu, 1))  # nothing is accumulated
-        except CANNOT_RUN as error:
-            errors.append(error)
-            continue
-        moved = _may_offload(min(plans, key=_need))
-        for head, offload in ((True, False), (False, True), (True, True)):
-            if any(plan.fits for plan in plans) or (head and not _may_tile(request, one)) or (offload and not moved):
-                continue
-            with contextlib.suppress(*CANNOT_RUN):  # the recipe itself runs
-                more = replace(one, fused_lm_head=head or one.fused_lm_head, offload=offload)
-                plans.append(measure(request, more, 1, per_gpu))
-                if per_gpu > 1 and not plans[-1].fits:
-                    plans.append(measure(request, more, per_gpu, 1))
-        best = min([*plans, *([best] if best else [])], key=_need)
-    if best is None:
-        raise errors[0]
-    return best
-
-
-def _by_states(request: Request, errors: list[Exception]) -> list[tuple[int, Recipe]]:
-    """(bytes of the states, recipe), the smallest first; without those that cannot be made, whose errors are noted."""
-    found = []
-    for recipe in recipes_of(request):
-        try:
-            found.append((sum(held(request, recipe).values()), recipe))
-        except CANNOT_RUN as error:
-            errors.append(error)
-    return sorted(found, key=lambda pair: pair[0])
-
-
-def anything_that_fits(request: Request) -> Plan | None:
-    """A plan that fits, None where there is none: the leanest are run, of the smallest states first.
-
-    Weights in 16 bits beside 4-bit ones never take more of the card, nor does stage 3 than 2 with tensor parallelism.
-    Nor do tensors with checkpoints on the CPU, but the caching allocator may place them worse; a fused head may take
-    more.
-    """
-    sized = _by_states(request, [])
-    recipes = [recipe for _, recipe in sized]
-    for states, recipe in sized:
-        if states > request.limit_bytes:
-            break
-        if recipe.tensor_parallel > 1 and recipe.stage == 2:
-            continue
-        if recipe.rest_in_fp32 and replace(recipe, rest_in_fp32=False) in recipes:
-            continue
-        if (plan := _leanest(request, recipe)) is not None:
-            return plan
-    return None
-
-
-def _leanest(request: Request, recipe: Recipe) -> Plan | None:
-    """`_lean` under checkpointing, with a fused head where there is one, and without."""
-    heads = (replace(recipe, checkpointing=True, fused_lm_head=head) for head in _heads(request, recipe)[::-1])
-    return next(filter(None, (_lean(request.of(recipe), one) for one in heads)), None)
-
-
-def _lean(request: Request, recipe: Recipe) -> Plan | None:
-    """The recipe as a plan that fits, of one sample at a time or of the whole batch at once, which keeps no gradients.
-
-    First with checkpoints on the CPU, and without where only the allocator's loss was too much.
-    """
-    for micro_batch in dict.fromkeys((1, request.per_gpu)):
-        found: list[Plan] = []
-        for offload in (True, False) if can_offload(recipe.stage) else (False,):
-            if found and found[0].tensors_bytes > request.limit_bytes:
-                break
-            one = replace(recipe, offload=offload)
-            with contextlib.suppress(*CANNOT_RUN):  # what cannot be run makes no room
-                found.append(measure(request, one, micro_batch, request.per_gpu // micro_batch))
-                if _fits(found[-1]):
-                    return found[-1]
-        if not found or found[0].tensors_bytes - found[0].at_peak.get("gradients", 0) > request.limit_bytes:
-            return None  # more samples at once only add to the rest
-    return None
-
-
-def smallest_changes(request: Request) -> list[Change]:
-    """For each of what can be changed (see `Change`): the smallest change of it that makes room.
-
-    A change comes with what the ranking says then.
-    """
-    found = []
-    for what, changed in _changed(request):
-        value = getattr(changed, what)
-        plan = _first(changed) or anything_that_fits(changed)
-        found.append(Change(what, value[0] if what == "methods" else value, plan))
-    return found
-
-
-def _changed(request: Request) -> Iterator[tuple[str, Request]]:
-    """(what is changed, the request then)."""
-    methods = (replace(request, methods=(method,)) for method in METHODS if method not in request.methods)
-    if one := next(filter(anything_that_fits, methods), None):
-        yield "methods", one
-    eight = ("adamw_8bit",) if request.optimizer else ()  # else it was among those that were tried
-    for name in (*eight, PAGES, *(OTHER_UPDATES if "full" in request.methods else ())):
-        if request.optimizer != name and anything_that_fits(one := replace(request, optimizer=name)):
-            yield "optimizer", one
-    offloaded = replace(request, cpu_offload=True)
-    if not request.cpu_offload and any(_leanest(offloaded, one) for one in recipes_of(offloaded) if one.cpu_offload):
-        yield "cpu_offload", offloaded
-    needs_bf16 = "bf16" in (request.precision or "")
-    for spec in sorted(CATALOG.values(), key=lambda spec: spec.capacity_bytes):
-        larger = spec.capacity_bytes > request.spec.capacity_bytes and spec.platform == "cuda"
-        if not larger or (needs_bf16 and not spec.has_bf16):
-            continue
-        if anything_that_fits(one := replace(request, gpu=spec.name)):
-            yield "gpu", one
-            break
-    doublings = range(1, (MOST_GPUS // request.gpus).bit_length())
-    more = [_on_gpus(request, request.gpus << times) for times in doublings]
-    # Where every GPU holds the whole model more of them do not help, and what is too much on most is so on fewer.
-    if more and any(recipe.stage for recipe in recipes_of(more[0])) and anything_that_fits(more[-1]):
-        yield "gpus", next(filter(anything_that_fits, more))
-    if longest := _longest(request):
-        yield "length", replace(request, length=longest)
-
-
-def _on_gpus(request: Request, gpus: int) -> Request:
-    """The request on so many GPUs, with the next batch that divides among them."""
-    return replace(request, gpus=gpus, batch=-(-request.batch // gpus) * gpus)
-
-
-def _longest(request: Request) -> int:
-    """The longest length (a multiple of 64 tokens) with which something fits; 0 where none does."""
-    step = 64 if request.length > 64 else 1
-    low, high = 0, -(-request.length // step)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if anything_that_fits(replace(request, length=middle * step)) else (low, middle)
-    return low * step

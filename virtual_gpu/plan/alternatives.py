@@ -1,0 +1,202 @@
+"""When nothing fits: what needs least, anything that fits at all, and the smallest changes that make room."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..cards import CATALOG
+from ..language import tr
+from ..models import offloaded
+from ..models.pages import pages_label
+from ..units import human_bytes
+from .candidates import recipes_of
+from .host import host_need
+from .measure import held, measure
+from .plans import Plan
+from .recipes import CANNOT_RUN, METHODS, Recipe, method_label
+from .request import MOST_GPUS, Request
+from .worth import fits_with_ram, heads_of, may_offload, may_tile, needed_bytes
+
+PAGES = "paged_adamw_8bit"  # tried where nothing else fits: of AdamW's states in 32 bits more would come and go
+OTHER_UPDATES = ("lion_8bit", "adafactor")  # smaller states, and another training than AdamW's
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing changed, and a plan that fits then.
+
+    what: "methods", "optimizer", "cpu_offload", "gpu", "gpus" or "length".
+    """
+
+    what: str
+    value: Any
+    plan: Plan
+
+    def __str__(self) -> str:
+        label = {
+            "methods": tr(ko="방법을 더 허용한다", en="allow the method"),
+            "optimizer": tr(ko="옵티마이저를 바꾼다", en="another optimizer"),
+            "cpu_offload": tr(ko="학습 상태를 CPU에 둔다", en="the training state on the CPU"),
+            "gpu": tr(ko="GPU를 바꾼다", en="another GPU"),
+            "gpus": tr(ko="GPU를 늘린다", en="more GPUs"),
+            "length": tr(ko="길이를 줄인다", en="a shorter length"),
+        }[self.what]
+        value = method_label(self.value) if self.what == "methods" else f"{self.value}"
+        if self.what == "cpu_offload":
+            ram = human_bytes(host_need(self.plan).needed.low)
+            value = tr(ko=f"RAM {ram}부터", en=f"from {ram} of RAM")
+        if self.what == "gpus":
+            batch = self.plan.request.batch
+            value = tr(ko=f"{self.value}장(배치는 {batch})", en=f"{self.value} (batch {batch})")
+        pages = f". {pages_label(self.plan.paged_bytes, self.plan.evicted_bytes)}" if self.plan.paged_bytes else ""
+        return f"{label}: {value} → {self.plan!r}{pages}"
+
+
+def cheapest(request: Request) -> Plan:
+    """The plan of a request that needs least memory: of its recipes with checkpointing at the smallest micro-batch.
+
+    A fused head and checkpoints on the CPU are run where nothing fits without, and those only where they could.
+    """
+    best, errors = None, []
+    for states, recipe in _by_states(request, errors):
+        if best is not None and states >= best.needed_bytes:
+            break  # this one and those after it hold more before anything is computed
+        one, plans, per_gpu = replace(recipe, checkpointing=True), [], request.of(recipe).per_gpu
+        try:
+            plans.append(measure(request, one, 1, per_gpu))
+            if per_gpu > 1 and not plans[0].fits:
+                plans.append(measure(request, one, per_gpu, 1))  # nothing is accumulated
+        except CANNOT_RUN as error:
+            errors.append(error)
+            continue
+        moved = may_offload(min(plans, key=needed_bytes))
+        for head, offload in ((True, False), (False, True), (True, True)):
+            if any(plan.fits for plan in plans) or (head and not may_tile(request, one)) or (offload and not moved):
+                continue
+            with contextlib.suppress(*CANNOT_RUN):  # the recipe itself runs
+                more = replace(one, fused_lm_head=head or one.fused_lm_head, offload=offload)
+                plans.append(measure(request, more, 1, per_gpu))
+                if per_gpu > 1 and not plans[-1].fits:
+                    plans.append(measure(request, more, per_gpu, 1))
+        best = min([*plans, *([best] if best else [])], key=needed_bytes)
+    if best is None:
+        raise errors[0]
+    return best
+
+
+def _by_states(request: Request, errors: list[Exception]) -> list[tuple[int, Recipe]]:
+    """(bytes of the states, recipe), the smallest first; without those that cannot be made, whose errors are noted."""
+    found = []
+    for recipe in recipes_of(request):
+        try:
+            found.append((sum(held(request, recipe).values()), recipe))
+        except CANNOT_RUN as error:
+            errors.append(error)
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def anything_that_fits(request: Request) -> Plan | None:
+    """A plan that fits, None where there is none: the leanest are run, of the smallest states first.
+
+    Weights in 16 bits beside 4-bit ones never take more of the card, nor does stage 3 than 2 with tensor parallelism.
+    Nor do tensors with checkpoints on the CPU, but the caching allocator may place them worse; a fused head may take
+    more.
+    """
+    sized = _by_states(request, [])
+    recipes = [recipe for _, recipe in sized]
+    for states, recipe in sized:
+        if states > request.limit_bytes:
+            break
+        if recipe.tensor_parallel > 1 and recipe.stage == 2:
+            continue
+        if recipe.rest_in_fp32 and replace(recipe, rest_in_fp32=False) in recipes:
+            continue
+        if (plan := _leanest(request, recipe)) is not None:
+            return plan
+    return None
+
+
+def _leanest(request: Request, recipe: Recipe) -> Plan | None:
+    """`_lean` under checkpointing, with a fused head where there is one, and without."""
+    heads = (replace(recipe, checkpointing=True, fused_lm_head=head) for head in heads_of(request, recipe)[::-1])
+    return next(filter(None, (_lean(request.of(recipe), one) for one in heads)), None)
+
+
+def _lean(request: Request, recipe: Recipe) -> Plan | None:
+    """The recipe as a plan that fits, of one sample at a time or of the whole batch at once, which keeps no gradients.
+
+    First with checkpoints on the CPU, and without where only the allocator's loss was too much.
+    """
+    for micro_batch in dict.fromkeys((1, request.per_gpu)):
+        found: list[Plan] = []
+        for offload in (True, False) if offloaded.can_offload(recipe.stage) else (False,):
+            if found and found[0].tensors_bytes > request.limit_bytes:
+                break
+            one = replace(recipe, offload=offload)
+            with contextlib.suppress(*CANNOT_RUN):  # what cannot be run makes no room
+                found.append(measure(request, one, micro_batch, request.per_gpu // micro_batch))
+                if fits_with_ram(found[-1]):
+                    return found[-1]
+        if not found or found[0].tensors_bytes - found[0].at_peak.get("gradients", 0) > request.limit_bytes:
+            return None  # more samples at once only add to the rest
+    return None
+
+
+def smallest_changes(request: Request, first: Callable[[Request], Plan | None]) -> list[Change]:
+    """For each of what can be changed (see `Change`): the smallest change of it that makes room.
+
+    A change comes with what the ranking says then: `first` of it.
+    """
+    found = []
+    for what, changed in _changed(request):
+        value = getattr(changed, what)
+        plan = first(changed) or anything_that_fits(changed)
+        found.append(Change(what, value[0] if what == "methods" else value, plan))
+    return found
+
+
+def _changed(request: Request) -> Iterator[tuple[str, Request]]:
+    """(what is changed, the request then)."""
+    methods = (replace(request, methods=(method,)) for method in METHODS if method not in request.methods)
+    if one := next(filter(anything_that_fits, methods), None):
+        yield "methods", one
+    eight = ("adamw_8bit",) if request.optimizer else ()  # else it was among those that were tried
+    for name in (*eight, PAGES, *(OTHER_UPDATES if "full" in request.methods else ())):
+        if request.optimizer != name and anything_that_fits(one := replace(request, optimizer=name)):
+            yield "optimizer", one
+    offloaded = replace(request, cpu_offload=True)
+    if not request.cpu_offload and any(_leanest(offloaded, one) for one in recipes_of(offloaded) if one.cpu_offload):
+        yield "cpu_offload", offloaded
+    needs_bf16 = "bf16" in (request.precision or "")
+    for spec in sorted(CATALOG.values(), key=lambda spec: spec.capacity_bytes):
+        larger = spec.capacity_bytes > request.spec.capacity_bytes and spec.platform == "cuda"
+        if not larger or (needs_bf16 and not spec.has_bf16):
+            continue
+        if anything_that_fits(one := replace(request, gpu=spec.name)):
+            yield "gpu", one
+            break
+    doublings = range(1, (MOST_GPUS // request.gpus).bit_length())
+    more = [_on_gpus(request, request.gpus << times) for times in doublings]
+    # Where every GPU holds the whole model more of them do not help, and what is too much on most is so on fewer.
+    if more and any(recipe.stage for recipe in recipes_of(more[0])) and anything_that_fits(more[-1]):
+        yield "gpus", next(filter(anything_that_fits, more))
+    if longest := _longest(request):
+        yield "length", replace(request, length=longest)
+
+
+def _on_gpus(request: Request, gpus: int) -> Request:
+    """The request on so many GPUs, with the next batch that divides among them."""
+    return replace(request, gpus=gpus, batch=-(-request.batch // gpus) * gpus)
+
+
+def _longest(request: Request) -> int:
+    """The longest length (a multiple of 64 tokens) with which something fits; 0 where none does."""
+    step = 64 if request.length > 64 else 1
+    low, high = 0, -(-request.length // step)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if anything_that_fits(replace(request, length=middle * step)) else (low, middle)
+    return low * step

@@ -1,0 +1,63 @@
+"""What is worth a run after another one, and what of a run's result fits."""
+
+from __future__ import annotations
+
+from ..models import offloaded
+from ..models.configs import load_config
+from ..models.depth import text_config
+from .files.settings import upcasts
+from .host import holds_step
+from .plans import Plan
+from .recipes import Recipe
+from .request import Request
+
+# At most. A logit: in half precision and fp32, its logarithm of softmax, the gradient in fp32 and in half precision. A
+# weight of the head: autocast's copy of it, and that copy's gradient.
+LOGIT_BYTES, HEAD_BYTES = 16, 4
+
+
+def needed_bytes(plan: Plan) -> int:
+    """What plans are compared by where nothing else counts."""
+    return plan.needed_bytes
+
+
+def may_fuse(request: Request, recipe: Recipe, fit: Plan | None, miss: Plan | None) -> bool:
+    """Whether a fused head is worth a run, after the same recipe without: to fit at all, or more samples at once.
+
+    More of them, unless time is what counts, only under checkpointing, where logits take most of what a sample takes.
+    """
+    if not may_tile(request, recipe):
+        return False
+    if request.prefer == "margin":
+        return True
+    if fit is not None:
+        return fit.accumulation > 1 and (recipe.checkpointing or request.prefer == "speed")
+    config = text_config(load_config(request.model))
+    saved = config.vocab_size * (LOGIT_BYTES * miss.micro_batch * request.length + HEAD_BYTES * config.hidden_size)
+    # The whole batch at once keeps no gradients.
+    saved += miss.at_peak.get("gradients", 0) if miss.accumulation > 1 else 0
+    return miss.tensors_bytes - saved <= request.limit_bytes
+
+
+def may_offload(plan: Plan) -> bool:
+    """Whether the same with checkpoints on the CPU is worth a run: all activations are more than what is missing."""
+    recipe = plan.recipe
+    first_in_16_bits = upcasts(recipe) and recipe.precision != "fp32"
+    if not recipe.checkpointing or first_in_16_bits or not offloaded.can_offload(recipe.stage):
+        return False
+    return plan.tensors_bytes - plan.at_peak.get("activations", 0) <= plan.request.limit_bytes
+
+
+def heads_of(request: Request, recipe: Recipe) -> tuple[bool, ...]:
+    """Without a fused head, and with it where there is one; DPO has no other."""
+    return (True,) if request.pairs else (False, True) if may_tile(request, recipe) else (False,)
+
+
+def may_tile(request: Request, recipe: Recipe) -> bool:
+    """Whether the recipe may have a fused head beside its own."""
+    return recipe.tensor_parallel == 1 and request.can_fuse_head
+
+
+def fits_with_ram(plan: Plan) -> bool:
+    """Whether it fits the card, and what a step keeps there the RAM of the machine, where one is named."""
+    return plan.fits and holds_step(plan)
