@@ -1,5 +1,6 @@
 """What programs ask of CUDA, one interface after another."""
 
+import glob
 import io
 import os
 import pickle
@@ -8,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -344,6 +346,54 @@ def test_a_file_of_an_earlier_run_is_not_deleted_for_ours(tmp_path):
         torch.save(state, path)
         assert path.exists()
     assert path.read_bytes() == b"of an earlier run" and not other.exists()
+
+
+def test_a_run_loads_the_safetensors_that_it_has_saved(tmp_path):
+    """With their sizes and types, and the numbers that are known; what is not known takes nothing of the disk."""
+    path = tmp_path / "best.safetensors"
+    with cuda("T4") as gpu:
+        net = nn.Linear(2048, 2048).half().cuda()
+        kept = net.state_dict() | {"on": torch.arange(5).cuda()}
+        kept |= {"ids": torch.tensor([[2.5], [3.5]]), "one": torch.tensor(7)}
+        safetensors.torch.save_file(kept, path, metadata={"epoch": "3"})
+        with safetensors.safe_open(path, "pt", device="cpu") as file:
+            assert file.metadata() == {"epoch": "3"} and {*file.keys()} == {*kept}
+            assert file.get_tensor("ids").tolist() == [[2.5], [3.5]] and file.get_tensor("one").item() == 7
+            assert file.get_slice("weight").get_shape() == [2048, 2048]
+        held = torch.cuda.memory_allocated()
+        loaded = safetensors.torch.load_file(path, device="cuda")
+        assert torch.cuda.memory_allocated() - held == 2 * 2048 * 2048 + 2 * 2048 + 3 * 512
+        assert loaded["on"].tolist() == [0, 1, 2, 3, 4] and loaded["weight"].dtype == torch.float16
+        with pytest.raises(RuntimeError, match="share memory"):
+            safetensors.torch.save_file({"a": net.weight, "b": net.weight}, path)
+        assert path.exists() and any("safetensors" in note for note in gpu.watch.notes)
+        folder = gpu.own_files._folder
+        assert sum(os.stat(Path(folder) / name).st_blocks for name in os.listdir(folder)) * 512 < 2**20
+        safetensors.torch.save_model(net, str(tmp_path / "net.safetensors"))
+        assert safetensors.torch.load_model(net, str(tmp_path / "net.safetensors")) == (set(), [])
+    assert not any(tmp_path.iterdir()) and not Path(folder).exists()
+
+
+def test_files_of_a_run_are_among_their_folder_s(tmp_path, monkeypatch):
+    """As programs look for the last checkpoint; one of an earlier run that was deleted is not."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("step_10.pt", "notes.txt"):
+        (tmp_path / name).write_bytes(b"of an earlier run")
+    with cuda("T4"):
+        state = nn.Linear(8, 8).cuda().state_dict()
+        for step in (10, 20, 30):
+            torch.save(state, f"step_{step}.pt")
+        os.remove("step_10.pt")
+        names = ["notes.txt", "step_20.pt", "step_30.pt"]
+        assert os.listdir() == os.listdir(tmp_path) == names
+        assert sorted(glob.glob("step_*.pt")) == names[1:] and glob.glob(str(tmp_path / "*_30.pt"))
+        assert sorted(path.name for path in tmp_path.iterdir()) == names
+        assert sorted(path.name for path in Path().glob("*.pt")) == names[1:]
+        assert [sorted(files) for _, _, files in os.walk(tmp_path)] == [names]
+        with os.scandir(tmp_path) as entries:
+            sizes = {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        assert sizes["step_30.pt"] == os.path.getsize("step_30.pt") > sizes["notes.txt"]
+    assert sorted(os.listdir()) == ["notes.txt", "step_10.pt"]
 
 
 def test_files_of_a_run_go_with_their_folder(tmp_path):

@@ -1,10 +1,10 @@
-"""What a run saves with `torch.save` and loads again: kept for the run, in a folder of its own, beside the program's.
+"""What a run saves (`torch.save`, safetensors) and loads again: kept for the run, in a folder beside the program's.
 
 A best checkpoint that is loaded before the test, the state that a learning rate finder goes back to, the size of a file
 that is printed and the file deleted: there the program finds what it saved, under the name that it gave. On the disk
 that takes little, as numbers that nobody knows are holes in the file (`Saving.sparsely`). What was there before the run
-stays as it was, though the program no longer finds what it has written over and deleted; nothing is left behind. A
-folder's contents (`os.listdir`, `glob`) do not show these files.
+stays as it was, though the program no longer finds what it has written over and deleted; nothing is left behind. They
+are among their folder's contents too (`os.listdir`, `glob`, pathlib's).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import os
 import pickle
 import shutil
 import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,11 +44,7 @@ class OwnFiles:
         given = _OF_SAVE.bind(*args, **kwargs)
         if (path := _path_of(given.arguments["f"])) is None:
             return None
-        if not self._folder:
-            folder = tempfile.TemporaryDirectory(prefix="virtual_gpu", ignore_cleanup_errors=True)
-            self._patches.later(folder.cleanup)
-            self._folder = folder.name
-        given.arguments["f"] = os.path.join(self._folder, f"{next(self._numbers)}.pt")
+        given.arguments["f"] = self._place()
         given.arguments.pop("_use_new_zipfile_serialization", None)  # the form before 1.6 has no holes
         self.forget(path)
         try:
@@ -56,6 +54,21 @@ class OwnFiles:
             return error  # what pickle and PyTorch raise, and a full disk
         self._at[path] = given.arguments["f"]
         return None
+
+    def save_tensors(self, saving: Any, tensors: Any, filename: Any, metadata: Any = None) -> None:
+        """As safetensors' `save_file` of these arguments."""
+        place = self._place()
+        saving.write_safetensors(tensors, place, metadata)
+        self.forget(filename)
+        self._at[_path_of(filename)] = place
+
+    def _place(self) -> str:
+        """Where the next file goes."""
+        if not self._folder:
+            folder = tempfile.TemporaryDirectory(prefix="virtual_gpu", ignore_cleanup_errors=True)
+            self._patches.later(folder.cleanup)
+            self._folder = folder.name
+        return os.path.join(self._folder, f"{next(self._numbers)}.pt")
 
     def find(self, file: Any) -> str | None:
         """Where the contents of a file are that this run saved, by path or by the open file; None: it is no such."""
@@ -83,6 +96,12 @@ class OwnFiles:
 
     def _below(self, folder: str | None) -> list[str]:
         return [path for path in self._at if folder and path.startswith(os.path.join(folder, ""))]
+
+    def _there(self, folder: str) -> tuple[set[str], set[str]]:
+        """Names in a folder: (these files', those of files that the program has deleted)."""
+        here = {os.path.basename(path): there for path, there in self._at.items() if os.path.dirname(path) == folder}
+        ours = {name for name, there in here.items() if os.path.exists(there)}
+        return ours, {*here} - ours
 
     def _install(self) -> None:
         """Let the functions of the operating system that name one file know of these."""
@@ -148,7 +167,7 @@ class OwnFiles:
                     return copy(there or src, dst, **named)
                 if copy is not files["copyfile"] and os.path.isdir(dst):
                     dst = os.path.join(dst, os.path.basename(src))
-                again = os.path.join(self._folder, f"{next(self._numbers)}.pt")
+                again = self._place()
                 try:
                     os.link(there, again)  # programs read these files, and write others
                 except OSError:  # a file system that has no links
@@ -159,8 +178,30 @@ class OwnFiles:
 
             return copied
 
+        def listing(names_in: Any) -> Any:
+            @functools.wraps(names_in)
+            def names(path: Any = ".") -> list:
+                found = names_in(path)
+                if not self._at or (folder := _path_of(path)) is None:
+                    return found
+                ours, gone = self._there(folder)
+                return [*(name for name in found if name not in gone), *sorted(ours - {*found})]
+
+            return names
+
+        def scanning(scan: Any) -> Any:
+            @functools.wraps(scan)
+            def entries(path: Any = ".") -> Any:
+                found = scan(path)
+                if not self._at or (folder := _path_of(path)) is None:
+                    return found
+                return _Entries(found, os.fspath(path), *self._there(folder))
+
+            return entries
+
         system = dict.fromkeys(("stat", "lstat", "access"), reading) | dict.fromkeys(("remove", "unlink"), deleting)
         system |= dict.fromkeys(("rename", "replace"), moving) | {"rmdir": removing}
+        system |= {"listdir": listing, "scandir": scanning}
         for name, replaced in system.items():
             shipped = getattr(os, name)
             ours = replaced(shipped)
@@ -171,6 +212,74 @@ class OwnFiles:
                     self._patches.later(functools.partial(able.discard, ours))
         files = {name: getattr(shutil, name) for name in ("copyfile", "copy", "copy2")}
         self._patches.set_all(shutil, {name: copying(copy) for name, copy in files.items()})
+
+
+class _Entries:
+    """What `os.scandir` gives, with these files among it."""
+
+    def __init__(self, found: Any, folder: str, ours: set[str], gone: set[str]):
+        self._found, self._folder, self._ours, self._gone = found, folder, ours, gone
+        self._each = self._all()
+
+    def _all(self) -> Iterator[Any]:
+        seen = set()
+        for entry in self._found:
+            seen.add(entry.name)
+            if entry.name not in self._gone:
+                yield entry
+        for name in sorted(self._ours - seen):
+            yield _Entry(name, os.path.join(self._folder, name))
+
+    def __iter__(self) -> _Entries:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._each)
+
+    def close(self) -> None:
+        """As scandir's own."""
+        self._found.close()
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """`os.DirEntry` of a file that the run has saved, which Python makes of files on the disk alone."""
+
+    name: str
+    path: str
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """It is."""
+        return True
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """It is a file."""
+        return False
+
+    def is_symlink(self) -> bool:
+        """It is a file."""
+        return False
+
+    def is_junction(self) -> bool:
+        """It is a file."""
+        return False
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Of the file as the run keeps it."""
+        return os.stat(self.path)
+
+    def inode(self) -> int:
+        """Of the file as the run keeps it."""
+        return self.stat().st_ino
 
 
 def _path_of(file: Any) -> str | None:

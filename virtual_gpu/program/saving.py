@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -64,10 +65,41 @@ class Saving:
     def _small(self, source: torch.Tensor) -> torch.UntypedStorage:
         """The bytes of a tensor that nobody has asked for."""
         with _disable_current_modes():
-            real = known.values_of(source)
-            if real is None:
-                real = torch.full(source.shape, self._gpu.answers.told(source), dtype=source.dtype)
-            return _whole(real)
+            return _whole(self._real(source))
+
+    def _real(self, source: torch.Tensor) -> torch.Tensor:
+        real = known.values_of(source)
+        return torch.full(source.shape, self._gpu.answers.told(source), dtype=source.dtype) if real is None else real
+
+    def write_safetensors(self, tensors: dict[str, torch.Tensor], path: str, metadata: dict[str, str] | None) -> None:
+        """A file in safetensors' format (its README, "Format"), with the same holes as PyTorch's.
+
+        What the library refuses is refused in its words. OSError for a full disk.
+        """
+        from safetensors import torch as library
+
+        if check := getattr(library, "_evaluate_tensors_for_save", None):  # since 0.8
+            check(tensors)
+        names, header, end = {dtype: name for name, dtype in library._TYPES.items()}, {}, 0
+        for name, tensor in tensors.items():
+            begin, end = end, end + tensor.numel() * tensor.element_size()
+            header[name] = {"dtype": names[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
+        said = json.dumps(header if metadata is None else {"__metadata__": metadata} | header).encode()
+        left = self._ON_THE_CPU
+        with open(path, "wb") as file, _disable_current_modes():
+            file.write(len(said).to_bytes(8, "little") + said)
+            start = file.tell()
+            file.truncate(start + end)
+            for name, tensor in tensors.items():
+                begin, end = header[name]["data_offsets"]
+                if self._gpu.owns(tensor):
+                    if known.values_of(tensor) is None and tensor.numel() > known.MASKS:
+                        continue
+                    tensor = self._real(tensor)
+                elif (left := left + begin - end) < 0:
+                    break
+                file.seek(start + begin)
+                file.write(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
 
     def reduced(self, tensor: torch.Tensor, protocol: int) -> Any:
         """What pickle keeps of a tensor on the GPU; outside of `torch.save` its bytes at once."""

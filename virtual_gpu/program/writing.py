@@ -51,6 +51,8 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
                             en=f"{what} wrote nothing: there are no weights",
                         )
                     )
+                    if name == "save_file":
+                        own.save_tensors(watch.gpu.saving, *args, **kwargs)
                     if owner is torch and (opened := _emptied(args, kwargs)) and opened not in kept:
                         watch.note(
                             tr(
@@ -84,6 +86,28 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
                     patches.set(kind, name, skip(kind, name, f"{owner or loaded.__name__}.{name}"))
 
         imports.after(module, install_there)
+    for module in ("safetensors", "safetensors.torch"):
+        imports.after(module, functools.partial(_find_tensors, patches, watch, own))
+
+
+def _find_tensors(patches: Patches, watch: Watch, own: OwnFiles, loaded: ModuleType) -> None:
+    """Let safetensors' `safe_open` find what this run has saved by its `save_file`."""
+    shipped = loaded.safe_open
+
+    @functools.wraps(shipped, assigned=("__name__", "__qualname__", "__doc__"), updated=())
+    def opened(filename: Any, *args: Any, **kwargs: Any) -> Any:
+        if there := own.find(filename):
+            watch.note(
+                tr(
+                    ko="safetensors: 이 실행이 저장한 것을 불러왔다. 크기와 자료형은 그대로이고, GPU에 있던 텐서의 "
+                    "값은 알 수 없다",
+                    en="safetensors found what this run had saved: its sizes and types, not the numbers of tensors "
+                    "that were on the GPU",
+                )
+            )
+        return shipped(there or filename, *args, **kwargs)
+
+    patches.set(loaded, "safe_open", opened)
 
 
 def _keep_checkpoints(patches: Patches, watch: Watch, own: OwnFiles) -> set[str]:
@@ -164,5 +188,5 @@ _SAVERS = (
     ("transformers.trainer", "Trainer", ("save_model", "_save_checkpoint", "push_to_hub", "create_model_card")),
     ("peft.peft_model", "PeftModel", ("save_pretrained", "push_to_hub", "create_or_update_model_card")),
     ("accelerate.accelerator", "Accelerator", ("save_state", "save_model", "save")),
-    ("safetensors.torch", "", ("save_file", "save_model")),
+    ("safetensors.torch", "", ("save_file",)),  # which `save_model` calls
 )
