@@ -38,7 +38,7 @@ from ..rules.pinned import ROUNDED
 from ..rules.registry import parts
 from . import known, routing
 from .frames import program_line
-from .sparse import MAKES, Sparse, among
+from .sparse import Sparse, among, makes
 from .streams import Streams
 from .values import Values, ValueStop, is_drawn
 
@@ -166,7 +166,7 @@ class ProgramMode(CountingMode):
                 raise RuntimeError("Only dense CPU tensors can be pinned")
             if func is _TO_COPY and type(args[0]) is not FakeTensor:
                 return self._upload(args[0], kwargs)
-        if func in MAKES or (self.sparse.met and among(args)):
+        if makes(func, args) or (self.sparse.met and among(args)):
             return self._of_sparse(func, args, kwargs or {})
         if device is not None and not on_gpu and type(args[0] if args else None) is FakeTensor:
             return self._elsewhere(func, args, kwargs, device)

@@ -21,7 +21,8 @@ from . import known
 _aten = torch.ops.aten
 _MAKE = _aten._sparse_coo_tensor_with_dims_and_tensors.default
 _TO_SPARSE = _aten._to_sparse
-MAKES = frozenset((_MAKE, _TO_SPARSE.default, _TO_SPARSE.sparse_dim))
+_MAKES = frozenset((_MAKE, _TO_SPARSE.default, _TO_SPARSE.sparse_dim))
+_OF_BAGS = _aten._embedding_bag_backward.default
 _PARTS = frozenset(
     getattr(_aten, name)
     for name in ("_indices", "_values", "_nnz", "is_coalesced", "_coalesced_", "sparse_dim", "dense_dim", "detach",
@@ -43,6 +44,11 @@ def among(args: tuple) -> bool:
     return any(is_sparse(one) or (isinstance(one, (list, tuple)) and any(map(is_sparse, one))) for one in args)
 
 
+def makes(func: Any, args: tuple) -> bool:
+    """Whether an operation makes such a tensor of dense ones."""
+    return func in _MAKES or (func is _OF_BAGS and args[_SPARSE])
+
+
 class Sparse:
     """What operations on sparse tensors do on a mode's card."""
 
@@ -56,6 +62,9 @@ class Sparse:
         packet = func.overloadpacket
         if packet is _TO_SPARSE:
             return self._from_dense(func, args, kwargs)
+        if func is _OF_BAGS:
+            with self._mode:
+                return _backward_of_bags(*args)
         if func is _MAKE or packet in _PARTS:
             return self._bare(func, args, kwargs)
         kernel = _KERNELS.get(packet)
@@ -110,6 +119,23 @@ def _on_values(func: Any, card: Sparse, tensor: torch.Tensor, *args: Any, **kwar
     kwargs.pop("layout", None)
     indices, values = _parts(tensor)
     return card.make(tensor.shape, indices.clone(), func(values, *args, **kwargs), tensor.is_coalesced())
+
+
+def _backward_of_bags(*args: Any) -> torch.Tensor:
+    """What EmbeddingBag(sparse=True) has for a gradient: PyTorch's own, made of operations that are counted.
+
+    Source: _embedding_bag_backward_symint in aten/src/ATen/native/EmbeddingBag.cpp.
+    """
+    gradient, indices, offsets, bags, *others = args
+    if not bags.numel():  # of each index the bag: the CPU's shortcut for sums has none, CUDA's forward always
+        bags = torch.empty_like(indices)
+    sizes, _, weights, by_frequency, mode, _, *rest = others
+    return _aten._embedding_bag_sparse_backward(
+        gradient, indices, offsets, bags, sizes, weights, by_frequency, mode, *rest
+    )
+
+
+_SPARSE = 9  # which of its arguments says so
 
 
 def _coalesce(card: Sparse, tensor: torch.Tensor) -> torch.Tensor:
