@@ -135,14 +135,30 @@ def test_a_graph_network_is_run_and_reported(tmp_path):
     assert report.steps == 3 and report.error is None
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused_by_name(layout):
+    """Made there, made of parts that are there, or moved; on the CPU they stay what they are."""
+    parts = [torch.ones(3, 4), torch.ones(5, 4)]
+    with cuda("T4"):
+        there = [part.cuda() for part in parts]
+        on_cpu = torch.nested.nested_tensor(parts, layout=layout)
+        assert on_cpu.is_nested and on_cpu.to(torch.float64).dtype == torch.float64
+        for make in (
+            lambda: torch.nested.nested_tensor(parts, layout=layout, device="cuda"),
+            lambda: torch.nested.as_nested_tensor(there, layout=layout),
+            lambda: on_cpu.cuda(),
+            lambda: on_cpu.to(device="cuda"),
+        ):
+            with pytest.raises(NotImplementedError, match="nested"):
+                make()
+
+
 def test_what_is_not_known_is_refused_by_name():
     with cuda("T4"):
         with pytest.raises(ValueStop, match="_to_sparse"):
             (torch.ones(2048, 2048, device="cuda") * torch.randn(2048, 2048, device="cuda")).to_sparse()
         with pytest.raises(NotImplementedError, match="sparse_csr"):
             torch.eye(4).to_sparse_csr().cuda()
-        with pytest.raises(NotImplementedError, match="nested"):
-            torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(5, 4)], layout=torch.jagged, device="cuda")
         with pytest.raises(NotImplementedError, match="softmax"):
             torch.sparse.softmax(adjacency("cuda"), 1)
         with pytest.raises(NotImplementedError, match="sparse_sparse"):  # how many entries are in it hangs on values

@@ -58,6 +58,7 @@ _BINCOUNT, _UNIQUE_DIM = _aten.bincount.default, _aten.unique_dim.default
 _UNIQUE_CONSECUTIVE = _aten.unique_consecutive.default
 _AT_MOST = frozenset((_BINCOUNT, _UNIQUE_DIM, _UNIQUE_CONSECUTIVE, _aten._unique2.default))
 _OVERWRITES = frozenset((_COPY_, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default))
+NESTED = "a nested tensor (torch.nested) on a virtual GPU"
 _CTC, _CTC_BACKWARD = _aten._ctc_loss.default, _aten._ctc_loss_backward.default
 _PACK = _aten._pack_padded_sequence.default
 _LSTSQ = _aten.linalg_lstsq.default
@@ -127,7 +128,7 @@ class ProgramMode(CountingMode):
 
     def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> Any:
         """The length that a nested tensor's rows do not share."""
-        raise NotImplementedError("a nested tensor (torch.jagged) on a virtual GPU")
+        raise NotImplementedError(NESTED)
 
     def resized(self, storage: torch.UntypedStorage, category: str) -> None:
         """As `CountingMode` says."""

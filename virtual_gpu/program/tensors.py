@@ -15,7 +15,7 @@ from torch.utils._foreach_utils import _foreach_supported_types as foreach_elsew
 from torch.utils._pytree import tree_map_only
 
 from . import quantized
-from .device import GPU, ProgramGPU
+from .device import GPU, NESTED, ProgramGPU
 from .patches import Patches
 from .saving import Saving
 
@@ -44,6 +44,8 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             args = (_inside(gpu, args[0]), *args[1:])
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _inside(gpu, kwargs["device"])}
+        if tensor.is_nested and GPU in (*args[:1], kwargs.get("device")):
+            raise NotImplementedError(NESTED)
         if torch._C._len_torch_dispatch_stack():
             return tensor_to(tensor, *args, **kwargs)
         with mode:  # another thread
@@ -148,6 +150,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     _factories_of_values(patches, gpu)
     _numbers_as_devices(patches, factories)
     _sparse_tensors(patches, gpu)
+    _nested_tensors(patches, gpu)
     data = torch._C.TensorBase.data
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -265,6 +268,24 @@ def _sparse_tensors(patches: Patches, gpu: ProgramGPU) -> None:
             return make(*parts, *args[2:], **kwargs)
 
     patches.set(torch, "sparse_coo_tensor", made)
+
+
+def _nested_tensors(patches: Patches, gpu: ProgramGPU) -> None:
+    """Refuse by name what PyTorch would ask a CUDA build for, or a rule of shapes that it has not."""
+
+    def refusing(make: Any) -> Any:
+        @functools.wraps(make)
+        def made(parts: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+            device = _default_device() if device is None else device
+            there = isinstance(parts, (list, tuple)) and any(type(part) is FakeTensor for part in parts)
+            if there or (device is not None and _inside(gpu, device) == GPU):
+                raise NotImplementedError(NESTED)
+            return make(parts, *args, device=device, **kwargs)
+
+        return made
+
+    for name in ("nested_tensor", "as_nested_tensor"):
+        patches.set(torch.nested, name, refusing(getattr(torch.nested, name)))
 
 
 def _first_of(data: Any) -> Any:
