@@ -281,6 +281,21 @@ def test_what_one_micro_batch_has_shown_holds_for_another(peft):
     assert np.array_equal(quick.trace.nbytes, step.trace.nbytes) and np.array_equal(quick.trace.born, step.trace.born)
 
 
+@pytest.mark.parametrize("layout", [Layout(4, 2), Layout(4, 3), Layout(4, 2, 2), Layout(2, 0, 2)], ids=str)
+def test_without_the_optimizer_s_step_all_else_is_the_same(layout):
+    config = with_depth(load_config(LLAMA), 2)
+    whole, short = (
+        run_rank(config, layout, CONVENTIONS["bf16"], batch_size=1, sequence_length=8, update=update)
+        for update in (True, False)
+    )
+    assert whole.held["momentum"] > 0 and short.held == whole.held | dict.fromkeys(
+        ("master", "momentum", "variance"), 0
+    )
+    assert (short.sent, short.sent_activations) == (whole.sent, whole.sent_activations)
+    for column in ("born", "nbytes", "category", "span", "stream"):
+        assert np.array_equal(getattr(short.trace, column), getattr(whole.trace, column)), column
+
+
 def test_a_sharded_step_with_adapters_holds_less_than_all_of_it():
     setting = {"sequence_length": 512, "gradient_checkpointing": True, "gpu": "RTX 3090"}
     lora, qlora = (rank_step(LLAMA, 2, peft=peft, **setting) for peft in ("lora", "qlora"))

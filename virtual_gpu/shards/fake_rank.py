@@ -103,6 +103,7 @@ def run_rank(
     offload_checkpoints: bool = False,
     pairs: Pairs | None = None,
     padded: bool = False,
+    update: bool = True,
 ) -> RankRun:
     """One training step on rank `rank` of the layout, its forward and backward recorded (no optimizer state yet).
 
@@ -115,6 +116,7 @@ def run_rank(
     fused_lm_head: `models.fused_head`; offload_checkpoints: `models.offloaded`. pairs: a micro-batch of DPO's, by TRL's
     head; batch_size counts them. Of its moment "alone" there is no backward, and what is held is the second model's.
     padded: the micro-batch's sequences differ in length, as those of pairs do, so that attention has a mask.
+    update: whether the optimizer steps after them; without it its states are not there, nor is what it sends.
     """
     refuse_in_a_block()
     convention = convention.fp32_shards if pairs else convention
@@ -174,7 +176,7 @@ def run_rank(
                 trace = record.recorder.trace()
                 births, allocations = record.recorder.births(), np.flatnonzero(trace.allocates)
                 whole_at = {kind: allocations[np.isin(births, messages.whole[kind])] for kind in whole}
-                if model is not second:
+                if update and model is not second:
                     optimizer.step()
             trained = [] if model is second else _gradients(model)
             held = {

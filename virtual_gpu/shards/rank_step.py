@@ -64,11 +64,11 @@ class RankStep:
 
     memory: its share of the model (the first rank's, or at stage 1 that of the rank that holds most). sent: collective
     → elements of parameters and gradients; sent_activations: those of tensor parallelism. nccl: what NCCL's buffers
-    take outside PyTorch's allocator. trace: the step's, optimizer state and buckets in it. reserved_bytes: the most
-    that the caching allocator reserves, with a pool for each of FSDP2's streams: without a limit or, where that is too
-    much and the cache can be given back in time, in the room that the GPU has. offloaded_bytes: what goes to the CPU's
-    RAM in this micro-batch, and comes back; pinned_bytes: what it takes there. pairs: of DPO; where a moment before the
-    training or its first micro-batch takes more than the steps after it, peak and trace are that moment's.
+    take outside PyTorch's allocator. trace: the step's, optimizer state and buckets in it. unlimited_bytes: the most
+    that the caching allocator reserves without a limit, with a pool for each of FSDP2's streams. offloaded_bytes: what
+    goes to the CPU's RAM in this micro-batch, and comes back; pinned_bytes: what it takes there. pairs: of DPO; where a
+    moment before the training or its first micro-batch takes more than the steps after it, peak and trace are that
+    moment's.
     """
 
     model: str
@@ -85,7 +85,7 @@ class RankStep:
     gpu_name: str
     capacity_bytes: int
     nccl: Range
-    reserved_bytes: int
+    unlimited_bytes: int
     trace: Trace = field(repr=False)
     adapters: Adapters | None = None  # with them `sent` counts bytes
     offloaded_bytes: int = 0
@@ -98,9 +98,20 @@ class RankStep:
         return self.capacity_bytes - self.nccl.likely
 
     @functools.cached_property
+    def reserved_bytes(self) -> int:
+        """The most that is reserved: without a limit or, where that is too much, in the room that the GPU has.
+
+        There what is cached may be given back in time.
+        """
+        if self.unlimited_bytes > self.room_bytes:
+            with contextlib.suppress(MemoryError):
+                return self.trace.reserved_peak(self.room_bytes)
+        return self.unlimited_bytes
+
+    @functools.cached_property
     def card_bytes(self) -> int:
         """The least capacity in which the caching allocator gets through, to 1/128 of the peak; NCCL's comes on top."""
-        return _capacity(self.trace)
+        return _capacity(self.trace, self.unlimited_bytes)
 
     @property
     def fits(self) -> bool:
@@ -336,22 +347,19 @@ def rank_step(
         trace, whole = max((trace, whole), (before, 0), key=lambda moment: _capacity(moment[0]))
     trace, allocator = trace.through()
     at_peak, phase = _peak(trace, whole)
-    nccl, reserved = nccl_bytes(layout), allocator.peak_reserved_bytes
     tokens = batch_size * sequence_length * (2 if pairs else 1)
-    if reserved > (room := spec.capacity_bytes - nccl.likely):  # what is cached may be given back in time
-        with contextlib.suppress(MemoryError):
-            reserved = trace.reserved_peak(room)
     return RankStep(
         resolve_model_id(model), layout, precision, batch_size, sequence_length, gradient_checkpointing,
         memory, at_peak, phase,
         messages if adapters else elements_sent(model, layout, pairs is not None and pairs.on_the_card),
-        Counter() if adapters else messages, spec.name, spec.capacity_bytes, nccl, reserved, trace, adapters,
+        Counter() if adapters else messages, spec.name, spec.capacity_bytes, nccl_bytes(layout),
+        allocator.peak_reserved_bytes, trace, adapters,
         offloaded.nbytes(tokens), offloaded.pinned(tokens), pairs,
     )  # fmt: skip
 
 
-def _capacity(trace: Trace) -> int:
-    return trace.smallest_capacity(max(trace.timeline().peak_bytes // 128, 2 * MiB))
+def _capacity(trace: Trace, reserved: int | None = None) -> int:
+    return trace.smallest_capacity(max(trace.timeline().peak_bytes // 128, 2 * MiB), reserved=reserved)
 
 
 def _on_ranks(trace: Trace, memory: RankMemory, reference: RankMemory) -> Trace:
@@ -400,6 +408,7 @@ def _trace(
             config, layout, convention, spec=spec,
             batch_size=batch_size, sequence_length=sequence_length, checkpointing=checkpointing, adapters=adapters,
             repeat_kv=repeat_kv, fused_lm_head=fused_lm_head, offload_checkpoints=offload, pairs=pairs, padded=padded,
+            update=False,
         )  # fmt: skip
         sent = one.sent_bytes if adapters else one.sent_activations
         trace = one.trace
