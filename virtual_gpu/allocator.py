@@ -12,7 +12,7 @@ one before, as on Linux (`allocator_blocks.Falling`), unless `place` says where.
 
 from __future__ import annotations
 
-import bisect
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 
 from .allocator_blocks import (
@@ -108,14 +108,16 @@ class CachingAllocator:
         small = size <= SMALL_BYTES
         pool = self._pools.get((stream, small)) or self._new_pool(stream, small)
         block = self._best_fit(pool, size) or self._new_block(pool, size)
-        if self._splits(pool, size, block.size - size):
-            remainder = Block(block.address + size, block.size - size)
+        rest = block.size - size
+        if rest and self._splits(pool, size, rest):
+            remainder = Block(block.address + size, rest)
             block.size = size
             link(block, remainder, block.after)
             pool.put(remainder)
         self._used[name] = block, pool
         self.allocated_bytes += block.size
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
         return block.size
 
     def address_of(self, name: int) -> int | None:
@@ -157,7 +159,7 @@ class CachingAllocator:
                     link(before, block, None)
                 before = block
                 if piece.name is None:
-                    bisect.insort(pool.free, (block.size, block.address, block))
+                    insort(pool.free, (block.size, block.address, block))
                 else:
                     block.free = False
                     self._used[piece.name] = block, pool
@@ -210,7 +212,7 @@ class CachingAllocator:
     def _best_fit(self, pool: Pool, size: int) -> Block | None:
         """The smallest free block that is large enough (get_free_block)."""
         pool.searches[0] += 1
-        place = bisect.bisect_left(pool.free, (size, -1))
+        place = bisect_left(pool.free, (size,))
         if place == len(pool.free):
             return None
         if self.expandable_segments:  # a block that can grow counts as the size that it can grow to
@@ -291,7 +293,7 @@ class CachingAllocator:
         if self.settings.max_split_size is None or self.expandable_segments:
             return False
         wanted = max(size, self._unsplit)
-        place = bisect.bisect_left(pool.free, (wanted, -1))
+        place = bisect_left(pool.free, (wanted, -1))
         if place < len(pool.free):
             return self._release(pool, pool.free[place][2])
         released = 0
@@ -340,11 +342,11 @@ class CachingAllocator:
 
     def _map(self, pool: Pool, hole: Block, nbytes: int) -> Block:
         """Back the beginning of a hole; the free block that it becomes, or becomes part of."""
-        pool.holes.pop(bisect.bisect_left(pool.holes, (hole.address,)))
+        pool.holes.pop(bisect_left(pool.holes, (hole.address,)))
         if nbytes < hole.size:
             rest = Block(hole.address + nbytes, hole.size - nbytes, mapped=False)
             link(hole, rest, hole.after)
-            bisect.insort(pool.holes, (rest.address, rest))
+            insort(pool.holes, (rest.address, rest))
             hole.size = nbytes
         hole.mapped = True
         self._tell("segment_map", hole.address, nbytes, pool)
@@ -366,14 +368,14 @@ class CachingAllocator:
                 link(before, piece, after)
                 before = piece
                 if mapped:
-                    bisect.insort(pool.free, (piece.size, piece.address, piece))
+                    insort(pool.free, (piece.size, piece.address, piece))
                 else:
                     hole = piece
         self.reserved_bytes -= hole.size
         self._tell("segment_unmap", hole.address, hole.size, pool)
         for neighbour in (hole.before, hole.after):
             if neighbour is not None and not neighbour.mapped:
-                pool.holes.pop(bisect.bisect_left(pool.holes, (neighbour.address,)))
+                pool.holes.pop(bisect_left(pool.holes, (neighbour.address,)))
                 absorb(hole, neighbour)
-        bisect.insort(pool.holes, (hole.address, hole))
+        insort(pool.holes, (hole.address, hole))
         return True

@@ -5,7 +5,7 @@ Source: struct Block, struct BlockPool, BlockComparatorSize in c10/cuda/CUDACach
 
 from __future__ import annotations
 
-import bisect
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -87,16 +87,19 @@ class Pool:
 
     def put(self, block: Block) -> None:
         """Keep a free block, merged with its free neighbours (free_block)."""
-        for neighbour in (block.before, block.after):
-            if neighbour is not None and neighbour.free and neighbour.mapped:
-                self.take(neighbour)
-                absorb(block, neighbour)
+        before, after = block.before, block.after
+        if before is not None and before.free and before.mapped:
+            self.take(before)
+            absorb(block, before)
+        if after is not None and after.free and after.mapped:
+            self.take(after)
+            absorb(block, after)
         block.free, block.since = True, self.searches[0]
-        bisect.insort(self.free, (block.size, block.address, block))
+        insort(self.free, (block.size, block.address, block))
 
     def take(self, block: Block) -> None:
         """Remove a block from the free ones."""
-        self.free.pop(bisect.bisect_left(self.free, (block.size, block.address)))
+        self.free.pop(bisect_left(self.free, (block.size, block.address)))
         block.free = False
 
 

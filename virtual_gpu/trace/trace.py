@@ -84,12 +84,14 @@ class Trace:
         held: list[int] = []
 
         def run(start: int, end: int) -> None:
+            allocate, free, give = allocator.allocate, allocator.free, held.append
             for entry in range(start, end):
-                if born[entry] == entry:
-                    held.append(allocator.allocate(entry, nbytes[entry], stream[entry]))
+                block = born[entry]
+                if block == entry:
+                    give(allocate(entry, nbytes[entry], stream[entry]))
                 else:
-                    allocator.free(born[entry])
-                    held.append(held[born[entry]])
+                    free(block)
+                    give(held[block])
 
         done = 0
         for repeat in () if allocator.settings.garbage_collection_threshold else repeats_of(self):
