@@ -66,8 +66,9 @@ def cheapest(request: Request) -> Plan:
             break  # this one and those after it hold more before anything is computed
         one, plans, per_gpu = replace(recipe, checkpointing=True), [], request.of(recipe).per_gpu
         try:
-            plans.append(measure(request, one, 1, per_gpu))
-            if per_gpu > 1 and not plans[0].fits:
+            least = 1 if one.accumulates else per_gpu
+            plans.append(measure(request, one, least, per_gpu // least))
+            if per_gpu > least and not plans[0].fits:
                 plans.append(measure(request, one, per_gpu, 1))  # nothing is accumulated
         except CANNOT_RUN as error:
             errors.append(error)
@@ -78,8 +79,8 @@ def cheapest(request: Request) -> Plan:
                 continue
             with contextlib.suppress(*CANNOT_RUN):  # the recipe itself runs
                 more = replace(one, fused_lm_head=head or one.fused_lm_head, offload=offload)
-                plans.append(measure(request, more, 1, per_gpu))
-                if per_gpu > 1 and not plans[-1].fits:
+                plans.append(measure(request, more, least, per_gpu // least))
+                if per_gpu > least and not plans[-1].fits:
                     plans.append(measure(request, more, per_gpu, 1))
         best = min([*plans, *([best] if best else [])], key=needed_bytes)
     if best is None:
@@ -130,7 +131,7 @@ def _lean(request: Request, recipe: Recipe) -> Plan | None:
 
     First with checkpoints on the CPU, and without where only the allocator's loss was too much.
     """
-    for micro_batch in dict.fromkeys((1, request.per_gpu)):
+    for micro_batch in dict.fromkeys((1, request.per_gpu) if recipe.accumulates else (request.per_gpu,)):
         found: list[Plan] = []
         for offload in (True, False) if offloaded.can_offload(recipe.stage) else (False,):
             if found and found[0].tensors_bytes > request.limit_bytes:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from ..language import tr
 from ..models import offloaded
 from ..models.fused_head import SINCE, has_fused_head
+from ..step.optimizers import needs_cuda
+from ..step.own_code import OURS, steps_in_backward, trains_all
 from ..step.setting import (
     fused_head_label,
 )
@@ -35,12 +37,45 @@ def why_not_split(request: Request) -> str:
     return ""
 
 
+def why_not_with_optimizer(request: Request, method: str) -> str:
+    """Why nothing of a method is tried with the optimizer that was asked for; empty where something is."""
+    optimizer = request.optimizer
+    if optimizer is None or not needs_cuda(optimizer, request.optim_args):
+        return ""
+    if trains_all(optimizer) and method != "full":
+        return tr(ko="어댑터가 아니라 가중치를 학습하는 옵티마이저다", en="an optimizer of weights, not of adapters")
+    if request.pairs and optimizer in OURS:
+        return tr(ko="DPOTrainer에는 이 옵티마이저의 이름이 없다", en="DPOTrainer has no name for it")
+    if method == "qlora":
+        return tr(ko="4비트 가중치와 함께는 세지 않는다", en="not counted beside 4-bit weights")
+    if steps_in_backward(optimizer) and request.gpus > 1:
+        return tr(
+            ko="GPU끼리 그레이디언트를 더하기 전에 스텝한다", en="it steps before GPUs have added their gradients"
+        )
+    if steps_in_backward(optimizer) and "fp16" in (request.precision or ""):
+        return tr(
+            ko="fp16의 GradScaler와 함께 쓸 수 없다. bf16이나 fp32로 한다",
+            en="it does not go together with fp16's GradScaler: bf16 or fp32",
+        )
+    return ""
+
+
+def why_no_way(request: Request) -> str:
+    """Why the optimizer that was asked for leaves none of the methods; empty where it leaves one."""
+    reasons = [why_not_with_optimizer(request, method) for method in request.methods]
+    return "" if not all(reasons) else "; ".join(dict.fromkeys(reasons))
+
+
 def recipes_of(request: Request) -> list[Recipe]:
     """Every recipe that the request allows, without checkpointing."""
     bf16 = request.spec.has_bf16
     mixed = request.precision or ("mixed_bf16" if bf16 else "mixed_fp16")
-    found = []
+    optimizer, found = request.optimizer or "", []
+    if steps_in_backward(optimizer) and request.precision is None and not bf16:
+        mixed = "fp32"  # there is no step to which a scaler could tell that fp16 has overflowed
     for method in request.methods:
+        if why_not_with_optimizer(request, method):
+            continue
         precisions, optimizers = [mixed], [request.optimizer or "adamw_fused"]
         if method == "full":
             precisions += ["bf16"] if bf16 and request.precision is None and not request.pairs else []
@@ -101,6 +136,9 @@ def left_out(request: Request) -> list[tuple[str, str]]:
             else tr(ko="ZeRO로 나누는 계획에서는 찾지 않는다", en="not tried where ZeRO splits")
         )
         rows.append((what, why))
+    for method in request.methods:
+        if why := why_not_with_optimizer(request, method):
+            rows.append((f"{method_label(method)} · {request.optimizer}", why))
     if request.cpu_offload and not request.pairs:
         rows += [(f"{name} · {cpu_offload_label()}", why) for name, why in _why_not_on_cpu(request)]
     if "full" in request.methods and request.optimizer is None:

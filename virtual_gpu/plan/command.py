@@ -14,6 +14,7 @@ from ..errors import WrongValue
 from ..language import LANGUAGES, tr
 from ..models.pages import pages_label
 from ..step.optimizers import OPTIMIZERS
+from ..step.own_code import OURS
 from ..step.setting import OBJECTIVES
 from ..terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language, tell
 from ..units import human_bytes
@@ -82,6 +83,8 @@ def execute(args: argparse.Namespace) -> int:
         methods=tuple(filter(None, args.methods.split(","))),
         precision=args.precision,
         optimizer=args.optimizer,
+        optim_args=args.optim_args or "",
+        optim_target_modules=tuple(filter(None, (args.optim_target_modules or "").split(","))),
         margin=number(args.margin),
         lora_rank=number(args.lora_rank),
         lora_targets=args.lora_targets,
@@ -253,7 +256,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", default="16", help=tr(ko="옵티마이저 스텝 하나의 샘플", en="samples of one optimizer step"))
     add("--methods", default=",".join(METHODS), help=tr(ko="허용하는 방법, 쉼표로 잇는다", en="allowed, by commas"))
     add("--precision", default=None, help=free + ", ".join(PRECISIONS))
-    add("--optimizer", default=None, help=free + ", ".join(OPTIMIZERS))
+    more = tr(ko="그리고 TrainingArguments의 optim이 아는 모든 이름", en="and every name of TrainingArguments' optim")
+    add("--optimizer", default=None, help=f"{free}{', '.join((*OPTIMIZERS, *OURS))}, {more}")
+    of_optimizer = tr(ko="그 옵티마이저의 것, TrainingArguments처럼: ", en="of that optimizer, as TrainingArguments: ")
+    add("--optim-args", default=None, metavar="ARGS", help=of_optimizer + "rank=128,scale=0.25")
+    add("--optim-target-modules", default=None, metavar="NAMES", help=of_optimizer + "all-linear, q_proj,v_proj")
     add(
         "--margin",
         default=str(MARGIN),

@@ -18,11 +18,10 @@ from ..shards.ledger import closed_form, closed_form_adapters
 from ..shards.rank_step import rank_need
 from ..shards.second_model import Pairs
 from ..step.flops import training_flops
-from ..step.predict import predict_need
 from ..step.setting import Setting
 from ..step.splits import split_setting
-from ..step.states import states_of
 from .files.settings import autocast_dtype, weights_dtype
+from .on_a_card import predict_need, states_of
 from .plans import Plan
 from .recipes import Recipe
 from .request import Request
@@ -53,6 +52,8 @@ def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation:
         optimizer=recipe.optimizer,
         lora_rank=request.lora_rank,
         lora_targets=request.lora_targets,
+        optim_args=request.optim_args,
+        optim_target_modules=request.optim_target_modules,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..language import tr
+from ..step.own_code import steps_in_backward
 from ..step.setting import (
     checkpointing_label,
     fused_head_label,
@@ -44,6 +45,11 @@ class Recipe:
     cpu_offload: bool = False
     reference: str = "same"
     tensor_parallel: int = 1
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a step may have several micro-batches: not where each parameter steps in the backward."""
+        return not steps_in_backward(self.optimizer)
 
     @property
     def at_once(self) -> Recipe:

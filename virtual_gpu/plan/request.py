@@ -23,14 +23,15 @@ from ..optional import require
 from ..room import Room, room_on
 from ..rules.active import ActiveRules
 from ..shards.nccl import of_groups
-from ..step.optimizers import optimizer_named
+from ..step.optimizers import optimizer_named, takes_args
+from ..step.own_code import arguments_of
 from ..step.setting import (
     OBJECTIVES,
     Setting,
     check_size,
 )
 from ..units import boolean, choose, positive_int
-from .candidates import recipes_of, why_not_split
+from .candidates import recipes_of, why_no_way, why_not_split
 from .ranking import PREFERENCES
 from .recipes import METHODS
 from .tensors import why_not
@@ -65,6 +66,8 @@ class Request:
     cpu_offload: bool = False  # parameters, gradients and optimizer state may wait in the CPU's RAM
     objective: str = "sft"  # or "dpo": a sample is a pair of sequences, and the loss TRL's DPOTrainer's
     tensor_parallel: int | None = None  # GPUs that compute each layer together; None: the planner chooses
+    optim_args: str = ""  # of the optimizer, as TrainingArguments take it: "rank=128"
+    optim_target_modules: str | tuple[str, ...] = ""  # whose states are of low rank (GaLore, APOLLO)
 
     @property
     def spec(self) -> GPUSpec:
@@ -191,6 +194,8 @@ def make_request(
     cpu_offload: bool = False,
     objective: str = "sft",
     tensor_parallel: int | None = None,
+    optim_args: str = "",
+    optim_target_modules: str | tuple[str, ...] = "",
 ) -> Request:
     """The request with every value checked; WrongValue in the reader's language."""
     gpu, gpus = how_many(gpu, gpus)
@@ -228,6 +233,15 @@ def make_request(
             )
     if optimizer is not None:
         optimizer = optimizer_named(optimizer)
+    optim_args, optim_target_modules = arguments_of(optimizer or "", optim_args, optim_target_modules)
+    if optim_args and not (optimizer and takes_args(optimizer)):
+        raise WrongValue(
+            tr(
+                ko=f"optim_args={optim_args!r}: 옵티마이저 {optimizer or '(없음)'}은(는) 읽지 않는다. optimizer와 함께 "
+                "준다.",
+                en=f"optim_args={optim_args!r}: the optimizer {optimizer or '(none)'} does not read it.",
+            )
+        )
     if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin <= 1:
         raise WrongValue(tr(ko=f"margin={margin!r}: 0에서 1 사이의 수다.", en=f"margin={margin!r}: from 0 to 1."))
     if tensor_parallel is not None:
@@ -247,8 +261,10 @@ def make_request(
         model, spec.name, gpus, check.sequence_length, batch, ordered, precision, optimizer, float(margin),
         check.lora_rank, check.lora_targets, None if host is None else machine(host).name,
         prefer, None if price_per_hour is None else float(price_per_hour), boolean(selective, "selective"),
-        boolean(cpu_offload, "cpu_offload"), objective, tensor_parallel,
+        boolean(cpu_offload, "cpu_offload"), objective, tensor_parallel, optim_args, optim_target_modules,
     )  # fmt: skip
+    if why := why_no_way(made):
+        raise NotSupported(f"optimizer={optimizer!r}: {why}")
     _check_split(made)
     return made
 

@@ -176,6 +176,7 @@ def plan_training(
     what it leaves free spent on results that are then not computed again (`keeping`). cpu_offload: full fine-tuning
     also with parameters, gradients and optimizer state in the CPU's RAM (`on_cpu`), on one GPU as on several.
     objective: "sft", or "dpo" by TRL's DPOTrainer: then batch counts pairs, and length is a prompt with one answer.
+    optim_args, optim_target_modules: of the optimizer, as TrainingArguments take them.
     tensor_parallel: only full fine-tuning in which so many GPUs compute each layer together (1: only without); None
     tries it where it can matter.
     price_per_hour: of one GPU, by which a plan's `price` is the least that a million tokens can cost; None takes the
@@ -372,7 +373,7 @@ def _largest(
     or from the model's widths where there is none; what is returned is measured. The whole batch at once accumulates
     nothing, so it may fit where a smaller one does not: it is measured unless it is `_too_much_at_once`.
     """
-    *ways, whole = [way for way in equal_splits(request.per_gpu)[::-1] if way[0] > above]  # the smallest first
+    *ways, whole = [way for way in _splits(request, recipe) if way[0] > above]  # the smallest first
     plans: dict[int, Plan] = {}
     at_once = None
     alike = recipe.checkpointing, recipe.offload, recipe.fused_lm_head, recipe.method == "full"
@@ -406,12 +407,20 @@ def _smallest(request: Request, recipe: Recipe) -> tuple[Plan | None, Plan | Non
 
     Memory grows with the micro-batch, but for the whole batch at once, of which no gradients wait.
     """
+    if not recipe.accumulates:
+        plan = measure(request, recipe, request.per_gpu, 1)
+        return (plan, None) if plan.fits else (None, plan)
     plans = [measure(request, recipe, 1, request.per_gpu)]
     gradients, one = plans[0].at_peak.get("gradients", 0), _of_samples(plans[0])
     if request.per_gpu > 1 and one * (request.per_gpu - 1) <= 1.1 * gradients:  # samples may cost less than gradients
         plans.append(measure(request, recipe, request.per_gpu, 1))
     least = min([*filter(holds_step, plans)] or plans, key=needed_bytes)
     return (least, None) if least.fits else (None, least)
+
+
+def _splits(request: Request, recipe: Recipe) -> list[tuple[int, int]]:
+    """Every (micro-batch, how many of them) that the recipe may have, the smallest first."""
+    return equal_splits(request.per_gpu)[::-1] if recipe.accumulates else [(request.per_gpu, 1)]
 
 
 def _too_much_at_once(request: Request, samples: int, plans: list[Plan]) -> bool:

@@ -348,3 +348,6 @@ def swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
     first.__class__, second.__class__ = second.__class__, first.__class__
     first.__dict__, second.__dict__ = second.__dict__, first.__dict__
     torch._C._swap_tensor_impl(first, second)
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if (hooks := getattr(first, name)) is not None:
+            setattr(first, name, hooks)  # the object has them still, and what it is now has to hear of them

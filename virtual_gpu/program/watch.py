@@ -257,7 +257,17 @@ class Watch:
             tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
             self.claim(tensors, "optimizer", owners.get(id(parameter), NOWHERE))
 
+    def _claim_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Its gradients and what it keeps, without a look at the models."""
+        stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.claim([p.grad for p in stepped if p.grad is not None], "gradients")
+        states = (value for state in optimizer.state.values() for value in state.values())
+        self.claim([value for value in states if isinstance(value, torch.Tensor)], "optimizer")
+
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self.phase == BACKWARD:  # a parameter's own step there: what all others are is asked when it ends
+            self._claim_stepped(optimizer)
+            return
         if optimizer not in self._optimizers:
             self.modules.find()
             self._optimizers.add(optimizer)
@@ -267,8 +277,11 @@ class Watch:
         self.enter(STEP)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._claim_state(optimizer)
-        self.enter(BETWEEN)
+        if self.phase == BACKWARD:
+            self._claim_stepped(optimizer)
+        else:
+            self._claim_state(optimizer)
+            self.enter(BETWEEN)
         if not self.within_a_step:
             self.count_step(optimizer)
 

@@ -58,7 +58,7 @@ def predict_memory(
     kernels = spec.compute_capability, spec.multiprocessors, spec.threads_per_multiprocessor
     kept, key = {} if kept is None else kept, (setting, full, kernels, gpu.expandable_segments)
     if key not in kept:
-        run = virtual_run(setting, config, spec) if full else _predicted(setting, config, spec)
+        run = virtual_run(setting, config, spec) if full else predicted(setting, config, spec)
         trace, allocator = run.trace.through(expandable_segments=gpu.expandable_segments)
         kept[key] = run._replace(trace=trace), allocator.peak_reserved_bytes
     run, reserved_bytes = kept[key]
@@ -103,20 +103,25 @@ def predict_need(setting: Setting, compute_capability: tuple[int, int], ddp: boo
     """
     anything = replace(CATALOG["T4"], compute_capability=compute_capability, memory_bytes=2**60, usable_bytes=None)
     report = predict_memory(setting, gpu=VirtualGPU(anything))
-    timeline, reserved = report.timeline, report.reserved_bytes
-    if ddp:
-        trace, allocator = with_ddp(timeline.trace).through()
-        timeline, reserved = trace.timeline(), allocator.peak_reserved_bytes
     states = {
         "parameters": report.parameters_bytes,
         "gradients": report.gradients_bytes,
         "optimizer": report.optimizer_bytes,
     }
+    need = Need(0, 0, states, {}, report.offloaded_bytes, report.pinned_bytes, report.paged_bytes)
+    return of_trace(need, report.timeline.trace, report.reserved_bytes, ddp)
+
+
+def of_trace(need: Need, trace: Trace, reserved: int | None = None, ddp: bool = False) -> Need:
+    """The need with what a trace takes of a card. reserved: its peak without a limit, where it is known."""
+    trace = with_ddp(trace) if ddp else trace
+    if ddp or reserved is None:
+        trace, allocator = trace.through()
+        reserved = allocator.peak_reserved_bytes
+    timeline = trace.timeline()
     step = max(timeline.peak_bytes // 128, 2 * 2**20)
-    return Need(
-        timeline.peak_bytes, timeline.trace.smallest_capacity(step, reserved=reserved), states, timeline.at_peak(),
-        report.offloaded_bytes, report.pinned_bytes, report.paged_bytes,
-    )  # fmt: skip
+    card = trace.smallest_capacity(step, reserved=reserved)
+    return replace(need, tensors=timeline.peak_bytes, card=card, at_peak=timeline.at_peak())
 
 
 def model_bytes(model: torch.nn.Module) -> int:
@@ -149,6 +154,8 @@ def training_arguments(setting: Setting, autocast: torch.dtype | None) -> Simple
         offload_checkpoints=setting.offload_checkpoints,
         fp32_embedding_state=setting.fp32_embedding_state,
         objective=setting.objective,
+        optim_args=setting.optim_args,
+        optim_target_modules=setting.optim_target_modules,
         fp16=autocast == torch.float16,
         bf16=autocast == torch.bfloat16,
         loss_scale=1.0,  # values do not matter here, and a step that overflows would be skipped: no optimizer state
@@ -215,7 +222,7 @@ def _detailed(
         gpu = VirtualGPU(spec, limited=limited, expandable_segments=expandable_segments, without=without, detailed=True)
         with gpu.interrupts_wait():
             try:
-                _run(setting, load_config(setting.model_id), gpu)
+                run_on(gpu, setting, load_config(setting.model_id))
             except torch.OutOfMemoryError as error:
                 clear_frames(error)
                 return gpu.details, True
@@ -258,10 +265,11 @@ def virtual_run(setting: Setting, config: Any, spec: GPUSpec, later: int | None 
     refuse_in_a_block()
     gpu = VirtualGPU(spec, limited=False)
     with gpu.interrupts_wait(), running(setting.model_id):
-        return _run(setting, config, gpu, later)
+        return run_on(gpu, setting, config, later)
 
 
-def _run(setting: Setting, config: Any, gpu: VirtualGPU, later: int | None = None) -> Run:
+def run_on(gpu: Any, setting: Setting, config: Any, later: int | None = None) -> Run:
+    """The setting's two steps on a GPU, which is `virtual_run`'s, or like it."""
     dtype, autocast = setting.dtypes
     dtype = checkpoint_dtype(setting.model_id, config) if dtype == "auto" else dtype
     model = build_on_gpu(config, dtype, setting.attention, setting.peft, gpu, **setting.adapters)
@@ -279,14 +287,14 @@ def _run(setting: Setting, config: Any, gpu: VirtualGPU, later: int | None = Non
         sample["reference"] = torch.zeros(2)
     arguments = training_arguments(setting, autocast)
     samples = setting.samples if later is None else setting.batch_size * (setting.gradient_accumulation_steps + later)
-    log = train(model, [sample] * samples, arguments, reference=reference)
+    log = train(model, [sample] * samples, arguments, gpu=gpu, reference=reference)
     moved = _moved(setting, log)
     states = log.gradients_bytes, log.optimizer_bytes, log.paged_bytes
     parameters = model_bytes(model) + (model_bytes(reference) if reference else 0)
     return Run(log.timeline.trace, parameters, *states, moved)
 
 
-def reference_on(gpu: VirtualGPU, setting: Setting, config: Any, dtype: torch.dtype) -> torch.nn.Module | None:
+def reference_on(gpu: Any, setting: Setting, config: Any, dtype: torch.dtype) -> torch.nn.Module | None:
     """The second model of DPO, with weights of `dtype` or of what is computed in; None where there is none.
 
     TRL freezes it not, so that autocast keeps the casts of its weights until its forward is done.
@@ -308,19 +316,21 @@ def refuse_encoder_decoder(setting: Setting, config: Any) -> None:
         )
 
 
-def _predicted(setting: Setting, config: Any, spec: GPUSpec) -> Run:
-    """What `virtual_run` gives, from less work where that is found to give the same."""
+def predicted(setting: Setting, config: Any, spec: GPUSpec, how: Callable[..., Run] = virtual_run) -> Run:
+    """What `how`, `virtual_run` or one like it, gives, from less work where that is found to give the same."""
     wanted = setting.gradient_accumulation_steps
     if wanted > MICRO_BATCHES:
         few = replace(setting, gradient_accumulation_steps=MICRO_BATCHES)
-        run = _predict_by_depth(few, config, spec, LATER) or virtual_run(few, config, spec, LATER)
+        run = _predict_by_depth(how, few, config, spec, LATER) or how(few, config, spec, LATER)
         trace = with_micro_batches(run.trace, wanted)
         if trace is not None:
             return run._replace(trace=trace)
-    return _predict_by_depth(setting, config, spec) or virtual_run(setting, config, spec)
+    return _predict_by_depth(how, setting, config, spec) or how(setting, config, spec)
 
 
-def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec, later: int | None = None) -> Run | None:
+def _predict_by_depth(
+    how: Callable[..., Run], setting: Setting, config: Any, spec: GPUSpec, later: int | None = None
+) -> Run | None:
     """The run at full depth from shallow ones; None where that is not less work, or contradicted."""
     if not is_uniform(setting.kept_results):
         return None
@@ -328,12 +338,12 @@ def _predict_by_depth(setting: Setting, config: Any, spec: GPUSpec, later: int |
     names = "parameters", "gradients", "optimizer", "paged"
 
     def run(shallow: Any) -> tuple[Trace, dict[Any, int]]:
-        one = virtual_run(setting, shallow, spec, later)
+        one = how(setting, shallow, spec, later)
         return one.trace, {name: getattr(one, name) for name in names} | one.offloaded.sizes
 
     try:
         kind = replace(setting, batch_size=kind_of_batch(setting.batch_size), sequence_length=1)
-        like = "step", kind, later, spec.compute_capability
+        like = "step" if how is virtual_run else how.__name__, kind, later, spec.compute_capability
         found = from_shallow(config, run, like)
     except NoSuchLayer:  # an adapter's target that only the full depth has
         return None

@@ -117,7 +117,13 @@ def _train(
 ) -> None:
     if setting.gradient_checkpointing:
         enable_checkpointing(model, setting.kept_results, offload=setting.offload_checkpoints)
-    optimizer = make_optimizer(setting.optimizer, model, setting.learning_rate, gpu, setting.fp32_embedding_state)
+    optimizer = make_optimizer(
+        setting.optimizer, model, setting.learning_rate, gpu, setting.fp32_embedding_state, setting.optim_args,
+        setting.optim_target_modules,
+    )  # fmt: skip
+    if callable(getattr(optimizer, "train", None)):  # of schedule-free ones, as the Trainer does before a step
+        optimizer.train()
+    of_lomo = getattr(optimizer, "fused_backward", None)  # steps there, as accelerate calls it
     scaled = setting.autocast == torch.float16 and not gpu.is_virtual
     scaler = torch.amp.GradScaler("cuda", init_scale=setting.loss_scale, enabled=scaled)
     model.train()
@@ -138,14 +144,18 @@ def _train(
                         if not setting.holds_outputs:
                             del outputs
                     with record.phase("backward"):
-                        scaler.scale(loss).backward()
+                        if of_lomo is not None:
+                            of_lomo(loss, setting.learning_rate)
+                        else:
+                            scaler.scale(loss).backward()
                     log.micro_steps += 1
                     log.offloaded.update(moved)
                     moved.clear()
                     if not gpu.is_virtual:
                         log.losses.append(loss.item() / share)
                 with record.phase("step"):
-                    scaler.step(optimizer)
+                    if of_lomo is None:
+                        scaler.step(optimizer)
                 scaler.update()
                 log.optimizer_steps += 1
                 if log.optimizer_steps == 1:
@@ -253,6 +263,8 @@ class _Setting:
     offload_checkpoints: bool
     fp32_embedding_state: bool
     objective: str
+    optim_args: str
+    optim_target_modules: str | tuple[str, ...]
 
     @classmethod
     def read(cls, args: Any) -> _Setting:
@@ -276,6 +288,8 @@ class _Setting:
             offload_checkpoints=bool(getattr(args, "offload_checkpoints", False)),
             fp32_embedding_state=bool(getattr(args, "fp32_embedding_state", _is_the_trainer_s(args))),
             objective=getattr(args, "objective", "sft"),
+            optim_args=getattr(args, "optim_args", None) or "",
+            optim_target_modules=getattr(args, "optim_target_modules", None) or "",
         )
 
 

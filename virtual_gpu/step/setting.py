@@ -18,7 +18,8 @@ from ..models.fused_head import has_fused_head, require_fused_head
 from ..models.kept import kept_results
 from ..models.offloaded import require_offload
 from ..units import boolean, choose, positive_int
-from .optimizers import optimizer_named
+from . import own_code
+from .optimizers import optimizer_named, takes_args
 from .pairs import REFERENCES
 
 MAX_TOKENS = 2**26  # 512 MiB of int64 ids: more is a typing mistake, not an experiment
@@ -98,6 +99,8 @@ class Setting:
     objective: str = "sft"
     reference: str = "same"
     padded: bool = False  # a micro-batch's sequences differ in length, so that attention has a mask
+    optim_args: str = ""  # as TrainingArguments have it, of an optimizer that the Trainer reads it for
+    optim_target_modules: str | tuple[str, ...] = ""  # whose weights' states are of low rank (GaLore, APOLLO)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -125,6 +128,9 @@ class Setting:
         precisions = [*PRECISIONS, *(name for name in ADAPTER_PRECISIONS if self.peft or "bf16" in name)]
         put(self, "precision", choose(self.precision, precisions, tr(ko="정밀도", en="precision")))
         put(self, "optimizer", optimizer_named(self.optimizer))
+        arguments = own_code.arguments_of(self.optimizer, self.optim_args, self.optim_target_modules)
+        put(self, "optim_args", arguments[0] if takes_args(self.optimizer) else "")
+        put(self, "optim_target_modules", arguments[1])
         put(self, "attention", choose(self.attention, ATTENTION, tr(ko="어텐션", en="attention")))
         put(self, "model_id", model_name(self.model_id))
         if self.peft is not None:
@@ -154,6 +160,8 @@ class Setting:
                 )
             )
         put(self, "lora_dropout", 0.0 if self.pairs and self.peft else float(dropout) if self.peft else LORA_DROPOUT)
+        scales = self.dtypes[1] == torch.float16
+        own_code.check_way(self.optimizer, self.gradient_accumulation_steps, scales, self.peft)
         for name in ("double_quantization", "rest_in_fp32"):
             put(self, name, boolean(getattr(self, name), name) or self.peft != "qlora")
         in_fp32 = boolean(self.fp32_embedding_state, "fp32_embedding_state")
@@ -210,6 +218,8 @@ class Setting:
             "gradient_checkpointing": bool(checkpointing),
             "precision": f"{mixed}_{computes}" if computes else "auto",
             "optimizer": optimizer_named(arguments.optim),
+            "optim_args": getattr(arguments, "optim_args", None) or "",
+            "optim_target_modules": getattr(arguments, "optim_target_modules", None) or "",
             "fp32_embedding_state": True,
         }
         how = getattr(arguments, "activation_checkpointing_kwargs", None) or getattr(
@@ -278,6 +288,7 @@ class Setting:
         defaults = {f.name: f.default for f in fields(self)}
         names = ("peft", "precision", "optimizer", "attention")
         parts += [str(getattr(self, name)) for name in names if getattr(self, name) != defaults[name]]
+        parts += [self.optim_args] if self.optim_args else []
         if self.lora_rank != LORA_RANK:
             parts.append(f"rank {self.lora_rank}")
         if self.lora_targets != "attention":
@@ -308,7 +319,7 @@ class Setting:
         silent += [] if self.peft else ["lora_rank", "lora_targets", "lora_dropout"]
         silent += [] if self.fp32_embedding_state else ["fp32_embedding_state"]
         silent += [] if self.pairs else ["objective", "reference"]
-        silent += [] if self.padded else ["padded"]
+        silent += [name for name in ("padded", "optim_args", "optim_target_modules") if not getattr(self, name)]
         return {name: value for name, value in asdict(self).items() if name not in silent}
 
     def check_length(self, config: Any) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...language import tr
-from . import torch_loop
+from . import optimizers, torch_loop
 from .settings import (
     BLOCKS,
     LAUNCH,
@@ -20,7 +20,7 @@ from .settings import (
     trained_part,
     weights_dtype,
 )
-from .torch_loop import imports_of, made
+from .torch_loop import imports_of
 
 if TYPE_CHECKING:
     from ..plans import Plan
@@ -36,7 +36,7 @@ def cannot(plan: Plan) -> str:
             ko="GPU 한 장이면 accelerate는 마이크로 배치 사이에 모든 그레이디언트를 카드에 둔다",
             en="on one GPU accelerate keeps all gradients on the card between micro-batches",
         )
-    return torch_loop.cannot(plan)  # what is not split there is not split here
+    return optimizers.cannot_as_one(plan) or torch_loop.cannot(plan)  # what is not split there is not split here
 
 
 def files(plan: Plan) -> dict[str, str]:
@@ -56,7 +56,7 @@ def files(plan: Plan) -> dict[str, str]:
         dtype=weights_dtype(recipe),
         blocks=BLOCKS,
         model=_model(plan),
-        optimizer=made(recipe),
+        optimizer=optimizers.made(recipe),
         fused=", fused_lm_head=True" if recipe.fused_lm_head else "",
         **of_keeping(plan),
         **of_launch(recipe),
@@ -97,7 +97,7 @@ loader = DataLoader(torch.tensor(blocks), batch_size=MICRO_BATCH, shuffle=True, 
 
 {model}model.train()
 trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-optimizer = {optimizer}model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+{optimizer}model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 steps = len(loader) // ACCUMULATION
 steps = min(steps, args.max_steps) if args.max_steps > 0 else steps
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer.optimizer, 1.0, 0.0, total_iters=steps)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...language import tr
-from ...step.optimizers import BITSANDBYTES
-from . import fsdp2, tensors
+from . import fsdp2, optimizers, tensors
 from .settings import (
     BLOCKS,
     autocast_dtype,
@@ -27,28 +26,13 @@ if TYPE_CHECKING:
     from ..recipes import Recipe
 
 NAMES = ("train.py",)
-# name → (what it is imported by, the call), as the Trainer makes them: no weight decay
-OPTIMIZERS = {
-    "adamw": ("", "torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0)"),
-    "adamw_fused": ("", "torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0, fused=True)"),
-    **{
-        name: (f"from bitsandbytes.optim import {kind}\n", f"{kind}(trained, lr=LEARNING_RATE, {more}weight_decay=0.0)")
-        for name, kind in BITSANDBYTES.items()
-        for more in ("betas=(0.9, 0.999), " if "lion" in name else "",)
-    },
-    "sgd": ("", "torch.optim.SGD(trained, lr=LEARNING_RATE)"),
-    "adafactor": (
-        "from transformers.optimization import Adafactor\n",
-        "Adafactor(trained, lr=LEARNING_RATE, scale_parameter=False, relative_step=False)",
-    ),
-}
 
 
 def cannot(plan: Plan) -> str:
     """Why these files could not train as the plan says; empty where they can."""
     if plan.recipe.stage and plan.recipe.method == "qlora":
         return tr(ko="4비트 가중치는 나누어 보지 않았다", en="4-bit weights were not split with it")
-    return ""
+    return optimizers.cannot(plan)
 
 
 def files(plan: Plan) -> dict[str, str]:
@@ -59,6 +43,7 @@ def files(plan: Plan) -> dict[str, str]:
     parts = {"model": loading(plan, "device") + trained_part(plan), "of_shards": ""}
     said = {"torchrun": torchrun(gpus), "backend": "cuda:nccl,cpu:gloo" if recipe.cpu_offload else "nccl"}
     parts |= {name: text.format(**said) for name, text in (_SEVERAL if several else _ONE).items()}
+    parts |= {} if recipe.accumulates else {"clip": ""}  # there is nothing left to clip
     parts |= _precision(recipe) | (fsdp2.parts(plan) if recipe.stage else {})
     parts |= tensors.parts(plan) if recipe.tensor_parallel > 1 else {}
     script = _SCRIPT.format(
@@ -68,33 +53,23 @@ def files(plan: Plan) -> dict[str, str]:
         head=head(plan),
         dtype=weights_dtype(recipe),
         blocks=BLOCKS,
-        optimizer=made(recipe),
+        optimizer=optimizers.made(recipe),
+        each=optimizers.each(recipe),
+        schedule=optimizers.schedule(recipe),
         **of_keeping(plan),
         **parts,
     )
     return {"train.py": script}
 
 
-def made(recipe: Recipe) -> str:
-    """The optimizer, and what is said of it before its first step."""
-    call = OPTIMIZERS[recipe.optimizer][1]
-    return f"{call}\n{_EMBEDDINGS}" if _spares_embeddings(recipe) else f"{call}\n"
-
-
-def _spares_embeddings(recipe: Recipe) -> bool:
-    return recipe.method == "full" and "8bit" in recipe.optimizer
-
-
 def imports_of(plan: Plan, *more: str) -> tuple[str, str]:
     """(before torch's, from transformers' on) the imports that the plan needs; more: of transformers."""
     recipe, (repeated, fused) = plan.recipe, imports(plan)
-    line = OPTIMIZERS[recipe.optimizer][0]
-    if _spares_embeddings(recipe):
-        line = f"from bitsandbytes.optim import {', '.join(sorted((BITSANDBYTES[recipe.optimizer], _MANAGER)))}\n"
+    line = optimizers.imported(recipe)
     names = ["LoraConfig", "get_peft_model"] + (["prepare_model_for_kbit_training"] if upcasts(recipe) else [])
     bits = ", BitsAndBytesConfig" if recipe.method == "qlora" else ""
     last = f"from transformers import {', '.join([*more, 'AutoModelForCausalLM', 'AutoTokenizer'])}{bits}\n"
-    if "bitsandbytes" in line:
+    if "bitsandbytes" in line:  # and what comes behind transformers, by its name
         return line + from_peft(recipe, *names), last + repeated + fused
     return from_peft(recipe, *names), last + repeated + line + fused
 
@@ -113,16 +88,11 @@ def _precision(recipe: Recipe) -> dict[str, str]:
         "forward": forward,
         "scaler": "scaler = torch.amp.GradScaler(device.type, enabled=not args.cpu)\n" if scaled else "",
         "backward": "scaler.scale(loss).backward()" if scaled else "loss.backward()",
-        "unscale": "    scaler.unscale_(optimizer)\n" if scaled else "",
-        "step": "scaler.step(optimizer)\n    scaler.update()" if scaled else "optimizer.step()",
+        "unscale": optimizers.unscaled(recipe) if scaled else "",
+        "step": optimizers.step(recipe, scaled),
     }
 
 
-_MANAGER = "GlobalOptimManager"
-_EMBEDDINGS = """for module in model.modules():
-    if isinstance(module, torch.nn.Embedding):  # 32 bits for what it remembers of them, as the Trainer has it
-        GlobalOptimManager.get_instance().register_module_override(module, "weight", {"optim_bits": 32})
-"""
 _FORWARD = "        loss = model(input_ids=batch, labels=batch, use_cache=False{fused}).loss / ACCUMULATION\n"
 _AUTOCAST = "        with torch.autocast(device.type, torch.{dtype}, enabled=not args.cpu):\n"
 _TRAINED = "trained = [parameter for parameter in model.parameters() if parameter.requires_grad]\n"
@@ -190,18 +160,14 @@ steps = min(steps, args.max_steps) if args.max_steps > 0 else steps
 
 {model}model.train()
 {wrapped}
-optimizer = {optimizer}schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
-{scaler}batches = iter(loader)
+{optimizer}{schedule}{scaler}batches = iter(loader)
 for step in range(1, steps + 1):
     total = torch.zeros((), device=device)
     for micro_batch in range(ACCUMULATION):
 {synchronized}        batch = next(batches).to(device)
 {forward}        {backward}
         total += loss.detach()
-{unscale}{clip}    {step}
-    schedule.step()
-    optimizer.zero_grad()
-    if {shown}:
+{unscale}{clip}{step}{each}    if {shown}:
         print(f"step {{step}} of {{steps}}: loss {{total.item():.4f}}")
 
 {save}'''

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...language import tr
 from ...models.configs import is_given
-from ...step.optimizers import OPTIMIZERS
+from ...step.optimizers import name_for_trainer
+from ...step.own_code import OURS
 from .settings import (
     FOUR_BITS,
     LAUNCH,
@@ -33,8 +35,17 @@ NAMES = ("train.py", "training_arguments.json", "accelerate.yaml", "lora_config.
 
 
 def cannot(plan: Plan) -> str:
-    """Why these files could not train as the plan says: they can, whatever it is."""
-    return ""
+    """Why these files could not train as the plan says; empty where they can."""
+    return why_not_named(plan.recipe.optimizer)
+
+
+def why_not_named(optimizer: str) -> str:
+    """Why TrainingArguments cannot say the optimizer; empty where they can."""
+    if optimizer not in OURS:
+        return ""
+    return tr(
+        ko=f"TrainingArguments에는 {optimizer}의 이름이 없다", en=f"TrainingArguments have no name for {optimizer}"
+    )
 
 
 def files(plan: Plan) -> dict[str, str]:
@@ -57,7 +68,8 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
         # For shards accelerate.yaml says it; where blocks keep results, the script.
         "gradient_checkpointing": recipe.checkpointing and not recipe.stage and not recipe.kept,
         "gradient_checkpointing_kwargs": {"use_reentrant": False} | ({"offload": True} if here else {}),
-        "optim": OPTIMIZERS[recipe.optimizer][0],
+        "optim": name_for_trainer(recipe.optimizer),
+        **_of_optimizer(plan),
         "fp16": mixed and "fp16" in recipe.precision,
         "bf16": mixed and "bf16" in recipe.precision,
         "learning_rate": learning_rate(plan),
@@ -69,6 +81,13 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
     if recipe.stage and plan.accumulation > 1:  # as it was counted: no whole gradients wait between micro-batches
         arguments["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     return arguments | ({"ddp_find_unused_parameters": False} if plan.request.gpus > 1 else {})
+
+
+def _of_optimizer(plan: Plan) -> dict[str, Any]:
+    """What TrainingArguments say of the optimizer beside its name, where there is something."""
+    targets, given = plan.request.optim_target_modules, {"optim_args": plan.request.optim_args}
+    given["optim_target_modules"] = list(targets) if isinstance(targets, tuple) else targets
+    return {name: value for name, value in given.items() if value}
 
 
 _USAGE = f"""One GPU:  python train.py --text my_text.txt

@@ -23,7 +23,7 @@ from .settings import (
     of_keeping,
     weights_dtype,
 )
-from .trainer import training_arguments
+from .trainer import training_arguments, why_not_named
 
 if TYPE_CHECKING:
     from ..plans import Plan
@@ -35,7 +35,7 @@ NAMES = ("train.py", "accelerate.yaml")
 def cannot(plan: Plan) -> str:
     """Why these files could not train as the plan says; empty where they can."""
     if not plan.recipe.stage:
-        return ""
+        return why_not_named(plan.recipe.optimizer)
     stage = plan.recipe.stage
     return tr(ko=f"SFTTrainer로는 ZeRO-{stage}를 실행해 보지 않았다", en=f"SFTTrainer was not run with ZeRO-{stage}")
 

@@ -23,11 +23,11 @@ from ...room import FITS, Room, room_on
 from ...shards.layout import Layout
 from ...shards.nccl import nccl_bytes
 from ...shards.rank_step import rank_step
-from ...step.predict import predict_need
+from ...step.own_code import IN_BACKWARD, steps_in_backward
 from ...step.setting import OBJECTIVES, Setting
-from ...step.states import states_of
 from ...units import choose, human_bytes, path_of
 from ...writing import check_folder, write
+from ..on_a_card import predict_need, states_of
 from ..request import how_many
 from . import axolotl, llama_factory, torchtune, trainer, trl
 from .document import Document, read_document
@@ -375,6 +375,8 @@ class _Search:
             return
         yield {"precision": precision}
         if method == "full" and not self.stage:
+            if torchtune.may_step_in_backward(self.keys, start) and self.tool is torchtune and self.gpus == 1:
+                yield {"precision": precision, **self._optimizer(IN_BACKWARD)}  # the same training
             if start.optimizer in ("adamw", "adamw_fused"):
                 yield {"precision": precision, **self._optimizer("adamw_8bit")}
             if precision == "mixed_bf16":
@@ -411,6 +413,7 @@ class _Search:
         """The candidate with the largest micro-batch that fits, the samples of an optimizer step as in the file."""
         samples = start.batch_size * start.gradient_accumulation_steps
         ways = [size for size in range(1, start.batch_size + 1) if samples % size == 0]
+        ways = [samples] if steps_in_backward(one.optimizer) else ways
         if not self.stage and sum(states_of(replace(one, sequence_length=1)).values()) > self.room.sure_bytes:
             return None
         best, low, high = None, 0, len(ways)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...cards import GPUSpec
 from ...language import tr
-from ...step.optimizers import OPTIMIZERS
+from ...step.optimizers import name_for_trainer
 from ...step.setting import Setting
 from . import hugging_face
 from .keys import EITHER, LESS, MORE, Keys, end_to_end, free, off
@@ -34,7 +34,7 @@ _EFFECTS = {
     ),
     EITHER: (
         "plugins", "torch_compile", "fp8", "qat", "relora", "sequence_parallel_degree", "context_parallel_size",
-        "tensor_parallel_size", "dp_replicate_size", "optim_target_modules", "lora_rank_pattern", "use_pose",
+        "tensor_parallel_size", "dp_replicate_size", "lora_rank_pattern", "use_pose",
         "peft_layers_to_transform", "overrides_of_model_config", "overrides_of_model_kwargs", "bnb_config_kwargs",
         "device_map", "max_memory", "gpu_memory_limit", "use_kernels", "deepcompile", "peft",
         "freeze_mm_modules", "lisa_n_layers", "experts_implementation", "trainer_cls", "s2_attention", "use_onebitllms",
@@ -75,6 +75,7 @@ def read(
         "gradient_checkpointing": checkpointing,
         "optimizer": hugging_face.optimizer(keys, "optimizer", "adamw_torch_fused"),
         "fp32_embedding_state": True,
+        **hugging_face.optimizer_arguments(keys),
         "lora_rank": keys.whole("lora_r", 8),
         "lora_dropout": keys.share("lora_dropout", 0.0),
         "lora_targets": _targets(keys),
@@ -128,7 +129,7 @@ def write(keys: Keys, old: Setting, new: Setting) -> dict[str, Any]:
         found = {key: value for key, value in found.items() if key not in hugging_face.CHECKPOINTING}
         found["gradient_checkpointing"] = True
     if found.pop("optim", None):
-        found["optimizer"] = OPTIMIZERS[new.optimizer][0]
+        found["optimizer"] = name_for_trainer(new.optimizer)
     if new.peft != old.peft:
         found["adapter"] = new.peft
         found |= {"load_in_4bit": True} if new.peft == "qlora" else {}

@@ -13,9 +13,10 @@ import json
 import re
 from typing import Any
 
-from ...errors import BadConfiguration, NotSupported
+from ...errors import BadConfiguration, NotSupported, WrongValue
 from ...language import tr
-from ...step.optimizers import OPTIMIZERS, optimizer_named
+from ...step import own_code
+from ...step.optimizers import OPTIMIZERS, name_for_trainer, optimizer_named
 from ...step.setting import Setting
 from .document import read_document
 from .keys import EITHER, LESS, MORE, Keys, free
@@ -25,7 +26,7 @@ CHECKPOINTING_KWARGS = tuple(f"{name}_kwargs" for name in CHECKPOINTING)
 EFFECTS = {
     LESS: ("use_liger_kernel", "torch_empty_cache_steps", "auto_find_batch_size"),
     MORE: ("neftune_noise_alpha", "label_smoothing_factor", "use_cache"),
-    EITHER: ("torch_compile", "optim_target_modules", "parallelism_config"),
+    EITHER: ("torch_compile", "parallelism_config"),
 }
 
 
@@ -55,6 +56,7 @@ def common(keys: Keys, checkpointing: bool = False, own: bool = False) -> dict[s
         "gradient_accumulation_steps": keys.whole("gradient_accumulation_steps", 1),
         "optimizer": optimizer(keys, "optim", str(getattr(known["optim"], "value", known["optim"]))),
         "fp32_embedding_state": True,
+        **optimizer_arguments(keys),
     }
     name = _there(keys, CHECKPOINTING)
     found["gradient_checkpointing"] = keys.flag(name) if name else checkpointing
@@ -112,11 +114,25 @@ def optimizer(keys: Keys, name: str, default: str) -> str:
     given = keys.word(name, default)
     try:
         found = optimizer_named(given)
-    except NotSupported as error:
+    except (NotSupported, ImportError) as error:
         raise keys.not_counted(name, str(error)) from error
-    if given.lower() not in (theirs := [alias for aliases in OPTIMIZERS.values() for alias in aliases]):
+    theirs = {alias: None for aliases in OPTIMIZERS.values() for alias in aliases}
+    if given.lower() not in theirs and given.lower() not in (known := sorted(own_code.of_the_trainer())):
+        theirs |= dict.fromkeys(known)
         raise keys.wrong(name, ", ".join(theirs))  # our name, which TrainingArguments does not know
     return found
+
+
+def optimizer_arguments(keys: Keys) -> dict[str, Any]:
+    """The fields of a Setting that say more of the optimizer. axolotl takes optim_args as a mapping too."""
+    args, targets = keys.get("optim_args", ""), keys.get("optim_target_modules", "")
+    if isinstance(args, dict):
+        args = ",".join(f"{name}={value}" for name, value in args.items())
+    try:
+        args, targets = own_code.arguments_of("", args, targets)[0], targets
+    except WrongValue as error:
+        raise keys.wrong("optim_args", str(error)) from error
+    return {"optim_args": args, "optim_target_modules": targets}
 
 
 def autocast(keys: Keys, bf16: bool = False) -> str | None:
@@ -212,7 +228,7 @@ def changed(keys: Keys, old: Setting, new: Setting, **names: str) -> dict[str, A
     if new.offload_checkpoints and not old.offload_checkpoints:
         found |= _offloads(keys, f"{switch or _newest(CHECKPOINTING)}_kwargs")
     if new.optimizer != old.optimizer:
-        found["optim"] = OPTIMIZERS[new.optimizer][0]
+        found["optim"] = name_for_trainer(new.optimizer)
     if "fp16" in new.precision and "bf16" in old.precision:
         found |= {"bf16": False, "fp16": True}
     return found

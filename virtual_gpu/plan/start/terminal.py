@@ -17,6 +17,8 @@ SAID = {
     "batch": "16",
     "precision": None,
     "optimizer": None,
+    "optim_args": None,
+    "optim_target_modules": None,
     "lora_rank": "8",
     "lora_targets": "attention",
     "host": None,

@@ -13,6 +13,7 @@ from typing import Any
 from ...cards import GPUSpec
 from ...errors import NotSupported
 from ...language import tr
+from ...step.own_code import IN_BACKWARD
 from ...step.setting import Setting
 from .keys import EITHER, LESS, MORE, Keys, free
 
@@ -40,7 +41,7 @@ _OPTIMIZERS = {
 _ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _EFFECTS = {
-    LESS: ("optimizer_in_bwd", "enable_activation_offloading", "fsdp_cpu_offload"),
+    LESS: ("enable_activation_offloading", "fsdp_cpu_offload"),
     EITHER: ("compile", "tensor_parallel_dim", "data_parallel_replicate_dim", "context_parallel_dim",
              "enable_fp8_training", "ac_mode", "ac_option"),
 }  # fmt: skip
@@ -70,6 +71,11 @@ def read(
         "peft": ("qlora" if quantized else "lora") if kind else None,
         "rest_in_fp32": False,
     }
+    if keys.flag("optimizer_in_bwd"):
+        if gpus == 1 and found["optimizer"] == "adamw_fused" and not kind:
+            found["optimizer"] = IN_BACKWARD
+        else:
+            keys.note("optimizer_in_bwd", LESS)
     if found["batch_size"] is None:
         raise keys.wrong("batch_size", tr(ko="있어야 한다", en="must be there"))
     if kind:
@@ -91,6 +97,15 @@ def _model(keys: Keys, base: str) -> str:
 def _optimizer(keys: Keys) -> str:
     name = keys.word("optimizer._component_", "torch.optim.AdamW", among=_OPTIMIZERS)
     return "adamw_fused" if name == "torch.optim.AdamW" and keys.flag("optimizer.fused") else _OPTIMIZERS[name]
+
+
+def may_step_in_backward(keys: Keys, start: Setting) -> bool:
+    """Whether `optimizer_in_bwd` alone makes another step of it: its recipes refuse it with accumulation and clipping.
+
+    Counted of fused AdamW, of which it steps one parameter as all of them.
+    """
+    alone = start.gradient_accumulation_steps == 1 and keys.get("clip_grad_norm") is None
+    return alone and start.optimizer == "adamw_fused" and not start.peft
 
 
 def _lora(keys: Keys, quantized: bool) -> dict[str, Any]:
@@ -125,7 +140,9 @@ def write(keys: Keys, old: Setting, new: Setting) -> dict[str, Any]:
     found = {key: getattr(new, name) for name, key in names.items() if getattr(new, name) != getattr(old, name)}
     if new.precision != old.precision or (new.peft != old.peft and old.peft is None):
         raise NotSupported("torchtune")
-    if new.optimizer != old.optimizer:
+    if new.optimizer == IN_BACKWARD != old.optimizer:
+        found["optimizer_in_bwd"] = True
+    elif new.optimizer != old.optimizer:
         if keys.get("optimizer.fused") is not None:
             raise NotSupported("torchtune")  # bitsandbytes' take no `fused`: the line would have to go
         found["optimizer._component_"] = {ours: theirs for theirs, ours in _OPTIMIZERS.items()}[new.optimizer]
