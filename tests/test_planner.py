@@ -536,7 +536,7 @@ def test_a_shorter_length_is_found_by_searching(small_llama):
         ({"methods": 5}, "methods=5"),
         ({"gpu": 3}, "gpu=3"),
         ({"gpu": "MI300X"}, "ROCM"),
-        ({"optimizer": "galore_adamw"}, "galore_adamw"),
+        ({"optimizer": "adamw_torch_xla"}, "adamw_torch_xla"),
     ],
 )
 def test_bad_input_is_named(wrong, words):

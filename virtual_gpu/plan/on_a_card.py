@@ -94,7 +94,10 @@ class _Card(CudaGPU):
         """Put a module (in place), a tensor or a mapping of tensors on the card."""
         if isinstance(thing, Mapping):
             return {name: self.place(value) for name, value in thing.items()}
-        return thing.cuda() if isinstance(thing, (torch.Tensor, torch.nn.Module)) else thing
+        if isinstance(thing, torch.nn.Module):
+            self.gpu.label(thing.cuda().parameters(), "parameters")
+            return thing
+        return thing.cuda() if isinstance(thing, torch.Tensor) else thing
 
     @contextmanager
     def record(self, model: torch.nn.Module, optimizer: Any) -> Iterator[VirtualRecord]:
@@ -120,6 +123,5 @@ class _Record(VirtualRecord):
             self.recorder.leave()
 
     def label_training(self) -> None:
-        self.gpu.label(self.model.parameters(), "parameters")
         self.gpu.label((p.grad for p in self.model.parameters() if p.grad is not None), "gradients")
         self.gpu.label(states_of_optimizer(self.optimizer), "optimizer")

@@ -147,6 +147,8 @@ def make(
     try:
         with _own_manager():
             return trainer.create_optimizer()
+    except ImportError as error:  # of what the library itself needs
+        raise NotSupported(f"optim={name!r}: {error}") from error
     except (KeyError, TypeError, ValueError) as error:  # what the factory says of its arguments
         raise WrongValue(f"optim={name!r}, optim_args={optim_args!r}: {error}") from error
 

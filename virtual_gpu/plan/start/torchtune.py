@@ -72,7 +72,8 @@ def read(
         "rest_in_fp32": False,
     }
     if keys.flag("optimizer_in_bwd"):
-        if gpus == 1 and found["optimizer"] == "adamw_fused" and not kind:
+        alone = gpus == 1 and found["gradient_accumulation_steps"] == 1
+        if alone and found["optimizer"] == "adamw_fused" and not kind:
             found["optimizer"] = IN_BACKWARD
         else:
             keys.note("optimizer_in_bwd", LESS)
