@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import run_forked
 from safetensors.torch import load_file
 from test_plan_files import TEXT, llama, on_the_virtual_card, small  # noqa: F401  a fixture
 from transformers import LlamaConfig
 from transformers.training_args import OptimizerNames
 
-from forked import run_forked
 from helpers.experiment import predict_memory
 from virtual_gpu.cards import card
 from virtual_gpu.errors import NotSupported, WrongValue
@@ -35,7 +35,7 @@ DEEP = LlamaConfig(
     vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=8, num_attention_heads=4,
     max_position_embeddings=128,
 )  # fmt: skip
-HERE = ["muon", "adamw_in_backward", "rmsprop", "adagrad", "ademamix_8bit", "paged_ademamix_32bit"]
+HERE = ["muon", "adamw_in_backward", "rmsprop", "paged_ademamix_8bit"]
 LIBRARIES = {
     "galore_torch": ["galore_adamw", "galore_adafactor_layerwise"],
     "apollo_torch": ["apollo_adamw", "apollo_adamw_layerwise"],
@@ -66,7 +66,7 @@ def test_every_name_of_training_arguments_is_known_or_says_why_not():
             assert any(f"pip install {package}" in str(error) for package in packages)
             kinds["missing"] += 1
         except NotSupported as error:
-            assert "xla" in name or "npu" in name and name in str(error)
+            assert name.startswith("adamw_torch_") and name in str(error)
             kinds["elsewhere"] += 1
         else:
             assert ours in OPTIMIZERS or needs_cuda(ours)
@@ -207,7 +207,8 @@ def plan_with(folder, name, precision="bf16", way=(4, 2), **more):
 def test_the_files_hold_what_the_plan_counted(kind, name, way, tmp_path):
     llama(tmp_path / "model")
     plan = plan_with(tmp_path / "model", name, way=way)
-    assert abs(on_the_virtual_card(plan, kind, tmp_path) - plan.tensors_bytes) < 2**15
+    # A loop has all parameters in one group, the Trainer in two: foreach's temporaries are of the norms' weights too.
+    assert abs(on_the_virtual_card(plan, kind, tmp_path) - plan.tensors_bytes) < 2**16
 
 
 def test_what_files_cannot_say_is_named(tmp_path):
