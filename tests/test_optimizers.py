@@ -37,7 +37,7 @@ DEEP = LlamaConfig(
 )  # fmt: skip
 HERE = ["muon", "adamw_in_backward", "rmsprop", "paged_ademamix_8bit"]
 LIBRARIES = {
-    "galore_torch": ["galore_adamw", "galore_adafactor_layerwise"],
+    "galore_torch": ["galore_adamw", "galore_adafactor"],  # its layer-wise one the Trainer cannot make
     "apollo_torch": ["apollo_adamw", "apollo_adamw_layerwise"],
     "lomo_optim": ["lomo", "adalomo"],
     "schedulefree": ["schedule_free_adamw", "schedule_free_sgd"],
@@ -255,7 +255,7 @@ def test_a_step_in_the_backward_is_the_step(small, tmp_path):  # noqa: F811
 
 def read(tmp_path, text, name="args.json", **more):
     (tmp_path / name).write_text(text, encoding="utf-8")
-    return start_from(tmp_path / name, "L4", **{"model": DEEP, "length": 64} | more)
+    return start_from(tmp_path / name, **{"model": DEEP, "length": 64, "gpu": "L4"} | more)
 
 
 def test_training_arguments_name_it_with_its_arguments(tmp_path):
@@ -267,6 +267,8 @@ def test_training_arguments_name_it_with_its_arguments(tmp_path):
     assert states[0] > 0 == states[1] and found.start.reserved > plain.start.reserved
     for name in ("rmsprop", "ademamix_8bit"):
         assert read(tmp_path, json.dumps(args | {"optim": name, "optim_args": ""})).start.setting.optimizer == name
+    axolotl = "base_model: gpt2\nbf16: true\noptimizer: rmsprop\noptim_args:\n  momentum: 0.9\n  centered: true\n"
+    assert read(tmp_path, axolotl, "axolotl.yaml").start.setting.optim_args == "momentum=0.9,centered=True"
     with pytest.raises(WrongValue, match="optim: 'muon'"):  # ours alone
         read(tmp_path, json.dumps(args | {"optim": "muon", "optim_args": ""}))
     with pytest.raises(WrongValue, match="optim_args"):
@@ -302,5 +304,8 @@ def test_torchtune_s_key_is_read_and_proposed(tmp_path):
     assert inside.start.setting.optimizer == "adamw_in_backward" and not inside.notes
     outside = read(tmp_path, RECIPE.replace("IN_BWD", "false"), "recipe.yaml")
     assert outside.start.setting.optimizer == "adamw_fused" and outside.start.reserved > inside.start.reserved
+    medium = read(tmp_path, RECIPE.replace("IN_BWD", "false").replace("batch_size: 2", "batch_size: 1"), "recipe.yaml",
+                  model="openai-community/gpt2-medium", gpu="3.4 GiB, 8.0")  # fmt: skip
+    assert not medium.fits and medium.lines == {"optimizer_in_bwd": True}
     several = RECIPE.replace("IN_BWD", "true").replace("steps: 1", "steps: 2")
     assert [note.key for note in read(tmp_path, several, "recipe.yaml").notes] == ["optimizer_in_bwd"]
