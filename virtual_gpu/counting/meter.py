@@ -44,6 +44,11 @@ class AllocationMeter:
         return self.allocator.allocated_bytes
 
     @property
+    def allocations(self) -> int:
+        """How many there were so far: the id of the last one."""
+        return self._next_id - 1
+
+    @property
     def peak_bytes(self) -> int:
         """The most bytes allocated at once since the start or the last `reset_peaks`."""
         return self.allocator.peak_allocated_bytes

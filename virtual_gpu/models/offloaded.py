@@ -1,15 +1,15 @@
-"""Checkpoints in the CPU's RAM: what a checkpointed block keeps, its input, waits there for backward.
+"""What a checkpointed block keeps, in the CPU's RAM: its input, or a result (see `models.kept`), waits for backward.
 
-transformers' own, since 5.17: `gradient_checkpointing_kwargs={"offload": True}` puts PyTorch's `save_on_cpu` with
-pinned memory around each block's checkpoint (modeling_utils.py, `_activation_checkpointing_enable`). Both copies run on
-the stream that computes, so nothing lies on the card longer than its name does. Without an accelerator it raises: there
-is no allocator of pinned memory (5.23, PyTorch 2.13).
+Of inputs it is transformers' own, since 5.17: `gradient_checkpointing_kwargs={"offload": True}` puts PyTorch's
+`save_on_cpu` with pinned memory around each block's checkpoint (modeling_utils.py,
+`_activation_checkpointing_enable`). Both copies run on the stream that computes, so nothing lies on the card longer
+than its name does. Without an accelerator it raises: there is no allocator of pinned memory (5.23, PyTorch 2.13).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -111,3 +111,22 @@ def _forgetting(gpu: VirtualGPU) -> saved_tensors_hooks:
             return torch.empty(shape, dtype=dtype, device="cpu")
 
     return saved_tensors_hooks(pack, unpack)
+
+
+def leaving(gpu: VirtualGPU | None, sizes: Counter[int]) -> Callable[[torch.Tensor], Callable[[], torch.Tensor]]:
+    """What copies a tensor to pinned RAM, and gives what copies it back; both on the stream that computes.
+
+    In its own strides, else a copy on the card would come before (ATen's Copy.cu). gpu, sizes: as of `offloading`.
+    """
+
+    def leave(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        if tensor.nbytes:
+            sizes[tensor.nbytes] += 1
+        if gpu is not None:
+            shape, strides, dtype = tensor.shape, tensor.stride(), tensor.dtype
+            return lambda: torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+        device, there = tensor.device, torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        there.copy_(tensor, non_blocking=True)
+        return lambda: there.to(device, non_blocking=True)
+
+    return leave

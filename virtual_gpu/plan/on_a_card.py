@@ -49,7 +49,7 @@ def _need(setting: Setting, compute_capability: tuple[int, int], ddp: bool) -> N
     anything = replace(CATALOG["T4"], compute_capability=compute_capability, memory_bytes=2**60, usable_bytes=None)
     config = load_config(setting.model_id)
     setting.check_length(config)
-    run = predict.predicted(setting, config, anything, run_on_a_card)
+    run = predict.predicted_run(setting, config, anything, run_on_a_card, "on a card")
     tokens = setting.rows * setting.sequence_length
     held = {name: getattr(run, name) for name in ("parameters", "gradients", "optimizer")}
     sent = run.offloaded.nbytes(tokens) * setting.gradient_accumulation_steps

@@ -30,9 +30,9 @@ class Plan:
     paged_bytes: optimizer state in managed memory, in none of these (see `models.pages`). states_to_card_bytes and
     states_to_cpu_bytes: with `cpu_offload` parameters that are copied to each GPU, and gradients that come back.
     seconds: a lower bound (None where neither rate is published), never a forecast.
-    at_least: only parameters, gradients and optimizer state are known, which alone do not fit. relaxed_flops: of a plan
-    that keeps results of blocks (see `keeping`), the fewest that any choice of them could compute, were every byte that
-    is kept one more at the peak; 0 where nothing was chosen.
+    at_least: only parameters, gradients and optimizer state are known, which alone do not fit. beyond_best: of a plan
+    that keeps results of blocks (see `keeping`), the most, as a share of the step's work, that another choice of them
+    could save.
     """
 
     request: Request
@@ -51,7 +51,7 @@ class Plan:
     paged_bytes: int = 0
     states_to_card_bytes: int = 0
     states_to_cpu_bytes: int = 0
-    relaxed_flops: int = field(default=0, compare=False)
+    beyond_best: float | None = field(default=None, compare=False)
 
     @property
     def verdict(self) -> str:
@@ -72,11 +72,6 @@ class Plan:
     def extra_flops(self) -> int:
         """What checkpointing and a fused head compute a second time, on all GPUs together."""
         return self.flops - self.least_flops
-
-    @property
-    def beyond_best(self) -> float | None:
-        """The most, as a share of the step's work, that another choice of kept results could save."""
-        return max(1 - self.relaxed_flops / self.flops, 0.0) if self.relaxed_flops else None
 
     @property
     def left_bytes(self) -> int:

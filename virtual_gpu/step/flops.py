@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from ..models.fused_head import fused_head
 from ..models.kept import is_uniform
 from ..turns import in_turn, refuse_in_a_block
 from .pairs import preference_loss
-from .run import enable_checkpointing, set_checkpointing
+from .run import set_checkpointing
 from .setting import Setting
 
 
@@ -108,6 +107,12 @@ def count_flops(
         return Flops(forward, counter.get_total_flops() - forward)
 
 
+def flops_of(operation: Any, operands: Sequence[Any], more: Mapping[str, Any], out: Any) -> int:
+    """The FLOPs of one operation that gave `out`, by PyTorch's formula; 0 where it has none."""
+    formula = FlopCounterMode(display=False, custom_mapping=_FORMULAS).flop_registry.get(operation._overloadpacket)
+    return formula(*operands, **more, out_val=out) if formula else 0
+
+
 def training_flops(setting: Setting | None = None, **settings: Any) -> Flops:
     """The FLOPs of one micro-batch of the experiment's setting, linear in depth: run at two depths, where it can be.
 
@@ -140,21 +145,6 @@ def _training_flops(
 
     config = load_config(model_id)
     return Flops(**(linear_in_depth(config, run) if is_uniform(kept) else run(config)))
-
-
-@in_turn
-def bytes_that_blocks_could_keep(config: Any, sequence_length: int, adapters: tuple | None = None) -> dict[str, int]:
-    """name (see `models.kept`) → bytes, in half precision, that the blocks make of it in one sample's forward."""
-    seen: Counter[str] = Counter()
-    model = build_model(config, torch.float16)
-    if adapters:
-        model = add_adapters(model, *adapters)
-    enable_checkpointing(model.train(), seen=seen)
-    text_config(model.config).use_cache = False
-    ids = torch.zeros(1, sequence_length, dtype=torch.int64)
-    with running(config.model_type):
-        count_flops(model, {"input_ids": ids, "labels": ids})
-    return dict(seen)
 
 
 @in_turn

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -19,7 +20,7 @@ from ..models.attention import REPEATED
 from ..models.build import build_on_gpu
 from ..models.configs import cached_by_model, checkpoint_dtype, load_config, running
 from ..models.depth import from_shallow, kind_of_batch
-from ..models.kept import is_uniform
+from ..models.kept import Watch, is_uniform
 from ..models.offloaded import Moved
 from ..real import GPU, storage_bytes
 from ..report import MemoryReport
@@ -27,6 +28,7 @@ from ..room import room_on
 from ..trace.details import Details
 from ..trace.edits import with_ddp
 from ..trace.micro_batches import LATER, MICRO_BATCHES, with_micro_batches
+from ..trace.timeline import Timeline
 from ..trace.trace import Trace
 from ..turns import in_turn, refuse_in_a_block
 from .pairs import without_dropout
@@ -58,7 +60,7 @@ def predict_memory(
     kernels = spec.compute_capability, spec.multiprocessors, spec.threads_per_multiprocessor
     kept, key = {} if kept is None else kept, (setting, full, kernels, gpu.expandable_segments)
     if key not in kept:
-        run = virtual_run(setting, config, spec) if full else predicted(setting, config, spec)
+        run = virtual_run(setting, config, spec) if full else predicted_run(setting, config, spec)
         trace, allocator = run.trace.through(expandable_segments=gpu.expandable_segments)
         kept[key] = run._replace(trace=trace), allocator.peak_reserved_bytes
     run, reserved_bytes = kept[key]
@@ -101,8 +103,7 @@ def predict_need(setting: Setting, compute_capability: tuple[int, int], ddp: boo
 
     ddp: as one of several ranks, with DistributedDataParallel's buckets.
     """
-    anything = replace(CATALOG["T4"], compute_capability=compute_capability, memory_bytes=2**60, usable_bytes=None)
-    report = predict_memory(setting, gpu=VirtualGPU(anything))
+    report = predict_memory(setting, gpu=VirtualGPU(like_any(compute_capability)))
     states = {
         "parameters": report.parameters_bytes,
         "gradients": report.gradients_bytes,
@@ -119,9 +120,19 @@ def of_trace(need: Need, trace: Trace, reserved: int | None = None, ddp: bool = 
         trace, allocator = trace.through()
         reserved = allocator.peak_reserved_bytes
     timeline = trace.timeline()
-    step = max(timeline.peak_bytes // 128, 2 * 2**20)
-    card = trace.smallest_capacity(step, reserved=reserved)
+    card = card_of(timeline, reserved)
     return replace(need, tensors=timeline.peak_bytes, card=card, at_peak=timeline.at_peak())
+
+
+def like_any(compute_capability: tuple[int, int]) -> GPUSpec:
+    """A card with the kernels of any of this compute capability, whose memory does not end."""
+    return replace(CATALOG["T4"], compute_capability=compute_capability, memory_bytes=2**60, usable_bytes=None)
+
+
+def card_of(timeline: Timeline, reserved: int) -> int:
+    """A `Need`'s card, from a trace that went through the allocator, which reserved so much without a limit."""
+    step = max(timeline.peak_bytes // 128, 2 * 2**20)
+    return timeline.trace.smallest_capacity(step, reserved=reserved)
 
 
 def model_bytes(model: torch.nn.Module) -> int:
@@ -244,7 +255,8 @@ def _spec_like(gpu: GPU) -> GPUSpec:
 class Run(NamedTuple):
     """What a run of a setting left: its trace, and the full sizes in bytes of what is trained and what trains it.
 
-    paged: optimizer state in CUDA's managed memory. offloaded: the checkpoints that went to the CPU.
+    paged: optimizer state in CUDA's managed memory. offloaded: what checkpointed blocks sent to the CPU. twice: of a
+    run that was watched, FLOPs that a micro-batch computes again, by the name of the result (see `step.budget`).
     """
 
     trace: Trace
@@ -254,21 +266,39 @@ class Run(NamedTuple):
     paged: int
     offloaded: Moved
     method: str = "run"
+    twice: Mapping[str, int] = {}
+
+
+class Watched(Protocol):
+    """A `Watch` that is told of the run that it watched, and gives it with what it found."""
+
+    def __call__(self, *operation: Any) -> Any: ...
+
+    def told(self, run: Run) -> Run: ...
+
+
+Watching = Callable[[VirtualGPU], Watched]
 
 
 @in_turn
-def virtual_run(setting: Setting, config: Any, spec: GPUSpec, later: int | None = None) -> Run:
+def virtual_run(
+    setting: Setting, config: Any, spec: GPUSpec, later: int | None = None, watching: Watching | None = None
+) -> Run:
     """Every operation of the setting's two steps on a virtual GPU without a limit.
 
-    later: the micro-batches of the second step, where they are fewer than the setting's.
+    later: the micro-batches of the second step, where they are fewer than the setting's. watching: makes who watches
+    what checkpointed blocks compute on that GPU, and tells it of the run.
     """
     refuse_in_a_block()
     gpu = VirtualGPU(spec, limited=False)
     with gpu.interrupts_wait(), running(setting.model_id):
-        return run_on(gpu, setting, config, later)
+        if watching is None:
+            return run_on(gpu, setting, config, later)
+        watch = watching(gpu)
+        return watch.told(run_on(gpu, setting, config, later, watch))
 
 
-def run_on(gpu: Any, setting: Setting, config: Any, later: int | None = None) -> Run:
+def run_on(gpu: Any, setting: Setting, config: Any, later: int | None = None, watch: Watch | None = None) -> Run:
     """The setting's two steps on a GPU, which is `virtual_run`'s, or like it."""
     dtype, autocast = setting.dtypes
     dtype = checkpoint_dtype(setting.model_id, config) if dtype == "auto" else dtype
@@ -287,7 +317,7 @@ def run_on(gpu: Any, setting: Setting, config: Any, later: int | None = None) ->
         sample["reference"] = torch.zeros(2)
     arguments = training_arguments(setting, autocast)
     samples = setting.samples if later is None else setting.batch_size * (setting.gradient_accumulation_steps + later)
-    log = train(model, [sample] * samples, arguments, gpu=gpu, reference=reference)
+    log = train(model, [sample] * samples, arguments, gpu=gpu, reference=reference, watch=watch)
     moved = _moved(setting, log)
     states = log.gradients_bytes, log.optimizer_bytes, log.paged_bytes
     parameters = model_bytes(model) + (model_bytes(reference) if reference else 0)
@@ -316,20 +346,25 @@ def refuse_encoder_decoder(setting: Setting, config: Any) -> None:
         )
 
 
-def predicted(setting: Setting, config: Any, spec: GPUSpec, how: Callable[..., Run] = virtual_run) -> Run:
-    """What `how`, `virtual_run` or one like it, gives, from less work where that is found to give the same."""
+def predicted_run(
+    setting: Setting, config: Any, spec: GPUSpec, how: Callable[..., Run] = virtual_run, like: str = "step"
+) -> Run:
+    """What `how`, `virtual_run` or one like it, gives, from less work where that is found to give the same.
+
+    like: its name, where what has been found of one run may hold for another (see `models.depth.from_shallow`).
+    """
     wanted = setting.gradient_accumulation_steps
     if wanted > MICRO_BATCHES:
         few = replace(setting, gradient_accumulation_steps=MICRO_BATCHES)
-        run = _predict_by_depth(how, few, config, spec, LATER) or how(few, config, spec, LATER)
+        run = _by_depth(how, like, few, config, spec, LATER) or how(few, config, spec, LATER)
         trace = with_micro_batches(run.trace, wanted)
         if trace is not None:
             return run._replace(trace=trace)
-    return _predict_by_depth(how, setting, config, spec) or how(setting, config, spec)
+    return _by_depth(how, like, setting, config, spec) or how(setting, config, spec)
 
 
-def _predict_by_depth(
-    how: Callable[..., Run], setting: Setting, config: Any, spec: GPUSpec, later: int | None = None
+def _by_depth(
+    how: Callable[..., Run], name: str, setting: Setting, config: Any, spec: GPUSpec, later: int | None = None
 ) -> Run | None:
     """The run at full depth from shallow ones; None where that is not less work, or contradicted."""
     if not is_uniform(setting.kept_results):
@@ -339,16 +374,18 @@ def _predict_by_depth(
 
     def run(shallow: Any) -> tuple[Trace, dict[Any, int]]:
         one = how(setting, shallow, spec, later)
-        return one.trace, {name: getattr(one, name) for name in names} | one.offloaded.sizes
+        return one.trace, {name: getattr(one, name) for name in names} | one.offloaded.sizes | one.twice
 
     try:
         kind = replace(setting, batch_size=kind_of_batch(setting.batch_size), sequence_length=1)
-        like = "step" if how is virtual_run else how.__name__, kind, later, spec.compute_capability
+        like = name, kind, later, spec.compute_capability
         found = from_shallow(config, run, like)
     except NoSuchLayer:  # an adapter's target that only the full depth has
         return None
     if found is None:
         return None
     trace, numbers = found
-    sizes = {size: times for size, times in numbers.items() if size not in names}
-    return Run(trace, *(numbers[name] for name in names), Moved(sizes), method="depth")
+    rest = {name: number for name, number in numbers.items() if name not in names}
+    sizes = {size: times for size, times in rest.items() if isinstance(size, Fraction)}
+    twice = {name: flops for name, flops in rest.items() if name not in sizes}
+    return Run(trace, *(numbers[name] for name in names), Moved(sizes), "depth", twice)

@@ -20,8 +20,8 @@ from ..language import tr
 from ..models.attention import kv_repeated
 from ..models.depth import text_config
 from ..models.fused_head import fused_head
-from ..models.kept import context_fn, kept_results
-from ..models.offloaded import offloading, require_offload
+from ..models.kept import Leave, Watch, context_fn, kept_results
+from ..models.offloaded import leaving, offloading, require_offload
 from ..real import GPU, gpu_of
 from ..trace.timeline import Timeline
 from ..turns import in_turn
@@ -61,6 +61,7 @@ def train(
     gpu: GPU | None = None,
     reference: torch.nn.Module | None = None,
     after_first_step: Callable[[TrainingLog], None] | None = None,
+    watch: Watch | None = None,
 ) -> TrainingLog:
     """Train `model`, which lies on a GPU, on `dataset`; what was held when is in the log.
 
@@ -78,6 +79,7 @@ def train(
     known.
     reference: DPO's, on the same GPU; None is the model without its adapters. gpu: where the model lies; None finds it
     out. after_first_step is called with the log after the first optimizer step, before the gradients are dropped.
+    watch: computes what checkpointed blocks could keep (see `models.kept`).
 
     The last group of micro-batches may be shorter, and its last micro-batch smaller: each loss counts by its share of
     the group's samples, so the gradient is that of one big batch, nothing lost and nothing counted twice.
@@ -99,7 +101,7 @@ def train(
             )
         )
     try:
-        _train(model, reference, dataset, setting, gpu, log, after_first_step)
+        _train(model, reference, dataset, setting, gpu, log, after_first_step, watch)
     except BaseException as error:
         clear_frames(error)  # a notebook keeps the last error, and with it all that its frames hold
         raise
@@ -114,9 +116,12 @@ def _train(
     gpu: GPU,
     log: TrainingLog,
     after_first_step: Callable[[TrainingLog], None] | None,
+    watch: Watch | None,
 ) -> None:
+    moved: Counter[int] = Counter()  # to the CPU in this micro-batch
     if setting.gradient_checkpointing:
-        enable_checkpointing(model, setting.kept_results, offload=setting.offload_checkpoints)
+        leave = leaving(gpu if gpu.is_virtual else None, moved)
+        enable_checkpointing(model, setting.kept_results, watch, leave, setting.offload_checkpoints)
     optimizer = make_optimizer(
         setting.optimizer, model, setting.learning_rate, gpu, setting.fp32_embedding_state, setting.optim_args,
         setting.optim_target_modules,
@@ -127,7 +132,6 @@ def _train(
     scaled = setting.autocast == torch.float16 and not gpu.is_virtual
     scaler = torch.amp.GradScaler("cuda", init_scale=setting.loss_scale, enabled=scaled)
     model.train()
-    moved: Counter[int] = Counter()  # to the CPU in this micro-batch
     with (
         gpu.record(model, optimizer) as record,
         _use_cache(model, setting.use_cache),
@@ -203,19 +207,24 @@ def forward_under(gpu: GPU, autocast: torch.dtype | None, model: torch.nn.Module
 
 
 def enable_checkpointing(
-    model: torch.nn.Module, kept: Sequence[str] = (), seen: Counter[str] | None = None, offload: bool = False
+    model: torch.nn.Module,
+    kept: Sequence[str] = (),
+    watch: Watch | None = None,
+    leave: Leave | None = None,
+    offload: bool = False,
 ) -> None:
     """Switch on (non-reentrant) gradient checkpointing, under whichever name transformers has for it.
 
-    kept: what blocks keep all the same (see `models.kept`). seen: see `context_fn` there. offload: their inputs wait in
-    the CPU's RAM. WrongValue for a model that cannot, and where transformers cannot offload.
+    kept: what blocks keep all the same (see `models.kept`). watch, leave: see `context_fn` there. offload: their inputs
+    wait in the CPU's RAM. WrongValue for a model that cannot, and where transformers cannot offload.
     """
     with_parameters(model)
     if offload:
         require_offload()
     arguments: dict[str, Any] = {"use_reentrant": False}
-    if kept or seen is not None:
-        arguments["context_fn"] = context_fn(kept, text_config(model.config).num_hidden_layers, model, seen)
+    if kept or watch is not None:
+        blocks = text_config(model.config).num_hidden_layers
+        arguments["context_fn"] = context_fn(kept, blocks, model, watch, leave or leaving(None, Counter()))
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     try:
         enable(arguments, **({"offload": True} if offload else {}))

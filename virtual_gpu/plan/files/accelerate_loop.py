@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...language import tr
 from . import optimizers, torch_loop
+from .keeping import of_keeping
 from .settings import (
     BLOCKS,
     LAUNCH,
@@ -15,7 +16,6 @@ from .settings import (
     docstring,
     head,
     loading,
-    of_keeping,
     of_launch,
     trained_part,
     weights_dtype,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .settings import autocast_dtype, checkpointing, fuse_head, lora, repeat_kv, weights_dtype
+from .keeping import checkpointing
+from .settings import autocast_dtype, fuse_head, lora, repeat_kv, weights_dtype
 
 if TYPE_CHECKING:
     from ..plans import Plan

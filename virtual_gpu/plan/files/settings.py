@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,8 @@ from ...models.adapters import add_adapters
 from ...models.attention import REPEAT_KV
 from ...models.build import build_model
 from ...models.configs import is_given, load_config
-from ...models.depth import text_config
-from ...models.kept import ATTENTION, of_blocks
 from ..tensors import NODE
+from .keeping import checkpointing
 
 if TYPE_CHECKING:
     from ..plans import Plan
@@ -187,37 +185,6 @@ FOUR_BITS = """    quantization_config=BitsAndBytesConfig(
 """
 # Bytes (the default) FSDP2 cannot split: accelerate would leave them whole on every GPU.
 STORAGE = "        bnb_4bit_quant_storage=dtype,\n"
-_CHECKPOINTING = """if hasattr(model, "activation_checkpointing_enable"):  # its name since transformers 5.23
-    model.activation_checkpointing_enable({arguments})
-else:
-    model.gradient_checkpointing_enable({arguments})
-"""
-_FOUR_BIT_PRODUCT = """        if "gemm_4bit" in str(operation):  # bitsandbytes': the input, packed weights, (out, in)
-            name = tuple(operands[2])[::-1]
-"""
-# As `models.kept` has it, in which it is counted.
-_KEEPING = """kept = {kept}  # by each block
-if model.config.get_text_config().num_hidden_layers != len(kept):
-    raise SystemExit("The plan was made for another model: what its blocks keep does not fit this one.")
-products = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
-turns = itertools.cycle(kept)
-
-
-def contexts():
-    \"""Of the next block: results of attention, and of layers by their sizes, that are not computed again.\"""
-    names = next(turns)
-
-    def policy(context, operation, *operands, **_):
-        name = tuple(operands[-1].shape) if operation in products else None
-        if str(operation).startswith("aten._scaled_dot_product"):
-            name = "attention"
-{four_bits}        return CheckpointPolicy.MUST_SAVE if name in names else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(policy)
-
-
-"""
-
 
 _TEXT = '"--text", required=True, help="a text file to learn"'
 
@@ -298,39 +265,9 @@ def upcasts(recipe: Recipe) -> bool:
     return recipe.method == "qlora" and recipe.rest_in_fp32 and not recipe.stage
 
 
-def checkpointing(plan: Plan) -> str:
-    """The lines that switch gradient checkpointing on, and say what blocks keep all the same; empty without."""
-    if not plan.recipe.checkpointing:
-        return ""
-    arguments = '{"use_reentrant": False}' + (", offload=not args.cpu" if plan.recipe.offload else "")
-    if not plan.recipe.kept:
-        return _CHECKPOINTING.format(arguments=arguments)
-    blocks = text_config(load_config(plan.request.model)).num_hidden_layers
-    kept = [
-        f"[{{{', '.join(map(_kept_name, sorted(names)))}}}] * {len([*equal])}" if names else f"[()] * {len([*equal])}"
-        for names, equal in itertools.groupby(of_blocks(plan.recipe.kept, blocks))
-    ]
-    arguments = arguments.replace("}", ', "context_fn": contexts}')
-    four_bits = _FOUR_BIT_PRODUCT if plan.recipe.method == "qlora" else ""
-    return _KEEPING.format(kept=" + ".join(kept), four_bits=four_bits) + _CHECKPOINTING.format(arguments=arguments)
-
-
-def _kept_name(name: str) -> str:
-    """A result's name as the script has it: "attention", or a layer's sizes."""
-    return literal(name) if name == ATTENTION else f"({name.replace('x', ', ')})"
-
-
 def of_launch(recipe: Recipe) -> dict[str, str]:
     """The lines of a script that accelerate.yaml splits: it refuses to begin without it."""
     return {"modules": "import os\n", "launched": LAUNCHED} if recipe.stage else {"modules": "", "launched": ""}
-
-
-def of_keeping(plan: Plan) -> dict[str, str]:
-    """The lines that import what `checkpointing` needs where blocks keep results: Python's, and PyTorch's."""
-    if not plan.recipe.kept:
-        return {"of_keeping": "", "of_checkpoint": ""}
-    names = "CheckpointPolicy, create_selective_checkpoint_contexts"
-    return {"of_keeping": "import itertools\n", "of_checkpoint": f"from torch.utils.checkpoint import {names}\n"}
 
 
 def lora(plan: Plan) -> str:

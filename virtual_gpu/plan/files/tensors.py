@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from ..tensors import TensorPlan, tensor_plan
 from .fsdp2 import SAVE
-from .settings import autocast_dtype, checkpointing, literal, repeat_kv, weights_dtype
+from .keeping import checkpointing
+from .settings import autocast_dtype, literal, repeat_kv, weights_dtype
 
 if TYPE_CHECKING:
     from ..plans import Plan

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...language import tr
 from . import fsdp2, optimizers, tensors
+from .keeping import of_keeping
 from .settings import (
     BLOCKS,
     autocast_dtype,
@@ -14,7 +15,6 @@ from .settings import (
     head,
     imports,
     loading,
-    of_keeping,
     torchrun,
     trained_part,
     upcasts,

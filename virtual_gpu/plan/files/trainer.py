@@ -8,12 +8,12 @@ from ...language import tr
 from ...models.configs import is_given
 from ...step.optimizers import name_for_trainer
 from ...step.own_code import OURS
+from .keeping import checkpointing, of_keeping
 from .settings import (
     FOUR_BITS,
     LAUNCH,
     STORAGE,
     accelerate_yaml,
-    checkpointing,
     device_map,
     docstring,
     fuse_head,
@@ -21,7 +21,6 @@ from .settings import (
     json_text,
     learning_rate,
     lora_config,
-    of_keeping,
     of_launch,
     repeat_kv,
     upcasts,

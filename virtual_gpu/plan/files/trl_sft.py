@@ -9,18 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...language import tr
+from .keeping import checkpointing, of_keeping
 from .settings import (
     BLOCKS,
     LAUNCH,
     accelerate_yaml,
-    checkpointing,
     docstring,
     head,
     imports,
     literal,
     loading,
     lora,
-    of_keeping,
     weights_dtype,
 )
 from .trainer import training_arguments, why_not_named
