@@ -97,6 +97,7 @@ def entries(folder: Path) -> dict[str, Callable[[], Any]]:
         "predict, LoRA, checkpointing": lambda: bytes_of(
             helpers.predict_memory(batch_size=1, peft="lora", gradient_checkpointing=True, gpu="T4", full=True, **model)
         ),
+        "activation_budget": lambda: repr(virtual_gpu.activation_budget(str(small), gpu="L4", sequence_length=16)),
         "predict, QLoRA": lambda: bytes_of(
             helpers.predict_memory(batch_size=1, peft="qlora", gpu="T4", full=True, **model)
         ),

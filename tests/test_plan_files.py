@@ -152,6 +152,31 @@ def test_what_blocks_keep_is_in_the_files(kind, method, tmp_path):
     assert room > TOKENS * WIDTH * 2 * 16 and abs(held[1] - held[0] - room) < 2**14
 
 
+MOVED = ("attention@cpu", f"{WIDTH}x{4 * WIDTH}:1", f"{WIDTH}x{4 * WIDTH}@cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method, kind",
+    [
+        pytest.param(method, kind, marks=() if (method, kind) == ("lora", "torch") else pytest.mark.stress)
+        for method in ("lora", "qlora", "full")
+        for kind in ALONE
+    ],
+)
+def test_what_blocks_send_to_the_cpu_is_in_the_files(kind, method, tmp_path):
+    """Of the card only what stays there takes room: of the last block; and what is sent is what was counted."""
+    llama(tmp_path / "model")
+    recipe = Recipe(method, "mixed_bf16", "adamw_fused", checkpointing=True, fused_lm_head=True)
+    plans = [plan_of(tmp_path / "model", replace(recipe, kept=kept), gpu="L4") for kept in ((), MOVED)]
+    held = [on_the_virtual_card(plan, kind, tmp_path) for plan in plans]
+    up, attention = TOKENS * 4 * WIDTH * 2, TOKENS * (WIDTH * 2 + 8 * 4)  # with a number in fp32 for each head
+    assert held[1] - held[0] == plans[1].tensors_bytes - plans[0].tensors_bytes <= 2 * up
+    assert 0 <= plans[1].offloaded_bytes - 2 * (3 * 2 * up + 4 * attention) <= 2 * 4 * 64  # a generator's numbers
+    alike = replace(recipe, kept=("attention", f"{WIDTH}x{4 * WIDTH}"))
+    assert plans[1].flops == measure(plans[1].request, alike, 4, 2).flops < plans[0].flops
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ALONE)
 def test_a_fused_head_is_in_the_files(kind, tmp_path):

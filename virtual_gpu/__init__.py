@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import predict
+    from .api import activation_budget, predict
     from .cards import CATALOG, GPUSpec, card
     from .counting.gpu import VirtualGPU
     from .doctor import diagnose
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _HOME = {
     "predict": ".api",
+    "activation_budget": ".api",
     "plan_training": ".plan",
     "largest_fitting": ".step.largest",
     "largest_model": ".step.largest",
@@ -80,6 +81,7 @@ __all__ = [
     "VirtualGPU",
     "VirtualGPUError",
     "WrongValue",
+    "activation_budget",
     "card",
     "compare",
     "cuda",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import WrongValue
 from .language import tr
 from .report import MemoryReport
+from .step import budget as budgets
 from .step.predict import predict_memory
 from .step.setting import Setting
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from .cards import GPUSpec
     from .real import GPU
+    from .step.budget import Budget
 
 
 def predict(
@@ -38,6 +40,35 @@ def predict(
     WrongValue, UnknownName, BadConfiguration or NotSupported where it cannot be predicted; a setting that does not fit
     is no error.
     """
+    return predict_memory(_setting(model, training_args, peft_config, quantization_config, settings), gpu=gpu)
+
+
+def activation_budget(
+    model: str | PathLike | PretrainedConfig,
+    training_args: TrainingArguments | None = None,
+    peft_config: LoraConfig | None = None,
+    *,
+    quantization_config: BitsAndBytesConfig | None = None,
+    gpu: str | GPUSpec | GPU = "T4",
+    moves: bool = True,
+    measured: int = 4,
+    **settings: Any,
+) -> Budget:
+    """What checkpointed blocks could keep, recompute or send to the CPU: the whole curve of peak over extra work.
+
+    The setting as `predict` takes it; checkpointing is on whatever it says. The answer's `points` each have the choice
+    (`kept`, as `Setting.kept_results` takes it), bytes of the peak, FLOPs computed twice, bytes to the CPU and the
+    least that another choice with that peak could take. moves: a result may wait in the CPU's RAM, where that takes
+    less by the card's published rates than to compute it again. measured: so many points are run, evenly along the
+    curve with both ends, so that the prediction's distance is known. Errors as of `predict`; NotSupported for DPO.
+    """
+    setting = _setting(model, training_args, peft_config, quantization_config, settings)
+    return budgets.activation_budget(setting, gpu, moves, measured)
+
+
+def _setting(
+    model: Any, training_args: Any, peft_config: Any, quantization_config: Any, settings: dict[str, Any]
+) -> Setting:
     if training_args is None:
         if peft_config is not None or quantization_config is not None:
             raise WrongValue(
@@ -46,9 +77,7 @@ def predict(
                     en="peft_config and quantization_config go with training_args; without, say peft='lora'.",
                 )
             )
-        setting = Setting(**{"batch_size": 1} | settings, model_id=model)
-    else:
-        setting = Setting.from_training_arguments(
-            training_args, peft_config, model, quantization_config=quantization_config, **settings
-        )
-    return predict_memory(setting, gpu=gpu)
+        return Setting(**{"batch_size": 1} | settings, model_id=model)
+    return Setting.from_training_arguments(
+        training_args, peft_config, model, quantization_config=quantization_config, **settings
+    )

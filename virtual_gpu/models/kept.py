@@ -3,7 +3,7 @@
 A result is named by what makes it: "attention", or a layer's sizes as in "4096x14336" (in × out, of all matrices of a
 block that have them). ":12" behind it: in the last twelve of the model's blocks, whose results go first in backward, so
 that no other twelve take less at any moment. "@cpu" behind the name: it waits in the CPU's RAM, in the blocks that do
-not keep it on the card. A script says it so too (`plan.files.settings`). What a byte that is kept saves is the inner
+not keep it on the card. A script says it so too (`plan.files.keeping`). What a byte that is kept saves is the inner
 dimension of its product: 2·m·n·k FLOPs for m·n numbers.
 
 PyTorch's policies have a name for the CPU, MUST_CPU_OFFLOAD, which torch.compile alone carries out: run eagerly, such a
@@ -65,9 +65,15 @@ def is_uniform(kept: Sequence[str]) -> bool:
     return not any(":" in one for one in kept)
 
 
+def counts(kept: Sequence[str]) -> tuple[int, int]:
+    """How many results stay on the card, and how many wait in the CPU's RAM."""
+    away = sum(CPU in one for one in kept)
+    return len(kept) - away, away
+
+
 def moves(kept: Sequence[str]) -> bool:
     """Whether any of it waits in the CPU's RAM."""
-    return any(CPU in one for one in kept)
+    return counts(kept)[1] > 0
 
 
 def of_blocks(kept: Sequence[str], blocks: int) -> list[frozenset[str]]:

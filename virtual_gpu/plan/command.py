@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..disk_cache import add_no_cache
+from ..drawing.svg import Drawing
 from ..errors import WrongValue
 from ..language import LANGUAGES, tr
 from ..models.pages import pages_label
@@ -21,6 +22,7 @@ from ..units import human_bytes
 from ..writing import check_folder, write
 from .files import KINDS, check_kind, default_kind, names_of
 from .host import host_need
+from .keeping import curve_of
 from .lengths import Lengths, read_lengths
 from .pictures import extra_label, seconds_label
 from .recipes import METHODS
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def execute(args: argparse.Namespace) -> int:
     """Search, print the ranked plans (or JSON), save the best one's files, and return the exit status."""
-    for name in ("picture", "lengths"):
+    for name in ("picture", "budget", "lengths"):
         if args.start and getattr(args, name):
             raise WrongValue(tr(ko=f"--{name}: --model과 함께 쓴다.", en=f"--{name} goes with --model."))
     if args.start:
@@ -57,8 +59,8 @@ def execute(args: argparse.Namespace) -> int:
     objective = args.objective or OBJECTIVES[0]
     kind = args.files or default_kind(objective)
     names = names_of(check_kind(kind, objective))  # before the work, not after it
-    picture = Path(args.picture or "")
-    if args.picture:
+    pictures = [Path(name) for name in (args.picture, args.budget) if name]
+    for picture in pictures:
         check_folder(picture.parent, [picture.name], args.force)
     if args.save:
         check_folder(args.save, names, args.force)
@@ -103,14 +105,25 @@ def execute(args: argparse.Namespace) -> int:
     else:
         say(_text(plans, lengths))
     if args.picture:
-        write({picture.name: plans.frontier().svg()}, picture.parent, args.force)
+        _draw(plans.frontier(), args.picture, args)
+    if args.budget and plans.best:
+        whole = sorted(plans.plans, key=lambda plan: (bool(plan.recipe.stage), not plan.recipe.checkpointing))
+        curve = curve_of(whole[0])
         if not args.json:
-            say(tr(ko=f"그림을 {picture}에 저장했다.", en=f"The picture was written to {picture}."))
+            say(f"{curve.title}: {curve!r}")
+        _draw(curve.chart(), args.budget, args)
     if args.save and plans.best:
         plans.best.save(args.save, args.force, kind if args.files else None)
         if not args.json:
             say(tr(ko=f"1번을 {args.save}에 저장했다.", en=f"Number 1 was written to {args.save}."))
     return FITS if plans.plans else NOTHING_FITS
+
+
+def _draw(drawing: Drawing, name: str, args: argparse.Namespace) -> None:
+    path = Path(name)
+    write({path.name: drawing.svg()}, path.parent, args.force)
+    if not args.json:
+        say(tr(ko=f"그림을 {path}에 저장했다.", en=f"The picture was written to {path}."))
 
 
 def _tell(plans: Plans) -> None:
@@ -148,10 +161,11 @@ def _text(plans: Plans, lengths: Lengths | None = None) -> str:
             )
         if plan.offloaded_bytes:
             sent = human_bytes(plan.offloaded_bytes)
+            ko, en = ("체크포인트", "checkpoints") if plan.recipe.offload else ("블록의 결과", "blocks' results")
             lines.append(
                 tr(
-                    ko=f"    스텝마다 체크포인트 {sent}를 CPU로 보내고 다시 받는다",
-                    en=f"    a step sends {sent} of checkpoints to the CPU and back",
+                    ko=f"    스텝마다 {ko} {sent}를 CPU로 보내고 다시 받는다",
+                    en=f"    a step sends {sent} of {en} to the CPU and back",
                 )
             )
         if plan.states_to_card_bytes:
@@ -318,6 +332,16 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--picture",
         metavar="FILE.svg",
         help=tr(ko="계획마다 필요한 메모리와 한 스텝의 연산을 그림으로", en="what each plan needs over a step's work"),
+    )
+    add(
+        "--budget",
+        metavar="FILE.svg",
+        help=tr(
+            ko="체크포인팅을 쓰는 첫 계획에서 블록이 무엇을 남기고, 다시 계산하고, CPU로 보낼지: 최대 메모리와 추가 "
+            "연산의 곡선 전체를 그림으로",
+            en="of the first plan with checkpointing, what its blocks keep, recompute or send to the CPU: the whole "
+            "curve of peak over extra work",
+        ),
     )
     kinds = tr(ko=f"--save가 쓰는 파일의 종류: {', '.join(KINDS)}", en=f"what --save writes: {', '.join(KINDS)}")
     add("--files", metavar="KIND", help=kinds)

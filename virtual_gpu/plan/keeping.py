@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 
+from ..errors import NotSupported
+from ..language import tr
 from ..models.configs import cached_by_model
-from ..step.budget import Result, budget_of, flops_while_moving
+from ..step.budget import Budget, Result, budget_of, flops_while_moving
 from ..step.predict import like_any
 from ..step.setting import Setting
 from .measure import measure, setting_of
@@ -17,6 +19,7 @@ from .plans import Plan
 from .recipes import CANNOT_RUN, Recipe
 from .request import Request
 
+PROBES = 8  # of the points of a curve
 TRIES = 3  # of the points of a curve, the last that has room first; each is a run
 
 
@@ -30,11 +33,31 @@ def _results(setting: Setting, compute_capability: tuple[int, int]) -> list[Resu
     return budget_of(setting, like_any(compute_capability)).results
 
 
+def curve_of(plan: Plan, measured: int = 4) -> Budget:
+    """What the blocks of a plan could keep, recompute or send to the CPU: the whole curve, so many points of it run.
+
+    NotSupported where ZeRO or the CPU has a part of its states.
+    """
+    request, recipe = plan.request, plan.recipe
+    if recipe.stage:
+        raise NotSupported(
+            tr(
+                ko=f"{plan.title}: 블록이 무엇을 남길지는 GPU 하나나 DDP의 계획에서만 센다.",
+                en=f"{plan.title}: what blocks could keep is counted of one GPU and under DDP only.",
+            )
+        )
+    setting = setting_of(request, replace(recipe, kept=()), plan.micro_batch, plan.accumulation)
+    moving = flops_while_moving(request.spec, setting.precision)
+    budget = budget_of(setting, request.spec, moving, request.gpus > 1)
+    budget.measure_evenly(measured)
+    return budget
+
+
 def keep_what_fits(request: Request, recipe: Recipe) -> Plan | None:
     """The plan of the smallest micro-batch, where a byte saves most, that keeps as much as fits; None where nothing.
 
-    recipe: with checkpointing, of one GPU or under DDP. A fused head is tried where blocks cannot keep all without: in
-    the room of the logits they can keep more than making those again costs.
+    recipe: with checkpointing, of one GPU or under DDP; its checkpoints may wait on the CPU. A fused head is tried
+    where blocks cannot keep all without: in the room of the logits they can keep more than making those again costs.
     """
     found = {recipe: _of(request, recipe)}
     if request.can_fuse_head and not found[recipe].all_fits:
@@ -72,10 +95,17 @@ class _Choices:
 def _choices(setting: Setting, compute_capability: tuple[int, int], ddp: bool, moving: float, limit: int) -> _Choices:
     budget = budget_of(setting, like_any(compute_capability), moving, ddp)
     points = [point for point in budget.points if point.peak_bytes <= limit]
-    low, high = 0, len(points)  # as many fit, so many do not: the allocator's rests are beside the tensors
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if budget.needed(points[middle - 1].kept) <= limit else (low, middle - 1)
+
+    def fits(count: int) -> bool:
+        return budget.needed(points[count - 1].kept) <= limit
+
+    # What the allocator loses does not grow evenly: from the last on in strides, then in between.
+    stride = len(points) // PROBES + 1
+    low = next((count for count in range(len(points), 0, -stride) if fits(count)), 0)
+    high = min(low + stride, len(points) + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
     last = points[max(low - TRIES, 0) : low]
     relaxed = budget.least_flops + budget.bound(limit)
     ways = tuple((point.kept, budget.least_flops + point.extra_work) for point in last)

@@ -9,6 +9,7 @@ from ..drawing import svg
 from ..drawing.labels import html_table
 from ..drawing.report import COLORS
 from ..language import tr
+from ..models.kept import counts
 from ..room import TIGHT
 from ..step.setting import fused_head_label, reference_label, rest_label
 from ..units import human_bytes
@@ -63,7 +64,9 @@ def row_of(plan: Plan, sharded: bool, fused: bool, offloaded: bool) -> list[str]
 
 def checkpointing_switch(recipe: Recipe) -> str:
     """On or off, how many results blocks keep all the same, and whether their inputs are on the CPU."""
-    how = [tr(ko=f"{len(recipe.kept)}가지 남김", en=f"keeps {len(recipe.kept)}")] if recipe.kept else []
+    here, away = counts(recipe.kept)
+    how = [tr(ko=f"{here}가지 남김", en=f"keeps {here}")] if here else []
+    how += [tr(ko=f"{away}가지 CPU로", en=f"{away} to the CPU")] if away else []
     how += [tr(ko="오프로드", en="offloaded")] if recipe.offload else []
     if not how:
         return _switch(recipe.checkpointing)

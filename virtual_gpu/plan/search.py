@@ -173,8 +173,9 @@ def plan_training(
     to hold the loading; a plan that it kills is left out, with the reason. prefer: "fidelity" (what changes training
     least is first), "speed" (the shortest bound on a step) or "margin" (the most memory left; each way with the
     micro-batch that needs least). selective: a way to train that fits under checkpointing alone comes once more, with
-    what it leaves free spent on results that are then not computed again (`keeping`). cpu_offload: full fine-tuning
-    also with parameters, gradients and optimizer state in the CPU's RAM (`on_cpu`), on one GPU as on several.
+    what it leaves free spent on results that are then not computed again (`keeping`); the others may wait in the RAM.
+    cpu_offload: full fine-tuning also with parameters, gradients and optimizer state in the CPU's RAM (`on_cpu`), on
+    one GPU as on several.
     objective: "sft", or "dpo" by TRL's DPOTrainer: then batch counts pairs, and length is a prompt with one answer.
     optim_args, optim_target_modules: of the optimizer, as TrainingArguments take them.
     tensor_parallel: only full fine-tuning in which so many GPUs compute each layer together (1: only without); None
@@ -333,6 +334,7 @@ def _search(
                     except CANNOT_RUN as error:  # of TRL's head with this model: the recipe itself runs
                         cannot(fused, error)
                 fits, least = any(plan.fits for plan in measured), min(measured, key=needed_bytes)
+                lean = one  # the way in which blocks may keep results
                 if may_offload(least) and (spares or not fits):
                     above = 0
                     for head in heads_of(request, recipe):
@@ -344,11 +346,12 @@ def _search(
                             continue
                         if there is None or spares or not fits_with_ram(there):
                             continue
+                        lean = moved
                         if there.accumulation == 1 or request.prefer != "speed":
                             break
                         above = there.micro_batch
                 if checkpointing and may_keep:
-                    keep(one)
+                    keep(lean)
                 may_keep &= not fits  # what fits without checkpointing recomputes no block
                 if fit is not None and fit.accumulation == 1 and not checkpointing and not spares:
                     text = tr(ko="배치가 한 번에 들어가니 연산만 늘어난다", en="the batch fits at once: only more work")

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 
 from ..cards import GPUSpec
-from ..counting.gpu import VirtualGPU
+from ..counting.gpu import as_gpu
+from ..drawing import svg
+from ..drawing.budget import budget_table, draw_budget
+from ..drawing.frames import frame_of
 from ..errors import NotSupported
 from ..language import tr
 from ..models.adapters import linear_layers, sides
@@ -29,57 +31,19 @@ from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config
 from ..models.depth import text_config
 from ..models.kept import ATTENTION, CPU, clamps, name_of, of_blocks
+from ..real import GPU
 from ..trace.edits import with_ddp
 from ..trace.trace import Trace
-from ..trace.twice import MARKS, Mark, Twice
-from .flops import flops_of, training_flops
+from ..trace.twice import Mark, Twice
+from ..units import boolean, human_bytes, positive_int
+from .flops import training_flops
 from .optimizers import needs_cuda
-from .predict import Run, card_of, predicted_run, virtual_run
+from .predict import card_of, predicted_run, spec_like, virtual_run
 from .setting import Setting
+from .watched import ResultsWatch
 
-
-class _Watch:
-    """Marks what the results that blocks could keep take of the allocator, and adds up what is computed again."""
-
-    def __init__(self, gpu: VirtualGPU, keys: dict[Mark, int]):
-        self.gpu, self.keys = gpu, keys
-        self.recorder = None
-        self.marked: dict[int, int] = {}  # an allocation of the meter → its mark's key
-        self.flops: Counter[str] = Counter()
-
-    def __call__(
-        self, name: str, place: int, again: bool, operation: Any, operands: Sequence[Any], more: Mapping[str, Any]
-    ) -> Any:
-        meter, storages = self.gpu.meter, self.gpu.mode.storages
-        self.recorder = meter.recorder
-        before = meter.allocations
-        out = operation(*operands, **more)
-        self.gpu.mode.releases.settle()
-        tensors = [one for one in tree_leaves(out) if isinstance(one, torch.Tensor)]
-        blocks = [storages[key][1] for one in tensors if (key := one.untyped_storage()._cdata) in storages]
-        for number, block in enumerate(dict.fromkeys(blocks)):
-            self._mark(block, Mark(name, place, number, again))
-        live = meter.live_blocks()
-        moments = [block for block in range(before + 1, meter.allocations + 1) if block not in live]
-        for number, block in enumerate(moments):
-            self._mark(block, Mark(name, place, -1 - number, again))
-        if again:
-            self.flops[name] += flops_of(operation, operands, more, out)
-        return out
-
-    def _mark(self, block: int, mark: Mark) -> None:
-        self.marked[block] = self.keys.setdefault(mark, len(self.keys))
-
-    def told(self, run: Run) -> Run:
-        """The run with its trace marked, and the FLOPs that a micro-batch computes again."""
-        trace, turns = run.trace, run.trace.names.count("backward")
-        category = trace.category.copy()
-        allocations = np.flatnonzero(trace.allocates)
-        for block, entry in zip(self.recorder.births() if self.recorder else (), allocations.tolist(), strict=False):
-            if block in self.marked:
-                category[entry] = MARKS + self.marked[block]
-        twice = {name: flops // turns for name, flops in self.flops.items()}
-        return run._replace(trace=replace(trace, category=category[trace.born], held=None), twice=twice)
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -124,11 +88,26 @@ class Point:
     bound: float
 
 
-class Budget:
-    """The choices of a setting, from all recomputed to all kept, those that no later one betters: `points`."""
+@dataclass(frozen=True)
+class Measured:
+    """A choice as it was run: bytes of the tensors' peak, and what it takes of a card (see `Need`); FLOPs of a step."""
 
-    def __init__(self, setting: Setting, twice: Twice, flops: Mapping[str, int], moving: float):
-        self.setting, self.twice = setting, twice
+    peak_bytes: int
+    needed_bytes: int
+    extra_flops: int
+
+
+class Budget:
+    """The choices of a setting, from all recomputed to all kept, those that no later one betters: `points`.
+
+    measured: choice → `Measured`, of those that were run with PyTorch's selective checkpointing (`measure`).
+    """
+
+    def __init__(
+        self, setting: Setting, spec: GPUSpec, ddp: bool, twice: Twice, flops: Mapping[str, int], moving: float
+    ):
+        self.setting, self.spec, self.ddp, self.twice = setting, spec, ddp, twice
+        self.measured: dict[tuple[str, ...], Measured] = {}
         steps = setting.gradient_accumulation_steps
         self.flops = training_flops(setting).total * steps
         bare = replace(setting, gradient_checkpointing=False, fused_lm_head=False, offload_checkpoints=False)
@@ -153,14 +132,29 @@ class Budget:
         there = there.reshape(2, len(twice.names), twice.blocks)
         return there[0, twice.name, twice.block], there[1, twice.name, twice.block]
 
-    def needed(self, kept: Sequence[str]) -> int:
-        """What that choice takes of a card with the allocator's rests, in bytes (see `Need`)."""
-        trace, allocator = self.twice.edited(*self._rows(kept)).through()
-        return card_of(trace.timeline(), allocator.peak_reserved_bytes)
-
     def trace(self, kept: Sequence[str]) -> Trace:
         """The trace of that choice, before it goes through the allocator."""
         return self.twice.edited(*self._rows(kept))
+
+    def needed(self, kept: Sequence[str]) -> int:
+        """What that choice takes of a card with the allocator's rests, in bytes (see `Need`)."""
+        return _needed(self.trace(kept))
+
+    def measure(self, kept: Sequence[str]) -> Measured:
+        """That choice run as PyTorch's selective checkpointing has it, on a virtual GPU without a limit."""
+        setting = replace(self.setting, kept_results=tuple(kept))
+        trace = predicted_run(setting, load_config(setting.model_id), self.spec).trace
+        trace = with_ddp(trace) if self.ddp else trace
+        flops = training_flops(setting).total * setting.gradient_accumulation_steps
+        found = Measured(trace.peak_bytes, _needed(trace), flops - self.least_flops)
+        self.measured[tuple(kept)] = found
+        return found
+
+    def measure_evenly(self, count: int) -> None:
+        """Run so many points, evenly along the curve, both ends among them."""
+        count, last = min(count, len(self.points)), len(self.points) - 1
+        for place in sorted({round(k * last / max(count - 1, 1)) for k in range(count)}):
+            self.measure(self.points[place].kept)
 
     # -- the curve -----------------------------------------------------------------------------------------------------
 
@@ -223,11 +217,22 @@ class Budget:
         """
         return self._fixed + max(self._bound_at(moment, peak_bytes) for moment in {m for *_, m in self._peaks})
 
+    def beyond_best(self, point: Point) -> float:
+        """The most, as a share of the step's work, that another choice with this peak could save."""
+        return max(1 - (self.least_flops + point.bound) / (self.least_flops + point.extra_work), 0.0)
+
+    @property
+    def corners(self) -> list[Point]:
+        """The points from which on another result is kept, which all blocks do at the next; the last of all too."""
+        counts = [sum(not one.endswith(CPU) for one in point.kept) for point in self.points]
+        firsts = {count: place for place, count in reversed([*enumerate(counts)])}.values()
+        return [self.points[place] for place in sorted({*firsts, len(counts) - 1})]
+
     def _bound_at(self, moment: int, peak_bytes: float) -> float:
         twice, output = self.twice, self.twice.made >= 0
         there = output & (twice.gone <= moment) & (moment < twice.again)
         passing = ~output & (twice.again <= moment) & (moment < twice.done)
-        room = peak_bytes - (self._live[moment] - twice.nbytes[passing].sum())
+        room = float(peak_bytes - (self._live[moment] - twice.nbytes[passing].sum()))
         if room < 0:
             return math.inf
         left = []  # (work, bytes) of what lies there at that moment
@@ -246,6 +251,73 @@ class Budget:
     @functools.cached_property
     def _live(self) -> np.ndarray:
         return self.twice.live()
+
+    # -- shown ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def title(self) -> str:
+        """One line that names it."""
+        return f"{self.setting.title} · {self.spec.name}"
+
+    def chart(self) -> svg.Drawing:
+        """The curve as a picture."""
+        return draw_budget(self)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The points as rows, the least peak first: bytes, FLOPs of a step; of those that were run what they took."""
+        return frame_of(self._row(point) for point in self.points)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The results and the points as plain JSON values."""
+        numbers = {"least_flops": self.least_flops, "capacity_bytes": self.spec.capacity_bytes}
+        results = [asdict(one) | {"moving": None if math.isinf(one.moving) else one.moving} for one in self.results]
+        return numbers | {"results": results, "points": [self._row(point) for point in self.points]}
+
+    def _row(self, point: Point) -> dict[str, Any]:
+        run = self.measured.get(point.kept)
+        more = {"beyond_best": self.beyond_best(point)}
+        more |= {f"measured_{name}": getattr(run, name, None) for name in ("peak_bytes", "needed_bytes", "extra_flops")}
+        return asdict(point) | {"kept": list(point.kept)} | more
+
+    @property
+    def distance_bytes(self) -> int:
+        """By how much a peak that was run is off what was predicted of it, at most."""
+        found = {point.kept: point.peak_bytes for point in self.points}
+        return max((abs(run.peak_bytes - found[kept]) for kept, run in self.measured.items()), default=0)
+
+    def __repr__(self) -> str:
+        ends, least = (self.points[0], self.points[-1]), self.least_flops
+        first, last = (f"{human_bytes(one.peak_bytes)}, +{one.extra_work / least:.1%}" for one in ends)
+        worst, runs = max(map(self.beyond_best, self.points)), len(self.measured)
+        off = f"{self.distance_bytes:,}"
+        return tr(
+            ko=f"선택 {len(self.points)}가지, {first}에서 {last}까지. 더 줄일 수 있는 것은 많아야 {worst:.1%}다(선형 "
+            f"완화). {runs}가지를 실행해 재니 예측과의 차이가 많아야 {off}바이트다.",
+            en=f"{len(self.points)} choices, {first} to {last}; at most {worst:.1%} could be saved by others (linear "
+            f"relaxation); {runs} of them were run, off the prediction by {off} bytes at most.",
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(f'{self.title}: {self!r}')}</p>\n{budget_table(self)}\n{self.chart().svg()}"
+
+
+def _needed(trace: Trace) -> int:
+    trace, allocator = trace.through()
+    return card_of(trace.timeline(), allocator.peak_reserved_bytes)
+
+
+def activation_budget(setting: Setting, gpu: GPU | GPUSpec | str, moves: bool = True, measured: int = 4) -> Budget:
+    """The budget of a setting on a card. moves: a result may wait in the CPU's RAM where that takes less by the rates.
+
+    measured: so many points are run, evenly along the curve, both ends among them. NotSupported for pairs.
+    """
+    count, moves, gpu = positive_int(measured, "measured"), boolean(moves, "moves"), as_gpu(gpu)
+    spec = gpu.spec if gpu.is_virtual else spec_like(gpu)
+    setting.check_length(load_config(setting.model_id))
+    known = moves and gpu.is_virtual  # of a real one the link is not known
+    budget = budget_of(setting, spec, flops_while_moving(spec, setting.precision) if known else math.inf)
+    budget.measure_evenly(count)
+    return budget
 
 
 def budget_of(setting: Setting, spec: GPUSpec, moving: float = math.inf, ddp: bool = False) -> Budget:
@@ -271,11 +343,11 @@ def budget_of(setting: Setting, spec: GPUSpec, moving: float = math.inf, ddp: bo
     setting = replace(setting, gradient_checkpointing=True, kept_results=())
     keys: dict[Mark, int] = {}
     config = load_config(setting.model_id)
-    how = functools.partial(virtual_run, watching=lambda gpu: _Watch(gpu, keys))
+    how = functools.partial(virtual_run, watching=lambda gpu: ResultsWatch(gpu, keys))
     run = predicted_run(setting, config, spec, how, "twice")
     trace = with_ddp(run.trace) if ddp else run.trace
     twice = Twice.of(trace, {key: mark for mark, key in keys.items()}, text_config(config).num_hidden_layers)
-    return Budget(setting, twice, run.twice, moving)
+    return Budget(setting, spec, ddp, twice, run.twice, moving)
 
 
 def flops_while_moving(spec: GPUSpec, precision: str) -> float:

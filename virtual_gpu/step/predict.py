@@ -54,7 +54,7 @@ def predict_memory(
     """
     setting, gpu = Setting.one(setting, settings), as_gpu(gpu)
     # A real GPU: the catalogue's kernels for its compute capability, its own capacity.
-    spec = gpu.spec if gpu.is_virtual else _spec_like(gpu)
+    spec = gpu.spec if gpu.is_virtual else spec_like(gpu)
     config = load_config(setting.model_id)
     setting.check_length(config)
     kernels = spec.compute_capability, spec.multiprocessors, spec.threads_per_multiprocessor
@@ -217,7 +217,7 @@ def _tell_of_cpu(report: MemoryReport, setting: Setting, moved: Moved) -> None:
 def _run_again(setting: Setting, gpu: GPU, predicted: bool) -> Callable[[], Details | None] | None:
     """The setting's run with the tensor behind each block; a prediction's has no limit, a real GPU's no details."""
     if predicted:
-        spec = gpu.spec if gpu.is_virtual else _spec_like(gpu)
+        spec = gpu.spec if gpu.is_virtual else spec_like(gpu)
         return functools.partial(_detailed, setting, spec, False, gpu.expandable_segments, ())
     if gpu.is_virtual:
         return functools.partial(_detailed, setting, gpu.spec, True, gpu.expandable_segments, gpu.rules.without)
@@ -246,7 +246,8 @@ def _detailed(
     return details
 
 
-def _spec_like(gpu: GPU) -> GPUSpec:
+def spec_like(gpu: GPU) -> GPUSpec:
+    """The catalogue's, with a real GPU's compute capability: its kernels."""
     return replace(
         next(iter(CATALOG.values())), name=gpu.name, compute_capability=torch.cuda.get_device_capability(gpu.device)
     )

@@ -15,7 +15,7 @@ from ..models.attention import ATTENTION
 from ..models.configs import DEFAULT_MODEL, model_name
 from ..models.depth import text_config
 from ..models.fused_head import has_fused_head, require_fused_head
-from ..models.kept import kept_results
+from ..models.kept import counts, kept_results
 from ..models.offloaded import require_offload
 from ..units import boolean, choose, positive_int
 from . import own_code
@@ -345,10 +345,10 @@ def reference_label(reference: str) -> str:
 
 def checkpointing_label(kept: tuple[str, ...] = (), offload: bool = False) -> str:
     """Gradient checkpointing, of how many results what is kept, and where it is, in the reader's language."""
-    how = []
-    if kept:
-        results = f"{len(kept)} results" if len(kept) > 1 else "1 result"
-        how.append(tr(ko=f"결과 {len(kept)}가지 남김", en=f"keeps {results}"))
+    here, away = counts(kept)
+    results = f"{here} results" if here > 1 else "1 result"
+    how = [tr(ko=f"결과 {here}가지 남김", en=f"keeps {results}")] if here else []
+    how += [tr(ko=f"{away}가지 CPU로", en=f"{away} to the CPU")] if away else []
     if offload:
         how.append(tr(ko="오프로드", en="offloaded"))
     return tr(ko="체크포인팅", en="checkpointing" + " " * bool(how)) + (f"({', '.join(how)})" if how else "")

@@ -6,7 +6,7 @@ second allocation are no more. Of one that is not computed again, what its opera
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -54,32 +54,16 @@ class Twice:
     def of(cls, trace: Trace, marks: Mapping[int, Mark], blocks: int) -> Twice:
         """From a trace in which such blocks' category is MARKS + a key of marks; forward and backward are its phases.
 
-        Backward goes through the blocks the other way. What it computes less often than forward is left out.
+        Left out is a name of which a layer is not computed again: kept, its result would lie there for nothing.
         """
-        found: dict[Mark, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        entries: dict[Mark, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for entry in np.flatnonzero(trace.allocates & (trace.category >= MARKS)).tolist():
-            found[marks[int(trace.category[entry]) - MARKS]][int(trace.span[entry]) // 2].append(entry)
+            entries[marks[int(trace.category[entry]) - MARKS]][int(trace.span[entry]) // 2].append(entry)
         death = np.full(len(trace), -1)
         death[trace.born[~trace.allocates]] = np.flatnonzero(~trace.allocates)
-        names = tuple(dict.fromkeys(mark.name for mark in found))
-        rows: dict[str, list[tuple[int, ...]]] = {name: [] for name in names}
-        for mark, phases in found.items():
-            if not mark.again:
-                continue
-            first = found.get(mark._replace(again=False), {})
-            for phase, seconds in phases.items():
-                seconds, count = seconds[::-1], len(seconds)
-                firsts = first.get(phase - 1, []) if mark.number >= 0 else [-1] * count
-                ends = [int(death[one]) if one >= 0 else -1 for one in firsts]
-                fits = len(firsts) == count and all(a < b for a, b in zip(ends, seconds, strict=True))
-                if not fits or not all(e >= 0 for e in ends if mark.number >= 0):
-                    rows.pop(mark.name, None)
-                for k in range(count) if mark.name in rows else ():
-                    block = k if count == blocks else -1
-                    rows[mark.name].append((block, firsts[k], ends[k], seconds[k], int(death[seconds[k]])))
-        names = tuple(name for name in rows if rows[name])
-        uneven = {name for name in names if any(row[0] < 0 for row in rows[name])}
-        table = [(k, -1 if name in uneven else row[0], *row[1:]) for k, name in enumerate(names) for row in rows[name]]
+        found = {name: _rows_of(name, entries, death, blocks) for name in dict.fromkeys(mark.name for mark in entries)}
+        names = tuple(name for name, rows in found.items() if rows)
+        table = [(k, *row) for k, name in enumerate(names) for row in found[name]]
         columns = np.array(table, dtype=np.int64).reshape(-1, 6).T
         plain = np.where(trace.category >= MARKS, _ACTIVATIONS, trace.category)
         return cls(replace(trace, category=plain, held=None), names, blocks, *columns)
@@ -125,3 +109,29 @@ class Twice:
             getattr(trace, name)[stays][order] for name in ("nbytes", "category", "span", "stream")
         )
         return Trace(place[born[order]], nbytes, category, span, trace.names, stream=stream)
+
+
+def _rows_of(
+    name: str, entries: Mapping[Mark, Mapping[int, list[int]]], death: np.ndarray, blocks: int
+) -> list[tuple[int, ...]]:
+    """The rows of a name, without the first column: backward goes through the blocks the other way."""
+    rows: list[tuple[int, ...]] = []
+    for mark, phases in entries.items():
+        if mark.name != name or (mark.number < 0 and not mark.again):
+            continue
+        if mark.number >= 0 and mark._replace(again=not mark.again) not in entries:
+            return []
+        for phase, again in phases.items() if mark.again else ():
+            made = [-1] * len(again)
+            if mark.number >= 0:
+                made = entries[mark._replace(again=False)].get(phase - 1, [])
+            if len(made) != len(again):
+                return []
+            for block, (first, second) in enumerate(zip(made, again[::-1], strict=True)):
+                gone = int(death[first]) if first >= 0 else -1
+                if gone >= second or (gone < 0 <= first):
+                    return []  # it is there all the while
+                rows.append((block, first, gone, second, int(death[second])))
+    even = all(row[0] < blocks for row in rows) and len(rows) % blocks == 0
+    counts = Counter(row[0] for row in rows)
+    return rows if even and len({*counts.values()}) == 1 else [(-1, *row[1:]) for row in rows]
