@@ -82,7 +82,8 @@ def test_training_arguments_are_a_setting(given, peft, bits, ours, tmp_path):
     [
         ({"torch_compile": True}, None, "torch_compile"),
         ({"use_liger_kernel": True}, None, "use_liger_kernel"),
-        ({"optim": "galore_adamw"}, None, "galore_adamw"),
+        ({"optim": "rmsprop"}, None, "rmsprop.*virtual-gpu fit"),
+        ({"optim": "adamw_torch_xla"}, None, "adamw_torch_xla"),
         ({}, LoraConfig(use_dora=True), "use_dora"),
         ({}, LoraConfig(bias="all"), "bias"),
         ({}, LoraConfig(modules_to_save=["lm_head"]), "modules_to_save"),
@@ -95,7 +96,7 @@ def test_what_is_not_simulated_is_refused_by_name(given, peft, named, tmp_path):
     for name, value in given.items():  # some want a library, or a GPU, when they are made
         setattr(args, name, value)
     with pytest.raises(NotSupported, match=named):
-        predict(small(), args, peft, gpu="L4")
+        predict(small(), args, peft, gpu="L4", sequence_length=32)
 
 
 def test_only_qlora_s_four_bits(tmp_path):

@@ -28,7 +28,7 @@ from virtual_gpu.plan.start import start_from
 from virtual_gpu.program.context import cuda
 from virtual_gpu.step import own_code
 from virtual_gpu.step.optimizers import OPTIMIZERS, needs_cuda, optimizer_named
-from virtual_gpu.step.predict import predicted
+from virtual_gpu.step.predict import predicted_run
 from virtual_gpu.step.setting import Setting
 
 DEEP = LlamaConfig(
@@ -95,7 +95,7 @@ def test_only_what_the_trainer_reads_counts():
 def agrees(name, **more):
     setting = setting_of(name, **more)
     config = load_config(setting.model_id)
-    found, ran = predicted(setting, config, card("L4"), run_on_a_card), run_on_a_card(setting, config, card("L4"))
+    found, ran = predicted_run(setting, config, card("L4"), run_on_a_card), run_on_a_card(setting, config, card("L4"))
     assert found.method == "depth" and ran.method == "run"
     assert found[1:6] == ran[1:6]
     assert found.trace.timeline().at_peak() == ran.trace.timeline().at_peak()

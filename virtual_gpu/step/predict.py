@@ -348,13 +348,13 @@ def refuse_encoder_decoder(setting: Setting, config: Any) -> None:
 
 
 def predicted_run(
-    setting: Setting, config: Any, spec: GPUSpec, how: Callable[..., Run] = virtual_run, like: str = "step"
+    setting: Setting, config: Any, spec: GPUSpec, how: Callable[..., Run] | None = None, like: str = "step"
 ) -> Run:
-    """What `how`, `virtual_run` or one like it, gives, from less work where that is found to give the same.
+    """What `how`, else `virtual_run`, gives, from less work where that is found to give the same.
 
     like: its name, where what has been found of one run may hold for another (see `models.depth.from_shallow`).
     """
-    wanted = setting.gradient_accumulation_steps
+    how, wanted = how or virtual_run, setting.gradient_accumulation_steps
     if wanted > MICRO_BATCHES:
         few = replace(setting, gradient_accumulation_steps=MICRO_BATCHES)
         run = _by_depth(how, like, few, config, spec, LATER) or how(few, config, spec, LATER)
