@@ -110,6 +110,24 @@ def test_what_accelerate_leaves_gathered_is_sent_once(tied):
         Layout(4, 3, 2, as_accelerate=True)
 
 
+@pytest.mark.parametrize("layout", [Layout(12, 3, replicas=3), Layout(16, 2, 2, replicas=2)], ids=str)
+def test_copies_hold_their_share_and_add_gradients_up(layout):
+    """Of 12 ranks in three copies each holds a fourth; one that stands in the second copy holds what it does there."""
+    model = model_name(tiny_llama())
+    for rank in (0, 4, layout.ranks - layout.tensor_parallel):
+        run = run_rank(load_config(model), layout, CONVENTIONS["bf16"], rank)
+        memory = closed_form(model, layout, "bf16", rank)
+        assert run.held == {kind: getattr(memory, kind) for kind in run.held} and run.sent == elements_sent(
+            model, layout
+        )
+        alone = Layout(layout.ranks // layout.replicas, layout.stage, layout.tensor_parallel)
+        assert replace(memory, rank=0) == replace(closed_form(model, alone, "bf16", rank % alone.ranks), rank=0)
+        assert run.sent["allreduce"] * layout.data_parallel == run.sent["reduce_scatter_base"]
+    for wrong in ({"replicas": 5}, {"replicas": 2, "stage": 1}, {"replicas": 0}):
+        with pytest.raises(ValueError, match=r"replicas=|벌 수"):
+            Layout(**{"ranks": 12} | wrong)
+
+
 def test_tensors_that_are_made_for_their_shape_alone_are_not_counted():
     """DTensor finds the shape of a result on whole tensors; a rank of two has half of every matrix."""
     config = tiny_llama()
@@ -242,7 +260,7 @@ def test_the_depth_of_a_model_with_adapters_is_continued_as_a_full_run_has_it(pe
     config, layout, adapters = with_depth(load_config(LLAMA), 10), Layout(4, 3), Adapters(peft, 8, targets)
     setting = {"sequence_length": 64, "checkpointing": True, "adapters": adapters, "offload_checkpoints": offload}
     full = run_rank(config, layout, CONVENTIONS["mixed"], **setting)
-    trace, sent, offloaded = rank_step_module._trace(
+    trace, sent, _, offloaded = rank_step_module._trace(
         ConfigKey.of(config), layout, "mixed", 1, 64, True, CATALOG["H100"], adapters, offload=offload
     )
     assert sent == full.sent_bytes

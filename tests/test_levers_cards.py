@@ -43,9 +43,14 @@ def test_what_is_sent_is_what_the_ledger_says(base):
     program, rows = BASES[base], RECORD[base]
     asks = 2 * 4 if program.autocast == torch.float16 else 0
 
-    def sent(stage, gathered, reduced):
-        found = elements_sent(program.model_id, Layout(program.gpus, stage))
-        wide = {"allreduce": 2 * 4, "broadcast": 4, "allgather_base": gathered, "reduce_scatter_base": reduced}
+    def sent(stage, gathered, reduced, copies=1):
+        found = elements_sent(program.model_id, Layout(program.gpus, stage, replicas=copies))
+        wide = {
+            "allreduce": 2 * (4 if copies == 1 else reduced),
+            "broadcast": 4,
+            "allgather_base": gathered,
+            "reduce_scatter_base": reduced,
+        }
         return sum(number * wide[name] for name, number in found.items()) + asks * (stage >= 2)
 
     expected = {
@@ -54,6 +59,8 @@ def test_what_is_sent_is_what_the_ledger_says(base):
         "fsdp2_32": (3, 4, 4),
     }  # fmt: skip
     assert {name: rows[name]["sent"] for name in expected} == {name: sent(*how) for name, how in expected.items()}
+    if "hsdp" in rows:
+        assert rows["hsdp"]["sent"] == sent(3, 2, 2, 2)
     assert rows["ddp_no_sync"]["sent"] == rows["base"]["sent"]
     assert rows["ddp_accumulated"]["sent"] == 4 * rows["base"]["sent"]
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import yaml
 from forked import free_port, run_forked
 from safetensors.torch import load_file
 from transformers import GPTNeoXConfig, LlamaConfig, Qwen3Config
@@ -51,7 +52,7 @@ def llama(folder, family=LlamaConfig, **more):
 
 def plan_of(model, recipe, way=(4, 2), gpu="T4", gpus=1, length=128):
     """That recipe as a plan, measured."""
-    batch = way[0] * way[1] * gpus // recipe.tensor_parallel
+    batch = way[0] * way[1] * gpus // (recipe.tensor_parallel * recipe.context_parallel)
     return measure(make_request(str(model), gpu, gpus, length=length, batch=batch), recipe, *way)
 
 
@@ -232,6 +233,7 @@ def test_sft_makes_tiles_of_logits_and_no_whole_ones(recipe, words, tmp_path):
         assert held < plan.tensors_bytes + tile + (TOKENS + words) * WIDTH * 4
 
 
+TOKENS_TOO = Recipe("full", "bf16", "adamw_fused", stage=3, tensor_parallel=2, sequence_parallel=True)
 TORCHRUN = ("torchrun", "--nproc_per_node", "4")
 ACCELERATE = ("accelerate", "launch", "--config_file", "accelerate.yaml")
 
@@ -254,9 +256,19 @@ ACCELERATE = ("accelerate", "launch", "--config_file", "accelerate.yaml")
         ("accelerate", ACCELERATE, Recipe("lora", "mixed_bf16", "adamw_fused", stage=0), (2, 2)),
         ("trainer", ACCELERATE, Recipe("lora", "mixed_fp16", "adamw_fused", stage=3, checkpointing=True), (4, 1)),
         ("trainer", ACCELERATE, Recipe("lora", "mixed_fp16", "adamw_fused", 3, True, fused_lm_head=True), (4, 1)),
+        ("torch", TORCHRUN, Recipe("full", "mixed_bf16", "adamw_fused", stage=3, replicas=2), (1, 4)),
+        ("torch", TORCHRUN, Recipe("full", "mixed_bf16", "adamw_fused", stage=3, context_parallel=2), (2, 4)),
+        ("torch", TORCHRUN, Recipe("full", "bf16", "adamw_fused", 3, True, context_parallel=4), (4, 1)),
+        ("torch", TORCHRUN, replace(TOKENS_TOO, precision="mixed_bf16"), (2, 4)),
+        ("torch", TORCHRUN, replace(TOKENS_TOO, stage=2, checkpointing=True, offload=True), (2, 2)),
+        ("torch", TORCHRUN, replace(TOKENS_TOO, tensor_parallel=4, checkpointing=True), (4, 1)),
+        ("accelerate", ACCELERATE, Recipe("full", "mixed_bf16", "adamw_fused", 3, True, replicas=2), (2, 2)),
+        ("trainer", ACCELERATE, Recipe("full", "bf16", "adamw_fused", 3, True, replicas=2), (2, 2)),
         ("accelerate", ACCELERATE, Recipe("full", "mixed_bf16", "adamw_fused", 3, True, fused_lm_head=True), (1, 4)),
     ],
-    ids=lambda value: f"{value.method}-{value.stage}-{value.tensor_parallel}" if isinstance(value, Recipe) else "",
+    ids=lambda value: (
+        f"{value.method}-{value.stage}-{value.tensor_parallel}-{value.replicas}" if isinstance(value, Recipe) else ""
+    ),
 )
 def test_a_rank_holds_what_the_plan_counted(kind, launcher, recipe, way, tmp_path):
     """Launched as the script says, one of four ranks on a virtual card; of split weights the whole is never there.
@@ -491,6 +503,7 @@ def test_blocks_that_keep_results_make_the_same_step(kind, small, tmp_path):
         ("torch", 3, False, "full", {"fused_lm_head": True}),
         ("torch", 3, True, "full", {"fused_lm_head": True}),
         ("torch", 3, True, "full", {"cpu_offload": True}),
+        ("torch", 3, False, "full", {"replicas": 2}),  # four ranks: two in each copy
         ("torch", 3, True, "lora", {}),
         ("torch", 3, False, "lora", {"fused_lm_head": True}),
         ("accelerate", 0, False, "full", {"fused_lm_head": True}),  # its FSDP goes on GPUs only
@@ -505,10 +518,10 @@ def test_two_ranks_make_the_steps_of_one(kind, stage, tied, method, more, tmp_pa
     build_model(config, torch.float32, device="cpu").save_pretrained(model)
     recipe = Recipe(method, "fp32", "sgd", checkpointing=stage == 2, **more)
     text, learned = "abcdefgh" * 48, {}
-    for ranks in (1, 2):
-        one = replace(recipe, stage=stage) if ranks == 2 else replace(recipe, cpu_offload=False)
+    for several, ranks in ((1, 1), (2, 2 * recipe.replicas)):
+        one = replace(recipe, stage=stage) if ranks > 1 else replace(recipe, cpu_offload=False, replicas=1)
         plan = Plan(make_request(str(model), "L4", ranks, length=32, batch=4), one, 1, 4 // ranks, 0, {}, 0, 0, 0, None)
-        learned[ranks] = rehearse(plan, kind, tmp_path / f"{ranks}", text, 3, ranks)
+        learned[several] = rehearse(plan, kind, tmp_path / f"{several}", text, 3, ranks)
     assert learned[1].keys() <= learned[2].keys()  # FSDP2 gathers a tied head apart
     if method == "lora":  # its dropout and its first values are drawn anew
         assert all(value.abs().max() > 0 for name, value in learned[2].items() if "lora_B" in name)
@@ -521,15 +534,17 @@ def test_two_ranks_make_the_steps_of_one(kind, stage, tied, method, more, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family, tied, stage, ranks",
+    "family, tied, stage, ranks, tokens",
     [
-        (LlamaConfig, False, 3, 4),
-        (Qwen3Config, True, 2, 4),  # norms of its heads are whole on each rank, which sees half of the heads
-        (GPTNeoXConfig, False, 3, 4),  # its head has another name in the files
-        (LlamaConfig, False, 3, 2),  # all of them compute each layer together
+        (LlamaConfig, False, 3, 4, False),
+        (Qwen3Config, True, 2, 4, False),  # norms of its heads are whole on each rank, which sees half of the heads
+        (GPTNeoXConfig, False, 3, 4, False),  # its head has another name in the files
+        (LlamaConfig, False, 3, 2, False),  # all of them compute each layer together
+        (LlamaConfig, False, 3, 2, True),
+        (Qwen3Config, False, 2, 4, True),
     ],
 )
-def test_ranks_that_share_a_layer_make_the_steps_of_one(family, tied, stage, ranks, tmp_path):
+def test_ranks_that_share_a_layer_make_the_steps_of_one(family, tied, stage, ranks, tokens, tmp_path):
     """Groups of two real processes: a step over four blocks that differ, and what AdamW would not tell: by SGD."""
     model = tmp_path / "model"
     sizes = {"vocab_size": 258, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
@@ -544,7 +559,7 @@ def test_ranks_that_share_a_layer_make_the_steps_of_one(family, tied, stage, ran
     text, learned = "".join(chr(97 + n * n * 7 % 26) for n in range(4 * 32)), {}
     for n in (1, ranks):
         recipe = Recipe("full", "fp32", "sgd", checkpointing=stage == 2)
-        recipe = recipe if n == 1 else replace(recipe, stage=stage, tensor_parallel=2)
+        recipe = recipe if n == 1 else replace(recipe, stage=stage, tensor_parallel=2, sequence_parallel=tokens)
         way, request = (1, 4 // max(n // 2, 1)), make_request(str(model), "L4", n, length=32, batch=4).of(recipe)
         plan = Plan(request, recipe, *way, 0, {}, 0, 0, 0, None)
         learned[n] = rehearse(plan, "torch", tmp_path / f"{n}", text, 1, n)
@@ -732,6 +747,47 @@ def test_what_is_cut_is_in_the_script(stage):
         assert "DistributedSampler(blocks, world // 4, rank // 4, drop_last=True)" in script
 
 
+def test_what_is_shared_is_in_the_script():
+    """Tokens and logits beside the matrices; a text and its targets; copies, in every kind that can have them."""
+    shared = {
+        "sequence parallel": Recipe("full", "bf16", "adamw_fused", 3, tensor_parallel=2, sequence_parallel=True),
+        "context parallel 4": Recipe("full", "mixed_bf16", "adamw_fused", 3, context_parallel=4),
+        "HSDP, 2 copies": Recipe("full", "mixed_bf16", "adamw_fused", 3, replicas=2),
+    }
+    for said, recipe in shared.items():
+        script = unmeasured(recipe, 16, "Qwen/Qwen3-8B").files("torch")["train.py"]
+        tree = ast.parse(script)
+        assert said in ast.get_docstring(tree)
+        names = {alias.asname or alias.name for node in ast.walk(tree) for alias in getattr(node, "names", [])}
+        assert names <= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}, "imported and not used"
+        assert ("with loss_parallel():" in script) == ("SequenceParallel()" in script) == recipe.sequence_parallel
+        assert ("with cut, sdpa_kernel(" in script) == (recipe.context_parallel > 1)
+        assert ("copies = 2" in script) == (recipe.replicas > 1)
+        apart = recipe.tensor_parallel * recipe.context_parallel
+        assert ("DistributedSampler(blocks, world // " in script) == (apart > 1)
+    told = yaml.safe_load(unmeasured(shared["HSDP, 2 copies"], 16).files("accelerate")["accelerate.yaml"])
+    sizes = {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 8}
+    assert told["parallelism_config"] == sizes
+
+
+def test_the_parts_of_a_text_have_its_loss():
+    """The mean over all ranks of a part's sum over the mean part's number of targets, the last of which is none."""
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = build_model(config, torch.float64, device="cpu")
+    tokens = torch.arange(2 * 16).reshape(2, 16) * 7 % 64
+    whole = model(input_ids=tokens, labels=tokens)
+    targets = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
+    given = {"vocab_size": 64, "labels": tokens, "num_items_in_batch": 2 * 15 / 4}
+    parts = zip(whole.logits.chunk(4, 1), targets.chunk(4, 1), strict=True)
+    losses = [
+        model.loss_function(logits=logits.contiguous(), shift_labels=of_part.contiguous(), **given)
+        for logits, of_part in parts
+    ]
+    assert torch.allclose(sum(losses) / 4, whole.loss)
+
+
 @pytest.mark.parametrize("degree", [1, 2])
 def test_gradients_travel_in_the_type_that_was_counted(degree):
     """In 16 bits, in the file and in the plan, with tensor parallelism or not; torchtitan's are fp32."""
@@ -762,11 +818,16 @@ def test_what_a_kind_cannot_say_is_refused_with_those_that_can():
     with pytest.raises(NotSupported, match=r"trl.*ZeRO-3.*: trainer, torch, accelerate, deepspeed"):
         full.files("trl")
     split = unmeasured(Recipe("full", "mixed_bf16", "adamw_fused", stage=3, tensor_parallel=2), 2, "Qwen/Qwen3-0.6B")
-    for kind in KINDS:
-        if kind != "torch":
-            with pytest.raises(NotSupported, match=rf"{kind}.*텐서 병렬 2.*: torch$"):
-                split.files(kind)
-    assert split.files() == split.files("torch")
+    parts = unmeasured(Recipe("full", "mixed_bf16", "adamw_fused", stage=3, context_parallel=2), 2, "Qwen/Qwen3-0.6B")
+    for made, words in ((split, "텐서 병렬 2"), (parts, "컨텍스트 병렬 2")):
+        for kind in KINDS:
+            if kind != "torch":
+                with pytest.raises(NotSupported, match=rf"{kind}.*{words}.*: torch$"):
+                    made.files(kind)
+        assert made.files() == made.files("torch")
+    copies = unmeasured(Recipe("full", "mixed_bf16", "adamw_fused", stage=3, replicas=2), gpus=4)
+    with pytest.raises(NotSupported, match=r"deepspeed.*HSDP.*: trainer, torch, accelerate$"):
+        copies.files("deepspeed")
     plan = unmeasured(Recipe("qlora", "mixed_bf16", "adamw_fused", stage=3), gpus=2)
     with pytest.raises(NotSupported, match=r"torch.*ZeRO-3.*: trainer"):
         plan.files("torch")

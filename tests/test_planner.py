@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from forked import run_forked
-from transformers import GPT2Config, GPTNeoXConfig, Lfm2Config, LlamaConfig, Phi3Config, Qwen3MoeConfig
+from transformers import GPT2Config, GPTNeoXConfig, Lfm2Config, LlamaConfig, MistralConfig, Phi3Config, Qwen3MoeConfig
 
 from helpers import plan_training, predict_memory
 from helpers.chapters.c9_planner.heads import with_each_line
@@ -324,9 +324,9 @@ def test_gpus_that_share_a_layer_are_the_ledgers(small_llama):
         step = rank_step(
             plan.request.model, 4, recipe.stage, tensor_parallel=2, sequence_length=1024, batch_size=plan.micro_batch,
             gradient_checkpointing=recipe.checkpointing, gpu="RTX 4090", accumulating=plan.accumulation > 1,
-            fp32_shards=True,
+            fp32_shards=True, sequence_parallel=True,
         )  # fmt: skip
-        assert (plan.tensors_bytes, plan.needed_bytes) == (step.total, step.card_bytes)
+        assert recipe.sequence_parallel and (plan.tensors_bytes, plan.needed_bytes) == (step.total, step.card_bytes)
         once = step.parameters_and_gradients_sent // 2 + step.activations_sent // 2  # round rings of two
         assert plan.sent_bytes == pytest.approx(plan.accumulation * once, rel=1e-3)
         assert step.activations_sent > 0.1 * step.parameters_and_gradients_sent
@@ -337,8 +337,37 @@ def test_gpus_that_share_a_layer_are_the_ledgers(small_llama):
     assert alone.limit_bytes > plans.best.request.limit_bytes > alone.limit_bytes - 3.5 * GiB
 
 
+def test_copies_of_the_model_are_the_ledgers(small_llama):
+    """Of two nodes a copy in each: what it holds more fits, and of what is sent only gradients leave a node."""
+    request = {"length": 512, "batch": 16, "methods": ("full", "lora"), "precision": "mixed_bf16"}
+    plans = plan_training(small_llama, "RTX 4090", 16, **request)
+    (copies,), (one, *_) = (
+        [plan for plan in plans if (plan.recipe.method, plan.recipe.stage, plan.recipe.replicas) == ("full", 3, n)]
+        for n in (2, 1)
+    )
+    assert "HSDP 2벌" in copies.title and copies.to_dict()["replicas"] == 2
+    step = rank_step(
+        plans.request.model, 16, replicas=2, sequence_length=512, gpu="RTX 4090", as_accelerate=True, fp32_shards=True
+    )
+    assert (copies.tensors_bytes, copies.needed_bytes) == (step.total, step.card_bytes)
+    numbers = {kind: 2 * count for kind, count in step.sent.items()}  # of 16 bits
+    within = (numbers["allgather_base"] + numbers["reduce_scatter_base"]) * 7 // 8
+    assert copies.sent_bytes == within + numbers["allreduce"]  # in an all-reduce twice, of two ranks a half
+    assert copies.between_nodes_bytes == 8 * numbers["allreduce"] < one.between_nodes_bytes == one.sent_bytes
+    assert copies.sent_bytes < one.sent_bytes and plans.plans.index(copies) < plans.plans.index(one)
+    assert "전체 미세 조정만" in dict(plans.skipped)["LoRA · HSDP"]
+    four = make_request(small_llama, "RTX 4090", 16, replicas=4, **request)
+    assert {recipe.replicas for recipe in recipes_of(four)} == {4}
+    assert {recipe.replicas for recipe in recipes_of(make_request(small_llama, "RTX 4090", 8, **request))} == {1}
+    # Of parameters so large that their shares fit once, in 16 parts, there is no second copy.
+    large = LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32)
+    full = plan_training(large, "12GiB, 8.6", 16, **request | {"methods": ("full",), "optimizer": "adamw_fused"})
+    assert {plan.recipe.replicas for plan in full} == {1}
+    assert "남기는 메모리" in dict(full.skipped)["전체 미세 조정 · mixed_bf16 · HSDP"]
+
+
 def test_fewer_samples_than_gpus_are_shared(small_llama):
-    request = {"length": 256, "methods": ("full", "lora"), "precision": "mixed_bf16"}
+    request = {"length": 256, "methods": ("full", "lora"), "precision": "mixed_bf16", "context_parallel": 1}
     for batch, degree in ((2, 2), (1, 4)):
         plans = plan_training(small_llama, "RTX 4090", 4, batch=batch, **request)
         assert {plan.recipe.tensor_parallel for plan in plans} == {degree} and plans.best.micro_batch == 1
@@ -346,7 +375,7 @@ def test_fewer_samples_than_gpus_are_shared(small_llama):
         assert {plan.recipe.stage for plan in plans} == ({2, 3} if degree < 4 else {3})
     step = rank_step(
         plans.request.model, 4, 3, tensor_parallel=4, sequence_length=256, gpu="RTX 4090",
-        gradient_checkpointing=plans.best.recipe.checkpointing, fp32_shards=True,
+        gradient_checkpointing=plans.best.recipe.checkpointing, fp32_shards=True, sequence_parallel=True,
     )  # fmt: skip
     assert plans.best.tensors_bytes == step.total and plans.best.sent_bytes == step.activations_sent * 3 // 4
     # The weights of a quarter of each layer are read twice, which takes longer than so few tokens' FLOPs.
@@ -361,12 +390,82 @@ def test_a_layer_is_shared_where_nothing_fits_otherwise(gpu, degree):
     """An MLP as wide as this takes most, and each GPU has its part of it: no more of them than make room."""
     sizes = {"vocab_size": 512, "hidden_size": 1024, "intermediate_size": 32768, "num_hidden_layers": 3}
     wide = LlamaConfig(**sizes, num_attention_heads=8, max_position_embeddings=32768)
-    request = {"methods": ("full",), "precision": "mixed_bf16", "optimizer": "adamw_fused"}
+    request = {"methods": ("full",), "precision": "mixed_bf16", "optimizer": "adamw_fused", "context_parallel": 1}
     plans = plan_training(wide, gpu, 4, length=32768, batch=4, **request)
     assert plans.best.recipe.tensor_parallel == degree and plans.best.recipe.checkpointing
     assert {plan.recipe.tensor_parallel for plan in plans} == {degree}
     assert {plan.recipe.tensor_parallel for plan in plans.losers} >= {1, 2}
     assert ("전체 미세 조정 · mixed_bf16 · 텐서 병렬" in dict(plans.skipped)) == (degree < 4)
+
+
+def test_tokens_are_shared_with_the_layer_where_they_can_be():
+    """Half of what lies between the matrices, and of the logits; what a model or a length does not allow is said."""
+    made = make_request(LlamaConfig(**SIZES | {"vocab_size": 32768}), "L4", 2, length=2048, batch=2)
+    recipe = Recipe("full", "bf16", "adamw_fused", 3, tensor_parallel=2)
+    whole, split = (measure(made, replace(recipe, sequence_parallel=tokens), 1, 2) for tokens in (False, True))
+    logits = 2048 * 32768 * 2  # whole they are there in fp32 with their gradient, and in 16 bits
+    assert whole.at_peak["activations"] - split.at_peak["activations"] > 1.5 * logits
+    assert split.sent_bytes < whole.sent_bytes  # logits are not gathered, nor gradients of q, k and v added up apart
+    assert split.recipe.title.endswith("텐서 병렬 2 · 시퀀스 병렬")
+    for model, length, words in (
+        (LlamaConfig(**SIZES), 255, "길이 255"),
+        (LlamaConfig(**SIZES, tie_word_embeddings=True), 256, "한 텐서"),
+        (GPTNeoXConfig(**SIZES), 256, "Llama의 꼴"),
+    ):
+        asked = make_request(model, "L4", 2, length=length, batch=2, methods=("full",))
+        assert {one.sequence_parallel for one in recipes_of(asked)} == {False}
+        assert words in dict(left_out(asked))["텐서 병렬 2 · 시퀀스 병렬"]
+    asked = replace(made, sequence_parallel=False)
+    assert {one.sequence_parallel for one in recipes_of(made)} == {False, True}
+    assert {one.sequence_parallel for one in recipes_of(asked)} == {False}
+    assert "텐서 병렬 2 · 시퀀스 병렬" not in dict(left_out(asked))
+
+
+def test_a_text_is_shared_where_whole_ones_do_not_fit():
+    """By no more GPUs than make room; the model is split over all of them, and keys and values go round the group."""
+    sizes = {"vocab_size": 512, "hidden_size": 1024, "intermediate_size": 32768, "num_hidden_layers": 3}
+    wide = LlamaConfig(**sizes, num_attention_heads=8, max_position_embeddings=32768)
+    request = {"methods": ("full",), "precision": "mixed_bf16", "optimizer": "adamw_fused", "tensor_parallel": 1}
+    plans = plan_training(wide, "15GiB, 8.6", 4, length=32768, batch=4, **request)
+    plan, recipe = plans.best, plans.best.recipe
+    assert recipe.context_parallel == 2 and "컨텍스트 병렬 2" in plan.title and plan.fits
+    assert {one.recipe.context_parallel for one in plans} == {2} < {one.recipe.context_parallel for one in plans.losers}
+    assert plan.micro_batch * plan.accumulation * 2 == 4
+    assert held(plans.request, recipe) == held(plans.request, recipe.whole_layers)
+    step = rank_step(
+        plans.request.model, 4, context_parallel=2, sequence_length=32768, batch_size=plan.micro_batch, gpu="A10",
+        gradient_checkpointing=recipe.checkpointing, accumulating=plan.accumulation > 1, fp32_shards=True,
+        as_accelerate=True,
+    )  # fmt: skip
+    assert (plan.tensors_bytes, plan.needed_bytes) == (step.total, step.card_bytes)
+    keys_and_values = plan.micro_batch * 16384 * 2 * 1024 * 3  # elements of a rank in three layers
+    gathers = 3 if recipe.checkpointing else 2
+    assert step.sent_activations == {
+        "all_gather_into_tensor": gathers * 2 * keys_and_values, "all_to_all_single": 2 * keys_and_values,
+    }  # fmt: skip
+    back = step.sent_activation_bytes["all_to_all_single"]
+    assert back == 2 * keys_and_values * 4  # gradients go round in fp32
+    sent = step.parameters_and_gradients_sent * 3 // 4 + (step.activations_sent - back) // 2 + back
+    assert plan.sent_bytes == pytest.approx(plan.accumulation * sent, rel=1e-3)
+
+
+def test_texts_that_cannot_be_shared_are_left_out_by_name():
+    request = {"length": 64, "batch": 2, "methods": ("full",)}
+    slides = MistralConfig(**SIZES, intermediate_size=2048, num_key_value_heads=4, sliding_window=32)
+    for model, more, words in (
+        ("gpt2", {}, "self_attn"),
+        (slides, {}, "앞의 토큰을 다 보지는"),
+        (config(), {"length": 65}, "4조각"),
+        (config(), {"precision": "fp32"}, "bf16에서만"),
+    ):
+        asked = make_request(model, "L4", 2, **request | more)
+        assert words in dict(left_out(asked))["전체 미세 조정 · 컨텍스트 병렬"]
+        assert {recipe.context_parallel for recipe in recipes_of(asked)} == {1}
+        with pytest.raises(ValueError, match=rf"context_parallel=2: .*{words}"):
+            make_request(model, "L4", 2, context_parallel=2, **request | more)
+    with pytest.raises(ValueError, match=r"context_parallel=2: .*함께"):
+        make_request(config(), "L4", 4, context_parallel=2, tensor_parallel=2, **request)
+    assert {one.context_parallel for one in recipes_of(make_request(config(), "L4", 2, **request))} == {1, 2}
 
 
 def test_what_cannot_be_shared_is_left_out_by_name():
@@ -514,6 +613,12 @@ def test_a_shorter_length_is_found_by_searching(small_llama):
         ({"gpus": 32}, "32, 32"),
         ({"tensor_parallel": 2, "gpu": "L4"}, "GPU 1개"),
         ({"tensor_parallel": 0}, "텐서 병렬 크기"),
+        ({"replicas": 0}, "벌 수"),
+        ({"replicas": 3, "gpus": 8, "gpu": "L4"}, "replicas=3: GPU 8개"),
+        ({"replicas": 8, "gpus": 8, "gpu": "L4"}, "둘 이상씩"),
+        ({"replicas": 2, "gpus": 8, "gpu": "L4", "tensor_parallel": 2}, "텐서 병렬과 함께"),
+        ({"replicas": 2, "gpus": 8, "gpu": "L4", "methods": ("lora",)}, "replicas=2: .*전체 미세 조정"),
+        ({"replicas": 2, "gpus": 8}, "replicas=2: .*bf16이나 fp32"),
         ({"tensor_parallel": 2, "gpus": 4, "methods": ("lora",)}, "전체 미세 조정"),
         ({"tensor_parallel": 2, "gpus": 4, "gpu": "L4", "objective": "dpo"}, "SFT"),
         ({"tensor_parallel": 3, "gpus": 8, "gpu": "L4", "model": LlamaConfig()}, "3개씩"),

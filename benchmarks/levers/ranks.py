@@ -12,15 +12,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import context_parallel
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from virtual_gpu.models.build import build_model
@@ -29,6 +23,7 @@ from virtual_gpu.models.depth import with_depth
 from virtual_gpu.shards.adapters import Adapters
 from virtual_gpu.shards.fake_rank import blocks_of, fsdp_groups, split_tensors
 from virtual_gpu.shards.ledger import dealt_elements, local_shapes
+from virtual_gpu.shards.sequence import plan_of_tokens
 
 from .program import Backward, Batch, Ended, Program, once, shape, trained
 
@@ -156,40 +151,6 @@ def tensors_and_fsdp2(policy: MixedPrecisionPolicy, together: int) -> Callable[[
         return model.to_empty(device="cuda")
 
     return split
-
-
-def plan_of_tokens(logits_whole: bool) -> dict[str, Any]:
-    """Llama's plan with sequence parallel: between the matrices each card has its part of the tokens.
-
-    logits_whole=False: each keeps the logits of its part of the vocabulary, and the loss is computed from these
-    (`loss_parallel`).
-    """
-    here, everywhere = Shard(1), Replicate()
-    columns, rows = ColwiseParallel, RowwiseParallel
-    block = {
-        "input_layernorm": SequenceParallel(),
-        "self_attn": PrepareModuleInput(
-            input_kwarg_layouts={"hidden_states": here}, desired_input_kwarg_layouts={"hidden_states": everywhere}
-        ),
-        **{f"self_attn.{name}_proj": columns() for name in "qkv"},
-        "self_attn.o_proj": rows(output_layouts=here),
-        "post_attention_layernorm": SequenceParallel(),
-        "mlp": PrepareModuleInput(input_layouts=(here,), desired_input_layouts=(everywhere,)),
-        "mlp.gate_proj": columns(),
-        "mlp.up_proj": columns(),
-        "mlp.down_proj": rows(output_layouts=here),
-    }
-    return {
-        "model.embed_tokens": columns(output_layouts=everywhere),
-        "model.layers.0": PrepareModuleInput(
-            input_layouts=(everywhere,), desired_input_layouts=(here,), use_local_output=True
-        ),
-        **{f"model.layers.*.{name}": style for name, style in block.items()},
-        "model.norm": SequenceParallel(use_local_output=True),
-        "lm_head": columns(
-            input_layouts=here, output_layouts=everywhere if logits_whole else Shard(-1), use_local_output=logits_whole
-        ),
-    }
 
 
 def tokens_too(logits_whole: bool) -> Callable[[nn.Module], nn.Module]:

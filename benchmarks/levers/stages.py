@@ -18,8 +18,10 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
+from virtual_gpu.shards.sequence import plan_of_tokens
+
 from .program import Backward, Batch, Ended, Program, checkpointed
-from .ranks import on_meta, plan_of_tokens
+from .ranks import on_meta
 
 Prepare = Callable[[nn.Module], None]
 SUMS_32 = MixedPrecisionPolicy(torch.bfloat16, torch.float32)

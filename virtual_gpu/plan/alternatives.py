@@ -17,10 +17,11 @@ from .host import host_need
 from .measure import held, measure
 from .plans import Plan
 from .recipes import CANNOT_RUN, METHODS, Recipe, method_label
-from .request import MOST_GPUS, Request
+from .request import Request
 from .worth import fits_with_ram, heads_of, may_offload, may_tile, needed_bytes
 
 PAGES = "paged_adamw_8bit"  # tried where nothing else fits: of AdamW's states in 32 bits more would come and go
+MORE_GPUS = 1024  # at most: FSDP2 pads every tensor's rows to the number of ranks, of which a small model has fewer
 OTHER_UPDATES = ("lion_8bit", "adafactor")  # smaller states, and another training than AdamW's
 
 
@@ -92,6 +93,8 @@ def _by_states(request: Request, errors: list[Exception]) -> list[tuple[int, Rec
     """(bytes of the states, recipe), the smallest first; without those that cannot be made, whose errors are noted."""
     found = []
     for recipe in recipes_of(request):
+        if recipe.replicas > 1 and request.replicas is None:
+            continue  # they take more than one copy
         try:
             found.append((sum(held(request, recipe).values()), recipe))
         except CANNOT_RUN as error:
@@ -113,6 +116,9 @@ def anything_that_fits(request: Request) -> Plan | None:
             break
         if recipe.tensor_parallel > 1 and recipe.stage == 2:
             continue
+        shared = [one.context_parallel for one in recipes if one.whole_layers == recipe.whole_layers]
+        if 1 < recipe.context_parallel < max(shared):
+            continue  # a shorter part takes less
         if recipe.rest_in_fp32 and replace(recipe, rest_in_fp32=False) in recipes:
             continue
         if (plan := _leanest(request, recipe)) is not None:
@@ -179,7 +185,7 @@ def _changed(request: Request) -> Iterator[tuple[str, Request]]:
         if anything_that_fits(one := replace(request, gpu=spec.name)):
             yield "gpu", one
             break
-    doublings = range(1, (MOST_GPUS // request.gpus).bit_length())
+    doublings = range(1, (MORE_GPUS // request.gpus).bit_length())
     more = [_on_gpus(request, request.gpus << times) for times in doublings]
     # Where every GPU holds the whole model more of them do not help, and what is too much on most is so on fewer.
     if more and any(recipe.stage for recipe in recipes_of(more[0])) and anything_that_fits(more[-1]):

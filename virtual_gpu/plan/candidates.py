@@ -15,8 +15,18 @@ from ..step.setting import (
 )
 from ..units import human_bytes
 from .host import states_beyond
-from .recipes import Recipe, cpu_offload_label, method_label
-from .tensors import degrees_of, tensor_label, why_not
+from .recipes import Recipe, copies_label, cpu_offload_label, method_label
+from .tensors import (
+    NODE,
+    context_label,
+    degrees_of,
+    gpus_by_node,
+    sequence_label,
+    tensor_label,
+    why_not,
+    why_whole_texts,
+    why_whole_tokens,
+)
 
 if TYPE_CHECKING:
     from .request import Request
@@ -66,6 +76,71 @@ def why_no_way(request: Request) -> str:
     return "" if not all(reasons) else "; ".join(dict.fromkeys(reasons))
 
 
+def why_not_copies(request: Request) -> str:
+    """Why nothing of the request is tried with several copies of the model (HSDP); empty where something is."""
+    copies, gpus = request.replicas or gpus_by_node(request.gpus)[0], request.gpus
+    if "full" not in request.methods or request.pairs:
+        return tr(
+            ko="HSDP는 SFT의 전체 미세 조정에서만 센다(DPO, LoRA, QLoRA는 세지 않는다)",
+            en="HSDP is counted of SFT's full fine-tuning alone, not of DPO, LoRA or QLoRA",
+        )
+    if _in_fp16(request) or request.optimizer not in (None, "adamw_fused"):
+        return tr(
+            ko="HSDP는 bf16이나 fp32에서 AdamW(adamw_fused)만 센다",
+            en="HSDP is counted in bf16 or fp32, with AdamW (adamw_fused)",
+        )
+    if (request.tensor_parallel or 1) > 1:
+        return tr(ko="텐서 병렬과 함께 실행해 보지 않았다", en="not run together with tensor parallelism")
+    if gpus % copies or gpus // copies < 2:
+        return tr(
+            ko=f"GPU {gpus}개로 한 벌에 둘 이상씩 똑같이 {copies}벌을 만들 수 없다",
+            en=f"{gpus} GPUs do not make {copies} copies of two GPUs or more each",
+        )
+    return ""
+
+
+def why_not_in_parts(request: Request) -> str:
+    """Why nothing of the request is tried with context parallelism, whatever the degree; empty where something is."""
+    if "full" not in request.methods or request.pairs:
+        return tr(
+            ko="컨텍스트 병렬은 SFT의 전체 미세 조정에서만 센다(DPO, LoRA, QLoRA는 세지 않는다)",
+            en="context parallelism is counted of SFT's full fine-tuning alone, not of DPO, LoRA or QLoRA",
+        )
+    if "bf16" not in (request.precision or ("bf16" if request.spec.has_bf16 else "")):
+        return tr(
+            ko="컨텍스트 병렬의 어텐션은 플래시 어텐션이고, bf16에서만 센다",
+            en="context parallelism goes by flash attention, and is counted in bf16 alone",
+        )
+    if request.optimizer not in (None, "adamw_fused"):
+        return tr(ko="AdamW(adamw_fused)만 센다", en="only AdamW (adamw_fused) is counted")
+    if (request.tensor_parallel or 1) * (request.replicas or 1) > 1:
+        return tr(
+            ko="텐서 병렬이나 HSDP와 함께 실행해 보지 않았다", en="not run together with tensor parallelism or HSDP"
+        )
+    return ""
+
+
+def _parts(request: Request) -> list[int]:
+    """How many GPUs may share a text: as many as are asked for, or those that share it evenly within a node."""
+    uneven = request.batch > request.gpus and request.batch % request.gpus
+    if request.gpus == 1 or why_not_in_parts(request) or (request.context_parallel is None and uneven):
+        return []
+    degrees = [request.context_parallel] if request.context_parallel else range(2, NODE + 1)
+    return [n for n in degrees if n > 1 and not why_whole_texts(request.model, request.gpus, request.length, n)]
+
+
+def _copies(request: Request) -> list[int]:
+    """How many copies of the model may be tried: those that are asked for, or one in each node, each two and so on."""
+    if request.replicas == 1 or (request.replicas is None and request.gpus <= NODE) or why_not_copies(request):
+        return []
+    if request.replicas:
+        return [request.replicas]
+    found = [gpus_by_node(request.gpus)[0]]
+    while found[-1] % 2 == 0 and found[-1] > 2:
+        found.append(found[-1] // 2)
+    return found
+
+
 def recipes_of(request: Request) -> list[Recipe]:
     """Every recipe that the request allows, without checkpointing."""
     bf16 = request.spec.has_bf16
@@ -97,9 +172,16 @@ def recipes_of(request: Request) -> list[Recipe]:
         if not request.pairs:
             adapters = [r for r in adapters if r.rest_in_fp32]  # of shards the rest is never upcast (`shards.adapters`)
         found += [replace(recipe, stage=3) for recipe in adapters]
+    for copies in _copies(request):
+        found += [replace(recipe, stage=3, replicas=copies) for recipe in shards]
     for degree in _degrees(request):
         stages = (2, 3) if degree < request.gpus else (3,)  # of one rank nothing is split
-        found += [replace(recipe, stage=stage, tensor_parallel=degree) for stage in stages for recipe in shards]
+        tokens = request.sequence_parallel and not why_whole_tokens(request.model, request.length, degree)
+        cut = {"tensor_parallel": degree, "sequence_parallel": tokens}
+        found += [replace(recipe, stage=stage, **cut) for stage in stages for recipe in shards]
+    halves = [recipe for recipe in shards if "bf16" in recipe.precision]
+    for degree in _parts(request):
+        found += [replace(recipe, stage=3, context_parallel=degree) for recipe in halves]
     return [recipe for recipe in found + offloaded if request.allows(recipe)]
 
 
@@ -155,6 +237,8 @@ def left_out(request: Request) -> list[tuple[str, str]]:
         rows.append((fused_head_label(), tr(ko=f"TRL {SINCE}부터 센다: pip install trl", en=f"needs TRL {SINCE}")))
     if request.gpus > 1:
         rows += _why_not_together(request)
+        rows += _why_whole_texts(request)
+        rows += _why_not_in_copies(request) if request.gpus > NODE or request.replicas else []
         for method in request.methods:
             rows.append((f"{method_label(method)} · ZeRO-1", _why_not_stage_1(method)))
         if request.optimizer not in (None, "adamw_fused"):
@@ -215,6 +299,11 @@ def _why_not_together(request: Request) -> list[tuple[str, str]]:
         *([(cpu_offload_label(), tr(ko="함께 실행해 보지 않았다", en="not run together"))] * request.cpu_offload),
     ):
         rows.append((f"{tensor_label()} · {what}", why))
+    for degree in _degrees(request) if request.sequence_parallel else ():
+        if request.tensor_parallel in (None, degree) and (
+            why := why_whole_tokens(request.model, request.length, degree)
+        ):
+            rows.append((f"{tensor_label(degree)} · {sequence_label()}", why))
     if request.tensor_parallel is None and request.batch % request.gpus:
         why = tr(
             ko=f"배치 {request.batch}을(를) GPU {request.gpus}개에 똑같이 나눌 수 없다",
@@ -222,6 +311,30 @@ def _why_not_together(request: Request) -> list[tuple[str, str]]:
         )
         rows.append((tr(ko="텐서 병렬 없이", en="without tensor parallelism"), why))
     return rows
+
+
+def _why_whole_texts(request: Request) -> list[tuple[str, str]]:
+    """(what, why) of what is not tried with context parallelism; of full fine-tuning alone."""
+    if "full" not in request.methods or request.context_parallel == 1 or request.tensor_parallel or request.replicas:
+        return []
+    if why := why_not_in_parts(request) or (
+        "" if _parts(request) else why_whole_texts(request.model, request.gpus, request.length, 2)
+    ):
+        return [(f"{method_label('full')} · {context_label()}", why)]
+    apart = tr(ko="함께 실행해 보지 않았다", en="not run together")
+    return [(f"{context_label()} · {what}", apart) for what in ("ZeRO-2", tensor_label(), fused_head_label())]
+
+
+def _why_not_in_copies(request: Request) -> list[tuple[str, str]]:
+    """(what, why) of what is not tried with several copies of the model; of full fine-tuning alone."""
+    if "full" not in request.methods or request.replicas == 1:
+        return []
+    if why := why_not_copies(request):
+        return [(f"{method_label('full')} · {copies_label()}", why)]
+    of_full = tr(ko="전체 미세 조정만 센다", en="only full fine-tuning is counted")
+    rows = [(f"{method_label(method)} · {copies_label()}", of_full) for method in request.methods if method != "full"]
+    apart = tr(ko="함께 실행해 보지 않았다", en="not run together")
+    return rows + [(f"{copies_label()} · {what}", apart) for what in ("ZeRO-2", tensor_label(), cpu_offload_label())]
 
 
 def _why_not_with_pairs(request: Request) -> list[tuple[str, str]]:

@@ -96,6 +96,9 @@ def execute(args: argparse.Namespace) -> int:
         cpu_offload=args.cpu_offload,
         objective=objective,
         tensor_parallel=None if args.tensor_parallel is None else number(args.tensor_parallel),
+        sequence_parallel=not args.no_sequence_parallel,
+        context_parallel=None if args.context_parallel is None else number(args.context_parallel),
+        replicas=None if args.replicas is None else number(args.replicas),
         price_per_hour=None if args.price_per_hour is None else number(args.price_per_hour),
         progress=_tell,
     )
@@ -141,6 +144,9 @@ def _text(plans: Plans, lengths: Lengths | None = None) -> str:
         lines.append(f"    {host_need(plan).line(plans.request.host)}")
         extra, bound, sent = extra_label(plan), _bound(plan.seconds), human_bytes(plan.sent_bytes)
         ko, en = (f", 보내는 양 {sent}", f", sent {sent}") if plans.request.gpus > 1 else ("", "")
+        if plan.between_nodes_bytes:
+            between = human_bytes(plan.between_nodes_bytes)
+            ko, en = f"{ko}(노드마다 다른 노드로 {between})", f"{en} ({between} from each node to others)"
         lines.append(
             tr(
                 ko=f"    추가 연산 {extra}{ko}, 스텝 시간의 하한 {bound}",
@@ -308,6 +314,35 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             ko="텐서 병렬: GPU N개가 층 하나를 나누어 계산하는 전체 미세 조정만 찾는다. 없으면 달리 들어가지 "
             "않거나 배치가 GPU 수보다 작을 때만 해 본다",
             en="only full fine-tuning in which N GPUs compute each layer together; without it, tried where it matters",
+        ),
+    )
+    add(
+        "--no-sequence-parallel",
+        action="store_true",
+        help=tr(
+            ko="텐서 병렬에서 토큰과 로짓은 나누지 않는다(없으면 나눌 수 있는 모델에서 나눈다)",
+            en="tensor parallelism without splitting tokens and logits too (done where the model allows it)",
+        ),
+    )
+    add(
+        "--context-parallel",
+        default=None,
+        metavar="N",
+        help=tr(
+            ko="컨텍스트 병렬: GPU N개가 글 하나를 나누어 계산하는 전체 미세 조정만 찾는다. 없으면 글을 통째로 두고는 "
+            "들어가지 않거나 배치가 GPU 수보다 작을 때만 해 본다",
+            en="only full fine-tuning in which N GPUs share each text; without it, tried where whole texts do not fit",
+        ),
+    )
+    add(
+        "--replicas",
+        default=None,
+        metavar="N",
+        help=tr(
+            ko="HSDP: 모델 N벌을 GPU에 나누어 두는 전체 미세 조정만 찾는다(벌 사이에서는 그레이디언트만 더한다). "
+            "없으면 노드(GPU 8개)가 여럿일 때 들어가는 가장 많은 벌을 찾는다",
+            en="only full fine-tuning with N copies of the model, each split over a part of the GPUs (HSDP); without "
+            "it, with several nodes of 8 the most that fit are looked for",
         ),
     )
     add(

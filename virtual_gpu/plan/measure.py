@@ -25,6 +25,7 @@ from .on_a_card import predict_need, states_of
 from .plans import Plan
 from .recipes import Recipe
 from .request import Request
+from .tensors import gpus_by_node
 
 
 def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Setting:
@@ -65,7 +66,7 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
     if recipe.cpu_offload:
         return dict.fromkeys(("parameters", "gradients", "optimizer"), 0)
     if recipe.stage:
-        layout = Layout(request.gpus, recipe.stage, recipe.tensor_parallel)
+        layout = Layout(request.gpus, recipe.stage, recipe.tensor_parallel, replicas=recipe.replicas)
         if recipe.method == "full":
             pairs = Pairs(recipe.reference) if request.pairs else None
             memory = closed_form(request.model, layout, _convention(recipe), pairs=pairs, fp32_shards=True)
@@ -97,7 +98,7 @@ def _convention(recipe: Recipe) -> str:
 
 def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Plan:
     """One plan, measured: memory on the virtual GPU, FLOPs counted."""
-    to_card = to_cpu = activations = 0
+    to_card = to_cpu = activations = to_copies = to_next = 0
     request, tensors = request.of(recipe), recipe.tensor_parallel
     if recipe.cpu_offload:
         from .on_cpu import step_on_cpu  # brings all of a program's card
@@ -116,7 +117,8 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         need = rank_need(
             request.model, request.gpus, recipe.stage, precision=_convention(recipe), batch_size=micro_batch,
             sequence_length=request.length, gradient_checkpointing=recipe.checkpointing, gpu=request.gpu,
-            accumulating=accumulation > 1, tensor_parallel=tensors,
+            accumulating=accumulation > 1, tensor_parallel=tensors, replicas=recipe.replicas,
+            sequence_parallel=recipe.sequence_parallel, context_parallel=recipe.context_parallel,
             peft=None if recipe.method == "full" else recipe.method,
             lora_rank=request.lora_rank, lora_targets=request.lora_targets, as_accelerate=tensors == 1,
             repeat_kv=request.repeats_kv, fused_lm_head=recipe.fused_lm_head, offload_checkpoints=recipe.offload,
@@ -127,6 +129,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         at_peak["fragmentation"] = needed - need.tensors
         collectives, activations = need.sent * accumulation, need.sent_activations * accumulation
         offloaded, pinned, paged = need.offloaded * accumulation, need.pinned, 0
+        to_copies, to_next = need.sent_to_copies * accumulation, need.sent_to_next * accumulation
     else:
         setting = setting_of(request, recipe, micro_batch, accumulation)
         need = predict_need(setting, request.spec.compute_capability, request.gpus > 1)
@@ -137,15 +140,38 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
     flops, least = (
         request.batch * training_flops(setting_of(request, one, 1, 1)).total for one in (recipe, recipe.at_once)
     )
-    # Round a ring a rank passes on everything but one share, and in an all-reduce does so twice (NCCL's nccl-tests,
-    # doc/PERFORMANCE.md).
-    sent = collectives * (request.groups - 1) // request.groups + activations * (tensors - 1) // tensors
+    texts, copies = recipe.context_parallel, recipe.replicas
+    shards = request.gpus // (tensors * copies)
+    sent, between = _round_rings(
+        request.gpus,
+        (activations - to_next, tensors * texts, 1),
+        (to_next, 0, 1),
+        (collectives, shards, tensors),
+        (to_copies, copies, tensors * shards),
+    )
     plan = Plan(
         request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, None,
+        between_nodes_bytes=between,
         offloaded_bytes=offloaded, pinned_bytes=pinned, paged_bytes=paged,
         states_to_card_bytes=to_card, states_to_cpu_bytes=to_cpu,
     )  # fmt: skip
     return replace(plan, seconds=_lower_bound(plan))
+
+
+def _round_rings(gpus: int, *rings: tuple[int, int, int]) -> tuple[int, int]:
+    """(bytes that each GPU sends, bytes that leave a node); of a ring: bytes, ranks, GPUs from one of them to the next.
+
+    Round a ring a rank passes on everything but one share, and in an all-reduce does so twice, which its bytes have
+    twice (NCCL's nccl-tests, doc/PERFORMANCE.md). A ring goes round each node before it leaves it, once. Of no ranks
+    all is sent, to one other in the node.
+    """
+    _, node = gpus_by_node(gpus)
+    sent = between = 0
+    for nbytes, ranks, stride in rings:
+        passed_on = nbytes * (ranks - 1) // ranks if ranks else nbytes
+        sent += passed_on
+        between += passed_on * min(stride, node) if stride * ranks > node else 0
+    return sent, between
 
 
 def expected(request: Request, recipe: Recipe) -> tuple[int, float]:
@@ -162,6 +188,7 @@ def expected(request: Request, recipe: Recipe) -> tuple[int, float]:
     else:
         token = 4 * inputs if recipe.checkpointing else 2.3 * sides
     token += 0 if recipe.fused_lm_head else 10 * config.vocab_size
+    token /= recipe.context_parallel
     copies = recipe.method == "full" and recipe.precision.startswith("mixed")
     return held(request, recipe)["parameters"] // 2 if copies else 0, request.sequences * request.length * token
 

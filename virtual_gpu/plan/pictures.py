@@ -15,7 +15,6 @@ from ..step.setting import fused_head_label, reference_label, rest_label
 from ..units import human_bytes
 from .plans import Plan, kind_label
 from .recipes import Recipe, cpu_offload_label, method_label
-from .tensors import tensor_label
 
 if TYPE_CHECKING:
     from .search import Plans
@@ -47,7 +46,7 @@ def row_of(plan: Plan, sharded: bool, fused: bool, offloaded: bool) -> list[str]
     cells = [method, recipe.precision + (" ⚠" if recipe.caution else ""), recipe.optimizer]
     if sharded:
         split = f"ZeRO-{recipe.stage}" if recipe.stage else "DDP"
-        cells.append(f"{split} · {tensor_label(recipe.tensor_parallel)}" if recipe.tensor_parallel > 1 else split)
+        cells.append(" · ".join([split, *recipe.mesh]))
     return [
         *cells,
         f"{plan.micro_batch} × {plan.accumulation}",

@@ -26,9 +26,10 @@ class Plan:
     at_peak: kind → bytes, together needed_bytes: the tensors at their peak and "fragmentation". least_flops: of the
     same method where nothing is computed twice. Both count what all GPUs of a tensor-parallel group compute (norms, a
     tied head) once. sent_bytes: what each GPU sends for parameters and gradients, and for tensor parallelism.
-    offloaded_bytes: what it sends to the CPU's RAM, and gets back; pinned_bytes: what a micro-batch of it takes there.
-    paged_bytes: optimizer state in managed memory, in none of these (see `models.pages`). states_to_card_bytes and
-    states_to_cpu_bytes: with `cpu_offload` parameters that are copied to each GPU, and gradients that come back.
+    between_nodes_bytes: of this what leaves a node, of all its GPUs together. offloaded_bytes: what each sends to the
+    CPU's RAM, and gets back; pinned_bytes: what a micro-batch of it takes there. paged_bytes: optimizer state in
+    managed memory, in none of these (see `models.pages`). states_to_card_bytes and states_to_cpu_bytes: with
+    `cpu_offload` parameters that are copied to each GPU, and gradients that come back.
     seconds: a lower bound (None where neither rate is published), never a forecast.
     at_least: only parameters, gradients and optimizer state are known, which alone do not fit. beyond_best: of a plan
     that keeps results of blocks (see `keeping`), the most, as a share of the step's work, that another choice of them
@@ -51,6 +52,7 @@ class Plan:
     paged_bytes: int = 0
     states_to_card_bytes: int = 0
     states_to_cpu_bytes: int = 0
+    between_nodes_bytes: int = 0
     beyond_best: float | None = field(default=None, compare=False)
 
     @property
@@ -141,7 +143,8 @@ class Plan:
         card_bytes = self.request.room.needed(self.needed_bytes)
         more = {"verdict": self.verdict, "card_bytes": [card_bytes.low, card_bytes.high]}
         more |= {"host": host_need(self).to_dict()}
-        more |= {"sent_bytes": self.sent_bytes, "offloaded_bytes": self.offloaded_bytes}
+        more |= {"sent_bytes": self.sent_bytes, "between_nodes_bytes": self.between_nodes_bytes}
+        more |= {"offloaded_bytes": self.offloaded_bytes}
         more |= {"paged_bytes": self.paged_bytes, "evicted_bytes": self.evicted_bytes}
         more |= {name: getattr(self, name) for name in ("states_to_card_bytes", "states_to_cpu_bytes")}
         more |= {"lower_bound_seconds": self.seconds, "caution": self.recipe.caution, "beyond_best": self.beyond_best}

@@ -12,7 +12,7 @@ from ..step.setting import (
     reference_label,
     rest_label,
 )
-from .tensors import tensor_label
+from .tensors import context_label, sequence_label, tensor_label
 
 METHODS = ("full", "lora", "qlora")  # from what changes training least
 # What a model's own code, peft or bitsandbytes raise where they do not go together. Other recipes may well do.
@@ -31,6 +31,9 @@ class Recipe:
     where DPO's log probabilities of the reference come from, see `Setting`; adapters are switched off for them.
     tensor_parallel: the GPUs that compute each layer together, on the same samples (see `tensors`); what they hold is
     split over the others by FSDP2, in torchtitan's groups (`fsdp_groups`). stage is 3 where they are all.
+    sequence_parallel: they share the tokens between its matrices too, and the logits (`shards.sequence`).
+    context_parallel: so many GPUs share each text (`shards.context`), and all of them the model. replicas: copies of
+    the model, each split over so many GPUs fewer (HSDP).
     """
 
     method: str
@@ -45,6 +48,9 @@ class Recipe:
     cpu_offload: bool = False
     reference: str = "same"
     tensor_parallel: int = 1
+    sequence_parallel: bool = False
+    context_parallel: int = 1
+    replicas: int = 1
 
     @property
     def accumulates(self) -> bool:
@@ -75,13 +81,25 @@ class Recipe:
         )
 
     @property
+    def whole_layers(self) -> Recipe:
+        """The same with each layer and each text computed by one GPU."""
+        return replace(self, tensor_parallel=1, sequence_parallel=False, context_parallel=1)
+
+    @property
+    def mesh(self) -> list[str]:
+        """How the GPUs share the work beside ZeRO, in the reader's language."""
+        parts = [copies_label(self.replicas)] if self.replicas > 1 else []
+        parts += [tensor_label(self.tensor_parallel)] if self.tensor_parallel > 1 else []
+        parts += [sequence_label()] if self.sequence_parallel else []
+        return parts + ([context_label(self.context_parallel)] if self.context_parallel > 1 else [])
+
+    @property
     def title(self) -> str:
         """One line that names it."""
         parts = [method_label(self.method), self.precision, self.optimizer]
         if self.stage:
             parts.append(f"ZeRO-{self.stage}")
-        if self.tensor_parallel > 1:
-            parts.append(tensor_label(self.tensor_parallel))
+        parts += self.mesh
         if self.cpu_offload:
             parts.append(cpu_offload_label())
         if self.checkpointing:
@@ -96,6 +114,11 @@ class Recipe:
 def method_label(method: str) -> str:
     """The method in the reader's language."""
     return {"full": tr(ko="전체 미세 조정", en="full fine-tuning"), "lora": "LoRA", "qlora": "QLoRA"}[method]
+
+
+def copies_label(replicas: int | str = "") -> str:
+    """FSDP2 over a mesh of two dimensions, with so many copies of the model, in the reader's language."""
+    return tr(ko=f"HSDP {replicas}벌", en=f"HSDP, {replicas} copies") if replicas else "HSDP"
 
 
 def cpu_offload_label() -> str:

@@ -31,17 +31,18 @@ from ..step.setting import (
     check_size,
 )
 from ..units import boolean, choose, positive_int
-from .candidates import recipes_of, why_no_way, why_not_split
+from .candidates import recipes_of, why_no_way, why_not_copies, why_not_in_parts, why_not_split
 from .ranking import PREFERENCES
 from .recipes import METHODS
-from .tensors import why_not
+from .tensors import why_not, why_whole_texts
 
 if TYPE_CHECKING:
     from .recipes import Recipe
 
 PRECISIONS = ("mixed_fp16", "mixed_bf16", "bf16", "fp32")
 MARGIN = 0.0  # what is unknown is a range already (`room`): this is what the reader wants free on top
-MOST_GPUS = 1024
+MOST_GPUS = 16_384
+MESH = ("tensor_parallel", "context_parallel", "replicas")  # what a recipe says of how its GPUs share the work
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,9 @@ class Request:
     tensor_parallel: int | None = None  # GPUs that compute each layer together; None: the planner chooses
     optim_args: str = ""  # of the optimizer, as TrainingArguments take it: "rank=128"
     optim_target_modules: str | tuple[str, ...] = ""  # whose states are of low rank (GaLore, APOLLO)
+    sequence_parallel: bool = True  # with tensor parallelism they share the tokens too, where they can
+    context_parallel: int | None = None  # GPUs that share each text; None: the planner chooses
+    replicas: int | None = None  # copies of the model, each split over a part of the GPUs; None: the planner chooses
 
     @property
     def spec(self) -> GPUSpec:
@@ -86,8 +90,10 @@ class Request:
         """What each GPU has for the allocator, and what lies outside it."""
         if self.gpus == 1:
             return room_on(self.spec)
-        # All ranks are one group, over which a model is loaded; tensor parallelism has two more, along its mesh.
-        nccl = of_groups((self.gpus, *((self.groups, self.gpus // self.groups) if self.groups < self.gpus else ())))
+        # All ranks are one group, over which a model is loaded; of a mesh with more dimensions each is one more.
+        copies, tensors = self.replicas or 1, self.tensor_parallel or 1
+        mesh = (copies, self.gpus // (copies * tensors), tensors) if copies * tensors > 1 else ()
+        nccl = of_groups((self.gpus, *mesh, self.context_parallel or 1))
         return room_on(self.spec, Range(nccl.low, nccl.high))
 
     @property
@@ -144,22 +150,22 @@ class Request:
 
     @property
     def groups(self) -> int:
-        """How many take samples of their own: GPUs, or with tensor parallelism groups of them."""
-        return self.gpus // (self.tensor_parallel or 1)
+        """How many take samples of their own: GPUs, or with tensor or context parallelism groups of them."""
+        return self.gpus // ((self.tensor_parallel or 1) * (self.context_parallel or 1))
 
     @property
     def per_gpu(self) -> int:
-        """Samples of one optimizer step that each GPU takes, or with tensor parallelism each group of them."""
+        """Samples of one optimizer step that each GPU takes, or each group of them (`groups`)."""
         return self.batch // self.groups
 
     def of(self, recipe: Recipe) -> Request:
-        """The request of that recipe's plans: with its tensor parallelism, which says what room and samples are."""
-        same = recipe.tensor_parallel == (self.tensor_parallel or 1)
-        return self if same else replace(self, tensor_parallel=recipe.tensor_parallel)
+        """The request of that recipe's plans: with its mesh of GPUs, which says what room and samples are."""
+        mesh = {name: getattr(recipe, name) for name in MESH}
+        return self if all((getattr(self, name) or 1) == n for name, n in mesh.items()) else replace(self, **mesh)
 
     def allows(self, recipe: Recipe) -> bool:
-        """Whether the tensor parallelism is what was asked for, and all who take samples take as many."""
-        asked = self.tensor_parallel in (None, recipe.tensor_parallel)
+        """Whether the mesh of GPUs is what was asked for, and all who take samples take as many."""
+        asked = all(getattr(self, name) in (None, getattr(recipe, name)) for name in MESH)
         return asked and self.batch % self.of(recipe).groups == 0
 
     @property
@@ -196,6 +202,9 @@ def make_request(
     tensor_parallel: int | None = None,
     optim_args: str = "",
     optim_target_modules: str | tuple[str, ...] = "",
+    sequence_parallel: bool = True,
+    context_parallel: int | None = None,
+    replicas: int | None = None,
 ) -> Request:
     """The request with every value checked; WrongValue in the reader's language."""
     gpu, gpus = how_many(gpu, gpus)
@@ -246,6 +255,10 @@ def make_request(
         raise WrongValue(tr(ko=f"margin={margin!r}: 0에서 1 사이의 수다.", en=f"margin={margin!r}: from 0 to 1."))
     if tensor_parallel is not None:
         tensor_parallel = positive_int(tensor_parallel, tr(ko="텐서 병렬 크기", en="tensor-parallel degree"))
+    if context_parallel is not None:
+        context_parallel = positive_int(context_parallel, tr(ko="컨텍스트 병렬 크기", en="context-parallel degree"))
+    if replicas is not None:
+        replicas = positive_int(replicas, tr(ko="모델의 벌 수", en="number of copies"))
     if set(methods) & {"lora", "qlora"}:
         require("peft", *(["bitsandbytes"] if "qlora" in methods else []))
     model = model_name(model)
@@ -262,6 +275,7 @@ def make_request(
         check.lora_rank, check.lora_targets, None if host is None else machine(host).name,
         prefer, None if price_per_hour is None else float(price_per_hour), boolean(selective, "selective"),
         boolean(cpu_offload, "cpu_offload"), objective, tensor_parallel, optim_args, optim_target_modules,
+        boolean(sequence_parallel, "sequence_parallel"), context_parallel, replicas,
     )  # fmt: skip
     if why := why_no_way(made):
         raise NotSupported(f"optimizer={optimizer!r}: {why}")
@@ -270,15 +284,21 @@ def make_request(
 
 
 def _check_split(request: Request) -> None:
-    """WrongValue where the tensor parallelism that is asked for cannot be, and for a batch that does not divide."""
-    degree = request.tensor_parallel or 1
+    """WrongValue where the mesh of GPUs that is asked for cannot be, and for a batch that does not divide."""
+    degree, copies, texts = request.tensor_parallel or 1, request.replicas or 1, request.context_parallel or 1
+    if texts > 1:
+        why = why_not_in_parts(request) or why_whole_texts(request.model, request.gpus, request.length, texts)
+        if why:
+            raise WrongValue(f"context_parallel={texts}: {why}")
+    if copies > 1 and (why := why_not_copies(request)):
+        raise WrongValue(f"replicas={copies}: {why}")
     if degree > 1 and (why := why_not_split(request) or why_not(request.model, request.gpus, degree)):
         raise WrongValue(f"tensor_parallel={degree}: {why}")
     batch, groups, gpus = request.batch, request.groups, request.gpus
     if batch % groups == 0 or any(map(request.allows, recipes_of(request))):
         return
     nearest = f"{max(batch // groups, 1) * groups}, {(batch // groups + 1) * groups}"
-    if degree > 1:
+    if (degree := degree * texts) > 1:
         raise WrongValue(
             tr(
                 ko=f"배치 {batch}을(를) GPU {degree}개짜리 묶음 {groups}개에 똑같이 나눌 수 없다. "

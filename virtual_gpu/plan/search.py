@@ -18,6 +18,10 @@ Every plan that is shown was measured on the virtual GPU. What is not run is wha
 - several GPUs compute a layer together (tensor parallelism) only where that is asked for, where the batch is smaller
   than the number of GPUs, or where the same training does not fit otherwise, and no more of them than the fewest that
   make it fit. They split no more of the states than ZeRO-3 does: where those are too much, nothing of it is run;
+- several GPUs share a text (context parallelism) only where that is asked for, where the batch is smaller than the
+  number of GPUs, or where the same training does not fit with whole texts, and no more of them than make it fit;
+- several copies of the model (HSDP) hold more than one over all GPUs: unless they are asked for they are tried only
+  where that one fits and leaves what they hold more, and of their numbers the largest that fits;
 - a training state goes to the CPU (`on_cpu`) only where that is asked for, or nothing else fits: all of it comes and
   goes in every micro-batch;
 - what cannot be run at all (a model whose own code does not take 4-bit weights) is left out with the reason.
@@ -29,6 +33,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -49,9 +54,9 @@ from .keeping import keep_what_fits
 from .measure import expected, held, hopeless, measure
 from .pictures import Losers, draw_plans, plans_html
 from .plans import Plan
-from .recipes import CANNOT_RUN, Recipe, method_label
+from .recipes import CANNOT_RUN, Recipe, copies_label, method_label
 from .request import Request, make_request
-from .tensors import tensor_label
+from .tensors import context_label, tensor_label
 from .worth import HEAD_BYTES, fits_with_ram, heads_of, may_fuse, may_offload, may_tile, needed_bytes
 
 if TYPE_CHECKING:
@@ -179,7 +184,11 @@ def plan_training(
     objective: "sft", or "dpo" by TRL's DPOTrainer: then batch counts pairs, and length is a prompt with one answer.
     optim_args, optim_target_modules: of the optimizer, as TrainingArguments take them.
     tensor_parallel: only full fine-tuning in which so many GPUs compute each layer together (1: only without); None
-    tries it where it can matter.
+    tries it where it can matter. sequence_parallel: with it the tokens between the layers' matrices are split too, and
+    the logits, where the model and its length allow that. context_parallel: only full fine-tuning in which so many GPUs
+    share each text (1: only without); None tries it where it can matter. replicas: only full fine-tuning in which so
+    many copies of the model are split over a part of the GPUs each (HSDP; 1: only without); None looks for the most
+    that fit, where there are several nodes of 8.
     price_per_hour: of one GPU, by which a plan's `price` is the least that a million tokens can cost; None takes the
     card's least published rent. progress: called with
     what is known so far, whenever that is more. Each way to train comes once, with the largest micro-batch that fits.
@@ -221,7 +230,12 @@ def _ways_ahead(request: Request) -> list[Recipe]:
             may_fit = sum(held(request, recipe).values()) <= of.room.possible_bytes
             if not may_fit or replace(recipe, rest_in_fp32=True) in found or replace(recipe, reference="same") in found:
                 continue  # 16 bits only where fp32 does not fit, and the reference away only where it does not
-            if any(replace(recipe, tensor_parallel=degree) in found for degree in range(1, recipe.tensor_parallel)):
+            if recipe.replicas > 1 and request.replicas is None:
+                continue  # that hangs on what one copy leaves
+            if recipe.context_parallel > 1 and request.context_parallel is None and request.batch >= request.gpus:
+                continue  # only where nothing else fits
+            less = [one for one in found if one.tensor_parallel < recipe.tensor_parallel]
+            if any(one.whole_layers == recipe.whole_layers for one in less):
                 continue
             lean = replace(recipe, checkpointing=True)
             ways = [recipe, lean, *(replace(lean, fused_lm_head=True) for _ in range(may_tile(request, recipe)))]
@@ -314,8 +328,19 @@ def _search(
             row = f"{method_label(recipe.method)} · {recipe.precision} · {tensor_label()}", text
             skipped += [row] if row not in skipped else []
             continue
-        zero_3 = replace(recipe, stage=3, tensor_parallel=1)
-        if recipe.tensor_parallel > 1 and zero_3 in [one.recipe for one in losers if one.at_least]:
+        if recipe.replicas > 1 and request.replicas is None and (text := _why_no_copies(request, recipe, plans)):
+            row = f"{method_label(recipe.method)} · {recipe.precision} · {copies_label()}", text
+            skipped += [row] if row not in skipped else []
+            continue
+        if any(one.tensor_parallel == 1 and one.context_parallel < recipe.context_parallel for one in fitting):
+            text = tr(
+                ko="글을 나누지 않거나 덜 나누어도 들어간다", en="it fits with its texts split less or not at all"
+            )
+            row = f"{method_label(recipe.method)} · {recipe.precision} · {context_label()}", text
+            skipped += [row] if row not in skipped else []
+            continue
+        zero_3 = replace(recipe.whole_layers, stage=3)
+        if recipe != recipe.whole_layers and zero_3 in [one.recipe for one in losers if one.at_least]:
             continue
         try:
             if sum(held(request, recipe).values()) > request.of(recipe).room.possible_bytes:
@@ -363,6 +388,26 @@ def _search(
     if errors and not plans and not losers:
         raise errors[0]
     return found()
+
+
+def _why_no_copies(request: Request, recipe: Recipe, plans: list[Plan]) -> str:
+    """Why so many copies of the model are not tried beside the plans that fit; empty where they are."""
+    one = replace(recipe, replicas=1)
+    if any(replace(plan.recipe.at_once, replicas=1) == one for plan in plans if plan.recipe.replicas > recipe.replicas):
+        return tr(ko="더 많은 벌도 들어간다", en="more copies fit")
+    more = sum(held(request, recipe).values()) - sum(held(request, one).values())
+    # Of one sample at a time at most what the plan's samples take by their number.
+    needs = [
+        _states(plan) + (plan.tensors_bytes - _states(plan)) / plan.micro_batch + more
+        for plan in plans
+        if plan.recipe.at_once == one
+    ]
+    if min(needs, default=math.inf) <= request.of(recipe).limit_bytes:
+        return ""
+    return tr(
+        ko="한 벌을 모든 GPU에 나눈 것이 남기는 메모리에 더 드는 학습 상태가 들어가지 않는다",
+        en="what they hold more does not fit in what one copy over all GPUs leaves",
+    )
 
 
 def _largest(

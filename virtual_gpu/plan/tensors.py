@@ -14,8 +14,10 @@ from ..errors import WrongValue
 from ..language import tr
 from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config
+from ..shards.context import why_no_context
 from ..shards.fake_rank import body_of, is_tied
 from ..shards.layout import Layout
+from ..shards.sequence import why_no_sequence
 
 NODE = 8  # GPUs of one machine: a group's messages, several in every layer, do not leave it
 _COLUMNS, _ROWS = "colwise", "rowwise"
@@ -89,11 +91,69 @@ def why_not(model: str, gpus: int, degree: int) -> str:
     return ""
 
 
+@cached_by_model
+def _why_no_sequence(model: str) -> str:
+    return why_no_sequence(build_model(load_config(model), torch.bfloat16))
+
+
+def why_whole_tokens(model: str, length: int, degree: int) -> str:
+    """Why groups of so many GPUs do not share the tokens of that model too; empty where they do."""
+    if length % degree:
+        return tr(
+            ko=f"길이 {length}을(를) {degree}(으)로 똑같이 나눌 수 없다",
+            en=f"a length of {length} does not divide by {degree}",
+        )
+    return _why_no_sequence(model)
+
+
+def in_nodes(gpus: int, degree: int) -> bool:
+    """Whether groups of so many of the GPUs stay in nodes."""
+    return gpus % degree == 0 and degree <= NODE and (gpus <= NODE or NODE % degree == 0)
+
+
+def why_whole_texts(model: str, gpus: int, length: int, degree: int) -> str:
+    """Why no groups of so many of the GPUs share a text of that model; empty where they can."""
+    if not in_nodes(gpus, degree):
+        return tr(
+            ko=f"GPU {gpus}개를 {NODE}개짜리 노드 안에서 {degree}개씩 묶을 수 없다",
+            en=f"{gpus} GPUs do not make groups of {degree} within nodes of {NODE}",
+        )
+    return why_no_context(load_config(model), length, degree) or _why_no_rotation(model)
+
+
+@cached_by_model
+def _why_no_rotation(model: str) -> str:
+    whole = build_model(load_config(model), torch.bfloat16)
+    rotates = any(name.endswith("rotary_emb") for name, _ in whole.named_modules())
+    if rotates and any(name.endswith("self_attn") for name, _ in whole.named_modules()):
+        return ""
+    return tr(
+        ko="어텐션이 Llama의 꼴(self_attn, 회전 위치)이 아니다",
+        en="its attention is not of Llama's form (self_attn, rotary positions)",
+    )
+
+
 def degrees_of(model: str, gpus: int) -> tuple[int, ...]:
     """The degrees above 1 by which that model can be split among so many GPUs, the smallest first."""
     return tuple(degree for degree in range(2, min(NODE, gpus) + 1) if not why_not(model, gpus, degree))
 
 
+def gpus_by_node(gpus: int) -> tuple[int, int]:
+    """(machines, GPUs of each), NODE of them at most."""
+    each = next(each for each in range(min(NODE, gpus), 0, -1) if gpus % each == 0)
+    return gpus // each, each
+
+
 def tensor_label(degree: int | str = "") -> str:
     """Tensor parallelism of that degree in the reader's language."""
     return f"{tr(ko='텐서 병렬', en='tensor parallel')} {degree}".rstrip()
+
+
+def sequence_label() -> str:
+    """Sequence parallelism in the reader's language."""
+    return tr(ko="시퀀스 병렬", en="sequence parallel")
+
+
+def context_label(degree: int | str = "") -> str:
+    """Context parallelism of that degree in the reader's language."""
+    return f"{tr(ko='컨텍스트 병렬', en='context parallel')} {degree}".rstrip()

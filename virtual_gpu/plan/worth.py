@@ -55,7 +55,7 @@ def heads_of(request: Request, recipe: Recipe) -> tuple[bool, ...]:
 
 def may_tile(request: Request, recipe: Recipe) -> bool:
     """Whether the recipe may have a fused head beside its own."""
-    return recipe.tensor_parallel == 1 and request.can_fuse_head
+    return recipe == recipe.whole_layers and request.can_fuse_head
 
 
 def fits_with_ram(plan: Plan) -> bool:

@@ -11,6 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 NOTHING_SENT = {"wait_tensor", "wrap_tensor_autograd", "barrier"}
 
 
+def of_dtensors(types: tuple[type, ...]) -> bool:
+    """Whether an operation has a DTensor: what that sends meanwhile (ring attention) comes to the mode by itself."""
+    return any(kind.__name__ == "DTensor" for kind in types)  # its module brings PyTorch's compiler
+
+
 class Collectives(TorchDispatchMode):
     """Counts the calls and the elements of every collective: the larger of what goes in and what comes out.
 
@@ -32,6 +37,8 @@ class Collectives(TorchDispatchMode):
         return False  # see CountingMode
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if of_dtensors(types):
+            return NotImplemented
         self.count(func, args)
         return func(*args, **(kwargs or {}))
 

@@ -40,9 +40,11 @@ from ..step.run import enable_checkpointing
 from ..trace.trace import Trace
 from ..turns import in_turn, refuse_in_a_block
 from .adapters import Adapters, unsplit_tensors
-from .collectives import Collectives
+from .collectives import Collectives, of_dtensors
+from .context import forget_masks, in_parts
 from .layout import Convention, Layout
 from .second_model import Pairs, split_second
+from .sequence import loss_of_parts, plan_of_tokens
 
 
 @dataclass
@@ -50,9 +52,9 @@ class RankRun:
     """What one rank held and sent in a step: bytes by kind, forward and backward, elements by collective.
 
     sent: parameters and gradients; sent_bytes: the same in bytes, with adapters all messages. sent_activations: tensor
-    parallelism's messages, which grow with batch and length. offloaded: bytes of a tensor → how often one went to the
-    CPU. whole: kind → bytes of one piece, of those that are as large as DPO's second model (`_whole`); whole_at: kind →
-    the trace's entries that allocate such pieces.
+    or context parallelism's messages, which grow with batch and length; sent_activation_bytes: the same in bytes.
+    offloaded: bytes of a tensor → how often one went to the CPU. whole: kind → bytes of one piece, of those that are as
+    large as DPO's second model (`_whole`); whole_at: kind → the trace's entries that allocate such pieces.
     """
 
     held: dict[str, int]
@@ -63,6 +65,7 @@ class RankRun:
     offloaded: Counter = field(default_factory=Counter)
     whole: dict[str, int] = field(default_factory=dict)
     whole_at: dict[str, np.ndarray] = field(default_factory=dict)
+    sent_activation_bytes: Counter = field(default_factory=Counter)
 
 
 class MasterAdamW(torch.optim.AdamW):
@@ -156,6 +159,10 @@ def run_rank(
             with gpu.record(model, optimizer) as record, Messages(gpu, second) as messages:
                 rows = (batch_size or 0) * (2 if pairs else 1)
                 batch = _batch(gpu, rows, sequence_length, padded) if rows else {}
+                if layout.context_parallel > 1:
+                    forget_masks(model)
+                    batch = gpu.place(_next_tokens(rows, sequence_length))
+                    heads.enter_context(in_parts(_mesh_of_texts(layout), batch))
                 if batch_size is None:
                     for parameter in model.parameters():
                         parameter.grad = torch.empty_like(parameter)
@@ -167,6 +174,7 @@ def run_rank(
                         model(**batch, use_cache=False, fused_lm_head=True)
                 else:
                     head = fused_head(model, virtual=True) if fused_lm_head and not pairs else nullcontext()
+                    heads.enter_context(loss_of_parts() if layout.sequence_parallel else nullcontext())
                     with head, offloading(gpu, moved) if offload_checkpoints else nullcontext():
                         loss = partial(_loss_of_text, fused_lm_head)
                         if pairs:
@@ -189,7 +197,10 @@ def run_rank(
             sent, sent_bytes = (messages.elements, messages.nbytes) if layout.ranks > 1 else (Counter(), Counter())
             if adapters:  # no tensors are split: what is functional is TRL's gathering of the head
                 sent_bytes = sent_bytes + messages.functional_nbytes
-            return RankRun(held, sent, sent_bytes, messages.activations, trace, moved, whole, whole_at)
+            return RankRun(
+                held, sent, sent_bytes, messages.activations, trace, moved, whole, whole_at,
+                sent_activation_bytes=messages.functional_nbytes,
+            )  # fmt: skip
 
 
 def _place(model: torch.nn.Module, gpu: VirtualGPU) -> list[torch.Tensor]:
@@ -212,9 +223,24 @@ def _batch(gpu: VirtualGPU, rows: int, sequence_length: int, padded: bool) -> di
     return gpu.place(batch | ({"attention_mask": torch.ones_like(tokens)} if padded else {}))
 
 
+def _next_tokens(rows: int, sequence_length: int) -> dict[str, torch.Tensor]:
+    """A micro-batch of texts to be cut: the last token of a part has its next one elsewhere, so targets are shifted."""
+    tokens = torch.zeros((rows, sequence_length), dtype=torch.int64)
+    positions = torch.arange(sequence_length)[None]
+    return {"input_ids": tokens, "shift_labels": tokens.clone(), "position_ids": positions}
+
+
+def _mesh_of_texts(layout: Layout) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    degree = layout.context_parallel
+    return init_device_mesh("cpu", (layout.ranks // degree, degree), mesh_dim_names=("groups", "text"))["text"]
+
+
 def _loss_of_text(fused_lm_head: bool, forward: Callable[..., Any], model: torch.nn.Module, batch: Any) -> torch.Tensor:
     more = {"fused_lm_head": True} if fused_lm_head else {}
-    return forward(model, **batch, **more, use_cache=False).loss
+    labels = batch.get("shift_labels")  # given, they are the targets
+    return forward(model, **({"labels": labels} if labels is not None else {}), **batch, **more, use_cache=False).loss
 
 
 def _whole(second: torch.nn.Module, layout: Layout, convention: Convention) -> dict[str, int]:
@@ -294,15 +320,16 @@ def shard(config: Any, layout: Layout, convention: Convention) -> tuple[torch.nn
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     layout.check_model(config)
-    shape = (layout.data_parallel, layout.tensor_parallel)
-    dimensions = 1 if layout.tensor_parallel == 1 else 2
-    mesh = init_device_mesh("cpu", shape[:dimensions], mesh_dim_names=("data", "tensor")[:dimensions])
+    sizes = {"copies": layout.replicas, "data": layout.data_parallel, "tensor": layout.tensor_parallel}
+    sizes = {name: size for name, size in sizes.items() if size > 1 or name == "data"}
+    mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     model = build_model(config, convention.dtype)
     if layout.tensor_parallel > 1:
-        split_tensors(model, config, mesh["tensor"])
+        split_tensors(model, config, mesh["tensor"], layout.sequence_parallel)
     if layout.stage >= 2:
         policy = {"mp_policy": MixedPrecisionPolicy(*[convention.half] * 3)} if convention.half else {}
-        split_by_fsdp2(model, model, layout, mesh=mesh["data"], **policy)
+        over = mesh["copies", "data"] if layout.replicas > 1 else mesh["data"]
+        split_by_fsdp2(model, model, layout, mesh=over, **policy)
     return model, mesh
 
 
@@ -412,11 +439,17 @@ def _norm_of(model: torch.nn.Module) -> torch.nn.Module:
     return _part_of(body_of(model), ("norm", "final_layer_norm", "ln_f"))
 
 
-def split_tensors(model: torch.nn.Module, config: Any, mesh: Any) -> None:
-    """Tensor parallelism by transformers' own plan for the blocks; untied embedding and head by columns."""
+def split_tensors(model: torch.nn.Module, config: Any, mesh: Any, sequence: bool = False) -> None:
+    """Tensor parallelism by transformers' own plan for the blocks; untied embedding and head by columns.
+
+    sequence: tokens too, by `plan_of_tokens`.
+    """
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+    if sequence:
+        parallelize_module(model, mesh, plan_of_tokens())
+        return
     styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
     plan = {name: style for name, style in config.base_model_tp_plan.items() if style in styles}
     for name, module in body_of(model).named_modules():
@@ -520,6 +553,8 @@ class Messages(Collectives):
         self.whole: dict[str, list[int]] = {"received": [], "cast": []}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if of_dtensors(types):
+            return NotImplemented
         name = func._schema.name.split("::")[1].strip("_")
         if name == "allgather_base":  # output, input
             self.gpu.label(args[:1], "other")

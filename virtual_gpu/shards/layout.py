@@ -23,13 +23,19 @@ class Layout:
 
     0: DDP. 1: ZeroRedundancyOptimizer. 2, 3: FSDP2 with reshard_after_forward False, True. as_accelerate: in the groups
     that accelerate makes (`accelerate_groups`), of which the last stays gathered from forward to backward at stage 3.
-    ValueError in the reader's language, also from `check_model`, for what cannot be split.
+    replicas: copies of the model (HSDP, stages 2 and 3): each is split over data_parallel of the ranks, whose gradients
+    are added up with those of the other copies. sequence_parallel: the GPUs of a layer have a part each of the tokens
+    between its matrices, and of the logits (`sequence`). context_parallel: so many data-parallel ranks share each text
+    (`context`). ValueError in the reader's language, also from `check_model`, for what cannot be split.
     """
 
     ranks: int
     stage: int = 3
     tensor_parallel: int = 1
     as_accelerate: bool = field(default=False, repr=False)
+    replicas: int = field(default=1, repr=False)
+    sequence_parallel: bool = field(default=False, repr=False)
+    context_parallel: int = field(default=1, repr=False)
 
     def __post_init__(self) -> None:
         # Plain ints, also where NumPy's were given: PyTorch takes no others.
@@ -39,6 +45,7 @@ class Layout:
             "tensor_parallel", positive_int(self.tensor_parallel, tr(ko="텐서 병렬 크기", en="tensor-parallel degree"))
         )
         keep("stage", _stage(self.stage))
+        keep("replicas", positive_int(self.replicas, tr(ko="모델의 벌 수", en="number of copies")))
         if self.ranks > MOST_RANKS:
             raise WrongValue(
                 tr(ko=f"GPU {self.ranks}개: {MOST_RANKS:,}개까지다.", en=f"{self.ranks} GPUs: up to {MOST_RANKS:,}.")
@@ -50,6 +57,30 @@ class Layout:
                     "GPU 수가 텐서 병렬 크기의 배수여야 한다.",
                     en=f"{self.ranks} GPUs do not make groups of {self.tensor_parallel}: "
                     "the number of GPUs must be a multiple of the tensor-parallel degree.",
+                )
+            )
+        if self.replicas > 1 and (self.stage < 2 or self.ranks // self.tensor_parallel % self.replicas):
+            raise WrongValue(
+                tr(
+                    ko=f"replicas={self.replicas}: GPU {self.ranks}개를 텐서 병렬 {self.tensor_parallel}개씩 묶어 "
+                    "똑같이 나눌 수 있는 수여야 하고, 2단계나 3단계여야 한다.",
+                    en=f"replicas={self.replicas}: has to divide the {self.ranks} GPUs in groups of "
+                    f"{self.tensor_parallel}, at stage 2 or 3.",
+                )
+            )
+        keep(
+            "context_parallel",
+            positive_int(self.context_parallel, tr(ko="컨텍스트 병렬 크기", en="context-parallel degree")),
+        )
+        if self.context_parallel > 1 and (
+            self.ranks % self.context_parallel or self.stage < 2 or self.tensor_parallel * self.replicas > 1
+        ):
+            raise WrongValue(
+                tr(
+                    ko=f"context_parallel={self.context_parallel}: GPU {self.ranks}개를 똑같이 나누는 수여야 "
+                    "하고, 텐서 병렬과 여러 벌 없이 2단계나 3단계여야 한다.",
+                    en=f"context_parallel={self.context_parallel}: has to divide the {self.ranks} GPUs, at stage 2 or "
+                    "3, without tensor parallelism or copies.",
                 )
             )
         if self.stage == 1 and self.tensor_parallel > 1:
@@ -73,7 +104,7 @@ class Layout:
     @property
     def data_parallel(self) -> int:
         """N of ZeRO's formulas: the ranks that share one slice of the model."""
-        return self.ranks // self.tensor_parallel
+        return self.ranks // (self.tensor_parallel * self.replicas)
 
     @property
     def has_ddp(self) -> bool:

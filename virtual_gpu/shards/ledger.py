@@ -164,7 +164,7 @@ def closed_form(
     models = 1 + pairs.on_the_card if pairs else 1
     shapes = local_shapes(model, layout.tensor_parallel)
     n, whole = layout.data_parallel, sum(rows * rest * count for (rows, rest), count in shapes.items())
-    mine = rank // layout.tensor_parallel
+    mine = rank // layout.tensor_parallel % n
     padded, owned, gathered = whole, whole, 0
     if layout.stage == 1:
         owned = dealt_elements(shapes, n)[mine]
@@ -196,7 +196,8 @@ def closed_form_adapters(model: str, layout: Layout, adapters: Adapters, rank: i
 def elements_sent(model: str, layout: Layout, second: bool = False) -> Counter:
     """collective → elements passed to it in one step, by rule: parameters alone, without tensor parallelism's own.
 
-    second: of a step of DPO with a second model (`second_model`), which is gathered in every one at stage 3.
+    second: of a step of DPO with a second model (`second_model`), which is gathered in every one at stage 3. Of several
+    copies each rank adds its own share of the gradients up with theirs.
     """
     shapes = local_shapes(model, layout.tensor_parallel)
     if layout.data_parallel == 1:
@@ -206,14 +207,13 @@ def elements_sent(model: str, layout: Layout, second: bool = False) -> Counter:
     again = padded  # gathered a second time, for the backward pass
     if layout.as_accelerate:
         again -= _padded(_last_shapes(ConfigKey.of(config_of(model))), layout.data_parallel)
-    return Counter(
-        [
-            {"allreduce": whole},
-            {"allreduce": whole, "broadcast": whole},
-            {"allgather_base": padded, "reduce_scatter_base": padded},
-            {"allgather_base": padded + again + second * padded, "reduce_scatter_base": padded},
-        ][layout.stage]
-    )
+    sent = [
+        {"allreduce": whole},
+        {"allreduce": whole, "broadcast": whole},
+        {"allgather_base": padded, "reduce_scatter_base": padded},
+        {"allgather_base": padded + again + second * padded, "reduce_scatter_base": padded},
+    ][layout.stage]
+    return Counter(sent | ({"allreduce": padded // layout.data_parallel} if layout.replicas > 1 else {}))
 
 
 def padded_elements(model: str, layout: Layout) -> int:
@@ -244,7 +244,7 @@ def dealt_elements(shapes: Counter, n: int) -> list[int]:
 def owned_elements(model: str, layout: Layout, rank: int = 0) -> list[int]:
     """Elements of each piece for which rank `rank` keeps optimizer state; FSDP2's may have none."""
     shapes, n = local_shapes(model, layout.tensor_parallel), layout.data_parallel
-    mine = rank // layout.tensor_parallel
+    mine = rank // layout.tensor_parallel % n
     if layout.stage == 1:
         shapes = dealt_shapes(shapes, n)[mine]
     pieces = [(_rows_of(rows, n, mine) if layout.stage >= 2 else rows) * rest for rows, rest in shapes.elements()]

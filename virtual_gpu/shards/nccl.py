@@ -28,8 +28,8 @@ _OF_MORE = Range(2 * 2 * 10 * MIB, 688 * MIB, 1600 * MIB)
 
 
 def nccl_bytes(layout: Layout) -> Range:
-    """Bytes on each rank, for one group over the data-parallel ranks and one over the tensor-parallel ones."""
-    return of_groups((layout.data_parallel, layout.tensor_parallel))
+    """Bytes on each rank, for a group over the data-parallel ranks, the tensor-parallel ones, and the copies."""
+    return of_groups((layout.data_parallel, layout.tensor_parallel, layout.replicas))
 
 
 def of_groups(sizes: Iterable[int]) -> Range:

@@ -63,12 +63,12 @@ class RankStep:
     """One rank at the peak of a step, in bytes by part; "other" of the virtual GPU counts as communication buffers.
 
     memory: its share of the model (the first rank's, or at stage 1 that of the rank that holds most). sent: collective
-    → elements of parameters and gradients; sent_activations: those of tensor parallelism. nccl: what NCCL's buffers
-    take outside PyTorch's allocator. trace: the step's, optimizer state and buckets in it. unlimited_bytes: the most
-    that the caching allocator reserves without a limit, with a pool for each of FSDP2's streams. offloaded_bytes: what
-    goes to the CPU's RAM in this micro-batch, and comes back; pinned_bytes: what it takes there. pairs: of DPO; where a
-    moment before the training or its first micro-batch takes more than the steps after it, peak and trace are that
-    moment's.
+    → elements of parameters and gradients; sent_activations: those of tensor or context parallelism, in bytes
+    sent_activation_bytes. nccl: what NCCL's buffers take outside PyTorch's allocator. trace: the step's, optimizer
+    state and buckets in it. unlimited_bytes: the most that the caching allocator reserves without a limit, with a pool
+    for each of FSDP2's streams. offloaded_bytes: what goes to the CPU's RAM in this micro-batch, and comes back;
+    pinned_bytes: what it takes there. pairs: of DPO; where a moment before the training or its first micro-batch takes
+    more than the steps after it, peak and trace are that moment's.
     """
 
     model: str
@@ -82,6 +82,7 @@ class RankStep:
     phase: str
     sent: Counter
     sent_activations: Counter
+    sent_activation_bytes: Counter
     gpu_name: str
     capacity_bytes: int
     nccl: Range
@@ -134,9 +135,15 @@ class RankStep:
         return _travelled(self.sent) * (1 if self.adapters else CONVENTIONS[self.precision].parameters)
 
     @property
+    def sent_to_copies(self) -> int:
+        """Of these, what is added up with the other copies of the model."""
+        own = Counter(allreduce=self.sent["allreduce"]) if self.layout.replicas > 1 else Counter()
+        return _travelled(own) * CONVENTIONS[self.precision].parameters
+
+    @property
     def activations_sent(self) -> int:
-        """Bytes that a rank sends in a step for tensor parallelism."""
-        return _travelled(self.sent_activations) * CONVENTIONS[self.precision].parameters
+        """Bytes that a rank sends in a step for tensor or context parallelism."""
+        return _travelled(self.sent_activation_bytes)
 
     @property
     def what(self) -> str:
@@ -216,7 +223,9 @@ class RankStep:
 class RankNeed(NamedTuple):
     """What a rank takes of a card, in bytes: a `RankStep`'s numbers without its trace.
 
-    card: without NCCL's buffers. sent: of parameters and gradients; sent_activations: for tensor parallelism.
+    card: without NCCL's buffers. sent: of parameters and gradients; sent_activations: for tensor parallelism;
+    sent_to_copies: of gradients to the other copies of the model; sent_to_next: of sent_activations what goes from one
+    GPU to one other.
     """
 
     card: int
@@ -226,15 +235,18 @@ class RankNeed(NamedTuple):
     offloaded: int
     pinned: int
     sent_activations: int
+    sent_to_copies: int = 0
+    sent_to_next: int = 0
 
 
 @cached_by_model
 def rank_need(model: str, ranks: int, stage: int, **settings: Any) -> RankNeed:
     """What `rank_step` counts with these arguments, and the least capacity in which the caching allocator manages."""
     step = rank_step(model, ranks, stage, **settings)
-    sent = step.parameters_and_gradients_sent
+    copies, to_next = step.sent_to_copies, step.sent_activation_bytes["all_to_all_single"]
+    sent = step.parameters_and_gradients_sent - copies
     offloaded, activations = (step.offloaded_bytes, step.pinned_bytes), step.activations_sent
-    return RankNeed(step.card_bytes, step.total, dict(step.at_peak), sent, *offloaded, activations)
+    return RankNeed(step.card_bytes, step.total, dict(step.at_peak), sent, *offloaded, activations, copies, to_next)
 
 
 def rank_step(
@@ -243,6 +255,9 @@ def rank_step(
     stage: int = 3,
     *,
     tensor_parallel: int = 1,
+    replicas: int = 1,
+    sequence_parallel: bool = False,
+    context_parallel: int = 1,
     precision: str = "mixed",
     batch_size: int = 1,
     sequence_length: int = 1024,
@@ -278,10 +293,14 @@ def rank_step(
     counts pairs, the head is fused, and the reference is a second model ("same") or its log probabilities are made
     first ("precomputed"); adapters are switched off for it (`second_model`). padded: a micro-batch's sequences differ
     in length, as those of pairs do, so that attention has a mask. fp32_shards: see `Convention.fp32_shards`; at
-    stages 2 and 3 of all weights, and always run at this number of ranks.
+    stages 2 and 3 of all weights, and always run at this number of ranks. replicas: copies of the model, without
+    adapters or pairs (`Layout`). sequence_parallel: the GPUs of a layer share the tokens too (`shards.sequence`).
+    context_parallel: so many GPUs share each text, of sequence_length tokens (`shards.context`), at stage 3.
     """
     config, spec = config_of(model), card(gpu).needs_cuda()
-    layout = Layout(ranks, stage, tensor_parallel, boolean(as_accelerate, "as_accelerate") or objective == "dpo")
+    as_accelerate = boolean(as_accelerate, "as_accelerate") or objective == "dpo"
+    sequence_parallel = boolean(sequence_parallel, "sequence_parallel") and tensor_parallel > 1
+    layout = Layout(ranks, stage, tensor_parallel, as_accelerate, replicas, sequence_parallel, context_parallel)
     pairs = pairs_of(objective, reference, peft, layout)
     layout.check_model(config)
     precision = choose(precision, CONVENTIONS, tr(ko="정밀도", en="precision"))
@@ -311,20 +330,20 @@ def rank_step(
     sharded = stage >= 2
     run_as = layout if sharded else Layout(tensor_parallel, 0, tensor_parallel)
     if sharded and not exact and not adapters and not fp32_shards:  # what is cast of a shard hangs on it
-        reference = replace(layout, ranks=tensor_parallel * REFERENCE)
+        reference = replace(layout, ranks=tensor_parallel * replicas * REFERENCE)
         ratio = padded_elements(model, layout) / padded_elements(model, reference)
         run_as = reference if ratio < 1 + PADDING else layout
     like = replace(CATALOG["T4"], compute_capability=spec.compute_capability)  # its size says nothing here
     fused_lm_head = boolean(fused_lm_head, "fused_lm_head") or pairs is not None
     padded = boolean(padded, "padded")
 
-    def run(pairs: Pairs | None) -> tuple[Trace, Counter, Moved]:
+    def run(pairs: Pairs | None) -> tuple[Trace, Counter, Counter, Moved]:
         return _trace(
             ConfigKey.of(config), run_as, precision, batch_size, sequence_length, gradient_checkpointing, like,
             adapters, repeat_kv, fused_lm_head, offload_checkpoints, pairs, padded, fp32_shards,
         )  # fmt: skip
 
-    trace, messages, offloaded = run(pairs)
+    trace, messages, nbytes, offloaded = run(pairs)
     if run_as != layout and sharded:
         trace = _on_ranks(trace, memory, closed_form(model, run_as, precision))
     if accumulating:
@@ -352,7 +371,8 @@ def rank_step(
         resolve_model_id(model), layout, precision, batch_size, sequence_length, gradient_checkpointing,
         memory, at_peak, phase,
         messages if adapters else elements_sent(model, layout, pairs is not None and pairs.on_the_card),
-        Counter() if adapters else messages, spec.name, spec.capacity_bytes, nccl_bytes(layout),
+        Counter() if adapters else messages, Counter() if adapters else nbytes,
+        spec.name, spec.capacity_bytes, nccl_bytes(layout),
         allocator.peak_reserved_bytes, trace, adapters,
         offloaded.nbytes(tokens), offloaded.pinned(tokens), pairs,
     )  # fmt: skip
@@ -393,11 +413,12 @@ def _trace(
     spec: GPUSpec, adapters: Adapters | None = None, repeat_kv: bool = False, fused_lm_head: bool = False,
     offload: bool = False, pairs: Pairs | None = None, padded: bool = False,
     fp32_shards: bool = False,
-) -> tuple[Trace, Counter, Moved]:  # fmt: skip
+) -> tuple[Trace, Counter, Counter, Moved]:  # fmt: skip
     """A rank's forward and backward, what it sends, and the checkpoints that go to the CPU.
 
-    Sent: the elements of tensor parallelism's messages (with adapters: all bytes). What is as large as a whole second
-    model grows with the depth, by so much a layer: shallow runs have it by its kind, and the deep one by its size.
+    Sent: the elements of tensor or context parallelism's messages, and their bytes (with adapters: all bytes). What is
+    as large as a whole second model grows with the depth, by so much a layer: shallow runs have it by its kind, and the
+    deep one by its size.
     """
     convention = CONVENTIONS[precision].fp32_shards if fp32_shards else CONVENTIONS[precision]
     rows = batch_size * (2 if pairs else 1)
@@ -415,7 +436,8 @@ def _trace(
         for kind, entries in one.whole_at.items():
             trace = resized(trace, entries, _WHOLE[kind])
         whole = {_WHOLE[kind]: nbytes for kind, nbytes in one.whole.items()}
-        return trace, {**sent, **whole, **Moved.of(one.offloaded, tokens, 1).sizes}
+        nbytes = {("bytes", name): n for name, n in one.sent_activation_bytes.items()}
+        return trace, {**sent, **nbytes, **whole, **Moved.of(one.offloaded, tokens, 1).sizes}
 
     how = model, layout, convention, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload, pairs, padded
     like = "rank", *how, kind_of_batch(rows)
@@ -426,7 +448,8 @@ def _trace(
         trace = resized(trace, np.flatnonzero(trace.nbytes == mark), round_size(numbers[mark]))
     sizes = {name: n for name, n in numbers.items() if isinstance(name, Fraction)}
     sent = {name: n for name, n in numbers.items() if isinstance(name, str)}
-    return trace, Counter(sent), Moved(sizes)
+    nbytes = {name[1]: n for name, n in numbers.items() if isinstance(name, tuple)}
+    return trace, Counter(sent), Counter(nbytes), Moved(sizes)
 
 
 _WHOLE = {"received": -1, "cast": -2}  # a kind of `RankRun.whole` → what stands for its size, as no block's does

@@ -81,6 +81,11 @@ def _cannot(plan: Plan, kind: str) -> str:
             ko="텐서 병렬은 PyTorch의 parallelize_module로 나누는 루프에서만 실행해 보았다",
             en="tensor parallelism was run in a loop with PyTorch's parallelize_module alone",
         )
+    if plan.recipe.context_parallel > 1 and kind != "torch":
+        return tr(
+            ko="컨텍스트 병렬은 PyTorch의 context_parallel을 쓰는 루프에서만 실행해 보았다",
+            en="context parallelism was run in a loop with PyTorch's context_parallel alone",
+        )
     return _KINDS[kind].cannot(plan)
 
 

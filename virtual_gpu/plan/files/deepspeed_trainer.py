@@ -27,6 +27,10 @@ def cannot(plan: Plan) -> str:
         )
     if recipe.method == "qlora":
         return tr(ko="4비트 가중치는 나누어 보지 않았다", en="4-bit weights were not split with it")
+    if recipe.replicas > 1:
+        return tr(
+            ko="모델 여러 벌(HSDP)은 실행해 보지 않았다", en="several copies of the model (HSDP) were not run with it"
+        )
     if "mixed" not in recipe.precision:
         return tr(ko="DeepSpeed는 가중치를 fp32로도 한 벌 둔다", en="DeepSpeed keeps the weights in fp32 besides")
     return ""

@@ -30,6 +30,7 @@ def parts(plan: Plan) -> dict[str, str]:
         "wrapped": _WRAPPED.format(
             dtype=dtype,
             reshard=recipe.stage == 3,
+            mesh=_IN_COPIES.format(copies=recipe.replicas) if recipe.replicas > 1 else _MESH,
             policy=_ON_CPU if recipe.cpu_offload else "",
             offload=", offload_policy=on_cpu" if recipe.cpu_offload else "",
             buffers=_BUFFERS if recipe.cpu_offload else "model.to(device)  # the buffers\n",
@@ -47,6 +48,10 @@ OF_ACCELERATE = "from accelerate import init_empty_weights\n"
 _IMPORTS = """from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import {offload}MixedPrecisionPolicy, fully_shard
+"""
+_MESH = "mesh = init_device_mesh(device.type, (world,))\n"
+_IN_COPIES = """copies = {copies}  # of the model: weights are gathered within one, gradients added up with the others
+mesh = init_device_mesh(device.type, (copies, world // copies), mesh_dim_names=("copies", "parts"))
 """
 _ON_CPU = """# What a rank holds waits in the RAM, and the optimizer steps there. Pinned memory is a GPU's.
 on_cpu = CPUOffloadPolicy(pin_memory=not args.cpu)
@@ -75,8 +80,7 @@ else:
 """
 _WRAPPED = """half = None if args.cpu else torch.{dtype}  # of what is gathered, of gradients on their way, of outputs
 precision = MixedPrecisionPolicy(half, half, half)
-{policy}mesh = init_device_mesh(device.type, (world,))
-for module in layers:  # one at a time is gathered, computed and let go
+{policy}{mesh}for module in layers:  # one at a time is gathered, computed and let go
     fully_shard(module, mesh=mesh, mp_policy=precision{offload}, reshard_after_forward={reshard})
 for module in (last, model):  # these stay: backward begins with them
     fully_shard(module, mesh=mesh, mp_policy=precision{offload}, reshard_after_forward=False)

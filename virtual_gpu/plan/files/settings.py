@@ -11,7 +11,7 @@ from ...models.adapters import add_adapters
 from ...models.attention import REPEAT_KV
 from ...models.build import build_model
 from ...models.configs import is_given, load_config
-from ..tensors import NODE
+from ..tensors import gpus_by_node
 from .keeping import checkpointing
 
 if TYPE_CHECKING:
@@ -77,22 +77,16 @@ def json_text(values: dict[str, Any]) -> str:
     return json.dumps(values, indent=2) + "\n"
 
 
-def machines_of(gpus: int) -> tuple[int, int]:
-    """(machines, GPUs of each), NODE of them at most."""
-    each = next(each for each in range(min(NODE, gpus), 0, -1) if gpus % each == 0)
-    return gpus // each, each
-
-
 def torchrun(gpus: int) -> str:
     """The command that starts so many ranks, on each machine the same; FIRST_MACHINE is to be named."""
-    machines, each = machines_of(gpus)
+    machines, each = gpus_by_node(gpus)
     several = f" --nnodes {machines} --rdzv_backend c10d --rdzv_endpoint FIRST_MACHINE:29500" if machines > 1 else ""
     return f"torchrun{several} --nproc_per_node {each}"
 
 
 def accelerate_yaml(plan: Plan) -> str:
     """What `accelerate launch --config_file` reads."""
-    machines, _ = machines_of(plan.request.gpus)
+    machines, _ = gpus_by_node(plan.request.gpus)
     gpus, stage = plan.request.gpus, plan.recipe.stage
     mixed = plan.recipe.precision.removeprefix("mixed_") if plan.recipe.precision.startswith("mixed") else "no"
     kind = "FSDP" if stage else "MULTI_GPU" if gpus > 1 else "NO"
@@ -123,6 +117,12 @@ def accelerate_yaml(plan: Plan) -> str:
             f"  fsdp_offload_params: {yes[plan.recipe.cpu_offload]}",
             "  fsdp_state_dict_type: FULL_STATE_DICT",  # of a sharded one the Trainer saves no model
         ]
+    if (copies := plan.recipe.replicas) > 1:
+        lines += [
+            "parallelism_config:",
+            f"  parallelism_config_dp_replicate_size: {copies}",
+            f"  parallelism_config_dp_shard_size: {gpus // copies}",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -136,7 +136,10 @@ def _english(plan: Plan) -> str:
     parts = ["DPO"] if plan.request.pairs else []
     parts += [recipe.method, recipe.precision, recipe.optimizer, f"{plan.micro_batch} x {plan.accumulation}"]
     parts += [f"ZeRO-{recipe.stage}"] if recipe.stage else []
+    parts += [f"HSDP, {recipe.replicas} copies"] if recipe.replicas > 1 else []
     parts += [f"tensor parallel {recipe.tensor_parallel}"] if recipe.tensor_parallel > 1 else []
+    parts += ["sequence parallel"] if recipe.sequence_parallel else []
+    parts += [f"context parallel {recipe.context_parallel}"] if recipe.context_parallel > 1 else []
     parts += ["CPU offload"] if recipe.cpu_offload else []
     parts += ["checkpointing"] if recipe.checkpointing else []
     parts += [f"keeps {' '.join(recipe.kept)}"] if recipe.kept else []

@@ -8,6 +8,7 @@ as accelerate has it; torchtitan reduces them in fp32.
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from ..tensors import TensorPlan, tensor_plan
@@ -19,38 +20,82 @@ if TYPE_CHECKING:
     from ..plans import Plan
 
 
-def parts(plan: Plan) -> dict[str, str]:
-    """name → text: what a loop that FSDP2 splits (`fsdp2.parts`) says otherwise with tensor parallelism."""
+def parts(plan: Plan, forward: str) -> dict[str, str]:
+    """name → text: what a loop that FSDP2 splits (`fsdp2.parts`) says otherwise with tensor parallelism.
+
+    forward: its lines from the model to the loss.
+    """
     recipe, split = plan.recipe, tensor_plan(plan.request.model)
     degree, suffixes = recipe.tensor_parallel, tuple(f".{name.rpartition('.')[2]}" for name in split.summed)
+    tokens = recipe.sequence_parallel
+    names = ["ColwiseParallel", "RowwiseParallel", "parallelize_module"] + _OF_TOKENS * tokens
+    layouts = ["Replicate"] * bool(split.ends) + ["Shard"] * tokens
     return {
         "model": _MODEL.format(repeat_kv=repeat_kv(plan), checkpointing=checkpointing(plan)),
         "wrapped": _WRAPPED.format(
             degree=degree,
-            plan="".join(f"    {literal(name)}: {how},\n" for name, how in _styles(split).items()),
+            plan="".join(f"    {literal(name)}: {how},\n" for name, how in _styles(split, tokens).items()),
             dtype=autocast_dtype(recipe) or weights_dtype(recipe),
             reshard=recipe.stage == 3,
             summed=_OF_HEADS.format(suffixes=", ".join(map(literal, suffixes))) if suffixes else "",
         ),
-        "of_shards": _IMPORTS.format(replicate=_REPLICATE if split.ends else ""),
+        "of_shards": _IMPORTS.format(
+            names=", ".join(sorted(names)),
+            layouts=f"from torch.distributed.tensor import {', '.join(layouts)}\n" if layouts else "",
+        ),
         "step_blocks": f"world // {degree} * MICRO_BATCH * ACCUMULATION",
         "loader": _LOADER.format(degree=degree),
         "clip": (_SUMMED if suffixes else "") + _CLIP,
         "save": SAVE.format(frozen="", model="loaded"),
+        **(_loss(forward) if tokens else {}),
     }
 
 
-def _styles(split: TensorPlan) -> dict[str, str]:
+def _styles(split: TensorPlan, tokens: bool) -> dict[str, str]:
+    if tokens:
+        return _TOKENS
     whole = "ColwiseParallel(output_layouts=Replicate())"
     by = {"ColwiseParallel()": split.columns, "RowwiseParallel()": split.rows, whole: split.ends}
     return {name: style for style, names in by.items() for name in names}
 
 
-_REPLICATE = "from torch.distributed.tensor import Replicate\n"
+def _loss(forward: str) -> dict[str, str]:
+    """The same lines, and backward, where each GPU has the logits of its part of the vocabulary."""
+    return {
+        "forward": _LOSS + textwrap.indent(forward, "    "),
+        "backward": "    loss.backward()\n        loss = loss.full_tensor()",
+    }
+
+
+_OF_TOKENS = ["PrepareModuleInput", "SequenceParallel", "loss_parallel"]
+_LOSS = "        with loss_parallel():  # of the logits each GPU has those of its part of the vocabulary\n"
+# As `shards.sequence` has it: between the matrices each GPU has its part of the tokens.
+_BLOCK = {
+    "input_layernorm": "SequenceParallel()",
+    "self_attn": """PrepareModuleInput(
+        input_kwarg_layouts={"hidden_states": Shard(1)}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
+    )""",
+    **{f"self_attn.{name}_proj": "ColwiseParallel()" for name in "qkv"},
+    "self_attn.o_proj": "RowwiseParallel(output_layouts=Shard(1))",
+    "post_attention_layernorm": "SequenceParallel()",
+    "mlp": "PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))",
+    "mlp.gate_proj": "ColwiseParallel()",
+    "mlp.up_proj": "ColwiseParallel()",
+    "mlp.down_proj": "RowwiseParallel(output_layouts=Shard(1))",
+}
+_TOKENS = {
+    "model.embed_tokens": "ColwiseParallel(output_layouts=Replicate())",
+    "model.layers.0": """PrepareModuleInput(
+        input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),), use_local_output=True
+    )""",
+    **{f"model.layers.*.{name}": style for name, style in _BLOCK.items()},
+    "model.norm": "SequenceParallel(use_local_output=True)",
+    "lm_head": "ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)",
+}
 _IMPORTS = """from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-{replicate}from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+{layouts}from torch.distributed.tensor.parallel import {names}
 """
 _LOADER = """# The GPUs of a group take the same blocks.
 sampler = DistributedSampler(blocks, world // {degree}, rank // {degree}, drop_last=True)
@@ -89,6 +134,7 @@ model.to(device)  # the buffers
 del whole
 # On one dimension of the mesh, and on both: an operation takes tensors of one kind.
 kinds = [[p for p in model.parameters() if p.device_mesh.ndim == dimensions] for dimensions in (1, 2)]
+kinds = [kind for kind in kinds if kind]
 trained = [{{"params": kind}} for kind in kinds]
 {summed}"""
 _OF_HEADS = """of_heads = [module.weight for name, module in model.named_modules() if name.endswith(({suffixes}))]

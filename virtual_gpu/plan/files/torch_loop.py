@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...language import tr
-from . import fsdp2, optimizers, tensors
+from . import fsdp2, optimizers, tensors, texts
 from .keeping import of_keeping
 from .settings import (
     BLOCKS,
@@ -45,7 +45,8 @@ def files(plan: Plan) -> dict[str, str]:
     parts |= {name: text.format(**said) for name, text in (_SEVERAL if several else _ONE).items()}
     parts |= {} if recipe.accumulates else {"clip": ""}  # there is nothing left to clip
     parts |= _precision(recipe) | (fsdp2.parts(plan) if recipe.stage else {})
-    parts |= tensors.parts(plan) if recipe.tensor_parallel > 1 else {}
+    parts |= tensors.parts(plan, parts["forward"]) if recipe.tensor_parallel > 1 else {}
+    parts |= texts.parts(plan, parts) if recipe.context_parallel > 1 else {}
     script = _SCRIPT.format(
         title=docstring(plan),
         of_bnb=(fsdp2.OF_ACCELERATE if recipe.stage else "") + of_bnb,

@@ -1,0 +1,59 @@
+"""Context parallelism: one text on several GPUs, each with its part of the tokens in every layer; attention goes round.
+
+PyTorch's `context_parallel` (a prototype since 2.7), by flash attention. What the GPUs hold of the model is split over
+all of them by FSDP2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..language import tr
+
+
+def why_no_context(config: Any, length: int, degree: int) -> str:
+    """Why texts of so many tokens are not split between so many GPUs; empty where they can be."""
+    if length % (
+        2 * degree
+    ):  # the first and the last part of 2 × degree are one GPU's: of a causal mask all have as much
+        return tr(
+            ko=f"길이 {length}을(를) {2 * degree}조각으로 똑같이 나눌 수 없다",
+            en=f"a length of {length} does not make {2 * degree} equal parts",
+        )
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ("full_attention",))
+    if kinds != {"full_attention"} or getattr(text, "sliding_window", None):
+        return tr(
+            ko="모든 층의 어텐션이 앞의 토큰을 다 보지는 않는다",
+            en="not every layer's attention sees all tokens before",
+        )
+    return ""
+
+
+def forget_masks(model: torch.nn.Module) -> None:
+    """No mask comes to attention, which is causal by itself: one would be of the whole text."""
+
+    def without_mask(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        return args, kwargs | {"attention_mask": None}
+
+    for name, module in model.named_modules():
+        if name.endswith("self_attn"):
+            module.register_forward_pre_hook(without_mask, with_kwargs=True)
+
+
+@contextmanager
+def in_parts(mesh: Any, batch: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Of what is in the batch this rank has its part here, and attention goes round the mesh."""
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    buffers = [*batch.values()]
+    with (
+        context_parallel(mesh, buffers=buffers, buffer_seq_dims=[1] * len(buffers)),
+        sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+    ):
+        yield
