@@ -237,7 +237,7 @@ def left_out(request: Request) -> list[tuple[str, str]]:
         rows.append((fused_head_label(), tr(ko=f"TRL {SINCE}부터 센다: pip install trl", en=f"needs TRL {SINCE}")))
     if request.gpus > 1:
         rows += _why_not_together(request)
-        rows += _why_whole_texts(request)
+        rows += _why_whole_texts(request) + _why_no_pipeline(request)
         rows += _why_not_in_copies(request) if request.gpus > NODE or request.replicas else []
         for method in request.methods:
             rows.append((f"{method_label(method)} · ZeRO-1", _why_not_stage_1(method)))
@@ -311,6 +311,18 @@ def _why_not_together(request: Request) -> list[tuple[str, str]]:
         )
         rows.append((tr(ko="텐서 병렬 없이", en="without tensor parallelism"), why))
     return rows
+
+
+def _why_no_pipeline(request: Request) -> list[tuple[str, str]]:
+    """(what, why) of stages, of full fine-tuning alone."""
+    if "full" not in request.methods:
+        return []
+    what = f"{method_label('full')} · {tr(ko='파이프라인 병렬', en='pipeline parallel')}"
+    why = tr(
+        ko="세지 않는다: 스테이지와 일정(1F1B)마다 카드의 메모리가 다르다. 실행해 본 것이 docs/levers.md에 있다",
+        en="not counted: each card's memory hangs on its stage and the schedule (1F1B); docs/levers.md has runs",
+    )
+    return [(what, why)]
 
 
 def _why_whole_texts(request: Request) -> list[tuple[str, str]]:
