@@ -607,8 +607,8 @@ def test_what_is_not_tried_of_pairs_is_said():
 
 
 def test_pairs_that_cannot_be_planned_get_a_reason(small, monkeypatch):
-    with pytest.raises(WrongValue, match="grpo"):
-        make_request("Qwen/Qwen3-0.6B", objective="grpo")
+    with pytest.raises(WrongValue, match="kto"):
+        make_request("Qwen/Qwen3-0.6B", objective="kto")
     with pytest.raises(NotSupported, match="t5"):
         make_request(t5(small.parent), objective="dpo")
     plan = planned(small, Recipe("lora", "mixed_bf16", "adamw_fused"), length=32, way=(2, 2))

@@ -32,8 +32,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 DEVICE_QUERY = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _CONVOLUTION = torch.ops.aten.convolution.default
-_SUMS = frozenset((torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList))
-_NOTED = _SUMS | {_ITEM, _CONVOLUTION, _EMPTY_LIKE}  # more is done with them than their outputs are made
+_REDUCED = frozenset((torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList, torch.ops.aten.max.default))
+_NOTED = _REDUCED | {_ITEM, _CONVOLUTION, _EMPTY_LIKE}  # more is done with them than their outputs are made
 # With a type of the output: as large as the product alone. PyTorch's decompositions of addmm (2.8 to 2.12) and baddbmm
 # take the type for beta (torch/_decomp/decompositions.py).
 _TYPED = {
@@ -138,7 +138,7 @@ class CountingMode(FakeTensorMode):
             else:
                 out = self._ruled(func, types, args, kwargs)
             if out is not NotImplemented:
-                if func in _SUMS:
+                if func in _REDUCED:
                     self.gpu.answers.note(out, func, args)
                 elif func is _CONVOLUTION:
                     self.gpu.convolutions.note(out, args)

@@ -31,10 +31,16 @@ class Answers(Counter):
 
     As in the experiments' data: "is all of it a token?" yes, unless it is `padded`, "is any of it padding?" no. In the
     optimizer's step every number is 1.0: Adafactor scales its update by a norm, clipping by a ratio, and bytes do not
-    depend on them.
+    depend on them. "Has every sequence ended?" is asked after each token that is generated: yes, with the last of
+    `tokens` (0: nothing is generated). `chosen`: elements of a mask → how many of them it picks.
     """
 
     padded = False
+    tokens = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chosen: dict[int, int] = {}
 
     def note(self, out: Any, op: Any, args: tuple) -> None:
         """Remember of a tensor that it says whether all, or any, of something is so.
@@ -48,13 +54,18 @@ class Answers(Counter):
             out.counts = args[0].dtype == torch.bool
         elif packet is _aten.eq and getattr(args[0], "counts", False):
             out.asked = "all"
+        elif packet is _aten.max:
+            out.unfinished = self.tokens > 0
+        elif packet is _aten.eq and getattr(args[0], "unfinished", False):  # transformers' StopCheck
+            out.asked = "ended"
 
     def to(self, tensor: torch.Tensor, in_step: bool) -> bool | float | None:
         """The value of a tensor with one element; None where nothing can be said."""
         asked = getattr(tensor, "asked", None) if tensor.dtype == torch.bool else "number" if in_step else None
         if asked is None:
             return None
-        answer = {"all": not self.padded, "any": False, "number": 1.0}[asked]
+        self.tokens -= asked == "ended"
+        answer = {"all": not self.padded, "any": False, "ended": self.tokens == 0, "number": 1.0}[asked]
         self[Answer(asked, answer, _caller())] += 1
         return answer
 

@@ -68,11 +68,13 @@ _SHIFTS_NOT = ("cpmant",)  # its loss takes the labels as they stand
 
 
 @contextmanager
-def fused_head(model: nn.Module, virtual: bool, outputs: Sequence[str] = ("log_probs",)) -> Iterator[None]:
+def fused_head(
+    model: nn.Module, virtual: bool, outputs: Sequence[str] = ("log_probs",), some: bool = False
+) -> Iterator[None]:
     """Inside, the model's forward takes `fused_lm_head=True`.
 
-    virtual: it lies on a virtual GPU. outputs: what the head leaves of each token, by TRL's names. ImportError without
-    TRL, WrongValue for a model whose logits TRL does not make.
+    virtual: it lies on a virtual GPU. outputs: what the head leaves of each token, by TRL's names. some: see
+    `as_on_cuda`. ImportError without TRL, WrongValue for a model whose logits TRL does not make.
     """
     require_fused_head()
     model = _under_adapters(model)
@@ -88,7 +90,7 @@ def fused_head(model: nn.Module, virtual: bool, outputs: Sequence[str] = ("log_p
     before = vars(model).get("forward")  # accelerate's, where a hook is on the model
     add_fused_lm_head(model, outputs=tuple(outputs))
     try:
-        with as_on_cuda() if virtual else nullcontext():
+        with as_on_cuda(some) if virtual else nullcontext():
             yield
     finally:
         del model.forward
@@ -126,12 +128,16 @@ def _addmm_fp32(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 @contextmanager
-def as_on_cuda() -> Iterator[None]:
+def as_on_cuda(some: bool = False) -> Iterator[None]:
     """Inside, TRL does with tensors of a virtual GPU, which call themselves the CPU's, what it does with CUDA's.
 
     But for one thing: on CUDA it picks the tokens that have a loss by a mask, and which they are is in values that are
-    not there. All of them count here, as where nothing is padding.
+    not there. All of them count here, as where nothing is padding; some: those that the GPU's `answers.chosen` say.
     """
     stand_ins = STAND_INS | {"_addmm_fp32": _addmm_fp32, "_use_triton": lambda device: True}
     with mock.patch.multiple("trl.kernels.chunked_logprob", create=True, **stand_ins):
-        yield
+        if not some:
+            yield
+            return
+        with mock.patch("trl.trainer.utils._use_triton", lambda device: True):
+            yield

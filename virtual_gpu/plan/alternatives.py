@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -196,14 +197,16 @@ def _changed(request: Request) -> Iterator[tuple[str, Request]]:
 
 def _on_gpus(request: Request, gpus: int) -> Request:
     """The request on so many GPUs, with the next batch that divides among them."""
-    return replace(request, gpus=gpus, batch=-(-request.batch // gpus) * gpus)
+    whole = math.lcm(gpus, request.generations or 1)  # GRPO's completions of a prompt do not part
+    return replace(request, gpus=gpus, batch=-(-request.batch // whole) * whole)
 
 
 def _longest(request: Request) -> int:
     """The longest length (a multiple of 64 tokens) with which something fits; 0 where none does."""
     step = 64 if request.length > 64 else 1
-    low, high = 0, -(-request.length // step)
+    least = request.completion_length // step  # of GRPO a prompt is left
+    low, high = least, -(-request.length // step)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if anything_that_fits(replace(request, length=middle * step)) else (low, middle)
-    return low * step
+    return low * step if low > least else 0

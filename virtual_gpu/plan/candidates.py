@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 def why_not_split(request: Request) -> str:
     """Why nothing of the request is tried with tensor parallelism, whatever the degree; empty where something is."""
-    if "full" not in request.methods or request.pairs:
+    if "full" not in request.methods or request.objective != "sft":
         return tr(
-            ko="텐서 병렬은 SFT의 전체 미세 조정에서만 센다(DPO, LoRA, QLoRA는 세지 않는다)",
-            en="tensor parallelism is counted of SFT's full fine-tuning alone, not of DPO, LoRA or QLoRA",
+            ko="텐서 병렬은 SFT의 전체 미세 조정에서만 센다(DPO, GRPO, LoRA, QLoRA는 세지 않는다)",
+            en="tensor parallelism is counted of SFT's full fine-tuning alone, not of DPO, GRPO, LoRA or QLoRA",
         )
     if _in_fp16(request) or request.optimizer not in (None, "adamw_fused"):
         return tr(
@@ -56,6 +56,8 @@ def why_not_with_optimizer(request: Request, method: str) -> str:
         return tr(ko="어댑터가 아니라 가중치를 학습하는 옵티마이저다", en="an optimizer of weights, not of adapters")
     if request.pairs and optimizer in OURS:
         return tr(ko="DPOTrainer에는 이 옵티마이저의 이름이 없다", en="DPOTrainer has no name for it")
+    if request.grpo:
+        return tr(ko="GRPO와 함께는 세지 않는다", en="not counted of GRPO")
     if method == "qlora":
         return tr(ko="4비트 가중치와 함께는 세지 않는다", en="not counted beside 4-bit weights")
     if steps_in_backward(optimizer) and request.gpus > 1:
@@ -79,7 +81,7 @@ def why_no_way(request: Request) -> str:
 def why_not_copies(request: Request) -> str:
     """Why nothing of the request is tried with several copies of the model (HSDP); empty where something is."""
     copies, gpus = request.replicas or gpus_by_node(request.gpus)[0], request.gpus
-    if "full" not in request.methods or request.pairs:
+    if "full" not in request.methods or request.objective != "sft":
         return tr(
             ko="HSDP는 SFT의 전체 미세 조정에서만 센다(DPO, LoRA, QLoRA는 세지 않는다)",
             en="HSDP is counted of SFT's full fine-tuning alone, not of DPO, LoRA or QLoRA",
@@ -101,7 +103,7 @@ def why_not_copies(request: Request) -> str:
 
 def why_not_in_parts(request: Request) -> str:
     """Why nothing of the request is tried with context parallelism, whatever the degree; empty where something is."""
-    if "full" not in request.methods or request.pairs:
+    if "full" not in request.methods or request.objective != "sft":
         return tr(
             ko="컨텍스트 병렬은 SFT의 전체 미세 조정에서만 센다(DPO, LoRA, QLoRA는 세지 않는다)",
             en="context parallelism is counted of SFT's full fine-tuning alone, not of DPO, LoRA or QLoRA",
@@ -153,20 +155,21 @@ def recipes_of(request: Request) -> list[Recipe]:
             continue
         precisions, optimizers = [mixed], [request.optimizer or "adamw_fused"]
         if method == "full":
-            precisions += ["bf16"] if bf16 and request.precision is None and not request.pairs else []
+            precisions += ["bf16"] if bf16 and request.precision is None and request.objective == "sft" else []
             optimizers += [] if request.optimizer else ["adamw_8bit"]
         found += [Recipe(method, precision, optimizer) for precision in precisions for optimizer in optimizers]
         if method == "qlora" and mixed != "fp32":
             found.append(Recipe(method, mixed, optimizers[0], rest_in_fp32=False))
-    if request.pairs:  # DPOTrainer's head is fused whatever is asked, and what is beside 4-bit weights stays in 16 bits
+    if request.objective != "sft":  # TRL's head is fused whatever is asked, what is beside 4 bits stays in 16
         found = [r for r in found if r.method != "qlora" or not r.rest_in_fp32 or mixed == "fp32"]
         found = [replace(r, fused_lm_head=True) for r in found]
+    if request.pairs:
         found += [replace(r, reference="precomputed") for r in found if r.method == "full"]
     shards = [r for r in found if r.method == "full" and r.optimizer == "adamw_fused" and "fp16" not in r.precision]
-    on_cpu = request.cpu_offload and not request.pairs
+    on_cpu = request.cpu_offload and request.objective == "sft"
     offloaded = [replace(recipe, stage=3, cpu_offload=True) for recipe in shards] if on_cpu else []
     offloaded = [recipe for recipe in offloaded if not states_beyond(request, recipe)]
-    if request.gpus > 1:
+    if request.gpus > 1 and not request.grpo:
         found += [replace(recipe, stage=stage) for stage in (2, 3) for recipe in shards]
         adapters = [r for r in found if r.method != "full" and r.optimizer == "adamw_fused" and "mixed" in r.precision]
         if not request.pairs:
@@ -196,8 +199,8 @@ def _degrees(request: Request) -> tuple[int, ...]:
 def left_out(request: Request) -> list[tuple[str, str]]:
     """(what, why) of what is not tried at all."""
     rows = []
-    if request.pairs:
-        rows += _why_not_with_pairs(request)
+    if request.objective != "sft":
+        rows += _why_not_with_objective(request)
     if "full" in request.methods:
         rows.append(
             (
@@ -210,7 +213,7 @@ def left_out(request: Request) -> list[tuple[str, str]]:
         )
     if not request.spec.has_bf16:
         rows.append(("bf16", tr(ko=f"{request.gpu}에는 bf16 연산 장치가 없다", en=f"{request.gpu} has no bf16 units")))
-    if request.selective and not request.pairs and (request.prefer == "margin" or request.gpus > 1):
+    if request.selective and request.objective == "sft" and (request.prefer == "margin" or request.gpus > 1):
         what = tr(ko="남는 메모리에 결과를 남기는 것", en="results kept in what is left")
         why = (
             tr(ko="prefer='margin'은 남는 메모리를 쓰지 않는다", en="prefer='margin' spends no memory that is left")
@@ -221,7 +224,7 @@ def left_out(request: Request) -> list[tuple[str, str]]:
     for method in request.methods:
         if why := why_not_with_optimizer(request, method):
             rows.append((f"{method_label(method)} · {request.optimizer}", why))
-    if request.cpu_offload and not request.pairs:
+    if request.cpu_offload and request.objective == "sft":
         rows += [(f"{name} · {cpu_offload_label()}", why) for name, why in _why_not_on_cpu(request)]
     if "full" in request.methods and request.optimizer is None:
         what = tr(ko="페이지 옵티마이저", en="paged optimizers")
@@ -235,7 +238,14 @@ def left_out(request: Request) -> list[tuple[str, str]]:
         rows.append((what, tr(ko="accelerate 1.15부터 센다", en="needs accelerate 1.15")))
     if not has_fused_head():
         rows.append((fused_head_label(), tr(ko=f"TRL {SINCE}부터 센다: pip install trl", en=f"needs TRL {SINCE}")))
-    if request.gpus > 1:
+    if request.gpus > 1 and request.grpo:
+        rows += _why_not_together(request)
+        why = tr(
+            ko="GRPO에서는 나눈 모델로 답을 만드는 것을 실행해 보지 않았다. DDP만 센다",
+            en="of GRPO a generation by a split model was not run: only DDP is counted",
+        )
+        rows.append(("ZeRO", why))
+    elif request.gpus > 1:
         rows += _why_not_together(request)
         rows += _why_whole_texts(request) + _why_no_pipeline(request)
         rows += _why_not_in_copies(request) if request.gpus > NODE or request.replicas else []
@@ -349,15 +359,16 @@ def _why_not_in_copies(request: Request) -> list[tuple[str, str]]:
     return rows + [(f"{copies_label()} · {what}", apart) for what in ("ZeRO-2", tensor_label(), cpu_offload_label())]
 
 
-def _why_not_with_pairs(request: Request) -> list[tuple[str, str]]:
-    """(what, why) of what is not tried of DPO."""
-    once = tr(ko="DPO에서는 아직 세지 않는다", en="not counted of DPO")
-    rows = []
+def _why_not_with_objective(request: Request) -> list[tuple[str, str]]:
+    """(what, why) of what is not tried of DPO or GRPO."""
+    name = request.objective.upper()
+    once = tr(ko=f"{name}에서는 아직 세지 않는다", en=f"not counted of {name}")
+    rows = _why_not_generated_so(request) if request.grpo else []
     if "full" in request.methods and request.spec.has_bf16 and request.precision is None:
         # Of weights from N(0, 0.02) in bf16, AdamW's first step of 1e-6 moves 2 in 100 (measured), of 5e-5 57.
         why = tr(
-            ko="DPO의 작은 학습률(1e-6)로는 갱신이 거의 다 반올림되어 사라진다",
-            en="of steps as small as DPO's (1e-6) bf16 rounds nearly all away",
+            ko=f"{name}의 작은 학습률(1e-6)로는 갱신이 거의 다 반올림되어 사라진다",
+            en=f"of steps as small as {name}'s (1e-6) bf16 rounds nearly all away",
         )
         rows.append((tr(ko="전체 미세 조정 · 순수 bf16", en="full fine-tuning · pure bf16"), why))
     if request.selective:
@@ -365,6 +376,28 @@ def _why_not_with_pairs(request: Request) -> list[tuple[str, str]]:
     if request.cpu_offload:
         rows.append((cpu_offload_label(), once))
     return rows
+
+
+def _why_not_generated_so(request: Request) -> list[tuple[str, str]]:
+    """(what, why) of the ways in which GRPO's completions are not generated."""
+    return [
+        (
+            "use_vllm=True",
+            tr(
+                ko="vLLM은 여기서 실행할 수 없고, 설정한 몫 안팎에서 무엇을 쓰는지, 잠든 뒤 무엇이 남는지 재지 않았다. "
+                "transformers의 generate로 만드는 것만 센다",
+                en="vLLM cannot be run here, and what it takes beside its share and keeps asleep was not measured: "
+                "only transformers' generate is counted",
+            ),
+        ),
+        (
+            "steps_per_generation",
+            tr(
+                ko="답은 옵티마이저 스텝마다 그 배치를 한 번에 만든다(TRL의 기본값)",
+                en="the completions of an optimizer step are generated at once, as TRL does by default",
+            ),
+        ),
+    ]
 
 
 def _in_fp16(request: Request) -> bool:

@@ -14,6 +14,7 @@ from ..drawing.svg import Drawing
 from ..errors import WrongValue
 from ..language import LANGUAGES, tr
 from ..models.pages import pages_label
+from ..step.completions import GENERATIONS
 from ..step.optimizers import OPTIMIZERS
 from ..step.own_code import OURS
 from ..step.setting import OBJECTIVES
@@ -49,8 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def execute(args: argparse.Namespace) -> int:
     """Search, print the ranked plans (or JSON), save the best one's files, and return the exit status."""
-    for name in ("picture", "budget", "lengths"):
+    for name in ("picture", "budget", "lengths", "completion_length", "generations", "beta", "iterations"):
         if args.start and getattr(args, name):
+            name = name.replace("_", "-")
             raise WrongValue(tr(ko=f"--{name}: --model과 함께 쓴다.", en=f"--{name} goes with --model."))
     if args.start:
         return execute_start(args)
@@ -95,6 +97,10 @@ def execute(args: argparse.Namespace) -> int:
         selective=args.selective,
         cpu_offload=args.cpu_offload,
         objective=objective,
+        completion_length=None if args.completion_length is None else number(args.completion_length),
+        generations=None if args.generations is None else number(args.generations),
+        beta=None if args.beta is None else number(args.beta),
+        iterations=None if args.iterations is None else number(args.iterations),
         tensor_parallel=None if args.tensor_parallel is None else number(args.tensor_parallel),
         sequence_parallel=not args.no_sequence_parallel,
         context_parallel=None if args.context_parallel is None else number(args.context_parallel),
@@ -153,6 +159,14 @@ def _text(plans: Plans, lengths: Lengths | None = None) -> str:
                 en=f"    extra work {extra}{en}, step: {bound}",
             )
         )
+        if plan.generation_bytes:
+            made, learned = human_bytes(plan.generation_bytes), human_bytes(plan.training_bytes)
+            lines.append(
+                tr(
+                    ko=f"    텐서의 최대: 답을 만들 때 {made}, 배울 때 {learned}",
+                    en=f"    tensors at most: {made} while generating, {learned} while training",
+                )
+            )
         if lengths:
             lines.append(f"    {lengths.line_of(plan.micro_batch, plans.request.batch, plans.request.length)}")
         if plan.recipe.kept:
@@ -269,8 +283,42 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--objective",
         default=None,
         help=tr(
-            ko="sft(없으면), dpo(TRL의 DPOTrainer: --batch는 쌍, --length는 프롬프트와 답 하나)",
-            en="sft (without it), dpo (TRL's DPOTrainer: --batch counts pairs, --length a prompt with one answer)",
+            ko="sft(없으면), dpo(TRL의 DPOTrainer: --batch는 쌍, --length는 프롬프트와 답 하나), "
+            "grpo(TRL의 GRPOTrainer: --batch는 만든 답, --length는 프롬프트와 답 하나)",
+            en="sft (without it), dpo (TRL's DPOTrainer: --batch counts pairs, --length a prompt with one answer), "
+            "grpo (TRL's GRPOTrainer: --batch counts completions, --length a prompt with one)",
+        ),
+    )
+    add(
+        "--completion-length",
+        metavar="N",
+        help=tr(
+            ko="grpo: --length 가운데 모델이 만드는 토큰(max_completion_length). 없으면 절반",
+            en="grpo: tokens of --length that the model generates (max_completion_length), half without it",
+        ),
+    )
+    add(
+        "--generations",
+        metavar="N",
+        help=tr(
+            ko=f"grpo: 프롬프트 하나에 만드는 답(num_generations). 없으면 {GENERATIONS}. --batch는 그 배수",
+            en=f"grpo: completions of a prompt (num_generations), {GENERATIONS} without it; --batch is a multiple",
+        ),
+    )
+    add(
+        "--beta",
+        metavar="B",
+        help=tr(
+            ko="grpo: KL 항의 무게. 0(없으면)보다 크면 기준 모델이 있다",
+            en="grpo: the weight of the KL term; over 0 (without it) there is a reference",
+        ),
+    )
+    add(
+        "--iterations",
+        metavar="N",
+        help=tr(
+            ko="grpo: 만든 답 한 벌로 하는 옵티마이저 스텝(num_iterations). 없으면 1",
+            en="grpo: optimizer steps on the same completions (num_iterations), 1 without it",
         ),
     )
     add("--batch", default="16", help=tr(ko="옵티마이저 스텝 하나의 샘플", en="samples of one optimizer step"))

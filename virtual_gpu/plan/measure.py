@@ -40,7 +40,11 @@ def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation:
         fused_lm_head=recipe.fused_lm_head,
         objective=request.objective,
         reference=recipe.reference,
-        padded=request.pairs,  # two answers are seldom of one length
+        padded=request.objective != "sft",  # two answers are seldom of one length
+        completion_length=request.completion_length,
+        rollout=max(request.per_gpu, micro_batch) if request.grpo else 0,
+        beta=request.beta,
+        iterations=request.iterations,
         kept_results=recipe.kept,
         offload_checkpoints=recipe.offload,
         rest_in_fp32=recipe.rest_in_fp32,
@@ -82,7 +86,7 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
             "gradients": 0 if recipe.stage == 2 else memory.gradients,
             "optimizer": memory.optimizer,
         }
-    states = states_of(replace(setting_of(request, recipe.at_once, 1, 1), sequence_length=1))
+    states = states_of(setting_of(request, recipe.at_once, 1, 1).short(1))
     return states | ({"other": states["gradients"]} if request.gpus > 1 else {})  # DDP's buckets
 
 
@@ -98,7 +102,7 @@ def _convention(recipe: Recipe) -> str:
 
 def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Plan:
     """One plan, measured: memory on the virtual GPU, FLOPs counted."""
-    to_card = to_cpu = activations = to_copies = to_next = 0
+    to_card = to_cpu = activations = to_copies = to_next = generation = training = 0
     request, tensors = request.of(recipe), recipe.tensor_parallel
     if recipe.cpu_offload:
         from .on_cpu import step_on_cpu  # brings all of a program's card
@@ -136,7 +140,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         needed, at_peak = need.card, need.at_peak | {"fragmentation": need.card - need.tensors}
         collectives = 2 * need.states["gradients"]  # DDP's all-reduce, once a step
         offloaded, pinned = need.offloaded // setting.gradient_accumulation_steps * accumulation, need.pinned
-        paged = need.paged
+        paged, generation, training = need.paged, need.generation, need.training
     flops, least = (
         request.batch * training_flops(setting_of(request, one, 1, 1)).total for one in (recipe, recipe.at_once)
     )
@@ -153,7 +157,8 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, None,
         between_nodes_bytes=between,
         offloaded_bytes=offloaded, pinned_bytes=pinned, paged_bytes=paged,
-        states_to_card_bytes=to_card, states_to_cpu_bytes=to_cpu,
+        states_to_card_bytes=to_card, states_to_cpu_bytes=to_cpu, generation_bytes=generation,
+        training_bytes=training if request.grpo else 0,
     )  # fmt: skip
     return replace(plan, seconds=_lower_bound(plan))
 
@@ -212,7 +217,8 @@ def _lower_bound(plan: Plan) -> float | None:
     Not counted: everything else (activations, dequantization, communication, launches), and what goes to the CPU where
     the card's link is not published. FLOPs are PyTorch's count, which has attention whole where a kernel may skip half
     of it under a causal mask. None for a card of which rate or bandwidth is not published: the bandwidth alone would
-    bound an RTX 3060's step of 66 TFLOP to 5 ms.
+    bound an RTX 3060's step of 66 TFLOP to 5 ms. A generation comes before all this: it reads the weights for each
+    token of the completions, as many as there may be.
     """
     request, recipe, spec = plan.request, plan.recipe, plan.request.spec
     rate = spec.bf16_tflops if "bf16" in recipe.precision else spec.fp16_tflops
@@ -223,8 +229,10 @@ def _lower_bound(plan: Plan) -> float | None:
     count //= recipe.tensor_parallel
     # A product whose result is kept does not read its weights again; of which they are nothing is said here.
     passes = 3 if recipe.checkpointing and not recipe.kept else 2
-    passes = (passes + (request.pairs and recipe.reference == "same")) * plan.accumulation
-    reading = passes * (count // 2 if recipe.method == "qlora" else 2 * count) / spec.bandwidth_bytes_per_s
+    again = (request.pairs and recipe.reference == "same") + (request.beta > 0) + (request.iterations > 1)
+    once = (count // 2 if recipe.method == "qlora" else 2 * count) / spec.bandwidth_bytes_per_s
+    reading = (passes + again) * plan.accumulation * once
+    generating = request.completion_length * once / request.iterations
     link = spec.link_bytes_per_s or math.inf
     beside = max(plan.evicted_bytes, plan.states_to_card_bytes, plan.states_to_cpu_bytes) / link
-    return max(max(compute, reading) + 2 * plan.offloaded_bytes / link, beside)
+    return max(max(compute, reading) + 2 * plan.offloaded_bytes / link, beside) + generating

@@ -30,6 +30,8 @@ class Plan:
     CPU's RAM, and gets back; pinned_bytes: what a micro-batch of it takes there. paged_bytes: optimizer state in
     managed memory, in none of these (see `models.pages`). states_to_card_bytes and states_to_cpu_bytes: with
     `cpu_offload` parameters that are copied to each GPU, and gradients that come back.
+    generation_bytes, training_bytes: of GRPO the tensors' peaks while completions are generated, and in all the rest;
+    neither flops nor least_flops have the generation in them.
     seconds: a lower bound (None where neither rate is published), never a forecast.
     at_least: only parameters, gradients and optimizer state are known, which alone do not fit. beyond_best: of a plan
     that keeps results of blocks (see `keeping`), the most, as a share of the step's work, that another choice of them
@@ -53,6 +55,8 @@ class Plan:
     states_to_card_bytes: int = 0
     states_to_cpu_bytes: int = 0
     between_nodes_bytes: int = 0
+    generation_bytes: int = 0
+    training_bytes: int = 0
     beyond_best: float | None = field(default=None, compare=False)
 
     @property
@@ -147,6 +151,7 @@ class Plan:
         more |= {"offloaded_bytes": self.offloaded_bytes}
         more |= {"paged_bytes": self.paged_bytes, "evicted_bytes": self.evicted_bytes}
         more |= {name: getattr(self, name) for name in ("states_to_card_bytes", "states_to_cpu_bytes")}
+        more |= {name: getattr(self, name) for name in ("generation_bytes", "training_bytes")}
         more |= {"lower_bound_seconds": self.seconds, "caution": self.recipe.caution, "beyond_best": self.beyond_best}
         more |= {"lower_bound_price_per_million_tokens": self.price}
         return {**asdict(self.recipe), **numbers, **more}

@@ -23,13 +23,10 @@ from ..optional import require
 from ..room import Room, room_on
 from ..rules.active import ActiveRules
 from ..shards.nccl import of_groups
+from ..step.completions import GENERATIONS
 from ..step.optimizers import optimizer_named, takes_args
 from ..step.own_code import arguments_of
-from ..step.setting import (
-    OBJECTIVES,
-    Setting,
-    check_size,
-)
+from ..step.setting import OBJECTIVES, Setting, check_size, grpo_label
 from ..units import boolean, choose, positive_int
 from .candidates import recipes_of, why_no_way, why_not_copies, why_not_in_parts, why_not_split
 from .ranking import PREFERENCES
@@ -65,13 +62,19 @@ class Request:
     price_per_hour: float | None = None  # of one GPU, in the reader's currency; None: the least rent that was found
     selective: bool = False  # what is left of the memory keeps results that checkpointing would compute again
     cpu_offload: bool = False  # parameters, gradients and optimizer state may wait in the CPU's RAM
-    objective: str = "sft"  # or "dpo": a sample is a pair of sequences, and the loss TRL's DPOTrainer's
+    # "dpo": a sample is a pair of sequences, and the loss TRL's DPOTrainer's. "grpo": it is a completion that the model
+    # has generated, and the loss TRL's GRPOTrainer's.
+    objective: str = "sft"
     tensor_parallel: int | None = None  # GPUs that compute each layer together; None: the planner chooses
     optim_args: str = ""  # of the optimizer, as TrainingArguments take it: "rank=128"
     optim_target_modules: str | tuple[str, ...] = ""  # whose states are of low rank (GaLore, APOLLO)
     sequence_parallel: bool = True  # with tensor parallelism they share the tokens too, where they can
     context_parallel: int | None = None  # GPUs that share each text; None: the planner chooses
     replicas: int | None = None  # copies of the model, each split over a part of the GPUs; None: the planner chooses
+    completion_length: int = 0  # of GRPO: the tokens of `length` that are generated
+    generations: int = 0  # of GRPO: completions of each prompt
+    beta: float = 0.0  # of GRPO: the weight of the KL term, for which there is a reference
+    iterations: int = 1  # of GRPO: optimizer steps on the same completions
 
     @property
     def spec(self) -> GPUSpec:
@@ -134,14 +137,19 @@ class Request:
     def can_fuse_head(self) -> bool:
         """Whether the loss may come from tiles of the logits: TRL is there, and knows how the model makes them.
 
-        DPO's always does (`recipes_of`): it is not for the search to try.
+        DPO's and GRPO's always does (`recipes_of`): it is not for the search to try.
         """
-        return not self.pairs and has_fused_head() and _can_fuse(self.model)
+        return self.objective == "sft" and has_fused_head() and _can_fuse(self.model)
 
     @property
     def pairs(self) -> bool:
         """Whether a sample is a pair of sequences."""
         return self.objective == "dpo"
+
+    @property
+    def grpo(self) -> bool:
+        """Whether a sample is a completion that the model has generated."""
+        return self.objective == "grpo"
 
     @property
     def sequences(self) -> int:
@@ -174,6 +182,9 @@ class Request:
         gpus = f"{self.gpu} × {self.gpus}" if self.gpus > 1 else self.gpu
         model = Path(self.model).name
         dpo, ko, en = ("DPO · ", "쌍", " pairs") if self.pairs else ("", "", "")
+        if self.grpo:
+            dpo = f"{grpo_label(self.completion_length, self.beta, self.iterations)} · "
+            ko, en = "개의 답", " completions"
         return tr(
             ko=f"{model} · {dpo}{gpus} · 길이 {self.length} · 배치 {self.batch}{ko}",
             en=f"{model} · {dpo}{gpus} · length {self.length} · batch {self.batch}{en}",
@@ -205,6 +216,10 @@ def make_request(
     sequence_parallel: bool = True,
     context_parallel: int | None = None,
     replicas: int | None = None,
+    completion_length: int | None = None,
+    generations: int | None = None,
+    beta: float | None = None,
+    iterations: int | None = None,
 ) -> Request:
     """The request with every value checked; WrongValue in the reader's language."""
     gpu, gpus = how_many(gpu, gpus)
@@ -263,11 +278,14 @@ def make_request(
         require("peft", *(["bitsandbytes"] if "qlora" in methods else []))
     model = model_name(model)
     config = load_config(model)
-    if objective == "dpo":
-        _check_head(model)
+    if objective != "sft":
+        _check_head(model, objective)
+    own = {"completion_length": completion_length, "beta": beta, "iterations": iterations}
+    generations = _check_grpo(objective, batch, own | {"generations": generations})
     check = Setting(
-        1, model_id=model, sequence_length=length, peft="lora", lora_rank=lora_rank, lora_targets=lora_targets
-    )
+        1, model_id=model, sequence_length=length, peft="lora", lora_rank=lora_rank, lora_targets=lora_targets,
+        objective=objective, **{name: value for name, value in own.items() if value is not None},
+    )  # fmt: skip
     check.check_length(config)
     ordered = tuple(method for method in METHODS if method in methods)
     made = Request(
@@ -275,12 +293,45 @@ def make_request(
         check.lora_rank, check.lora_targets, None if host is None else machine(host).name,
         prefer, None if price_per_hour is None else float(price_per_hour), boolean(selective, "selective"),
         boolean(cpu_offload, "cpu_offload"), objective, tensor_parallel, optim_args, optim_target_modules,
-        boolean(sequence_parallel, "sequence_parallel"), context_parallel, replicas,
+        boolean(sequence_parallel, "sequence_parallel"), context_parallel, replicas, check.completion_length,
+        generations, check.beta, check.iterations,
     )  # fmt: skip
     if why := why_no_way(made):
         raise NotSupported(f"optimizer={optimizer!r}: {why}")
     _check_split(made)
     return made
+
+
+def _check_grpo(objective: str, batch: int, given: dict[str, Any]) -> int:
+    """GRPO's completions of a prompt, 0 of another objective.
+
+    WrongValue for GRPO's arguments of another objective, and for a batch in which a prompt's completions part.
+    """
+    for name, value in given.items():
+        if objective != "grpo" and value is not None:
+            raise WrongValue(
+                tr(
+                    ko=f"{name}={value!r}: objective='grpo'일 때만 뜻이 있다.",
+                    en=f"{name}={value!r}: says something only with objective='grpo'.",
+                )
+            )
+    if objective != "grpo":
+        return 0
+    each = positive_int(GENERATIONS if given["generations"] is None else given["generations"], "generations")
+    if each < 2 or batch % each:
+        nearest = f"{max(batch // each, 1) * each}, {(batch // each + 1) * each}"
+        raise WrongValue(
+            tr(
+                ko=f"generations={each}: 프롬프트 하나에 답이 2개 이상이어야 한다.",
+                en=f"generations={each}: 2 completions of a prompt at least.",
+            )
+            if each < 2
+            else tr(
+                ko=f"배치 {batch}: 프롬프트마다 답이 {each}개(generations)이므로 그 배수로 한다: {nearest}",
+                en=f"A batch of {batch} completions: {each} of each prompt (generations), so a multiple: {nearest}",
+            )
+        )
+    return each
 
 
 def _check_split(request: Request) -> None:
@@ -315,14 +366,15 @@ def _check_split(request: Request) -> None:
     )
 
 
-def _check_head(model: str) -> None:
-    """DPOTrainer's log probabilities come from TRL's head: ImportError without, NotSupported where it has none."""
+def _check_head(model: str, objective: str) -> None:
+    """TRL's log probabilities come from its head: ImportError without, NotSupported where it has none."""
     require_fused_head()
     if not _can_fuse(model):
         raise NotSupported(
             tr(
-                ko=f"objective='dpo': TRL의 함수(손실 나누기)가 {model}의 로짓을 만들지 못한다. 'sft'는 된다.",
-                en=f"objective='dpo': TRL's head does not make the logits of {model}. objective='sft' can be planned.",
+                ko=f"objective={objective!r}: TRL의 함수(손실 나누기)가 {model}의 로짓을 만들지 못한다. 'sft'는 된다.",
+                en=f"objective={objective!r}: TRL's head does not make the logits of {model}. objective='sft' can be "
+                "planned.",
             )
         )
 

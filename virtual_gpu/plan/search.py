@@ -181,7 +181,11 @@ def plan_training(
     what it leaves free spent on results that are then not computed again (`keeping`); the others may wait in the RAM.
     cpu_offload: full fine-tuning also with parameters, gradients and optimizer state in the CPU's RAM (`on_cpu`), on
     one GPU as on several.
-    objective: "sft", or "dpo" by TRL's DPOTrainer: then batch counts pairs, and length is a prompt with one answer.
+    objective: "sft", or "dpo" by TRL's DPOTrainer: then batch counts pairs, and length is a prompt with one answer; or
+    "grpo" by TRL's GRPOTrainer: then batch counts completions, of each prompt `generations` (8), and length is a prompt
+    with one, of which the model generates completion_length (half) by transformers' `generate`, those of a step at
+    once. beta: the weight of its KL term (0), for which there is a reference. iterations: optimizer steps on the same
+    completions (1).
     optim_args, optim_target_modules: of the optimizer, as TrainingArguments take them.
     tensor_parallel: only full fine-tuning in which so many GPUs compute each layer together (1: only without); None
     tries it where it can matter. sequence_parallel: with it the tokens between the layers' matrices are split too, and

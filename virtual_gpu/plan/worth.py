@@ -49,8 +49,8 @@ def may_offload(plan: Plan) -> bool:
 
 
 def heads_of(request: Request, recipe: Recipe) -> tuple[bool, ...]:
-    """Without a fused head, and with it where there is one; DPO has no other."""
-    return (True,) if request.pairs else (False, True) if may_tile(request, recipe) else (False,)
+    """Without a fused head, and with it where there is one; DPO and GRPO have no other."""
+    return (True,) if request.objective != "sft" else (False, True) if may_tile(request, recipe) else (False,)
 
 
 def may_tile(request: Request, recipe: Recipe) -> bool:

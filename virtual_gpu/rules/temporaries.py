@@ -38,14 +38,40 @@ def _index(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.Ten
 
     Source: AdvancedIndex in aten/src/ATen/native/TensorAdvancedIndexing.cpp.
     """
-    out = run()
     indices = [index for index in args[1] if index is not None]
+    if len(indices) == 1 and (picked := _picked(mode, indices[0])) is not None:
+        mask = indices[0]
+        with mode.gpu.holding(8 * picked * mask.dim()):  # where it is true (expandTensors, IndexingUtils.h)
+            out = args[0].new_empty((picked, *args[0].shape[mask.dim() :]))
+            mode.count(out)
+        return out
+    out = run()
     if len(indices) > 1 and all(index.dtype == torch.int64 for index in indices):
         indices = torch.broadcast_tensors(*indices)
         if len({index.stride() for index in indices}) > 1:
             with mode.gpu.holding(*(8 * index.numel() for index in indices if not index.is_contiguous())):
                 mode.count(out)
     return out
+
+
+def _masked_select(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.Tensor:
+    """What a mask picks, where it is known how much that is; its places are held meanwhile.
+
+    Source: masked_select_out_cuda_impl in aten/src/ATen/native/cuda/IndexKernel.cpp, which indexes by the mask.
+    """
+    picked = _picked(mode, args[1])
+    if picked is None:
+        return run()
+    with mode.gpu.holding(8 * picked * args[1].dim()):
+        out = args[0].new_empty((picked,))
+        mode.count(out)
+    return out
+
+
+def _picked(mode: Any, mask: torch.Tensor) -> int | None:
+    """How many elements a mask picks; None where that is not known."""
+    chosen = getattr(mode.gpu.answers, "chosen", None)
+    return chosen.get(mask.numel()) if chosen and mask.dtype == torch.bool else None
 
 
 def _embedding(mode: Any, op: Any, args: tuple, kwargs: dict, run: Any) -> torch.Tensor:
@@ -68,6 +94,7 @@ INDICES = Rule(
     operators={
         _aten.index_put.default: _index_put,
         _aten.index.Tensor: _index,
+        _aten.masked_select.default: _masked_select,
         _aten.embedding.default: _embedding,
     },
 )

@@ -17,10 +17,11 @@ import torch
 from ..errors import WrongValue
 from ..language import tr
 from ..models.build import build_model
-from ..step.setting import OBJECTIVES, reference_label
+from ..step.setting import reference_label
 from ..units import choose
 from .layout import Convention, Layout
 
+OBJECTIVES = ("sft", "dpo")  # that are counted split
 REFERENCES = ("same", "precomputed")
 
 

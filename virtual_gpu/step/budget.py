@@ -309,7 +309,7 @@ def _needed(trace: Trace) -> int:
 def activation_budget(setting: Setting, gpu: GPU | GPUSpec | str, moves: bool = True, measured: int = 4) -> Budget:
     """The budget of a setting on a card. moves: a result may wait in the CPU's RAM where that takes less by the rates.
 
-    measured: so many points are run, evenly along the curve, both ends among them. NotSupported for pairs.
+    measured: so many points are run, evenly along the curve, both ends among them. NotSupported but for SFT.
     """
     count, moves, gpu = positive_int(measured, "measured"), boolean(moves, "moves"), as_gpu(gpu)
     spec = gpu.spec if gpu.is_virtual else spec_like(gpu)
@@ -324,13 +324,13 @@ def budget_of(setting: Setting, spec: GPUSpec, moving: float = math.inf, ddp: bo
     """The budget of a setting under checkpointing on cards with these kernels.
 
     moving: FLOPs that a byte is worth which goes to the CPU and comes back (`flops_while_moving`); inf: none goes. ddp:
-    as one of several ranks, with DistributedDataParallel's buckets. NotSupported for pairs.
+    as one of several ranks, with DistributedDataParallel's buckets. NotSupported but for SFT.
     """
-    if setting.pairs:
+    if setting.objective != "sft":
         raise NotSupported(
             tr(
-                ko="objective='dpo': 블록이 무엇을 남길지는 아직 세지 않는다. 'sft'는 된다.",
-                en="objective='dpo': what blocks could keep is not counted. objective='sft' can be.",
+                ko=f"objective={setting.objective!r}: 블록이 무엇을 남길지는 아직 세지 않는다. 'sft'는 된다.",
+                en=f"objective={setting.objective!r}: what blocks could keep is not counted. objective='sft' can be.",
             )
         )
     if needs_cuda(setting.optimizer, setting.optim_args):

@@ -78,11 +78,13 @@ def count_flops(
     fused_lm_head: bool = False,
     objective: str = "sft",
     known: bool = False,
+    scored: int = 0,
+    forwards: int = 0,
 ) -> Flops:
     """The FLOPs of a loss and its backward, counted by PyTorch's FlopCounterMode on a virtual GPU.
 
     objective: "sft" is `model(**inputs).loss`, "dpo" the loss of pairs (`step.pairs`), with the reference's forward
-    unless what it says is known.
+    unless what it says is known. "grpo" is that of the last `scored` tokens, after so many `forwards` of them.
     fused_lm_head: the loss from TRL's head, which makes the logits a second time in backward.
     """
     refuse_in_a_block()
@@ -90,7 +92,9 @@ def count_flops(
     model, inputs = gpu.place(model), gpu.place(inputs)
     with ExitStack() as stack:
         if fused_lm_head:
-            stack.enter_context(fused_head(model, virtual=True))
+            stack.enter_context(fused_head(model, virtual=True, some=bool(scored)))
+            rows, length = inputs["input_ids"].shape
+            gpu.answers.chosen = {rows * (length - 1): rows * scored} if scored else {}
             inputs = inputs if objective == "dpo" else {**inputs, "fused_lm_head": True}
         stack.enter_context(gpu.interrupts_wait())  # Ctrl+C inside PyTorch's own callbacks from C++ ends the process
         counter = stack.enter_context(FlopCounterMode(display=False, custom_mapping=_FORMULAS))
@@ -100,6 +104,15 @@ def count_flops(
                 told = gpu.place(torch.zeros(len(inputs["input_ids"]))) if known else None
                 how = {"reference": reference, "known": told, "fused_lm_head": fused_lm_head}
                 loss = preference_loss(lambda model, **given: model(**given), model, inputs, **how)
+            elif scored:
+                # Whole logits are of those tokens alone, as TRL's head makes them.
+                how = {} if fused_lm_head else {"logits_to_keep": scored}
+                inputs = inputs if fused_lm_head else {"input_ids": inputs["input_ids"]}
+                with torch.no_grad():
+                    for _ in range(forwards):
+                        model(**inputs, **how)
+                loss = model(**inputs, **how)
+                loss = loss.loss if fused_lm_head else loss.logits.float().sum()
             else:
                 loss = model(**inputs).loss
             forward = counter.get_total_flops()
@@ -117,13 +130,15 @@ def training_flops(setting: Setting | None = None, **settings: Any) -> Flops:
     """The FLOPs of one micro-batch of the experiment's setting, linear in depth: run at two depths, where it can be.
 
     With adapters nothing is computed for the gradients of frozen weights. Of DPO the reference's forward is in it,
-    unless its log probabilities were made before.
+    unless its log probabilities were made before; of GRPO those of the log probabilities that its loss asks for, and
+    nothing of the generation.
     """
     setting = Setting.one(setting, settings)
     adapters = (setting.lora_rank, setting.lora_targets) if setting.peft else None
     return _training_flops(
         setting.model_id, setting.rows, setting.sequence_length, setting.gradient_checkpointing, adapters,
         setting.fused_lm_head, setting.kept_results, setting.objective, setting.reference == "precomputed",
+        setting.completion_length, (setting.beta > 0) + (setting.iterations > 1),
     )  # fmt: skip
 
 
@@ -138,9 +153,11 @@ def _training_flops(
     kept: tuple[str, ...],
     objective: str,
     known: bool,
+    scored: int,
+    forwards: int,
 ) -> Flops:
     def run(config: Any) -> dict[str, int]:
-        how = checkpointing, adapters, fused_lm_head, kept, objective, known
+        how = checkpointing, adapters, fused_lm_head, kept, objective, known, scored, forwards
         return asdict(flops_of_config(config, rows, sequence_length, *how))
 
     config = load_config(model_id)
@@ -158,11 +175,13 @@ def flops_of_config(
     kept: tuple[str, ...] = (),
     objective: str = "sft",
     known: bool = False,
+    scored: int = 0,
+    forwards: int = 0,
 ) -> Flops:
     """The FLOPs of one micro-batch with every layer run, under whatever `set_checkpoint_early_stop` says.
 
-    batch_size: sequences. adapters: (rank, targets) of LoRA, see `add_adapters`. fused_lm_head, objective, known: see
-    `count_flops`. kept: by checkpointed blocks, see `models.kept`.
+    batch_size: sequences. adapters: (rank, targets) of LoRA, see `add_adapters`. fused_lm_head, objective, known,
+    scored, forwards: see `count_flops`. kept: by checkpointed blocks, see `models.kept`.
     """
     model = build_model(config, torch.float16)
     if adapters:
@@ -171,4 +190,5 @@ def flops_of_config(
     text_config(model.config).use_cache = False
     ids = torch.zeros(batch_size, sequence_length, dtype=torch.int64)
     with running(config.model_type):
-        return count_flops(model, {"input_ids": ids, "labels": ids}, fused_lm_head, objective, known)
+        inputs = {"input_ids": ids, "labels": ids}
+        return count_flops(model, inputs, fused_lm_head, objective, known, scored, forwards)

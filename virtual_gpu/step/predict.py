@@ -32,6 +32,7 @@ from ..trace.timeline import Timeline
 from ..trace.trace import Trace
 from ..turns import in_turn, refuse_in_a_block
 from .pairs import without_dropout
+from .rollout import GENERATION, with_generation
 from .run import TrainingLog, train
 from .setting import OPTIMIZER_STEPS, Setting
 
@@ -61,6 +62,8 @@ def predict_memory(
     kept, key = {} if kept is None else kept, (setting, full, kernels, gpu.expandable_segments)
     if key not in kept:
         run = virtual_run(setting, config, spec) if full else predicted_run(setting, config, spec)
+        if setting.completions:
+            run = run._replace(trace=with_generation(run.trace, setting, spec, full))
         trace, allocator = run.trace.through(expandable_segments=gpu.expandable_segments)
         kept[key] = run._replace(trace=trace), allocator.peak_reserved_bytes
     run, reserved_bytes = kept[key]
@@ -85,7 +88,8 @@ class Need:
     tensors: their peak. card: the least capacity in which the caching allocator gets through, to 1/128 of the peak.
     states: parameters, gradients and optimizer state. at_peak: category → bytes of the tensors' peak. offloaded: what
     an optimizer step sends to the CPU and gets back. pinned: what a micro-batch of that takes of the RAM. paged: state
-    that lies in CUDA's managed memory, beside all these.
+    that lies in CUDA's managed memory, beside all these. generation: the tensors' peak while GRPO's completions are
+    generated; training: in all other phases.
     """
 
     tensors: int
@@ -95,6 +99,8 @@ class Need:
     offloaded: int = 0
     pinned: int = 0
     paged: int = 0
+    generation: int = 0
+    training: int = 0
 
 
 @cached_by_model
@@ -121,7 +127,14 @@ def of_trace(need: Need, trace: Trace, reserved: int | None = None, ddp: bool = 
         reserved = allocator.peak_reserved_bytes
     timeline = trace.timeline()
     card = card_of(timeline, reserved)
-    return replace(need, tensors=timeline.peak_bytes, card=card, at_peak=timeline.at_peak())
+    generation, training = (
+        max((phase.peak_bytes for phase in timeline.phases if (phase.name == GENERATION) == generated), default=0)
+        for generated in (True, False)
+    )
+    return replace(
+        need, tensors=timeline.peak_bytes, card=card, at_peak=timeline.at_peak(), generation=generation,
+        training=training,
+    )  # fmt: skip
 
 
 def like_any(compute_capability: tuple[int, int]) -> GPUSpec:
@@ -167,6 +180,7 @@ def training_arguments(setting: Setting, autocast: torch.dtype | None) -> Simple
         objective=setting.objective,
         optim_args=setting.optim_args,
         optim_target_modules=setting.optim_target_modules,
+        completions=setting.completions,
         fp16=autocast == torch.float16,
         bf16=autocast == torch.bfloat16,
         loss_scale=1.0,  # values do not matter here, and a step that overflows would be skipped: no optimizer state
@@ -305,8 +319,9 @@ def run_on(gpu: Any, setting: Setting, config: Any, later: int | None = None, wa
     dtype = checkpoint_dtype(setting.model_id, config) if dtype == "auto" else dtype
     model = build_on_gpu(config, dtype, setting.attention, setting.peft, gpu, **setting.adapters)
     reference = reference_on(gpu, setting, config, dtype)
-    if setting.pairs:
+    if setting.objective != "sft":
         refuse_encoder_decoder(setting, config)
+    if setting.pairs:
         for one in filter(None, (model, reference)):
             without_dropout(one)
     shape = (2, setting.sequence_length) if setting.pairs else (setting.sequence_length,)
@@ -326,23 +341,23 @@ def run_on(gpu: Any, setting: Setting, config: Any, later: int | None = None, wa
 
 
 def reference_on(gpu: Any, setting: Setting, config: Any, dtype: torch.dtype) -> torch.nn.Module | None:
-    """The second model of DPO, with weights of `dtype` or of what is computed in; None where there is none.
+    """The second model of DPO or GRPO, with weights of `dtype` or of what is computed in; None where there is none.
 
     TRL freezes it not, so that autocast keeps the casts of its weights until its forward is done.
     """
-    if not setting.pairs or setting.peft or setting.reference == "precomputed":
+    if not (setting.pairs or setting.beta) or setting.peft or setting.reference == "precomputed":
         return None
     dtype = setting.dtypes[1] if setting.reference == "half" else dtype
     return build_on_gpu(config, dtype, setting.attention, None, gpu)
 
 
 def refuse_encoder_decoder(setting: Setting, config: Any) -> None:
-    """NotSupported for DPO of a model that reads the prompt apart from the answer."""
+    """NotSupported for DPO or GRPO of a model that reads the prompt apart from the answer."""
     if getattr(config, "is_encoder_decoder", False):
         raise NotSupported(
             tr(
-                ko=f"objective='dpo': 인코더-디코더 모델({setting.model_id})은 세지 않는다.",
-                en=f"objective='dpo': an encoder-decoder ({setting.model_id}) is not counted.",
+                ko=f"objective={setting.objective!r}: 인코더-디코더 모델({setting.model_id})은 세지 않는다.",
+                en=f"objective={setting.objective!r}: an encoder-decoder ({setting.model_id}) is not counted.",
             )
         )
 
@@ -378,7 +393,7 @@ def _by_depth(
         return one.trace, {name: getattr(one, name) for name in names} | one.offloaded.sizes | one.twice
 
     try:
-        kind = replace(setting, batch_size=kind_of_batch(setting.batch_size), sequence_length=1)
+        kind = setting.short(kind_of_batch(setting.batch_size))
         like = name, kind, later, spec.compute_capability
         found = from_shallow(config, run, like)
     except NoSuchLayer:  # an adapter's target that only the full depth has

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ..errors import WrongValue
+from ..errors import NotSupported, WrongValue
 from ..frames import clear_frames
 from ..language import tr
 from ..models.attention import kv_repeated
@@ -26,6 +26,7 @@ from ..real import GPU, gpu_of
 from ..trace.timeline import Timeline
 from ..turns import in_turn
 from ..units import positive_int, with_parameters
+from .completions import Completions, Learner, learning
 from .optimizers import estimate_memory_of_gradients, estimate_memory_of_optimizer, make_optimizer, paged_bytes
 from .pairs import OF_THE_HEAD, preference_loss, side_by_side
 
@@ -76,9 +77,11 @@ def train(
     waits in the CPU's RAM (see `models.offloaded`), fp32_embedding_state: see `make_optimizer`; a real
     TrainingArguments has it. objective: "dpo" is the loss of pairs (see `step.pairs`), of which a sample holds both
     sequences, the chosen one first, (2, length), and "reference", (2,), where the reference's log probabilities are
-    known.
-    reference: DPO's, on the same GPU; None is the model without its adapters. gpu: where the model lies; None finds it
-    out. after_first_step is called with the log after the first optimizer step, before the gradients are dropped.
+    known. "grpo" is the loss of completions, on a virtual GPU alone: `completions` (see `step.completions`) says how
+    long they are; of the data only the length is read.
+    reference: DPO's and GRPO's, on the same GPU; None is the model without its adapters. gpu: where the model lies;
+    None finds it out. after_first_step is called with the log after the first optimizer step, before the gradients are
+    dropped.
     watch: computes what checkpointed blocks could keep (see `models.kept`).
 
     The last group of micro-batches may be shorter, and its last micro-batch smaller: each loss counts by its share of
@@ -132,18 +135,27 @@ def _train(
     scaled = setting.autocast == torch.float16 and not gpu.is_virtual
     scaler = torch.amp.GradScaler("cuda", init_scale=setting.loss_scale, enabled=scaled)
     model.train()
+    learner = _learner(model, reference, setting, gpu)
     with (
         gpu.record(model, optimizer) as record,
         _use_cache(model, setting.use_cache),
         _as_set(model, reference, setting, gpu, moved),
+        contextlib.nullcontext() if learner is None else learning(gpu, learner),
     ):
         try:
             for group in _groups(dataset, setting):
                 samples = sum(len(batch["input_ids"]) for batch in group)
-                for batch in group:
+                made = []
+                if learner is not None:
+                    with record.phase("scoring"):
+                        made = learner.buffer()
+                for place, batch in enumerate(group):
                     share = len(batch["input_ids"]) / samples
                     with record.phase("forward"):
-                        loss, outputs = _loss(model, reference, gpu.place(batch), setting, gpu)
+                        if learner is None:
+                            loss, outputs = _loss(model, reference, gpu.place(batch), setting, gpu)
+                        else:
+                            loss, outputs = learner.loss(made[place]), None
                         loss = loss * share
                         if not setting.holds_outputs:
                             del outputs
@@ -152,6 +164,8 @@ def _train(
                             of_lomo(loss, setting.learning_rate)
                         else:
                             scaler.scale(loss).backward()
+                        if learner is not None:  # of TRL's trainer only its value is left
+                            del loss
                     log.micro_steps += 1
                     log.offloaded.update(moved)
                     moved.clear()
@@ -175,6 +189,21 @@ def _train(
             optimizer.zero_grad()  # what was half done goes too
             if setting.gradient_checkpointing:
                 disable_checkpointing(model)  # the next run decides for itself
+
+
+def _learner(model: torch.nn.Module, reference: torch.nn.Module | None, setting: _Setting, gpu: GPU) -> Learner | None:
+    """GRPO's; None for another objective. NotSupported on a real GPU."""
+    if setting.completions is None:
+        return None
+    if not gpu.is_virtual:
+        raise NotSupported(
+            tr(
+                ko="objective='grpo': 가상 GPU에서만 학습한다. 진짜 GPU에서는 TRL의 GRPOTrainer를 쓴다.",
+                en="objective='grpo': trained on a virtual GPU alone. On a real one use TRL's GRPOTrainer.",
+            )
+        )
+    forward = partial(forward_under, gpu, setting.autocast)
+    return Learner(gpu, model, reference, setting.completions, forward, setting.autocast)
 
 
 def _loss(
@@ -274,6 +303,7 @@ class _Setting:
     objective: str
     optim_args: str
     optim_target_modules: str | tuple[str, ...]
+    completions: Completions | None
 
     @classmethod
     def read(cls, args: Any) -> _Setting:
@@ -299,6 +329,7 @@ class _Setting:
             objective=getattr(args, "objective", "sft"),
             optim_args=getattr(args, "optim_args", None) or "",
             optim_target_modules=getattr(args, "optim_target_modules", None) or "",
+            completions=getattr(args, "completions", None),
         )
 
 
@@ -371,7 +402,7 @@ def _as_set(
     with contextlib.ExitStack() as stack:
         if setting.repeat_kv:
             stack.enter_context(kv_repeated())
-        if setting.fused_lm_head:
+        if setting.fused_lm_head and setting.completions is None:
             of_tokens = {"outputs": OF_THE_HEAD} if setting.objective == "dpo" else {}
             stack.enter_context(fused_head(model, gpu.is_virtual, **of_tokens))
             if reference is not None:

@@ -19,6 +19,7 @@ from ..models.kept import counts, kept_results
 from ..models.offloaded import require_offload
 from ..units import boolean, choose, positive_int
 from . import own_code
+from .completions import Completions
 from .optimizers import optimizer_named, takes_args
 from .pairs import REFERENCES
 
@@ -53,13 +54,17 @@ ADAPTER_PRECISIONS = {
 }
 # What changes memory and is not simulated: its name in TrainingArguments or LoraConfig.
 _ARGUMENTS = ("torch_compile", "use_liger_kernel", "deepspeed", "fsdp", "neftune_noise_alpha", "label_smoothing_factor")
+_OF_GRPO = (
+    "use_vllm", "use_transformers_continuous_batching", "use_transformers_paged", "cast_lm_head_to_fp32",
+    "disable_dropout", "cache_implementation", "generation_kwargs", "pad_to_multiple_of", "sync_ref_model",
+)  # fmt: skip
 _LORA = ("r", "target_modules", "lora_dropout")  # what a Setting says of LoraConfig
 _FREE = (  # what changes no byte, or is peft's own business
     "lora_alpha", "use_rslora", "init_lora_weights", "fan_in_fan_out", "task_type", "peft_type", "auto_mapping",
     "base_model_name_or_path", "revision", "inference_mode", "peft_version", "alpha_pattern", "runtime_config",
     "megatron_core", "layers_pattern", "qalora_group_size", "loftq_config",
 )  # fmt: skip
-OBJECTIVES = ("sft", "dpo")
+OBJECTIVES = ("sft", "dpo", "grpo")
 # The second optimizer step is the first with the whole optimizer state from its beginning; nothing new comes after it.
 OPTIMIZER_STEPS = 2
 
@@ -74,6 +79,10 @@ class Setting:
     sequences of that length, and dropout is off, the adapters' and the model's (`step.pairs`). reference: of DPO
     without adapters, the model that stays as it was: a second one like the first ("same"), one in the type that is
     computed in ("half"), or none, its log probabilities "precomputed", as which adapters can have them too.
+    "grpo", of completions that the model has generated (`step.completions`): then batch_size counts completions, and
+    sequence_length is a prompt with one, of which the last completion_length tokens (0: half) are generated. rollout:
+    how many completions are generated at once (0: those of an optimizer step). beta: the weight of the KL term, for
+    which there is a reference. iterations: optimizer steps on the same completions.
     """
 
     batch_size: int
@@ -101,6 +110,10 @@ class Setting:
     padded: bool = False  # a micro-batch's sequences differ in length, so that attention has a mask
     optim_args: str = ""  # as TrainingArguments have it, of an optimizer that the Trainer reads it for
     optim_target_modules: str | tuple[str, ...] = ""  # whose weights' states are of low rank (GaLore, APOLLO)
+    completion_length: int = 0
+    rollout: int = 0
+    beta: float = 0.0
+    iterations: int = 1
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -152,7 +165,8 @@ class Setting:
         reference = choose(self.reference, REFERENCES, tr(ko="기준 모델", en="reference"))
         half = "half" if self.dtypes[1] and not self.peft else "same"  # without autocast, and of adapters: one type
         put(self, "reference", {"same": "same", "half": half}.get(reference, reference) if self.pairs else "same")
-        if self.pairs and self.holds_outputs:
+        self._check_completions()
+        if self.objective != "sft" and self.holds_outputs:
             raise WrongValue(
                 tr(
                     ko="holds_outputs=True: objective='sft'일 때만 뜻이 있다.",
@@ -167,6 +181,37 @@ class Setting:
         in_fp32 = boolean(self.fp32_embedding_state, "fp32_embedding_state")
         put(self, "fp32_embedding_state", in_fp32 and self.peft is None and "8bit" in self.optimizer)
         check_size(self.samples * self.rows // self.batch_size, self.sequence_length)
+
+    def short(self, batch_size: int) -> Setting:
+        """The same of that batch and of the fewest tokens: what hangs on neither is the same of both."""
+        of = self.completions
+        rollout = {"completion_length": 1, "rollout": batch_size * of.steps} if of else {}
+        return dataclasses.replace(self, batch_size=batch_size, sequence_length=2 if of else 1, **rollout)
+
+    def _check_completions(self) -> None:
+        """Of GRPO's own settings; the defaults where there are no completions."""
+        put, grpo = object.__setattr__, self.objective == "grpo"
+        length = positive_int(_given(self.completion_length, max(self.sequence_length // 2, 1)), "completion_length")
+        batch = self.batch_size * self.gradient_accumulation_steps
+        rollout = positive_int(_given(self.rollout, batch), "rollout")
+        put(self, "iterations", positive_int(self.iterations, "iterations") if grpo else 1)
+        put(self, "beta", check_beta(self.beta) if grpo else 0.0)
+        put(self, "completion_length", length if grpo else 0)
+        put(self, "rollout", rollout if grpo else 0)
+        if grpo and length >= self.sequence_length:
+            raise WrongValue(
+                tr(
+                    ko=f"completion_length={length}: 프롬프트와 답을 합친 길이 {self.sequence_length}보다 작아야 한다.",
+                    en=f"completion_length={length}: less than {self.sequence_length}, a prompt with its completion.",
+                )
+            )
+        if grpo and (rollout < batch or rollout % self.batch_size):
+            raise WrongValue(
+                tr(
+                    ko=f"rollout={rollout}: 배치 {self.batch_size}의 배수이고 스텝의 {batch} 이상이어야 한다.",
+                    en=f"rollout={rollout}: a multiple of the batch of {self.batch_size}, and {batch} at least.",
+                )
+            )
 
     @classmethod
     def one(cls, setting: Setting | None, settings: dict[str, Any]) -> Setting:
@@ -246,6 +291,12 @@ class Setting:
                 )
             before = "precomputed" if arguments.precompute_ref_log_probs else "same"
             found |= {"objective": "dpo", "reference": before, "fused_lm_head": has_fused_head(), "padded": True}
+        if any(kind.__name__ == "GRPOConfig" for kind in type(arguments).__mro__):
+            _refuse(arguments, dict.fromkeys(_OF_GRPO))
+            of = {"completion_length": arguments.max_completion_length, "beta": arguments.beta}
+            of |= {"iterations": arguments.num_iterations, "fused_lm_head": has_fused_head(), "padded": True}
+            rollout = arguments.per_device_train_batch_size * arguments.steps_per_generation
+            found |= {"objective": "grpo", "rollout": rollout} | of
         if peft_config is not None:
             found |= _read_lora(peft_config) | {"peft": "lora"}
         if quantization_config is not None:
@@ -257,6 +308,15 @@ class Setting:
     def pairs(self) -> bool:
         """Whether a sample is a pair of sequences."""
         return self.objective == "dpo"
+
+    @property
+    def completions(self) -> Completions | None:
+        """What a step of GRPO is trained on; None without."""
+        if self.objective != "grpo":
+            return None
+        prompt = self.sequence_length - self.completion_length
+        how = self.beta, self.iterations
+        return Completions(self.rollout, self.batch_size, prompt, self.completion_length, *how)
 
     @property
     def rows(self) -> int:
@@ -285,6 +345,8 @@ class Setting:
             parts.append(fused_head_label())
         if self.pairs:
             parts.append("DPO" + (f" ({reference_label(self.reference)})" if self.reference != "same" else ""))
+        if self.completions:
+            parts.append(grpo_label(self.completion_length, self.beta, self.iterations))
         defaults = {f.name: f.default for f in fields(self)}
         names = ("peft", "precision", "optimizer", "attention")
         parts += [str(getattr(self, name)) for name in names if getattr(self, name) != defaults[name]]
@@ -318,7 +380,9 @@ class Setting:
         silent = [] if self.peft == "qlora" else ["double_quantization", "rest_in_fp32"]
         silent += [] if self.peft else ["lora_rank", "lora_targets", "lora_dropout"]
         silent += [] if self.fp32_embedding_state else ["fp32_embedding_state"]
-        silent += [] if self.pairs else ["objective", "reference"]
+        silent += [] if self.pairs else ["reference"]
+        silent += ["objective"] if self.objective == "sft" else []
+        silent += [] if self.completions else ["completion_length", "rollout", "beta", "iterations"]
         silent += [name for name in ("padded", "optim_args", "optim_target_modules") if not getattr(self, name)]
         return {name: value for name, value in asdict(self).items() if name not in silent}
 
@@ -341,6 +405,26 @@ def reference_label(reference: str) -> str:
         "half": tr(ko="기준 모델은 16비트", en="reference in 16 bits"),
         "precomputed": tr(ko="기준 로그 확률은 미리 계산", en="reference precomputed"),
     }[reference]
+
+
+def grpo_label(completion_length: int, beta: float, iterations: int = 1) -> str:
+    """GRPO, how long its completions are, and what else its loss asks for, in the reader's language."""
+    more = [tr(ko=f"답 {completion_length}", en=f"completions of {completion_length}")]
+    more += [f"beta {beta:g}"] if beta else []
+    more += [tr(ko=f"{iterations}번 학습", en=f"{iterations} iterations")] if iterations > 1 else []
+    return f"GRPO ({', '.join(more)})"
+
+
+def _given(value: Any, default: int) -> Any:
+    """The value, or the default that 0 stands for."""
+    return default if type(value) is int and value == 0 else value
+
+
+def check_beta(beta: Any) -> float:
+    """The weight of GRPO's KL term; WrongValue for what is none."""
+    if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 <= beta < float("inf"):
+        raise WrongValue(tr(ko=f"beta={beta!r}: 0 이상의 수다.", en=f"beta={beta!r}: a number, 0 or more."))
+    return float(beta)
 
 
 def checkpointing_label(kept: tuple[str, ...] = (), offload: bool = False) -> str:

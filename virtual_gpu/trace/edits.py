@@ -85,6 +85,27 @@ def bucket_sizes(gradients: Sequence[int], first: int = FIRST_BUCKET_BYTES, othe
     return [*buckets, filled] if filled else buckets
 
 
+def with_phase(trace: Trace, place: int, name: str, other: Trace) -> Trace:
+    """With all that another trace does in its phases as one phase more, before that of a place.
+
+    What was there at the other's start is taken to be there. ValueError where it releases any of it.
+    """
+    begin = int(np.searchsorted(other.span, 0, "right"))
+    if (other.born[begin:] < begin).any():
+        raise ValueError(f"{name}: releases what was there before it")
+    at, more = int(np.searchsorted(trace.span, 2 * place + 1)), len(other) - begin
+
+    def column(attribute: str, shift: int, own: np.ndarray) -> np.ndarray:
+        values = getattr(trace, attribute)
+        return np.concatenate([values[:at], own, values[at:] + shift])
+
+    later = np.where(trace.born >= at, trace.born + more, trace.born)
+    born = np.concatenate([later[:at], other.born[begin:] - begin + at, later[at:]])
+    nbytes, category, stream = (column(one, 0, getattr(other, one)[begin:]) for one in ("nbytes", "category", "stream"))
+    span = column("span", 2, np.full(more, 2 * place + 1))
+    return Trace(born, nbytes, category, span, (*trace.names[:place], name, *trace.names[place:]), stream=stream)
+
+
 def scaled(trace: Trace, which: np.ndarray, ratio: float) -> Trace:
     """With the blocks that these allocations (a mask) take, `ratio` times as large, rounded up to 512 bytes."""
     resized = which[trace.born]

@@ -15,13 +15,15 @@ from virtual_gpu.plan.pictures import table_html
 from virtual_gpu.plan.ranking import PREFERENCES, preference_label
 from virtual_gpu.plan.recipes import cpu_offload_label, method_label
 from virtual_gpu.plan.request import make_request
-from virtual_gpu.step.setting import OBJECTIVES
 
 from ...panel import Panel, status_line, whole
 from .heat_map import BATCH, SHOWN, TARGET, heat_map, stored
 
 FIRST = "EleutherAI/polyglot-ko-5.8b"
-_GOALS = ("SFT(지도 미세 조정)", "SFT"), ("DPO(선호 학습, 배치는 쌍의 수)", "DPO (the batch counts pairs)")
+_GOALS = {  # GRPO has lengths of its own: `virtual-gpu fit` asks for them
+    "sft": ("SFT(지도 미세 조정)", "SFT"),
+    "dpo": ("DPO(선호 학습, 배치는 쌍의 수)", "DPO (the batch counts pairs)"),
+}
 
 
 class PlannerPanel(Panel):
@@ -40,7 +42,7 @@ class PlannerPanel(Panel):
             tr(ko="배치(샘플)", en="batch (samples)"),
         )
         precision, margin = tr(ko="정밀도", en="precision"), tr(ko="여유", en="margin")
-        goals = [(tr(ko=ko, en=en), name) for name, (ko, en) in zip(OBJECTIVES, _GOALS, strict=True)]
+        goals = [(tr(ko=ko, en=en), name) for name, (ko, en) in _GOALS.items()]
         ranks = [(preference_label(name), name) for name in PREFERENCES]
         anywhere = tr(ko="따지지 않는다", en="any"), ""
         goal, rank, ram = tr(ko="학습 목표", en="objective"), tr(ko="순위 기준", en="ranked by"), tr(ko="RAM", en="RAM")

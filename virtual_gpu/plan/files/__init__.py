@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import NotSupported
 from ...language import tr
 from ...units import choose
-from . import accelerate_loop, deepspeed_trainer, torch_loop, trainer, trl_dpo, trl_sft
+from . import accelerate_loop, deepspeed_trainer, torch_loop, trainer, trl_dpo, trl_grpo, trl_sft
 
 if TYPE_CHECKING:
     from ..plans import Plan
@@ -19,6 +19,7 @@ _KINDS = {
     "trl": trl_sft,
     "deepspeed": deepspeed_trainer,
 }
+_OF_TRL = {"dpo": trl_dpo, "grpo": trl_grpo}  # whose loss is in a trainer of TRL's alone
 KINDS = tuple(_KINDS)
 
 
@@ -34,14 +35,14 @@ def names_of(kind: str) -> tuple[str, ...]:
 
 def default_kind(objective: str) -> str:
     """The kind of files that is written where none is asked for."""
-    return "trl" if objective == "dpo" else KINDS[0]
+    return "trl" if objective in _OF_TRL else KINDS[0]
 
 
 def check_kind(kind: str, objective: str) -> str:
     """The kind's name; NotSupported for one whose loss is not the objective's."""
     kind = kind_named(kind)
-    if objective == "dpo" and kind != default_kind(objective):
-        why = _of_another_loss()
+    if objective in _OF_TRL and kind != default_kind(objective):
+        why = _of_another_loss(objective)
         raise NotSupported(
             tr(
                 ko=f"{kind}: {why}. 쓸 수 있는 종류: {default_kind(objective)}",
@@ -69,13 +70,14 @@ def files_of(plan: Plan, kind: str | None = None) -> dict[str, str]:
                 en=f"{kind}: no files for this plan ({plan.title}): {reason}. Kinds that can: {able}",
             )
         )
-    return (trl_dpo if plan.request.pairs else _KINDS[kind]).files(plan)
+    return _OF_TRL.get(plan.request.objective, _KINDS[kind]).files(plan)
 
 
 def _cannot(plan: Plan, kind: str) -> str:
     """Why files of that kind could not train as the plan says; empty where they can."""
-    if plan.request.pairs:
-        return "" if kind == default_kind(plan.request.objective) else _of_another_loss()
+    objective = plan.request.objective
+    if objective in _OF_TRL:
+        return "" if kind == default_kind(objective) else _of_another_loss(objective)
     if plan.recipe.tensor_parallel > 1 and kind != "torch":
         return tr(
             ko="텐서 병렬은 PyTorch의 parallelize_module로 나누는 루프에서만 실행해 보았다",
@@ -89,5 +91,6 @@ def _cannot(plan: Plan, kind: str) -> str:
     return _KINDS[kind].cannot(plan)
 
 
-def _of_another_loss() -> str:
-    return tr(ko="DPO의 손실은 TRL의 DPOTrainer에 있다", en="DPO's loss is in TRL's DPOTrainer")
+def _of_another_loss(objective: str) -> str:
+    name = objective.upper()
+    return tr(ko=f"{name}의 손실은 TRL의 {name}Trainer에 있다", en=f"{name}'s loss is in TRL's {name}Trainer")

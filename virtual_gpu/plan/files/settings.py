@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 def learning_rate(plan: Plan) -> float:
     """Where to begin. Weights in bf16 swallow most of a step of 1e-5, so there transformers' default, 5e-5.
 
-    Of DPO it is TRL's default, and with adapters ten times that (TRL's documentation, "Training adapters with PEFT").
+    Of DPO and GRPO it is TRL's default, and with adapters ten times that (TRL's documentation, "Training adapters with
+    PEFT").
     """
     recipe = plan.recipe
-    if plan.request.pairs:
+    if plan.request.objective != "sft":
         return 1e-6 if recipe.method == "full" else 1e-5
     if recipe.method != "full":
         return 2e-4
@@ -133,7 +134,7 @@ def docstring(plan: Plan) -> str:
 
 def _english(plan: Plan) -> str:
     recipe = plan.recipe
-    parts = ["DPO"] if plan.request.pairs else []
+    parts = [plan.request.objective.upper()] if plan.request.objective != "sft" else []
     parts += [recipe.method, recipe.precision, recipe.optimizer, f"{plan.micro_batch} x {plan.accumulation}"]
     parts += [f"ZeRO-{recipe.stage}"] if recipe.stage else []
     parts += [f"HSDP, {recipe.replicas} copies"] if recipe.replicas > 1 else []

@@ -24,7 +24,7 @@ from ...shards.layout import Layout
 from ...shards.nccl import nccl_bytes
 from ...shards.rank_step import rank_step
 from ...step.own_code import IN_BACKWARD, steps_in_backward
-from ...step.setting import OBJECTIVES, Setting
+from ...step.setting import Setting
 from ...units import choose, human_bytes, path_of
 from ...writing import check_folder, write
 from ..on_a_card import predict_need, states_of
@@ -34,6 +34,7 @@ from .document import Document, read_document
 from .keys import LESS, MORE, Keys, Note, place_of
 
 TOOLS = (torchtune, axolotl, llama_factory, trl, trainer)  # in the order in which a file is looked at
+READ = ("sft", "dpo")  # objectives of files that are read
 SCHEMA = 1  # of `Answer.to_dict`
 _STEP = 64  # tokens: a shorter length is a multiple of it
 
@@ -224,7 +225,7 @@ def start_from(
         )
     keys = Keys(document)
     if objective is not None:
-        objective = choose(objective, OBJECTIVES, tr(ko="학습 목표", en="objective"))
+        objective = choose(objective, READ, tr(ko="학습 목표", en="objective"))
     fields, stage = tool.read(keys, spec, gpus, peft, objective)
     if objective not in (None, read := fields.get("objective", "sft")):
         raise WrongValue(
