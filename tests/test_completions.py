@@ -19,6 +19,7 @@ from helpers.chapters.c12_two_models.made import QUIET, length_of, prompts, toke
 from helpers.chapters.c12_two_models.phases import BACKWARD, LOSS, REFERENCE, ROLLOUT, steps_of
 from helpers.chapters.c12_two_models.phases import phases_of as watched
 from virtual_gpu.cards import CATALOG
+from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.errors import NotSupported, WrongValue
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.models.depth import with_depth
@@ -37,7 +38,9 @@ from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.step.run import train
 from virtual_gpu.step.setting import Setting
 from virtual_gpu.step.states import states_of
+from virtual_gpu.trace.edits import with_phase
 from virtual_gpu.trace.tokens import BEFORE, TURN, first_tokens, with_tokens
+from virtual_gpu.trace.trace import Trace
 
 SHALLOW = {"model_id": "Qwen/Qwen3-0.6B", "objective": "grpo", "fused_lm_head": True, "padded": True}
 
@@ -92,6 +95,28 @@ def test_a_text_that_goes_on_otherwise_is_not_continued():
     release = last + int(np.flatnonzero(torn[last:] < last)[0])
     torn[release] = 0  # it would give back a parameter
     assert with_tokens(replace(few, born=torn), 52) is None
+
+
+def test_a_phase_is_put_into_a_trace():
+    """Between those that are there, with what lay there before it as it lay; not where it would release any of that."""
+    a = Trace(*np.array([[0, 1, 0, 3], [512, 1024, 512, 2048], [0] * 4, [0, 1, 3, 3]]), ("forward", "step"))
+    b = Trace(*np.array([[0, 1, 1], [512, 4096, 4096], [3] * 3, [0, 1, 1]]), ("token",))
+    both = with_phase(a, 1, "generation", b)
+    assert both.names == ("forward", "generation", "step")
+    assert both.born.tolist() == [0, 1, 2, 2, 0, 5] and both.span.tolist() == [0, 1, 3, 3, 5, 5]
+    assert [phase.peak_bytes for phase in both.timeline().phases] == [1536, 5632, 3072]
+    with pytest.raises(ValueError, match="generation"):
+        with_phase(a, 1, "generation", replace(b, born=np.array([0, 1, 0])))
+
+
+def test_a_mask_picks_as_much_as_is_known_of_it():
+    gpu = VirtualGPU("T4")
+    gpu.answers.chosen = {6: 4}
+    with gpu:
+        values, mask = torch.ones(2, 3, 8), torch.ones(2, 3, dtype=torch.bool)
+        assert values[mask].shape == (4, 8) and torch.ones(2, 3).masked_select(mask).shape == (4,)
+        with pytest.raises(NotSupported):
+            torch.ones(2, 4)[torch.ones(2, 4, dtype=torch.bool)]
 
 
 # -- the bytes of TRL's trainer ---------------------------------------------------------------------------------------
