@@ -351,7 +351,7 @@ def _search(
                 losers.append(hopeless(request, recipe))
                 progress(found())
                 continue
-            may_keep = request.selective and not recipe.stage and not spares
+            may_keep = request.selective and request.objective == "sft" and not recipe.stage and not spares
             for checkpointing in (False, True):
                 one = replace(recipe, checkpointing=checkpointing)
                 fit, miss = tried(one)
