@@ -813,7 +813,9 @@ print(str(found).split("\n", 1)[1])
 # %% [markdown] lang="ko"
 # 배치를 줄이고 누적하는 것은 해 볼 것도 없다. 늘 있는 다섯 벌만 23.02 GiB(12.1절)라 RTX 4090의 판정 한도 22.80 GiB(9.6절)를 넘는다. 그래서 기준 모델을 카드에서 치우는 한 줄을 골랐다. 배우는 것은 반올림 말고는 같다.
 #
-# 터미널에서는 `virtual-gpu fit --from dpo.yaml --gpu "RTX 4090"`이다. SFT와 DPO의 파일은 키가 거의 같아서, `loss_type: sigmoid`처럼 DPO에만 있는 것이 없으면 SFT로 읽는다. 그때는 `--objective dpo`를 준다. `beta`처럼 GRPO와 KTO에도 있는 키만 있으면 무엇인지 되묻는다. 여러 GPU에 나누어 DPO를 한다면 `plan_training(…, gpus=2, objective="dpo")`이 FSDP2(6.2절)로 나눈 계획까지 찾는다. 설정 파일에 `fsdp`나 `deepspeed`가 적혀 있으면 `--from`은 아직 세지 않는다. GRPO도 이 플래너로는 묻지 못한다(하한은 12.8절의 패널).
+# 터미널에서는 `virtual-gpu fit --from dpo.yaml --gpu "RTX 4090"`이다. SFT와 DPO의 파일은 키가 거의 같아서, `loss_type: sigmoid`처럼 DPO에만 있는 것이 없으면 SFT로 읽는다. 그때는 `--objective dpo`를 준다. `beta`처럼 GRPO와 KTO에도 있는 키만 있으면 무엇인지 되묻는다. 여러 GPU에 나누어 DPO를 한다면 `plan_training(…, gpus=2, objective="dpo")`이 FSDP2(6.2절)로 나눈 계획까지 찾는다. 설정 파일에 `fsdp`가 적혀 있으면 `--from`도 나누어 센다. `deepspeed`라면 어댑터를 학습할 때만 센다.
+#
+# **GRPO도 플래너에 묻는다.** `plan_training(…, objective="grpo")`, 터미널에서는 `virtual-gpu fit --objective grpo`다(`--from`은 GRPO의 설정 파일을 아직 읽지 않는다). `batch`는 옵티마이저 스텝 하나에 쓰는 답의 수(`generations`의 배수), `length`는 질문에 답 하나를 이은 길이, `completion_length`는 그 가운데 답의 길이다(적지 않으면 절반). 12.6절에서 답이 512토큰, 4,096토큰인 표는 답을 건네받아 롤아웃에 KV 캐시가 없었다. 플래너는 `generate`가 만드는 KV 캐시까지 세어, 롤아웃부터 갱신까지 가운데 가장 높은 단계로 판정한다. 계획의 `generation_bytes`가 답을 만들 때, `training_bytes`가 나머지 단계의 텐서 최대다. vLLM을 같은 카드에 올리는 것은 세지 않으니 12.8절의 패널로 하한을 본다.
 #
 # ## 12.10 기억할 것
 

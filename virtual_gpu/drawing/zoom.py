@@ -196,4 +196,6 @@ def _where(file: str, line: int) -> str:
     if "ipykernel" in file or file.startswith("<"):
         return tr(ko=f"셀의 {line}번째 줄", en=f"line {line} of a cell")
     folder = max((path for path in sys.path if path and file.startswith(path)), key=len, default="")
-    return f"{file.removeprefix(folder).lstrip('/')}:{line}"
+    name = file.removeprefix(folder).lstrip("/")
+    # Of our own loop the line itself stands beside it: where it is in the file changes with every version.
+    return name if name.startswith(f"{__package__.partition('.')[0]}/") else f"{name}:{line}"
