@@ -363,6 +363,7 @@ def test_completions_that_cannot_be_planned_get_a_reason(tmp_path):
     model = str(tmp_path / "model")
     for wrong, said in (
         ({"batch": 12}, "8, 16"),
+        ({"batch": 4}, ": 8$"),
         ({"batch": 12, "generations": 5}, "10, 15"),
         ({"generations": 1}, "generations=1"),
         ({"length": 64, "completion_length": 64}, "completion_length=64"),

@@ -77,7 +77,7 @@ def test_every_name_of_training_arguments_is_known_or_says_why_not():
 def test_only_what_the_trainer_reads_counts():
     assert setting_of("rmsprop", optim_args="centered=true") != setting_of("rmsprop")
     assert setting_of("adamw_fused", optim_args="centered=true") == setting_of("adamw_fused")
-    for wrong in ({"optim_args": "rank"}, {"optim_target_modules": [3]}):
+    for wrong in ({"optim_args": "rank"}, *({"optim_target_modules": value} for value in ([3], 3, True, 0))):
         with pytest.raises(WrongValue, match=next(iter(wrong))):
             setting_of("rmsprop", **wrong)
     for given, words in (({"gradient_accumulation_steps": 2}, "누적"), ({"precision": "mixed_fp16"}, "GradScaler")):

@@ -611,7 +611,7 @@ def test_a_shorter_length_is_found_by_searching(small_llama):
         ({"gpu": "T5"}, "T4"),
         ({"gpus": 0}, "1 이상의 정수"),
         ({"gpus": 3}, "15, 18"),
-        ({"gpus": 32}, "32, 32"),
+        ({"gpus": 32}, "배수로 한다: 32$"),
         ({"tensor_parallel": 2, "gpu": "L4"}, "GPU 1개"),
         ({"tensor_parallel": 0}, "텐서 병렬 크기"),
         ({"replicas": 0}, "벌 수"),

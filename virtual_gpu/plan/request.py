@@ -319,7 +319,7 @@ def _check_grpo(objective: str, batch: int, given: dict[str, Any]) -> int:
         return 0
     each = positive_int(GENERATIONS if given["generations"] is None else given["generations"], "generations")
     if each < 2 or batch % each:
-        nearest = f"{max(batch // each, 1) * each}, {(batch // each + 1) * each}"
+        nearest = _multiples(batch, each)
         raise WrongValue(
             tr(
                 ko=f"generations={each}: 프롬프트 하나에 답이 2개 이상이어야 한다.",
@@ -348,7 +348,7 @@ def _check_split(request: Request) -> None:
     batch, groups, gpus = request.batch, request.groups, request.gpus
     if batch % groups == 0 or any(map(request.allows, recipes_of(request))):
         return
-    nearest = f"{max(batch // groups, 1) * groups}, {(batch // groups + 1) * groups}"
+    nearest = _multiples(batch, groups)
     if (degree := degree * texts) > 1:
         raise WrongValue(
             tr(
@@ -364,6 +364,12 @@ def _check_split(request: Request) -> None:
             en=f"A batch of {batch} does not divide among {gpus} GPUs. Use a multiple: {nearest}",
         )
     )
+
+
+def _multiples(batch: int, of: int) -> str:
+    """The multiples on both sides of the batch, or the first alone where it is smaller."""
+    below = batch // of * of
+    return f"{below}, {below + of}" if below else f"{of}"
 
 
 def _check_head(model: str, objective: str) -> None:

@@ -82,7 +82,8 @@ def arguments_of(optimizer: str, optim_args: Any, targets: Any) -> tuple[str, st
 
     Where none are named, the low-rank states are of every linear layer: the Trainer has no default.
     """
-    args, targets = optim_args or "", tuple(targets) if isinstance(targets, (list, tuple)) else targets or ""
+    args, targets = optim_args or "", "" if targets is None else targets
+    targets = tuple(targets) if isinstance(targets, list) else targets
     targets = ALL_LINEAR if targets in ((ALL_LINEAR,), "all_linear") else targets
     if not isinstance(args, str) or any(part.count("=") != 1 for part in args.split(",") if args):
         raise WrongValue(
@@ -91,7 +92,8 @@ def arguments_of(optimizer: str, optim_args: Any, targets: Any) -> tuple[str, st
                 en=f"optim_args={args!r:.80}: names and values, as in 'rank=128,scale=0.25'.",
             )
         )
-    if not isinstance(targets, str) and not all(isinstance(name, str) for name in targets):
+    named = isinstance(targets, tuple) and all(isinstance(name, str) for name in targets)
+    if not isinstance(targets, str) and not named:
         raise WrongValue(
             tr(
                 ko=f"optim_target_modules={targets!r:.80}: 'all-linear'이거나 층 이름의 목록이어야 한다.",
