@@ -190,8 +190,13 @@ def test_it_is_shown():
     svg = budget.chart().svg()
     assert svg.count("<circle") == 2 + len(names) and "attention" in svg
     assert "선형 완화" in repr(budget) and "실행해 잰 최대" in budget._repr_html_()
+    assert budget.distance_bytes == 0 and "예측과 꼭 같다" in repr(budget)
     set_language("en")
     assert "linear relaxation" in repr(budget) and "peak of a run" in budget._repr_html_()
+    assert "exactly as predicted" in repr(budget)
+    kept, run = next(iter(budget.measured.items()))
+    budget.measured[kept] = replace(run, peak_bytes=run.peak_bytes + 5)
+    assert "off the prediction by 5 bytes" in repr(budget)
 
 
 @pytest.mark.slow

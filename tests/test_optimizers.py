@@ -215,7 +215,7 @@ def test_what_files_cannot_say_is_named(tmp_path):
     llama(tmp_path / "model")
     muon = plan_with(tmp_path / "model", "muon")
     assert "torch.optim.Muon(" in muon.files()["train.py"]  # the first kind that can
-    for kind, words in (("trainer", "이름이 없다"), ("trl", "이름이 없다"), ("accelerate", "여러 개")):
+    for kind, words in (("trainer", "고를 수 없는"), ("trl", "고를 수 없는"), ("accelerate", "여러 개")):
         with pytest.raises(NotSupported, match=f"{words}.*: torch"):
             muon.files(kind)
     momentum = plan_with(tmp_path / "model", "sgd", optim_args="momentum=0.9")

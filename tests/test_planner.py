@@ -409,9 +409,9 @@ def test_tokens_are_shared_with_the_layer_where_they_can_be():
     assert split.sent_bytes < whole.sent_bytes  # logits are not gathered, nor gradients of q, k and v added up apart
     assert split.recipe.title.endswith("텐서 병렬 2 · 시퀀스 병렬")
     for model, length, words in (
-        (LlamaConfig(**SIZES), 255, "길이 255"),
+        (LlamaConfig(**SIZES), 255, "길이(255)"),
         (LlamaConfig(**SIZES, tie_word_embeddings=True), 256, "한 텐서"),
-        (GPTNeoXConfig(**SIZES), 256, "Llama의 꼴"),
+        (GPTNeoXConfig(**SIZES), 256, "Llama와 같은 구조"),
     ):
         asked = make_request(model, "L4", 2, length=length, batch=2, methods=("full",))
         assert {one.sequence_parallel for one in recipes_of(asked)} == {False}
@@ -455,8 +455,8 @@ def test_texts_that_cannot_be_shared_are_left_out_by_name():
     slides = MistralConfig(**SIZES, intermediate_size=2048, num_key_value_heads=4, sliding_window=32)
     for model, more, words in (
         ("gpt2", {}, "self_attn"),
-        (slides, {}, "앞의 토큰을 다 보지는"),
-        (config(), {"length": 65}, "4조각"),
+        (slides, {}, "앞의 토큰을 일부만"),
+        (config(), {"length": 65}, "GPU 수의 두 배"),
         (config(), {"precision": "fp32"}, "bf16에서만"),
     ):
         asked = make_request(model, "L4", 2, **request | more)
@@ -616,7 +616,7 @@ def test_a_shorter_length_is_found_by_searching(small_llama):
         ({"tensor_parallel": 0}, "텐서 병렬 크기"),
         ({"replicas": 0}, "벌 수"),
         ({"replicas": 3, "gpus": 8, "gpu": "L4"}, "replicas=3: GPU 8개"),
-        ({"replicas": 8, "gpus": 8, "gpu": "L4"}, "둘 이상씩"),
+        ({"replicas": 8, "gpus": 8, "gpu": "L4"}, "2개 이상씩"),
         ({"replicas": 2, "gpus": 8, "gpu": "L4", "tensor_parallel": 2}, "텐서 병렬과 함께"),
         ({"replicas": 2, "gpus": 8, "gpu": "L4", "methods": ("lora",)}, "replicas=2: .*전체 미세 조정"),
         ({"replicas": 2, "gpus": 8}, "replicas=2: .*bf16이나 fp32"),

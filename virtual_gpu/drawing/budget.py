@@ -48,10 +48,10 @@ def draw_budget(budget: Budget) -> svg.Drawing:
         x, y = at(point.peak_bytes, point.extra_work)
         drawing.circle(x, y, 2.5, svg.BLUE)
         drawing.text(x + 7, y - 7, f"{number}", 12, bold=True, halo=True)
-        text = f"{number}. {label_of(point)}: {human_bytes(point.peak_bytes)}, +{point.extra_work / least:.1%}"
+        text = f"{number}. {label_of(point)} → {human_bytes(point.peak_bytes)}, +{point.extra_work / least:.1%}"
         drawing.text(20, TOP + HEIGHT + 62 + 20 * number, text, svg.fit_size(text, 720, 12))
     legend = tr(
-        ko="파란 선: 한 벌의 기록에서 셌다. 주황 점: 그렇게 실행했다. 점선: 어떤 선택도 그 아래에 없다(선형 완화)",
+        ko="파란 선: 기록 한 벌로 센 값. 주황 점: 그대로 실행해 잰 값. 점선: 어떻게 골라도 넘지 못하는 한계(선형 완화)",
         en="blue: from one set of traces; orange: run so; dashed: no choice lies below (linear relaxation)",
     )
     drawing.text(20, 52, legend, svg.fit_size(legend, 720, 12), fill=svg.MUTED)
@@ -69,7 +69,7 @@ def _axes(drawing: svg.Drawing, low: float, most: float, widest: float) -> None:
         x = LEFT + i * step / 100 / widest * (RIGHT - LEFT)
         drawing.text(x, TOP + HEIGHT + 18, f"+{i * step:g}%", 12, anchor="middle", fill=svg.MUTED)
     label = tr(
-        ko="한 스텝의 추가 연산(CPU로 오가는 동안 할 수 있는 연산도 더했다)",
+        ko="한 스텝의 추가 연산(CPU와 주고받는 동안 할 수 있었을 연산도 더했다)",
         en="extra FLOPs of a step, with what could be computed while bytes go to the CPU and back",
     )
     drawing.text((LEFT + RIGHT) / 2, TOP + HEIGHT + 36, label, 12, anchor="middle", fill=svg.MUTED)

@@ -26,8 +26,8 @@ def phase_label(phase: str | None) -> str:
         "forward": tr(ko="순전파", en="forward"),
         "backward": tr(ko="역전파", en="backward"),
         "step": tr(ko="스텝", en="step"),
-        "generation": tr(ko="답 만들기", en="generation"),
-        "scoring": tr(ko="로그 확률 매기기", en="scoring"),
+        "generation": tr(ko="롤아웃", en="generation"),
+        "scoring": tr(ko="로그 확률 계산", en="scoring"),
         None: "-",
     }[phase]
 

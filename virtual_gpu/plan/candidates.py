@@ -55,7 +55,7 @@ def why_not_with_optimizer(request: Request, method: str) -> str:
     if trains_all(optimizer) and method != "full":
         return tr(ko="어댑터가 아니라 가중치를 학습하는 옵티마이저다", en="an optimizer of weights, not of adapters")
     if request.pairs and optimizer in OURS:
-        return tr(ko="DPOTrainer에는 이 옵티마이저의 이름이 없다", en="DPOTrainer has no name for it")
+        return tr(ko="DPOConfig의 optim으로는 고를 수 없는 옵티마이저다", en="DPOTrainer has no name for it")
     if request.grpo:
         return tr(ko="GRPO와 함께는 세지 않는다", en="not counted of GRPO")
     if method == "qlora":
@@ -83,8 +83,8 @@ def why_not_copies(request: Request) -> str:
     copies, gpus = request.replicas or gpus_by_node(request.gpus)[0], request.gpus
     if "full" not in request.methods or request.objective != "sft":
         return tr(
-            ko="HSDP는 SFT의 전체 미세 조정에서만 센다(DPO, LoRA, QLoRA는 세지 않는다)",
-            en="HSDP is counted of SFT's full fine-tuning alone, not of DPO, LoRA or QLoRA",
+            ko="HSDP는 SFT의 전체 미세 조정에서만 센다(DPO, GRPO, LoRA, QLoRA는 세지 않는다)",
+            en="HSDP is counted of SFT's full fine-tuning alone, not of DPO, GRPO, LoRA or QLoRA",
         )
     if _in_fp16(request) or request.optimizer not in (None, "adamw_fused"):
         return tr(
@@ -95,7 +95,7 @@ def why_not_copies(request: Request) -> str:
         return tr(ko="텐서 병렬과 함께 실행해 보지 않았다", en="not run together with tensor parallelism")
     if gpus % copies or gpus // copies < 2:
         return tr(
-            ko=f"GPU {gpus}개로 한 벌에 둘 이상씩 똑같이 {copies}벌을 만들 수 없다",
+            ko=f"GPU {gpus}개를 {copies}벌로 똑같이 나누어 한 벌에 2개 이상씩 줄 수 없다",
             en=f"{gpus} GPUs do not make {copies} copies of two GPUs or more each",
         )
     return ""
@@ -105,8 +105,8 @@ def why_not_in_parts(request: Request) -> str:
     """Why nothing of the request is tried with context parallelism, whatever the degree; empty where something is."""
     if "full" not in request.methods or request.objective != "sft":
         return tr(
-            ko="컨텍스트 병렬은 SFT의 전체 미세 조정에서만 센다(DPO, LoRA, QLoRA는 세지 않는다)",
-            en="context parallelism is counted of SFT's full fine-tuning alone, not of DPO, LoRA or QLoRA",
+            ko="컨텍스트 병렬은 SFT의 전체 미세 조정에서만 센다(DPO, GRPO, LoRA, QLoRA는 세지 않는다)",
+            en="context parallelism is counted of SFT's full fine-tuning alone, not of DPO, GRPO, LoRA or QLoRA",
         )
     if "bf16" not in (request.precision or ("bf16" if request.spec.has_bf16 else "")):
         return tr(
@@ -384,7 +384,7 @@ def _why_not_generated_so(request: Request) -> list[tuple[str, str]]:
         (
             "use_vllm=True",
             tr(
-                ko="vLLM은 여기서 실행할 수 없고, 설정한 몫 안팎에서 무엇을 쓰는지, 잠든 뒤 무엇이 남는지 재지 않았다. "
+                ko="vLLM은 여기서 실행할 수 없고, 설정한 몫 말고 무엇을 더 쓰는지, 재운 뒤 무엇이 남는지 재지 않았다. "
                 "transformers의 generate로 만드는 것만 센다",
                 en="vLLM cannot be run here, and what it takes beside its share and keeps asleep was not measured: "
                 "only transformers' generate is counted",
@@ -393,7 +393,7 @@ def _why_not_generated_so(request: Request) -> list[tuple[str, str]]:
         (
             "steps_per_generation",
             tr(
-                ko="답은 옵티마이저 스텝마다 그 배치를 한 번에 만든다(TRL의 기본값)",
+                ko="옵티마이저 스텝 하나의 답을 한꺼번에 만드는 것(TRL의 기본값)만 센다",
                 en="the completions of an optimizer step are generated at once, as TRL does by default",
             ),
         ),

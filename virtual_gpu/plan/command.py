@@ -163,7 +163,7 @@ def _text(plans: Plans, lengths: Lengths | None = None) -> str:
             made, learned = human_bytes(plan.generation_bytes), human_bytes(plan.training_bytes)
             lines.append(
                 tr(
-                    ko=f"    텐서의 최대: 답을 만들 때 {made}, 배울 때 {learned}",
+                    ko=f"    텐서의 최대: 답을 만들 때 {made}, 학습할 때 {learned}",
                     en=f"    tensors at most: {made} while generating, {learned} while training",
                 )
             )
@@ -235,7 +235,7 @@ def _rent(request: Request) -> str:
 
 def _bound(seconds: float | None) -> str:
     if seconds is None:
-        return tr(ko="없음 (발표된 속도가 없다)", en="no lower bound (no published rate)")
+        return tr(ko="없음 (공개된 속도가 없다)", en="no lower bound (no published rate)")
     label = seconds_label(seconds)
     return tr(ko=f"{label} (예상이 아니다)", en=f"at least {label} (not a forecast)")
 
@@ -309,7 +309,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--beta",
         metavar="B",
         help=tr(
-            ko="grpo: KL 항의 무게. 0(없으면)보다 크면 기준 모델이 있다",
+            ko="grpo: KL 항의 계수(없으면 0). 0보다 크면 기준 모델을 둔다",
             en="grpo: the weight of the KL term; over 0 (without it) there is a reference",
         ),
     )
@@ -317,16 +317,22 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--iterations",
         metavar="N",
         help=tr(
-            ko="grpo: 만든 답 한 벌로 하는 옵티마이저 스텝(num_iterations). 없으면 1",
+            ko="grpo: 같은 답으로 옵티마이저 스텝을 하는 횟수(num_iterations). 없으면 1",
             en="grpo: optimizer steps on the same completions (num_iterations), 1 without it",
         ),
     )
     add("--batch", default="16", help=tr(ko="옵티마이저 스텝 하나의 샘플", en="samples of one optimizer step"))
     add("--methods", default=",".join(METHODS), help=tr(ko="허용하는 방법, 쉼표로 잇는다", en="allowed, by commas"))
     add("--precision", default=None, help=free + ", ".join(PRECISIONS))
-    more = tr(ko="그리고 TrainingArguments의 optim이 아는 모든 이름", en="and every name of TrainingArguments' optim")
+    more = tr(
+        ko="그리고 TrainingArguments의 optim에 적을 수 있는 모든 이름",
+        en="and every name of TrainingArguments' optim",
+    )
     add("--optimizer", default=None, help=f"{free}{', '.join((*OPTIMIZERS, *OURS))}, {more}")
-    of_optimizer = tr(ko="그 옵티마이저의 것, TrainingArguments처럼: ", en="of that optimizer, as TrainingArguments: ")
+    of_optimizer = tr(
+        ko="그 옵티마이저의 설정. TrainingArguments처럼 적는다: ",
+        en="of that optimizer, as TrainingArguments: ",
+    )
     add("--optim-args", default=None, metavar="ARGS", help=of_optimizer + "rank=128,scale=0.25")
     add("--optim-target-modules", default=None, metavar="NAMES", help=of_optimizer + "all-linear, q_proj,v_proj")
     add(
@@ -377,7 +383,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="N",
         help=tr(
-            ko="컨텍스트 병렬: GPU N개가 글 하나를 나누어 계산하는 전체 미세 조정만 찾는다. 없으면 글을 통째로 두고는 "
+            ko="컨텍스트 병렬: GPU N개가 글 하나를 나누어 계산하는 전체 미세 조정만 찾는다. 없으면 글을 나누지 않고는 "
             "들어가지 않거나 배치가 GPU 수보다 작을 때만 해 본다",
             en="only full fine-tuning in which N GPUs share each text; without it, tried where whole texts do not fit",
         ),
@@ -388,7 +394,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=tr(
             ko="HSDP: 모델 N벌을 GPU에 나누어 두는 전체 미세 조정만 찾는다(벌 사이에서는 그레이디언트만 더한다). "
-            "없으면 노드(GPU 8개)가 여럿일 때 들어가는 가장 많은 벌을 찾는다",
+            "없으면 노드(GPU 8개)가 여럿일 때, 들어가는 것 가운데 벌 수가 가장 많은 것을 찾는다",
             en="only full fine-tuning with N copies of the model, each split over a part of the GPUs (HSDP); without "
             "it, with several nodes of 8 the most that fit are looked for",
         ),

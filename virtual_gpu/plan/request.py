@@ -184,7 +184,7 @@ class Request:
         dpo, ko, en = ("DPO · ", "쌍", " pairs") if self.pairs else ("", "", "")
         if self.grpo:
             dpo = f"{grpo_label(self.completion_length, self.beta, self.iterations)} · "
-            ko, en = "개의 답", " completions"
+            ko, en = "(답의 수)", " completions"
         return tr(
             ko=f"{model} · {dpo}{gpus} · 길이 {self.length} · 배치 {self.batch}{ko}",
             en=f"{model} · {dpo}{gpus} · length {self.length} · batch {self.batch}{en}",
@@ -261,8 +261,8 @@ def make_request(
     if optim_args and not (optimizer and takes_args(optimizer)):
         raise WrongValue(
             tr(
-                ko=f"optim_args={optim_args!r}: 옵티마이저 {optimizer or '(없음)'}은(는) 읽지 않는다. optimizer와 함께 "
-                "준다.",
+                ko=f"optim_args={optim_args!r}: 옵티마이저({optimizer or '없음'})가 이 값을 받지 않는다. 이 값을 받는 "
+                "optimizer와 함께 준다.",
                 en=f"optim_args={optim_args!r}: the optimizer {optimizer or '(none)'} does not read it.",
             )
         )

@@ -398,7 +398,7 @@ def _why_no_copies(request: Request, recipe: Recipe, plans: list[Plan]) -> str:
     """Why so many copies of the model are not tried beside the plans that fit; empty where they are."""
     one = replace(recipe, replicas=1)
     if any(replace(plan.recipe.at_once, replicas=1) == one for plan in plans if plan.recipe.replicas > recipe.replicas):
-        return tr(ko="더 많은 벌도 들어간다", en="more copies fit")
+        return tr(ko="모델을 더 여러 벌 두어도 들어간다", en="more copies fit")
     more = sum(held(request, recipe).values()) - sum(held(request, one).values())
     # Of one sample at a time at most what the plan's samples take by their number.
     needs = [
@@ -409,7 +409,7 @@ def _why_no_copies(request: Request, recipe: Recipe, plans: list[Plan]) -> str:
     if min(needs, default=math.inf) <= request.of(recipe).limit_bytes:
         return ""
     return tr(
-        ko="한 벌을 모든 GPU에 나눈 것이 남기는 메모리에 더 드는 학습 상태가 들어가지 않는다",
+        ko="여러 벌로 두면 더 드는 학습 상태가, 한 벌을 모든 GPU에 나누고 남는 메모리보다 크다",
         en="what they hold more does not fit in what one copy over all GPUs leaves",
     )
 

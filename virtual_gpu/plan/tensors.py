@@ -100,7 +100,7 @@ def why_whole_tokens(model: str, length: int, degree: int) -> str:
     """Why groups of so many GPUs do not share the tokens of that model too; empty where they do."""
     if length % degree:
         return tr(
-            ko=f"길이 {length}을(를) {degree}(으)로 똑같이 나눌 수 없다",
+            ko=f"길이({length})가 {degree}의 배수가 아니다",
             en=f"a length of {length} does not divide by {degree}",
         )
     return _why_no_sequence(model)
@@ -128,7 +128,7 @@ def _why_no_rotation(model: str) -> str:
     if rotates and any(name.endswith("self_attn") for name, _ in whole.named_modules()):
         return ""
     return tr(
-        ko="어텐션이 Llama의 꼴(self_attn, 회전 위치)이 아니다",
+        ko="어텐션이 Llama와 같은 구조(self_attn, RoPE)가 아니다",
         en="its attention is not of Llama's form (self_attn, rotary positions)",
     )
 

@@ -21,14 +21,14 @@ def why_no_context(config: Any, length: int, degree: int) -> str:
         2 * degree
     ):  # the first and the last part of 2 × degree are one GPU's: of a causal mask all have as much
         return tr(
-            ko=f"길이 {length}을(를) {2 * degree}조각으로 똑같이 나눌 수 없다",
+            ko=f"길이({length})가 {2 * degree}(글 하나를 나누는 GPU 수의 두 배)의 배수가 아니다",
             en=f"a length of {length} does not make {2 * degree} equal parts",
         )
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ("full_attention",))
     if kinds != {"full_attention"} or getattr(text, "sliding_window", None):
         return tr(
-            ko="모든 층의 어텐션이 앞의 토큰을 다 보지는 않는다",
+            ko="어텐션이 앞의 토큰을 일부만 보는 층(슬라이딩 윈도 등)이 있다",
             en="not every layer's attention sees all tokens before",
         )
     return ""

@@ -60,10 +60,11 @@ class Layout:
                 )
             )
         if self.replicas > 1 and (self.stage < 2 or self.ranks // self.tensor_parallel % self.replicas):
+            degree = self.tensor_parallel
+            number = f"GPU {self.ranks}개를 {degree}개씩 묶은 수(텐서 병렬)" if degree > 1 else f"GPU 수({self.ranks})"
             raise WrongValue(
                 tr(
-                    ko=f"replicas={self.replicas}: GPU {self.ranks}개를 텐서 병렬 {self.tensor_parallel}개씩 묶어 "
-                    "똑같이 나눌 수 있는 수여야 하고, 2단계나 3단계여야 한다.",
+                    ko=f"replicas={self.replicas}: {number}의 약수여야 하고, ZeRO 2단계나 3단계여야 한다.",
                     en=f"replicas={self.replicas}: has to divide the {self.ranks} GPUs in groups of "
                     f"{self.tensor_parallel}, at stage 2 or 3.",
                 )
@@ -77,8 +78,8 @@ class Layout:
         ):
             raise WrongValue(
                 tr(
-                    ko=f"context_parallel={self.context_parallel}: GPU {self.ranks}개를 똑같이 나누는 수여야 "
-                    "하고, 텐서 병렬과 여러 벌 없이 2단계나 3단계여야 한다.",
+                    ko=f"context_parallel={self.context_parallel}: GPU 수({self.ranks})의 약수여야 하고, ZeRO 2단계나 "
+                    "3단계여야 한다. 텐서 병렬이나 HSDP와 함께는 쓸 수 없다.",
                     en=f"context_parallel={self.context_parallel}: has to divide the {self.ranks} GPUs, at stage 2 or "
                     "3, without tensor parallelism or copies.",
                 )

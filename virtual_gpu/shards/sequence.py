@@ -34,7 +34,7 @@ def why_no_sequence(model: torch.nn.Module) -> str:
     if plan >= MATRICES and plan - MATRICES <= {"embed_tokens", "norm"} and blocks and alike and ends:
         return ""
     return tr(
-        ko="블록이 Llama의 꼴(norm 둘, 어텐션, MLP)이 아니다",
+        ko="블록이 Llama와 같은 구조(정규화 둘, 어텐션, MLP)가 아니다",
         en="its blocks are not of Llama's form (two norms, attention, an MLP)",
     )
 

@@ -289,12 +289,14 @@ class Budget:
         ends, least = (self.points[0], self.points[-1]), self.least_flops
         first, last = (f"{human_bytes(one.peak_bytes)}, +{one.extra_work / least:.1%}" for one in ends)
         worst, runs = max(map(self.beyond_best, self.points)), len(self.measured)
-        off = f"{self.distance_bytes:,}"
+        ko, en = "꼭 같다", "exactly as predicted"
+        if off := self.distance_bytes:
+            ko, en = f"{off:,}바이트까지 다르다", f"off the prediction by {off:,} bytes at most"
         return tr(
-            ko=f"선택 {len(self.points)}가지, {first}에서 {last}까지. 더 줄일 수 있는 것은 많아야 {worst:.1%}다(선형 "
-            f"완화). {runs}가지를 실행해 재니 예측과의 차이가 많아야 {off}바이트다.",
+            ko=f"선택 {len(self.points)}가지, {first}에서 {last}까지. 다르게 골라 더 줄일 수 있는 연산은 많아야 "
+            f"{worst:.1%}다(선형 완화). {runs}가지를 실행해 재니 예측과 {ko}.",
             en=f"{len(self.points)} choices, {first} to {last}; at most {worst:.1%} could be saved by others (linear "
-            f"relaxation); {runs} of them were run, off the prediction by {off} bytes at most.",
+            f"relaxation); {runs} of them were run, {en}.",
         )
 
     def _repr_html_(self) -> str:

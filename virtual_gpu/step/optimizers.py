@@ -143,7 +143,7 @@ def make_optimizer(
         if (gpu or gpu_of(model)).is_virtual:
             raise NotSupported(
                 tr(
-                    ko=f"optimizer={name!r}: 이 옵티마이저의 코드는 CUDA 장치에서 도는 프로그램으로만 센다: "
+                    ko=f"optimizer={name!r}: 이 옵티마이저는 CUDA 장치가 보이는 프로그램에서만 셀 수 있다: "
                     f"virtual-gpu fit --optimizer {name}, 또는 virtual-gpu run.",
                     en=f"optimizer={name!r}: its own code is counted in a program that finds CUDA alone: "
                     f"virtual-gpu fit --optimizer {name}, or virtual-gpu run.",

@@ -49,7 +49,10 @@ def checked(name: str) -> str:
     """The Trainer's name; NotSupported where it is of another accelerator, ImportError where its library is missing."""
     if any(part in name for part in _ELSEWHERE):
         raise NotSupported(
-            tr(ko=f"optim={name!r}: CUDA의 옵티마이저가 아니다.", en=f"optim={name!r} is not an optimizer of CUDA.")
+            tr(
+                ko=f"optim={name!r}: CUDA에서 쓰는 옵티마이저가 아니다.",
+                en=f"optim={name!r} is not an optimizer of CUDA.",
+            )
         )
     for module, package in (library for part, library in _LIBRARIES.items() if part in name):
         if importlib.util.find_spec(module) is None:
@@ -112,7 +115,7 @@ def check_way(optimizer: str, accumulation: int, scales: bool, peft: str | None)
         raise WrongValue(
             tr(
                 ko=f"optimizer={optimizer!r}: 역전파 안에서 스텝하므로 누적과 fp16의 GradScaler를 쓸 수 없다. "
-                "gradient_accumulation_steps=1과 bf16이나 fp32로 한다.",
+                "gradient_accumulation_steps=1로 두고, 정밀도는 bf16이나 fp32로 한다.",
                 en=f"optimizer={optimizer!r} steps in the backward: no accumulation, no GradScaler of fp16. Use "
                 "gradient_accumulation_steps=1 and bf16 or fp32.",
             )
@@ -120,7 +123,7 @@ def check_way(optimizer: str, accumulation: int, scales: bool, peft: str | None)
     if peft and trains_all(optimizer):
         raise NotSupported(
             tr(
-                ko=f"optimizer={optimizer!r}: 전체 미세 조정에서만 센다({peft} 말고).",
+                ko=f"optimizer={optimizer!r}: 전체 미세 조정에서만 센다({peft}에서는 세지 않는다).",
                 en=f"optimizer={optimizer!r} is counted in full fine-tuning alone, not with {peft}.",
             )
         )

@@ -208,7 +208,8 @@ class Setting:
         if grpo and (rollout < batch or rollout % self.batch_size):
             raise WrongValue(
                 tr(
-                    ko=f"rollout={rollout}: 배치 {self.batch_size}의 배수이고 스텝의 {batch} 이상이어야 한다.",
+                    ko=f"rollout={rollout}: 배치({self.batch_size})의 배수이고, "
+                    f"스텝 하나의 답의 수({batch}) 이상이어야 한다.",
                     en=f"rollout={rollout}: a multiple of the batch of {self.batch_size}, and {batch} at least.",
                 )
             )
@@ -409,7 +410,7 @@ def reference_label(reference: str) -> str:
 
 def grpo_label(completion_length: int, beta: float, iterations: int = 1) -> str:
     """GRPO, how long its completions are, and what else its loss asks for, in the reader's language."""
-    more = [tr(ko=f"답 {completion_length}", en=f"completions of {completion_length}")]
+    more = [tr(ko=f"답 {completion_length}토큰", en=f"completions of {completion_length}")]
     more += [f"beta {beta:g}"] if beta else []
     more += [tr(ko=f"{iterations}번 학습", en=f"{iterations} iterations")] if iterations > 1 else []
     return f"GRPO ({', '.join(more)})"
@@ -423,7 +424,7 @@ def _given(value: Any, default: int) -> Any:
 def check_beta(beta: Any) -> float:
     """The weight of GRPO's KL term; WrongValue for what is none."""
     if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 <= beta < float("inf"):
-        raise WrongValue(tr(ko=f"beta={beta!r}: 0 이상의 수다.", en=f"beta={beta!r}: a number, 0 or more."))
+        raise WrongValue(tr(ko=f"beta={beta!r}: 0 이상의 수여야 한다.", en=f"beta={beta!r}: a number, 0 or more."))
     return float(beta)
 
 

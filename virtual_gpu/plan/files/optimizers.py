@@ -76,7 +76,7 @@ def cannot(plan: Plan) -> str:
     name = plan.recipe.optimizer
     if plan.request.optim_args or name not in (*OPTIMIZERS, *OURS):
         return tr(
-            ko=f"{name}은(는) Trainer가 optim_args와 optim_target_modules로 만든다",
+            ko=f"{name}: Trainer만 optim_args와 optim_target_modules로 만들 수 있다",
             en=f"the Trainer makes {name}, of optim_args and optim_target_modules",
         )
     return ""

@@ -43,7 +43,8 @@ def why_not_named(optimizer: str) -> str:
     if optimizer not in OURS:
         return ""
     return tr(
-        ko=f"TrainingArguments에는 {optimizer}의 이름이 없다", en=f"TrainingArguments have no name for {optimizer}"
+        ko=f"TrainingArguments의 optim으로는 고를 수 없는 옵티마이저다({optimizer})",
+        en=f"TrainingArguments have no name for {optimizer}",
     )
 
 

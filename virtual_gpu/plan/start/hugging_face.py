@@ -167,7 +167,7 @@ def shards(keys: Keys, gpus: int) -> int:
             )
             keys.note("fsdp", LESS, why)
         if str(more.get("version", more.get("fsdp_version", 2))) == "1":  # of the first accelerate has autocast
-            why = tr(ko="FSDP 1을 FSDP2로 셌다", en="FSDP 1 is counted as FSDP2")
+            why = tr(ko="FSDP1을 FSDP2로 보고 셌다", en="FSDP 1 is counted as FSDP2")
             keys.note("fsdp_config", EITHER, why)
     if stage and gpus == 1:
         name = "deepspeed" if keys.get("deepspeed") else "fsdp"
