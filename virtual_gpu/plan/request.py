@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -307,8 +307,9 @@ def _check_grpo(objective: str, batch: int, given: dict[str, Any]) -> int:
 
     WrongValue for GRPO's arguments of another objective, and for a batch in which a prompt's completions part.
     """
+    unsaid = {one.name: one.default for one in fields(Request)}  # as a request of another objective has them
     for name, value in given.items():
-        if objective != "grpo" and value is not None:
+        if objective != "grpo" and value not in (None, unsaid[name]):
             raise WrongValue(
                 tr(
                     ko=f"{name}={value!r}: objective='grpo'일 때만 뜻이 있다.",
