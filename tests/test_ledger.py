@@ -475,6 +475,39 @@ def test_bad_input_of_a_step(arguments, words):
         rank_step(LLAMA, 8, **arguments)
 
 
+COPIES, TOKENS, TEXTS = {"replicas": 2}, {"tensor_parallel": 2, "sequence_parallel": True}, {"context_parallel": 2}
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (COPIES | {"peft": "lora"}, "replicas=2: .*peft"),
+        (COPIES | {"objective": "dpo"}, "replicas=2: .*'dpo'"),
+        (TOKENS | {"fused_lm_head": True}, "sequence_parallel=True: .*fused_lm_head"),
+        (TOKENS | {"sequence_length": 63}, r"sequence_parallel=True: .*\(63\)"),
+        (TOKENS | {"model": LLAMA}, "sequence_parallel=True: .*한 텐서"),
+        (TEXTS | {"peft": "lora"}, "context_parallel=2: .*peft"),
+        (TEXTS | {"objective": "dpo"}, "context_parallel=2: [^,]*'dpo'$"),
+        (TEXTS | {"fused_lm_head": True, "padded": True}, "context_parallel=2: .*fused_lm_head.*padded"),
+        (TEXTS | {"precision": "fp32"}, "context_parallel=2: .*fp32"),
+        (TEXTS | {"gpu": "T4"}, "context_parallel=2: .*T4.*bf16"),
+        (TEXTS | {"stage": 2}, "context_parallel=2: .*stage=2"),
+        (TEXTS | {"sequence_length": 62}, r"context_parallel=2: .*\(62\)"),
+        (TEXTS | {"model": "gpt2"}, "context_parallel=2: .*self_attn"),
+    ],
+)
+def test_what_gpus_do_not_share_together_is_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        rank_step(**{"model": model_name(tiny_llama()), "ranks": 4, "sequence_length": 64} | arguments)
+
+
+@pytest.mark.parametrize("shared, words", [(COPIES, "HSDP 2벌"), (TEXTS, "컨텍스트 병렬"), (TOKENS, "텐서 병렬")])
+def test_a_step_says_what_its_gpus_share(shared, words):
+    step = rank_step(model_name(tiny_llama()), 4, sequence_length=8, **shared)
+    assert words in step.title and ("시퀀스 병렬" in step.title) == (shared is TOKENS)
+    assert (words in step.notes[1]) == (shared is not COPIES)
+
+
 def test_an_error_in_the_middle_leaves_no_process_group(monkeypatch, nothing_remembered):
     def fail(*_):
         raise KeyboardInterrupt

@@ -364,7 +364,7 @@ def test_copies_of_the_model_are_the_ledgers(small_llama):
     large = LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32)
     full = plan_training(large, "12GiB, 8.6", 16, **request | {"methods": ("full",), "optimizer": "adamw_fused"})
     assert {plan.recipe.replicas for plan in full} == {1}
-    assert "남기는 메모리" in dict(full.skipped)["전체 미세 조정 · mixed_bf16 · HSDP"]
+    assert "남는 메모리" in dict(full.skipped)["전체 미세 조정 · mixed_bf16 · HSDP"]
 
 
 def test_fewer_samples_than_gpus_are_shared(small_llama):

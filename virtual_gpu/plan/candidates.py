@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..language import tr
 from ..models import offloaded
 from ..models.fused_head import SINCE, has_fused_head
+from ..shards.mesh import context_label, copies_label, sequence_label, tensor_label
 from ..step.optimizers import needs_cuda
 from ..step.own_code import OURS, steps_in_backward, trains_all
 from ..step.setting import (
@@ -15,14 +16,11 @@ from ..step.setting import (
 )
 from ..units import human_bytes
 from .host import states_beyond
-from .recipes import Recipe, copies_label, cpu_offload_label, method_label
+from .recipes import Recipe, cpu_offload_label, method_label
 from .tensors import (
     NODE,
-    context_label,
     degrees_of,
     gpus_by_node,
-    sequence_label,
-    tensor_label,
     why_not,
     why_whole_texts,
     why_whole_tokens,

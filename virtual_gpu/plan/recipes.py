@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..language import tr
+from ..shards.mesh import mesh_labels
 from ..step.own_code import steps_in_backward
 from ..step.setting import (
     checkpointing_label,
@@ -12,7 +13,6 @@ from ..step.setting import (
     reference_label,
     rest_label,
 )
-from .tensors import context_label, sequence_label, tensor_label
 
 METHODS = ("full", "lora", "qlora")  # from what changes training least
 # What a model's own code, peft or bitsandbytes raise where they do not go together. Other recipes may well do.
@@ -88,10 +88,7 @@ class Recipe:
     @property
     def mesh(self) -> list[str]:
         """How the GPUs share the work beside ZeRO, in the reader's language."""
-        parts = [copies_label(self.replicas)] if self.replicas > 1 else []
-        parts += [tensor_label(self.tensor_parallel)] if self.tensor_parallel > 1 else []
-        parts += [sequence_label()] if self.sequence_parallel else []
-        return parts + ([context_label(self.context_parallel)] if self.context_parallel > 1 else [])
+        return mesh_labels(self)
 
     @property
     def title(self) -> str:
@@ -114,11 +111,6 @@ class Recipe:
 def method_label(method: str) -> str:
     """The method in the reader's language."""
     return {"full": tr(ko="전체 미세 조정", en="full fine-tuning"), "lora": "LoRA", "qlora": "QLoRA"}[method]
-
-
-def copies_label(replicas: int | str = "") -> str:
-    """FSDP2 over a mesh of two dimensions, with so many copies of the model, in the reader's language."""
-    return tr(ko=f"HSDP {replicas}벌", en=f"HSDP, {replicas} copies") if replicas else "HSDP"
 
 
 def cpu_offload_label() -> str:

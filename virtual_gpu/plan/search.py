@@ -43,6 +43,7 @@ from ..language import tr
 from ..models.configs import load_config
 from ..models.depth import text_config
 from ..remembered import learn, noting
+from ..shards.mesh import context_label, copies_label, tensor_label
 from ..step.splits import equal_splits
 from ..units import human_bytes
 from .alternatives import Change, cheapest, smallest_changes
@@ -54,9 +55,8 @@ from .keeping import keep_what_fits
 from .measure import expected, held, hopeless, measure
 from .pictures import Losers, draw_plans, plans_html
 from .plans import Plan
-from .recipes import CANNOT_RUN, Recipe, copies_label, method_label
+from .recipes import CANNOT_RUN, Recipe, method_label
 from .request import Request, make_request
-from .tensors import context_label, tensor_label
 from .worth import HEAD_BYTES, fits_with_ram, heads_of, may_fuse, may_offload, may_tile, needed_bytes
 
 if TYPE_CHECKING:

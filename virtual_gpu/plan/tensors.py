@@ -14,10 +14,10 @@ from ..errors import WrongValue
 from ..language import tr
 from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config
-from ..shards.context import why_no_context
+from ..shards.context import why_no_context, why_no_rotation
 from ..shards.fake_rank import body_of, is_tied
 from ..shards.layout import Layout
-from ..shards.sequence import why_no_sequence
+from ..shards.sequence import why_no_sequence, why_uneven
 
 NODE = 8  # GPUs of one machine: a group's messages, several in every layer, do not leave it
 _COLUMNS, _ROWS = "colwise", "rowwise"
@@ -98,12 +98,7 @@ def _why_no_sequence(model: str) -> str:
 
 def why_whole_tokens(model: str, length: int, degree: int) -> str:
     """Why groups of so many GPUs do not share the tokens of that model too; empty where they do."""
-    if length % degree:
-        return tr(
-            ko=f"길이({length})가 {degree}의 배수가 아니다",
-            en=f"a length of {length} does not divide by {degree}",
-        )
-    return _why_no_sequence(model)
+    return why_uneven(length, degree) or _why_no_sequence(model)
 
 
 def in_nodes(gpus: int, degree: int) -> bool:
@@ -123,14 +118,7 @@ def why_whole_texts(model: str, gpus: int, length: int, degree: int) -> str:
 
 @cached_by_model
 def _why_no_rotation(model: str) -> str:
-    whole = build_model(load_config(model), torch.bfloat16)
-    rotates = any(name.endswith("rotary_emb") for name, _ in whole.named_modules())
-    if rotates and any(name.endswith("self_attn") for name, _ in whole.named_modules()):
-        return ""
-    return tr(
-        ko="어텐션이 Llama와 같은 구조(self_attn, RoPE)가 아니다",
-        en="its attention is not of Llama's form (self_attn, rotary positions)",
-    )
+    return why_no_rotation(build_model(load_config(model), torch.bfloat16))
 
 
 def degrees_of(model: str, gpus: int) -> tuple[int, ...]:
@@ -142,18 +130,3 @@ def gpus_by_node(gpus: int) -> tuple[int, int]:
     """(machines, GPUs of each), NODE of them at most."""
     each = next(each for each in range(min(NODE, gpus), 0, -1) if gpus % each == 0)
     return gpus // each, each
-
-
-def tensor_label(degree: int | str = "") -> str:
-    """Tensor parallelism of that degree in the reader's language."""
-    return f"{tr(ko='텐서 병렬', en='tensor parallel')} {degree}".rstrip()
-
-
-def sequence_label() -> str:
-    """Sequence parallelism in the reader's language."""
-    return tr(ko="시퀀스 병렬", en="sequence parallel")
-
-
-def context_label(degree: int | str = "") -> str:
-    """Context parallelism of that degree in the reader's language."""
-    return f"{tr(ko='컨텍스트 병렬', en='context parallel')} {degree}".rstrip()

@@ -34,6 +34,17 @@ def why_no_context(config: Any, length: int, degree: int) -> str:
     return ""
 
 
+def why_no_rotation(model: torch.nn.Module) -> str:
+    """Why that model's texts are not split, whatever their length; empty where they can be."""
+    rotates = any(name.endswith("rotary_emb") for name, _ in model.named_modules())
+    if rotates and any(name.endswith("self_attn") for name, _ in model.named_modules()):
+        return ""
+    return tr(
+        ko="어텐션이 Llama와 같은 구조(self_attn, RoPE)가 아니다",
+        en="its attention is not of Llama's form (self_attn, rotary positions)",
+    )
+
+
 def forget_masks(model: torch.nn.Module) -> None:
     """No mask comes to attention, which is causal by itself: one would be of the whole text."""
 

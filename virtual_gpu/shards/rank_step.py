@@ -51,6 +51,7 @@ from .ledger import (
     padded_elements,
     paper_bytes,
 )
+from .mesh import check_mesh, context_label, mesh_labels, tensor_label
 from .nccl import Range, nccl_bytes
 from .second_model import Pairs, pairs_of
 
@@ -157,9 +158,7 @@ class RankStep:
         ]
         if self.pairs:
             parts.append(self.pairs.title)
-        if self.layout.tensor_parallel > 1:
-            degree = self.layout.tensor_parallel
-            parts.insert(2, tr(ko=f"텐서 병렬 {degree}", en=f"tensor parallel {degree}"))
+        parts[2:2] = mesh_labels(self.layout)
         if self.gradient_checkpointing:
             parts.append(checkpointing_label(offload=self.offloaded_bytes > 0))
         return " · ".join(parts)
@@ -210,7 +209,8 @@ class RankStep:
                 )
             )
         if self.sent_activations:
-            lines[1] += tr(ko=f", 텐서 병렬의 순전파 상태 {activations}", en=f", tensor parallelism {activations}")
+            how = context_label() if self.layout.context_parallel > 1 else tensor_label()
+            lines[1] += tr(ko=f", {how}의 순전파 상태 {activations}", en=f", {how}ism {activations}")
         return lines
 
     def __repr__(self) -> str:
@@ -295,7 +295,8 @@ def rank_step(
     in length, as those of pairs do, so that attention has a mask. fp32_shards: see `Convention.fp32_shards`; at
     stages 2 and 3 of all weights, and always run at this number of ranks. replicas: copies of the model, without
     adapters or pairs (`Layout`). sequence_parallel: the GPUs of a layer share the tokens too (`shards.sequence`).
-    context_parallel: so many GPUs share each text, of sequence_length tokens (`shards.context`), at stage 3.
+    context_parallel: so many GPUs share each text, of sequence_length tokens (`shards.context`), at stage 3. WrongValue
+    for what these are not counted with (`check_mesh`).
     """
     config, spec = config_of(model), card(gpu).needs_cuda()
     as_accelerate = boolean(as_accelerate, "as_accelerate") or objective == "dpo"
@@ -318,6 +319,11 @@ def rank_step(
             )
     _check_length(model, config, positive_int(sequence_length, "sequence_length"))
     adapters = adapters_of(peft, lora_rank, lora_targets, precision, layout, spec)
+    fused_lm_head, padded = boolean(fused_lm_head, "fused_lm_head") or pairs is not None, boolean(padded, "padded")
+    check_mesh(
+        config, layout, length=sequence_length, precision=precision, spec=spec, adapters=adapters is not None,
+        pairs=pairs is not None, fused_lm_head=fused_lm_head, padded=padded,
+    )  # fmt: skip
     rank = _fullest(model, layout)
     fp32_shards = stage >= 2 and not adapters and (boolean(fp32_shards, "fp32_shards") or pairs is not None)
     if adapters:
@@ -334,8 +340,6 @@ def rank_step(
         ratio = padded_elements(model, layout) / padded_elements(model, reference)
         run_as = reference if ratio < 1 + PADDING else layout
     like = replace(CATALOG["T4"], compute_capability=spec.compute_capability)  # its size says nothing here
-    fused_lm_head = boolean(fused_lm_head, "fused_lm_head") or pairs is not None
-    padded = boolean(padded, "padded")
 
     def run(pairs: Pairs | None) -> tuple[Trace, Counter, Counter, Moved]:
         return _trace(

@@ -17,6 +17,16 @@ MATRICES = {f"self_attn.{name}_proj" for name in "qkvo"} | {f"mlp.{name}_proj" f
 _BLOCK = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 
 
+def why_uneven(length: int, degree: int) -> str:
+    """Why so many tokens are not split between so many GPUs; empty where they can be."""
+    if length % degree:
+        return tr(
+            ko=f"길이({length})가 {degree}의 배수가 아니다",
+            en=f"a length of {length} does not divide by {degree}",
+        )
+    return ""
+
+
 def why_no_sequence(model: torch.nn.Module) -> str:
     """Why the tokens of that model are not split between the GPUs of a layer; empty where they can be."""
     if model.get_input_embeddings().weight is model.get_output_embeddings().weight:
