@@ -38,9 +38,13 @@ def test_what_it_does_not_answer_is_an_error():
         rows = subprocess.check_output([*CSV[:1], "--query-gpu=index,memory.used", "--format=csv,noheader"], text=True)
         free, total = torch.cuda.mem_get_info()
         assert rows == f"0, [N/A]\n1, {(total - free) // 2**20} MiB\n"
-        for words in (["-q"], ["--query-gpu=name"], ["-i", "7", *CSV[1:]]):
+        assert (
+            subprocess.check_output(["nvidia-smi", "-i", "1, 0", *CSV[1:2], "--format=csv,noheader"]).count(b"\n") == 2
+        )
+        assert subprocess.check_output(["nvidia-smi", "--id=1", "-L"]).startswith(b"GPU 1: ")
+        for words in (["-q"], ["--query-gpu=name"], ["-i", "7", *CSV[1:]], ["-i", "0,7", *CSV[1:]]):
             done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True)
-            assert done.returncode and not done.stdout and done.stderr
+            assert done.returncode and not done.stdout and done.stderr and done.args == ["nvidia-smi", *words]
         with pytest.raises(subprocess.CalledProcessError):
             subprocess.run(["nvidia-smi", "-l", "1"], check=True, capture_output=True)
         assert subprocess.check_output(["echo", "nvidia-smi"], text=True) == "nvidia-smi\n"

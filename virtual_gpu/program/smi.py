@@ -2,7 +2,8 @@
 
 The memory is what `torch.cuda.mem_get_info` says (a real command has the whole of the card, and what other processes
 hold), and for all that is not known it says "[N/A]", as nvidia-smi does. A child process writes it, so that pipes, exit
-codes and `check=True` are a child's.
+codes and `check=True` are a child's. Left to the machine is a command in a pipe or with a redirection of a shell's, and
+who looks for the command's file (`shutil.which`).
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
 
     @functools.wraps(begin)
     def begun(process: subprocess.Popen, args: Any, *more: Any, **named: Any) -> None:
-        words = _words(args)
+        words, asked = _words(args), args
         if words and os.path.basename(words[0]).lower() in NAMES:
             out, err = answer(gpu, words[1:])
             args, named["shell"] = [sys.executable, "-I", "-S", "-c", _SAYS, out, err], False
             named.pop("executable", None)
         begin(process, args, *more, **named)
+        process.args = asked  # which errors and CompletedProcess name
 
     patches.set(subprocess.Popen, "__init__", begun)
 
@@ -53,9 +55,11 @@ def answer(gpu: ProgramGPU, words: list[str]) -> tuple[str, str]:
     if switches - {"-L", "--list-gpus"} or ("--query-gpu" in given) != ("--format" in given):
         said = " ".join(words)
         return "", f"nvidia-smi {said}: a virtual GPU answers --query-gpu=... --format=csv, -L and no arguments alone\n"
-    cards = [place for place in range(gpu.count) if given.get("--id", str(place)) == str(place)]
-    if not cards:
+    numbers = {str(place): place for place in range(gpu.count)}
+    wanted = [one.strip() for one in given["--id"].split(",")] if "--id" in given else [*numbers]
+    if not {*wanted} <= {*numbers}:
         return "", "No devices were found\n"
+    cards = sorted(numbers[one] for one in {*wanted})
     rows = [(place, _facts(gpu, place)) for place in cards]
     if "--query-gpu" not in given:
         both = " / ".join
