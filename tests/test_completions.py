@@ -32,13 +32,14 @@ from virtual_gpu.plan.files.settings import lora_config
 from virtual_gpu.plan.measure import measure, setting_of
 from virtual_gpu.plan.request import make_request
 from virtual_gpu.program.runner import run
-from virtual_gpu.step import rollout
+from virtual_gpu.step import predict, rollout
 from virtual_gpu.step.flops import training_flops
 from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.step.run import train
 from virtual_gpu.step.setting import Setting
 from virtual_gpu.step.states import states_of
 from virtual_gpu.trace.edits import with_phase
+from virtual_gpu.trace.timeline import CATEGORIES
 from virtual_gpu.trace.tokens import BEFORE, TURN, first_tokens, with_tokens
 from virtual_gpu.trace.trace import Trace
 
@@ -75,6 +76,28 @@ def test_a_text_goes_on_as_all_of_it_would(tokens, more):
     released = found.born[~found.allocates]
     assert len(np.unique(released)) == len(released) and (released < np.flatnonzero(~found.allocates)).all()
     assert np.array_equal(found.nbytes[released], found.nbytes[~found.allocates])
+
+
+def test_what_was_learned_from_lies_there_until_there_is_more():
+    """As TRL keeps `_buffered_inputs` while it generates and scores; and what is zoomed into is a run without these."""
+    config, length = LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2), 64
+    given = {"objective": "grpo", "sequence_length": length, "precision": "mixed_bf16", "fused_lm_head": True}
+    setting = Setting(8, model_id=config, rollout=64, padded=True, **given)
+    report = predict_memory(setting, gpu="L4")
+    phases = report.timeline.phases
+    generation, scoring = phases[4:6]
+    assert [one.name for one in phases[3:6]] == ["step", "generation", "scoring"]
+    ids_and_masks = 64 * length * 2 * 8
+    kept = [one.live[0][CATEGORIES.index("activations")] for one in (generation, scoring)]
+    assert min(kept) >= ids_and_masks and scoring.total[-1] - scoring.total[0] < 0.1 * ids_and_masks
+    for number in (), (5,), (9,):
+        with pytest.raises(WrongValue, match="grpo"):
+            report.zoom(*number)
+    # The highest moment of the training alone is the same one, in a phase of another number.
+    report.run_again = partial(predict._detailed, setting, CATALOG["L4"], False, False, ())
+    assert report.run_again().trace.timeline().at_peak() == report.at_peak
+    with pytest.raises(WrongValue, match="predict_memory"):
+        _ = report.zoom(5).details
 
 
 def test_how_many_tokens_are_run():
@@ -265,7 +288,9 @@ def test_a_reference_and_what_was_said_before_are_forwards():
     assert sft == one
     assert states_of(Setting(1, **settings, beta=0.1)) == one | {"parameters": 2 * one["parameters"]}
     once, both = training_flops(Setting(1, **settings)), training_flops(Setting(1, **settings, beta=0.1, iterations=2))
-    assert both.forward == 3 * once.forward and both.backward == once.backward
+    # Both are made once, for the two steps that learn from them.
+    assert both.forward == 2 * once.forward and both.backward == once.backward
+    assert training_flops(Setting(1, **settings, beta=0.1)).forward == 2 * once.forward
     whole = training_flops(Setting(1, **settings | {"fused_lm_head": False}))
     assert whole.forward == pytest.approx(once.forward, rel=1e-3) and whole.backward < once.backward
     lengths = [training_flops(Setting(1, **settings, completion_length=n)).forward for n in (8, 16, 24)]
@@ -285,6 +310,14 @@ def test_a_grpo_config_is_read_from_the_object(tmp_path):
     arguments.use_vllm = True
     with pytest.raises(NotSupported, match="use_vllm"):
         Setting.from_training_arguments(arguments, model="gpt2", sequence_length=64)
+    # On the same completions for several steps, but once each: TRL scores them with the model that made them.
+    for steps in (1, 4):
+        apart = GRPOConfig(
+            str(tmp_path), per_device_train_batch_size=8, gradient_accumulation_steps=2, steps_per_generation=steps,
+            **given | {"num_iterations": 1},
+        )  # fmt: skip
+        with pytest.raises(NotSupported, match=f"steps_per_generation={steps}"):
+            Setting.from_training_arguments(apart, model="gpt2", sequence_length=64)
 
 
 def test_a_real_gpu_is_left_to_trl():
@@ -325,6 +358,12 @@ def test_the_planner_searches_completions():
     assert more.seconds > lora.seconds  # a forward for each token
     reference = measure(replace(plans.request, beta=0.1), lora.recipe, lora.micro_batch, lora.accumulation)
     assert reference.flops > 1.2 * lora.flops and reference.seconds > lora.seconds
+    # A generation, and what it is scored for, serve all the steps that learn from it: no step takes longer for more.
+    twice, often = (
+        measure(replace(plans.request, beta=0.1, iterations=n), lora.recipe, lora.micro_batch, lora.accumulation)
+        for n in (2, 64)
+    )
+    assert often.flops < twice.flops == reference.flops and often.seconds < twice.seconds < reference.seconds
 
 
 def test_several_gpus_generate_each_its_own(tmp_path):

@@ -30,6 +30,12 @@ def test_every_split_against_a_run():
         assert split.flops == split.steps * training_flops(batch_size=split.micro_batch, **setting).total
 
 
+def test_completions_of_a_whole_step_are_generated_at_once():
+    setting = {"model_id": "gpt2", "sequence_length": 64, "objective": "grpo"}
+    assert split_setting(2, 8, **setting).rollout == 16 and split_setting(2, 8, **setting, rollout=32).rollout == 32
+    assert split_setting(2, 8, **setting | {"objective": "sft"}).rollout == 0
+
+
 @pytest.mark.parametrize("batch", [0, -4, 2.5, "many", True])
 def test_a_batch_that_cannot_be_split(batch):
     with pytest.raises(ValueError, match="batch="):

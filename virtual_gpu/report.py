@@ -98,7 +98,7 @@ class MemoryReport:
 
         phase: its number in `phases()`, to see the highest moment of that one. It runs all of it once more, looking at
         every operation: a few seconds for a large model, kept for the next call. WrongValue for a real GPU's report,
-        and for a run that shared its GPU with other tensors.
+        for a run that shared its GPU with other tensors, and for a prediction of GRPO's.
         """
         if phase is None:
             phase = self.timeline.peak[0] + 1 if self.timeline.phases else 0
@@ -120,7 +120,17 @@ class MemoryReport:
     @cached_property
     def _details(self) -> Details:
         details = None if self.run_again is None else self.run_again()
-        if details is None or details.trace.timeline().at_peak() != self.at_peak:
+        if details is None and self.setting.get("objective") == "grpo":
+            raise WrongValue(
+                tr(
+                    ko="objective='grpo': 답을 만드는 단계의 텐서는 기록하지 않으므로 열어 볼 수 없다. 단계마다의 "
+                    "바이트는 phases()가 보여 준다.",
+                    en="objective='grpo': no tensors of the generation are recorded, so there is none to zoom into. "
+                    "phases() has the bytes of each phase.",
+                )
+            )
+        same = details is not None and details.trace.names == self.timeline.trace.names
+        if not same or details.trace.timeline().at_peak() != self.at_peak:
             raise WrongValue(
                 tr(
                     ko="이 보고서에는 텐서의 기록이 없다(진짜 GPU이거나, GPU에 다른 텐서가 있었다). "

@@ -229,7 +229,9 @@ def _lower_bound(plan: Plan) -> float | None:
     count //= recipe.tensor_parallel
     # A product whose result is kept does not read its weights again; of which they are nothing is said here.
     passes = 3 if recipe.checkpointing and not recipe.kept else 2
-    again = (request.pairs and recipe.reference == "same") + (request.beta > 0) + (request.iterations > 1)
+    # What GRPO's loss asks for is made once a generation, which several steps learn from.
+    scored = ((request.beta > 0) + (request.iterations > 1)) / request.iterations
+    again = (request.pairs and recipe.reference == "same") + scored
     once = (count // 2 if recipe.method == "qlora" else 2 * count) / spec.bandwidth_bytes_per_s
     reading = (passes + again) * plan.accumulation * once
     generating = request.completion_length * once / request.iterations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -130,16 +130,21 @@ def training_flops(setting: Setting | None = None, **settings: Any) -> Flops:
     """The FLOPs of one micro-batch of the experiment's setting, linear in depth: run at two depths, where it can be.
 
     With adapters nothing is computed for the gradients of frozen weights. Of DPO the reference's forward is in it,
-    unless its log probabilities were made before; of GRPO those of the log probabilities that its loss asks for, and
-    nothing of the generation.
+    unless its log probabilities were made before; of GRPO those of the log probabilities that its loss asks for, by
+    the share of one of the steps that learn from them (`iterations`), and nothing of the generation.
     """
     setting = Setting.one(setting, settings)
     adapters = (setting.lora_rank, setting.lora_targets) if setting.peft else None
-    return _training_flops(
+    of = (
         setting.model_id, setting.rows, setting.sequence_length, setting.gradient_checkpointing, adapters,
         setting.fused_lm_head, setting.kept_results, setting.objective, setting.reference == "precomputed",
-        setting.completion_length, (setting.beta > 0) + (setting.iterations > 1),
+        setting.completion_length,
     )  # fmt: skip
+    found = _training_flops(*of, (setting.beta > 0) + (setting.iterations > 1))
+    if setting.iterations == 1:
+        return found
+    alone = _training_flops(*of, 0).forward
+    return replace(found, forward=alone + (found.forward - alone) // setting.iterations)
 
 
 @cached_by_model

@@ -229,7 +229,12 @@ def _tell_of_cpu(report: MemoryReport, setting: Setting, moved: Moved) -> None:
 
 
 def _run_again(setting: Setting, gpu: GPU, predicted: bool) -> Callable[[], Details | None] | None:
-    """The setting's run with the tensor behind each block; a prediction's has no limit, a real GPU's no details."""
+    """The setting's run with the tensor behind each block; a prediction's has no limit, a real GPU's no details.
+
+    None too for a prediction of GRPO's: its generation is another run (`rollout`).
+    """
+    if predicted and setting.completions:
+        return None
     if predicted:
         spec = gpu.spec if gpu.is_virtual else spec_like(gpu)
         return functools.partial(_detailed, setting, spec, False, gpu.expandable_segments, ())

@@ -142,13 +142,13 @@ def _train(
         _as_set(model, reference, setting, gpu, moved),
         contextlib.nullcontext() if learner is None else learning(gpu, learner),
     ):
+        made: list[dict[str, torch.Tensor]] = []
         try:
             for group in _groups(dataset, setting):
                 samples = sum(len(batch["input_ids"]) for batch in group)
-                made = []
                 if learner is not None:
                     with record.phase("scoring"):
-                        made = learner.buffer()
+                        made = learner.buffer()  # until then TRL keeps the last ones
                 for place, batch in enumerate(group):
                     share = len(batch["input_ids"]) / samples
                     with record.phase("forward"):

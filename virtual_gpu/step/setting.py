@@ -296,6 +296,7 @@ class Setting:
             _refuse(arguments, dict.fromkeys(_OF_GRPO))
             of = {"completion_length": arguments.max_completion_length, "beta": arguments.beta}
             of |= {"iterations": arguments.num_iterations, "fused_lm_head": has_fused_head(), "padded": True}
+            _check_generations(arguments)
             rollout = arguments.per_device_train_batch_size * arguments.steps_per_generation
             found |= {"objective": "grpo", "rollout": rollout} | of
         if peft_config is not None:
@@ -397,6 +398,24 @@ class Setting:
                     en=f"sequence_length={self.sequence_length}: {self.model_id} goes up to {limit}.",
                 )
             )
+
+
+def _check_generations(arguments: Any) -> None:
+    """NotSupported for a GRPOConfig whose generations and optimizer steps end apart, unless that changes no byte.
+
+    TRL 1.16, trainer/grpo_trainer.py (`generate_every`): then the model that has generated scores the completions too,
+    as it does anyway with num_iterations > 1.
+    """
+    given, steps = arguments.steps_per_generation, arguments.gradient_accumulation_steps
+    if given < steps or (given > steps and arguments.num_iterations == 1):
+        raise NotSupported(
+            tr(
+                ko=f"steps_per_generation={given}: TRL의 기본값인 gradient_accumulation_steps({steps})와 같을 때만 "
+                "센다. num_iterations가 2 이상이면 더 커도 된다.",
+                en=f"steps_per_generation={given}: counted where it is gradient_accumulation_steps ({steps}), TRL's "
+                "default; with num_iterations > 1 it may be more.",
+            )
+        )
 
 
 def reference_label(reference: str) -> str:

@@ -40,9 +40,12 @@ def equal_splits(batch: int) -> list[tuple[int, int]]:
 def split_setting(micro_batch: int, steps: int, **settings: Any) -> Setting:
     """The experiment that needs the memory of `steps` micro-batches; it runs at most two of them a step.
 
-    From the second on each finds the same gradients there.
+    From the second on each finds the same gradients there. GRPO's completions of all of them are generated at once.
     """
-    return Setting(micro_batch, min(positive_int(steps, "steps"), 2), **settings)
+    steps = positive_int(steps, "steps")
+    if settings.get("objective") == "grpo" and not settings.get("rollout"):
+        settings["rollout"] = positive_int(micro_batch, "batch_size") * steps
+    return Setting(micro_batch, min(steps, 2), **settings)
 
 
 def splits(
