@@ -20,6 +20,7 @@ from virtual_gpu.plan.command import main
 from virtual_gpu.plan.keeping import curve_of, keep_what_fits
 from virtual_gpu.plan.measure import measure
 from virtual_gpu.plan.request import make_request
+from virtual_gpu.plan.search import Plans
 from virtual_gpu.step.budget import budget_of, flops_while_moving
 from virtual_gpu.step.predict import predicted_run
 from virtual_gpu.step.setting import Setting
@@ -190,7 +191,8 @@ def test_it_is_shown():
     svg = budget.chart().svg()
     assert svg.count("<circle") == 2 + len(names) and "attention" in svg
     assert "선형 완화" in repr(budget) and "실행해 잰 최대" in budget._repr_html_()
-    assert budget.distance_bytes == 0 and "예측과 꼭 같다" in repr(budget)
+    budget.measure([budget.results[-1].name])  # on no point of the curve, where what saves most is kept first
+    assert len(budget.measured) == 3 and budget.distance_bytes == 0 and "예측과 꼭 같다" in repr(budget)
     set_language("en")
     assert "linear relaxation" in repr(budget) and "peak of a run" in budget._repr_html_()
     assert "exactly as predicted" in repr(budget)
@@ -207,6 +209,30 @@ def test_the_command_draws_it(tmp_path, capsys):
     assert main([*asked, "--budget", str(tmp_path / "curve.svg")]) == 0
     assert "<svg" in (tmp_path / "curve.svg").read_text(encoding="utf-8")
     assert "linear relaxation" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", ["--objective dpo", "--objective grpo", "--optimizer rmsprop"])
+def test_what_no_curve_is_of_is_said_before_the_search(wrong, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("virtual_gpu.plan.command.plan_training", lambda *_, **__: pytest.fail("searched"))
+    assert main(["--model", "gpt2", "--budget", str(tmp_path / "curve.svg"), *wrong.split()]) == 2
+    assert f"{wrong.split()[1]!r}: 블록이" in capsys.readouterr().err
+
+
+def test_a_plan_without_a_curve_is_saved_all_the_same(tmp_path, capsys, monkeypatch):
+    request = make_request("gpt2", "2 x L4", length=16, batch=2, methods=("full",))
+    split = measure(request, Recipe("full", "bf16", "adamw_fused", stage=3), 1, 1)
+    monkeypatch.setattr("virtual_gpu.plan.command.plan_training", lambda *_, **__: Plans(request, [split], [], {}))
+    folder, curve = tmp_path / "plan", tmp_path / "curve.svg"
+    assert main(["--model", "gpt2", "--save", str(folder), "--budget", str(curve)]) == 2
+    assert "--budget: 들어가는 계획이 모두" in capsys.readouterr().err
+    assert (folder / "train.py").is_file() and not curve.exists()
+
+
+def test_what_is_kept_fits_the_ram_too():
+    recipe = Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True, offload=True)
+    for host, kept in ((None, True), ("256MiB", False)):  # less than a process and the checkpoints take
+        request = make_request(LLAMA, "L4", length=8192, batch=1, methods=("lora",), host=host)
+        assert bool(keep_what_fits(request, recipe)) == kept
 
 
 def test_what_cannot_be_counted_is_refused():

@@ -653,9 +653,29 @@ def test_pages_are_told_of(written, model):
 
 def test_of_shards_only_adamw_is_counted(written, model):
     arguments = '{"per_device_train_batch_size": 1, "bf16": true, "optim": "OPTIM", "fsdp": "full_shard"}'
-    for name, told in (("adamw_torch", []), ("paged_adamw_8bit", [("optim", "less")])):
+    for name, told, bound in (
+        ("adamw_torch", [], "  "),
+        ("paged_adamw_8bit", [("optim", "less")], "  많아야"),
+        ("ademamix", [("optim", "more")], "  적어도"),  # three numbers a parameter, of which AdamW has two
+    ):
         found = start_from(written(arguments.replace("OPTIM", name), f"{name}.json"), "L4", 2, model=model, length=64)
-        assert [(note.key, note.effect) for note in found.notes] == told
+        assert [(note.key, note.effect) for note in found.notes] == told and f"\n{bound}" in str(found)
+
+
+def test_what_steps_in_the_backward_is_of_one_gpu(written, model, monkeypatch):
+    monkeypatch.setattr("virtual_gpu.step.own_code._LIBRARIES", {})  # as if LOMO's were there
+    arguments = written('{"per_device_train_batch_size": 1, "bf16": true, "optim": "adalomo"}', "args.json")
+    with pytest.raises(NotSupported, match=r"optim: .*GPU끼리"):
+        start_from(arguments, "L4", 2, model=model, length=64)
+
+
+def test_4_bit_weights_are_not_proposed_beside_a_library_s_own_code(written):
+    text = TRL.replace("512", "64").replace("batch_size: 8", "batch_size: 1")
+    adapters = written(text + "use_peft: true\noptim: rmsprop\n")
+    found = start_from(adapters, "1GiB, 8.0", model="openai-community/gpt2-medium")
+    assert not found.fits and found.proposal is None and found.start.setting.optimizer == "rmsprop"
+    with pytest.raises(NotSupported, match="'rmsprop': 4비트"):
+        replace(found.start.setting, peft="qlora")
 
 
 def test_several_gpus(written):
@@ -810,6 +830,15 @@ def test_the_terminal(written, tmp_path, capsys):
     assert main(["--from", str(path), "--batch", "4"]) == 2 and "--batch" in capsys.readouterr().err
     assert main(["--from", str(path), "--save", str(copy)]) == 2 and "--force" in capsys.readouterr().err
     assert main(["--from", str(tmp_path)]) == 2 and str(tmp_path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [
+    "--context-parallel 2", "--replicas 2", "--tensor-parallel 2", "--no-sequence-parallel", "--selective",
+    "--cpu-offload", "--prefer speed", "--price-per-hour 2",
+])  # fmt: skip
+def test_what_only_a_search_reads_is_refused(option, written, capsys):
+    assert main(["--from", str(written(LLAMA_FACTORY)), "--gpu", "RTX 4090", *option.split()]) == 2
+    assert f"{option.split()[0]}: --model" in capsys.readouterr().err
 
 
 def test_every_error_is_ours(written):

@@ -11,11 +11,12 @@ from typing import Any
 
 from ..disk_cache import add_no_cache
 from ..drawing.svg import Drawing
-from ..errors import WrongValue
+from ..errors import NotSupported, WrongValue
 from ..language import LANGUAGES, tr
 from ..models.pages import pages_label
+from ..step.budget import check_counted
 from ..step.completions import GENERATIONS
-from ..step.optimizers import OPTIMIZERS
+from ..step.optimizers import OPTIMIZERS, optimizer_named
 from ..step.own_code import OURS
 from ..step.setting import OBJECTIVES
 from ..terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language, tell
@@ -30,6 +31,11 @@ from .recipes import METHODS
 from .request import MARGIN, PRECISIONS, Request
 from .search import Plans, plan_training
 from .start.terminal import execute as execute_start
+
+_OF_THE_SEARCH = (  # options that say nothing of a file
+    "picture", "budget", "lengths", "completion_length", "generations", "beta", "iterations", "prefer", "selective",
+    "cpu_offload", "tensor_parallel", "no_sequence_parallel", "context_parallel", "replicas", "price_per_hour",
+)  # fmt: skip
 
 
 def add_to(commands: Any) -> argparse.ArgumentParser:
@@ -50,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def execute(args: argparse.Namespace) -> int:
     """Search, print the ranked plans (or JSON), save the best one's files, and return the exit status."""
-    for name in ("picture", "budget", "lengths", "completion_length", "generations", "beta", "iterations"):
+    for name in _OF_THE_SEARCH:
         if args.start and getattr(args, name):
             name = name.replace("_", "-")
             raise WrongValue(tr(ko=f"--{name}: --model과 함께 쓴다.", en=f"--{name} goes with --model."))
@@ -75,6 +81,8 @@ def execute(args: argparse.Namespace) -> int:
                 en=f"--lengths is of samples that are texts; with --objective {objective} give --length.",
             )
         )
+    if args.budget:
+        check_counted(objective, optimizer_named(args.optimizer or "adamw_fused"), args.optim_args or "")
     lengths = read_lengths(args.lengths) if args.lengths else None
     length = number(args.length) if args.length is not None else lengths.longest if lengths else 512
     tell(tr(ko="찾는 중이다. Ctrl+C를 누르면 멈춘다.", en="Searching; Ctrl+C stops."))
@@ -93,7 +101,7 @@ def execute(args: argparse.Namespace) -> int:
         lora_rank=number(args.lora_rank),
         lora_targets=args.lora_targets,
         host=args.host,
-        prefer=args.prefer,
+        prefer=args.prefer or "fidelity",
         selective=args.selective,
         cpu_offload=args.cpu_offload,
         objective=objective,
@@ -115,16 +123,25 @@ def execute(args: argparse.Namespace) -> int:
         say(_text(plans, lengths))
     if args.picture:
         _draw(plans.frontier(), args.picture, args)
-    if args.budget and plans.best:
-        whole = sorted(plans.plans, key=lambda plan: (bool(plan.recipe.stage), not plan.recipe.checkpointing))
-        curve = curve_of(whole[0])
-        if not args.json:
-            say(f"{curve.title}: {curve!r}")
-        _draw(curve.chart(), args.budget, args)
     if args.save and plans.best:
         plans.best.save(args.save, args.force, kind if args.files else None)
         if not args.json:
             say(tr(ko=f"1번을 {args.save}에 저장했다.", en=f"Number 1 was written to {args.save}."))
+    if args.budget and plans.best:
+        whole = [plan for plan in plans.plans if not plan.recipe.stage]
+        if not whole:
+            raise NotSupported(
+                tr(
+                    ko="--budget: 들어가는 계획이 모두 학습 상태를 나누거나 CPU에 둔다. 블록이 무엇을 남길지는 GPU "
+                    "하나나 DDP의 계획에서만 센다.",
+                    en="--budget: all plans that fit split their states or keep them on the CPU; what blocks could "
+                    "keep is counted of one GPU and under DDP only.",
+                )
+            )
+        curve = curve_of(min(whole, key=lambda plan: not plan.recipe.checkpointing))
+        if not args.json:
+            say(f"{curve.title}: {curve!r}")
+        _draw(curve.chart(), args.budget, args)
     return FITS if plans.plans else NOTHING_FITS
 
 
@@ -342,8 +359,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--lora-rank", default="8", help=tr(ko="LoRA의 rank", en="LoRA's rank"))
     add("--lora-targets", default="attention", help="attention, all-linear")
-    preferences = tr(ko="순위의 기준: fidelity, speed, margin", en="what ranks: fidelity, speed, margin")
-    add("--prefer", default="fidelity", help=preferences)
+    preferences = tr(
+        ko="순위의 기준: fidelity(없으면), speed, margin", en="what ranks: fidelity (without it), speed, margin"
+    )
+    add("--prefer", default=None, help=preferences)
     add(
         "--selective",
         action="store_true",

@@ -18,6 +18,7 @@ from .measure import measure, setting_of
 from .plans import Plan
 from .recipes import CANNOT_RUN, Recipe
 from .request import Request
+from .worth import fits_with_ram
 
 PROBES = 8  # of the points of a curve
 TRIES = 3  # of the points of a curve, the last that has room first; each is a run
@@ -68,7 +69,7 @@ def keep_what_fits(request: Request, recipe: Recipe) -> Plan | None:
     ways = [(work, one, kept) for one, choices in found.items() for kept, work in choices.ways]
     for work, one, kept in sorted(ways, key=lambda way: way[0]):
         plan = measure(request, replace(one, kept=kept), 1, request.per_gpu) if kept else None
-        if plan is not None and plan.fits:
+        if plan is not None and fits_with_ram(plan):
             return replace(plan, beyond_best=max(1 - least / work, 0.0))
     return None
 

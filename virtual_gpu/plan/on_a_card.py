@@ -16,7 +16,6 @@ import torch
 from ..cards import CATALOG, GPUSpec
 from ..counting.record import VirtualRecord
 from ..errors import NotSupported
-from ..language import tr
 from ..models.configs import cached_by_model, load_config, running
 from ..real import CudaGPU
 from ..step import predict, states
@@ -65,13 +64,6 @@ def run_on_a_card(setting: Setting, config: Any, spec: GPUSpec, later: int | Non
     from ..program.context import cuda  # brings all of a program's card
 
     refuse_in_a_block()
-    if setting.peft == "qlora":
-        raise NotSupported(
-            tr(
-                ko=f"optimizer={setting.optimizer!r}: 4비트 가중치와 함께는 세지 않는다.",
-                en=f"optimizer={setting.optimizer!r} is not counted beside 4-bit weights.",
-            )
-        )
     with cuda(spec, limited=False) as gpu, running(setting.model_id):
         found = predict.run_on(_Card(gpu), setting, config, later)
         if eager := [note for note in gpu.watch.notes if note.startswith("torch.compile")]:

@@ -282,7 +282,7 @@ class Budget:
     @property
     def distance_bytes(self) -> int:
         """By how much a peak that was run is off what was predicted of it, at most."""
-        found = {point.kept: point.peak_bytes for point in self.points}
+        found = {kept: int((self._live + self.twice.change(*self._rows(kept))).max()) for kept in self.measured}
         return max((abs(run.peak_bytes - found[kept]) for kept, run in self.measured.items()), default=0)
 
     def __repr__(self) -> str:
@@ -322,26 +322,31 @@ def activation_budget(setting: Setting, gpu: GPU | GPUSpec | str, moves: bool = 
     return budget
 
 
+def check_counted(objective: str, optimizer: str, optim_args: str = "") -> None:
+    """NotSupported for what no budget is counted of: but SFT nothing, nor beside an optimizer by its library's code."""
+    if objective != "sft":
+        raise NotSupported(
+            tr(
+                ko=f"objective={objective!r}: 블록이 무엇을 남길지는 아직 세지 않는다. 'sft'는 된다.",
+                en=f"objective={objective!r}: what blocks could keep is not counted. objective='sft' can be.",
+            )
+        )
+    if needs_cuda(optimizer, optim_args):
+        raise NotSupported(
+            tr(
+                ko=f"optimizer={optimizer!r}: 블록이 무엇을 남길지는 이 옵티마이저와 함께는 세지 않는다.",
+                en=f"optimizer={optimizer!r}: what blocks could keep is not counted beside it.",
+            )
+        )
+
+
 def budget_of(setting: Setting, spec: GPUSpec, moving: float = math.inf, ddp: bool = False) -> Budget:
     """The budget of a setting under checkpointing on cards with these kernels.
 
     moving: FLOPs that a byte is worth which goes to the CPU and comes back (`flops_while_moving`); inf: none goes. ddp:
     as one of several ranks, with DistributedDataParallel's buckets. NotSupported but for SFT.
     """
-    if setting.objective != "sft":
-        raise NotSupported(
-            tr(
-                ko=f"objective={setting.objective!r}: 블록이 무엇을 남길지는 아직 세지 않는다. 'sft'는 된다.",
-                en=f"objective={setting.objective!r}: what blocks could keep is not counted. objective='sft' can be.",
-            )
-        )
-    if needs_cuda(setting.optimizer, setting.optim_args):
-        raise NotSupported(
-            tr(
-                ko=f"optimizer={setting.optimizer!r}: 블록이 무엇을 남길지는 이 옵티마이저와 함께는 세지 않는다.",
-                en=f"optimizer={setting.optimizer!r}: what blocks could keep is not counted beside it.",
-            )
-        )
+    check_counted(setting.objective, setting.optimizer, setting.optim_args)
     setting = replace(setting, gradient_checkpointing=True, kept_results=())
     keys: dict[Mark, int] = {}
     config = load_config(setting.model_id)

@@ -64,6 +64,11 @@ def needs_cuda(optimizer: str, optim_args: str = "") -> bool:
     return optimizer not in OPTIMIZERS or (optimizer == "sgd" and bool(optim_args))
 
 
+def in_8_bits_of_bitsandbytes(optimizer: str) -> bool:
+    """Whether the Trainer has it keep the states of each nn.Embedding in 32 bits (`Trainer.create_optimizer`)."""
+    return "8bit" in optimizer and (optimizer in BITSANDBYTES or own_code.is_of(optimizer, "bitsandbytes"))
+
+
 def name_for_trainer(optimizer: str) -> str:
     """What TrainingArguments call an optimizer of ours; it has none for those of `own_code.OURS`."""
     return OPTIMIZERS.get(optimizer, (optimizer,))[0]

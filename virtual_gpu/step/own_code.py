@@ -65,6 +65,11 @@ def checked(name: str) -> str:
     return name
 
 
+def is_of(optimizer: str, module: str) -> bool:
+    """Whether that library has its code."""
+    return any(name == module for part, (name, _) in _LIBRARIES.items() if part in optimizer)
+
+
 def takes_targets(optimizer: str) -> bool:
     """Whether `optim_target_modules` say which weights its low-rank states are of."""
     return optimizer.startswith(("galore_", "apollo_"))
@@ -73,6 +78,16 @@ def takes_targets(optimizer: str) -> bool:
 def steps_in_backward(optimizer: str) -> bool:
     """Whether a parameter steps as soon as it has its gradient: nothing can be accumulated, scaled or clipped."""
     return optimizer == IN_BACKWARD or optimizer.endswith("_layerwise") or "lomo" in optimizer
+
+
+def beside_4_bits() -> str:
+    """Why none of these is counted of QLoRA, in the reader's language."""
+    return tr(ko="4비트 가중치와 함께는 세지 않는다", en="not counted beside 4-bit weights")
+
+
+def too_early() -> str:
+    """Why what steps in the backward is not for several GPUs, in the reader's language."""
+    return tr(ko="GPU끼리 그레이디언트를 더하기 전에 스텝한다", en="it steps before GPUs have added their gradients")
 
 
 def trains_all(optimizer: str) -> bool:
@@ -106,10 +121,10 @@ def arguments_of(optimizer: str, optim_args: Any, targets: Any) -> tuple[str, st
     return args.replace(" ", ""), (targets or ALL_LINEAR) if takes_targets(optimizer) else ""
 
 
-def check_way(optimizer: str, accumulation: int, scales: bool, peft: str | None) -> None:
+def check_way(optimizer: str, accumulation: int, scales: bool, peft: str | None, own: bool) -> None:
     """WrongValue for what does not go together with the optimizer, NotSupported for what is not counted with it.
 
-    scales: whether the loss is scaled for fp16's gradients.
+    scales: whether the loss is scaled for fp16's gradients. own: whether it is counted by its library's own code.
     """
     if steps_in_backward(optimizer) and (accumulation > 1 or scales):
         raise WrongValue(
@@ -127,6 +142,8 @@ def check_way(optimizer: str, accumulation: int, scales: bool, peft: str | None)
                 en=f"optimizer={optimizer!r} is counted in full fine-tuning alone, not with {peft}.",
             )
         )
+    if peft == "qlora" and own:
+        raise NotSupported(f"optimizer={optimizer!r}: {beside_4_bits()}.")
 
 
 def make(

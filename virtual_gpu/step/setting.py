@@ -20,7 +20,7 @@ from ..models.offloaded import require_offload
 from ..units import boolean, choose, positive_int
 from . import own_code
 from .completions import Completions
-from .optimizers import optimizer_named, takes_args
+from .optimizers import in_8_bits_of_bitsandbytes, needs_cuda, optimizer_named, takes_args
 from .pairs import REFERENCES
 
 MAX_TOKENS = 2**26  # 512 MiB of int64 ids: more is a typing mistake, not an experiment
@@ -175,11 +175,12 @@ class Setting:
             )
         put(self, "lora_dropout", 0.0 if self.pairs and self.peft else float(dropout) if self.peft else LORA_DROPOUT)
         scales = self.dtypes[1] == torch.float16
-        own_code.check_way(self.optimizer, self.gradient_accumulation_steps, scales, self.peft)
+        own = needs_cuda(self.optimizer, self.optim_args)
+        own_code.check_way(self.optimizer, self.gradient_accumulation_steps, scales, self.peft, own)
         for name in ("double_quantization", "rest_in_fp32"):
             put(self, name, boolean(getattr(self, name), name) or self.peft != "qlora")
         in_fp32 = boolean(self.fp32_embedding_state, "fp32_embedding_state")
-        put(self, "fp32_embedding_state", in_fp32 and self.peft is None and "8bit" in self.optimizer)
+        put(self, "fp32_embedding_state", in_fp32 and self.peft is None and in_8_bits_of_bitsandbytes(self.optimizer))
         check_size(self.samples * self.rows // self.batch_size, self.sequence_length)
 
     def short(self, batch_size: int) -> Setting:

@@ -23,7 +23,7 @@ from ...room import FITS, Room, room_on
 from ...shards.layout import Layout
 from ...shards.nccl import nccl_bytes
 from ...shards.rank_step import rank_step
-from ...step.own_code import IN_BACKWARD, steps_in_backward
+from ...step.own_code import IN_BACKWARD, steps_in_backward, too_early
 from ...step.setting import Setting
 from ...units import choose, human_bytes, path_of
 from ...writing import check_folder, write
@@ -246,13 +246,22 @@ def start_from(
         keys.note("deepspeed" if "deepspeed" in document.values else "fsdp", LESS, tr(
             ko="GPU마다 모델을 통째로 둔 것으로 셌다", en="counted as if each GPU held the whole model"))  # fmt: skip
         stage = 0
+    named = "optim" if "optim" in document.values else "optimizer"
+    if gpus > 1 and steps_in_backward(setting.optimizer):
+        raise keys.not_counted(named, too_early())
     if stage and setting.optimizer not in ("adamw", "adamw_fused"):
-        keys.note("optim" if "optim" in document.values else "optimizer", LESS, tr(
+        keys.note(named, MORE if _holds_more(setting) else LESS, tr(
             ko="나눈 조각의 상태는 AdamW의 것으로 셌다", en="of shards AdamW's states were counted"))  # fmt: skip
     nccl = nccl_bytes(Layout(gpus, 3)) if gpus > 1 else None
     room = room_on(spec, nccl and Range(nccl.low, nccl.high))
     search = _Search(tool, keys, spec, gpus, stage, room, margin, progress or (lambda setting, needed: None))
     return search.answer(setting)
+
+
+def _holds_more(setting: Setting) -> bool:
+    """Whether the optimizer's states take more than AdamW's, as which shards are counted."""
+    own, adamw = (states_of(one)["optimizer"] for one in (setting, replace(setting, optimizer="adamw_fused")))
+    return own > adamw
 
 
 @dataclass
