@@ -11,7 +11,7 @@ import torch
 from forked import run_forked
 from safetensors.torch import load_file
 from test_plan_files import TEXT, llama, on_the_virtual_card, small  # noqa: F401  a fixture
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Trainer
 from transformers.training_args import OptimizerNames
 
 from helpers.experiment import predict_memory
@@ -20,6 +20,7 @@ from virtual_gpu.errors import NotSupported, WrongValue
 from virtual_gpu.models.build import build_model
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.plan import Recipe, plan_training
+from virtual_gpu.plan.alternatives import _changed
 from virtual_gpu.plan.candidates import left_out, recipes_of
 from virtual_gpu.plan.measure import held, measure
 from virtual_gpu.plan.on_a_card import predict_need, run_on_a_card, states_of
@@ -27,7 +28,7 @@ from virtual_gpu.plan.request import make_request
 from virtual_gpu.plan.start import start_from
 from virtual_gpu.program.context import cuda
 from virtual_gpu.step import own_code
-from virtual_gpu.step.optimizers import OPTIMIZERS, needs_cuda, optimizer_named
+from virtual_gpu.step.optimizers import OPTIMIZERS, in_8_bits_of_bitsandbytes, needs_cuda, optimizer_named
 from virtual_gpu.step.predict import predicted_run
 from virtual_gpu.step.setting import Setting
 
@@ -171,6 +172,8 @@ def test_what_steps_in_the_backward_accumulates_nothing():
     for wrong in ({"methods": ("lora",)}, {"gpus": 2}, {"gpu": "T4", "precision": "mixed_fp16"}):
         with pytest.raises(NotSupported, match="adamw_in_backward"):
             make_request(**{"model": DEEP, "gpu": "L4", **asked, **wrong})
+    with pytest.raises(NotSupported, match=r"전체 미세 조정: GPU끼리.*; LoRA, QLoRA: 어댑터가"):  # each with its reason
+        make_request(DEEP, "L4", 2, **asked)
 
 
 def test_arguments_of_the_optimizer_are_for_it():
@@ -182,6 +185,32 @@ def test_arguments_of_the_optimizer_are_for_it():
         make_request(DEEP, "L4", length=32, batch=4, optimizer="adamw_fused", optim_args="momentum=0.9")
     with pytest.raises(WrongValue, match="optim_args"):
         make_request(DEEP, "L4", length=32, batch=4, optim_args="momentum=0.9")
+    for optimizer in (None, "adamw_fused", "sgd"):
+        with pytest.raises(WrongValue, match=r"optim_target_modules=\['q_proj'\]: "):
+            make_request(DEEP, "L4", length=32, batch=4, optimizer=optimizer, optim_target_modules=["q_proj"])
+
+
+def test_another_optimizer_comes_without_the_arguments_of_the_first(monkeypatch):
+    monkeypatch.setattr("virtual_gpu.plan.alternatives.anything_that_fits", lambda request: request)
+    request = make_request(DEEP, "L4", length=32, batch=4, optimizer="sgd", optim_args="momentum=0.9")
+    (what, changed), *_ = _changed(request)
+    assert what == "optimizer" and changed.optim_args == ""
+    names = ("length", "batch", "optimizer", "optim_args", "optim_target_modules")
+    assert make_request(DEEP, "L4", **{name: getattr(changed, name) for name in names}) == changed  # which may be asked
+
+
+def test_whose_embeddings_the_trainer_has_in_32_bits():
+    """By its own rule, of the optimizers that are there; of the others it is not bitsandbytes' code."""
+    there = [*(alias for aliases in OPTIMIZERS.values() for alias in aliases), "rmsprop", "rmsprop_bnb", "ademamix"]
+    there += ["rmsprop_bnb_8bit", "rmsprop_bnb_32bit", "ademamix_8bit", "paged_ademamix_8bit"]
+    said = {}
+    for name in [name for name in there if name in own_code.of_the_trainer()]:
+        kind, arguments = Trainer.get_optimizer_cls_and_kwargs(own_code._arguments(name, 5e-5, "", ""))
+        said[name] = "bitsandbytes" in str(kind) and arguments.get("optim_bits") == 8
+    assert (
+        said == {name: in_8_bits_of_bitsandbytes(optimizer_named(name)) for name in said} and len({*said.values()}) == 2
+    )
+    assert not any(map(in_8_bits_of_bitsandbytes, ("adamw_torch_8bit", "galore_adamw_8bit")))
 
 
 # -- in files --------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from virtual_gpu.plan.measure import held, measure, setting_of
 from virtual_gpu.plan.pictures import _legend_places, too_much
 from virtual_gpu.plan.plans import kind_label
 from virtual_gpu.plan.ranking import criteria
+from virtual_gpu.plan.recipes import cpu_offload_label
 from virtual_gpu.plan.request import make_request
 from virtual_gpu.plan.tensors import degrees_of, tensor_plan, why_not
 from virtual_gpu.room import room_on
@@ -467,6 +468,9 @@ def test_texts_that_cannot_be_shared_are_left_out_by_name():
     with pytest.raises(ValueError, match=r"context_parallel=2: .*함께"):
         make_request(config(), "L4", 4, context_parallel=2, tensor_parallel=2, **request)
     assert {one.context_parallel for one in recipes_of(make_request(config(), "L4", 2, **request))} == {1, 2}
+    alone = make_request(config(), "L4", 2, tensor_parallel=1, replicas=1, cpu_offload=True, **request)
+    rows = dict(left_out(alone))  # asked without the other two, context parallelism is still there
+    assert all("함께" in rows[f"컨텍스트 병렬 · {what}"] for what in ("ZeRO-2", cpu_offload_label()))
 
 
 def test_what_cannot_be_shared_is_left_out_by_name():

@@ -173,7 +173,8 @@ def _changed(request: Request) -> Iterator[tuple[str, Request]]:
         yield "methods", one
     eight = ("adamw_8bit",) if request.optimizer else ()  # else it was among those that were tried
     for name in (*eight, PAGES, *(OTHER_UPDATES if "full" in request.methods else ())):
-        if request.optimizer != name and anything_that_fits(one := replace(request, optimizer=name)):
+        one = replace(request, optimizer=name, optim_args="", optim_target_modules="")  # which were of the other
+        if request.optimizer != name and anything_that_fits(one):
             yield "optimizer", one
     offloaded = replace(request, cpu_offload=True)
     if not request.cpu_offload and any(_leanest(offloaded, one) for one in recipes_of(offloaded) if one.cpu_offload):

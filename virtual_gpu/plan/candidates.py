@@ -10,7 +10,7 @@ from ..models import offloaded
 from ..models.fused_head import SINCE, has_fused_head
 from ..shards.mesh import context_label, copies_label, sequence_label, tensor_label
 from ..step.optimizers import needs_cuda
-from ..step.own_code import OURS, steps_in_backward, trains_all
+from ..step.own_code import OURS, beside_4_bits, steps_in_backward, too_early, trains_all
 from ..step.setting import (
     fused_head_label,
 )
@@ -57,11 +57,9 @@ def why_not_with_optimizer(request: Request, method: str) -> str:
     if request.grpo:
         return tr(ko="GRPO와 함께는 세지 않는다", en="not counted of GRPO")
     if method == "qlora":
-        return tr(ko="4비트 가중치와 함께는 세지 않는다", en="not counted beside 4-bit weights")
+        return beside_4_bits()
     if steps_in_backward(optimizer) and request.gpus > 1:
-        return tr(
-            ko="GPU끼리 그레이디언트를 더하기 전에 스텝한다", en="it steps before GPUs have added their gradients"
-        )
+        return too_early()
     if steps_in_backward(optimizer) and "fp16" in (request.precision or ""):
         return tr(
             ko="fp16의 GradScaler와 함께 쓸 수 없다. bf16이나 fp32로 한다",
@@ -72,8 +70,10 @@ def why_not_with_optimizer(request: Request, method: str) -> str:
 
 def why_no_way(request: Request) -> str:
     """Why the optimizer that was asked for leaves none of the methods; empty where it leaves one."""
-    reasons = [why_not_with_optimizer(request, method) for method in request.methods]
-    return "" if not all(reasons) else "; ".join(dict.fromkeys(reasons))
+    of: dict[str, list[str]] = {}
+    for method in request.methods:
+        of.setdefault(why_not_with_optimizer(request, method), []).append(method_label(method))
+    return "; ".join(f"{', '.join(methods)}: {why}" for why, methods in of.items()) if all(of) else ""
 
 
 def why_not_copies(request: Request) -> str:
@@ -335,14 +335,16 @@ def _why_no_pipeline(request: Request) -> list[tuple[str, str]]:
 
 def _why_whole_texts(request: Request) -> list[tuple[str, str]]:
     """(what, why) of what is not tried with context parallelism; of full fine-tuning alone."""
-    if "full" not in request.methods or request.context_parallel == 1 or request.tensor_parallel or request.replicas:
+    others = (request.tensor_parallel or 1) * (request.replicas or 1)
+    if "full" not in request.methods or request.context_parallel == 1 or others > 1:
         return []
     if why := why_not_in_parts(request) or (
         "" if _parts(request) else why_whole_texts(request.model, request.gpus, request.length, 2)
     ):
         return [(f"{method_label('full')} · {context_label()}", why)]
     apart = tr(ko="함께 실행해 보지 않았다", en="not run together")
-    return [(f"{context_label()} · {what}", apart) for what in ("ZeRO-2", tensor_label(), fused_head_label())]
+    others = ["ZeRO-2", tensor_label(), fused_head_label(), *[cpu_offload_label()] * request.cpu_offload]
+    return [(f"{context_label()} · {what}", apart) for what in others]
 
 
 def _why_not_in_copies(request: Request) -> list[tuple[str, str]]:

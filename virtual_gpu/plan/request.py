@@ -257,15 +257,20 @@ def make_request(
             )
     if optimizer is not None:
         optimizer = optimizer_named(optimizer)
-    optim_args, optim_target_modules = arguments_of(optimizer or "", optim_args, optim_target_modules)
-    if optim_args and not (optimizer and takes_args(optimizer)):
-        raise WrongValue(
-            tr(
-                ko=f"optim_args={optim_args!r}: 옵티마이저({optimizer or '없음'})가 이 값을 받지 않는다. 이 값을 받는 "
-                "optimizer와 함께 준다.",
-                en=f"optim_args={optim_args!r}: the optimizer {optimizer or '(none)'} does not read it.",
+    targets = optim_target_modules
+    optim_args, optim_target_modules = arguments_of(optimizer or "", optim_args, targets)
+    for name, value, is_read in (
+        ("optim_args", optim_args, optimizer and takes_args(optimizer)),
+        ("optim_target_modules", targets, optim_target_modules),
+    ):
+        if value and not is_read:
+            raise WrongValue(
+                tr(
+                    ko=f"{name}={value!r}: 옵티마이저({optimizer or '없음'})가 이 값을 받지 않는다. 이 값을 받는 "
+                    "optimizer와 함께 준다.",
+                    en=f"{name}={value!r}: the optimizer {optimizer or '(none)'} does not read it.",
+                )
             )
-        )
     if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin <= 1:
         raise WrongValue(tr(ko=f"margin={margin!r}: 0에서 1 사이의 수다.", en=f"margin={margin!r}: from 0 to 1."))
     if tensor_parallel is not None:
