@@ -14,10 +14,11 @@ from ..errors import WrongValue
 from ..language import tr
 from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config
-from ..shards.context import why_no_context, why_no_rotation
+from ..shards.context import why_no_context
 from ..shards.fake_rank import body_of, is_tied
 from ..shards.layout import Layout
-from ..shards.sequence import why_no_sequence, why_uneven
+from ..shards.mesh import no_rotation, no_sequence
+from ..shards.sequence import why_uneven
 
 NODE = 8  # GPUs of one machine: a group's messages, several in every layer, do not leave it
 _COLUMNS, _ROWS = "colwise", "rowwise"
@@ -91,14 +92,9 @@ def why_not(model: str, gpus: int, degree: int) -> str:
     return ""
 
 
-@cached_by_model
-def _why_no_sequence(model: str) -> str:
-    return why_no_sequence(build_model(load_config(model), torch.bfloat16))
-
-
 def why_whole_tokens(model: str, length: int, degree: int) -> str:
     """Why groups of so many GPUs do not share the tokens of that model too; empty where they do."""
-    return why_uneven(length, degree) or _why_no_sequence(model)
+    return why_uneven(length, degree) or no_sequence(load_config(model))
 
 
 def in_nodes(gpus: int, degree: int) -> bool:
@@ -113,12 +109,7 @@ def why_whole_texts(model: str, gpus: int, length: int, degree: int) -> str:
             ko=f"GPU {gpus}개를 {NODE}개짜리 노드 안에서 {degree}개씩 묶을 수 없다",
             en=f"{gpus} GPUs do not make groups of {degree} within nodes of {NODE}",
         )
-    return why_no_context(load_config(model), length, degree) or _why_no_rotation(model)
-
-
-@cached_by_model
-def _why_no_rotation(model: str) -> str:
-    return why_no_rotation(build_model(load_config(model), torch.bfloat16))
+    return why_no_context(load_config(model), length, degree) or no_rotation(load_config(model))
 
 
 def degrees_of(model: str, gpus: int) -> tuple[int, ...]:

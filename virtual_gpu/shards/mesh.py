@@ -50,20 +50,20 @@ def check_mesh(
     fused_lm_head: bool, padded: bool,
 ) -> None:  # fmt: skip
     """WrongValue for what was not run with several copies of a model, or with tokens that GPUs share."""
-    key, apart = ConfigKey.of(config), tr(ko="함께 실행해 보지 않은 것이 있다", en="not run together with")
+    apart = tr(ko="함께 실행해 보지 않은 것이 있다", en="not run together with")
     others = {"peft": adapters, "objective='dpo'": pairs}
     if layout.replicas > 1:
         _refuse(f"replicas={layout.replicas}", _named(apart, others))
     others["fused_lm_head=True"] = fused_lm_head and not pairs
     if layout.sequence_parallel:
         why = _named(apart, others) or why_uneven(length, layout.tensor_parallel)
-        _refuse("sequence_parallel=True", why or _why_no_sequence(key, language()))
+        _refuse("sequence_parallel=True", why or no_sequence(config))
     if layout.context_parallel > 1:
         no_bf16 = tr(ko=f"{spec.name}(bf16이 없다)", en=f"{spec.name} (no bf16)")
         others |= {"padded=True": padded, f"stage={layout.stage}": layout.stage != 3}
         others |= {f"precision={precision!r}": precision == "fp32", no_bf16: not spec.has_bf16}  # flash attention
         why = _named(apart, others) or why_no_context(config, length, layout.context_parallel)
-        _refuse(f"context_parallel={layout.context_parallel}", why or _why_no_rotation(key, language()))
+        _refuse(f"context_parallel={layout.context_parallel}", why or no_rotation(config))
 
 
 def _named(why: str, others: dict[str, bool]) -> str:
@@ -76,13 +76,22 @@ def _refuse(what: str, why: str) -> None:
         raise WrongValue(f"{what}: {why}")
 
 
+def no_sequence(config: Any) -> str:
+    """Why a model of this configuration shares no tokens between its matrices (`sequence`); empty where it can."""
+    return _no_sequence(ConfigKey.of(config), language())
+
+
+def no_rotation(config: Any) -> str:
+    """Why a model of this configuration has no attention that GPUs share a text in (`context`); empty where it has."""
+    return _no_rotation(ConfigKey.of(config), language())
+
+
+# What is remembered is a text: in one language it is not the answer in the other.
 @remembered
-def _why_no_sequence(key: ConfigKey, _: str) -> str:
-    """In the language that is named."""
+def _no_sequence(key: ConfigKey, _language: str) -> str:
     return why_no_sequence(build_model(key.config, torch.bfloat16))
 
 
 @remembered
-def _why_no_rotation(key: ConfigKey, _: str) -> str:
-    """In the language that is named."""
+def _no_rotation(key: ConfigKey, _language: str) -> str:
     return why_no_rotation(build_model(key.config, torch.bfloat16))
