@@ -11,20 +11,11 @@ from ..models.fused_head import SINCE, has_fused_head
 from ..shards.mesh import context_label, copies_label, sequence_label, tensor_label
 from ..step.optimizers import needs_cuda
 from ..step.own_code import OURS, beside_4_bits, steps_in_backward, too_early, trains_all
-from ..step.setting import (
-    fused_head_label,
-)
+from ..step.setting import fused_head_label
 from ..units import human_bytes
 from .host import states_beyond
 from .recipes import Recipe, cpu_offload_label, method_label
-from .tensors import (
-    NODE,
-    degrees_of,
-    gpus_by_node,
-    why_not,
-    why_whole_texts,
-    why_whole_tokens,
-)
+from .tensors import NODE, degrees_of, gpus_by_node, why_not, why_whole_texts, why_whole_tokens
 
 if TYPE_CHECKING:
     from .request import Request
@@ -32,17 +23,29 @@ if TYPE_CHECKING:
 
 def why_not_split(request: Request) -> str:
     """Why nothing of the request is tried with tensor parallelism, whatever the degree; empty where something is."""
-    if "full" not in request.methods or request.objective != "sft":
-        return tr(
-            ko="텐서 병렬은 SFT의 전체 미세 조정에서만 센다(DPO, GRPO, LoRA, QLoRA는 세지 않는다)",
-            en="tensor parallelism is counted of SFT's full fine-tuning alone, not of DPO, GRPO, LoRA or QLoRA",
-        )
-    if _in_fp16(request) or request.optimizer not in (None, "adamw_fused"):
-        return tr(
-            ko="텐서 병렬은 bf16이나 fp32에서 AdamW(adamw_fused)만 센다",
-            en="tensor parallelism is counted in bf16 or fp32, with AdamW (adamw_fused)",
-        )
-    return ""
+    return _of_full_alone(request, "텐서 병렬은", "tensor parallelism") or _with_adamw_alone(
+        request, "텐서 병렬은", "tensor parallelism"
+    )
+
+
+def _of_full_alone(request: Request, ko: str, en: str) -> str:
+    """Why what is so called is not counted of the request's methods and objective; empty where it is."""
+    if "full" in request.methods and request.objective == "sft":
+        return ""
+    return tr(
+        ko=f"{ko} SFT의 전체 미세 조정에서만 센다(DPO, GRPO, LoRA, QLoRA는 세지 않는다)",
+        en=f"{en} is counted of SFT's full fine-tuning alone, not of DPO, GRPO, LoRA or QLoRA",
+    )
+
+
+def _with_adamw_alone(request: Request, ko: str, en: str) -> str:
+    """Why what is so called is not counted in the request's precision and with its optimizer; empty where it is."""
+    if not _in_fp16(request) and request.optimizer in (None, "adamw_fused"):
+        return ""
+    return tr(
+        ko=f"{ko} bf16이나 fp32에서 AdamW(adamw_fused)만 센다",
+        en=f"{en} is counted in bf16 or fp32, with AdamW (adamw_fused)",
+    )
 
 
 def why_not_with_optimizer(request: Request, method: str) -> str:
@@ -79,16 +82,8 @@ def why_no_way(request: Request) -> str:
 def why_not_copies(request: Request) -> str:
     """Why nothing of the request is tried with several copies of the model (HSDP); empty where something is."""
     copies, gpus = request.replicas or gpus_by_node(request.gpus)[0], request.gpus
-    if "full" not in request.methods or request.objective != "sft":
-        return tr(
-            ko="HSDP는 SFT의 전체 미세 조정에서만 센다(DPO, GRPO, LoRA, QLoRA는 세지 않는다)",
-            en="HSDP is counted of SFT's full fine-tuning alone, not of DPO, GRPO, LoRA or QLoRA",
-        )
-    if _in_fp16(request) or request.optimizer not in (None, "adamw_fused"):
-        return tr(
-            ko="HSDP는 bf16이나 fp32에서 AdamW(adamw_fused)만 센다",
-            en="HSDP is counted in bf16 or fp32, with AdamW (adamw_fused)",
-        )
+    if why := _of_full_alone(request, "HSDP는", "HSDP") or _with_adamw_alone(request, "HSDP는", "HSDP"):
+        return why
     if (request.tensor_parallel or 1) > 1:
         return tr(ko="텐서 병렬과 함께 실행해 보지 않았다", en="not run together with tensor parallelism")
     if gpus % copies or gpus // copies < 2:
@@ -101,11 +96,8 @@ def why_not_copies(request: Request) -> str:
 
 def why_not_in_parts(request: Request) -> str:
     """Why nothing of the request is tried with context parallelism, whatever the degree; empty where something is."""
-    if "full" not in request.methods or request.objective != "sft":
-        return tr(
-            ko="컨텍스트 병렬은 SFT의 전체 미세 조정에서만 센다(DPO, GRPO, LoRA, QLoRA는 세지 않는다)",
-            en="context parallelism is counted of SFT's full fine-tuning alone, not of DPO, GRPO, LoRA or QLoRA",
-        )
+    if why := _of_full_alone(request, "컨텍스트 병렬은", "context parallelism"):
+        return why
     if "bf16" not in (request.precision or ("bf16" if request.spec.has_bf16 else "")):
         return tr(
             ko="컨텍스트 병렬의 어텐션은 플래시 어텐션이고, bf16에서만 센다",

@@ -17,9 +17,8 @@ from ..language import tr
 
 def why_no_context(config: Any, length: int, degree: int) -> str:
     """Why texts of so many tokens are not split between so many GPUs; empty where they can be."""
-    if length % (
-        2 * degree
-    ):  # the first and the last part of 2 × degree are one GPU's: of a causal mask all have as much
+    # Each GPU has two of 2 × degree parts, an early and a late one: of a causal mask all have as much.
+    if length % (2 * degree):
         return tr(
             ko=f"길이({length})가 {2 * degree}(글 하나를 나누는 GPU 수의 두 배)의 배수가 아니다",
             en=f"a length of {length} does not make {2 * degree} equal parts",

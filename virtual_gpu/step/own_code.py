@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -187,20 +189,20 @@ def _arguments(name: str, learning_rate: float, optim_args: str, targets: str | 
     return type("Arguments", (), given)()
 
 
-class _own_manager:
+@contextmanager
+def _own_manager() -> Iterator[None]:
     """What a Trainer asks bitsandbytes for its embeddings is for that one, not for all that follow in this process."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        yield
+        return
+    from ..models.four_bit import bnb
 
-    def __enter__(self) -> None:
-        self.manager = None
-        if importlib.util.find_spec("bitsandbytes") is not None:
-            from ..models.four_bit import bnb
-
-            self.manager = bnb.optim.GlobalOptimManager
-            self.before, self.manager._instance = self.manager._instance, None
-
-    def __exit__(self, *_: Any) -> None:
-        if self.manager is not None:
-            self.manager._instance = self.before
+    manager = bnb.optim.GlobalOptimManager
+    before, manager._instance = manager._instance, None
+    try:
+        yield
+    finally:
+        manager._instance = before
 
 
 class Several:

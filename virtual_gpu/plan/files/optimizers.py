@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...language import tr
-from ...step.optimizers import BITSANDBYTES
+from ...step.optimizers import BITSANDBYTES, in_8_bits_of_bitsandbytes
 from ...step.own_code import IN_BACKWARD, MUON, OURS
 
 if TYPE_CHECKING:
@@ -137,4 +137,4 @@ def each(recipe: Recipe) -> str:
 
 
 def _spares_embeddings(recipe: Recipe) -> bool:
-    return recipe.method == "full" and "8bit" in recipe.optimizer and recipe.optimizer in _BNB
+    return recipe.method == "full" and in_8_bits_of_bitsandbytes(recipe.optimizer)
