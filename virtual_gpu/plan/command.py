@@ -445,10 +445,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--budget",
         metavar="FILE.svg",
         help=tr(
-            ko="체크포인팅을 쓰는 첫 계획에서 블록이 무엇을 남기고, 다시 계산하고, CPU로 보낼지: 최대 메모리와 추가 "
-            "연산의 곡선 전체를 그림으로",
-            en="of the first plan with checkpointing, what its blocks keep, recompute or send to the CPU: the whole "
-            "curve of peak over extra work",
+            ko="체크포인팅을 쓰는 첫 계획(없으면 첫 계획에 켜고)에서 블록이 무엇을 남기고, 다시 계산하고, CPU로 "
+            "보낼지: 최대 메모리와 추가 연산의 곡선 전체를 그림으로",
+            en="of the first plan with checkpointing (or of the first, with it), what its blocks keep, recompute or "
+            "send to the CPU: the whole curve of peak over extra work",
         ),
     )
     kinds = tr(ko=f"--save가 쓰는 파일의 종류: {', '.join(KINDS)}", en=f"what --save writes: {', '.join(KINDS)}")
