@@ -160,7 +160,8 @@ def test_it_is_asked_for_and_full_fine_tuning_alone_has_it():
     assert found == [ON_CPU, replace(ON_CPU, precision="bf16")]
     assert not any(recipe.cpu_offload for recipe in recipes_of(replace(request, cpu_offload=False)))
     said = [what for what, _ in left_out(request) if "CPU 오프로드" in what]
-    assert said == ["LoRA · CPU 오프로드", "QLoRA · CPU 오프로드", "텐서 병렬 · CPU 오프로드"]
+    together = ["텐서 병렬 · CPU 오프로드", "컨텍스트 병렬 · CPU 오프로드"]
+    assert said == ["LoRA · CPU 오프로드", "QLoRA · CPU 오프로드", *together]
     old = make_request(MODEL, "T4", batch=4, methods=("full",), cpu_offload=True)
     assert not any(recipe.cpu_offload for recipe in recipes_of(old))
     assert ("전체 미세 조정 · CPU 오프로드", "bf16과 fp32로만 실행해 보았다") in left_out(old)
