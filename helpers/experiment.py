@@ -65,8 +65,8 @@ def gpu_memory_experiment(
     architectures without sdpa are eager in any case), "sdpa_repeat_kv" (see `virtual_gpu.models.attention`).
     peft: None, "lora" or "qlora", with lora_rank, lora_dropout and lora_targets ("attention",
     "all-linear" or ends of layers' names).
-    holds_outputs: the loop gives the model's outputs a name, as the book's does, so that the logits stay until the next
-    forward; without it they go once there is a loss, as in transformers' Trainer.
+    holds_outputs: the loop gives the model's outputs and the loss names, as the book's does, so that they stay until
+    the next ones; without it the outputs go once there is a loss, and that after backward, as in transformers' Trainer.
     fused_lm_head: the loss from tiles of the logits, by TRL (see `virtual_gpu.models.fused_head`). kept_results: what
     checkpointed blocks keep all the same (see `virtual_gpu.models.kept`). offload_checkpoints: what they keep waits in
     the CPU's RAM (see `virtual_gpu.models.offloaded`).

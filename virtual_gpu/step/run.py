@@ -70,15 +70,16 @@ def train(
     gradient_accumulation_steps, gradient_checkpointing, num_train_epochs, max_steps (optimizer steps), learning_rate,
     optim (PyTorch's foreach AdamW where it is absent; a real TrainingArguments has the fused one by default), fp16 and
     bf16 (mixed precision over fp32 weights), loss_scale (the GradScaler's first, 65536), use_cache, and holds_outputs:
-    the model's outputs, logits among them, stay until the next forward, as in a loop that gives them a name. Without it
-    they are dropped once there is a loss, as transformers' Trainer does. fused_lm_head: the loss comes from TRL's head
-    (see `models.fused_head`), repeat_kv: grouped heads are repeated before attention (see `models.attention`),
-    kept_results: what checkpointed blocks keep all the same (see `models.kept`), offload_checkpoints: what they keep
-    waits in the CPU's RAM (see `models.offloaded`), fp32_embedding_state: see `make_optimizer`; a real
-    TrainingArguments has it. objective: "dpo" is the loss of pairs (see `step.pairs`), of which a sample holds both
-    sequences, the chosen one first, (2, length), and "reference", (2,), where the reference's log probabilities are
-    known. "grpo" is the loss of completions, on a virtual GPU alone: `completions` (see `step.completions`) says how
-    long they are; of the data only the length is read.
+    the model's outputs, logits among them, and the loss, with what its graph keeps, stay until the next ones are there,
+    as in a loop that gives them names. Without it the outputs are dropped once there is a loss, and the loss after
+    backward, as transformers' Trainer does. fused_lm_head: the loss comes from TRL's head (see `models.fused_head`),
+    repeat_kv: grouped heads are repeated before attention (see `models.attention`), kept_results: what checkpointed
+    blocks keep all the same (see `models.kept`), offload_checkpoints: what they keep waits in the CPU's RAM (see
+    `models.offloaded`), fp32_embedding_state: see `make_optimizer`; a real TrainingArguments has it. objective: "dpo"
+    is the loss of pairs (see `step.pairs`), of which a sample holds both sequences, the chosen one first, (2, length),
+    and "reference", (2,), where the reference's log probabilities are known. "grpo" is the loss of completions, on a
+    virtual GPU alone: `completions` (see `step.completions`) says how long they are; of the data only the length is
+    read.
     reference: DPO's and GRPO's, on the same GPU; None is the model without its adapters. gpu: where the model lies;
     None finds it out. after_first_step is called with the log after the first optimizer step, before the gradients are
     dropped.
@@ -164,13 +165,13 @@ def _train(
                             of_lomo(loss, setting.learning_rate)
                         else:
                             scaler.scale(loss).backward()
-                        if learner is not None:  # of TRL's trainer only its value is left
+                        if not gpu.is_virtual:
+                            log.losses.append(loss.item() / share)
+                        if not setting.holds_outputs:
                             del loss
                     log.micro_steps += 1
                     log.offloaded.update(moved)
                     moved.clear()
-                    if not gpu.is_virtual:
-                        log.losses.append(loss.item() / share)
                 with record.phase("step"):
                     if of_lomo is None:
                         scaler.step(optimizer)

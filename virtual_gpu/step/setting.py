@@ -96,7 +96,7 @@ class Setting:
     attention: str = "sdpa"
     lora_rank: int = LORA_RANK
     lora_targets: str | tuple[str, ...] = "attention"
-    holds_outputs: bool = False  # logits stay until the next forward, as in a loop that keeps the model's outputs
+    holds_outputs: bool = False  # logits and loss stay until the next ones, as in a loop that gives them names
     lora_dropout: float = LORA_DROPOUT
     # QLoRA: the scales of the 4-bit weights in 8 bits; the other weights in fp32 (prepare_model_for_kbit_training).
     double_quantization: bool = True

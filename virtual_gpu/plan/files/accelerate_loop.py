@@ -108,6 +108,7 @@ for batch in loader:
         loss = model(input_ids=batch, labels=batch, use_cache=False{fused}).loss
         accelerator.backward(loss)
         total += loss.detach() / ACCUMULATION
+        del loss  # what its graph still holds would lie there through the next forward
         if accelerator.sync_gradients:
             accelerator.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

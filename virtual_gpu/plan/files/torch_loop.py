@@ -168,6 +168,7 @@ for step in range(1, steps + 1):
 {synchronized}        batch = next(batches).to(device)
 {forward}        {backward}
         total += loss.detach()
+        del loss  # what its graph still holds would lie there through the next forward
 {unscale}{clip}{step}{each}    if {shown}:
         print(f"step {{step}} of {{steps}}: loss {{total.item():.4f}}")
 
