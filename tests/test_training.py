@@ -27,8 +27,9 @@ from virtual_gpu.step.optimizers import (
     estimate_memory_of_optimizer,
     make_optimizer,
 )
+from virtual_gpu.step.predict import predict_memory
 from virtual_gpu.step.run import TrainingLog, enable_checkpointing
-from virtual_gpu.trace.timeline import Timeline
+from virtual_gpu.trace.timeline import CATEGORIES, Timeline
 
 CONFIG = GPTNeoXConfig(
     hidden_size=64,
@@ -398,3 +399,16 @@ def test_out_of_memory_leaves_nothing_but_the_model(phase, checkpointing):
     del held
     release_memory(gpu)
     assert gpu.memory_allocated() == weights
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_the_loss_goes_after_backward_unless_it_has_a_name(holds):
+    """With adapters a checkpoint's input, and its gradient, hang on the loss: with it they stay."""
+    report = predict_memory(
+        model_id="gpt2", gpu="L4", full=True, batch_size=2, gradient_accumulation_steps=2, sequence_length=128,
+        precision="bf16", optimizer="adamw_fused", peft="lora", gradient_checkpointing=True, holds_outputs=holds,
+    )  # fmt: skip
+    activations = CATEGORIES.index("activations")
+    left = [int(p.live[0][activations]) for p in report.timeline.phases if p.name in ("forward", "step")][1:]
+    logits, embedded = 2 * 128 * 50_257 * 2, 2 * 128 * 768 * 2
+    assert min(left) > logits + embedded if holds else not any(left)

@@ -807,16 +807,17 @@ for one in results:
 # %% [markdown] lang="ko"
 # 선형층은 **입력의 크기**다. m × k와 k × n의 곱은 2mkn FLOPs이고 결과는 16비트로 2mn바이트이니, 나누면 k다. 어텐션은 길이 L, 너비 d의 곱이 둘이라 4L²d FLOPs이고(마스크로 건너뛰는 것도 센 것이다) 결과는 2Ld바이트이니, 나누면 길이의 두 배다. 2 × 2,048 = 4,096보다 조금 작은 것은 역전파에 쓸 logsumexp(소프트맥스 분모의 로그. 헤드와 토큰마다 fp32 하나)도 함께 남기기 때문이다. 길이 1,024면 2,048에 못 미쳐 맨 뒤로 간다. 이 목록에 없는 9728x2560은 블록의 마지막 곱이라 다시 계산하지 않는다(5.8절의 조기 중단). 어댑터를 이 층에도 붙이면(`all-linear`) 어댑터가 저장한 것을 만들러 끝까지 가므로 다시 계산한다.
 #
-# 그런데 다섯을 더하면 4.4 GiB쯤이고, 2번에 남은 것은 1.96 GiB다. 앞의 넷만 남긴 것과, 아무것도 남기지 않고 손실만 나눈 것을 세어 본다.
+# 그런데 다섯을 더하면 4.4 GiB쯤이고, 2번에 남은 것은 2.67 GiB다. 앞의 넷만 남긴 것, 다섯째를 열 블록에서만 더 남긴 것(`:10`), 아무것도 남기지 않고 손실만 나눈 것을 세어 본다.
 
 # %%
 four = replace(checkpointed, kept=tuple(one.name for one in results[:4]))
-for recipe in (four, replace(checkpointed, fused_lm_head=True)):
+more = replace(four, kept=(*four.kept, f"{results[4].name}:10"))
+for recipe in (four, more, replace(checkpointed, fused_lm_head=True)):
     plan = measure(request, recipe, 1, 16)
     print(f"{plan!r}, +{plan.extra_flops / 1e12:.0f} TFLOP ({plan.extra_flops / plan.least_flops:.0%})")
 
 # %% [markdown] lang="ko"
-# 손실을 나누지 않으면 모든 블록에서 남길 수 있는 것은 넷까지이고, 그때의 추가 연산은 +18%다. 다섯째는 블록 한둘에만 들어가, 그것을 남겨도 거의 줄지 않는다. 손실을 나누면 로짓만 한 텐서들이 빠져 8.50 GiB가 되고, 다섯이 다 들어간다. 로짓을 한 번 더 만드는 데 26 TFLOP쯤(246에서 220을 뺀 것)이 들지만, 다섯째 하나가 117 TFLOP(샘플 16개 × 7.34)을 아낀다. 그래도 드는 27 TFLOP(+4%)은 거의 다 그 로짓이다. 플래너는 두 길 가운데 연산이 적은 것을 고른다.
+# 손실을 나누지 않으면 모든 블록에서 남길 수 있는 것은 넷까지이고, 그때의 추가 연산은 +18%다. 다섯째는 서른여섯 블록 가운데 열에만 들어가고, 그것까지 남겨도 +13%다. 손실을 나누면 로짓만 한 텐서들이 빠져 8.50 GiB가 되고, 다섯이 다 들어간다. 로짓을 한 번 더 만드는 데 26 TFLOP쯤(246에서 220을 뺀 것)이 들지만, 다섯째 하나가 117 TFLOP(샘플 16개 × 7.34)을 아낀다. 그래도 드는 27 TFLOP(+4%)은 거의 다 그 로짓이다. 플래너는 두 길 가운데 연산이 적은 것을 고른다.
 #
 # - **내 스크립트에는** `spent.best.save("my_plan")`으로 내보낸 `train.py`에서 `kept = …`부터 `context_fn`이 있는 `if … else …`의 끝까지를 `get_peft_model` 앞에, 그 코드가 쓰는 `import` 두 줄(`itertools`, `torch.utils.checkpoint`)을 맨 위에 옮긴다. 손실을 나누는 계획이면 `add_fused_lm_head`와 `FusedTrainer`도 함께다. **내 `TrainingArguments`의 체크포인팅은 끈다.** 옮긴 코드가 켠다(내보낸 `training_arguments.json`에도 꺼져 있다. 그 파일만 옮기면 체크포인팅이 없다).
 # - **터미널에서는** `virtual-gpu fit … --selective --margin 0.05 --save my_plan`이다. 남는 자리를 쓰는 계획이니 여유(9.9절)를 함께 준다. 위의 1번은 5%를 두어도 들어간다(13.02 × 1.05 = 13.67 GiB).
