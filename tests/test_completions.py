@@ -11,7 +11,7 @@ import pytest
 import torch
 from forked import run_forked
 from safetensors.torch import load_file
-from test_plan_files import llama
+from test_plan_files import WIDTH, llama
 from test_plan_files import small as small  # a fixture
 from transformers import LlamaConfig
 
@@ -233,6 +233,20 @@ def test_the_files_hold_what_the_plan_counted(recipe, tmp_path):
     assert report.status == "fits", report.text()
     assert -0.004 < 1 - report.allocated / plan.tensors_bytes < 0.01
     assert max(plan.generation_bytes, plan.training_bytes) == plan.tensors_bytes
+
+
+@pytest.mark.slow
+def test_checkpoints_stay_on_the_cpu_after_the_reference(tmp_path):
+    """TRL switches checkpointing off for it, and on again: no checkpoint of what follows lies on the card either."""
+    llama(tmp_path / "model", num_hidden_layers=16)
+    recipe, held = Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True), {}
+    for offload in (False, True):
+        folder = tmp_path / str(offload)
+        planned(tmp_path / "model", replace(recipe, offload=offload), beta=0.1).save(folder)
+        report = run(str(folder / "train.py"), words(folder, 96, "--max-steps", "4"), gpu="L4")
+        assert report.status == "fits", report.text()
+        held[offload] = report.phases["backward"][0]
+    assert held[False] - held[True] == 15 * 4 * 128 * WIDTH * 2  # the last block's is there when backward begins
 
 
 @pytest.mark.slow

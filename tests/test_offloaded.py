@@ -227,7 +227,7 @@ def test_ram_too_small_for_a_micro_batch_takes_a_smaller_one(tmp_path):
     llama(tmp_path / "model", num_hidden_layers=48, hidden_size=1024, max_position_embeddings=32768)
     request = {"length": 32768, "batch": 2, "methods": ("lora",), "lora_targets": "attention"}
     plans = {
-        host: plan_training(str(tmp_path / "model"), "6.3GiB, 8.9", host=host, **request) for host in (None, "6GB")
+        host: plan_training(str(tmp_path / "model"), "6.4GiB, 8.9", host=host, **request) for host in (None, "6GB")
     }
     ways = {host: (found.best.micro_batch, found.best.accumulation) for host, found in plans.items()}
     assert ways == {None: (2, 1), "6GB": (1, 2)}

@@ -193,18 +193,17 @@ def test_a_fused_head_is_in_the_files(kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ALONE)
-def test_grouped_heads_are_repeated_before_ampere(kind, tmp_path, monkeypatch):
-    """Without the line the scores of every layer, whole, lie there in backward."""
+def test_grouped_heads_are_repeated_before_ampere(kind, tmp_path):
+    """Without the line the scores of every layer, whole, lie there in backward. What the script sets goes with it."""
     shipped = sdpa_attention.use_gqa_in_sdpa
-    monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", shipped)  # what the script sets goes with the test
     llama(tmp_path / "model", num_key_value_heads=2, max_position_embeddings=512)
     recipe = Recipe("lora", "mixed_fp16", "adamw_fused", fused_lm_head=kind == "trl")
     plan = plan_of(tmp_path / "model", recipe, (2, 2), length=512)
     held = on_the_virtual_card(plan, kind, tmp_path)
     assert abs(held - plan.tensors_bytes) < 0.01 * held
+    assert sdpa_attention.use_gqa_in_sdpa is shipped
     script = tmp_path / "plan" / "train.py"
     script.write_text(script.read_text(encoding="utf-8").replace("sdpa_attention.use_gqa", "sdpa_attention.no_"))
-    sdpa_attention.use_gqa_in_sdpa = shipped
     words = ["--text", str(tmp_path / "text.txt"), "--output", str(tmp_path / "out")]
     as_shipped = run(str(script), words, gpu="T4").allocated
     assert as_shipped - held > 4 * 2 * 8 * 512**2 * 2  # layers, samples, heads

@@ -79,6 +79,11 @@ def run(
         ask = pipeline.ask_by_running(options, command)
         processes.install(patches, device)
         _group(patches, device, ask, sent, at_once=ranked)
+        # Planned scripts for cards before Ampere set it; what is predicted after them in this process is not theirs.
+        device.imports.after(
+            "transformers.integrations.sdpa_attention",
+            lambda module: patches.set(module, "use_gqa_in_sdpa", module.use_gqa_in_sdpa),
+        )
         patches.set(sys, "argv", [program, *argv])
         patches.set(sys, "path", [os.getcwd() if module else os.path.dirname(os.path.abspath(program)), *sys.path])
         started = time.perf_counter()

@@ -167,8 +167,7 @@ def _train(
                             scaler.scale(loss).backward()
                         if not gpu.is_virtual:
                             log.losses.append(loss.item() / share)
-                        # With checkpoints on the CPU their graph is in cycles, which go whenever Python collects them.
-                        if not (setting.holds_outputs or setting.offload_checkpoints):
+                        if not setting.holds_outputs:
                             del loss
                     log.micro_steps += 1
                     log.offloaded.update(moved)

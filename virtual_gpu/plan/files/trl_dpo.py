@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .settings import head, of_launch
-from .trl_sft import arguments_of, of_trainer, with_launch
+from .trl_sft import arguments_of, beside_a_reference, of_trainer, with_launch
 
 if TYPE_CHECKING:
     from ..plans import Plan
@@ -24,6 +24,7 @@ def files(plan: Plan) -> dict[str, str]:
         arguments="".join(f"    {name}={value},\n" for name, value in (arguments_of(plan) | precomputed).items()),
         **of_launch(plan.recipe),
         **of_trainer(plan),
+        **beside_a_reference(plan),
     )
     return with_launch(plan, script)
 
@@ -38,7 +39,7 @@ What it takes on the card:
 """
 
 import argparse
-{modules}
+{functools}{modules}
 import torch
 {of_place}from datasets import load_dataset
 {peft}from transformers import AutoModelForCausalLM, AutoTokenizer{bits}
@@ -54,7 +55,7 @@ arguments = DPOConfig(
 tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
 dataset = load_dataset("json", data_files=args.pairs, split="train")
 
-{model}{adapters}trainer = DPOTrainer(
+{model}{again}{adapters}trainer = DPOTrainer(
     model,
     args=arguments,
     train_dataset=dataset,

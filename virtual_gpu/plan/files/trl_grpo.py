@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .settings import head
-from .trl_sft import arguments_of, of_trainer, with_launch
+from .trl_sft import arguments_of, beside_a_reference, of_trainer, with_launch
 
 if TYPE_CHECKING:
     from ..plans import Plan
@@ -28,6 +28,7 @@ def files(plan: Plan) -> dict[str, str]:
         completion=request.completion_length,
         arguments="".join(f"    {name}={value},\n" for name, value in (own | arguments).items()),
         **of_trainer(plan),
+        **beside_a_reference(plan),
     )
     return with_launch(plan, script)
 
@@ -42,7 +43,7 @@ What it takes on the card:
 """
 
 import argparse
-
+{functools}
 import torch
 {of_place}from datasets import load_dataset
 {peft}from transformers import AutoModelForCausalLM, AutoTokenizer{bits}
@@ -67,7 +68,7 @@ dataset = load_dataset("json", data_files=args.prompts, split="train")
 # A prompt has at most what the completion leaves of LENGTH.
 dataset = dataset.filter(lambda row: len(tokenizer(row["prompt"])["input_ids"]) <= LENGTH - COMPLETION)
 
-{model}{adapters}trainer = GRPOTrainer(
+{model}{again}{adapters}trainer = GRPOTrainer(
     model,
     reward,
     args=arguments,

@@ -75,6 +75,20 @@ def of_trainer(plan: Plan) -> dict[str, str]:
     }
 
 
+def beside_a_reference(plan: Plan) -> dict[str, str]:
+    """What a script adds whose trainer switches checkpointing off and on again: field of the template → text."""
+    again = plan.recipe.offload and not plan.recipe.stage  # of shards accelerate wraps the layers, whatever is switched
+    return {"functools": "import functools\n", "again": _AGAIN} if again else {"functools": "", "again": ""}
+
+
+# TRL 1.16, models/utils.py, `disable_gradient_checkpointing`; transformers' Trainer alone reads "offload".
+_AGAIN = """# After each pass of the reference TRL switches checkpointing on again, without the offload.
+model.gradient_checkpointing_enable = functools.partial(
+    model.gradient_checkpointing_enable, offload=not args.cpu
+)
+"""
+
+
 def with_launch(plan: Plan, script: str) -> dict[str, str]:
     """The script, and for several GPUs accelerate's configuration beside it."""
     return {"train.py": script} | ({"accelerate.yaml": accelerate_yaml(plan)} if plan.request.gpus > 1 else {})
