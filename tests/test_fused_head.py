@@ -123,12 +123,13 @@ def test_a_program_that_calls_it_takes_what_is_predicted(kind, peft):
             with torch.autocast("cuda", torch.float16):
                 loss = model(input_ids=ids, labels=ids, fused_lm_head=True).loss
             scaler.scale(loss).backward()
+            del loss
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
         reserved, allocated = torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
-    # On a card the hidden states that have a loss are copied, here all of them: a segment more at most.
-    assert abs(allocated - report.peak_bytes) < 2**16 and 0 <= reserved - report.reserved_bytes <= 2 * 2**20
+    # On a card the hidden states that have a loss are copied, here all of them: a segment at most.
+    assert abs(allocated - report.peak_bytes) < 2**16 and abs(reserved - report.reserved_bytes) <= 2 * 2**20
 
 
 def test_the_logits_are_computed_once_more():

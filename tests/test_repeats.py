@@ -11,7 +11,7 @@ from virtual_gpu.models.depth import with_depth
 from virtual_gpu.step.predict import virtual_run
 from virtual_gpu.step.setting import Setting
 from virtual_gpu.trace import trace as of_trace
-from virtual_gpu.trace.micro_batches import LATER, MICRO_BATCHES, with_micro_batches
+from virtual_gpu.trace.micro_batches import LATER, with_micro_batches
 from virtual_gpu.trace.repeats import repeats_of
 
 WANTED = 24
@@ -33,10 +33,10 @@ def many(request):
 
 
 def test_they_are_found_step_by_step(many):
-    """The first two of a step are not like the others."""
+    """The first of a step is not like the others."""
     repeats = repeats_of(many)
-    assert [repeat.times for repeat in repeats] == [WANTED - 2] * 2
-    for repeat, phase in zip(repeats, (4, 2 * WANTED + 5), strict=True):
+    assert [repeat.times for repeat in repeats] == [WANTED - 1] * 2
+    for repeat, phase in zip(repeats, (2, 2 * WANTED + 3), strict=True):
         assert many.span[repeat.start] == 2 * phase + 1 > many.span[repeat.start - 1]
 
 
@@ -79,9 +79,7 @@ def test_fewer_than_three_or_other_entries_are_none(many):
         sizes[first.start + turn * first.length] += 512
     changed = of_trace.Trace(many.born, sizes, many.category, many.span, many.names, stream=many.stream)
     assert repeats_of(changed)[:-1] == [] and repeats_of(changed)[-1] == repeats_of(many)[-1]
-    short = virtual_run(
-        Setting(1, MICRO_BATCHES, model_id="gpt2"), with_depth(load_config("gpt2"), 2), CATALOG["T4"]
-    ).trace
+    short = virtual_run(Setting(1, 3, model_id="gpt2"), with_depth(load_config("gpt2"), 2), CATALOG["T4"]).trace
     assert repeats_of(short) == []
 
 
