@@ -38,9 +38,10 @@ def few():
     ],
     ids=str,
 )
-@pytest.mark.parametrize("wanted", [5, 9])
+@pytest.mark.parametrize("wanted", [2, 5])
 def test_it_is_the_trace_of_a_run_with_all_of_them(setting, wanted):
-    ours, run = with_micro_batches(trace_of(MICRO_BATCHES, LATER, **setting), wanted), trace_of(wanted, **setting)
+    few = trace_of(min(wanted, MICRO_BATCHES), LATER, **setting)
+    ours, run = with_micro_batches(few, wanted), trace_of(wanted, **setting)
     assert ours.names == run.names
     for name in ARRAYS:
         assert np.array_equal(getattr(ours, name), getattr(run, name)), name

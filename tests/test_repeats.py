@@ -11,7 +11,7 @@ from virtual_gpu.models.depth import with_depth
 from virtual_gpu.step.predict import virtual_run
 from virtual_gpu.step.setting import Setting
 from virtual_gpu.trace import trace as of_trace
-from virtual_gpu.trace.micro_batches import LATER, with_micro_batches
+from virtual_gpu.trace.micro_batches import LATER, MICRO_BATCHES, with_micro_batches
 from virtual_gpu.trace.repeats import repeats_of
 
 WANTED = 24
@@ -27,7 +27,9 @@ WANTED = 24
     ids=str,
 )
 def many(request):
-    setting = Setting(**{"batch_size": 1, "model_id": "gpt2", "gradient_accumulation_steps": 4} | request.param)
+    setting = Setting(
+        **{"batch_size": 1, "model_id": "gpt2", "gradient_accumulation_steps": MICRO_BATCHES} | request.param
+    )
     config = with_depth(load_config(setting.model_id), 4)
     return with_micro_batches(virtual_run(setting, config, CATALOG["T4"], LATER).trace, WANTED)
 
@@ -79,7 +81,9 @@ def test_fewer_than_three_or_other_entries_are_none(many):
         sizes[first.start + turn * first.length] += 512
     changed = of_trace.Trace(many.born, sizes, many.category, many.span, many.names, stream=many.stream)
     assert repeats_of(changed)[:-1] == [] and repeats_of(changed)[-1] == repeats_of(many)[-1]
-    short = virtual_run(Setting(1, 3, model_id="gpt2"), with_depth(load_config("gpt2"), 2), CATALOG["T4"]).trace
+    short = virtual_run(
+        Setting(1, MICRO_BATCHES, model_id="gpt2"), with_depth(load_config("gpt2"), 2), CATALOG["T4"]
+    ).trace
     assert repeats_of(short) == []
 
 

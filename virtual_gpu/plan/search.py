@@ -496,7 +496,8 @@ def _whatever_the_samples(plan: Plan) -> int:
     More than there is where not all of it lies there at that moment.
     """
     config = text_config(load_config(plan.request.model))
-    copies = expected(plan.request, plan.recipe)[0] + HEAD_BYTES * config.vocab_size * config.hidden_size
+    head = HEAD_BYTES[plan.recipe.method] * config.vocab_size * config.hidden_size
+    copies = expected(plan.request, plan.recipe)[0] + head
     return _states(plan) + copies + plan.at_peak.get("other", 0) + plan.at_peak.get("gathered", 0)
 
 

@@ -11,9 +11,11 @@ from .plans import Plan
 from .recipes import Recipe
 from .request import Request
 
-# At most. A logit: in half precision and fp32, its logarithm of softmax, the gradient in fp32 and in half precision. A
-# weight of the head: autocast's copy of it, and that copy's gradient.
-LOGIT_BYTES, HEAD_BYTES = 16, 4
+# At most: in half precision and fp32, its logarithm of softmax, the gradient in fp32 and in half precision.
+LOGIT_BYTES = 16
+# Of a weight of the head, at most: autocast's copy of it, and where it is trained that copy's gradient. LoRA freezes
+# weights that are in half precision already.
+HEAD_BYTES = {"full": 4, "qlora": 2, "lora": 0}
 
 
 def needed_bytes(plan: Plan) -> int:
@@ -33,7 +35,8 @@ def may_fuse(request: Request, recipe: Recipe, fit: Plan | None, miss: Plan | No
     if fit is not None:
         return fit.accumulation > 1 and (recipe.checkpointing or request.prefer == "speed")
     config = text_config(load_config(request.model))
-    saved = config.vocab_size * (LOGIT_BYTES * miss.micro_batch * request.length + HEAD_BYTES * config.hidden_size)
+    logits, head = LOGIT_BYTES * miss.micro_batch * request.length, HEAD_BYTES[recipe.method] * config.hidden_size
+    saved = config.vocab_size * (logits + head)
     # The whole batch at once keeps no gradients.
     saved += miss.at_peak.get("gradients", 0) if miss.accumulation > 1 else 0
     return miss.tensors_bytes - saved <= request.limit_bytes

@@ -375,8 +375,9 @@ def predicted_run(
     like: its name, where what has been found of one run may hold for another (see `models.depth.from_shallow`).
     """
     how, wanted = how or virtual_run, setting.gradient_accumulation_steps
-    if wanted > MICRO_BATCHES:
-        few = replace(setting, gradient_accumulation_steps=MICRO_BATCHES)
+    # GRPO scores the completions of all micro-batches at once, and outputs that are held are released by the next one.
+    if wanted > LATER and not (setting.completions or setting.holds_outputs):
+        few = replace(setting, gradient_accumulation_steps=min(wanted, MICRO_BATCHES))
         run = _by_depth(how, like, few, config, spec, LATER) or how(few, config, spec, LATER)
         trace = with_micro_batches(run.trace, wanted)
         if trace is not None:
