@@ -135,6 +135,49 @@ for schedule, ranks in piped.items():
 # - 층을 나누었으니 파라미터, 그레이디언트, 옵티마이저 상태는 어느 순서에서나 rank마다 자기 스테이지 몫뿐이다. 순서가 바꾸는 것은 순전파 상태와 버블이다.
 # - 1F1B에서는 앞 rank일수록 많이 붙든다. GPU마다 메모리가 고르지 않다. (마지막 rank의 하나가 남들의 하나보다 조금 큰 것은 출력층과 손실이 거기 있어서다.)
 #
+# ### 카드 두 장에 나누기만 하면: `device_map="auto"`
+#
+# 캐글은 T4 두 장을 빌려준다. transformers의 `device_map="auto"`는 한 프로세스에서 층을 앞에서부터 카드에 나누어 올린다. 카드 0이 순전파한 결과를 카드 1이 이어받고 역전파는 거꾸로 온다. 배치를 자르지 않으니 m = 1인 파이프라인이다. 위의 식으로 버블은 1/2, 카드 두 장이 한 장의 속도다. 얻는 것은 메모리뿐이다.
+#
+# Llama-3.1-8B의 fp16 가중치는 14.96 GiB라 T4 한 장에 들어가지 않는다. 두 장에 나누어 LoRA와 체크포인팅으로 순전파와 역전파를 한 번 한다. 출력층은 어느 카드에 있고, 로짓은 어느 카드에서 나올까? 차례로 카드마다의 층 수와 나머지 부분의 자리, 카드마다의 가중치, 로짓의 자리와 크기, 카드마다 텐서가 가장 많을 때의 메모리를 출력한다.
+
+# %%
+from collections import Counter
+
+import virtual_gpu
+from helpers import enable_checkpointing
+from helpers.models import lora_config
+
+
+def on_two_cards(name="meta-llama/Llama-3.1-8B", batch=1, length=1024):
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(name, dtype="float16", device_map="auto")
+    places, weights = model.hf_device_map, Counter()
+    print(dict(Counter(card for part, card in places.items() if "layers" in part)))
+    print({part: card for part, card in places.items() if "layers" not in part})
+    for parameter in model.parameters():
+        weights[parameter.device.index] += parameter.nbytes
+    print([human_bytes(weights[card]) for card in (0, 1)])
+    enable_checkpointing(model)
+    model = get_peft_model(model, lora_config(8)).train()
+    tokens = torch.ones(batch, length, dtype=torch.int64).cuda()
+    outputs = model(tokens, labels=tokens, use_cache=False)
+    print(outputs.logits.device, human_bytes(outputs.logits.nbytes))
+    outputs.loss.backward()
+    print([human_bytes(torch.cuda.max_memory_allocated(card)) for card in (0, 1)])
+
+
+with virtual_gpu.cuda("T4", visible_gpus=2):
+    on_two_cards()
+
+# %% [markdown] lang="ko"
+# 한 장에 안 들어가던 모델이 두 장에서 학습된다. 출력층은 카드 1에 있는데 로짓은 카드 0에서 나왔다. accelerate가 모델의 출력을 입력이 있던 카드로 되돌리기 때문이고, 그동안 로짓은 두 카드에 다 있다. 배치와 어휘가 크면 그래서 카드 0도 찬다.
+#
+# - `device_map` 없이 모델을 카드 한 장에 둔 채 두 장이 보이는 곳에서 `Trainer`를 쓰면 나누는 것이 아니라 `nn.DataParallel`이 된다. 순전파 때마다 가중치를 카드 1에 복사하고, 로짓을 카드 0에 모으고, 옵티마이저 상태는 카드 0에만 있다. 배치는 카드마다 `per_device_train_batch_size`라 모두 두 배다. 그래서 카드 0이 먼저 넘친다. 배치를 나누려면 `torchrun --nproc_per_node 2`로 시작하고([6장](06_distributed_zero.ipynb)), 한 장만 쓰려면 `CUDA_VISIBLE_DEVICES=0`을 준다.
+# - 내 프로그램이 카드 두 장에서 어떤지는 `virtual-gpu run --gpu T4 --visible-gpus 2 train.py`가 센다. 카드마다 따로 세고, 어느 카드에서 넘치는지 말한다. 아직 진짜 카드 두 장과 비교하지는 못했다.
+#
 # ## 7.2 버블을 더 줄이는 순서
 #
 # 1F1B의 버블 3/11은 크다. 요즘 쓰는 순서는 두 가지 생각을 더한다.

@@ -64,6 +64,11 @@ class _Lent:
         self._free.append(self.number)
 
 
+def handles() -> Any:
+    """cuBLAS's handles of a card: each thread's own."""
+    return _Handle(_Pool())
+
+
 class VirtualGPU:
     """A GPU of the catalogue made of fake tensors; with `limited=False` it never runs out of memory.
 
@@ -103,7 +108,7 @@ class VirtualGPU:
         self.in_step = False
         self.interrupted = self._waits = False  # Ctrl+C has come; Ctrl+C has to wait
         self._workspaces: dict[tuple[str, int | None, int], int] = {}  # library, handle, stream -> allocation id
-        self._handle = _Handle(_Pool())
+        self._handle = handles()
 
     def __repr__(self) -> str:
         return f"VirtualGPU({self.name!r}, {human_bytes(self.spec.capacity_bytes)})"
@@ -151,7 +156,7 @@ class VirtualGPU:
     def release_workspaces(self) -> None:
         """Give back the cuBLAS workspaces, as `torch._C._cuda_clearCublasWorkspaces` does."""
         for block in self._workspaces.values():
-            self.meter.free(block)
+            self.free(block)
         self._workspaces.clear()
 
     # -- putting things on it --------------------------------------------------------------------------------------
@@ -189,7 +194,15 @@ class VirtualGPU:
         for tensor in tensors:
             block = self.block_of(tensor)
             if block is not None:
-                self.meter.label(block, category)
+                self.meter_of(block).label(block, category)
+
+    def free(self, block: int) -> None:
+        """Release an allocation by its id."""
+        self.meter.free(block)
+
+    def meter_of(self, block: int) -> AllocationMeter:
+        """The meter that counts an allocation: there is one."""
+        return self.meter
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """The id of the block that holds a tensor's storage; None where none does."""
@@ -278,7 +291,7 @@ class VirtualGPU:
             yield
         finally:
             for block in reversed(held):
-                self.meter.free(block)
+                self.free(block)
 
     def temporaries(self, *sizes: int) -> None:
         """Hold these bytes for a moment."""

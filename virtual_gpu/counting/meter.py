@@ -22,7 +22,7 @@ class AllocationMeter:
     """What is allocated now and for what; bytes are the caching allocator's, as `torch.cuda.memory_allocated` has them.
 
     `capacity_bytes` None means without limit. `allocate` raises MemoryError *before* it takes what does not fit.
-    place: where the driver puts a segment, see `CachingAllocator`.
+    place: where the driver puts a segment, see `CachingAllocator`. first_id: of its allocations.
     """
 
     def __init__(
@@ -31,11 +31,12 @@ class AllocationMeter:
         *,
         expandable_segments: bool = False,
         place: Callable[[int], int] | None = None,
+        first_id: int = 1,
     ):
         self.allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments, place=place)
         self.recorder: TimelineRecorder | None = None
         self._blocks: dict[int, Allocation] = {}
-        self._next_id = 1
+        self._next_id = first_id
         self.stream: Callable[[], int] | None = None  # which one is current, where there are several
 
     @property

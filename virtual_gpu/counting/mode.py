@@ -80,10 +80,10 @@ class CountingMode(FakeTensorMode):
         # storage address -> (its weak references, allocation id; None while the storage is resized to nothing)
         self.storages: dict[int, tuple[tuple[weakref.ref, weakref.ref], int | None]] = {}
 
-        def release(key: int, storages=self.storages, meter=gpu.meter) -> None:
+        def release(key: int, storages=self.storages, free=gpu.free) -> None:
             block = storages.pop(key)[1]
             if block is not None:
-                meter.free(block)
+                free(block)
 
         self.releases = Releases(release)
 
@@ -256,7 +256,7 @@ class CountingMode(FakeTensorMode):
             return
         references, block = self.storages[storage._cdata]
         if block is not None:
-            self.gpu.meter.free(block)
+            self.gpu.free(block)
         block = self.gpu._allocate(storage.nbytes(), category) if storage.nbytes() else None
         self.storages[storage._cdata] = (references, block)
 

@@ -95,7 +95,8 @@ def execute(args: argparse.Namespace) -> int:
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         report = run(
             command[0], command[1:], gpu=args.gpu, module=bool(args.module), steps=args.steps,
-            through_evaluation=args.through_evaluation, values=args.values, gpus=args.gpus, rank=args.rank,
+            through_evaluation=args.through_evaluation, values=args.values, gpus=args.gpus,
+            visible_gpus=args.visible_gpus, rank=args.rank,
             limited=not args.unlimited, host=args.host, writes=args.write_files, snapshot_file=args.snapshot,
             without=args.without, changes=args.change,
             sent=None if args.sent is None else (int(args.sent[0]), args.sent[1]),
@@ -178,6 +179,7 @@ def _command(args: argparse.Namespace) -> list[str]:
 def _options(args: argparse.Namespace) -> list[str]:
     """The options of another run of the same program."""
     options = ["--gpu", str(args.gpu), "--steps", str(args.steps), "--gpus", str(args.gpus), "--rank", str(args.rank)]
+    options += ["--visible-gpus", str(args.visible_gpus)] if args.visible_gpus > 1 else []
     options += ["--host", args.host] if args.host else []
     options += ["--values", args.values, *(["--through-evaluation"] if args.through_evaluation else [])]
     options += [*(["--unlimited"] if args.unlimited else []), *(f"--without={rule}" for rule in args.without)]
@@ -215,6 +217,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             ko="이 기계의 RAM도 한도로 둔다: Colab, Kaggle, 또는 '32GB' 같은 크기",
             en='the machine whose RAM ends too: Colab, Kaggle, or a size as "32GB"',
         ),
+        "visible_gpus": tr(
+            ko='프로세스 하나가 보는 GPU 수(device_map="auto")',
+            en='how many the one process sees and spreads its model over (device_map="auto")',
+        ),
         "gpus": tr(ko="GPU 수. 그 가운데 한 rank로 실행한다", en="how many; the program runs as one rank of as many"),
         "rank": tr(ko="어느 rank인가", en="which of them"),
         "steps": tr(ko="이만큼의 optimizer 스텝 뒤에 끝낸다", en="optimizer steps, after which the run ends"),
@@ -238,6 +244,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpu", default="T4", help=texts["gpu"])
     add("--host", default=None, metavar="MACHINE", help=texts["host"])
     add("--gpus", type=int, default=1, help=texts["gpus"])
+    add("--visible-gpus", type=int, default=1, help=texts["visible_gpus"])
     add("--rank", type=int, default=0, help=texts["rank"])
     add("--steps", type=int, default=3, help=texts["steps"])
     add("--through-evaluation", action="store_true", help=texts["evaluation"])

@@ -58,6 +58,8 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
         if kwargs.get("disable") or _is_libraries_own(model, caller):
             return model
         backend, why = _backend(kwargs.get("backend"))
+        if watch.gpu.several is not None:  # what is traced lies on "cpu:0"
+            why = tr(ko="한 프로세스가 카드 여러 장을 쓴다", en="one process with several cards")
         if why:
             _note_eager(watch, why)
             return model

@@ -31,6 +31,7 @@ from . import (
     old_names,
     pretrained,
     quantized,
+    several,
     smi,
     states,
     tensors,
@@ -47,6 +48,9 @@ from .watch import Watch
 
 # Where PyTorch runs an operation in Python: modes are entered and left, rules are looked up.
 _OPERATIONS = ("torch._library", "torch._subclasses", "torch.utils._python_dispatch")
+
+
+MOST_VISIBLE = 16  # a machine's
 
 
 def _leave_modes(depth: int) -> None:
@@ -110,6 +114,30 @@ def _interruptible(gpu: ProgramGPU) -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
+def check_cards(gpus: int, visible_gpus: int, rank: int) -> None:
+    """WrongValue unless these are numbers of processes, or of cards of one process, and one of them."""
+    gpus, visible = positive_int(gpus, "gpus"), positive_int(visible_gpus, "visible_gpus")
+    if gpus > 1 and visible > 1:
+        raise WrongValue(
+            tr(
+                ko=f"gpus={gpus}, visible_gpus={visible}: 프로세스마다 카드 한 장(gpus)이거나, 카드 여러 장을 쓰는 "
+                "프로세스 하나(visible_gpus)다.",
+                en=f"gpus={gpus}, visible_gpus={visible}: it is a card for each process (gpus), or several for one "
+                "(visible_gpus).",
+            )
+        )
+    if visible > MOST_VISIBLE:
+        raise WrongValue(
+            tr(
+                ko=f"visible_gpus={visible}: 한 프로세스가 보는 카드는 {MOST_VISIBLE}장까지다.",
+                en=f"visible_gpus={visible}: a process sees {MOST_VISIBLE} cards at most.",
+            )
+        )
+    last = max(gpus, visible) - 1
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank <= last:
+        raise WrongValue(tr(ko=f"rank={rank!r:.80}: 0부터 {last}까지다.", en=f"rank={rank!r:.80}: 0 to {last}."))
+
+
 @contextmanager
 def cuda(
     gpu: str | GPUSpec = "T4",
@@ -118,6 +146,7 @@ def cuda(
     values: str = "answer",
     rank: int = 0,
     gpus: int = 1,
+    visible_gpus: int = 1,
     writes: bool = False,
     host: str | Machine | None = None,
     without: Iterable[str] = (),
@@ -126,23 +155,22 @@ def cuda(
     """Give the block a CUDA GPU: `torch.cuda` finds it, tensors moved there are counted, those of the CPU stay real.
 
     gpu: a name of the catalogue, a free card as "24GiB, 8.6", or a card's facts. limited=False: it never runs out of
-    memory. values: "answer", "stop" or a number, see `values`. writes: the program may write its checkpoints, with
-    ones where there are no values. host: the machine whose RAM there is, "Colab", "Kaggle" or "32GB" (see
-    `host.machines`): `HostOutOfMemory` where it ends; None counts it without limit (`gpu.host.report()`). without:
-    names of CUDA's rules to leave out (`rules.active.RULES`), as `compare` does to explain a difference. changes: what
-    is to be other in the program (`changed.MADE`), how often each found its place is in `gpu.changes`. Everything
-    that is replaced meanwhile is put back at the end, whatever happens. NotSupported while such a block is open, in
-    this thread or another.
+    memory. visible_gpus: how many this one process sees and may spread a model over; each is counted and ends where it
+    ends, and of `rank` it is recorded what everything is for. values: "answer", "stop" or a number, see `values`.
+    writes: the program may write its checkpoints, with ones where there are no values. host: the machine whose RAM
+    there is, "Colab", "Kaggle" or "32GB" (see `host.machines`): `HostOutOfMemory` where it ends; None counts it without
+    limit (`gpu.host.report()`). without: names of CUDA's rules to leave out (`rules.active.RULES`), as `compare` does
+    to explain a difference. changes: what is to be other in the program (`changed.MADE`), how often each found its
+    place is in `gpu.changes`. Everything that is replaced meanwhile is put back at the end, whatever happens.
+    NotSupported while such a block is open, in this thread or another.
     """
     spec = card(gpu).needs_cuda()
-    gpus = positive_int(gpus, "gpus")
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < gpus:
-        raise WrongValue(
-            tr(ko=f"rank={rank!r:.80}: 0부터 {gpus - 1}까지다.", en=f"rank={rank!r:.80}: 0 to {gpus - 1}.")
-        )
+    check_cards(gpus, visible_gpus, rank)
     room = None if host is None else machine(host)
     made = changed.check_changes(changes)
-    device = ProgramGPU(spec, limited=limited, values=values, rank=rank, ranks=gpus, host=room, without=without)
+    device = ProgramGPU(
+        spec, limited=limited, values=values, rank=rank, ranks=gpus, cards=visible_gpus, host=room, without=without
+    )
     device.changes = made
     patches = Patches()
     with ExitStack() as stack:
@@ -175,6 +203,8 @@ def cuda(
             extensions.install(patches, imports, watch)
             triton_kernels.install(patches, imports, device, watch)
             zero.install(patches, imports, watch)
+            if device.several is not None:
+                several.install(patches, device)
             changed.install(patches, imports, watch, made)
         stack.enter_context(_interruptible(device))
         stack.enter_context(device)

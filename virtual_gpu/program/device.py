@@ -27,6 +27,7 @@ from ..allocator import CachingAllocator
 from ..allocator_settings import AllocatorSettings
 from ..cards import GPUSpec
 from ..counting.gpu import VirtualGPU, format_size
+from ..counting.meter import AllocationMeter
 from ..counting.mode import DEVICE_QUERY, CountingMode, is_composite
 from ..counting.outputs import device_of
 from ..host.machines import Machine
@@ -38,6 +39,7 @@ from ..rules.pinned import ROUNDED
 from ..rules.registry import parts
 from . import known, routing
 from .frames import program_line
+from .several import SeveralCards
 from .sparse import Sparse, among, makes
 from .streams import Streams
 from .values import Values, ValueStop, is_drawn
@@ -79,7 +81,7 @@ def _named(func: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple, dict]:
     """`to` with a device and a type, as inference mode brings it whole: by the form that names the device."""
     given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
     if (other := given.pop("other", None)) is not None:
-        given |= {"device": GPU if type(other) is FakeTensor else other.device, "dtype": other.dtype}
+        given |= {"device": device_of(other) if type(other) is FakeTensor else other.device, "dtype": other.dtype}
     return _TO, (given.pop("self"),), given
 
 
@@ -104,7 +106,7 @@ class ProgramMode(CountingMode):
         self.over = False  # the block has ended: what comes here comes from a thread that goes on
         self.values: Values = gpu.answers
         self.values.on_assumed = self._note_choice
-        self.sparse = Sparse(self, GPU)
+        self.sparse = Sparse(self)
         self.generator = torch.Generator().manual_seed(0)  # not the program's, which would draw other numbers then
 
     @property
@@ -125,6 +127,13 @@ class ProgramMode(CountingMode):
         """As `CountingMode` says; other threads wait."""
         with self.turn, super().uncounted():
             yield
+
+    def count(self, tensor: torch.Tensor, category: str = "activations") -> None:
+        """As `CountingMode` says, on the card that the tensor is on."""
+        several = self.gpu.several
+        card = device_of(tensor).index if several is not None and type(tensor) is FakeTensor else None
+        with contextlib.nullcontext() if card is None else several.on(card):
+            super().count(tensor, category)
 
     def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> Any:
         """The length that a nested tensor's rows do not share."""
@@ -153,6 +162,11 @@ class ProgramMode(CountingMode):
             func, args, kwargs = _named(func, args, kwargs or {})
         device = kwargs.get("device") if kwargs else None
         on_gpu = is_gpu(device)
+        if self.gpu.several is not None and not self.inside and (on_gpu or FakeTensor in types):
+            card = self.gpu.several.card_of(args, device if on_gpu else None)
+            if card != self.gpu.several.here:
+                with self.gpu.several.on(card):
+                    return self._dispatch(func, types, args, kwargs)
         if FakeTensor not in types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a DTensor: its parts come by themselves, whichever device they are on
         if FakeTensor not in types and not self.inside and not on_gpu:
@@ -162,7 +176,7 @@ class ProgramMode(CountingMode):
             return super().__torch_dispatch__(func, types, args, kwargs)
         if on_gpu:
             self.gpu.check_index(device)
-            kwargs = {**kwargs, "device": GPU}
+            kwargs = {**kwargs, "device": self.gpu.inside(device)}
             if kwargs.get("pin_memory"):
                 raise RuntimeError("Only dense CPU tensors can be pinned")
             if func is _TO_COPY and type(args[0]) is not FakeTensor:
@@ -199,7 +213,7 @@ class ProgramMode(CountingMode):
         except RuntimeError as error:
             if "Expected all tensors to be on the same device" in str(error):
                 # `from None`: the program is to see what it would see on a card
-                raise RuntimeError(str(error).replace("cpu:0", str(self.gpu.device))) from None
+                raise RuntimeError(self.gpu.named(str(error))) from None
             raise
         except ValueError as error:
             if not isinstance(error.__cause__, DynamicOutputShapeException):
@@ -215,7 +229,7 @@ class ProgramMode(CountingMode):
         for one in out if isinstance(out, (tuple, list)) else (out,):
             # Where PyTorch knows no rule of shapes it asks the CPU's kernel, whose results have no number.
             if type(one) is FakeTensor and one.fake_device == _CPU:
-                one.fake_device = GPU
+                one.fake_device = self.gpu.here
         if type(out) is FakeTensor and (func in _OVERWRITES or any(map(is_drawn, args[:2]))):
             self._passes_on(func, args, out)
         if _draws(func) and isinstance(out, torch.Tensor):
@@ -271,7 +285,8 @@ class ProgramMode(CountingMode):
         memory_format = kwargs.get("memory_format") or torch.preserve_format
         layout = torch.empty_like(meta, memory_format=memory_format)
         with self:
-            fake = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device=GPU)
+            device = kwargs.get("device", self.gpu.here)
+            fake = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device=device)
         self.gpu.watch.claim([fake], "inputs")
         known.know(fake, real)
         return fake
@@ -417,7 +432,7 @@ class ProgramMode(CountingMode):
             return torch.zeros((), dtype=value.dtype).expand(value.shape) if type(value) is FakeTensor else value
 
         def on_gpu(one: Any) -> Any:  # a packed sequence's batch sizes stay on the CPU
-            return torch.empty_like(one, device=GPU) if one.is_floating_point() else one
+            return torch.empty_like(one, device=self.gpu.here) if one.is_floating_point() else one
 
         real = func(*tree_map(stands_for, args), **tree_map(stands_for, kwargs))
         with self:
@@ -462,7 +477,8 @@ def cards_of_a_machine(cards: int) -> int:
 class ProgramGPU(VirtualGPU):
     """A virtual GPU for whole programs: the card of process `rank` of `ranks`, of which only this one exists.
 
-    index, count: which card it is, of how many in its machine.
+    index, count: which card it is, of how many in its machine. cards: how many the one process sees (`several`), of
+    which `rank` is then the one that is looked at; `index` the one that is current.
     values: what questions for numbers get, see `Values`. host: the machine that it is in; `gpu.host` counts its RAM.
     """
 
@@ -474,6 +490,7 @@ class ProgramGPU(VirtualGPU):
         values: str = "answer",
         rank: int = 0,
         ranks: int = 1,
+        cards: int = 1,
         without: Iterable[str] = (),
         host: Machine | None = None,
     ):
@@ -482,17 +499,21 @@ class ProgramGPU(VirtualGPU):
         self.limited, self.begun = limited, False  # begun: whether anything was asked of the allocator
         self.settings_said = ""  # to the allocator's own functions, before that
         self.meter.allocator = CachingAllocator(self.meter.allocator.capacity_bytes)
+        self.several = SeveralCards(self, cards, rank) if cards > 1 else None
+        self.meters = [self.meter] if self.several is None else self.several.meters
         self._said = AllocatorSettings.from_environment()
         self.configure(self._said)
         self.streams = Streams(self)
-        self.meter.stream = lambda: self.streams.current.stream_id
-        self.rank, self.ranks = rank, ranks
+        self.rank, self.ranks = 0 if self.several else rank, ranks
+        for meter in self.meters:
+            meter.stream = lambda: self.streams.current.stream_id
         self.mode = ProgramMode(self)
+        self.uses_nccl = False  # within this process
         self.fraction, self.ooms, self.pid = 1.0, 0, os.getpid()
         pinned = PinnedAllocator.from_environment(rounds_up=self.rules.applies(ROUNDED.name))
         self.host = HostStorages(HostMeter(host if limited else None, pinned))
         self.host.releases.turn = self.mode.turn
-        self.on_machine_of(cards_of_a_machine(ranks))
+        self.on_machine_of(cards if self.several else cards_of_a_machine(ranks))
         self.watch: Any = None  # the recorder, a `Watch`: `cuda` puts it there, and the import hook
         self.imports: Any = None
         self.saving: Any = None  # a `Saving`, and the `OwnFiles` of the run where it writes none
@@ -505,15 +526,59 @@ class ProgramGPU(VirtualGPU):
 
     def on_machine_of(self, cards: int) -> None:
         """So many of the processes share a machine, each with a card."""
-        self.index, self.count = self.rank % cards, cards
-        self.device = torch.device("cuda", self.index)
-        self.host.meter.ranks = cards
+        self._index, self.count = self.rank % cards, cards
+        self.host.meter.ranks = 1 if self.several else cards
+
+    @property
+    def index(self) -> int:
+        """Which card of the machine is current."""
+        return self._index if self.several is None else self.several.current
+
+    @property
+    def device(self) -> torch.device:
+        """The current card, as the program names it."""
+        return torch.device("cuda", self.index)
+
+    @property
+    def here(self) -> torch.device:
+        """The card whose operation runs, by its name inside."""
+        return GPU if self.several is None else torch.device("cpu", self.several.here)
+
+    def inside(self, device: torch.device) -> torch.device:
+        """A card that the program names, by its name inside."""
+        return GPU if self.several is None else self.several.inside(device)
+
+    def shown(self, tensor: FakeTensor) -> torch.device:
+        """The card that the program sees a tensor on."""
+        return self.device if self.several is None else self.several.shown(tensor)
+
+    def named(self, text: str) -> str:
+        """A message of PyTorch's with the card's name as the program has it."""
+        return text.replace("cpu:0", str(self.device)) if self.several is None else self.several.named(text)
+
+    def choose(self, index: int) -> None:
+        """Make a card the current one (`torch.cuda.set_device`)."""
+        self.check_index(torch.device("cuda", index))
+        if self.several is not None:
+            self.several.current = index
+
+    def free(self, block: int) -> None:
+        """As `VirtualGPU` says."""
+        self.meter_of(block).free(block)
+
+    def meter_of(self, block: int) -> AllocationMeter:
+        """As `VirtualGPU` says."""
+        return self.meter if self.several is None else self.several.meter_of(block)
+
+    def on(self, index: int) -> contextlib.AbstractContextManager[None]:
+        """What is asked in this block is asked of that card."""
+        return contextlib.nullcontext() if self.several is None else self.several.on(index)
 
     def check_index(self, device: torch.device) -> None:
         """RuntimeError, in CUDA's words, where a program asks for a card that there is not, or in a fork for any."""
         self.refuse_forks()
         index = device.index if device.type == "cuda" else None
-        if index is None or index == self.index:
+        if index is None or index == self.index or (self.several is not None and 0 <= index < self.count):
             return
         if not 0 <= index < self.count:
             raise torch.AcceleratorError(
@@ -537,18 +602,23 @@ class ProgramGPU(VirtualGPU):
 
     def configure(self, settings: AllocatorSettings) -> None:
         """Follow these settings of the allocator, which has given nothing yet."""
-        self.meter.allocator.configure(settings if self.limited else replace(settings, memory_fraction=None))
+        for meter in self.meters:
+            meter.allocator.configure(settings if self.limited else replace(settings, memory_fraction=None))
         self.expandable_segments = settings.expandable_segments
 
     def empty_cache(self) -> None:
         """As `VirtualGPU` says."""
         with self.mode.turn:
             super().empty_cache()
+            for meter in self.meters:
+                meter.allocator.empty_cache()
 
     def release_workspaces(self) -> None:
         """As `VirtualGPU` says."""
         with self.mode.turn:
-            super().release_workspaces()
+            for card in range(len(self.meters)):
+                with self.on(card):
+                    super().release_workspaces()
 
     def _allocate(self, nbytes: int, category: str) -> int:
         with self.mode.turn:
@@ -568,7 +638,8 @@ class ProgramGPU(VirtualGPU):
         except torch.OutOfMemoryError as error:
             self.ooms += 1
             self.last_oom = self.watch.out_of_memory(nbytes)
-            said = str(error).replace("GPU 0", f"GPU {self.index}")
+            self.last_oom |= {} if self.several is None else {"card": self.several.here}
+            said = str(error).replace("GPU 0", f"GPU {self.index if self.several is None else self.several.here}")
             if self.fraction < 1:  # as CUDACachingAllocator.cpp puts it in
                 allowed = format_size(math.floor(self.fraction * self.spec.memory_bytes))
                 said = said.replace("Of the allocated", f"{allowed} allowed; Of the allocated", 1)

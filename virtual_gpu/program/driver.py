@@ -134,9 +134,9 @@ def properties(gpu: ProgramGPU) -> DeviceProperties:
     )  # fmt: skip
 
 
-def memory_stats(gpu: ProgramGPU) -> dict[str, Any]:
+def memory_stats(gpu: ProgramGPU, index: int) -> dict[str, Any]:
     """`torch._C._cuda_memoryStats`: sums by pool; a peak by pool is not kept and given as what is held now."""
-    with gpu.mode.turn:
+    with gpu.mode.turn, gpu.on(index):
         gpu.mode.releases.settle()
         return _memory_stats(gpu)
 
@@ -189,16 +189,19 @@ _KINDS = (
 
 
 def _functions(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
-    def set_device(index: int) -> None:
-        gpu.check_index(torch.device("cuda", index))
-
     def exchange(index: int) -> int:
+        before = gpu.index
         if index >= 0:
-            set_device(index)
-        return gpu.index
+            gpu.choose(index)
+        return before
 
     def fraction(value: float, index: int) -> None:
-        gpu.limit(value)
+        with gpu.on(index):
+            gpu.limit(value)
+
+    def reset_peaks(index: int) -> None:
+        with gpu.mode.turn, gpu.on(index):
+            gpu.reset_peak_memory_stats()
 
     def change_settings(text: str) -> None:
         said = ",".join(filter(None, (gpu.settings_said, text)))  # what an earlier call said stays
@@ -219,7 +222,7 @@ def _functions(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
         "_cuda_init": lambda: None,
         "_cuda_isInBadFork": lambda: os.getpid() != gpu.pid,
         "_cuda_getDevice": lambda: gpu.index,
-        "_cuda_setDevice": set_device,
+        "_cuda_setDevice": gpu.choose,
         "_cuda_exchangeDevice": exchange,
         "_cuda_maybeExchangeDevice": exchange,
         "_cuda_canDeviceAccessPeer": lambda a, b: True,
@@ -236,8 +239,8 @@ def _functions(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
         "_cuda_getCurrentRawStream": lambda index: streams.current.cuda_stream,
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_clearCublasWorkspaces": gpu.release_workspaces,
-        "_cuda_memoryStats": lambda index: memory_stats(gpu),
-        "_cuda_resetPeakMemoryStats": lambda index: gpu.reset_peak_memory_stats(),
+        "_cuda_memoryStats": lambda index: memory_stats(gpu, index),
+        "_cuda_resetPeakMemoryStats": reset_peaks,
         "_cuda_resetAccumulatedMemoryStats": lambda index: None,
         "_cuda_emptyCache": gpu.empty_cache,
         "_cuda_setMemoryFraction": fraction,
@@ -268,10 +271,10 @@ def _accelerator(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
         "_accelerator_emptyCache": gpu.empty_cache,
         "_accelerator_emptyHostCache": lambda: None,
         "_accelerator_setAllocatorSettings": driver["_cuda_cudaCachingAllocator_set_allocator_settings"],
-        "_accelerator_getDeviceStats": lambda index: memory_stats(gpu),
-        "_accelerator_resetPeakStats": lambda index: gpu.reset_peak_memory_stats(),
+        "_accelerator_getDeviceStats": lambda index: memory_stats(gpu, index),
+        "_accelerator_resetPeakStats": driver["_cuda_resetPeakMemoryStats"],
         "_accelerator_resetAccumulatedStats": lambda index: None,
-        "_accelerator_getMemoryInfo": lambda index: memory_info(gpu),
+        "_accelerator_getMemoryInfo": lambda index: memory_info(gpu, index),
     }
 
 
@@ -283,9 +286,10 @@ def _scatter(
     return [chunk.to(torch.device("cuda", place)) for chunk, place in zip(chunks, devices, strict=False)]
 
 
-def memory_info(gpu: ProgramGPU) -> tuple[int, int]:
+def memory_info(gpu: ProgramGPU, index: int) -> tuple[int, int]:
     """What `torch.cuda.mem_get_info` says: (free, all) bytes."""
-    return gpu.capacity_bytes - gpu.memory_reserved(), gpu.spec.memory_bytes
+    with gpu.mode.turn, gpu.on(index):
+        return gpu.capacity_bytes - gpu.memory_reserved(), gpu.spec.memory_bytes
 
 
 def _cudart(gpu: ProgramGPU) -> types.SimpleNamespace:
@@ -293,7 +297,7 @@ def _cudart(gpu: ProgramGPU) -> types.SimpleNamespace:
         success = 0
 
     return types.SimpleNamespace(
-        cudaMemGetInfo=lambda index: memory_info(gpu),
+        cudaMemGetInfo=lambda index: memory_info(gpu, index),
         cudaError=cudaError,
         cudaGetErrorString=str,
         cudaProfilerStart=lambda: 0,
@@ -339,7 +343,7 @@ def _generator(gpu: ProgramGPU) -> type:
             made.shown = torch.device(device)
             if made.shown.type == "cuda":
                 gpu.check_index(made.shown)
-                made.shown = gpu.device
+                made.shown = gpu.device if made.shown.index is None else made.shown
             return made
 
         @property

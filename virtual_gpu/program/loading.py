@@ -9,10 +9,11 @@ import torch
 from torch import _weights_only_unpickler as unpickler
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..counting.outputs import device_of
 from ..host.meter import MAPPED
 from ..language import tr
 from . import known
-from .device import GPU, ProgramGPU
+from .device import ProgramGPU
 from .patches import Patches
 
 
@@ -44,9 +45,10 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             return load(f, *args, **kwargs)
 
     def to_gpu(storage: Any, device: Any = None, *_: Any, **__: Any) -> Any:
-        gpu.check_index(torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda"))
+        card = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+        gpu.check_index(card)
         with gpu.mode:
-            storage.on_gpu = torch.empty(storage.nbytes(), dtype=torch.uint8, device=GPU)
+            storage.on_gpu = torch.empty(storage.nbytes(), dtype=torch.uint8, device=gpu.inside(card))
         return storage
 
     def restored(storage: Any, location: str) -> Any:
@@ -64,7 +66,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             gpu.host.count(real, category)
             return real
         with gpu.mode:
-            fake = torch.empty(0, dtype=real.dtype, device=GPU)
+            fake = torch.empty(0, dtype=real.dtype, device=device_of(block))
             fake.set_(block.untyped_storage(), real.storage_offset(), real.shape, real.stride())
         known.know(fake, real)
         return fake.requires_grad_(real.requires_grad)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..models.pages import page
-from .device import GPU, ProgramGPU
+from .device import ProgramGPU
 from .imports import Imports
 from .patches import Patches
 
@@ -21,9 +21,10 @@ def install(patches: Patches, imports: Imports, gpu: ProgramGPU) -> None:
     """Let bitsandbytes have its pages."""
 
     def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
-        gpu.check_index(torch.device("cuda") if device is None else device)
-        tensor = page(gpu.mode, shape, dtype, GPU)
-        tensor.page_deviceid = gpu.index
+        device = torch.device("cuda") if device is None else device
+        gpu.check_index(device)
+        tensor = page(gpu.mode, shape, dtype, gpu.inside(device))
+        tensor.page_deviceid = gpu.index if device.index is None else device.index
         count(tensor.nbytes)
         weakref.finalize(tensor, count, -tensor.nbytes).atexit = False
         return tensor

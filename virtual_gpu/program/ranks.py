@@ -37,7 +37,8 @@ _FIRST_BUCKET_BYTES = 2**20  # dist._DEFAULT_FIRST_BUCKET_BYTES
 def install(patches: Patches, gpu: ProgramGPU, watch: Watch) -> None:
     """Make this process rank `gpu.rank` of `gpu.ranks`, as torchrun would; the program opens the group itself."""
     for name, value in {
-        "RANK": gpu.rank, "LOCAL_RANK": gpu.index, "WORLD_SIZE": gpu.ranks, "LOCAL_WORLD_SIZE": gpu.count,
+        "RANK": gpu.rank, "LOCAL_RANK": gpu.index, "WORLD_SIZE": gpu.ranks,
+        "LOCAL_WORLD_SIZE": 1 if gpu.several else gpu.count,
         "MASTER_ADDR": "localhost", "MASTER_PORT": 29500, "GROUP_RANK": gpu.rank // gpu.count,
     }.items():  # fmt: skip
         patches.set_item(os.environ, name, str(value))

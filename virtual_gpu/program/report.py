@@ -39,7 +39,8 @@ class Report:
     fragmentation: reserved and not allocated, at the end. rules: of CUDA in force → the versions
     they hold for. versions: of the libraries that the program loaded. changed: what was made other in the program →
     how often its place was found; tried: what it was run again with. error: the exception that ended the program.
-    host: of the machine's RAM. trained: what a step must hold, where the memory ran out.
+    host: of the machine's RAM. card, beside: where one process has several cards, which one all this is of, and of
+    each other one what was allocated and reserved at most. trained: what a step must hold, where the memory ran out.
     """
 
     program: str
@@ -68,6 +69,8 @@ class Report:
     watch: Watch | None = field(default=None, repr=False)
     trained: Trained = field(default_factory=Trained)
     host: HostReport | None = None
+    card: int = 0
+    beside: list[dict[str, int]] = field(default_factory=list)
 
     def json(self) -> dict[str, Any]:
         """All of it, in JSON's types; "schema" grows when a name changes its meaning."""
@@ -88,7 +91,13 @@ class Report:
         """ "fits", "tight" or "does not fit", see `room`; "failed" where the program did."""
         if self.status == FAILED or self.room is None:
             return self.status
-        return TOO_MUCH if self.status == OOM else self.room.verdict(self.reserved)
+        return TOO_MUCH if self.status == OOM else self.room.verdict(self.fullest["reserved"])
+
+    @property
+    def fullest(self) -> dict[str, int]:
+        """The card that reserved most."""
+        own = {"card": self.card, "allocated": self.allocated, "reserved": self.reserved}
+        return max([own, *self.beside], key=lambda card: card["reserved"])
 
     @property
     def verdict(self) -> str:
@@ -103,18 +112,31 @@ class Report:
             TIGHT: tr(ko="빠듯하다", en="tight"),
             TOO_MUCH: tr(ko="메모리가 모자란다", en="out of memory"),
         }[self.judgement]
-        return told + (f". {self.room.line(self.reserved)}" if self.room and self.status == FITS else "")
+        fullest = self.fullest
+        name = f"cuda:{fullest['card']}: " if self.beside else ""
+        return told + (f". {name}{self.room.line(fullest['reserved'])}" if self.room and self.status == FITS else "")
 
     @property
     def summary(self) -> str:
         """Steps, seconds, and the peak."""
         allocated, reserved = human_bytes(self.allocated), human_bytes(self.reserved)
         phase = words.phase(self.peak_phase)
-        return tr(
+        said = tr(
             ko=f"옵티마이저 스텝 {self.steps}번, {self.seconds:.1f}초. 최대 할당 {allocated}({phase}), 예약 {reserved}",
             en=f"{self.steps} optimizer steps in {self.seconds:.1f} s; peak {allocated} allocated in {phase}, "
             f"{reserved} reserved",
         )
+        if not self.beside:
+            return said
+        others = (
+            tr(
+                ko=f"cuda:{card['card']} 할당 {human_bytes(card['allocated'])}, 예약 {human_bytes(card['reserved'])}",
+                en=f"cuda:{card['card']} {human_bytes(card['allocated'])} allocated, "
+                f"{human_bytes(card['reserved'])} reserved",
+            )
+            for card in self.beside
+        )
+        return f"{said} (cuda:{self.card}); {'; '.join(others)}"
 
     @property
     def advice(self) -> list[str]:
@@ -122,9 +144,10 @@ class Report:
         out = []
         if self.oom:
             place, asked = line_of(self.oom["file"], self.oom["line"]), human_bytes(self.oom["bytes"])
-            within = ", ".join(filter(None, (self.oom["module"], words.phase(self.oom["phase"]))))
+            on = f"cuda:{self.oom['card']}" if "card" in self.oom else ""
+            within = ", ".join(filter(None, (on, self.oom["module"], words.phase(self.oom["phase"]))))
             out.append(tr(ko=f"{place}에서 {asked} 요청({within})", en=f"{place} asked for {asked} ({within})"))
-            if (least := self.trained.least()) > self.capacity:
+            if (least := self.trained.least()) > self.capacity * (1 + len(self.beside)):
                 out.append(
                     tr(
                         ko=f"가중치, 학습하는 파라미터의 그레이디언트와 옵티마이저 상태만으로 {human_bytes(least)}다. "
@@ -283,6 +306,8 @@ def make_report(
         room=room_on(gpu.spec, _nccl(gpu)), oom=gpu.last_oom, changed=dict(gpu.changes), error=error, watch=watch,
         trained=held,
         host=gpu.host.report(killed=isinstance(error, HostOutOfMemory)),
+        card=gpu.several.looked_at if gpu.several else 0,
+        beside=gpu.several.beside() if gpu.several else [],
     )  # fmt: skip
 
 
@@ -341,6 +366,8 @@ def _versions() -> dict[str, str]:
 
 def _nccl(gpu: ProgramGPU) -> Range | None:
     """What NCCL takes for the groups that this rank is in, each set of ranks once."""
+    if gpu.uses_nccl:  # within this process
+        return of_groups([gpu.count])
     if gpu.ranks == 1 or not dist.is_initialized():
         return None
     groups = {tuple(sorted(ranks)) for ranks in dist.distributed_c10d._world.pg_group_ranks.values()}

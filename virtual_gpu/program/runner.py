@@ -22,7 +22,7 @@ from ..language import tr
 from ..trace import snapshot
 from ..units import positive_int
 from . import ends, pipeline, processes
-from .context import cuda
+from .context import check_cards, cuda
 from .device import ProgramGPU
 from .ends import EndOfRun
 from .launchers import Launch, launched, launcher, without_python
@@ -42,6 +42,7 @@ def run(
     values: str = "answer",
     limited: bool = True,
     gpus: int = 1,
+    visible_gpus: int = 1,
     rank: int = 0,
     writes: bool = False,
     snapshot_file: str | None = None,
@@ -54,15 +55,16 @@ def run(
 
     The program's own errors end up in `Report.error`; KeyboardInterrupt passes. WrongValue where there is no
     such file. snapshot_file: where PyTorch's memory snapshot of the run is written. sent: see `pipeline`.
+    visible_gpus: of one process that spreads its model over them, see `cuda`; `rank` is the one that is looked at.
     host: the machine whose RAM there is, without: rules to leave out, changes: what is to be other (see `cuda`).
     """
-    gpus, steps = positive_int(gpus, "gpus"), positive_int(steps, "steps")
-    if not 0 <= rank < gpus:
-        raise WrongValue(tr(ko=f"rank {rank}: 0부터 {gpus - 1}까지다.", en=f"rank {rank}: 0 to {gpus - 1}."))
+    steps = positive_int(steps, "steps")
+    check_cards(gpus, visible_gpus, rank)
     (program, *argv), module = without_python([program, *argv], module)
     if not module and launcher(program, module) is None and not os.path.exists(program):
         raise WrongValue(tr(ko=f"그런 프로그램이 없다: {program}", en=f"no such program: {program}"))
     given = {"limited": limited, "values": values, "rank": rank, "gpus": gpus, "writes": writes, "host": host}
+    given["visible_gpus"] = visible_gpus
     with cuda(gpu, without=without, changes=changes, **given) as device:
         watch, patches = device.watch, device.patches
         if snapshot_file is not None:

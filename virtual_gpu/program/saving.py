@@ -109,9 +109,9 @@ class Saving:
             parts = tensor._indices(), tensor._values(), tensor.size(), tensor.is_coalesced()
             return torch._utils._rebuild_sparse_tensor, (tensor.layout, parts)
         if self._storages is None:
-            tensor = tensor.cpu()
-            tensor.untyped_storage().was_on = str(self._gpu.device)  # a file says where its tensors were
-            return torch.Tensor.__reduce_ex__(tensor, protocol)
+            on_cpu = tensor.cpu()
+            on_cpu.untyped_storage().was_on = str(tensor.device)  # a file says where its tensors were
+            return torch.Tensor.__reduce_ex__(on_cpu, protocol)
         return torch._utils._rebuild_tensor_v2, (
             torch.storage.TypedStorage(wrap_storage=self._standing_for(tensor), dtype=tensor.dtype, _internal=True),
             tensor.storage_offset(), tuple(tensor.size()), tensor.stride(), tensor.requires_grad, OrderedDict(),
@@ -124,7 +124,7 @@ class Saving:
             elements = storage.nbytes() // tensor.element_size()
             # the tensor itself where it is all there is: its values may be known
             whole = tensor if tensor.numel() == elements else tensor.detach().as_strided((elements,), (1,), 0)
-            stands_in.stands_for, stands_in.was_on = whole, str(self._gpu.device)
+            stands_in.stands_for, stands_in.was_on = whole, str(tensor.device)
             self._storages[storage._cdata] = stands_in
         return self._storages[storage._cdata]
 

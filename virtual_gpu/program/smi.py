@@ -84,7 +84,7 @@ _MEMORY = ("memory.used", "memory.total")
 def _facts(gpu: ProgramGPU, place: int) -> dict[str, tuple[str, str]]:
     """Field → (value, unit) of a card of the machine. What others than this process's hold is not known."""
     one = properties(gpu)
-    free, total = memory_info(gpu)
+    free, total = memory_info(gpu, place)
     found = {
         "name": (one.name, ""),
         "gpu_name": (one.name, ""),
@@ -95,7 +95,7 @@ def _facts(gpu: ProgramGPU, place: int) -> dict[str, tuple[str, str]]:
         "compute_cap": (f"{one.major}.{one.minor}", ""),
         "memory.total": (str(total // 2**20), "MiB"),
     }
-    if place == gpu.index:
+    if place == gpu.index or gpu.several is not None:
         found |= {"memory.free": (str(free // 2**20), "MiB"), "memory.used": (str((total - free) // 2**20), "MiB")}
     return {name: (_ABSENT, "MiB") for name in ("memory.free", "memory.used")} | found
 

@@ -52,8 +52,8 @@ def makes(func: Any, args: tuple) -> bool:
 class Sparse:
     """What operations on sparse tensors do on a mode's card."""
 
-    def __init__(self, mode: Any, device: torch.device):
-        self._mode, self._device = mode, device
+    def __init__(self, mode: Any):
+        self._mode = mode
         self.met = False  # whether there was any
 
     def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -90,7 +90,7 @@ class Sparse:
         return self._bare(
             _MAKE,
             (len(size) - dense, dense, list(size), indices, values),
-            {"dtype": values.dtype, "layout": torch.sparse_coo, "device": self._device, "pin_memory": False,
+            {"dtype": values.dtype, "layout": torch.sparse_coo, "device": self._mode.gpu.here, "pin_memory": False,
              "is_coalesced": coalesced},
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ from torch.utils._foreach_utils import _foreach_supported_types as foreach_elsew
 from torch.utils._pytree import tree_map_only
 
 from . import quantized
-from .device import GPU, NESTED, ProgramGPU
+from .device import NESTED, ProgramGPU, is_gpu
 from .patches import Patches
 from .saving import Saving
 
@@ -36,7 +36,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     def device(tensor: FakeTensor) -> torch.device:
         if tensor.fake_mode is not mode or mode.is_inside():
             return device_of.fget(tensor)
-        return gpu.device
+        return gpu.shown(tensor)
 
     def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         # "cuda" becomes the name inside before PyTorch compares: where the tensor is there already, it is returned.
@@ -44,7 +44,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             args = (_inside(gpu, args[0]), *args[1:])
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _inside(gpu, kwargs["device"])}
-        if tensor.is_nested and GPU in (*args[:1], kwargs.get("device")):
+        if tensor.is_nested and any(map(_is_card, (*args[:1], kwargs.get("device")))):
             raise NotImplementedError(NESTED)
         if torch._C._len_torch_dispatch_stack():
             return tensor_to(tensor, *args, **kwargs)
@@ -57,8 +57,8 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     def to_numpy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if ours(tensor):
             raise TypeError(
-                f"can't convert {gpu.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
-                "memory first."
+                f"can't convert {gpu.shown(tensor)} device type tensor to numpy. Use Tensor.cpu() to copy the tensor "
+                "to host memory first."
             )
         return numpy(tensor, *args, **kwargs)
 
@@ -136,7 +136,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
                 lambda t: (t.fake_mode is mode and not mode.is_inside()) or t.fake_device.type == "cuda"
             ),
             "is_cpu": property(lambda t: t.device.type == "cpu"),
-            "get_device": lambda t: gpu.index if ours(t) else torch.Tensor.get_device(t),
+            "get_device": lambda t: gpu.shown(t).index if ours(t) else torch.Tensor.get_device(t),
             "__reduce_ex__": reduced,
             "record_stream": lambda t, stream: None,
             "tolist": lambda t: t.cpu().tolist() if t.dim() else t.item(),
@@ -206,13 +206,13 @@ def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
             if device is None:
                 return make(*args, **kwargs)
             device = _inside(gpu, device)
-            if device != GPU:
+            if not _is_card(device):
                 return make(*args, device=device, **kwargs)
             if tensor_first and make is not tensor:
-                return args[0].to("cuda", **{k: v for k, v in kwargs.items() if k == "dtype"})
+                return args[0].to(device, **{k: v for k, v in kwargs.items() if k == "dtype"})
             requires_grad = kwargs.pop("requires_grad", False)
             on_cpu = make(*args, device="cpu", **kwargs)
-            fake = (on_cpu.clone() if on_cpu is args[0] else on_cpu).to("cuda").requires_grad_(requires_grad)
+            fake = (on_cpu.clone() if on_cpu is args[0] else on_cpu).to(device).requires_grad_(requires_grad)
             if on_cpu.numel() == 1 and on_cpu.is_floating_point():
                 gpu.answers.written(fake, on_cpu.item())
             return fake
@@ -261,9 +261,9 @@ def _sparse_tensors(patches: Patches, gpu: ProgramGPU) -> None:
     def made(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
         device = _default_device() if device is None else device
         args += tuple(kwargs.pop(name) for name in ("indices", "values", "size")[len(args) :] if name in kwargs)
-        if device is None or len(args) < 2 or _inside(gpu, device) != GPU:
+        if device is None or len(args) < 2 or not _is_card(_inside(gpu, device)):
             return make(*args, device=device, **kwargs)
-        parts = [torch.as_tensor(part).to("cuda") for part in args[:2]]
+        parts = [torch.as_tensor(part).to(device) for part in args[:2]]
         with torch._C.DisableTorchFunction():  # a default device would be asked for again
             return make(*parts, *args[2:], **kwargs)
 
@@ -278,7 +278,7 @@ def _nested_tensors(patches: Patches, gpu: ProgramGPU) -> None:
         def made(parts: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
             device = _default_device() if device is None else device
             there = isinstance(parts, (list, tuple)) and any(type(part) is FakeTensor for part in parts)
-            if there or (device is not None and _inside(gpu, device) == GPU):
+            if there or (device is not None and _is_card(_inside(gpu, device))):
                 raise NotImplementedError(NESTED)
             return make(parts, *args, device=device, **kwargs)
 
@@ -314,6 +314,12 @@ def _numbers_as_devices(patches: Patches, factories: Iterable[Any]) -> None:
         if getattr(torch, make.__name__, None) is make:
             patches.set(torch, make.__name__, named(make))
     patches.set(torch.nn.Module, "to_empty", named(torch.nn.Module.to_empty))
+    parse = torch._C._nn._parse_to
+
+    def parsed(*args: Any, **kwargs: Any) -> Any:
+        return parse(*map(device_of, args[:1]), *args[1:], **kwargs)
+
+    patches.set(torch._C._nn, "_parse_to", parsed)  # for classes of tensors with a `to` of their own, as `Params4bit`
     move = named(torch.nn.Module.to)
 
     def to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
@@ -333,8 +339,12 @@ def _inside(gpu: ProgramGPU, device: Any) -> torch.device:
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if device.type == "cuda":
         gpu.check_index(device)
-        return GPU
+        return gpu.inside(device)
     return device
+
+
+def _is_card(value: Any) -> bool:
+    return isinstance(value, torch.device) and is_gpu(value)
 
 
 def swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:

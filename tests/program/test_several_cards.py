@@ -1,0 +1,199 @@
+"""Several cards in one process: each is counted as if it were alone, and ends where it ends."""
+
+import copy
+import io
+import re
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import comm
+
+from virtual_gpu.errors import WrongValue
+from virtual_gpu.program.context import cuda
+from virtual_gpu.program.runner import run
+
+PROGRAMS = Path(__file__).parent / "programs"
+MIB = 2**20
+
+
+def train(device):
+    """Three steps of a model on that card, and what the card says of them."""
+    model = nn.Sequential(nn.Embedding(1000, 256), nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 1000)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        ids = torch.randint(1000, (8, 64), device=device)
+        with torch.autocast("cuda", torch.float16):
+            loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert {p.device for p in model.parameters()} == {loss.device} == {torch.device(device)}
+    stats = torch.cuda.memory_stats(device)
+    return {name: stats[name] for name in stats if name.startswith(("allocated", "reserved", "segment", "active"))}
+
+
+@pytest.mark.parametrize("looked_at", [0, 1, 2])
+def test_each_card_takes_what_it_takes_alone(looked_at):
+    with cuda("T4"):
+        alone = train("cuda:0")
+    with cuda("T4", visible_gpus=3, rank=looked_at) as gpu:
+        assert torch.cuda.device_count() == 3
+        assert [train(f"cuda:{index}") for index in (2, 0, 1)] == [alone] * 3
+        assert gpu.meter is gpu.several.meters[looked_at] and gpu.watch.blocks
+        assert max(gpu.watch.reserved_peaks) == alone["reserved_bytes.all.peak"]
+
+
+def test_a_model_on_two_cards_is_its_halves():
+    """Activations cross over, gradients come back; workspaces lie where the product is computed."""
+
+    def halves(first, second):
+        one, other = nn.Linear(1024, 2048).to(first), nn.Linear(2048, 512).to(second)
+        optimizer = torch.optim.AdamW([*one.parameters(), *other.parameters()])
+        for _ in range(2):
+            hidden = one(torch.randn(64, 1024, device=first)).relu()
+            loss = other(hidden.to(second)).square().mean()
+            assert loss.device == torch.device(second)
+            loss.backward()
+            assert one.weight.grad.device == torch.device(first)
+            optimizer.step()
+            optimizer.zero_grad()
+        return [torch.cuda.max_memory_allocated(device) for device in (first, second)]
+
+    with cuda("T4", visible_gpus=2):
+        forth = halves("cuda:0", "cuda:1")
+    with cuda("T4", visible_gpus=2, rank=1):
+        assert halves("cuda:1", "cuda:0") == forth
+    with cuda("T4"):
+        both = halves("cuda:0", "cuda:0")[0]
+    assert min(forth) > 8.125 * MIB and both < sum(forth) and all(both > half for half in forth)
+
+
+def test_a_tensor_says_which_card_it_is_on():
+    with cuda("T4", visible_gpus=2):
+        there = torch.arange(6.0, device="cuda:1").reshape(2, 3)
+        assert (there.device, there.get_device(), there.is_cuda) == (torch.device("cuda", 1), 1, True)
+        assert there.to("cuda:1") is there and there.cuda().get_device() == 0
+        made = [
+            torch.zeros_like(there),
+            there.new_ones(2),
+            torch.tensor([1.0], device=1),
+            there[there > 1],
+            there.clone(),
+        ]
+        made += [copy.deepcopy(there), (there > 0).nonzero(), there.to(torch.float16), nn.Linear(3, 2).to(1)(there)]
+        with torch.device("cuda:1"):
+            made.append(torch.empty(3))
+        assert [one.get_device() for one in made] == [1] * len(made)
+        assert torch.tensor([1.0, 2.0], device=1).tolist() == [1.0, 2.0]
+        file = io.BytesIO()
+        torch.save({"here": there.cuda(0), "there": there}, file)
+        for map_location, places in ((None, [0, 1]), ("cuda:1", [1, 1])):
+            file.seek(0)
+            assert [one.get_device() for one in torch.load(file, map_location=map_location).values()] == places
+        with pytest.raises(RuntimeError, match=r"cuda:1 and cuda:0|cuda:0 and cuda:1"):
+            there + there.cuda(0)
+
+
+def test_what_lies_there_in_parts_or_in_pages():
+    with cuda("T4", visible_gpus=2):
+        places, values = torch.tensor([[0, 2], [1, 0]]), torch.ones(2)
+        sparse = torch.sparse_coo_tensor(places, values, (3, 2), device="cuda:1")
+        assert sparse.device == (sparse @ torch.ones(2, 4, device="cuda:1")).device == torch.device("cuda", 1)
+        import bitsandbytes as bnb
+
+        layer = nn.Linear(256, 256).to("cuda:1")
+        optimizer = bnb.optim.PagedAdamW8bit(layer.parameters())
+        layer(torch.ones(1, 256, device="cuda:1")).sum().backward()
+        optimizer.step()
+        assert torch.cuda.memory_allocated(0) == 0 < torch.cuda.memory_allocated(1)
+
+
+def test_the_current_card_is_a_thread_s_own():
+    seen = []
+    with cuda("T4", visible_gpus=2):
+        with torch.cuda.device(1):
+            thread = threading.Thread(target=lambda: seen.append(torch.cuda.current_device()))
+            thread.start()
+            thread.join()
+            assert torch.empty(1, device="cuda").get_device() == torch.cuda.current_device() == 1
+            assert torch.cuda.memory_allocated() == torch.cuda.memory_allocated(1) == 0
+        kept = torch.empty(MIB, device="cuda")
+        assert (torch.cuda.current_device(), kept.get_device(), seen) == (0, 0, [0])
+        assert (torch.cuda.memory_allocated(), torch.cuda.memory_allocated(1)) == (4 * MIB, 0)
+        free = [torch.cuda.mem_get_info(index)[0] for index in (0, 1)]
+        assert free[1] - free[0] == (20 - 2) * MIB  # a segment of either size, the small one cached
+        with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
+            torch.cuda.set_device(2)
+
+
+def test_every_card_ends_where_it_ends(tmp_path):
+    program = tmp_path / "two.py"
+    program.write_text('import torch\nkept = [torch.empty(2**28, device="cuda:1") for _ in range(20)]\n')
+    report = run(str(program), gpu="T4", visible_gpus=2)
+    assert report.status == "oom" and "GPU 1" in str(report.error) and report.oom["card"] == 1
+    assert report.beside[0]["allocated"] > 13 * 2**30 > report.allocated == 0
+    assert any("cuda:1" in line for line in report.advice)
+    program.write_text('import torch\nkept = torch.empty(2**30, device="cuda:1")\n')
+    report = run(str(program), gpu="T4", visible_gpus=2)
+    assert report.fullest == {"card": 1, "allocated": 2**32, "reserved": 2**32}
+    assert "cuda:1: " in report.verdict and "cuda:1 " in report.summary
+    program.write_text('import torch\nkept = torch.empty(2**31 + 2**30 + 2**29 + 2**27, device="cuda:1")\n')
+    assert run(str(program), gpu="T4", visible_gpus=2).judgement == "tight"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("four", [(), ("--four",)])
+def test_layers_on_both_cards_by_a_device_map(four):
+    of_one, of_two = (run(str(PROGRAMS / "two_cards.py"), four, gpu="T4", visible_gpus=number) for number in (1, 2))
+    assert (of_one.status, of_two.status, of_two.steps) == ("fits", "fits", 2), of_two.error
+    own, (other,) = of_two.allocated, of_two.beside
+    assert 0 < other["allocated"] < own < of_one.allocated < own + other["allocated"]
+
+
+@pytest.mark.slow
+def test_the_trainer_s_data_parallel(tmp_path):
+    """The first card has the gathered logits and all of the optimizer; the second weights while it computes."""
+    of_one = run(str(PROGRAMS / "data_parallel.py"), gpu="T4")
+    report = run(str(PROGRAMS / "data_parallel.py"), gpu="T4", visible_gpus=2, rank=1)
+    assert (of_one.status, report.status) == ("fits", "fits"), report.error
+    (first,) = report.beside
+    assert report.at_peak["optimizer"] == 0 < of_one.at_peak["optimizer"]
+    assert report.allocated < of_one.allocated < first["allocated"]
+    assert any(outside.what == "NCCL" for outside in report.room.outside)
+
+
+def test_what_is_broadcast_together_is_one_block():
+    """torch/csrc/cuda/comm.cpp: tensors of a type, until there are `buffer_size` bytes."""
+    with cuda("T4", visible_gpus=2):
+        tensors = [torch.empty(MIB, device="cuda:0") for _ in range(4)] + [torch.empty(7, 3, device="cuda:0").half()]
+        torch.cuda.reset_peak_memory_stats(0)
+        before = torch.cuda.memory_allocated(0)
+        first, second = comm.broadcast_coalesced(tensors, (0, 1), 10 * MIB)
+        assert all(one is two for one, two in zip(first, tensors, strict=True))
+        assert [(t.shape, t.dtype, t.get_device()) for t in second] == [(t.shape, t.dtype, 1) for t in tensors]
+        # Three of 4 MiB are 12, the first sum beyond 10; the last one of its type is by itself.
+        shared = [t.untyped_storage().nbytes() for t in second]
+        assert shared == [12 * MIB] * 3 + [4 * MIB, 42]
+        assert torch.cuda.memory_allocated(1) == 16 * MIB + 512
+        assert torch.cuda.max_memory_allocated(0) == before + 12 * MIB  # what is copied together, for a moment
+        gathered = comm.gather([tensors[0], second[0]], destination=1)
+        assert (gathered.shape, gathered.get_device()) == ((2 * MIB,), 1)
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"visible_gpus": 2, "gpus": 2}, "gpus=2, visible_gpus=2"),
+        ({"visible_gpus": 0}, "visible_gpus"),
+        ({"visible_gpus": 17}, "visible_gpus=17"),
+        ({"visible_gpus": 2, "rank": 2}, "rank=2"),
+    ],
+)
+def test_wrong_numbers_of_cards(wrong, said):
+    with pytest.raises(WrongValue, match=re.escape(said)), cuda("T4", **wrong):
+        pass
+    assert not torch.cuda.is_available()

@@ -1,0 +1,166 @@
+"""Several cards in one process: a model whose layers lie on all of them (`device_map="auto"`), each card counted.
+
+Inside, card n is "cpu:n", as one alone is "cpu:0" (see `device`). An operation belongs to the card of its first tensor
+there: what its kernel takes for a moment, and its library's workspace, lie there. What it makes lies on the card that
+its output is on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from ..counting.gpu import handles
+from ..counting.meter import AllocationMeter
+from ..counting.outputs import device_of
+from .patches import Patches
+
+if TYPE_CHECKING:
+    from .device import ProgramGPU
+
+_IDS = 2**40  # numbers of blocks for each card
+
+
+class SeveralCards:
+    """The cards of a process, of which one is looked at: its blocks are those that the recorder is told of.
+
+    meters: what each counts. here: the card whose operation runs; outside of one, the one that is looked at.
+    """
+
+    def __init__(self, gpu: ProgramGPU, number: int, looked_at: int):
+        self.gpu, self.number, self.looked_at = gpu, number, looked_at
+        self.here = looked_at
+        self._current = threading.local()
+        others = range(1, number)
+        self.meters = [AllocationMeter(gpu.meter.allocator.capacity_bytes, first_id=1 + n * _IDS) for n in others]
+        self.meters.insert(looked_at, gpu.meter)
+        self._libraries = [({}, handles()) for _ in others]  # workspaces, and the threads' handles
+        self._libraries.insert(looked_at, (gpu._workspaces, gpu._handle))
+
+    @property
+    def current(self) -> int:
+        """The card that this thread has chosen."""
+        return getattr(self._current, "index", 0)
+
+    @current.setter
+    def current(self, index: int) -> None:
+        self._current.index = index
+
+    @contextlib.contextmanager
+    def on(self, card: int) -> Iterator[None]:
+        """What is counted in this block is counted on that card."""
+        before = self.here
+        self._go_to(card)
+        try:
+            yield
+        finally:
+            self._go_to(before)
+
+    def _go_to(self, card: int) -> None:
+        self.here, self.gpu.meter = card, self.meters[card]
+        self.gpu._workspaces, self.gpu._handle = self._libraries[card]
+
+    def meter_of(self, block: int) -> AllocationMeter:
+        """The meter that counts a block."""
+        other = block // _IDS  # 0: of the one that is looked at; the others come in their order
+        return self.meters[self.looked_at if not other else other - (other <= self.looked_at)]
+
+    def card_of(self, values: Iterable[Any], device: torch.device | None) -> int:
+        """The card that an operation with these inputs runs on; without any, the one that `device` names."""
+        for value in values:
+            if isinstance(value, (list, tuple)):
+                value = next((one for one in value if type(one) is FakeTensor), None)
+            if type(value) is FakeTensor and (index := device_of(value).index) is not None:
+                return index
+        return self.inside(device).index if device is not None else self.current
+
+    def inside(self, device: torch.device) -> torch.device:
+        """A card that the program names, by its name inside."""
+        if device.type == "cpu":
+            return device
+        return torch.device("cpu", self.current if device.index is None else device.index)
+
+    def beside(self) -> list[dict[str, int]]:
+        """Of each card but the one that is looked at the most bytes that were allocated, and reserved."""
+        return [
+            {"card": n, "allocated": meter.peak_bytes, "reserved": meter.allocator.peak_reserved_bytes}
+            for n, meter in enumerate(self.meters)
+            if n != self.looked_at
+        ]
+
+    @staticmethod
+    def shown(tensor: FakeTensor) -> torch.device:
+        """The card that the program sees a tensor on."""
+        return torch.device("cuda", device_of(tensor).index or 0)
+
+    @staticmethod
+    def named(text: str) -> str:
+        """A message of PyTorch's with the cards' names as the program has them."""
+        return re.sub(r"\bcpu:(\d+)", r"cuda:\1", text)
+
+
+def _chunks(tensors: Sequence[torch.Tensor], nbytes: int) -> list[list[int]]:
+    """The places of the tensors that are sent together: of one type, until they are `nbytes` or more.
+
+    torch/csrc/utils/tensor_flatten.cpp, take_tensors.
+    """
+    full: list[list[int]] = []
+    open_: dict[torch.dtype, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        chunk = open_.setdefault(tensor.dtype, [])
+        chunk.append(place)
+        if sum(tensors[one].nbytes for one in chunk) >= nbytes:
+            full.append(open_.pop(tensor.dtype))
+    return full + list(open_.values())
+
+
+def install(patches: Patches, gpu: ProgramGPU) -> None:
+    """What C++ does on CUDA tensors alone, for `nn.DataParallel` (which the Trainer takes for a model on one card)."""
+
+    def to_card(index: int) -> torch.device:
+        return torch.device("cuda", index)
+
+    def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
+        gpu.uses_nccl = True
+        alike = (torch.empty(tensor.shape, dtype=tensor.dtype, device=to_card(index)) for index in devices[1:])
+        return [tensor, *(copy.copy_(tensor) for copy in alike)]
+
+    def broadcast_coalesced(
+        tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int
+    ) -> list[list[torch.Tensor]]:
+        found = [[*tensors] for _ in devices]  # the first card's are the tensors themselves
+        for places in _chunks(tensors, buffer_size):
+            chunk = [tensors[place] for place in places]
+            copies = broadcast(_flatten_dense_tensors(chunk), devices)[1:]
+            for of_card, flat in zip(found[1:], copies, strict=True):
+                for place, part in zip(places, _unflatten_dense_tensors(flat, chunk), strict=True):
+                    of_card[place] = part.detach()
+        return found
+
+    def gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None) -> torch.Tensor:
+        device = torch.device("cpu") if destination == -1 else torch.device("cuda", destination)
+        shape = list(tensors[0].shape)
+        shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+        whole, start = torch.empty(shape, dtype=tensors[0].dtype, device=device), 0
+        for tensor in tensors:
+            whole.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
+            start += tensor.shape[dim]
+        return whole
+
+    # torch/csrc/cuda/comm.cpp: what is sent together is one block there, of which the tensors are views.
+    patches.set_all(
+        torch._C,
+        {
+            "_broadcast": broadcast,
+            "_broadcast_coalesced": broadcast_coalesced,
+            "_gather": gather,
+            "_nccl_reduce": lambda *_: None,
+        },
+    )
