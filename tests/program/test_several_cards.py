@@ -135,7 +135,7 @@ def test_every_card_ends_where_it_ends(tmp_path):
     program.write_text('import torch\nkept = [torch.empty(2**28, device="cuda:1") for _ in range(20)]\n')
     report = run(str(program), gpu="T4", visible_gpus=2)
     assert report.status == "oom" and "GPU 1" in str(report.error) and report.oom["card"] == 1
-    assert report.beside[0]["allocated"] > 13 * 2**30 > report.allocated == 0
+    assert report.other_cards[0]["allocated"] > 13 * 2**30 > report.allocated == 0
     assert any("cuda:1" in line for line in report.advice)
     program.write_text('import torch\nkept = torch.empty(2**30, device="cuda:1")\n')
     report = run(str(program), gpu="T4", visible_gpus=2)
@@ -145,12 +145,117 @@ def test_every_card_ends_where_it_ends(tmp_path):
     assert run(str(program), gpu="T4", visible_gpus=2).judgement == "tight"
 
 
+def test_a_card_s_peak_is_that_of_the_run(tmp_path):
+    """Whatever the program resets, and whichever card is looked at."""
+    program = tmp_path / "two.py"
+    program.write_text(
+        'import torch\nkept = torch.empty(2**31, device="cuda:1")\ndel kept\ntorch.cuda.empty_cache()\n'
+        "torch.cuda.reset_peak_memory_stats(1)\nassert torch.cuda.max_memory_reserved(1) == 0\n"
+        'torch.empty(2**20, device="cuda:0")\n'
+    )
+    first, second = (run(str(program), gpu="T4", visible_gpus=2, rank=rank) for rank in (0, 1))
+    assert first.status == second.status == "fits", first.error
+    assert first.fullest == second.fullest == {"card": 1, "allocated": 2**33, "reserved": 2**33}
+    assert any("--rank 1" in line for line in first.advice) and not second.advice
+    assert not any("GPU" in note for note in first.notes)  # a program that uses only another card uses one
+
+
+def test_what_goes_on_elsewhere_is_not_recorded_here():
+    with cuda("T4", visible_gpus=2) as gpu:
+        there, stop = torch.empty(2**30, device="cuda:1"), threading.Event()
+
+        def compute():
+            while not stop.is_set():
+                there[:1024].mul(2)
+
+        thread = threading.Thread(target=compute)
+        thread.start()
+        layer = nn.Linear(64, 64).to("cuda:0")
+        for _ in range(50):
+            layer(torch.ones(2, 64, device="cuda:0")).sum().backward()
+        stop.set()
+        thread.join()
+        assert max(gpu.watch.reserved_peaks) == torch.cuda.max_memory_reserved(0) < 2**30
+        assert gpu.several.here == 0
+
+
+def test_data_goes_where_it_is_sent():
+    with cuda("T4", visible_gpus=2):
+        weight = nn.Parameter(torch.ones(MIB, device="cuda:0"))
+        weight.data = weight.data.to("cuda:1")
+        assert weight.get_device() == (weight * 2).get_device() == 1
+        assert torch.cuda.memory_allocated(0) == 0 and torch.cuda.memory_allocated(1) == 4 * MIB
+
+
+def test_cards_are_not_mixed():
+    """Inside they are CPUs, of which PyTorch lets numbers without a dimension mix with anything."""
+    with cuda("T4", visible_gpus=2):
+        here, there = torch.tensor(2.0, device="cuda:0"), torch.ones(3, device="cuda:1")
+        for mix in (
+            lambda: there * here,
+            lambda: here + there.mean(),
+            lambda: there[torch.tensor([0], device="cuda:0")],
+        ):
+            with pytest.raises(RuntimeError, match="cuda:0 and cuda:1"):
+                mix()
+        assert (there * torch.tensor(2.0)).get_device() == 1  # of the CPU it may be
+        here.copy_(there.mean())
+        torch._foreach_add_([here, there], 1)
+
+
+def test_streams_belong_to_a_card():
+    with cuda("T4", visible_gpus=2):
+        side = torch.cuda.Stream(device=1)
+        assert side.device == torch.device("cuda", 1) and side != torch.cuda.Stream(device=0)
+        assert torch.cuda.current_stream(1) == torch.cuda.default_stream(1) != torch.cuda.default_stream(0)
+        with torch.cuda.stream(side):
+            assert torch.cuda.current_device() == 1 and torch.cuda.current_stream() == side
+            assert torch.cuda.current_stream(0) == torch.cuda.default_stream(0)
+            kept = torch.empty(MIB, device="cuda")
+            other = torch.empty(MIB, device="cuda:0")
+        assert (kept.get_device(), other.get_device(), torch.cuda.current_device()) == (1, 0, 0)
+        reserved = torch.cuda.memory_reserved(0)
+        again = torch.empty(MIB, device="cuda:0")  # of the same pool: a side stream of card 1 is none of card 0
+        assert torch.cuda.memory_reserved(0) == reserved and again.get_device() == 0
+
+
+def test_a_number_without_a_card_is_refused_and_leaves_nothing():
+    with cuda("T4", visible_gpus=2) as gpu:
+        for ask in (
+            lambda: torch.empty(1, device="cuda:5"),
+            lambda: torch.cuda.memory_allocated(5),
+            lambda: torch.cuda.mem_get_info(5),
+            lambda: torch.cuda.set_per_process_memory_fraction(0.5, 5),
+        ):
+            with pytest.raises((torch.AcceleratorError, ValueError, AssertionError), match=r"invalid device|device id"):
+                ask()
+        assert (gpu.several.here, torch.cuda.memory_allocated()) == (0, 0)
+        torch.cuda.set_per_process_memory_fraction(0.5, 1)
+        assert [torch.cuda.get_per_process_memory_fraction(card) for card in (0, 1)] == [1.0, 0.5]
+        with pytest.raises(torch.OutOfMemoryError, match=r"GPU 1.*allowed"):
+            torch.empty(2**31, device="cuda:1")
+        assert [torch.cuda.memory_stats(card)["num_ooms"] for card in (0, 1)] == [0, 1]
+        assert len({torch.cuda.get_device_properties(card).uuid for card in (0, 1)}) == 2
+        assert torch.empty(2**31, device="cuda:0").get_device() == 0
+
+
+def test_what_the_program_leaves_itself(monkeypatch, tmp_path):
+    program = tmp_path / "one.py"
+    program.write_text(
+        'import os\nos.environ["CUDA_VISIBLE_DEVICES"] = "1"\nimport torch\nassert torch.cuda.device_count() == 1\n'
+    )
+    assert run(str(program), gpu="T4", visible_gpus=2).status == "fits"
+    program.write_text("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n")
+    report = run(str(program), gpu="T4", visible_gpus=2)
+    assert report.status == "failed" and "--gpus 2" in str(report.error)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("four", [(), ("--four",)])
 def test_layers_on_both_cards_by_a_device_map(four):
     of_one, of_two = (run(str(PROGRAMS / "two_cards.py"), four, gpu="T4", visible_gpus=number) for number in (1, 2))
     assert (of_one.status, of_two.status, of_two.steps) == ("fits", "fits", 2), of_two.error
-    own, (other,) = of_two.allocated, of_two.beside
+    own, (other,) = of_two.allocated, of_two.other_cards
     assert 0 < other["allocated"] < own < of_one.allocated < own + other["allocated"]
 
 
@@ -160,7 +265,7 @@ def test_the_trainer_s_data_parallel(tmp_path):
     of_one = run(str(PROGRAMS / "data_parallel.py"), gpu="T4")
     report = run(str(PROGRAMS / "data_parallel.py"), gpu="T4", visible_gpus=2, rank=1)
     assert (of_one.status, report.status) == ("fits", "fits"), report.error
-    (first,) = report.beside
+    (first,) = report.other_cards
     assert report.at_peak["optimizer"] == 0 < of_one.at_peak["optimizer"]
     assert report.allocated < of_one.allocated < first["allocated"]
     assert any(outside.what == "NCCL" for outside in report.room.outside)
@@ -180,6 +285,9 @@ def test_what_is_broadcast_together_is_one_block():
         assert shared == [12 * MIB] * 3 + [4 * MIB, 42]
         assert torch.cuda.memory_allocated(1) == 16 * MIB + 512
         assert torch.cuda.max_memory_allocated(0) == before + 12 * MIB  # what is copied together, for a moment
+        with pytest.raises(RuntimeError, match="first on devices list"):
+            comm.broadcast(second[0], (0, 1))
+        assert [one.get_device() for one in comm.broadcast(torch.ones(3), (0, 1))] == [0, 1]
         gathered = comm.gather([tensors[0], second[0]], destination=1)
         assert (gathered.shape, gathered.get_device()) == ((2 * MIB,), 1)
 

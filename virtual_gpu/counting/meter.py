@@ -22,7 +22,7 @@ class AllocationMeter:
     """What is allocated now and for what; bytes are the caching allocator's, as `torch.cuda.memory_allocated` has them.
 
     `capacity_bytes` None means without limit. `allocate` raises MemoryError *before* it takes what does not fit.
-    place: where the driver puts a segment, see `CachingAllocator`. first_id: of its allocations.
+    place: where the driver puts a segment, see `CachingAllocator`. first_id, id_step: of its allocations, the ids.
     """
 
     def __init__(
@@ -32,11 +32,12 @@ class AllocationMeter:
         expandable_segments: bool = False,
         place: Callable[[int], int] | None = None,
         first_id: int = 1,
+        id_step: int = 1,
     ):
         self.allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments, place=place)
         self.recorder: TimelineRecorder | None = None
         self._blocks: dict[int, Allocation] = {}
-        self._next_id = first_id
+        self._next_id, self._id_step = first_id, id_step
         self.stream: Callable[[], int] | None = None  # which one is current, where there are several
 
     @property
@@ -60,7 +61,7 @@ class AllocationMeter:
         block = self._next_id
         stream = self.stream() if self.stream is not None else 0
         held = self.allocator.allocate(block, size, stream)
-        self._next_id += 1
+        self._next_id += self._id_step
         self._blocks[block] = Allocation(size, held, category)
         if self.recorder is not None:
             self.recorder.allocated(block, size, held, category, stream)

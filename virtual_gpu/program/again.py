@@ -60,7 +60,9 @@ class Run:
     def row(self) -> dict[str, Any]:
         """What a report keeps of it."""
         kept = ("status", "judgement", "allocated", "reserved", "seconds", "error")
-        return {"change": self.change, "changes": self.changes, **{name: self.report[name] for name in kept}}
+        found = {"change": self.change, "changes": self.changes, **{name: self.report[name] for name in kept}}
+        found["reserved"] = max([found["reserved"], *(card["reserved"] for card in self.report["other_cards"])])
+        return found
 
     @property
     def fits(self) -> bool:
@@ -221,7 +223,8 @@ class _Ladder:
 
 def _attempts(command: Sequence[str], first: Report) -> Iterator[Attempt]:
     """What to try, in this order: first what leaves the results as they are, last what trains something else."""
-    room_for_all = first.trained.least() <= first.capacity
+    capacity = first.capacity * (1 + len(first.other_cards))
+    room_for_all = first.trained.least() <= capacity
     holes = not first.oom or first.oom["allocated"] + first.oom["bytes"] <= first.capacity  # else none would help
     if room_for_all and holes and not AllocatorSettings.from_environment().expandable_segments:
         before = next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
@@ -237,7 +240,7 @@ def _attempts(command: Sequence[str], first: Report) -> Iterator[Attempt]:
     size = None if batch is None else value_of(command, batch)
     for changes in _ladder(phase, first.trained):
         least = first.trained.least(eight_bit="eight_bit" in changes)
-        if least > first.capacity and not _ANOTHER_MODEL.intersection(changes):
+        if least > capacity and not _ANOTHER_MODEL.intersection(changes):
             continue
         if is_trainers and changes == ("checkpointing",):
             continue  # its argument was tried

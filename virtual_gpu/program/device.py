@@ -39,7 +39,7 @@ from ..rules.pinned import ROUNDED
 from ..rules.registry import parts
 from . import known, routing
 from .frames import program_line
-from .several import SeveralCards
+from .several import SeveralCards, no_such_card
 from .sparse import Sparse, among, makes
 from .streams import Streams
 from .values import Values, ValueStop, is_drawn
@@ -107,6 +107,7 @@ class ProgramMode(CountingMode):
         self.values: Values = gpu.answers
         self.values.on_assumed = self._note_choice
         self.sparse = Sparse(self)
+        self._of_empty: dict[int, int] = {}  # storage that was resized to nothing → its card, of several
         self.generator = torch.Generator().manual_seed(0)  # not the program's, which would draw other numbers then
 
     @property
@@ -132,7 +133,14 @@ class ProgramMode(CountingMode):
         """As `CountingMode` says, on the card that the tensor is on."""
         several = self.gpu.several
         card = device_of(tensor).index if several is not None and type(tensor) is FakeTensor else None
-        with contextlib.nullcontext() if card is None else several.on(card):
+        if self._of_empty and tensor.untyped_storage()._cdata not in self.storages:
+            self._of_empty.pop(tensor.untyped_storage()._cdata, None)  # the one that was there
+        if card not in (None, several and several.here) and self.operation is _TO_COPY:
+            several.crossed_bytes[card] += tensor.nbytes
+        if card is None or card == several.here:
+            super().count(tensor, category)
+            return
+        with several.on(card):
             super().count(tensor, category)
 
     def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> Any:
@@ -140,9 +148,18 @@ class ProgramMode(CountingMode):
         raise NotImplementedError(NESTED)
 
     def resized(self, storage: torch.UntypedStorage, category: str) -> None:
-        """As `CountingMode` says."""
+        """As `CountingMode` says, on the card that the storage is on."""
         with self.turn:
-            super().resized(storage, category)
+            several, key = self.gpu.several, storage._cdata
+            if several is None or key not in self.storages:
+                super().resized(storage, category)
+                return
+            _, block = self.storages[key]
+            card = self._of_empty.pop(key, several.here) if block is None else several.card_of_block(block)
+            with several.on(card):
+                super().resized(storage, category)
+            if self.storages[key][1] is None:
+                self._of_empty[key] = card
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # the commonest call of all
@@ -163,6 +180,9 @@ class ProgramMode(CountingMode):
         device = kwargs.get("device") if kwargs else None
         on_gpu = is_gpu(device)
         if self.gpu.several is not None and not self.inside and (on_gpu or FakeTensor in types):
+            if on_gpu:
+                self.gpu.check_index(device)
+            self.gpu.several.refuse_mixed(func, args)
             card = self.gpu.several.card_of(args, device if on_gpu else None)
             if card != self.gpu.several.here:
                 with self.gpu.several.on(card):
@@ -505,10 +525,11 @@ class ProgramGPU(VirtualGPU):
         self.configure(self._said)
         self.streams = Streams(self)
         self.rank, self.ranks = 0 if self.several else rank, ranks
-        for meter in self.meters:
-            meter.stream = lambda: self.streams.current.stream_id
+        if self.several is None:
+            self.meter.stream = lambda: self.streams.current.stream_id
         self.mode = ProgramMode(self)
         self.uses_nccl = False  # within this process
+        self._said_visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         self.fraction, self.ooms, self.pid = 1.0, 0, os.getpid()
         pinned = PinnedAllocator.from_environment(rounds_up=self.rules.applies(ROUNDED.name))
         self.host = HostStorages(HostMeter(host if limited else None, pinned))
@@ -526,8 +547,28 @@ class ProgramGPU(VirtualGPU):
 
     def on_machine_of(self, cards: int) -> None:
         """So many of the processes share a machine, each with a card."""
-        self._index, self.count = self.rank % cards, cards
+        self._index, self._count = self.rank % cards, cards
         self.host.meter.ranks = 1 if self.several else cards
+
+    @property
+    def count(self) -> int:
+        """How many cards the machine has; of several in one process those that the program has left itself."""
+        said = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if self.several is None or said is None or said == self._said_visible:
+            return self._count
+        return min(sum(bool(one.strip()) for one in said.split(",")), self._count)
+
+    @property
+    def fraction(self) -> float:
+        """The part of the card's memory that PyTorch may have."""
+        return self._fraction if self.several is None else self.several.fractions[self.several.here]
+
+    @fraction.setter
+    def fraction(self, fraction: float) -> None:
+        if self.several is None:
+            self._fraction = fraction
+        else:
+            self.several.fractions[self.several.here] = fraction
 
     @property
     def index(self) -> int:
@@ -538,6 +579,16 @@ class ProgramGPU(VirtualGPU):
     def device(self) -> torch.device:
         """The current card, as the program names it."""
         return torch.device("cuda", self.index)
+
+    @property
+    def looked_at(self) -> int:
+        """The card that the report is of."""
+        return self.index if self.several is None else self.several.looked_at
+
+    @property
+    def ooms_here(self) -> int:
+        """How often the card that is asked ran out of memory."""
+        return self.ooms if self.several is None else self.several.ooms[self.several.here]
 
     @property
     def here(self) -> torch.device:
@@ -581,9 +632,7 @@ class ProgramGPU(VirtualGPU):
         if index is None or index == self.index or (self.several is not None and 0 <= index < self.count):
             return
         if not 0 <= index < self.count:
-            raise torch.AcceleratorError(
-                "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
-            )
+            raise no_such_card()
         raise NotImplementedError(f"this run stands for cuda:{self.index} alone; the program uses cuda:{index} as well")
 
     def refuse_forks(self) -> None:
@@ -637,6 +686,8 @@ class ProgramGPU(VirtualGPU):
             return super()._allocate(nbytes, category)
         except torch.OutOfMemoryError as error:
             self.ooms += 1
+            if self.several is not None:
+                self.several.ooms[self.several.here] += 1
             self.last_oom = self.watch.out_of_memory(nbytes)
             self.last_oom |= {} if self.several is None else {"card": self.several.here}
             said = str(error).replace("GPU 0", f"GPU {self.index if self.several is None else self.several.here}")

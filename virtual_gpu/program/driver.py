@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.cuda._utils import _get_device_index
 
 from ..allocator_settings import AllocatorSettings
 from ..language import tr
@@ -66,7 +67,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     streams, generator = gpu.streams, _generator(gpu)
     patches.set_all(torch._C, _functions(gpu, streams))
     patches.set_all(torch._C, _accelerator(gpu, streams))
-    patches.set(torch._C, "_scatter", _scatter)  # nn.DataParallel's, on the one card that there is
+    patches.set(torch._C, "_scatter", _scatter)  # nn.DataParallel's
     patches.set_all(
         torch.cuda,
         {
@@ -75,7 +76,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             "_maybe_exchange_device": torch._C._cuda_maybeExchangeDevice,
             "_initialized": True,
             "_cudart": _cudart(gpu),
-            "_get_device_properties": lambda index: properties(gpu),
+            "_get_device_properties": lambda index: properties(gpu, index),
             "default_generators": _Generators(gpu, generator),
             "is_bf16_supported": lambda including_emulation=True: (
                 including_emulation or gpu.spec.compute_capability[0] >= 8
@@ -93,8 +94,8 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             "graph_pool_handle": lambda: (0, 1),
             "stream": streams.entered,
             "set_stream": streams.choose,
-            "current_stream": lambda device=None: streams.current,
-            "default_stream": lambda device=None: streams.default,
+            "current_stream": lambda device=None: streams.on(_index_of(gpu, device)),
+            "default_stream": lambda device=None: streams.default_of(_index_of(gpu, device)),
             "utilization": lambda device=None: 100,
         },
     )
@@ -118,8 +119,12 @@ def _architecture(gpu: ProgramGPU) -> str:
     return f"sm_{major}{minor}"
 
 
-def properties(gpu: ProgramGPU) -> DeviceProperties:
-    """What the driver says of the card."""
+def _index_of(gpu: ProgramGPU, device: Any) -> int:
+    return gpu.index if device is None else _get_device_index(device, optional=True)
+
+
+def properties(gpu: ProgramGPU, index: int = 0) -> DeviceProperties:
+    """What the driver says of a card."""
     major, minor = gpu.spec.compute_capability
     return DeviceProperties(
         name=gpu.spec.device_name, major=major, minor=minor, total_memory=gpu.spec.memory_bytes,
@@ -129,8 +134,8 @@ def properties(gpu: ProgramGPU) -> DeviceProperties:
         shared_memory_per_block_optin=65536 if major == 7 else 101376,
         shared_memory_per_multiprocessor=65536 if major == 7 else 102400,
         L2_cache_size=gpu.spec.l2_cache_bytes, is_integrated=0, is_multi_gpu_board=0,
-        pci_bus_id=0, pci_device_id=4, pci_domain_id=0,
-        uuid="00000000-0000-0000-0000-000000000000", gcnArchName=f"sm_{major}{minor}",
+        pci_bus_id=0, pci_device_id=4 + index, pci_domain_id=0,
+        uuid=f"00000000-0000-0000-0000-{index:012}", gcnArchName=f"sm_{major}{minor}",
     )  # fmt: skip
 
 
@@ -177,7 +182,7 @@ def _memory_stats(gpu: ProgramGPU) -> dict[str, Any]:
     return stats | {
         "oversize_allocations": zero, "oversize_segments": zero,
         "max_split_size": allocator.settings.max_split_size or -1,
-        "num_alloc_retries": allocator.retries, "num_ooms": gpu.ooms, "num_sync_all_streams": 0,
+        "num_alloc_retries": allocator.retries, "num_ooms": gpu.ooms_here, "num_sync_all_streams": 0,
         "num_device_alloc": counts["segment"]["all"], "num_device_free": 0,
     }  # fmt: skip
 
@@ -198,6 +203,10 @@ def _functions(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
     def fraction(value: float, index: int) -> None:
         with gpu.on(index):
             gpu.limit(value)
+
+    def part(index: int) -> float:
+        with gpu.on(index):
+            return gpu.fraction
 
     def reset_peaks(index: int) -> None:
         with gpu.mode.turn, gpu.on(index):
@@ -234,9 +243,9 @@ def _functions(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
         "_cuda_getCompiledVersion": lambda: 12080,
         "_cuda_set_sync_debug_mode": lambda mode: None,
         "_cuda_get_sync_debug_mode": lambda: 0,
-        "_cuda_getCurrentStream": lambda index: (streams.current.stream_id, gpu.index, 1),
-        "_cuda_getDefaultStream": lambda index: (0, gpu.index, 1),
-        "_cuda_getCurrentRawStream": lambda index: streams.current.cuda_stream,
+        "_cuda_getCurrentStream": lambda index: (streams.on(index).stream_id, index, 1),
+        "_cuda_getDefaultStream": lambda index: (0, index, 1),
+        "_cuda_getCurrentRawStream": lambda index: streams.on(index).cuda_stream,
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_clearCublasWorkspaces": gpu.release_workspaces,
         "_cuda_memoryStats": lambda index: memory_stats(gpu, index),
@@ -244,7 +253,7 @@ def _functions(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
         "_cuda_resetAccumulatedMemoryStats": lambda index: None,
         "_cuda_emptyCache": gpu.empty_cache,
         "_cuda_setMemoryFraction": fraction,
-        "_cuda_getMemoryFraction": lambda index: gpu.fraction,
+        "_cuda_getMemoryFraction": part,
         "_cuda_memorySnapshot": lambda pool, *_: gpu.watch.snapshot(),
         "_cuda_record_memory_history": lambda enabled, *_, **__: gpu.watch.keep_history(enabled is not None),
         "_cuda_record_memory_history_legacy": lambda enabled, *_, **__: gpu.watch.keep_history(enabled),
@@ -265,7 +274,7 @@ def _accelerator(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
         "_accelerator_exchangeDevice": driver["_cuda_exchangeDevice"],
         "_accelerator_maybeExchangeDevice": driver["_cuda_maybeExchangeDevice"],
         "_accelerator_synchronizeDevice": lambda index: None,
-        "_accelerator_getStream": lambda index: streams.current,
+        "_accelerator_getStream": streams.on,
         "_accelerator_setStream": streams.choose,
         "_accelerator_isAllocatorInitialized": lambda: True,
         "_accelerator_emptyCache": gpu.empty_cache,

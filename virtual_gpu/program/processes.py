@@ -17,8 +17,9 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     """Call the function here, as the rank that the run stands for. WrongValue where it is not one process a card."""
 
     def spawn(fn: Callable[..., Any], args: tuple = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
-        if nprocs != gpu.count:
-            raise WrongValue(more_processes(nprocs, gpu.count))
+        cards = 1 if gpu.several else gpu.count
+        if nprocs != cards:
+            raise WrongValue(more_processes(nprocs, cards))
         fn(gpu.index, *args)
 
     patches.set(torch.multiprocessing, "spawn", spawn)

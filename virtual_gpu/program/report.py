@@ -39,7 +39,7 @@ class Report:
     fragmentation: reserved and not allocated, at the end. rules: of CUDA in force → the versions
     they hold for. versions: of the libraries that the program loaded. changed: what was made other in the program →
     how often its place was found; tried: what it was run again with. error: the exception that ended the program.
-    host: of the machine's RAM. card, beside: where one process has several cards, which one all this is of, and of
+    host: of the machine's RAM. card, other_cards: where one process has several cards, which one all this is of, and of
     each other one what was allocated and reserved at most. trained: what a step must hold, where the memory ran out.
     """
 
@@ -70,7 +70,7 @@ class Report:
     trained: Trained = field(default_factory=Trained)
     host: HostReport | None = None
     card: int = 0
-    beside: list[dict[str, int]] = field(default_factory=list)
+    other_cards: list[dict[str, int]] = field(default_factory=list)
 
     def json(self) -> dict[str, Any]:
         """All of it, in JSON's types; "schema" grows when a name changes its meaning."""
@@ -97,7 +97,7 @@ class Report:
     def fullest(self) -> dict[str, int]:
         """The card that reserved most."""
         own = {"card": self.card, "allocated": self.allocated, "reserved": self.reserved}
-        return max([own, *self.beside], key=lambda card: card["reserved"])
+        return max([own, *self.other_cards], key=lambda card: card["reserved"])
 
     @property
     def verdict(self) -> str:
@@ -113,7 +113,7 @@ class Report:
             TOO_MUCH: tr(ko="메모리가 모자란다", en="out of memory"),
         }[self.judgement]
         fullest = self.fullest
-        name = f"cuda:{fullest['card']}: " if self.beside else ""
+        name = f"cuda:{fullest['card']}: " if self.other_cards else ""
         return told + (f". {name}{self.room.line(fullest['reserved'])}" if self.room and self.status == FITS else "")
 
     @property
@@ -126,7 +126,7 @@ class Report:
             en=f"{self.steps} optimizer steps in {self.seconds:.1f} s; peak {allocated} allocated in {phase}, "
             f"{reserved} reserved",
         )
-        if not self.beside:
+        if not self.other_cards:
             return said
         others = (
             tr(
@@ -134,7 +134,7 @@ class Report:
                 en=f"cuda:{card['card']} {human_bytes(card['allocated'])} allocated, "
                 f"{human_bytes(card['reserved'])} reserved",
             )
-            for card in self.beside
+            for card in self.other_cards
         )
         return f"{said} (cuda:{self.card}); {'; '.join(others)}"
 
@@ -142,12 +142,20 @@ class Report:
     def advice(self) -> list[str]:
         """Where the memory ran out, and what was tried to make room."""
         out = []
+        wanted = self.oom.get("card") if self.oom else self.fullest["card"]
+        if self.other_cards and wanted != self.card:
+            out.append(
+                tr(
+                    ko=f"아래는 cuda:{self.card}에 관한 것이다. cuda:{wanted}은(는) --rank {wanted}로 본다",
+                    en=f"what follows is of cuda:{self.card}; --rank {wanted} shows cuda:{wanted}",
+                )
+            )
         if self.oom:
             place, asked = line_of(self.oom["file"], self.oom["line"]), human_bytes(self.oom["bytes"])
             on = f"cuda:{self.oom['card']}" if "card" in self.oom else ""
             within = ", ".join(filter(None, (on, self.oom["module"], words.phase(self.oom["phase"]))))
             out.append(tr(ko=f"{place}에서 {asked} 요청({within})", en=f"{place} asked for {asked} ({within})"))
-            if (least := self.trained.least()) > self.capacity * (1 + len(self.beside)):
+            if (least := self.trained.least()) > self.capacity * (1 + len(self.other_cards)):
                 out.append(
                     tr(
                         ko=f"가중치, 학습하는 파라미터의 그레이디언트와 옵티마이저 상태만으로 {human_bytes(least)}다. "
@@ -273,7 +281,7 @@ def make_report(
     for name, start in watch.spans:
         if start <= peak_at:
             phase = name
-    notes = [*watch.notes, *not_found(gpu.changes), *_seen_nothing(watch, status, peak)]
+    notes = [*watch.notes, *not_found(gpu.changes), *_seen_nothing(watch, status, _of_all(gpu, peak))]
     if gpu.host.unfilled_bytes:
         unfilled = human_bytes(gpu.host.unfilled_bytes)
         notes.append(
@@ -306,9 +314,14 @@ def make_report(
         room=room_on(gpu.spec, _nccl(gpu)), oom=gpu.last_oom, changed=dict(gpu.changes), error=error, watch=watch,
         trained=held,
         host=gpu.host.report(killed=isinstance(error, HostOutOfMemory)),
-        card=gpu.several.looked_at if gpu.several else 0,
-        beside=gpu.several.beside() if gpu.several else [],
+        card=gpu.looked_at if gpu.several else 0,
+        other_cards=gpu.several.others() if gpu.several else [],
     )  # fmt: skip
+
+
+def _of_all(gpu: ProgramGPU, peak: int) -> int:
+    """The highest peak of all cards of the process."""
+    return max([peak, *(card["allocated"] for card in gpu.several.others())]) if gpu.several else peak
 
 
 def _seen_nothing(watch: Watch, status: str, peak: int) -> list[str]:

@@ -138,7 +138,8 @@ def _launched(name: str, argv: Sequence[str], patches: Patches, gpu: ProgramGPU)
     n = max(launch.processes, 1)
     if n != gpu.ranks:
         raise WrongValue(processes.more_processes(n, gpu.ranks))
-    gpu.on_machine_of(launch.of_a_machine or gpu.count)
+    if gpu.several is None:
+        gpu.on_machine_of(launch.of_a_machine or gpu.count)
     for key, value in launch.environment.items():
         patches.set_item(os.environ, key, value)
     return launch

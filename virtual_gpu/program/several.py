@@ -2,12 +2,16 @@
 
 Inside, card n is "cpu:n", as one alone is "cpu:0" (see `device`). An operation belongs to the card of its first tensor
 there: what its kernel takes for a moment, and its library's workspace, lie there. What it makes lies on the card that
-its output is on.
+its output is on. Between cards everything is copied as if each could read the other's memory (peer access): where
+they cannot, a copy that also changes its type or its strides takes room beside what is counted. In backward the current
+card is the caller's, not that of the gradient: an autograd function of the program's own that makes tensors on "cuda"
+without a number is counted there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +29,9 @@ from .patches import Patches
 if TYPE_CHECKING:
     from .device import ProgramGPU
 
-_IDS = 2**40  # numbers of blocks for each card
+
+# What copies from one card to another, or takes lists with tensors of all.
+_BETWEEN_CARDS = ("aten::copy_", "aten::_to_copy", "aten::_foreach_", "aten::_amp_foreach_", "aten::to")
 
 
 class SeveralCards:
@@ -36,13 +42,18 @@ class SeveralCards:
 
     def __init__(self, gpu: ProgramGPU, number: int, looked_at: int):
         self.gpu, self.number, self.looked_at = gpu, number, looked_at
-        self.here = looked_at
         self._current = threading.local()
-        others = range(1, number)
-        self.meters = [AllocationMeter(gpu.meter.allocator.capacity_bytes, first_id=1 + n * _IDS) for n in others]
-        self.meters.insert(looked_at, gpu.meter)
-        self._libraries = [({}, handles()) for _ in others]  # workspaces, and the threads' handles
-        self._libraries.insert(looked_at, (gpu._workspaces, gpu._handle))
+        capacity = gpu.meter.allocator.capacity_bytes
+        self.meters = [AllocationMeter(capacity, first_id=1 + card, id_step=number) for card in range(number)]
+        self._libraries = [({}, handles()) for _ in range(number)]  # workspaces, and the threads' handles
+        self.peaks = [_Peaks(meter) for meter in self.meters]
+        for card, meter in enumerate(self.meters):
+            meter.stream = functools.partial(self._stream, card)
+            if card != looked_at:
+                meter.recorder = self.peaks[card]
+        self.crossed_bytes = [0] * number  # copied to each card from the others
+        self.fractions, self.ooms = [1.0] * number, [0] * number
+        self._go_to(looked_at)
 
     @property
     def current(self) -> int:
@@ -56,12 +67,18 @@ class SeveralCards:
     @contextlib.contextmanager
     def on(self, card: int) -> Iterator[None]:
         """What is counted in this block is counted on that card."""
-        before = self.here
-        self._go_to(card)
-        try:
-            yield
-        finally:
-            self._go_to(before)
+        if not 0 <= card < self.number:
+            raise no_such_card()
+        with self.gpu.mode.turn:
+            before = self.here
+            self._go_to(card)
+            try:
+                yield
+            finally:
+                self._go_to(before)
+
+    def _stream(self, card: int) -> int:
+        return self.gpu.streams.on(card).stream_id
 
     def _go_to(self, card: int) -> None:
         self.here, self.gpu.meter = card, self.meters[card]
@@ -69,8 +86,11 @@ class SeveralCards:
 
     def meter_of(self, block: int) -> AllocationMeter:
         """The meter that counts a block."""
-        other = block // _IDS  # 0: of the one that is looked at; the others come in their order
-        return self.meters[self.looked_at if not other else other - (other <= self.looked_at)]
+        return self.meters[self.card_of_block(block)]
+
+    def card_of_block(self, block: int) -> int:
+        """The card that a block is on."""
+        return (block - 1) % self.number
 
     def card_of(self, values: Iterable[Any], device: torch.device | None) -> int:
         """The card that an operation with these inputs runs on; without any, the one that `device` names."""
@@ -87,13 +107,28 @@ class SeveralCards:
             return device
         return torch.device("cpu", self.current if device.index is None else device.index)
 
-    def beside(self) -> list[dict[str, int]]:
-        """Of each card but the one that is looked at the most bytes that were allocated, and reserved."""
+    def others(self) -> list[dict[str, int]]:
+        """Of each card but the one that is looked at the most bytes that were allocated, and reserved, in the run."""
         return [
-            {"card": n, "allocated": meter.peak_bytes, "reserved": meter.allocator.peak_reserved_bytes}
-            for n, meter in enumerate(self.meters)
-            if n != self.looked_at
+            {"card": card, "allocated": peaks.allocated_bytes, "reserved": peaks.reserved_bytes}
+            for card, peaks in enumerate(self.peaks)
+            if card != self.looked_at
         ]
+
+    def refuse_mixed(self, func: Any, values: Iterable[Any]) -> None:
+        """RuntimeError, in PyTorch's words, for an operation whose tensors lie on two cards.
+
+        PyTorch lets a number of no dimension through that is on the CPU, where cards are inside.
+        """
+        if func.name().startswith(_BETWEEN_CARDS):
+            return
+        tensors = (one for value in values for one in (value if isinstance(value, (list, tuple)) else (value,)))
+        cards = sorted({device_of(one).index for one in tensors if type(one) is FakeTensor} - {None})
+        if len(cards) > 1:
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"cuda:{cards[0]} and cuda:{cards[1]}!"
+            )
 
     @staticmethod
     def shown(tensor: FakeTensor) -> torch.device:
@@ -104,6 +139,32 @@ class SeveralCards:
     def named(text: str) -> str:
         """A message of PyTorch's with the cards' names as the program has them."""
         return re.sub(r"\bcpu:(\d+)", r"cuda:\1", text)
+
+
+class _Peaks:
+    """A recorder of the most that a meter held in the whole run, whatever the program resets."""
+
+    def __init__(self, meter: AllocationMeter):
+        self._meter, self.allocated_bytes, self.reserved_bytes = meter, 0, 0
+
+    def allocated(self, *_: Any) -> None:
+        """A block was made."""
+        allocator = self._meter.allocator
+        self.allocated_bytes = max(self.allocated_bytes, allocator.allocated_bytes)
+        self.reserved_bytes = max(self.reserved_bytes, allocator.reserved_bytes)
+
+    def freed(self, block: int) -> None:
+        """A block was released."""
+
+    def label(self, block: int, category: str) -> None:
+        """What a block is for."""
+
+
+def no_such_card() -> torch.AcceleratorError:
+    """CUDA's error for the number of a card that there is not."""
+    return torch.AcceleratorError(
+        "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
+    )
 
 
 def _chunks(tensors: Sequence[torch.Tensor], nbytes: int) -> list[list[int]]:
@@ -128,9 +189,15 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
         return torch.device("cuda", index)
 
     def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
-        gpu.uses_nccl = True
-        alike = (torch.empty(tensor.shape, dtype=tensor.dtype, device=to_card(index)) for index in devices[1:])
-        return [tensor, *(copy.copy_(tensor) for copy in alike)]
+        if tensor.is_cuda and tensor.get_device() != devices[0]:
+            raise RuntimeError("device of broadcasted tensor must appear as the first on devices list")
+        here = [tensor] if tensor.is_cuda else []
+        gpu.uses_nccl |= tensor.is_cuda and len(devices) > 1
+        alike = [torch.empty(tensor.shape, dtype=tensor.dtype, device=to_card(index)) for index in devices[len(here) :]]
+        return [*here, *(copy.copy_(tensor) for copy in alike)]
+
+    def into(*_: Any) -> None:
+        raise NotImplementedError("torch.nn.parallel.comm with out=... on virtual GPUs")
 
     def broadcast_coalesced(
         tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int
@@ -162,5 +229,6 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             "_broadcast_coalesced": broadcast_coalesced,
             "_gather": gather,
             "_nccl_reduce": lambda *_: None,
+            **dict.fromkeys(("_broadcast_out", "_gather_out", "_scatter_out"), into),
         },
     )

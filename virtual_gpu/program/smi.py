@@ -83,7 +83,7 @@ _MEMORY = ("memory.used", "memory.total")
 
 def _facts(gpu: ProgramGPU, place: int) -> dict[str, tuple[str, str]]:
     """Field → (value, unit) of a card of the machine. What others than this process's hold is not known."""
-    one = properties(gpu)
+    one = properties(gpu, place)
     free, total = memory_info(gpu, place)
     found = {
         "name": (one.name, ""),

@@ -168,6 +168,8 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
         else:
             data.__set__(tensor, value)
             tensor.__dict__.pop("known", None)  # of what it was
+            if gpu.several is not None and ours(tensor) and ours(value):
+                tensor.fake_device = value.fake_device
 
     def data_of(tensor: torch.Tensor) -> torch.Tensor:
         return quantized.data(tensor, data.__get__(tensor))

@@ -93,6 +93,7 @@ class Watch:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.meter = self.gpu.meter  # of the card that is looked at, whichever computes
         self._stacks = Stacks()
         self.modules = Modules()
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -110,7 +111,7 @@ class Watch:
         if self.history is not None:
             self.history.allocated(block, nbytes, stream, self._stacks.of(frame))
         self.events.append(block)
-        reserved = self.gpu.meter.allocator.reserved_bytes
+        reserved = self.meter.allocator.reserved_bytes
         if reserved > self.reserved_peaks[-1]:
             self.reserved_peaks[-1] = reserved
 
@@ -130,20 +131,26 @@ class Watch:
         """Keep events and their stacks from now on, as `torch.cuda.memory._record_memory_history` does; or end it."""
         if keep and self.history is None:
             with self.gpu.mode.turn:
-                self.history = History(self.gpu.meter.allocator, self._alive())
+                self.history = History(self.meter.allocator, self._alive())
         elif not keep and not self.history_stays:
-            self.history = self.gpu.meter.allocator.driver_calls = None
+            self.history = self.meter.allocator.driver_calls = None
 
     def snapshot(self) -> dict[str, Any]:
         """PyTorch's memory snapshot, as `torch.cuda.memory._snapshot` gives it."""
         gpu = self.gpu
         with gpu.mode.turn:
             alive = self._alive() if self.history is None else None
-            return contents(gpu.meter.allocator, self.history, alive=alive, device=gpu.index, devices=gpu.count)
+            return contents(
+                self.meter.allocator,
+                self.history,
+                alive=alive,
+                device=gpu.index if gpu.several is None else gpu.several.looked_at,
+                devices=gpu.count,
+            )
 
     def _alive(self) -> dict[int, tuple[int, int]]:
         """Block → (bytes asked for, stream) of what is there now."""
-        live = (name for name in self.gpu.meter.live_blocks() if name in self.blocks)
+        live = (name for name in self.meter.live_blocks() if name in self.blocks)
         return {name: (self.blocks[name].nbytes, self.blocks[name].stream) for name in live}
 
     # -- what the program does -----------------------------------------------------------------------------------------
@@ -157,7 +164,7 @@ class Watch:
         """A phase begins."""
         if phase != self.phase:
             self.spans.append((phase, len(self.events)))
-            self.reserved_peaks.append(self.gpu.meter.allocator.reserved_bytes)
+            self.reserved_peaks.append(self.meter.allocator.reserved_bytes)
 
     def note(self, text: str) -> None:
         """Something that the report has to say, once."""
@@ -194,8 +201,8 @@ class Watch:
         patches.set(torch.autograd, "backward", run_backward)
         patches.later(register_optimizer_step_pre_hook(self._before_step).remove)
         patches.later(register_optimizer_step_post_hook(self._after_step).remove)
-        self.gpu.meter.recorder = self
-        patches.later(lambda: setattr(self.gpu.meter, "recorder", None))
+        self.meter.recorder = self
+        patches.later(lambda: setattr(self.meter, "recorder", None))
 
     def name_everything(self) -> None:
         """Say of all blocks that are alive what they are, as far as modules and optimizers tell."""
