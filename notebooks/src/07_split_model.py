@@ -176,6 +176,7 @@ with virtual_gpu.cuda("T4", visible_gpus=2):
 # 한 장에 안 들어가던 모델이 두 장에서 학습된다. 출력층은 카드 1에 있는데 로짓은 카드 0에서 나왔다. accelerate가 모델의 출력을 입력이 있던 카드로 되돌리기 때문이고, 그동안 로짓은 두 카드에 다 있다. 배치와 어휘가 크면 그래서 카드 0도 찬다.
 #
 # - `device_map` 없이 모델을 카드 한 장에 둔 채 두 장이 보이는 곳에서 `Trainer`를 쓰면 나누는 것이 아니라 `nn.DataParallel`이 된다. 순전파 때마다 가중치를 카드 1에 복사하고, 로짓을 카드 0에 모으고, 옵티마이저 상태는 카드 0에만 있다. 배치는 카드마다 `per_device_train_batch_size`라 모두 두 배다. 그래서 카드 0이 먼저 넘친다. 배치를 나누려면 `torchrun --nproc_per_node 2`로 시작하고([6장](06_distributed_zero.ipynb)), 한 장만 쓰려면 `CUDA_VISIBLE_DEVICES=0`을 준다.
+# - `"auto"`는 가중치의 크기만 보고 나눈다. 이름마다 카드를 적은 사전을 주면 층을 직접 나눌 수 있다. `virtual-gpu fit --gpus 2 --device-map`은 학습할 때 가장 찬 카드가 가장 덜 차게 나눈 계획을 찾아 그 사전을 `device_map.json`으로 쓴다.
 # - 내 프로그램이 카드 두 장에서 어떤지는 `virtual-gpu run --gpu T4 --visible-gpus 2 train.py`가 센다. 카드마다 따로 세고, 어느 카드에서 넘치는지 말한다. 아직 진짜 카드 두 장과 비교하지는 못했다.
 #
 # ## 7.2 버블을 더 줄이는 순서

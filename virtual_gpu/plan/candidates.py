@@ -112,6 +112,24 @@ def why_not_in_parts(request: Request) -> str:
     return ""
 
 
+def why_not_spread(request: Request) -> str:
+    """Why nothing of the request is tried with its layers spread over the GPUs of one process; empty where it is."""
+    if not 1 < request.gpus <= NODE:
+        return tr(
+            ko=f"한 컴퓨터에 있는 GPU 2~{NODE}개에만 층을 나눌 수 있다(GPU {request.gpus}개)",
+            en=f"layers are spread over 2 to {NODE} GPUs of a machine, not {request.gpus}",
+        )
+    if request.objective != "sft":
+        return tr(ko=f"{request.objective.upper()}에서는 세지 않는다", en=f"not counted of {request.objective.upper()}")
+    if request.optimizer is not None and request.optimizer not in _SPREAD:
+        names = ", ".join(_SPREAD)
+        return tr(ko=f"옵티마이저는 {names}만 센다", en=f"only these optimizers are counted: {names}")
+    return ""
+
+
+_SPREAD = ("adamw_fused", "adamw_8bit")
+
+
 def _parts(request: Request) -> list[int]:
     """How many GPUs may share a text: as many as are asked for, or those that share it evenly within a node."""
     uneven = request.batch > request.gpus and request.batch % request.gpus
@@ -155,6 +173,7 @@ def recipes_of(request: Request) -> list[Recipe]:
         found = [replace(r, fused_lm_head=True) for r in found]
     if request.pairs:
         found += [replace(r, reference="precomputed") for r in found if r.method == "full"]
+    spread = [replace(r, spread=True) for r in found] if request.device_map and not why_not_spread(request) else []
     shards = [r for r in found if r.method == "full" and r.optimizer == "adamw_fused" and "fp16" not in r.precision]
     on_cpu = request.cpu_offload and request.objective == "sft"
     offloaded = [replace(recipe, stage=3, cpu_offload=True) for recipe in shards] if on_cpu else []
@@ -175,7 +194,7 @@ def recipes_of(request: Request) -> list[Recipe]:
     halves = [recipe for recipe in shards if "bf16" in recipe.precision]
     for degree in _parts(request):
         found += [replace(recipe, stage=3, context_parallel=degree) for recipe in halves]
-    return [recipe for recipe in found + offloaded if request.allows(recipe)]
+    return [recipe for recipe in found + spread + offloaded if request.allows(recipe)]
 
 
 def _degrees(request: Request) -> tuple[int, ...]:

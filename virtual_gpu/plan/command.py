@@ -34,7 +34,8 @@ from .start.terminal import execute as execute_start
 
 _OF_THE_SEARCH = (  # options that say nothing of a file
     "picture", "budget", "lengths", "completion_length", "generations", "beta", "iterations", "prefer", "selective",
-    "cpu_offload", "tensor_parallel", "no_sequence_parallel", "context_parallel", "replicas", "price_per_hour",
+    "cpu_offload", "tensor_parallel", "no_sequence_parallel", "context_parallel", "replicas", "device_map",
+    "price_per_hour",
 )  # fmt: skip
 
 
@@ -113,6 +114,7 @@ def execute(args: argparse.Namespace) -> int:
         sequence_parallel=not args.no_sequence_parallel,
         context_parallel=None if args.context_parallel is None else number(args.context_parallel),
         replicas=None if args.replicas is None else number(args.replicas),
+        device_map=args.device_map,
         price_per_hour=None if args.price_per_hour is None else number(args.price_per_hour),
         progress=_tell,
     )
@@ -408,6 +410,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         ),
     )
     add(
+        "--device-map",
+        action="store_true",
+        help=tr(
+            ko="한 프로세스에서 층을 GPU들에 나누어 올리는 계획도 찾는다(device_map)",
+            en="also with the layers spread over the GPUs of one process (device_map)",
+        ),
+    )
+    parser.add_argument(
         "--replicas",
         default=None,
         metavar="N",

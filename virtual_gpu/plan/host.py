@@ -135,14 +135,14 @@ def _quantized(model: str, dtype: torch.dtype) -> int:
 
 def host_need(plan: Plan) -> HostNeed:
     """What the plan's files need of the host's RAM."""
-    recipe, gpus = plan.recipe, plan.request.gpus
+    recipe, gpus = plan.recipe, 1 if plan.recipe.spread else plan.request.gpus
     total, largest, stored = _sizes(plan.request.model)
     wanted = getattr(torch, weights_dtype(recipe))
     converted = 0 if wanted == stored else _THREADS * largest * wanted.itemsize * gpus
     if recipe.method == "qlora" and recipe.stage:  # each process quantizes its own copy, from which FSDP2 takes shards
         whole = gpus * _quantized(plan.request.model, wanted)
         loading = Range(whole, whole + converted)
-    elif recipe.method != "full" and not recipe.stage:
+    elif recipe.spread or (recipe.method != "full" and not recipe.stage):
         loading = Range(0, converted)
     else:
         copies = 1 if recipe.stage else gpus  # fsdp_cpu_ram_efficient_loading: rank 0 alone reads

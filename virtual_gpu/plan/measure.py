@@ -87,6 +87,8 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
             "optimizer": memory.optimizer,
         }
     states = states_of(setting_of(request, recipe.at_once, 1, 1).short(1))
+    if recipe.spread:
+        return {kind: nbytes // request.gpus for kind, nbytes in states.items()}
     return states | ({"other": states["gradients"]} if request.gpus > 1 else {})  # DDP's buckets
 
 
@@ -102,6 +104,7 @@ def _convention(recipe: Recipe) -> str:
 
 def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Plan:
     """One plan, measured: memory on the virtual GPU, FLOPs counted."""
+    layers: tuple[int, ...] = ()
     to_card = to_cpu = activations = to_copies = to_next = generation = training = 0
     request, tensors = request.of(recipe), recipe.tensor_parallel
     if recipe.cpu_offload:
@@ -134,6 +137,15 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         collectives, activations = need.sent * accumulation, need.sent_activations * accumulation
         offloaded, pinned, paged = need.offloaded * accumulation, need.pinned, 0
         to_copies, to_next = need.sent_to_copies * accumulation, need.sent_to_next * accumulation
+    elif recipe.spread:
+        from .spread import spread_need  # brings all of a program's card
+
+        setting = setting_of(request, recipe, micro_batch, accumulation)
+        found = spread_need(setting, request.gpus, request.spec.compute_capability)
+        need, layers = found.fullest, found.layers
+        needed, at_peak = need.card, need.at_peak | {"fragmentation": need.card - need.tensors}
+        collectives = offloaded = pinned = paged = 0
+        to_next = found.sent * accumulation
     else:
         setting = setting_of(request, recipe, micro_batch, accumulation)
         need = predict_need(setting, request.spec.compute_capability, request.gpus > 1)
@@ -153,12 +165,14 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         (collectives, shards, tensors),
         (to_copies, copies, tensors * shards),
     )
+    if recipe.spread:
+        sent, between = to_next, 0  # what crosses, of all cards together
     plan = Plan(
         request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, None,
         between_nodes_bytes=between,
         offloaded_bytes=offloaded, pinned_bytes=pinned, paged_bytes=paged,
         states_to_card_bytes=to_card, states_to_cpu_bytes=to_cpu, generation_bytes=generation,
-        training_bytes=training if request.grpo else 0,
+        training_bytes=training if request.grpo else 0, layers=layers,
     )  # fmt: skip
     return replace(plan, seconds=_lower_bound(plan))
 
@@ -193,7 +207,7 @@ def expected(request: Request, recipe: Recipe) -> tuple[int, float]:
     else:
         token = 4 * inputs if recipe.checkpointing else 2.3 * sides
     token += 0 if recipe.fused_lm_head else 10 * config.vocab_size
-    token /= recipe.context_parallel
+    token /= request.gpus if recipe.spread else recipe.context_parallel
     copies = recipe.method == "full" and recipe.precision.startswith("mixed")
     return held(request, recipe)["parameters"] // 2 if copies else 0, request.sequences * request.length * token
 
@@ -224,7 +238,8 @@ def _lower_bound(plan: Plan) -> float | None:
     rate = spec.bf16_tflops if "bf16" in recipe.precision else spec.fp16_tflops
     if rate is None or spec.bandwidth_bytes_per_s is None:
         return None
-    compute = plan.flops / request.gpus / (rate * 1e12)
+    at_once = 1 if recipe.spread else request.gpus  # spread layers: one card after another
+    compute = plan.flops / at_once / (rate * 1e12)
     count, *_ = _weights(request.model)
     count //= recipe.tensor_parallel
     # A product whose result is kept does not read its weights again; of which they are nothing is said here.

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..cards import CATALOG, GPUSpec
+from ..cards import GPUSpec
 from ..counting.record import VirtualRecord
 from ..errors import NotSupported
 from ..models.configs import cached_by_model, load_config, running
 from ..real import CudaGPU
 from ..step import predict, states
 from ..step.optimizers import needs_cuda, states_of_optimizer
-from ..step.predict import Need, Run
+from ..step.predict import Need, Run, like_any
 from ..step.setting import Setting
+from ..trace.recorder import TimelineRecorder
 from ..turns import in_turn, refuse_in_a_block
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def states_of(setting: Setting) -> dict[str, int]:
 
 @cached_by_model
 def _need(setting: Setting, compute_capability: tuple[int, int], ddp: bool) -> Need:
-    anything = replace(CATALOG["T4"], compute_capability=compute_capability, memory_bytes=2**60, usable_bytes=None)
+    anything = like_any(compute_capability)
     config = load_config(setting.model_id)
     setting.check_length(config)
     run = predict.predicted_run(setting, config, anything, run_on_a_card, "on a card")
@@ -65,13 +66,13 @@ def run_on_a_card(setting: Setting, config: Any, spec: GPUSpec, later: int | Non
 
     refuse_in_a_block()
     with cuda(spec, limited=False) as gpu, running(setting.model_id):
-        found = predict.run_on(_Card(gpu), setting, config, later)
+        found = predict.run_on(ProgramCard(gpu), setting, config, later)
         if eager := [note for note in gpu.watch.notes if note.startswith("torch.compile")]:
             raise NotSupported(f"optimizer={setting.optimizer!r}: {eager[0]}")
     return found
 
 
-class _Card(CudaGPU):
+class ProgramCard(CudaGPU):
     """A program's card, as a step takes a GPU: a real one, but that models have no values and all is recorded."""
 
     def __init__(self, gpu: ProgramGPU):
@@ -104,15 +105,24 @@ class _Card(CudaGPU):
 
 
 class _Record(VirtualRecord):
+    """beside: the recorders of the process's other cards."""
+
+    def __init__(self, *of: Any):
+        super().__init__(*of)
+        self.beside: list[TimelineRecorder] = []
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """A phase: the program's modes are on already."""
-        self.recorder.enter(name)
+        recorders = self.recorder, *self.beside
+        for recorder in recorders:
+            recorder.enter(name)
         try:
             yield
         finally:
             self.label_training()
-            self.recorder.leave()
+            for recorder in recorders:
+                recorder.leave()
 
     def label_training(self) -> None:
         self.gpu.label((p.grad for p in self.model.parameters() if p.grad is not None), "gradients")

@@ -45,8 +45,8 @@ def row_of(plan: Plan, sharded: bool, fused: bool, offloaded: bool) -> list[str]
     method += f" · {cpu_offload_label()}" if recipe.cpu_offload else ""
     cells = [method, recipe.precision + (" ⚠" if recipe.caution else ""), recipe.optimizer]
     if sharded:
-        split = f"ZeRO-{recipe.stage}" if recipe.stage else "DDP"
-        cells.append(" · ".join([split, *recipe.mesh]))
+        split = [f"ZeRO-{recipe.stage}" if recipe.stage else "DDP"] * (not recipe.spread)
+        cells.append(" · ".join([*split, *recipe.mesh]))
     return [
         *cells,
         f"{plan.micro_batch} × {plan.accumulation}",

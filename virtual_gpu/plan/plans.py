@@ -35,7 +35,7 @@ class Plan:
     seconds: a lower bound (None where neither rate is published), never a forecast.
     at_least: only parameters, gradients and optimizer state are known, which alone do not fit. beyond_best: of a plan
     that keeps results of blocks (see `keeping`), the most, as a share of the step's work, that another choice of them
-    could save.
+    could save. layers: of each GPU, where they are spread over them; sent_bytes is then what crosses, of all together.
     """
 
     request: Request
@@ -58,6 +58,7 @@ class Plan:
     generation_bytes: int = 0
     training_bytes: int = 0
     beyond_best: float | None = field(default=None, compare=False)
+    layers: tuple[int, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -120,7 +121,9 @@ class Plan:
     def title(self) -> str:
         """One line that names it."""
         parts = [self.recipe.title]
-        parts += ["DDP"] if self.request.gpus > 1 and not self.recipe.stage else []
+        parts += ["DDP"] if self.request.gpus > 1 and not (self.recipe.stage or self.recipe.spread) else []
+        dealt = " + ".join(map(str, self.layers))
+        parts += [tr(ko=f"층 {dealt}", en=f"layers {dealt}")] if dealt else []
         parts += [] if self.at_least else [f"{self.micro_batch} × {self.accumulation}"]
         return " · ".join(parts)
 
@@ -154,7 +157,7 @@ class Plan:
         more |= {name: getattr(self, name) for name in ("generation_bytes", "training_bytes")}
         more |= {"lower_bound_seconds": self.seconds, "caution": self.recipe.caution, "beyond_best": self.beyond_best}
         more |= {"lower_bound_price_per_million_tokens": self.price}
-        return {**asdict(self.recipe), **numbers, **more}
+        return {**asdict(self.recipe), **numbers, **more, "layers": list(self.layers)}
 
     def files(self, kind: str | None = None) -> dict[str, str]:
         """name → text of the files that train so, of a kind (see `KINDS`); None is the first that can.

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 # preference → its criteria, the weightiest first. fidelity: what changes training least; speed: the shortest bound on a
 # step; margin: the most memory left.
 PREFERENCES = {
-    "fidelity": ("change", "extra", "sent", "offloaded", "seconds", "accumulation", "left"),
-    "speed": ("seconds", "extra", "sent", "offloaded", "change", "accumulation", "left"),
-    "margin": ("left", "change", "extra", "sent", "offloaded", "seconds", "accumulation"),
+    "fidelity": ("change", "extra", "waits", "sent", "offloaded", "seconds", "accumulation", "left"),
+    "speed": ("seconds", "extra", "waits", "sent", "offloaded", "change", "accumulation", "left"),
+    "margin": ("left", "change", "extra", "waits", "sent", "offloaded", "seconds", "accumulation"),
 }
 
 
@@ -23,6 +23,7 @@ def key(plan: Plan) -> tuple:
     values = {
         "change": plan.recipe.change,
         "extra": plan.extra_flops,
+        "waits": plan.recipe.spread,
         "sent": plan.sent_bytes,
         "offloaded": plan.to_cpu_bytes,
         "seconds": plan.seconds or 0.0,  # of one card all or none have a bound
@@ -37,6 +38,7 @@ def criteria(prefer: str = "fidelity") -> tuple[str, ...]:
     labels = {
         "change": tr(ko="학습 방법을 더 많이 바꾼다", en="changes training more"),
         "extra": tr(ko="추가 연산이 많다", en="more extra work"),
+        "waits": tr(ko="GPU들이 차례를 기다린다", en="GPUs wait for each other"),
         "sent": tr(ko="GPU끼리 보내는 양이 많다", en="GPUs send more"),
         "offloaded": tr(ko="CPU와 주고받는 양이 많다", en="more goes to the CPU and back"),
         "seconds": tr(ko="시간의 하한이 길다", en="longer lower bound on time"),

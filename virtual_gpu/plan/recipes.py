@@ -33,7 +33,8 @@ class Recipe:
     split over the others by FSDP2, in torchtitan's groups (`fsdp_groups`). stage is 3 where they are all.
     sequence_parallel: they share the tokens between its matrices too, and the logits (`shards.sequence`).
     context_parallel: so many GPUs share each text (`shards.context`), and all of them the model. replicas: copies of
-    the model, each split over so many GPUs fewer (HSDP).
+    the model, each split over so many GPUs fewer (HSDP). spread: the layers lie on all GPUs of one process, which work
+    one after another (`spread`).
     """
 
     method: str
@@ -51,6 +52,7 @@ class Recipe:
     sequence_parallel: bool = False
     context_parallel: int = 1
     replicas: int = 1
+    spread: bool = False
 
     @property
     def accumulates(self) -> bool:
@@ -88,7 +90,7 @@ class Recipe:
     @property
     def mesh(self) -> list[str]:
         """How the GPUs share the work beside ZeRO, in the reader's language."""
-        return mesh_labels(self)
+        return mesh_labels(self) + ["device_map"] * self.spread
 
     @property
     def title(self) -> str:

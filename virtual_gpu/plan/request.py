@@ -28,7 +28,7 @@ from ..step.optimizers import optimizer_named, takes_args
 from ..step.own_code import arguments_of
 from ..step.setting import OBJECTIVES, Setting, check_size, grpo_label
 from ..units import boolean, choose, positive_int
-from .candidates import recipes_of, why_no_way, why_not_copies, why_not_in_parts, why_not_split
+from .candidates import recipes_of, why_no_way, why_not_copies, why_not_in_parts, why_not_split, why_not_spread
 from .ranking import PREFERENCES
 from .recipes import METHODS
 from .tensors import why_not, why_whole_texts
@@ -71,6 +71,8 @@ class Request:
     sequence_parallel: bool = True  # with tensor parallelism they share the tokens too, where they can
     context_parallel: int | None = None  # GPUs that share each text; None: the planner chooses
     replicas: int | None = None  # copies of the model, each split over a part of the GPUs; None: the planner chooses
+    device_map: bool = False  # also with the layers spread over the GPUs of one process
+    spread: bool = False  # of a plan's request: they are, and each sample goes through all GPUs
     completion_length: int = 0  # of GRPO: the tokens of `length` that are generated
     generations: int = 0  # of GRPO: completions of each prompt
     beta: float = 0.0  # of GRPO: the weight of the KL term, for which there is a reference
@@ -91,7 +93,7 @@ class Request:
     @property
     def room(self) -> Room:
         """What each GPU has for the allocator, and what lies outside it."""
-        if self.gpus == 1:
+        if self.gpus == 1 or self.spread:
             return room_on(self.spec)
         # All ranks are one group, over which a model is loaded; of a mesh with more dimensions each is one more.
         copies, tensors = self.replicas or 1, self.tensor_parallel or 1
@@ -159,7 +161,7 @@ class Request:
     @property
     def groups(self) -> int:
         """How many take samples of their own: GPUs, or with tensor or context parallelism groups of them."""
-        return self.gpus // ((self.tensor_parallel or 1) * (self.context_parallel or 1))
+        return 1 if self.spread else self.gpus // ((self.tensor_parallel or 1) * (self.context_parallel or 1))
 
     @property
     def per_gpu(self) -> int:
@@ -168,6 +170,8 @@ class Request:
 
     def of(self, recipe: Recipe) -> Request:
         """The request of that recipe's plans: with its mesh of GPUs, which says what room and samples are."""
+        if recipe.spread:
+            return self if self.spread else replace(self, spread=True)
         mesh = {name: getattr(recipe, name) for name in MESH}
         return self if all((getattr(self, name) or 1) == n for name, n in mesh.items()) else replace(self, **mesh)
 
@@ -216,6 +220,7 @@ def make_request(
     sequence_parallel: bool = True,
     context_parallel: int | None = None,
     replicas: int | None = None,
+    device_map: bool = False,
     completion_length: int | None = None,
     generations: int | None = None,
     beta: float | None = None,
@@ -298,8 +303,8 @@ def make_request(
         check.lora_rank, check.lora_targets, None if host is None else machine(host).name,
         prefer, None if price_per_hour is None else float(price_per_hour), boolean(selective, "selective"),
         boolean(cpu_offload, "cpu_offload"), objective, tensor_parallel, optim_args, optim_target_modules,
-        boolean(sequence_parallel, "sequence_parallel"), context_parallel, replicas, check.completion_length,
-        generations, check.beta, check.iterations,
+        boolean(sequence_parallel, "sequence_parallel"), context_parallel, replicas,
+        boolean(device_map, "device_map"), False, check.completion_length, generations, check.beta, check.iterations,
     )  # fmt: skip
     if why := why_no_way(made):
         raise NotSupported(f"optimizer={optimizer!r}: {why}")
@@ -347,6 +352,8 @@ def _check_split(request: Request) -> None:
         why = why_not_in_parts(request) or why_whole_texts(request.model, request.gpus, request.length, texts)
         if why:
             raise WrongValue(f"context_parallel={texts}: {why}")
+    if request.device_map and (why := why_not_spread(request)):
+        raise WrongValue(f"device_map=True: {why}")
     if copies > 1 and (why := why_not_copies(request)):
         raise WrongValue(f"replicas={copies}: {why}")
     if degree > 1 and (why := why_not_split(request) or why_not(request.model, request.gpus, degree)):

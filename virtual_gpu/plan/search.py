@@ -192,7 +192,8 @@ def plan_training(
     the logits, where the model and its length allow that. context_parallel: only full fine-tuning in which so many GPUs
     share each text (1: only without); None tries it where it can matter. replicas: only full fine-tuning in which so
     many copies of the model are split over a part of the GPUs each (HSDP; 1: only without); None looks for the most
-    that fit, where there are several nodes of 8.
+    that fit, where there are several nodes of 8. device_map: also with the layers spread over the GPUs of one process,
+    where a way to train does not fit whole on each: each sample goes through all of them, one after another.
     price_per_hour: of one GPU, by which a plan's `price` is the least that a million tokens can cost; None takes the
     card's least published rent. progress: called with
     what is known so far, whenever that is more. Each way to train comes once, with the largest micro-batch that fits.
@@ -343,6 +344,10 @@ def _search(
             row = f"{method_label(recipe.method)} · {recipe.precision} · {context_label()}", text
             skipped += [row] if row not in skipped else []
             continue
+        if recipe.spread and replace(upcast, spread=False) in [plan.recipe.at_once for plan in plans]:
+            text = tr(ko="GPU마다 통째로 두어도 들어간다", en="it fits whole on each GPU")
+            skipped.append((recipe.title, text))
+            continue
         zero_3 = replace(recipe.whole_layers, stage=3)
         if recipe != recipe.whole_layers and zero_3 in [one.recipe for one in losers if one.at_least]:
             continue
@@ -351,7 +356,9 @@ def _search(
                 losers.append(hopeless(request, recipe))
                 progress(found())
                 continue
-            may_keep = request.selective and request.objective == "sft" and not recipe.stage and not spares
+            may_keep = (
+                request.selective and request.objective == "sft" and not (recipe.stage or recipe.spread or spares)
+            )
             for checkpointing in (False, True):
                 one = replace(recipe, checkpointing=checkpointing)
                 fit, miss = tried(one)

@@ -46,7 +46,7 @@ def may_offload(plan: Plan) -> bool:
     """Whether the same with checkpoints on the CPU is worth a run: all activations are more than what is missing."""
     recipe = plan.recipe
     first_in_16_bits = upcasts(recipe) and recipe.precision != "fp32"
-    if not recipe.checkpointing or first_in_16_bits or not offloaded.can_offload(recipe.stage):
+    if not recipe.checkpointing or first_in_16_bits or recipe.spread or not offloaded.can_offload(recipe.stage):
         return False
     return plan.tensors_bytes - plan.at_peak.get("activations", 0) <= plan.request.limit_bytes
 
@@ -58,7 +58,7 @@ def heads_of(request: Request, recipe: Recipe) -> tuple[bool, ...]:
 
 def may_tile(request: Request, recipe: Recipe) -> bool:
     """Whether the recipe may have a fused head beside its own."""
-    return recipe == recipe.whole_layers and request.can_fuse_head
+    return recipe == recipe.whole_layers and not recipe.spread and request.can_fuse_head
 
 
 def fits_with_ram(plan: Plan) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...language import tr
-from ...models.configs import is_given
+from ...models.configs import is_given, load_config
+from ...models.spread import device_map as places
 from ...step.optimizers import name_for_trainer
 from ...step.own_code import OURS
 from .keeping import checkpointing, of_keeping
@@ -30,7 +31,7 @@ from .settings import (
 if TYPE_CHECKING:
     from ..plans import Plan
 
-NAMES = ("train.py", "training_arguments.json", "accelerate.yaml", "lora_config.json")
+NAMES = ("train.py", "training_arguments.json", "accelerate.yaml", "lora_config.json", "device_map.json")
 
 
 def cannot(plan: Plan) -> str:
@@ -49,11 +50,19 @@ def why_not_named(optimizer: str) -> str:
 
 
 def files(plan: Plan) -> dict[str, str]:
-    """name → text: train.py, training_arguments.json, accelerate.yaml, and for adapters lora_config.json."""
-    found = {"training_arguments.json": json_text(training_arguments(plan)), "accelerate.yaml": accelerate_yaml(plan)}
+    """name → text: train.py, training_arguments.json, accelerate.yaml, and for adapters lora_config.json.
+
+    Of spread layers device_map.json in place of accelerate.yaml: there is one process.
+    """
+    found = {"training_arguments.json": json_text(training_arguments(plan))}
+    if plan.recipe.spread:
+        found["device_map.json"] = json_text(places(load_config(plan.request.model), plan.layers))
+    else:
+        found["accelerate.yaml"] = accelerate_yaml(plan)
     if plan.recipe.method != "full":
         found["lora_config.json"] = json_text(lora_config(plan))
     usage, launch = _SPLIT if plan.recipe.stage else _USAGE, of_launch(plan.recipe)
+    usage = _SPREAD.format(gpu=plan.request.gpu, gpus=plan.request.gpus) if plan.recipe.spread else usage
     return {"train.py": script(plan, usage, launch["launched"], launch["modules"])} | found
 
 
@@ -80,7 +89,8 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
     }
     if recipe.stage and plan.accumulation > 1:  # as it was counted: no whole gradients wait between micro-batches
         arguments["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
-    return arguments | ({"ddp_find_unused_parameters": False} if plan.request.gpus > 1 else {})
+    ranks = plan.request.gpus > 1 and not recipe.spread
+    return arguments | ({"ddp_find_unused_parameters": False} if ranks else {})
 
 
 def _of_optimizer(plan: Plan) -> dict[str, Any]:
@@ -95,6 +105,12 @@ Several:  {LAUNCH} train.py --text my_text.txt"""
 _SPLIT = f"{LAUNCH} train.py --text my_text.txt"  # on one GPU too: what is split, and where it waits, is said there
 
 
+_SPREAD = """python train.py --text my_text.txt
+
+What it takes on the cards:
+virtual-gpu run --gpu "{gpu}" --visible-gpus {gpus} train.py --text my_text.txt"""
+
+
 def script(plan: Plan, usage: str, more: str, modules: str = "") -> str:
     """train.py. usage: how it is started; more: what is done to its `settings` before TrainingArguments take them.
 
@@ -107,8 +123,8 @@ def script(plan: Plan, usage: str, more: str, modules: str = "") -> str:
     if recipe.method == "qlora":
         loading = FOUR_BITS.format(storage=STORAGE if recipe.stage else "")
     if recipe.method != "full":
-        of_peft = "" if recipe.stage else _IMPORT_PLACE
-        loading += device_map(recipe, _PLACE)
+        of_peft = "" if recipe.stage or recipe.spread else _IMPORT_PLACE
+        loading += "" if recipe.spread else device_map(recipe, _PLACE)
         names = "LoraConfig, get_peft_model"
         prepare = ""
         if upcasts(recipe):  # of what FSDP2 gathers, which is 16 bits, there is nothing to upcast
@@ -116,6 +132,7 @@ def script(plan: Plan, usage: str, more: str, modules: str = "") -> str:
             prepare = "model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)\n"
         of_peft += f"from peft import {names}\n"
         adapters = f'{prepare}model = get_peft_model(model, LoraConfig(**read("lora_config.json")))\n'
+    loading += _SPREAD_PLACES if recipe.spread else ""
     return _SCRIPT.format(
         title=docstring(plan),
         imports=of_peft,
@@ -143,6 +160,8 @@ def script(plan: Plan, usage: str, more: str, modules: str = "") -> str:
 # Straight to the GPU: a base of 12 GB does not pass through Colab's 12.7 GB of RAM.
 _IMPORT_PLACE = "from accelerate import PartialState\n"
 _PLACE = '"cpu" if args.cpu else PartialState().local_process_index'
+_SPREAD_PLACES = """    device_map={"": "cpu"} if args.cpu else read("device_map.json"),
+"""
 _CHECKPOINTS_STAY = """    # Pinned memory is a GPU's.
     settings |= {name: {"use_reentrant": False} for name in settings if name.endswith("checkpointing_kwargs")}
 """
