@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from transformers import Gemma3Config
 
 from helpers.models import byte_tokenizer
 from virtual_gpu.errors import NotSupported, WrongValue
@@ -12,8 +13,11 @@ from virtual_gpu.models.configs import load_config
 from virtual_gpu.models.depth import with_depth
 from virtual_gpu.models.spread import device_map
 from virtual_gpu.plan import spread
+from virtual_gpu.plan.alternatives import anything_that_fits
 from virtual_gpu.plan.host import host_need
+from virtual_gpu.plan.keeping import curve_of
 from virtual_gpu.plan.measure import measure, setting_of
+from virtual_gpu.plan.plans import Plan
 from virtual_gpu.plan.recipes import Recipe
 from virtual_gpu.plan.request import make_request
 from virtual_gpu.plan.search import plan_training
@@ -104,6 +108,39 @@ def test_the_search_spreads_what_does_not_fit_whole():
     assert [plan.title for plan in without.plans] == [plan.title for plan in found.plans if not plan.recipe.spread]
 
 
+@pytest.mark.slow
+def test_what_could_be_changed_goes_by_the_cards_own_room():
+    """One process needs no room for NCCL, which is more than this card has."""
+    asked = make_request(MODEL, "1.6GiB, 7.5", 2, length=128, batch=4, methods=("lora",), device_map=True)
+    assert asked.limit_bytes < 0 < asked.of(LORA).limit_bytes
+    found = anything_that_fits(asked)
+    assert found.recipe.spread and not found.recipe.offload
+    back = asked.of(LORA).of(replace(LORA, spread=False))
+    assert (back.per_gpu, back.limit_bytes) == (asked.per_gpu, asked.limit_bytes) and asked.of(LORA).per_gpu == 4
+    with pytest.raises(NotSupported):
+        measure(asked, replace(LORA, checkpointing=True, offload=True), 1, 4)
+    with pytest.raises(NotSupported):
+        curve_of(found)
+
+
+def test_files_name_the_parts_of_the_model_that_is_loaded():
+    """google/gemma-3-4b-pt on the hub sees images too: its layers are in another place than the text model's."""
+    asked = make_request("google/gemma-3-4b-pt", "T4", 2, length=128, batch=4, methods=("lora",), device_map=True)
+    plan = Plan(asked.of(LORA), LORA, 1, 4, 1, {}, 1, 1, 0, None, layers=(17, 17))
+    with pytest.raises(NotSupported, match=r"device_map\.json"):
+        plan.files("trainer")
+
+
+def test_the_layers_are_the_list_of_so_many():
+    """A tower of images may be deeper."""
+    config = Gemma3Config(
+        text_config={"num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2},
+        vision_config={"num_hidden_layers": 6, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2},
+    )
+    places = device_map(config.text_config, (2, 2))
+    assert [places[f"model.layers.{number}"] for number in range(4)] == [0, 0, 1, 1]
+
+
 @pytest.mark.parametrize(
     "wrong, said",
     [
@@ -112,6 +149,7 @@ def test_the_search_spreads_what_does_not_fit_whole():
         ({"objective": "dpo"}, "DPO"),
         ({"optimizer": "adafactor"}, "adamw_8bit"),
         ({"device_map": 1}, "device_map"),
+        ({"replicas": 2}, "device_map"),
     ],
     ids=str,
 )

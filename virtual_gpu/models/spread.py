@@ -19,40 +19,49 @@ def device_map(config: Any, layers: Sequence[int]) -> dict[str, int]:
     model without a list of as many layers.
     """
     model = build_model(config, torch.float16)
-    blocks, stack = _blocks_of(model)
     cards = [card for card, number in enumerate(layers) for _ in range(number)]
-    if len(stack) != len(cards):
-        raise NotSupported(f"device_map: {len(stack)} layers, {len(cards)} dealt")
+    blocks = _blocks_of(model, len(cards))
     last, found, passed = len(layers) - 1, {}, False
     tied = {id(parameter) for parameter in model.get_input_embeddings().parameters()}
-    for name, module in _parts(model, blocks):
+    for name, tensors in _parts(model, blocks):
         if name == blocks:
             found |= {f"{blocks}.{number}": card for number, card in enumerate(cards)}
             passed = True
-        elif any(id(parameter) in tied for parameter in module.parameters()):
+        elif any(id(tensor) in tied for tensor in tensors):
             found[name] = 0  # an embedding, and the head that is tied to it
         else:
             found[name] = last if passed else 0
     return found
 
 
-def _blocks_of(model: torch.nn.Module) -> tuple[str, torch.nn.ModuleList]:
-    """(the name of the list of a model's layers, the list): the longest one."""
-    lists = [(name, part) for name, part in model.named_modules() if isinstance(part, torch.nn.ModuleList)]
-    if not lists:
+def _blocks_of(model: torch.nn.Module, number: int) -> str:
+    """The name of the list of a model's layers: so many, beside its embedding."""
+    embedding = model.get_input_embeddings()
+    inside = next(name for name, part in model.named_modules() if part is embedding).rpartition(".")[0]
+    lists = (
+        name for name, part in model.named_modules() if isinstance(part, torch.nn.ModuleList) and len(part) == number
+    )
+    found = next((name for name in lists if name.startswith(f"{inside}." if inside else "")), None)
+    if found is None:
         raise NotSupported(
             tr(
-                ko="device_map: 이 모델에는 층의 목록이 없다.",
-                en="device_map: this model has no list of layers.",
+                ko=f"device_map: 이 모델에는 층 {number}개의 목록이 없다.",
+                en=f"device_map: this model has no list of {number} layers.",
             )
         )
-    return max(lists, key=lambda one: len(one[1]))
+    return found
 
 
-def _parts(model: torch.nn.Module, blocks: str) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The parts of a model of which each lies on one card: its children, but for what the layers are in."""
+def _parts(model: torch.nn.Module, blocks: str) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """(name, its tensors) of what lies on one card each: the parts beside the layers, and tensors of what is around.
+
+    The list of the layers is among them, in its place.
+    """
     for name, module in model.named_modules():
+        if not name or blocks.startswith(f"{name}."):  # around the layers
+            own = (*module.named_parameters(name, recurse=False), *module.named_buffers(name, recurse=False))
+            yield from ((called, [tensor]) for called, tensor in own)
+            continue
         above = name.rpartition(".")[0]
-        around = not above or blocks.startswith(f"{above}.") or blocks == above
-        if name and around and above != blocks and not blocks.startswith(f"{name}."):
-            yield name, module
+        if not above or blocks.startswith(f"{above}."):
+            yield name, list(module.parameters())

@@ -10,7 +10,6 @@ from typing import Any
 
 from ..cards import CATALOG
 from ..language import tr
-from ..models import offloaded
 from ..models.pages import pages_label
 from ..units import human_bytes
 from .candidates import recipes_of
@@ -19,7 +18,7 @@ from .measure import held, measure
 from .plans import Plan
 from .recipes import CANNOT_RUN, METHODS, Recipe, method_label
 from .request import Request
-from .worth import fits_with_ram, heads_of, may_offload, may_tile, needed_bytes
+from .worth import can_move, fits_with_ram, heads_of, may_offload, may_tile, needed_bytes
 
 PAGES = "paged_adamw_8bit"  # tried where nothing else fits: of AdamW's states in 32 bits more would come and go
 MORE_GPUS = 1024  # at most: FSDP2 pads every tensor's rows to the number of ranks, of which a small model has fewer
@@ -113,8 +112,8 @@ def anything_that_fits(request: Request) -> Plan | None:
     sized = _by_states(request, [])
     recipes = [recipe for _, recipe in sized]
     for states, recipe in sized:
-        if states > request.limit_bytes:
-            break
+        if states > request.of(recipe).limit_bytes:
+            continue  # of shards and of spread layers other limits hold
         if recipe.tensor_parallel > 1 and recipe.stage == 2:
             continue
         shared = [one.context_parallel for one in recipes if one.whole_layers == recipe.whole_layers]
@@ -140,7 +139,7 @@ def _lean(request: Request, recipe: Recipe) -> Plan | None:
     """
     for micro_batch in dict.fromkeys((1, request.per_gpu) if recipe.accumulates else (request.per_gpu,)):
         found: list[Plan] = []
-        for offload in (True, False) if offloaded.can_offload(recipe.stage) else (False,):
+        for offload in (True, False) if can_move(recipe) else (False,):
             if found and found[0].tensors_bytes > request.limit_bytes:
                 break
             one = replace(recipe, offload=offload)

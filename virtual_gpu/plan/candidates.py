@@ -14,7 +14,7 @@ from ..step.own_code import OURS, beside_4_bits, steps_in_backward, too_early, t
 from ..step.setting import fused_head_label
 from ..units import human_bytes
 from .host import states_beyond
-from .recipes import Recipe, cpu_offload_label, method_label
+from .recipes import Recipe, cpu_offload_label, method_label, not_together
 from .tensors import NODE, degrees_of, gpus_by_node, why_not, why_whole_texts, why_whole_tokens
 
 if TYPE_CHECKING:
@@ -121,6 +121,8 @@ def why_not_spread(request: Request) -> str:
         )
     if request.objective != "sft":
         return tr(ko=f"{request.objective.upper()}에서는 세지 않는다", en=f"not counted of {request.objective.upper()}")
+    if (request.tensor_parallel or 1) * (request.context_parallel or 1) * (request.replicas or 1) > 1:
+        return not_together()
     if request.optimizer is not None and request.optimizer not in _SPREAD:
         names = ", ".join(_SPREAD)
         return tr(ko=f"옵티마이저는 {names}만 센다", en=f"only these optimizers are counted: {names}")

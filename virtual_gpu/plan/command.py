@@ -130,7 +130,7 @@ def execute(args: argparse.Namespace) -> int:
         if not args.json:
             say(tr(ko=f"1번을 {args.save}에 저장했다.", en=f"Number 1 was written to {args.save}."))
     if args.budget and plans.best:
-        whole = [plan for plan in plans.plans if not plan.recipe.stage]
+        whole = [plan for plan in plans.plans if not (plan.recipe.stage or plan.recipe.spread)]
         if not whole:
             raise NotSupported(
                 tr(

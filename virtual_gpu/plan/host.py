@@ -42,8 +42,8 @@ _THREADS = 4  # transformers' GLOBAL_WORKERS, at most
 @dataclass(frozen=True)
 class HostNeed:
     """Bytes of RAM on the machine of all the plan's GPUs. loading: of tensors at the peak of loading, after which
-    nothing of them stays. mapped: pages of the files. processes: one for each GPU. checkpoints: pinned, of one
-    micro-batch on each. state: a paged optimizer's, on all of them. training: parameters, gradients and optimizer
+    nothing of them stays. mapped: pages of the files. processes: one for each GPU, or one where layers are spread.
+    checkpoints: pinned, of one micro-batch on each. state: a paged optimizer's, on all of them. training: parameters, gradients and optimizer
     state that wait there (`cpu_offload`). saving: the whole model of a plan that is split, gathered in one process's
     RAM while all that is there."""
 
@@ -188,10 +188,16 @@ def states_beyond(request: Request, recipe: Recipe) -> int:
 
 def holds_step(plan: Plan) -> bool:
     """Whether the request's machine has the RAM for what a step keeps there; True where none is named."""
-    name, gpus = plan.request.host, plan.request.gpus
+    name, gpus = plan.request.host, 1 if plan.recipe.spread else plan.request.gpus
     kept = gpus * (plan.pinned_bytes + plan.evicted_bytes)
     kept += _offloaded(plan.request, plan.recipe, plan.accumulation > 1)[1]
     return name is None or not kept or kept + gpus * PROCESS.low <= machine(name).free.high
+
+
+def holds_loading(plan: Plan) -> bool:
+    """Whether the request's machine can load the plan; True where none is named."""
+    name = plan.request.host
+    return name is None or host_need(plan).verdict(machine(name)) != TOO_MUCH
 
 
 def loadable(plans: Plans) -> Plans:
@@ -199,7 +205,7 @@ def loadable(plans: Plans) -> Plans:
     name = plans.request.host
     if name is None:
         return plans
-    kept = [plan for plan in plans.plans if host_need(plan).verdict(machine(name)) != TOO_MUCH]
+    kept = [plan for plan in plans.plans if holds_loading(plan)]
     if not kept or len(kept) == len(plans.plans):
         return plans
     refused = [(plan.title, host_need(plan).line(name)) for plan in plans.plans if plan not in kept]

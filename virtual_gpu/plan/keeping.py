@@ -40,7 +40,7 @@ def curve_of(plan: Plan, measured: int = 4) -> Budget:
     NotSupported where ZeRO or the CPU has a part of its states.
     """
     request, recipe = plan.request, plan.recipe
-    if recipe.stage:
+    if recipe.stage or recipe.spread:
         raise NotSupported(
             tr(
                 ko=f"{plan.title}: 블록이 무엇을 남길지는 GPU 하나나 DDP의 계획에서만 센다.",

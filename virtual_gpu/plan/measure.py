@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from ..errors import NotSupported
 from ..models.adapters import linear_layers
 from ..models.attention import REPEATED
 from ..models.build import build_model
@@ -23,7 +24,7 @@ from ..step.splits import split_setting
 from .files.settings import autocast_dtype, weights_dtype
 from .on_a_card import predict_need, states_of
 from .plans import Plan
-from .recipes import Recipe
+from .recipes import Recipe, not_together
 from .request import Request
 from .tensors import gpus_by_node
 
@@ -140,6 +141,8 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
     elif recipe.spread:
         from .spread import spread_need  # brings all of a program's card
 
+        if recipe.offload or recipe.kept or recipe.fused_lm_head:
+            raise NotSupported(f"{recipe.title}: {not_together()}")
         setting = setting_of(request, recipe, micro_batch, accumulation)
         found = spread_need(setting, request.gpus, request.spec.compute_capability)
         need, layers = found.fullest, found.layers
@@ -166,7 +169,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         (to_copies, copies, tensors * shards),
     )
     if recipe.spread:
-        sent, between = to_next, 0  # what crosses, of all cards together
+        sent, between = to_next, 0
     plan = Plan(
         request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, None,
         between_nodes_bytes=between,

@@ -35,7 +35,7 @@ class Plan:
     seconds: a lower bound (None where neither rate is published), never a forecast.
     at_least: only parameters, gradients and optimizer state are known, which alone do not fit. beyond_best: of a plan
     that keeps results of blocks (see `keeping`), the most, as a share of the step's work, that another choice of them
-    could save. layers: of each GPU, where they are spread over them; sent_bytes is then what crosses, of all together.
+    could save. layers: of each GPU, where they are spread over them; sent_bytes is then the most that comes to one.
     """
 
     request: Request

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 # preference → its criteria, the weightiest first. fidelity: what changes training least; speed: the shortest bound on a
 # step; margin: the most memory left.
 PREFERENCES = {
-    "fidelity": ("change", "extra", "waits", "sent", "offloaded", "seconds", "accumulation", "left"),
-    "speed": ("seconds", "extra", "waits", "sent", "offloaded", "change", "accumulation", "left"),
-    "margin": ("left", "change", "extra", "waits", "sent", "offloaded", "seconds", "accumulation"),
+    "fidelity": ("change", "waits", "extra", "sent", "offloaded", "seconds", "accumulation", "left"),
+    "speed": ("seconds", "waits", "extra", "sent", "offloaded", "change", "accumulation", "left"),
+    "margin": ("left", "change", "waits", "extra", "sent", "offloaded", "seconds", "accumulation"),
 }
 
 

@@ -115,6 +115,11 @@ def method_label(method: str) -> str:
     return {"full": tr(ko="전체 미세 조정", en="full fine-tuning"), "lora": "LoRA", "qlora": "QLoRA"}[method]
 
 
+def not_together() -> str:
+    """Of what was not run beside each other, in the reader's language."""
+    return tr(ko="함께 실행해 보지 않았다", en="not run together")
+
+
 def cpu_offload_label() -> str:
     """FSDP2's `CPUOffloadPolicy` in the reader's language."""
     return tr(ko="CPU 오프로드", en="CPU offload")

@@ -170,10 +170,9 @@ class Request:
 
     def of(self, recipe: Recipe) -> Request:
         """The request of that recipe's plans: with its mesh of GPUs, which says what room and samples are."""
-        if recipe.spread:
-            return self if self.spread else replace(self, spread=True)
         mesh = {name: getattr(recipe, name) for name in MESH}
-        return self if all((getattr(self, name) or 1) == n for name, n in mesh.items()) else replace(self, **mesh)
+        same = self.spread == recipe.spread and all((getattr(self, name) or 1) == n for name, n in mesh.items())
+        return self if same else replace(self, spread=recipe.spread, **mesh)
 
     def allows(self, recipe: Recipe) -> bool:
         """Whether the mesh of GPUs is what was asked for, and all who take samples take as many."""

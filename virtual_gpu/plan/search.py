@@ -50,7 +50,7 @@ from .alternatives import Change, cheapest, smallest_changes
 from .candidates import left_out, recipes_of
 from .forks import Forks, processes
 from .frontier import draw_frontier
-from .host import holds_step, loadable
+from .host import holds_loading, holds_step, loadable
 from .keeping import keep_what_fits
 from .measure import expected, held, hopeless, measure
 from .pictures import Losers, draw_plans, plans_html
@@ -315,7 +315,8 @@ def _search(
         if first_only and by_change and plans and recipe.change > plans[0].recipe.change:
             break
         upcast = replace(recipe, rest_in_fp32=True)
-        on_the_card = [plan.recipe.at_once for plan in plans if not plan.recipe.offload]
+        loading = [plan for plan in plans if not plan.recipe.offload and holds_loading(plan)]
+        on_the_card = [plan.recipe.at_once for plan in loading]
         if upcast != recipe and not spares and upcast in on_the_card:
             text = tr(ko="fp32로 두어도 들어간다", en="they fit in fp32")
             skipped.append((recipe.title, text))
@@ -344,7 +345,8 @@ def _search(
             row = f"{method_label(recipe.method)} · {recipe.precision} · {context_label()}", text
             skipped += [row] if row not in skipped else []
             continue
-        if recipe.spread and replace(upcast, spread=False) in [plan.recipe.at_once for plan in plans]:
+        wholes = (replace(one, spread=False) for one in (recipe, upcast) if recipe.spread)
+        if not spares and any(one in on_the_card for one in wholes):
             text = tr(ko="GPU마다 통째로 두어도 들어간다", en="it fits whole on each GPU")
             skipped.append((recipe.title, text))
             continue
@@ -435,7 +437,7 @@ def _largest(
     *ways, whole = [way for way in _splits(request, recipe) if way[0] > above]  # the smallest first
     plans: dict[int, Plan] = {}
     at_once = None
-    alike = recipe.checkpointing, recipe.offload, recipe.fused_lm_head, recipe.method == "full"
+    alike = recipe.checkpointing, recipe.offload, recipe.fused_lm_head, recipe.method == "full", recipe.spread
     rate, base = rates.get(alike), sum(held(request, recipe).values())
     if rate is None:
         fixed, rate = expected(request, recipe)
@@ -505,6 +507,8 @@ def _whatever_the_samples(plan: Plan) -> int:
     config = text_config(load_config(plan.request.model))
     head = HEAD_BYTES[plan.recipe.method] * config.vocab_size * config.hidden_size
     copies = expected(plan.request, plan.recipe)[0] + head
+    if plan.recipe.spread:  # of the fullest card's own
+        copies = plan.at_peak.get("parameters", 0) + head
     return _states(plan) + copies + plan.at_peak.get("other", 0) + plan.at_peak.get("gathered", 0)
 
 

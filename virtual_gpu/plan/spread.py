@@ -3,7 +3,8 @@
 transformers loads the model and accelerate sends the activations from card to card, as they do in a program; the loop
 is the core's. What a card takes grows by the same with each of its layers: it follows from two shallow runs, one with
 two layers on each card and one with four, where the traces prove it (`trace.depth`); else all layers are run. The
-layers are dealt so that the fullest card has least.
+layers are dealt so that the fullest card has least. Where layers of several kinds take turns, or there are few, all are
+run, dealt evenly.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ FEW = 2  # layers on each card, of which one is the first there and one the last
 
 @dataclass(frozen=True)
 class SpreadNeed:
-    """layers: of each card. cards: what each takes. sent: bytes from card to card in a micro-batch, there and back."""
+    """layers: of each card. cards: what each takes. sent: the most that comes to one of them from the
+    others in a micro-batch."""
 
     layers: tuple[int, ...]
     cards: tuple[Need, ...]
@@ -76,11 +78,11 @@ def spread_need(setting: Setting, gpus: int, compute_capability: tuple[int, int]
                 one + (other - one) * (number - FEW) // TURNS
                 for one, other, number in zip(short.sent, long.sent, dealt, strict=True)
             )
-            return SpreadNeed(dealt, _needs(traces), sum(sent))
+            return SpreadNeed(dealt, _needs(traces), max(sent))
     else:
         dealt = tuple(layers // gpus + (card < layers % gpus) for card in range(gpus))
     whole = _run(setting, config, dealt, compute_capability)
-    return SpreadNeed(dealt, _needs(whole.traces), sum(whole.sent))
+    return SpreadNeed(dealt, _needs(whole.traces), max(whole.sent))
 
 
 def _needs(traces: Sequence[Trace]) -> tuple[Need, ...]:

@@ -42,11 +42,16 @@ def may_fuse(request: Request, recipe: Recipe, fit: Plan | None, miss: Plan | No
     return miss.tensors_bytes - saved <= request.limit_bytes
 
 
+def can_move(recipe: Recipe) -> bool:
+    """Whether the recipe's checkpoints can be on the CPU, where the libraries are new enough; of spread layers none."""
+    return not recipe.spread and offloaded.can_offload(recipe.stage)
+
+
 def may_offload(plan: Plan) -> bool:
     """Whether the same with checkpoints on the CPU is worth a run: all activations are more than what is missing."""
     recipe = plan.recipe
     first_in_16_bits = upcasts(recipe) and recipe.precision != "fp32"
-    if not recipe.checkpointing or first_in_16_bits or recipe.spread or not offloaded.can_offload(recipe.stage):
+    if not recipe.checkpointing or first_in_16_bits or not can_move(recipe):
         return False
     return plan.tensors_bytes - plan.at_peak.get("activations", 0) <= plan.request.limit_bytes
 

@@ -36,6 +36,12 @@ NAMES = ("train.py", "training_arguments.json", "accelerate.yaml", "lora_config.
 
 def cannot(plan: Plan) -> str:
     """Why these files could not train as the plan says; empty where they can."""
+    config = load_config(plan.request.model)
+    if plan.recipe.spread and config.model_type.endswith("_text"):  # counted is the text model of what the hub has
+        return tr(
+            ko="이미지도 보는 모델이라 부분의 이름이 device_map.json의 것과 다르다",
+            en="the model sees images too, and its parts have other names than device_map.json",
+        )
     return why_not_named(plan.recipe.optimizer)
 
 
