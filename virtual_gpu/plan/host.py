@@ -43,9 +43,9 @@ _THREADS = 4  # transformers' GLOBAL_WORKERS, at most
 class HostNeed:
     """Bytes of RAM on the machine of all the plan's GPUs. loading: of tensors at the peak of loading, after which
     nothing of them stays. mapped: pages of the files. processes: one for each GPU, or one where layers are spread.
-    checkpoints: pinned, of one micro-batch on each. state: a paged optimizer's, on all of them. training: parameters, gradients and optimizer
-    state that wait there (`cpu_offload`). saving: the whole model of a plan that is split, gathered in one process's
-    RAM while all that is there."""
+    checkpoints: pinned, of one micro-batch on each. state: a paged optimizer's, on all of them. training: parameters,
+    gradients and optimizer state that wait there (`cpu_offload`). saving: the whole model of a plan that is split,
+    gathered in one process's RAM while all that is there."""
 
     loading: Range
     mapped: int
