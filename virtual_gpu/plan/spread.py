@@ -38,8 +38,7 @@ FEW = 2  # layers on each card, of which one is the first there and one the last
 
 @dataclass(frozen=True)
 class SpreadNeed:
-    """layers: of each card. cards: what each takes. sent: the most that comes to one of them from the
-    others in a micro-batch."""
+    """What each card takes. layers: how many it has; sent: bytes of a micro-batch that come to the card that gets most."""
 
     layers: tuple[int, ...]
     cards: tuple[Need, ...]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 # What copies from one card to another, or takes lists with tensors of all.
-_BETWEEN_CARDS = ("aten::copy_", "aten::_to_copy", "aten::_foreach_", "aten::_amp_foreach_", "aten::to")
+_BETWEEN_CARDS = ("aten::copy_", "aten::_to_copy", "aten::_foreach_", "aten::_amp_foreach_", "aten::to.")
 
 
 class SeveralCards:
