@@ -38,7 +38,7 @@ FEW = 2  # layers on each card, of which one is the first there and one the last
 
 @dataclass(frozen=True)
 class SpreadNeed:
-    """What each card takes. layers: how many it has; sent: bytes of a micro-batch that come to the card that gets most."""
+    """What each card takes. layers: of each. sent: bytes of a micro-batch that come to the card that gets most."""
 
     layers: tuple[int, ...]
     cards: tuple[Need, ...]
