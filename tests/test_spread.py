@@ -1,7 +1,7 @@
 """Layers spread over the cards of one process: what each takes from shallow runs, and the files that train so."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -101,6 +101,9 @@ def test_the_search_spreads_what_does_not_fit_whole():
     assert spreads and all(plan.micro_batch * plan.accumulation == 4 for plan in spreads)
     assert all("device_map" in plan.title and "DDP" not in plan.title for plan in spreads)
     assert spreads[0].to_dict()["layers"] == list(spreads[0].layers)
+    again = asdict(spreads[0].request)
+    only = plan_training(again.pop("model"), again.pop("gpu"), again.pop("gpus"), **again)
+    assert [plan.title for plan in only.plans] == [plan.title for plan in spreads]
     whole = plan_training(MODEL, "T4", 2, length=128, batch=4, methods=("lora",), device_map=True)
     assert not any(plan.recipe.spread for plan in whole.plans)
     assert any("device_map" in what for what, _ in whole.skipped)
@@ -116,6 +119,7 @@ def test_what_could_be_changed_goes_by_the_cards_own_room():
     found = anything_that_fits(asked)
     assert found.recipe.spread and not found.recipe.offload
     back = asked.of(LORA).of(replace(LORA, spread=False))
+    assert asked.of(LORA).device_map == "only" and back.device_map is True
     assert (back.per_gpu, back.limit_bytes) == (asked.per_gpu, asked.limit_bytes) and asked.of(LORA).per_gpu == 4
     with pytest.raises(NotSupported):
         measure(asked, replace(LORA, checkpointing=True, offload=True), 1, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from ..errors import NotSupported
 from ..language import tr
-from .build import build_model
+from .build import build_model, dtype_argument
 
 
 def device_map(config: Any, layers: Sequence[int]) -> dict[str, int]:
@@ -32,6 +33,30 @@ def device_map(config: Any, layers: Sequence[int]) -> dict[str, int]:
         else:
             found[name] = last if passed else 0
     return found
+
+
+def ready_to_spread() -> None:
+    """Import what `load_spread` needs: before there is a CUDA GPU, for which transformers would look for more."""
+    import transformers.modeling_utils  # noqa: F401
+    from transformers import AutoModelForCausalLM, Trainer  # noqa: F401
+
+
+def load_spread(config: Any, layers: Sequence[int], dtype: torch.dtype, four_bits: bool = False) -> torch.nn.Module:
+    """The architecture as transformers loads it onto the cards of a process, of which each gets so many layers."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    how = dtype_argument(dtype)
+    if four_bits:
+        how["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, device_map=device_map(config, layers), attn_implementation="sdpa", trust_remote_code=False, **how
+        )
+    model.config.use_cache = False
+    return model
 
 
 def _blocks_of(model: torch.nn.Module, number: int) -> str:

@@ -71,8 +71,8 @@ class Request:
     sequence_parallel: bool = True  # with tensor parallelism they share the tokens too, where they can
     context_parallel: int | None = None  # GPUs that share each text; None: the planner chooses
     replicas: int | None = None  # copies of the model, each split over a part of the GPUs; None: the planner chooses
-    device_map: bool = False  # also with the layers spread over the GPUs of one process
-    spread: bool = False  # of a plan's request: they are, and each sample goes through all GPUs
+    # True: also with the layers spread over the GPUs of one process. "only": so alone, as a plan's request has it.
+    device_map: bool | str = False
     completion_length: int = 0  # of GRPO: the tokens of `length` that are generated
     generations: int = 0  # of GRPO: completions of each prompt
     beta: float = 0.0  # of GRPO: the weight of the KL term, for which there is a reference
@@ -159,6 +159,11 @@ class Request:
         return 2 if self.pairs else 1
 
     @property
+    def spread(self) -> bool:
+        """Whether the layers are spread over the GPUs, so that each sample goes through all of them."""
+        return self.device_map == "only"
+
+    @property
     def groups(self) -> int:
         """How many take samples of their own: GPUs, or with tensor or context parallelism groups of them."""
         return 1 if self.spread else self.gpus // ((self.tensor_parallel or 1) * (self.context_parallel or 1))
@@ -172,11 +177,13 @@ class Request:
         """The request of that recipe's plans: with its mesh of GPUs, which says what room and samples are."""
         mesh = {name: getattr(recipe, name) for name in MESH}
         same = self.spread == recipe.spread and all((getattr(self, name) or 1) == n for name, n in mesh.items())
-        return self if same else replace(self, spread=recipe.spread, **mesh)
+        device_map = "only" if recipe.spread else bool(self.device_map)
+        return self if same else replace(self, device_map=device_map, **mesh)
 
     def allows(self, recipe: Recipe) -> bool:
         """Whether the mesh of GPUs is what was asked for, and all who take samples take as many."""
         asked = all(getattr(self, name) in (None, getattr(recipe, name)) for name in MESH)
+        asked &= recipe.spread or not self.spread
         return asked and self.batch % self.of(recipe).groups == 0
 
     @property
@@ -219,7 +226,7 @@ def make_request(
     sequence_parallel: bool = True,
     context_parallel: int | None = None,
     replicas: int | None = None,
-    device_map: bool = False,
+    device_map: bool | str = False,
     completion_length: int | None = None,
     generations: int | None = None,
     beta: float | None = None,
@@ -303,7 +310,8 @@ def make_request(
         prefer, None if price_per_hour is None else float(price_per_hour), boolean(selective, "selective"),
         boolean(cpu_offload, "cpu_offload"), objective, tensor_parallel, optim_args, optim_target_modules,
         boolean(sequence_parallel, "sequence_parallel"), context_parallel, replicas,
-        boolean(device_map, "device_map"), False, check.completion_length, generations, check.beta, check.iterations,
+        device_map if device_map == "only" else boolean(device_map, "device_map"), check.completion_length,
+        generations, check.beta, check.iterations,
     )  # fmt: skip
     if why := why_no_way(made):
         raise NotSupported(f"optimizer={optimizer!r}: {why}")

@@ -193,7 +193,8 @@ def plan_training(
     share each text (1: only without); None tries it where it can matter. replicas: only full fine-tuning in which so
     many copies of the model are split over a part of the GPUs each (HSDP; 1: only without); None looks for the most
     that fit, where there are several nodes of 8. device_map: also with the layers spread over the GPUs of one process,
-    where a way to train does not fit whole on each: each sample goes through all of them, one after another.
+    where a way to train does not fit whole on each: each sample goes through all of them, one after another. "only": so
+    alone.
     price_per_hour: of one GPU, by which a plan's `price` is the least that a million tokens can cost; None takes the
     card's least published rent. progress: called with
     what is known so far, whenever that is more. Each way to train comes once, with the largest micro-batch that fits.

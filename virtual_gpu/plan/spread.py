@@ -9,7 +9,6 @@ run, dealt evenly.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,11 +18,10 @@ import torch
 
 from ..errors import NotSupported
 from ..language import tr
-from ..models.adapters import add_adapters
-from ..models.build import dtype_argument
+from ..models.adapters import add_adapters, prepare_4bit
 from ..models.configs import cached_by_model, load_config, running
 from ..models.depth import turns_of, with_depth
-from ..models.spread import device_map
+from ..models.spread import load_spread, ready_to_spread
 from ..step.predict import Need, like_any, of_trace, training_arguments
 from ..step.run import train
 from ..step.setting import Setting
@@ -118,34 +116,18 @@ class _Run:
 @in_turn
 def _run(setting: Setting, config: Any, layers: Sequence[int], compute_capability: tuple[int, int]) -> _Run:
     """The setting's two steps with so many layers on each card."""
-    import transformers.modeling_utils  # noqa: F401  before there is a CUDA GPU: it looks for what it could use with one
-    from transformers import AutoModelForCausalLM, Trainer  # noqa: F401
-
     from ..program.context import cuda  # brings all of a program's card
 
     refuse_in_a_block()
     shallow = with_depth(config, sum(layers))
-    places = device_map(shallow, layers)
     dtype, autocast = setting.dtypes
+    ready_to_spread()
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        shallow.save_pretrained(folder)
         gpu = stack.enter_context(cuda(like_any(compute_capability), limited=False, visible_gpus=len(layers)))
         stack.enter_context(running(setting.model_id))
-        how = {"quantization_config": _four_bits(dtype)} if setting.peft == "qlora" else {}
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            device_map=places,
-            attn_implementation="sdpa",
-            trust_remote_code=False,
-            **dtype_argument(dtype),
-            **how,
-        )
-        model.config.use_cache = False
+        model = load_spread(shallow, layers, dtype, four_bits=setting.peft == "qlora")
         if setting.peft == "qlora" and setting.rest_in_fp32:
-            from peft import prepare_model_for_kbit_training
-
-            model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+            prepare_4bit(model)
         if setting.peft is not None:
             model = add_adapters(model, setting.lora_rank, setting.lora_targets, lora_dropout=setting.lora_dropout)
         cards = _Cards(gpu)
@@ -155,14 +137,6 @@ def _run(setting: Setting, config: Any, layers: Sequence[int], compute_capabilit
         log = train(model, [sample] * setting.samples, training_arguments(setting, autocast), gpu=cards)
         sent = (after - earlier for earlier, after in zip(before, gpu.several.crossed_bytes, strict=True))
         return _Run(cards.traces, [nbytes // log.micro_steps for nbytes in sent])
-
-
-def _four_bits(dtype: torch.dtype) -> Any:
-    from transformers import BitsAndBytesConfig
-
-    return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
-    )
 
 
 class _Cards(ProgramCard):
