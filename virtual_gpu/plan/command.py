@@ -417,7 +417,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             en="also with the layers spread over the GPUs of one process (device_map)",
         ),
     )
-    parser.add_argument(
+    add(
         "--replicas",
         default=None,
         metavar="N",
