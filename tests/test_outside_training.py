@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers import cache_panel
-from helpers.chapters.c11_outside.cache import MODELS, cache_bytes, kv_bytes
+from helpers.chapters.c11_outside.cache import MODELS, cache_bytes
 from helpers.chapters.c11_outside.job import NAMES, job
 from helpers.chapters.c11_outside.pictures import draw_gathering, draw_job
 from helpers.chapters.c11_outside.resume import resumed, saved
@@ -15,6 +15,7 @@ from helpers.chapters.c11_outside.tried import attempt, compare
 from virtual_gpu.models import offloaded
 from virtual_gpu.models.build import build_model
 from virtual_gpu.models.configs import load_config
+from virtual_gpu.models.kv_cache import kv_bytes
 from virtual_gpu.step.run import enable_checkpointing
 
 

@@ -333,8 +333,9 @@ largest_eval.against("16")
 # 여기에 토큰 수와 배치를 곱한다. 식의 값과, `generate`가 끝난 뒤 캐시 객체의 텐서를 센 값을 나란히 놓는다. 배치 4, 프롬프트 256에 두 토큰을 만들었다(마지막 토큰은 캐시에 들어가지 않는다). 열은 키·값 헤드와 쿼리 헤드의 수, 토큰 하나, 식, 센 값이다.
 
 # %%
-from helpers.chapters.c11_outside.cache import cache_bytes, kv_bytes
+from helpers.chapters.c11_outside.cache import cache_bytes
 from virtual_gpu.models.configs import load_config
+from virtual_gpu.models.kv_cache import kv_bytes
 
 
 def generate(name, batch=4, prompt=256, new=2, padded=0, **options):

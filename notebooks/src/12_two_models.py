@@ -628,7 +628,7 @@ compare_steps({name: partial(grpo, completion=512, rollout=one) for name, one in
 # 12.6절의 0.6B를 T4에서 학습한다면 아래 끝은 이렇다.
 
 # %%
-from helpers.chapters.c11_outside.cache import kv_bytes
+from virtual_gpu.models.kv_cache import kv_bytes
 
 config = load_config(small)
 weights = 2 * count_parameters(build_model(config, torch.float16))

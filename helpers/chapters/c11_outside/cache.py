@@ -1,4 +1,4 @@
-"""The KV cache of a causal language model: its bytes by formula, and as a cache object holds them."""
+"""The KV cache of a causal language model: as a cache object holds it, and of which models it is shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from virtual_gpu.models.configs import load_config
-from virtual_gpu.units import positive_int
 
 BYTES = {"fp16/bf16": 2.0, "fp32": 4.0, "8 bit": 1.0, "4 bit": 0.5}
 # Models of the catalogue whose layers keep plain keys and values; some only of a window.
@@ -18,26 +17,6 @@ MODELS = (
     "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen3-8B", "google/gemma-3-1b-pt",
     "kakaocorp/kanana-nano-2.1b-base", "upstage/SOLAR-10.7B-v1.0", "mistralai/Mistral-7B-v0.3", "microsoft/phi-4",
 )  # fmt: skip
-
-
-def shape_of(config: Any) -> tuple[int, int, list[int | None]]:
-    """(heads of keys and values, size of a head, for each layer the window that it keeps or None for everything)."""
-    config = config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    return heads, size, [config.sliding_window if kind == "sliding_attention" else None for kind in kinds]
-
-
-def kv_bytes(config: Any, tokens: int, batch: int = 1, each: float = 2.0) -> int:
-    """Bytes of keys and values of `tokens` tokens in each of `batch` sequences; each: bytes of one number.
-
-    A layer with a sliding window keeps no more than the window, once generation goes on from the prompt.
-    """
-    tokens, batch = positive_int(tokens, "tokens"), positive_int(batch, "batch")
-    heads, size, windows = shape_of(config)
-    kept = sum(tokens if window is None else min(tokens, window) for window in windows)
-    return round(2 * heads * size * kept * batch * each)
 
 
 def cache_bytes(cache: Any) -> int:

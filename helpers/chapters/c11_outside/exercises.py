@@ -13,11 +13,11 @@ from virtual_gpu.errors import WrongValue
 from virtual_gpu.host.machines import PROCESS, Machine
 from virtual_gpu.language import tr
 from virtual_gpu.models.configs import load_config
+from virtual_gpu.models.kv_cache import kv_bytes
 from virtual_gpu.units import choose, human_bytes, positive_int
 
 from ...rows import LeftRows
 from ...self_check import Case, Exercise, compare, filled, right
-from .cache import kv_bytes
 from .evaluation import KEPT, evaluate
 from .resume import KEYS, resumed, saved
 from .tried import Outcome, attempt

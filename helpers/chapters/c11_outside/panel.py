@@ -9,10 +9,11 @@ import ipywidgets as widgets
 from virtual_gpu.cards import card
 from virtual_gpu.language import tr
 from virtual_gpu.models.configs import load_config
+from virtual_gpu.models.kv_cache import kv_bytes
 from virtual_gpu.units import human_bytes
 
 from ...panel import Answer, Panel
-from .cache import BYTES, MODELS, kv_bytes, parameters
+from .cache import BYTES, MODELS, parameters
 from .pictures import draw_sizes
 
 CONTEXTS = tuple(2**power for power in range(9, 18))  # 512 to 131,072 tokens

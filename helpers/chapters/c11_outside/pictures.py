@@ -8,9 +8,10 @@ from virtual_gpu.cards import card
 from virtual_gpu.drawing.svg import BLUE, GREY, GRID, INK, MUTED, ORANGE, PURPLE, RED, SKY, YELLOW, Drawing
 from virtual_gpu.language import tr
 from virtual_gpu.models.configs import load_config
+from virtual_gpu.models.kv_cache import kv_bytes
 from virtual_gpu.units import GiB, human_bytes
 
-from .cache import kv_bytes, parameters
+from .cache import parameters
 from .job import Phase, words
 
 

@@ -17,9 +17,9 @@ from virtual_gpu.errors import WrongValue
 from virtual_gpu.language import tr
 from virtual_gpu.models.build import build_model, count_parameters
 from virtual_gpu.models.configs import cached_by_model, load_config, model_name
+from virtual_gpu.models.kv_cache import kv_bytes
 from virtual_gpu.units import boolean, choose, positive_int
 
-from ..c11_outside.cache import kv_bytes
 from .engine import share
 from .phases import BACKWARD, LOSS, ROLLOUT
 
