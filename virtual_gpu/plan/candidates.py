@@ -13,6 +13,7 @@ from ..step.optimizers import needs_cuda
 from ..step.own_code import OURS, beside_4_bits, steps_in_backward, too_early, trains_all
 from ..step.setting import fused_head_label
 from ..units import human_bytes
+from .engine import ASLEEP, AWAKE, SERVER, why_no_engine
 from .host import states_beyond
 from .recipes import Recipe, cpu_offload_label, method_label, not_together
 from .tensors import NODE, degrees_of, gpus_by_node, why_not, why_whole_texts, why_whole_tokens
@@ -132,6 +133,20 @@ def why_not_spread(request: Request) -> str:
 _SPREAD = ("adamw_fused", "adamw_8bit")
 
 
+def why_not_by_engine(request: Request) -> str:
+    """Why no engine makes the completions of what the request trains; empty where one does."""
+    if {*request.methods} == {"qlora"}:
+        return _of_4_bits()
+    return why_no_engine(request.model) if request.vllm == AWAKE else ""
+
+
+def _of_4_bits() -> str:
+    return tr(
+        ko="4비트 가중치에 어댑터를 합쳐 vLLM에 건네는 것은 실행해 보지 않았다. full과 lora만 센다",
+        en="adapters merged into 4-bit weights for vLLM were not run: only full and lora are counted",
+    )
+
+
 def _parts(request: Request) -> list[int]:
     """How many GPUs may share a text: as many as are asked for, or those that share it evenly within a node."""
     uneven = request.batch > request.gpus and request.batch % request.gpus
@@ -175,6 +190,9 @@ def recipes_of(request: Request) -> list[Recipe]:
         found = [replace(r, fused_lm_head=True) for r in found]
     if request.pairs:
         found += [replace(r, reference="precomputed") for r in found if r.method == "full"]
+    if request.vllm:
+        ways = (AWAKE, ASLEEP) if request.vllm == AWAKE else (request.vllm,)
+        found = [replace(r, vllm=way) for r in found if r.method != "qlora" for way in ways]
     spread = [replace(r, spread=True) for r in found] if request.device_map and not why_not_spread(request) else []
     shards = [r for r in found if r.method == "full" and r.optimizer == "adamw_fused" and "fp16" not in r.precision]
     on_cpu = request.cpu_offload and request.objective == "sft"
@@ -393,16 +411,20 @@ def _why_not_with_objective(request: Request) -> list[tuple[str, str]]:
 
 def _why_not_generated_so(request: Request) -> list[tuple[str, str]]:
     """(what, why) of the ways in which GRPO's completions are not generated."""
+    rows = []
+    if not request.vllm:
+        why = tr(
+            ko=f"vllm='{AWAKE}'(같은 카드)나 '{SERVER}'(다른 GPU)이면 센다",
+            en=f"with vllm='{AWAKE}' (on the same card) or '{SERVER}' (elsewhere)",
+        )
+        rows.append(("use_vllm=True", why))
+    elif "qlora" in request.methods:
+        rows.append((f"{method_label('qlora')} · vLLM", _of_4_bits()))
+    if request.vllm == AWAKE and request.host is not None:
+        why = tr(ko="엔진이 RAM에서 쓰는 것은 세지 않는다", en="what the engine takes of it is not counted")
+        rows.append((f"vLLM · {request.host}", why))
     return [
-        (
-            "use_vllm=True",
-            tr(
-                ko="vLLM은 여기서 실행할 수 없고, 설정한 몫 말고 무엇을 더 쓰는지, 재운 뒤 무엇이 남는지 재지 않았다. "
-                "transformers의 generate로 만드는 것만 센다",
-                en="vLLM cannot be run here, and what it takes beside its share and keeps asleep was not measured: "
-                "only transformers' generate is counted",
-            ),
-        ),
+        *rows,
         (
             "steps_per_generation",
             tr(

@@ -33,8 +33,8 @@ from .search import Plans, plan_training
 from .start.terminal import execute as execute_start
 
 _OF_THE_SEARCH = (  # options that say nothing of a file
-    "picture", "budget", "lengths", "completion_length", "generations", "beta", "iterations", "prefer", "selective",
-    "cpu_offload", "tensor_parallel", "no_sequence_parallel", "context_parallel", "replicas", "device_map",
+    "picture", "budget", "lengths", "completion_length", "generations", "beta", "iterations", "vllm", "prefer",
+    "selective", "cpu_offload", "tensor_parallel", "no_sequence_parallel", "context_parallel", "replicas", "device_map",
     "price_per_hour",
 )  # fmt: skip
 
@@ -110,6 +110,7 @@ def execute(args: argparse.Namespace) -> int:
         generations=None if args.generations is None else number(args.generations),
         beta=None if args.beta is None else number(args.beta),
         iterations=None if args.iterations is None else number(args.iterations),
+        vllm=args.vllm,
         tensor_parallel=None if args.tensor_parallel is None else number(args.tensor_parallel),
         sequence_parallel=not args.no_sequence_parallel,
         context_parallel=None if args.context_parallel is None else number(args.context_parallel),
@@ -186,6 +187,8 @@ def _text(plans: Plans, lengths: Lengths | None = None) -> str:
                     en=f"    tensors at most: {made} while generating, {learned} while training",
                 )
             )
+        if plan.engine:
+            lines.append(f"    {plan.engine.line(plan.request)}")
         if lengths:
             lines.append(f"    {lengths.line_of(plan.micro_batch, plans.request.batch, plans.request.length)}")
         if plan.recipe.kept:
@@ -338,6 +341,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help=tr(
             ko="grpo: 같은 답으로 옵티마이저 스텝을 하는 횟수(num_iterations). 없으면 1",
             en="grpo: optimizer steps on the same completions (num_iterations), 1 without it",
+        ),
+    )
+    add(
+        "--vllm",
+        metavar="MODE",
+        help=tr(
+            ko="grpo: 답을 vLLM이 만든다(vllm_mode). colocate(같은 카드), server(다른 GPU). 없으면 generate로 만든다",
+            en="grpo: vLLM makes the completions (vllm_mode): colocate (on the same card), server (elsewhere); without "
+            "it generate does",
         ),
     )
     add("--batch", default="16", help=tr(ko="옵티마이저 스텝 하나의 샘플", en="samples of one optimizer step"))

@@ -21,6 +21,7 @@ from ..shards.second_model import Pairs
 from ..step.flops import training_flops
 from ..step.setting import Setting
 from ..step.splits import split_setting
+from .engine import ASLEEP, AWAKE, beside, least_bytes
 from .files.settings import autocast_dtype, weights_dtype
 from .on_a_card import predict_need, states_of
 from .plans import Plan
@@ -46,6 +47,7 @@ def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation:
         rollout=max(request.per_gpu, micro_batch) if request.grpo else 0,
         beta=request.beta,
         iterations=request.iterations,
+        vllm=bool(recipe.vllm),
         kept_results=recipe.kept,
         offload_checkpoints=recipe.offload,
         rest_in_fp32=recipe.rest_in_fp32,
@@ -90,7 +92,11 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
     states = states_of(setting_of(request, recipe.at_once, 1, 1).short(1))
     if recipe.spread:
         return {kind: nbytes // request.gpus for kind, nbytes in states.items()}
-    return states | ({"other": states["gradients"]} if request.gpus > 1 else {})  # DDP's buckets
+    states = states | ({"other": states["gradients"]} if request.gpus > 1 else {})  # DDP's buckets
+    if recipe.vllm in (AWAKE, ASLEEP):
+        beside_it = 0 if recipe.vllm == AWAKE else states["gradients"]  # which are gone while completions are made
+        states["engine"] = max(least_bytes(request) - beside_it, 0)
+    return states
 
 
 def hopeless(request: Request, recipe: Recipe) -> Plan:
@@ -107,7 +113,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
     """One plan, measured: memory on the virtual GPU, FLOPs counted."""
     layers: tuple[int, ...] = ()
     to_card = to_cpu = activations = to_copies = to_next = generation = training = 0
-    request, tensors = request.of(recipe), recipe.tensor_parallel
+    request, tensors, engine = request.of(recipe), recipe.tensor_parallel, None
     if recipe.cpu_offload:
         from .on_cpu import step_on_cpu  # brings all of a program's card
 
@@ -156,6 +162,8 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         collectives = 2 * need.states["gradients"]  # DDP's all-reduce, once a step
         offloaded, pinned = need.offloaded // setting.gradient_accumulation_steps * accumulation, need.pinned
         paged, generation, training = need.paged, need.generation, need.training
+        if recipe.vllm in (AWAKE, ASLEEP):
+            needed, at_peak, engine = beside(request, recipe, need, smallest=micro_batch == 1)
     flops, least = (
         request.batch * training_flops(setting_of(request, one, 1, 1)).total for one in (recipe, recipe.at_once)
     )
@@ -176,6 +184,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         offloaded_bytes=offloaded, pinned_bytes=pinned, paged_bytes=paged,
         states_to_card_bytes=to_card, states_to_cpu_bytes=to_cpu, generation_bytes=generation,
         training_bytes=training if request.grpo else 0, layers=layers,
+        engine=engine,
     )  # fmt: skip
     return replace(plan, seconds=_lower_bound(plan))
 
@@ -248,7 +257,7 @@ def _lower_bound(plan: Plan) -> float | None:
     # A product whose result is kept does not read its weights again; of which they are nothing is said here.
     passes = 3 if recipe.checkpointing and not recipe.kept else 2
     # What GRPO's loss asks for is made once a generation, which several steps learn from.
-    scored = ((request.beta > 0) + (request.iterations > 1)) / request.iterations
+    scored = ((request.beta > 0) + (request.iterations > 1 or bool(request.vllm))) / request.iterations
     again = (request.pairs and recipe.reference == "same") + scored
     once = (count // 2 if recipe.method == "qlora" else 2 * count) / spec.bandwidth_bytes_per_s
     reading = (passes + again) * plan.accumulation * once

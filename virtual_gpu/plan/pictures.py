@@ -13,13 +13,14 @@ from ..models.kept import counts
 from ..room import TIGHT
 from ..step.setting import fused_head_label, reference_label, rest_label
 from ..units import human_bytes
+from .engine import engine_label
 from .plans import Plan, kind_label
 from .recipes import Recipe, cpu_offload_label, method_label
 
 if TYPE_CHECKING:
     from .search import Plans
 
-KIND_COLORS = {**COLORS, "gathered": svg.SKY, "fragmentation": svg.GRID}
+KIND_COLORS = {**COLORS, "gathered": svg.SKY, "engine": svg.YELLOW, "fragmentation": svg.GRID}
 
 
 def seconds_label(seconds: float | None) -> str:
@@ -44,6 +45,7 @@ def row_of(plan: Plan, sharded: bool, fused: bool, offloaded: bool) -> list[str]
     method += "" if recipe.reference == "same" else f" · {reference_label(recipe.reference)}"
     method += f" · {cpu_offload_label()}" if recipe.cpu_offload else ""
     cells = [method, recipe.precision + (" ⚠" if recipe.caution else ""), recipe.optimizer]
+    cells[0] += f" · {engine_label(recipe.vllm)}" if recipe.vllm else ""
     if sharded:
         split = [f"ZeRO-{recipe.stage}" if recipe.stage else "DDP"] * (not recipe.spread)
         cells.append(" · ".join([*split, *recipe.mesh]))

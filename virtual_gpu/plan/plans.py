@@ -11,6 +11,7 @@ from ..language import tr
 from ..room import FITS
 from ..units import human_bytes
 from ..writing import write
+from .engine import Engine
 from .files import files_of
 from .host import host_need
 from .ranking import criteria, key
@@ -36,6 +37,7 @@ class Plan:
     at_least: only parameters, gradients and optimizer state are known, which alone do not fit. beyond_best: of a plan
     that keeps results of blocks (see `keeping`), the most, as a share of the step's work, that another choice of them
     could save. layers: of each GPU, where they are spread over them; sent_bytes is then the most that comes to one.
+    engine: that of vLLM, where it is on the card.
     """
 
     request: Request
@@ -59,6 +61,7 @@ class Plan:
     training_bytes: int = 0
     beyond_best: float | None = field(default=None, compare=False)
     layers: tuple[int, ...] = ()
+    engine: Engine | None = None
 
     @property
     def verdict(self) -> str:
@@ -157,7 +160,8 @@ class Plan:
         more |= {name: getattr(self, name) for name in ("generation_bytes", "training_bytes")}
         more |= {"lower_bound_seconds": self.seconds, "caution": self.recipe.caution, "beyond_best": self.beyond_best}
         more |= {"lower_bound_price_per_million_tokens": self.price}
-        return {**asdict(self.recipe), **numbers, **more, "layers": list(self.layers)}
+        engine = None if self.engine is None else self.engine.to_dict(self.request)
+        return {**asdict(self.recipe), **numbers, **more, "layers": list(self.layers), "engine": engine}
 
     def files(self, kind: str | None = None) -> dict[str, str]:
         """name → text of the files that train so, of a kind (see `KINDS`); None is the first that can.
@@ -188,4 +192,5 @@ def kind_label(kind: str) -> str:
     return {
         "gathered": tr(ko="모아 둔 파라미터", en="gathered parameters"),
         "fragmentation": tr(ko="단편화", en="fragmentation"),
+        "engine": tr(ko="vLLM 엔진", en="vLLM engine"),
     }.get(kind) or category_label(kind)

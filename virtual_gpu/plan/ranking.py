@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..language import tr
+from .engine import ASLEEP
 
 if TYPE_CHECKING:
     from .plans import Plan
@@ -12,9 +13,9 @@ if TYPE_CHECKING:
 # preference → its criteria, the weightiest first. fidelity: what changes training least; speed: the shortest bound on a
 # step; margin: the most memory left.
 PREFERENCES = {
-    "fidelity": ("change", "waits", "extra", "sent", "offloaded", "seconds", "accumulation", "left"),
-    "speed": ("seconds", "waits", "extra", "sent", "offloaded", "change", "accumulation", "left"),
-    "margin": ("left", "change", "waits", "extra", "sent", "offloaded", "seconds", "accumulation"),
+    "fidelity": ("change", "waits", "extra", "sent", "offloaded", "seconds", "accumulation", "sleeps", "left"),
+    "speed": ("seconds", "waits", "extra", "sent", "offloaded", "change", "accumulation", "sleeps", "left"),
+    "margin": ("left", "change", "waits", "extra", "sent", "offloaded", "seconds", "accumulation", "sleeps"),
 }
 
 
@@ -28,6 +29,7 @@ def key(plan: Plan) -> tuple:
         "offloaded": plan.to_cpu_bytes,
         "seconds": plan.seconds or 0.0,  # of one card all or none have a bound
         "accumulation": plan.accumulation,
+        "sleeps": plan.recipe.vllm == ASLEEP,
         "left": -plan.left_bytes,
     }
     return tuple(values[name] for name in PREFERENCES[plan.request.prefer])
@@ -43,6 +45,7 @@ def criteria(prefer: str = "fidelity") -> tuple[str, ...]:
         "offloaded": tr(ko="CPU와 주고받는 양이 많다", en="more goes to the CPU and back"),
         "seconds": tr(ko="시간의 하한이 길다", en="longer lower bound on time"),
         "accumulation": tr(ko="마이크로 배치가 작다", en="smaller micro-batch"),
+        "sleeps": tr(ko="엔진을 재우고 깨운다", en="the engine is put to sleep and woken"),
         "left": tr(ko="남는 메모리가 적다", en="less memory left"),
     }
     return tuple(labels[name] for name in PREFERENCES[prefer])

@@ -13,6 +13,7 @@ from ..step.setting import (
     reference_label,
     rest_label,
 )
+from .engine import engine_label
 
 METHODS = ("full", "lora", "qlora")  # from what changes training least
 # What a model's own code, peft or bitsandbytes raise where they do not go together. Other recipes may well do.
@@ -34,7 +35,7 @@ class Recipe:
     sequence_parallel: they share the tokens between its matrices too, and the logits (`shards.sequence`).
     context_parallel: so many GPUs share each text (`shards.context`), and all of them the model. replicas: copies of
     the model, each split over so many GPUs fewer (HSDP). spread: the layers lie on all GPUs of one process, which work
-    one after another (`spread`).
+    one after another (`spread`). vllm: who makes GRPO's completions (see `engine`), "" the model itself.
     """
 
     method: str
@@ -53,6 +54,7 @@ class Recipe:
     context_parallel: int = 1
     replicas: int = 1
     spread: bool = False
+    vllm: str = ""
 
     @property
     def accumulates(self) -> bool:
@@ -107,6 +109,7 @@ class Recipe:
             parts.append(fused_head_label())
         if self.reference != "same":
             parts.append(reference_label(self.reference))
+        parts += [engine_label(self.vllm)] if self.vllm else []
         return " · ".join([*parts, *([] if self.rest_in_fp32 else [rest_label()])])
 
 

@@ -28,7 +28,16 @@ from ..step.optimizers import optimizer_named, takes_args
 from ..step.own_code import arguments_of
 from ..step.setting import OBJECTIVES, Setting, check_size, grpo_label
 from ..units import boolean, choose, positive_int
-from .candidates import recipes_of, why_no_way, why_not_copies, why_not_in_parts, why_not_split, why_not_spread
+from .candidates import (
+    recipes_of,
+    why_no_way,
+    why_not_by_engine,
+    why_not_copies,
+    why_not_in_parts,
+    why_not_split,
+    why_not_spread,
+)
+from .engine import AWAKE, MODES, with_engine
 from .ranking import PREFERENCES
 from .recipes import METHODS
 from .tensors import why_not, why_whole_texts
@@ -77,6 +86,7 @@ class Request:
     generations: int = 0  # of GRPO: completions of each prompt
     beta: float = 0.0  # of GRPO: the weight of the KL term, for which there is a reference
     iterations: int = 1  # of GRPO: optimizer steps on the same completions
+    vllm: str = ""  # of GRPO: makes the completions, on the same card ("colocate") or elsewhere ("server")
 
     @property
     def spec(self) -> GPUSpec:
@@ -93,6 +103,11 @@ class Request:
     @property
     def room(self) -> Room:
         """What each GPU has for the allocator, and what lies outside it."""
+        room = self._room_for_training
+        return with_engine(room) if self.vllm == AWAKE else room
+
+    @property
+    def _room_for_training(self) -> Room:
         if self.gpus == 1 or self.spread:
             return room_on(self.spec)
         # All ranks are one group, over which a model is loaded; of a mesh with more dimensions each is one more.
@@ -193,7 +208,7 @@ class Request:
         model = Path(self.model).name
         dpo, ko, en = ("DPO · ", "쌍", " pairs") if self.pairs else ("", "", "")
         if self.grpo:
-            dpo = f"{grpo_label(self.completion_length, self.beta, self.iterations)} · "
+            dpo = f"{grpo_label(self.completion_length, self.beta, self.iterations, bool(self.vllm))} · "
             ko, en = "(답의 수)", " completions"
         return tr(
             ko=f"{model} · {dpo}{gpus} · 길이 {self.length} · 배치 {self.batch}{ko}",
@@ -231,6 +246,7 @@ def make_request(
     generations: int | None = None,
     beta: float | None = None,
     iterations: int | None = None,
+    vllm: str | None = None,
 ) -> Request:
     """The request with every value checked; WrongValue in the reader's language."""
     gpu, gpus = how_many(gpu, gpus)
@@ -297,7 +313,8 @@ def make_request(
     if objective != "sft":
         _check_head(model, objective)
     own = {"completion_length": completion_length, "beta": beta, "iterations": iterations}
-    generations = _check_grpo(objective, batch, own | {"generations": generations})
+    generations = _check_grpo(objective, batch, own | {"generations": generations, "vllm": vllm or None})
+    vllm = choose(vllm, MODES, "vllm") if vllm else ""
     check = Setting(
         1, model_id=model, sequence_length=length, peft="lora", lora_rank=lora_rank, lora_targets=lora_targets,
         objective=objective, **{name: value for name, value in own.items() if value is not None},
@@ -311,8 +328,10 @@ def make_request(
         boolean(cpu_offload, "cpu_offload"), objective, tensor_parallel, optim_args, optim_target_modules,
         boolean(sequence_parallel, "sequence_parallel"), context_parallel, replicas,
         device_map if device_map == "only" else boolean(device_map, "device_map"), check.completion_length,
-        generations, check.beta, check.iterations,
+        generations, check.beta, check.iterations, vllm,
     )  # fmt: skip
+    if vllm and (why := why_not_by_engine(made)):
+        raise NotSupported(f"vllm={vllm!r}: {why}")
     if why := why_no_way(made):
         raise NotSupported(f"optimizer={optimizer!r}: {why}")
     _check_split(made)

@@ -24,6 +24,7 @@ Every plan that is shown was measured on the virtual GPU. What is not run is wha
   where that one fits and leaves what they hold more, and of their numbers the largest that fits;
 - a training state goes to the CPU (`on_cpu`) only where that is asked for, or nothing else fits: all of it comes and
   goes in every micro-batch;
+- a vLLM engine is put to sleep while the model is trained only where more samples at once fit so;
 - what cannot be run at all (a model whose own code does not take 4-bit weights) is left out with the reason.
 
 What the search will most likely come to is begun ahead on the machine's other cores (`forks`).
@@ -48,6 +49,7 @@ from ..step.splits import equal_splits
 from ..units import human_bytes
 from .alternatives import Change, cheapest, smallest_changes
 from .candidates import left_out, recipes_of
+from .engine import ASLEEP, AWAKE
 from .forks import Forks, processes
 from .frontier import draw_frontier
 from .host import holds_loading, holds_step, loadable
@@ -185,7 +187,8 @@ def plan_training(
     "grpo" by TRL's GRPOTrainer: then batch counts completions, of each prompt `generations` (8), and length is a prompt
     with one, of which the model generates completion_length (half) by transformers' `generate`, those of a step at
     once. beta: the weight of its KL term (0), for which there is a reference. iterations: optimizer steps on the same
-    completions (1).
+    completions (1). vllm: a vLLM engine makes them instead, on the same cards ("colocate": beside the training, and
+    asleep meanwhile) or on others ("server"); see `engine`.
     optim_args, optim_target_modules: of the optimizer, as TrainingArguments take them.
     tensor_parallel: only full fine-tuning in which so many GPUs compute each layer together (1: only without); None
     tries it where it can matter. sequence_parallel: with it the tokens between the layers' matrices are split too, and
@@ -236,6 +239,8 @@ def _ways_ahead(request: Request) -> list[Recipe]:
             may_fit = sum(held(request, recipe).values()) <= of.room.possible_bytes
             if not may_fit or replace(recipe, rest_in_fp32=True) in found or replace(recipe, reference="same") in found:
                 continue  # 16 bits only where fp32 does not fit, and the reference away only where it does not
+            if recipe.vllm == ASLEEP and replace(recipe, vllm=AWAKE) in found:
+                continue  # that hangs on what fits beside one that is awake
             if recipe.replicas > 1 and request.replicas is None:
                 continue  # that hangs on what one copy leaves
             if recipe.context_parallel > 1 and request.context_parallel is None and request.batch >= request.gpus:
@@ -364,7 +369,12 @@ def _search(
             )
             for checkpointing in (False, True):
                 one = replace(recipe, checkpointing=checkpointing)
-                fit, miss = tried(one)
+                awake = [] if spares else [plan for plan in plans if plan.recipe == replace(one, vllm=AWAKE) != one]
+                if any(plan.accumulation == 1 for plan in awake):
+                    break
+                fit, miss = tried(one, max((plan.micro_batch for plan in awake), default=0))
+                if fit is None and miss is None:
+                    continue
                 measured = [fit or miss]
                 if may_fuse(request, one, fit, miss):
                     fused = replace(one, fused_lm_head=True)
@@ -514,7 +524,7 @@ def _whatever_the_samples(plan: Plan) -> int:
 
 
 def _states(plan: Plan) -> int:
-    return sum(plan.at_peak.get(kind, 0) for kind in ("parameters", "gradients", "optimizer"))
+    return sum(plan.at_peak.get(kind, 0) for kind in ("parameters", "gradients", "optimizer", "engine"))
 
 
 def _guess(

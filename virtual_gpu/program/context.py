@@ -37,6 +37,7 @@ from . import (
     tensors,
     threads,
     triton_kernels,
+    vllm,
     writing,
     zero,
 )  # fmt: skip
@@ -203,6 +204,7 @@ def cuda(
             extensions.install(patches, imports, watch)
             triton_kernels.install(patches, imports, device, watch)
             zero.install(patches, imports, watch)
+            vllm.install(patches, imports, watch)
             if device.several is not None:
                 several.install(patches, device)
             changed.install(patches, imports, watch, made)

@@ -6,7 +6,10 @@ of values (metrics) is answered as in an optimizer's step. Of a mixture of exper
 
 Before the micro-batches of a step what was generated is put in a buffer, all of it at once: ids and masks of prompts
 and completions, advantages, and where the loss asks for them the log probabilities that the model gave before
-(`iterations` > 1) and those of the reference (`beta` > 0), a micro-batch at a time and without checkpointing.
+(`iterations` > 1) and those of the reference (`beta` > 0), a micro-batch at a time and without checkpointing. Of
+completions from vLLM the model's own log probabilities are always asked for, beside the engine's
+(`vllm_importance_sampling_correction`, on by default); what TRL makes of the two on the way to a number a completion,
+a few times these two, is not counted.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ class Completions:
     """The completions of one generation on one GPU, `rows` of them: tokens of a `prompt` and of a `completion`.
 
     at_once: those of a micro-batch. beta: the weight of the KL term, without which there is no reference. iterations:
-    GRPOConfig's num_iterations, optimizer steps on the same completions.
+    GRPOConfig's num_iterations, optimizer steps on the same completions. vllm: an engine has made them.
     """
 
     rows: int
@@ -44,6 +47,7 @@ class Completions:
     completion: int
     beta: float = 0.0
     iterations: int = 1
+    vllm: bool = False
 
     @property
     def steps(self) -> int:
@@ -82,7 +86,10 @@ class Learner:
         ids = torch.cat([made["prompt_ids"], made["completion_ids"]], dim=1)
         mask = torch.cat([made["prompt_mask"], made["completion_mask"]], dim=1)
         made |= {"advantages": torch.zeros(of.rows), "num_items_in_batch": made["completion_mask"].sum()}
-        if of.iterations > 1:
+        if of.vllm:
+            made["sampling_per_token_logps"] = torch.zeros(of.rows, of.completion)
+            made["importance_sampling_ratio"] = torch.ones(of.rows, 1)
+        if of.iterations > 1 or of.vllm:
             made["old_per_token_logps"] = self._scores(self.model, ids, mask)
         if of.beta:
             made["ref_per_token_logps"] = self._of_reference(ids, mask)
@@ -167,6 +174,7 @@ def _state(gpu: Any, model: nn.Module, of: Completions, autocast: torch.dtype | 
         "epsilon_low": args.epsilon, "epsilon_high": args.epsilon_high or args.epsilon,
         "importance_sampling_level": args.importance_sampling_level, "loss_type": args.loss_type,
         "off_policy_mask_threshold": args.off_policy_mask_threshold, "top_entropy_quantile": args.top_entropy_quantile,
-        "use_vllm": False, "_entropy_bonus_enabled": False, "aux_loss_enabled": bool(coefficient),
+        "use_vllm": of.vllm, "vllm_importance_sampling_correction": args.vllm_importance_sampling_correction,
+        "_entropy_bonus_enabled": False, "aux_loss_enabled": bool(coefficient),
         "router_aux_loss_coef": coefficient, "_metrics": {"train": defaultdict(list)},
     }  # fmt: skip

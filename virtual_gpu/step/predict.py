@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
@@ -89,7 +89,7 @@ class Need:
     states: parameters, gradients and optimizer state. at_peak: category → bytes of the tensors' peak. offloaded: what
     an optimizer step sends to the CPU and gets back. pinned: what a micro-batch of that takes of the RAM. paged: state
     that lies in CUDA's managed memory, beside all these. generation: the tensors' peak while GRPO's completions are
-    generated; training: in all other phases.
+    generated (at_generation: by category), by an engine while it is handed the weights; training: in all other phases.
     """
 
     tensors: int
@@ -101,6 +101,7 @@ class Need:
     paged: int = 0
     generation: int = 0
     training: int = 0
+    at_generation: Mapping[str, int] = field(default_factory=dict)
 
 
 @cached_by_model
@@ -127,13 +128,13 @@ def of_trace(need: Need, trace: Trace, reserved: int | None = None, ddp: bool = 
         reserved = allocator.peak_reserved_bytes
     timeline = trace.timeline()
     card = card_of(timeline, reserved)
-    generation, training = (
-        max((phase.peak_bytes for phase in timeline.phases if (phase.name == GENERATION) == generated), default=0)
+    generating, training = (
+        Timeline([phase for phase in timeline.phases if (phase.name == GENERATION) == generated])
         for generated in (True, False)
     )
     return replace(
-        need, tensors=timeline.peak_bytes, card=card, at_peak=timeline.at_peak(), generation=generation,
-        training=training,
+        need, tensors=timeline.peak_bytes, card=card, at_peak=timeline.at_peak(), generation=generating.peak_bytes,
+        training=training.peak_bytes, at_generation=generating.at_peak(),
     )  # fmt: skip
 
 

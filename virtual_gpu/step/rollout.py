@@ -4,6 +4,9 @@ TRL 1.16 without vLLM, `_generate_single_turn`: transformers' `generate` of all 
 with its cache of keys and values. Checkpointing is off. Under mixed precision fp32 weights are computed with in 16
 bits, copies and all; a model with adapters generates without autocast, whose wrapper is peft's. Every completion gets
 as long as it may.
+
+With vLLM (`Setting.vllm`) nothing is generated here. What the model does then is to hand its weights over before each
+generation: TRL's own `VLLMGeneration.sync_weights`, which merges adapters into the weights and takes them out again.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -44,6 +48,8 @@ def with_generation(trace: Trace, setting: Setting, spec: GPUSpec, full: bool = 
         setting, batch_size=setting.rollout, gradient_accumulation_steps=1, gradient_checkpointing=False,
         offload_checkpoints=False, optimizer="adamw", fp32_embedding_state=False, beta=0.0, iterations=1,
     )  # fmt: skip
+    if setting.vllm:
+        same = same.short(1)
     return with_phase(trace, second, GENERATION, _generation(same, spec.compute_capability, spec.multiprocessors, full))
 
 
@@ -52,6 +58,9 @@ def _generation(setting: Setting, capability: tuple[int, int], multiprocessors: 
     """The trace of a generation alone: phases "token" and "end". The prompts are read with the first token."""
     config, completion = load_config(setting.model_id), setting.completion_length
     spec = replace(CATALOG["T4"], compute_capability=capability, multiprocessors=multiprocessors)
+    if setting.vllm:
+        found = None if full else _by_depth(setting, config, spec, 0)
+        return found or _generated(setting, config, spec, 0)
     if not full:
         few = first_tokens(completion)
         trace = _by_depth(setting, config, spec, few) or _generated(setting, config, spec, few)
@@ -73,7 +82,7 @@ def _by_depth(setting: Setting, config: Any, spec: GPUSpec, tokens: int) -> Trac
 
 @in_turn
 def _generated(setting: Setting, config: Any, spec: GPUSpec, tokens: int) -> Trace:
-    """Every operation of the first tokens of a generation."""
+    """Every operation of the first tokens of a generation; with vLLM of what comes before it."""
     refuse_in_a_block()
     gpu = VirtualGPU(spec, limited=False)
     with gpu.interrupts_wait(), running(setting.model_id):
@@ -88,6 +97,10 @@ def _run(gpu: VirtualGPU, setting: Setting, config: Any, tokens: int) -> Trace:
         torch.ones(1, 1) @ torch.ones(1, 1)  # the step before has left this thread its workspace
     gpu.answers.padded, gpu.answers.tokens = setting.padded, tokens
     optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad])
+    if setting.vllm:
+        with gpu.record(model, optimizer) as record, gpu, record.phase("sync"):
+            _hand_over(model)
+        return record.recorder.trace()
     repeated = kv_repeated() if setting.attention == REPEATED else nullcontext()
     as_trained = _as_trained(gpu, model, setting, autocast)
     with gpu.record(model, optimizer) as record, gpu, repeated, as_trained, torch.no_grad():
@@ -98,6 +111,30 @@ def _run(gpu: VirtualGPU, setting: Setting, config: Any, tokens: int) -> Trace:
         del made, ids, mask
         watch.close()
     return record.recorder.trace()
+
+
+def _hand_over(model: nn.Module) -> None:
+    """All weights to an engine that copies them into its own, as TRL hands them over in one process."""
+    from trl.distributed import DistributedBackend
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    one = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=None))
+    pushing = VLLMGeneration.__new__(VLLMGeneration)
+    vars(pushing).update(
+        model=model, accelerator=one, mode="colocate", enable_sleep_mode=False, llm=_Takes(),
+        _dist=DistributedBackend(one),
+    )  # fmt: skip
+    pushing.sync_weights()
+
+
+class _Takes:
+    """An engine that takes what it is given, whatever its parts are called."""
+
+    def __getattr__(self, name: str) -> _Takes:
+        return self
+
+    def __call__(self, *given: Any) -> None:
+        """Nothing of it is kept: vLLM copies it into weights that it has."""
 
 
 class _Tokens:

@@ -82,7 +82,8 @@ class Setting:
     "grpo", of completions that the model has generated (`step.completions`): then batch_size counts completions, and
     sequence_length is a prompt with one, of which the last completion_length tokens (0: half) are generated. rollout:
     how many completions are generated at once (0: those of an optimizer step). beta: the weight of the KL term, for
-    which there is a reference. iterations: optimizer steps on the same completions.
+    which there is a reference. iterations: optimizer steps on the same completions. vllm: an engine outside of this
+    memory makes them, so that nothing is generated here, and the model scores them before it learns.
     """
 
     batch_size: int
@@ -114,6 +115,7 @@ class Setting:
     rollout: int = 0
     beta: float = 0.0
     iterations: int = 1
+    vllm: bool = False
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -197,6 +199,7 @@ class Setting:
         rollout = positive_int(_given(self.rollout, batch), "rollout")
         put(self, "iterations", positive_int(self.iterations, "iterations") if grpo else 1)
         put(self, "beta", check_beta(self.beta) if grpo else 0.0)
+        put(self, "vllm", boolean(self.vllm, "vllm") and grpo)
         put(self, "completion_length", length if grpo else 0)
         put(self, "rollout", rollout if grpo else 0)
         if grpo and length >= self.sequence_length:
@@ -318,7 +321,7 @@ class Setting:
         if self.objective != "grpo":
             return None
         prompt = self.sequence_length - self.completion_length
-        how = self.beta, self.iterations
+        how = self.beta, self.iterations, self.vllm
         return Completions(self.rollout, self.batch_size, prompt, self.completion_length, *how)
 
     @property
@@ -349,7 +352,7 @@ class Setting:
         if self.pairs:
             parts.append("DPO" + (f" ({reference_label(self.reference)})" if self.reference != "same" else ""))
         if self.completions:
-            parts.append(grpo_label(self.completion_length, self.beta, self.iterations))
+            parts.append(grpo_label(self.completion_length, self.beta, self.iterations, self.vllm))
         defaults = {f.name: f.default for f in fields(self)}
         names = ("peft", "precision", "optimizer", "attention")
         parts += [str(getattr(self, name)) for name in names if getattr(self, name) != defaults[name]]
@@ -386,7 +389,8 @@ class Setting:
         silent += [] if self.pairs else ["reference"]
         silent += ["objective"] if self.objective == "sft" else []
         silent += [] if self.completions else ["completion_length", "rollout", "beta", "iterations"]
-        silent += [name for name in ("padded", "optim_args", "optim_target_modules") if not getattr(self, name)]
+        few = "padded", "optim_args", "optim_target_modules", "vllm"
+        silent += [name for name in few if not getattr(self, name)]
         return {name: value for name, value in asdict(self).items() if name not in silent}
 
     def check_length(self, config: Any) -> None:
@@ -428,11 +432,12 @@ def reference_label(reference: str) -> str:
     }[reference]
 
 
-def grpo_label(completion_length: int, beta: float, iterations: int = 1) -> str:
+def grpo_label(completion_length: int, beta: float, iterations: int = 1, vllm: bool = False) -> str:
     """GRPO, how long its completions are, and what else its loss asks for, in the reader's language."""
     more = [tr(ko=f"답 {completion_length}토큰", en=f"completions of {completion_length}")]
     more += [f"beta {beta:g}"] if beta else []
     more += [tr(ko=f"{iterations}번 학습", en=f"{iterations} iterations")] if iterations > 1 else []
+    more += ["vLLM"] if vllm else []
     return f"GRPO ({', '.join(more)})"
 
 

@@ -1,14 +1,15 @@
 """TRL's GRPOTrainer: a short script with a GRPOConfig, and an accelerate configuration for several GPUs.
 
-TRL 1.16: the log probabilities come from tiles of the logits of the completions, which transformers' `generate` makes,
-those of an optimizer step at once. With `beta` of all weights a reference is loaded in the model's type; adapters are
-switched off for it. Prompts that are longer than the plan's are left out: TRL does not cut them.
+TRL 1.16: the log probabilities come from tiles of the logits of the completions, which transformers' `generate` or vLLM
+makes, those of an optimizer step at once. With `beta` of all weights a reference is loaded in the model's type, while
+adapters are switched off for it. Prompts that are longer than the plan's are left out: TRL does not cut them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..engine import ASLEEP, SERVER
 from .settings import head
 from .trl_sft import arguments_of, beside_a_reference, of_trainer, with_launch
 
@@ -23,9 +24,11 @@ def files(plan: Plan) -> dict[str, str]:
     own = {"max_completion_length": "COMPLETION", "num_generations": request.generations}
     own |= {"beta": request.beta} if request.beta else {}
     own |= {"num_iterations": request.iterations} if request.iterations > 1 else {}
+    own |= _engine(plan)
     script = _SCRIPT.format(
         head=head(plan, _PROMPTS, "prompt with its completion", "completions"),
         completion=request.completion_length,
+        engine=_SERVER.format(model=request.model, length=request.length) if plan.recipe.vllm == SERVER else "",
         arguments="".join(f"    {name}={value},\n" for name, value in (own | arguments).items()),
         **of_trainer(plan),
         **beside_a_reference(plan),
@@ -33,10 +36,28 @@ def files(plan: Plan) -> dict[str, str]:
     return with_launch(plan, script)
 
 
+def _engine(plan: Plan) -> dict[str, object]:
+    """The arguments of a GRPOConfig for completions of vLLM's, without which a rehearsal is; none for `generate`."""
+    if not plan.recipe.vllm:
+        return {}
+    own: dict[str, object] = {"use_vllm": "not args.cpu"}
+    if plan.engine is None:
+        return own | {"vllm_mode": '"server"'}
+    _, share = plan.engine.shares(plan.request)
+    own |= {"vllm_mode": '"colocate"', "vllm_gpu_memory_utilization": share}
+    own |= {"vllm_max_model_length": "LENGTH"}
+    return own | ({"vllm_enable_sleep_mode": True} if plan.recipe.vllm == ASLEEP else {})
+
+
+_SERVER = """First, on other GPUs, with TRL and vLLM installed:
+trl vllm-serve --model {model} --max-model-len {length}
+
+Then:
+"""
 _PROMPTS = '"--prompts", required=True, help="JSON lines, each with prompt and answer"'
 _SCRIPT = '''"""{title}
 
-{command} train.py --prompts my_prompts.jsonl
+{engine}{command} train.py --prompts my_prompts.jsonl
 
 What it takes on the card:
 {asked} train.py --prompts my_prompts.jsonl
