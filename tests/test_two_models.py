@@ -7,11 +7,9 @@ from functools import partial
 import pytest
 import torch
 
-import virtual_gpu
 from helpers import grpo_panel
 from helpers.chapters.c11_outside.tried import Outcome, attempt
-from helpers.chapters.c12_two_models.engine import Engine
-from helpers.chapters.c12_two_models.floor import Grpo
+from helpers.chapters.c12_two_models.floor import Grpo, share
 from helpers.chapters.c12_two_models.made import QUIET, pairs, prompts, texts, tokenizer
 from helpers.chapters.c12_two_models.moments import moments_of, parts_beside, parts_of_each
 from helpers.chapters.c12_two_models.on_card import beside_h100, on_h100
@@ -178,26 +176,10 @@ def test_an_engine_that_stays_is_there_in_every_phase():
     assert died.outcome.died == "gpu" and died.phases[-1].name == ROLLOUT and "스텝 2" in died.result
 
 
-def test_an_engine_takes_its_share_and_gives_it_back():
-    class Trainer:
-        processing_class = staticmethod(tokenizer())
-
-    with virtual_gpu.cuda(GPU):
-        total = torch.cuda.get_device_properties(0).total_memory
-        stays, sleeps = Engine(0.25, 3, False), Engine(0.5, 3, True)
-        out = stays(["단어 단어"], Trainer)
-        assert out["prompt_ids"] == [[1, 1]] and out["completion_ids"] == [[1, 1, 1]]
-        assert 0 <= torch.cuda.memory_allocated() - total // 4 < 512
-        stays(["단어"], Trainer)
-        sleeps(["단어"], Trainer)
-        assert 0 <= torch.cuda.memory_allocated() - total // 4 < 512
-        assert torch.cuda.max_memory_allocated() >= total * 3 // 4
+def test_a_share_is_a_part_of_a_card():
     for wrong in (0, -1, 1.5, "half", True, float("nan"), None):
         with pytest.raises(WrongValue):
-            Engine(wrong, 3, True)
-    for completion, sleeps in ((0, True), ("3", True), (3, 1)):
-        with pytest.raises(WrongValue):
-            Engine(0.5, completion, sleeps)
+            share(wrong)
 
 
 def test_what_cannot_be_is_refused():

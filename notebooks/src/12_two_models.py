@@ -548,7 +548,7 @@ compare_steps(ways, "RTX 4090")
 #
 # `generate`는 느려서, 답은 대개 vLLM 같은 엔진으로 만든다. 학습과 같은 카드에 두는 것이 TRL의 `use_vllm=True`와 `vllm_mode="colocate"`다. 엔진은 **시작할 때** 카드의 `gpu_memory_utilization`(TRL에서는 `vllm_gpu_memory_utilization`, 기본값 0.3)만큼을 가중치, 순전파의 임시 텐서, KV 캐시의 자리로 잡는다([vLLM 문서](https://docs.vllm.ai/en/latest/configuration/engine_args/)). 모델이 작아도 그렇다.
 #
-# 여기서 `Engine`은 vLLM이 아니라 **그 몫만큼의 블록**이다. 첫 답을 만들 때 잡고, 재우면 돌려준다. 12.6절의 '512' 줄에 몫 0.6인 엔진을 두고 재우지 않는다. 두 스텝 가운데 어디에서 죽을까, 끝까지 갈까(`never`)?
+# 아래에 적은 것은 TRL의 설정 그대로다. 가상 GPU에 vLLM은 없어도 된다. TRL의 코드는 그대로 실행하고, 엔진은 **그 몫만큼의 블록**으로 둔다. 이 블록은 `GRPOTrainer`를 만들 때 잡고, 재우면 돌려준다. `use_vllm=True`를 적은 내 스크립트도 `virtual-gpu run`으로 이렇게 돌려 볼 수 있다. 12.6절의 '512' 줄에 몫 0.6인 엔진을 두고 재우지 않는다. 두 스텝 가운데 어디에서 죽을까, 끝까지 갈까(`never`)?
 
 # %%
 dies = guess("12.7", None, ("step 1", "step 2", "never"))
@@ -558,11 +558,14 @@ dies
 # 몫은 쓸 수 있는 23.16 GiB가 아니라 카드 전체의 크기에 곱한다.
 
 # %%
-from helpers.chapters.c12_two_models.engine import Engine
+def beside(share, sleeps=False):
+    engine = {"vllm_gpu_memory_utilization": share, "vllm_enable_sleep_mode": sleeps}
+    return partial(grpo, completion=512, use_vllm=True, vllm_max_model_length=768, **engine)
+
 
 total = card("RTX 4090").memory_bytes
 print("engine", human_bytes(int(0.6 * total)), "of", human_bytes(total))
-awake = steps_of(partial(grpo, completion=512, rollout=Engine(0.6, 512, sleeps=False)), "RTX 4090")
+awake = steps_of(beside(0.6), "RTX 4090")
 draw_steps(awake)
 
 # %% [markdown] lang="ko"
@@ -573,6 +576,8 @@ dies.against(f"step {awake.last}" if awake.outcome.died else "never")
 
 # %% [markdown] lang="ko"
 # 첫 스텝은 끝까지 갔고, 죽은 것은 **둘째 스텝의 역전파**다. 첫 갱신은 8.90 + 14.19 = 23.09 GiB로 한도에서 0.07 GiB만 남기고 지나갔다. 진짜 카드라면 여기서 죽기 쉽다. 첫 갱신에서 생긴 옵티마이저 상태가 이제 있는데, 할 일 없는 엔진이 자리를 그대로 쥐고 있다. 그 역전파에는 9.53 + 14.19 = 23.72 GiB가 있어야 한다(9.53은 12.6절의 표).
+#
+# 그림에 '기준 모델'로 적힌 단계는 여기서는 정책 자신이다. vLLM으로 만든 답이면 TRL은 정책의 로그 확률을 그레이디언트 없이 한 번 더 계산한다(`vllm_importance_sampling_correction`의 기본값). 같은 답이라도 엔진과 학습하는 모델이 계산한 확률이 조금 다르기 때문이다. 역전파를 위해 남기는 것이 없는 순전파라 손실까지보다 낮다.
 #
 # (`ChunkedLogProbFunction`은 TRL이 로짓을 조각으로 나누어 계산하는 함수다. 그림의 높이는 할당이다. 한도보다 낮은 데서 죽은 것은 할당자의 예약이 이미 한도까지 찼기 때문이다.)
 #
@@ -591,17 +596,17 @@ exercise("12-2").check(peak)
 # %% [markdown] lang="ko"
 # > **주장 4.** "엔진을 재우면 학습과 부딪치지 않는다"
 #
-# 몫을 바꾸어 실행한다. 마지막 열이 죽은 단계다(`patched_step`은 옵티마이저의 `step`을 감싼 것이다). 판정을 먼저 고른다.
+# 몫을 바꾸어 실행한다. 마지막 열이 죽은 단계다(`patched_step`은 옵티마이저의 `step`을 감싼 것이고, `sync_weights`는 엔진을 깨워 가중치를 건네는 것이다). 판정을 먼저 고른다.
 
 # %%
 shares = {
-    "0.1, awake": Engine(0.1, 512, sleeps=False),
-    "0.65, awake": Engine(0.65, 512, sleeps=False),
-    "0.8, awake": Engine(0.8, 512, sleeps=False),
-    "0.6, asleep": Engine(0.6, 512, sleeps=True),
-    "0.8, asleep": Engine(0.8, 512, sleeps=True),
+    "0.1, awake": beside(0.1),
+    "0.65, awake": beside(0.65),
+    "0.8, awake": beside(0.8),
+    "0.6, asleep": beside(0.6, sleeps=True),
+    "0.8, asleep": beside(0.8, sleeps=True),
 }
-compare_steps({name: partial(grpo, completion=512, rollout=one) for name, one in shares.items()}, "RTX 4090")
+compare_steps(shares, "RTX 4090")
 
 # %% [markdown] lang="ko"
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>
@@ -640,7 +645,7 @@ print(f"of {human_bytes(size_of_t4)}: {needed / size_of_t4:.3f}")
 # %% [markdown] lang="ko"
 # 0.120은 하한이다. 가중치는 16비트로 **한 벌 더** 있다. 12.6절의 4B가 T4에서 엔진과 함께 있지 못하는 까닭이다. 40.2억 × 2바이트인 가중치 7.49 GiB가 두 벌이면 14.98 GiB로 이미 카드를 넘고, 답을 만드는 동안에는 재울 수도 없다.
 #
-# 블록은 **적게 잡은 것이다.** 엔진이 시작하지 않을 때 볼 것과 진짜 엔진이 다른 점은 12.11절의 끝에 있다. vLLM과 함께 카드에서 돌려 본 것은 없다.
+# 블록은 **몫 그대로다.** 진짜 엔진에는 몫 밖에 CUDA 그래프가 더 있다. 엔진이 시작하지 않을 때 볼 것과 진짜 엔진이 다른 점은 12.11절의 끝에 있다. 여기서 vLLM과 함께 카드에서 돌려 본 것은 없다.
 #
 # ### 사건 12-B: 몫은 기본값인데 잘 되다가 죽는다
 #
@@ -664,7 +669,7 @@ case("12-B").check(fraction)
 # - 첫 스텝이 된 것은 옵티마이저 상태가 아직 없었기 때문이다.
 # - 모자란 것은 적어도 10.37 + 4.42 − 14.64 = 0.15 GiB다.
 # - 위 끝은 (14.64 − 10.37) ÷ 14.74 = 0.289…라 0.28이고, 3.12절의 한 줄을 적으면 0.346…이라 0.34다(0.35면 넘친다). 0.05 단위로는 0.25이고, 실행해도 끝까지 간다.
-# - 가상 GPU는 예약까지 세므로 여기서는 들어간 것이 맞다. 그러나 진짜 T4에서 잰 값이 아니고, 이 블록에는 진짜 엔진이 더 쓰는 것(12.11절)이 없다. 여유 5%(9장)를 두면 (10.37 + 3.69) × 1.05 = 14.76 GiB로 0.25는 넘치고, 0.2는 (10.37 + 2.95) × 1.05 = 13.99 GiB로 들어간다.
+# - 가상 GPU는 예약까지 세므로 여기서는 들어간 것이 맞다. 그러나 진짜 T4에서 잰 값이 아니고, 이 블록에는 진짜 엔진이 몫 밖에 쓰는 것(12.11절)이 없다. 여유 5%(9장)를 두면 (10.37 + 3.69) × 1.05 = 14.76 GiB로 0.25는 넘치고, 0.2는 (10.37 + 2.95) × 1.05 = 13.99 GiB로 들어간다.
 # - 0.12보다 크므로 0.2부터 시도하고, 시작 로그에서 KV 캐시의 크기를 본다(진짜 vLLM으로 확인하지 않았다).
 #
 # 0.3을 그대로 쓰려면 재운다(`run(fraction=0.3, sleeps=True)`). 3.12절의 한 줄(9.53 GiB)로도 들어가지만, 여유 5%를 두면 14.65 GiB라 간발로 넘친다.
@@ -815,7 +820,19 @@ print(str(found).split("\n", 1)[1])
 #
 # 터미널에서는 `virtual-gpu fit --from dpo.yaml --gpu "RTX 4090"`이다. SFT와 DPO의 파일은 키가 거의 같아서, `loss_type: sigmoid`처럼 DPO에만 있는 것이 없으면 SFT로 읽는다. 그때는 `--objective dpo`를 준다. `beta`처럼 GRPO와 KTO에도 있는 키만 있으면 무엇인지 되묻는다. 여러 GPU에 나누어 DPO를 한다면 `plan_training(…, gpus=2, objective="dpo")`이 FSDP2(6.2절)로 나눈 계획까지 찾는다. 설정 파일에 `fsdp`가 적혀 있으면 `--from`도 나누어 센다. `deepspeed`라면 어댑터를 학습할 때만 센다.
 #
-# **GRPO도 플래너에 묻는다.** `plan_training(…, objective="grpo")`, 터미널에서는 `virtual-gpu fit --objective grpo`다(`--from`은 GRPO의 설정 파일을 아직 읽지 않는다). `batch`는 옵티마이저 스텝 하나에 쓰는 답의 수(`generations`의 배수), `length`는 질문에 답 하나를 이은 길이, `completion_length`는 그 가운데 답의 길이다(적지 않으면 절반). 12.6절에서 답이 512토큰, 4,096토큰인 표는 답을 건네받아 롤아웃에 KV 캐시가 없었다. 플래너는 `generate`가 만드는 KV 캐시까지 세어, 롤아웃부터 갱신까지 가운데 가장 높은 단계로 판정한다. 계획의 `generation_bytes`가 답을 만들 때, `training_bytes`가 나머지 단계의 텐서 최대다. vLLM을 같은 카드에 올리는 것은 세지 않으니 12.8절의 패널로 하한을 본다.
+# **GRPO도 플래너에 묻는다.** `plan_training(…, objective="grpo")`, 터미널에서는 `virtual-gpu fit --objective grpo`다(`--from`은 GRPO의 설정 파일을 아직 읽지 않는다). `batch`는 옵티마이저 스텝 하나에 쓰는 답의 수(`generations`의 배수), `length`는 질문에 답 하나를 이은 길이, `completion_length`는 그 가운데 답의 길이다(적지 않으면 절반). 12.6절에서 답이 512토큰, 4,096토큰인 표는 답을 건네받아 롤아웃에 KV 캐시가 없었다. 플래너는 `generate`가 만드는 KV 캐시까지 세어, 롤아웃부터 갱신까지 가운데 가장 높은 단계로 판정한다. 계획의 `generation_bytes`가 답을 만들 때, `training_bytes`가 나머지 단계의 텐서 최대다.
+#
+# 답을 vLLM이 만든다면 `vllm="colocate"`(같은 카드)나 `vllm="server"`(다른 GPU)를 적는다. 터미널에서는 `--vllm colocate`다. 플래너는 깨워 두는 것과 재우는 것을 다 찾고, 적을 몫까지 정한다. 사건 12-B의 T4에서 0.6B 전체를 학습한다면 이렇다.
+
+# %%
+for plan in plan_training(
+    small, "T4", methods="full", objective="grpo", vllm="colocate", batch=8, length=768, completion_length=512,
+):  # fmt: skip
+    print(plan)
+    print("  ", plan.engine.line(plan.request))
+
+# %% [markdown] lang="ko"
+# 첫째 계획은 사건 12-B처럼 재우는 것이다. 재우지 않으려면 옵티마이저를 8비트로 바꾼다(셋째). 진짜 엔진이 가중치와 KV 캐시 말고 무엇을 더 쓰는지는 범위로만 안다. 플래너는 여러 로그(vLLM 0.7~0.27, 카드 다섯 가지)에서 본 **가장 큰 것**으로 쳐도 들어갈 때만 들어간다고 한다. 블록만으로 끝까지 간 0.25(재우지 않음)가 여기에 없는 까닭이다. QLoRA와 150억 매개변수를 넘는 모델은 세지 않는다.
 #
 # ## 12.10 기억할 것
 
@@ -1052,12 +1069,12 @@ for completion, steps in ((8, two), (512, base), (4096, far), (8192, farthest)):
 #
 # ### 진짜 엔진은 무엇이 다른가
 #
-# 12.7절의 블록에 없는 것들이다.
+# 12.7절의 블록에 없는 것들이다. 여러 사람의 시작 로그 스물두 개(`benchmarks/engines.json`)에서 본 크기를 적는다.
 #
-# - 잠들어도 얼마간 남는다([vllm #28714](https://github.com/vllm-project/vllm/issues/28714)의 로그에서 1.19 GiB).
-# - 순전파의 임시 텐서도 몫 안에서 쓴다. 이 블록은 그것도, 가중치와 가장 긴 글의 캐시가 들어가는지도 따지지 않는다.
-# - 첫 답이 아니라 `GRPOTrainer`를 만들 때 몫을 잡는다. 재우는 엔진도 먼저 몫을 다 잡고 나서 잔다.
+# - 몫 안에는 가중치와 캐시 말고도 순전파의 임시 텐서가 있다. 로그에서 0.36~2.45 GiB다. 이 블록은 가중치와 가장 긴 글의 캐시가 들어가는지 따지지 않는다(플래너는 따진다).
+# - 몫 밖에 CUDA 그래프가 있다. 로그에서 0.17~1.28 GiB다(vLLM 0.20부터는 몫 안에서 빼기도 한다).
+# - 잠들어도 얼마간 남는다([vllm #28714](https://github.com/vllm-project/vllm/issues/28714)의 로그에서 1.19 GiB. 프로세스의 CUDA 컨텍스트까지다).
+# - `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`와 재우는 것은 함께 쓸 수 없다([vllm #11743](https://github.com/vllm-project/vllm/pull/11743)).
 # - 정책이 4비트면 TRL은 엔진도 4비트로 만들고(`quantization="bitsandbytes"`), 8비트면 거절한다. TRL의 소스(`vllm_generation.py`)를 읽은 것이고, 돌려 보지 않았다.
 # - 깨우다가 모자라면 PyTorch의 메시지가 아니라 `CUDA Error: out of memory at …/cumem_allocator.cpp`가 나온다([vllm #13941](https://github.com/vllm-project/vllm/issues/13941)).
 # - Unsloth는 엔진과 학습이 가중치 한 벌을 함께 쓴다고 적는다([Long-context GRPO](https://unsloth.ai/blog/grpo)의 표에서 Llama-3.1-8B의 추론 몫이 TRL은 16 GB, Unsloth는 0 GB다. 여기서 재지는 않았다).
-# - 진짜 vLLM으로 만들면 TRL은 정책의 로그 확률을 그레이디언트 없이 한 번 더 계산한다(`vllm_importance_sampling_correction`의 기본값).

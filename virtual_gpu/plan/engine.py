@@ -34,10 +34,9 @@ if TYPE_CHECKING:
 SERVER, AWAKE, ASLEEP = "server", "colocate", "asleep"  # elsewhere; beside the training; without its memory meanwhile
 MODES = (AWAKE, SERVER)  # of GRPOConfig's vllm_mode
 TOKENS = 16  # of a block, by which the cache is handed out
-# Weights were found to be true of models up to phi-4, what is beside them of up to so many parameters.
-LARGEST = 15e9
-# benchmarks/engines.json, vLLM 0.7 to 0.27 on six cards, forward passes over 256 to 8,192 tokens and 128 to 1,024 rows.
-# Not among them: before 0.17 1,024 rows took up to 5.7 GiB.
+LARGEST = 15e9  # parameters of models of which there are logs: up to phi-4
+# benchmarks/engines.json, vLLM 0.7 to 0.27 on five kinds of cards, forward passes over 256 to 8,192 tokens and 128 to
+# 1,024 rows. Not among them: before 0.17 1,024 rows took up to 5.7 GiB.
 BESIDE = Range(int(0.36 * GiB), int(2.46 * GiB))  # in its share: that peak, and what is outside the allocator
 GRAPHS = Range(int(0.17 * GiB), int(1.28 * GiB))  # beside its share
 SOURCE = "logs of vLLM 0.7 to 0.27, benchmarks/engines.json"

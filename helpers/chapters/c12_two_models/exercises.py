@@ -15,7 +15,7 @@ from virtual_gpu.units import GiB, boolean, human_bytes, positive_int
 from ...rows import LeftRows
 from ...self_check import Case, Exercise, compare, filled, right, show
 from ..c11_outside.tried import Outcome, attempt
-from .engine import share
+from .floor import share
 from .moments import moments_of
 from .phases import Steps, steps_of
 from .pictures import draw_moments

@@ -10,6 +10,7 @@ Held against TRL's own trainer in tests/test_two_models.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -20,7 +21,6 @@ from virtual_gpu.models.configs import cached_by_model, load_config, model_name
 from virtual_gpu.models.kv_cache import kv_bytes
 from virtual_gpu.units import boolean, choose, positive_int
 
-from .engine import share
 from .phases import BACKWARD, LOSS, ROLLOUT
 
 BLOCKS = ("weights", "reference", "optimizer", "gradients", "copies", "cache", "activations", "engine")
@@ -42,6 +42,18 @@ def block_words(block: str) -> str:
         "activations": tr(ko="순전파 상태", en="activations"),
         "engine": tr(ko="엔진", en="engine"),
     }[block]
+
+
+def share(value: Any) -> float:
+    """A part of a card, more than 0 and at most 1; WrongValue for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise WrongValue(
+            tr(
+                ko=f"fraction={value!r:.80}: 0보다 크고 1 이하인 수다.",
+                en=f"fraction={value!r:.80}: more than 0, at most 1.",
+            )
+        )
+    return float(value)
 
 
 @dataclass(frozen=True)

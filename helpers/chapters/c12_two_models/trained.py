@@ -12,7 +12,6 @@ from virtual_gpu.models.configs import load_config
 from virtual_gpu.step.setting import Setting, check_size
 from virtual_gpu.units import choose, positive_int
 
-from .engine import Engine
 from .made import MODEL, QUIET, length_of, prompts, tokenizer
 from .phases import Phase, phases_of
 
@@ -101,11 +100,11 @@ def train_grpo(found: list[Phase], fraction: float = 0.3, sleeps: bool = False, 
     with TemporaryDirectory() as folder:
         arguments = GRPOConfig(
             folder, per_device_train_batch_size=batch, gradient_accumulation_steps=max(1, 8 // batch),
-            num_generations=8, max_completion_length=512, max_steps=2, fp16=True, **QUIET,
+            num_generations=8, max_completion_length=512, max_steps=2, fp16=True, use_vllm=True,
+            vllm_gpu_memory_utilization=fraction, vllm_enable_sleep_mode=sleeps, vllm_max_model_length=768, **QUIET,
         )  # fmt: skip
         trainer = GRPOTrainer(
-            MODEL, length_of, args=arguments, train_dataset=prompts(256), processing_class=tokenizer(),
-            rollout_func=Engine(fraction, 512, sleeps),
-        )  # fmt: skip
+            MODEL, length_of, args=arguments, train_dataset=prompts(256), processing_class=tokenizer()
+        )
         with phases_of(trainer, found):
             trainer.train()
