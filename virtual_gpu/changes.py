@@ -143,6 +143,27 @@ CHANGES = {
         "", "torch.save({name: value.cpu() for name, value in model.state_dict().items()}, path)", options=None
     ),
     "bucket_view": Change("", "DistributedDataParallel(model, gradient_as_bucket_view=True)"),
+    "engine_share": Change(
+        "",
+        "arguments = GRPOConfig(folder, use_vllm=True, vllm_gpu_memory_utilization=0.2)\n"
+        "llm = LLM(name, gpu_memory_utilization=0.5)",
+        options=None,
+    ),
+    "engine_sleep": Change(
+        "", "arguments = GRPOConfig(folder, use_vllm=True, vllm_enable_sleep_mode=True)", options=None
+    ),
+    "engine_length": Change(
+        "",
+        "arguments = GRPOConfig(folder, use_vllm=True, vllm_max_model_length=2048)\n"
+        "llm = LLM(name, max_model_len=2048)",
+        options=None,
+    ),
+    "engine_more": Change(
+        "",
+        "arguments = GRPOConfig(folder, use_vllm=True, vllm_gpu_memory_utilization=0.4)\n"
+        "llm = LLM(name, gpu_memory_utilization=0.9)",
+        options=None,
+    ),
     "fewer_workers": Change(
         "dataloader_num_workers=0, dataloader_pin_memory=False",
         "loader = DataLoader(dataset, batch_size=4, num_workers=0, pin_memory=False)",
@@ -220,6 +241,13 @@ _WHAT = {
     "model_only": ("모델만 저장한다", "save the model alone"),
     "to_cpu_first": ("CPU로 옮긴 뒤에 저장한다", "save from the CPU"),
     "bucket_view": ("DDP가 그레이디언트를 한 벌만 두게 한다", "one copy of the gradients in DDP"),
+    "engine_share": (
+        "엔진의 몫을 줄인다(얼마로 적을지는 virtual-gpu fit --objective grpo --vllm colocate)",
+        "a smaller share for the engine (virtual-gpu fit --objective grpo --vllm colocate says which)",
+    ),
+    "engine_sleep": ("학습하는 동안 엔진을 재운다(TRL)", "let the engine sleep while the model is trained (TRL)"),
+    "engine_length": ("가장 긴 글을 실제로 쓸 길이로 줄인다", "limit texts to the length that you really need"),
+    "engine_more": ("엔진의 몫을 카드에 남는 만큼까지 늘린다", "a larger share, up to what is left of the card"),
     "fewer_workers": ("DataLoader의 프로세스와 고정 메모리를 줄인다", "fewer loader processes, no pinned memory"),
     "streaming": ("데이터를 한꺼번에 올리지 않는다", "do not hold the whole data set in RAM"),
     "blocking": (

@@ -37,6 +37,8 @@ FIRST = {
     foreign.LIBRARY: ("smaller_batch", "other_processes", "blocking"),
     foreign.HOST: ("fewer_workers", "streaming", "device_map"),
     "host_loading": ("sixteen_bits", "qlora", "device_map"),
+    foreign.SHARE: ("engine_share", "other_processes", "engine_sleep"),
+    foreign.CACHE: ("engine_more", "engine_length"),
     foreign.OTHER: (),
     foreign.ELSE: (),
 }

@@ -28,6 +28,7 @@ _ONE_TENSOR = (  # where T is one tensor of many, and what was alive before may 
     places.ATTENTION, places.BACKWARD, places.FORWARD, places.LOGITS, places.EVALUATION, places.GENERATION,
 )  # fmt: skip
 _LITTLE = 0.1  # of what is alive
+_ELSEWHERE = (foreign.OTHER, foreign.ELSE, foreign.HOST, foreign.SHARE, foreign.CACHE)  # frames say nothing of these
 _GENERIC = (places.ATTENTION, places.BACKWARD, places.GATHERING, places.FORWARD)  # a place, hardly a cause
 
 
@@ -209,7 +210,7 @@ def _causes(message: Message) -> Iterator[Finding]:
 
 def _by_frames(diagnosis: Diagnosis) -> None:
     for place in places.places(diagnosis.frames):
-        if diagnosis.foreign and diagnosis.foreign.kind in (foreign.OTHER, foreign.ELSE, foreign.HOST):
+        if diagnosis.foreign and diagnosis.foreign.kind in _ELSEWHERE:
             return
         sure = LIKELY if place.moment in _GENERIC else place.sure
         evidence = [place.frame.shown]

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from ..language import tr
 
-# Of what a message speaks: the card, without numbers; a library's own call on it; the machine's memory; another
-# framework; or something that only looks like it.
+# Of what a message speaks: the card, without numbers; a library's own call on it; the machine's memory; an inference
+# engine's share of the card, or the cache in it; another framework; or something that only looks like it.
 CARD, LIBRARY, HOST, OTHER, ELSE = "no_numbers", "library_call", "host_memory", "other_framework", "not_memory"
+SHARE, CACHE = "engine_share", "engine_cache"
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,12 @@ class Foreign:
 
 # kind, name, how sure, pattern; what stands first is the more telling
 _KNOWN = [
+    # vllm/v1/worker/utils.py and v1/core/kv_cache_utils.py, 0.8 to 0.33; csrc/cumem_allocator.cpp: an engine that wakes
+    (CACHE, "vLLM", "certain",
+     r"To serve at least one request with the model|No available memory for the cache blocks"
+     r"|larger than the maximum number of tokens that can be stored in KV cache"),
+    (SHARE, "vLLM", "certain",
+     r"less than desired GPU memory utilization|out of memory at .{0,200}cumem_allocator\.cpp"),
     (OTHER, "MPS", "certain", r"MPS backend out of memory"),
     (OTHER, "JAX/XLA", "certain",
      r"(?:Xla|Jax)RuntimeError: RESOURCE_EXHAUSTED|RESOURCE_EXHAUSTED: Out of memory while trying"
@@ -91,6 +98,18 @@ def says(found: Foreign) -> str:
             ko=f"GPU가 아니라 이 컴퓨터의 RAM(또는 /dev/shm)이 부족하다({found.name}). GPU 설정을 바꿔도 낫지 않는다.",
             en=f"It is the machine's RAM (or /dev/shm) that ran out, not the card's ({found.name}): settings that save "
             "GPU memory do not help.",
+        ),
+        SHARE: tr(
+            ko=f"{found.name} 엔진이 카드에서 제 몫(gpu_memory_utilization × 카드 전체)을 얻지 못했다. 학습이나 다른 "
+            "프로세스가 먼저 차지하고 있다.",
+            en=f"The engine of {found.name} did not get its share (gpu_memory_utilization of all of the card): "
+            "training or another process holds too much of it.",
+        ),
+        CACHE: tr(
+            ko=f"{found.name} 엔진의 몫에 가중치를 올리고 나니, 가장 긴 글(max_model_len) 하나의 KV 캐시도 들어가지 "
+            "않는다.",
+            en=f"In the share of {found.name}'s engine the weights leave no room for the KV cache of one text of the "
+            "longest length (max_model_len).",
         ),
         OTHER: tr(
             ko=f"{found.name}의 메시지다. 이 도구는 PyTorch의 CUDA 메시지만 읽으므로 여기까지만 말한다.",

@@ -66,6 +66,11 @@ _CAUSES = {
         "모델을 불러오다가 컴퓨터의 RAM이 부족해졌다",
         "the machine's RAM ran out: a model was loaded",
     ),
+    foreign.SHARE: ("추론 엔진(vLLM)의 몫이 비어 있지 않다", "an inference engine's share of the card is not free"),
+    foreign.CACHE: (
+        "추론 엔진(vLLM)의 몫에 KV 캐시의 자리가 없다",
+        "no room for the KV cache in an engine's share",
+    ),
     foreign.OTHER: ("PyTorch CUDA가 아닌 메시지", "not a message of PyTorch on CUDA"),
     foreign.ELSE: ("메모리 부족이 아니다", "no lack of memory"),
 }
