@@ -295,11 +295,14 @@ def test_what_is_not_counted_of_pairs_is_said(text, notes, written):
 
 
 def test_trl_s_other_trainers_and_losses_are_not_taken_for_it(written):
-    for line in ("num_generations: 8", "desirable_weight: 1.0", "cpo_alpha: 1.0", "loss_type: [sigmoid, nll]"):
+    for line in ("desirable_weight: 1.0", "cpo_alpha: 1.0", "loss_type: [sigmoid, nll]"):
         with pytest.raises(NotSupported, match=line.split(":")[0]):
             said(written(DPO.replace("loss_type: sigmoid\n", "") + line + "\n"))
-    for line in ("beta: 0.04", "sync_ref_model: true", "precompute_ref_log_probs: true", "max_completion_length: 9"):
-        with pytest.raises(WrongValue, match=f"{line.split(':')[0]}: .*--objective"):  # GRPO's and KTO's too
+    for line in (
+        "beta: 0.04", "sync_ref_model: true", "precompute_ref_log_probs: true", "max_completion_length: 9",
+        "num_generations: 8", "use_vllm: true",
+    ):  # fmt: skip
+        with pytest.raises(WrongValue, match=f"{line.split(':')[0]}: .*--objective"):  # GRPO's and KTO's or RLOO's too
             said(written(DPO.replace("beta: 0.1\nloss_type: sigmoid", line)))
     for line in ("use_peft: true", "precompute_ref_log_probs: true"):
         with pytest.raises(WrongValue, match=f"sync_ref_model: .*{line.split(':')[0]}"):
@@ -310,6 +313,92 @@ def test_trl_s_other_trainers_and_losses_are_not_taken_for_it(written):
         said(written(LLAMA_FACTORY.replace("sft", "dpo") + "ref_model: other\n"))
     with pytest.raises(NotSupported, match=r"fsdp: .*DPO"):
         said(written(LLAMA_FACTORY.replace("sft", "dpo") + "fsdp: full_shard\n"), gpus=2)
+
+
+GRPO = """\
+# trl grpo --config this.yaml
+model_name_or_path: MODEL
+dataset_name: mine
+reward_funcs: [accuracy_reward]
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 2
+num_generations: 4
+max_completion_length: 64
+loss_type: dapo
+beta: 0.04
+epsilon: 0.3
+"""
+COLOCATED = (
+    GRPO
+    + """\
+use_vllm: true
+vllm_gpu_memory_utilization: 0.3   # as it comes
+vllm_max_model_length: 256
+"""
+)
+
+
+def test_trl_s_grpo_is_read(written):
+    """As GRPOConfig has it; a prompt's length is older TRL's, or the engine's longest text, or the caller's."""
+    _, setting, stage, notes = said(written(GRPO))
+    assert not notes and not stage
+    expected = {"objective": "grpo", "completion_length": 64, "rollout": 8, "beta": 0.04, "vllm": False}
+    assert expected.items() <= setting.items() and setting["padded"] and setting["fused_lm_head"]
+    assert setting["gradient_checkpointing"] and setting["precision"] == "mixed_bf16"
+    assert said(written(GRPO + "max_prompt_length: 100\n"))[1]["sequence_length"] == 164
+    setting = said(written(COLOCATED))[1]
+    assert setting["vllm"] and setting["sequence_length"] == 256
+    assert setting["engine"] == {"share": 0.3, "sleeps": False, "longest": 256}
+    away = said(written(COLOCATED + "vllm_mode: server\n"))[1]
+    assert away["vllm"] and "engine" not in away
+    plain = GRPO.replace("loss_type: dapo\n", "")
+    assert start_from(written(plain), "L4", length=256, objective="grpo").start.setting.completions.rows == 8
+    with pytest.raises(WrongValue, match="--objective grpo"):
+        said(written(plain))
+    with pytest.raises(WrongValue, match="--length"):
+        start_from(written(GRPO), "L4")
+    for lines, error, key in (
+        ("num_generations: 3\n", WrongValue, "num_generations"),
+        ("steps_per_generation: 4\n", NotSupported, "steps_per_generation"),
+        ("generation_batch_size: 16\n", NotSupported, "generation_batch_size"),
+        ("sync_ref_model: true\n", NotSupported, "sync_ref_model"),
+        ("use_vllm: true\nuse_peft: true\nload_in_4bit: true\nvllm_max_model_length: 256\n", NotSupported, "use_vllm"),
+        ("use_vllm: true\nvllm_tensor_parallel_size: 2\n", NotSupported, "vllm_tensor_parallel_size"),
+        ("use_vllm: true\nvllm_gpu_memory_utilization: 0\n", WrongValue, "vllm_gpu_memory_utilization"),
+        ("use_vllm: true\nvllm_mode: other\n", NotSupported, "vllm_mode"),
+        ("fsdp: full_shard\n", NotSupported, "fsdp"),
+    ):
+        text = "\n".join(one for one in GRPO.splitlines() if not one.startswith(key)) + "\n" + lines
+        with pytest.raises(error, match=key):
+            said(written(text), gpus=2 if "fsdp" in lines else 1)
+
+
+def test_the_lines_of_an_engine_are_changed_before_the_training(written, tmp_path):
+    """What the training needs beside it is measured once; then the engine sleeps, or has less of the card."""
+    gpu = "8GiB, 8.9"
+    path = written(COLOCATED.replace("0.3 ", "0.9 "))
+    found = start_from(path, gpu)
+    alone = predict_need(found.start.setting, (8, 9))
+    memory = found.room.memory.high
+    assert not found.fits and found.start.reserved >= alone.card + int(0.9 * memory)
+    assert [part.what for part in found.room.outside][-1] == "vLLM"
+    assert {*found.lines} <= {"vllm_enable_sleep_mode", "vllm_gpu_memory_utilization"}
+    engine = found.proposal.engine
+    assert found.proposal.setting == found.start.setting and engine.share < 0.9
+    assert found.room.verdict(found.proposal.reserved) == "fits"
+    found.save(tmp_path / "changed.yaml")
+    again = start_from(tmp_path / "changed.yaml", gpu)
+    assert again.fits and again.start.reserved == found.proposal.reserved
+    assert "# as it comes" in (tmp_path / "changed.yaml").read_text(encoding="utf-8")
+    assert str(engine.share) in str(found)
+
+
+def test_an_engine_that_cannot_start_gets_shorter_texts_and_a_larger_share(written):
+    path = written(COLOCATED.replace("0.3 ", "0.01 ").replace("vllm_max_model_length: 256", "max_prompt_length: 192"))
+    found = start_from(path, "8GiB, 8.9")
+    assert not found.fits and "vLLM" in found.impossible and "2,048" in found.impossible
+    assert found.lines["vllm_max_model_length"] == 256 and found.lines["vllm_gpu_memory_utilization"] > 0.3
+    assert json.loads(json.dumps(found.to_dict()))["with_changes"]["engine"]["longest"] == 256
 
 
 @pytest.mark.parametrize("lines, recipe", [

@@ -12,12 +12,13 @@ until 0.20 beside the share. Asleep (TRL's level 2) weights and cache are gone, 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..cards import Range
+from ..cards import GPUSpec, Range
 from ..language import tr
 from ..models.build import build_model, count_parameters
 from ..models.configs import cached_by_model, load_config
@@ -65,7 +66,7 @@ class Engine:
 
         That is what the training leaves for certain, or less where all texts are held by less.
         """
-        memory = request.spec.memory_seen or Range(request.spec.memory_bytes, request.spec.memory_bytes)
+        memory = memory_of(request.spec)
         least = (self.weights + self.text + BESIDE.low) / memory.high
         left = (request.limit_bytes - self.trained + BESIDE.high) / memory.high
         enough = (self.weights + self.rows * self.text + BESIDE.high) / memory.low
@@ -86,6 +87,45 @@ class Engine:
         """As plain JSON values."""
         least, share = self.shares(request)
         return asdict(self) | {"least_share": least, "share": share}
+
+
+@dataclass(frozen=True)
+class Share:
+    """An engine by what a file says of it: its share of the card, whether it sleeps while the model is trained.
+
+    longest: tokens of the longest text that it takes.
+    """
+
+    model: str
+    share: float
+    sleeps: bool
+    longest: int
+
+    def reserved(self, card: int, rollout: int, memory: Range) -> int:
+        """Bytes of a training that needs `card` alone, and `rollout` while the engine is at work, with this engine."""
+        taken = int(memory.high * self.share)
+        return max(card, rollout + taken) if self.sleeps else card + taken
+
+    def least(self, memory: Range, beside: int) -> int:
+        """In hundredths of the card, what weights, the cache of the longest text and so much beside them take."""
+        return math.ceil(100 * (_weights(self.model) + text_bytes(self.model, self.longest) + beside) / memory.low)
+
+    def able(self, longest: int, memory: Range) -> Share:
+        """The same, or where it is not sure to start with texts of at most `longest` tokens; where it cannot, a larger."""
+        if self.least(memory, BESIDE.high) <= 100 * self.share:
+            return self
+        shorter = replace(self, longest=min(self.longest, longest))
+        starts = shorter.least(memory, BESIDE.low) <= 100 * self.share
+        return shorter if starts else replace(shorter, share=min(shorter.least(memory, BESIDE.high) / 100, 1.0))
+
+    def others(self, card: int, rollout: int, memory: Range, limit: int) -> Iterator[Share]:
+        """The same asleep; with the largest share that `limit` bytes leave it, and that it is sure to start with."""
+        for sleeps in dict.fromkeys((self.sleeps, True)):
+            yield replace(self, sleeps=sleeps)
+        for sleeps in dict.fromkeys((self.sleeps, True)):
+            most = math.floor(100 * (limit - (rollout if sleeps else card)) / memory.high)
+            if self.least(memory, BESIDE.high) <= most < 100 * self.share:
+                yield replace(self, share=most / 100, sleeps=sleeps)
 
 
 def engine_label(vllm: str) -> str:
@@ -123,18 +163,28 @@ def _weights(model: str) -> int:
     return 2 * count_parameters(build_model(load_config(model), torch.float16))
 
 
-def _text(request: Request) -> int:
+def text_bytes(model: str, tokens: int) -> int:
     """The cache of a prompt with its completion: whole blocks, and the one that vLLM keeps back (since 0.30).
 
     All layers are taken to keep all of it: vLLM gives those with a window the window and a forward pass's tokens.
     """
-    heads, size, layers = shape_of(load_config(request.model))
-    return 2 * 2 * heads * size * len(layers) * (-(-request.length // TOKENS) + 1) * TOKENS
+    heads, size, layers = shape_of(load_config(model))
+    return 2 * 2 * heads * size * len(layers) * (-(-tokens // TOKENS) + 1) * TOKENS
 
 
 def least_bytes(request: Request) -> int:
     """What an engine of the request holds at least: it does not start without room for one text."""
-    return _weights(request.model) + _text(request)
+    return _weights(request.model) + text_bytes(request.model, request.length)
+
+
+def memory_of(spec: GPUSpec) -> Range:
+    """All of a card's memory, of which an engine has a share."""
+    return spec.memory_seen or Range(spec.memory_bytes, spec.memory_bytes)
+
+
+def with_graphs(room: Room) -> Room:
+    """The room beside an engine of which all of its share is counted."""
+    return Room(room.card, room.memory, (*room.outside, Outside("vLLM", GRAPHS, SOURCE)))
 
 
 def with_engine(room: Room) -> Room:
@@ -151,7 +201,8 @@ def beside(request: Request, recipe: Recipe, need: Need, smallest: bool) -> tupl
     it, and before it wakes TRL empties the allocator's cache: counted is then what tensors hold while completions are
     made, and as much more as the allocator loses at the training's peak.
     """
-    lost, weights, text, rows = need.card - need.tensors, _weights(request.model), _text(request), request.per_gpu
+    lost, rows = need.card - need.tensors, request.per_gpu
+    weights, text = _weights(request.model), text_bytes(request.model, request.length)
     trained = need.card if recipe.vllm == AWAKE else need.generation + lost
     fitting = (request.limit_bytes - trained - weights) // text
     texts = min(max(fitting, 1), rows) if smallest else rows

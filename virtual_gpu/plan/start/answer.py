@@ -9,14 +9,15 @@ reference's log probabilities made first, an 8-bit optimizer, weights in bf16, t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...cards import GPUSpec, Range, card
 from ...errors import NotSupported, WrongValue
 from ...language import tr
 from ...models.configs import load_config, model_name
+from ...models.depth import text_config
 from ...models.offloaded import can_offload
 from ...models.pages import pages_label
 from ...room import FITS, Room, room_on
@@ -27,6 +28,7 @@ from ...step.own_code import IN_BACKWARD, steps_in_backward, too_early
 from ...step.setting import Setting
 from ...units import choose, human_bytes, path_of
 from ...writing import check_folder, write
+from ..engine import BESIDE, Share, why_no_engine, with_graphs
 from ..on_a_card import predict_need, states_of
 from ..request import how_many
 from . import axolotl, llama_factory, torchtune, trainer, trl
@@ -34,7 +36,7 @@ from .document import Document, read_document
 from .keys import LESS, MORE, Keys, Note, place_of
 
 TOOLS = (torchtune, axolotl, llama_factory, trl, trainer)  # in the order in which a file is looked at
-READ = ("sft", "dpo")  # objectives of files that are read
+READ = ("sft", "dpo", "grpo")  # objectives of files that are read
 SCHEMA = 1  # of `Answer.to_dict`
 _STEP = 64  # tokens: a shorter length is a multiple of it
 
@@ -45,7 +47,7 @@ class Try:
 
     Where micro-batches are padded to their longest sequence, some of them are of one length, and have no mask.
     with_padding, of_one_length: what either reserves; reserved is the larger. None where there is no such difference,
-    or the one alone was too much already.
+    or the one alone was too much already. engine: vLLM's beside it, where there is one.
     """
 
     setting: Setting
@@ -53,6 +55,7 @@ class Try:
     paged: int = 0
     with_padding: int | None = None
     of_one_length: int | None = None
+    engine: Share | None = None
 
     @property
     def by_padding(self) -> str:
@@ -119,6 +122,7 @@ class Answer:
                 "reserved_bytes_with_padding": one.with_padding,
                 "reserved_bytes_of_one_length": one.of_one_length,
                 "paged_bytes": one.paged,
+                "engine": None if one.engine is None else asdict(one.engine),
                 "card_bytes": [needed.low, needed.high],
             }
 
@@ -160,6 +164,7 @@ class Answer:
         lines += [f"  {self._bound()}{self.room.needs(self.start.reserved)}"]
         lines += [f"  {self.start.by_padding}"] if self.start.by_padding else []
         lines += [f"  {self._pages(self.start)}"] if self.start.paged else []
+        lines += [f"  {self._engine(self.start)}"] if self.start.engine else []
         if self.lines:
             lines += [tr(ko="바꿀 줄:", en="lines to change:"), *(f"  {line}" for line in self.changes())]
             lines += [f"  → {self.room.line(self.proposal.reserved)}"]
@@ -177,6 +182,15 @@ class Answer:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def _engine(self, one: Try) -> str:
+        taken = human_bytes(int(self.room.memory.high * one.engine.share))
+        return tr(
+            ko=f"그 가운데 vLLM 엔진의 몫 {one.engine.share:g}이 {taken}다"
+            + (". 학습하는 동안은 돌려준다" if one.engine.sleeps else ""),
+            en=f"of this the share of vLLM's engine, {one.engine.share:g}: {taken}"
+            + (", not while the model is trained" if one.engine.sleeps else ""),
+        )
 
     def _pages(self, one: Try) -> str:
         return pages_label(one.paged, self.room.evicted(one.reserved, one.paged))
@@ -208,8 +222,9 @@ def start_from(
 
     path: of TrainingArguments, TRL, axolotl, LLaMA-Factory or torchtune, JSON or YAML; read as data alone. model,
     length (tokens): where the file says none, or another one is meant. peft: "lora" or "qlora" where TrainingArguments
-    are used so. objective: "sft" or "dpo" where a file of TRL does not say it (see `start.trl`). margin: share of the
-    peak to keep free. progress: called with each setting that was measured, and the bytes that it takes of a GPU.
+    are used so. objective: "sft", "dpo" or "grpo" where a file of TRL does not say it (see `start.trl`). margin: share
+    of the peak to keep free. progress: called with each setting that was measured, and the bytes that it takes of a
+    GPU.
     BadConfiguration for what is no such file, WrongValue for a key's value, NotSupported for what is not simulated.
     """
     gpu, gpus = how_many(gpu, gpus)
@@ -240,6 +255,7 @@ def start_from(
         if fields.get(name) is None:
             raise WrongValue(tr(ko=f"{path}에는 없다. {option}을 준다.", en=f"{path} does not say it: give {option}."))
     fields["model_id"] = model_name(fields["model_id"])
+    engine = fields.pop("engine", None)
     setting = Setting(**fields)
     setting.check_length(load_config(setting.model_id))
     if stage == 1 and setting.peft:
@@ -254,14 +270,32 @@ def start_from(
             ko="나눈 조각의 상태는 AdamW의 것으로 셌다", en="of shards AdamW's states were counted"))  # fmt: skip
     nccl = nccl_bytes(Layout(gpus, 3)) if gpus > 1 else None
     room = room_on(spec, nccl and Range(nccl.low, nccl.high))
-    search = _Search(tool, keys, spec, gpus, stage, room, margin, progress or (lambda setting, needed: None))
+    if engine is not None:
+        engine, room = _engine_of(keys, setting, **engine), with_graphs(room)
+    search = _Search(tool, keys, spec, gpus, stage, room, margin, progress or (lambda setting, needed: None), engine)
     return search.answer(setting)
+
+
+def _engine_of(keys: Keys, setting: Setting, share: float, sleeps: bool, longest: int | None) -> Share:
+    """The engine of a file; NotSupported where what it holds is not counted."""
+    if why := why_no_engine(setting.model_id):
+        raise keys.not_counted("use_vllm", why)
+    longest = longest or text_config(load_config(setting.model_id)).max_position_embeddings
+    return Share(setting.model_id, share, sleeps, longest)
 
 
 def _holds_more(setting: Setting) -> bool:
     """Whether the optimizer's states take more than AdamW's, as which shards are counted."""
     own, adamw = (states_of(one)["optimizer"] for one in (setting, replace(setting, optimizer="adamw_fused")))
     return own > adamw
+
+
+class _Need(NamedTuple):
+    """Bytes that a training takes of a card, while completions are made, and of managed memory."""
+
+    card: int
+    rollout: int
+    paged: int
 
 
 @dataclass
@@ -274,13 +308,15 @@ class _Search:
     room: Room
     margin: float
     progress: Callable[[Setting, int], None]
+    engine: Share | None = None
 
     def answer(self, setting: Setting) -> Answer:
         impossible = ""
         if "bf16" in setting.precision and not self.spec.has_bf16:
             name = self.spec.name
             impossible = tr(ko=f"{name}에는 bf16 연산 장치가 없다", en=f"{name} has no bf16 units")
-        start = self.measured(setting, both=True)
+        impossible = impossible or self._why_no_start()
+        start = self.measured(setting, as_it_is=True)
         found = Answer(
             self.tool.NAME, self.keys.document, self.room, self.gpus, self.stage, self.margin, start,
             tuple(self.keys.notes), impossible,
@@ -290,30 +326,67 @@ class _Search:
         for one in self.candidates(setting):
             tried = self.largest(setting, one)
             if tried is not None:
-                return replace(found, proposal=tried, lines=self.tool.write(self.keys, setting, tried.setting))
+                lines = self.tool.write(self.keys, setting, tried.setting) | self._lines_of(tried.engine)
+                return replace(found, proposal=tried, lines=lines)
         return found
 
-    def measured(self, setting: Setting, both: bool = False) -> Try:
+    def _why_no_start(self) -> str:
+        """Why the file's engine does not start; empty where it does, or there is none."""
+        if self.engine is None or self.engine.least(self.room.memory, BESIDE.low) <= 100 * self.engine.share:
+            return ""
+        least, longest = self.engine.least(self.room.memory, BESIDE.low) / 100, self.engine.longest
+        return tr(
+            ko=f"vLLM이 시작하지 못한다. 가중치와 {longest:,}토큰(vllm_max_model_length)짜리 글 하나의 KV 캐시에 몫이 "
+            f"{least:g}은 있어야 한다",
+            en=f"vLLM cannot start: weights and the KV cache of one text of {longest:,} tokens "
+            f"(vllm_max_model_length) take a share of {least:g} at least",
+        )
+
+    def _lines_of(self, engine: Share | None) -> dict[str, Any]:
+        """key → value of each line that makes the file's engine this one."""
+        if engine is None or engine == self.engine:
+            return {}
+        found = {} if engine.share == self.engine.share else {"vllm_gpu_memory_utilization": engine.share}
+        found |= {} if engine.sleeps == self.engine.sleeps else {"vllm_enable_sleep_mode": True}
+        return found | ({} if engine.longest == self.engine.longest else {"vllm_max_model_length": engine.longest})
+
+    def measured(self, setting: Setting, as_it_is: bool = False) -> Try:
         """What a setting takes; where its micro-batches may be padded or not, the larger of the two.
 
-        both: also where the one that is likely larger is too much already.
+        as_it_is: both, also where the one that is likely larger is too much already, and with the file's own engine;
+        else with the first of an engine's ways that has room.
         """
         if not setting.padded or (setting.rows == 1 and not self.pads_one):
-            return self._measured(replace(setting, padded=False))
+            needs = {None: self._need(replace(setting, padded=False))}
+            return self._tried(replace(setting, padded=False), needs, as_it_is)
         if self.stage and setting.pairs:  # of these `rank_step` has padded ones alone, on bf16's cards the larger
-            return self._measured(setting)
+            return self._tried(setting, {None: self._need(setting)}, as_it_is)
         # Before Ampere grouped heads without a mask go to the kernel that makes matrices of length × length.
         first = self.spec.compute_capability >= (8, 0)
-        found = {}
+        needs = {}
         for padded in (first, not first):
-            found[padded] = self._measured(replace(setting, padded=padded))
-            if not both and not self.has_room(found[padded].reserved):
+            needs[padded] = self._need(replace(setting, padded=padded))
+            if not as_it_is and not self.has_room(self._tried(setting, needs, as_it_is).reserved):
                 break
-        most = max(found.values(), key=lambda one: one.reserved)
-        sizes = {padded: one.reserved for padded, one in found.items()}
-        return replace(most, setting=setting, with_padding=sizes.get(True), of_one_length=sizes.get(False))
+        return self._tried(setting, needs, as_it_is)
 
-    def _measured(self, setting: Setting) -> Try:
+    def _tried(self, setting: Setting, needs: dict[bool | None, _Need], as_it_is: bool) -> Try:
+        """The setting with the most of these needs, by whether a mask is there."""
+        most = max(needs.values())
+        limit = int(self.room.sure_bytes / (1 + self.margin))
+        engines: list[Share | None] = [self.engine]
+        if self.engine is not None and not as_it_is:
+            able = self.engine.able(setting.sequence_length, self.room.memory)
+            engines = [*able.others(most.card, most.rollout, self.room.memory, limit)]
+        ways = [(self._with(most, engine), engine) for engine in engines]
+        reserved, engine = next((way for way in ways if self.has_room(way[0])), ways[0])
+        sizes = {padded: self._with(need, engine) for padded, need in needs.items()}
+        return Try(setting, reserved, most.paged, sizes.get(True), sizes.get(False), engine)
+
+    def _with(self, need: _Need, engine: Share | None) -> int:
+        return need.card if engine is None else engine.reserved(need.card, need.rollout, self.room.memory)
+
+    def _need(self, setting: Setting) -> _Need:
         if self.stage:
             of_deepspeed = bool(self.keys.document.get(("deepspeed",)))
             step = rank_step(
@@ -326,11 +399,11 @@ class _Search:
                 fp32_shards=not of_deepspeed,  # whose own weights are in 16 bits
                 as_accelerate=self.tool is not torchtune and not of_deepspeed,
             )  # fmt: skip
-            found = Try(setting, step.card_bytes)
+            found = _Need(step.card_bytes, 0, 0)
         else:
             need = predict_need(setting, self.spec.compute_capability, self.gpus > 1)
-            found = Try(setting, need.card, need.paged)
-        self.progress(setting, found.reserved)
+            found = _Need(need.card, need.generation + need.card - need.tensors, need.paged)
+        self.progress(setting, found.card)
         return found
 
     @property
@@ -424,7 +497,7 @@ class _Search:
         samples = start.batch_size * start.gradient_accumulation_steps
         ways = [size for size in range(1, start.batch_size + 1) if samples % size == 0]
         ways = [samples] if steps_in_backward(one.optimizer) else ways
-        if not self.stage and sum(states_of(replace(one, sequence_length=1)).values()) > self.room.sure_bytes:
+        if not self.stage and sum(states_of(one.short(1)).values()) > self.room.sure_bytes:
             return None
         best, low, high = None, 0, len(ways)
         place = 0  # where one sample does not fit, nothing does

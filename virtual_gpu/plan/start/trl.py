@@ -1,4 +1,4 @@
-"""A configuration of TRL, as `trl sft --config FILE` or `trl dpo --config FILE` reads it.
+"""A configuration of TRL, as `trl sft`, `trl dpo` or `trl grpo --config FILE` reads it.
 
 TRL 1.10 (f2cd577, 2026-07): trainer/sft_config.py and base_config.py (gradient checkpointing on, bf16 on without fp16,
 length 1024), trainer/model_config.py (weights in fp32, LoRA r 16 and dropout 0.05, no double quantization),
@@ -8,6 +8,8 @@ fp32 here: at most 14 bytes a parameter of them too many.
 
 DPO: TRL 1.16, trainer/dpo_config.py, scripts/dpo.py: the defaults are the same. A file that says nothing that only one
 of the two has is of SFT, unless the caller says otherwise; one whose keys GRPO's or KTO's file has too is asked about.
+GRPO: TRL 1.16, trainer/grpo_config.py: completions of 512 tokens, 8 of a prompt; how long a prompt is no file says, but
+of older TRL (max_prompt_length).
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ _LOSSES = {
         "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired",
         "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm",
     ),
+    "grpo": ("grpo", "dapo", "dr_grpo", "bnpo", "luspo", "cispo"),
 }  # fmt: skip
 # What DPOConfig has and SFTConfig has not, now or in older versions: what no other trainer has, and what GRPO's, KTO's
 # and others have too. Of these nothing changes but numbers, one a token at most.
@@ -48,10 +51,26 @@ _OF_DPO = (
     "precompute_ref_log_probs", "precompute_ref_batch_size", "max_prompt_length", "max_completion_length",
     "label_pad_token_id", "generate_during_eval", "model_adapter_name", "ref_adapter_name",
 )  # fmt: skip
-_OF_OTHERS = (  # of GRPO, RLOO, KTO, CPO, rewards and distillation
+_OF_GRPO = (  # and RLOO; of these nothing changes but numbers, one a token at most
     "num_generations", "num_iterations", "steps_per_generation", "epsilon", "reward_funcs", "reward_weights",
-    "reward_model_name_or_path", "reward_model_path", "use_vllm", "judge", "desirable_weight", "undesirable_weight",
-    "cpo_alpha", "simpo_gamma", "center_rewards_coefficient", "teacher_model_name_or_path",
+    "use_vllm",
+)  # fmt: skip
+_OF_OTHERS = (  # of KTO, CPO, rewards and distillation
+    "reward_model_path", "judge", "desirable_weight", "undesirable_weight", "cpo_alpha", "simpo_gamma",
+    "center_rewards_coefficient", "teacher_model_name_or_path",
+)  # fmt: skip
+# GRPOConfig's arguments that make no difference to a step's memory, or are read in `_of_completions`.
+_FREE_IN_GRPO = (
+    *_OF_GRPO, "reward_model_name_or_path", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "delta",
+    "epsilon_high", "importance_sampling_level", "scale_rewards", "mask_truncated_completions", "ref_model_mixup_alpha",
+    "ref_model_sync_steps", "log_completions", "num_completions_to_print", "max_prompt_length", "max_completion_length",
+    "generation_batch_size", "num_generations_eval", "chat_template_kwargs", "log_unique_prompts",
+    "ds3_gather_for_generation", "multi_objective_aggregation", "use_bias_correction_kl", "remove_unused_columns",
+)  # fmt: skip
+_NOT_IN_GRPO = (  # what makes another step of it
+    "use_transformers_continuous_batching", "use_transformers_paged", "cast_lm_head_to_fp32", "disable_dropout",
+    "cache_implementation", "pad_to_multiple_of", "sync_ref_model", "use_liger_loss", "entropy_coef",
+    "use_adaptive_entropy", "off_policy_mask_threshold",
 )  # fmt: skip
 _EFFECTS_OF_DPO = {LESS: ("reference_free", "use_logits_to_keep"), MORE: ("force_use_ref_model",)}
 _EFFECTS = {
@@ -69,8 +88,13 @@ def knows(values: dict[str, Any]) -> bool:
 def read(
     keys: Keys, spec: GPUSpec, gpus: int, peft: str | None, objective: str | None = None
 ) -> tuple[dict[str, Any], int]:
-    """(fields of a Setting, ZeRO's stage). objective: what the caller says is trained for."""
+    """(fields of a Setting, ZeRO's stage). objective: what the caller says is trained for.
+
+    Of GRPO with an engine on the same card there is "engine" beside the fields.
+    """
     keys.refuse("load_in_8bit", *_OF_OTHERS)
+    objective = objective or _objective(keys)
+    keys.refuse(*(() if objective == "grpo" else (*_OF_GRPO, "reward_model_name_or_path")))
     found = hugging_face.common(keys, checkpointing=True)
     whole = "max_length" in keys.document.values and keys.get("max_length") is None  # nothing is cut off
     found |= {
@@ -88,14 +112,16 @@ def read(
     if "attn_implementation" in keys.document.values and keys.get("attn_implementation") == "eager":
         found["attention"] = "eager"
     stage = hugging_face.shards(keys, gpus)
-    pairs = (objective or _objective(keys)) == "dpo"
-    found["padded"] = _pads(keys, pairs)
+    pairs, sft = objective == "dpo", objective == "sft"
+    found["padded"] = _pads(keys, not sft)
     if pairs:
         found |= _of_pairs(keys, found, stage)
-    loss = _loss(keys, "dpo" if pairs else "sft")
+    if objective == "grpo":
+        found |= _of_completions(keys, found, stage, gpus)
+    loss = _loss(keys, objective)
     # From all logits at once.
-    smooths = not pairs and "dft" not in loss and not off(keys.document.values.get("label_smoothing_factor"))
-    found["fused_lm_head"] = fused = has_fused_head() and (pairs or not stage) and not smooths
+    smooths = sft and "dft" not in loss and not off(keys.document.values.get("label_smoothing_factor"))
+    found["fused_lm_head"] = fused = has_fused_head() and (not sft or not stage) and not smooths
     if not fused and not smooths:
         keys.note(
             "loss_type", LESS,
@@ -107,13 +133,25 @@ def read(
     if pairs:
         effects = {effect: (*names, *_EFFECTS_OF_DPO.get(effect, ())) for effect, names in effects.items()}
         known = known | {*_OF_DPO, *_OF_DPO_ALONE} - {name for names in _EFFECTS_OF_DPO.values() for name in names}
+    if objective == "grpo":
+        known = known | {*_FREE_IN_GRPO} | {name for name in keys.document.values if name.startswith("vllm_")}
     keys.rest(effects, hugging_face.free_names() | known)
     return found, stage
 
 
 def _objective(keys: Keys) -> str:
-    """What the file is for, by what only one of the two trainers has."""
+    """What the file is for, by what only one of the trainers has."""
     losses, said = {*keys.words("loss_type")}, {*keys.document.values}
+    if losses & {*_LOSSES["grpo"]}:
+        return "grpo"
+    if shared := [name for name in keys.document.values if name in _OF_GRPO]:
+        raise keys.wrong(
+            shared[0],
+            tr(
+                ko="GRPO만 쓰는 키가 아니다(RLOO에도 있다). GRPO라면 --objective grpo로 준다",
+                en="not of GRPO alone (RLOO has it too): if it is GRPO, say --objective grpo",
+            ),
+        )
     if losses & {*_LOSSES["dpo"]} or said & {*_OF_DPO_ALONE}:
         return "dpo"
     if not losses & {*_LOSSES["sft"]} and (shared := [name for name in keys.document.values if name in _OF_DPO]):
@@ -164,6 +202,50 @@ def _of_pairs(keys: Keys, found: dict[str, Any], stage: int) -> dict[str, Any]:
     return {"objective": "dpo", "reference": "precomputed" if precomputed else "same"}
 
 
+def _of_completions(keys: Keys, found: dict[str, Any], stage: int, gpus: int) -> dict[str, Any]:
+    """The fields that GRPOConfig adds, and the engine where one is on the card."""
+    keys.refuse(*_NOT_IN_GRPO)
+    if stage:
+        name = "deepspeed" if keys.document.values.get("deepspeed") else "fsdp"
+        why = tr(
+            ko="GRPO에서는 나눈 모델로 답을 만드는 것을 실행해 보지 않았다",
+            en="of GRPO a generation by a split model was not run",
+        )
+        raise keys.not_counted(name, why)
+    completion, iterations = keys.whole("max_completion_length", 512), keys.whole("num_iterations", 1)
+    batch, accumulated = found["batch_size"], found["gradient_accumulation_steps"]
+    at_once = keys.whole("generation_batch_size", None)
+    steps = keys.whole("steps_per_generation", at_once and at_once // (batch * gpus)) or accumulated
+    if steps < accumulated or (steps > accumulated and iterations == 1):
+        why = tr(ko="gradient_accumulation_steps와 같을 때만 센다", en="counted as gradient_accumulation_steps alone")
+        raise keys.not_counted("generation_batch_size" if at_once else "steps_per_generation", f"{steps}; {why}")
+    each = keys.whole("num_generations", 8)
+    if batch * steps * gpus % each:
+        made = batch * steps * gpus
+        why = tr(
+            ko=f"한꺼번에 만드는 답 {made}개가 그 배수가 아니다. TRL이 거절한다",
+            en=f"the {made} completions that are generated at once are no multiple of it: TRL refuses that",
+        )
+        raise keys.wrong("num_generations", why)
+    prompt, longest = keys.whole("max_prompt_length", None), keys.whole("vllm_max_model_length", None)
+    own = {
+        "objective": "grpo", "completion_length": completion, "iterations": iterations, "rollout": batch * steps,
+        "beta": keys.share("beta", 0.0), "vllm": keys.flag("use_vllm"),
+        "sequence_length": prompt + completion if prompt else longest,
+    }  # fmt: skip
+    if not own["vllm"] or keys.word("vllm_mode", "colocate", among=("colocate", "server")) == "server":
+        return own
+    keys.refuse("vllm_structured_outputs_regex")
+    if keys.whole("vllm_tensor_parallel_size", 1) > 1:
+        raise keys.not_counted("vllm_tensor_parallel_size", tr(ko="1만 센다", en="1 alone is counted"))
+    if found["peft"] == "qlora":
+        raise keys.not_counted("use_vllm", "load_in_4bit")
+    share = keys.share("vllm_gpu_memory_utilization", 0.3)
+    if not share:
+        raise keys.wrong("vllm_gpu_memory_utilization", tr(ko="0보다 커야 한다", en="must be more than 0"))
+    return own | {"engine": {"share": share, "sleeps": keys.flag("vllm_enable_sleep_mode"), "longest": longest}}
+
+
 def _pads(keys: Keys, pairs: bool) -> bool:
     """Whether a micro-batch is padded to its longest sample. A note where all its samples are laid end to end.
 
@@ -199,7 +281,14 @@ def _precision(keys: Keys, model: str | None, peft: str | None) -> str:
 
 def write(keys: Keys, old: Setting, new: Setting) -> dict[str, Any]:
     """key → value of each line that makes the one setting the other."""
+    if new.completions and new.sequence_length != old.sequence_length:  # of a prompt with its completion
+        raise keys.wrong("max_completion_length", "--length")
+    if new.vllm and new.peft == "qlora":
+        raise keys.wrong("use_vllm", "load_in_4bit")
     found = hugging_face.changed(keys, old, new, sequence_length="max_length")
+    if "steps_per_generation" in keys.document.values and new.completions:
+        steps = new.rollout // new.batch_size
+        found |= {"steps_per_generation": steps} if steps != old.rollout // old.batch_size else {}
     if new.peft != old.peft:
         found |= {"use_peft": True} if old.peft is None else {}
         found |= {"load_in_4bit": True} if new.peft == "qlora" else {}
