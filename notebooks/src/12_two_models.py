@@ -390,7 +390,7 @@ parts_beside(parts_of_each({"as it is": dpo_8b, "with the line": partial(with_li
 # | 단계 | 가중치 말고 더 있는 것(첫 스텝) |
 # |---|---|
 # | **롤아웃**(rollout): 답을 만든다 | 가중치의 16비트 사본(`autocast`, 3장), KV 캐시(11.3절의 식. fp32 가중치를 `autocast`로 계산하면 키는 fp32인 cos, sin을 곱해 fp32가 되고 값은 16비트라 (4 + 2) ÷ (2 + 2) = 1.5배) |
-# | **기준 모델**: 기준 로그 확률 | 기준 모델의 순전파. `beta`가 0(TRL의 기본값)이면 이 단계가 없다 |
+# | **기준 모델**: 기준 로그 확률 | 기준 모델의 순전파. `beta`가 0(TRL의 기본값)이면 이 단계가 없다(vLLM을 쓰면 정책이 이 자리에 온다, 12.7절) |
 # | **손실까지**: 정책의 순전파 | 16비트 사본, 순전파 상태 |
 # | **역전파** | 순전파 상태, 재계산하는 층 하나, 쌓이는 그레이디언트 |
 # | **갱신** | 그레이디언트 한 벌, 옵티마이저 상태 |
@@ -548,7 +548,7 @@ compare_steps(ways, "RTX 4090")
 #
 # `generate`는 느려서, 답은 대개 vLLM 같은 엔진으로 만든다. 학습과 같은 카드에 두는 것이 TRL의 `use_vllm=True`와 `vllm_mode="colocate"`다. 엔진은 **시작할 때** 카드의 `gpu_memory_utilization`(TRL에서는 `vllm_gpu_memory_utilization`, 기본값 0.3)만큼을 가중치, 순전파의 임시 텐서, KV 캐시의 자리로 잡는다([vLLM 문서](https://docs.vllm.ai/en/latest/configuration/engine_args/)). 모델이 작아도 그렇다.
 #
-# 아래에 적은 것은 TRL의 설정 그대로다. 가상 GPU에 vLLM은 없어도 된다. TRL의 코드는 그대로 실행하고, 엔진은 **그 몫만큼의 블록**으로 둔다. 이 블록은 `GRPOTrainer`를 만들 때 잡고, 재우면 돌려준다. `use_vllm=True`를 적은 내 스크립트도 `virtual-gpu run`으로 이렇게 돌려 볼 수 있다. 12.6절의 '512' 줄에 몫 0.6인 엔진을 두고 재우지 않는다. 두 스텝 가운데 어디에서 죽을까, 끝까지 갈까(`never`)?
+# 아래에 적은 것은 TRL의 설정 그대로다. 가상 GPU에 vLLM은 없어도 된다. TRL의 코드는 그대로 실행하고, 엔진은 **그 몫만큼의 블록**으로 둔다. 답은 `max_completion_length`를 꽉 채운 것(여기서는 512토큰)으로 친다. 이 블록은 `GRPOTrainer`를 만들 때 잡고, 재우면 돌려준다. `use_vllm=True`를 적은 내 스크립트도 `virtual-gpu run --gpu T4 train.py`로 이렇게 돌려 볼 수 있다. 12.6절의 '512' 줄에 몫 0.6인 엔진을 두고 재우지 않는다. 두 스텝 가운데 어디에서 죽을까, 끝까지 갈까(`never`)?
 
 # %%
 dies = guess("12.7", None, ("step 1", "step 2", "never"))
@@ -575,9 +575,9 @@ draw_steps(awake)
 dies.against(f"step {awake.last}" if awake.outcome.died else "never")
 
 # %% [markdown] lang="ko"
-# 첫 스텝은 끝까지 갔고, 죽은 것은 **둘째 스텝의 역전파**다. 첫 갱신은 8.90 + 14.19 = 23.09 GiB로 한도에서 0.07 GiB만 남기고 지나갔다. 진짜 카드라면 여기서 죽기 쉽다. 첫 갱신에서 생긴 옵티마이저 상태가 이제 있는데, 할 일 없는 엔진이 자리를 그대로 쥐고 있다. 그 역전파에는 9.53 + 14.19 = 23.72 GiB가 있어야 한다(9.53은 12.6절의 표).
+# 첫 스텝은 끝까지 갔고, 죽은 것은 **둘째 스텝의 역전파**다. 첫 갱신은 8.90 + 14.19 = 23.09 GiB로 한도에서 0.07 GiB만 남기고 지나갔다. 진짜 카드라면 여기서 죽기 쉽다. 첫 갱신에서 생긴 옵티마이저 상태가 이제 있는데, 할 일 없는 엔진이 자리를 그대로 쥐고 있다. 그 역전파에는 9.53 + 14.19 = 23.72 GiB가 있어야 한다(8.90과 9.53은 12.6절 표의 '512' 줄).
 #
-# 그림에 '기준 모델'로 적힌 단계는 여기서는 정책 자신이다. vLLM으로 만든 답이면 TRL은 정책의 로그 확률을 그레이디언트 없이 한 번 더 계산한다(`vllm_importance_sampling_correction`의 기본값). 같은 답이라도 엔진과 학습하는 모델이 계산한 확률이 조금 다르기 때문이다. 역전파를 위해 남기는 것이 없는 순전파라 손실까지보다 낮다.
+# 그림과 아래 표들에 '기준 모델'로 적힌 단계는 여기서는 정책 자신이다(`beta`가 0이라 기준 모델은 없다). vLLM으로 답을 만들면 TRL은 정책의 로그 확률을 그레이디언트 없이 한 번 더 계산해, 엔진이 계산한 확률과 다른 만큼 손실을 고친다(`vllm_importance_sampling_correction`, 기본값 `True`). 역전파를 위해 남기는 것이 없는 순전파라 손실까지보다 낮다.
 #
 # (`ChunkedLogProbFunction`은 TRL이 로짓을 조각으로 나누어 계산하는 함수다. 그림의 높이는 할당이다. 한도보다 낮은 데서 죽은 것은 할당자의 예약이 이미 한도까지 찼기 때문이다.)
 #
@@ -621,7 +621,7 @@ compare_steps(shares, "RTX 4090")
 #
 # 아래 끝은 엔진에 필요한 것, 위 끝은 학습이 남기는 것이다.
 #
-# 1. **아래 끝**: 답을 한꺼번에 만드는 데 드는 가중치와 KV 캐시를 카드의 크기로 나눈다. 엔진의 순전파에 드는 것은 세지 않았으니 적어도 이보다 커야 한다.
+# 1. **아래 끝**: 답을 **모두 한꺼번에** 만드는 데 드는 가중치와 KV 캐시를 카드의 크기로 나눈다. 엔진의 순전파에 드는 것은 세지 않았으니 이보다 커야 한다. (이보다 작아도 답 하나의 캐시가 들어가면 시작은 하지만, 나누어 만드느라 느리다. 12.11절)
 # 2. **위 끝**: 쓸 수 있는 메모리에서 **롤아웃을 뺀 단계들의** 최대를 빼고 카드의 크기로 나눈다(`generate`의 롤아웃은 엔진이 대신한다).
 # 3. **위 끝이 더 크면** 그 사이에서 고른다. 여유 5%를 두려면 위 끝을 구할 때 쓸 수 있는 메모리를 1.05로 나눈다.
 # 4. **아니면 재운다.** 그때의 위 끝은 (쓸 수 있는 메모리 − 롤아웃 때 남아 있는 것) ÷ 카드의 크기다. 남아 있는 것은 가중치와 옵티마이저 상태다. 누적하면서 `steps_per_generation=1`을 적었다면 그레이디언트 한 벌도 더한다(12.6절).
@@ -643,7 +643,7 @@ print(f"weights {human_bytes(weights)}, with a cache for 8 × 768 tokens {human_
 print(f"of {human_bytes(size_of_t4)}: {needed / size_of_t4:.3f}")
 
 # %% [markdown] lang="ko"
-# 0.120은 하한이다. 가중치는 16비트로 **한 벌 더** 있다. 12.6절의 4B가 T4에서 엔진과 함께 있지 못하는 까닭이다. 40.2억 × 2바이트인 가중치 7.49 GiB가 두 벌이면 14.98 GiB로 이미 카드를 넘고, 답을 만드는 동안에는 재울 수도 없다.
+# 0.120은 답 8개를 한꺼번에 만들 때의 하한이다. 가중치는 16비트로 **한 벌 더** 있다. 12.6절의 4B가 T4에서 엔진과 함께 있지 못하는 까닭이다. 40.2억 × 2바이트인 가중치 7.49 GiB가 두 벌이면 14.98 GiB로 이미 카드를 넘고, 답을 만드는 동안에는 재울 수도 없다. (TRL에서 16비트로 읽을 때다. 가중치 한 벌을 함께 쓰는 Unsloth와 4비트로 읽은 정책은 12.11절의 끝에 있다.)
 #
 # 블록은 **몫 그대로다.** 진짜 엔진에는 몫 밖에 CUDA 그래프가 더 있다. 엔진이 시작하지 않을 때 볼 것과 진짜 엔진이 다른 점은 12.11절의 끝에 있다. 여기서 vLLM과 함께 카드에서 돌려 본 것은 없다.
 #
@@ -651,7 +651,7 @@ print(f"of {human_bytes(size_of_t4)}: {needed / size_of_t4:.3f}")
 #
 # 두어 스텝은 잘 되다가 죽고, 몫을 0.9에서 0.7로 줄여도 셋째 스텝에서 죽는다는 신고가 있다([trl #2927](https://github.com/huggingface/trl/issues/2927)). 비슷한 증상을 T4에서 일으킨다. 학습은 12.6절의 '0.6B, full', 몫은 TRL의 기본값인 0.3이고, 재우지 않는다(`vllm_max_model_length=768`은 적은 것으로 친다).
 #
-# 왜 첫 스텝은 되었을까? 실행하기 전에 세 수를 계산해 적는다. 0.3은 몇 GiB 모자라는가? 들어가는 몫의 위 끝은 소수 둘째 자리까지 얼마인가(올리지 않고 버린다)? 3.12절의 한 줄을 적으면 얼마가 되는가?(쓸 수 있는 것은 14.64 GiB다.) 그다음 0.05 단위로 끝까지 가는 **가장 큰 몫**을 `run(fraction=…)`으로 확인한다.
+# 왜 첫 스텝은 되었을까? 실행하기 전에 세 수를 계산해 적는다. 0.3은 몇 GiB 모자라는가? 들어가는 몫의 위 끝은 소수 둘째 자리까지 얼마인가(올리지 않고 버린다)? 3.12절의 한 줄을 적으면 위 끝은 얼마가 되는가? (쓸 수 있는 것은 14.64 GiB, 카드의 크기는 14.74 GiB다.) 그다음 0.05 단위로 끝까지 가는 **가장 큰 몫**을 `run(fraction=…)`으로 확인한다.
 
 # %%
 case("12-B").run(fraction=0.3)
@@ -670,7 +670,8 @@ case("12-B").check(fraction)
 # - 모자란 것은 적어도 10.37 + 4.42 − 14.64 = 0.15 GiB다.
 # - 위 끝은 (14.64 − 10.37) ÷ 14.74 = 0.289…라 0.28이고, 3.12절의 한 줄을 적으면 0.346…이라 0.34다(0.35면 넘친다). 0.05 단위로는 0.25이고, 실행해도 끝까지 간다.
 # - 가상 GPU는 예약까지 세므로 여기서는 들어간 것이 맞다. 그러나 진짜 T4에서 잰 값이 아니고, 이 블록에는 진짜 엔진이 몫 밖에 쓰는 것(12.11절)이 없다. 여유 5%(9장)를 두면 (10.37 + 3.69) × 1.05 = 14.76 GiB로 0.25는 넘치고, 0.2는 (10.37 + 2.95) × 1.05 = 13.99 GiB로 들어간다.
-# - 0.12보다 크므로 0.2부터 시도하고, 시작 로그에서 KV 캐시의 크기를 본다(진짜 vLLM으로 확인하지 않았다).
+# - 0.12보다 크므로 0.2부터 시도하고, 시작 로그에서 KV 캐시의 크기를 본다(진짜 vLLM으로 확인하지 않았다). 몫 밖의 CUDA 그래프를 가장 큰 1.28 GiB(12.11절)로 치면 10.37 + 2.95 + 1.28 = 14.60 GiB라 남는 것이 거의 없다. 죽으면 재운다.
+# - 10.37 GiB는 답의 길이가 모두 같은 스텝의 것이다. 하나라도 다르면 9.54 + 4.42 = 13.96 GiB라 0.3도 들어간다. 그래서 진짜 학습이라면 답이 모두 잘린 스텝에서 갑자기 죽는다(12.6절).
 #
 # 0.3을 그대로 쓰려면 재운다(`run(fraction=0.3, sleeps=True)`). 3.12절의 한 줄(9.53 GiB)로도 들어가지만, 여유 5%를 두면 14.65 GiB라 간발로 넘친다.
 #
@@ -820,19 +821,26 @@ print(str(found).split("\n", 1)[1])
 #
 # 터미널에서는 `virtual-gpu fit --from dpo.yaml --gpu "RTX 4090"`이다. SFT와 DPO의 파일은 키가 거의 같아서, `loss_type: sigmoid`처럼 DPO에만 있는 것이 없으면 SFT로 읽는다. 그때는 `--objective dpo`를 준다. `beta`처럼 GRPO와 KTO에도 있는 키만 있으면 무엇인지 되묻는다. 여러 GPU에 나누어 DPO를 한다면 `plan_training(…, gpus=2, objective="dpo")`이 FSDP2(6.2절)로 나눈 계획까지 찾는다. 설정 파일에 `fsdp`가 적혀 있으면 `--from`도 나누어 센다. `deepspeed`라면 어댑터를 학습할 때만 센다.
 #
-# **GRPO도 플래너에 묻는다.** `plan_training(…, objective="grpo")`, 터미널에서는 `virtual-gpu fit --objective grpo`다(`--from`은 GRPO의 설정 파일을 아직 읽지 않는다). `batch`는 옵티마이저 스텝 하나에 쓰는 답의 수(`generations`의 배수), `length`는 질문에 답 하나를 이은 길이, `completion_length`는 그 가운데 답의 길이다(적지 않으면 절반). 12.6절에서 답이 512토큰, 4,096토큰인 표는 답을 건네받아 롤아웃에 KV 캐시가 없었다. 플래너는 `generate`가 만드는 KV 캐시까지 세어, 롤아웃부터 갱신까지 가운데 가장 높은 단계로 판정한다. 계획의 `generation_bytes`가 답을 만들 때, `training_bytes`가 나머지 단계의 텐서 최대다.
+# **GRPO도 플래너에 묻는다.** `plan_training(…, objective="grpo")`, 터미널에서는 `virtual-gpu fit --objective grpo`다. `batch`는 옵티마이저 스텝 하나에 쓰는 답의 수(`generations`의 배수), `length`는 질문에 답 하나를 이은 길이, `completion_length`는 그 가운데 답의 길이다(적지 않으면 절반). 12.6절에서 답이 512토큰, 4,096토큰인 표는 답을 건네받아 롤아웃에 KV 캐시가 없었다. 플래너는 `generate`가 만드는 KV 캐시까지 세어, 롤아웃부터 갱신까지 가운데 가장 높은 단계로 판정한다. 계획의 `generation_bytes`가 답을 만들 때, `training_bytes`가 나머지 단계의 텐서 최대다.
 #
-# 답을 vLLM이 만든다면 `vllm="colocate"`(같은 카드)나 `vllm="server"`(다른 GPU)를 적는다. 터미널에서는 `--vllm colocate`다. 플래너는 깨워 두는 것과 재우는 것을 다 찾고, 적을 몫까지 정한다. 사건 12-B의 T4에서 0.6B 전체를 학습한다면 이렇다.
+# 답을 vLLM이 만든다면 `vllm="colocate"`(같은 카드)나 `vllm="server"`(다른 GPU)를 적는다. 플래너는 엔진을 깨워 두는 것과 재우는 것을 다 찾고, 적을 몫까지 정한다. 사건 12-B처럼 T4에서 0.6B 전체를 학습한다면 이렇다(20초쯤 걸린다).
 
 # %%
-for plan in plan_training(
-    small, "T4", methods="full", objective="grpo", vllm="colocate", batch=8, length=768, completion_length=512,
-):  # fmt: skip
-    print(plan)
-    print("  ", plan.engine.line(plan.request))
+beside_it = plan_training(
+    small, "T4", methods="full", objective="grpo", vllm="colocate", batch=8, length=768, completion_length=512
+)
+print(beside_it)
+for plan in beside_it:
+    print(plan.engine.line(plan.request))
 
 # %% [markdown] lang="ko"
-# 첫째 계획은 사건 12-B처럼 재우는 것이다. 재우지 않으려면 옵티마이저를 8비트로 바꾼다(셋째). 진짜 엔진이 가중치와 KV 캐시 말고 무엇을 더 쓰는지는 범위로만 안다. 플래너는 여러 로그(vLLM 0.7~0.27, 카드 다섯 가지)에서 본 **가장 큰 것**으로 쳐도 들어갈 때만 들어간다고 한다. 블록만으로 끝까지 간 0.25(재우지 않음)가 여기에 없는 까닭이다. QLoRA와 150억 매개변수를 넘는 모델은 세지 않는다.
+# 계획의 GiB는 학습과, 엔진 가운데 셀 수 있는 것(가중치와 KV 캐시 1.78 GiB)을 더한 것이다. 재우는 계획은 학습할 때와 답을 만들 때 가운데 큰 쪽이다. 엔진이 그 밖에 **얼마를** 더 쓰는지는 범위로만 알아서, 로그 22개(12.11절)에서 가장 컸던 것을 판정 한도에서 먼저 뺐다. 그래서 한도가 14.25 GiB(9.4절)가 아니라 10.55 GiB다. `8 × 1`은 한 번에 학습하는 답의 수 × 누적 횟수이고, 계획은 모두 3.12절의 한 줄을 적은 것이다.
+#
+# 첫째 계획은 사건 12-B의 학습을 그대로 두고 엔진만 재우는 것이다. 재우지 않는 것은 셋째뿐인데, 옵티마이저가 8비트다. 사건에서 끝까지 간 몫 0.25도, 여유를 두고 고른 0.2도 여기에는 없다. 한 줄을 적은 9.53 GiB에 엔진의 1.78 GiB를 더하면 11.31 GiB로 한도를 넘는다. 블록만으로는 들어가도, 로그에서 본 가장 큰 엔진과 함께라면 들어간다고 할 수 없다는 뜻이다.
+#
+# 0.11은 **시작하는** 데 드는 몫이라 답 하나의 캐시만 센다. 그래서 12.7절의 0.120보다 작다. QLoRA와, 파라미터가 150억 개를 넘는 모델은 세지 않는다.
+#
+# 터미널에서는 `virtual-gpu fit --model Qwen/Qwen3-0.6B --gpu T4 --methods full --objective grpo --vllm colocate --batch 8 --length 768 --completion-length 512`다. `trl grpo --config` 파일이 있으면 `virtual-gpu fit --from grpo.yaml --length 768`로 묻는다. 엔진의 줄까지 포함해 무엇을 바꿀지 답한다.
 #
 # ## 12.10 기억할 것
 
@@ -851,7 +859,7 @@ guesses()
 # | DPO: `_compute_loss` 아래의 `outputs = model(…)` | 정책의 순전파 |
 # | DPO: `_compute_loss` 아래의 `ref_outputs = …` | 기준 모델의 순전파 |
 # | DPO: `log_softmax`, `cross_entropy` | 통째로 만든 로짓 |
-# | GRPO: `_generate_single_turn` | 롤아웃 |
+# | GRPO: `_generate_single_turn` | 롤아웃(그 아래가 `sync_weights`면 vLLM 엔진을 깨우는 때) |
 # | GRPO: `_compute_loss` | 손실까지 |
 # | GRPO: `_compute_loss` 없이 `_get_per_token_logps_and_entropies` | `beta`가 0이 아니면 기준 모델. vLLM을 쓰거나 누적 횟수가 `steps_per_generation` × `num_iterations`의 배수가 아니면 정책일 수도 있다 |
 #
@@ -862,13 +870,13 @@ guesses()
 # | **DPO**: SFT의 배치를 그대로 옮기자마자 | 짧은 글의 전체 미세 조정이면 기준 모델 한 벌. LoRA, 긴 글, 통째로 만든 로짓이면 쌍마다 문장이 둘 | 앞의 것이면 다음 줄로 간다(배치를 줄여도 거의 그대로다, 12.1절). 뒤의 것이면 배치를 반으로 줄이고 누적을 두 배로 한다 |
 # | **DPO**: 배치를 줄여도 | 기준 모델 한 벌 | `precompute_ref_log_probs=True`, LoRA(`peft_config`), fp16으로 읽은 `ref_model`, 8비트 옵티마이저(2.9절) |
 # | **DPO**: 손실에서 | 통째로 만든 로짓 | TRL 1.16, `max_length`(LLaMA-Factory는 `cutoff_len`), 배치 |
-# | **GRPO**: 기준 모델, 또는 `beta`를 켠 뒤 어느 단계든 | 기준 모델 한 벌이 모든 단계에 있다 | `beta=0`(TRL의 기본값. 기준 모델에서 멀어져도 벌이 없다), LoRA(어댑터를 끄는 것이라 0) |
+# | **GRPO**: 기준 모델(`beta`가 0이 아닐 때), 또는 `beta`를 켠 뒤 어느 단계든 | 기준 모델 한 벌이 모든 단계에 있다 | `beta=0`(TRL의 기본값. 기준 모델에서 멀어져도 벌이 없다), LoRA(어댑터를 끄는 것이라 0) |
 # | **GRPO**: 롤아웃 | KV 캐시, 남아 있는 옵티마이저 상태 | 누적을 줄이거나, LoRA와 `steps_per_generation=1`(전체 미세 조정이면 12.6절의 표), 배치(와 `num_generations`), `max_completion_length` |
 # | **GRPO**: 손실, 역전파, 갱신 | 짧은 답의 전체 미세 조정이면 가중치, 그레이디언트, 옵티마이저 상태 | LoRA, 8비트 옵티마이저(2.9절). 누적하고 있다면 누적을 없앤다(12.6절) |
 # | **GRPO**: 손실, 역전파 | 긴 답이나 LoRA면 순전파 상태, 옛 TRL이면 통째로 만든 로짓 | `max_completion_length`, 배치를 줄이고 누적 |
-# | **엔진**이 시작하지 않는다 | 몫만큼 비어 있지 않거나, 몫에 가장 긴 글의 캐시가 들어가지 않는다 | 몫을 줄이거나, `vllm_max_model_length`를 적는다(12.11절) |
-# | **엔진**을 재우지 않음: 손실, 역전파, 갱신(몫이 클수록 일찍. 둘째 스텝에서 죽기도 한다) | 쥐고 있는 엔진. 첫 갱신부터는 옵티마이저 상태도 | `vllm_gpu_memory_utilization`을 줄인다(12.7절). 모자라면 `vllm_enable_sleep_mode=True` |
-# | **엔진**을 재움: 둘째 롤아웃(`cumem_allocator`) | 깨어난 엔진과 옵티마이저 상태 | 몫을 줄인다, LoRA |
+# | **엔진**이 시작하지 않는다 | 몫만큼 비어 있지 않거나, 몫에 가장 긴 글의 캐시가 들어가지 않는다 | `Free memory on device …`이면 몫을 줄인다. `To serve at least one request …`이면 `vllm_max_model_length`를 적고, 모자라면 몫을 **늘린다**(12.11절) |
+# | **엔진**을 재우지 않음: 정책의 로그 확률('기준 모델'), 손실, 역전파, 갱신(몫이 클수록 일찍. 둘째 스텝에서 죽기도 한다) | 쥐고 있는 엔진. 첫 갱신부터는 옵티마이저 상태도 | `vllm_gpu_memory_utilization`을 줄인다(12.7절). 모자라면 `vllm_enable_sleep_mode=True` |
+# | **엔진**을 재움: 둘째 롤아웃(`cumem_allocator`, 가상 GPU에서는 `sync_weights`) | 깨어난 엔진과 옵티마이저 상태 | 몫을 줄인다, LoRA |
 # | **T4**: 어떤 스텝만 | 길이가 모두 같아 생긴 어텐션의 행렬 | 3.12절의 한 줄(12.9절의 스크립트에 있다) |
 # | **T4**: `_amp_foreach_non_finite…` | bf16이 된 어댑터(4비트, 8비트), 손수 bf16으로 읽은 파라미터 | Trainer를 만든 뒤 fp32로(12.5절) |
 # | **T4**: LoRA인데도 모자란다 | fp32로 읽은 얼린 가중치 | `model_init_kwargs={"dtype": "float16"}`, 손수 읽었다면 `from_pretrained(…, dtype=…)` |
@@ -1062,18 +1070,18 @@ for completion, steps in ((8, two), (512, base), (4096, far), (8192, farthest)):
 #
 # ### 엔진이 시작하지 않을 때, 캐시가 모자랄 때, 손수 만든 루프
 #
-# - 몫만큼 비어 있지 않으면 시작하지 않는다(`Free memory on device … is less than desired GPU memory utilization`, [vllm #20305](https://github.com/vllm-project/vllm/issues/20305)). 몫을 줄인다.
-# - `vllm_max_model_length`를 적지 않으면 vLLM은 모델이 받을 수 있는 가장 긴 글(Qwen3-0.6B는 40,960토큰) 하나의 캐시가 들어가는지 따진다. 들어가지 않으면 시작하지 않는다(`To serve at least one request with the model's max seq len …`, [vllm #34076](https://github.com/vllm-project/vllm/issues/34076)). 실제로 쓸 길이(여기서는 768)를 적는다.
+# - 몫만큼 비어 있지 않으면 시작하지 않는다(`Free memory on device … is less than desired GPU memory utilization`, [vllm #20305](https://github.com/vllm-project/vllm/issues/20305)). 몫을 줄인다. 같은 셀을 다시 실행했다면 앞의 엔진과 학습이 쥐고 있는 것일 수 있으니 런타임부터 다시 시작한다.
+# - `vllm_max_model_length`를 적지 않으면 vLLM은 모델이 받을 수 있는 가장 긴 글(Qwen3-0.6B는 40,960토큰) 하나의 캐시가 들어가는지 따진다. 들어가지 않으면 시작하지 않는다(`To serve at least one request with the model's max seq len …`, [vllm #34076](https://github.com/vllm-project/vllm/issues/34076)). 실제로 쓸 길이(여기서는 768)를 적는다. 길이를 적어도 그렇거나 `No available memory for the cache blocks`가 나오면 가중치와 순전파만으로 몫이 찬 것이니 몫을 늘린다.
 # - 캐시가 답의 수보다 작으면 죽지 않고 느려진다. 들어가지 못한 답은 기다린다([Preemption](https://docs.vllm.ai/en/latest/configuration/optimization/#preemption)).
 # - 엔진을 깨우기 전에 `empty_cache()`를 부른다. 학습 쪽 할당자가 쥔 빈 덩어리를 돌려주어야 엔진이 쓸 수 있다. TRL은 그렇게 하고, 손수 만든 루프라면 빠뜨리지 않는다.
 #
 # ### 진짜 엔진은 무엇이 다른가
 #
-# 12.7절의 블록에 없는 것들이다. 여러 사람의 시작 로그 스물두 개(`benchmarks/engines.json`)에서 본 크기를 적는다.
+# 12.7절의 블록과 다른 점과, 함께 알아 둘 것이다. 처음 두 줄의 크기는 여러 사람의 시작 로그(`benchmarks/engines.json`)에서 보았다.
 #
-# - 몫 안에는 가중치와 캐시 말고도 순전파의 임시 텐서가 있다. 로그에서 0.36~2.45 GiB다. 이 블록은 가중치와 가장 긴 글의 캐시가 들어가는지 따지지 않는다(플래너는 따진다).
-# - 몫 밖에 CUDA 그래프가 있다. 로그에서 0.17~1.28 GiB다(vLLM 0.20부터는 몫 안에서 빼기도 한다).
-# - 잠들어도 얼마간 남는다([vllm #28714](https://github.com/vllm-project/vllm/issues/28714)의 로그에서 1.19 GiB. 프로세스의 CUDA 컨텍스트까지다).
+# - 몫 안에는 가중치와 캐시 말고도 순전파의 임시 텐서와 PyTorch 할당자 밖의 것이 있다. 로그 25개 가운데 순전파의 크기가 적힌 22개에서 둘을 더해 0.36~2.46 GiB다. (나머지에는 vLLM 0.11이 H100에서 5.69 GiB를 쓴 Qwen3-0.6B도 있다. 한꺼번에 1,024개를 받는 설정에서 vLLM 0.17 전에는 그만큼 썼다. TRL은 한꺼번에 만드는 답의 수만큼만 받는다.) 이 블록은 가중치와 가장 긴 글의 캐시가 들어가는지 따지지 않는다(플래너는 따진다).
+# - 몫 밖에 CUDA 그래프가 있다. 로그에서 0.17~1.28 GiB다(vLLM 0.20부터는 그래프가 쓸 것까지 몫 안에 넣어 잡기도 한다).
+# - 잠들어도 얼마간 남는다([vllm #28714](https://github.com/vllm-project/vllm/issues/28714)의 로그에서 1.19 GiB다. 여기에는 프로세스의 CUDA 컨텍스트도 들어 있다).
 # - `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`와 재우는 것은 함께 쓸 수 없다([vllm #11743](https://github.com/vllm-project/vllm/pull/11743)).
 # - 정책이 4비트면 TRL은 엔진도 4비트로 만들고(`quantization="bitsandbytes"`), 8비트면 거절한다. TRL의 소스(`vllm_generation.py`)를 읽은 것이고, 돌려 보지 않았다.
 # - 깨우다가 모자라면 PyTorch의 메시지가 아니라 `CUDA Error: out of memory at …/cumem_allocator.cpp`가 나온다([vllm #13941](https://github.com/vllm-project/vllm/issues/13941)).

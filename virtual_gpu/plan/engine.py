@@ -151,7 +151,7 @@ def why_no_engine(model: str) -> str:
         )
     if _weights(model) > 2 * LARGEST:
         return tr(
-            ko="매개변수가 150억 개를 넘는 모델에서 vLLM이 무엇을 더 쓰는지는 모은 기록에 없다",
+            ko="파라미터가 150억 개를 넘는 모델에서 vLLM이 무엇을 더 쓰는지는 모은 기록에 없다",
             en="of models of over 15 billion parameters no log says what vLLM takes beside the weights",
         )
     return ""
