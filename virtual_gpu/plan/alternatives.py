@@ -12,7 +12,7 @@ from ..cards import CATALOG
 from ..language import tr
 from ..models.pages import pages_label
 from ..units import human_bytes
-from .candidates import recipes_of
+from .candidates import recipes_of, why_not_spread
 from .host import host_need
 from .measure import held, measure
 from .plans import Plan
@@ -29,7 +29,7 @@ OTHER_UPDATES = ("lion_8bit", "adafactor")  # smaller states, and another traini
 class Change:
     """One thing changed, and a plan that fits then.
 
-    what: "methods", "optimizer", "cpu_offload", "gpu", "gpus" or "length".
+    what: "methods", "optimizer", "cpu_offload", "device_map", "gpu", "gpus" or "length".
     """
 
     what: str
@@ -41,6 +41,7 @@ class Change:
             "methods": tr(ko="방법을 더 허용한다", en="allow the method"),
             "optimizer": tr(ko="옵티마이저를 바꾼다", en="another optimizer"),
             "cpu_offload": tr(ko="학습 상태를 CPU에 둔다", en="the training state on the CPU"),
+            "device_map": tr(ko="층을 GPU들에 나눈다", en="spread the layers over the GPUs"),
             "gpu": tr(ko="GPU를 바꾼다", en="another GPU"),
             "gpus": tr(ko="GPU를 늘린다", en="more GPUs"),
             "length": tr(ko="길이를 줄인다", en="a shorter length"),
@@ -49,6 +50,8 @@ class Change:
         if self.what == "cpu_offload":
             ram = human_bytes(host_need(self.plan).needed.low)
             value = tr(ko=f"RAM {ram}부터", en=f"from {ram} of RAM")
+        if self.what == "device_map":
+            value = "--device-map"
         if self.what == "gpus":
             batch = self.plan.request.batch
             value = tr(ko=f"{self.value}장(배치는 {batch})", en=f"{self.value} (batch {batch})")
@@ -178,6 +181,9 @@ def _changed(request: Request) -> Iterator[tuple[str, Request]]:
     offloaded = replace(request, cpu_offload=True)
     if not request.cpu_offload and any(_leanest(offloaded, one) for one in recipes_of(offloaded) if one.cpu_offload):
         yield "cpu_offload", offloaded
+    spread = replace(request, device_map=True)
+    if not request.device_map and not why_not_spread(spread) and anything_that_fits(replace(spread, device_map="only")):
+        yield "device_map", spread
     needs_bf16 = "bf16" in (request.precision or "")
     for spec in sorted(CATALOG.values(), key=lambda spec: spec.capacity_bytes):
         larger = spec.capacity_bytes > request.spec.capacity_bytes and spec.platform == "cuda"

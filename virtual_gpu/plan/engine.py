@@ -111,7 +111,7 @@ class Share:
         return math.ceil(100 * (_weights(self.model) + text_bytes(self.model, self.longest) + beside) / memory.low)
 
     def able(self, longest: int, memory: Range) -> Share:
-        """The same, or where it is not sure to start with texts of at most `longest` tokens; where it cannot, a larger."""
+        """The same; with texts of at most `longest` tokens if it is not sure to start; larger if it cannot."""
         if self.least(memory, BESIDE.high) <= 100 * self.share:
             return self
         shorter = replace(self, longest=min(self.longest, longest))
