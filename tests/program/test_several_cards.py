@@ -203,6 +203,46 @@ def test_cards_are_not_mixed():
         torch._foreach_add_([here, there], 1)
 
 
+def test_in_backward_the_card_of_the_gradient_is_current():
+    """As in PyTorch's thread of that card; what C++ runs on its own is where its tensors are."""
+    seen = {}
+
+    def see(name):
+        def hook(*_):
+            seen[name] = (torch.cuda.current_device(), torch.empty(1, device="cuda").get_device())
+
+        return hook
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            see(f"node {gradient.get_device()}")()
+            return gradient * torch.full(gradient.shape, 2.0, device="cuda")
+
+    with cuda("T4", visible_gpus=2):
+        first, second = nn.Linear(8, 8).to("cuda:0"), nn.Linear(8, 8).to("cuda:1")
+        second.weight.register_post_accumulate_grad_hook(see("parameter"))
+        second.register_full_backward_pre_hook(see("module, before"))
+        second.register_full_backward_hook(see("module"))
+        hidden = Double.apply(first(torch.randn(4, 8, device="cuda:0")))
+        there = hidden.to("cuda:1")
+        there.register_hook(lambda gradient: gradient * torch.ones(8, device="cuda"))
+        handle = there.register_hook(see("removed"))
+        handle.remove()
+        loss = Double.apply(second(there)).sum()
+        with torch.cuda.device(1):
+            hidden.register_hook(see("of the other card"))
+            loss.backward()
+            assert torch.cuda.current_device() == 1
+        assert first.weight.grad.get_device() == 0
+    there = dict.fromkeys(("node 1", "parameter", "module", "module, before"), (1, 1))
+    assert seen == there | {"node 0": (0, 0), "of the other card": (0, 0)}
+
+
 def test_streams_belong_to_a_card():
     with cuda("T4", visible_gpus=2):
         side = torch.cuda.Stream(device=1)

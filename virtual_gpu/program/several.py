@@ -3,9 +3,9 @@
 Inside, card n is "cpu:n", as one alone is "cpu:0" (see `device`). An operation belongs to the card of its first tensor
 there: what its kernel takes for a moment, and its library's workspace, lie there. What it makes lies on the card that
 its output is on. Between cards everything is copied as if each could read the other's memory (peer access): where
-they cannot, a copy that also changes its type or its strides takes room beside what is counted. In backward the current
-card is the caller's, not that of the gradient: an autograd function of the program's own that makes tensors on "cuda"
-without a number is counted there.
+they cannot, a copy that also changes its type or its strides takes room beside what is counted. In backward the card of
+the gradient is current while a function of the program's own runs (see `_in_backward`); not so in what a checkpoint
+without reentry runs again, and in hooks on a node of PyTorch's own (`grad_fn.register_hook`), where the caller's is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import contextlib
 import functools
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,6 +107,15 @@ class SeveralCards:
             return device
         return torch.device("cpu", self.current if device.index is None else device.index)
 
+    @contextlib.contextmanager
+    def current_is_that_of(self, values: Iterable[Any]) -> Iterator[None]:
+        """In this block the card of the first of these tensors is this thread's current one."""
+        before, self.current = self.current, self.card_of(values, None)
+        try:
+            yield
+        finally:
+            self.current = before
+
     def others(self) -> list[dict[str, int]]:
         """Of each card but the one that is looked at the most bytes that were allocated, and reserved, in the run."""
         return [
@@ -183,6 +192,45 @@ def _chunks(tensors: Sequence[torch.Tensor], nbytes: int) -> list[list[int]]:
 
 
 def install(patches: Patches, gpu: ProgramGPU) -> None:
+    """What PyTorch does with several cards alone."""
+    _in_backward(patches, gpu.several)
+    _data_parallel(patches, gpu)
+
+
+def _in_backward(patches: Patches, cards: SeveralCards) -> None:
+    """Let functions of the program that backward calls have the card of the gradient they get for the current one.
+
+    PyTorch has a thread for each card, with that card current, which runs the nodes whose first gradient on a card is
+    there (torch/csrc/autograd/engine.cpp; InputBuffer::device in input_buffer.cpp). Inside, cards are CPUs, whose nodes
+    the caller's thread runs.
+    """
+    node, tensor = torch.autograd.function.BackwardCFunction, torch.Tensor
+    apply = node.apply
+
+    def applied(self: Any, *gradients: Any) -> Any:
+        with cards.current_is_that_of(gradients):
+            return apply(self, *gradients)
+
+    def registers(register: Callable) -> Callable:
+        @functools.wraps(register)
+        def registered(of: Any, hook: Callable) -> Any:
+            @functools.wraps(hook)
+            def on_its_card(*given: Any) -> Any:
+                with cards.current_is_that_of(given[-1:]):  # of a node's two the gradients that it got
+                    return hook(*given)
+
+            return register(of, on_its_card)
+
+        return registered
+
+    patches.set(node, "apply", applied)
+    for name in ("register_hook", "register_prehook"):  # with these modules have their backward hooks
+        patches.set(node, name, registers(getattr(node, name)))
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        patches.set(tensor, name, registers(getattr(tensor, name)))
+
+
+def _data_parallel(patches: Patches, gpu: ProgramGPU) -> None:
     """What C++ does on CUDA tensors alone, for `nn.DataParallel` (which the Trainer takes for a model on one card)."""
 
     def to_card(index: int) -> torch.device:
