@@ -290,6 +290,51 @@ def test_what_the_program_leaves_itself(monkeypatch, tmp_path):
     assert report.status == "failed" and "--gpus 2" in str(report.error)
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        torch.cuda.is_available,
+        torch.cuda.init,
+        lambda: torch.ones(1).to("cuda:1"),
+        lambda: torch.ones(1, device="cuda"),
+        lambda: torch.cuda.set_device(1),
+    ],
+)
+def test_cuda_reads_once_which_cards_there_are(start, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with cuda("T4", visible_gpus=2):
+        assert torch.cuda.device_count() == 2 and len(torch.cuda.default_generators) == 2
+        torch.ones(3).add(1)  # on the CPU
+        start()
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        assert torch.ones(1, device="cuda:1").get_device() == 1 and torch.cuda.device_count() == 2
+    with cuda("T4", visible_gpus=2):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        start_of_one = torch.cuda.is_available()
+        assert start_of_one and torch.cuda.device_count() == 1
+        with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
+            torch.ones(1, device="cuda:1")
+
+
+@pytest.mark.parametrize(
+    "said, left",
+    [
+        ("0,1", 2), ("1", 1), ("1,0", 2), (" 1 , 0 ", 2), ("-1", 0), ("", 0), ("2", 0), ("0,2,1", 1), ("1,-1,0", 1),
+        ("0,,1", 1), ("NoDevFiles", 0), ("1,1", 0), ("1gpu,0x", 2), ("GPU-00000000-0000-0000-0000-000000000001,0", 2),
+        ("GPU-8f1c", 0),
+    ],
+)  # fmt: skip
+def test_what_cuda_reads_of_its_variable(said, left, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with cuda("T4", visible_gpus=2):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+        assert (torch.cuda.device_count(), torch.cuda.is_available()) == (left, left > 0)
+        if not left:
+            for ask in (lambda: torch.zeros(1, device="cuda"), lambda: nn.Linear(1, 1).cuda(), torch.cuda.init):
+                with pytest.raises(RuntimeError, match="No CUDA GPUs are available"):
+                    ask()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("four", [(), ("--four",)])
 def test_layers_on_both_cards_by_a_device_map(four):

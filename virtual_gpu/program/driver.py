@@ -71,7 +71,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     patches.set_all(
         torch.cuda,
         {
-            "_lazy_init": gpu.refuse_forks,
+            "_lazy_init": gpu.start,
             "_exchange_device": torch._C._cuda_exchangeDevice,
             "_maybe_exchange_device": torch._C._cuda_maybeExchangeDevice,
             "_initialized": True,
@@ -227,8 +227,8 @@ def _functions(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
         )
 
     return {
-        "_cuda_getDeviceCount": lambda: gpu.count,
-        "_cuda_init": lambda: None,
+        "_cuda_getDeviceCount": gpu.counted_by_cuda,  # `torch.cuda.is_available`
+        "_cuda_init": gpu.start,
         "_cuda_isInBadFork": lambda: os.getpid() != gpu.pid,
         "_cuda_getDevice": lambda: gpu.index,
         "_cuda_setDevice": gpu.choose,
@@ -333,7 +333,7 @@ class _Generators(Sequence):
 
     def _make(self) -> None:
         for place in range(len(self._made), len(self)):
-            self._made.append(self._kind("cuda"))
+            self._made.append(self._kind("cpu"))  # for the card: CUDA is not to start for it
             self._made[-1].shown = torch.device("cuda", place)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ..counting.gpu import handles
@@ -176,6 +176,21 @@ def no_such_card() -> torch.AcceleratorError:
     )
 
 
+def left_visible(said: str, number: int) -> int:
+    """How many of so many cards CUDA_VISIBLE_DEVICES leaves: those before the first that is none; none if one is twice.
+
+    Cards' names ("GPU-…") count where the driver gives them (`driver.properties`). torch.cuda._parse_visible_devices.
+    """
+    found: list[int] = []
+    for one in said.split(","):
+        name = re.fullmatch(r"GPU-[0-]+-([0-9]{12})", one.strip())
+        place = name or re.match(r"\+?([0-9]+)", one.strip())  # what follows a number is passed over, as by strtoul
+        if place is None or int(place[1]) >= number:
+            break
+        found.append(int(place[1]))
+    return len(found) if len(set(found)) == len(found) else 0
+
+
 def _chunks(tensors: Sequence[torch.Tensor], nbytes: int) -> list[list[int]]:
     """The places of the tensors that are sent together: of one type, until they are `nbytes` or more.
 
@@ -193,6 +208,8 @@ def _chunks(tensors: Sequence[torch.Tensor], nbytes: int) -> list[list[int]]:
 
 def install(patches: Patches, gpu: ProgramGPU) -> None:
     """What PyTorch does with several cards alone."""
+    # Each operation of a fake mode asks `torch.cuda.is_available()`, which starts CUDA (`ProgramGPU.counted_by_cuda`).
+    patches.set(FakeTensorMode, "avoid_device_init", property(lambda mode: False))
     _in_backward(patches, gpu.several)
     _data_parallel(patches, gpu)
 
