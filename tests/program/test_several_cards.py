@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import comm
 
 from virtual_gpu.errors import WrongValue
+from virtual_gpu.program.again import Run
 from virtual_gpu.program.context import cuda
 from virtual_gpu.program.runner import run
 
@@ -135,6 +136,8 @@ def test_every_card_ends_where_it_ends(tmp_path):
     program.write_text('import torch\nkept = [torch.empty(2**28, device="cuda:1") for _ in range(20)]\n')
     report = run(str(program), gpu="T4", visible_gpus=2)
     assert report.status == "oom" and "GPU 1" in str(report.error) and report.oom["card"] == 1
+    assert "cuda:1" in report.verdict and "cuda:0" not in report.verdict
+    assert "cuda:0" in report.text().splitlines()[1] and "--rank 1" in report.text().splitlines()[1]
     assert report.other_cards[0]["allocated"] > 13 * 2**30 > report.allocated == 0
     assert any("cuda:1" in line for line in report.advice)
     program.write_text('import torch\nkept = torch.empty(2**30, device="cuda:1")\n')
@@ -156,7 +159,7 @@ def test_a_card_s_peak_is_that_of_the_run(tmp_path):
     first, second = (run(str(program), gpu="T4", visible_gpus=2, rank=rank) for rank in (0, 1))
     assert first.status == second.status == "fits", first.error
     assert first.fullest == second.fullest == {"card": 1, "allocated": 2**33, "reserved": 2**33}
-    assert any("--rank 1" in line for line in first.advice) and not second.advice
+    assert "--rank 1" in first.which_card[0] and not second.which_card
     assert not any("GPU" in note for note in first.notes)  # a program that uses only another card uses one
 
 
@@ -287,7 +290,48 @@ def test_what_the_program_leaves_itself(monkeypatch, tmp_path):
     assert run(str(program), gpu="T4", visible_gpus=2).status == "fits"
     program.write_text("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n")
     report = run(str(program), gpu="T4", visible_gpus=2)
-    assert report.status == "failed" and "--gpus 2" in str(report.error)
+    assert report.status == "failed" and {"--gpus 2", "--visible-gpus 2"} <= options_in(report.error)
+    with pytest.raises(WrongValue) as raised:
+        run("torchrun", ["--nproc_per_node", "3", str(program)], gpu="T4", visible_gpus=2)
+    assert options_in(raised.value) == {"--gpus 3", "--visible-gpus 2"}
+
+
+def options_in(text):
+    """What a message says to write, and in place of what."""
+    return set(re.findall(r"--[a-z-]+ \d+", str(text)))
+
+
+@pytest.mark.parametrize(
+    "line, sees, wanted",
+    [
+        ('torch.ones(1, device="cuda:1")', {}, {"--visible-gpus 2"}),
+        ("torch.cuda.set_device(2)", {"visible_gpus": 2}, {"--visible-gpus 3"}),
+        ("torch.nn.DataParallel(torch.nn.Linear(1, 1).cuda(), device_ids=[0, 1])", {}, {"--visible-gpus 2"}),
+        ('torch.ones(1).to("cuda:3")', {"gpus": 2}, {"--visible-gpus 4", "--gpus 2"}),
+    ],
+)
+def test_a_program_that_wants_more_cards_hears_how_to_have_them(line, sees, wanted, tmp_path):
+    program = tmp_path / "one.py"
+    program.write_text(f"import torch\n{line}\n")
+    report = run(str(program), gpu="T4", **sees)
+    assert report.status == "failed" and wanted in map(options_in, report.notes)
+    program.write_text(f"import torch\ntry:\n    {line}\nexcept Exception:\n    pass\nraise ValueError('its own')\n")
+    assert not [note for note in run(str(program), gpu="T4", **sees).notes if "--visible-gpus" in note]
+
+
+def test_a_run_for_one_of_many_names_the_option_for_several():
+    with cuda("T4", gpus=2), pytest.raises(NotImplementedError) as raised:
+        torch.ones(1, device="cuda:1")
+    assert options_in(raised.value) == {"--visible-gpus 2", "--gpus 2"}
+
+
+def test_what_was_tried_names_its_card():
+    """The command's: of several cards the one that ran out again, or the fullest."""
+    cards = {"card": 0, "reserved": 3, "other_cards": [{"card": 1, "allocated": 5, "reserved": 7}]}
+    fits = {**cards, "status": "fits", "judgement": "fits", "allocated": 2, "seconds": 1.0, "error": None, "oom": None}
+    out = {**fits, "status": "oom", "judgement": "does not fit", "oom": {"card": 0}}
+    rows = [Run("a change", report).row() for report in (fits, out, {**fits, "oom": {"card": 0}})]
+    assert [(row["card"], row["reserved"]) for row in rows] == [(1, 7), (0, 7), (1, 7)]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from ..rules.pinned import ROUNDED
 from ..rules.registry import parts
 from . import known, routing
 from .frames import program_line
-from .several import SeveralCards, left_visible, no_such_card
+from .several import SeveralCards, left_visible, no_such_card, to_see
 from .sparse import Sparse, among, makes
 from .streams import Streams
 from .values import Values, ValueStop, is_drawn
@@ -650,7 +650,11 @@ class ProgramGPU(VirtualGPU):
         if not 0 <= index < self.count:
             self.no_such_card = index
             raise no_such_card()
-        raise NotImplementedError(f"this run stands for cuda:{self.index} alone; the program uses cuda:{index} as well")
+        what = tr(
+            ko=f"이 실행은 cuda:{self.index}만을 대신하는데 프로그램이 cuda:{index}도 쓴다",
+            en=f"this run stands for cuda:{self.index} alone; the program uses cuda:{index} as well",
+        )
+        raise NotImplementedError(f"{what}: {to_see(max(index + 1, self._count), self.ranks)}")
 
     def refuse_forks(self) -> None:
         """RuntimeError, in PyTorch's words (torch/cuda/__init__.py), in a fork of the process that has the card."""

@@ -24,6 +24,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from ..counting.gpu import handles
 from ..counting.meter import AllocationMeter
 from ..counting.outputs import device_of
+from ..language import tr
 from .patches import Patches
 
 if TYPE_CHECKING:
@@ -173,6 +174,17 @@ def no_such_card() -> torch.AcceleratorError:
     """CUDA's error for the number of a card that there is not."""
     return torch.AcceleratorError(
         "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
+    )
+
+
+def to_see(cards: int, gpus: int = 1) -> str:
+    """What to write for one process to have so many cards."""
+    written = f"--visible-gpus {cards}"
+    return tr(
+        ko=f"한 프로세스가 카드 여러 장을 쓰는 프로그램이면 {f'--gpus {gpus} 대신 ' if gpus > 1 else ''}{written}로 "
+        "실행한다",
+        en=f"a program whose one process uses several cards is run with {written}"
+        + (f" in place of --gpus {gpus}" if gpus > 1 else ""),
     )
 
 
