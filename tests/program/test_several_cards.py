@@ -95,8 +95,12 @@ def test_a_tensor_says_which_card_it_is_on():
         for map_location, places in ((None, [0, 1]), ("cuda:1", [1, 1])):
             file.seek(0)
             assert [one.get_device() for one in torch.load(file, map_location=map_location).values()] == places
-        with pytest.raises(RuntimeError, match=r"cuda:1 and cuda:0|cuda:0 and cuda:1"):
-            there + there.cuda(0)
+        for one, other, said in (
+            (there, there.cuda(0), "cuda:1 and cuda:0"),
+            (there.cuda(0), there, "cuda:0 and cuda:1"),
+        ):
+            with pytest.raises(RuntimeError, match=said):
+                one + other
 
 
 def test_what_lies_there_in_parts_or_in_pages():
@@ -194,16 +198,19 @@ def test_cards_are_not_mixed():
     """Inside they are CPUs, of which PyTorch lets numbers without a dimension mix with anything."""
     with cuda("T4", visible_gpus=2):
         here, there = torch.tensor(2.0, device="cuda:0"), torch.ones(3, device="cuda:1")
-        for mix in (
-            lambda: there * here,
-            lambda: here + there.mean(),
-            lambda: there[torch.tensor([0], device="cuda:0")],
+        for mix, said in (
+            (lambda: there * here, "cuda:1 and cuda:0"),
+            (lambda: here + there.mean(), "cuda:0 and cuda:1"),
+            (lambda: there[torch.tensor([0], device="cuda:0")], "cuda:1 and cuda:0"),
         ):
-            with pytest.raises(RuntimeError, match="cuda:0 and cuda:1"):
+            with pytest.raises(RuntimeError, match=said):
                 mix()
         assert (there * torch.tensor(2.0)).get_device() == 1  # of the CPU it may be
         here.copy_(there.mean())
         torch._foreach_add_([here, there], 1)
+        taken = torch.cuda.memory_allocated(1)
+        there[0], there[1:] = here, torch.ones(2, device="cuda:0")  # copies between cards
+        assert torch.cuda.memory_allocated(1) == taken
 
 
 def test_in_backward_the_card_of_the_gradient_is_current():
@@ -419,6 +426,68 @@ def test_what_is_broadcast_together_is_one_block():
         assert [one.get_device() for one in comm.broadcast(torch.ones(3), (0, 1))] == [0, 1]
         gathered = comm.gather([tensors[0], second[0]], destination=1)
         assert (gathered.shape, gathered.get_device()) == ((2 * MIB,), 1)
+
+
+def test_gradients_with_places_are_added_without_nccl():
+    """torch/cuda/nccl.py, is_available: NCCL takes dense tensors, one a card."""
+    nccl = torch.cuda.nccl
+    with cuda("T4", visible_gpus=2) as gpu:
+        here, there = (torch.ones(4, 6, device=f"cuda:{card}") for card in (0, 1))
+        assert nccl.is_available([here, there]) and nccl.is_available([here])
+        for wrong in ([here, here], [here, there.t()], [here.cpu(), there], [here.to_sparse(), there]):
+            assert not nccl.is_available(wrong)
+        model = nn.DataParallel(nn.Embedding(500, 16, sparse=True).cuda())
+        optimizer = torch.optim.SparseAdam(model.parameters())
+        for _ in range(2):
+            model(torch.zeros(4, 3, dtype=torch.int64, device="cuda")).sum().backward()
+            gradient = model.module.weight.grad
+            assert gradient.is_sparse and gradient.get_device() == 0 and gradient._values().shape == (12, 16)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert gpu.uses_nccl  # for the weights
+
+
+def test_nccl_writes_into_what_it_is_given():
+    nccl = torch.cuda.nccl
+    with cuda("T4", visible_gpus=2) as gpu:
+        twos, fours = ([torch.arange(float(n), device=f"cuda:{card}") + card for card in (0, 1)] for n in (2, 4))
+        parameter = nn.Parameter(torch.zeros(2, device="cuda:1"))
+        taken = [torch.cuda.memory_allocated(card) for card in (0, 1)]
+        nccl.all_gather(twos, fours)
+        assert [one.tolist() for one in fours] == [[0.0, 1.0, 1.0, 2.0]] * 2
+        nccl.broadcast([twos[0], parameter])
+        assert parameter.tolist() == [0.0, 1.0]
+        nccl.reduce_scatter(fours, twos)
+        nccl.all_reduce(fours)
+        nccl.reduce(fours, output=parameter.new_empty(4), root=1)
+        assert [torch.cuda.memory_allocated(card) for card in (0, 1)] == taken and gpu.uses_nccl
+        assert not gpu.answers.most_common()
+        for not_known in (*twos, *fours):
+            not_known[0].item()
+        assert [count for _, count in gpu.answers.most_common()] == [4]
+        for wrong, said in (
+            (lambda: nccl.all_reduce([twos[0], twos[0]]), "unique devices"),
+            (lambda: nccl.all_reduce(twos, fours), "output must be of size"),
+            (lambda: nccl.broadcast([twos[0], fours[1]]), "same number of elements"),
+            (lambda: nccl.broadcast(twos, root=2), "invalid root"),
+            (lambda: nccl.all_reduce([torch.ones(2)]), "cuda dense"),
+            (lambda: nccl.unique_id(), "unique_id"),
+        ):
+            with pytest.raises((RuntimeError, NotImplementedError), match=said):
+                wrong()
+
+
+def test_what_is_not_compiled_is_said_when_it_is_called():
+    with cuda("T4", visible_gpus=2) as gpu:
+
+        @torch.compile
+        def twice(x):
+            return 2 * x
+
+        assert twice.__name__ == "twice" and not gpu.watch.notes
+        assert [twice(torch.ones(2, device=card)).get_device() for card in (1, 0)] == [1, 0]
+        assert [note.partition(":")[0] for note in gpu.watch.notes] == ["torch.compile"]
+    assert twice(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,6 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     patches.set(torch.cuda.random, "device_count", lambda: gpu.count)
     patches.set_all(torch.cuda.streams, {"Stream": streams.kind, "Event": Event})
     patches.set_all(torch.cuda.graphs, {"CUDAGraph": Graph, "graph": graph})
-    patches.set_all(torch.cuda.nccl, {"version": lambda: (2, 27, 3), "is_available": lambda tensors: True})
     patches.set(torch.cuda.nvtx, "_nvtx", Ranges())
     if torch.version.cuda is None:  # a CUDA build's own is held against torchvision's
         patches.set(torch.version, "cuda", "12.8")

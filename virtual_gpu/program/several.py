@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 
 # What copies from one card to another, or takes lists with tensors of all.
-_BETWEEN_CARDS = ("aten::copy_", "aten::_to_copy", "aten::_foreach_", "aten::_amp_foreach_", "aten::to.")
+_BETWEEN_CARDS = (
+    "aten::copy_", "aten::_to_copy", "aten::fill_.Tensor", "aten::_foreach_", "aten::_amp_foreach_", "aten::to.",
+)  # fmt: skip
 
 
 class SeveralCards:
@@ -133,11 +135,13 @@ class SeveralCards:
         if func.name().startswith(_BETWEEN_CARDS):
             return
         tensors = (one for value in values for one in (value if isinstance(value, (list, tuple)) else (value,)))
-        cards = sorted({device_of(one).index for one in tensors if type(one) is FakeTensor} - {None})
+        cards = dict.fromkeys(device_of(one).index for one in tensors if type(one) is FakeTensor)
+        cards.pop(None, None)
         if len(cards) > 1:
+            one, other, *_ = cards
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, "
-                f"cuda:{cards[0]} and cuda:{cards[1]}!"
+                f"cuda:{one} and cuda:{other}!"
             )
 
     @staticmethod
@@ -305,7 +309,6 @@ def _data_parallel(patches: Patches, gpu: ProgramGPU) -> None:
             "_broadcast": broadcast,
             "_broadcast_coalesced": broadcast_coalesced,
             "_gather": gather,
-            "_nccl_reduce": lambda *_: None,
             **dict.fromkeys(("_broadcast_out", "_gather_out", "_scatter_out"), into),
         },
     )
