@@ -361,10 +361,28 @@ def test_cuda_reads_once_which_cards_there_are(start, monkeypatch):
         assert torch.ones(1, device="cuda:1").get_device() == 1 and torch.cuda.device_count() == 2
     with cuda("T4", visible_gpus=2):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-        start_of_one = torch.cuda.is_available()
-        assert start_of_one and torch.cuda.device_count() == 1
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 1
         with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
             torch.ones(1, device="cuda:1")
+
+
+def test_a_launcher_chooses_cards_for_the_program(monkeypatch, tmp_path):
+    """`accelerate launch --gpu_ids 1`: the variable is for another process, whatever the launcher asked in its own."""
+    commands = pytest.importorskip("accelerate.commands.launch")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    prepared = commands.prepare_simple_launcher_cmd_env
+
+    def after_a_look(args):
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 2
+        return prepared(args)
+
+    monkeypatch.setattr(commands, "prepare_simple_launcher_cmd_env", after_a_look)
+    program = tmp_path / "one.py"
+    program.write_text("import torch\nassert torch.cuda.is_available() and torch.cuda.device_count() == 1\n")
+    report = run(
+        "accelerate", ["launch", "--num_processes", "1", "--gpu_ids", "1", str(program)], gpu="T4", visible_gpus=2
+    )
+    assert report.status == "fits", report.error
 
 
 @pytest.mark.parametrize(

@@ -555,18 +555,22 @@ class ProgramGPU(VirtualGPU):
     @property
     def count(self) -> int:
         """How many cards the machine has; of several in one process those that the program has left itself."""
+        if self.several is None:
+            return self._count
         if self._visible is not None:
             return self._visible
         said = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if self.several is None or said is None or said == self._said_visible:
-            return self._count
-        return left_visible(said, self._count)
+        return self._count if said in (None, self._said_visible) else left_visible(said, self._count)
 
     def counted_by_cuda(self) -> int:
         """`count`, which is settled with that: CUDA reads CUDA_VISIBLE_DEVICES once, when it starts (cuInit)."""
         if self.several is not None:
             self._visible = self.count
         return self.count
+
+    def in_a_new_process(self) -> None:
+        """CUDA has not started in the program that a launcher is about to start, whatever the launcher asked."""
+        self._visible = None
 
     def start(self) -> None:
         """CUDA starts, if it has not. RuntimeError, in PyTorch's words, in a fork and where no card is left."""

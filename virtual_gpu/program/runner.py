@@ -157,6 +157,7 @@ def _launched(name: str, argv: Sequence[str], patches: Patches, gpu: ProgramGPU)
         gpu.on_machine_of(launch.of_a_machine or gpu.count)
     for key, value in launch.environment.items():
         patches.set_item(os.environ, key, value)
+    gpu.in_a_new_process()
     return launch
 
 
