@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import comm
 
 from virtual_gpu.errors import WrongValue
+from virtual_gpu.program.again import Run
 from virtual_gpu.program.context import cuda
 from virtual_gpu.program.runner import run
 
@@ -94,8 +95,12 @@ def test_a_tensor_says_which_card_it_is_on():
         for map_location, places in ((None, [0, 1]), ("cuda:1", [1, 1])):
             file.seek(0)
             assert [one.get_device() for one in torch.load(file, map_location=map_location).values()] == places
-        with pytest.raises(RuntimeError, match=r"cuda:1 and cuda:0|cuda:0 and cuda:1"):
-            there + there.cuda(0)
+        for one, other, said in (
+            (there, there.cuda(0), "cuda:1 and cuda:0"),
+            (there.cuda(0), there, "cuda:0 and cuda:1"),
+        ):
+            with pytest.raises(RuntimeError, match=said):
+                one + other
 
 
 def test_what_lies_there_in_parts_or_in_pages():
@@ -135,6 +140,8 @@ def test_every_card_ends_where_it_ends(tmp_path):
     program.write_text('import torch\nkept = [torch.empty(2**28, device="cuda:1") for _ in range(20)]\n')
     report = run(str(program), gpu="T4", visible_gpus=2)
     assert report.status == "oom" and "GPU 1" in str(report.error) and report.oom["card"] == 1
+    assert "cuda:1" in report.verdict and "cuda:0" not in report.verdict
+    assert "cuda:0" in report.text().splitlines()[1] and "--rank 1" in report.text().splitlines()[1]
     assert report.other_cards[0]["allocated"] > 13 * 2**30 > report.allocated == 0
     assert any("cuda:1" in line for line in report.advice)
     program.write_text('import torch\nkept = torch.empty(2**30, device="cuda:1")\n')
@@ -156,7 +163,7 @@ def test_a_card_s_peak_is_that_of_the_run(tmp_path):
     first, second = (run(str(program), gpu="T4", visible_gpus=2, rank=rank) for rank in (0, 1))
     assert first.status == second.status == "fits", first.error
     assert first.fullest == second.fullest == {"card": 1, "allocated": 2**33, "reserved": 2**33}
-    assert any("--rank 1" in line for line in first.advice) and not second.advice
+    assert "--rank 1" in first.which_card[0] and not second.which_card
     assert not any("GPU" in note for note in first.notes)  # a program that uses only another card uses one
 
 
@@ -191,16 +198,59 @@ def test_cards_are_not_mixed():
     """Inside they are CPUs, of which PyTorch lets numbers without a dimension mix with anything."""
     with cuda("T4", visible_gpus=2):
         here, there = torch.tensor(2.0, device="cuda:0"), torch.ones(3, device="cuda:1")
-        for mix in (
-            lambda: there * here,
-            lambda: here + there.mean(),
-            lambda: there[torch.tensor([0], device="cuda:0")],
+        for mix, said in (
+            (lambda: there * here, "cuda:1 and cuda:0"),
+            (lambda: here + there.mean(), "cuda:0 and cuda:1"),
+            (lambda: there[torch.tensor([0], device="cuda:0")], "cuda:1 and cuda:0"),
         ):
-            with pytest.raises(RuntimeError, match="cuda:0 and cuda:1"):
+            with pytest.raises(RuntimeError, match=said):
                 mix()
         assert (there * torch.tensor(2.0)).get_device() == 1  # of the CPU it may be
         here.copy_(there.mean())
         torch._foreach_add_([here, there], 1)
+        taken = torch.cuda.memory_allocated(1)
+        there[0], there[1:] = here, torch.ones(2, device="cuda:0")  # copies between cards
+        assert torch.cuda.memory_allocated(1) == taken
+
+
+def test_in_backward_the_card_of_the_gradient_is_current():
+    """As in PyTorch's thread of that card; what C++ runs on its own is where its tensors are."""
+    seen = {}
+
+    def see(name):
+        def hook(*_):
+            seen[name] = (torch.cuda.current_device(), torch.empty(1, device="cuda").get_device())
+
+        return hook
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            see(f"node {gradient.get_device()}")()
+            return gradient * torch.full(gradient.shape, 2.0, device="cuda")
+
+    with cuda("T4", visible_gpus=2):
+        first, second = nn.Linear(8, 8).to("cuda:0"), nn.Linear(8, 8).to("cuda:1")
+        second.weight.register_post_accumulate_grad_hook(see("parameter"))
+        second.register_full_backward_pre_hook(see("module, before"))
+        second.register_full_backward_hook(see("module"))
+        hidden = Double.apply(first(torch.randn(4, 8, device="cuda:0")))
+        there = hidden.to("cuda:1")
+        there.register_hook(lambda gradient: gradient * torch.ones(8, device="cuda"))
+        handle = there.register_hook(see("removed"))
+        handle.remove()
+        loss = Double.apply(second(there)).sum()
+        with torch.cuda.device(1):
+            hidden.register_hook(see("of the other card"))
+            loss.backward()
+            assert torch.cuda.current_device() == 1
+        assert first.weight.grad.get_device() == 0
+    there = dict.fromkeys(("node 1", "parameter", "module", "module, before"), (1, 1))
+    assert seen == there | {"node 0": (0, 0), "of the other card": (0, 0)}
 
 
 def test_streams_belong_to_a_card():
@@ -247,7 +297,111 @@ def test_what_the_program_leaves_itself(monkeypatch, tmp_path):
     assert run(str(program), gpu="T4", visible_gpus=2).status == "fits"
     program.write_text("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n")
     report = run(str(program), gpu="T4", visible_gpus=2)
-    assert report.status == "failed" and "--gpus 2" in str(report.error)
+    assert report.status == "failed" and {"--gpus 2", "--visible-gpus 2"} <= options_in(report.error)
+    with pytest.raises(WrongValue) as raised:
+        run("torchrun", ["--nproc_per_node", "3", str(program)], gpu="T4", visible_gpus=2)
+    assert options_in(raised.value) == {"--gpus 3", "--visible-gpus 2"}
+
+
+def options_in(text):
+    """What a message says to write, and in place of what."""
+    return set(re.findall(r"--[a-z-]+ \d+", str(text)))
+
+
+@pytest.mark.parametrize(
+    "line, sees, wanted",
+    [
+        ('torch.ones(1, device="cuda:1")', {}, {"--visible-gpus 2"}),
+        ("torch.cuda.set_device(2)", {"visible_gpus": 2}, {"--visible-gpus 3"}),
+        ("torch.nn.DataParallel(torch.nn.Linear(1, 1).cuda(), device_ids=[0, 1])", {}, {"--visible-gpus 2"}),
+        ('torch.ones(1).to("cuda:3")', {"gpus": 2}, {"--visible-gpus 4", "--gpus 2"}),
+    ],
+)
+def test_a_program_that_wants_more_cards_hears_how_to_have_them(line, sees, wanted, tmp_path):
+    program = tmp_path / "one.py"
+    program.write_text(f"import torch\n{line}\n")
+    report = run(str(program), gpu="T4", **sees)
+    assert report.status == "failed" and wanted in map(options_in, report.notes)
+    program.write_text(f"import torch\ntry:\n    {line}\nexcept Exception:\n    pass\nraise ValueError('its own')\n")
+    assert not [note for note in run(str(program), gpu="T4", **sees).notes if "--visible-gpus" in note]
+
+
+def test_a_run_for_one_of_many_names_the_option_for_several():
+    with cuda("T4", gpus=2), pytest.raises(NotImplementedError) as raised:
+        torch.ones(1, device="cuda:1")
+    assert options_in(raised.value) == {"--visible-gpus 2", "--gpus 2"}
+
+
+def test_what_was_tried_names_its_card():
+    """The command's: of several cards the one that ran out again, or the fullest."""
+    cards = {"card": 0, "reserved": 3, "other_cards": [{"card": 1, "allocated": 5, "reserved": 7}]}
+    fits = {**cards, "status": "fits", "judgement": "fits", "allocated": 2, "seconds": 1.0, "error": None, "oom": None}
+    out = {**fits, "status": "oom", "judgement": "does not fit", "oom": {"card": 0}}
+    rows = [Run("a change", report).row() for report in (fits, out, {**fits, "oom": {"card": 0}})]
+    assert [(row["card"], row["reserved"]) for row in rows] == [(1, 7), (0, 7), (1, 7)]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        torch.cuda.is_available,
+        torch.cuda.init,
+        lambda: torch.ones(1).to("cuda:1"),
+        lambda: torch.ones(1, device="cuda"),
+        lambda: torch.cuda.set_device(1),
+    ],
+)
+def test_cuda_reads_once_which_cards_there_are(start, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with cuda("T4", visible_gpus=2):
+        assert torch.cuda.device_count() == 2 and len(torch.cuda.default_generators) == 2
+        torch.ones(3).add(1)  # on the CPU
+        start()
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        assert torch.ones(1, device="cuda:1").get_device() == 1 and torch.cuda.device_count() == 2
+    with cuda("T4", visible_gpus=2):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+        with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
+            torch.ones(1, device="cuda:1")
+
+
+def test_a_launcher_chooses_cards_for_the_program(monkeypatch, tmp_path):
+    """`accelerate launch --gpu_ids 1`: the variable is for another process, whatever the launcher asked in its own."""
+    commands = pytest.importorskip("accelerate.commands.launch")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    prepared = commands.prepare_simple_launcher_cmd_env
+
+    def after_a_look(args):
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 2
+        return prepared(args)
+
+    monkeypatch.setattr(commands, "prepare_simple_launcher_cmd_env", after_a_look)
+    program = tmp_path / "one.py"
+    program.write_text("import torch\nassert torch.cuda.is_available() and torch.cuda.device_count() == 1\n")
+    report = run(
+        "accelerate", ["launch", "--num_processes", "1", "--gpu_ids", "1", str(program)], gpu="T4", visible_gpus=2
+    )
+    assert report.status == "fits", report.error
+
+
+@pytest.mark.parametrize(
+    "said, left",
+    [
+        ("0,1", 2), ("1", 1), ("1,0", 2), (" 1 , 0 ", 2), ("-1", 0), ("", 0), ("2", 0), ("0,2,1", 1), ("1,-1,0", 1),
+        ("0,,1", 1), ("NoDevFiles", 0), ("1,1", 0), ("1gpu,0x", 2), ("GPU-00000000-0000-0000-0000-000000000001,0", 2),
+        ("GPU-8f1c", 0),
+    ],
+)  # fmt: skip
+def test_what_cuda_reads_of_its_variable(said, left, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with cuda("T4", visible_gpus=2):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+        assert (torch.cuda.device_count(), torch.cuda.is_available()) == (left, left > 0)
+        if not left:
+            for ask in (lambda: torch.zeros(1, device="cuda"), lambda: nn.Linear(1, 1).cuda(), torch.cuda.init):
+                with pytest.raises(RuntimeError, match="No CUDA GPUs are available"):
+                    ask()
 
 
 @pytest.mark.slow
@@ -290,6 +444,68 @@ def test_what_is_broadcast_together_is_one_block():
         assert [one.get_device() for one in comm.broadcast(torch.ones(3), (0, 1))] == [0, 1]
         gathered = comm.gather([tensors[0], second[0]], destination=1)
         assert (gathered.shape, gathered.get_device()) == ((2 * MIB,), 1)
+
+
+def test_gradients_with_places_are_added_without_nccl():
+    """torch/cuda/nccl.py, is_available: NCCL takes dense tensors, one a card."""
+    nccl = torch.cuda.nccl
+    with cuda("T4", visible_gpus=2) as gpu:
+        here, there = (torch.ones(4, 6, device=f"cuda:{card}") for card in (0, 1))
+        assert nccl.is_available([here, there]) and nccl.is_available([here])
+        for wrong in ([here, here], [here, there.t()], [here.cpu(), there], [here.to_sparse(), there]):
+            assert not nccl.is_available(wrong)
+        model = nn.DataParallel(nn.Embedding(500, 16, sparse=True).cuda())
+        optimizer = torch.optim.SparseAdam(model.parameters())
+        for _ in range(2):
+            model(torch.zeros(4, 3, dtype=torch.int64, device="cuda")).sum().backward()
+            gradient = model.module.weight.grad
+            assert gradient.is_sparse and gradient.get_device() == 0 and gradient._values().shape == (12, 16)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert gpu.uses_nccl  # for the weights
+
+
+def test_nccl_writes_into_what_it_is_given():
+    nccl = torch.cuda.nccl
+    with cuda("T4", visible_gpus=2) as gpu:
+        twos, fours = ([torch.arange(float(n), device=f"cuda:{card}") + card for card in (0, 1)] for n in (2, 4))
+        parameter = nn.Parameter(torch.zeros(2, device="cuda:1"))
+        taken = [torch.cuda.memory_allocated(card) for card in (0, 1)]
+        nccl.all_gather(twos, fours)
+        assert [one.tolist() for one in fours] == [[0.0, 1.0, 1.0, 2.0]] * 2
+        nccl.broadcast([twos[0], parameter])
+        assert parameter.tolist() == [0.0, 1.0]
+        nccl.reduce_scatter(fours, twos)
+        nccl.all_reduce(fours)
+        nccl.reduce(fours, output=parameter.new_empty(4), root=1)
+        assert [torch.cuda.memory_allocated(card) for card in (0, 1)] == taken and gpu.uses_nccl
+        assert not gpu.answers.most_common()
+        for not_known in (*twos, *fours):
+            not_known[0].item()
+        assert [count for _, count in gpu.answers.most_common()] == [4]
+        for wrong, said in (
+            (lambda: nccl.all_reduce([twos[0], twos[0]]), "unique devices"),
+            (lambda: nccl.all_reduce(twos, fours), "output must be of size"),
+            (lambda: nccl.broadcast([twos[0], fours[1]]), "same number of elements"),
+            (lambda: nccl.broadcast(twos, root=2), "invalid root"),
+            (lambda: nccl.all_reduce([torch.ones(2)]), "cuda dense"),
+            (lambda: nccl.unique_id(), "unique_id"),
+        ):
+            with pytest.raises((RuntimeError, NotImplementedError), match=said):
+                wrong()
+
+
+def test_what_is_not_compiled_is_said_when_it_is_called():
+    with cuda("T4", visible_gpus=2) as gpu:
+
+        @torch.compile
+        def twice(x):
+            return 2 * x
+
+        assert twice.__name__ == "twice" and not gpu.watch.notes
+        assert [twice(torch.ones(2, device=card)).get_device() for card in (1, 0)] == [1, 0]
+        assert [note.partition(":")[0] for note in gpu.watch.notes] == ["torch.compile"]
+    assert twice(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ..errors import WrongValue
 from ..language import tr
 from ..trace.saved import Saved, read
 from .changed import MADE, can_change
-from .report import FAILED, FITS, Report
+from .report import FAILED, FITS, OOM, Report
 from .trained import Trained
 from .watch import EVALUATION, LOADING, SAVING, STEP
 
@@ -58,10 +58,13 @@ class Run:
     changes: tuple[str, ...] = ()
 
     def row(self) -> dict[str, Any]:
-        """What a report keeps of it."""
+        """What a report keeps of it. card: of several the one that ran out, else the one that `reserved` is of."""
         kept = ("status", "judgement", "allocated", "reserved", "seconds", "error")
         found = {"change": self.change, "changes": self.changes, **{name: self.report[name] for name in kept}}
-        found["reserved"] = max([found["reserved"], *(card["reserved"] for card in self.report["other_cards"])])
+        cards = [self.report, *self.report["other_cards"]]
+        fullest = max(cards, key=lambda card: card["reserved"])
+        ran_out = self.report["oom"] if self.report["status"] == OOM else None
+        found |= {"reserved": fullest["reserved"], "card": (ran_out or {}).get("card", fullest["card"])}
         return found
 
     @property

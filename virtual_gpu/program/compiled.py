@@ -8,15 +8,17 @@ place, operation by operation, and what they ask for is counted.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from operator import attrgetter
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -61,8 +63,7 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
         if watch.gpu.several is not None:  # what is traced lies on "cpu:0"
             why = tr(ko="한 프로세스가 카드 여러 장을 쓴다", en="one process with several cards")
         if why:
-            _note_eager(watch, why)
-            return model
+            return _noted_when_called(model, watch, why)
         return compiler().compiled(model, {**kwargs, "backend": backend})
 
     def begins(_: Any) -> None:
@@ -126,6 +127,25 @@ def _is_libraries_own(model: Any, caller: CodeType) -> bool:
     if caller.co_filename.startswith(_PYTORCH):
         return caller is not torch.nn.Module.compile.__code__
     return caller.co_name == "<module>" and not is_program(caller)
+
+
+def _noted_when_called(model: Any, watch: Watch, why: str) -> Any:
+    """What is not compiled as it is; of a function it is said once it is called, as only then it would be compiled.
+
+    A library decorates functions when it is imported (bitsandbytes), which most programs never call.
+    """
+    if not isinstance(model, FunctionType):
+        _note_eager(watch, why)
+        return model
+    seen = weakref.ref(watch)  # the library keeps the function, and is not to keep the run
+
+    @functools.wraps(model)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if (watch := seen()) is not None:
+            _note_eager(watch, why)
+        return model(*args, **kwargs)
+
+    return run
 
 
 def _note_eager(watch: Watch, why: str) -> None:

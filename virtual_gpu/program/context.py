@@ -28,6 +28,7 @@ from . import (
     lazy,
     loading,
     managed,
+    nccl,
     old_names,
     pretrained,
     quantized,
@@ -185,6 +186,7 @@ def cuda(
             threads.install(patches, device)
             lazy.install(patches, device)
             driver.install(patches, device)
+            nccl.install(patches, device)
             smi.install(patches, device)
             amp.install(patches)
             loading.install(patches, device)

@@ -39,7 +39,7 @@ from ..rules.pinned import ROUNDED
 from ..rules.registry import parts
 from . import known, routing
 from .frames import program_line
-from .several import SeveralCards, no_such_card
+from .several import SeveralCards, left_visible, no_such_card, to_see
 from .sparse import Sparse, among, makes
 from .streams import Streams
 from .values import Values, ValueStop, is_drawn
@@ -530,6 +530,8 @@ class ProgramGPU(VirtualGPU):
         self.mode = ProgramMode(self)
         self.uses_nccl = False  # within this process
         self._said_visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self._visible: int | None = None  # once CUDA has started: of several those that the program has left itself
+        self.no_such_card: int | None = None  # that the program asked for
         self.fraction, self.ooms, self.pid = 1.0, 0, os.getpid()
         pinned = PinnedAllocator.from_environment(rounds_up=self.rules.applies(ROUNDED.name))
         self.host = HostStorages(HostMeter(host if limited else None, pinned))
@@ -553,10 +555,28 @@ class ProgramGPU(VirtualGPU):
     @property
     def count(self) -> int:
         """How many cards the machine has; of several in one process those that the program has left itself."""
-        said = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if self.several is None or said is None or said == self._said_visible:
+        if self.several is None:
             return self._count
-        return min(sum(bool(one.strip()) for one in said.split(",")), self._count)
+        if self._visible is not None:
+            return self._visible
+        said = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return self._count if said in (None, self._said_visible) else left_visible(said, self._count)
+
+    def counted_by_cuda(self) -> int:
+        """`count`, which is settled with that: CUDA reads CUDA_VISIBLE_DEVICES once, when it starts (cuInit)."""
+        if self.several is not None:
+            self._visible = self.count
+        return self.count
+
+    def in_a_new_process(self) -> None:
+        """CUDA has not started in the program that a launcher is about to start, whatever the launcher asked."""
+        self._visible = None
+
+    def start(self) -> None:
+        """CUDA starts, if it has not. RuntimeError, in PyTorch's words, in a fork and where no card is left."""
+        self.refuse_forks()
+        if not self.counted_by_cuda():
+            raise RuntimeError("No CUDA GPUs are available")
 
     @property
     def fraction(self) -> float:
@@ -627,13 +647,18 @@ class ProgramGPU(VirtualGPU):
 
     def check_index(self, device: torch.device) -> None:
         """RuntimeError, in CUDA's words, where a program asks for a card that there is not, or in a fork for any."""
-        self.refuse_forks()
+        self.start()
         index = device.index if device.type == "cuda" else None
         if index is None or index == self.index or (self.several is not None and 0 <= index < self.count):
             return
         if not 0 <= index < self.count:
+            self.no_such_card = index
             raise no_such_card()
-        raise NotImplementedError(f"this run stands for cuda:{self.index} alone; the program uses cuda:{index} as well")
+        what = tr(
+            ko=f"이 실행은 cuda:{self.index}만을 대신하는데 프로그램이 cuda:{index}도 쓴다",
+            en=f"this run stands for cuda:{self.index} alone; the program uses cuda:{index} as well",
+        )
+        raise NotImplementedError(f"{what}: {to_see(max(index + 1, self._count), self.ranks)}")
 
     def refuse_forks(self) -> None:
         """RuntimeError, in PyTorch's words (torch/cuda/__init__.py), in a fork of the process that has the card."""

@@ -71,7 +71,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     patches.set_all(
         torch.cuda,
         {
-            "_lazy_init": gpu.refuse_forks,
+            "_lazy_init": gpu.start,
             "_exchange_device": torch._C._cuda_exchangeDevice,
             "_maybe_exchange_device": torch._C._cuda_maybeExchangeDevice,
             "_initialized": True,
@@ -103,7 +103,6 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     patches.set(torch.cuda.random, "device_count", lambda: gpu.count)
     patches.set_all(torch.cuda.streams, {"Stream": streams.kind, "Event": Event})
     patches.set_all(torch.cuda.graphs, {"CUDAGraph": Graph, "graph": graph})
-    patches.set_all(torch.cuda.nccl, {"version": lambda: (2, 27, 3), "is_available": lambda tensors: True})
     patches.set(torch.cuda.nvtx, "_nvtx", Ranges())
     if torch.version.cuda is None:  # a CUDA build's own is held against torchvision's
         patches.set(torch.version, "cuda", "12.8")
@@ -227,8 +226,8 @@ def _functions(gpu: ProgramGPU, streams: Streams) -> dict[str, Callable]:
         )
 
     return {
-        "_cuda_getDeviceCount": lambda: gpu.count,
-        "_cuda_init": lambda: None,
+        "_cuda_getDeviceCount": gpu.counted_by_cuda,  # `torch.cuda.is_available`
+        "_cuda_init": gpu.start,
         "_cuda_isInBadFork": lambda: os.getpid() != gpu.pid,
         "_cuda_getDevice": lambda: gpu.index,
         "_cuda_setDevice": gpu.choose,
@@ -333,7 +332,7 @@ class _Generators(Sequence):
 
     def _make(self) -> None:
         for place in range(len(self._made), len(self)):
-            self._made.append(self._kind("cuda"))
+            self._made.append(self._kind("cpu"))  # for the card: CUDA is not to start for it
             self._made[-1].shown = torch.device("cuda", place)
 
 

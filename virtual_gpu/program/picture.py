@@ -22,7 +22,7 @@ _WIDTH, _LINE, _CHART, _COLUMNS = 760, 17, 190, 240
 def draw_run(report: Report, command: Sequence[str]) -> svg.Drawing:
     """The program's text, the command that ran it, the stacked curve under the card's line, the verdict and advice."""
     source = Path(report.program).read_text(encoding="utf-8").split('"""\n')[-1].strip().splitlines()
-    words_of = [report.verdict, *report.advice]
+    words_of = [report.verdict, *report.which_card, *report.advice]
     top = 54 + _LINE * len(source)
     drawing = svg.Drawing(_WIDTH, top + 84 + _CHART + 22 * len(words_of), f"{' '.join(command)}: {report.verdict}")
     drawing.rect(16, 14, _WIDTH - 32, top - 30, "#f3f5f7", rx=4)
@@ -40,7 +40,8 @@ def draw_run(report: Report, command: Sequence[str]) -> svg.Drawing:
             drawing.rect(x, y - 10, 11, 11, COLORS[name])
             drawing.text(x + 16, y, words.category(name), size=12)
             x += 34 + svg.text_width(words.category(name), 12)
-    colours = [svg.GREEN if report.judgement == FITS else svg.RED, *[svg.INK] * bool(report.oom)]
+    said = len(report.which_card) + bool(report.oom)
+    colours = [svg.GREEN if report.judgement == FITS else svg.RED, *[svg.INK] * said]
     colours += [svg.GREEN if one["status"] == FITS else svg.INK for one in report.tried]
     for number, (line, colour) in enumerate(zip(words_of, colours, strict=True)):
         drawing.text(28, y + 28 + 22 * number, line, size=svg.fit_size(line, 700, 14), fill=colour, bold=not number)

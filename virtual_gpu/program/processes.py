@@ -19,14 +19,21 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     def spawn(fn: Callable[..., Any], args: tuple = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
         cards = 1 if gpu.several else gpu.count
         if nprocs != cards:
-            raise WrongValue(more_processes(nprocs, cards))
+            raise WrongValue(more_processes(nprocs, cards, len(gpu.meters)))
         fn(gpu.index, *args)
 
     patches.set(torch.multiprocessing, "spawn", spawn)
 
 
-def more_processes(processes: int, gpus: int) -> str:
-    """What to write where a program starts another number of processes than there are cards."""
+def more_processes(processes: int, gpus: int, visible: int) -> str:
+    """What to write where a program starts another number of processes than there are cards; visible: to each."""
+    if visible > 1:
+        return tr(
+            ko=f"카드 {visible}장을 프로세스 하나가 보는 실행인데 프로세스 {processes}개를 시작한다: --visible-gpus "
+            f"{visible} 대신 --gpus {processes}로 쓴다.",
+            en=f"it starts {processes} processes, one a GPU, and here one process sees {visible}: write --gpus "
+            f"{processes} in place of --visible-gpus {visible}.",
+        )
     return tr(
         ko=f"프로세스 {processes}개를 시작하는데 GPU는 {gpus}개다: --gpus {processes}로 쓴다.",
         en=f"it starts {processes} processes, one a GPU, and there are {gpus}: write --gpus {processes}.",

@@ -99,7 +99,7 @@ def _fake_groups(patches: Patches, gpu: ProgramGPU) -> None:
     @functools.wraps(start)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         if kwargs.get("world_size", -1) not in (-1, gpu.ranks):
-            raise WrongValue(more_processes(kwargs["world_size"], gpu.ranks))
+            raise WrongValue(more_processes(kwargs["world_size"], gpu.ranks, len(gpu.meters)))
         nonlocal made
         start("fake", store=FakeStore(), rank=gpu.rank, world_size=gpu.ranks)
         made = True

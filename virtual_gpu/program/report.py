@@ -100,6 +100,11 @@ class Report:
         return max([own, *self.other_cards], key=lambda card: card["reserved"])
 
     @property
+    def in_question(self) -> int:
+        """The card that a reader asks about: the one that ran out, else the fullest."""
+        return self.oom.get("card", self.card) if self.oom else self.fullest["card"]
+
+    @property
     def verdict(self) -> str:
         """The verdict as a sentence: does it fit, and what is needed of what there is."""
         if self.host is not None and self.host.killed:
@@ -114,6 +119,8 @@ class Report:
         }[self.judgement]
         fullest = self.fullest
         name = f"cuda:{fullest['card']}: " if self.other_cards else ""
+        if self.other_cards and self.status == OOM:
+            return tr(ko=f"cuda:{self.in_question}의 {told}", en=f"{told} on cuda:{self.in_question}")
         return told + (f". {name}{self.room.line(fullest['reserved'])}" if self.room and self.status == FITS else "")
 
     @property
@@ -139,17 +146,24 @@ class Report:
         return f"{said} (cuda:{self.card}); {'; '.join(others)}"
 
     @property
+    def which_card(self) -> list[str]:
+        """Of which card the report is, and how to see the one in question, where that is another."""
+        wanted = self.in_question
+        if wanted == self.card:
+            return []
+        return [
+            tr(
+                ko=f"아래의 단계, 모듈, 줄, 그림은 cuda:{self.card}의 것이다. cuda:{wanted}의 것은 "
+                f"--rank {wanted}로 본다",
+                en=f"phases, modules, lines and pictures are those of cuda:{self.card}: --rank {wanted} shows "
+                f"cuda:{wanted}",
+            )
+        ]
+
+    @property
     def advice(self) -> list[str]:
         """Where the memory ran out, and what was tried to make room."""
         out = []
-        wanted = self.oom.get("card") if self.oom else self.fullest["card"]
-        if self.other_cards and wanted != self.card:
-            out.append(
-                tr(
-                    ko=f"아래는 cuda:{self.card}에 관한 것이다. cuda:{wanted}은(는) --rank {wanted}로 본다",
-                    en=f"what follows is of cuda:{self.card}; --rank {wanted} shows cuda:{wanted}",
-                )
-            )
         if self.oom:
             place, asked = line_of(self.oom["file"], self.oom["line"]), human_bytes(self.oom["bytes"])
             on = f"cuda:{self.oom['card']}" if "card" in self.oom else ""
@@ -165,7 +179,8 @@ class Report:
                     )
                 )
         for one in self.tried:
-            change, reserved = one["change"], human_bytes(one["reserved"])
+            change, on = one["change"], f"cuda:{one['card']}" if self.other_cards else ""
+            reserved = f"{on} {human_bytes(one['reserved'])}".lstrip()
             if one["judgement"] == TIGHT:
                 result = tr(ko=f"빠듯하다({reserved} 예약)", en=f"tight, {reserved} reserved")
             elif one["status"] == FITS:
@@ -173,7 +188,7 @@ class Report:
             elif one["status"] == FAILED:
                 result = tr(ko=f"프로그램이 실패한다({one['error']})", en=f"the program fails ({one['error']})")
             else:
-                result = tr(ko="그래도 모자란다", en="still out of memory")
+                result = tr(ko="그래도 모자란다", en="still out of memory") + (f" ({on})" if on else "")
             out.append(tr(ko=f"다시 실행: {change} → {result}", en=f"run again with {change}: {result}"))
         return out
 
@@ -232,7 +247,8 @@ class Report:
                 [f"{n} ×" for *_, n in self.values[:rows]],
             ),
         )
-        out = [f"{self.program}, {self.gpu} ({human_bytes(self.capacity)}): {self.verdict}", f"  {self.summary}"]
+        out = [f"{self.program}, {self.gpu} ({human_bytes(self.capacity)}): {self.verdict}"]
+        out += [f"  {line}" for line in (*self.which_card, self.summary)]
         out += [f"  {self.host.line}"] if self.host is not None else []
         out += [f"  {line}" for line in self.changes_made]
         out += [f"  {line}" for line in self.advice]

@@ -22,12 +22,13 @@ from ..language import tr
 from ..trace import snapshot
 from ..units import positive_int
 from . import ends, pipeline, processes
-from .context import check_cards, cuda
+from .context import MOST_VISIBLE, check_cards, cuda
 from .device import ProgramGPU
 from .ends import EndOfRun
 from .launchers import Launch, launched, launcher, without_python
 from .patches import Patches
 from .report import FAILED, FITS, OOM, Report, make_report
+from .several import to_see
 from .threads import wait_for_threads
 
 
@@ -100,11 +101,25 @@ def run(
                     en="DeepSpeed is not installed: `virtual-gpu shards --stage` counts ZeRO's stages, and FSDP2 runs",
                 )
             )
+        if status == FAILED and (cards := _cards_missing(device, error)):
+            watch.note(to_see(cards, gpus))
         report = make_report(device, watch, program=program, status=status, seconds=seconds, error=error)
         if snapshot_file is not None:
             snapshot.write(watch.snapshot(), snapshot_file)
     gc.collect()
     return report
+
+
+def _cards_missing(gpu: ProgramGPU, error: BaseException | None) -> int:
+    """How many cards a program needs that ended where it asked for one that there is not; 0 for any other end."""
+    if isinstance(error, torch.AcceleratorError) and gpu.no_such_card is not None:
+        cards = gpu.no_such_card + 1
+    elif isinstance(error, AssertionError) and str(error) == "Invalid device id":  # torch.cuda.get_device_properties
+        cards = gpu.count + 1
+    else:
+        return 0
+    left_itself_fewer = gpu.several is not None and gpu.count < len(gpu.several.meters)
+    return 0 if left_itself_fewer or cards > MOST_VISIBLE else cards
 
 
 def _group(
@@ -137,11 +152,12 @@ def _launched(name: str, argv: Sequence[str], patches: Patches, gpu: ProgramGPU)
     launch = launched(name, argv, patches, gpu)
     n = max(launch.processes, 1)
     if n != gpu.ranks:
-        raise WrongValue(processes.more_processes(n, gpu.ranks))
+        raise WrongValue(processes.more_processes(n, gpu.ranks, len(gpu.meters)))
     if gpu.several is None:
         gpu.on_machine_of(launch.of_a_machine or gpu.count)
     for key, value in launch.environment.items():
         patches.set_item(os.environ, key, value)
+    gpu.in_a_new_process()
     return launch
 
 

@@ -3,9 +3,9 @@
 Inside, card n is "cpu:n", as one alone is "cpu:0" (see `device`). An operation belongs to the card of its first tensor
 there: what its kernel takes for a moment, and its library's workspace, lie there. What it makes lies on the card that
 its output is on. Between cards everything is copied as if each could read the other's memory (peer access): where
-they cannot, a copy that also changes its type or its strides takes room beside what is counted. In backward the current
-card is the caller's, not that of the gradient: an autograd function of the program's own that makes tensors on "cuda"
-without a number is counted there.
+they cannot, a copy that also changes its type or its strides takes room beside what is counted. In backward the card of
+the gradient is current while a function of the program's own runs (see `_in_backward`); not so in what a checkpoint
+without reentry runs again, and in hooks on a node of PyTorch's own (`grad_fn.register_hook`), where the caller's is.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import contextlib
 import functools
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ..counting.gpu import handles
 from ..counting.meter import AllocationMeter
 from ..counting.outputs import device_of
+from ..language import tr
 from .patches import Patches
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 
 
 # What copies from one card to another, or takes lists with tensors of all.
-_BETWEEN_CARDS = ("aten::copy_", "aten::_to_copy", "aten::_foreach_", "aten::_amp_foreach_", "aten::to.")
+_BETWEEN_CARDS = (
+    "aten::copy_", "aten::_to_copy", "aten::fill_.Tensor", "aten::_foreach_", "aten::_amp_foreach_", "aten::to.",
+)  # fmt: skip
 
 
 class SeveralCards:
@@ -107,6 +110,15 @@ class SeveralCards:
             return device
         return torch.device("cpu", self.current if device.index is None else device.index)
 
+    @contextlib.contextmanager
+    def current_is_that_of(self, values: Iterable[Any]) -> Iterator[None]:
+        """In this block the card of the first of these tensors is this thread's current one."""
+        before, self.current = self.current, self.card_of(values, None)
+        try:
+            yield
+        finally:
+            self.current = before
+
     def others(self) -> list[dict[str, int]]:
         """Of each card but the one that is looked at the most bytes that were allocated, and reserved, in the run."""
         return [
@@ -123,11 +135,13 @@ class SeveralCards:
         if func.name().startswith(_BETWEEN_CARDS):
             return
         tensors = (one for value in values for one in (value if isinstance(value, (list, tuple)) else (value,)))
-        cards = sorted({device_of(one).index for one in tensors if type(one) is FakeTensor} - {None})
+        cards = dict.fromkeys(device_of(one).index for one in tensors if type(one) is FakeTensor)
+        cards.pop(None, None)
         if len(cards) > 1:
+            one, other, *_ = cards
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, "
-                f"cuda:{cards[0]} and cuda:{cards[1]}!"
+                f"cuda:{one} and cuda:{other}!"
             )
 
     @staticmethod
@@ -167,6 +181,32 @@ def no_such_card() -> torch.AcceleratorError:
     )
 
 
+def to_see(cards: int, gpus: int = 1) -> str:
+    """What to write for one process to have so many cards."""
+    written = f"--visible-gpus {cards}"
+    return tr(
+        ko=f"한 프로세스가 카드 여러 장을 쓰는 프로그램이면 {f'--gpus {gpus} 대신 ' if gpus > 1 else ''}{written}로 "
+        "실행한다",
+        en=f"a program whose one process uses several cards is run with {written}"
+        + (f" in place of --gpus {gpus}" if gpus > 1 else ""),
+    )
+
+
+def left_visible(said: str, number: int) -> int:
+    """How many of so many cards CUDA_VISIBLE_DEVICES leaves: those before the first that is none; none if one is twice.
+
+    Cards' names ("GPU-…") count where the driver gives them (`driver.properties`). torch.cuda._parse_visible_devices.
+    """
+    found: list[int] = []
+    for one in said.split(","):
+        name = re.fullmatch(r"GPU-[0-]+-([0-9]{12})", one.strip())
+        place = name or re.match(r"\+?([0-9]+)", one.strip())  # what follows a number is passed over, as by strtoul
+        if place is None or int(place[1]) >= number:
+            break
+        found.append(int(place[1]))
+    return len(found) if len(set(found)) == len(found) else 0
+
+
 def _chunks(tensors: Sequence[torch.Tensor], nbytes: int) -> list[list[int]]:
     """The places of the tensors that are sent together: of one type, until they are `nbytes` or more.
 
@@ -183,6 +223,47 @@ def _chunks(tensors: Sequence[torch.Tensor], nbytes: int) -> list[list[int]]:
 
 
 def install(patches: Patches, gpu: ProgramGPU) -> None:
+    """What PyTorch does with several cards alone."""
+    # Each operation of a fake mode asks `torch.cuda.is_available()`, which starts CUDA (`ProgramGPU.counted_by_cuda`).
+    patches.set(FakeTensorMode, "avoid_device_init", property(lambda mode: False))
+    _in_backward(patches, gpu.several)
+    _data_parallel(patches, gpu)
+
+
+def _in_backward(patches: Patches, cards: SeveralCards) -> None:
+    """Let functions of the program that backward calls have the card of the gradient they get for the current one.
+
+    PyTorch has a thread for each card, with that card current, which runs the nodes whose first gradient on a card is
+    there (torch/csrc/autograd/engine.cpp; InputBuffer::device in input_buffer.cpp). Inside, cards are CPUs, whose nodes
+    the caller's thread runs.
+    """
+    node, tensor = torch.autograd.function.BackwardCFunction, torch.Tensor
+    apply = node.apply
+
+    def applied(self: Any, *gradients: Any) -> Any:
+        with cards.current_is_that_of(gradients):
+            return apply(self, *gradients)
+
+    def registers(register: Callable) -> Callable:
+        @functools.wraps(register)
+        def registered(of: Any, hook: Callable) -> Any:
+            @functools.wraps(hook)
+            def on_its_card(*given: Any) -> Any:
+                with cards.current_is_that_of(given[-1:]):  # of a node's two the gradients that it got
+                    return hook(*given)
+
+            return register(of, on_its_card)
+
+        return registered
+
+    patches.set(node, "apply", applied)
+    for name in ("register_hook", "register_prehook"):  # with these modules have their backward hooks
+        patches.set(node, name, registers(getattr(node, name)))
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        patches.set(tensor, name, registers(getattr(tensor, name)))
+
+
+def _data_parallel(patches: Patches, gpu: ProgramGPU) -> None:
     """What C++ does on CUDA tensors alone, for `nn.DataParallel` (which the Trainer takes for a model on one card)."""
 
     def to_card(index: int) -> torch.device:
@@ -228,7 +309,6 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
             "_broadcast": broadcast,
             "_broadcast_coalesced": broadcast_coalesced,
             "_gather": gather,
-            "_nccl_reduce": lambda *_: None,
             **dict.fromkeys(("_broadcast_out", "_gather_out", "_scatter_out"), into),
         },
     )

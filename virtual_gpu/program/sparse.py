@@ -83,15 +83,17 @@ class Sparse:
             )
         return self._mode._upload(func(real, *args[1:], **kwargs), {})
 
-    def make(self, size: Any, indices: torch.Tensor, values: torch.Tensor, coalesced: bool) -> torch.Tensor:
-        """A sparse tensor of these parts."""
+    def make(
+        self, size: Any, indices: torch.Tensor, values: torch.Tensor, coalesced: bool, device: Any = None
+    ) -> torch.Tensor:
+        """A sparse tensor of these parts, which are on that device; None: on the card whose operation runs."""
         self.met = True
         dense = values.dim() - 1
         return self._bare(
             _MAKE,
             (len(size) - dense, dense, list(size), indices, values),
-            {"dtype": values.dtype, "layout": torch.sparse_coo, "device": self._mode.gpu.here, "pin_memory": False,
-             "is_coalesced": coalesced},
+            {"dtype": values.dtype, "layout": torch.sparse_coo, "device": device or self._mode.gpu.here,
+             "pin_memory": False, "is_coalesced": coalesced},
         )  # fmt: skip
 
     def become(self, tensor: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
@@ -113,12 +115,17 @@ def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _on_values(func: Any, card: Sparse, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """By a number, or of another type: a copy of the indices (aten/src/ATen/native/sparse/SparseTensorMath.cpp)."""
+    """By a number, of another type, or on another card: a copy of the indices.
+
+    Source: aten/src/ATen/native/sparse/SparseTensorMath.cpp, copy_sparse_to_sparse_ in SparseTensor.cpp.
+    """
     if any(isinstance(one, torch.Tensor) and one.dim() for one in args) or not is_sparse(tensor):
         raise NotImplementedError(f"{func} of a sparse tensor and another on a virtual GPU")
     kwargs.pop("layout", None)
     indices, values = _parts(tensor)
-    return card.make(tensor.shape, indices.clone(), func(values, *args, **kwargs), tensor.is_coalesced())
+    device = kwargs.get("device")
+    indices = indices.clone() if device is None else indices.to(device, copy=True)
+    return card.make(tensor.shape, indices, func(values, *args, **kwargs), tensor.is_coalesced(), device)
 
 
 def _backward_of_bags(*args: Any) -> torch.Tensor:
