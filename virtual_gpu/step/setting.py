@@ -55,7 +55,7 @@ ADAPTER_PRECISIONS = {
 # What changes memory and is not simulated: its name in TrainingArguments or LoraConfig.
 _ARGUMENTS = ("torch_compile", "use_liger_kernel", "deepspeed", "fsdp", "neftune_noise_alpha", "label_smoothing_factor")
 _OF_GRPO = (
-    "use_vllm", "use_transformers_continuous_batching", "use_transformers_paged", "cast_lm_head_to_fp32",
+    "use_transformers_continuous_batching", "use_transformers_paged", "cast_lm_head_to_fp32",
     "disable_dropout", "cache_implementation", "generation_kwargs", "pad_to_multiple_of", "sync_ref_model",
 )  # fmt: skip
 _LORA = ("r", "target_modules", "lora_dropout")  # what a Setting says of LoraConfig
@@ -301,6 +301,16 @@ class Setting:
             of = {"completion_length": arguments.max_completion_length, "beta": arguments.beta}
             of |= {"iterations": arguments.num_iterations, "fused_lm_head": has_fused_head(), "padded": True}
             _check_generations(arguments)
+            of["vllm"] = bool(arguments.use_vllm)
+            if arguments.use_vllm and arguments.vllm_mode != "server":
+                raise NotSupported(
+                    tr(
+                        ko=f"use_vllm=True, vllm_mode={arguments.vllm_mode!r}: 같은 카드의 엔진은 여기서 세지 않는다. "
+                        "plan_training(…, objective='grpo', vllm='colocate')이나 virtual-gpu fit이 센다.",
+                        en=f"use_vllm=True, vllm_mode={arguments.vllm_mode!r}: an engine on the same card is counted by "
+                        "plan_training(…, objective='grpo', vllm='colocate') and virtual-gpu fit, not here.",
+                    )
+                )
             rollout = arguments.per_device_train_batch_size * arguments.steps_per_generation
             found |= {"objective": "grpo", "rollout": rollout} | of
         if peft_config is not None:
