@@ -324,8 +324,6 @@ def test_a_grpo_config_is_read_from_the_object(tmp_path):
     arguments.use_vllm = True
     with pytest.raises(NotSupported, match="use_vllm"):
         Setting.from_training_arguments(arguments, model="gpt2", sequence_length=64)
-    arguments.vllm_mode = "server"
-    assert Setting.from_training_arguments(arguments, model="gpt2", sequence_length=64).vllm
     # On the same completions for several steps, but once each: TRL scores them with the model that made them.
     for steps in (1, 4):
         apart = GRPOConfig(

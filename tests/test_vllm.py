@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from test_completions import COMPLETION, PROMPT, words
@@ -20,12 +21,14 @@ from virtual_gpu.models.configs import load_config
 from virtual_gpu.models.kv_cache import kv_bytes
 from virtual_gpu.plan import Recipe, plan_training
 from virtual_gpu.plan.command import main
-from virtual_gpu.plan.engine import ASLEEP, AWAKE, BESIDE, GRAPHS, SERVER, TOKENS, _weights
+from virtual_gpu.plan.engine import ASLEEP, AWAKE, BESIDE, GRAPHS, MOST_ROWS, TOKENS, _weights
 from virtual_gpu.plan.files.settings import lora_config
 from virtual_gpu.plan.measure import held, measure, setting_of
 from virtual_gpu.plan.request import make_request
 from virtual_gpu.program.runner import run
-from virtual_gpu.step.predict import predict_memory
+from virtual_gpu.step.predict import predict_memory, predict_need
+from virtual_gpu.trace.edits import with_ddp, with_phase
+from virtual_gpu.trace.trace import Trace
 from virtual_gpu.units import GiB
 
 LOGS = json.loads((Path(__file__).parents[1] / "benchmarks" / "engines.json").read_text(encoding="utf-8"))
@@ -67,12 +70,15 @@ def test_a_token_of_the_cache_is_what_logs_print():
 
 
 def test_what_is_beside_them_is_the_range_of_all_logs():
-    told = [log for log in LOGS if "rows" in log]
-    assert len(told) >= 20 and len({log["card"] for log in told}) >= 5
+    """But of those before 0.17 that do not say how large the forward pass was."""
+    told = [log for log in LOGS if "rows" in log or tuple(map(int, log["vllm"].split(".")[:2])) >= (0, 17)]
+    assert len(told) == 23 and len({log["card"] for log in told}) == 5
     sizes, graphs = [beside(log) for log in told], [log["graphs_gib"] for log in told if "graphs_gib" in log]
-    for found, known in ((sizes, BESIDE), (graphs, GRAPHS)):
-        assert min(found) == pytest.approx(known.low / GiB, abs=0.01)
-        assert max(found) == pytest.approx(known.high / GiB, abs=0.01)
+    assert min(sizes) == pytest.approx(BESIDE.low / GiB, abs=0.01)
+    assert max(sizes) == pytest.approx(BESIDE.high / GiB, abs=0.01)
+    assert len(graphs) == 19 and max(graphs) == pytest.approx(GRAPHS.high / GiB, abs=0.01)
+    assert GRAPHS.low == 0 < min(graphs)  # since 0.20 they may be in the share
+    assert max(log["rows"] for log in told if "rows" in log) == MOST_ROWS
 
 
 # -- TRL's trainer ----------------------------------------------------------------------------------------------------
@@ -109,25 +115,22 @@ WAYS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe, more", WAYS, ids=["lora", "full", "beta"])
-@pytest.mark.parametrize("vllm", [AWAKE, ASLEEP, SERVER])
+@pytest.mark.parametrize("vllm", [AWAKE, ASLEEP])
 def test_each_phase_takes_what_trl_s_takes(recipe, more, vllm, tmp_path):
     """An engine adds its share where it is awake; of the rest each phase is as counted."""
     llama(tmp_path / "model")
     request = make_request(
         str(tmp_path / "model"), "L4", length=PROMPT + COMPLETION, completion_length=COMPLETION, batch=16,
-        objective="grpo", generations=4, vllm=SERVER, **more,
+        objective="grpo", generations=4, vllm=AWAKE, **more,
     )  # fmt: skip
-    setting = setting_of(request, replace(recipe, fused_lm_head=True, vllm=vllm), 2, 8)
-    planned = {}
+    setting, planned = setting_of(request, replace(recipe, fused_lm_head=True, vllm=vllm), 2, 8), {}
     for phase in predict_memory(setting, gpu="L4").timeline.phases:
         planned[phase.name] = max(planned.get(phase.name, 0), phase.peak_bytes)
-    engine = {"vllm_mode": "server"} if vllm == SERVER else {"vllm_gpu_memory_utilization": SHARE}
-    engine |= {"vllm_enable_sleep_mode": True} if vllm == ASLEEP else {}
-    shares = []
+    engine, shares = {"vllm_gpu_memory_utilization": SHARE, "vllm_enable_sleep_mode": vllm == ASLEEP}, []
 
     def program(found):
         trainer = trainer_of(tmp_path, request, recipe, **engine)
-        shares.append(int(torch.cuda.get_device_properties(0).total_memory * SHARE) if vllm != SERVER else 0)
+        shares.append(int(torch.cuda.mem_get_info()[1] * SHARE))
         with watched(trainer, found):
             trainer.train()
 
@@ -137,8 +140,11 @@ def test_each_phase_takes_what_trl_s_takes(recipe, more, vllm, tmp_path):
     for theirs, ours in {REFERENCE: "scoring", LOSS: "forward", BACKWARD: "backward"}.items():
         beside_it = share if vllm == AWAKE else 0
         assert abs((peaks[theirs] - beside_it) / planned[ours] - 1) < 0.015, theirs
-    # What the model does is to hand its weights over; the first is that of the first step.
+    # What the model does is to hand its weights over.
     assert abs((peaks[ROLLOUT] - share) / planned["generation"] - 1) < 0.015
+    if vllm == ASLEEP:  # what the allocator could not give back before the engine woke, to a segment
+        left = [phase.reserved for phase in found.phases if phase.name == ROLLOUT]
+        assert abs(left[1] - predict_need(setting, (8, 9)).rollout) < 20 * 2**20
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------
@@ -146,13 +152,13 @@ def test_each_phase_takes_what_trl_s_takes(recipe, more, vllm, tmp_path):
 
 def planned(model, recipe, vllm, gpu="L4", way=(4, 2), length=128, **more):
     """That recipe as a plan, measured, with completions of an engine's."""
-    given = {"completion_length": length // 4, "generations": 4, "vllm": SERVER if vllm == SERVER else AWAKE} | more
+    given = {"completion_length": length // 4, "generations": 4, "vllm": AWAKE} | more
     request = make_request(str(model), gpu, length=length, batch=way[0] * way[1], objective="grpo", **given)
     return measure(request, replace(recipe, fused_lm_head=True, vllm=vllm), *way)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vllm", [AWAKE, ASLEEP, SERVER])
+@pytest.mark.parametrize("vllm", [AWAKE, ASLEEP])
 def test_the_files_hold_what_the_plan_counted(vllm, tmp_path):
     """The engine's block is its share, which the plan writes; the rest is as GRPO's without an engine is held."""
     llama(tmp_path / "model")
@@ -160,16 +166,13 @@ def test_the_files_hold_what_the_plan_counted(vllm, tmp_path):
     plan = planned(tmp_path / "model", recipe, vllm)
     plan.save(tmp_path / "plan")
     script = (tmp_path / "plan" / "train.py").read_text(encoding="utf-8")
-    assert ("vllm-serve" in script) == (vllm == SERVER)
     report = run(str(tmp_path / "plan" / "train.py"), words(tmp_path, 96, "--max-steps", "4"), gpu="L4")
     assert report.status == "fits", report.text()
     assert any("vLLM" in note for note in report.notes)
-    counted = plan.training_bytes
-    if plan.engine is not None:
-        _, share = plan.engine.shares(plan.request)
-        assert f"vllm_gpu_memory_utilization={share}" in script and "vllm_max_model_length=LENGTH" in script
-        taken = int(plan.request.spec.memory_bytes * share)
-        counted = counted + taken if vllm == AWAKE else max(counted, plan.generation_bytes + taken)
+    share = plan.engine.share(plan.request)
+    assert f"vllm_gpu_memory_utilization={share}" in script and "vllm_max_model_length=LENGTH" in script
+    counted, taken = plan.training_bytes, int(plan.request.spec.memory_bytes * share)
+    counted = counted + taken if vllm == AWAKE else max(counted, plan.generation_bytes + taken)
     assert -0.004 < 1 - report.allocated / counted < 0.01
 
 
@@ -184,44 +187,61 @@ def test_a_rehearsal_has_no_engine(small, tmp_path):
     assert status == 0, err[-2000:]
 
 
-def test_an_engine_is_weights_and_the_texts_that_are_left_room(tmp_path):
-    """Of the smallest micro-batch as many as fit, of others all; the share to write holds them and fits."""
-    recipe = Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True)
-    given = {"length": 2048, "completion_length": 1024, "generations": 8}
-    for gpu, batch, whole in (("RTX 4090", 16, True), ("RTX 4090", 128, False)):
-        request = make_request("Qwen/Qwen3-1.7B", gpu, batch=batch, objective="grpo", vllm=AWAKE, **given)
-        plan = measure(request, replace(recipe, fused_lm_head=True, vllm=AWAKE), 1, batch)
-        engine = plan.engine
-        assert engine.weights == _weights(request.model)
-        assert engine.text == kv_bytes(load_config(request.model), 2048 + TOKENS)
-        assert engine.rows == batch and (engine.texts == batch) == whole and plan.fits
-        assert plan.at_peak["engine"] == engine.nbytes == engine.weights + engine.texts * engine.text
+def test_an_engine_is_weights_and_the_completions_of_a_prompt(tmp_path):
+    """So much at least, whatever the micro-batch; the share to write is what is left, and says how many it holds."""
+    recipe = Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True, fused_lm_head=True, vllm=AWAKE)
+    given = {"length": 2048, "completion_length": 1024, "generations": 8, "objective": "grpo", "vllm": AWAKE}
+    for batch, whole in ((16, True), (128, False)):
+        request = make_request("Qwen/Qwen3-1.7B", "RTX 4090", batch=batch, **given)
+        plan = measure(request, recipe, 1, batch)
+        engine, memory = plan.engine, request.spec.memory_bytes
+        assert engine.weights == _weights(request.model) and engine.rows == batch and plan.fits
+        assert engine.text == kv_bytes(load_config(request.model), 2048 + TOKENS) and engine.cache == 8 * engine.text
+        assert plan.at_peak["engine"] == engine.nbytes
         assert sum(plan.at_peak.values()) == plan.needed_bytes == engine.trained + engine.nbytes
-        least, share = engine.shares(request)
-        memory = request.spec.memory_bytes
-        assert least * memory >= engine.weights + engine.text and least <= share < 1
-        assert share * memory >= engine.nbytes + BESIDE.low
+        share, texts = engine.share(request), engine.texts(request)
+        assert (texts == batch) == whole and texts >= 8
+        assert share * memory >= engine.weights + texts * engine.text + BESIDE.high
         left = request.room.memory.low - sum(part.bytes.high for part in request.room.outside[:-1])
-        assert engine.trained + share * memory + GRAPHS.high <= left * 1.001
-        more = measure(request, replace(recipe, fused_lm_head=True, vllm=AWAKE), 2, batch // 2)
-        assert more.engine.texts == batch
+        assert engine.trained + share * memory + GRAPHS.high <= left
+        assert (engine.weights + engine.text) / memory <= engine.least_share(request) < share
+        more = measure(request, recipe, 2, batch // 2)
+        assert more.engine.cache == engine.cache and more.engine.texts(request) <= texts
+    larger = make_request("Qwen/Qwen3-4B", "RTX 3060", batch=16, **given)
+    found = measure(larger, recipe, 1, 16)
+    assert not found.fits and found.to_dict()["engine"]["share"] is None
 
 
 def test_one_that_sleeps_takes_turns_with_the_training():
-    recipe = Recipe("full", "mixed_bf16", "adamw_fused", checkpointing=True, fused_lm_head=True)
+    """What the allocator cannot give back before it wakes is more than what tensors hold then."""
+    recipe = Recipe("full", "mixed_bf16", "adamw_fused", fused_lm_head=True)
     request = make_request("Qwen/Qwen3-0.6B", "RTX 4090", length=512, objective="grpo", vllm=AWAKE)
     awake, asleep = (measure(request, replace(recipe, vllm=vllm), 4, 4) for vllm in (AWAKE, ASLEEP))
     assert awake.engine.nbytes == asleep.engine.nbytes
-    lost = asleep.at_peak["fragmentation"]
-    while_made = asleep.generation_bytes + lost + asleep.engine.nbytes
-    assert asleep.needed_bytes == max(asleep.training_bytes + lost, while_made) < awake.needed_bytes
-    assert asleep.engine.shares(request) >= awake.engine.shares(request)
+    assert asleep.engine.trained > asleep.generation_bytes
+    while_made = asleep.engine.trained + asleep.engine.nbytes + BESIDE.high
+    assert asleep.needed_bytes >= while_made and asleep.needed_bytes < awake.needed_bytes
+    assert sum(asleep.at_peak.values()) == asleep.needed_bytes
+    assert asleep.engine.share(asleep.request) >= awake.engine.share(awake.request)
+    # Asleep it has graphs alone; awake what is beside its weights and cache too.
+    assert awake.request.room.sure_bytes < asleep.request.room.sure_bytes
     # Weights, optimizer state and what the last step left to learn from; neither gradients nor activations.
     kinds = held(request, replace(recipe, vllm=ASLEEP))
     assert 0 <= asleep.generation_bytes - kinds["parameters"] - kinds["optimizer"] < 64 * 2**20
-    states = sum(kinds.values()) - kinds["engine"]
-    assert kinds["engine"] == max(asleep.engine.weights + asleep.engine.text - kinds["gradients"], 0)
-    assert states + kinds["engine"] <= max(asleep.training_bytes, while_made)
+    assert kinds["engine"] == max(asleep.engine.nbytes - kinds["gradients"], 0)
+
+
+def test_a_trace_gives_the_cache_back_where_it_says():
+    """Before a phase, also through edits: what lies free in whole segments is the driver's again."""
+    big, small = 32 * 2**20, 20 * 2**20
+    trace = Trace(*np.array([[0, 0, 2, 2], [big, big, small, small], [3] * 4, [1, 1, 3, 3]]), ("forward", "wake"))
+    assert trace.reserved_in("wake") == big
+    emptied = replace(trace, emptied=("wake",))
+    assert emptied.reserved_in("wake") == small and emptied.through()[1].reserved_bytes == small
+    assert trace.through()[1].reserved_bytes == big
+    assert with_ddp(emptied).emptied == emptied.emptied
+    both = with_phase(trace, 1, "generation", Trace(*np.array([[0], [small], [3], [1]]), ("token",)), emptied=True)
+    assert both.emptied == ("generation",) and both.reserved_in("generation") == small
 
 
 def test_the_planner_searches_with_an_engine(capsys):
@@ -235,14 +255,13 @@ def test_the_planner_searches_with_an_engine(capsys):
     assert found["request"]["vllm"] == "colocate" and found["plans"][0]["vllm"] in (AWAKE, ASLEEP)
     assert found["plans"][0]["engine"]["share"] >= found["plans"][0]["engine"]["least_share"] > 0
     assert any(part["what"] == "vLLM" for part in found["room"]["outside"])
-    away = plan_training("meta-llama/Llama-3.2-1B", "T4", vllm="server", **given)
-    assert away.best.engine is None and away.best.generation_bytes < away.best.training_bytes
-    assert away.request.room == make_request("meta-llama/Llama-3.2-1B", "T4").room
+    assert "engine" not in plans.to_frame().columns
     # An engine that sleeps is tried for more samples at once alone.
-    for plan in plans.plans:
-        if plan.recipe.vllm == ASLEEP:
-            beside = [one for one in plans.plans if one.recipe == replace(plan.recipe, vllm=AWAKE)]
-            assert all(one.micro_batch < plan.micro_batch for one in beside)
+    asleep = [plan for plan in (*plans.plans, *plans.refused.values()) if plan.recipe.vllm == ASLEEP]
+    assert asleep
+    for plan in asleep:
+        beside = [one for one in plans.plans if one.recipe == replace(plan.recipe, vllm=AWAKE)]
+        assert all(one.micro_batch < plan.micro_batch for one in beside)
     small = ["--model", "Qwen/Qwen3-0.6B", "--length", "256", "--methods", "lora", "--objective", "grpo"]
     assert main([*small, "--vllm", "colocate"]) == 0
     assert "vllm_gpu_memory_utilization=0." in capsys.readouterr().out
@@ -251,7 +270,8 @@ def test_the_planner_searches_with_an_engine(capsys):
 def test_what_no_engine_is_counted_of_gets_a_reason():
     given = {"length": 256, "objective": "grpo"}
     for model, more, said, error in (
-        ("Qwen/Qwen3-0.6B", {"vllm": "sglang"}, "colocate", WrongValue),
+        ("Qwen/Qwen3-0.6B", {"vllm": "server"}, "colocate", WrongValue),
+        ("Qwen/Qwen3-0.6B", {"vllm": "colocate", "batch": 2048}, "1024", NotSupported),
         ("Qwen/Qwen3-0.6B", {"vllm": "colocate", "objective": "dpo"}, "grpo", WrongValue),
         ("Qwen/Qwen3-0.6B", {"vllm": "colocate", "methods": "qlora"}, "4", NotSupported),
         ("Qwen/Qwen3-32B", {"vllm": "colocate"}, "15", NotSupported),
@@ -260,7 +280,8 @@ def test_what_no_engine_is_counted_of_gets_a_reason():
     ):
         with pytest.raises(error, match=said):
             make_request(model, "A100-80GB", **given | more)
-    assert make_request("Qwen/Qwen3-32B", "A100-80GB", vllm="server", **given).vllm == SERVER
+    with pytest.raises(NotSupported, match=r"7\.0"):
+        make_request("Qwen/Qwen3-0.6B", "P100", vllm="colocate", **given)
 
 
 # -- a program --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from ..step.optimizers import needs_cuda
 from ..step.own_code import OURS, beside_4_bits, steps_in_backward, too_early, trains_all
 from ..step.setting import fused_head_label
 from ..units import human_bytes
-from .engine import ASLEEP, AWAKE, SERVER, why_no_engine
+from .engine import ASLEEP, AWAKE, MOST_ROWS, OLDEST, why_no_engine
 from .host import states_beyond
 from .recipes import Recipe, cpu_offload_label, method_label, not_together
 from .tensors import NODE, degrees_of, gpus_by_node, why_not, why_whole_texts, why_whole_tokens
@@ -137,7 +137,17 @@ def why_not_by_engine(request: Request) -> str:
     """Why no engine makes the completions of what the request trains; empty where one does."""
     if {*request.methods} == {"qlora"}:
         return _of_4_bits()
-    return why_no_engine(request.model) if request.vllm == AWAKE else ""
+    if request.spec.compute_capability < OLDEST:
+        return tr(
+            ko=f"vLLM은 컴퓨트 능력 {OLDEST[0]}.{OLDEST[1]}부터다({request.gpu})",
+            en=f"vLLM needs compute capability {OLDEST[0]}.{OLDEST[1]} ({request.gpu})",
+        )
+    if request.per_gpu > MOST_ROWS:
+        return tr(
+            ko=f"GPU마다 답 {request.per_gpu}개를 한꺼번에 만드는 엔진은 모은 로그에 없다. {MOST_ROWS}개까지 센다",
+            en=f"no log is of an engine that takes {request.per_gpu} completions at once; {MOST_ROWS} are counted",
+        )
+    return why_no_engine(request.model)
 
 
 def _of_4_bits() -> str:
@@ -414,13 +424,13 @@ def _why_not_generated_so(request: Request) -> list[tuple[str, str]]:
     rows = []
     if not request.vllm:
         why = tr(
-            ko=f"vllm='{AWAKE}'(같은 카드)나 '{SERVER}'(다른 GPU)이면 센다",
-            en=f"with vllm='{AWAKE}' (on the same card) or '{SERVER}' (elsewhere)",
+            ko=f"vllm='{AWAKE}'(같은 카드)이면 센다. 다른 GPU의 서버로 가중치를 보내는 것은 실행해 보지 않았다",
+            en=f"with vllm='{AWAKE}' (on the same card); sending the weights to a server elsewhere was not run",
         )
         rows.append(("use_vllm=True", why))
     elif "qlora" in request.methods:
         rows.append((f"{method_label('qlora')} · vLLM", _of_4_bits()))
-    if request.vllm == AWAKE and request.host is not None:
+    if request.vllm and request.host is not None:
         why = tr(ko="엔진이 RAM에서 쓰는 것은 세지 않는다", en="what the engine takes of it is not counted")
         rows.append((f"vLLM · {request.host}", why))
     return [

@@ -347,9 +347,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--vllm",
         metavar="MODE",
         help=tr(
-            ko="grpo: 답을 vLLM이 만든다(vllm_mode). colocate(같은 카드), server(다른 GPU). 없으면 generate로 만든다",
-            en="grpo: vLLM makes the completions (vllm_mode): colocate (on the same card), server (elsewhere); without "
-            "it generate does",
+            ko="grpo: 답을 vLLM이 만든다(vllm_mode). colocate(같은 카드). 없으면 generate로 만든다",
+            en="grpo: vLLM makes the completions (vllm_mode): colocate (on the same card); without it generate does",
         ),
     )
     add("--batch", default="16", help=tr(ko="옵티마이저 스텝 하나의 샘플", en="samples of one optimizer step"))

@@ -24,114 +24,139 @@ from ..models.build import build_model, count_parameters
 from ..models.configs import cached_by_model, load_config
 from ..models.depth import text_config
 from ..models.kv_cache import shape_of
-from ..room import Outside, Room
-from ..units import GiB, human_bytes
+from ..room import KERNELS, Outside, Room
+from ..step.setting import ASLEEP, AWAKE
+from ..units import GiB
 
 if TYPE_CHECKING:
     from ..step.predict import Need
     from .recipes import Recipe
     from .request import Request
 
-SERVER, AWAKE, ASLEEP = "server", "colocate", "asleep"  # elsewhere; beside the training; without its memory meanwhile
-MODES = (AWAKE, SERVER)  # of GRPOConfig's vllm_mode
+ENGINE = "vLLM"
+MODES = (AWAKE,)  # of GRPOConfig's vllm_mode
 TOKENS = 16  # of a block, by which the cache is handed out
 LARGEST = 15e9  # parameters of models of which there are logs: up to phi-4
+MOST_ROWS = 1024  # that an engine of which there is a log takes at once; of TRL's all completions of a generation
+OLDEST = (7, 0)  # compute capability that vLLM asks for (its installation page)
 # benchmarks/engines.json, vLLM 0.7 to 0.27 on five kinds of cards, forward passes over 256 to 8,192 tokens and 128 to
-# 1,024 rows. Not among them: before 0.17 1,024 rows took up to 5.7 GiB.
-BESIDE = Range(int(0.36 * GiB), int(2.46 * GiB))  # in its share: that peak, and what is outside the allocator
-GRAPHS = Range(int(0.17 * GiB), int(1.28 * GiB))  # beside its share
+# 1,024 rows. Not among them: before 0.17 a pass whose tokens and rows no log says took up to 5.7 GiB.
+BESIDE = Range(int(0.36 * GiB), int(2.49 * GiB))  # in its share: that peak, and what is outside the allocator
+GRAPHS = Range(0, int(1.28 * GiB))  # beside its share, or since 0.20 in it
 SOURCE = "logs of vLLM 0.7 to 0.27, benchmarks/engines.json"
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Bytes of an engine on each card: its weights, the cache of one text, and how many of `rows` texts it holds.
+    """Bytes of an engine on each card: its weights, the cache of one text, and that of the texts it has to hold.
 
-    trained: what the training keeps reserved while the engine has its memory.
+    rows: the texts of a generation. trained: what the training keeps reserved while the engine has its memory.
     """
 
     weights: int
     text: int
-    texts: int
+    cache: int
     rows: int
     trained: int
 
     @property
     def nbytes(self) -> int:
         """Weights and cache."""
-        return self.weights + self.texts * self.text
+        return self.weights + self.cache
 
-    def shares(self, request: Request) -> tuple[float, float]:
-        """vllm_gpu_memory_utilization, to a hundredth: below the first it cannot start, and the one to write.
+    def least_share(self, request: Request) -> float:
+        """vllm_gpu_memory_utilization under which it cannot start: weights and one text alone are more."""
+        return _up((self.weights + self.text) / memory_of(request.spec).high)
 
-        That is what the training leaves for certain, or less where all texts are held by less.
+    def share(self, request: Request) -> float:
+        """vllm_gpu_memory_utilization to write, to a thousandth.
+
+        What the training leaves for certain, or less where all texts are held by less.
         """
         memory = memory_of(request.spec)
-        least = (self.weights + self.text + BESIDE.low) / memory.high
-        left = (request.limit_bytes - self.trained + BESIDE.high) / memory.high
+        left = (_sure_bytes(request) - self.trained - GRAPHS.high) / memory.high
         enough = (self.weights + self.rows * self.text + BESIDE.high) / memory.low
-        return math.ceil(100 * least) / 100, min(math.floor(100 * left), math.ceil(100 * enough)) / 100
+        return min(_down(left), _up(enough))
+
+    def texts(self, request: Request) -> int:
+        """How many texts of a generation that share holds at once, at least; the others wait."""
+        room = self.share(request) * memory_of(request.spec).low - self.weights - BESIDE.high
+        return max(min(int(room // self.text), self.rows), 1)
 
     def line(self, request: Request) -> str:
         """What to set, and what that holds, as it is printed."""
-        least, share = self.shares(request)
-        held = human_bytes(self.nbytes)
+        least, share, texts = self.least_share(request), self.share(request), self.texts(request)
         return tr(
-            ko=f"vllm_gpu_memory_utilization={share:.2f} ({least:.2f}보다 작으면 시작하지 못한다): 가중치와, 답 "
-            f"{self.rows}개 가운데 {self.texts}개의 KV 캐시로 {held}",
-            en=f"vllm_gpu_memory_utilization={share:.2f} (under {least:.2f} it cannot start): {held} of weights and of "
-            f"the KV cache of {self.texts} of {self.rows} completions",
+            ko=f"vllm_gpu_memory_utilization={share:g} ({least:g}보다 작으면 시작하지 못한다): 답 {self.rows}개 가운데 "
+            f"적어도 {texts}개의 KV 캐시까지 들어간다",
+            en=f"vllm_gpu_memory_utilization={share:g} (under {least:g} it cannot start), with room for the KV cache "
+            f"of {texts} of {self.rows} completions at least",
         )
 
-    def to_dict(self, request: Request) -> dict[str, Any]:
-        """As plain JSON values."""
-        least, share = self.shares(request)
-        return asdict(self) | {"least_share": least, "share": share}
+    def to_dict(self, request: Request, fits: bool) -> dict[str, Any]:
+        """As plain JSON values; share and texts where the plan fits."""
+        found = {"share": self.share(request), "texts": self.texts(request)} if fits else {"share": None, "texts": None}
+        return asdict(self) | {"least_share": self.least_share(request)} | found
+
+
+def _up(share: float) -> float:
+    return math.ceil(1000 * share) / 1000
+
+
+def _down(share: float) -> float:
+    return math.floor(1000 * share) / 1000
+
+
+def _sure_bytes(request: Request) -> int:
+    """What the training and the whole share of an engine may take, with the margin free."""
+    context = sum(part.bytes.high for part in request.room.outside if part.what != ENGINE)
+    return int((request.room.memory.low - context) / ((1 + KERNELS) * (1 + request.margin)))
 
 
 @dataclass(frozen=True)
 class Share:
-    """An engine by what a file says of it: its share of the card, whether it sleeps while the model is trained.
-
-    longest: tokens of the longest text that it takes.
-    """
+    """An engine by what a file says of it: its share of the card, and the tokens of the longest text that it takes."""
 
     model: str
     share: float
-    sleeps: bool
     longest: int
 
     def reserved(self, card: int, rollout: int, memory: Range) -> int:
-        """Bytes of a training that needs `card` alone, and `rollout` while the engine is at work, with this engine."""
+        """Bytes of a training that needs `card` alone; where the engine sleeps, of the `rollout` beside it (else 0)."""
         taken = int(memory.high * self.share)
-        return max(card, rollout + taken) if self.sleeps else card + taken
+        return max(card, rollout + taken) if rollout else card + taken
 
-    def least(self, memory: Range, beside: int) -> int:
-        """In hundredths of the card, what weights, the cache of the longest text and so much beside them take."""
-        return math.ceil(100 * (_weights(self.model) + text_bytes(self.model, self.longest) + beside) / memory.low)
+    def least(self, beside: int, memory: int) -> float:
+        """The share that weights, the cache of the longest text and so much beside them take."""
+        return _up((_weights(self.model) + text_bytes(self.model, self.longest) + beside) / memory)
+
+    def starts(self, memory: Range) -> bool:
+        """Whether it may."""
+        return self.least(0, memory.high) <= self.share
+
+    def sure_to_start(self, memory: Range) -> bool:
+        """Whether it does, if it is no larger than those of which there are logs."""
+        return self.least(BESIDE.high, memory.low) <= self.share
 
     def able(self, longest: int, memory: Range) -> Share:
         """The same; with texts of at most `longest` tokens if it is not sure to start; larger if it cannot."""
-        if self.least(memory, BESIDE.high) <= 100 * self.share:
+        if self.sure_to_start(memory):
             return self
         shorter = replace(self, longest=min(self.longest, longest))
-        starts = shorter.least(memory, BESIDE.low) <= 100 * self.share
-        return shorter if starts else replace(shorter, share=min(shorter.least(memory, BESIDE.high) / 100, 1.0))
+        return shorter if shorter.starts(memory) else replace(shorter, share=shorter.least(BESIDE.high, memory.low))
 
     def others(self, card: int, rollout: int, memory: Range, limit: int) -> Iterator[Share]:
-        """The same asleep; with the largest share that `limit` bytes leave it, and that it is sure to start with."""
-        for sleeps in dict.fromkeys((self.sleeps, True)):
-            yield replace(self, sleeps=sleeps)
-        for sleeps in dict.fromkeys((self.sleeps, True)):
-            most = math.floor(100 * (limit - (rollout if sleeps else card)) / memory.high)
-            if self.least(memory, BESIDE.high) <= most < 100 * self.share:
-                yield replace(self, share=most / 100, sleeps=sleeps)
+        """The same, and with the largest share that `limit` bytes leave it and that it is sure to start with."""
+        yield self
+        most = _down((limit - (rollout or card)) / memory.high)
+        if self.least(BESIDE.high, memory.low) <= most < self.share:
+            yield replace(self, share=most)
 
 
 def engine_label(vllm: str) -> str:
     """Where completions are made, in the reader's language."""
     asleep = tr(ko="vLLM(학습하는 동안 재움)", en="vLLM (asleep while training)")
-    return {SERVER: tr(ko="vLLM(다른 GPU)", en="vLLM (elsewhere)"), AWAKE: "vLLM", ASLEEP: asleep}[vllm]
+    return {AWAKE: ENGINE, ASLEEP: asleep}[vllm]
 
 
 def why_no_engine(model: str) -> str:
@@ -173,8 +198,12 @@ def text_bytes(model: str, tokens: int) -> int:
 
 
 def least_bytes(request: Request) -> int:
-    """What an engine of the request holds at least: it does not start without room for one text."""
-    return _weights(request.model) + text_bytes(request.model, request.length)
+    """Weights, and the cache of the completions of one prompt: what a plan leaves an engine at least.
+
+    vLLM starts with room for one text, and the others wait.
+    """
+    texts = min(request.generations, request.per_gpu)
+    return _weights(request.model) + texts * text_bytes(request.model, request.length)
 
 
 def memory_of(spec: GPUSpec) -> Range:
@@ -183,34 +212,29 @@ def memory_of(spec: GPUSpec) -> Range:
 
 
 def with_graphs(room: Room) -> Room:
-    """The room beside an engine of which all of its share is counted."""
-    return Room(room.card, room.memory, (*room.outside, Outside("vLLM", GRAPHS, SOURCE)))
+    """The room beside an engine that is asleep, or of which all of its share is counted."""
+    return Room(room.card, room.memory, (*room.outside, Outside(ENGINE, GRAPHS, SOURCE)))
 
 
 def with_engine(room: Room) -> Room:
-    """The room beside an engine, of which weights and cache are counted elsewhere."""
-    both = Range(GRAPHS.low, BESIDE.high + GRAPHS.high)  # asleep it keeps no more than the graphs
-    return Room(room.card, room.memory, (*room.outside, Outside("vLLM", both, SOURCE)))
+    """The room beside an engine that is awake, of which weights and cache are counted elsewhere."""
+    both = Range(BESIDE.low + GRAPHS.low, BESIDE.high + GRAPHS.high)
+    return Room(room.card, room.memory, (*room.outside, Outside(ENGINE, both, SOURCE)))
 
 
-def beside(request: Request, recipe: Recipe, need: Need, smallest: bool) -> tuple[int, dict[str, int], Engine]:
+def beside(request: Request, recipe: Recipe, need: Need) -> tuple[int, dict[str, int], Engine]:
     """(bytes needed, kind → bytes of them, the engine) of a training that needs so much without.
 
-    The engine has to hold the texts of all completions of a generation; of the `smallest` micro-batch, which leaves
-    the most room, so many of them as fit, and one at least. While it is asleep the training's peak has no engine beside
-    it, and before it wakes TRL empties the allocator's cache: counted is then what tensors hold while completions are
-    made, and as much more as the allocator loses at the training's peak.
+    While an engine is asleep the training's peak has only graphs beside it. Where it wakes, beside what is reserved
+    then, it is counted at its most: with all of BESIDE.
     """
-    lost, rows = need.card - need.tensors, request.per_gpu
-    weights, text = _weights(request.model), text_bytes(request.model, request.length)
-    trained = need.card if recipe.vllm == AWAKE else need.generation + lost
-    fitting = (request.limit_bytes - trained - weights) // text
-    texts = min(max(fitting, 1), rows) if smallest else rows
-    engine = Engine(weights, text, texts, rows, trained)
+    lost, weights, text = need.card - need.tensors, _weights(request.model), text_bytes(request.model, request.length)
+    trained = need.card if recipe.vllm == AWAKE else need.rollout
+    engine = Engine(weights, text, least_bytes(request) - weights, request.per_gpu, trained)
     if recipe.vllm == AWAKE:
-        kinds, needed = need.at_peak, need.card + engine.nbytes
-    elif trained + engine.nbytes > need.card:
-        kinds, needed = need.at_generation, trained + engine.nbytes
-    else:
+        return need.card + engine.nbytes, {**need.at_peak, "engine": engine.nbytes, "fragmentation": lost}, engine
+    most = engine.nbytes + BESIDE.high
+    if trained + most <= need.card:
         return need.card, {**need.at_peak, "fragmentation": lost}, engine
-    return needed, {**kinds, "engine": engine.nbytes, "fragmentation": lost}, engine
+    lost = trained - sum(need.at_generation.values())
+    return trained + most, {**need.at_generation, "engine": most, "fragmentation": lost}, engine

@@ -21,7 +21,7 @@ from ..shards.second_model import Pairs
 from ..step.flops import training_flops
 from ..step.setting import Setting
 from ..step.splits import split_setting
-from .engine import ASLEEP, AWAKE, beside, least_bytes
+from .engine import AWAKE, beside, least_bytes
 from .files.settings import autocast_dtype, weights_dtype
 from .on_a_card import predict_need, states_of
 from .plans import Plan
@@ -47,7 +47,7 @@ def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation:
         rollout=max(request.per_gpu, micro_batch) if request.grpo else 0,
         beta=request.beta,
         iterations=request.iterations,
-        vllm=bool(recipe.vllm),
+        vllm=recipe.vllm,
         kept_results=recipe.kept,
         offload_checkpoints=recipe.offload,
         rest_in_fp32=recipe.rest_in_fp32,
@@ -93,7 +93,7 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
     if recipe.spread:
         return {kind: nbytes // request.gpus for kind, nbytes in states.items()}
     states = states | ({"other": states["gradients"]} if request.gpus > 1 else {})  # DDP's buckets
-    if recipe.vllm in (AWAKE, ASLEEP):
+    if recipe.vllm:
         beside_it = 0 if recipe.vllm == AWAKE else states["gradients"]  # which are gone while completions are made
         states["engine"] = max(least_bytes(request) - beside_it, 0)
     return states
@@ -162,8 +162,8 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         collectives = 2 * need.states["gradients"]  # DDP's all-reduce, once a step
         offloaded, pinned = need.offloaded // setting.gradient_accumulation_steps * accumulation, need.pinned
         paged, generation, training = need.paged, need.generation, need.training
-        if recipe.vllm in (AWAKE, ASLEEP):
-            needed, at_peak, engine = beside(request, recipe, need, smallest=micro_batch == 1)
+        if recipe.vllm:
+            needed, at_peak, engine = beside(request, recipe, need)
     flops, least = (
         request.batch * training_flops(setting_of(request, one, 1, 1)).total for one in (recipe, recipe.at_once)
     )

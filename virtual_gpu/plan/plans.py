@@ -160,7 +160,7 @@ class Plan:
         more |= {name: getattr(self, name) for name in ("generation_bytes", "training_bytes")}
         more |= {"lower_bound_seconds": self.seconds, "caution": self.recipe.caution, "beyond_best": self.beyond_best}
         more |= {"lower_bound_price_per_million_tokens": self.price}
-        engine = None if self.engine is None else self.engine.to_dict(self.request)
+        engine = None if self.engine is None else self.engine.to_dict(self.request, self.fits)
         return {**asdict(self.recipe), **numbers, **more, "layers": list(self.layers), "engine": engine}
 
     def files(self, kind: str | None = None) -> dict[str, str]:

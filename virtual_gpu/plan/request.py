@@ -37,7 +37,7 @@ from .candidates import (
     why_not_split,
     why_not_spread,
 )
-from .engine import AWAKE, MODES, with_engine
+from .engine import ASLEEP, AWAKE, MODES, with_engine, with_graphs
 from .ranking import PREFERENCES
 from .recipes import METHODS
 from .tensors import why_not, why_whole_texts
@@ -86,7 +86,8 @@ class Request:
     generations: int = 0  # of GRPO: completions of each prompt
     beta: float = 0.0  # of GRPO: the weight of the KL term, for which there is a reference
     iterations: int = 1  # of GRPO: optimizer steps on the same completions
-    vllm: str = ""  # of GRPO: makes the completions, on the same card ("colocate") or elsewhere ("server")
+    # Of GRPO: an engine on the same card makes the completions ("colocate"); "asleep": as a plan's request has it.
+    vllm: str = ""
 
     @property
     def spec(self) -> GPUSpec:
@@ -104,7 +105,8 @@ class Request:
     def room(self) -> Room:
         """What each GPU has for the allocator, and what lies outside it."""
         room = self._room_for_training
-        return with_engine(room) if self.vllm == AWAKE else room
+        beside = {AWAKE: with_engine, ASLEEP: with_graphs}.get(self.vllm)
+        return room if beside is None else beside(room)
 
     @property
     def _room_for_training(self) -> Room:
@@ -192,8 +194,9 @@ class Request:
         """The request of that recipe's plans: with its mesh of GPUs, which says what room and samples are."""
         mesh = {name: getattr(recipe, name) for name in MESH}
         same = self.spread == recipe.spread and all((getattr(self, name) or 1) == n for name, n in mesh.items())
+        same &= self.vllm == recipe.vllm
         device_map = "only" if recipe.spread else bool(self.device_map)
-        return self if same else replace(self, device_map=device_map, **mesh)
+        return self if same else replace(self, device_map=device_map, vllm=recipe.vllm, **mesh)
 
     def allows(self, recipe: Recipe) -> bool:
         """Whether the mesh of GPUs is what was asked for, and all who take samples take as many."""

@@ -139,7 +139,7 @@ class Plans:
             | {f"{kind}_bytes": nbytes for kind, nbytes in plan.at_peak.items()}
             for plan in (*self.plans, *self.losers)
         )
-        nested = ("at_peak", "card_bytes", "host")
+        nested = ("at_peak", "card_bytes", "host", "engine")
         return frame_of({name: value for name, value in row.items() if name not in nested} for row in rows)
 
     def to_dict(self) -> dict[str, Any]:
@@ -187,8 +187,8 @@ def plan_training(
     "grpo" by TRL's GRPOTrainer: then batch counts completions, of each prompt `generations` (8), and length is a prompt
     with one, of which the model generates completion_length (half) by transformers' `generate`, those of a step at
     once. beta: the weight of its KL term (0), for which there is a reference. iterations: optimizer steps on the same
-    completions (1). vllm: a vLLM engine makes them instead, on the same cards ("colocate": beside the training, and
-    asleep meanwhile) or on others ("server"); see `engine`.
+    completions (1). vllm: a vLLM engine makes them instead, on the same cards ("colocate": beside the training, or
+    asleep meanwhile); see `engine`.
     optim_args, optim_target_modules: of the optimizer, as TrainingArguments take them.
     tensor_parallel: only full fine-tuning in which so many GPUs compute each layer together (1: only without); None
     tries it where it can matter. sequence_parallel: with it the tokens between the layers' matrices are split too, and

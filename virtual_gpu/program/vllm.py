@@ -41,15 +41,16 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
     def server(**settings: Any) -> Server:
         watch.note(
             tr(
-                ko="vLLM 서버: 다른 GPU에 있는 것으로 치고 부르지 않았다. 답은 가장 긴 것으로 두었다",
-                en="vLLM's server: not called, it is on other GPUs; completions are of the most tokens",
+                ko="vLLM 서버: 부르지 않았다. 답은 가장 긴 것으로 두었고, 가중치를 보내는 데 드는 것은 세지 않았다",
+                en="vLLM's server: not called; completions are of the most tokens, and what sending the weights "
+                "takes is not counted",
             )
         )
         return Server()
 
     def trl(module: ModuleType) -> None:
-        found = {"is_vllm_available": lambda *_, **__: True, "LLM": engine, "SamplingParams": SimpleNamespace}
-        patches.set_all(module, found | {"VLLMClient": server})
+        found = {"is_vllm_available": lambda *_, **__: True, "LLM": engine, "VLLMClient": server}
+        patches.set_all(module, found | dict.fromkeys(("SamplingParams", "StructuredOutputsParams"), SimpleNamespace))
 
     imports.after("trl.generation.vllm_generation", trl)
 
@@ -107,7 +108,10 @@ class Engine:
         return [self._answers(prompt["prompt_token_ids"], sampling_params) for prompt in prompts]
 
     def _answers(self, ids: list[int], wanted: Any) -> Any:
-        length = min(wanted.max_tokens, self.llm_engine.model_config.max_model_len - len(ids))
+        longest = self.llm_engine.model_config.max_model_len
+        if len(ids) > longest:
+            raise ValueError(f"The prompt (length {len(ids)}) is longer than the maximum model length of {longest}.")
+        length = min(wanted.max_tokens, longest - len(ids))
         one = SimpleNamespace(token_ids=[_TOKEN] * length, text="", logprobs=[_LOGPROB] * length)
         return SimpleNamespace(prompt_token_ids=ids, outputs=[one] * wanted.n)
 

@@ -140,7 +140,7 @@ def training_flops(setting: Setting | None = None, **settings: Any) -> Flops:
         setting.fused_lm_head, setting.kept_results, setting.objective, setting.reference == "precomputed",
         setting.completion_length,
     )  # fmt: skip
-    found = _training_flops(*of, (setting.beta > 0) + (setting.iterations > 1 or setting.vllm))
+    found = _training_flops(*of, (setting.beta > 0) + (setting.iterations > 1 or bool(setting.vllm)))
     if setting.iterations == 1:
         return found
     alone = _training_flops(*of, 0).forward

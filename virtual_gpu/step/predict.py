@@ -90,6 +90,7 @@ class Need:
     an optimizer step sends to the CPU and gets back. pinned: what a micro-batch of that takes of the RAM. paged: state
     that lies in CUDA's managed memory, beside all these. generation: the tensors' peak while GRPO's completions are
     generated (at_generation: by category), by an engine while it is handed the weights; training: in all other phases.
+    rollout: what is reserved meanwhile, where an engine has to find its memory beside it.
     """
 
     tensors: int
@@ -102,6 +103,7 @@ class Need:
     generation: int = 0
     training: int = 0
     at_generation: Mapping[str, int] = field(default_factory=dict)
+    rollout: int = 0
 
 
 @cached_by_model
@@ -135,6 +137,7 @@ def of_trace(need: Need, trace: Trace, reserved: int | None = None, ddp: bool = 
     return replace(
         need, tensors=timeline.peak_bytes, card=card, at_peak=timeline.at_peak(), generation=generating.peak_bytes,
         training=training.peak_bytes, at_generation=generating.at_peak(),
+        rollout=trace.reserved_in(GENERATION) if GENERATION in trace.emptied else 0,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ as long as it may.
 
 With vLLM (`Setting.vllm`) nothing is generated here. What the model does then is to hand its weights over before each
 generation: TRL's own `VLLMGeneration.sync_weights`, which merges adapters into the weights and takes them out again.
+Before an engine wakes it gives the allocator's cache back to the driver.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ..trace.tokens import first_tokens, with_tokens
 from ..trace.trace import Trace
 from ..turns import in_turn, refuse_in_a_block
 from .run import forward_under
-from .setting import Setting
+from .setting import ASLEEP, AWAKE, Setting
 
 GENERATION = "generation"  # the phase
 
@@ -49,8 +50,9 @@ def with_generation(trace: Trace, setting: Setting, spec: GPUSpec, full: bool = 
         offload_checkpoints=False, optimizer="adamw", fp32_embedding_state=False, beta=0.0, iterations=1,
     )  # fmt: skip
     if setting.vllm:
-        same = same.short(1)
-    return with_phase(trace, second, GENERATION, _generation(same, spec.compute_capability, spec.multiprocessors, full))
+        same = replace(same.short(1), vllm=AWAKE)
+    generation = _generation(same, spec.compute_capability, spec.multiprocessors, full)
+    return with_phase(trace, second, GENERATION, generation, emptied=setting.vllm == ASLEEP)
 
 
 @cached_by_model

@@ -65,6 +65,7 @@ _FREE = (  # what changes no byte, or is peft's own business
     "megatron_core", "layers_pattern", "qalora_group_size", "loftq_config",
 )  # fmt: skip
 OBJECTIVES = ("sft", "dpo", "grpo")
+ENGINES = AWAKE, ASLEEP = ("colocate", "asleep")  # vLLM beside the training, and without its memory meanwhile
 # The second optimizer step is the first with the whole optimizer state from its beginning; nothing new comes after it.
 OPTIMIZER_STEPS = 2
 
@@ -83,7 +84,8 @@ class Setting:
     sequence_length is a prompt with one, of which the last completion_length tokens (0: half) are generated. rollout:
     how many completions are generated at once (0: those of an optimizer step). beta: the weight of the KL term, for
     which there is a reference. iterations: optimizer steps on the same completions. vllm: an engine outside of this
-    memory makes them, so that nothing is generated here, and the model scores them before it learns.
+    memory makes them ("colocate"; "asleep": whose memory is given back while the model learns), so that nothing is
+    generated here, and the model scores them before it learns.
     """
 
     batch_size: int
@@ -115,7 +117,7 @@ class Setting:
     rollout: int = 0
     beta: float = 0.0
     iterations: int = 1
-    vllm: bool = False
+    vllm: str = ""
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -199,7 +201,7 @@ class Setting:
         rollout = positive_int(_given(self.rollout, batch), "rollout")
         put(self, "iterations", positive_int(self.iterations, "iterations") if grpo else 1)
         put(self, "beta", check_beta(self.beta) if grpo else 0.0)
-        put(self, "vllm", boolean(self.vllm, "vllm") and grpo)
+        put(self, "vllm", choose(self.vllm, ENGINES, "vllm") if self.vllm and grpo else "")
         put(self, "completion_length", length if grpo else 0)
         put(self, "rollout", rollout if grpo else 0)
         if grpo and length >= self.sequence_length:
@@ -301,14 +303,13 @@ class Setting:
             of = {"completion_length": arguments.max_completion_length, "beta": arguments.beta}
             of |= {"iterations": arguments.num_iterations, "fused_lm_head": has_fused_head(), "padded": True}
             _check_generations(arguments)
-            of["vllm"] = bool(arguments.use_vllm)
-            if arguments.use_vllm and arguments.vllm_mode != "server":
+            if arguments.use_vllm:
                 raise NotSupported(
                     tr(
-                        ko=f"use_vllm=True, vllm_mode={arguments.vllm_mode!r}: 같은 카드의 엔진은 여기서 세지 않는다. "
-                        "plan_training(…, objective='grpo', vllm='colocate')이나 virtual-gpu fit이 센다.",
-                        en=f"use_vllm=True, vllm_mode={arguments.vllm_mode!r}: an engine on the same card is counted by "
-                        "plan_training(…, objective='grpo', vllm='colocate') and virtual-gpu fit, not here.",
+                        ko="use_vllm=True: 엔진은 여기서 세지 않는다. plan_training(…, objective='grpo', "
+                        "vllm='colocate')이나 virtual-gpu fit이 센다.",
+                        en="use_vllm=True: an engine is counted by plan_training(…, objective='grpo', vllm='colocate') "
+                        "and virtual-gpu fit, not here.",
                     )
                 )
             rollout = arguments.per_device_train_batch_size * arguments.steps_per_generation
@@ -331,7 +332,7 @@ class Setting:
         if self.objective != "grpo":
             return None
         prompt = self.sequence_length - self.completion_length
-        how = self.beta, self.iterations, self.vllm
+        how = self.beta, self.iterations, bool(self.vllm)
         return Completions(self.rollout, self.batch_size, prompt, self.completion_length, *how)
 
     @property
@@ -362,7 +363,7 @@ class Setting:
         if self.pairs:
             parts.append("DPO" + (f" ({reference_label(self.reference)})" if self.reference != "same" else ""))
         if self.completions:
-            parts.append(grpo_label(self.completion_length, self.beta, self.iterations, self.vllm))
+            parts.append(grpo_label(self.completion_length, self.beta, self.iterations, bool(self.vllm)))
         defaults = {f.name: f.default for f in fields(self)}
         names = ("peft", "precision", "optimizer", "attention")
         parts += [str(getattr(self, name)) for name in names if getattr(self, name) != defaults[name]]

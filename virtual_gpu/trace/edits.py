@@ -6,6 +6,7 @@ Each takes a trace and gives a new one, which the allocator then finds room for;
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -85,10 +86,11 @@ def bucket_sizes(gradients: Sequence[int], first: int = FIRST_BUCKET_BYTES, othe
     return [*buckets, filled] if filled else buckets
 
 
-def with_phase(trace: Trace, place: int, name: str, other: Trace) -> Trace:
+def with_phase(trace: Trace, place: int, name: str, other: Trace, emptied: bool = False) -> Trace:
     """With all that another trace does in its phases as one phase more, before that of a place.
 
-    What was there at the other's start is taken to be there. ValueError where it releases any of it.
+    What was there at the other's start is taken to be there. emptied: the allocator's cache is given back before it.
+    ValueError where it releases any of what was there.
     """
     begin = int(np.searchsorted(other.span, 0, "right"))
     if (other.born[begin:] < begin).any():
@@ -103,20 +105,21 @@ def with_phase(trace: Trace, place: int, name: str, other: Trace) -> Trace:
     born = np.concatenate([later[:at], other.born[begin:] - begin + at, later[at:]])
     nbytes, category, stream = (column(one, 0, getattr(other, one)[begin:]) for one in ("nbytes", "category", "stream"))
     span = column("span", 2, np.full(more, 2 * place + 1))
-    return Trace(born, nbytes, category, span, (*trace.names[:place], name, *trace.names[place:]), stream=stream)
+    names, empty = (*trace.names[:place], name, *trace.names[place:]), (name,) if emptied else ()
+    return Trace(born, nbytes, category, span, names, stream=stream, emptied=(*trace.emptied, *empty))
 
 
 def scaled(trace: Trace, which: np.ndarray, ratio: float) -> Trace:
     """With the blocks that these allocations (a mask) take, `ratio` times as large, rounded up to 512 bytes."""
     resized = which[trace.born]
     nbytes = np.where(resized, [round_size(int(np.ceil(n * ratio))) for n in trace.nbytes.tolist()], trace.nbytes)
-    return Trace(trace.born, nbytes, trace.category, trace.span, trace.names, stream=trace.stream)
+    return replace(trace, nbytes=nbytes, held=None)
 
 
 def resized(trace: Trace, entries: np.ndarray, nbytes: int) -> Trace:
     """With the blocks that these entries allocate, so many bytes large."""
     sizes = np.where(np.isin(trace.born, entries), nbytes, trace.nbytes)
-    return Trace(trace.born, sizes, trace.category, trace.span, trace.names, stream=trace.stream)
+    return replace(trace, nbytes=sizes, held=None)
 
 
 def _start(trace: Trace) -> int:
@@ -164,4 +167,6 @@ def _sorted(
     place = np.empty(n + k, dtype=np.int64)
     place[order] = np.arange(len(order))
     nbytes, category, span, stream = (column[order] for column in columns)
-    return Trace(place[births[order]], nbytes, category, span, trace.names, stream=stream)
+    return replace(
+        trace, born=place[births[order]], nbytes=nbytes, category=category, span=span, stream=stream, held=None
+    )

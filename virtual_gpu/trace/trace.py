@@ -22,7 +22,8 @@ class Trace:
     CATEGORIES. span: 2k + 1 inside phase k, 2k before it; what was there at the start comes first. names: the phases.
     held: bytes that the allocator gave for it, with the rest that it did not split off; None in a trace that was edited
     and has not been through an allocator (`through`). stream: whose pool the block comes from and goes back to; None
-    stands for 0 throughout, the stream that computes.
+    stands for 0 throughout, the stream that computes. emptied: names of phases before which the allocator's cache is
+    given back (`torch.cuda.empty_cache`).
     Releases that follow each other stand in the order in which their blocks were born: it makes no difference.
     """
 
@@ -33,6 +34,7 @@ class Trace:
     names: tuple[str, ...]
     held: np.ndarray | None = None
     stream: np.ndarray | None = None
+    emptied: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.stream is None:
@@ -62,11 +64,33 @@ class Trace:
 
     def moments(self, phase: int) -> np.ndarray:
         """The entries before which a phase's curve has its points: its beginning, every local maximum, its end."""
-        start, end = np.searchsorted(self.span, (2 * phase + 1, 2 * phase + 2))
+        start, end = self.entries(phase)
         # Where an allocation is followed by a release, or by the end: nothing higher lies between.
         grew = self.allocates[start:end]
         tops = np.flatnonzero(grew & ~np.append(grew[1:], False)) + start + 1
         return np.concatenate(([start], tops, [end]))
+
+    def entries(self, phase: int) -> tuple[int, int]:
+        """The first entry of a phase, and the first after it."""
+        start, end = np.searchsorted(self.span, (2 * phase + 1, 2 * phase + 2))
+        return int(start), int(end)
+
+    def reserved_in(self, name: str) -> int:
+        """The most that the caching allocator has reserved in the last phase of this name, without a limit."""
+        phase = len(self.names) - 1 - self.names[::-1].index(name)
+        start, end = self.entries(phase)
+        before = {column: getattr(self, column)[:start] for column in ("born", "nbytes", "category", "span", "stream")}
+        _, allocator = replace(self, **before, names=self.names[:phase], held=None).through()
+        if name in self.emptied:
+            allocator.empty_cache()
+        most = allocator.reserved_bytes
+        for entry in range(start, end):
+            if self.born[entry] == entry:
+                allocator.allocate(entry, int(self.nbytes[entry]), int(self.stream[entry]))
+                most = max(most, allocator.reserved_bytes)
+            else:
+                allocator.free(int(self.born[entry]))
+        return most
 
     def through(
         self,
@@ -82,10 +106,13 @@ class Trace:
         allocator = CachingAllocator(capacity_bytes, expandable_segments=expandable_segments, settings=settings)
         born, nbytes, stream = self.born.tolist(), self.nbytes.tolist(), self.stream.tolist()
         held: list[int] = []
+        emptied = {self.entries(k)[0] for k, name in enumerate(self.names) if name in self.emptied}
 
         def run(start: int, end: int) -> None:
             allocate, free, give = allocator.allocate, allocator.free, held.append
             for entry in range(start, end):
+                if entry in emptied:
+                    allocator.empty_cache()
                 block = born[entry]
                 if block == entry:
                     give(allocate(entry, nbytes[entry], stream[entry]))

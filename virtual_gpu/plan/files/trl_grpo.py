@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..engine import ASLEEP, SERVER
+from ...errors import NotSupported
+from ...language import tr
+from ..engine import ASLEEP
 from .settings import head
 from .trl_sft import arguments_of, beside_a_reference, of_trainer, with_launch
 
@@ -28,7 +30,6 @@ def files(plan: Plan) -> dict[str, str]:
     script = _SCRIPT.format(
         head=head(plan, _PROMPTS, "prompt with its completion", "completions"),
         completion=request.completion_length,
-        engine=_SERVER.format(model=request.model, length=request.length) if plan.recipe.vllm == SERVER else "",
         arguments="".join(f"    {name}={value},\n" for name, value in (own | arguments).items()),
         **of_trainer(plan),
         **beside_a_reference(plan),
@@ -40,24 +41,17 @@ def _engine(plan: Plan) -> dict[str, object]:
     """The arguments of a GRPOConfig for completions of vLLM's, without which a rehearsal is; none for `generate`."""
     if not plan.recipe.vllm:
         return {}
-    own: dict[str, object] = {"use_vllm": "not args.cpu"}
     if plan.engine is None:
-        return own | {"vllm_mode": '"server"'}
-    _, share = plan.engine.shares(plan.request)
-    own |= {"vllm_mode": '"colocate"', "vllm_gpu_memory_utilization": share}
-    own |= {"vllm_max_model_length": "LENGTH"}
+        raise NotSupported(tr(ko=f"{plan.title}: 들어가지 않는다", en=f"{plan.title}: does not fit"))
+    own = {"use_vllm": "not args.cpu", "vllm_mode": '"colocate"'}
+    own |= {"vllm_gpu_memory_utilization": plan.engine.share(plan.request), "vllm_max_model_length": "LENGTH"}
     return own | ({"vllm_enable_sleep_mode": True} if plan.recipe.vllm == ASLEEP else {})
 
 
-_SERVER = """First, on other GPUs, with TRL and vLLM installed:
-trl vllm-serve --model {model} --max-model-len {length}
-
-Then:
-"""
 _PROMPTS = '"--prompts", required=True, help="JSON lines, each with prompt and answer"'
 _SCRIPT = '''"""{title}
 
-{engine}{command} train.py --prompts my_prompts.jsonl
+{command} train.py --prompts my_prompts.jsonl
 
 What it takes on the card:
 {asked} train.py --prompts my_prompts.jsonl

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from ...shards.layout import Layout
 from ...shards.nccl import nccl_bytes
 from ...shards.rank_step import rank_step
 from ...step.own_code import IN_BACKWARD, steps_in_backward, too_early
-from ...step.setting import Setting
+from ...step.setting import ASLEEP, Setting
 from ...units import choose, human_bytes, path_of
 from ...writing import check_folder, write
 from ..engine import BESIDE, Share, why_no_engine, with_graphs
@@ -33,7 +34,7 @@ from ..on_a_card import predict_need, states_of
 from ..request import how_many
 from . import axolotl, llama_factory, torchtune, trainer, trl
 from .document import Document, read_document
-from .keys import LESS, MORE, Keys, Note, place_of
+from .keys import EITHER, LESS, MORE, Keys, Note, place_of
 
 TOOLS = (torchtune, axolotl, llama_factory, trl, trainer)  # in the order in which a file is looked at
 READ = ("sft", "dpo", "grpo")  # objectives of files that are read
@@ -186,10 +187,10 @@ class Answer:
     def _engine(self, one: Try) -> str:
         taken = human_bytes(int(self.room.memory.high * one.engine.share))
         return tr(
-            ko=f"그 가운데 vLLM 엔진의 몫 {one.engine.share:g}이 {taken}다"
-            + (". 학습하는 동안은 돌려준다" if one.engine.sleeps else ""),
-            en=f"of this the share of vLLM's engine, {one.engine.share:g}: {taken}"
-            + (", not while the model is trained" if one.engine.sleeps else ""),
+            ko=f"vLLM 엔진의 몫: {one.engine.share:g}, {taken}"
+            + (". 학습하는 동안은 돌려준다" if one.setting.vllm == ASLEEP else ""),
+            en=f"the share of vLLM's engine: {one.engine.share:g}, {taken}"
+            + (", not while the model is trained" if one.setting.vllm == ASLEEP else ""),
         )
 
     def _pages(self, one: Try) -> str:
@@ -272,16 +273,22 @@ def start_from(
     room = room_on(spec, nccl and Range(nccl.low, nccl.high))
     if engine is not None:
         engine, room = _engine_of(keys, setting, **engine), with_graphs(room)
+        if not engine.sure_to_start(room.memory) and engine.starts(room.memory):
+            keys.note("vllm_gpu_memory_utilization", EITHER, tr(
+                ko="vLLM이 시작하지 못할 수도 있다. 여러 로그에서 본 가장 큰 엔진이면 "
+                   f"{engine.least(BESIDE.high, room.memory.low):g}이 든다",
+                en=f"vLLM may not start: the largest engine in others' logs would take "
+                   f"{engine.least(BESIDE.high, room.memory.low):g}"))  # fmt: skip
     search = _Search(tool, keys, spec, gpus, stage, room, margin, progress or (lambda setting, needed: None), engine)
     return search.answer(setting)
 
 
-def _engine_of(keys: Keys, setting: Setting, share: float, sleeps: bool, longest: int | None) -> Share:
+def _engine_of(keys: Keys, setting: Setting, share: float, longest: int | None) -> Share:
     """The engine of a file; NotSupported where what it holds is not counted."""
     if why := why_no_engine(setting.model_id):
         raise keys.not_counted("use_vllm", why)
     longest = longest or text_config(load_config(setting.model_id)).max_position_embeddings
-    return Share(setting.model_id, share, sleeps, longest)
+    return Share(setting.model_id, share, longest)
 
 
 def _holds_more(setting: Setting) -> bool:
@@ -332,9 +339,9 @@ class _Search:
 
     def _why_no_start(self) -> str:
         """Why the file's engine does not start; empty where it does, or there is none."""
-        if self.engine is None or self.engine.least(self.room.memory, BESIDE.low) <= 100 * self.engine.share:
+        if self.engine is None or self.engine.starts(self.room.memory):
             return ""
-        least, longest = self.engine.least(self.room.memory, BESIDE.low) / 100, self.engine.longest
+        least, longest = self.engine.least(0, self.room.memory.high), self.engine.longest
         return tr(
             ko=f"vLLM이 시작하지 못한다. 가중치와 {longest:,}토큰(vllm_max_model_length)짜리 글 하나의 KV 캐시에 몫이 "
             f"{least:g}은 있어야 한다",
@@ -347,7 +354,6 @@ class _Search:
         if engine is None or engine == self.engine:
             return {}
         found = {} if engine.share == self.engine.share else {"vllm_gpu_memory_utilization": engine.share}
-        found |= {} if engine.sleeps == self.engine.sleeps else {"vllm_enable_sleep_mode": True}
         return found | ({} if engine.longest == self.engine.longest else {"vllm_max_model_length": engine.longest})
 
     def measured(self, setting: Setting, as_it_is: bool = False) -> Try:
@@ -402,7 +408,7 @@ class _Search:
             found = _Need(step.card_bytes, 0, 0)
         else:
             need = predict_need(setting, self.spec.compute_capability, self.gpus > 1)
-            found = _Need(need.card, need.generation + need.card - need.tensors, need.paged)
+            found = _Need(need.card, need.rollout, need.paged)
         self.progress(setting, found.card)
         return found
 
@@ -420,8 +426,8 @@ class _Search:
         offered = [m for m in methods[methods.index(start.peft or "full") :] if m in self.tool.METHODS]
         for method in dict.fromkeys([start.peft or "full", *offered]):
             for more in self._with_references(start, self._variants(start, method)):
-                for checkpointing, offload in self._checkpoints(start):
-                    names = {"gradient_checkpointing": checkpointing, "offload_checkpoints": offload}
+                for (checkpointing, offload), vllm in product(self._checkpoints(start), self._engines(start)):
+                    names = {"gradient_checkpointing": checkpointing, "offload_checkpoints": offload, "vllm": vllm}
                     try:
                         one = replace(start, **more, **names)
                         self.tool.write(self.keys, start, one)
@@ -429,6 +435,10 @@ class _Search:
                         continue
                     yield one
         yield from self._shortest(start)
+
+    def _engines(self, start: Setting) -> tuple[str, ...]:
+        """As the file has its engine, and asleep while the model is trained, which changes no training."""
+        return (start.vllm, *((ASLEEP,) if start.vllm not in ("", ASLEEP) else ()))
 
     def _with_references(self, start: Setting, variants: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Each, and for DPO of all weights again with the reference's log probabilities made first, where TRL can."""

@@ -20,7 +20,7 @@ from ...cards import GPUSpec
 from ...language import tr
 from ...models.configs import checkpoint_dtype, load_config
 from ...models.fused_head import has_fused_head
-from ...step.setting import Setting
+from ...step.setting import ASLEEP, AWAKE, Setting
 from . import hugging_face
 from .keys import EITHER, LESS, MORE, Keys, end_to_end, free, off
 
@@ -230,11 +230,12 @@ def _of_completions(keys: Keys, found: dict[str, Any], stage: int, gpus: int) ->
     prompt, longest = keys.whole("max_prompt_length", None), keys.whole("vllm_max_model_length", None)
     own = {
         "objective": "grpo", "completion_length": completion, "iterations": iterations, "rollout": batch * steps,
-        "beta": keys.share("beta", 0.0), "vllm": keys.flag("use_vllm"),
+        "beta": keys.share("beta", 0.0),
         "sequence_length": prompt + completion if prompt else longest,
     }  # fmt: skip
-    if not own["vllm"] or keys.word("vllm_mode", "colocate", among=("colocate", "server")) == "server":
+    if not keys.flag("use_vllm"):
         return own
+    keys.word("vllm_mode", "colocate", among=("colocate",))
     keys.refuse("vllm_structured_outputs_regex")
     if keys.whole("vllm_tensor_parallel_size", 1) > 1:
         raise keys.not_counted("vllm_tensor_parallel_size", tr(ko="1만 센다", en="1 alone is counted"))
@@ -243,7 +244,8 @@ def _of_completions(keys: Keys, found: dict[str, Any], stage: int, gpus: int) ->
     share = keys.share("vllm_gpu_memory_utilization", 0.3)
     if not share:
         raise keys.wrong("vllm_gpu_memory_utilization", tr(ko="0보다 커야 한다", en="must be more than 0"))
-    return own | {"engine": {"share": share, "sleeps": keys.flag("vllm_enable_sleep_mode"), "longest": longest}}
+    vllm = ASLEEP if keys.flag("vllm_enable_sleep_mode") else AWAKE
+    return own | {"vllm": vllm, "engine": {"share": share, "longest": longest}}
 
 
 def _pads(keys: Keys, pairs: bool) -> bool:
@@ -286,6 +288,7 @@ def write(keys: Keys, old: Setting, new: Setting) -> dict[str, Any]:
     if new.vllm and new.peft == "qlora":
         raise keys.wrong("use_vllm", "load_in_4bit")
     found = hugging_face.changed(keys, old, new, sequence_length="max_length")
+    found |= {"vllm_enable_sleep_mode": True} if new.vllm == ASLEEP != old.vllm else {}
     if "steps_per_generation" in keys.document.values and new.completions:
         steps = new.rollout // new.batch_size
         found |= {"steps_per_generation": steps} if steps != old.rollout // old.batch_size else {}
