@@ -163,7 +163,7 @@ def too_much(plan: Plan) -> str:
 def draw_plans(plans: Plans) -> svg.Drawing:
     """Every recipe at its peak, by kind; the red line is the capacity, the dashed one what fits for certain."""
     shown = [*plans.plans, *plans.losers]
-    capacity, limit = plans.request.spec.capacity_bytes, plans.request.limit_bytes
+    capacity = plans.request.spec.capacity_bytes
     largest = min(max([plan.needed_bytes for plan in shown] + [capacity]) * 1.02, capacity * 2)
     kinds = [kind for kind in KIND_COLORS if any(plan.at_peak.get(kind) for plan in shown)]
     places = _legend_places([kind_label(kind) for kind in kinds])
@@ -189,18 +189,22 @@ def draw_plans(plans: Plans) -> svg.Drawing:
             _break_mark(drawing, left + width - 26, y + 6)
         total = plan.needed + (" →" if plan.needed_bytes > largest else "")
         drawing.text(left + width, y, total, 12, anchor="end", fill=svg.INK if plan.fits else svg.RED)
-    for size, dashes in ((limit, "4 3"), (capacity, None)):
-        place = left + size * scale
-        drawing.line(place, top - 16, place, top - 12, svg.RED, stroke_width=1.5)
-        for i in range(len(shown)):  # across the bars, not across their names
-            y = top + row * i
+    # Each plan's own: of GPUs that share their work, and beside an engine, other limits hold.
+    limits = [plan.request.limit_bytes for plan in shown]
+    for sizes, dashes in ((limits, "4 3"), ([capacity] * len(shown), None)):
+        ticks = dict.fromkeys(sizes) if len({*sizes}) == 1 else ()
+        for place in (left + size * scale for size in ticks):
+            drawing.line(place, top - 16, place, top - 12, svg.RED, stroke_width=1.5)
+        for i, size in enumerate(sizes):  # across the bars, not across their names
+            y, place = top + row * i, left + size * scale
             drawing.line(place, y + 3, place, y + 27, svg.RED, stroke_width=1.5, stroke_dasharray=dashes)
+    sure = human_bytes(limits[0]) if len({*limits}) == 1 else f"{human_bytes(min(limits))}~{human_bytes(max(limits))}"
     drawing.text(
         left + capacity * scale,
         top - 22,
         tr(
-            ko=f"{plans.request.gpu}의 한도 {human_bytes(capacity)} (점선: 판정 한도 {human_bytes(limit)})",
-            en=f"{plans.request.gpu}: {human_bytes(capacity)} (dashed: {human_bytes(limit)}, which fits for certain)",
+            ko=f"{plans.request.gpu}의 한도 {human_bytes(capacity)} (점선: 판정 한도 {sure})",
+            en=f"{plans.request.gpu}: {human_bytes(capacity)} (dashed: {sure}, which fits for certain)",
         ),
         12,
         anchor="middle" if 150 < capacity * scale < width - 130 else "end",
