@@ -37,7 +37,6 @@ from process_state import code_state, differences, gpus_alive, process_state, st
 
 import helpers
 import virtual_gpu
-from helpers.chapters.c12_two_models.engine import Engine
 from helpers.chapters.c12_two_models.floor import Grpo
 from virtual_gpu.allocator_settings import AllocatorSettings
 from virtual_gpu.command import main
@@ -150,7 +149,6 @@ def calls(small: str) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                    "context_parallel": 1}),
         "Grpo": (floor, {"card_bytes": 2**34, "model": small, "lora": False, "generations": 2, "batch": 2, "prompt": 8,
                  "completion": 8, "reference": "none", "engine": "shared", "fraction": 0.3}),
-        "Engine": (Engine, {"fraction": 0.3, "completion": 8, "sleeps": False}),
         "guess": (helpers.guess, {"name": "x", "value": 1.0, "unit": "GiB"}),
     }  # fmt: skip
 
