@@ -392,6 +392,14 @@ def test_the_lines_of_an_engine_are_changed_before_the_training(written, tmp_pat
     assert str(engine.share) in str(found)
 
 
+def test_an_engine_that_is_in_no_log_is_not_counted(written):
+    with pytest.raises(NotSupported, match=r"use_vllm: .*7\.0"):
+        start_from(written(COLOCATED), "P100")
+    many = COLOCATED.replace("per_device_train_batch_size: 4", "per_device_train_batch_size: 1024")
+    with pytest.raises(NotSupported, match="use_vllm: .*1024"):
+        start_from(written(many), "L4")
+
+
 def test_an_engine_that_cannot_start_gets_shorter_texts_and_a_larger_share(written):
     path = written(COLOCATED.replace("0.3 ", "0.001 ").replace("vllm_max_model_length: 256", "max_prompt_length: 192"))
     found = start_from(path, "8GiB, 8.9")

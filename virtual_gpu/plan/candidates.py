@@ -13,7 +13,7 @@ from ..step.optimizers import needs_cuda
 from ..step.own_code import OURS, beside_4_bits, steps_in_backward, too_early, trains_all
 from ..step.setting import fused_head_label
 from ..units import human_bytes
-from .engine import ASLEEP, AWAKE, MOST_ROWS, OLDEST, why_no_engine
+from .engine import ASLEEP, AWAKE, why_no_engine
 from .host import states_beyond
 from .recipes import Recipe, cpu_offload_label, method_label, not_together
 from .tensors import NODE, degrees_of, gpus_by_node, why_not, why_whole_texts, why_whole_tokens
@@ -137,17 +137,7 @@ def why_not_by_engine(request: Request) -> str:
     """Why no engine makes the completions of what the request trains; empty where one does."""
     if {*request.methods} == {"qlora"}:
         return _of_4_bits()
-    if request.spec.compute_capability < OLDEST:
-        return tr(
-            ko=f"vLLM은 컴퓨트 능력 {OLDEST[0]}.{OLDEST[1]}부터다({request.gpu})",
-            en=f"vLLM needs compute capability {OLDEST[0]}.{OLDEST[1]} ({request.gpu})",
-        )
-    if request.per_gpu > MOST_ROWS:
-        return tr(
-            ko=f"GPU마다 답 {request.per_gpu}개를 한꺼번에 만드는 엔진은 모은 로그에 없다. {MOST_ROWS}개까지 센다",
-            en=f"no log is of an engine that takes {request.per_gpu} completions at once; {MOST_ROWS} are counted",
-        )
-    return why_no_engine(request.model)
+    return why_no_engine(request.model, request.spec, request.per_gpu)
 
 
 def _of_4_bits() -> str:

@@ -159,8 +159,19 @@ def engine_label(vllm: str) -> str:
     return {AWAKE: ENGINE, ASLEEP: asleep}[vllm]
 
 
-def why_no_engine(model: str) -> str:
-    """Why the engine of a model is not counted; empty where it is."""
+def why_no_engine(model: str, spec: GPUSpec, rows: int) -> str:
+    """Why an engine of a model on that card, for so many completions at once, is not counted; empty where it is."""
+    if spec.compute_capability < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        return tr(
+            ko=f"vLLM은 컴퓨트 능력 {oldest}부터다({spec.name})",
+            en=f"vLLM needs compute capability {oldest} ({spec.name})",
+        )
+    if rows > MOST_ROWS:
+        return tr(
+            ko=f"GPU마다 답 {rows}개를 한꺼번에 만드는 엔진은 모은 로그에 없다. {MOST_ROWS}개까지 센다",
+            en=f"no log is of an engine that takes {rows} completions at once; {MOST_ROWS} are counted",
+        )
     config = load_config(model)
     text = text_config(config)
     kinds = {*(getattr(text, "layer_types", None) or ())} - {"full_attention", "sliding_attention"}

@@ -272,7 +272,7 @@ def start_from(
     nccl = nccl_bytes(Layout(gpus, 3)) if gpus > 1 else None
     room = room_on(spec, nccl and Range(nccl.low, nccl.high))
     if engine is not None:
-        engine, room = _engine_of(keys, setting, **engine), with_graphs(room)
+        engine, room = _engine_of(keys, setting, spec, **engine), with_graphs(room)
         if not engine.sure_to_start(room.memory) and engine.starts(room.memory):
             keys.note("vllm_gpu_memory_utilization", EITHER, tr(
                 ko="vLLM이 시작하지 못할 수도 있다. 여러 로그에서 본 가장 큰 엔진이면 "
@@ -283,9 +283,9 @@ def start_from(
     return search.answer(setting)
 
 
-def _engine_of(keys: Keys, setting: Setting, share: float, longest: int | None) -> Share:
+def _engine_of(keys: Keys, setting: Setting, spec: GPUSpec, share: float, longest: int | None) -> Share:
     """The engine of a file; NotSupported where what it holds is not counted."""
-    if why := why_no_engine(setting.model_id):
+    if why := why_no_engine(setting.model_id, spec, setting.rollout):
         raise keys.not_counted("use_vllm", why)
     longest = longest or text_config(load_config(setting.model_id)).max_position_embeddings
     return Share(setting.model_id, share, longest)
