@@ -396,7 +396,7 @@ def test_an_engine_that_is_in_no_log_is_not_counted(written):
     with pytest.raises(NotSupported, match=r"use_vllm: .*7\.0"):
         start_from(written(COLOCATED), "P100")
     many = COLOCATED.replace("per_device_train_batch_size: 4", "per_device_train_batch_size: 1024")
-    with pytest.raises(NotSupported, match="use_vllm: .*1024"):
+    with pytest.raises(NotSupported, match=r"use_vllm: .*1024"):
         start_from(written(many), "L4")
 
 
