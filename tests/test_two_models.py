@@ -143,7 +143,7 @@ def test_the_phase_in_which_a_step_died_is_marked():
 @pytest.mark.parametrize("engine", [{}, {"sleeps": True}])
 def test_the_phases_come_in_their_order_and_above_the_floor(engine):
     steps = steps_of(partial(train_grpo, fraction=0.2, **engine), GPU)
-    assert [one.name for one in steps.phases] == [ROLLOUT, LOSS, BACKWARD, STEP] * 2
+    assert [one.name for one in steps.phases] == [ROLLOUT, REFERENCE, LOSS, BACKWARD, STEP] * 2
     assert all(one.peak >= max(one.start, one.end) for one in steps.phases)
     assert steps.outcome.died is None and steps.result == steps.outcome.result
     setting = Grpo("Qwen/Qwen3-0.6B", engine="asleep" if engine else "copy", fraction=0.2)

@@ -1,6 +1,7 @@
 """vLLM beside GRPO: what its logs say of weights and cache, TRL's trainer with an engine, plans that leave it room."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,8 +135,13 @@ def test_each_phase_takes_what_trl_s_takes(recipe, more, vllm, tmp_path):
         with watched(trainer, found):
             trainer.train()
 
+    before = dict(os.environ)
     found = steps_of(program, "L4")
     assert found.outcome.died is None, found.outcome
+    # TRL says to the process that it is rank 0 of 1, which is not for the next program.
+    assert {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")} == {
+        name: before.get(name) for name in ("RANK", "WORLD_SIZE")
+    }
     peaks, [share] = found.peaks(), shares
     for theirs, ours in {REFERENCE: "scoring", LOSS: "forward", BACKWARD: "backward"}.items():
         beside_it = share if vllm == AWAKE else 0

@@ -11,6 +11,7 @@ vllm/device_allocator/cumem.py: no expandable segments with sleep mode.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -24,6 +25,8 @@ from .patches import Patches
 from .watch import Watch
 
 _TOKEN = 1  # that completions consist of
+# Of the process, for an engine in it: the next program would be taken for one of several ranks.
+_SET_BY_TRL = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def install(patches: Patches, imports: Imports, watch: Watch) -> None:
@@ -49,10 +52,20 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
         return Server()
 
     def trl(module: ModuleType) -> None:
+        before = {name: os.environ.get(name) for name in _SET_BY_TRL}
+        patches.later(lambda: _set_back(before))
         found = {"is_vllm_available": lambda *_, **__: True, "LLM": engine, "VLLMClient": server}
         patches.set_all(module, found | dict.fromkeys(("SamplingParams", "StructuredOutputsParams"), SimpleNamespace))
 
     imports.after("trl.generation.vllm_generation", trl)
+
+
+def _set_back(before: dict[str, str | None]) -> None:
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 class Engine:
