@@ -350,6 +350,8 @@ def test_trl_s_grpo_is_read(written):
     assert setting["vllm"] == "colocate" and setting["sequence_length"] == 256
     assert setting["engine"] == {"share": 0.3, "longest": 256}
     assert said(written(COLOCATED + "vllm_enable_sleep_mode: true\n"))[1]["vllm"] == "asleep"
+    misspelt = said(written(COLOCATED + "vllm_gpu_memory_utilisation: 0.2\nvllm_importance_sampling_correction: no\n"))
+    assert misspelt[3] == {"vllm_gpu_memory_utilisation": "unknown", "vllm_importance_sampling_correction": "less"}
     plain = GRPO.replace("loss_type: dapo\n", "")
     assert start_from(written(plain), "L4", length=256, objective="grpo").start.setting.completions.rows == 8
     with pytest.raises(WrongValue, match="--objective grpo"):
@@ -360,6 +362,7 @@ def test_trl_s_grpo_is_read(written):
         ("num_generations: 3\n", WrongValue, "num_generations"),
         ("steps_per_generation: 4\n", NotSupported, "steps_per_generation"),
         ("generation_batch_size: 16\n", NotSupported, "generation_batch_size"),
+        ("generation_batch_size: 3\n", WrongValue, "generation_batch_size"),
         ("sync_ref_model: true\n", NotSupported, "sync_ref_model"),
         ("use_vllm: true\nuse_peft: true\nload_in_4bit: true\nvllm_max_model_length: 256\n", NotSupported, "use_vllm"),
         ("use_vllm: true\nvllm_tensor_parallel_size: 2\n", NotSupported, "vllm_tensor_parallel_size"),

@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -268,6 +268,10 @@ def test_the_planner_searches_with_an_engine(capsys):
     for plan in asleep:
         beside = [one for one in plans.plans if one.recipe == replace(plan.recipe, vllm=AWAKE)]
         assert all(one.micro_batch < plan.micro_batch for one in beside)
+    # A plan's own request asks for its way alone.
+    again = asdict(asleep[0].request)
+    only = plan_training(again.pop("model"), again.pop("gpu"), **again)
+    assert {plan.recipe.vllm for plan in (*only.plans, *only.losers)} == {ASLEEP}
     small = ["--model", "Qwen/Qwen3-0.6B", "--length", "256", "--methods", "lora", "--objective", "grpo"]
     assert main([*small, "--vllm", "colocate"]) == 0
     assert "vllm_gpu_memory_utilization=0." in capsys.readouterr().out

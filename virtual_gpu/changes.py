@@ -242,8 +242,9 @@ _WHAT = {
     "to_cpu_first": ("CPU로 옮긴 뒤에 저장한다", "save from the CPU"),
     "bucket_view": ("DDP가 그레이디언트를 한 벌만 두게 한다", "one copy of the gradients in DDP"),
     "engine_share": (
-        "엔진의 몫을 줄인다(얼마로 적을지는 virtual-gpu fit --objective grpo --vllm colocate)",
-        "a smaller share for the engine (virtual-gpu fit --objective grpo --vllm colocate says which)",
+        "엔진의 몫을 줄인다(얼마로 적을지는 virtual-gpu fit --model 모델 --gpu 카드 --objective grpo --vllm colocate)",
+        "a smaller share for the engine (which: virtual-gpu fit --model MODEL --gpu CARD --objective grpo --vllm "
+        "colocate)",
     ),
     "engine_sleep": ("학습하는 동안 엔진을 재운다(TRL)", "let the engine sleep while the model is trained (TRL)"),
     "engine_length": ("가장 긴 글을 실제로 쓸 길이로 줄인다", "limit texts to the length that you really need"),

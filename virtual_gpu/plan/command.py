@@ -347,8 +347,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--vllm",
         metavar="MODE",
         help=tr(
-            ko="grpo: 답을 vLLM이 만든다(vllm_mode). colocate(같은 카드). 없으면 generate로 만든다",
-            en="grpo: vLLM makes the completions (vllm_mode): colocate (on the same card); without it generate does",
+            ko="grpo: 답을 같은 카드의 vLLM이 만든다. colocate, asleep(학습하는 동안 재우는 것만). 없으면 generate",
+            en="grpo: vLLM on the same card makes the completions: colocate, or asleep (only with the engine asleep "
+            "while the model is trained); without it generate does",
         ),
     )
     add("--batch", default="16", help=tr(ko="옵티마이저 스텝 하나의 샘플", en="samples of one optimizer step"))

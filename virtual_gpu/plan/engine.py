@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .request import Request
 
 ENGINE = "vLLM"
-MODES = (AWAKE,)  # of GRPOConfig's vllm_mode
+MODES = (AWAKE, ASLEEP)  # that may be asked for: both ways, or the second alone
 TOKENS = 16  # of a block, by which the cache is handed out
 LARGEST = 15e9  # parameters of models of which there are logs: up to phi-4
 MOST_ROWS = 1024  # that an engine of which there is a log takes at once; of TRL's all completions of a generation

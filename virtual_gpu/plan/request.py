@@ -86,7 +86,8 @@ class Request:
     generations: int = 0  # of GRPO: completions of each prompt
     beta: float = 0.0  # of GRPO: the weight of the KL term, for which there is a reference
     iterations: int = 1  # of GRPO: optimizer steps on the same completions
-    # Of GRPO: an engine on the same card makes the completions ("colocate"); "asleep": as a plan's request has it.
+    # Of GRPO: an engine on the same card makes the completions ("colocate"), awake while the model is trained or not.
+    # "asleep": only so, as a plan's request has it.
     vllm: str = ""
 
     @property

@@ -188,7 +188,7 @@ def plan_training(
     with one, of which the model generates completion_length (half) by transformers' `generate`, those of a step at
     once. beta: the weight of its KL term (0), for which there is a reference. iterations: optimizer steps on the same
     completions (1). vllm: a vLLM engine makes them instead, on the same cards ("colocate": beside the training, or
-    asleep meanwhile); see `engine`.
+    asleep meanwhile; "asleep": only so); see `engine`.
     optim_args, optim_target_modules: of the optimizer, as TrainingArguments take them.
     tensor_parallel: only full fine-tuning in which so many GPUs compute each layer together (1: only without); None
     tries it where it can matter. sequence_parallel: with it the tokens between the layers' matrices are split too, and
@@ -371,10 +371,10 @@ def _search(
                 one = replace(recipe, checkpointing=checkpointing)
                 awake = [] if spares else [plan for plan in plans if plan.recipe == replace(one, vllm=AWAKE) != one]
                 if any(plan.accumulation == 1 for plan in awake):
+                    text = tr(ko="깨워 두어도 배치가 한 번에 들어간다", en="the batch fits at once with it awake")
+                    skipped.append((one.title, text))
                     break
                 fit, miss = tried(one, max((plan.micro_batch for plan in awake), default=0))
-                if fit is None and miss is None:
-                    continue
                 measured = [fit or miss]
                 if may_fuse(request, one, fit, miss):
                     fused = replace(one, fused_lm_head=True)

@@ -66,6 +66,10 @@ _FREE_IN_GRPO = (
     "ref_model_sync_steps", "log_completions", "num_completions_to_print", "max_prompt_length", "max_completion_length",
     "generation_batch_size", "num_generations_eval", "chat_template_kwargs", "log_unique_prompts",
     "ds3_gather_for_generation", "multi_objective_aggregation", "use_bias_correction_kl", "remove_unused_columns",
+    "vllm_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_enable_sleep_mode", "vllm_model_impl",
+    "vllm_tensor_parallel_size", "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
+    "vllm_group_port", "vllm_structured_outputs_regex", "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min", "vllm_importance_sampling_cap",
 )  # fmt: skip
 _NOT_IN_GRPO = (  # what makes another step of it
     "use_transformers_continuous_batching", "use_transformers_paged", "cast_lm_head_to_fp32", "disable_dropout",
@@ -134,7 +138,7 @@ def read(
         effects = {effect: (*names, *_EFFECTS_OF_DPO.get(effect, ())) for effect, names in effects.items()}
         known = known | {*_OF_DPO, *_OF_DPO_ALONE} - {name for names in _EFFECTS_OF_DPO.values() for name in names}
     if objective == "grpo":
-        known = known | {*_FREE_IN_GRPO} | {name for name in keys.document.values if name.startswith("vllm_")}
+        known = known | {*_FREE_IN_GRPO}
     keys.rest(effects, hugging_face.free_names() | known)
     return found, stage
 
@@ -215,6 +219,12 @@ def _of_completions(keys: Keys, found: dict[str, Any], stage: int, gpus: int) ->
     completion, iterations = keys.whole("max_completion_length", 512), keys.whole("num_iterations", 1)
     batch, accumulated = found["batch_size"], found["gradient_accumulation_steps"]
     at_once = keys.whole("generation_batch_size", None)
+    if at_once and at_once % (batch * gpus):
+        why = tr(
+            ko=f"한 번에 학습하는 답의 수({batch * gpus})의 배수여야 한다",
+            en=f"must be a multiple of the {batch * gpus} completions that are trained on at once",
+        )
+        raise keys.wrong("generation_batch_size", why)
     steps = keys.whole("steps_per_generation", at_once and at_once // (batch * gpus)) or accumulated
     if steps < accumulated or (steps > accumulated and iterations == 1):
         why = tr(ko="gradient_accumulation_steps와 같을 때만 센다", en="counted as gradient_accumulation_steps alone")
@@ -237,6 +247,12 @@ def _of_completions(keys: Keys, found: dict[str, Any], stage: int, gpus: int) ->
         return own
     keys.word("vllm_mode", "colocate", among=("colocate",))
     keys.refuse("vllm_structured_outputs_regex")
+    if not keys.flag("vllm_importance_sampling_correction", True):
+        why = tr(
+            ko="정책의 로그 확률을 한 번 더 계산하는 것으로 셌다",
+            en="counted with the policy's log probabilities made once more",
+        )
+        keys.note("vllm_importance_sampling_correction", LESS, why)
     if keys.whole("vllm_tensor_parallel_size", 1) > 1:
         raise keys.not_counted("vllm_tensor_parallel_size", tr(ko="1만 센다", en="1 alone is counted"))
     if found["peft"] == "qlora":
