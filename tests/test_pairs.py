@@ -310,7 +310,7 @@ def test_two_ranks_learn_what_one_does(method, stage, tied, more, tmp_path):
         recipe = Recipe(method, precision, "adamw_fused", stage if ranks == 2 else 0, rest_in_fp32=False, **more)
         recipe = replace(recipe, fused_lm_head=True)
         request = make_request(str(tmp_path / "model"), "L4", ranks, length=32, batch=4, objective="dpo")
-        folder, environment = tmp_path / f"{ranks}", {}
+        folder = tmp_path / f"{ranks}"
         Plan(request, recipe, 1, 4 // ranks, 0, {}, 0, 0, 0, None).save(folder)
         script = (folder / "train.py").read_text(encoding="utf-8")
         for old, new in (("logging_steps=10", "logging_steps=1"), ("LEARNING_RATE = ", "LEARNING_RATE = 1e-3  # ")):
@@ -323,13 +323,11 @@ def test_two_ranks_learn_what_one_does(method, stage, tied, more, tmp_path):
         (folder / "pairs.jsonl").write_text("\n".join([json.dumps(row)] * 12), encoding="utf-8")
         words = ["--pairs", "pairs.jsonl", "--output", "out", "--cpu", "--max-steps", "3"]
         program = [str(folder / "train.py"), *words]
+        environment = dict(os.environ)
         if ranks == 2:
-            program = [str(Path(__file__).with_name("fsdp2_on_cpu.py")), *program]
-            chosen = ["--config_file", str(folder / "accelerate.yaml"), "--mixed_precision", "no", "train.py"]
-            launched, *_ = _validate_launch_command(launch_command_parser().parse_args(chosen))
-            environment = prepare_multi_gpu_env(launched)
+            program, environment = launched(folder, program)
         port = free_port() if ranks == 2 else "0"
-        status, out, err = run_forked(program, ranks, os.environ | environment, port, folder=folder)
+        status, out, err = run_forked(program, ranks, environment, port, folder=folder)
         assert status == 0, err[-2000:]
         history = json.loads(next(line for line in out.splitlines()[::-1] if line.startswith("[")))
         losses[ranks] = [(step["loss"], step["grad_norm"]) for step in history if "loss" in step]
@@ -338,6 +336,13 @@ def test_two_ranks_learn_what_one_does(method, stage, tied, more, tmp_path):
     within = 5e-3 if method == "qlora" else 1e-5  # alone its adapters are TRL's, in bf16
     for one, two in zip(losses[1], losses[2], strict=True):
         assert two == pytest.approx(one, rel=within)
+
+
+def launched(folder, program):
+    """The program and its environment, as `accelerate launch` starts it by the folder's file, on a CPU in fp32."""
+    chosen = ["--config_file", str(folder / "accelerate.yaml"), "--mixed_precision", "no", "train.py"]
+    arguments, *_ = _validate_launch_command(launch_command_parser().parse_args(chosen))
+    return [str(Path(__file__).with_name("fsdp2_on_cpu.py")), *program], os.environ | prepare_multi_gpu_env(arguments)
 
 
 def tiny(tied=False):
@@ -357,11 +362,11 @@ def test_a_rank_holds_and_sends_what_shapes_say(stage, precision, reference, tie
     config, pairs = tiny(tied), Pairs(reference)
     model, layout = model_name(config), Layout(5, stage, as_accelerate=True)
     ran = run_rank(config, layout, CONVENTIONS[precision], pairs=pairs)
-    memory = closed_form(model, layout, precision, pairs=pairs)
+    memory = closed_form(model, layout, precision, second=pairs.on_the_card, fp32_shards=True)
     gathered = ran.held.pop("gathered")
     assert ran.held == {kind: getattr(memory, kind) for kind in ran.held}
     assert gathered == memory.gathered if stage == 2 else not memory.gathered
-    assert ran.sent == elements_sent(model, layout, second=pairs.on_the_card)
+    assert ran.sent == elements_sent(model, layout, scorings=int(pairs.on_the_card))
     assert memory.parameters == closed_form(model, layout, "fp32").parameters * (1 + pairs.on_the_card)
 
 

@@ -395,6 +395,41 @@ def test_the_lines_of_an_engine_are_changed_before_the_training(written, tmp_pat
     assert str(engine.share) in str(found)
 
 
+FSDP = "fsdp: full_shard auto_wrap\nfsdp_config: {fsdp_version: 2, transformer_layer_cls_to_wrap: LlamaDecoderLayer}\n"
+
+
+def test_grpo_of_a_split_model_is_read(written, model, tmp_path):
+    """With an engine on each card; what the file says fits as the plan of the same says."""
+    text = COLOCATED.replace("beta: 0.04", "beta: 0.0") + FSDP
+    found = start_from(written(text), "L4", 2)
+    assert (found.stage, found.start.setting.vllm, found.start.setting.objective) == (3, "colocate", "grpo")
+    given = {"length": 256, "batch": 16, "completion_length": 64, "generations": 4, "vllm": "colocate"}
+    request = make_request(model, "L4", 2, objective="grpo", **given)
+    recipe = Recipe("full", "mixed_bf16", "adamw_fused", 3, True, fused_lm_head=True, vllm="colocate")
+    planned = measure(request, recipe, 4, 2)
+    assert found.start.reserved == planned.engine.trained + int(0.3 * found.room.memory.high)
+    asleep = start_from(written(text + "vllm_enable_sleep_mode: true\n"), "L4", 2)
+    assert asleep.start.reserved < found.start.reserved
+    with_a_reference = start_from(written(COLOCATED + FSDP), "L4", 2)
+    assert with_a_reference.start.reserved > found.start.reserved
+    stage_3 = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
+    for config, more, counted in (
+        (stage_3, "", True),
+        (stage_3, "use_peft: true\n", False),
+        (stage_3, "beta: 0.04\n", False),
+        ({"zero_optimization": {"stage": 2}}, "", False),
+    ):
+        (tmp_path / "ds.json").write_text(json.dumps(config), encoding="utf-8")
+        path = written(
+            text.replace(FSDP, "").replace("beta: 0.0\n", "") + more + f"deepspeed: {tmp_path / 'ds.json'}\n"
+        )
+        if counted:
+            assert start_from(path, "L4", 2).stage == 3
+        else:
+            with pytest.raises(NotSupported, match="deepspeed"):
+                start_from(path, "L4", 2)
+
+
 def test_an_engine_that_is_in_no_log_is_not_counted(written):
     with pytest.raises(NotSupported, match=r"use_vllm: .*7\.0"):
         start_from(written(COLOCATED), "P100")

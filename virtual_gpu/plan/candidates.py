@@ -198,7 +198,7 @@ def recipes_of(request: Request) -> list[Recipe]:
     on_cpu = request.cpu_offload and request.objective == "sft"
     offloaded = [replace(recipe, stage=3, cpu_offload=True) for recipe in shards] if on_cpu else []
     offloaded = [recipe for recipe in offloaded if not states_beyond(request, recipe)]
-    if request.gpus > 1 and not request.grpo:
+    if request.gpus > 1 and not _why_no_zero(request):
         found += [replace(recipe, stage=stage) for stage in (2, 3) for recipe in shards]
         adapters = [r for r in found if r.method != "full" and r.optimizer == "adamw_fused" and "mixed" in r.precision]
         if not request.pairs:
@@ -267,46 +267,32 @@ def left_out(request: Request) -> list[tuple[str, str]]:
         rows.append((what, tr(ko="accelerate 1.15부터 센다", en="needs accelerate 1.15")))
     if not has_fused_head():
         rows.append((fused_head_label(), tr(ko=f"TRL {SINCE}부터 센다: pip install trl", en=f"needs TRL {SINCE}")))
-    if request.gpus > 1 and request.grpo:
-        rows += _why_not_together(request)
-        why = tr(
-            ko="GRPO에서는 나눈 모델로 답을 만드는 것을 실행해 보지 않았다. DDP만 센다",
-            en="of GRPO a generation by a split model was not run: only DDP is counted",
-        )
-        rows.append(("ZeRO", why))
-    elif request.gpus > 1:
+    if request.gpus > 1:
         rows += _why_not_together(request)
         rows += _why_whole_texts(request) + _why_no_pipeline(request)
         rows += _why_not_in_copies(request) if request.gpus > NODE or request.replicas else []
-        for method in request.methods:
-            rows.append((f"{method_label(method)} · ZeRO-1", _why_not_stage_1(method)))
-        if request.optimizer not in (None, "adamw_fused"):
-            rows.append(
-                (
-                    f"ZeRO-2, 3 · {request.optimizer}",
-                    tr(
-                        ko="나누어 가진 조각의 옵티마이저 상태는 AdamW(adamw_fused)만 센다",
-                        en="of split parameters only the states of AdamW (adamw_fused) are counted",
-                    ),
-                )
-            )
-        for method in [m for m in request.methods if m != "full"]:
-            rows.append(
-                (
-                    f"{method_label(method)} · ZeRO-2",
-                    tr(
-                        ko="모은 가중치를 통째로 둔 채 자기 조각도 가져 DDP보다 더 든다",
-                        en="all weights stay gathered beside the own shard: more than DDP takes",
-                    ),
-                )
-            )
-        if "full" in request.methods and not request.spec.has_bf16 and request.precision != "fp32":
-            rows.append(
-                (
-                    tr(ko="전체 미세 조정 · ZeRO-2, 3", en="full fine-tuning · ZeRO-2, 3"),
-                    tr(ko="ZeRO 계산은 bf16으로만 실행해 보았다", en="the ledger was run in bf16 alone"),
-                )
-            )
+        rows += [("ZeRO", why)] if (why := _why_no_zero(request)) else _why_not_sharded(request)
+    return rows
+
+
+def _why_not_sharded(request: Request) -> list[tuple[str, str]]:
+    """(what, why) of what FSDP2 splits, and is not tried."""
+    rows = [(f"{method_label(method)} · ZeRO-1", _why_not_stage_1(method)) for method in request.methods]
+    if request.optimizer not in (None, "adamw_fused"):
+        why = tr(
+            ko="나누어 가진 조각의 옵티마이저 상태는 AdamW(adamw_fused)만 센다",
+            en="of split parameters only the states of AdamW (adamw_fused) are counted",
+        )
+        rows.append((f"ZeRO-2, 3 · {request.optimizer}", why))
+    for method in (method for method in request.methods if method != "full"):
+        why = tr(
+            ko="모은 가중치를 통째로 둔 채 자기 조각도 가져 DDP보다 더 든다",
+            en="all weights stay gathered beside the own shard: more than DDP takes",
+        )
+        rows.append((f"{method_label(method)} · ZeRO-2", why))
+    if "full" in request.methods and not request.spec.has_bf16 and request.precision != "fp32":
+        why = tr(ko="ZeRO 계산은 bf16으로만 실행해 보았다", en="the ledger was run in bf16 alone")
+        rows.append((f"{method_label('full')} · ZeRO-2, 3", why))
     return rows
 
 
@@ -433,6 +419,17 @@ def _why_not_generated_so(request: Request) -> list[tuple[str, str]]:
             ),
         ),
     ]
+
+
+def _why_no_zero(request: Request) -> str:
+    """Why ZeRO splits nothing of the request; empty where it does."""
+    if request.grpo and not request.vllm:
+        return tr(
+            ko=f"나눈 모델이 답을 만들면 토큰마다 가중치를 모두 모은다. 실행해 보지 않았다. vllm='{AWAKE}'이면 센다",
+            en="a split model that generates gathers all weights for each token, which was not run; with "
+            f"vllm='{AWAKE}' it is counted",
+        )
+    return ""
 
 
 def _in_fp16(request: Request) -> bool:

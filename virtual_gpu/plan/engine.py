@@ -29,6 +29,7 @@ from ..step.setting import ASLEEP, AWAKE
 from ..units import GiB
 
 if TYPE_CHECKING:
+    from ..shards.rank_step import RankNeed
     from ..step.predict import Need
     from .recipes import Recipe
     from .request import Request
@@ -233,7 +234,7 @@ def with_engine(room: Room) -> Room:
     return Room(room.card, room.memory, (*room.outside, Outside(ENGINE, both, SOURCE)))
 
 
-def beside(request: Request, recipe: Recipe, need: Need) -> tuple[int, dict[str, int], Engine]:
+def beside(request: Request, recipe: Recipe, need: Need | RankNeed) -> tuple[int, dict[str, int], Engine]:
     """(bytes needed, kind → bytes of them, the engine) of a training that needs so much without.
 
     While an engine is asleep the training's peak has only graphs beside it. Where it wakes, beside what is reserved

@@ -17,7 +17,6 @@ from ..shards.adapters import adapters_of
 from ..shards.layout import Layout
 from ..shards.ledger import closed_form, closed_form_adapters
 from ..shards.rank_step import rank_need
-from ..shards.second_model import Pairs
 from ..step.flops import training_flops
 from ..step.setting import Setting
 from ..step.splits import split_setting
@@ -73,30 +72,38 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
     if recipe.cpu_offload:
         return dict.fromkeys(("parameters", "gradients", "optimizer"), 0)
     if recipe.stage:
-        layout = Layout(request.gpus, recipe.stage, recipe.tensor_parallel, replicas=recipe.replicas)
-        if recipe.method == "full":
-            pairs = Pairs(recipe.reference) if request.pairs else None
-            memory = closed_form(request.model, layout, _convention(recipe), pairs=pairs, fp32_shards=True)
-        else:
-            adapters = adapters_of(
-                recipe.method, request.lora_rank, request.lora_targets, _convention(recipe), layout, request.spec
-            )
-            memory = closed_form_adapters(request.model, layout, adapters)
-        return {
-            "parameters": memory.parameters,
-            "gathered": memory.gathered,
-            # What stays gathered at stage 2 goes in backward, as gradients come that are no more.
-            "gradients": 0 if recipe.stage == 2 else memory.gradients,
-            "optimizer": memory.optimizer,
-        }
-    states = states_of(setting_of(request, recipe.at_once, 1, 1).short(1))
-    if recipe.spread:
-        return {kind: nbytes // request.gpus for kind, nbytes in states.items()}
-    states = states | ({"other": states["gradients"]} if request.gpus > 1 else {})  # DDP's buckets
+        states, once_given = _held_split(request, recipe)
+    else:
+        states = states_of(setting_of(request, recipe.at_once, 1, 1).short(1))
+        if recipe.spread:
+            return {kind: nbytes // request.gpus for kind, nbytes in states.items()}
+        states = states | ({"other": states["gradients"]} if request.gpus > 1 else {})  # DDP's buckets
+        once_given = states["gradients"]
     if recipe.vllm:
-        beside_it = 0 if recipe.vllm == AWAKE else states["gradients"]  # which are gone while completions are made
+        beside_it = 0 if recipe.vllm == AWAKE else once_given  # which is gone while completions are made
         states["engine"] = max(least_bytes(request) - beside_it, 0)
     return states
+
+
+def _held_split(request: Request, recipe: Recipe) -> tuple[dict[str, int], int]:
+    """(kind → bytes on each GPU of what is split, those of them that are there in a micro-batch alone)."""
+    layout = Layout(request.gpus, recipe.stage, recipe.tensor_parallel, replicas=recipe.replicas)
+    if recipe.method == "full":
+        second = recipe.reference == "same" if request.pairs else request.beta > 0
+        memory = closed_form(request.model, layout, _convention(recipe), second=second, fp32_shards=True)
+    else:
+        adapters = adapters_of(
+            recipe.method, request.lora_rank, request.lora_targets, _convention(recipe), layout, request.spec
+        )
+        memory = closed_form_adapters(request.model, layout, adapters)
+    states = {
+        "parameters": memory.parameters,
+        "gathered": memory.gathered,
+        # What stays gathered at stage 2 goes in backward, as gradients come that are no more.
+        "gradients": 0 if recipe.stage == 2 else memory.gradients,
+        "optimizer": memory.optimizer,
+    }
+    return states, states["gathered"] + states["gradients"]
 
 
 def hopeless(request: Request, recipe: Recipe) -> Plan:
@@ -137,11 +144,17 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
             lora_rank=request.lora_rank, lora_targets=request.lora_targets, as_accelerate=tensors == 1,
             repeat_kv=request.repeats_kv, fused_lm_head=recipe.fused_lm_head, offload_checkpoints=recipe.offload,
             objective=request.objective, reference=recipe.reference, fp32_shards=recipe.method == "full",
+            completion_length=request.completion_length, rollout=max(request.per_gpu, micro_batch) * request.grpo,
+            beta=request.beta, iterations=request.iterations,
         )  # fmt: skip
-        needed, at_peak = need.card, dict(need.at_peak)
-        at_peak["other"] = at_peak.pop("communication")
-        at_peak["fragmentation"] = needed - need.tensors
+        parts = {"other" if part == "communication" else part: nbytes for part, nbytes in need.at_peak.items()}
+        need = need._replace(at_peak=parts)
+        needed, at_peak = need.card, parts | {"fragmentation": need.card - need.tensors}
         collectives, activations = need.sent * accumulation, need.sent_activations * accumulation
+        collectives += need.sent_once // request.iterations
+        if recipe.vllm:
+            needed, at_peak, engine = beside(request, recipe, need)
+            generation, training = sum(need.at_generation.values()), need.tensors
         offloaded, pinned, paged = need.offloaded * accumulation, need.pinned, 0
         to_copies, to_next = need.sent_to_copies * accumulation, need.sent_to_next * accumulation
     elif recipe.spread:

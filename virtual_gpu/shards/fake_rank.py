@@ -18,6 +18,7 @@ from fnmatch import fnmatch
 from functools import partial
 from numbers import Integral
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -35,13 +36,16 @@ from ..models.configs import running
 from ..models.fused_head import fused_head
 from ..models.offloaded import offloading
 from ..real import storage_bytes
+from ..step.completions import Learner, learning
 from ..step.pairs import OF_THE_HEAD, preference_loss, without_dropout
+from ..step.rollout import hand_over
 from ..step.run import enable_checkpointing
 from ..trace.trace import Trace
 from ..turns import in_turn, refuse_in_a_block
 from .adapters import Adapters, unsplit_tensors
 from .collectives import Collectives, of_dtensors
 from .context import forget_masks, in_parts
+from .generated import Generated
 from .layout import Convention, Layout
 from .second_model import Pairs, split_second
 from .sequence import loss_of_parts, plan_of_tokens
@@ -105,6 +109,7 @@ def run_rank(
     fused_lm_head: bool = False,
     offload_checkpoints: bool = False,
     pairs: Pairs | None = None,
+    generated: Generated | None = None,
     padded: bool = False,
     update: bool = True,
 ) -> RankRun:
@@ -118,11 +123,12 @@ def run_rank(
     without it, and its all-reduce is missing in `sent`. repeat_kv: see `models.attention.kv_repeated`;
     fused_lm_head: `models.fused_head`; offload_checkpoints: `models.offloaded`. pairs: a micro-batch of DPO's, by TRL's
     head; batch_size counts them. Of its moment "alone" there is no backward, and what is held is the second model's.
+    generated: a micro-batch of GRPO's completions, batch_size of them; of its other moments there is no backward.
     padded: the micro-batch's sequences differ in length, as those of pairs do, so that attention has a mask.
     update: whether the optimizer steps after them; without it its states are not there, nor is what it sends.
     """
     refuse_in_a_block()
-    convention = convention.fp32_shards if pairs else convention
+    convention, task = convention.fp32_shards if pairs else convention, pairs or generated
     moved: Counter[int] = Counter()
     repeated = kv_repeated() if repeat_kv else nullcontext()
     with fake_world(layout.ranks, rank), running(config.model_type), warnings.catch_warnings(), repeated:
@@ -134,7 +140,7 @@ def run_rank(
             shard(config, layout, convention) if adapters is None else shard_adapters(config, layout, adapters, gpu)
         )
         second, whole = None, {}
-        if pairs and pairs.second and (pairs.on_the_card or pairs.moment == "alone"):
+        if task and task.has_second:
             second = split_second(config, layout, convention, mesh["data"])
         if pairs and pairs.moment == "alone":
             model = second
@@ -146,19 +152,30 @@ def run_rank(
                 enable_checkpointing(model, offload=offload_checkpoints)
             model.train(model is not second)
             optimizer = _optimizer(model, layout, adapters or convention, mesh)
-            gpu.answers.padded = padded = padded or pairs is not None  # no values are there: asked is, whether any is 0
+            # No values are there: asked is, whether any is 0.
+            gpu.answers.padded = padded = padded or task is not None
+            whole = {} if second is None else _whole(second, layout, convention)
+            learner = None
+            if generated:
+                half = adapters.dtype if adapters else convention.half
+                learner = Learner(gpu, model, second, generated.completions, operator.call, half)
+                heads.enter_context(learning(gpu, learner))
             if pairs:
-                whole = {} if second is None else _whole(second, layout, convention)
                 for one in filter(None, {model, second}):
                     without_dropout(one)
                     heads.enter_context(fused_head(one, True, OF_THE_HEAD if one is not second else ("log_probs",)))
-                if second is not None and pairs.moment == "step" and layout.stage == 2:
-                    # In the first micro-batch; from then on it is whole.
-                    with gpu.record(second, optimizer) as once, Messages(gpu), once.phase("reference"), torch.no_grad():
-                        second(**_batch(gpu, 2, sequence_length, padded), use_cache=False, fused_lm_head=True)
+            if second is not None and layout.stage == 2 and task.after_the_first:
+                # From the first micro-batch, or scoring, on it is whole.
+                rows = generated.completions.at_once if generated else 2
+                with gpu.record(second, optimizer) as once, Messages(gpu), once.phase("reference"), torch.no_grad():
+                    second(**_batch(gpu, rows, sequence_length, padded), use_cache=False, fused_lm_head=True)
+            if generated and generated.moment == "sync":
+                with gpu:  # the steps before it have left both threads their workspaces
+                    (torch.ones(1, 1, requires_grad=True) @ torch.ones(1, 1)).sum().backward()
             with gpu.record(model, optimizer) as record, Messages(gpu, second) as messages:
                 rows = (batch_size or 0) * (2 if pairs else 1)
-                batch = _batch(gpu, rows, sequence_length, padded) if rows else {}
+                batch = _batch(gpu, rows, sequence_length, padded) if rows and not generated else {}
+                made = learner.buffer(scored=False) if generated and generated.moment == "step" else []
                 if layout.context_parallel > 1:
                     forget_masks(model)
                     batch = gpu.place(_next_tokens(rows, sequence_length))
@@ -172,21 +189,30 @@ def run_rank(
                     # Here TRL asks for autocast itself (compute_ref_log_probs).
                     with record.phase("reference"), torch.no_grad(), gpu.autocast(convention.half):
                         model(**batch, use_cache=False, fused_lm_head=True)
+                elif generated and generated.moment != "step":
+                    kept = 0
+                    with record.phase(generated.moment), _all_to_all():
+                        if generated.moment == "sync":
+                            hand_over(model, fsdp_version=2)
+                        else:
+                            learner.buffer()
                 else:
-                    head = fused_head(model, virtual=True) if fused_lm_head and not pairs else nullcontext()
+                    head = fused_head(model, virtual=True) if fused_lm_head and not task else nullcontext()
                     heads.enter_context(loss_of_parts() if layout.sequence_parallel else nullcontext())
                     with head, offloading(gpu, moved) if offload_checkpoints else nullcontext():
                         loss = partial(_loss_of_text, fused_lm_head)
                         if pairs:
                             known = gpu.place(torch.zeros(2 * batch_size)) if pairs.reference == "precomputed" else None
                             loss = partial(preference_loss, reference=second, known=known)
+                        if learner is not None:
+                            loss = partial(_loss_of_completions, learner, made)
                         kept = _forward_backward(model, gpu, record, batch, shards, loss, second)
                 trace = record.recorder.trace()
                 births, allocations = record.recorder.births(), np.flatnonzero(trace.allocates)
                 whole_at = {kind: allocations[np.isin(births, messages.whole[kind])] for kind in whole}
                 if update and model is not second:
                     optimizer.step()
-            trained = [] if model is second else _gradients(model)
+            trained = [] if task and not task.has_backward else _gradients(model)
             held = {
                 "parameters": storage_bytes([*shards, *unsplit_tensors(model)]),
                 "gathered": kept,
@@ -241,6 +267,13 @@ def _loss_of_text(fused_lm_head: bool, forward: Callable[..., Any], model: torch
     more = {"fused_lm_head": True} if fused_lm_head else {}
     labels = batch.get("shift_labels")  # given, they are the targets
     return forward(model, **({"labels": labels} if labels is not None else {}), **batch, **more, use_cache=False).loss
+
+
+def _loss_of_completions(
+    learner: Learner, made: list[dict[str, torch.Tensor]], forward: Any, model: torch.nn.Module, batch: Any
+) -> torch.Tensor:
+    """Of the first micro-batch. The learner has the model, and calls it itself."""
+    return learner.loss(made[0])
 
 
 def _whole(second: torch.nn.Module, layout: Layout, convention: Convention) -> dict[str, int]:
@@ -521,6 +554,20 @@ def _shapes_uncounted(gpu: VirtualGPU) -> Iterator[None]:
         yield
     finally:
         ShardingPropagator._propagate_tensor_meta_non_cached = propagate
+
+
+@contextmanager
+def _all_to_all() -> Iterator[None]:
+    """DTensor changes the dimension that is cut by one exchange on cards, and by gathering all on a CPU's mesh."""
+    from torch.distributed._functional_collectives import _group_or_group_name, _resolve_group
+    from torch.distributed.tensor import placement_types
+
+    def exchanged(tensor: torch.Tensor, gather_dim: int, shard_dim: int, mesh: Any, mesh_dim: int) -> torch.Tensor:
+        group = _group_or_group_name(_resolve_group((mesh, mesh_dim)))
+        return torch.ops._dtensor.shard_dim_alltoall(tensor, gather_dim, shard_dim, group)
+
+    with mock.patch.object(placement_types, "shard_dim_alltoall", exchanged):
+        yield
 
 
 class _Streams:

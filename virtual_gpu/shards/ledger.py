@@ -30,7 +30,6 @@ from ..units import GB, choose
 from .adapters import Adapters, adapters_of, shapes_of
 from .fake_rank import accelerate_groups, body_of, is_tied, run_rank
 from .layout import CONVENTIONS, Convention, Layout
-from .second_model import Pairs
 
 # GPT-2's shape in the sizes of the ZeRO paper (arXiv 1910.02054), table 1: layers, hidden size, heads. The paper gives
 # no shapes; the last is the 1T model of Narayanan et al. (arXiv 2104.04473), table 1.
@@ -147,21 +146,21 @@ def paper_bytes(parameters: float, layout: Layout, precision: str = "mixed") -> 
 
 def closed_form(
     model: str, layout: Layout, precision: str = "mixed", rank: int = 0, *, gradient_as_bucket_view: bool = False,
-    pairs: Pairs | None = None, fp32_shards: bool = False,
+    second: bool = False, fp32_shards: bool = False,
 ) -> RankMemory:  # fmt: skip
     """What rank `rank` holds, from the parameters' shapes alone.
 
     FSDP2 cuts dim 0 of each tensor into pieces of ceil(dim 0 / N) rows. Parameters and gradients are padded to that on
     every rank; the optimizer state is made for the rows that a rank really has, which may be none.
     ZeroRedundancyOptimizer deals out whole tensors, the largest first, each to the rank that has least. DDP (stages 0
-    and 1) keeps all gradients a second time, in buckets, but with gradient_as_bucket_view. pairs: of DPO, whose second
-    model (`second_model`) counts as parameters, and as gathered where it stays so. fp32_shards: see
-    `Convention.fp32_shards`; of pairs they are.
+    and 1) keeps all gradients a second time, in buckets, but with gradient_as_bucket_view. second: with the
+    reference of DPO or GRPO (`second_model`), which counts as parameters, and as gathered where it stays so.
+    fp32_shards: see `Convention.fp32_shards`.
     """
     config, convention = config_of(model), CONVENTIONS[choose(precision, CONVENTIONS, tr(ko="정밀도", en="precision"))]
     layout.check_model(config)
-    convention = convention.fp32_shards if fp32_shards or pairs else convention
-    models = 1 + pairs.on_the_card if pairs else 1
+    convention = convention.fp32_shards if fp32_shards else convention
+    models = 1 + second
     shapes = local_shapes(model, layout.tensor_parallel)
     n, whole = layout.data_parallel, sum(rows * rest * count for (rows, rest), count in shapes.items())
     mine = rank // layout.tensor_parallel % n
@@ -193,11 +192,12 @@ def closed_form_adapters(model: str, layout: Layout, adapters: Adapters, rank: i
     return RankMemory(rank, shapes.held(n), gathered, shapes.gradients(n), 0, states, states)
 
 
-def elements_sent(model: str, layout: Layout, second: bool = False) -> Counter:
+def elements_sent(model: str, layout: Layout, scorings: int = 0) -> Counter:
     """collective → elements passed to it in one step, by rule: parameters alone, without tensor parallelism's own.
 
-    second: of a step of DPO with a second model (`second_model`), which is gathered in every one at stage 3. Of several
-    copies each rank adds its own share of the gradients up with theirs.
+    scorings: forward passes beside it, for which that model or a second one is gathered at stage 3: by DPO's reference
+    (`second_model`), or of GRPO's completions (`generated`). Of several copies each rank adds its own share of the
+    gradients up with theirs.
     """
     shapes = local_shapes(model, layout.tensor_parallel)
     if layout.data_parallel == 1:
@@ -211,7 +211,7 @@ def elements_sent(model: str, layout: Layout, second: bool = False) -> Counter:
         {"allreduce": whole},
         {"allreduce": whole, "broadcast": whole},
         {"allgather_base": padded, "reduce_scatter_base": padded},
-        {"allgather_base": padded + again + second * padded, "reduce_scatter_base": padded},
+        {"allgather_base": padded + again + scorings * padded, "reduce_scatter_base": padded},
     ][layout.stage]
     return Counter(sent | ({"allreduce": padded // layout.data_parallel} if layout.replicas > 1 else {}))
 

@@ -46,15 +46,15 @@ def mesh_labels(way: Any) -> list[str]:
 
 
 def check_mesh(
-    config: Any, layout: Layout, *, length: int, precision: str, spec: GPUSpec, adapters: bool, pairs: bool,
+    config: Any, layout: Layout, *, length: int, precision: str, spec: GPUSpec, adapters: bool, objective: str,
     fused_lm_head: bool, padded: bool,
 ) -> None:  # fmt: skip
     """WrongValue for what was not run with several copies of a model, or with tokens that GPUs share."""
     apart = tr(ko="함께 실행해 보지 않은 것이 있다", en="not run together with")
-    others = {"peft": adapters, "objective='dpo'": pairs}
+    others = {"peft": adapters, f"objective={objective!r}": objective != "sft"}
     if layout.replicas > 1:
         _refuse(f"replicas={layout.replicas}", _named(apart, others))
-    others["fused_lm_head=True"] = fused_lm_head and not pairs
+    others["fused_lm_head=True"] = fused_lm_head and objective == "sft"
     if layout.sequence_parallel:
         why = _named(apart, others) or why_uneven(length, layout.tensor_parallel)
         _refuse("sequence_parallel=True", why or no_sequence(config))

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ from ..trace.trace import Trace
 from ..units import MiB, boolean, choose, human_bytes, positive_int
 from .adapters import Adapters, adapters_of, shapes_of
 from .fake_rank import run_rank
+from .generated import Generated, generated_of
 from .layout import CONVENTIONS, Layout
 from .ledger import (
     STATE_BYTES,
@@ -69,7 +71,8 @@ class RankStep:
     state and buckets in it. unlimited_bytes: the most that the caching allocator reserves without a limit, with a pool
     for each of FSDP2's streams. offloaded_bytes: what goes to the CPU's RAM in this micro-batch, and comes back;
     pinned_bytes: what it takes there. pairs: of DPO; where a moment before the training or its first micro-batch takes
-    more than the steps after it, peak and trace are that moment's.
+    more than the steps after it, peak and trace are that moment's. generated: of GRPO; handing_over is the trace of
+    what comes before a generation, with the states in it.
     """
 
     model: str
@@ -93,6 +96,8 @@ class RankStep:
     offloaded_bytes: int = 0
     pinned_bytes: int = 0
     pairs: Pairs | None = None
+    generated: Generated | None = None
+    handing_over: Trace | None = field(default=None, repr=False)
 
     @property
     def room_bytes(self) -> int:
@@ -114,6 +119,14 @@ class RankStep:
     def card_bytes(self) -> int:
         """The least capacity in which the caching allocator gets through, to 1/128 of the peak; NCCL's comes on top."""
         return _capacity(self.trace, self.unlimited_bytes)
+
+    @functools.cached_property
+    def rollout_bytes(self) -> int:
+        """What is reserved while an engine is handed the weights, where what lies in the cache was given back before.
+
+        Of what the steps before it leave between blocks that are in use this has no trace.
+        """
+        return 0 if self.handing_over is None else self.handing_over.reserved_peak()
 
     @property
     def fits(self) -> bool:
@@ -156,8 +169,8 @@ class RankStep:
             tr(ko=f"배치 {self.batch_size}", en=f"batch {self.batch_size}"),
             tr(ko=f"길이 {self.sequence_length}", en=f"length {self.sequence_length}"),
         ]
-        if self.pairs:
-            parts.append(self.pairs.title)
+        if self.pairs or self.generated:
+            parts.append((self.pairs or self.generated).title)
         parts[2:2] = mesh_labels(self.layout)
         if self.gradient_checkpointing:
             parts.append(checkpointing_label(offload=self.offloaded_bytes > 0))
@@ -225,7 +238,8 @@ class RankNeed(NamedTuple):
 
     card: without NCCL's buffers. sent: of parameters and gradients; sent_activations: for tensor parallelism;
     sent_to_copies: of gradients to the other copies of the model; sent_to_next: of sent_activations what goes from one
-    GPU to one other.
+    GPU to one other. Of GRPO rollout: what is reserved while an engine is handed the weights, and at_generation its
+    tensors by category; sent_once: what is gathered for that, once a generation.
     """
 
     card: int
@@ -237,6 +251,9 @@ class RankNeed(NamedTuple):
     sent_activations: int
     sent_to_copies: int = 0
     sent_to_next: int = 0
+    rollout: int = 0
+    at_generation: Mapping[str, int] = MappingProxyType({})
+    sent_once: int = 0
 
 
 @cached_by_model
@@ -246,7 +263,17 @@ def rank_need(model: str, ranks: int, stage: int, **settings: Any) -> RankNeed:
     copies, to_next = step.sent_to_copies, step.sent_activation_bytes["all_to_all_single"]
     sent = step.parameters_and_gradients_sent - copies
     offloaded, activations = (step.offloaded_bytes, step.pinned_bytes), step.activations_sent
-    return RankNeed(step.card_bytes, step.total, dict(step.at_peak), sent, *offloaded, activations, copies, to_next)
+    return RankNeed(
+        step.card_bytes, step.total, dict(step.at_peak), sent, *offloaded, activations, copies, to_next, *_of_sync(step)
+    )
+
+
+def _of_sync(step: RankStep) -> tuple[int, dict[str, int], int]:
+    """A `RankNeed`'s last three."""
+    if step.handing_over is None:
+        return 0, {}, 0
+    once = step.memory.parameters * step.layout.ranks
+    return step.rollout_bytes, step.handing_over.timeline().at_peak(), once
 
 
 def rank_step(
@@ -275,6 +302,10 @@ def rank_step(
     offload_checkpoints: bool = False,
     objective: str = "sft",
     reference: str = "same",
+    completion_length: int = 0,
+    rollout: int = 0,
+    beta: float = 0.0,
+    iterations: int = 1,
     padded: bool = False,
     fp32_shards: bool = False,
 ) -> RankStep:
@@ -291,7 +322,11 @@ def rank_step(
     `models.attention.kv_repeated`; fused_lm_head: `models.fused_head`; offload_checkpoints (with checkpointing):
     `models.offloaded`. objective: "dpo" is a step of TRL's DPOTrainer under accelerate, at stages 2 and 3: batch_size
     counts pairs, the head is fused, and the reference is a second model ("same") or its log probabilities are made
-    first ("precomputed"); adapters are switched off for it (`second_model`). padded: a micro-batch's sequences differ
+    first ("precomputed"); adapters are switched off for it (`second_model`). "grpo" is one of its GRPOTrainer, of all
+    weights and with completions from a vLLM engine (`generated`): batch_size counts completions, sequence_length is a
+    prompt with one, of which the model generates completion_length tokens (0: half); rollout of them are generated at
+    once (0: a micro-batch), and learned from in so many iterations. beta: the weight of its KL term, over 0 with a
+    reference. padded: a micro-batch's sequences differ
     in length, as those of pairs do, so that attention has a mask. fp32_shards: see `Convention.fp32_shards`; at
     stages 2 and 3 of all weights, and always run at this number of ranks. replicas: copies of the model, without
     adapters or pairs (`Layout`). sequence_parallel: the GPUs of a layer share the tokens too (`shards.sequence`).
@@ -306,6 +341,10 @@ def rank_step(
     layout.check_model(config)
     precision = choose(precision, CONVENTIONS, tr(ko="정밀도", en="precision"))
     positive_int(batch_size, "batch_size")
+    generated = generated_of(
+        objective, batch_size, positive_int(sequence_length, "sequence_length"), completion_length, rollout, beta,
+        iterations, peft, layout,
+    )  # fmt: skip
     gradient_checkpointing = boolean(gradient_checkpointing, "gradient_checkpointing")
     exact = boolean(exact, "exact")
     if boolean(offload_checkpoints, "offload_checkpoints"):
@@ -319,18 +358,20 @@ def rank_step(
             )
     _check_length(model, config, positive_int(sequence_length, "sequence_length"))
     adapters = adapters_of(peft, lora_rank, lora_targets, precision, layout, spec)
-    fused_lm_head, padded = boolean(fused_lm_head, "fused_lm_head") or pairs is not None, boolean(padded, "padded")
+    of_trl = objective != "sft"
+    fused_lm_head, padded = boolean(fused_lm_head, "fused_lm_head") or of_trl, boolean(padded, "padded")
     check_mesh(
         config, layout, length=sequence_length, precision=precision, spec=spec, adapters=adapters is not None,
-        pairs=pairs is not None, fused_lm_head=fused_lm_head, padded=padded,
+        objective=objective, fused_lm_head=fused_lm_head, padded=padded,
     )  # fmt: skip
     rank = _fullest(model, layout)
     fp32_shards = stage >= 2 and not adapters and (boolean(fp32_shards, "fp32_shards") or pairs is not None)
+    second = pairs.on_the_card if pairs else generated is not None and generated.has_second
     if adapters:
         memory = closed_form_adapters(model, layout, adapters, rank)
     else:
         memory = closed_form(
-            model, layout, precision, rank, gradient_as_bucket_view=gradient_as_bucket_view, pairs=pairs,
+            model, layout, precision, rank, gradient_as_bucket_view=gradient_as_bucket_view, second=second,
             fp32_shards=fp32_shards,
         )  # fmt: skip
     sharded = stage >= 2
@@ -341,15 +382,16 @@ def rank_step(
         run_as = reference if ratio < 1 + PADDING else layout
     like = replace(CATALOG["T4"], compute_capability=spec.compute_capability)  # its size says nothing here
 
-    def run(pairs: Pairs | None) -> tuple[Trace, Counter, Counter, Moved]:
+    def run(pairs: Pairs | None, generated: Generated | None) -> tuple[Trace, Counter, Counter, Moved]:
         return _trace(
             ConfigKey.of(config), run_as, precision, batch_size, sequence_length, gradient_checkpointing, like,
-            adapters, repeat_kv, fused_lm_head, offload_checkpoints, pairs, padded, fp32_shards,
+            adapters, repeat_kv, fused_lm_head, offload_checkpoints, pairs, generated, padded, fp32_shards,
         )  # fmt: skip
 
-    trace, messages, nbytes, offloaded = run(pairs)
+    trace, messages, nbytes, offloaded = run(pairs, generated)
     if run_as != layout and sharded:
-        trace = _on_ranks(trace, memory, closed_form(model, run_as, precision))
+        at_reference = closed_form(model, run_as, precision)
+        trace = _on_ranks(trace, memory, at_reference)
     if accumulating:
         trace = accumulating_trace(trace)
     if layout.has_ddp:
@@ -364,21 +406,33 @@ def rank_step(
         )
     states = [n * each for n in owned for each in kinds if each]
     trace = held_from_the_start(trace, states, "optimizer")
-    whole = memory.gathered // 2 if pairs and pairs.on_the_card else 0  # at stage 2, from the first micro-batch on
+    whole = memory.gathered // 2 if second else 0  # at stage 2, from the first micro-batch or scoring on
     if pairs and (first := pairs.first(layout)):
-        before, *_ = run(replace(pairs, moment=first))
+        before, *_ = run(replace(pairs, moment=first), None)
         trace, whole = max((trace, whole), (before, 0), key=lambda moment: _capacity(moment[0]))
+    handing_over = None
+    if generated:
+        handing_over, *_ = run(None, generated.at("sync"))
+        if run_as != layout:
+            handing_over = _on_ranks(handing_over, memory, at_reference)
+        handing_over = held_from_the_start(handing_over, states, "optimizer")
+        moments = [(trace, whole), (handing_over, whole)]
+        if second:
+            scoring, *_ = run(None, generated.at("scoring"))
+            moments.append((scoring if stage == 2 else held_from_the_start(scoring, states, "optimizer"), 0))
+        trace, whole = max(moments, key=lambda moment: _capacity(moment[0]))
     trace, allocator = trace.through()
     at_peak, phase = _peak(trace, whole)
     tokens = batch_size * sequence_length * (2 if pairs else 1)
+    scorings = second + (generated is not None)
     return RankStep(
         resolve_model_id(model), layout, precision, batch_size, sequence_length, gradient_checkpointing,
         memory, at_peak, phase,
-        messages if adapters else elements_sent(model, layout, pairs is not None and pairs.on_the_card),
+        messages if adapters else elements_sent(model, layout, scorings),
         Counter() if adapters else messages, Counter() if adapters else nbytes,
         spec.name, spec.capacity_bytes, nccl_bytes(layout),
         allocator.peak_reserved_bytes, trace, adapters,
-        offloaded.nbytes(tokens), offloaded.pinned(tokens), pairs,
+        offloaded.nbytes(tokens), offloaded.pinned(tokens), pairs, generated, handing_over,
     )  # fmt: skip
 
 
@@ -415,7 +469,7 @@ def _peak(trace: Trace, whole: int = 0) -> tuple[dict[str, int], str]:
 def _trace(
     model: ConfigKey, layout: Layout, precision: str, batch_size: int, sequence_length: int, checkpointing: bool,
     spec: GPUSpec, adapters: Adapters | None = None, repeat_kv: bool = False, fused_lm_head: bool = False,
-    offload: bool = False, pairs: Pairs | None = None, padded: bool = False,
+    offload: bool = False, pairs: Pairs | None = None, generated: Generated | None = None, padded: bool = False,
     fp32_shards: bool = False,
 ) -> tuple[Trace, Counter, Counter, Moved]:  # fmt: skip
     """A rank's forward and backward, what it sends, and the checkpoints that go to the CPU.
@@ -432,8 +486,8 @@ def _trace(
         one = run_rank(
             config, layout, convention, spec=spec,
             batch_size=batch_size, sequence_length=sequence_length, checkpointing=checkpointing, adapters=adapters,
-            repeat_kv=repeat_kv, fused_lm_head=fused_lm_head, offload_checkpoints=offload, pairs=pairs, padded=padded,
-            update=False,
+            repeat_kv=repeat_kv, fused_lm_head=fused_lm_head, offload_checkpoints=offload, pairs=pairs,
+            generated=generated, padded=padded, update=False,
         )  # fmt: skip
         sent = one.sent_bytes if adapters else one.sent_activations
         trace = one.trace
@@ -443,8 +497,8 @@ def _trace(
         nbytes = {("bytes", name): n for name, n in one.sent_activation_bytes.items()}
         return trace, {**sent, **nbytes, **whole, **Moved.of(one.offloaded, tokens, 1).sizes}
 
-    how = model, layout, convention, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload, pairs, padded
-    like = "rank", *how, kind_of_batch(rows)
+    how = model, layout, convention, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload, padded
+    like = "rank", *how, pairs, generated, kind_of_batch(rows)
     # Two layers are too few for what FSDP2 gathers ahead, but with checkpoints at stage 2.
     ahead = layout.stage == 3 or (layout.stage == 2 and not checkpointing)
     trace, numbers = from_shallow(model.config, run, like, deeper=int(ahead)) or run(model.config)

@@ -21,7 +21,7 @@ from ..step.setting import reference_label
 from ..units import choose
 from .layout import Convention, Layout
 
-OBJECTIVES = ("sft", "dpo")  # that are counted split
+OBJECTIVES = ("sft", "dpo", "grpo")  # that are counted split
 REFERENCES = ("same", "precomputed")
 
 
@@ -43,6 +43,21 @@ class Pairs:
         return self.second and self.reference == "same"
 
     @property
+    def has_second(self) -> bool:
+        """Whether the second model lies there at this moment."""
+        return self.on_the_card or (self.second and self.moment == "alone")
+
+    @property
+    def after_the_first(self) -> bool:
+        """Whether a micro-batch went before."""
+        return self.moment == "step"
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether this moment has one."""
+        return self.moment != "alone"
+
+    @property
     def title(self) -> str:
         """What is trained for, in one line."""
         return "DPO" if self.reference == "same" else f"DPO ({reference_label(self.reference)})"
@@ -55,8 +70,8 @@ class Pairs:
 
 
 def pairs_of(objective: str, reference: str, peft: str | None, layout: Layout) -> Pairs | None:
-    """The pairs that arguments name; None for "sft". WrongValue for unknown ones, and where nothing is split."""
-    if choose(objective, OBJECTIVES, tr(ko="학습 목표", en="objective")) == "sft":
+    """The pairs that arguments name; None for what is no DPO. WrongValue for unknown ones, and of what isn't split."""
+    if choose(objective, OBJECTIVES, tr(ko="학습 목표", en="objective")) != "dpo":
         return None
     reference = choose(reference, REFERENCES, tr(ko="기준 모델", en="reference"))
     if layout.stage < 2 or layout.tensor_parallel > 1:

@@ -74,8 +74,11 @@ class Learner:
         self.trainer = GRPOTrainer.__new__(GRPOTrainer)
         vars(self.trainer).update(_state(gpu, model, completions, autocast))
 
-    def buffer(self) -> list[dict[str, torch.Tensor]]:
-        """The micro-batches that a generation leaves on the GPU, on which it then is trained."""
+    def buffer(self, scored: bool = True) -> list[dict[str, torch.Tensor]]:
+        """The micro-batches that a generation leaves on the GPU, on which it then is trained.
+
+        scored: without it the log probabilities are there, and no model has made them.
+        """
         from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
         of = self.completions
@@ -90,15 +93,18 @@ class Learner:
             made["sampling_per_token_logps"] = torch.zeros(of.rows, of.completion)
             made["importance_sampling_ratio"] = torch.ones(of.rows, 1)
         if of.iterations > 1 or of.vllm:
-            made["old_per_token_logps"] = self._scores(self.model, ids, mask)
+            made["old_per_token_logps"] = self._scores(self.model, ids, mask) if scored else self._zeros()
         if of.beta:
-            made["ref_per_token_logps"] = self._of_reference(ids, mask)
+            made["ref_per_token_logps"] = self._of_reference(ids, mask) if scored else self._zeros()
         return split_tensor_dict(shuffle_sequence_dict(made), of.steps)
 
     def loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """The loss of a micro-batch."""
         with self._answering():
             return self.trainer._compute_loss(self._called(self.model), inputs)
+
+    def _zeros(self) -> torch.Tensor:
+        return torch.zeros(self.completions.rows, self.completions.completion)
 
     def _of_reference(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self.reference is not None:

@@ -101,7 +101,7 @@ def _run(gpu: VirtualGPU, setting: Setting, config: Any, tokens: int) -> Trace:
     optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad])
     if setting.vllm:
         with gpu.record(model, optimizer) as record, gpu, record.phase("sync"):
-            _hand_over(model)
+            hand_over(model)
         return record.recorder.trace()
     repeated = kv_repeated() if setting.attention == REPEATED else nullcontext()
     as_trained = _as_trained(gpu, model, setting, autocast)
@@ -115,12 +115,17 @@ def _run(gpu: VirtualGPU, setting: Setting, config: Any, tokens: int) -> Trace:
     return record.recorder.trace()
 
 
-def _hand_over(model: nn.Module) -> None:
-    """All weights to an engine that copies them into its own, as TRL hands them over in one process."""
+def hand_over(model: nn.Module, fsdp_version: int | None = None) -> None:
+    """All weights to an engine that copies them into its own, as TRL hands them over in one process.
+
+    fsdp_version: of what splits the model, whose parameters are gathered one after another.
+    """
     from trl.distributed import DistributedBackend
     from trl.generation.vllm_generation import VLLMGeneration
 
-    one = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=None))
+    plugin = None if fsdp_version is None else SimpleNamespace(fsdp_version=fsdp_version)
+    state = SimpleNamespace(deepspeed_plugin=None, fsdp_plugin=plugin)
+    one = SimpleNamespace(state=state, device=next(model.parameters()).device)
     pushing = VLLMGeneration.__new__(VLLMGeneration)
     vars(pushing).update(
         model=model, accelerator=one, mode="colocate", enable_sleep_mode=False, llm=_Takes(),

@@ -69,8 +69,9 @@ def literal(value: Any) -> str:
 
 
 def loads_second(plan: Plan) -> bool:
-    """Whether DPOTrainer loads a second model, if only to make its log probabilities first, and FSDP2 splits it."""
-    return plan.request.pairs and plan.recipe.method == "full" and bool(plan.recipe.stage)
+    """Whether TRL loads a second model, if only to make its log probabilities first, and FSDP2 splits it."""
+    refers = plan.request.pairs or plan.request.beta > 0
+    return refers and plan.recipe.method == "full" and bool(plan.recipe.stage)
 
 
 def json_text(values: dict[str, Any]) -> str:
@@ -113,7 +114,7 @@ def accelerate_yaml(plan: Plan) -> str:
             "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
             f"  fsdp_activation_checkpointing: {yes[plan.recipe.checkpointing]}",
             *(["  fsdp_activation_checkpointing_offload: true"] if plan.recipe.offload else []),
-            # Nobody sends the weights of DPO's second model round (TRL 1.16, prepare_fsdp): each rank has to read them.
+            # Nobody sends the weights of TRL's second model round (TRL 1.16, prepare_fsdp): each rank has to read them.
             f"  fsdp_cpu_ram_efficient_loading: {yes[not loads_second(plan)]}",
             f"  fsdp_offload_params: {yes[plan.recipe.cpu_offload]}",
             "  fsdp_state_dict_type: FULL_STATE_DICT",  # of a sharded one the Trainer saves no model

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ...errors import NotSupported
 from ...language import tr
 from ..engine import ASLEEP
-from .settings import head
+from .settings import head, of_launch
 from .trl_sft import arguments_of, beside_a_reference, of_trainer, with_launch
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def files(plan: Plan) -> dict[str, str]:
         head=head(plan, _PROMPTS, "prompt with its completion", "completions"),
         completion=request.completion_length,
         arguments="".join(f"    {name}={value},\n" for name, value in (own | arguments).items()),
+        **of_launch(plan.recipe),
         **of_trainer(plan),
         **beside_a_reference(plan),
     )
@@ -58,7 +59,7 @@ What it takes on the card:
 """
 
 import argparse
-{functools}
+{functools}{modules}
 import torch
 {of_place}from datasets import load_dataset
 {peft}from transformers import AutoModelForCausalLM, AutoTokenizer{bits}
@@ -72,7 +73,7 @@ def reward(completions, answer, **columns):
     return [float(right in text) for text, right in zip(completions, answer)]
 
 
-# Before the model: it sets up the process that this rank is.
+{launched}# Before the model: it sets up the process that this rank is.
 arguments = GRPOConfig(
     args.output,
 {arguments})

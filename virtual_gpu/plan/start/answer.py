@@ -365,7 +365,8 @@ class _Search:
         if not setting.padded or (setting.rows == 1 and not self.pads_one):
             needs = {None: self._need(replace(setting, padded=False))}
             return self._tried(replace(setting, padded=False), needs, as_it_is)
-        if self.stage and setting.pairs:  # of these `rank_step` has padded ones alone, on bf16's cards the larger
+        # Of these `rank_step` has padded ones alone, on bf16's cards the larger.
+        if self.stage and setting.objective != "sft":
             return self._tried(setting, {None: self._need(setting)}, as_it_is)
         # Before Ampere grouped heads without a mask go to the kernel that makes matrices of length × length.
         first = self.spec.compute_capability >= (8, 0)
@@ -404,8 +405,10 @@ class _Search:
                 padded=setting.padded, objective=setting.objective, reference=setting.reference,
                 fp32_shards=not of_deepspeed,  # whose own weights are in 16 bits
                 as_accelerate=self.tool is not torchtune and not of_deepspeed,
+                completion_length=setting.completion_length, rollout=setting.rollout, beta=setting.beta,
+                iterations=setting.iterations,
             )  # fmt: skip
-            found = _Need(step.card_bytes, 0, 0)
+            found = _Need(step.card_bytes, step.rollout_bytes if setting.vllm == ASLEEP else 0, 0)
         else:
             need = predict_need(setting, self.spec.compute_capability, self.gpus > 1)
             found = _Need(need.card, need.rollout, need.paged)
@@ -424,6 +427,7 @@ class _Search:
         """Settings with the micro-batch and length of the file, what changes training least first."""
         methods = ["full", "lora", "qlora"]
         offered = [m for m in methods[methods.index(start.peft or "full") :] if m in self.tool.METHODS]
+        offered = [m for m in offered if m != "qlora" or not start.vllm]  # which was not run
         for method in dict.fromkeys([start.peft or "full", *offered]):
             for more in self._with_references(start, self._variants(start, method)):
                 for (checkpointing, offload), vllm in product(self._checkpoints(start), self._engines(start)):

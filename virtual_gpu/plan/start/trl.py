@@ -206,16 +206,28 @@ def _of_pairs(keys: Keys, found: dict[str, Any], stage: int) -> dict[str, Any]:
     return {"objective": "dpo", "reference": "precomputed" if precomputed else "same"}
 
 
+def _why_not_split(keys: Keys, found: dict[str, Any], stage: int) -> str:
+    """Why GRPO of a split model is not counted as the file has it; empty where it is."""
+    if not keys.document.values.get("use_vllm"):
+        return tr(
+            ko="GRPO에서는 나눈 모델로 답을 만드는 것을 실행해 보지 않았다. use_vllm이면 센다",
+            en="of GRPO a generation by a split model was not run; with use_vllm it is counted",
+        )
+    if stage == 1:
+        return tr(ko="GRPO의 ZeRO-1은 세지 않는다", en="of GRPO ZeRO-1 is not counted")
+    if keys.document.values.get("deepspeed") and (stage == 2 or found["peft"] or keys.document.values.get("beta")):
+        return tr(
+            ko="DeepSpeed의 GRPO는 기준 모델 없는 전체 미세 조정의 3단계만 센다. fsdp로 나눈 것은 센다",
+            en="of GRPO under DeepSpeed only stage 3 of full fine-tuning without a reference is counted; fsdp is",
+        )
+    return ""
+
+
 def _of_completions(keys: Keys, found: dict[str, Any], stage: int, gpus: int) -> dict[str, Any]:
     """The fields that GRPOConfig adds, and the engine where one is on the card."""
     keys.refuse(*_NOT_IN_GRPO)
-    if stage:
-        name = "deepspeed" if keys.document.values.get("deepspeed") else "fsdp"
-        why = tr(
-            ko="GRPO에서는 나눈 모델로 답을 만드는 것을 실행해 보지 않았다",
-            en="of GRPO a generation by a split model was not run",
-        )
-        raise keys.not_counted(name, why)
+    if stage and (why := _why_not_split(keys, found, stage)):
+        raise keys.not_counted("deepspeed" if keys.document.values.get("deepspeed") else "fsdp", why)
     completion, iterations = keys.whole("max_completion_length", 512), keys.whole("num_iterations", 1)
     batch, accumulated = found["batch_size"], found["gradient_accumulation_steps"]
     at_once = keys.whole("generation_batch_size", None)
