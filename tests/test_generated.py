@@ -132,8 +132,8 @@ def test_what_a_rank_holds_is_as_its_shapes_say(small):
 
 
 def test_a_reference_is_gathered_whole_and_adapters_need_none():
-    given = {"objective": "grpo", "sequence_length": 512, "rollout": 8, "batch_size": 2, "as_accelerate": True}
-    given |= {"fp32_shards": True, "gradient_checkpointing": True}
+    given = {"objective": "grpo", "sequence_length": 512, "rollout": 8, "batch_size": 2}
+    given["gradient_checkpointing"] = True
     model, ranks = "meta-llama/Llama-3.2-1B", 8
     alone, beside = (rank_step(model, ranks, **given, beta=beta) for beta in (0.0, 0.1))
     whole = 2 * 2 * count_elements(model)  # in one piece, and as its parameters
@@ -141,7 +141,7 @@ def test_a_reference_is_gathered_whole_and_adapters_need_none():
     assert whole < beside.total < 2 * whole
     assert beside.memory.parameters == 2 * alone.memory.parameters and alone.handing_over is not None
     assert beside.parameters_and_gradients_sent > alone.parameters_and_gradients_sent
-    lora = [rank_step(model, ranks, peft="lora", **given | {"fp32_shards": False}, beta=beta) for beta in (0.0, 0.1)]
+    lora = [rank_step(model, ranks, peft="lora", **given, beta=beta) for beta in (0.0, 0.1)]
     assert lora[0].total == lora[1].total
     need = rank_need(model, ranks, 3, **given)
     assert need.rollout == alone.rollout_bytes >= sum(need.at_generation.values())
@@ -150,7 +150,7 @@ def test_a_reference_is_gathered_whole_and_adapters_need_none():
 
 @pytest.mark.parametrize("wrong, said", [
     ({"stage": 1}, "stage=1"),
-    ({"tensor_parallel": 2}, "tensor_parallel=2"),
+    ({"tensor_parallel": 2}, "as_accelerate"),
     ({"peft": "qlora"}, "qlora"),
     ({"completion_length": 64}, "completion_length=64"),
     ({"rollout": 3}, "rollout=3"),

@@ -844,6 +844,24 @@ print(beside_it.why())
 #
 # 터미널에서는 `virtual-gpu fit --model Qwen/Qwen3-0.6B --gpu T4 --methods full --objective grpo --vllm colocate --batch 8 --length 768 --completion-length 512`다. `trl grpo --config` 파일이 있으면 `virtual-gpu fit --from grpo.yaml --length 768`로 묻는다. 엔진의 줄까지 포함해 무엇을 바꿀지 답한다.
 #
+# **여러 카드에 나누어** GRPO를 하면 학습하는 것만 나뉜다. 엔진은 카드마다 통째로 하나씩 있다(`vllm_tensor_parallel_size`의 기본값 1). Qwen3-8B 전체를 H100 여덟 장에서 ZeRO-3(FSDP2, 6.2절)로 나누어 학습할 때 카드 한 장이 엔진 말고 쓰는 양을 잰다. 카드마다 8개씩 학습하고, `beta`만 0과 0.04로 바꾼다. `print`가 적는 이름은 6장의 것이고, `scoring`은 손실보다 먼저 로그 확률을 계산하는 단계다.
+
+# %%
+from helpers import rank_step
+
+for beta in (0.0, 0.04):
+    split = rank_step(
+        "Qwen/Qwen3-8B", 8, objective="grpo", beta=beta, batch_size=8, sequence_length=2048, completion_length=1024,
+        gradient_checkpointing=True,
+    )  # fmt: skip
+    print(split)
+    print(split.phase, {part: human_bytes(nbytes) for part, nbytes in split.at_peak.items()})
+
+# %% [markdown] lang="ko"
+# `beta` 하나로 22.71 GiB가 48.62 GiB가 되었고, 최대는 역전파에서 기준 모델의 로그 확률을 계산하는 단계로 옮겨 갔다. 정책은 블록 하나씩 모았다가 놓는데, 기준 모델은 TRL이 **통째로 한 묶음**으로 나눈다(1.16의 `prepare_fsdp`). 그래서 순전파를 한 번 하려고 8B를 모두 모은다. 여덟 장에서 받은 한 덩어리(`communication` 15.29 GiB)와 거기서 떼어 낸 파라미터(`gathered` 16.42 GiB)가 함께 있고, 카드를 늘려도 줄지 않는다. DPO의 기준 모델도 그렇게 나뉜다. 그러니 나누어 학습한다면 `beta`가 꼭 필요한지부터 정한다. TRL의 기본값은 0이다.
+#
+# 플래너는 이렇게 나눈 계획도 찾는다. `plan_training("Qwen/Qwen3-8B", "8 x H100", objective="grpo", vllm="colocate", …)`이다. 엔진을 깨우고 가중치를 건네는 것까지 세는데, TRL은 파라미터를 하나씩 모아서 건넨다. LoRA도 나눈다(기준 모델은 어댑터를 끈 정책이라 따로 없다). `generate`로 답을 만드는 것은 나누어 세지 않는다. 토큰 하나마다 모든 층을 다시 모아야 하고, 실행해 보지 않았다.
+#
 # ## 12.10 기억할 것
 
 # %%

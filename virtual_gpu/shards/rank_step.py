@@ -296,7 +296,7 @@ def rank_step(
     peft: str | None = None,
     lora_rank: int = LORA_RANK,
     lora_targets: str | Sequence[str] = "attention",
-    as_accelerate: bool = False,
+    as_accelerate: bool | None = None,
     repeat_kv: bool = False,
     fused_lm_head: bool = False,
     offload_checkpoints: bool = False,
@@ -307,7 +307,7 @@ def rank_step(
     beta: float = 0.0,
     iterations: int = 1,
     padded: bool = False,
-    fp32_shards: bool = False,
+    fp32_shards: bool | None = None,
 ) -> RankStep:
     """The peak of a training step (forward and backward, optimizer state present) on one of `ranks` ranks.
 
@@ -322,19 +322,21 @@ def rank_step(
     `models.attention.kv_repeated`; fused_lm_head: `models.fused_head`; offload_checkpoints (with checkpointing):
     `models.offloaded`. objective: "dpo" is a step of TRL's DPOTrainer under accelerate, at stages 2 and 3: batch_size
     counts pairs, the head is fused, and the reference is a second model ("same") or its log probabilities are made
-    first ("precomputed"); adapters are switched off for it (`second_model`). "grpo" is one of its GRPOTrainer, of all
-    weights and with completions from a vLLM engine (`generated`): batch_size counts completions, sequence_length is a
-    prompt with one, of which the model generates completion_length tokens (0: half); rollout of them are generated at
-    once (0: a micro-batch), and learned from in so many iterations. beta: the weight of its KL term, over 0 with a
-    reference. padded: a micro-batch's sequences differ
-    in length, as those of pairs do, so that attention has a mask. fp32_shards: see `Convention.fp32_shards`; at
-    stages 2 and 3 of all weights, and always run at this number of ranks. replicas: copies of the model, without
-    adapters or pairs (`Layout`). sequence_parallel: the GPUs of a layer share the tokens too (`shards.sequence`).
-    context_parallel: so many GPUs share each text, of sequence_length tokens (`shards.context`), at stage 3. WrongValue
-    for what these are not counted with (`check_mesh`).
+    first ("precomputed"); adapters are switched off for it (`second_model`). "grpo" is one of its GRPOTrainer, with
+    completions from a vLLM engine (`generated`): batch_size counts completions, sequence_length is a prompt with one,
+    of which completion_length tokens (0: half) are generated, rollout of them at once (0: a micro-batch), and learned
+    from in so many iterations; beta over 0: with a reference, whole as DPO's is. padded: a micro-batch's sequences
+    differ in length, as TRL's do here, so that attention has a mask. fp32_shards: see `Convention.fp32_shards`; at
+    stages 2 and 3 of all weights, and always run at this number of ranks. Both this and as_accelerate are set for TRL's
+    trainers where they are None. replicas: copies of the model, without adapters or TRL's objectives (`Layout`).
+    sequence_parallel: the GPUs of a layer share the tokens too (`shards.sequence`). context_parallel: so many GPUs
+    share each text, of sequence_length tokens (`shards.context`), at stage 3. WrongValue for what these are not counted
+    with (`check_mesh`).
     """
     config, spec = config_of(model), card(gpu).needs_cuda()
-    as_accelerate = boolean(as_accelerate, "as_accelerate") or objective == "dpo"
+    of_trl = objective != "sft"
+    as_accelerate = of_trl if as_accelerate is None else boolean(as_accelerate, "as_accelerate") or objective == "dpo"
+    fp32_shards = of_trl if fp32_shards is None else boolean(fp32_shards, "fp32_shards") or objective == "dpo"
     sequence_parallel = boolean(sequence_parallel, "sequence_parallel") and tensor_parallel > 1
     layout = Layout(ranks, stage, tensor_parallel, as_accelerate, replicas, sequence_parallel, context_parallel)
     pairs = pairs_of(objective, reference, peft, layout)
@@ -358,14 +360,13 @@ def rank_step(
             )
     _check_length(model, config, positive_int(sequence_length, "sequence_length"))
     adapters = adapters_of(peft, lora_rank, lora_targets, precision, layout, spec)
-    of_trl = objective != "sft"
     fused_lm_head, padded = boolean(fused_lm_head, "fused_lm_head") or of_trl, boolean(padded, "padded")
     check_mesh(
         config, layout, length=sequence_length, precision=precision, spec=spec, adapters=adapters is not None,
         objective=objective, fused_lm_head=fused_lm_head, padded=padded,
     )  # fmt: skip
     rank = _fullest(model, layout)
-    fp32_shards = stage >= 2 and not adapters and (boolean(fp32_shards, "fp32_shards") or pairs is not None)
+    fp32_shards &= stage >= 2 and not adapters
     second = pairs.on_the_card if pairs else generated is not None and generated.has_second
     if adapters:
         memory = closed_form_adapters(model, layout, adapters, rank)
