@@ -18,7 +18,7 @@ from .measure import held, measure
 from .plans import Plan
 from .recipes import CANNOT_RUN, METHODS, Recipe, method_label
 from .request import Request
-from .worth import can_move, fits_with_ram, heads_of, may_offload, may_tile, needed_bytes
+from .worth import can_move, ends_of, fits_with_ram, heads_of, may_offload, may_tile, needed_bytes
 
 PAGES = "paged_adamw_8bit"  # tried where nothing else fits: of AdamW's states in 32 bits more would come and go
 MORE_GPUS = 1024  # at most: FSDP2 pads every tensor's rows to the number of ranks, of which a small model has fewer
@@ -68,12 +68,12 @@ def cheapest(request: Request) -> Plan:
     for states, recipe in _by_states(request, errors):
         if best is not None and states >= best.needed_bytes:
             break  # this one and those after it hold more before anything is computed
-        one, plans, per_gpu = replace(recipe, checkpointing=True), [], request.of(recipe).per_gpu
+        one, plans = replace(recipe, checkpointing=True), []
+        least, at_once = ends_of(request.of(recipe), one)
         try:
-            least = 1 if one.accumulates else per_gpu
-            plans.append(measure(request, one, least, per_gpu // least))
-            if per_gpu > least and not plans[0].fits:
-                plans.append(measure(request, one, per_gpu, 1))  # nothing is accumulated
+            plans.append(measure(request, one, *least))
+            if at_once and not plans[0].fits:
+                plans.append(measure(request, one, *at_once))
         except CANNOT_RUN as error:
             errors.append(error)
             continue
@@ -83,9 +83,9 @@ def cheapest(request: Request) -> Plan:
                 continue
             with contextlib.suppress(*CANNOT_RUN):  # the recipe itself runs
                 more = replace(one, fused_lm_head=head or one.fused_lm_head, offload=offload)
-                plans.append(measure(request, more, least, per_gpu // least))
-                if per_gpu > least and not plans[-1].fits:
-                    plans.append(measure(request, more, per_gpu, 1))
+                plans.append(measure(request, more, *least))
+                if at_once and not plans[-1].fits:
+                    plans.append(measure(request, more, *at_once))
         best = min([*plans, *([best] if best else [])], key=needed_bytes)
     if best is None:
         raise errors[0]
@@ -140,14 +140,14 @@ def _lean(request: Request, recipe: Recipe) -> Plan | None:
 
     First with checkpoints on the CPU, and without where only the allocator's loss was too much.
     """
-    for micro_batch in dict.fromkeys((1, request.per_gpu) if recipe.accumulates else (request.per_gpu,)):
+    for way in filter(None, ends_of(request, recipe)):
         found: list[Plan] = []
         for offload in (True, False) if can_move(recipe) else (False,):
             if found and found[0].tensors_bytes > request.limit_bytes:
                 break
             one = replace(recipe, offload=offload)
             with contextlib.suppress(*CANNOT_RUN):  # what cannot be run makes no room
-                found.append(measure(request, one, micro_batch, request.per_gpu // micro_batch))
+                found.append(measure(request, one, *way))
                 if fits_with_ram(found[-1]):
                     return found[-1]
         if not found or found[0].tensors_bytes - found[0].at_peak.get("gradients", 0) > request.limit_bytes:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from ..language import tr
 from ..models import offloaded
+from ..models.configs import load_config
 from ..models.fused_head import SINCE, has_fused_head
-from ..shards.mesh import context_label, copies_label, sequence_label, tensor_label
+from ..shards.mesh import context_label, copies_label, sequence_label, stages_label, tensor_label
+from ..shards.stages import why_no_stages
 from ..step.optimizers import needs_cuda
 from ..step.own_code import OURS, beside_4_bits, steps_in_backward, too_early, trains_all
 from ..step.setting import fused_head_label
@@ -113,6 +115,29 @@ def why_not_in_parts(request: Request) -> str:
     return ""
 
 
+def why_not_in_stages(request: Request) -> str:
+    """Why nothing of the request is tried in the stages that it asks for; empty where it is."""
+    if why := _of_full_alone(request, "파이프라인 병렬은", "pipeline parallelism") or _with_adamw_alone(
+        request, "파이프라인 병렬은", "pipeline parallelism"
+    ):
+        return why
+    stages = request.pipeline_parallel or 1
+    if (request.tensor_parallel or 1) * (request.context_parallel or 1) * (request.replicas or 1) > 1:
+        return not_together()
+    if request.gpus % stages:
+        return tr(
+            ko=f"GPU {request.gpus}개를 스테이지 {stages}개에 똑같이 나눌 수 없다",
+            en=f"{request.gpus} GPUs are not equal parts of {stages} stages",
+        )
+    if request.batch // request.groups < stages:
+        least = stages * request.groups
+        return tr(
+            ko=f"스테이지마다 마이크로 배치가 하나씩은 있어야 한다. 배치를 {least} 이상으로 한다",
+            en=f"there is to be a micro-batch for each stage: a batch of {least} at least",
+        )
+    return why_no_stages(load_config(request.model), stages)
+
+
 def why_not_spread(request: Request) -> str:
     """Why nothing of the request is tried with its layers spread over the GPUs of one process; empty where it is."""
     if not 1 < request.gpus <= NODE:
@@ -211,6 +236,9 @@ def recipes_of(request: Request) -> list[Recipe]:
         tokens = request.sequence_parallel and not why_whole_tokens(request.model, request.length, degree)
         cut = {"tensor_parallel": degree, "sequence_parallel": tokens}
         found += [replace(recipe, stage=stage, **cut) for stage in stages for recipe in shards]
+    if (stages := request.pipeline_parallel or 1) > 1 and not why_not_in_stages(request):
+        zeros = (2, 3) if stages < request.gpus else (3,)
+        found += [replace(recipe, stage=zero, pipeline_parallel=stages) for zero in zeros for recipe in shards]
     halves = [recipe for recipe in shards if "bf16" in recipe.precision]
     for degree in _parts(request):
         found += [replace(recipe, stage=3, context_parallel=degree) for recipe in halves]
@@ -268,9 +296,12 @@ def left_out(request: Request) -> list[tuple[str, str]]:
     if not has_fused_head():
         rows.append((fused_head_label(), tr(ko=f"TRL {SINCE}부터 센다: pip install trl", en=f"needs TRL {SINCE}")))
     if request.gpus > 1:
-        rows += _why_not_together(request)
-        rows += _why_whole_texts(request) + _why_no_pipeline(request)
-        rows += _why_not_in_copies(request) if request.gpus > NODE or request.replicas else []
+        if (request.pipeline_parallel or 1) > 1:
+            rows += _why_not_beside_stages(request)
+        else:
+            rows += _why_not_together(request)
+            rows += _why_whole_texts(request) + _why_no_pipeline(request)
+            rows += _why_not_in_copies(request) if request.gpus > NODE or request.replicas else []
         rows += [("ZeRO", why)] if (why := _why_no_zero(request)) else _why_not_sharded(request)
     return rows
 
@@ -340,14 +371,20 @@ def _why_not_together(request: Request) -> list[tuple[str, str]]:
 
 def _why_no_pipeline(request: Request) -> list[tuple[str, str]]:
     """(what, why) of stages, of full fine-tuning alone."""
-    if "full" not in request.methods:
+    if "full" not in request.methods or request.pipeline_parallel:
         return []
-    what = f"{method_label('full')} · {tr(ko='파이프라인 병렬', en='pipeline parallel')}"
     why = tr(
-        ko="세지 않는다: 스테이지와 일정(1F1B)마다 카드의 메모리가 다르다. 실행해 본 것이 docs/levers.md에 있다",
-        en="not counted: each card's memory hangs on its stage and the schedule (1F1B); docs/levers.md has runs",
+        ko="ZeRO-3보다 메모리가 더 들고 통신만 준다. pipeline_parallel=스테이지 수를 주면 센다",
+        en="more memory than ZeRO-3 takes, for fewer messages: counted with pipeline_parallel=stages",
     )
-    return [(what, why)]
+    return [(f"{method_label('full')} · {stages_label()}", why)]
+
+
+def _why_not_beside_stages(request: Request) -> list[tuple[str, str]]:
+    """(what, why) of what is not tried with the stages that were asked for."""
+    others = [tensor_label(), context_label(), copies_label(), fused_head_label()]
+    others += [cpu_offload_label()] * request.cpu_offload
+    return [(f"{stages_label()} · {what}", not_together()) for what in others]
 
 
 def _why_whole_texts(request: Request) -> list[tuple[str, str]]:

@@ -35,7 +35,7 @@ from .start.terminal import execute as execute_start
 _OF_THE_SEARCH = (  # options that say nothing of a file
     "picture", "budget", "lengths", "completion_length", "generations", "beta", "iterations", "vllm", "prefer",
     "selective", "cpu_offload", "tensor_parallel", "no_sequence_parallel", "context_parallel", "replicas", "device_map",
-    "price_per_hour",
+    "pipeline_parallel", "price_per_hour",
 )  # fmt: skip
 
 
@@ -114,6 +114,7 @@ def execute(args: argparse.Namespace) -> int:
         tensor_parallel=None if args.tensor_parallel is None else number(args.tensor_parallel),
         sequence_parallel=not args.no_sequence_parallel,
         context_parallel=None if args.context_parallel is None else number(args.context_parallel),
+        pipeline_parallel=None if args.pipeline_parallel is None else number(args.pipeline_parallel),
         replicas=None if args.replicas is None else number(args.replicas),
         device_map=args.device_map,
         price_per_hour=None if args.price_per_hour is None else number(args.price_per_hour),
@@ -419,6 +420,16 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             ko="컨텍스트 병렬: GPU N개가 글 하나를 나누어 계산하는 전체 미세 조정만 찾는다. 없으면 글을 나누지 않고는 "
             "들어가지 않거나 배치가 GPU 수보다 작을 때만 해 본다",
             en="only full fine-tuning in which N GPUs share each text; without it, tried where whole texts do not fit",
+        ),
+    )
+    add(
+        "--pipeline-parallel",
+        default=None,
+        metavar="N",
+        help=tr(
+            ko="파이프라인 병렬: 층을 스테이지 N개에 나누고 마이크로 배치를 차례로 보내는 전체 미세 조정만 찾는다",
+            en="only full fine-tuning in N stages, each with a part of the layers, through which micro-batches go one "
+            "behind the other (1F1B)",
         ),
     )
     add(

@@ -71,6 +71,12 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
     """
     if recipe.cpu_offload:
         return dict.fromkeys(("parameters", "gradients", "optimizer"), 0)
+    if recipe.pipeline_parallel > 1:
+        from .in_stages import states_of_stages
+
+        return states_of_stages(
+            request.model, request.gpus, recipe.pipeline_parallel, getattr(torch, weights_dtype(recipe))
+        )
     if recipe.stage:
         states, once_given = _held_split(request, recipe)
     else:
@@ -134,6 +140,18 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         collectives, offloaded = step.sent * accumulation, step.offloaded * accumulation
         pinned, paged = step.pinned, 0
         to_card, to_cpu = step.to_card * accumulation, step.to_cpu * accumulation
+    elif recipe.pipeline_parallel > 1:
+        from .in_stages import staged_step  # brings all of a program's card
+
+        staged = staged_step(
+            request.model, request.gpus, recipe.pipeline_parallel, recipe.stage, request.spec,
+            weights=getattr(torch, weights_dtype(recipe)),
+            half=getattr(torch, autocast_dtype(recipe) or weights_dtype(recipe)),
+            batch_size=micro_batch, sequence_length=request.length, micro_batches=accumulation,
+            checkpointing=recipe.checkpointing, repeat_kv=request.repeats_kv,
+        )  # fmt: skip
+        needed, at_peak = staged.needed, staged.at_peak
+        collectives, to_next, offloaded, pinned, paged = staged.sent, staged.sent_to_next, 0, 0, 0
     elif recipe.stage:
         need = rank_need(
             request.model, request.gpus, recipe.stage, precision=_convention(recipe), batch_size=micro_batch,
@@ -181,7 +199,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         request.batch * training_flops(setting_of(request, one, 1, 1)).total for one in (recipe, recipe.at_once)
     )
     texts, copies = recipe.context_parallel, recipe.replicas
-    shards = request.gpus // (tensors * copies)
+    shards = request.gpus // (tensors * copies * recipe.pipeline_parallel)
     sent, between = _round_rings(
         request.gpus,
         (activations - to_next, tensors * texts, 1),
@@ -191,6 +209,8 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
     )
     if recipe.spread:
         sent, between = to_next, 0
+    if recipe.pipeline_parallel > 1 and request.gpus > gpus_by_node(request.gpus)[1]:
+        between += to_next * min(shards, gpus_by_node(request.gpus)[1])  # the stage at a machine's end
     plan = Plan(
         request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, None,
         between_nodes_bytes=between,

@@ -177,7 +177,7 @@ def _run(config: Any, way: _Way, batch_size: int, sequence_length: int) -> tuple
             head = fused_head(model, virtual=False) if way.fused_lm_head else nullcontext()
             more = {"fused_lm_head": True} if way.fused_lm_head else {}
             away = offloading(None, moved) if way.offload else nullcontext()
-            with traffic, Messages(_Labels(gpu)), head, away:
+            with traffic, Messages(Labels(gpu)), head, away:
                 loss = model(input_ids=ids, labels=ids, use_cache=False, **more).loss
                 loss.backward()
             trace = gpu.watch.saved().trace
@@ -187,7 +187,7 @@ def _run(config: Any, way: _Way, batch_size: int, sequence_length: int) -> tuple
     return trace, copied | Moved.of(moved, batch_size * sequence_length, 1).sizes
 
 
-class _Labels:
+class Labels:
     """What is gathered and what only serves to send, told to the program's recorder."""
 
     def __init__(self, gpu: ProgramGPU):

@@ -34,6 +34,7 @@ from .candidates import (
     why_not_by_engine,
     why_not_copies,
     why_not_in_parts,
+    why_not_in_stages,
     why_not_split,
     why_not_spread,
 )
@@ -48,7 +49,12 @@ if TYPE_CHECKING:
 PRECISIONS = ("mixed_fp16", "mixed_bf16", "bf16", "fp32")
 MARGIN = 0.0  # what is unknown is a range already (`room`): this is what the reader wants free on top
 MOST_GPUS = 16_384
-MESH = ("tensor_parallel", "context_parallel", "replicas")  # what a recipe says of how its GPUs share the work
+MESH = (
+    "tensor_parallel",
+    "context_parallel",
+    "replicas",
+    "pipeline_parallel",
+)  # what a recipe says of how its GPUs share the work
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,7 @@ class Request:
     # Of GRPO: an engine on the same card makes the completions ("colocate"), awake while the model is trained or not.
     # "asleep": only so, as a plan's request has it.
     vllm: str = ""
+    pipeline_parallel: int | None = None  # stages, each with a part of the layers, on GPUs of its own
 
     @property
     def spec(self) -> GPUSpec:
@@ -116,6 +123,8 @@ class Request:
         # All ranks are one group, over which a model is loaded; of a mesh with more dimensions each is one more.
         copies, tensors = self.replicas or 1, self.tensor_parallel or 1
         mesh = (copies, self.gpus // (copies * tensors), tensors) if copies * tensors > 1 else ()
+        stages = self.pipeline_parallel or 1
+        mesh = (stages, self.gpus // stages) if stages > 1 else mesh
         nccl = of_groups((self.gpus, *mesh, self.context_parallel or 1))
         return room_on(self.spec, Range(nccl.low, nccl.high))
 
@@ -183,8 +192,9 @@ class Request:
 
     @property
     def groups(self) -> int:
-        """How many take samples of their own: GPUs, or with tensor or context parallelism groups of them."""
-        return 1 if self.spread else self.gpus // ((self.tensor_parallel or 1) * (self.context_parallel or 1))
+        """How many take samples of their own: GPUs, or groups of them that share a layer, a text or a pipeline."""
+        shared = (self.tensor_parallel or 1) * (self.context_parallel or 1) * (self.pipeline_parallel or 1)
+        return 1 if self.spread else self.gpus // shared
 
     @property
     def per_gpu(self) -> int:
@@ -245,6 +255,7 @@ def make_request(
     sequence_parallel: bool = True,
     context_parallel: int | None = None,
     replicas: int | None = None,
+    pipeline_parallel: int | None = None,
     device_map: bool | str = False,
     completion_length: int | None = None,
     generations: int | None = None,
@@ -310,6 +321,8 @@ def make_request(
         context_parallel = positive_int(context_parallel, tr(ko="컨텍스트 병렬 크기", en="context-parallel degree"))
     if replicas is not None:
         replicas = positive_int(replicas, tr(ko="모델의 벌 수", en="number of copies"))
+    if pipeline_parallel is not None:
+        pipeline_parallel = positive_int(pipeline_parallel, tr(ko="스테이지 수", en="number of stages"))
     if set(methods) & {"lora", "qlora"}:
         require("peft", *(["bitsandbytes"] if "qlora" in methods else []))
     model = model_name(model)
@@ -332,7 +345,7 @@ def make_request(
         boolean(cpu_offload, "cpu_offload"), objective, tensor_parallel, optim_args, optim_target_modules,
         boolean(sequence_parallel, "sequence_parallel"), context_parallel, replicas,
         device_map if device_map == "only" else boolean(device_map, "device_map"), check.completion_length,
-        generations, check.beta, check.iterations, vllm,
+        generations, check.beta, check.iterations, vllm, pipeline_parallel,
     )  # fmt: skip
     if vllm and (why := why_not_by_engine(made)):
         raise NotSupported(f"vllm={vllm!r}: {why}")
@@ -386,13 +399,15 @@ def _check_split(request: Request) -> None:
         raise WrongValue(f"device_map=True: {why}")
     if copies > 1 and (why := why_not_copies(request)):
         raise WrongValue(f"replicas={copies}: {why}")
+    if (stages := request.pipeline_parallel or 1) > 1 and (why := why_not_in_stages(request)):
+        raise WrongValue(f"pipeline_parallel={stages}: {why}")
     if degree > 1 and (why := why_not_split(request) or why_not(request.model, request.gpus, degree)):
         raise WrongValue(f"tensor_parallel={degree}: {why}")
     batch, groups, gpus = request.batch, request.groups, request.gpus
     if batch % groups == 0 or any(map(request.allows, recipes_of(request))):
         return
     nearest = _multiples(batch, groups)
-    if (degree := degree * texts) > 1:
+    if (degree := degree * texts * stages) > 1:
         raise WrongValue(
             tr(
                 ko=f"배치 {batch}을(를) GPU {degree}개짜리 묶음 {groups}개에 똑같이 나눌 수 없다. "

@@ -45,7 +45,6 @@ from ..models.configs import load_config
 from ..models.depth import text_config
 from ..remembered import learn, noting
 from ..shards.mesh import context_label, copies_label, tensor_label
-from ..step.splits import equal_splits
 from ..units import human_bytes
 from .alternatives import Change, cheapest, smallest_changes
 from .candidates import left_out, recipes_of
@@ -59,7 +58,16 @@ from .pictures import Losers, draw_plans, plans_html
 from .plans import Plan
 from .recipes import CANNOT_RUN, Recipe, method_label
 from .request import Request, make_request
-from .worth import HEAD_BYTES, fits_with_ram, heads_of, may_fuse, may_offload, may_tile, needed_bytes
+from .worth import (
+    HEAD_BYTES,
+    fits_with_ram,
+    heads_of,
+    may_fuse,
+    may_offload,
+    may_tile,
+    needed_bytes,
+    splits_of,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -197,11 +205,11 @@ def plan_training(
     many copies of the model are split over a part of the GPUs each (HSDP; 1: only without); None looks for the most
     that fit, where there are several nodes of 8. device_map: also with the layers spread over the GPUs of one process,
     where a way to train does not fit whole on each: each sample goes through all of them, one after another. "only": so
-    alone.
+    alone. pipeline_parallel: only full fine-tuning in so many stages, each with a part of the layers on GPUs of its
+    own, through which micro-batches go one behind the other (1F1B); not tried unless it is asked for.
     price_per_hour: of one GPU, by which a plan's `price` is the least that a million tokens can cost; None takes the
-    card's least published rent. progress: called with
-    what is known so far, whenever that is more. Each way to train comes once, with the largest micro-batch that fits.
-    WrongValue in the reader's language.
+    card's least published rent. progress: called with what is known so far, whenever that is more. Each way to train
+    comes once, with the largest micro-batch that fits. WrongValue in the reader's language.
     """
     made = make_request(model, gpu, gpus, **request)
     forks, progress = processes() - 1, progress or (lambda plans: None)
@@ -445,7 +453,7 @@ def _largest(
     or from the model's widths where there is none; what is returned is measured. The whole batch at once accumulates
     nothing, so it may fit where a smaller one does not: it is measured unless it is `_too_much_at_once`.
     """
-    *ways, whole = [way for way in _splits(request, recipe) if way[0] > above]  # the smallest first
+    *ways, whole = [way for way in splits_of(request, recipe) if way[0] > above]  # the smallest first
     plans: dict[int, Plan] = {}
     at_once = None
     alike = recipe.checkpointing, recipe.offload, recipe.fused_lm_head, recipe.method == "full", recipe.spread
@@ -479,8 +487,8 @@ def _smallest(request: Request, recipe: Recipe) -> tuple[Plan | None, Plan | Non
 
     Memory grows with the micro-batch, but for the whole batch at once, of which no gradients wait.
     """
-    if not recipe.accumulates:
-        plan = measure(request, recipe, request.per_gpu, 1)
+    if not recipe.accumulates or recipe.pipeline_parallel > 1:
+        plan = measure(request, recipe, *splits_of(request, recipe)[0])
         return (plan, None) if plan.fits else (None, plan)
     plans = [measure(request, recipe, 1, request.per_gpu)]
     gradients, one = plans[0].at_peak.get("gradients", 0), _of_samples(plans[0])
@@ -488,11 +496,6 @@ def _smallest(request: Request, recipe: Recipe) -> tuple[Plan | None, Plan | Non
         plans.append(measure(request, recipe, request.per_gpu, 1))
     least = min([*filter(holds_step, plans)] or plans, key=needed_bytes)
     return (least, None) if least.fits else (None, least)
-
-
-def _splits(request: Request, recipe: Recipe) -> list[tuple[int, int]]:
-    """Every (micro-batch, how many of them) that the recipe may have, the smallest first."""
-    return equal_splits(request.per_gpu)[::-1] if recipe.accumulates else [(request.per_gpu, 1)]
 
 
 def _too_much_at_once(request: Request, samples: int, plans: list[Plan]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..models import offloaded
 from ..models.configs import load_config
 from ..models.depth import text_config
+from ..step.splits import equal_splits
 from .files.settings import upcasts
 from .host import holds_step
 from .plans import Plan
@@ -16,6 +17,21 @@ LOGIT_BYTES = 16
 # Of a weight of the head, at most: autocast's copy of it, and where it is trained that copy's gradient. LoRA freezes
 # weights that are in half precision already.
 HEAD_BYTES = {"full": 4, "qlora": 2, "lora": 0}
+
+
+def splits_of(request: Request, recipe: Recipe) -> list[tuple[int, int]]:
+    """Every (micro-batch, how many of them) that the recipe may have, the smallest first.
+
+    What steps in the backward has one. A pipeline has one for each stage at least.
+    """
+    splits = equal_splits(request.per_gpu)[::-1] if recipe.accumulates else [(request.per_gpu, 1)]
+    return [split for split in splits if split[1] >= recipe.pipeline_parallel]
+
+
+def ends_of(request: Request, recipe: Recipe) -> tuple[tuple[int, int], tuple[int, int] | None]:
+    """Of these the smallest; and the whole batch at once, which accumulates nothing, where that is another one."""
+    splits = splits_of(request, recipe)
+    return splits[0], splits[-1] if len(splits) > 1 and splits[-1][1] == 1 else None
 
 
 def needed_bytes(plan: Plan) -> int:
@@ -43,8 +59,8 @@ def may_fuse(request: Request, recipe: Recipe, fit: Plan | None, miss: Plan | No
 
 
 def can_move(recipe: Recipe) -> bool:
-    """Whether the recipe's checkpoints can be on the CPU, where the libraries are new enough; of spread layers none."""
-    return not recipe.spread and offloaded.can_offload(recipe.stage)
+    """Whether the recipe's checkpoints can be on the CPU: of layers on several GPUs none, of old libraries neither."""
+    return not recipe.spread and recipe.pipeline_parallel == 1 and offloaded.can_offload(recipe.stage)
 
 
 def may_offload(plan: Plan) -> bool:

@@ -451,7 +451,7 @@ def fsdp_groups(model: torch.nn.Module) -> list[Any]:
     """
     if is_tied(model):
         return [*blocks_of(model)]
-    return [model.get_input_embeddings(), *blocks_of(model), [_norm_of(model), model.get_output_embeddings()]]
+    return [model.get_input_embeddings(), *blocks_of(model), [norm_of(model), model.get_output_embeddings()]]
 
 
 def accelerate_groups(model: torch.nn.Module, adapters: bool) -> tuple[list[Any], list[torch.nn.Module]]:
@@ -462,13 +462,14 @@ def accelerate_groups(model: torch.nn.Module, adapters: bool) -> tuple[list[Any]
     utils/fsdp_utils.py, accelerate 1.15.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    norm = [] if adapters else [_norm_of(model)]
+    norm = [] if adapters else [norm_of(model)]
     if is_tied(model):
         return [*blocks_of(model)], [*norm, embedding, head]
     return [embedding, *blocks_of(model)], [*norm, head]
 
 
-def _norm_of(model: torch.nn.Module) -> torch.nn.Module:
+def norm_of(model: torch.nn.Module) -> torch.nn.Module:
+    """The norm before the head."""
     return _part_of(body_of(model), ("norm", "final_layer_norm", "ln_f"))
 
 

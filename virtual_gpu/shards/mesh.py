@@ -45,6 +45,12 @@ def mesh_labels(way: Any) -> list[str]:
     return parts + ([context_label(way.context_parallel)] if way.context_parallel > 1 else [])
 
 
+def stages_label(stages: int = 0) -> str:
+    """Of stages, of so many, in the reader's language."""
+    number = f" {stages}" if stages else ""
+    return tr(ko=f"파이프라인 병렬{number}", en=f"pipeline parallel{number}")
+
+
 def check_mesh(
     config: Any, layout: Layout, *, length: int, precision: str, spec: GPUSpec, adapters: bool, objective: str,
     fused_lm_head: bool, padded: bool,

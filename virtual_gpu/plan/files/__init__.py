@@ -88,6 +88,11 @@ def _cannot(plan: Plan, kind: str) -> str:
             ko="컨텍스트 병렬은 PyTorch의 context_parallel을 쓰는 루프에서만 실행해 보았다",
             en="context parallelism was run in a loop with PyTorch's context_parallel alone",
         )
+    if plan.recipe.pipeline_parallel > 1 and kind != "torch":
+        return tr(
+            ko="파이프라인 병렬은 PyTorch의 pipelining을 쓰는 루프에서만 실행해 보았다",
+            en="pipeline parallelism was run in a loop with PyTorch's pipelining alone",
+        )
     if plan.recipe.spread and kind != "trainer":
         return tr(
             ko="층을 카드에 나눈 모델은 Trainer로만 실행해 보았다",

@@ -142,6 +142,7 @@ def _english(plan: Plan) -> str:
     parts += [f"tensor parallel {recipe.tensor_parallel}"] if recipe.tensor_parallel > 1 else []
     parts += ["sequence parallel"] if recipe.sequence_parallel else []
     parts += [f"context parallel {recipe.context_parallel}"] if recipe.context_parallel > 1 else []
+    parts += [f"pipeline parallel {recipe.pipeline_parallel}"] if recipe.pipeline_parallel > 1 else []
     parts += [f"layers {' + '.join(map(str, plan.layers))} on the cards of one process"] if recipe.spread else []
     parts += ["CPU offload"] if recipe.cpu_offload else []
     parts += ["checkpointing"] if recipe.checkpointing else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...language import tr
-from . import fsdp2, optimizers, tensors, texts
+from . import fsdp2, optimizers, stages, tensors, texts
 from .keeping import of_keeping
 from .settings import (
     BLOCKS,
@@ -38,6 +38,8 @@ def cannot(plan: Plan) -> str:
 def files(plan: Plan) -> dict[str, str]:
     """name → text: train.py alone."""
     recipe, gpus = plan.recipe, plan.request.gpus
+    if recipe.pipeline_parallel > 1:
+        return {"train.py": stages.script(plan)}
     several = gpus > 1 or recipe.stage > 0
     of_bnb, of_transformers = imports_of(plan, *(fsdp2.OF_TRANSFORMERS if recipe.stage else ()))
     parts = {"model": loading(plan, "device") + trained_part(plan), "of_shards": ""}
