@@ -227,6 +227,8 @@ pipeline_panel(piped | modern)
 #
 # 여기까지는 순전파 상태만 센 것이다. 6장의 FSDP2와 함께 쓰면 인터리브가 오히려 덜 들 수 있다. PyTorch의 파이프라인은 통신을 아끼려고 마지막 마이크로 배치까지 스테이지의 파라미터를 모은 채로, 그레이디언트를 쪼개지 않은 채로 붙든다. 인터리브는 카드마다 절반 크기의 스테이지를 둘 맡는데, 아래의 예에서 임시 텐서가 36 GiB에서 24 GiB로 준다. torchtitan의 개발자들이 Llama 3.1 405B를 H100 512장(FSDP2 8 × 텐서 병렬 8 × 파이프라인 8)에서 재니 가장 많이 쓴 카드가 1F1B에서 82.5 GiB, 인터리브에서 72.7 GiB였다([표 5](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md)). 같은 프로그램을 fp8과 비동기 텐서 병렬 없이 가상 GPU에서 실행하면 첫 스테이지를 맡은 rank 0이 86.5 GiB와 76.3 GiB다(`benchmarks/README.md`).
 #
+# 내 모델을 스테이지로 나누면 얼마나 드는지는 9장의 플래너에 묻는다. 터미널에서 `virtual-gpu fit --model Qwen/Qwen3-8B --gpu H100 --gpus 8 --methods full --pipeline-parallel 4`라고 하면, 1F1B를 실행해 가장 많이 드는 GPU로 판정한다. `--save 폴더`를 더하면 그렇게 학습하는 스크립트를 적는다. 스테이지 하나를 GPU 여럿이 맡으면(여기서는 둘) FSDP2로 더 나눈다.
+#
 # > **주장 1.** "동기식 학습을 그대로 두고도 파이프라인의 버블을 0으로 만들 수 있다" (출처: Qi 외, 2024)
 #
 # <details><summary>판정 (맞다, 조건부로 맞다, 틀리다 가운데 하나를 먼저 고른다)</summary>

@@ -374,8 +374,8 @@ def _why_no_pipeline(request: Request) -> list[tuple[str, str]]:
     if "full" not in request.methods or request.pipeline_parallel:
         return []
     why = tr(
-        ko="ZeRO-3보다 메모리가 더 들고 통신만 준다. pipeline_parallel=스테이지 수를 주면 센다",
-        en="more memory than ZeRO-3 takes, for fewer messages: counted with pipeline_parallel=stages",
+        ko="스테이지 수마다 일정을 통째로 실행해야 해서 오래 걸린다. pipeline_parallel=스테이지 수를 주면 센다",
+        en="of each number of stages the whole schedule would have to be run: with pipeline_parallel=stages it is",
     )
     return [(f"{method_label('full')} · {stages_label()}", why)]
 
