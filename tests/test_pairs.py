@@ -366,7 +366,7 @@ def test_a_rank_holds_and_sends_what_shapes_say(stage, precision, reference, tie
     gathered = ran.held.pop("gathered")
     assert ran.held == {kind: getattr(memory, kind) for kind in ran.held}
     assert gathered == memory.gathered if stage == 2 else not memory.gathered
-    assert ran.sent == elements_sent(model, layout, scorings=int(pairs.on_the_card))
+    assert ran.sent == elements_sent(model, layout, second=pairs.on_the_card)
     assert memory.parameters == closed_form(model, layout, "fp32").parameters * (1 + pairs.on_the_card)
 
 

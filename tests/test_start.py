@@ -20,6 +20,7 @@ from virtual_gpu.plan.start.answer import TOOLS
 from virtual_gpu.plan.start.document import MOST_BYTES, read_document
 from virtual_gpu.plan.start.keys import Keys, free
 from virtual_gpu.room import room_on
+from virtual_gpu.shards.ledger import count_elements
 from virtual_gpu.shards.rank_step import rank_step
 from virtual_gpu.step.predict import predict_memory, predict_need
 from virtual_gpu.step.setting import Setting
@@ -398,9 +399,16 @@ def test_the_lines_of_an_engine_are_changed_before_the_training(written, tmp_pat
 FSDP = "fsdp: full_shard auto_wrap\nfsdp_config: {fsdp_version: 2, transformer_layer_cls_to_wrap: LlamaDecoderLayer}\n"
 
 
+SYNCED = "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}\n"
+
+
 def test_grpo_of_a_split_model_is_read(written, model, tmp_path):
     """With an engine on each card; what the file says fits as the plan of the same says."""
     text = COLOCATED.replace("beta: 0.04", "beta: 0.0") + FSDP
+    once, text = text, text + SYNCED
+    waits, sends = start_from(written(once), "L4", 4), start_from(written(text), "L4", 4)
+    assert waits.waiting == 2 * count_elements(model) and "sync_each_batch" in str(waits)
+    assert not sends.waiting and sends.start.reserved != waits.start.reserved
     found = start_from(written(text), "L4", 2)
     assert (found.stage, found.start.setting.vllm, found.start.setting.objective) == (3, "colocate", "grpo")
     given = {"length": 256, "batch": 16, "completion_length": 64, "generations": 4, "vllm": "colocate"}
@@ -410,8 +418,11 @@ def test_grpo_of_a_split_model_is_read(written, model, tmp_path):
     assert found.start.reserved == planned.engine.trained + int(0.3 * found.room.memory.high)
     asleep = start_from(written(text + "vllm_enable_sleep_mode: true\n"), "L4", 2)
     assert asleep.start.reserved < found.start.reserved
-    with_a_reference = start_from(written(COLOCATED + FSDP), "L4", 2)
+    with_a_reference = start_from(written(COLOCATED + FSDP + SYNCED + "dtype: bfloat16\n"), "L4", 2)
     assert with_a_reference.start.reserved > found.start.reserved
+    assert {note.key: note.effect for note in with_a_reference.notes} == {"dtype": "less"}
+    with pytest.raises(NotSupported, match=r"fsdp: .*FSDP1"):
+        start_from(written((COLOCATED + FSDP).replace("fsdp_version: 2", "fsdp_version: 1")), "L4", 2)
     stage_3 = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
     for config, more, counted in (
         (stage_3, "", True),
@@ -456,7 +467,7 @@ def test_an_engine_that_cannot_start_gets_shorter_texts_and_a_larger_share(writt
 ], ids=["two models", "made first", "adapters"])  # fmt: skip
 def test_pairs_that_a_file_splits_take_what_the_plan_takes(lines, recipe, written, model):
     """Of which the files were run (tests/test_pairs.py); DPOTrainer's defaults are the recipe's."""
-    found = start_from(written(DPO + "fsdp: full_shard\n" + lines), "L4", 2)
+    found = start_from(written(DPO + "fsdp: full_shard\n" + SYNCED + lines), "L4", 2)
     assert not found.notes and found.stage == 3
     request = make_request(model, "L4", 2, length=512, batch=32, objective="dpo", lora_rank=8)
     assert found.start.reserved == measure(request, recipe, 8, 2).needed_bytes

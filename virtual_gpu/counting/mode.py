@@ -31,6 +31,8 @@ _EMPTY, _EMPTY_LIKE = torch.ops.aten.empty.memory_format, torch.ops.aten.empty_l
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 DEVICE_QUERY = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
+# It gives what it is given (wait_tensor in torch/csrc/distributed/c10d/Functional.cpp); of meta tensors, a new one.
+_WAIT = torch.ops._c10d_functional.wait_tensor.default if torch.distributed.is_available() else None
 _CONVOLUTION = torch.ops.aten.convolution.default
 _REDUCED = frozenset((torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList, torch.ops.aten.max.default))
 _NOTED = _REDUCED | {_ITEM, _CONVOLUTION, _EMPTY_LIKE}  # more is done with them than their outputs are made
@@ -98,6 +100,8 @@ class CountingMode(FakeTensorMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is DEVICE_QUERY and type(args[0]) is FakeTensor:  # the commonest call of all
             return device_of(args[0])
+        if func is _WAIT:
+            return args[0]
         self.raise_interrupt()
         kwargs = kwargs or {}
         if not self.inside and self.details is None and not torch.is_inference_mode_enabled():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -109,7 +110,8 @@ def _held_split(request: Request, recipe: Recipe) -> tuple[dict[str, int], int]:
         "gradients": 0 if recipe.stage == 2 else memory.gradients,
         "optimizer": memory.optimizer,
     }
-    return states, states["gathered"] + states["gradients"]
+    stays = states["gathered"] // 2 if request.beta and recipe.method == "full" else 0  # a reference's
+    return states, states["gathered"] - stays + states["gradients"]
 
 
 def hopeless(request: Request, recipe: Recipe) -> Plan:
@@ -165,8 +167,8 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
             completion_length=request.completion_length, rollout=max(request.per_gpu, micro_batch) * request.grpo,
             beta=request.beta, iterations=request.iterations,
         )  # fmt: skip
-        parts = {"other" if part == "communication" else part: nbytes for part, nbytes in need.at_peak.items()}
-        need = need._replace(at_peak=parts)
+        parts = _as_parts(need.at_peak)
+        need = need._replace(at_peak=parts, at_generation=_as_parts(need.at_generation))
         needed, at_peak = need.card, parts | {"fragmentation": need.card - need.tensors}
         collectives, activations = need.sent * accumulation, need.sent_activations * accumulation
         collectives += need.sent_once // request.iterations
@@ -220,6 +222,11 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         engine=engine,
     )  # fmt: skip
     return replace(plan, seconds=_lower_bound(plan))
+
+
+def _as_parts(of_a_rank: Mapping[str, int]) -> dict[str, int]:
+    """A rank's bytes by part under the names that a plan has for them."""
+    return {"other" if part == "communication" else part: nbytes for part, nbytes in of_a_rank.items()}
 
 
 def _round_rings(gpus: int, *rings: tuple[int, int, int]) -> tuple[int, int]:

@@ -15,12 +15,11 @@ from ..language import tr
 from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config
 from ..shards.context import why_no_context
-from ..shards.fake_rank import body_of, is_tied
+from ..shards.fake_rank import NODE, body_of, is_tied
 from ..shards.layout import Layout
 from ..shards.mesh import no_rotation, no_sequence
 from ..shards.sequence import why_uneven
 
-NODE = 8  # GPUs of one machine: a group's messages, several in every layer, do not leave it
 _COLUMNS, _ROWS = "colwise", "rowwise"
 _SUMMED = "replicated_with_grad_allreduce"
 

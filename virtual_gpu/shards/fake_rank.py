@@ -111,6 +111,7 @@ def run_rank(
     pairs: Pairs | None = None,
     generated: Generated | None = None,
     padded: bool = False,
+    whole_gradients: bool = False,
     update: bool = True,
 ) -> RankRun:
     """One training step on rank `rank` of the layout, its forward and backward recorded (no optimizer state yet).
@@ -125,7 +126,10 @@ def run_rank(
     head; batch_size counts them. Of its moment "alone" there is no backward, and what is held is the second model's.
     generated: a micro-batch of GRPO's completions, batch_size of them; of its other moments there is no backward.
     padded: the micro-batch's sequences differ in length, as those of pairs do, so that attention has a mask.
-    update: whether the optimizer steps after them; without it its states are not there, nor is what it sends.
+    whole_gradients: those of an earlier micro-batch lie there unsplit and are split with this one's: FSDP2's
+    `set_requires_gradient_sync(False)`, by which accelerate's `no_sync` and so the Trainer accumulates (transformers
+    5.23, trainer.py; not with `sync_each_batch`). update: whether the optimizer steps after them; without it its states
+    are not there, nor is what it sends.
     """
     refuse_in_a_block()
     convention, task = convention.fp32_shards if pairs else convention, pairs or generated
@@ -166,47 +170,57 @@ def run_rank(
                     heads.enter_context(fused_head(one, True, OF_THE_HEAD if one is not second else ("log_probs",)))
             if second is not None and layout.stage == 2 and task.after_the_first:
                 # From the first micro-batch, or scoring, on it is whole.
-                rows = generated.completions.at_once if generated else 2
+                few = generated.completions.at_once if generated else 2
                 with gpu.record(second, optimizer) as once, Messages(gpu), once.phase("reference"), torch.no_grad():
-                    second(**_batch(gpu, rows, sequence_length, padded), use_cache=False, fused_lm_head=True)
-            if generated and generated.moment == "sync":
+                    second(**_batch(gpu, few, sequence_length, padded), use_cache=False, fused_lm_head=True)
+            if generated and not (layout.stage == 2 and generated.moment == "scoring"):  # which comes before the steps
                 with gpu:  # the steps before it have left both threads their workspaces
                     (torch.ones(1, 1, requires_grad=True) @ torch.ones(1, 1)).sum().backward()
-            with gpu.record(model, optimizer) as record, Messages(gpu, second) as messages:
-                rows = (batch_size or 0) * (2 if pairs else 1)
-                batch = _batch(gpu, rows, sequence_length, padded) if rows and not generated else {}
-                made = learner.buffer(scored=False) if generated and generated.moment == "step" else []
+            rows = (batch_size or 0) * (2 if pairs else 1)
+
+            def learn(record: Any) -> int:
+                """A micro-batch's forward and backward; the bytes that stay gathered between them."""
+                batch = _batch(gpu, rows, sequence_length, padded) if not generated else {}
+                loss = partial(_loss_of_text, fused_lm_head)
                 if layout.context_parallel > 1:
                     forget_masks(model)
                     batch = gpu.place(_next_tokens(rows, sequence_length))
                     heads.enter_context(in_parts(_mesh_of_texts(layout), batch))
+                if pairs:
+                    known = gpu.place(torch.zeros(2 * batch_size)) if pairs.reference == "precomputed" else None
+                    loss = partial(preference_loss, reference=second, known=known)
+                if learner is not None:
+                    loss = partial(_loss_of_completions, learner, learner.buffer(scored=False))
+                head = fused_head(model, virtual=True) if fused_lm_head and not task else nullcontext()
+                heads.enter_context(loss_of_parts() if layout.sequence_parallel else nullcontext())
+                with head, offloading(gpu, moved) if offload_checkpoints else nullcontext():
+                    return _forward_backward(model, gpu, record, batch, shards, loss, second)
+
+            if whole_gradients:
+                model.set_requires_gradient_sync(False)
+                with gpu.record(model, optimizer) as once, Messages(gpu, second):
+                    learn(once)
+                model.set_requires_gradient_sync(True)
+                gpu.label(_unsplit_gradients(model), "gradients")
+                moved.clear()
+            with gpu.record(model, optimizer) as record, Messages(gpu, second) as messages:
+                kept = 0
                 if batch_size is None:
                     for parameter in model.parameters():
                         parameter.grad = torch.empty_like(parameter)
-                    kept = 0
                 elif pairs and pairs.moment == "alone":
-                    kept = 0
+                    batch = _batch(gpu, rows, sequence_length, padded)
                     # Here TRL asks for autocast itself (compute_ref_log_probs).
                     with record.phase("reference"), torch.no_grad(), gpu.autocast(convention.half):
                         model(**batch, use_cache=False, fused_lm_head=True)
-                elif generated and generated.moment != "step":
-                    kept = 0
-                    with record.phase(generated.moment), _all_to_all():
-                        if generated.moment == "sync":
-                            hand_over(model, fsdp_version=2)
-                        else:
-                            learner.buffer()
+                elif generated and generated.moment == "scoring":
+                    with record.phase("scoring"):
+                        learner.buffer()
+                elif generated and generated.moment == "sync":
+                    with record.phase("sync"), _all_to_all():
+                        hand_over(model, fsdp_version=2, given=lambda one: gpu.label([one], "parameters"))
                 else:
-                    head = fused_head(model, virtual=True) if fused_lm_head and not task else nullcontext()
-                    heads.enter_context(loss_of_parts() if layout.sequence_parallel else nullcontext())
-                    with head, offloading(gpu, moved) if offload_checkpoints else nullcontext():
-                        loss = partial(_loss_of_text, fused_lm_head)
-                        if pairs:
-                            known = gpu.place(torch.zeros(2 * batch_size)) if pairs.reference == "precomputed" else None
-                            loss = partial(preference_loss, reference=second, known=known)
-                        if learner is not None:
-                            loss = partial(_loss_of_completions, learner, made)
-                        kept = _forward_backward(model, gpu, record, batch, shards, loss, second)
+                    kept = learn(record)
                 trace = record.recorder.trace()
                 births, allocations = record.recorder.births(), np.flatnonzero(trace.allocates)
                 whole_at = {kind: allocations[np.isin(births, messages.whole[kind])] for kind in whole}
@@ -300,6 +314,9 @@ def _forward_backward(
     return kept
 
 
+NODE = 8  # GPUs of one machine
+
+
 @contextmanager
 def fake_world(ranks: int, rank: int = 0) -> Iterator[None]:
     """PyTorch's process group of `ranks` ranks of which only this one exists; gone at the end, whatever happens."""
@@ -312,8 +329,11 @@ def fake_world(ranks: int, rank: int = 0) -> Iterator[None]:
         )
     hook, numbers = sys.excepthook, random.getstate()
     try:
+        # Of a CPU's mesh DTensor takes each rank for a machine of its own (`MeshTopoInfo`), and goes other ways.
+        here = mock.patch.object(torch.cpu, "device_count", lambda: min(ranks, NODE))
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
-        yield
+        with here:
+            yield
     finally:
         if dist.is_initialized():  # not where an interrupt came before the group was made
             dist.destroy_process_group()
@@ -515,7 +535,16 @@ def _states(optimizer: torch.optim.Optimizer, *names: str) -> list[torch.Tensor]
 
 
 def _gradients(model: torch.nn.Module) -> list[torch.Tensor]:
-    return _locals(p.grad for p in model.parameters() if p.requires_grad)
+    return _locals(p.grad for p in model.parameters() if p.grad is not None)
+
+
+def _unsplit_gradients(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Of FSDP2's groups: what waits for the micro-batch with which it is reduced."""
+    from torch.distributed.fsdp import FSDPModule
+
+    groups = [m._get_fsdp_state()._fsdp_param_group for m in model.modules() if isinstance(m, FSDPModule)]
+    parameters = [p._unsharded_param for group in groups if group for p in group.fsdp_params]
+    return _locals(p.grad for p in parameters if p.grad is not None)
 
 
 def _locals(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -16,9 +16,7 @@ from ..errors import WrongValue
 from ..language import tr
 from ..step.completions import Completions
 from ..step.setting import check_beta, grpo_label
-from ..units import choose, positive_int
-from .layout import Layout
-from .second_model import OBJECTIVES
+from ..units import positive_int
 
 
 @dataclass(frozen=True)
@@ -61,10 +59,10 @@ class Generated:
 
 def generated_of(
     objective: str, batch_size: int, sequence_length: int, completion_length: int, rollout: int, beta: float,
-    iterations: int, peft: str | None, layout: Layout,
+    iterations: int, peft: str | None,
 ) -> Generated | None:  # fmt: skip
     """What arguments name (as `step.setting` has them); None for what is no GRPO. WrongValue for what was not run."""
-    if choose(objective, OBJECTIVES, tr(ko="학습 목표", en="objective")) != "grpo":
+    if objective != "grpo":
         return None
     length = positive_int(completion_length or max(sequence_length // 2, 1), "completion_length")
     rows, beta = positive_int(rollout or batch_size, "rollout"), check_beta(beta)
@@ -83,16 +81,11 @@ def generated_of(
                 en=f"rollout={rows}: has to be a multiple of the micro-batch of {batch_size}.",
             )
         )
-    apart = {
-        f"peft={peft!r}": peft not in (None, "lora"),
-        f"stage={layout.stage}": layout.stage < 2,
-        f"tensor_parallel={layout.tensor_parallel}": layout.tensor_parallel > 1,
-    }
-    if wrong := ", ".join(name for name, there in apart.items() if there):
+    if peft not in (None, "lora"):
         raise WrongValue(
             tr(
-                ko=f"objective='grpo': 2단계나 3단계(FSDP2)로 나눈 전체 미세 조정과 LoRA만 센다({wrong}).",
-                en=f"objective='grpo': counted of full fine-tuning and LoRA at stage 2 or 3 (FSDP2), not of {wrong}.",
+                ko=f"objective='grpo', peft={peft!r}: 나눈 전체 미세 조정과 LoRA만 센다.",
+                en=f"objective='grpo', peft={peft!r}: only full fine-tuning and LoRA are counted split.",
             )
         )
     of = Completions(rows, batch_size, sequence_length - length, length, beta, iterations, vllm=True)

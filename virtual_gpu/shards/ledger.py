@@ -192,12 +192,11 @@ def closed_form_adapters(model: str, layout: Layout, adapters: Adapters, rank: i
     return RankMemory(rank, shapes.held(n), gathered, shapes.gradients(n), 0, states, states)
 
 
-def elements_sent(model: str, layout: Layout, scorings: int = 0) -> Counter:
+def elements_sent(model: str, layout: Layout, second: bool = False) -> Counter:
     """collective → elements passed to it in one step, by rule: parameters alone, without tensor parallelism's own.
 
-    scorings: forward passes beside it, for which that model or a second one is gathered at stage 3: by DPO's reference
-    (`second_model`), or of GRPO's completions (`generated`). Of several copies each rank adds its own share of the
-    gradients up with theirs.
+    second: of a step of DPO with a second model (`second_model`), which is gathered in every one at stage 3. Of several
+    copies each rank adds its own share of the gradients up with theirs.
     """
     shapes = local_shapes(model, layout.tensor_parallel)
     if layout.data_parallel == 1:
@@ -211,7 +210,7 @@ def elements_sent(model: str, layout: Layout, scorings: int = 0) -> Counter:
         {"allreduce": whole},
         {"allreduce": whole, "broadcast": whole},
         {"allgather_base": padded, "reduce_scatter_base": padded},
-        {"allgather_base": padded + again + scorings * padded, "reduce_scatter_base": padded},
+        {"allgather_base": padded + again + second * padded, "reduce_scatter_base": padded},
     ][layout.stage]
     return Counter(sent | ({"allreduce": padded // layout.data_parallel} if layout.replicas > 1 else {}))
 

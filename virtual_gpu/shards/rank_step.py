@@ -55,7 +55,7 @@ from .ledger import (
 )
 from .mesh import check_mesh, context_label, mesh_labels, tensor_label
 from .nccl import Range, nccl_bytes
-from .second_model import Pairs, pairs_of
+from .second_model import Pairs, check_objective, pairs_of
 
 REFERENCE = 64  # data-parallel ranks of the run that stands for other numbers of them
 PADDING = 0.002
@@ -72,7 +72,7 @@ class RankStep:
     for each of FSDP2's streams. offloaded_bytes: what goes to the CPU's RAM in this micro-batch, and comes back;
     pinned_bytes: what it takes there. pairs: of DPO; where a moment before the training or its first micro-batch takes
     more than the steps after it, peak and trace are that moment's. generated: of GRPO; handing_over is the trace of
-    what comes before a generation, with the states in it.
+    what comes before a generation, with the states in it, and sent_once_bytes what is sent for that and for the scores.
     """
 
     model: str
@@ -98,6 +98,7 @@ class RankStep:
     pairs: Pairs | None = None
     generated: Generated | None = None
     handing_over: Trace | None = field(default=None, repr=False)
+    sent_once_bytes: int = 0
 
     @property
     def room_bytes(self) -> int:
@@ -272,8 +273,8 @@ def _of_sync(step: RankStep) -> tuple[int, dict[str, int], int]:
     """A `RankNeed`'s last three."""
     if step.handing_over is None:
         return 0, {}, 0
-    once = step.memory.parameters * step.layout.ranks
-    return step.rollout_bytes, step.handing_over.timeline().at_peak(), once
+    whole = step.memory.gathered // 2 if step.generated.has_second else 0
+    return step.rollout_bytes, _peak(step.handing_over, whole)[0], step.sent_once_bytes
 
 
 def rank_step(
@@ -292,6 +293,7 @@ def rank_step(
     gpu: str = "H100",
     exact: bool = True,
     accumulating: bool = False,
+    whole_gradients: bool = False,
     gradient_as_bucket_view: bool = False,
     peft: str | None = None,
     lora_rank: int = LORA_RANK,
@@ -314,7 +316,8 @@ def rank_step(
     batch_size and sequence_length are one rank's micro-batch (with tensor parallelism: its group's). exact: run at this
     number of ranks. Otherwise a run with 64 data-parallel ranks stands for it, with the shards of `closed_form`, unless
     there are so many ranks that padding adds over 0.2 %. The optimizer step's temporaries are not counted (a fused one
-    has none). accumulating: the gradients of earlier micro-batches lie there from the beginning.
+    has none). accumulating: the gradients of earlier micro-batches lie there from the beginning; with whole_gradients
+    not each rank's share of them but all (`run_rank`).
     gradient_as_bucket_view: DDP's argument; by default its buckets are a second copy of the gradients. peft: "lora" or
     "qlora" at stages 2 and 3, as accelerate runs them: frozen weights in the 16 bits that the GPU has, or 4-bit ones
     stored in those; fp32 adapters (`add_adapters`' rank and targets). It is always run at this number of ranks.
@@ -334,18 +337,19 @@ def rank_step(
     with (`check_mesh`).
     """
     config, spec = config_of(model), card(gpu).needs_cuda()
+    check_objective(objective, stage, tensor_parallel)
     of_trl = objective != "sft"
     as_accelerate = of_trl if as_accelerate is None else boolean(as_accelerate, "as_accelerate") or objective == "dpo"
     fp32_shards = of_trl if fp32_shards is None else boolean(fp32_shards, "fp32_shards") or objective == "dpo"
     sequence_parallel = boolean(sequence_parallel, "sequence_parallel") and tensor_parallel > 1
     layout = Layout(ranks, stage, tensor_parallel, as_accelerate, replicas, sequence_parallel, context_parallel)
-    pairs = pairs_of(objective, reference, peft, layout)
+    pairs = pairs_of(objective, reference, peft)
     layout.check_model(config)
     precision = choose(precision, CONVENTIONS, tr(ko="정밀도", en="precision"))
     positive_int(batch_size, "batch_size")
     generated = generated_of(
         objective, batch_size, positive_int(sequence_length, "sequence_length"), completion_length, rollout, beta,
-        iterations, peft, layout,
+        iterations, peft,
     )  # fmt: skip
     gradient_checkpointing = boolean(gradient_checkpointing, "gradient_checkpointing")
     exact = boolean(exact, "exact")
@@ -383,17 +387,20 @@ def rank_step(
         run_as = reference if ratio < 1 + PADDING else layout
     like = replace(CATALOG["T4"], compute_capability=spec.compute_capability)  # its size says nothing here
 
+    waits = boolean(whole_gradients, "whole_gradients") and accumulating and sharded
+
     def run(pairs: Pairs | None, generated: Generated | None) -> tuple[Trace, Counter, Counter, Moved]:
         return _trace(
             ConfigKey.of(config), run_as, precision, batch_size, sequence_length, gradient_checkpointing, like,
             adapters, repeat_kv, fused_lm_head, offload_checkpoints, pairs, generated, padded, fp32_shards,
+            waits and not (generated and generated.moment != "step"),
         )  # fmt: skip
 
     trace, messages, nbytes, offloaded = run(pairs, generated)
     if run_as != layout and sharded:
         at_reference = closed_form(model, run_as, precision)
         trace = _on_ranks(trace, memory, at_reference)
-    if accumulating:
+    if accumulating and not waits:
         trace = accumulating_trace(trace)
     if layout.has_ddp:
         trace = with_ddp(trace, gradient_as_bucket_view=gradient_as_bucket_view)
@@ -411,9 +418,10 @@ def rank_step(
     if pairs and (first := pairs.first(layout)):
         before, *_ = run(replace(pairs, moment=first), None)
         trace, whole = max((trace, whole), (before, 0), key=lambda moment: _capacity(moment[0]))
-    handing_over = None
+    handing_over, sent_once = None, 0
     if generated:
-        handing_over, *_ = run(None, generated.at("sync"))
+        handing_over, _, handed, _ = run(None, generated.at("sync"))
+        sent_once = sum(handed.values()) + _scored(model, layout, precision, generated, adapters)
         if run_as != layout:
             handing_over = _on_ranks(handing_over, memory, at_reference)
         handing_over = held_from_the_start(handing_over, states, "optimizer")
@@ -425,16 +433,27 @@ def rank_step(
     trace, allocator = trace.through()
     at_peak, phase = _peak(trace, whole)
     tokens = batch_size * sequence_length * (2 if pairs else 1)
-    scorings = second + (generated is not None)
     return RankStep(
         resolve_model_id(model), layout, precision, batch_size, sequence_length, gradient_checkpointing,
         memory, at_peak, phase,
-        messages if adapters else elements_sent(model, layout, scorings),
+        messages if adapters else elements_sent(model, layout, pairs is not None and pairs.on_the_card),
         Counter() if adapters else messages, Counter() if adapters else nbytes,
         spec.name, spec.capacity_bytes, nccl_bytes(layout),
         allocator.peak_reserved_bytes, trace, adapters,
-        offloaded.nbytes(tokens), offloaded.pinned(tokens), pairs, generated, handing_over,
+        offloaded.nbytes(tokens), offloaded.pinned(tokens), pairs, generated, handing_over, sent_once,
     )  # fmt: skip
+
+
+def _scored(model: str, layout: Layout, precision: str, generated: Generated, adapters: Adapters | None) -> int:
+    """Bytes that are gathered for a generation's scores, a micro-batch at a time: at stage 2 they are there anyway."""
+    if layout.stage == 2 or layout.ranks == 1:
+        return 0
+    of = generated.completions
+    if adapters:
+        gathered = shapes_of(ConfigKey.of(config_of(model)), adapters).gathered(layout.ranks, adapters.dtype.itemsize)
+        return (1 + (of.beta > 0)) * of.steps * gathered
+    gathered = padded_elements(model, layout) * CONVENTIONS[precision].computes.itemsize
+    return (1 + generated.has_second) * of.steps * gathered
 
 
 def _capacity(trace: Trace, reserved: int | None = None) -> int:
@@ -471,7 +490,7 @@ def _trace(
     model: ConfigKey, layout: Layout, precision: str, batch_size: int, sequence_length: int, checkpointing: bool,
     spec: GPUSpec, adapters: Adapters | None = None, repeat_kv: bool = False, fused_lm_head: bool = False,
     offload: bool = False, pairs: Pairs | None = None, generated: Generated | None = None, padded: bool = False,
-    fp32_shards: bool = False,
+    fp32_shards: bool = False, whole_gradients: bool = False,
 ) -> tuple[Trace, Counter, Counter, Moved]:  # fmt: skip
     """A rank's forward and backward, what it sends, and the checkpoints that go to the CPU.
 
@@ -488,7 +507,7 @@ def _trace(
             config, layout, convention, spec=spec,
             batch_size=batch_size, sequence_length=sequence_length, checkpointing=checkpointing, adapters=adapters,
             repeat_kv=repeat_kv, fused_lm_head=fused_lm_head, offload_checkpoints=offload, pairs=pairs,
-            generated=generated, padded=padded, update=False,
+            generated=generated, padded=padded, whole_gradients=whole_gradients, update=False,
         )  # fmt: skip
         sent = one.sent_bytes if adapters else one.sent_activations
         trace = one.trace
@@ -499,7 +518,7 @@ def _trace(
         return trace, {**sent, **nbytes, **whole, **Moved.of(one.offloaded, tokens, 1).sizes}
 
     how = model, layout, convention, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload, padded
-    like = "rank", *how, pairs, generated, kind_of_batch(rows)
+    like = "rank", *how, pairs, generated, whole_gradients, kind_of_batch(rows)
     # Two layers are too few for what FSDP2 gathers ahead, but with checkpoints at stage 2.
     ahead = layout.stage == 3 or (layout.stage == 2 and not checkpointing)
     trace, numbers = from_shallow(model.config, run, like, deeper=int(ahead)) or run(model.config)

@@ -69,12 +69,11 @@ class Pairs:
         return {"precomputed": "alone", "same": "first" if layout.stage == 2 else ""}[self.reference]
 
 
-def pairs_of(objective: str, reference: str, peft: str | None, layout: Layout) -> Pairs | None:
-    """The pairs that arguments name; None for what is no DPO. WrongValue for unknown ones, and of what isn't split."""
-    if choose(objective, OBJECTIVES, tr(ko="학습 목표", en="objective")) != "dpo":
-        return None
-    reference = choose(reference, REFERENCES, tr(ko="기준 모델", en="reference"))
-    if layout.stage < 2 or layout.tensor_parallel > 1:
+def check_objective(objective: str, stage: int, tensor_parallel: int) -> None:
+    """WrongValue for an unknown objective, and for one of TRL's that nothing splits, or that groups of GPUs compute."""
+    if choose(objective, OBJECTIVES, tr(ko="학습 목표", en="objective")) != "sft" and (
+        stage < 2 or tensor_parallel > 1
+    ):
         raise WrongValue(
             tr(
                 ko=f"objective={objective!r}: 텐서 병렬 없이 2단계나 3단계(FSDP2)로 나눈 것을 센다. "
@@ -83,7 +82,13 @@ def pairs_of(objective: str, reference: str, peft: str | None, layout: Layout) -
                 "predict_memory counts it.",
             )
         )
-    return Pairs(reference, peft is None)
+
+
+def pairs_of(objective: str, reference: str, peft: str | None) -> Pairs | None:
+    """The pairs that arguments name; None for what is no DPO. WrongValue for an unknown reference."""
+    if objective != "dpo":
+        return None
+    return Pairs(choose(reference, REFERENCES, tr(ko="기준 모델", en="reference")), peft is None)
 
 
 def split_second(config: Any, layout: Layout, convention: Convention, mesh: Any) -> torch.nn.Module:

@@ -13,7 +13,7 @@ Before an engine wakes it gives the allocator's cache back to the driver.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -115,10 +115,12 @@ def _run(gpu: VirtualGPU, setting: Setting, config: Any, tokens: int) -> Trace:
     return record.recorder.trace()
 
 
-def hand_over(model: nn.Module, fsdp_version: int | None = None) -> None:
+def hand_over(
+    model: nn.Module, fsdp_version: int | None = None, given: Callable[[torch.Tensor], None] = lambda weight: None
+) -> None:
     """All weights to an engine that copies them into its own, as TRL hands them over in one process.
 
-    fsdp_version: of what splits the model, whose parameters are gathered one after another.
+    fsdp_version: of what splits the model, whose parameters are gathered one after another. given: told of each weight.
     """
     from trl.distributed import DistributedBackend
     from trl.generation.vllm_generation import VLLMGeneration
@@ -128,7 +130,7 @@ def hand_over(model: nn.Module, fsdp_version: int | None = None) -> None:
     one = SimpleNamespace(state=state, device=next(model.parameters()).device)
     pushing = VLLMGeneration.__new__(VLLMGeneration)
     vars(pushing).update(
-        model=model, accelerator=one, mode="colocate", enable_sleep_mode=False, llm=_Takes(),
+        model=model, accelerator=one, mode="colocate", enable_sleep_mode=False, llm=_Takes(given),
         _dist=DistributedBackend(one),
     )  # fmt: skip
     pushing.sync_weights()
@@ -137,11 +139,16 @@ def hand_over(model: nn.Module, fsdp_version: int | None = None) -> None:
 class _Takes:
     """An engine that takes what it is given, whatever its parts are called."""
 
+    def __init__(self, told: Callable[[torch.Tensor], None]):
+        self._told = told
+
     def __getattr__(self, name: str) -> _Takes:
         return self
 
-    def __call__(self, *given: Any) -> None:
-        """Nothing of it is kept: vLLM copies it into weights that it has."""
+    def __call__(self, weights: Iterable[tuple[str, torch.Tensor]] = ()) -> None:
+        """`load_weights`, or a call without: nothing is kept, vLLM copies it into weights that it has."""
+        for _, weight in weights:
+            self._told(weight)
 
 
 class _Tokens:

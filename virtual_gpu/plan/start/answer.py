@@ -23,6 +23,7 @@ from ...models.offloaded import can_offload
 from ...models.pages import pages_label
 from ...room import FITS, Room, room_on
 from ...shards.layout import Layout
+from ...shards.ledger import count_elements
 from ...shards.nccl import nccl_bytes
 from ...shards.rank_step import rank_step
 from ...step.own_code import IN_BACKWARD, steps_in_backward, too_early
@@ -32,7 +33,7 @@ from ...writing import check_folder, write
 from ..engine import BESIDE, Share, why_no_engine, with_graphs
 from ..on_a_card import predict_need, states_of
 from ..request import how_many
-from . import axolotl, llama_factory, torchtune, trainer, trl
+from . import axolotl, hugging_face, llama_factory, torchtune, trainer, trl
 from .document import Document, read_document
 from .keys import EITHER, LESS, MORE, Keys, Note, place_of
 
@@ -85,6 +86,7 @@ class Answer:
     impossible: str = ""  # why it cannot run as it stands
     proposal: Try | None = None
     lines: dict[str, Any] = field(default_factory=dict)  # key → new value
+    waiting: int = 0  # bytes of gradients that lie there whole from one micro-batch to the next
 
     @property
     def verdict(self) -> str:
@@ -166,6 +168,7 @@ class Answer:
         lines += [f"  {self.start.by_padding}"] if self.start.by_padding else []
         lines += [f"  {self._pages(self.start)}"] if self.start.paged else []
         lines += [f"  {self._engine(self.start)}"] if self.start.engine else []
+        lines += [f"  {self._gradients()}"] if self.waiting else []
         if self.lines:
             lines += [tr(ko="바꿀 줄:", en="lines to change:"), *(f"  {line}" for line in self.changes())]
             lines += [f"  → {self.room.line(self.proposal.reserved)}"]
@@ -191,6 +194,16 @@ class Answer:
             + (". 학습하는 동안은 돌려준다" if one.setting.vllm == ASLEEP else ""),
             en=f"the share of vLLM's engine: {one.engine.share:g}, {taken}"
             + (", not while the model is trained" if one.setting.vllm == ASLEEP else ""),
+        )
+
+    def _gradients(self) -> str:
+        whole, own = human_bytes(self.waiting), human_bytes(2 * self.waiting // self.gpus)
+        line = "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}"
+        return tr(
+            ko=f"누적하는 동안 그레이디언트를 통째로 둔다: {whole}. {line}을 적으면 GPU마다 자기 몫 {own}만 두고, "
+            "마이크로 배치마다 보낸다",
+            en=f"while it accumulates gradients lie there whole: {whole}. With {line} each GPU has its share of {own}, "
+            "and sends with every micro-batch",
         )
 
     def _pages(self, one: Try) -> str:
@@ -279,7 +292,9 @@ def start_from(
                    f"{engine.least(BESIDE.high, room.memory.low):g}이 든다",
                 en=f"vLLM may not start: the largest engine in others' logs would take "
                    f"{engine.least(BESIDE.high, room.memory.low):g}"))  # fmt: skip
-    search = _Search(tool, keys, spec, gpus, stage, room, margin, progress or (lambda setting, needed: None), engine)
+    once = tool is not torchtune and stage >= 2 and hugging_face.reduces_once(keys)
+    told = progress or (lambda setting, needed: None)
+    search = _Search(tool, keys, spec, gpus, stage, room, margin, told, engine, once)
     return search.answer(setting)
 
 
@@ -316,6 +331,7 @@ class _Search:
     margin: float
     progress: Callable[[Setting, int], None]
     engine: Share | None = None
+    reduces_once: bool = False
 
     def answer(self, setting: Setting) -> Answer:
         impossible = ""
@@ -326,7 +342,7 @@ class _Search:
         start = self.measured(setting, as_it_is=True)
         found = Answer(
             self.tool.NAME, self.keys.document, self.room, self.gpus, self.stage, self.margin, start,
-            tuple(self.keys.notes), impossible,
+            tuple(self.keys.notes), impossible, waiting=self._waiting(setting),
         )  # fmt: skip
         if found.fits:
             return found
@@ -336,6 +352,14 @@ class _Search:
                 lines = self.tool.write(self.keys, setting, tried.setting) | self._lines_of(tried.engine)
                 return replace(found, proposal=tried, lines=lines)
         return found
+
+    def _waiting(self, setting: Setting) -> int:
+        """Bytes of all gradients in the type that FSDP2 reduces them in, where they wait whole; adapters' are few.
+
+        Of two GPUs each one's share in fp32 is as much.
+        """
+        whole = self.reduces_once and self.gpus > 2 and setting.gradient_accumulation_steps > 1
+        return 2 * count_elements(setting.model_id) if whole and not setting.peft else 0
 
     def _why_no_start(self) -> str:
         """Why the file's engine does not start; empty where it does, or there is none."""
@@ -400,7 +424,8 @@ class _Search:
                 setting.model_id, self.gpus, self.stage, precision=_convention(setting),
                 batch_size=setting.batch_size, sequence_length=setting.sequence_length,
                 gradient_checkpointing=setting.gradient_checkpointing, gpu=self.spec.name, exact=False,
-                accumulating=setting.gradient_accumulation_steps > 1, peft=setting.peft, lora_rank=setting.lora_rank,
+                accumulating=setting.gradient_accumulation_steps > 1, whole_gradients=self.reduces_once,
+                peft=setting.peft, lora_rank=setting.lora_rank,
                 lora_targets=setting.lora_targets, offload_checkpoints=setting.offload_checkpoints,
                 padded=setting.padded, objective=setting.objective, reference=setting.reference,
                 fp32_shards=not of_deepspeed,  # whose own weights are in 16 bits

@@ -175,6 +175,19 @@ def shards(keys: Keys, gpus: int) -> int:
     return stage if gpus > 1 else 0
 
 
+def reduces_once(keys: Keys) -> bool:
+    """Whether gradients are split with a step's last micro-batch alone, and lie there whole until then.
+
+    So accelerate's `no_sync` has it of what FSDP2 splits, by which the Trainer accumulates unless accelerator_config
+    says `sync_each_batch` (transformers 5.23, trainer.py; accelerate 1.15, accelerator.py). DeepSpeed does not.
+    """
+    if keys.get("deepspeed"):
+        return False
+    config = keys.get("accelerator_config", {})
+    how = config.get("gradient_accumulation_kwargs") if isinstance(config, dict) else None
+    return not (isinstance(how, dict) and how.get("sync_each_batch") is True)
+
+
 def _deepspeed(keys: Keys) -> int:
     section = keys.get("deepspeed")
     if not section:

@@ -188,9 +188,7 @@ def _of_pairs(keys: Keys, found: dict[str, Any], stage: int) -> dict[str, Any]:
             en="DPO with a reference that DeepSpeed holds was not run; what fsdp splits is counted",
         )
         raise keys.not_counted("deepspeed", why)
-    if stage and not found["peft"] and found["precision"].startswith("autocast"):
-        name = "dtype" if "dtype" in keys.document.values else "torch_dtype"
-        keys.note(name, LESS, tr(ko="기준 모델을 fp32로 셌다", en="the reference is counted in fp32"))
+    _note_reference(keys, found, stage)
     keys.get("label_smoothing_factor")  # the Trainer's, which makes no difference to this loss
     if keys.flag("sync_ref_model") and (precomputed or found["peft"]):
         other = "precompute_ref_log_probs" if precomputed else "use_peft"
@@ -206,6 +204,13 @@ def _of_pairs(keys: Keys, found: dict[str, Any], stage: int) -> dict[str, Any]:
     return {"objective": "dpo", "reference": "precomputed" if precomputed else "same"}
 
 
+def _note_reference(keys: Keys, found: dict[str, Any], stage: int) -> None:
+    """What is not counted of a reference that is split: it is loaded in the type of the file."""
+    if stage and not found["peft"] and found["precision"].startswith("autocast"):
+        name = "dtype" if "dtype" in keys.document.values else "torch_dtype"
+        keys.note(name, LESS, tr(ko="기준 모델을 fp32로 셌다", en="the reference is counted in fp32"))
+
+
 def _why_not_split(keys: Keys, found: dict[str, Any], stage: int) -> str:
     """Why GRPO of a split model is not counted as the file has it; empty where it is."""
     if not keys.document.values.get("use_vllm"):
@@ -213,12 +218,19 @@ def _why_not_split(keys: Keys, found: dict[str, Any], stage: int) -> str:
             ko="GRPO에서는 나눈 모델로 답을 만드는 것을 실행해 보지 않았다. use_vllm이면 센다",
             en="of GRPO a generation by a split model was not run; with use_vllm it is counted",
         )
+    version = (keys.document.values.get("fsdp_config") or {}).get("fsdp_version", 2)
+    if str(version) == "1" and keys.document.values.get("beta") and not found["peft"]:
+        return tr(
+            ko="FSDP1은 기준 모델을 블록마다 나눈다. fsdp_version: 2로 나눈 것만 센다",
+            en="FSDP 1 splits a reference block by block; with fsdp_version: 2 it is counted",
+        )
     if stage == 1:
         return tr(ko="GRPO의 ZeRO-1은 세지 않는다", en="of GRPO ZeRO-1 is not counted")
     if keys.document.values.get("deepspeed") and (stage == 2 or found["peft"] or keys.document.values.get("beta")):
         return tr(
             ko="DeepSpeed의 GRPO는 기준 모델 없는 전체 미세 조정의 3단계만 센다. fsdp로 나눈 것은 센다",
-            en="of GRPO under DeepSpeed only stage 3 of full fine-tuning without a reference is counted; fsdp is",
+            en="of GRPO under DeepSpeed only stage 3 of full fine-tuning without a reference is counted; what fsdp "
+            "splits is counted",
         )
     return ""
 
@@ -228,6 +240,8 @@ def _of_completions(keys: Keys, found: dict[str, Any], stage: int, gpus: int) ->
     keys.refuse(*_NOT_IN_GRPO)
     if stage and (why := _why_not_split(keys, found, stage)):
         raise keys.not_counted("deepspeed" if keys.document.values.get("deepspeed") else "fsdp", why)
+    if keys.document.values.get("beta"):
+        _note_reference(keys, found, stage)
     completion, iterations = keys.whole("max_completion_length", 512), keys.whole("num_iterations", 1)
     batch, accumulated = found["batch_size"], found["gradient_accumulation_steps"]
     at_once = keys.whole("generation_batch_size", None)
