@@ -430,13 +430,15 @@ def small(tmp_path_factory):
     return folder
 
 
-def rehearse(plan, kind, folder, text, steps, ranks=1):
+def rehearse(plan, kind, folder, text, steps, ranks=1, clip="1.0"):
     """The tensors that the files save, run on the CPU, by as many processes as torchrun would start."""
     plan.save(folder, kind=kind, force=True)
     for path in folder.iterdir():  # a step that can be told from the rounding of the weights
         if path.suffix in (".py", ".json"):
             path.write_text(
-                re.sub(r'(LEARNING_RATE = |"learning_rate": )\S+?(,?)\n', r"\g<1>1.0\2\n", path.read_text())
+                re.sub(r'(LEARNING_RATE = |"learning_rate": )\S+?(,?)\n', r"\g<1>1.0\2\n", path.read_text()).replace(
+                    "(trained, 1.0", f"(trained, {clip}"
+                )
             )
     (folder / "text.txt").write_text(text, encoding="utf-8")
     words = ["--text", folder / "text.txt", "--output", folder / "out", "--cpu", "--max-steps", str(steps)]

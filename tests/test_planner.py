@@ -308,7 +308,7 @@ def test_several_gpus_are_the_ledgers(small_llama):
             ranks = plan.request.gpus  # an all-reduce in a ring: everything but one share, twice
             assert plan.sent_bytes == 2 * report.gradients_bytes * (ranks - 1) // ranks
     what = dict(plans.skipped)
-    assert "1F1B" in what["전체 미세 조정 · 파이프라인 병렬"]
+    assert "pipeline_parallel=" in what["전체 미세 조정 · 파이프라인 병렬"]
     assert "누적이 없을 때만" in what["전체 미세 조정 · ZeRO-1"]
     shown = plans._repr_html_()
     assert "보내는 양" in shown and human_bytes(plans.best.sent_bytes) in shown

@@ -122,18 +122,25 @@ def why_not_in_stages(request: Request) -> str:
     ):
         return why
     stages = request.pipeline_parallel or 1
-    if (request.tensor_parallel or 1) * (request.context_parallel or 1) * (request.replicas or 1) > 1:
+    others = (request.tensor_parallel or 1) * (request.context_parallel or 1) * (request.replicas or 1)
+    if others > 1 or request.device_map:
         return not_together()
     if request.gpus % stages:
         return tr(
             ko=f"GPU {request.gpus}개를 스테이지 {stages}개에 똑같이 나눌 수 없다",
             en=f"{request.gpus} GPUs are not equal parts of {stages} stages",
         )
+    each, (machines, node) = request.gpus // stages, gpus_by_node(request.gpus)
+    if machines > 1 and node % each and each % node:
+        return tr(
+            ko=f"GPU {each}개짜리 스테이지가 두 컴퓨터에 걸친다(한 컴퓨터에 {node}개). 세지 않는다",
+            en=f"stages of {each} GPUs would lie on two machines of {node}, which is not counted",
+        )
     if request.batch // request.groups < stages:
         least = stages * request.groups
         return tr(
             ko=f"스테이지마다 마이크로 배치가 하나씩은 있어야 한다. 배치를 {least} 이상으로 한다",
-            en=f"there is to be a micro-batch for each stage: a batch of {least} at least",
+            en=f"needs at least one micro-batch for each stage: a batch of {least}",
         )
     return why_no_stages(load_config(request.model), stages)
 
@@ -375,7 +382,7 @@ def _why_no_pipeline(request: Request) -> list[tuple[str, str]]:
         return []
     why = tr(
         ko="스테이지 수마다 일정을 통째로 실행해야 해서 오래 걸린다. pipeline_parallel=스테이지 수를 주면 센다",
-        en="of each number of stages the whole schedule would have to be run: with pipeline_parallel=stages it is",
+        en="not searched by default, since each number of stages is a run of its own: give pipeline_parallel=N",
     )
     return [(f"{method_label('full')} · {stages_label()}", why)]
 
@@ -383,7 +390,7 @@ def _why_no_pipeline(request: Request) -> list[tuple[str, str]]:
 def _why_not_beside_stages(request: Request) -> list[tuple[str, str]]:
     """(what, why) of what is not tried with the stages that were asked for."""
     others = [tensor_label(), context_label(), copies_label(), fused_head_label()]
-    others += [cpu_offload_label()] * request.cpu_offload
+    others += [cpu_offload_label()] * request.cpu_offload + ["device_map"] * bool(request.device_map)
     return [(f"{stages_label()} · {what}", not_together()) for what in others]
 
 

@@ -146,8 +146,6 @@ def host_need(plan: Plan) -> HostNeed:
         loading = Range(0, converted)
     else:
         copies = 1 if recipe.stage else gpus  # fsdp_cpu_ram_efficient_loading: rank 0 alone reads
-        if recipe.pipeline_parallel > 1:  # one after another has the whole model, and each keeps its part
-            copies = 1 + gpus // recipe.pipeline_parallel
         if loads_second(plan):  # beside the first, which FSDP2 takes to the card when the training begins
             copies = 2 * gpus
         copied = 0 if wanted == stored else total * wanted.itemsize * copies

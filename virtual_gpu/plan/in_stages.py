@@ -33,20 +33,19 @@ from ..shards.fake_rank import Messages, refuse_other_groups
 from ..shards.ledger import ConfigKey
 from ..shards.stages import Part
 from ..step.run import enable_checkpointing
-from ..trace.edits import held_from_the_start
+from ..trace.edits import held_from, held_from_the_start
+from ..trace.micro_batches import with_more_in_flight
 from ..trace.trace import Trace
 from ..units import MiB
 from .on_cpu import Labels
 
-STEADY = 2  # micro-batches that are run beyond those that fill the pipeline: the next ones are like these
-
 
 class StagedStep(NamedTuple):
-    """What the fullest stage's GPUs need in a step, in bytes, and what they send.
+    """What the fullest stage's GPUs need in a step, in bytes, and what those that send most send.
 
-    stage: which it is. needed: the least capacity in which the caching allocator gets through, to 1/128 of the peak.
+    stage: the fullest. needed: the least capacity in which the caching allocator gets through, to 1/128 of the peak.
     at_peak: category → bytes of the tensors' peak. sent: by FSDP2 to the GPUs of the stage; sent_to_next: hidden states
-    and their gradients.
+    and their gradients, to the stages on both sides.
     """
 
     stage: int
@@ -86,29 +85,40 @@ def staged_step(
     repeat_kv: bool = False,
     only: int | None = None,
 ) -> StagedStep:
-    """A step of so many micro-batches on the fullest of the stages: the first, which holds most of them, or the last.
+    """A step of so many micro-batches on the fullest of the stages.
+
+    That is the first, which holds most micro-batches, the second, in which more comes in, or the last, which has the
+    logits: the others hold what the second does, of fewer micro-batches.
 
     zero: 3 gathers a layer's weights for each micro-batch anew, 2 keeps them. weights: the type of the shards and of
-    what the optimizer keeps; half: in which they are gathered, computed with and reduced. only: of that stage.
+    what the optimizer keeps; half: in which they are gathered and computed with; gradients are added up and reduced in
+    fp32. only: of that stage.
     """
     like = replace(CATALOG["T4"], compute_capability=spec.compute_capability)  # its size says nothing here
     way = _Way(_key(model, stages), gpus, stages, zero, like, weights, half, checkpointing, repeat_kv)
-    both = (0, stages - 1) if only is None else (only,)
-    found = [_at(way, stage, batch_size, sequence_length, micro_batches) for stage in both]
-    return max(found, key=lambda step: step.needed)
+    which = sorted({0, 1, stages - 1}) if only is None else [only]
+    found = [_at(way, stage, batch_size, sequence_length, micro_batches) for stage in which]
+    fullest = max(found, key=lambda step: step.needed)
+    most = max(found, key=lambda step: step.sent + step.sent_to_next)
+    return fullest._replace(sent=most.sent, sent_to_next=most.sent_to_next)
 
 
 def _at(way: _Way, stage: int, batch_size: int, sequence_length: int, micro_batches: int) -> StagedStep:
-    few = min(micro_batches, way.stages + STEADY)
+    in_flight = way.stages - stage
+    few = min(micro_batches, 2 * in_flight + 3)  # until a turn releases what turns made, and one more that is like it
     trace, numbers = _trace(way, stage, batch_size, sequence_length, few)
     more = micro_batches - few
+    longer = with_more_in_flight(trace, more)
+    if longer is None:
+        few, more = micro_batches, 0
+        longer, numbers = _trace(way, stage, batch_size, sequence_length, few)
     # A micro-batch has its tokens there from the beginning, and where what comes in for it is put: `PipelineStage` has
     # a place for each one's hidden states and gradients (`args_recv_info`, `grad_recv_info`).
     tokens = batch_size * sequence_length
     hidden = tokens * text_config(way.model.config).hidden_size * way.half.itemsize
     neighbours = (stage > 0) + (stage < way.stages - 1)
-    trace = held_from_the_start(trace, [hidden] * neighbours * more, "activations")
-    trace = held_from_the_start(trace, [tokens * torch.int64.itemsize] * more, "other")
+    trace = held_from(longer, "forward", [tokens * torch.int64.itemsize] * more, "other")
+    trace = held_from(trace, "forward", [hidden] * neighbours * more, "activations")
     trace = held_from_the_start(trace, _states(way, stage), "optimizer")
     live, shards = trace.timeline().at_peak(), _held(way, stage)["parameters"]
     at_peak = {
@@ -195,7 +205,7 @@ def _run(
         dist.init_process_group("cuda:nccl,cpu:gloo")
         mesh = init_device_mesh("cuda", (way.stages, data), mesh_dim_names=("stages", "data"))
         part = _part(config, way, stage)
-        policy = MixedPrecisionPolicy(way.half, way.half, way.half)
+        policy = MixedPrecisionPolicy(way.half, torch.float32, way.half)
         for group in (*part.groups(), part):
             fully_shard(group, mesh=mesh["data"], mp_policy=policy, reshard_after_forward=way.zero == 3)
         part.to_empty(device="cuda").train()
@@ -220,7 +230,7 @@ def _in_the_stage(messages: Messages) -> int:
 def _watched(part: Part, gpu: ProgramGPU, messages: Messages, passed: list[int]) -> Callable[..., None]:
     """A stage's backward, after which gradients that wait for those of other micro-batches are known for what they are.
 
-    Until the last one they are whole, and in the type that is computed in. passed: is told what was sent so far.
+    Until the last one they are whole. passed: is told what was sent so far.
     """
     backward = pipelining.PipelineStage.backward_one_chunk
 
@@ -228,7 +238,8 @@ def _watched(part: Part, gpu: ProgramGPU, messages: Messages, passed: list[int])
         backward(stage, *which, **how)
         for module in part.modules():
             group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
-            whole = [p._unsharded_param.grad for p in group.fsdp_params] if group else []
+            parameters = group.fsdp_params if group else []
+            whole = [g for p in parameters for g in (p.unsharded_accumulated_grad, p._unsharded_param.grad)]
             gpu.watch.claim([gradient for gradient in whole if gradient is not None], "gradients")
         passed.append(_in_the_stage(messages))
 
@@ -244,9 +255,9 @@ def schedule_of(
 ) -> pipelining.Schedule1F1B:
     """1F1B of a part, of micro-batches of that many texts."""
     config, device = part.model.config, torch.device("cuda", torch.cuda.current_device())
-    tokens = torch.empty(batch_size, length, dtype=torch.int64, device=device)
-    hidden = torch.empty(batch_size, length, config.hidden_size, dtype=half, device=device, requires_grad=True)
-    logits = torch.empty(batch_size, length, config.vocab_size, dtype=half, device=device, requires_grad=True)
+    tokens = torch.empty(batch_size, length, dtype=torch.int64, device="meta")
+    hidden = torch.empty(batch_size, length, config.hidden_size, dtype=half, device="meta", requires_grad=True)
+    logits = torch.empty(batch_size, length, config.vocab_size, dtype=half, device="meta", requires_grad=True)
     on_the_way = pipelining.PipelineStage(
         part, stage, stages, device, input_args=(tokens if part.first else hidden,),
         output_args=(logits if part.last else hidden,), group=group,

@@ -211,8 +211,9 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
     )
     if recipe.spread:
         sent, between = to_next, 0
-    if recipe.pipeline_parallel > 1 and request.gpus > gpus_by_node(request.gpus)[1]:
-        between += to_next * min(shards, gpus_by_node(request.gpus)[1])  # the stage at a machine's end
+    machines, node = gpus_by_node(request.gpus)
+    if recipe.pipeline_parallel > 1 and machines > 1:  # of two machines one sends hidden states and one gradients
+        between += to_next * min(shards, node) // (2 if machines == 2 and recipe.pipeline_parallel > 2 else 1)
     plan = Plan(
         request, recipe, micro_batch, accumulation, needed, at_peak, flops, least, sent, None,
         between_nodes_bytes=between,
@@ -291,16 +292,18 @@ def _lower_bound(plan: Plan) -> float | None:
     if rate is None or spec.bandwidth_bytes_per_s is None:
         return None
     at_once = 1 if recipe.spread else request.gpus  # spread layers: one card after another
-    compute = plan.flops / at_once / (rate * 1e12)
+    stages, times = recipe.pipeline_parallel, plan.accumulation
+    filled = (times + stages - 1) / times  # a pipeline's last stage begins when the others have had their turn
+    compute = filled * plan.flops / at_once / (rate * 1e12)
     count, *_ = _weights(request.model)
-    count //= recipe.tensor_parallel
+    count //= recipe.tensor_parallel * stages
     # A product whose result is kept does not read its weights again; of which they are nothing is said here.
     passes = 3 if recipe.checkpointing and not recipe.kept else 2
     # What GRPO's loss asks for is made once a generation, which several steps learn from.
     scored = ((request.beta > 0) + (request.iterations > 1 or bool(request.vllm))) / request.iterations
     again = (request.pairs and recipe.reference == "same") + scored
     once = (count // 2 if recipe.method == "qlora" else 2 * count) / spec.bandwidth_bytes_per_s
-    reading = (passes + again) * plan.accumulation * once
+    reading = (passes + again) * (times + stages - 1) * once
     generating = request.completion_length * once / request.iterations
     link = spec.link_bytes_per_s or math.inf
     beside = max(plan.evicted_bytes, plan.states_to_card_bytes, plan.states_to_cpu_bytes) / link

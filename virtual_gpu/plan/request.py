@@ -124,7 +124,8 @@ class Request:
         copies, tensors = self.replicas or 1, self.tensor_parallel or 1
         mesh = (copies, self.gpus // (copies * tensors), tensors) if copies * tensors > 1 else ()
         stages = self.pipeline_parallel or 1
-        mesh = (stages, self.gpus // stages) if stages > 1 else mesh
+        # With its neighbours a stage has a group of two each, beside that of all stages (`_batch_p2p`, schedules.py).
+        mesh = (stages, self.gpus // stages, *(2,) * min(2, stages - 1)) if stages > 1 else mesh
         nccl = of_groups((self.gpus, *mesh, self.context_parallel or 1))
         return room_on(self.spec, Range(nccl.low, nccl.high))
 

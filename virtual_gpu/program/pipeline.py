@@ -83,7 +83,7 @@ def ask_by_running(options: Sequence[str], command: Sequence[str]) -> Ask:
                 why = (done.stderr.strip().splitlines() or [""])[-1]
                 raise ValueStop(
                     tr(
-                        ko=f"rank {rank}이 단계 {stage}의 출력을 알려 주지 않았다: {why}",
+                        ko=f"rank {rank}이 스테이지 {stage}의 출력을 알려 주지 않았다: {why}",
                         en=f"rank {rank} did not say what stage {stage} sends on: {why}",
                     )
                 )

@@ -14,8 +14,8 @@ from ..language import tr
 from ..models.depth import text_config
 from .fake_rank import blocks_of, body_of, norm_of
 
-# Of which the parts, one after another, give the whole model's logits (tests/test_stages.py): no layer of these asks at
-# which depth it is, and nothing but the embedding is done before the first.
+# Of which the parts, one after another, give the whole model's logits (tests/test_stages.py), where all layers are of
+# one type (else a part's first layer gets the mask of the model's first) and nothing is dropped of the embeddings.
 FAMILIES = frozenset({"gpt_neox", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"})
 
 
@@ -32,6 +32,13 @@ def why_no_stages(config: Any, stages: int) -> str:
         return tr(
             ko="임베딩과 출력층이 한 텐서여서 첫 스테이지와 마지막 스테이지가 나누어 가질 수 없다",
             en="embedding and head are one tensor, which the first and the last stage cannot share",
+        )
+    kinds, dropped = {*(getattr(text, "layer_types", None) or ())}, getattr(text, "hidden_dropout", 0)
+    if len(kinds) > 1 or dropped:
+        what = f"hidden_dropout={dropped:g}" if dropped else f"layer_types: {', '.join(sorted(kinds))}"
+        return tr(
+            ko=f"{what}: 뒤의 스테이지가 모델의 첫 층처럼 계산한다",
+            en=f"{what}: later stages would compute as the model's first layers do",
         )
     layers = text.num_hidden_layers
     if layers % stages:

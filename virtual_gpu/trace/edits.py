@@ -25,6 +25,13 @@ def held_from_the_start(trace: Trace, sizes: Sequence[int], category: str, strea
     return _with(trace, [0.5 + _start(trace)] * len(sizes), sizes, CATEGORIES.index(category), 0, stream)
 
 
+def held_from(trace: Trace, name: str, sizes: Sequence[int], category: str) -> Trace:
+    """With blocks of these sizes (bytes) that come right before the first phase of this name, and stay."""
+    phase = trace.names.index(name)
+    place = float(np.searchsorted(trace.span, 2 * phase + 1)) - 0.5
+    return _with(trace, [place] * len(sizes), sizes, CATEGORIES.index(category), 2 * phase, 0)
+
+
 def accumulating(trace: Trace) -> Trace:
     """A micro-batch after the first of a step: its gradients have been there from the start.
 

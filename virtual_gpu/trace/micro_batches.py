@@ -47,6 +47,52 @@ def with_micro_batches(trace: Trace, wanted: int) -> Trace | None:
     return replace(trace, names=(*("forward", "backward") * wanted, "step") * 2, held=None)
 
 
+def with_more_in_flight(trace: Trace, more: int) -> Trace | None:
+    """The trace of a pipeline's stage with `more` micro-batches of its steady phase; None if not proven.
+
+    There a forward of one micro-batch is followed by the backward of an earlier one, so that a turn releases what turns
+    before it have made. A turn must do what the one before it did, a turn later, down to the entry that made what is
+    released: then further ones do, and what comes after them releases what the last of them have made.
+    """
+    forwards = [phase for phase, name in enumerate(trace.names) if name == "forward"]
+    for one, two in zip(forwards[-2::-1], forwards[:0:-1], strict=True):  # the last turns first
+        if (slices := _turns(trace, one, two)) is not None:
+            return _lengthened(trace, two, *slices, more)
+    return trace if not more else None
+
+
+def _turns(trace: Trace, one: int, two: int) -> tuple[slice, int] | None:
+    """(the entries of the turn from the phase `two` on, how many phases it has), where it does what the other did."""
+    phases = two - one
+    begin, middle, end = (int(np.searchsorted(trace.span, 2 * phase + 1)) for phase in (one, two, two + phases))
+    first, last, length = slice(begin, middle), slice(middle, end), end - middle
+    same = middle - begin == length and all(
+        np.array_equal(getattr(trace, name)[first] + shift, getattr(trace, name)[last])
+        for name, shift in (("born", length), ("span", 2 * phases), ("nbytes", 0), ("category", 0), ("stream", 0))
+    )
+    return (last, phases) if same else None
+
+
+def _lengthened(trace: Trace, place: int, turn: slice, phases: int, more: int) -> Trace:
+    """With `more` turns behind one at a phase. What is released of the last turns, is released of the new ones then."""
+    length, end, turns = turn.stop - turn.start, turn.stop, np.arange(1, more + 1)[:, None]
+
+    def column(name: str, shift: int, later: np.ndarray) -> np.ndarray:
+        values = getattr(trace, name)
+        return np.concatenate([values[:end], (values[turn] + turns * shift).ravel(), later])
+
+    reach = end - (turn.start - int(trace.born[turn].min()))  # what was made from here on belongs to turns
+    born = trace.born[end:]
+    names = trace.names[: place + phases]
+    return Trace(
+        column("born", length, born + np.where(born >= reach, more * length, 0)),
+        *(column(name, 0, getattr(trace, name)[end:]) for name in ("nbytes", "category")),
+        column("span", 2 * phases, trace.span[end:] + 2 * phases * more),
+        names + trace.names[place : place + phases] * more + trace.names[place + phases :],
+        stream=column("stream", 0, trace.stream[end:]),
+    )
+
+
 def _goes_again(trace: Trace, first: slice, again: slice) -> bool:
     """Whether `again` allocates and releases what `first` did, but for what that made to last: cuBLAS's workspace.
 

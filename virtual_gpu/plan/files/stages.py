@@ -46,6 +46,7 @@ _SCRIPT = '''"""{title}
 import argparse
 import json
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -64,7 +65,10 @@ here, local = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
 device = torch.device("cpu") if args.cpu else torch.device("cuda", here)
 if not args.cpu:
     torch.cuda.set_device(device)
-dist.init_process_group("gloo" if args.cpu else "cuda:nccl,cpu:gloo")
+if world % STAGES:
+    raise SystemExit(f"{{world}} processes are no equal parts of {{STAGES}} stages.")
+# One rank waits for the other while the model is read.
+dist.init_process_group("gloo" if args.cpu else "cuda:nccl,cpu:gloo", timeout=timedelta(hours=2))
 dtype = torch.float32 if args.cpu else torch.{weights}  # of the weights
 half = torch.float32 if args.cpu else torch.{half}  # of what is gathered, computed, and sent on
 
@@ -109,18 +113,22 @@ class Part(torch.nn.Module):
         return [*([model.get_input_embeddings()] if first else []), *body.layers, *ends, self]
 
 
+precision = MixedPrecisionPolicy(half, torch.float32, half)  # gradients are added up in fp32
 {repeat_kv}for turn in range(local):  # a rank of this machine after the other reads the whole model, and keeps its part
     if turn == here:
         model = AutoModelForCausalLM.from_pretrained(
             args.model, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
         )
+        if len(model.base_model.layers) % STAGES:
+            raise SystemExit(f"{{len(model.base_model.layers)}} layers are no equal parts of {{STAGES}} stages.")
+        if model.get_input_embeddings().weight is model.get_output_embeddings().weight:
+            raise SystemExit("Embedding and head are one tensor, which the first and the last stage cannot share.")
 {checkpointing}        model.train()
         part = Part(model)
+        for group in part.groups():
+            fully_shard(group, mesh=mesh["data"], mp_policy=precision, reshard_after_forward={reshard})
+        part.to(device)  # the buffers
     dist.barrier()
-precision = MixedPrecisionPolicy(half, half, half)
-for group in part.groups():
-    fully_shard(group, mesh=mesh["data"], mp_policy=precision, reshard_after_forward={reshard})
-part.to(device)  # the buffers
 trained = list(part.parameters())
 
 
@@ -129,7 +137,7 @@ def loss_of(logits, ids):
 
 
 def like(*shape, of=half):
-    return torch.empty(MICRO_BATCH, LENGTH, *shape, dtype=of, device=device, requires_grad=of.is_floating_point)
+    return torch.empty(MICRO_BATCH, LENGTH, *shape, dtype=of, device="meta", requires_grad=of.is_floating_point)
 
 
 config = model.config
@@ -177,7 +185,9 @@ if rank == 0:
     size = sum(nbytes for _, nbytes in named.values())
     index = {{"metadata": {{"total_size": size}}, "weight_map": {{name: file for name, (file, _) in named.items()}}}}
     Path(args.output, "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+    Path(args.output, "model.safetensors").unlink(missing_ok=True)  # an older model's: it would be read instead
     config.save_pretrained(args.output)
+    model.generation_config.save_pretrained(args.output)
     tokenizer.save_pretrained(args.output)
 dist.destroy_process_group()
 '''
