@@ -148,7 +148,7 @@ GiB는 필요한 최대 메모리, 괄호 안은 출발점에서 줄어든 비�
 | SFT에서 DPO나 GRPO로 바꾼 뒤 | 기준 모델 한 벌, 통째로 만든 로짓, 만든 답의 KV 캐시, 답을 만드는 엔진 | 죽은 단계마다 고칠 줄이 다르다. 12장의 12.10절에 표가 있다. `virtual-gpu fit --model 모델 --gpu T4 --objective dpo`(또는 `grpo`)가 들어가는 계획을 찾는다 |
 | GRPO에 `use_vllm=True`를 적은 뒤 | 시작할 때 몫만큼 잡는 엔진. 재우지 않으면 학습하는 동안에도 있다 | 몫(`vllm_gpu_memory_utilization`)을 줄이고 `vllm_max_model_length`에 실제로 쓸 길이를 적는다. 너무 줄이면 시작하지 못한다. 모자라면 `vllm_enable_sleep_mode=True`(12장의 12.7절). 얼마로 적을지는 `virtual-gpu fit --model 모델 --gpu T4 --objective grpo --vllm colocate`가 정한다 |
 | FSDP2로 나눈 DPO나 GRPO의 기준 모델에서 | TRL 1.16은 기준 모델을 블록마다가 아니라 통째로 모은다 | GRPO는 `beta=0`(TRL의 기본값). DPO는 `precompute_ref_log_probs=True`로 줄지만, 미리 계산할 때 한 번은 통째로 모은다. 어댑터를 학습하면 기준 모델이 따로 없다(12장의 12.9절) |
-| `Trainer`와 FSDP2로 누적할 때 | 마지막 마이크로 배치까지 그레이디언트를 나누지 않고 통째로 둔다(16비트로 파라미터 하나에 2바이트) | `accelerator_config={{"gradient_accumulation_kwargs": {{"sync_each_batch": True}}}}`. 마이크로 배치마다 보내는 대신 자기 몫만 둔다 |
+| `Trainer`와 FSDP2로 누적할 때 | 마지막 마이크로 배치까지 그레이디언트를 나누지 않고 통째로 둔다(16비트로 파라미터 하나에 2바이트) | `accelerator_config`의 `gradient_accumulation_kwargs`에 `sync_each_batch`를 `True`로 적는다. 마이크로 배치마다 보내는 대신 자기 몫만 둔다 |
 | OOM을 잡아 다시 하면 | 예외가 앞 시도의 텐서를 붙들고 있다 | `except` 밖에서 다시 한다 |
 | 같은 셀을 다시 실행하면 | 앞의 모델과 오류가 메모리를 붙들고 있다 | `cleanup()`, 안 되면 커널을 다시 시작한다 |
 
