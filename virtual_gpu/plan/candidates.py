@@ -390,8 +390,10 @@ def _why_no_pipeline(request: Request) -> list[tuple[str, str]]:
 def _why_not_beside_stages(request: Request) -> list[tuple[str, str]]:
     """(what, why) of what is not tried with the stages that were asked for."""
     others = [tensor_label(), context_label(), copies_label(), fused_head_label()]
-    others += [cpu_offload_label()] * request.cpu_offload + ["device_map"] * bool(request.device_map)
-    return [(f"{stages_label()} · {what}", not_together()) for what in others]
+    others += [cpu_offload_label()] * request.cpu_offload
+    of_full = tr(ko="전체 미세 조정만 센다", en="only full fine-tuning is counted")
+    rows = [(f"{method_label(method)} · {stages_label()}", of_full) for method in request.methods if method != "full"]
+    return rows + [(f"{stages_label()} · {what}", not_together()) for what in others]
 
 
 def _why_whole_texts(request: Request) -> list[tuple[str, str]]:

@@ -37,7 +37,7 @@ from ..trace.edits import held_from, held_from_the_start
 from ..trace.micro_batches import with_more_in_flight
 from ..trace.trace import Trace
 from ..units import MiB
-from .on_cpu import Labels
+from .on_cpu import Labels, split_parts
 
 
 class StagedStep(NamedTuple):
@@ -120,15 +120,7 @@ def _at(way: _Way, stage: int, batch_size: int, sequence_length: int, micro_batc
     trace = held_from(longer, "forward", [tokens * torch.int64.itemsize] * more, "other")
     trace = held_from(trace, "forward", [hidden] * neighbours * more, "activations")
     trace = held_from_the_start(trace, _states(way, stage), "optimizer")
-    live, shards = trace.timeline().at_peak(), _held(way, stage)["parameters"]
-    at_peak = {
-        "parameters": shards,
-        "gathered": live["parameters"] - shards,
-        "gradients": live["gradients"],
-        "optimizer": live["optimizer"],
-        "activations": live["activations"],
-        "other": live["other"],
-    }
+    at_peak = split_parts(trace.timeline().at_peak(), _held(way, stage)["parameters"])
     total = sum(at_peak.values())
     needed = trace.smallest_capacity(max(total // 128, 2 * MiB))
     at_peak["fragmentation"] = needed - total

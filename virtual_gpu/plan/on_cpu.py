@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -98,15 +98,7 @@ def step_on_cpu(
         ConfigKey.of(config), gpus, like, weights, half, checkpointing, offload_checkpoints, fused_lm_head, repeat_kv
     )
     trace, copied = _trace(way, batch_size, sequence_length)
-    live, tokens = trace.timeline().at_peak(), batch_size * sequence_length
-    at_peak = {
-        "parameters": 0,
-        "gathered": live["parameters"],
-        "gradients": live["gradients"],
-        "optimizer": live["optimizer"],
-        "activations": live["activations"],
-        "other": live["other"],
-    }
+    at_peak, tokens = split_parts(trace.timeline().at_peak(), 0), batch_size * sequence_length
     total = sum(at_peak.values())
     needed = trace.smallest_capacity(max(total // 128, 2 * MiB))
     moved = Moved({size: times for size, times in copied.items() if isinstance(size, Fraction)})
@@ -115,6 +107,12 @@ def step_on_cpu(
         needed, at_peak | {"fragmentation": needed - total}, sent, copied["to_card"], copied["to_cpu"],
         moved.nbytes(tokens), moved.pinned(tokens),
     )  # fmt: skip
+
+
+def split_parts(live: Mapping[str, int], shards: int) -> dict[str, int]:
+    """A trace's bytes by category, where so many of the parameters' are the own shards and the others gathered."""
+    rest = {kind: live[kind] for kind in ("gradients", "optimizer", "activations", "other")}
+    return {"parameters": shards, "gathered": live["parameters"] - shards} | rest
 
 
 class InRAM(NamedTuple):

@@ -135,6 +135,7 @@ class Answer:
             "tool": self.tool,
             "gpus": self.gpus,
             "zero_stage": self.stage,
+            "waiting_gradients_bytes": self.waiting,
             "verdict": self.verdict,
             "fits": self.fits,
             "cannot_run": self.impossible,
