@@ -15,10 +15,11 @@ from virtual_gpu.errors import NotSupported, WrongValue
 from virtual_gpu.language import set_language
 from virtual_gpu.models.configs import load_config, model_name
 from virtual_gpu.models.kept import moves
-from virtual_gpu.plan import Recipe, plan_training
+from virtual_gpu.plan import Recipe
 from virtual_gpu.plan.command import main
 from virtual_gpu.plan.keeping import curve_of, keep_what_fits
 from virtual_gpu.plan.measure import measure
+from virtual_gpu.plan.plans import Plan
 from virtual_gpu.plan.request import make_request
 from virtual_gpu.plan.search import Plans
 from virtual_gpu.step.budget import budget_of, flops_while_moving
@@ -83,6 +84,30 @@ def test_so_it_is_under_ddp():
         run = budget.measure(kept)
         assert budget.trace(kept).peak_bytes == run.peak_bytes > alone.trace(kept).peak_bytes
         assert budget.needed(kept) == run.needed_bytes
+
+
+@pytest.mark.parametrize(
+    "config, recipe, accumulation",
+    [
+        (LLAMA, Recipe("full", "mixed_bf16", "adamw_fused", 3, True), 1),
+        (NEOX, Recipe("full", "bf16", "adamw_fused", 2, True, fused_lm_head=True), 2),
+        (LLAMA, Recipe("full", "mixed_bf16", "adamw_fused", 3, True, replicas=2), 1),
+        (LLAMA, Recipe("qlora", "mixed_bf16", "adamw_fused", 3, True, offload=True), 2),
+    ],
+    ids=["ZeRO-3", "ZeRO-2", "HSDP", "QLoRA"],
+)
+def test_so_it_is_of_shards(config, recipe, accumulation):
+    """Every allocation and release of a rank, FSDP2's own between them."""
+    gpus = 2 * recipe.replicas
+    request = make_request(config, "L4", gpus, length=512, batch=2 * gpus * accumulation, methods=(recipe.method,))
+    plan = Plan(request, recipe, 2, accumulation, 0, {}, 0, 0, 0, None)
+    budget = curve_of(plan, measured=2)
+    *_, last = [result.name for result in budget.results]
+    for kept in (("attention:4", last), ("attention@cpu", f"{last}:2", f"{last}@cpu")):
+        found, run = budget.trace(kept), budget.measure(kept)
+        assert (found.peak_bytes, budget.needed(kept)) == (run.peak_bytes, run.needed_bytes), kept
+    assert budget.distance_bytes == 0 and len(budget.measured) == 4
+    assert measure(request, replace(recipe, kept=(last,)), 2, accumulation).needed_bytes == budget.needed((last,))
 
 
 def test_the_points_are_what_is_measured():
@@ -219,8 +244,8 @@ def test_what_no_curve_is_of_is_said_before_the_search(wrong, tmp_path, capsys, 
 
 
 def test_a_plan_without_a_curve_is_saved_all_the_same(tmp_path, capsys, monkeypatch):
-    request = make_request("gpt2", "2 x L4", length=16, batch=2, methods=("full",))
-    split = measure(request, Recipe("full", "bf16", "adamw_fused", stage=3), 1, 1)
+    request = make_request("gpt2", "2 x L4", length=16, batch=2, methods=("full",), cpu_offload=True)
+    split = measure(request, Recipe("full", "bf16", "adamw_fused", stage=3, cpu_offload=True), 1, 1)
     monkeypatch.setattr("virtual_gpu.plan.command.plan_training", lambda *_, **__: Plans(request, [split], [], {}))
     folder, curve = tmp_path / "plan", tmp_path / "curve.svg"
     assert main(["--model", "gpt2", "--save", str(folder), "--budget", str(curve)]) == 2
@@ -242,7 +267,8 @@ def test_what_cannot_be_counted_is_refused():
         activation_budget(LLAMA, measured=0)
     with pytest.raises(WrongValue, match="moves"):
         activation_budget(LLAMA, moves="yes")
-    request = {"length": 32, "batch": 2, "methods": ("full",), "precision": "bf16"}
-    split = next(plan for plan in plan_training(LLAMA, "2 x L4", **request) if plan.recipe.stage)
-    with pytest.raises(NotSupported, match="DDP"):
-        curve_of(split)
+    request = make_request(LLAMA, "2 x L4", length=32, batch=2, methods=("full",), cpu_offload=True)
+    for more in ({"tensor_parallel": 2}, {"cpu_offload": True}, {"context_parallel": 2}):
+        recipe = Recipe("full", "bf16", "adamw_fused", 3, True, **more)
+        with pytest.raises(NotSupported, match="함께 실행해 보지 않았다"):
+            curve_of(Plan(request, recipe, 1, 1, 0, {}, 0, 0, 0, None))

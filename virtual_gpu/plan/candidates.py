@@ -277,13 +277,9 @@ def left_out(request: Request) -> list[tuple[str, str]]:
         )
     if not request.spec.has_bf16:
         rows.append(("bf16", tr(ko=f"{request.gpu}에는 bf16 연산 장치가 없다", en=f"{request.gpu} has no bf16 units")))
-    if request.selective and request.objective == "sft" and (request.prefer == "margin" or request.gpus > 1):
+    if request.selective and request.objective == "sft" and request.prefer == "margin":
         what = tr(ko="남는 메모리에 결과를 남기는 것", en="results kept in what is left")
-        why = (
-            tr(ko="prefer='margin'은 남는 메모리를 쓰지 않는다", en="prefer='margin' spends no memory that is left")
-            if request.prefer == "margin"
-            else tr(ko="ZeRO로 나누는 계획에서는 찾지 않는다", en="not tried where ZeRO splits")
-        )
+        why = tr(ko="prefer='margin'은 남는 메모리를 쓰지 않는다", en="prefer='margin' spends no memory that is left")
         rows.append((what, why))
     for method in request.methods:
         if why := why_not_with_optimizer(request, method):

@@ -24,7 +24,7 @@ from ..units import human_bytes
 from ..writing import check_folder, write
 from .files import KINDS, check_kind, default_kind, names_of
 from .host import host_need
-from .keeping import curve_of
+from .keeping import curve_of, why_not_kept
 from .lengths import Lengths, read_lengths
 from .pictures import extra_label, seconds_label
 from .recipes import METHODS
@@ -132,14 +132,14 @@ def execute(args: argparse.Namespace) -> int:
         if not args.json:
             say(tr(ko=f"1번을 {args.save}에 저장했다.", en=f"Number 1 was written to {args.save}."))
     if args.budget and plans.best:
-        whole = [plan for plan in plans.plans if not (plan.recipe.stage or plan.recipe.spread)]
+        whole = [plan for plan in plans.plans if not why_not_kept(plan.request, plan.recipe)]
         if not whole:
             raise NotSupported(
                 tr(
-                    ko="--budget: 들어가는 계획이 모두 학습 상태를 나누거나 CPU에 둔다. 블록이 무엇을 남길지는 GPU "
-                    "하나나 DDP의 계획에서만 센다.",
-                    en="--budget: all plans that fit split their states or keep them on the CPU; what blocks could "
-                    "keep is counted of one GPU and under DDP only.",
+                    ko="--budget: 들어가는 계획이 모두 층이나 글을 나누거나, 학습 상태를 CPU에 둔다. 그런 계획에서는 "
+                    "블록이 무엇을 남길지를 세지 않는다.",
+                    en="--budget: all plans that fit split their layers or texts, or keep their states on the CPU; of "
+                    "such ones it is not counted what blocks could keep.",
                 )
             )
         curve = curve_of(min(whole, key=lambda plan: not plan.recipe.checkpointing))

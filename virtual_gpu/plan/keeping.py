@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+from ..cards import GPUSpec
 from ..errors import NotSupported
 from ..language import tr
 from ..models.configs import cached_by_model
+from ..shards.rank_step import rank_step
 from ..step.budget import Budget, Result, budget_of, flops_while_moving
 from ..step.predict import like_any
 from ..step.setting import Setting
-from .measure import measure, setting_of
+from ..trace.trace import Trace
+from .measure import measure, of_rank, setting_of
 from .plans import Plan
-from .recipes import CANNOT_RUN, Recipe
+from .recipes import CANNOT_RUN, Recipe, not_together
 from .request import Request
 from .worth import fits_with_ram
 
@@ -34,22 +38,29 @@ def _results(setting: Setting, compute_capability: tuple[int, int]) -> list[Resu
     return budget_of(setting, like_any(compute_capability)).results
 
 
+def why_not_kept(request: Request, recipe: Recipe) -> str:
+    """Why it is not counted what blocks could keep under this recipe; empty where it is."""
+    if request.objective != "sft":
+        name = request.objective.upper()
+        return tr(ko=f"{name}에서는 아직 세지 않는다", en=f"not counted of {name}")
+    if recipe.cpu_offload or recipe.spread or recipe != recipe.whole_layers:
+        return not_together()
+    return ""
+
+
 def curve_of(plan: Plan, measured: int = 4) -> Budget:
     """What the blocks of a plan could keep, recompute or send to the CPU: the whole curve, so many points of it run.
 
-    NotSupported where ZeRO or the CPU has a part of its states.
+    NotSupported where that is not counted (`why_not_kept`).
     """
-    request, recipe = plan.request, plan.recipe
-    if recipe.stage or recipe.spread:
+    if why := why_not_kept(plan.request, plan.recipe):
         raise NotSupported(
             tr(
-                ko=f"{plan.title}: 블록이 무엇을 남길지는 GPU 하나나 DDP의 계획에서만 센다.",
-                en=f"{plan.title}: what blocks could keep is counted of one GPU and under DDP only.",
+                ko=f"{plan.title}: 블록이 무엇을 남길지를 세지 않는다. {why}.",
+                en=f"{plan.title}: what its blocks could keep is not counted: {why}.",
             )
         )
-    setting = setting_of(request, replace(recipe, kept=()), plan.micro_batch, plan.accumulation)
-    moving = flops_while_moving(request.spec, setting.precision)
-    budget = budget_of(setting, request.spec, moving, request.gpus > 1)
+    budget = _way_of(plan.request, plan.recipe, plan.micro_batch, plan.accumulation).budget(plan.request.spec)
     budget.measure_evenly(measured)
     return budget
 
@@ -57,8 +68,9 @@ def curve_of(plan: Plan, measured: int = 4) -> Budget:
 def keep_what_fits(request: Request, recipe: Recipe) -> Plan | None:
     """The plan of the smallest micro-batch, where a byte saves most, that keeps as much as fits; None where nothing.
 
-    recipe: with checkpointing, of one GPU or under DDP; its checkpoints may wait on the CPU. A fused head is tried
-    where blocks cannot keep all without: in the room of the logits they can keep more than making those again costs.
+    recipe: with checkpointing, of which `why_not_kept` says nothing; its checkpoints may wait on the CPU. A fused head
+    is tried where blocks cannot keep all without: in the room of the logits they can keep more than making those again
+    costs.
     """
     found = {recipe: _of(request, recipe)}
     if request.can_fuse_head and not found[recipe].all_fits:
@@ -74,10 +86,45 @@ def keep_what_fits(request: Request, recipe: Recipe) -> Plan | None:
     return None
 
 
+class _Way(NamedTuple):
+    """What a budget is made of. rank: `rank_step`'s arguments where ZeRO splits it, but what blocks keep, sorted."""
+
+    setting: Setting
+    moving: float
+    among: str
+    ddp: bool
+    rank: tuple[tuple[str, Any], ...]
+
+    @property
+    def model_id(self) -> str:
+        return self.setting.model_id
+
+    def budget(self, spec: GPUSpec) -> Budget:
+        if not self.rank:
+            return budget_of(self.setting, spec, self.moving, self.ddp, self.among)
+        given = dict(self.rank) | {"gradient_checkpointing": True, "kept_results": ()}
+        step = rank_step(**given, watched=True)
+
+        def run(kept: tuple[str, ...]) -> Trace:
+            return rank_step(**given | {"kept_results": kept}).trace
+
+        setting = replace(self.setting, gradient_checkpointing=True)
+        return Budget(setting, spec, run, step.twice, step.flops_twice, self.moving, self.among)
+
+
+def _way_of(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> _Way:
+    recipe, request = replace(recipe, kept=()), request.of(recipe)
+    setting = setting_of(request, recipe, micro_batch, accumulation)
+    rank = of_rank(request, recipe, micro_batch, accumulation) if recipe.stage else {}
+    moving = flops_while_moving(request.spec, setting.precision)
+    ddp = request.gpus > 1 and not recipe.stage
+    how = [f" × {request.gpus}", "DDP" if ddp else f"ZeRO-{recipe.stage}", *recipe.mesh] if request.gpus > 1 else []
+    return _Way(setting, moving, " · ".join(how), ddp, tuple(sorted(rank.items())))
+
+
 def _of(request: Request, recipe: Recipe) -> _Choices:
-    spec, setting = request.spec, setting_of(request, recipe, 1, request.per_gpu)
-    moving = flops_while_moving(spec, setting.precision)
-    return _choices(setting, spec.compute_capability, request.gpus > 1, moving, request.limit_bytes)
+    way = _way_of(request, recipe, 1, request.per_gpu)
+    return _choices(way, request.spec.compute_capability, request.of(recipe).limit_bytes)
 
 
 @dataclass(frozen=True)
@@ -93,8 +140,8 @@ class _Choices:
 
 
 @cached_by_model
-def _choices(setting: Setting, compute_capability: tuple[int, int], ddp: bool, moving: float, limit: int) -> _Choices:
-    budget = budget_of(setting, like_any(compute_capability), moving, ddp)
+def _choices(way: _Way, compute_capability: tuple[int, int], limit: int) -> _Choices:
+    budget = way.budget(like_any(compute_capability))
     points = [point for point in budget.points if point.peak_bytes <= limit]
 
     def fits(count: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -124,6 +125,24 @@ def _convention(recipe: Recipe) -> str:
     return "mixed" if recipe.precision.startswith("mixed") else recipe.precision
 
 
+def of_rank(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> dict[str, Any]:
+    """`rank_step`'s arguments for one of the GPUs that ZeRO splits the plan over."""
+    return {
+        "model": request.model, "ranks": request.gpus, "stage": recipe.stage, "precision": _convention(recipe),
+        "batch_size": micro_batch, "sequence_length": request.length, "gpu": request.gpu,
+        "gradient_checkpointing": recipe.checkpointing, "accumulating": accumulation > 1,
+        "tensor_parallel": recipe.tensor_parallel, "replicas": recipe.replicas,
+        "sequence_parallel": recipe.sequence_parallel, "context_parallel": recipe.context_parallel,
+        "peft": None if recipe.method == "full" else recipe.method,
+        "lora_rank": request.lora_rank, "lora_targets": request.lora_targets,
+        "as_accelerate": recipe.tensor_parallel == 1, "fp32_shards": recipe.method == "full",
+        "repeat_kv": request.repeats_kv, "fused_lm_head": recipe.fused_lm_head, "offload_checkpoints": recipe.offload,
+        "kept_results": recipe.kept, "objective": request.objective, "reference": recipe.reference,
+        "completion_length": request.completion_length, "rollout": max(request.per_gpu, micro_batch) * request.grpo,
+        "beta": request.beta, "iterations": request.iterations,
+    }  # fmt: skip
+
+
 def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Plan:
     """One plan, measured: memory on the virtual GPU, FLOPs counted."""
     layers: tuple[int, ...] = ()
@@ -155,18 +174,7 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         needed, at_peak = staged.needed, staged.at_peak
         collectives, to_next, offloaded, pinned, paged = staged.sent, staged.sent_to_next, 0, 0, 0
     elif recipe.stage:
-        need = rank_need(
-            request.model, request.gpus, recipe.stage, precision=_convention(recipe), batch_size=micro_batch,
-            sequence_length=request.length, gradient_checkpointing=recipe.checkpointing, gpu=request.gpu,
-            accumulating=accumulation > 1, tensor_parallel=tensors, replicas=recipe.replicas,
-            sequence_parallel=recipe.sequence_parallel, context_parallel=recipe.context_parallel,
-            peft=None if recipe.method == "full" else recipe.method,
-            lora_rank=request.lora_rank, lora_targets=request.lora_targets, as_accelerate=tensors == 1,
-            repeat_kv=request.repeats_kv, fused_lm_head=recipe.fused_lm_head, offload_checkpoints=recipe.offload,
-            objective=request.objective, reference=recipe.reference, fp32_shards=recipe.method == "full",
-            completion_length=request.completion_length, rollout=max(request.per_gpu, micro_batch) * request.grpo,
-            beta=request.beta, iterations=request.iterations,
-        )  # fmt: skip
+        need = rank_need(**of_rank(request, recipe, micro_batch, accumulation))
         parts = _as_parts(need.at_peak)
         need = need._replace(at_peak=parts, at_generation=_as_parts(need.at_generation))
         needed, at_peak = need.card, parts | {"fragmentation": need.card - need.tensors}

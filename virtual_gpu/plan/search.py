@@ -52,7 +52,7 @@ from .engine import ASLEEP, AWAKE
 from .forks import Forks, processes
 from .frontier import draw_frontier
 from .host import holds_loading, holds_step, loadable
-from .keeping import keep_what_fits
+from .keeping import keep_what_fits, why_not_kept
 from .measure import expected, held, hopeless, measure
 from .pictures import Losers, draw_plans, plans_html
 from .plans import Plan
@@ -372,9 +372,7 @@ def _search(
                 losers.append(hopeless(request, recipe))
                 progress(found())
                 continue
-            may_keep = (
-                request.selective and request.objective == "sft" and not (recipe.stage or recipe.spread or spares)
-            )
+            may_keep = request.selective and not spares and not why_not_kept(request, recipe)
             for checkpointing in (False, True):
                 one = replace(recipe, checkpointing=checkpointing)
                 awake = [] if spares else [plan for plan in plans if plan.recipe == replace(one, vllm=AWAKE) != one]

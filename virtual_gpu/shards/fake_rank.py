@@ -34,13 +34,15 @@ from ..models.attention import kv_repeated
 from ..models.build import build_model
 from ..models.configs import running
 from ..models.fused_head import fused_head
-from ..models.offloaded import offloading
+from ..models.offloaded import leaving, offloading
 from ..real import storage_bytes
 from ..step.completions import Learner, learning
 from ..step.pairs import OF_THE_HEAD, preference_loss, without_dropout
 from ..step.rollout import hand_over
 from ..step.run import enable_checkpointing
+from ..step.watched import ResultsWatch
 from ..trace.trace import Trace
+from ..trace.twice import Mark
 from ..turns import in_turn, refuse_in_a_block
 from .adapters import Adapters, unsplit_tensors
 from .collectives import Collectives, of_dtensors
@@ -70,6 +72,7 @@ class RankRun:
     whole: dict[str, int] = field(default_factory=dict)
     whole_at: dict[str, np.ndarray] = field(default_factory=dict)
     sent_activation_bytes: Counter = field(default_factory=Counter)
+    twice: Counter = field(default_factory=Counter)
 
 
 class MasterAdamW(torch.optim.AdamW):
@@ -108,6 +111,8 @@ def run_rank(
     repeat_kv: bool = False,
     fused_lm_head: bool = False,
     offload_checkpoints: bool = False,
+    kept_results: Sequence[str] = (),
+    marks: dict[Mark, int] | None = None,
     pairs: Pairs | None = None,
     generated: Generated | None = None,
     padded: bool = False,
@@ -122,8 +127,10 @@ def run_rank(
     are made in the shape of the parameters (stages 0 and 1).
     DDP's reducer is written in C++ and reads values, which fake tensors do not have. So at stages 0 and 1 the rank runs
     without it, and its all-reduce is missing in `sent`. repeat_kv: see `models.attention.kv_repeated`;
-    fused_lm_head: `models.fused_head`; offload_checkpoints: `models.offloaded`. pairs: a micro-batch of DPO's, by TRL's
-    head; batch_size counts them. Of its moment "alone" there is no backward, and what is held is the second model's.
+    fused_lm_head: `models.fused_head`; offload_checkpoints: `models.offloaded`; kept_results: `models.kept`. marks: the
+    run is watched under checkpointing, and each result that blocks could keep has its number there (`ResultsWatch`).
+    pairs: a micro-batch of DPO's, by TRL's head; batch_size counts them. Of its moment "alone" there is no backward,
+    and what is held is the second model's.
     generated: a micro-batch of GRPO's completions, batch_size of them; of its other moments there is no backward.
     padded: the micro-batch's sequences differ in length, as those of pairs do, so that attention has a mask.
     whole_gradients: those of an earlier micro-batch lie there unsplit and are split with this one's: FSDP2's
@@ -152,8 +159,9 @@ def run_rank(
             shards = _place(model, gpu)
             if second not in (None, model):
                 shards = shards + _place(second, gpu)
+            watch = None if marks is None else ResultsWatch(gpu, marks)
             if checkpointing and model is not second:
-                enable_checkpointing(model, offload=offload_checkpoints)
+                enable_checkpointing(model, kept_results, watch, leaving(gpu, moved), offload_checkpoints)
             model.train(model is not second)
             optimizer = _optimizer(model, layout, adapters or convention, mesh)
             # No values are there: asked is, whether any is 0.
@@ -203,6 +211,8 @@ def run_rank(
                 model.set_requires_gradient_sync(True)
                 gpu.label(_unsplit_gradients(model), "gradients")
                 moved.clear()
+                if watch is not None:
+                    watch.flops.clear()
             with gpu.record(model, optimizer) as record, Messages(gpu, second) as messages:
                 kept = 0
                 if batch_size is None:
@@ -221,7 +231,7 @@ def run_rank(
                         hand_over(model, fsdp_version=2, given=lambda one: gpu.label([one], "parameters"))
                 else:
                     kept = learn(record)
-                trace = record.recorder.trace()
+                trace = record.recorder.trace() if watch is None else watch.mark(record.recorder.trace())
                 births, allocations = record.recorder.births(), np.flatnonzero(trace.allocates)
                 whole_at = {kind: allocations[np.isin(births, messages.whole[kind])] for kind in whole}
                 if update and model is not second:
@@ -239,7 +249,7 @@ def run_rank(
                 sent_bytes = sent_bytes + messages.functional_nbytes
             return RankRun(
                 held, sent, sent_bytes, messages.activations, trace, moved, whole, whole_at,
-                sent_activation_bytes=messages.functional_nbytes,
+                sent_activation_bytes=messages.functional_nbytes, twice=Counter() if watch is None else watch.flops,
             )  # fmt: skip
 
 

@@ -21,11 +21,13 @@ import numpy as np
 from ..allocator import round_size
 from ..cards import CATALOG, GPUSpec, card
 from ..drawing.shards import draw_step
-from ..errors import WrongValue
+from ..errors import NotSupported, WrongValue
 from ..language import tr
 from ..models.adapters import LORA_RANK
 from ..models.configs import cached_by_model, resolve_model_id
 from ..models.depth import from_shallow, kind_of_batch, text_config
+from ..models.kept import is_uniform
+from ..models.kept import kept_results as kept_results_of
 from ..models.offloaded import Moved, require_offload
 from ..remembered import remembered
 from ..step.setting import checkpointing_label
@@ -33,6 +35,7 @@ from ..trace.edits import accumulating as accumulating_trace
 from ..trace.edits import held_from_the_start, resized, scaled, with_ddp
 from ..trace.timeline import CATEGORIES
 from ..trace.trace import Trace
+from ..trace.twice import Mark, Twice
 from ..units import MiB, boolean, choose, human_bytes, positive_int
 from .adapters import Adapters, adapters_of, shapes_of
 from .fake_rank import run_rank
@@ -73,6 +76,7 @@ class RankStep:
     pinned_bytes: what it takes there. pairs: of DPO; where a moment before the training or its first micro-batch takes
     more than the steps after it, peak and trace are that moment's. generated: of GRPO; handing_over is the trace of
     what comes before a generation, with the states in it, and sent_once_bytes what is sent for that and for the scores.
+    twice: what checkpointed blocks compute a second time, and flops_twice its FLOPs by name, where that was watched.
     """
 
     model: str
@@ -99,6 +103,8 @@ class RankStep:
     generated: Generated | None = None
     handing_over: Trace | None = field(default=None, repr=False)
     sent_once_bytes: int = 0
+    twice: Twice | None = field(default=None, repr=False)
+    flops_twice: Counter = field(default_factory=Counter)
 
     @property
     def room_bytes(self) -> int:
@@ -302,6 +308,8 @@ def rank_step(
     repeat_kv: bool = False,
     fused_lm_head: bool = False,
     offload_checkpoints: bool = False,
+    kept_results: Sequence[str] = (),
+    watched: bool = False,
     objective: str = "sft",
     reference: str = "same",
     completion_length: int = 0,
@@ -323,7 +331,8 @@ def rank_step(
     stored in those; fp32 adapters (`add_adapters`' rank and targets). It is always run at this number of ranks.
     as_accelerate: FSDP2's groups as accelerate makes them, of which the last stays gathered (`Layout`). repeat_kv: see
     `models.attention.kv_repeated`; fused_lm_head: `models.fused_head`; offload_checkpoints (with checkpointing):
-    `models.offloaded`. objective: "dpo" is a step of TRL's DPOTrainer under accelerate, at stages 2 and 3: batch_size
+    `models.offloaded`; kept_results (with checkpointing, of SFT): `models.kept`. watched: it is also said what of it
+    could be kept. objective: "dpo" is a step of TRL's DPOTrainer under accelerate, at stages 2 and 3: batch_size
     counts pairs, the head is fused, and the reference is a second model ("same") or its log probabilities are made
     first ("precomputed"); adapters are switched off for it (`second_model`). "grpo" is one of its GRPOTrainer, with
     completions from a vLLM engine (`generated`): batch_size counts completions, sequence_length is a prompt with one,
@@ -388,15 +397,19 @@ def rank_step(
     like = replace(CATALOG["T4"], compute_capability=spec.compute_capability)  # its size says nothing here
 
     waits = boolean(whole_gradients, "whole_gradients") and accumulating and sharded
+    kept, watched = kept_results_of(kept_results), boolean(watched, "watched")
+    if kept or watched:
+        _check_kept(objective, layout, gradient_checkpointing)
 
-    def run(pairs: Pairs | None, generated: Generated | None) -> tuple[Trace, Counter, Counter, Moved]:
+    def run(pairs: Pairs | None, generated: Generated | None) -> _Traced:
         return _trace(
             ConfigKey.of(config), run_as, precision, batch_size, sequence_length, gradient_checkpointing, like,
             adapters, repeat_kv, fused_lm_head, offload_checkpoints, pairs, generated, padded, fp32_shards,
-            waits and not (generated and generated.moment != "step"),
+            waits and not (generated and generated.moment != "step"), kept, watched,
         )  # fmt: skip
 
-    trace, messages, nbytes, offloaded = run(pairs, generated)
+    traced = run(pairs, generated)
+    trace = traced.trace
     if run_as != layout and sharded:
         at_reference = closed_form(model, run_as, precision)
         trace = _on_ranks(trace, memory, at_reference)
@@ -416,32 +429,53 @@ def rank_step(
     trace = held_from_the_start(trace, states, "optimizer")
     whole = memory.gathered // 2 if second else 0  # at stage 2, from the first micro-batch or scoring on
     if pairs and (first := pairs.first(layout)):
-        before, *_ = run(replace(pairs, moment=first), None)
+        before = run(replace(pairs, moment=first), None).trace
         trace, whole = max((trace, whole), (before, 0), key=lambda moment: _capacity(moment[0]))
     handing_over, sent_once = None, 0
     if generated:
-        handing_over, _, handed, _ = run(None, generated.at("sync"))
-        sent_once = sum(handed.values()) + _scored(model, layout, precision, generated, adapters)
+        sync = run(None, generated.at("sync"))
+        handing_over = sync.trace
+        sent_once = sum(sync.sent_bytes.values()) + _scored(model, layout, precision, generated, adapters)
         if run_as != layout:
             handing_over = _on_ranks(handing_over, memory, at_reference)
         handing_over = held_from_the_start(handing_over, states, "optimizer")
         moments = [(trace, whole), (handing_over, whole)]
         if second:
-            scoring, *_ = run(None, generated.at("scoring"))
+            scoring = run(None, generated.at("scoring")).trace
             moments.append((scoring if stage == 2 else held_from_the_start(scoring, states, "optimizer"), 0))
         trace, whole = max(moments, key=lambda moment: _capacity(moment[0]))
-    trace, allocator = trace.through()
+    twice = Twice.of(trace, traced.marks, text_config(config).num_hidden_layers) if watched else None
+    trace, allocator = (twice.trace if twice else trace).through()
     at_peak, phase = _peak(trace, whole)
     tokens = batch_size * sequence_length * (2 if pairs else 1)
     return RankStep(
         resolve_model_id(model), layout, precision, batch_size, sequence_length, gradient_checkpointing,
         memory, at_peak, phase,
-        messages if adapters else elements_sent(model, layout, pairs is not None and pairs.on_the_card),
-        Counter() if adapters else messages, Counter() if adapters else nbytes,
+        traced.sent if adapters else elements_sent(model, layout, pairs is not None and pairs.on_the_card),
+        Counter() if adapters else traced.sent, Counter() if adapters else traced.sent_bytes,
         spec.name, spec.capacity_bytes, nccl_bytes(layout),
         allocator.peak_reserved_bytes, trace, adapters,
-        offloaded.nbytes(tokens), offloaded.pinned(tokens), pairs, generated, handing_over, sent_once,
+        traced.offloaded.nbytes(tokens), traced.offloaded.pinned(tokens), pairs, generated, handing_over, sent_once,
+        twice, traced.flops_twice,
     )  # fmt: skip
+
+
+def _check_kept(objective: str, layout: Layout, checkpointing: bool) -> None:
+    """NotSupported where it is not counted what blocks keep; WrongValue where none computes anything twice."""
+    if not checkpointing:
+        raise WrongValue(
+            tr(
+                ko="kept_results: gradient_checkpointing=True일 때만 뜻이 있다.",
+                en="kept_results: says something only with gradient_checkpointing=True.",
+            )
+        )
+    if objective != "sft" or layout.stage < 2 or layout.tensor_parallel > 1 or layout.context_parallel > 1:
+        raise NotSupported(
+            tr(
+                ko="블록이 무엇을 남길지는 SFT의 ZeRO-2와 3에서만, 층과 글을 나누지 않을 때만 센다.",
+                en="what blocks keep is counted of SFT at ZeRO-2 and 3, where neither layers nor texts are split.",
+            )
+        )
 
 
 def _scored(model: str, layout: Layout, precision: str, generated: Generated, adapters: Adapters | None) -> int:
@@ -485,29 +519,44 @@ def _peak(trace: Trace, whole: int = 0) -> tuple[dict[str, int], str]:
     return parts, timeline.peak_phase
 
 
+class _Traced(NamedTuple):
+    """A run of a rank: its trace, what it sends, the checkpoints that go to the CPU.
+
+    sent: the elements of tensor or context parallelism's messages, and sent_bytes their bytes (with adapters: all
+    bytes). marks: number → what a category of the trace that begins with it says, and flops_twice, of a watched one.
+    """
+
+    trace: Trace
+    sent: Counter
+    sent_bytes: Counter
+    offloaded: Moved
+    marks: Mapping[int, Mark]
+    flops_twice: Counter
+
+
 @remembered
 def _trace(
     model: ConfigKey, layout: Layout, precision: str, batch_size: int, sequence_length: int, checkpointing: bool,
     spec: GPUSpec, adapters: Adapters | None = None, repeat_kv: bool = False, fused_lm_head: bool = False,
     offload: bool = False, pairs: Pairs | None = None, generated: Generated | None = None, padded: bool = False,
-    fp32_shards: bool = False, whole_gradients: bool = False,
-) -> tuple[Trace, Counter, Counter, Moved]:  # fmt: skip
-    """A rank's forward and backward, what it sends, and the checkpoints that go to the CPU.
+    fp32_shards: bool = False, whole_gradients: bool = False, kept: tuple[str, ...] = (), watched: bool = False,
+) -> _Traced:  # fmt: skip
+    """A rank's forward and backward.
 
-    Sent: the elements of tensor or context parallelism's messages, and their bytes (with adapters: all bytes). What is
-    as large as a whole second model grows with the depth, by so much a layer: shallow runs have it by its kind, and the
-    deep one by its size.
+    What is as large as a whole second model grows with the depth, by so much a layer: shallow runs have it by its kind,
+    and the deep one by its size.
     """
     convention = CONVENTIONS[precision].fp32_shards if fp32_shards else CONVENTIONS[precision]
     rows = batch_size * (2 if pairs else 1)
     tokens = rows * sequence_length
+    marks: dict[Mark, int] | None = {} if watched else None
 
     def run(config: Any) -> tuple[Trace, dict[str, Any]]:
         one = run_rank(
             config, layout, convention, spec=spec,
             batch_size=batch_size, sequence_length=sequence_length, checkpointing=checkpointing, adapters=adapters,
-            repeat_kv=repeat_kv, fused_lm_head=fused_lm_head, offload_checkpoints=offload, pairs=pairs,
-            generated=generated, padded=padded, whole_gradients=whole_gradients, update=False,
+            repeat_kv=repeat_kv, fused_lm_head=fused_lm_head, offload_checkpoints=offload, kept_results=kept,
+            marks=marks, pairs=pairs, generated=generated, padded=padded, whole_gradients=whole_gradients, update=False,
         )  # fmt: skip
         sent = one.sent_bytes if adapters else one.sent_activations
         trace = one.trace
@@ -515,19 +564,23 @@ def _trace(
             trace = resized(trace, entries, _WHOLE[kind])
         whole = {_WHOLE[kind]: nbytes for kind, nbytes in one.whole.items()}
         nbytes = {("bytes", name): n for name, n in one.sent_activation_bytes.items()}
-        return trace, {**sent, **nbytes, **whole, **Moved.of(one.offloaded, tokens, 1).sizes}
+        twice = {("flops", name): n for name, n in one.twice.items()}
+        return trace, {**sent, **nbytes, **twice, **whole, **Moved.of(one.offloaded, tokens, 1).sizes}
 
     how = model, layout, convention, checkpointing, spec, adapters, repeat_kv, fused_lm_head, offload, padded
-    like = "rank", *how, pairs, generated, whole_gradients, kind_of_batch(rows)
+    like = "rank", *how, pairs, generated, whole_gradients, kind_of_batch(rows), kept, watched
     # Two layers are too few for what FSDP2 gathers ahead, but with checkpoints at stage 2.
     ahead = layout.stage == 3 or (layout.stage == 2 and not checkpointing)
-    trace, numbers = from_shallow(model.config, run, like, deeper=int(ahead)) or run(model.config)
+    shallow = from_shallow(model.config, run, like, deeper=int(ahead)) if is_uniform(kept) else None
+    trace, numbers = shallow or run(model.config)
     for mark in {*_WHOLE.values()} & {*numbers}:
         trace = resized(trace, np.flatnonzero(trace.nbytes == mark), round_size(numbers[mark]))
     sizes = {name: n for name, n in numbers.items() if isinstance(name, Fraction)}
     sent = {name: n for name, n in numbers.items() if isinstance(name, str)}
-    nbytes = {name[1]: n for name, n in numbers.items() if isinstance(name, tuple)}
-    return trace, Counter(sent), Counter(nbytes), Moved(sizes)
+    nbytes, twice = ({name[1]: n for name, n in numbers.items() if isinstance(name, tuple) and name[0] == of}
+                     for of in ("bytes", "flops"))  # fmt: skip
+    keys = {key: mark for mark, key in (marks or {}).items()}
+    return _Traced(trace, Counter(sent), Counter(nbytes), Moved(sizes), keys, Counter(twice))
 
 
 _WHOLE = {"received": -1, "cast": -2}  # a kind of `RankRun.whole` → what stands for its size, as no block's does

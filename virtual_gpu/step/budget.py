@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -104,9 +104,20 @@ class Budget:
     """
 
     def __init__(
-        self, setting: Setting, spec: GPUSpec, ddp: bool, twice: Twice, flops: Mapping[str, int], moving: float
+        self,
+        setting: Setting,
+        spec: GPUSpec,
+        run: Callable[[tuple[str, ...]], Trace],
+        twice: Twice,
+        flops: Mapping[str, int],
+        moving: float,
+        among: str = "",
     ):
-        self.setting, self.spec, self.ddp, self.twice = setting, spec, ddp, twice
+        """run: the trace of a choice, run. flops: a result's name → what a micro-batch computes of it a second time.
+
+        among: behind the card's name, how many of them there are and what they share.
+        """
+        self.setting, self.spec, self.twice, self.among, self._run = setting, spec, twice, among, run
         self.measured: dict[tuple[str, ...], Measured] = {}
         steps = setting.gradient_accumulation_steps
         self.flops = training_flops(setting).total * steps
@@ -142,9 +153,7 @@ class Budget:
 
     def measure(self, kept: Sequence[str]) -> Measured:
         """That choice run as PyTorch's selective checkpointing has it, on a virtual GPU without a limit."""
-        setting = replace(self.setting, kept_results=tuple(kept))
-        trace = predicted_run(setting, load_config(setting.model_id), self.spec).trace
-        trace = with_ddp(trace) if self.ddp else trace
+        setting, trace = replace(self.setting, kept_results=tuple(kept)), self._run(tuple(kept))
         flops = training_flops(setting).total * setting.gradient_accumulation_steps
         found = Measured(trace.peak_bytes, _needed(trace), flops - self.least_flops)
         self.measured[tuple(kept)] = found
@@ -257,7 +266,7 @@ class Budget:
     @property
     def title(self) -> str:
         """One line that names it."""
-        return f"{self.setting.title} · {self.spec.name}"
+        return f"{self.setting.title} · {self.spec.name}{self.among}"
 
     def chart(self) -> svg.Drawing:
         """The curve as a picture."""
@@ -340,21 +349,26 @@ def check_counted(objective: str, optimizer: str, optim_args: str = "") -> None:
         )
 
 
-def budget_of(setting: Setting, spec: GPUSpec, moving: float = math.inf, ddp: bool = False) -> Budget:
+def budget_of(setting: Setting, spec: GPUSpec, moving: float = math.inf, ddp: bool = False, among: str = "") -> Budget:
     """The budget of a setting under checkpointing on cards with these kernels.
 
     moving: FLOPs that a byte is worth which goes to the CPU and comes back (`flops_while_moving`); inf: none goes. ddp:
-    as one of several ranks, with DistributedDataParallel's buckets. NotSupported but for SFT.
+    as one of several ranks, with DistributedDataParallel's buckets. among: see `Budget`. NotSupported but for SFT.
     """
     check_counted(setting.objective, setting.optimizer, setting.optim_args)
     setting = replace(setting, gradient_checkpointing=True, kept_results=())
     keys: dict[Mark, int] = {}
     config = load_config(setting.model_id)
     how = functools.partial(virtual_run, watching=lambda gpu: ResultsWatch(gpu, keys))
-    run = predicted_run(setting, config, spec, how, "twice")
-    trace = with_ddp(run.trace) if ddp else run.trace
-    twice = Twice.of(trace, {key: mark for mark, key in keys.items()}, text_config(config).num_hidden_layers)
-    return Budget(setting, spec, ddp, twice, run.twice, moving)
+    watched = predicted_run(setting, config, spec, how, "twice")
+    of_rank = with_ddp if ddp else lambda trace: trace
+    marks = {key: mark for mark, key in keys.items()}
+    twice = Twice.of(of_rank(watched.trace), marks, text_config(config).num_hidden_layers)
+
+    def run(kept: tuple[str, ...]) -> Trace:
+        return of_rank(predicted_run(replace(setting, kept_results=kept), config, spec).trace)
+
+    return Budget(setting, spec, run, twice, watched.twice, moving, among)
 
 
 def flops_while_moving(spec: GPUSpec, precision: str) -> float:

@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ..counting.gpu import VirtualGPU
+from ..trace.trace import Trace
 from ..trace.twice import MARKS, Mark
 from .flops import flops_of
 from .predict import Run
@@ -54,11 +55,15 @@ class ResultsWatch:
 
     def told(self, run: Run) -> Run:
         """The run with its trace marked, and the FLOPs that a micro-batch computes again."""
-        trace, turns = run.trace, run.trace.names.count("backward")
+        turns = run.trace.names.count("backward")
+        twice = {name: flops // turns for name, flops in self.flops.items()}
+        return run._replace(trace=self.mark(run.trace), twice=twice)
+
+    def mark(self, trace: Trace) -> Trace:
+        """The trace that the last recorder wrote, with the results' blocks of a category of their own (`Twice.of`)."""
         category = trace.category.copy()
         allocations = np.flatnonzero(trace.allocates)
         for block, entry in zip(self.recorder.births() if self.recorder else (), allocations.tolist(), strict=False):
             if block in self.marked:
                 category[entry] = MARKS + self.marked[block]
-        twice = {name: flops // turns for name, flops in self.flops.items()}
-        return run._replace(trace=replace(trace, category=category[trace.born], held=None), twice=twice)
+        return replace(trace, category=category[trace.born], held=None)

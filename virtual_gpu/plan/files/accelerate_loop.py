@@ -67,6 +67,8 @@ def files(plan: Plan) -> dict[str, str]:
 def _model(plan: Plan) -> str:
     if not plan.recipe.stage:
         return loading(plan, "accelerator.device") + trained_part(plan)
+    if plan.recipe.kept:
+        return loading(plan) + trained_part(plan)
     # FSDP2 checkpoints as accelerate.yaml says.
     unchecked = replace(plan, recipe=replace(plan.recipe, checkpointing=False))
     return loading(plan) + trained_part(unchecked)

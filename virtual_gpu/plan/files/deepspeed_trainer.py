@@ -27,6 +27,10 @@ def cannot(plan: Plan) -> str:
         )
     if recipe.method == "qlora":
         return tr(ko="4비트 가중치는 나누어 보지 않았다", en="4-bit weights were not split with it")
+    if recipe.kept:
+        return tr(
+            ko="블록이 결과를 남기는 것은 함께 실행해 보지 않았다", en="blocks that keep results were not run with it"
+        )
     if recipe.replicas > 1:
         return tr(
             ko="모델 여러 벌(HSDP)은 실행해 보지 않았다", en="several copies of the model (HSDP) were not run with it"

@@ -107,13 +107,14 @@ def accelerate_yaml(plan: Plan) -> str:
         ]
     if stage:
         yes = {True: "true", False: "false"}
+        here = plan.recipe.checkpointing and not plan.recipe.kept  # where blocks keep results, the script says it
         lines += [
             "fsdp_config:",
             "  fsdp_version: 2",
             f"  fsdp_reshard_after_forward: {yes[stage == 3]}",
             "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
-            f"  fsdp_activation_checkpointing: {yes[plan.recipe.checkpointing]}",
-            *(["  fsdp_activation_checkpointing_offload: true"] if plan.recipe.offload else []),
+            f"  fsdp_activation_checkpointing: {yes[here]}",
+            *(["  fsdp_activation_checkpointing_offload: true"] if plan.recipe.offload and here else []),
             # Nobody sends the weights of TRL's second model round (TRL 1.16, prepare_fsdp): each rank has to read them.
             f"  fsdp_cpu_ram_efficient_loading: {yes[not loads_second(plan)]}",
             f"  fsdp_offload_params: {yes[plan.recipe.cpu_offload]}",

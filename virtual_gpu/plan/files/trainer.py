@@ -148,7 +148,7 @@ def script(plan: Plan, usage: str, more: str, modules: str = "") -> str:
         fuse=fuse_head(recipe),
         keeping=checkpointing(plan) if recipe.kept else "",
         **of_keeping(plan),
-        one_gpu=_ONE_GPU if fused or recipe.kept else "",
+        one_gpu=_ONE_GPU if (fused or recipe.kept) and not recipe.stage else "",
         trainer="FusedTrainer" if fused else "Trainer",
         bits=", BitsAndBytesConfig" if recipe.method == "qlora" else "",
         model=default,
