@@ -18,7 +18,7 @@ from virtual_gpu.plan.request import make_request
 from virtual_gpu.plan.start import hugging_face, start_from, torchtune
 from virtual_gpu.plan.start.answer import TOOLS
 from virtual_gpu.plan.start.document import MOST_BYTES, read_document
-from virtual_gpu.plan.start.keys import Keys, free
+from virtual_gpu.plan.start.keys import Keys, free, place_of
 from virtual_gpu.room import room_on
 from virtual_gpu.shards.ledger import count_elements
 from virtual_gpu.shards.rank_step import rank_step
@@ -400,6 +400,44 @@ FSDP = "fsdp: full_shard auto_wrap\nfsdp_config: {fsdp_version: 2, transformer_l
 
 
 SYNCED = "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}\n"
+
+
+def test_sending_with_every_micro_batch_is_a_line_to_change(written, tmp_path):
+    """It trains the same, so it comes first."""
+    text = "model_name_or_path: Qwen/Qwen3-8B\nmax_length: 4096\nper_device_train_batch_size: 1\nbf16: true\n"
+    path = written(text + "gradient_accumulation_steps: 8\nfsdp: full_shard\nfsdp_config: {fsdp_version: 2}\n")
+    found = start_from(path, "A100-40GB", 8)
+    assert not found.fits and found.waiting > 15 * 2**30
+    assert found.lines == {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+    changed = start_from(found.save(tmp_path / "changed.yaml"), "A100-40GB", 8)
+    assert changed.fits and not changed.waiting and changed.start.reserved == found.proposal.reserved
+
+
+@pytest.mark.parametrize(
+    "there, line",
+    [
+        ("accelerator_config:\n  split_batches: false\n", "  gradient_accumulation_kwargs: {sync_each_batch: true}"),
+        (
+            "accelerator_config:\n  gradient_accumulation_kwargs:\n    sync_each_batch: false  # why\n",
+            "    sync_each_batch: true  # why",
+        ),
+        (
+            "accelerator_config: {even_batches: true}\n",
+            "accelerator_config: {even_batches: true, gradient_accumulation_kwargs: {sync_each_batch: true}}",
+        ),
+        ("accelerator_config: accelerator.json\n", None),
+    ],
+    ids=["beside others", "turned off", "on one line", "elsewhere"],
+)
+def test_that_line_goes_where_the_file_has_its_like(there, line, written):
+    keys = Keys(read_document(written("max_length: 64\n" + there)))
+    assert hugging_face.reduces_once(keys)
+    changes = hugging_face.sends_each_batch(keys)
+    assert bool(changes) == (line is not None)
+    if line:
+        text = keys.document.with_changes({place_of(key): value for key, value in changes.items()})
+        assert line in text.splitlines()
+        assert not hugging_face.reduces_once(Keys(read_document(written(text))))
 
 
 def test_grpo_of_a_split_model_is_read(written, model, tmp_path):

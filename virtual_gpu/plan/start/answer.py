@@ -347,10 +347,14 @@ class _Search:
         )  # fmt: skip
         if found.fits:
             return found
-        for one in self.candidates(setting):
-            tried = self.largest(setting, one)
+        # Which sends with every micro-batch, and trains the same.
+        each = hugging_face.sends_each_batch(self.keys) if found.waiting else {}
+        for one, more in product(self.candidates(setting), [{}, each] if each else [{}]):
+            search = replace(self, reduces_once=self.reduces_once and not more)
+            tried = search.largest(setting, one)
             if tried is not None:
-                lines = self.tool.write(self.keys, setting, tried.setting) | self._lines_of(tried.engine)
+                more = more if tried.setting.gradient_accumulation_steps > 1 else {}
+                lines = self.tool.write(self.keys, setting, tried.setting) | self._lines_of(tried.engine) | more
                 return replace(found, proposal=tried, lines=lines)
         return found
 

@@ -19,7 +19,7 @@ from ...step import own_code
 from ...step.optimizers import OPTIMIZERS, name_for_trainer, optimizer_named
 from ...step.setting import Setting
 from .document import read_document
-from .keys import EITHER, LESS, MORE, Keys, free
+from .keys import EITHER, LESS, MORE, Keys, free, place_of
 
 CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")  # its name before and since transformers 5.23
 CHECKPOINTING_KWARGS = tuple(f"{name}_kwargs" for name in CHECKPOINTING)
@@ -186,6 +186,21 @@ def reduces_once(keys: Keys) -> bool:
     config = keys.get("accelerator_config", {})
     how = config.get("gradient_accumulation_kwargs") if isinstance(config, dict) else None
     return not (isinstance(how, dict) and how.get("sync_each_batch") is True)
+
+
+def sends_each_batch(keys: Keys) -> dict[str, Any]:
+    """key → value of the line after which `reduces_once` is no more; empty where the file has it in another file."""
+    config = keys.get("accelerator_config", {})
+    if not isinstance(config, dict) or not isinstance(how := config.get("gradient_accumulation_kwargs") or {}, dict):
+        return {}
+    how = {**how, "sync_each_batch": True}
+    name, inner = "accelerator_config", "accelerator_config.gradient_accumulation_kwargs"
+    ways = {f"{inner}.sync_each_batch": True, inner: how, name: {**config, "gradient_accumulation_kwargs": how}}
+    for key, value in ways.items():  # the innermost that has a place of its own in the file
+        with contextlib.suppress(NotSupported):
+            keys.document.with_changes({place_of(key): value})
+            return {key: value}
+    return {}
 
 
 def _deepspeed(keys: Keys) -> int:
