@@ -260,10 +260,11 @@ def test_the_depth_of_a_model_with_adapters_is_continued_as_a_full_run_has_it(pe
     config, layout, adapters = with_depth(load_config(LLAMA), 10), Layout(4, 3), Adapters(peft, 8, targets)
     setting = {"sequence_length": 64, "checkpointing": True, "adapters": adapters, "offload_checkpoints": offload}
     full = run_rank(config, layout, CONVENTIONS["mixed"], **setting)
-    trace, sent, _, offloaded = rank_step_module._trace(
+    traced = rank_step_module._trace(
         ConfigKey.of(config), layout, "mixed", 1, 64, True, CATALOG["H100"], adapters, offload=offload
     )
-    assert sent == full.sent_bytes
+    trace, offloaded = traced.trace, traced.offloaded
+    assert traced.sent == full.sent_bytes
     assert full.offloaded == ({64 * config.hidden_size * 2: 10} if offload else {})
     assert offloaded == Moved.of(full.offloaded, 64, 1) and offloaded.nbytes(64) == full.offloaded.total() * 64 * (
         config.hidden_size * 2

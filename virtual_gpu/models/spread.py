@@ -53,7 +53,7 @@ def load_spread(config: Any, layers: Sequence[int], dtype: torch.dtype, four_bit
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         model = AutoModelForCausalLM.from_pretrained(
-            folder, device_map=device_map(config, layers), attn_implementation="sdpa", trust_remote_code=False, **how
+            folder, device_map=device_map(config, layers), trust_remote_code=False, **how
         )
     model.config.use_cache = False
     return model

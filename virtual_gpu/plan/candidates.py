@@ -9,7 +9,15 @@ from ..language import tr
 from ..models import offloaded
 from ..models.configs import load_config
 from ..models.fused_head import SINCE, has_fused_head
-from ..shards.mesh import context_label, copies_label, sequence_label, stages_label, tensor_label
+from ..shards.experts import why_no_experts
+from ..shards.mesh import (
+    context_label,
+    copies_label,
+    experts_label,
+    sequence_label,
+    stages_label,
+    tensor_label,
+)
 from ..shards.stages import why_no_stages
 from ..step.optimizers import needs_cuda
 from ..step.own_code import OURS, beside_4_bits, steps_in_backward, too_early, trains_all
@@ -145,6 +153,18 @@ def why_not_in_stages(request: Request) -> str:
     return why_no_stages(load_config(request.model), stages)
 
 
+def why_not_by_experts(request: Request) -> str:
+    """Why nothing of the request is tried with experts on as many GPUs as it asks for; empty where it is."""
+    if why := _of_full_alone(request, "전문가 병렬은", "expert parallelism") or _with_adamw_alone(
+        request, "전문가 병렬은", "expert parallelism"
+    ):
+        return why
+    others = (request.tensor_parallel, request.context_parallel, request.replicas, request.pipeline_parallel)
+    if any((degree or 1) > 1 for degree in others) or request.device_map:
+        return not_together()
+    return why_no_experts(load_config(request.model), request.gpus, request.expert_parallel or 1)
+
+
 def why_not_spread(request: Request) -> str:
     """Why nothing of the request is tried with its layers spread over the GPUs of one process; empty where it is."""
     if not 1 < request.gpus <= NODE:
@@ -246,6 +266,8 @@ def recipes_of(request: Request) -> list[Recipe]:
     if (stages := request.pipeline_parallel or 1) > 1 and not why_not_in_stages(request):
         zeros = (2, 3) if stages < request.gpus else (3,)
         found += [replace(recipe, stage=zero, pipeline_parallel=stages) for zero in zeros for recipe in shards]
+    if (experts := request.expert_parallel or 1) > 1 and not why_not_by_experts(request):
+        found += [replace(recipe, stage=3, expert_parallel=experts) for recipe in shards]
     halves = [recipe for recipe in shards if "bf16" in recipe.precision]
     for degree in _parts(request):
         found += [replace(recipe, stage=3, context_parallel=degree) for recipe in halves]
@@ -300,10 +322,12 @@ def left_out(request: Request) -> list[tuple[str, str]]:
         rows.append((fused_head_label(), tr(ko=f"TRL {SINCE}부터 센다: pip install trl", en=f"needs TRL {SINCE}")))
     if request.gpus > 1:
         if (request.pipeline_parallel or 1) > 1:
-            rows += _why_not_beside_stages(request)
+            rows += _why_not_beside(request, stages_label())
+        elif (request.expert_parallel or 1) > 1:
+            rows += _why_not_beside(request, experts_label())
         else:
             rows += _why_not_together(request)
-            rows += _why_whole_texts(request) + _why_no_pipeline(request)
+            rows += _why_whole_texts(request) + _why_no_pipeline(request) + _why_whole_layers(request)
             rows += _why_not_in_copies(request) if request.gpus > NODE or request.replicas else []
         rows += [("ZeRO", why)] if (why := _why_no_zero(request)) else _why_not_sharded(request)
     return rows
@@ -383,13 +407,23 @@ def _why_no_pipeline(request: Request) -> list[tuple[str, str]]:
     return [(f"{method_label('full')} · {stages_label()}", why)]
 
 
-def _why_not_beside_stages(request: Request) -> list[tuple[str, str]]:
-    """(what, why) of what is not tried with the stages that were asked for."""
+def _why_whole_layers(request: Request) -> list[tuple[str, str]]:
+    """(what, why) of experts on GPUs of their own, where the model has some; of full fine-tuning alone."""
+    if "full" not in request.methods or request.expert_parallel:
+        return []
+    if why_no_experts(load_config(request.model), 1, 1):
+        return []
+    why = tr(ko="expert_parallel=GPU 수를 주면 센다", en="with expert_parallel=N it is counted")
+    return [(f"{method_label('full')} · {experts_label()}", why)]
+
+
+def _why_not_beside(request: Request, label: str) -> list[tuple[str, str]]:
+    """(what, why) of what is not tried with the stages or experts that were asked for."""
     others = [tensor_label(), context_label(), copies_label(), fused_head_label()]
     others += [cpu_offload_label()] * request.cpu_offload
     of_full = tr(ko="전체 미세 조정만 센다", en="only full fine-tuning is counted")
-    rows = [(f"{method_label(method)} · {stages_label()}", of_full) for method in request.methods if method != "full"]
-    return rows + [(f"{stages_label()} · {what}", not_together()) for what in others]
+    rows = [(f"{method_label(method)} · {label}", of_full) for method in request.methods if method != "full"]
+    return rows + [(f"{label} · {what}", not_together()) for what in others]
 
 
 def _why_whole_texts(request: Request) -> list[tuple[str, str]]:

@@ -35,7 +35,7 @@ from .start.terminal import execute as execute_start
 _OF_THE_SEARCH = (  # options that say nothing of a file
     "picture", "budget", "lengths", "completion_length", "generations", "beta", "iterations", "vllm", "prefer",
     "selective", "cpu_offload", "tensor_parallel", "no_sequence_parallel", "context_parallel", "replicas", "device_map",
-    "pipeline_parallel", "price_per_hour",
+    "pipeline_parallel", "expert_parallel", "price_per_hour",
 )  # fmt: skip
 
 
@@ -115,6 +115,7 @@ def execute(args: argparse.Namespace) -> int:
         sequence_parallel=not args.no_sequence_parallel,
         context_parallel=None if args.context_parallel is None else number(args.context_parallel),
         pipeline_parallel=None if args.pipeline_parallel is None else number(args.pipeline_parallel),
+        expert_parallel=None if args.expert_parallel is None else number(args.expert_parallel),
         replicas=None if args.replicas is None else number(args.replicas),
         device_map=args.device_map,
         price_per_hour=None if args.price_per_hour is None else number(args.price_per_hour),
@@ -430,6 +431,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             ko="파이프라인 병렬: 층을 스테이지 N개에 나누고 마이크로 배치를 차례로 보내는 전체 미세 조정만 찾는다",
             en="only full fine-tuning in N stages, each with a part of the layers, through which micro-batches go one "
             "behind the other (1F1B)",
+        ),
+    )
+    add(
+        "--expert-parallel",
+        default=None,
+        metavar="N",
+        help=tr(
+            ko="전문가 병렬: GPU N개가 층마다 전문가를 나누어 갖고 토큰을 주고받는 전체 미세 조정만 찾는다",
+            en="only full fine-tuning of a mixture of experts whose experts lie on N GPUs, to which tokens travel",
         ),
     )
     add(

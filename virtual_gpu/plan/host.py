@@ -142,7 +142,7 @@ def host_need(plan: Plan) -> HostNeed:
     if recipe.method == "qlora" and recipe.stage:  # each process quantizes its own copy, from which FSDP2 takes shards
         whole = gpus * _quantized(plan.request.model, wanted)
         loading = Range(whole, whole + converted)
-    elif recipe.spread or (recipe.method != "full" and not recipe.stage):
+    elif recipe.spread or recipe.expert_parallel > 1 or (recipe.method != "full" and not recipe.stage):
         loading = Range(0, converted)
     else:
         copies = 1 if recipe.stage else gpus  # fsdp_cpu_ram_efficient_loading: rank 0 alone reads

@@ -79,6 +79,12 @@ def held(request: Request, recipe: Recipe) -> dict[str, int]:
         return states_of_stages(
             request.model, request.gpus, recipe.pipeline_parallel, getattr(torch, weights_dtype(recipe))
         )
+    if recipe.expert_parallel > 1:
+        from .in_experts import states_of_experts
+
+        return states_of_experts(
+            request.model, request.gpus, recipe.expert_parallel, getattr(torch, weights_dtype(recipe))
+        )
     if recipe.stage:
         states, once_given = _held_split(request, recipe)
     else:
@@ -146,7 +152,7 @@ def of_rank(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
 def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: int) -> Plan:
     """One plan, measured: memory on the virtual GPU, FLOPs counted."""
     layers: tuple[int, ...] = ()
-    to_card = to_cpu = activations = to_copies = to_next = generation = training = 0
+    to_card = to_cpu = activations = to_copies = to_next = generation = training = of_experts = tokens = 0
     request, tensors, engine = request.of(recipe), recipe.tensor_parallel, None
     if recipe.cpu_offload:
         from .on_cpu import step_on_cpu  # brings all of a program's card
@@ -173,6 +179,18 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         )  # fmt: skip
         needed, at_peak = staged.needed, staged.at_peak
         collectives, to_next, offloaded, pinned, paged = staged.sent, staged.sent_to_next, 0, 0, 0
+    elif recipe.expert_parallel > 1:
+        from .in_experts import experts_step  # brings all of a program's card
+
+        found = experts_step(
+            request.model, request.gpus, recipe.expert_parallel, request.spec,
+            weights=getattr(torch, weights_dtype(recipe)), mixed=recipe.precision.startswith("mixed"),
+            batch_size=micro_batch, sequence_length=request.length, accumulating=accumulation > 1,
+            checkpointing=recipe.checkpointing, repeat_kv=request.repeats_kv,
+        )  # fmt: skip
+        needed, at_peak, offloaded, pinned, paged = found.needed, found.at_peak, 0, 0, 0
+        collectives = found.sent * accumulation
+        of_experts, tokens = found.sent_experts * accumulation, found.sent_tokens * accumulation
     elif recipe.stage:
         need = rank_need(**of_rank(request, recipe, micro_batch, accumulation))
         parts = _as_parts(need.at_peak)
@@ -216,6 +234,8 @@ def measure(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         (to_next, 0, 1),
         (collectives, shards, tensors),
         (to_copies, copies, tensors * shards),
+        (of_experts, request.gpus // recipe.expert_parallel, recipe.expert_parallel),
+        (tokens, recipe.expert_parallel, 1),
     )
     if recipe.spread:
         sent, between = to_next, 0

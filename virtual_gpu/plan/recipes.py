@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..language import tr
-from ..shards.mesh import mesh_labels, stages_label
+from ..shards.mesh import experts_label, mesh_labels, stages_label
 from ..step.own_code import steps_in_backward
 from ..step.setting import (
     checkpointing_label,
@@ -36,7 +36,8 @@ class Recipe:
     context_parallel: so many GPUs share each text (`shards.context`), and all of them the model. replicas: copies of
     the model, each split over so many GPUs fewer (HSDP). spread: the layers lie on all GPUs of one process, which work
     one after another (`spread`). pipeline_parallel: stages of equal parts of the layers, through which micro-batches go
-    one behind the other (`in_stages`); FSDP2 splits each over its GPUs. vllm: who makes GRPO's completions (see
+    one behind the other (`in_stages`); FSDP2 splits each over its GPUs. expert_parallel: so many GPUs have the experts
+    of a layer between them, to which tokens travel (`in_experts`). vllm: who makes GRPO's completions (see
     `engine`), "" the model itself.
     """
 
@@ -58,6 +59,7 @@ class Recipe:
     spread: bool = False
     vllm: str = ""
     pipeline_parallel: int = 1
+    expert_parallel: int = 1
 
     @property
     def accumulates(self) -> bool:
@@ -89,14 +91,16 @@ class Recipe:
 
     @property
     def whole_layers(self) -> Recipe:
-        """The same with each layer and each text computed by one GPU, and all layers on each."""
-        return replace(self, tensor_parallel=1, sequence_parallel=False, context_parallel=1, pipeline_parallel=1)
+        """The same with each layer and each text computed by one GPU, and all layers and experts on each."""
+        one = dict.fromkeys(("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel"), 1)
+        return replace(self, sequence_parallel=False, **one)
 
     @property
     def mesh(self) -> list[str]:
         """How the GPUs share the work beside ZeRO, in the reader's language."""
         stages = [stages_label(self.pipeline_parallel)] if self.pipeline_parallel > 1 else []
-        return mesh_labels(self) + stages + ["device_map"] * self.spread
+        experts = [experts_label(self.expert_parallel)] if self.expert_parallel > 1 else []
+        return mesh_labels(self) + stages + experts + ["device_map"] * self.spread
 
     @property
     def title(self) -> str:

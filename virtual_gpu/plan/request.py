@@ -32,6 +32,7 @@ from .candidates import (
     recipes_of,
     why_no_way,
     why_not_by_engine,
+    why_not_by_experts,
     why_not_copies,
     why_not_in_parts,
     why_not_in_stages,
@@ -54,6 +55,7 @@ MESH = (
     "context_parallel",
     "replicas",
     "pipeline_parallel",
+    "expert_parallel",
 )  # what a recipe says of how its GPUs share the work
 
 
@@ -96,6 +98,7 @@ class Request:
     # "asleep": only so, as a plan's request has it.
     vllm: str = ""
     pipeline_parallel: int | None = None  # stages, each with a part of the layers, on GPUs of its own
+    expert_parallel: int | None = None  # GPUs that have the experts of a layer between them
 
     @property
     def spec(self) -> GPUSpec:
@@ -126,6 +129,8 @@ class Request:
         stages = self.pipeline_parallel or 1
         # With its neighbours a stage has a group of two each, beside that of all stages (`_batch_p2p`, schedules.py).
         mesh = (stages, self.gpus // stages, *(2,) * min(2, stages - 1)) if stages > 1 else mesh
+        experts = self.expert_parallel or 1
+        mesh = (experts, self.gpus // experts) if experts > 1 else mesh
         nccl = of_groups((self.gpus, *mesh, self.context_parallel or 1))
         return room_on(self.spec, Range(nccl.low, nccl.high))
 
@@ -152,6 +157,11 @@ class Request:
     @property
     def caution(self) -> str:
         """What every plan takes for granted of the program; empty where there is nothing."""
+        if (self.expert_parallel or 1) > 1:
+            return tr(
+                ko="토큰이 전문가마다 고르게 간다고 보고 셌다. 한쪽으로 몰리면 그 GPU는 받은 만큼 더 쓴다",
+                en="counted as if each expert had equally many tokens; a GPU to which more come takes more",
+            )
         if not self.repeats_kv:
             return ""
         return tr(
@@ -257,6 +267,7 @@ def make_request(
     context_parallel: int | None = None,
     replicas: int | None = None,
     pipeline_parallel: int | None = None,
+    expert_parallel: int | None = None,
     device_map: bool | str = False,
     completion_length: int | None = None,
     generations: int | None = None,
@@ -324,6 +335,8 @@ def make_request(
         replicas = positive_int(replicas, tr(ko="모델의 벌 수", en="number of copies"))
     if pipeline_parallel is not None:
         pipeline_parallel = positive_int(pipeline_parallel, tr(ko="스테이지 수", en="number of stages"))
+    if expert_parallel is not None:
+        expert_parallel = positive_int(expert_parallel, tr(ko="전문가 병렬 크기", en="expert-parallel degree"))
     if set(methods) & {"lora", "qlora"}:
         require("peft", *(["bitsandbytes"] if "qlora" in methods else []))
     model = model_name(model)
@@ -346,7 +359,7 @@ def make_request(
         boolean(cpu_offload, "cpu_offload"), objective, tensor_parallel, optim_args, optim_target_modules,
         boolean(sequence_parallel, "sequence_parallel"), context_parallel, replicas,
         device_map if device_map == "only" else boolean(device_map, "device_map"), check.completion_length,
-        generations, check.beta, check.iterations, vllm, pipeline_parallel,
+        generations, check.beta, check.iterations, vllm, pipeline_parallel, expert_parallel,
     )  # fmt: skip
     if vllm and (why := why_not_by_engine(made)):
         raise NotSupported(f"vllm={vllm!r}: {why}")
@@ -402,6 +415,8 @@ def _check_split(request: Request) -> None:
         raise WrongValue(f"replicas={copies}: {why}")
     if (stages := request.pipeline_parallel or 1) > 1 and (why := why_not_in_stages(request)):
         raise WrongValue(f"pipeline_parallel={stages}: {why}")
+    if (experts := request.expert_parallel or 1) > 1 and (why := why_not_by_experts(request)):
+        raise WrongValue(f"expert_parallel={experts}: {why}")
     if degree > 1 and (why := why_not_split(request) or why_not(request.model, request.gpus, degree)):
         raise WrongValue(f"tensor_parallel={degree}: {why}")
     batch, groups, gpus = request.batch, request.groups, request.gpus

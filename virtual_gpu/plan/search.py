@@ -206,7 +206,8 @@ def plan_training(
     that fit, where there are several nodes of 8. device_map: also with the layers spread over the GPUs of one process,
     where a way to train does not fit whole on each: each sample goes through all of them, one after another. "only": so
     alone. pipeline_parallel: only full fine-tuning in so many stages, each with a part of the layers on GPUs of its
-    own, through which micro-batches go one behind the other (1F1B); not tried unless it is asked for.
+    own, through which micro-batches go one behind the other (1F1B); not tried unless it is asked for. expert_parallel:
+    only full fine-tuning of a mixture of experts, of which so many GPUs have those of a layer between them; likewise.
     price_per_hour: of one GPU, by which a plan's `price` is the least that a million tokens can cost; None takes the
     card's least published rent. progress: called with what is known so far, whenever that is more. Each way to train
     comes once, with the largest micro-batch that fits. WrongValue in the reader's language.

@@ -60,7 +60,8 @@ def may_fuse(request: Request, recipe: Recipe, fit: Plan | None, miss: Plan | No
 
 def can_move(recipe: Recipe) -> bool:
     """Whether the recipe's checkpoints can be on the CPU: of layers on several GPUs none, of old libraries neither."""
-    return not recipe.spread and recipe.pipeline_parallel == 1 and offloaded.can_offload(recipe.stage)
+    one_by_one = recipe.pipeline_parallel * recipe.expert_parallel == 1 and not recipe.spread
+    return one_by_one and offloaded.can_offload(recipe.stage)
 
 
 def may_offload(plan: Plan) -> bool:

@@ -51,6 +51,12 @@ def stages_label(stages: int = 0) -> str:
     return tr(ko=f"파이프라인 병렬{number}", en=f"pipeline parallel{number}")
 
 
+def experts_label(degree: int = 0) -> str:
+    """Expert parallelism of that degree in the reader's language."""
+    number = f" {degree}" if degree else ""
+    return tr(ko=f"전문가 병렬{number}", en=f"expert parallel{number}")
+
+
 def check_mesh(
     config: Any, layout: Layout, *, length: int, precision: str, spec: GPUSpec, adapters: bool, objective: str,
     fused_lm_head: bool, padded: bool,

@@ -93,6 +93,11 @@ def _cannot(plan: Plan, kind: str) -> str:
             ko="파이프라인 병렬은 PyTorch의 pipelining을 쓰는 루프에서만 실행해 보았다",
             en="pipeline parallelism was run in a loop with PyTorch's pipelining alone",
         )
+    if plan.recipe.expert_parallel > 1 and kind != "torch":
+        return tr(
+            ko="전문가 병렬은 transformers의 DistributedConfig를 쓰는 루프에서만 실행해 보았다",
+            en="expert parallelism was run in a loop with transformers' DistributedConfig alone",
+        )
     if plan.recipe.spread and kind != "trainer":
         return tr(
             ko="층을 카드에 나눈 모델은 Trainer로만 실행해 보았다",

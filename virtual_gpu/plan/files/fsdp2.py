@@ -62,12 +62,12 @@ _BUFFERS = """for module in model.modules():
 """
 _MODEL = """{repeat_kv}if rank == 0:  # it alone reads the weights, into its RAM
     model = AutoModelForCausalLM.from_pretrained(
-        args.model, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+        args.model, dtype=dtype, trust_remote_code=False
     )
 else:
     config = AutoConfig.from_pretrained(args.model, trust_remote_code=False)
     with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.tie_weights()
 layers = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
 embedding, head = model.get_input_embeddings(), model.get_output_embeddings()

@@ -144,6 +144,7 @@ def _english(plan: Plan) -> str:
     parts += ["sequence parallel"] if recipe.sequence_parallel else []
     parts += [f"context parallel {recipe.context_parallel}"] if recipe.context_parallel > 1 else []
     parts += [f"pipeline parallel {recipe.pipeline_parallel}"] if recipe.pipeline_parallel > 1 else []
+    parts += [f"expert parallel {recipe.expert_parallel}"] if recipe.expert_parallel > 1 else []
     parts += [f"layers {' + '.join(map(str, plan.layers))} on the cards of one process"] if recipe.spread else []
     parts += ["CPU offload"] if recipe.cpu_offload else []
     parts += ["checkpointing"] if recipe.checkpointing else []
@@ -244,7 +245,6 @@ def loading(plan: Plan, place: str = "") -> str:
     return f"""{repeat_kv(plan)}model = AutoModelForCausalLM.from_pretrained(
     args.model,
     dtype=dtype,
-    attn_implementation="sdpa",
     trust_remote_code=False,
 {bits}{device_map(recipe, place)})
 """

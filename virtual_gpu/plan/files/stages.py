@@ -117,7 +117,7 @@ precision = MixedPrecisionPolicy(half, torch.float32, half)  # gradients are add
 {repeat_kv}for turn in range(local):  # a rank of this machine after the other reads the whole model, and keeps its part
     if turn == here:
         model = AutoModelForCausalLM.from_pretrained(
-            args.model, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+            args.model, dtype=dtype, trust_remote_code=False
         )
         if len(model.base_model.layers) % STAGES:
             raise SystemExit(f"{{len(model.base_model.layers)}} layers are no equal parts of {{STAGES}} stages.")

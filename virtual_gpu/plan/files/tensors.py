@@ -103,12 +103,12 @@ loader = DataLoader(torch.tensor(blocks), batch_size=MICRO_BATCH, sampler=sample
 # A model with weights would send them while it is cut: all ranks make one without, and rank 0 hands its weights out.
 _MODEL = """{repeat_kv}config = AutoConfig.from_pretrained(args.model, trust_remote_code=False)
 with init_empty_weights(include_buffers=False):
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
 model.tie_weights()
 whole = {{}}
 if rank == 0:  # it alone reads the weights, into its RAM
     loaded = AutoModelForCausalLM.from_pretrained(
-        args.model, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+        args.model, dtype=dtype, trust_remote_code=False
     )
     whole = loaded.state_dict()
     loaded.to("meta")  # it is left to know how the weights were named and is to be saved

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...language import tr
-from . import fsdp2, optimizers, stages, tensors, texts
+from . import experts, fsdp2, optimizers, stages, tensors, texts
 from .keeping import of_keeping
 from .settings import (
     BLOCKS,
@@ -41,17 +41,20 @@ def files(plan: Plan) -> dict[str, str]:
     if recipe.pipeline_parallel > 1:
         return {"train.py": stages.script(plan)}
     several = gpus > 1 or recipe.stage > 0
-    of_bnb, of_transformers = imports_of(plan, *(fsdp2.OF_TRANSFORMERS if recipe.stage else ()))
+    by_fsdp2 = recipe.stage > 0 and recipe.expert_parallel == 1  # else transformers splits it
+    of_bnb, of_transformers = imports_of(plan, *(fsdp2.OF_TRANSFORMERS if by_fsdp2 else ()))
+    of_transformers += experts.OF_DISTRIBUTED if recipe.expert_parallel > 1 else ""
     parts = {"model": loading(plan, "device") + trained_part(plan), "of_shards": ""}
     said = {"torchrun": torchrun(gpus), "backend": "cuda:nccl,cpu:gloo" if recipe.cpu_offload else "nccl"}
     parts |= {name: text.format(**said) for name, text in (_SEVERAL if several else _ONE).items()}
     parts |= {} if recipe.accumulates else {"clip": ""}  # there is nothing left to clip
-    parts |= _precision(recipe) | (fsdp2.parts(plan) if recipe.stage else {})
+    parts |= _precision(recipe) | (fsdp2.parts(plan) if by_fsdp2 else {})
+    parts |= experts.parts(plan) if recipe.expert_parallel > 1 else {}
     parts |= tensors.parts(plan, parts["forward"]) if recipe.tensor_parallel > 1 else {}
     parts |= texts.parts(plan, parts) if recipe.context_parallel > 1 else {}
     script = _SCRIPT.format(
         title=docstring(plan),
-        of_bnb=(fsdp2.OF_ACCELERATE if recipe.stage else "") + of_bnb,
+        of_bnb=(fsdp2.OF_ACCELERATE if by_fsdp2 else "") + of_bnb,
         of_transformers=of_transformers,
         head=head(plan),
         dtype=weights_dtype(recipe),
