@@ -82,6 +82,17 @@ def test_the_code_runs(tmp_path):
         assert out.strip()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("page, language", [("README.md", "en"), ("README.ko.md", "ko")])
+def test_what_the_planner_prints(page, language):
+    """Line by line; "…" stands for lines that are left out."""
+    command = next(tuple(words[1:]) for words in commands(page) if words[:4] == ["python", "-m", "virtual_gpu", "fit"])
+    printed = iter(planner((*command, "--language", language)).stdout.splitlines())
+    block = next(block for block in fences(page, "text") if block.startswith("polyglot-ko-5.8b"))
+    for line in block.splitlines():
+        assert line == "…" or line in printed, line
+
+
 @functools.cache
 def error_of_batch_16():
     """What `virtual-gpu run` prints to stderr, an out-of-memory error at its end."""
@@ -118,7 +129,9 @@ def test_both_pages_have_the_same_sections_chapters_and_accuracy_table(page):
             "sections": len(re.findall(r"^## ", text, re.MULTILINE)),
             "chapters": re.findall(r"^\| (\d) \|", text, re.MULTILINE),
             # a picture with words has one file a language
-            "links": sorted(re.findall(r"\]\(((?!README)[^)\s]+)\)", text.replace("_ko.svg", ".svg"))),
+            "links": sorted(
+                re.findall(r"\]\(((?!README)[^)\s]+)\)", text.replace("_ko.svg", ".svg").replace(".en.md", ".md"))
+            ),
             "accuracy rows": table[1].strip().count("\n"),
             "rows of all tables": len(re.findall(r"^\|", text, re.MULTILINE)),
         }

@@ -57,6 +57,7 @@ PAGES = {
     "레버 한 장": "levers",
     "무엇이 들어가나": "answers",
     "질문에서 시작하기": "questions",
+    "플래너의 옵션": "planner",
     "여러 GPU에서 돌리기": "launching",
     "출처마다 얼마나 틀리나": "errors",
     "다른 계산기들은 얼마나 맞나": "others",
