@@ -813,6 +813,7 @@ def test_the_terminal(capsys, tmp_path):
     assert "오류" in capsys.readouterr().err
     assert main(["--model", "gpt3"]) == 2
     assert main(["--gpu", "T4"]) == 2
+    assert main(["gpt3"]) == 2 and main(["gpt2", "--model", "polyglot-ko-1.3b"]) == 2
     assert "--from" in capsys.readouterr().err
 
 

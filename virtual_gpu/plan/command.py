@@ -57,6 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def execute(args: argparse.Namespace) -> int:
     """Search, print the ranked plans (or JSON), save the best one's files, and return the exit status."""
+    if args.name and args.model not in (None, args.name):
+        raise WrongValue(
+            tr(
+                ko=f"모델이 둘이다: {args.name}, --model {args.model}. 하나만 준다.",
+                en=f"Two models, {args.name} and --model {args.model}: give one of them.",
+            )
+        )
+    args.model = args.model or args.name
     for name in _OF_THE_SEARCH:
         if args.start and getattr(args, name):
             name = name.replace("_", "-")
@@ -283,6 +291,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             "and which of its lines to change",
         ),
     )
+    add("name", nargs="?", metavar="MODEL", help=tr(ko="--model과 같다", en="what --model says"))
     add("--model", help=tr(ko="모델의 이름, 허브 id나 폴더", en="a known name, a hub id or a folder"))
     add("--gpu", default="T4", help=tr(ko="GPU의 이름이나 크기, '2 x T4'", en="the GPU's name or size, '2 x T4'"))
     add("--gpus", default="1", help=tr(ko="GPU 수", en="how many"))
