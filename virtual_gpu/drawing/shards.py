@@ -12,7 +12,7 @@ from .labels import kind_label
 
 if TYPE_CHECKING:
     from ..shards.ledger import ShardLedger
-    from ..shards.rank_step import RankStep
+    from ..shards.rank_peak import RankStep
 
 COLORS = {
     "parameters": svg.BLUE,

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from virtual_gpu.language import tr
-from virtual_gpu.shards.rank_step import RankStep, rank_step
+from virtual_gpu.shards.rank_peak import RankStep
+from virtual_gpu.shards.rank_step import rank_step
 from virtual_gpu.units import GiB, choose, human_bytes, positive_int
 
 from ...ranks.launcher import run_ranks

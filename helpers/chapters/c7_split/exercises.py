@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from virtual_gpu.language import tr
-from virtual_gpu.shards.rank_step import RankStep, rank_step
+from virtual_gpu.shards.rank_peak import RankStep
+from virtual_gpu.shards.rank_step import rank_step
 from virtual_gpu.units import choose, human_bytes, positive_int
 
 from ...ranks.launcher import RankError, run_ranks
