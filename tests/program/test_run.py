@@ -83,6 +83,28 @@ def test_caught_out_of_memory_goes_on(capfd):
     assert report.oom["bytes"] >= 2**33
 
 
+LARGE = "import sys, torch\nlayer = torch.nn.Linear(2**14, 2**13, bias=False, device='cuda')\ntry:\n"
+
+
+@pytest.mark.parametrize("end", ["sys.exit(1)", "raise RuntimeError('no luck')", "raise ValueError('x') from None"])
+def test_out_of_memory_that_the_program_hides_is_out_of_memory(end, tmp_path):
+    """Hydra, for one, prints the error and ends with status 1."""
+    path = tmp_path / "hides.py"
+    path.write_text(f"{LARGE}    layer(torch.ones(2**19, 2**14, device='cuda'))\nexcept Exception:\n    {end}\n")
+    report = run(str(path))
+    assert report.status == "oom" and report.oom["bytes"] == 4 * 2**33
+    assert isinstance(report.error, SystemExit | RuntimeError | ValueError)  # as it ended, with its traceback
+    assert not isinstance(report.error, torch.OutOfMemoryError)
+
+
+@pytest.mark.parametrize("end", ["sys.exit(1)", "raise RuntimeError('no luck')"])
+def test_another_error_after_memory_was_enough_is_the_program_s_own(end, tmp_path):
+    path = tmp_path / "fails.py"
+    steps = "    torch.optim.SGD([layer.weight]).step()\n"
+    path.write_text(f"{LARGE}    torch.empty(2**40, device='cuda')\nexcept Exception:\n{steps}{end}\n")
+    assert run(str(path)).status == "failed"
+
+
 def test_training_and_then_the_end_of_the_program(capfd):
     report = program("loop.py", steps=2, through_evaluation=True)
     assert capfd.readouterr().out.count("evaluated 16") == 2 and "evaluation" in report.phases

@@ -91,7 +91,8 @@ def run(
         patches.set(sys, "path", [os.getcwd() if module else os.path.dirname(os.path.abspath(program)), *sys.path])
         started = time.perf_counter()
         status, error = _run(program, module, device)
-        if status == FITS and device.ooms and device.last_oom["steps"] == watch.steps:
+        gave_up = status == FITS or isinstance(error, SystemExit) or _after_out_of_memory(error)
+        if gave_up and device.ooms and device.last_oom["steps"] == watch.steps:
             status = OOM  # it caught the error, and made no step after it
         seconds = time.perf_counter() - started
         if isinstance(error, ModuleNotFoundError) and error.name == "deepspeed":
@@ -108,6 +109,14 @@ def run(
             snapshot.write(watch.snapshot(), snapshot_file)
     gc.collect()
     return report
+
+
+def _after_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error was raised while one of missing memory was handled, or from it."""
+    behind: BaseException | None = error
+    while behind is not None and not isinstance(behind, torch.OutOfMemoryError):
+        behind = behind.__cause__ or behind.__context__
+    return behind is not None
 
 
 def _cards_missing(gpu: ProgramGPU, error: BaseException | None) -> int:
