@@ -105,6 +105,16 @@ def test_another_error_after_memory_was_enough_is_the_program_s_own(end, tmp_pat
     assert run(str(path)).status == "failed"
 
 
+@pytest.mark.parametrize("end", ["", "raise ValueError\n", "sys.exit()\n"])
+@pytest.mark.parametrize("made", ["device='cuda'", "bias=True).to('cuda'"])
+def test_a_model_that_was_never_called_is_what_is_held(end, made, tmp_path):
+    path = tmp_path / "loads.py"
+    path.write_text(f"import sys, torch\nmodel = torch.nn.Sequential(torch.nn.Linear(1023, 1024, {made}))\n{end}")
+    report = run(str(path))
+    assert report.at_peak["parameters"] == report.allocated == 4 * 1024 * 1024
+    assert report.modules == [("0", 4 * 1024 * 1024)]
+
+
 def test_training_and_then_the_end_of_the_program(capfd):
     report = program("loop.py", steps=2, through_evaluation=True)
     assert capfd.readouterr().out.count("evaluated 16") == 2 and "evaluation" in report.phases

@@ -173,11 +173,7 @@ def _launched(name: str, argv: Sequence[str], patches: Patches, gpu: ProgramGPU)
 def _run(program: str, module: bool, gpu: ProgramGPU) -> tuple[str, BaseException | None]:
     try:
         try:
-            if module:
-                runpy.run_module(program, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(program, run_name="__main__")
-            wait_for_threads(gpu)
+            _to_its_end(program, module, gpu)
         except KeyboardInterrupt:
             if gpu.ended is None:
                 raise
@@ -192,3 +188,18 @@ def _run(program: str, module: bool, gpu: ProgramGPU) -> tuple[str, BaseExceptio
     except Exception as error:
         return FAILED, error
     return FITS, None
+
+
+def _to_its_end(program: str, module: bool, gpu: ProgramGPU) -> None:
+    """Run it, and name what it never called while that is there."""
+    variables = None
+    try:
+        if module:
+            variables = runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            variables = runpy.run_path(program, run_name="__main__")
+        wait_for_threads(gpu)
+    finally:
+        if not gpu.watch.steps:
+            gpu.watch.find_everything()
+        del variables

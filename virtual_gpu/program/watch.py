@@ -173,8 +173,7 @@ class Watch:
 
     def out_of_memory(self, nbytes: int) -> dict[str, Any]:
         """Where the memory ran out, for the report."""
-        self.modules.find()  # where a model does not fit, it was never called
-        self.name_everything()
+        self.find_everything()  # where a model does not fit, it was never called
         file, line = self.modules.line(sys._getframe(1))
         module, allocated = self.modules.running, self.gpu.meter.allocator.allocated_bytes
         return dict(
@@ -203,6 +202,11 @@ class Watch:
         patches.later(register_optimizer_step_post_hook(self._after_step).remove)
         self.meter.recorder = self
         patches.later(lambda: setattr(self.meter, "recorder", None))
+
+    def find_everything(self) -> None:
+        """`name_everything`, also of models that were never called."""
+        self.modules.find()
+        self.name_everything()
 
     def name_everything(self) -> None:
         """Say of all blocks that are alive what they are, as far as modules and optimizers tell."""
