@@ -119,6 +119,9 @@ def test_training_and_then_the_end_of_the_program(capfd):
     report = program("loop.py", steps=2, through_evaluation=True)
     assert capfd.readouterr().out.count("evaluated 16") == 2 and "evaluation" in report.phases
     assert report.steps == 2 and any("torch.save" in note for note in report.notes)
+    cut = "평가에는 배치 2개까지만"  # of four
+    assert any(cut in note for note in report.notes)
+    assert not any("평가에는 배치" in note for note in program("loop.py", steps=4, through_evaluation=True).notes)
 
 
 def test_an_optimizer_of_8_bits_leaves_nothing_to_the_next_program(tmp_path):

@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 from torch.utils.data import DataLoader
 
+from ..language import tr
 from .patches import Patches
 from .watch import BACKWARD, Watch
 
@@ -31,10 +32,19 @@ def install(patches: Patches, watch: Watch, steps: int, *, through_evaluation: b
     if through_evaluation:
         iterate = DataLoader.__iter__
         training: WeakSet[DataLoader] = WeakSet()
+        cut = tr(
+            ko=f"평가에는 배치 {steps}개까지만 주었다. 모든 표본의 답이 있어야 하는 프로그램은 여기서 실패한다: "
+            "평가할 표본 수를 프로그램의 인자로 줄이거나 --steps를 늘린다",
+            en=f"evaluation was given {steps} batches at most. A program that needs an answer for every sample fails "
+            "here: let it evaluate fewer samples, by an argument of its own, or give more --steps",
+        )
 
         def __iter__(loader: DataLoader) -> Iterator[Any]:
             for count, batch in enumerate(iterate(loader)):
-                if watch.steps >= steps and (loader in training or count >= steps):
+                if watch.steps >= steps and loader in training:
+                    return
+                if watch.steps >= steps and count >= steps:
+                    watch.note(cut)
                     return
                 spans = len(watch.spans)
                 yield batch
