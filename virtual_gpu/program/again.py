@@ -177,7 +177,7 @@ def advice(
                 begin(attempt)
                 run = ahead.pop(attempt.change).result()
             run = ladder.ended(run)
-            if run.changes or not attempt.changes:
+            if ladder.is_news(attempt, run):
                 yield run
             if run.report["judgement"] == FITS:  # one that is tight is told, and the next one tried
                 return
@@ -193,6 +193,7 @@ class _Ladder:
         self._most = most
         self._without = {name for name in MADE if name in first.changed or not can_change(name)}
         self._taken: set[str] = set()
+        self._told: set[str] = set()
         self._activations_would_do = True
 
     def left_of(self, attempt: Attempt) -> Attempt | None:
@@ -222,6 +223,13 @@ class _Ladder:
             self._activations_would_do = False
         made = tuple(name for name in changes if name not in nowhere)
         return Run(", ".join(made), report, made) if nowhere else run
+
+    def is_news(self, attempt: Attempt, run: Run) -> bool:
+        """Whether it changed something that no run before did: what is left of a set may have been one of them."""
+        if (attempt.changes and not run.changes) or run.change in self._told:
+            return False
+        self._told.add(run.change)
+        return True
 
 
 def _attempts(command: Sequence[str], first: Report) -> Iterator[Attempt]:
