@@ -147,6 +147,34 @@ def test_blocks_of_a_model_of_ones_own_are_checkpointed(folder):
     # a second time there is nothing to wrap, nor in a model that has its own to turn on
     assert ran(folder, OWN.replace(line, f"{line}{CHANGES[name].loop}\n"), (name,)).changed == {name: 0}
     assert ran(folder, LOOP, (name,)).changed == {name: 0}
+    # nor where a larger model has it in it
+    nested = "model(batch.cuda(), batch.cuda()).backward()"
+    assert nested in OWN
+    twice = OWN.replace(nested, f"{nested}\n    Whole(model)(batch.cuda()).backward()").replace(
+        "model = Model()", "class Whole(Model):\n    def __init__(self, part):\n        super().__init__()\n"
+        "        self.part, self.blocks = part, None\n    def forward(self, ids):\n"
+        "        return self.part(ids, ids)\nmodel = Model()", 1,
+    )  # fmt: skip
+    assert ran(folder, twice, (name,)).changed == {name: 1}
+
+
+def test_checkpointed_blocks_keep_the_names_of_their_parameters(folder):
+    """An average of the weights is kept by names that were taken down before the first step."""
+    average = """
+average = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+at_first, tensors = [name for name, _ in model.named_modules()], model.state_dict().keys()
+"""
+    update = """
+    for name, parameter in model.named_parameters():
+        average[name].lerp_(parameter.detach(), 0.01)
+    assert [name for name, _ in model.named_modules()] == at_first and model.state_dict().keys() == tensors
+    import copy
+    copy.deepcopy(model)(batch.cuda(), batch.cuda()).backward()
+"""
+    text = OWN.replace("optimizer = torch", f"{average}optimizer = torch") + update
+    report = ran(folder, text, ("block_checkpointing",))
+    assert (report.status, report.changed) == ("fits", {"block_checkpointing": 1})
+    assert any(module.startswith("blocks.0") for module, _ in report.modules)
 
 
 def test_a_program_without_the_place_says_where_it_was_looked_for(folder):

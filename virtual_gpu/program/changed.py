@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 from weakref import WeakSet
@@ -256,11 +256,20 @@ def _checkpoint_blocks(patches: Patches, watch: Watch, changes: Changes) -> None
             seen.add(module)
             kind = _kind_of_blocks(module)
             if kind is not None:
-                apply_activation_checkpointing(module, check_fn=lambda part: isinstance(part, kind))
+                apply_activation_checkpointing(module, _Recomputed, check_fn=lambda part: isinstance(part, kind))
                 changes["block_checkpointing"] += 1
         return call(module, *args, **kwargs)
 
     patches.set(nn.Module, "__call__", __call__)
+
+
+class _Recomputed(CheckpointWrapper):
+    """A block within its checkpoint, under its own name: the program may have taken down those of its parameters."""
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        return self._checkpoint_wrapped_module.named_modules(memo, prefix, remove_duplicate)
 
 
 def has_switch(module: nn.Module) -> bool:
@@ -276,6 +285,8 @@ def _kind_of_blocks(model: nn.Module) -> type | None:
     best, most = None, 0
     for part in model.modules():
         if isinstance(part, CheckpointWrapper) or has_switch(part):
+            return None
+        if any(isinstance(block, _Recomputed) for block in part.children()):  # which `modules` does not show
             return None
         if not isinstance(part, (nn.ModuleList, nn.Sequential)) or len({type(block) for block in part}) != 1:
             continue
