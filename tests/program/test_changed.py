@@ -318,6 +318,18 @@ def test_what_is_tried_follows_the_phase_in_which_it_died(monkeypatch):
     assert "checkpointing" not in ", ".join(told)
 
 
+@pytest.mark.parametrize(
+    "arguments", ["--train.micro_batch_size 4 --train.global_batch_size 64", "data.batch_size=4 data.eval.batch_size=9"]
+)
+def test_the_batch_is_found_among_arguments_of_arguments(monkeypatch, arguments):
+    """As jsonargparse's and Hydra's are written."""
+    told, _ = tried(
+        monkeypatch, first_run("forward"), lambda made: ("oom", "forward", ()), ("train.py", *arguments.split())
+    )
+    name = arguments.lstrip("-").replace("=", " ").partition(" ")[0]
+    assert [one for one in told if "batch" in one][:2] == [f"{name} 2", f"{name} 1"]
+
+
 def test_what_cannot_help_is_not_tried_again(monkeypatch):
     # after checkpointing it dies in the step: fewer activations more would not have helped
     told, _ = tried(monkeypatch, first_run("forward"), lambda made: ("oom", "step", ()))

@@ -247,7 +247,9 @@ def _attempts(command: Sequence[str], first: Report) -> Iterator[Attempt]:
     if is_trainers and room_for_all and phase not in (LOADING, STEP, EVALUATION, SAVING):
         words = ["--gradient_checkpointing", "True"]
         yield Attempt(" ".join(words), (*command, *words))
-    batch = next((name for name in _BATCH_SIZES if name in names), None)
+    # also as a part of something, as `--train.micro_batch_size` of jsonargparse and `data.batch_size=8` of Hydra
+    ends = {name.rpartition(".")[2]: name for name in sorted(names, key=lambda name: (-name.count("."), name))}
+    batch = next((ends[name] for name in _BATCH_SIZES if name in ends), None)
     size = None if batch is None else value_of(command, batch)
     for changes in _ladder(phase, first.trained):
         least = first.trained.least(eight_bit="eight_bit" in changes)
