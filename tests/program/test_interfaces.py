@@ -258,6 +258,27 @@ def test_large_unknown_tensors_are_written_whole(tmp_path):
         assert torch.equal(torch.load(file, map_location="cpu"), torch.ones(numbers, dtype=torch.uint8))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int64])
+def test_weights_that_wait_on_the_cpu_are_overwritten_where_they_lie(dtype):
+    """As blocks are swapped by way of a pinned buffer: what comes off the card goes where the others were."""
+    elements = 2**24
+    with cuda("T4") as gpu:
+        weights = [torch.empty(elements, dtype=dtype, device="cuda") for _ in range(2)]
+        waiting, off = (one.cpu() for one in weights)
+        buffer = torch.empty_like(weights[0], device="cpu").pin_memory()
+        held = gpu.host.meter.current_bytes
+        buffer.copy_(weights[0])
+        waiting.copy_(buffer)
+        assert waiting.stride() == (0,) and waiting[7].item() == 1
+        waiting.copy_(torch.empty(elements, dtype=torch.float32).normal_())  # nobody has written it
+        waiting.copy_(torch.zeros((), dtype=dtype))
+        assert waiting[7].item() == 0
+        off.copy_(waiting)
+        assert off[7].item() == 0 and gpu.host.meter.current_bytes == held
+        with pytest.raises(RuntimeError, match="written-to tensor"):  # values of its own, which there is no room for
+            off.copy_(torch.arange(elements).to(dtype))
+
+
 def test_a_run_loads_what_it_has_saved(tmp_path):
     """A best checkpoint, loaded where it was saved from: one block a storage; the folder is as it was."""
     path = tmp_path / "best.pt"

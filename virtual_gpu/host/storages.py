@@ -38,6 +38,16 @@ def _writes_first(func: Any) -> bool:
     return alias is not None and alias.is_write
 
 
+def _same_everywhere(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The value that all elements of a tensor on the CPU have; None where they differ."""
+    of_bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size())
+    if of_bits is None or tensor.layout is not torch.strided:
+        return None
+    bits = tensor.detach().view(of_bits)  # NaN is equal to itself so, and 8-bit floats can be compared
+    low, high = torch.aminmax(bits)
+    return tensor.detach().as_strided((), ()) if torch.equal(low, high) else None
+
+
 class Entry:
     """One storage: its pageable block, or the size of its pinned one; unfilled: nobody has written its values.
 
@@ -126,9 +136,11 @@ class HostStorages:
     def _written_as_numbers(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """Write tensors that are one number on that number, where all that they meet are numbers too; else False.
 
-        Gradients that were copied to the CPU are added up so, and clipped. What is left PyTorch refuses: it cannot
-        write an expanded tensor.
+        Gradients that were copied to the CPU are added up so, and clipped, and weights that wait there for their turn
+        on the card overwritten. What is left PyTorch refuses: it cannot write an expanded tensor.
         """
+        if func is _COPY_:
+            return self._is_number(args[0]) and self._copied_as_number(*args[:2])
         alike = torch.Tag.pointwise in func.tags or func.name().startswith("aten::_foreach_")
         if not alike or not args or not _writes_first(func) or "out" in kwargs:
             return False
@@ -145,6 +157,19 @@ class HostStorages:
         if not any(map(self._is_number, args[0] if isinstance(args[0], (list, tuple)) else args[:1])):
             return False
         func(*(c if isinstance(x, (list, tuple)) else c[0] for c, x in zip(columns, args, strict=True)), **kwargs)
+        return True
+
+    def _copied_as_number(self, number: torch.Tensor, source: torch.Tensor) -> bool:
+        """Overwrite a tensor that is one number with one whose values are equal, or that nobody wrote; else False."""
+        if self._unfilled(source):
+            return True
+        if source.numel() == 1 or self._is_number(source):
+            value = source.as_strided((), ())
+        else:
+            value = _same_everywhere(source) if type(source) in _TYPES else None
+        if value is None:
+            return False
+        number.as_strided((), ()).copy_(value)
         return True
 
     def report(self, *, killed: bool = False) -> HostReport:
