@@ -124,6 +124,30 @@ def test_training_and_then_the_end_of_the_program(capfd):
     assert not any("평가에는 배치" in note for note in program("loop.py", steps=4, through_evaluation=True).notes)
 
 
+def test_an_epoch_without_batches_is_said(tmp_path):
+    path = tmp_path / "epochs.py"
+    path.write_text(
+        """
+import torch
+from torch.utils.data import DataLoader
+layer = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+loader = DataLoader(torch.zeros(4, 8))
+for epoch in range(2):
+    total = count = 0
+    for x in loader:
+        loss = layer(x.cuda()).sum()
+        loss.backward()
+        optimizer.step()
+        total, count = total + loss.item(), count + 1
+    print(total / count)
+"""
+    )
+    for steps, ended in ((2, "failed"), (5, "fits"), (9, "fits")):
+        report = run(str(path), steps=steps, through_evaluation=True)
+        assert report.status == ended and any("배치를 받지 못했다" in note for note in report.notes) == (steps == 2)
+
+
 def test_an_optimizer_of_8_bits_leaves_nothing_to_the_next_program(tmp_path):
     """bitsandbytes keeps by number of parameter what the Trainer asks for its embeddings: 32 bits."""
     program = tmp_path / "train.py"

@@ -39,9 +39,18 @@ def install(patches: Patches, watch: Watch, steps: int, *, through_evaluation: b
             "here: let it evaluate fewer samples, by an argument of its own, or give more --steps",
         )
 
+        empty = tr(
+            ko=f"스텝 {steps}번 뒤의 에폭은 배치를 받지 못했다. 배치 수로 나누는 프로그램은 여기서 실패한다: "
+            "--steps를 늘린다",
+            en=f"after {steps} steps an epoch had no batches. A program that divides by how many there were fails "
+            "here: give more --steps",
+        )
+
         def __iter__(loader: DataLoader) -> Iterator[Any]:
             for count, batch in enumerate(iterate(loader)):
                 if watch.steps >= steps and loader in training:
+                    if not count:
+                        watch.note(empty)
                     return
                 if watch.steps >= steps and count >= steps:
                     watch.note(cut)
