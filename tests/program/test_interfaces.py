@@ -258,6 +258,29 @@ def test_large_unknown_tensors_are_written_whole(tmp_path):
         assert torch.equal(torch.load(file, map_location="cpu"), torch.ones(numbers, dtype=torch.uint8))
 
 
+def test_a_class_of_tensors_of_the_program_s_own_is_a_plain_one_on_the_gpu():
+    """As MONAI's images are: what they carry has no bytes on the card."""
+
+    class Image(torch.Tensor):
+        pass
+
+    image = torch.rand(2, 1, 8, 8).as_subclass(Image)
+    image.spacing = 0.5
+    convolution = nn.Conv2d(1, 4, 3)
+    with cuda("T4") as gpu:
+        convolution.cuda()
+        there, again = image.to("cuda"), image.cuda()
+        assert type(image * 2) is Image and type(there) is type(again) and not isinstance(there, Image)
+        assert there.as_subclass(torch.Tensor) is not None and not any("Image" in note for note in gpu.watch.notes[1:])
+        convolution(there).sum().backward()
+        loss = nn.functional.mse_loss(convolution(again), torch.zeros(2, 4, 6, 6, device="cuda").as_subclass(Image))
+        assert loss.item() is not None and there.shape == again.shape == (2, 1, 8, 8)
+        assert "Image" in gpu.watch.notes[0]
+        assert torch.cuda.memory_allocated() > 2 * 512
+    assert type(image.clone()) is Image and image.spacing == 0.5
+    assert "as_subclass" not in vars(torch.Tensor)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int64])
 def test_weights_that_wait_on_the_cpu_are_overwritten_where_they_lie(dtype):
     """As blocks are swapped by way of a pinned buffer: what comes off the card goes where the others were."""

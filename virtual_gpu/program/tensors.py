@@ -14,6 +14,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._foreach_utils import _foreach_supported_types as foreach_elsewhere
 from torch.utils._pytree import tree_map_only
 
+from ..language import tr
 from . import quantized
 from .device import NESTED, ProgramGPU, is_gpu
 from .patches import Patches
@@ -29,6 +30,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     tensor_to, device_of = torch.Tensor.to, FakeTensor.device
     numpy, deepcopy = torch.Tensor.numpy, torch.Tensor.__deepcopy__
     array, pin_memory, text = torch.Tensor.__array__, torch.Tensor.pin_memory, torch.Tensor.__format__
+    as_subclass = torch.Tensor.as_subclass
 
     def ours(tensor: Any) -> bool:
         return type(tensor) is FakeTensor and tensor.fake_mode is mode
@@ -53,6 +55,20 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
 
     def cuda(tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **_: Any) -> torch.Tensor:
         return to(tensor, "cuda" if device is None else device, non_blocking=non_blocking)
+
+    def of_class(tensor: torch.Tensor, cls: type) -> torch.Tensor:
+        if not ours(tensor) or issubclass(FakeTensor, cls):
+            return as_subclass(tensor, cls)
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        gpu.watch.note(
+            tr(
+                ko=f"{name}: 가상 GPU의 텐서는 이 클래스가 되지 못하고 보통 텐서로 남는다. 바이트는 같지만, 클래스에 "
+                "딸린 정보는 없고, 클래스를 보고 고르는 코드는 다른 길로 간다",
+                en=f"{name}: a tensor on the virtual GPU stays a plain one. The bytes are the same; what the class "
+                "carries is not there, and what asks for the class goes another way",
+            )
+        )
+        return tensor
 
     def to_numpy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if ours(tensor):
@@ -124,6 +140,7 @@ def install(patches: Patches, gpu: ProgramGPU) -> None:
     patches.set(torch.Tensor, "to", to)
     patches.set(torch.Tensor, "cuda", cuda)
     patches.set(torch.Tensor, "pin_memory", pinned)
+    patches.set(torch.Tensor, "as_subclass", of_class)
     patches.set(torch.Tensor, "numpy", to_numpy)
     patches.set(torch.Tensor, "__array__", to_array)
     patches.set(torch.Tensor, "__deepcopy__", deep_copy)
