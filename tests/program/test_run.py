@@ -212,6 +212,9 @@ def test_what_is_not_run_again_is_said(tmp_path, capsys, monkeypatch):
     for asked, told in (([], True), (["--no-advise"], False)):
         assert main([*asked, str(large)]) == 1
         assert ("--advise를 주면" in capsys.readouterr().out) is told
+    monkeypatch.setattr("virtual_gpu.program.command.advice", lambda *_, **__: iter(()))
+    assert main(["--advise", str(large)]) == 1
+    assert "충분히 줄일 것이 없다" in capsys.readouterr().out
 
 
 def test_pytorchs_viewer_reads_the_snapshot(tmp_path):

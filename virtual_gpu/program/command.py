@@ -108,6 +108,13 @@ def execute(args: argparse.Namespace) -> int:
             try:
                 for one in advice(_options(args), command, report, told=_tell_again, at_once=_at_once()):
                     report.tried.append(one.row())
+                if not report.tried:
+                    report.notes.append(
+                        tr(
+                            ko="--change의 것 가운데 이 프로그램에 들어맞으면서 메모리를 충분히 줄일 것이 없다",
+                            en="no change of --change has a place in this program and could make enough room",
+                        )
+                    )
             except KeyboardInterrupt:
                 pass  # it ends the attempts, not the report
             except WrongValue as error:
