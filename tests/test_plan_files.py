@@ -12,7 +12,7 @@ import torch
 import yaml
 from forked import free_port, run_forked
 from safetensors.torch import load_file
-from transformers import GPTNeoXConfig, LlamaConfig, Qwen3Config
+from transformers import GPTNeoXConfig, GptOssConfig, LlamaConfig, Qwen3Config
 from transformers.integrations import sdpa_attention
 
 from helpers.models import byte_tokenizer
@@ -189,6 +189,16 @@ def test_a_fused_head_is_in_the_files(kind, tmp_path):
     assert abs(held - plan.tensors_bytes) < 0.01 * held
     unfused = measure(plan.request, replace(recipe, fused_lm_head=False), 4, 2)
     assert unfused.tensors_bytes - held > TOKENS * words * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["torch", "trainer"])
+def test_a_model_without_sdpa_has_files_that_run(kind, tmp_path):
+    """gpt-oss refuses it by name; transformers and the plan take what the model has."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 32, "num_local_experts": 4}
+    llama(tmp_path / "model", GptOssConfig, num_key_value_heads=4, num_experts_per_tok=2, **sizes)
+    plan = plan_of(tmp_path / "model", Recipe("lora", "mixed_bf16", "adamw_fused", checkpointing=True), gpu="L4")
+    assert abs(on_the_virtual_card(plan, kind, tmp_path) - plan.tensors_bytes) < 2**15
 
 
 @pytest.mark.slow

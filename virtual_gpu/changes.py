@@ -184,8 +184,8 @@ _WHAT = {
         "gradient checkpointing (a model of diffusers)",
     ),
     "block_checkpointing": (
-        "직접 쓴 모델의 블록마다 체크포인팅을 켠다(Block은 블록의 클래스)",
-        "gradient checkpointing of a model of one's own (Block: the class of its blocks)",
+        "직접 쓴 모델의 블록마다 체크포인팅을 켠다(Block은 블록의 클래스, 모델을 만든 바로 다음에)",
+        "gradient checkpointing of a model of one's own (Block: the class of its blocks; right after it is made)",
     ),
     "offload": (
         "체크포인트(블록의 입력)를 RAM에 둔다(transformers 5.17부터). 길이가 길 때 듣는다",
