@@ -119,7 +119,7 @@ GiB는 필요한 최대 메모리, 괄호 안은 출발점에서 줄어든 비�
 - `eager` 어텐션은 출발점보다 더 든다. 순수 fp16 {eager_fp16}, 혼합 정밀도 {eager_mixed}. 먼저 확인한다.
 - 혼합 정밀도의 전체 미세 조정에서는 체크포인팅을 켜도 최대가 **{mixed_phase}**에 남는다. 순전파 상태보다 옵티마이저의 임시 텐서가 커서, 배치나 길이만 줄이면 거의 그대로다.
 - QLoRA만 켜고 체크포인팅을 끄면 순수 fp16에서 {qlora_fp16}로, LoRA의 {lora_fp16}보다 오히려 더 든다. 이유는 8장에 있다.
-- **체크포인팅을 켜고도 남으면 결과를 남긴다.** 남는 메모리에 비싼 결과를 남기면 그만큼 다시 계산하지 않는다. `virtual-gpu fit --selective`가 무엇을 남길지 고르고 그 줄이 든 `train.py`를 쓴다([9장](../notebooks/ko/09_fit_your_gpu.ipynb)의 9.12절).
+- **체크포인팅을 켜고도 남으면 결과를 남긴다.** 남는 메모리에 비싼 결과를 남기면 그만큼 다시 계산하지 않는다. ZeRO로 나눈 모델도 그렇다. `virtual-gpu fit --selective`가 무엇을 남길지 고르고 그 줄이 든 `train.py`를 쓴다([9장](../notebooks/ko/09_fit_your_gpu.ipynb)의 9.12절).
 - **어휘가 크면 손실 나누기부터 본다.** 어휘가 151,936개인 Qwen3-4B를 QLoRA와 체크포인팅으로 4 × 512토큰씩 학습하면 {wordy}가 들고, 손실을 나누면 {fused}면 된다(혼합 정밀도, 9장). TRL 1.16의 `SFTTrainer`는 기본으로 그렇게 하고, `Trainer`는 Liger가 아는 모델(polyglot은 아니다)이면 `use_liger_kernel=True`로 비슷하게 한다.
 - **QLoRA도 넘치면 `prepare_model_for_kbit_training`을 부르지 않는다.** 그 함수는 4비트가 아닌 가중치(임베딩, 출력층, 정규화)를 fp32로 바꾼다. 16비트 그대로 두면 위의 {fused}가 {rest}로 준다. TRL, axolotl, LLaMA-Factory, torchtune은 처음부터 그렇게 한다([9장](../notebooks/ko/09_fit_your_gpu.ipynb)의 9.12절).
 - **글이 길면 체크포인트를 RAM에 둔다.** 체크포인팅을 켜도 남는 블록의 입력을 옮긴다(transformers 5.17부터). Qwen3-14B를 길이 8192, 배치 1의 QLoRA로 학습하면 체크포인팅, 손실 나누기, 16비트로 둔 나머지에 헤드를 되풀이하는 줄(9장의 9.12절)까지 써도 {long}인데, 옮기면 {moved}라 T4에 들어간다(누적하지 않은 텐서의 최대다. 9장의 값은 16번 누적하고 단편화까지 센 것이다). 그만큼의 RAM과 오가는 시간이 들고, 최대가 로짓이나 스텝에 있으면 듣지 않는다. TRL 1.16의 `DPOTrainer`는 기준 모델을 거칠 때마다, `GRPOTrainer`는 답을 만들 때마다 체크포인팅을 껐다 켜는데, 다시 켤 때 `offload`가 빠져 체크포인트가 GPU에 남는다. `virtual-gpu fit --save`가 쓰는 `train.py`에는 이것을 막는 줄이 있으니, 직접 쓴 스크립트에는 그 줄을 옮겨 적는다.
