@@ -10,7 +10,7 @@ import transformers.distributed
 from forked import run_forked
 from safetensors.torch import load_file
 from test_plan_files import llama, rehearse
-from transformers import GptOssConfig, Qwen3MoeConfig
+from transformers import AfmoeConfig, GptOssConfig, Qwen3MoeConfig
 
 from virtual_gpu.cards import card
 from virtual_gpu.errors import NotSupported, WrongValue
@@ -25,6 +25,7 @@ from virtual_gpu.plan.plans import Plan
 from virtual_gpu.plan.request import make_request
 from virtual_gpu.shards import experts
 from virtual_gpu.shards.experts import why_no_experts
+from virtual_gpu.step.flops import count_flops
 
 pytestmark = pytest.mark.skipif(
     "ep_size" not in vars(transformers.distributed.DistributedConfig), reason="a newer transformers' expert parallelism"
@@ -60,8 +61,10 @@ def test_the_bytes_are_those_of_the_table_of_levers():
         (replace(IN_TWOS, checkpointing=True), 4, (4, 1), Qwen3MoeConfig),
         (replace(IN_TWOS, expert_parallel=4, precision="bf16"), 4, (2, 2), Qwen3MoeConfig),
         (replace(IN_TWOS, expert_parallel=4), 4, (2, 1), GptOssConfig),
+        (replace(IN_TWOS, checkpointing=True), 2, (2, 2), Qwen3MoeConfig),
+        (IN_TWOS, 2, (2, 2), AfmoeConfig),  # with a bias that no gradient changes
     ],
-    ids=["all have some", "two share", "bf16", "gpt-oss"],
+    ids=["all have some", "two share", "bf16", "gpt-oss", "checkpointed", "frozen"],
 )
 def test_a_rank_of_the_file_holds_what_was_counted(recipe, gpus, way, family, tmp_path):
     moe(tmp_path / "model", family, vocab_size=16_384, max_position_embeddings=256)
@@ -84,23 +87,25 @@ def test_a_rank_of_the_file_holds_what_was_counted(recipe, gpus, way, family, tm
 
 
 @pytest.mark.slow
-def test_experts_of_their_own_make_the_steps_of_one_process(tmp_path):
-    """Two real processes, of which each has four of the eight, and what they save is the whole model."""
+@pytest.mark.parametrize("several, tied", [(2, True), (4, False)])
+def test_experts_of_their_own_make_the_steps_of_one_process(several, tied, tmp_path):
+    """Real processes, each with four of the eight experts, or half of each of these; what they save is the model."""
     model = tmp_path / "model"
     sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "head_dim": 16}
-    config = moe(model, vocab_size=258, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, **sizes)
+    config = moe(model, vocab_size=258, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, **sizes,
+                 tie_word_embeddings=tied)  # fmt: skip
     torch.manual_seed(0)
     build_model(config, torch.float32, device="cpu").save_pretrained(model)
     text, learned = "abcdefgh" * 48, {}  # blocks that are all alike: half a batch has the batch's gradient
-    for ranks in (1, 2):
+    for ranks in (1, several):
         request = make_request(str(model), "L4", ranks, length=32, batch=8, methods="full")
-        recipe = Recipe("full", "fp32", "sgd", 3 * (ranks > 1), expert_parallel=ranks)
-        plan = Plan(request.of(recipe), recipe, 2, 4 // ranks, 0, {}, 0, 0, 0, None)
+        recipe = Recipe("full", "fp32", "sgd", 3 * (ranks > 1), expert_parallel=min(ranks, 2))
+        plan = Plan(request.of(recipe), recipe, 1, 8 // ranks, 0, {}, 0, 0, 0, None)
         learned[ranks] = rehearse(plan, "torch", tmp_path / f"{ranks}", text, 2, ranks)
     before = load_file(model / "model.safetensors")
-    assert learned[1].keys() == learned[2].keys() == before.keys()
+    assert before.keys() == learned[1].keys() <= learned[several].keys()  # a tied head is gathered apart
     moved = max((learned[1][name] - before[name]).abs().max() for name in before)
-    apart = max((learned[2][name] - learned[1][name]).abs().max() for name in before)
+    apart = max((learned[several][name] - learned[1][name]).abs().max() for name in before)
     assert moved > 1e-2 and apart < 1e-4 * moved, (moved, apart)
 
 
@@ -134,7 +139,7 @@ def has_files(plan, kind):
     [
         ({"model": "Qwen/Qwen3-8B"}, "base_model_ep_plan"),
         ({"expert_parallel": 3}, "3로 나누어떨어져야 한다"),
-        ({"expert_parallel": 16, "gpu": "16 x H100"}, "컴퓨터 사이"),
+        ({"expert_parallel": 16, "gpu": "16 x H100"}, "한 컴퓨터"),
         ({"expert_parallel": 0}, "전문가 병렬 크기"),
         ({"methods": ("lora",)}, "전체 미세 조정에서만"),
         ({"optimizer": "adamw_8bit"}, "AdamW"),
@@ -147,6 +152,27 @@ def test_experts_that_cannot_be_are_refused(wrong, said):
         make_request(given.pop("model"), given.pop("gpu"), **given)
 
 
+def test_experts_are_counted_among_the_flops():
+    """Each token goes through two of them: three matrices, and in backward each twice."""
+    one, other = (
+        count_flops(
+            build_model(load_config_of(moe_intermediate_size=width), torch.bfloat16),
+            {name: torch.zeros(2, 64, dtype=torch.int64) for name in ("input_ids", "labels")},
+        )
+        for width in (256, 512)
+    )
+    more = 2 * 3 * (2 * 64) * 2 * 1024 * 256 * 4  # FLOPs of a product, matrices, tokens, experts of each, sizes, layers
+    assert (other.forward - one.forward, other.backward - one.backward) == (more, 2 * more)
+
+
+def load_config_of(**sizes):
+    return Qwen3MoeConfig(
+        hidden_size=1024, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=8, num_experts=8,
+        num_experts_per_tok=2, vocab_size=258, **sizes,
+    )  # fmt: skip
+
+
 def test_an_older_transformers_says_so(monkeypatch):
-    monkeypatch.setattr(experts, "_has_experts", lambda: False)
-    assert "5.23" in why_no_experts(load_config(BIG), 8, 8)
+    monkeypatch.setattr(experts, "has_experts", lambda: False)
+    for name in (BIG, "Qwen/Qwen3-8B"):  # its plans say it otherwise, or not at all
+        assert "5.23" in why_no_experts(load_config(name), 8, 8)

@@ -402,13 +402,17 @@ FSDP = "fsdp: full_shard auto_wrap\nfsdp_config: {fsdp_version: 2, transformer_l
 SYNCED = "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}\n"
 
 
-def test_sending_with_every_micro_batch_is_a_line_to_change(written, tmp_path):
-    """It trains the same, so it comes first."""
-    text = "model_name_or_path: Qwen/Qwen3-8B\nmax_length: 4096\nper_device_train_batch_size: 1\nbf16: true\n"
-    path = written(text + "gradient_accumulation_steps: 8\nfsdp: full_shard\nfsdp_config: {fsdp_version: 2}\n")
-    found = start_from(path, "A100-40GB", 8)
-    assert not found.fits and found.waiting > 15 * 2**30
-    assert found.lines == {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+@pytest.mark.parametrize("batch, accumulation", [(1, 8), (8, 1)])
+def test_sending_with_every_micro_batch_is_a_line_to_change(batch, accumulation, written, tmp_path):
+    """It trains the same, so it comes before adapters; also where the file accumulates nothing yet."""
+    text = f"model_name_or_path: Qwen/Qwen3-8B\nmax_length: 4096\nper_device_train_batch_size: {batch}\nbf16: true\n"
+    text += f"gradient_accumulation_steps: {accumulation}\nfsdp: full_shard\nfsdp_config: {{fsdp_version: 2}}\n"
+    found = start_from(written(text), "A100-40GB", 8)
+    assert not found.fits and (found.waiting > 15 * 2**30) == (accumulation > 1)
+    assert found.own_share in (0, pytest.approx(found.waiting / 4, rel=1e-6))
+    batches = {"per_device_train_batch_size", "gradient_accumulation_steps"} if accumulation == 1 else set()
+    assert found.lines.keys() == {"accelerator_config", *batches}
+    assert found.lines["accelerator_config"] == {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     changed = start_from(found.save(tmp_path / "changed.yaml"), "A100-40GB", 8)
     assert changed.fits and not changed.waiting and changed.start.reserved == found.proposal.reserved
 

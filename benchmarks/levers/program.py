@@ -21,6 +21,7 @@ from virtual_gpu.program.context import cuda
 from virtual_gpu.program.traffic import Traffic, Watching
 from virtual_gpu.shards.collectives import NOTHING_SENT
 from virtual_gpu.shards.nccl import of_groups
+from virtual_gpu.step.flops import grouped_flop
 
 STEPS = 2  # the second is the first with the whole optimizer state from its beginning
 LORA_RANK = 16
@@ -30,7 +31,8 @@ def _product(bias: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
     return mm_flop(a, b)
 
 
-_FORMULAS = {torch.ops.aten.addmm: _product}  # PyTorch's own refuses the form that says the result's type
+# PyTorch's own refuses the form of the first that says the result's type, and knows not the second.
+_FORMULAS = {torch.ops.aten.addmm: _product, torch.ops.aten._grouped_mm: grouped_flop}
 _SMALL = 2**10  # elements: of a copy on the CPU only the shape matters here, so its values may all be one
 
 

@@ -90,9 +90,10 @@ def experts_step(
     trace, numbers = _trace(way, batch_size, sequence_length)
     if accumulating:
         trace = accumulating_trace(trace)
-    states = [nbytes for nbytes in _shards(way) for _ in ("exp_avg", "exp_avg_sq")]
+    trained, frozen = _shards(way)
+    states = [nbytes for nbytes in trained for _ in ("exp_avg", "exp_avg_sq")]
     trace = held_from_the_start(trace, states, "optimizer")
-    at_peak = split_parts(trace.timeline().at_peak(), sum(_shards(way)))
+    at_peak = split_parts(trace.timeline().at_peak(), sum(trained + frozen))
     total = sum(at_peak.values())
     needed = trace.smallest_capacity(max(total // 128, 2 * MiB))
     at_peak["fragmentation"] = needed - total
@@ -103,22 +104,26 @@ def experts_step(
 def states_of_experts(model: str, gpus: int, experts: int, weights: torch.dtype) -> dict[str, int]:
     """kind → bytes of parameters, gradients and optimizer state on each GPU."""
     way = _Way(ConfigKey.of(load_config(model)), gpus, experts, CATALOG["T4"], weights, False, False, False)
-    shards = sum(_shards(way))
-    return {"parameters": shards, "gradients": shards, "optimizer": 2 * shards}
+    trained, frozen = map(sum, _shards(way))
+    return {"parameters": trained + frozen, "gradients": trained, "optimizer": 2 * trained}
 
 
 @remembered
-def _shards(way: _Way) -> tuple[int, ...]:
-    """Bytes of each parameter's share on the first GPU: rows of all GPUs' parts, or experts and their parts' rows."""
+def _shards(way: _Way) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Bytes of what the first GPU holds of each parameter that is trained, and of each that is not.
+
+    A dense parameter's rows are split over all GPUs; an expert parameter's experts over the group, then over those that
+    share them.
+    """
     with running(way.model.config.model_type):
         model = build_model(way.model.config, way.weights)
     own = {id(p) for module in dispatched(model) for p in module.parameters()}
-    found = []
+    found: dict[bool, list[int]] = {True: [], False: []}
     for parameter in model.parameters():
-        among = way.experts if id(parameter) in own else 1  # who has experts whole, and who shares what that has
+        among = way.experts if id(parameter) in own else 1
         rows = -(-(parameter.shape[0] // among) // (way.gpus // among))
-        found.append(rows * parameter[0].numel() * way.weights.itemsize)
-    return tuple(found)
+        found[parameter.requires_grad].append(rows * parameter[0].numel() * parameter.itemsize)
+    return tuple(found[True]), tuple(found[False])
 
 
 @remembered
@@ -134,6 +139,7 @@ def _trace(way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dic
 def _run(config: Any, way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dict[str, int]]:
     """Forward and backward of the first rank, and what it sends. RuntimeError where a process group is open."""
     import transformers.modeling_utils  # noqa: F401  before there is a CUDA GPU: it looks for what it could use with one
+    from transformers import initialization
     from transformers.distributed import DistributedConfig
 
     refuse_other_groups()
@@ -142,22 +148,23 @@ def _run(config: Any, way: _Way, batch_size: int, sequence_length: int) -> tuple
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
         ranks.install(gpu.patches, gpu, gpu.watch)
         dist.init_process_group("cuda:nccl,cpu:gloo")
-        with running(config.model_type):
+        # What `from_pretrained` does with a `distributed_config` before it reads the weights; it ties them after that.
+        with initialization.no_tie_weights():
             model = build_model(config, way.weights)
-            # What `from_pretrained` does with a `distributed_config` before it reads the weights.
-            shared = DistributedConfig(fsdp_size=way.gpus, ep_size=way.experts, fsdp_mixed_precision=way.mixed)
-            shared, _, mesh = model.prepare_distribute_model(shared)
-            model = model.maybe_distribute_model(model, shared, mesh).to_empty(device="cuda")
-            model.tie_weights()  # FSDP2 keeps ties, to_empty does not
-            if way.checkpointing:
-                enable_checkpointing(model)
-            model.train()
-            ids = torch.zeros((batch_size, sequence_length), dtype=torch.int64).cuda()
-            with _ByGroup(Labels(gpu)) as messages:
-                model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-            gpu.watch.claim([parameter.grad.to_local() for parameter in model.parameters()], "gradients")
+        shared = DistributedConfig(fsdp_size=way.gpus, ep_size=way.experts, fsdp_mixed_precision=way.mixed)
+        shared, _, mesh = model.prepare_distribute_model(shared)
+        model = model.maybe_distribute_model(model, shared, mesh).to_empty(device="cuda")
+        model.tie_weights()
+        if way.checkpointing:
+            enable_checkpointing(model)
+        model.train()
+        ids = torch.zeros((batch_size, sequence_length), dtype=torch.int64).cuda()
+        with running(config.model_type), _ByGroup(Labels(gpu)) as messages:
+            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        gpu.watch.claim([gradient.to_local() for gradient in gradients], "gradients")
         trace = gpu.watch.saved().trace
-        del model, ids
+        del model, ids, gradients
     return trace, {**messages.of_group, "tokens": messages.functional_nbytes["all_to_all_single"]}
 
 

@@ -11,9 +11,8 @@ import torch
 from ..language import tr
 from ..models.build import build_model
 from ..models.configs import running
-from ..models.depth import text_config
 from ..remembered import remembered
-from .fake_rank import NODE, body_of
+from .fake_rank import NODE
 from .ledger import ConfigKey
 
 SINCE = "5.23"  # of transformers: `ep_size`
@@ -21,6 +20,8 @@ SINCE = "5.23"  # of transformers: `ep_size`
 
 def why_no_experts(config: Any, gpus: int, degree: int) -> str:
     """Why the experts of this model do not lie on groups of so many GPUs; empty where they do."""
+    if not has_experts():  # whose plans say it otherwise
+        return tr(ko=f"transformers {SINCE}부터 센다", en=f"needs transformers {SINCE}")
     experts = _experts(ConfigKey.of(config))
     if not experts:
         return tr(
@@ -34,18 +35,17 @@ def why_no_experts(config: Any, gpus: int, degree: int) -> str:
         )
     if degree > NODE or NODE % degree:
         return tr(
-            ko=f"토큰이 컴퓨터 사이를 오가는 것은 세지 않는다. {NODE}을 나누는 수로 한다",
-            en=f"tokens that travel between machines are not counted: a number that divides {NODE}",
+            ko=f"한 컴퓨터(GPU {NODE}개) 안의 같은 묶음만 센다. {NODE}을 나누는 수로 한다",
+            en=f"counted in equal groups within one machine of {NODE} GPUs: a number that divides {NODE}",
         )
-    return "" if _has_experts() else tr(ko=f"transformers {SINCE}부터 센다", en=f"needs transformers {SINCE}")
+    return ""
 
 
 def dispatched(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The modules whose parameters are experts (first dimension), by transformers' plan."""
-    plan = getattr(text_config(model.config), "base_model_ep_plan", None) or {}
+    plan = getattr(model, "ep_plan", None) or {}
     patterns = [name for name, style in plan.items() if style == "ep_dispatch_experts"]
-    named = body_of(model).named_modules()
-    return [module for name, module in named if any(fnmatch(name, pattern) for pattern in patterns)]
+    return [module for name, module in model.named_modules() if any(fnmatch(name, pattern) for pattern in patterns)]
 
 
 @remembered
@@ -56,7 +56,8 @@ def _experts(model: ConfigKey) -> tuple[int, ...]:
     return tuple({p.shape[0] for module in dispatched(built) for p in module.parameters() if p.dim() > 2})
 
 
-def _has_experts() -> bool:
+def has_experts() -> bool:
+    """Whether the transformers that is installed deals experts out so."""
     try:
         from transformers.distributed import DistributedConfig
     except ImportError:

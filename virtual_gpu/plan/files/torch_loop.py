@@ -46,6 +46,7 @@ def files(plan: Plan) -> dict[str, str]:
     of_transformers += experts.OF_DISTRIBUTED if recipe.expert_parallel > 1 else ""
     parts = {"model": loading(plan, "device") + trained_part(plan), "of_shards": ""}
     said = {"torchrun": torchrun(gpus), "backend": "cuda:nccl,cpu:gloo" if recipe.cpu_offload else "nccl"}
+    said["patience"] = experts.PATIENCE if recipe.expert_parallel > 1 else ""
     parts |= {name: text.format(**said) for name, text in (_SEVERAL if several else _ONE).items()}
     parts |= {} if recipe.accumulates else {"clip": ""}  # there is nothing left to clip
     parts |= _precision(recipe) | (fsdp2.parts(plan) if by_fsdp2 else {})
@@ -128,7 +129,7 @@ _SEVERAL = {
 device = torch.device("cpu") if args.cpu else torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 if not args.cpu:
     torch.cuda.set_device(device)
-dist.init_process_group("gloo" if args.cpu else "{backend}")
+dist.init_process_group("gloo" if args.cpu else "{backend}"{patience})
 """,
     "step_blocks": "world * MICRO_BATCH * ACCUMULATION",
     "loader": """sampler = DistributedSampler(blocks, drop_last=True)

@@ -68,6 +68,8 @@ def files(plan: Plan) -> dict[str, str]:
     if plan.recipe.method != "full":
         found["lora_config.json"] = json_text(lora_config(plan))
     usage, launch = _SPLIT if plan.recipe.stage else _USAGE, of_launch(plan.recipe)
+    if plan.recipe.stage and plan.accumulation > 1:
+        launch = {"launched": launch["launched"] + _SINCE, "modules": launch["modules"] + _VERSION}
     usage = _SPREAD.format(gpu=plan.request.gpu, gpus=plan.request.gpus) if plan.recipe.spread else usage
     return {"train.py": script(plan, usage, launch["launched"], launch["modules"])} | found
 
@@ -106,6 +108,10 @@ def _of_optimizer(plan: Plan) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value}
 
 
+_VERSION = "from importlib.metadata import version\n"
+_SINCE = """if tuple(map(int, version("transformers").split(".")[:2])) < (5, 2):
+    raise SystemExit("transformers 5.2 or later: an older one leaves gradients whole between micro-batches.")
+"""
 _USAGE = f"""One GPU:  python train.py --text my_text.txt
 Several:  {LAUNCH} train.py --text my_text.txt"""
 _SPLIT = f"{LAUNCH} train.py --text my_text.txt"  # on one GPU too: what is split, and where it waits, is said there

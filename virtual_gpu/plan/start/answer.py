@@ -22,7 +22,7 @@ from ...models.depth import text_config
 from ...models.offloaded import can_offload
 from ...models.pages import pages_label
 from ...room import FITS, Room, room_on
-from ...shards.layout import Layout
+from ...shards.layout import CONVENTIONS, Layout
 from ...shards.ledger import count_elements
 from ...shards.nccl import nccl_bytes
 from ...shards.rank_step import rank_step
@@ -87,6 +87,7 @@ class Answer:
     proposal: Try | None = None
     lines: dict[str, Any] = field(default_factory=dict)  # key → new value
     waiting: int = 0  # bytes of gradients that lie there whole from one micro-batch to the next
+    own_share: int = 0  # of each GPU, bytes, where they are sent with every one
 
     @property
     def verdict(self) -> str:
@@ -198,13 +199,13 @@ class Answer:
         )
 
     def _gradients(self) -> str:
-        whole, own = human_bytes(self.waiting), human_bytes(2 * self.waiting // self.gpus)
+        whole, own = human_bytes(self.waiting), human_bytes(self.own_share)
         line = "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}"
         return tr(
-            ko=f"누적하는 동안 그레이디언트를 통째로 둔다: {whole}. {line}을 적으면 GPU마다 자기 몫 {own}만 두고, "
-            "마이크로 배치마다 보낸다",
-            en=f"while it accumulates gradients lie there whole: {whole}. With {line} each GPU has its share of {own}, "
-            "and sends with every micro-batch",
+            ko=f"누적하는 동안 그레이디언트를 통째로 둔다: {whole}. {line}을 적으면(transformers 5.2부터) GPU마다 자기 "
+            f"몫 {own}만 두고, 마이크로 배치마다 보낸다",
+            en=f"while it accumulates gradients lie there whole: {whole}. With {line} (transformers 5.2 or later) each "
+            f"GPU has its share of {own}, and sends with every micro-batch",
         )
 
     def _pages(self, one: Try) -> str:
@@ -343,13 +344,16 @@ class _Search:
         start = self.measured(setting, as_it_is=True)
         found = Answer(
             self.tool.NAME, self.keys.document, self.room, self.gpus, self.stage, self.margin, start,
-            tuple(self.keys.notes), impossible, waiting=self._waiting(setting),
+            tuple(self.keys.notes), impossible, waiting=(waits := self._waiting(setting)),
+            own_share=self._share(setting) if waits else 0,
         )  # fmt: skip
         if found.fits:
             return found
-        # Which sends with every micro-batch, and trains the same.
-        each = hugging_face.sends_each_batch(self.keys) if found.waiting else {}
+        # Which sends with every micro-batch, and trains the same; of adapters whole gradients are few.
+        each = hugging_face.sends_each_batch(self.keys) if self.reduces_once and not setting.peft else {}
         for one, more in product(self.candidates(setting), [{}, each] if each else [{}]):
+            if more and one.peft:
+                continue
             search = replace(self, reduces_once=self.reduces_once and not more)
             tried = search.largest(setting, one)
             if tried is not None:
@@ -361,10 +365,16 @@ class _Search:
     def _waiting(self, setting: Setting) -> int:
         """Bytes of all gradients in the type that FSDP2 reduces them in, where they wait whole; adapters' are few.
 
-        Of two GPUs each one's share in fp32 is as much.
+        Not where each GPU's share, in the type of its weights, is as much.
         """
-        whole = self.reduces_once and self.gpus > 2 and setting.gradient_accumulation_steps > 1
-        return 2 * count_elements(setting.model_id) if whole and not setting.peft else 0
+        whole = 2 * count_elements(setting.model_id)
+        waits = self.reduces_once and setting.gradient_accumulation_steps > 1 and not setting.peft
+        return whole if waits and whole > self._share(setting) else 0
+
+    def _share(self, setting: Setting) -> int:
+        """Bytes of the gradients that each GPU keeps of those that are sent with every micro-batch."""
+        weights = CONVENTIONS[_convention(setting)].fp32_shards.dtype.itemsize
+        return weights * count_elements(setting.model_id) // self.gpus
 
     def _why_no_start(self) -> str:
         """Why the file's engine does not start; empty where it does, or there is none."""

@@ -179,7 +179,8 @@ def reduces_once(keys: Keys) -> bool:
     """Whether gradients are split with a step's last micro-batch alone, and lie there whole until then.
 
     So accelerate's `no_sync` has it of what FSDP2 splits, by which the Trainer accumulates unless accelerator_config
-    says `sync_each_batch` (transformers 5.23, trainer.py; accelerate 1.15, accelerator.py). DeepSpeed does not.
+    says `sync_each_batch` (transformers 5.2 and later, trainer.py, which before that does not ask; accelerate 1.15,
+    accelerator.py). DeepSpeed does not.
     """
     if keys.get("deepspeed"):
         return False
