@@ -327,7 +327,7 @@ def left_out(request: Request) -> list[tuple[str, str]]:
             rows += _why_not_beside(request, experts_label())
         else:
             rows += _why_not_together(request)
-            rows += _why_whole_texts(request) + _why_no_pipeline(request) + _why_whole_layers(request)
+            rows += _why_whole_texts(request) + _why_no_pipeline(request) + _why_experts_gathered(request)
             rows += _why_not_in_copies(request) if request.gpus > NODE or request.replicas else []
         rows += [("ZeRO", why)] if (why := _why_no_zero(request)) else _why_not_sharded(request)
     return rows
@@ -407,7 +407,7 @@ def _why_no_pipeline(request: Request) -> list[tuple[str, str]]:
     return [(f"{method_label('full')} · {stages_label()}", why)]
 
 
-def _why_whole_layers(request: Request) -> list[tuple[str, str]]:
+def _why_experts_gathered(request: Request) -> list[tuple[str, str]]:
     """(what, why) of experts on GPUs of their own, where the model has some; of full fine-tuning alone."""
     if "full" not in request.methods or request.expert_parallel:
         return []

@@ -90,38 +90,37 @@ def experts_step(
     trace, numbers = _trace(way, batch_size, sequence_length)
     if accumulating:
         trace = accumulating_trace(trace)
-    trained, frozen = _shards(way)
+    trained, frozen = _shards(way.model, gpus, experts, weights)
     states = [nbytes for nbytes in trained for _ in ("exp_avg", "exp_avg_sq")]
     trace = held_from_the_start(trace, states, "optimizer")
     at_peak = split_parts(trace.timeline().at_peak(), sum(trained + frozen))
     total = sum(at_peak.values())
     needed = trace.smallest_capacity(max(total // 128, 2 * MiB))
     at_peak["fragmentation"] = needed - total
-    of_all = numbers.get(gpus, 0)
-    return ExpertsStep(needed, at_peak, of_all, numbers.get(gpus // experts, 0), numbers["tokens"])
+    of_experts = numbers.get(gpus // experts, 0) if experts > 1 else 0
+    return ExpertsStep(needed, at_peak, numbers.get(gpus, 0), of_experts, numbers["tokens"])
 
 
 def states_of_experts(model: str, gpus: int, experts: int, weights: torch.dtype) -> dict[str, int]:
     """kind → bytes of parameters, gradients and optimizer state on each GPU."""
-    way = _Way(ConfigKey.of(load_config(model)), gpus, experts, CATALOG["T4"], weights, False, False, False)
-    trained, frozen = map(sum, _shards(way))
+    trained, frozen = map(sum, _shards(ConfigKey.of(load_config(model)), gpus, experts, weights))
     return {"parameters": trained + frozen, "gradients": trained, "optimizer": 2 * trained}
 
 
 @remembered
-def _shards(way: _Way) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _shards(key: ConfigKey, gpus: int, experts: int, weights: torch.dtype) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Bytes of what the first GPU holds of each parameter that is trained, and of each that is not.
 
     A dense parameter's rows are split over all GPUs; an expert parameter's experts over the group, then over those that
     share them.
     """
-    with running(way.model.config.model_type):
-        model = build_model(way.model.config, way.weights)
+    with running(key.config.model_type):
+        model = build_model(key.config, weights)
     own = {id(p) for module in dispatched(model) for p in module.parameters()}
     found: dict[bool, list[int]] = {True: [], False: []}
     for parameter in model.parameters():
-        among = way.experts if id(parameter) in own else 1
-        rows = -(-(parameter.shape[0] // among) // (way.gpus // among))
+        among = experts if id(parameter) in own else 1
+        rows = -(-(parameter.shape[0] // among) // (gpus // among))
         found[parameter.requires_grad].append(rows * parameter[0].numel() * parameter.itemsize)
     return tuple(found[True]), tuple(found[False])
 

@@ -157,11 +157,19 @@ class Request:
     @property
     def caution(self) -> str:
         """What every plan takes for granted of the program; empty where there is nothing."""
-        if (self.expert_parallel or 1) > 1:
-            return tr(
-                ko="토큰이 전문가마다 고르게 간다고 보고 셌다. 한쪽으로 몰리면 그 GPU는 받은 만큼 더 쓴다",
-                en="counted as if each expert had equally many tokens; a GPU to which more come takes more",
-            )
+        return " ".join(filter(None, (self._caution_of_experts, self._caution_of_heads)))
+
+    @property
+    def _caution_of_experts(self) -> str:
+        if (self.expert_parallel or 1) == 1:
+            return ""
+        return tr(
+            ko="토큰이 전문가마다 고르게 간다고 보고 셌다. 한쪽으로 몰리면 그 GPU는 받은 만큼 더 쓴다.",
+            en="Counted as if each expert had equally many tokens; a GPU to which more come takes more.",
+        )
+
+    @property
+    def _caution_of_heads(self) -> str:
         if not self.repeats_kv:
             return ""
         return tr(
