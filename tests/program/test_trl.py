@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import virtual_gpu
+from helpers.models import byte_tokenizer
 from virtual_gpu.models.fused_head import STAND_INS
 from virtual_gpu.program.values import ValueStop
 from virtual_gpu.rules.cublas import cublas_workspace_bytes
@@ -54,3 +55,15 @@ def test_a_bundled_configuration_names_its_class():
 
         for name, kind in (("Qwen/Qwen3-0.6B", "Qwen3ForCausalLM"), ("openai-community/gpt2", "GPT2LMHeadModel")):
             assert AutoConfig.from_pretrained(name).architectures == [kind]
+
+
+def test_a_tokenizer_that_is_not_there_is_not_an_empty_one(tmp_path):
+    """Of a bundled name, without the hub, transformers 5 makes one that finds no token in any text."""
+    with virtual_gpu.cuda("T4"):
+        from transformers import AutoTokenizer
+
+        with pytest.raises(OSError, match=r"hf download Qwen/Qwen3-0\.6B"):
+            AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B", cache_dir=tmp_path, local_files_only=True)
+        folder = tmp_path / "mine"
+        byte_tokenizer().save_pretrained(folder)
+        assert len(AutoTokenizer.from_pretrained(folder)("서울")["input_ids"]) > 1

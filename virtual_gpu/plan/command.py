@@ -14,6 +14,7 @@ from ..drawing.svg import Drawing
 from ..errors import NotSupported, WrongValue
 from ..language import LANGUAGES, tr
 from ..models.pages import pages_label
+from ..room import TIGHT, TOO_MUCH
 from ..step.budget import check_counted
 from ..step.completions import GENERATIONS
 from ..step.optimizers import OPTIMIZERS, optimizer_named
@@ -22,11 +23,13 @@ from ..step.setting import OBJECTIVES
 from ..terminal import FITS, NOTHING_FITS, Parser, answer, number, say, take_language, tell
 from ..units import human_bytes
 from ..writing import check_folder, write
+from . import by_deepspeed
 from .files import KINDS, check_kind, default_kind, names_of
 from .host import host_need
 from .keeping import curve_of, why_not_kept
 from .lengths import Lengths, read_lengths
 from .pictures import extra_label, seconds_label
+from .plans import Plan
 from .recipes import METHODS
 from .request import MARGIN, PRECISIONS, Request
 from .search import Plans, plan_training
@@ -140,6 +143,8 @@ def execute(args: argparse.Namespace) -> int:
         plans.best.save(args.save, args.force, kind if args.files else None)
         if not args.json:
             say(tr(ko=f"1번을 {args.save}에 저장했다.", en=f"Number 1 was written to {args.save}."))
+            if kind == "deepspeed":
+                say(_by_its_engine(plans.best))
     if args.budget and plans.best:
         whole = [plan for plan in plans.plans if not why_not_kept(plan.request, plan.recipe)]
         if not whole:
@@ -156,6 +161,30 @@ def execute(args: argparse.Namespace) -> int:
             say(f"{curve.title}: {curve!r}")
         _draw(curve.chart(), args.budget, args)
     return FITS if plans.plans else NOTHING_FITS
+
+
+def _by_its_engine(plan: Plan) -> str:
+    """What DeepSpeed's own engine takes of the plan, whose figures are FSDP2's."""
+    tell(by_deepspeed.waiting())
+    try:
+        card = by_deepspeed.of_plan(plan).card
+    except NotSupported as error:
+        return tr(
+            ko=f"계획은 FSDP2를 센 것이고, DeepSpeed의 엔진은 더 든다. 재지 못했다: {error}. 재는 명령은 train.py에 "
+            "있다.",
+            en=f"The plan counts FSDP2, and DeepSpeed's engine takes more. It was not measured: {error}. train.py has "
+            "the command that does.",
+        )
+    room, name = plan.request.room, by_deepspeed.named()
+    verdict = {
+        TIGHT: tr(ko=" 빠듯하다.", en=" That is tight."),
+        TOO_MUCH: tr(ko=" 들어가지 않는다.", en=" That does not fit."),
+    }
+    fits = verdict.get(room.verdict(int(card * (1 + plan.request.margin))), "")
+    return tr(
+        ko=f"계획은 FSDP2를 센 것이다. {name}의 엔진을 가상 GPU에서 실행하면: {room.needs(card)}.{fits}",
+        en=f"The plan counts FSDP2. {name}'s own engine on a virtual GPU: {room.needs(card)}.{fits}",
+    )
 
 
 def _draw(drawing: Drawing, name: str, args: argparse.Namespace) -> None:

@@ -118,6 +118,17 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
         for name in ("resolve_revision", "find_adapter_config_file"):
             _local_first(patches, module, name)
 
+    def tokenizers(module: ModuleType) -> None:
+        kind = module.PreTrainedTokenizerBase
+        made = kind._from_pretrained.__func__
+
+        def from_files(cls: Any, files: dict, name: Any, *args: Any, **kwargs: Any) -> Any:
+            if not any(files.values()) and not os.path.isdir(str(name)):
+                raise OSError(_no_tokenizer(name))
+            return made(cls, files, name, *args, **kwargs)
+
+        patches.set(kind, "_from_pretrained", classmethod(from_files))
+
     def diffusers(module: ModuleType) -> None:
         def from_pretrained(cls: Any, name: Any, *, torch_dtype: Any = None, **kwargs: Any) -> Any:
             kwargs = {key: value for key, value in kwargs.items() if key in ("subfolder", "revision", "cache_dir")}
@@ -135,9 +146,22 @@ def install(patches: Patches, imports: Imports, watch: Watch) -> None:
     imports.after("transformers.configuration_utils", config)
     imports.after("transformers.utils.import_utils", lambda module: _run_as_eager(patches, module))
     imports.after("transformers.modeling_utils", models)
+    imports.after("transformers.tokenization_utils_base", tokenizers)
     imports.after("transformers.generation.utils", generation)
     imports.after("transformers.models.auto.auto_factory", auto)
     imports.after("transformers.models.auto.configuration_auto", lambda m: _local_first(patches, m, "resolve_revision"))
+
+
+def _no_tokenizer(name: Any) -> str:
+    """Without its files transformers 5 makes a tokenizer all the same, by which every text has no token."""
+    return tr(
+        ko=f"{name}의 토크나이저가 이 컴퓨터에 없고, 허브에서도 받지 못했다(네트워크가 없거나 HF_HUB_OFFLINE이다). "
+        f"virtual_gpu에는 설정만 들어 있다. 네트워크가 있을 때 한 번 받아 두거나(hf download {name} "
+        '--include "*token*" "vocab*" "merges*") 토크나이저가 든 폴더를 준다.',
+        en=f"The tokenizer of {name} is not on this machine and the hub gave none (no network, or HF_HUB_OFFLINE). "
+        "virtual_gpu brings its configuration, not its tokenizer: fetch it once where there is a network (hf download "
+        f'{name} --include "*token*" "vocab*" "merges*"), or name a folder that has one.',
+    )
 
 
 def _is_followed() -> bool:

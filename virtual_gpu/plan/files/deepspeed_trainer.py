@@ -51,12 +51,12 @@ def files(plan: Plan) -> dict[str, str]:
     found = {
         "train.py": trainer.script(plan, usage=_USAGE.format(command=command, asked=asked), more=_MORE),
         "training_arguments.json": json_text(arguments),
-        "ds_config.json": json_text(_configuration(plan.recipe.stage)),
+        "ds_config.json": json_text(configuration(plan.recipe.stage)),
     }
     return found | ({"lora_config.json": json_text(lora_config(plan))} if plan.recipe.method != "full" else {})
 
 
-def _configuration(stage: int) -> dict[str, Any]:
+def configuration(stage: int) -> dict[str, Any]:
     """DeepSpeed's: the stage; "auto" is what TrainingArguments or the model's width say.
 
     DeepSpeed's own buckets are 500 million elements, 1 GB each, and at stage 3 it lets a billion gathered parameters

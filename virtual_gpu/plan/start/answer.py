@@ -28,8 +28,10 @@ from ...shards.nccl import nccl_bytes
 from ...shards.rank_step import rank_step
 from ...step.own_code import IN_BACKWARD, steps_in_backward, too_early
 from ...step.setting import ASLEEP, Setting
+from ...terminal import tell
 from ...units import choose, human_bytes, path_of
 from ...writing import check_folder, write
+from ..by_deepspeed import deepspeed_step, named, waiting, why_not
 from ..engine import BESIDE, Share, why_no_engine, with_graphs
 from ..on_a_card import predict_need, states_of
 from ..request import how_many
@@ -88,6 +90,7 @@ class Answer:
     lines: dict[str, Any] = field(default_factory=dict)  # key → new value
     waiting: int = 0  # bytes of gradients that lie there whole from one micro-batch to the next
     own_share: int = 0  # of each GPU, bytes, where they are sent with every one
+    by: str = ""  # the engine that was run for it, where it was not counted as FSDP2 splits
 
     @property
     def verdict(self) -> str:
@@ -136,6 +139,7 @@ class Answer:
             "tool": self.tool,
             "gpus": self.gpus,
             "zero_stage": self.stage,
+            "counted_by": self.by or None,
             "waiting_gradients_bytes": self.waiting,
             "verdict": self.verdict,
             "fits": self.fits,
@@ -167,6 +171,7 @@ class Answer:
         lines = [f"{self.document.path} ({self.tool}): {verdict}"]
         lines += [f"  {self.start.setting.title}{_sharded(self.stage, self.gpus)}"]
         lines += [f"  {self._bound()}{self.room.needs(self.start.reserved)}"]
+        lines += [f"  {self._by_its_engine()}"] if self.by else []
         lines += [f"  {self.start.by_padding}"] if self.start.by_padding else []
         lines += [f"  {self._pages(self.start)}"] if self.start.paged else []
         lines += [f"  {self._engine(self.start)}"] if self.start.engine else []
@@ -196,6 +201,12 @@ class Answer:
             + (". 학습하는 동안은 돌려준다" if one.setting.vllm == ASLEEP else ""),
             en=f"the share of vLLM's engine: {one.engine.share:g}, {taken}"
             + (", not while the model is trained" if one.setting.vllm == ASLEEP else ""),
+        )
+
+    def _by_its_engine(self) -> str:
+        return tr(
+            ko=f"{self.by}의 엔진을 transformers의 Trainer로 가상 GPU에서 두 스텝 실행해서 쟀다",
+            en=f"measured by two steps of {self.by}'s own engine under transformers' Trainer, on a virtual GPU",
         )
 
     def _gradients(self) -> str:
@@ -296,7 +307,13 @@ def start_from(
                    f"{engine.least(BESIDE.high, room.memory.low):g}"))  # fmt: skip
     once = tool is not torchtune and stage >= 2 and hugging_face.reduces_once(keys)
     told = progress or (lambda setting, needed: None)
-    search = _Search(tool, keys, spec, gpus, stage, room, margin, told, engine, once)
+    section = hugging_face.deepspeed_section(keys) if stage else None
+    if section is not None and (why := why_not(setting, section)):
+        keys.note("deepspeed", MORE, tr(
+            ko=f"FSDP2가 나누는 것으로 셌다. DeepSpeed의 엔진은 메모리를 더 조각낸다({why})",
+            en=f"counted as FSDP2 splits; DeepSpeed's engine leaves more blocks in pieces ({why})"))  # fmt: skip
+        section = None
+    search = _Search(tool, keys, spec, gpus, stage, room, margin, told, engine, once, section)
     return search.answer(setting)
 
 
@@ -334,6 +351,8 @@ class _Search:
     progress: Callable[[Setting, int], None]
     engine: Share | None = None
     reduces_once: bool = False
+    section: dict[str, Any] | None = None  # DeepSpeed's, where its engine is run
+    over: float = 1.0  # what the engine took of the file as it stands, to what FSDP2 would
 
     def answer(self, setting: Setting) -> Answer:
         impossible = ""
@@ -341,11 +360,13 @@ class _Search:
             name = self.spec.name
             impossible = tr(ko=f"{name}에는 bf16 연산 장치가 없다", en=f"{name} has no bf16 units")
         impossible = impossible or self._why_no_start()
-        start = self.measured(setting, as_it_is=True)
+        start, by = self.measured(setting, as_it_is=True), ""
+        if self.section is not None:
+            start, by = self._by_engine(start)
         found = Answer(
             self.tool.NAME, self.keys.document, self.room, self.gpus, self.stage, self.margin, start,
             tuple(self.keys.notes), impossible, waiting=(waits := self._waiting(setting)),
-            own_share=self._share(setting) if waits else 0,
+            own_share=self._share(setting) if waits else 0, by=by,
         )  # fmt: skip
         if found.fits:
             return found
@@ -356,7 +377,9 @@ class _Search:
                 continue
             search = replace(self, reduces_once=self.reduces_once and not more)
             tried = search.largest(setting, one)
-            if tried is not None:
+            if tried is not None and by:
+                tried, _ = self._by_engine(tried)
+            if tried is not None and self.has_room(tried.reserved):
                 more = more if tried.setting.gradient_accumulation_steps > 1 else {}
                 lines = self.tool.write(self.keys, setting, tried.setting) | self._lines_of(tried.engine) | more
                 return replace(found, proposal=tried, lines=lines)
@@ -416,6 +439,23 @@ class _Search:
                 break
         return self._tried(setting, needs, as_it_is)
 
+    def _by_engine(self, counted: Try) -> tuple[Try, str]:
+        """What was counted, by DeepSpeed's engine, and its name; as it was, and "", where that does not come through.
+
+        Of micro-batches with padding and without, those that were counted to take more. From then on what is counted is
+        held to be as much too low as this one was: what then fits is run by the engine, too, before it is proposed.
+        """
+        padded = counted.with_padding is not None and counted.with_padding == counted.reserved
+        tell(waiting())
+        try:
+            step = deepspeed_step(replace(counted.setting, padded=padded), self.section, self.spec, self.gpus)
+        except NotSupported as error:
+            self.keys.note("deepspeed", MORE, str(error))
+            return counted, ""
+        self.over = max(self.over, step.card * self.over / counted.reserved)
+        self.progress(counted.setting, step.card)
+        return replace(counted, reserved=step.card, with_padding=None, of_one_length=None), named()
+
     def _tried(self, setting: Setting, needs: dict[bool | None, _Need], as_it_is: bool) -> Try:
         """The setting with the most of these needs, by whether a mask is there."""
         most = max(needs.values())
@@ -448,7 +488,7 @@ class _Search:
                 completion_length=setting.completion_length, rollout=setting.rollout, beta=setting.beta,
                 iterations=setting.iterations,
             )  # fmt: skip
-            found = _Need(step.card_bytes, step.rollout_bytes if setting.vllm == ASLEEP else 0, 0)
+            found = _Need(int(self.over * step.card_bytes), step.rollout_bytes if setting.vllm == ASLEEP else 0, 0)
         else:
             need = predict_need(setting, self.spec.compute_capability, self.gpus > 1)
             found = _Need(need.card, need.rollout, need.paged)

@@ -204,21 +204,31 @@ def sends_each_batch(keys: Keys) -> dict[str, Any]:
     return {}
 
 
-def _deepspeed(keys: Keys) -> int:
+def deepspeed_section(keys: Keys) -> Any:
+    """What the file gives DeepSpeed: a mapping, or the one in its JSON file; None where there is neither."""
     section = keys.get("deepspeed")
-    if not section:
-        return 0
     if isinstance(section, str):
         places = (keys.document.path.parent / section, keys.document.path.parent / section.split("/")[-1])
         there = next((path for path in places if path.suffix == ".json" and path.is_file()), None)
-        if there is None:
-            stage = re.search(r"z(?:ero)?[_-]?([0-3])", section.lower())
-            if stage is None:
-                raise keys.wrong("deepspeed", tr(ko="읽을 파일이 없다", en="there is no such file to read"))
-            why = tr(ko=f"파일이 없어 이름에서 ZeRO-{stage[1]}로 읽었다", en=f"not there: by its name ZeRO-{stage[1]}")
-            keys.note("deepspeed", LESS if "offload" in section.lower() else EITHER, why)
-            return int(stage[1])
-        section = read_document(there).values
+        section = None if there is None else read_document(there).values
+    return section or None
+
+
+def _deepspeed(keys: Keys) -> int:
+    named = keys.get("deepspeed")
+    if not named:
+        return 0
+    section = deepspeed_section(keys)
+    if section is None and isinstance(named, str):
+        stage = re.search(r"z(?:ero)?[_-]?([0-3])", named.lower())
+        if stage is None:
+            raise keys.wrong("deepspeed", tr(ko="읽을 파일이 없다", en="there is no such file to read"))
+        why = tr(
+            ko=f"파일이 없어 이름에서 ZeRO-{stage[1]}로 읽고, FSDP2가 나누는 것으로 셌다",
+            en=f"not there: by its name ZeRO-{stage[1]}, counted as FSDP2 splits",
+        )
+        keys.note("deepspeed", LESS if "offload" in named.lower() else EITHER, why)
+        return int(stage[1])
     zero = section.get("zero_optimization", {}) if isinstance(section, dict) else None
     stage = zero.get("stage", 0) if isinstance(zero, dict) else None
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):

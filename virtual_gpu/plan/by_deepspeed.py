@@ -1,0 +1,151 @@
+"""What transformers' Trainer takes of each GPU where DeepSpeed splits it: both run, unchanged, on a virtual rank.
+
+`shards.rank_step` has FSDP2's groups and buffers. DeepSpeed gathers parameter by parameter, keeps what it has gathered
+for a while, and reduces in buckets, and of its requests the caching allocator keeps more in pieces; nothing but its own
+engine says how much.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..cards import GPUSpec
+from ..errors import NotSupported
+from ..language import tr
+from ..models.configs import cached_by_model, load_config
+from ..optional import installed
+from ..step.optimizers import name_for_trainer
+from ..step.setting import Setting
+from ..trace.saved import read
+from ..units import MiB
+from .deepspeed_rank import STEPS
+from .files.deepspeed_trainer import configuration
+from .measure import setting_of
+
+if TYPE_CHECKING:
+    from .plans import Plan
+
+
+# What the setting says, whatever the section has.
+_OF_THE_SETTING = (
+    "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size",
+)  # fmt: skip
+
+
+class DeepSpeedStep(NamedTuple):
+    """Bytes of a GPU: the least in which the allocator gets through, what tensors hold at the peak, what it reserves
+    where there is room enough.
+    """
+
+    card: int
+    allocated: int
+    reserved: int
+
+
+def named() -> str:
+    """DeepSpeed with its version."""
+    return f"DeepSpeed {installed('deepspeed')['deepspeed']}"
+
+
+def waiting() -> str:
+    """What is told while it runs."""
+    return tr(ko="DeepSpeed의 엔진을 실행한다. 30초는 걸린다.", en="DeepSpeed's engine runs: half a minute and more.")
+
+
+def why_not(setting: Setting, section: Mapping[str, Any]) -> str:
+    """Why the engine is not run for this setting and this section of a configuration; empty where it is."""
+    if not installed("deepspeed"):
+        return tr(ko="DeepSpeed가 설치되어 있지 않다", en="DeepSpeed is not installed")
+    if setting.objective != "sft" or setting.peft == "qlora" or "bf16" not in setting.precision or setting.kept_results:
+        return tr(
+            ko="bf16인 전체 미세 조정과 LoRA의 SFT만 엔진으로 실행한다",
+            en="full fine-tuning and LoRA by SFT in bf16 alone are run by it",
+        )
+    zero = section.get("zero_optimization", {})
+    if any(_device(zero, part) != "none" for part in ("offload_optimizer", "offload_param")):
+        return tr(ko="CPU로 내리는 것은 실행하지 않는다", en="what it sends to the CPU is not run")
+    return ""
+
+
+def deepspeed_step(setting: Setting, section: Mapping[str, Any], spec: GPUSpec, gpus: int) -> DeepSpeedStep:
+    """Two optimizer steps of the setting on the first of `gpus` cards, by the engine with this section ("auto" too).
+
+    NotSupported where `why_not` says so, or where the engine does not come through.
+    """
+    if why := why_not(setting, section):
+        raise NotSupported(why)
+    return _step(setting, json.dumps(section, sort_keys=True), spec.name, gpus)
+
+
+def of_plan(plan: Plan) -> DeepSpeedStep:
+    """What the engine takes of a plan by the configuration that its files give it; NotSupported as `deepspeed_step`."""
+    setting = setting_of(plan.request, plan.recipe, plan.micro_batch, plan.accumulation)
+    return deepspeed_step(setting, configuration(plan.recipe.stage), plan.request.spec, plan.request.gpus)
+
+
+def _device(zero: Mapping[str, Any], part: str) -> str:
+    said = zero.get(part)
+    return str(said.get("device", "none")) if isinstance(said, Mapping) else "none"
+
+
+@cached_by_model
+def _step(setting: Setting, section: str, gpu: str, gpus: int) -> DeepSpeedStep:
+    from ..program.again import run_again  # brings all of a program's card
+    from ..program.report import FITS
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        load_config(setting.model_id).save_pretrained(folder)
+        asked, saved = Path(folder, "asked.json"), Path(folder, "saved.json")
+        asked.write_text(json.dumps(_asked(setting, json.loads(section), folder)), encoding="utf-8")
+        # The card's size says nothing here: what the engine needs is looked for afterwards.
+        options = ["--gpu", gpu, "--gpus", str(gpus), "--steps", str(STEPS), "--unlimited", "--save", str(saved)]
+        program = str(Path(__file__).with_name("deepspeed_rank.py"))
+        command = ["torchrun", "--nproc_per_node", str(gpus), program, str(asked)]
+        report = run_again("DeepSpeed", options, command).report
+        if report["status"] != FITS or report["steps"] < STEPS:
+            raise NotSupported(
+                tr(
+                    ko=f"DeepSpeed의 엔진이 끝까지 가지 못했다({report['error']!s:.200})",
+                    en=f"DeepSpeed's engine did not get through ({report['error']!s:.200})",
+                )
+            )
+        trace = read(saved).trace
+    allocated, reserved = report["allocated"], report["reserved"]
+    card = trace.smallest_capacity(max(allocated // 128, 2 * MiB), reserved=reserved)
+    return DeepSpeedStep(card, allocated, reserved)
+
+
+def _asked(setting: Setting, section: dict[str, Any], folder: str) -> dict[str, Any]:
+    """What `deepspeed_rank` is told."""
+    arguments: dict[str, Any] = {
+        "output_dir": folder,
+        "per_device_train_batch_size": setting.batch_size,
+        # From the second micro-batch on each is like the one before.
+        "gradient_accumulation_steps": min(setting.gradient_accumulation_steps, 2),
+        "gradient_checkpointing": setting.gradient_checkpointing,
+        "optim": name_for_trainer(setting.optimizer),
+        "bf16": True,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "deepspeed": section | dict.fromkeys(_OF_THE_SETTING, "auto"),
+    }
+    if setting.gradient_checkpointing:
+        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False} | (
+            {"offload": True} if setting.offload_checkpoints else {}
+        )
+    lora = {"rank": setting.lora_rank, "targets": setting.lora_targets, "lora_dropout": setting.lora_dropout}
+    return {
+        "model": folder,
+        "arguments": arguments,
+        "rows": setting.batch_size * arguments["gradient_accumulation_steps"],
+        "length": setting.sequence_length,
+        "padded": setting.padded,
+        "attention": setting.attention,
+        "fused": setting.fused_lm_head,
+        "lora": lora if setting.peft else None,
+    }
