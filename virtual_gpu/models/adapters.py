@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -70,7 +71,12 @@ def add_adapters(
 
     rank = positive_int(rank, "lora_rank")
     linears = linear_layers(model)
-    ends = _ends(model, targets, linears)
+    if isinstance(targets, str) and is_pattern(targets):
+        ends = [name for name in linears if re.fullmatch(targets, name)]
+        if not ends:
+            raise _no_such_layer(targets, targets, linears)
+    else:
+        ends = _ends(model, targets, linears)
     chosen = {name: layer for name, layer in linears.items() if any(_fits(name, end) for end in ends)}
     for name, layer in chosen.items():
         in_out = sides(layer)
@@ -115,6 +121,22 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
+def is_pattern(targets: str) -> bool:
+    """Whether a text is a regular expression of whole names, as peft takes one; WrongValue for what is none."""
+    if not {*targets} & {*"\\^$|?*+()[]{}"}:
+        return False
+    try:
+        re.compile(targets)
+    except re.error as error:
+        raise WrongValue(
+            tr(
+                ko=f"lora_targets={targets!r:.200}: 정규식이 아니다({error}).",
+                en=f"lora_targets={targets!r:.200}: no regular expression ({error}).",
+            )
+        ) from error
+    return True
+
+
 def _ends(model: nn.Module, targets: str | Sequence[str], linears: dict[str, nn.Module]) -> list[str]:
     """The ends of names that `targets` stands for in this model."""
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
@@ -130,17 +152,19 @@ def _ends(model: nn.Module, targets: str | Sequence[str], linears: dict[str, nn.
         ends = next((group for group in groups if all(end in there for end in group)), groups[0])
     missing = [str(end) for end in ends if not any(_fits(name, end) for name in linears)]
     if missing or not ends:
-        what = ", ".join(missing) or "-"
-        others = [name for name in LORA_TARGETS if targets != name]
-        raise NoSuchLayer(
-            tr(
-                ko=f"LoRA를 붙일 층을 찾지 못했다: {what}. 이 모델의 선형층: {', '.join(there)}. "
-                f"{', '.join(map(repr, others))}도 쓸 수 있다.",
-                en=f"No layer to put LoRA on: {what}. Linear layers of this model: {', '.join(there)}. "
-                f"{', '.join(map(repr, others))} may do as well.",
-            )
-        )
+        raise _no_such_layer(", ".join(missing) or "-", targets, linears)
     return list(ends)
+
+
+def _no_such_layer(what: str, targets: str | Sequence[str], linears: dict[str, nn.Module]) -> NoSuchLayer:
+    there = ", ".join(sorted({name.split(".")[-1] for name in linears}))
+    others = ", ".join(repr(name) for name in LORA_TARGETS if targets != name)
+    return NoSuchLayer(
+        tr(
+            ko=f"LoRA를 붙일 층을 찾지 못했다: {what}. 이 모델의 선형층: {there}. {others}도 쓸 수 있다.",
+            en=f"No layer to put LoRA on: {what}. Linear layers of this model: {there}. {others} may do as well.",
+        )
+    )
 
 
 def _fits(name: str, end: str) -> bool:

@@ -187,7 +187,7 @@ class Request:
 
         DPO's and GRPO's always does (`recipes_of`): it is not for the search to try.
         """
-        return self.objective == "sft" and has_fused_head() and _can_fuse(self.model)
+        return self.objective == "sft" and has_fused_head() and can_fuse(self.model)
 
     @property
     def pairs(self) -> bool:
@@ -457,7 +457,7 @@ def _multiples(batch: int, of: int) -> str:
 def _check_head(model: str, objective: str) -> None:
     """TRL's log probabilities come from its head: ImportError without, NotSupported where it has none."""
     require_fused_head()
-    if not _can_fuse(model):
+    if not can_fuse(model):
         raise NotSupported(
             tr(
                 ko=f"objective={objective!r}: TRL의 함수(손실 나누기)가 {model}의 로짓을 만들지 못한다. 'sft'는 된다.",
@@ -468,7 +468,8 @@ def _check_head(model: str, objective: str) -> None:
 
 
 @cached_by_model
-def _can_fuse(model: str) -> bool:
+def can_fuse(model: str) -> bool:
+    """Whether TRL's head makes this model's logits (see `models.fused_head`)."""
     config = load_config(model)
     return not getattr(config, "is_encoder_decoder", False) and can_fuse_head(
         build_model(with_depth(config, 2), torch.float16)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...cards import GPUSpec, Range, card
-from ...errors import NotSupported, WrongValue
+from ...errors import NoSuchLayer, NotSupported, WrongValue
 from ...language import tr
 from ...models.configs import load_config, model_name
 from ...models.depth import text_config
@@ -34,7 +34,7 @@ from ...writing import check_folder, write
 from ..by_deepspeed import deepspeed_step, named, waiting, why_not
 from ..engine import BESIDE, Share, why_no_engine, with_graphs
 from ..on_a_card import predict_need, states_of
-from ..request import how_many
+from ..request import can_fuse, how_many
 from . import axolotl, hugging_face, llama_factory, torchtune, trainer, trl
 from .document import Document, read_document
 from .keys import EITHER, LESS, MORE, Keys, Note, place_of
@@ -159,6 +159,7 @@ class Answer:
             "tight": tr(ko="빠듯하다", en="is tight as it stands"),
             "does not fit": tr(ko="그대로는 들어가지 않는다", en="does not fit as it stands"),
         }[self.verdict]
+        verdict = self._unsure() or verdict
         if self.impossible:  # and what its memory adds to that
             verdict = (
                 self.impossible
@@ -223,10 +224,27 @@ class Answer:
         return pages_label(one.paged, self.room.evicted(one.reserved, one.paged))
 
     def _bound(self) -> str:
+        return {LESS: tr(ko="많아야 ", en="at most "), MORE: tr(ko="적어도 ", en="at least ")}.get(self._bounds(), "")
+
+    def _bounds(self) -> str:
+        """LESS or MORE where all that is not counted takes so; empty where it is not known."""
         effects = {note.effect for note in self.notes}
-        if LESS in effects and not effects - {LESS}:
-            return tr(ko="많아야 ", en="at most ")
-        return tr(ko="적어도 ", en="at least ") if MORE in effects and not effects - {MORE} else ""
+        return effects.pop() if len(effects) == 1 and effects <= {LESS, MORE} else ""
+
+    def _unsure(self) -> str:
+        """The verdict where what is not counted may turn it; empty where it cannot."""
+        if self._bounds() == LESS and self.verdict != FITS:
+            return tr(
+                ko="센 것만으로는 넘치지만, 세지 않은 것이 줄여 주면 들어갈 수도 있다",
+                en="does not fit as counted; what is not counted takes less, so that it may",
+            )
+        if self._bounds() == MORE and self.verdict == FITS:
+            left = human_bytes(self.room.sure_bytes - int(self.start.reserved * (1 + self.margin)))
+            return tr(
+                ko=f"센 것은 들어간다. 세지 않은 것이 {left}보다 더 들면 들어가지 않는다",
+                en=f"what is counted fits; it does not where what is not counted takes more than {left}",
+            )
+        return ""
 
 
 def _sharded(stage: int, gpus: int) -> str:
@@ -259,6 +277,8 @@ def start_from(
     if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin <= 1:
         raise WrongValue(tr(ko=f"margin={margin!r}: 0에서 1 사이의 수다.", en=f"margin={margin!r}: from 0 to 1."))
     document = read_document(path)
+    if why := _of_a_launch(document.values):
+        raise NotSupported(f"{path}: {why}")
     tool = next((tool for tool in TOOLS if tool.knows(document.values)), None)
     if tool is None:
         names = ", ".join(tool.NAME for tool in TOOLS)
@@ -285,6 +305,19 @@ def start_from(
     engine = fields.pop("engine", None)
     setting = Setting(**fields)
     setting.check_length(load_config(setting.model_id))
+    if setting.fused_lm_head and setting.objective == "sft" and not can_fuse(setting.model_id):
+        why = tr(ko="이 모델은 로짓을 통째로 둔 것으로 셌다", en="of this model all logits are counted at once")
+        keys.note("loss", LESS, why)
+        setting = replace(setting, fused_lm_head=False)
+
+    def again(changed: Document) -> Setting:
+        """The setting of the file with some of its lines changed, as this one was read."""
+        said, _ = tool.read(Keys(changed), spec, gpus, peft, objective)
+        said.pop("engine", None)
+        said |= {name: value for name, value in (("model_id", model), ("sequence_length", length)) if value is not None}
+        said = Setting(**said | {"model_id": setting.model_id})
+        return said if said.objective != "sft" else replace(said, fused_lm_head=setting.fused_lm_head)
+
     if stage == 1 and setting.peft:
         keys.note("deepspeed" if "deepspeed" in document.values else "fsdp", LESS, tr(
             ko="GPU마다 모델을 통째로 둔 것으로 셌다", en="counted as if each GPU held the whole model"))  # fmt: skip
@@ -313,8 +346,26 @@ def start_from(
             ko=f"FSDP2가 나누는 것으로 셌다. DeepSpeed의 엔진은 메모리를 더 조각낸다({why})",
             en=f"counted as FSDP2 splits; DeepSpeed's engine leaves more blocks in pieces ({why})"))  # fmt: skip
         section = None
-    search = _Search(tool, keys, spec, gpus, stage, room, margin, told, engine, once, section)
+    search = _Search(tool, keys, spec, gpus, stage, room, margin, told, again, engine, once, section)
     return search.answer(setting)
+
+
+def _of_a_launch(values: dict[str, Any]) -> str:
+    """Why a file is not a training's own, where it is one of those that go with it; empty otherwise."""
+    if "zero_optimization" in values and "deepspeed" not in values:
+        return tr(
+            ko="DeepSpeed의 파일이다. 학습 설정 파일의 deepspeed에 이 이름을 적고 그 파일을 준다",
+            en="this is DeepSpeed's file: name it at `deepspeed` in the training's configuration, and give that",
+        )
+    if "distributed_type" in values and "mixed_precision" in values:
+        return tr(
+            ko="accelerate의 파일이다. 학습 설정 파일을 준다(나누는 방법은 그 파일의 fsdp나 deepspeed에서 읽는다)",
+            en="this is accelerate's file: give the training's configuration (how it is split is read from fsdp or "
+            "deepspeed there)",
+        )
+    if "merge_method" in values:
+        return tr(ko="mergekit의 파일이고, 학습하는 것이 없다", en="this is mergekit's file, and trains nothing")
+    return ""
 
 
 def _engine_of(keys: Keys, setting: Setting, spec: GPUSpec, share: float, longest: int | None) -> Share:
@@ -349,6 +400,7 @@ class _Search:
     room: Room
     margin: float
     progress: Callable[[Setting, int], None]
+    again: Callable[[Document], Setting]  # what a file with other lines says
     engine: Share | None = None
     reduces_once: bool = False
     section: dict[str, Any] | None = None  # DeepSpeed's, where its engine is run
@@ -376,7 +428,10 @@ class _Search:
             if more and one.peft:
                 continue
             search = replace(self, reduces_once=self.reduces_once and not more)
-            tried = search.largest(setting, one)
+            try:
+                tried = search.largest(setting, one)
+            except (NotSupported, NoSuchLayer):  # which the file does not ask for
+                continue
             if tried is not None and by:
                 tried, _ = self._by_engine(tried)
             if tried is not None and self.has_room(tried.reserved):
@@ -483,6 +538,7 @@ class _Search:
                 peft=setting.peft, lora_rank=setting.lora_rank,
                 lora_targets=setting.lora_targets, offload_checkpoints=setting.offload_checkpoints,
                 padded=setting.padded, objective=setting.objective, reference=setting.reference,
+                fused_lm_head=setting.fused_lm_head and setting.objective == "sft",  # of others it is theirs
                 fp32_shards=not of_deepspeed,  # whose own weights are in 16 bits
                 as_accelerate=self.tool is not torchtune and not of_deepspeed,
                 completion_length=setting.completion_length, rollout=setting.rollout, beta=setting.beta,
@@ -514,10 +570,10 @@ class _Search:
                     names = {"gradient_checkpointing": checkpointing, "offload_checkpoints": offload, "vllm": vllm}
                     try:
                         one = replace(start, **more, **names)
-                        self.tool.write(self.keys, start, one)
+                        lines = self.tool.write(self.keys, start, one)
+                        yield self._as_read(lines)
                     except WrongValue:  # not a line of this file
                         continue
-                    yield one
         yield from self._shortest(start)
 
     def _engines(self, start: Setting) -> tuple[str, ...]:
@@ -577,14 +633,19 @@ class _Search:
         while (length := length // 2 // _STEP * _STEP) >= _STEP:
             checkpointing, offload = self._checkpoints(start)[-1]
             names = {"gradient_checkpointing": checkpointing, "offload_checkpoints": offload}
-            one = replace(start, sequence_length=length, precision=precision, **names)
             try:
+                one = replace(start, sequence_length=length, precision=precision, **names)
                 lines = self.tool.write(self.keys, start, one)
-            except WrongValue:
+                if not any("len" in key for key in lines):
+                    return  # the file does not say the length
+                one = self._as_read(lines)
+            except WrongValue:  # of a prompt and its completion
                 return
-            if not any("len" in key for key in lines):
-                return  # the file does not say the length
             yield one
+
+    def _as_read(self, lines: dict[str, Any]) -> Setting:
+        """What the file says with these lines: of a method that it had not, its own keys and its tool's defaults."""
+        return self.again(self.keys.document.with_values({place_of(key): value for key, value in lines.items()}))
 
     def largest(self, start: Setting, one: Setting) -> Try | None:
         """The candidate with the largest micro-batch that fits, the samples of an optimizer step as in the file."""
@@ -613,7 +674,7 @@ def _convention(setting: Setting) -> str:
     """As `rank_step` calls a precision; NotSupported for one that shards were never run in."""
     precision = setting.precision
     # Of weights that are trained under autocast FSDP2 has fp32 ones (accelerate's fsdp2_prepare_model), DeepSpeed too.
-    known = {"mixed_bf16": "mixed", "bf16": "bf16", "autocast_bf16": "mixed"}
+    known = {"mixed_bf16": "mixed", "bf16": "mixed" if setting.peft else "bf16", "autocast_bf16": "mixed"}
     if precision not in known:
         raise NotSupported(
             tr(

@@ -11,7 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from ...cards import GPUSpec
+from ...errors import WrongValue
 from ...language import tr
+from ...models.adapters import is_pattern
 from ...step.optimizers import name_for_trainer
 from ...step.setting import Setting
 from . import hugging_face
@@ -22,7 +24,7 @@ METHODS = ("full", "lora", "qlora")
 PADS_ONE = True  # to a multiple of 64 tokens, or to sequence_len (core/builders/causal.py)
 _EFFECTS = {
     LESS: (
-        "cut_cross_entropy", "liger_fused_linear_cross_entropy", "liger_cross_entropy", "liger_rope", "liger_rms_norm",
+        "liger_cross_entropy", "liger_rope", "liger_rms_norm",
         "liger_swiglu", "liger_glu_activation", "liger_layer_norm", "chunked_cross_entropy", "activation_offloading",
         "layer_offloading", "tiled_mlp", "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel",
         "unfrozen_parameters", "gc_steps", "torch_empty_cache_steps", "auto_find_batch_size", "quantize_moe_experts",
@@ -33,7 +35,7 @@ _EFFECTS = {
         "noisy_embedding_alpha",
     ),
     EITHER: (
-        "plugins", "torch_compile", "fp8", "qat", "relora", "sequence_parallel_degree", "context_parallel_size",
+        "torch_compile", "fp8", "qat", "relora", "sequence_parallel_degree", "context_parallel_size",
         "tensor_parallel_size", "dp_replicate_size", "lora_rank_pattern", "use_pose",
         "peft_layers_to_transform", "overrides_of_model_config", "overrides_of_model_kwargs", "bnb_config_kwargs",
         "device_map", "max_memory", "gpu_memory_limit", "use_kernels", "deepcompile", "peft",
@@ -42,6 +44,9 @@ _EFFECTS = {
         "flash_attn_fuse_mlp", "fused_attn_kernel", "sage_attention",
     ),
 }  # fmt: skip
+
+
+_PLUGINS = ("CutCrossEntropyPlugin", "LigerPlugin")  # what they change has keys of its own
 
 
 def knows(values: dict[str, Any]) -> bool:
@@ -56,7 +61,8 @@ def read(
     keys.refuse("load_in_8bit", "gptq", "rl", "reward_model", "process_reward_model", "model_quantization_config")
     adapter = keys.word("adapter", among=(None, "", "lora", "qlora")) or None
     if keys.flag("load_in_4bit") != (adapter == "qlora"):
-        raise keys.wrong("load_in_4bit", "adapter: qlora, load_in_4bit: true")
+        both = "adapter: qlora, load_in_4bit: true"
+        raise keys.wrong("load_in_4bit", tr(ko=f"QLoRA라면 둘 다 적는다({both})", en=f"QLoRA has both ({both})"))
     precision = _precision(keys, adapter, spec)
     micro = keys.whole("micro_batch_size", 1)
     steps = keys.whole("gradient_accumulation_steps", None)
@@ -92,12 +98,35 @@ def read(
     if adapter is None and "16" in precision and not flash:
         keys.note("base_model", MORE, tr(ko="플래시 어텐션 없이는 임베딩과 정규화층이 fp32다",
                                          en="without flash attention embeddings and norms are in fp32"))  # fmt: skip
-    stage = hugging_face.shards(keys, gpus)
+    found["fused_lm_head"] = _loss_from_tiles(keys)
+    found["gradient_checkpointing"] |= hugging_face.checkpoints_by_fsdp(keys, by_config=True)
+    stage = hugging_face.shards(keys, gpus, by_config=True)
     keys.rest(_EFFECTS, free(NAME))
     return found, stage
 
 
+def _loss_from_tiles(keys: Keys) -> bool:
+    """Whether the loss is from tiles of the logits: cut cross-entropy, on where its plugin is, or Liger's fused one.
+
+    integrations/cut_cross_entropy/args.py; Liger's plugin alone does nothing (integrations/liger/args.py).
+    """
+    plugins = [str(name).split(".")[-1] for name in keys.words("plugins")]
+    if [name for name in plugins if name not in _PLUGINS]:
+        keys.note("plugins", EITHER)
+    cut = "CutCrossEntropyPlugin" in plugins
+    if keys.flag("cut_cross_entropy", cut):
+        return hugging_face.by_tiles(keys, "plugins" if cut else "cut_cross_entropy")
+    return keys.flag("liger_fused_linear_cross_entropy") and hugging_face.by_tiles(
+        keys, "liger_fused_linear_cross_entropy"
+    )
+
+
 def _targets(keys: Keys) -> str | tuple[str, ...]:
+    try:
+        if isinstance(pattern := keys.get("lora_target_modules"), str) and is_pattern(pattern):
+            return pattern
+    except WrongValue as error:
+        raise keys.wrong("lora_target_modules", str(error)) from error
     everything, names = keys.flag("lora_target_linear"), keys.words("lora_target_modules")
     if everything or names == ("all-linear",):
         return "all-linear"

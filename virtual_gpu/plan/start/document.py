@@ -7,7 +7,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +57,23 @@ class Document:
         text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
         return text.removesuffix("\n").removesuffix("\n...")
 
-    def with_changes(self, changes: Mapping[Place, Any]) -> str:
-        """The text with these values; NotSupported where one of them does not stand on a line of its own."""
-        edits = []
+    def with_values(self, changes: Mapping[Place, Any]) -> Document:
+        """What is read where these values stand in the file; the text is as it was."""
         wanted = copy.deepcopy(self.values)
         for place, value in changes.items():
             parent = wanted
             for key in place[:-1]:
-                parent = parent.setdefault(key, {})
+                if not isinstance(parent.get(key), dict):
+                    parent[key] = {}
+                parent = parent[key]
             parent[place[-1]] = value
+        return replace(self, values=wanted)
+
+    def with_changes(self, changes: Mapping[Place, Any]) -> str:
+        """The text with these values; NotSupported where one of them does not stand on a line of its own."""
+        edits = []
+        wanted = self.with_values(changes).values
+        for place, value in changes.items():
             new = self.written(value)
             if place in self.spans:
                 start, end = self.spans[place]

@@ -11,20 +11,22 @@ import dataclasses
 import functools
 import json
 import re
+from pathlib import Path
 from typing import Any
 
-from ...errors import BadConfiguration, NotSupported, WrongValue
+from ...errors import BadConfiguration, NotSupported, UnknownName, WrongValue
 from ...language import tr
+from ...models.fused_head import has_fused_head
 from ...step import own_code
 from ...step.optimizers import OPTIMIZERS, name_for_trainer, optimizer_named
 from ...step.setting import Setting
 from .document import read_document
-from .keys import EITHER, LESS, MORE, Keys, free, place_of
+from .keys import EITHER, LESS, MORE, Keys, free, off, place_of
 
 CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")  # its name before and since transformers 5.23
 CHECKPOINTING_KWARGS = tuple(f"{name}_kwargs" for name in CHECKPOINTING)
 EFFECTS = {
-    LESS: ("use_liger_kernel", "torch_empty_cache_steps", "auto_find_batch_size"),
+    LESS: ("torch_empty_cache_steps", "auto_find_batch_size"),
     MORE: ("neftune_noise_alpha", "label_smoothing_factor", "use_cache"),
     EITHER: ("torch_compile", "parallelism_config"),
 }
@@ -114,7 +116,7 @@ def optimizer(keys: Keys, name: str, default: str) -> str:
     given = keys.word(name, default)
     try:
         found = optimizer_named(given)
-    except (NotSupported, ImportError) as error:
+    except (NotSupported, ImportError, UnknownName) as error:
         raise keys.not_counted(name, str(error)) from error
     theirs = {alias: None for aliases in OPTIMIZERS.values() for alias in aliases}
     if given.lower() not in theirs and given.lower() not in (known := sorted(own_code.of_the_trainer())):
@@ -144,35 +146,82 @@ def autocast(keys: Keys, bf16: bool = False) -> str | None:
     return "bf16" if on else "fp16" if fp16 else None
 
 
-def shards(keys: Keys, gpus: int) -> int:
+def fsdp_section(keys: Keys, by_config: bool = False) -> dict[str, Any] | None:
+    """What `fsdp_config` says, without the prefix "fsdp_"; None where FSDP is off.
+
+    Without `fsdp` that section says nothing (transformers 5.23, training_args.py, `_process_fsdp_args`): its JSON of
+    old has one always. by_config: the section alone turns it on (axolotl, core/builders/base.py). A text is the path of
+    a JSON file, beside the configuration or in the working folder.
+    """
+    fsdp, more = keys.get("fsdp"), keys.get("fsdp_config", {})
+    if off(fsdp) and not (by_config and more):
+        return None
+    if isinstance(more, str):
+        there = beside(keys, more)
+        if there is None:
+            raise keys.wrong("fsdp_config", tr(ko="읽을 파일이 없다", en="there is no such file to read"))
+        more = read_document(there).values
+    return {name.removeprefix("fsdp_"): value for name, value in more.items()} if isinstance(more, dict) else {}
+
+
+def beside(keys: Keys, name: str) -> Path | None:
+    """The JSON file of that name: beside the configuration, or as it is named from the working folder."""
+    folder = keys.document.path.parent
+    places = (folder / name, Path(name), folder / name.split("/")[-1])
+    return next((path for path in places if path.suffix == ".json" and path.is_file()), None)
+
+
+def checkpoints_by_fsdp(keys: Keys, by_config: bool = False) -> bool:
+    """Whether FSDP checkpoints the blocks that it splits (accelerate 1.15, accelerator.py)."""
+    section = fsdp_section(keys, by_config) or {}
+    return str(section.get("activation_checkpointing", False)).lower() == "true"
+
+
+def shards(keys: Keys, gpus: int, by_config: bool = False) -> int:
     """ZeRO's stage by the sections deepspeed, fsdp and fsdp_config; 0 where nothing is sharded.
 
     deepspeed: a mapping, or a JSON file beside the configuration or in the working folder; of one that is not there its
-    name is read ("ds_z3_config.json"). fsdp: full_shard is stage 3, shard_grad_op stage 2.
+    name is read ("ds_z3_config.json"). fsdp: full_shard is stage 3, shard_grad_op stage 2. by_config: see
+    `fsdp_section`.
     """
     stage = _deepspeed(keys)
-    fsdp, more = keys.get("fsdp"), keys.get("fsdp_config", {})
-    more = more if isinstance(more, dict) else {}
-    if fsdp or more:
+    fsdp, more = keys.get("fsdp"), fsdp_section(keys, by_config)
+    if more is not None:
         words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp)
         strategy = f"{words} {more.get('sharding_strategy', '')}".lower()
-        whole = more.get("reshard_after_forward", more.get("fsdp_reshard_after_forward", True))
+        whole = more.get("reshard_after_forward", True)
         stage = 2 if "shard_grad_op" in strategy or str(whole).lower() == "false" else 3
+        stage = 0 if "no_shard" in strategy else stage
+        named = "fsdp" if fsdp else "fsdp_config"
         if "hybrid" in strategy:
-            keys.note("fsdp", MORE, tr(ko="노드마다 통째로 둔다", en="every node holds all of it"))
-        if "offload" in words or more.get("offload_params") or more.get("fsdp_offload_params"):
+            keys.note(named, MORE, tr(ko="노드마다 통째로 둔다", en="every node holds all of it"))
+        if "offload" in words or more.get("offload_params"):
             why = tr(
                 ko="CPU로 내리는 것은 세지 않았다(fit --model … --cpu-offload가 센다)",
                 en="offload to the CPU is not counted here (fit --model … --cpu-offload does)",
             )
-            keys.note("fsdp", LESS, why)
-        if str(more.get("version", more.get("fsdp_version", 2))) == "1":  # of the first accelerate has autocast
+            keys.note(named, LESS, why)
+        if str(more.get("version", 2)) == "1":  # of the first accelerate has autocast
             why = tr(ko="FSDP1을 FSDP2로 보고 셌다", en="FSDP 1 is counted as FSDP2")
             keys.note("fsdp_config", EITHER, why)
     if stage and gpus == 1:
-        name = "deepspeed" if keys.get("deepspeed") else "fsdp"
+        name = "deepspeed" if keys.get("deepspeed") else "fsdp" if fsdp else "fsdp_config"
         keys.note(name, EITHER, tr(ko="GPU 하나에서는 나눌 것이 없다", en="on one GPU nothing is sharded"))
     return stage if gpus > 1 else 0
+
+
+def by_tiles(keys: Keys, name: str) -> bool:
+    """Whether a loss that a kernel of its own makes from tiles of the logits is counted so; a note how."""
+    if not has_fused_head():
+        why = tr(ko="로짓을 통째로 둔 것으로 셌다", en="counted with all logits at once")
+        keys.note(name, LESS, why)
+        return False
+    why = tr(
+        ko="로짓을 조각내는 TRL의 손실로 셌다. 제 조각은 그보다 조금 더 들거나 덜 든다",
+        en="counted as TRL's loss from tiles of the logits; its own take somewhat more or less",
+    )
+    keys.note(name, EITHER, why)
+    return True
 
 
 def reduces_once(keys: Keys) -> bool:
@@ -208,8 +257,7 @@ def deepspeed_section(keys: Keys) -> Any:
     """What the file gives DeepSpeed: a mapping, or the one in its JSON file; None where there is neither."""
     section = keys.get("deepspeed")
     if isinstance(section, str):
-        places = (keys.document.path.parent / section, keys.document.path.parent / section.split("/")[-1])
-        there = next((path for path in places if path.suffix == ".json" and path.is_file()), None)
+        there = beside(keys, section)
         section = None if there is None else read_document(there).values
     return section or None
 

@@ -116,7 +116,7 @@ class Keys:
         by_key = {name: effect for effect, names in effects.items() for name in names}
         free = {*free}
         for name, value in self.document.values.items():
-            if name in self.taken or name in free or (off(value) and name in by_key):
+            if name in self.taken or name in free or value is None or (off(value) and name in by_key):
                 continue
             self.note(name, by_key.get(name, UNKNOWN))
         return tuple(self.notes)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...cards import GPUSpec
+from ...language import tr
 from ...step.setting import Setting
 from . import hugging_face
 from .keys import EITHER, LESS, MORE, Keys, free, off
@@ -25,7 +26,7 @@ _ONLY = (
     "dataset_dir", "disable_gradient_checkpointing", "quantization_method", "flash_attn", "additional_target",
 )  # fmt: skip
 _EFFECTS = {
-    LESS: ("use_unsloth", "use_unsloth_gc", "enable_liger_kernel"),
+    LESS: ("use_unsloth", "use_unsloth_gc"),
     MORE: (
         "upcast_layernorm", "upcast_lmhead_output", "resize_vocab", "additional_target", "use_dora", "add_tokens",
         "add_special_tokens", "new_special_tokens_config", "use_asft_loss", "use_eaft_loss",
@@ -36,15 +37,22 @@ _EFFECTS = {
 }  # fmt: skip
 
 
+_OF_OTHERS = ("train_type", "tuner_type")  # ms-swift's files share names
+_NO_TRAINING = ("export_dir", "infer_backend", "do_predict")
+
+
 def knows(values: dict[str, Any]) -> bool:
     """Whether a file with these keys is one."""
-    return bool({*values} & {*_ONLY})
+    return bool({*values} & {*_ONLY}) and not {*values} & {*_OF_OTHERS}
 
 
 def read(
     keys: Keys, spec: GPUSpec, gpus: int, peft: str | None, objective: str | None = None
 ) -> tuple[dict[str, Any], int]:
     """(fields of a Setting, ZeRO's stage)."""
+    untrained = [name for name in _NO_TRAINING if not off(keys.document.values.get(name))]
+    if untrained and not keys.flag("do_train"):
+        raise keys.not_counted(untrained[0], tr(ko="학습하는 파일이 아니다", en="this file trains nothing"))
     trained = keys.word("stage", "sft", among=("sft", "pt", "dpo"))
     pairs = trained == "dpo"
     packs = keys.flag("packing", trained == "pt") or not off(keys.document.values.get("neat_packing"))
@@ -76,6 +84,12 @@ def read(
     }
     if keys.word("flash_attn", "auto") == "disabled":
         found["attention"] = "eager"
+    # Its kernels make the loss of pairs from whole logits (model/model_utils/liger_kernel.py, require_logits).
+    liger = keys.flag("enable_liger_kernel") or keys.flag("use_liger_kernel")
+    if liger and pairs:
+        keys.note("enable_liger_kernel", LESS)
+    found["fused_lm_head"] = liger and not pairs and hugging_face.by_tiles(keys, "enable_liger_kernel")
+    found["gradient_checkpointing"] |= hugging_face.checkpoints_by_fsdp(keys)
     stage = hugging_face.shards(keys, gpus)
     if pairs and stage:
         raise keys.not_counted("deepspeed" if "deepspeed" in keys.document.values else "fsdp", "DPO")

@@ -15,7 +15,8 @@ from ...errors import NotSupported
 from ...language import tr
 from ...step.own_code import IN_BACKWARD
 from ...step.setting import Setting
-from .keys import EITHER, LESS, MORE, Keys, free
+from . import hugging_face
+from .keys import EITHER, LESS, MORE, Keys, free, off
 
 NAME = "torchtune"
 METHODS = ("lora", "qlora")  # full fine-tuning is another recipe, not another line
@@ -39,7 +40,15 @@ _OPTIMIZERS = {
     "bitsandbytes.optim.PagedAdamW": "paged_adamw",
 }
 _ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
+_FUSED_IN_PHI = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj") | dict.fromkeys(
+    ("gate_proj", "up_proj"), "gate_up_proj"
+)
 _MLP = ("gate_proj", "up_proj", "down_proj")
+_LOSSES = ("LinearCrossEntropyLoss", "CEWithChunkedOutputLoss", "CrossEntropyLoss")
+_OF_OTHER_RECIPES = (
+    "teacher_model", "reward_and_value_model", "policy_model", "ref_policy_model", "ref_policy_checkpointer",
+    "quantizer", "tasks",
+)  # fmt: skip
 _EFFECTS = {
     LESS: ("enable_activation_offloading", "fsdp_cpu_offload"),
     EITHER: ("compile", "tensor_parallel_dim", "data_parallel_replicate_dim", "context_parallel_dim",
@@ -56,6 +65,9 @@ def read(
     keys: Keys, spec: GPUSpec, gpus: int, peft: str | None, objective: str | None = None
 ) -> tuple[dict[str, Any], int]:
     """(fields of a Setting, ZeRO's stage)."""
+    if (other := _not_fine_tuning(keys)) is not None:
+        raise keys.not_counted(other, tr(ko="레시피 full_finetune과 lora_finetune만 센다",
+                                         en="the recipes full_finetune and lora_finetune are counted"))  # fmt: skip
     builder = str(keys.word("model._component_", "")).split(".")[-1]
     found_builder = re.fullmatch(r"(lora_|qlora_)?(.+)", builder)
     kind, base = found_builder.groups() if found_builder else ("", "")
@@ -81,18 +93,32 @@ def read(
         raise keys.wrong("batch_size", tr(ko="있어야 한다", en="must be there"))
     if kind:
         found |= _lora(keys, quantized)
-    loss = str(keys.get("loss._component_", ""))
-    if "Linear" in loss or "Chunked" in loss:
+    loss = str(keys.get("loss._component_", "")).split(".")[-1]
+    if loss == "LinearCrossEntropyLoss":
+        found["fused_lm_head"] = hugging_face.by_tiles(keys, "loss")
+    elif loss == "CEWithChunkedOutputLoss":
         keys.note("loss", LESS, tr(ko="로짓을 통째로 둔 것으로 셌다", en="counted with all logits at once"))
-    keys.rest(_EFFECTS, free(NAME))
-    return found, 3 if gpus > 1 and not kind else 0
+    if kind and gpus > 1:
+        keys.note("dtype", LESS, tr(ko="나눈 어댑터는 fp32로 셌다", en="adapters that are split are counted in fp32"))
+    reshards = keys.flag("fsdp_reshard_after_forward", True)
+    keys.rest(_EFFECTS, free(NAME) - {"fsdp_reshard_after_forward"})
+    return found, (3 if reshards else 2) if gpus > 1 else 0
 
 
-def _model(keys: Keys, base: str) -> str:
+def _not_fine_tuning(keys: Keys) -> str | None:
+    """A key by which the file is another recipe's: preferences, distillation, rewards, QAT, evaluation."""
+    values = keys.document.values
+    loss = str(keys.get("loss._component_", "")).split(".")[-1]
+    if loss not in ("", *_LOSSES):
+        return "loss._component_"
+    return next((name for name in _OF_OTHER_RECIPES if not off(values.get(name))), None)
+
+
+def _model(keys: Keys, base: str) -> str | None:
     for pattern, name in _MODELS:
         if found := re.fullmatch(pattern, base):
             return found.expand(name).replace(".B", "B")
-    raise keys.not_counted("model._component_", f"{base!r:.60}; --model")
+    return None  # what --model says
 
 
 def _optimizer(keys: Keys) -> str:
@@ -116,6 +142,8 @@ def _lora(keys: Keys, quantized: bool) -> dict[str, Any]:
         raise keys.wrong("model.lora_attn_modules", ", ".join(_ATTENTION))
     targets = [_ATTENTION[name] for name in names]
     targets += _MLP if keys.flag("model.apply_lora_to_mlp") else ()
+    if "phi" in str(keys.get("model._component_")):  # whose layers are one in transformers' model
+        targets = [*dict.fromkeys(_FUSED_IN_PHI.get(name, name) for name in targets)]
     if keys.flag("model.apply_lora_to_output"):
         keys.note("model.apply_lora_to_output", MORE)
     if keys.flag("model.use_dora"):

@@ -29,6 +29,8 @@ def read(
     computes = hugging_face.autocast(keys)
     found = hugging_face.common(keys) | {"peft": peft, "padded": True}  # by a collator that the file does not say
     found["precision"] = f"{'autocast' if peft else 'mixed'}_{computes}" if computes else "auto"
+    found["fused_lm_head"] = keys.flag("use_liger_kernel") and hugging_face.by_tiles(keys, "use_liger_kernel")
+    found["gradient_checkpointing"] |= hugging_face.checkpoints_by_fsdp(keys)
     stage = hugging_face.shards(keys, gpus)
     keys.rest(hugging_face.EFFECTS, hugging_face.free_names())
     return found, stage

@@ -86,7 +86,8 @@ _EFFECTS = {
 
 def knows(values: dict[str, Any]) -> bool:
     """Whether a file with these keys is one."""
-    return "model_name_or_path" in values or bool({*values} & {*_ONLY})
+    litgpt = "checkpoint_dir" in values and isinstance(values.get("train"), dict)
+    return "model_name_or_path" in values or (bool({*values} & {*_ONLY}) and not litgpt)
 
 
 def read(
@@ -115,7 +116,11 @@ def read(
     found["precision"] = _precision(keys, found["model_id"], found["peft"])
     if "attn_implementation" in keys.document.values and keys.get("attn_implementation") == "eager":
         found["attention"] = "eager"
+    if quantized and not found["peft"]:
+        raise keys.wrong("load_in_4bit", tr(ko="use_peft: true와 함께 적는다", en="goes with use_peft: true"))
+    found["gradient_checkpointing"] |= hugging_face.checkpoints_by_fsdp(keys)
     stage = hugging_face.shards(keys, gpus)
+    keys.get("use_liger_kernel")  # its loss from tiles is the default anyway
     pairs, sft = objective == "dpo", objective == "sft"
     found["padded"] = _pads(keys, not sft)
     if pairs:
@@ -125,7 +130,7 @@ def read(
     loss = _loss(keys, objective)
     # From all logits at once.
     smooths = sft and "dft" not in loss and not off(keys.document.values.get("label_smoothing_factor"))
-    found["fused_lm_head"] = fused = has_fused_head() and (not sft or not stage) and not smooths
+    found["fused_lm_head"] = fused = has_fused_head() and not smooths
     if not fused and not smooths:
         keys.note(
             "loss_type", LESS,
@@ -207,7 +212,7 @@ def _of_pairs(keys: Keys, found: dict[str, Any], stage: int) -> dict[str, Any]:
 def _note_reference(keys: Keys, found: dict[str, Any], stage: int) -> None:
     """What is not counted of a reference that is split: it is loaded in the type of the file."""
     if stage and not found["peft"] and found["precision"].startswith("autocast"):
-        name = "dtype" if "dtype" in keys.document.values else "torch_dtype"
+        name = _name_of_dtype(keys)
         keys.note(name, LESS, tr(ko="기준 모델을 fp32로 셌다", en="the reference is counted in fp32"))
 
 
@@ -309,9 +314,14 @@ def _targets(names: tuple[str, ...]) -> str | tuple[str, ...]:
     return names[0] if names == ("all-linear",) else names or "attention"
 
 
+def _name_of_dtype(keys: Keys) -> str:
+    """As the file calls it: TRL before 0.24 had another name."""
+    return "torch_dtype" if {"torch_dtype", "dtype"} & {*keys.document.values} == {"torch_dtype"} else "dtype"
+
+
 def _precision(keys: Keys, model: str | None, peft: str | None) -> str:
     computes = hugging_face.autocast(keys, bf16=True)
-    name = "dtype" if "dtype" in keys.document.values else "torch_dtype"
+    name = _name_of_dtype(keys)
     dtype = keys.word(name, "float32", among=("auto", "bfloat16", "float16", "float32"))
     if dtype == "auto" and model is not None:
         dtype = str(checkpoint_dtype(model, load_config(model))).removeprefix("torch.")
@@ -329,7 +339,8 @@ def write(keys: Keys, old: Setting, new: Setting) -> dict[str, Any]:
         raise keys.wrong("max_completion_length", "--length")
     if new.vllm and new.peft == "qlora":
         raise keys.wrong("use_vllm", "load_in_4bit")
-    found = hugging_face.changed(keys, old, new, sequence_length="max_length")
+    older = "max_seq_length" in keys.document.values and "max_length" not in keys.document.values
+    found = hugging_face.changed(keys, old, new, sequence_length="max_seq_length" if older else "max_length")
     found |= {"vllm_enable_sleep_mode": True} if new.vllm == ASLEEP != old.vllm else {}
     if "steps_per_generation" in keys.document.values and new.completions:
         steps = new.rollout // new.batch_size
@@ -345,5 +356,5 @@ def write(keys: Keys, old: Setting, new: Setting) -> dict[str, Any]:
     if new.pairs and new.peft != old.peft and keys.flag("sync_ref_model"):
         raise keys.wrong("sync_ref_model", "use_peft")
     if new.precision != old.precision and new.precision.startswith("autocast"):
-        found["dtype"] = "bfloat16" if "bf16" in new.precision else "float16"
+        found[_name_of_dtype(keys)] = "bfloat16" if "bf16" in new.precision else "float16"
     return found
