@@ -780,3 +780,39 @@ def test_gradients_of_each_sample_by_torch_func():
         found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
         assert {name: one.shape for name, one in found.items()} == {"weight": (16, 10, 64), "bias": (16, 10)}
         assert torch.cuda.memory_allocated() - before >= 16 * (10 * 64 + 10) * 4
+
+
+def test_what_a_program_puts_on_a_parameter_stays_there():
+    """DeepSpeed keeps a parameter's parts (`ds_id`, `ds_tensor`) so, and goes by them after `Module.bfloat16`."""
+    with cuda("T4"):
+        layer = torch.nn.Linear(8, 8)
+        layer.weight.mine, kept = [1], layer.weight
+        for move in (layer.to("cuda").half, layer.bfloat16, layer.cpu, layer.cuda):
+            move()
+            assert layer.weight is kept and kept.mine == [1]
+        kept.data = torch.zeros(4, 4, device="cuda")
+        assert kept.mine == [1] and kept.shape == (4, 4)
+        assert not {"known", "drawn"} & {*vars(layer.half().weight)}  # what is noted of its values is of the old ones
+
+
+def test_a_program_s_own_factories_are_not_ours(monkeypatch):
+    """DeepSpeed's `zero.Init` puts ones that cast in the place of `torch.empty` and its like."""
+
+    def casting(make):
+        def made(*size, **how):
+            tensor = make(*size, **how)
+            return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+
+        return made
+
+    with cuda("T4"):
+        x = torch.ones(1024, 1024, device="cuda")
+        x @ x  # cuBLAS has its workspace
+        for name in ("empty", "empty_strided", "full", "zeros", "ones", "tensor"):
+            monkeypatch.setattr(torch, name, casting(getattr(torch, name)))
+        before = torch.cuda.memory_allocated()
+        products = [x * 2, x * 2, x @ x, torch.ones(2).cpu(), x.new_zeros(1024)]
+        assert [one.dtype for one in products] == [torch.float32] * 3 + [torch.bfloat16, torch.float32]
+        assert torch.cuda.memory_allocated() - before == 3 * 4 * 1024**2 + 4096
+        assert x.cpu().dtype == torch.float32
+        monkeypatch.undo()

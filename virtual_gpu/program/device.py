@@ -45,6 +45,9 @@ from .streams import Streams
 from .values import Values, ValueStop, is_drawn
 
 _aten = torch.ops.aten
+_FACTORIES = {
+    name: getattr(torch, name) for name in ("empty", "empty_strided", "full", "zeros", "ones", "arange", "eye", "randn")
+}
 GPU = torch.device("cpu:0")
 _HUGE = 2**24  # elements of a copy on the CPU from which on it is one number, expanded
 _ITEM = _aten._local_scalar_dense.default
@@ -90,6 +93,20 @@ class _Entered(threading.local):
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
+
+
+@contextlib.contextmanager
+def _pytorchs_factories() -> Iterator[None]:
+    """Inside, PyTorch's rules of shapes and ours make what they ask for: a program may have put others in their place.
+
+    DeepSpeed's `zero.Init` has ones that cast.
+    """
+    theirs = {name: getattr(torch, name) for name in _FACTORIES}
+    vars(torch).update(_FACTORIES)
+    try:
+        yield
+    finally:
+        vars(torch).update(theirs)
 
 
 class ProgramMode(CountingMode):
@@ -167,6 +184,9 @@ class ProgramMode(CountingMode):
         if self.over and FakeTensor not in types:
             return func(*args, **(kwargs or {}))
         with self.turn:
+            if torch.empty is not _FACTORIES["empty"]:
+                with _pytorchs_factories():
+                    return self._dispatch(func, types, args, kwargs)
             return self._dispatch(func, types, args, kwargs)
 
     def raise_interrupt(self) -> None:

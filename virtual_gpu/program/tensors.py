@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim.optimizer import _foreach_supported_types as foreach_in_optimizers
 from torch.utils._device import DeviceContext
 from torch.utils._foreach_utils import _foreach_supported_types as foreach_elsewhere
@@ -21,6 +21,9 @@ from .patches import Patches
 from .saving import Saving
 
 _SWAPPED_BY_TORCH = torch.utils.swap_tensors
+# What PyTorch and we keep on a fake tensor. Whatever else is there, the program has put there.
+_OF_FAKES = {*vars(FakeTensor(FakeTensorMode(), torch.empty(0, device="meta"), torch.device("cpu")))}
+_OF_FAKES |= {"_is_param", "answer", "drawn", "known", "may_pick", "plain_of"}
 _DEVICE_KINDS = (str, torch.device, int)
 
 
@@ -371,11 +374,13 @@ def swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
 
     `Module.to` lets a parameter become a tensor of the GPU and stay the same object, so that an optimizer made before
     keeps it, and ties stay ties. PyTorch's own refuses fake tensors, since their mode has weak references to them.
+    What a program has put on the first stays with it, as where `Module.to` sets its data: DeepSpeed's `ds_id`.
     """
     if FakeTensor not in (type(first), type(second)):
         return _SWAPPED_BY_TORCH(first, second)
+    given = {name: value for name, value in vars(first).items() if name not in _OF_FAKES}
     first.__class__, second.__class__ = second.__class__, first.__class__
-    first.__dict__, second.__dict__ = second.__dict__, first.__dict__
+    first.__dict__, second.__dict__ = {**given, **second.__dict__}, first.__dict__
     torch._C._swap_tensor_impl(first, second)
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         if (hooks := getattr(first, name)) is not None:
