@@ -50,7 +50,7 @@ class Shape(NamedTuple):
 
 
 SOURCES = Shape(960, 330, 30, 30, 14, 15, 48, 210, 12, 9)  # two lines of text for each line of points
-WIDE = Shape(780, 236, 24, 27, 19, 15, 40, 190)
+WIDE = Shape(824, 280, 24, 27, 19, 15, 40, 190)
 NARROW = Shape(400, 20, 20, 44, 14, 32, 40, 150, 13, 11)  # for a phone: names above their points
 PICTURES = {"truth.svg": ("en", WIDE), "truth_ko.svg": ("ko", WIDE), "truth_ko_narrow.svg": ("ko", NARROW)}
 

@@ -90,7 +90,7 @@ RECIPES = (
     Recipe(
         name="DeepSpeed's logs",
         what="GPT-2 under DeepSpeed (ZeRO-1, ZeRO-3, offload) on four GPUs, what its optimizer takes as it is made",
-        what_ko="DeepSpeed의 GPT-2 (ZeRO-1, ZeRO-3, 오프로드), 옵티마이저를 만드는 동안",
+        what_ko="DeepSpeed가 옵티마이저를 만드는 동안 (GPT-2)",
         handles=from_source("hwang2006/large-scale-lm-tutorials"),
         predict=predict,
         packages=lambda row: (

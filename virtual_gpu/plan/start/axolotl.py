@@ -58,7 +58,13 @@ def read(
     keys: Keys, spec: GPUSpec, gpus: int, peft: str | None, objective: str | None = None
 ) -> tuple[dict[str, Any], int]:
     """(fields of a Setting, ZeRO's stage)."""
-    keys.refuse("load_in_8bit", "gptq", "rl", "reward_model", "process_reward_model", "model_quantization_config")
+    if not off(keys.get("rl")):
+        raise keys.not_counted("rl", tr(ko="SFT만 센다. DPO와 GRPO는 TRL의 파일로 센다",
+                                        en="SFT alone; DPO and GRPO are counted as files of TRL"))  # fmt: skip
+    if not off(keys.get("load_in_8bit")):
+        raise keys.not_counted("load_in_8bit", tr(ko="가중치는 16비트나 4비트(adapter: qlora)만 센다",
+                                                  en="weights in 16 bits or, adapter: qlora, in 4"))  # fmt: skip
+    keys.refuse("gptq", "reward_model", "process_reward_model", "model_quantization_config")
     adapter = keys.word("adapter", among=(None, "", "lora", "qlora")) or None
     if keys.flag("load_in_4bit") != (adapter == "qlora"):
         both = "adapter: qlora, load_in_4bit: true"
