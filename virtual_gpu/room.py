@@ -65,16 +65,20 @@ class Room:
         low, high = (sum(getattr(part.bytes, end) for part in self.outside) for end in ("low", "high"))
         return Range(reserved_bytes + low, int(reserved_bytes * (1 + KERNELS)) + high)
 
+    def taken(self, reserved_bytes: int) -> str:
+        """`needed` as it is printed."""
+        return _text(self.needed(reserved_bytes))
+
     def line(self, reserved_bytes: int) -> str:
         """What is needed and against what, as it is printed."""
-        needed, memory = _text(self.needed(reserved_bytes)), _text(self.memory)
+        needed, memory = self.taken(reserved_bytes), _text(self.memory)
         return tr(ko=f"{self.card}의 {memory} 가운데 {needed}", en=f"{needed} of {self.card}'s {memory}")
 
     def needs(self, reserved_bytes: int) -> str:
         """As `line`, but what there is last where it is not enough: nobody needs more "of" less."""
         if self.verdict(reserved_bytes) != TOO_MUCH:
             return self.line(reserved_bytes)
-        needed, memory = _text(self.needed(reserved_bytes)), _text(self.memory)
+        needed, memory = self.taken(reserved_bytes), _text(self.memory)
         return tr(ko=f"{needed}가 든다({self.card}의 메모리는 {memory})", en=f"{needed} ({self.card} has {memory})")
 
     def to_dict(self) -> dict[str, Any]:

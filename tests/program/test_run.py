@@ -383,3 +383,35 @@ def test_optimizer_states_of_several_tensors_are_found(tmp_path):
     )
     report = run(str(script), (), gpu="T4")
     assert report.error is None and report.at_peak["optimizer"] == 2 * 4 * 2**20
+
+
+IN_PIECES = """
+import sys
+import torch
+
+if len(sys.argv) > 1:
+    torch.cuda.set_per_process_memory_fraction(int(sys.argv[1]) / torch.cuda.get_device_properties(0).total_memory)
+layer = torch.nn.Linear(8, 8, device="cuda")
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for step in range(3):
+    for size in (100, 140, 190, 250, 320):  # ever other sizes: each a segment that nothing else takes
+        kept = torch.empty((size + 3 * step) * 2**20, dtype=torch.uint8, device="cuda")
+    layer(torch.ones(1, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_run_in_pieces_says_in_how_much_it_gets_through(tmp_path):
+    """What the allocator keeps where there is room, it gives back where there is none: that much is really enough."""
+    script = tmp_path / "pieces.py"
+    script.write_text(IN_PIECES)
+    report = run(str(script), gpu="T4")
+    assert report.status == "fits" and report.allocated < report.enough < 0.7 * report.reserved
+    assert report.room.taken(report.enough) in report.text() and report.json()["enough"] == report.enough
+    step = max(report.allocated // 128, 2 * 2**20)
+    for nbytes, status in ((report.enough, "fits"), (report.enough - 2 * step, "oom")):
+        assert run(str(script), [str(nbytes + 1)], gpu="T4").status == status
+    whole = tmp_path / "whole.py"
+    whole.write_text(IN_PIECES.replace("3 * step", "0 * step").replace("(100, 140, 190, 250, 320)", "(320,) * 5"))
+    report = run(str(whole), gpu="T4")
+    assert report.enough is None and "smaller card" not in report.text()

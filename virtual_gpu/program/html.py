@@ -52,7 +52,8 @@ small{color:var(--muted)}
 def page(report: Report) -> str:
     """A complete HTML document."""
     title = f"{report.program}, {report.gpu}"
-    text = [f"<p>{html.escape(line)}</p>" for line in (*report.which_card, report.summary, *_host(report))]
+    said = *report.which_card, report.summary, *report.on_a_smaller_card, *_host(report)
+    text = [f"<p>{html.escape(line)}</p>" for line in said]
     text += [f"<p>{html.escape(line)}</p>" for line in (*report.changes_made, *report.advice)]
     if report.to_write:
         text.append(f"<pre>{html.escape(chr(10).join(report.to_write))}</pre>")

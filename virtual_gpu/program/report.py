@@ -19,7 +19,7 @@ from ..host.report import HostReport
 from ..language import tr
 from ..room import TIGHT, TOO_MUCH, Room, room_on
 from ..shards.nccl import of_groups
-from ..units import human_bytes
+from ..units import MiB, human_bytes
 from . import words
 from .changed import not_found
 from .device import ProgramGPU
@@ -40,7 +40,8 @@ class Report:
     they hold for. versions: of the libraries that the program loaded. changed: what was made other in the program →
     how often its place was found; tried: what it was run again with. error: the exception that ended the program.
     host: of the machine's RAM. card, other_cards: where one process has several cards, which one all this is of, and of
-    each other one what was allocated and reserved at most. trained: what a step must hold, where the memory ran out.
+    each other one what was allocated and reserved at most. enough: what it would have been enough to reserve, where
+    that is much less; None elsewhere. trained: what a step must hold, where the memory ran out.
     """
 
     program: str
@@ -71,6 +72,7 @@ class Report:
     host: HostReport | None = None
     card: int = 0
     other_cards: list[dict[str, int]] = field(default_factory=list)
+    enough: int | None = None
 
     def json(self) -> dict[str, Any]:
         """All of it, in JSON's types; "schema" grows when a name changes its meaning."""
@@ -144,6 +146,19 @@ class Report:
             for card in self.other_cards
         )
         return f"{said} (cuda:{self.card}); {'; '.join(others)}"
+
+    @property
+    def on_a_smaller_card(self) -> list[str]:
+        """In how much it still gets through, where it reserved much more than that."""
+        if self.enough is None or self.room is None:
+            return []
+        needed = self.room.taken(self.enough)
+        return [
+            tr(
+                ko=f"더 작은 카드라면 할당자가 쓰지 않는 조각을 돌려준다. {needed}에서도 끝까지 간다",
+                en=f"on a smaller card the allocator gives unused pieces back: it gets through in {needed}",
+            )
+        ]
 
     @property
     def which_card(self) -> list[str]:
@@ -248,7 +263,7 @@ class Report:
             ),
         )
         out = [f"{self.program}, {self.gpu} ({human_bytes(self.capacity)}): {self.verdict}"]
-        out += [f"  {line}" for line in (*self.which_card, self.summary)]
+        out += [f"  {line}" for line in (*self.which_card, self.summary, *self.on_a_smaller_card)]
         out += [f"  {self.host.line}"] if self.host is not None else []
         out += [f"  {line}" for line in self.changes_made]
         out += [f"  {line}" for line in self.advice]
@@ -330,9 +345,22 @@ def make_report(
         room=room_on(gpu.spec, _nccl(gpu)), oom=gpu.last_oom, changed=dict(gpu.changes), error=error, watch=watch,
         trained=held,
         host=gpu.host.report(killed=isinstance(error, HostOutOfMemory)),
+        enough=_enough(gpu, status, peak, max(watch.reserved_peaks)),
         card=gpu.looked_at if gpu.several else 0,
         other_cards=gpu.several.others() if gpu.several else [],
     )  # fmt: skip
+
+
+def _enough(gpu: ProgramGPU, status: str, peak: int, reserved: int) -> int | None:
+    """Bytes in which the allocator gets through with the same requests, where the run reserved much more.
+
+    Between requests it gives nothing back but for want of room: what a program empties itself counts as kept.
+    """
+    if status != FITS or gpu.several or reserved - peak < max(peak // 16, 64 * MiB):
+        return None
+    trace, step = gpu.watch.saved().trace, max(peak // 128, 2 * MiB)
+    enough = trace.smallest_capacity(step, settings=gpu.meter.allocator.settings, reserved=reserved)
+    return enough if reserved - enough > reserved // 32 else None
 
 
 def _of_all(gpu: ProgramGPU, peak: int) -> int:
