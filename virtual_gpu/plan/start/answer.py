@@ -21,7 +21,7 @@ from ...models.configs import load_config, model_name
 from ...models.depth import text_config
 from ...models.offloaded import can_offload
 from ...models.pages import pages_label
-from ...room import FITS, Room, room_on
+from ...room import FITS, TOO_MUCH, Room, room_on
 from ...shards.layout import CONVENTIONS, Layout
 from ...shards.ledger import count_elements
 from ...shards.nccl import nccl_bytes
@@ -233,7 +233,7 @@ class Answer:
 
     def _unsure(self) -> str:
         """The verdict where what is not counted may turn it; empty where it cannot."""
-        if self._bounds() == LESS and self.verdict != FITS:
+        if self._bounds() == LESS and self.verdict == TOO_MUCH:
             return tr(
                 ko="센 것만으로는 넘치지만, 세지 않은 것이 줄여 주면 들어갈 수도 있다",
                 en="does not fit as counted; what is not counted takes less, so that it may",
@@ -433,8 +433,9 @@ class _Search:
             except (NotSupported, NoSuchLayer):  # which the file does not ask for
                 continue
             if tried is not None and by:
-                tried, _ = self._by_engine(tried)
-            if tried is not None and self.has_room(tried.reserved):
+                tried, ran = self._by_engine(tried)
+                tried = tried if ran and self.has_room(tried.reserved) else None
+            if tried is not None:
                 more = more if tried.setting.gradient_accumulation_steps > 1 else {}
                 lines = self.tool.write(self.keys, setting, tried.setting) | self._lines_of(tried.engine) | more
                 return replace(found, proposal=tried, lines=lines)

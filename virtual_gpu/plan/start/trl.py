@@ -120,7 +120,8 @@ def read(
         raise keys.wrong("load_in_4bit", tr(ko="use_peft: true와 함께 적는다", en="goes with use_peft: true"))
     found["gradient_checkpointing"] |= hugging_face.checkpoints_by_fsdp(keys)
     stage = hugging_face.shards(keys, gpus)
-    keys.get("use_liger_kernel")  # its loss from tiles is the default anyway
+    if keys.flag("use_liger_kernel") and objective != "sft":  # whose loss is from tiles anyway
+        keys.note("use_liger_kernel", LESS)
     pairs, sft = objective == "dpo", objective == "sft"
     found["padded"] = _pads(keys, not sft)
     if pairs:
@@ -315,7 +316,7 @@ def _targets(names: tuple[str, ...]) -> str | tuple[str, ...]:
 
 
 def _name_of_dtype(keys: Keys) -> str:
-    """As the file calls it: TRL before 0.24 had another name."""
+    """As the file calls it: older TRL has another name."""
     return "torch_dtype" if {"torch_dtype", "dtype"} & {*keys.document.values} == {"torch_dtype"} else "dtype"
 
 
