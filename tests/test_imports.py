@@ -147,7 +147,11 @@ LOADERS = {
 }
 LOADING_ROOMS = {"virtual_gpu.models.*", "virtual_gpu.program.*", "virtual_gpu.api", "helpers.models"}
 # Run on a virtual card as a reader writes them.
-PROGRAMS = {"helpers.chapters.c12_two_models.trained", "helpers.chapters.c13_images.trained"}
+PROGRAMS = {
+    "helpers.chapters.c12_two_models.trained",
+    "helpers.chapters.c13_images.trained",
+    "virtual_gpu.plan.deepspeed_rank",
+}
 
 
 def module_name(path: Path) -> str:
