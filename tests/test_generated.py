@@ -58,6 +58,7 @@ def test_a_rank_of_the_files_holds_what_the_plan_counted(recipe, gpus, more, tmp
     report = one_rank(plan, [*ACCELERATE, "train.py", *words(tmp_path, 192, "--max-steps", "3")], tmp_path)
     share = int(plan.engine.share(request) * request.spec.memory_bytes)
     beside = share if recipe.vllm == AWAKE else 0
+    assert sum(report["at_peak"].values()) == report["allocated"] and report["at_peak"]["engine"] >= beside
     phases = report["phases"]
     trained = max(phases[phase][0] for phase in ("evaluation", "forward", "backward", "step")) - beside
     assert plan.training_bytes == pytest.approx(trained, rel=0.01)

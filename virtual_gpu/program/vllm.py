@@ -102,7 +102,7 @@ class Engine:
     def _take(self) -> None:
         if self._block is None:
             self._block = torch.empty(self._share, dtype=torch.uint8, device="cuda")
-            self._watch.claim([self._block], "other")
+            self._watch.claim([self._block], "engine")
 
     def sleep(self, level: int = 1) -> None:
         """Give the memory back to the driver."""

@@ -38,6 +38,7 @@ LOADING, FORWARD, BACKWARD, STEP, EVALUATION, SAVING, BETWEEN = (
 )  # fmt: skip
 CATEGORIES = (
     "parameters", "gradients", "optimizer", "saved for backward", "temporaries", "workspaces", "inputs", "buffers",
+    "engine",
 )  # fmt: skip
 
 _OF_THE_CORE = {

@@ -29,6 +29,7 @@ def category(name: str) -> str:
         "pinned": tr(ko="고정 메모리(pinned)", en="pinned"),
         "workers": tr(ko="DataLoader가 미리 만든 배치", en="batches that loaders have ready"),
         "other": tr(ko="기타", en="other"),
+        "engine": tr(ko="vLLM 엔진", en="vLLM engine"),
     }.get(name) or category_label(name)
 
 
