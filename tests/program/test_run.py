@@ -414,4 +414,4 @@ def test_a_run_in_pieces_says_in_how_much_it_gets_through(tmp_path):
     whole = tmp_path / "whole.py"
     whole.write_text(IN_PIECES.replace("3 * step", "0 * step").replace("(100, 140, 190, 250, 320)", "(320,) * 5"))
     report = run(str(whole), gpu="T4")
-    assert report.enough is None and "smaller card" not in report.text()
+    assert report.enough == report.reserved and not report.on_a_smaller_card

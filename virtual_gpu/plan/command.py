@@ -169,12 +169,8 @@ def _by_its_engine(plan: Plan) -> str:
     try:
         card = by_deepspeed.of_plan(plan).card
     except NotSupported as error:
-        return tr(
-            ko=f"계획은 FSDP2를 센 것이고, DeepSpeed의 엔진은 더 든다. 재지 못했다: {error}. 재는 명령은 train.py에 "
-            "있다.",
-            en=f"The plan counts FSDP2, and DeepSpeed's engine takes more. It was not measured: {error}. train.py has "
-            "the command that does.",
-        )
+        more = tr(ko="재는 명령은 train.py에 있다", en="train.py has the command that measures it")
+        return f"{by_deepspeed.as_fsdp(str(error))}. {more}."
     room, name = plan.request.room, by_deepspeed.named()
     verdict = {
         TIGHT: tr(ko=" 빠듯하다.", en=" That is tight."),

@@ -12,14 +12,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..drawing.svg import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY, YELLOW, nice_step
+from ..drawing.svg import BLUE, GREEN, GREY, MUTED, ORANGE, PURPLE, RED, SKY, YELLOW, nice_step
 from ..language import language, tr
 from ..units import human_bytes
 from . import words
 from .report import FITS, Report, line_of
 from .watch import BETWEEN, CATEGORIES
 
-COLORS = dict(zip(CATEGORIES, (BLUE, ORANGE, GREEN, PURPLE, RED, GREY, SKY, YELLOW, INK), strict=True))
+COLORS = dict(zip(CATEGORIES, (BLUE, ORANGE, GREEN, PURPLE, RED, GREY, SKY, YELLOW, MUTED), strict=True))
 _COLUMNS = 500  # of the picture; each shows the highest moment of the events that fall into it
 _ROWS = 30
 _NEAR = 1.7  # the card's line is drawn where it is no higher than this many times the picture

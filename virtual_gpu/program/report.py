@@ -40,8 +40,8 @@ class Report:
     they hold for. versions: of the libraries that the program loaded. changed: what was made other in the program →
     how often its place was found; tried: what it was run again with. error: the exception that ended the program.
     host: of the machine's RAM. card, other_cards: where one process has several cards, which one all this is of, and of
-    each other one what was allocated and reserved at most. enough: what it would have been enough to reserve, where
-    that is much less; None elsewhere. trained: what a step must hold, where the memory ran out.
+    each other one what was allocated and reserved at most. enough: what it would have been enough to reserve; None of
+    several cards, and of a program that did not get through. trained: what a step must hold, where the memory ran out.
     """
 
     program: str
@@ -149,8 +149,8 @@ class Report:
 
     @property
     def on_a_smaller_card(self) -> list[str]:
-        """In how much it still gets through, where it reserved much more than that."""
-        if self.enough is None or self.room is None:
+        """In how much it still gets through, where it reserved clearly more than that."""
+        if self.enough is None or self.room is None or self.reserved - self.enough <= self.reserved // 32:
             return []
         needed = self.room.taken(self.enough)
         return [
@@ -352,15 +352,17 @@ def make_report(
 
 
 def _enough(gpu: ProgramGPU, status: str, peak: int, reserved: int) -> int | None:
-    """Bytes in which the allocator gets through with the same requests, where the run reserved much more.
+    """Bytes in which the allocator gets through with the same requests, to a 128th of the peak.
 
     Between requests it gives nothing back but for want of room: what a program empties itself counts as kept.
     """
-    if status != FITS or gpu.several or reserved - peak < max(peak // 16, 64 * MiB):
+    if status != FITS or gpu.several:
         return None
-    trace, step = gpu.watch.saved().trace, max(peak // 128, 2 * MiB)
-    enough = trace.smallest_capacity(step, settings=gpu.meter.allocator.settings, reserved=reserved)
-    return enough if reserved - enough > reserved // 32 else None
+    step = max(peak // 128, 2 * MiB)
+    if reserved - peak < max(2 * step, 64 * MiB):
+        return reserved
+    trace, settings = gpu.watch.saved().trace, gpu.meter.allocator.settings
+    return min(reserved, trace.smallest_capacity(step, settings=settings, reserved=reserved))
 
 
 def _of_all(gpu: ProgramGPU, peak: int) -> int:

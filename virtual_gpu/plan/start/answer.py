@@ -31,7 +31,7 @@ from ...step.setting import ASLEEP, Setting
 from ...terminal import tell
 from ...units import choose, human_bytes, path_of
 from ...writing import check_folder, write
-from ..by_deepspeed import deepspeed_step, named, waiting, why_not
+from ..by_deepspeed import as_fsdp, deepspeed_step, named, waiting, why_not
 from ..engine import BESIDE, Share, why_no_engine, with_graphs
 from ..on_a_card import predict_need, states_of
 from ..request import can_fuse, how_many
@@ -277,7 +277,7 @@ def start_from(
     if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin <= 1:
         raise WrongValue(tr(ko=f"margin={margin!r}: 0에서 1 사이의 수다.", en=f"margin={margin!r}: from 0 to 1."))
     document = read_document(path)
-    if why := _of_a_launch(document.values):
+    if why := _why_no_training(document.values):
         raise NotSupported(f"{path}: {why}")
     tool = next((tool for tool in TOOLS if tool.knows(document.values)), None)
     if tool is None:
@@ -342,16 +342,14 @@ def start_from(
     told = progress or (lambda setting, needed: None)
     section = hugging_face.deepspeed_section(keys) if stage else None
     if section is not None and (why := why_not(setting, section)):
-        keys.note("deepspeed", MORE, tr(
-            ko=f"FSDP2가 나누는 것으로 셌다. DeepSpeed의 엔진은 메모리를 더 조각낸다({why})",
-            en=f"counted as FSDP2 splits; DeepSpeed's engine leaves more blocks in pieces ({why})"))  # fmt: skip
+        keys.note("deepspeed", EITHER, as_fsdp(why))
         section = None
     search = _Search(tool, keys, spec, gpus, stage, room, margin, told, again, engine, once, section)
     return search.answer(setting)
 
 
-def _of_a_launch(values: dict[str, Any]) -> str:
-    """Why a file is not a training's own, where it is one of those that go with it; empty otherwise."""
+def _why_no_training(values: dict[str, Any]) -> str:
+    """Why a file is no training's, where it is known what it is; empty otherwise."""
     if "zero_optimization" in values and "deepspeed" not in values:
         return tr(
             ko="DeepSpeed의 파일이다. 학습 설정 파일의 deepspeed에 이 이름을 적고 그 파일을 준다",
@@ -506,7 +504,7 @@ class _Search:
         try:
             step = deepspeed_step(replace(counted.setting, padded=padded), self.section, self.spec, self.gpus)
         except NotSupported as error:
-            self.keys.note("deepspeed", MORE, str(error))
+            self.keys.note("deepspeed", EITHER, as_fsdp(str(error)))
             return counted, ""
         self.over = max(self.over, step.card * self.over / counted.reserved)
         self.progress(counted.setting, step.card)
