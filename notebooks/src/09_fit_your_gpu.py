@@ -617,7 +617,8 @@ def show(report):
         where = f"{Path(oom['file']).name}:{oom['line']}"
         print(where, words.phase(oom["phase"]), human_bytes(oom["bytes"]), sep=", ")
     for name, nbytes in report.at_peak.items():
-        print(f"{nbytes / 2**30:8.2f} GiB  {words.category(name)}")
+        if nbytes:
+            print(f"{nbytes / 2**30:8.2f} GiB  {words.category(name)}")
 
 
 options = ["--fp16", "True", "--disable_tqdm", "True", "--output_dir", str(folder)]
