@@ -141,7 +141,7 @@ def _load_from_hub(
     if peft == "qlora":
         from transformers import BitsAndBytesConfig
 
-        from virtual_gpu.models.four_bit import check_kernels
+        from virtual_gpu.models.quantized import check_kernels
 
         check_kernels(gpu.device)
         compute = checkpoint_dtype(model_id, config) if dtype == "auto" else dtype

@@ -115,7 +115,7 @@ RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 # lazy names).
 HEAVY = {
     "accelerate": ["virtual_gpu.step.run"],
-    "bitsandbytes": ["virtual_gpu.models.four_bit"],
+    "bitsandbytes": ["virtual_gpu.models.quantized"],
     "datasets": [],
     "ipywidgets": [
         "helpers.ahead",

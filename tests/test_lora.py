@@ -36,7 +36,7 @@ from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.language import set_language
 from virtual_gpu.models.adapters import add_adapters
 from virtual_gpu.models.build import build_on_gpu, count_parameters
-from virtual_gpu.models.four_bit import check_kernels
+from virtual_gpu.models.quantized import check_kernels
 from virtual_gpu.step import largest
 from virtual_gpu.step.largest import LargestModels, largest_model
 from virtual_gpu.step.predict import model_bytes, predict_need

@@ -17,7 +17,7 @@ from helpers.training import train_model
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.models.build import build_model, build_on_gpu, count_parameters
-from virtual_gpu.models.four_bit import VirtualLinear4bit, _real_layer
+from virtual_gpu.models.quantized import VirtualLinear4bit, _real_layer
 from virtual_gpu.real import storage_bytes
 from virtual_gpu.rules.cublas import cublas_workspace_bytes
 from virtual_gpu.step import run

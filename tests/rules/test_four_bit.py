@@ -7,7 +7,7 @@ from torch import nn
 from benchmarks.request_by_request import Requests
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
-from virtual_gpu.models.four_bit import VirtualLinear4bit
+from virtual_gpu.models.quantized import VirtualLinear4bit
 from virtual_gpu.rules import active
 
 WIDTH = 512

@@ -142,7 +142,7 @@ def count_parameters(model: nn.Module, trainable_only: bool = False) -> int:
 
 def _quantize(model: nn.Module, dtype: torch.dtype, gpu: GPU, nested: bool, rest_in_fp32: bool) -> None:
     """Make the model's linear layers 4-bit ones and prepare it for training, in place."""
-    from .four_bit import check_kernels, quantize_linears
+    from .quantized import check_kernels, quantize_linears
 
     if not gpu.is_virtual:
         check_kernels(gpu.device)

@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..rules.active import in_force
-from ..rules.bitsandbytes import BLOCK, compute_bias, product, product_backward
+from ..rules.bitsandbytes import BLOCK, Int8Product, compute_bias, int8_rows, product, product_backward
 from .imports import Imports
 from .patches import Patches
 
@@ -148,7 +148,7 @@ def quantize(layer: nn.Module, weight: torch.Tensor, device: torch.device) -> to
     on_card = torch.empty(weight.shape, dtype=weight.dtype, device=device)
     if kept_tensors(layer) == "8bit":
         again = torch.empty(weight.shape, dtype=torch.float16, device=device)  # it comes back from the CPU as fp16
-        scales, values = _quantized(again, threshold=0.0)
+        scales, values = int8_rows(again, threshold=0.0)
         del on_card
         layer.virtual_state = SimpleNamespace(SCB=scales, CB=None)
         layer.__class__ = _virtual(layer, _forward_8bit)
@@ -254,51 +254,4 @@ class _Dequantized(torch.autograd.Function):
 def _forward_8bit(layer: Any, x: torch.Tensor) -> torch.Tensor:
     """x (…, in_features) → (…, out_features) of its type (Linear8bitLt.forward in bitsandbytes/nn/modules.py)."""
     scales, threshold = layer.virtual_state.SCB, layer.state.threshold
-    return _Int8.apply(x, layer.weight, scales, compute_bias(layer, x.dtype), threshold)
-
-
-class _Int8(torch.autograd.Function):
-    """LLM.int8()'s product, where no column of the input is an outlier: which are hangs on values.
-
-    Source: MatMul8bitLt in bitsandbytes/autograd/_functions.py and its operators in backends/cuda/ops.py, 0.50; an
-    H100's LoRA on int8 (benchmarks/records, claims) asked for the same. The input is no saved tensor but an attribute
-    of the node: it stays until the graph goes, also after a backward.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: Any, threshold: float):
-        rows = x.reshape(-1, x.shape[-1])
-        ctx.weight, ctx.scales, ctx.shape = weight, scales, x.shape
-        statistics, quantized = _quantized(rows.to(torch.float16), threshold)
-        out = _scaled(rows.new_empty((len(rows), len(weight)), dtype=torch.int32), bias, x.dtype)
-        del quantized, statistics
-        if any(ctx.needs_input_grad[:2]):
-            ctx.input = rows
-        return out.reshape(*x.shape[:-1], len(weight))
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor):
-        grad, dtype = grad.reshape(-1, grad.shape[-1]).contiguous(), ctx.input.dtype
-        weight = ctx.weight.to(dtype, copy=True).mul_(ctx.scales.unsqueeze(1).mul(1.0 / 127.0))
-        return torch.matmul(grad.to(dtype), weight).view(ctx.shape), None, None, None, None
-
-
-def _quantized(rows: torch.Tensor, threshold: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(a scale for each row, the rows in int8), by bitsandbytes::int8_vectorwise_quant."""
-    statistics = torch.empty(len(rows), device=rows.device)
-    quantized = torch.empty(rows.shape, dtype=torch.int8, device=rows.device)
-    if threshold > 0:
-        outliers = rows.abs() >= threshold
-        outliers.any()
-        columns = torch.empty(0, dtype=torch.int64, device=rows.device)
-        if len(rows) > 1:
-            quantized[:, columns] = 0
-    return statistics, quantized
-
-
-def _scaled(product: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """The int32 product as numbers, by bitsandbytes::int8_mm_dequant: in fp16 first."""
-    out = torch.empty_like(product, dtype=torch.float16)
-    if bias is not None and bias.dtype != torch.float16:
-        out.add_(bias)
-    return out.to(dtype)
+    return Int8Product.apply(x, layer.weight, scales, compute_bias(layer, x.dtype), threshold)

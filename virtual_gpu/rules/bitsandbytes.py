@@ -1,6 +1,8 @@
-"""What bitsandbytes takes to multiply with a 4-bit weight: a 16-bit copy of it, and its scales in fp32."""
+"""What bitsandbytes takes to multiply with a 4-bit weight, a 16-bit copy and its scales in fp32, and with int8."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
@@ -58,3 +60,50 @@ def product_backward(grad: torch.Tensor, shape: tuple[int, int], scales: int) ->
 
 def _fp32_scales(like: torch.Tensor, shape: tuple[int, int], times: int) -> list[torch.Tensor]:
     return [like.new_empty(-(-shape[0] * shape[1] // BLOCK), dtype=torch.float32) for _ in range(times)]
+
+
+class Int8Product(torch.autograd.Function):
+    """LLM.int8()'s product, where no column of the input is an outlier: which are hangs on values.
+
+    Source: MatMul8bitLt in bitsandbytes/autograd/_functions.py and its operators in backends/cuda/ops.py, 0.50; an
+    H100's LoRA on int8 (benchmarks/records, claims) asked for the same. The input is no saved tensor but an attribute
+    of the node: it stays until the graph goes, also after a backward.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: Any, threshold: float):
+        rows = x.reshape(-1, x.shape[-1])
+        ctx.weight, ctx.scales, ctx.shape = weight, scales, x.shape
+        statistics, quantized = int8_rows(rows.to(torch.float16), threshold)
+        out = _scaled(rows.new_empty((len(rows), len(weight)), dtype=torch.int32), bias, x.dtype)
+        del quantized, statistics
+        if any(ctx.needs_input_grad[:2]):
+            ctx.input = rows
+        return out.reshape(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor):
+        grad, dtype = grad.reshape(-1, grad.shape[-1]).contiguous(), ctx.input.dtype
+        weight = ctx.weight.to(dtype, copy=True).mul_(ctx.scales.unsqueeze(1).mul(1.0 / 127.0))
+        return torch.matmul(grad.to(dtype), weight).view(ctx.shape), None, None, None, None
+
+
+def int8_rows(rows: torch.Tensor, threshold: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """(a scale for each row, the rows in int8), by bitsandbytes::int8_vectorwise_quant."""
+    statistics = torch.empty(len(rows), device=rows.device)
+    quantized = torch.empty(rows.shape, dtype=torch.int8, device=rows.device)
+    if threshold > 0:
+        outliers = rows.abs() >= threshold
+        outliers.any()
+        columns = torch.empty(0, dtype=torch.int64, device=rows.device)
+        if len(rows) > 1:
+            quantized[:, columns] = 0
+    return statistics, quantized
+
+
+def _scaled(product: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """The int32 product as numbers, by bitsandbytes::int8_mm_dequant: in fp16 first."""
+    out = torch.empty_like(product, dtype=torch.float16)
+    if bias is not None and bias.dtype != torch.float16:
+        out.add_(bias)
+    return out.to(dtype)

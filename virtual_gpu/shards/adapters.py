@@ -69,7 +69,7 @@ class Adapters:
         """
         model = build_model(config, self.dtype)
         if self.method == "qlora":
-            from ..models.four_bit import quantize_linears
+            from ..models.quantized import quantize_linears
 
             quantize_linears(model, self.dtype, gpu, storage=self.dtype)
             model.is_loaded_in_4bit = True

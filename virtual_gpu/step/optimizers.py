@@ -160,7 +160,7 @@ def make_optimizer(
         raise WrongValue(tr(ko="학습할 파라미터가 하나도 없다.", en="The model has no trainable parameter."))
     if name in BITSANDBYTES:
         require("bitsandbytes")
-        from ..models.four_bit import bnb
+        from ..models.quantized import bnb
 
         optimizer, gpu = getattr(bnb.optim, BITSANDBYTES[name])(parameters, lr=learning_rate), gpu or gpu_of(model)
         optimizer.name2qmap = gpu.place(optimizer.name2qmap)  # its code tables live beside the state

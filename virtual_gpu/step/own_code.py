@@ -195,7 +195,7 @@ def _own_manager() -> Iterator[None]:
     if importlib.util.find_spec("bitsandbytes") is None:
         yield
         return
-    from ..models.four_bit import bnb
+    from ..models.quantized import bnb
 
     manager = bnb.optim.GlobalOptimManager
     before, manager._instance = manager._instance, None

@@ -54,7 +54,7 @@ def _states(setting: Setting, config: Any, dtype: torch.dtype) -> dict[str, int]
 
 def _cast_biases(model: nn.Module) -> None:
     """Hold the biases of 4-bit layers as they are held from the first product on."""
-    from ..models.four_bit import VirtualLinear4bit
+    from ..models.quantized import VirtualLinear4bit
     from ..rules.bitsandbytes import compute_bias
 
     for layer in model.modules():

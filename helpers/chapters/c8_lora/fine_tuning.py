@@ -143,7 +143,7 @@ def pretrained_model(width: int = 64) -> nn.Module:
 
 def quantized_model(model: nn.Module) -> nn.Module:
     """A copy of the small model on bitsandbytes' 4-bit weights (NF4, double quantization), frozen; products in fp64."""
-    from virtual_gpu.models.four_bit import quantize_linears
+    from virtual_gpu.models.quantized import quantize_linears
 
     model = copy.deepcopy(model).float()
     quantize_linears(model, torch.float64, _CPU)
