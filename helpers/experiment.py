@@ -52,6 +52,8 @@ def gpu_memory_experiment(
     lora_rank: int = LORA_RANK,
     lora_targets: str | Sequence[str] = "attention",
     lora_dropout: float = LORA_DROPOUT,
+    load_in_8bit: bool = False,
+    modules_to_save: Sequence[str] = (),
     holds_outputs: bool = False,
     fused_lm_head: bool = False,
     kept_results: tuple[str, ...] = (),
@@ -64,7 +66,8 @@ def gpu_memory_experiment(
     weights). optimizer: one of `virtual_gpu.step.optimizers.OPTIMIZERS`. attention: "sdpa" or "eager" (the few
     architectures without sdpa are eager in any case), "sdpa_repeat_kv" (see `virtual_gpu.models.attention`).
     peft: None, "lora" or "qlora", with lora_rank, lora_dropout and lora_targets ("attention",
-    "all-linear" or ends of layers' names).
+    "all-linear" or ends of layers' names); load_in_8bit: LoRA over int8 weights, modules_to_save: what is trained whole
+    beside the adapters.
     holds_outputs: the loop gives the model's outputs and the loss names, as the book's does, so that they stay until
     the next ones; without it the outputs go once there is a loss, and that after backward, as in transformers' Trainer.
     fused_lm_head: the loss from tiles of the logits, by TRL (see `virtual_gpu.models.fused_head`). kept_results: what
@@ -79,6 +82,7 @@ def gpu_memory_experiment(
         fused_lm_head=fused_lm_head,
         kept_results=kept_results,
         offload_checkpoints=offload_checkpoints,
+        load_in_8bit=load_in_8bit, modules_to_save=modules_to_save,
     )  # fmt: skip
     gpu = _chosen(gpu)
     config = load_config(setting.model_id)

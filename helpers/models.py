@@ -16,7 +16,7 @@ from virtual_gpu.models.adapters import (
     LORA_RANK,
     PEFT,
     add_adapters,
-    prepare_4bit,
+    prepare_quantized,
 )
 from virtual_gpu.models.attention import ATTENTION, attention_argument
 from virtual_gpu.models.build import build_on_gpu, dtype_argument
@@ -48,6 +48,8 @@ def load_model_and_tokenizer(
     lora_dropout: float = LORA_DROPOUT,
     double_quantization: bool = True,
     rest_in_fp32: bool = True,
+    load_in_8bit: bool = False,
+    modules_to_save: Sequence[str] = (),
 ) -> tuple[nn.Module, Any]:
     """A language model (causal, or an encoder-decoder) on the GPU in use, and its tokenizer.
 
@@ -55,7 +57,7 @@ def load_model_and_tokenizer(
     virtual GPU: the architecture alone, nothing is downloaded, with a byte-level tokenizer. One line says which.
     peft: None, "lora" (r=8, alpha=32, dropout 0.05) or "qlora" (the same on weights in NF4 with double quantization;
     `prepare_model_for_kbit_training` without its checkpointing). lora_rank, lora_targets: see `add_adapters`;
-    double_quantization, rest_in_fp32: see `Setting`.
+    double_quantization, rest_in_fp32, load_in_8bit, modules_to_save: see `Setting`.
     dtype: "auto" is the checkpoint's. attention: "sdpa" is eager where an architecture has no other.
     ValueError for unknown names; ImportError where peft or bitsandbytes is missing.
     """
@@ -63,13 +65,13 @@ def load_model_and_tokenizer(
     attention = choose(attention, ATTENTION, tr(ko="어텐션", en="attention"))
     if peft is not None:
         peft = choose(peft, PEFT, "peft")
-        require("peft", *(["bitsandbytes"] if peft == "qlora" else []))
+        require("peft", *(["bitsandbytes"] if peft == "qlora" or load_in_8bit else []))
     model_id = resolve_model_id(model_id)
     if not gpu.is_virtual:
         try:
             return _load_from_hub(
                 model_id, peft, dtype, attention, gpu, lora_rank, lora_targets, lora_dropout,
-                double_quantization, rest_in_fp32,
+                double_quantization, rest_in_fp32, load_in_8bit, modules_to_save,
             )  # fmt: skip
         except OSError as error:  # no network, a gated or an unknown repository
             if model_id not in architectures():
@@ -79,8 +81,9 @@ def load_model_and_tokenizer(
     config = load_config(model_id)
     dtype = checkpoint_dtype(model_id, config) if dtype == "auto" else dtype
     model = build_on_gpu(
-        config, dtype, attention, peft, gpu, lora_rank, lora_targets, lora_dropout, double_quantization, rest_in_fp32
-    )
+        config, dtype, attention, peft, gpu, lora_rank, lora_targets, lora_dropout, double_quantization, rest_in_fp32,
+        load_in_8bit, modules_to_save,
+    )  # fmt: skip
     if gpu.is_virtual:
         line = tr(
             ko=f"{model_id}: 구조만 만들었다. 가중치는 내려받지 않는다 (가상 {gpu.name}).",
@@ -130,13 +133,15 @@ def _load_from_hub(
     lora_dropout: float,
     double_quantization: bool,
     rest_in_fp32: bool,
+    load_in_8bit: bool,
+    modules_to_save: Sequence[str],
 ) -> tuple[nn.Module, Any]:
     from transformers import AutoTokenizer
 
     config = load_config(model_id)
     hub = hub_argument()
     arguments = {**hub, "trust_remote_code": False, **dtype_argument(dtype), **attention_argument(attention)}
-    if peft == "qlora" or importlib.util.find_spec("accelerate"):
+    if peft == "qlora" or load_in_8bit or importlib.util.find_spec("accelerate"):
         arguments["device_map"] = {"": gpu.device}  # straight to the GPU; it takes accelerate
     if peft == "qlora":
         from transformers import BitsAndBytesConfig
@@ -151,12 +156,17 @@ def _load_from_hub(
             bnb_4bit_use_double_quant=double_quantization,
             bnb_4bit_compute_dtype=compute,
         )
+    if load_in_8bit:
+        from transformers import BitsAndBytesConfig
+
+        arguments["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
     model = auto_class(config).from_pretrained(model_id, **arguments)
     model = model if "device_map" in arguments else gpu.place(model)
     tokenizer = AutoTokenizer.from_pretrained(model_id, trust_remote_code=False, **hub)
     if peft is not None:
-        model = prepare_4bit(model) if peft == "qlora" and rest_in_fp32 else model
-        model = add_adapters(model, lora_rank, lora_targets, lora_dropout=lora_dropout)
+        quantized = peft == "qlora" or load_in_8bit
+        model = prepare_quantized(model) if quantized and rest_in_fp32 else model
+        model = add_adapters(model, lora_rank, lora_targets, lora_dropout=lora_dropout, modules_to_save=modules_to_save)
     return model, tokenizer
 
 

@@ -359,7 +359,7 @@ def test_real_ranks_of_a_4_bit_model_hold_the_same():
         assert held["parameters"] == shapes.held(2) - shapes.unsplit
         assert held["statistics"] == shapes.unsplit
         assert held["gradients"] == shapes.gradients(2)
-        assert held["momentum"] == held["variance"] == 4 * sum(shapes.owned(2, rank))
+        assert held["momentum"] == held["variance"] == sum(shapes.state(2, rank))
 
 
 # -- a whole step --------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ _ATTENTION = (
 )
 
 
-def prepare_4bit(model: nn.Module) -> nn.Module:
+def prepare_quantized(model: nn.Module) -> nn.Module:
     from peft import prepare_model_for_kbit_training
 
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
@@ -58,14 +58,20 @@ def names_of_targets(value: Any) -> str | tuple[str, ...]:
 
 
 def add_adapters(
-    model: nn.Module, rank: int = LORA_RANK, targets: str | Sequence[str] = "attention", **more: Any
+    model: nn.Module,
+    rank: int = LORA_RANK,
+    targets: str | Sequence[str] = "attention",
+    *,
+    modules_to_save: Sequence[str] = (),
+    **more: Any,
 ) -> nn.Module:
     """The model with LoRA adapters from peft; everything else is frozen.
 
     targets: "attention" (the projections that peft takes by default: query and value, as in the LoRA paper; where it
     knows none, those of _ATTENTION), "all-linear" (every linear layer but the output head and gates with one output) or
-    ends of layers' names. more: LoraConfig's other arguments. WrongValue for a rank below 1 or above a layer's smaller
-    side, NoSuchLayer for targets that no linear layer has, NotSupported where peft refuses.
+    ends of layers' names. modules_to_save: ends of the names of modules that are trained whole beside the adapters, a
+    copy of each. more: LoraConfig's other arguments. WrongValue for a rank below 1 or above a layer's smaller side,
+    NoSuchLayer for targets that no linear layer has and modules that are not there, NotSupported where peft refuses.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -91,6 +97,9 @@ def add_adapters(
     transposed = any(type(layer).__name__ == "Conv1D" for layer in chosen.values())  # GPT-2's
     pairs = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     task = {"task_type": "SEQ_2_SEQ_LM" if pairs else "CAUSAL_LM"}
+    if modules_to_save:
+        _check_saved(model, modules_to_save)
+        more["modules_to_save"] = list(modules_to_save)
     config = LoraConfig(**{"r": rank, **_LORA, **task, "fan_in_fan_out": transposed, "target_modules": ends, **more})
     # Beside weights without values the adapters have none either: to draw them would take half of a prediction's time.
     without_values = all(parameter.is_meta for parameter in model.parameters())
@@ -104,6 +113,25 @@ def add_adapters(
                 en=f"peft cannot put LoRA on {', '.join(ends)}: {error} Linear layers of this model: {there}.",
             )
         ) from error
+
+
+def _check_saved(model: nn.Module, names: Sequence[str]) -> None:
+    """NoSuchLayer for the first that no module with weights of numbers is called."""
+    whole = {name for name, part in model.named_modules() if all(p.is_floating_point() for p in part.parameters())}
+    missing = [name for name in names if not any(_fits(there, name) for there in whole)]
+    if missing:
+        outer = (model.get_input_embeddings(), model.get_output_embeddings())
+        ends = sorted(
+            {name.split(".")[-1] for name, part in model.named_modules() if any(part is one for one in outer)}
+        )
+        raise NoSuchLayer(
+            tr(
+                ko=f"modules_to_save: 이 모델에 없거나 양자화된 층이다: {', '.join(missing)}. 임베딩과 출력층의 이름: "
+                f"{', '.join(ends)}.",
+                en=f"modules_to_save: not in this model, or quantized: {', '.join(missing)}. Its embeddings and head: "
+                f"{', '.join(ends)}.",
+            )
+        )
 
 
 def sides(layer: nn.Module) -> tuple[int, int]:

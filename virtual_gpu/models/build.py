@@ -22,7 +22,7 @@ from .adapters import (
     LORA_DROPOUT,
     LORA_RANK,
     add_adapters,
-    prepare_4bit,
+    prepare_quantized,
 )
 from .attention import attention_argument
 from .configs import (
@@ -117,17 +117,27 @@ def build_on_gpu(
     lora_dropout: float = LORA_DROPOUT,
     double_quantization: bool = True,
     rest_in_fp32: bool = True,
+    load_in_8bit: bool = False,
+    modules_to_save: Sequence[str] = (),
+    saved_in_fp32: bool = False,
 ) -> nn.Module:
     """The architecture on the GPU: without values on a virtual one, with random weights on a real one.
 
-    double_quantization, rest_in_fp32: of QLoRA, see `Setting`.
+    double_quantization and what follows: of adapters, see `Setting`.
     """
+    quantized = peft == "qlora" or load_in_8bit
     # bitsandbytes quantizes while it moves a layer to the GPU: until then the weights lie on the CPU.
-    device = "meta" if gpu.is_virtual else "cpu" if peft == "qlora" else gpu.device
+    device = "meta" if gpu.is_virtual else "cpu" if quantized else gpu.device
     model = build_model(config, dtype, attention, device)
-    if peft == "qlora":
-        _quantize(model, dtype, gpu, double_quantization, rest_in_fp32)
-    return gpu.place(model if peft is None else add_adapters(model, lora_rank, lora_targets, lora_dropout=lora_dropout))
+    if quantized:
+        _quantize(model, dtype, gpu, double_quantization, rest_in_fp32, load_in_8bit)
+    if peft is not None:
+        model = add_adapters(model, lora_rank, lora_targets, lora_dropout=lora_dropout, modules_to_save=modules_to_save)
+    if saved_in_fp32:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+    return gpu.place(model)
 
 
 def count_parameters(model: nn.Module, trainable_only: bool = False) -> int:
@@ -140,18 +150,20 @@ def count_parameters(model: nn.Module, trainable_only: bool = False) -> int:
     )
 
 
-def _quantize(model: nn.Module, dtype: torch.dtype, gpu: GPU, nested: bool, rest_in_fp32: bool) -> None:
-    """Make the model's linear layers 4-bit ones and prepare it for training, in place."""
+def _quantize(
+    model: nn.Module, dtype: torch.dtype, gpu: GPU, nested: bool, rest_in_fp32: bool, eight_bits: bool
+) -> None:
+    """Make the model's linear layers 4-bit or 8-bit ones and prepare it for training, in place."""
     from .quantized import check_kernels, quantize_linears
 
-    if not gpu.is_virtual:
+    if not gpu.is_virtual and not eight_bits:
         check_kernels(gpu.device)
-    quantize_linears(model, dtype, gpu, nested=nested)
+    quantize_linears(model, dtype, gpu, nested=nested, eight_bits=eight_bits)
     if not gpu.is_virtual:
         gpu.place(model)
-    model.is_loaded_in_4bit = True
+    setattr(model, "is_loaded_in_8bit" if eight_bits else "is_loaded_in_4bit", True)
     if rest_in_fp32:
-        prepare_4bit(model)
+        prepare_quantized(model)
 
 
 def dtype_argument(dtype: Any) -> dict:

@@ -52,7 +52,8 @@ def can_fuse_head(model: nn.Module) -> bool:
     5.23, built small, it differed in those that are refused here.
     """
     head, config = model.get_output_embeddings(), model.config.get_text_config()
-    if model.base_model is model or not isinstance(head, nn.Linear) or config.model_type in _SHIFTS_NOT:
+    linear = getattr(head, "original_module", head)  # of peft's copy in `modules_to_save`
+    if model.base_model is model or not isinstance(linear, nn.Linear) or config.model_type in _SHIFTS_NOT:
         return False
     if any(getattr(config, name, None) is not None for name in _LOGITS_CHANGED):
         return False

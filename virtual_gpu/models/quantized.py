@@ -1,8 +1,9 @@
-"""4-bit linear layers for QLoRA: bitsandbytes' own on a real GPU, one that holds the same bytes on a virtual one."""
+"""Linear layers in 4 and 8 bits: bitsandbytes' own on a real GPU, such as hold the same bytes on a virtual one."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import bitsandbytes as bnb
@@ -13,7 +14,16 @@ from transformers.pytorch_utils import Conv1D
 from ..language import tr
 from ..real import GPU
 from ..rules.active import in_force
-from ..rules.bitsandbytes import BLOCK, NESTED_BLOCK, PACKED_ROWS, compute_bias, product, product_backward
+from ..rules.bitsandbytes import (
+    BLOCK,
+    NESTED_BLOCK,
+    OUTLIER,
+    PACKED_ROWS,
+    Int8Product,
+    compute_bias,
+    product,
+    product_backward,
+)
 
 
 def quantize_linears(
@@ -22,22 +32,29 @@ def quantize_linears(
     gpu: GPU,
     storage: torch.dtype = torch.uint8,
     nested: bool = True,
+    eight_bits: bool = False,
 ) -> None:
-    """Replace every linear layer but the output head by a 4-bit one (NF4), in place.
+    """Replace every linear layer but the output head by a 4-bit one (NF4), or an int8 one (LLM.int8), in place.
 
     storage: of a virtual GPU's layers, the type of the numbers that eight or more bits of weights lie in.
-    nested: double quantization, the scales of the blocks in 8 bits.
+    nested: double quantization, the scales of the blocks in 8 bits; both of 4 bits.
     As transformers does, it leaves alone what a model keeps in fp32 (T5's `wo`).
     """
     head = model.get_output_embeddings()
     kept = tuple(getattr(model, "_keep_in_fp32_modules", None) or ())
-    make = functools.partial(VirtualLinear4bit, storage=storage) if gpu.is_virtual else _real_layer
+    make: Callable[[nn.Linear], nn.Module]
+    if eight_bits:
+        make = VirtualLinear8bit if gpu.is_virtual else _real_8bit_layer
+    elif gpu.is_virtual:
+        make = functools.partial(VirtualLinear4bit, compute_dtype=compute_dtype, storage=storage, nested=nested)
+    else:
+        make = functools.partial(_real_layer, compute_dtype=compute_dtype, nested=nested)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, Conv1D):
                 child = _as_linear(child)
             if type(child) is nn.Linear and child is not head and not name.endswith(kept):
-                setattr(parent, name, make(child, compute_dtype, nested=nested))
+                setattr(parent, name, make(child))
 
 
 def _as_linear(layer: Conv1D) -> nn.Linear:
@@ -78,6 +95,36 @@ def _real_layer(linear: nn.Linear, compute_dtype: torch.dtype, nested: bool = Tr
     )
     layer.bias = linear.bias
     return layer
+
+
+def _real_8bit_layer(linear: nn.Linear) -> nn.Module:
+    layer = bnb.nn.Linear8bitLt(
+        linear.in_features, linear.out_features, bias=linear.bias is not None, has_fp16_weights=False, threshold=OUTLIER
+    )
+    layer.weight = bnb.nn.Int8Params(linear.weight.data, requires_grad=False, has_fp16_weights=False)
+    layer.bias = linear.bias
+    return layer
+
+
+class VirtualLinear8bit(bnb.nn.Linear8bitLt):
+    """Holds what bitsandbytes' `Linear8bitLt` holds, and computes like it: a byte a weight, an fp32 scale a row."""
+
+    quantization_state = ("scales",)
+
+    def __init__(self, linear: nn.Linear):
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        device = linear.weight.device
+        weight = torch.empty(linear.weight.shape, dtype=torch.int8, device=device)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias, self.index = linear.bias, None
+        self.state = bnb.MatmulLtState()
+        self.state.threshold, self.state.has_fp16_weights = OUTLIER, False
+        self.register_buffer("scales", torch.empty(self.out_features, device=device), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (…, in_features) → (…, out_features)."""
+        return Int8Product.apply(x, self.weight, self.scales, compute_bias(self, x.dtype), OUTLIER)
 
 
 class VirtualLinear4bit(bnb.nn.Linear4bit):

@@ -64,7 +64,8 @@ def why_not(setting: Setting, section: Mapping[str, Any]) -> str:
     """Why the engine is not run for this setting and this section of a configuration; empty where it is."""
     if not installed("deepspeed"):
         return tr(ko="DeepSpeed가 설치되어 있지 않다", en="DeepSpeed is not installed")
-    if setting.objective != "sft" or setting.peft == "qlora" or "bf16" not in setting.precision or setting.kept_results:
+    quantized = setting.peft == "qlora" or setting.load_in_8bit
+    if setting.objective != "sft" or quantized or "bf16" not in setting.precision or setting.kept_results:
         return tr(
             ko="bf16인 전체 미세 조정과 LoRA의 SFT만 엔진으로 실행한다",
             en="full fine-tuning and LoRA by SFT in bf16 alone are run by it",
@@ -151,7 +152,10 @@ def _asked(setting: Setting, section: dict[str, Any], folder: str) -> dict[str, 
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False} | (
             {"offload": True} if setting.offload_checkpoints else {}
         )
-    lora = {"rank": setting.lora_rank, "targets": setting.lora_targets, "lora_dropout": setting.lora_dropout}
+    lora = {
+        "rank": setting.lora_rank, "targets": setting.lora_targets, "lora_dropout": setting.lora_dropout,
+        "modules_to_save": setting.modules_to_save,
+    }  # fmt: skip
     return {
         "model": folder,
         "arguments": arguments,

@@ -18,7 +18,7 @@ import torch
 
 from ..errors import NotSupported
 from ..language import tr
-from ..models.adapters import add_adapters, prepare_4bit
+from ..models.adapters import add_adapters, prepare_quantized
 from ..models.configs import cached_by_model, load_config, running
 from ..models.depth import turns_of, with_depth
 from ..models.spread import load_spread, ready_to_spread
@@ -127,7 +127,7 @@ def _run(setting: Setting, config: Any, layers: Sequence[int], compute_capabilit
         stack.enter_context(running(setting.model_id))
         model = load_spread(shallow, layers, dtype, four_bits=setting.peft == "qlora")
         if setting.peft == "qlora" and setting.rest_in_fp32:
-            prepare_4bit(model)
+            prepare_quantized(model)
         if setting.peft is not None:
             model = add_adapters(model, setting.lora_rank, setting.lora_targets, lora_dropout=setting.lora_dropout)
         cards = _Cards(gpu)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import copy
 import functools
 import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -23,7 +26,7 @@ from .patches import Patches
 
 
 def install(patches: Patches, imports: Imports) -> None:
-    """Let peft dequantize 4-bit weights, as DoRA does in each forward (peft/utils/integrations.py)."""
+    """Let peft dequantize 4-bit weights, as DoRA does in each forward, and accelerate's FSDP2 know them."""
 
     def in_peft(module: ModuleType) -> None:
         of_module, of_weight = module.dequantize_module_weight, module.dequantize_bnb_weight
@@ -37,11 +40,16 @@ def install(patches: Patches, imports: Imports) -> None:
             return sys.modules["bitsandbytes"].functional.dequantize_4bit(weight.data, weight.quant_state)
 
         for ours in (dequantize_module_weight, dequantize_bnb_weight):
-            theirs = getattr(module, ours.__name__)
-            holders = [one for name, one in sys.modules.items() if name.partition(".")[0] == "peft"]
-            for holder in holders:  # those that are imported later bind ours, for as long as it stands
-                if vars(holder).get(ours.__name__) is theirs:
-                    patches.set(holder, ours.__name__, ours)
+            _in_package(patches, module, ours)
+
+    def in_accelerate(module: ModuleType) -> None:
+        prepare = module.fsdp2_prepare_model
+
+        def fsdp2_prepare_model(accelerator: Any, model: nn.Module) -> nn.Module:
+            with _by_their_names(model):
+                return prepare(accelerator, model)
+
+        _in_package(patches, module, fsdp2_prepare_model)
 
     def in_bitsandbytes(module: ModuleType) -> None:
         as_dict = module.QuantState.as_dict
@@ -60,7 +68,44 @@ def install(patches: Patches, imports: Imports) -> None:
 
     imports.after("bitsandbytes.nn.modules", in_layers)
     imports.after("peft.utils.integrations", in_peft)
+    imports.after("accelerate.utils.fsdp_utils", in_accelerate)
     imports.after("bitsandbytes.functional", in_bitsandbytes)
+
+
+def _in_package(patches: Patches, module: ModuleType, ours: Callable[..., Any]) -> None:
+    """Replace a function wherever its package has it; what is imported later binds ours, for as long as it stands."""
+    theirs, package = getattr(module, ours.__name__), module.__name__.partition(".")[0]
+    for holder in [one for name, one in sys.modules.items() if name.partition(".")[0] == package]:
+        if vars(holder).get(ours.__name__) is theirs:
+            patches.set(holder, ours.__name__, ours)
+
+
+class Params4bit(FakeTensor):
+    """What a 4-bit weight is for as long as somebody looks at its class: FSDP2 leaves those in bytes whole, and makes
+    nothing fp32 that is trained beside them (accelerate 1.15, utils/fsdp_utils.py)."""
+
+
+@contextmanager
+def _by_their_names(model: nn.Module) -> Iterator[None]:
+    """Inside, a walk over the model's parameters by name finds 4-bit ones of that class, each while it is looked at."""
+    walk = model.named_parameters
+
+    def named_parameters(*args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, parameter in walk(*args, **kwargs):
+            known = _is_4bit(parameter)
+            if known:
+                parameter.__class__ = Params4bit
+            try:
+                yield name, parameter
+            finally:
+                if known:
+                    parameter.__class__ = FakeTensor
+
+    model.named_parameters = named_parameters
+    try:
+        yield
+    finally:
+        del model.named_parameters
 
 
 class _Library:
@@ -105,7 +150,7 @@ def know(weight: torch.Tensor, module: nn.Module, name: str) -> None:
     if state is not None and name == "weight":
         vars(weight).update(vars(state))
         if _is_4bit(weight):
-            weight.to = functools.partial(_to, weight)
+            weight.to = _mover(weight)
 
 
 def know_copy(weight: torch.Tensor, again: torch.Tensor, memo: dict) -> None:
@@ -113,15 +158,24 @@ def know_copy(weight: torch.Tensor, again: torch.Tensor, memo: dict) -> None:
     if _is_4bit(weight):
         vars(again).update(vars(weight.module.virtual_state))
         again.quant_state = copy.deepcopy(weight.quant_state, memo)
-        again.to = functools.partial(_to, again)
+        again.to = _mover(again)
 
 
-def _to(weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """`Params4bit.to`: what dequantizes the weight goes with it (FSDP2 moves weights alone)."""
-    device = torch._C._nn._parse_to(*args, **kwargs)[0]
-    if device is not None:
-        weight.quant_state.to(device)
-    return torch.Tensor.to(weight, *args, **kwargs)
+def _mover(weight: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """`Params4bit.to`: what dequantizes the weight goes with it (FSDP2 moves weights alone).
+
+    It does not hold the weight: FSDP2 puts a piece in its place, and the whole is free at once.
+    """
+    whose = weakref.ref(weight)
+
+    def to(*args: Any, **kwargs: Any) -> torch.Tensor:
+        weight = whose()
+        device = torch._C._nn._parse_to(*args, **kwargs)[0]
+        if device is not None:
+            weight.quant_state.to(device)
+        return torch.Tensor.to(weight, *args, **kwargs)
+
+    return to
 
 
 def data(weight: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
@@ -131,7 +185,7 @@ def data(weight: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     Params4bit (peft/utils/other.py), and 4-bit ones may be stored as such numbers.
     """
     if _is_4bit(weight):
-        found.to = functools.partial(_to_a_device, found)
+        found.to = functools.partial(_to_a_device, found.detach())  # of itself it would wait for the collector
     return found
 
 

@@ -11,6 +11,7 @@ from .registry import Rule
 
 BLOCK = 64  # weights that share an absmax (QLoRA, arXiv 2305.14314, section 3)
 NESTED_BLOCK = 256  # absmax values that share a second-level absmax
+OUTLIER = 6.0  # columns of an input that hold a larger number are multiplied in 16 bits (LLM.int8, arXiv 2208.07339)
 PACKED_ROWS = 4  # up to so many rows every architecture multiplies with the packed weight
 """_GEMM_4BIT_CUSTOM_FLOOR_M. Above 1,536 rows none does; between, a table by architecture, shape and number of
 multiprocessors decides (large weights from 32 to 512 rows on), which is not repeated: the copy is counted."""

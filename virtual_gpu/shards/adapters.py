@@ -29,16 +29,17 @@ from .layout import Layout
 
 @dataclass(frozen=True)
 class Adapters:
-    """A method of peft, and in which 16 bits what is frozen lies and is computed. rank, targets: see `add_adapters`.
+    """A method of peft, and in which 16 bits what is frozen lies and is computed.
 
-    The adapters are fp32, as peft makes them beside 16-bit weights; FSDP2 gathers them in the 16 bits
-    (MixedPrecisionPolicy, as accelerate sets it).
+    rank, targets, saved (`modules_to_save`): see `add_adapters`. The adapters are fp32, as peft makes them beside
+    16-bit weights; FSDP2 gathers them in the 16 bits (MixedPrecisionPolicy, as accelerate sets it).
     """
 
     method: str
     rank: int = LORA_RANK
     targets: str | tuple[str, ...] = "attention"
     dtype: torch.dtype = torch.bfloat16
+    saved: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         choose(self.method, PEFT, "peft")
@@ -48,7 +49,8 @@ class Adapters:
         """The method, the rank and what it is put on, in one line."""
         name = {"lora": "LoRA", "qlora": "QLoRA"}[self.method]
         targets = self.targets if isinstance(self.targets, str) else ", ".join(self.targets)
-        return f"{name} (rank {self.rank}, {targets}) {str(self.dtype).removeprefix('torch.')}"
+        whole = f" + {', '.join(self.saved)}" if self.saved else ""
+        return f"{name} (rank {self.rank}, {targets}{whole}) {str(self.dtype).removeprefix('torch.')}"
 
     def check(self, layout: Layout) -> None:
         """WrongValue for a layout in which a model with adapters is not split by FSDP2."""
@@ -65,15 +67,30 @@ class Adapters:
     def build(self, config: Any, gpu: VirtualGPU) -> torch.nn.Module:
         """The model on the meta device, frozen, with its adapters; 4-bit weights in 16-bit storage.
 
-        Not upcast as peft's prepare_model_for_kbit_training does: what is gathered would be 16 bits again.
+        Not upcast as peft's prepare_model_for_kbit_training does: what is gathered would be 16 bits again. What is
+        trained whole accelerate makes fp32, but beside 4-bit weights (1.15, utils/fsdp_utils.py, fsdp2_prepare_model).
+        WrongValue for that beside a head that is the embedding: its weight would lie in two groups of FSDP2.
         """
         model = build_model(config, self.dtype)
+        if self.saved and model.get_input_embeddings().weight is model.get_output_embeddings().weight:
+            raise WrongValue(
+                tr(
+                    ko=f"modules_to_save={self.saved}: {config.model_type}의 출력층은 임베딩과 한 텐서라, 통째로 "
+                    "학습하면서 FSDP2로 나눌 수 없다.",
+                    en=f"modules_to_save={self.saved}: the head of this {config.model_type} is its embedding, which "
+                    "FSDP2 cannot split while a copy of it is trained.",
+                )
+            )
         if self.method == "qlora":
             from ..models.quantized import quantize_linears
 
             quantize_linears(model, self.dtype, gpu, storage=self.dtype)
             model.is_loaded_in_4bit = True
-        return add_adapters(model, self.rank, self.targets)
+        model = add_adapters(model, self.rank, self.targets, modules_to_save=self.saved)
+        for parameter in model.parameters():
+            if parameter.requires_grad and self.method == "lora":
+                parameter.data = parameter.data.float()
+        return model
 
 
 def adapters_of(
@@ -83,6 +100,7 @@ def adapters_of(
     precision: str,
     layout: Layout,
     spec: GPUSpec | None = None,
+    saved: Sequence[str] = (),
 ) -> Adapters | None:
     """The adapters that arguments name; None without any. WrongValue for a layout or precision they do not go with."""
     if peft is None:
@@ -97,7 +115,7 @@ def adapters_of(
     rank = positive_int(rank, "lora_rank")
     names = names_of_targets(targets)
     dtype = torch.bfloat16 if spec is None or spec.has_bf16 else torch.float16
-    adapters = Adapters(peft, rank, names, dtype)
+    adapters = Adapters(peft, rank, names, dtype, tuple(sorted(saved)))
     adapters.check(layout)
     return adapters
 
@@ -123,10 +141,10 @@ class Shapes:
         """Bytes of the adapters' gradients on each of n ranks, padded as the adapters are."""
         return _padded(self.trained, n)
 
-    def owned(self, n: int, rank: int) -> list[int]:
-        """Elements of each piece for which a rank keeps optimizer state."""
-        pieces = ((-(-rows // n), rows, rest) for ((rows, rest), _) in self.trained.elements())
-        sizes = [min(max(rows - rank * piece, 0), piece) * rest for piece, rows, rest in pieces]
+    def state(self, n: int, rank: int) -> list[int]:
+        """Bytes of AdamW's momentum, and of its variance, of each piece that a rank trains: in the piece's own type."""
+        pieces = ((-(-rows // n), rows, rest * size) for ((rows, rest), size) in self.trained.elements())
+        sizes = [min(max(rows - rank * piece, 0), piece) * row for piece, rows, row in pieces]
         return [size for size in sizes if size]
 
     def gathered(self, n: int, half: int) -> int:

@@ -63,7 +63,6 @@ class RankMemory:
         return self.parameters + self.gathered + self.gradients + self.buckets + self.optimizer
 
 
-STATE_BYTES = 4  # of momentum and of variance, for each parameter of an adapter, which is fp32
 KINDS = tuple(one.name for one in fields(RankMemory))[1:]
 
 
@@ -187,7 +186,7 @@ def closed_form_adapters(model: str, layout: Layout, adapters: Adapters, rank: i
     """What rank `rank` holds of a model with adapters: shards of all parameters, states of the adapters alone."""
     adapters.check(layout)
     shapes, n = shapes_of(ConfigKey.of(config_of(model)), adapters), layout.ranks
-    states = STATE_BYTES * sum(shapes.owned(n, rank))
+    states = sum(shapes.state(n, rank))
     gathered = shapes.gathered(n, adapters.dtype.itemsize) if layout.stage == 2 else 0
     return RankMemory(rank, shapes.held(n), gathered, shapes.gradients(n), 0, states, states)
 

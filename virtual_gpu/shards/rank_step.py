@@ -38,7 +38,6 @@ from .fake_rank import run_rank
 from .generated import Generated, generated_of
 from .layout import CONVENTIONS, Layout
 from .ledger import (
-    STATE_BYTES,
     ConfigKey,
     RankMemory,
     closed_form,
@@ -123,6 +122,7 @@ def rank_step(
     peft: str | None = None,
     lora_rank: int = LORA_RANK,
     lora_targets: str | Sequence[str] = "attention",
+    modules_to_save: Sequence[str] = (),
     as_accelerate: bool | None = None,
     repeat_kv: bool = False,
     fused_lm_head: bool = False,
@@ -147,7 +147,8 @@ def rank_step(
     not each rank's share of them but all (`run_rank`).
     gradient_as_bucket_view: DDP's argument; by default its buckets are a second copy of the gradients. peft: "lora" or
     "qlora" at stages 2 and 3, as accelerate runs them: frozen weights in the 16 bits that the GPU has, or 4-bit ones
-    stored in those; fp32 adapters (`add_adapters`' rank and targets). It is always run at this number of ranks.
+    stored in those; fp32 adapters (`add_adapters`' rank, targets and modules_to_save). It is always run at this number
+    of ranks.
     as_accelerate: FSDP2's groups as accelerate makes them, of which the last stays gathered (`Layout`). repeat_kv: see
     `models.attention.kv_repeated`; fused_lm_head: `models.fused_head`; offload_checkpoints (with checkpointing):
     `models.offloaded`; kept_results (with checkpointing, of SFT): `models.kept`. watched: it is also said what of it
@@ -191,7 +192,7 @@ def rank_step(
                 )
             )
     _check_length(model, config, positive_int(sequence_length, "sequence_length"))
-    adapters = adapters_of(peft, lora_rank, lora_targets, precision, layout, spec)
+    adapters = adapters_of(peft, lora_rank, lora_targets, precision, layout, spec, modules_to_save)
     fused_lm_head, padded = boolean(fused_lm_head, "fused_lm_head") or of_trl, boolean(padded, "padded")
     check_mesh(
         config, layout, length=sequence_length, precision=precision, spec=spec, adapters=adapters is not None,
@@ -238,13 +239,12 @@ def rank_step(
         trace = with_ddp(trace, gradient_as_bucket_view=gradient_as_bucket_view)
     convention = CONVENTIONS[precision].fp32_shards if fp32_shards else CONVENTIONS[precision]
     if adapters:
-        owned, kinds = shapes_of(ConfigKey.of(config), adapters).owned(layout.ranks, rank), (STATE_BYTES,) * 2
+        states = [
+            each for each in shapes_of(ConfigKey.of(config), adapters).state(layout.ranks, rank) for _ in range(2)
+        ]
     else:
-        owned, kinds = (
-            owned_elements(model, layout, rank),
-            (convention.master, convention.momentum, convention.variance),
-        )
-    states = [n * each for n in owned for each in kinds if each]
+        kinds = (convention.master, convention.momentum, convention.variance)
+        states = [n * each for n in owned_elements(model, layout, rank) for each in kinds if each]
     trace = held_from_the_start(trace, states, "optimizer")
     whole = memory.gathered // 2 if second else 0  # at stage 2, from the first micro-batch or scoring on
     if pairs and (first := pairs.first(layout)):

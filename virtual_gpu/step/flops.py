@@ -145,7 +145,7 @@ def training_flops(setting: Setting | None = None, **settings: Any) -> Flops:
     the share of one of the steps that learn from them (`iterations`), and nothing of the generation.
     """
     setting = Setting.one(setting, settings)
-    adapters = (setting.lora_rank, setting.lora_targets) if setting.peft else None
+    adapters = (setting.lora_rank, setting.lora_targets, setting.modules_to_save) if setting.peft else None
     of = (
         setting.model_id, setting.rows, setting.sequence_length, setting.gradient_checkpointing, adapters,
         setting.fused_lm_head, setting.kept_results, setting.objective, setting.reference == "precomputed",
@@ -196,12 +196,12 @@ def flops_of_config(
 ) -> Flops:
     """The FLOPs of one micro-batch with every layer run, under whatever `set_checkpoint_early_stop` says.
 
-    batch_size: sequences. adapters: (rank, targets) of LoRA, see `add_adapters`. fused_lm_head, objective, known,
-    scored, forwards: see `count_flops`. kept: by checkpointed blocks, see `models.kept`.
+    batch_size: sequences. adapters: (rank, targets, modules_to_save) of LoRA, see `add_adapters`. fused_lm_head,
+    objective, known, scored, forwards: see `count_flops`. kept: by checkpointed blocks, see `models.kept`.
     """
     model = build_model(config, torch.float16)
     if adapters:
-        model = add_adapters(model, *adapters)
+        model = add_adapters(model, *adapters[:2], modules_to_save=adapters[2])
     model = set_checkpointing(model.train(), checkpointing, kept)
     text_config(model.config).use_cache = False
     ids = torch.zeros(batch_size, sequence_length, dtype=torch.int64)

@@ -19,7 +19,7 @@ from ..real import GPU
 from ..report import MemoryReport
 from ..units import choose, human_bytes, positive_int
 from .predict import predict_memory, predict_need
-from .setting import PRECISIONS, Setting
+from .setting import Setting
 
 
 def largest_fitting(
@@ -109,7 +109,9 @@ def _held_bytes(setting: Setting) -> float:
     total, in_four_bits = _parameters(setting.model_id)
     if setting.peft == "qlora":
         return in_four_bits / 2 + 4 * (total - in_four_bits)  # everything else is cast to fp32
-    weight = 4 if PRECISIONS[setting.precision][0] == torch.float32 else 2
+    weight = 4 if setting.dtypes[0] == torch.float32 else 2
+    if setting.load_in_8bit:
+        return in_four_bits + (4 if setting.rest_in_fp32 else weight) * (total - in_four_bits)
     if setting.peft:
         return weight * total
     state = {"adamw": 2 * weight, "adamw_fused": 2 * weight, "adamw_8bit": 2}.get(setting.optimizer, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..models.depth import text_config
 from ..models.fused_head import has_fused_head, require_fused_head
 from ..models.kept import counts, kept_results
 from ..models.offloaded import require_offload
+from ..rules.bitsandbytes import OUTLIER
 from ..units import boolean, choose, positive_int
 from . import own_code
 from .completions import Completions
@@ -58,7 +60,7 @@ _OF_GRPO = (
     "use_transformers_continuous_batching", "use_transformers_paged", "cast_lm_head_to_fp32",
     "disable_dropout", "cache_implementation", "generation_kwargs", "pad_to_multiple_of", "sync_ref_model",
 )  # fmt: skip
-_LORA = ("r", "target_modules", "lora_dropout")  # what a Setting says of LoraConfig
+_LORA = ("r", "target_modules", "lora_dropout", "modules_to_save")  # what a Setting says of LoraConfig
 _FREE = (  # what changes no byte, or is peft's own business
     "lora_alpha", "use_rslora", "init_lora_weights", "fan_in_fan_out", "task_type", "peft_type", "auto_mapping",
     "base_model_name_or_path", "revision", "inference_mode", "peft_version", "alpha_pattern", "runtime_config",
@@ -103,7 +105,7 @@ class Setting:
     lora_dropout: float = LORA_DROPOUT
     # QLoRA: the scales of the 4-bit weights in 8 bits; the other weights in fp32 (prepare_model_for_kbit_training).
     double_quantization: bool = True
-    rest_in_fp32: bool = True
+    rest_in_fp32: bool = True  # of weights in 8 bits too
     fused_lm_head: bool = False  # the loss from tiles of the logits, as TRL's SFTTrainer makes it
     kept_results: tuple[str, ...] = ()  # what checkpointed blocks keep all the same, see `models.kept`
     offload_checkpoints: bool = False  # their inputs wait in the CPU's RAM, see `models.offloaded`
@@ -118,6 +120,9 @@ class Setting:
     beta: float = 0.0
     iterations: int = 1
     vllm: str = ""
+    load_in_8bit: bool = False  # LoRA over weights in int8 (LLM.int8)
+    modules_to_save: tuple[str, ...] = ()  # of peft: trained whole beside the adapters, a copy of each
+    saved_in_fp32: bool = False  # that copy is made fp32 first, as LLaMA-Factory does
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -164,6 +169,7 @@ class Setting:
             )
         put(self, "lora_rank", rank if self.peft else LORA_RANK)  # without adapters neither says anything
         put(self, "lora_targets", targets if self.peft else "attention")
+        self._check_peft()
         put(self, "padded", boolean(self.padded, "padded"))
         put(self, "objective", choose(self.objective, OBJECTIVES, tr(ko="학습 목표", en="objective")))
         reference = choose(self.reference, REFERENCES, tr(ko="기준 모델", en="reference"))
@@ -182,10 +188,46 @@ class Setting:
         own = needs_cuda(self.optimizer, self.optim_args)
         own_code.check_way(self.optimizer, self.gradient_accumulation_steps, scales, self.peft, own)
         for name in ("double_quantization", "rest_in_fp32"):
-            put(self, name, boolean(getattr(self, name), name) or self.peft != "qlora")
+            silent = self.peft != "qlora" and not (self.load_in_8bit and name == "rest_in_fp32")
+            put(self, name, boolean(getattr(self, name), name) or silent)
         in_fp32 = boolean(self.fp32_embedding_state, "fp32_embedding_state")
         put(self, "fp32_embedding_state", in_fp32 and self.peft is None and in_8_bits_of_bitsandbytes(self.optimizer))
         check_size(self.samples * self.rows // self.batch_size, self.sequence_length)
+
+    def _check_peft(self) -> None:
+        """Of weights in 8 bits under adapters, and of what is trained whole beside them."""
+        object.__setattr__(self, "load_in_8bit", boolean(self.load_in_8bit, "load_in_8bit"))
+        if self.load_in_8bit and self.peft != "lora":
+            raise WrongValue(
+                tr(
+                    ko=f"load_in_8bit=True, peft={self.peft!r}: 8비트 가중치는 peft='lora'와 함께 쓴다. int8 가중치는 "
+                    "학습할 수 없고, 'qlora'의 가중치는 4비트다.",
+                    en=f"load_in_8bit=True, peft={self.peft!r}: weights in 8 bits go with peft='lora'; int8 ones "
+                    "cannot be trained, and those of 'qlora' have 4 bits.",
+                )
+            )
+        names = self.modules_to_save
+        if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names):
+            raise WrongValue(
+                tr(
+                    ko=f"modules_to_save={names!r:.200}: 모듈 이름의 목록이어야 한다.",
+                    en=f"modules_to_save={names!r:.200}: must be a list of modules' names.",
+                )
+            )
+        names = tuple(sorted({*names}))  # in whatever order they are said
+        object.__setattr__(self, "modules_to_save", names if self.peft else ())
+        in_fp32 = boolean(self.saved_in_fp32, "saved_in_fp32") and bool(self.modules_to_save)
+        object.__setattr__(self, "saved_in_fp32", in_fp32)
+        in_fp32 |= (self.peft == "qlora" or self.load_in_8bit) and self.rest_in_fp32
+        if self.modules_to_save and self.dtypes == (torch.float16,) * 2 and not in_fp32:
+            raise WrongValue(
+                tr(
+                    ko=f"modules_to_save={names}: fp16 가중치째로 학습하는 것은 GradScaler가 거절한다(Attempting to "
+                    "unscale FP16 gradients). bf16을 쓰거나 모델을 fp32로 올린다.",
+                    en=f"modules_to_save={names}: trained in fp16 as they are, which GradScaler refuses (Attempting to "
+                    "unscale FP16 gradients); bf16, or a model in fp32.",
+                )
+            )
 
     def short(self, batch_size: int) -> Setting:
         """The same of that batch and of the fewest tokens: what hangs on neither is the same of both."""
@@ -246,10 +288,10 @@ class Setting:
     ) -> Setting:
         """What transformers' Trainer runs with these `TrainingArguments`, and peft's `LoraConfig` where one is given.
 
-        quantization_config: `BitsAndBytesConfig` for QLoRA (nf4 with double quantization). settings: the rest, such as
-        sequence_length, which TrainingArguments do not say, or precision, where weights are loaded otherwise than here:
-        in fp32 where fp16 or bf16 is on and all of them are trained, in that type under adapters, else as they are
-        stored. NotSupported names an argument that changes memory and is not simulated.
+        quantization_config: `BitsAndBytesConfig` of int8, or for QLoRA (nf4 with double quantization). settings: the
+        rest, such as sequence_length, which TrainingArguments do not say, or precision, where weights are loaded
+        otherwise than here: in fp32 where fp16 or bf16 is on and all of them are trained, in that type under adapters,
+        else as they are stored. NotSupported names an argument that changes memory and is not simulated.
         """
         if not hasattr(arguments, "per_device_train_batch_size"):
             raise WrongValue(
@@ -317,8 +359,7 @@ class Setting:
         if peft_config is not None:
             found |= _read_lora(peft_config) | {"peft": "lora"}
         if quantization_config is not None:
-            _check_4bit(quantization_config, peft_config)
-            found["peft"] = "qlora"
+            found |= _read_quantization(quantization_config, peft_config)
         return cls(**found | settings, model_id=model)
 
     @property
@@ -367,6 +408,7 @@ class Setting:
         defaults = {f.name: f.default for f in fields(self)}
         names = ("peft", "precision", "optimizer", "attention")
         parts += [str(getattr(self, name)) for name in names if getattr(self, name) != defaults[name]]
+        parts += [tr(ko="가중치는 8비트", en="weights in 8 bits")] if self.load_in_8bit else []
         parts += [self.optim_args] if self.optim_args else []
         if self.lora_rank != LORA_RANK:
             parts.append(f"rank {self.lora_rank}")
@@ -374,6 +416,9 @@ class Setting:
             parts.append(self.lora_targets if isinstance(self.lora_targets, str) else ", ".join(self.lora_targets))
         if self.lora_dropout != LORA_DROPOUT and not self.pairs:
             parts.append(f"dropout {self.lora_dropout:g}")
+        if self.modules_to_save:
+            parts.append(tr(ko="통째로: ", en="whole: ") + ", ".join(self.modules_to_save))
+            parts[-1] += " (fp32)" if self.saved_in_fp32 else ""
         parts += [tr(ko="패딩 있음", en="padded")] if self.padded else []
         parts += [] if self.double_quantization else [tr(ko="이중 양자화 없이", en="no double quantization")]
         parts += [] if self.rest_in_fp32 else [rest_label()]
@@ -390,17 +435,20 @@ class Setting:
         """The settings that only LoRA and QLoRA have; none without adapters."""
         names = ["lora_rank", "lora_targets", "lora_dropout"]
         names += ["double_quantization", "rest_in_fp32"] if self.peft == "qlora" else []
+        names += ["load_in_8bit", "rest_in_fp32"] if self.load_in_8bit else []
+        names += [name for name in ("modules_to_save", "saved_in_fp32") if getattr(self, name)]
         return {name: getattr(self, name) for name in names} if self.peft else {}
 
     def to_dict(self) -> dict[str, Any]:
         """The settings by name; without adapters, without theirs."""
-        silent = [] if self.peft == "qlora" else ["double_quantization", "rest_in_fp32"]
+        silent = [] if self.peft == "qlora" else ["double_quantization"]
+        silent += [] if self.peft == "qlora" or self.load_in_8bit else ["rest_in_fp32"]
         silent += [] if self.peft else ["lora_rank", "lora_targets", "lora_dropout"]
         silent += [] if self.fp32_embedding_state else ["fp32_embedding_state"]
         silent += [] if self.pairs else ["reference"]
         silent += ["objective"] if self.objective == "sft" else []
         silent += [] if self.completions else ["completion_length", "rollout", "beta", "iterations"]
-        few = "padded", "optim_args", "optim_target_modules", "vllm"
+        few = "padded", "optim_args", "optim_target_modules", "vllm", "load_in_8bit", "modules_to_save", "saved_in_fp32"
         silent += [name for name in few if not getattr(self, name)]
         return {name: value for name, value in asdict(self).items() if name not in silent}
 
@@ -519,11 +567,17 @@ def _read_lora(config: Any) -> dict[str, Any]:
             )
     else:
         targets = tuple(sorted(targets))
-    return {"lora_rank": config.r, "lora_targets": targets, "lora_dropout": config.lora_dropout}
+    return {
+        "lora_rank": config.r, "lora_targets": targets, "lora_dropout": config.lora_dropout,
+        "modules_to_save": tuple(config.modules_to_save or ()),
+    }  # fmt: skip
 
 
-def _check_4bit(config: Any, peft_config: Any) -> None:
-    """NotSupported for anything but what is called QLoRA."""
+def _read_quantization(config: Any, peft_config: Any) -> dict[str, Any]:
+    """What a BitsAndBytesConfig says: LLM.int8 under LoRA or what is called QLoRA; NotSupported for anything else."""
+    if getattr(config, "load_in_8bit", False) and config.llm_int8_threshold == OUTLIER and peft_config is not None:
+        _refuse(config, dict.fromkeys(("llm_int8_has_fp16_weight", "llm_int8_skip_modules")))
+        return {"load_in_8bit": True}
     qlora = (
         getattr(config, "load_in_4bit", False)
         and config.bnb_4bit_quant_type == "nf4"
@@ -533,7 +587,10 @@ def _check_4bit(config: Any, peft_config: Any) -> None:
     if not qlora:
         raise NotSupported(
             tr(
-                ko="quantization_config: peft_config와 함께 4비트 nf4, 이중 양자화(QLoRA)만 흉내 낸다.",
-                en="quantization_config: only 4-bit nf4 with double quantization under adapters (QLoRA) is simulated.",
+                ko="quantization_config: peft_config와 함께 쓰는 load_in_8bit(llm_int8_threshold=6)와 4비트 nf4, 이중 "
+                "양자화(QLoRA)만 흉내 낸다.",
+                en="quantization_config: only load_in_8bit (llm_int8_threshold=6) and 4-bit nf4 with double "
+                "quantization (QLoRA), under adapters, are simulated.",
             )
         )
+    return {"peft": "qlora"}

@@ -535,7 +535,8 @@ class _Search:
                 gradient_checkpointing=setting.gradient_checkpointing, gpu=self.spec.name, exact=False,
                 accumulating=setting.gradient_accumulation_steps > 1, whole_gradients=self.reduces_once,
                 peft=setting.peft, lora_rank=setting.lora_rank,
-                lora_targets=setting.lora_targets, offload_checkpoints=setting.offload_checkpoints,
+                lora_targets=setting.lora_targets, modules_to_save=setting.modules_to_save,
+                offload_checkpoints=setting.offload_checkpoints,
                 padded=setting.padded, objective=setting.objective, reference=setting.reference,
                 fused_lm_head=setting.fused_lm_head and setting.objective == "sft",  # of others it is theirs
                 fp32_shards=not of_deepspeed,  # whose own weights are in 16 bits
@@ -603,7 +604,7 @@ class _Search:
         if method != (start.peft or "full"):
             half = "fp16" if "fp16" in precision or not self.spec.has_bf16 else "bf16"
             defaults = {"lora_targets": "all-linear"} if start.peft is None and self.tool is not trl else {}
-            yield {"peft": method, "precision": f"autocast_{half}", **defaults}
+            yield {"peft": method, "precision": f"autocast_{half}", "load_in_8bit": False, **defaults}
             return
         yield {"precision": precision}
         if method == "full" and not self.stage:

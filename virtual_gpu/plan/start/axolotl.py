@@ -30,7 +30,7 @@ _EFFECTS = {
         "unfrozen_parameters", "gc_steps", "torch_empty_cache_steps", "auto_find_batch_size", "quantize_moe_experts",
     ),
     MORE: (
-        "lora_modules_to_save", "lora_target_parameters", "peft_use_dora", "neftune_noise_alpha", "fp32_norms",
+        "lora_target_parameters", "peft_use_dora", "neftune_noise_alpha", "fp32_norms",
         "selective_checkpointing", "peft_trainable_token_indices", "peft_layer_replication", "dynamic_checkpoint",
         "noisy_embedding_alpha",
     ),
@@ -61,9 +61,6 @@ def read(
     if not off(keys.get("rl")):
         raise keys.not_counted("rl", tr(ko="SFT만 센다. DPO와 GRPO는 TRL의 파일로 센다",
                                         en="SFT alone; DPO and GRPO are counted as files of TRL"))  # fmt: skip
-    if not off(keys.get("load_in_8bit")):
-        raise keys.not_counted("load_in_8bit", tr(ko="가중치는 16비트나 4비트(adapter: qlora)만 센다",
-                                                  en="weights in 16 bits or, adapter: qlora, in 4"))  # fmt: skip
     keys.refuse("gptq", "reward_model", "process_reward_model", "model_quantization_config")
     adapter = keys.word("adapter", among=(None, "", "lora", "qlora")) or None
     if keys.flag("load_in_4bit") != (adapter == "qlora"):
@@ -91,6 +88,7 @@ def read(
         "lora_rank": keys.whole("lora_r", 8),
         "lora_dropout": keys.share("lora_dropout", 0.0),
         "lora_targets": _targets(keys),
+        "modules_to_save": keys.words("lora_modules_to_save"),
         "peft": adapter,
         "precision": precision,
         "rest_in_fp32": False,
@@ -107,6 +105,7 @@ def read(
     found["fused_lm_head"] = _loss_from_tiles(keys)
     found["gradient_checkpointing"] |= hugging_face.checkpoints_by_fsdp(keys, by_config=True)
     stage = hugging_face.shards(keys, gpus, by_config=True)
+    found["load_in_8bit"] = hugging_face.in_8_bits(keys, adapter == "lora", stage)
     keys.rest(_EFFECTS, free(NAME))
     return found, stage
 
@@ -168,6 +167,7 @@ def write(keys: Keys, old: Setting, new: Setting) -> dict[str, Any]:
     if new.peft != old.peft:
         found["adapter"] = new.peft
         found |= {"load_in_4bit": True} if new.peft == "qlora" else {}
+        found |= {"load_in_8bit": False} if old.load_in_8bit else {}
         if old.peft is None:
             found |= {"lora_r": new.lora_rank, "lora_alpha": 2 * new.lora_rank, "lora_target_linear": True}
     return found

@@ -224,6 +224,17 @@ def by_tiles(keys: Keys, name: str) -> bool:
     return True
 
 
+def in_8_bits(keys: Keys, adapters: bool, stage: int, name: str = "load_in_8bit") -> bool:
+    """Whether weights are loaded in int8, which bitsandbytes does not split over GPUs. adapters: the file has them."""
+    if not keys.flag(name):
+        return False
+    if not adapters:
+        raise keys.wrong(name, tr(ko="LoRA와 함께 쓴다", en="goes with LoRA"))
+    if stage > 1:
+        raise keys.not_counted(name, tr(ko=f"8비트 가중치와 ZeRO-{stage}", en=f"weights in 8 bits under ZeRO-{stage}"))
+    return True
+
+
 def reduces_once(keys: Keys) -> bool:
     """Whether gradients are split with a step's last micro-batch alone, and lie there whole until then.
 

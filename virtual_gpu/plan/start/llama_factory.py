@@ -28,7 +28,7 @@ _ONLY = (
 _EFFECTS = {
     LESS: ("use_unsloth", "use_unsloth_gc"),
     MORE: (
-        "upcast_layernorm", "upcast_lmhead_output", "resize_vocab", "additional_target", "use_dora", "add_tokens",
+        "upcast_layernorm", "upcast_lmhead_output", "resize_vocab", "use_dora", "add_tokens",
         "add_special_tokens", "new_special_tokens_config", "use_asft_loss", "use_eaft_loss",
         "neat_packing",  # but for flash_attn: fa2 the collator makes a mask of length × length
     ),
@@ -63,8 +63,8 @@ def read(
     keys.refuse("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon", "use_llama_pro")
     keys.word("quantization_method", "bnb", among=("bnb", "bitsandbytes"))
     bits = keys.get("quantization_bit")
-    if bits not in (None, 4):
-        raise keys.not_counted("quantization_bit", f"{bits!r:.60}; 4")
+    if bits not in (None, 4, 8):
+        raise keys.not_counted("quantization_bit", f"{bits!r:.60}; 4, 8")
     if bits and kind == "full":
         raise keys.wrong("quantization_bit", "finetuning_type: lora")
     targets = keys.words("lora_target")
@@ -79,7 +79,10 @@ def read(
         "double_quantization": keys.flag("double_quantization", True),
         "rest_in_fp32": False,
         "padded": pairs or not packs,
-        "peft": None if kind == "full" else "qlora" if bits else "lora",
+        "peft": None if kind == "full" else "qlora" if bits == 4 else "lora",
+        "load_in_8bit": bits == 8,
+        "modules_to_save": keys.words("additional_target"),
+        "saved_in_fp32": not keys.flag("pure_bf16"),
         "precision": _precision(keys, kind == "full", spec),
     }
     if keys.word("flash_attn", "auto") == "disabled":
@@ -91,6 +94,8 @@ def read(
     found["fused_lm_head"] = liger and not pairs and hugging_face.by_tiles(keys, "enable_liger_kernel")
     found["gradient_checkpointing"] |= hugging_face.checkpoints_by_fsdp(keys)
     stage = hugging_face.shards(keys, gpus)
+    if bits == 8 and stage > 1:
+        raise keys.not_counted("quantization_bit", f"8, ZeRO-{stage}")
     if pairs and stage:
         raise keys.not_counted("deepspeed" if "deepspeed" in keys.document.values else "fsdp", "DPO")
     found |= {"objective": "dpo", "reference": "half"} if pairs else {}

@@ -79,7 +79,7 @@ _NOT_IN_GRPO = (  # what makes another step of it
 _EFFECTS_OF_DPO = {LESS: ("reference_free", "use_logits_to_keep"), MORE: ("force_use_ref_model",)}
 _EFFECTS = {
     LESS: ("activation_offloading",),
-    MORE: ("use_dora", "lora_modules_to_save", "lora_target_parameters"),
+    MORE: ("use_dora", "lora_target_parameters"),
     EITHER: ("accelerate_config", "model_init_kwargs"),
 }
 
@@ -97,7 +97,7 @@ def read(
 
     Of GRPO with an engine on the same card there is "engine" beside the fields.
     """
-    keys.refuse("load_in_8bit", *_OF_OTHERS)
+    keys.refuse(*_OF_OTHERS)
     objective = objective or _objective(keys)
     keys.refuse(*(() if objective == "grpo" else (*_OF_GRPO, "reward_model_name_or_path")))
     found = hugging_face.common(keys, checkpointing=True)
@@ -108,6 +108,7 @@ def read(
         "lora_rank": keys.whole("lora_r", 16),
         "lora_dropout": keys.share("lora_dropout", 0.05),
         "lora_targets": _targets(keys.words("lora_target_modules")),
+        "modules_to_save": keys.words("lora_modules_to_save"),
         "double_quantization": keys.flag("use_bnb_nested_quant"),
         "rest_in_fp32": False,
     }
@@ -120,6 +121,7 @@ def read(
         raise keys.wrong("load_in_4bit", tr(ko="use_peft: true와 함께 적는다", en="goes with use_peft: true"))
     found["gradient_checkpointing"] |= hugging_face.checkpoints_by_fsdp(keys)
     stage = hugging_face.shards(keys, gpus)
+    found["load_in_8bit"] = not quantized and hugging_face.in_8_bits(keys, found["peft"] is not None, stage)
     if keys.flag("use_liger_kernel") and objective != "sft":  # whose loss is from tiles anyway
         keys.note("use_liger_kernel", LESS)
     pairs, sft = objective == "dpo", objective == "sft"
@@ -287,8 +289,8 @@ def _of_completions(keys: Keys, found: dict[str, Any], stage: int, gpus: int) ->
         keys.note("vllm_importance_sampling_correction", LESS, why)
     if keys.whole("vllm_tensor_parallel_size", 1) > 1:
         raise keys.not_counted("vllm_tensor_parallel_size", tr(ko="1만 센다", en="1 alone is counted"))
-    if found["peft"] == "qlora":
-        raise keys.not_counted("use_vllm", "load_in_4bit")
+    if found["peft"] == "qlora" or found["load_in_8bit"]:
+        raise keys.not_counted("use_vllm", "load_in_8bit" if found["load_in_8bit"] else "load_in_4bit")
     share = keys.share("vllm_gpu_memory_utilization", 0.3)
     if not share:
         raise keys.wrong("vllm_gpu_memory_utilization", tr(ko="0보다 커야 한다", en="must be more than 0"))
@@ -349,6 +351,7 @@ def write(keys: Keys, old: Setting, new: Setting) -> dict[str, Any]:
     if new.peft != old.peft:
         found |= {"use_peft": True} if old.peft is None else {}
         found |= {"load_in_4bit": True} if new.peft == "qlora" else {}
+        found |= {"load_in_8bit": False} if old.load_in_8bit else {}
     if new.reference != old.reference:
         for name in ("sync_ref_model", "dataset_streaming", "streaming"):
             if keys.flag(name):  # DPOTrainer refuses both
