@@ -66,6 +66,12 @@ def test_every_name_is_there():
         ({"bf16": True, "optim": "sgd"}, LoraConfig(target_modules="all-linear", lora_dropout=0.1), QLORA,
          {"precision": "autocast_bf16", "optimizer": "sgd", "peft": "qlora", "lora_targets": "all-linear",
           "lora_dropout": 0.1}),
+        ({"bf16": True, "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+         LoraConfig(modules_to_save=["lm_head", "embed_tokens"], lora_dropout=0.1),
+         BitsAndBytesConfig(load_in_8bit=True),
+         {"precision": "autocast_bf16", "optimizer": "adamw_fused", "peft": "lora", "lora_dropout": 0.1,
+          "load_in_8bit": True, "modules_to_save": ("embed_tokens", "lm_head"), "gradient_checkpointing": True,
+          "use_reentrant": True}),
     ],
 )  # fmt: skip
 def test_training_arguments_are_a_setting(given, peft, bits, ours, tmp_path):
@@ -86,7 +92,6 @@ def test_training_arguments_are_a_setting(given, peft, bits, ours, tmp_path):
         ({"optim": "adamw_torch_xla"}, None, "adamw_torch_xla"),
         ({}, LoraConfig(use_dora=True), "use_dora"),
         ({}, LoraConfig(bias="all"), "bias"),
-        ({}, LoraConfig(modules_to_save=["lm_head"]), "modules_to_save"),
         ({}, LoraConfig(target_modules=".*q_proj"), "target_modules"),
         ({}, LoraConfig(rank_pattern={"q_proj": 4}), "rank_pattern"),
     ],
@@ -99,9 +104,14 @@ def test_what_is_not_simulated_is_refused_by_name(given, peft, named, tmp_path):
         predict(small(), args, peft, gpu="L4", sequence_length=32)
 
 
-def test_only_qlora_s_four_bits(tmp_path):
+def test_only_int8_and_qlora_s_four_bits(tmp_path):
     with pytest.raises(NotSupported, match="nf4"):
-        predict(small(), arguments(tmp_path), LoraConfig(), quantization_config=BitsAndBytesConfig(load_in_8bit=True))
+        predict(small(), arguments(tmp_path), LoraConfig(), quantization_config=BitsAndBytesConfig(load_in_4bit=True))
+    other = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
+    with pytest.raises(NotSupported, match="llm_int8_threshold=6"):
+        predict(small(), arguments(tmp_path), LoraConfig(), quantization_config=other)
+    with pytest.raises(NotSupported, match="peft_config"):
+        predict(small(), arguments(tmp_path), quantization_config=BitsAndBytesConfig(load_in_8bit=True))
     with pytest.raises(WrongValue, match="training_args"):
         predict(small(), None, LoraConfig())
     with pytest.raises(WrongValue, match="training_args='x'"):

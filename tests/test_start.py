@@ -158,12 +158,14 @@ def test_a_file_is_read_as_its_tool_reads_it(written, model):
     assert Setting(**fields) == Setting(
         8, 2, gradient_checkpointing=True, model_id=model, peft="lora", sequence_length=512, precision="autocast_bf16",
         optimizer="adamw", lora_rank=16, lora_targets=("q_proj", "v_proj"), lora_dropout=0.0, padded=True,
+        use_reentrant=True,
     )  # fmt: skip
     name, fields, stage, notes = said(written(AXOLOTL))
     assert (name, stage, notes) == ("axolotl", 0, {})
     assert Setting(**fields) == Setting(
         8, gradient_checkpointing=True, model_id=model, peft="qlora", sequence_length=512, precision="autocast_bf16",
         optimizer="adamw_8bit", lora_rank=32, lora_targets="all-linear", lora_dropout=0.05, rest_in_fp32=False,
+        use_reentrant=True,
     )  # fmt: skip
     name, fields, stage, notes = said(written(TRL))
     assert (name, stage, notes) == ("TRL", 0, {})

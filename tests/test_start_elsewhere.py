@@ -274,7 +274,7 @@ def test_a_model_that_torchtune_builds_and_nobody_here_knows_is_asked_for(writte
 
 
 def test_a_verdict_says_where_what_is_not_counted_may_turn_it(written):
-    more = start_from(written(LLAMA_FACTORY + "additional_target: embed_tokens\n"), "RTX 4090")
+    more = start_from(written(LLAMA_FACTORY + "upcast_layernorm: true\n"), "RTX 4090")
     assert more.fits and {note.effect for note in more.notes} == {MORE} and "센 것은 들어간다" in str(more)
     less = start_from(written(FULL + "use_unsloth: true\n"), "2GiB, 8.9")
     assert not less.fits and {note.effect for note in less.notes} == {LESS} and "들어갈 수도" in str(less)
@@ -285,3 +285,82 @@ def test_a_verdict_says_where_what_is_not_counted_may_turn_it(written):
 def test_what_a_file_leaves_empty_is_not_told_of(written):
     assert read(written(FLASH + "debug:\nsomething_new: null\nfsdp:\nfsdp_config:\n"), 4)[1:] == (0, {})
     assert read(written(FLASH + "something_new: 1\n"))[2] == {"something_new": "unknown"}
+
+
+INT8 = FLASH + "adapter: lora\nload_in_8bit: true\nlora_target_linear: true\n"
+
+
+def test_weights_in_8_bits_are_read_as_each_tool_says_them(written):
+    """And that axolotl and LLaMA-Factory checkpoint reentrantly, where these keep less."""
+    fields = read(written(INT8 + "gradient_checkpointing: true\n"))[0]
+    setting = Setting(**fields)
+    assert (setting.peft, setting.load_in_8bit, setting.use_reentrant, setting.rest_in_fp32) == (
+        "lora", True, True, False
+    )  # fmt: skip
+    kwargs = "gradient_checkpointing_kwargs: {use_reentrant: false}\n"
+    assert not Setting(**read(written(INT8 + "gradient_checkpointing: true\n" + kwargs))[0]).use_reentrant
+    fields = read(written(LLAMA_FACTORY + "quantization_bit: 8\n"))[0]
+    assert fields["load_in_8bit"] and fields["use_reentrant"] and fields["peft"] == "lora"
+    assert not read(written(LLAMA_FACTORY + "quantization_bit: 8\nuse_reentrant_gc: false\n"))[0]["use_reentrant"]
+    fields = read(written(TRL + "use_peft: true\nload_in_8bit: true\n"))[0]
+    assert fields["load_in_8bit"] and not fields.get("use_reentrant") and fields["peft"] == "lora"
+    four = read(written(TRL + "use_peft: true\nload_in_8bit: true\nload_in_4bit: true\n"))[0]  # as TRL asks first
+    assert not four["load_in_8bit"] and four["peft"] == "qlora"
+
+
+def test_weights_in_8_bits_are_not_trained_nor_split(written):
+    for text in (FLASH + "load_in_8bit: true\n", TRL + "load_in_8bit: true\n"):
+        with pytest.raises(WrongValue, match="load_in_8bit"):
+            start_from(written(text), "RTX 4090")
+    for text, key in (
+        (INT8 + "fsdp: [full_shard, auto_wrap]\n", "load_in_8bit"),
+        (LLAMA_FACTORY + "quantization_bit: 8\nfsdp: full_shard\n", "quantization_bit"),
+    ):
+        with pytest.raises(NotSupported, match=key):
+            start_from(written(text), "RTX 4090", gpus=2)
+    assert start_from(written(INT8), "RTX 4090", gpus=2).stage == 0
+
+
+def test_4_bits_are_proposed_for_8(written):
+    text = INT8.replace("size: 8", "size: 1") + "gradient_checkpointing: true\n"
+    changed = {"adapter": "qlora", "load_in_4bit": True, "load_in_8bit": False}
+    found = start_from(written(text), "5.8GiB, 8.9", model="Qwen/Qwen3-4B")
+    assert not found.fits and found.lines == changed and found.proposal.setting.peft == "qlora"
+    text = text.replace("adapter: lora", "adapter: qlora\nload_in_4bit: true").replace("8bit: true", "8bit: false")
+    assert start_from(written(text), "5.8GiB, 8.9", model="Qwen/Qwen3-4B").start.reserved == found.proposal.reserved
+
+
+def test_reentrant_checkpointing_is_proposed_where_it_keeps_less(written):
+    text = TRL + "use_peft: true\nload_in_8bit: true\nlora_target_modules: all-linear\ndtype: bfloat16\n"
+    text, asked = text.replace("size: 8", "size: 1"), "gradient_checkpointing_kwargs: {use_reentrant: true}\n"
+    start, less = (
+        start_from(written(text + more), "RTX 4090", model="Qwen/Qwen3-4B", length=4096).start for more in ("", asked)
+    )
+    assert less.reserved < 0.8 * start.reserved
+    room = f"{(less.reserved + start.reserved) / 2 / 2**30:.3f}GiB, 8.9"
+    found = start_from(written(text), room, model="Qwen/Qwen3-4B", length=4096)
+    assert not found.fits and [*found.lines.values()] == [{"use_reentrant": True}]
+    assert found.proposal.reserved == less.reserved
+
+
+def test_what_is_trained_whole_is_counted(written):
+    """In fp32 by LLaMA-Factory, but in pure bf16; the others leave it in the type of the weights."""
+    ends = ("embed_tokens", "lm_head")
+    lora = FLASH + "adapter: lora\nlora_target_linear: true\n"
+    setting = Setting(**read(written(lora + "lora_modules_to_save: [embed_tokens, lm_head]\n"))[0])
+    assert setting.modules_to_save == ends and not setting.saved_in_fp32
+    setting = Setting(**read(written(TRL + "use_peft: true\nlora_modules_to_save: [lm_head]\n"))[0])
+    assert setting.modules_to_save == ("lm_head",)
+    fields, _, notes = read(written(LLAMA_FACTORY + "additional_target: embed_tokens,lm_head\n"))
+    assert Setting(**fields).modules_to_save == ends and Setting(**fields).saved_in_fp32 and notes == {}
+    pure = LLAMA_FACTORY.replace("bf16: true", "pure_bf16: true") + "additional_target: lm_head\n"
+    assert not Setting(**read(written(pure))[0]).saved_in_fp32
+    without, whole = (
+        start_from(written(LLAMA_FACTORY + more), "RTX 4090").start.reserved
+        for more in ("", "additional_target: embed_tokens,lm_head\n")
+    )
+    assert whole - without > 12 * 2 * 32000 * 768  # fp32 weights, gradients and two moments of each, less a copy
+    with pytest.raises(NoSuchLayer, match="embed_tokens, lm_head"):
+        start_from(written(lora + "lora_modules_to_save: [embed_token]\n"), "RTX 4090")
+    split = start_from(written(lora + "fsdp: [full_shard]\nlora_modules_to_save: [lm_head]\n"), "RTX 4090", gpus=2)
+    assert split.stage == 3 and split.start.setting.modules_to_save == ("lm_head",)

@@ -257,6 +257,15 @@ WORDS = {
     "int8": Words(
         "LLM.int8() + LoRA", "", "", "BitsAndBytesConfig(load_in_8bit=True)", "int8 커널의 곱은 세지 못한다",
     ),
+    "int8_checkpointed": Words(
+        "LLM.int8() + LoRA + 체크포인팅", "", "gradient_checkpointing=True", "BitsAndBytesConfig(load_in_8bit=True)",
+        "층의 입력이 저장한 텐서가 아니라 그래프에 매달려 있어, 체크포인팅이 버리지 못한다",
+    ),
+    "int8_reentrant": Words(
+        "위의 것에서 `use_reentrant=True`", "", "gradient_checkpointing_kwargs={'use_reentrant': True}",
+        "model.gradient_checkpointing_enable({'use_reentrant': True})<br>model.enable_input_require_grads()",
+        "첫 순전파가 그래프를 만들지 않아 입력이 남지 않는다. axolotl과 LLaMA-Factory의 기본값이다",
+    ),
     "nf4_checkpointed": Words(
         "QLoRA(이중 양자화) + 체크포인팅", "transformers 4.30", "gradient_checkpointing=True", f"{QLORA}, "
         "bnb_4bit_use_double_quant=True)", "함께 켜야 줄어든다",

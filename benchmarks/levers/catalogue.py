@@ -234,6 +234,14 @@ LEVERS = (
     Lever("fp4", "weights", ADAPTERS, {"load": W.four_bits("fp4")}, OTHER, BNB),
     Lever("int8", "weights", ADAPTERS, {"load": W.eight_bits()}, OTHER, BNB, kernels=True),
     Lever(
+        "int8_checkpointed", "weights", ADAPTERS, {"load": W.eight_bits(), "prepare": checkpointed}, OTHER, BNB,
+        kernels=True,
+    ),
+    Lever(
+        "int8_reentrant", "weights", ADAPTERS, {"load": W.eight_bits(), "prepare": W.reentrant}, OTHER, BNB,
+        kernels=True,
+    ),
+    Lever(
         "nf4_checkpointed", "weights", ADAPTERS, {"load": W.four_bits("nf4", double=True), "prepare": checkpointed},
         OTHER, BNB,
     ),

@@ -26,6 +26,12 @@ def eight_bits() -> Callable[[Program], nn.Module]:
     return _quantized(lambda compute: {"load_in_8bit": True})
 
 
+def reentrant(model: nn.Module) -> None:
+    """Checkpointing whose first forward makes no graph, to which LLM.int8()'s inputs would hang."""
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+
+
 def _quantized(config: Callable[[torch.dtype], dict[str, Any]], upcast: bool = True) -> Callable[[Program], nn.Module]:
     def load(program: Program) -> nn.Module:
         from peft import prepare_model_for_kbit_training

@@ -415,3 +415,45 @@ def test_a_run_in_pieces_says_in_how_much_it_gets_through(tmp_path):
     whole.write_text(IN_PIECES.replace("3 * step", "0 * step").replace("(100, 140, 190, 250, 320)", "(320,) * 5"))
     report = run(str(whole), gpu="T4")
     assert report.enough == report.reserved and not report.on_a_smaller_card
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory):
+    from transformers import LlamaConfig
+
+    folder = tmp_path_factory.mktemp("untied")
+    LlamaConfig(
+        vocab_size=8192, hidden_size=512, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024,
+        tie_word_embeddings=False, dtype="bfloat16",
+    ).save_pretrained(folder)  # fmt: skip
+    return str(folder)
+
+
+@pytest.mark.parametrize("modules", ["", "embed_tokens,lm_head"])
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_a_rank_of_adapters_under_fsdp2_is_rank_steps(untied, tmp_path, method, modules):
+    """What accelerate makes of them: of a copy that is trained fp32, but beside 4-bit weights, which go at once."""
+    from virtual_gpu.shards.rank_step import rank_step
+
+    report = program("fsdp2_trainer.py", untied, str(tmp_path), method, modules, "bfloat16", gpus=2, gpu="A100-80GB")
+    foretold = rank_step(
+        untied, 2, 3, peft=method, modules_to_save=[name for name in modules.split(",") if name], gpu="A100-80GB",
+        sequence_length=128, gradient_checkpointing=True, as_accelerate=True,
+    )  # fmt: skip
+    memory = foretold.memory
+    assert abs(report.at_peak["parameters"] - memory.parameters) < 0.01 * memory.parameters
+    assert abs(report.at_peak["optimizer"] - memory.momentum - memory.variance) < 0.01 * memory.parameters
+    # The workspace of backward's thread is beside it. 4-bit weights as they were loaded would be a tenth more.
+    allocated = report.allocated - report.at_peak["workspaces"] // 2
+    apart = abs(allocated - foretold.trace.peak_bytes) / allocated
+    assert apart < (0.05 if modules else 0.001)
+
+
+def test_4_bit_weights_in_bytes_are_whole_on_each_rank(untied, tmp_path):
+    """accelerate leaves them out of FSDP2 where it knows them by their class."""
+    whole, split = (
+        program("fsdp2_trainer.py", untied, str(tmp_path), "qlora", "", storage, gpus=2, gpu="A100-80GB")
+        for storage in ("uint8", "bfloat16")
+    )
+    packed = 4 * (4 * 512 * 512 + 3 * 512 * 1024) // 2
+    assert abs(whole.at_peak["parameters"] - split.at_peak["parameters"] - packed // 2) < 0.01 * packed

@@ -68,7 +68,8 @@ class Int8Product(torch.autograd.Function):
 
     Source: MatMul8bitLt in bitsandbytes/autograd/_functions.py and its operators in backends/cuda/ops.py, 0.50; an
     H100's LoRA on int8 (benchmarks/records, claims) asked for the same. The input is no saved tensor but an attribute
-    of the node: it stays until the graph goes, also after a backward.
+    of the node: it stays until the graph goes, also after a backward, and where checkpointing drops what is saved. Not
+    where that is reentrant, whose first forward makes no graph.
     """
 
     @staticmethod

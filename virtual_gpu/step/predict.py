@@ -180,6 +180,7 @@ def training_arguments(setting: Setting, autocast: torch.dtype | None) -> Simple
         repeat_kv=setting.attention == REPEATED,
         kept_results=setting.kept_results,
         offload_checkpoints=setting.offload_checkpoints,
+        use_reentrant=setting.use_reentrant,
         fp32_embedding_state=setting.fp32_embedding_state,
         objective=setting.objective,
         optim_args=setting.optim_args,

@@ -125,7 +125,13 @@ def _train(
     moved: Counter[int] = Counter()  # to the CPU in this micro-batch
     if setting.gradient_checkpointing:
         leave = leaving(gpu if gpu.is_virtual else None, moved)
-        enable_checkpointing(model, setting.kept_results, watch, leave, setting.offload_checkpoints)
+        enable_checkpointing(
+            model, setting.kept_results, watch, leave, setting.offload_checkpoints, setting.use_reentrant
+        )
+    # As libraries do under adapters: of an input without a gradient reentrant checkpointing makes none.
+    asks = setting.use_reentrant and not any(p.requires_grad for p in model.get_input_embeddings().parameters())
+    if asks:
+        model.enable_input_require_grads()
     optimizer = make_optimizer(
         setting.optimizer, model, setting.learning_rate, gpu, setting.fp32_embedding_state, setting.optim_args,
         setting.optim_target_modules,
@@ -188,6 +194,8 @@ def _train(
         finally:
             log.timeline = record.timeline()
             optimizer.zero_grad()  # what was half done goes too
+            if asks:
+                model.disable_input_require_grads()
             if setting.gradient_checkpointing:
                 disable_checkpointing(model)  # the next run decides for itself
 
@@ -242,16 +250,18 @@ def enable_checkpointing(
     watch: Watch | None = None,
     leave: Leave | None = None,
     offload: bool = False,
+    use_reentrant: bool = False,
 ) -> None:
-    """Switch on (non-reentrant) gradient checkpointing, under whichever name transformers has for it.
+    """Switch on gradient checkpointing, under whichever name transformers has for it.
 
     kept: what blocks keep all the same (see `models.kept`). watch, leave: see `context_fn` there. offload: their inputs
-    wait in the CPU's RAM. WrongValue for a model that cannot, and where transformers cannot offload.
+    wait in the CPU's RAM. use_reentrant: PyTorch's older way. WrongValue for a model that cannot, and where
+    transformers cannot offload.
     """
     with_parameters(model)
     if offload:
         require_offload()
-    arguments: dict[str, Any] = {"use_reentrant": False}
+    arguments: dict[str, Any] = {"use_reentrant": use_reentrant}
     if kept or watch is not None:
         blocks = text_config(model.config).num_hidden_layers
         arguments["context_fn"] = context_fn(kept, blocks, model, watch, leave or leaving(None, Counter()))
@@ -300,6 +310,7 @@ class _Setting:
     repeat_kv: bool
     kept_results: tuple[str, ...]
     offload_checkpoints: bool
+    use_reentrant: bool
     fp32_embedding_state: bool
     objective: str
     optim_args: str
@@ -326,6 +337,7 @@ class _Setting:
             repeat_kv=bool(getattr(args, "repeat_kv", False)),
             kept_results=kept_results(getattr(args, "kept_results", ())),
             offload_checkpoints=bool(getattr(args, "offload_checkpoints", False)),
+            use_reentrant=bool(getattr(args, "use_reentrant", False)),
             fp32_embedding_state=bool(getattr(args, "fp32_embedding_state", _is_the_trainer_s(args))),
             objective=getattr(args, "objective", "sft"),
             optim_args=getattr(args, "optim_args", None) or "",

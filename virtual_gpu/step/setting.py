@@ -122,6 +122,7 @@ class Setting:
     vllm: str = ""
     load_in_8bit: bool = False  # LoRA over weights in int8 (LLM.int8)
     modules_to_save: tuple[str, ...] = ()  # of peft: trained whole beside the adapters, a copy of each
+    use_reentrant: bool = False  # of checkpointing: PyTorch's older way, the default of axolotl and LLaMA-Factory
     saved_in_fp32: bool = False  # that copy is made fp32 first, as LLaMA-Factory does
 
     def __post_init__(self) -> None:
@@ -147,6 +148,15 @@ class Setting:
                 )
         if self.offload_checkpoints:
             require_offload()
+        reentrant = boolean(self.use_reentrant, "use_reentrant") and self.gradient_checkpointing
+        put(self, "use_reentrant", reentrant)
+        if reentrant and (self.kept_results or self.offload_checkpoints):
+            raise WrongValue(
+                tr(
+                    ko="use_reentrant=True: kept_results나 offload_checkpoints와 함께 쓸 수 없다.",
+                    en="use_reentrant=True: not together with kept_results or offload_checkpoints.",
+                )
+            )
         precisions = [*PRECISIONS, *(name for name in ADAPTER_PRECISIONS if self.peft or "bf16" in name)]
         put(self, "precision", choose(self.precision, precisions, tr(ko="정밀도", en="precision")))
         put(self, "optimizer", optimizer_named(self.optimizer))
@@ -328,6 +338,7 @@ class Setting:
                     )
                 )
             found["offload_checkpoints"] = bool(how.get("offload", False))
+            found["use_reentrant"] = bool(how.get("use_reentrant", False))
         if any(kind.__name__ == "SFTConfig" for kind in type(arguments).__mro__):  # TRL's SFTTrainer has such a head
             found["fused_lm_head"] = has_fused_head()
         if any(kind.__name__ == "DPOConfig" for kind in type(arguments).__mro__):
@@ -398,7 +409,7 @@ class Setting:
         if self.gradient_accumulation_steps > 1:
             parts[1] += f" × {self.gradient_accumulation_steps}"
         if self.gradient_checkpointing:
-            parts.append(checkpointing_label(self.kept_results, self.offload_checkpoints))
+            parts.append(checkpointing_label(self.kept_results, self.offload_checkpoints, self._keeps_less))
         if self.fused_lm_head:
             parts.append(fused_head_label())
         if self.pairs:
@@ -426,6 +437,11 @@ class Setting:
         return " · ".join(parts)
 
     @property
+    def _keeps_less(self) -> bool:
+        """Whether that checkpointing is reentrant makes a difference (see `rules.bitsandbytes.Int8Product`)."""
+        return self.use_reentrant and self.load_in_8bit
+
+    @property
     def dtypes(self) -> tuple[torch.dtype | str, torch.dtype | None]:
         """(dtype of the weights, dtype that autocast computes in); "auto" is the checkpoint's dtype."""
         return {**PRECISIONS, **ADAPTER_PRECISIONS}[self.precision]
@@ -448,7 +464,16 @@ class Setting:
         silent += [] if self.pairs else ["reference"]
         silent += ["objective"] if self.objective == "sft" else []
         silent += [] if self.completions else ["completion_length", "rollout", "beta", "iterations"]
-        few = "padded", "optim_args", "optim_target_modules", "vllm", "load_in_8bit", "modules_to_save", "saved_in_fp32"
+        few = (
+            "padded",
+            "optim_args",
+            "optim_target_modules",
+            "vllm",
+            "load_in_8bit",
+            "modules_to_save",
+            "saved_in_fp32",
+            "use_reentrant",
+        )
         silent += [name for name in few if not getattr(self, name)]
         return {name: value for name, value in asdict(self).items() if name not in silent}
 
@@ -512,7 +537,7 @@ def check_beta(beta: Any) -> float:
     return float(beta)
 
 
-def checkpointing_label(kept: tuple[str, ...] = (), offload: bool = False) -> str:
+def checkpointing_label(kept: tuple[str, ...] = (), offload: bool = False, reentrant: bool = False) -> str:
     """Gradient checkpointing, of how many results what is kept, and where it is, in the reader's language."""
     here, away = counts(kept)
     results = f"{here} results" if here > 1 else "1 result"
@@ -520,6 +545,8 @@ def checkpointing_label(kept: tuple[str, ...] = (), offload: bool = False) -> st
     how += [tr(ko=f"{away}가지 CPU로", en=f"{away} to the CPU")] if away else []
     if offload:
         how.append(tr(ko="오프로드", en="offloaded"))
+    if reentrant:
+        how.append("use_reentrant")
     return tr(ko="체크포인팅", en="checkpointing" + " " * bool(how)) + (f"({', '.join(how)})" if how else "")
 
 

@@ -566,8 +566,8 @@ class _Search:
         offered = [m for m in offered if m != "qlora" or not start.vllm]  # which was not run
         for method in dict.fromkeys([start.peft or "full", *offered]):
             for more in self._with_references(start, self._variants(start, method)):
-                for (checkpointing, offload), vllm in product(self._checkpoints(start), self._engines(start)):
-                    names = {"gradient_checkpointing": checkpointing, "offload_checkpoints": offload, "vllm": vllm}
+                for how, vllm in product(self._checkpoints(start), self._engines(start)):
+                    names = {**how, "vllm": vllm}
                     try:
                         one = replace(start, **more, **names)
                         lines = self.tool.write(self.keys, start, one)
@@ -588,13 +588,18 @@ class _Search:
             if start.pairs and trains_all and start.reference != "precomputed" and self.tool is trl:
                 yield {**more, "reference": "precomputed"}
 
-    def _checkpoints(self, start: Setting) -> list[tuple[bool, bool]]:
-        """(checkpointing, checkpoints on the CPU): as the file has it, switched on, and moved where that is counted."""
-        offload = start.offload_checkpoints
-        found = [(start.gradient_checkpointing, offload), (True, offload)]
+    def _checkpoints(self, start: Setting) -> list[dict[str, bool]]:
+        """Fields of a Setting: as the file checkpoints, switched on, reentrant where that keeps less, on the CPU."""
+        offload, reentrant = start.offload_checkpoints, start.use_reentrant
+        found = [(start.gradient_checkpointing, offload, reentrant), (True, offload, reentrant)]
         # LLaMA-Factory, axolotl and torchtune have ways of their own, which were not run.
-        moves = self.tool in (trl, trainer) and not self.stage and can_offload()
-        return [*dict.fromkeys([*found, *([(True, True)] if moves else [])])]
+        theirs = self.tool in (trl, trainer)
+        if theirs and start.load_in_8bit and not offload:  # whose inputs stay otherwise, see `rules.bitsandbytes`
+            found.append((True, False, True))
+        if theirs and not self.stage and can_offload():
+            found.append((True, True, False))
+        names = "gradient_checkpointing", "offload_checkpoints", "use_reentrant"
+        return [dict(zip(names, values, strict=True)) for values in dict.fromkeys(found)]
 
     def _variants(self, start: Setting, method: str) -> Iterator[dict[str, Any]]:
         """Fields of a Setting that go together: precision and optimizer of a method."""
@@ -631,10 +636,8 @@ class _Search:
         length = start.sequence_length
         precision = next(self._variants(start, start.peft or "full"))["precision"]
         while (length := length // 2 // _STEP * _STEP) >= _STEP:
-            checkpointing, offload = self._checkpoints(start)[-1]
-            names = {"gradient_checkpointing": checkpointing, "offload_checkpoints": offload}
             try:
-                one = replace(start, sequence_length=length, precision=precision, **names)
+                one = replace(start, sequence_length=length, precision=precision, **self._checkpoints(start)[-1])
                 lines = self.tool.write(self.keys, start, one)
                 if not any("len" in key for key in lines):
                     return  # the file does not say the length

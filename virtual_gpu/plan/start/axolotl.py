@@ -76,12 +76,14 @@ def read(
         checkpointing = True
     else:
         checkpointing = keys.flag("gradient_checkpointing")
+    how = keys.get("gradient_checkpointing_kwargs") or {"use_reentrant": True}  # utils/config/__init__.py
     found = {
         "model_id": keys.word("base_model"),
         "sequence_length": keys.whole("sequence_len", 512),
         "batch_size": micro,
         "gradient_accumulation_steps": steps or max((total or micro) // micro, 1),
         "gradient_checkpointing": checkpointing,
+        "use_reentrant": isinstance(how, dict) and how.get("use_reentrant") is True,
         "optimizer": hugging_face.optimizer(keys, "optimizer", "adamw_torch_fused"),
         "fp32_embedding_state": True,
         **hugging_face.optimizer_arguments(keys),

@@ -94,7 +94,10 @@ def _how_it_checkpoints(keys: Keys, own: bool) -> dict[str, Any]:
         keys.note(name, MORE, tr(ko="모든 블록을 체크포인팅한 것으로 셌다", en="counted with every block checkpointed"))
     if own and offload:
         keys.note(name, LESS, tr(ko="오프로드는 세지 않았다", en="the offload is not counted"))
-    return {"offload_checkpoints": offload and not own}
+    reentrant = how.get("use_reentrant", False)
+    if not isinstance(reentrant, bool):
+        raise keys.wrong(f"{name}.use_reentrant", tr(ko="true나 false여야 한다", en="must be true or false"))
+    return {"offload_checkpoints": offload and not own, "use_reentrant": reentrant and not offload}
 
 
 def _mapping(keys: Keys, name: str | None) -> Any:
@@ -308,6 +311,15 @@ def _offloads(keys: Keys, name: str) -> dict[str, Any]:
     return {} if how.get("offload") is True else {f"{name}.offload": True}
 
 
+def _reentrant(keys: Keys, name: str) -> dict[str, Any]:
+    """The line that makes checkpointing reentrant."""
+    name = _there(keys, CHECKPOINTING_KWARGS) or name
+    how = _mapping(keys, name)
+    if not how or isinstance(keys.get(name), str):
+        return {name: (how or {}) | {"use_reentrant": True}}
+    return {f"{name}.use_reentrant": True}
+
+
 def _newest(names: tuple[str, ...]) -> str:
     """The name that the installed transformers has."""
     return next((name for name in names[::-1] if name in defaults()), names[0])
@@ -325,6 +337,8 @@ def changed(keys: Keys, old: Setting, new: Setting, **names: str) -> dict[str, A
         found[switch or _newest(CHECKPOINTING)] = True
     if new.offload_checkpoints and not old.offload_checkpoints:
         found |= _offloads(keys, f"{switch or _newest(CHECKPOINTING)}_kwargs")
+    if new.use_reentrant and not old.use_reentrant:
+        found |= _reentrant(keys, f"{switch or _newest(CHECKPOINTING)}_kwargs")
     if new.optimizer != old.optimizer:
         found["optim"] = name_for_trainer(new.optimizer)
     if "fp16" in new.precision and "bf16" in old.precision:

@@ -70,6 +70,7 @@ def read(
     targets = keys.words("lora_target")
     found = hugging_face.common(keys, not keys.flag("disable_gradient_checkpointing"), own=True)
     found["gradient_checkpointing"] |= not keys.flag("disable_gradient_checkpointing")
+    found["use_reentrant"] = keys.flag("use_reentrant_gc", True)
     found |= {
         "model_id": keys.word("model_name_or_path"),
         "sequence_length": keys.whole("cutoff_len", 2048),
