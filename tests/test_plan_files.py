@@ -50,10 +50,10 @@ def llama(folder, family=LlamaConfig, **more):
     return config
 
 
-def plan_of(model, recipe, way=(4, 2), gpu="T4", gpus=1, length=128):
+def plan_of(model, recipe, way=(4, 2), gpu="T4", gpus=1, length=128, **more):
     """That recipe as a plan, measured."""
     batch = way[0] * way[1] * gpus // (recipe.tensor_parallel * recipe.context_parallel)
-    return measure(make_request(str(model), gpu, gpus, length=length, batch=batch), recipe, *way)
+    return measure(make_request(str(model), gpu, gpus, length=length, batch=batch, **more), recipe, *way)
 
 
 def unmeasured(recipe, gpus=1, model="gpt2", gpu="L4"):
@@ -105,6 +105,24 @@ def test_a_loop_holds_what_the_plan_counted(kind, recipe, tmp_path):
     held = on_the_virtual_card(plan, kind, tmp_path)
     # A batch, numbers of steps; on a card TRL's head copies the hidden states that have a loss.
     assert abs(held - plan.tensors_bytes) < 2**14 + recipe.fused_lm_head * TOKENS * WIDTH * 2
+
+
+WHOLE = ("embed_tokens", "lm_head")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ALONE)
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_what_is_trained_whole_is_in_the_files(kind, method, tmp_path):
+    """Copies of embeddings and head, with their gradients and states, beside the adapters."""
+    llama(tmp_path / "model", tie_word_embeddings=False)
+    recipe = Recipe(method, "mixed_bf16", "adamw_fused", checkpointing=True, fused_lm_head=kind == "trl")
+    recipe = replace(recipe, rest_in_fp32=method == "lora")
+    plain, whole = (plan_of(tmp_path / "model", recipe, gpu="L4", modules_to_save=saved) for saved in ((), WHOLE))
+    assert whole.tensors_bytes - plain.tensors_bytes > 2 * 4 * 2 * WORDS * WIDTH  # the copy, and two moments
+    held = on_the_virtual_card(whole, kind, tmp_path)
+    # TRL has adapters on bf16 weights in bf16.
+    assert abs(held - whole.tensors_bytes) < (2**14 if kind != "trl" else 0.03 * whole.tensors_bytes)
 
 
 @pytest.mark.slow
@@ -548,6 +566,7 @@ def test_blocks_that_keep_results_make_the_same_step(kind, small, tmp_path):
         ("torch", 3, False, "full", {"kept": ("attention", "64x128:1")}),
         ("torch", 3, True, "lora", {}),
         ("torch", 3, False, "lora", {"fused_lm_head": True}),
+        ("torch", 3, False, "lora", {"modules_to_save": WHOLE}),
         ("accelerate", 0, False, "full", {"fused_lm_head": True}),  # its FSDP goes on GPUs only
     ],
 )
@@ -558,15 +577,23 @@ def test_two_ranks_make_the_steps_of_one(kind, stage, tied, method, more, tmp_pa
     config = llama(model, **sizes, intermediate_size=128, tie_word_embeddings=tied)
     torch.manual_seed(0)
     build_model(config, torch.float32, device="cpu").save_pretrained(model)
+    saved = {"modules_to_save": more.pop("modules_to_save")} if "modules_to_save" in more else {}
     recipe = Recipe(method, "fp32", "sgd", checkpointing=stage == 2 or "kept" in more, **more)
     text, learned = "abcdefgh" * 48, {}
     for several, ranks in ((1, 1), (2, 2 * recipe.replicas)):
         one = replace(recipe, stage=stage) if ranks > 1 else replace(recipe, cpu_offload=False, replicas=1)
-        plan = Plan(make_request(str(model), "L4", ranks, length=32, batch=4), one, 1, 4 // ranks, 0, {}, 0, 0, 0, None)
+        request = make_request(str(model), "L4", ranks, length=32, batch=4, **saved)
+        plan = Plan(request, one, 1, 4 // ranks, 0, {}, 0, 0, 0, None)
         learned[several] = rehearse(plan, kind, tmp_path / f"{several}", text, 3, ranks)
     assert learned[1].keys() <= learned[2].keys()  # FSDP2 gathers a tied head apart
     if method == "lora":  # its dropout and its first values are drawn anew
         assert all(value.abs().max() > 0 for name, value in learned[2].items() if "lora_B" in name)
+        whole = {name for name in learned[2] if "lora" not in name}
+        assert {name.split(".")[-2] for name in whole} == {*saved.get("modules_to_save", ())}
+        before = load_file(model / "model.safetensors")
+        assert all(
+            (learned[2][name] - before[name.removeprefix("base_model.model.")]).abs().max() > 0 for name in whole
+        )
         return
     before = load_file(model / "model.safetensors")
     moved = max((learned[1][name] - before[name]).abs().max() for name in before)

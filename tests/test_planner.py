@@ -534,6 +534,30 @@ def test_adapters_are_sharded_on_two_gpus(gpu, half, small_llama):
             assert plan.sent_bytes > whole.sent_bytes
 
 
+def test_what_is_trained_whole_is_beside_the_adapters_alone(small_llama):
+    """A copy of embeddings and head; of what cannot be trained so the reason is said."""
+    ends = {"modules_to_save": ("lm_head", "embed_tokens"), "length": 64, "batch": 4}
+    for gpus in (1, 2):
+        without, whole = (
+            make_request(small_llama, "RTX 4090", gpus, **{"length": 64, "batch": 4} | more) for more in ({}, ends)
+        )
+        assert whole.modules_to_save == ("embed_tokens", "lm_head")
+        assert recipes_of(without) == recipes_of(whole)
+        for recipe in recipes_of(whole):
+            sizes = [sum(held(request, recipe).values()) for request in (without, whole)]
+            assert (sizes[0] < sizes[1]) == (recipe.method != "full"), recipe
+            setting = setting_of(whole, recipe, 1, 1)
+            assert setting.modules_to_save == (() if recipe.method == "full" else whole.modules_to_save)
+    old = make_request(small_llama, "T4", **ends)
+    assert {(r.method, r.rest_in_fp32) for r in recipes_of(old)} == {("full", True), ("qlora", True)}
+    reasons = dict(left_out(old))
+    assert "GradScaler" in reasons["LoRA"] and "GradScaler" in reasons["QLoRA · 나머지는 16비트"]
+    tied = make_request("Qwen/Qwen3-0.6B", "RTX 4090", 2, modules_to_save=["lm_head"])
+    assert all(not r.stage or r.method == "full" for r in recipes_of(tied))
+    assert "임베딩과 한 텐서" in dict(left_out(tied))["QLoRA · ZeRO-3"]
+    assert make_request(small_llama, "T4", methods=("full",), modules_to_save=["lm_head"]).modules_to_save == ()
+
+
 def test_an_optimizer_whose_split_states_are_not_counted_is_told():
     request = make_request("gpt2", "2 x L4", length=32, batch=2, optimizer="sgd")
     assert not any(recipe.stage for recipe in recipes_of(request))
@@ -882,6 +906,15 @@ def test_the_written_adapters_are_those_that_were_measured(targets):
     model = add_adapters(build_model(load_config(request.model), torch.float16), targets=targets)
     trained = {name.split(".")[-4] for name, p in model.named_parameters() if p.requires_grad}
     assert written == trained >= {"q_proj", "v_proj"}
+
+
+def test_modules_are_named_on_the_command_line(capsys, tmp_path):
+    model = ["--model", "Qwen/Qwen3-0.6B", "--gpu", "RTX 4090", "--length", "64", "--batch", "2"]
+    saved = ["--save", str(tmp_path), "--files", "torch"]
+    assert main([*model, "--methods", "lora", "--modules-to-save", "embed_tokens,lm_head", *saved]) == 0
+    assert 'modules_to_save=["embed_tokens", "lm_head"]' in (tmp_path / "train.py").read_text(encoding="utf-8")
+    assert main([*model, "--modules-to-save", "embed"]) == 2
+    assert "embed_tokens, lm_head" in capsys.readouterr().err
 
 
 def test_a_target_that_only_a_late_layer_has():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..language import tr
 from ..models import offloaded
 from ..models.configs import load_config
+from ..models.depth import text_config
 from ..models.fused_head import SINCE, has_fused_head
 from ..shards.experts import why_no_experts
 from ..shards.mesh import (
@@ -21,7 +22,7 @@ from ..shards.mesh import (
 from ..shards.stages import why_no_stages
 from ..step.optimizers import needs_cuda
 from ..step.own_code import OURS, beside_4_bits, steps_in_backward, too_early, trains_all
-from ..step.setting import fused_head_label
+from ..step.setting import fused_head_label, rest_label
 from ..units import human_bytes
 from .engine import ASLEEP, AWAKE, why_no_engine
 from .host import states_beyond
@@ -271,7 +272,27 @@ def recipes_of(request: Request) -> list[Recipe]:
     halves = [recipe for recipe in shards if "bf16" in recipe.precision]
     for degree in _parts(request):
         found += [replace(recipe, stage=3, context_parallel=degree) for recipe in halves]
-    return [recipe for recipe in found + spread + offloaded if request.allows(recipe)]
+    found += spread + offloaded
+    return [recipe for recipe in found if request.allows(recipe) and not why_not_whole(request, recipe)]
+
+
+def why_not_whole(request: Request, recipe: Recipe) -> str:
+    """Why adapters of a recipe do not go with what is trained whole beside them; empty where they do."""
+    if not request.modules_to_save or recipe.method == "full":
+        return ""
+    if "fp16" in recipe.precision and not (recipe.method == "qlora" and recipe.rest_in_fp32):
+        return tr(
+            ko="modules_to_save는 fp16 가중치째로 학습하는데, GradScaler가 거절한다",
+            en="modules_to_save trains weights in fp16, which GradScaler refuses",
+        )
+    if recipe.stage and text_config(load_config(request.model)).tie_word_embeddings:
+        return tr(
+            ko="출력층이 임베딩과 한 텐서라, modules_to_save로 그 사본을 학습하면서 FSDP2로 나눌 수 없다",
+            en="the head is the embedding, which FSDP2 cannot split while modules_to_save trains a copy of it",
+        )
+    if recipe.vllm:
+        return not_together()
+    return ""
 
 
 def _degrees(request: Request) -> tuple[int, ...]:
@@ -306,6 +327,10 @@ def left_out(request: Request) -> list[tuple[str, str]]:
     for method in request.methods:
         if why := why_not_with_optimizer(request, method):
             rows.append((f"{method_label(method)} · {request.optimizer}", why))
+    if request.modules_to_save:
+        tried = recipes_of(replace(request, modules_to_save=(), host=None))
+        whys = ((_named(recipe), why_not_whole(request, recipe)) for recipe in tried)
+        rows += [*dict.fromkeys((what, why) for what, why in whys if why)]
     if request.cpu_offload and request.objective == "sft":
         rows += [(f"{name} · {cpu_offload_label()}", why) for name, why in _why_not_on_cpu(request)]
     if "full" in request.methods and request.optimizer is None:
@@ -331,6 +356,14 @@ def left_out(request: Request) -> list[tuple[str, str]]:
             rows += _why_not_in_copies(request) if request.gpus > NODE or request.replicas else []
         rows += [("ZeRO", why)] if (why := _why_no_zero(request)) else _why_not_sharded(request)
     return rows
+
+
+def _named(recipe: Recipe) -> str:
+    """A way to put adapters on, without how it is trained."""
+    parts = [method_label(recipe.method)]
+    parts += [rest_label()] if recipe.method == "qlora" and not recipe.rest_in_fp32 else []
+    parts += [f"ZeRO-{recipe.stage}"] if recipe.stage else []
+    return " · ".join(parts)
 
 
 def _why_not_sharded(request: Request) -> list[tuple[str, str]]:

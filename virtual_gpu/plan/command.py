@@ -112,6 +112,7 @@ def execute(args: argparse.Namespace) -> int:
         margin=number(args.margin),
         lora_rank=number(args.lora_rank),
         lora_targets=args.lora_targets,
+        modules_to_save=tuple(filter(None, args.modules_to_save.split(","))),
         host=args.host,
         prefer=args.prefer or "fidelity",
         selective=args.selective,
@@ -409,6 +410,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--lora-rank", default="8", help=tr(ko="LoRA의 rank", en="LoRA's rank"))
     add("--lora-targets", default="attention", help="attention, all-linear")
+    whole = tr(ko="어댑터 옆에서 통째로 학습할 모듈: ", en="modules trained whole beside adapters: ")
+    add("--modules-to-save", default="", metavar="NAMES", help=f"{whole}embed_tokens,lm_head")
     preferences = tr(
         ko="순위의 기준: fidelity(없으면), speed, margin", en="what ranks: fidelity (without it), speed, margin"
     )

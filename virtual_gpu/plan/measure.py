@@ -61,6 +61,7 @@ def setting_of(request: Request, recipe: Recipe, micro_batch: int, accumulation:
         optimizer=recipe.optimizer,
         lora_rank=request.lora_rank,
         lora_targets=request.lora_targets,
+        modules_to_save=request.modules_to_save,
         optim_args=request.optim_args,
         optim_target_modules=request.optim_target_modules,
     )
@@ -107,8 +108,9 @@ def _held_split(request: Request, recipe: Recipe) -> tuple[dict[str, int], int]:
         memory = closed_form(request.model, layout, _convention(recipe), second=second, fp32_shards=True)
     else:
         adapters = adapters_of(
-            recipe.method, request.lora_rank, request.lora_targets, _convention(recipe), layout, request.spec
-        )
+            recipe.method, request.lora_rank, request.lora_targets, _convention(recipe), layout, request.spec,
+            request.modules_to_save,
+        )  # fmt: skip
         memory = closed_form_adapters(request.model, layout, adapters)
     states = {
         "parameters": memory.parameters,
@@ -141,6 +143,7 @@ def of_rank(request: Request, recipe: Recipe, micro_batch: int, accumulation: in
         "sequence_parallel": recipe.sequence_parallel, "context_parallel": recipe.context_parallel,
         "peft": None if recipe.method == "full" else recipe.method,
         "lora_rank": request.lora_rank, "lora_targets": request.lora_targets,
+        "modules_to_save": request.modules_to_save,
         "as_accelerate": recipe.tensor_parallel == 1, "fp32_shards": recipe.method == "full",
         "repeat_kv": request.repeats_kv, "fused_lm_head": recipe.fused_lm_head, "offload_checkpoints": recipe.offload,
         "kept_results": recipe.kept, "objective": request.objective, "reference": recipe.reference,

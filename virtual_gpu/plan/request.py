@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from ..cards import GPUSpec, Range, card
 from ..errors import NotSupported, WrongValue
 from ..host.machines import machine
 from ..language import tr
-from ..models.adapters import LORA_RANK
+from ..models.adapters import LORA_RANK, add_adapters
 from ..models.attention import REPEAT_KV
 from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config, model_name
@@ -99,6 +100,7 @@ class Request:
     vllm: str = ""
     pipeline_parallel: int | None = None  # stages, each with a part of the layers, on GPUs of its own
     expert_parallel: int | None = None  # GPUs that have the experts of a layer between them
+    modules_to_save: tuple[str, ...] = ()  # of adapters: what is trained whole beside them
 
     @property
     def spec(self) -> GPUSpec:
@@ -282,6 +284,7 @@ def make_request(
     beta: float | None = None,
     iterations: int | None = None,
     vllm: str | None = None,
+    modules_to_save: Sequence[str] = (),
 ) -> Request:
     """The request with every value checked; WrongValue in the reader's language."""
     gpu, gpus = how_many(gpu, gpus)
@@ -356,7 +359,8 @@ def make_request(
     vllm = choose(vllm, MODES, "vllm") if vllm else ""
     check = Setting(
         1, model_id=model, sequence_length=length, peft="lora", lora_rank=lora_rank, lora_targets=lora_targets,
-        objective=objective, **{name: value for name, value in own.items() if value is not None},
+        objective=objective, modules_to_save=modules_to_save,
+        **{name: value for name, value in own.items() if value is not None},
     )  # fmt: skip
     check.check_length(config)
     ordered = tuple(method for method in METHODS if method in methods)
@@ -368,7 +372,10 @@ def make_request(
         boolean(sequence_parallel, "sequence_parallel"), context_parallel, replicas,
         device_map if device_map == "only" else boolean(device_map, "device_map"), check.completion_length,
         generations, check.beta, check.iterations, vllm, pipeline_parallel, expert_parallel,
+        check.modules_to_save if {*methods} - {"full"} else (),
     )  # fmt: skip
+    if made.modules_to_save:  # a name that no module has is told of before anything is measured
+        add_adapters(build_model(with_depth(config, 1), torch.bfloat16), modules_to_save=made.modules_to_save)
     if vllm and (why := why_not_by_engine(made)):
         raise NotSupported(f"vllm={vllm!r}: {why}")
     if why := why_no_way(made):

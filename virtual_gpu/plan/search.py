@@ -184,11 +184,12 @@ def plan_training(
     model: a bundled name, a hub id, a folder, or a transformers configuration. gpu: a card (see `cards.card`); "2 x T4"
     says gpus too. length: tokens. batch: samples of one optimizer step, all GPUs together. methods: of "full", "lora",
     "qlora". precision, optimizer: None lets the planner choose. margin: the share of the peak that must stay free
-    beside what is unknown. lora_rank, lora_targets: see `add_adapters`. host: a machine (see `host.machines`) that has
-    to hold the loading; a plan that it kills is left out, with the reason. prefer: "fidelity" (what changes training
-    least is first), "speed" (the shortest bound on a step) or "margin" (the most memory left; each way with the
-    micro-batch that needs least). selective: a way to train that fits under checkpointing alone comes once more, with
-    what it leaves free spent on results that are then not computed again (`keeping`); the others may wait in the RAM.
+    beside what is unknown. lora_rank, lora_targets, modules_to_save: see `add_adapters`. host: a machine (see
+    `host.machines`) that has to hold the loading; a plan that it kills is left out, with the reason. prefer: "fidelity"
+    (what changes training least is first), "speed" (the shortest bound on a step) or "margin" (the most memory left;
+    each way with the micro-batch that needs least). selective: a way to train that fits under checkpointing alone comes
+    once more, with what it leaves free spent on results that are then not computed again (`keeping`); the others may
+    wait in the RAM.
     cpu_offload: full fine-tuning also with parameters, gradients and optimizer state in the CPU's RAM (`on_cpu`), on
     one GPU as on several.
     objective: "sft", or "dpo" by TRL's DPOTrainer: then batch counts pairs, and length is a prompt with one answer; or

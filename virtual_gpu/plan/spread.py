@@ -129,7 +129,10 @@ def _run(setting: Setting, config: Any, layers: Sequence[int], compute_capabilit
         if setting.peft == "qlora" and setting.rest_in_fp32:
             prepare_quantized(model)
         if setting.peft is not None:
-            model = add_adapters(model, setting.lora_rank, setting.lora_targets, lora_dropout=setting.lora_dropout)
+            model = add_adapters(
+                model, setting.lora_rank, setting.lora_targets, lora_dropout=setting.lora_dropout,
+                modules_to_save=setting.modules_to_save,
+            )  # fmt: skip
         cards = _Cards(gpu)
         cards.place(model)
         sample = dict.fromkeys(("input_ids", "labels"), torch.zeros(setting.sequence_length, dtype=torch.int64))

@@ -335,10 +335,11 @@ def make_report(
         notes.append(_convolutions(gpu.convolutions))
     allocator = gpu.meter.allocator
     held = trained(watch) if gpu.last_oom else Trained()
+    kinds = [name for name in CATEGORIES if name != "engine" or at_peak[name]]  # which few programs have
     return Report(
         program=program, gpu=gpu.name, capacity=gpu.capacity_bytes, status=status, steps=watch.steps, seconds=seconds,
         allocated=peak, reserved=max(watch.reserved_peaks), fragmentation=allocator.unused_bytes, peak_phase=phase,
-        phases=phases, at_peak={name: at_peak[name] for name in CATEGORIES}, modules=modules.most_common(),
+        phases=phases, at_peak={name: at_peak[name] for name in kinds}, modules=modules.most_common(),
         lines=[(file, line, nbytes) for (file, line), nbytes in lines.most_common()],
         values=[(a.asked, a.answer, a.where, count) for a, count in gpu.answers.most_common()], notes=notes,
         rules={rule.name: rule.versions for rule in gpu.rules.active()}, versions=_versions(),

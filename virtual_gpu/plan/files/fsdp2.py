@@ -16,6 +16,7 @@ def parts(plan: Plan) -> dict[str, str]:
     recipe = plan.recipe
     dtype = autocast_dtype(recipe) or weights_dtype(recipe)
     adapters = recipe.method != "full"
+    in_fp32 = _IN_FP32 if plan.request.modules_to_save else ""
     return {
         "model": _MODEL.format(
             repeat_kv=repeat_kv(plan),
@@ -25,7 +26,7 @@ def parts(plan: Plan) -> dict[str, str]:
             last="[head]"
             if adapters
             else '[*(m for m in model.base_model.children() if "Norm" in type(m).__name__), head]',
-            adapters=f"{lora(plan)}model = get_peft_model(model, adapters)\n" if adapters else "",
+            adapters=f"{lora(plan)}model = get_peft_model(model, adapters)\n{in_fp32}" if adapters else "",
         ),
         "wrapped": _WRAPPED.format(
             dtype=dtype,
@@ -48,6 +49,10 @@ OF_ACCELERATE = "from accelerate import init_empty_weights\n"
 _IMPORTS = """from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import {offload}MixedPrecisionPolicy, fully_shard
+"""
+_IN_FP32 = """for parameter in model.parameters():  # FSDP2 gathers them in 16 bits all the same
+    if parameter.requires_grad:
+        parameter.data = parameter.data.float()
 """
 _MESH = "mesh = init_device_mesh(device.type, (world,))\n"
 _IN_COPIES = """copies = {copies}  # of the model: weights are gathered within one, gradients added up with the others

@@ -40,9 +40,11 @@ def lora_config(plan: Plan) -> dict[str, Any]:
     """
     model = build_model(load_config(plan.request.model), torch.float16)  # all layers: they may differ
     rank = plan.request.lora_rank
-    config = add_adapters(model, rank, plan.request.lora_targets, lora_alpha=2 * rank).peft_config["default"]
+    targets, saved = plan.request.lora_targets, plan.request.modules_to_save
+    config = add_adapters(model, rank, targets, lora_alpha=2 * rank, modules_to_save=saved).peft_config["default"]
     names = ("r", "lora_alpha", "lora_dropout", "bias", "task_type", "fan_in_fan_out")
     found = {name: getattr(config, name) for name in names} | {"target_modules": sorted(config.target_modules)}
+    found |= {"modules_to_save": [*saved]} if saved else {}
     return {name: getattr(value, "value", value) for name, value in found.items()}
 
 

@@ -21,6 +21,7 @@ SAID = {
     "optim_target_modules": None,
     "lora_rank": "8",
     "lora_targets": "attention",
+    "modules_to_save": "",
     "host": None,
     "files": None,
 }
