@@ -4,6 +4,7 @@ A launcher and two ranks take ten seconds to import the same again; that a launc
 """
 
 import contextlib
+import faulthandler
 import itertools
 import multiprocessing
 import os
@@ -32,7 +33,7 @@ def run_forked(
     "-m" and a module's name run that, as Python's own command line has it.
 
     As torchrun does, each finds its rank in the environment, and all end with the first that fails. A single one is
-    started plainly. RuntimeError where they take longer than `timeout` seconds.
+    started plainly. RuntimeError where they take longer than `timeout` seconds, with where each of them then stood.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOAD, "accelerate", "transformers.models.llama.modeling_llama"])
@@ -41,24 +42,27 @@ def run_forked(
         processes = []
         for rank in range(ranks):
             own = place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
-            args = (list(program), dict(environment) | own, str(Path(folder).resolve()), str(Path(written, str(rank))))
+            names = str(Path(folder).resolve()), str(Path(written, str(rank)))
+            args = list(program), dict(environment) | own, *names, 0.9 * timeout
             processes.append(context.Process(target=_run, args=args, daemon=True))
         try:
             for process in processes:
                 process.start()
             while (running := [p for p in processes if p.exitcode is None]) and not any(p.exitcode for p in processes):
                 if not connection.wait([process.sentinel for process in running], timeout=timeout):
-                    raise RuntimeError(f"{program} took longer than {timeout} s")
+                    raise RuntimeError(f"{program} took longer than {timeout} s\n{_text(written, 'err')}")
             status = next((process.exitcode for process in processes if process.exitcode), 0)
         finally:
             for process in processes:
                 process.kill()
                 process.join()
-        out, err = (
-            "".join(path.read_text(encoding="utf-8") for path in sorted(Path(written).glob(f"*.{name}")))
-            for name in ("out", "err")
-        )
+        out, err = (_text(written, name) for name in ("out", "err"))
     return status, out, err
+
+
+def _text(written: str, name: str) -> str:
+    """What all of them have said so far."""
+    return "".join(path.read_text(encoding="utf-8") for path in sorted(Path(written).glob(f"*.{name}")))
 
 
 # Below those that the system gives to whoever asks for any: one that is free now would be another's before the ranks
@@ -75,9 +79,10 @@ def free_port() -> str:
             return str(port)
 
 
-def _run(program: Sequence[str], environment: Mapping[str, str], folder: str, written: str) -> None:
+def _run(program: Sequence[str], environment: Mapping[str, str], folder: str, written: str, late: float) -> None:
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{written}.{name}", os.O_CREAT | os.O_WRONLY | os.O_APPEND), number)
+    faulthandler.dump_traceback_later(late, file=2)  # seconds: who hangs says where
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
