@@ -43,7 +43,9 @@ def install(patches: Patches, imports: Imports) -> None:
             _in_package(patches, module, ours)
 
     def in_accelerate(module: ModuleType) -> None:
-        prepare = module.fsdp2_prepare_model
+        prepare = getattr(module, "fsdp2_prepare_model", None)
+        if prepare is None:  # before accelerate 1.6
+            return
 
         def fsdp2_prepare_model(accelerator: Any, model: nn.Module) -> nn.Module:
             with _by_their_names(model):
