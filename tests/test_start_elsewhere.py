@@ -364,3 +364,16 @@ def test_what_is_trained_whole_is_counted(written):
         start_from(written(lora + "lora_modules_to_save: [embed_token]\n"), "RTX 4090")
     split = start_from(written(lora + "fsdp: [full_shard]\nlora_modules_to_save: [lm_head]\n"), "RTX 4090", gpus=2)
     assert split.stage == 3 and split.start.setting.modules_to_save == ("lm_head",)
+
+
+def test_embeddings_that_axolotl_keeps_in_fp32_are_told_of_where_it_does(written):
+    def told(more):
+        return "base_model" in read(written(AXOLOTL + more), 2)[2]
+
+    assert told("") and told("attn_implementation: sdpa\n") and told("eager_attention: true\n")
+    for more in (
+        "flash_attention: true\n", "flex_attention: true\n", "attn_implementation: flex_attention\n",
+        "fsdp: [full_shard]\n", "fsdp_config: {fsdp_version: 2}\n", "cut_cross_entropy: true\n",
+        "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n", "adapter: lora\n",
+    ):  # fmt: skip
+        assert not told(more), more

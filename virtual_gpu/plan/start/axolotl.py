@@ -101,7 +101,7 @@ def read(
     flash = keys.flag("flash_attention") or "flash" in str(keys.get("attn_implementation", ""))
     if not off(keys.get("sample_packing")) and not flash:
         keys.note("sample_packing", MORE, end_to_end())
-    if adapter is None and "16" in precision and not flash:
+    if adapter is None and "16" in precision and not flash and _keeps_fp32(keys):
         keys.note("base_model", MORE, tr(ko="플래시 어텐션 없이는 임베딩과 정규화층이 fp32다",
                                          en="without flash attention embeddings and norms are in fp32"))  # fmt: skip
     found["fused_lm_head"] = _loss_from_tiles(keys)
@@ -110,6 +110,20 @@ def read(
     found["load_in_8bit"] = hugging_face.in_8_bits(keys, adapter == "lora", stage)
     keys.rest(_EFFECTS, free(NAME))
     return found, stage
+
+
+def _keeps_fp32(keys: Keys) -> bool:
+    """Whether embeddings and norms that are trained stay in fp32 (`_configure_embedding_dtypes` in loaders/model.py).
+
+    Not where FSDP splits them, nor beside cut cross-entropy or attention of another kind than sdpa and eager.
+    """
+    plugins = [str(name).split(".")[-1] for name in keys.words("plugins")]
+    cut = keys.flag("cut_cross_entropy", "CutCrossEntropyPlugin" in plugins)
+    if cut or hugging_face.fsdp_section(keys, by_config=True) is not None:
+        return False
+    others = ("flex_attention", "xformers_attention", "sage_attention")
+    attention = keys.get("attn_implementation") or next((name for name in others if keys.flag(name)), None)
+    return attention in (None, "sdpa", "eager")
 
 
 def _loss_from_tiles(keys: Keys) -> bool:
