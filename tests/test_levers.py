@@ -148,3 +148,12 @@ def test_a_verdict_follows_from_its_numbers():
         rows[base]["nf4"]["peak"] = rows[base]["nf4_checkpointed"]["peak"] = 50
     assert claim.tried(rows, (100, 50))[0] == lever_claims.TRUE
     assert claim.tried(rows, (100, 150))[0] == lever_claims.CONDITIONAL
+    claim = next(claim for claim in lever_claims.CLAIMS if claim.tried is lever_claims._eight_bits)
+    keys = {key for _, key in claim.needs}
+    rows = {base: {key: {"peak": 100} for key in keys} for base in BASES}
+    assert claim.tried(rows)[0] == lever_claims.FALSE
+    rows["8b-lora"]["int8_reentrant"]["peak"] = 50
+    assert claim.tried(rows)[0] == lever_claims.CONDITIONAL
+    for base in rows:
+        rows[base]["int8"]["peak"] = rows[base]["int8_checkpointed"]["peak"] = 50
+    assert claim.tried(rows)[0] == lever_claims.TRUE

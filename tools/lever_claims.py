@@ -118,6 +118,23 @@ def _paged(rows: Rows) -> tuple[str, str]:
     )
 
 
+def _eight_bits(rows: Rows) -> tuple[str, str]:
+    ways = "base", "int8", "checkpointing", "int8_checkpointed", "int8_reentrant"
+    found = {name: [rows[name][key]["peak"] for key in ways] for name in ("1.3b-lora", "8b-lora")}
+    # The weights, and adapters that they leave as they are: half of it, or nearly.
+    halved = [eight <= 0.6 * whole for whole, eight, *_ in found.values()]
+    halved += [min(eights) <= 0.6 * whole for _, _, whole, *eights in found.values()]
+    said = ". ".join(
+        f"`{name}`: LoRA {gib(whole)}, 8비트 {gib(eight)}. 체크포인팅을 켜면 {gib(checkpointed)}, {gib(kept)}, "
+        f"`use_reentrant=True`이면 {gib(dropped)}"
+        for name, (whole, eight, checkpointed, kept, dropped) in found.items()
+    )
+    said += (
+        ". 절반이 되는 것은 선형층의 가중치뿐이고, 8비트 곱셈은 체크포인팅의 새 구현이 버리지 못하게 입력을 들고 있다"
+    )
+    return (TRUE if all(halved) else CONDITIONAL if any(halved) else FALSE), said
+
+
 def _qlora(rows: Rows, chapter_8: tuple[int, int] | None = None) -> tuple[str, str]:
     """chapter_8: peaks of LoRA and QLoRA where chapter 8 compares them, in pure fp16 and with 32-bit layer norms."""
     if chapter_8 is None:
@@ -224,6 +241,16 @@ CLAIMS = (
     Claim(
         "페이지 옵티마이저는 공짜다", "[QLoRA](https://arxiv.org/abs/2305.14314) 3절을 두고 하는 말",
         (("8b", "base"), ("8b", "paged")), _paged,
+    ),
+    Claim(
+        "8비트로 양자화하면 메모리가 절반이다",
+        "[transformers 4.50 문서](https://huggingface.co/docs/transformers/v4.50.0/ko/quantization/bitsandbytes)",
+        tuple(
+            (base, key)
+            for base in ("1.3b-lora", "8b-lora")
+            for key in ("base", "int8", "checkpointing", "int8_checkpointed", "int8_reentrant")
+        ),
+        _eight_bits,
     ),
     Claim(
         "QLoRA는 언제나 LoRA보다 덜 든다",

@@ -255,16 +255,19 @@ WORDS = {
         "QLoRA, fp4", "transformers 4.30", "", "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='fp4')",
     ),
     "int8": Words(
-        "LLM.int8() + LoRA", "", "", "BitsAndBytesConfig(load_in_8bit=True)", "int8 커널의 곱은 세지 못한다",
+        "LLM.int8 + LoRA", "", "", "BitsAndBytesConfig(load_in_8bit=True)",
+        "얼린 선형층의 입력까지 남아 오히려 늘어난다. int8 커널의 곱셈은 세지 못한다",
     ),
     "int8_checkpointed": Words(
-        "LLM.int8() + LoRA + 체크포인팅", "", "gradient_checkpointing=True", "BitsAndBytesConfig(load_in_8bit=True)",
-        "층의 입력이 저장한 텐서가 아니라 그래프에 매달려 있어, 체크포인팅이 버리지 못한다",
+        "LLM.int8 + LoRA + 체크포인팅", "", "gradient_checkpointing=True",
+        "BitsAndBytesConfig(load_in_8bit=True)\nmodel.gradient_checkpointing_enable({'use_reentrant': False})",
+        "8비트 선형층의 입력이 `save_for_backward`가 아니라 `ctx`의 속성에 담겨 있어, "
+        "체크포인팅의 새 구현이 버리지 못한다",
     ),
     "int8_reentrant": Words(
         "위의 것에서 `use_reentrant=True`", "", "gradient_checkpointing_kwargs={'use_reentrant': True}",
-        "model.gradient_checkpointing_enable({'use_reentrant': True})<br>model.enable_input_require_grads()",
-        "첫 순전파가 그래프를 만들지 않아 입력이 남지 않는다. axolotl과 LLaMA-Factory의 기본값이다",
+        "model.gradient_checkpointing_enable({'use_reentrant': True})\nmodel.enable_input_require_grads()",
+        "첫 순전파가 `no_grad`라 입력이 남지 않는다. axolotl과 LLaMA-Factory의 SFT는 이것이 기본값이다",
     ),
     "nf4_checkpointed": Words(
         "QLoRA(이중 양자화) + 체크포인팅", "transformers 4.30", "gradient_checkpointing=True", f"{QLORA}, "

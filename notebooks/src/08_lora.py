@@ -720,7 +720,7 @@ guesses()
 # %% [markdown] lang="ko"
 # ## 8.13 더 읽을거리
 #
-# 아홉 가지다. 들어가는 가장 큰 모델, 체크포인팅 때문에 배우지 않는 어댑터, 줄지 않는 8비트, 학습한 어댑터의 그림, DoRA의 메모리, PiSSA와 LoftQ, 어댑터 갈아 끼우기, 두 번 합치기, 페이지 옵티마이저. 필요한 것만 읽는다.
+# 아홉 가지다. 들어가는 가장 큰 모델, 체크포인팅 때문에 배우지 않는 어댑터, 8비트로 불러와도 줄지 않는 메모리, 학습한 어댑터의 그림, DoRA의 메모리, PiSSA와 LoftQ, 어댑터 갈아 끼우기, 두 번 합치기, 페이지 옵티마이저. 필요한 것만 읽는다.
 #
 # ### 내 GPU에 들어가는 가장 큰 모델
 #
@@ -791,30 +791,32 @@ Table("enable_input_require_grads, reached, trainable, warning", rows)
 # %% [markdown] lang="ko"
 # 끄면 출력층 하나만 그레이디언트를 받고 **어댑터의 텐서 16개는 하나도 받지 못한다.** 오류가 아니라 경고 한 줄이다. 출력층은 배우므로 손실이 조금 내려가 알아채기 어렵고, 어댑터의 B는 처음의 0 그대로 저장된다([open-unlearning #178](https://github.com/locuslab/open-unlearning/issues/178)이 이렇게 발견했다). 출력층까지 얼렸다면 학습할 것이 없어 `element 0 of tensors does not require grad` 오류가 난다([peft #137](https://github.com/huggingface/peft/issues/137)).
 #
-# transformers 5.23은 체크포인팅을 켤 때 이것도 함께 켠다(`modeling_utils.py`). 그래서 위에서는 일부러 껐다. 체크포인팅을 직접 부르거나 버전이 다르면 빠질 수 있다. `use_reentrant=False`를 적으면 이 문제 자체가 없다.
+# transformers 5.23은 체크포인팅을 켤 때 이것도 함께 켠다(`modeling_utils.py`). 그래서 위에서는 일부러 껐다. 체크포인팅을 직접 부르거나 버전이 다르면 빠질 수 있다. `use_reentrant=False`를 적으면 이 문제 자체가 없다. (8비트 가중치만은 예외다. 바로 아래에서 본다.)
 #
-# ### 8비트로 올렸는데 줄지 않는다
+# ### 8비트로 불러왔는데 줄지 않는다
 #
-# `BitsAndBytesConfig(load_in_8bit=True)`로 올리면 선형층의 가중치는 int8, 곧 파라미터 하나에 한 바이트다(2장의 LLM.int8). Llama-3.1-8B에 어댑터를 붙여 T4에서 배치 1, 길이 1024로, 체크포인팅과 `autocast`를 켜고 학습한다. 가중치는 16비트와 4비트 사이일 텐데, 최대도 그 사이일까? 셋째 줄은 체크포인팅만 옛 구현(`use_reentrant=True`)으로 바꾼 것이다.
+# `BitsAndBytesConfig(load_in_8bit=True)`로 불러오면 선형층의 가중치는 int8, 곧 파라미터 하나에 한 바이트다(2장의 LLM.int8). Llama-3.1-8B에 어댑터를 붙여 T4에서 배치 1, 길이 1024로, 체크포인팅과 `autocast`를 켜고 학습한다. 가중치는 16비트보다 몇 GiB 적을 텐데, 최대도 그만큼 줄까? `reentrant`라고 적은 줄은 체크포인팅만 옛 구현(`use_reentrant=True`)으로 바꾼 것이다.
 
 # %%
-ways = {"16 bits": {"peft": "lora"}, "8 bits": {"peft": "lora", "load_in_8bit": True}}
-ways["8 bits, reentrant"] = ways["8 bits"] | {"use_reentrant": True}
-ways["4 bits"] = {"peft": "qlora"}
+ways = {"16 bits": {"peft": "lora"}, "8 bits": {"peft": "lora", "load_in_8bit": True}, "4 bits": {"peft": "qlora"}}
 setting = {"model_id": "Llama-3.1-8B", "precision": "autocast_fp16", "gradient_checkpointing": True, "gpu": "T4"}
 setting |= {"batch_size": 1, "sequence_length": 1024, "lora_targets": "all-linear"}
 rows = []
-for name, way in ways.items():
-    found = predict_memory(**setting, **way)
-    rows.append([name, human_bytes(found.parameters_bytes), human_bytes(found.needed_bytes), found.fits])
-Table("weights, parameters, peak, fits", rows)
+for (name, way), reentrant in product(ways.items(), (False, True)):
+    found = predict_memory(**setting, **way, use_reentrant=reentrant)
+    sizes = [found.parameters_bytes, found.needed_bytes, found.needed_bytes - found.parameters_bytes]
+    rows.append([name, "reentrant" if reentrant else "", *map(human_bytes, sizes), found.fits])
+Table("weights, checkpointing, parameters, peak, the rest, fits", rows)
 
 # %% [markdown] lang="ko"
-# 가중치는 15.04 GiB에서 10.50 GiB로 줄었는데 최대는 0.3 GiB만 줄었다. bitsandbytes의 8비트 곱(`MatMul8bitLt`)은 입력을 저장한 텐서가 아니라 그래프의 노드에 매달아 둔다(`ctx.tensors`). 체크포인팅의 새 구현이 버리는 것은 저장한 텐서뿐이라, **모든 층의 입력이 역전파까지 남는다.** 옛 구현은 첫 순전파에서 그래프를 만들지 않아 매달 곳이 없다. 3 GiB가 줄어 T4의 한도 안으로 들어온다. 앞의 절과는 반대로 여기서는 `use_reentrant=True`가 답이다. 단, 입력의 `requires_grad`를 켜야 어댑터가 배운다.
+# 8비트에서 가중치는 15.04 GiB에서 10.50 GiB로 줄었다. 절반이 아닌 것은 8.9절처럼 임베딩과 출력층을 fp32로 올렸기 때문이다. 그런데 최대는 0.3 GiB만 줄었다. 가중치 말고 나머지가 1.90 GiB에서 6.14 GiB로 늘었다는 뜻이다. 그 가운데 1.2 GiB쯤은 4비트에서도 똑같이 늘고, 나머지 3 GiB가 8비트만의 것이다.
 #
-# - `Trainer`와 TRL의 기본값은 새 구현이니 `gradient_checkpointing_kwargs={"use_reentrant": True}`를 적는다. axolotl과 LLaMA-Factory의 SFT는 적지 않으면 옛 구현이다.
-# - 4비트 곱이 매달아 두는 것은 어차피 있는 4비트 가중치뿐이라, 어느 구현이든 같다. 8비트여야 할 까닭이 없다면 4비트가 덜 든다.
-# - 입력이 남는다는 것은 bitsandbytes 0.50.2를 CPU에서 실행해도 보인다. 체크포인팅 없는 8비트 LoRA의 최대는 H100에서 잰 값과 0.01% 안에서 같았다. 체크포인팅을 켠 것은 카드에서 재지 못했다.
+# 얼린 선형층은 입력을 저장하지 않아도 된다(8.5절). 그런데 bitsandbytes의 8비트 곱셈(`MatMul8bitLt`)은 입력을 들고 있다. 그것도 PyTorch가 아는 방법(`ctx.save_for_backward`, 3장)으로 저장하지 않고 `ctx.tensors`라는 파이썬 속성에 담아 둔다. 체크포인팅의 새 구현은 `save_for_backward`로 저장한 것만 버릴 수 있으므로, **8비트 선형층마다 입력이 역전파까지 남는다.** 옛 구현은 첫 순전파를 `no_grad`로 하므로 `ctx`가 남지 않고 입력도 함께 사라진다. 최대가 3 GiB 줄어 T4의 한도(14.64 GiB) 안에 들어간다. 바로 위와도, 5.5절과도 반대로 여기서는 `use_reentrant=True`가 답이다. 16비트와 4비트는 어느 구현이든 같다.
+#
+# - transformers 5의 `Trainer`와 TRL은 새 구현이 기본값이다. `TrainingArguments`(TRL은 `SFTConfig`)에 `gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": True}`를 적는다. axolotl과 LLaMA-Factory의 SFT는 적지 않으면 옛 구현이다.
+# - 내 루프에서는 `model.gradient_checkpointing_enable({"use_reentrant": True})` 다음에 `model.enable_input_require_grads()`를 부른다. transformers 5.23은 앞의 줄에서 뒤의 것까지 켜지만, 다른 버전이라면 빠질 수 있다.
+# - 4비트가 3 GiB 넘게 덜 드니, 꼭 8비트여야 하는 것이 아니면 4비트를 쓴다.
+# - 입력이 남는다는 것은 bitsandbytes 0.50.2의 `MatMul8bitLt`를 CPU에서 실행해도 보인다. 체크포인팅 없는 8비트 LoRA는 polyglot-ko-1.3b에서 예측한 최대가 H100에서 잰 값과 0.01% 안에서 같았다. 체크포인팅을 켠 위의 표는 예측이고, 실제 GPU에서는 재지 못했다.
 #
 # ### 학습한 어댑터를 들여다보면
 #
