@@ -63,7 +63,7 @@ def test_an_h100_held_as_much(row, more):
     setting = {"precision": "autocast_fp16", "peft": "lora", "lora_rank": 16, "lora_targets": "all-linear"}
     setting |= {"lora_dropout": 0.0, "optimizer": "adamw_fused", "sequence_length": 256} | more
     found = predict_memory(batch_size=16, model_id="EleutherAI/polyglot-ko-1.3b", gpu="H100", **setting)
-    assert abs(found.peak_bytes - measured[row]) < 2e-4 * measured[row]
+    assert abs(found.peak_bytes - measured[row]) < 1e-4 * measured[row]
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -577,7 +577,8 @@ def test_two_ranks_make_the_steps_of_one(kind, stage, tied, method, more, tmp_pa
     config = llama(model, **sizes, intermediate_size=128, tie_word_embeddings=tied)
     torch.manual_seed(0)
     build_model(config, torch.float32, device="cpu").save_pretrained(model)
-    saved = {"modules_to_save": more.pop("modules_to_save")} if "modules_to_save" in more else {}
+    saved = {name: value for name, value in more.items() if name == "modules_to_save"}
+    more = {name: value for name, value in more.items() if name not in saved}
     recipe = Recipe(method, "fp32", "sgd", checkpointing=stage == 2 or "kept" in more, **more)
     text, learned = "abcdefgh" * 48, {}
     for several, ranks in ((1, 1), (2, 2 * recipe.replicas)):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
@@ -94,7 +93,7 @@ def _by_their_names(model: nn.Module) -> Iterator[None]:
 
     def named_parameters(*args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         for name, parameter in walk(*args, **kwargs):
-            known = _is_4bit(parameter)
+            known = type(parameter) is FakeTensor and _is_4bit(parameter)  # on the CPU it is bitsandbytes' own
             if known:
                 parameter.__class__ = Params4bit
             try:
@@ -152,7 +151,7 @@ def know(weight: torch.Tensor, module: nn.Module, name: str) -> None:
     if state is not None and name == "weight":
         vars(weight).update(vars(state))
         if _is_4bit(weight):
-            weight.to = _mover(weight)
+            weight.to = _mover(lambda: module._parameters[name])
 
 
 def know_copy(weight: torch.Tensor, again: torch.Tensor, memo: dict) -> None:
@@ -160,18 +159,18 @@ def know_copy(weight: torch.Tensor, again: torch.Tensor, memo: dict) -> None:
     if _is_4bit(weight):
         vars(again).update(vars(weight.module.virtual_state))
         again.quant_state = copy.deepcopy(weight.quant_state, memo)
-        again.to = _mover(again)
+        again.to = _mover(lambda: again)
 
 
-def _mover(weight: torch.Tensor) -> Callable[..., torch.Tensor]:
+def _mover(weight_of: Callable[[], torch.Tensor]) -> Callable[..., torch.Tensor]:
     """`Params4bit.to`: what dequantizes the weight goes with it (FSDP2 moves weights alone).
 
-    It does not hold the weight: FSDP2 puts a piece in its place, and the whole is free at once.
+    weight_of: finds the weight by its layer. Held by the weight itself, it would wait for the garbage collector where
+    FSDP2 puts a piece in its place; and a tensor with a weak reference `swap_tensors` refuses.
     """
-    whose = weakref.ref(weight)
 
     def to(*args: Any, **kwargs: Any) -> torch.Tensor:
-        weight = whose()
+        weight = weight_of()
         device = torch._C._nn._parse_to(*args, **kwargs)[0]
         if device is not None:
             weight.quant_state.to(device)

@@ -356,7 +356,7 @@ def budget_of(setting: Setting, spec: GPUSpec, moving: float = math.inf, ddp: bo
     as one of several ranks, with DistributedDataParallel's buckets. among: see `Budget`. NotSupported but for SFT.
     """
     check_counted(setting.objective, setting.optimizer, setting.optim_args)
-    setting = replace(setting, gradient_checkpointing=True, kept_results=())
+    setting = replace(setting, gradient_checkpointing=True, kept_results=(), use_reentrant=False)
     keys: dict[Mark, int] = {}
     config = load_config(setting.model_id)
     how = functools.partial(virtual_run, watching=lambda gpu: ResultsWatch(gpu, keys))

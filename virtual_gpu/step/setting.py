@@ -201,7 +201,8 @@ class Setting:
             silent = self.peft != "qlora" and not (self.load_in_8bit and name == "rest_in_fp32")
             put(self, name, boolean(getattr(self, name), name) or silent)
         in_fp32 = boolean(self.fp32_embedding_state, "fp32_embedding_state")
-        put(self, "fp32_embedding_state", in_fp32 and self.peft is None and in_8_bits_of_bitsandbytes(self.optimizer))
+        trains_some = self.peft is None or bool(self.modules_to_save)  # embeddings among them, perhaps
+        put(self, "fp32_embedding_state", in_fp32 and trains_some and in_8_bits_of_bitsandbytes(self.optimizer))
         check_size(self.samples * self.rows // self.batch_size, self.sequence_length)
 
     def _check_peft(self) -> None:
