@@ -16,6 +16,7 @@ from virtual_gpu.models.adapters import (
     LORA_RANK,
     PEFT,
     add_adapters,
+    check_peft,
     prepare_quantized,
 )
 from virtual_gpu.models.attention import ATTENTION, attention_argument
@@ -65,6 +66,8 @@ def load_model_and_tokenizer(
     attention = choose(attention, ATTENTION, tr(ko="어텐션", en="attention"))
     if peft is not None:
         peft = choose(peft, PEFT, "peft")
+    load_in_8bit, modules_to_save = check_peft(peft, load_in_8bit, modules_to_save)
+    if peft is not None:
         require("peft", *(["bitsandbytes"] if peft == "qlora" or load_in_8bit else []))
     model_id = resolve_model_id(model_id)
     if not gpu.is_virtual:

@@ -12,14 +12,16 @@ from bitsandbytes.autograd._functions import MatMul8bitLt
 from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, LlamaConfig
 
-from helpers import gpu_memory_experiment, predict_memory
+from helpers import gpu_memory_experiment, load_model_and_tokenizer, predict_memory
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
-from virtual_gpu.errors import NoSuchLayer, WrongValue
+from virtual_gpu.errors import NoSuchLayer, NotSupported, WrongValue
 from virtual_gpu.models.quantized import VirtualLinear8bit, _real_8bit_layer
 from virtual_gpu.shards.rank_step import rank_step
+from virtual_gpu.step.budget import budget_of
 from virtual_gpu.step.flops import training_flops
 from virtual_gpu.step.largest import _held_bytes
+from virtual_gpu.step.predict import model_bytes
 from virtual_gpu.step.setting import Setting
 from virtual_gpu.step.states import states_of
 
@@ -76,6 +78,7 @@ def test_a_layer_holds_what_bitsandbytes_holds(bias):
     theirs = [real.weight, real.state.SCB, *([real.bias] if bias else [])]
     ours = [fake.weight, fake.scales, *([fake.bias] if bias else [])]
     assert [(t.shape, t.dtype) for t in ours] == [(t.shape, t.dtype) for t in theirs]
+    assert model_bytes(fake) == model_bytes(real)
     x = gpu.place(torch.ones(2, 3, 96, dtype=torch.float16)).requires_grad_()
     with gpu:
         out = fake(x)
@@ -137,7 +140,7 @@ def test_8_bits_are_a_byte_and_the_rest_is_as_it_is_asked_for(small):
 
 def test_what_is_trained_whole_is_a_copy_with_gradient_and_state(small):
     ends, table = ("embed_tokens", "lm_head"), WORDS * WIDTH
-    for more, each in (({}, 2), ({"saved_in_fp32": True}, 4)):
+    for more, each in (({}, 2), ({"trained_dtype": "fp32"}, 4)):
         without, whole = (
             predicted(small, **LORA, **saved, optimizer="adamw") for saved in ({}, {"modules_to_save": ends} | more)
         )
@@ -162,8 +165,9 @@ def test_of_several_gpus_each_has_its_part_of_the_copy(small):
         assert whole.parameters - without.parameters == 2 * each * WORDS * WIDTH // 4
         assert whole.momentum - without.momentum == whole.variance - without.variance
         assert whole.momentum - without.momentum == 2 * each * WORDS * WIDTH // 4
-    with pytest.raises(WrongValue, match="modules_to_save"):
+    with pytest.raises(NotSupported, match="modules_to_save"):
         rank_step("Qwen/Qwen3-0.6B", 4, 3, peft="lora", modules_to_save=["lm_head"])
+    assert rank_step("Qwen/Qwen3-0.6B", 4, 3, peft="lora", modules_to_save=["norm"], sequence_length=64).card_bytes > 0
 
 
 def test_an_experiment_takes_them_too(small, capsys):
@@ -186,6 +190,7 @@ def test_an_experiment_takes_them_too(small, capsys):
         ({"peft": "lora", "modules_to_save": ["lm_head"], "precision": "autocast_fp16"}, "GradScaler"),
         ({"gradient_checkpointing": True, "use_reentrant": True, "kept_results": ("attention",)}, "use_reentrant"),
         ({"gradient_checkpointing": True, "use_reentrant": 1.5}, "use_reentrant"),
+        ({"peft": "lora", "modules_to_save": ["lm_head"], "trained_dtype": "fp8"}, "trained_dtype"),
     ],
 )
 def test_what_cannot_be_is_refused(setting, said):
@@ -211,3 +216,44 @@ def test_a_model_with_conv1d_and_biases_trains_in_8_bits():
     config = GPT2Config(vocab_size=512, n_embd=64, n_layer=2, n_head=2, n_positions=64)
     found = predict_memory(batch_size=1, model_id=config, sequence_length=32, gpu="T4", peft="lora", load_in_8bit=True)
     assert 0 < found.parameters_bytes < found.peak_bytes
+
+
+@pytest.mark.parametrize("objective", ["sft", "dpo", "grpo"])
+def test_a_tied_head_is_copied_apart_on_one_gpu(objective):
+    setting = {"model_id": "Qwen/Qwen3-0.6B", "batch_size": 2, "sequence_length": 64, "objective": objective} | LORA
+    without, whole = (
+        predict_memory(**setting, modules_to_save=names, gpu="A100-80GB") for names in ((), ("embed_tokens", "lm_head"))
+    )
+    assert whole.parameters_bytes - without.parameters_bytes == 2 * 2 * 151936 * 1024
+
+
+def test_embeddings_that_are_trained_whole_have_fp32_states_as_the_trainer_gives_them(small):
+    """`optim_bits: 32` of every embedding in the model (transformers 5.23, trainer.py), a copy among them."""
+    eight = {"optimizer": "adamw_8bit", "modules_to_save": ["embed_tokens"]}
+    plain, of_trainer = (
+        predicted(small, **LORA, **eight, fp32_embedding_state=on).optimizer_bytes for on in (False, True)
+    )
+    assert of_trainer - plain > 5.8 * WORDS * WIDTH
+    assert not Setting(1, optimizer="adamw_8bit", fp32_embedding_state=True, **LORA).fp32_embedding_state
+
+
+def test_reentrant_checkpoints_go_to_the_cpu_too(small):
+    setting = EIGHT | {"gradient_checkpointing": True, "use_reentrant": True}
+    here, there = (predicted(small, **setting, offload_checkpoints=on).peak_bytes for on in (False, True))
+    assert there < here
+    budget = budget_of(Setting(1, model_id=small, sequence_length=64, use_reentrant=True, gradient_checkpointing=True),
+                       CATALOG["T4"])  # fmt: skip
+    assert not budget.setting.use_reentrant  # what is kept is told by contexts, which it does not take
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"peft": "qlora", "load_in_8bit": True}, "load_in_8bit=True, peft='qlora'"),
+        ({"load_in_8bit": True}, "load_in_8bit=True, peft=None"),
+        ({"peft": "lora", "modules_to_save": "lm_head"}, "modules_to_save='lm_head'"),
+    ],
+)
+def test_a_loader_refuses_what_a_setting_does(wrong, said):
+    with pytest.raises(WrongValue, match=said):
+        load_model_and_tokenizer("gpt2", gpu="T4", quiet=True, **wrong)

@@ -11,7 +11,16 @@ import pytest
 import torch
 import yaml
 from forked import run_forked
-from transformers import GPT2Config, GPTNeoXConfig, Lfm2Config, LlamaConfig, MistralConfig, Phi3Config, Qwen3MoeConfig
+from transformers import (
+    DeepseekV3Config,
+    GPT2Config,
+    GPTNeoXConfig,
+    Lfm2Config,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    Qwen3MoeConfig,
+)
 
 from helpers import plan_training, predict_memory
 from helpers.chapters.c9_planner.heads import with_each_line
@@ -556,6 +565,15 @@ def test_what_is_trained_whole_is_beside_the_adapters_alone(small_llama):
     assert all(not r.stage or r.method == "full" for r in recipes_of(tied))
     assert "임베딩과 한 텐서" in dict(left_out(tied))["QLoRA · ZeRO-3"]
     assert make_request(small_llama, "T4", methods=("full",), modules_to_save=["lm_head"]).modules_to_save == ()
+    dense_first = DeepseekV3Config(
+        vocab_size=512, hidden_size=64, num_hidden_layers=3, first_k_dense_replace=2, num_attention_heads=4,
+        intermediate_size=128, moe_intermediate_size=32, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
+        topk_group=1, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=16,
+    )  # fmt: skip
+    late = make_request(
+        dense_first, "RTX 4090", length=64, batch=4, lora_targets="all-linear", modules_to_save=["gate"]
+    )
+    assert late.modules_to_save == ("gate",)  # which the first layers have not
 
 
 def test_an_optimizer_whose_split_states_are_not_counted_is_told():

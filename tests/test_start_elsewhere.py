@@ -348,13 +348,13 @@ def test_what_is_trained_whole_is_counted(written):
     ends = ("embed_tokens", "lm_head")
     lora = FLASH + "adapter: lora\nlora_target_linear: true\n"
     setting = Setting(**read(written(lora + "lora_modules_to_save: [embed_tokens, lm_head]\n"))[0])
-    assert setting.modules_to_save == ends and not setting.saved_in_fp32
+    assert setting.modules_to_save == ends and not setting.trained_dtype
     setting = Setting(**read(written(TRL + "use_peft: true\nlora_modules_to_save: [lm_head]\n"))[0])
     assert setting.modules_to_save == ("lm_head",)
     fields, _, notes = read(written(LLAMA_FACTORY + "additional_target: embed_tokens,lm_head\n"))
-    assert Setting(**fields).modules_to_save == ends and Setting(**fields).saved_in_fp32 and notes == {}
+    assert Setting(**fields).modules_to_save == ends and Setting(**fields).trained_dtype == "fp32" and notes == {}
     pure = LLAMA_FACTORY.replace("bf16: true", "pure_bf16: true") + "additional_target: lm_head\n"
-    assert not Setting(**read(written(pure))[0]).saved_in_fp32
+    assert not Setting(**read(written(pure))[0]).trained_dtype
     without, whole = (
         start_from(written(LLAMA_FACTORY + more), "RTX 4090").start.reserved
         for more in ("", "additional_target: embed_tokens,lm_head\n")
@@ -377,3 +377,38 @@ def test_embeddings_that_axolotl_keeps_in_fp32_are_told_of_where_it_does(written
         "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n", "adapter: lora\n",
     ):  # fmt: skip
         assert not told(more), more
+
+
+def test_what_trl_trains_beside_quantized_weights_is_bf16(written):
+    """Adapters and copies, whatever the weights lie in; LLaMA-Factory's are fp32, also beside split 4-bit weights."""
+    ends = "lora_modules_to_save: [embed_tokens, lm_head]\n"
+    for bits in ("load_in_4bit: true\n", "load_in_8bit: true\n"):
+        setting = Setting(**read(written(TRL + "use_peft: true\n" + bits + ends))[0])
+        assert setting.trained_dtype == "bf16"
+    assert not Setting(**read(written(TRL + "use_peft: true\n" + ends))[0]).trained_dtype
+    split = LLAMA_FACTORY + "quantization_bit: 4\nfsdp: full_shard\nadditional_target: embed_tokens,lm_head\n"
+    pure = split.replace("bf16: true", "bf16: true\npure_bf16: true")
+    in_fp32, in_bf16 = (start_from(written(text), "RTX 4090", gpus=2).start.reserved for text in (split, pure))
+    assert in_fp32 - in_bf16 > 5.9 * 2 * 32000 * 768 / 2  # weights and two moments: twice as wide
+
+
+def test_a_tied_head_that_is_trained_whole_is_refused_by_what_splits_it(written, tmp_path):
+    tied = LlamaConfig(**SMALL.to_dict() | {"tie_word_embeddings": True})
+    lora = FLASH + "adapter: lora\nlora_target_linear: true\nlora_modules_to_save: [NAME]\n"
+    for more, words in (
+        ("fsdp: [full_shard]\n", "FSDP2"),
+        ("deepspeed: {zero_optimization: {stage: 2}}\n", "deepspeed"),
+    ):
+        path = written((lora + more).replace("NAME", "lm_head"))
+        tied.save_pretrained(tmp_path / "model")
+        with pytest.raises(NotSupported, match=words):
+            start_from(path, "RTX 4090", gpus=2)
+    path = written((lora + "fsdp: [full_shard]\n").replace("NAME", "norm"))
+    tied.save_pretrained(tmp_path / "model")
+    assert start_from(path, "RTX 4090", gpus=2).start.setting.modules_to_save == ("norm",)
+
+
+def test_completions_by_an_engine_and_modules_that_are_trained_whole(written):
+    text = TRL + "use_peft: true\nuse_vllm: true\nvllm_mode: colocate\nlora_modules_to_save: [lm_head]\n"
+    with pytest.raises(NotSupported, match="lora_modules_to_save"):
+        read(written(text + "max_prompt_length: 128\nnum_generations: 8\n"), objective="grpo")

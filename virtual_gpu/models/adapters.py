@@ -13,7 +13,7 @@ from torch import nn
 from ..errors import NoSuchLayer, NotSupported, WrongValue
 from ..language import tr
 from ..turns import in_turn
-from ..units import positive_int
+from ..units import boolean, positive_int
 
 # peft imports bitsandbytes, which on a machine without CUDA warns of optional CPU kernels that nobody here uses.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -98,7 +98,7 @@ def add_adapters(
     pairs = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     task = {"task_type": "SEQ_2_SEQ_LM" if pairs else "CAUSAL_LM"}
     if modules_to_save:
-        _check_saved(model, modules_to_save)
+        check_saved(model, modules_to_save)
         more["modules_to_save"] = list(modules_to_save)
     config = LoraConfig(**{"r": rank, **_LORA, **task, "fan_in_fan_out": transposed, "target_modules": ends, **more})
     # Beside weights without values the adapters have none either: to draw them would take half of a prediction's time.
@@ -115,7 +115,42 @@ def add_adapters(
         ) from error
 
 
-def _check_saved(model: nn.Module, names: Sequence[str]) -> None:
+def check_peft(peft: str | None, load_in_8bit: Any, modules_to_save: Any) -> tuple[bool, tuple[str, ...]]:
+    """The last two as they count beside `peft`; WrongValue for what does not go together, or is no list of names."""
+    if boolean(load_in_8bit, "load_in_8bit") and peft != "lora":
+        raise WrongValue(
+            tr(
+                ko=f"load_in_8bit=True, peft={peft!r}: 8비트 가중치는 peft='lora'와 함께 쓴다. int8 가중치는 학습할 수 "
+                "없고, 'qlora'의 가중치는 4비트다.",
+                en=f"load_in_8bit=True, peft={peft!r}: weights in 8 bits go with peft='lora'; int8 ones cannot be "
+                "trained, and those of 'qlora' have 4 bits.",
+            )
+        )
+    names = modules_to_save
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise WrongValue(
+            tr(
+                ko=f"modules_to_save={names!r:.200}: 모듈 이름의 목록이어야 한다.",
+                en=f"modules_to_save={names!r:.200}: must be a list of modules' names.",
+            )
+        )
+    return load_in_8bit, tuple(sorted({*names})) if peft else ()  # in whatever order they are said
+
+
+def copies_tied_end(model: nn.Module, names: Sequence[str]) -> bool:
+    """Whether one of these modules is the embedding or the head, and both are one tensor.
+
+    Both then lie in modules of their own, which FSDP2 gathers in two groups: since PyTorch 2.13 it refuses that
+    (accelerate 1.15, utils/fsdp_utils.py).
+    """
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is None or embedding.weight is not head.weight:
+        return False
+    ends = [name for name, part in model.named_modules() if part is embedding or part is head]
+    return any(_fits(end, name) for end in ends for name in names)
+
+
+def check_saved(model: nn.Module, names: Sequence[str]) -> None:
     """NoSuchLayer for the first that no module with weights of numbers is called."""
     whole = {name for name, part in model.named_modules() if all(p.is_floating_point() for p in part.parameters())}
     missing = [name for name in names if not any(_fits(there, name) for there in whole)]

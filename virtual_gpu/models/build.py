@@ -119,7 +119,7 @@ def build_on_gpu(
     rest_in_fp32: bool = True,
     load_in_8bit: bool = False,
     modules_to_save: Sequence[str] = (),
-    saved_in_fp32: bool = False,
+    trained_dtype: str = "",
 ) -> nn.Module:
     """The architecture on the GPU: without values on a virtual one, with random weights on a real one.
 
@@ -133,11 +133,16 @@ def build_on_gpu(
         _quantize(model, dtype, gpu, double_quantization, rest_in_fp32, load_in_8bit)
     if peft is not None:
         model = add_adapters(model, lora_rank, lora_targets, lora_dropout=lora_dropout, modules_to_save=modules_to_save)
-    if saved_in_fp32:
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.float()
+    if trained_dtype:
+        cast_trained(model, torch.float32 if trained_dtype == "fp32" else torch.bfloat16)
     return gpu.place(model)
+
+
+def cast_trained(model: nn.Module, dtype: torch.dtype) -> None:
+    """Make this type of every parameter that is trained, in place."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
 
 
 def count_parameters(model: nn.Module, trainable_only: bool = False) -> int:

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 SINCE, SINCE_SHARDED = "5.17", "1.15"
 
 
+def reentrant_by_default() -> bool:
+    """Whether the installed transformers checkpoints reentrantly where nothing is said: before 5.0."""
+    return version(metadata.version("transformers")) < version("5.0")
+
+
 def can_offload(stage: int = 0) -> bool:
     """Whether transformers moves checkpoints to the CPU, and at a ZeRO stage accelerate's FSDP2 too (1.15)."""
     needed = {"transformers": SINCE} | ({"accelerate": SINCE_SHARDED} if stage else {})

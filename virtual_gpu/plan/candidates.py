@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from ..language import tr
 from ..models import offloaded
-from ..models.configs import load_config
-from ..models.depth import text_config
+from ..models.adapters import copies_tied_end
+from ..models.build import build_model
+from ..models.configs import cached_by_model, load_config
 from ..models.fused_head import SINCE, has_fused_head
 from ..shards.experts import why_no_experts
 from ..shards.mesh import (
@@ -276,6 +279,12 @@ def recipes_of(request: Request) -> list[Recipe]:
     return [recipe for recipe in found if request.allows(recipe) and not why_not_whole(request, recipe)]
 
 
+@cached_by_model
+def copies_end(model: str, names: tuple[str, ...]) -> bool:
+    """`copies_tied_end` of a model by its name."""
+    return copies_tied_end(build_model(load_config(model), torch.bfloat16), names)
+
+
 def why_not_whole(request: Request, recipe: Recipe) -> str:
     """Why adapters of a recipe do not go with what is trained whole beside them; empty where they do."""
     if not request.modules_to_save or recipe.method == "full":
@@ -285,7 +294,7 @@ def why_not_whole(request: Request, recipe: Recipe) -> str:
             ko="modules_to_save는 fp16 가중치째로 학습하는데, GradScaler가 거절한다",
             en="modules_to_save trains weights in fp16, which GradScaler refuses",
         )
-    if recipe.stage and text_config(load_config(request.model)).tie_word_embeddings:
+    if recipe.stage and copies_end(request.model, request.modules_to_save):
         return tr(
             ko="출력층이 임베딩과 한 텐서라, modules_to_save로 그 사본을 학습하면서 FSDP2로 나눌 수 없다",
             en="the head is the embedding, which FSDP2 cannot split while modules_to_save trains a copy of it",

@@ -14,7 +14,7 @@ from ..cards import GPUSpec, Range, card
 from ..errors import NotSupported, WrongValue
 from ..host.machines import machine
 from ..language import tr
-from ..models.adapters import LORA_RANK, add_adapters
+from ..models.adapters import LORA_RANK, check_saved
 from ..models.attention import REPEAT_KV
 from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config, model_name
@@ -375,7 +375,7 @@ def make_request(
         check.modules_to_save if {*methods} - {"full"} else (),
     )  # fmt: skip
     if made.modules_to_save:  # a name that no module has is told of before anything is measured
-        add_adapters(build_model(with_depth(config, 1), torch.bfloat16), modules_to_save=made.modules_to_save)
+        check_saved(build_model(config, torch.bfloat16), made.modules_to_save)
     if vllm and (why := why_not_by_engine(made)):
         raise NotSupported(f"vllm={vllm!r}: {why}")
     if why := why_no_way(made):

@@ -81,9 +81,10 @@ def _in_package(patches: Patches, module: ModuleType, ours: Callable[..., Any]) 
             patches.set(holder, ours.__name__, ours)
 
 
-class Params4bit(FakeTensor):
-    """What a 4-bit weight is for as long as somebody looks at its class: FSDP2 leaves those in bytes whole, and makes
-    nothing fp32 that is trained beside them (accelerate 1.15, utils/fsdp_utils.py)."""
+# What a 4-bit weight is, on a card or in the RAM, for as long as somebody looks at its class: accelerate leaves those
+# in bytes whole on each rank, makes nothing fp32 that is trained beside them, and takes none to the meta device (1.15,
+# utils/fsdp_utils.py).
+_CALLED_SO = {kind: type("Params4bit", (kind,), {}) for kind in (FakeTensor, nn.Parameter)}
 
 
 @contextmanager
@@ -93,14 +94,14 @@ def _by_their_names(model: nn.Module) -> Iterator[None]:
 
     def named_parameters(*args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         for name, parameter in walk(*args, **kwargs):
-            known = type(parameter) is FakeTensor and _is_4bit(parameter)  # on the CPU it is bitsandbytes' own
-            if known:
-                parameter.__class__ = Params4bit
+            kind = type(parameter)
+            if _is_4bit(parameter):
+                parameter.__class__ = _CALLED_SO.get(kind, kind)  # bitsandbytes' own is called so anyway
             try:
                 yield name, parameter
             finally:
-                if known:
-                    parameter.__class__ = FakeTensor
+                if type(parameter) is not kind:
+                    parameter.__class__ = kind
 
     model.named_parameters = named_parameters
     try:

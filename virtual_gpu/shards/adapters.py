@@ -18,10 +18,10 @@ import torch
 
 from ..cards import CATALOG, GPUSpec
 from ..counting.gpu import VirtualGPU
-from ..errors import WrongValue
+from ..errors import NotSupported, WrongValue
 from ..language import tr
-from ..models.adapters import LORA_RANK, PEFT, add_adapters, names_of_targets
-from ..models.build import build_model
+from ..models.adapters import LORA_RANK, PEFT, add_adapters, copies_tied_end, names_of_targets
+from ..models.build import build_model, cast_trained
 from ..remembered import remembered
 from ..units import choose, positive_int
 from .layout import Layout
@@ -32,7 +32,8 @@ class Adapters:
     """A method of peft, and in which 16 bits what is frozen lies and is computed.
 
     rank, targets, saved (`modules_to_save`): see `add_adapters`. The adapters are fp32, as peft makes them beside
-    16-bit weights; FSDP2 gathers them in the 16 bits (MixedPrecisionPolicy, as accelerate sets it).
+    16-bit weights; FSDP2 gathers them in the 16 bits (MixedPrecisionPolicy, as accelerate sets it). trained: the type
+    that they and what is saved are made first, see `Setting.trained_dtype`.
     """
 
     method: str
@@ -40,6 +41,7 @@ class Adapters:
     targets: str | tuple[str, ...] = "attention"
     dtype: torch.dtype = torch.bfloat16
     saved: tuple[str, ...] = ()
+    trained: str = ""
 
     def __post_init__(self) -> None:
         choose(self.method, PEFT, "peft")
@@ -69,11 +71,11 @@ class Adapters:
 
         Not upcast as peft's prepare_model_for_kbit_training does: what is gathered would be 16 bits again. What is
         trained whole accelerate makes fp32, but beside 4-bit weights (1.15, utils/fsdp_utils.py, fsdp2_prepare_model).
-        WrongValue for that beside a head that is the embedding: its weight would lie in two groups of FSDP2.
+        NotSupported for a copy of an embedding that is the head too (`copies_tied_end`).
         """
         model = build_model(config, self.dtype)
-        if self.saved and model.get_input_embeddings().weight is model.get_output_embeddings().weight:
-            raise WrongValue(
+        if copies_tied_end(model, self.saved):
+            raise NotSupported(
                 tr(
                     ko=f"modules_to_save={self.saved}: {config.model_type}의 출력층은 임베딩과 한 텐서라, 통째로 "
                     "학습하면서 FSDP2로 나눌 수 없다.",
@@ -87,9 +89,8 @@ class Adapters:
             quantize_linears(model, self.dtype, gpu, storage=self.dtype)
             model.is_loaded_in_4bit = True
         model = add_adapters(model, self.rank, self.targets, modules_to_save=self.saved)
-        for parameter in model.parameters():
-            if parameter.requires_grad and self.method == "lora":
-                parameter.data = parameter.data.float()
+        if self.method == "lora" or self.trained:
+            cast_trained(model, torch.bfloat16 if self.trained == "bf16" and self.method != "lora" else torch.float32)
         return model
 
 
@@ -101,6 +102,7 @@ def adapters_of(
     layout: Layout,
     spec: GPUSpec | None = None,
     saved: Sequence[str] = (),
+    trained: str = "",
 ) -> Adapters | None:
     """The adapters that arguments name; None without any. WrongValue for a layout or precision they do not go with."""
     if peft is None:
@@ -115,7 +117,7 @@ def adapters_of(
     rank = positive_int(rank, "lora_rank")
     names = names_of_targets(targets)
     dtype = torch.bfloat16 if spec is None or spec.has_bf16 else torch.float16
-    adapters = Adapters(peft, rank, names, dtype, tuple(sorted(saved)))
+    adapters = Adapters(peft, rank, names, dtype, tuple(sorted(saved)), trained)
     adapters.check(layout)
     return adapters
 

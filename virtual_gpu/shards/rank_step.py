@@ -123,6 +123,7 @@ def rank_step(
     lora_rank: int = LORA_RANK,
     lora_targets: str | Sequence[str] = "attention",
     modules_to_save: Sequence[str] = (),
+    trained_dtype: str = "",
     as_accelerate: bool | None = None,
     repeat_kv: bool = False,
     fused_lm_head: bool = False,
@@ -147,8 +148,8 @@ def rank_step(
     not each rank's share of them but all (`run_rank`).
     gradient_as_bucket_view: DDP's argument; by default its buckets are a second copy of the gradients. peft: "lora" or
     "qlora" at stages 2 and 3, as accelerate runs them: frozen weights in the 16 bits that the GPU has, or 4-bit ones
-    stored in those; fp32 adapters (`add_adapters`' rank, targets and modules_to_save). It is always run at this number
-    of ranks.
+    stored in those; fp32 adapters (`add_adapters`' rank, targets and modules_to_save), or as trained_dtype says
+    (`Setting`). It is always run at this number of ranks.
     as_accelerate: FSDP2's groups as accelerate makes them, of which the last stays gathered (`Layout`). repeat_kv: see
     `models.attention.kv_repeated`; fused_lm_head: `models.fused_head`; offload_checkpoints (with checkpointing):
     `models.offloaded`; kept_results (with checkpointing, of SFT): `models.kept`. watched: it is also said what of it
@@ -192,7 +193,7 @@ def rank_step(
                 )
             )
     _check_length(model, config, positive_int(sequence_length, "sequence_length"))
-    adapters = adapters_of(peft, lora_rank, lora_targets, precision, layout, spec, modules_to_save)
+    adapters = adapters_of(peft, lora_rank, lora_targets, precision, layout, spec, modules_to_save, trained_dtype)
     fused_lm_head, padded = boolean(fused_lm_head, "fused_lm_head") or of_trl, boolean(padded, "padded")
     check_mesh(
         config, layout, length=sequence_length, precision=precision, spec=spec, adapters=adapters is not None,

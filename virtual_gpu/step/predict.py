@@ -153,7 +153,7 @@ def card_of(timeline: Timeline, reserved: int) -> int:
 
 
 def model_bytes(model: torch.nn.Module) -> int:
-    """Bytes of the parameters (tied ones once), for 4-bit layers with their quantization statistics."""
+    """Bytes of the parameters (tied ones once), of quantized layers with their statistics."""
     statistics = (
         getattr(module, name) for module in model.modules() for name in getattr(module, "quantization_state", ())
     )
@@ -164,6 +164,9 @@ def _bitsandbytes_statistics(model: torch.nn.Module) -> list[torch.Tensor]:
     states = [s for p in model.parameters() if (s := getattr(p, "quant_state", None)) is not None]
     nested = [s.state2 for s in states if s.state2 is not None]
     tensors = [t for s in (*states, *nested) for t in (s.absmax, s.code)] + [s.offset for s in states]
+    # Those of int8 go from the weight to the layer's state with the first product.
+    tensors += [getattr(p, "SCB", None) for p in model.parameters()]
+    tensors += [getattr(getattr(module, "state", None), "SCB", None) for module in model.modules()]
     return [t for t in tensors if t is not None]
 
 

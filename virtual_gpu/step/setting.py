@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -11,13 +10,13 @@ import torch
 
 from ..errors import NotSupported, WrongValue
 from ..language import tr
-from ..models.adapters import LORA_DROPOUT, LORA_RANK, PEFT, names_of_targets
+from ..models.adapters import LORA_DROPOUT, LORA_RANK, PEFT, check_peft, names_of_targets
 from ..models.attention import ATTENTION
 from ..models.configs import DEFAULT_MODEL, model_name
 from ..models.depth import text_config
 from ..models.fused_head import has_fused_head, require_fused_head
 from ..models.kept import counts, kept_results
-from ..models.offloaded import require_offload
+from ..models.offloaded import reentrant_by_default, require_offload
 from ..rules.bitsandbytes import OUTLIER
 from ..units import boolean, choose, positive_int
 from . import own_code
@@ -66,6 +65,7 @@ _FREE = (  # what changes no byte, or is peft's own business
     "base_model_name_or_path", "revision", "inference_mode", "peft_version", "alpha_pattern", "runtime_config",
     "megatron_core", "layers_pattern", "qalora_group_size", "loftq_config",
 )  # fmt: skip
+TRAINED_DTYPES = ("fp32", "bf16")
 OBJECTIVES = ("sft", "dpo", "grpo")
 ENGINES = AWAKE, ASLEEP = ("colocate", "asleep")  # vLLM beside the training, and without its memory meanwhile
 # The second optimizer step is the first with the whole optimizer state from its beginning; nothing new comes after it.
@@ -123,7 +123,9 @@ class Setting:
     load_in_8bit: bool = False  # LoRA over weights in int8 (LLM.int8)
     modules_to_save: tuple[str, ...] = ()  # of peft: trained whole beside the adapters, a copy of each
     use_reentrant: bool = False  # of checkpointing: PyTorch's older way, the default of axolotl and LLaMA-Factory
-    saved_in_fp32: bool = False  # that copy is made fp32 first, as LLaMA-Factory does
+    # What adapters and such copies are made before the training: "fp32" by LLaMA-Factory, "bf16" by TRL beside
+    # quantized weights; without it they stay as peft makes them, adapters in fp32 and copies as the weights are.
+    trained_dtype: str = ""
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -150,11 +152,11 @@ class Setting:
             require_offload()
         reentrant = boolean(self.use_reentrant, "use_reentrant") and self.gradient_checkpointing
         put(self, "use_reentrant", reentrant)
-        if reentrant and (self.kept_results or self.offload_checkpoints):
+        if reentrant and self.kept_results:
             raise WrongValue(
                 tr(
-                    ko="use_reentrant=True: kept_results나 offload_checkpoints와 함께 쓸 수 없다.",
-                    en="use_reentrant=True: not together with kept_results or offload_checkpoints.",
+                    ko="use_reentrant=True: kept_results와 함께 쓸 수 없다.",
+                    en="use_reentrant=True: not together with kept_results.",
                 )
             )
         precisions = [*PRECISIONS, *(name for name in ADAPTER_PRECISIONS if self.peft or "bf16" in name)]
@@ -207,30 +209,15 @@ class Setting:
 
     def _check_peft(self) -> None:
         """Of weights in 8 bits under adapters, and of what is trained whole beside them."""
-        object.__setattr__(self, "load_in_8bit", boolean(self.load_in_8bit, "load_in_8bit"))
-        if self.load_in_8bit and self.peft != "lora":
-            raise WrongValue(
-                tr(
-                    ko=f"load_in_8bit=True, peft={self.peft!r}: 8비트 가중치는 peft='lora'와 함께 쓴다. int8 가중치는 "
-                    "학습할 수 없고, 'qlora'의 가중치는 4비트다.",
-                    en=f"load_in_8bit=True, peft={self.peft!r}: weights in 8 bits go with peft='lora'; int8 ones "
-                    "cannot be trained, and those of 'qlora' have 4 bits.",
-                )
-            )
-        names = self.modules_to_save
-        if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names):
-            raise WrongValue(
-                tr(
-                    ko=f"modules_to_save={names!r:.200}: 모듈 이름의 목록이어야 한다.",
-                    en=f"modules_to_save={names!r:.200}: must be a list of modules' names.",
-                )
-            )
-        names = tuple(sorted({*names}))  # in whatever order they are said
-        object.__setattr__(self, "modules_to_save", names if self.peft else ())
-        in_fp32 = boolean(self.saved_in_fp32, "saved_in_fp32") and bool(self.modules_to_save)
-        object.__setattr__(self, "saved_in_fp32", in_fp32)
-        in_fp32 |= (self.peft == "qlora" or self.load_in_8bit) and self.rest_in_fp32
-        if self.modules_to_save and self.dtypes == (torch.float16,) * 2 and not in_fp32:
+        put = object.__setattr__
+        eight_bits, names = check_peft(self.peft, self.load_in_8bit, self.modules_to_save)
+        put(self, "load_in_8bit", eight_bits)
+        put(self, "modules_to_save", names)
+        made = choose(self.trained_dtype, TRAINED_DTYPES, "trained_dtype") if self.trained_dtype else ""
+        # Adapters lie in fp32 anyway.
+        put(self, "trained_dtype", made if names or (self.peft and made == "bf16") else "")
+        other = made or ((self.peft == "qlora" or self.load_in_8bit) and self.rest_in_fp32)
+        if names and self.dtypes == (torch.float16,) * 2 and not other:
             raise WrongValue(
                 tr(
                     ko=f"modules_to_save={names}: fp16 가중치째로 학습하는 것은 GradScaler가 거절한다(Attempting to "
@@ -339,7 +326,9 @@ class Setting:
                     )
                 )
             found["offload_checkpoints"] = bool(how.get("offload", False))
-            found["use_reentrant"] = bool(how.get("use_reentrant", False))
+            found["use_reentrant"] = bool(how.get("use_reentrant", reentrant_by_default()))
+        elif checkpointing:
+            found["use_reentrant"] = reentrant_by_default()
         if any(kind.__name__ == "SFTConfig" for kind in type(arguments).__mro__):  # TRL's SFTTrainer has such a head
             found["fused_lm_head"] = has_fused_head()
         if any(kind.__name__ == "DPOConfig" for kind in type(arguments).__mro__):
@@ -430,7 +419,8 @@ class Setting:
             parts.append(f"dropout {self.lora_dropout:g}")
         if self.modules_to_save:
             parts.append(tr(ko="통째로: ", en="whole: ") + ", ".join(self.modules_to_save))
-            parts[-1] += " (fp32)" if self.saved_in_fp32 else ""
+        if self.trained_dtype:
+            parts.append(tr(ko=f"학습하는 것은 {self.trained_dtype}", en=f"trained in {self.trained_dtype}"))
         parts += [tr(ko="패딩 있음", en="padded")] if self.padded else []
         parts += [] if self.double_quantization else [tr(ko="이중 양자화 없이", en="no double quantization")]
         parts += [] if self.rest_in_fp32 else [rest_label()]
@@ -453,7 +443,7 @@ class Setting:
         names = ["lora_rank", "lora_targets", "lora_dropout"]
         names += ["double_quantization", "rest_in_fp32"] if self.peft == "qlora" else []
         names += ["load_in_8bit", "rest_in_fp32"] if self.load_in_8bit else []
-        names += [name for name in ("modules_to_save", "saved_in_fp32") if getattr(self, name)]
+        names += [name for name in ("modules_to_save", "trained_dtype") if getattr(self, name)]
         return {name: getattr(self, name) for name in names} if self.peft else {}
 
     def to_dict(self) -> dict[str, Any]:
@@ -472,7 +462,7 @@ class Setting:
             "vllm",
             "load_in_8bit",
             "modules_to_save",
-            "saved_in_fp32",
+            "trained_dtype",
             "use_reentrant",
         )
         silent += [name for name in few if not getattr(self, name)]

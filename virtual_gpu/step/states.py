@@ -53,7 +53,10 @@ def _states(setting: Setting, config: Any, dtype: torch.dtype) -> dict[str, int]
 
 
 def _cast_biases(model: nn.Module) -> None:
-    """Hold the biases of 4-bit layers as they are held from the first product on."""
+    """Hold the biases of 4-bit layers as they are held from the first product on.
+
+    Those of int8 layers stay as they were loaded: of which type their input is, only a step shows.
+    """
     from ..models.quantized import VirtualLinear4bit
     from ..rules.bitsandbytes import compute_bias
 

@@ -56,7 +56,7 @@ def files(plan: Plan) -> dict[str, str]:
         dtype=weights_dtype(recipe),
         blocks=BLOCKS,
         model=_model(plan),
-        optimizer=optimizers.made(recipe),
+        optimizer=optimizers.made(plan),
         fused=", fused_lm_head=True" if recipe.fused_lm_head else "",
         **of_keeping(plan),
         **of_launch(recipe),

@@ -53,6 +53,7 @@ from torch.distributed.fsdp import {offload}MixedPrecisionPolicy, fully_shard
 _IN_FP32 = """for parameter in model.parameters():  # FSDP2 gathers them in 16 bits all the same
     if parameter.requires_grad:
         parameter.data = parameter.data.float()
+del parameter
 """
 _MESH = "mesh = init_device_mesh(device.type, (world,))\n"
 _IN_COPIES = """copies = {copies}  # of the model: weights are gathered within one, gradients added up with the others

@@ -89,18 +89,20 @@ def cannot_as_one(plan: Plan) -> str:
     return tr(ko="옵티마이저가 여러 개다", en="there are several optimizers")
 
 
-def made(recipe: Recipe) -> str:
+def made(plan: Plan) -> str:
     """The lines that make it, and what is said of it before its first step."""
+    recipe = plan.recipe
     if recipe.optimizer in OURS:
         return {MUON: _MUON, IN_BACKWARD: _IN_BACKWARD}[recipe.optimizer]
-    return f"optimizer = {OPTIMIZERS[recipe.optimizer][1]}\n" + (_EMBEDDINGS if _spares_embeddings(recipe) else "")
+    return f"optimizer = {OPTIMIZERS[recipe.optimizer][1]}\n" + (_EMBEDDINGS if _spares_embeddings(plan) else "")
 
 
-def imported(recipe: Recipe) -> str:
+def imported(plan: Plan) -> str:
     """The line that imports what PyTorch does not have; empty without."""
+    recipe = plan.recipe
     if recipe.optimizer in OURS:
         return ""
-    if _spares_embeddings(recipe):
+    if _spares_embeddings(plan):
         return f"from bitsandbytes.optim import {', '.join(sorted((_BNB[recipe.optimizer], _MANAGER)))}\n"
     return OPTIMIZERS[recipe.optimizer][0]
 
@@ -136,5 +138,7 @@ def each(recipe: Recipe) -> str:
     return rates + ("    for optimizer in optimizers:\n        optimizer.zero_grad()\n" if recipe.accumulates else "")
 
 
-def _spares_embeddings(recipe: Recipe) -> bool:
-    return recipe.method == "full" and in_8_bits_of_bitsandbytes(recipe.optimizer)
+def _spares_embeddings(plan: Plan) -> bool:
+    """Whether the Trainer would have the states of embeddings in fp32, of which some may be trained."""
+    trains_some = plan.recipe.method == "full" or bool(plan.request.modules_to_save)
+    return trains_some and in_8_bits_of_bitsandbytes(plan.recipe.optimizer)

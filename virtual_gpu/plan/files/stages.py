@@ -32,7 +32,7 @@ def script(plan: Plan) -> str:
         repeat_kv=repeat_kv(plan),
         checkpointing=textwrap.indent(checkpointing(plan), " " * 8),
         reshard=recipe.stage == 3,
-        optimizer=optimizers.made(recipe),
+        optimizer=optimizers.made(plan),
         schedule=optimizers.schedule(recipe),
         each=optimizers.each(recipe),
     )

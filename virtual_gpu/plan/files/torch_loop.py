@@ -60,7 +60,7 @@ def files(plan: Plan) -> dict[str, str]:
         head=head(plan),
         dtype=weights_dtype(recipe),
         blocks=BLOCKS,
-        optimizer=optimizers.made(recipe),
+        optimizer=optimizers.made(plan),
         each=optimizers.each(recipe),
         schedule=optimizers.schedule(recipe),
         **of_keeping(plan),
@@ -72,7 +72,7 @@ def files(plan: Plan) -> dict[str, str]:
 def imports_of(plan: Plan, *more: str) -> tuple[str, str]:
     """(before torch's, from transformers' on) the imports that the plan needs; more: of transformers."""
     recipe, (repeated, fused) = plan.recipe, imports(plan)
-    line = optimizers.imported(recipe)
+    line = optimizers.imported(plan)
     names = ["LoraConfig", "get_peft_model"] + (["prepare_model_for_kbit_training"] if upcasts(recipe) else [])
     bits = ", BitsAndBytesConfig" if recipe.method == "qlora" else ""
     last = f"from transformers import {', '.join([*more, 'AutoModelForCausalLM', 'AutoTokenizer'])}{bits}\n"

@@ -120,6 +120,7 @@ def _upcast(recipe: Recipe) -> str:
 _UPCAST = """for parameter in trainer.model.parameters():
     if parameter.requires_grad:  # {why}
         parameter.data = parameter.data.float()
+del parameter  # the last one, whole: FSDP2 would take it to the card as it is
 """
 _PLACE = 'device = "cpu" if args.cpu else PartialState().local_process_index\n'
 _TILES = "SFTTrainer makes its logits in tiles; the plan counts whole ones. "

@@ -32,6 +32,7 @@ from ...terminal import tell
 from ...units import choose, human_bytes, path_of
 from ...writing import check_folder, write
 from ..by_deepspeed import as_fsdp, deepspeed_step, named, waiting, why_not
+from ..candidates import copies_end
 from ..engine import BESIDE, Share, why_no_engine, with_graphs
 from ..on_a_card import predict_need, states_of
 from ..request import can_fuse, how_many
@@ -529,6 +530,9 @@ class _Search:
     def _need(self, setting: Setting) -> _Need:
         if self.stage:
             of_deepspeed = bool(self.keys.document.get(("deepspeed",)))
+            if of_deepspeed and copies_end(setting.model_id, setting.modules_to_save):
+                why = tr(ko="임베딩과 한 텐서인 출력층의 사본", en="a copy of a head that is the embedding")
+                raise self.keys.not_counted("deepspeed", why)
             step = rank_step(
                 setting.model_id, self.gpus, self.stage, precision=_convention(setting),
                 batch_size=setting.batch_size, sequence_length=setting.sequence_length,
@@ -536,6 +540,7 @@ class _Search:
                 accumulating=setting.gradient_accumulation_steps > 1, whole_gradients=self.reduces_once,
                 peft=setting.peft, lora_rank=setting.lora_rank,
                 lora_targets=setting.lora_targets, modules_to_save=setting.modules_to_save,
+                trained_dtype=setting.trained_dtype,
                 offload_checkpoints=setting.offload_checkpoints,
                 padded=setting.padded, objective=setting.objective, reference=setting.reference,
                 fused_lm_head=setting.fused_lm_head and setting.objective == "sft",  # of others it is theirs

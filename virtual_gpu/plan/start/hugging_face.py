@@ -17,6 +17,7 @@ from typing import Any
 from ...errors import BadConfiguration, NotSupported, UnknownName, WrongValue
 from ...language import tr
 from ...models.fused_head import has_fused_head
+from ...models.offloaded import reentrant_by_default
 from ...step import own_code
 from ...step.optimizers import OPTIMIZERS, name_for_trainer, optimizer_named
 from ...step.setting import Setting
@@ -63,7 +64,7 @@ def common(keys: Keys, checkpointing: bool = False, own: bool = False) -> dict[s
     name = _there(keys, CHECKPOINTING)
     found["gradient_checkpointing"] = keys.flag(name) if name else checkpointing
     if found["gradient_checkpointing"]:
-        found |= _how_it_checkpoints(keys, own)
+        found |= {"use_reentrant": not own and reentrant_by_default()} | _how_it_checkpoints(keys, own)
     evaluates = keys.get("eval_strategy", keys.get("evaluation_strategy", "no"))
     if str(evaluates).lower() not in ("no", "false"):
         samples = keys.whole("per_device_eval_batch_size", known["per_device_eval_batch_size"])
@@ -80,7 +81,10 @@ def common(keys: Keys, checkpointing: bool = False, own: bool = False) -> dict[s
 
 
 def _how_it_checkpoints(keys: Keys, own: bool) -> dict[str, Any]:
-    """Whether blocks' inputs go to the CPU (transformers 5.17); a note where only some blocks are checkpointed."""
+    """Whether blocks' inputs go to the CPU (transformers 5.17), and whether it is reentrant, where the file says so.
+
+    A note where only some blocks are checkpointed.
+    """
     name = _there(keys, CHECKPOINTING_KWARGS)
     how = _mapping(keys, name)
     if how is None:
@@ -94,10 +98,12 @@ def _how_it_checkpoints(keys: Keys, own: bool) -> dict[str, Any]:
         keys.note(name, MORE, tr(ko="모든 블록을 체크포인팅한 것으로 셌다", en="counted with every block checkpointed"))
     if own and offload:
         keys.note(name, LESS, tr(ko="오프로드는 세지 않았다", en="the offload is not counted"))
-    reentrant = how.get("use_reentrant", False)
-    if not isinstance(reentrant, bool):
+    found = {"offload_checkpoints": offload and not own}
+    if "use_reentrant" not in how:
+        return found
+    if not isinstance(how["use_reentrant"], bool):
         raise keys.wrong(f"{name}.use_reentrant", tr(ko="true나 false여야 한다", en="must be true or false"))
-    return {"offload_checkpoints": offload and not own, "use_reentrant": reentrant and not offload}
+    return found | {"use_reentrant": how["use_reentrant"]}
 
 
 def _mapping(keys: Keys, name: str | None) -> Any:

@@ -83,7 +83,7 @@ def read(
         "peft": None if kind == "full" else "qlora" if bits == 4 else "lora",
         "load_in_8bit": bits == 8,
         "modules_to_save": keys.words("additional_target"),
-        "saved_in_fp32": not keys.flag("pure_bf16"),
+        "trained_dtype": "" if keys.flag("pure_bf16") else "fp32",
         "precision": _precision(keys, kind == "full", spec),
     }
     if keys.word("flash_attn", "auto") == "disabled":

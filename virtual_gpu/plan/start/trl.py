@@ -122,6 +122,7 @@ def read(
     found["gradient_checkpointing"] |= hugging_face.checkpoints_by_fsdp(keys)
     stage = hugging_face.shards(keys, gpus)
     found["load_in_8bit"] = not quantized and hugging_face.in_8_bits(keys, found["peft"] is not None, stage)
+    found["trained_dtype"] = "bf16" if quantized or found["load_in_8bit"] else ""  # sft_trainer.py, "When using QLoRA"
     if keys.flag("use_liger_kernel") and objective != "sft":  # whose loss is from tiles anyway
         keys.note("use_liger_kernel", LESS)
     pairs, sft = objective == "dpo", objective == "sft"
@@ -291,6 +292,9 @@ def _of_completions(keys: Keys, found: dict[str, Any], stage: int, gpus: int) ->
         raise keys.not_counted("vllm_tensor_parallel_size", tr(ko="1만 센다", en="1 alone is counted"))
     if found["peft"] == "qlora" or found["load_in_8bit"]:
         raise keys.not_counted("use_vllm", "load_in_8bit" if found["load_in_8bit"] else "load_in_4bit")
+    if found["modules_to_save"]:
+        why = tr(ko="vLLM에 건네는 것은 실행해 보지 않았다", en="was not run with a vLLM engine")
+        raise keys.not_counted("lora_modules_to_save", why)
     share = keys.share("vllm_gpu_memory_utilization", 0.3)
     if not share:
         raise keys.wrong("vllm_gpu_memory_utilization", tr(ko="0보다 커야 한다", en="must be more than 0"))
