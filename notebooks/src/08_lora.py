@@ -809,7 +809,7 @@ for (name, way), reentrant in product(ways.items(), (False, True)):
 Table("weights, checkpointing, parameters, peak, the rest, fits", rows)
 
 # %% [markdown] lang="ko"
-# 8비트에서 가중치는 15.04 GiB에서 10.50 GiB로 줄었다. 절반이 아닌 것은 8.9절처럼 임베딩과 출력층을 fp32로 올렸기 때문이다. 그런데 최대는 0.3 GiB만 줄었다. 가중치 말고 나머지가 1.90 GiB에서 6.14 GiB로 늘었다는 뜻이다. 그 가운데 1.2 GiB쯤은 4비트에서도 똑같이 늘고, 나머지 3 GiB가 8비트만의 것이다.
+# 8비트에서 가중치는 15.04 GiB에서 10.50 GiB로 줄었다. 절반이 아닌 것은 8.9절처럼 임베딩과 출력층을 fp32로 올렸기 때문이다. 그런데 최대는 0.3 GiB만 줄었다. 가중치 말고 나머지가 1.91 GiB에서 6.14 GiB로 늘었다는 뜻이다. 그 가운데 1.2 GiB쯤은 4비트에서도 똑같이 늘고, 나머지 3 GiB가 8비트만의 것이다.
 #
 # 얼린 선형층은 입력을 저장하지 않아도 된다(8.5절). 그런데 bitsandbytes의 8비트 곱셈(`MatMul8bitLt`)은 입력을 들고 있다. 그것도 PyTorch가 아는 방법(`ctx.save_for_backward`, 3장)으로 저장하지 않고 `ctx.tensors`라는 파이썬 속성에 담아 둔다. 체크포인팅의 새 구현은 `save_for_backward`로 저장한 것만 버릴 수 있으므로, **8비트 선형층마다 입력이 역전파까지 남는다.** 옛 구현은 첫 순전파를 `no_grad`로 하므로 `ctx`가 남지 않고 입력도 함께 사라진다. 최대가 3 GiB 줄어 T4의 한도(14.64 GiB) 안에 들어간다. 바로 위와도, 5.5절과도 반대로 여기서는 `use_reentrant=True`가 답이다. 16비트와 4비트는 어느 구현이든 같다.
 #
