@@ -15,7 +15,7 @@ from forked import free_port, run_forked
 from safetensors.torch import load_file
 from test_plan_files import ACCELERATE, CUBLAS, WIDTH, WORDS, llama, one_rank
 from test_plan_files import small as small  # a fixture
-from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen3Config
 
 from helpers.models import byte_tokenizer
 from virtual_gpu.allocator import round_size
@@ -92,8 +92,12 @@ def trainer(request, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["full", "lora"], indirect=True)
-@pytest.mark.parametrize("fused", [True, False], ids=["tiles", "whole"])
-def test_the_loss_is_the_trainer_s(trainer, fused):
+@pytest.mark.parametrize(
+    "how",
+    [{"fused_lm_head": True}, {"fused_lm_head": False}, {"fused_lm_head": False, "by_row": True}],
+    ids=["tiles", "whole", "rows"],
+)
+def test_the_loss_is_the_trainer_s(trainer, how):
     """Its value and its gradients, of sequences of different lengths whose prompts do not count."""
     made, batch = trainer
     theirs = made.compute_loss(made.model, dict(batch))
@@ -102,7 +106,7 @@ def test_the_loss_is_the_trainer_s(trainer, fused):
     made.model.zero_grad()
     labels = batch["input_ids"].masked_fill(batch["completion_mask"] == 0, -100)
     inputs = {"input_ids": batch["input_ids"], "labels": labels}
-    ours = preference_loss(by_name, made.model, inputs, reference=made.ref_model, fused_lm_head=fused)
+    ours = preference_loss(by_name, made.model, inputs, reference=made.ref_model, **how)
     ours.backward()
     assert abs(float(theirs) - torch.log(torch.tensor(2.0))) > 1e-3  # the reference is not the policy
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -151,6 +155,32 @@ def test_a_step_takes_what_trl_s_took_on_an_h100(row):
         report = predict_memory(setting, gpu="H100", full=full)
         assert 0 < measured["peak"][0] - report.peak_bytes < 2**17
         assert abs(report.reserved_bytes / measured["reserved"][0] - 1) < 0.01
+
+
+# Qwen3's architecture, 8 layers 1,024 wide and 151,936 words, in bf16 with `bf16` on and checkpointing: what DPOTrainer
+# of TRL 1.8 took under `virtual-gpu run --gpu A100-80GB` (two steps; answers of half the length, of two lengths).
+BY_ROW = {
+    ("lora", 256, 2): (3046726144, 3166699520), ("lora", 1024, 1): (4936705536, 6689914880),
+    (None, 256, 2): (5638925312, 6488588288), (None, 1024, 1): (7532407808, 9974054912),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("peft, length, pairs", BY_ROW)
+def test_an_older_trl_takes_what_its_trainer_took(peft, length, pairs, tmp_path):
+    Qwen3Config(
+        vocab_size=151936, hidden_size=1024, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=8,
+        head_dim=128, intermediate_size=3072, tie_word_embeddings=False, dtype="bfloat16",
+    ).save_pretrained(tmp_path / "model")  # fmt: skip
+    adapters = {"peft": peft, "lora_rank": 16, "lora_targets": "all-linear"} if peft else {}
+    setting = Setting(
+        pairs, gradient_checkpointing=True, model_id=str(tmp_path / "model"), sequence_length=length, padded=True,
+        precision="autocast_bf16", optimizer="adamw_fused", objective="dpo", logits_by_row=True, **adapters,
+    )  # fmt: skip
+    report, (allocated, reserved) = predict_memory(setting, gpu="A100-80GB"), BY_ROW[peft, length, pairs]
+    assert abs(report.peak_bytes / allocated - 1) < 0.001
+    assert abs(report.reserved_bytes / reserved - 1) < 0.01
+    assert predict_memory(replace(setting, logits_by_row=False), gpu="A100-80GB").peak_bytes > 1.15 * allocated
+    assert "row" in setting.title or "한 줄씩" in setting.title
 
 
 RECIPES = [
@@ -499,6 +529,8 @@ def test_what_a_setting_says_of_pairs():
     assert (dpo.rows, dpo.pairs, dpo.lora_dropout, dpo.reference) == (4, True, 0.0, "same")
     assert Setting(2, reference="half", precision="mixed_fp16", objective="dpo").reference == "half"
     assert Setting(2, reference="half", precision="fp16", objective="dpo").reference == "same"
+    rows = [Setting(2, logits_by_row=True, **how).logits_by_row for how in ({}, {"objective": "dpo"})]
+    assert rows == [False, True]
     sft = Setting(2, model_id="gpt2", reference="precomputed")
     assert (sft.rows, sft.reference) == (2, "same") and not {"objective", "reference"} & {*sft.to_dict()}
     assert {"objective": "dpo", "reference": "same"}.items() <= dpo.to_dict().items() and "DPO" in dpo.title

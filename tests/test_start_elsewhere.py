@@ -163,6 +163,56 @@ def test_a_loss_from_tiles_is_counted_as_one(text, fused, notes, written):
     assert {key: effect for key, effect in found.items() if key in {*notes} | {"plugins", "loss"}} == notes
 
 
+PAIRS = FLASH + "rl: dpo\nrl_beta: 0.1\n"
+
+
+@pytest.mark.parametrize(
+    "more, fields",
+    [
+        ("", {"peft": None, "reference": "same", "trained_dtype": ""}),
+        ("adapter: lora\n", {"peft": "lora", "reference": "same", "trained_dtype": ""}),
+        ("adapter: qlora\nload_in_4bit: true\n", {"peft": "qlora", "trained_dtype": "bf16", "rest_in_fp32": False}),
+        ("adapter: lora\nload_in_8bit: true\n", {"load_in_8bit": True, "trained_dtype": "bf16"}),
+        ("precompute_ref_log_probs: true\n", {"reference": "precomputed"}),
+        # The loss of pairs is made from the model's logits, which these plugins leave as they are.
+        (LIGER + "liger_fused_linear_cross_entropy: true\n", {"fused_lm_head": False}),
+        (CUT, {"fused_lm_head": False}),
+    ],
+)
+def test_axolotl_s_dpo_is_that_of_its_trl(more, fields, written):
+    found, stage, notes = read(written(PAIRS + more))
+    fields |= {"objective": "dpo", "logits_by_row": True, "padded": True}
+    assert stage == 0 and not notes and {name: found[name] for name in fields} == fields
+    ipo, *_ = read(written(PAIRS.replace("dpo", "ipo") + more))
+    assert ipo == found
+
+
+@pytest.mark.parametrize(
+    "text, gpus, key",
+    [
+        (AXOLOTL + "rl: grpo\n", 1, "rl"),
+        (AXOLOTL + "rl: kto\n", 1, "rl"),
+        (PAIRS + "dpo_loss_type: [sigmoid, sft]\n", 1, "dpo_loss_type"),
+        (PAIRS + "dpo_use_liger_kernel: true\n", 1, "dpo_use_liger_kernel"),
+        (PAIRS + "adapter: lora\nrl_adapter_ref_model: true\n", 1, "rl_adapter_ref_model"),
+        (PAIRS + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", 4, "fsdp_config"),
+    ],
+)
+def test_what_of_axolotl_s_preferences_is_not_counted_is_refused(text, gpus, key, written):
+    with pytest.raises(NotSupported, match=key):
+        read(written(text), gpus)
+
+
+def test_a_proposal_for_axolotl_s_dpo_is_what_its_file_says(written):
+    """Of all weights a second model lies beside; adapters are scored without them."""
+    path = written(PAIRS.replace("512", "2048"))
+    answer = start_from(path, "RTX 3060")
+    found = answer.proposal.setting
+    assert not answer.fits and found.objective == "dpo" and found.logits_by_row
+    changed = answer.save(path.with_name("changed.yaml"))
+    assert start_from(changed, "RTX 3060").start.setting == found
+
+
 @pytest.mark.parametrize("gpus", [1, 4])
 def test_it_takes_less(gpus, written):
     text = FULL + ("fsdp: full_shard\n" if gpus > 1 else "")

@@ -1,13 +1,16 @@
 """DPO's loss: of pairs of answers, by the model that is trained and by the one that it was before.
 
-Rafailov et al., "Direct Preference Optimization", 2023, arXiv 2305.18290, equation 7. In the order of two libraries:
+Rafailov et al., "Direct Preference Optimization", 2023, arXiv 2305.18290, equation 7. In the order of three libraries:
 
 - tiles of the logits: TRL 1.16, `DPOTrainer._compute_loss`: first the policy's log probabilities of the answers, then
   the reference's.
+- whole logits, row by row: TRL 0.29 to 1.13, `DPOTrainer._compute_loss` with `selective_log_softmax` and
+  `entropy_from_logits` of trl/trainer/utils.py. Policy's and reference's stay until the loss is there, and then the
+  policy's are copied once more, for the entropy that is logged. axolotl 0.18 trains by TRL 1.8.
 - whole logits, in fp32: LLaMA-Factory, src/llamafactory/train/dpo/trainer.py, which keeps the policy's for a metric
   until the loss is there.
 
-Dropout is off in both (`without_dropout`). What has one number a token is left out, but for what TRL's head leaves. Of
+Dropout is off in all (`without_dropout`). What has one number a token is left out, but for what TRL's head leaves. Of
 a mixture of experts TRL adds the routers' loss, where the configuration has a coefficient; LLaMA-Factory does not.
 """
 
@@ -28,6 +31,7 @@ BETA = 0.1  # both libraries' default; no byte hangs on it
 # What DPOTrainer asks of its head: beside the log probabilities, numbers of which it makes metrics.
 OF_THE_HEAD = ("log_probs", "entropy", "mean_logits", "is_top1")
 REFERENCES = ("same", "half", "precomputed")
+TOKENS = 128  # of which TRL computes the entropy at once
 
 Forward = Callable[..., Any]  # (model, inputs by name) → its outputs, in the precision of the training
 
@@ -52,13 +56,15 @@ def preference_loss(
     reference: nn.Module | None = None,
     known: torch.Tensor | None = None,
     fused_lm_head: bool = True,
+    by_row: bool = False,
 ) -> torch.Tensor:
     """DPO's loss of `inputs`, all (2 × samples, length) by `side_by_side`: "input_ids", "labels" (-100: no answer), and
     "attention_mask" where there is padding.
 
     reference: the model as it was; None is `model` with its adapters switched off. known: the reference's log
     probability of each answer, (2 × samples), where they were made before. fused_lm_head: of TRL's head, which `model`
-    and `reference` then have (`models.fused_head`); else whole logits. WrongValue where there is no reference.
+    and `reference` then have (`models.fused_head`); else whole logits, by_row: as TRL before it. WrongValue where there
+    is no reference.
     """
     if reference is None and known is None and not hasattr(model, "disable_adapter"):
         raise WrongValue(
@@ -67,29 +73,69 @@ def preference_loss(
                 en=f"{type(model).__name__} has no adapters to switch off: give a reference, or what it said.",
             )
         )
-    routers = _routers_coefficient(model) if fused_lm_head else 0.0
-    scores, kept = _scores(forward, model, inputs, fused_lm_head, **({"output_router_logits": True} if routers else {}))
+    score = _by_head if fused_lm_head else _by_row if by_row else _whole
+    routers = _routers_coefficient(model) if fused_lm_head or by_row else 0.0
+    scores, kept = score(forward, model, inputs, **({"output_router_logits": True} if routers else {}))
     if known is None:
         with torch.no_grad(), _as_reference(model, reference) as before:
-            known = _scores(forward, before, inputs, fused_lm_head)[0]
+            known, of_reference = score(forward, before, inputs)
+        if not by_row:
+            del of_reference
     chosen, rejected = (scores - known).chunk(2)
     loss = -nn.functional.logsigmoid(BETA * (chosen - rejected)).mean()
-    return loss + routers * kept.aux_loss if routers else loss
+    loss = loss + routers * kept.aux_loss if routers else loss
+    if by_row and not fused_lm_head:
+        _entropy(kept.logits)  # of which TRL makes a metric; while the reference's logits are there
+    return loss
 
 
-def _scores(
-    forward: Forward, model: nn.Module, inputs: Mapping[str, torch.Tensor], fused_lm_head: bool, **more: Any
-) -> tuple[torch.Tensor, Any]:
-    """(the log probability of each answer, what stays beside it until the loss is there)."""
-    if fused_lm_head:
-        outputs = forward(model, **inputs, **more, use_cache=False, fused_lm_head=True)
-        return outputs.log_probs.sum(-1), outputs
-    read = {name: value for name, value in inputs.items() if name != "labels"}
-    logits = forward(model, **read, use_cache=False).logits.float()
+Scored = tuple[torch.Tensor, Any]  # the log probability of each answer, what stays beside it until the loss is there
+
+
+def _by_head(forward: Forward, model: nn.Module, inputs: Mapping[str, torch.Tensor], **more: Any) -> Scored:
+    outputs = forward(model, **inputs, **more, use_cache=False, fused_lm_head=True)
+    return outputs.log_probs.sum(-1), outputs
+
+
+def _whole(forward: Forward, model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Scored:
+    logits = forward(model, **_read(inputs), use_cache=False).logits.float()
+    answers, labels = _answers(inputs)
+    chances = logits[:, :-1].log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+    return (chances * answers).sum(-1), logits
+
+
+def _by_row(forward: Forward, model: nn.Module, inputs: Mapping[str, torch.Tensor], **more: Any) -> Scored:
+    outputs = forward(model, **_read(inputs), **more, use_cache=False)
+    logits = outputs.logits[:, :-1]
+    answers, labels = _answers(inputs)
+    if logits.dtype == torch.float32:  # as they are where accelerate makes them so, under mixed precision
+        chosen = logits.gather(-1, labels[..., None])[..., 0]
+        chances = chosen - torch.stack([row.logsumexp(-1) for row in logits])
+    else:
+        rows = zip(logits, labels[..., None], strict=True)
+        chances = torch.stack([row.log_softmax(-1).gather(-1, label)[..., 0] for row, label in rows])
+    return (chances * answers).sum(-1), outputs
+
+
+def _read(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the model reads of a batch."""
+    return {name: value for name, value in inputs.items() if name != "labels"}
+
+
+def _answers(inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(which tokens are answers', the tokens), one place on."""
     labels = inputs["labels"][:, 1:]
     answers = labels != -100
-    chances = logits[:, :-1].log_softmax(-1).gather(-1, labels.masked_fill(~answers, 0)[..., None])[..., 0]
-    return (chances * answers).sum(-1), logits
+    return answers, labels.masked_fill(~answers, 0)
+
+
+@torch.no_grad()
+def _entropy(logits: torch.Tensor) -> torch.Tensor:
+    found = []
+    for some in logits[:, :-1].reshape(-1, logits.shape[-1]).split(TOKENS):
+        chances = some.log_softmax(-1)
+        found.append(-(chances.exp() * chances).sum(-1))
+    return torch.cat(found)
 
 
 def _routers_coefficient(model: nn.Module) -> float:

@@ -180,6 +180,7 @@ def training_arguments(setting: Setting, autocast: torch.dtype | None) -> Simple
         optim=setting.optimizer,
         holds_outputs=setting.holds_outputs,
         fused_lm_head=setting.fused_lm_head,
+        logits_by_row=setting.logits_by_row,
         repeat_kv=setting.attention == REPEATED,
         kept_results=setting.kept_results,
         offload_checkpoints=setting.offload_checkpoints,

@@ -77,7 +77,7 @@ def train(
     blocks keep all the same (see `models.kept`), offload_checkpoints: what they keep waits in the CPU's RAM (see
     `models.offloaded`), fp32_embedding_state: see `make_optimizer`; a real TrainingArguments has it. objective: "dpo"
     is the loss of pairs (see `step.pairs`), of which a sample holds both sequences, the chosen one first, (2, length),
-    and "reference", (2,), where the reference's log probabilities are known. "grpo" is the loss of completions, on a
+    and "reference", (2,), where the reference's log probabilities are known; logits_by_row: see there. "grpo" is the loss of completions, on a
     virtual GPU alone: `completions` (see `step.completions`) says how long they are; of the data only the length is
     read.
     reference: DPO's and GRPO's, on the same GPU; None is the model without its adapters. gpu: where the model lies;
@@ -230,7 +230,7 @@ def _loss(
         return outputs.loss, outputs
     inputs = side_by_side({name: value for name, value in batch.items() if name != "reference"})
     known = batch["reference"].transpose(0, 1).flatten() if "reference" in batch else None
-    how = {"known": known, "fused_lm_head": setting.fused_lm_head}
+    how = {"known": known, "fused_lm_head": setting.fused_lm_head, "by_row": setting.logits_by_row}
     return preference_loss(forward, model, inputs, reference=reference, **how), None
 
 
@@ -307,6 +307,7 @@ class _Setting:
     use_cache: bool
     holds_outputs: bool
     fused_lm_head: bool
+    logits_by_row: bool
     repeat_kv: bool
     kept_results: tuple[str, ...]
     offload_checkpoints: bool
@@ -334,6 +335,7 @@ class _Setting:
             use_cache=bool(getattr(args, "use_cache", False)),
             holds_outputs=bool(getattr(args, "holds_outputs", False)),
             fused_lm_head=bool(getattr(args, "fused_lm_head", False)),
+            logits_by_row=bool(getattr(args, "logits_by_row", False)),
             repeat_kv=bool(getattr(args, "repeat_kv", False)),
             kept_results=kept_results(getattr(args, "kept_results", ())),
             offload_checkpoints=bool(getattr(args, "offload_checkpoints", False)),

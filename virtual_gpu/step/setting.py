@@ -120,6 +120,7 @@ class Setting:
     beta: float = 0.0
     iterations: int = 1
     vllm: str = ""
+    logits_by_row: bool = False  # of DPO's whole logits: in the order of TRL up to 1.13 (`step.pairs`)
     load_in_8bit: bool = False  # LoRA over weights in int8 (LLM.int8)
     modules_to_save: tuple[str, ...] = ()  # of peft: trained whole beside the adapters, a copy of each
     use_reentrant: bool = False  # of checkpointing: PyTorch's older way, the default of axolotl and LLaMA-Factory
@@ -187,6 +188,8 @@ class Setting:
         reference = choose(self.reference, REFERENCES, tr(ko="기준 모델", en="reference"))
         half = "half" if self.dtypes[1] and not self.peft else "same"  # without autocast, and of adapters: one type
         put(self, "reference", {"same": "same", "half": half}.get(reference, reference) if self.pairs else "same")
+        by_row = boolean(self.logits_by_row, "logits_by_row")
+        put(self, "logits_by_row", by_row and self.pairs and not self.fused_lm_head)
         self._check_completions()
         if self.objective != "sft" and self.holds_outputs:
             raise WrongValue(
@@ -341,6 +344,7 @@ class Setting:
                 )
             before = "precomputed" if arguments.precompute_ref_log_probs else "same"
             found |= {"objective": "dpo", "reference": before, "fused_lm_head": has_fused_head(), "padded": True}
+            found["logits_by_row"] = not has_fused_head()
         if any(kind.__name__ == "GRPOConfig" for kind in type(arguments).__mro__):
             _refuse(arguments, dict.fromkeys(_OF_GRPO))
             of = {"completion_length": arguments.max_completion_length, "beta": arguments.beta}
@@ -404,6 +408,7 @@ class Setting:
             parts.append(fused_head_label())
         if self.pairs:
             parts.append("DPO" + (f" ({reference_label(self.reference)})" if self.reference != "same" else ""))
+            parts += [tr(ko="로짓은 한 줄씩", en="logits row by row")] if self.logits_by_row else []
         if self.completions:
             parts.append(grpo_label(self.completion_length, self.beta, self.iterations, bool(self.vllm)))
         defaults = {f.name: f.default for f in fields(self)}
@@ -464,6 +469,7 @@ class Setting:
             "modules_to_save",
             "trained_dtype",
             "use_reentrant",
+            "logits_by_row",
         )
         silent += [name for name in few if not getattr(self, name)]
         return {name: value for name, value in asdict(self).items() if name not in silent}

@@ -4,6 +4,10 @@ axolotl 0.18.0 (067b021, 2026-07): utils/schemas/{config,peft,training,model}.py
 checkpointing, bf16 "auto"), utils/config/__init__.py `resolve_dtype` (weights are loaded in the type that is computed
 in), loaders/model.py (double quantization; what is not 4-bit is cast back to that type after
 `prepare_model_for_kbit_training`; without flash attention embeddings and norms of a full fine-tuning stay in fp32).
+`rl: dpo` and `ipo`: core/trainers/dpo/ (TRL 1.8's DPOTrainer, see `step.pairs`, on whole logits whichever loss the
+plugins bring), train.py `setup_reference_model` (of all weights a second model as the first, of adapters the model
+without them; TRL makes the adapters). It empties PyTorch's cache after each micro-batch, which is not counted: it takes
+less of what is reserved, none of what tensors need.
 """
 
 from __future__ import annotations
@@ -46,6 +50,11 @@ _EFFECTS = {
 }  # fmt: skip
 
 
+# Losses of DPO that ask the logits for nothing but the answers' log probabilities.
+_SAME_LOGITS = (
+    "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired",
+    "apo_zero", "apo_down", "discopop", "sigmoid_norm",
+)  # fmt: skip
 _PLUGINS = ("CutCrossEntropyPlugin", "LigerPlugin")  # what they change has keys of its own
 
 
@@ -58,9 +67,11 @@ def read(
     keys: Keys, spec: GPUSpec, gpus: int, peft: str | None, objective: str | None = None
 ) -> tuple[dict[str, Any], int]:
     """(fields of a Setting, ZeRO's stage)."""
-    if not off(keys.get("rl")):
-        raise keys.not_counted("rl", tr(ko="SFT만 센다. DPO와 GRPO는 TRL의 파일로 센다",
-                                        en="SFT alone; DPO and GRPO are counted as files of TRL"))  # fmt: skip
+    rl = None if off(keys.get("rl")) else keys.word("rl")
+    pairs = rl in ("dpo", "ipo")
+    if rl and not pairs:
+        raise keys.not_counted("rl", tr(ko="SFT와 DPO만 센다. GRPO는 TRL의 파일로 센다",
+                                        en="SFT and DPO alone; GRPO is counted as a file of TRL"))  # fmt: skip
     keys.refuse("gptq", "reward_model", "process_reward_model", "model_quantization_config")
     adapter = keys.word("adapter", among=(None, "", "lora", "qlora")) or None
     if keys.flag("load_in_4bit") != (adapter == "qlora"):
@@ -94,22 +105,44 @@ def read(
         "peft": adapter,
         "precision": precision,
         "rest_in_fp32": False,
-        "padded": off(keys.get("sample_packing")) and off(keys.get("batch_flattening")),
+        "padded": pairs or (off(keys.get("sample_packing")) and off(keys.get("batch_flattening"))),
     }
     if keys.flag("eager_attention"):
         found["attention"] = "eager"
     flash = keys.flag("flash_attention") or "flash" in str(keys.get("attn_implementation", ""))
-    if not off(keys.get("sample_packing")) and not flash:
+    if not off(keys.get("sample_packing")) and not flash and not pairs:
         keys.note("sample_packing", MORE, end_to_end())
     if adapter is None and "16" in precision and not flash and _keeps_fp32(keys):
         keys.note("base_model", MORE, tr(ko="플래시 어텐션 없이는 임베딩과 정규화층이 fp32다",
                                          en="without flash attention embeddings and norms are in fp32"))  # fmt: skip
-    found["fused_lm_head"] = _loss_from_tiles(keys)
+    tiles = _loss_from_tiles(keys)
+    found["fused_lm_head"] = bool(tiles) and not pairs and hugging_face.by_tiles(keys, tiles)
     found["gradient_checkpointing"] |= hugging_face.checkpoints_by_fsdp(keys, by_config=True)
     stage = hugging_face.shards(keys, gpus, by_config=True)
     found["load_in_8bit"] = hugging_face.in_8_bits(keys, adapter == "lora", stage)
+    if pairs:
+        found |= _of_pairs(keys, found, stage)
     keys.rest(_EFFECTS, free(NAME))
     return found, stage
+
+
+def _of_pairs(keys: Keys, found: dict[str, Any], stage: int) -> dict[str, Any]:
+    """The fields of DPO."""
+    if stage:
+        raise keys.not_counted("deepspeed" if "deepspeed" in keys.document.values else "fsdp_config", "DPO")
+    losses = keys.words("dpo_loss_type")
+    if unknown := [loss for loss in losses if loss not in _SAME_LOGITS]:
+        raise keys.not_counted("dpo_loss_type", f"{unknown[0]!r:.60}")
+    keys.refuse("rl_adapter_ref_model", "dpo_use_weighting", "dpo_use_liger_kernel")
+    for name in ("rl_beta", "dpo_label_smoothing", "dpo_loss_weights", "dpo_padding_free"):  # of which TRL 1.8 pads
+        keys.get(name)
+    quantized = found["peft"] == "qlora" or found["load_in_8bit"]
+    return {
+        "objective": "dpo",
+        "reference": "precomputed" if keys.flag("precompute_ref_log_probs") else "same",
+        "logits_by_row": True,
+        "trained_dtype": "bf16" if quantized else "",  # by TRL, "When using QLoRA"
+    }
 
 
 def _keeps_fp32(keys: Keys) -> bool:
@@ -126,20 +159,19 @@ def _keeps_fp32(keys: Keys) -> bool:
     return attention in (None, "sdpa", "eager")
 
 
-def _loss_from_tiles(keys: Keys) -> bool:
-    """Whether the loss is from tiles of the logits: cut cross-entropy, on where its plugin is, or Liger's fused one.
+def _loss_from_tiles(keys: Keys) -> str:
+    """The key by which the loss is from tiles of the logits: cut cross-entropy's, on where its plugin is, or Liger's.
 
-    integrations/cut_cross_entropy/args.py; Liger's plugin alone does nothing (integrations/liger/args.py).
+    Empty where it is from whole ones. integrations/cut_cross_entropy/args.py; Liger's plugin alone does nothing (integrations/liger/args.py).
     """
     plugins = [str(name).split(".")[-1] for name in keys.words("plugins")]
     if [name for name in plugins if name not in _PLUGINS]:
         keys.note("plugins", EITHER)
     cut = "CutCrossEntropyPlugin" in plugins
+    fused = keys.flag("liger_fused_linear_cross_entropy")
     if keys.flag("cut_cross_entropy", cut):
-        return hugging_face.by_tiles(keys, "plugins" if cut else "cut_cross_entropy")
-    return keys.flag("liger_fused_linear_cross_entropy") and hugging_face.by_tiles(
-        keys, "liger_fused_linear_cross_entropy"
-    )
+        return "plugins" if cut else "cut_cross_entropy"
+    return "liger_fused_linear_cross_entropy" if fused else ""
 
 
 def _targets(keys: Keys) -> str | tuple[str, ...]:

@@ -135,6 +135,7 @@ def read(
     # From all logits at once.
     smooths = sft and "dft" not in loss and not off(keys.document.values.get("label_smoothing_factor"))
     found["fused_lm_head"] = fused = has_fused_head() and not smooths
+    found["logits_by_row"] = not fused
     if not fused and not smooths:
         keys.note(
             "loss_type", LESS,
