@@ -252,9 +252,11 @@ def test_english(gpu, small, capsys):
 @pytest.mark.parametrize(
     ("model_id", "near"),
     [
-        ("polyglot-ko-1.4b", "polyglot-ko-1.3b"),
+        ("polyglot-ko-1.4b", "EleutherAI/polyglot-ko-1.3b"),
         ("EleutherAI/polyglot-ko-13b", "EleutherAI/polyglot-ko-1.3b"),
-        ("gtp2", "gpt2"),
+        ("gtp2", "openai-community/gpt2"),
+        ("someone/Meta-Llama-3-8B-Instruct", "meta-llama/Llama-3.1-8B"),
+        ("mistralai/Mistral-7B-Instruct-v0.2", "mistralai/Mistral-7B-v0.3"),
         ("nobody/nothing-like-it", None),
         ("", None),
         (None, None),
@@ -266,7 +268,7 @@ def test_an_unknown_model(model_id, near, gpu, no_network, capfd):
         load_model_and_tokenizer(model_id, gpu=gpu)
     message = str(caught.value)
     assert "허브에서도 찾지 못했다" in message
-    assert near is None or f"혹시 {near}" in message or f", {near}" in message.split("쓸 수 있는 값")[0]
+    assert near is None or f"혹시 {near}" in message or f", {near}" in message.split("허브 없이 아는 것")[0]
     assert capfd.readouterr() == ("", "")  # one message, and no library's retries
     assert gpu.memory_allocated() == 0
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import heapq
 import json
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +25,6 @@ from ..errors import BadConfiguration, NotSupported, UnknownName, VirtualGPUErro
 from ..frames import clear_frames
 from ..language import tr
 from ..remembered import remembered
-from ..units import choose
 from .bundled import architectures
 
 DEFAULT_MODEL = "EleutherAI/polyglot-ko-1.3b"
@@ -103,16 +105,40 @@ def load_config(model_id: Any) -> Any:
 
 
 def _unknown(model_id: str) -> UnknownName:
-    short = [name.split("/")[-1] for name in architectures()]
-    try:
-        choose(model_id, [*architectures(), *short], tr(ko="모델", en="model"))
-    except UnknownName as choice:
-        reason = tr(
-            ko="허브에서도 찾지 못했다(네트워크가 없거나, 이름이 틀렸거나, 접근 권한이 필요하다).",
-            en="The hub does not have it either (no network, a wrong name, or a gated model).",
-        )
-        return UnknownName(f"{choice.said} {reason}", choice.choices)
-    raise AssertionError(model_id)  # a known name does not come here
+    near, names = ", ".join(_near(model_id)), ", ".join(architectures())
+    ko = f" 혹시 {near}? 구조가 같다면 메모리도 같다." if near else ""
+    en = f" Did you mean {near}? Where the architecture is the same, so is the memory." if near else ""
+    return UnknownName(
+        tr(
+            ko=f"{model_id!r:.200}: 모르는 모델 이름이다.{ko} 허브에서도 찾지 못했다(네트워크가 없거나, 이름이 "
+            "틀렸거나, 접근 권한이 필요하다). config.json이 든 폴더도 된다.",
+            en=f"{model_id!r:.200}: unknown model.{en} The hub does not have it either (no network, a wrong name, or a "
+            "gated model). A folder with its config.json does as well.",
+        ),
+        tr(ko=f"허브 없이 아는 것: {names}", en=f"Known without the hub: {names}"),
+    )
+
+
+_SAY_LITTLE = {"meta", "instruct", "chat", "it", "pt", "hf", "base", "bnb", "4bit", "8bit", "awq", "gptq", "fp8"}
+
+
+def _near(model_id: str) -> list[str]:
+    """The bundled models whose names are most like this one, by their words; of the same size before others."""
+
+    def words(name: str) -> tuple[str, list[str]]:
+        parts = re.findall(r"\d+(?:\.\d+)?[bm]\b|[a-z]+|\d+(?:\.\d+)?", name.lower()[-200:].split("/")[-1])
+        size = next((part for part in parts if re.fullmatch(r"[\d.]+[bm]", part)), "")
+        return size, [part for part in parts if part not in _SAY_LITTLE and part != size]
+
+    wanted, asked = words(model_id)
+
+    def likeness(name: str) -> tuple[float, float, float]:
+        size, parts = words(name)
+        alike = SequenceMatcher(None, " ".join(parts), " ".join(asked)).ratio()
+        return alike + 0.2 * (size == wanted != ""), SequenceMatcher(None, name, model_id[-200:]).ratio(), alike
+
+    found = {name: likeness(name) for name in architectures()}
+    return [name for name in heapq.nlargest(3, found, key=found.get) if found[name][-1] > 0.6]
 
 
 def _config_of_folder(folder: str) -> Any:

@@ -77,9 +77,9 @@ def train(
     blocks keep all the same (see `models.kept`), offload_checkpoints: what they keep waits in the CPU's RAM (see
     `models.offloaded`), fp32_embedding_state: see `make_optimizer`; a real TrainingArguments has it. objective: "dpo"
     is the loss of pairs (see `step.pairs`), of which a sample holds both sequences, the chosen one first, (2, length),
-    and "reference", (2,), where the reference's log probabilities are known; logits_by_row: see there. "grpo" is the loss of completions, on a
-    virtual GPU alone: `completions` (see `step.completions`) says how long they are; of the data only the length is
-    read.
+    and "reference", (2,), where the reference's log probabilities are known; logits_by_row: see there. "grpo" is the
+    loss of completions, on a virtual GPU alone: `completions` (see `step.completions`) says how long they are; of the
+    data only the length is read.
     reference: DPO's and GRPO's, on the same GPU; None is the model without its adapters. gpu: where the model lies;
     None finds it out. after_first_step is called with the log after the first optimizer step, before the gradients are
     dropped.

@@ -162,7 +162,8 @@ def _keeps_fp32(keys: Keys) -> bool:
 def _loss_from_tiles(keys: Keys) -> str:
     """The key by which the loss is from tiles of the logits: cut cross-entropy's, on where its plugin is, or Liger's.
 
-    Empty where it is from whole ones. integrations/cut_cross_entropy/args.py; Liger's plugin alone does nothing (integrations/liger/args.py).
+    Empty where it is from whole ones. integrations/cut_cross_entropy/args.py; Liger's plugin alone does nothing
+    (integrations/liger/args.py).
     """
     plugins = [str(name).split(".")[-1] for name in keys.words("plugins")]
     if [name for name in plugins if name not in _PLUGINS]:
