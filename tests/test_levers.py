@@ -12,9 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.levers import __main__ as levers
 from benchmarks.levers import activations, losses, optimizers
 from benchmarks.levers.catalogue import BASES, EQUAL, LEVERS, Lever
-from benchmarks.levers.program import Traffic, checkpointed, loss_of_model
+from benchmarks.levers.program import LORA_RANK, Traffic, checkpointed, loss_of_model
 from tools import lever_claims, lever_words, lever_words_cards
 from tools import levers as tool
+from virtual_gpu.plan.measure import measure as plan_of
+from virtual_gpu.plan.request import make_request
 from virtual_gpu.program.context import cuda
 from virtual_gpu.step.predict import predict_memory
 
@@ -59,6 +61,22 @@ def test_the_start_is_what_the_instrument_predicts():
     lora = {"peft": "lora", "lora_rank": 16, "lora_targets": "all-linear", "lora_dropout": 0.0}
     report = predict_memory(**same, **lora, precision="autocast_fp16", optimizer="adamw_fused", gpu="T4")
     assert RECORD["1.3b-lora"]["base"]["peak"] == pytest.approx(report.peak_bytes, rel=0.005)
+
+
+@pytest.mark.parametrize(("base", "key"), [("1b-dpo", "dpo_lora"), ("1b-grpo", "grpo_vllm_asleep")])
+def test_two_models_in_one_memory_are_what_the_planner_counts(base, key):
+    program = BY_KEY[key].of(base)
+    request = make_request(
+        program.model_id, program.card, length=program.length, batch=program.batch, objective=program.objective,
+        lora_rank=LORA_RANK, lora_targets="all-linear", **program.asked,
+    )  # fmt: skip
+    plan = plan_of(request, program.recipe, program.micro_batch, program.batch // program.micro_batch)
+    row = RECORD[base][key]
+    assert row["flops"] == plan.flops and row["fits"] == plan.fits
+    if not program.recipe.vllm or plan.needed_bytes - plan.at_peak["fragmentation"] == plan.training_bytes:
+        assert row["peak"] == plan.tensors_bytes
+    more = "grpo_vllm" if program.recipe.vllm else "base"  # the engine awake takes more, and so do all weights
+    assert row["peak"] < RECORD[base][more]["peak"]
 
 
 def test_traffic_counts_both_ways():

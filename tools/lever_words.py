@@ -312,6 +312,51 @@ WORDS = {
         "LoraConfig(target_parameters=['mlp.experts.gate_up_proj', 'mlp.experts.down_proj'])",
         "전문가는 층이 아니라 3차원 파라미터다. 순전파마다 가중치에 더한 사본이 생긴다",
     ),
+    "dpo_precomputed": Words(
+        "기준 모델의 로그 확률을 미리 계산", "", "DPOConfig(precompute_ref_log_probs=True)", "",
+        "기준 모델을 올리지 않는다. 그 대신 학습 전에 데이터를 한 번 다 읽는다. 연산에는 그것을 세지 않았다",
+    ),
+    "dpo_one": Words(
+        "한 쌍씩 열여섯 번 누적", "", "per_device_train_batch_size=1, gradient_accumulation_steps=16", "",
+        "손실을 조각내면 배치가 차지하는 것이 얼마 되지 않는다",
+    ),
+    "dpo_lora": Words(
+        "LoRA(rank 16, 모든 선형층)", "", "",
+        "DPOTrainer(…, peft_config=LoraConfig(r=16, target_modules='all-linear'))",
+        "어댑터를 끈 모델이 기준 모델이라 두 번째 모델이 없다",
+    ),
+    "dpo_rows": Words(
+        "TRL 1.13까지의 손실", "", "", "",
+        "로짓을 통째로 만들고, 기준 모델의 것도 함께 들고 있다. TRL을 올리기만 해도 출발점이 된다. axolotl 0.18은 "
+        "TRL 1.8을 쓴다",
+    ),
+    "grpo_one": Words(
+        "답 하나씩 서른두 번 누적", "", "per_device_train_batch_size=1, gradient_accumulation_steps=32", "",
+        "답 서른두 개는 여전히 한꺼번에 만든다",
+    ),
+    "grpo_beta": Words(
+        "KL 항(`beta=0.04`)", "", "GRPOConfig(beta=0.04)", "",
+        "전체 미세 조정이면 기준 모델이 한 벌 더 있다. 어댑터라면 끄면 되니 연산만 늘어난다",
+    ),
+    "grpo_iterations": Words(
+        "같은 답으로 두 번 학습", "", "GRPOConfig(num_iterations=2)", "",
+        "예전 로그 확률을 한 번 더 계산해 둔다",
+    ),
+    "grpo_lora": Words(
+        "LoRA(rank 16, 모든 선형층)", "", "",
+        "GRPOTrainer(…, peft_config=LoraConfig(r=16, target_modules='all-linear'))",
+        "남는 것은 가중치와 답을 만드는 동안의 KV 캐시다",
+    ),
+    "grpo_vllm": Words(
+        "vLLM을 같은 카드에", "", "GRPOConfig(use_vllm=True, vllm_mode='colocate')", "",
+        "가중치가 두 벌이다. 엔진은 꼭 드는 것(가중치와 답 하나의 KV 캐시)만 셌다. "
+        "정책의 로그 확률을 학습 쪽에서 한 번 더 계산한다",
+    ),
+    "grpo_vllm_asleep": Words(
+        "vLLM, 학습하는 동안 재우기", "",
+        "GRPOConfig(use_vllm=True, vllm_mode='colocate', vllm_enable_sleep_mode=True)", "",
+        "학습하는 동안에는 엔진의 가중치도 캐시도 없다. 깨워서 가중치를 넘길 때가 최대일 수 있다",
+    ),
 }  # fmt: skip
 BASE_WORDS = {
     "1.3b": "polyglot-ko-1.3b를 T4에서 전체 미세 조정: fp16 혼합 정밀도(fp32 가중치), 배치 16 × 256, "
@@ -326,6 +371,11 @@ BASE_WORDS = {
     "8b-32k": "Llama-3.1-8B를 RTX 4090에서 QLoRA(nf4, 이중 양자화, rank 16, 모든 선형층): 나머지는 bf16, autocast, "
     "1 × 32768, 체크포인팅",
     "moe-lora": "Qwen3-30B-A3B를 H100에서 LoRA(q, v, rank 16): bf16, 1 × 2048, 체크포인팅",
+    "1b-dpo": "Llama-3.2-1B를 RTX 3090에서 TRL 1.16의 DPO로 전체 미세 조정: bf16 혼합 정밀도(fp32 가중치), "
+    "4쌍 × 1024를 네 번 누적, 체크포인팅, fused AdamW, 기준 모델도 카드에",
+    "1b-grpo": "Llama-3.2-1B를 RTX 3090에서 TRL 1.16의 GRPO로 전체 미세 조정: 정밀도와 옵티마이저는 위와 같다. "
+    "질문 512와 답 512, 답 32개를 `generate`로 한꺼번에 만들고 4개씩 학습, `beta=0`",
+    "1.7b-grpo": "Qwen3-1.7B를 RTX 4090에서 위와 같은 GRPO, LoRA(rank 16, 모든 선형층): 가중치는 bf16",
 }
 GROUPS = {
     "loss": "로짓과 손실",
@@ -335,9 +385,11 @@ GROUPS = {
     "weights": "가중치",
     "data": "데이터",
     "experts": "전문가(MoE)",
+    "pairs": "DPO: 모델이 둘일 때",
+    "completions": "GRPO: 답을 만들고 배울 때",
 }
 RESULTS = {OTHER: "다른 알고리즘", ROUNDING: "반올림만"}
-PHASES = {"forward": "순전파", "backward": "역전파", "step": "스텝"}
+PHASES = {"forward": "순전파", "backward": "역전파", "step": "스텝", "generation": "답 생성"}
 HEAD = """# 레버 한 장
 
 <!-- tools/levers.py가 benchmarks/levers.json에서 쓴다. 손으로 고치지 않는다. -->
@@ -368,6 +420,9 @@ transformers {transformers}, peft {peft}).
   시간이 아니다.
 - **오가는 양**은 한 스텝에 카드와 RAM 사이를 오가는 바이트(양쪽 방향의 합)다. **오가는 양**도 **연산**도,
   값이 적힌 출발점 가운데 맨 오른쪽 것의 값이다.
+- DPO와 GRPO의 행은 TRL의 트레이너를 다시 쓴 이 도구의 스텝으로 셌다(바이트를 트레이너의 것과 견주는 것은
+  `tests/test_pairs.py`와 `tests/test_two_models.py`, 엔진의 몫을 남의 로그와 견주는 것은 `tests/test_vllm.py`).
+  **연산**에 답을 만드는 것은 없다.
 - **언제부터**는 아는 것만 적었다. 실행한 버전은 표 옆에 있다.
 - **결과**: *같다*는 같은 계산을 다시 하거나 옮길 뿐이라는 뜻, *반올림만*은 같은 수식을 다른 순서나 다른 조각으로
   계산한다는 뜻,

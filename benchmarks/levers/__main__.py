@@ -19,6 +19,7 @@ from virtual_gpu.terminal import tell
 
 from .catalogue import BASES, LEVERS, Lever, installed
 from .program import measure
+from .two_models import Preferences
 
 RECORD = Path(__file__).resolve().parent.parent / "levers.json"
 PACKAGES = ("torch", "transformers", "peft", "accelerate")
@@ -51,7 +52,8 @@ def main() -> int:
 def row(base: str, lever: Lever | None) -> dict[str, Any]:
     """What a lever's program takes, and the versions of what ran."""
     packages = {*PACKAGES, *(lever.needs if lever else ())}
-    return asdict(measure(lever.of(base) if lever else BASES[base])) | {
+    program = lever.of(base) if lever else BASES[base]
+    return asdict(program.measure() if isinstance(program, Preferences) else measure(program)) | {
         "versions": {package: installed(package) for package in sorted(packages)}
     }
 

@@ -19,11 +19,12 @@ from . import losses as L
 from . import optimizers as O
 from . import ranks as R
 from . import stages as S
+from . import two_models as T
 from . import weights as W
 from .kernels import triton_launches_nothing as triton
 from .program import LORA_RANK, Program, adapted, checkpointed, fused_adamw, nothing, once, whole
 
-SMALL, LARGE = "EleutherAI/polyglot-ko-1.3b", "meta-llama/Llama-3.1-8B"
+SMALLEST, SMALL, LARGE = "meta-llama/Llama-3.2-1B", "EleutherAI/polyglot-ko-1.3b", "meta-llama/Llama-3.1-8B"
 LARGER, LARGEST = "meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.1-405B"
 # Meta's layout of 405B: The Llama 3 Herd of Models, arXiv 2407.21783, table 4 and section 3.3 (parameters stay gathered
 # after forward; the first and the last stage have a layer less; gradients are summed in fp32).
@@ -31,7 +32,7 @@ META = S.Grid(pipeline=16, data=128, tensor=8, ends=1)
 EQUAL, ROUNDING, OTHER = "equal", "rounding", "other"
 
 # name → the program that the levers beside it change in one place
-BASES: dict[str, Program] = {
+BASES: dict[str, Program | T.Preferences] = {
     "1.3b": Program("T4", SMALL, 16, 256, torch.float32, torch.float16, prepare=checkpointed),
     "1.3b-lora": Program("T4", SMALL, 16, 256, torch.float16, torch.float16, adapt=adapted),
     "8b": Program("RTX 4090", LARGE, 1, 2048, torch.bfloat16, prepare=checkpointed),
@@ -74,10 +75,14 @@ BASES: dict[str, Program] = {
         "RTX 3090", LARGE, 1, 2048, torch.bfloat16, torch.bfloat16, adapt=adapted, prepare=checkpointed,
         split=R.ddp(), gpus=2,
     ),
+    "1b-dpo": T.Preferences("RTX 3090", SMALLEST, 16, 4, 1024, "dpo"),
+    "1b-grpo": T.Preferences("RTX 3090", SMALLEST, 32, 4, 1024, "grpo"),
+    "1.7b-grpo": T.Preferences("RTX 4090", "Qwen/Qwen3-1.7B", 32, 4, 1024, "grpo", replace(T.TRAINER, method="lora")),
 }  # fmt: skip
 FULL, ADAPTERS, TEXTS, EXPERTS = ("1.3b", "8b"), ("1.3b-lora", "8b-lora"), ("8b-texts",), ("moe-lora",)
 ONE_LONG = ("8b-32k",)
 TWO, EIGHT, LONG, TWO_ADAPTERS = ("1.3b-x2",), ("8b-x8",), ("8b-long-x8",), ("8b-lora-x2",)
+PAIRS, COMPLETIONS = ("1b-dpo",), ("1b-grpo", "1.7b-grpo")
 SEVENTY, LAYOUT, EIGHT_EXPERTS = ("70b-x8",), ("405b-x16384",), ("moe-x8",)
 CARDS = TWO + EIGHT
 
@@ -94,12 +99,12 @@ class Lever:
     key: str
     group: str
     bases: tuple[str, ...]
-    change: Mapping[str, Any] | Callable[[Program], Mapping[str, Any]]
+    change: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
     result: str
     needs: tuple[str, ...] = ()
     kernels: bool = False
 
-    def of(self, base: str) -> Program:
+    def of(self, base: str) -> Program | T.Preferences:
         change = self.change(BASES[base]) if callable(self.change) else self.change
         return replace(BASES[base], **change)
 
@@ -169,7 +174,7 @@ def _tensors(split: Any, **more: Any) -> dict[str, Any]:
 
 _RANK = f"rank={O.RANK}"
 _LONG = {"loss": L.pytorch_chunks}  # without it nothing else counts at this length
-LIGER, TRITON, BNB = ("liger-kernel", "triton"), ("triton",), ("bitsandbytes",)
+LIGER, TRITON, BNB, TRL = ("liger-kernel", "triton"), ("triton",), ("bitsandbytes",), ("trl",)
 LEVERS = (
     Lever("chunks", "loss", ADAPTERS, {"loss": L.chunks_recomputed}, ROUNDING),
     Lever("pytorch_chunks", "loss", ADAPTERS, {"loss": L.pytorch_chunks}, ROUNDING),
@@ -260,6 +265,23 @@ LEVERS = (
         kernels=True,
     ),
     Lever("experts_too", "experts", EXPERTS, {"adapt": W.experts_too}, OTHER),
+    Lever("dpo_precomputed", "pairs", PAIRS, T.by(reference="precomputed"), EQUAL, TRL),
+    Lever("dpo_one", "pairs", PAIRS, {"micro_batch": 1}, EQUAL, TRL),
+    Lever("dpo_lora", "pairs", PAIRS, T.by(method="lora"), OTHER, TRL),
+    Lever(
+        "dpo_rows", "pairs", PAIRS, T.by(set={"fused_lm_head": False, "logits_by_row": True}, fused_lm_head=False),
+        ROUNDING,
+    ),
+    Lever("grpo_one", "completions", COMPLETIONS, {"micro_batch": 1}, EQUAL, TRL),
+    Lever("grpo_beta", "completions", COMPLETIONS, T.by({"beta": 0.04}), OTHER, TRL),
+    Lever("grpo_iterations", "completions", COMPLETIONS, T.by({"iterations": 2}), OTHER, TRL),
+    Lever("grpo_lora", "completions", COMPLETIONS[:1], T.by(method="lora"), OTHER, TRL),
+    Lever(
+        "grpo_vllm", "completions", COMPLETIONS, T.by({"vllm": "colocate"}, vllm="colocate"), ROUNDING, TRL,
+    ),
+    Lever(
+        "grpo_vllm_asleep", "completions", COMPLETIONS, T.by({"vllm": "colocate"}, vllm="asleep"), ROUNDING, TRL,
+    ),
     Lever("bucket_view", "cards", CARDS, {"split": R.ddp(gradient_as_bucket_view=True)}, EQUAL),
     Lever("zero_1", "cards", CARDS, _zero_1(), EQUAL),
     Lever("zero_1_view", "cards", CARDS, _zero_1(gradient_as_bucket_view=True), EQUAL),
