@@ -1,6 +1,7 @@
 """Whole programs, unchanged: what they hold, where they end, how they fail."""
 
 import json
+import os
 import pickle
 import re
 import sys
@@ -146,6 +147,22 @@ for epoch in range(2):
     for steps, ended in ((2, "failed"), (5, "fits"), (9, "fits")):
         report = run(str(path), steps=steps, through_evaluation=True)
         assert report.status == ended and any("배치를 받지 못했다" in note for note in report.notes) == (steps == 2)
+
+
+@pytest.mark.parametrize("ends", ["", "raise ValueError('no')\n", "torch.empty(2**40, device='cuda')\n"])
+def test_a_program_leaves_the_environment_as_it_was(ends, tmp_path, monkeypatch):
+    """TrainingArguments say to accelerate in there what the next program's would take for its own."""
+    monkeypatch.setenv("TAKEN_AWAY", "1")
+    monkeypatch.setenv("CHANGED", "before")
+    monkeypatch.delenv("ACCELERATE_USE_FSDP", raising=False)
+    before = dict(os.environ)
+    script = tmp_path / "sets.py"
+    script.write_text(
+        "import os, torch\nos.environ.update(ACCELERATE_USE_FSDP='true', CHANGED='after')\n"
+        "del os.environ['TAKEN_AWAY']\n" + ends
+    )
+    run(str(script), gpu="T4")
+    assert dict(os.environ) == before
 
 
 def test_an_optimizer_of_8_bits_leaves_nothing_to_the_next_program(tmp_path):

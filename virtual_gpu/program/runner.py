@@ -7,7 +7,8 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,6 +69,7 @@ def run(
     given["visible_gpus"] = visible_gpus
     with cuda(gpu, without=without, changes=changes, **given) as device:
         watch, patches = device.watch, device.patches
+        patches.later(partial(_put_back, dict(os.environ)))  # libraries leave there what the next program would read
         if snapshot_file is not None:
             watch.keep_history()
             watch.history_stays = True
@@ -109,6 +111,13 @@ def run(
             snapshot.write(watch.snapshot(), snapshot_file)
     gc.collect()
     return report
+
+
+def _put_back(environment: Mapping[str, str]) -> None:
+    """Make the environment what it was."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
 
 
 def _after_out_of_memory(error: BaseException | None) -> bool:
