@@ -22,8 +22,8 @@ from virtual_gpu.models.adapters import (
 from virtual_gpu.models.attention import ATTENTION, attention_argument
 from virtual_gpu.models.build import build_on_gpu, dtype_argument
 from virtual_gpu.models.configs import (
-    architectures,
     auto_class,
+    bundled,
     checkpoint_dtype,
     hub_argument,
     load_config,
@@ -77,7 +77,7 @@ def load_model_and_tokenizer(
                 double_quantization, rest_in_fp32, load_in_8bit, modules_to_save,
             )  # fmt: skip
         except OSError as error:  # no network, a gated or an unknown repository
-            if model_id not in architectures():
+            if bundled(model_id) is None:
                 load_config(model_id)  # raises with the nearest names
                 raise
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -62,7 +62,6 @@ def small(monkeypatch):
     """Small bundled architectures, and a T4 in use."""
     known = {name: {"config": config, "dtype": "float16"} for name, config in SMALL.items()}
     monkeypatch.setattr(configs, "architectures", lambda: known)
-    monkeypatch.setattr(helpers.models, "architectures", lambda: known)
     gpu = VirtualGPU(CATALOG["T4"])
     monkeypatch.setattr(helpers.gpu, "_current", gpu)
     return gpu

@@ -1,7 +1,9 @@
 """Architectures with the published parameter counts, LoRA and QLoRA, names, no network, and the way out offline."""
 
 import importlib.util
+import json
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,14 +11,14 @@ import torch
 import transformers
 from torch import nn
 
-import helpers.models
 from helpers.models import byte_tokenizer, load_model_and_tokenizer
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.errors import BadConfiguration, VirtualGPUError
 from virtual_gpu.language import set_language
-from virtual_gpu.models import adapters, configs
+from virtual_gpu.models import adapters, bundled, configs
 from virtual_gpu.models.build import build_model, count_parameters
+from virtual_gpu.models.bundled import variants
 from virtual_gpu.models.configs import architectures, checkpoint_dtype, load_config, resolve_model_id
 
 POLYGLOT = "EleutherAI/polyglot-ko-1.3b"
@@ -116,7 +118,6 @@ def small(monkeypatch):
     }
     known = architectures() | {"small/neox": {"config": config, "dtype": "float16"}}
     monkeypatch.setattr(configs, "architectures", lambda: known)
-    monkeypatch.setattr(helpers.models, "architectures", lambda: known)
     return "small/neox"
 
 
@@ -144,6 +145,19 @@ def test_every_architecture_says_where_it_is_from():
     for model_id, entry in architectures().items():
         assert "huggingface.co/" in entry["source"] or "github.com/" in entry["source"], model_id
         assert isinstance(getattr(torch, entry["dtype"]), torch.dtype), model_id
+
+
+@pytest.mark.parametrize("model_id", variants())
+def test_a_model_for_instructions_has_its_base_s_architecture(model_id, no_network):
+    """Known without the hub and its gate; but for what is said to be other, the same configuration."""
+    said = json.loads((Path(bundled.__file__).parent / "variants.json").read_text(encoding="utf-8"))["models"][model_id]
+    one, base = load_config(model_id).to_dict(), load_config(said["of"]).to_dict()
+    other = {key for key in one if one[key] != base.get(key)} - {"_name_or_path", "name_or_path"}
+    assert other <= {*said.get("changes", {}), "rope_parameters", "rope_theta", "layer_types"}
+    assert ("rope_parameters" in other) <= ("rope_scaling" in said.get("changes", {}))
+    assert resolve_model_id(model_id.split("/")[-1].lower()) == model_id and model_id not in architectures()
+    assert checkpoint_dtype(model_id, None) == checkpoint_dtype(said["of"], None) == torch.bfloat16
+    assert not no_network
 
 
 def test_building_leaves_the_config_as_it_was():
@@ -255,8 +269,8 @@ def test_english(gpu, small, capsys):
         ("polyglot-ko-1.4b", "EleutherAI/polyglot-ko-1.3b"),
         ("EleutherAI/polyglot-ko-13b", "EleutherAI/polyglot-ko-1.3b"),
         ("gtp2", "openai-community/gpt2"),
-        ("someone/Meta-Llama-3-8B-Instruct", "meta-llama/Llama-3.1-8B"),
-        ("mistralai/Mistral-7B-Instruct-v0.2", "mistralai/Mistral-7B-v0.3"),
+        ("someone/Meta-Llama-3-8B-Instruct", "meta-llama/Meta-Llama-3-8B"),
+        ("mistralai/Mistral-7B-Instruct-v0.4", "mistralai/Mistral-7B-Instruct-v0.3"),
         ("nobody/nothing-like-it", None),
         ("", None),
         (None, None),

@@ -115,6 +115,18 @@ def test_the_loss_is_the_trainer_s(trainer, how):
         torch.testing.assert_close(made.model.get_parameter(name).grad, gradient, rtol=1e-3, atol=1e-5)
 
 
+def test_a_reference_under_reentrant_checkpointing_warns_of_nothing(small, recwarn):
+    """PyTorch does, of every block: nothing asks for a gradient there."""
+    predict_memory(
+        Setting(
+            2, gradient_checkpointing=True, use_reentrant=True, model_id=str(small), sequence_length=32, peft="lora",
+            objective="dpo", precision="autocast_bf16",
+        ),
+        gpu="L4",
+    )  # fmt: skip
+    assert not [one for one in recwarn if "requires_grad" in str(one.message)]
+
+
 def test_what_is_known_of_the_reference_is_not_computed_again():
     torch.manual_seed(0)
     model, before = LlamaForCausalLM(TINY), LlamaForCausalLM(TINY)

@@ -10,4 +10,19 @@ from importlib.resources import files
 @functools.cache
 def architectures() -> dict[str, dict]:
     """The bundled architectures: hub id → {"config", "dtype", "source", "published_parameters"}, some with a "note"."""
-    return json.loads(files("virtual_gpu.models").joinpath("architectures.json").read_text(encoding="utf-8"))
+    return _data("architectures.json")
+
+
+@functools.cache
+def variants() -> dict[str, dict]:
+    """Models of the same architecture, as trained for instructions: hub id → an entry as of `architectures`."""
+    said, found = _data("variants.json"), {}
+    for name, variant in said["models"].items():
+        entry = architectures()[variant["of"]]
+        config = {**entry["config"], **variant.get("changes", {})}
+        found[name] = {"config": config, "dtype": entry["dtype"], "source": said["source"]}
+    return found
+
+
+def _data(name: str) -> dict[str, dict]:
+    return json.loads(files("virtual_gpu.models").joinpath(name).read_text(encoding="utf-8"))

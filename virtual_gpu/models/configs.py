@@ -25,7 +25,7 @@ from ..errors import BadConfiguration, NotSupported, UnknownName, VirtualGPUErro
 from ..frames import clear_frames
 from ..language import tr
 from ..remembered import remembered
-from .bundled import architectures
+from .bundled import architectures, variants
 
 DEFAULT_MODEL = "EleutherAI/polyglot-ko-1.3b"
 MOST_LAYERS = 1024  # the deepest published language models have fewer than 200
@@ -43,10 +43,15 @@ _SIZES = (
 _given: dict[str, Any] = {}  # name -> configuration
 
 
+def bundled(model_id: str) -> dict | None:
+    """What comes with the package for this hub id (see `bundled.py`); None where nothing does."""
+    return architectures().get(model_id) or variants().get(model_id)
+
+
 def resolve_model_id(model_id: Any) -> str:
     """The full hub id of a bundled architecture ("gpt2" and any case work); other ids and paths as they are."""
     known = {}
-    for name in architectures():
+    for name in (*architectures(), *variants()):
         known |= {name.lower(): name, name.split("/")[-1].lower(): name}
     model_id = str(model_id)
     return known.get(model_id.lower(), model_id)
@@ -87,7 +92,7 @@ def load_config(model_id: Any) -> Any:
     from transformers import AutoConfig
 
     model_id = resolve_model_id(model_id)
-    entry = architectures().get(model_id)
+    entry = bundled(model_id)
     if entry is not None:
         return AutoConfig.for_model(**entry["config"], name_or_path=model_id)
     if model_id in _given:
@@ -137,7 +142,7 @@ def _near(model_id: str) -> list[str]:
         alike = SequenceMatcher(None, " ".join(parts), " ".join(asked)).ratio()
         return alike + 0.2 * (size == wanted != ""), SequenceMatcher(None, name, model_id[-200:]).ratio(), alike
 
-    found = {name: likeness(name) for name in architectures()}
+    found = {name: likeness(name) for name in (*architectures(), *variants())}
     return [name for name in heapq.nlargest(3, found, key=found.get) if found[name][-1] > 0.6]
 
 
@@ -285,7 +290,7 @@ def cached_by_model(function: Callable) -> Callable:
 def _state(model_id: str) -> bytes:
     """What a folder's configuration says now, or the hub's has said; nothing for names of which it is known here."""
     path = Path(model_id) / "config.json"
-    if model_id in architectures() or model_id in _given:
+    if bundled(model_id) is not None or model_id in _given:
         return b""
     return hashlib.sha256(path.read_bytes()).digest() if os.path.isfile(path) else _state_on_hub(model_id)
 
@@ -315,7 +320,7 @@ def auto_class(config: Any) -> Any:
 
 def checkpoint_dtype(model_id: str, config: Any) -> torch.dtype:
     """The dtype that the hub's checkpoint is stored in; float32 where nothing says so."""
-    entry = architectures().get(resolve_model_id(model_id))
+    entry = bundled(resolve_model_id(model_id))
     name = entry["dtype"] if entry else getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
     dtype = (
         torch.float32 if name is None else name if isinstance(name, torch.dtype) else getattr(torch, str(name), None)

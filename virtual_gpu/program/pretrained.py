@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from ..host.meter import MAPPED
 from ..language import tr
 from ..models.build import unless_virtual
-from ..models.configs import architectures, resolve_model_id
+from ..models.configs import bundled, resolve_model_id
 from ..rules.registry import version
 from . import quantized
 from .device import ProgramGPU
@@ -181,7 +181,7 @@ def _bundled(name: Any) -> dict | None:
     """A configuration that comes with the instrument; folders go before it."""
     if name is None or os.path.isdir(str(name)):
         return None
-    entry = architectures().get(resolve_model_id(str(name)))
+    entry = bundled(resolve_model_id(str(name)))
     if entry is None:
         return None
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES

@@ -16,6 +16,7 @@ a mixture of experts TRL adds the routers' loss, where the configuration has a c
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -77,7 +78,9 @@ def preference_loss(
     routers = _routers_coefficient(model) if fused_lm_head or by_row else 0.0
     scores, kept = score(forward, model, inputs, **({"output_router_logits": True} if routers else {}))
     if known is None:
-        with torch.no_grad(), _as_reference(model, reference) as before:
+        with torch.no_grad(), warnings.catch_warnings(), _as_reference(model, reference) as before:
+            # Reentrant checkpointing says so of every block; here nothing is to be learned.
+            warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
             known, of_reference = score(forward, before, inputs)
         if not by_row:
             del of_reference
