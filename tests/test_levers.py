@@ -73,8 +73,8 @@ def test_two_models_in_one_memory_are_what_the_planner_counts(base, key):
     plan = plan_of(request, program.recipe, program.micro_batch, program.batch // program.micro_batch)
     row = RECORD[base][key]
     assert row["flops"] == plan.flops and row["fits"] == plan.fits
-    if not program.recipe.vllm or plan.needed_bytes - plan.at_peak["fragmentation"] == plan.training_bytes:
-        assert row["peak"] == plan.tensors_bytes
+    # While an engine sleeps there is the training's peak alone, as here, or what wakes beside less of it.
+    assert row["peak"] == (plan.training_bytes if program.recipe.vllm else plan.tensors_bytes)
     more = "grpo_vllm" if program.recipe.vllm else "base"  # the engine awake takes more, and so do all weights
     assert row["peak"] < RECORD[base][more]["peak"]
 

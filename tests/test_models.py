@@ -147,6 +147,15 @@ def test_every_architecture_says_where_it_is_from():
         assert isinstance(getattr(torch, entry["dtype"]), torch.dtype), model_id
 
 
+# The hub's safetensors metadata, of those that are not altogether their bases.
+PUBLISHED = {
+    "meta-llama/Meta-Llama-3-8B": 8_030_261_248,
+    "meta-llama/Meta-Llama-3-70B-Instruct": 70_553_706_496,
+    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+    "mistralai/Mistral-7B-Instruct-v0.2": 7_241_732_096,
+}
+
+
 @pytest.mark.parametrize("model_id", variants())
 def test_a_model_for_instructions_has_its_base_s_architecture(model_id, no_network):
     """Known without the hub and its gate; but for what is said to be other, the same configuration."""
@@ -154,7 +163,9 @@ def test_a_model_for_instructions_has_its_base_s_architecture(model_id, no_netwo
     one, base = load_config(model_id).to_dict(), load_config(said["of"]).to_dict()
     other = {key for key in one if one[key] != base.get(key)} - {"_name_or_path", "name_or_path"}
     assert other <= {*said.get("changes", {}), "rope_parameters", "rope_theta", "layer_types"}
-    assert ("rope_parameters" in other) <= ("rope_scaling" in said.get("changes", {}))
+    assert ("rope_parameters" in other) <= bool({"rope_scaling", "rope_theta"} & {*said.get("changes", {})})
+    if model_id in PUBLISHED:
+        assert count_parameters(build_model(load_config(model_id), torch.float16)) == PUBLISHED[model_id]
     assert resolve_model_id(model_id.split("/")[-1].lower()) == model_id and model_id not in architectures()
     assert checkpoint_dtype(model_id, None) == checkpoint_dtype(said["of"], None) == torch.bfloat16
     assert not no_network

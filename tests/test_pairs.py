@@ -21,6 +21,7 @@ from helpers.models import byte_tokenizer
 from virtual_gpu.allocator import round_size
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.errors import NotSupported, WrongValue
+from virtual_gpu.models import fused_head as fused_head_module
 from virtual_gpu.models.build import build_model
 from virtual_gpu.models.configs import load_config, model_name
 from virtual_gpu.models.depth import forget_shallow_runs, with_depth
@@ -169,16 +170,19 @@ def test_a_step_takes_what_trl_s_took_on_an_h100(row):
         assert abs(report.reserved_bytes / measured["reserved"][0] - 1) < 0.01
 
 
-# Qwen3's architecture, 8 layers 1,024 wide and 151,936 words, in bf16 with `bf16` on and checkpointing: what DPOTrainer
-# of TRL 1.8 took under `virtual-gpu run --gpu A100-80GB` (two steps; answers of half the length, of two lengths).
+# Qwen3's architecture, 8 layers 1,024 wide and 151,936 words, in bf16 with checkpointing: what DPOTrainer of TRL 1.8
+# took under `virtual-gpu run --gpu A100-80GB` (two steps; answers of half the length, of two lengths).
 BY_ROW = {
-    ("lora", 256, 2): (3046726144, 3166699520), ("lora", 1024, 1): (4936705536, 6689914880),
-    (None, 256, 2): (5638925312, 6488588288), (None, 1024, 1): (7532407808, 9974054912),
-}  # fmt: skip
+    ("lora", "autocast_bf16", 256, 2): (3046726144, 3166699520),
+    ("lora", "autocast_bf16", 1024, 1): (4936705536, 6689914880),
+    (None, "autocast_bf16", 256, 2): (5638925312, 6488588288),
+    (None, "autocast_bf16", 1024, 1): (7532407808, 9974054912),
+    (None, "bf16", 256, 2): (4897899520, 5230297088),  # logits that stay in 16 bits
+}
 
 
-@pytest.mark.parametrize("peft, length, pairs", BY_ROW)
-def test_an_older_trl_takes_what_its_trainer_took(peft, length, pairs, tmp_path):
+@pytest.mark.parametrize("peft, precision, length, pairs", BY_ROW)
+def test_an_older_trl_takes_what_its_trainer_took(peft, precision, length, pairs, tmp_path):
     Qwen3Config(
         vocab_size=151936, hidden_size=1024, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=8,
         head_dim=128, intermediate_size=3072, tie_word_embeddings=False, dtype="bfloat16",
@@ -186,13 +190,13 @@ def test_an_older_trl_takes_what_its_trainer_took(peft, length, pairs, tmp_path)
     adapters = {"peft": peft, "lora_rank": 16, "lora_targets": "all-linear"} if peft else {}
     setting = Setting(
         pairs, gradient_checkpointing=True, model_id=str(tmp_path / "model"), sequence_length=length, padded=True,
-        precision="autocast_bf16", optimizer="adamw_fused", objective="dpo", logits_by_row=True, **adapters,
+        precision=precision, optimizer="adamw_fused", objective="dpo", logits_by_row=True, **adapters,
     )  # fmt: skip
-    report, (allocated, reserved) = predict_memory(setting, gpu="A100-80GB"), BY_ROW[peft, length, pairs]
+    report, (allocated, reserved) = predict_memory(setting, gpu="A100-80GB"), BY_ROW[peft, precision, length, pairs]
     assert abs(report.peak_bytes / allocated - 1) < 0.001
     assert abs(report.reserved_bytes / reserved - 1) < 0.01
     assert predict_memory(replace(setting, logits_by_row=False), gpu="A100-80GB").peak_bytes > 1.15 * allocated
-    assert "row" in setting.title or "한 줄씩" in setting.title
+    assert "로짓을 시퀀스별로" in setting.title
 
 
 RECIPES = [
@@ -575,6 +579,32 @@ def test_pairs_without_a_reference_are_refused(small):
         preference_loss(by_name, model, {"input_ids": ids, "labels": ids}, fused_lm_head=False)
     with pytest.raises(NotSupported, match="objective='dpo'"):
         predict_memory(Setting(1, model_id=t5(small.parent), sequence_length=16, objective="dpo"), gpu="T4")
+
+
+@pytest.mark.parametrize(
+    "trl, more, by_row",
+    [
+        ("1.16.0", {"use_weighting": True}, False),
+        ("1.8.0", {}, True),
+        ("1.13.0", {}, True),
+        ("1.8.0", {"use_weighting": True}, None),
+        ("1.8.0", {"loss_type": ["sigmoid", "sft"]}, None),
+        ("1.5.0", {}, None),
+        ("1.14.0", {}, None),
+    ],
+)
+def test_a_dpo_config_of_an_older_trl_is_counted_in_its_order_or_refused(trl, more, by_row, tmp_path, monkeypatch):
+    from trl import DPOConfig
+
+    version = fused_head_module.metadata.version
+    monkeypatch.setattr(fused_head_module.metadata, "version", lambda name: trl if name == "trl" else version(name))
+    arguments = DPOConfig(str(tmp_path), bf16=False, report_to="none", **more)
+    if by_row is None:
+        with pytest.raises(NotSupported, match=r"1\.13"):
+            Setting.from_training_arguments(arguments, model="gpt2", sequence_length=32)
+    else:
+        setting = Setting.from_training_arguments(arguments, model="gpt2", sequence_length=32)
+        assert (setting.logits_by_row, setting.fused_lm_head) == (by_row, not by_row)
 
 
 def test_a_dpo_config_is_read_from_the_object(tmp_path):

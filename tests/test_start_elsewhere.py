@@ -173,7 +173,11 @@ PAIRS = FLASH + "rl: dpo\nrl_beta: 0.1\n"
         ("adapter: lora\n", {"peft": "lora", "reference": "same", "trained_dtype": ""}),
         ("adapter: qlora\nload_in_4bit: true\n", {"peft": "qlora", "trained_dtype": "bf16", "rest_in_fp32": False}),
         ("adapter: lora\nload_in_8bit: true\n", {"load_in_8bit": True, "trained_dtype": "bf16"}),
-        ("precompute_ref_log_probs: true\n", {"reference": "precomputed"}),
+        ("adapter: lora\nprecompute_ref_log_probs: true\n", {"reference": "precomputed"}),
+        ("gradient_checkpointing: true\n", {"gradient_checkpointing": True, "use_reentrant": False}),
+        ("gradient_checkpointing:\n", {"gradient_checkpointing": True}),
+        ("adapter: lora\nload_in_8bit: true\ngradient_checkpointing: true\n", {"use_reentrant": False}),
+        ("liger_cross_entropy: true\nchunked_cross_entropy: true\n", {"fused_lm_head": False}),
         # The loss of pairs is made from the model's logits, which these plugins leave as they are.
         (LIGER + "liger_fused_linear_cross_entropy: true\n", {"fused_lm_head": False}),
         (CUT, {"fused_lm_head": False}),
@@ -187,6 +191,17 @@ def test_axolotl_s_dpo_is_that_of_its_trl(more, fields, written):
     assert ipo == found
 
 
+def test_of_all_weights_axolotl_keeps_the_reference(written):
+    found, _, notes = read(written(PAIRS + "precompute_ref_log_probs: true\n"))
+    assert found["reference"] == "same" and notes == {"precompute_ref_log_probs": LESS}
+
+
+@pytest.mark.parametrize("more", ["sample_packing: true\n", "dpo_loss_type: [sigmoid]\n"])
+def test_what_axolotl_itself_refuses_is_said(more, written):
+    with pytest.raises(WrongValue, match=more.split(":")[0]):
+        read(written(PAIRS.replace("dpo", "ipo") + more))
+
+
 @pytest.mark.parametrize(
     "text, gpus, key",
     [
@@ -195,7 +210,7 @@ def test_axolotl_s_dpo_is_that_of_its_trl(more, fields, written):
         (PAIRS + "dpo_loss_type: [sigmoid, sft]\n", 1, "dpo_loss_type"),
         (PAIRS + "dpo_use_liger_kernel: true\n", 1, "dpo_use_liger_kernel"),
         (PAIRS + "adapter: lora\nrl_adapter_ref_model: true\n", 1, "rl_adapter_ref_model"),
-        (PAIRS + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", 4, "fsdp_config"),
+        (PAIRS + "deepspeed:\nfsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", 4, "fsdp_config"),
     ],
 )
 def test_what_of_axolotl_s_preferences_is_not_counted_is_refused(text, gpus, key, written):

@@ -326,9 +326,9 @@ WORDS = {
         "어댑터를 끈 모델이 기준 모델이라 두 번째 모델이 없다",
     ),
     "dpo_rows": Words(
-        "TRL 1.13까지의 손실", "", "", "",
-        "로짓을 통째로 만들고, 기준 모델의 것도 함께 들고 있다. TRL을 올리기만 해도 출발점이 된다. axolotl 0.18은 "
-        "TRL 1.8을 쓴다",
+        "TRL 1.6~1.13의 손실", "", "", "",
+        "로짓을 통째로 만들고, 기준 모델의 것도 함께 들고 있다. TRL만 1.16으로 올려도 출발점과 같아진다. "
+        "axolotl 0.18은 TRL 1.8을 쓴다",
     ),
     "grpo_one": Words(
         "답 하나씩 서른두 번 누적", "", "per_device_train_batch_size=1, gradient_accumulation_steps=32", "",
@@ -350,7 +350,7 @@ WORDS = {
     "grpo_vllm": Words(
         "vLLM을 같은 카드에", "", "GRPOConfig(use_vllm=True, vllm_mode='colocate')", "",
         "가중치가 두 벌이다. 엔진은 꼭 드는 것(가중치와 답 하나의 KV 캐시)만 셌다. "
-        "정책의 로그 확률을 학습 쪽에서 한 번 더 계산한다",
+        "정책의 로그 확률을 학습 쪽에서 한 번 더 계산하고, TRL은 두 확률의 차이만큼 손실을 조정한다",
     ),
     "grpo_vllm_asleep": Words(
         "vLLM, 학습하는 동안 재우기", "",
@@ -386,7 +386,7 @@ GROUPS = {
     "data": "데이터",
     "experts": "전문가(MoE)",
     "pairs": "DPO: 모델이 둘일 때",
-    "completions": "GRPO: 답을 만들고 배울 때",
+    "completions": "GRPO: 답을 생성해 학습할 때",
 }
 RESULTS = {OTHER: "다른 알고리즘", ROUNDING: "반올림만"}
 PHASES = {"forward": "순전파", "backward": "역전파", "step": "스텝", "generation": "답 생성"}
@@ -420,9 +420,9 @@ transformers {transformers}, peft {peft}).
   시간이 아니다.
 - **오가는 양**은 한 스텝에 카드와 RAM 사이를 오가는 바이트(양쪽 방향의 합)다. **오가는 양**도 **연산**도,
   값이 적힌 출발점 가운데 맨 오른쪽 것의 값이다.
-- DPO와 GRPO의 행은 TRL의 트레이너를 다시 쓴 이 도구의 스텝으로 셌다(바이트를 트레이너의 것과 견주는 것은
-  `tests/test_pairs.py`와 `tests/test_two_models.py`, 엔진의 몫을 남의 로그와 견주는 것은 `tests/test_vllm.py`).
-  **연산**에 답을 만드는 것은 없다.
+- DPO와 GRPO의 행은 TRL 트레이너의 순서를 그대로 옮긴 이 도구의 스텝으로 셌다(바이트를 트레이너의 것과 견주는 것은
+  `tests/test_pairs.py`와 `tests/test_two_models.py`, 엔진의 몫을 공개된 로그와 견주는 것은 `tests/test_vllm.py`).
+  **연산**에는 답을 생성하는 몫이 들어 있지 않다.
 - **언제부터**는 아는 것만 적었다. 실행한 버전은 표 옆에 있다.
 - **결과**: *같다*는 같은 계산을 다시 하거나 옮길 뿐이라는 뜻, *반올림만*은 같은 수식을 다른 순서나 다른 조각으로
   계산한다는 뜻,

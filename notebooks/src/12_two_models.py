@@ -315,7 +315,7 @@ exercise("12-1").check(lean_loss)
 #
 # 쓰는 도구마다 할 일이 다르다.
 #
-# - **TRL 1.16**은 로짓을 조각으로 나누어 만들므로 할 일이 없다. 그보다 오래되었으면 `pip install -U "trl>=1.16"`으로 올린다(1.9는 1.16보다 일곱 버전 앞이고, 로짓을 통째로 만들었다). axolotl 0.18의 `rl: dpo`는 정해 둔 TRL 1.8로 실행되니 올릴 수 없고, `sequence_len`이나 `micro_batch_size`를 줄인다. 모델 하나에서 얼마나 다른지는 [레버 한 장](../../docs/levers.md)의 DPO 표에 있다.
+# - **TRL 1.16**은 로짓을 조각으로 나누어 만들므로 할 일이 없다. 그보다 오래되었으면 `pip install -U "trl>=1.16"`으로 올린다(1.9는 1.16보다 일곱 버전 앞이고, 로짓을 통째로 만들었다). axolotl 0.18은 TRL 1.8에 고정되어 있어 올릴 수 없으니 `rl: dpo`라면 `sequence_len`이나 `micro_batch_size`를 줄인다. Llama-3.2-1B에서 얼마나 차이 나는지는 [레버 한 장](../../docs/levers.md)의 DPO 표에 있다.
 # - **LLaMA-Factory**에서 바꿀 설정은 `cutoff_len`이다. 순서는 소스에서 고쳐야 한다.
 #
 # ### 사건 12-A: SFT는 4가 되는데 DPO는 2도 안 된다
@@ -798,7 +798,7 @@ at_once.against(str(eight.best.micro_batch))
 #
 # `eight.best.save("my_plan")`은 이 계획의 `train.py`를 쓴다. 한 줄에 `prompt`, `chosen`, `rejected`가 있는 JSONL을 `python train.py --pairs my_pairs.jsonl`로 준다. 어댑터를 fp32로 되돌리는 줄도 들어 있다. 플래너는 문장 전체를 답으로 세지만 TRL은 답의 로짓만 만드니, 한 번에 넣는 답이 모두 4,096토큰보다 적으면 로짓의 조각(9.2절)이 작아져 조금 덜 든다.
 #
-# **설정 파일이 있으면** 그 파일에 묻는다. `trl dpo --config` 파일, `rl: dpo`인 axolotl 파일, `stage: dpo`인 LLaMA-Factory 파일을 읽는다. (axolotl과 LLaMA-Factory의 것은 12.4절처럼 로짓을 통째로 둔 것으로 세는데, 순서는 저마다 제 것을 따른다. 전체 미세 조정이면 LLaMA-Factory의 기준 모델은 16비트다.) 12.1절의 `DPO 4`를 파일로 적으면 어느 줄을 바꾸라고 할까? 12.3절에서 본 것 가운데 하나다.
+# **설정 파일이 있으면** 그 파일에 묻는다. `trl dpo --config` 파일, `rl: dpo`인 axolotl 파일, `stage: dpo`인 LLaMA-Factory 파일을 읽는다. (axolotl과 LLaMA-Factory의 것은 12.4절처럼 로짓을 통째로 둔 것으로 세는데, 계산 순서는 도구마다 제 것을 따른다. 전체 미세 조정이면 LLaMA-Factory의 기준 모델은 16비트다.) 12.1절의 `DPO 4`를 파일로 적으면 어느 줄을 바꾸라고 할까? 12.3절에서 본 것 가운데 하나다.
 #
 # 범위로 나오는 수는 12.2절의 할당이 아니라, 예약에 CUDA 컨텍스트까지 더해 카드 전체의 메모리와 견준 것이다(9.4절). '손실 나누기'는 TRL이 로짓을 조각으로 나누는 것이고, '패딩 있음'은 마이크로 배치에 패딩이 있을 수 있다는 뜻이다. 그래서 마스크가 있을 때와, 길이가 모두 같아 마스크가 없을 때를 따로 재어 '마이크로 배치에 패딩이 있으면'으로 시작하는 줄에 나란히 적고, 큰 쪽으로 판정한다. 여기서는 길이가 모두 같은 쪽이 조금 크고, 범위는 그쪽의 것이다.
 

@@ -124,16 +124,17 @@ def _unknown(model_id: str) -> UnknownName:
     )
 
 
-_SAY_LITTLE = {"meta", "instruct", "chat", "it", "pt", "hf", "base", "bnb", "4bit", "8bit", "awq", "gptq", "fp8"}
+_SAY_LITTLE = re.compile(r"\b(meta|instruct|chat|it|pt|hf|base|bnb|[48]bit|awq|gptq|fp8)\b")
 
 
 def _near(model_id: str) -> list[str]:
     """The bundled models whose names are most like this one, by their words; of the same size before others."""
 
     def words(name: str) -> tuple[str, list[str]]:
-        parts = re.findall(r"\d+(?:\.\d+)?[bm]\b|[a-z]+|\d+(?:\.\d+)?", name.lower()[-200:].split("/")[-1])
+        said = _SAY_LITTLE.sub("", name.lower()[-200:].split("/")[-1])
+        parts = re.findall(r"\d+(?:\.\d+)?[bm]\b|[a-z]+|\d+(?:\.\d+)?", said)
         size = next((part for part in parts if re.fullmatch(r"[\d.]+[bm]", part)), "")
-        return size, [part for part in parts if part not in _SAY_LITTLE and part != size]
+        return size, [part for part in parts if part != size]
 
     wanted, asked = words(model_id)
 

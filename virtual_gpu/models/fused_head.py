@@ -33,6 +33,14 @@ def has_fused_head() -> bool:
         return False
 
 
+def logits_by_row() -> bool:
+    """Whether a TRL is installed whose DPO makes whole logits in the order that is known here (see `step.pairs`)."""
+    try:
+        return version("1.6") <= version(metadata.version("trl")) < version("1.14")
+    except metadata.PackageNotFoundError:
+        return False
+
+
 def require_fused_head() -> None:
     """ImportError, with what to install, where there is none."""
     if not has_fused_head():

@@ -1,22 +1,23 @@
 """DPO's loss: of pairs of answers, by the model that is trained and by the one that it was before.
 
-Rafailov et al., "Direct Preference Optimization", 2023, arXiv 2305.18290, equation 7. In the order of three libraries:
+Rafailov et al., "Direct Preference Optimization", 2023, arXiv 2305.18290, equation 7. In three orders:
 
 - tiles of the logits: TRL 1.16, `DPOTrainer._compute_loss`: first the policy's log probabilities of the answers, then
   the reference's.
-- whole logits, row by row: TRL 0.29 to 1.13, `DPOTrainer._compute_loss` with `selective_log_softmax` and
+- whole logits, row by row: TRL 1.6 to 1.13 (1.8 was run), `DPOTrainer._compute_loss` with `selective_log_softmax` and
   `entropy_from_logits` of trl/trainer/utils.py. Policy's and reference's stay until the loss is there, and then the
-  policy's are copied once more, for the entropy that is logged. axolotl 0.18 trains by TRL 1.8.
+  policy's are copied once more, for the entropy that is logged. axolotl 0.18 trains by TRL 1.8. Before 1.6 both are
+  copied at once; 1.14 makes the entropy in a kernel.
 - whole logits, in fp32: LLaMA-Factory, src/llamafactory/train/dpo/trainer.py, which keeps the policy's for a metric
   until the loss is there.
 
 Dropout is off in all (`without_dropout`). What has one number a token is left out, but for what TRL's head leaves. Of
-a mixture of experts TRL adds the routers' loss, where the configuration has a coefficient; LLaMA-Factory does not.
+a mixture of experts TRL adds the routers' loss, where the configuration has a coefficient (1.8 to 1.13 by one of their
+own); LLaMA-Factory does not.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,7 @@ BETA = 0.1  # both libraries' default; no byte hangs on it
 OF_THE_HEAD = ("log_probs", "entropy", "mean_logits", "is_top1")
 REFERENCES = ("same", "half", "precomputed")
 TOKENS = 128  # of which TRL computes the entropy at once
+ROUTERS = 0.001  # TRL 1.8, DPOConfig's router_aux_loss_coef
 
 Forward = Callable[..., Any]  # (model, inputs by name) → its outputs, in the precision of the training
 
@@ -74,20 +76,19 @@ def preference_loss(
                 en=f"{type(model).__name__} has no adapters to switch off: give a reference, or what it said.",
             )
         )
+    by_row = by_row and not fused_lm_head
     score = _by_head if fused_lm_head else _by_row if by_row else _whole
-    routers = _routers_coefficient(model) if fused_lm_head or by_row else 0.0
+    routers = _routers_coefficient(model, by_row) if fused_lm_head or by_row else 0.0
     scores, kept = score(forward, model, inputs, **({"output_router_logits": True} if routers else {}))
     if known is None:
-        with torch.no_grad(), warnings.catch_warnings(), _as_reference(model, reference) as before:
-            # Reentrant checkpointing says so of every block; here nothing is to be learned.
-            warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
+        with torch.no_grad(), _as_reference(model, reference) as before:
             known, of_reference = score(forward, before, inputs)
         if not by_row:
             del of_reference
     chosen, rejected = (scores - known).chunk(2)
     loss = -nn.functional.logsigmoid(BETA * (chosen - rejected)).mean()
     loss = loss + routers * kept.aux_loss if routers else loss
-    if by_row and not fused_lm_head:
+    if by_row:
         _entropy(kept.logits)  # of which TRL makes a metric; while the reference's logits are there
     return loss
 
@@ -115,8 +116,11 @@ def _by_row(forward: Forward, model: nn.Module, inputs: Mapping[str, torch.Tenso
         chosen = logits.gather(-1, labels[..., None])[..., 0]
         chances = chosen - torch.stack([row.logsumexp(-1) for row in logits])
     else:
-        rows = zip(logits, labels[..., None], strict=True)
-        chances = torch.stack([row.log_softmax(-1).gather(-1, label)[..., 0] for row, label in rows])
+        rows = []
+        for row, label in zip(logits, labels[..., None], strict=True):
+            of_row = row.log_softmax(-1)  # there until the next one is
+            rows.append(of_row.gather(-1, label)[..., 0])
+        chances = torch.stack(rows)
     return (chances * answers).sum(-1), outputs
 
 
@@ -141,9 +145,11 @@ def _entropy(logits: torch.Tensor) -> torch.Tensor:
     return torch.cat(found)
 
 
-def _routers_coefficient(model: nn.Module) -> float:
+def _routers_coefficient(model: nn.Module, by_row: bool) -> float:
     """By how much the routers' loss counts (DPOTrainer's `router_aux_loss_coef`, by default the configuration's)."""
     config = text_config(model.config)
+    if by_row:
+        return ROUTERS if hasattr(config, "output_router_logits") else 0.0
     coefficient = getattr(config, "router_aux_loss_coef", None) if hasattr(config, "output_router_logits") else None
     return float(coefficient or 0.0)
 

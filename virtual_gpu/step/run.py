@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -415,6 +416,9 @@ def _as_set(
 ) -> Iterator[None]:
     """TRL's head, repeated heads and checkpoints on the CPU, where the setting has them, until the training ends."""
     with contextlib.ExitStack() as stack:
+        if setting.use_reentrant and setting.objective == "dpo":  # says of each block that a reference learns nothing
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
         if setting.repeat_kv:
             stack.enter_context(kv_repeated())
         if setting.fused_lm_head and setting.completions is None:

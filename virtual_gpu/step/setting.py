@@ -14,7 +14,7 @@ from ..models.adapters import LORA_DROPOUT, LORA_RANK, PEFT, check_peft, names_o
 from ..models.attention import ATTENTION
 from ..models.configs import DEFAULT_MODEL, model_name
 from ..models.depth import text_config
-from ..models.fused_head import has_fused_head, require_fused_head
+from ..models.fused_head import SINCE, has_fused_head, logits_by_row, require_fused_head
 from ..models.kept import counts, kept_results
 from ..models.offloaded import reentrant_by_default, require_offload
 from ..rules.bitsandbytes import OUTLIER
@@ -120,7 +120,7 @@ class Setting:
     beta: float = 0.0
     iterations: int = 1
     vllm: str = ""
-    logits_by_row: bool = False  # of DPO's whole logits: in the order of TRL up to 1.13 (`step.pairs`)
+    logits_by_row: bool = False  # of DPO's whole logits: in the order of TRL 1.6 to 1.13 (`step.pairs`)
     load_in_8bit: bool = False  # LoRA over weights in int8 (LLM.int8)
     modules_to_save: tuple[str, ...] = ()  # of peft: trained whole beside the adapters, a copy of each
     use_reentrant: bool = False  # of checkpointing: PyTorch's older way, the default of axolotl and LLaMA-Factory
@@ -344,7 +344,8 @@ class Setting:
                 )
             before = "precomputed" if arguments.precompute_ref_log_probs else "same"
             found |= {"objective": "dpo", "reference": before, "fused_lm_head": has_fused_head(), "padded": True}
-            found["logits_by_row"] = not has_fused_head()
+            _check_logits(arguments)
+            found["logits_by_row"] = logits_by_row()
         if any(kind.__name__ == "GRPOConfig" for kind in type(arguments).__mro__):
             _refuse(arguments, dict.fromkeys(_OF_GRPO))
             of = {"completion_length": arguments.max_completion_length, "beta": arguments.beta}
@@ -408,7 +409,7 @@ class Setting:
             parts.append(fused_head_label())
         if self.pairs:
             parts.append("DPO" + (f" ({reference_label(self.reference)})" if self.reference != "same" else ""))
-            parts += [tr(ko="로짓은 한 줄씩", en="logits row by row")] if self.logits_by_row else []
+            parts += [tr(ko="로짓을 시퀀스별로", en="logits row by row")] if self.logits_by_row else []
         if self.completions:
             parts.append(grpo_label(self.completion_length, self.beta, self.iterations, bool(self.vllm)))
         defaults = {f.name: f.default for f in fields(self)}
@@ -484,6 +485,22 @@ class Setting:
                     en=f"sequence_length={self.sequence_length}: {self.model_id} goes up to {limit}.",
                 )
             )
+
+
+def _check_logits(arguments: Any) -> None:
+    """NotSupported for a DPOConfig whose loss an installed TRL makes from whole logits otherwise than is known."""
+    if has_fused_head():
+        return
+    losses = arguments.loss_type if isinstance(arguments.loss_type, (list, tuple)) else [arguments.loss_type]
+    if not logits_by_row() or getattr(arguments, "use_weighting", False) or "sft" in losses:
+        raise NotSupported(
+            tr(
+                ko="DPOConfig: 로짓을 통째로 만드는 TRL의 DPO는 1.6부터 1.13까지의 것을, use_weighting과 "
+                f"loss_type='sft' 없이 센다. TRL {SINCE}부터는 그런 제한이 없다.",
+                en="DPOConfig: of TRLs whose DPO makes whole logits, 1.6 to 1.13 are counted, without use_weighting "
+                f"and loss_type='sft'; since TRL {SINCE} there is no such limit.",
+            )
+        )
 
 
 def _check_generations(arguments: Any) -> None:

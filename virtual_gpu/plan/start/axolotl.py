@@ -87,7 +87,8 @@ def read(
         checkpointing = True
     else:
         checkpointing = keys.flag("gradient_checkpointing")
-    how = keys.get("gradient_checkpointing_kwargs") or {"use_reentrant": True}  # utils/config/__init__.py
+    # utils/config/__init__.py; of DPO core/builders/base.py says False.
+    how = keys.get("gradient_checkpointing_kwargs") or {"use_reentrant": not pairs}
     found = {
         "model_id": keys.word("base_model"),
         "sequence_length": keys.whole("sequence_len", 512),
@@ -110,7 +111,9 @@ def read(
     if keys.flag("eager_attention"):
         found["attention"] = "eager"
     flash = keys.flag("flash_attention") or "flash" in str(keys.get("attn_implementation", ""))
-    if not off(keys.get("sample_packing")) and not flash and not pairs:
+    if pairs and keys.flag("sample_packing"):
+        raise keys.wrong("sample_packing", f"rl: {rl}")  # utils/schemas/validation.py
+    if not off(keys.get("sample_packing")) and not flash:
         keys.note("sample_packing", MORE, end_to_end())
     if adapter is None and "16" in precision and not flash and _keeps_fp32(keys):
         keys.note("base_model", MORE, tr(ko="플래시 어텐션 없이는 임베딩과 정규화층이 fp32다",
@@ -122,6 +125,7 @@ def read(
     found["load_in_8bit"] = hugging_face.in_8_bits(keys, adapter == "lora", stage)
     if pairs:
         found |= _of_pairs(keys, found, stage)
+        found["gradient_checkpointing"] |= keys.document.values.get("gradient_checkpointing", False) is None  # TRL's
     keys.rest(_EFFECTS, free(NAME))
     return found, stage
 
@@ -129,17 +133,25 @@ def read(
 def _of_pairs(keys: Keys, found: dict[str, Any], stage: int) -> dict[str, Any]:
     """The fields of DPO."""
     if stage:
-        raise keys.not_counted("deepspeed" if "deepspeed" in keys.document.values else "fsdp_config", "DPO")
+        named = (name for name in ("deepspeed", "fsdp", "fsdp_config") if not off(keys.document.values.get(name)))
+        raise keys.not_counted(next(named), "DPO")
     losses = keys.words("dpo_loss_type")
+    if losses and keys.get("rl") == "ipo":
+        raise keys.wrong("dpo_loss_type", "rl: dpo")
     if unknown := [loss for loss in losses if loss not in _SAME_LOGITS]:
         raise keys.not_counted("dpo_loss_type", f"{unknown[0]!r:.60}")
     keys.refuse("rl_adapter_ref_model", "dpo_use_weighting", "dpo_use_liger_kernel")
-    for name in ("rl_beta", "dpo_label_smoothing", "dpo_loss_weights", "dpo_padding_free"):  # of which TRL 1.8 pads
+    free_here = ("rl_beta", "dpo_label_smoothing", "dpo_loss_weights", "dpo_padding_free")  # TRL 1.8 pads all the same
+    for name in (*free_here, "liger_cross_entropy", "chunked_cross_entropy"):  # of losses that it does not ask for
         keys.get(name)
     quantized = found["peft"] == "qlora" or found["load_in_8bit"]
+    precomputed = keys.flag("precompute_ref_log_probs")
+    if precomputed and not found["peft"]:  # train.py brings the second model whatever this says
+        why = tr(ko="기준 모델이 카드에 남는다. 순전파까지 셌다", en="the reference stays; its forward is counted too")
+        keys.note("precompute_ref_log_probs", LESS, why)
     return {
         "objective": "dpo",
-        "reference": "precomputed" if keys.flag("precompute_ref_log_probs") else "same",
+        "reference": "precomputed" if precomputed and found["peft"] else "same",
         "logits_by_row": True,
         "trained_dtype": "bf16" if quantized else "",  # by TRL, "When using QLoRA"
     }
