@@ -269,7 +269,7 @@ LEVERS = (
     Lever("dpo_one", "pairs", PAIRS, {"micro_batch": 1}, ROUNDING, TRL),
     Lever("dpo_lora", "pairs", PAIRS, T.by(method="lora"), OTHER, TRL),
     Lever(
-        "dpo_rows", "pairs", PAIRS, T.by(set={"fused_lm_head": False, "logits_by_row": True}, fused_lm_head=False),
+        "dpo_rows", "pairs", PAIRS, T.by(changed={"fused_lm_head": False, "logits_by_row": True}, fused_lm_head=False),
         ROUNDING,
     ),
     Lever("grpo_one", "completions", COMPLETIONS, {"micro_batch": 1}, ROUNDING, TRL),

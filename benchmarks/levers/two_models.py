@@ -29,7 +29,7 @@ TRAINER = Recipe("full", "mixed_bf16", "adamw_fused", checkpointing=True, fused_
 class Preferences:
     """What is trained. batch: pairs or completions of an optimizer step, micro_batch of them at once; length: tokens.
 
-    objective: "dpo" or "grpo". asked: more of a request, as beta; set: more of a setting.
+    objective: "dpo" or "grpo". asked: more of a request, as beta; changed: fields of a setting.
     """
 
     card: str
@@ -40,7 +40,7 @@ class Preferences:
     objective: str
     recipe: Recipe = TRAINER
     asked: Mapping[str, Any] = field(default_factory=dict)
-    set: Mapping[str, Any] = field(default_factory=dict)
+    changed: Mapping[str, Any] = field(default_factory=dict)
 
     def measure(self) -> Measured:
         """Of two optimizer steps. flops: of one, but for the completions' generation."""
@@ -54,15 +54,15 @@ class Preferences:
         )
         request, spec = made.of(self.recipe), card(self.card)
         setting = setting_of(request, self.recipe, self.micro_batch, self.batch // self.micro_batch)
-        report = predict_memory(replace(setting, **self.set), gpu=self.card)
-        one = replace(setting_of(request, self.recipe, 1, 1), **self.set)
+        report = predict_memory(replace(setting, **self.changed), gpu=self.card)
+        one = replace(setting_of(request, self.recipe, 1, 1), **self.changed)
         found = Measured(
             report.peak_bytes, report.peak_phase, report.reserved_bytes or 0, report.fits,
             self.batch * training_flops(one).total, 0, 0,
         )  # fmt: skip
         if not self.recipe.vllm:
             return found
-        need = predict_need(replace(setting, **self.set), spec.compute_capability)
+        need = predict_need(replace(setting, **self.changed), spec.compute_capability)
         needed, _, engine = beside(request, self.recipe, need)
         # Both ways with what an engine has for certain, its weights and a text's cache; the verdict is the planner's.
         handed = sum(need.at_generation.values()) + engine.nbytes  # while it gets the weights
@@ -72,9 +72,9 @@ class Preferences:
         return replace(found, peak=peak, phase=phase, reserved=needed, fits=request.room.verdict(needed) == FITS)
 
 
-def by(asked: Mapping[str, Any] | None = None, set: Mapping[str, Any] | None = None, **recipe: Any) -> Callable:
+def by(asked: Mapping[str, Any] | None = None, changed: Mapping[str, Any] | None = None, **recipe: Any) -> Callable:
     """A change of these fields."""
     return lambda base: {
         "recipe": replace(base.recipe, **recipe), "asked": {**base.asked, **(asked or {})},
-        "set": {**base.set, **(set or {})},
+        "changed": {**base.changed, **(changed or {})},
     }  # fmt: skip
