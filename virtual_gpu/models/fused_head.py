@@ -27,18 +27,21 @@ SINCE = "1.16"
 
 def has_fused_head() -> bool:
     """Whether a TRL is installed whose head is known here."""
-    try:
-        return version(metadata.version("trl")) >= version(SINCE)
-    except metadata.PackageNotFoundError:
-        return False
+    return _installed_between(SINCE)
 
 
-def logits_by_row() -> bool:
+def has_logits_by_row() -> bool:
     """Whether a TRL is installed whose DPO makes whole logits in the order that is known here (see `step.pairs`)."""
+    return _installed_between("1.6", "1.14")
+
+
+def _installed_between(first: str, end: str | None = None) -> bool:
+    """Whether a TRL from the one version on is installed, and before the other."""
     try:
-        return version("1.6") <= version(metadata.version("trl")) < version("1.14")
+        there = version(metadata.version("trl"))
     except metadata.PackageNotFoundError:
         return False
+    return version(first) <= there and (end is None or there < version(end))
 
 
 def require_fused_head() -> None:

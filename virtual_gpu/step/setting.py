@@ -14,7 +14,7 @@ from ..models.adapters import LORA_DROPOUT, LORA_RANK, PEFT, check_peft, names_o
 from ..models.attention import ATTENTION
 from ..models.configs import DEFAULT_MODEL, model_name
 from ..models.depth import text_config
-from ..models.fused_head import SINCE, has_fused_head, logits_by_row, require_fused_head
+from ..models.fused_head import SINCE, has_fused_head, has_logits_by_row, require_fused_head
 from ..models.kept import counts, kept_results
 from ..models.offloaded import reentrant_by_default, require_offload
 from ..rules.bitsandbytes import OUTLIER
@@ -345,7 +345,7 @@ class Setting:
             before = "precomputed" if arguments.precompute_ref_log_probs else "same"
             found |= {"objective": "dpo", "reference": before, "fused_lm_head": has_fused_head(), "padded": True}
             _check_logits(arguments)
-            found["logits_by_row"] = logits_by_row()
+            found["logits_by_row"] = has_logits_by_row()
         if any(kind.__name__ == "GRPOConfig" for kind in type(arguments).__mro__):
             _refuse(arguments, dict.fromkeys(_OF_GRPO))
             of = {"completion_length": arguments.max_completion_length, "beta": arguments.beta}
@@ -492,7 +492,7 @@ def _check_logits(arguments: Any) -> None:
     if has_fused_head():
         return
     losses = arguments.loss_type if isinstance(arguments.loss_type, (list, tuple)) else [arguments.loss_type]
-    if not logits_by_row() or getattr(arguments, "use_weighting", False) or "sft" in losses:
+    if not has_logits_by_row() or getattr(arguments, "use_weighting", False) or "sft" in losses:
         raise NotSupported(
             tr(
                 ko="DPOConfig: 로짓을 통째로 만드는 TRL의 DPO는 1.6부터 1.13까지의 것을, use_weighting과 "

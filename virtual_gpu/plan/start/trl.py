@@ -19,7 +19,7 @@ from typing import Any
 from ...cards import GPUSpec
 from ...language import tr
 from ...models.configs import checkpoint_dtype, load_config
-from ...models.fused_head import has_fused_head, logits_by_row
+from ...models.fused_head import has_fused_head, has_logits_by_row
 from ...step.setting import ASLEEP, AWAKE, Setting
 from . import hugging_face
 from .keys import EITHER, LESS, MORE, Keys, end_to_end, free, off
@@ -140,7 +140,7 @@ def read(
         keys.note("use_weighting" if keys.flag("use_weighting") else "loss_type", MORE)
     if not fused and not smooths:
         keys.note(
-            "loss_type", EITHER if pairs and not logits_by_row() else LESS,
+            "loss_type", EITHER if pairs and not has_logits_by_row() else LESS,
             tr(ko="로짓을 통째로 둔 것으로 셌다. 조각내는 TRL(1.16의 기본값)은 덜 든다",
                en="counted with all logits at once; TRL that makes them in tiles (the default of 1.16) takes less"),
         )  # fmt: skip
