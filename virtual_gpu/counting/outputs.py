@@ -1,7 +1,7 @@
 """What an operation on fake tensors gives, remembered: the same shapes in, the same shapes out.
 
 PyTorch's own cache of this kind spends most of its time on its key. Ours knows less: strided tensors of one fake mode,
-operations of aten. What it does not know is run by PyTorch.
+operations of `_LIBRARIES`. What it does not know is run by PyTorch.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _NAMES = (
     "squeeze.dim", "sub.Tensor", "sum.dim_IntList", "t", "tanh", "tanh_backward", "threshold_backward",
     "transpose.int", "unsqueeze", "view",
 )  # fmt: skip
+_LIBRARIES = ("aten", "bitsandbytes")  # whose operations do nothing but what their outputs say
 _IN_ONE_STEP = frozenset(op for name in _NAMES if (op := overload(name)) is not None)
 
 
@@ -97,7 +98,7 @@ class FakeOutputs:
 
 
 def _start(func: Any) -> list:
-    """How a key begins. By its address: an operation of aten is never freed, and its hash is a function of Python's."""
+    """How a key begins. By its address: such an operation is never freed, and its hash is a function of Python's."""
     return [id(func), torch.get_default_dtype()]
 
 
@@ -143,7 +144,7 @@ def _recipe(mode: FakeTensorMode, func: Any, out: Any, tensors: list[FakeTensor]
 
     A part is None, the index of the input that it is, or (index of the input that it is a view of, metadata).
     """
-    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags:
+    if func.namespace not in _LIBRARIES or torch.Tag.inplace_view in func.tags:
         return None
     if storages != [tensor.untyped_storage()._cdata for tensor in tensors]:
         return None
