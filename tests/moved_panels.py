@@ -10,6 +10,7 @@ from typing import Any
 
 import ipywidgets as widgets
 import odd_inputs as odd
+import torch
 from hypothesis import strategies as st
 
 import helpers
@@ -97,10 +98,11 @@ class Later:
 
 def drive(name: str, groups: list[list[Move]]) -> None:
     """Make a panel and move its controls; AssertionError where something is not as it must be."""
-    before = current_gpu().memory_allocated()
+    before, numbers = current_gpu().memory_allocated(), torch.get_rng_state()
     _moved(made(name), groups)
     gc.collect()
     assert current_gpu().memory_allocated() == before
+    assert torch.equal(torch.get_rng_state(), numbers), "the reader's next random numbers are others"
 
 
 def made(name: str) -> Panel:
@@ -177,7 +179,7 @@ def ends_well(panel: Panel) -> None:
 
 def is_readable(panel: Panel) -> None:
     """Whether everybody can read it and use it without a mouse."""
-    assert "실행하면" in repr(panel)
+    assert ("실행하면" if language() == "ko" else "is run") in repr(panel)
     assert 'role="status"' in panel.status.value
     if panel.prefix != "doctor":  # it shows words, and none before it is asked
         assert re.search(r'<svg [^>]*role="(?:img|group)" aria-label="[^"]{5,}"', panel.picture.value)

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import threading
+from itertools import cycle
 from pathlib import Path
 
 import ipywidgets as widgets
@@ -23,6 +24,7 @@ from helpers.chapters.c9_planner import panel as planner
 from helpers.gpu import current_gpu
 from helpers.panel import Answer, Kept, Panel
 from virtual_gpu.counting.gpu import VirtualGPU
+from virtual_gpu.language import set_language
 from virtual_gpu.units import human_bytes
 
 GPT2 = "openai-community/gpt2"
@@ -86,8 +88,9 @@ def odd_moves(name, times, most):
     each()
 
 
-@pytest.mark.parametrize("name", PANELS)
-def test_a_panel_survives_odd_moves(name):
+@pytest.mark.parametrize("name, language", zip(PANELS, cycle(("ko", "en"))))
+def test_a_panel_survives_odd_moves(name, language):
+    set_language(language)
     odd_moves(name, times=1, most=3)
 
 

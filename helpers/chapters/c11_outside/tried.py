@@ -77,7 +77,8 @@ def attempt(
     writes: it may write its checkpoints. settings: PYTORCH_ALLOC_CONF, where it is to be another.
     look: called with the card once the program has ended, however it did.
     """
-    with allocator_set_to(settings), virtual_gpu.cuda(gpu, host=host, writes=writes) as card:
+    numbers = torch.random.fork_rng(devices=[])  # what it draws, the reader's own cells do not miss
+    with numbers, allocator_set_to(settings), virtual_gpu.cuda(gpu, host=host, writes=writes) as card:
         meter, end = card.host.meter, {}
         try:
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
