@@ -80,6 +80,28 @@ def test_chapter_9s_panel_follows(open_notebook):
     notebook.choose(".planner-prefer", "학습을 덜 바꾸는 것")
     notebook.choose(".planner-host", "따지지 않는다")
 
+    # What is seldom changed is folded: what a model has not is told, what it has comes into the files.
+    notebook.click(".planner-more [class*=Collapse-header]")
+    write("modules", "head")
+    shown("status", "바뀌었다")
+    notebook.click("button.planner-search")
+    shown("status", "head", "lm_head", "wte")
+    write("modules", "wte")
+    write("rank", "64")
+    notebook.choose(".planner-split", "파이프라인 병렬 2")
+    shown("status", "바뀌었다")
+    notebook.click("button.planner-search")
+    shown("status", "pipeline_parallel=2")
+    notebook.choose(".planner-split", "플래너가 고른다")
+    notebook.click("button.planner-search")
+    shown("table", "LoRA")
+    notebook.choose(".planner-choice", "5. LoRA · mixed_bf16 · adamw_fused · 4 × 1")
+    shown("files", "lora_config.json")
+    notebook.wait_until(lambda: "wte" in notebook.html(".planner-files"), "the module is in the files")
+    notebook.screenshot("09_more", ".planner-panel")
+    write("modules", "")
+    write("rank", "8")
+
     # Full fine-tuning alone, and with its state in the RAM.
     for method in ("lora", "qlora"):
         notebook.click(f".planner-{method} input")

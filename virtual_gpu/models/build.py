@@ -54,9 +54,14 @@ def build_model(config: Any, dtype: torch.dtype, attention: str = "sdpa", device
             raise  # a real GPU may have run out of memory
         raise bad_configuration(config.model_type, error) from error
     _keep_in_fp32(model, dtype)
-    if getattr(model, "loss_type", "") is None:
-        model.loss_type = "ForCausalLM"  # what transformers takes anyway for GPT-2, with a warning
+    name_the_loss(model)
     return model
+
+
+def name_the_loss(model: nn.Module) -> None:
+    """Name what transformers takes for the loss of GPT-2, whose class does not say it: it would warn each time."""
+    if getattr(model, "loss_type", "") is None:
+        model.loss_type = "ForCausalLM"
 
 
 def check_depth(config: Any) -> None:

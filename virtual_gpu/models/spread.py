@@ -10,7 +10,7 @@ import torch
 
 from ..errors import NotSupported
 from ..language import tr
-from .build import build_model, dtype_argument
+from .build import build_model, dtype_argument, name_the_loss
 
 
 def device_map(config: Any, layers: Sequence[int]) -> dict[str, int]:
@@ -56,6 +56,7 @@ def load_spread(config: Any, layers: Sequence[int], dtype: torch.dtype, four_bit
             folder, device_map=device_map(config, layers), trust_remote_code=False, **how
         )
     model.config.use_cache = False
+    name_the_loss(model)
     return model
 
 

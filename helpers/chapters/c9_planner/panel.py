@@ -9,12 +9,14 @@ import ipywidgets as widgets
 
 from virtual_gpu.host.machines import MACHINES
 from virtual_gpu.language import tr
+from virtual_gpu.models.adapters import LORA_TARGETS
 from virtual_gpu.models.configs import architectures, load_config
 from virtual_gpu.plan import MARGIN, METHODS, PRECISIONS, Plans, plan_training
 from virtual_gpu.plan.pictures import table_html
 from virtual_gpu.plan.ranking import PREFERENCES, preference_label
 from virtual_gpu.plan.recipes import cpu_offload_label, method_label
 from virtual_gpu.plan.request import make_request
+from virtual_gpu.shards.mesh import context_label, copies_label, experts_label, stages_label, tensor_label
 
 from ...panel import Panel, status_line, whole
 from .heat_map import BATCH, SHOWN, TARGET, heat_map, stored
@@ -24,6 +26,12 @@ _GOALS = {  # GRPO has lengths of its own: `virtual-gpu fit` asks for them
     "sft": ("SFT(지도 미세 조정)", "SFT"),
     "dpo": ("DPO(선호 학습, 배치는 쌍의 수)", "DPO (the batch counts pairs)"),
 }
+# How several GPUs share the work, where it is not left to the planner; each by itself, so many of them.
+_SPLITS = {
+    "tensor_parallel": tensor_label, "context_parallel": context_label, "pipeline_parallel": stages_label,
+    "expert_parallel": experts_label, "replicas": copies_label,
+}  # fmt: skip
+_DEGREES = (2, 4, 8)
 
 
 class PlannerPanel(Panel):
@@ -47,6 +55,11 @@ class PlannerPanel(Panel):
         anywhere = tr(ko="따지지 않는다", en="any"), ""
         goal, rank, ram = tr(ko="학습 목표", en="objective"), tr(ko="순위 기준", en="ranked by"), tr(ko="RAM", en="RAM")
         selective = tr(ko="남는 메모리로 재계산 줄이기", en="spend what is left on recomputing less")
+        kinds = tr(ko="어텐션", en="attention"), tr(ko="모든 선형층", en="all linear layers")
+        whole_layers = tr(ko="통째로 학습", en="trained whole")
+        target, split = tr(ko="LoRA 대상", en="LoRA on"), tr(ko="나누는 법", en="shared by")
+        spread = tr(ko="device_map(층을 펼치기)", en="device_map (layers spread)"), ("device_map", True)
+        splits = [(label(n), (name, n)) for name, label in _SPLITS.items() for n in _DEGREES]
         slider = widgets.SelectionSlider
         self.controls = {
             "model": self.control(widgets.Combobox, "model", model, options=models, value=FIRST),
@@ -70,6 +83,14 @@ class PlannerPanel(Panel):
                 widgets.Checkbox, "cpu_offload", cpu_offload_label(), value=False, indent=False
             ),
             "selective": self.control(widgets.Checkbox, "selective", selective, value=False, indent=False),
+            "lora_rank": self.control(widgets.Text, "rank", tr(ko="LoRA rank", en="LoRA rank"), value="8"),
+            "lora_targets": self.control(
+                widgets.Dropdown, "targets", target, options=[*zip(kinds, LORA_TARGETS, strict=True)]
+            ),
+            "modules_to_save": self.control(
+                widgets.Text, "modules", whole_layers, placeholder="embed_tokens,lm_head", tooltip="modules_to_save"
+            ),
+            "split": self.control(widgets.Dropdown, "split", split, options=[free, *splits, spread]),
         }
         search = tr(ko="찾기", en="search")
         self.search = self.button("search", search, self._search, button_style="primary", icon="search")
@@ -83,8 +104,11 @@ class PlannerPanel(Panel):
         self._shown_for: dict[str, Any] | None = None  # what the plans were found for
         self._found: dict[Any, Plans] = {}
         boxes = [*self.controls.values()]
+        seldom = widgets.Accordion([widgets.VBox(boxes[-4:])], selected_index=None).add_class("planner-more")
+        seldom.set_title(0, tr(ko="더 정하기: LoRA, 여러 GPU에 나누는 법", en="More: LoRA, how several GPUs share"))
         shown = self.map, self.table, self.picture, self.why, self.choice, self.files
-        self.lay_out(boxes[:4], boxes[4:8], boxes[8:11], [*boxes[11:], self.search], shown=shown)
+        rows = boxes[8:11], [seldom], [*boxes[11:-4], self.search]
+        self.lay_out(boxes[:4], boxes[4:8], *rows, shown=shown)
         self.move(self._search)
 
     def clear(self) -> None:
@@ -95,7 +119,11 @@ class PlannerPanel(Panel):
         values = super().values()
         methods = tuple(method for method in METHODS if values.pop(method))
         values["batch"] = whole(values["batch"])
+        values["lora_rank"] = whole(values["lora_rank"])
+        values["modules_to_save"] = tuple(filter(None, map(str.strip, values["modules_to_save"].split(","))))
         values |= {name: values[name] or None for name in ("precision", "optimizer", "host")}
+        if split := values.pop("split"):
+            values |= dict([split])
         return {**values, "model": values["model"].strip(), "methods": methods}
 
     def _map(self) -> str:
