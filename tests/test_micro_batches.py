@@ -35,6 +35,8 @@ def few():
         {"peft": "qlora", "lora_targets": "all-linear"},
         {"precision": "mixed_fp16", "optimizer": "adafactor"},
         {"model_id": "meta-llama/Llama-3.2-1B", "optimizer": "adamw_8bit"},
+        # Its layers have biases, in fp32: bitsandbytes casts them once.
+        {"model_id": "EleutherAI/polyglot-ko-1.3b", "peft": "qlora", "precision": "autocast_fp16"},
     ],
     ids=str,
 )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from .repeats import alike
+from .timeline import CATEGORIES
 from .trace import Trace
 
 # Of the two optimizer steps of a run. In the first step the first micro-batch makes the gradients, and two are to be
@@ -21,7 +22,8 @@ def with_micro_batches(trace: Trace, wanted: int) -> Trace | None:
     A micro-batch is a forward and a backward phase, and a step phase follows the last. The last one of the first step
     must release nothing older than itself, what follows must release nothing of it, and where more are wanted it must
     be `alike` the one before it: then what comes after it is as if there had been more. The one of the second step must
-    do what the first of the first step did, but for what that made to last: then it goes on as that step did.
+    do what the first of the first step did, but for what that did once (`_goes_again`): then it goes on as that step
+    did.
     """
     number = min(wanted, MICRO_BATCHES)
     first, second = (("forward", "backward") * times + ("step",) for times in (number, LATER))
@@ -94,16 +96,19 @@ def _lengthened(trace: Trace, place: int, turn: slice, phases: int, more: int) -
 
 
 def _goes_again(trace: Trace, first: slice, again: slice) -> bool:
-    """Whether `again` allocates and releases what `first` did, but for what that made to last: cuBLAS's workspace.
+    """Whether `again` allocates and releases what `first` did, but for what that made to last, and what that replaced.
 
-    Of what lay there before either, which block is released is not compared.
+    That is cuBLAS's workspace, and a bias in another dtype, which bitsandbytes' layers cast once and keep. Of what lay
+    there before either, which block is released is not compared.
     """
     entries = np.arange(first.start, first.stop)
     stays = trace.allocates[first] & ~np.isin(entries, trace.born[~trace.allocates])
-    same = entries[~stays]
+    weights = trace.category[first] == CATEGORIES.index("parameters")
+    once = stays | (weights & ~trace.allocates[first] & (trace.born[first] < first.start))
+    same = entries[~once]
     if len(same) != again.stop - again.start:
         return False
-    place = np.cumsum(~stays) - 1  # of an entry of the first among those that are the same
+    place = np.cumsum(~once) - 1  # of an entry of the first among those that are the same
     born = trace.born[same] - first.start
     own, others = np.where(born >= 0, place[born], -1), np.maximum(trace.born[again] - again.start, -1)
     return (
