@@ -147,8 +147,19 @@ def test_every_architecture_says_where_it_is_from():
         assert isinstance(getattr(torch, entry["dtype"]), torch.dtype), model_id
 
 
-# The hub's safetensors metadata, of those that are not altogether their bases.
+# The hub's safetensors metadata, of those that are not altogether their bases; of Gemma 3 the report's table 1 has
+# 10,759M beside the embedding.
 PUBLISHED = {
+    "meta-llama/Llama-2-7b-hf": 6_738_415_616,
+    "meta-llama/Llama-2-13b-chat-hf": 13_015_864_320,
+    "meta-llama/Llama-2-70b-hf": 68_976_648_192,
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
+    "HuggingFaceTB/SmolLM2-135M": 134_515_008,
+    "HuggingFaceTB/SmolLM2-360M-Instruct": 361_821_120,
+    "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384,
+    "Qwen/Qwen2.5-3B": 3_085_938_688,
+    "Qwen/Qwen2.5-14B-Instruct": 14_770_033_664,
+    "Qwen/Qwen2.5-32B": 32_763_876_352,
     "meta-llama/Meta-Llama-3-8B": 8_030_261_248,
     "meta-llama/Meta-Llama-3-70B-Instruct": 70_553_706_496,
     "mistralai/Mistral-7B-v0.1": 7_241_732_096,
@@ -157,7 +168,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("model_id", variants())
-def test_a_model_for_instructions_has_its_base_s_architecture(model_id, no_network):
+def test_a_variant_has_its_base_s_architecture(model_id, no_network):
     """Known without the hub and its gate; but for what is said to be other, the same configuration."""
     said = json.loads((Path(bundled.__file__).parent / "variants.json").read_text(encoding="utf-8"))["models"][model_id]
     one, base = load_config(model_id).to_dict(), load_config(said["of"]).to_dict()
@@ -166,8 +177,13 @@ def test_a_model_for_instructions_has_its_base_s_architecture(model_id, no_netwo
     assert ("rope_parameters" in other) <= bool({"rope_scaling", "rope_theta"} & {*said.get("changes", {})})
     if model_id in PUBLISHED:
         assert count_parameters(build_model(load_config(model_id), torch.float16)) == PUBLISHED[model_id]
-    assert resolve_model_id(model_id.split("/")[-1].lower()) == model_id and model_id not in architectures()
-    assert checkpoint_dtype(model_id, None) == checkpoint_dtype(said["of"], None) == torch.bfloat16
+    short = resolve_model_id(model_id.split("/")[-1].lower())
+    named = {"_name_or_path": short, "name_or_path": short}
+    copied = one | {key: named[key] for key in one.keys() & named} == load_config(short).to_dict()
+    assert short == model_id or (model_id.startswith("NousResearch/") and copied)
+    assert model_id not in architectures()
+    assert checkpoint_dtype(model_id, None) == getattr(torch, said.get("dtype", "bfloat16"))
+    assert checkpoint_dtype(said["of"], None) == torch.bfloat16
     assert not no_network
 
 

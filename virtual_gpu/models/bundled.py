@@ -15,12 +15,13 @@ def architectures() -> dict[str, dict]:
 
 @functools.cache
 def variants() -> dict[str, dict]:
-    """Models of the same architecture, as trained for instructions: hub id → an entry as of `architectures`."""
+    """Models of the same architecture, trained for instructions or of another size: hub id → as `architectures`."""
     said, found = _data("variants.json"), {}
     for name, variant in said["models"].items():
         entry = architectures()[variant["of"]]
         config = {**entry["config"], **variant.get("changes", {})}
-        found[name] = {"config": config, "dtype": entry["dtype"], "source": said["source"]}
+        dtype = variant.get("dtype", entry["dtype"])
+        found[name] = {"config": config, "dtype": dtype, "source": said["source"]}
     return found
 
 

@@ -50,9 +50,10 @@ def bundled(model_id: str) -> dict | None:
 
 def resolve_model_id(model_id: Any) -> str:
     """The full hub id of a bundled architecture ("gpt2" and any case work); other ids and paths as they are."""
-    known = {}
+    known: dict[str, str] = {}
     for name in (*architectures(), *variants()):
-        known |= {name.lower(): name, name.split("/")[-1].lower(): name}
+        for said in (name, name.split("/")[-1]):
+            known.setdefault(said.lower(), name)  # of a short name the first has it, whose copies come later
     model_id = str(model_id)
     return known.get(model_id.lower(), model_id)
 

@@ -141,12 +141,14 @@ def run_rank(
     refuse_in_a_block()
     convention, task = convention.fp32_shards if pairs else convention, pairs or generated
     moved: Counter[int] = Counter()
-    repeated = kv_repeated() if repeat_kv else nullcontext()
-    with fake_world(layout.ranks, rank), running(config.model_type), warnings.catch_warnings(), repeated:
+    repeated, gpu = kv_repeated() if repeat_kv else nullcontext(), VirtualGPU(spec, limited=False)
+    gpu.meter.stream = _Streams()
+    with (
+        fake_world(layout.ranks, rank), running(config.model_type), warnings.catch_warnings(), repeated,
+        gpu.interrupts_wait(),  # splitting pushes and pops modes of PyTorch's, of which Ctrl+C would leave one
+    ):  # fmt: skip
         # FSDP2 warns that a DTensor's output is a view; nothing here writes into one.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
-        gpu = VirtualGPU(spec, limited=False)
-        gpu.meter.stream = _Streams()
         model, mesh = (
             shard(config, layout, convention) if adapters is None else shard_adapters(config, layout, adapters, gpu)
         )
@@ -155,7 +157,7 @@ def run_rank(
             second = split_second(config, layout, convention, mesh["data"])
         if pairs and pairs.moment == "alone":
             model = second
-        with gpu.interrupts_wait(), _resizes_counted(gpu), _shapes_uncounted(gpu), ExitStack() as heads:
+        with _resizes_counted(gpu), _shapes_uncounted(gpu), ExitStack() as heads:
             shards = _place(model, gpu)
             if second not in (None, model):
                 shards = shards + _place(second, gpu)
