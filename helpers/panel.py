@@ -288,10 +288,12 @@ class Panel(widgets.VBox):
 
     def _in_its_words(self, text: str) -> str:
         """An argument's name at the beginning of an error as the control's label says it."""
-        name, equals, rest = text.partition("=")
-        its = (one for key, one in self.controls.items() if equals and (name == key or name.startswith(f"{key}_")))
-        control = next(its, None)
-        return text if control is None else f"{control.description} {rest}"
+        begins = re.match(r"(\w+)(=|: )", text)
+        name, rest = ("", text) if begins is None else (begins[1], text[begins.end() :])
+        its = (one for key, one in self.controls.items() if name == key or name.startswith(f"{key}_"))
+        if (control := next(its, None)) is None:
+            return text
+        return f"{control.description}{' ' if begins[2] == '=' else ': '}{rest}"
 
     def _changed(self) -> None:
         answer = self.answered(self.values())

@@ -30,7 +30,6 @@ from typing import Any
 import hypothesis
 import moved_panels as panels
 import odd_inputs as odd
-import rich.style  # noqa: F401  draws a random number at its import, which TRL makes: before anything is compared
 import torch
 from hypothesis import strategies as st
 from process_state import code_state, differences, gpus_alive, process_state, stand_ins

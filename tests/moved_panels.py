@@ -10,8 +10,8 @@ from typing import Any
 
 import ipywidgets as widgets
 import odd_inputs as odd
-import torch
 from hypothesis import strategies as st
+from process_state import random_numbers
 
 import helpers
 from helpers.chapters.c7_split.panel import pipeline_panel
@@ -98,11 +98,11 @@ class Later:
 
 def drive(name: str, groups: list[list[Move]]) -> None:
     """Make a panel and move its controls; AssertionError where something is not as it must be."""
-    before, numbers = current_gpu().memory_allocated(), torch.get_rng_state()
+    before, numbers = current_gpu().memory_allocated(), random_numbers()
     _moved(made(name), groups)
     gc.collect()
     assert current_gpu().memory_allocated() == before
-    assert torch.equal(torch.get_rng_state(), numbers), "the reader's next random numbers are others"
+    assert random_numbers() == numbers, "the reader's next random numbers are others"
 
 
 def made(name: str) -> Panel:

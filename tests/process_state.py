@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import rich.style  # noqa: F401  draws a random number at its import, which TRL makes: before anything is compared
 import torch
 import torch.distributed as dist
 
@@ -42,6 +43,15 @@ _HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backwar
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
+
+
+def random_numbers() -> tuple[str, ...]:
+    """What torch, NumPy and Python will draw next."""
+    return (
+        _digest(torch.get_rng_state().numpy().tobytes()),
+        _digest(np.random.get_state()[1].tobytes() + bytes(np.random.get_state()[2])),
+        _digest(repr(random.getstate()).encode()),
+    )
 
 
 def process_state() -> dict[str, Any]:
@@ -71,11 +81,7 @@ def process_state() -> dict[str, Any]:
             torch.backends.cuda.math_sdp_enabled(),
         ),
         "threads of torch": (torch.get_num_threads(), torch.get_num_interop_threads()),
-        "random numbers": (
-            _digest(torch.get_rng_state().numpy().tobytes()),
-            _digest(np.random.get_state()[1].tobytes() + bytes(np.random.get_state()[2])),
-            _digest(repr(random.getstate()).encode()),
-        ),
+        "random numbers": random_numbers(),
         "hooks of modules": {name: len(getattr(torch.nn.modules.module, name)) for name in _HOOKS},
         "hooks of optimizers": (
             len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks),

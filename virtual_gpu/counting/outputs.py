@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 
 from ..rules.registry import overload
 
+_NUMBERS = frozenset((int, float))
 _PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 
 # Whose outputs PyTorch's C++ tells on meta tensors as on a card: structured kernels, and views. A fake-tensor mode asks
@@ -28,10 +29,11 @@ _NAMES = (
     "squeeze.dim", "sub.Tensor", "sum.dim_IntList", "t", "tanh", "tanh_backward", "threshold_backward",
     "transpose.int", "unsqueeze", "view",
 )  # fmt: skip
-_LIBRARIES = ("aten", "bitsandbytes")  # whose operations do nothing but what their outputs say
+_LIBRARIES = ("aten", "bitsandbytes")  # of whose fake outputs the key says all; what kernels take, `rules` knows
 _IN_ONE_STEP = frozenset(op for name in _NAMES if (op := overload(name)) is not None)
 
 
+_gives: dict[int, bool] = {}  # id of an operation → whether it gives anything
 _DEVICE = "_fake_device"  # where a fake tensor keeps its device in PyTorch 2.13, behind a property
 
 
@@ -61,7 +63,7 @@ class FakeOutputs:
         `run` finds them where they are not known, and says whether they may be.
         """
         key, tensors = _start(func), []
-        if not (_describe(mode, args, key, tensors) and (not kwargs or _describe(mode, kwargs.items(), key, tensors))):
+        if not _described(mode, func, args, kwargs, key, tensors):
             return run()[0]
         recipe = self.recipes.get(key := tuple(key))
         if recipe is not None:
@@ -75,14 +77,14 @@ class FakeOutputs:
         recipe = _recipe(mode, func, out, tensors, storages) if may_be_known else None
         if recipe is not None:
             again = _start(func)
-            if _describe(mode, args, again, []) and _describe(mode, kwargs.items(), again, []) and tuple(again) == key:
+            if _described(mode, func, args, kwargs, again, []) and tuple(again) == key:
                 self._remember(key, recipe)
         return out
 
     def known(self, mode: FakeTensorMode, func: Any, args: Sequence, kwargs: dict) -> Any:
         """The outputs of func(*args, **kwargs) where they are known; None where not, or where they are None."""
         key, tensors = _start(func), []
-        if _describe(mode, args, key, tensors) and (not kwargs or _describe(mode, kwargs.items(), key, tensors)):
+        if _described(mode, func, args, kwargs, key, tensors):
             recipe = self.recipes.get(tuple(key))
             if recipe is not None:
                 return _make(mode, recipe, tensors)
@@ -102,7 +104,23 @@ def _start(func: Any) -> list:
     return [id(func), torch.get_default_dtype()]
 
 
-def _describe(mode: FakeTensorMode, values: Any, key: list, tensors: list[FakeTensor]) -> bool:
+def _described(
+    mode: FakeTensorMode, func: Any, args: Sequence, kwargs: dict, key: list, tensors: list[FakeTensor]
+) -> bool:
+    """Append what is to be known of an operation's arguments to the key; False where they are unknown.
+
+    Of one that gives nothing, an optimizer's step, numbers say nothing: a rate and a step are others each time.
+    """
+    gives = id(func)
+    if gives not in _gives:
+        _gives[gives] = bool(func._schema.returns)
+    numbers = _gives[gives]
+    return _describe(mode, args, key, tensors, numbers) and (
+        not kwargs or _describe(mode, kwargs.items(), key, tensors, numbers)
+    )
+
+
+def _describe(mode: FakeTensorMode, values: Any, key: list, tensors: list[FakeTensor], numbers: bool = True) -> bool:
     """Append what is to be known of the values to the key, and the tensors among them to `tensors`; False: unknown."""
     for value in values:
         kind = type(value)
@@ -120,10 +138,10 @@ def _describe(mode: FakeTensorMode, values: Any, key: list, tensors: list[FakeTe
             key += (dtype, own.get(_DEVICE) or value.fake_device, value.storage_offset(), value.shape, value.stride())
             tensors.append(value)
         elif kind in _PLAIN:
-            key += (kind, value)  # 1, 1.0 and True are equal
+            key += (kind, value if numbers or kind not in _NUMBERS else None)  # 1, 1.0 and True are equal
         elif kind is list or kind is tuple:
             key += (kind, len(value))
-            if not _describe(mode, value, key, tensors):
+            if not _describe(mode, value, key, tensors, numbers):
                 return False
         else:
             return False

@@ -104,19 +104,27 @@ def _goes_again(trace: Trace, first: slice, again: slice) -> bool:
     entries = np.arange(first.start, first.stop)
     stays = trace.allocates[first] & ~np.isin(entries, trace.born[~trace.allocates])
     weights = trace.category[first] == CATEGORIES.index("parameters")
-    once = stays | (weights & ~trace.allocates[first] & (trace.born[first] < first.start))
-    same = entries[~once]
+    replaced = weights & ~trace.allocates[first] & (trace.born[first] < first.start)
+    ways = [stays]
+    if replaced.any() and (np.cumsum(stays) >= np.cumsum(replaced)).all():  # each after what is there instead
+        ways.append(stays | replaced)
+    return any(_does(trace, entries, again, once) for once in ways)
+
+
+def _does(trace: Trace, entries: np.ndarray, again: slice, once: np.ndarray) -> bool:
+    """Whether `again` does what these entries did, without those that were done `once`."""
+    same, start = entries[~once], entries[0]
     if len(same) != again.stop - again.start:
         return False
     place = np.cumsum(~once) - 1  # of an entry of the first among those that are the same
-    born = trace.born[same] - first.start
+    born = trace.born[same] - start
     own, others = np.where(born >= 0, place[born], -1), np.maximum(trace.born[again] - again.start, -1)
     return (
         np.array_equal(own, others)
         and np.array_equal(trace.nbytes[same], trace.nbytes[again])
         and np.array_equal(trace.category[same], trace.category[again])
         and np.array_equal(trace.stream[same], trace.stream[again])
-        and np.array_equal(trace.span[same] - trace.span[first.start], trace.span[again] - trace.span[again.start])
+        and np.array_equal(trace.span[same] - trace.span[start], trace.span[again] - trace.span[again.start])
     )
 
 

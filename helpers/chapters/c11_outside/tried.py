@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
+import numpy as np
 import torch
 
 import virtual_gpu
@@ -63,6 +65,18 @@ class Outcome:
         return " · ".join(filter(None, (f"{end}: {human_bytes(self.asked)}", self.where)))
 
 
+@contextlib.contextmanager
+def _readers_numbers() -> Iterator[None]:
+    """What is drawn in this block, and where it sets a seed, the reader's own cells do not notice."""
+    python, numpys = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpys)
+
+
 def attempt(
     program: Callable[[], Any],
     gpu: str | GPUSpec = "T4",
@@ -77,8 +91,7 @@ def attempt(
     writes: it may write its checkpoints. settings: PYTORCH_ALLOC_CONF, where it is to be another.
     look: called with the card once the program has ended, however it did.
     """
-    numbers = torch.random.fork_rng(devices=[])  # what it draws, the reader's own cells do not miss
-    with numbers, allocator_set_to(settings), virtual_gpu.cuda(gpu, host=host, writes=writes) as card:
+    with _readers_numbers(), allocator_set_to(settings), virtual_gpu.cuda(gpu, host=host, writes=writes) as card:
         meter, end = card.host.meter, {}
         try:
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):

@@ -56,9 +56,9 @@ class PlannerPanel(Panel):
         goal, rank, ram = tr(ko="학습 목표", en="objective"), tr(ko="순위 기준", en="ranked by"), tr(ko="RAM", en="RAM")
         selective = tr(ko="남는 메모리로 재계산 줄이기", en="spend what is left on recomputing less")
         kinds = tr(ko="어텐션", en="attention"), tr(ko="모든 선형층", en="all linear layers")
-        whole_layers = tr(ko="통째로 학습", en="trained whole")
-        target, split = tr(ko="LoRA 대상", en="LoRA on"), tr(ko="나누는 법", en="shared by")
-        spread = tr(ko="device_map(층을 펼치기)", en="device_map (layers spread)"), ("device_map", True)
+        whole_layers = tr(ko="통째로 학습할 층", en="trained whole")
+        target, split = tr(ko="LoRA 대상", en="LoRA on"), tr(ko="분할 방식", en="shared by")
+        spread = tr(ko="device_map(층을 GPU에 나누어 올리기)", en="device_map (layers spread)"), ("device_map", True)
         splits = [(label(n), (name, n)) for name, label in _SPLITS.items() for n in _DEGREES]
         slider = widgets.SelectionSlider
         self.controls = {
@@ -88,7 +88,7 @@ class PlannerPanel(Panel):
                 widgets.Dropdown, "targets", target, options=[*zip(kinds, LORA_TARGETS, strict=True)]
             ),
             "modules_to_save": self.control(
-                widgets.Text, "modules", whole_layers, placeholder="embed_tokens,lm_head", tooltip="modules_to_save"
+                widgets.Text, "modules", whole_layers, placeholder="modules_to_save (embed_tokens,lm_head)"
             ),
             "split": self.control(widgets.Dropdown, "split", split, options=[free, *splits, spread]),
         }
@@ -105,7 +105,7 @@ class PlannerPanel(Panel):
         self._found: dict[Any, Plans] = {}
         boxes = [*self.controls.values()]
         seldom = widgets.Accordion([widgets.VBox(boxes[-4:])], selected_index=None).add_class("planner-more")
-        seldom.set_title(0, tr(ko="더 정하기: LoRA, 여러 GPU에 나누는 법", en="More: LoRA, how several GPUs share"))
+        seldom.set_title(0, tr(ko="추가 설정: LoRA, 여러 GPU로 나누는 방식", en="More: LoRA, how several GPUs share"))
         shown = self.map, self.table, self.picture, self.why, self.choice, self.files
         rows = boxes[8:11], [seldom], [*boxes[11:-4], self.search]
         self.lay_out(boxes[:4], boxes[4:8], *rows, shown=shown)
@@ -125,6 +125,14 @@ class PlannerPanel(Panel):
         if split := values.pop("split"):
             values |= dict([split])
         return {**values, "model": values["model"].strip(), "methods": methods}
+
+    def _in_its_words(self, text: str) -> str:
+        """As of every panel; of a split, which is an option, its name."""
+        split = self.controls["split"]
+        said = f"{split.value[0]}=" if split.value else ""
+        if said and text.startswith(said):
+            return f"{split.label}:{text.partition(':')[2]}"
+        return super()._in_its_words(text)
 
     def _map(self) -> str:
         """What was computed before: a cell that is pressed chooses its model and its GPU."""
