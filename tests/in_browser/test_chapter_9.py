@@ -91,7 +91,7 @@ def test_chapter_9s_panel_follows(open_notebook):
     notebook.choose(".planner-split", "파이프라인 병렬 2")
     shown("status", "바뀌었다")
     notebook.click("button.planner-search")
-    shown("status", "파이프라인 병렬 2: gpt2")
+    shown("status", "파이프라인 병렬 2: GPU 1개")
     notebook.choose(".planner-split", "플래너가 고른다")
     notebook.click("button.planner-search")
     shown("table", "LoRA")
