@@ -27,6 +27,8 @@ def test_a_panel_in_two_browsers(lab, browser, open_notebook, tmp_path):
         both = first, second
         kernels = {page.evaluate("() => window.courseNotebook.sessionContext.session.kernel.id") for page in both}
         assert len(kernels) == 1
+        for page in both:  # what moves while JupyterLab still asks the kernel for a widget's state, it may not hear of
+            page.locator(".memory-status", has_text="T4").wait_for(timeout=LOOK_TIMEOUT_S * 1000)
         for mover, gpu in ((first, "A100-40GB"), (second, "L4")):
             mover.locator(".memory-gpu select").select_option(label=gpu)
             for page in both:

@@ -83,7 +83,7 @@ class PlannerPanel(Panel):
                 widgets.Checkbox, "cpu_offload", cpu_offload_label(), value=False, indent=False
             ),
             "selective": self.control(widgets.Checkbox, "selective", selective, value=False, indent=False),
-            "lora_rank": self.control(widgets.Text, "rank", tr(ko="LoRA rank", en="LoRA rank"), value="8"),
+            "lora_rank": self.control(widgets.Text, "rank", "LoRA rank", value="8"),
             "lora_targets": self.control(
                 widgets.Dropdown, "targets", target, options=[*zip(kinds, LORA_TARGETS, strict=True)]
             ),
