@@ -15,6 +15,7 @@ from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.counting.outputs import _IN_ONE_STEP, FakeOutputs, _in_one_step
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.models.depth import with_depth
+from virtual_gpu.step.optimizers import make_optimizer
 from virtual_gpu.step.predict import virtual_run
 from virtual_gpu.step.setting import Setting
 
@@ -91,6 +92,21 @@ def test_a_run_is_the_same_without_the_memory(monkeypatch, name, gpu):
         assert (trace.names, its_numbers) == (expected.names, numbers)
         for name in ("born", "nbytes", "held", "category", "span"):
             assert np.array_equal(getattr(trace, name), getattr(expected, name)), name
+
+
+def test_a_step_of_bitsandbytes_is_known_whatever_its_number(gpu, outputs):
+    """Each step has another number, and another rate where there is a schedule."""
+    layer = gpu.place(torch.nn.Linear(256, 256, bias=False))
+    optimizer, known = make_optimizer("adamw_8bit", layer, 1e-3, gpu), []
+    with gpu.record(layer, optimizer) as record:
+        for step in range(3):
+            layer.weight.grad = gpu.place(torch.empty(256, 256))
+            optimizer.param_groups[0]["lr"] = 1e-3 / (1 + step)
+            with record.phase("step"):
+                optimizer.step()
+            update = torch.ops.bitsandbytes.optimizer_update_8bit_blockwise.default
+            known.append(sum(key[0] == id(update) for key in outputs.recipes))
+    assert known == [1, 1, 1]
 
 
 # -- programs of operations, beside real tensors ----------------------------------------------------------------------

@@ -182,8 +182,8 @@ def test_a_variant_has_its_base_s_architecture(model_id, no_network):
     copied = one | {key: named[key] for key in one.keys() & named} == load_config(short).to_dict()
     assert short == model_id or (model_id.startswith("NousResearch/") and copied)
     assert model_id not in architectures()
-    assert checkpoint_dtype(model_id, None) == getattr(torch, said.get("dtype", "bfloat16"))
-    assert checkpoint_dtype(said["of"], None) == torch.bfloat16
+    its, base_s = (checkpoint_dtype(name, None) for name in (model_id, said["of"]))
+    assert its == (getattr(torch, said["dtype"]) if "dtype" in said else base_s)
     assert not no_network
 
 

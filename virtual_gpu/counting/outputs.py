@@ -111,10 +111,8 @@ def _described(
 
     Of one that gives nothing, an optimizer's step, numbers say nothing: a rate and a step are others each time.
     """
-    gives = id(func)
-    if gives not in _gives:
-        _gives[gives] = bool(func._schema.returns)
-    numbers = _gives[gives]
+    if (numbers := _gives.get(id(func))) is None:
+        numbers = _gives[id(func)] = bool(func._schema.returns)
     return _describe(mode, args, key, tensors, numbers) and (
         not kwargs or _describe(mode, kwargs.items(), key, tensors, numbers)
     )

@@ -16,13 +16,12 @@ def architectures() -> dict[str, dict]:
 @functools.cache
 def variants() -> dict[str, dict]:
     """Models of the same architecture, trained for instructions or of another size: hub id → as `architectures`."""
-    said, found = _data("variants.json"), {}
+    said, found = _data("variants.json"), {**architectures()}
     for name, variant in said["models"].items():
-        entry = architectures()[variant["of"]]
-        config = {**entry["config"], **variant.get("changes", {})}
-        dtype = variant.get("dtype", entry["dtype"])
-        found[name] = {"config": config, "dtype": dtype, "source": said["source"]}
-    return found
+        base = found[variant["of"]]  # an architecture, or a variant that came before
+        config = {**base["config"], **variant.get("changes", {})}
+        found[name] = {"config": config, "dtype": variant.get("dtype", base["dtype"]), "source": said["source"]}
+    return {name: found[name] for name in said["models"]}
 
 
 def _data(name: str) -> dict[str, dict]:
