@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from virtual_gpu.models.depth import turns_of
+from virtual_gpu.models.depth import Turns, turns_alike, turns_of, with_layers
 from virtual_gpu.trace import depth as depth_module
 from virtual_gpu.trace.depth import continuation
 from virtual_gpu.trace.recorder import TimelineRecorder
@@ -130,7 +130,7 @@ def test_traces_of_other_phases_are_refused():
         (["dense"] + ["sparse"] * 60, (1, 1, 60)),
         ((["sliding"] * 5 + ["full"]) * 10 + ["sliding"] * 2, (2, 6, 10)),
         (list(range(24)), (0, 1, 24)),
-        (["sliding", "full"] * 5, None),
+        (["sliding", "full"] * 5, (0, 2, 5)),
         (["sliding"] * 29 + ["full"], None),
     ],
 )
@@ -138,7 +138,38 @@ def test_how_layers_take_turns(kinds, turns):
     config = SimpleNamespace(num_hidden_layers=len(kinds) if kinds else 24)
     if kinds:
         config.layer_types = kinds
-    assert turns_of(config) == turns
+    assert turns_of(config) == (turns and Turns(*turns))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "turns"),
+    [
+        ((["sliding"] * 5 + ["full"]) * 4 + ["sliding"] * 2, (6, 1, 20, (0, 5))),
+        (["sliding", "full"] * 3, (2, 1, 4, (0, 1))),
+        (["sliding"] * 5 + ["full"] + ["sliding"] * 7, None),  # not less work
+        (["full"] * 24, None),
+        (["sliding", "full", "none"] * 8, None),  # two turns compare two kinds
+    ],
+)
+def test_kinds_that_may_do_the_same(kinds, turns):
+    config = SimpleNamespace(num_hidden_layers=len(kinds), layer_types=kinds)
+    assert turns_alike(config) == (turns and Turns(*turns))
+    if turns:
+        shallow = [with_layers(config, Turns(*turns).layers(more)).layer_types for more in (0, 2)]
+        assert {*shallow[1][len(shallow[0]) :]} == {*kinds}
+        assert shallow[1][: len(shallow[0])] == shallow[0] == kinds[: turns[0]]
+
+
+def test_turns_are_compared_in_every_run_that_goes_on():
+    """A shorter run that has both turns must have them alike, whatever its sizes."""
+    ones, threes, uneven = ([Run(FULL, n, grow).trace for n in (2, 4)] for grow in (
+        lambda layer, layers: 1, lambda layer, layers: 3, lambda layer, layers: 1 + layer % 2,
+    ))  # fmt: skip
+    found = continuation(*ones, 6, 2)
+    assert same(found.like, ones[1])
+    assert same(found.of(threes[1]), Run(FULL, 8, lambda layer, layers: 3).trace)
+    assert found.of(uneven[1]) is None
+    assert continuation(*ones, 6).of(Run(FULL, 3, lambda layer, layers: 1 + layer % 2).trace) is not None
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,11 @@ SMALL = {
     "deep/neox": NEOX | {"num_hidden_layers": 6},
     "deep/llama": LLAMA | {"num_hidden_layers": 6},
     "turns/gemma": GEMMA | {"num_hidden_layers": 12, "layer_types": ["sliding_attention", "full_attention"] * 6},
+    "windows/gemma": GEMMA
+    | {
+        "num_hidden_layers": 12,
+        "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 3,
+    },
     "uneven/gemma": GEMMA | {"num_hidden_layers": 7, "layer_types": ["sliding_attention"] * 6 + ["full_attention"]},
     "five/neox": NEOX | {"num_hidden_layers": 5},
 }
@@ -518,14 +523,14 @@ def test_the_unlimited_run_is_the_experiment(small, setting):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "setting",
+    "setting, first",
     [
-        {"model_id": "deep/neox", "peft": "lora", "gradient_checkpointing": True},
-        {"model_id": "turns/gemma"},  # its window is 8 tokens long
+        ({"model_id": "deep/neox", "peft": "lora", "gradient_checkpointing": True}, 2),
+        ({"model_id": "turns/gemma"}, 5),  # a window of 8 tokens: three for that its kinds do not do the same
     ],
     ids=str,
 )
-def test_another_batch_or_length_takes_one_shallow_run(small, setting, monkeypatch):
+def test_another_batch_or_length_takes_one_shallow_run(small, setting, first, monkeypatch):
     """What two depths have shown holds while the same things happen, of whatever sizes; else they are run anew."""
     runs, real = [], predict.virtual_run
     forget_shallow_runs()
@@ -539,7 +544,28 @@ def test_another_batch_or_length_takes_one_shallow_run(small, setting, monkeypat
         assert report.method == "depth"
         assert_the_same(report, predict_memory(**arguments, full=True))
         runs.clear()
-    assert needed[:2] == [2, 1]
+    assert needed[:2] == [first, 1]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("peft", [None, "lora"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_kinds_of_layers_that_do_the_same_are_taken_for_one(small, peft, checkpointing, monkeypatch):
+    """Texts that are shorter than the window: all layers attend to all of them. Longer ones have two kinds."""
+    runs, real = [], predict.virtual_run
+    forget_shallow_runs()
+    monkeypatch.setattr(predict, "virtual_run", lambda *args: runs.append(args[1].num_hidden_layers) or real(*args))
+    needed = []
+    for batch_size, sequence_length in ((2, 6), (3, 5), (2, 64), (2, 64)):
+        arguments = {"batch_size": batch_size, "sequence_length": sequence_length, "model_id": "windows/gemma"}
+        arguments |= {"peft": peft, "gradient_checkpointing": checkpointing}
+        report = predict_memory(**arguments)
+        needed.append([*runs])
+        assert report.method == ("depth" if sequence_length < 8 else "run")
+        assert_the_same(report, predict_memory(**arguments, full=True))
+        predict.predict_need.cache_clear()
+        runs.clear()
+    assert needed == [[4, 6], [6], [6, 4, 5, 7, 12], [6, 12]]
 
 
 @pytest.mark.filterwarnings("ignore")

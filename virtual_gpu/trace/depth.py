@@ -24,31 +24,33 @@ SEARCHED = 10_000  # a trace of a training step has 10 to 70 loops, found in abo
 class Continuation:
     """How a deep trace follows from a shallow one.
 
-    like: the shallow one. entries: for each entry of the deep trace the one of `like` that it repeats. born: the deep
-    trace's own births.
+    like: the shallow one. turns: for each of its entries the like of it in the first turn. entries: for each entry of
+    the deep trace the one of `like` that it repeats. born: the deep trace's own births.
     """
 
     like: Trace
+    turns: np.ndarray
     entries: np.ndarray
     born: np.ndarray
 
     def of(self, trace: Trace) -> Trace | None:
         """The deep trace from a shallow one that differs from `like` in sizes alone (another micro-batch).
 
-        None for any other, and where what comes out would release what is not there.
+        None for any other, where its turns differ, and where what comes out would release what is not there.
         """
-        if not _alike(self.like, trace):
+        if not _alike(self.like, trace) or not np.array_equal(trace.nbytes[self.turns], trace.nbytes):
             return None
         deep = _repeated(trace, self.entries, self.born)
         return deep if _is_sound(deep, trace.allocates[self.entries]) else None
 
 
-def continuation(short: Trace, long: Trace, more: int) -> Continuation | None:
-    """How the trace `more` turns deeper than `short` follows from one that is one turn deeper; `long` is TURNS deeper.
+def continuation(short: Trace, long: Trace, more: int, seen: int = 1) -> Continuation | None:
+    """How the trace `more` turns deeper than `short` follows from one that is `seen` deeper; `long` is TURNS deeper.
 
-    `like` is not a run's: what one turn more should do, which a run may contradict. None where a deep trace is not
-    proven: every entry must be found in both, every loop repeat itself entry by entry, and a release give back the same
-    block in both, or its like in the last turn; inside a loop that of the next turn, or of the one before.
+    `like` is not a run's (but for TURNS `seen`): what so many turns more should do, which a run may contradict. None
+    where a deep trace is not proven: every entry must be found in both, every loop repeat itself entry by entry, and a
+    release give back the same block in both, or its like in the last turn; inside a loop that of the next turn, or of
+    the one before.
     """
     if short.names != long.names:
         return None
@@ -56,8 +58,10 @@ def continuation(short: Trace, long: Trace, more: int) -> Continuation | None:
     loops = _loops(np.split(ids.ravel(), [len(short)]), (short.born, long.born))
     if loops is None:
         return None
-    like, deep = (loops.births(short.born, long.born, turns) for turns in (1, more))
-    return Continuation(_repeated(long, loops.likes(1, TURNS), like), loops.likes(more, 1), deep)
+    like, deep = (loops.births(short.born, long.born, turns) for turns in (seen, more))
+    return Continuation(
+        _repeated(long, loops.likes(seen, TURNS), like), loops.likes(seen, seen), loops.likes(more, seen), deep
+    )
 
 
 def on_a_line(one: Mapping[Any, int], other: Mapping[Any, int], more: int, apart: int = 1) -> dict[Any, int] | None:
