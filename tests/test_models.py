@@ -2,7 +2,10 @@
 
 import importlib.util
 import json
+import logging
 import socket
+import sys
+import types
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,6 +44,12 @@ EXACT = {
     "openai/gpt-oss-120b": 116_829_156_672,
     "Qwen/Qwen3-30B-A3B": 30_532_122_624,
     "Qwen/Qwen3-235B-A22B": 235_093_634_560,
+    "Qwen/Qwen3.5-0.8B": 873_438_784 - 100_592_896 - 20_452_864,
+    "Qwen/Qwen3.5-2B": 2_274_069_824 - 331_416_576 - 60_828_160,
+    "Qwen/Qwen3.5-4B": 4_659_865_088 - 333_514_240 - 120_599_552,
+    "Qwen/Qwen3.5-9B": 9_653_104_368 - 456_010_480 - 243_290_624,
+    "Qwen/Qwen3.5-27B": 27_781_427_952 - 460_730_096 - 424_699_392,
+    "Qwen/Qwen3.5-35B-A3B": 35_951_822_704 - 446_571_248 - 844_640_768,
     "HuggingFaceTB/SmolLM3-3B": 3_075_098_624,
     "allenai/OLMo-2-1124-7B": 7_298_617_344,
     "allenai/OLMo-2-1124-13B": 13_716_198_400,
@@ -333,6 +342,32 @@ def test_a_missing_library(peft, missing, gpu, small, monkeypatch):
     with pytest.raises(ImportError, match=rf"{missing}이\(가\) 없다. 'pip install {missing}'로 설치"):
         load_model_and_tokenizer(small, peft=peft, gpu=gpu)
     assert gpu.memory_allocated() == 0
+
+
+def test_that_own_code_is_slower_is_not_said_of_what_is_not_computed():
+    """And stays to be said: transformers says it once."""
+    said, log = [], logging.getLogger("transformers.integrations.hub_kernels")
+    with configs.running("outer"):
+        with configs.running("inner"):
+            log.warning_once("slower")
+        log.warning_once("slower")
+    log.addHandler(handler := logging.Handler())
+    handler.emit = said.append
+    try:
+        log.warning_once("slower")
+    finally:
+        log.removeHandler(handler)
+    assert len(said) == 1
+
+
+def test_kernels_that_are_not_run_are_named(monkeypatch):
+    """Where a library's kernels would run in place of transformers' own code, that is why a model fails."""
+    with pytest.raises(BadConfiguration) as without, configs.running("qwen"):
+        raise RuntimeError("0 active drivers")
+    monkeypatch.setitem(sys.modules, "fla", types.ModuleType("fla"))
+    with pytest.raises(BadConfiguration, match=r"0 active drivers \(fla.*virtual-gpu run"), configs.running("qwen"):
+        raise RuntimeError("0 active drivers")
+    assert "virtual-gpu run" not in str(without.value)
 
 
 @pytest.mark.parametrize(

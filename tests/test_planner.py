@@ -711,6 +711,7 @@ def test_grouped_heads_below_ampere_come_with_the_line_that_repeats_them():
 
     assert "use_gqa_in_sdpa = lambda" in asked("Qwen/Qwen3-0.6B", "T4").caution
     assert not asked("Qwen/Qwen3-0.6B", "L4").caution and not asked("gpt2", "T4").caution
+    assert "flash-linear-attention" in asked("Qwen/Qwen3.5-0.8B", "L4").caution
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import SequenceMatcher
@@ -198,14 +199,23 @@ def _said(folder: str) -> dict[str, Any]:
     return said
 
 
+# Whose kernels transformers calls instead of its own code, where they are installed (integrations/hub_kernels.py).
+_KERNELS = ("fla", "causal_conv1d", "mamba_ssm")
+
+
 @contextmanager
 def running(name: str) -> Iterator[None]:
-    """BadConfiguration where a model's own code fails in this block; what we say, and a lack of memory, passes."""
+    """BadConfiguration where a model's own code fails in this block; what we say, and a lack of memory, passes.
+
+    transformers does not say here that its own code is slower than a library's kernels: it says that once, and nothing
+    is computed.
+    """
     log = logging.getLogger("torch._subclasses.fake_tensor")  # prints its traceback for what is raised here anyway
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
-        yield
+        with _nothing_said_of_kernels():
+            yield
     except (VirtualGPUError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # of any kind: sizes that do not go together show in the middle of a step
@@ -215,10 +225,31 @@ def running(name: str) -> Iterator[None]:
         log.setLevel(level)
 
 
+@contextmanager
+def _nothing_said_of_kernels() -> Iterator[None]:
+    said = vars(logging.getLogger("transformers.integrations.hub_kernels"))
+    before = said.get("warning_once")
+    said["warning_once"] = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        said.pop("warning_once")
+        if before is not None:
+            said["warning_once"] = before
+
+
 def bad_configuration(name: str, error: Exception) -> BadConfiguration:
     """The error to raise where the libraries could not make a configuration, or make and run a model of it."""
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     reason = f"{type(error).__name__}: {reason[:300]}"
+    there = [package for package in _KERNELS if sys.modules.get(package) is not None]
+    if there:
+        reason += tr(
+            ko=f" ({', '.join(there)}이(가) 설치되어 있어 transformers가 그 커널을 부른다. 여기서는 PyTorch 구현만 "
+            "실행한다. 그 패키지가 없는 환경에서 다시 하거나, 프로그램을 virtual-gpu run으로 센다.)",
+            en=f" (transformers calls the kernels of {', '.join(there)}, which is installed; only PyTorch code runs "
+            "here: try where it is not, or have your program counted by virtual-gpu run)",
+        )
     return BadConfiguration(
         tr(
             ko=f"{name}: 이 설정(config)의 모델을 만들어 실행할 수 없다. {reason}",

@@ -159,7 +159,7 @@ class Request:
     @property
     def caution(self) -> str:
         """What every plan takes for granted of the program; empty where there is nothing."""
-        return " ".join(filter(None, (self._caution_of_experts, self._caution_of_heads)))
+        return " ".join(filter(None, (self._caution_of_experts, self._caution_of_heads, self._caution_of_kernels)))
 
     @property
     def _caution_of_experts(self) -> str:
@@ -181,6 +181,17 @@ class Request:
             en="a model with grouped-query heads on a GPU before Ampere: without padding, sdpa of transformers 4.54 "
             "and later goes to the math kernel, which makes matrices of length × length. The plans count on this "
             f"line, which is in the train.py that they save: {REPEAT_KV}",
+        )
+
+    @property
+    def _caution_of_kernels(self) -> str:
+        if "linear_attention" not in (getattr(text_config(load_config(self.model)), "layer_types", None) or ()):
+            return ""
+        return tr(
+            ko="선형 어텐션 층을 transformers의 PyTorch 구현으로 셌다. flash-linear-attention과 causal-conv1d를 "
+            "설치하면 다른 커널이 돌고, 활성값도 다르다.",
+            en="Layers with linear attention are counted as transformers' PyTorch code runs them; where "
+            "flash-linear-attention and causal-conv1d are installed other kernels do, which keep other activations.",
         )
 
     @property
