@@ -20,6 +20,7 @@ from virtual_gpu.step import predict
 from virtual_gpu.step.predict import predict_need
 
 DEEP = GPT2Config(n_layer=8, n_embd=256, n_head=4, vocab_size=4096)
+WIDE = GPT2Config(n_layer=8, n_embd=768, n_head=4, vocab_size=32768)
 linux = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="there are forks on Linux only")
 
 
@@ -167,6 +168,32 @@ def test_a_search_in_forks_is_the_search_in_one_process(monkeypatch, tmp_path):
     # And what their shallow runs have shown: of the two micro-batches of each way the first took two runs, now one.
     plan_training(DEEP, "1GiB, 7.5", batch=256, length=192, methods=("lora",))
     assert (len(where[0]), len(runs.read_text().split())) == (2 * (2 + 1), 2 * (1 + 1))
+
+
+@linux
+def test_what_else_would_fit_is_looked_for_in_forks_too(monkeypatch, tmp_path):
+    runs, real = tmp_path / "runs", predict.virtual_run
+
+    def run(*arguments):
+        with open(runs, "a") as file:
+            print(os.getpid(), file=file)
+        return real(*arguments)
+
+    monkeypatch.setattr(predict, "virtual_run", run)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    found, where = [], []
+    for number in ("1", "3"):
+        monkeypatch.setenv(VARIABLE, number)
+        forget_shallow_runs()
+        predict_need.cache_clear()
+        plans = plan_training(WIDE, "1GiB, 7.5", batch=2, length=128, methods=("full",))
+        assert not plans.plans
+        found.append((plans.closest, [(change.what, str(change)) for change in plans.changes]))
+        where.append({*runs.read_text().split()})
+        runs.unlink()
+    assert found[0] == found[1] and {what for what, _ in found[0][1]} >= {"methods", "gpu"}
+    assert where[0] == {str(os.getpid())} and len(where[1]) > 1
+    assert not multiprocessing.active_children()
 
 
 GROUP_2 = {"sys/fs/cgroup/memory.max": "{limit}", "sys/fs/cgroup/memory.current": "{used}",

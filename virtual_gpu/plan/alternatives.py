@@ -6,13 +6,16 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from ..cards import CATALOG
 from ..language import tr
 from ..models.pages import pages_label
+from ..remembered import learn, noting
 from ..units import human_bytes
 from .candidates import recipes_of, why_not_spread
+from .forks import Forks, processes
 from .host import host_need
 from .measure import held, measure
 from .plans import Plan
@@ -155,50 +158,105 @@ def _lean(request: Request, recipe: Recipe) -> Plan | None:
     return None
 
 
-def smallest_changes(request: Request, first: Callable[[Request], Plan | None]) -> list[Change]:
-    """For each of what can be changed (see `Change`): the smallest change of it that makes room.
+@dataclass(frozen=True)
+class Alternatives:
+    """What there is where no plan fits: the plan that needs least, and the changes that make room."""
 
-    A change comes with what the ranking says then: `first` of it.
+    closest: Plan
+    changes: list[Change]
+
+
+def alternatives(request: Request, first: Callable[[Request], Plan | None]) -> Alternatives:
+    """`cheapest`, and for each of what can be changed (see `Change`) the smallest change of it that makes room.
+
+    A change comes with what the ranking says then: `first` of it. They have nothing to do with each other, so the
+    machine's other cores begin them ahead (`forks`).
     """
+
+    def found(what: str) -> tuple[Plan | list[Change], dict[tuple, Any]]:
+        with noting() as noted:
+            return cheapest(request) if what == CLOSEST else _changes_of(request, what, first), noted
+
+    whats, several = [CLOSEST, *_CHANGED], processes() - 1
+    results = []
+    with Forks(found, whats, several) if several else contextlib.nullcontext(found) as asked:
+        for what in whats:
+            result, noted = asked(what)
+            learn(noted)
+            results.append(result)
+    closest, *changes = results
+    return Alternatives(closest, [change for of_what in changes for change in of_what])
+
+
+def _changes_of(request: Request, what: str, first: Callable[[Request], Plan | None]) -> list[Change]:
     found = []
-    for what, changed in _changed(request):
+    for changed in _CHANGED[what](request):
         value = getattr(changed, what)
         plan = first(changed) or anything_that_fits(changed)
         found.append(Change(what, value[0] if what == "methods" else value, plan))
     return found
 
 
-def _changed(request: Request) -> Iterator[tuple[str, Request]]:
-    """(what is changed, the request then)."""
+def _another_method(request: Request) -> Iterator[Request]:
     methods = (replace(request, methods=(method,)) for method in METHODS if method not in request.methods)
-    if one := next(filter(anything_that_fits, methods), None):
-        yield "methods", one
+    yield from islice(filter(anything_that_fits, methods), 1)
+
+
+def _another_optimizer(request: Request) -> Iterator[Request]:
     eight = ("adamw_8bit",) if request.optimizer else ()  # else it was among those that were tried
     for name in (*eight, PAGES, *(OTHER_UPDATES if "full" in request.methods else ())):
         one = replace(request, optimizer=name, optim_args="", optim_target_modules="")  # which were of the other
         if request.optimizer != name and anything_that_fits(one):
-            yield "optimizer", one
+            yield one
+
+
+def _states_on_the_cpu(request: Request) -> Iterator[Request]:
     offloaded = replace(request, cpu_offload=True)
     if not request.cpu_offload and any(_leanest(offloaded, one) for one in recipes_of(offloaded) if one.cpu_offload):
-        yield "cpu_offload", offloaded
+        yield offloaded
+
+
+def _spread(request: Request) -> Iterator[Request]:
     spread = replace(request, device_map=True)
     if not request.device_map and not why_not_spread(spread) and anything_that_fits(replace(spread, device_map="only")):
-        yield "device_map", spread
+        yield spread
+
+
+def _another_gpu(request: Request) -> Iterator[Request]:
     needs_bf16 = "bf16" in (request.precision or "")
     for spec in sorted(CATALOG.values(), key=lambda spec: spec.capacity_bytes):
         larger = spec.capacity_bytes > request.spec.capacity_bytes and spec.platform == "cuda"
         if not larger or (needs_bf16 and not spec.has_bf16):
             continue
         if anything_that_fits(one := replace(request, gpu=spec.name)):
-            yield "gpu", one
+            yield one
             break
+
+
+def _more_gpus(request: Request) -> Iterator[Request]:
     doublings = range(1, (MORE_GPUS // request.gpus).bit_length())
     more = [_on_gpus(request, request.gpus << times) for times in doublings]
     # Where every GPU holds the whole model more of them do not help, and what is too much on most is so on fewer.
     if more and any(recipe.stage for recipe in recipes_of(more[0])) and anything_that_fits(more[-1]):
-        yield "gpus", next(filter(anything_that_fits, more))
+        yield next(filter(anything_that_fits, more))
+
+
+def _a_shorter_length(request: Request) -> Iterator[Request]:
     if longest := _longest(request):
-        yield "length", replace(request, length=longest)
+        yield replace(request, length=longest)
+
+
+CLOSEST = "closest"
+# What can be changed (see `Change`) → the request with each smallest change of it that makes room.
+_CHANGED: dict[str, Callable[[Request], Iterator[Request]]] = {
+    "methods": _another_method,
+    "optimizer": _another_optimizer,
+    "cpu_offload": _states_on_the_cpu,
+    "device_map": _spread,
+    "gpu": _another_gpu,
+    "gpus": _more_gpus,
+    "length": _a_shorter_length,
+}
 
 
 def _on_gpus(request: Request, gpus: int) -> Request:

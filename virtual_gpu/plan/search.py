@@ -46,7 +46,7 @@ from ..models.depth import text_config
 from ..remembered import learn, noting
 from ..shards.mesh import context_label, copies_label, tensor_label
 from ..units import human_bytes
-from .alternatives import Change, cheapest, smallest_changes
+from .alternatives import Alternatives, Change, alternatives, cheapest
 from .candidates import left_out, recipes_of
 from .engine import ASLEEP, AWAKE
 from .forks import Forks, processes
@@ -94,14 +94,18 @@ class Plans:
         return self.plans[0] if self.plans else None
 
     @functools.cached_property
+    def _alternatives(self) -> Alternatives:
+        return alternatives(self.request, _first)
+
+    @property
     def closest(self) -> Plan:
         """What needs least memory of all."""
-        return cheapest(self.request)
+        return cheapest(self.request) if self.plans else self._alternatives.closest
 
-    @functools.cached_property
+    @property
     def changes(self) -> list[Change]:
         """When nothing fits: for each thing that could be changed alone, the smallest change that makes room."""
-        return [] if self.plans else smallest_changes(self.request, _first)
+        return [] if self.plans else self._alternatives.changes
 
     def __getitem__(self, index: int) -> Plan:
         return self.plans[index]
