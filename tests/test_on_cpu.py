@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import json
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from virtual_gpu.errors import NotSupported, WrongValue
 from virtual_gpu.models.build import build_model
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.plan import Recipe, plan_training
-from virtual_gpu.plan.alternatives import Change, _changed, anything_that_fits
+from virtual_gpu.plan.alternatives import CHANGED, Change, anything_that_fits
 from virtual_gpu.plan.candidates import left_out, recipes_of
 from virtual_gpu.plan.command import main
 from virtual_gpu.plan.host import holds_step, host_need
@@ -174,12 +173,10 @@ def test_it_is_asked_for_and_full_fine_tuning_alone_has_it():
 
 def test_where_nothing_fits_it_is_one_of_the_changes():
     request = make_request(MODEL, **ASKED | {"cpu_offload": False})
-    changed = next(one for what, one in _changed(request) if what == "cpu_offload")
+    (changed,) = CHANGED["cpu_offload"](request)
     assert changed == replace(request, cpu_offload=True)
     assert str(Change("cpu_offload", True, anything_that_fits(changed))).startswith("학습 상태를 CPU에 둔다: RAM 13.")
-    poor = replace(request, host="8GB")
-    before_cards = itertools.takewhile(lambda change: change[0] != "gpu", _changed(poor))
-    assert "cpu_offload" not in dict(before_cards)
+    assert not [*CHANGED["cpu_offload"](replace(request, host="8GB"))]
 
 
 # -- how it is said ---------------------------------------------------------------------------------------------------

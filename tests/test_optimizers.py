@@ -20,7 +20,7 @@ from virtual_gpu.errors import NotSupported, WrongValue
 from virtual_gpu.models.build import build_model
 from virtual_gpu.models.configs import load_config
 from virtual_gpu.plan import Recipe, plan_training
-from virtual_gpu.plan.alternatives import _changed
+from virtual_gpu.plan.alternatives import CHANGED
 from virtual_gpu.plan.candidates import left_out, recipes_of
 from virtual_gpu.plan.measure import held, measure
 from virtual_gpu.plan.on_a_card import predict_need, run_on_a_card, states_of
@@ -193,8 +193,8 @@ def test_arguments_of_the_optimizer_are_for_it():
 def test_another_optimizer_comes_without_the_arguments_of_the_first(monkeypatch):
     monkeypatch.setattr("virtual_gpu.plan.alternatives.anything_that_fits", lambda request: request)
     request = make_request(DEEP, "L4", length=32, batch=4, optimizer="sgd", optim_args="momentum=0.9")
-    (what, changed), *_ = _changed(request)
-    assert what == "optimizer" and changed.optim_args == ""
+    changed, *_ = CHANGED["optimizer"](request)
+    assert changed.optim_args == ""
     names = ("length", "batch", "optimizer", "optim_args", "optim_target_modules")
     assert make_request(DEEP, "L4", **{name: getattr(changed, name) for name in names}) == changed  # which may be asked
 

@@ -13,7 +13,7 @@ from virtual_gpu.models.configs import load_config
 from virtual_gpu.models.depth import with_depth
 from virtual_gpu.models.spread import device_map
 from virtual_gpu.plan import spread
-from virtual_gpu.plan.alternatives import Change, _changed, _lean, anything_that_fits
+from virtual_gpu.plan.alternatives import CHANGED, Change, _lean, anything_that_fits
 from virtual_gpu.plan.candidates import recipes_of
 from virtual_gpu.plan.host import host_need
 from virtual_gpu.plan.keeping import curve_of
@@ -168,9 +168,9 @@ def test_spread_layers_are_proposed_where_nothing_fits():
     """Shards do not, beside NCCL's buffers, which cards of one process have not."""
     asked = make_request("meta-llama/Llama-3.2-1B", "3GiB, 7.5", 2, methods="lora", length=128, batch=2)
     assert not any(_lean(asked, replace(one, checkpointing=True)) for one in recipes_of(asked) if one.stage)
-    what, changed = next(pair for pair in _changed(asked) if pair[0] == "device_map")
+    (changed,) = CHANGED["device_map"](asked)
     assert changed.device_map is True
     plan = anything_that_fits(replace(changed, device_map="only"))
     assert plan.recipe.spread and plan.fits
-    assert "--device-map" in str(Change(what, True, plan))
-    assert all(pair[0] != "device_map" for pair in _changed(replace(asked, gpus=1)))
+    assert "--device-map" in str(Change("device_map", True, plan))
+    assert not [*CHANGED["device_map"](replace(asked, gpus=1))]

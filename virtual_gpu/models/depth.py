@@ -71,10 +71,9 @@ class Turns(NamedTuple):
         """The fewest turns that make two layers, a first and a last one, and have a layer of each kind."""
         return 0 if self.alike else 1 if len(self.layers(1)) > 1 else 2
 
-    @property
-    def first_work(self) -> int:
-        """The layers of the first two runs together."""
-        return sum(len(self.layers(self.first + more)) for more in (0, TURNS))
+    def work(self, start: int) -> int:
+        """The layers of two runs together, of which the shorter one has so many turns."""
+        return sum(len(self.layers(start + more)) for more in (0, TURNS))
 
 
 def turns_of(config: Any) -> Turns | None:
@@ -90,7 +89,7 @@ def turns_of(config: Any) -> Turns | None:
     for turn in range(1, depth // TURNS):
         for before in range(depth % turn, depth - TURNS * turn, turn):
             one = Turns(before, turn, (depth - before) // turn)
-            if one.first_work > depth:
+            if one.work(one.first) > depth:
                 break
             if kinds[before:] == kinds[before : before + turn] * one.turns:
                 found.append(one)
@@ -111,7 +110,7 @@ def turns_alike(config: Any) -> Turns | None:
     if len(places) != TURNS:
         return None
     turns = Turns(before, 1, len(kinds) - before, tuple(sorted(places.values())))
-    return turns if turns.first_work <= len(kinds) else None
+    return turns if turns.work(turns.first) <= len(kinds) else None
 
 
 def _kinds_of(config: Any) -> list[str]:
@@ -211,7 +210,8 @@ def _starts(config: Any, digest: bytes, deeper: int) -> Iterator[tuple[Turns, in
         if first is None:
             continue
         for start in sorted({max(first, _began.get((digest, turns, deeper), 0)), first + 1}):
-            yield turns, start
+            if turns.work(start) <= text_config(config).num_hidden_layers:
+                yield turns, start
         if turns.alike:  # none of them did
             _unlike.add(digest)
 

@@ -177,7 +177,7 @@ def alternatives(request: Request, first: Callable[[Request], Plan | None]) -> A
         with noting() as noted:
             return cheapest(request) if what == CLOSEST else _changes_of(request, what, first), noted
 
-    whats, several = [CLOSEST, *_CHANGED], processes() - 1
+    whats, several = [CLOSEST, *CHANGED], processes() - 1
     results = []
     with Forks(found, whats, several) if several else contextlib.nullcontext(found) as asked:
         for what in whats:
@@ -190,7 +190,7 @@ def alternatives(request: Request, first: Callable[[Request], Plan | None]) -> A
 
 def _changes_of(request: Request, what: str, first: Callable[[Request], Plan | None]) -> list[Change]:
     found = []
-    for changed in _CHANGED[what](request):
+    for changed in CHANGED[what](request):
         value = getattr(changed, what)
         plan = first(changed) or anything_that_fits(changed)
         found.append(Change(what, value[0] if what == "methods" else value, plan))
@@ -248,7 +248,7 @@ def _a_shorter_length(request: Request) -> Iterator[Request]:
 
 CLOSEST = "closest"
 # What can be changed (see `Change`) → the request with each smallest change of it that makes room.
-_CHANGED: dict[str, Callable[[Request], Iterator[Request]]] = {
+CHANGED: dict[str, Callable[[Request], Iterator[Request]]] = {
     "methods": _another_method,
     "optimizer": _another_optimizer,
     "cpu_offload": _states_on_the_cpu,
