@@ -1,5 +1,6 @@
 """The trace of a deep model from shallow ones: equal, entry by entry, or refused."""
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from virtual_gpu.models.depth import Turns, turns_alike, turns_of, with_layers
+from virtual_gpu.models.depth import Turns, names_layers, turns_alike, turns_of, with_layers
 from virtual_gpu.trace import depth as depth_module
 from virtual_gpu.trace.depth import continuation
 from virtual_gpu.trace.recorder import TimelineRecorder
@@ -144,8 +145,8 @@ def test_how_layers_take_turns(kinds, turns):
 @pytest.mark.parametrize(
     ("kinds", "turns"),
     [
-        ((["sliding"] * 5 + ["full"]) * 4 + ["sliding"] * 2, (6, 1, 20, (0, 5))),
-        (["sliding", "full"] * 3, (2, 1, 4, (0, 1))),
+        ((["sliding"] * 5 + ["full"]) * 4 + ["sliding"] * 2, (6, 1, 20, (5, 0))),
+        (["sliding", "full"] * 3, (2, 1, 4, (1, 0))),
         (["sliding"] * 5 + ["full"] + ["sliding"] * 7, None),  # not less work
         (["full"] * 24, None),
         (["sliding", "full", "none"] * 8, None),  # two turns compare two kinds
@@ -169,7 +170,57 @@ def test_turns_are_compared_in_every_run_that_goes_on():
     assert same(found.like, ones[1])
     assert same(found.of(threes[1]), Run(FULL, 8, lambda layer, layers: 3).trace)
     assert found.of(uneven[1]) is None
+    # A run with one turn more has no other to compare it with.
     assert continuation(*ones, 6).of(Run(FULL, 3, lambda layer, layers: 1 + layer % 2).trace) is not None
+
+
+def kinds_that_hold(kinds):
+    """The trace of layers of which each releases what the last one of its kind left."""
+    recorder, made = TimelineRecorder({1: (512, 512, "parameters")}), itertools.count(2)
+
+    def take(nbytes, category="activations"):
+        block = next(made)
+        recorder.allocated(block, nbytes, nbytes, category, 0)
+        return block
+
+    recorder.enter("forward")
+    left, kept = {kind: take(2048) for kind in "SF"}, []
+    for kind in kinds:
+        new = take(2048)
+        recorder.freed(left[kind])
+        left[kind] = new
+        kept.append(take(1024))
+    for block in left.values():
+        recorder.freed(block)
+    recorder.leave()
+    recorder.enter("backward")
+    for block in reversed(kept):
+        recorder.freed(block)
+    recorder.leave()
+    return recorder.trace()
+
+
+@pytest.mark.parametrize("kinds", ["SF" + "SSSF" * 3, "SF" + "SFF" * 3, "SSSF" * 4])
+def test_kinds_of_which_each_hangs_on_its_last_one_are_not_alike(kinds):
+    """In S F | S F the last of a kind is always two before: F S shows that it need not be."""
+    config = SimpleNamespace(num_hidden_layers=len(kinds), layer_types=[*kinds])
+    turns = turns_alike(config)
+    short, long = (kinds_that_hold([kinds[layer] for layer in turns.layers(more)]) for more in (0, 2))
+    assert continued(short, long, turns.turns) is None
+    found = continuation(short, long, turns.turns, 2)
+    assert found is None or found.of(found.like) is None
+
+
+@pytest.mark.parametrize(
+    "names, may",
+    [
+        (("attention",), False), (("query_key_value", "dense_h_to_4h", "dense_4h_to_h"), False), (("w1", "fc2"), False),
+        ((r".*layers\.[123]\.self_attn\.q_proj",), True), (("q_proj", "layers.3.mlp"), True),
+        ((r".*\.(1|3)\..*",), True), ((r"layers\.\d\.",), True), (("0.q_proj",), True), ((), False),
+    ],
+)  # fmt: skip
+def test_names_that_may_tell_layers_apart(names, may):
+    assert names_layers(names) == may
 
 
 @pytest.mark.parametrize(

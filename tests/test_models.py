@@ -23,6 +23,9 @@ from virtual_gpu.models import adapters, bundled, configs
 from virtual_gpu.models.build import build_model, count_parameters
 from virtual_gpu.models.bundled import variants
 from virtual_gpu.models.configs import architectures, checkpoint_dtype, load_config, resolve_model_id
+from virtual_gpu.models.depth import with_depth
+from virtual_gpu.step.predict import virtual_run
+from virtual_gpu.step.setting import Setting
 
 POLYGLOT = "EleutherAI/polyglot-ko-1.3b"
 
@@ -347,17 +350,20 @@ def test_a_missing_library(peft, missing, gpu, small, monkeypatch):
 def test_that_own_code_is_slower_is_not_said_of_what_is_not_computed():
     """And stays to be said: transformers says it once."""
     said, log = [], logging.getLogger("transformers.integrations.hub_kernels")
-    with configs.running("outer"):
-        with configs.running("inner"):
-            log.warning_once("slower")
-        log.warning_once("slower")
     log.addHandler(handler := logging.Handler())
     handler.emit = said.append
+    transformers.utils.logging.warning_once.cache_clear()
+    config = with_depth(load_config("Qwen/Qwen3.5-0.8B"), 4)
     try:
-        log.warning_once("slower")
+        with configs.running("another"):
+            pass
+        virtual_run(Setting(1, model_id="Qwen/Qwen3.5-0.8B", sequence_length=64), config, CATALOG["L4"])
+        assert not said
+        model = build_model(config, torch.float32).to_empty(device="cpu")
+        model(input_ids=torch.ones(1, 2, dtype=torch.int64))
     finally:
         log.removeHandler(handler)
-    assert len(said) == 1
+    assert said and "falling back" in said[0].getMessage()
 
 
 def test_kernels_that_are_not_run_are_named(monkeypatch):

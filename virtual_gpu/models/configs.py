@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import SequenceMatcher
@@ -220,36 +221,48 @@ def running(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # of any kind: sizes that do not go together show in the middle of a step
         clear_frames(error)
-        raise bad_configuration(name, error) from error
+        raise bad_configuration(name, error, _kernels_called()) from error
     finally:
         log.setLevel(level)
 
 
+_muting, _muted = threading.Lock(), 0
+
+
 @contextmanager
 def _nothing_said_of_kernels() -> Iterator[None]:
+    """Until the last block of all threads has ended."""
+    global _muted
     said = vars(logging.getLogger("transformers.integrations.hub_kernels"))
-    before = said.get("warning_once")
-    said["warning_once"] = lambda *args, **kwargs: None
+    with _muting:
+        _muted += 1
+        said["warning_once"] = lambda *args, **kwargs: None
     try:
         yield
     finally:
-        said.pop("warning_once")
-        if before is not None:
-            said["warning_once"] = before
+        with _muting:
+            _muted -= 1
+            if not _muted:
+                del said["warning_once"]
 
 
-def bad_configuration(name: str, error: Exception) -> BadConfiguration:
+def _kernels_called() -> str:
+    """What a model's failure may be due to: the kernels of a package that has been imported; empty without one."""
+    there = ", ".join(package for package in _KERNELS if sys.modules.get(package) is not None)
+    if not there:
+        return ""
+    return tr(
+        ko=f" ({there}이(가) 설치되어 있어 transformers가 그 커널을 불렀을 수 있다. 여기서는 PyTorch 구현만 실행한다. "
+        "그 패키지가 없는 환경에서 다시 하거나, 프로그램을 virtual-gpu run으로 센다.)",
+        en=f" (transformers may have called kernels of {there}, which is installed; only PyTorch code runs here: try "
+        "where it is not, or have your program counted by virtual-gpu run)",
+    )
+
+
+def bad_configuration(name: str, error: Exception, more: str = "") -> BadConfiguration:
     """The error to raise where the libraries could not make a configuration, or make and run a model of it."""
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    reason = f"{type(error).__name__}: {reason[:300]}"
-    there = [package for package in _KERNELS if sys.modules.get(package) is not None]
-    if there:
-        reason += tr(
-            ko=f" ({', '.join(there)}이(가) 설치되어 있어 transformers가 그 커널을 부른다. 여기서는 PyTorch 구현만 "
-            "실행한다. 그 패키지가 없는 환경에서 다시 하거나, 프로그램을 virtual-gpu run으로 센다.)",
-            en=f" (transformers calls the kernels of {', '.join(there)}, which is installed; only PyTorch code runs "
-            "here: try where it is not, or have your program counted by virtual-gpu run)",
-        )
+    reason = f"{type(error).__name__}: {reason[:300]}{more}"
     return BadConfiguration(
         tr(
             ko=f"{name}: 이 설정(config)의 모델을 만들어 실행할 수 없다. {reason}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -79,7 +80,7 @@ class Turns(NamedTuple):
 def turns_of(config: Any) -> Turns | None:
     """How a config's layers take turns: one by one where all are alike.
 
-    None where shallow runs are not less work, where layers differ without taking turns, where there are two depths (an
+    None where shallow runs are more work, where layers differ without taking turns, where there are two depths (an
     encoder-decoder), and where the last layers use the keys and values of earlier ones. ValueError for more layers than
     any model has.
     """
@@ -102,14 +103,15 @@ def turns_alike(config: Any) -> Turns | None:
 
     So it is where the kinds are attention to a window and to all, and the window's mask is no smaller (Gemma 3,
     gpt-oss). They differ in where the first one of each is: what all of its kind read (rotary embeddings, a mask) goes
-    when it has gone backward. None where no runs of fewer layers would tell.
+    when it has gone backward. The longer run ends with the other kind than the shorter one, so that each is a last one
+    and follows its like. None where no runs of fewer layers would tell.
     """
     kinds = _kinds_of(config)
     places = {kind: place for place, kind in reversed([*enumerate(kinds)])}
     before = max(places.values(), default=0) + 1
     if len(places) != TURNS:
         return None
-    turns = Turns(before, 1, len(kinds) - before, tuple(sorted(places.values())))
+    turns = Turns(before, 1, len(kinds) - before, tuple(sorted(places.values(), reverse=True)))
     return turns if turns.work(turns.first) <= len(kinds) else None
 
 
@@ -146,7 +148,7 @@ class Deepening(NamedTuple):
 _NAME = "from_shallow"
 _shown: dict[tuple, tuple[Deepening, ...]] = {}  # the last found first
 _began: dict[tuple[bytes, Turns, int], int] = {}  # how a config's runs went on last: the turns of the shorter one
-_unlike: set[bytes] = set()  # configs whose kinds of layers were seen to differ
+_unlike: set[tuple[bytes, int]] = set()  # configs, and lengths with which their kinds of layers were seen to differ
 
 
 def forget_shallow_runs() -> None:
@@ -158,20 +160,29 @@ def forget_shallow_runs() -> None:
 
 
 def from_shallow(
-    config: Any, run: Callable[[Any], tuple[Trace, Numbers]], like: Any = None, deeper: int = 0
+    config: Any,
+    run: Callable[[Any], tuple[Trace, Numbers]],
+    like: Any = None,
+    deeper: int = 0,
+    length: int = 0,
+    names: Sequence[str] = (),
 ) -> tuple[Trace, dict[Any, int]] | None:
-    """What `run(config)` gives, from two shallow runs; None where they are not less work, or contradict each other.
+    """What `run(config)` gives, from two shallow runs; None where they are more work, or contradict each other.
 
     run: a config → (its trace, numbers beside it). The one way from shallow to deep: the model's parameters must lie on
     the line shape by shape, its traces must continue (`trace.depth`), and every number must lie on a line. The first
     has two layers at least, a first and a last one, and the second two turns more. Where they do not go on so, two that
-    are one turn deeper are tried, and are the first that later calls with this config try. deeper: turns by which the
-    first ones are, where it is known that they have to be. like: all of a run but the config and its length, and the
-    kind of its batch. Where earlier calls with such runs have shown how they go on, one run is enough whose depth lies
-    between theirs and that does, but for the sizes, what they say of it.
+    are one turn deeper are tried, and are all that later calls with this config try. deeper: turns by which the first
+    ones are, where it is known that they have to be. like: all of a run but the config and its length, and the kind of
+    its batch. Where earlier calls with such runs have shown how they go on, one run is enough whose depth lies between
+    theirs and that does, but for the sizes, what they say of it. length: tokens. names: what modules are found by;
+    where that may tell layers apart (`names_layers`) nothing is shallow.
     Kinds of layers are taken for one where runs with one more of each have them do the same, entry by entry
-    (`turns_alike`); that run is then the longer one again, in which the kinds are compared once more.
+    (`turns_alike`); that run is then the longer one again, in which the kinds are compared once more. The numbers
+    beside a trace are taken to be the same of both kinds then.
     """
+    if names_layers(names):
+        return None
     runs: dict[tuple[int, ...], tuple[Trace, Numbers]] = {}
 
     def run_of(layers: tuple[int, ...]) -> tuple[Trace, Numbers]:
@@ -185,7 +196,7 @@ def from_shallow(
         shallow, beside = run_of(known.layers)
         if beside == known.beside and (trace := known.trace.of(shallow)) is not None:
             return trace, known.numbers
-    for turns, start in _starts(config, digest, deeper):
+    for turns, start in _starts(config, digest, deeper, length):
         (short, one), (long, other) = (run_of(turns.layers(start + more)) for more in (0, TURNS))
         more, seen = turns.turns - start, len(turns.alike) or 1
         found = continuation(short, long, more, seen)
@@ -203,17 +214,18 @@ def from_shallow(
     return None
 
 
-def _starts(config: Any, digest: bytes, deeper: int) -> Iterator[tuple[Turns, int]]:
+def _starts(config: Any, digest: bytes, deeper: int, length: int) -> Iterator[tuple[Turns, int]]:
     """The turns, and how many of them the shorter of two runs has, that may be seen to go on to the config's depth."""
-    for turns in (None if digest in _unlike else turns_alike(config), turns_of(config)):
+    for turns in (None if (digest, length) in _unlike else turns_alike(config), turns_of(config)):
         first = turns and _alike_from(config, turns, turns.first + deeper)
         if first is None:
             continue
-        for start in sorted({max(first, _began.get((digest, turns, deeper), 0)), first + 1}):
+        starts = {max(first, _began.get((digest, turns, deeper), 0)), first + 1}
+        for start in [first] if turns.alike else sorted(starts):
             if turns.work(start) <= text_config(config).num_hidden_layers:
                 yield turns, start
-        if turns.alike:  # none of them did
-            _unlike.add(digest)
+        if turns.alike:  # it did not
+            _unlike.add((digest, length))
 
 
 def _ways(key: tuple) -> tuple[Deepening, ...]:
@@ -223,12 +235,21 @@ def _ways(key: tuple) -> tuple[Deepening, ...]:
     return _shown.get(key, ())
 
 
-def linear_in_depth(config: Any, numbers: Callable[[Any], Numbers]) -> Numbers:
+def names_layers(names: Sequence[str]) -> bool:
+    """Whether a name, or an expression, that modules are found by may tell layers by their numbers.
+
+    Of a number that is part of a word ("fc1", "dense_h_to_4h") it does not; "layers.3", "layers.[0-5]" or "\\d" may.
+    """
+    return any(re.search(r"(?<![A-Za-z0-9_])\d|\\d", name) for name in names)
+
+
+def linear_in_depth(config: Any, numbers: Callable[[Any], Numbers], names: Sequence[str] = ()) -> Numbers:
     """`numbers(config)`, linear in the depth: from shallow models where that is less work.
 
-    For what is a sum over layers by its meaning (bytes of weights, FLOPs); a trace wants `from_shallow`.
+    For what is a sum over layers by its meaning (bytes of weights, FLOPs); a trace wants `from_shallow`. names: as
+    there.
     """
-    if (few := _as_sum(config)) is None:
+    if names_layers(names) or (few := _as_sum(config)) is None:
         return numbers(config)
     try:
         return _added_up(few, lambda layers: numbers(with_layers(config, layers)))

@@ -158,34 +158,26 @@ def _lean(request: Request, recipe: Recipe) -> Plan | None:
     return None
 
 
-@dataclass(frozen=True)
-class Alternatives:
-    """What there is where no plan fits: the plan that needs least, and the changes that make room."""
-
-    closest: Plan
-    changes: list[Change]
-
-
-def alternatives(request: Request, first: Callable[[Request], Plan | None]) -> Alternatives:
-    """`cheapest`, and for each of what can be changed (see `Change`) the smallest change of it that makes room.
+def smallest_changes(request: Request, first: Callable[[Request], Plan | None]) -> list[Change]:
+    """For each of what can be changed (see `Change`): the smallest change of it that makes room.
 
     A change comes with what the ranking says then: `first` of it. They have nothing to do with each other, so the
     machine's other cores begin them ahead (`forks`).
     """
 
-    def found(what: str) -> tuple[Plan | list[Change], dict[tuple, Any]]:
+    def found(what: str) -> tuple[list[Change], dict[tuple, Any]]:
         with noting() as noted:
-            return cheapest(request) if what == CLOSEST else _changes_of(request, what, first), noted
+            return _changes_of(request, what, first), noted
 
-    whats, several = [CLOSEST, *CHANGED], processes() - 1
-    results = []
-    with Forks(found, whats, several) if several else contextlib.nullcontext(found) as asked:
-        for what in whats:
-            result, noted = asked(what)
+    if not (forks := processes() - 1):
+        return [change for what in CHANGED for change in _changes_of(request, what, first)]
+    changes = []
+    with Forks(found, [*CHANGED], forks) as asked:
+        for what in CHANGED:
+            of_what, noted = asked(what)
             learn(noted)
-            results.append(result)
-    closest, *changes = results
-    return Alternatives(closest, [change for of_what in changes for change in of_what])
+            changes += of_what
+    return changes
 
 
 def _changes_of(request: Request, what: str, first: Callable[[Request], Plan | None]) -> list[Change]:
@@ -246,7 +238,6 @@ def _a_shorter_length(request: Request) -> Iterator[Request]:
         yield replace(request, length=longest)
 
 
-CLOSEST = "closest"
 # What can be changed (see `Change`) → the request with each smallest change of it that makes room.
 CHANGED: dict[str, Callable[[Request], Iterator[Request]]] = {
     "methods": _another_method,

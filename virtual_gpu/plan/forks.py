@@ -24,7 +24,7 @@ import torch
 from .. import cores
 
 K, R = TypeVar("K", bound=Hashable), TypeVar("R")
-PATIENCE = 300.0  # seconds in which a fork must say something; none takes as long for one way
+PATIENCE = 900.0  # seconds in which a fork must say something; nothing that is asked for takes as long
 
 
 def processes() -> int:

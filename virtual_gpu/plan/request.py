@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 PRECISIONS = ("mixed_fp16", "mixed_bf16", "bf16", "fp32")
 MARGIN = 0.0  # what is unknown is a range already (`room`): this is what the reader wants free on top
 MOST_GPUS = 16_384
+# Architectures whose linear attention has flash-linear-attention's kernels in transformers 5.23, where that is
+# installed (their modeling files' use_kernel_func_from_hub_with_fallback).
+WITH_FLA = ("bailing_hybrid", "glm5_next", "kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_next", "qwen4_exp")
 MESH = (
     "tensor_parallel",
     "context_parallel",
@@ -185,7 +188,7 @@ class Request:
 
     @property
     def _caution_of_kernels(self) -> str:
-        if "linear_attention" not in (getattr(text_config(load_config(self.model)), "layer_types", None) or ()):
+        if not text_config(load_config(self.model)).model_type.startswith(WITH_FLA):
             return ""
         return tr(
             ko="선형 어텐션 층을 transformers의 PyTorch 구현으로 셌다. flash-linear-attention과 causal-conv1d를 "

@@ -46,7 +46,7 @@ from ..models.depth import text_config
 from ..remembered import learn, noting
 from ..shards.mesh import context_label, copies_label, tensor_label
 from ..units import human_bytes
-from .alternatives import Alternatives, Change, alternatives, cheapest
+from .alternatives import Change, cheapest, smallest_changes
 from .candidates import left_out, recipes_of
 from .engine import ASLEEP, AWAKE
 from .forks import Forks, processes
@@ -94,18 +94,14 @@ class Plans:
         return self.plans[0] if self.plans else None
 
     @functools.cached_property
-    def _alternatives(self) -> Alternatives:
-        return alternatives(self.request, _first)
-
-    @property
     def closest(self) -> Plan:
         """What needs least memory of all."""
-        return cheapest(self.request) if self.plans else self._alternatives.closest
+        return cheapest(self.request)
 
-    @property
+    @functools.cached_property
     def changes(self) -> list[Change]:
         """When nothing fits: for each thing that could be changed alone, the smallest change that makes room."""
-        return [] if self.plans else self._alternatives.changes
+        return [] if self.plans else smallest_changes(self.request, _first)
 
     def __getitem__(self, index: int) -> Plan:
         return self.plans[index]

@@ -20,7 +20,7 @@ from ..errors import NotSupported
 from ..language import tr
 from ..models.adapters import add_adapters, prepare_quantized
 from ..models.configs import cached_by_model, load_config, running
-from ..models.depth import turns_of, with_depth
+from ..models.depth import names_layers, turns_of, with_depth
 from ..models.spread import load_spread, ready_to_spread
 from ..step.predict import Need, like_any, of_trace, training_arguments
 from ..step.run import train
@@ -63,6 +63,7 @@ def spread_need(setting: Setting, gpus: int, compute_capability: tuple[int, int]
             )
         )
     shallow = turns is not None and turns.turn == 1 and not turns.before and layers > gpus * (FEW + TURNS)
+    shallow = shallow and not names_layers(setting.module_names)
     if shallow:
         short, long = (_run(setting, config, (of_each,) * gpus, compute_capability) for of_each in (FEW, FEW + TURNS))
         dealt = _dealt(short.traces, long.traces, layers)

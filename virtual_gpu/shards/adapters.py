@@ -47,6 +47,11 @@ class Adapters:
         choose(self.method, PEFT, "peft")
 
     @property
+    def module_names(self) -> tuple[str, ...]:
+        """What modules are found by: names, their ends, or expressions."""
+        return (*([self.targets] if isinstance(self.targets, str) else self.targets), *self.saved)
+
+    @property
     def title(self) -> str:
         """The method, the rank and what it is put on, in one line."""
         name = {"lora": "LoRA", "qlora": "QLoRA"}[self.method]

@@ -384,7 +384,7 @@ def _run(
         sent = run.sent_bytes if adapters else run.sent
         return run.trace, held | {("sent", kind): number for kind, number in sent.items()}
 
-    found = from_shallow(config, numbers)
+    found = from_shallow(config, numbers, names=adapters.module_names if adapters else ())
     method, (_, found) = ("depth", found) if found else ("run", numbers(config))
     parts = {part: {kind: n for (of, kind), n in found.items() if of == part} for part in ("held", "sent")}
     return parts["held"], Counter(parts["sent"]), method

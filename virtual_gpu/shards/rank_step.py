@@ -387,7 +387,10 @@ def _trace(
     like = "rank", *how, pairs, generated, whole_gradients, kind_of_batch(rows), kept, watched
     # Two layers are too few for what FSDP2 gathers ahead, but with checkpoints at stage 2.
     ahead = layout.stage == 3 or (layout.stage == 2 and not checkpointing)
-    shallow = from_shallow(model.config, run, like, deeper=int(ahead)) if is_uniform(kept) else None
+    names = adapters.module_names if adapters else ()
+    shallow = None
+    if is_uniform(kept):
+        shallow = from_shallow(model.config, run, like, int(ahead), sequence_length, names)
     trace, numbers = shallow or run(model.config)
     for mark in {*_WHOLE.values()} & {*numbers}:
         trace = resized(trace, np.flatnonzero(trace.nbytes == mark), round_size(numbers[mark]))

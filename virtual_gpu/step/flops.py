@@ -176,8 +176,11 @@ def _training_flops(
         how = checkpointing, adapters, fused_lm_head, kept, objective, known, scored, forwards
         return asdict(flops_of_config(config, rows, sequence_length, *how))
 
-    config = load_config(model_id)
-    return Flops(**(linear_in_depth(config, run) if is_uniform(kept) else run(config)))
+    config, names = load_config(model_id), []
+    if adapters:
+        _, targets, saved = adapters
+        names = [*([targets] if isinstance(targets, str) else targets), *saved]
+    return Flops(**(linear_in_depth(config, run, names) if is_uniform(kept) else run(config)))
 
 
 @in_turn

@@ -410,7 +410,7 @@ def _by_depth(
     try:
         kind = setting.short(kind_of_batch(setting.batch_size))
         like = name, kind, later, spec.compute_capability
-        found = from_shallow(config, run, like)
+        found = from_shallow(config, run, like, length=setting.sequence_length, names=setting.module_names)
     except NoSuchLayer:  # an adapter's target that only the full depth has
         return None
     if found is None:

@@ -76,7 +76,8 @@ def _by_depth(setting: Setting, config: Any, spec: GPUSpec, tokens: int) -> Trac
         return _generated(setting, shallow, spec, tokens), {}
 
     try:
-        found = from_shallow(config, run, (GENERATION, setting.short(1), tokens, spec.compute_capability))
+        like = GENERATION, setting.short(1), tokens, spec.compute_capability
+        found = from_shallow(config, run, like, length=setting.sequence_length, names=setting.module_names)
     except NoSuchLayer:  # an adapter's target that only the full depth has
         return None
     return None if found is None else found[0]

@@ -444,6 +444,12 @@ class Setting:
         return {**PRECISIONS, **ADAPTER_PRECISIONS}[self.precision]
 
     @property
+    def module_names(self) -> tuple[str, ...]:
+        """What modules are found by: names, their ends, or expressions."""
+        targets = (self.lora_targets, self.modules_to_save) if self.peft else (self.optim_target_modules,)
+        return tuple(name for of in targets for name in ([of] if isinstance(of, str) else of))
+
+    @property
     def adapters(self) -> dict[str, Any]:
         """The settings that only LoRA and QLoRA have; none without adapters."""
         names = ["lora_rank", "lora_targets", "lora_dropout"]

@@ -31,7 +31,7 @@ def states_of(setting: Setting) -> dict[str, int]:
     config = load_config(setting.model_id)
     dtype, _ = setting.dtypes
     dtype = checkpoint_dtype(setting.model_id, config) if dtype == "auto" else dtype
-    return dict(linear_in_depth(config, lambda config: _states(setting, config, dtype)))
+    return dict(linear_in_depth(config, lambda config: _states(setting, config, dtype), setting.module_names))
 
 
 @in_turn
