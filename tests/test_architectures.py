@@ -500,8 +500,9 @@ BEGINS_IN_A_TURN = ["sliding_attention", *["full_attention", "sliding_attention"
         ("deepseek_v3", {"first_k_dense_replace": 5}, "run"),  # the first experts are in the sixth layer
         ("deepseek_v3", {"first_k_dense_replace": 3, "num_hidden_layers": 11}, "depth"),
         ("qwen3_moe", {"decoder_sparse_step": 4}, "run"),
-        ("gpt_neo", {"attention_types": [[["global", "local", "local"], 2], [["global"], 1]]}, "run"),
-        ("gemma2", {}, "run"),
+        # Two kinds of attention, which take the same memory.
+        ("gpt_neo", {"attention_types": [[["global", "local", "local"], 2], [["global"], 1]]}, "depth"),
+        ("gemma2", {}, "depth"),
         ("bart", {"encoder_layers": 6, "decoder_layers": 3}, "run"),
         ("gemma3", {"text_config": {"num_hidden_layers": 7, "layer_types": ["full_attention"] * 7}}, "depth"),
         ("gemma3", {"text_config": {"num_hidden_layers": 13, "layer_types": BEGINS_IN_A_TURN}}, "depth"),
