@@ -192,7 +192,7 @@ class Request:
             return ""
         return tr(
             ko="선형 어텐션 층을 transformers의 PyTorch 구현으로 셌다. flash-linear-attention과 causal-conv1d를 "
-            "설치하면 다른 커널이 돌고, 활성값도 다르다.",
+            "설치하면 다른 커널이 돌고, 순전파 상태도 다르다.",
             en="Layers with linear attention are counted as transformers' PyTorch code runs them; where "
             "flash-linear-attention and causal-conv1d are installed other kernels do, which keep other activations.",
         )
