@@ -18,7 +18,7 @@ from virtual_gpu.cards import CATALOG
 from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.counting.meter import AllocationMeter
 from virtual_gpu.language import set_language
-from virtual_gpu.models import build, configs
+from virtual_gpu.models import build, configs, depth
 from virtual_gpu.models.configs import architectures
 from virtual_gpu.models.depth import forget_shallow_runs, with_depth
 from virtual_gpu.report import MemoryTable
@@ -587,6 +587,15 @@ def test_what_goes_on_in_two_ways_is_not_shown_again(small, monkeypatch):
         assert_the_same(report, same)
         runs.clear()
     assert needed == [2, 2, 1, 1, 1]
+
+
+def test_kinds_that_were_not_compared_are_not_said_to_differ(small):
+    """Runs that have to be deeper would be more work than the model; others of the same length are not."""
+    config = configs.load_config("windows/gemma")
+    forget_shallow_runs()
+    assert not [*depth._starts(config, b"", 2, 6)]
+    turns, start = next(depth._starts(config, b"", 0, 6))
+    assert turns.alike and start == 0
 
 
 @pytest.mark.filterwarnings("ignore")

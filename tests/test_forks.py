@@ -140,30 +140,45 @@ def test_what_nobody_asks_for_is_kept_for_a_while(monkeypatch):
     assert square(298) == 298**2  # nothing of it is left
 
 
-@linux
-def test_a_search_in_forks_is_the_search_in_one_process(monkeypatch, tmp_path):
-    runs, real = tmp_path / "runs", predict.virtual_run
+@pytest.fixture
+def runs(monkeypatch, tmp_path):
+    """A file with the process of each run so far."""
+    file, real = tmp_path / "runs", predict.virtual_run
 
     def run(*arguments):
-        with open(runs, "a") as file:
-            print(os.getpid(), file=file)
+        with file.open("a") as told:
+            print(os.getpid(), file=told)
         return real(*arguments)
 
     monkeypatch.setattr(predict, "virtual_run", run)
-    monkeypatch.setattr(Request, "can_fuse_head", False)  # its tiles are not the same for every micro-batch
+    return file
+
+
+def in_one_and_in_three(ask, runs, monkeypatch):
+    """What comes of it in this process and with two forks, and in which processes each of its runs was."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     found, where = [], []
     for number in ("1", "3"):
         monkeypatch.setenv(VARIABLE, number)
         forget_shallow_runs()
         predict_need.cache_clear()
-        found.append(plan_training(DEEP, "1GiB, 7.5", batch=256, length=256, methods=("lora",)).to_dict())
+        found.append(ask())
         where.append(runs.read_text().split())
         runs.unlink()
+    return found, where
+
+
+@linux
+def test_a_search_in_forks_is_the_search_in_one_process(monkeypatch, runs):
+    def ask():
+        return plan_training(DEEP, "1GiB, 7.5", batch=256, length=256, methods=("lora",)).to_dict()
+
+    monkeypatch.setattr(Request, "can_fuse_head", False)  # its tiles are not the same for every micro-batch
+    found, where = in_one_and_in_three(ask, runs, monkeypatch)
     assert found[0] == found[1] and len(found[0]["plans"]) > 1
     assert {*where[0]} == {str(os.getpid())} and len({*where[1]}) == 2  # there are two ways
     # What the forks found is known here: nothing of it is run again.
-    plan_training(DEEP, "1GiB, 7.5", batch=256, length=256, methods=("lora",))
+    ask()
     assert not runs.exists()
     # And what their shallow runs have shown: of the two micro-batches of each way the first took two runs, now one.
     plan_training(DEEP, "1GiB, 7.5", batch=256, length=192, methods=("lora",))
@@ -171,28 +186,15 @@ def test_a_search_in_forks_is_the_search_in_one_process(monkeypatch, tmp_path):
 
 
 @linux
-def test_what_else_would_fit_is_looked_for_in_forks_too(monkeypatch, tmp_path):
-    runs, real = tmp_path / "runs", predict.virtual_run
-
-    def run(*arguments):
-        with open(runs, "a") as file:
-            print(os.getpid(), file=file)
-        return real(*arguments)
-
-    monkeypatch.setattr(predict, "virtual_run", run)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    found, where = [], []
-    for number in ("1", "3"):
-        monkeypatch.setenv(VARIABLE, number)
-        forget_shallow_runs()
-        predict_need.cache_clear()
+def test_what_else_would_fit_is_looked_for_in_forks_too(monkeypatch, runs):
+    def ask():
         plans = plan_training(WIDE, "1GiB, 7.5", batch=2, length=128, methods=("full",))
         assert not plans.plans
-        found.append((plans.closest, [(change.what, str(change)) for change in plans.changes]))
-        where.append({*runs.read_text().split()})
-        runs.unlink()
+        return plans.closest, [(change.what, str(change)) for change in plans.changes]
+
+    found, where = in_one_and_in_three(ask, runs, monkeypatch)
     assert found[0] == found[1] and {what for what, _ in found[0][1]} >= {"methods", "gpu"}
-    assert where[0] == {str(os.getpid())} and len(where[1]) > 1
+    assert {*where[0]} == {str(os.getpid())} and len({*where[1]}) > 1
     assert not multiprocessing.active_children()
 
 

@@ -57,6 +57,11 @@ def names_of_targets(value: Any) -> str | tuple[str, ...]:
     return tuple(value)
 
 
+def module_names(*arguments: str | Sequence[str]) -> tuple[str, ...]:
+    """What arguments find modules by, each a name or several: names, their ends, or expressions."""
+    return tuple(name for one in arguments for name in ([one] if isinstance(one, str) else one))
+
+
 def add_adapters(
     model: nn.Module,
     rank: int = LORA_RANK,

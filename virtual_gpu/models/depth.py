@@ -222,10 +222,11 @@ def _starts(config: Any, digest: bytes, deeper: int, length: int) -> Iterator[tu
             continue
         starts = {max(first, _began.get((digest, turns, deeper), 0)), first + 1}
         for start in [first] if turns.alike else sorted(starts):
-            if turns.work(start) <= text_config(config).num_hidden_layers:
-                yield turns, start
-        if turns.alike:  # it did not
-            _unlike.add((digest, length))
+            if turns.work(start) > text_config(config).num_hidden_layers:
+                continue
+            yield turns, start
+            if turns.alike:  # it did not go on: another is asked for
+                _unlike.add((digest, length))
 
 
 def _ways(key: tuple) -> tuple[Deepening, ...]:

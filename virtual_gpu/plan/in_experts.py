@@ -132,7 +132,7 @@ def _trace(way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dic
 
     config = way.model.config
     like = "in_experts", way, kind_of_batch(batch_size)
-    return from_shallow(config, run, like, 1, sequence_length) or run(config)
+    return from_shallow(config, run, like, deeper=1, length=sequence_length) or run(config)
 
 
 def _run(config: Any, way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dict[str, int]]:

@@ -170,7 +170,7 @@ def _trace(
 
     config = way.model.config
     like = "in_stages", way, stage, micro_batches, kind_of_batch(batch_size)
-    return from_shallow(config, run, like, 1, sequence_length) or run(config)
+    return from_shallow(config, run, like, deeper=1, length=sequence_length) or run(config)
 
 
 def _part(config: Any, way: _Way, stage: int) -> Part:

@@ -141,7 +141,7 @@ def _trace(way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dic
     config = way.model.config
     deeper = way.gpus > 1 or not way.checkpointing  # as in `rank_step`: what FSDP2 copies ahead
     like = "on_cpu", way, kind_of_batch(batch_size)
-    return from_shallow(config, run, like, int(deeper), sequence_length) or run(config)
+    return from_shallow(config, run, like, deeper=int(deeper), length=sequence_length) or run(config)
 
 
 def _run(config: Any, way: _Way, batch_size: int, sequence_length: int) -> tuple[Trace, dict[Any, int]]:

@@ -20,7 +20,7 @@ from ..cards import CATALOG, GPUSpec
 from ..counting.gpu import VirtualGPU
 from ..errors import NotSupported, WrongValue
 from ..language import tr
-from ..models.adapters import LORA_RANK, PEFT, add_adapters, copies_tied_end, names_of_targets
+from ..models.adapters import LORA_RANK, PEFT, add_adapters, copies_tied_end, module_names, names_of_targets
 from ..models.build import build_model, cast_trained
 from ..remembered import remembered
 from ..units import choose, positive_int
@@ -48,8 +48,8 @@ class Adapters:
 
     @property
     def module_names(self) -> tuple[str, ...]:
-        """What modules are found by: names, their ends, or expressions."""
-        return (*([self.targets] if isinstance(self.targets, str) else self.targets), *self.saved)
+        """What they find modules by."""
+        return module_names(self.targets, self.saved)
 
     @property
     def title(self) -> str:

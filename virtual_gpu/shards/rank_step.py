@@ -390,7 +390,7 @@ def _trace(
     names = adapters.module_names if adapters else ()
     shallow = None
     if is_uniform(kept):
-        shallow = from_shallow(model.config, run, like, int(ahead), sequence_length, names)
+        shallow = from_shallow(model.config, run, like, deeper=int(ahead), length=sequence_length, names=names)
     trace, numbers = shallow or run(model.config)
     for mark in {*_WHOLE.values()} & {*numbers}:
         trace = resized(trace, np.flatnonzero(trace.nbytes == mark), round_size(numbers[mark]))

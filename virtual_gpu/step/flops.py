@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode, addmm_flop, sdpa_backward_
 
 from ..cards import CATALOG
 from ..counting.gpu import VirtualGPU
-from ..models.adapters import add_adapters
+from ..models.adapters import add_adapters, module_names
 from ..models.build import build_model
 from ..models.configs import cached_by_model, load_config, running
 from ..models.depth import linear_in_depth, text_config
@@ -176,10 +176,7 @@ def _training_flops(
         how = checkpointing, adapters, fused_lm_head, kept, objective, known, scored, forwards
         return asdict(flops_of_config(config, rows, sequence_length, *how))
 
-    config, names = load_config(model_id), []
-    if adapters:
-        _, targets, saved = adapters
-        names = [*([targets] if isinstance(targets, str) else targets), *saved]
+    config, names = load_config(model_id), module_names(*adapters[1:]) if adapters else ()
     return Flops(**(linear_in_depth(config, run, names) if is_uniform(kept) else run(config)))
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import NotSupported, WrongValue
 from ..language import tr
-from ..models.adapters import LORA_DROPOUT, LORA_RANK, PEFT, check_peft, names_of_targets
+from ..models.adapters import LORA_DROPOUT, LORA_RANK, PEFT, check_peft, module_names, names_of_targets
 from ..models.attention import ATTENTION
 from ..models.configs import DEFAULT_MODEL, model_name
 from ..models.depth import text_config
@@ -445,9 +445,10 @@ class Setting:
 
     @property
     def module_names(self) -> tuple[str, ...]:
-        """What modules are found by: names, their ends, or expressions."""
-        targets = (self.lora_targets, self.modules_to_save) if self.peft else (self.optim_target_modules,)
-        return tuple(name for of in targets for name in ([of] if isinstance(of, str) else of))
+        """What the adapters, or else the optimizer, find modules by."""
+        if self.peft:
+            return module_names(self.lora_targets, self.modules_to_save)
+        return module_names(self.optim_target_modules)
 
     @property
     def adapters(self) -> dict[str, Any]:
