@@ -906,6 +906,31 @@ def test_progress_grows_to_the_whole_answer():
     assert seen == sorted(seen) and seen[-1] == len(plans) and len(seen) > 3
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {},  # the whole batch fits at once, without checkpointing
+        {"gpu": "2GiB, 8.6", "length": 512},  # the first computes something twice
+        {"gpu": "2 x T4", "methods": ("full",)},
+        {"host": "8GB"},
+        {"objective": "dpo", "methods": ("full", "lora")},
+    ],
+)
+def test_once_the_first_plan_is_settled_it_stays_first(request_):
+    seen = []
+    request_ = {"gpu": "T4", "length": 64, "batch": 4} | request_
+    plans = plan_training("gpt2", progress=lambda found: seen.append((found.settled, found.best)), **request_)
+    sure = [settled for settled, _ in seen]
+    assert sure == sorted(sure) and plans.settled and {best for settled, best in seen if settled} == {plans.best}
+    assert 0 < sum(sure) < len(sure)  # before the end, and not from the beginning
+
+
+def test_by_another_preference_the_last_plan_may_be_the_first():
+    seen = []
+    plan_training("gpt2", "T4", length=64, batch=4, prefer="speed", progress=lambda found: seen.append(found.settled))
+    assert seen and not any(seen)
+
+
 # -- models whose layers differ, methods that cannot be run ----------------------------------------------------------
 
 

@@ -194,7 +194,10 @@ def _draw(drawing: Drawing, name: str, args: argparse.Namespace) -> None:
 def _tell(plans: Plans) -> None:
     best = f": {plans.best!r}" if plans.best else ""
     found = len(plans)
-    tell(tr(ko=f"찾는 중, {found}가지{best}", en=f"searching, {found} so far{best}"))
+    if plans.settled:
+        tell(tr(ko=f"1번은 정해졌다{best} (더 찾는 중, {found}가지)", en=f"number 1 is settled{best} ({found} so far)"))
+    else:
+        tell(tr(ko=f"찾는 중, {found}가지{best}", en=f"searching, {found} so far{best}"))
 
 
 def _text(plans: Plans, lengths: Lengths | None = None) -> str:

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -79,7 +80,8 @@ SCHEMA = 2  # of `Plans.to_dict`: raised when a name goes or changes its meaning
 class Plans:
     """The plans that fit, best first; those that lost, each at its smallest; and what was not tried, with the reason.
 
-    In a notebook it is a table.
+    settled: whether the first will stay it. While a search goes on that may be known long before its end. In a notebook
+    it is a table.
     """
 
     request: Request
@@ -87,6 +89,7 @@ class Plans:
     losers: list[Plan]
     refused: dict[Recipe, Plan] = field(repr=False)  # recipe → the next larger micro-batch, which did not fit
     skipped: list[tuple[str, str]] = field(default_factory=list)
+    settled: bool = True
 
     @property
     def best(self) -> Plan | None:
@@ -210,8 +213,9 @@ def plan_training(
     own, through which micro-batches go one behind the other (1F1B); not tried unless it is asked for. expert_parallel:
     only full fine-tuning of a mixture of experts, of which so many GPUs have those of a layer between them; likewise.
     price_per_hour: of one GPU, by which a plan's `price` is the least that a million tokens can cost; None takes the
-    card's least published rent. progress: called with what is known so far, whenever that is more. Each way to train
-    comes once, with the largest micro-batch that fits. WrongValue in the reader's language.
+    card's least published rent. progress: called with what is known so far, whenever that is more, and when it is
+    `settled` which plan is first. Each way to train comes once, with the largest micro-batch that fits. WrongValue in
+    the reader's language.
     """
     made = make_request(model, gpu, gpus, **request)
     forks, progress = processes() - 1, progress or (lambda plans: None)
@@ -284,11 +288,32 @@ def _search(
 ) -> Plans:
     plans, losers, refused, skipped, errors = [], [], {}, left_out(request), []
     rates: dict[tuple[bool, ...], float] = {}
+    recipes = sorted(recipes_of(request), key=lambda recipe: recipe.change)
+    now: Recipe | None = None  # what is being tried; None after the last
+    plain: Recipe | None = None  # the first of which a plan without checkpointing may still come
+    told = False  # that the first is settled
+
+    def settled() -> bool:
+        """Whether what comes changes training more than the first of the plans, or computes something twice."""
+        if not by_change or not plans:
+            return False
+        first = min(plans, key=lambda plan: plan.key)
+        least = now if first.extra_flops else plain
+        return least is None or least.change > first.recipe.change
 
     def found() -> Plans:
         plans.sort(key=lambda plan: plan.key)
         losers.sort(key=lambda plan: plan.needed_bytes)
-        return Plans(request, [*plans], [*losers], {**refused}, [*skipped])
+        sure = settled() and holds_loading(plans[0])
+        return Plans(request, [*plans], [*losers], {**refused}, [*skipped], sure)
+
+    def settles() -> bool:
+        """As `settled`, of which whoever waits is told at once."""
+        nonlocal told
+        if settled() and not told:
+            told = True
+            progress(found())
+        return told
 
     def asked(one: Recipe, above: int) -> tuple[Plan | None, Plan | None]:
         if ahead is not None and one in ahead:
@@ -327,8 +352,9 @@ def _search(
             progress(found())
 
     by_change, spares = request.prefer == "fidelity", request.prefer == "margin"
-    for recipe in sorted(recipes_of(request), key=lambda recipe: recipe.change):
-        if first_only and by_change and plans and recipe.change > plans[0].recipe.change:
+    for recipe, following in itertools.zip_longest(recipes, recipes[1:]):
+        now = plain = recipe
+        if settles() and first_only:
             break
         upcast = replace(recipe, rest_in_fp32=True)
         loading = [plan for plan in plans if not plan.recipe.offload and holds_loading(plan)]
@@ -407,6 +433,9 @@ def _search(
                         if there.accumulation == 1 or request.prefer != "speed":
                             break
                         above = there.micro_batch
+                plain = following
+                if settles() and first_only:
+                    return found()
                 if checkpointing and may_keep:
                     keep(lean)
                 may_keep &= not fits  # what fits without checkpointing recomputes no block
@@ -419,7 +448,7 @@ def _search(
             cannot(recipe, error)
     if errors and not plans and not losers:
         raise errors[0]
-    return found()
+    return replace(found(), settled=True)
 
 
 def _why_no_copies(request: Request, recipe: Recipe, plans: list[Plan]) -> str:

@@ -169,7 +169,8 @@ class PlannerPanel(Panel):
         if plans.plans:
             self.table.value = table_html(plans)
             self.picture.value = plans.chart()._repr_svg_()
-        text = tr(ko=f"찾는 중이다. 지금까지 {len(plans)}가지.", en=f"Searching: {len(plans)} so far.")
+        sure = tr(ko=" 1번은 정해졌다.", en=" Number 1 is settled.") if plans.settled else ""
+        text = tr(ko=f"찾는 중이다. 지금까지 {len(plans)}가지.{sure}", en=f"Searching: {len(plans)} so far.{sure}")
         self.status.value = status_line(text)
 
     def _show(self, plans: Plans | None) -> None:
