@@ -119,6 +119,24 @@ def test_modules_change_type_and_place():
         assert torch.ones(2).pin_memory().to("cuda", non_blocking=True).is_cuda
 
 
+def test_factories_pin_what_they_make():
+    """nanochat's chat_sft makes its batch by `torch.tensor(rows, pin_memory=True)`, its pretraining by `empty`."""
+    with cuda("T4") as gpu:
+        held = gpu.host.meter.pinned.reserved_bytes
+        like = torch.ones(4)
+        made = [
+            torch.tensor([[1, 2], [3, 4]], pin_memory=True), torch.empty(4, pin_memory=True),
+            torch.zeros_like(like, pin_memory=True), like.new_tensor([1.0], pin_memory=True),
+        ]  # fmt: skip
+        assert all(one.is_pinned() for one in made) and made[0].tolist() == [[1, 2], [3, 4]]
+        assert torch.tensor([1.0], pin_memory=True, requires_grad=True).requires_grad
+        assert gpu.host.meter.pinned.reserved_bytes > held and not torch.tensor([1]).is_pinned()
+        with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
+            torch.tensor([1], device="cuda", pin_memory=True)
+        with pytest.raises(TypeError):
+            torch.as_tensor([1], pin_memory=True)
+
+
 def test_scripted_code_runs_as_python_and_compiled_code_where_that_is_asked(monkeypatch):
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     with cuda("T4") as gpu:

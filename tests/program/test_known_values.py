@@ -360,6 +360,70 @@ def test_a_mask_agrees_with_itself(card):
     assert "적어도" in card.watch.notes[0]
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+def test_sampling_by_hand_goes_on_to_its_limit(card, rows):
+    """As on a card with random weights: GRPO-Zero's rollout, nano-aha-moment's, and the other ways to write it."""
+    end, ends = 99, torch.tensor([98, 99]).cuda()
+    model = torch.nn.Sequential(torch.nn.Embedding(100, 16), torch.nn.Linear(16, 100)).cuda()
+
+    def steps_of(over, limit=5):
+        tokens, done = torch.zeros(rows, 8, dtype=torch.int64, device="cuda"), None
+        finished = torch.zeros(rows, dtype=torch.bool, device="cuda")
+        for _ in range(limit):
+            probabilities = model(tokens)[:, -1].softmax(-1)
+            token = torch.multinomial(probabilities, 1).reshape(-1)
+            tokens = torch.cat((tokens, token[:, None]), 1)
+            finished, done = over(token, finished)
+            if done:
+                break
+        return tokens.shape[1] - 8
+
+    def in_place(token, finished):
+        finished |= token == end
+        return finished, finished.all()
+
+    ways = [
+        lambda token, finished: (new := finished | (token == end), new.all()),
+        lambda token, finished: (new := finished.logical_or(torch.isin(token, ends)), torch.all(new)),
+        lambda token, finished: (finished, (token == end).all()),
+        lambda token, finished: (finished, not (token != end).any()),
+        lambda token, finished: (finished, not (~(token == end)).any()),
+        lambda token, finished: (finished, (token[:, None] == ends).any(-1).all()),
+        in_place,
+    ]
+    assert [steps_of(way) for way in ways] == [5] * len(ways)
+    padded = model(torch.zeros(rows, 8, dtype=torch.int64, device="cuda")).argmax(-1)
+    assert (padded != 0).all() and not (padded == 0).any() and (padded >= 0).all()  # nothing is wrong with the data
+
+
+def test_a_loop_that_only_such_an_end_breaks_off_is_stopped(card):
+    model = torch.nn.Linear(8, 100).cuda()
+    with pytest.raises(ValueStop, match=r"test_known_values.py:\d+: "):
+        while True:
+            token = model(torch.ones(2, 8, device="cuda")).argmax(-1)
+            if (token == 99).all():
+                break
+    for _ in range(2000):  # this one ends by itself
+        if (token == 99).all():
+            break
+
+
+@pytest.mark.parametrize("begin", [torch.zeros, torch.ones])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
+def test_what_is_written_in_place_is_written_once(card, begin, dtype):
+    """The positions that nanochat's KV cache has filled: a tensor of one element on the card."""
+    on_card, real = begin(1, dtype=dtype, device="cuda"), begin(1, dtype=dtype)
+    for _ in range(2):
+        for tensor in (on_card, real):
+            tensor.add_(38)
+            tensor *= 3
+            tensor -= 1
+        assert on_card.item() == real.item() and bool(on_card > 100) == bool(real > 100)
+    card_copy = on_card.clone()
+    card_copy += on_card
+    assert card_copy.item() == 2 * real.item() and on_card.cpu().tolist() == real.tolist()
+
+
 def test_what_is_computed_from_drawn_numbers_is_drawn(card):
     scores, drawn = unknown(8), torch.randn(8, device="cuda")
     for mask in (drawn < 0.15, ~(drawn < 0.15), drawn * 2 + 1 < 0.15, drawn.view(-1) > 1):

@@ -105,7 +105,7 @@ class HostStorages:
             args = tree_map_only(torch.Tensor, torch.Tensor.contiguous, args)
         out = func(*args, **kwargs or {})
         for item in out if isinstance(out, (tuple, list)) else (out,):
-            if type(item) in _TYPES and item.numel() >= SMALL:
+            if type(item) in _TYPES and (pinned or item.numel() >= SMALL):
                 mapped = func.is_view and self._of_a_file(item)
                 self.count(item, MAPPED if mapped else "other", pinned=pinned)
         return out

@@ -23,7 +23,7 @@ from .saving import Saving
 _SWAPPED_BY_TORCH = torch.utils.swap_tensors
 # What PyTorch and we keep on a fake tensor. Whatever else is there, the program has put there.
 _OF_FAKES = {*vars(FakeTensor(FakeTensorMode(), torch.empty(0, device="meta"), torch.device("cpu")))}
-_OF_FAKES |= {"_is_param", "answer", "drawn", "known", "may_pick", "plain_of"}
+_OF_FAKES |= {"_is_param", "answer", "drawn", "known", "may_pick", "mostly", "plain_of"}
 _DEVICE_KINDS = (str, torch.device, int)
 
 
@@ -220,16 +220,18 @@ def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
     def in_two_steps(make: Any) -> Any:
         @functools.wraps(make)
         def made(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+            pinned = make is tensor and kwargs.pop("pin_memory", False)
             tensor_first = bool(args) and isinstance(args[0], torch.Tensor)
             if args and isinstance(_first_of(args[0]), FakeTensor) and not tensor_first:  # each number is asked for
                 numbers = tree_map_only(FakeTensor, lambda one: tensor(one.item(), dtype=one.dtype), args[0])
                 args = (numbers, *args[1:])
             device = _default_device() if device is None and not tensor_first else device
-            if device is None:
-                return make(*args, **kwargs)
-            device = _inside(gpu, device)
-            if not _is_card(device):
-                return make(*args, device=device, **kwargs)
+            device = None if device is None else _inside(gpu, device)
+            if device is None or not _is_card(device):
+                real = make(*args, device=device, **kwargs)
+                return gpu.host.pinned(real).requires_grad_(real.requires_grad) if pinned else real
+            if pinned:
+                raise RuntimeError("Only dense CPU tensors can be pinned")
             if tensor_first and make is not tensor:
                 return args[0].to(device, **{k: v for k, v in kwargs.items() if k == "dtype"})
             requires_grad = kwargs.pop("requires_grad", False)
@@ -255,7 +257,7 @@ def _factories_of_values(patches: Patches, gpu: ProgramGPU) -> None:
     new_tensor = torch.Tensor.new_tensor
 
     def new(like: torch.Tensor, data: Any, *, device: Any = None, **kwargs: Any) -> torch.Tensor:
-        if type(like) is not FakeTensor and device is None:
+        if type(like) is not FakeTensor and device is None and not kwargs.get("pin_memory"):
             return new_tensor(like, data, **kwargs)
         kwargs.setdefault("dtype", like.dtype)
         return torch.tensor(data, device=like.device if device is None else device, **kwargs)

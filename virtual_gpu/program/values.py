@@ -7,8 +7,10 @@ and `mask.any()` False: nothing is padding. What the program writes into one ele
 instead, and what is computed from it follows: a counter of overflows that starts at 0 stays there. A token's experts
 are taken in turn (`routing`). What a shape depends on (`nonzero`, indexing by a mask) has an answer where the mask
 compares by these rules: `x >= 0.5` is True everywhere and picks all, `x == 0` False and picks nothing, as does
-`x[is_eos.any(1)]`: no sequence ends. One that compares many integers (a detector's matches) picks all, the most it can.
-Where a mask compares much that was drawn (little is drawn, see `known`), or cannot be told, the program is stopped.
+`x[is_eos.any(1)]`: no sequence ends. One that compares many integers (a detector's matches) picks all, the most it
+can; asked whether all, or any, of them are a number, the picture answers. A sampled token is 1: `(token == eos).all()`
+is False, and a program's own sampling goes on to its limit, as with random weights. Where a mask compares much that was
+drawn (little is drawn, see `known`), or cannot be told, the program is stopped.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import ast
 import linecache
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -39,10 +41,12 @@ _ANY = _aten.any
 _ANY_OR_ALL = frozenset((_ANY, _aten.all, _aten._is_any_true, _aten._is_all_true))  # _is_any_true: anomaly detection's
 _PACKETS = frozenset((_aten.logical_not, _aten.bitwise_not))
 _BOTH = {
-    _aten.bitwise_and.Tensor: min, _aten.logical_and.default: min, _aten.bitwise_or.Tensor: max,
-    _aten.logical_or.default: max,
+    _aten.bitwise_and: min, _aten.logical_and: min, _aten.bitwise_or: max, _aten.logical_or: max,
+    _aten.bitwise_and_: min, _aten.logical_and_: min, _aten.bitwise_or_: max, _aten.logical_or_: max,
 }  # fmt: skip
-_TOLD = ("answer", "may_pick")  # what is noted on a tensor of its elements
+_IS_A_NUMBER = frozenset((_aten.eq, _aten.ne))
+_ISIN = _aten.isin
+_TOLD = ("answer", "may_pick", "mostly")  # what is noted on a tensor of its elements
 _SUMS = frozenset((_aten.sum.default, _aten.sum.dim_IntList))
 _WRITTEN = frozenset(
     (
@@ -69,13 +73,25 @@ def _each(tensor: torch.Tensor) -> float | None:
 
 
 def _is_while(file: str, line: int) -> bool:
-    """Whether a line of a file belongs to the condition of a `while`."""
+    """Whether a line of a file belongs to the condition of a `while`, or of an `if` that breaks one off."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return False  # a notebook's cell, with magics in it
-    tests = [node.test for node in ast.walk(tree) if isinstance(node, ast.While)]
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.While)]
+    tests = [loop.test for loop in loops]
+    tests += [test for loop in loops if isinstance(loop.test, ast.Constant) for test in _breaks_of(loop)]
     return any(test.lineno <= line <= (test.end_lineno or test.lineno) for test in tests)
+
+
+def _breaks_of(node: ast.AST) -> Iterator[ast.expr]:
+    """The conditions under which a loop is broken off."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.Lambda, ast.ClassDef)):
+            continue
+        if isinstance(child, ast.If) and any(isinstance(one, ast.Break) for one in child.body):
+            yield child.test
+        yield from _breaks_of(child)
 
 
 class ValueStop(RuntimeError):
@@ -165,9 +181,14 @@ class Values(Answers):
 
     def remember(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         """Note on a result where its number is not 1."""
+        packet, mostly = func.overloadpacket, None
+        if packet in _BOTH and out.dtype == torch.bool:
+            told = [told for value in args[:2] if (told := self._mostly(value)) is not None]
+            mostly = _BOTH[packet](told) if told else None
         if func._schema.is_mutable and args and type(args[0]) is FakeTensor:
             base = args[0]._base
-            args[0].__dict__.pop("may_pick", None)
+            for told in ("may_pick", "mostly"):
+                args[0].__dict__.pop(told, None)
             if base is not None and base.numel() > 1:  # written in part: no longer the same everywhere
                 base.__dict__.pop("answer", None)
                 base.__dict__.pop("may_pick", None)
@@ -178,10 +199,12 @@ class Values(Answers):
         elif func in _COMPARES:
             # Of many integers nothing is said: they are places, or a program's own numbers.
             told = hasattr(args[0], "answer") or args[0].is_floating_point()
-            if out.dim() == 0 or (told and not is_drawn(args[0])):
-                out.answer = int(_COMPARES[func](self._number(args[0]), args[1]))
+            by_the_picture = int(_COMPARES[func](self._number(args[0]), args[1]))
+            if out.numel() == 1 or (told and not is_drawn(args[0])):
+                out.answer = by_the_picture
             else:
                 out.may_pick = not is_drawn(args[0])
+                mostly = by_the_picture if packet in _IS_A_NUMBER else None
         elif func is _TO_COPY and out.dtype == torch.bool:
             if not is_drawn(args[0]):
                 out.answer = int(self._number(args[0]) != 0)
@@ -191,18 +214,26 @@ class Values(Answers):
                 out.answer = int(_COMPARES_TWO[func](*told))
             else:
                 out.may_pick = not any(map(is_drawn, args))
-        elif func.overloadpacket in _ANY_OR_ALL:  # programs ask so for what is wrong with their data, or right
-            out.answer = int(func.overloadpacket not in (_ANY, _aten._is_any_true))
-        elif func.overloadpacket in _PACKETS:
+        elif packet is _ISIN and (ids := values_of(args[1])) is not None:
+            mostly = int(self._number(args[0]) in ids.flatten().tolist())
+            if out.numel() == 1:
+                out.answer = mostly
+        elif packet in _ANY_OR_ALL:  # programs ask so for what is wrong with their data, or right
+            right = int(packet not in (_ANY, _aten._is_any_true))
+            one = getattr(args[0], "answer", right) if args[0].numel() == 1 else right
+            out.answer = getattr(args[0], "mostly", one)
+            mostly = out.answer if packet is _ANY and out.numel() > 1 else None  # each text has an end? none has
+        elif packet in _PACKETS:
             if hasattr(args[0], "answer") or out.dim() == 0:
                 out.answer = 1 - getattr(args[0], "answer", 1)
             else:
                 out.may_pick = getattr(args[0], "may_pick", False)
-        elif func in _BOTH and out.dtype == torch.bool and all(hasattr(value, "answer") for value in args[:2]):
-            out.answer = _BOTH[func](value.answer for value in args[:2])
+                mostly = 1 - args[0].mostly if hasattr(args[0], "mostly") else None
+        elif packet in _BOTH and out.dtype == torch.bool and all(hasattr(value, "answer") for value in args[:2]):
+            out.answer = _BOTH[packet](value.answer for value in args[:2])
         elif func in _SUMS and out.numel() and (each := _each(args[0])) is not None:
             out.answer = each * (args[0].numel() // out.numel())
-        elif func.is_view and _each(args[0]) is not None:
+        elif func.is_view and any(name in args[0].__dict__ for name in _TOLD):
             for view in out if isinstance(out, (tuple, list)) else (out,):
                 view.__dict__.update({name: args[0].__dict__[name] for name in _TOLD if name in args[0].__dict__})
         elif type(out) is FakeTensor and out.numel() > 1:
@@ -217,6 +248,8 @@ class Values(Answers):
         elif func._schema.is_mutable and args and isinstance(args[0], (list, tuple)):  # the optimizers' foreach
             for tensor in args[0]:
                 tensor.__dict__.pop("answer", None)
+        if mostly is not None:
+            out.mostly = mostly
 
     def written(self, tensor: torch.Tensor, number: float) -> None:
         """The program made a tensor of one element of this number."""
@@ -231,6 +264,9 @@ class Values(Answers):
         if not computes or any(tensor.numel() != 1 for tensor in tensors):
             if func._schema.is_mutable:
                 out.__dict__.pop("answer", None)
+            return
+        if (known := values_of(out)) is not None:  # computed already; in place, it would be twice
+            out.answer = known.item()
             return
 
         def real(value: Any) -> Any:
@@ -254,6 +290,14 @@ class Values(Answers):
                 "real GPU; of a mixture of experts the 'grouped_mm' or 'batched_mm' implementation.",
             )
         )
+
+    def _mostly(self, value: Any) -> float | None:
+        """What all elements of a mask are, as far as `any` and `all` are told; None where nothing is."""
+        if type(value) is not FakeTensor:
+            return None
+        if values_of(value) is not None:
+            return self._told(value)
+        return getattr(value, "answer", getattr(value, "mostly", None))
 
     def _told(self, tensor: torch.Tensor) -> float | None:
         """What every element is: a real number, known values that are all the same, or by the picture; None: unlike."""
