@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -163,6 +164,29 @@ def test_a_program_leaves_the_environment_as_it_was(ends, tmp_path, monkeypatch)
     )
     run(str(script), gpu="T4")
     assert dict(os.environ) == before
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGCHLD"), reason="a loader's workers are watched by SIGCHLD")
+def test_a_worker_that_dies_after_the_program_is_no_error_of_ours(tmp_path):
+    """A loader's handler raises wherever the process is; and the next program's loader sets its own."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import signal, torch
+loader = torch.utils.data.DataLoader(torch.arange(64.0).view(64, 1), batch_size=8, num_workers=1)
+batches = iter(loader)
+next(batches)
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.alarm(600)
+assert callable(signal.getsignal(signal.SIGCHLD))
+torch.empty(2**40, device="cuda")
+"""
+    )
+    numbers = signal.SIGCHLD, signal.SIGALRM
+    before = [signal.getsignal(number) for number in numbers]
+    for _ in range(2):
+        assert run(str(script), gpu="T4").status == "oom"
+        assert [signal.getsignal(number) for number in numbers] == before and signal.alarm(0) == 0
 
 
 def test_an_optimizer_of_8_bits_leaves_nothing_to_the_next_program(tmp_path):

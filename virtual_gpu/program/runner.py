@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import runpy
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.utils.data._utils import signal_handling
 
 from ..cards import GPUSpec
 from ..errors import WrongValue
@@ -70,6 +73,9 @@ def run(
     with cuda(gpu, without=without, changes=changes, **given) as device:
         watch, patches = device.watch, device.patches
         patches.later(partial(_put_back, dict(os.environ)))  # libraries leave there what the next program would read
+        patches.later(
+            partial(_put_handlers_back, _handlers())
+        )  # a loader's raises when a worker dies, whenever it does
         if snapshot_file is not None:
             watch.keep_history()
             watch.history_stays = True
@@ -118,6 +124,24 @@ def _put_back(environment: Mapping[str, str]) -> None:
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
+
+
+def _handlers() -> dict[int, Any]:
+    """Who is told of each signal; of none where this is not the main thread, which alone may set them."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.getsignal(number) for number in signal.valid_signals()}
+
+
+def _put_handlers_back(handlers: Mapping[int, Any]) -> None:
+    """Tell of signals whom they were told of before, and of no alarm that the program set."""
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler and handler is not None:  # None: C's
+            if number == getattr(signal, "SIGALRM", None):
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(number, handler)
+            if number == getattr(signal, "SIGCHLD", None):
+                signal_handling._SIGCHLD_handler_set = False  # the next program's loader sets it again
 
 
 def _after_out_of_memory(error: BaseException | None) -> bool:
