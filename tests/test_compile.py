@@ -111,6 +111,38 @@ def test_a_compiled_block_keeps_what_the_compilers_partition_says():
         assert kept(torch.compile(chain)) == 4 * 1024 * 1024  # the output
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_compiled_rms_norm_keeps_what_comes_before_it(dtype, weighted):
+    """As on a CPU, where Inductor's graph is the same: nanochat's and Llama's norms."""
+
+    def kept(norm: bool) -> int:
+        torch._dynamo.reset()
+        up, down, head = (
+            nn.Linear(*size, bias=False, dtype=dtype, device="cuda") for size in ((64, 256), (256, 64), (64, 32))
+        )
+        weight = nn.Parameter(torch.ones(64, dtype=dtype, device="cuda")) if weighted else None
+
+        def model(x: torch.Tensor) -> torch.Tensor:
+            y = x + down(F.relu(up(x)).square())
+            return head(F.rms_norm(y, (64,), weight) if norm else y).float().pow(2).mean()
+
+        x = torch.randn(2048, 64, dtype=dtype, device="cuda")
+        torch.compile(model)(x).backward()
+        up.weight.grad = down.weight.grad = head.weight.grad = None
+        before = torch.cuda.memory_allocated()
+        loss = torch.compile(model)(x)
+        bytes_ = torch.cuda.memory_allocated() - before
+        loss.backward()
+        assert all(layer.weight.grad is not None for layer in (up, down, head))
+        return bytes_
+
+    with virtual_gpu.cuda("A100-80GB"):
+        row = 2048 * dtype.itemsize
+        assert kept(norm=True) >= kept(norm=False) > 2048 * 256 * dtype.itemsize
+        assert kept(norm=True) - kept(norm=False) <= 2 * 64 * row  # its input or output, and a number a row
+
+
 @pytest.mark.parametrize(
     "dropout, backend",
     (pytest.param(0.0, "inductor", marks=pytest.mark.stress), (0.1, "inductor"), (0.1, "aot_eager")),

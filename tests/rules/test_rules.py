@@ -252,6 +252,19 @@ def test_rms_norm_is_one_kernel(weighted, installed):
     assert "fused_rms_norm" not in names()
 
 
+def test_rms_norm_of_another_type_than_its_weight_is_made_of_operations():
+    """PyTorch warns: "Mismatch dtype between input and weight … Cannot dispatch to fused implementation"."""
+    shapes, x = ((4096, 1024), (1024,)), 2 * 2**12 * 2**10
+
+    def run(x, weight):
+        F.rms_norm(x, (1024,), weight.float()).sum().backward()
+
+    with_it, without = (
+        peak(run, *shapes, dtype=torch.bfloat16, card="H100", without=one) for one in ((), ["fused_rms_norm"])
+    )
+    assert with_it == without > 5 * x
+
+
 def test_an_operand_without_dense_rows_is_copied():
     def run(x):
         torch.bmm(x.detach(), x.detach()[:, :1, :1].expand(2, 512, 512))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .registry import Rule, with_temporaries
+from .registry import Rule, parts, with_temporaries
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -49,6 +49,10 @@ def _rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> torch.Tensor:
+    if input.is_complex() or (weight is not None and weight.dtype != input.dtype):  # "Cannot dispatch to fused"
+        return parts(op, input, normalized_shape, weight, eps)
+    if torch.compiler.is_compiling():  # its graph is made of operations, by whose inputs it knows what it needs
+        return _aten._fused_rms_norm(input, normalized_shape, weight, eps)[0]
     return _RMSNorm.apply(input, weight, math.prod(normalized_shape))
 
 
