@@ -48,7 +48,7 @@ Trainer(model=model, train_dataset=dataset, args=TrainingArguments("out", report
 """
 # What runs together: nobody trains weights of 4 bits, and a batch of 1 is another program's batch.
 SETS = [
-    *((name,) for name in MADE if name not in ("qlora", "block_checkpointing")),
+    *((name,) for name in MADE if name not in ("qlora", "block_checkpointing", "repeat_kv")),
     ("qlora", "lora"),
     ("checkpointing", "fused_head", "eight_bit"),
 ]
@@ -109,6 +109,45 @@ def test_a_change_is_the_line_that_is_printed(folder, text, names):
     assert all(times > 0 for times in changed.changed.values()) and changed.changed.keys() == set(names)
     assert changed.phases != plain.phases
     assert ran.__wrapped__(folder, text).phases == plain.phases  # nothing of the change is left
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory):
+    """A model whose heads of keys and values are fewer than those of queries."""
+    folder = tmp_path_factory.mktemp("grouped")
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=8,
+        num_key_value_heads=2, architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+    config.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("text", (LOOP, TRAINER), ids=("loop", "trainer"))
+def test_grouped_heads_are_repeated_where_their_kernel_takes_none(grouped, text):
+    plain, changed = ran(grouped, text), ran(grouped, text, ("repeat_kv",))
+    edited = ran(grouped, written(text, ("repeat_kv",)))
+    assert changed.phases == edited.phases and changed.at_peak == edited.at_peak
+    assert changed.changed == {"repeat_kv": 1} and changed.allocated < 0.8 * plain.allocated
+    assert any("--change repeat_kv" in note for note in plain.notes)
+    assert not any("--change repeat_kv" in note for note in changed.notes)
+    (grouped / "loop.py").write_text(IMPORTS + text)
+    on_ampere = run(str(grouped / "loop.py"), [str(grouped)], gpu="A100-80GB")  # whose kernels take groups
+    assert not any("repeat_kv" in note for note in on_ampere.notes)
+
+
+def test_repeated_heads_are_tried_first_and_kept(grouped, monkeypatch):
+    (grouped / "long.py").write_text(IMPORTS + LOOP.replace("batch_size=4", "batch_size=64").replace("* 32", "* 256"))
+    first = run(str(grouped / "long.py"), [str(grouped)], gpu="1GiB, 7.5")
+    assert first.status == "oom" and first.trained.grouped
+    told, _ = tried(monkeypatch, first, lambda made: ("oom", "forward", ()))
+    assert told[0] == "repeat_kv" and all("repeat_kv" in one for one in told if "expandable" not in one)
+    assert "repeat_kv, checkpointing" in told
+    other = run(str(grouped / "long.py"), [str(grouped)], gpu="1GiB, 8.0")
+    assert other.status == "oom" and not other.trained.grouped
+    # where its place is another's code, what is left of the sets is what it would have been
+    told, runs = tried(monkeypatch, first, lambda made: ("oom", "forward", ("repeat_kv",)))
+    assert [change for change, _ in runs if "expandable" not in change][:2] == ["checkpointing", "fused_head"]
 
 
 OWN = """
@@ -302,6 +341,10 @@ def test_what_is_tried_follows_the_phase_in_which_it_died(monkeypatch):
     assert told[:2] == ["sixteen_bits", "sixteen_bits, eight_bit"] and "checkpointing" not in ", ".join(told)
     told, _ = tried(monkeypatch, first_run("evaluation"), lambda made: ("oom", "evaluation", ()))
     assert told == ["smaller_batch"]
+    # the head, which a Trainer's user has to write himself, only where checkpoints and 8 bits are not enough
+    enough = frozenset(("checkpointing", "eight_bit"))
+    _, runs = tried(monkeypatch, forward, lambda made: ("fits" if made >= enough else "oom", "backward", ()))
+    assert runs[-1] == ("checkpointing, eight_bit", "fits")
     # a model of the program's own has no place for what transformers has
     told, _ = tried(
         monkeypatch, first_run("forward", trained=Trained(own=True, causal=False)), lambda made: ("oom", "forward", ())

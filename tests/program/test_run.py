@@ -189,6 +189,93 @@ torch.empty(2**40, device="cuda")
         assert [signal.getsignal(number) for number in numbers] == before and signal.alarm(0) == 0
 
 
+LEAKS = """
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+kept, before, total = [], None, 0.0
+for step in range(30):
+    out = model(torch.ones(512, 1024, device="cuda"))
+    loss = out.square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    KEEPS
+"""
+
+
+@pytest.mark.parametrize(
+    ("keeps", "line"),
+    [
+        ("kept.append(out)", 7),
+        ("kept.append(out.detach()); before = out", 7),
+        ("kept.append(torch.ones(2**20, device='cuda'))", 12),
+    ],
+)
+def test_what_each_step_leaves_behind_is_told_with_its_line(keeps, line, tmp_path):
+    script = tmp_path / "leaks.py"
+    script.write_text(LEAKS.replace("KEEPS", keeps))
+    report = run(str(script), gpu="T4", steps=4)
+    each = 4 * 2**20 if line == 12 else 2 * 2**20
+    assert report.status == "fits" and report.growth["bytes"] == each and report.growth["line"] == line
+    assert f"leaks.py:{line}" in report.grows[0] and report.grows[0] in report.text()
+    card = run(str(script), gpu=f"{(report.reserved + 10 * each) / 2**30:.3f}GiB, 7.5", steps=30)
+    assert card.status == "oom" and card.growth["bytes"] == each and card.growth["more_steps"] is None
+    assert 0 <= card.steps - 4 - (card.capacity - report.reserved) // each <= 5  # the last segments have room at first
+
+
+@pytest.mark.parametrize(
+    "keeps", ["before = out", "kept.append(loss)", "kept.append(out.cpu())", "before = out.detach(), loss"]
+)
+def test_what_stays_for_a_step_or_is_little_is_no_growth(keeps, tmp_path):
+    script = tmp_path / "stays.py"
+    script.write_text(LEAKS.replace("KEEPS", keeps))
+    for steps in (2, 3, 8):
+        report = run(str(script), gpu="T4", steps=steps)
+        assert report.growth is None and not report.grows
+
+
+EVALUATES = """
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+model = LlamaForCausalLM(
+    LlamaConfig(vocab_size=100_000, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+)
+data = [{"input_ids": [5] * 256, "labels": [5] * 256}] * 64
+arguments = TrainingArguments(
+    "out", per_device_train_batch_size=1, per_device_eval_batch_size=16, report_to="none", save_strategy="no", ARGUMENTS
+)
+Trainer(model, arguments, train_dataset=data, eval_dataset=data, compute_metrics=lambda _: {}).train()
+"""
+
+
+def test_an_evaluation_that_was_not_seen_is_told(tmp_path):
+    script = tmp_path / "evaluates.py"
+
+    def notes(arguments, **how):
+        script.write_text(EVALUATES.replace("ARGUMENTS", arguments))
+        return [note for note in run(str(script), gpu="A100-80GB", **how).notes if "--through-evaluation" in note]
+
+    assert len(notes("eval_strategy='steps', eval_steps=50")) == 1
+    assert notes("") == notes("eval_strategy='steps', eval_steps=2") == []
+    assert notes("eval_strategy='epoch', max_steps=50", through_evaluation=True) == []
+
+
+def test_an_evaluation_that_runs_out_of_memory_is_told_what_no_run_can_change(tmp_path, capsys):
+    script = tmp_path / "evaluates.py"
+    script.write_text(EVALUATES.replace("ARGUMENTS", "eval_strategy='steps', eval_steps=1"))
+    report = run(str(script), gpu="1.5GiB, 8.6")
+    assert report.status == "oom" and report.oom["phase"] == "evaluation"
+    assert "Trainer: per_device_eval_batch_size=1" in report.to_write
+    assert report.to_write[0] in report.text()
+
+
+def test_a_notebook_is_refused_with_the_ways_there_are(tmp_path):
+    notebook = tmp_path / "train.ipynb"
+    notebook.write_text('{"cells": null}')
+    with pytest.raises(ValueError, match=r"train\.ipynb.*nbconvert.*%virtual_gpu T4"):
+        run(str(notebook))
+
+
 def test_an_optimizer_of_8_bits_leaves_nothing_to_the_next_program(tmp_path):
     """bitsandbytes keeps by number of parameter what the Trainer asks for its embeddings: 32 bits."""
     program = tmp_path / "train.py"

@@ -33,7 +33,7 @@ _BATCH_SIZES = (
 )  # fmt: skip
 _OF_TRAINERS = "per_device_train_batch_size"  # who has it has gradient_checkpointing (transformers' TrainingArguments)
 _OF_ACTIVATIONS = frozenset(
-    ("checkpointing", "block_checkpointing", "fused_head", "smaller_batch")
+    ("checkpointing", "block_checkpointing", "fused_head", "smaller_batch", "repeat_kv")
 )  # what only they make smaller
 
 _ANOTHER_MODEL = frozenset(("sixteen_bits", "qlora", "lora"))  # fewer bytes for the weights or for what they train
@@ -59,7 +59,7 @@ class Run:
 
     def row(self) -> dict[str, Any]:
         """What a report keeps of it. card: of several the one that ran out, else the one that `reserved` is of."""
-        kept = ("status", "judgement", "allocated", "reserved", "seconds", "error")
+        kept = ("status", "judgement", "allocated", "reserved", "seconds", "error", "growth")
         found = {"change": self.change, "changes": self.changes, **{name: self.report[name] for name in kept}}
         cards = [self.report, *self.report["other_cards"]]
         fullest = max(cards, key=lambda card: card["reserved"])
@@ -202,7 +202,7 @@ class _Ladder:
             return None if len(self._taken) == self._most else attempt
         changes = tuple(name for name in attempt.changes if name not in self._without)
         left = replace(attempt, change=", ".join(changes), changes=changes)
-        alone = changes != attempt.changes and len(changes) < 2  # what is left of a set was tried before
+        alone = changes != attempt.changes and len({*changes} - {"repeat_kv"}) < 2  # what is left was tried before
         useless = not self._activations_would_do and _OF_ACTIVATIONS.issuperset(changes)
         return None if alone or useless or left.change in self._taken or len(self._taken) == self._most else left
 
@@ -233,7 +233,13 @@ class _Ladder:
 
 
 def _attempts(command: Sequence[str], first: Report) -> Iterator[Attempt]:
-    """What to try, in this order: first what leaves the results as they are, last what trains something else."""
+    """What to try, in this order: first what leaves the results as they are, last what trains something else.
+
+    Repeated heads cost nothing but what they take: they stay in all that is tried after them.
+    """
+    heads = ("repeat_kv",) if first.trained.grouped else ()
+    if heads:
+        yield Attempt("repeat_kv", tuple(command), changes=heads)
     capacity = first.capacity * (1 + len(first.other_cards))
     room_for_all = first.trained.least() <= capacity
     holes = not first.oom or first.oom["allocated"] + first.oom["bytes"] <= first.capacity  # else none would help
@@ -255,13 +261,14 @@ def _attempts(command: Sequence[str], first: Report) -> Iterator[Attempt]:
         least = first.trained.least(eight_bit="eight_bit" in changes)
         if least > capacity and not _ANOTHER_MODEL.intersection(changes):
             continue
-        if is_trainers and changes == ("checkpointing",):
+        if is_trainers and changes == ("checkpointing",) and not heads:
             continue  # its argument was tried
         if changes == ("smaller_batch",) and size is not None:
             while size > 1:
                 size //= 2
                 yield Attempt(f"{batch} {size}", tuple(with_value(command, batch, size)))
         else:
+            changes = (*heads, *changes)
             yield Attempt(", ".join(changes), tuple(command), changes=changes)
 
 
@@ -281,7 +288,8 @@ def _ladder(phase: str | None, trained: Trained) -> Iterator[tuple[str, ...]]:
         head = ("fused_head",) if trained.causal else ()
         activations = ("block_checkpointing",) if trained.own else ("checkpointing", *head)
         ladder = [*((name,) for name in activations), activations, ("smaller_batch",), (*activations, "smaller_batch")]
-        ladder += [("eight_bit",), (*activations, "eight_bit"), (*activations, "smaller_batch", "eight_bit")]
+        ladder += [("eight_bit",), (activations[0], "eight_bit"), (*activations, "eight_bit")]
+        ladder += [(*activations, "smaller_batch", "eight_bit")]
         ladder += [lora, (*activations, *lora)] if lora else []
     if four:  # it may put adapters on the model after it is loaded
         ladder += [four, (*four, "fused_head"), *([("qlora",)] if phase == LOADING and lora else [])]

@@ -96,6 +96,8 @@ def install(patches: Patches, imports: Imports, watch: Watch, changes: Changes) 
         imports.after("transformers.modeling_utils", lambda module: calls.of(patches, module.PreTrainedModel))
         imports.after("peft.peft_model", lambda module: calls.of(patches, module.PeftModel))
         imports.after("diffusers.models.modeling_utils", lambda module: calls.of(patches, module.ModelMixin))
+    if "repeat_kv" in changes:
+        imports.after("transformers.integrations.sdpa_attention", lambda module: _repeat_kv(patches, changes, module))
     if "sixteen_bits" in changes or "qlora" in changes or "lora" in changes:
         imports.after("transformers.modeling_utils", lambda module: _loading(patches, imports, changes, module))
 
@@ -296,6 +298,20 @@ def _kind_of_blocks(model: nn.Module) -> type | None:
     return best
 
 
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+
+def _repeat_kv(patches: Patches, changes: Changes, module: ModuleType) -> None:
+    asked = module.use_gqa_in_sdpa
+
+    def use_gqa_in_sdpa(*args: Any, **kwargs: Any) -> bool:
+        if asked(*args, **kwargs):
+            changes["repeat_kv"] = 1  # one place, however many layers come by
+        return False
+
+    patches.set(module, "use_gqa_in_sdpa", use_gqa_in_sdpa)
+
+
 # -- the weights -------------------------------------------------------------------------------------------------------
 
 
@@ -390,6 +406,10 @@ _PLACES = {
     "block_checkpointing": (
         "같은 클래스의 블록이 늘어선 ModuleList나 Sequential(transformers와 diffusers의 모델은 checkpointing)",
         "a ModuleList or Sequential of blocks of one class (models of transformers and diffusers: checkpointing)",
+    ),
+    "repeat_kv": (
+        "transformers의 sdpa 어텐션에서 키와 값의 헤드가 쿼리보다 적은 곳(4.54부터)",
+        "transformers' sdpa attention with fewer heads of keys and values than of queries (4.54 and later)",
     ),
     "fused_head": _MODELS,
     "smaller_batch": ("1보다 큰 DataLoader의 batch_size", "a DataLoader's batch_size above 1"),

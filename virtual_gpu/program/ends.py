@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 from weakref import WeakSet
 
 from torch.utils.data import DataLoader
 
 from ..language import tr
+from .imports import Imports
 from .patches import Patches
 from .watch import BACKWARD, Watch
 
@@ -17,7 +20,7 @@ class EndOfRun(BaseException):
     """Ends the program after its last step; not an Exception, so that programs do not catch it."""
 
 
-def install(patches: Patches, watch: Watch, steps: int, *, through_evaluation: bool = False) -> None:
+def install(patches: Patches, imports: Imports, watch: Watch, steps: int, *, through_evaluation: bool = False) -> None:
     """End the program after `steps` optimizer steps.
 
     through_evaluation: let it go on, with data loaders that give no more batches to training and `steps` to
@@ -29,6 +32,7 @@ def install(patches: Patches, watch: Watch, steps: int, *, through_evaluation: b
             raise EndOfRun
 
     watch.stepped = stepped
+    imports.after("transformers.trainer", lambda module: _will_evaluate(patches, watch, module))
     if through_evaluation:
         iterate = DataLoader.__iter__
         training: WeakSet[DataLoader] = WeakSet()
@@ -61,3 +65,17 @@ def install(patches: Patches, watch: Watch, steps: int, *, through_evaluation: b
                     training.add(loader)
 
         patches.set(DataLoader, "__iter__", __iter__)
+
+
+def _will_evaluate(patches: Patches, watch: Watch, module: ModuleType) -> None:
+    """Remember of a Trainer that it evaluates while it trains: what a run sees that ends before may be less."""
+    train = module.Trainer.train
+
+    @functools.wraps(train)
+    def asked(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        # transformers before 4.41 has the older name
+        when = getattr(trainer.args, "eval_strategy", None) or getattr(trainer.args, "evaluation_strategy", "no")
+        watch.will_evaluate |= when != "no"
+        return train(trainer, *args, **kwargs)
+
+    patches.set(module.Trainer, "train", asked)

@@ -52,7 +52,7 @@ small{color:var(--muted)}
 def page(report: Report) -> str:
     """A complete HTML document."""
     title = f"{report.program}, {report.gpu}"
-    said = *report.which_card, report.summary, *report.on_a_smaller_card, *_host(report)
+    said = *report.which_card, report.summary, *report.grows, *report.on_a_smaller_card, *_host(report)
     text = [f"<p>{html.escape(line)}</p>" for line in said]
     text += [f"<p>{html.escape(line)}</p>" for line in (*report.changes_made, *report.advice)]
     if report.to_write:

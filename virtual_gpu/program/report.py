@@ -14,6 +14,8 @@ import torch.distributed as dist
 from ..cards import Range
 from ..changes import lines_of, what
 from ..counting.convolutions import Convolutions
+from ..doctor.answer import diagnose
+from ..doctor.diagnosis import first_changes
 from ..host.meter import HostOutOfMemory
 from ..host.report import HostReport
 from ..language import tr
@@ -23,8 +25,9 @@ from ..units import MiB, human_bytes
 from . import words
 from .changed import not_found
 from .device import ProgramGPU
+from .growth import growth_label, growth_of
 from .trained import Trained, trained
-from .watch import BACKWARD, CATEGORIES, Watch, category_of
+from .watch import BACKWARD, CATEGORIES, EVALUATION, Watch, category_of
 
 SCHEMA = 2  # of `Report.json`
 FITS, OOM, FAILED = "fits", "oom", "failed"
@@ -41,7 +44,8 @@ class Report:
     how often its place was found; tried: what it was run again with. error: the exception that ended the program.
     host: of the machine's RAM. card, other_cards: where one process has several cards, which one all this is of, and of
     each other one what was allocated and reserved at most. enough: what it would have been enough to reserve; None of
-    several cards, and of a program that did not get through. trained: what a step must hold, where the memory ran out.
+    several cards, and of a program that did not get through. growth: what each step leaves (see `growth`), if anything.
+    trained: what a step must hold, where the memory ran out.
     """
 
     program: str
@@ -73,6 +77,7 @@ class Report:
     card: int = 0
     other_cards: list[dict[str, int]] = field(default_factory=list)
     enough: int | None = None
+    growth: dict[str, Any] | None = None
 
     def json(self) -> dict[str, Any]:
         """All of it, in JSON's types; "schema" grows when a name changes its meaning."""
@@ -148,6 +153,13 @@ class Report:
         return f"{said} (cuda:{self.card}); {'; '.join(others)}"
 
     @property
+    def grows(self) -> list[str]:
+        """That every step leaves something behind."""
+        if self.growth is None:
+            return []
+        return [growth_label(self.growth, line_of(self.growth["file"], self.growth["line"]))]
+
+    @property
     def on_a_smaller_card(self) -> list[str]:
         """In how much it still gets through, where it reserved clearly more than that."""
         if self.enough is None or self.room is None or self.reserved - self.enough <= self.reserved // 32:
@@ -204,7 +216,12 @@ class Report:
                 result = tr(ko=f"프로그램이 실패한다({one['error']})", en=f"the program fails ({one['error']})")
             else:
                 result = tr(ko="그래도 모자란다", en="still out of memory") + (f" ({on})" if on else "")
+            if one.get("growth") and one["status"] == FITS:
+                more = human_bytes(one["growth"]["bytes"])
+                result += tr(ko=f". 그러나 스텝마다 {more}씩 는다", en=f", but it grows by {more} a step")
             out.append(tr(ko=f"다시 실행: {change} → {result}", en=f"run again with {change}: {result}"))
+        if self.of_the_doctor:
+            out.append(tr(ko="실행해 보지 않은 것 가운데 먼저 해 볼 것:", en="not run, and to be tried first:"))
         return out
 
     @property
@@ -217,9 +234,18 @@ class Report:
         ]
 
     @property
+    def of_the_doctor(self) -> list[str]:
+        """Changes that no run can make in a program: what the doctor says of an evaluation that nothing made fit."""
+        in_evaluation = self.oom is not None and self.oom["phase"] == EVALUATION and self.error is not None
+        if not in_evaluation or any(one["status"] == FITS for one in self.tried):
+            return []
+        return first_changes(diagnose(self.error))
+
+    @property
     def to_write(self) -> list[str]:
-        """Of the changes that made it fit, what to write into the program."""
+        """Of the changes that made it fit, what to write into the program; else of those that the doctor names."""
         fits = [one["changes"] for one in self.tried if one["status"] == FITS][-1:]  # the roomiest: it is the last one
+        fits.append(self.of_the_doctor)
         named = {"checkpointing": "diffusers_checkpointing"} if self.trained.diffusers else {}
         keys = [named.get(name, name) for changes in fits for name in changes]
         return [line for key in keys for line in (f"# {what(key)}", *lines_of(key))]
@@ -263,7 +289,7 @@ class Report:
             ),
         )
         out = [f"{self.program}, {self.gpu} ({human_bytes(self.capacity)}): {self.verdict}"]
-        out += [f"  {line}" for line in (*self.which_card, self.summary, *self.on_a_smaller_card)]
+        out += [f"  {line}" for line in (*self.which_card, self.summary, *self.grows, *self.on_a_smaller_card)]
         out += [f"  {self.host.line}"] if self.host is not None else []
         out += [f"  {line}" for line in self.changes_made]
         out += [f"  {line}" for line in self.advice]
@@ -313,6 +339,17 @@ def make_report(
         if start <= peak_at:
             phase = name
     notes = [*watch.notes, *not_found(gpu.changes), *_seen_nothing(watch, status, _of_all(gpu, peak))]
+    held = trained(watch) if gpu.last_oom else Trained()
+    notes += _not_seen(watch, status)
+    if status == FITS and gpu.rules.math_for_groups:
+        notes.append(
+            tr(
+                ko=f"{gpu.name}에서는 sdpa가 그룹 쿼리에 math 커널을 써서 길이 × 길이 행렬을 만든다. "
+                "--change repeat_kv로 실행하면 그러지 않을 때의 메모리가 나온다",
+                en=f"on this {gpu.name} sdpa takes its math kernel for grouped heads, which makes matrices of length × "
+                "length: --change repeat_kv shows the memory without them",
+            )
+        )
     if gpu.host.unfilled_bytes:
         unfilled = human_bytes(gpu.host.unfilled_bytes)
         notes.append(
@@ -334,7 +371,6 @@ def make_report(
     if gpu.convolutions.count:
         notes.append(_convolutions(gpu.convolutions))
     allocator = gpu.meter.allocator
-    held = trained(watch) if gpu.last_oom else Trained()
     kinds = [name for name in CATEGORIES if name != "engine" or at_peak[name]]  # which few programs have
     return Report(
         program=program, gpu=gpu.name, capacity=gpu.capacity_bytes, status=status, steps=watch.steps, seconds=seconds,
@@ -349,6 +385,7 @@ def make_report(
         enough=_enough(gpu, status, peak, max(watch.reserved_peaks)),
         card=gpu.looked_at if gpu.several else 0,
         other_cards=gpu.several.others() if gpu.several else [],
+        growth=growth_of(watch, None if status == OOM else max(gpu.capacity_bytes - max(watch.reserved_peaks), 0)),
     )  # fmt: skip
 
 
@@ -384,6 +421,18 @@ def _seen_nothing(watch: Watch, status: str, peak: int) -> list[str]:
         tr(
             ko=f"역전파를 {backwards:,}번 하는 동안 옵티마이저의 step이 없었다. --steps는 이런 실행을 끝내지 않는다",
             en=f"{backwards:,} backward passes and no optimizer's step: --steps does not end such a run",
+        )
+    ]
+
+
+def _not_seen(watch: Watch, status: str) -> list[str]:
+    """That a Trainer's evaluation comes after what was run."""
+    if status != FITS or not watch.will_evaluate or any(name == EVALUATION for name, _ in watch.spans):
+        return []
+    return [
+        tr(
+            ko="Trainer에 평가가 켜져 있지만 이 실행은 그 앞에서 끝났다. 평가의 메모리는 --through-evaluation으로 본다",
+            en="the Trainer is to evaluate, and this run ended before it did: --through-evaluation goes on to that",
         )
     ]
 

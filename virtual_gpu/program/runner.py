@@ -66,6 +66,15 @@ def run(
     steps = positive_int(steps, "steps")
     check_cards(gpus, visible_gpus, rank)
     (program, *argv), module = without_python([program, *argv], module)
+    if not module and program.endswith(".ipynb"):
+        raise WrongValue(
+            tr(
+                ko=f"{program}: 노트북은 이 명령으로 실행하지 못한다. 스크립트로 바꾸거나(Colab의 파일 > 다운로드 > "
+                ".py, jupyter nbconvert --to script), 노트북에서 `%load_ext virtual_gpu`와 `%virtual_gpu T4`를 쓴다.",
+                en=f"{program}: this command runs no notebooks. Make it a script (in Colab File > Download > .py, or "
+                "jupyter nbconvert --to script), or use `%load_ext virtual_gpu` and `%virtual_gpu T4` inside it.",
+            )
+        )
     if not module and launcher(program, module) is None and not os.path.exists(program):
         raise WrongValue(tr(ko=f"그런 프로그램이 없다: {program}", en=f"no such program: {program}"))
     given = {"limited": limited, "values": values, "rank": rank, "gpus": gpus, "writes": writes, "host": host}
@@ -83,7 +92,7 @@ def run(
         if starts is not None:
             launch = _launched(starts, argv, patches, device)
             program, argv, module, ranked = launch.program, launch.argv, launch.module, launch.processes > 0
-        ends.install(patches, watch, steps, through_evaluation=through_evaluation)
+        ends.install(patches, device.imports, watch, steps, through_evaluation=through_evaluation)
         options = ["--gpu", device.spec.name, "--gpus", str(gpus), "--values", values]
         options += [text for rule in sorted(device.rules.without) for text in ("--without", rule)]
         options += [text for name in device.changes for text in ("--change", name)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ class Trained:
 
     diffusers: what is trained is of that library, whose switch has another name.
     causal: a model of transformers' …ForCausalLM, or none there yet: where LoRA, QLoRA and the fused head have a place.
+    grouped: transformers handed sdpa heads in groups, for which it took the math kernel.
     weights: all parameters. gradients: of those that are trained. states: of PyTorch's Adam or AdamW, 0 with any other
     optimizer or none yet. eight_bit_states: one byte for each of its two. All 0 where ranks share the parameters, or
     where hooks take gradients before all of them are there.
@@ -30,6 +32,7 @@ class Trained:
     own: bool = False
     diffusers: bool = False
     causal: bool = True
+    grouped: bool = False
     weights: int = 0
     gradients: int = 0
     states: int = 0
@@ -55,6 +58,7 @@ def trained(watch: Watch) -> Trained:
         "own": bool(parts) and not any(map(has_switch, parts)),
         "diffusers": any(hasattr(part, "enable_gradient_checkpointing") and is_trained(part) for part in parts),
         "causal": not parts or any(type(part).__name__.endswith(CAUSAL) for part in parts),
+        "grouped": watch.gpu.rules.math_for_groups and "transformers.integrations.sdpa_attention" in sys.modules,
         "sixteen_bits": not any(p.dtype == torch.float32 and p.ndim > 1 for p in parameters),
     }
     learns = [p for p in parameters if p.requires_grad]

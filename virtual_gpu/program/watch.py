@@ -79,7 +79,8 @@ class Watch:
     """The recorder of a virtual GPU's meter. events: +id for an allocation, -id for a release, in their order.
 
     spans: (phase, index of its first event), in their order. history: the events of a snapshot, where one is kept;
-    history_stays: whether the program cannot end it.
+    history_stays: whether the program cannot end it. step_ends: the events before each step's end.
+    will_evaluate: whether a Trainer is to, sooner or later.
     """
 
     gpu: ProgramGPU
@@ -90,6 +91,8 @@ class Watch:
     spans: list[tuple[str, int]] = field(default_factory=lambda: [(LOADING, 0)])
     reserved_peaks: list[int] = field(default_factory=lambda: [0])
     steps: int = 0
+    step_ends: list[int] = field(default_factory=list)
+    will_evaluate: bool = False
     within_a_step: bool = False  # of something that counts its own
     notes: list[str] = field(default_factory=list)
 
@@ -300,7 +303,9 @@ class Watch:
     def count_step(self, of: Any) -> None:
         """Another step of an optimizer, or of what calls several optimizers' `step` in one of its own."""
         self._steps_of[of] = self._steps_of.get(of, 0) + 1
-        self.steps = max(self._steps_of.values())
+        if self._steps_of[of] > self.steps:
+            self.steps = self._steps_of[of]
+            self.step_ends.append(len(self.events))
         self.stepped()
 
     def stepped(self) -> None:

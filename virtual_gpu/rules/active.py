@@ -125,6 +125,7 @@ class ActiveRules:
             op: kernel for rule in self.active() for (key, op), kernel in rule.kernels.items() if key == "AutogradCPU"
         }
         self.math_attention = _MathAttention()
+        self.math_for_groups = False  # heads in groups went to the math kernel, where repeated ones would not have
         self.met: set[Any] = set()  # operations that a rule saw to, and names of rules that were asked for
 
     def applies(self, name: str) -> bool:

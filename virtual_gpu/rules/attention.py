@@ -176,6 +176,8 @@ def _attention(
             query, key, value, attn_mask, _trains(query, key, value), dropout_p, is_causal, scale=scale
         )[0]
     rules.math_attention.under_way = True
+    if enable_gqa and query.shape[-3] != key.shape[-3] and not rules.math_for_groups:
+        rules.math_for_groups = _kernel(rules, query, key, value, attn_mask, dropout_p, is_causal, False) != "math"
     try:
         return _aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
