@@ -223,10 +223,10 @@ _WHAT = {
     "device_map": ("모델을 여러 카드와 RAM에 나눈다", "spread the model over cards and RAM"),
     "sdpa": ("점수 행렬을 통째로 만들지 않는 어텐션을 쓴다", "an attention that does not keep the whole score matrix"),
     "repeat_kv": (
-        "그룹 쿼리의 키와 값을 쿼리 헤드 수만큼 늘려 넘긴다(암페어보다 옛 카드. 그러면 길이 × 길이 행렬을 만들지 않는 "
-        "커널을 쓴다). 모델을 부르기 전에 쓴다",
-        "keys and values of grouped heads repeated (cards before Ampere, which then take a kernel without matrices of "
-        "length × length); before the model is called",
+        "그룹 쿼리의 키와 값을 쿼리 헤드 수만큼 늘려 넘긴다(암페어보다 옛 카드와 fp32. 그러면 길이 × 길이 행렬을 "
+        "만들지 않는 커널을 쓴다). 모델을 부르기 전에 쓴다",
+        "keys and values of grouped heads repeated (on cards before Ampere and in fp32, which then take a kernel "
+        "without matrices of length × length); before the model is called",
     ),
     "fused_loss": (
         "로짓을 통째로 만들지 않는 손실을 쓴다(Liger가 아는 모델이면)",

@@ -131,13 +131,16 @@ def test_grouped_heads_are_repeated_where_their_kernel_takes_none(grouped, text)
     assert changed.changed == {"repeat_kv": 1} and changed.allocated < 0.8 * plain.allocated
     assert any("--change repeat_kv" in note for note in plain.notes)
     assert not any("--change repeat_kv" in note for note in changed.notes)
-    (grouped / "loop.py").write_text(IMPORTS + text)
-    on_ampere = run(str(grouped / "loop.py"), [str(grouped)], gpu="A100-80GB")  # whose kernels take groups
+    half = text.replace("from_pretrained(name)", "from_pretrained(name, dtype=torch.bfloat16)")
+    (grouped / "loop.py").write_text(IMPORTS + half)
+    on_ampere = run(str(grouped / "loop.py"), [str(grouped)], gpu="A100-80GB")  # whose flash attention takes groups
     assert not any("repeat_kv" in note for note in on_ampere.notes)
 
 
 def test_repeated_heads_are_tried_first_and_kept(grouped, monkeypatch):
-    (grouped / "long.py").write_text(IMPORTS + LOOP.replace("batch_size=4", "batch_size=64").replace("* 32", "* 256"))
+    long = LOOP.replace("batch_size=4", "batch_size=256").replace("dataset, ", "dataset * 32, ")
+    long = long.replace("from_pretrained(name)", "from_pretrained(name, dtype=torch.float16)")
+    (grouped / "long.py").write_text(IMPORTS + long)
     first = run(str(grouped / "long.py"), [str(grouped)], gpu="1GiB, 7.5")
     assert first.status == "oom" and first.trained.grouped
     told, _ = tried(monkeypatch, first, lambda made: ("oom", "forward", ()))

@@ -202,7 +202,8 @@ class _Ladder:
             return None if len(self._taken) == self._most else attempt
         changes = tuple(name for name in attempt.changes if name not in self._without)
         left = replace(attempt, change=", ".join(changes), changes=changes)
-        alone = changes != attempt.changes and len({*changes} - {"repeat_kv"}) < 2  # what is left was tried before
+        left_of_it, of_it = ({*some} - {"repeat_kv"} for some in (changes, attempt.changes))
+        alone = len(left_of_it) < min(2, len(of_it))  # what is left of a set was tried before
         useless = not self._activations_would_do and _OF_ACTIVATIONS.issuperset(changes)
         return None if alone or useless or left.change in self._taken or len(self._taken) == self._most else left
 
