@@ -6,6 +6,8 @@ import re
 import pytest
 
 from tools import cheat_sheet
+from virtual_gpu.models import attention
+from virtual_gpu.plan.files import trainer, trl_sft
 
 STORED = cheat_sheet.TARGET.read_text(encoding="utf-8")
 
@@ -44,6 +46,19 @@ def test_code_is_taken_as_it_stands(name, tmp_path):
     assert all(getattr(taken, key) == value for key, value in given.items())
     assert ast.parse(loop).body
     assert cheat_sheet.code_row(name) in STORED
+
+
+def test_lines_below_the_table_are_those_of_the_scripts():
+    """The page's FusedTrainer, the line for grouped heads and adapters in fp32: as `fit --save` writes them."""
+    blocks = "\n".join(re.findall(r"```python\n(.*?)```", STORED, re.DOTALL))
+    defined = {one.name: one for one in ast.parse(blocks).body if isinstance(one, ast.ClassDef)}
+    written = ast.parse(trainer._FUSED_TRAINER).body[0]
+    for method in (found := [*defined["FusedTrainer"].body, *written.body[1:]]):  # the script's has a docstring
+        method.body[0].value.orelse = ast.Constant(None)  # {**inputs, "fused_lm_head": True}, written otherwise
+    page, script = map(ast.dump, found)
+    assert page == script
+    assert attention.REPEAT_KV in blocks
+    assert "parameter.data = parameter.data.float()" in blocks and "parameter.data.float()" in trl_sft._UPCAST
 
 
 @pytest.mark.stress
