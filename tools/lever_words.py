@@ -20,6 +20,7 @@ class Words(NamedTuple):
 
 HIDDEN = "hidden = model.model(**batch).last_hidden_state[:, :-1].flatten(0, 1)"
 QLORA = "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_compute_dtype=torch.bfloat16"
+ON_T4 = "T4에서는 `bnb_4bit_compute_dtype=torch.float16`"
 TILES = "torch.cat([checkpoint(mlp, part, use_reentrant=False) for part in x.chunk(8, dim=1)], dim=1)"
 OFFLOADED = "model.gradient_checkpointing_enable({'use_reentrant': False}, offload=True)"
 WORDS = {
@@ -44,11 +45,12 @@ WORDS = {
     "cut": Words(
         "cut cross-entropy", "", "",
         "linear_cross_entropy(hidden, model.lm_head.weight, target)",
-        "로짓을 카드의 메모리에 쓰지 않는다. 커널 안의 연산은 세지 못한다. 카드는 Ampere부터라 T4에는 없다",
+        "로짓을 카드의 메모리에 쓰지 않는다. 커널 안의 연산은 세지 못한다. Ampere부터 지원해 T4에서는 쓸 수 없다",
     ),
     "trl": Words(
         "TRL `SFTTrainer`의 기본 손실", "", "SFTConfig(loss_type='nll')",
-        "add_fused_lm_head(model)\nmodel(**batch, labels=labels, fused_lm_head=True).loss",
+        "add_fused_lm_head(model)\nmodel(**batch, labels=labels, fused_lm_head=True).loss\n"
+        "`Trainer`라면 [처방 한 장](cheat_sheet.md)의 `FusedTrainer`",
         "1.16의 기본값이라 켤 것이 없다",
     ),
     "logits_to_keep": Words(
@@ -246,10 +248,11 @@ WORDS = {
     "sgd": Words("SGD(모멘텀 없음)", "", "optim='sgd'", "torch.optim.SGD(parameters)", "상태가 없는 아래쪽 끝"),
     "nf4": Words(
         "QLoRA, nf4", "transformers 4.30", "", f"from_pretrained(name, quantization_config={QLORA}))\n"
-        "model = prepare_model_for_kbit_training(model)",
+        f"model = prepare_model_for_kbit_training(model)\n{ON_T4}",
     ),
     "nf4_double": Words(
-        "QLoRA, nf4 + 이중 양자화", "transformers 4.30", "", f"{QLORA}, bnb_4bit_use_double_quant=True)",
+        "QLoRA, nf4 + 이중 양자화", "transformers 4.30", "",
+        f"{QLORA}, bnb_4bit_use_double_quant=True)\n{ON_T4}",
     ),
     "fp4": Words(
         "QLoRA, fp4", "transformers 4.30", "", "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='fp4')",
@@ -271,7 +274,7 @@ WORDS = {
     ),
     "nf4_checkpointed": Words(
         "QLoRA(이중 양자화) + 체크포인팅", "transformers 4.30", "gradient_checkpointing=True", f"{QLORA}, "
-        "bnb_4bit_use_double_quant=True)", "함께 켜야 줄어든다",
+        f"bnb_4bit_use_double_quant=True)\n{ON_T4}", "함께 켜야 줄어든다",
     ),
     "nf4_checkpointed_rest_16": Words(
         "위의 것에서 4비트가 아닌 가중치는 16비트 그대로", "", "", "`prepare_model_for_kbit_training`을 부르지 않는다",
