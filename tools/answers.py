@@ -19,6 +19,7 @@ from typing import Any
 from helpers.chapters.c9_planner.heat_map import BATCH, SHOWN, TARGET, described, heat_map, short, stored
 from virtual_gpu.cards import CATALOG
 from virtual_gpu.language import set_language
+from virtual_gpu.models.attention import REPEAT_KV
 from virtual_gpu.models.configs import architectures, load_config
 from virtual_gpu.models.depth import text_config
 from virtual_gpu.plan.recipes import method_label
@@ -75,6 +76,9 @@ def command(row: dict[str, Any]) -> str:
 def page(rows: list[dict[str, Any]]) -> str:
     """docs/answers.md."""
     possible = len(CARDS) * sum(len(lengths_of(model)) for model in MODELS)
+    counted = f"모두 {possible}가지이고, 그 가운데 {len(rows)}가지를 계산해 두었다."
+    if possible == len(rows):
+        counted = f"모두 {possible}가지다."
     lines = [
         "# 무엇이 들어가나",
         "",
@@ -90,8 +94,17 @@ def page(rows: list[dict[str, Any]]) -> str:
         "필요한 메모리는 할당자가 그만큼 받을 수 있으면 계획이 끝까지 가는 한도다. 텐서의 최대에서 그 128분의 1 "
         "간격으로 찾아서, 꼭 필요한 것보다 한 칸까지 클 수 있다. 카드는 할당자 밖의 것(CUDA 컨텍스트, 커널의 작업 "
         "공간)까지 더한 범위다. 마지막 열의 명령을 실행하면 다른 계획과 떨어진 까닭까지 나온다. "
-        f"모두 {possible}가지이고, 그 가운데 {len(rows)}가지를 계산해 두었다. 모델이 받지 못하는 길이는 세지 않았다"
-        "(polyglot-ko는 2048까지다).",
+        f"{counted} 모델이 받지 못하는 길이는 세지 않았다(polyglot-ko는 2048까지다).",
+        "",
+        "계획은 방법, 정밀도, 옵티마이저의 차례로 적었다. `4 × 4`는 마이크로 배치 4를 네 번 누적한다는 뜻이고, "
+        "'체크포인팅(오프로드)'는 체크포인트(블록의 입력)를 RAM에 두는 체크포인팅(transformers 5.17부터), "
+        "'나머지는 16비트'는 QLoRA에서 4비트로 줄이지 않는 임베딩, 출력층, 정규화를 fp32로 바꾸지 않고 16비트로 두는 "
+        "것이다.",
+        "",
+        "T4에서 그룹 쿼리 모델(여기서는 polyglot-ko가 아닌 모델 모두)의 행은 `from transformers.integrations import "
+        f"sdpa_attention`과 `{REPEAT_KV}`를 모델을 부르기 전에 적은 것으로 셌다. `virtual-gpu fit --save DIR`이 쓰는 "
+        "`train.py`에는 들어 있다. 내 스크립트에 없으면 transformers 4.54부터 5.23까지, PyTorch 2.13까지는 패딩이 없는 "
+        "배치에서 더 든다(3장의 3.12절).",
         "",
         '<div id="answers"></div>',
         "",
