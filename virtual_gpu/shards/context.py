@@ -27,7 +27,7 @@ def why_no_context(config: Any, length: int, degree: int) -> str:
     kinds = set(getattr(text, "layer_types", None) or ("full_attention",))
     if kinds != {"full_attention"} or getattr(text, "sliding_window", None):
         return tr(
-            ko="어텐션이 앞의 토큰을 일부만 보는 층(슬라이딩 윈도 등)이 있다",
+            ko="어텐션이 앞의 토큰을 일부만 보는 층(슬라이딩 윈도우 등)이 있다",
             en="not every layer's attention sees all tokens before",
         )
     return ""
