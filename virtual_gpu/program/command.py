@@ -237,7 +237,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             en="when a value of a tensor is asked for: answer 1, stop at that line, or answer this number",
         ),
         "writes": tr(
-            ko="체크포인트를 쓰게 한다. 없는 값은 1이다", en="let it write checkpoints; values that are not there are 1"
+            ko="체크포인트를 파일로 쓰게 한다. 가상 텐서에는 값이 없으므로 1을 적는다",
+            en="let it write checkpoints; values that are not there are 1",
         ),
         "unlimited": tr(ko="한도 없이 센다", en="never run out: how much would it need?"),
         "without": tr(ko="CUDA의 이 규칙을 뺀다(여러 번 쓸 수 있다)", en="leave out a rule of CUDA's; may be repeated"),
