@@ -310,6 +310,7 @@ def test_english(gpu, small, capsys):
         ("gtp2", "openai-community/gpt2"),
         ("someone/Meta-Llama-3-8B-Instruct", "meta-llama/Meta-Llama-3-8B"),
         ("mistralai/Mistral-7B-Instruct-v0.4", "mistralai/Mistral-7B-Instruct-v0.3"),
+        ("LGAI-EXAONE/EXAONE-3.5-2.4B-Instruct", "LGAI-EXAONE/EXAONE-4.0-1.2B"),
         ("nobody/nothing-like-it", None),
         ("", None),
         (None, None),
@@ -321,7 +322,8 @@ def test_an_unknown_model(model_id, near, gpu, no_network, capfd):
         load_model_and_tokenizer(model_id, gpu=gpu)
     message = str(caught.value)
     assert "허브에서도 찾지 못했다" in message
-    assert near is None or f"혹시 {near}" in message or f", {near}" in message.split("허브 없이 아는 것")[0]
+    assert near is None or f"혹시 {near}" in message or f", {near}" in message.split("허브 없이 아는 모델")[0]
+    assert "python -m virtual_gpu.models" in message and "Qwen/Qwen3-8B" not in message  # not all of their names
     assert capfd.readouterr() == ("", "")  # one message, and no library's retries
     assert gpu.memory_allocated() == 0
 

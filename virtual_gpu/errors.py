@@ -15,13 +15,14 @@ class WrongValue(VirtualGPUError, ValueError):
 
 
 class UnknownName(WrongValue):
-    """A name that is not among the known ones: its text names the nearest, and lists all.
+    """A name that is not among the known ones: its text names the nearest, and lists all or says where they are.
 
-    said and choices: the text in these two parts, for whom so long a list is in the way.
+    said and choices: the text and the list in two parts, for whom so long a list is in the way. where: what the text
+    says in the place of the list.
     """
 
-    def __init__(self, said: str, choices: str = ""):
-        super().__init__(f"{said} {choices}".rstrip())
+    def __init__(self, said: str, choices: str = "", where: str = ""):
+        super().__init__(f"{said} {where or choices}".rstrip())
         self.said, self.choices = said, choices
 
 

@@ -8,6 +8,7 @@ import hashlib
 import heapq
 import json
 import logging
+import math
 import os
 import re
 import socket
@@ -113,7 +114,7 @@ def load_config(model_id: Any) -> Any:
 
 
 def _unknown(model_id: str) -> UnknownName:
-    near, names = ", ".join(_near(model_id)), ", ".join(architectures())
+    near, names = ", ".join(_near(model_id)), [*architectures(), *variants()]
     ko = f" 혹시 {near}? 구조가 같다면 메모리도 같다." if near else ""
     en = f" Did you mean {near}? Where the architecture is the same, so is the memory." if near else ""
     return UnknownName(
@@ -123,7 +124,11 @@ def _unknown(model_id: str) -> UnknownName:
             en=f"{model_id!r:.200}: unknown model.{en} The hub does not have it either (no network, a wrong name, or a "
             "gated model). A folder with its config.json does as well.",
         ),
-        tr(ko=f"허브 없이 아는 것: {names}", en=f"Known without the hub: {names}"),
+        tr(ko="허브 없이 아는 것: ", en="Known without the hub: ") + ", ".join(names),
+        tr(
+            ko=f"허브 없이 아는 모델 {len(names)}개의 이름은 `python -m virtual_gpu.models`가 출력한다.",
+            en=f"The {len(names)} models that are known without the hub: `python -m virtual_gpu.models`.",
+        ),
     )
 
 
@@ -131,7 +136,10 @@ _SAY_LITTLE = re.compile(r"\b(meta|instruct|chat|it|pt|hf|base|bnb|[48]bit|awq|g
 
 
 def _near(model_id: str) -> list[str]:
-    """The bundled models whose names are most like this one, by their words; of the same size before others."""
+    """The bundled models whose names are most like this one, by their words, and of whose words without numbers too.
+
+    Of the same size before others, and of names that are equally like it the nearest in size.
+    """
 
     def words(name: str) -> tuple[str, list[str]]:
         said = _SAY_LITTLE.sub("", name.lower()[-200:].split("/")[-1])
@@ -141,13 +149,32 @@ def _near(model_id: str) -> list[str]:
 
     wanted, asked = words(model_id)
 
-    def likeness(name: str) -> tuple[float, float, float]:
+    def likeness(name: str) -> tuple[float, float, float, float]:
         size, parts = words(name)
         alike = SequenceMatcher(None, " ".join(parts), " ".join(asked)).ratio()
-        return alike + 0.2 * (size == wanted != ""), SequenceMatcher(None, name, model_id[-200:]).ratio(), alike
+        like = SequenceMatcher(None, name, model_id[-200:]).ratio()
+        kin = SequenceMatcher(None, *(" ".join(filter(str.isalpha, said)) for said in (parts, asked))).ratio()
+        return alike + 0.2 * (size == wanted != ""), _as_large(size, wanted), like, min(alike, kin)
 
     found = {name: likeness(name) for name in (*architectures(), *variants())}
     return [name for name in heapq.nlargest(3, found, key=found.get) if found[name][-1] > 0.6]
+
+
+def _as_large(size: str, wanted: str) -> float:
+    """How near "32b" is to "2.4b": 0 for the same, less the more they differ; the least where only one is said.
+
+    "13b" may be "1.3b" without its point, and comes to the same.
+    """
+
+    def parameters(said: str) -> float:
+        return float(said[:-1]) * (1e9 if said.endswith("b") else 1e6)
+
+    if size.replace(".", "") == wanted.replace(".", ""):
+        return 0.0
+    if not (size and wanted):
+        return -math.inf
+    given = sorted((parameters(size), parameters(wanted)))
+    return -given[1] / given[0] if given[0] else -math.inf
 
 
 def _config_of_folder(folder: str) -> Any:
