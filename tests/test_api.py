@@ -189,7 +189,11 @@ def test_largest_and_shards(capsys):
     words = ["largest", "--model", "gpt2", "--gpu", "4GiB", "--length", "128", "--json"]
     assert main(words) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["schema"] == 1 and found["batch_size"] >= 1
+    assert found["schema"] == 1 and found["batch_size"] >= 1 and not found["caution"]
+    assert main([*words, "--precision", "fp16"]) == 0
+    assert "--precision mixed_fp16" in json.loads(capsys.readouterr().out)["caution"]
+    assert main([*words, "--argum", "batch"]) == 2
+    capsys.readouterr()
     assert main(["shards", "--model", "gpt2", "--gpus", "4", "--length", "64", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["gpus"] == 4 and found["tensors_bytes"] == sum(found["at_peak"].values())

@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     take_language(given)
     asked = subcommand(given)
-    if asked == "largest" and "--argument" in given:
+    if asked == "largest" and any(word.partition("=")[0] == "--argument" for word in given):
         given = _joined(given)
         asked = "largest --argument"
     args = _parser(asked).parse_args(given)
@@ -97,6 +97,8 @@ def subcommand(given: Sequence[str]) -> str | None:
 
 def _joined(given: list[str]) -> list[str]:
     """`--argument --batch_size` as one word: what follows is a value, though it looks like an option."""
+    if "--argument" not in given:
+        return given
     place = given.index("--argument")
     return [*given[:place], "=".join(given[place : place + 2]), *given[place + 2 :]]
 
@@ -222,6 +224,17 @@ def _add_largest(parser: argparse.ArgumentParser) -> None:
 
     add = parser.add_argument
     add("--gpu", default="T4", help=tr(ko="GPU의 이름이나 크기", en="the GPU's name or size"))
+    of_a_program = "virtual-gpu largest --argument --batch_size --help"
+    add(
+        "--argument",
+        metavar="NAME program …",
+        help=tr(
+            ko="모델 대신 내 프로그램에서 찾는다: 이 인자의 가장 큰 값. 맨 뒤에 프로그램과 인자를 적는다. 그때 쓸 수 "
+            f"있는 옵션은 `{of_a_program}`",
+            en="look into a program of yours in place of a model: the largest value of this argument of it. The "
+            f"program and its arguments come last. What else may be said then: `{of_a_program}`",
+        ),
+    )
     add("--model", help=tr(ko="모델: 없으면 들어 있는 모델 모두", en="a model; without it all that are bundled"))
     add("--of", default="batch_size", help=tr(ko="찾을 것", en="what to look for") + ": batch_size, sequence_length")
     add("--peft", help=tr(ko="없으면 전체 미세 조정", en="without it full fine-tuning") + ": lora, qlora")
@@ -237,9 +250,11 @@ def _add_largest(parser: argparse.ArgumentParser) -> None:
 
 
 def _largest(args: argparse.Namespace) -> int:
-    from .step.largest import largest_fitting, largest_model
+    from .step.largest import largest_fitting, largest_model, of_pure_fp16
     from .units import human_bytes
 
+    if args.argument is not None:  # an abbreviation of it, by which it is not known in time
+        raise WrongValue(tr(ko="--argument를 줄이지 않고 적는다.", en="--argument has to be written in full."))
     tell(tr(ko="찾는 중이다. Ctrl+C를 누르면 멈춘다.", en="Searching; Ctrl+C stops."))
     settings = {
         "precision": args.precision,
@@ -252,7 +267,8 @@ def _largest(args: argparse.Namespace) -> int:
         found = largest_model(args.gpu, args.peft, progress=tell, **settings)
         name, parameters, needed = found or (None, 0, 0)
         result = {"model": name, "parameters": parameters, "tensors_bytes": needed}
-        text = f"{name}: {parameters:,} parameters, {human_bytes(needed)}" if found else None
+        said = tr(ko=f"파라미터 {parameters:,}개", en=f"{parameters:,} parameters")
+        text = f"{name}: {said}, {human_bytes(needed)}" if found else None
     else:
         if args.of in settings:
             del settings[args.of]
@@ -260,7 +276,16 @@ def _largest(args: argparse.Namespace) -> int:
             args.of, gpu=args.gpu, model_id=args.model, peft=args.peft, progress=tell, **settings
         )  # fmt: skip
         result, text = {"model": args.model, args.of: count}, f"{args.of} {count:,}" if count else None
-        found = count
+        found, name = count, args.model
+    result["caution"] = ""
+    if found and args.peft is None and of_pure_fp16(name, args.precision):
+        result["caution"] = tr(
+            ko="순수 fp16으로 전체 미세 조정한다고 보고 셌는데, 그렇게는 제대로 배우지 못한다. 학습할 때의 크기는 "
+            "--precision mixed_fp16으로 다시 찾는다.",
+            en="counted as full fine-tuning in pure fp16, which does not learn well. For what trains, search again "
+            "with --precision mixed_fp16.",
+        )
+        text = f"{text}\n⚠ {result['caution']}"
     say(
         json.dumps({"schema": SCHEMA, "gpu": args.gpu, **result}, ensure_ascii=False, indent=2)
         if args.json

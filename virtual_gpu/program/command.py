@@ -64,12 +64,19 @@ def add_to(subparsers: Any) -> argparse.ArgumentParser:
 
 def add_largest_to(subparsers: Any) -> argparse.ArgumentParser:
     """Add the subcommand `largest`, of a program's own argument."""
-    parser = subparsers.add_parser("largest", description=largest.__doc__)
+    what = tr(
+        ko="프로그램을 되풀이해 실행하며 그 인자 하나의, 들어가는 가장 큰 값을 찾는다. 적어 준 값(없으면 1)에서 "
+        "시작해 두 배씩 늘린 다음 그 사이를 반씩 좁힌다.",
+        en="Run a program again and again for the largest value of one of its arguments that fits: from the value "
+        "that is written (or 1) by doubling and then by halving the interval.",
+    )
+    parser = subparsers.add_parser("largest", description=what)
     parser.add_argument("--argument", required=True, help=tr(ko="프로그램의 인자", en="an argument of the program"))
     parser.add_argument("--most", type=int, default=2**20, help=tr(ko="여기까지만 본다", en="do not look beyond"))
     parser.add_argument("--json", action="store_true", help=tr(ko="JSON으로 출력한다", en="print JSON"))
     _arguments(parser)
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="program …")
+    said = tr(ko="프로그램과 인자", en="and its arguments")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="program …", help=said)
     return parser
 
 

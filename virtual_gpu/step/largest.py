@@ -13,7 +13,7 @@ from ..drawing.labels import html_table
 from ..language import tr
 from ..models.adapters import linear_layers
 from ..models.build import build_model, count_parameters
-from ..models.configs import architectures, cached_by_model, load_config
+from ..models.configs import architectures, cached_by_model, checkpoint_dtype, load_config
 from ..models.depth import text_config
 from ..real import GPU
 from ..report import MemoryReport
@@ -102,6 +102,14 @@ def largest_model(
         if need.card <= spec.capacity_bytes:
             return name, _parameters(name)[0], need.tensors
     return None
+
+
+def of_pure_fp16(model_id: str, precision: str) -> bool:
+    """Whether all that is trained and computed is fp16; "auto" is the checkpoint's type."""
+    weights, computed = Setting(model_id=model_id, batch_size=1, precision=precision).dtypes
+    if weights == "auto":
+        weights = checkpoint_dtype(model_id, load_config(model_id))
+    return weights == torch.float16 and computed is None
 
 
 def _held_bytes(setting: Setting) -> float:
