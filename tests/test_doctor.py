@@ -419,6 +419,11 @@ def test_of_an_evaluation_the_outer_moment_is_said():
         ("<ipython-input-3-a1b2> in go(x)\n     11 y = 1\n---> 12 model(x)", ("<ipython-input-3-a1b2>", 12, "go", "model(x)")),
         ("/home/me/a.py in go(x)\n     11 y = 1\n---> 12 model(x)", ("/home/me/a.py", 12, "go", "model(x)")),
         ("tests/test_a.py:12: in go\n    model(x)", ("tests/test_a.py", 12, "go", "")),
+        ("/tmp/ipython-input-27.py in <cell line: 0>()\n     11 y = 1\n---> 12 model(x)", ("/tmp/ipython-input-27.py", 12, "<cell line: 0>", "model(x)")),
+        ("File /tmp/a.py:12, in <cell line: 0>()\n---> 12 model(x)", ("/tmp/a.py", 12, "<cell line: 0>", "model(x)")),
+        ('  File "/tmp/a.py", line 12, in <cell line: 0>\n    model(x)', ("/tmp/a.py", 12, "<cell line: 0>", "model(x)")),
+        ("│ /tmp/a.py:12 in <cell line: 0>      │\n│ ❱ 12 │   model(x)    │", ("/tmp/a.py", 12, "<cell line: 0>", "model(x)")),
+        ("/home/me/a.py in go(x)\n    788 y = 1\n--> 789", ("/home/me/a.py", 789, "go", "")),
     ],
 )  # fmt: skip
 def test_layouts_of_tracebacks(layout, line):
@@ -438,6 +443,22 @@ def test_layouts_of_tracebacks(layout, line):
 def test_whose_a_file_is(file, library):
     found = diagnose(trace((file, "f", "")))
     assert found.frames[0].library == library
+
+
+@pytest.mark.parametrize(
+    "file, shown",
+    [
+        ("/env/lib/python3.12/site-packages/torch/_tensor.py", "torch/_tensor.py"),
+        ("/usr/local/lib/python3.12/dist-packages/transformers/trainer_pt_utils.py", "transformers/trainer_pt_utils.py"),
+        ("C:\\Python310\\lib\\site-packages\\torch\\optim\\adamw.py", "torch/optim/adamw.py"),
+        ("/env/lib/python3.12/site-packages/transformers/models/gpt2/modeling_gpt2.py", "models/gpt2/modeling_gpt2.py"),
+        ("/work/transformers/src/transformers/trainer.py", "transformers/trainer.py"),
+        ("/usr/lib/python3.11/runpy.py", "runpy.py"), ("/usr/lib/python3.11/json/decoder.py", "json/decoder.py"),
+    ],
+)  # fmt: skip
+def test_a_librarys_file_is_shown_from_its_package_on(file, shown):
+    [frame] = diagnose(trace((file, "f", ""))).frames
+    assert str(frame) == f"{shown}:7 in f"
 
 
 # -- messages that are not PyTorch's list of numbers ------------------------------------------------------------------

@@ -10,18 +10,26 @@ from ..language import tr
 
 MOST_FRAMES = 2000
 _LONGEST = 1000  # characters of a line that are looked at
+_SPECIAL = r"<[^<>]{1,80}>"  # "<module>", and Colab's "<cell line: 0>", with its spaces
 _PATTERNS = [
-    re.compile(r'\s{0,40}File "([^"]{1,400})", line (\d{1,7})(?:, in (\S{1,200}))?'),  # Python
-    re.compile(r"[│|] (\S{1,300}):(\d{1,7}) in (\S{1,200})"),  # rich
-    re.compile(r"File (\S{1,400}?):(\d{1,7}),? in ([\w.<>]{1,200})"),  # IPython 8
+    re.compile(rf'\s{{0,40}}File "([^"]{{1,400}})", line (\d{{1,7}})(?:, in ({_SPECIAL}|\S{{1,200}}))?'),  # Python
+    re.compile(rf"[│|] (\S{{1,300}}):(\d{{1,7}}) in ({_SPECIAL}|\S{{1,200}})"),  # rich
+    re.compile(rf"File (\S{{1,400}}?):(\d{{1,7}}),? in ({_SPECIAL}|[\w.<>]{{1,200}})"),  # IPython 8
     re.compile(r"()(?:Cell )?In ?\[(\d{1,7})\], line (\d{1,7})"),  # a notebook's cell
-    re.compile(r"(<ipython-input-[\w-]{1,80}>|(?<!\S)/\S{1,400}\.py) in (<?\w{1,200}>?)"),  # IPython 7, no line number
+    re.compile(  # IPython 7, no line number
+        rf"(<ipython-input-[\w-]{{1,80}}>|(?<!\S)/\S{{1,400}}\.py) in ({_SPECIAL}|\w{{1,200}})"
+    ),
     re.compile(r"(?<!\S)(\S{1,300}\.py):(\d{1,7}): in (\S{1,200})"),  # pytest
 ]
-_ARROW = re.compile(r"(?:[│|]\s{0,4})?(?:-{2,6}>|❱)\s?(\d{1,7})\s?[│|]?\s?(.{1,300})")  # the line that failed
+_ARROW = re.compile(r"(?:[│|]\s{0,4})?(?:-{2,6}>|❱)\s?(\d{1,7})(?!\d)\s?[│|]?\s?(.{0,300})")  # the line that failed
 _START = "Traceback (most recent call last)"
 _UNDERLINE = re.compile(r"[\s^~]*$")
 
+# What stands before a file's path from its package on.
+_ROOT = re.compile(
+    r"(?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d{1,2}[/\\]|[/\\]src[/\\]"
+    r"|[/\\](?=torch[/\\](?:nn|optim|autograd|utils)[/\\])"
+)
 _INSTALLED = re.compile(r"(?:site|dist)-packages[/\\]([\w.-]{1,80})")
 _STANDARD = re.compile(
     r"^<frozen |[/\\]lib[/\\]python3\.\d{1,2}[/\\]|[/\\](?:bin|Scripts)[/\\][\w.-]{1,40}$|^<string>$"
@@ -61,6 +69,11 @@ class Frame:
         return "python" if _STANDARD.search(self.file) else None
 
     @property
+    def path(self) -> str:
+        """From its package on ("torch/optim/adamw.py"), where it is a library's."""
+        return re.sub(r"[/\\]+", "/", _ROOT.split(self.file)[-1])
+
+    @property
     def is_cell(self) -> bool:
         """Whether it is a notebook's cell, which no other program can run by its name."""
         return bool(_CELL.search(self.file))
@@ -71,7 +84,7 @@ class Frame:
         return ": ".join(filter(None, [str(self), self.code]))
 
     def __str__(self) -> str:
-        parts = re.split(r"[/\\]+", _INSTALLED.sub(r"/\1", self.file))
+        parts = self.path.split("/")
         name = "/".join(parts[-3:]) if self.library else parts[-1]
         if self.is_cell:
             name = tr(ko="노트북의 셀", en="a notebook's cell")

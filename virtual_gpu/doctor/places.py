@@ -81,7 +81,6 @@ _KNOWN = [
 ]  # fmt: skip
 MOMENTS = frozenset(moment for moment, _, _ in _KNOWN)
 _PATTERNS = [(moment, sure, re.compile(pattern)) for moment, sure, pattern in _KNOWN]
-_PACKAGE = re.compile(r"(?:site|dist)-packages[/\\]|[/\\]src[/\\]|[/\\](?=torch[/\\](?:nn|optim|autograd|utils)[/\\])")
 _RECOMPUTED = re.compile(r"^torch/utils/checkpoint\.py::(?:unpack_hook|backward|recompute_fn)::")
 _WITHIN = {OPTIMIZER_STEP: OPTIMIZER_STATES, EVALUATION: EVALUATION_GATHERS}  # the wider → what says more
 MOST = 3  # moments that are worth saying
@@ -113,5 +112,4 @@ def offloaded(frames: Sequence[Frame]) -> bool:
 
 
 def _said(frame: Frame) -> str:
-    path = _PACKAGE.split(frame.file)[-1].replace("\\", "/")
-    return f"{path}::{frame.function}::{frame.code[:300]}"
+    return f"{frame.path}::{frame.function}::{frame.code[:300]}"
