@@ -487,6 +487,8 @@ def test_a_librarys_file_is_shown_from_its_package_on(file, shown):
         ("ValueError: To serve at least one request with the models's max seq len (40960), (4.38 GiB KV cache is needed, which is larger than the available KV cache memory (2.10 GiB).", "engine_cache", "vLLM"),
         ("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.", "engine_cache", "vLLM"),
         ("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456, Hardware limit: 101376.", "not_memory", "Triton"),
+        ("ValueError: Attempting to unscale FP16 gradients.", "fp16_gradients", "GradScaler"),
+        ("NotImplementedError: \"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'", "bf16_gradients", "GradScaler"),
         ("RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58", "no_numbers", "CUDA"),
         ("RuntimeError: CUDA error: out of memory", "no_numbers", "CUDA"),
         ("torch.OutOfMemoryError: Allocation on device", "no_numbers", "CUDA"),
@@ -503,6 +505,35 @@ def test_a_foreign_message_is_recognised(said, verdict, name):
 def test_nothing_is_made_of_other_text(said):
     found = diagnose(said)
     assert (found.verdict, found.sure, found.foreign, found.message) == ("cannot_tell", None, None, None)
+    assert text(found) == "Verdict: No out-of-memory message was found." and first_changes(found) == []
+
+
+@pytest.mark.parametrize(
+    "weights, changes",
+    [(torch.float16, ["weights_in_fp32", "trained_in_fp32"]), (torch.bfloat16, ["trained_in_fp32", "bf16"])],
+)
+def test_gradients_that_a_scaler_refuses_are_no_lack_of_memory(weights, changes):
+    """As torch's GradScaler raises it on a virtual T4; its lines are what helps, and no cure of memory is among them."""
+    import virtual_gpu
+
+    def scaled_step(cured):
+        model = torch.nn.Linear(4, 4, dtype=weights, device="cuda")
+        if cured:
+            exec(CHANGES["trained_in_fp32"].loop, {"model": model})
+        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=1.0), torch.amp.GradScaler("cuda")
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(torch.ones(1, 4, device="cuda")).sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+
+    with virtual_gpu.cuda("T4"), pytest.raises((ValueError, NotImplementedError)) as caught:
+        scaled_step(cured=False)
+    found = diagnose(caught.value)
+    assert found.sure == "certain" and first_changes(found) == changes
+    assert found.findings[0].evidence[0].startswith(("ValueError: ", "NotImplementedError: "))
+    assert found.users_line.function == "scaled_step"
+    with virtual_gpu.cuda("T4"):
+        scaled_step(cured=True)
 
 
 # -- any text ---------------------------------------------------------------------------------------------------------

@@ -94,6 +94,13 @@ CHANGES = {
         "model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)",
         options=("--change", "sixteen_bits"),
     ),
+    "weights_in_fp32": Change("", "model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)"),
+    "trained_in_fp32": Change("", "for p in model.parameters():\n    if p.requires_grad: p.data = p.data.float()"),
+    "bf16": Change(
+        "bf16=True",
+        'with torch.autocast("cuda", dtype=torch.bfloat16): loss = model(**batch).loss\n'
+        "loss.backward(); optimizer.step()",
+    ),
     "device_map": Change("", 'model = AutoModelForCausalLM.from_pretrained(name, device_map="auto")', options=None),
     "repeat_kv": Change(
         loop=f"from transformers.integrations import sdpa_attention\n{REPEAT_KV}", options=("--change", "repeat_kv")
@@ -220,6 +227,15 @@ _WHAT = {
     ),
     "no_limit": ("프로그램이 건 한도를 푼다", "lift the limit that the program set itself"),
     "sixteen_bits": ("가중치를 16비트로 올린다", "load the weights in 16 bits"),
+    "weights_in_fp32": ("가중치를 fp32로 올린다(전체 미세 조정)", "load the weights in fp32 (to train all of them)"),
+    "trained_in_fp32": (
+        "학습하는 파라미터만 fp32로 바꾼다(LoRA). TRL이라면 Trainer를 만든 뒤, train() 앞에서 trainer.model의 것을",
+        "make fp32 only what is trained (LoRA; with TRL of trainer.model, once the trainer is made, before train())",
+    ),
+    "bf16": (
+        "fp16 대신 bf16으로 학습한다. bf16 연산 장치가 있는 카드(Ampere부터)에서",
+        "bf16 in place of fp16, on a card that has it (Ampere and later)",
+    ),
     "device_map": ("모델을 여러 카드와 RAM에 나눈다", "spread the model over cards and RAM"),
     "sdpa": ("점수 행렬을 통째로 만들지 않는 어텐션을 쓴다", "an attention that does not keep the whole score matrix"),
     "repeat_kv": (

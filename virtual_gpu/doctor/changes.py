@@ -41,4 +41,6 @@ FIRST = {
     foreign.CACHE: ("engine_more", "engine_length"),
     foreign.OTHER: (),
     foreign.ELSE: (),
+    foreign.FP16: ("weights_in_fp32", "trained_in_fp32"),
+    foreign.BF16: ("trained_in_fp32", "bf16"),
 }

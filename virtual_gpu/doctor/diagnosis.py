@@ -28,7 +28,9 @@ _ONE_TENSOR = (  # where T is one tensor of many, and what was alive before may 
     places.ATTENTION, places.BACKWARD, places.FORWARD, places.LOGITS, places.EVALUATION, places.GENERATION,
 )  # fmt: skip
 _LITTLE = 0.1  # of what is alive
-_ELSEWHERE = (foreign.OTHER, foreign.ELSE, foreign.HOST, foreign.SHARE, foreign.CACHE)  # frames say nothing of these
+_ELSEWHERE = (  # frames say nothing of these
+    foreign.OTHER, foreign.ELSE, foreign.HOST, foreign.SHARE, foreign.CACHE, foreign.FP16, foreign.BF16,
+)  # fmt: skip
 _GENERIC = (places.ATTENTION, places.BACKWARD, places.GATHERING, places.FORWARD)  # a place, hardly a cause
 
 
@@ -246,7 +248,8 @@ def first_changes(diagnosis: Diagnosis, most: int = 3) -> list[str]:
     # The first of each cause that is more than possible, the second of the surest, what is possible, then the rest.
     order = [keys[:1] for keys in causes[:strong]] + [keys[:2] for keys in causes[:1]]
     order += [keys[:1] for keys in causes] + causes
-    if diagnosis.foreign is None or diagnosis.foreign.kind in (foreign.CARD, foreign.LIBRARY):
+    of_card = diagnosis.foreign.kind in (foreign.CARD, foreign.LIBRARY) if diagnosis.foreign else diagnosis.message
+    if of_card:  # without a message of memory there is nothing to cure
         order.append([key for key in FIRST[CANNOT_TELL] if key not in left_out])
     found = dict.fromkeys(key for keys in order for key in keys)
     # Of a card that is full of something else, logits in tiles free little.

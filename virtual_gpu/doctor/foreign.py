@@ -1,4 +1,4 @@
-"""Messages of a shortage that are not PyTorch's list of a card's memory: recognised and named, no more."""
+"""Messages that are not PyTorch's list of a card's memory, a few that only look like one: recognised and named."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from ..language import tr
 
 # Of what a message speaks: the card, without numbers; a library's own call on it; the machine's memory; an inference
-# engine's share of the card, or the cache in it; another framework; or something that only looks like it.
+# engine's share of the card, or the cache in it; another framework; something that only looks like it; or gradients in
+# a type that the scaler of fp16 refuses.
 CARD, LIBRARY, HOST, OTHER, ELSE = "no_numbers", "library_call", "host_memory", "other_framework", "not_memory"
 SHARE, CACHE = "engine_share", "engine_cache"
+FP16, BF16 = "fp16_gradients", "bf16_gradients"
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,9 @@ _KNOWN = [
     (HOST, "shared memory (/dev/shm)", "certain",
      r"insufficient shared memory|unable to (?:mmap|open shared memory object)"),
     (ELSE, "Triton", "certain", r"out of resource: shared memory"),
+    # torch/amp/grad_scaler.py, not its line `raise ValueError("…`; aten/src/ATen/native/cuda/AmpKernels.cu
+    (FP16, "GradScaler", "certain", r"(?<!\(\")Attempting to unscale FP16 gradients"),
+    (BF16, "GradScaler", "certain", r"_check_and_unscale_cuda. not implemented for .BFloat16"),
     (LIBRARY, "cuBLAS", "likely", r"CUBLAS_STATUS_ALLOC_FAILED"),
     (LIBRARY, "cuDNN", "likely", r"CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
     (LIBRARY, "NCCL", "likely", r"Cuda failure (?:2 )?'out of memory'|ncclUnhandledCudaError.{0,300}out of memory"),
@@ -118,6 +123,18 @@ def says(found: Foreign) -> str:
         ELSE: tr(
             ko="커널 하나가 쓰는 칩 안의 공유 메모리가 모자란 것이고, GPU 메모리 부족이 아니다.",
             en="A kernel asked for more of the chip's shared memory than a block can have: no lack of GPU memory.",
+        ),
+        FP16: tr(
+            ko="fp16 혼합 정밀도(fp16=True, GradScaler)를 켰는데 학습하는 가중치도 fp16이다. 그레이디언트의 형식은 그 "
+            "가중치의 것이다. transformers 5는 dtype을 적지 않으면 체크포인트 파일의 형식으로 올린다.",
+            en="fp16 mixed precision (fp16=True, GradScaler) is on, and the weights that are trained are fp16 too, so "
+            "their gradients are. Without a dtype, transformers 5 loads weights in the checkpoint's type.",
+        ),
+        BF16: tr(
+            ko="fp16 혼합 정밀도(fp16=True, GradScaler)를 켰는데 학습하는 파라미터가 bf16이다. TRL은 양자화한 모델의 "
+            "어댑터를 bf16으로 바꾼다.",
+            en="fp16 mixed precision (fp16=True, GradScaler) is on, and parameters that are trained are bf16. TRL "
+            "makes the adapters of a quantized model so.",
         ),
     }[found.kind]
 

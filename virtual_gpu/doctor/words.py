@@ -73,6 +73,14 @@ _CAUSES = {
     ),
     foreign.OTHER: ("PyTorch CUDA가 아닌 메시지", "not a message of PyTorch on CUDA"),
     foreign.ELSE: ("메모리 부족이 아니다", "no lack of memory"),
+    foreign.FP16: (
+        "메모리 부족이 아니다: GradScaler는 fp16 그레이디언트를 받지 않는다",
+        "no lack of memory: GradScaler refuses gradients in fp16",
+    ),
+    foreign.BF16: (
+        "메모리 부족이 아니다: GradScaler는 bf16 그레이디언트를 받지 않는다",
+        "no lack of memory: GradScaler refuses gradients in bf16",
+    ),
 }
 _SURE = {"certain": "확실", "likely": "유력", "possible": "가능"}
 
