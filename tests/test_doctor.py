@@ -605,7 +605,7 @@ def test_the_command_is_one_of_ours(tmp_path):
         trace(("/home/me/my train;rm.py", "f", ""), (SITE + "transformers/trainer.py", "evaluation_loop", ""))
     )
     assert command(found, "eval_batch") == "virtual-gpu run --gpu 'RTX 3090' --through-evaluation program.py"
-    assert command(found, "expandable").startswith("PYTORCH_ALLOC_CONF=expandable_segments:True virtual-gpu run")
+    assert command(found, "expandable").startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True virtual-gpu run")
     assert command(found, "other_processes") is None
     parser = argparse.ArgumentParser()
     add_to(parser.add_subparsers())
@@ -614,6 +614,33 @@ def test_the_command_is_one_of_ours(tmp_path):
     assert command(diagnose(trace(MINE)), "checkpointing") == (
         "virtual-gpu run --gpu 'RTX 3090' --change checkpointing train.py"
     )
+
+
+@pytest.mark.parametrize(
+    "named, variable",
+    [("PYTORCH_CUDA_ALLOC_CONF", None), ("PYTORCH_ALLOC_CONF", None), ("no name", "PYTORCH_CUDA_ALLOC_CONF")],
+)
+def test_the_setting_is_written_by_the_name_in_the_message(named, variable, capsys, monkeypatch):
+    """PyTorch up to 2.8 ignores PYTORCH_ALLOC_CONF without a word; every one reads the older name."""
+    said = TYPICAL.replace("PYTORCH_CUDA_ALLOC_CONF", named).replace("38.50 MiB is", "5.00 GiB is")
+    setting = f"{variable or named}=expandable_segments:True"
+    found = diagnose(said)
+    assert first_changes(found)[0] == "expandable"
+    for shown in (text(found), found._repr_html_()):
+        assert f"$ export {setting}\n" in shown or f"$ export {setting}<" in shown
+        assert f"$ {setting} virtual-gpu run --gpu" in shown
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
+    main(["doctor", "--json", "-"])
+    first = json.loads(capsys.readouterr().out)["try"][0]
+    assert first["shell"] == f"export {setting}" and first["command"].startswith(f"{setting} virtual-gpu")
+
+
+def test_what_is_for_linux_is_not_offered_on_windows():
+    holes = trace(MINE).replace("38.50 MiB is", "5.00 GiB is")
+    assert first_changes(diagnose(holes))[0] == "expandable"
+    windows = diagnose(holes.replace(MINE[0], "C:\\Users\\me\\train.py"))
+    assert windows.verdict == "fragmentation" and len(first_changes(windows)) == 3
+    assert "expandable" not in first_changes(windows, most=9)
 
 
 def test_the_subcommand(tmp_path, capsys, monkeypatch):

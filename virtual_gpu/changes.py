@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .allocator_settings import VARIABLES
 from .language import tr
 from .models.attention import REPEAT_KV
 
@@ -24,8 +25,19 @@ class Change:
     environment: str = ""
     options: tuple[str, ...] | None = ()
 
+    @property
+    def lines(self) -> list[str]:
+        """What to write, behind whose it is: the Trainer's argument, lines of PyTorch, a line of the terminal."""
+        lines = [f"Trainer: {self.trainer}"] if self.trainer else []
+        lines += [f"{'         ' if at else 'PyTorch: '}{line}" for at, line in enumerate(self.loop.splitlines())]
+        return [*lines, *([f"$ {self.shell}"] if self.shell else [])]
 
-_EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+
+def expandable(variable: str = VARIABLES[-1]) -> Change:
+    """Expandable segments by that variable: every PyTorch reads the older, those up to 2.8 ignore the newer."""
+    setting = f"{variable}=expandable_segments:True"
+    return Change(shell=f"export {setting}", environment=setting)
+
 
 CHANGES = {
     "accumulation": Change(
@@ -80,7 +92,7 @@ CHANGES = {
         'with torch.autocast("cuda", dtype=torch.float16): loss = model(**batch).loss\n'
         "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
     ),
-    "expandable": Change(shell=f"export {_EXPANDABLE}", environment=_EXPANDABLE),
+    "expandable": expandable(),
     "other_processes": Change(shell="nvidia-smi", options=None),
     "one_card_a_rank": Change(loop='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))', options=None),
     "restart": Change(loop="del model, optimizer\ngc.collect(); torch.cuda.empty_cache()", options=None),
@@ -291,11 +303,3 @@ _WHAT = {
 def what(key: str) -> str:
     """The change in a sentence: what it does, and where it does not help."""
     return tr(*_WHAT[key])
-
-
-def lines_of(key: str) -> list[str]:
-    """What to write, behind whose it is: the Trainer's argument, lines of PyTorch, a line of the terminal."""
-    change = CHANGES[key]
-    lines = [f"Trainer: {change.trainer}"] if change.trainer else []
-    lines += [f"{'         ' if at else 'PyTorch: '}{line}" for at, line in enumerate(change.loop.splitlines())]
-    return [*lines, *([f"$ {change.shell}"] if change.shell else [])]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from virtual_gpu.changes import CHANGES, lines_of
+from virtual_gpu.changes import CHANGES
 from virtual_gpu.command import main
 from virtual_gpu.models.fused_head import has_fused_head
 from virtual_gpu.program import again, cuda
@@ -432,7 +432,7 @@ def test_a_program_that_does_not_fit_is_told_its_lines(folder, capfd, tmp_path):
     first = report["tried"][0]
     assert (first["changes"], first["status"], first["reserved"]) == (["checkpointing"], "fits", frugal.reserved)
     assert report["tried"][-1]["judgement"] == "fits"
-    lines = [line for name in report["tried"][-1]["changes"] for line in lines_of(name)]
+    lines = [line for name in report["tried"][-1]["changes"] for line in CHANGES[name].lines]
     assert lines and all(html.escape(line) in page.read_text() for line in lines)
 
 

@@ -7,13 +7,13 @@ import json
 import sys
 from typing import Any
 
-from ..changes import CHANGES, what
+from ..changes import what
 from ..errors import WrongValue
 from ..language import LANGUAGES, tr
 from ..terminal import FITS, NOTHING_FITS, say
 from .answer import diagnose
 from .diagnosis import CANNOT_TELL, as_json, first_changes
-from .report import command, text
+from .report import change_of, command, text
 from .text import read_end
 
 SCHEMA = 1
@@ -46,9 +46,9 @@ def execute(args: argparse.Namespace) -> int:
     diagnosis = diagnose(*_read(args.file))
     if args.json:
         changes = [
-            {"change": key, "what": what(key), "trainer": CHANGES[key].trainer, "loop": CHANGES[key].loop,
-             "shell": CHANGES[key].shell, "command": command(diagnosis, key)}
-            for key in first_changes(diagnosis)
+            {"change": key, "what": what(key), "trainer": change.trainer, "loop": change.loop,
+             "shell": change.shell, "command": command(diagnosis, key)}
+            for key in first_changes(diagnosis) for change in [change_of(diagnosis, key)]
         ]  # fmt: skip
         say(json.dumps({"schema": SCHEMA, **as_json(diagnosis), "try": changes}, ensure_ascii=False, indent=2))
     else:

@@ -241,6 +241,8 @@ def first_changes(diagnosis: Diagnosis, most: int = 3) -> list[str]:
     left_out = {"checkpointing"} if places.recomputed(diagnosis.frames) else set()
     if not left_out or places.offloaded(diagnosis.frames):  # there are no checkpoints, or they are moved already
         left_out.add("offload")
+    if any(frame.on_windows for frame in diagnosis.frames):  # they are for Linux
+        left_out.add("expandable")
     # Two ways to the same thing: Liger's where it has the model's kernels, else TRL's, which needs none of the model's.
     left_out.add("fused_loss" if WITHOUT_LIGER.intersection(models(diagnosis.frames)) else "fused_head")
     causes = [[key for key in FIRST[finding.cause] if key not in left_out] for finding in diagnosis.findings]

@@ -69,6 +69,11 @@ class Frame:
         return "python" if _STANDARD.search(self.file) else None
 
     @property
+    def on_windows(self) -> bool:
+        """Whether its file's name is one of Windows."""
+        return "\\" in self.file
+
+    @property
     def path(self) -> str:
         """From its package on ("torch/optim/adamw.py"), where it is a library's."""
         return re.sub(r"[/\\]+", "/", _ROOT.split(self.file)[-1])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from ..changes import CHANGES, what
+from ..changes import what
 from ..language import tr
 from . import foreign, words
 from .diagnosis import Diagnosis, first_changes
-from .report import command, headline, hints, numbers, where
+from .report import change_of, command, headline, hints, numbers, where
 
 _LEFT = "text-align:left;vertical-align:top"
 _VERDICT = "font-size:1.1em;font-weight:bold;padding:6px 12px;border-left:6px solid"
@@ -54,7 +54,7 @@ def _numbers(diagnosis: Diagnosis) -> str:
 def _changes(diagnosis: Diagnosis) -> str:
     rows = []
     for number, key in enumerate(first_changes(diagnosis), 1):
-        change = CHANGES[key]
+        change = change_of(diagnosis, key)
         loop = "\n".join(filter(None, [change.loop, change.shell and f"$ {change.shell}"]))
         tried = command(diagnosis, key)
         cells = [escape(f"{number}. {what(key)}"), *map(_code, (change.trainer, loop, tried and f"$ {tried}"))]

@@ -25,6 +25,7 @@ _FIELDS = {
 }
 _PATTERNS = {name: re.compile(pattern) for name, pattern in _FIELDS.items()}
 _PROCESS = re.compile(rf"Process (\d{{1,10}}) has {_SIZE} memory in use")
+_VARIABLE = re.compile(r"PYTORCH_(?:CUDA_)?ALLOC_CONF")
 _DEVICE = re.compile(r"GPU (\d{1,4})\b")
 _GAP = r"[\s│┃|]{1,200}"  # a terminal or a box drawn around it breaks lines
 _START = re.compile(
@@ -59,6 +60,7 @@ class Message:
 
     allocated counts private pools (CUDA graphs) too. in_use: of this process, what it holds outside PyTorch included.
     processes: (number, size) of those that it lists by number; inside a container this one can be among them.
+    variable: the name that it gives to the variable with the allocator's settings: PyTorch 2.9 has another than before.
     """
 
     platform: str  # "CUDA", "HIP" or "XPU"
@@ -74,6 +76,7 @@ class Message:
     reserved: Size | None = None
     allowed: Size | None = None
     processes: tuple[tuple[int, Size], ...] = ()
+    variable: str | None = None
 
     @property
     def held(self) -> Size | None:
@@ -134,4 +137,5 @@ def _message(text: str, platform: str, start: int) -> Message:
     device = _DEVICE.search(text)
     processes = [(int(found[1]), Size.read(found[2], found[3])) for found in _PROCESS.finditer(text)]
     known = tuple((number, size) for number, size in processes if size.bytes < NOT_A_SIZE)
-    return Message(platform, start, int(device[1]) if device else None, processes=known, **sizes)
+    variable = next(iter(_VARIABLE.findall(text)), None)
+    return Message(platform, start, int(device[1]) if device else None, processes=known, variable=variable, **sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from ..changes import CHANGES, lines_of, what
+from ..changes import CHANGES, Change, expandable, what
 from ..language import tr
 from ..units import human_bytes as size
 from . import foreign, places, words
@@ -21,9 +21,16 @@ def text(diagnosis: Diagnosis) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
+def change_of(diagnosis: Diagnosis, key: str) -> Change:
+    """The change, by the name of the variable that the message gives."""
+    if key == "expandable" and diagnosis.message and diagnosis.message.variable:
+        return expandable(diagnosis.message.variable)
+    return CHANGES[key]
+
+
 def command(diagnosis: Diagnosis, key: str) -> str | None:
     """The command that tries a change on a virtual card; None where a virtual card cannot show it."""
-    change = CHANGES[key]
+    change = change_of(diagnosis, key)
     if diagnosis.card is None or change.options is None:
         return None
     words_ = ["virtual-gpu", "run", "--gpu", shlex.quote(diagnosis.card.name), *change.options, _program(diagnosis)]
@@ -123,7 +130,7 @@ def hints(diagnosis: Diagnosis) -> list[str]:
 def _try(diagnosis: Diagnosis) -> list[str]:
     lines: list[str] = []
     for number, key in enumerate(first_changes(diagnosis), 1):
-        lines += [f"{number}. {what(key)}", *(f"   {line}" for line in lines_of(key))]
+        lines += [f"{number}. {what(key)}", *(f"   {line}" for line in change_of(diagnosis, key).lines)]
         if tried := command(diagnosis, key):
             lines.append(f"   $ {tried}")
     head = tr(
