@@ -727,3 +727,32 @@ def test_a_place_is_no_cause_and_a_request_that_is_little_is_said_to_be():
     assert "Died in: logits and loss" in repr(found)
     assert not any("of what is alive" in note for note in diagnose(trace(MINE, step)).notes)  # small by its nature
     assert "Verdict: " in repr(diagnose("MemoryError"))
+
+
+LOSS = (SITE + "transformers/loss/loss_utils.py", "fixed_cross_entropy", "loss = nn.functional.cross_entropy(x)")
+SCRIPT = ("/home/me/train.py", "<module>", "main()")
+
+
+def test_where_the_request_is_little_the_command_that_shows_the_rest_stands_beside_it():
+    run = "virtual-gpu run --gpu 'RTX 3090' train.py"
+    [note] = diagnose(trace(SCRIPT, LOSS)).notes
+    assert note == f"T is 1% of what is alive: the rest fills the card. Find out first what that is: $ {run}"
+    # The program is the script, not the module of it that called the library last.
+    assert diagnose(trace(SCRIPT, ("/home/me/steps.py", "step", "loss = model(x)"), LOSS)).notes == [note]
+    bare = note.partition(": $")[0] + "."
+    assert diagnose(trace(("/tmp/ipykernel_12/3456.py", "train", "f()"), LOSS)).notes == [bare]
+    assert diagnose(trace(SCRIPT, LOSS).replace("of 23.69 GiB", "")).notes == [bare]
+
+
+def test_where_the_request_is_little_what_was_held_before_has_its_cures_too():
+    """Weights, gradients and states stay whatever the batch is; where adapters are trained already, they are little."""
+    back = (SITE + "torch/autograd/graph.py", "_engine_run_backward", "")
+    for frame in (LOSS, back):
+        assert first_changes(diagnose(trace(SCRIPT, frame))) == ["checkpointing", "eight_bit", "lora"]
+        large = diagnose(trace(SCRIPT, frame).replace("144.00 MiB", "4.00 GiB"))
+        assert large.little is None and "eight_bit" not in first_changes(large)
+    adapters = diagnose(trace(SCRIPT, (SITE + "peft/peft_model.py", "forward", ""), LOSS))
+    assert first_changes(adapters) == ["checkpointing", "accumulation", "shorter"]
+    assert "lora" not in first_changes(adapters, most=9)
+    scores = (SITE + "transformers/models/llama/modeling_llama.py", "eager_attention_forward", "")
+    assert first_changes(diagnose(trace(SCRIPT, scores))) == ["sdpa", "shorter", "accumulation"]

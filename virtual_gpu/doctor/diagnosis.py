@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,8 @@ _ONE_TENSOR = (  # where T is one tensor of many, and what was alive before may 
     places.ATTENTION, places.BACKWARD, places.FORWARD, places.LOGITS, places.EVALUATION, places.GENERATION,
 )  # fmt: skip
 _LITTLE = 0.1  # of what is alive
+_OF_TRAINING = (places.BACKWARD, places.FORWARD, places.LOGITS)  # not attention: each layer may hold its own scores
+_PROGRAM = re.compile(r"\w[\w./-]{0,200}\.py")  # a relative path, or else a name, that is safe in a command
 _ELSEWHERE = (  # frames say nothing of these
     foreign.OTHER, foreign.ELSE, foreign.HOST, foreign.SHARE, foreign.CACHE, foreign.FP16, foreign.BF16,
 )  # fmt: skip
@@ -85,6 +88,23 @@ class Diagnosis:
         return users_last(self.frames)
 
     @property
+    def program(self) -> str | None:
+        """The user's program, where the traceback names one that a command can run; not a file that it imports."""
+        mine = [frame for frame in self.frames if frame.file and frame.library is None]
+        if not mine or any(frame.is_cell for frame in mine):
+            return None
+        file = next((frame for frame in mine if frame.function == "<module>"), mine[-1]).file
+        return next((name for name in (file, re.split(r"[/\\]+", file)[-1]) if _PROGRAM.fullmatch(name)), None)
+
+    def run(self, *options: str) -> str | None:
+        """The command that runs the program on a virtual card like this one; None where the card is not known."""
+        if self.card is None:
+            return None
+        return " ".join(
+            ["virtual-gpu", "run", "--gpu", shlex.quote(self.card.name), *options, self.program or "program.py"]
+        )
+
+    @property
     def libraries(self) -> list[str]:
         """Known libraries in the traceback."""
         return libraries(self.frames)
@@ -128,7 +148,7 @@ def read(raw: str | bytes, cut: bool = False) -> Diagnosis:
     _by_frames(diagnosis)
     diagnosis.findings.sort(key=_place_in_order)
     if diagnosis.little is not None:
-        diagnosis.notes.append(words.little(diagnosis.little))
+        diagnosis.notes.append(words.little(diagnosis.little, diagnosis.run() if diagnosis.program else None))
     return diagnosis
 
 
@@ -243,19 +263,29 @@ def first_changes(diagnosis: Diagnosis, most: int = 3) -> list[str]:
         left_out.add("offload")
     if any(frame.on_windows for frame in diagnosis.frames):  # they are for Linux
         left_out.add("expandable")
+    adapters = "peft" in diagnosis.libraries
+    if adapters:
+        left_out.add("lora")
     # Two ways to the same thing: Liger's where it has the model's kernels, else TRL's, which needs none of the model's.
     left_out.add("fused_loss" if WITHOUT_LIGER.intersection(models(diagnosis.frames)) else "fused_head")
-    causes = [[key for key in FIRST[finding.cause] if key not in left_out] for finding in diagnosis.findings]
+    # Of a card that is full of something else, logits in tiles free little.
+    late = {"fused_loss", "fused_head"} if diagnosis.little is not None else set()
+    causes = [
+        sorted((key for key in FIRST[finding.cause] if key not in left_out), key=late.__contains__)
+        for finding in diagnosis.findings
+    ]
     strong = max(1, sum(finding.sure != POSSIBLE for finding in diagnosis.findings))
     # The first of each cause that is more than possible, the second of the surest, what is possible, then the rest.
-    order = [keys[:1] for keys in causes[:strong]] + [keys[:2] for keys in causes[:1]]
-    order += [keys[:1] for keys in causes] + causes
+    order, second = [keys[:1] for keys in causes[:strong]], [keys[:2] for keys in causes[:1]]
+    held: list[str] = []
+    if diagnosis.little is not None and diagnosis.verdict in _OF_TRAINING and not adapters:
+        # What fills the card may be weights, gradients and states: then no batch is small enough.
+        held, second = ["eight_bit", "lora"], []
+    order += [held[:1], *second, *(keys[:1] for keys in causes), held, *causes]
     of_card = diagnosis.foreign.kind in (foreign.CARD, foreign.LIBRARY) if diagnosis.foreign else diagnosis.message
     if of_card:  # without a message of memory there is nothing to cure
         order.append([key for key in FIRST[CANNOT_TELL] if key not in left_out])
     found = dict.fromkeys(key for keys in order for key in keys)
-    # Of a card that is full of something else, logits in tiles free little.
-    late = {"fused_loss", "fused_head"} if diagnosis.little is not None else set()
     return sorted(found, key=late.__contains__)[:most]
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-
 from ..changes import CHANGES, Change, expandable, what
 from ..language import tr
 from ..units import human_bytes as size
 from . import foreign, places, words
 from .diagnosis import CANNOT_TELL, Diagnosis, first_changes
 from .sizes import others, own
-
-_PROGRAM = re.compile(r"\w[\w./-]{0,200}\.py")  # a relative path, or else a name, that is safe in a command
 
 
 def text(diagnosis: Diagnosis) -> str:
@@ -31,16 +26,8 @@ def change_of(diagnosis: Diagnosis, key: str) -> Change:
 def command(diagnosis: Diagnosis, key: str) -> str | None:
     """The command that tries a change on a virtual card; None where a virtual card cannot show it."""
     change = change_of(diagnosis, key)
-    if diagnosis.card is None or change.options is None:
-        return None
-    words_ = ["virtual-gpu", "run", "--gpu", shlex.quote(diagnosis.card.name), *change.options, _program(diagnosis)]
-    return " ".join([*([change.environment] if change.environment else []), *words_])
-
-
-def _program(diagnosis: Diagnosis) -> str:
-    line = diagnosis.users_line
-    names = [line.file, re.split(r"[/\\]+", line.file)[-1]] if line and not line.is_cell else []
-    return next((name for name in names if _PROGRAM.fullmatch(name)), "program.py")
+    run = None if change.options is None else diagnosis.run(*change.options)
+    return run and " ".join(filter(None, [change.environment, run]))
 
 
 def numbers(diagnosis: Diagnosis) -> tuple[str, list[tuple[str, str, str]]]:
@@ -144,5 +131,5 @@ def _try(diagnosis: Diagnosis) -> list[str]:
             ko="무엇이 RAM을 얼마나 쓰는지는 GPU 없이 셀 수 있다(Colab 대신 Kaggle이나 '32GB'처럼 쓴다):",
             en="What takes how much of the RAM is counted without a GPU (Colab, Kaggle, or a size as 32GB):",
         )
-        lines += [counts, f"   $ virtual-gpu run --host Colab {_program(diagnosis)}"]
+        lines += [counts, f"   $ virtual-gpu run --host Colab {diagnosis.program or 'program.py'}"]
     return [head, *lines] if lines else []

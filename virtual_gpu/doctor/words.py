@@ -105,12 +105,13 @@ def late(step: str, steps: str) -> str:
     )
 
 
-def little(share: float) -> str:
-    """That the request is little beside what is alive."""
-    return tr(
-        ko=f"T는 살아 있는 텐서의 {share:.0%}다. 카드를 채운 것은 나머지이니, 그것이 무엇인지 먼저 본다.",
-        en=f"T is {share:.0%} of what is alive: the rest fills the card. Find out first what that is.",
+def little(share: float, run: str | None) -> str:
+    """That the request is little beside what is alive, and the command that shows the rest, where one is known."""
+    said = tr(
+        ko=f"T는 살아 있는 텐서의 {share:.0%}다. 카드를 채운 것은 나머지이니, 그것이 무엇인지 먼저 본다",
+        en=f"T is {share:.0%} of what is alive: the rest fills the card. Find out first what that is",
     )
+    return f"{said}: $ {run}" if run else f"{said}."
 
 
 def cut() -> str:
