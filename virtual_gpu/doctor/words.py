@@ -241,6 +241,8 @@ def product(one: Product) -> str:
 def products(by_chance: float) -> str:
     """What factorings are worth."""
     return tr(
-        ko=f"토큰 × 어휘 × 바이트로 나누어떨어진다. 단서일 뿐이다: 우연히도 {by_chance:.2f}번은 이렇게 된다.",
-        en=f"It could be tokens × vocabulary × bytes: a hint only, {by_chance:.2f} such are expected of any size.",
+        ko="토큰 × 어휘 × 바이트를 2 MiB의 배수로 올리면 이 크기가 된다. 단서일 뿐이다. 우연히 맞을 확률도 "
+        f"{by_chance:.0%}쯤 된다.",
+        en="tokens × vocabulary × bytes, rounded up to 2 MiB, give this size. It is a hint only: about "
+        f"{by_chance:.0%} of all sizes fit so by chance.",
     )
