@@ -255,6 +255,8 @@ def test_logits_are_found_by_factoring(known):
     assert (4096, 30_080, 2) in {(one.tokens, one.vocabulary, one.width) for one in found.products}
     assert (found.verdict, found.sure) == ((places.LOGITS, "possible") if known else ("cannot_tell", None))
     assert "4,096 × 30,080 × 2 = 235.00 MiB" in text(found)
+    expected = f"rounded up to 2 MiB, give this size. It is a hint only: about {found.products_by_chance:.0%} of"
+    assert (expected in text(found)) == (not known)
     assert not diagnose(TYPICAL.replace("144.00 MiB", "2.00 MiB")).products
 
 
@@ -614,6 +616,19 @@ def test_the_command_is_one_of_ours(tmp_path):
     assert command(diagnose(trace(MINE)), "checkpointing") == (
         "virtual-gpu run --gpu 'RTX 3090' --change checkpointing train.py"
     )
+
+
+def test_how_to_run_stands_below_the_list_where_a_command_is_shown():
+    """A message without the card's capacity has changes, but no command of ours."""
+    said = trace(SCRIPT, (SITE + "torch/autograd/graph.py", "_engine_run_backward", ""))
+    with_card, without = diagnose(said), diagnose(said.replace("of 23.69 GiB", ""))
+    assert first_changes(with_card) == first_changes(without)
+    *_, changes, how = text(with_card).split("\n\n")
+    assert changes.startswith("Try, in this order:\n1. ") and changes.count("$ virtual-gpu run") == 3
+    assert how.startswith("virtual-gpu run counts whether") and "--change" in how
+    assert text(without).split("\n\n")[-1].startswith("Try, in this order:\n1. ")
+    assert "virtual-gpu run" not in text(without)
+    assert "on a virtual card" in with_card._repr_html_() and "on a virtual card" not in without._repr_html_()
 
 
 @pytest.mark.parametrize(

@@ -53,18 +53,22 @@ def _numbers(diagnosis: Diagnosis) -> str:
 
 def _changes(diagnosis: Diagnosis) -> str:
     rows = []
-    for number, key in enumerate(first_changes(diagnosis), 1):
-        change = change_of(diagnosis, key)
-        loop = "\n".join(filter(None, [change.loop, change.shell and f"$ {change.shell}"]))
-        tried = command(diagnosis, key)
-        cells = [escape(f"{number}. {what(key)}"), *map(_code, (change.trainer, loop, tried and f"$ {tried}"))]
-        rows.append("<tr>" + "".join(f'<td style="{_LEFT}">{cell}</td>' for cell in cells) + "</tr>")
-    heads = (
+    keys = first_changes(diagnosis)
+    commands = [command(diagnosis, key) for key in keys]
+    heads = [
         tr(ko="해 볼 것, 이 순서로", en="Try, in this order"),
         "TrainingArguments",
         tr(ko="직접 쓴 코드, 터미널", en="a loop of one's own, the terminal"),
-        tr(ko="가상 카드에서(--change가 없으면 고친 뒤)", en="on a virtual card (without --change: changed so)"),
-    )
+    ]
+    if any(commands):
+        heads.append(
+            tr(ko="가상 카드에서(--change가 없으면 고친 뒤)", en="on a virtual card (without --change: changed so)")
+        )
+    for number, (key, tried) in enumerate(zip(keys, commands, strict=True), 1):
+        change = change_of(diagnosis, key)
+        loop = "\n".join(filter(None, [change.loop, change.shell and f"$ {change.shell}"]))
+        cells = [escape(f"{number}. {what(key)}"), *map(_code, (change.trainer, loop, tried and f"$ {tried}"))]
+        rows.append("<tr>" + "".join(f'<td style="{_LEFT}">{cell}</td>' for cell in cells[: len(heads)]) + "</tr>")
     head = "".join(f'<th style="{_LEFT}">{escape(text)}</th>' for text in heads)
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>" if rows else ""
 

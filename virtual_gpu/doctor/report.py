@@ -114,18 +114,27 @@ def hints(diagnosis: Diagnosis) -> list[str]:
     )]  # fmt: skip
 
 
+def _how_to_run() -> str:
+    return tr(
+        ko="virtual-gpu run은 그렇게 바꾼 프로그램이 가상 카드에 들어가는지 센다.\n"
+        "명령에 --change나 환경 변수가 있으면 프로그램을 그대로 두고, 없으면 먼저 고치고 실행한다.\n"
+        "프로그램에 주던 인자는 명령 끝에 붙인다.",
+        en="virtual-gpu run counts whether the program, so changed, fits on a virtual card.\n"
+        "Where the command has --change or a variable, leave the program as it is; else make the change first.\n"
+        "The program's own arguments go at the end of the command.",
+    )
+
+
 def _try(diagnosis: Diagnosis) -> list[str]:
     lines: list[str] = []
-    for number, key in enumerate(first_changes(diagnosis), 1):
+    keys = first_changes(diagnosis)
+    for number, key in enumerate(keys, 1):
         lines += [f"{number}. {what(key)}", *(f"   {line}" for line in change_of(diagnosis, key).lines)]
         if tried := command(diagnosis, key):
             lines.append(f"   $ {tried}")
-    head = tr(
-        ko="해 볼 것, 이 순서로($의 명령으로 센다. --change가 있으면 고치지 않은 프로그램을 그렇게 바꾸어 실행하고, "
-        "없으면 먼저 고친다. 프로그램의 인자는 그 뒤에 붙인다):",
-        en="Try, in this order (the command counts it: with --change it makes the change in the program as it is, "
-        "without you make it first; the program's own arguments go behind it):",
-    )
+    if any(command(diagnosis, key) for key in keys):
+        lines += ["", *_how_to_run().splitlines()]
+    head = tr(ko="해 볼 것, 이 순서로:", en="Try, in this order:")
     if diagnosis.foreign and diagnosis.foreign.kind == foreign.HOST:
         counts = tr(
             ko="무엇이 RAM을 얼마나 쓰는지는 GPU 없이 셀 수 있다(Colab 대신 Kaggle이나 '32GB'처럼 쓴다):",
