@@ -644,10 +644,12 @@ def test_checkpoints_on_the_cpu_are_proposed_in_the_words_of_the_file(written, t
     deep = SMALL.to_dict() | {"num_hidden_layers": 24, "layer_types": None, "max_position_embeddings": 65536}
     LlamaConfig(**deep).save_pretrained(tmp_path / "deep")
     for switch, how in (
+        ("", ""),  # TRL's default; older transformers know one name, 5.23 both
         ("gradient_checkpointing", ""),
         ("activation_checkpointing", "{}_kwargs:\n  use_reentrant: false\n"),
     ):
-        lines = f"use_peft: true\nbf16: true\ndtype: bfloat16\nmax_length: 65536\n{switch}: true\n" + how.format(switch)
+        lines = "use_peft: true\nbf16: true\ndtype: bfloat16\nmax_length: 65536\n" + how.format(switch)
+        lines += f"{switch}: true\n" if switch else ""
         path = written(f"model_name_or_path: {tmp_path}/deep\nper_device_train_batch_size: 1\n" + lines)
         setting = Setting(**said(path)[1] | {"padded": False})  # of one sample
         needs = [
@@ -659,7 +661,8 @@ def test_checkpoints_on_the_cpu_are_proposed_in_the_words_of_the_file(written, t
         gpu = next(size for size in sizes if room_on(card(size)).sure_bytes > sum(needs) / 2)
         found = start_from(path, gpu)
         assert not found.fits and found.proposal.setting.offload_checkpoints, found
-        name = f"{switch}_kwargs"
+        name = f"{switch or 'gradient_checkpointing'}_kwargs"
+        assert "transformers 5.17" in str(found)
         assert found.lines == ({f"{name}.offload": True} if how else {name: {"use_reentrant": False, "offload": True}})
         saved = found.save(path.with_name("changed.yaml"), force=True)
         assert said(saved)[1]["offload_checkpoints"] and start_from(saved, gpu).fits

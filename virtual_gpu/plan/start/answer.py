@@ -19,7 +19,7 @@ from ...errors import NoSuchLayer, NotSupported, WrongValue
 from ...language import tr
 from ...models.configs import load_config, model_name
 from ...models.depth import text_config
-from ...models.offloaded import can_offload
+from ...models.offloaded import SINCE, can_offload
 from ...models.pages import pages_label
 from ...room import FITS, TOO_MUCH, Room, room_on
 from ...shards.layout import CONVENTIONS, Layout
@@ -183,6 +183,8 @@ class Answer:
             lines += [f"  → {self.room.line(self.proposal.reserved)}"]
             lines += [f"  → {self.proposal.by_padding}"] if self.proposal.by_padding else []
             lines += [f"  → {self._pages(self.proposal)}"] if self.proposal.paged else []
+            if self.proposal.setting.offload_checkpoints and not self.start.setting.offload_checkpoints:
+                lines.append("  " + tr(ko=f"offload는 transformers {SINCE}부터 된다", en=f"offload: transformers {SINCE}"))
         elif not self.fits:
             lines.append(
                 tr(

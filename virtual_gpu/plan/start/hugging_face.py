@@ -326,9 +326,12 @@ def _reentrant(keys: Keys, name: str) -> dict[str, Any]:
     return {f"{name}.use_reentrant": True}
 
 
-def _newest(names: tuple[str, ...]) -> str:
-    """The name that the installed transformers has."""
-    return next((name for name in names[::-1] if name in defaults()), names[0])
+def _known(names: tuple[str, ...]) -> str:
+    """The older name while the installed transformers takes it: before 5.23 there is no other, and until 6 both go.
+
+    transformers 5.23, training_args.py: "Deprecated alias of `activation_checkpointing`, will be removed in v6".
+    """
+    return next((name for name in names if name in defaults()), names[-1])
 
 
 def changed(keys: Keys, old: Setting, new: Setting, **names: str) -> dict[str, Any]:
@@ -340,11 +343,11 @@ def changed(keys: Keys, old: Setting, new: Setting, **names: str) -> dict[str, A
     found = {key: getattr(new, name) for name, key in named.items() if getattr(new, name) != getattr(old, name)}
     switch = _there(keys, CHECKPOINTING)
     if new.gradient_checkpointing and not old.gradient_checkpointing:
-        found[switch or _newest(CHECKPOINTING)] = True
+        found[switch or _known(CHECKPOINTING)] = True
     if new.offload_checkpoints and not old.offload_checkpoints:
-        found |= _offloads(keys, f"{switch or _newest(CHECKPOINTING)}_kwargs")
+        found |= _offloads(keys, f"{switch or _known(CHECKPOINTING)}_kwargs")
     if new.use_reentrant and not old.use_reentrant:
-        found |= _reentrant(keys, f"{switch or _newest(CHECKPOINTING)}_kwargs")
+        found |= _reentrant(keys, f"{switch or _known(CHECKPOINTING)}_kwargs")
     if new.optimizer != old.optimizer:
         found["optim"] = name_for_trainer(new.optimizer)
     if "fp16" in new.precision and "bf16" in old.precision:
