@@ -803,6 +803,48 @@ def test_bf16_on_a_card_without_it(written):
     assert found.lines == {"bf16": False, "fp16": True} and found.proposal.setting.precision == "autocast_fp16"
 
 
+@pytest.mark.parametrize(
+    "text, line, without",
+    [
+        (AXOLOTL.replace("bf16: auto", "fp16: true\nbf16: false"), "flash_attention: true", "flash_attention: false"),
+        (
+            "base_model: MODEL\nadapter: lora\nlora_r: 8\nattn_implementation: flash_attention_2\n",
+            "attn_implementation: flash_attention_2",
+            "attn_implementation: sdpa",
+        ),
+        (
+            LLAMA_FACTORY.replace("bf16: true", "fp16: true\nflash_attn: fa2"),
+            "flash_attn: fa2",
+            "flash_attn: sdpa",
+        ),
+        (
+            TRL.replace("dtype: bfloat16", "fp16: true\nattn_implementation: flash_attention_2"),
+            "attn_implementation: flash_attention_2",
+            "attn_implementation: sdpa",
+        ),
+    ],
+)
+def test_flash_attention_on_a_card_before_ampere(text, line, without, written, tmp_path):
+    path = written(text)
+    found = start_from(path, "T4")
+    assert not found.fits and found.verdict == "fits" and "flash-attn" in found.impossible
+    name, value = without.split(": ")
+    assert found.lines == {name: {"false": False}.get(value, value)}
+    copy = found.save(tmp_path / "changed.yaml")
+    assert copy.read_text() == path.read_text().replace(line, without)
+    again = start_from(copy, "T4")
+    assert again.start == found.proposal and not again.impossible
+    assert [str(note) for note in again.notes] == [str(note) for note in found.notes]  # of masks that it had not
+    ampere = start_from(path, "L4")
+    assert not ampere.impossible and not ampere.lines
+
+
+def test_of_several_reasons_each_is_said(written):
+    found = start_from(written(LLAMA_FACTORY + "flash_attn: fa2\n"), "T4")
+    assert "bf16" in found.impossible and "flash-attn" in found.impossible
+    assert found.lines == {"bf16": False, "fp16": True, "flash_attn": "sdpa"}
+
+
 def test_8_bit_adamw_is_counted_as_the_trainer_has_it(written, model):
     """`GlobalOptimManager` has nn.Embedding's state in fp32; torchtune's loop knows nothing of that."""
     arguments = '{"per_device_train_batch_size": 1, "bf16": true, "optim": "adamw_bnb_8bit"}'

@@ -184,7 +184,9 @@ class Answer:
             lines += [f"  → {self.proposal.by_padding}"] if self.proposal.by_padding else []
             lines += [f"  → {self._pages(self.proposal)}"] if self.proposal.paged else []
             if self.proposal.setting.offload_checkpoints and not self.start.setting.offload_checkpoints:
-                lines.append("  " + tr(ko=f"offload는 transformers {SINCE}부터 된다", en=f"offload: transformers {SINCE}"))
+                lines.append(
+                    "  " + tr(ko=f"offload는 transformers {SINCE}부터 된다", en=f"offload: transformers {SINCE}")
+                )
         elif not self.fits:
             lines.append(
                 tr(
@@ -289,9 +291,15 @@ def start_from(
             tr(ko=f"{path}: 아는 설정 파일이 아니다: {names}.", en=f"{path} is a configuration of none of: {names}.")
         )
     keys = Keys(document)
+    # On such a card attention is counted, and told of, as it is without.
+    sdpa = _without_flash(document, tool) if spec.compute_capability < (8, 0) else {}
     if objective is not None:
         objective = choose(objective, READ, tr(ko="학습 목표", en="objective"))
     fields, stage = tool.read(keys, spec, gpus, peft, objective)
+    if sdpa:
+        noted = Keys(document.with_values({place_of(key): value for key, value in sdpa.items()}))
+        tool.read(noted, spec, gpus, peft, objective)
+        keys.notes = noted.notes
     if objective not in (None, read := fields.get("objective", "sft")):
         raise WrongValue(
             tr(
@@ -347,8 +355,19 @@ def start_from(
     if section is not None and (why := why_not(setting, section)):
         keys.note("deepspeed", EITHER, as_fsdp(why))
         section = None
-    search = _Search(tool, keys, spec, gpus, stage, room, margin, told, again, engine, once, section)
+    search = _Search(tool, keys, spec, gpus, stage, room, margin, told, again, sdpa, engine, once, section)
     return search.answer(setting)
+
+
+def _without_flash(document: Document, tool: Any) -> dict[str, Any]:
+    """key → value of the lines that take sdpa in place of FlashAttention; empty where the file has none.
+
+    flash-attn 2.8 (csrc/flash_attn/flash_api.cpp): "FlashAttention only supports Ampere GPUs or newer." FlashAttention
+    3 and 4 ask for 8.0 and more (transformers 5.23, modeling_flash_attention_utils.py).
+    """
+    named = getattr(tool, "FLASH", {})  # torchtune's and TrainingArguments' files do not choose it
+    said = {key: str(document.get(place_of(key))).lower() for key in named}
+    return {key: named[key] for key, value in said.items() if "flash" in value or value in ("true", "fa2", "fa3")}
 
 
 def _why_no_training(values: dict[str, Any]) -> str:
@@ -402,17 +421,14 @@ class _Search:
     margin: float
     progress: Callable[[Setting, int], None]
     again: Callable[[Document], Setting]  # what a file with other lines says
+    sdpa: dict[str, Any]  # key → value of the lines that take sdpa where the file has FlashAttention and the card not
     engine: Share | None = None
     reduces_once: bool = False
     section: dict[str, Any] | None = None  # DeepSpeed's, where its engine is run
     over: float = 1.0  # what the engine took of the file as it stands, to what FSDP2 would
 
     def answer(self, setting: Setting) -> Answer:
-        impossible = ""
-        if "bf16" in setting.precision and not self.spec.has_bf16:
-            name = self.spec.name
-            impossible = tr(ko=f"{name}에는 bf16 연산 장치가 없다", en=f"{name} has no bf16 units")
-        impossible = impossible or self._why_no_start()
+        impossible = tr(ko=". ", en="; ").join(self._why_not(setting))
         start, by = self.measured(setting, as_it_is=True), ""
         if self.section is not None:
             start, by = self._by_engine(start)
@@ -438,8 +454,8 @@ class _Search:
                 tried = tried if ran and self.has_room(tried.reserved) else None
             if tried is not None:
                 more = more if tried.setting.gradient_accumulation_steps > 1 else {}
-                lines = self.tool.write(self.keys, setting, tried.setting) | self._lines_of(tried.engine) | more
-                return replace(found, proposal=tried, lines=lines)
+                lines = self.tool.write(self.keys, setting, tried.setting) | self._lines_of(tried.engine)
+                return replace(found, proposal=tried, lines=lines | more | self.sdpa)
         return found
 
     def _waiting(self, setting: Setting) -> int:
@@ -455,6 +471,19 @@ class _Search:
         """Bytes of the gradients that each GPU keeps of those that are sent with every micro-batch."""
         weights = CONVENTIONS[_convention(setting)].fp32_shards.dtype.itemsize
         return weights * count_elements(setting.model_id) // self.gpus
+
+    def _why_not(self, setting: Setting) -> Iterator[str]:
+        """Why the file cannot run as it stands, whatever memory there is."""
+        name = self.spec.name
+        if "bf16" in setting.precision and not self.spec.has_bf16:
+            yield tr(ko=f"{name}에는 bf16 연산 장치가 없다", en=f"{name} has no bf16 units")
+        if self.sdpa:
+            yield tr(
+                ko=f"플래시 어텐션(flash-attn)은 암페어부터 돈다. {name}에서는 오류로 끝난다",
+                en=f"flash attention (flash-attn) runs on Ampere and later; on {name} it ends with an error",
+            )
+        if why := self._why_no_start():
+            yield why
 
     def _why_no_start(self) -> str:
         """Why the file's engine does not start; empty where it does, or there is none."""

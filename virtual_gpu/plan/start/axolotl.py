@@ -25,6 +25,8 @@ from .keys import EITHER, LESS, MORE, Keys, end_to_end, free, off
 
 NAME = "axolotl"
 METHODS = ("full", "lora", "qlora")
+# Without either it is transformers' choice, sdpa (utils/schemas/enums.py, LEGACY_ATTN_FLAG_TO_IMPL).
+FLASH = {"flash_attention": False, "attn_implementation": "sdpa"}
 PADS_ONE = True  # to a multiple of 64 tokens, or to sequence_len (core/builders/causal.py)
 _EFFECTS = {
     LESS: (

@@ -20,6 +20,8 @@ from .keys import EITHER, LESS, MORE, Keys, free, off
 
 NAME = "LLaMA-Factory"
 METHODS = ("full", "lora", "qlora")
+# "auto" is FlashAttention for Gemma 2 where it is installed (model/model_utils/attention.py).
+FLASH = {"flash_attn": "sdpa"}
 PADS_ONE = True  # to a multiple of 8 tokens (train/sft/workflow.py)
 _ONLY = (
     "finetuning_type", "cutoff_len", "stage", "template", "lora_target", "lora_rank", "quantization_bit", "pure_bf16",

@@ -26,6 +26,7 @@ from .keys import EITHER, LESS, MORE, Keys, end_to_end, free, off
 
 NAME = "TRL"
 METHODS = ("full", "lora", "qlora")
+FLASH = {"attn_implementation": "sdpa"}  # key → value of a line that takes sdpa in place of FlashAttention
 _ONLY = (
     "dataset_name", "dataset_config", "dataset_train_split", "dataset_text_field", "use_peft", "lora_r", "max_length",
     "lora_target_modules", "load_in_4bit", "max_seq_length", "dtype", "torch_dtype", "attn_implementation",
