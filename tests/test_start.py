@@ -6,8 +6,13 @@ import os
 from dataclasses import replace
 
 import pytest
+import trl.scripts.sft
 import yaml
-from transformers import LlamaConfig, TrainingArguments
+from forked import run_forked
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import LlamaConfig, PreTrainedTokenizerFast, TrainingArguments
 
 from virtual_gpu.cards import card
 from virtual_gpu.errors import BadConfiguration, ExistingFile, NotSupported, VirtualGPUError, WrongValue
@@ -23,13 +28,17 @@ from virtual_gpu.room import room_on
 from virtual_gpu.shards.ledger import count_elements
 from virtual_gpu.shards.rank_step import rank_step
 from virtual_gpu.step.predict import predict_memory, predict_need
-from virtual_gpu.step.setting import Setting
+from virtual_gpu.step.setting import Setting, rest_label
 from virtual_gpu.units import GiB
 
 SMALL = LlamaConfig(
     vocab_size=16384, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=704,
     max_position_embeddings=2048, dtype="bfloat16",
 )  # fmt: skip
+
+SMALL_GQA = LlamaConfig.from_dict(
+    SMALL.to_dict() | {"num_key_value_heads": 2, "architectures": ["LlamaForCausalLM"], "vocab_size": 32768}
+)
 
 LLAMA_FACTORY = """\
 ### what is trained
@@ -711,7 +720,7 @@ def test_as_it_stands_it_needs_what_the_setting_needs(written):
 def test_of_padded_micro_batches_and_of_those_of_one_length_the_larger_counts(written, tmp_path):
     """Grouped heads: with a mask they are repeated; without one a T4's kernel makes matrices of length × length."""
     grouped = tmp_path / "grouped"
-    LlamaConfig.from_dict(SMALL.to_dict() | {"num_key_value_heads": 2, "vocab_size": 512}).save_pretrained(grouped)
+    LlamaConfig.from_dict(SMALL_GQA.to_dict() | {"vocab_size": 512}).save_pretrained(grouped)
     text = (
         LLAMA_FACTORY.replace("bf16: true", "fp16: true")
         .replace("size: 8", "size: 32")
@@ -730,6 +739,15 @@ def test_of_padded_micro_batches_and_of_those_of_one_length_the_larger_counts(wr
         assert (start.with_padding, start.of_one_length) == (both[True], both[False])
         assert start.reserved == both[larger] and start.setting.padded and start.by_padding in str(found(gpu=gpu))
     assert found().to_dict()["as_it_stands"]["reserved_bytes_of_one_length"] == found().start.reserved
+    # Repeated heads have room for both, and no line of the file says that.
+    (repeated,) = found().in_code
+    ways = [
+        predict_need(replace(setting, padded=one, attention="sdpa_repeat_kv"), (7, 5)).card for one in (True, False)
+    ]
+    assert repeated.reserved == max(ways) < found().start.reserved and "use_gqa_in_sdpa = " in str(found())
+    assert (
+        not found(gpu="RTX 4090").in_code and not start_from(written(text), "T4").in_code
+    )  # whose heads are no groups
     # One sample is padded to a multiple of 8 tokens here, by TRL not at all.
     alone = found(("train_batch_size: 32", "train_batch_size: 1")).start
     assert alone.with_padding == predict_need(replace(setting, batch_size=1), (7, 5)).card
@@ -801,6 +819,92 @@ def test_bf16_on_a_card_without_it(written):
     larger = replace(found, start=replace(found.start, reserved=40 * GiB))
     assert "없다. 메모리도 모자란다\n" in str(larger) and "가 든다(T4의 메모리는 14.56~14.76 GiB)\n" in str(larger)
     assert found.lines == {"bf16": False, "fp16": True} and found.proposal.setting.precision == "autocast_fp16"
+
+
+QLORA = "model_name_or_path: MODEL\nmax_length: 64\nper_device_train_batch_size: 2\nuse_peft: true\n"
+
+
+@pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
+@pytest.mark.parametrize(
+    "lines, gpu, changes",
+    [
+        ("fp16: true\n", "T4", {"fp16": False, "bf16": False}),
+        ("fp16: true\n", "L4", {"fp16": False, "bf16": True}),
+        ("fp16: true\nbf16: false\ndtype: float16\n", "T4", {"fp16": False, "dtype": "float32"}),
+        ("fp16: true\nbf16: false\ndtype: float16\n", "L4", {"fp16": False, "bf16": True, "dtype": "bfloat16"}),
+        ("", "T4", {"bf16": False}),
+    ],
+)
+def test_trl_s_adapters_of_a_quantized_model_stop_fp16_s_scaler(lines, gpu, changes, bits, written, tmp_path):
+    """They are in bf16 (`test_what_trl_proposes_runs`)."""
+    found = start_from(written(QLORA + f"{bits}: true\n" + lines), gpu)
+    assert not found.fits and found.verdict == "fits"
+    assert ("GradScaler" if "fp16" in lines else "bf16") in found.impossible and found.lines == changes
+    again = start_from(found.save(tmp_path / "changed.yaml"), gpu)
+    assert again.fits and again.start == found.proposal
+    setting = found.proposal.setting
+    assert setting.precision == (("autocast_bf16" if "dtype" in lines else "mixed_bf16") if gpu == "L4" else "fp32")
+    assert setting.trained_dtype == "bf16" and (rest_label() in setting.title) == (setting.precision == "autocast_bf16")
+    assert len(found.in_code) == (gpu == "T4") == ("parameter.data.float()" in str(found))
+    if found.in_code:
+        own = replace(setting, precision="autocast_fp16", trained_dtype="", padded=True)
+        ways = [predict_need(replace(own, padded=padded), (7, 5)).card for padded in (True, False)]
+        assert found.in_code[0].reserved == max(ways)
+        assert json.loads(json.dumps(found.to_dict()))["in_code"][0]["reserved_bytes"] == max(ways)
+
+
+def test_what_else_scales_or_trains_in_fp16_is_let_be(written, tmp_path):
+    """LLaMA-Factory's adapters are in fp32, DeepSpeed has a scaler of its own, and without AMP there is none."""
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}')
+    bits = QLORA + "load_in_4bit: true\n"
+    for text in (
+        bits + "fp16: true\ndeepspeed: ds.json\n",
+        bits + "fp16: false\nbf16: false\ndtype: float16\n",
+        QLORA + "fp16: true\ndtype: float16\n",
+        LLAMA_FACTORY.replace("bf16: true", "fp16: true\nquantization_bit: 4"),
+    ):
+        found = start_from(written(text), "T4")
+        assert not found.impossible and not found.lines
+
+
+def test_axolotl_s_dpo_of_a_quantized_model_is_trl_s(written, tmp_path):
+    text = (
+        "base_model: MODEL\nadapter: qlora\nload_in_4bit: true\nlora_r: 8\nlora_target_linear: true\nsequence_len: 64\n"
+    )
+    for gpu, lines, changes in (
+        ("T4", "bf16: false\nfp16: true\n", {"fp16": False}),
+        ("T4", "", {"bf16": False}),  # which is fp16 there
+        ("L4", "bf16: false\nfp16: true\n", {"fp16": False, "bf16": True}),
+    ):
+        found = start_from(written(text + "rl: dpo\n" + lines), gpu)
+        assert "GradScaler" in found.impossible and found.lines == changes and not found.in_code
+        assert start_from(found.save(tmp_path / "changed.yaml", force=True), gpu).fits
+    assert start_from(written(text + "fp16: true\nbf16: false\n"), "T4").fits  # SFT's are in fp32
+
+
+def test_what_trl_proposes_runs(tmp_path):
+    """As `trl sft --config` runs the files, on a virtual T4: the first ends as on a card, the second goes on."""
+    model = tmp_path / "model"
+    SMALL_GQA.save_pretrained(model)
+    words = Tokenizer(WordLevel({"<eos>": 0, "a": 1, "b": 2}, unk_token="<eos>"))
+    words.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", pad_token="<eos>").save_pretrained(model)
+    (tmp_path / "data").mkdir()
+    sample = json.dumps({"prompt": "a " * 16, "completion": "b " * 80})
+    (tmp_path / "data" / "train.jsonl").write_text(f"{sample}\n" * 8)
+    path = tmp_path / "qlora.yaml"
+    path.write_text(
+        QLORA.replace("MODEL", str(model)) + f"load_in_4bit: true\nfp16: true\ndataset_name: {tmp_path / 'data'}\n"
+        f"output_dir: {tmp_path / 'out'}\nreport_to: none\nlora_dropout: 0.05\n"
+    )
+    found = start_from(path, "T4")
+    report = tmp_path / "report.json"
+    for config, error in ((path, "BFloat16"), (found.save(tmp_path / "changed.yaml"), None)):
+        command = ["-m", "virtual_gpu", "run", "--gpu", "T4", "--no-advise", "--force", "--report", str(report)]
+        run_forked([*command, trl.scripts.sft.__file__, "--config", str(config)], folder=tmp_path)
+        ran = json.loads(report.read_text())
+        assert (error in ran["error"]) if error else (ran["status"], ran["error"]) == ("fits", None)
+    assert ran["reserved"] == pytest.approx(found.proposal.reserved, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -146,18 +146,8 @@ class Request:
 
     @property
     def repeats_kv(self) -> bool:
-        """Whether the model has grouped heads that the card's kernels do not take (see `models.attention`)."""
-        capability = self.spec.compute_capability
-        if capability >= (8, 0) or ActiveRules(capability).applies("efficient_gqa"):
-            return False
-        config = text_config(load_config(self.model))
-        try:
-            return getattr(config, "num_key_value_heads", None) not in (
-                None,
-                getattr(config, "num_attention_heads", None),
-            )
-        except RuntimeError:  # transformers: the layers differ in them, so some have groups (Gemma 4)
-            return True
+        """Whether the plans count on the line that repeats grouped heads."""
+        return repeats_kv(self.model, self.spec.compute_capability)
 
     @property
     def caution(self) -> str:
@@ -177,14 +167,11 @@ class Request:
     def _caution_of_heads(self) -> str:
         if not self.repeats_kv:
             return ""
-        return tr(
-            ko="그룹 쿼리(GQA) 모델이고 GPU가 암페어보다 옛것이다. transformers 4.54부터의 sdpa는 패딩이 없는 배치에서 "
-            "길이 × 길이 행렬을 만드는 math 커널로 간다. 계획은 이 한 줄이 있는 것으로 세고, 저장하는 train.py에도 "
-            f"적는다: {REPEAT_KV}",
-            en="a model with grouped-query heads on a GPU before Ampere: without padding, sdpa of transformers 4.54 "
-            "and later goes to the math kernel, which makes matrices of length × length. The plans count on this "
-            f"line, which is in the train.py that they save: {REPEAT_KV}",
+        counted = tr(
+            ko=f"계획은 이 한 줄이 있는 것으로 세고, 저장하는 train.py에도 적는다: {REPEAT_KV}",
+            en=f"The plans count on this line, which is in the train.py that they save: {REPEAT_KV}",
         )
+        return f"{why_repeats_kv()} {counted}"
 
     @property
     def _caution_of_kernels(self) -> str:
@@ -486,6 +473,27 @@ def _check_head(model: str, objective: str) -> None:
                 "planned.",
             )
         )
+
+
+def repeats_kv(model: str, capability: tuple[int, int]) -> bool:
+    """Whether the model has grouped heads that such a card's kernels do not take (see `models.attention`)."""
+    if capability >= (8, 0) or ActiveRules(capability).applies("efficient_gqa"):
+        return False
+    config = text_config(load_config(model))
+    try:
+        return getattr(config, "num_key_value_heads", None) not in (None, getattr(config, "num_attention_heads", None))
+    except RuntimeError:  # transformers: the layers differ in them, so some have groups (Gemma 4)
+        return True
+
+
+def why_repeats_kv() -> str:
+    """Why grouped heads are repeated there."""
+    return tr(
+        ko="그룹 쿼리(GQA) 모델이고 GPU가 암페어보다 옛것이다. transformers 4.54부터의 sdpa는 패딩이 없는 배치에서 "
+        "길이 × 길이 행렬을 만드는 math 커널로 간다.",
+        en="a model with grouped-query heads on a GPU before Ampere: without padding, sdpa of transformers 4.54 "
+        "and later goes to the math kernel, which makes matrices of length × length.",
+    )
 
 
 @cached_by_model

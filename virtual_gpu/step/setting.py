@@ -429,7 +429,7 @@ class Setting:
             parts.append(tr(ko=f"학습하는 것은 {self.trained_dtype}", en=f"trained in {self.trained_dtype}"))
         parts += [tr(ko="패딩 있음", en="padded")] if self.padded else []
         parts += [] if self.double_quantization else [tr(ko="이중 양자화 없이", en="no double quantization")]
-        parts += [] if self.rest_in_fp32 else [rest_label()]
+        parts += [] if self.rest_in_fp32 or self.dtypes[0] == torch.float32 else [rest_label()]
         parts += [tr(ko="임베딩의 상태는 fp32", en="embeddings' state in fp32")] if self.fp32_embedding_state else []
         return " · ".join(parts)
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ...cards import GPUSpec, Range, card
 from ...errors import NoSuchLayer, NotSupported, WrongValue
 from ...language import tr
+from ...models.attention import REPEAT_KV, REPEATED
 from ...models.configs import load_config, model_name
 from ...models.depth import text_config
 from ...models.offloaded import SINCE, can_offload
@@ -35,7 +36,7 @@ from ..by_deepspeed import as_fsdp, deepspeed_step, named, waiting, why_not
 from ..candidates import copies_end
 from ..engine import BESIDE, Share, why_no_engine, with_graphs
 from ..on_a_card import predict_need, states_of
-from ..request import can_fuse, how_many
+from ..request import can_fuse, how_many, repeats_kv, why_repeats_kv
 from . import axolotl, hugging_face, llama_factory, torchtune, trainer, trl
 from .document import Document, read_document
 from .keys import EITHER, LESS, MORE, Keys, Note, place_of
@@ -43,6 +44,10 @@ from .keys import EITHER, LESS, MORE, Keys, Note, place_of
 TOOLS = (torchtune, axolotl, llama_factory, trl, trainer)  # in the order in which a file is looked at
 READ = ("sft", "dpo", "grpo")  # objectives of files that are read
 SCHEMA = 1  # of `Answer.to_dict`
+_IMPORT = "from transformers.integrations import sdpa_attention"
+_IN_FP32 = """for parameter in trainer.model.parameters():
+    if parameter.requires_grad:
+        parameter.data = parameter.data.float()"""
 _STEP = 64  # tokens: a shorter length is a multiple of it
 
 
@@ -92,6 +97,7 @@ class Answer:
     waiting: int = 0  # bytes of gradients that lie there whole from one micro-batch to the next
     own_share: int = 0  # of each GPU, bytes, where they are sent with every one
     by: str = ""  # the engine that was run for it, where it was not counted as FSDP2 splits
+    in_code: tuple[InCode, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -149,6 +155,7 @@ class Answer:
             "with_changes": tried(self.proposal),
             "lines": [{"key": key, "old": self.document.get(place_of(key)), "new": new}
                       for key, new in self.lines.items()],
+            "in_code": [{"why": one.why, "code": one.code, "reserved_bytes": one.reserved} for one in self.in_code],
             "not_counted": [{"key": note.key, "value": str(note.value), "effect": note.effect, "why": str(note)}
                             for note in self.notes],
             "room": self.room.to_dict(),
@@ -194,6 +201,9 @@ class Answer:
                     en="no change of its lines makes room; without --from other GPUs and methods are searched",
                 )
             )
+        for one in self.in_code:
+            lines += [f"⚠ {one.why}", *(f"    {line}" for line in one.code.splitlines())]
+            lines += [f"  → {self.room.needs(one.reserved)}"]
         if self.notes:
             lines += [tr(ko="세지 않은 것:", en="not counted:"), *(f"  - {note}" for note in self.notes)]
         return "\n".join(lines)
@@ -402,6 +412,14 @@ def _holds_more(setting: Setting) -> bool:
     return own > adamw
 
 
+class InCode(NamedTuple):
+    """What no line of the file says: lines of the program, what they are for, and the bytes that are reserved then."""
+
+    why: str
+    code: str
+    reserved: int
+
+
 class _Need(NamedTuple):
     """Bytes that a training takes of a card, while completions are made, and of managed memory."""
 
@@ -437,6 +455,7 @@ class _Search:
             tuple(self.keys.notes), impossible, waiting=(waits := self._waiting(setting)),
             own_share=self._share(setting) if waits else 0, by=by,
         )  # fmt: skip
+        found = replace(found, in_code=tuple(self._repeating(start)))
         if found.fits:
             return found
         # Which sends with every micro-batch, and trains the same; of adapters whole gradients are few.
@@ -455,8 +474,37 @@ class _Search:
             if tried is not None:
                 more = more if tried.setting.gradient_accumulation_steps > 1 else {}
                 lines = self.tool.write(self.keys, setting, tried.setting) | self._lines_of(tried.engine)
+                found = replace(found, in_code=(*found.in_code, *self._in_fp16(tried.setting)))
                 return replace(found, proposal=tried, lines=lines | more | self.sdpa)
-        return found
+        return replace(found, in_code=(*found.in_code, *self._in_fp16(setting)))
+
+    def _repeating(self, start: Try) -> Iterator[InCode]:
+        """Grouped heads repeated, where that takes less. torchtune repeats them itself (modules/attention.py)."""
+        setting = start.setting
+        theirs = self.tool is torchtune or setting.attention != "sdpa" or self.section is not None
+        if theirs or not repeats_kv(setting.model_id, self.spec.compute_capability):
+            return
+        with_line = self.measured(replace(setting, attention=REPEATED), as_it_is=True).reserved
+        if with_line < start.reserved:
+            how = tr(
+                ko="위의 크기는 그 커널로 센 것이다. 모델을 실행하기 전에 학습 스크립트에 이 두 줄을 적으면 피한다",
+                en="What stands above is counted so. These two lines in the training's script, before the model runs, "
+                "avoid it",
+            )
+            yield InCode(f"{why_repeats_kv()} {how}", f"{_IMPORT}\n{REPEAT_KV}", with_line)
+
+    def _in_fp16(self, setting: Setting) -> Iterator[InCode]:
+        """Adapters in fp32 again, with which fp16's scaler goes on; no line of a file says that."""
+        if self.tool is not trl or self.stage or self.spec.has_bf16 or setting.trained_dtype != "bf16":
+            return
+        own = replace(setting, precision="autocast_fp16", trained_dtype="fp32")
+        why = tr(
+            ko="fp16(fp32보다 빠르고 덜 든다)으로 학습하려면 TRL의 스크립트를 직접 쓴다. fp16: true, dtype: "
+            "float16으로 하고, Trainer를 만든 뒤에 이 줄들을 적는다",
+            en="in fp16, which is faster than fp32 and takes less, by a script of one's own with TRL's trainer: fp16: "
+            "true, dtype: float16 and, after the trainer is made, these lines",
+        )
+        yield InCode(why, _IN_FP32, self.measured(own, as_it_is=True).reserved)
 
     def _waiting(self, setting: Setting) -> int:
         """Bytes of all gradients in the type that FSDP2 reduces them in, where they wait whole; adapters' are few.
@@ -477,6 +525,13 @@ class _Search:
         name = self.spec.name
         if "bf16" in setting.precision and not self.spec.has_bf16:
             yield tr(ko=f"{name}에는 bf16 연산 장치가 없다", en=f"{name} has no bf16 units")
+        if self._stops(setting):
+            yield tr(
+                ko="양자화한 모델의 어댑터를 TRL이 bf16으로 만드는데, fp16의 GradScaler는 bf16 그레이디언트를 "
+                "받지 않아 첫 갱신에서 멈춘다",
+                en="TRL makes the adapters of a quantized model bf16, whose gradients fp16's GradScaler does "
+                "not take: it stops at the first update",
+            )
         if self.sdpa:
             yield tr(
                 ko=f"플래시 어텐션(flash-attn)은 암페어부터 돈다. {name}에서는 오류로 끝난다",
@@ -571,6 +626,7 @@ class _Search:
                 accumulating=setting.gradient_accumulation_steps > 1, whole_gradients=self.reduces_once,
                 peft=setting.peft, lora_rank=setting.lora_rank,
                 lora_targets=setting.lora_targets, modules_to_save=setting.modules_to_save,
+                repeat_kv=setting.attention == REPEATED,
                 trained_dtype=setting.trained_dtype,
                 offload_checkpoints=setting.offload_checkpoints,
                 padded=setting.padded, objective=setting.objective, reference=setting.reference,
@@ -605,9 +661,7 @@ class _Search:
                 for how, vllm in product(self._checkpoints(start), self._engines(start)):
                     names = {**how, "vllm": vllm}
                     try:
-                        one = replace(start, **more, **names)
-                        lines = self.tool.write(self.keys, start, one)
-                        yield self._as_read(lines)
+                        yield self._running(start, replace(start, **more, **names))
                     except WrongValue:  # not a line of this file
                         continue
         yield from self._shortest(start)
@@ -674,13 +728,31 @@ class _Search:
         while (length := length // 2 // _STEP * _STEP) >= _STEP:
             try:
                 one = replace(start, sequence_length=length, precision=precision, **self._checkpoints(start)[-1])
-                lines = self.tool.write(self.keys, start, one)
-                if not any("len" in key for key in lines):
+                if not any("len" in key for key in self.tool.write(self.keys, start, one)):
                     return  # the file does not say the length
-                one = self._as_read(lines)
+                one = self._running(start, one)
             except WrongValue:  # of a prompt and its completion
                 return
             yield one
+
+    def _stops(self, setting: Setting) -> bool:
+        """Whether the first update ends it: fp16's scaler takes no gradients in bf16 (`rules.unscale`).
+
+        DeepSpeed scales the loss itself.
+        """
+        scaled = setting.precision in ("mixed_fp16", "autocast_fp16") and not self.keys.document.get(("deepspeed",))
+        return scaled and setting.trained_dtype == "bf16"
+
+    def _running(self, start: Setting, one: Setting) -> Setting:
+        """The candidate as its tool reads it; where that stops at the first update, in bf16, or in fp32 without AMP.
+
+        In fp16 without AMP it would run, and lose the small gradients that the scaler is there for.
+        """
+        read = self._as_read(self.tool.write(self.keys, start, one))
+        if not self._stops(read):
+            return read
+        precision = read.precision.replace("fp16", "bf16") if self.spec.has_bf16 else "fp32"
+        return self._as_read(self.tool.write(self.keys, start, replace(one, precision=precision)))
 
     def _as_read(self, lines: dict[str, Any]) -> Setting:
         """What the file says with these lines: of a method that it had not, its own keys and its tool's defaults."""

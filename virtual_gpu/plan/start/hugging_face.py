@@ -350,6 +350,14 @@ def changed(keys: Keys, old: Setting, new: Setting, **names: str) -> dict[str, A
         found |= _reentrant(keys, f"{switch or _known(CHECKPOINTING)}_kwargs")
     if new.optimizer != old.optimizer:
         found["optim"] = name_for_trainer(new.optimizer)
-    if "fp16" in new.precision and "bf16" in old.precision:
-        found |= {"bf16": False, "fp16": True}
-    return found
+    return found | _amp(keys, old.precision, new.precision)
+
+
+def _amp(keys: Keys, old: str, new: str) -> dict[str, Any]:
+    """key → value of the lines that compute in the type of another precision; TRL takes bf16 unless it is false."""
+    if ("fp16" in new and "bf16" in old) or ("bf16" in new and "fp16" in old):
+        return {"bf16": "bf16" in new, "fp16": "fp16" in new}
+    if "16" not in old or "16" in new:
+        return {}
+    found = {} if off(keys.document.get(("fp16",))) else {"fp16": False}
+    return found | ({} if keys.document.get(("bf16",)) is False else {"bf16": False})

@@ -369,4 +369,6 @@ def write(keys: Keys, old: Setting, new: Setting) -> dict[str, Any]:
         raise keys.wrong("sync_ref_model", "use_peft")
     if new.precision != old.precision and new.precision.startswith("autocast"):
         found[_name_of_dtype(keys)] = "bfloat16" if "bf16" in new.precision else "float16"
+    if new.precision == "fp32" and old.precision.startswith("autocast"):
+        found[_name_of_dtype(keys)] = "float32"
     return found
