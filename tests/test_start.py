@@ -745,9 +745,10 @@ def test_of_padded_micro_batches_and_of_those_of_one_length_the_larger_counts(wr
         predict_need(replace(setting, padded=one, attention="sdpa_repeat_kv"), (7, 5)).card for one in (True, False)
     ]
     assert repeated.reserved == max(ways) < found().start.reserved and "use_gqa_in_sdpa = " in str(found())
-    assert (
-        not found(gpu="RTX 4090").in_code and not start_from(written(text), "T4").in_code
-    )  # whose heads are no groups
+    (in_fp16,) = found(("fp16: true", "bf16: true")).in_code  # bf16 takes that kernel either way
+    assert in_fp16.reserved == repeated.reserved and "(fp16일 때)" in in_fp16.why
+    assert not found(gpu="RTX 4090").in_code
+    assert not start_from(written(text), "T4").in_code  # whose heads are no groups
     # One sample is padded to a multiple of 8 tokens here, by TRL not at all.
     alone = found(("train_batch_size: 32", "train_batch_size: 1")).start
     assert alone.with_padding == predict_need(replace(setting, batch_size=1), (7, 5)).card

@@ -480,17 +480,21 @@ class _Search:
 
     def _repeating(self, start: Try) -> Iterator[InCode]:
         """Grouped heads repeated, where that takes less. torchtune repeats them itself (modules/attention.py)."""
-        setting = start.setting
+        setting, as_it_is = start.setting, start.reserved
         theirs = self.tool is torchtune or setting.attention != "sdpa" or self.section is not None
         if theirs or not repeats_kv(setting.model_id, self.spec.compute_capability):
             return
+        half = "bf16" in setting.precision and not self.stage and (setting.peft or setting.precision == "mixed_bf16")
+        if half:  # which goes to that kernel anyway: before Ampere the other one has no bf16
+            setting = replace(setting, precision=setting.precision.replace("bf16", "fp16"))
+            as_it_is = self.measured(setting, as_it_is=True).reserved
         with_line = self.measured(replace(setting, attention=REPEATED), as_it_is=True).reserved
-        if with_line < start.reserved:
+        if with_line < 0.99 * as_it_is:
             how = tr(
                 ko="위의 크기는 그 커널로 센 것이다. 모델을 실행하기 전에 학습 스크립트에 이 두 줄을 적으면 피한다",
                 en="What stands above is counted so. These two lines in the training's script, before the model runs, "
                 "avoid it",
-            )
+            ) + (tr(ko="(fp16일 때)", en=" (in fp16)") if half else "")
             yield InCode(f"{why_repeats_kv()} {how}", f"{_IMPORT}\n{REPEAT_KV}", with_line)
 
     def _in_fp16(self, setting: Setting) -> Iterator[InCode]:
