@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tools import cheat_sheet
+from virtual_gpu.changes import CHANGES
 from virtual_gpu.models import attention
 from virtual_gpu.plan.files import trainer, trl_sft
 
@@ -53,10 +54,11 @@ def test_lines_below_the_table_are_those_of_the_scripts():
     blocks = "\n".join(re.findall(r"```python\n(.*?)```", STORED, re.DOTALL))
     defined = {one.name: one for one in ast.parse(blocks).body if isinstance(one, ast.ClassDef)}
     written = ast.parse(trainer._FUSED_TRAINER).body[0]
-    for method in (found := [*defined["FusedTrainer"].body, *written.body[1:]]):  # the script's has a docstring
+    proposed = ast.parse(CHANGES["fused_head"].subclass).body[-1]
+    for method in (found := [*defined["FusedTrainer"].body, *written.body[1:], *proposed.body]):  # no docstring
         method.body[0].value.orelse = ast.Constant(None)  # {**inputs, "fused_lm_head": True}, written otherwise
-    page, script = map(ast.dump, found)
-    assert page == script
+    page, script, lines = map(ast.dump, found)
+    assert page == script == lines
     assert attention.REPEAT_KV in blocks
     assert "parameter.data = parameter.data.float()" in blocks and "parameter.data.float()" in trl_sft._UPCAST
 

@@ -16,6 +16,7 @@ from .models.attention import REPEAT_KV
 class Change:
     """One change. trainer: arguments of TrainingArguments; loop: lines of Python; shell: a line of the terminal.
 
+    subclass: lines for who has a Trainer, where no argument of it does that.
     environment, options: of the command that tries it on a virtual card; options None: a virtual card does not show it.
     """
 
@@ -24,12 +25,14 @@ class Change:
     shell: str = ""
     environment: str = ""
     options: tuple[str, ...] | None = ()
+    subclass: str = ""
 
     @property
     def lines(self) -> list[str]:
         """What to write, behind whose it is: the Trainer's argument, lines of PyTorch, a line of the terminal."""
-        lines = [f"Trainer: {self.trainer}"] if self.trainer else []
-        lines += [f"{'         ' if at else 'PyTorch: '}{line}" for at, line in enumerate(self.loop.splitlines())]
+        lines = []
+        for whose, text in (("Trainer: ", self.trainer or self.subclass), ("PyTorch: ", self.loop)):
+            lines += [f"{' ' * len(whose) if at else whose}{line}" for at, line in enumerate(text.splitlines())]
         return [*lines, *([f"$ {self.shell}"] if self.shell else [])]
 
 
@@ -129,6 +132,11 @@ CHANGES = {
         "from trl.trainer import add_fused_lm_head\nadd_fused_lm_head(model)\n"
         "loss = model(**batch, fused_lm_head=True).loss",
         options=("--change", "fused_head"),
+        subclass="from trl.trainer import add_fused_lm_head\nadd_fused_lm_head(model)\n"
+        "class FusedTrainer(Trainer):\n"
+        "    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):\n"
+        '        inputs = inputs if return_outputs else {**inputs, "fused_lm_head": True}\n'
+        "        return super().compute_loss(model, inputs, return_outputs, **kwargs)",
     ),
     "smaller_batch": Change(
         "per_device_train_batch_size=1",

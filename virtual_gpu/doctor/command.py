@@ -46,7 +46,7 @@ def execute(args: argparse.Namespace) -> int:
     diagnosis = diagnose(*_read(args.file))
     if args.json:
         changes = [
-            {"change": key, "what": what(key), "trainer": change.trainer, "loop": change.loop,
+            {"change": key, "what": what(key), "trainer": change.trainer or change.subclass, "loop": change.loop,
              "shell": change.shell, "command": command(diagnosis, key)}
             for key in first_changes(diagnosis) for change in [change_of(diagnosis, key)]
         ]  # fmt: skip

@@ -67,7 +67,10 @@ def _changes(diagnosis: Diagnosis) -> str:
     for number, (key, tried) in enumerate(zip(keys, commands, strict=True), 1):
         change = change_of(diagnosis, key)
         loop = "\n".join(filter(None, [change.loop, change.shell and f"$ {change.shell}"]))
-        cells = [escape(f"{number}. {what(key)}"), *map(_code, (change.trainer, loop, tried and f"$ {tried}"))]
+        cells = [
+            escape(f"{number}. {what(key)}"),
+            *map(_code, (change.trainer or change.subclass, loop, tried and f"$ {tried}")),
+        ]
         rows.append("<tr>" + "".join(f'<td style="{_LEFT}">{cell}</td>' for cell in cells[: len(heads)]) + "</tr>")
     head = "".join(f'<th style="{_LEFT}">{escape(text)}</th>' for text in heads)
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>" if rows else ""
